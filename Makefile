@@ -1,0 +1,173 @@
+# Sluice.  make: build/sluice.  make run: the shipped model.  make test: everything that can be
+# tested here.  See README.md; `make help` lists the targets.
+#
+#   make CROSS=aarch64-linux-gnu     a binary for another architecture, in build/<triplet>
+#   make MODE=asan                   another build mode: release (default), debug, asan, tsan
+#   make STATIC=1                    the libraries linked in, for machines that lack them
+
+.DELETE_ON_ERROR:
+MAKEFLAGS += --no-builtin-rules
+
+MODE  ?= release
+CROSS ?=
+CC    := $(if $(filter default undefined,$(origin CC)),gcc,$(CC))
+ifneq ($(CROSS),)
+CC    := $(CROSS)-gcc
+endif
+PREFIX ?= /usr/local
+SECONDS ?= 60
+
+# ---- where things go --------------------------------------------------------------------------
+
+# build/sluice is the native release; every other flavour has a folder of its own.
+FLAVOUR := $(CROSS)$(if $(filter-out release,$(MODE)),$(if $(CROSS),-)$(MODE))
+FLAVOUR := $(FLAVOUR)$(if $(filter clang%,$(notdir $(CC))),$(if $(FLAVOUR),-)clang)$(if $(STATIC),$(if $(FLAVOUR),-)static)
+B := build$(if $(FLAVOUR),/$(FLAVOUR))
+
+# ---- how things are compiled ------------------------------------------------------------------
+
+MODE_release := -O2
+MODE_debug   := -O0
+MODE_asan    := -O1 -fsanitize=address,undefined -fno-sanitize-recover=all -fno-omit-frame-pointer
+MODE_tsan    := -O1 -fsanitize=thread
+MODE_FLAGS   := $(MODE_$(MODE))
+$(if $(MODE_FLAGS),,$(error MODE is $(MODE), expected release, debug, asan or tsan))
+
+# Contraction is off so that every compiler and processor gives the same bits.
+CFLAGS   ?= -g
+CFLAGS   += -std=c11 -D_GNU_SOURCE -Wall -Wextra -Werror -Wstrict-prototypes -Wshadow \
+            -Wmissing-prototypes $(if $(filter clang%,$(notdir $(CC))),,-Wno-format-truncation) \
+            -ffp-contract=off -fno-math-errno -fPIC -pthread $(MODE_FLAGS)
+CPPFLAGS += -Iinclude -Isrc -I$(B)
+LDFLAGS  += -pthread $(MODE_FLAGS)
+comma    := ,
+LIBS     := $(if $(STATIC),-Wl$(comma)-Bstatic) -ljansson -lutf8proc $(if $(STATIC),-Wl$(comma)-Bdynamic) -lm
+
+SOURCES := $(wildcard src/*/*.c)
+LIBRARY := $(filter-out src/cmd/%,$(SOURCES))
+TESTS   := $(wildcard tests/*.c)
+FUZZERS := $(patsubst tests/fuzz/fuzz_%.c,%,$(wildcard tests/fuzz/fuzz_*.c))
+
+objects = $(patsubst %.c,$(B)/obj/%.o,$(1))
+
+all: $(B)/sluice $(B)/libsluice.a
+
+help:
+	@sed -n 's/^#   //p' Makefile; echo "targets: all run test test-all asan fuzz bench install uninstall clean format lint"
+
+# ---- set-up -----------------------------------------------------------------------------------
+
+# Each stamp says that what a purpose needs was there once; tools/setup.sh installs what is missing.
+STAMPS := build/setup
+NEEDS  := $(if $(CROSS),$(STAMPS)/cross-$(CROSS),$(STAMPS)/build)
+
+$(STAMPS)/%: tools/setup.sh
+	@mkdir -p $(@D)
+	@bash tools/setup.sh $* && touch $@
+
+# ---- the program and the library --------------------------------------------------------------
+
+$(B)/obj/%.o: %.c | $(NEEDS)
+	@mkdir -p $(@D)
+	$(CC) $(CPPFLAGS) $(CFLAGS) -MMD -MP -c $< -o $@
+
+# The version is a header that changes only when git's answer does.
+$(B)/version.h: FORCE | $(NEEDS)
+	@mkdir -p $(@D)
+	@v=$$(git describe --tags --always --dirty 2>/dev/null || echo unversioned); \
+	printf '#define SLUICE_VERSION "%s"\n' "$$v" | cmp -s - $@ || \
+	printf '#define SLUICE_VERSION "%s"\n' "$$v" > $@
+FORCE:
+$(call objects,src/base/err.c): $(B)/version.h
+
+$(B)/libsluice.a: $(call objects,$(LIBRARY))
+	@rm -f $@
+	$(if $(CROSS),$(CROSS)-)ar rcs $@ $^
+
+$(B)/sluice: $(call objects,$(filter src/cmd/%,$(SOURCES))) $(B)/libsluice.a
+	$(CC) $(LDFLAGS) $^ $(LIBS) -o $@
+
+run: $(B)/sluice
+	@$(B)/sluice inspect models/stories-27m-q4_k_m.gguf
+
+install: all
+	install -D -m 755 $(B)/sluice $(DESTDIR)$(PREFIX)/bin/sluice
+	install -D -m 644 $(B)/libsluice.a $(DESTDIR)$(PREFIX)/lib/libsluice.a
+	install -D -m 644 include/sluice.h $(DESTDIR)$(PREFIX)/include/sluice.h
+	install -D -m 644 models/stories-27m-q4_k_m.gguf \
+	    $(DESTDIR)$(PREFIX)/share/sluice/models/stories-27m-q4_k_m.gguf
+
+uninstall:
+	rm -f $(DESTDIR)$(PREFIX)/bin/sluice $(DESTDIR)$(PREFIX)/lib/libsluice.a \
+	    $(DESTDIR)$(PREFIX)/include/sluice.h
+	rm -rf $(DESTDIR)$(PREFIX)/share/sluice
+
+# ---- tests ------------------------------------------------------------------------------------
+
+# References and vocabularies travel compressed and are unpacked once.
+build/data/unpacked: $(wildcard tests/data/*.tar.xz) | $(STAMPS)/test
+	@rm -rf build/data && mkdir -p build/data
+	@for f in tests/data/*.tar.xz; do tar -xJf $$f -C build/data || exit 1; done
+	@touch $@
+
+$(B)/tests: $(call objects,$(TESTS)) $(B)/libsluice.a
+	$(CC) $(LDFLAGS) $^ $(LIBS) -lpcre2-8 -o $@
+$(call objects,$(TESTS)): CPPFLAGS += -Itests
+$(call objects,$(TESTS)): | $(STAMPS)/test
+
+# What one flavour needs to be tested; tests/run.sh runs the flavours and adds up.
+test-binaries: $(B)/sluice $(B)/tests build/data/unpacked
+where:
+	@echo $(B)
+
+# The fuzz entries without a fuzzer, to replay their corpora.
+replays: $(patsubst %,$(B)/replay/fuzz_%,$(FUZZERS))
+$(B)/replay/fuzz_%: $(B)/obj/tests/fuzz/fuzz_%.o $(B)/obj/tests/fuzz/replay.o $(B)/libsluice.a
+	@mkdir -p $(@D)
+	$(CC) $(LDFLAGS) $^ $(LIBS) -o $@
+
+test: | $(STAMPS)/test
+	@$(MAKE) --no-print-directory test-binaries
+	@$(MAKE) --no-print-directory MODE=asan test-binaries replays
+	@bash tests/run.sh quick
+
+test-all: | $(STAMPS)/test $(STAMPS)/fuzz
+	@bash tests/run.sh all
+
+asan:
+	@$(MAKE) --no-print-directory MODE=asan all
+
+# ---- fuzzing ----------------------------------------------------------------------------------
+
+FB := build/fuzz
+fuzz: $(patsubst %,$(FB)/fuzz_%,$(FUZZERS)) build/data/unpacked
+	@bash tests/fuzz/run.sh $(SECONDS) $(FUZZERS)
+
+FUZZ_FLAGS := -std=c11 -D_GNU_SOURCE -g -O1 -fno-omit-frame-pointer -ffp-contract=off -pthread \
+              -fsanitize=fuzzer,address,undefined -fno-sanitize-recover=all -Iinclude -Isrc -Ibuild
+$(FB)/fuzz_%: tests/fuzz/fuzz_%.c build/version.h $(LIBRARY) $(wildcard src/*/*.h src/*/*.def) | $(STAMPS)/fuzz
+	@mkdir -p $(@D)
+	clang $(FUZZ_FLAGS) $< $(LIBRARY) -ljansson -lutf8proc -lm -o $@
+
+# ---- benchmarks and care ----------------------------------------------------------------------
+
+bench: $(B)/sluice build/data/unpacked | $(STAMPS)/bench
+	@bash bench/run.sh
+
+FORMATTED = $(shell git ls-files '*.c' '*.h' '*.cu' '*.cuh')
+format: | $(STAMPS)/lint
+	clang-format -i $(FORMATTED)
+
+lint: | $(STAMPS)/lint
+	clang-format --dry-run -Werror $(FORMATTED)
+	bash tools/check_layers.sh
+	cppcheck --quiet --error-exitcode=1 --std=c11 --inline-suppr --suppress=missingIncludeSystem \
+	    --enable=warning,portability -Iinclude -Isrc src
+
+clean:
+	rm -rf build
+
+.PHONY: all help run install uninstall test test-binaries where replays test-all asan fuzz bench format lint clean FORCE
+.SECONDARY:
+
+-include $(patsubst %.o,%.d,$(call objects,$(SOURCES) $(TESTS) $(wildcard tests/fuzz/*.c)))

@@ -1,0 +1,32 @@
+/* cpu.h - what this processor can do, found out once. */
+#ifndef BASE_CPU_H
+#define BASE_CPU_H
+
+#include <stdint.h>
+
+enum cpu_feature {
+    CPU_AVX2 = 1 << 0,   /* with FMA and F16C */
+    CPU_AVX512 = 1 << 1, /* F, BW, VL, DQ */
+    CPU_AVX512_VNNI = 1 << 2,
+    CPU_AVX_VNNI = 1 << 3,
+    CPU_AMX_INT8 = 1 << 4,
+    CPU_AMX_BF16 = 1 << 5,
+    CPU_AVX512_BF16 = 1 << 6,
+    CPU_NEON = 1 << 8,
+    CPU_DOTPROD = 1 << 9,
+    CPU_I8MM = 1 << 10,
+    CPU_BF16 = 1 << 11,
+    CPU_SVE = 1 << 12,
+};
+
+/* The features of this machine that the system also lets us use. For diagnosis, the environment
+ * variable SLUICE_CPU names those to keep, e.g. "avx2" or "none". */
+uint32_t cpu_features(void);
+
+/* Their names, e.g. "avx2 avx512 avx512_vnni"; "none" when there are none. Static. */
+const char *cpu_feature_names(void);
+
+/* How many threads to run by default: the processors this process may use. */
+int cpu_count(void);
+
+#endif

@@ -1,0 +1,32 @@
+/* size.h - arithmetic on sizes that come from outside.
+ *
+ * Every product or sum of a file's values goes through here: the result is written only when it
+ * fits, and the return value says whether it did. */
+#ifndef BASE_SIZE_H
+#define BASE_SIZE_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+__attribute__((warn_unused_result)) static inline bool size_mul(uint64_t a, uint64_t b,
+                                                                uint64_t *out) {
+    return !__builtin_mul_overflow(a, b, out);
+}
+
+__attribute__((warn_unused_result)) static inline bool size_add(uint64_t a, uint64_t b,
+                                                                uint64_t *out) {
+    return !__builtin_add_overflow(a, b, out);
+}
+
+/* Rounds a up to a multiple of align, a power of two. */
+__attribute__((warn_unused_result)) static inline bool size_align(uint64_t a, uint64_t align,
+                                                                  uint64_t *out) {
+    uint64_t sum;
+    if (!size_add(a, align - 1, &sum))
+        return false;
+    *out = sum & ~(align - 1);
+    return true;
+}
+
+#endif

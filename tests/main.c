@@ -1,0 +1,103 @@
+/* main.c - runs the tests: all, or those whose names contain one of the arguments. */
+#include <stdarg.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "test.h"
+
+static struct test *tests;
+static bool has_failed, is_skipped;
+
+void test_register(struct test *t) {
+    struct test **at = &tests; /* sorted, so that the order does not hang on the linker */
+    while (*at && (strcmp((*at)->file, t->file) < 0 ||
+                   (strcmp((*at)->file, t->file) == 0 && strcmp((*at)->name, t->name) < 0)))
+        at = &(*at)->next;
+    t->next = *at;
+    *at = t;
+}
+
+void test_fail(const char *file, int line, const char *format, ...) {
+    if (has_failed)
+        return;
+    has_failed = true;
+    printf("%s:%d: ", file, line);
+    va_list args;
+    va_start(args, format);
+    vprintf(format, args);
+    va_end(args);
+    fflush(stdout);
+}
+
+void test_skip(const char *format, ...) {
+    is_skipped = true;
+    va_list args;
+    va_start(args, format);
+    printf("skipped: ");
+    vprintf(format, args);
+    va_end(args);
+}
+
+static const char *path_in(const char *variable, const char *folder, const char *name) {
+    static char ring[8][512];
+    static int next;
+    char *out = ring[next++ & 7];
+    const char *base = getenv(variable);
+    snprintf(out, sizeof ring[0], "%s/%s", base ? base : folder, name);
+    return out;
+}
+
+const char *test_data(const char *name) {
+    return path_in("SLUICE_TEST_DATA", "build/data", name);
+}
+
+const char *test_temporary(const char *name) {
+    char unique[256];
+    mkdir("build", 0777);
+    mkdir("build/tmp", 0777);
+    snprintf(unique, sizeof unique, "%ld-%s", (long)getpid(), name);
+    const char *path = path_in("SLUICE_TEST_TMP", "build/tmp", unique);
+    unlink(path);
+    return path;
+}
+
+char *test_read_file(const char *path, size_t *size) {
+    FILE *f = fopen(path, "rb");
+    char *data = NULL;
+    long n = -1;
+    if (f && fseek(f, 0, SEEK_END) == 0 && (n = ftell(f)) >= 0 && (data = malloc((size_t)n + 1))) {
+        rewind(f);
+        *size = fread(data, 1, (size_t)n, f);
+        data[*size] = 0;
+    }
+    if (!data)
+        test_fail(__FILE__, __LINE__, "cannot read %s", path);
+    if (f)
+        fclose(f);
+    return data;
+}
+
+static bool is_wanted(const char *name, int argc, char **argv) {
+    for (int i = 1; i < argc; i++)
+        if (strstr(name, argv[i]))
+            return true;
+    return argc < 2;
+}
+
+int main(int argc, char **argv) {
+    int passed = 0, failed = 0, skipped = 0;
+    for (struct test *t = tests; t; t = t->next) {
+        if (!is_wanted(t->name, argc, argv))
+            continue;
+        has_failed = is_skipped = false;
+        t->run();
+        if (has_failed || is_skipped)
+            printf(" (%s)\n", t->name);
+        failed += has_failed;
+        skipped += !has_failed && is_skipped;
+        passed += !has_failed && !is_skipped;
+    }
+    printf("%d passed, %d failed", passed, failed);
+    printf(skipped ? ", %d skipped\n" : "\n", skipped);
+    return failed ? 1 : 0;
+}

@@ -1,0 +1,36 @@
+#!/usr/bin/env bash
+# check_layers.sh - includes point downwards only.
+#
+# Each room under src/ lists the rooms it may include; sluice.h and its own room are open to all.
+set -u
+cd "$(dirname "$0")/.."
+declare -A may=(
+    [base]=""
+    [quant]="base"
+    [file]="quant base"
+    [plan]="quant base"
+    [text]="file base"
+    [model]="plan file quant base"
+    [backend]="plan quant base"
+    [engine]="model plan backend text base"
+    [server]="text base"
+    [cmd]="server engine model backend plan text file quant base"
+)
+bad=0
+while IFS=: read -r file line include; do
+    room=${file#src/}
+    room=${room%%/*}
+    target=$(sed -E 's/^[[:space:]]*#[[:space:]]*include[[:space:]]*"([^"]*)".*/\1/' <<<"$include")
+    case $target in
+        sluice.h | version.h) continue ;;
+    esac
+    to=${target%%/*}
+    if [ -z "${may[$room]+known}" ]; then
+        echo "$file:$line: room $room is unknown, expected one of ${!may[*]}"
+        bad=1
+    elif [ "$to" != "$room" ] && [[ " ${may[$room]} " != *" $to "* ]]; then
+        echo "$file:$line: $room includes $target, expected one of: sluice.h $room ${may[$room]}"
+        bad=1
+    fi
+done < <(grep -rnE '^[[:space:]]*#[[:space:]]*include[[:space:]]*"' src --include='*.[ch]' --include='*.cu' --include='*.cuh' --include='*.def')
+exit $bad

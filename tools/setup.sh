@@ -1,0 +1,119 @@
+#!/usr/bin/env bash
+# setup.sh PURPOSE - makes sure that what a purpose needs is installed.
+#
+#   build            the compiler and the libraries
+#   test             what the tests need on top
+#   fuzz, lint, bench
+#   cross-TRIPLET    a cross compiler, its libraries, and qemu to run what it makes
+#
+# Looks first and installs only what is missing: with apt, as root or through sudo. Elsewhere, or
+# without the rights, it prints the command to type and fails.
+set -u
+purpose=${1:?usage: setup.sh PURPOSE}
+
+# ---- what is there ------------------------------------------------------------------------------
+
+have() { command -v "$1" >/dev/null 2>&1; }
+has_header() { # has_header COMPILER HEADER
+    have "$1" && printf '#include <stddef.h>\n#include <stdio.h>\n#define PCRE2_CODE_UNIT_WIDTH 8\n#include <%s>\n' "$2" |
+        "$1" -E -x c - >/dev/null 2>&1
+}
+missing=()
+need() { # need PACKAGE CHECK...: the package is missing when the check fails
+    local package=$1
+    shift
+    "$@" || missing+=("$package")
+}
+
+need_build() {
+    need gcc have gcc
+    need libc6-dev has_header gcc stdlib.h
+    need git have git
+    need libjansson-dev has_header gcc jansson.h
+    need libutf8proc-dev has_header gcc utf8proc.h
+}
+need_test() {
+    need_build
+    need xz-utils have xz
+    need python3 have python3
+    need libpcre2-dev has_header gcc pcre2.h
+}
+has_fuzzer() {
+    echo 'int LLVMFuzzerTestOneInput(const char *p, unsigned long n) { return p == 0 && n; }' |
+        clang -x c - -fsanitize=fuzzer,address -o /dev/null >/dev/null 2>&1
+}
+need_cross() { # need_cross TRIPLET
+    local cc=$1-gcc arch
+    case $1 in
+        aarch64-linux-gnu) arch=arm64 ;;
+        x86_64-linux-gnu) arch=amd64 ;;
+        *) echo "setup: no packages are known for $1, expected aarch64-linux-gnu or x86_64-linux-gnu" >&2; exit 1 ;;
+    esac
+    need_test
+    need "gcc-${1//_/-}" have "$cc"
+    need "libjansson-dev:$arch" has_library "$cc" jansson
+    need "libutf8proc-dev:$arch" has_library "$cc" utf8proc
+    need "libpcre2-dev:$arch" has_library "$cc" pcre2-8
+    [ "$(uname -m)" = "${1%%-*}" ] || need qemu-user-static have "qemu-${1%%-*}-static"
+    [ ${#missing[@]} -eq 0 ] || foreign=$arch
+}
+has_library() { # has_library COMPILER NAME: links
+    have "$1" && echo 'int main(void) { return 0; }' | "$1" -x c - -l"$2" -o /dev/null >/dev/null 2>&1
+}
+
+foreign=
+case $purpose in
+    build) need_build ;;
+    test) need_test ;;
+    fuzz) need_test; need clang have clang; has_fuzzer || missing+=(clang llvm) ;;
+    lint) need_build; need clang-format have clang-format; need cppcheck have cppcheck ;;
+    bench) need_test; need python3-venv python3 -c 'import venv, ensurepip' 2>/dev/null ;;
+    cross-*) need_cross "${purpose#cross-}" ;;
+    *) echo "setup: unknown purpose $purpose" >&2; exit 1 ;;
+esac
+
+# ---- what is missing ----------------------------------------------------------------------------
+
+if [ ${#missing[@]} -gt 0 ]; then
+    prefix=
+    [ -z "$foreign" ] || [ "$(dpkg --print-architecture 2>/dev/null)" = "$foreign" ] ||
+        prefix="dpkg --add-architecture $foreign && "
+    line="${prefix}apt-get update && apt-get install -y --no-install-recommends ${missing[*]}"
+    if ! have apt-get; then
+        echo "setup: missing for '$purpose': ${missing[*]} (Debian's names). Install these, then run make again." >&2
+        exit 1
+    fi
+    if [ "$(id -u)" = 0 ]; then
+        run=(bash -c)
+    elif have sudo && { sudo -n true 2>/dev/null || [ -t 0 ]; }; then
+        run=(sudo env DEBIAN_FRONTEND=noninteractive bash -c)
+    else
+        echo "setup: missing for '$purpose': type as root:  $line" >&2
+        exit 1
+    fi
+    echo "setup: installing ${missing[*]}"
+    log=$(mktemp)
+    if ! DEBIAN_FRONTEND=noninteractive "${run[@]}" "$line" >"$log" 2>&1; then
+        tail -n 5 "$log" >&2
+        echo "setup: that failed; type as root:  $line" >&2
+        rm -f "$log"
+        exit 1
+    fi
+    rm -f "$log"
+fi
+
+# clang's sanitizer runtime is a package of its own, named for clang's version.
+if [ "$purpose" = fuzz ] && ! has_fuzzer; then
+    version=$(clang -dumpversion | cut -d. -f1)
+    line="apt-get install -y --no-install-recommends libclang-rt-$version-dev"
+    if [ "$(id -u)" = 0 ]; then sudo=; else sudo="sudo -n"; fi
+    DEBIAN_FRONTEND=noninteractive $sudo $line >/dev/null 2>&1
+    has_fuzzer || { echo "setup: clang cannot link a fuzzer; type as root:  $line" >&2; exit 1; }
+fi
+
+case $purpose in
+    build)
+        nvcc=$(command -v nvcc || ls /usr/local/cuda/bin/nvcc 2>/dev/null)
+        [ -n "$nvcc" ] || echo "setup: nvcc was not found: what needs CUDA is left out" ;;
+esac
+exit 0
