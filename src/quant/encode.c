@@ -1,0 +1,153 @@
+/* encode.c - quantizers of the plain types: the scale follows from the block's largest value, and
+ * the values are rounded against the scale as it is stored.
+ *
+ * K-quants, where scales are searched for, are in encode_k.c. */
+#include "quant/encode.h"
+
+#include "base/err.h"
+#include "quant/bf16.h"
+#include "quant/q4_0.h"
+#include "quant/q4_1.h"
+#include "quant/q5_0.h"
+#include "quant/q5_1.h"
+#include "quant/q8_0.h"
+
+/* ---- floats -----------------------------------------------------------------------------------
+ */
+
+void f32_encode(const float *src, void *dst, size_t n) {
+    memcpy(dst, src, n * sizeof *src);
+}
+
+void f16_encode(const float *src, void *dst, size_t n) {
+    uint8_t *at = dst;
+    for (size_t i = 0; i < n; i++) {
+        uint16_t half = f16_from_f32_clamped(src[i]);
+        memcpy(at + 2 * i, &half, sizeof half);
+    }
+}
+
+void bf16_encode(const float *src, void *dst, size_t n) {
+    uint8_t *at = dst;
+    for (size_t i = 0; i < n; i++) {
+        uint16_t bits = bf16_from_f32_clamped(src[i]);
+        memcpy(at + 2 * i, &bits, sizeof bits);
+    }
+}
+
+/* ---- blocks of 32 -----------------------------------------------------------------------------
+ */
+
+struct range {
+    float low, high;
+};
+
+static struct range range_of(const float *x) {
+    struct range r = {x[0], x[0]};
+    for (int i = 1; i < 32; i++) {
+        r.low = x[i] < r.low ? x[i] : r.low;
+        r.high = x[i] > r.high ? x[i] : r.high;
+    }
+    return r;
+}
+
+/* The value farthest from zero, with its sign. */
+static float extreme(struct range r) {
+    return -r.low > r.high ? r.low : r.high;
+}
+
+static float inverse(float scale) {
+    return scale != 0 ? 1.0f / scale : 0.0f;
+}
+
+/* q = (x - offset) * factor + shift, rounded half to even, within low..high. */
+static void round_values(const float *x, float offset, float factor, float shift, struct range to,
+                         int8_t *q) {
+    for (int i = 0; i < 32; i++) {
+        float v = (x[i] - offset) * factor + shift;
+        v = v < to.low ? to.low : v;
+        v = v > to.high ? to.high : v;
+        q[i] = (int8_t)(uint8_t)f32_bits(v + ROUND_MAGIC);
+    }
+}
+
+static void pack_nibbles(const int8_t *q, uint8_t *qs) {
+    for (int i = 0; i < 16; i++)
+        qs[i] = (uint8_t)((q[i] & 15) | (q[i + 16] & 15) << 4);
+}
+
+static void pack_fifth_bits(const int8_t *q, uint8_t *qh) {
+    uint32_t bits = 0;
+    for (int i = 0; i < 32; i++)
+        bits |= (uint32_t)(q[i] >> 4 & 1) << i;
+    memcpy(qh, &bits, sizeof bits);
+}
+
+/* Symmetric types use the one code more that they have below zero for the extreme value: the
+ * scale is negative where that is positive. */
+static uint16_t signed_scale(const float *x, float codes_below_zero, int8_t *q) {
+    uint16_t d = f16_from_scale(extreme(range_of(x)) / -codes_below_zero);
+    struct range to = {0, 2 * codes_below_zero - 1};
+    round_values(x, 0, inverse(f16_to_f32(d)), codes_below_zero, to, q);
+    return d;
+}
+
+/* Types with an offset: it is stored first, then the scale reaches from there to the top. */
+static void offset_scale(const float *x, float most, uint16_t *d, uint16_t *m, int8_t *q) {
+    struct range r = range_of(x);
+    *m = f16_from_f32_clamped(r.low);
+    float offset = f16_to_f32(*m);
+    float scale = r.high / most - offset / most; /* the difference itself could overflow */
+    *d = f16_from_scale(scale > 0 ? scale : 0);
+    round_values(x, offset, inverse(f16_to_f32(*d)), 0, (struct range){0, most}, q);
+}
+
+static void q4_0_encode_block(const float *x, struct q4_0 *b) {
+    int8_t q[32];
+    b->d = signed_scale(x, 8, q);
+    pack_nibbles(q, b->qs);
+}
+
+static void q5_0_encode_block(const float *x, struct q5_0 *b) {
+    int8_t q[32];
+    b->d = signed_scale(x, 16, q);
+    pack_nibbles(q, b->qs);
+    pack_fifth_bits(q, b->qh);
+}
+
+static void q4_1_encode_block(const float *x, struct q4_1 *b) {
+    int8_t q[32];
+    offset_scale(x, 15, &b->d, &b->m, q);
+    pack_nibbles(q, b->qs);
+}
+
+static void q5_1_encode_block(const float *x, struct q5_1 *b) {
+    int8_t q[32];
+    offset_scale(x, 31, &b->d, &b->m, q);
+    pack_nibbles(q, b->qs);
+    pack_fifth_bits(q, b->qh);
+}
+
+static void q8_0_encode_block(const float *x, struct q8_0 *b) {
+    struct range r = range_of(x);
+    b->d = f16_from_scale((-r.low > r.high ? -r.low : r.high) / 127.0f);
+    round_values(x, 0, inverse(f16_to_f32(b->d)), 0, (struct range){-127, 127}, b->qs);
+}
+
+/* dst may lie at any address, the structs want an even one. */
+#define BLOCK_ENCODE(type)                                                                         \
+    void type##_encode(const float *src, void *dst, size_t n) {                                    \
+        CHECK(n % 32 == 0);                                                                        \
+        uint8_t *at = dst;                                                                         \
+        for (size_t i = 0; i < n; i += 32, at += sizeof(struct type)) {                            \
+            struct type block;                                                                     \
+            type##_encode_block(src + i, &block);                                                  \
+            memcpy(at, &block, sizeof block);                                                      \
+        }                                                                                          \
+    }
+
+BLOCK_ENCODE(q4_0)
+BLOCK_ENCODE(q4_1)
+BLOCK_ENCODE(q5_0)
+BLOCK_ENCODE(q5_1)
+BLOCK_ENCODE(q8_0)

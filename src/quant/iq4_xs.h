@@ -1,0 +1,34 @@
+/* iq4_xs.h - the values of iq4_nl in 8 sub-blocks of 32, each with a signed 6-bit scale:
+ * y = d scale value(n). */
+#ifndef QUANT_IQ4_XS_H
+#define QUANT_IQ4_XS_H
+
+#include "quant/iq4_nl.h"
+
+struct iq4_xs {
+    uint16_t d;          /* half */
+    uint16_t scales_h;   /* upper two bits of scale s at bit 2s */
+    uint8_t scales_l[4]; /* low four bits, two scales a byte */
+    uint8_t qs[128];     /* 8 x 16 bytes, each run as in iq4_nl */
+};
+static_assert(sizeof(struct iq4_xs) == 136, "iq4_xs is packed");
+
+/* The scale of sub-block s, -32..31. */
+QUANT_FN int iq4_xs_scale(const struct iq4_xs *b, int s) {
+    int low = b->scales_l[s / 2] >> 4 * (s % 2) & 15, high = b->scales_h >> 2 * s & 3;
+    return (low | high << 4) - 32;
+}
+
+QUANT_FN void iq4_xs_decode_block(const struct iq4_xs *b, float *y /* (256) */) {
+    float d = f16_to_f32(b->d);
+    for (int s = 0; s < 8; s++) {
+        const uint8_t *qs = b->qs + 16 * s;
+        float scale = d * (float)iq4_xs_scale(b, s);
+        for (int i = 0; i < 16; i++) {
+            y[32 * s + i] = scale * (float)iq4_value(qs[i] & 15);
+            y[32 * s + 16 + i] = scale * (float)iq4_value(qs[i] >> 4);
+        }
+    }
+}
+
+#endif

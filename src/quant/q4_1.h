@@ -1,0 +1,21 @@
+/* q4_1.h - 4 bits, a scale and an offset: y = d n + m. */
+#ifndef QUANT_Q4_1_H
+#define QUANT_Q4_1_H
+
+#include "quant/f16.h"
+
+struct q4_1 {
+    uint16_t d, m;  /* halves */
+    uint8_t qs[16]; /* values 0..15 in the low nibbles, 16..31 in the high ones */
+};
+static_assert(sizeof(struct q4_1) == 20, "q4_1 is packed");
+
+QUANT_FN void q4_1_decode_block(const struct q4_1 *b, float *y /* (32) */) {
+    float d = f16_to_f32(b->d), m = f16_to_f32(b->m);
+    for (int i = 0; i < 16; i++) {
+        y[i] = d * (float)(b->qs[i] & 15) + m;
+        y[i + 16] = d * (float)(b->qs[i] >> 4) + m;
+    }
+}
+
+#endif

@@ -1,0 +1,157 @@
+/* quant.c - the table of types, made from types.def, and activations for integer dot products. */
+#include "quant/quant.h"
+
+#include <float.h>
+
+#include "base/err.h"
+#include "base/size.h"
+#include "quant/bf16.h"
+#include "quant/encode.h"
+#include "quant/f16.h"
+#include "quant/iq4_nl.h"
+#include "quant/iq4_xs.h"
+#include "quant/mxfp4.h"
+#include "quant/q2_k.h"
+#include "quant/q3_k.h"
+#include "quant/q4_0.h"
+#include "quant/q4_1.h"
+#include "quant/q4_k.h"
+#include "quant/q5_0.h"
+#include "quant/q5_1.h"
+#include "quant/q5_k.h"
+#include "quant/q6_k.h"
+#include "quant/q8_0.h"
+
+/* ---- decode -----------------------------------------------------------------------------------
+ */
+
+static void f32_decode(const void *src, float *dst, size_t n) {
+    memcpy(dst, src, n * sizeof *dst);
+}
+
+static void f16_decode(const void *src, float *dst, size_t n) {
+    const uint8_t *at = src;
+    for (size_t i = 0; i < n; i++) {
+        uint16_t half;
+        memcpy(&half, at + 2 * i, sizeof half);
+        dst[i] = f16_to_f32(half);
+    }
+}
+
+static void bf16_decode(const void *src, float *dst, size_t n) {
+    const uint8_t *at = src;
+    for (size_t i = 0; i < n; i++) {
+        uint16_t bits;
+        memcpy(&bits, at + 2 * i, sizeof bits);
+        dst[i] = bf16_to_f32(bits);
+    }
+}
+
+/* Blocks are copied out first: src may lie at any address, the structs want an even one. */
+#define BLOCK_DECODE(type, values)                                                                 \
+    static void type##_decode(const void *src, float *dst, size_t n) {                             \
+        CHECK(n % (values) == 0);                                                                  \
+        const uint8_t *at = src;                                                                   \
+        for (size_t i = 0; i < n; i += (values), at += sizeof(struct type)) {                      \
+            struct type block;                                                                     \
+            memcpy(&block, at, sizeof block);                                                      \
+            type##_decode_block(&block, dst + i);                                                  \
+        }                                                                                          \
+    }
+
+BLOCK_DECODE(q4_0, 32)
+BLOCK_DECODE(q4_1, 32)
+BLOCK_DECODE(q5_0, 32)
+BLOCK_DECODE(q5_1, 32)
+BLOCK_DECODE(q8_0, 32)
+BLOCK_DECODE(q2_k, 256)
+BLOCK_DECODE(q3_k, 256)
+BLOCK_DECODE(q4_k, 256)
+BLOCK_DECODE(q5_k, 256)
+BLOCK_DECODE(q6_k, 256)
+BLOCK_DECODE(iq4_nl, 32)
+BLOCK_DECODE(iq4_xs, 256)
+BLOCK_DECODE(mxfp4, 32)
+
+/* ---- the table --------------------------------------------------------------------------------
+ */
+
+#define NONE NULL
+#define TYPE(name, id, values, bytes, decode, encode) [id] = {#name, values, bytes, decode, encode},
+static const struct dtype_info types[DT_COUNT] = {
+#include "quant/types.def"
+};
+#undef TYPE
+#undef NONE
+
+const struct dtype_info *dtype_info(uint32_t id) {
+    return id < DT_COUNT && types[id].name ? &types[id] : NULL;
+}
+
+const char *dtype_name(uint32_t id) {
+    const struct dtype_info *info = dtype_info(id);
+    return info ? info->name : "unknown";
+}
+
+static char upper(char c) {
+    return c >= 'a' && c <= 'z' ? (char)(c - 'a' + 'A') : c;
+}
+
+static bool equal_but_for_case(struct str name, const char *z) {
+    if (name.len != strlen(z))
+        return false;
+    for (size_t i = 0; i < name.len; i++)
+        if (upper(name.at[i]) != z[i])
+            return false;
+    return true;
+}
+
+bool dtype_find(struct str name, enum dtype *out) {
+    for (uint32_t id = 0; id < DT_COUNT; id++) {
+        if (types[id].name && equal_but_for_case(name, types[id].name)) {
+            *out = (enum dtype)id;
+            return true;
+        }
+    }
+    return false;
+}
+
+bool dtype_bytes(enum dtype type, uint64_t n, uint64_t *bytes) {
+    const struct dtype_info *info = dtype_info((uint32_t)type);
+    if (!info || n % info->block_values != 0)
+        return false;
+    return size_mul(n / info->block_values, info->block_bytes, bytes);
+}
+
+/* ---- activations ------------------------------------------------------------------------------
+ */
+
+/* The largest magnitude of 32 values, found on the bits: they order as the numbers do, infinity
+ * above all of them and NaN above that, so neither can hide. */
+static float largest(const float *x) {
+    int32_t most[4] = {0};
+    for (int i = 0; i < 32; i += 4) {
+        for (int lane = 0; lane < 4; lane++) {
+            int32_t size = (int32_t)(f32_bits(x[i + lane]) & 0x7fffffff);
+            most[lane] = size > most[lane] ? size : most[lane];
+        }
+    }
+    int32_t a = most[0] > most[1] ? most[0] : most[1], b = most[2] > most[3] ? most[2] : most[3];
+    return f32_from_bits((uint32_t)(a > b ? a : b));
+}
+
+void act_quantize(const float *x, size_t n, int8_t *q, float *scale, int32_t *sum) {
+    CHECK(n % 32 == 0);
+    for (size_t group = 0; group < n / 32; group++, x += 32, q += 32) {
+        float d = largest(x) / 127.0f;
+        d = d < FLT_MIN ? 0.0f : d;
+        float inverse = d > 0 && d <= FLT_MAX ? 1.0f / d : 0.0f;
+        int32_t total = 0;
+        for (int i = 0; i < 32; i++) {
+            q[i] = (int8_t)(uint8_t)f32_bits(x[i] * inverse + ROUND_MAGIC);
+            total += q[i];
+        }
+        scale[group] = d;
+        sum[group] = total;
+    }
+}
