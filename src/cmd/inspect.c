@@ -1,0 +1,310 @@
+/* inspect.c - the verb inspect: what a model file holds.
+ *
+ * The facts are gathered once into a JSON value; --json prints it, otherwise it is laid out as
+ * text. So both always say the same. */
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "cmd/cmd.h"
+#include "file/folder.h"
+#include "file/gguf.h"
+
+/* Longer arrays (vocabularies) are shown by their beginning, unless --full. */
+enum { ARRAY_SHOWN = 8 };
+
+/* ---- values -----------------------------------------------------------------------------------
+ */
+
+/* Bytes that are not UTF-8 become U+FFFD: JSON can't carry them. */
+static json_t *json_text(struct str s) {
+    json_t *whole = json_stringn(s.at ? s.at : "", s.len);
+    if (whole)
+        return whole;
+    char *out = malloc(s.len * 3 + 1);
+    size_t len = 0;
+    while (out && s.len > 0) {
+        size_t n = utf8_length(s);
+        memcpy(out + len, n ? s.at : "\xEF\xBF\xBD", n ? n : 3);
+        len += n ? n : 3;
+        s = str_skip(s, n ? n : 1);
+    }
+    whole = json_stringn(out ? out : "", len);
+    free(out);
+    return whole;
+}
+
+static json_t *json_float(double v) {
+    return isfinite(v) ? json_real(v) : json_string(isnan(v) ? "nan" : v > 0 ? "inf" : "-inf");
+}
+
+static json_t *element(const struct gguf_key *key, uint64_t i) {
+    if (key->type == GGUF_STRING)
+        return json_text(key->strings[i]);
+    if (key->type == GGUF_BOOL)
+        return json_boolean(key->data[i] != 0);
+    if (key->type == GGUF_F32 || key->type == GGUF_F64)
+        return json_float(gguf_float_at(key, i));
+    return json_integer(gguf_int_at(key, i));
+}
+
+static json_t *key_value(const struct gguf_key *key, bool is_full) {
+    if (!key->is_array)
+        return element(key, 0);
+    json_t *list = json_array();
+    uint64_t shown = is_full || key->count < ARRAY_SHOWN ? key->count : ARRAY_SHOWN;
+    for (uint64_t i = 0; i < shown; i++)
+        json_array_append_new(list, element(key, i));
+    return list;
+}
+
+/* ---- facts ------------------------------------------------------------------------------------
+ */
+
+static json_t *keys_of_gguf(const struct gguf *g, bool is_full) {
+    json_t *keys = json_object();
+    for (uint32_t i = 0; i < g->n_keys; i++) {
+        const struct gguf_key *k = &g->keys[i];
+        char type[32];
+        snprintf(type, sizeof type, "%s%s", gguf_type_name(k->type), k->is_array ? "[]" : "");
+        json_t *row = json_pack("{s:s, s:o}", "type", type, "value", key_value(k, is_full));
+        if (k->is_array)
+            json_object_set_new(row, "count", json_integer((json_int_t)k->count));
+        char *name = strndup(k->name.at, k->name.len);
+        json_object_set_new(keys, name ? name : "", row);
+        free(name);
+    }
+    return keys;
+}
+
+/* config.json's values that are not themselves objects. */
+static json_t *keys_of_folder(const struct folder *f) {
+    json_t *keys = json_object(), *value;
+    const char *name;
+    json_object_foreach(f->config, name, value) {
+        if (json_is_object(value))
+            continue;
+        const char *type = json_is_string(value)    ? "string"
+                           : json_is_integer(value) ? "integer"
+                           : json_is_real(value)    ? "real"
+                           : json_is_boolean(value) ? "bool"
+                           : json_is_array(value)   ? "array"
+                                                    : "null";
+        json_t *row = json_pack("{s:s, s:O}", "type", type, "value", value);
+        if (json_is_array(value))
+            json_object_set_new(row, "count", json_integer((json_int_t)json_array_size(value)));
+        json_object_set_new(keys, name, row);
+    }
+    return keys;
+}
+
+/* Adds one tensor to the row of its type. */
+static void count_type(json_t *types, const struct tensor *t) {
+    json_t *row = json_object_get(types, t->type_name);
+    if (!row) {
+        row = json_pack("{s:i, s:i, s:i}", "tensors", 0, "values", 0, "bytes", 0);
+        json_object_set_new(types, t->type_name, row);
+    }
+    const struct {
+        const char *name;
+        uint64_t more;
+    } sums[] = {{"tensors", 1}, {"values", t->n_values}, {"bytes", t->bytes}};
+    for (size_t i = 0; i < sizeof sums / sizeof *sums; i++) {
+        json_t *n = json_object_get(row, sums[i].name);
+        json_integer_set(n, json_integer_value(n) + (json_int_t)sums[i].more);
+    }
+}
+
+static void add_tensors(json_t *facts, const struct tensor *tensors, uint32_t n) {
+    json_t *list = json_array(), *types = json_object();
+    uint64_t parameters = 0, bytes = 0;
+    for (uint32_t i = 0; i < n; i++) {
+        const struct tensor *t = &tensors[i];
+        json_t *dims = json_array();
+        for (uint32_t d = 0; d < t->n_dims; d++)
+            json_array_append_new(dims, json_integer((json_int_t)t->dims[d]));
+        json_array_append_new(list,
+                              json_pack("{s:o, s:s, s:o, s:I}", "name", json_text(t->name), "type",
+                                        t->type_name, "dims", dims, "bytes", (json_int_t)t->bytes));
+        count_type(types, t);
+        parameters += t->n_values;
+        bytes += t->bytes;
+    }
+    json_object_set_new(facts, "parameters", json_integer((json_int_t)parameters));
+    json_object_set_new(facts, "tensor_bytes", json_integer((json_int_t)bytes));
+    json_object_set_new(facts, "types", types);
+    json_object_set_new(facts, "tensors", list);
+}
+
+static int facts_of_gguf(json_t *facts, const char *path, bool is_full, struct err *err) {
+    struct gguf *g;
+    int status = gguf_open(&g, path, err);
+    if (status)
+        return status;
+    char format[32];
+    snprintf(format, sizeof format, "GGUF v%u", g->version);
+    const struct gguf_key *arch = gguf_key(g, "general.architecture");
+    json_object_set_new(facts, "format", json_string(format));
+    json_object_set_new(facts, "files", json_integer(g->n_parts));
+    json_object_set_new(facts, "file_bytes", json_integer((json_int_t)g->file_bytes));
+    if (arch && arch->type == GGUF_STRING && !arch->is_array)
+        json_object_set_new(facts, "architecture", json_text(arch->strings[0]));
+    json_object_set_new(facts, "keys", keys_of_gguf(g, is_full));
+    add_tensors(facts, g->tensors, g->n_tensors);
+    gguf_close(g);
+    return SLUICE_OK;
+}
+
+static int facts_of_folder(json_t *facts, const char *path, struct err *err) {
+    struct folder *f;
+    int status = folder_open(&f, path, true, err);
+    if (status)
+        return status;
+    uint64_t bytes = 0;
+    for (uint32_t i = 0; i < f->weights->n_shards; i++)
+        bytes += f->weights->shards[i].size;
+    json_object_set_new(facts, "format", json_string("safetensors"));
+    json_object_set_new(facts, "files", json_integer(f->weights->n_shards));
+    json_object_set_new(facts, "file_bytes", json_integer((json_int_t)bytes));
+    json_t *type = json_object_get(f->config, "model_type");
+    if (json_is_string(type))
+        json_object_set(facts, "architecture", type);
+    json_object_set_new(facts, "keys", keys_of_folder(f));
+    add_tensors(facts, f->weights->tensors, f->weights->n_tensors);
+    folder_close(f);
+    return SLUICE_OK;
+}
+
+/* ---- text -------------------------------------------------------------------------------------
+ */
+
+static uint64_t number(const json_t *object, const char *name) {
+    return (uint64_t)json_integer_value(json_object_get(object, name));
+}
+
+/* A string cut to a line's rest, its control characters as escapes. */
+static void print_string(const char *s) {
+    fputc('"', stdout);
+    for (int n = 0; *s && n < 60; n++) {
+        uint32_t c;
+        size_t len = utf8_decode(str_of(s), &c);
+        if (len == 0)
+            break;
+        if (c == '\n')
+            fputs("\\n", stdout);
+        else if (c < 0x20 || (c >= 0x7F && c < 0xA0))
+            printf("\\x%02x", (unsigned)c);
+        else
+            fwrite(s, 1, len, stdout);
+        s += len;
+    }
+    fputs(*s ? "\"..." : "\"", stdout);
+}
+
+static void print_value(const json_t *v) {
+    if (json_is_string(v))
+        print_string(json_string_value(v));
+    else if (json_is_boolean(v))
+        fputs(json_is_true(v) ? "true" : "false", stdout);
+    else if (json_is_integer(v))
+        printf("%lld", (long long)json_integer_value(v));
+    else if (json_is_real(v))
+        printf("%.9g", json_real_value(v));
+    else
+        fputs("null", stdout);
+}
+
+static void print_key(const char *name, const json_t *row) {
+    const json_t *v = json_object_get(row, "value");
+    printf("  %-44s %-9s ", name, json_string_value(json_object_get(row, "type")));
+    if (!json_is_array(v)) {
+        print_value(v);
+    } else {
+        uint64_t count = number(row, "count");
+        size_t shown = json_array_size(v) < ARRAY_SHOWN ? json_array_size(v) : ARRAY_SHOWN;
+        printf("%llu: ", (unsigned long long)count);
+        for (size_t i = 0; i < shown; i++) {
+            fputs(i ? ", " : "", stdout);
+            print_value(json_array_get(v, i));
+        }
+        fputs(count > shown ? ", ..." : "", stdout);
+    }
+    putchar('\n');
+}
+
+static void print_tensor(const json_t *t) {
+    char dims[128] = "";
+    size_t i, len = 0;
+    const json_t *dim;
+    json_array_foreach(json_object_get(t, "dims"), i, dim) len +=
+        (size_t)snprintf(dims + len, sizeof dims - len, "%s%lld", i ? " x " : "",
+                         (long long)json_integer_value(dim));
+    printf("  %-44s %-7s %-22s %10s\n", json_string_value(json_object_get(t, "name")),
+           json_string_value(json_object_get(t, "type")), dims, human_bytes(number(t, "bytes")));
+}
+
+static void print_text(json_t *facts) {
+    const char *arch = json_string_value(json_object_get(facts, "architecture")), *name;
+    json_t *keys = json_object_get(facts, "keys"), *tensors = json_object_get(facts, "tensors");
+    json_t *row;
+    size_t i;
+    printf("%s\n  %s, %s in %llu file%s, architecture %s\n",
+           json_string_value(json_object_get(facts, "path")),
+           json_string_value(json_object_get(facts, "format")),
+           human_bytes(number(facts, "file_bytes")), (unsigned long long)number(facts, "files"),
+           number(facts, "files") == 1 ? "" : "s", arch ? arch : "unknown");
+    printf("  %s parameters in %zu tensors, %s bytes\n", human_count(number(facts, "parameters")),
+           json_array_size(tensors), human_count(number(facts, "tensor_bytes")));
+    printf("\ntypes\n");
+    json_object_foreach(json_object_get(facts, "types"), name, row) {
+        double values = (double)number(row, "values");
+        printf("  %-8s %5llu tensors %18s values %10s  %.4g bits a value\n", name,
+               (unsigned long long)number(row, "tensors"), human_count(number(row, "values")),
+               human_bytes(number(row, "bytes")),
+               values > 0 ? 8 * (double)number(row, "bytes") / values : 0);
+    }
+    printf("\nkeys (%zu)\n", json_object_size(keys));
+    json_object_foreach(keys, name, row) print_key(name, row);
+    printf("\ntensors (%zu)\n", json_array_size(tensors));
+    json_array_foreach(tensors, i, row) print_tensor(row);
+}
+
+int cmd_inspect(int argc, char **argv) {
+    bool as_json = false, is_full = false;
+    const char *model = NULL;
+    const struct opt opts[] = {
+        {"--model", 'm', OPT_STRING, &model, "MODEL", "the same as the argument"},
+        {"--json", 0, OPT_FLAG, &as_json, NULL, "print one JSON object"},
+        {"--full", 0, OPT_FLAG, &is_full, NULL, "with --json: long arrays whole"},
+    };
+    const struct usage usage = {
+        .verb = "inspect",
+        .synopsis = "[MODEL] [--json [--full]]",
+        .about = "Lists the keys, tensors, types and sizes of a GGUF file (or the first part of a\n"
+                 "split one) or of a folder with safetensors. Nothing is loaded.",
+        .example = "sluice inspect models/stories-27m-q4_k_m.gguf",
+        .opts = opts,
+        .n_opts = sizeof opts / sizeof *opts,
+        .max_words = 1,
+    };
+    const char *words[1];
+    int exit = opts_parse(&usage, argc, argv, words);
+    if (exit != OPTS_GO_ON)
+        return exit;
+    struct err err = {0};
+    const char *path = model_path(words[0] ? words[0] : model, &err);
+    if (!path)
+        return fail(&err);
+    json_t *facts = json_pack("{s:o}", "path", json_text(str_of(path)));
+    int status = folder_is(path) ? facts_of_folder(facts, path, &err)
+                                 : facts_of_gguf(facts, path, is_full, &err);
+    if (!status && as_json) {
+        json_dumpf(facts, stdout, JSON_INDENT(2) | JSON_REAL_PRECISION(9));
+        putchar('\n');
+    } else if (!status) {
+        print_text(facts);
+    }
+    json_decref(facts);
+    return status ? fail(&err) : 0;
+}

@@ -1,0 +1,218 @@
+/* quantize.c - the verb quantize: a GGUF file in another number format. */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/cpu.h"
+#include "base/pool.h"
+#include "cmd/cmd.h"
+#include "cmd/progress.h"
+#include "file/gguf_write.h"
+#include "model/mixture.h"
+#include "model/recode.h"
+
+enum { MAX_LAYERS = 1024 };
+
+struct job {
+    const struct gguf *in;
+    const struct mixture *mixture;
+    struct mixture_file file;
+    uint32_t values_before[MAX_LAYERS + 1];
+    uint32_t *types; /* of each tensor of the new file */
+    struct gguf_writer *out;
+    struct pool *pool;
+    struct progress progress;
+    uint64_t read_bytes, written_bytes;
+};
+
+/* ---- what each tensor becomes -----------------------------------------------------------------
+ */
+
+static int count_layers(struct job *j, struct err *err) {
+    struct str arch = {0};
+    int got = gguf_get_str(j->in, "general.architecture", &arch, err);
+    if (got < 0)
+        return got;
+    char key[128];
+    snprintf(key, sizeof key, "%.*s.block_count", STR_ARG(arch));
+    got = gguf_get_u32(j->in, key, &j->file.n_layers, err);
+    if (got < 0)
+        return got;
+    if (j->file.n_layers > MAX_LAYERS)
+        return err_set(err, SLUICE_ERR_FORMAT, "%s: %s is %u, expected at most %d", j->in->path,
+                       key, j->file.n_layers, MAX_LAYERS);
+    return SLUICE_OK;
+}
+
+/* For each layer, how many attention-value tensors stand in the layers before it. */
+static void count_values(struct job *j) {
+    uint32_t layer;
+    for (uint32_t i = 0; i < j->in->n_tensors; i++) {
+        struct str name = j->in->tensors[i].name;
+        if (mixture_counts_as_value(name) && block_index(name, &layer) && layer < MAX_LAYERS)
+            j->values_before[layer + 1]++;
+    }
+    for (layer = 0; layer < MAX_LAYERS; layer++)
+        j->values_before[layer + 1] += j->values_before[layer];
+    j->file.n_values = j->values_before[MAX_LAYERS];
+}
+
+static int choose_type(struct job *j, uint32_t i, struct err *err) {
+    const struct tensor *t = &j->in->tensors[i];
+    uint32_t layer = 0, index = 0;
+    j->types[i] = (uint32_t)t->type;
+    if (mixture_keeps(t->name, t->n_dims, t->dims))
+        return SLUICE_OK;
+    if (block_index(t->name, &layer) && layer < MAX_LAYERS)
+        index = j->values_before[layer];
+    j->types[i] = mixture_type(j->mixture, &j->file, t->name, t->dims[0], index);
+    if (j->types[i] != (uint32_t)t->type && !dtype_info((uint32_t)t->type)->decode)
+        return err_set(err, SLUICE_ERR_UNSUPPORTED,
+                       "%s: tensor %.*s is %s, which cannot be decoded here", j->in->path,
+                       STR_ARG(t->name), t->type_name);
+    return SLUICE_OK;
+}
+
+static int choose_types(struct job *j, struct err *err) {
+    int status = count_layers(j, err);
+    j->file.has_output = gguf_tensor(j->in, "output.weight") != NULL;
+    count_values(j);
+    j->types = calloc(j->in->n_tensors + 1, sizeof *j->types);
+    if (!j->types)
+        return err_memory(err, "the list of types");
+    for (uint32_t i = 0; !status && i < j->in->n_tensors; i++)
+        status = choose_type(j, i, err);
+    return status;
+}
+
+/* ---- writing ----------------------------------------------------------------------------------
+ */
+
+static int write_keys(struct job *j, struct err *err) {
+    int status = SLUICE_OK;
+    for (uint32_t i = 0; !status && i < j->in->n_keys; i++)
+        if (!str_starts(j->in->keys[i].name, "split."))
+            status = gguf_write_key(j->out, &j->in->keys[i], err);
+    if (!status)
+        status = gguf_write_u32(j->out, "general.file_type", mixture_file_type(j->mixture), err);
+    if (!status && mixture_is_quantized(j->mixture))
+        status = gguf_write_u32(j->out, "general.quantization_version", 2, err);
+    return status;
+}
+
+static void read_rows(const void *source, uint64_t first, uint64_t count, float *out) {
+    const struct tensor *t = source;
+    const struct dtype_info *type = dtype_info((uint32_t)t->type);
+    uint64_t row_bytes = t->dims[0] / type->block_values * type->block_bytes;
+    type->decode(t->data + first * row_bytes, out, count * t->dims[0]);
+}
+
+static int write_bytes(void *sink, const void *bytes, uint64_t size, struct err *err) {
+    return gguf_write_data(sink, bytes, size, err);
+}
+
+static int write_tensor(struct job *j, uint32_t i, struct err *err) {
+    const struct tensor *t = &j->in->tensors[i];
+    int status;
+    if (j->types[i] == (uint32_t)t->type) {
+        status = gguf_write_data(j->out, t->data, t->bytes, err);
+    } else {
+        char name[128];
+        snprintf(name, sizeof name, "%.*s", STR_ARG(t->name));
+        status = recode_tensor(
+            &(struct recode){
+                .name = name,
+                .width = t->dims[0],
+                .rows = t->n_values / t->dims[0],
+                .to = (enum dtype)j->types[i],
+                .read = read_rows,
+                .source = t,
+                .write = write_bytes,
+                .sink = j->out,
+            },
+            j->pool, err);
+        if (status)
+            err_prefix(err, "%s", j->in->path);
+    }
+    j->read_bytes += t->bytes;
+    progress_update(&j->progress, j->read_bytes);
+    return status;
+}
+
+static int write_file(struct job *j, const char *path, struct err *err) {
+    int status = gguf_writer_open(&j->out, path, j->in->alignment, err);
+    if (status)
+        return status;
+    status = write_keys(j, err);
+    uint64_t total = 0;
+    for (uint32_t i = 0; !status && i < j->in->n_tensors; i++) {
+        const struct tensor *t = &j->in->tensors[i];
+        total += t->bytes;
+        status =
+            gguf_write_tensor(j->out, t->name, (enum dtype)j->types[i], t->dims, t->n_dims, err);
+    }
+    progress_start(&j->progress, "quantize", total);
+    for (uint32_t i = 0; !status && i < j->in->n_tensors; i++)
+        status = write_tensor(j, i, err);
+    progress_end(&j->progress);
+    j->written_bytes = gguf_writer_size(j->out);
+    if (status)
+        gguf_writer_abort(j->out);
+    else
+        status = gguf_writer_close(j->out, err);
+    return status;
+}
+
+static void report(const struct job *j, const char *path, double seconds) {
+    fprintf(stderr, "%s: %s, %s from %s, %.1f s, %.2f GB/s\n", path, mixture_name(j->mixture),
+            human_bytes(j->written_bytes), human_bytes(j->in->file_bytes), seconds,
+            (double)j->read_bytes / 1e9 / seconds);
+}
+
+int cmd_quantize(int argc, char **argv) {
+    int threads = cpu_count();
+    const struct opt opts[] = {
+        {"--threads", 't', OPT_INT, &threads, "N", "threads, by default one a processor"},
+    };
+    char about[256];
+    snprintf(about, sizeof about,
+             "Writes the model IN (GGUF) as OUT with its matrices in the format TYPE, one of:\n%s.",
+             mixture_names());
+    const struct usage usage = {
+        .verb = "quantize",
+        .synopsis = "IN OUT TYPE [-t N]",
+        .about = about,
+        .example = "sluice quantize model-f32.gguf model-q4_k_m.gguf q4_k_m",
+        .opts = opts,
+        .n_opts = sizeof opts / sizeof *opts,
+        .min_words = 3,
+        .max_words = 3,
+    };
+    const char *words[3];
+    int exit = opts_parse(&usage, argc, argv, words);
+    if (exit != OPTS_GO_ON)
+        return exit;
+    struct job j = {.mixture = mixture_find(words[2])};
+    if (!j.mixture)
+        return complain(EXIT_USAGE, "quantize: type is '%s', expected one of %s", words[2],
+                        mixture_names());
+    if (threads < 1 || threads > 1024)
+        return complain(EXIT_USAGE, "quantize: --threads is %d, expected 1 to 1024", threads);
+    struct err err = {0};
+    struct gguf *in = NULL;
+    double started = seconds_now();
+    int status = gguf_open(&in, words[0], &err);
+    j.in = in;
+    if (!status)
+        status = choose_types(&j, &err);
+    if (!status)
+        status = pool_open(&j.pool, threads, &err);
+    if (!status)
+        status = write_file(&j, words[1], &err);
+    if (!status)
+        report(&j, words[1], seconds_now() - started);
+    pool_close(j.pool);
+    free(j.types);
+    gguf_close(in);
+    return status ? fail(&err) : 0;
+}

@@ -1,0 +1,67 @@
+/* hub.h - a hub folder in our words.
+ *
+ * Checkpoints on a hub have names and forms of their own: heads in another order, norms stored
+ * minus one, experts fused or one by one. This is the map from theirs to those of GGUF, which are
+ * ours. In: an open folder.  Out: the keys and tensors that a GGUF file of that model has, the
+ * tensors' rows on demand, so that a model need never be in memory.
+ * A hub borrows its folder. */
+#ifndef MODEL_HUB_H
+#define MODEL_HUB_H
+
+#include "base/arena.h"
+#include "base/err.h"
+#include "file/folder.h"
+#include "file/gguf_write.h"
+
+/* Which rows or values change places on the way. */
+enum hub_order {
+    ORDER_SAME,
+    ORDER_PAIR_Q, /* rotary halves (i, i + d/2) of a query head to neighbours (2i, 2i + 1) */
+    ORDER_PAIR_K,
+    ORDER_TILE,      /* value heads grouped by key head to tiled, along the rows */
+    ORDER_TILE_TAIL, /* the same for the v part behind q and k */
+    ORDER_TILE_COLUMNS,
+};
+
+/* What happens to each value. */
+enum hub_change { CHANGE_NONE, CHANGE_PLUS_ONE, CHANGE_NEG_EXP };
+
+struct hub_tensor {
+    const char *name; /* ours: "blk.3.attn_q.weight" */
+    uint32_t n_dims;
+    uint64_t dims[4];              /* contiguous first */
+    const struct tensor **sources; /* n_sources of them: 1, or one an expert; NULL: `values` */
+    uint32_t n_sources;
+    uint64_t skip_rows, take_rows; /* of each matrix of the source, the rows that are ours; take
+                                      0: all */
+    enum hub_order order;
+    enum hub_change change;
+    const float *values; /* a tensor that no file holds, made here */
+};
+
+struct hub {
+    struct arena arena;
+    const struct folder *folder;
+    const char *arch; /* "llama", "qwen2", "qwen3", "qwen35", "qwen35moe" */
+    uint32_t hidden, n_layers, n_mtp, n_heads, n_kv_heads, head_dim, vocab;
+    uint32_t key_heads, value_heads, key_dim, value_dim, conv_kernel; /* hybrids */
+    uint32_t n_experts;
+    bool is_tied;
+    struct hub_tensor *tensors;
+    uint32_t n_tensors;
+    uint32_t n_skipped; /* tensors of a vision tower, or of a draft block that was not asked for */
+};
+
+/* Reads the config, finds every tensor and checks the shapes that reordering relies on. What is
+ * not supported is refused by name; tensors that nobody knows are an error. */
+int hub_open(struct hub **out, const struct folder *folder, bool with_mtp, struct err *err);
+void hub_close(struct hub *hub); /* takes NULL */
+
+/* Rows [first, first + count) of a tensor as f32, in our order and form. */
+void hub_read_rows(const struct hub *hub, const struct hub_tensor *t, uint64_t first,
+                   uint64_t count, float *out);
+
+/* The keys that describe the architecture; the tokenizer's are not among them. */
+int hub_write_keys(const struct hub *hub, struct gguf_writer *w, struct err *err);
+
+#endif

@@ -1,0 +1,134 @@
+/* mixture.c - which number format each tensor of a file gets. */
+#include "model/mixture.h"
+
+#include <strings.h>
+
+enum rule {
+    RULE_PLAIN,  /* every tensor the base type */
+    RULE_HEAD,   /* only the head gets more bits */
+    RULE_SMALL,  /* _S: a few tensors more at the front */
+    RULE_MEDIUM, /* _M: half of the value and down projections Q6_K */
+};
+
+struct mixture {
+    const char *name;
+    enum dtype base;
+    enum rule rule;
+    uint32_t file_type;
+};
+
+/* clang-format off */
+static const struct mixture mixtures[] = {
+    {"F32",    DT_F32,  RULE_PLAIN,   0},
+    {"F16",    DT_F16,  RULE_PLAIN,   1},
+    {"BF16",   DT_BF16, RULE_PLAIN,  32},
+    {"Q8_0",   DT_Q8_0, RULE_PLAIN,   7},
+    {"Q6_K",   DT_Q6_K, RULE_HEAD,   18},
+    {"Q5_K_M", DT_Q5_K, RULE_MEDIUM, 17},
+    {"Q5_K_S", DT_Q5_K, RULE_HEAD,   16},
+    {"Q4_K_M", DT_Q4_K, RULE_MEDIUM, 15},
+    {"Q4_K_S", DT_Q4_K, RULE_SMALL,  14},
+    {"Q5_1",   DT_Q5_1, RULE_HEAD,    9},
+    {"Q5_0",   DT_Q5_0, RULE_HEAD,    8},
+    {"Q4_1",   DT_Q4_1, RULE_HEAD,    3},
+    {"Q4_0",   DT_Q4_0, RULE_HEAD,    2},
+};
+/* clang-format on */
+
+const struct mixture *mixture_find(const char *name) {
+    for (size_t i = 0; i < sizeof mixtures / sizeof *mixtures; i++)
+        if (strcasecmp(mixtures[i].name, name) == 0)
+            return &mixtures[i];
+    return NULL;
+}
+
+const char *mixture_name(const struct mixture *m) {
+    return m->name;
+}
+
+const char *mixture_names(void) {
+    return "F32 F16 BF16 Q8_0 Q6_K Q5_K_M Q5_K_S Q4_K_M Q4_K_S Q5_1 Q5_0 Q4_1 Q4_0";
+}
+
+uint32_t mixture_file_type(const struct mixture *m) {
+    return m->file_type;
+}
+
+bool mixture_is_quantized(const struct mixture *m) {
+    return m->base != DT_F32 && m->base != DT_F16 && m->base != DT_BF16;
+}
+
+bool block_index(struct str name, uint32_t *index) {
+    if (!str_starts(name, "blk."))
+        return false;
+    uint32_t n = 0;
+    size_t i = 4;
+    for (; i < name.len && name.at[i] >= '0' && name.at[i] <= '9' && i < 10; i++)
+        n = n * 10 + (uint32_t)(name.at[i] - '0');
+    if (i == 4 || i >= name.len || name.at[i] != '.')
+        return false;
+    *index = n;
+    return true;
+}
+
+/* "blk.3.attn_v.weight" is "attn_v.weight" of its block. */
+static bool is_part(struct str name, const char *part) {
+    uint32_t block;
+    size_t n = strlen(part);
+    return block_index(name, &block) && str_ends(name, part) && name.at[name.len - n - 1] == '.';
+}
+
+bool mixture_counts_as_value(struct str name) {
+    return is_part(name, "attn_v.weight") || is_part(name, "attn_qkv.weight");
+}
+
+bool mixture_keeps(struct str name, uint32_t n_dims, const uint64_t *dims) {
+    bool is_vector = n_dims < 2 || (dims[1] == 1 && (n_dims < 3 || dims[2] == 1));
+    return is_vector || !str_ends(name, ".weight") || str_contains(name, "_norm.weight") ||
+           str_contains(name, "ssm_conv1d") || str_contains(name, "ffn_gate_inp");
+}
+
+/* The first and last eighth of the layers and every third between. */
+static bool gets_more_bits(uint32_t i, uint32_t n) {
+    return i < n / 8 || i >= 7 * n / 8 || (i - n / 8) % 3 == 2;
+}
+
+static enum dtype wanted_type(const struct mixture *m, const struct mixture_file *file,
+                              struct str name, uint32_t value_index) {
+    bool is_head =
+        str_is(name, "output.weight") || (str_is(name, "token_embd.weight") && !file->has_output);
+    if (m->rule == RULE_PLAIN)
+        return m->base;
+    if (is_head)
+        return DT_Q6_K;
+    uint32_t layer = 0;
+    block_index(name, &layer);
+    if (mixture_counts_as_value(name)) {
+        if (m->rule == RULE_MEDIUM && gets_more_bits(value_index, file->n_values))
+            return DT_Q6_K;
+        if (m->rule == RULE_SMALL && value_index < 4)
+            return DT_Q5_K;
+    }
+    if (is_part(name, "ffn_down.weight") || is_part(name, "ffn_down_exps.weight") ||
+        is_part(name, "ffn_down_shexp.weight")) {
+        if (m->rule == RULE_MEDIUM && gets_more_bits(layer, file->n_layers))
+            return DT_Q6_K;
+        if (m->rule == RULE_SMALL && layer < file->n_layers / 8)
+            return DT_Q5_K;
+    }
+    return m->base;
+}
+
+/* A row that is no multiple of a type's block takes the next type that fits it. */
+static enum dtype fit_row(enum dtype type, uint64_t row_values) {
+    if (row_values % 256 != 0) {
+        type = type == DT_Q4_K ? DT_Q5_0 : type == DT_Q5_K ? DT_Q5_1 : type;
+        type = type == DT_Q6_K ? DT_Q8_0 : type;
+    }
+    return row_values % dtype_info(type)->block_values == 0 ? type : DT_F16;
+}
+
+enum dtype mixture_type(const struct mixture *m, const struct mixture_file *file, struct str name,
+                        uint64_t row_values, uint32_t value_index) {
+    return fit_row(wanted_type(m, file, name, value_index), row_values);
+}

@@ -1,0 +1,35 @@
+/* tokenizer_make.h - what a tokenizer is made of, and what its two constructors share. */
+#ifndef TEXT_TOKENIZER_MAKE_H
+#define TEXT_TOKENIZER_MAKE_H
+
+#include "base/arena.h"
+#include "text/bpe.h"
+#include "text/special.h"
+#include "text/spm.h"
+#include "text/vocab.h"
+
+struct tokenizer {
+    struct arena arena;
+    struct vocab vocab;
+    const struct pretoken *pre; /* NULL: SentencePiece */
+    struct bpe bpe;             /* one of these two is filled */
+    struct spm spm;
+    struct special raw;        /* special tokens to find in the text as it comes */
+    struct special normalized; /* and those to find in the normalized text */
+    int32_t bos, eos;          /* -1: none */
+    bool adds_bos, adds_eos, has_nfc;
+    struct str chat_template;
+};
+
+/* A tokenizer of `count` tokens, all unused and empty; NULL when memory ran out. */
+struct tokenizer *tokenizer_new(int32_t count, struct err *err);
+
+/* Ends the making: `tokens` (whose texts may be borrowed till now), `pre`, `spm.unknown`,
+ * `bpe.ignore_merges` and the rest are set; here texts are copied and all tables built. */
+int tokenizer_finish(struct tokenizer *t, const struct merge_text *merges, size_t n_merges,
+                     struct err *err);
+
+/* Notes an id as ending a generation; ids outside the vocabulary are ignored. */
+void tokenizer_add_end(struct tokenizer *t, int64_t id);
+
+#endif

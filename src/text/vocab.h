@@ -1,0 +1,37 @@
+/* vocab.h - the tokens of a model, as its tokenizer's parts share them. */
+#ifndef TEXT_VOCAB_H
+#define TEXT_VOCAB_H
+
+#include "base/str.h"
+#include "text/tokenizer.h"
+
+enum token_flag {
+    TOKEN_ENDS = 1 << 0,        /* ends a generation */
+    TOKEN_LSTRIP = 1 << 1,      /* found in text, it takes the white space before it along */
+    TOKEN_RSTRIP = 1 << 2,      /* and behind it */
+    TOKEN_SINGLE_WORD = 1 << 3, /* not found inside a word */
+    TOKEN_NORMALIZED = 1 << 4,  /* looked for in the normalized text */
+};
+
+struct token {
+    struct str text;  /* as the file stores it */
+    struct str bytes; /* what it stands for in text */
+    float score;      /* SentencePiece: higher joins earlier */
+    uint8_t type;     /* enum token_type */
+    uint8_t flags;    /* enum token_flag */
+};
+
+struct vocab {
+    struct token *tokens;
+    int32_t count;
+};
+
+/* The most tokens or merges a file may have. */
+enum { VOCAB_MAX = 1 << 24 };
+
+/* A token that plain text may become. The others only come from special.c or the model. */
+static inline bool token_is_plain(const struct token *token) {
+    return token->type == TOKEN_NORMAL || token->type == TOKEN_USER;
+}
+
+#endif

@@ -1,0 +1,400 @@
+#!/usr/bin/env python3
+"""test_cli.py SLUICE - the program from outside: verbs, exit statuses, one-line errors, files.
+
+Needs only Python 3. Prints one line for a test that fails, and "N passed, N failed" at the end.
+"""
+import json, os, shutil, struct, subprocess, sys, tempfile, traceback
+from pathlib import Path
+
+SLUICE = os.path.abspath(sys.argv[1])
+ROOT = Path(__file__).resolve().parent.parent
+DATA = Path(os.environ.get("SLUICE_TEST_DATA", ROOT / "build/data"))
+REFERENCE = DATA / "reference"
+SHIPPED = ROOT / "models/stories-27m-q4_k_m.gguf"
+FOLDERS = ["qwen35-dense-a", "qwen35-dense-b", "qwen35-moe-a", "llama-a", "llama-b", "qwen3-a", "qwen2-a"]
+
+
+def run(*args, stdin=b"", env=None, stdout=subprocess.PIPE):
+    p = subprocess.run([SLUICE, *map(str, args)], input=stdin, stdout=stdout, stderr=subprocess.PIPE,
+                       env={**os.environ, **(env or {})}, timeout=300)
+    return p.returncode, p.stdout or b"", p.stderr.decode()
+
+
+def good(*args, **kw):
+    code, out, err = run(*args, **kw)
+    assert code == 0, f"{args} exits {code}: {err.strip()}"
+    return out
+
+
+def bad(code, fragment, *args, **kw):
+    """The program exits with that code and says one line, with that fragment in it."""
+    got, out, err = run(*args, **kw)
+    assert got == code, f"{args} exits {got}, expected {code}: {err.strip()}"
+    lines = err.splitlines()
+    assert len(lines) == 1 and lines[0].startswith("sluice: "), f"{args} says {err!r}, expected one line"
+    assert fragment in lines[0], f"{args} says {lines[0]!r}, expected {fragment!r} in it"
+    assert not out, f"{args} prints {out[:80]!r} although it fails"
+
+
+def inspect(path):
+    return json.loads(good("inspect", path, "--json", "--full"))
+
+
+def tensor_bytes(path):
+    """name -> (type, dims, payload) by a reader of its own."""
+    b = Path(path).read_bytes()
+    at = 8
+    n_tensors, n_kv = struct.unpack_from("<QQ", b, at)
+    at += 16
+
+    def text():
+        nonlocal at
+        n, = struct.unpack_from("<Q", b, at)
+        at += 8 + n
+        return b[at - n:at].decode("utf-8", "replace")
+
+    size = {0: 1, 1: 1, 2: 2, 3: 2, 4: 4, 5: 4, 6: 4, 7: 1, 10: 8, 11: 8, 12: 8}
+    align = 32
+
+    def skip(kind):
+        nonlocal at
+        if kind == 8:
+            text()
+        elif kind == 9:
+            sub, n = struct.unpack_from("<IQ", b, at)
+            at += 12
+            for _ in range(n):
+                skip(sub)
+        else:
+            at += size[kind]
+
+    for _ in range(n_kv):
+        key = text()
+        kind, = struct.unpack_from("<I", b, at)
+        at += 4
+        if key == "general.alignment":
+            align, = struct.unpack_from("<I", b, at)
+        skip(kind)
+    infos = []
+    for _ in range(n_tensors):
+        name = text()
+        n, = struct.unpack_from("<I", b, at)
+        dims = struct.unpack_from(f"<{n}Q", b, at + 4)
+        kind, offset = struct.unpack_from("<IQ", b, at + 4 + 8 * n)
+        at += 16 + 8 * n
+        infos.append((name, kind, dims, offset))
+    start = -(-at // align) * align
+    blocks = {0: (1, 4), 1: (1, 2), 2: (32, 18), 3: (32, 20), 6: (32, 22), 7: (32, 24), 8: (32, 34),
+              12: (256, 144), 13: (256, 176), 14: (256, 210), 30: (1, 2)}
+    out = {}
+    for name, kind, dims, offset in infos:
+        n = 1
+        for d in dims:
+            n *= d
+        el, by = blocks[kind]
+        out[name] = (kind, dims, b[start + offset:start + offset + n // el * by])
+    return out
+
+
+TESTS = []
+
+
+def test(f):
+    TESTS.append(f)
+    return f
+
+
+# ---- the program as such ------------------------------------------------------------------------
+
+@test
+def version_and_help():
+    assert good("--version").startswith(b"sluice ")
+    top = good("--help").decode()
+    for verb in ("inspect", "tokenize", "detokenize", "quantize", "convert"):
+        assert verb in top
+        text = good(verb, "--help").decode()
+        assert text.startswith(f"usage: sluice {verb}") and "example: " in text
+
+
+@test
+def wrong_command_lines_exit_with_2():
+    code, out, err = run()
+    assert code == 2 and not out and "usage" in err
+    bad(2, "unknown verb 'brew'", "brew")
+    bad(2, "unknown option '--frobnicate'", "inspect", "--frobnicate")
+    bad(2, "unexpected argument 'c'", "inspect", "b", "c")
+    bad(2, "missing argument", "quantize", "a", "b")
+    bad(2, "missing argument", "convert", "a")
+    bad(2, "type is 'q9'", "quantize", "a", "b", "q9")
+    bad(2, "--type is 'q9'", "convert", "a", "b", "--type", "q9")
+    bad(2, "expected a whole number", "quantize", "a", "b", "q8_0", "-t", "two")
+    bad(2, "expected 1 to 1024", "quantize", "a", "b", "q8_0", "-t", "0")
+    bad(2, "--model needs a value", "tokenize", "-m")
+    bad(2, "--nfc is 'maybe'", "tokenize", "--nfc", "maybe")
+    bad(2, "--json takes no value", "inspect", "--json=yes")
+
+
+@test
+def missing_files_exit_with_1():
+    bad(1, "nowhere.gguf: cannot open", "inspect", "nowhere.gguf")
+    bad(1, "nowhere.gguf: cannot open", "tokenize", "-m", "nowhere.gguf")
+    bad(1, "nowhere.gguf: cannot open", "quantize", "nowhere.gguf", "out.gguf", "q8_0")
+    bad(1, "nowhere", "convert", "nowhere", "out.gguf")
+    assert not Path("out.gguf").exists()
+
+
+@test
+def a_full_device_is_an_error():
+    with open("/dev/full", "wb") as full:
+        code, _, err = run("inspect", SHIPPED, stdout=full)
+    assert code == 1 and "standard output" in err, (code, err)
+
+
+# ---- inspect ------------------------------------------------------------------------------------
+
+@test
+def inspect_the_shipped_model():
+    text = good("inspect").decode()
+    assert "26,798,384 parameters in 108 tensors" in text and "architecture qwen35" in text
+    facts = inspect(SHIPPED)
+    assert facts["parameters"] == 26798384 and len(facts["tensors"]) == 108
+    assert {k: v["tensors"] for k, v in facts["types"].items()} == {"Q4_K": 54, "Q6_K": 9, "F32": 45}
+    assert facts["file_bytes"] == SHIPPED.stat().st_size
+    assert facts["keys"]["tokenizer.ggml.tokens"]["count"] == 8192
+    assert facts["keys"]["qwen35.embedding_length"]["value"] == 512
+    short = json.loads(good("inspect", SHIPPED, "--json"))
+    assert len(short["keys"]["tokenizer.ggml.tokens"]["value"]) == 8
+
+
+@test
+def inspect_every_reference():
+    seen = 0
+    for path in sorted(REFERENCE.glob("*/*.gguf")) + [REFERENCE / f for f in FOLDERS]:
+        facts = inspect(path)
+        assert facts["parameters"] > 50000 and facts["tensors"], path
+        seen += 1
+    assert seen >= 15, seen
+
+
+@test
+def inspect_refuses_damage():
+    with tempfile.TemporaryDirectory() as d:
+        whole = (REFERENCE / "llama-a/model-q8_0.gguf").read_bytes()
+        path = Path(d) / "cut.gguf"
+        path.write_bytes(whole[:len(whole) // 2])
+        bad(1, "cut.gguf: ", "inspect", path)
+        path.write_bytes(b"GGUX" + whole[4:])
+        bad(1, "is no GGUF file", "inspect", path)
+        path.write_bytes(b"")
+        bad(1, "cut.gguf: ", "inspect", path)
+        bad(1, "config.json", "inspect", d)
+
+
+# ---- tokenize -----------------------------------------------------------------------------------
+
+@test
+def tokenize_there_and_back():
+    text = "Once upon a time,\n\tthere was a dragon: Ærøskøbing 東京 🚀\r\n".encode()
+    ids = good("tokenize", stdin=text)
+    assert good("detokenize", stdin=ids) == text
+    as_json = good("tokenize", "--json", stdin=text)
+    assert json.loads(as_json) == [int(i) for i in ids.split()]
+    assert good("detokenize", stdin=as_json) == text
+    assert good("tokenize", stdin=b"") == b"\n"
+    assert good("detokenize", stdin=b"") == b""
+
+
+@test
+def tokenize_special_tokens():
+    chat = b"<|im_start|>user\nHi<|im_end|>"
+    plain = good("tokenize", stdin=chat).split()
+    special = good("tokenize", "--special", stdin=chat).split()
+    assert special[0] == b"1" and special[-1] == b"2" and len(plain) > len(special)
+    assert good("detokenize", stdin=b" ".join(special)) == b"user\nHi"
+    assert good("detokenize", "--special", stdin=b" ".join(special)) == chat
+    assert good("detokenize", stdin=b" ".join(plain)) == chat
+
+
+@test
+def tokenize_bos_where_the_model_wants_it():
+    model = REFERENCE / "llama-a/model-f32.gguf"
+    without = good("tokenize", "-m", model, stdin=b"hi").split()
+    assert good("tokenize", "-m", model, "--bos", stdin=b"hi").split()[1:] == without
+    assert good("tokenize", "--bos", stdin=b"hi") == good("tokenize", stdin=b"hi")
+
+
+@test
+def tokenize_reference_texts():
+    """Every reference's own texts, through the program, from the file and from the folder."""
+    escapes = {"\\": "\\", "n": "\n", "r": "\r", "t": "\t", "0": "\0"}
+
+    def unescape(s):
+        out, i = [], 0
+        while i < len(s):
+            out.append(escapes[s[i + 1]] if s[i] == "\\" else s[i])
+            i += 2 if s[i] == "\\" else 1
+        return "".join(out)
+
+    for name in FOLDERS:
+        models = [REFERENCE / name, *(REFERENCE / name).glob("model-f32.gguf")]
+        rows = (REFERENCE / name / "text.txt").read_bytes().decode().split("\n")
+        for row in rows[:6]:
+            if not row:
+                continue
+            ids, text = row.split("\t", 1)
+            for model in models:
+                got = good("tokenize", "--special", "-m", model, stdin=unescape(text).encode()).decode()
+                assert got.split() == ids.split(), f"{model}: {text!r}: {got}, expected {ids}"
+    nfc = (REFERENCE / "qwen3-a/text-nfc.txt").read_text().splitlines()[0]
+    ids, text = nfc.split("\t", 1)
+    gguf = REFERENCE / "qwen3-a/model-f32.gguf"
+    text = unescape(text).encode()
+    assert good("tokenize", "-m", REFERENCE / "qwen3-a", stdin=text).decode().split() == ids.split()
+    assert good("tokenize", "-m", gguf, "--nfc", "on", stdin=text).decode().split() == ids.split()
+    assert good("tokenize", "-m", gguf, stdin=text).decode().split() != ids.split()
+
+
+@test
+def detokenize_refuses_what_is_no_token():
+    bad(1, "'12x'", "detokenize", stdin=b"1 12x 3")
+    bad(1, "8192", "detokenize", stdin=b"8192")
+    bad(1, "'-1'", "detokenize", stdin=b"-1")
+    bad(1, "expected a token id", "detokenize", stdin=b"99999999999999999999")
+
+
+# ---- quantize and convert -----------------------------------------------------------------------
+
+@test
+def quantize_keeps_keys_and_shapes():
+    source = REFERENCE / "qwen35-dense-a/model-f32.gguf"
+    before = inspect(source)
+    with tempfile.TemporaryDirectory() as d:
+        for kind in "F32 F16 BF16 Q8_0 Q6_K Q5_K_M Q5_K_S Q4_K_M Q4_K_S Q5_1 Q5_0 Q4_1 Q4_0".split():
+            out = Path(d) / f"{kind}.gguf"
+            good("quantize", source, out, kind.lower())
+            after = inspect(out)
+            changed = {"general.file_type", "general.quantization_version"}
+            assert {k: v for k, v in after["keys"].items() if k not in changed} == \
+                   {k: v for k, v in before["keys"].items() if k not in changed}
+            assert [(t["name"], t["dims"]) for t in after["tensors"]] == \
+                   [(t["name"], t["dims"]) for t in before["tensors"]]
+            assert os.listdir(d) == [f"{kind}.gguf"], os.listdir(d)
+            if kind == "F32":
+                assert tensor_bytes(out) == tensor_bytes(source)
+            out.unlink()
+
+
+@test
+def quantize_is_the_same_with_any_number_of_threads():
+    source = REFERENCE / "qwen35-moe-a/model-f32.gguf"
+    with tempfile.TemporaryDirectory() as d:
+        for n in (1, 3):
+            good("quantize", source, f"{d}/{n}.gguf", "q4_k_m", "-t", n)
+        assert Path(f"{d}/1.gguf").read_bytes() == Path(f"{d}/3.gguf").read_bytes()
+
+
+@test
+def quantize_again_is_possible_in_place():
+    with tempfile.TemporaryDirectory() as d:
+        path = Path(d) / "model.gguf"
+        shutil.copy(REFERENCE / "llama-k/model-q4_k_m.gguf", path)
+        good("quantize", path, path, "q8_0")
+        kinds = {t["type"] for t in inspect(path)["tensors"]}
+        assert kinds == {"Q8_0", "F32"}, kinds
+        assert os.listdir(d) == ["model.gguf"]
+
+
+@test
+def quantize_failing_leaves_the_old_file():
+    with tempfile.TemporaryDirectory() as d:
+        whole = (REFERENCE / "llama-a/model-f32.gguf").read_bytes()
+        cut, out = Path(d) / "cut.gguf", Path(d) / "out.gguf"
+        cut.write_bytes(whole[:-4096])
+        out.write_bytes(b"precious")
+        bad(1, "cut.gguf: ", "quantize", cut, out, "q8_0")
+        assert out.read_bytes() == b"precious"
+        poisoned = bytearray(whole)
+        poisoned[-2000:-1996] = struct.pack("<f", float("nan"))
+        cut.write_bytes(poisoned)
+        bad(1, "not finite", "quantize", cut, out, "q8_0")
+        assert out.read_bytes() == b"precious" and sorted(os.listdir(d)) == ["cut.gguf", "out.gguf"]
+        bad(1, "cannot create", "quantize", SHIPPED, f"{d}/no/such/folder.gguf", "q8_0")
+
+
+@test
+def convert_equals_the_given_gguf():
+    compared = 0
+    with tempfile.TemporaryDirectory() as d:
+        for name in FOLDERS:
+            for kind in ("f32", "q8_0"):
+                given, out = REFERENCE / name / f"model-{kind}.gguf", Path(d) / "out.gguf"
+                if not given.exists():
+                    continue
+                good("convert", REFERENCE / name, out, "--type", kind)
+                ours, theirs = tensor_bytes(out), tensor_bytes(given)
+                assert ours.keys() == theirs.keys(), name
+                for tensor in ours:
+                    assert ours[tensor] == theirs[tensor], f"{name} {kind}: {tensor} differs"
+                keys, expected = inspect(out)["keys"], inspect(given)["keys"]
+                keys.pop("sluice.nfc", None)
+                keys.pop("general.name"), expected.pop("general.name")
+                assert keys.keys() == expected.keys(), set(keys) ^ set(expected)
+                for key in keys:
+                    assert keys[key] == expected[key], f"{name}: {key}: {keys[key]}, expected {expected[key]}"
+                compared += 1
+    assert compared >= 8, compared
+
+
+@test
+def convert_of_a_sharded_vision_checkpoint():
+    with tempfile.TemporaryDirectory() as d:
+        out = Path(d) / "out.gguf"
+        good("convert", REFERENCE / "qwen35-dense-b", out)
+        facts = inspect(out)
+        assert facts["keys"]["general.name"]["value"] == "qwen35-dense-b"
+        assert facts["types"]["BF16"]["tensors"] > 50
+        good("convert", REFERENCE / "qwen35-dense-b", out, "--type", "q4_k_m", "--name", "other")
+        assert inspect(out)["keys"]["general.name"]["value"] == "other"
+        text = b"a test of both: caf\xc3\xa9"
+        assert good("tokenize", "-m", out, stdin=text) == good("tokenize", "-m", REFERENCE / "qwen35-dense-b", stdin=text)
+
+
+@test
+def convert_refuses_by_name():
+    def edit(folder, **changes):
+        path = folder / "config.json"
+        cfg = json.loads(path.read_text())
+        cfg.update(changes)
+        path.write_text(json.dumps(cfg))
+
+    cases = [({"model_type": "gemma3"}, "gemma3"), ({"hidden_act": "gelu"}, "gelu"),
+             ({"rope_parameters": {"rope_type": "longrope"}}, "longrope"), ({"num_hidden_layers": 0}, "num_hidden_layers"),
+             ({"num_hidden_layers": 1}, "unknown"), ({"num_attention_heads": 5}, "attn_q"),
+             ({"head_dim": -3}, "head_dim"), ({"vocab_size": 10**12}, "vocab_size")]
+    for changes, fragment in cases:
+        with tempfile.TemporaryDirectory() as d:
+            folder = Path(d) / "model"
+            shutil.copytree(REFERENCE / "llama-a", folder)
+            for f in folder.iterdir():
+                f.chmod(0o644)
+            edit(folder, **changes)
+            bad(1, fragment, "convert", folder, f"{d}/out.gguf")
+            assert os.listdir(d) == ["model"]
+
+
+def main():
+    passed = failed = 0
+    for t in TESTS:
+        try:
+            t()
+            passed += 1
+        except Exception as e:
+            failed += 1
+            where = traceback.extract_tb(e.__traceback__)[1] if len(traceback.extract_tb(e.__traceback__)) > 1 else None
+            print(f"test_cli.py:{where.lineno if where else 0}: {e or type(e).__name__} ({t.__name__})")
+    print(f"{passed} passed, {failed} failed")
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,317 @@
+/* test_model.c - mixtures, recoding, and hub folders against GGUF files made by others. */
+#include <dirent.h>
+#include <inttypes.h>
+
+#include "base/pool.h"
+#include "file/folder.h"
+#include "file/gguf.h"
+#include "model/hub.h"
+#include "model/mixture.h"
+#include "model/recode.h"
+#include "test.h"
+
+/* ---- mixtures ---------------------------------------------------------------------------------
+ */
+
+/* The layers of spec/quants.md section 7 that get Q6_K in a file of n layers. */
+static const struct {
+    uint32_t n;
+    const char *layers;
+    int count;
+} more_bits[] = {
+    {24, " 0 1 2 5 8 11 14 17 20 21 22 23 ", 12},
+    {25, " 0 1 2 5 8 11 14 17 20 21 22 23 24 ", 13},
+    {30, " 0 1 2 5 8 11 14 17 20 23 26 27 28 29 ", 14},
+    {32, " 0 1 2 3 6 9 12 15 18 21 24 27 28 29 30 31 ", 16},
+    {40, " 0 1 2 3 4 7 10 13 16 19 22 25 28 31 34 35 36 37 38 39 ", 20},
+    {48, " 0 1 2 3 4 5 8 11 14 17 20 23 26 29 32 35 38 41 42 43 44 45 46 47 ", 24},
+    {64,
+     " 0 1 2 3 4 5 6 7 10 13 16 19 22 25 28 31 34 37 40 43 46 49 52 55 56 57 58 59 60 61 62 63 ",
+     32},
+};
+
+TEST(mixture_medium_gives_half_the_layers_more) {
+    const struct mixture *m = mixture_find("q4_k_m");
+    for (size_t c = 0; c < sizeof more_bits / sizeof *more_bits; c++) {
+        struct mixture_file file = {.n_layers = more_bits[c].n, .n_values = more_bits[c].n};
+        int count = 0;
+        for (uint32_t i = 0; i < file.n_layers; i++) {
+            char down[64], value[64], number[16];
+            snprintf(down, sizeof down, "blk.%u.ffn_down.weight", i);
+            snprintf(value, sizeof value, "blk.%u.attn_qkv.weight", i);
+            snprintf(number, sizeof number, " %u ", i);
+            bool is_listed = strstr(more_bits[c].layers, number) != NULL;
+            enum dtype expected = is_listed ? DT_Q6_K : DT_Q4_K;
+            EXPECT_INT(mixture_type(m, &file, str_of(down), 1024, 0), expected);
+            EXPECT_INT(mixture_type(m, &file, str_of(value), 1024, i), expected);
+            count += is_listed;
+        }
+        EXPECT_INT(count, more_bits[c].count);
+    }
+}
+
+TEST(mixture_types_of_single_tensors) {
+    static const struct {
+        const char *mixture, *name;
+        uint64_t row;
+        bool has_output;
+        uint32_t value_index;
+        enum dtype expected;
+    } cases[] = {
+        {"q4_k_m", "output.weight", 1024, true, 0, DT_Q6_K},
+        {"q4_k_m", "token_embd.weight", 1024, true, 0, DT_Q4_K},
+        {"q4_k_m", "token_embd.weight", 1024, false, 0, DT_Q6_K},
+        {"q4_k_m", "token_embd.weight", 576, false, 0, DT_Q8_0},
+        {"q4_k_m", "blk.9.attn_q.weight", 576, false, 0, DT_Q5_0},
+        {"q5_k_m", "blk.9.attn_q.weight", 576, false, 0, DT_Q5_1},
+        {"q4_k_m", "blk.9.attn_q.weight", 48, false, 0, DT_F16},
+        {"q4_k_m", "blk.9.attn_output.weight", 2048, false, 0, DT_Q4_K},
+        {"q4_k_m", "blk.0.ffn_down_exps.weight", 512, true, 0, DT_Q6_K},
+        {"q4_k_m", "blk.0.ffn_down_shexp.weight", 512, true, 0, DT_Q6_K},
+        {"q4_k_m", "blk.9.ssm_alpha.weight", 1024, true, 0, DT_Q4_K},
+        {"q5_k_m", "blk.0.ffn_down.weight", 1024, true, 0, DT_Q6_K},
+        {"q5_k_m", "blk.0.ffn_up.weight", 1024, true, 0, DT_Q5_K},
+        {"q5_k_s", "blk.0.ffn_down.weight", 1024, true, 0, DT_Q5_K},
+        {"q5_k_s", "output.weight", 1024, true, 0, DT_Q6_K},
+        {"q4_k_s", "blk.1.ffn_down.weight", 1024, true, 0, DT_Q5_K},
+        {"q4_k_s", "blk.3.ffn_down.weight", 1024, true, 0, DT_Q4_K},
+        {"q4_k_s", "blk.3.attn_v.weight", 1024, true, 3, DT_Q5_K},
+        {"q4_k_s", "blk.4.attn_v.weight", 1024, true, 4, DT_Q4_K},
+        {"q8_0", "output.weight", 1024, true, 0, DT_Q8_0},
+        {"q8_0", "blk.0.ffn_down.weight", 80, true, 0, DT_F16},
+        {"q6_k", "blk.0.ffn_up.weight", 1024, true, 0, DT_Q6_K},
+        {"q4_0", "output.weight", 1024, true, 0, DT_Q6_K},
+        {"q4_0", "blk.0.ffn_down.weight", 1024, true, 0, DT_Q4_0},
+        {"BF16", "output.weight", 1024, true, 0, DT_BF16},
+        {"f16", "blk.0.attn_v.weight", 33, true, 0, DT_F16},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        struct mixture_file file = {
+            .n_layers = 24, .n_values = 24, .has_output = cases[i].has_output};
+        enum dtype found = mixture_type(mixture_find(cases[i].mixture), &file,
+                                        str_of(cases[i].name), cases[i].row, cases[i].value_index);
+        if (found != cases[i].expected)
+            test_fail(__FILE__, __LINE__, "%s %s is %s, expected %s", cases[i].mixture,
+                      cases[i].name, dtype_name(found), dtype_name(cases[i].expected));
+    }
+    EXPECT(mixture_find("q4") == NULL);
+    EXPECT(mixture_find("") == NULL);
+}
+
+TEST(mixture_keeps_what_must_stay) {
+    static const struct {
+        const char *name;
+        uint32_t n_dims;
+        uint64_t dims[4];
+        bool is_kept;
+    } cases[] = {
+        {"output_norm.weight", 1, {64, 1, 1, 1}, true},
+        {"blk.0.attn_q.bias", 1, {64, 1, 1, 1}, true},
+        {"blk.0.ffn_gate_inp.weight", 2, {64, 8, 1, 1}, true},
+        {"blk.0.ffn_gate_inp_shexp.weight", 2, {64, 1, 1, 1}, true},
+        {"blk.0.ssm_conv1d.weight", 2, {4, 512, 1, 1}, true},
+        {"blk.0.ssm_a", 1, {16, 1, 1, 1}, true},
+        {"blk.0.ssm_alpha.weight", 2, {64, 16, 1, 1}, false},
+        {"blk.0.attn_q.weight", 2, {64, 64, 1, 1}, false},
+        {"blk.0.ffn_up_exps.weight", 3, {64, 32, 8, 1}, false},
+        {"token_embd.weight", 2, {64, 448, 1, 1}, false},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
+        EXPECT_INT(mixture_keeps(str_of(cases[i].name), cases[i].n_dims, cases[i].dims),
+                   cases[i].is_kept);
+}
+
+TEST(mixture_finds_the_block_of_a_name) {
+    uint32_t n = 99;
+    EXPECT(block_index(STR("blk.12.attn_q.weight"), &n) && n == 12);
+    EXPECT(!block_index(STR("blk.attn_q.weight"), &n));
+    EXPECT(!block_index(STR("blk.12"), &n));
+    EXPECT(!block_index(STR("token_embd.weight"), &n));
+    EXPECT(!block_index(STR("blk.99999999999999.x"), &n));
+}
+
+/* The quantized reference files were made by another program: the rules must give their types. */
+TEST(mixture_agrees_with_files_made_by_others) {
+    static const char *const files[] = {"qwen35-dense-k", "llama-k"};
+    for (int f = 0; f < 2; f++) {
+        char path[128];
+        snprintf(path, sizeof path, "reference/%s/model-q4_k_m.gguf", files[f]);
+        struct gguf *g;
+        struct err err = {0};
+        if (gguf_open(&g, test_data(path), &err))
+            return test_fail(__FILE__, __LINE__, "%s", err.text);
+        struct mixture_file file = {.n_layers = 2, .n_values = 2};
+        file.has_output = gguf_tensor(g, "output.weight") != NULL;
+        for (uint32_t i = 0; i < g->n_tensors; i++) {
+            const struct tensor *t = &g->tensors[i];
+            uint32_t layer = 0;
+            block_index(t->name, &layer);
+            enum dtype expected =
+                mixture_keeps(t->name, t->n_dims, t->dims)
+                    ? DT_F32
+                    : mixture_type(mixture_find("q4_k_m"), &file, t->name, t->dims[0], layer);
+            if (t->type != (int)expected)
+                test_fail(__FILE__, __LINE__, "%.*s is %s, expected %s", STR_ARG(t->name),
+                          t->type_name, dtype_name(expected));
+        }
+        gguf_close(g);
+    }
+}
+
+/* ---- recoding ---------------------------------------------------------------------------------
+ */
+
+struct sink {
+    uint8_t *bytes;
+    uint64_t len;
+};
+
+static void count_up(const void *source, uint64_t first, uint64_t count, float *out) {
+    for (uint64_t i = 0; i < count * 64; i++)
+        out[i] = (float)((first * 64 + i) % 1000);
+    const uint64_t *bad_row = source;
+    if (bad_row && *bad_row >= first && *bad_row < first + count)
+        out[(*bad_row - first) * 64 + 5] = NAN;
+}
+
+static int collect(void *sink, const void *bytes, uint64_t size, struct err *err) {
+    (void)err;
+    struct sink *s = sink;
+    memcpy(s->bytes + s->len, bytes, size);
+    s->len += size;
+    return SLUICE_OK;
+}
+
+TEST(recode_keeps_the_order_with_any_number_of_threads) {
+    enum { ROWS = 100003 }; /* several batches, the last not full */
+    struct sink s = {.bytes = malloc(ROWS * 64 * 2)};
+    for (int threads = 1; threads <= 3; threads++) {
+        struct pool *pool;
+        struct err err = {0};
+        EXPECT_INT(pool_open(&pool, threads, &err), SLUICE_OK);
+        s.len = 0;
+        struct recode r = {.name = "t",
+                           .width = 64,
+                           .rows = ROWS,
+                           .to = DT_BF16,
+                           .read = count_up,
+                           .write = collect,
+                           .sink = &s};
+        EXPECT_INT(recode_tensor(&r, pool, &err), SLUICE_OK);
+        EXPECT_INT(s.len, ROWS * 64 * 2);
+        bool is_right = true;
+        for (uint64_t i = 0; i < ROWS * 64; i++) {
+            float v, x = (float)(i % 1000);
+            dtype_info(DT_BF16)->decode(s.bytes + 2 * i, &v, 1);
+            is_right &= fabsf(v - x) <= x / 256;
+        }
+        EXPECT(is_right);
+        uint64_t bad_row = 70001;
+        s.len = 0;
+        r.source = &bad_row;
+        EXPECT_INT(recode_tensor(&r, pool, &err), SLUICE_ERR_FORMAT);
+        EXPECT_STR(err.text, "tensor t, row 70001: a value is not finite or does not fit BF16");
+        pool_close(pool);
+    }
+    free(s.bytes);
+}
+
+/* ---- hub folders ------------------------------------------------------------------------------
+ */
+
+static struct hub *open_hub(const char *name, struct folder **folder) {
+    struct err err = {0};
+    struct hub *hub = NULL;
+    char path[128];
+    snprintf(path, sizeof path, "reference/%s", name);
+    if (folder_open(folder, test_data(path), true, &err) || hub_open(&hub, *folder, true, &err))
+        test_fail(__FILE__, __LINE__, "%s: %s", name, err.text);
+    return hub;
+}
+
+static float *read_whole(const struct hub *hub, const struct hub_tensor *t, uint64_t *n) {
+    uint64_t rows = t->dims[1] * t->dims[2] * t->dims[3];
+    *n = rows * t->dims[0];
+    float *x = malloc(*n * sizeof *x);
+    /* In two pieces, so that a start in the middle is tried too. */
+    hub_read_rows(hub, t, 0, rows / 2, x);
+    hub_read_rows(hub, t, rows / 2, rows - rows / 2, x + rows / 2 * t->dims[0]);
+    return x;
+}
+
+static void compare_with_gguf(const char *name, const struct hub *hub, const struct gguf *g) {
+    EXPECT_INT(hub->n_tensors, g->n_tensors);
+    for (uint32_t i = 0; i < hub->n_tensors; i++) {
+        const struct hub_tensor *t = &hub->tensors[i];
+        const struct tensor *other = gguf_tensor(g, t->name);
+        if (!other || other->type != DT_F32 || other->n_dims != t->n_dims ||
+            memcmp(other->dims, t->dims, sizeof t->dims) != 0) {
+            test_fail(__FILE__, __LINE__, "%s: %s is not there in the same shape", name, t->name);
+            continue;
+        }
+        uint64_t n;
+        float *x = read_whole(hub, t, &n);
+        if (memcmp(x, other->data, n * sizeof *x) != 0)
+            test_fail(__FILE__, __LINE__, "%s: %s has other values", name, t->name);
+        free(x);
+    }
+}
+
+TEST(hub_equals_the_gguf_file_of_the_same_model) {
+    static const char *const names[] = {"qwen35-dense-a", "qwen35-dense-b", "qwen35-moe-a",
+                                        "llama-a",        "llama-b",        "qwen3-a",
+                                        "qwen2-a"};
+    int compared = 0;
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
+        struct folder *folder = NULL;
+        struct gguf *g = NULL;
+        char path[128];
+        snprintf(path, sizeof path, "reference/%s/model-f32.gguf", names[i]);
+        /* One is too big to ship: its checksums are compared below. */
+        if (gguf_open(&g, test_data(path), NULL))
+            continue;
+        struct hub *hub = open_hub(names[i], &folder);
+        if (hub)
+            compare_with_gguf(names[i], hub, g);
+        compared++;
+        hub_close(hub);
+        folder_close(folder);
+        gguf_close(g);
+    }
+    EXPECT(compared >= 6);
+}
+
+static uint64_t fnv1a(const void *bytes, uint64_t n) {
+    uint64_t h = 0xcbf29ce484222325u;
+    for (uint64_t i = 0; i < n; i++)
+        h = (h ^ ((const uint8_t *)bytes)[i]) * 0x100000001b3u;
+    return h;
+}
+
+TEST(hub_equals_the_checksums_of_a_vision_checkpoint) {
+    struct folder *folder = NULL;
+    struct hub *hub = open_hub("qwen35-dense-b", &folder);
+    FILE *sums = fopen("tests/data/qwen35-dense-b.sums", "r");
+    char name[64], type[8], dims[64];
+    uint64_t expected;
+    uint32_t found = 0;
+    while (hub && sums &&
+           fscanf(sums, "%63s %7s %63s %" SCNx64, name, type, dims, &expected) == 4) {
+        for (uint32_t i = 0; i < hub->n_tensors; i++) {
+            if (strcmp(hub->tensors[i].name, name) != 0)
+                continue;
+            uint64_t n;
+            float *x = read_whole(hub, &hub->tensors[i], &n);
+            if (fnv1a(x, n * sizeof *x) != expected)
+                test_fail(__FILE__, __LINE__, "%s has other values", name);
+            free(x);
+            found++;
+        }
+    }
+    EXPECT_INT(found, hub ? hub->n_tensors : 0);
+    EXPECT(found > 100);
+    if (sums)
+        fclose(sums);
+    hub_close(hub);
+    folder_close(folder);
+}
