@@ -3,6 +3,7 @@
 #
 #   make CROSS=aarch64-linux-gnu     a binary for another architecture, in build/<triplet>
 #   make MODE=asan                   another build mode: release (default), debug, asan, tsan
+#   make V=1                         the commands shown
 #   make STATIC=1                    the libraries linked in, for machines that lack them
 
 .DELETE_ON_ERROR:
@@ -48,6 +49,10 @@ LIBRARY := $(filter-out src/cmd/%,$(SOURCES))
 TESTS   := $(wildcard tests/*.c)
 FUZZERS := $(patsubst tests/fuzz/fuzz_%.c,%,$(wildcard tests/fuzz/fuzz_*.c))
 
+# V=1 shows the commands.
+Q   := $(if $(V),,@)
+say  = $(if $(V),,@printf '  %-5s %s\n' $(1) $(2))
+
 objects = $(patsubst %.c,$(B)/obj/%.o,$(1))
 
 all: $(B)/sluice $(B)/libsluice.a
@@ -69,7 +74,8 @@ $(STAMPS)/%: tools/setup.sh
 
 $(B)/obj/%.o: %.c | $(NEEDS)
 	@mkdir -p $(@D)
-	$(CC) $(CPPFLAGS) $(CFLAGS) -MMD -MP -c $< -o $@
+	$(call say,CC,$@)
+	$(Q)$(CC) $(CPPFLAGS) $(CFLAGS) -MMD -MP -c $< -o $@
 
 # The version is a header that changes only when git's answer does.
 $(B)/version.h: FORCE | $(NEEDS)
@@ -81,11 +87,13 @@ FORCE:
 $(call objects,src/base/err.c): $(B)/version.h
 
 $(B)/libsluice.a: $(call objects,$(LIBRARY))
-	@rm -f $@
-	$(if $(CROSS),$(CROSS)-)ar rcs $@ $^
+	$(call say,AR,$@)
+	$(Q)rm -f $@
+	$(Q)$(if $(CROSS),$(CROSS)-)ar rcs $@ $^
 
 $(B)/sluice: $(call objects,$(filter src/cmd/%,$(SOURCES))) $(B)/libsluice.a
-	$(CC) $(LDFLAGS) $^ $(LIBS) -o $@
+	$(call say,LD,$@)
+	$(Q)$(CC) $(LDFLAGS) $^ $(LIBS) -o $@
 
 run: $(B)/sluice
 	@$(B)/sluice inspect models/stories-27m-q4_k_m.gguf
@@ -111,7 +119,8 @@ build/data/unpacked: $(wildcard tests/data/*.tar.xz) | $(STAMPS)/test
 	@touch $@
 
 $(B)/tests: $(call objects,$(TESTS)) $(B)/libsluice.a
-	$(CC) $(LDFLAGS) $^ $(LIBS) -lpcre2-8 -o $@
+	$(call say,LD,$@)
+	$(Q)$(CC) $(LDFLAGS) $^ $(LIBS) -lpcre2-8 -o $@
 $(call objects,$(TESTS)): CPPFLAGS += -Itests
 $(call objects,$(TESTS)): | $(STAMPS)/test
 
@@ -124,7 +133,8 @@ where:
 replays: $(patsubst %,$(B)/replay/fuzz_%,$(FUZZERS))
 $(B)/replay/fuzz_%: $(B)/obj/tests/fuzz/fuzz_%.o $(B)/obj/tests/fuzz/replay.o $(B)/libsluice.a
 	@mkdir -p $(@D)
-	$(CC) $(LDFLAGS) $^ $(LIBS) -o $@
+	$(call say,LD,$@)
+	$(Q)$(CC) $(LDFLAGS) $^ $(LIBS) -o $@
 
 test: | $(STAMPS)/test
 	@$(MAKE) --no-print-directory test-binaries
@@ -147,7 +157,8 @@ FUZZ_FLAGS := -std=c11 -D_GNU_SOURCE -g -O1 -fno-omit-frame-pointer -ffp-contrac
               -fsanitize=fuzzer,address,undefined -fno-sanitize-recover=all -Iinclude -Isrc -Ibuild
 $(FB)/fuzz_%: tests/fuzz/fuzz_%.c build/version.h $(LIBRARY) $(wildcard src/*/*.h src/*/*.def) | $(STAMPS)/fuzz
 	@mkdir -p $(@D)
-	clang $(FUZZ_FLAGS) $< $(LIBRARY) -ljansson -lutf8proc -lm -o $@
+	$(call say,FUZZ,$@)
+	$(Q)clang $(FUZZ_FLAGS) $< $(LIBRARY) -ljansson -lutf8proc -lm -o $@
 
 # ---- benchmarks and care ----------------------------------------------------------------------
 

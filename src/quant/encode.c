@@ -12,8 +12,7 @@
 #include "quant/q5_1.h"
 #include "quant/q8_0.h"
 
-/* ---- floats -----------------------------------------------------------------------------------
- */
+/* ---- floats ---------------------------------------------------------------------------------- */
 
 void f32_encode(const float *src, void *dst, size_t n) {
     memcpy(dst, src, n * sizeof *src);
@@ -35,8 +34,7 @@ void bf16_encode(const float *src, void *dst, size_t n) {
     }
 }
 
-/* ---- blocks of 32 -----------------------------------------------------------------------------
- */
+/* ---- blocks of 32 ---------------------------------------------------------------------------- */
 
 struct range {
     float low, high;
@@ -128,10 +126,23 @@ static void q5_1_encode_block(const float *x, struct q5_1 *b) {
     pack_fifth_bits(q, b->qh);
 }
 
+/* Q8_0 is what everybody's converters write, byte for byte: quants are rounded half away from
+ * zero against the scale before it becomes a half. The other types round against the scale that
+ * is stored, which is a little better; here that is so only where the scale exceeds a half. */
 static void q8_0_encode_block(const float *x, struct q8_0 *b) {
     struct range r = range_of(x);
-    b->d = f16_from_scale((-r.low > r.high ? -r.low : r.high) / 127.0f);
-    round_values(x, 0, inverse(f16_to_f32(b->d)), 0, (struct range){-127, 127}, b->qs);
+    float scale = (-r.low > r.high ? -r.low : r.high) / 127.0f;
+    b->d = f16_from_f32_clamped(scale);
+    float factor = inverse(scale <= 65504.0f ? scale : f16_to_f32(b->d));
+    if (!(factor <= FLT_MAX))
+        factor = 0; /* of a scale so small that the half is 0 too */
+    for (int i = 0; i < 32; i++) {
+        float v = x[i] * factor, size = v < 0 ? -v : v;
+        size = size > 127 ? 127 : size;
+        int whole = (int)size;
+        whole += size - (float)whole >= 0.5f;
+        b->qs[i] = (int8_t)(v < 0 ? -whole : whole);
+    }
 }
 
 /* dst may lie at any address, the structs want an even one. */

@@ -13,8 +13,10 @@
  *     the best; then measure and solve from there again, since with new s and m other q are best.
  * (2) For the super-block try some d, then some dmin, each sub-block taking the nearest multiple
  *     and the price coming from the sums.
- * (3) Measure with the scales as stored, refit d and dmin to the new q, and again; the best of
- *     these rounds is what is written. The q written are rounded against the scales written.
+ * (3) Measure with the scales as stored, refit d and dmin to the new q, and again; keep the best
+ *     of these rounds, then try each 6-bit scale one up and one down.
+ *
+ * The q written are rounded against the scales written.
  *
  * Four sub-blocks are worked on side by side, one in each lane of a vector, and nothing is summed
  * across lanes but in a fixed order: the bits do not depend on the machine's vector width. */
@@ -26,8 +28,7 @@
 #include "quant/q5_k.h"
 #include "quant/q6_k.h"
 
-/* ---- four lanes -------------------------------------------------------------------------------
- */
+/* ---- four lanes ------------------------------------------------------------------------------ */
 
 typedef float f4 __attribute__((vector_size(16)));
 typedef int32_t i4 __attribute__((vector_size(16)));
@@ -77,8 +78,7 @@ static float most(f4 x) {
     return a > b ? a : b;
 }
 
-/* ---- sub-blocks -------------------------------------------------------------------------------
- */
+/* ---- sub-blocks ------------------------------------------------------------------------------ */
 
 /* Four sub-blocks of n = 32 (Q4_K, Q5_K) or 16 (Q6_K) values. */
 struct group {
@@ -98,6 +98,7 @@ struct fit {
     struct sums sums;
 };
 
+/* Values beyond +-limit are cut off there. */
 static inline void group_load(struct group *g, const float *x, int n, float limit) {
     f4 squares = all(0);
     g->low = all(0);
@@ -158,6 +159,7 @@ static inline struct fit solve(const struct group *g, const struct sums *t) {
     return f;
 }
 
+/* Lane by lane. */
 static inline void keep_better(struct fit *best, const struct fit *f) {
     i4 is_better = f->error < best->error;
     best->s = pick(is_better, f->s, best->s);
@@ -193,13 +195,12 @@ static inline struct fit search(const struct group *g, float codes) {
     return best;
 }
 
-/* ---- super-blocks with minimums: Q4_K, Q5_K -----------------------------------------------------
- */
+/* ---- super-blocks with minimums: Q4_K, Q5_K -------------------------------------------------- */
 
 /* A super-block as it will be stored, but for the quants. */
 struct scales {
     uint16_t d, dmin;
-    f4 sc[2], mn[2]; /* whole, 0..63 */
+    f4 sc[2], mn[2]; /* whole, 1..63 and 0..63 */
     float error;
 };
 
@@ -380,8 +381,7 @@ static void q5_k_encode_block(const float *x, struct q5_k *b) {
     }
 }
 
-/* ---- super-blocks without: Q6_K ----------------------------------------------------------------
- */
+/* ---- super-blocks without: Q6_K -------------------------------------------------------------- */
 
 struct scales6 {
     uint16_t d;

@@ -22,8 +22,7 @@
 #include "quant/q6_k.h"
 #include "quant/q8_0.h"
 
-/* ---- decode -----------------------------------------------------------------------------------
- */
+/* ---- decode ---------------------------------------------------------------------------------- */
 
 static void f32_decode(const void *src, float *dst, size_t n) {
     memcpy(dst, src, n * sizeof *dst);
@@ -73,8 +72,7 @@ BLOCK_DECODE(iq4_nl, 32)
 BLOCK_DECODE(iq4_xs, 256)
 BLOCK_DECODE(mxfp4, 32)
 
-/* ---- the table --------------------------------------------------------------------------------
- */
+/* ---- the table ------------------------------------------------------------------------------- */
 
 #define NONE NULL
 #define TYPE(name, id, values, bytes, decode, encode) [id] = {#name, values, bytes, decode, encode},
@@ -123,8 +121,7 @@ bool dtype_bytes(enum dtype type, uint64_t n, uint64_t *bytes) {
     return size_mul(n / info->block_values, info->block_bytes, bytes);
 }
 
-/* ---- activations ------------------------------------------------------------------------------
- */
+/* ---- activations ----------------------------------------------------------------------------- */
 
 /* The largest magnitude of 32 values, found on the bits: they order as the numbers do, infinity
  * above all of them and NaN above that, so neither can hide. */
