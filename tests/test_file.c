@@ -21,14 +21,21 @@
 
 struct bytes {
     uint8_t *at;
-    size_t size;
+    size_t size, capacity;
 };
 
-static void put(struct bytes *b, const void *bytes, size_t size) {
-    b->at = realloc(b->at, b->size + size + 1);
-    if (size)
-        memcpy(b->at + b->size, bytes, size);
+/* Room for more bytes, zeroed. */
+static uint8_t *extend(struct bytes *b, size_t size) {
+    if (b->size + size >= b->capacity) {
+        b->capacity = 2 * (b->size + size) + 64;
+        b->at = realloc(b->at, b->capacity);
+    }
     b->size += size;
+    return memset(b->at + b->size - size, 0, size);
+}
+
+static void put(struct bytes *b, const void *bytes, size_t size) {
+    memcpy(extend(b, size), bytes, size);
 }
 
 static void put_u32(struct bytes *b, uint32_t value) {
@@ -45,8 +52,7 @@ static void put_str(struct bytes *b, const char *z) {
 }
 
 static void put_zeros(struct bytes *b, size_t count) {
-    while (count-- > 0)
-        put(b, "", 1);
+    extend(b, count);
 }
 
 static void pad(struct bytes *b, size_t align) {
@@ -108,6 +114,12 @@ static void put_example(struct bytes *b) {
     pad(b, 32);
     for (int i = 0; i < 8; i++)
         put(b, &(float){(float)i}, 4);
+}
+
+/* A new, empty folder for the files of a test, which removes it. */
+static void fresh_folder(char out[512], const char *name) {
+    snprintf(out, 512, "%s", test_temporary(name));
+    EXPECT(mkdir(out, 0777) == 0);
 }
 
 /* A copy of just this size, so that the sanitizer sees a read beyond the end. */
@@ -564,6 +576,9 @@ TEST(gguf_values) {
     EXPECT(gguf_float_at(gguf_key(g, "u64 most"), 0) == 0x1p64);
     EXPECT(gguf_float_at(gguf_key(g, "i8 negative"), 0) == -128);
     EXPECT(gguf_get_u64(g, "absent", &u64, &err) == 0 && u64 == UINT64_MAX);
+    EXPECT(gguf_get_f32(g, "absent", &f32, &err) == 0 && f32 == 0);
+    EXPECT(gguf_get_bool(g, "absent", &flag, &err) == 0 && !flag);
+    EXPECT(gguf_get_str(g, "absent", &s, &err) == 0);
     EXPECT(gguf_get_bool(g, "bool", &flag, &err) == 1 && flag);
     EXPECT(gguf_get_f32(g, "f32", &f32, &err) == 1 && f32 == 1.5f);
     EXPECT(gguf_get_f32(g, "f32 inf", &f32, &err) < 0);
@@ -595,6 +610,30 @@ TEST(gguf_memory_is_bounded) {
     EXPECT(g && g->arena.used <= 16 * b.size + (64 << 10));
     EXPECT(g && gguf_key(g, "4e1f") == &g->keys[MANY - 1]);
     gguf_close(g);
+    drop(&b);
+}
+
+/* A string beyond the cap in a file long enough for it, whose pages are never touched. */
+TEST(gguf_longest_string) {
+    const char *path = test_temporary("long.gguf");
+    struct bytes b = {0};
+    struct gguf *g;
+    struct err err = {0};
+    for (uint64_t extra = 0; extra < 2; extra++) {
+        begin(&b, 0, 1);
+        put_str(&b, "s");
+        put_u32(&b, GGUF_STRING);
+        put_u64(&b, GGUF_MAX_LENGTH + extra);
+        int fd = open(path, O_RDWR | O_CREAT, 0666);
+        EXPECT(fd >= 0 && write(fd, b.at, b.size) == (ssize_t)b.size);
+        EXPECT(ftruncate(fd, (off_t)GGUF_MAX_LENGTH + 100) == 0);
+        close(fd);
+        EXPECT_INT(gguf_open(&g, path, &err), extra ? SLUICE_ERR_FORMAT : SLUICE_OK);
+        gguf_close(g);
+    }
+    expect_error_at(__LINE__, "long", &err,
+                    "key s holds a string of 1073741825 bytes, expected at most 1073741824");
+    unlink(path);
     drop(&b);
 }
 
@@ -825,28 +864,45 @@ static void check_split(const char *folder, const struct split_case *c) {
 
 TEST(gguf_split) {
     static const struct split_case cases[] = {
-        /* clang-format off */
         {.name = "good"},
         {.name = "good-00001-of-00003"},
         {.fragment = "missing-00002-of-00003.gguf: cannot open", .name = "missing", .missing = 1},
         {.fragment = "lost-00003-of-00003.gguf: cannot open", .name = "lost", .missing = 2},
         {.fragment = "is part 2 of 3, expected the first: ", .name = "second", .open = 1},
         {.fragment = "/third-00001-of-00003.gguf", .name = "third", .open = 2},
-        {.fragment = "plain.gguf: is part 1 of 3, expected a name that ends in -00001-of-00003.gguf", .name = "plain", .is_plain = true},
-        {.fragment = "says it is part 3 of 3, expected 2 of 3", .name = "order", .odd = 1, .more_no = 1},
-        {.fragment = "says it is part 3 of 4, expected 3 of 3", .name = "count", .odd = 2, .more_count = 1},
-        {.fragment = "expected a name that ends in -00001-of-00004.gguf", .name = "four", .more_count = 1},
-        {.fragment = "is part 3 of 3, expected the first: a name that ends in -00001-of-00003.gguf", .name = "astray", .more_no = 2},
-        {.fragment = "key split.count is 65536, expected at most 65535", .name = "many", .more_count = 65533},
+        {.fragment =
+             "plain.gguf: is part 1 of 3, expected a name that ends in -00001-of-00003.gguf",
+         .name = "plain",
+         .is_plain = true},
+        {.fragment = "says it is part 3 of 3, expected 2 of 3",
+         .name = "order",
+         .odd = 1,
+         .more_no = 1},
+        {.fragment = "says it is part 3 of 4, expected 3 of 3",
+         .name = "count",
+         .odd = 2,
+         .more_count = 1},
+        {.fragment = "expected a name that ends in -00001-of-00004.gguf",
+         .name = "four",
+         .more_count = 1},
+        {.fragment = "is part 3 of 3, expected the first: a name that ends in -00001-of-00003.gguf",
+         .name = "astray",
+         .more_no = 2},
+        {.fragment = "key split.count is 65536, expected at most 65535",
+         .name = "many",
+         .more_count = 65533},
         {.fragment = "key split.no is 3, but split.count is 3", .name = "high", .more_no = 3},
-        {.fragment = "its 3 parts hold 3 tensors, expected 4 by split.tensors.count", .name = "sum", .more_total = 1},
+        {.fragment = "its 3 parts hold 3 tensors, expected 4 by split.tensors.count",
+         .name = "sum",
+         .more_total = 1},
         {.fragment = "has no key split.tensors.count", .name = "silent", .has_no_total = true},
-        {.fragment = "twice-00003-of-00003.gguf: tensor a is in an earlier part already", .name = "twice", .odd = 2, .tensor = "a"},
-        /* clang-format on */
+        {.fragment = "twice-00003-of-00003.gguf: tensor a is in an earlier part already",
+         .name = "twice",
+         .odd = 2,
+         .tensor = "a"},
     };
     char folder[512];
-    snprintf(folder, sizeof folder, "%s", test_temporary("split"));
-    EXPECT(mkdir(folder, 0777) == 0);
+    fresh_folder(folder, "split");
     for (size_t i = 0; i < COUNT(cases); i++)
         check_split(folder, &cases[i]);
     EXPECT(rmdir(folder) == 0);
@@ -1084,10 +1140,10 @@ TEST(safetensors_hostile) {
         {ENTRY("\"U8\"", "[-1]", "[0,4]"), 4, "dimension 0 of its shape is no integer from 0 to"},
         {ENTRY("\"U8\"", "[1,4.0]", "[0,4]"), 4, "dimension 1 of its shape is no integer"},
         {ENTRY("\"U8\"", "[\"4\"]", "[0,4]"), 4, "dimension 0 of its shape is no integer"},
-        {ENTRY("\"U8\"", "[281474976710657]", "[0,4]"), 4, "is no integer from 0 to 281474976710656"},
-        {ENTRY("\"U8\"", "[281474976710656,16385]", "[0,4]"), 4, "has more than 4611686018427387904"},
-        {ENTRY("\"U8\"", "[281474976710656,281474976710656]", "[0,4]"), 4, "has more than 46116860"},
-        {ENTRY("\"U8\"", "[281474976710656,281474976710656,0]", "[0,0]"), 0, "has more than 461168"},
+        {ENTRY("\"U8\"", "[281474976710657]", "[0,4]"), 4, "integer from 0 to 281474976710656"},
+        {ENTRY("\"U8\"", "[281474976710656,16385]", "[0,4]"), 4, "more than 4611686018427387904"},
+        {ENTRY("\"U8\"", "[281474976710656,281474976710656]", "[0,4]"), 4, "more than 46116860"},
+        {ENTRY("\"U8\"", "[281474976710656,281474976710656,0]", "[0,0]"), 0, "more than 46116860"},
         {ENTRY("\"F64\"", "[281474976710656,16384]", "[0,0]"), 0, "more bytes than can be counted"},
         {ENTRY("\"F32\"", "[281474976710656,16384]", "[0,0]"), 0, "more bytes than can be counted"},
         {"{\"a\":{}}", 0, "tensor a: dtype is no string"},
@@ -1219,12 +1275,6 @@ static void remove_file(const char *folder, const char *name) {
     struct arena arena = {0};
     unlink(path_join(&arena, folder, name));
     arena_free(&arena);
-}
-
-static const char *fresh_folder(char out[512], const char *name) {
-    snprintf(out, 512, "%s", test_temporary(name));
-    EXPECT(mkdir(out, 0777) == 0);
-    return out;
 }
 
 static int warnings;

@@ -13,11 +13,12 @@ struct folder {
     struct arena arena;
     const char *path;
     struct safetensors *weights;
-    json_t *config;     /* an object; text_config, where there is one, merged over the root */
+    json_t *config;     /* an object; text_config's members, if any, replace those of the root */
     json_t *generation; /* objects, or NULL when the file is absent */
     json_t *tokenizer;
     json_t *tokenizer_config;
-    struct str chat_template; /* from chat_template.jinja, else tokenizer_config; empty: none */
+    struct str
+        chat_template; /* from chat_template.jinja, else tokenizer_config; UTF-8; empty: none */
 };
 
 /* True when path is a directory. */

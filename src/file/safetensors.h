@@ -11,13 +11,14 @@ struct safetensors {
     struct arena arena;
     struct tensor *tensors; /* of all shards; dims contiguous first, i.e. torch's order reversed */
     uint32_t n_tensors;
-    struct strmap tensor_map;
-    struct filemap *shards; /* none when made by safetensors_parse */
+    struct strmap tensor_map; /* its names are JSON's, so without NUL; they are in the arena */
+    struct filemap *shards;   /* none when made by safetensors_parse */
     uint32_t n_shards;
 };
 
 /* Opens a file, or a folder: its model.safetensors.index.json and all shards, or
- * model.safetensors. Errors begin with the path. */
+ * model.safetensors. Each tensor of the index must be in the shard it says; shards that hold more
+ * than the index knows are taken, with a warning in the log. Errors begin with the path. */
 int safetensors_open(struct safetensors **out, const char *path, struct err *err);
 
 /* One file's bytes, which must outlive the result. */

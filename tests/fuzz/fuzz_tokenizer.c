@@ -27,14 +27,24 @@ static const struct {
     const char *text;
     uint8_t type, flags;
 } extras[] = {
-    {"aa", TOKEN_NORMAL, 0},         {"\xC4\xA0" "a", TOKEN_NORMAL, 0},
-    {"aaaa", TOKEN_NORMAL, 0},       {"he", TOKEN_NORMAL, 0},
-    {"ll", TOKEN_NORMAL, 0},         {"hell", TOKEN_NORMAL, 0},
-    {"12", TOKEN_NORMAL, 0},         {"\xC3\xB0\xC5\x81", TOKEN_NORMAL, 0},
-    {"aabb", TOKEN_NORMAL, 0},       {"<s>", TOKEN_CONTROL, 0},
-    {"<s>a", TOKEN_CONTROL, 0},      {"<think>", TOKEN_USER, TOKEN_NORMALIZED},
-    {"<pad>", TOKEN_UNUSED, 0},      {"<l>", TOKEN_USER, TOKEN_LSTRIP},
-    {"<r>", TOKEN_USER, TOKEN_RSTRIP}, {"word", TOKEN_USER, TOKEN_SINGLE_WORD},
+    {"aa", TOKEN_NORMAL, 0},
+    {"\xC4\xA0"
+     "a",
+     TOKEN_NORMAL, 0},
+    {"aaaa", TOKEN_NORMAL, 0},
+    {"he", TOKEN_NORMAL, 0},
+    {"ll", TOKEN_NORMAL, 0},
+    {"hell", TOKEN_NORMAL, 0},
+    {"12", TOKEN_NORMAL, 0},
+    {"\xC3\xB0\xC5\x81", TOKEN_NORMAL, 0},
+    {"aabb", TOKEN_NORMAL, 0},
+    {"<s>", TOKEN_CONTROL, 0},
+    {"<s>a", TOKEN_CONTROL, 0},
+    {"<think>", TOKEN_USER, TOKEN_NORMALIZED},
+    {"<pad>", TOKEN_UNUSED, 0},
+    {"<l>", TOKEN_USER, TOKEN_LSTRIP},
+    {"<r>", TOKEN_USER, TOKEN_RSTRIP},
+    {"word", TOKEN_USER, TOKEN_SINGLE_WORD},
 };
 enum { EXTRAS = sizeof extras / sizeof *extras };
 
