@@ -44,7 +44,7 @@ LDFLAGS  += -pthread $(MODE_FLAGS)
 comma    := ,
 LIBS     := $(if $(STATIC),-Wl$(comma)-Bstatic) -ljansson -lutf8proc $(if $(STATIC),-Wl$(comma)-Bdynamic) -lm
 
-SOURCES := $(wildcard src/*/*.c)
+SOURCES := $(wildcard src/*/*.c src/*/*/*.c)
 LIBRARY := $(filter-out src/cmd/%,$(SOURCES))
 TESTS   := $(wildcard tests/*.c)
 FUZZERS := $(patsubst tests/fuzz/fuzz_%.c,%,$(wildcard tests/fuzz/fuzz_*.c))
@@ -155,7 +155,7 @@ fuzz: $(patsubst %,$(FB)/fuzz_%,$(FUZZERS)) build/data/unpacked
 
 FUZZ_FLAGS := -std=c11 -D_GNU_SOURCE -g -O1 -fno-omit-frame-pointer -ffp-contract=off -pthread \
               -fsanitize=fuzzer,address,undefined -fno-sanitize-recover=all -Iinclude -Isrc -Ibuild
-$(FB)/fuzz_%: tests/fuzz/fuzz_%.c build/version.h $(LIBRARY) $(wildcard src/*/*.h src/*/*.def) | $(STAMPS)/fuzz
+$(FB)/fuzz_%: tests/fuzz/fuzz_%.c build/version.h $(LIBRARY) $(wildcard src/*/*.h src/*/*/*.h src/*/*.def) | $(STAMPS)/fuzz
 	@mkdir -p $(@D)
 	$(call say,FUZZ,$@)
 	$(Q)clang $(FUZZ_FLAGS) $< $(LIBRARY) -ljansson -lutf8proc -lm -o $@

@@ -224,6 +224,37 @@ TEST(pool_for_covers_every_item_once) {
     pool_close(pool);
 }
 
+struct relay {
+    struct pool *pool;
+    atomic_int count;
+    atomic_bool is_wrong;
+};
+
+/* Between two barriers every thread adds one, so behind each the sum is known. */
+static void pass_barriers(void *context, int index, int count) {
+    struct relay *r = context;
+    for (int round = 1; round <= 300; round++) {
+        atomic_fetch_add(&r->count, 1);
+        if (round % 50 == 0 && index == 1)
+            usleep(2000); /* long enough for the others to fall asleep */
+        pool_barrier(r->pool);
+        if (atomic_load(&r->count) != round * count)
+            atomic_store(&r->is_wrong, true);
+        pool_barrier(r->pool);
+    }
+}
+
+TEST(pool_barrier_holds_everybody) {
+    for (int threads = 1; threads <= 4; threads++) {
+        struct relay r = {0};
+        EXPECT_INT(pool_open(&r.pool, threads, NULL), SLUICE_OK);
+        pool_run(r.pool, pass_barriers, &r);
+        EXPECT_INT(r.count, 300 * threads);
+        EXPECT(!r.is_wrong);
+        pool_close(r.pool);
+    }
+}
+
 static double cpu_seconds(void) {
     struct timespec t;
     clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &t);

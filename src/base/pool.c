@@ -24,6 +24,9 @@ struct pool {
     pthread_cond_t wake, done;
     atomic_uint job;
     atomic_int working;
+    atomic_int arrived, sleeping; /* at the barrier */
+    atomic_uint phase;
+    pthread_cond_t passed;
     bool is_closing;
     pool_fn *fn;
     void *context;
@@ -92,6 +95,7 @@ int pool_open(struct pool **out, int threads, struct err *err) {
     pthread_mutex_init(&pool->mutex, NULL);
     pthread_cond_init(&pool->wake, NULL);
     pthread_cond_init(&pool->done, NULL);
+    pthread_cond_init(&pool->passed, NULL);
     pool->workers = calloc((size_t)threads, sizeof *pool->workers);
     bool ok = pool->workers != NULL;
     for (int i = 1; ok && i < threads; i++) {
@@ -125,6 +129,7 @@ void pool_close(struct pool *pool) {
     pthread_mutex_destroy(&pool->mutex);
     pthread_cond_destroy(&pool->wake);
     pthread_cond_destroy(&pool->done);
+    pthread_cond_destroy(&pool->passed);
     free(pool->workers);
     free(pool);
 }
@@ -152,6 +157,39 @@ void pool_run(struct pool *pool, pool_fn *fn, void *context) {
     pthread_mutex_lock(&pool->mutex);
     while (!all_done(pool))
         pthread_cond_wait(&pool->done, &pool->mutex);
+    pthread_mutex_unlock(&pool->mutex);
+}
+
+/* The last to come opens the barrier for the others. `sleeping` is raised under the mutex before
+ * the phase is looked at once more, so that nobody is left asleep. */
+static void open_barrier(struct pool *pool) {
+    atomic_store_explicit(&pool->arrived, 0, memory_order_relaxed);
+    atomic_fetch_add(&pool->phase, 1);
+    if (atomic_load(&pool->sleeping) == 0)
+        return;
+    pthread_mutex_lock(&pool->mutex);
+    pthread_cond_broadcast(&pool->passed);
+    pthread_mutex_unlock(&pool->mutex);
+}
+
+void pool_barrier(struct pool *pool) {
+    if (pool->threads == 1)
+        return;
+    unsigned phase = atomic_load_explicit(&pool->phase, memory_order_relaxed);
+    if (atomic_fetch_add_explicit(&pool->arrived, 1, memory_order_acq_rel) + 1 == pool->threads) {
+        open_barrier(pool);
+        return;
+    }
+    for (int i = 0; i < SPIN_ROUNDS; i++) {
+        if (atomic_load_explicit(&pool->phase, memory_order_acquire) != phase)
+            return;
+        pause_briefly();
+    }
+    pthread_mutex_lock(&pool->mutex);
+    atomic_fetch_add(&pool->sleeping, 1);
+    while (atomic_load(&pool->phase) == phase)
+        pthread_cond_wait(&pool->passed, &pool->mutex);
+    atomic_fetch_sub(&pool->sleeping, 1);
     pthread_mutex_unlock(&pool->mutex);
 }
 

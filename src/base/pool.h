@@ -24,6 +24,9 @@ int pool_threads(const struct pool *pool);
 /* Runs fn on every thread and returns when all have returned. */
 void pool_run(struct pool *pool, pool_fn *fn, void *context);
 
+/* Inside a job: returns once every thread of the team has come here. A brief spin, then sleep. */
+void pool_barrier(struct pool *pool);
+
 /* Calls fn(context, begin, end) for pieces of `grain` items that together cover 0..count once;
  * threads take pieces as they become free, so the order is not fixed. */
 typedef void pool_range_fn(void *context, uint64_t begin, uint64_t end);

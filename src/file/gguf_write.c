@@ -45,14 +45,15 @@ int gguf_writer_open(struct gguf_writer **out, const char *path, uint32_t alignm
         alignment = GGUF_ALIGNMENT;
     if ((alignment & (alignment - 1)) != 0 || alignment > GGUF_MAX_ALIGNMENT)
         return err_set(err, SLUICE_ERR_ARGUMENT,
-                       "%s: alignment is %u, expected a power of two up to %d", path, alignment,
-                       GGUF_MAX_ALIGNMENT);
+                       "%s: alignment is %u, expected a power of two up to %d",
+                       path ? path : "(memory)", alignment, GGUF_MAX_ALIGNMENT);
     struct gguf_writer *w = calloc(1, sizeof *w);
     if (!w)
         return err_memory(err, "a GGUF writer");
     w->alignment = alignment;
     w->header_bytes = 4 + 4 + 8 + 8;
-    int status = outfile_open(&w->out, path, err);
+    w->out.fd = -1;
+    int status = path ? outfile_open(&w->out, path, err) : SLUICE_OK;
     if (status) {
         gguf_writer_abort(w);
         return status;
@@ -311,15 +312,15 @@ static uint8_t *put_alignment(uint8_t *at, const struct gguf_writer *w) {
     return put(put(at, &type, sizeof type), &w->alignment, sizeof w->alignment);
 }
 
-static int write_header(struct gguf_writer *w, struct err *err) {
+int gguf_writer_header(struct gguf_writer *w, void **bytes, size_t *size, struct err *err) {
     int status = check_unique(w, err);
     if (status)
         return status;
     bool has_alignment = alignment_bytes(w) > 0;
-    uint64_t size = w->header_bytes + alignment_bytes(w);
     uint64_t n_tensors = w->n_tensors, n_keys = (uint64_t)w->n_keys + has_alignment;
     uint32_t version = 3;
-    uint8_t *header = malloc(size), *at = header;
+    *size = w->header_bytes + alignment_bytes(w);
+    uint8_t *header = *bytes = malloc(*size), *at = header;
     if (!header)
         return err_memory(err, "a GGUF header");
     at = put(at, "GGUF", 4);
@@ -334,8 +335,17 @@ static int write_header(struct gguf_writer *w, struct err *err) {
     }
     for (uint32_t i = 0; i < w->n_tensors; i++)
         at = put_tensor(at, &w->tensors[i]);
-    CHECK((uint64_t)(at - header) == size);
-    status = outfile_write(&w->out, header, size, err);
+    CHECK((size_t)(at - header) == *size);
+    return SLUICE_OK;
+}
+
+static int write_header(struct gguf_writer *w, struct err *err) {
+    void *header = NULL;
+    size_t size = 0;
+    CHECK(w->out.path); /* a writer without a path has no file */
+    int status = gguf_writer_header(w, &header, &size, err);
+    if (!status)
+        status = outfile_write(&w->out, header, size, err);
     free(header);
     if (!status && w->n_tensors > 0)
         status = outfile_pad(&w->out, w->alignment, err);

@@ -13,7 +13,7 @@ struct gguf_writer;
 
 /* alignment: a power of two up to GGUF_MAX_ALIGNMENT, GGUF_ALIGNMENT by default (0). The writer
  * alone says it in the file: a key general.alignment, e.g. of a file that is copied, is left out.
- */
+ * path NULL: there is no file, only gguf_writer_header is asked for. */
 int gguf_writer_open(struct gguf_writer **out, const char *path, uint32_t alignment,
                      struct err *err);
 
@@ -42,6 +42,9 @@ int gguf_write_tensor(struct gguf_writer *w, struct str name, enum dtype type, c
  * one tensor. The header is written before the first. A tensor that gets too few or too many bytes
  * is our own mistake. */
 int gguf_write_data(struct gguf_writer *w, const void *bytes, uint64_t size, struct err *err);
+
+/* The header as it would stand in the file, without padding; free() it. */
+int gguf_writer_header(struct gguf_writer *w, void **bytes, size_t *size, struct err *err);
 
 /* Bytes the finished file will have, by what was added so far. */
 uint64_t gguf_writer_size(const struct gguf_writer *w);

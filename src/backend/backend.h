@@ -1,0 +1,90 @@
+/* backend.h - what runs plans.
+ *
+ * A backend owns the four regions on its device and a recording of every plan it was given. It
+ * never sees a model: no op is in these signatures. One thread at a time uses a backend.
+ *
+ *   open -> load (regions made, weights placed, plans recorded) -> write IO, submit, wait, read IO
+ *
+ * (1) After load nothing is allocated, and addresses never change.
+ * (2) A step is one submit and one wait. Nothing of it can fail but the device. */
+#ifndef BACKEND_BACKEND_H
+#define BACKEND_BACKEND_H
+
+#include "base/err.h"
+#include "plan/build.h"
+
+struct backend_options {
+    int device;  /* of `devices`, where there are several */
+    int threads; /* of the CPU backend; 0: one a processor */
+    bool exact;  /* f32 activations throughout: the oracle */
+};
+
+/* What memory is for, in bytes. `other` is the backend's own: packed weights, workspace. */
+struct backend_memory {
+    uint64_t weights, state, scratch, io, packed, workspace;
+    uint64_t driver; /* what the device's driver takes for itself, where that is known */
+};
+
+/* Everything a backend did since it was opened. */
+struct backend_counters {
+    uint64_t submissions, waits, host_copies, allocations;
+    uint64_t host_copy_bytes;
+};
+
+/* The host's copy of the weights, as the plans' offsets have it. */
+struct backend_weights {
+    const uint8_t *base;
+    uint64_t bytes;
+};
+
+struct backend;
+
+struct backend_kind {
+    const char *name; /* "cpu" */
+
+    int (*open)(struct backend **out, const struct backend_options *options, struct err *err);
+    void (*close)(struct backend *b); /* takes NULL */
+
+    /* What load would take for these plans, before anything is there. */
+    int (*predict)(struct backend *b, struct plan *const *plans, uint32_t n_plans,
+                   struct backend_memory *out, struct err *err);
+
+    /* Makes the regions, zeroes STATE, places the weights and records the plans, which share all
+     * regions and must outlive the backend. `progress` (may be NULL) hears of the weights' bytes.
+     */
+    int (*load)(struct backend *b, struct backend_weights weights, struct plan *const *plans,
+                uint32_t n_plans, void (*progress)(void *user, uint64_t done, uint64_t total),
+                void *user, struct err *err);
+
+    /* The host's address of IO. Its layout is that of the plan that is submitted next. */
+    uint8_t *(*io)(struct backend *b);
+
+    int (*submit)(struct backend *b, uint32_t plan, struct err *err);
+    int (*wait)(struct backend *b, struct err *err);
+
+    /* Bytes of STATE to and from the host, and within STATE; between steps. */
+    int (*read_state)(struct backend *b, uint64_t offset, uint64_t bytes, void *to,
+                      struct err *err);
+    int (*write_state)(struct backend *b, uint64_t offset, uint64_t bytes, const void *from,
+                       struct err *err);
+    int (*copy_state)(struct backend *b, uint64_t to, uint64_t from, uint64_t bytes,
+                      struct err *err);
+
+    void (*memory)(const struct backend *b, struct backend_memory *out); /* really allocated */
+    void (*counters)(const struct backend *b, struct backend_counters *out);
+
+    /* Runs the plan once with IO as it is and gives the seconds of every op; STATE changes as in
+     * a step. */
+    int (*time_ops)(struct backend *b, uint32_t plan, double *seconds, struct err *err);
+
+    /* One line about device i, false behind the last. */
+    bool (*device_line)(int i, char *out, size_t size);
+};
+
+extern const struct backend_kind backend_cpu;
+
+/* By name; "auto" is the best there is. NULL: none of that name. */
+const struct backend_kind *backend_find(const char *name);
+const struct backend_kind *backend_at(int i); /* NULL behind the last */
+
+#endif

@@ -1,0 +1,546 @@
+/* cpu.c - the CPU backend: regions, recordings, and the walk over the ops. */
+#include "backend/cpu/cpu.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <time.h>
+
+#include "base/cpu.h"
+#include "base/size.h"
+
+static cpu_op_fn *const functions[] = {
+#define OP(kind, name, member) cpu_##member,
+#include "plan/ops.def"
+#undef OP
+};
+
+/* ---- opening ----------------------------------------------------------------------------------
+ */
+
+static void cpu_close(struct backend *b);
+
+static int cpu_open(struct backend **out, const struct backend_options *options, struct err *err) {
+    *out = NULL;
+    struct backend *b = calloc(1, sizeof *b);
+    if (!b)
+        return err_memory(err, "the CPU backend");
+    b->threads = options->threads > 0 ? options->threads : cpu_count();
+    b->exact = options->exact;
+    b->features = cpu_features();
+    int status = pool_open(&b->pool, b->threads, err);
+    if (status) {
+        free(b);
+        return status;
+    }
+    *out = b;
+    return SLUICE_OK;
+}
+
+static void unmap(void *block, uint64_t bytes) {
+    if (block)
+        munmap(block, bytes);
+}
+
+static void cpu_close(struct backend *b) {
+    if (!b)
+        return;
+    pool_close(b->pool);
+    for (int r = REGION_STATE; r < REGION_COUNT; r++)
+        unmap(b->region[r], b->bytes[r]);
+    unmap(b->packed_block, b->packed_bytes);
+    unmap(b->work_block, b->work_bytes);
+    for (uint32_t i = 0; i < b->n_recordings; i++)
+        free(b->recordings[i].ops);
+    free(b->recordings);
+    free(b->packed);
+    free(b->rooms);
+    free(b);
+}
+
+/* ---- weights ----------------------------------------------------------------------------------
+ */
+
+/* The weights of an op that go through a kernel, by their place in cpu_op.weights. */
+static uint32_t kernel_weights(const struct op *op, const struct operand *out[MAX_WEIGHTS],
+                               bool is_f32[MAX_WEIGHTS]) {
+    uint32_t n = 0;
+    memset(is_f32, 0, MAX_WEIGHTS * sizeof *is_f32);
+    if (op->kind == OP_PROJECT)
+        for (; n < op->project.n_segments; n++) {
+            out[n] = &op->project.segments[n].weight;
+            is_f32[n] = op->project.segments[n].f32_act;
+        }
+    if (op->kind == OP_EXPERTS_IN) {
+        const struct op_experts_in *e = &op->experts_in;
+        out[n++] = &e->gate;
+        out[n++] = &e->up;
+        out[n++] = &e->shared_gate;
+        out[n++] = &e->shared_up;
+    }
+    if (op->kind == OP_EXPERTS_OUT) {
+        out[n++] = &op->experts_out.down;
+        out[n++] = &op->experts_out.shared_down;
+    }
+    return n;
+}
+
+static const struct kernel *kernel_for(const struct backend *b, const struct operand *o,
+                                       bool is_f32) {
+    return kernel_find((enum dtype)o->type, b->exact || is_f32 || o->dims[0] % 32 != 0,
+                       b->features);
+}
+
+static const struct cpu_packed *find_packed(const struct backend *b, const struct operand *o,
+                                            const struct kernel *kernel) {
+    for (uint32_t i = 0; i < b->n_packed; i++)
+        if (b->packed[i].offset == o->offset && b->packed[i].kernel == kernel)
+            return &b->packed[i];
+    return NULL;
+}
+
+/* Lists what will be packed; plans share weights, so the first plan has them all. */
+static int list_packed(struct backend *b, const struct plan *plan, struct err *err) {
+    const struct operand *weights[MAX_WEIGHTS];
+    bool is_f32[MAX_WEIGHTS];
+    b->packed = calloc(plan->n_ops * MAX_WEIGHTS + 1, sizeof *b->packed);
+    if (!b->packed)
+        return err_memory(err, "the list of packed weights");
+    for (uint32_t i = 0; i < plan->n_ops; i++) {
+        uint32_t n = kernel_weights(&plan->ops[i], weights, is_f32);
+        for (uint32_t k = 0; k < n; k++) {
+            const struct operand *o = weights[k];
+            const struct kernel *kernel = o->n_dims ? kernel_for(b, o, is_f32[k]) : NULL;
+            if (!kernel || !kernel->pack || find_packed(b, o, kernel))
+                continue;
+            uint64_t plane;
+            CHECK(size_align(kernel->packed_bytes(o->dims[0], o->dims[1]), 64, &plane));
+            b->packed[b->n_packed++] = (struct cpu_packed){.offset = o->offset,
+                                                           .kernel = kernel,
+                                                           .at = b->packed_bytes,
+                                                           .plane_bytes = plane,
+                                                           .bytes = plane * o->dims[2],
+                                                           .operand = o};
+            b->packed_bytes += plane * o->dims[2];
+        }
+    }
+    return SLUICE_OK;
+}
+
+struct pack_job {
+    struct backend *b;
+    const struct cpu_packed *p;
+};
+
+/* Bands of rows, so that threads can share one big matrix. Bands are multiples of every tile. */
+enum { BAND_ROWS = 256 };
+
+static void pack_bands(void *context, uint64_t begin, uint64_t end) {
+    struct pack_job *job = context;
+    const struct operand *o = job->p->operand;
+    uint64_t row = operand_row_bytes(o), bands = (o->dims[1] + BAND_ROWS - 1) / BAND_ROWS;
+    for (uint64_t i = begin; i < end; i++) {
+        uint64_t plane = i / bands, first = i % bands * BAND_ROWS;
+        uint64_t n = o->dims[1] - first < BAND_ROWS ? o->dims[1] - first : BAND_ROWS;
+        const uint8_t *from =
+            job->b->region[REGION_WEIGHTS] + o->offset + (plane * o->plane + first) * row;
+        uint8_t *to = job->b->packed_block + job->p->at + plane * job->p->plane_bytes +
+                      job->p->kernel->packed_bytes(o->dims[0], (uint32_t)first);
+        job->p->kernel->pack(from, o->dims[0], (uint32_t)n, to);
+    }
+}
+
+/* ---- room to work in --------------------------------------------------------------------------
+ */
+
+/* The largest need of any op, in values. */
+struct needs {
+    uint64_t rows, conv, list, tile, taps;
+    uint64_t width, group, key_width;
+};
+
+static void grow(uint64_t *to, uint64_t value) {
+    *to = value > *to ? value : *to;
+}
+
+static void add_needs(struct needs *n, const struct plan *plan, const struct op *op,
+                      bool is_first) {
+    uint64_t rows = plan->max_rows;
+    grow(&n->tile, 2 * (TILE_VALUES > rows * 64 ? TILE_VALUES : rows * 64));
+    if (op->kind == OP_PROJECT)
+        grow(&n->rows, rows * op->project.in.dims[0]);
+    if (op->kind == OP_DELTA) {
+        uint64_t channels = op->delta.window.dims[0];
+        grow(&n->conv, rows * channels);
+        grow(&n->key_width, op->delta.key_width);
+        n->taps += is_first ? (channels * op->delta.conv_width + 15) / 16 * 16 : 0;
+    }
+    if (op->kind == OP_ATTEND) {
+        grow(&n->width, op->attend.head_width);
+        grow(&n->group, op->attend.heads / op->attend.kv_heads);
+    }
+    if (op->kind == OP_EXPERTS_IN) {
+        uint64_t pairs = rows * op->experts_in.choice.dims[0];
+        grow(&n->rows, pairs * op->experts_in.in.dims[0]);
+        grow(&n->conv, pairs * op->experts_in.in.dims[0]);
+        grow(&n->list, pairs + op->experts_in.gate.dims[2] + 2);
+        grow(&n->rows, pairs * op->experts_in.hidden.dims[0]);
+        grow(&n->tile, op->experts_in.gate.dims[2]);
+    }
+}
+
+static struct needs needs_of(struct plan *const *plans, uint32_t n_plans) {
+    struct needs n = {0};
+    for (uint32_t p = 0; p < n_plans; p++)
+        for (uint32_t i = 0; i < plans[p]->n_ops; i++)
+            add_needs(&n, plans[p], &plans[p]->ops[i], p == 0);
+    return n;
+}
+
+/* Hands out pieces of one block; with no block it only counts. */
+struct cutter {
+    uint8_t *block;
+    uint64_t used;
+};
+
+static void *cut(struct cutter *c, uint64_t count, uint64_t size) {
+    uint64_t bytes;
+    CHECK(size_mul(count, size, &bytes) && size_align(bytes, 64, &bytes));
+    void *piece = c->block ? c->block + c->used : NULL;
+    c->used += bytes;
+    return piece;
+}
+
+static void cut_rooms(struct backend *b, struct cutter *c, const struct needs *n,
+                      struct cpu_room *rooms) {
+    uint64_t queries = ATTEND_BLOCK_ROWS * n->group;
+    b->rows = cut(c, n->rows, sizeof(float));
+    b->groups = cut(c, n->rows / 32 + 1, sizeof *b->groups);
+    b->conv = cut(c, n->conv, sizeof(float));
+    b->list = cut(c, n->list, sizeof *b->list);
+    for (int t = 0; t < b->threads; t++) {
+        struct cpu_room room = {
+            .tile = cut(c, n->tile, sizeof(float)),
+            .keys = cut(c, IO_PAGE_POSITIONS * n->width, sizeof(float)),
+            .scores = cut(c, queries * IO_PAGE_POSITIONS, sizeof(float)),
+            .query = cut(c, queries * n->width, sizeof(float)),
+            .mixed = cut(c, queries * n->width, sizeof(float)),
+            .part = cut(c, n->width, sizeof(float)),
+            .delta = cut(c, DELTA_BLOCK_ROWS * 2 * n->key_width, sizeof(float)),
+        };
+        if (rooms)
+            rooms[t] = room;
+    }
+}
+
+static int check_plans(struct plan *const *plans, uint32_t n_plans, struct err *err) {
+    for (uint32_t p = 0; p < n_plans; p++)
+        for (uint32_t i = 0; i < plans[p]->n_ops; i++) {
+            const struct op *op = &plans[p]->ops[i];
+            if (op->kind != OP_ATTEND)
+                continue;
+            uint32_t group = op->attend.heads / op->attend.kv_heads;
+            if (group > MAX_GROUP || op->attend.head_width > 1024)
+                return err_set(err, SLUICE_ERR_UNSUPPORTED,
+                               "attention has %u query heads of %u to a KV head, expected at most "
+                               "%d of 1024",
+                               group, op->attend.head_width, MAX_GROUP);
+        }
+    return SLUICE_OK;
+}
+
+static void region_needs(struct plan *const *plans, uint32_t n_plans,
+                         uint64_t bytes[REGION_COUNT]) {
+    memset(bytes, 0, REGION_COUNT * sizeof *bytes);
+    for (uint32_t p = 0; p < n_plans; p++)
+        for (int r = 0; r < REGION_COUNT; r++)
+            grow(&bytes[r], plans[p]->bytes[r]);
+}
+
+static int cpu_predict(struct backend *b, struct plan *const *plans, uint32_t n_plans,
+                       struct backend_memory *out, struct err *err) {
+    struct backend scratch = {.threads = b->threads, .exact = b->exact, .features = b->features};
+    struct needs needs = needs_of(plans, n_plans);
+    struct cutter count = {0};
+    uint64_t bytes[REGION_COUNT];
+    int status = check_plans(plans, n_plans, err);
+    if (!status)
+        status = list_packed(&scratch, plans[0], err);
+    free(scratch.packed);
+    if (status)
+        return status;
+    cut_rooms(&scratch, &count, &needs, NULL);
+    cut(&count, needs.taps, sizeof(float));
+    region_needs(plans, n_plans, bytes);
+    *out = (struct backend_memory){.weights = bytes[REGION_WEIGHTS],
+                                   .state = bytes[REGION_STATE],
+                                   .scratch = bytes[REGION_SCRATCH],
+                                   .io = bytes[REGION_IO],
+                                   .packed = scratch.packed_bytes,
+                                   .workspace = count.used};
+    return SLUICE_OK;
+}
+
+/* ---- loading ----------------------------------------------------------------------------------
+ */
+
+static int map_block(void *out, uint64_t bytes, const char *what, struct err *err) {
+    void *p = bytes ? mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0)
+                    : NULL;
+    if (p == MAP_FAILED)
+        return err_set(err, SLUICE_ERR_MEMORY, "out of memory for %llu bytes of %s",
+                       (unsigned long long)bytes, what);
+    memcpy(out, &p, sizeof p);
+    return SLUICE_OK;
+}
+
+static int make_blocks(struct backend *b, const struct backend_memory *m, struct err *err) {
+    b->bytes[REGION_STATE] = m->state;
+    b->bytes[REGION_SCRATCH] = m->scratch;
+    b->bytes[REGION_IO] = m->io;
+    b->work_bytes = m->workspace;
+    b->packed_bytes = m->packed;
+    int status;
+    if ((status = map_block(&b->region[REGION_STATE], m->state, "state", err)) ||
+        (status = map_block(&b->region[REGION_SCRATCH], m->scratch, "scratch", err)) ||
+        (status = map_block(&b->region[REGION_IO], m->io, "io", err)) ||
+        (status = map_block(&b->work_block, m->workspace, "workspace", err)) ||
+        (status = map_block(&b->packed_block, m->packed, "packed weights", err)))
+        return status;
+    b->rooms = calloc((size_t)b->threads, sizeof *b->rooms);
+    return b->rooms ? SLUICE_OK : err_memory(err, "the threads' room");
+}
+
+static void record_weights(struct backend *b, struct cpu_op *c) {
+    const struct operand *weights[MAX_WEIGHTS];
+    bool is_f32[MAX_WEIGHTS];
+    uint32_t n = kernel_weights(c->op, weights, is_f32);
+    for (uint32_t k = 0; k < n; k++) {
+        const struct operand *o = weights[k];
+        if (!o->n_dims)
+            continue;
+        const struct kernel *kernel = kernel_for(b, o, is_f32[k]);
+        const struct cpu_packed *p = find_packed(b, o, kernel);
+        c->weights[k] = (struct cpu_weight){
+            .kernel = kernel,
+            .data = p ? b->packed_block + p->at : b->region[REGION_WEIGHTS] + o->offset,
+            .plane_bytes = p ? p->plane_bytes : (uint64_t)o->plane * operand_row_bytes(o),
+        };
+        c->needs_int8 |= !kernel->is_f32;
+    }
+}
+
+/* The convolution's weights by tap, so that channels lie side by side. */
+static const float *turn_taps(const struct backend *b, const struct op_delta *d, float *to) {
+    const float *from = (const float *)(b->region[d->conv.region] + d->conv.offset);
+    uint32_t channels = d->window.dims[0];
+    for (uint32_t c = 0; c < channels; c++)
+        for (uint32_t t = 0; t < d->conv_width; t++)
+            to[(uint64_t)t * channels + c] = from[(uint64_t)c * d->conv_width + t];
+    return to;
+}
+
+static int record(struct backend *b, uint32_t number, const struct plan *plan, float *taps,
+                  struct err *err) {
+    struct cpu_recording *r = &b->recordings[number];
+    r->plan = plan;
+    r->ops = calloc(plan->n_ops, sizeof *r->ops);
+    if (!r->ops)
+        return err_memory(err, "a recording");
+    for (uint32_t i = 0; i < plan->n_ops; i++) {
+        struct cpu_op *c = &r->ops[i];
+        c->op = &plan->ops[i];
+        record_weights(b, c);
+        if (c->op->kind != OP_DELTA)
+            continue;
+        /* All plans have the same ops: the first plan's taps serve every one. */
+        const struct op_delta *d = &c->op->delta;
+        c->taps = number ? b->recordings[0].ops[i].taps : turn_taps(b, d, taps);
+        taps += ((uint64_t)d->window.dims[0] * d->conv_width + 15) / 16 * 16;
+    }
+    return SLUICE_OK;
+}
+
+static int cpu_load(struct backend *b, struct backend_weights weights, struct plan *const *plans,
+                    uint32_t n_plans, void (*progress)(void *user, uint64_t done, uint64_t total),
+                    void *user, struct err *err) {
+    struct backend_memory m;
+    struct needs needs = needs_of(plans, n_plans);
+    int status = cpu_predict(b, plans, n_plans, &m, err);
+    if (!status)
+        status = make_blocks(b, &m, err);
+    if (status)
+        return status;
+    b->region[REGION_WEIGHTS] = (uint8_t *)weights.base; /* never written */
+    b->bytes[REGION_WEIGHTS] = weights.bytes;
+    struct cutter cutter = {.block = b->work_block};
+    cut_rooms(b, &cutter, &needs, b->rooms);
+    float *taps = cut(&cutter, needs.taps, sizeof(float));
+    b->packed_bytes = 0; /* counted again while listing */
+    if ((status = list_packed(b, plans[0], err)))
+        return status;
+    for (uint32_t i = 0; i < b->n_packed; i++) {
+        const struct operand *o = b->packed[i].operand;
+        uint64_t bands = ((uint64_t)o->dims[1] + BAND_ROWS - 1) / BAND_ROWS * o->dims[2];
+        pool_for(b->pool, bands, 1, pack_bands, &(struct pack_job){b, &b->packed[i]});
+        if (progress)
+            progress(user, b->packed[i].at + b->packed[i].bytes, b->packed_bytes);
+    }
+    b->recordings = calloc(n_plans, sizeof *b->recordings);
+    if (!b->recordings)
+        return err_memory(err, "the recordings");
+    for (; !status && b->n_recordings < n_plans; b->n_recordings++)
+        status = record(b, b->n_recordings, plans[b->n_recordings], taps, err);
+    return status;
+}
+
+/* ---- a step -----------------------------------------------------------------------------------
+ */
+
+static double seconds(void) {
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
+}
+
+static void walk(void *context, int thread, int threads) {
+    struct backend *b = context;
+    const struct plan *plan = b->running->plan;
+    uint8_t *io = b->region[REGION_IO];
+    struct cpu_step s = {
+        .b = b,
+        .plan = plan,
+        .io = (const struct io_header *)io,
+        .rows = (const struct io_row *)(io + plan->io.rows),
+        .segments = (const struct io_segment *)(io + plan->io.segments),
+        .outputs = (struct io_output *)(io + plan->io.outputs),
+        .thread = thread,
+        .threads = threads,
+        .room = &b->rooms[thread],
+    };
+    double started = b->op_seconds ? seconds() : 0;
+    for (uint32_t i = 0; i < plan->n_ops; i++) {
+        s.op = &b->running->ops[i];
+        functions[s.op->op->kind](&s);
+        barrier(&s);
+        if (b->op_seconds && thread == 0) {
+            double now = seconds();
+            b->op_seconds[i] = now - started;
+            started = now;
+        }
+    }
+}
+
+/* Page tables are STATE; the step finds them changed. */
+static void change_pages(struct backend *b, const struct plan *plan) {
+    const uint8_t *io = b->region[REGION_IO];
+    const struct io_header *header = (const struct io_header *)io;
+    const struct io_change *changes = (const struct io_change *)(io + plan->io.changes);
+    const struct operand *pages = NULL;
+    for (uint32_t i = 0; header->n_changes && !pages && i < plan->n_ops; i++)
+        if (plan->ops[i].kind == OP_ATTEND)
+            pages = &plan->ops[i].attend.pages;
+    for (uint32_t i = 0; pages && i < header->n_changes; i++) {
+        int32_t *table = (int32_t *)(b->region[REGION_STATE] + pages->offset);
+        table[(uint64_t)changes[i].slot * pages->dims[0] + changes[i].index] =
+            (int32_t)changes[i].page;
+    }
+}
+
+static int cpu_submit(struct backend *b, uint32_t plan, struct err *err) {
+    (void)err;
+    CHECK(plan < b->n_recordings);
+    b->running = &b->recordings[plan];
+    const struct io_header *header = (const struct io_header *)b->region[REGION_IO];
+    CHECK(header->n_rows <= b->running->plan->max_rows &&
+          header->n_outputs <= b->running->plan->max_outputs);
+    change_pages(b, b->running->plan);
+    pool_run(b->pool, walk, b);
+    b->counters.submissions++;
+    return SLUICE_OK;
+}
+
+static int cpu_wait(struct backend *b, struct err *err) {
+    (void)err;
+    b->counters.waits++; /* submit already ran the step on the caller's own thread */
+    return SLUICE_OK;
+}
+
+static int cpu_time_ops(struct backend *b, uint32_t plan, double *op_seconds, struct err *err) {
+    b->op_seconds = op_seconds;
+    int status = cpu_submit(b, plan, err);
+    b->op_seconds = NULL;
+    return status ? status : cpu_wait(b, err);
+}
+
+/* ---- the rest ---------------------------------------------------------------------------------
+ */
+
+static uint8_t *cpu_io(struct backend *b) {
+    return b->region[REGION_IO];
+}
+
+static uint8_t *state_at(struct backend *b, uint64_t offset, uint64_t bytes) {
+    CHECK(offset <= b->bytes[REGION_STATE] && bytes <= b->bytes[REGION_STATE] - offset);
+    return b->region[REGION_STATE] + offset;
+}
+
+static int cpu_read_state(struct backend *b, uint64_t offset, uint64_t bytes, void *to,
+                          struct err *err) {
+    (void)err;
+    memcpy(to, state_at(b, offset, bytes), bytes);
+    return SLUICE_OK;
+}
+
+static int cpu_write_state(struct backend *b, uint64_t offset, uint64_t bytes, const void *from,
+                           struct err *err) {
+    (void)err;
+    memcpy(state_at(b, offset, bytes), from, bytes);
+    return SLUICE_OK;
+}
+
+static int cpu_copy_state(struct backend *b, uint64_t to, uint64_t from, uint64_t bytes,
+                          struct err *err) {
+    (void)err;
+    memmove(state_at(b, to, bytes), state_at(b, from, bytes), bytes);
+    return SLUICE_OK;
+}
+
+static void cpu_memory(const struct backend *b, struct backend_memory *out) {
+    *out = (struct backend_memory){.weights = b->bytes[REGION_WEIGHTS],
+                                   .state = b->bytes[REGION_STATE],
+                                   .scratch = b->bytes[REGION_SCRATCH],
+                                   .io = b->bytes[REGION_IO],
+                                   .packed = b->packed_bytes,
+                                   .workspace = b->work_bytes};
+}
+
+static void cpu_counters(const struct backend *b, struct backend_counters *out) {
+    *out = b->counters;
+}
+
+static bool cpu_device_line(int i, char *out, size_t size) {
+    if (i > 0)
+        return false;
+    snprintf(out, size, "cpu: %d threads, %s", cpu_count(), cpu_feature_names());
+    return true;
+}
+
+const struct backend_kind backend_cpu = {
+    .name = "cpu",
+    .open = cpu_open,
+    .close = cpu_close,
+    .predict = cpu_predict,
+    .load = cpu_load,
+    .io = cpu_io,
+    .submit = cpu_submit,
+    .wait = cpu_wait,
+    .read_state = cpu_read_state,
+    .write_state = cpu_write_state,
+    .copy_state = cpu_copy_state,
+    .memory = cpu_memory,
+    .counters = cpu_counters,
+    .time_ops = cpu_time_ops,
+    .device_line = cpu_device_line,
+};

@@ -1,0 +1,136 @@
+/* cpu.h - the CPU backend's insides: the definition that other backends are tested against.
+ *
+ * A recording is the op list itself with its weights found; a step is a walk of all threads over
+ * it, a barrier between ops.
+ * (1) Every result is computed by one thread in an order that depends on shapes alone: the same
+ *     bits for any number of threads and any rows beside.
+ * (2) A thread writes only its share of an op's output; what others need of it they read behind a
+ *     barrier. */
+#ifndef BACKEND_CPU_CPU_H
+#define BACKEND_CPU_CPU_H
+
+#include "backend/backend.h"
+#include "backend/cpu/kernels.h"
+#include "base/pool.h"
+#include "plan/io.h"
+
+/* A weight matrix with the kernel that runs it. */
+struct cpu_weight {
+    const struct kernel *kernel;
+    const uint8_t *data;  /* packed, or as in the file */
+    uint64_t plane_bytes; /* from one matrix to the next, for experts */
+};
+
+enum { MAX_WEIGHTS = 6 };
+
+struct cpu_op {
+    const struct op *op;
+    struct cpu_weight weights[MAX_WEIGHTS]; /* segments of a PROJECT; gate, up, shared ... */
+    bool needs_int8;                        /* some weight meets quantized activations */
+    const float *taps;                      /* DELTA: (conv_width, C), the convolution turned */
+};
+
+struct cpu_recording {
+    const struct plan *plan;
+    struct cpu_op *ops;
+};
+
+/* A weight that was packed: several plans share it. */
+struct cpu_packed {
+    uint64_t offset; /* in WEIGHTS */
+    const struct kernel *kernel;
+    uint64_t at, bytes, plane_bytes; /* in the packed block */
+    const struct operand *operand;
+};
+
+/* One thread's own room. */
+struct cpu_room {
+    float *tile;                 /* results of a few weight rows for all rows */
+    float *keys;                 /* (IO_PAGE_POSITIONS, d), decoded */
+    float *scores;               /* (queries of a block, IO_PAGE_POSITIONS) */
+    float *query, *mixed, *part; /* (queries of a block, d) */
+    float *delta;                /* (DELTA_BLOCK_ROWS, 2, dk) */
+};
+
+struct backend {
+    struct pool *pool;
+    int threads;
+    bool exact;
+    uint32_t features;
+    uint8_t *region[REGION_COUNT];
+    uint64_t bytes[REGION_COUNT];
+    struct cpu_recording *recordings;
+    uint32_t n_recordings;
+    struct cpu_packed *packed;
+    uint32_t n_packed;
+    uint8_t *packed_block, *work_block;
+    uint64_t packed_bytes, work_bytes;
+    /* Shared room: the rows an op multiplies, prepared. */
+    float *rows;              /* (R or R * U, K) */
+    struct act_group *groups; /* the same as int8 */
+    float *conv;              /* (R, C) */
+    uint32_t *list;           /* experts: pairs sorted by expert, and where each expert's begin */
+    struct cpu_room *rooms;
+    struct backend_counters counters;
+    /* The running step. */
+    const struct cpu_recording *running;
+    double *op_seconds; /* NULL: not timed */
+};
+
+/* What a thread knows while it walks the ops. */
+struct cpu_step {
+    struct backend *b;
+    const struct cpu_op *op;
+    const struct plan *plan;
+    const struct io_header *io;
+    const struct io_row *rows;
+    const struct io_segment *segments;
+    struct io_output *outputs;
+    int thread, threads;
+    struct cpu_room *room;
+};
+
+typedef void cpu_op_fn(struct cpu_step *s);
+cpu_op_fn cpu_embed, cpu_project, cpu_delta, cpu_attend, cpu_route, cpu_experts_in, cpu_experts_out,
+    cpu_tap, cpu_pick;
+
+/* Rows of a tile's weights: about what fits the first cache together with the activations. */
+enum { TILE_VALUES = 16384, ATTEND_BLOCK_ROWS = 8, DELTA_BLOCK_ROWS = 32, MAX_GROUP = 64 };
+
+/* ---- shared by the ops ------------------------------------------------------------------------
+ */
+
+static inline void *at(const struct cpu_step *s, const struct operand *o) {
+    return s->b->region[o->region] + o->offset;
+}
+
+static inline float *row_of(const struct cpu_step *s, const struct operand *o, uint64_t row) {
+    return (float *)at(s, o) + row * o->stride;
+}
+
+static inline void barrier(struct cpu_step *s) {
+    pool_barrier(s->b->pool);
+}
+
+/* This thread's part of 0..count, in whole multiples of grain. */
+struct share {
+    uint32_t begin, end;
+};
+static inline struct share share_of(const struct cpu_step *s, uint32_t count, uint32_t grain) {
+    uint64_t pieces = (count + (uint64_t)grain - 1) / grain;
+    uint64_t begin = pieces * (uint64_t)s->thread / (uint64_t)s->threads * grain;
+    uint64_t end = pieces * (uint64_t)(s->thread + 1) / (uint64_t)s->threads * grain;
+    return (struct share){(uint32_t)(begin < count ? begin : count),
+                          (uint32_t)(end < count ? end : count)};
+}
+
+/* y = rms norm of x, times w. */
+void cpu_norm(float *y, const float *x, const float *w, float eps, uint32_t n);
+
+/* Quantizes row r of b->rows (k values) into groups. */
+void cpu_quantize_row(struct backend *b, uint32_t r, uint32_t k);
+
+/* The first n rows of b->rows as a kernel wants them. */
+struct activations cpu_activations(const struct backend *b, uint32_t first, uint32_t n, uint32_t k);
+
+#endif

@@ -1,0 +1,191 @@
+/* delta.c - DELTA on the CPU: convolution window, gates and the gated delta rule.
+ *
+ *   y      = silu(conv(window, qkv));  q, k, v = y;  q, k = l2 normed, q / sqrt(dk)
+ *   e      = exp(a * softplus(alpha + dt)),  b = sigmoid(beta)
+ *   d[j]   = b * (v[j] - e * (k . S[j]))
+ *   o[j]   = e * (q . S[j]) + (q . k) * d[j]
+ *   S[j]   = e * S[j] + d[j] * k            j over dv; S[j] is a row of dk values
+ *
+ * First each thread convolves its share of the channels for all rows and moves their window on;
+ * then it takes its share of (segment, value head) and runs the rule over the segment's rows, a
+ * few rows S[j] at a time so that they stay in the first cache. */
+#include <math.h>
+
+#include "backend/cpu/cpu.h"
+#include "backend/cpu/vec.h"
+
+enum { STATE_TILE = 32 }; /* rows of S, 16 KB at dk = 128 */
+
+/* ---- convolution ------------------------------------------------------------------------------
+ */
+
+/* The raw values of a position for the channels from `first` on; NULL before the beginning. */
+static const float *raw_values(struct cpu_step *s, const struct op_delta *d,
+                               const struct io_segment *g, int64_t position, uint32_t first) {
+    if (position < 0)
+        return NULL;
+    if (position >= g->first_position)
+        return row_of(s, &d->in, g->first_row + (uint64_t)(position - g->first_position)) + first;
+    uint64_t ring = (uint64_t)g->slot * d->conv_width + (uint64_t)position % d->conv_width;
+    return (const float *)at(s, &d->window) + ring * d->window.dims[0] + first;
+}
+
+/* y = silu(sum over taps) for n channels. A tap before the beginning is NULL. */
+static CLONES void convolve_row(float *y, const float *const *x, const float *const *taps,
+                                uint32_t width, uint32_t n) {
+    uint32_t c = 0;
+    for (; c + LANES <= n; c += LANES) {
+        vec sum = {0};
+        for (uint32_t t = 0; t < width; t++)
+            if (x[t])
+                sum += vec_load(taps[t] + c) * vec_load(x[t] + c);
+        vec_store(y + c, sum * vec_sigmoid(sum));
+    }
+    for (; c < n; c++) {
+        float sum = 0;
+        for (uint32_t t = 0; t < width; t++)
+            sum += x[t] ? taps[t][c] * x[t][c] : 0;
+        y[c] = sum / (1 + expf(-sum));
+    }
+}
+
+static void convolve(struct cpu_step *s, const struct op_delta *d, const struct io_segment *g,
+                     uint32_t row, uint32_t first, uint32_t n, float *y) {
+    const float *x[8], *taps[8];
+    for (uint32_t t = 0; t < d->conv_width; t++) {
+        int64_t position = (int64_t)g->first_position + row + t - (int64_t)(d->conv_width - 1);
+        x[t] = raw_values(s, d, g, position, first);
+        taps[t] = s->op->taps + (uint64_t)t * d->window.dims[0] + first;
+    }
+    convolve_row(y, x, taps, d->conv_width, n);
+}
+
+/* The window holds the last raw values of the segment afterwards. */
+static void move_window(struct cpu_step *s, const struct op_delta *d, const struct io_segment *g,
+                        uint32_t first, uint32_t n) {
+    uint32_t kept = g->n_rows < d->conv_width ? g->n_rows : d->conv_width;
+    for (uint32_t row = g->n_rows - kept; row < g->n_rows; row++) {
+        uint64_t position = (uint64_t)g->first_position + row;
+        uint64_t ring = (uint64_t)g->slot * d->conv_width + position % d->conv_width;
+        memcpy((float *)at(s, &d->window) + ring * d->window.dims[0] + first,
+               row_of(s, &d->in, g->first_row + row) + first, n * sizeof(float));
+    }
+}
+
+static void convolve_share(struct cpu_step *s, const struct op_delta *d) {
+    uint32_t channels = d->window.dims[0];
+    struct share share = share_of(s, channels, LANES);
+    uint32_t n = share.end - share.begin;
+    for (uint32_t i = 0; n && i < s->io->n_segments; i++) {
+        const struct io_segment *g = &s->segments[i];
+        for (uint32_t row = 0; row < g->n_rows; row++)
+            convolve(s, d, g, row, share.begin, n,
+                     s->b->conv + (uint64_t)(g->first_row + row) * channels + share.begin);
+        move_window(s, d, g, share.begin, n);
+    }
+}
+
+/* ---- the rule ---------------------------------------------------------------------------------
+ */
+
+/* One row's part of the rule for a value head. */
+struct delta_row {
+    const float *k, *q; /* (dk), normed */
+    float decay, beta, qk;
+};
+
+static void l2_norm(float *y, const float *x, float scale, uint32_t n) {
+    float f = scale / sqrtf(row_dot(x, x, n) + 1e-6f);
+    for (uint32_t i = 0; i < n; i++)
+        y[i] = x[i] * f;
+}
+
+static float softplus(float x) {
+    return x > 20 ? x : log1pf(expf(x));
+}
+
+/* room: 2 * dk values for k and q. */
+static struct delta_row prepare(struct cpu_step *s, const struct op_delta *d, uint32_t row,
+                                uint32_t head, float *room) {
+    uint32_t group = d->value_heads / d->key_heads, dk = d->key_width;
+    uint32_t key_head = d->head_map == HEADS_TILED ? head % d->key_heads : head / group;
+    const float *y = s->b->conv + (uint64_t)row * d->window.dims[0];
+    const float *in = row_of(s, &d->in, row);
+    float *q = room, *k = room + dk;
+    l2_norm(q, y + key_head * dk, 1 / sqrtf((float)dk), dk);
+    l2_norm(k, y + (d->key_heads + key_head) * dk, 1, dk);
+    float a = ((const float *)at(s, &d->a))[head], dt = ((const float *)at(s, &d->dt))[head];
+    return (struct delta_row){
+        .k = k,
+        .q = q,
+        .decay = expf(a * softplus(in[d->alpha_column + head] + dt)),
+        .beta = 1 / (1 + expf(-in[d->beta_column + head])),
+        .qk = row_dot(q, k, dk),
+    };
+}
+
+/* Rows [0, n) of S and their outputs for one token. */
+static CLONES void step_rows(float *state, const struct delta_row *t, const float *v, float *o,
+                             uint32_t n, uint32_t dk) {
+    for (uint32_t j = 0; j < n; j++, state += dk) {
+        vec ks = {0}, qs = {0};
+        for (uint32_t i = 0; i < dk; i += LANES) {
+            vec x = vec_load(state + i);
+            ks += x * vec_load(t->k + i);
+            qs += x * vec_load(t->q + i);
+        }
+        float delta = t->beta * (v[j] - t->decay * vec_sum(ks));
+        o[j] = t->decay * vec_sum(qs) + t->qk * delta;
+        for (uint32_t i = 0; i < dk; i += LANES)
+            vec_store(state + i, vec_load(state + i) * t->decay + vec_load(t->k + i) * delta);
+    }
+}
+
+/* The same for a dk that is no multiple of the lanes. */
+static void step_rows_any(float *state, const struct delta_row *t, const float *v, float *o,
+                          uint32_t n, uint32_t dk) {
+    for (uint32_t j = 0; j < n; j++, state += dk) {
+        float ks = row_dot(state, t->k, dk), qs = row_dot(state, t->q, dk);
+        float delta = t->beta * (v[j] - t->decay * ks);
+        o[j] = t->decay * qs + t->qk * delta;
+        row_mix(state, t->decay, t->k, delta, dk);
+    }
+}
+
+/* n rows of the segment from `first` on. */
+static void run_rows(struct cpu_step *s, const struct op_delta *d, const struct io_segment *g,
+                     uint32_t head, uint32_t first, uint32_t n) {
+    uint32_t dk = d->key_width, dv = d->value_width, channels = d->window.dims[0];
+    float *state =
+        (float *)at(s, &d->state) + ((uint64_t)g->slot * d->value_heads + head) * dv * (uint64_t)dk;
+    uint32_t v_at = 2 * d->key_heads * dk + head * dv, row = g->first_row + first;
+    struct delta_row rows[DELTA_BLOCK_ROWS];
+    for (uint32_t r = 0; r < n; r++)
+        rows[r] = prepare(s, d, row + r, head, s->room->delta + (uint64_t)r * 2 * dk);
+    for (uint32_t j = 0; j < dv; j += STATE_TILE) {
+        uint32_t tile = dv - j < STATE_TILE ? dv - j : STATE_TILE;
+        for (uint32_t r = 0; r < n; r++) {
+            const float *v = s->b->conv + (uint64_t)(row + r) * channels + v_at + j;
+            float *o = row_of(s, &d->out, row + r) + head * dv + j;
+            (dk % LANES ? step_rows_any : step_rows)(state + (uint64_t)j * dk, &rows[r], v, o, tile,
+                                                     dk);
+        }
+    }
+}
+
+static void run_head(struct cpu_step *s, const struct op_delta *d, const struct io_segment *g,
+                     uint32_t head) {
+    for (uint32_t first = 0; first < g->n_rows; first += DELTA_BLOCK_ROWS) {
+        uint32_t left = g->n_rows - first;
+        run_rows(s, d, g, head, first, left < DELTA_BLOCK_ROWS ? left : DELTA_BLOCK_ROWS);
+    }
+}
+
+void cpu_delta(struct cpu_step *s) {
+    const struct op_delta *d = &s->op->op->delta;
+    convolve_share(s, d);
+    barrier(s);
+    struct share share = share_of(s, s->io->n_segments * d->value_heads, 1);
+    for (uint32_t i = share.begin; i < share.end; i++)
+        run_head(s, d, &s->segments[i / d->value_heads], i % d->value_heads);
+}

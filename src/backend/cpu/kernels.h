@@ -1,0 +1,69 @@
+/* kernels.h - products of weight rows and activation rows, per type and instruction set.
+ *
+ * The one inner loop of the CPU backend. A kernel knows one weight type, one instruction set and
+ * one numeric mode; a table gives the best one this machine can run.
+ * (1) out[r][n] is a function of weight row n and activation row r alone: the order of its sums
+ *     depends on K, never on how many rows share the call or on where they begin.
+ * (2) Portable C defines the integer results; every other kernel gives the same integers. The
+ *     order of the f32 sums over blocks may differ between instruction sets, not within one.
+ * (3) A kernel allocates nothing and keeps nothing: threads may run it side by side. */
+#ifndef BACKEND_CPU_KERNELS_H
+#define BACKEND_CPU_KERNELS_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "quant/quant.h"
+
+/* Thirty-two activations as the int8 kernels read them: one cache line a group. Some weight types
+ * have a scale for every 16 values, so the sums of both halves are there too. */
+struct act_group {
+    int8_t q[32];
+    float scale;
+    float offset;          /* scale * (sum of q): what a weight's minimum is multiplied with */
+    int32_t minus_sum;     /* -(sum of q): the first value of a sum over weights kept unsigned, once
+                            * it is multiplied with what was added to them */
+    int32_t minus_half[2]; /* the same of q[0..15] and q[16..31] */
+    int32_t unused[3];
+};
+_Static_assert(sizeof(struct act_group) == 64, "a group is a cache line");
+
+/* act_quantize of k values (a multiple of 32) as groups. Faster where groups are 64-aligned. */
+void act_groups(const float *x, uint32_t k, struct act_group *groups /* (k / 32) */);
+
+/* Rows of activations, K values each. */
+struct activations {
+    uint32_t n_rows, k;
+    const float *x; /* (n_rows, k), rows x_stride apart; unused in int8 mode */
+    size_t x_stride;
+    const struct act_group *groups; /* (n_rows, k / 32); unused in f32 mode */
+};
+
+/* out[r * out_stride + n - first] for weight rows [first, first + count) and all rows of acts.
+ * `weights` is the whole matrix as `pack` left it (or as in the file, when pack is NULL). */
+typedef void kernel_fn(const void *weights, uint32_t first, uint32_t count,
+                       const struct activations *acts, float *out, size_t out_stride);
+
+struct kernel {
+    const char *name; /* "q4_k avx512_vnni" */
+    enum dtype type;
+    bool is_f32;        /* meets f32 activations; otherwise int8 */
+    uint32_t features;  /* of base/cpu.h that it needs */
+    uint32_t tile_rows; /* first and count are multiples of this, but for the matrix's last rows */
+    /* Bytes of a packed matrix, and the packing. NULL: used as it lies in the file. A packed
+     * matrix wants to lie at a multiple of 64. */
+    uint64_t (*packed_bytes)(uint32_t k, uint32_t n);
+    void (*pack)(const void *rows, uint32_t k, uint32_t n, void *packed);
+    kernel_fn *run;
+};
+
+/* The best kernel for a type; never NULL for a type that decodes: portable f32 is always there.
+ * exact: f32 activations (F32, F16 and BF16 weights meet them in any case). K must be a multiple
+ * of 32 for int8 mode; block types are so by themselves. */
+const struct kernel *kernel_find(enum dtype type, bool exact, uint32_t features);
+
+/* All rows of the table, for tests: best first within a type and mode. */
+const struct kernel *kernel_at(size_t i); /* NULL behind the last */
+
+#endif

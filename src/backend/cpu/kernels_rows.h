@@ -1,0 +1,45 @@
+/* kernels_rows.h - what the files of kernels share: the list of types and their parts of the table.
+ *
+ * Every kernels_<set>.c holds the kernels of one instruction set and ends with its rows of the
+ * table; kernels.c puts them together, best first. */
+#ifndef BACKEND_CPU_KERNELS_ROWS_H
+#define BACKEND_CPU_KERNELS_ROWS_H
+
+#include "backend/cpu/kernels.h"
+
+/* The types with int8 kernels. */
+#define FOR_EACH_QUANT(X)                                                                          \
+    X(Q4_0, q4_0)                                                                                  \
+    X(Q4_1, q4_1)                                                                                  \
+    X(Q5_0, q5_0)                                                                                  \
+    X(Q5_1, q5_1)                                                                                  \
+    X(Q8_0, q8_0)                                                                                  \
+    X(Q2_K, q2_k)                                                                                  \
+    X(Q3_K, q3_k)                                                                                  \
+    X(Q4_K, q4_k)                                                                                  \
+    X(Q5_K, q5_k)                                                                                  \
+    X(Q6_K, q6_k)                                                                                  \
+    X(IQ4_NL, iq4_nl)                                                                              \
+    X(IQ4_XS, iq4_xs)                                                                              \
+    X(MXFP4, mxfp4)
+
+/* Loops over registers must be unrolled, or their arrays end in memory; -O2 does not always. */
+#if defined(__clang__)
+#define UNROLL _Pragma("unroll")
+#else
+#define UNROLL _Pragma("GCC unroll 16")
+#endif
+
+struct kernel_rows {
+    const struct kernel *at;
+    size_t count;
+};
+
+extern const struct kernel_rows kernels_portable;
+#if defined(__x86_64__)
+extern const struct kernel_rows kernels_avx512, kernels_avx2;
+#elif defined(__aarch64__)
+extern const struct kernel_rows kernels_neon;
+#endif
+
+#endif

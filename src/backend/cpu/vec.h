@@ -1,0 +1,127 @@
+/* vec.h - sixteen floats at a time, on every processor alike.
+ *
+ * Plain vector extensions of gcc and clang: the compiler makes one AVX-512 register of a vec, two
+ * AVX, four SSE or NEON ones. Sums run in sixteen lanes that are added in a fixed order at the
+ * end, and nothing is fused, so results are the same bits on every machine. CLONES compiles a
+ * function for several instruction sets and picks one at load. */
+#ifndef BACKEND_CPU_VEC_H
+#define BACKEND_CPU_VEC_H
+
+#include <stdint.h>
+#include <string.h>
+
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+#define VEC_SANITIZED 1
+#elif defined(__has_feature)
+#if __has_feature(address_sanitizer) || __has_feature(thread_sanitizer)
+#define VEC_SANITIZED 1
+#endif
+#endif
+
+/* The choice at load runs before the sanitizers are ready, and clang names such functions in a way
+ * that other files can't call them (clang 14): these builds take what every processor has. */
+#if defined(__x86_64__) && !defined(VEC_SANITIZED) && !defined(__clang__)
+#define CLONES __attribute__((target_clones("avx512f", "avx2", "default")))
+#else
+#define CLONES
+#endif
+
+enum { LANES = 16 };
+
+typedef float vec __attribute__((vector_size(64)));
+typedef int32_t ivec __attribute__((vector_size(64)));
+
+/* Macros, as a function that takes or returns a vec has another calling convention on every
+ * instruction set, inlined or not. */
+#define vec_load(p)                                                                                \
+    ({                                                                                             \
+        vec load_;                                                                                 \
+        memcpy(&load_, (p), sizeof load_);                                                         \
+        load_;                                                                                     \
+    })
+#define vec_store(p, v)                                                                            \
+    ({                                                                                             \
+        vec store_ = (v);                                                                          \
+        memcpy((p), &store_, sizeof store_);                                                       \
+    })
+#define vec_all(x) ((vec){0} + (float)(x))
+#define vec_choose(mask, yes, no) ((vec)(((mask) & (ivec)(yes)) | (~(mask) & (ivec)(no))))
+#define vec_max(a, b)                                                                              \
+    ({                                                                                             \
+        vec max_a_ = (a), max_b_ = (b);                                                            \
+        vec_choose(max_a_ > max_b_, max_a_, max_b_);                                               \
+    })
+#define vec_min(a, b)                                                                              \
+    ({                                                                                             \
+        vec min_a_ = (a), min_b_ = (b);                                                            \
+        vec_choose(min_a_ < min_b_, min_a_, min_b_);                                               \
+    })
+
+/* The lanes added as a tree: i and i + 8, then i + 4 ... */
+#define vec_sum(v)                                                                                 \
+    ({                                                                                             \
+        vec sum_v_ = (v);                                                                          \
+        float sum_[LANES];                                                                         \
+        memcpy(sum_, &sum_v_, sizeof sum_);                                                        \
+        for (int half_ = LANES / 2; half_ > 0; half_ /= 2)                                         \
+            for (int i_ = 0; i_ < half_; i_++)                                                     \
+                sum_[i_] += sum_[i_ + half_];                                                      \
+        sum_[0];                                                                                   \
+    })
+
+/* e^x to about 1e-7 of itself: 2^n times a polynomial in what is left of the exponent. Arguments
+ * beyond +-87 give the value there. NaN stays NaN. Adding 1.5 * 2^23 rounds to an integer, n, which
+ * then is in the low bits; ln 2 is subtracted in two parts. */
+#define vec_exp(argument)                                                                          \
+    ({                                                                                             \
+        vec x_ = (argument), nan_ = x_ - x_;                                                       \
+        x_ = vec_max(vec_min(x_, vec_all(87.0f)), vec_all(-87.0f));                                \
+        vec shifted_ = x_ * 1.44269504f + 12582912.0f, n_ = shifted_ - 12582912.0f;                \
+        vec r_ = x_ - n_ * 0.693359375f - n_ * -2.12194440e-4f;                                    \
+        vec p_ = vec_all(1.9875691500e-4f);                                                        \
+        p_ = p_ * r_ + 1.3981999507e-3f;                                                           \
+        p_ = p_ * r_ + 8.3334519073e-3f;                                                           \
+        p_ = p_ * r_ + 4.1665795894e-2f;                                                           \
+        p_ = p_ * r_ + 1.6666665459e-1f;                                                           \
+        p_ = p_ * r_ + 5.0000001201e-1f;                                                           \
+        p_ = p_ * (r_ * r_) + r_ + 1.0f;                                                           \
+        p_ *(vec)(((ivec)shifted_ << 23) + 0x3F800000) + nan_;                                     \
+    })
+
+#define vec_sigmoid(x) (1.0f / (1.0f + vec_exp(-(x))))
+
+/* The first n < LANES values; the others as given. */
+#define vec_load_some(p, n, fill)                                                                  \
+    ({                                                                                             \
+        float some_[LANES];                                                                        \
+        for (size_t k_ = 0; k_ < LANES; k_++)                                                      \
+            some_[k_] = k_ < (n) ? (p)[k_] : (fill);                                               \
+        vec_load(some_);                                                                           \
+    })
+#define vec_store_some(p, v, n)                                                                    \
+    ({                                                                                             \
+        float part_[LANES];                                                                        \
+        vec_store(part_, v);                                                                       \
+        memcpy((p), part_, (n) * sizeof(float));                                                   \
+    })
+
+/* ---- whole rows; n is any number ------------------------------------------------------------ */
+
+float row_dot(const float *a, const float *b, size_t n);
+float row_max(const float *x, size_t n); /* n at least 1 */
+/* y = x * scale * w */
+void row_scale_by(float *y, const float *x, float scale, const float *w, size_t n);
+/* y *= silu(g), y *= sigmoid(g) */
+void row_times_silu(float *y, const float *g, size_t n);
+void row_times_sigmoid(float *y, const float *g, size_t n);
+/* y = silu(g) * u */
+void row_swiglu(float *y, const float *g, const float *u, size_t n);
+/* y += x; y = y * a + x * b */
+void row_add(float *y, const float *x, size_t n);
+void row_mix(float *y, float a, const float *x, float b, size_t n);
+/* x = e^(x - shift); returns their sum */
+float row_exp(float *x, float shift, size_t n);
+/* f16 to f32, exactly */
+void row_from_f16(float *y, const uint16_t *x, size_t n);
+
+#endif

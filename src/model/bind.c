@@ -1,0 +1,153 @@
+/* bind.c - tensors by name, with the shapes they must have. */
+#include <stdio.h>
+#include <string.h>
+
+#include "base/size.h"
+#include "model/model.h"
+
+/* A tensor of the file or folder under our name, whichever it is. */
+struct found {
+    const struct tensor *tensor;  /* what lies in the file; NULL: made by the hub */
+    const struct hub_tensor *hub; /* NULL: a GGUF file */
+    uint32_t n_dims;
+    uint64_t dims[4];
+};
+
+static bool find(const struct model *m, const char *name, struct found *f) {
+    *f = (struct found){0};
+    if (m->file) {
+        f->tensor = gguf_tensor(m->file, name);
+        if (!f->tensor)
+            return false;
+        f->n_dims = f->tensor->n_dims;
+        memcpy(f->dims, f->tensor->dims, sizeof f->dims);
+        return true;
+    }
+    for (uint32_t i = 0; i < m->hub->n_tensors; i++) {
+        const struct hub_tensor *t = &m->hub->tensors[i];
+        if (strcmp(t->name, name) != 0)
+            continue;
+        f->hub = t;
+        f->tensor = t->sources ? t->sources[0] : NULL;
+        f->n_dims = t->n_dims;
+        memcpy(f->dims, t->dims, sizeof f->dims);
+        return true;
+    }
+    return false;
+}
+
+/* Finds and checks; 1: found, 0: absent and may be, negative: an error. */
+static int expect(const struct model *m, int block, const char *name, const uint64_t dims[4],
+                  unsigned flags, struct found *f, struct err *err) {
+    char full[96];
+    if (block >= 0)
+        snprintf(full, sizeof full, "blk.%d.%s", block, name);
+    else
+        snprintf(full, sizeof full, "%s", name);
+    if (!find(m, full, f)) {
+        if (flags & BIND_OPTIONAL)
+            return 0;
+        return err_set(err, SLUICE_ERR_FORMAT, "%s: tensor %s is missing", m->path, full);
+    }
+    bool fits = true;
+    for (int i = 0; i < 4; i++)
+        fits &= f->dims[i] == (dims[i] ? dims[i] : 1); /* trailing ones may be left out */
+    if (!fits)
+        return err_set(err, SLUICE_ERR_FORMAT,
+                       "%s: tensor %s is %llu x %llu x %llu, expected %llu x %llu x %llu", m->path,
+                       full, (unsigned long long)f->dims[0], (unsigned long long)f->dims[1],
+                       (unsigned long long)f->dims[2], (unsigned long long)dims[0],
+                       (unsigned long long)(dims[1] ? dims[1] : 1),
+                       (unsigned long long)(dims[2] ? dims[2] : 1));
+    if (f->tensor && (f->tensor->type < 0 || !dtype_info((uint32_t)f->tensor->type)->decode))
+        return err_set(err, SLUICE_ERR_UNSUPPORTED,
+                       "%s: tensor %s is %s, which cannot be decoded here", m->path, full,
+                       f->tensor->type_name);
+    return 1;
+}
+
+/* ---- tensors made at load ---------------------------------------------------------------------
+ */
+
+static void fill_from_file(const struct made_weight *w, void *out) {
+    const struct tensor *t = w->from;
+    dtype_info((uint32_t)t->type)->decode(t->data, out, t->n_values);
+}
+
+/* In the folder's own order of rows: the ops' flags account for it. */
+static void fill_from_hub(const struct made_weight *w, void *out) {
+    const struct hub_tensor *t = &w->hub;
+    hub_read_rows(w->from, t, 0, t->dims[1] * t->dims[2] * t->dims[3], out);
+}
+
+/* Experts that the folder holds one by one, behind each other. */
+static void fill_gathered(const struct made_weight *w, void *out) {
+    uint8_t *at = out;
+    for (uint32_t e = 0; e < w->hub.n_sources; e++) {
+        memcpy(at, w->hub.sources[e]->data, w->hub.sources[e]->bytes);
+        at += w->hub.sources[e]->bytes;
+    }
+}
+
+static bool is_plain(const struct found *f) {
+    return !f->hub || (f->hub->change == CHANGE_NONE && f->tensor && f->hub->n_sources == 1);
+}
+
+int bind_vector(struct model *m, int block, const char *name, uint32_t n, uint32_t width,
+                unsigned flags, struct operand *out, struct err *err) {
+    struct found f;
+    uint32_t dims[4] = {width ? width : n, width ? n : 0};
+    int got = expect(m, block, name, (uint64_t[4]){dims[0], dims[1]}, flags, &f, err);
+    if (got <= 0)
+        return got;
+    if (is_plain(&f) && f.tensor->type == DT_F32 && (uintptr_t)f.tensor->data % 4 == 0) {
+        *out = operand_at(REGION_WEIGHTS, DT_F32, weights_offset(m->weights, f.tensor), dims);
+        return SLUICE_OK;
+    }
+    struct made_weight *made = weights_make(m->weights, (uint64_t)n * (width ? width : 1) * 4,
+                                            f.hub ? fill_from_hub : fill_from_file);
+    if (!made)
+        return err_memory(err, name);
+    made->from = f.hub ? (const void *)m->hub : f.tensor;
+    if (f.hub) {
+        made->hub = *f.hub;
+        made->hub.order = ORDER_SAME;
+    }
+    *out = operand_at(REGION_WEIGHTS, DT_F32, made->offset, dims);
+    return SLUICE_OK;
+}
+
+static int bind_planes(struct model *m, int block, const char *name, const uint32_t dims[4],
+                       unsigned flags, struct operand *out, struct err *err) {
+    struct found f;
+    int got = expect(m, block, name, (uint64_t[4]){dims[0], dims[1], dims[2]}, flags, &f, err);
+    if (got <= 0)
+        return got;
+    if (is_plain(&f)) {
+        *out = operand_at(REGION_WEIGHTS, (enum dtype)f.tensor->type,
+                          weights_offset(m->weights, f.tensor), dims);
+        if (f.hub && f.hub->take_rows) { /* half of a fused tensor */
+            uint64_t row = operand_row_bytes(out);
+            out->offset += f.hub->skip_rows * row;
+            out->plane = (uint32_t)f.tensor->dims[1];
+        }
+        return SLUICE_OK;
+    }
+    uint64_t bytes = f.tensor->bytes * f.hub->n_sources;
+    struct made_weight *made = weights_make(m->weights, bytes, fill_gathered);
+    if (!made)
+        return err_memory(err, name);
+    made->hub = *f.hub;
+    *out = operand_at(REGION_WEIGHTS, (enum dtype)f.tensor->type, made->offset, dims);
+    return SLUICE_OK;
+}
+
+int bind_matrix(struct model *m, int block, const char *name, uint32_t k, uint32_t n,
+                unsigned flags, struct operand *out, struct err *err) {
+    return bind_planes(m, block, name, (uint32_t[4]){k, n}, flags, out, err);
+}
+
+int bind_matrices(struct model *m, int block, const char *name, uint32_t k, uint32_t n, uint32_t e,
+                  unsigned flags, struct operand *out, struct err *err) {
+    return bind_planes(m, block, name, (uint32_t[4]){k, n, e}, flags, out, err);
+}

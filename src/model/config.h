@@ -1,0 +1,53 @@
+/* config.h - the dimensions of a model, as its file gives them. */
+#ifndef MODEL_CONFIG_H
+#define MODEL_CONFIG_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "base/err.h"
+#include "file/gguf.h"
+#include "plan/plan.h"
+
+enum { MAX_LAYERS = 1024 };
+
+enum rope_scaling { SCALING_NONE, SCALING_LINEAR, SCALING_YARN };
+
+struct rope {
+    double base;
+    uint32_t dims; /* how many of a head's values turn */
+    enum rope_pairing pairing;
+    enum rope_scaling scaling;
+    double factor, attn_factor;
+    double ext_factor, beta_fast, beta_slow; /* YaRN */
+    uint32_t original_context;
+};
+
+struct config {
+    char arch[32];
+    uint32_t n_layers; /* the trunk: draft blocks are not among them */
+    uint32_t n_mtp;    /* draft blocks in the file, which are not run */
+    uint32_t hidden, ffn, context;
+    uint32_t n_vocab;  /* rows of the embedding and the head */
+    uint32_t n_tokens; /* of them, real tokens */
+    float eps;
+    uint32_t heads, kv_heads, head_width;
+    struct rope rope;
+    bool is_recurrent[MAX_LAYERS]; /* a delta-net layer */
+    uint32_t key_heads, value_heads, key_width, value_width, conv_width;
+    enum head_map head_map;
+    uint32_t experts, experts_used, expert_ffn, shared_ffn;
+};
+
+/* Reads what all architectures share; the rest keeps its defaults. */
+int config_read(struct config *c, const struct gguf *keys, struct err *err);
+
+/* "ARCH.name" of a config's own keys; required ones must be there and within 1..max. */
+int config_u32(const struct config *c, const struct gguf *keys, const char *name, uint32_t max,
+               bool is_required, uint32_t *out, struct err *err);
+
+/* The frequency of each pair of rotary values, scaling applied, and what multiplies cos and sin.
+ * divisors: of Llama 3 files (dims / 2 of them), or NULL. */
+double config_rope_freqs(const struct rope *r, const float *divisors, double *freqs);
+
+#endif

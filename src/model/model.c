@@ -1,0 +1,258 @@
+/* model.c - opening a model, and the plan of its step. */
+#include "model/model.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#define ARCH(name) extern const struct arch name;
+#include "model/archs.def"
+#undef ARCH
+
+static const struct arch *const archs[] = {
+#define ARCH(name) &name,
+#include "model/archs.def"
+#undef ARCH
+};
+
+/* ---- opening ----------------------------------------------------------------------------------
+ */
+
+static int find_arch(struct model *m, struct err *err) {
+    for (size_t i = 0; i < sizeof archs / sizeof *archs; i++)
+        if (strcmp(archs[i]->name, m->config.arch) == 0)
+            m->arch = archs[i];
+    if (m->arch)
+        return SLUICE_OK;
+    return err_set(err, SLUICE_ERR_UNSUPPORTED,
+                   "%s: architecture is %s, expected llama, qwen2, qwen3, qwen35 or qwen35moe",
+                   m->path, m->config.arch);
+}
+
+/* The keys that a GGUF file of the folder would have. */
+static int keys_of_folder(struct model *m, struct err *err) {
+    struct gguf_writer *w;
+    size_t size = 0;
+    int status = gguf_writer_open(&w, NULL, 0, err);
+    if (!status)
+        status = hub_write_keys(m->hub, w, err);
+    if (!status)
+        status = gguf_writer_header(w, &m->key_bytes, &size, err);
+    if (!status)
+        status = gguf_parse(&m->keys, m->key_bytes, size, err);
+    if (!status)
+        m->keys->path = m->path;
+    gguf_writer_abort(w);
+    return status;
+}
+
+static int open_files(struct model *m, struct err *err) {
+    int status;
+    if (!folder_is(m->path)) {
+        if ((status = gguf_open(&m->file, m->path, err)))
+            return status;
+        m->keys = m->file;
+        return weights_new(&m->weights, m->file->parts, m->file->n_parts, err);
+    }
+    if ((status = folder_open(&m->folder, m->path, true, err)) ||
+        (status = hub_open(&m->hub, m->folder, false, err)) || (status = keys_of_folder(m, err)))
+        return status;
+    m->n_skipped = m->hub->n_skipped;
+    return weights_new(&m->weights, m->folder->weights->shards, m->folder->weights->n_shards, err);
+}
+
+/* ---- what every architecture has --------------------------------------------------------------
+ */
+
+/* The embedding decides how many rows the vocabulary has. */
+static int bind_vocabulary(struct model *m, struct err *err) {
+    struct config *c = &m->config;
+    uint64_t rows = m->hub ? m->hub->vocab : 0;
+    const struct tensor *t = m->file ? gguf_tensor(m->file, "token_embd.weight") : NULL;
+    if (t)
+        rows = t->dims[1];
+    if (m->file && !t)
+        return err_set(err, SLUICE_ERR_FORMAT, "%s: tensor token_embd.weight is missing", m->path);
+    if (rows < 1 || rows > 1u << 22)
+        return err_set(err, SLUICE_ERR_FORMAT,
+                       "%s: tensor token_embd.weight has %llu rows, expected 1 to %u", m->path,
+                       (unsigned long long)rows, 1u << 22);
+    c->n_vocab = c->n_tokens = (uint32_t)rows;
+    int status = bind_matrix(m, -1, "token_embd.weight", c->hidden, c->n_vocab, 0, &m->embed, err);
+    if (!status)
+        status = bind_matrix(m, -1, "output.weight", c->hidden, c->n_vocab, BIND_OPTIONAL, &m->head,
+                             err);
+    if (!status)
+        status =
+            bind_vector(m, -1, "output.bias", c->n_vocab, 0, BIND_OPTIONAL, &m->head_bias, err);
+    if (!status)
+        status = bind_vector(m, -1, "output_norm.weight", c->hidden, 0, 0, &m->final_norm, err);
+    if (!m->head.n_dims)
+        m->head = m->embed;
+    return status;
+}
+
+static void fill_freqs(const struct made_weight *w, void *out) {
+    memcpy(out, w->from, w->bytes);
+}
+
+static int bind_freqs(struct model *m, struct err *err) {
+    const struct rope *r = &m->config.rope;
+    uint32_t pairs = r->dims / 2;
+    double *freqs = arena_array(&m->arena, pairs, sizeof *freqs);
+    float *divisors = NULL;
+    const struct tensor *t = m->file ? gguf_tensor(m->file, "rope_freqs.weight") : NULL;
+    for (uint32_t i = 0; m->hub && i < m->hub->n_tensors; i++)
+        if (strcmp(m->hub->tensors[i].name, "rope_freqs.weight") == 0)
+            divisors = (float *)m->hub->tensors[i].values;
+    if (t) {
+        if (t->type != DT_F32 || t->n_values != pairs)
+            return err_set(err, SLUICE_ERR_FORMAT,
+                           "%s: tensor rope_freqs.weight has %llu values of %s, expected %u of F32",
+                           m->path, (unsigned long long)t->n_values, t->type_name, pairs);
+        if ((divisors = arena_array(&m->arena, pairs, sizeof *divisors)))
+            memcpy(divisors, t->data, t->bytes);
+    }
+    struct made_weight *made =
+        freqs ? weights_make(m->weights, pairs * sizeof *freqs, fill_freqs) : NULL;
+    if (!made)
+        return err_memory(err, "rotary frequencies");
+    m->rope_scale = (float)config_rope_freqs(r, divisors, freqs);
+    made->from = freqs;
+    m->freqs = operand_at(REGION_WEIGHTS, DT_F64, made->offset, (uint32_t[4]){pairs});
+    return SLUICE_OK;
+}
+
+int model_open(struct model **out, const char *path, struct err *err) {
+    *out = NULL;
+    struct model *m = calloc(1, sizeof *m);
+    if (!m)
+        return err_memory(err, path);
+    m->path = arena_strdup(&m->arena, str_of(path));
+    int status = m->path ? open_files(m, err) : err_memory(err, path);
+    if (!status)
+        status = config_read(&m->config, m->keys, err);
+    if (!status)
+        status = find_arch(m, err);
+    if (!status)
+        status = m->arch->config(m, err);
+    if (!status)
+        status = bind_vocabulary(m, err);
+    if (!status)
+        status = bind_freqs(m, err);
+    if (!status && !(m->layers = arena_array(&m->arena, m->config.n_layers, sizeof *m->layers)))
+        status = err_memory(err, "the layers");
+    if (!status)
+        status = m->arch->bind(m, err);
+    if (status) {
+        model_close(m);
+        return status;
+    }
+    *out = m;
+    return SLUICE_OK;
+}
+
+void model_close(struct model *m) {
+    if (!m)
+        return;
+    weights_free(m->weights);
+    if (m->keys != m->file)
+        gguf_close(m->keys);
+    free(m->key_bytes);
+    hub_close(m->hub);
+    folder_close(m->folder);
+    gguf_close(m->file);
+    arena_free(&m->arena);
+    free(m);
+}
+
+int model_load(struct model *m, struct err *err) {
+    return m->weights->base ? SLUICE_OK : weights_map(m->weights, err);
+}
+
+/* ---- the plan ---------------------------------------------------------------------------------
+ */
+
+int emit_tap(struct plan *plan, uint32_t number, int layer, struct operand x, struct operand norm,
+             float eps, struct err *err) {
+    if (!plan->n_taps)
+        return SLUICE_OK;
+    struct op op = {
+        .kind = OP_TAP,
+        .layer = layer,
+        .role = "tap",
+        .tap = {.x = x, .norm = norm, .eps = eps, .out = plan_tap(plan, number)},
+    };
+    return plan_add(plan, &op, err);
+}
+
+static int emit_embed(const struct model *m, struct plan *plan, struct operand x,
+                      struct operand angles, struct err *err) {
+    struct op op = {
+        .kind = OP_EMBED,
+        .layer = -1,
+        .role = "embed",
+        .embed = {.table = m->embed, .x = x, .freqs = m->freqs, .angles = angles},
+    };
+    op.embed.rope_scale = m->rope_scale;
+    return plan_add(plan, &op, err);
+}
+
+static int emit_head(const struct model *m, struct plan *plan, const struct plan_options *options,
+                     struct operand x, struct err *err) {
+    uint32_t vocab = m->config.n_vocab;
+    struct operand logits = plan_scratch_of(plan, DT_F32, (uint32_t[4]){vocab, plan->max_outputs});
+    struct op head = {
+        .kind = OP_PROJECT,
+        .layer = -1,
+        .role = "head",
+        .project =
+            {
+                .in = x,
+                .prologue = PROLOGUE_NORM,
+                .norm = m->final_norm,
+                .eps = m->config.eps,
+                .n_segments = 1,
+                .segments = {{.weight = m->head, .bias = m->head_bias}},
+                .out = logits,
+                .is_head = true,
+            },
+    };
+    struct op pick = {
+        .kind = OP_PICK,
+        .layer = -1,
+        .role = "pick",
+        .pick =
+            {
+                .logits = logits,
+                .wanted = plan_logits(plan),
+                .counts = plan_state(plan, DT_I16, (uint32_t[4]){vocab, options->n_slots}),
+                .room = plan_scratch_of(plan, DT_F32, (uint32_t[4]){vocab, plan->max_outputs}),
+                .order = plan_scratch_of(plan, DT_I64, (uint32_t[4]){vocab, plan->max_outputs}),
+            },
+    };
+    int status = plan_add(plan, &head, err);
+    return status ? status : plan_add(plan, &pick, err);
+}
+
+int model_plan(struct plan **out, const struct model *m, const struct plan_options *options,
+               struct err *err) {
+    const struct config *c = &m->config;
+    struct plan *plan;
+    int status = plan_new(&plan, options, err);
+    if (status)
+        return status;
+    struct operand x = plan_scratch(plan, c->hidden);
+    struct operand angles =
+        plan_scratch_of(plan, DT_F32, (uint32_t[4]){2, c->rope.dims / 2, plan->max_rows});
+    if ((status = emit_embed(m, plan, x, angles, err)) ||
+        (status = emit_tap(plan, 0, -1, x, (struct operand){0}, 0, err)) ||
+        (status = m->arch->emit(m, plan, options, x, angles, err)) ||
+        (status = emit_tap(plan, c->n_layers + 1, -1, x, m->final_norm, c->eps, err)) ||
+        (status = emit_head(m, plan, options, x, err)) || (status = plan_finish(plan, err))) {
+        plan_free(plan);
+        *out = NULL;
+        return status;
+    }
+    *out = plan;
+    return SLUICE_OK;
+}

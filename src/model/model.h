@@ -1,0 +1,94 @@
+/* model.h - a model: its file, its dimensions, its tensors bound by role.
+ *
+ * In: a GGUF file or a hub folder.  Out: plans.  A model is read-only once open and may be shared
+ * by threads. What differs between architectures is a row of archs.def and one file. */
+#ifndef MODEL_MODEL_H
+#define MODEL_MODEL_H
+
+#include "file/folder.h"
+#include "file/gguf.h"
+#include "model/config.h"
+#include "model/hub.h"
+#include "model/weights.h"
+#include "plan/build.h"
+
+/* The tensors of a layer by role; absent ones have n_dims 0. */
+struct layer {
+    struct operand norm, ffn_norm; /* (D) f32 */
+    struct operand q, k, v, o;     /* attention */
+    struct operand q_bias, k_bias, v_bias, o_bias;
+    struct operand q_norm, k_norm;           /* (d) f32 */
+    struct operand qkv, z, beta, alpha, out; /* delta-net */
+    struct operand conv, a, dt, head_norm;   /* f32 */
+    struct operand gate, up, down;           /* dense FFN */
+    struct operand gate_bias, up_bias, down_bias;
+    struct operand router, shared_switch; /* MoE, f32: (E, D) and (D) */
+    struct operand expert_gate, expert_up, expert_down;
+    struct operand shared_gate, shared_up, shared_down;
+};
+
+struct model;
+
+struct arch {
+    const char *name;
+    /* Fills the config beyond what all share; refuses what can't be run. */
+    int (*config)(struct model *m, struct err *err);
+    /* Finds the tensors of each layer and checks their shapes. */
+    int (*bind)(struct model *m, struct err *err);
+    /* Adds the ops of the layers between embedding and head. x: the residual (R, D). */
+    int (*emit)(const struct model *m, struct plan *plan, const struct plan_options *options,
+                struct operand x, struct operand angles, struct err *err);
+};
+
+struct model {
+    struct arena arena;
+    const char *path;
+    struct gguf *file; /* one of these two */
+    struct folder *folder;
+    struct hub *hub;   /* with a folder */
+    struct gguf *keys; /* the file's own, or made of the folder's config */
+    void *key_bytes;   /* of the latter */
+    const struct arch *arch;
+    struct config config;
+    struct weights *weights;
+    struct operand embed, head, head_bias, final_norm, freqs;
+    float rope_scale;
+    struct layer *layers;
+    uint32_t n_skipped; /* tensors of the file that nothing uses: draft blocks, vision towers */
+};
+
+/* Opens and binds; nothing is mapped yet. Errors begin with the path. */
+int model_open(struct model **out, const char *path, struct err *err);
+void model_close(struct model *m); /* takes NULL */
+
+/* The weights into memory. Once; not while others use m. */
+int model_load(struct model *m, struct err *err);
+
+/* A whole step of the model for these options. */
+int model_plan(struct plan **out, const struct model *m, const struct plan_options *options,
+               struct err *err);
+
+/* ---- for architectures ------------------------------------------------------------------------
+ */
+
+/* Tensors by name; `block` below 0: no "blk.N." before it. A missing tensor is an error unless it
+ * may be absent, a wrong shape always. */
+enum bind_flags { BIND_OPTIONAL = 1 };
+int bind_matrix(struct model *m, int block, const char *name, uint32_t k, uint32_t n,
+                unsigned flags, struct operand *out, struct err *err);
+int bind_matrices(struct model *m, int block, const char *name, uint32_t k, uint32_t n, uint32_t e,
+                  unsigned flags, struct operand *out, struct err *err);
+/* As f32, whatever the file has: (n), or (n, width) where width is above 0. */
+int bind_vector(struct model *m, int block, const char *name, uint32_t n, uint32_t width,
+                unsigned flags, struct operand *out, struct err *err);
+
+/* The ops that all architectures share. */
+int emit_attention(const struct model *m, struct plan *plan, const struct plan_options *options,
+                   uint32_t layer, bool is_gated, struct operand x, struct operand angles,
+                   struct operand pages, struct err *err);
+int emit_ffn(const struct model *m, struct plan *plan, uint32_t layer, struct operand x,
+             struct err *err);
+int emit_tap(struct plan *plan, uint32_t number, int layer, struct operand x, struct operand norm,
+             float eps, struct err *err);
+
+#endif

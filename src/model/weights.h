@@ -1,0 +1,51 @@
+/* weights.h - the WEIGHTS region: where every tensor lies.
+ *
+ * One span of addresses: the model's files one behind the other, then a tail for what no file
+ * holds in the form that is needed (vectors to f32, gathered experts, rotary frequencies).
+ * Offsets are known before anything is mapped and are the same in every run.
+ * (1) Files begin at multiples of WEIGHTS_PAGE, the tail's tensors at multiples of 64.
+ * (2) Nothing is written after weights_map. */
+#ifndef MODEL_WEIGHTS_H
+#define MODEL_WEIGHTS_H
+
+#include "base/filemap.h"
+#include "file/tensor.h"
+#include "model/hub.h"
+#include "plan/plan.h"
+
+enum { WEIGHTS_PAGE = 64 << 10 };
+
+/* A tensor made at load: `fill` writes it. */
+struct made_weight {
+    uint64_t offset, bytes;
+    void (*fill)(const struct made_weight *w, void *out);
+    const void *from, *more; /* what fill needs; outlive the weights */
+    struct hub_tensor hub;
+};
+
+struct weights {
+    struct arena arena;
+    const struct filemap *files; /* borrowed from the model's file or folder */
+    uint32_t n_files;
+    uint64_t *file_at;
+    struct made_weight *made;
+    uint32_t n_made, capacity;
+    uint64_t file_bytes; /* where the tail begins */
+    uint64_t bytes;      /* of the whole region */
+    uint8_t *base;       /* NULL until mapped */
+};
+
+int weights_new(struct weights **out, const struct filemap *files, uint32_t n_files,
+                struct err *err);
+/* Reserves the span, maps the files into it and fills the tail. */
+int weights_map(struct weights *w, struct err *err);
+void weights_free(struct weights *w); /* takes NULL */
+
+/* The offset of a tensor that is used as it lies in its file. */
+uint64_t weights_offset(const struct weights *w, const struct tensor *t);
+
+/* Room in the tail for a tensor that `fill` makes. NULL when memory ran out. */
+struct made_weight *weights_make(struct weights *w, uint64_t bytes,
+                                 void (*fill)(const struct made_weight *, void *));
+
+#endif

@@ -1,0 +1,238 @@
+/* build.c - plans: operands, adding ops, laying scratch out.
+ *
+ * (1) Until plan_finish a scratch operand's offset is a buffer's number (the upper bits) and an
+ *     offset inside it (the lower ones).
+ * (2) A buffer lives from the first op that names it to the last. Two that live at the same time
+ *     never share a byte.
+ * (3) STATE is handed out in the order of asking, so that the plans of all row buckets of a model
+ *     agree on it. */
+#include "plan/build.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/size.h"
+#include "plan/check.h"
+#include "plan/io.h"
+
+enum { INSIDE_BITS = 40, SCRATCH_ALIGN = 64, STATE_ALIGN = 256, IO_ALIGN = 64 };
+
+struct buffer {
+    uint64_t bytes, offset;
+    uint32_t first, last; /* ops */
+    bool is_used;
+};
+
+struct builder {
+    struct buffer *buffers;
+    uint32_t n_buffers, capacity;
+    uint64_t state_bytes;
+};
+
+/* ---- operands ---------------------------------------------------------------------------------
+ */
+
+struct operand operand_at(enum region region, enum dtype type, uint64_t offset,
+                          const uint32_t dims[4]) {
+    struct operand o = {.region = (uint8_t)region, .type = (uint8_t)type, .offset = offset};
+    for (int i = 0; i < 4; i++) {
+        o.dims[i] = dims[i] ? dims[i] : 1;
+        o.n_dims = (uint16_t)(dims[i] ? i + 1 : o.n_dims);
+    }
+    o.stride = o.dims[0];
+    o.plane = o.dims[1];
+    return o;
+}
+
+static uint64_t grow_by(uint64_t *at, uint64_t bytes, uint64_t align) {
+    uint64_t begin;
+    CHECK(size_align(*at, align, &begin) && size_add(begin, bytes, at));
+    return begin;
+}
+
+struct operand plan_scratch_of(struct plan *plan, enum dtype type, const uint32_t dims[4]) {
+    struct builder *b = plan->builder;
+    struct operand o = operand_at(REGION_SCRATCH, type, 0, dims);
+    if (b->n_buffers == b->capacity) {
+        uint32_t capacity = b->capacity ? b->capacity * 2 : 64;
+        struct buffer *more = arena_array(&plan->arena, capacity, sizeof *more);
+        if (!more) {
+            plan->is_out_of_memory = true;
+            return o;
+        }
+        if (b->n_buffers)
+            memcpy(more, b->buffers, b->n_buffers * sizeof *more);
+        b->buffers = more;
+        b->capacity = capacity;
+    }
+    o.offset = (uint64_t)b->n_buffers << INSIDE_BITS;
+    b->buffers[b->n_buffers++] = (struct buffer){.bytes = operand_bytes(&o)};
+    return o;
+}
+
+struct operand plan_scratch(struct plan *plan, uint32_t width) {
+    return plan_scratch_of(plan, DT_F32, (uint32_t[4]){width, plan->max_rows});
+}
+
+struct operand plan_state(struct plan *plan, enum dtype type, const uint32_t dims[4]) {
+    struct operand o = operand_at(REGION_STATE, type, 0, dims);
+    o.offset = grow_by(&plan->builder->state_bytes, operand_bytes(&o), STATE_ALIGN);
+    return o;
+}
+
+struct operand operand_columns(struct operand whole, uint32_t first, uint32_t width) {
+    CHECK(first + width <= whole.dims[0] && dtype_info(whole.type)->block_values == 1);
+    whole.offset += (uint64_t)first * dtype_info(whole.type)->block_bytes;
+    whole.dims[0] = width;
+    return whole;
+}
+
+struct operand plan_tap(const struct plan *plan, uint32_t number) {
+    CHECK(number < plan->n_taps);
+    struct operand o = operand_at(REGION_IO, DT_F32, plan->io.taps,
+                                  (uint32_t[4]){plan->tap_width, plan->max_outputs});
+    o.offset += number * operand_bytes(&o);
+    return o;
+}
+
+struct operand plan_logits(const struct plan *plan) {
+    return operand_at(REGION_IO, DT_F32, plan->io.logits,
+                      (uint32_t[4]){plan->n_vocab, plan->max_outputs});
+}
+
+/* ---- plans ------------------------------------------------------------------------------------
+ */
+
+/* A page change a row is the most that a step can need; some biases for every output. */
+static void lay_io_out(struct plan *plan) {
+    struct io_layout *io = &plan->io;
+    uint64_t at = sizeof(struct io_header), rows = plan->max_rows, outputs = plan->max_outputs;
+    io->max_changes = plan->max_rows;
+    io->max_biases = 256 * plan->max_outputs;
+    io->rows = grow_by(&at, rows * sizeof(struct io_row), IO_ALIGN);
+    io->segments = grow_by(&at, rows * sizeof(struct io_segment), IO_ALIGN);
+    io->outputs = grow_by(&at, outputs * sizeof(struct io_output), IO_ALIGN);
+    io->changes = grow_by(&at, io->max_changes * sizeof(struct io_change), IO_ALIGN);
+    io->biases = grow_by(&at, io->max_biases * sizeof(struct io_bias), IO_ALIGN);
+    io->taps = grow_by(&at, outputs * plan->n_taps * plan->tap_width * sizeof(float), IO_ALIGN);
+    io->logits = grow_by(&at, outputs * plan->n_vocab * sizeof(float), IO_ALIGN);
+    grow_by(&at, 0, IO_ALIGN);
+    io->bytes = plan->bytes[REGION_IO] = at;
+}
+
+int plan_new(struct plan **out, const struct plan_options *options, struct err *err) {
+    *out = NULL;
+    CHECK(options->max_rows >= 1 && options->max_outputs >= 1 &&
+          options->max_outputs <= options->max_rows);
+    struct plan *plan = calloc(1, sizeof *plan);
+    if (plan)
+        plan->builder = arena_alloc(&plan->arena, sizeof *plan->builder);
+    if (!plan || !plan->builder) {
+        plan_free(plan);
+        return err_memory(err, "a plan");
+    }
+    plan->max_rows = options->max_rows;
+    plan->max_outputs = options->max_outputs;
+    plan->n_vocab = options->n_vocab;
+    plan->n_taps = options->n_taps;
+    plan->tap_width = options->tap_width;
+    lay_io_out(plan);
+    *out = plan;
+    return SLUICE_OK;
+}
+
+void plan_free(struct plan *plan) {
+    if (!plan)
+        return;
+    arena_free(&plan->arena);
+    free(plan);
+}
+
+static bool make_room(struct plan *plan) {
+    if (plan->n_ops < plan->capacity)
+        return true;
+    uint32_t capacity = plan->capacity ? plan->capacity * 2 : 64;
+    struct op *more = arena_array(&plan->arena, capacity, sizeof *more);
+    if (!more)
+        return false;
+    if (plan->n_ops)
+        memcpy(more, plan->ops, plan->n_ops * sizeof *more);
+    plan->ops = more;
+    plan->capacity = capacity;
+    return true;
+}
+
+int plan_add(struct plan *plan, const struct op *op, struct err *err) {
+    int status = op_check(plan, op, err);
+    if (status)
+        return status;
+    if (!make_room(plan) || plan->is_out_of_memory)
+        return err_memory(err, "a plan");
+    struct op *own = &plan->ops[plan->n_ops];
+    *own = *op;
+    struct operand_ref refs[MAX_OPERANDS];
+    uint32_t n = op_operands(own, refs);
+    for (uint32_t i = 0; i < n; i++) {
+        if (refs[i].at->region != REGION_SCRATCH)
+            continue;
+        struct buffer *buffer = &plan->builder->buffers[refs[i].at->offset >> INSIDE_BITS];
+        buffer->first = buffer->is_used ? buffer->first : plan->n_ops;
+        buffer->last = plan->n_ops;
+        buffer->is_used = true;
+    }
+    plan->n_ops++;
+    return SLUICE_OK;
+}
+
+/* ---- scratch ----------------------------------------------------------------------------------
+ */
+
+/* The lowest place where buffer n fits beside those placed before it that live at its time. */
+static uint64_t find_place(const struct buffer *buffers, uint32_t n) {
+    uint64_t at = 0;
+    for (bool has_moved = true; has_moved;) {
+        has_moved = false;
+        for (uint32_t i = 0; i < n; i++) {
+            const struct buffer *b = &buffers[i];
+            bool lives = b->is_used && b->first <= buffers[n].last && buffers[n].first <= b->last;
+            bool meets = b->offset < at + buffers[n].bytes && at < b->offset + b->bytes;
+            if (!lives || !meets)
+                continue;
+            CHECK(size_align(b->offset + b->bytes, SCRATCH_ALIGN, &at));
+            has_moved = true;
+        }
+    }
+    return at;
+}
+
+int plan_finish(struct plan *plan, struct err *err) {
+    struct builder *b = plan->builder;
+    if (plan->is_out_of_memory)
+        return err_memory(err, "a plan");
+    uint64_t bytes = 0;
+    for (uint32_t i = 0; i < b->n_buffers; i++) {
+        if (!b->buffers[i].is_used)
+            continue;
+        b->buffers[i].offset = find_place(b->buffers, i);
+        uint64_t end = b->buffers[i].offset + b->buffers[i].bytes;
+        bytes = end > bytes ? end : bytes;
+    }
+    for (uint32_t i = 0; i < plan->n_ops; i++) {
+        struct operand_ref refs[MAX_OPERANDS];
+        uint32_t n = op_operands(&plan->ops[i], refs);
+        for (uint32_t k = 0; k < n; k++) {
+            struct operand *o = refs[k].at;
+            if (o->region == REGION_SCRATCH)
+                o->offset = b->buffers[o->offset >> INSIDE_BITS].offset +
+                            (o->offset & ((1ull << INSIDE_BITS) - 1));
+            uint64_t end = o->offset + operand_bytes(o);
+            if (o->region == REGION_WEIGHTS && end > plan->bytes[REGION_WEIGHTS])
+                plan->bytes[REGION_WEIGHTS] = end;
+        }
+    }
+    grow_by(&bytes, 0, SCRATCH_ALIGN);
+    grow_by(&b->state_bytes, 0, STATE_ALIGN);
+    plan->bytes[REGION_SCRATCH] = bytes;
+    plan->bytes[REGION_STATE] = b->state_bytes;
+    return SLUICE_OK;
+}

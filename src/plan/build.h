@@ -1,0 +1,70 @@
+/* build.h - writing plans: constructors that refuse what does not fit.
+ *
+ * A model adds ops one after the other; each is checked against its operands' shapes and types
+ * and refused with a message naming op and operand. Scratch operands are handed out without a
+ * place; plan_finish gives them one, so that two share memory when they are never alive at the
+ * same time. */
+#ifndef PLAN_BUILD_H
+#define PLAN_BUILD_H
+
+#include "plan/plan.h"
+
+struct plan_options {
+    uint32_t max_rows, max_outputs;
+    uint32_t n_slots;       /* sequences */
+    uint32_t n_pages;       /* of attention memory, all sequences together */
+    uint32_t pages_per_seq; /* the longest a sequence may get, in pages */
+    enum dtype kv_type;
+    uint32_t n_vocab;
+    uint32_t n_taps, tap_width; /* copies of the residual to keep, 0: none */
+};
+
+int plan_new(struct plan **out, const struct plan_options *options, struct err *err);
+void plan_free(struct plan *plan); /* takes NULL */
+
+/* Operands. The dims end at the first 0. */
+struct operand operand_at(enum region region, enum dtype type, uint64_t offset,
+                          const uint32_t dims[4]);
+/* (R, width) f32 in SCRATCH, without a place yet. */
+struct operand plan_scratch(struct plan *plan, uint32_t width);
+struct operand plan_scratch_of(struct plan *plan, enum dtype type, const uint32_t dims[4]);
+/* The next piece of STATE, aligned to 256 bytes. Asked for in the same order it is the same. */
+struct operand plan_state(struct plan *plan, enum dtype type, const uint32_t dims[4]);
+/* Columns [first, first + width) of an operand's rows. */
+struct operand operand_columns(struct operand whole, uint32_t first, uint32_t width);
+/* The tap of that number. */
+struct operand plan_tap(const struct plan *plan, uint32_t number);
+struct operand plan_logits(const struct plan *plan);
+
+/* Adds a copy of `op`. */
+int plan_add(struct plan *plan, const struct op *op, struct err *err);
+
+/* Lays scratch out and closes the plan. */
+int plan_finish(struct plan *plan, struct err *err);
+
+/* ---- looking at ops, for layout, checks, explain and backends ------------------------------- */
+
+enum { MAX_OPERANDS = 24 };
+
+struct operand_ref {
+    const char *name;
+    struct operand *at;
+    bool is_read, is_written;
+};
+
+/* The operands an op has (not the absent ones), in a fixed order; returns how many. */
+uint32_t op_operands(struct op *op, struct operand_ref refs[MAX_OPERANDS]);
+
+const char *op_name(enum op_kind kind);
+
+/* Bytes of one row (dims[0]) and of the whole operand as it lies in memory. */
+uint64_t operand_row_bytes(const struct operand *o);
+uint64_t operand_bytes(const struct operand *o);
+
+/* Bytes an op reads and writes for `rows` rows, weights counted once. */
+struct op_traffic {
+    uint64_t weights, state, scratch;
+};
+struct op_traffic op_traffic(const struct op *op, uint32_t rows, uint32_t context);
+
+#endif

@@ -1,0 +1,79 @@
+/* io.h - the IO block: everything that differs between two steps.
+ *
+ * The host writes it between steps, a step reads it from memory and writes the picked tokens (and
+ * the logits of rows that ask) back. Fixed layout, shared by C and CUDA: header, then rows,
+ * segments, outputs and page changes at the offsets that the plan gives. */
+#ifndef PLAN_IO_H
+#define PLAN_IO_H
+
+#include <stdint.h>
+
+enum { IO_PAGE_POSITIONS = 256 }; /* positions of a page of attention memory, and of a split */
+
+enum io_row_flag {
+    IO_WANTS_LOGITS = 1, /* its logits are copied out */
+    IO_WANTS_TOKEN = 2,  /* a token is picked for it */
+};
+
+struct io_header {
+    uint32_t n_rows;     /* rows of this step, at most the plan's */
+    uint32_t n_segments; /* runs of rows of one sequence */
+    uint32_t n_outputs;  /* rows that go through the head, at most the plan's */
+    uint32_t n_changes;  /* page-table changes to apply before the step */
+    uint64_t step;       /* counts up; a completion flag for backends that need one */
+    uint32_t reserved[10];
+};
+
+/* One row: a token at a position of a sequence. */
+struct io_row {
+    int32_t token;
+    uint32_t position;
+    uint32_t slot;
+    uint32_t segment; /* index into the segments */
+};
+
+/* Rows [first_row, first_row + n_rows) belong to one sequence and are consecutive positions. */
+struct io_segment {
+    uint32_t slot;
+    uint32_t first_row, n_rows;
+    uint32_t first_position; /* = positions that the sequence's memory already holds */
+};
+
+/* A row that goes through the head, and how its token is picked. */
+struct io_output {
+    uint32_t row;
+    uint32_t flags;    /* enum io_row_flag */
+    float temperature; /* 0: the best token */
+    float top_p, min_p;
+    uint32_t top_k; /* 0: all */
+    float repeat_penalty, presence_penalty, frequency_penalty;
+    uint32_t n_bias, first_bias; /* logit biases, in the list of biases */
+    uint32_t n_vocab;            /* tokens that may be picked: padding rows are behind them */
+    uint64_t seed;
+    int32_t token; /* out: the token picked */
+    uint32_t reserved;
+};
+
+/* Page `index` of a slot's table becomes `page`. */
+struct io_change {
+    uint32_t slot, index, page, reserved;
+};
+
+struct io_bias {
+    int32_t token;
+    float bias;
+};
+
+#ifdef __cplusplus
+#define IO_ASSERT static_assert
+#else
+#define IO_ASSERT _Static_assert
+#endif
+IO_ASSERT(sizeof(struct io_header) == 64, "io_header");
+IO_ASSERT(sizeof(struct io_row) == 16, "io_row");
+IO_ASSERT(sizeof(struct io_segment) == 16, "io_segment");
+IO_ASSERT(sizeof(struct io_output) == 64, "io_output");
+IO_ASSERT(sizeof(struct io_change) == 16, "io_change");
+IO_ASSERT(sizeof(struct io_bias) == 8, "io_bias");
+
+#endif

@@ -1,0 +1,169 @@
+/* operands.c - what ops are made of: one table that layout, checks and explain share. */
+#include <string.h>
+
+#include "plan/build.h"
+#include "plan/io.h"
+
+enum { R = 1, W = 2 };
+
+static const struct row {
+    enum op_kind kind;
+    const char *name;
+    size_t at;
+    unsigned access;
+} rows[] = {
+#define ROW(kind, member, field, access)                                                           \
+    { OP_##kind, #field, offsetof(struct op, member.field), access }
+    ROW(EMBED, embed, table, R),
+    ROW(EMBED, embed, x, W),
+    ROW(EMBED, embed, freqs, R),
+    ROW(EMBED, embed, angles, W),
+    ROW(PROJECT, project, in, R),
+    ROW(PROJECT, project, norm, R),
+    ROW(PROJECT, project, gate, R),
+    ROW(PROJECT, project, out, W), /* EPILOGUE_ADD reads it too */
+    ROW(DELTA, delta, in, R),
+    ROW(DELTA, delta, conv, R),
+    ROW(DELTA, delta, a, R),
+    ROW(DELTA, delta, dt, R),
+    ROW(DELTA, delta, state, R | W),
+    ROW(DELTA, delta, window, R | W),
+    ROW(DELTA, delta, out, W),
+    ROW(ATTEND, attend, in, R),
+    ROW(ATTEND, attend, q_norm, R),
+    ROW(ATTEND, attend, k_norm, R),
+    ROW(ATTEND, attend, angles, R),
+    ROW(ATTEND, attend, keys, R | W),
+    ROW(ATTEND, attend, values, R | W),
+    ROW(ATTEND, attend, pages, R),
+    ROW(ATTEND, attend, out, W),
+    ROW(ROUTE, route, in, R),
+    ROW(ROUTE, route, norm, R),
+    ROW(ROUTE, route, router, R),
+    ROW(ROUTE, route, shared_gate, R),
+    ROW(ROUTE, route, choice, W),
+    ROW(ROUTE, route, weight, W),
+    ROW(EXPERTS_IN, experts_in, in, R),
+    ROW(EXPERTS_IN, experts_in, norm, R),
+    ROW(EXPERTS_IN, experts_in, gate, R),
+    ROW(EXPERTS_IN, experts_in, up, R),
+    ROW(EXPERTS_IN, experts_in, shared_gate, R),
+    ROW(EXPERTS_IN, experts_in, shared_up, R),
+    ROW(EXPERTS_IN, experts_in, choice, R),
+    ROW(EXPERTS_IN, experts_in, hidden, W),
+    ROW(EXPERTS_OUT, experts_out, hidden, R),
+    ROW(EXPERTS_OUT, experts_out, choice, R),
+    ROW(EXPERTS_OUT, experts_out, weight, R),
+    ROW(EXPERTS_OUT, experts_out, down, R),
+    ROW(EXPERTS_OUT, experts_out, shared_down, R),
+    ROW(EXPERTS_OUT, experts_out, x, R | W),
+    ROW(TAP, tap, x, R),
+    ROW(TAP, tap, norm, R),
+    ROW(TAP, tap, out, W),
+    ROW(PICK, pick, logits, R),
+    ROW(PICK, pick, wanted, W),
+    ROW(PICK, pick, counts, R | W),
+    ROW(PICK, pick, room, R | W),
+    ROW(PICK, pick, order, R | W),
+#undef ROW
+};
+
+static const char *const segment_names[MAX_SEGMENTS][2] = {
+    {"weight 0", "bias 0"}, {"weight 1", "bias 1"}, {"weight 2", "bias 2"},
+    {"weight 3", "bias 3"}, {"weight 4", "bias 4"}, {"weight 5", "bias 5"},
+};
+
+static uint32_t add_ref(struct operand_ref *refs, uint32_t n, const char *name, struct operand *at,
+                        unsigned access) {
+    if (at->n_dims == 0)
+        return n;
+    CHECK(n < MAX_OPERANDS);
+    refs[n] = (struct operand_ref){name, at, (access & R) != 0, (access & W) != 0};
+    return n + 1;
+}
+
+uint32_t op_operands(struct op *op, struct operand_ref refs[MAX_OPERANDS]) {
+    uint32_t n = 0;
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++)
+        if (rows[i].kind == op->kind)
+            n = add_ref(refs, n, rows[i].name, (struct operand *)((char *)op + rows[i].at),
+                        rows[i].access);
+    if (op->kind != OP_PROJECT)
+        return n;
+    if (op->project.epilogue == EPILOGUE_ADD)
+        refs[n - 1].is_read = true; /* out is the last of its rows */
+    for (uint32_t s = 0; s < op->project.n_segments; s++) {
+        n = add_ref(refs, n, segment_names[s][0], &op->project.segments[s].weight, R);
+        n = add_ref(refs, n, segment_names[s][1], &op->project.segments[s].bias, R);
+    }
+    return n;
+}
+
+const char *op_name(enum op_kind kind) {
+    static const char *const names[] = {
+#define OP(kind, name, member) name,
+#include "plan/ops.def"
+#undef OP
+    };
+    return (unsigned)kind < OP_KIND_COUNT ? names[kind] : "unknown";
+}
+
+uint64_t operand_row_bytes(const struct operand *o) {
+    uint64_t bytes = 0;
+    CHECK(dtype_bytes((enum dtype)o->type, o->dims[0], &bytes));
+    return bytes;
+}
+
+uint64_t operand_bytes(const struct operand *o) {
+    if (o->n_dims == 0)
+        return 0;
+    uint64_t stride = 0, planes = (uint64_t)o->dims[2] * o->dims[3];
+    CHECK(dtype_bytes((enum dtype)o->type, o->stride, &stride));
+    return ((planes - 1) * o->plane + o->dims[1] - 1) * stride + operand_row_bytes(o);
+}
+
+/* ---- traffic ----------------------------------------------------------------------------------
+ */
+
+static void add_bytes(struct op_traffic *t, const struct operand *o, uint64_t bytes) {
+    if (o->region == REGION_WEIGHTS)
+        t->weights += bytes;
+    else if (o->region == REGION_STATE)
+        t->state += bytes;
+    else
+        t->scratch += bytes;
+}
+
+/* What of an operand one step touches, once. */
+static uint64_t touched(const struct op *op, const struct operand_ref *ref, uint32_t rows_now,
+                        uint32_t context) {
+    const struct operand *o = ref->at;
+    uint64_t row = operand_row_bytes(o);
+    if (op->kind == OP_EMBED && o == &op->embed.table)
+        return rows_now * row;
+    if (op->kind == OP_DELTA && o->region == REGION_STATE)
+        return operand_bytes(o) / o->dims[o->n_dims - 1] * rows_now;
+    if (op->kind == OP_ATTEND && (o == &op->attend.keys || o == &op->attend.values))
+        return (uint64_t)context * o->dims[2] * row * rows_now;
+    bool is_expert = (op->kind == OP_EXPERTS_IN || op->kind == OP_EXPERTS_OUT) && o->n_dims == 3 &&
+                     o->region == REGION_WEIGHTS;
+    if (is_expert) {
+        uint32_t used = op->kind == OP_EXPERTS_IN ? op->experts_in.choice.dims[0]
+                                                  : op->experts_out.choice.dims[0];
+        return operand_bytes(o) / o->dims[2] * (used - 1) * rows_now;
+    }
+    if (o->region == REGION_WEIGHTS)
+        return operand_bytes(o);
+    return row * rows_now;
+}
+
+struct op_traffic op_traffic(const struct op *op, uint32_t rows_now, uint32_t context) {
+    struct op_traffic t = {0};
+    struct operand_ref refs[MAX_OPERANDS];
+    uint32_t n = op_operands((struct op *)op, refs);
+    for (uint32_t i = 0; i < n; i++)
+        add_bytes(&t, refs[i].at,
+                  touched(op, &refs[i], rows_now, context) *
+                      (refs[i].is_read + refs[i].is_written));
+    return t;
+}

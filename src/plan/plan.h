@@ -1,0 +1,200 @@
+/* plan.h - the narrow waist: what one step of a model does, as plain data.
+ *
+ * Models write plans and never see a device; backends read plans and never see a model. A plan is
+ * an array of ops over operands in four regions whose addresses never change. It depends on the
+ * model, the row bucket and the options alone: per-step values are in IO.
+ *
+ * Letters, fixed here for all rooms:
+ *   R rows of a step      O rows that go through the head
+ *   D hidden width        F width between gate/up and down      V vocabulary rows
+ *   K values of a weight row (the sum runs over them)           N weight rows (results)
+ *   H query heads         G key/value heads                     d head width
+ *   A/B delta-net key/value heads, C its convolution channels   E experts, U of them used
+ *   S slots (sequences)   P pages of attention memory */
+#ifndef PLAN_PLAN_H
+#define PLAN_PLAN_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "base/arena.h"
+#include "base/err.h"
+#include "quant/quant.h"
+
+enum region { REGION_WEIGHTS, REGION_STATE, REGION_SCRATCH, REGION_IO, REGION_COUNT };
+
+/* Rows of values in a region. n_dims 0 says that there is none. */
+struct operand {
+    uint8_t region; /* enum region */
+    uint8_t type;   /* enum dtype */
+    uint16_t n_dims;
+    uint32_t dims[4]; /* contiguous first, as in files; those beyond n_dims are 1 */
+    uint32_t stride;  /* values from one row (dims[1]) to the next; dims[0] unless part of a row */
+    uint32_t plane;   /* rows from one matrix (dims[2]) to the next; dims[1] unless part of one */
+    uint64_t offset;  /* bytes from the region's start */
+};
+
+enum op_kind {
+#define OP(kind, name, member) OP_##kind,
+#include "plan/ops.def"
+#undef OP
+    OP_KIND_COUNT,
+};
+
+/* x[r] = row token[r] of the table; and the rotary angles of the step's positions, which all
+ * attention layers share: cos and sin of position * frequency, times rope_scale. */
+struct op_embed {
+    struct operand table;  /* (V, D) any type */
+    struct operand x;      /* (R, D) f32 */
+    struct operand freqs;  /* (rotary / 2) f64; none: no attention layer */
+    struct operand angles; /* (R, rotary / 2, 2) f32: cos, sin */
+    float rope_scale;
+};
+
+enum prologue {
+    PROLOGUE_NONE,
+    PROLOGUE_NORM,         /* rms norm of the row, times a weight (K) */
+    PROLOGUE_GATED_NORM,   /* rms norm of each head, times a weight (d), times silu(gate) */
+    PROLOGUE_SIGMOID_GATE, /* times sigmoid(gate) */
+};
+
+enum epilogue {
+    EPILOGUE_STORE,
+    EPILOGUE_ADD,    /* out += result: the residual, in place */
+    EPILOGUE_SWIGLU, /* two segments: out = silu(first) * second */
+};
+
+enum { MAX_SEGMENTS = 6 };
+
+struct segment {
+    struct operand weight; /* (N, K) any type */
+    struct operand bias;   /* (N) f32, or none */
+    uint32_t column;       /* where in the output row its N results begin; SwiGLU: 0 */
+    bool f32_act;          /* must meet f32 activations in every mode */
+};
+
+/* out = epilogue(weights * prologue(in)), row by row. */
+struct op_project {
+    struct operand in; /* (R, K) f32 */
+    enum prologue prologue;
+    struct operand norm; /* f32: (K) or (d) */
+    struct operand gate; /* (R, K) f32, in heads of head_width that lie gate_stride apart */
+    uint32_t head_width, gate_stride;
+    float eps;
+    uint32_t n_segments;
+    struct segment segments[MAX_SEGMENTS];
+    enum epilogue epilogue;
+    struct operand out; /* (R, N of all segments) f32; SwiGLU (R, N); head (O, V) */
+    bool is_head;       /* only the rows that IO lists as outputs, in that order */
+};
+
+enum head_map { HEADS_GROUPED, HEADS_TILED }; /* value head v has key head v/(B/A), or v%A */
+
+/* The gated delta rule over each segment's rows in order, conv window and state in place.
+ * Of a row of `in`: qkv at column 0 (2*A*dk + B*dv = C values), then as the columns say. */
+struct op_delta {
+    struct operand in; /* (R, C + B*dv + 2*B) f32: qkv, z, beta, alpha */
+    uint32_t beta_column, alpha_column;
+    uint32_t key_heads, value_heads, key_width, value_width, conv_width;
+    enum head_map head_map;
+    struct operand conv;   /* (C, conv_width) f32, oldest tap first */
+    struct operand a, dt;  /* (B) f32: g = a * softplus(alpha + dt) */
+    struct operand state;  /* (S, B, dv, dk) f32 */
+    struct operand window; /* (S, conv_width, C) f32: a ring, column position % conv_width */
+    struct operand out;    /* (R, B*dv) f32 */
+};
+
+enum rope_pairing { ROPE_HALVES, ROPE_NEIGHBOURS }; /* (i, i + n/2) or (2i, 2i + 1) */
+
+/* Attention of each row to its sequence up to itself; keys and values stored on the way.
+ * Rows of the running segment are taken from `in`, rounded to the cache's type first. */
+struct op_attend {
+    struct operand in; /* (R, ...) f32: heads of q (each q_stride apart), then k, then v */
+    uint32_t q_stride, k_column, v_column;
+    uint32_t heads, kv_heads, head_width, rotary;
+    enum rope_pairing pairing;
+    struct operand q_norm, k_norm; /* (d) f32, or none */
+    float eps, scale;
+    struct operand angles;       /* as in op_embed */
+    struct operand keys, values; /* (P, G, IO_PAGE_POSITIONS, d) of the cache's type */
+    struct operand pages;        /* (S, pages a sequence) u32 */
+    struct operand out;          /* (R, H*d) f32 */
+};
+
+/* Norm, router logits in f32, softmax, the U best, renormalised; the shared expert's gate. */
+struct op_route {
+    struct operand in;          /* (R, D) f32 */
+    struct operand norm;        /* (D) f32 */
+    struct operand router;      /* (E, D) f32 */
+    struct operand shared_gate; /* (D) f32, or none */
+    float eps;
+    uint32_t used;
+    struct operand choice; /* (R, U + 1) u32: expert ids; the last is E, the shared expert */
+    struct operand weight; /* (R, U + 1) f32 */
+};
+
+/* hidden[r][j] = SwiGLU of expert choice[r][j], gate and up; the shared expert last. */
+struct op_experts_in {
+    struct operand in, norm;               /* as in op_route */
+    struct operand gate, up;               /* (E, Fe, D) any type */
+    struct operand shared_gate, shared_up; /* (Fs, D), or none */
+    float eps;
+    struct operand choice;
+    struct operand hidden; /* (R, U*Fe + Fs) f32 */
+};
+
+/* x[r] += sum over j of weight[r][j] * down(choice[r][j]) * hidden[r][j]. */
+struct op_experts_out {
+    struct operand hidden, choice, weight;
+    struct operand down;        /* (E, D, Fe) any type */
+    struct operand shared_down; /* (D, Fs), or none */
+    struct operand x;           /* (R, D) f32 */
+};
+
+/* Copies the residual of the output rows out, for checks; with a norm: normed. */
+struct op_tap {
+    struct operand x, norm;
+    float eps;
+    struct operand out; /* (O, D) f32 */
+};
+
+/* Picks a token for each output that wants one, and hands the logits on that are wanted. */
+struct op_pick {
+    struct operand logits; /* (O, V) f32 */
+    struct operand wanted; /* (O, V) f32 in IO: the logits of rows that ask for them */
+    struct operand counts; /* (S, V) u16: how often each token stands in the sequence; or none */
+    struct operand room;   /* (O, V) f32: logits to change */
+    struct operand order;  /* (O, V) u64: room to sort in */
+};
+
+struct op {
+    enum op_kind kind;
+    int32_t layer;    /* -1: none */
+    const char *role; /* "mix in", "mix out", "ffn in", "ffn out", "head" ... static */
+    union {
+#define OP(kind, name, member) struct op_##member member;
+#include "plan/ops.def"
+#undef OP
+    };
+};
+
+/* Where the parts of IO lie. */
+struct io_layout {
+    uint64_t rows, segments, outputs, changes, biases, taps, logits, bytes;
+    uint32_t max_changes, max_biases;
+};
+
+struct plan {
+    struct arena arena;
+    struct op *ops;
+    uint32_t n_ops, capacity;
+    uint32_t max_rows, max_outputs; /* R and O */
+    uint32_t n_vocab, n_taps, tap_width;
+    struct io_layout io;
+    uint64_t bytes[REGION_COUNT]; /* what the plan needs of each region */
+    struct builder *builder;      /* of build.c, of no interest behind plan_finish */
+    bool is_out_of_memory;
+};
+
+#endif
