@@ -3,6 +3,7 @@
 #
 #   make CROSS=aarch64-linux-gnu     a binary for another architecture, in build/<triplet>
 #   make MODE=asan                   another build mode: release (default), debug, asan, tsan
+#   make test DATA=DIR               the tests on another copy of the reference data
 #   make V=1                         the commands shown
 #   make STATIC=1                    the libraries linked in, for machines that lack them
 
@@ -135,6 +136,11 @@ $(B)/replay/fuzz_%: $(B)/obj/tests/fuzz/fuzz_%.o $(B)/obj/tests/fuzz/replay.o $(
 	@mkdir -p $(@D)
 	$(call say,LD,$@)
 	$(Q)$(CC) $(LDFLAGS) $^ $(LIBS) -o $@
+
+# DATA=DIR runs the same tests on another, maybe fuller, copy of the references.
+ifneq ($(DATA),)
+export SLUICE_TEST_DATA := $(abspath $(DATA))
+endif
 
 test: | $(STAMPS)/test
 	@$(MAKE) --no-print-directory test-binaries

@@ -27,6 +27,9 @@ void test_fail(const char *file, int line, const char *format, ...)
 /* Counts the running test as skipped, with a reason: it is not counted as passed. */
 void test_skip(const char *format, ...) __attribute__((format(printf, 1, 2)));
 
+/* One line that is always printed: how much a test found to run, or a figure to keep. */
+void test_note(const char *format, ...) __attribute__((format(printf, 1, 2)));
+
 /* The path of a file of tests/data (unpacked into build/data). Static ring of 8. */
 const char *test_data(const char *name);
 /* A fresh path in build/tmp for a file that the test writes. Static ring of 8. */

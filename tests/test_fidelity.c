@@ -238,6 +238,7 @@ static struct figures run_reference(const struct reference *ref, const char *mod
 }
 
 TEST(fidelity_of_every_gguf_reference) {
+    int ran = 0;
     for (int i = 0; i < N_REFERENCES; i++) {
         const struct reference *ref = &references[i];
         char file[64], path[256];
@@ -247,10 +248,13 @@ TEST(fidelity_of_every_gguf_reference) {
             continue; /* one is not shipped: its folder is tested below */
         fclose(there);
         struct figures f = run_reference(ref, file, true, 64, true);
+        ran++;
         if (!(f.worst <= 2e-4) || f.n_logits != 40 || !(f.layers <= 1e-4))
             test_fail(__FILE__, __LINE__, "%s%s: %u rows, logits off by %g, layers by %g",
                       ref->name, ref->suffix, f.n_logits, f.worst, f.layers);
     }
+    test_note("fidelity: %d of %d GGUF references ran", ran, N_REFERENCES);
+    EXPECT(ran >= N_REFERENCES - 1);
 }
 
 TEST(fidelity_of_every_folder_reference) {

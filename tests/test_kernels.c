@@ -1,0 +1,370 @@
+/* test_kernels.c - every kernel that this processor can run, against sums made the plain way.
+ *
+ * The reference decodes the weights and adds in double. Where all scales are powers of two and the
+ * sums stay below 2^24, nothing is ever rounded, and the kernels must give the very same numbers:
+ * that is the test of the integers. SLUICE_CPU narrows the kernels down. */
+#include "backend/cpu/kernels.h"
+#include "base/cpu.h"
+#include "quant/bf16.h"
+#include "quant/f16.h"
+#include "test.h"
+
+/* ---- random matrices ------------------------------------------------------------------------- */
+
+static uint32_t seed;
+
+static uint32_t random_bits(void) {
+    seed = seed * 1664525 + 1013904223;
+    return seed >> 8 ^ seed << 9;
+}
+
+static float random_float(void) {
+    return (float)(int32_t)(random_bits() & 0xffff) / 32768.0f - 1.0f;
+}
+
+/* Where a type's blocks hold halves (-1: none): random bits there could be infinite. */
+static const struct halves {
+    enum dtype type;
+    int d, second;
+} halves[] = {
+    {DT_Q4_0, 0, -1},   {DT_Q4_1, 0, 2},    {DT_Q5_0, 0, -1},   {DT_Q5_1, 0, 2}, {DT_Q8_0, 0, -1},
+    {DT_Q2_K, 80, 82},  {DT_Q3_K, 108, -1}, {DT_Q4_K, 0, 2},    {DT_Q5_K, 0, 2}, {DT_Q6_K, 208, -1},
+    {DT_IQ4_NL, 0, -1}, {DT_IQ4_XS, 0, -1}, {DT_MXFP4, -1, -1},
+};
+
+static void put_half(uint8_t *at, float x) {
+    uint16_t half = f16_from_f32(x);
+    memcpy(at, &half, sizeof half);
+}
+
+/* is_plain: all scales one, so that no product is rounded. */
+static void random_block(const struct halves *h, uint8_t *block, uint32_t bytes, bool is_plain) {
+    for (uint32_t i = 0; i < bytes; i++)
+        block[i] = (uint8_t)random_bits();
+    if (h->type == DT_MXFP4)
+        block[0] = is_plain ? 128 : (uint8_t)(118 + random_bits() % 8);
+    if (h->d >= 0)
+        put_half(block + h->d, is_plain ? 1.0f : 0.01f * random_float());
+    if (h->second >= 0)
+        put_half(block + h->second, is_plain ? 1.0f : 0.01f * random_float());
+}
+
+static void random_scalars(enum dtype type, uint8_t *at, size_t n) {
+    for (size_t i = 0; i < n; i++) {
+        float x = random_float();
+        uint16_t bits = type == DT_F16 ? f16_from_f32(x) : bf16_from_f32(x);
+        if (type == DT_F32)
+            memcpy(at + 4 * i, &x, 4);
+        else
+            memcpy(at + 2 * i, &bits, 2);
+    }
+}
+
+struct matrix {
+    enum dtype type;
+    uint32_t k, n;
+    uint8_t *memory, *rows; /* rows lies two bytes into its memory: no alignment to lean on */
+    float *values;          /* decoded, (n, k) */
+};
+
+static struct matrix matrix_make(enum dtype type, uint32_t k, uint32_t n, bool is_plain) {
+    const struct dtype_info *info = dtype_info((uint32_t)type);
+    size_t blocks = (size_t)k * n / info->block_values, bytes = blocks * info->block_bytes;
+    struct matrix m = {.type = type, .k = k, .n = n, .memory = malloc(bytes + 2)};
+    m.rows = m.memory + 2;
+    m.values = malloc((size_t)k * n * sizeof *m.values);
+    if (info->block_values == 1)
+        random_scalars(type, m.rows, blocks);
+    for (size_t i = 0; i < sizeof halves / sizeof *halves; i++)
+        for (size_t b = 0; halves[i].type == type && b < blocks; b++)
+            random_block(&halves[i], m.rows + b * info->block_bytes, info->block_bytes, is_plain);
+    info->decode(m.rows, m.values, (size_t)k * n);
+    return m;
+}
+
+static void matrix_free(struct matrix *m) {
+    free(m->memory);
+    free(m->values);
+}
+
+/* ---- activations ----------------------------------------------------------------------------- */
+
+/* The int8 form is left out where K is no multiple of 32. */
+static struct activations acts_make(uint32_t n_rows, uint32_t k, bool is_plain) {
+    size_t n = (size_t)n_rows * k;
+    float *x = malloc(n * sizeof *x);
+    for (size_t i = 0; i < n; i++) {
+        x[i] = is_plain ? (float)(int)(random_bits() % 5) - 2.0f : random_float();
+        if (is_plain && i % 32 == 7)
+            x[i] = random_bits() & 1 ? 127.0f : -127.0f; /* the scale is 1 */
+        if (!is_plain && i / 32 % 11 == 10)
+            x[i] = 0; /* a group of zeros now and then */
+    }
+    struct activations acts = {.n_rows = n_rows, .k = k, .x = x, .x_stride = k};
+    if (k % 32 == 0) {
+        struct act_group *groups = aligned_alloc(64, n / 32 * sizeof *groups);
+        for (uint32_t r = 0; r < n_rows; r++)
+            act_groups(x + (size_t)r * k, k, groups + (size_t)r * (k / 32));
+        acts.groups = groups;
+    }
+    return acts;
+}
+
+static void acts_free(struct activations *acts) {
+    free((void *)(uintptr_t)acts->x);
+    free((void *)(uintptr_t)acts->groups);
+}
+
+/* Row r's value k as a kernel of this mode sees it. */
+static double act_value(const struct activations *acts, bool is_f32, uint32_t r, uint32_t k) {
+    if (is_f32)
+        return acts->x[r * acts->x_stride + k];
+    const struct act_group *g = &acts->groups[r * (acts->k / 32) + k / 32];
+    return (double)g->scale * g->q[k % 32];
+}
+
+/* ---- running a kernel ------------------------------------------------------------------------ */
+
+static void *packed(const struct kernel *k, const struct matrix *m) {
+    if (!k->pack)
+        return NULL;
+    size_t bytes = k->packed_bytes(m->k, m->n);
+    uint8_t *memory = aligned_alloc(64, (bytes + 63) / 64 * 64);
+    k->pack(m->rows, m->k, m->n, memory);
+    return memory;
+}
+
+/* The whole product in pieces of `step` weight rows (0: at once). free() the result. */
+static float *product(const struct kernel *k, const struct matrix *m, const void *weights,
+                      const struct activations *acts, uint32_t step) {
+    float *out = malloc((size_t)acts->n_rows * m->n * sizeof *out);
+    for (size_t i = 0; i < (size_t)acts->n_rows * m->n; i++)
+        out[i] = NAN;
+    step = step ? step : m->n;
+    for (uint32_t first = 0; first < m->n; first += step) {
+        uint32_t count = m->n - first < step ? m->n - first : step;
+        k->run(weights ? weights : m->rows, first, count, acts, out + first, m->n);
+    }
+    return out;
+}
+
+static const struct kernel *next_kernel(size_t *i) {
+    const struct kernel *k;
+    while ((k = kernel_at((*i)++)))
+        if ((k->features & ~cpu_features()) == 0)
+            return k;
+    return NULL;
+}
+
+#define FOR_EACH_KERNEL(k)                                                                         \
+    for (size_t at_ = 0; at_ != SIZE_MAX; at_ = SIZE_MAX)                                          \
+        for (const struct kernel *k; (k = next_kernel(&at_));)
+
+/* ---- results --------------------------------------------------------------------------------- */
+
+static void check_product(const struct kernel *k, const struct matrix *m,
+                          const struct activations *acts, const float *out, bool is_plain) {
+    for (uint32_t r = 0; r < acts->n_rows; r++) {
+        for (uint32_t n = 0; n < m->n; n++) {
+            double sum = 0, size = 0, most = 0;
+            for (uint32_t i = 0; i < m->k; i++) {
+                double w = m->values[(size_t)n * m->k + i], x = act_value(acts, k->is_f32, r, i);
+                sum += w * x;
+                size += fabs(x);
+                most = fmax(most, fabs(w));
+            }
+            double found = out[(size_t)r * m->n + n];
+            double bound = is_plain ? 0 : 4e-7 * most * size;
+            if (!(fabs(found - sum) <= bound))
+                test_fail(__FILE__, __LINE__, "%s, k %u n %u: [%u][%u] is %.9g, expected %.9g",
+                          k->name, m->k, m->n, r, n, found, sum);
+        }
+    }
+}
+
+static void check_shape(const struct kernel *k, uint32_t in, uint32_t n, uint32_t n_rows,
+                        bool is_plain) {
+    if (in % dtype_info((uint32_t)k->type)->block_values != 0)
+        return;
+    seed = in * 31 + n;
+    struct matrix m = matrix_make(k->type, in, n, is_plain);
+    struct activations acts = acts_make(n_rows, in, is_plain);
+    void *weights = packed(k, &m);
+    float *out = product(k, &m, weights, &acts, 0);
+    check_product(k, &m, &acts, out, is_plain);
+    free(out);
+    free(weights);
+    acts_free(&acts);
+    matrix_free(&m);
+}
+
+static const uint32_t lengths[] = {32, 64, 96, 256, 512, 1024, 4864};
+enum { N_LENGTHS = sizeof lengths / sizeof *lengths };
+
+TEST(kernels_near_double) {
+    FOR_EACH_KERNEL(k) {
+        for (int i = 0; i < N_LENGTHS; i++)
+            check_shape(k, lengths[i], lengths[i] > 1024 ? 17 : 37, 3, false);
+        check_shape(k, 256, 1, 33, false);
+        check_shape(k, 256, 16, 19, false);
+    }
+}
+
+/* Nothing is rounded: equality. K = 512 keeps the largest type's sums below 2^24. */
+TEST(kernels_integers_exact) {
+    FOR_EACH_KERNEL(k) {
+        if (!k->is_f32)
+            for (int i = 0; lengths[i] <= 512; i++)
+                check_shape(k, lengths[i], 19, 18, true);
+    }
+}
+
+TEST(kernels_odd_lengths) {
+    static const uint32_t odd[] = {1, 3, 15, 17, 100, 257, 300, 511};
+    FOR_EACH_KERNEL(k) {
+        if (dtype_info((uint32_t)k->type)->block_values == 1)
+            for (size_t i = 0; i < sizeof odd / sizeof *odd; i++)
+                check_shape(k, odd[i], 7, 5, false);
+    }
+}
+
+/* One activation of 127 at a time: every weight, scale and minimum must be where it was. */
+TEST(kernels_find_every_weight) {
+    enum { K = 256, N = 21 };
+    float *x = calloc(K * K, sizeof *x);
+    struct act_group *groups = aligned_alloc(64, K * (K / 32) * sizeof *groups);
+    for (uint32_t r = 0; r < K; r++) {
+        x[r * K + r] = 127.0f;
+        act_groups(x + r * K, K, groups + r * (K / 32));
+    }
+    struct activations acts = {.n_rows = K, .k = K, .x = x, .x_stride = K, .groups = groups};
+    FOR_EACH_KERNEL(k) {
+        seed = 5;
+        struct matrix m = matrix_make(k->type, K, N, true);
+        void *weights = packed(k, &m);
+        float *out = product(k, &m, weights, &acts, 0);
+        check_product(k, &m, &acts, out, k->type != DT_F32);
+        free(out);
+        free(weights);
+        matrix_free(&m);
+    }
+    free(groups);
+    free(x);
+}
+
+/* ---- what a result may not depend on --------------------------------------------------------- */
+
+static void check_same(const struct kernel *k, const struct matrix *m, const float *all,
+                       const float *some, uint32_t from, uint32_t n_rows, const char *what) {
+    if (memcmp(all + (size_t)from * m->n, some, (size_t)n_rows * m->n * sizeof *all) != 0)
+        test_fail(__FILE__, __LINE__, "%s, k %u: %u rows from %u differ %s", k->name, m->k, n_rows,
+                  from, what);
+}
+
+TEST(kernels_independent_of_rows) {
+    static const uint32_t counts[] = {1, 2, 3, 4, 5, 6, 7, 8, 13, 16, 17, 32, 33, 48, 64};
+    enum { ROWS = 64, K = 768, N = 53 };
+    FOR_EACH_KERNEL(k) {
+        seed = 77;
+        struct matrix m = matrix_make(k->type, K, N, false);
+        struct activations acts = acts_make(ROWS, K, false);
+        void *weights = packed(k, &m);
+        float *all = product(k, &m, weights, &acts, 0);
+        for (size_t i = 0; i < sizeof counts / sizeof *counts; i++) {
+            for (uint32_t from = 0; from <= ROWS - counts[i]; from += 11) {
+                struct activations some = acts;
+                some.n_rows = counts[i];
+                some.x += (size_t)from * K;
+                some.groups += (size_t)from * (K / 32);
+                float *out = product(k, &m, weights, &some, 0);
+                check_same(k, &m, all, out, from, counts[i], "from those among 64");
+                free(out);
+            }
+        }
+        for (uint32_t tiles = 1; tiles < 4; tiles++) {
+            float *out = product(k, &m, weights, &acts, tiles * k->tile_rows);
+            check_same(k, &m, all, out, 0, ROWS, "when the matrix is split");
+            free(out);
+        }
+        free(all);
+        free(weights);
+        acts_free(&acts);
+        matrix_free(&m);
+    }
+}
+
+/* Strides wider than the rows: what lies between is not written. */
+TEST(kernels_keep_to_their_columns) {
+    enum { ROWS = 9, K = 256, N = 37, STRIDE = 64 };
+    FOR_EACH_KERNEL(k) {
+        struct matrix m = matrix_make(k->type, K, N, false);
+        struct activations acts = acts_make(ROWS, K, false);
+        void *weights = packed(k, &m);
+        float out[ROWS * STRIDE];
+        for (int i = 0; i < ROWS * STRIDE; i++)
+            out[i] = 12345.0f;
+        k->run(weights ? weights : m.rows, 0, N, &acts, out, STRIDE);
+        for (int i = 0; i < ROWS * STRIDE; i++)
+            EXPECT((out[i] == 12345.0f) == (i % STRIDE >= N));
+        free(weights);
+        acts_free(&acts);
+        matrix_free(&m);
+    }
+}
+
+/* An infinite or undefined activation shows in the result, whatever the kernel. */
+TEST(kernels_pass_on_nan) {
+    enum { K = 256, N = 5 };
+    FOR_EACH_KERNEL(k) {
+        struct matrix m = matrix_make(k->type, K, N, false);
+        float x[K] = {1, 2, 3};
+        x[100] = NAN;
+        struct act_group groups[K / 32];
+        act_groups(x, K, groups);
+        struct activations acts = {.n_rows = 1, .k = K, .x = x, .x_stride = K, .groups = groups};
+        void *weights = packed(k, &m);
+        float *out = product(k, &m, weights, &acts, 0);
+        for (int n = 0; n < N; n++)
+            EXPECT(isnan(out[n]));
+        free(out);
+        free(weights);
+        matrix_free(&m);
+    }
+}
+
+TEST(kernels_table) {
+    static const enum dtype types[] = {DT_F32,  DT_F16,    DT_BF16,   DT_Q4_0, DT_Q4_1, DT_Q5_0,
+                                       DT_Q5_1, DT_Q8_0,   DT_Q2_K,   DT_Q3_K, DT_Q4_K, DT_Q5_K,
+                                       DT_Q6_K, DT_IQ4_NL, DT_IQ4_XS, DT_MXFP4};
+    for (size_t i = 0; i < sizeof types / sizeof *types; i++) {
+        for (int exact = 0; exact < 2; exact++) {
+            const struct kernel *best = kernel_find(types[i], exact, cpu_features());
+            const struct kernel *portable = kernel_find(types[i], exact, 0);
+            EXPECT(best && portable && portable->features == 0);
+            EXPECT(best && best->type == types[i] && best->is_f32 == (exact || i < 3));
+        }
+    }
+    EXPECT(!kernel_find(DT_I32, true, cpu_features()));
+    EXPECT(!kernel_at(100000));
+}
+
+/* The groups say what act_quantize says. */
+TEST(kernels_act_groups) {
+    enum { K = 96 };
+    float x[K], scale[K / 32];
+    int8_t q[K];
+    int32_t sum[K / 32];
+    struct act_group groups[K / 32];
+    seed = 3;
+    for (int i = 0; i < K; i++)
+        x[i] = random_float();
+    act_quantize(x, K, q, scale, sum);
+    act_groups(x, K, groups);
+    for (int g = 0; g < K / 32; g++) {
+        EXPECT(memcmp(groups[g].q, q + 32 * g, 32) == 0);
+        EXPECT(groups[g].scale == scale[g]);
+        EXPECT_INT(groups[g].minus_sum, -sum[g]);
+        EXPECT_INT(groups[g].minus_half[0] + groups[g].minus_half[1], -sum[g]);
+        EXPECT(groups[g].offset == scale[g] * (float)sum[g]);
+    }
+}

@@ -1,0 +1,190 @@
+/* test_plan.c - plans: what is refused, what is the same twice, what shares memory. */
+#include "model/model.h"
+#include "plan/build.h"
+#include "plan/io.h"
+#include "test.h"
+
+#define SHIPPED "models/stories-27m-q4_k_m.gguf"
+
+static struct plan_options options_for(const struct model *m, uint32_t rows) {
+    return (struct plan_options){.max_rows = rows,
+                                 .max_outputs = rows < 4 ? rows : 4,
+                                 .n_slots = 3,
+                                 .n_pages = 12,
+                                 .pages_per_seq = 8,
+                                 .kv_type = DT_F16,
+                                 .n_vocab = m->config.n_vocab};
+}
+
+static struct model *open_model(const char *path) {
+    struct err err = {0};
+    struct model *m = NULL;
+    if (model_open(&m, path, &err))
+        test_fail(__FILE__, __LINE__, "%s", err.text);
+    return m;
+}
+
+static struct plan *plan_of(const struct model *m, uint32_t rows) {
+    struct err err = {0};
+    struct plan *plan = NULL;
+    struct plan_options options = options_for(m, rows);
+    if (model_plan(&plan, m, &options, &err))
+        test_fail(__FILE__, __LINE__, "%s", err.text);
+    return plan;
+}
+
+TEST(plan_is_the_same_twice) {
+    struct model *m = open_model(SHIPPED), *again = open_model(SHIPPED);
+    for (uint32_t rows = 1; rows <= 64; rows *= 8) {
+        struct plan *a = plan_of(m, rows), *b = plan_of(again, rows);
+        EXPECT_INT(a->n_ops, b->n_ops);
+        EXPECT_INT(a->n_ops, 8 * 5 + 3); /* five a layer, embed, head, pick */
+        EXPECT(memcmp(a->ops, b->ops, a->n_ops * sizeof *a->ops) == 0);
+        EXPECT(memcmp(a->bytes, b->bytes, sizeof a->bytes) == 0);
+        plan_free(a);
+        plan_free(b);
+    }
+    model_close(m);
+    model_close(again);
+}
+
+/* All row buckets must agree on where STATE and WEIGHTS lie. */
+TEST(plan_buckets_share_state_and_weights) {
+    struct model *m = open_model(SHIPPED);
+    struct plan *one = plan_of(m, 1), *many = plan_of(m, 64);
+    EXPECT_INT(one->bytes[REGION_STATE], many->bytes[REGION_STATE]);
+    for (uint32_t i = 0; i < one->n_ops; i++) {
+        struct operand_ref a[MAX_OPERANDS], b[MAX_OPERANDS];
+        uint32_t n = op_operands(&one->ops[i], a);
+        EXPECT_INT(op_operands(&many->ops[i], b), n);
+        for (uint32_t k = 0; k < n; k++)
+            if (a[k].at->region == REGION_STATE || a[k].at->region == REGION_WEIGHTS)
+                EXPECT(memcmp(a[k].at, b[k].at, sizeof *a[k].at) == 0);
+    }
+    plan_free(one);
+    plan_free(many);
+    model_close(m);
+}
+
+static bool overlap(const struct operand *a, const struct operand *b) {
+    return a->offset < b->offset + operand_bytes(b) && b->offset < a->offset + operand_bytes(a);
+}
+
+/* What an op writes must not lie where another operand of it, or a value still needed, lies. */
+TEST(plan_scratch_never_meets_what_is_alive) {
+    struct model *m = open_model(SHIPPED);
+    struct plan *plan = plan_of(m, 16);
+    struct operand x = plan->ops[0].embed.x; /* alive from the first op to the head */
+    for (uint32_t i = 0; i < plan->n_ops; i++) {
+        struct operand_ref refs[MAX_OPERANDS];
+        uint32_t n = op_operands(&plan->ops[i], refs);
+        for (uint32_t w = 0; w < n; w++) {
+            if (!refs[w].is_written || refs[w].at->region != REGION_SCRATCH)
+                continue;
+            EXPECT(refs[w].at->offset + operand_bytes(refs[w].at) <= plan->bytes[REGION_SCRATCH]);
+            bool is_x = refs[w].at->offset == x.offset;
+            if (!is_x && plan->ops[i].kind != OP_PICK)
+                EXPECT(!overlap(refs[w].at, &x));
+            for (uint32_t r = 0; r < n; r++)
+                if (r != w && refs[r].at->region == REGION_SCRATCH)
+                    EXPECT(!overlap(refs[w].at, refs[r].at));
+        }
+    }
+    /* Layers reuse each other's scratch. */
+    struct plan *wide = plan_of(m, 1);
+    EXPECT(wide->bytes[REGION_SCRATCH] < 8 * 1024 * 1024);
+    plan_free(wide);
+    plan_free(plan);
+    model_close(m);
+}
+
+/* ---- wrong plans ------------------------------------------------------------------------------
+ */
+
+static struct operand weight(uint32_t k, uint32_t n, enum dtype type) {
+    return operand_at(REGION_WEIGHTS, type, 0, (uint32_t[4]){k, n});
+}
+
+struct wrong {
+    const char *expected;
+    void (*spoil)(struct op *op);
+};
+
+static void spoil_norm(struct op *op) {
+    op->project.norm = weight(32, 0, DT_F32);
+}
+static void spoil_weight(struct op *op) {
+    op->project.segments[0].weight = weight(96, 32, DT_F32);
+}
+static void spoil_type(struct op *op) {
+    op->project.segments[0].weight.type = DT_IQ2_S;
+}
+static void spoil_column(struct op *op) {
+    op->project.segments[0].column = 1;
+}
+static void spoil_region(struct op *op) {
+    op->project.segments[0].weight.region = REGION_STATE;
+}
+static void spoil_eps(struct op *op) {
+    op->project.eps = 0;
+}
+static void spoil_bias(struct op *op) {
+    op->project.segments[0].bias = weight(31, 0, DT_F32);
+}
+static void spoil_count(struct op *op) {
+    op->project.n_segments = 0;
+}
+static void spoil_swiglu(struct op *op) {
+    op->project.epilogue = EPILOGUE_SWIGLU;
+}
+static void spoil_gate(struct op *op) {
+    op->project.prologue = PROLOGUE_SIGMOID_GATE;
+    op->project.head_width = 60;
+}
+static void spoil_in(struct op *op) {
+    op->project.in.dims[1] = 9;
+}
+static void spoil_kind(struct op *op) {
+    op->kind = OP_KIND_COUNT;
+}
+
+TEST(plan_refuses_what_does_not_fit) {
+    static const struct wrong cases[] = {
+        {"norm is (32) F32, expected (64) F32", spoil_norm},
+        {"weight is (32, 96) F32, expected (32, 64) F32", spoil_weight},
+        {"weight is (32, 64) IQ2_S", spoil_type},
+        {"column", spoil_column},
+        {"weight is STATE, expected WEIGHTS", spoil_region},
+        {"eps", spoil_eps},
+        {"bias is (31) F32, expected (32) F32", spoil_bias},
+        {"segments", spoil_count},
+        {"segments is otherwise, expected 2 for SwiGLU", spoil_swiglu},
+        {"head_width", spoil_gate},
+        {"in is (9, 64) F32, expected (4, 64) F32", spoil_in},
+        {"kind is unknown", spoil_kind},
+    };
+    struct plan_options options = {.max_rows = 4, .max_outputs = 1, .n_slots = 1, .n_vocab = 10};
+    for (size_t i = 0; i <= sizeof cases / sizeof *cases; i++) {
+        struct plan *plan;
+        struct err err = {0};
+        EXPECT_INT(plan_new(&plan, &options, &err), SLUICE_OK);
+        struct op op = {.kind = OP_PROJECT, .layer = 7, .role = "trial"};
+        op.project = (struct op_project){.in = plan_scratch(plan, 64),
+                                         .prologue = PROLOGUE_NORM,
+                                         .norm = weight(64, 0, DT_F32),
+                                         .eps = 1e-6f,
+                                         .n_segments = 1,
+                                         .segments = {{.weight = weight(64, 32, DT_F32)}},
+                                         .out = plan_scratch(plan, 32)};
+        if (i == sizeof cases / sizeof *cases) { /* unspoiled it is taken */
+            EXPECT_INT(plan_add(plan, &op, &err), SLUICE_OK);
+        } else {
+            cases[i].spoil(&op);
+            EXPECT(plan_add(plan, &op, &err) < 0);
+            if (!strstr(err.text, cases[i].expected) || !strstr(err.text, "op 0, "))
+                test_fail(__FILE__, __LINE__, "\"%s\", expected \"%s\" in it", err.text,
+                          cases[i].expected);
+        }
+        plan_free(plan);
+    }
+}
