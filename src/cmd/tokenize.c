@@ -118,7 +118,7 @@ static int decode_stdin(const struct tokenizer *t, bool with_control) {
         status = got;
     if (!status)
         status = detok_end(&d, &out, &err);
-    if (!status)
+    if (!status && out.len)
         fwrite(out.at, 1, out.len, stdout);
     text_buffer_free(&out);
     filemap_close(&map);

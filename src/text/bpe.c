@@ -5,7 +5,7 @@
 
 #include <stdlib.h>
 
-/* ---- the byte alphabet ------------------------------------------------------------------------ */
+/* ---- the byte alphabet ---- */
 
 /* The byte that a character of a stored text stands for, or -1: printable Latin-1 for itself, the
  * 68 other bytes as U+0100 and on. */
@@ -33,7 +33,7 @@ size_t bpe_unmap(struct str stored, char *bytes) {
     return n;
 }
 
-/* ---- tables ----------------------------------------------------------------------------------- */
+/* ---- tables ---- */
 
 /* A merge as symbols; SYMBOL_NONE for strings that are no tokens, until they are numbered. */
 struct triple {
@@ -95,8 +95,8 @@ static void read_merges(struct building *b) {
         t->left = symbol_of(b, left);
         t->right = symbol_of(b, right);
         t->result = symbol_of(b, (struct str){left.at, left.len + right.len});
-        b->n_missing += (t->left == SYMBOL_NONE) + (t->right == SYMBOL_NONE) +
-                        (t->result == SYMBOL_NONE);
+        b->n_missing +=
+            (t->left == SYMBOL_NONE) + (t->right == SYMBOL_NONE) + (t->result == SYMBOL_NONE);
     }
 }
 
@@ -176,7 +176,7 @@ void bpe_free(struct bpe *bpe) {
     pairs_free(&bpe->pairs);
 }
 
-/* ---- words ------------------------------------------------------------------------------------ */
+/* ---- words ---- */
 
 /* A word's ids. What a symbol that is no token stands for is spelled byte by byte. */
 static int emit_symbol(const struct bpe *bpe, uint32_t symbol, struct ids *out, struct err *err) {
@@ -209,7 +209,7 @@ static int encode_word(const struct bpe *bpe, struct merger *m, struct str word,
     return status;
 }
 
-/* ---- the cache -------------------------------------------------------------------------------- */
+/* ---- the cache ---- */
 
 enum { CACHED_BYTES = 24, CACHED_IDS = 5, CACHE_SLOTS = 1 << 14 };
 

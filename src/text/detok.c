@@ -63,8 +63,7 @@ static int push_byte(struct detok *d, unsigned char byte, struct text_buffer *ou
     return status;
 }
 
-static int push_bytes(struct detok *d, struct str bytes, struct text_buffer *out,
-                      struct err *err) {
+static int push_bytes(struct detok *d, struct str bytes, struct text_buffer *out, struct err *err) {
     if (d->n_held == 0 && utf8_valid(bytes))
         return append(out, bytes.at, bytes.len, err);
     int status = SLUICE_OK;

@@ -4,8 +4,8 @@
  * through a linked list and a heap of (rank, place): a word of a million letters must not cost
  * a million times a million.
  *
- * (1) A heap entry is valid when the pair at its place still has its rank. Ranks of one table that
- *     are equal may be joined in any order of left to right, so nothing else need be compared.
+ * (1) A heap entry is valid when the pair at its place has its rank now. It need not be the pair
+ *     that it was made for: among equal ranks the leftmost joins first, whatever the symbols.
  * (2) A node that was swallowed by its left neighbour has rank RANK_NONE and is in no list. */
 #include "text/merge.h"
 
@@ -16,9 +16,9 @@
 #include "base/str.h"
 
 enum { SHORT_WORD = 24 }; /* symbols; beyond it the heap is faster */
-enum { ARITY = 8 };       /* children of a heap entry: one cache line of them */
+enum { ARITY = 4 };       /* children of a heap entry */
 
-/* ---- the table -------------------------------------------------------------------------------- */
+/* ---- the table ---- */
 
 int pairs_reserve(struct pairs *pairs, size_t count, struct err *err) {
     size_t n = 16;
@@ -57,7 +57,7 @@ void pairs_free(struct pairs *pairs) {
     *pairs = (struct pairs){0};
 }
 
-/* ---- memory ----------------------------------------------------------------------------------- */
+/* ---- memory ---- */
 
 struct merge_node {
     uint32_t symbol, rank; /* the rank of joining it with the next one */
@@ -72,10 +72,10 @@ static int make_room(void **at, size_t *capacity, size_t n, size_t element, stru
     uint64_t bytes;
     free(*at);
     *capacity = 0;
-    *at = size_mul(n + n / 4 + 64, element, &bytes) ? malloc(bytes) : NULL;
+    *at = size_mul(n + 64, element, &bytes) ? malloc(bytes) : NULL;
     if (!*at)
         return err_memory(err, "merging a word");
-    *capacity = n + n / 4 + 64;
+    *capacity = n + 64;
     return SLUICE_OK;
 }
 
@@ -92,7 +92,7 @@ void merger_free(struct merger *m) {
     *m = (struct merger){0};
 }
 
-/* ---- short words ------------------------------------------------------------------------------ */
+/* ---- short words ---- */
 
 static void merge_short(struct merger *m, const struct pairs *pairs) {
     struct joined to[SHORT_WORD]; /* of symbol i with symbol i + 1 */
@@ -119,19 +119,24 @@ static void merge_short(struct merger *m, const struct pairs *pairs) {
     m->n_symbols = n;
 }
 
-/* ---- long words ------------------------------------------------------------------------------- */
+/* ---- long words ---- */
 
-/* Puts `entry` into the hole at `i` and lets it sink to its place. */
+/* Puts `entry` into the hole at `i` and lets it sink to its place. The least of a full set of
+ * children is found without branches, which would be mispredicted half the time. */
 static void heap_sink(uint64_t *heap, size_t n, size_t i, uint64_t entry) {
     for (;;) {
-        size_t child = i * ARITY + 1, end = child + ARITY < n ? child + ARITY : n;
-        if (child >= n)
-            break;
-        size_t least = child;
-        for (size_t c = child + 1; c < end; c++)
-            if (heap[c] < heap[least])
-                least = c;
-        if (heap[least] >= entry)
+        size_t child = i * ARITY + 1, least = child;
+        if (child + ARITY <= n) {
+            uint64_t low = heap[child];
+            for (size_t c = child + 1; c < child + ARITY; c++) {
+                least = heap[c] < low ? c : least;
+                low = heap[c] < low ? heap[c] : low;
+            }
+        } else {
+            for (size_t c = child + 1; c < n; c++)
+                least = heap[c] < heap[least] ? c : least;
+        }
+        if (child >= n || heap[least] >= entry)
             break;
         heap[i] = heap[least];
         i = least;
@@ -176,7 +181,8 @@ static int list_symbols(struct merger *m, const struct pairs *pairs, struct err 
         return status;
     m->n_heap = 0;
     for (size_t i = 0; i < n; i++) {
-        uint32_t rank = i + 1 < n ? pairs_get(pairs, m->symbols[i], m->symbols[i + 1]).rank : RANK_NONE;
+        uint32_t rank =
+            i + 1 < n ? pairs_get(pairs, m->symbols[i], m->symbols[i + 1]).rank : RANK_NONE;
         m->nodes[i] = (struct merge_node){
             .symbol = m->symbols[i],
             .rank = rank,

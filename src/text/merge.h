@@ -39,8 +39,8 @@ void pairs_add(struct pairs *pairs, uint32_t left, uint32_t right, struct joined
 void pairs_free(struct pairs *pairs);
 
 static inline size_t pair_home(const struct pairs *pairs, uint32_t left, uint32_t right) {
-    __uint128_t p = (__uint128_t)(((uint64_t)left << 32 | right) ^ pairs->seed) *
-                    UINT64_C(0x9E3779B97F4A7C15);
+    __uint128_t p =
+        (__uint128_t)(((uint64_t)left << 32 | right) ^ pairs->seed) * UINT64_C(0x9E3779B97F4A7C15);
     return ((uint64_t)p ^ (uint64_t)(p >> 64)) & pairs->mask;
 }
 

@@ -32,7 +32,7 @@ struct pretoken_pass {
     uint8_t max_digits; /* numbers come in groups of up to so many */
 };
 
-/* ---- small steps ------------------------------------------------------------------------------ */
+/* ---- small steps ---- */
 
 /* The class of the character at p and its size; 0 and size 0 at the end. */
 static inline uint8_t class_at(struct view v, const char *p, size_t *size) {
@@ -87,7 +87,7 @@ static size_t blank_run(struct view v, const char *end) {
     return (size_t)((last > v.at ? last : end) - v.at);
 }
 
-/* ---- passes ----------------------------------------------------------------------------------- */
+/* ---- passes ---- */
 
 /* White space for the newer rules: through the last line break of the run, if there is one. */
 static size_t blank_or_lines(struct view v) {
@@ -180,7 +180,7 @@ static const struct pretoken_pass pass_punctuation = {first_run, CHAR_PUNCT, 0};
 static const struct pretoken_pass pass_numbers = {first_run, CHAR_NUMBER, 0};
 static const struct pretoken_pass pass_three = {first_three, 0, 0};
 
-/* ---- the table -------------------------------------------------------------------------------- */
+/* ---- the table ---- */
 
 #define CONTRACTIONS "(?i:'s|'t|'re|'ve|'m|'ll|'d)"
 #define BLANKS "\\s*[\\r\\n]+|\\s+(?!\\S)|\\s+"

@@ -29,7 +29,7 @@ int spm_byte_of(struct str text) {
     return value;
 }
 
-/* ---- tables ----------------------------------------------------------------------------------- */
+/* ---- tables ---- */
 
 static int compare_scores(const void *a, const void *b) {
     float x = *(const float *)a, y = *(const float *)b;
@@ -123,7 +123,7 @@ void spm_free(struct spm *spm) {
     pairs_free(&spm->pairs);
 }
 
-/* ---- text ------------------------------------------------------------------------------------- */
+/* ---- text ---- */
 
 /* Characters to symbols. `text` has its spaces still. */
 static void read_symbols(const struct spm *spm, struct merger *m, struct str text) {

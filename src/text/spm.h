@@ -11,9 +11,9 @@ struct spm {
     struct strmap pieces; /* text to token, of the plain tokens */
     struct pairs pairs;
     uint32_t n_tokens;
-    int32_t byte_ids[256];   /* of the byte tokens; -1: none */
-    int32_t unknown;         /* stands for bytes without a token; -1: nothing does */
-    bool has_prefix;         /* a space goes before each stretch of text */
+    int32_t byte_ids[256]; /* of the byte tokens; -1: none */
+    int32_t unknown;       /* stands for bytes without a token; -1: nothing does */
+    bool has_prefix;       /* a space goes before each stretch of text */
 };
 
 /* The longest piece: all ways to cut one in two are tried at load. */

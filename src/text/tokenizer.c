@@ -8,7 +8,7 @@
 #include "text/tokenizer_make.h"
 #include "text/unicode.h"
 
-/* ---- lists of ids ----------------------------------------------------------------------------- */
+/* ---- lists of ids ---- */
 
 int ids_reserve(struct ids *ids, size_t more, struct err *err) {
     if (ids->capacity - ids->len >= more)
@@ -36,7 +36,7 @@ void ids_free(struct ids *ids) {
     *ids = (struct ids){0};
 }
 
-/* ---- making ----------------------------------------------------------------------------------- */
+/* ---- making ---- */
 
 struct tokenizer *tokenizer_new(int32_t count, struct err *err) {
     struct tokenizer *t = calloc(1, sizeof *t);
@@ -155,8 +155,8 @@ static int add_specials(struct tokenizer *t, struct err *err) {
 
 /* Tokens that end a generation wherever they occur; the last three end a file of code. */
 static const char *const end_texts[] = {
-    "<|im_end|>",    "<|endoftext|>", "<|eot_id|>",  "<|eom_id|>",    "<|end_of_text|>", "</s>",
-    "<|end|>",       "<end_of_turn>", "<|fim_pad|>", "<|repo_name|>", "<|file_sep|>",
+    "<|im_end|>", "<|endoftext|>", "<|eot_id|>",  "<|eom_id|>",    "<|end_of_text|>", "</s>",
+    "<|end|>",    "<end_of_turn>", "<|fim_pad|>", "<|repo_name|>", "<|file_sep|>",
 };
 
 /* Only special tokens: in many vocabularies </s> is also ordinary text. */
@@ -188,7 +188,7 @@ int tokenizer_finish(struct tokenizer *t, const struct merge_text *merges, size_
     return status;
 }
 
-/* ---- encoding --------------------------------------------------------------------------------- */
+/* ---- encoding ---- */
 
 /* One call of encode. */
 struct encoding {
@@ -259,7 +259,7 @@ void tokenizer_set_nfc(struct tokenizer *t, bool on) {
     t->has_nfc = on;
 }
 
-/* ---- facts ------------------------------------------------------------------------------------ */
+/* ---- facts ---- */
 
 static const struct token *token_at(const struct tokenizer *t, int32_t id) {
     static const struct token none = {.text = {"", 0}, .bytes = {"", 0}, .type = TOKEN_UNUSED};

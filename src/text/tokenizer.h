@@ -49,7 +49,7 @@ enum encode_flags {
 };
 
 /* Appends the ids of a text of any bytes; invalid UTF-8 becomes U+FFFD, one for each bad byte.
- * O(n log n) for any text, with up to 40 bytes of memory for each byte of the longest word. Fails
+ * O(n log n) for any text, with up to 36 bytes of memory for each byte of the longest word. Fails
  * only when memory runs out, or for a word of 2 GB. Without ENCODE_SPECIAL no text becomes a
  * control token. */
 int tokenizer_encode(const struct tokenizer *t, struct str text, unsigned flags, struct ids *out,
@@ -84,7 +84,7 @@ int detok_push(struct detok *d, int32_t id, struct text_buffer *out, struct err 
 int detok_end(struct detok *d, struct text_buffer *out, struct err *err);
 
 /* Facts. Ids are 0 .. count - 1; -1 says there is none. */
-int32_t tokenizer_count(const struct tokenizer *t); /* padding counted in */
+int32_t tokenizer_count(const struct tokenizer *t);                /* padding counted in */
 struct str tokenizer_token(const struct tokenizer *t, int32_t id); /* as stored in the file */
 struct str tokenizer_bytes(const struct tokenizer *t, int32_t id); /* what it stands for in text */
 enum token_type tokenizer_type(const struct tokenizer *t, int32_t id); /* TOKEN_UNUSED: padding */
@@ -93,7 +93,7 @@ int32_t tokenizer_eos(const struct tokenizer *t);
 bool tokenizer_adds_bos(const struct tokenizer *t);
 bool tokenizer_adds_eos(const struct tokenizer *t);
 bool tokenizer_uses_nfc(const struct tokenizer *t);
-bool tokenizer_is_end(const struct tokenizer *t, int32_t id); /* ends a generation */
+bool tokenizer_is_end(const struct tokenizer *t, int32_t id);              /* ends a generation */
 int32_t tokenizer_find(const struct tokenizer *t, struct str stored_text); /* looks at them all */
 struct str tokenizer_chat_template(const struct tokenizer *t);             /* empty: none */
 const char *tokenizer_pre_name(const struct tokenizer *t);                 /* "qwen35", "spm" ... */

@@ -81,8 +81,8 @@ static int read_tokens(struct tokenizer **out, const struct gguf *g, struct err 
         int64_t type = types ? gguf_int_at(types, i) : TOKEN_NORMAL;
         if (type < 0 || type > TOKEN_BYTE)
             return err_set(err, SLUICE_ERR_FORMAT,
-                           "%s: token %" PRIu64 " has type %" PRId64 ", expected 1 to 6", g->path, i,
-                           type);
+                           "%s: token %" PRIu64 " has type %" PRId64 ", expected 1 to 6", g->path,
+                           i, type);
         t->vocab.tokens[i] = (struct token){
             .text = texts->strings[i],
             .type = type ? (uint8_t)type : TOKEN_NORMAL, /* 0: older files say nothing */
@@ -111,7 +111,8 @@ static int read_merges(struct merge_text **out, size_t *count, const struct gguf
         const char *space = line.len > 1 ? memchr(line.at + 1, ' ', line.len - 1) : NULL;
         if (!space)
             return err_set(err, SLUICE_ERR_FORMAT,
-                           "%s: merge %" PRIu64 " is \"%.*s\", expected two parts with a space between",
+                           "%s: merge %" PRIu64
+                           " is \"%.*s\", expected two parts with a space between",
                            g->path, i, STR_ARG(line));
         size_t left = (size_t)(space - line.at);
         merges[i] = (struct merge_text){{line.at, left}, str_skip(line, left + 1)};

@@ -17,13 +17,13 @@ struct loading {
     size_t n_merges;
 };
 
-/* ---- small steps ------------------------------------------------------------------------------ */
+/* ---- small steps ---- */
 
 static const char *type_name(const json_t *value) {
     static const char *const names[] = {
-        [JSON_OBJECT] = "an object",    [JSON_ARRAY] = "an array", [JSON_STRING] = "a string",
-        [JSON_INTEGER] = "an integer",  [JSON_REAL] = "a number",  [JSON_TRUE] = "true",
-        [JSON_FALSE] = "false",         [JSON_NULL] = "null",
+        [JSON_OBJECT] = "an object",   [JSON_ARRAY] = "an array", [JSON_STRING] = "a string",
+        [JSON_INTEGER] = "an integer", [JSON_REAL] = "a number",  [JSON_TRUE] = "true",
+        [JSON_FALSE] = "false",        [JSON_NULL] = "null",
     };
     return value ? names[json_typeof(value)] : "missing";
 }
@@ -49,7 +49,7 @@ static bool is_set(const json_t *value) { /* there, and not null, false, "" or 0
            !(json_is_number(value) && json_number_value(value) == 0);
 }
 
-/* ---- steps before the model ------------------------------------------------------------------- */
+/* ---- steps before the model ---- */
 
 static int read_normalizer(struct loading *l, struct err *err) {
     const json_t *step = json_object_get(l->root, "normalizer");
@@ -117,7 +117,7 @@ static int read_pretokenizer(struct loading *l, struct err *err) {
     return SLUICE_OK;
 }
 
-/* ---- the model -------------------------------------------------------------------------------- */
+/* ---- the model ---- */
 
 static int find_parts(struct loading *l, struct err *err) {
     l->root = l->folder->tokenizer;
@@ -183,8 +183,8 @@ static int count_ids(const struct loading *l, int32_t *count, struct err *err) {
         struct str text;
         const json_t *entry = json_array_get(l->added, i);
         if (!json_str(json_object_get(entry, "content"), &text))
-            return wrong("content of an added token", json_object_get(entry, "content"),
-                         "a string", err);
+            return wrong("content of an added token", json_object_get(entry, "content"), "a string",
+                         err);
         if ((id = read_id(json_object_get(entry, "id"), text, limit, err)) < 0)
             return SLUICE_ERR_FORMAT;
         highest = id > highest ? id : highest;
@@ -299,14 +299,15 @@ static int read_merges(struct loading *l, struct err *err) {
     l->n_merges = n;
     for (size_t i = 0; i < n; i++)
         if (!read_merge(json_array_get(list, i), &l->merges[i]))
-            return err_set(err, SLUICE_ERR_FORMAT,
-                           "merge %zu is %s that is no pair, expected \"left right\" or two strings",
-                           i, type_name(json_array_get(list, i)));
+            return err_set(
+                err, SLUICE_ERR_FORMAT,
+                "merge %zu is %s that is no pair, expected \"left right\" or two strings", i,
+                type_name(json_array_get(list, i)));
     l->t->bpe.ignore_merges = json_is_true(json_object_get(l->model, "ignore_merges"));
     return SLUICE_OK;
 }
 
-/* ---- settings --------------------------------------------------------------------------------- */
+/* ---- settings ---- */
 
 /* The id of the token that a value names: "text", or {"content": "text"}. -1 when none does. */
 static int32_t named_token(const struct tokenizer *t, const json_t *value) {

@@ -82,8 +82,15 @@ static void make_classes(void) {
     classes['\n'] |= CHAR_NEWLINE;
     for (const char *p = "$+<=>^~|"; *p; p++)
         classes[(unsigned char)*p] |= CHAR_PUNCT;
-    classes[0x200C] |= CHAR_WORD;
-    classes[0x200D] |= CHAR_WORD;
+    static const uint32_t word_ranges[][2] = {
+        {0x200C, 0x200D},   /* the joiners */
+        {0x24B6, 0x24E9},   /* symbols that count as letters: circled, */
+        {0x1F130, 0x1F149}, /* squared */
+        {0x1F150, 0x1F169}, {0x1F170, 0x1F189},
+    };
+    for (size_t i = 0; i < sizeof word_ranges / sizeof *word_ranges; i++)
+        for (uint32_t c = word_ranges[i][0]; c <= word_ranges[i][1]; c++)
+            classes[c] |= CHAR_WORD;
     for (uint32_t c = 0x1161; c <= 0x11C2; c++) /* Hangul vowels and finals compose by rule */
         if (c <= 0x1175 || c >= 0x11A8)
             classes[c] |= CHAR_UNSTABLE;
