@@ -1,5 +1,4 @@
 /* main.c - `sluice VERB [options]`. */
-#include <signal.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -32,7 +31,6 @@ static int finish(int status) {
 }
 
 int main(int argc, char **argv) {
-    signal(SIGPIPE, SIG_IGN); /* a reader that left is a write error like any other */
     if (argc < 2) {
         print_help(stderr);
         return EXIT_USAGE;

@@ -296,7 +296,7 @@ static void put_layer_types(struct key_writer *k) {
 static void put_hybrid(struct key_writer *k) {
     const struct hub *h = k->hub;
     const json_t *rope = rope_object(h);
-    double part;
+    double part = 0.25;
     if (!k->status)
         k->status = read_number(h, h->folder->config, "partial_rotary_factor", 0.25, &part, k->err);
     if (!k->status)
