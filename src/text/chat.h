@@ -1,0 +1,48 @@
+/* chat.h - a conversation as the text that a model was trained on.
+ *
+ * In: messages (and tools) as JSON, in the shape of the OpenAI API.  Out: the prompt's text, to be
+ * encoded with ENCODE_SPECIAL and without BOS: a template writes what begins a text itself.
+ * A model without a template speaks ChatML where its vocabulary has <|im_start|>. */
+#ifndef TEXT_CHAT_H
+#define TEXT_CHAT_H
+
+#include <jansson.h>
+#include <time.h>
+
+#include "base/err.h"
+#include "base/str.h"
+#include "text/tokenizer.h"
+
+struct chat; /* read-only once made, may be shared by threads */
+
+/* What is known of a model. All texts are copied. */
+struct chat_model {
+    struct str template; /* the file's own; empty: none */
+    struct str bos, eos; /* the tokens' texts; empty: none */
+    bool has_im_start;   /* <|im_start|> is a token */
+};
+
+/* SLUICE_ERR_UNSUPPORTED when there is neither a template nor ChatML. */
+int chat_open(struct chat **out, const struct chat_model *model, struct err *err);
+/* The same for a tokenizer's model. */
+int chat_from_tokenizer(struct chat **out, const struct tokenizer *t, struct err *err);
+void chat_close(struct chat *chat); /* takes NULL */
+
+enum chat_thinking { THINK_AS_MODEL, THINK_ON, THINK_OFF };
+
+/* One conversation; everything is borrowed. */
+struct chat_request {
+    const json_t *messages;      /* an array of objects, each with a "role" */
+    const json_t *tools;         /* an array, or NULL */
+    const json_t *extra;         /* further variables, an object, or NULL; these win */
+    bool with_generation_prompt; /* end where the assistant's answer begins */
+    enum chat_thinking thinking; /* sets enable_thinking, or leaves it unset */
+    const struct tm *now;        /* for templates that tell the date; NULL: the local time */
+};
+
+/* Appends the text; on error *out is as it was. A conversation that the template does not accept
+ * gives SLUICE_ERR_ARGUMENT with the template's own words. */
+int chat_render(const struct chat *chat, const struct chat_request *request,
+                struct text_buffer *out, struct err *err);
+
+#endif

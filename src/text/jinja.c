@@ -1,0 +1,89 @@
+/* jinja.c - chat templates: compiling and rendering. The work is done by the lexer, the parser
+ * and the evaluator; here are their limits and their memory. */
+#include "text/jinja.h"
+
+#include <stdlib.h>
+
+#include "text/jinja_run.h"
+
+enum {
+    MAX_STEPS = 10 * 1000 * 1000,
+    MAX_OUTPUT = 64 << 20,
+    MAX_MEMORY = 256 << 20,
+    MAX_TREE = 256 << 20, /* bytes of a compiled template */
+};
+
+int jinja_compile(struct jinja **out, struct str source, struct err *err) {
+    struct err local = {0};
+    *out = NULL;
+    err = err ? err : &local;
+    if (source.len > JINJA_MAX_SOURCE)
+        return err_set(err, SLUICE_ERR_FORMAT, "chat template: has %zu bytes, expected at most %d",
+                       source.len, JINJA_MAX_SOURCE);
+    if (!utf8_valid(source))
+        return err_set(err, SLUICE_ERR_FORMAT, "chat template: is not valid UTF-8");
+    struct jinja *jinja = calloc(1, sizeof *jinja);
+    if (!jinja)
+        return err_memory(err, "the chat template");
+    jinja->arena.limit = MAX_TREE;
+    struct token *tokens;
+    size_t count;
+    int code = jinja_lex(source, &jinja->arena, &tokens, &count, err);
+    if (!code)
+        code = jinja_parse(jinja, tokens, count, err);
+    if (code) {
+        jinja_close(jinja);
+        return code;
+    }
+    *out = jinja;
+    return SLUICE_OK;
+}
+
+void jinja_close(struct jinja *jinja) {
+    if (!jinja)
+        return;
+    arena_free(&jinja->arena);
+    free(jinja);
+}
+
+/* Binds the variables that the template names. */
+static bool bind_variables(struct run *run, const json_t *variables) {
+    const char *name;
+    size_t len;
+    json_t *child;
+    json_object_keylen_foreach((json_t *)variables, name, len, child) {
+        uint32_t number;
+        struct value value;
+        if (strmap_get(&run->jinja->names, (struct str){name, len}, &number) &&
+            (!jinja_from_json(run, child, &value) || !jinja_bind(run, number, value)))
+            return false;
+    }
+    return true;
+}
+
+static void set_now(struct run *run, const struct jinja_options *options) {
+    time_t now = time(NULL);
+    if (options && options->now)
+        run->now = *options->now;
+    else
+        localtime_r(&now, &run->now);
+}
+
+int jinja_render(const struct jinja *jinja, const json_t *variables,
+                 const struct jinja_options *options, struct text_buffer *out, struct err *err) {
+    struct err local = {0};
+    struct jinja_options o = options ? *options : (struct jinja_options){0};
+    struct run run = {.jinja = jinja, .err = err ? err : &local, .out = out, .line = 1};
+    size_t start = out->len;
+    run.arena.limit = o.max_memory ? o.max_memory : MAX_MEMORY;
+    run.units_left = (o.max_steps ? o.max_steps : MAX_STEPS) * JINJA_STEP;
+    run.max_output = start + (o.max_output ? o.max_output : MAX_OUTPUT);
+    set_now(&run, options);
+    bool ok = (run.scope = jinja_scope(&run, NULL)) && bind_variables(&run, variables) &&
+              jinja_exec(&run, jinja->root) == FLOW_ON;
+    arena_free(&run.arena);
+    if (ok)
+        return SLUICE_OK;
+    out->len = start;
+    return run.err->code;
+}

@@ -1,0 +1,41 @@
+/* jinja.h - chat templates: the part of Jinja2 that model files use, as an interpreter.
+ *
+ * In: a template's text, and variables as JSON.  Out: text, byte for byte what Jinja2 gives in the
+ * environment in which templates are written: trim_blocks and lstrip_blocks on, no escaping, the
+ * immutable sandbox, `break`, `continue` and `generation` blocks, raise_exception, strftime_now,
+ * and a `tojson` that leaves non-ASCII characters as they are.
+ * (1) Templates are hostile: source, nesting, steps, memory and output are all bounded.
+ * (2) A compiled template is read-only and may be shared by threads.
+ * (3) Errors are one line, "chat template, line N: what". */
+#ifndef TEXT_JINJA_H
+#define TEXT_JINJA_H
+
+#include <jansson.h>
+#include <time.h>
+
+#include "base/err.h"
+#include "base/str.h"
+#include "text/tokenizer.h"
+
+struct jinja;
+
+/* What one rendering may take. Zeros mean the defaults. */
+struct jinja_options {
+    const struct tm *now; /* what strftime_now tells; NULL: the local time */
+    uint64_t max_steps;   /* evaluations, and bytes handled in larger units */
+    size_t max_output;    /* bytes */
+    size_t max_memory;    /* bytes of values */
+};
+
+/* The source is copied. Statements that reach outside the template (include, import, extends,
+ * block) give SLUICE_ERR_UNSUPPORTED, other mistakes SLUICE_ERR_FORMAT. */
+int jinja_compile(struct jinja **out, struct str source, struct err *err);
+
+/* Appends the text to *out; on error *out is as it was. `variables` is a JSON object, borrowed and
+ * not changed. raise_exception gives SLUICE_ERR_ARGUMENT and its message. */
+int jinja_render(const struct jinja *jinja, const json_t *variables,
+                 const struct jinja_options *options, struct text_buffer *out, struct err *err);
+
+void jinja_close(struct jinja *jinja); /* takes NULL */
+
+#endif

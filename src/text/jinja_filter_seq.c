@@ -1,0 +1,453 @@
+/* jinja_filter_seq.c - the filters that work on sequences and dicts: one row each.
+ *
+ * What Jinja2 gives as a generator is one here too, though its items are made at once: it can be
+ * gone through once, has no length and is always true. */
+#include "text/jinja_run.h"
+
+static bool is_given(struct value v) {
+    return v.type != VALUE_MISSING && v.type != VALUE_NONE;
+}
+
+static bool filter_list(struct run *run, const struct call *call, struct value *out) {
+    struct value *items;
+    size_t count;
+    if (!jinja_iterate(run, call->self, &items, &count) || !jinja_seq(run, SEQ_LIST, count, out))
+        return false;
+    if (count)
+        memcpy(out->seq->items, items, count * sizeof *items);
+    return true;
+}
+
+static bool filter_items(struct run *run, const struct call *call, struct value *out) {
+    if (call->self.type == VALUE_UNDEFINED)
+        return jinja_seq(run, SEQ_GENERATOR, 0, out);
+    if (call->self.type != VALUE_DICT)
+        return jinja_fail(run, "Can only get item pairs from a mapping.");
+    if (!jinja_dict_view(run, call->self.dict, SEQ_ITEMS, out))
+        return false;
+    out->seq->kind = SEQ_GENERATOR;
+    return true;
+}
+
+static bool filter_first(struct run *run, const struct call *call, struct value *out) {
+    struct value *items;
+    size_t count;
+    struct value v = call->self;
+    bool is_generator = v.type == VALUE_SEQ && v.seq->kind == SEQ_GENERATOR;
+    size_t next = is_generator ? v.seq->next : 0;
+    if (!jinja_iterate(run, v, &items, &count))
+        return false;
+    if (is_generator)
+        v.seq->next = next + (count > 0); /* only one is taken */
+    if (count == 0)
+        return jinja_undefined(run, out, "No first item, sequence was empty.");
+    *out = items[0];
+    return true;
+}
+
+static bool filter_last(struct run *run, const struct call *call, struct value *out) {
+    struct value *items;
+    size_t count;
+    if (call->self.type == VALUE_SEQ && call->self.seq->kind == SEQ_GENERATOR)
+        return jinja_fail(run, "'generator' object is not reversible");
+    if (!jinja_iterate(run, call->self, &items, &count))
+        return false;
+    if (count == 0)
+        return jinja_undefined(run, out, "No last item, sequence was empty.");
+    *out = items[count - 1];
+    return true;
+}
+
+static bool filter_reverse(struct run *run, const struct call *call, struct value *out) {
+    struct value *items, v = call->self, back[3] = {{0}, {0}, value_int(-1)};
+    size_t count;
+    if (v.type == VALUE_STRING)
+        return jinja_slice(run, v, back, out);
+    bool is_generator = v.type == VALUE_SEQ && v.seq->kind == SEQ_GENERATOR;
+    if (!jinja_iterate(run, v, &items, &count) ||
+        !jinja_seq(run, is_generator ? SEQ_LIST : SEQ_GENERATOR, count, out))
+        return false;
+    for (size_t i = 0; i < count; i++)
+        out->seq->items[i] = items[count - 1 - i];
+    return true;
+}
+
+/* ---- by attribute ---- */
+
+static bool is_digits(struct str s) {
+    for (size_t i = 0; i < s.len; i++)
+        if (s.at[i] < '0' || s.at[i] > '9')
+            return false;
+    return s.len > 0;
+}
+
+/* item.a.b for the attribute "a.b"; digits are indices; none gives the item. `standard`, when
+ * given, takes the place of what is undefined on the way. */
+static bool get_or_default(struct run *run, struct value item, struct value path,
+                           struct value standard, struct value *out) {
+    *out = item;
+    if (!is_given(path))
+        return true;
+    if (path.type != VALUE_STRING) {
+        if (!jinja_item(run, item, path, out))
+            return false;
+        if (out->type == VALUE_UNDEFINED && is_given(standard))
+            *out = standard;
+        return true;
+    }
+    for (struct str rest = path.string->text;;) {
+        const char *dot = memchr(rest.at, '.', rest.len);
+        struct str part = {rest.at, dot ? (size_t)(dot - rest.at) : rest.len};
+        int64_t index;
+        bool is_too_big;
+        struct value key;
+        bool is_index = is_digits(part) && jinja_parse_int(part, 10, &index, &is_too_big);
+        if (is_index)
+            key = value_int(index);
+        else if (!jinja_string(run, part, &key))
+            return false;
+        if (!jinja_item(run, *out, key, out))
+            return false;
+        if (out->type == VALUE_UNDEFINED && is_given(standard))
+            *out = standard;
+        if (!dot)
+            return true;
+        rest = str_skip(rest, part.len + 1);
+    }
+}
+
+static bool get_by_path(struct run *run, struct value item, struct value path, struct value *out) {
+    return get_or_default(run, item, path, (struct value){0}, out);
+}
+
+static bool ignore_case(struct run *run, struct value *v) {
+    return v->type != VALUE_STRING || jinja_change_case(run, v->string->text, CASE_LOWER, v);
+}
+
+static bool sort_key(struct run *run, struct value item, struct value path, bool is_cased,
+                     struct value *out) {
+    return get_by_path(run, item, path, out) && (is_cased || ignore_case(run, out));
+}
+
+static bool filter_join(struct run *run, const struct call *call, struct value *out) {
+    struct value *items, between = {0}, item;
+    size_t count, at = run->out->len;
+    if (call->args[0].type != VALUE_MISSING && !jinja_to_string(run, call->args[0], &between))
+        return false;
+    if (!jinja_iterate(run, call->self, &items, &count))
+        return false;
+    for (size_t i = 0; i < count; i++)
+        if ((i > 0 && between.type == VALUE_STRING && !jinja_put(run, between.string->text)) ||
+            !get_by_path(run, items[i], call->args[1], &item) || !jinja_put_str(run, item))
+            return false;
+    return jinja_take(run, at, out);
+}
+
+static bool filter_sum(struct run *run, const struct call *call, struct value *out) {
+    struct value *items, item;
+    size_t count;
+    *out = call->args[1].type == VALUE_MISSING ? value_int(0) : call->args[1];
+    if (out->type == VALUE_STRING)
+        return jinja_fail(run, "sum() can't sum strings");
+    if (!jinja_iterate(run, call->self, &items, &count))
+        return false;
+    for (size_t i = 0; i < count; i++)
+        if (!get_by_path(run, items[i], call->args[0], &item) ||
+            !jinja_binary(run, TK_ADD, *out, item, out))
+            return false;
+    return true;
+}
+
+static bool extreme(struct run *run, const struct call *call, int op, struct value *out) {
+    struct value *items, key, best;
+    size_t count;
+    bool is_cased = jinja_truth(call->args[0]), better;
+    if (!jinja_iterate(run, call->self, &items, &count))
+        return false;
+    if (count == 0)
+        return jinja_undefined(run, out, "No aggregated item, sequence was empty.");
+    *out = items[0];
+    if (!sort_key(run, items[0], call->args[1], is_cased, &best))
+        return false;
+    for (size_t i = 1; i < count; i++) {
+        if (!sort_key(run, items[i], call->args[1], is_cased, &key) ||
+            !jinja_less(run, key, best, op, &better))
+            return false;
+        if (better) {
+            best = key;
+            *out = items[i];
+        }
+    }
+    return true;
+}
+
+static bool filter_min(struct run *run, const struct call *call, struct value *out) {
+    return extreme(run, call, TK_LT, out);
+}
+
+static bool filter_max(struct run *run, const struct call *call, struct value *out) {
+    return extreme(run, call, TK_GT, out);
+}
+
+/* Merge sort: stable, and a comparison may fail. Equal pairs keep their order in reverse too. */
+static bool sort_pairs(struct run *run, struct pair *pairs, struct pair *spare, size_t count,
+                       bool is_reverse) {
+    if (count < 2)
+        return true;
+    size_t half = count / 2, a = 0, b = half;
+    if (!sort_pairs(run, pairs, spare, half, is_reverse) ||
+        !sort_pairs(run, pairs + half, spare, count - half, is_reverse))
+        return false;
+    for (size_t i = 0; i < count; i++) {
+        bool takes_b = a == half;
+        if (a < half && b < count &&
+            !jinja_less(run, pairs[b].key, pairs[a].key, is_reverse ? TK_GT : TK_LT, &takes_b))
+            return false;
+        spare[i] = takes_b ? pairs[b++] : pairs[a++];
+    }
+    memcpy(pairs, spare, count * sizeof *pairs);
+    return jinja_work(run, count * 8);
+}
+
+/* A list of the values of the pairs in the order of their keys. */
+static bool sorted_list(struct run *run, struct pair *pairs, size_t count, bool is_reverse,
+                        struct value *out) {
+    struct pair *spare = arena_array(&run->arena, count, sizeof *spare);
+    if (!spare)
+        return jinja_no_memory(run);
+    if (!sort_pairs(run, pairs, spare, count, is_reverse) || !jinja_seq(run, SEQ_LIST, count, out))
+        return false;
+    for (size_t i = 0; i < count; i++)
+        out->seq->items[i] = pairs[i].value;
+    return true;
+}
+
+/* The keys of one or several attributes, "a,b.c", as a list: so keys that are equal are never
+ * asked for their order. */
+static bool list_key(struct run *run, struct value item, struct value paths, bool is_cased,
+                     struct value *out) {
+    size_t capacity = 0;
+    struct value key, path = paths;
+    struct str rest = paths.type == VALUE_STRING ? paths.string->text : STR("");
+    if (!jinja_seq(run, SEQ_LIST, 0, out))
+        return false;
+    for (;;) {
+        const char *comma = memchr(rest.at, ',', rest.len);
+        struct str part = {rest.at, comma ? (size_t)(comma - rest.at) : rest.len};
+        if ((paths.type == VALUE_STRING && !jinja_string(run, part, &path)) ||
+            !sort_key(run, item, path, is_cased, &key) ||
+            !jinja_push(run, out->seq, &capacity, key))
+            return false;
+        if (!comma)
+            return true;
+        rest = str_skip(rest, part.len + 1);
+    }
+}
+
+static bool filter_sort(struct run *run, const struct call *call, struct value *out) {
+    struct value *items;
+    size_t count;
+    if (!jinja_iterate(run, call->self, &items, &count))
+        return false;
+    struct pair *pairs = arena_array(&run->arena, count, sizeof *pairs);
+    if (!pairs)
+        return jinja_no_memory(run);
+    for (size_t i = 0; i < count; i++) {
+        pairs[i].value = items[i];
+        if (!list_key(run, items[i], call->args[2], jinja_truth(call->args[1]), &pairs[i].key))
+            return false;
+    }
+    return sorted_list(run, pairs, count, jinja_truth(call->args[0]), out);
+}
+
+static bool filter_dictsort(struct run *run, const struct call *call, struct value *out) {
+    struct value by = call->args[1], view;
+    if (!jinja_defined(run, call->self))
+        return false;
+    if (call->self.type != VALUE_DICT)
+        return jinja_fail(run, "'%s' object has no items", jinja_type_name(call->self));
+    bool by_value = by.type == VALUE_STRING && str_is(by.string->text, "value");
+    if (by.type != VALUE_MISSING && !by_value &&
+        !(by.type == VALUE_STRING && str_is(by.string->text, "key")))
+        return jinja_fail(run, "You can only sort by either \"key\" or \"value\"");
+    if (!jinja_dict_view(run, call->self.dict, SEQ_ITEMS, &view))
+        return false;
+    struct pair *pairs = arena_array(&run->arena, view.seq->count, sizeof *pairs);
+    if (!pairs)
+        return jinja_no_memory(run);
+    for (size_t i = 0; i < view.seq->count; i++) {
+        pairs[i].value = view.seq->items[i];
+        pairs[i].key = view.seq->items[i].seq->items[by_value];
+        if (!jinja_truth(call->args[0]) && !ignore_case(run, &pairs[i].key))
+            return false;
+    }
+    return sorted_list(run, pairs, view.seq->count, jinja_truth(call->args[2]), out);
+}
+
+static bool filter_unique(struct run *run, const struct call *call, struct value *out) {
+    struct value *items, key, seen;
+    size_t count, capacity = 0, n_seen = 0;
+    if (!jinja_iterate(run, call->self, &items, &count) || !jinja_seq(run, SEQ_GENERATOR, 0, out) ||
+        !jinja_seq(run, SEQ_LIST, 0, &seen))
+        return false;
+    for (size_t i = 0; i < count; i++) {
+        bool is_known;
+        if (!sort_key(run, items[i], call->args[1], jinja_truth(call->args[0]), &key) ||
+            !jinja_hashable(run, key) || !jinja_contains(run, key, seen, &is_known))
+            return false;
+        if (!is_known && (!jinja_push(run, seen.seq, &n_seen, key) ||
+                          !jinja_push(run, out->seq, &capacity, items[i])))
+            return false;
+    }
+    return true;
+}
+
+/* ---- over all items ---- */
+
+/* The arguments without the first `n`. */
+static struct args args_behind(const struct args *args, size_t n) {
+    struct args rest = *args;
+    rest.at += n;
+    rest.count -= n;
+    return rest;
+}
+
+static bool find_by_value(struct run *run, struct value name, const char *what,
+                          const struct builtin *(*find)(struct str), const struct builtin **out) {
+    *out = name.type == VALUE_STRING ? find(name.string->text) : NULL;
+    if (*out)
+        return true;
+    return jinja_fail(run, "no %s named '%.*s'", what,
+                      STR_ARG(name.type == VALUE_STRING ? name.string->text : STR("?")));
+}
+
+/* map(attribute="a.b", default=x) */
+static bool map_attribute(struct run *run, const struct args *args, struct value item,
+                          struct value *out) {
+    struct value path = {0}, standard = {0};
+    for (size_t i = 0; i < args->n_named; i++) {
+        if (str_is(args->named[i].name, "attribute"))
+            path = args->named[i].value;
+        else if (str_is(args->named[i].name, "default"))
+            standard = args->named[i].value;
+        else
+            return jinja_fail(run, "Unexpected keyword argument '%.*s'",
+                              STR_ARG(args->named[i].name));
+    }
+    return get_or_default(run, item, path, standard, out);
+}
+
+static bool map_item(struct run *run, const struct args *args, struct value item,
+                     struct value *out) {
+    bool has_attribute = false;
+    for (size_t i = 0; i < args->n_named; i++)
+        has_attribute |= str_is(args->named[i].name, "attribute");
+    if (args->count == 0 && has_attribute)
+        return map_attribute(run, args, item, out);
+    if (args->count == 0)
+        return jinja_fail(run, "map requires a filter argument");
+    const struct builtin *filter;
+    struct args rest = args_behind(args, 1);
+    return find_by_value(run, args->at[0], "filter", jinja_filter_find, &filter) &&
+           jinja_call_builtin(run, filter, item, &rest, out);
+}
+
+static bool filter_map(struct run *run, const struct call *call, struct value *out) {
+    struct value *items, item;
+    size_t count, capacity = 0;
+    if (!jinja_seq(run, SEQ_GENERATOR, 0, out))
+        return false;
+    if (!jinja_truth(call->self))
+        return true;
+    if (!jinja_iterate(run, call->self, &items, &count))
+        return false;
+    for (size_t i = 0; i < count; i++)
+        if (!map_item(run, call->all, items[i], &item) ||
+            !jinja_push(run, out->seq, &capacity, item))
+            return false;
+    return true;
+}
+
+/* Whether an item passes: the test named by the first argument, or its truth. */
+static bool passes(struct run *run, struct value item, const struct args *args, bool *out) {
+    struct value result = item;
+    if (args->count > 0) {
+        const struct builtin *test;
+        struct args rest = args_behind(args, 1);
+        if (!find_by_value(run, args->at[0], "test", jinja_test_find, &test) ||
+            !jinja_call_builtin(run, test, item, &rest, &result))
+            return false;
+    }
+    *out = jinja_truth(result);
+    return true;
+}
+
+static bool choose(struct run *run, const struct call *call, bool wanted, bool by_attribute,
+                   struct value *out) {
+    struct value *items, item;
+    size_t count, capacity = 0;
+    if (!jinja_seq(run, SEQ_GENERATOR, 0, out))
+        return false;
+    if (!jinja_truth(call->self))
+        return true;
+    if (by_attribute && call->all->count == 0)
+        return jinja_fail(run, "Missing parameter for attribute name");
+    struct args args = args_behind(call->all, by_attribute);
+    if (!jinja_iterate(run, call->self, &items, &count))
+        return false;
+    for (size_t i = 0; i < count; i++) {
+        bool is_chosen;
+        item = items[i];
+        if ((by_attribute && !get_by_path(run, items[i], call->all->at[0], &item)) ||
+            !passes(run, item, &args, &is_chosen))
+            return false;
+        if (is_chosen == wanted && !jinja_push(run, out->seq, &capacity, items[i]))
+            return false;
+    }
+    return true;
+}
+
+static bool filter_select(struct run *run, const struct call *call, struct value *out) {
+    return choose(run, call, true, false, out);
+}
+
+static bool filter_reject(struct run *run, const struct call *call, struct value *out) {
+    return choose(run, call, false, false, out);
+}
+
+static bool filter_selectattr(struct run *run, const struct call *call, struct value *out) {
+    return choose(run, call, true, true, out);
+}
+
+static bool filter_rejectattr(struct run *run, const struct call *call, struct value *out) {
+    return choose(run, call, false, true, out);
+}
+
+static bool filter_attr(struct run *run, const struct call *call, struct value *out) {
+    struct value v = call->self, name = call->args[0];
+    if (name.type != VALUE_STRING)
+        return jinja_fail(run, "attribute name must be a string");
+    if (!jinja_defined(run, v))
+        return false;
+    /* Unlike a.name, never an item of a dict. */
+    if (v.type == VALUE_DICT && !jinja_method_find(v, name.string->text))
+        return jinja_undefined(run, out, "'dict object' has no attribute '%.*s'",
+                               STR_ARG(name.string->text));
+    return jinja_attribute(run, v, name.string->text, out);
+}
+
+/* clang-format off */
+const struct builtin jinja_seq_filters[] = {
+    {"attr", "name", filter_attr}, {"dictsort", "/ case_sensitive by reverse", filter_dictsort},
+    {"first", "", filter_first}, {"items", "", filter_items},
+    {"join", "/ d attribute", filter_join}, {"last", "", filter_last}, {"list", "", filter_list},
+    {"map", "*", filter_map}, {"max", "/ case_sensitive attribute", filter_max},
+    {"min", "/ case_sensitive attribute", filter_min}, {"reject", "*", filter_reject},
+    {"rejectattr", "*", filter_rejectattr}, {"reverse", "", filter_reverse},
+    {"select", "*", filter_select}, {"selectattr", "*", filter_selectattr},
+    {"sort", "/ reverse case_sensitive attribute", filter_sort},
+    {"sum", "/ attribute start", filter_sum},
+    {"unique", "/ case_sensitive attribute", filter_unique},
+    {0},
+};
+/* clang-format on */

@@ -1,0 +1,652 @@
+/* jinja_method.c - the methods of texts, lists and dicts: one row each.
+ *
+ * Methods that would change a list or dict are known, but refused, as the sandbox does. */
+#include <utf8proc.h>
+
+#include "text/jinja_run.h"
+
+static struct str self_text(const struct call *call) {
+    return call->self.string->text;
+}
+
+static bool is_none(struct value v) {
+    return v.type == VALUE_MISSING || v.type == VALUE_NONE;
+}
+
+/* ---- texts ---- */
+
+static bool strip(struct run *run, const struct call *call, bool left, bool right,
+                  struct value *out) {
+    struct str chars = {0};
+    if (!is_none(call->args[0]) && !jinja_text_arg(run, call->args[0], &chars))
+        return false;
+    return jinja_charge(run, self_text(call).len / 16 * (1 + chars.len / 16)) &&
+           jinja_string(run, jinja_strip(self_text(call), chars, left, right), out);
+}
+
+static bool str_strip(struct run *run, const struct call *call, struct value *out) {
+    return strip(run, call, true, true, out);
+}
+
+static bool str_lstrip(struct run *run, const struct call *call, struct value *out) {
+    return strip(run, call, true, false, out);
+}
+
+static bool str_rstrip(struct run *run, const struct call *call, struct value *out) {
+    return strip(run, call, false, true, out);
+}
+
+static bool str_upper(struct run *run, const struct call *call, struct value *out) {
+    return jinja_change_case(run, self_text(call), CASE_UPPER, out);
+}
+
+static bool str_lower(struct run *run, const struct call *call, struct value *out) {
+    return jinja_change_case(run, self_text(call), CASE_LOWER, out);
+}
+
+static bool str_title(struct run *run, const struct call *call, struct value *out) {
+    return jinja_change_case(run, self_text(call), CASE_TITLE, out);
+}
+
+static bool str_capitalize(struct run *run, const struct call *call, struct value *out) {
+    return jinja_change_case(run, self_text(call), CASE_CAPITALIZE, out);
+}
+
+/* The byte at which the white space before the end of s begins, or that behind it ends. */
+static struct str first_word(struct str s) {
+    size_t at = 0;
+    for (uint32_t c; at < s.len;) {
+        size_t n = utf8_decode(str_skip(s, at), &c);
+        if (jinja_is_space(c))
+            break;
+        at += n;
+    }
+    return (struct str){s.at, at};
+}
+
+static struct str last_word(struct str s) {
+    size_t at = s.len;
+    for (uint32_t c; at > 0;) {
+        size_t begin = at - 1;
+        while (begin > 0 && (s.at[begin] & 0xC0) == 0x80)
+            begin--;
+        utf8_decode(str_skip(s, begin), &c);
+        if (jinja_is_space(c))
+            break;
+        at = begin;
+    }
+    return str_skip(s, at);
+}
+
+static bool push_text(struct run *run, struct value list, size_t *capacity, struct str text) {
+    struct value item;
+    return jinja_string(run, text, &item) && jinja_push(run, list.seq, capacity, item);
+}
+
+/* Words between white space; from the right they come last first. */
+static bool split_words(struct run *run, struct str s, int64_t max, bool from_right,
+                        struct value list) {
+    size_t capacity = 0;
+    for (;; max -= max > 0) {
+        s = jinja_strip(s, (struct str){0}, !from_right, from_right);
+        if (s.len == 0)
+            return true;
+        struct str word = from_right ? last_word(s) : first_word(s);
+        if (max == 0) {
+            /* The rest keeps its inner space, not that at its outer end. */
+            s = jinja_strip(s, (struct str){0}, false, from_right);
+            return push_text(run, list, &capacity, s);
+        }
+        if (!push_text(run, list, &capacity, word))
+            return false;
+        s = from_right ? (struct str){s.at, s.len - word.len} : str_skip(s, word.len);
+    }
+}
+
+/* The last place of `what` in s, NULL in *out when there is none. Comparing costs work, because a
+ * text can be made where every place looks right for long. */
+static bool find_last(struct run *run, struct str s, struct str what, const char **out) {
+    *out = NULL;
+    if (what.len > s.len)
+        return true;
+    for (size_t i = s.len - what.len + 1; i-- > 0;) {
+        if (what.len > 0 && s.at[i] != what.at[0])
+            continue;
+        if (!jinja_charge(run, 1 + what.len / 64))
+            return false;
+        if (what.len == 0 || memcmp(s.at + i, what.at, what.len) == 0) {
+            *out = s.at + i;
+            break;
+        }
+    }
+    return true;
+}
+
+static bool find_in(struct run *run, struct str s, struct str what, bool from_right,
+                    const char **out) {
+    if (from_right)
+        return find_last(run, s, what, out);
+    *out = memmem(s.at, s.len, what.at, what.len);
+    return jinja_charge(run, (*out ? (size_t)(*out - s.at) : s.len) / 64);
+}
+
+static bool split_at(struct run *run, struct str s, struct str sep, int64_t max, bool from_right,
+                     struct value list) {
+    size_t capacity = 0;
+    for (;; max -= max > 0) {
+        const char *found = NULL;
+        if (max != 0 && s.len > 0 && !find_in(run, s, sep, from_right, &found))
+            return false;
+        if (!found)
+            return push_text(run, list, &capacity, s);
+        struct str left = {s.at, (size_t)(found - s.at)}, right = str_skip(s, left.len + sep.len);
+        if (!push_text(run, list, &capacity, from_right ? right : left))
+            return false;
+        s = from_right ? left : right;
+    }
+}
+
+static bool split(struct run *run, const struct call *call, bool from_right, struct value *out) {
+    struct str sep, s = self_text(call);
+    int64_t max;
+    if (!jinja_int_arg(run, call->args[1], -1, &max) || !jinja_seq(run, SEQ_LIST, 0, out) ||
+        !jinja_work(run, s.len / 16))
+        return false;
+    if (is_none(call->args[0])) {
+        if (!split_words(run, s, max < 0 ? -1 : max, from_right, *out))
+            return false;
+    } else {
+        if (!jinja_text_arg(run, call->args[0], &sep))
+            return false;
+        if (sep.len == 0)
+            return jinja_fail(run, "empty separator");
+        if (!split_at(run, s, sep, max < 0 ? -1 : max, from_right, *out))
+            return false;
+    }
+    struct seq *seq = out->seq;
+    for (size_t i = 0; from_right && i < seq->count / 2; i++) {
+        struct value swapped = seq->items[i];
+        seq->items[i] = seq->items[seq->count - 1 - i];
+        seq->items[seq->count - 1 - i] = swapped;
+    }
+    return true;
+}
+
+static bool str_split(struct run *run, const struct call *call, struct value *out) {
+    return split(run, call, false, out);
+}
+
+static bool str_rsplit(struct run *run, const struct call *call, struct value *out) {
+    return split(run, call, true, out);
+}
+
+static bool str_splitlines(struct run *run, const struct call *call, struct value *out) {
+    return jinja_split_lines(run, self_text(call), jinja_truth(call->args[0]), out);
+}
+
+/* The part of a text that optional start and end arguments leave; *begin is its first
+ * character's number. False (without error): start lies behind the end. */
+static bool narrow(struct run *run, const struct call *call, bool *is_there, struct str *out,
+                   int64_t *begin) {
+    int64_t count = (int64_t)call->self.string->chars, end = count;
+    *begin = 0;
+    if ((!is_none(call->args[1]) && !jinja_int_arg(run, call->args[1], 0, begin)) ||
+        (!is_none(call->args[2]) && !jinja_int_arg(run, call->args[2], 0, &end)))
+        return false;
+    *begin = *begin < 0 ? (*begin < -count ? 0 : *begin + count) : *begin;
+    end = end < 0 ? (end < -count ? 0 : end + count) : end < count ? end : count;
+    *is_there = *begin <= end;
+    if (*is_there)
+        *out = jinja_cut(call->self.string, (size_t)*begin, (size_t)end);
+    return jinja_work(run, self_text(call).len / 16);
+}
+
+static bool begins_or_ends(struct str text, struct str with, bool at_end) {
+    if (with.len > text.len)
+        return false;
+    const char *at = at_end ? text.at + text.len - with.len : text.at;
+    return with.len == 0 || memcmp(at, with.at, with.len) == 0;
+}
+
+/* The first argument may be a tuple of texts, any of which will do. */
+static bool has_affix(struct run *run, const struct call *call, bool at_end, struct value *out) {
+    struct str text, with;
+    int64_t begin;
+    bool is_there, holds = false;
+    struct value first = call->args[0], *items = &first;
+    size_t count = 1;
+    if (!narrow(run, call, &is_there, &text, &begin))
+        return false;
+    if (first.type == VALUE_SEQ && first.seq->kind == SEQ_TUPLE) {
+        items = first.seq->items;
+        count = first.seq->count;
+    }
+    for (size_t i = 0; i < count; i++) {
+        if (!jinja_text_arg(run, items[i], &with) || !jinja_work(run, with.len / 16))
+            return false;
+        holds |= is_there && begins_or_ends(text, with, at_end);
+    }
+    *out = value_bool(holds);
+    return true;
+}
+
+static bool str_startswith(struct run *run, const struct call *call, struct value *out) {
+    return has_affix(run, call, false, out);
+}
+
+static bool str_endswith(struct run *run, const struct call *call, struct value *out) {
+    return has_affix(run, call, true, out);
+}
+
+static bool find(struct run *run, const struct call *call, bool from_right, bool must_be,
+                 struct value *out) {
+    struct str text, what;
+    int64_t begin;
+    bool is_there;
+    const char *found = NULL;
+    if (!jinja_text_arg(run, call->args[0], &what) || !narrow(run, call, &is_there, &text, &begin))
+        return false;
+    if (is_there && !find_in(run, text, what, from_right, &found))
+        return false;
+    if (!found && must_be)
+        return jinja_fail(run, "substring not found");
+    *out = value_int(-1);
+    if (found)
+        out->integer =
+            begin + (int64_t)jinja_count_chars((struct str){text.at, (size_t)(found - text.at)});
+    return true;
+}
+
+static bool str_find(struct run *run, const struct call *call, struct value *out) {
+    return find(run, call, false, false, out);
+}
+
+static bool str_rfind(struct run *run, const struct call *call, struct value *out) {
+    return find(run, call, true, false, out);
+}
+
+static bool str_index(struct run *run, const struct call *call, struct value *out) {
+    return find(run, call, false, true, out);
+}
+
+static bool str_rindex(struct run *run, const struct call *call, struct value *out) {
+    return find(run, call, true, true, out);
+}
+
+static bool str_count(struct run *run, const struct call *call, struct value *out) {
+    struct str text, what;
+    int64_t begin, count = 0;
+    bool is_there;
+    if (!jinja_text_arg(run, call->args[0], &what) || !narrow(run, call, &is_there, &text, &begin))
+        return false;
+    if (is_there && what.len == 0)
+        count = (int64_t)jinja_count_chars(text) + 1;
+    while (is_there && what.len > 0) {
+        const char *found = memmem(text.at, text.len, what.at, what.len);
+        if (!found)
+            break;
+        count++;
+        text = str_skip(text, (size_t)(found - text.at) + what.len);
+    }
+    *out = value_int(count);
+    return true;
+}
+
+static bool str_replace(struct run *run, const struct call *call, struct value *out) {
+    struct str old, new;
+    int64_t count;
+    return jinja_text_arg(run, call->args[0], &old) && jinja_text_arg(run, call->args[1], &new) &&
+           jinja_int_arg(run, call->args[2], -1, &count) &&
+           jinja_replace(run, self_text(call), old, new, count, out);
+}
+
+static bool str_join(struct run *run, const struct call *call, struct value *out) {
+    struct value *items;
+    size_t count, mark = run->out->len;
+    struct str item;
+    if (!jinja_iterate(run, call->args[0], &items, &count))
+        return false;
+    for (size_t i = 0; i < count; i++)
+        if (!jinja_text_arg(run, items[i], &item) || (i > 0 && !jinja_put(run, self_text(call))) ||
+            !jinja_put(run, item))
+            return false;
+    return jinja_take(run, mark, out);
+}
+
+static bool str_removeprefix(struct run *run, const struct call *call, struct value *out) {
+    struct str affix, s = self_text(call);
+    if (!jinja_text_arg(run, call->args[0], &affix))
+        return false;
+    return jinja_string(run, begins_or_ends(s, affix, false) ? str_skip(s, affix.len) : s, out);
+}
+
+static bool str_removesuffix(struct run *run, const struct call *call, struct value *out) {
+    struct str affix, s = self_text(call);
+    if (!jinja_text_arg(run, call->args[0], &affix))
+        return false;
+    s.len -= begins_or_ends(s, affix, true) ? affix.len : 0;
+    return jinja_string(run, s, out);
+}
+
+static bool put_times(struct run *run, struct str text, int64_t times) {
+    for (; times > 0; times--)
+        if (!jinja_put(run, text))
+            return false;
+    return true;
+}
+
+static bool str_zfill(struct run *run, const struct call *call, struct value *out) {
+    struct str s = self_text(call);
+    int64_t width;
+    size_t mark = run->out->len;
+    if (!jinja_int_arg(run, call->args[0], 0, &width))
+        return false;
+    bool has_sign = s.len > 0 && (s.at[0] == '-' || s.at[0] == '+');
+    return jinja_put(run, (struct str){s.at, has_sign}) &&
+           put_times(run, STR("0"), width - (int64_t)call->self.string->chars) &&
+           jinja_put(run, str_skip(s, has_sign)) && jinja_take(run, mark, out);
+}
+
+/* Padding on the left for rjust, on the right for ljust, on both sides for center. */
+static bool justify(struct run *run, const struct call *call, bool left, bool right,
+                    struct value *out) {
+    struct str fill = STR(" ");
+    int64_t width, have = (int64_t)call->self.string->chars;
+    size_t mark = run->out->len;
+    if (!jinja_int_arg(run, call->args[0], 0, &width) ||
+        (call->args[1].type != VALUE_MISSING && !jinja_text_arg(run, call->args[1], &fill)))
+        return false;
+    if (jinja_count_chars(fill) != 1)
+        return jinja_fail(run, "The fill character must be exactly one character long");
+    int64_t room = width > have ? width - have : 0, before = left ? room : 0;
+    if (left && right) /* Python's rounding: to the left when both are odd */
+        before = room / 2 + (room & width & 1);
+    return put_times(run, fill, before) && jinja_put(run, self_text(call)) &&
+           put_times(run, fill, room - before) && jinja_take(run, mark, out);
+}
+
+static bool str_ljust(struct run *run, const struct call *call, struct value *out) {
+    return justify(run, call, false, true, out);
+}
+
+static bool str_rjust(struct run *run, const struct call *call, struct value *out) {
+    return justify(run, call, true, false, out);
+}
+
+static bool str_center(struct run *run, const struct call *call, struct value *out) {
+    return justify(run, call, true, true, out);
+}
+
+static bool partition(struct run *run, const struct call *call, bool from_right,
+                      struct value *out) {
+    struct str sep, s = self_text(call);
+    if (!jinja_text_arg(run, call->args[0], &sep))
+        return false;
+    if (sep.len == 0)
+        return jinja_fail(run, "empty separator");
+    const char *found;
+    if (!find_in(run, s, sep, from_right, &found))
+        return false;
+    struct str parts[3] = {from_right ? STR("") : s, STR(""), from_right ? s : STR("")};
+    if (found) {
+        parts[0] = (struct str){s.at, (size_t)(found - s.at)};
+        parts[1] = sep;
+        parts[2] = str_skip(s, parts[0].len + sep.len);
+    }
+    if (!jinja_seq(run, SEQ_TUPLE, 3, out))
+        return false;
+    for (int i = 0; i < 3; i++)
+        if (!jinja_string(run, parts[i], &out->seq->items[i]))
+            return false;
+    return true;
+}
+
+static bool str_partition(struct run *run, const struct call *call, struct value *out) {
+    return partition(run, call, false, out);
+}
+
+static bool str_rpartition(struct run *run, const struct call *call, struct value *out) {
+    return partition(run, call, true, out);
+}
+
+/* ---- what texts are made of ---- */
+
+static bool is_letter(uint32_t c) {
+    utf8proc_category_t k = utf8proc_category((utf8proc_int32_t)c);
+    return k >= UTF8PROC_CATEGORY_LU && k <= UTF8PROC_CATEGORY_LO;
+}
+
+static bool is_decimal(uint32_t c) {
+    return utf8proc_category((utf8proc_int32_t)c) == UTF8PROC_CATEGORY_ND;
+}
+
+static bool is_digit(uint32_t c) { /* superscripts and subscripts are digits too */
+    return is_decimal(c) || c == 0xB2 || c == 0xB3 || c == 0xB9 || c == 0x2070 ||
+           (c >= 0x2074 && c <= 0x2079) || (c >= 0x2080 && c <= 0x2089);
+}
+
+static bool is_numeric(uint32_t c) {
+    utf8proc_category_t k = utf8proc_category((utf8proc_int32_t)c);
+    return k >= UTF8PROC_CATEGORY_ND && k <= UTF8PROC_CATEGORY_NO;
+}
+
+static bool is_alnum(uint32_t c) {
+    return is_letter(c) || is_numeric(c);
+}
+
+static bool is_made_of(struct run *run, const struct call *call, bool (*is)(uint32_t),
+                       struct value *out) {
+    struct str s = self_text(call);
+    bool holds = s.len > 0;
+    for (uint32_t c; s.len > 0 && holds;) {
+        s = str_skip(s, utf8_decode(s, &c));
+        holds = is(c);
+    }
+    *out = value_bool(holds);
+    return jinja_work(run, self_text(call).len / 4);
+}
+
+#define MADE_OF(name, is)                                                                          \
+    static bool str_##name(struct run *run, const struct call *call, struct value *out) {          \
+        return is_made_of(run, call, is, out);                                                     \
+    }
+MADE_OF(isalpha, is_letter)
+MADE_OF(isalnum, is_alnum)
+MADE_OF(isdigit, is_digit)
+MADE_OF(isdecimal, is_decimal)
+MADE_OF(isnumeric, is_numeric)
+MADE_OF(isspace, jinja_is_space)
+
+static bool ask_test(struct run *run, const struct call *call, const char *test,
+                     struct value *out) {
+    return jinja_call_builtin(run, jinja_test_find(str_of(test)), call->self, call->all, out);
+}
+
+static bool str_islower(struct run *run, const struct call *call, struct value *out) {
+    return ask_test(run, call, "lower", out);
+}
+
+static bool str_isupper(struct run *run, const struct call *call, struct value *out) {
+    return ask_test(run, call, "upper", out);
+}
+
+/* ---- "{} {0} {name}".format() ---- */
+
+struct numbering {
+    size_t next;
+    bool is_automatic, is_manual;
+};
+
+/* The value of one replacement field. */
+static bool format_field(struct run *run, const struct args *args, struct str field,
+                         struct numbering *n, struct value *out) {
+    int64_t index;
+    bool is_too_big;
+    for (size_t i = 0; i < field.len; i++)
+        if (memchr(".[!:{", field.at[i], 5))
+            return jinja_fail(run, "the format field '%.*s' is not supported", STR_ARG(field));
+    bool is_numbered = field.len > 0 && field.at[0] >= '0' && field.at[0] <= '9';
+    n->is_automatic |= field.len == 0;
+    n->is_manual |= is_numbered;
+    if (n->is_automatic && n->is_manual)
+        return jinja_fail(run, "cannot mix automatic and manual field numbers");
+    if (field.len == 0)
+        index = (int64_t)n->next++;
+    else if (!is_numbered || !jinja_parse_int(field, 10, &index, &is_too_big)) {
+        for (size_t i = 0; i < args->n_named; i++)
+            if (str_equal(args->named[i].name, field))
+                return *out = args->named[i].value, true;
+        return jinja_fail(run, "the format field '%.*s' is missing", STR_ARG(field));
+    }
+    if (index < 0 || (uint64_t)index >= args->count)
+        return jinja_fail(run, "the format field %lld is missing", (long long)index);
+    *out = args->at[index];
+    return true;
+}
+
+static bool str_format(struct run *run, const struct call *call, struct value *out) {
+    struct str s = self_text(call);
+    size_t mark = run->out->len;
+    struct numbering numbering = {0};
+    while (s.len > 0) {
+        char c = s.at[0];
+        if ((c == '{' || c == '}') && s.len > 1 && s.at[1] == c) {
+            if (!jinja_put(run, (struct str){s.at, 1}))
+                return false;
+            s = str_skip(s, 2);
+        } else if (c == '{') {
+            const char *end = memchr(s.at, '}', s.len);
+            struct value value;
+            if (!end)
+                return jinja_fail(run, "expected '}' before end of string");
+            struct str field = {s.at + 1, (size_t)(end - s.at) - 1};
+            if (!format_field(run, call->all, field, &numbering, &value) ||
+                !jinja_put_str(run, value))
+                return false;
+            s = str_skip(s, field.len + 2);
+        } else if (c == '}') {
+            return jinja_fail(run, "Single '}' encountered in format string");
+        } else {
+            if (!jinja_put(run, (struct str){s.at, 1}))
+                return false;
+            s = str_skip(s, 1);
+        }
+    }
+    return jinja_take(run, mark, out);
+}
+
+/* ---- lists and dicts ---- */
+
+static bool list_index(struct run *run, const struct call *call, struct value *out) {
+    for (size_t i = 0; i < call->self.seq->count; i++) {
+        bool same;
+        if (!jinja_work(run, 0) ||
+            !jinja_equal(run, call->self.seq->items[i], call->args[0], &same))
+            return false;
+        if (same)
+            return *out = value_int((int64_t)i), true;
+    }
+    return jinja_fail(run, "the value is not in the list");
+}
+
+static bool list_count(struct run *run, const struct call *call, struct value *out) {
+    int64_t count = 0;
+    for (size_t i = 0; i < call->self.seq->count; i++) {
+        bool same;
+        if (!jinja_work(run, 0) ||
+            !jinja_equal(run, call->self.seq->items[i], call->args[0], &same))
+            return false;
+        count += same;
+    }
+    *out = value_int(count);
+    return true;
+}
+
+/* Nothing can change either of them, so a copy is as good as the same. */
+static bool any_copy(struct run *run, const struct call *call, struct value *out) {
+    (void)run;
+    *out = call->self;
+    return true;
+}
+
+static bool dict_get(struct run *run, const struct call *call, struct value *out) {
+    const struct value *found;
+    if (!jinja_hashable(run, call->args[0]) ||
+        !jinja_dict_get(run, call->self.dict, call->args[0], &found))
+        return false;
+    *out = found ? *found : call->args[1].type == VALUE_MISSING ? value_none() : call->args[1];
+    return true;
+}
+
+static bool dict_items(struct run *run, const struct call *call, struct value *out) {
+    return jinja_dict_view(run, call->self.dict, SEQ_ITEMS, out);
+}
+
+static bool dict_keys(struct run *run, const struct call *call, struct value *out) {
+    return jinja_dict_view(run, call->self.dict, SEQ_KEYS, out);
+}
+
+static bool dict_values(struct run *run, const struct call *call, struct value *out) {
+    return jinja_dict_view(run, call->self.dict, SEQ_VALUES, out);
+}
+
+/* ---- the tables ---- */
+
+/* clang-format off */
+static const struct builtin str_methods[] = {
+    {"capitalize", "", str_capitalize},   {"center", "width / fillchar", str_center},
+    {"count", "sub / start end", str_count},
+    {"endswith", "suffix / start end", str_endswith},
+    {"find", "sub / start end", str_find}, {"format", "*", str_format},
+    {"index", "sub / start end", str_index},
+    {"isalnum", "", str_isalnum},         {"isalpha", "", str_isalpha},
+    {"isdecimal", "", str_isdecimal},     {"isdigit", "", str_isdigit},
+    {"islower", "", str_islower},         {"isnumeric", "", str_isnumeric},
+    {"isspace", "", str_isspace},         {"isupper", "", str_isupper},
+    {"join", "iterable", str_join},       {"ljust", "width / fillchar", str_ljust},
+    {"lower", "", str_lower},             {"lstrip", "/ chars", str_lstrip},
+    {"partition", "sep", str_partition},  {"removeprefix", "prefix", str_removeprefix},
+    {"removesuffix", "suffix", str_removesuffix},
+    {"replace", "old new / count", str_replace},
+    {"rfind", "sub / start end", str_rfind}, {"rindex", "sub / start end", str_rindex},
+    {"rjust", "width / fillchar", str_rjust}, {"rpartition", "sep", str_rpartition},
+    {"rsplit", "/ sep maxsplit", str_rsplit}, {"rstrip", "/ chars", str_rstrip},
+    {"split", "/ sep maxsplit", str_split}, {"splitlines", "/ keepends", str_splitlines},
+    {"startswith", "prefix / start end", str_startswith},
+    {"strip", "/ chars", str_strip},      {"title", "", str_title},
+    {"upper", "", str_upper},             {"zfill", "width", str_zfill},
+    {0},
+};
+static const struct builtin list_methods[] = {
+    {"count", "value", list_count}, {"index", "value", list_index}, {"copy", "", any_copy},
+    {"append", "", NULL}, {"clear", "", NULL}, {"extend", "", NULL}, {"insert", "", NULL},
+    {"pop", "", NULL},    {"remove", "", NULL}, {"reverse", "", NULL}, {"sort", "", NULL},
+    {0},
+};
+static const struct builtin tuple_methods[] = { /* and ranges' */
+    {"count", "value", list_count}, {"index", "value", list_index}, {0},
+};
+static const struct builtin dict_methods[] = {
+    {"get", "key / default", dict_get}, {"items", "", dict_items}, {"keys", "", dict_keys},
+    {"values", "", dict_values},        {"copy", "", any_copy},
+    {"clear", "", NULL}, {"pop", "", NULL}, {"popitem", "", NULL}, {"setdefault", "", NULL},
+    {"update", "", NULL}, {0},
+};
+/* clang-format on */
+
+static const struct builtin *find_row(const struct builtin *rows, struct str name) {
+    for (; rows->name; rows++)
+        if (str_is(name, rows->name))
+            return rows;
+    return NULL;
+}
+
+const struct builtin *jinja_method_find(struct value self, struct str name) {
+    if (self.type == VALUE_STRING)
+        return find_row(str_methods, name);
+    if (self.type == VALUE_DICT)
+        return find_row(dict_methods, name);
+    if (self.type != VALUE_SEQ || self.seq->kind > SEQ_RANGE)
+        return NULL;
+    return find_row(self.seq->kind == SEQ_LIST ? list_methods : tuple_methods, name);
+}

@@ -1,0 +1,403 @@
+/* jinja_print.c - values as text: Python's str() and repr(), JSON, HTML escapes.
+ *
+ * All text is put together at the end of the output buffer; jinja_take takes a finished piece off
+ * it again. So nothing but the output itself ever grows by reallocation. */
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <utf8proc.h>
+
+#include "text/jinja_ast.h"
+
+bool jinja_put(struct run *run, struct str text) {
+    struct text_buffer *b = run->out;
+    if (text.len > run->max_output || b->len > run->max_output - text.len)
+        return jinja_fail(run, "the text is longer than %zu bytes", run->max_output);
+    if (b->capacity - b->len < text.len) {
+        size_t capacity = (b->len + text.len) * 2 + 256;
+        char *at = realloc(b->at, capacity);
+        if (!at)
+            return jinja_no_memory(run);
+        b->at = at;
+        b->capacity = capacity;
+    }
+    if (text.len)
+        memcpy(b->at + b->len, text.at, text.len);
+    b->len += text.len;
+    return jinja_charge(run, 4 + text.len / 16);
+}
+
+bool jinja_put_char(struct run *run, uint32_t character) {
+    char bytes[4] = {0};
+    size_t n = utf8_encode(character, bytes);
+    return jinja_put(run, (struct str){bytes, n});
+}
+
+bool jinja_take(struct run *run, size_t mark, struct value *out) {
+    struct str text = {"", 0};
+    if (run->out->len > mark) /* an empty buffer has no address to add to */
+        text = (struct str){run->out->at + mark, run->out->len - mark};
+    run->out->len = mark;
+    return jinja_string_copy(run, text, out);
+}
+
+static bool put_z(struct run *run, const char *z) {
+    return jinja_put(run, str_of(z));
+}
+
+/* ---- numbers ---- */
+
+/* The shortest digits that read back as the same number, laid out as Python's repr does: plain
+ * between 1e-4 and 1e16, with an exponent outside. */
+static void format_float(double real, char out[40]) {
+    char digits[32];
+    int precision = 0;
+    do
+        snprintf(digits, sizeof digits, "%.*e", precision, real);
+    while (strtod(digits, NULL) != real && ++precision < 17);
+    int exponent = atoi(strchr(digits, 'e') + 1);
+    if (exponent < -4 || exponent >= 16) {
+        char *e = strchr(digits, 'e');
+        snprintf(out, 40, "%.*se%c%02d", (int)(e - digits), digits, exponent < 0 ? '-' : '+',
+                 abs(exponent));
+    } else {
+        int decimals = precision - exponent;
+        snprintf(out, 40, "%.*f", decimals > 1 ? decimals : 1, real);
+    }
+}
+
+bool jinja_put_float(struct run *run, double real) {
+    char text[40];
+    if (isnan(real))
+        return put_z(run, "nan");
+    if (isinf(real))
+        return put_z(run, real < 0 ? "-inf" : "inf");
+    format_float(real, text);
+    return put_z(run, text);
+}
+
+static bool put_int(struct run *run, int64_t integer) {
+    char text[24];
+    snprintf(text, sizeof text, "%lld", (long long)integer);
+    return put_z(run, text);
+}
+
+/* ---- repr ---- */
+
+static bool is_printable(uint32_t c) {
+    if (c < 0x7F)
+        return c >= 0x20;
+    switch (utf8proc_category((utf8proc_int32_t)c)) {
+    case UTF8PROC_CATEGORY_CC:
+    case UTF8PROC_CATEGORY_CF:
+    case UTF8PROC_CATEGORY_CS:
+    case UTF8PROC_CATEGORY_CO:
+    case UTF8PROC_CATEGORY_CN:
+    case UTF8PROC_CATEGORY_ZL:
+    case UTF8PROC_CATEGORY_ZP:
+    case UTF8PROC_CATEGORY_ZS:
+        return false;
+    default:
+        return true;
+    }
+}
+
+static bool put_repr_char(struct run *run, uint32_t c, char quote) {
+    char escape[16];
+    if (c == '\n' || c == '\r' || c == '\t')
+        snprintf(escape, sizeof escape, "\\%c", c == '\n' ? 'n' : c == '\r' ? 'r' : 't');
+    else if (c == '\\' || c == (uint32_t)quote)
+        snprintf(escape, sizeof escape, "\\%c", (char)c);
+    else if (is_printable(c))
+        return jinja_put_char(run, c);
+    else
+        snprintf(escape, sizeof escape,
+                 c < 0x100     ? "\\x%02x"
+                 : c < 0x10000 ? "\\u%04x"
+                               : "\\U%08x",
+                 c);
+    return put_z(run, escape);
+}
+
+static bool put_repr_string(struct run *run, struct str text) {
+    char quote = memchr(text.at, '\'', text.len) && !memchr(text.at, '"', text.len) ? '"' : '\'';
+    struct str mark = {&quote, 1};
+    if (!jinja_put(run, mark))
+        return false;
+    while (text.len > 0) {
+        uint32_t c;
+        text = str_skip(text, utf8_decode(text, &c));
+        if (!put_repr_char(run, c, quote))
+            return false;
+    }
+    return jinja_put(run, mark);
+}
+
+static bool put_repr_items(struct run *run, const struct seq *seq) {
+    for (size_t i = 0; i < seq->count; i++)
+        if ((i > 0 && !put_z(run, ", ")) || !jinja_put_repr(run, seq->items[i]))
+            return false;
+    return true;
+}
+
+static bool put_repr_range(struct run *run, const struct seq *seq) {
+    char text[96];
+    int n =
+        snprintf(text, sizeof text, "range(%lld, %lld", (long long)seq->start, (long long)seq->end);
+    if (seq->step != 1)
+        snprintf(text + n, sizeof text - (size_t)n, ", %lld", (long long)seq->step);
+    return put_z(run, text) && put_z(run, ")");
+}
+
+static bool put_repr_seq(struct run *run, const struct seq *seq) {
+    static const char *const around[][2] = {
+        [SEQ_LIST] = {"[", "]"},
+        [SEQ_TUPLE] = {"(", ")"},
+        [SEQ_KEYS] = {"dict_keys([", "])"},
+        [SEQ_VALUES] = {"dict_values([", "])"},
+        [SEQ_ITEMS] = {"dict_items([", "])"},
+    };
+    if (seq->kind == SEQ_RANGE)
+        return put_repr_range(run, seq);
+    if (seq->kind == SEQ_GENERATOR)
+        return put_z(run, "<generator object>");
+    return put_z(run, around[seq->kind][0]) && put_repr_items(run, seq) &&
+           (seq->kind != SEQ_TUPLE || seq->count != 1 || put_z(run, ",")) &&
+           put_z(run, around[seq->kind][1]);
+}
+
+static bool put_repr_dict(struct run *run, const struct dict *dict) {
+    if (!put_z(run, "{"))
+        return false;
+    for (size_t i = 0; i < dict->count; i++)
+        if ((i > 0 && !put_z(run, ", ")) || !jinja_put_repr(run, dict->pairs[i].key) ||
+            !put_z(run, ": ") || !jinja_put_repr(run, dict->pairs[i].value))
+            return false;
+    return put_z(run, "}");
+}
+
+static bool put_repr_any(struct run *run, struct value v) {
+    switch (v.type) {
+    case VALUE_UNDEFINED:
+    case VALUE_MISSING:
+        return put_z(run, "Undefined");
+    case VALUE_NONE:
+        return put_z(run, "None");
+    case VALUE_BOOL:
+        return put_z(run, v.truth ? "True" : "False");
+    case VALUE_INT:
+        return put_int(run, v.integer);
+    case VALUE_FLOAT:
+        return jinja_put_float(run, v.real);
+    case VALUE_STRING:
+        if (!v.string->is_markup)
+            return put_repr_string(run, v.string->text);
+        return put_z(run, "Markup(") && put_repr_string(run, v.string->text) && put_z(run, ")");
+    case VALUE_SEQ:
+        return put_repr_seq(run, v.seq);
+    case VALUE_DICT:
+        return put_repr_dict(run, v.dict);
+    case VALUE_NAMESPACE:
+        return put_z(run, "<Namespace ") && put_repr_dict(run, v.dict) && put_z(run, ">");
+    case VALUE_MACRO:
+        return put_z(run, "<Macro ") && put_repr_string(run, v.macro->node->text) &&
+               put_z(run, ">");
+    case VALUE_LOOP:
+        return put_z(run, "<LoopContext>");
+    case VALUE_FUNCTION:
+        return put_z(run, "<function>");
+    case VALUE_METHOD:
+        return put_z(run, "<built-in method>");
+    }
+    return true;
+}
+
+bool jinja_put_repr(struct run *run, struct value v) {
+    if (!jinja_enter(run))
+        return false;
+    bool ok = put_repr_any(run, v);
+    jinja_leave(run);
+    return ok;
+}
+
+bool jinja_put_str(struct run *run, struct value v) {
+    if (v.type == VALUE_STRING)
+        return jinja_put(run, v.string->text);
+    return v.type == VALUE_UNDEFINED || jinja_put_repr(run, v);
+}
+
+bool jinja_to_string(struct run *run, struct value v, struct value *out) {
+    size_t mark = run->out->len;
+    if (v.type == VALUE_STRING)
+        return *out = v, true;
+    return jinja_put_str(run, v) && jinja_take(run, mark, out);
+}
+
+bool jinja_put_escaped(struct run *run, struct str text) {
+    static const struct {
+        char c;
+        const char *entity;
+    } entities[] = {{'&', "&amp;"}, {'<', "&lt;"}, {'>', "&gt;"}, {'\'', "&#39;"}, {'"', "&#34;"}};
+    for (size_t i = 0; i < text.len; i++) {
+        const char *entity = NULL;
+        for (size_t k = 0; k < sizeof entities / sizeof *entities; k++)
+            if (entities[k].c == text.at[i])
+                entity = entities[k].entity;
+        if (!jinja_put(run, entity ? str_of(entity) : (struct str){text.at + i, 1}))
+            return false;
+    }
+    return true;
+}
+
+/* ---- JSON, as Python's json.dumps ---- */
+
+static bool put_json_char(struct run *run, uint32_t c, bool is_ascii) {
+    static const char named[] = "\"\\\n\r\t\f\b", letters[] = "\"\\nrtfb";
+    const char *at = c && c < 0x80 ? strchr(named, (int)c) : NULL;
+    char escape[16];
+    if (at)
+        snprintf(escape, sizeof escape, "\\%c", letters[at - named]);
+    else if (c >= 0x10000 && is_ascii)
+        snprintf(escape, sizeof escape, "\\u%04x\\u%04x", 0xD800 + ((c - 0x10000) >> 10),
+                 0xDC00 + ((c - 0x10000) & 0x3FF));
+    else if (c < 0x20 || (c >= 0x7F && is_ascii && c != 0x7F))
+        snprintf(escape, sizeof escape, "\\u%04x", c);
+    else
+        return jinja_put_char(run, c);
+    return put_z(run, escape);
+}
+
+static bool put_json_string(struct run *run, struct str text, bool is_ascii) {
+    if (!put_z(run, "\""))
+        return false;
+    while (text.len > 0) {
+        /* Most of a text needs no escape and goes in one piece. */
+        size_t plain = 0;
+        while (plain < text.len && (unsigned char)text.at[plain] >= 0x20 && text.at[plain] != '"' &&
+               text.at[plain] != '\\' && !(is_ascii && (unsigned char)text.at[plain] >= 0x80))
+            plain++;
+        if (!jinja_put(run, (struct str){text.at, plain}))
+            return false;
+        text = str_skip(text, plain);
+        uint32_t c;
+        if (text.len > 0) {
+            text = str_skip(text, utf8_decode(text, &c));
+            if (!put_json_char(run, c, is_ascii))
+                return false;
+        }
+    }
+    return put_z(run, "\"");
+}
+
+static bool put_json_float(struct run *run, double real) {
+    if (isnan(real))
+        return put_z(run, "NaN");
+    if (isinf(real))
+        return put_z(run, real < 0 ? "-Infinity" : "Infinity");
+    return jinja_put_float(run, real);
+}
+
+static bool put_json_scalar(struct run *run, struct value v, const struct json_style *style) {
+    switch (v.type) {
+    case VALUE_NONE:
+        return put_z(run, "null");
+    case VALUE_BOOL:
+        return put_z(run, v.truth ? "true" : "false");
+    case VALUE_INT:
+        return put_int(run, v.integer);
+    case VALUE_FLOAT:
+        return put_json_float(run, v.real);
+    case VALUE_STRING:
+        return put_json_string(run, v.string->text, style->is_ascii);
+    default:
+        return jinja_fail(run, "Object of type %s is not JSON serializable", jinja_type_name(v));
+    }
+}
+
+static bool put_json_break(struct run *run, const struct json_style *style, unsigned level) {
+    if (!style->has_indent)
+        return true;
+    if (!put_z(run, "\n"))
+        return false;
+    for (; level > 0; level--)
+        if (!jinja_put(run, style->indent))
+            return false;
+    return true;
+}
+
+static bool put_json(struct run *run, struct value v, const struct json_style *style,
+                     unsigned level);
+
+static bool put_json_list(struct run *run, const struct seq *seq, const struct json_style *style,
+                          unsigned level) {
+    for (size_t i = 0; i < seq->count; i++)
+        if ((i > 0 && !jinja_put(run, style->between)) || !put_json_break(run, style, level + 1) ||
+            !put_json(run, seq->items[i], style, level + 1))
+            return false;
+    return put_json_break(run, style, level);
+}
+
+/* Keys that are no strings are written as their JSON, in quotes. */
+static bool put_json_key(struct run *run, struct value key, const struct json_style *style) {
+    if (key.type == VALUE_STRING)
+        return put_json_scalar(run, key, style);
+    if (key.type != VALUE_NONE && !jinja_is_number(key))
+        return jinja_fail(run, "keys must be str, int, float, bool or None, not %s",
+                          jinja_type_name(key));
+    return put_z(run, "\"") && put_json_scalar(run, key, style) && put_z(run, "\"");
+}
+
+/* A copy of the pairs in the order of their keys. */
+static bool sort_pairs(struct run *run, const struct dict *dict, struct pair **out) {
+    *out = arena_array(&run->arena, dict->count, sizeof **out);
+    if (!*out)
+        return jinja_no_memory(run);
+    for (size_t i = 0; i < dict->count; i++) {
+        size_t at = i;
+        for (; at > 0; at--) {
+            bool less;
+            if (!jinja_work(run, 0) ||
+                !jinja_less(run, dict->pairs[i].key, (*out)[at - 1].key, TK_LT, &less))
+                return false;
+            if (!less)
+                break;
+            (*out)[at] = (*out)[at - 1];
+        }
+        (*out)[at] = dict->pairs[i];
+    }
+    return true;
+}
+
+static bool put_json_dict(struct run *run, const struct dict *dict, const struct json_style *style,
+                          unsigned level) {
+    struct pair *pairs = dict->pairs;
+    if (style->is_sorted && !sort_pairs(run, dict, &pairs))
+        return false;
+    for (size_t i = 0; i < dict->count; i++)
+        if ((i > 0 && !jinja_put(run, style->between)) || !put_json_break(run, style, level + 1) ||
+            !put_json_key(run, pairs[i].key, style) || !jinja_put(run, style->colon) ||
+            !put_json(run, pairs[i].value, style, level + 1))
+            return false;
+    return put_json_break(run, style, level);
+}
+
+static bool put_json(struct run *run, struct value v, const struct json_style *style,
+                     unsigned level) {
+    bool is_list = v.type == VALUE_SEQ && v.seq->kind <= SEQ_TUPLE, is_dict = v.type == VALUE_DICT;
+    if (!is_list && !is_dict)
+        return put_json_scalar(run, v, style);
+    if (is_list ? v.seq->count == 0 : v.dict->count == 0)
+        return put_z(run, is_list ? "[]" : "{}");
+    if (!jinja_enter(run))
+        return false;
+    bool ok = put_z(run, is_list ? "[" : "{") &&
+              (is_list ? put_json_list(run, v.seq, style, level)
+                       : put_json_dict(run, v.dict, style, level)) &&
+              put_z(run, is_list ? "]" : "}");
+    jinja_leave(run);
+    return ok;
+}
+
+bool jinja_put_json(struct run *run, struct value v, const struct json_style *style) {
+    return put_json(run, v, style, 0);
+}

@@ -1,0 +1,48 @@
+/* jinja_run.h - what evaluates a tree: scopes, expressions, statements, loops. */
+#ifndef TEXT_JINJA_RUN_H
+#define TEXT_JINJA_RUN_H
+
+#include "text/jinja_ast.h"
+
+struct binding {
+    struct binding *next;
+    uint32_t name;
+    struct value value;
+};
+
+/* A scope inside the current one. Scopes are never freed alone: a macro may still hold them. */
+struct scope *jinja_scope(struct run *run, struct scope *parent);
+/* Binds a name in the current scope. */
+bool jinja_bind(struct run *run, uint32_t name, struct value value);
+/* Binds a target: a name, a tuple of targets, or a namespace's attribute. */
+bool jinja_assign(struct run *run, const struct node *target, struct value value);
+
+bool jinja_eval(struct run *run, const struct node *n, struct value *out);
+/* Evaluates filters around a text that is already there. */
+bool jinja_eval_filters(struct run *run, const struct node *n, struct value text,
+                        struct value *out);
+bool jinja_eval_args(struct run *run, const struct node *n, struct args *out);
+
+enum flow { FLOW_FAILED = -1, FLOW_ON, FLOW_BREAK, FLOW_CONTINUE };
+enum flow jinja_exec(struct run *run, const struct node *list);
+bool jinja_call_macro(struct run *run, const struct macro *macro, const struct args *args,
+                      struct value *out);
+
+/* A loop's items are taken one by one, so that a condition or body that changes a namespace is
+ * seen by the conditions after it; `last`, `length` and their kin look ahead. */
+struct loop {
+    const struct node *node; /* NODE_FOR */
+    struct scope *scope;     /* the one around it */
+    struct seq *source;      /* a generator: taken from as others see it */
+    bool is_filtered;        /* the condition is still to be asked */
+    size_t index0;
+    struct value previous, current, ahead; /* VALUE_MISSING: none */
+    struct value changed;                  /* the last value given to changed() */
+};
+
+/* The next item; *has_item is false at the end. */
+bool jinja_loop_next(struct run *run, struct loop *loop, bool *has_item);
+bool jinja_loop_attribute(struct run *run, struct loop *loop, struct str name, bool *found,
+                          struct value *out);
+
+#endif

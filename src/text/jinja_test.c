@@ -1,0 +1,201 @@
+/* jinja_test.c - the tests that stand behind `is`: one row each. */
+#include <math.h>
+#include <utf8proc.h>
+
+#include "text/jinja_run.h"
+
+static bool test_defined(struct run *run, const struct call *call, struct value *out) {
+    (void)run;
+    *out = value_bool(call->self.type != VALUE_UNDEFINED);
+    return true;
+}
+
+static bool test_undefined(struct run *run, const struct call *call, struct value *out) {
+    (void)run;
+    *out = value_bool(call->self.type == VALUE_UNDEFINED);
+    return true;
+}
+
+/* A test of the type alone. */
+#define TYPE_TEST(name, condition)                                                                 \
+    static bool test_##name(struct run *run, const struct call *call, struct value *out) {         \
+        (void)run;                                                                                 \
+        struct value v = call->self;                                                               \
+        *out = value_bool(condition);                                                              \
+        return true;                                                                               \
+    }
+
+TYPE_TEST(none, v.type == VALUE_NONE)
+TYPE_TEST(string, v.type == VALUE_STRING)
+TYPE_TEST(mapping, v.type == VALUE_DICT)
+TYPE_TEST(number, jinja_is_number(v))
+TYPE_TEST(integer, v.type == VALUE_INT)
+TYPE_TEST(float, v.type == VALUE_FLOAT)
+TYPE_TEST(boolean, v.type == VALUE_BOOL)
+TYPE_TEST(true, v.type == VALUE_BOOL && v.truth)
+TYPE_TEST(false, v.type == VALUE_BOOL && !v.truth)
+TYPE_TEST(escaped, v.type == VALUE_STRING && v.string->is_markup)
+/* What is undefined has the methods of all of these, if only to fail in them. */
+TYPE_TEST(iterable, v.type == VALUE_STRING || v.type == VALUE_SEQ || v.type == VALUE_DICT ||
+                        v.type == VALUE_UNDEFINED || v.type == VALUE_LOOP)
+TYPE_TEST(sequence, v.type == VALUE_STRING || v.type == VALUE_DICT || v.type == VALUE_UNDEFINED ||
+                        (v.type == VALUE_SEQ && v.seq->kind <= SEQ_RANGE))
+TYPE_TEST(callable, v.type == VALUE_FUNCTION || v.type == VALUE_METHOD || v.type == VALUE_MACRO ||
+                        v.type == VALUE_LOOP || v.type == VALUE_UNDEFINED)
+
+/* self % divisor == rest */
+static bool test_rest(struct run *run, struct value v, struct value divisor, int64_t rest,
+                      struct value *out) {
+    struct value found;
+    bool same;
+    if (!jinja_binary(run, TK_MOD, v, divisor, &found) ||
+        !jinja_equal(run, found, value_int(rest), &same))
+        return false;
+    *out = value_bool(same);
+    return true;
+}
+
+static bool test_odd(struct run *run, const struct call *call, struct value *out) {
+    return test_rest(run, call->self, value_int(2), 1, out);
+}
+
+static bool test_even(struct run *run, const struct call *call, struct value *out) {
+    return test_rest(run, call->self, value_int(2), 0, out);
+}
+
+static bool test_divisible(struct run *run, const struct call *call, struct value *out) {
+    return test_rest(run, call->self, call->args[0], 0, out);
+}
+
+static bool test_equal(struct run *run, const struct call *call, struct value *out) {
+    bool same;
+    if (!jinja_equal(run, call->self, call->args[0], &same))
+        return false;
+    *out = value_bool(same);
+    return true;
+}
+
+static bool test_unequal(struct run *run, const struct call *call, struct value *out) {
+    if (!test_equal(run, call, out))
+        return false;
+    *out = value_bool(!out->truth);
+    return true;
+}
+
+static bool test_order(struct run *run, const struct call *call, int op, struct value *out) {
+    bool holds;
+    if (!jinja_less(run, call->self, call->args[0], op, &holds))
+        return false;
+    *out = value_bool(holds);
+    return true;
+}
+
+static bool test_less(struct run *run, const struct call *call, struct value *out) {
+    return test_order(run, call, TK_LT, out);
+}
+
+static bool test_less_equal(struct run *run, const struct call *call, struct value *out) {
+    return test_order(run, call, TK_LE, out);
+}
+
+static bool test_greater(struct run *run, const struct call *call, struct value *out) {
+    return test_order(run, call, TK_GT, out);
+}
+
+static bool test_greater_equal(struct run *run, const struct call *call, struct value *out) {
+    return test_order(run, call, TK_GE, out);
+}
+
+static bool test_in(struct run *run, const struct call *call, struct value *out) {
+    bool holds;
+    if (!jinja_contains(run, call->self, call->args[0], &holds))
+        return false;
+    *out = value_bool(holds);
+    return true;
+}
+
+/* Identity: for plain values, being of one type and equal is as near as it gets. */
+static bool test_same(struct run *run, const struct call *call, struct value *out) {
+    struct value a = call->self, b = call->args[0];
+    bool same = a.type == b.type;
+    if (same && a.type >= VALUE_SEQ)
+        same = a.seq == b.seq;
+    else if (same && !jinja_equal(run, a, b, &same))
+        return false;
+    *out = value_bool(same);
+    return true;
+}
+
+/* Whether there are letters with case, and all of them are of this one. */
+static bool test_case(struct run *run, const struct call *call, bool is_upper, struct value *out) {
+    struct value text;
+    bool has_any = false;
+    if (!jinja_to_string(run, call->self, &text))
+        return false;
+    for (struct str s = text.string->text; s.len > 0;) {
+        uint32_t c;
+        s = str_skip(s, utf8_decode(s, &c));
+        bool upper = utf8proc_isupper((utf8proc_int32_t)c);
+        bool lower = utf8proc_islower((utf8proc_int32_t)c);
+        if (utf8proc_category((utf8proc_int32_t)c) == UTF8PROC_CATEGORY_LT ||
+            (is_upper ? lower : upper))
+            return *out = value_bool(false), true;
+        has_any |= upper || lower;
+    }
+    *out = value_bool(has_any);
+    return true;
+}
+
+static bool test_lower(struct run *run, const struct call *call, struct value *out) {
+    return test_case(run, call, false, out);
+}
+
+static bool test_upper(struct run *run, const struct call *call, struct value *out) {
+    return test_case(run, call, true, out);
+}
+
+static bool test_filter(struct run *run, const struct call *call, struct value *out) {
+    (void)run;
+    *out = value_bool(call->self.type == VALUE_STRING &&
+                      jinja_filter_find(call->self.string->text) != NULL);
+    return true;
+}
+
+static bool test_test(struct run *run, const struct call *call, struct value *out) {
+    (void)run;
+    *out = value_bool(call->self.type == VALUE_STRING &&
+                      jinja_test_find(call->self.string->text) != NULL);
+    return true;
+}
+
+/* clang-format off */
+static const struct builtin tests[] = {
+    {"defined", "", test_defined},       {"undefined", "", test_undefined},
+    {"none", "", test_none},             {"string", "", test_string},
+    {"mapping", "", test_mapping},       {"number", "", test_number},
+    {"integer", "", test_integer},       {"float", "", test_float},
+    {"boolean", "", test_boolean},       {"true", "", test_true},
+    {"false", "", test_false},           {"escaped", "", test_escaped},
+    {"iterable", "", test_iterable},     {"sequence", "", test_sequence},
+    {"callable", "", test_callable},     {"odd", "", test_odd},
+    {"even", "", test_even},             {"divisibleby", "num", test_divisible},
+    {"eq", "b", test_equal},             {"==", "b", test_equal},
+    {"equalto", "b", test_equal},        {"ne", "b", test_unequal},
+    {"!=", "b", test_unequal},           {"lt", "b", test_less},
+    {"<", "b", test_less},               {"lessthan", "b", test_less},
+    {"le", "b", test_less_equal},        {"<=", "b", test_less_equal},
+    {"gt", "b", test_greater},           {">", "b", test_greater},
+    {"greaterthan", "b", test_greater},  {"ge", "b", test_greater_equal},
+    {">=", "b", test_greater_equal},     {"in", "seq", test_in},
+    {"sameas", "other", test_same},      {"lower", "", test_lower},
+    {"upper", "", test_upper},           {"filter", "", test_filter},
+    {"test", "", test_test},
+};
+/* clang-format on */
+
+const struct builtin *jinja_test_find(struct str name) {
+    for (size_t i = 0; i < sizeof tests / sizeof *tests; i++)
+        if (str_is(name, tests[i].name))
+            return &tests[i];
+    return NULL;
+}

@@ -1,0 +1,560 @@
+/* jinja_value.c - making values, and asking them what Python would: truth, order, membership. */
+#include "text/jinja_value.h"
+
+#include <math.h>
+#include <stdarg.h>
+#include <stdio.h>
+
+#include "text/jinja_ast.h"
+
+enum { MAX_DEPTH = 600 }; /* of evaluation, and of values in values */
+
+bool jinja_fail(struct run *run, const char *format, ...) {
+    char what[sizeof run->err->text];
+    va_list args;
+    va_start(args, format);
+    vsnprintf(what, sizeof what, format, args);
+    va_end(args);
+    jinja_error(run->err, SLUICE_ERR_FORMAT, run->line, "%s", what);
+    return false;
+}
+
+bool jinja_no_memory(struct run *run) {
+    jinja_error(run->err, SLUICE_ERR_MEMORY, run->line, "rendering takes too much memory");
+    return false;
+}
+
+bool jinja_charge(struct run *run, uint64_t units) {
+    if (run->units_left < units)
+        return jinja_fail(run, "rendering takes too many steps");
+    run->units_left -= units;
+    return true;
+}
+
+bool jinja_work(struct run *run, uint64_t units) {
+    return jinja_charge(run, JINJA_STEP + units);
+}
+
+bool jinja_enter(struct run *run) {
+    if (run->depth >= MAX_DEPTH)
+        return jinja_fail(run, "nested deeper than %d levels", MAX_DEPTH);
+    run->depth++;
+    return true;
+}
+
+void jinja_leave(struct run *run) {
+    run->depth--;
+}
+
+/* ---- making ---- */
+
+static void *take(struct run *run, uint64_t count, uint64_t size) {
+    void *p = arena_array(&run->arena, count, size);
+    if (!p)
+        jinja_no_memory(run);
+    return p;
+}
+
+bool jinja_undefined(struct run *run, struct value *out, const char *format, ...) {
+    char why[256];
+    va_list args;
+    va_start(args, format);
+    vsnprintf(why, sizeof why, format, args);
+    va_end(args);
+    const char *copy = arena_strdup(&run->arena, str_of(why));
+    *out = (struct value){.type = VALUE_UNDEFINED, .why = copy};
+    return copy || jinja_no_memory(run);
+}
+
+size_t jinja_count_chars(struct str text) {
+    size_t n = 0;
+    for (size_t i = 0; i < text.len; i++)
+        n += (text.at[i] & 0xC0) != 0x80;
+    return n;
+}
+
+bool jinja_string(struct run *run, struct str text, struct value *out) {
+    struct string *s = take(run, 1, sizeof *s);
+    if (!s || !jinja_charge(run, 8 + text.len / 16))
+        return false;
+    *s = (struct string){.text = text, .chars = jinja_count_chars(text)};
+    if (!s->text.at)
+        s->text.at = "";
+    *out = (struct value){.type = VALUE_STRING, .string = s};
+    return true;
+}
+
+bool jinja_string_copy(struct run *run, struct str text, struct value *out) {
+    char *copy = arena_strdup(&run->arena, text);
+    if (!copy)
+        return jinja_no_memory(run);
+    return jinja_string(run, (struct str){copy, text.len}, out);
+}
+
+bool jinja_seq(struct run *run, enum seq_kind kind, size_t count, struct value *out) {
+    struct seq *seq = take(run, 1, sizeof *seq);
+    if (!seq || !jinja_work(run, count))
+        return false;
+    seq->items = take(run, count, sizeof *seq->items);
+    if (!seq->items)
+        return false;
+    seq->kind = kind;
+    seq->count = count;
+    *out = (struct value){.type = VALUE_SEQ, .seq = seq};
+    return true;
+}
+
+bool jinja_push(struct run *run, struct seq *seq, size_t *capacity, struct value item) {
+    if (seq->count == *capacity) {
+        size_t grown = *capacity ? *capacity * 2 : 8;
+        struct value *items = take(run, grown, sizeof *items);
+        if (!items || !jinja_work(run, grown))
+            return false;
+        if (seq->count)
+            memcpy(items, seq->items, seq->count * sizeof *items);
+        seq->items = items;
+        *capacity = grown;
+    }
+    seq->items[seq->count++] = item;
+    return true;
+}
+
+bool jinja_dict(struct run *run, enum value_type type, struct value *out) {
+    struct dict *dict = take(run, 1, sizeof *dict);
+    *out = (struct value){.type = type, .dict = dict};
+    return dict != NULL;
+}
+
+static bool dict_find(struct run *run, const struct dict *dict, struct value key,
+                      struct pair **out) {
+    *out = NULL;
+    if (!jinja_work(run, dict->count))
+        return false;
+    for (size_t i = 0; i < dict->count; i++) {
+        bool same;
+        if (!jinja_equal(run, dict->pairs[i].key, key, &same))
+            return false;
+        if (same) {
+            *out = &dict->pairs[i];
+            break;
+        }
+    }
+    return true;
+}
+
+bool jinja_dict_get(struct run *run, const struct dict *dict, struct value key,
+                    const struct value **out) {
+    struct pair *pair;
+    bool ok = dict_find(run, dict, key, &pair);
+    *out = ok && pair ? &pair->value : NULL;
+    return ok;
+}
+
+static bool dict_append(struct run *run, struct dict *dict, struct value key, struct value value) {
+    if (dict->count == dict->capacity) {
+        size_t grown = dict->capacity ? dict->capacity * 2 : 4;
+        struct pair *pairs = take(run, grown, sizeof *pairs);
+        if (!pairs)
+            return false;
+        if (dict->count)
+            memcpy(pairs, dict->pairs, dict->count * sizeof *pairs);
+        dict->pairs = pairs;
+        dict->capacity = grown;
+    }
+    dict->pairs[dict->count++] = (struct pair){key, value};
+    return true;
+}
+
+bool jinja_dict_set(struct run *run, struct dict *dict, struct value key, struct value value) {
+    struct pair *pair;
+    if (!jinja_hashable(run, key) || !dict_find(run, dict, key, &pair))
+        return false;
+    if (!pair)
+        return dict_append(run, dict, key, value);
+    pair->value = value;
+    return true;
+}
+
+static bool from_json_array(struct run *run, const json_t *json, struct value *out) {
+    if (!jinja_seq(run, SEQ_LIST, json_array_size(json), out))
+        return false;
+    for (size_t i = 0; i < out->seq->count; i++)
+        if (!jinja_from_json(run, json_array_get(json, i), &out->seq->items[i]))
+            return false;
+    return true;
+}
+
+static bool from_json_object(struct run *run, const json_t *json, struct value *out) {
+    if (!jinja_dict(run, VALUE_DICT, out))
+        return false;
+    const char *name;
+    size_t len;
+    json_t *child;
+    json_object_keylen_foreach((json_t *)json, name, len, child) {
+        struct value key, value;
+        if (!jinja_string(run, (struct str){name, len}, &key) ||
+            !jinja_from_json(run, child, &value) || !dict_append(run, out->dict, key, value))
+            return false;
+    }
+    return true;
+}
+
+bool jinja_from_json(struct run *run, const json_t *json, struct value *out) {
+    if (!jinja_enter(run))
+        return false;
+    bool ok = true;
+    struct str text;
+    switch (json ? json_typeof(json) : JSON_NULL) {
+    case JSON_OBJECT:
+        ok = from_json_object(run, json, out);
+        break;
+    case JSON_ARRAY:
+        ok = from_json_array(run, json, out);
+        break;
+    case JSON_STRING:
+        text = (struct str){json_string_value(json), json_string_length(json)};
+        ok = jinja_string(run, text, out);
+        break;
+    case JSON_INTEGER:
+        *out = value_int(json_integer_value(json));
+        break;
+    case JSON_REAL:
+        *out = value_float(json_real_value(json));
+        break;
+    case JSON_TRUE:
+    case JSON_FALSE:
+        *out = value_bool(json_is_true(json));
+        break;
+    case JSON_NULL:
+        *out = value_none();
+        break;
+    }
+    jinja_leave(run);
+    return ok;
+}
+
+/* ---- asking ---- */
+
+const char *jinja_type_name(struct value v) {
+    static const char *const names[] = {
+        [VALUE_MISSING] = "missing",   [VALUE_UNDEFINED] = "Undefined",
+        [VALUE_NONE] = "NoneType",     [VALUE_BOOL] = "bool",
+        [VALUE_INT] = "int",           [VALUE_FLOAT] = "float",
+        [VALUE_STRING] = "str",        [VALUE_DICT] = "dict",
+        [VALUE_SEQ] = "sequence",      [VALUE_NAMESPACE] = "Namespace",
+        [VALUE_LOOP] = "loop",         [VALUE_MACRO] = "macro",
+        [VALUE_FUNCTION] = "function", [VALUE_METHOD] = "method"};
+    static const char *const seqs[] = {
+        [SEQ_LIST] = "list",           [SEQ_TUPLE] = "tuple",        [SEQ_RANGE] = "range",
+        [SEQ_KEYS] = "dict_keys",      [SEQ_VALUES] = "dict_values", [SEQ_ITEMS] = "dict_items",
+        [SEQ_GENERATOR] = "generator",
+    };
+    return v.type == VALUE_SEQ ? seqs[v.seq->kind] : names[v.type];
+}
+
+bool jinja_truth(struct value v) {
+    switch (v.type) {
+    case VALUE_MISSING:
+    case VALUE_UNDEFINED:
+    case VALUE_NONE:
+        return false;
+    case VALUE_BOOL:
+        return v.truth;
+    case VALUE_INT:
+        return v.integer != 0;
+    case VALUE_FLOAT:
+        return v.real != 0;
+    case VALUE_STRING:
+        return v.string->text.len > 0;
+    case VALUE_SEQ:
+        return v.seq->kind == SEQ_GENERATOR || v.seq->count > 0;
+    case VALUE_DICT:
+        return v.dict->count > 0;
+    default:
+        return true;
+    }
+}
+
+bool jinja_is_number(struct value v) {
+    return v.type == VALUE_BOOL || v.type == VALUE_INT || v.type == VALUE_FLOAT;
+}
+
+bool jinja_is_int(struct value v, int64_t *out) {
+    if (v.type != VALUE_BOOL && v.type != VALUE_INT)
+        return false;
+    *out = v.type == VALUE_INT ? v.integer : v.truth;
+    return true;
+}
+
+double jinja_number(struct value v) {
+    return v.type == VALUE_FLOAT ? v.real : v.type == VALUE_INT ? (double)v.integer : v.truth;
+}
+
+bool jinja_defined(struct run *run, struct value v) {
+    return v.type != VALUE_UNDEFINED || jinja_fail(run, "%s", v.why);
+}
+
+bool jinja_hashable(struct run *run, struct value v) {
+    bool is_plain = v.type != VALUE_DICT &&
+                    !(v.type == VALUE_SEQ && (v.seq->kind == SEQ_LIST || v.seq->kind == SEQ_KEYS ||
+                                              v.seq->kind == SEQ_ITEMS));
+    if (!is_plain)
+        return jinja_fail(run, "unhashable type: '%s'", jinja_type_name(v));
+    if (v.type != VALUE_SEQ || v.seq->kind != SEQ_TUPLE)
+        return true;
+    if (!jinja_enter(run))
+        return false;
+    bool ok = true;
+    for (size_t i = 0; ok && i < v.seq->count; i++)
+        ok = jinja_work(run, 0) && jinja_hashable(run, v.seq->items[i]);
+    jinja_leave(run);
+    return ok;
+}
+
+/* An int against a float, exactly: a double cannot hold every int64. -1, 0, 1; 2: unordered. */
+static int order_int_float(int64_t i, double f) {
+    if (isnan(f))
+        return 2;
+    if (f >= 9223372036854775808.0)
+        return -1;
+    if (f < -9223372036854775808.0)
+        return 1;
+    int64_t whole = (int64_t)f;
+    if (i != whole)
+        return i < whole ? -1 : 1;
+    double rest = f - (double)whole;
+    return rest > 0 ? -1 : rest < 0 ? 1 : 0;
+}
+
+/* -1, 0, 1; 2 when one is no number. */
+static int order_numbers(struct value a, struct value b) {
+    int64_t x, y;
+    bool a_int = jinja_is_int(a, &x), b_int = jinja_is_int(b, &y);
+    if (a_int && b_int)
+        return (x > y) - (x < y);
+    if (a_int)
+        return order_int_float(x, b.real);
+    if (b_int) {
+        int order = order_int_float(y, a.real);
+        return order == 2 ? 2 : -order;
+    }
+    if (isnan(a.real) || isnan(b.real))
+        return 2;
+    return (a.real > b.real) - (a.real < b.real);
+}
+
+static int order_strings(struct str a, struct str b) {
+    /* The order of UTF-8 bytes is that of the characters. */
+    size_t n = a.len < b.len ? a.len : b.len;
+    int order = n ? memcmp(a.at, b.at, n) : 0;
+    if (order == 0)
+        order = (a.len > b.len) - (a.len < b.len);
+    return (order > 0) - (order < 0);
+}
+
+static bool equal_seqs(struct run *run, const struct seq *a, const struct seq *b, bool *out) {
+    *out = a == b;
+    if (*out || a->kind == SEQ_GENERATOR || a->kind == SEQ_VALUES || a->kind != b->kind ||
+        a->count != b->count)
+        return true;
+    *out = true;
+    for (size_t i = 0; i < a->count && *out; i++)
+        if (!jinja_equal(run, a->items[i], b->items[i], out))
+            return false;
+    return true;
+}
+
+static bool equal_dicts(struct run *run, const struct dict *a, const struct dict *b, bool *out) {
+    *out = a->count == b->count;
+    for (size_t i = 0; i < a->count && *out; i++) {
+        struct pair *pair;
+        if (!dict_find(run, b, a->pairs[i].key, &pair))
+            return false;
+        *out = false;
+        if (pair && !jinja_equal(run, a->pairs[i].value, pair->value, out))
+            return false;
+    }
+    return true;
+}
+
+static bool equal_compound(struct run *run, struct value a, struct value b, bool *out) {
+    if (!jinja_enter(run))
+        return false;
+    bool ok = jinja_work(run, 0) && (a.type == VALUE_SEQ ? equal_seqs(run, a.seq, b.seq, out)
+                                                         : equal_dicts(run, a.dict, b.dict, out));
+    jinja_leave(run);
+    return ok;
+}
+
+bool jinja_equal(struct run *run, struct value a, struct value b, bool *out) {
+    if (jinja_is_number(a) && jinja_is_number(b))
+        return *out = order_numbers(a, b) == 0, true;
+    if (a.type != b.type)
+        return *out = false, true;
+    switch (a.type) {
+    case VALUE_STRING:
+        *out = str_equal(a.string->text, b.string->text);
+        return a.string->text.len != b.string->text.len ||
+               jinja_charge(run, a.string->text.len / 64);
+    case VALUE_SEQ:
+    case VALUE_DICT:
+        return equal_compound(run, a, b, out);
+    case VALUE_METHOD:
+        *out = a.method->builtin == b.method->builtin;
+        return true;
+    case VALUE_UNDEFINED:
+    case VALUE_NONE:
+        return *out = true, true;
+    default:
+        return *out = a.macro == b.macro, true; /* by identity */
+    }
+}
+
+/* Whether an order (-1, 0, 1; 2: none) fulfils the operator. */
+static bool fulfils(int order, int op) {
+    switch (op) {
+    case TK_LT:
+        return order == -1;
+    case TK_LE:
+        return order == -1 || order == 0;
+    case TK_GT:
+        return order == 1;
+    default:
+        return order == 1 || order == 0;
+    }
+}
+
+static bool less_seqs(struct run *run, const struct seq *a, const struct seq *b, int op,
+                      bool *out) {
+    size_t n = a->count < b->count ? a->count : b->count;
+    for (size_t i = 0; i < n; i++) {
+        bool same;
+        if (!jinja_equal(run, a->items[i], b->items[i], &same))
+            return false;
+        if (!same)
+            return jinja_less(run, a->items[i], b->items[i], op, out);
+    }
+    *out = fulfils((a->count > b->count) - (a->count < b->count), op);
+    return true;
+}
+
+bool jinja_less(struct run *run, struct value a, struct value b, int op, bool *out) {
+    if (jinja_is_number(a) && jinja_is_number(b))
+        return *out = fulfils(order_numbers(a, b), op), true;
+    if (a.type == VALUE_STRING && b.type == VALUE_STRING) {
+        *out = fulfils(order_strings(a.string->text, b.string->text), op);
+        return jinja_work(run, a.string->text.len / 64);
+    }
+    if (!jinja_defined(run, a) || !jinja_defined(run, b))
+        return false;
+    if (a.type == VALUE_SEQ && b.type == VALUE_SEQ && a.seq->kind == b.seq->kind &&
+        a.seq->kind <= SEQ_TUPLE) {
+        if (!jinja_enter(run))
+            return false;
+        bool ok = jinja_work(run, 0) && less_seqs(run, a.seq, b.seq, op, out);
+        jinja_leave(run);
+        return ok;
+    }
+    return jinja_fail(run, "cannot order '%s' and '%s'", jinja_type_name(a), jinja_type_name(b));
+}
+
+static bool seq_contains(struct run *run, struct value item, struct seq *seq, bool *out) {
+    *out = false;
+    size_t i = seq->kind == SEQ_GENERATOR ? seq->next : 0;
+    if (!jinja_work(run, seq->count))
+        return false;
+    while (i < seq->count && !*out)
+        if (!jinja_equal(run, seq->items[i++], item, out))
+            return false;
+    if (seq->kind == SEQ_GENERATOR)
+        seq->next = i; /* looking takes what was looked at */
+    return true;
+}
+
+bool jinja_contains(struct run *run, struct value item, struct value in, bool *out) {
+    const struct value *found;
+    switch (in.type) {
+    case VALUE_UNDEFINED:
+        return *out = false, true;
+    case VALUE_STRING:
+        if (item.type != VALUE_STRING)
+            return jinja_fail(run, "'in <string>' requires string as left operand, not %s",
+                              jinja_type_name(item));
+        *out = memmem(in.string->text.at, in.string->text.len, item.string->text.at,
+                      item.string->text.len) != NULL;
+        return jinja_work(run, in.string->text.len / 4);
+    case VALUE_SEQ:
+        return seq_contains(run, item, in.seq, out);
+    case VALUE_DICT:
+        if (!jinja_hashable(run, item) || !jinja_dict_get(run, in.dict, item, &found))
+            return false;
+        return *out = found != NULL, true;
+    default:
+        return jinja_fail(run, "argument of type '%s' is not iterable", jinja_type_name(in));
+    }
+}
+
+bool jinja_length(struct run *run, struct value v, int64_t *out) {
+    *out = 0;
+    if (v.type == VALUE_STRING)
+        *out = (int64_t)v.string->chars;
+    else if (v.type == VALUE_SEQ && v.seq->kind != SEQ_GENERATOR)
+        *out = (int64_t)v.seq->count;
+    else if (v.type == VALUE_DICT)
+        *out = (int64_t)v.dict->count;
+    else if (v.type != VALUE_UNDEFINED)
+        return jinja_fail(run, "object of type '%s' has no len()", jinja_type_name(v));
+    return true;
+}
+
+/* ---- iterating ---- */
+
+bool jinja_dict_view(struct run *run, const struct dict *dict, enum seq_kind kind,
+                     struct value *out) {
+    if (!jinja_seq(run, kind, dict->count, out))
+        return false;
+    for (size_t i = 0; i < dict->count; i++) {
+        struct value *item = &out->seq->items[i];
+        if (kind == SEQ_ITEMS) {
+            if (!jinja_seq(run, SEQ_TUPLE, 2, item))
+                return false;
+            item->seq->items[0] = dict->pairs[i].key;
+            item->seq->items[1] = dict->pairs[i].value;
+        } else {
+            *item = kind == SEQ_KEYS ? dict->pairs[i].key : dict->pairs[i].value;
+        }
+    }
+    return true;
+}
+
+static bool iterate_string(struct run *run, const struct string *s, struct value *out) {
+    if (!jinja_seq(run, SEQ_LIST, s->chars, out))
+        return false;
+    struct str rest = s->text;
+    for (size_t i = 0; i < s->chars; i++) {
+        size_t n = utf8_length(rest);
+        if (!jinja_string(run, (struct str){rest.at, n}, &out->seq->items[i]))
+            return false;
+        rest = str_skip(rest, n);
+    }
+    return true;
+}
+
+bool jinja_iterate(struct run *run, struct value v, struct value **items, size_t *count) {
+    struct value list = v;
+    *items = NULL;
+    *count = 0;
+    if (v.type == VALUE_UNDEFINED)
+        return true;
+    if (v.type == VALUE_STRING && !iterate_string(run, v.string, &list))
+        return false;
+    if (v.type == VALUE_DICT && !jinja_dict_view(run, v.dict, SEQ_KEYS, &list))
+        return false;
+    if (list.type != VALUE_SEQ)
+        return jinja_fail(run, "'%s' object is not iterable", jinja_type_name(v));
+    size_t from = list.seq->kind == SEQ_GENERATOR ? list.seq->next : 0;
+    *items = list.seq->items + from;
+    *count = list.seq->count - from;
+    list.seq->next = list.seq->count;
+    return jinja_work(run, *count);
+}

@@ -1,0 +1,265 @@
+/* jinja_value.h - the values of templates, with Python's meaning, and the state of a rendering.
+ *
+ * (1) Values live in the rendering's arena and die with it; strings may point into the template
+ *     or into the caller's JSON.
+ * (2) Strings are valid UTF-8, and are measured and cut in characters.
+ * (3) Nothing is changed once made, but namespaces, loops and the position of generators; so only
+ *     a namespace can hold itself, and whatever walks values counts its depth.
+ * (4) Functions that return bool return false after setting the rendering's error. */
+#ifndef TEXT_JINJA_VALUE_H
+#define TEXT_JINJA_VALUE_H
+
+#include <jansson.h>
+#include <time.h>
+
+#include "base/arena.h"
+#include "base/err.h"
+#include "base/str.h"
+#include "text/tokenizer.h"
+
+enum value_type {
+    VALUE_MISSING, /* an argument that was not given; never seen by a template */
+    VALUE_UNDEFINED,
+    VALUE_NONE,
+    VALUE_BOOL,
+    VALUE_INT,
+    VALUE_FLOAT,
+    VALUE_STRING,
+    VALUE_SEQ,
+    VALUE_DICT,
+    VALUE_NAMESPACE,
+    VALUE_LOOP,
+    VALUE_MACRO,
+    VALUE_FUNCTION,
+    VALUE_METHOD,
+};
+
+struct value {
+    enum value_type type;
+    union {
+        bool truth;
+        int64_t integer;
+        double real;
+        const struct string *string;
+        const char *why; /* undefined: the message when it is used */
+        struct seq *seq;
+        struct dict *dict; /* a namespace's, too */
+        struct loop *loop;
+        const struct macro *macro;
+        const struct builtin *function;
+        const struct method *method;
+    };
+};
+
+struct string {
+    struct str text;
+    size_t chars;
+    bool is_markup; /* made by `safe` or `escape`: + escapes what it is joined with */
+};
+
+/* Everything that holds items in order. */
+enum seq_kind { SEQ_LIST, SEQ_TUPLE, SEQ_RANGE, SEQ_KEYS, SEQ_VALUES, SEQ_ITEMS, SEQ_GENERATOR };
+
+struct seq {
+    enum seq_kind kind;
+    struct value *items;
+    size_t count;
+    size_t next;              /* generators: how many were taken */
+    int64_t start, end, step; /* ranges */
+};
+
+struct pair {
+    struct value key, value;
+};
+
+/* In the order of insertion, keys unique. Found by looking at them all: they are few, and a
+ * template that makes many pays in steps. */
+struct dict {
+    struct pair *pairs;
+    size_t count, capacity;
+};
+
+/* A method of a value, as in "text".upper. */
+struct method {
+    struct value self;
+    const struct builtin *builtin;
+};
+
+/* A macro, or the block of a `call`, and the scope it was written in. */
+struct macro {
+    const struct node *node;
+    struct scope *scope;
+};
+
+struct scope {
+    struct scope *parent;
+    struct binding *bindings;
+};
+
+/* ---- a rendering ---- */
+
+struct run {
+    const struct jinja *jinja;
+    struct err *err;
+    struct arena arena;
+    struct text_buffer *out; /* also where strings are put together, above what is printed */
+    size_t max_output;
+    uint64_t units_left; /* of work: JINJA_STEP of them are a step */
+    unsigned depth;
+    uint32_t line; /* of what is evaluated, for errors */
+    struct scope *scope;
+    struct tm now;
+};
+
+/* Sets the error with the current line; returns false. */
+bool jinja_fail(struct run *run, const char *format, ...) __attribute__((format(printf, 2, 3)));
+bool jinja_no_memory(struct run *run);
+/* Takes units of work off what is left: one for some bytes or items looked at. */
+enum { JINJA_STEP = 64 };
+bool jinja_charge(struct run *run, uint64_t units);
+/* The same with a step on top. */
+bool jinja_work(struct run *run, uint64_t units);
+/* Guards recursion: every enter that returned true has its leave. */
+bool jinja_enter(struct run *run);
+void jinja_leave(struct run *run);
+
+/* ---- making ---- */
+
+static inline struct value value_none(void) {
+    return (struct value){.type = VALUE_NONE};
+}
+static inline struct value value_bool(bool truth) {
+    return (struct value){.type = VALUE_BOOL, .truth = truth};
+}
+static inline struct value value_int(int64_t integer) {
+    return (struct value){.type = VALUE_INT, .integer = integer};
+}
+static inline struct value value_float(double real) {
+    return (struct value){.type = VALUE_FLOAT, .real = real};
+}
+
+/* The text says what is wrong when the value is used. */
+bool jinja_undefined(struct run *run, struct value *out, const char *format, ...)
+    __attribute__((format(printf, 3, 4)));
+bool jinja_string(struct run *run, struct str text, struct value *out); /* the bytes are borrowed */
+bool jinja_string_copy(struct run *run, struct str text, struct value *out);
+/* A sequence with room for `count` items, none of them set. */
+bool jinja_seq(struct run *run, enum seq_kind kind, size_t count, struct value *out);
+/* Appends to a list that is still being made. */
+bool jinja_push(struct run *run, struct seq *seq, size_t *capacity, struct value item);
+bool jinja_dict(struct run *run, enum value_type type, struct value *out);
+/* Adds or replaces; false also for a key that can't be one. */
+bool jinja_dict_set(struct run *run, struct dict *dict, struct value key, struct value value);
+bool jinja_from_json(struct run *run, const json_t *json, struct value *out);
+
+/* ---- asking ---- */
+
+/* What an error calls the type: "str", "dict" ... Static. */
+const char *jinja_type_name(struct value v);
+bool jinja_truth(struct value v);
+bool jinja_is_number(struct value v);         /* bool, int or float */
+bool jinja_is_int(struct value v, int64_t *); /* bool or int, and its value */
+double jinja_number(struct value v);          /* of a number */
+bool jinja_equal(struct run *run, struct value a, struct value b, bool *out);
+/* a < b and its kin; op is TK_LT, TK_LE, TK_GT or TK_GE. */
+bool jinja_less(struct run *run, struct value a, struct value b, int op, bool *out);
+bool jinja_contains(struct run *run, struct value item, struct value in, bool *out);
+bool jinja_length(struct run *run, struct value v, int64_t *out);
+/* Fails when the value was undefined. */
+bool jinja_defined(struct run *run, struct value v);
+bool jinja_hashable(struct run *run, struct value v);
+/* A dict's value, or NULL. The key is hashable. */
+bool jinja_dict_get(struct run *run, const struct dict *dict, struct value key,
+                    const struct value **out);
+/* The items that iterating gives; takes those of a generator. Fails for what can't be iterated. */
+bool jinja_iterate(struct run *run, struct value v, struct value **items, size_t *count);
+bool jinja_dict_view(struct run *run, const struct dict *dict, enum seq_kind kind,
+                     struct value *out);
+
+/* ---- text ---- */
+
+bool jinja_put(struct run *run, struct str text);
+bool jinja_put_char(struct run *run, uint32_t character);
+bool jinja_put_str(struct run *run, struct value v);  /* as Python's str() */
+bool jinja_put_repr(struct run *run, struct value v); /* as Python's repr() */
+bool jinja_put_float(struct run *run, double real);
+bool jinja_put_escaped(struct run *run, struct str text); /* for HTML */
+/* What was put since `mark` (an earlier run->out->len) as a string, taken off again. */
+bool jinja_take(struct run *run, size_t mark, struct value *out);
+bool jinja_to_string(struct run *run, struct value v, struct value *out); /* str() */
+
+struct json_style {
+    bool is_ascii, is_sorted, has_indent;
+    struct str indent, between, colon;
+};
+bool jinja_put_json(struct run *run, struct value v, const struct json_style *style);
+
+bool jinja_is_space(uint32_t c);
+/* Without the characters of `chars` (white space when .at is NULL) at its ends. */
+struct str jinja_strip(struct str text, struct str chars, bool left, bool right);
+/* The part of a text between two characters, 0 <= begin <= end <= its characters. */
+struct str jinja_cut(const struct string *s, size_t begin, size_t end);
+size_t jinja_count_chars(struct str text);
+/* Python's int(text, base) and float(text): false when the text is none. */
+bool jinja_parse_int(struct str text, int64_t base, int64_t *out, bool *is_too_big);
+bool jinja_parse_float(struct str text, double *out);
+bool jinja_format(struct run *run, struct str format, struct value args, struct value *out);
+enum text_case { CASE_UPPER, CASE_LOWER, CASE_TITLE, CASE_CAPITALIZE, CASE_WORDS };
+bool jinja_change_case(struct run *run, struct str text, enum text_case to, struct value *out);
+bool jinja_replace(struct run *run, struct str text, struct str old, struct str new, int64_t count,
+                   struct value *out);
+bool jinja_split_lines(struct run *run, struct str text, bool keep_ends, struct value *out);
+
+/* ---- functions: filters, tests, methods and globals ---- */
+
+enum { MAX_PARAMETERS = 5 };
+
+struct named {
+    struct str name;
+    struct value value;
+};
+
+/* What a call gives. */
+struct args {
+    struct value *at;
+    size_t count;
+    struct named *named;
+    size_t n_named;
+};
+
+struct call {
+    struct value self;                 /* what stands before the filter, test or method */
+    struct value args[MAX_PARAMETERS]; /* VALUE_MISSING: not given */
+    const struct args *all;
+};
+
+typedef bool builtin_fn(struct run *run, const struct call *call, struct value *out);
+
+struct builtin {
+    const char *name;
+    const char *parameters; /* their names; those behind a '/' may be left out; "*": any */
+    builtin_fn *fn;         /* NULL: known to Python, refused by the sandbox */
+};
+
+extern const struct builtin jinja_seq_filters[]; /* a part of the filters, a zero row last */
+const struct builtin *jinja_filter_find(struct str name);
+const struct builtin *jinja_test_find(struct str name);
+const struct builtin *jinja_method_find(struct value self, struct str name);
+const struct builtin *jinja_global_find(struct str name);
+
+/* Binds the arguments to the parameters and calls. */
+bool jinja_call_builtin(struct run *run, const struct builtin *b, struct value self,
+                        const struct args *args, struct value *out);
+/* An argument that must be a text; one that must be an int when it is given. */
+bool jinja_text_arg(struct run *run, struct value v, struct str *out);
+bool jinja_int_arg(struct run *run, struct value v, int64_t standard, int64_t *out);
+/* Calls any value. */
+bool jinja_call(struct run *run, struct value callee, const struct args *args, struct value *out);
+
+/* a.name, a[key], a op b */
+bool jinja_attribute(struct run *run, struct value a, struct str name, struct value *out);
+bool jinja_item(struct run *run, struct value a, struct value key, struct value *out);
+bool jinja_slice(struct run *run, struct value a, const struct value bounds[3], struct value *out);
+bool jinja_binary(struct run *run, int op, struct value a, struct value b, struct value *out);
+
+#endif
