@@ -65,7 +65,7 @@ foreign=
 case $purpose in
     build) need_build ;;
     test) need_test ;;
-    fuzz) need_test; need clang have clang; has_fuzzer || missing+=(clang llvm) ;;
+    fuzz) need_test; need clang have clang; need llvm have llvm-symbolizer ;;
     lint) need_build; need clang-format have clang-format; need cppcheck have cppcheck ;;
     bench) need_test; need python3-venv python3 -c 'import venv, ensurepip' 2>/dev/null ;;
     cross-*) need_cross "${purpose#cross-}" ;;
