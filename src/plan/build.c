@@ -162,6 +162,17 @@ static bool make_room(struct plan *plan) {
     return true;
 }
 
+/* Into zeroed memory, and no more than the op's own member: what lies behind that in a union is
+ * not ours, and plans are compared as bytes. */
+static void copy_op(struct op *to, const struct op *from) {
+    static const size_t sizes[] = {
+#define OP(kind, name, member) sizeof(struct op_##member),
+#include "plan/ops.def"
+#undef OP
+    };
+    memcpy(to, from, offsetof(struct op, embed) + sizes[from->kind]);
+}
+
 int plan_add(struct plan *plan, const struct op *op, struct err *err) {
     int status = op_check(plan, op, err);
     if (status)
@@ -169,7 +180,7 @@ int plan_add(struct plan *plan, const struct op *op, struct err *err) {
     if (!make_room(plan) || plan->is_out_of_memory)
         return err_memory(err, "a plan");
     struct op *own = &plan->ops[plan->n_ops];
-    *own = *op;
+    copy_op(own, op);
     struct operand_ref refs[MAX_OPERANDS];
     uint32_t n = op_operands(own, refs);
     for (uint32_t i = 0; i < n; i++) {

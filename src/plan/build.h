@@ -63,7 +63,8 @@ uint64_t operand_bytes(const struct operand *o);
 
 /* Bytes an op reads and writes for `rows` rows, weights counted once. */
 struct op_traffic {
-    uint64_t weights, state, scratch;
+    uint64_t weights, state, scratch; /* by region, read and written */
+    uint64_t read, written;           /* the same sum by direction */
 };
 struct op_traffic op_traffic(const struct op *op, uint32_t rows, uint32_t context);
 

@@ -134,17 +134,16 @@ static void add_bytes(struct op_traffic *t, const struct operand *o, uint64_t by
         t->scratch += bytes;
 }
 
-/* What of an operand one step touches, once. */
-static uint64_t touched(const struct op *op, const struct operand_ref *ref, uint32_t rows_now,
-                        uint32_t context) {
-    const struct operand *o = ref->at;
+/* What of an operand one step reads, or writes. */
+static uint64_t touched(const struct op *op, const struct operand *o, bool is_write,
+                        uint32_t rows_now, uint32_t context) {
     uint64_t row = operand_row_bytes(o);
     if (op->kind == OP_EMBED && o == &op->embed.table)
         return rows_now * row;
     if (op->kind == OP_DELTA && o->region == REGION_STATE)
         return operand_bytes(o) / o->dims[o->n_dims - 1] * rows_now;
     if (op->kind == OP_ATTEND && (o == &op->attend.keys || o == &op->attend.values))
-        return (uint64_t)context * o->dims[2] * row * rows_now;
+        return (is_write ? 1 : (uint64_t)context) * o->dims[2] * row * rows_now;
     bool is_expert = (op->kind == OP_EXPERTS_IN || op->kind == OP_EXPERTS_OUT) && o->n_dims == 3 &&
                      o->region == REGION_WEIGHTS;
     if (is_expert) {
@@ -161,9 +160,13 @@ struct op_traffic op_traffic(const struct op *op, uint32_t rows_now, uint32_t co
     struct op_traffic t = {0};
     struct operand_ref refs[MAX_OPERANDS];
     uint32_t n = op_operands((struct op *)op, refs);
-    for (uint32_t i = 0; i < n; i++)
-        add_bytes(&t, refs[i].at,
-                  touched(op, &refs[i], rows_now, context) *
-                      (refs[i].is_read + refs[i].is_written));
+    for (uint32_t i = 0; i < n; i++) {
+        const struct operand *o = refs[i].at;
+        uint64_t read = refs[i].is_read ? touched(op, o, false, rows_now, context) : 0;
+        uint64_t written = refs[i].is_written ? touched(op, o, true, rows_now, context) : 0;
+        add_bytes(&t, o, read + written);
+        t.read += read;
+        t.written += written;
+    }
     return t;
 }

@@ -32,6 +32,7 @@ struct operand {
     uint32_t dims[4]; /* contiguous first, as in files; those beyond n_dims are 1 */
     uint32_t stride;  /* values from one row (dims[1]) to the next; dims[0] unless part of a row */
     uint32_t plane;   /* rows from one matrix (dims[2]) to the next; dims[1] unless part of one */
+    uint32_t zero;    /* no byte of a plan is padding: two are compared as bytes */
     uint64_t offset;  /* bytes from the region's start */
 };
 
@@ -50,6 +51,7 @@ struct op_embed {
     struct operand freqs;  /* (rotary / 2) f64; none: no attention layer */
     struct operand angles; /* (R, rotary / 2, 2) f32: cos, sin */
     float rope_scale;
+    uint32_t zero;
 };
 
 enum prologue {
@@ -71,22 +73,23 @@ struct segment {
     struct operand weight; /* (N, K) any type */
     struct operand bias;   /* (N) f32, or none */
     uint32_t column;       /* where in the output row its N results begin; SwiGLU: 0 */
-    bool f32_act;          /* must meet f32 activations in every mode */
+    uint32_t f32_act;      /* 1: must meet f32 activations in every mode */
 };
 
 /* out = epilogue(weights * prologue(in)), row by row. */
 struct op_project {
-    struct operand in; /* (R, K) f32 */
-    enum prologue prologue;
+    struct operand in;   /* (R, K) f32 */
     struct operand norm; /* f32: (K) or (d) */
     struct operand gate; /* (R, K) f32, in heads of head_width that lie gate_stride apart */
+    struct operand out;  /* (R, N of all segments) f32; SwiGLU (R, N); head (O, V) */
+    struct segment segments[MAX_SEGMENTS];
+    uint32_t n_segments;
+    enum prologue prologue;
+    enum epilogue epilogue;
     uint32_t head_width, gate_stride;
     float eps;
-    uint32_t n_segments;
-    struct segment segments[MAX_SEGMENTS];
-    enum epilogue epilogue;
-    struct operand out; /* (R, N of all segments) f32; SwiGLU (R, N); head (O, V) */
-    bool is_head;       /* only the rows that IO lists as outputs, in that order */
+    uint32_t is_head; /* 1: only the rows that IO lists as outputs, in that order */
+    uint32_t zero;
 };
 
 enum head_map { HEADS_GROUPED, HEADS_TILED }; /* value head v has key head v/(B/A), or v%A */
@@ -94,15 +97,15 @@ enum head_map { HEADS_GROUPED, HEADS_TILED }; /* value head v has key head v/(B/
 /* The gated delta rule over each segment's rows in order, conv window and state in place.
  * Of a row of `in`: qkv at column 0 (2*A*dk + B*dv = C values), then as the columns say. */
 struct op_delta {
-    struct operand in; /* (R, C + B*dv + 2*B) f32: qkv, z, beta, alpha */
-    uint32_t beta_column, alpha_column;
-    uint32_t key_heads, value_heads, key_width, value_width, conv_width;
-    enum head_map head_map;
+    struct operand in;     /* (R, C + B*dv + 2*B) f32: qkv, z, beta, alpha */
     struct operand conv;   /* (C, conv_width) f32, oldest tap first */
     struct operand a, dt;  /* (B) f32: g = a * softplus(alpha + dt) */
     struct operand state;  /* (S, B, dv, dk) f32 */
     struct operand window; /* (S, conv_width, C) f32: a ring, column position % conv_width */
     struct operand out;    /* (R, B*dv) f32 */
+    uint32_t beta_column, alpha_column;
+    uint32_t key_heads, value_heads, key_width, value_width, conv_width;
+    enum head_map head_map;
 };
 
 enum rope_pairing { ROPE_HALVES, ROPE_NEIGHBOURS }; /* (i, i + n/2) or (2i, 2i + 1) */
@@ -110,16 +113,16 @@ enum rope_pairing { ROPE_HALVES, ROPE_NEIGHBOURS }; /* (i, i + n/2) or (2i, 2i +
 /* Attention of each row to its sequence up to itself; keys and values stored on the way.
  * Rows of the running segment are taken from `in`, rounded to the cache's type first. */
 struct op_attend {
-    struct operand in; /* (R, ...) f32: heads of q (each q_stride apart), then k, then v */
+    struct operand in;             /* (R, ...) f32: heads of q (q_stride apart), then k, then v */
+    struct operand q_norm, k_norm; /* (d) f32, or none */
+    struct operand angles;         /* as in op_embed */
+    struct operand keys, values;   /* (P, G, IO_PAGE_POSITIONS, d) of the cache's type */
+    struct operand pages;          /* (S, pages a sequence) i32 */
+    struct operand out;            /* (R, H*d) f32 */
     uint32_t q_stride, k_column, v_column;
     uint32_t heads, kv_heads, head_width, rotary;
     enum rope_pairing pairing;
-    struct operand q_norm, k_norm; /* (d) f32, or none */
     float eps, scale;
-    struct operand angles;       /* as in op_embed */
-    struct operand keys, values; /* (P, G, IO_PAGE_POSITIONS, d) of the cache's type */
-    struct operand pages;        /* (S, pages a sequence) u32 */
-    struct operand out;          /* (R, H*d) f32 */
 };
 
 /* Norm, router logits in f32, softmax, the U best, renormalised; the shared expert's gate. */
@@ -128,10 +131,10 @@ struct op_route {
     struct operand norm;        /* (D) f32 */
     struct operand router;      /* (E, D) f32 */
     struct operand shared_gate; /* (D) f32, or none */
+    struct operand choice;      /* (R, U + 1) u32: expert ids; the last is E, the shared expert */
+    struct operand weight;      /* (R, U + 1) f32 */
     float eps;
     uint32_t used;
-    struct operand choice; /* (R, U + 1) u32: expert ids; the last is E, the shared expert */
-    struct operand weight; /* (R, U + 1) f32 */
 };
 
 /* hidden[r][j] = SwiGLU of expert choice[r][j], gate and up; the shared expert last. */
@@ -139,9 +142,10 @@ struct op_experts_in {
     struct operand in, norm;               /* as in op_route */
     struct operand gate, up;               /* (E, Fe, D) any type */
     struct operand shared_gate, shared_up; /* (Fs, D), or none */
-    float eps;
     struct operand choice;
     struct operand hidden; /* (R, U*Fe + Fs) f32 */
+    float eps;
+    uint32_t zero;
 };
 
 /* x[r] += sum over j of weight[r][j] * down(choice[r][j]) * hidden[r][j]. */
@@ -155,8 +159,9 @@ struct op_experts_out {
 /* Copies the residual of the output rows out, for checks; with a norm: normed. */
 struct op_tap {
     struct operand x, norm;
-    float eps;
     struct operand out; /* (O, D) f32 */
+    float eps;
+    uint32_t zero;
 };
 
 /* Picks a token for each output that wants one, and hands the logits on that are wanted. */
