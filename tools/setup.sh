@@ -36,6 +36,7 @@ need_test() {
     need_build
     need xz-utils have xz
     need python3 have python3
+    need g++ have g++
     need libpcre2-dev has_header gcc pcre2.h
 }
 has_fuzzer() {

@@ -8,6 +8,8 @@
 #include <string.h>
 
 #include "cmd/cmd.h"
+#include "cmd/open.h"
+#include "engine/engine.h"
 #include "file/folder.h"
 #include "file/gguf.h"
 
@@ -176,6 +178,49 @@ static int facts_of_folder(json_t *facts, const char *path, struct err *err) {
     return SLUICE_OK;
 }
 
+/* ---- memory -----------------------------------------------------------------------------------
+ */
+
+static json_t *memory_json(const struct sluice_engine *e) {
+    struct sluice_memory m;
+    struct sluice_choice choice;
+    sluice_engine_memory(e, &m);
+    sluice_engine_choice(e, &choice);
+    const struct {
+        const char *name;
+        uint64_t bytes;
+    } rows[] = {
+        {"weights", m.weights}, {"state", m.state},         {"scratch", m.scratch}, {"io", m.io},
+        {"packed", m.packed},   {"workspace", m.workspace}, {"total", m.total},
+    };
+    json_t *out =
+        json_pack("{s:s, s:i, s:i, s:s}", "backend", choice.backend, "context", (int)choice.context,
+                  "sequences", (int)choice.sequences, "kv", choice.kv_type);
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++)
+        json_object_set_new(out, rows[i].name, json_integer((json_int_t)rows[i].bytes));
+    return out;
+}
+
+/* What `run` would take with these options, to the byte. A model that cannot be run has none. */
+static int add_memory(json_t *facts, const struct common *c, const char *path, bool is_asked) {
+    struct sluice_model *model = NULL;
+    struct sluice_engine *engine = NULL;
+    struct sluice_engine_options o = common_engine(c);
+    struct err err = {0};
+    int exit = 0, status = sluice_model_open(&model, path);
+    if (status)
+        err_set(&err, status, "%s", sluice_model_error(model));
+    else
+        status = engine_prepare(&engine, model, &o, false, &err);
+    if (!status)
+        json_object_set_new(facts, "memory", memory_json(engine));
+    else if (is_asked)
+        exit = fail(&err);
+    engine_close(engine);
+    sluice_model_close(model);
+    return exit;
+}
+
 /* ---- text -------------------------------------------------------------------------------------
  */
 
@@ -244,6 +289,25 @@ static void print_tensor(const json_t *t) {
            json_string_value(json_object_get(t, "type")), dims, human_bytes(number(t, "bytes")));
 }
 
+static void print_memory(const json_t *m) {
+    static const char *const rows[][2] = {
+        {"weights", "mapped from the file"},
+        {"state", "attention pages, delta-net states, counts"},
+        {"scratch", "activations"},
+        {"io", "what differs between steps, and logits"},
+        {"packed", "weights in the kernels' order"},
+        {"workspace", "the backend's room to work"},
+        {"total", ""},
+    };
+    printf("\nmemory (%s, context %llu, sequences %llu, kv %s)\n",
+           json_string_value(json_object_get(m, "backend")),
+           (unsigned long long)number(m, "context"), (unsigned long long)number(m, "sequences"),
+           json_string_value(json_object_get(m, "kv")));
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++)
+        printf("  %-10s %20s bytes  %s\n", rows[i][0], human_count(number(m, rows[i][0])),
+               rows[i][1]);
+}
+
 static void print_text(json_t *facts) {
     const char *arch = json_string_value(json_object_get(facts, "architecture")), *name;
     json_t *keys = json_object_get(facts, "keys"), *tensors = json_object_get(facts, "tensors");
@@ -264,6 +328,8 @@ static void print_text(json_t *facts) {
                human_bytes(number(row, "bytes")),
                values > 0 ? 8 * (double)number(row, "bytes") / values : 0);
     }
+    if (json_object_get(facts, "memory"))
+        print_memory(json_object_get(facts, "memory"));
     printf("\nkeys (%zu)\n", json_object_size(keys));
     json_object_foreach(keys, name, row) print_key(name, row);
     printf("\ntensors (%zu)\n", json_array_size(tensors));
@@ -272,39 +338,48 @@ static void print_text(json_t *facts) {
 
 int cmd_inspect(int argc, char **argv) {
     bool as_json = false, is_full = false;
-    const char *model = NULL;
-    const struct opt opts[] = {
-        {"--model", 'm', OPT_STRING, &model, "MODEL", "the same as the argument"},
+    struct common c = common_default();
+    c.batch = 0; /* not given */
+    struct opt opts[MAX_COMMON_OPTS + 8] = {
         {"--json", 0, OPT_FLAG, &as_json, NULL, "print one JSON object"},
         {"--full", 0, OPT_FLAG, &is_full, NULL, "with --json: long arrays whole"},
+        {"--batch", 0, OPT_INT, &c.batch, "N", "sequences, for the memory plan"},
     };
     const struct usage usage = {
         .verb = "inspect",
-        .synopsis = "[MODEL] [--json [--full]]",
-        .about = "Lists the keys, tensors, types and sizes of a GGUF file (or the first part of a\n"
-                 "split one) or of a folder with safetensors. Nothing is loaded.",
+        .synopsis = "[MODEL] [--json [--full]] [-c N] [--batch N] [--kv TYPE]",
+        .about =
+            "Lists the keys, tensors, types and sizes of a GGUF file (or the first part of a\n"
+            "split one) or of a folder with safetensors, and the memory that running it takes,\n"
+            "to the byte. Nothing is loaded.",
         .example = "sluice inspect models/stories-27m-q4_k_m.gguf",
         .opts = opts,
-        .n_opts = sizeof opts / sizeof *opts,
+        .n_opts = common_opts(opts, 3, &c, WITH_ENGINE),
         .max_words = 1,
     };
+    const struct common none = c;
     const char *words[1];
     int exit = opts_parse(&usage, argc, argv, words);
+    bool is_asked = c.context != none.context || c.batch || strcmp(c.kv, none.kv) != 0 || c.exact;
+    c.batch = c.batch ? c.batch : 1;
+    if (exit == OPTS_GO_ON)
+        exit = common_check(&c, "inspect");
     if (exit != OPTS_GO_ON)
         return exit;
     struct err err = {0};
-    const char *path = model_path(words[0] ? words[0] : model, &err);
+    const char *path = model_path(words[0] ? words[0] : c.model, &err);
     if (!path)
         return fail(&err);
     json_t *facts = json_pack("{s:o}", "path", json_text(str_of(path)));
     int status = folder_is(path) ? facts_of_folder(facts, path, &err)
                                  : facts_of_gguf(facts, path, is_full, &err);
-    if (!status && as_json) {
+    exit = status ? fail(&err) : add_memory(facts, &c, path, is_asked);
+    if (!exit && as_json) {
         json_dumpf(facts, stdout, JSON_INDENT(2) | JSON_REAL_PRECISION(9));
         putchar('\n');
-    } else if (!status) {
+    } else if (!exit) {
         print_text(facts);
     }
     json_decref(facts);
-    return status ? fail(&err) : 0;
+    return exit;
 }

@@ -63,6 +63,14 @@ static bool set_float(const struct opt *o, const char *text) {
     return true;
 }
 
+static bool add_to_list(const struct opt *o, const char *text) {
+    struct opt_list *list = o->value;
+    if (list->n == sizeof list->at / sizeof *list->at)
+        return false;
+    list->at[list->n++] = text;
+    return true;
+}
+
 static int set_value(const struct usage *u, const struct opt *o, const char *text) {
     if (o->kind == OPT_STRING)
         *(const char **)o->value = text;
@@ -71,6 +79,8 @@ static int set_value(const struct usage *u, const struct opt *o, const char *tex
                         text);
     else if (o->kind == OPT_FLOAT && !set_float(o, text))
         return complain(EXIT_USAGE, "%s: %s is '%s', expected a number", u->verb, o->name, text);
+    else if (o->kind == OPT_LIST && !add_to_list(o, text))
+        return complain(EXIT_USAGE, "%s: %s is given more than 16 times", u->verb, o->name);
     return OPTS_GO_ON;
 }
 

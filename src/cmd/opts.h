@@ -6,13 +6,19 @@
 
 enum { EXIT_WORLD = 1, EXIT_USAGE = 2 }; /* files, models, memory, devices; the command line */
 
-enum opt_kind { OPT_FLAG, OPT_INT, OPT_FLOAT, OPT_STRING };
+enum opt_kind { OPT_FLAG, OPT_INT, OPT_FLOAT, OPT_STRING, OPT_LIST };
+
+/* The values of an option that may be given several times. */
+struct opt_list {
+    const char *at[16];
+    int n;
+};
 
 struct opt {
     const char *name; /* "--json", or "-m" for one that has only a letter */
     char letter;      /* 0: none */
     enum opt_kind kind;
-    void *value; /* bool, int, float or const char *, by kind */
+    void *value; /* bool, int, float, const char * or struct opt_list, by kind */
     const char *placeholder, *help;
 };
 

@@ -1,0 +1,245 @@
+/* bench.c - the verb bench: speed beside the limit measured in the same run.
+ *
+ * Prefill: a prompt worked off. Decode: so many sequences that generate together. Both begin at the
+ * given depth: a sequence of that length is made once and forked for every repeat. What is said of
+ * the repeats is their median, and their spread: (largest - smallest) / median. */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/cpu.h"
+#include "cmd/cmd.h"
+#include "cmd/open.h"
+#include "cmd/progress.h"
+
+enum { MAX_REPEATS = 100 };
+
+struct bench {
+    struct common common;
+    int n_prompt, n_new, depth, repeats;
+    sluice_model *model;
+    sluice_engine *engine;
+    sluice_seq *base; /* of the length `depth`; NULL when that is 0 */
+    int32_t *prompt;  /* random tokens: max(depth, n_prompt) */
+};
+
+/* Tokens a second over the repeats. */
+struct figure {
+    double median, spread, gb_s;
+};
+
+static int by_value(const void *a, const void *b) {
+    double x = *(const double *)a, y = *(const double *)b;
+    return (x > y) - (x < y);
+}
+
+static struct figure figure_of(double *rates, int n) {
+    qsort(rates, (size_t)n, sizeof *rates, by_value);
+    double median = n % 2 ? rates[n / 2] : (rates[n / 2 - 1] + rates[n / 2]) / 2;
+    return (struct figure){.median = median, .spread = (rates[n - 1] - rates[0]) / median};
+}
+
+/* ---- what is measured -------------------------------------------------------------------------
+ */
+
+static int begin(struct bench *b, sluice_seq **seq) {
+    struct sluice_sampling best = {.temperature = 0, .top_p = 1, .repeat_penalty = 1};
+    int status = b->base ? sluice_seq_fork(seq, b->base) : sluice_seq_open(seq, b->engine);
+    if (!status)
+        status = sluice_seq_set_sampling(*seq, &best);
+    return status ? fail_engine(b->engine) : 0;
+}
+
+static int time_prefill(struct bench *b, double *rate) {
+    sluice_seq *seq;
+    int exit = begin(b, &seq);
+    if (exit)
+        return exit;
+    if (sluice_seq_feed(seq, b->prompt, (size_t)b->n_prompt))
+        return fail_engine(b->engine);
+    double started = seconds_now();
+    exit = common_work_off(b->engine, NULL, 0);
+    *rate = b->n_prompt / (seconds_now() - started);
+    sluice_seq_close(seq);
+    return exit;
+}
+
+static int time_decode(struct bench *b, double *rate) {
+    int batch = b->common.batch, exit = 0;
+    sluice_seq **seqs = calloc((size_t)batch, sizeof *seqs);
+    for (int i = 0; !exit && i < batch; i++) {
+        exit = begin(b, &seqs[i]);
+        if (!exit && sluice_seq_feed(seqs[i], b->prompt + i % 2, 1))
+            exit = fail_engine(b->engine);
+    }
+    double started = seconds_now();
+    for (int n = 0; !exit && n < b->n_new; n++) {
+        if (sluice_engine_step(b->engine, NULL))
+            exit = fail_engine(b->engine);
+        for (int i = 0; !exit && n + 1 < b->n_new && i < batch; i++) {
+            int32_t token = sluice_seq_token(seqs[i]);
+            if (sluice_seq_feed(seqs[i], &token, 1))
+                exit = fail_engine(b->engine);
+        }
+    }
+    *rate = (double)b->n_new * batch / (seconds_now() - started);
+    for (int i = 0; i < batch; i++)
+        sluice_seq_close(seqs[i]);
+    free(seqs);
+    return exit;
+}
+
+static int repeat(struct bench *b, int (*once)(struct bench *, double *), struct figure *f) {
+    double rates[MAX_REPEATS], ignored;
+    int exit = once(b, &ignored); /* the first warms up */
+    for (int i = 0; !exit && i < b->repeats; i++)
+        exit = once(b, &rates[i]);
+    if (!exit)
+        *f = figure_of(rates, b->repeats);
+    return exit;
+}
+
+/* ---- what is said -----------------------------------------------------------------------------
+ */
+
+static void print_json(const struct bench *b, const struct figure *prefill,
+                       const struct figure *decode, double bandwidth,
+                       const struct sluice_counters *c) {
+    struct sluice_memory memory;
+    sluice_engine_memory(b->engine, &memory);
+    printf("{\"threads\": %d, \"depth\": %d, \"batch\": %d, \"repeats\": %d, "
+           "\"bandwidth_gb_s\": %.3f",
+           b->common.threads ? b->common.threads : cpu_count(), b->depth, b->common.batch,
+           b->repeats, bandwidth);
+    if (prefill)
+        printf(", \"prefill\": {\"tokens\": %d, \"tok_s\": %.3f, \"spread\": %.4f}", b->n_prompt,
+               prefill->median, prefill->spread);
+    if (decode)
+        printf(", \"decode\": {\"tokens\": %d, \"tok_s\": %.3f, \"spread\": %.4f, "
+               "\"gb_s\": %.3f, \"of_bandwidth\": %.4f}",
+               b->n_new, decode->median, decode->spread, decode->gb_s,
+               bandwidth > 0 ? decode->gb_s / bandwidth : 0);
+    printf(", \"steps\": %llu, \"submissions\": %llu, \"waits\": %llu, \"host_copies\": %llu, "
+           "\"memory_bytes\": %llu}\n",
+           (unsigned long long)c->steps, (unsigned long long)c->submissions,
+           (unsigned long long)c->waits, (unsigned long long)c->host_copies,
+           (unsigned long long)memory.total);
+}
+
+static void print_text(const struct bench *b, const struct figure *prefill,
+                       const struct figure *decode, double bandwidth,
+                       const struct sluice_counters *c) {
+    printf("read bandwidth      %8.2f GB/s\n", bandwidth);
+    if (prefill)
+        printf("prefill %5d at %-5d %8.2f tok/s  spread %4.1f %%\n", b->n_prompt, b->depth,
+               prefill->median, 100 * prefill->spread);
+    if (decode)
+        printf("decode %3d x %-4d at %-5d %6.2f tok/s  spread %4.1f %%  %.2f GB/s, %.0f %% of the "
+               "bandwidth\n",
+               b->common.batch, b->n_new, b->depth, decode->median, 100 * decode->spread,
+               decode->gb_s, bandwidth > 0 ? 100 * decode->gb_s / bandwidth : 0);
+    printf("%llu steps, %llu submissions, %llu waits, %llu host copies\n",
+           (unsigned long long)c->steps, (unsigned long long)c->submissions,
+           (unsigned long long)c->waits, (unsigned long long)c->host_copies);
+}
+
+/* ---- the verb ---------------------------------------------------------------------------------
+ */
+
+static int make_base(struct bench *b) {
+    if (b->depth == 0)
+        return 0;
+    if (sluice_seq_open(&b->base, b->engine) ||
+        sluice_seq_feed(b->base, b->prompt, (size_t)b->depth))
+        return fail_engine(b->engine);
+    return common_work_off(b->engine, "depth", (uint64_t)b->depth);
+}
+
+static int run(struct bench *b) {
+    struct figure prefill = {0}, decode = {0};
+    struct sluice_counters c;
+    double bandwidth = common_bandwidth(b->common.threads);
+    int exit = make_base(b);
+    if (!exit && b->n_prompt)
+        exit = repeat(b, time_prefill, &prefill);
+    if (!exit && b->n_new)
+        exit = repeat(b, time_decode, &decode);
+    if (exit)
+        return exit;
+    uint32_t batch = (uint32_t)b->common.batch, depth = (uint32_t)(b->depth + b->n_new / 2);
+    decode.gb_s = decode.median / batch * (double)common_step_bytes(b->engine, batch, depth) / 1e9;
+    sluice_engine_counters(b->engine, &c);
+    (b->common.as_json ? print_json : print_text)(b, b->n_prompt ? &prefill : NULL,
+                                                  b->n_new ? &decode : NULL, bandwidth, &c);
+    return 0;
+}
+
+/* The same tokens in every run. */
+static int make_prompt(struct bench *b) {
+    struct sluice_facts facts;
+    size_t n = (size_t)(b->depth > b->n_prompt ? b->depth : b->n_prompt) + 2;
+    uint64_t x = 1;
+    sluice_model_facts(b->model, &facts);
+    b->prompt = malloc(n * sizeof *b->prompt);
+    for (size_t i = 0; b->prompt && i < n; i++) {
+        x = x * 6364136223846793005u + 1442695040888963407u;
+        b->prompt[i] = (int32_t)((x >> 33) % (uint64_t)facts.n_tokens);
+    }
+    return b->prompt ? 0 : complain(EXIT_WORLD, "out of memory for a prompt");
+}
+
+static int check(const struct bench *b) {
+    if (b->n_prompt < 0 || b->n_new < 0 || b->depth < 0 || b->n_prompt + b->n_new == 0)
+        return complain(EXIT_USAGE,
+                        "bench: -p, -n and --depth are %d, %d and %d, expected 0 or "
+                        "more, and something to do",
+                        b->n_prompt, b->n_new, b->depth);
+    if (b->repeats < 1 || b->repeats > MAX_REPEATS)
+        return complain(EXIT_USAGE, "bench: --repeats is %d, expected 1 to %d", b->repeats,
+                        MAX_REPEATS);
+    return common_check(&b->common, "bench");
+}
+
+int cmd_bench(int argc, char **argv) {
+    struct bench b = {.common = common_default(), .n_prompt = 512, .n_new = 128, .repeats = 5};
+    struct opt opts[MAX_COMMON_OPTS + 8] = {
+        {"--prompt", 'p', OPT_INT, &b.n_prompt, "N", "tokens of the prompt; 0: no prefill"},
+        {"--tokens", 'n', OPT_INT, &b.n_new, "N", "tokens to generate; 0: no decode"},
+        {"--depth", 0, OPT_INT, &b.depth, "N", "tokens that stand before them"},
+        {"--batch", 0, OPT_INT, &b.common.batch, "N", "sequences that generate together"},
+        {"--repeats", 'r', OPT_INT, &b.repeats, "N", "of each measurement; 5 unless given"},
+    };
+    const struct usage usage = {
+        .verb = "bench",
+        .synopsis = "[-m MODEL] [-p 512] [-n 128] [--depth D] [--batch B] [options]",
+        .about =
+            "Measures how fast prompts are read and tokens generated, and the memory bandwidth "
+            "that\nlimits it, with the same threads in the same run.",
+        .example = "sluice bench -m model.gguf -p 512 -n 128 --json",
+        .opts = opts,
+        .n_opts = common_opts(opts, 5, &b.common, WITH_ENGINE | WITH_JSON),
+    };
+    int exit = opts_parse(&usage, argc, argv, NULL);
+    if (exit == OPTS_GO_ON)
+        exit = check(&b);
+    if (exit != OPTS_GO_ON)
+        return exit;
+    exit = common_open_model(&b.common, &b.model);
+    if (!exit)
+        exit = make_prompt(&b);
+    if (!exit) {
+        struct sluice_engine_options o = common_engine(&b.common);
+        o.sequences += b.depth > 0;
+        if (b.common.context < 0)
+            o.context = b.depth + (b.n_prompt > b.n_new ? b.n_prompt : b.n_new) + 1;
+        exit = common_open_engine(b.model, &o, false, &b.engine);
+    }
+    if (!exit) {
+        common_announce(&b.common, b.model, b.engine);
+        exit = run(&b);
+    }
+    free(b.prompt);
+    sluice_engine_close(b.engine);
+    sluice_model_close(b.model);
+    return exit;
+}

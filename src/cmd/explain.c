@@ -1,0 +1,335 @@
+/* explain.c - the verb explain: the plan of a step, op by op.
+ *
+ * The facts of each op are gathered once; the table, --json and --html print the same ones. */
+#include <jansson.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/outfile.h"
+#include "cmd/cmd.h"
+#include "cmd/open.h"
+#include "engine/engine.h"
+
+struct explain {
+    struct common common;
+    int rows, depth, repeats;
+    bool is_timed;
+    const char *html;
+    sluice_model *model;
+    sluice_engine *engine;
+    const struct plan *plan;
+    double *seconds;  /* of each op, NULL: not timed */
+    double bandwidth; /* GB/s */
+};
+
+/* ---- operands ---------------------------------------------------------------------------------
+ */
+
+static const char *const region_letters = "WSXI"; /* weights, state, scratch, io */
+
+static void operand_text(char *out, size_t size, const struct operand_ref *ref) {
+    const struct operand *o = ref->at;
+    size_t n = (size_t)snprintf(out, size, "%s%s=%c:%s(", ref->is_written ? "->" : "", ref->name,
+                                region_letters[o->region], dtype_name(o->type));
+    for (int i = o->n_dims; i-- > 0 && n < size;)
+        n += (size_t)snprintf(out + n, size - n, "%u%s", o->dims[i], i ? "," : ")");
+}
+
+static json_t *operand_json(const struct operand_ref *ref) {
+    static const char *const regions[] = {"weights", "state", "scratch", "io"};
+    const struct operand *o = ref->at;
+    json_t *dims = json_array();
+    for (int i = o->n_dims; i-- > 0;)
+        json_array_append_new(dims, json_integer(o->dims[i]));
+    return json_pack("{s:s, s:s, s:I, s:s, s:o, s:b, s:b}", "name", ref->name, "region",
+                     regions[o->region], "offset", (json_int_t)o->offset, "type",
+                     dtype_name(o->type), "dims", dims, "read", ref->is_read, "written",
+                     ref->is_written);
+}
+
+/* ---- timing -----------------------------------------------------------------------------------
+ */
+
+static int by_value(const void *a, const void *b) {
+    double x = *(const double *)a, y = *(const double *)b;
+    return (x > y) - (x < y);
+}
+
+/* Sequences of the given depth, one for each row. */
+static int make_seqs(struct explain *x, sluice_seq **seqs) {
+    struct sluice_facts facts;
+    sluice_model_facts(x->model, &facts);
+    for (int i = 0; i < x->rows; i++) {
+        if (sluice_seq_open(&seqs[i], x->engine))
+            return fail_engine(x->engine);
+        for (int n = 0; n < x->depth; n++) {
+            int32_t token = (n * 7919 + i) % facts.n_tokens;
+            if (sluice_seq_feed(seqs[i], &token, 1))
+                return fail_engine(x->engine);
+        }
+    }
+    return common_work_off(x->engine, "depth", (uint64_t)x->rows * (uint64_t)x->depth);
+}
+
+/* All repeats: times[op * repeats + repeat]. */
+static int time_steps(struct explain *x, sluice_seq **seqs, double *times) {
+    const int32_t token = 1;
+    for (int r = -1; r < x->repeats; r++) { /* the first warms up */
+        for (int i = 0; i < x->rows; i++)
+            if (sluice_seq_feed(seqs[i], &token, 1))
+                return fail_engine(x->engine);
+        uint32_t rows;
+        if (batch_step(x->engine, &rows, x->seconds, &x->engine->err))
+            return fail_engine(x->engine);
+        for (uint32_t i = 0; r >= 0 && i < x->plan->n_ops; i++)
+            times[i * (uint32_t)x->repeats + (uint32_t)r] = x->seconds[i];
+    }
+    return 0;
+}
+
+static int time_ops(struct explain *x) {
+    size_t n = x->plan->n_ops, repeats = (size_t)x->repeats;
+    sluice_seq **seqs = calloc((size_t)x->rows, sizeof *seqs);
+    double *times = calloc(n * repeats, sizeof *times);
+    x->seconds = calloc(n, sizeof *x->seconds);
+    int exit = 0;
+    if (!seqs || !times || !x->seconds)
+        exit = complain(EXIT_WORLD, "out of memory for times");
+    if (!exit)
+        exit = make_seqs(x, seqs);
+    if (!exit)
+        exit = time_steps(x, seqs, times);
+    for (size_t i = 0; !exit && i < n; i++) {
+        qsort(times + i * repeats, repeats, sizeof *times, by_value);
+        x->seconds[i] = times[i * repeats + repeats / 2];
+    }
+    x->bandwidth = exit ? 0 : common_bandwidth(x->common.threads);
+    free(times);
+    free(seqs);
+    return exit;
+}
+
+/* ---- output -----------------------------------------------------------------------------------
+ */
+
+static struct op_traffic traffic_of(const struct explain *x, uint32_t i) {
+    return op_traffic(&x->plan->ops[i], (uint32_t)x->rows, (uint32_t)x->depth + 1);
+}
+
+/* How near an op is to what its bytes of weights and state allow, in percent. */
+static double percent_of_limit(const struct explain *x, const struct op_traffic *t,
+                               double seconds) {
+    if (seconds <= 0 || x->bandwidth <= 0)
+        return 0;
+    return 100 * (double)(t->weights + t->state) / 1e9 / x->bandwidth / seconds;
+}
+
+static json_t *op_json(const struct explain *x, uint32_t i) {
+    struct op *op = &x->plan->ops[i];
+    struct op_traffic t = traffic_of(x, i);
+    struct operand_ref refs[MAX_OPERANDS];
+    uint32_t n = op_operands(op, refs);
+    json_t *operands = json_array();
+    for (uint32_t k = 0; k < n; k++)
+        json_array_append_new(operands, operand_json(&refs[k]));
+    json_t *row =
+        json_pack("{s:s, s:i, s:s, s:I, s:I, s:I, s:o}", "op", op_name(op->kind), "layer",
+                  (int)op->layer, "role", op->role, "read", (json_int_t)t.read, "written",
+                  (json_int_t)t.written, "weights", (json_int_t)t.weights, "operands", operands);
+    if (x->seconds) {
+        json_object_set_new(row, "us", json_real(1e6 * x->seconds[i]));
+        json_object_set_new(row, "percent_of_limit",
+                            json_real(percent_of_limit(x, &t, x->seconds[i])));
+    }
+    return row;
+}
+
+static void print_json(const struct explain *x) {
+    json_t *ops = json_array();
+    for (uint32_t i = 0; i < x->plan->n_ops; i++)
+        json_array_append_new(ops, op_json(x, i));
+    json_t *all = json_pack("{s:i, s:i, s:I, s:I, s:I, s:I, s:o}", "rows", x->rows, "depth",
+                            x->depth, "weights", (json_int_t)x->plan->bytes[REGION_WEIGHTS],
+                            "state", (json_int_t)x->plan->bytes[REGION_STATE], "scratch",
+                            (json_int_t)x->plan->bytes[REGION_SCRATCH], "io",
+                            (json_int_t)x->plan->bytes[REGION_IO], "ops", ops);
+    if (x->seconds)
+        json_object_set_new(all, "bandwidth_gb_s", json_real(x->bandwidth));
+    json_dumpf(all, stdout, JSON_INDENT(1) | JSON_REAL_PRECISION(6));
+    putchar('\n');
+    json_decref(all);
+}
+
+static void print_op(const struct explain *x, uint32_t i) {
+    struct op *op = &x->plan->ops[i];
+    struct op_traffic t = traffic_of(x, i);
+    char layer[16] = "-", operand[128];
+    if (op->layer >= 0)
+        snprintf(layer, sizeof layer, "%d", op->layer);
+    printf("%4u %-11s %5s %-9s %10s %10s", i, op_name(op->kind), layer, op->role,
+           human_bytes(t.read), human_bytes(t.written));
+    if (x->seconds)
+        printf(" %9.1f %5.0f", 1e6 * x->seconds[i], percent_of_limit(x, &t, x->seconds[i]));
+    struct operand_ref refs[MAX_OPERANDS];
+    uint32_t n = op_operands(op, refs);
+    for (uint32_t k = 0; k < n; k++) {
+        operand_text(operand, sizeof operand, &refs[k]);
+        printf("%s%s", k ? " " : "  ", operand);
+    }
+    putchar('\n');
+}
+
+static void print_table(const struct explain *x) {
+    struct op_traffic sum = {0};
+    double seconds = 0;
+    printf("%d row%s at depth %d; W weights, S state, X scratch, I io; -> is written\n\n", x->rows,
+           x->rows == 1 ? "" : "s", x->depth);
+    printf("%4s %-11s %5s %-9s %10s %10s%s  operands\n", "#", "op", "layer", "role", "read",
+           "written", x->seconds ? "        us %limit" : "");
+    for (uint32_t i = 0; i < x->plan->n_ops; i++) {
+        struct op_traffic t = traffic_of(x, i);
+        print_op(x, i);
+        sum.read += t.read;
+        sum.written += t.written;
+        sum.weights += t.weights;
+        sum.state += t.state;
+        seconds += x->seconds ? x->seconds[i] : 0;
+    }
+    printf("%4s %-11s %5s %-9s %10s %10s", "", "all", "", "", human_bytes(sum.read),
+           human_bytes(sum.written));
+    if (x->seconds)
+        printf(" %9.1f %5.0f  of %.2f GB/s", 1e6 * seconds, percent_of_limit(x, &sum, seconds),
+               x->bandwidth);
+    printf("\n\nweights %s, state %s, scratch %s, io %s bytes\n",
+           human_count(x->plan->bytes[REGION_WEIGHTS]), human_count(x->plan->bytes[REGION_STATE]),
+           human_count(x->plan->bytes[REGION_SCRATCH]), human_count(x->plan->bytes[REGION_IO]));
+}
+
+/* ---- a picture --------------------------------------------------------------------------------
+ */
+
+static int put_line(struct outfile *out, struct err *err, const char *format, ...)
+    __attribute__((format(printf, 3, 4)));
+
+static int put_line(struct outfile *out, struct err *err, const char *format, ...) {
+    char line[512];
+    va_list args;
+    va_start(args, format);
+    int n = vsnprintf(line, sizeof line, format, args);
+    va_end(args);
+    return outfile_write(out, line, (size_t)n < sizeof line ? (size_t)n : sizeof line - 1, err);
+}
+
+/* A bar for each op, as long as it takes; the dark part is what its bytes would take. */
+static int put_bars(const struct explain *x, struct outfile *out, struct err *err) {
+    static const char *const colours[OP_KIND_COUNT] = {"#888",    "#4a90d9", "#e08a2e",
+                                                       "#5aa469", "#b05ac0", "#9aa83a",
+                                                       "#9aa83a", "#888",    "#c04a4a"};
+    double longest = 0;
+    for (uint32_t i = 0; i < x->plan->n_ops; i++)
+        longest = x->seconds[i] > longest ? x->seconds[i] : longest;
+    int status = SLUICE_OK;
+    for (uint32_t i = 0; !status && i < x->plan->n_ops; i++) {
+        const struct op *op = &x->plan->ops[i];
+        struct op_traffic t = traffic_of(x, i);
+        double percent = percent_of_limit(x, &t, x->seconds[i]);
+        status = put_line(out, err,
+                          "<div class=r><span>%u %s %s%s%.0d</span><i style='width:%.2f%%;"
+                          "background:linear-gradient(90deg,%s %.0f%%,%s66 0)'></i>"
+                          "<b>%.1f us, %s, %.0f %%</b></div>\n",
+                          i, op_name(op->kind), op->role, op->layer > 0 ? " " : "",
+                          op->layer > 0 ? op->layer : 0, 60 * x->seconds[i] / longest,
+                          colours[op->kind], percent < 100 ? percent : 100, colours[op->kind],
+                          1e6 * x->seconds[i], human_bytes(t.read + t.written), percent);
+    }
+    return status;
+}
+
+static int write_html(const struct explain *x) {
+    struct err err = {0};
+    struct outfile out = {.fd = -1};
+    int status = outfile_open(&out, x->html, &err);
+    if (!status)
+        status = put_line(&out, &err,
+                          "<!doctype html><meta charset=utf-8><title>one step</title><style>"
+                          "body{font:12px monospace}.r{display:flex;gap:1em;align-items:center}"
+                          ".r span{width:18em}.r i{height:11px}</style>"
+                          "<h3>one step, %d rows at depth %d, limit %.2f GB/s</h3>\n",
+                          x->rows, x->depth, x->bandwidth);
+    if (!status)
+        status = put_bars(x, &out, &err);
+    if (!status)
+        status = outfile_commit(&out, &err);
+    outfile_abort(&out);
+    return status ? fail(&err) : 0;
+}
+
+/* ---- the verb ---------------------------------------------------------------------------------
+ */
+
+static int open_engine(struct explain *x) {
+    struct sluice_engine_options o = common_engine(&x->common);
+    struct err err = {0};
+    o.sequences = o.batch = (uint32_t)x->rows;
+    if (x->common.context < 0)
+        o.context = x->depth + x->repeats + 1;
+    if (x->is_timed)
+        return common_open_engine(x->model, &o, false, &x->engine);
+    int status = engine_prepare(&x->engine, x->model, &o, false, &err); /* nothing is loaded */
+    return status ? fail(&err) : 0;
+}
+
+static int explain(struct explain *x) {
+    int exit = open_engine(x);
+    if (exit)
+        return exit;
+    x->plan = x->engine->plans[engine_plan_for(x->engine, (uint32_t)x->rows, (uint32_t)x->rows)];
+    if (x->is_timed)
+        exit = time_ops(x);
+    if (!exit && x->html)
+        exit = write_html(x);
+    if (!exit)
+        (x->common.as_json ? print_json : print_table)(x);
+    return exit;
+}
+
+int cmd_explain(int argc, char **argv) {
+    struct explain x = {.common = common_default(), .rows = 1, .repeats = 21};
+    struct opt opts[MAX_COMMON_OPTS + 8] = {
+        {"--rows", 0, OPT_INT, &x.rows, "N", "rows of the step; 1 unless given"},
+        {"--depth", 0, OPT_INT, &x.depth, "N", "positions that stand before them"},
+        {"--time", 0, OPT_FLAG, &x.is_timed, NULL,
+         "run it: microseconds, and percent of the limit"},
+        {"--html", 0, OPT_STRING, &x.html, "FILE", "with --time: the same as a picture"},
+    };
+    const struct usage usage = {
+        .verb = "explain",
+        .synopsis = "[-m MODEL] [--rows N] [--depth N] [--time [--html FILE]] [options]",
+        .about = "Prints what one step does: each op with its operands and the bytes it reads and "
+                 "writes.\nWithout --time nothing is loaded.",
+        .example = "sluice explain --time --depth 512",
+        .opts = opts,
+        .n_opts = common_opts(opts, 4, &x.common, WITH_ENGINE | WITH_JSON),
+    };
+    int exit = opts_parse(&usage, argc, argv, NULL);
+    if (exit == OPTS_GO_ON)
+        exit = common_check(&x.common, "explain");
+    if (exit != OPTS_GO_ON)
+        return exit;
+    if (x.rows < 1 || x.rows > 4096 || x.depth < 0)
+        return complain(EXIT_USAGE,
+                        "explain: --rows is %d and --depth %d, expected 1 to 4096 and "
+                        "0 or more",
+                        x.rows, x.depth);
+    if (x.html && !x.is_timed)
+        return complain(EXIT_USAGE, "explain: --html needs --time");
+    exit = common_open_model(&x.common, &x.model);
+    if (!exit)
+        exit = explain(&x);
+    free(x.seconds);
+    sluice_engine_close(x.engine);
+    sluice_model_close(x.model);
+    return exit;
+}

@@ -1,0 +1,336 @@
+/* open.c - the options that verbs with an engine share, and opening as they say. */
+#include "cmd/open.h"
+
+#include <limits.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "base/cpu.h"
+#include "base/pool.h"
+#include "cmd/cmd.h"
+#include "cmd/progress.h"
+#include "engine/engine.h"
+
+/* ---- options ----------------------------------------------------------------------------------
+ */
+
+struct common common_default(void) {
+    return (struct common){
+        .backend = "auto",
+        .kv = "f16",
+        .context = INT_MIN,
+        .batch = 1,
+        .temperature = NAN,
+        .top_p = NAN,
+        .min_p = NAN,
+        .repeat_penalty = NAN,
+        .presence_penalty = NAN,
+        .frequency_penalty = NAN,
+        .top_k = -1,
+        .seed = -1,
+    };
+}
+
+int common_opts(struct opt *table, int n, struct common *c, unsigned groups) {
+    /* clang-format off */
+    const struct {
+        unsigned group;
+        struct opt opt;
+    } rows[] = {
+        {WITH_ENGINE, {"--model", 'm', OPT_STRING, &c->model, "MODEL", "a GGUF file or a folder; none: the one that ships"}},
+        {WITH_ENGINE, {"--backend", 0, OPT_STRING, &c->backend, "NAME", "auto, cpu"}},
+        {WITH_ENGINE, {"--device", 0, OPT_INT, &c->device, "N", "which, where there are several"}},
+        {WITH_ENGINE, {"--threads", 't', OPT_INT, &c->threads, "N", "of the CPU; 0: one a processor"}},
+        {WITH_ENGINE, {"--context", 'c', OPT_INT, &c->context, "N", "positions; 0: the file's; usually that, at most 8192"}},
+        {WITH_ENGINE, {"--kv", 0, OPT_STRING, &c->kv, "TYPE", "attention memory: f32, f16, q8_0, q4_0"}},
+        {WITH_ENGINE, {"--exact", 0, OPT_FLAG, &c->exact, NULL, "f32 activations and attention memory"}},
+        {WITH_SAMPLING, {"--temp", 0, OPT_FLOAT, &c->temperature, "T", "temperature; 0: always the best token"}},
+        {WITH_SAMPLING, {"--top-k", 0, OPT_INT, &c->top_k, "K", "only the K best; 0: all"}},
+        {WITH_SAMPLING, {"--top-p", 0, OPT_FLOAT, &c->top_p, "P", "only the best that make up P together"}},
+        {WITH_SAMPLING, {"--min-p", 0, OPT_FLOAT, &c->min_p, "P", "only those P times as likely as the best"}},
+        {WITH_SAMPLING, {"--repeat-penalty", 0, OPT_FLOAT, &c->repeat_penalty, "X", "for tokens that were there; 1: none"}},
+        {WITH_SAMPLING, {"--presence-penalty", 0, OPT_FLOAT, &c->presence_penalty, "X", "the same, subtracted once"}},
+        {WITH_SAMPLING, {"--frequency-penalty", 0, OPT_FLOAT, &c->frequency_penalty, "X", "the same, subtracted each time"}},
+        {WITH_SAMPLING, {"--seed", 0, OPT_INT, &c->seed, "N", "the same seed gives the same text; none: drawn"}},
+        {WITH_STOP, {"--stop", 0, OPT_LIST, &c->stops, "TEXT", "ends the answer; may be given several times"}},
+        {WITH_JSON, {"--json", 0, OPT_FLAG, &c->as_json, NULL, "figures as one JSON object"}},
+    };
+    /* clang-format on */
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++)
+        if (rows[i].group & groups)
+            table[n++] = rows[i].opt;
+    return n;
+}
+
+int common_check(const struct common *c, const char *verb) {
+    const struct {
+        const char *name;
+        float value, least, most;
+    } floats[] = {
+        {"--temp", c->temperature, 0, 100},
+        {"--top-p", c->top_p, 0, 1},
+        {"--min-p", c->min_p, 0, 1},
+        {"--repeat-penalty", c->repeat_penalty, 0.01f, 100},
+        {"--presence-penalty", c->presence_penalty, -100, 100},
+        {"--frequency-penalty", c->frequency_penalty, -100, 100},
+    };
+    const struct {
+        const char *name;
+        int value, least, most;
+    } ints[] = {
+        {"--context", c->context == INT_MIN ? 0 : c->context, 0, 1 << 24},
+        {"--threads", c->threads, 0, 1024},
+        {"--device", c->device, 0, 1024},
+        {"--batch", c->batch, 1, 4096},
+        {"--top-k", c->top_k, -1, INT_MAX},
+        {"--seed", c->seed, -1, INT_MAX},
+    };
+    for (size_t i = 0; i < sizeof floats / sizeof *floats; i++)
+        if (floats[i].value < floats[i].least || floats[i].value > floats[i].most)
+            return complain(EXIT_USAGE, "%s: %s is %g, expected %g to %g", verb, floats[i].name,
+                            (double)floats[i].value, (double)floats[i].least,
+                            (double)floats[i].most);
+    for (size_t i = 0; i < sizeof ints / sizeof *ints; i++)
+        if (ints[i].value < ints[i].least || ints[i].value > ints[i].most)
+            return complain(EXIT_USAGE, "%s: %s is %d, expected %d to %d", verb, ints[i].name,
+                            ints[i].value, ints[i].least, ints[i].most);
+    static const char *const kv_types[] = {"f32", "f16", "q8_0", "q4_0"};
+    bool is_known = false;
+    for (size_t i = 0; i < sizeof kv_types / sizeof *kv_types; i++)
+        is_known |= strcmp(c->kv, kv_types[i]) == 0;
+    if (!is_known)
+        return complain(EXIT_USAGE, "%s: --kv is '%s', expected f32, f16, q8_0 or q4_0", verb,
+                        c->kv);
+    if (!backend_find(c->backend))
+        return complain(EXIT_USAGE, "%s: --backend is '%s', expected auto or cpu", verb,
+                        c->backend);
+    for (int i = 0; i < c->stops.n; i++)
+        if (!c->stops.at[i][0])
+            return complain(EXIT_USAGE, "%s: --stop is '', expected a text", verb);
+    return OPTS_GO_ON;
+}
+
+struct sluice_engine_options common_engine(const struct common *c) {
+    struct sluice_engine_options o = sluice_engine_options_default();
+    o.backend = c->backend;
+    o.device = c->device;
+    o.threads = c->threads;
+    o.exact = c->exact;
+    o.kv_type = c->kv;
+    o.context = c->context == INT_MIN ? -1 : c->context;
+    o.sequences = o.batch = (uint32_t)c->batch;
+    o.snapshot_bytes = 0; /* what goes back asks for them */
+    return o;
+}
+
+static uint64_t drawn_seed(void) {
+    struct timespec t;
+    clock_gettime(CLOCK_REALTIME, &t);
+    return (uint64_t)t.tv_nsec ^ (uint64_t)t.tv_sec << 20 ^ (uint64_t)getpid();
+}
+
+struct sluice_sampling common_sampling(const struct common *c, const sluice_model *model) {
+    struct sluice_sampling s = sluice_sampling_default(model);
+    const struct {
+        float given, *to;
+    } rows[] = {
+        {c->temperature, &s.temperature},
+        {c->top_p, &s.top_p},
+        {c->min_p, &s.min_p},
+        {c->repeat_penalty, &s.repeat_penalty},
+        {c->presence_penalty, &s.presence_penalty},
+        {c->frequency_penalty, &s.frequency_penalty},
+    };
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++)
+        if (!isnan(rows[i].given))
+            *rows[i].to = rows[i].given;
+    if (c->top_k >= 0)
+        s.top_k = (uint32_t)c->top_k;
+    s.seed = c->seed >= 0 ? (uint64_t)c->seed : drawn_seed();
+    return s;
+}
+
+/* ---- opening ----------------------------------------------------------------------------------
+ */
+
+int fail_engine(const sluice_engine *engine) {
+    return complain(EXIT_WORLD, "%s", sluice_engine_error(engine));
+}
+
+int common_open_model(const struct common *c, sluice_model **model) {
+    struct err err = {0};
+    *model = NULL;
+    const char *path = model_path(c->model, &err);
+    if (!path)
+        return fail(&err);
+    if (sluice_model_open(model, path) == SLUICE_OK)
+        return 0;
+    int exit = complain(EXIT_WORLD, "%s", sluice_model_error(*model));
+    sluice_model_close(*model);
+    *model = NULL;
+    return exit;
+}
+
+static void show_loading(void *user, uint64_t done, uint64_t total) {
+    struct progress *p = user;
+    if (!p->what)
+        progress_start(p, "loading", total);
+    p->total = total;
+    progress_update(p, done);
+}
+
+int common_open_engine(sluice_model *model, const struct sluice_engine_options *options, bool taps,
+                       sluice_engine **engine) {
+    struct sluice_engine_options o = *options;
+    struct progress bar = {0};
+    struct err err = {0};
+    o.progress = show_loading;
+    o.user = &bar;
+    int status = engine_prepare(engine, model, &o, taps, &err);
+    if (!status)
+        status = engine_load(*engine, &o, &err);
+    progress_end(&bar);
+    if (!status)
+        return 0;
+    engine_close(*engine);
+    *engine = NULL;
+    return fail(&err);
+}
+
+int common_open(const struct common *c, const struct sluice_engine_options *options, bool taps,
+                sluice_model **model, sluice_engine **engine) {
+    *engine = NULL;
+    int exit = common_open_model(c, model);
+    if (!exit)
+        exit = common_open_engine(*model, options, taps, engine);
+    if (exit) {
+        sluice_model_close(*model);
+        *model = NULL;
+    }
+    return exit;
+}
+
+uint32_t common_outputs(const sluice_model *model, uint32_t useful) {
+    enum { ROOM = 256 << 20, MOST = 256 };
+    struct sluice_facts facts;
+    sluice_model_facts(model, &facts);
+    uint64_t row_bytes = (uint64_t)facts.n_logits * 20; /* logits twice, and room to sort them */
+    uint64_t n = ROOM / row_bytes;
+    n = n < 1 ? 1 : n > MOST ? MOST : n;
+    return n < useful ? (uint32_t)n : useful;
+}
+
+void common_announce(const struct common *c, const sluice_model *model,
+                     const sluice_engine *engine) {
+    struct sluice_facts facts;
+    struct sluice_choice choice;
+    struct sluice_memory memory;
+    sluice_model_facts(model, &facts);
+    sluice_engine_choice(engine, &choice);
+    sluice_engine_memory(engine, &memory);
+    const char *slash = strrchr(model->model->path, '/');
+    const char *why = c->context > 0                    ? "-c"
+                      : choice.context == facts.context ? "the file's"
+                      : choice.context == 8192          ? "8192 unless -c says otherwise"
+                                                        : "what it takes";
+    int threads = c->threads ? c->threads : cpu_count();
+    fprintf(stderr,
+            "%s%s: %s, %.1f M parameters; %s (%s), %d thread%s%s; context %u (%s), %u sequence%s, "
+            "kv %s; %s: weights %s, state %s, work %s\n",
+            slash && slash[1] ? slash + 1 : model->model->path, c->model ? "" : " (ships with it)",
+            facts.architecture, (double)facts.parameters / 1e6, choice.backend,
+            strcmp(c->backend, "auto") == 0 ? "the best there is" : "--backend", threads,
+            threads == 1 ? "" : "s", c->exact ? ", exact" : "", choice.context, why,
+            choice.sequences, choice.sequences == 1 ? "" : "s", choice.kv_type,
+            human_bytes(memory.total), human_bytes(memory.weights + memory.packed),
+            human_bytes(memory.state), human_bytes(memory.scratch + memory.io + memory.workspace));
+}
+
+void token_bar_start(struct token_bar *bar, const char *what, uint64_t total) {
+    *bar = (struct token_bar){
+        .what = what, .total = total, .started = seconds_now(), .is_on = what && isatty(2)};
+}
+
+void token_bar_update(struct token_bar *bar, uint64_t done) {
+    double now = seconds_now();
+    if (!bar->is_on || now - bar->started < 0.5 || now - bar->shown < 0.1)
+        return;
+    bar->shown = now;
+    bar->was_shown = true;
+    fprintf(stderr, "\r%s %llu of %llu tokens, %.0f tok/s ", bar->what, (unsigned long long)done,
+            (unsigned long long)bar->total, (double)done / (now - bar->started));
+}
+
+void token_bar_end(struct token_bar *bar) {
+    if (bar->was_shown)
+        fprintf(stderr, "\r\033[K");
+    bar->was_shown = false;
+}
+
+int common_work_off(sluice_engine *engine, const char *what, uint64_t tokens) {
+    struct token_bar bar;
+    uint64_t done = 0;
+    int status = SLUICE_OK;
+    token_bar_start(&bar, what, tokens);
+    for (uint32_t rows = 1; !status && rows > 0;) {
+        status = sluice_engine_step(engine, &rows);
+        token_bar_update(&bar, done += rows);
+    }
+    token_bar_end(&bar);
+    return status ? fail_engine(engine) : 0;
+}
+
+/* ---- measures ---------------------------------------------------------------------------------
+ */
+
+uint64_t common_step_bytes(const sluice_engine *engine, uint32_t rows, uint32_t depth) {
+    const struct plan *plan = engine->plans[engine_plan_for(engine, rows, rows)];
+    uint64_t bytes = 0;
+    for (uint32_t i = 0; i < plan->n_ops; i++) {
+        struct op_traffic t = op_traffic(&plan->ops[i], rows, depth);
+        bytes += t.weights + t.state;
+    }
+    return bytes;
+}
+
+typedef uint64_t lanes __attribute__((vector_size(64)));
+
+struct sweep {
+    const lanes *data;
+    uint64_t sink;
+};
+
+static void read_all(void *context, uint64_t begin, uint64_t end) {
+    struct sweep *s = context;
+    lanes sum[4] = {{0}};
+    for (uint64_t i = begin; i + 4 <= end; i += 4)
+        for (int k = 0; k < 4; k++)
+            sum[k] ^= s->data[i + (uint64_t)k];
+    sum[0] ^= sum[1] ^ sum[2] ^ sum[3];
+    __atomic_fetch_xor(&s->sink, sum[0][0] ^ sum[0][7], __ATOMIC_RELAXED);
+}
+
+double common_bandwidth(int threads) {
+    enum { TRIES = 7, GRAIN = 1 << 14 }; /* a megabyte a piece */
+    uint64_t bytes = fit_available() > 4ull << 30 ? 1ull << 30 : 1ull << 28, n = bytes / 64;
+    struct err err;
+    struct pool *pool = NULL;
+    struct sweep s = {.data = aligned_alloc(64, bytes)};
+    double best = 0;
+    if (s.data && pool_open(&pool, threads ? threads : cpu_count(), &err) == SLUICE_OK) {
+        memset((void *)s.data, 1, bytes);
+        for (int i = 0; i < TRIES; i++) {
+            double started = seconds_now();
+            pool_for(pool, n, GRAIN, read_all, &s);
+            double rate = (double)bytes / 1e9 / (seconds_now() - started);
+            best = rate > best ? rate : best;
+        }
+    }
+    pool_close(pool);
+    free((void *)s.data);
+    return best;
+}

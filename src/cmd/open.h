@@ -1,0 +1,82 @@
+/* open.h - the options that verbs with an engine share, and opening as they say. */
+#ifndef CMD_OPEN_H
+#define CMD_OPEN_H
+
+#include "base/err.h"
+#include "cmd/opts.h"
+#include "sluice.h"
+
+/* Filled by opts_parse; begin with common_default. */
+struct common {
+    const char *model, *backend, *kv;
+    int threads, device, context, batch;
+    bool exact, as_json;
+    /* NaN and -1: not given. */
+    float temperature, top_p, min_p, repeat_penalty, presence_penalty, frequency_penalty;
+    int top_k, seed;
+    struct opt_list stops;
+};
+
+struct common common_default(void);
+
+enum option_group {
+    WITH_ENGINE = 1,   /* -m --backend --device -t -c --kv --exact */
+    WITH_SAMPLING = 2, /* --temp ... --seed */
+    WITH_STOP = 4,
+    WITH_JSON = 8,
+};
+enum { MAX_COMMON_OPTS = 24 };
+
+/* Appends the rows of the groups to a table that has n; returns how many it has then. */
+int common_opts(struct opt *table, int n, struct common *c, unsigned groups);
+
+/* Whether the values given make sense; OPTS_GO_ON, or the exit status after one line. */
+int common_check(const struct common *c, const char *verb);
+
+/* The engine's options from the command line's. */
+struct sluice_engine_options common_engine(const struct common *c);
+/* The model's own sampling with what the command line says instead. A seed that is not given is
+ * drawn. */
+struct sluice_sampling common_sampling(const struct common *c, const sluice_model *model);
+
+/* A model and an engine with a bar for loading. On failure both are closed and NULL, one line is on
+ * stderr, and the exit status is returned; 0 when all is well. `taps`: see engine_prepare. */
+int common_open(const struct common *c, const struct sluice_engine_options *options, bool taps,
+                sluice_model **model, sluice_engine **engine);
+int common_open_model(const struct common *c, sluice_model **model);
+int common_open_engine(sluice_model *model, const struct sluice_engine_options *options, bool taps,
+                       sluice_engine **engine);
+
+/* How many rows may hand out logits in one step, for the verbs that want all of them: as many as
+ * `useful` and a reasonable room for them allow. */
+uint32_t common_outputs(const sluice_model *model, uint32_t useful);
+
+/* One line on stderr: which model, backend, device, context and memory, and why. */
+void common_announce(const struct common *c, const sluice_model *model,
+                     const sluice_engine *engine);
+
+/* A line on a terminal that counts tokens, once that takes long. */
+struct token_bar {
+    const char *what;
+    uint64_t total;
+    double started, shown; /* seconds */
+    bool is_on, was_shown;
+};
+void token_bar_start(struct token_bar *bar, const char *what, uint64_t total);
+void token_bar_update(struct token_bar *bar, uint64_t done);
+void token_bar_end(struct token_bar *bar); /* wipes it */
+
+/* Steps until nothing waits, with such a bar. `what` NULL: without. */
+int common_work_off(sluice_engine *engine, const char *what, uint64_t tokens);
+
+/* Bytes of weights and state that a step of so many rows touches at that depth. */
+uint64_t common_step_bytes(const sluice_engine *engine, uint32_t rows, uint32_t depth);
+
+/* GB/s that so many threads (0: one a processor) read from memory together; the best of some tries.
+ * 0 when memory ran out. */
+double common_bandwidth(int threads);
+
+/* Says why a call on the engine failed; returns the exit status. */
+int fail_engine(const sluice_engine *engine);
+
+#endif

@@ -1,0 +1,142 @@
+/* ppl.c - the verb ppl: how well a model foresees a text.
+ *
+ * The whole text as tokens, without BOS, cut into windows; the tail that fills none is dropped.
+ * Each window begins with an empty sequence, and its tokens from the second on are scored: nll is
+ * the mean of -log p. */
+#include <math.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "base/filemap.h"
+#include "cmd/cmd.h"
+#include "cmd/open.h"
+#include "engine/engine.h"
+
+struct ppl {
+    struct common common;
+    const char *file;
+    int window, max_windows;
+    sluice_model *model;
+    sluice_engine *engine;
+    struct ids ids;
+    double nll; /* sum */
+    uint64_t scored;
+};
+
+/* -log of the softmax at `token`. */
+static double surprise(const float *logits, int32_t n, int32_t token) {
+    float best = logits[0];
+    for (int32_t i = 1; i < n; i++)
+        best = logits[i] > best ? logits[i] : best;
+    double sum = expf(logits[0] - best);
+    for (int32_t i = 1; i < n; i++)
+        sum += expf(logits[i] - best);
+    return log(sum) + best - logits[token];
+}
+
+static int score_window(struct ppl *p, const int32_t *tokens, uint32_t n) {
+    sluice_seq *seq;
+    struct sluice_facts facts;
+    sluice_model_facts(p->model, &facts);
+    if (sluice_seq_open(&seq, p->engine) || sluice_seq_want(seq, SLUICE_WANT_ALL_LOGITS) ||
+        sluice_seq_feed(seq, tokens, n))
+        return fail_engine(p->engine);
+    for (uint32_t at = 0; at < n;) {
+        const float *logits;
+        uint32_t rows;
+        if (sluice_engine_step(p->engine, NULL) || sluice_seq_logits(seq, &logits, &rows))
+            return fail_engine(p->engine);
+        for (uint32_t i = 0; i < rows; i++, at++, logits += facts.n_logits)
+            if (at + 1 < n) {
+                p->nll += surprise(logits, facts.n_logits, tokens[at + 1]);
+                p->scored++;
+            }
+    }
+    sluice_seq_close(seq);
+    return 0;
+}
+
+static int score(struct ppl *p) {
+    size_t window = (size_t)p->window, n = p->ids.len / window;
+    if (p->max_windows && (size_t)p->max_windows < n)
+        n = (size_t)p->max_windows;
+    struct token_bar bar;
+    token_bar_start(&bar, "scoring", n * window);
+    for (size_t i = 0; i < n; i++) {
+        int exit = score_window(p, p->ids.at + i * window, (uint32_t)window);
+        if (exit)
+            return exit;
+        token_bar_update(&bar, (i + 1) * window);
+    }
+    token_bar_end(&bar);
+    double nll = p->nll / (double)p->scored;
+    if (p->common.as_json)
+        printf("{\"nll\": %.9f, \"ppl\": %.9f, \"scored\": %llu}\n", nll, exp(nll),
+               (unsigned long long)p->scored);
+    else
+        printf("nll %.6f  perplexity %.6f  scored %llu tokens in %zu windows of %zu\n", nll,
+               exp(nll), (unsigned long long)p->scored, n, window);
+    return 0;
+}
+
+static int encode_file(struct ppl *p) {
+    struct err err = {0};
+    struct filemap map = {.fd = -1};
+    if (!p->model->tokenizer)
+        return complain(EXIT_WORLD, "%s", sluice_model_error(p->model));
+    int status = filemap_open(&map, p->file, &err);
+    if (!status)
+        status = tokenizer_encode(p->model->tokenizer,
+                                  (struct str){(const char *)map.data, map.size}, 0, &p->ids, &err);
+    filemap_close(&map);
+    if (status)
+        return fail(&err);
+    if (p->ids.len < (size_t)p->window)
+        return complain(EXIT_WORLD, "%s: %zu tokens, expected at least a window of %d (--window)",
+                        p->file, p->ids.len, p->window);
+    return 0;
+}
+
+int cmd_ppl(int argc, char **argv) {
+    struct ppl p = {.common = common_default(), .window = 512};
+    struct opt opts[MAX_COMMON_OPTS + 8] = {
+        {"--file", 'f', OPT_STRING, &p.file, "TEXT", "the text to score"},
+        {"--window", 0, OPT_INT, &p.window, "N", "tokens of a window; 512 unless given"},
+        {"--windows", 0, OPT_INT, &p.max_windows, "N", "score no more than the first N; 0: all"},
+    };
+    const struct usage usage = {
+        .verb = "ppl",
+        .synopsis = "[-m MODEL] -f TEXT [--window 512] [options]",
+        .about = "Scores a text: cut into windows, each from an empty sequence, tokens 2 to the "
+                 "last of each\nscored. nll is the mean of -log p, perplexity its exponential.",
+        .example = "sluice ppl -f stories.txt --exact --json",
+        .opts = opts,
+        .n_opts = common_opts(opts, 3, &p.common, WITH_ENGINE | WITH_JSON),
+    };
+    int exit = opts_parse(&usage, argc, argv, NULL);
+    if (exit == OPTS_GO_ON)
+        exit = common_check(&p.common, "ppl");
+    if (exit != OPTS_GO_ON)
+        return exit;
+    if (!p.file)
+        return complain(EXIT_USAGE, "ppl: no text; name one with -f");
+    if (p.window < 2 || p.max_windows < 0)
+        return complain(EXIT_USAGE, "ppl: --window is %d, expected 2 or more", p.window);
+    exit = common_open_model(&p.common, &p.model);
+    if (!exit)
+        exit = encode_file(&p);
+    if (!exit) {
+        struct sluice_engine_options o = common_engine(&p.common);
+        o.context = p.window;
+        o.all_outputs = common_outputs(p.model, (uint32_t)p.window);
+        exit = common_open_engine(p.model, &o, false, &p.engine);
+    }
+    if (!exit) {
+        common_announce(&p.common, p.model, p.engine);
+        exit = score(&p);
+    }
+    ids_free(&p.ids);
+    sluice_engine_close(p.engine);
+    sluice_model_close(p.model);
+    return exit;
+}

@@ -1,0 +1,364 @@
+/* api.c - the public face: arguments checked, errors kept with their handle. */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/size.h"
+#include "engine/engine.h"
+
+/* ---- models -----------------------------------------------------------------------------------
+ */
+
+static int open_tokenizer(struct sluice_model *m, struct err *err) {
+    struct model *model = m->model;
+    int status = model->folder ? tokenizer_from_folder(&m->tokenizer, model->folder, err)
+                               : tokenizer_from_gguf(&m->tokenizer, model->file, err);
+    if (status != SLUICE_ERR_UNSUPPORTED)
+        return status;
+    m->tokenizer = NULL; /* a model without vocabulary can still be fed ids */
+    return SLUICE_OK;
+}
+
+/* Padding stands behind the last token. */
+static int32_t count_tokens(const struct sluice_model *m) {
+    int32_t rows = (int32_t)m->model->config.n_vocab;
+    int32_t n = m->tokenizer ? tokenizer_count(m->tokenizer) : rows;
+    while (m->tokenizer && n > 1 && tokenizer_type(m->tokenizer, n - 1) == TOKEN_UNUSED)
+        n--;
+    return n < rows ? n : rows;
+}
+
+int sluice_model_open(sluice_model **out, const char *path) {
+    if (!out)
+        return SLUICE_ERR_ARGUMENT;
+    struct sluice_model *m = *out = calloc(1, sizeof *m);
+    if (!m)
+        return SLUICE_ERR_MEMORY;
+    pthread_mutex_init(&m->loading, NULL);
+    if (!path)
+        return err_set(&m->err, SLUICE_ERR_ARGUMENT, "the model's path is NULL, expected one");
+    int status = model_open(&m->model, path, &m->err);
+    if (!status)
+        status = open_tokenizer(m, &m->err);
+    if (status)
+        return status;
+    m->n_tokens = count_tokens(m);
+    CHECK(size_align(m->model->weights->bytes, WEIGHTS_PAGE, &m->weight_bytes));
+    return SLUICE_OK;
+}
+
+void sluice_model_close(sluice_model *m) {
+    if (!m)
+        return;
+    tokenizer_close(m->tokenizer);
+    model_close(m->model);
+    pthread_mutex_destroy(&m->loading);
+    free(m);
+}
+
+const char *sluice_model_error(const sluice_model *m) {
+    return m ? m->err.text : "";
+}
+
+static uint64_t count_parameters(const struct model *m) {
+    uint64_t n = 0;
+    for (uint32_t i = 0; m->file && i < m->file->n_tensors; i++)
+        n += m->file->tensors[i].n_values;
+    for (uint32_t i = 0; m->folder && i < m->folder->weights->n_tensors; i++)
+        n += m->folder->weights->tensors[i].n_values;
+    return n;
+}
+
+void sluice_model_facts(const sluice_model *m, struct sluice_facts *out) {
+    const struct config *c = &m->model->config;
+    *out = (struct sluice_facts){
+        .architecture = c->arch,
+        .layers = c->n_layers,
+        .width = c->hidden,
+        .context = c->context,
+        .n_logits = (int32_t)c->n_vocab,
+        .n_tokens = m->n_tokens,
+        .has_tokenizer = m->tokenizer != NULL,
+        .adds_bos = m->tokenizer && tokenizer_adds_bos(m->tokenizer),
+        .bos = m->tokenizer ? tokenizer_bos(m->tokenizer) : -1,
+        .eos = m->tokenizer ? tokenizer_eos(m->tokenizer) : -1,
+        .parameters = count_parameters(m->model),
+    };
+}
+
+bool sluice_token_is_end(const sluice_model *m, int32_t token) {
+    return m->tokenizer && token >= 0 && token < tokenizer_count(m->tokenizer) &&
+           tokenizer_is_end(m->tokenizer, token);
+}
+
+int sluice_encode(const sluice_model *m, const char *text, size_t length, unsigned flags,
+                  int32_t *tokens, size_t capacity, size_t *n) {
+    if (!m || !n || (!text && length) || (!tokens && capacity))
+        return SLUICE_ERR_ARGUMENT;
+    *n = 0;
+    if (!m->tokenizer)
+        return SLUICE_ERR_UNSUPPORTED;
+    struct ids ids = {0};
+    unsigned how = (flags & SLUICE_ENCODE_SPECIAL ? ENCODE_SPECIAL : 0) |
+                   (flags & SLUICE_ENCODE_BOS ? ENCODE_BOS : 0);
+    int status =
+        tokenizer_encode(m->tokenizer, (struct str){text ? text : "", length}, how, &ids, NULL);
+    if (!status)
+        *n = ids.len;
+    if (!status && ids.len > capacity)
+        status = SLUICE_ERR_ARGUMENT;
+    else if (!status && ids.len)
+        memcpy(tokens, ids.at, ids.len * sizeof *tokens);
+    ids_free(&ids);
+    return status;
+}
+
+/* ---- engines ----------------------------------------------------------------------------------
+ */
+
+struct sluice_engine_options sluice_engine_options_default(void) {
+    return (struct sluice_engine_options){
+        .backend = "auto",
+        .kv_type = "f16",
+        .context = -1,
+        .sequences = 1,
+        .batch = 1,
+        .prefill = 256,
+        .snapshot_bytes = 128 << 20,
+        .snapshot_every = 256,
+    };
+}
+
+int sluice_engine_open(sluice_engine **out, sluice_model *model,
+                       const struct sluice_engine_options *options) {
+    if (!out)
+        return SLUICE_ERR_ARGUMENT;
+    *out = NULL;
+    if (!model || !model->model)
+        return SLUICE_ERR_ARGUMENT;
+    struct sluice_engine_options o = options ? *options : sluice_engine_options_default();
+    struct err err = {0};
+    int status = engine_prepare(out, model, &o, false, &err);
+    if (!status)
+        status = engine_load(*out, &o, &err);
+    if (*out)
+        (*out)->err = err;
+    return status;
+}
+
+void sluice_engine_close(sluice_engine *e) {
+    engine_close(e);
+}
+
+const char *sluice_engine_error(const sluice_engine *e) {
+    return e ? e->err.text : "";
+}
+
+int sluice_engine_step(sluice_engine *e, uint32_t *rows) {
+    uint32_t ignored;
+    if (!e || !e->is_loaded)
+        return SLUICE_ERR_ARGUMENT;
+    return batch_step(e, rows ? rows : &ignored, NULL, &e->err);
+}
+
+void sluice_engine_memory(const sluice_engine *e, struct sluice_memory *out) {
+    struct backend_memory m = e->predicted;
+    if (e->is_loaded)
+        e->kind->memory(e->backend, &m);
+    *out = engine_memory_of(e, &m);
+}
+
+void sluice_engine_counters(const sluice_engine *e, struct sluice_counters *out) {
+    struct backend_counters c = {0};
+    e->kind->counters(e->backend, &c);
+    *out = (struct sluice_counters){
+        .steps = e->n_steps,
+        .rows = e->n_rows,
+        .submissions = c.submissions,
+        .waits = c.waits,
+        .host_copies = c.host_copies,
+        .host_copy_bytes = c.host_copy_bytes,
+        .allocations = c.allocations,
+        .snapshots_taken = e->state.n_taken,
+        .snapshots_used = e->state.n_used,
+    };
+}
+
+void sluice_engine_choice(const sluice_engine *e, struct sluice_choice *out) {
+    *out = (struct sluice_choice){
+        .backend = e->kind->name,
+        .kv_type = dtype_name(e->setup.kv_type),
+        .context = e->setup.context,
+        .sequences = e->setup.n_seqs,
+        .batch = e->setup.batch,
+    };
+    e->kind->device_line(0, out->device, sizeof out->device);
+}
+
+/* ---- sequences --------------------------------------------------------------------------------
+ */
+
+static struct sluice_seq *seq_at(struct sluice_engine *e, uint32_t slot) {
+    struct sluice_seq *seq = &e->seqs[slot];
+    *seq = (struct sluice_seq){
+        .engine = e,
+        .slot = slot,
+        .wants = SLUICE_WANT_TOKEN,
+        .n_pick = (uint32_t)e->model->n_tokens,
+        .token = -1,
+    };
+    sampler_defaults(&seq->sampling, e->model->model);
+    return seq;
+}
+
+int sluice_seq_open(sluice_seq **out, sluice_engine *e) {
+    uint32_t slot;
+    *out = NULL;
+    if (!e || !e->is_loaded)
+        return SLUICE_ERR_ARGUMENT;
+    int status = state_open(&e->state, &slot, &e->err);
+    if (!status)
+        *out = seq_at(e, slot);
+    return status;
+}
+
+void sluice_seq_close(sluice_seq *seq) {
+    if (seq)
+        state_close(&seq->engine->state, seq->slot);
+}
+
+static struct slot *slot_of(const struct sluice_seq *seq) {
+    return &seq->engine->state.slots[seq->slot];
+}
+
+int sluice_seq_feed(sluice_seq *seq, const int32_t *tokens, size_t n) {
+    struct sluice_engine *e = seq->engine;
+    struct slot *s = slot_of(seq);
+    uint32_t n_vocab = e->model->model->config.n_vocab;
+    for (size_t i = 0; i < n; i++)
+        if (tokens[i] < 0 || (uint32_t)tokens[i] >= n_vocab)
+            return err_set(&e->err, SLUICE_ERR_ARGUMENT, "token %d at place %zu, expected 0 to %u",
+                           tokens[i], i, n_vocab - 1);
+    if (n > e->setup.context - s->n_tokens)
+        return err_set(&e->err, SLUICE_ERR_ARGUMENT,
+                       "the sequence would have %zu tokens, expected at most %u, its context (-c)",
+                       s->n_tokens + n, e->setup.context);
+    if (n == 0)
+        return SLUICE_OK;
+    memcpy(s->tokens + s->n_tokens, tokens, n * sizeof *tokens);
+    s->n_tokens += (uint32_t)n;
+    return SLUICE_OK;
+}
+
+void sluice_seq_tokens(const sluice_seq *seq, const int32_t **tokens, uint32_t *n,
+                       uint32_t *waiting) {
+    const struct slot *s = slot_of(seq);
+    if (tokens)
+        *tokens = s->tokens;
+    if (n)
+        *n = s->n_tokens;
+    if (waiting)
+        *waiting = s->n_tokens - s->length;
+}
+
+int sluice_seq_want(sluice_seq *seq, unsigned wants) {
+    const unsigned all = SLUICE_WANT_TOKEN | SLUICE_WANT_LOGITS | SLUICE_WANT_ALL_LOGITS;
+    if (wants & ~all)
+        return err_set(&seq->engine->err, SLUICE_ERR_ARGUMENT, "wants is %u, expected 0 to %u",
+                       wants, all);
+    seq->wants = wants;
+    return SLUICE_OK;
+}
+
+int32_t sluice_seq_token(const sluice_seq *seq) {
+    const struct slot *s = slot_of(seq);
+    bool is_there = s->length == s->n_tokens && s->n_tokens == seq->picked_at;
+    return is_there ? seq->token : -1;
+}
+
+int sluice_seq_next(sluice_seq *seq, int32_t *token) {
+    struct sluice_engine *e = seq->engine;
+    int32_t last = sluice_seq_token(seq);
+    int status = last >= 0 ? sluice_seq_feed(seq, &last, 1) : SLUICE_OK;
+    if (!status &&
+        (slot_of(seq)->length == slot_of(seq)->n_tokens || !(seq->wants & SLUICE_WANT_TOKEN)))
+        status = err_set(&e->err, SLUICE_ERR_ARGUMENT,
+                         "the sequence has nothing to go on from, expected tokens that wait");
+    while (!status && (*token = sluice_seq_token(seq)) < 0)
+        status = sluice_engine_step(e, NULL);
+    return status;
+}
+
+int sluice_seq_logits(const sluice_seq *seq, const float **at, uint32_t *rows) {
+    const struct sluice_engine *e = seq->engine;
+    bool took_part = seq->n_logits > 0 && seq->logits_step == e->n_steps;
+    const struct plan *plan = e->plans[e->last_plan];
+    const float *logits = engine_io(e, plan->io.logits);
+    *at = took_part ? logits + (size_t)seq->first_output * plan->n_vocab : NULL;
+    *rows = took_part ? seq->n_logits : 0;
+    return SLUICE_OK;
+}
+
+struct sluice_sampling sluice_sampling_default(const sluice_model *model) {
+    struct sluice_sampling s;
+    sampler_defaults(&s, model->model);
+    return s;
+}
+
+int sluice_seq_set_sampling(sluice_seq *seq, const struct sluice_sampling *sampling) {
+    struct sluice_engine *e = seq->engine;
+    int status = sampler_check(sampling, e->model->n_tokens, &e->err);
+    if (status)
+        return status;
+    if (sampling->n_biases)
+        memmove(seq->biases, sampling->biases, sampling->n_biases * sizeof *seq->biases);
+    seq->sampling = *sampling;
+    seq->sampling.biases = seq->biases;
+    return SLUICE_OK;
+}
+
+int sluice_seq_fork(sluice_seq **out, const sluice_seq *seq) {
+    struct sluice_engine *e = seq->engine;
+    uint32_t slot;
+    *out = NULL;
+    int status = state_fork(&e->state, seq->slot, &slot, &e->err);
+    if (status)
+        return status;
+    struct sluice_seq *copy = &e->seqs[slot];
+    *copy = *seq;
+    copy->slot = slot;
+    copy->sampling.biases = copy->biases;
+    copy->n_logits = 0;
+    *out = copy;
+    return SLUICE_OK;
+}
+
+int sluice_seq_rewind(sluice_seq *seq, uint32_t n) {
+    struct sluice_engine *e = seq->engine;
+    struct slot *s = slot_of(seq);
+    if (n > s->n_tokens)
+        return err_set(&e->err, SLUICE_ERR_ARGUMENT,
+                       "cannot go back to %u tokens, expected at most the %u that there are", n,
+                       s->n_tokens);
+    if (n == s->n_tokens)
+        return SLUICE_OK;
+    seq->n_logits = 0;
+    return state_rewind(&e->state, seq->slot, n, &e->err);
+}
+
+int sluice_seq_save(const sluice_seq *seq, const char *path) {
+    return save_write(seq, path, &seq->engine->err);
+}
+
+int sluice_seq_load(sluice_seq **out, sluice_engine *e, const char *path) {
+    uint32_t slot;
+    int32_t token;
+    *out = NULL;
+    int status = save_read(e, path, &slot, &token, &e->err);
+    if (status)
+        return status;
+    *out = seq_at(e, slot);
+    (*out)->token = token;
+    (*out)->picked_at = slot_of(*out)->n_tokens;
+    return SLUICE_OK;
+}

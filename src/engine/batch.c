@@ -1,0 +1,197 @@
+/* batch.c - a step: who gets which rows, IO filled in, one submission, results handed out.
+ *
+ * Every sequence whose tokens wait is a part: one row for one that is generating, a stretch of
+ * rows for one whose prompt is worked off. Generating ones come first, so that a long prompt never
+ * makes them wait.
+ * (1) A part's rows are consecutive positions of its sequence, from its length on.
+ * (2) Only the last token that waits asks for a token; with SLUICE_WANT_ALL_LOGITS every row is an
+ *     output. Outputs stand in the order of parts.
+ * (3) What a row computes does not depend on the other rows, so neither does any result on how
+ *     parts are cut. */
+#include "engine/engine.h"
+#include "plan/io.h"
+
+/* ---- who gets which rows ----------------------------------------------------------------------
+ */
+
+struct room {
+    uint32_t rows, outputs;
+};
+
+static uint32_t min_u32(uint32_t a, uint32_t b) {
+    return a < b ? a : b;
+}
+
+static uint32_t waiting(const struct slot *s) {
+    return s->is_open ? s->n_tokens - s->length : 0;
+}
+
+/* The part that fits into the room; no rows when none does. */
+static struct part part_of(const struct sluice_engine *e, uint32_t slot, struct room room) {
+    const struct slot *s = &e->state.slots[slot];
+    unsigned wants = e->seqs[slot].wants;
+    uint32_t all = waiting(s);
+    uint32_t rows = min_u32(min_u32(all, room.rows), state_room(&e->state, slot));
+    if (wants & SLUICE_WANT_ALL_LOGITS) {
+        rows = min_u32(rows, room.outputs);
+        return (struct part){slot, rows, rows};
+    }
+    if (rows < all || wants == 0)
+        return (struct part){slot, rows, 0};
+    if (room.outputs == 0) /* the last row has to wait for the next step */
+        return (struct part){slot, rows - 1, 0};
+    return (struct part){slot, rows, 1};
+}
+
+/* Adds the parts of sequences that generate (one token waits), or of the others. */
+static void add_parts(struct sluice_engine *e, bool is_generating, struct room *room) {
+    for (uint32_t i = 0; i < e->setup.n_seqs && room->rows > 0; i++) {
+        uint32_t slot = (e->first_slot + i) % e->setup.n_seqs;
+        uint32_t n = waiting(&e->state.slots[slot]);
+        if (n == 0 || (n == 1) != is_generating)
+            continue;
+        struct part part = part_of(e, slot, *room);
+        if (part.rows == 0)
+            continue;
+        e->parts[e->n_parts++] = part;
+        room->rows -= part.rows;
+        room->outputs -= part.outputs;
+    }
+}
+
+static struct room compose(struct sluice_engine *e) {
+    const struct room all = {e->plans[e->n_plans - 1]->max_rows, e->setup.outputs};
+    struct room left = all;
+    e->n_parts = 0;
+    add_parts(e, true, &left);
+    add_parts(e, false, &left);
+    e->first_slot = (e->first_slot + 1) % e->setup.n_seqs;
+    return (struct room){all.rows - left.rows, all.outputs - left.outputs};
+}
+
+/* ---- IO ---------------------------------------------------------------------------------------
+ */
+
+/* IO as a plan lays it out. */
+struct io_view {
+    struct io_header *header;
+    struct io_row *rows;
+    struct io_segment *segments;
+    struct io_output *outputs;
+    struct io_change *changes;
+    struct io_bias *biases;
+};
+
+static struct io_view view_io(const struct sluice_engine *e, uint32_t plan) {
+    const struct io_layout *io = &e->plans[plan]->io;
+    return (struct io_view){
+        .header = engine_io(e, 0),
+        .rows = engine_io(e, io->rows),
+        .segments = engine_io(e, io->segments),
+        .outputs = engine_io(e, io->outputs),
+        .changes = engine_io(e, io->changes),
+        .biases = engine_io(e, io->biases),
+    };
+}
+
+static void fill_rows(const struct slot *s, const struct part *part, struct io_view *v) {
+    struct io_header *h = v->header;
+    for (uint32_t i = 0; i < part->rows; i++)
+        v->rows[h->n_rows + i] = (struct io_row){
+            .token = s->tokens[s->length + i],
+            .position = s->length + i,
+            .slot = part->slot,
+            .segment = h->n_segments,
+        };
+    v->segments[h->n_segments++] = (struct io_segment){
+        .slot = part->slot,
+        .first_row = h->n_rows,
+        .n_rows = part->rows,
+        .first_position = s->length,
+    };
+    h->n_rows += part->rows;
+}
+
+/* Outputs of the part's last rows, which are the last filled in. */
+static void fill_outputs(struct sluice_seq *seq, const struct part *part, bool is_last,
+                         struct io_view *v, uint32_t *n_biases) {
+    struct io_header *h = v->header;
+    bool wants_logits = seq->wants & (SLUICE_WANT_LOGITS | SLUICE_WANT_ALL_LOGITS);
+    bool wants_token = is_last && (seq->wants & SLUICE_WANT_TOKEN);
+    seq->first_output = h->n_outputs;
+    seq->n_logits = wants_logits ? part->outputs : 0;
+    for (uint32_t i = part->outputs; i > 0; i--) {
+        struct io_output *out = &v->outputs[h->n_outputs++];
+        *out = (struct io_output){.row = h->n_rows - i, .token = -1, .first_bias = *n_biases};
+        out->flags = wants_logits ? IO_WANTS_LOGITS : 0;
+        if (i > 1 || !wants_token)
+            continue;
+        out->flags |= IO_WANTS_TOKEN;
+        *n_biases += sampler_fill(seq, out, v->biases + *n_biases);
+    }
+}
+
+static void fill_io(struct sluice_engine *e, struct io_view *v) {
+    uint32_t n_biases = 0;
+    *v->header = (struct io_header){.step = e->n_steps + 1};
+    for (uint32_t i = 0; i < e->n_parts; i++) {
+        const struct part *part = &e->parts[i];
+        const struct slot *s = &e->state.slots[part->slot];
+        struct sluice_seq *seq = &e->seqs[part->slot];
+        v->header->n_changes +=
+            state_reserve(&e->state, part->slot, part->rows, v->changes + v->header->n_changes);
+        fill_rows(s, part, v);
+        fill_outputs(seq, part, part->rows == waiting(s), v, &n_biases);
+        seq->logits_step = e->n_steps + 1;
+        seq->token = -1;
+    }
+}
+
+/* ---- the step ---------------------------------------------------------------------------------
+ */
+
+static int run(struct sluice_engine *e, double *seconds, struct err *err) {
+    if (seconds)
+        return e->kind->time_ops(e->backend, e->last_plan, seconds, err);
+    int status = e->kind->submit(e->backend, e->last_plan, err);
+    return status ? status : e->kind->wait(e->backend, err);
+}
+
+static int collect(struct sluice_engine *e, const struct io_view *v, struct err *err) {
+    for (uint32_t i = 0; i < e->n_parts; i++) {
+        const struct part *part = &e->parts[i];
+        struct sluice_seq *seq = &e->seqs[part->slot];
+        if (part->outputs > 0) {
+            const struct io_output *last = &v->outputs[seq->first_output + part->outputs - 1];
+            seq->token = last->flags & IO_WANTS_TOKEN ? last->token : -1;
+            seq->picked_at = e->state.slots[part->slot].length + part->rows;
+        }
+        int status = state_advance(&e->state, part->slot, part->rows, err);
+        if (status)
+            return status;
+    }
+    return SLUICE_OK;
+}
+
+int batch_step(struct sluice_engine *e, uint32_t *rows, double *seconds, struct err *err) {
+    struct room used = compose(e);
+    *rows = used.rows;
+    if (used.rows == 0)
+        return SLUICE_OK;
+    e->last_plan = engine_plan_for(e, used.rows, used.outputs);
+    struct io_view v = view_io(e, e->last_plan);
+    fill_io(e, &v);
+    e->n_steps++;
+    e->n_rows += used.rows;
+    int status = run(e, seconds, err);
+    return status ? status : collect(e, &v, err);
+}
+
+const float *batch_tap(const struct sluice_engine *e, const struct sluice_seq *seq,
+                       uint32_t number) {
+    const struct plan *plan = e->plans[e->last_plan];
+    struct operand tap = plan_tap(plan, number);
+    uint32_t row = seq->first_output + (seq->n_logits ? seq->n_logits : 1) - 1;
+    const float *rows = engine_io(e, tap.offset);
+    return rows + (size_t)row * plan->tap_width;
+}

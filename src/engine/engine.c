@@ -1,0 +1,235 @@
+/* engine.c - opening: options to plans, plans to a backend.
+ *
+ * Everything is made here, at open: a plan and a recording for every width of a step, the regions,
+ * the tables. Nothing is allocated after it. */
+#include "engine/engine.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+enum { DEFAULT_CONTEXT = 8192, MAX_CONTEXT = 1 << 24, MAX_SEQUENCES = 4096, MAX_PREFILL = 4096 };
+
+/* ---- options ----------------------------------------------------------------------------------
+ */
+
+static int check_range(const char *name, uint64_t value, uint64_t most, struct err *err) {
+    if (value >= 1 && value <= most)
+        return SLUICE_OK;
+    return err_set(err, SLUICE_ERR_ARGUMENT, "%s is %llu, expected 1 to %llu", name,
+                   (unsigned long long)value, (unsigned long long)most);
+}
+
+static int find_kv_type(const struct sluice_engine_options *o, const struct config *c,
+                        enum dtype *out, struct err *err) {
+    const char *name = o->exact ? "f32" : o->kv_type ? o->kv_type : "f16";
+    static const enum dtype types[] = {DT_F32, DT_F16, DT_Q8_0, DT_Q4_0};
+    bool is_known = dtype_find(str_of(name), out), is_one = false;
+    for (size_t i = 0; is_known && i < sizeof types / sizeof *types; i++)
+        is_one |= *out == types[i];
+    if (!is_one)
+        return err_set(err, SLUICE_ERR_ARGUMENT,
+                       "attention memory (--kv) is '%s', expected f32, f16, q8_0 or q4_0", name);
+    if (c->head_width % dtype_info(*out)->block_values != 0)
+        return err_set(err, SLUICE_ERR_UNSUPPORTED,
+                       "attention memory (--kv) is %s, expected f16 or f32: heads have %u values",
+                       name, c->head_width);
+    return SLUICE_OK;
+}
+
+static uint32_t min_u32(uint32_t a, uint32_t b) {
+    return a < b ? a : b;
+}
+
+static int fill_setup(struct setup *s, const struct sluice_engine_options *o,
+                      const struct config *c, struct err *err) {
+    uint32_t usual = min_u32(c->context, DEFAULT_CONTEXT);
+    uint64_t context = o->context < 0 ? usual : o->context == 0 ? c->context : (uint64_t)o->context;
+    int status;
+    if ((status = check_range("context (-c)", context, MAX_CONTEXT, err)) ||
+        (status = check_range("sequences", o->sequences, MAX_SEQUENCES, err)) ||
+        (status = check_range("batch (--batch)", o->batch, MAX_SEQUENCES, err)) ||
+        (status = check_range("prefill", o->prefill, MAX_PREFILL, err)) ||
+        (status = check_range("snapshot_every", o->snapshot_every, MAX_CONTEXT, err)) ||
+        (status = find_kv_type(o, c, &s->kv_type, err)))
+        return status;
+    s->context = (uint32_t)context;
+    s->pages_per_seq = (s->context + IO_PAGE_POSITIONS - 1) / IO_PAGE_POSITIONS;
+    s->n_seqs = o->sequences;
+    s->batch = min_u32(o->batch, o->sequences);
+    s->prefill = o->prefill > s->batch ? o->prefill : s->batch;
+    s->outputs = min_u32(o->all_outputs > s->batch ? o->all_outputs : s->batch, s->prefill);
+    s->grid = o->snapshot_every;
+    s->exact = o->exact;
+    return SLUICE_OK;
+}
+
+/* ---- plans ------------------------------------------------------------------------------------
+ */
+
+static int make_plan(const struct sluice_engine *e, struct plan **out, uint32_t rows,
+                     uint32_t n_slots, struct err *err) {
+    const struct setup *s = &e->setup;
+    const struct config *c = &e->model->model->config;
+    const struct plan_options options = {
+        .max_rows = rows,
+        .max_outputs = min_u32(rows, s->outputs),
+        .n_slots = n_slots,
+        .n_pages = s->n_seqs * s->pages_per_seq,
+        .pages_per_seq = s->pages_per_seq,
+        .kv_type = s->kv_type,
+        .n_vocab = c->n_vocab,
+        .n_taps = s->has_taps ? c->n_layers + 2 : 0,
+        .tap_width = s->has_taps ? c->hidden : 0,
+    };
+    return model_plan(out, e->model->model, &options, err);
+}
+
+/* As many snapshots as the budget buys and the context can use; none where going back is a cut. */
+static int plan_snapshots(struct sluice_engine *e, uint64_t budget, struct err *err) {
+    struct plan *probe;
+    struct state_layout layout = {0};
+    struct setup *s = &e->setup;
+    int status = make_plan(e, &probe, 1, s->n_seqs, err);
+    if (!status)
+        status = state_layout_of(&layout, probe, &e->arena, err);
+    if (!status && layout.n_recurrent) {
+        uint64_t useful = (uint64_t)s->n_seqs * (s->context / s->grid);
+        uint64_t bought = budget / layout.slot_bytes;
+        s->n_snapshots = (uint32_t)(bought < useful ? bought : useful);
+    }
+    plan_free(probe);
+    return status;
+}
+
+/* The widths of steps: doubling up to the batch, then those for prompts. */
+static uint32_t widths_of(const struct setup *s, uint32_t widths[MAX_PLANS]) {
+    static const uint32_t prompts[] = {64, 256, 1024};
+    uint32_t n = 0;
+    for (uint32_t rows = 1; rows < s->batch; rows *= 2)
+        widths[n++] = rows;
+    widths[n++] = s->batch;
+    for (size_t i = 0; i < sizeof prompts / sizeof *prompts; i++)
+        if (prompts[i] > s->batch && prompts[i] < s->prefill)
+            widths[n++] = prompts[i];
+    if (s->prefill > s->batch)
+        widths[n++] = s->prefill;
+    return n;
+}
+
+static int make_plans(struct sluice_engine *e, struct err *err) {
+    uint32_t widths[MAX_PLANS], n = widths_of(&e->setup, widths);
+    CHECK(n <= MAX_PLANS);
+    for (; e->n_plans < n; e->n_plans++) {
+        int status = make_plan(e, &e->plans[e->n_plans], widths[e->n_plans],
+                               e->setup.n_seqs + e->setup.n_snapshots, err);
+        if (status)
+            return status;
+        CHECK(e->plans[e->n_plans]->bytes[REGION_STATE] == e->plans[0]->bytes[REGION_STATE]);
+    }
+    return state_layout_of(&e->state.layout, e->plans[0], &e->arena, err);
+}
+
+uint32_t engine_plan_for(const struct sluice_engine *e, uint32_t rows, uint32_t outputs) {
+    uint32_t i = 0;
+    while (i < e->n_plans && (e->plans[i]->max_rows < rows || e->plans[i]->max_outputs < outputs))
+        i++;
+    CHECK(i < e->n_plans);
+    return i;
+}
+
+/* ---- open and close ---------------------------------------------------------------------------
+ */
+
+static int open_backend(struct sluice_engine *e, const struct sluice_engine_options *o,
+                        struct err *err) {
+    const char *name = o->backend ? o->backend : "auto";
+    e->kind = backend_find(name);
+    if (!e->kind)
+        return err_set(err, SLUICE_ERR_ARGUMENT, "backend is '%s', expected auto or one of: %s",
+                       name, backend_at(0)->name);
+    const struct backend_options options = {o->device, o->threads, o->exact};
+    return e->kind->open(&e->backend, &options, err);
+}
+
+int engine_prepare(struct sluice_engine **out, struct sluice_model *model,
+                   const struct sluice_engine_options *o, bool has_taps, struct err *err) {
+    struct sluice_engine *e = *out = calloc(1, sizeof *e);
+    if (!e)
+        return err_memory(err, "an engine");
+    e->model = model;
+    e->setup.has_taps = has_taps;
+    int status;
+    if ((status = fill_setup(&e->setup, o, &model->model->config, err)) ||
+        (status = plan_snapshots(e, o->snapshot_bytes, err)) || (status = make_plans(e, err)) ||
+        (status = open_backend(e, o, err)))
+        return status;
+    status = e->kind->predict(e->backend, e->plans, e->n_plans, &e->predicted, err);
+    e->predicted.weights = model->weight_bytes; /* plans only know where their last tensor ends */
+    return status;
+}
+
+static int make_tables(struct sluice_engine *e, struct err *err) {
+    const struct setup *s = &e->setup;
+    const struct state_options options = {
+        .n_slots = s->n_seqs,
+        .n_snapshots = s->n_snapshots,
+        .grid = s->grid,
+        .context = s->context,
+        .pages_per_seq = s->pages_per_seq,
+        .n_vocab = e->model->model->config.n_vocab,
+    };
+    e->state.kind = e->kind;
+    e->state.backend = e->backend;
+    e->seqs = arena_array(&e->arena, s->n_seqs, sizeof *e->seqs);
+    e->parts = arena_array(&e->arena, s->n_seqs, sizeof *e->parts);
+    if (!e->seqs || !e->parts)
+        return err_memory(err, "the tables of sequences");
+    return state_init(&e->state, &options, &e->arena, err);
+}
+
+static int load_weights(struct sluice_model *m, struct err *err) {
+    pthread_mutex_lock(&m->loading);
+    int status = model_load(m->model, err);
+    pthread_mutex_unlock(&m->loading);
+    return status;
+}
+
+int engine_load(struct sluice_engine *e, const struct sluice_engine_options *o, struct err *err) {
+    const struct weights *w = e->model->model->weights;
+    int status = fit_check(e, o, err);
+    if (!status)
+        status = make_tables(e, err);
+    if (!status)
+        status = load_weights(e->model, err);
+    if (!status)
+        status = e->kind->load(e->backend, (struct backend_weights){w->base, w->bytes}, e->plans,
+                               e->n_plans, o->progress, o->user, err);
+    e->is_loaded = status == SLUICE_OK;
+    return status;
+}
+
+void engine_close(struct sluice_engine *e) {
+    if (!e)
+        return;
+    if (e->kind)
+        e->kind->close(e->backend);
+    for (uint32_t i = 0; i < e->n_plans; i++)
+        plan_free(e->plans[i]);
+    arena_free(&e->arena);
+    free(e);
+}
+
+struct sluice_memory engine_memory_of(const struct sluice_engine *e,
+                                      const struct backend_memory *m) {
+    return (struct sluice_memory){
+        .weights = m->weights,
+        .state = m->state,
+        .snapshots = e->setup.n_snapshots * e->state.layout.slot_bytes,
+        .scratch = m->scratch,
+        .io = m->io,
+        .packed = m->packed,
+        .workspace = m->workspace,
+        .driver = m->driver,
+        .total = m->weights + m->state + m->scratch + m->io + m->packed + m->workspace,
+    };
+}

@@ -1,0 +1,136 @@
+/* engine.h - what stands behind the handles of sluice.h.
+ *
+ * engine.c opens: options to plans, plans to a backend, all of it checked against the memory there
+ * is. batch.c runs a step. state.c owns the memory of sequences. save.c writes and reads them as
+ * files, sampler.c knows how tokens are picked, text.c turns them into text, api.c is the public
+ * face of it all. */
+#ifndef ENGINE_ENGINE_H
+#define ENGINE_ENGINE_H
+
+#include <pthread.h>
+
+#include "backend/backend.h"
+#include "engine/state.h"
+#include "model/model.h"
+#include "sluice.h"
+#include "text/tokenizer.h"
+
+struct sluice_model {
+    struct model *model;
+    struct tokenizer *tokenizer; /* NULL: none, err says why */
+    struct err err;
+    pthread_mutex_t loading; /* engines of several threads may want the weights at once */
+    int32_t n_tokens;
+    uint64_t weight_bytes; /* of the span as it will be mapped */
+};
+
+/* The options with every default filled in. */
+struct setup {
+    uint32_t context, pages_per_seq;
+    uint32_t n_seqs, batch, prefill;
+    uint32_t outputs; /* rows of a step that may go through the head */
+    uint32_t n_snapshots, grid;
+    enum dtype kv_type;
+    bool exact, has_taps;
+};
+
+struct sluice_seq {
+    struct sluice_engine *engine;
+    uint32_t slot; /* its number in state */
+    unsigned wants;
+    struct sluice_sampling sampling; /* its biases are those below */
+    struct sluice_bias biases[SLUICE_MAX_BIASES];
+    uint32_t n_pick; /* ids below this may be picked */
+    int32_t token;   /* picked behind the first picked_at tokens; -1: none */
+    uint32_t picked_at;
+    /* Of the engine's last step. */
+    uint64_t logits_step;
+    uint32_t first_output, n_logits;
+};
+
+/* A sequence's part of a step. */
+struct part {
+    uint32_t slot, rows, outputs;
+};
+
+enum { MAX_PLANS = 24 };
+
+struct sluice_engine {
+    struct sluice_model *model;
+    struct arena arena;
+    struct err err;
+    struct setup setup;
+    const struct backend_kind *kind;
+    struct backend *backend;
+    struct plan *plans[MAX_PLANS]; /* by rows, ascending */
+    uint32_t n_plans;
+    struct backend_memory predicted;
+    bool is_loaded;
+    struct state state;
+    struct sluice_seq *seqs; /* (n_seqs), by slot */
+    /* The running or last step. */
+    struct part *parts; /* (n_seqs) */
+    uint32_t n_parts, last_plan;
+    uint32_t first_slot; /* who is asked first: it goes round */
+    uint64_t n_steps, n_rows;
+};
+
+/* ---- engine.c ---------------------------------------------------------------------------------
+ */
+
+/* Plans, backend and the memory they will take; nothing is loaded. has_taps: every output row
+ * hands out the residual behind each layer. *out must be closed also on failure. */
+int engine_prepare(struct sluice_engine **out, struct sluice_model *model,
+                   const struct sluice_engine_options *options, bool has_taps, struct err *err);
+/* Refuses what does not fit, naming the options that would; then loads. */
+int engine_load(struct sluice_engine *e, const struct sluice_engine_options *options,
+                struct err *err);
+void engine_close(struct sluice_engine *e); /* takes NULL */
+
+struct sluice_memory engine_memory_of(const struct sluice_engine *e,
+                                      const struct backend_memory *m);
+/* The plan that a step of so many rows and outputs runs. */
+uint32_t engine_plan_for(const struct sluice_engine *e, uint32_t rows, uint32_t outputs);
+
+/* A place in IO as the host sees it. */
+static inline void *engine_io(const struct sluice_engine *e, uint64_t offset) {
+    return e->kind->io(e->backend) + offset;
+}
+
+/* ---- fit.c ------------------------------------------------------------------------------------
+ */
+
+/* Bytes that may be taken on this machine; UINT64_MAX when that is not to be found out. */
+uint64_t fit_available(void);
+int fit_check(const struct sluice_engine *e, const struct sluice_engine_options *options,
+              struct err *err);
+
+/* ---- batch.c ----------------------------------------------------------------------------------
+ */
+
+/* One step; *rows as in sluice_engine_step. seconds (may be NULL): of every op of the plan run,
+ * e->last_plan; then the step is timed op by op. */
+int batch_step(struct sluice_engine *e, uint32_t *rows, double *seconds, struct err *err);
+/* Tap `number` of the last output row of the last step. */
+const float *batch_tap(const struct sluice_engine *e, const struct sluice_seq *seq,
+                       uint32_t number);
+
+/* ---- sampler.c --------------------------------------------------------------------------------
+ */
+
+struct io_output;
+struct io_bias;
+void sampler_defaults(struct sluice_sampling *s, const struct model *m);
+int sampler_check(const struct sluice_sampling *s, int32_t n_tokens, struct err *err);
+/* How the token of an output row is picked; returns how many biases it wrote. */
+uint32_t sampler_fill(const struct sluice_seq *seq, struct io_output *out, struct io_bias *biases);
+
+/* ---- save.c -----------------------------------------------------------------------------------
+ */
+
+int save_write(const struct sluice_seq *seq, const char *path, struct err *err);
+/* `slot` is set when it succeeds, with *token the one picked last. */
+int save_read(struct sluice_engine *e, const char *path, uint32_t *slot, int32_t *token,
+              struct err *err);
+
+#endif

@@ -1,0 +1,91 @@
+/* fit.c - whether an engine fits into memory, and what would. */
+#include <stdio.h>
+#include <string.h>
+
+#include "engine/engine.h"
+
+/* A line "NAME   N kB" of a file of the system; UINT64_MAX when there is none. */
+static uint64_t read_kilobytes(const char *path, const char *name) {
+    uint64_t found = UINT64_MAX;
+    char line[256];
+    FILE *f = fopen(path, "re");
+    while (f && found == UINT64_MAX && fgets(line, sizeof line, f)) {
+        unsigned long long n;
+        if (strncmp(line, name, strlen(name)) == 0 && sscanf(line + strlen(name), "%llu", &n) == 1)
+            found = n;
+    }
+    if (f)
+        fclose(f);
+    return found;
+}
+
+uint64_t fit_available(void) {
+    uint64_t kilobytes = read_kilobytes("/proc/meminfo", "MemAvailable:");
+    uint64_t machine = kilobytes == UINT64_MAX ? UINT64_MAX : kilobytes << 10;
+    uint64_t group = read_kilobytes("/sys/fs/cgroup/memory.max", ""); /* bytes, or "max" */
+    return machine < group ? machine : group;
+}
+
+static bool fits(const struct sluice_engine *e, uint64_t limit) {
+    return engine_memory_of(e, &e->predicted).total <= limit;
+}
+
+static bool would_fit(const struct sluice_engine *e, const struct sluice_engine_options *o,
+                      uint64_t limit) {
+    struct sluice_engine *other;
+    struct err ignored;
+    int status = engine_prepare(&other, e->model, o, e->setup.has_taps, &ignored);
+    bool yes = status == SLUICE_OK && fits(other, limit);
+    engine_close(other);
+    return yes;
+}
+
+static void add_advice(char *text, size_t size, const char *format, const char *value) {
+    size_t used = strlen(text);
+    used += (size_t)snprintf(text + used, size - used, "%s", used ? ", " : "");
+    if (used < size)
+        snprintf(text + used, size - used, format, value);
+}
+
+/* Each option that makes it fit by itself. */
+static void find_advice(const struct sluice_engine *e, const struct sluice_engine_options *options,
+                        uint64_t limit, char *text, size_t size) {
+    static const char *const kv_types[] = {"f16", "q8_0", "q4_0"};
+    struct sluice_engine_options o = *options;
+    text[0] = 0;
+    for (o.context = e->setup.context / 2; o.context >= 256; o.context /= 2)
+        if (would_fit(e, &o, limit)) {
+            char number[24];
+            snprintf(number, sizeof number, "%lld", (long long)o.context);
+            add_advice(text, size, "-c %s", number);
+            break;
+        }
+    o = *options;
+    for (size_t i = 0; !o.exact && i < sizeof kv_types / sizeof *kv_types; i++) {
+        o.kv_type = kv_types[i];
+        if (would_fit(e, &o, limit)) {
+            add_advice(text, size, "--kv %s", o.kv_type);
+            break;
+        }
+    }
+    o = *options;
+    o.batch = o.sequences = 1;
+    if (options->batch > 1 && would_fit(e, &o, limit))
+        add_advice(text, size, "--batch %s", "1");
+}
+
+int fit_check(const struct sluice_engine *e, const struct sluice_engine_options *o,
+              struct err *err) {
+    uint64_t limit = o->memory_limit ? o->memory_limit : fit_available();
+    if (fits(e, limit))
+        return SLUICE_OK;
+    struct sluice_memory m = engine_memory_of(e, &e->predicted);
+    char advice[128];
+    find_advice(e, o, limit, advice, sizeof advice);
+    return err_set(err, SLUICE_ERR_MEMORY,
+                   "%s: a context of %u (-c) with %u sequences (--batch) needs %.3f GB, of which "
+                   "%.3f for weights, and %.3f are free; %s%s",
+                   e->model->model->path, e->setup.context, e->setup.n_seqs, (double)m.total / 1e9,
+                   (double)m.weights / 1e9, (double)limit / 1e9,
+                   advice[0] ? "what would fit: " : "no -c, --kv or --batch would fit", advice);
+}

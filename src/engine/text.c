@@ -1,0 +1,121 @@
+/* text.c - tokens to text as they come, with an eye on stop strings.
+ *
+ * (1) What is handed out has no stop string in it, and none begins in it.
+ * (2) What is held back may be the beginning of one, and is shorter than the longest. */
+#include <stdlib.h>
+#include <string.h>
+
+#include "engine/engine.h"
+
+struct sluice_text {
+    struct detok detok;
+    struct arena arena;
+    struct str *stops;
+    size_t n_stops;
+    struct text_buffer buffer;
+    size_t n_given; /* of the buffer's beginning, handed out by the last call */
+    bool has_stopped;
+};
+
+int sluice_text_open(sluice_text **out, const sluice_model *model, const char *const *stops,
+                     size_t n_stops) {
+    *out = NULL;
+    if (!model || !model->tokenizer)
+        return SLUICE_ERR_UNSUPPORTED;
+    for (size_t i = 0; i < n_stops; i++)
+        if (!stops[i] || !stops[i][0])
+            return SLUICE_ERR_ARGUMENT;
+    struct sluice_text *t = calloc(1, sizeof *t);
+    if (!t)
+        return SLUICE_ERR_MEMORY;
+    t->detok.t = model->tokenizer;
+    t->stops = arena_array(&t->arena, n_stops, sizeof *t->stops);
+    for (; t->stops && t->n_stops < n_stops; t->n_stops++) {
+        const char *copy = arena_strdup(&t->arena, str_of(stops[t->n_stops]));
+        if (!copy)
+            break;
+        t->stops[t->n_stops] = str_of(copy);
+    }
+    if (t->n_stops < n_stops) {
+        sluice_text_close(t);
+        return SLUICE_ERR_MEMORY;
+    }
+    *out = t;
+    return SLUICE_OK;
+}
+
+void sluice_text_close(sluice_text *t) {
+    if (!t)
+        return;
+    text_buffer_free(&t->buffer);
+    arena_free(&t->arena);
+    free(t);
+}
+
+/* True when a stop string stands in the text from `at` on: whole, or its beginning at the end. */
+static bool is_stop_at(const struct sluice_text *t, size_t at, bool is_whole) {
+    struct str rest = {t->buffer.at + at, t->buffer.len - at};
+    for (size_t i = 0; i < t->n_stops; i++) {
+        struct str stop = t->stops[i];
+        if (is_whole != (rest.len >= stop.len))
+            continue;
+        if (memcmp(rest.at, stop.at, is_whole ? stop.len : rest.len) == 0)
+            return true;
+    }
+    return false;
+}
+
+/* The first place of a whole stop string, or else where one may have begun; the text's length when
+ * there is none. */
+static size_t find_stop(const struct sluice_text *t, bool *is_whole) {
+    for (int pass = 0; pass < 2; pass++) {
+        *is_whole = pass == 0;
+        for (size_t at = 0; at < t->buffer.len; at++)
+            if (is_stop_at(t, at, *is_whole))
+                return at;
+    }
+    return t->buffer.len;
+}
+
+static int take(struct sluice_text *t, int32_t token) {
+    memmove(t->buffer.at, t->buffer.at + t->n_given, t->buffer.len - t->n_given);
+    t->buffer.len -= t->n_given;
+    t->n_given = 0;
+    if (t->has_stopped) {
+        t->detok = (struct detok){.t = t->detok.t}; /* what it held is not wanted any more */
+        return SLUICE_OK;
+    }
+    return token == SLUICE_TEXT_END ? detok_end(&t->detok, &t->buffer, NULL)
+                                    : detok_push(&t->detok, token, &t->buffer, NULL);
+}
+
+int sluice_text_push(sluice_text *t, int32_t token, const char **at, size_t *length) {
+    *at = "";
+    *length = 0;
+    if (t->buffer.at == NULL) /* so that there is always something to move and to compare */
+        t->buffer = (struct text_buffer){.at = malloc(64), .capacity = 64};
+    if (t->buffer.at == NULL) {
+        t->buffer = (struct text_buffer){0};
+        return SLUICE_ERR_MEMORY;
+    }
+    int status = take(t, token);
+    if (status)
+        return status;
+    bool is_whole = false;
+    size_t n_safe = t->has_stopped ? 0 : find_stop(t, &is_whole);
+    if (token == SLUICE_TEXT_END && !is_whole && !t->has_stopped)
+        n_safe = t->buffer.len;
+    t->has_stopped |= is_whole;
+    t->n_given = n_safe;
+    *at = t->buffer.at;
+    *length = n_safe;
+    if (t->has_stopped)
+        t->buffer.len = n_safe;
+    if (token == SLUICE_TEXT_END)
+        t->has_stopped = false;
+    return SLUICE_OK;
+}
+
+bool sluice_text_has_stopped(const sluice_text *t) {
+    return t->has_stopped;
+}

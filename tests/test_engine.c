@@ -1,0 +1,992 @@
+/* test_engine.c - the engine through its public face: the same bits however sequences are cut,
+ * batched, forked, rewound or saved; memory known to the byte; nothing allocated in a step. */
+#include <pthread.h>
+#include <stdatomic.h>
+#include <sys/mman.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include "backend/cpu/cpu.h"
+#include "engine/engine.h"
+#include "sluice.h"
+#include "test.h"
+
+#define STORIES "models/stories-27m-q4_k_m.gguf"
+
+/* ---- a guard over allocations -----------------------------------------------------------------
+ *
+ * Sanitizers have their own allocators; there the guard is off. */
+
+#if defined(__has_feature)
+#if __has_feature(address_sanitizer) || __has_feature(thread_sanitizer)
+#define IS_SANITIZED 1
+#endif
+#endif
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+#define IS_SANITIZED 1
+#endif
+
+static atomic_ullong n_allocations, mapped_bytes;
+
+#ifndef IS_SANITIZED
+void *__libc_malloc(size_t);
+void *__libc_calloc(size_t, size_t);
+void *__libc_realloc(void *, size_t);
+
+void *malloc(size_t n) {
+    atomic_fetch_add(&n_allocations, 1);
+    return __libc_malloc(n);
+}
+
+void *calloc(size_t n, size_t size) {
+    atomic_fetch_add(&n_allocations, 1);
+    return __libc_calloc(n, size);
+}
+
+void *realloc(void *p, size_t n) {
+    atomic_fetch_add(&n_allocations, 1);
+    return __libc_realloc(p, n);
+}
+
+/* Counts what is anonymous and may be written: regions, not files. */
+void *mmap(void *at, size_t n, int protection, int flags, int fd, off_t offset) {
+    atomic_fetch_add(&n_allocations, 1);
+    if ((flags & MAP_ANONYMOUS) && (protection & PROT_WRITE))
+        atomic_fetch_add(&mapped_bytes, n);
+    return (void *)syscall(SYS_mmap, at, n, protection, flags, fd, offset);
+}
+#endif
+
+/* ---- helpers ----------------------------------------------------------------------------------
+ */
+
+struct rig {
+    sluice_model *model;
+    sluice_engine *engine;
+    struct sluice_facts facts;
+};
+
+/* One that must open; the path of a reference is relative to the test data. */
+static bool rig_open(struct rig *r, const char *path, const struct sluice_engine_options *options) {
+    *r = (struct rig){0};
+    const char *full = path[0] == 'm' ? path : test_data(path);
+    if (sluice_model_open(&r->model, full)) {
+        test_fail(__FILE__, __LINE__, "%s", sluice_model_error(r->model));
+        return false;
+    }
+    sluice_model_facts(r->model, &r->facts);
+    if (sluice_engine_open(&r->engine, r->model, options)) {
+        test_fail(__FILE__, __LINE__, "%s", sluice_engine_error(r->engine));
+        return false;
+    }
+    return true;
+}
+
+static void rig_close(struct rig *r) {
+    sluice_engine_close(r->engine);
+    sluice_model_close(r->model);
+}
+
+static struct sluice_engine_options options_for(uint32_t context, uint32_t sequences) {
+    struct sluice_engine_options o = sluice_engine_options_default();
+    o.context = context;
+    o.sequences = o.batch = sequences;
+    o.threads = 1;
+    return o;
+}
+
+/* Random tokens that depend on the seed alone. */
+static void fill_tokens(int32_t *tokens, size_t n, uint64_t seed, int32_t n_vocab) {
+    for (size_t i = 0; i < n; i++) {
+        seed = seed * 6364136223846793005u + 1442695040888963407u;
+        tokens[i] = (int32_t)((seed >> 33) % (uint64_t)n_vocab);
+    }
+}
+
+static sluice_seq *open_seq(struct rig *r, uint64_t seed, size_t n_prompt) {
+    sluice_seq *seq = NULL;
+    int32_t prompt[1024];
+    struct sluice_sampling s = sluice_sampling_default(r->model);
+    s.temperature = 1.5f;
+    s.top_p = 1;
+    s.top_k = 0;
+    s.frequency_penalty = 0.1f;
+    s.repeat_penalty = 1.1f;
+    s.seed = seed;
+    fill_tokens(prompt, n_prompt, seed, r->facts.n_tokens);
+    EXPECT_INT(sluice_seq_open(&seq, r->engine), SLUICE_OK);
+    EXPECT_INT(sluice_seq_set_sampling(seq, &s), SLUICE_OK);
+    EXPECT_INT(sluice_seq_feed(seq, prompt, n_prompt), SLUICE_OK);
+    return seq;
+}
+
+static void generate(sluice_seq *seq, int32_t *tokens, size_t n) {
+    for (size_t i = 0; i < n; i++)
+        if (sluice_seq_next(seq, &tokens[i])) {
+            test_fail(__FILE__, __LINE__, "%s", sluice_engine_error(seq->engine));
+            return;
+        }
+}
+
+static void expect_tokens(const int32_t *found, const int32_t *expected, size_t n,
+                          const char *what) {
+    for (size_t i = 0; i < n; i++)
+        if (found[i] != expected[i]) {
+            test_fail(__FILE__, __LINE__, "%s: token %zu is %d, expected %d", what, i, found[i],
+                      expected[i]);
+            return;
+        }
+}
+
+static const char *const models[] = {
+    "reference/qwen35-dense-a/model-f32.gguf",    "reference/llama-a/model-q8_0.gguf",
+    "reference/qwen35-moe-a/model-f32.gguf",      "reference/qwen3-a/model-f32.gguf",
+    "reference/qwen35-dense-k/model-q4_k_m.gguf", STORIES,
+};
+/* Sanitizers are slow: there the first ones must do. */
+#ifdef IS_SANITIZED
+enum { N_MODELS = 3, N_SMALL = 3, N_CHANGES = 200 };
+#else
+enum { N_MODELS = sizeof models / sizeof *models, N_SMALL = N_MODELS - 1, N_CHANGES = 700 };
+#endif
+
+/* ---- the same bits ----------------------------------------------------------------------------
+ */
+
+enum { N_TOGETHER = 5, N_NEW = 20 };
+static const size_t prompt_lengths[N_TOGETHER] = {1, 70, 3, 130, 17};
+
+TEST(engine_batched_equals_alone) {
+    for (int m = 0; m < N_MODELS; m++) {
+        int32_t alone[N_TOGETHER][N_NEW], together[N_TOGETHER][N_NEW];
+        struct rig r;
+        struct sluice_engine_options o = options_for(200, 1);
+        for (int i = 0; i < N_TOGETHER && rig_open(&r, models[m], &o); i++) {
+            generate(open_seq(&r, (uint64_t)i, prompt_lengths[i]), alone[i], N_NEW);
+            rig_close(&r);
+        }
+        o = options_for(200, N_TOGETHER);
+        o.threads = 2;
+        o.prefill = 64;
+        if (!rig_open(&r, models[m], &o))
+            continue;
+        sluice_seq *seqs[N_TOGETHER];
+        size_t n[N_TOGETHER] = {0};
+        for (int i = 0; i < N_TOGETHER; i++)
+            seqs[i] = open_seq(&r, (uint64_t)i, prompt_lengths[i]);
+        for (uint32_t rows = 1; rows > 0;) {
+            EXPECT_INT(sluice_engine_step(r.engine, &rows), SLUICE_OK);
+            for (int i = 0; i < N_TOGETHER; i++) {
+                int32_t token = sluice_seq_token(seqs[i]);
+                if (token < 0 || n[i] == N_NEW)
+                    continue;
+                together[i][n[i]++] = token;
+                if (n[i] < N_NEW)
+                    sluice_seq_feed(seqs[i], &token, 1);
+            }
+        }
+        for (int i = 0; i < N_TOGETHER; i++) {
+            EXPECT_INT(n[i], N_NEW);
+            expect_tokens(together[i], alone[i], N_NEW, models[m]);
+        }
+        rig_close(&r);
+    }
+}
+
+/* All logits of a prompt of n tokens. */
+static float *logits_of(const char *path, uint32_t n, uint32_t prefill, bool exact, size_t *count) {
+    struct rig r;
+    struct sluice_engine_options o = options_for(n, 1);
+    int32_t tokens[1024];
+    o.prefill = prefill;
+    o.all_outputs = prefill;
+    o.exact = exact;
+    if (!rig_open(&r, path, &o))
+        return NULL;
+    size_t width = (size_t)r.facts.n_logits, done = 0;
+    float *all = malloc(n * width * sizeof *all);
+    sluice_seq *seq = open_seq(&r, 7, 0);
+    fill_tokens(tokens, n, 7, r.facts.n_tokens);
+    EXPECT_INT(sluice_seq_want(seq, SLUICE_WANT_ALL_LOGITS), SLUICE_OK);
+    EXPECT_INT(sluice_seq_feed(seq, tokens, n), SLUICE_OK);
+    while (done < n) {
+        const float *at;
+        uint32_t rows = 0;
+        EXPECT_INT(sluice_engine_step(r.engine, NULL), SLUICE_OK);
+        EXPECT_INT(sluice_seq_logits(seq, &at, &rows), SLUICE_OK);
+        if (rows == 0)
+            break;
+        memcpy(all + done * width, at, rows * width * sizeof *all);
+        done += rows;
+    }
+    EXPECT_INT(done, n);
+    *count = n * width;
+    rig_close(&r);
+    return all;
+}
+
+TEST(engine_prefill_equals_token_by_token) {
+    static const uint32_t widths[] = {3, 64, 256};
+    enum { N = 270 };
+    for (int m = 0; m < N_SMALL; m++)
+        for (int exact = 0; exact < 2; exact++) {
+            size_t n, n_other = 0;
+            float *single = logits_of(models[m], N, 1, exact, &n);
+            for (size_t w = 0; single && w < sizeof widths / sizeof *widths; w++) {
+                float *chunked = logits_of(models[m], N, widths[w], exact, &n);
+                for (size_t i = 0; chunked && i < n; i++) {
+                    n_other += memcmp(&single[i], &chunked[i], sizeof(float)) != 0;
+                    EXPECT_NEAR(chunked[i], single[i], 1e-4);
+                }
+                free(chunked);
+            }
+            EXPECT_INT(n_other, 0); /* on the CPU even the bits are the same */
+            free(single);
+        }
+}
+
+TEST(engine_threads_give_the_same_bits) {
+    int32_t one[N_NEW], three[N_NEW];
+    struct rig r;
+    for (int t = 1; t <= 3; t += 2) {
+        struct sluice_engine_options o = options_for(200, 1);
+        o.threads = t;
+        if (!rig_open(&r, STORIES, &o))
+            return;
+        generate(open_seq(&r, 3, 100), t == 1 ? one : three, N_NEW);
+        rig_close(&r);
+    }
+    expect_tokens(three, one, N_NEW, "three threads");
+}
+
+/* ---- resume -----------------------------------------------------------------------------------
+ */
+
+enum { N_PROMPT = 530, N_FIRST = 8, N_MORE = 12 };
+
+/* What a straight run of the first sequence gives. */
+static void straight(const char *path, int32_t *tokens) {
+    struct rig r;
+    struct sluice_engine_options o = options_for(700, 1);
+    if (!rig_open(&r, path, &o))
+        return;
+    generate(open_seq(&r, 11, N_PROMPT), tokens, N_FIRST + N_MORE);
+    rig_close(&r);
+}
+
+static void resume_from_file(const char *path, const int32_t *expected) {
+    int32_t tokens[N_FIRST + N_MORE];
+    struct rig r;
+    struct sluice_engine_options o = options_for(700, 1);
+    const char *file = test_temporary("seq");
+    if (!rig_open(&r, path, &o))
+        return;
+    sluice_seq *seq = open_seq(&r, 11, N_PROMPT);
+    struct sluice_sampling sampling = seq->sampling;
+    generate(seq, tokens, N_FIRST);
+    EXPECT_INT(sluice_seq_save(seq, file), SLUICE_OK);
+    rig_close(&r);
+    o = options_for(800, 3); /* another engine, in which the sequence comes to lie elsewhere */
+    if (!rig_open(&r, path, &o))
+        return;
+    open_seq(&r, 99, 300);
+    EXPECT_INT(sluice_engine_step(r.engine, NULL), SLUICE_OK);
+    EXPECT_INT(sluice_seq_load(&seq, r.engine, file), SLUICE_OK);
+    sampling.biases = NULL;
+    EXPECT_INT(sluice_seq_set_sampling(seq, &sampling), SLUICE_OK);
+    EXPECT_INT(sluice_seq_token(seq), tokens[N_FIRST - 1]);
+    generate(seq, tokens + N_FIRST, N_MORE);
+    expect_tokens(tokens, expected, N_FIRST + N_MORE, "loaded");
+    unlink(file);
+    rig_close(&r);
+}
+
+static void resume_by_rewind(const char *path, const int32_t *expected, uint64_t budget) {
+    static const uint32_t targets[] = {N_PROMPT + 3, 513, 512, 300, 0};
+    int32_t tokens[N_FIRST + N_MORE];
+    struct rig r;
+    struct sluice_engine_options o = options_for(700, 1);
+    o.snapshot_bytes = budget;
+    if (!rig_open(&r, path, &o))
+        return;
+    sluice_seq *seq = open_seq(&r, 11, N_PROMPT);
+    for (size_t i = 0; i < sizeof targets / sizeof *targets; i++) {
+        const int32_t *history;
+        int32_t copy[N_PROMPT];
+        generate(seq, tokens, N_FIRST + N_MORE);
+        expect_tokens(tokens, expected, N_FIRST + N_MORE, "rewound");
+        sluice_seq_tokens(seq, &history, NULL, NULL);
+        memcpy(copy, history, sizeof copy);
+        EXPECT_INT(sluice_seq_rewind(seq, targets[i]), SLUICE_OK);
+        if (targets[i] < N_PROMPT)
+            sluice_seq_feed(seq, copy + targets[i], N_PROMPT - targets[i]);
+        else
+            EXPECT_INT(sluice_seq_rewind(seq, N_PROMPT - 1) ||
+                           sluice_seq_feed(seq, copy + N_PROMPT - 1, 1),
+                       SLUICE_OK);
+    }
+    rig_close(&r);
+}
+
+static void resume_by_fork(const char *path, const int32_t *expected) {
+    int32_t tokens[N_FIRST + N_MORE], other[N_MORE], third[N_MORE];
+    struct rig r;
+    struct sluice_engine_options o = options_for(700, 3);
+    sluice_seq *fork, *fork_of_fork;
+    if (!rig_open(&r, path, &o))
+        return;
+    sluice_seq *seq = open_seq(&r, 11, N_PROMPT);
+    generate(seq, tokens, N_FIRST);
+    EXPECT_INT(sluice_seq_fork(&fork, seq), SLUICE_OK);
+    generate(seq, tokens + N_FIRST, N_MORE);
+    EXPECT_INT(sluice_seq_fork(&fork_of_fork, fork), SLUICE_OK);
+    sluice_seq_close(seq); /* pages they share stay */
+    generate(fork, other, N_MORE);
+    generate(fork_of_fork, third, N_MORE);
+    expect_tokens(tokens, expected, N_FIRST + N_MORE, "forked from");
+    expect_tokens(other, expected + N_FIRST, N_MORE, "forked");
+    expect_tokens(third, expected + N_FIRST, N_MORE, "forked twice");
+    EXPECT(state_broken(&r.engine->state) == NULL);
+    rig_close(&r);
+}
+
+TEST(engine_resume_gives_the_same_tokens) {
+    for (int m = 0; m < N_MODELS; m++) {
+        int32_t expected[N_FIRST + N_MORE] = {0};
+        straight(models[m], expected);
+        resume_from_file(models[m], expected);
+        if (m < N_SMALL)
+            resume_by_rewind(models[m], expected, 0);
+        resume_by_rewind(models[m], expected, 64 << 20);
+        resume_by_fork(models[m], expected);
+    }
+}
+
+TEST(engine_snapshots_are_used_and_forgotten) {
+    struct rig r;
+    struct sluice_counters c;
+    int32_t token;
+    struct sluice_engine_options o = options_for(2048, 1);
+    o.snapshot_every = 32;
+    if (!rig_open(&r, "reference/qwen35-dense-a/model-f32.gguf", &o))
+        return;
+    uint64_t slot_bytes = r.engine->state.layout.slot_bytes;
+    rig_close(&r);
+    o.snapshot_bytes = 3 * slot_bytes;
+    if (!rig_open(&r, "reference/qwen35-dense-a/model-f32.gguf", &o))
+        return;
+    EXPECT_INT(r.engine->setup.n_snapshots, 3);
+    sluice_seq *seq = open_seq(&r, 1, 200);
+    sluice_seq_next(seq, &token);
+    sluice_engine_counters(r.engine, &c);
+    EXPECT_INT(c.snapshots_taken, 6); /* at 32, 64 ... 192; the last three are there */
+    EXPECT_INT(sluice_seq_rewind(seq, 170), SLUICE_OK);
+    EXPECT_INT(r.engine->state.slots[0].length, 160);
+    EXPECT_INT(sluice_seq_rewind(seq, 100), SLUICE_OK);
+    EXPECT_INT(r.engine->state.slots[0].length, 0);
+    sluice_engine_counters(r.engine, &c);
+    EXPECT_INT(c.snapshots_used, 1);
+    EXPECT(state_broken(&r.engine->state) == NULL);
+    rig_close(&r);
+}
+
+/* ---- nothing allocates, nothing changes -------------------------------------------------------
+ */
+
+TEST(engine_allocates_nothing_after_open) {
+#ifdef IS_SANITIZED
+    (void)n_allocations;
+    test_skip("a sanitizer has its own allocator");
+#else
+    struct rig r;
+    struct sluice_engine_options o = options_for(700, 4);
+    sluice_seq *fork;
+    int32_t tokens[40];
+    if (!rig_open(&r, STORIES, &o))
+        return;
+    unsigned long long before = n_allocations;
+    sluice_seq *seq = open_seq(&r, 5, 600);
+    generate(seq, tokens, 20);
+    sluice_seq_fork(&fork, seq);
+    generate(fork, tokens, 20);
+    sluice_seq_rewind(fork, 300);
+    generate(fork, tokens, 20);
+    sluice_seq_close(seq);
+    EXPECT_INT(n_allocations - before, 0);
+    rig_close(&r);
+#endif
+}
+
+static uint64_t hash_bytes(uint64_t h, const void *bytes, size_t n) {
+    for (const uint8_t *p = bytes; n > 0; n--, p++)
+        h = (h ^ *p) * 0x100000001B3u;
+    return h;
+}
+
+/* Plans and recordings, byte for byte. */
+static uint64_t hash_plans(const struct sluice_engine *e) {
+    uint64_t h = 0xCBF29CE484222325u;
+    for (uint32_t i = 0; i < e->n_plans; i++) {
+        h = hash_bytes(h, e->plans[i], sizeof *e->plans[i]);
+        h = hash_bytes(h, e->plans[i]->ops, e->plans[i]->n_ops * sizeof *e->plans[i]->ops);
+        h = hash_bytes(h, e->backend->recordings[i].ops,
+                       e->plans[i]->n_ops * sizeof *e->backend->recordings[i].ops);
+    }
+    return h;
+}
+
+TEST(engine_plans_and_recordings_are_untouched_over_1000_steps) {
+    struct rig r;
+    struct sluice_counters c;
+    struct sluice_engine_options o = options_for(1100, 2);
+    if (!rig_open(&r, "reference/qwen35-dense-a/model-f32.gguf", &o))
+        return;
+    uint64_t before = hash_plans(r.engine);
+    sluice_seq *a = open_seq(&r, 1, 40), *b = open_seq(&r, 2, 3);
+    for (int i = 0; i < 1000; i++) {
+        EXPECT_INT(sluice_engine_step(r.engine, NULL), SLUICE_OK);
+        int32_t x = sluice_seq_token(a), y = sluice_seq_token(b);
+        sluice_seq_feed(a, &x, 1);
+        sluice_seq_feed(b, &y, 1);
+    }
+    EXPECT(hash_plans(r.engine) == before);
+    sluice_engine_counters(r.engine, &c);
+    EXPECT_INT(c.steps, 1000);
+    EXPECT_INT(c.submissions, 1000);
+    EXPECT_INT(c.waits, 1000);
+    EXPECT_INT(c.rows, 43 + 2 * 999);
+    rig_close(&r);
+}
+
+/* ---- memory -----------------------------------------------------------------------------------
+ */
+
+TEST(engine_memory_is_as_predicted_and_as_allocated) {
+    static const struct {
+        const char *kv;
+        uint32_t context, sequences;
+        bool exact;
+    } cases[] = {{"f16", 300, 1, false}, {"q8_0", 700, 3, false}, {"f32", 256, 2, true}};
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        struct sluice_engine_options o = options_for(cases[i].context, cases[i].sequences);
+        struct sluice_engine *e = NULL;
+        sluice_model *model = NULL;
+        struct sluice_memory predicted, found;
+        struct err err = {0};
+        o.kv_type = cases[i].kv;
+        o.exact = cases[i].exact;
+        EXPECT_INT(sluice_model_open(&model, STORIES), SLUICE_OK);
+        EXPECT_INT(engine_prepare(&e, model, &o, false, &err), SLUICE_OK);
+        sluice_engine_memory(e, &predicted);
+        unsigned long long before = mapped_bytes;
+        EXPECT_INT(engine_load(e, &o, &err), SLUICE_OK);
+        unsigned long long mapped = mapped_bytes - before;
+        sluice_engine_memory(e, &found);
+        EXPECT(memcmp(&predicted, &found, sizeof found) == 0);
+        EXPECT_INT(found.total, found.weights + found.state + found.scratch + found.io +
+                                    found.packed + found.workspace);
+#ifndef IS_SANITIZED
+        EXPECT_INT(mapped, found.total - found.weights);
+#else
+        (void)mapped;
+#endif
+        engine_close(e);
+        sluice_model_close(model);
+    }
+}
+
+TEST(engine_refuses_what_does_not_fit_and_says_what_would) {
+    struct rig r;
+    struct sluice_memory m;
+    struct sluice_engine_options o = options_for(512, 1);
+    if (!rig_open(&r, STORIES, &o))
+        return;
+    sluice_engine_memory(r.engine, &m);
+    rig_close(&r);
+    o.memory_limit = m.total + 1000000;
+    o.context = 1 << 20;
+    sluice_model *model = NULL;
+    sluice_engine *engine = NULL;
+    EXPECT_INT(sluice_model_open(&model, STORIES), SLUICE_OK);
+    EXPECT_INT(sluice_engine_open(&engine, model, &o), SLUICE_ERR_MEMORY);
+    EXPECT(strstr(sluice_engine_error(engine), "-c 512") != NULL);
+    EXPECT(model->model->weights->base == NULL); /* nothing was loaded */
+    sluice_engine_close(engine);
+    o.memory_limit = 1000;
+    EXPECT_INT(sluice_engine_open(&engine, model, &o), SLUICE_ERR_MEMORY);
+    EXPECT(strstr(sluice_engine_error(engine), "no -c") != NULL);
+    sluice_engine_close(engine);
+    sluice_model_close(model);
+}
+
+/* ---- the allocator of slots and pages ---------------------------------------------------------
+ */
+
+enum { N_SLOTS = 4 };
+
+struct churn {
+    struct rig r;
+    sluice_seq *seqs[N_SLOTS];
+    uint64_t random;
+};
+
+static uint32_t draw(struct churn *c, uint32_t n) {
+    c->random = c->random * 6364136223846793005u + 1442695040888963407u;
+    return (uint32_t)(c->random >> 33) % n;
+}
+
+static void churn_once(struct churn *c) {
+    uint32_t i = draw(c, N_SLOTS), n = 0;
+    int32_t tokens[300];
+    if (!c->seqs[i]) {
+        sluice_seq *from = c->seqs[draw(c, N_SLOTS)];
+        int status = from && draw(c, 2) ? sluice_seq_fork(&c->seqs[i], from)
+                                        : sluice_seq_open(&c->seqs[i], c->r.engine);
+        EXPECT_INT(status, SLUICE_OK);
+        return;
+    }
+    sluice_seq_tokens(c->seqs[i], NULL, &n, NULL);
+    switch (draw(c, 6)) {
+    case 0:
+        sluice_seq_close(c->seqs[i]);
+        c->seqs[i] = NULL;
+        break;
+    case 1:
+        EXPECT_INT(sluice_seq_rewind(c->seqs[i], draw(c, n + 1)), SLUICE_OK);
+        break;
+    case 2:
+    case 3:
+        n = 1 + draw(c, draw(c, 2) ? 300 : 3);
+        fill_tokens(tokens, n, draw(c, 1000), c->r.facts.n_tokens);
+        sluice_seq_feed(c->seqs[i], tokens, n); /* may be too much: then nothing changes */
+        break;
+    default:
+        EXPECT_INT(sluice_engine_step(c->r.engine, NULL), SLUICE_OK);
+    }
+}
+
+/* The state of a sequence is what its tokens make of an empty one. */
+static void expect_as_fresh(struct churn *c, const sluice_seq *seq) {
+    struct rig fresh;
+    struct sluice_engine_options o = options_for(1000, 1);
+    sluice_seq *copy;
+    const int32_t *tokens;
+    uint32_t n, waiting;
+    const struct state *st = &c->r.engine->state;
+    sluice_seq_tokens(seq, &tokens, &n, &waiting);
+    if (n == waiting || !rig_open(&fresh, "reference/qwen35-dense-a/model-f32.gguf", &o))
+        return;
+    sluice_seq_open(&copy, fresh.engine);
+    sluice_seq_feed(copy, tokens, n - waiting);
+    for (uint32_t rows = 1; rows > 0;)
+        sluice_engine_step(fresh.engine, &rows);
+    const struct state *fresh_state = &fresh.engine->state;
+    for (uint32_t i = 0; i < st->layout.n_recurrent; i++) {
+        struct piece a = st->layout.recurrent[i], b = fresh_state->layout.recurrent[i];
+        EXPECT(memcmp(c->r.engine->backend->region[REGION_STATE] + a.offset + seq->slot * a.bytes,
+                      fresh.engine->backend->region[REGION_STATE] + b.offset, a.bytes) == 0);
+    }
+    struct piece a = st->layout.counts, b = fresh_state->layout.counts;
+    EXPECT(memcmp(c->r.engine->backend->region[REGION_STATE] + a.offset + seq->slot * a.bytes,
+                  fresh.engine->backend->region[REGION_STATE] + b.offset, a.bytes) == 0);
+    rig_close(&fresh);
+}
+
+TEST(engine_state_keeps_its_invariants) {
+    struct churn c = {.random = 1};
+    struct sluice_engine_options o = options_for(1000, N_SLOTS);
+    o.snapshot_every = 64;
+    o.snapshot_bytes = 3 << 20;
+    if (!rig_open(&c.r, "reference/qwen35-dense-a/model-f32.gguf", &o))
+        return;
+    EXPECT(c.r.engine->setup.n_snapshots >= 2);
+    for (int i = 0; i < N_CHANGES; i++) {
+        churn_once(&c);
+        const char *broken = state_broken(&c.r.engine->state);
+        if (broken) {
+            test_fail(__FILE__, __LINE__, "after %d changes: %s", i, broken);
+            break;
+        }
+    }
+    for (int i = 0; i < N_SLOTS; i++)
+        if (c.seqs[i])
+            expect_as_fresh(&c, c.seqs[i]);
+    for (int i = 0; i < N_SLOTS; i++)
+        sluice_seq_close(c.seqs[i]);
+    EXPECT_INT(c.r.engine->state.n_free, c.r.engine->state.n_pages);
+    rig_close(&c.r);
+}
+
+/* ---- saved sequences --------------------------------------------------------------------------
+ */
+
+static void write_file(const char *path, const void *bytes, size_t n) {
+    FILE *f = fopen(path, "wb");
+    EXPECT(f && fwrite(bytes, 1, n, f) == n);
+    if (f)
+        fclose(f);
+}
+
+static void expect_refused(struct rig *r, const char *path, const char *why) {
+    sluice_seq *seq;
+    int status = sluice_seq_load(&seq, r->engine, path);
+    if (status >= 0 || seq)
+        test_fail(__FILE__, __LINE__, "a file with %s is loaded", why);
+    EXPECT(strchr(sluice_engine_error(r->engine), '\n') == NULL);
+    EXPECT(strstr(sluice_engine_error(r->engine), path) != NULL);
+    EXPECT(state_broken(&r->engine->state) == NULL);
+    EXPECT(!r->engine->state.slots[0].is_open);
+}
+
+TEST(engine_refuses_damaged_sequences) {
+    struct rig r;
+    struct sluice_engine_options o = options_for(300, 1);
+    const char *good = test_temporary("good"), *bad = test_temporary("bad");
+    int32_t token;
+    size_t size = 0;
+    if (!rig_open(&r, "reference/qwen35-dense-a/model-f32.gguf", &o))
+        return;
+    sluice_seq *seq = open_seq(&r, 1, 40);
+    sluice_seq_next(seq, &token);
+    EXPECT_INT(sluice_seq_save(seq, good), SLUICE_OK);
+    EXPECT(sluice_seq_save(seq, "/nowhere/at/all") == SLUICE_ERR_IO);
+    sluice_seq_close(seq);
+    char *bytes = test_read_file(good, &size);
+    for (size_t i = 0; bytes && i < size; i += i < 300 ? 1 : size / 50) {
+        bytes[i] ^= 0x10;
+        write_file(bad, bytes, size);
+        expect_refused(&r, bad, "a changed byte");
+        bytes[i] ^= 0x10;
+    }
+    for (size_t n = 0; bytes && n < size; n = n < 70 ? n + 7 : 2 * n) {
+        write_file(bad, bytes, n);
+        expect_refused(&r, bad, "its end cut off");
+    }
+    write_file(bad, bytes, size + 1);
+    expect_refused(&r, bad, "a byte too many");
+    unlink(bad);
+    expect_refused(&r, bad, "no bytes at all");
+    EXPECT_INT(sluice_seq_load(&seq, r.engine, good), SLUICE_OK);
+    free(bytes);
+    unlink(good);
+    rig_close(&r);
+}
+
+TEST(engine_refuses_foreign_sequences) {
+    static const struct {
+        const char *model, *kv;
+        bool exact;
+        uint32_t context;
+        const char *says;
+    } cases[] = {
+        {"reference/qwen35-dense-b", "f16", false, 300, "another model"},
+        {"reference/qwen35-dense-a/model-q8_0.gguf", "f16", false, 300, "another model"},
+        {"reference/qwen35-dense-a/model-f32.gguf", "f32", false, 300, "--kv"},
+        {"reference/qwen35-dense-a/model-f32.gguf", "f32", true, 300, "--kv"},
+        {"reference/qwen35-dense-a/model-f32.gguf", "f16", false, 20, "-c"},
+    };
+    struct rig r;
+    struct sluice_engine_options o = options_for(300, 1);
+    const char *file = test_temporary("own");
+    int32_t token;
+    if (!rig_open(&r, "reference/qwen35-dense-a/model-f32.gguf", &o))
+        return;
+    sluice_seq *seq = open_seq(&r, 1, 40);
+    sluice_seq_next(seq, &token);
+    EXPECT_INT(sluice_seq_save(seq, file), SLUICE_OK);
+    rig_close(&r);
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        o = options_for(cases[i].context, 1);
+        o.kv_type = cases[i].kv;
+        o.exact = cases[i].exact;
+        if (!rig_open(&r, cases[i].model, &o))
+            continue;
+        expect_refused(&r, file, cases[i].says);
+        if (!strstr(sluice_engine_error(r.engine), cases[i].says))
+            test_fail(__FILE__, __LINE__, "\"%s\", expected %s in it",
+                      sluice_engine_error(r.engine), cases[i].says);
+        rig_close(&r);
+    }
+    unlink(file);
+}
+
+/* ---- sampling ---------------------------------------------------------------------------------
+ */
+
+static int32_t pick_one(struct rig *r, const struct sluice_sampling *s, const float **logits) {
+    static const int32_t prompt[] = {5, 6, 7};
+    sluice_seq *seq;
+    int32_t token = -1;
+    uint32_t rows;
+    EXPECT_INT(sluice_seq_open(&seq, r->engine), SLUICE_OK);
+    EXPECT_INT(sluice_seq_set_sampling(seq, s), SLUICE_OK);
+    EXPECT_INT(sluice_seq_want(seq, SLUICE_WANT_TOKEN | SLUICE_WANT_LOGITS), SLUICE_OK);
+    EXPECT_INT(sluice_seq_feed(seq, prompt, 3), SLUICE_OK);
+    EXPECT_INT(sluice_seq_next(seq, &token), SLUICE_OK);
+    EXPECT_INT(sluice_seq_logits(seq, logits, &rows), SLUICE_OK);
+    EXPECT_INT(rows, 1);
+    sluice_seq_close(seq);
+    return token;
+}
+
+TEST(engine_sampling_parameters_reach_the_pick) {
+    struct rig r;
+    struct sluice_engine_options o = options_for(64, 1);
+    const struct sluice_sampling best = {.top_p = 1, .repeat_penalty = 1};
+    const float *logits;
+    if (!rig_open(&r, "reference/qwen35-dense-a/model-f32.gguf", &o))
+        return;
+    EXPECT_INT(r.facts.n_logits, 448);
+    EXPECT_INT(r.facts.n_tokens, 446);
+    int32_t first = pick_one(&r, &best, &logits), argmax = 0;
+    for (int32_t i = 1; i < r.facts.n_tokens; i++)
+        argmax = logits[i] > logits[argmax] ? i : argmax;
+    EXPECT_INT(first, argmax);
+    struct sluice_sampling s = best;
+    s.temperature = 5;
+    s.top_k = 1;
+    EXPECT_INT(pick_one(&r, &s, &logits), argmax);
+    s.top_k = 0;
+    s.top_p = 0;
+    EXPECT_INT(pick_one(&r, &s, &logits), argmax);
+    s.top_p = 1;
+    s.min_p = 1;
+    EXPECT_INT(pick_one(&r, &s, &logits), argmax);
+    struct sluice_bias biases[] = {{argmax, -100}, {17, 1000}};
+    s = best;
+    s.biases = biases;
+    s.n_biases = 2;
+    EXPECT_INT(pick_one(&r, &s, &logits), 17);
+    s.n_biases = 1;
+    EXPECT(pick_one(&r, &s, &logits) != argmax);
+    s = best;
+    s.temperature = 100;
+    int32_t seen[8];
+    for (uint64_t i = 0; i < 8; i++) {
+        s.seed = i;
+        seen[i] = pick_one(&r, &s, &logits);
+        EXPECT(seen[i] < r.facts.n_tokens);
+        EXPECT_INT(pick_one(&r, &s, &logits), seen[i]);
+    }
+    EXPECT(seen[0] != seen[1] || seen[1] != seen[2] || seen[2] != seen[3]);
+    rig_close(&r);
+}
+
+TEST(engine_sampling_defaults_come_from_the_file) {
+    static const struct {
+        const char *path;
+        float temperature, top_p;
+        uint32_t top_k;
+    } cases[] = {{STORIES, 0.8f, 0.95f, 0}, {"reference/llama-a", 0.8f, 0.95f, 20}};
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        sluice_model *model = NULL;
+        const char *path = cases[i].path;
+        EXPECT_INT(sluice_model_open(&model, path[0] == 'm' ? path : test_data(path)), SLUICE_OK);
+        struct sluice_sampling s = sluice_sampling_default(model);
+        EXPECT_NEAR(s.temperature, cases[i].temperature, 1e-6);
+        EXPECT_NEAR(s.top_p, cases[i].top_p, 1e-6);
+        EXPECT_INT(s.top_k, cases[i].top_k);
+        sluice_model_close(model);
+    }
+}
+
+/* ---- text -------------------------------------------------------------------------------------
+ */
+
+TEST(engine_text_ends_at_stop_strings) {
+    static const struct {
+        const char *in, *stops[3], *out;
+        bool has_stopped;
+    } cases[] = {
+        {"Once upon a time. The end.", {NULL}, "Once upon a time. The end.", false},
+        {"Once upon a time. The end.", {"time"}, "Once upon a ", true},
+        {"Once upon a time. The end.", {"The end!", ". The"}, "Once upon a time", true},
+        {"Once upon a time. The end.", {"The end.x"}, "Once upon a time. The end.", false},
+        {"Once upon a time. The end.", {"Once"}, "", true},
+        {"aaaaab aab", {"aab"}, "aaa", true},
+        {"abcabd", {"abd", "c"}, "ab", true},
+        {"abcabd", {"abcabdx", "ca"}, "ab", true},
+        {"one\n\ntwo", {"\n\n"}, "one", true},
+        {"caf\xC3\xA9 \xF0\x9F\xA6\x8A fox", {"\xF0\x9F\xA6\x8A"}, "caf\xC3\xA9 ", true},
+        {"caf\xC3\xA9 \xF0\x9F\xA6\x8A fox",
+         {"\xF0\x9F\xA6\x8B"},
+         "caf\xC3\xA9 \xF0\x9F\xA6\x8A fox",
+         false},
+    };
+    sluice_model *model = NULL;
+    EXPECT_INT(sluice_model_open(&model, STORIES), SLUICE_OK);
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        sluice_text *text;
+        int32_t tokens[64];
+        size_t n, n_stops = 0, used = 0;
+        char out[256] = "";
+        while (n_stops < 3 && cases[i].stops[n_stops])
+            n_stops++;
+        EXPECT_INT(sluice_encode(model, cases[i].in, strlen(cases[i].in), 0, tokens, 64, &n),
+                   SLUICE_OK);
+        EXPECT_INT(sluice_text_open(&text, model, cases[i].stops, n_stops), SLUICE_OK);
+        for (int round = 0; round < 2; round++) { /* the end begins anew */
+            bool has_stopped = false;
+            used = 0;
+            for (size_t k = 0; k <= n; k++) {
+                const char *at;
+                size_t length;
+                int32_t token = k < n ? tokens[k] : SLUICE_TEXT_END;
+                EXPECT_INT(sluice_text_push(text, token, &at, &length), SLUICE_OK);
+                memcpy(out + used, at, length);
+                used += length;
+                has_stopped |= sluice_text_has_stopped(text);
+            }
+            out[used] = 0;
+            EXPECT_STR(out, cases[i].out);
+            EXPECT_INT(has_stopped, cases[i].has_stopped);
+        }
+        sluice_text_close(text);
+    }
+    sluice_model_close(model);
+}
+
+/* ---- bad input --------------------------------------------------------------------------------
+ */
+
+TEST(engine_refuses_bad_options) {
+    static const struct {
+        struct sluice_engine_options o;
+        int status;
+        const char *says;
+    } cases[] = {
+#define BASE .context = 64, .sequences = 1, .batch = 1, .prefill = 8, .snapshot_every = 256
+        {{BASE, .kv_type = "q6_k"}, SLUICE_ERR_ARGUMENT, "q6_k"},
+        {{BASE, .kv_type = "nonsense"}, SLUICE_ERR_ARGUMENT, "nonsense"},
+        {{BASE, .kv_type = "q8_0"}, SLUICE_ERR_UNSUPPORTED, "16 values"},
+        {{BASE, .backend = "abacus"}, SLUICE_ERR_ARGUMENT, "abacus"},
+        {{.sequences = 1, .batch = 1, .prefill = 8, .snapshot_every = 1, .context = 1ll << 40},
+         SLUICE_ERR_ARGUMENT,
+         "-c"},
+        {{.sequences = 0, .batch = 1, .prefill = 8, .snapshot_every = 1},
+         SLUICE_ERR_ARGUMENT,
+         "sequences"},
+        {{.sequences = 1, .batch = 0, .prefill = 8, .snapshot_every = 1},
+         SLUICE_ERR_ARGUMENT,
+         "batch"},
+        {{.sequences = 1, .batch = 1, .prefill = 0, .snapshot_every = 1},
+         SLUICE_ERR_ARGUMENT,
+         "prefill"},
+        {{.sequences = 1, .batch = 1, .prefill = 8, .snapshot_every = 0},
+         SLUICE_ERR_ARGUMENT,
+         "snapshot_every"},
+#undef BASE
+    };
+    sluice_model *model = NULL;
+    EXPECT_INT(sluice_model_open(&model, test_data("reference/llama-a/model-f32.gguf")), SLUICE_OK);
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        sluice_engine *engine = NULL;
+        EXPECT_INT(sluice_engine_open(&engine, model, &cases[i].o), cases[i].status);
+        if (!strstr(sluice_engine_error(engine), cases[i].says))
+            test_fail(__FILE__, __LINE__, "\"%s\", expected %s in it", sluice_engine_error(engine),
+                      cases[i].says);
+        sluice_engine_close(engine);
+    }
+    sluice_model_close(model);
+    EXPECT_INT(sluice_model_open(&model, "no/such/file"), SLUICE_ERR_IO);
+    EXPECT(strstr(sluice_model_error(model), "no/such/file") != NULL);
+    sluice_model_close(model);
+    EXPECT_INT(sluice_model_open(&model, NULL), SLUICE_ERR_ARGUMENT);
+    sluice_model_close(model);
+    sluice_model_close(NULL);
+    sluice_engine_close(NULL);
+    sluice_seq_close(NULL);
+    sluice_text_close(NULL);
+}
+
+TEST(engine_refuses_bad_calls_and_changes_nothing) {
+    struct rig r;
+    struct sluice_engine_options o = options_for(20, 1);
+    sluice_seq *seq, *other;
+    int32_t token, tokens[32] = {0};
+    uint32_t n;
+    if (!rig_open(&r, "reference/llama-a/model-f32.gguf", &o))
+        return;
+    EXPECT_INT(sluice_seq_open(&seq, r.engine), SLUICE_OK);
+    EXPECT_INT(sluice_seq_open(&other, r.engine), SLUICE_ERR_ARGUMENT);
+    EXPECT_INT(sluice_seq_fork(&other, seq), SLUICE_ERR_ARGUMENT);
+    EXPECT(other == NULL);
+    EXPECT_INT(sluice_seq_next(seq, &token), SLUICE_ERR_ARGUMENT);
+    EXPECT_INT(sluice_engine_step(r.engine, &n), SLUICE_OK);
+    EXPECT_INT(n, 0);
+    const int32_t outside[] = {3, -1}, beyond[] = {3, r.facts.n_logits};
+    EXPECT_INT(sluice_seq_feed(seq, outside, 2), SLUICE_ERR_ARGUMENT);
+    EXPECT_INT(sluice_seq_feed(seq, beyond, 2), SLUICE_ERR_ARGUMENT);
+    EXPECT_INT(sluice_seq_feed(seq, tokens, 21), SLUICE_ERR_ARGUMENT);
+    EXPECT(strstr(sluice_engine_error(r.engine), "-c") != NULL);
+    sluice_seq_tokens(seq, NULL, &n, NULL);
+    EXPECT_INT(n, 0);
+    EXPECT_INT(sluice_seq_feed(seq, tokens, 20), SLUICE_OK);
+    EXPECT_INT(sluice_seq_feed(seq, tokens, 1), SLUICE_ERR_ARGUMENT);
+    EXPECT_INT(sluice_seq_rewind(seq, 21), SLUICE_ERR_ARGUMENT);
+    EXPECT_INT(sluice_seq_want(seq, 64), SLUICE_ERR_ARGUMENT);
+    EXPECT_INT(sluice_seq_next(seq, &token), SLUICE_OK);
+    EXPECT_INT(sluice_seq_next(seq, &token), SLUICE_ERR_ARGUMENT); /* full */
+    struct sluice_bias bias = {r.facts.n_tokens, 1};
+    const struct sluice_sampling bad[] = {
+        {.temperature = -1, .top_p = 1, .repeat_penalty = 1},
+        {.temperature = NAN, .top_p = 1, .repeat_penalty = 1},
+        {.top_p = 2, .repeat_penalty = 1},
+        {.top_p = 1, .min_p = -1, .repeat_penalty = 1},
+        {.top_p = 1, .repeat_penalty = 0},
+        {.top_p = 1, .repeat_penalty = 1, .frequency_penalty = INFINITY},
+        {.top_p = 1, .repeat_penalty = 1, .biases = &bias, .n_biases = 1},
+        {.top_p = 1, .repeat_penalty = 1, .biases = &bias, .n_biases = 257},
+    };
+    for (size_t i = 0; i < sizeof bad / sizeof *bad; i++)
+        EXPECT_INT(sluice_seq_set_sampling(seq, &bad[i]), SLUICE_ERR_ARGUMENT);
+    rig_close(&r);
+}
+
+/* ---- threads ----------------------------------------------------------------------------------
+ */
+
+struct worker {
+    sluice_model *model;
+    int32_t tokens[N_NEW];
+    int status;
+};
+
+static void *work(void *context) {
+    struct worker *w = context;
+    struct sluice_engine_options o = options_for(64, 1);
+    sluice_engine *engine = NULL;
+    sluice_seq *seq = NULL;
+    int32_t prompt[16];
+    size_t n = 0;
+    w->status = sluice_engine_open(&engine, w->model, &o);
+    if (!w->status)
+        w->status = sluice_encode(w->model, "a fox", 5, 0, prompt, 16, &n);
+    if (!w->status)
+        w->status = sluice_seq_open(&seq, engine);
+    if (!w->status)
+        w->status = sluice_seq_feed(seq, prompt, n);
+    for (int i = 0; !w->status && i < N_NEW; i++)
+        w->status = sluice_seq_next(seq, &w->tokens[i]);
+    sluice_engine_close(engine);
+    return NULL;
+}
+
+TEST(engine_threads_share_a_model) {
+    enum { N = 3 };
+    pthread_t threads[N];
+    struct worker workers[N] = {0};
+    sluice_model *model = NULL;
+    EXPECT_INT(sluice_model_open(&model, test_data("reference/qwen35-dense-a/model-f32.gguf")),
+               SLUICE_OK);
+    for (int i = 0; i < N; i++) {
+        workers[i].model = model;
+        pthread_create(&threads[i], NULL, work, &workers[i]);
+    }
+    for (int i = 0; i < N; i++) {
+        pthread_join(threads[i], NULL);
+        EXPECT_INT(workers[i].status, SLUICE_OK);
+        expect_tokens(workers[i].tokens, workers[0].tokens, N_NEW, "a thread");
+    }
+    sluice_model_close(model);
+}
