@@ -102,9 +102,10 @@ static struct activations acts_make(uint32_t n_rows, uint32_t k, bool is_plain) 
     }
     struct activations acts = {.n_rows = n_rows, .k = k, .x = x, .x_stride = k};
     if (k % 32 == 0) {
-        struct act_group *groups = aligned_alloc(64, n / 32 * sizeof *groups);
+        acts.group_stride = act_group_stride(k);
+        struct act_group *groups = aligned_alloc(64, n_rows * acts.group_stride * sizeof *groups);
         for (uint32_t r = 0; r < n_rows; r++)
-            act_groups(x + (size_t)r * k, k, groups + (size_t)r * (k / 32));
+            act_groups(x + (size_t)r * k, k, groups + r * acts.group_stride);
         acts.groups = groups;
     }
     return acts;
@@ -119,7 +120,8 @@ static void acts_free(struct activations *acts) {
 static double act_value(const struct activations *acts, bool is_f32, uint32_t r, uint32_t k) {
     if (is_f32)
         return acts->x[r * acts->x_stride + k];
-    const struct act_group *g = &acts->groups[r * (acts->k / 32) + k / 32];
+    size_t stride = acts->group_stride ? acts->group_stride : acts->k / 32;
+    const struct act_group *g = &acts->groups[r * stride + k / 32];
     return (double)g->scale * g->q[k % 32];
 }
 
@@ -275,7 +277,7 @@ TEST(kernels_independent_of_rows) {
                 struct activations some = acts;
                 some.n_rows = counts[i];
                 some.x += (size_t)from * K;
-                some.groups += (size_t)from * (K / 32);
+                some.groups += from * acts.group_stride;
                 float *out = product(k, &m, weights, &some, 0);
                 check_same(k, &m, all, out, from, counts[i], "from those among 64");
                 free(out);

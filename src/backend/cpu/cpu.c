@@ -156,7 +156,7 @@ static void pack_bands(void *context, uint64_t begin, uint64_t end) {
 
 /* The largest need of any op, in values. */
 struct needs {
-    uint64_t rows, conv, list, tile, taps;
+    uint64_t rows, n_rows, conv, list, tile, taps;
     uint64_t width, group, key_width;
 };
 
@@ -167,6 +167,7 @@ static void grow(uint64_t *to, uint64_t value) {
 static void add_needs(struct needs *n, const struct plan *plan, const struct op *op,
                       bool is_first) {
     uint64_t rows = plan->max_rows;
+    grow(&n->n_rows, rows);
     grow(&n->tile, 2 * (TILE_VALUES > rows * 64 ? TILE_VALUES : rows * 64));
     if (op->kind == OP_PROJECT)
         grow(&n->rows, rows * op->project.in.dims[0]);
@@ -182,6 +183,7 @@ static void add_needs(struct needs *n, const struct plan *plan, const struct op 
     }
     if (op->kind == OP_EXPERTS_IN) {
         uint64_t pairs = rows * op->experts_in.choice.dims[0];
+        grow(&n->n_rows, pairs);
         grow(&n->rows, pairs * op->experts_in.in.dims[0]);
         grow(&n->conv, pairs * op->experts_in.in.dims[0]);
         grow(&n->list, pairs + op->experts_in.gate.dims[2] + 2);
@@ -216,7 +218,7 @@ static void cut_rooms(struct backend *b, struct cutter *c, const struct needs *n
                       struct cpu_room *rooms) {
     uint64_t queries = ATTEND_BLOCK_ROWS * n->group;
     b->rows = cut(c, n->rows, sizeof(float));
-    b->groups = cut(c, n->rows / 32 + 1, sizeof *b->groups);
+    b->groups = cut(c, n->rows / 32 + n->n_rows, sizeof *b->groups);
     b->conv = cut(c, n->conv, sizeof(float));
     b->list = cut(c, n->list, sizeof *b->list);
     for (int t = 0; t < b->threads; t++) {

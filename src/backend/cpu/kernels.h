@@ -32,12 +32,19 @@ _Static_assert(sizeof(struct act_group) == 64, "a group is a cache line");
 /* act_quantize of k values (a multiple of 32) as groups. Faster where groups are 64-aligned. */
 void act_groups(const float *x, uint32_t k, struct act_group *groups /* (k / 32) */);
 
+/* The groups from one row to the next: odd, so that the rows of a batch do not all fall into the
+ * same few cache sets (a row of 4096 values is 8 KiB: sixteen such rows share one set of L1). */
+static inline size_t act_group_stride(uint32_t k) {
+    return k / 32 | 1;
+}
+
 /* Rows of activations, K values each. */
 struct activations {
     uint32_t n_rows, k;
     const float *x; /* (n_rows, k), rows x_stride apart; unused in int8 mode */
     size_t x_stride;
-    const struct act_group *groups; /* (n_rows, k / 32); unused in f32 mode */
+    const struct act_group *groups; /* (n_rows, k / 32), rows group_stride apart; unused in f32 */
+    size_t group_stride;            /* act_group_stride(k) is best; 0 means k / 32 */
 };
 
 /* out[r * out_stride + n - first] for weight rows [first, first + count) and all rows of acts.

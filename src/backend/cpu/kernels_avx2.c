@@ -1,4 +1,160 @@
+/* kernels_avx2.c - products with AVX2, FMA and F16C.
+ *
+ * The int8 kernels are those of kernels_x86.h with eight weight rows a tile. vpmaddubsw multiplies
+ * unsigned by signed bytes and adds neighbours, saturating at 16 bits, so the weights' size decides
+ * how many of its results may be added before they are widened to 32 bits:
+ *
+ *   weights up to 15: eight (8 x 2 x 15 x 127 = 30480), up to 31: four, up to 63: two
+ *
+ * Types that fill their bytes are kept signed, and the weight's sign is moved to the activation:
+ * |w| (x sign w), at most 2 x 128 x 127 = 32512. */
 #include "backend/cpu/kernels_rows.h"
+
 #if defined(__x86_64__)
-const struct kernel_rows kernels_avx2 = {0, 0};
+#include <immintrin.h>
+#include <string.h>
+
+#include "backend/cpu/kernels_pack.h"
+#include "base/cpu.h"
+#include "quant/mxfp4.h"
+
+#define TARGET __attribute__((target("avx2,fma,f16c")))
+#define INLINE static inline __attribute__((always_inline)) TARGET
+
+enum { TILE = 8 };
+#define WHOLE_BIAS_LOG2 0
+#define WHOLE_FLIP 0
+#define VEC __m256
+#define INTS __m256i
+#define V_FMA(a, b, c) _mm256_fmadd_ps(a, b, c)
+#define V_FNMA(a, b, c) _mm256_fnmadd_ps(a, b, c)
+#define V_SET(x) _mm256_set1_ps(x)
+
+/* ---- vectors --------------------------------------------------------------------------------- */
+
+INLINE __m256i ints_load(const uint8_t *p) {
+    return _mm256_loadu_si256((const __m256i *)p);
+}
+
+/* The bits of `mask` after a shift to the right. */
+INLINE __m256i bits_at(__m256i v, int shift, int mask) {
+    if (shift)
+        v = _mm256_srlv_epi32(v, _mm256_set1_epi32(shift));
+    return _mm256_and_si256(v, _mm256_set1_epi32(mask));
+}
+
+/* low | (v shifted left) & mask; a shift by less than zero goes right. Nothing that crosses from
+ * byte to byte passes the mask. A shift by 32 or more (a negative one, that is) leaves zero, so
+ * no branch hangs on g. */
+INLINE __m256i add_bits(__m256i low, __m256i v, int left, int mask) {
+    __m256i up = _mm256_sllv_epi32(v, _mm256_set1_epi32(left));
+    __m256i down = _mm256_srlv_epi32(v, _mm256_set1_epi32(-left));
+    __m256i bits = _mm256_and_si256(_mm256_or_si256(up, down), _mm256_set1_epi32(mask));
+    return _mm256_or_si256(low, bits);
+}
+
+INLINE __m256i look_up(const uint8_t *values, __m256i nibbles) {
+    __m256i table = _mm256_broadcastsi128_si256(_mm_loadu_si128((const __m128i *)values));
+    return _mm256_shuffle_epi8(table, nibbles);
+}
+
+INLINE __m256i widen_u8(const uint8_t *p) {
+    return _mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i *)p));
+}
+
+INLINE __m256i widen_i8(const uint8_t *p) {
+    return _mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i *)p));
+}
+
+INLINE __m256 half_load(const uint8_t *p) {
+    return _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)p));
+}
+
+INLINE __m256 f32_of(__m256i v) {
+    return _mm256_cvtepi32_ps(v);
+}
+
+/* ---- int8 activations ------------------------------------------------------------------------ */
+
+struct opened {
+    __m256i w[8];            /* values 4j .. 4j + 3 of every row, plus the type's bias */
+    __m256 scale[2], min[2]; /* of the group, or of its halves */
+};
+
+struct format {
+    void (*open)(const uint8_t *block, int g, struct opened *out); /* group g of a packed block */
+    uint32_t groups, block_bytes;                                  /* of a packed block */
+    int runs;                                                      /* scales in a group: 1 or 2 */
+    int bias_log2; /* the weights' bias is a power of two; 0: none */
+    bool has_min;
+    int most; /* the largest weight, with its bias; 255: signed bytes */
+};
+
+/* Sums of two products each, 16 bits wide. */
+INLINE __m256i multiply_pairs(const struct format *f, __m256i w, const int8_t *q) {
+    int32_t four;
+    memcpy(&four, q, sizeof four);
+    __m256i x = _mm256_set1_epi32(four);
+    if (f->most < 128)
+        return _mm256_maddubs_epi16(w, x);
+    return _mm256_maddubs_epi16(_mm256_abs_epi8(w), _mm256_sign_epi8(x, w));
+}
+
+/* The dot products of run h of a group. */
+INLINE __m256i dot_run(const struct format *f, const struct opened *w, const struct act_group *a,
+                       int h) {
+    int n = 8 / f->runs, fit = f->most < 16 ? 8 : f->most < 32 ? 4 : f->most < 64 ? 2 : 1;
+    int batch = fit < n ? fit : n;
+    int32_t minus = f->runs == 1 ? a->minus_sum : a->minus_half[h];
+    __m256i dot = _mm256_set1_epi32(f->bias_log2 ? minus * (1 << f->bias_log2) : 0);
+    UNROLL for (int j = n * h; j < n * (h + 1); j += batch) {
+        __m256i pairs = multiply_pairs(f, w->w[j], a->q + 4 * j);
+        UNROLL for (int i = j + 1; i < j + batch; i++) pairs =
+            _mm256_add_epi16(pairs, multiply_pairs(f, w->w[i], a->q + 4 * i));
+        dot = _mm256_add_epi32(dot, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)));
+    }
+    return dot;
+}
+
+#include "backend/cpu/kernels_x86.h"
+
+/* ---- f32 activations ------------------------------------------------------------------------- */
+
+INLINE __m256 bf16_load(const uint8_t *p) {
+    __m256i wide = _mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i *)p));
+    return _mm256_castsi256_ps(_mm256_slli_epi32(wide, 16));
+}
+
+/* Halves are added to each other, then quarters. */
+INLINE float sum_lanes(__m256 v) {
+    __m128 four = _mm_add_ps(_mm256_castps256_ps128(v), _mm256_extractf128_ps(v, 1));
+    __m128 two = _mm_add_ps(four, _mm_movehl_ps(four, four));
+    return _mm_cvtss_f32(_mm_add_ss(two, _mm_movehdup_ps(two)));
+}
+
+#define LANES 8
+#define V_ZERO() _mm256_setzero_ps()
+#define V_LOAD(p) _mm256_loadu_ps(p)
+#define V_STORE(p, v) _mm256_storeu_ps(p, v)
+#define V_SUM(v) sum_lanes(v)
+#include "backend/cpu/kernels_f32.h"
+
+/* ---- the rows -------------------------------------------------------------------------------- */
+
+#define INT8_ROW(TYPE, type)                                                                       \
+    {#type " avx2", DT_##TYPE, false, CPU_AVX2, TILE, bytes_##type, pack_##type, project_##type},
+#define F32_ROW(TYPE, type) F32_KERNEL(TYPE, type, "avx2", CPU_AVX2),
+
+static const struct kernel rows[] = {
+    /* clang-format off */
+    FOR_EACH_QUANT(INT8_ROW)
+    FOR_EACH_QUANT(F32_ROW)
+    F32_ROW(F32, f32)
+    F32_ROW(F16, f16)
+    F32_ROW(BF16, bf16)
+    /* clang-format on */
+};
+
+const struct kernel_rows kernels_avx2 = {rows, sizeof rows / sizeof *rows};
+
 #endif

@@ -50,7 +50,8 @@ uint64_t packed_bytes(enum dtype type, struct packing p, uint32_t k, uint32_t n)
 void pack_rows(enum dtype type, struct packing p, const void *rows, uint32_t k, uint32_t n,
                void *packed);
 
-/* Offsets of a packed block's parts and its size, for T rows: PACKED_WORDS(16, q4_k) ... */
+/* Groups of a block; bytes of a row before each part of a packed block, and in all: times T they
+ * are the offsets and the size of a tile's block. */
 enum {
 #define X(TYPE, type, values, quants, words, halves, bytes)                                        \
     PACK_GROUPS_##type = (values) / 32, PACK_WORDS_##type = (quants),                              \

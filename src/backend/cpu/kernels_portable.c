@@ -10,6 +10,7 @@
 #include <string.h>
 
 #include "backend/cpu/kernels_rows.h"
+#include "quant/bf16.h"
 #include "quant/iq4_nl.h"
 #include "quant/iq4_xs.h"
 #include "quant/mxfp4.h"
@@ -214,7 +215,7 @@ static void project_int8(const struct format *f, const void *weights, uint32_t f
             memcpy(block, at, info->block_bytes);
             f->open(block, &w);
             for (uint32_t r = 0; r < acts->n_rows; r++) {
-                const struct act_group *a = acts->groups + (r * blocks + b) * groups;
+                const struct act_group *a = acts->groups + r * stride_of(acts) + b * groups;
                 float *sum = &out[r * out_stride + n];
                 for (uint32_t g = 0; g < groups; g++)
                     *sum = add_group(f, &w, g, a + g, *sum);
@@ -249,21 +250,32 @@ PROJECT_INT8(MXFP4, mxfp4, 32, false)
 /* The compilers' own vectors: SSE2 or NEON on the machines we know, and correct on any. */
 typedef float vec __attribute__((vector_size(16)));
 
-static inline vec load(const float *p) {
+static inline vec vec_load(const void *p) {
     vec v;
     memcpy(&v, p, sizeof v);
     return v;
+}
+
+static inline vec half_load(const uint8_t *p) {
+    uint16_t h[4];
+    memcpy(h, p, sizeof h);
+    return (vec){f16_to_f32(h[0]), f16_to_f32(h[1]), f16_to_f32(h[2]), f16_to_f32(h[3])};
+}
+
+static inline vec bf16_load(const uint8_t *p) {
+    uint16_t b[4];
+    memcpy(b, p, sizeof b);
+    return (vec){bf16_to_f32(b[0]), bf16_to_f32(b[1]), bf16_to_f32(b[2]), bf16_to_f32(b[3])};
 }
 
 #define VEC vec
 #define LANES 4
 #define TARGET
 #define V_ZERO() ((vec){0})
-#define V_LOAD(p) load(p)
+#define V_LOAD(p) vec_load(p)
+#define V_STORE(p, v) memcpy(p, &(v), sizeof(vec))
 #define V_FMA(a, b, c) ((a) * (b) + (c))
 #define V_SUM(v) (((v)[0] + (v)[1]) + ((v)[2] + (v)[3]))
-#define DECODE_F16 NULL
-#define DECODE_BF16 NULL
 #include "backend/cpu/kernels_f32.h"
 
 /* ---- the rows -------------------------------------------------------------------------------- */

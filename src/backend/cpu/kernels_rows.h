@@ -30,6 +30,11 @@
 #define UNROLL _Pragma("GCC unroll 16")
 #endif
 
+/* Groups from one activation row to the next. */
+static inline size_t stride_of(const struct activations *acts) {
+    return acts->group_stride ? acts->group_stride : acts->k / 32;
+}
+
 struct kernel_rows {
     const struct kernel *at;
     size_t count;

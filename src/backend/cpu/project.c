@@ -14,7 +14,7 @@ void cpu_norm(float *y, const float *x, const float *w, float eps, uint32_t n) {
 }
 
 void cpu_quantize_row(struct backend *b, uint32_t r, uint32_t k) {
-    act_groups(b->rows + (uint64_t)r * k, k, b->groups + (uint64_t)r * (k / 32));
+    act_groups(b->rows + (uint64_t)r * k, k, b->groups + r * act_group_stride(k));
 }
 
 struct activations cpu_activations(const struct backend *b, uint32_t first, uint32_t n,
@@ -24,7 +24,8 @@ struct activations cpu_activations(const struct backend *b, uint32_t first, uint
         .k = k,
         .x = b->rows + (uint64_t)first * k,
         .x_stride = k,
-        .groups = b->groups + (uint64_t)first * (k / 32),
+        .groups = b->groups + first * act_group_stride(k),
+        .group_stride = act_group_stride(k),
     };
 }
 

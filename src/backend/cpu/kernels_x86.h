@@ -1,0 +1,296 @@
+/* kernels_x86.h - int8 products on x86: the body, for one instruction set.
+ *
+ * T weight rows are the T lanes of a vector; four values of a row are the bytes of its lane
+ * (kernels_pack.h, U = 4). For each group of 32 along K the quants are opened into eight vectors,
+ * which stay in registers while up to eight activation rows pass by:
+ *
+ *   dot = -bias * sum(x.q) + w[0] x.q[0..3] + ... + w[7] x.q[28..31]      exact
+ *   acc = fma(f32(dot), w.scale * x.scale, acc)
+ *   acc = fma(-w.min, x.scale * sum(x.q), acc)                            types with a minimum
+ *
+ * The instructions multiply unsigned by signed bytes, so weights are kept with a bias. Types with a
+ * scale for 16 values make two dots of four. Bytes read per call: the packed tiles once for every
+ * eight activation rows, from memory the first time, then from L2.
+ *
+ * Included by kernels_avx2.c and kernels_avx512.c, which first define
+ *   TILE, TARGET, VEC, V_FMA(a, b, c), V_FNMA(a, b, c) (c - a b), V_SET(x)
+ *   INTS                            a vector of integers, T lanes of four bytes
+ *   ints_load, bits_at, add_bits, look_up, widen_u8, widen_i8, half_load, f32_of
+ *   struct format; dot_run          the integer part
+ *   WHOLE_BIAS_LOG2, WHOLE_FLIP     the bias of types that fill their bytes, and the same as a bit
+ * and gets project_<type> for every type. */
+
+enum { TILES = 8, MAX_ACTS = 8 };
+
+/* ---- opening a group ------------------------------------------------------------------------- */
+
+#define QUANTS(block, i) ints_load((block) + 4 * TILE * (i))
+#define HALF(type, block, i) half_load((block) + TILE * (PACK_HALVES_##type + 2 * (i)))
+#define BYTES(type, block, i) ((block) + TILE * (PACK_BYTES_##type + (i)))
+
+/* The 16 bytes of the 32-value types: low nibbles, then high ones. */
+INLINE void open_nibbles(const uint8_t *quants, INTS *w) {
+    UNROLL for (int j = 0; j < 4; j++) {
+        w[j] = bits_at(QUANTS(quants, j), 0, 0x0f0f0f0f);
+        w[j + 4] = bits_at(QUANTS(quants, j), 4, 0x0f0f0f0f);
+    }
+}
+
+INLINE void add_fifth_bits(const uint8_t *words, INTS *w) {
+    INTS bits = ints_load(words);
+    UNROLL for (int j = 0; j < 8; j++) w[j] = add_bits(w[j], bits, 4 - j, 0x10101010);
+}
+
+INLINE void look_up_all(const uint8_t *values, INTS *w) {
+    UNROLL for (int j = 0; j < 8; j++) w[j] = look_up(values, w[j]);
+}
+
+INLINE void open_q4_0(const uint8_t *block, int g, struct opened *out) {
+    (void)g;
+    open_nibbles(block, out->w);
+    out->scale[0] = HALF(q4_0, block, 0);
+}
+
+INLINE void open_q4_1(const uint8_t *block, int g, struct opened *out) {
+    (void)g;
+    open_nibbles(block, out->w);
+    out->scale[0] = HALF(q4_1, block, 0);
+    out->min[0] = -HALF(q4_1, block, 1);
+}
+
+INLINE void open_q5_0(const uint8_t *block, int g, struct opened *out) {
+    (void)g;
+    open_nibbles(block, out->w);
+    add_fifth_bits(block + TILE * PACK_WORDS_q5_0, out->w);
+    out->scale[0] = HALF(q5_0, block, 0);
+}
+
+INLINE void open_q5_1(const uint8_t *block, int g, struct opened *out) {
+    (void)g;
+    open_nibbles(block, out->w);
+    add_fifth_bits(block + TILE * PACK_WORDS_q5_1, out->w);
+    out->scale[0] = HALF(q5_1, block, 0);
+    out->min[0] = -HALF(q5_1, block, 1);
+}
+
+INLINE void open_q8_0(const uint8_t *block, int g, struct opened *out) {
+    (void)g;
+    UNROLL for (int j = 0; j < 8; j++) out->w[j] = QUANTS(block, j);
+    out->scale[0] = HALF(q8_0, block, 0);
+}
+
+/* iq4_value of every nibble, with the bias. */
+#define IQ4(x) (uint8_t)((x) ^ WHOLE_FLIP)
+static const uint8_t iq4_values[16] = {IQ4(-127), IQ4(-104), IQ4(-83), IQ4(-65), IQ4(-49), IQ4(-35),
+                                       IQ4(-22),  IQ4(-10),  IQ4(1),   IQ4(13),  IQ4(25),  IQ4(38),
+                                       IQ4(53),   IQ4(69),   IQ4(89),  IQ4(113)};
+#undef IQ4
+
+INLINE void open_iq4_nl(const uint8_t *block, int g, struct opened *out) {
+    (void)g;
+    open_nibbles(block, out->w);
+    look_up_all(iq4_values, out->w);
+    out->scale[0] = HALF(iq4_nl, block, 0);
+}
+
+INLINE void open_iq4_xs(const uint8_t *block, int g, struct opened *out) {
+    open_nibbles(block + 16 * TILE * g, out->w);
+    look_up_all(iq4_values, out->w);
+    out->scale[0] = HALF(iq4_xs, block, 0) * f32_of(widen_i8(BYTES(iq4_xs, block, g)));
+}
+
+INLINE void open_mxfp4(const uint8_t *block, int g, struct opened *out) {
+    static const uint8_t values[16] = {16, 17, 18, 19, 20, 22, 24, 28,
+                                       16, 15, 14, 13, 12, 10, 8,  4}; /* twice the value, + 16 */
+    float scale[TILE];
+    (void)g;
+    open_nibbles(block, out->w);
+    look_up_all(values, out->w);
+    for (int row = 0; row < TILE; row++)
+        scale[row] = mxfp4_scale(BYTES(mxfp4, block, 0)[row]);
+    memcpy(&out->scale[0], scale, sizeof scale);
+}
+
+INLINE void open_q2_k(const uint8_t *block, int g, struct opened *out) {
+    UNROLL for (int j = 0; j < 8; j++) out->w[j] =
+        bits_at(QUANTS(block, 8 * (g / 4) + j), 2 * (g % 4), 0x03030303);
+    UNROLL for (int h = 0; h < 2; h++) {
+        INTS both = widen_u8(BYTES(q2_k, block, 2 * g + h));
+        out->scale[h] = HALF(q2_k, block, 0) * f32_of(bits_at(both, 0, 15));
+        out->min[h] = HALF(q2_k, block, 1) * f32_of(bits_at(both, 4, 15));
+    }
+}
+
+INLINE void open_q3_k(const uint8_t *block, int g, struct opened *out) {
+    UNROLL for (int j = 0; j < 8; j++) {
+        INTS low = bits_at(QUANTS(block, 8 * (g / 4) + j), 2 * (g % 4), 0x03030303);
+        out->w[j] = add_bits(low, QUANTS(block, 16 + j), 2 - g, 0x04040404);
+    }
+    UNROLL for (int h = 0; h < 2; h++) out->scale[h] =
+        HALF(q3_k, block, 0) * f32_of(widen_i8(BYTES(q3_k, block, 2 * g + h)));
+}
+
+INLINE void open_q4_k(const uint8_t *block, int g, struct opened *out) {
+    UNROLL for (int j = 0; j < 8; j++) out->w[j] =
+        bits_at(QUANTS(block, 8 * (g / 2) + j), 4 * (g % 2), 0x0f0f0f0f);
+    out->scale[0] = HALF(q4_k, block, 0) * f32_of(widen_u8(BYTES(q4_k, block, g)));
+    out->min[0] = HALF(q4_k, block, 1) * f32_of(widen_u8(BYTES(q4_k, block, 8 + g)));
+}
+
+INLINE void open_q5_k(const uint8_t *block, int g, struct opened *out) {
+    UNROLL for (int j = 0; j < 8; j++) {
+        INTS low = bits_at(QUANTS(block, 8 * (g / 2) + j), 4 * (g % 2), 0x0f0f0f0f);
+        out->w[j] = add_bits(low, QUANTS(block, 32 + j), 4 - g, 0x10101010);
+    }
+    out->scale[0] = HALF(q5_k, block, 0) * f32_of(widen_u8(BYTES(q5_k, block, g)));
+    out->min[0] = HALF(q5_k, block, 1) * f32_of(widen_u8(BYTES(q5_k, block, 8 + g)));
+}
+
+INLINE void open_q6_k(const uint8_t *block, int g, struct opened *out) {
+    int half = g / 4, run = g % 4;
+    UNROLL for (int j = 0; j < 8; j++) {
+        INTS low = QUANTS(block, 16 * half + 8 * (run % 2) + j);
+        low = bits_at(low, 4 * (run / 2), 0x0f0f0f0f);
+        out->w[j] = add_bits(low, QUANTS(block, 32 + 8 * half + j), 4 - 2 * run, 0x30303030);
+    }
+    UNROLL for (int h = 0; h < 2; h++) out->scale[h] =
+        HALF(q6_k, block, 0) * f32_of(widen_i8(BYTES(q6_k, block, 2 * g + h)));
+}
+
+/* ---- products -------------------------------------------------------------------------------- */
+
+/* The f32 part of run h. */
+INLINE VEC add_run(const struct format *f, VEC scale, VEC min, const struct act_group *a, int h,
+                   INTS dot, VEC acc) {
+    acc = V_FMA(f32_of(dot), scale * V_SET(a->scale), acc);
+    if (!f->has_min)
+        return acc;
+    float offset = f->runs == 1 ? a->offset : a->scale * (float)-a->minus_half[h];
+    return V_FNMA(min, V_SET(offset), acc);
+}
+
+/* Asks for this group's share of the tile's next block (the one after it for short blocks), which
+ * comes up when the other tiles have had their turn: 19 KiB of q4_k at T = 16 wait in L1. */
+INLINE void fetch_ahead(const struct format *f, const uint8_t *block, int g) {
+    uint32_t share = f->block_bytes / f->groups, ahead = f->groups == 1 ? 2 : 1;
+    const uint8_t *at = block + ahead * f->block_bytes + (uint32_t)g * share;
+    UNROLL for (uint32_t i = 0; i < share; i += 64) _mm_prefetch((const char *)at + i, _MM_HINT_T0);
+}
+
+/* One group of a tile and `acts` rows, a constant where this is inlined. */
+INLINE void add_group(const struct format *f, const uint8_t *block, int g,
+                      const struct act_group *rows, size_t stride, int acts, VEC *sums) {
+    struct opened w;
+    fetch_ahead(f, block, g);
+    f->open(block, g, &w);
+    UNROLL for (int r = 0; r < acts; r++) {
+        const struct act_group *a = rows + (size_t)r * stride;
+        VEC acc = sums[r];
+        UNROLL for (int h = 0; h < f->runs; h++) acc =
+            add_run(f, w.scale[h], w.min[h], a, h, dot_run(f, &w, a, h), acc);
+        sums[r] = acc;
+    }
+}
+
+struct tiles {
+    const uint8_t *at;
+    size_t bytes;           /* of one */
+    uint32_t count, groups; /* groups: K / 32 */
+};
+
+/* Some tiles and `acts` rows. Tiles take turns group by group, so memory is read in as many
+ * streams: a core of Sapphire Rapids reads 8 GB/s in one stream, 18 in eight. Measured for q4_k
+ * with AVX-512: one tile at a time 7.1 GB/s, eight in turn 7.4, and with fetch_ahead 18.5. */
+INLINE void add_tiles(const struct format *f, struct tiles tiles, const struct act_group *rows,
+                      size_t stride, int acts, VEC (*sums)[MAX_ACTS]) {
+    for (uint32_t at = 0; at < tiles.groups; tiles.at += f->block_bytes)
+        for (uint32_t g = 0; g < f->groups; g++, at++)
+            for (uint32_t t = 0; t < tiles.count; t++)
+                add_group(f, tiles.at + t * tiles.bytes, (int)g, rows + at, stride, acts, sums[t]);
+}
+
+/* The same with up to eight rows; says with how many. */
+INLINE uint32_t add_some(const struct format *f, struct tiles tiles, const struct act_group *rows,
+                         size_t stride, uint32_t acts, VEC (*sums)[MAX_ACTS]) {
+    if (acts >= 8)
+        return add_tiles(f, tiles, rows, stride, 8, sums), 8;
+    if (acts >= 4)
+        return add_tiles(f, tiles, rows, stride, 4, sums), 4;
+    if (acts >= 2)
+        return add_tiles(f, tiles, rows, stride, 2, sums), 2;
+    return add_tiles(f, tiles, rows, stride, 1, sums), 1;
+}
+
+static TARGET void store_sums(VEC (*sums)[MAX_ACTS], uint32_t acts, uint32_t columns, float *out,
+                              size_t out_stride) {
+    for (uint32_t t = 0; t * TILE < columns; t++) {
+        size_t lanes = columns - t * TILE < TILE ? columns - t * TILE : TILE;
+        for (uint32_t r = 0; r < acts; r++)
+            memcpy(out + r * out_stride + t * TILE, &sums[t][r], lanes * sizeof *out);
+    }
+}
+
+/* Up to TILES tiles and all rows, from row `from` on. */
+INLINE void project_tiles(const struct format *f, struct tiles tiles, uint32_t columns,
+                          uint32_t from, const struct activations *acts, float *out,
+                          size_t out_stride) {
+    for (uint32_t r = from, done; r < acts->n_rows; r += done) {
+        VEC sums[TILES][MAX_ACTS];
+        memset(sums, 0, sizeof sums);
+        const struct act_group *rows = acts->groups + r * stride_of(acts);
+        done = add_some(f, tiles, rows, stride_of(acts), acts->n_rows - r, sums);
+        store_sums(sums, done, columns, out + r * out_stride, out_stride);
+    }
+}
+
+INLINE struct tiles tiles_from(const struct format *f, const void *weights, uint32_t first,
+                               uint32_t k) {
+    struct tiles tiles = {.bytes = (size_t)(k / 32 / f->groups) * f->block_bytes, .groups = k / 32};
+    tiles.at = (const uint8_t *)weights + first / TILE * tiles.bytes;
+    return tiles;
+}
+
+INLINE void project(const struct format *f, const void *weights, uint32_t first, uint32_t count,
+                    const struct activations *acts, float *out, size_t out_stride) {
+    struct tiles tiles = tiles_from(f, weights, first, acts->k);
+    for (uint32_t n = 0; n < count; n += TILES * TILE, tiles.at += TILES * tiles.bytes) {
+        uint32_t columns = count - n < TILES * TILE ? count - n : TILES * TILE;
+        tiles.count = (columns + TILE - 1) / TILE;
+        project_tiles(f, tiles, columns, 0, acts, out + n, out_stride);
+    }
+}
+
+/* X(TYPE, type, runs, bias_log2, has_min, most): most is the largest stored weight. */
+/* clang-format off */
+#define FORMATS(X)                                                                                 \
+    X(Q4_0,   q4_0,   1, 3, false, 15)                                                             \
+    X(Q4_1,   q4_1,   1, 0, true,  15)                                                             \
+    X(Q5_0,   q5_0,   1, 4, false, 31)                                                             \
+    X(Q5_1,   q5_1,   1, 0, true,  31)                                                             \
+    X(Q8_0,   q8_0,   1, WHOLE_BIAS_LOG2, false, 255)                                              \
+    X(Q2_K,   q2_k,   2, 0, true,  3)                                                              \
+    X(Q3_K,   q3_k,   2, 2, false, 7)                                                              \
+    X(Q4_K,   q4_k,   1, 0, true,  15)                                                             \
+    X(Q5_K,   q5_k,   1, 0, true,  31)                                                             \
+    X(Q6_K,   q6_k,   2, 5, false, 63)                                                             \
+    X(IQ4_NL, iq4_nl, 1, WHOLE_BIAS_LOG2, false, 255)                                              \
+    X(IQ4_XS, iq4_xs, 1, WHOLE_BIAS_LOG2, false, 255)                                              \
+    X(MXFP4,  mxfp4,  1, 4, false, 28)
+/* clang-format on */
+
+#define PROJECT(TYPE, type, runs, bias_log2, has_min, most)                                        \
+    static const struct format format_##type = {                                                   \
+        open_##type, PACK_GROUPS_##type, TILE * PACK_SIZE_##type, runs, bias_log2, has_min, most}; \
+    static uint64_t bytes_##type(uint32_t k, uint32_t n) {                                         \
+        return packed_bytes(DT_##TYPE, (struct packing){TILE, 4, WHOLE_FLIP}, k, n);               \
+    }                                                                                              \
+    static void pack_##type(const void *from, uint32_t k, uint32_t n, void *to) {                  \
+        pack_rows(DT_##TYPE, (struct packing){TILE, 4, WHOLE_FLIP}, from, k, n, to);               \
+    }                                                                                              \
+    static TARGET void project_##type(const void *weights, uint32_t first, uint32_t count,         \
+                                      const struct activations *acts, float *out,                  \
+                                      size_t out_stride) {                                         \
+        project(&format_##type, weights, first, count, acts, out, out_stride);                     \
+    }
+FORMATS(PROJECT)
+#undef PROJECT
