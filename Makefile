@@ -57,7 +57,7 @@ say  = $(if $(V),,@printf '  %-5s %s\n' $(1) $(2))
 
 objects = $(patsubst %.c,$(B)/obj/%.o,$(1))
 
-all: $(B)/sluice $(B)/libsluice.a
+all: $(B)/sluice $(B)/libsluice.a $(B)/libsluice.so
 
 help:
 	@sed -n 's/^#   //p' Makefile; echo "targets: all run test test-all asan fuzz bench install uninstall clean format lint"
@@ -93,6 +93,11 @@ $(B)/libsluice.a: $(call objects,$(LIBRARY))
 	$(Q)rm -f $@
 	$(Q)$(if $(CROSS),$(CROSS)-)ar rcs $@ $^
 
+# Only sluice.h's own names are to be seen from outside.
+$(B)/libsluice.so: $(call objects,$(LIBRARY)) src/libsluice.map
+	$(call say,LD,$@)
+	$(Q)$(CC) $(LDFLAGS) -shared -Wl,--version-script=src/libsluice.map $(filter %.o,$^) $(LIBS) -o $@
+
 $(B)/sluice: $(call objects,$(filter src/cmd/%,$(SOURCES))) $(B)/libsluice.a
 	$(call say,LD,$@)
 	$(Q)$(CC) $(LDFLAGS) $^ $(LIBS) -o $@
@@ -108,12 +113,16 @@ smollm2: $(B)/sluice | $(STAMPS)/bench
 install: all
 	install -D -m 755 $(B)/sluice $(DESTDIR)$(PREFIX)/bin/sluice
 	install -D -m 644 $(B)/libsluice.a $(DESTDIR)$(PREFIX)/lib/libsluice.a
+	install -D -m 755 $(B)/libsluice.so $(DESTDIR)$(PREFIX)/lib/libsluice.so
 	install -D -m 644 include/sluice.h $(DESTDIR)$(PREFIX)/include/sluice.h
+	sed -e 's|@PREFIX@|$(PREFIX)|' -e "s|@VERSION@|$$(sed -n 's/.*"\(.*\)"/\1/p' $(B)/version.h)|" tools/sluice.pc.in > $(B)/sluice.pc
+	install -D -m 644 $(B)/sluice.pc $(DESTDIR)$(PREFIX)/lib/pkgconfig/sluice.pc
 	install -D -m 644 models/stories-27m-q4_k_m.gguf \
 	    $(DESTDIR)$(PREFIX)/share/sluice/models/stories-27m-q4_k_m.gguf
 
 uninstall:
 	rm -f $(DESTDIR)$(PREFIX)/bin/sluice $(DESTDIR)$(PREFIX)/lib/libsluice.a \
+	    $(DESTDIR)$(PREFIX)/lib/libsluice.so $(DESTDIR)$(PREFIX)/lib/pkgconfig/sluice.pc \
 	    $(DESTDIR)$(PREFIX)/include/sluice.h
 	rm -rf $(DESTDIR)$(PREFIX)/share/sluice
 
