@@ -6,6 +6,7 @@
 #           other architecture under qemu (make test-all)
 set -u
 cd "$(dirname "$0")/.."
+unset MAKEFLAGS MFLAGS MAKELEVEL # the makes below have jobs of their own
 passed=0 failed=0 skipped=0
 
 # suite NAME COMMAND...: a command whose last line is "N passed, N failed"; one that ends without
