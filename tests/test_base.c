@@ -184,7 +184,8 @@ struct visits {
 static void visit(void *context, int index, int count) {
     struct visits *v = context;
     atomic_fetch_add(&v->seen[index], 1);
-    v->count = index == 0 ? count : v->count;
+    if (index == 0)
+        v->count = count;
 }
 
 TEST(pool_runs_every_thread_once_a_job) {
