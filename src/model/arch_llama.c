@@ -66,22 +66,12 @@ static int bind(struct model *m, struct err *err) {
     return SLUICE_OK;
 }
 
-static int emit(const struct model *m, struct plan *plan, const struct plan_options *options,
-                struct operand x, struct operand angles, struct err *err) {
-    struct operand pages =
-        plan_state(plan, DT_I32, (uint32_t[4]){options->pages_per_seq, options->n_slots});
-    for (uint32_t i = 0; i < m->config.n_layers; i++) {
-        int status = emit_attention(m, plan, options, i, false, x, angles, pages, err);
-        if (!status)
-            status = emit_ffn(m, plan, i, x, err);
-        if (!status)
-            status = emit_tap(plan, i + 1, (int)i, x, (struct operand){0}, 0, err);
-        if (status)
-            return status;
-    }
-    return SLUICE_OK;
+static int emit_mixer(const struct model *m, struct plan *plan, const struct plan_options *options,
+                      uint32_t layer, struct operand x, struct operand angles, struct operand pages,
+                      struct err *err) {
+    return emit_attention(m, plan, options, layer, false, x, angles, pages, err);
 }
 
-const struct arch arch_llama = {"llama", config, bind, emit};
-const struct arch arch_qwen2 = {"qwen2", config, bind, emit};
-const struct arch arch_qwen3 = {"qwen3", config, bind, emit};
+const struct arch arch_llama = {"llama", config, bind, emit_mixer};
+const struct arch arch_qwen2 = {"qwen2", config, bind, emit_mixer};
+const struct arch arch_qwen3 = {"qwen3", config, bind, emit_mixer};

@@ -278,23 +278,13 @@ static int emit_delta(const struct model *m, struct plan *plan, const struct pla
     return status;
 }
 
-static int emit(const struct model *m, struct plan *plan, const struct plan_options *options,
-                struct operand x, struct operand angles, struct err *err) {
-    struct operand pages =
-        plan_state(plan, DT_I32, (uint32_t[4]){options->pages_per_seq, options->n_slots});
-    for (uint32_t i = 0; i < m->config.n_layers; i++) {
-        int status = m->config.is_recurrent[i]
-                         ? emit_delta(m, plan, options, i, x, err)
-                         : emit_attention(m, plan, options, i, true, x, angles, pages, err);
-        if (!status)
-            status = emit_ffn(m, plan, i, x, err);
-        if (!status)
-            status = emit_tap(plan, i + 1, (int)i, x, (struct operand){0}, 0, err);
-        if (status)
-            return status;
-    }
-    return SLUICE_OK;
+static int emit_mixer(const struct model *m, struct plan *plan, const struct plan_options *options,
+                      uint32_t layer, struct operand x, struct operand angles, struct operand pages,
+                      struct err *err) {
+    return m->config.is_recurrent[layer]
+               ? emit_delta(m, plan, options, layer, x, err)
+               : emit_attention(m, plan, options, layer, true, x, angles, pages, err);
 }
 
-const struct arch arch_qwen35 = {"qwen35", config, bind, emit};
-const struct arch arch_qwen35moe = {"qwen35moe", config, bind, emit};
+const struct arch arch_qwen35 = {"qwen35", config, bind, emit_mixer};
+const struct arch arch_qwen35moe = {"qwen35moe", config, bind, emit_mixer};

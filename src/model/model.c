@@ -172,8 +172,8 @@ int model_load(struct model *m, struct err *err) {
 /* ---- the plan ---------------------------------------------------------------------------------
  */
 
-int emit_tap(struct plan *plan, uint32_t number, int layer, struct operand x, struct operand norm,
-             float eps, struct err *err) {
+static int emit_tap(struct plan *plan, uint32_t number, int layer, struct operand x,
+                    struct operand norm, float eps, struct err *err) {
     if (!plan->n_taps)
         return SLUICE_OK;
     struct op op = {
@@ -234,6 +234,23 @@ static int emit_head(const struct model *m, struct plan *plan, const struct plan
     return status ? status : plan_add(plan, &pick, err);
 }
 
+/* Every layer: its mixer, its feed-forward part, a tap where plans have them. */
+static int emit_layers(const struct model *m, struct plan *plan, const struct plan_options *options,
+                       struct operand x, struct operand angles, struct err *err) {
+    struct operand pages =
+        plan_state(plan, DT_I32, (uint32_t[4]){options->pages_per_seq, options->n_slots});
+    for (uint32_t i = 0; i < m->config.n_layers; i++) {
+        int status = m->arch->emit_mixer(m, plan, options, i, x, angles, pages, err);
+        if (!status)
+            status = emit_ffn(m, plan, i, x, err);
+        if (!status)
+            status = emit_tap(plan, i + 1, (int)i, x, (struct operand){0}, 0, err);
+        if (status)
+            return status;
+    }
+    return SLUICE_OK;
+}
+
 int model_plan(struct plan **out, const struct model *m, const struct plan_options *options,
                struct err *err) {
     const struct config *c = &m->config;
@@ -246,7 +263,7 @@ int model_plan(struct plan **out, const struct model *m, const struct plan_optio
         plan_scratch_of(plan, DT_F32, (uint32_t[4]){2, c->rope.dims / 2, plan->max_rows});
     if ((status = emit_embed(m, plan, x, angles, err)) ||
         (status = emit_tap(plan, 0, -1, x, (struct operand){0}, 0, err)) ||
-        (status = m->arch->emit(m, plan, options, x, angles, err)) ||
+        (status = emit_layers(m, plan, options, x, angles, err)) ||
         (status = emit_tap(plan, c->n_layers + 1, -1, x, m->final_norm, c->eps, err)) ||
         (status = emit_head(m, plan, options, x, err)) || (status = plan_finish(plan, err))) {
         plan_free(plan);

@@ -35,9 +35,11 @@ struct arch {
     int (*config)(struct model *m, struct err *err);
     /* Finds the tensors of each layer and checks their shapes. */
     int (*bind)(struct model *m, struct err *err);
-    /* Adds the ops of the layers between embedding and head. x: the residual (R, D). */
-    int (*emit)(const struct model *m, struct plan *plan, const struct plan_options *options,
-                struct operand x, struct operand angles, struct err *err);
+    /* Adds the ops of one layer's mixer, norm to residual. x: the residual (R, D); pages: the page
+     * tables, which all attention layers share. */
+    int (*emit_mixer)(const struct model *m, struct plan *plan, const struct plan_options *options,
+                      uint32_t layer, struct operand x, struct operand angles, struct operand pages,
+                      struct err *err);
 };
 
 struct model {
@@ -88,7 +90,5 @@ int emit_attention(const struct model *m, struct plan *plan, const struct plan_o
                    struct operand pages, struct err *err);
 int emit_ffn(const struct model *m, struct plan *plan, uint32_t layer, struct operand x,
              struct err *err);
-int emit_tap(struct plan *plan, uint32_t number, int layer, struct operand x, struct operand norm,
-             float eps, struct err *err);
 
 #endif

@@ -15,7 +15,7 @@ struct checker {
     int status;
 };
 
-enum { ANY_TYPE = -1, CACHE_TYPE = -2, MAY_BE_ABSENT = 1 };
+enum { ANY_TYPE = -1, CACHE_TYPE = -2 };
 
 static void shape_text(char out[96], const struct operand *o) {
     int n = snprintf(out, 96, "(");
