@@ -51,7 +51,9 @@ struct step {
     size_t state_floats, ring_floats, weight_bytes, state_bytes;
 };
 
-static bool more_bits(int i, int n) { return i < n / 8 || i >= 7 * n / 8 || (i - n / 8) % 3 == 2; }
+static bool more_bits(int i, int n) {
+    return i < n / 8 || i >= 7 * n / 8 || (i - n / 8) % 3 == 2;
+}
 
 static enum weight_type base_type(enum file_type f) {
     return f == FT_Q4_K_M ? WT_Q4_K : f == FT_Q8_0 ? WT_Q8_0 : WT_BF16;
@@ -65,7 +67,8 @@ static enum weight_type rich_type(enum file_type f, bool more) {
 
 __global__ static void fix_units(uint8_t *w, size_t n, int type, float rms) {
     size_t i = (size_t)blockIdx.x * blockDim.x + threadIdx.x; /* one row of one unit */
-    if (i >= n * 16) return;
+    if (i >= n * 16)
+        return;
     size_t u = i / 16;
     int r = i % 16;
     float f = rms * (1 + 0.3f * hash_unit((uint32_t)i));
@@ -78,7 +81,8 @@ __global__ static void fix_units(uint8_t *w, size_t n, int type, float rms) {
         *d = __float2half(f / 1360);
     } else if (type == WT_Q8_0) {
         d = (__half *)(w + u * 4352 + r * 16);
-        for (int j = 0; j < 8; j++) d[j] = __float2half(f / 74);
+        for (int j = 0; j < 8; j++)
+            d[j] = __float2half(f / 74);
     } else {
         uint16_t *b = (uint16_t *)(w + u * 4096 + r * 256);
         for (int j = 0; j < 128; j++)
@@ -111,9 +115,11 @@ static int choose_splits(int tiles, int most, int k, int widest) {
     for (int s = 1; s <= most; s *= 2) {
         int g = SM_COUNT / s;
         double over = (double)((tiles + g - 1) / g) * g * s / SM_COUNT * SM_COUNT / (s * tiles);
-        if (over < least - 0.05) least = over, best = s;
+        if (over < least - 0.05)
+            least = over, best = s;
     }
-    while (k > widest * best) best++;
+    while (k > widest * best)
+        best++;
     return best;
 }
 
@@ -244,18 +250,21 @@ static void step_plan(struct step *s) {
 
 static float *random_device(size_t n, float scale, float base, uint32_t seed) {
     std::vector<float> v(n);
-    for (size_t i = 0; i < n; i++) v[i] = base + scale * hash_unit((uint32_t)i + seed * 1000003u);
+    for (size_t i = 0; i < n; i++)
+        v[i] = base + scale * hash_unit((uint32_t)i + seed * 1000003u);
     return device_copy(v);
 }
 
 __global__ static void fill_floats(float *p, size_t n, float scale) {
     size_t i = (size_t)blockIdx.x * blockDim.x + threadIdx.x;
-    if (i < n) p[i] = scale * hash_unit((uint32_t)i);
+    if (i < n)
+        p[i] = scale * hash_unit((uint32_t)i);
 }
 
 __global__ static void fill_halves(__half *p, size_t n) {
     size_t i = (size_t)blockIdx.x * blockDim.x + threadIdx.x;
-    if (i < n) p[i] = __float2half(0.5f * hash_unit((uint32_t)i));
+    if (i < n)
+        p[i] = __float2half(0.5f * hash_unit((uint32_t)i));
 }
 
 static void state_reset(struct step *s) {
@@ -271,7 +280,8 @@ static void step_open(struct step *s, uint8_t *arena, size_t arena_bytes) {
     int c = (2 * m->hk + m->hv) * 128, attn = m->layers / m->interval, lin = m->layers - attn;
     size_t wide = std::max(c + m->hv * 130, m->h * m->dh * 2 + 2 * m->hkv * m->dh) + 64;
     s->arena = arena, s->arena_bytes = arena_bytes;
-    for (int i = 0; i < 2; i++) s->x[i] = device_alloc<float>((size_t)MAX_PARTS * s->rows * m->d);
+    for (int i = 0; i < 2; i++)
+        s->x[i] = device_alloc<float>((size_t)MAX_PARTS * s->rows * m->d);
     s->proj = device_alloc<float>(s->rows * wide);
     s->o = device_alloc<float>((size_t)s->rows * std::max(m->hv * 128, m->h * m->dh));
     s->h = device_alloc<float>((size_t)s->rows * m->f);
@@ -287,7 +297,8 @@ static void step_open(struct step *s, uint8_t *arena, size_t arena_bytes) {
     s->kv = device_alloc<__half>(kv);
     fill_halves<<<(kv + 255) / 256, 256>>>(s->kv, kv);
     std::vector<int32_t> pos(s->rows), token(s->rows);
-    for (int r = 0; r < s->rows; r++) pos[r] = 7 + r, token[r] = 3 + r;
+    for (int r = 0; r < s->rows; r++)
+        pos[r] = 7 + r, token[r] = 3 + r;
     s->pos = device_copy(pos), s->token = device_copy(token);
     s->best = device_alloc<unsigned long long>(s->rows);
     s->ends =
@@ -300,7 +311,8 @@ static void step_open(struct step *s, uint8_t *arena, size_t arena_bytes) {
 static void step_close(struct step *s) {
     void *all[] = {s->x[0],   s->x[1],  s->proj, s->o,  s->h,   s->logits, s->table, s->norms,
                    s->consts, s->state, s->ring, s->kv, s->pos, s->token,  s->best};
-    for (void *p : all) CU(cudaFree(p));
+    for (void *p : all)
+        CU(cudaFree(p));
 }
 
 /* ---- recording and running ---- */
@@ -357,7 +369,8 @@ static struct persistent persist_open(const struct step *s, int kinds, const str
     int mask = 0;
     r.g.flight = mo->flight;
     for (const struct stage &g : s->stages) {
-        if (!(kinds >> g.kind & 1)) continue;
+        if (!(kinds >> g.kind & 1))
+            continue;
         struct stage_desc d = {};
         d.kind = g.kind, d.is_delta = g.is_delta;
         if (g.kind == ST_MIX && g.is_delta)
@@ -377,7 +390,8 @@ static struct persistent persist_open(const struct step *s, int kinds, const str
         d.next_piece = pieces.size() / SM_COUNT;
         descs.push_back(d);
     }
-    if (pieces.empty()) pieces.resize(SM_COUNT); /* without tiles */
+    if (pieces.empty())
+        pieces.resize(SM_COUNT); /* without tiles */
     r.g.n_stages = descs.size(), r.g.n_pieces = pieces.size() / SM_COUNT;
     r.g.stages = device_copy(descs), r.g.pieces = device_copy(pieces);
     r.g.counter = device_alloc<uint32_t>(1), r.g.epoch = device_alloc<uint32_t>(1);
@@ -403,13 +417,15 @@ static cudaGraphExec_t record(cudaStream_t st, const struct step *s, const struc
     cudaGraph_t graph;
     cudaGraphExec_t exec;
     struct persistent r = {};
-    if (mo->persist) r = persist_open(s, kinds, mo); /* its tables are left to the process's end */
+    if (mo->persist)
+        r = persist_open(s, kinds, mo); /* its tables are left to the process's end */
     CU(cudaStreamBeginCapture(st, cudaStreamCaptureModeGlobal));
     if (mo->persist) {
         persist_launch(st, &r);
     } else {
         for (const struct stage &g : s->stages)
-            if (kinds >> g.kind & 1) stage_launch(st, s, g, mo);
+            if (kinds >> g.kind & 1)
+                stage_launch(st, s, g, mo);
     }
     CU(cudaStreamEndCapture(st, &graph));
     CU(cudaGraphInstantiate(&exec, graph, 0));
@@ -420,7 +436,8 @@ static cudaGraphExec_t record(cudaStream_t st, const struct step *s, const struc
 
 static uint64_t fnv(const void *p, size_t n) {
     uint64_t h = 1469598103934665603ull;
-    for (size_t i = 0; i < n; i++) h = (h ^ ((const uint8_t *)p)[i]) * 1099511628211ull;
+    for (size_t i = 0; i < n; i++)
+        h = (h ^ ((const uint8_t *)p)[i]) * 1099511628211ull;
     return h;
 }
 
@@ -429,11 +446,13 @@ static uint64_t step_hash(cudaStream_t st, struct step *s, cudaGraphExec_t exec,
     size_t n = (size_t)s->rows * s->m->vocab;
     state_reset(s);
     CU(cudaMemset(s->logits, 0xff, n * 4));
-    for (int i = 0; i < 3; i++) CU(cudaGraphLaunch(exec, st));
+    for (int i = 0; i < 3; i++)
+        CU(cudaGraphLaunch(exec, st));
     CU(cudaStreamSynchronize(st));
     std::vector<float> y = host_copy(s->logits, n), z = host_copy(s->state, s->state_floats);
     *finite = true;
-    for (float f : y) *finite = *finite && isfinite(f);
+    for (float f : y)
+        *finite = *finite && isfinite(f);
     return fnv(y.data(), n * 4) ^ fnv(z.data(), z.size() * 4);
 }
 
@@ -455,11 +474,14 @@ static void time_kinds(cudaStream_t st, struct step *s, const struct mode *mo, d
         double bytes = 0;
         int n = 0;
         for (const struct stage &g : s->stages) {
-            if (g.kind != k) continue;
+            if (g.kind != k)
+                continue;
             n++;
-            if (k != ST_MIX) bytes += project_bytes(&g.p.p);
+            if (k != ST_MIX)
+                bytes += project_bytes(&g.p.p);
         }
-        if (k == ST_MIX) bytes = s->state_bytes;
+        if (k == ST_MIX)
+            bytes = s->state_bytes;
         cudaGraphExec_t e = record(st, s, mo, 1 << k);
         struct timing t = time_launches(st, 5, 20, [&] { CU(cudaGraphLaunch(e, st)); });
         char what[64];
@@ -475,7 +497,8 @@ static void print_trace(cudaStream_t st, struct step *s, const struct mode *mo) 
     struct persistent r = persist_open(s, ~0, mo);
     int n = s->stages.size();
     r.g.trace = device_alloc<long long>(n * STAMPS);
-    for (int i = 0; i < 3; i++) persist_launch(st, &r);
+    for (int i = 0; i < 3; i++)
+        persist_launch(st, &r);
     CU(cudaStreamSynchronize(st));
     std::vector<long long> t = host_copy(r.g.trace, n * STAMPS);
     printf("%s, cycles: wait, prologue, sync, eat, sync, finish, arrive; all; waiting for units\n",
@@ -487,11 +510,13 @@ static void print_trace(cudaStream_t st, struct step *s, const struct mode *mo) 
             const long long *at = &t[i * STAMPS];
             if (s->stages[i].kind != k % ST_KINDS || s->stages[i].is_delta != k / ST_KINDS)
                 continue;
-            for (int j = 0; j < 7; j++) d[j].push_back(mix ? 0 : at[j + 1] - at[j]);
+            for (int j = 0; j < 7; j++)
+                d[j].push_back(mix ? 0 : at[j + 1] - at[j]);
             d[7].push_back(at[7] - at[0]);
             d[8].push_back(mix ? 0 : at[8]);
         }
-        if (d[0].empty()) continue;
+        if (d[0].empty())
+            continue;
         printf("  %-6s%s", STAGE_NAMES[k % ST_KINDS], k / ST_KINDS ? " (delta)" : "");
         for (int j = 0; j < 9; j++) {
             std::sort(d[j].begin(), d[j].end());
@@ -507,7 +532,8 @@ static void print_spread(cudaStream_t st, struct step *s, const struct mode *mo)
     printf("%s:\n", mo->name);
     uint8_t *where = device_alloc<uint8_t>(s->stages.size() * SM_COUNT);
     struct step c = *s;
-    for (size_t i = 0; i < c.stages.size(); i++) c.stages[i].p.where = where + i * SM_COUNT;
+    for (size_t i = 0; i < c.stages.size(); i++)
+        c.stages[i].p.where = where + i * SM_COUNT;
     cudaGraphExec_t e = record(st, &c, mo, ~0);
     CU(cudaGraphLaunch(e, st));
     CU(cudaStreamSynchronize(st));
@@ -540,11 +566,13 @@ static void run_model(cudaStream_t st, const struct model *m, enum file_type ft,
            bytes / bw, 1e6 * bw / bytes);
     uint64_t first = 0;
     for (const struct mode &mo : MODES) {
-        if (!(modes >> (&mo - MODES) & 1)) continue;
+        if (!(modes >> (&mo - MODES) & 1))
+            continue;
         cudaGraphExec_t e = record(st, &s, &mo, ~0);
         bool finite;
         uint64_t h = step_hash(st, &s, e, &finite);
-        if (!first) first = h;
+        if (!first)
+            first = h;
         if (h != first || !finite) {
             failures++;
             printf("FAIL %s: %s\n", mo.name,
@@ -558,13 +586,17 @@ static void run_model(cudaStream_t st, const struct model *m, enum file_type ft,
     if (detail) {
         int n = sizeof MODES / sizeof *MODES;
         for (int i = 0; i < n; i++)
-            if (detail >> i & 1) time_kinds(st, &s, &MODES[i], bw);
+            if (detail >> i & 1)
+                time_kinds(st, &s, &MODES[i], bw);
         for (int i = 0; i < n; i++) {
-            if (!(detail >> i & 1)) continue;
+            if (!(detail >> i & 1))
+                continue;
 #ifdef TRACE
-            if (MODES[i].persist) print_trace(st, &s, &MODES[i]);
+            if (MODES[i].persist)
+                print_trace(st, &s, &MODES[i]);
 #endif
-            if (!MODES[i].persist) print_spread(st, &s, &MODES[i]);
+            if (!MODES[i].persist)
+                print_spread(st, &s, &MODES[i]);
         }
     }
     step_close(&s);
@@ -596,9 +628,11 @@ int main(int argc, char **argv) {
             snprintf(name, sizeof name, "%s", argv[i]);
             char *colon = strchr(name, ':');
             int ft = 0;
-            if (colon) *colon = 0;
+            if (colon)
+                *colon = 0;
             for (int f = 0; colon && f < FT_COUNT; f++)
-                if (!strcmp(colon + 1, FILE_TYPES[f])) ft = f;
+                if (!strcmp(colon + 1, FILE_TYPES[f]))
+                    ft = f;
             bool found = false;
             for (const struct model &m : MODELS)
                 if (!strcmp(m.name, name))

@@ -5,13 +5,18 @@ static int failures;
 
 static void report(const char *what, double err, double limit) {
     bool ok = err <= limit; /* NaN fails */
-    if (!ok) failures++;
+    if (!ok)
+        failures++;
     printf("%s %-58s rel err %.2e (limit %.0e)\n", ok ? "ok  " : "FAIL", what, err, limit);
 }
 
-static float half_to_float(uint16_t h) { return __half2float(__ushort_as_half(h)); }
+static float half_to_float(uint16_t h) {
+    return __half2float(__ushort_as_half(h));
+}
 
-static uint16_t float_to_half(float f) { return __half_as_ushort(__float2half(f)); }
+static uint16_t float_to_half(float f) {
+    return __half_as_ushort(__float2half(f));
+}
 
 /* ---- random file blocks and their decoding ---- */
 
@@ -24,13 +29,17 @@ static std::vector<uint8_t> random_rows(enum weight_type t, int n, int k, uint32
     const struct type_info *ti = &TYPES[t];
     size_t blocks = (size_t)n * (k / ti->block);
     std::vector<uint8_t> v(blocks * ti->block_bytes);
-    for (size_t i = 0; i < v.size(); i++) v[i] = hash32((uint32_t)i + seed * 77777u);
+    for (size_t i = 0; i < v.size(); i++)
+        v[i] = hash32((uint32_t)i + seed * 77777u);
     for (size_t b = 0; b < blocks; b++) {
         uint8_t *p = &v[b * ti->block_bytes];
         float f = 1.0f + 0.5f * hash_unit((uint32_t)b + seed);
-        if (t == WT_Q4_K) put_half(p, f * 1e-4f), put_half(p + 2, f * 7e-4f);
-        if (t == WT_Q6_K) put_half(p + 208, f * (b % 2 ? 1e-5f : -1e-5f));
-        if (t == WT_Q8_0) put_half(p, f * 1e-4f);
+        if (t == WT_Q4_K)
+            put_half(p, f * 1e-4f), put_half(p + 2, f * 7e-4f);
+        if (t == WT_Q6_K)
+            put_half(p + 208, f * (b % 2 ? 1e-5f : -1e-5f));
+        if (t == WT_Q8_0)
+            put_half(p, f * 1e-4f);
         if (t == WT_BF16) {
             __nv_bfloat16 h = __float2bfloat16(0.02f * hash_unit((uint32_t)b * 3 + seed));
             memcpy(p, &h, 2);
@@ -45,7 +54,8 @@ static double dot_sub(enum weight_type t, const uint8_t *row, int sub, const int
     int s = sub % 8;
     double sum = 0;
     if (t == WT_Q8_0) {
-        for (int i = 0; i < 32; i++) sum += (double)(int8_t)b[2 + i] * a[i];
+        for (int i = 0; i < 32; i++)
+            sum += (double)(int8_t)b[2 + i] * a[i];
         uint16_t h;
         memcpy(&h, b, 2);
         return sum * half_to_float(h) * as;
@@ -84,9 +94,11 @@ static double dot_row(enum weight_type t, const uint8_t *row, int k, const float
     for (int s = 0; s < k / 32; s++) {
         float m = 0;
         int8_t a[32];
-        for (int i = 0; i < 32; i++) m = fmaxf(m, fabsf(x[32 * s + i]));
+        for (int i = 0; i < 32; i++)
+            m = fmaxf(m, fabsf(x[32 * s + i]));
         float id = m > 0 ? (1.0f / m) * 127.0f : 0;
-        for (int i = 0; i < 32; i++) a[i] = (int8_t)(fmaf(x[32 * s + i], id, MAGIC) - MAGIC);
+        for (int i = 0; i < 32; i++)
+            a[i] = (int8_t)(fmaf(x[32 * s + i], id, MAGIC) - MAGIC);
         sum += dot_sub(t, row, s, a, m * (1.0f / 127.0f));
     }
     return sum;
@@ -117,13 +129,17 @@ static std::vector<float> prologue_ref(const struct project_case *c, const std::
     int head = c->pro == PRO_NORM ? c->k : 128;
     for (size_t h = 0; h < x.size() / head && c->pro != PRO_PLAIN; h++) {
         double ss = 0;
-        for (int i = 0; i < head; i++) ss += (double)x[h * head + i] * x[h * head + i];
+        for (int i = 0; i < head; i++)
+            ss += (double)x[h * head + i] * x[h * head + i];
         double inv = 1 / sqrt(ss / head + 1e-6);
         for (int i = 0; i < head; i++) {
             double g = gate[h * head + i], sg = 1 / (1 + exp(-g)), v = x[h * head + i];
-            if (c->pro == PRO_NORM) v *= inv * w[i];
-            if (c->pro == PRO_GATED_NORM) v *= inv * w[i] * g * sg;
-            if (c->pro == PRO_SIGMOID_GATE) v *= sg;
+            if (c->pro == PRO_NORM)
+                v *= inv * w[i];
+            if (c->pro == PRO_GATED_NORM)
+                v *= inv * w[i] * g * sg;
+            if (c->pro == PRO_SIGMOID_GATE)
+                v *= sg;
             y[h * head + i] = (float)v;
         }
     }
@@ -149,7 +165,8 @@ static std::vector<float> project_run(const struct project_case *c, int rows, co
     std::vector<float> all = host_copy(out, (size_t)p.splits * rows * c->n);
     std::vector<float> y(all.begin(), all.begin() + (size_t)rows * c->n);
     for (int s = 1; s < p.splits && c->epi == EPI_PARTS; s++)
-        for (size_t i = 0; i < y.size(); i++) y[i] += all[s * y.size() + i];
+        for (size_t i = 0; i < y.size(); i++)
+            y[i] += all[s * y.size() + i];
     CU(cudaFree(out));
     return y;
 }
@@ -166,7 +183,8 @@ static std::vector<double> project_ref(const struct project_case *c,
             double v = dot_row(c->type, &file[n * row_bytes], c->k, x);
             if (c->epi == EPI_SWIGLU)
                 v = v / (1 + exp(-v)) * dot_row(c->type, &file[(n + c->n) * row_bytes], c->k, x);
-            if (c->epi == EPI_PARTS) v += resid[(size_t)r * c->n + n];
+            if (c->epi == EPI_PARTS)
+                v += resid[(size_t)r * c->n + n];
             y.push_back(v);
         }
     return y;
@@ -184,8 +202,10 @@ static void check_project(const struct project_case *c) {
     std::vector<float> x(MAX_ROWS * c->k), gate(x.size()), norm(c->k), resid(MAX_ROWS * c->n);
     for (size_t i = 0; i < x.size(); i++)
         x[i] = 3 * hash_unit(i + 5), gate[i] = 4 * hash_unit(i + 9);
-    for (int i = 0; i < c->k; i++) norm[i] = 1 + 0.5f * hash_unit(i);
-    for (size_t i = 0; i < resid.size(); i++) resid[i] = 0.1f * hash_unit(i + 31);
+    for (int i = 0; i < c->k; i++)
+        norm[i] = 1 + 0.5f * hash_unit(i);
+    for (size_t i = 0; i < resid.size(); i++)
+        resid[i] = 0.1f * hash_unit(i + 31);
     uint8_t *dw = device_copy(packed);
     float *dx = device_copy(x), *dg = device_copy(gate), *dn = device_copy(norm),
           *dr = device_copy(resid);
@@ -197,7 +217,8 @@ static void check_project(const struct project_case *c) {
         char what[128];
         snprintf(what, sizeof what, "project_%s n %d k %d /%d %s %s rows %d", TYPES[c->type].name,
                  c->n, c->k, c->splits, pro[c->pro], epi[c->epi], rows);
-        if (rows == 8) all = y;
+        if (rows == 8)
+            all = y;
         report(what, rel_err(y, std::vector<double>(want.begin(), want.begin() + y.size())),
                c->pro == PRO_PLAIN ? 2e-5 : 3e-3);
         if (memcmp(y.data(), all.data(), y.size() * 4)) {
@@ -229,24 +250,28 @@ static void delta_ref(const struct delta *d, struct delta_host *h, int row, int 
     for (int v = 0; v < d->hv; v++) {
         const double *q = &y[v % d->hk * 128], *k = q + kd, *val = &y[2 * kd + v * 128];
         double nq = 0, nk = 0, kq = 0;
-        for (int i = 0; i < 128; i++) nq += q[i] * q[i], nk += k[i] * k[i], kq += k[i] * q[i];
+        for (int i = 0; i < 128; i++)
+            nq += q[i] * q[i], nk += k[i] * k[i], kq += k[i] * q[i];
         nq = 1 / sqrt(nq + 1e-6) / sqrt(128.0), nk = 1 / sqrt(nk + 1e-6);
         double e = exp(h->a_log[v] * log1p(exp(m[d->off_a + v] + h->dt[v])));
         double beta = 1 / (1 + exp(-m[d->off_b + v]));
         for (int j = 0; j < 128; j++) {
             float *S = &h->s[(((size_t)row * d->hv + v) * 128 + j) * 128];
             double sk = 0, sq = 0;
-            for (int i = 0; i < 128; i++) sk += S[i] * k[i] * nk, sq += S[i] * q[i] * nq;
+            for (int i = 0; i < 128; i++)
+                sk += S[i] * k[i] * nk, sq += S[i] * q[i] * nq;
             double dl = beta * (val[j] - e * sk);
             h->o[(size_t)row * d->ldo + v * 128 + j] = (float)(e * sq + dl * kq * nq * nk);
-            for (int i = 0; i < 128; i++) S[i] = (float)(e * S[i] + dl * k[i] * nk);
+            for (int i = 0; i < 128; i++)
+                S[i] = (float)(e * S[i] + dl * k[i] * nk);
         }
     }
 }
 
 static std::vector<float> random_floats(size_t n, float scale, uint32_t seed) {
     std::vector<float> v(n);
-    for (size_t i = 0; i < n; i++) v[i] = scale * hash_unit((uint32_t)i + seed * 1000003u);
+    for (size_t i = 0; i < n; i++)
+        v[i] = scale * hash_unit((uint32_t)i + seed * 1000003u);
     return v;
 }
 
@@ -263,7 +288,8 @@ static void check_delta(int rows, int hk, int hv) {
     d.ldo = hv * 128;
     h.ring = random_floats((size_t)rows * 4 * d.c, 1, 1), h.conv = random_floats(4 * d.c, 0.5f, 2);
     h.a_log = random_floats(hv, 0.5f, 3), h.dt = random_floats(hv, 1, 4);
-    for (float &a : h.a_log) a -= 0.6f;
+    for (float &a : h.a_log)
+        a -= 0.6f;
     h.s = random_floats((size_t)rows * hv * 128 * 128, 0.3f, 5);
     h.o.resize((size_t)rows * d.ldo);
     d.ring = device_copy(h.ring), d.conv = device_copy(h.conv), d.s = device_copy(h.s);
@@ -271,12 +297,14 @@ static void check_delta(int rows, int hk, int hv) {
     d.o = device_alloc<float>(h.o.size());
     for (int step = 0; step < 3; step++) {
         std::vector<int32_t> pos(rows);
-        for (int r = 0; r < rows; r++) pos[r] = 5 + step + 2 * r;
+        for (int r = 0; r < rows; r++)
+            pos[r] = 5 + step + 2 * r;
         h.m = random_floats((size_t)rows * d.ldm, 1, 40 + step);
         d.m = device_copy(h.m), d.pos = device_copy(pos);
         delta_launch(0, false, &d);
         CU(cudaDeviceSynchronize());
-        for (int r = 0; r < rows; r++) delta_ref(&d, &h, r, pos[r]);
+        for (int r = 0; r < rows; r++)
+            delta_ref(&d, &h, r, pos[r]);
     }
     char what[96];
     snprintf(what, sizeof what, "delta_step rows %d hk %d hv %d, output after 3 steps", rows, hk,
@@ -308,7 +336,8 @@ int main(void) {
         {WT_BF16, 577, 1104, 2, PRO_PLAIN, EPI_PARTS},
         {WT_BF16, 1003, 1024, 1, PRO_NORM, EPI_SWIGLU},
     };
-    for (const struct project_case &c : cases) check_project(&c);
+    for (const struct project_case &c : cases)
+        check_project(&c);
     check_delta(1, 16, 32);
     check_delta(3, 16, 16);
     check_delta(2, 2, 6);

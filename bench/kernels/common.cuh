@@ -4,15 +4,14 @@
  * several such repeats. Bandwidth figures are always given beside the read bandwidth that
  * bandwidth_calibrate() measured in the same process. */
 #pragma once
+#include <algorithm>
 #include <cuda_runtime.h>
+#include <functional>
 #include <math.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-
-#include <algorithm>
-#include <functional>
 #include <vector>
 
 #define CU(call)                                                                                   \
@@ -79,11 +78,13 @@ static struct timing time_launches(cudaStream_t st, int repeats, int n,
     std::vector<double> us;
     CU(cudaEventCreate(&a));
     CU(cudaEventCreate(&b));
-    for (int i = 0; i < 3; i++) launch();
+    for (int i = 0; i < 3; i++)
+        launch();
     for (int r = 0; r < repeats; r++) {
         float ms;
         CU(cudaEventRecord(a, st));
-        for (int i = 0; i < n; i++) launch();
+        for (int i = 0; i < n; i++)
+            launch();
         CU(cudaEventRecord(b, st));
         CU(cudaEventSynchronize(b));
         CU(cudaEventElapsedTime(&ms, a, b));
@@ -109,11 +110,14 @@ __global__ static void read_all(const uint4 *p, size_t n, uint32_t *sink) {
     for (; i + 7 * stride < n; i += 8 * stride) {
         uint4 v[8];
 #pragma unroll
-        for (int j = 0; j < 8; j++) v[j] = __ldcs(p + i + j * stride);
+        for (int j = 0; j < 8; j++)
+            v[j] = __ldcs(p + i + j * stride);
 #pragma unroll
-        for (int j = 0; j < 8; j++) s ^= v[j].x ^ v[j].y ^ v[j].z ^ v[j].w;
+        for (int j = 0; j < 8; j++)
+            s ^= v[j].x ^ v[j].y ^ v[j].z ^ v[j].w;
     }
-    if (s == 0x12345678u) *sink = s;
+    if (s == 0x12345678u)
+        *sink = s;
 }
 
 /* Read bandwidth in bytes per microsecond (= MB/s): a streaming read of `bytes`. */

@@ -70,7 +70,8 @@ __global__ static void __launch_bounds__(THREADS, 1) rounds(const struct round_a
     uint32_t base = *(volatile uint32_t *)a.base, parity = 0;
     int tid = threadIdx.x, own = blockIdx.x * SHARE + tid;
     float sum = 0;
-    if (tid == 0) mbar_init(smem_addr(&bar)), mbar_init_fence();
+    if (tid == 0)
+        mbar_init(smem_addr(&bar)), mbar_init_fence();
     __syncthreads();
     for (int r = 0; r < a.rounds; r++) {
         uint32_t at = base + r + 1;
@@ -110,7 +111,8 @@ __global__ static void __launch_bounds__(THREADS, 1) rounds(const struct round_a
         }
         flags_arrive(a.flags, at);
         flags_wait(a.flags, at);
-        if (WAY == BARE_FLAGS) continue;
+        if (WAY == BARE_FLAGS)
+            continue;
         if (WAY == READ_BULK) {
             if (tid == 0)
                 bulk_load(smem_addr(copy), x, sizeof copy, smem_addr(&bar), evict_first_policy());
@@ -128,8 +130,10 @@ __global__ static void __launch_bounds__(THREADS, 1) rounds(const struct round_a
             sum += f.x + f.y + f.z + f.w;
         }
     }
-    if (sum == 12345.678f) *a.sink = sum;
-    if (WAY >= TAGGED) flags_arrive(a.flags, base + a.rounds);
+    if (sum == 12345.678f)
+        *a.sink = sum;
+    if (WAY >= TAGGED)
+        flags_arrive(a.flags, base + a.rounds);
     flags_arrive(a.flags, base + a.rounds);
     flags_wait(a.flags, base + a.rounds);
     if (blockIdx.x == 0 && tid == 0) {

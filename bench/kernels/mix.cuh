@@ -71,9 +71,11 @@ __device__ static inline struct conv_taps taps_load(const struct delta &d, int r
     struct conv_taps t;
     const float *ring = d.ring + (size_t)row * 4 * d.c + ch;
 #pragma unroll
-    for (int j = 0; j < 4; j++) t.w[j] = d.conv[j * d.c + ch];
+    for (int j = 0; j < 4; j++)
+        t.w[j] = d.conv[j * d.c + ch];
 #pragma unroll
-    for (int j = 0; j < 3; j++) t.x[j] = __ldcg(ring + (size_t)((pos + 1 + j) & 3) * d.c);
+    for (int j = 0; j < 3; j++)
+        t.x[j] = __ldcg(ring + (size_t)((pos + 1 + j) & 3) * d.c);
     return t;
 }
 
@@ -87,13 +89,16 @@ __device__ static inline void delta_load(struct delta_early<COLS> &e, const stru
                                          int item) {
     constexpr int TILES = 16 / COLS;
     e.tile = item % TILES, e.head = item / TILES % d.hv, e.row = item / TILES / d.hv;
-    if (threadIdx.x >= 256) return;
+    if (threadIdx.x >= 256)
+        return;
     e.pos = __ldcg(d.pos + e.row);
     const float *S = delta_state<COLS>(d, e);
 #pragma unroll
-    for (int j = 0; j < COLS; j++) e.st[j] = ld4(S + j * 128);
+    for (int j = 0; j < COLS; j++)
+        e.st[j] = ld4(S + j * 128);
     e.qk = taps_load(d, e.row, e.pos, qk_channel<COLS>(d, e));
-    if (threadIdx.x < 8 * COLS) e.v = taps_load(d, e.row, e.pos, v_channel<COLS>(d, e));
+    if (threadIdx.x < 8 * COLS)
+        e.v = taps_load(d, e.row, e.pos, v_channel<COLS>(d, e));
     e.a_log = d.a_log[e.head], e.dt = d.dt[e.head];
 }
 
@@ -110,8 +115,10 @@ __device__ static inline void delta_conv(const struct delta &d, struct delta_sme
         float x = __ldcg(m + ch);
         y = conv_silu(e.qk, x);
         float ss = warp_sum(y * y);
-        if (tid % 32 == 0) s->red[warp] = ss;
-        if (e.head < d.hk && e.tile == 0) ring[ch] = x;
+        if (tid % 32 == 0)
+            s->red[warp] = ss;
+        if (e.head < d.hk && e.tile == 0)
+            ring[ch] = x;
     }
     if (tid < 8 * COLS) {
         int ch = v_channel<COLS>(d, e);
@@ -139,7 +146,8 @@ __device__ static inline void delta_body(const struct delta &d, struct delta_sme
     const float *m = d.m + (size_t)e.row * d.ldm;
     float x = __ldcg(m + d.off_a + e.head) + e.dt, beta = sigmoid(__ldcg(m + d.off_b + e.head));
     delta_conv<COLS>(d, s, e);
-    if (warp >= 8) return;
+    if (warp >= 8)
+        return;
     float4 q = *(const float4 *)&s->qk[0][lane * 4], k = *(const float4 *)&s->qk[1][lane * 4];
     float kq = warp_sum(dot4(q, k));
     float g = __expf(e.a_log * (x > 20 ? x : log1pf(__expf(x))));
@@ -153,7 +161,8 @@ __device__ static inline void delta_body(const struct delta &d, struct delta_sme
         float4 v = e.st[j];
         float dl = beta * (s->v[warp * COLS + j] - g * sk[j]);
         int col = (e.tile * 8 + warp) * COLS + j;
-        if (lane == 0) d.o[(size_t)e.row * d.ldo + e.head * 128 + col] = g * sq[j] + dl * kq;
+        if (lane == 0)
+            d.o[(size_t)e.row * d.ldo + e.head * 128 + col] = g * sq[j] + dl * kq;
         v = make_float4(g * v.x + dl * k.x, g * v.y + dl * k.y, g * v.z + dl * k.z,
                         g * v.w + dl * k.w);
         *(float4 *)(S + j * 128) = v;
@@ -166,9 +175,11 @@ __global__ static void __launch_bounds__(THREADS, 2)
     __shared__ struct delta_smem s;
     struct delta_early<COLS> e;
     pdl_launch_next();
-    if (!d.early) pdl_wait();
+    if (!d.early)
+        pdl_wait();
     delta_load<COLS>(e, d, blockIdx.x);
-    if (d.early) pdl_wait();
+    if (d.early)
+        pdl_wait();
     delta_body<COLS>(d, &s, e);
 }
 
@@ -202,7 +213,8 @@ struct attend_smem {
 
 /* Eight values of a cached key or value, or of this step's own. */
 __device__ static inline struct float8 kv8(const __half *cached, const float *own) {
-    if (own) return ld8(own);
+    if (own)
+        return ld8(own);
     uint4 w = *(const uint4 *)cached;
     float2 a = halves(w.x), b = halves(w.y), c = halves(w.z), d = halves(w.w);
     return (struct float8){{a.x, a.y, b.x, b.y, c.x, c.y, d.x, d.y}};
@@ -239,20 +251,27 @@ __device__ static inline void attend_body(const struct attend &a, struct attend_
         struct float8 v = kv8(a.vc + at, own ? m + a.off_v + e : NULL);
         float dot = 0;
 #pragma unroll
-        for (int i = 0; i < 8; i++) dot = fmaf(k.v[i], s->q[e + i], dot);
-        for (int d = 1; d < lanes; d <<= 1) dot += __shfl_xor_sync(~0u, dot, d);
+        for (int i = 0; i < 8; i++)
+            dot = fmaf(k.v[i], s->q[e + i], dot);
+        for (int d = 1; d < lanes; d <<= 1)
+            dot += __shfl_xor_sync(~0u, dot, d);
         float w = j <= a.len ? __expf(dot) : 0;
         sum += w;
 #pragma unroll
-        for (int i = 0; i < 8; i++) acc.v[i] = fmaf(w, v.v[i], acc.v[i]);
+        for (int i = 0; i < 8; i++)
+            acc.v[i] = fmaf(w, v.v[i], acc.v[i]);
     }
-    for (int i = 0; i < 8; i++) s->part[group * a.dh + e + i] = acc.v[i];
-    if (e == 0) s->sum[group] = sum;
+    for (int i = 0; i < 8; i++)
+        s->part[group * a.dh + e + i] = acc.v[i];
+    if (e == 0)
+        s->sum[group] = sum;
     block_sync();
-    if (tid >= a.dh) return;
+    if (tid >= a.dh)
+        return;
     float o = 0, z = 0;
 #pragma unroll 4
-    for (int i = 0; i < groups; i++) o += s->part[i * a.dh + tid], z += s->sum[i];
+    for (int i = 0; i < groups; i++)
+        o += s->part[i * a.dh + tid], z += s->sum[i];
     a.o[(size_t)row * a.ldo + h * a.dh + tid] = o / z;
 }
 
@@ -278,7 +297,8 @@ struct ends {
 
 __device__ static inline void embed_body(const struct ends &a) {
     int i = blockIdx.x * THREADS + threadIdx.x;
-    if (i < a.rows) a.best[i] = 0;
+    if (i < a.rows)
+        a.best[i] = 0;
     for (; i < a.rows * a.d; i += gridDim.x * THREADS)
         a.x[i] = a.table[(size_t)(a.token[i / a.d] & 15) * a.d + i % a.d];
 }
@@ -298,10 +318,12 @@ __device__ static inline void pick_body(const struct ends &a, unsigned long long
             unsigned long long o = __shfl_xor_sync(~0u, b, m);
             b = o > b ? o : b;
         }
-        if (threadIdx.x % 32 == 0) red[threadIdx.x / 32] = b;
+        if (threadIdx.x % 32 == 0)
+            red[threadIdx.x / 32] = b;
         block_sync();
         if (threadIdx.x == 0) {
-            for (int w = 1; w < WARPS; w++) b = red[w] > b ? red[w] : b;
+            for (int w = 1; w < WARPS; w++)
+                b = red[w] > b ? red[w] : b;
             atomicMax(a.best + r, b);
         }
         block_sync();

@@ -41,7 +41,8 @@ __device__ static inline void barrier_arrive(uint32_t *counter) {
 __device__ static inline void barrier_wait(const uint32_t *counter, uint32_t round) {
     if (threadIdx.x == 0) {
         uint32_t v;
-        do asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(v) : "l"(counter) : "memory");
+        do
+            asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(v) : "l"(counter) : "memory");
         while ((int32_t)(v - round * SM_COUNT) < 0);
     }
     block_sync();
@@ -62,13 +63,15 @@ __device__ static __noinline__ void persist_delta(const struct delta *d, struct 
                                                   const uint32_t *counter, uint32_t at) {
     struct delta_early<COLS> e;
     int item = blockIdx.x, items = delta_items<COLS>(*d);
-    if (item < items) delta_load<COLS>(e, *d, item);
+    if (item < items)
+        delta_load<COLS>(e, *d, item);
     barrier_wait(counter, at);
 #pragma unroll 1
     while (item < items) {
         delta_body<COLS>(*d, s, e);
         item += SM_COUNT;
-        if (item >= items) break;
+        if (item >= items)
+            break;
         delta_load<COLS>(e, *d, item);
         block_sync();
     }
@@ -77,7 +80,8 @@ __device__ static __noinline__ void persist_delta(const struct delta *d, struct 
 __device__ static __noinline__ void persist_attend(const struct attend *a, struct attend_smem *s,
                                                    const uint32_t *counter, uint32_t at) {
     int items = a->rows * a->heads;
-    if (blockIdx.x < items) attend_early(*a, blockIdx.x);
+    if (blockIdx.x < items)
+        attend_early(*a, blockIdx.x);
     barrier_wait(counter, at);
     for (int i = blockIdx.x; i < items; i += SM_COUNT) {
         attend_body(*a, s, i);
@@ -112,7 +116,8 @@ persist_project(const struct project *p, const struct piece *own, struct place p
     int slice_index = blockIdx.x % p->splits;
     struct outlet out[MAX_SEGMENTS] = {};
     out[0] = outlet_make<RP>(*p, own[0], 0, slice_index, threadIdx.x);
-    if (p->n_segments > 1) out[1] = outlet_make<RP>(*p, own[1], 1, slice_index, threadIdx.x);
+    if (p->n_segments > 1)
+        out[1] = outlet_make<RP>(*p, own[1], 1, slice_index, threadIdx.x);
     barrier_wait(counter, at);
     stamp(trace, 1);
     project_body<RP, MASK>(
@@ -124,11 +129,14 @@ persist_project(const struct project *p, const struct piece *own, struct place p
 __device__ static inline void fetch_desc(const struct program &g, int stage, int piece,
                                          uint32_t *desc, struct piece *own) {
     int i = threadIdx.x, words = sizeof(struct piece) / 4;
-    if (i < DESC_WORDS) async_word(desc + i, (const uint32_t *)(g.stages + stage) + i);
+    if (i < DESC_WORDS)
+        async_word(desc + i, (const uint32_t *)(g.stages + stage) + i);
     i -= THREADS / 2;
-    if (i < 0 || i >= MAX_SEGMENTS * words) return;
+    if (i < 0 || i >= MAX_SEGMENTS * words)
+        return;
     int seg = i / words, word = i % words;
-    if (piece + seg >= g.n_pieces) return;
+    if (piece + seg >= g.n_pieces)
+        return;
     const struct piece *p = g.pieces + (size_t)(piece + seg) * SM_COUNT + blockIdx.x;
     async_word((uint32_t *)(own + seg) + word, (const uint32_t *)p + word);
 }
@@ -159,8 +167,10 @@ __global__ static void __launch_bounds__(BLOCK, 1)
         const struct stage_desc *st = (const struct stage_desc *)desc[i & 1];
         long long *trace = NULL;
 #ifdef TRACE
-        if (g.trace && blockIdx.x == 5 && threadIdx.x == 0) trace = g.trace + STAMPS * i;
-        if (trace) trace[STAMPS - 1] = 0;
+        if (g.trace && blockIdx.x == 5 && threadIdx.x == 0)
+            trace = g.trace + STAMPS * i;
+        if (trace)
+            trace[STAMPS - 1] = 0;
 #endif
         stamp(trace, 0);
         if (i + 1 < g.n_stages)
@@ -182,15 +192,18 @@ __global__ static void __launch_bounds__(BLOCK, 1)
         stamp(trace, 7);
     }
     barrier_wait(g.counter, epoch + g.n_stages);
-    if (blockIdx.x == 0 && threadIdx.x == 0) *g.epoch = epoch + g.n_stages;
+    if (blockIdx.x == 0 && threadIdx.x == 0)
+        *g.epoch = epoch + g.n_stages;
 }
 
 typedef void (*persist_fn)(const struct program);
 
 /* The kernel for a step's mix of weight types. */
 template <int RP> static persist_fn persist_pick(int mask) {
-    if (mask == MASK_Q8_0) return persist_kernel<RP, MASK_Q8_0>;
-    if (mask == MASK_BF16) return persist_kernel<RP, MASK_BF16>;
+    if (mask == MASK_Q8_0)
+        return persist_kernel<RP, MASK_Q8_0>;
+    if (mask == MASK_BF16)
+        return persist_kernel<RP, MASK_BF16>;
     return persist_kernel<RP, MASK_Q4_K | MASK_Q6_K>;
 }
 

@@ -59,7 +59,9 @@ struct piece {
 };
 
 /* Row tile of unit u; the first warp that has units of unit u's tile or later ones. */
-__device__ static inline int tile_of(const struct piece &p, int u) { return u * p.inv_tile >> 20; }
+__device__ static inline int tile_of(const struct piece &p, int u) {
+    return u * p.inv_tile >> 20;
+}
 __device__ static inline int warp_of(const struct piece &p, int u) {
     return ((u + 1) * WARPS - 1) * p.inv_units >> 27;
 }
@@ -119,10 +121,12 @@ __device__ static inline struct block_smem block_smem_make(uint8_t *b) {
 /* Each eating warp prepares its own end: one warp preparing all rings took 2 us. */
 __device__ static inline void feed_init(const struct block_smem &s) {
     int w = threadIdx.x / 32;
-    if (w >= WARPS || threadIdx.x % 32) return;
+    if (w >= WARPS || threadIdx.x % 32)
+        return;
     s.tail[w] = s.eaten[w] = 0;
 #pragma unroll
-    for (int i = 0; i < BARS; i++) mbar_init(smem_addr(s.bars) + (w * BARS + i) * 8);
+    for (int i = 0; i < BARS; i++)
+        mbar_init(smem_addr(s.bars) + (w * BARS + i) * 8);
     mbar_init_fence();
 }
 
@@ -136,7 +140,8 @@ struct feed {
 __device__ static inline void feed_enter(struct feed &f, const struct piece &p, int w) {
     int units = p.tiles * p.tile_units, u0 = units * w / WARPS;
     f.left = units * (w + 1) / WARPS - u0;
-    if (!f.left) return;
+    if (!f.left)
+        return;
     int tile = tile_of(p, u0);
     f.u = u0 - tile * p.tile_units;
     f.tile_units = p.tile_units;
@@ -150,7 +155,8 @@ template <class P>
 __device__ static inline void feed_run(const struct block_smem &s, uint32_t cap, P pieces, int n,
                                        uint32_t flight, uint64_t policy) {
     int w = threadIdx.x % 32, next = 0;
-    if (w >= WARPS) return;
+    if (w >= WARPS)
+        return;
     uint32_t ring = smem_addr(s.ring) + w * cap, bars = smem_addr(s.bars) + w * BARS * 8;
     uint32_t head = 0, pos = 0, issued = 0;
     struct feed f = {};
@@ -158,23 +164,29 @@ __device__ static inline void feed_run(const struct block_smem &s, uint32_t cap,
     for (;;) {
         while (!f.left && next < n) {
             feed_enter(f, ahead, w);
-            if (++next < n) ahead = pieces(next);
+            if (++next < n)
+                ahead = pieces(next);
         }
-        if (!__any_sync((1u << WARPS) - 1, f.left)) return;
+        if (!__any_sync((1u << WARPS) - 1, f.left))
+            return;
         uint32_t bytes = f.u + 1 == f.tile_units ? f.last_bytes : f.unit_bytes,
                  old = issued - flight;
         bool wrap = pos + bytes > cap;
         uint32_t waste = wrap ? cap - pos : 0;
         uint32_t used = head - s.tail[w]; /* an empty ring takes any unit: the waste is nobody's */
         bool go = f.left && (!used || used + waste + bytes <= cap) && issued - s.eaten[w] < BARS;
-        if (go && issued >= flight) go = mbar_test(bars + old % BARS * 8, old / BARS & 1);
+        if (go && issued >= flight)
+            go = mbar_test(bars + old % BARS * 8, old / BARS & 1);
         if (go) {
-            if (wrap) pos = 0;
+            if (wrap)
+                pos = 0;
             bulk_load(ring + pos, f.src, bytes, bars + issued % BARS * 8, policy);
             f.src += bytes, pos += bytes, head += waste + bytes, issued++, f.left--;
-            if (++f.u == f.tile_units) f.u = 0;
+            if (++f.u == f.tile_units)
+                f.u = 0;
         }
-        if (!__any_sync((1u << WARPS) - 1, go)) __nanosleep(20);
+        if (!__any_sync((1u << WARPS) - 1, go))
+            __nanosleep(20);
     }
 }
 
@@ -192,7 +204,8 @@ __device__ static inline struct reader reader_open(const struct block_smem &s, u
 
 /* Waits for the next unit. */
 __device__ static inline const uint8_t *reader_next(struct reader &r, uint32_t bytes) {
-    if (r.pos + bytes > r.cap) r.tail += r.cap - r.pos, r.pos = 0;
+    if (r.pos + bytes > r.cap)
+        r.tail += r.cap - r.pos, r.pos = 0;
     mbar_wait(r.bars + r.eaten % BARS * 8, r.eaten / BARS & 1);
     return r.ring + r.pos;
 }
@@ -213,7 +226,8 @@ enum { STAMPS = 9 }; /* the last one: cycles spent waiting for units */
 
 __device__ static inline void stamp(long long *trace, int i) {
 #ifdef TRACE
-    if (trace) trace[i] = clock64();
+    if (trace)
+        trace[i] = clock64();
 #endif
 }
 
@@ -221,14 +235,19 @@ __device__ static inline void stamp(long long *trace, int i) {
 
 __device__ static inline float warp_sum(float v) {
 #pragma unroll
-    for (int m = 16; m; m >>= 1) v += __shfl_xor_sync(~0u, v, m);
+    for (int m = 16; m; m >>= 1)
+        v += __shfl_xor_sync(~0u, v, m);
     return v;
 }
 
-__device__ static inline float sigmoid(float x) { return __fdividef(1.0f, 1.0f + __expf(-x)); }
+__device__ static inline float sigmoid(float x) {
+    return __fdividef(1.0f, 1.0f + __expf(-x));
+}
 
 /* Activations are written by other SMs in the same launch: never from L1. */
-__device__ static inline float4 ld4(const float *p) { return __ldcg((const float4 *)p); }
+__device__ static inline float4 ld4(const float *p) {
+    return __ldcg((const float4 *)p);
+}
 
 struct float8 {
     float v[8];
@@ -252,19 +271,23 @@ __device__ static inline void put_int8(const struct acts &a, int row, int i, str
                                        bool valid) {
     float m = 0;
 #pragma unroll
-    for (int j = 0; j < 8; j++) m = fmaxf(m, fabsf(x.v[j]));
+    for (int j = 0; j < 8; j++)
+        m = fmaxf(m, fabsf(x.v[j]));
     m = fmaxf(m, __shfl_xor_sync(~0u, m, 1));
     m = fmaxf(m, __shfl_xor_sync(~0u, m, 2));
     float id = m > 0 ? __frcp_rn(m) * 127.0f : 0.0f, d = m * (1.0f / 127.0f);
 #pragma unroll
-    for (int j = 0; j < 8; j++) x.v[j] = fmaf(x.v[j], id, MAGIC); /* rounds to an integer */
+    for (int j = 0; j < 8; j++)
+        x.v[j] = fmaf(x.v[j], id, MAGIC); /* rounds to an integer */
     uint2 q = make_uint2(pack4(x.v), pack4(x.v + 4));
     int sum = __dp4a((int)q.x, 0x01010101, __dp4a((int)q.y, 0x01010101, 0));
     sum += __shfl_xor_sync(~0u, sum, 1);
     int sum32 = sum + __shfl_xor_sync(~0u, sum, 2);
-    if (!valid) return;
+    if (!valid)
+        return;
     *(uint2 *)(a.q + row * a.stride + i * 8) = q;
-    if ((i & 1) == 0) a.bias16[(i >> 1) * RP + row] = MAGIC_BITS - 32 * sum;
+    if ((i & 1) == 0)
+        a.bias16[(i >> 1) * RP + row] = MAGIC_BITS - 32 * sum;
     if ((i & 3) == 0) {
         a.scale[(i >> 2) * RP + row] = d;
         a.sum[(i >> 2) * RP + row] = d * (float)sum32;
@@ -275,25 +298,30 @@ __device__ static inline void put_bf16(const struct acts &a, int row, int i,
                                        const struct float8 &x) {
     __nv_bfloat162 b[4];
 #pragma unroll
-    for (int j = 0; j < 4; j++) b[j] = __floats2bfloat162_rn(x.v[2 * j], x.v[2 * j + 1]);
+    for (int j = 0; j < 4; j++)
+        b[j] = __floats2bfloat162_rn(x.v[2 * j], x.v[2 * j + 1]);
     *(uint4 *)(a.q + row * a.stride + i * 16) = *(const uint4 *)b;
 }
 
 template <int RP, bool BF16>
 __device__ static inline void put(const struct acts &a, int row, int i, const struct float8 &x,
                                   bool valid) {
-    if (!BF16) put_int8<RP>(a, row, i, x, valid);
-    if (BF16 && valid) put_bf16(a, row, i, x);
+    if (!BF16)
+        put_int8<RP>(a, row, i, x, valid);
+    if (BF16 && valid)
+        put_bf16(a, row, i, x);
 }
 
 /* Sum over the block, warps in order: the same bits in every thread. */
 __device__ static inline float block_sum(float v, float *red) {
     v = warp_sum(v);
-    if (threadIdx.x % 32 == 0) red[threadIdx.x / 32] = v;
+    if (threadIdx.x % 32 == 0)
+        red[threadIdx.x / 32] = v;
     block_sync();
     v = red[0];
 #pragma unroll
-    for (int w = 1; w < WARPS; w++) v += red[w];
+    for (int w = 1; w < WARPS; w++)
+        v += red[w];
     return v;
 }
 
@@ -302,7 +330,8 @@ enum { NORM_GROUPS = 2 }; /* groups of eight columns a thread: k up to 8192 */
 /* Brings the norm's weights into L2 while the stage before is still at work. */
 __device__ static inline void norm_early(const struct project &p) {
     int i = threadIdx.x * 32;
-    if (p.pro == PRO_NORM && i < p.k) asm volatile("prefetch.global.L2 [%0];" ::"l"(p.norm + i));
+    if (p.pro == PRO_NORM && i < p.k)
+        asm volatile("prefetch.global.L2 [%0];" ::"l"(p.norm + i));
 }
 
 /* The residual: the sum of its parts. */
@@ -310,10 +339,12 @@ __device__ static inline struct float8 norm_input(const struct project &p, int r
     struct float8 x = ld8(p.x + (size_t)row * p.ldx + 8 * i);
 #pragma unroll
     for (int q = 1; q < MAX_PARTS; q++) {
-        if (q >= p.parts) break;
+        if (q >= p.parts)
+            break;
         struct float8 a = ld8(p.x + ((size_t)q * p.rows + row) * p.ldx + 8 * i);
 #pragma unroll
-        for (int j = 0; j < 8; j++) x.v[j] += a.v[j];
+        for (int j = 0; j < 8; j++)
+            x.v[j] += a.v[j];
     }
     return x;
 }
@@ -327,22 +358,27 @@ __device__ static inline void pro_norm(const struct project &p, const struct blo
 #pragma unroll
         for (int g = 0; g < NORM_GROUPS; g++) {
             int i = threadIdx.x + g * THREADS;
-            if (i * 8 < p.k) x[g] = norm_input(p, r, i), w[g] = ld8(p.norm + 8 * i);
+            if (i * 8 < p.k)
+                x[g] = norm_input(p, r, i), w[g] = ld8(p.norm + 8 * i);
         }
 #pragma unroll
         for (int g = 0; g < NORM_GROUPS; g++)
 #pragma unroll
-            for (int j = 0; j < 8; j++) ss = fmaf(x[g].v[j], x[g].v[j], ss);
+            for (int j = 0; j < 8; j++)
+                ss = fmaf(x[g].v[j], x[g].v[j], ss);
         float inv = rsqrtf(__fdividef(block_sum(ss, s.red), (float)p.k) + 1e-6f);
 #pragma unroll
         for (int g = 0; g < NORM_GROUPS; g++) {
             int i = threadIdx.x + g * THREADS;
-            if ((i & ~31) * 8 >= p.k) break; /* whole warps: put shuffles */
+            if ((i & ~31) * 8 >= p.k)
+                break; /* whole warps: put shuffles */
 #pragma unroll
-            for (int j = 0; j < 8; j++) x[g].v[j] *= inv * w[g].v[j];
+            for (int j = 0; j < 8; j++)
+                x[g].v[j] *= inv * w[g].v[j];
             put<RP, BF16>(s.a, r, i, x[g], i * 8 < p.k);
         }
-        if (p.rows > 1) block_sync(); /* red is used again */
+        if (p.rows > 1)
+            block_sync(); /* red is used again */
     }
 }
 
@@ -355,15 +391,19 @@ __device__ static inline struct float8 gated(const struct project &p, struct flo
         struct float8 w = ld8(p.norm + e);
         float ss = 0;
 #pragma unroll
-        for (int j = 0; j < 8; j++) ss = fmaf(x.v[j], x.v[j], ss);
+        for (int j = 0; j < 8; j++)
+            ss = fmaf(x.v[j], x.v[j], ss);
 #pragma unroll
-        for (int m = 1; m < 16; m <<= 1) ss += __shfl_xor_sync(~0u, ss, m);
+        for (int m = 1; m < 16; m <<= 1)
+            ss += __shfl_xor_sync(~0u, ss, m);
         float inv = rsqrtf(ss * (1.0f / 128) + 1e-6f);
 #pragma unroll
-        for (int j = 0; j < 8; j++) x.v[j] *= inv * w.v[j] * g.v[j];
+        for (int j = 0; j < 8; j++)
+            x.v[j] *= inv * w.v[j] * g.v[j];
     }
 #pragma unroll
-    for (int j = 0; j < 8; j++) x.v[j] *= sigmoid(g.v[j]);
+    for (int j = 0; j < 8; j++)
+        x.v[j] *= sigmoid(g.v[j]);
     return x;
 }
 
@@ -376,8 +416,10 @@ __device__ static inline void pro_elementwise(const struct project &p, const str
 #pragma unroll 2
         for (int i = threadIdx.x; (i & ~31) < n; i += THREADS) {
             struct float8 x = {};
-            if (i < n) x = ld8(p.x + (size_t)r * p.ldx + k0 + 8 * i);
-            if (p.pro != PRO_PLAIN) x = gated(p, x, r, min(k0 + 8 * i, p.k - 8));
+            if (i < n)
+                x = ld8(p.x + (size_t)r * p.ldx + k0 + 8 * i);
+            if (p.pro != PRO_PLAIN)
+                x = gated(p, x, r, min(k0 + 8 * i, p.k - 8));
             put<RP, BF16>(s.a, r, i, x, i < n);
         }
 }
@@ -387,7 +429,8 @@ template <int RP>
 __device__ static inline void pad_scales(const struct project &p, const struct acts &a,
                                          int slice_index) {
     int cols = min(p.k - slice_index * p.slice, p.slice), sub = cols / 32;
-    for (int i = sub * RP + threadIdx.x; i < (sub + 7) / 8 * 8 * RP; i += THREADS) a.scale[i] = 0;
+    for (int i = sub * RP + threadIdx.x; i < (sub + 7) / 8 * 8 * RP; i += THREADS)
+        a.scale[i] = 0;
 }
 
 template <int RP, bool BF16>
@@ -397,7 +440,8 @@ __device__ static inline void prologue(const struct project &p, const struct blo
         pro_norm<RP, BF16>(p, s);
     else
         pro_elementwise<RP, BF16>(p, s, slice_index);
-    if (!BF16) pad_scales<RP>(p, s.a, slice_index);
+    if (!BF16)
+        pad_scales<RP>(p, s.a, slice_index);
 }
 
 /* ---- epilogue ---- */
@@ -410,8 +454,10 @@ __device__ static inline float2 residual(const struct project &p, const struct s
     size_t plane = (size_t)p.rows * s.ldo;
 #pragma unroll 1
     for (int q = 0; q < p.resid_parts; q++, at += plane) {
-        if (n < s.n) v.x += __ldcg(at);
-        if (n + 8 < s.n) v.y += __ldcg(at + 8);
+        if (n < s.n)
+            v.x += __ldcg(at);
+        if (n + 8 < s.n)
+            v.y += __ldcg(at + 8);
     }
     return v;
 }
@@ -421,13 +467,16 @@ __device__ static inline void emit(const struct project &p, const struct segment
                                    int g, int r, float lo, float hi, int slice_index, float2 res) {
     if (p.epi == EPI_SWIGLU) {
         int n = tile * 8 + g;
-        if (n < s.n) s.out[(size_t)r * s.ldo + n] = lo * sigmoid(lo) * hi;
+        if (n < s.n)
+            s.out[(size_t)r * s.ldo + n] = lo * sigmoid(lo) * hi;
         return;
     }
     int n = tile * 16 + g;
     float *at = s.out + ((size_t)slice_index * p.rows + r) * s.ldo + n;
-    if (n < s.n) at[0] = lo + res.x;
-    if (n + 8 < s.n) at[8] = hi + res.y;
+    if (n < s.n)
+        at[0] = lo + res.x;
+    if (n + 8 < s.n)
+        at[8] = hi + res.y;
 }
 
 /* A warp leaves a row tile: alone with it, it writes the result; otherwise it leaves its part. */
@@ -441,7 +490,8 @@ __device__ static inline void flush(const struct project &p, const struct block_
 #pragma unroll
     for (int j = 0; j < (RP == 1 ? 1 : 2); j++) {
         int r = 2 * t + j;
-        if (r >= p.rows) continue;
+        if (r >= p.rows)
+            continue;
         if (whole) {
             float2 res = {0, 0};
             if (p.epi == EPI_PARTS && slice_index == 0)
@@ -472,10 +522,12 @@ __device__ static inline struct outlet outlet_make(const struct project &p, cons
                                                    int seg, int slice_index, int o) {
     struct outlet t = {};
     int per_row = pc.tiles * 8, units = pc.tiles * pc.tile_units;
-    if (o >= per_row * p.rows) return t;
+    if (o >= per_row * p.rows)
+        return t;
     int r = RP == 1 ? 0 : o / per_row, i = o - r * per_row, g = i % 8, tile = i / 8;
     int a = tile * pc.tile_units, z = a + pc.tile_units, w = warp_of(pc, a), u0 = units * w / WARPS;
-    if (units * (w + 1) / WARPS >= z) return t; /* one warp has it all, and wrote it */
+    if (units * (w + 1) / WARPS >= z)
+        return t; /* one warp has it all, and wrote it */
     t.first = ((seg * 2 * WARPS + 2 * w + (u0 < a)) * 16 + g) * RP + r;
     t.slot = ((seg * 2 * WARPS + 2 * w + 2) * 16 + g) * RP + r;
     t.more = warp_of(pc, z - 1) - w;
@@ -492,13 +544,15 @@ __device__ static inline struct outlet outlet_make(const struct project &p, cons
 __device__ static inline float2 outlet_residual(const struct project &p, const struct outlet &t,
                                                 int slice_index) {
     float2 v = {0, 0};
-    if (p.epi != EPI_PARTS || slice_index || !t.ok) return v;
+    if (p.epi != EPI_PARTS || slice_index || !t.ok)
+        return v;
     const float *at = p.resid + t.resid;
     size_t plane = (size_t)p.rows * p.seg[0].ldo;
 #pragma unroll 1
     for (int q = 0; q < p.resid_parts; q++, at += plane) {
         v.x += __ldcg(at);
-        if (t.ok & 2) v.y += __ldcg(at + 8);
+        if (t.ok & 2)
+            v.y += __ldcg(at + 8);
     }
     return v;
 }
@@ -507,18 +561,21 @@ __device__ static inline float2 outlet_residual(const struct project &p, const s
 template <int RP>
 __device__ static inline void outlet_finish(const struct project &p, const struct block_smem &s,
                                             const struct outlet &t, float2 res) {
-    if (!t.ok) return;
+    if (!t.ok)
+        return;
     const float *part = s.partial + t.first;
     float lo = part[0], hi = part[8 * RP];
     part = s.partial + t.slot;
 #pragma unroll 2
-    for (int i = 0; i < t.more; i++, part += 2 * 16 * RP) lo += part[0], hi += part[8 * RP];
+    for (int i = 0; i < t.more; i++, part += 2 * 16 * RP)
+        lo += part[0], hi += part[8 * RP];
     if (p.epi == EPI_SWIGLU) {
         *t.at = lo * sigmoid(lo) * hi;
         return;
     }
     t.at[0] = lo + res.x;
-    if (t.ok & 2) t.at[8] = hi + res.y;
+    if (t.ok & 2)
+        t.at[8] = hi + res.y;
 }
 
 /* Outputs beyond the first a thread has of each segment: many rows, or many row tiles. */
@@ -541,10 +598,14 @@ __device__ static inline void finish_rest(const struct project &p, const struct 
 template <int RP, int TYPE>
 __device__ static inline void eat(struct lane_acc<RP> &acc, const uint8_t *u, const struct acts &a,
                                   const struct lane_view &l, int unit, int cols) {
-    if constexpr (TYPE == WT_Q4_K) unit_q4_k(acc, u, a, l, unit);
-    if constexpr (TYPE == WT_Q6_K) unit_q6_k(acc, u, a, l, unit);
-    if constexpr (TYPE == WT_Q8_0) unit_q8_0(acc, u, a, l, unit, (cols + 31) / 32);
-    if constexpr (TYPE == WT_BF16) unit_bf16<RP>(acc, u, l, unit, (cols + 15) / 16);
+    if constexpr (TYPE == WT_Q4_K)
+        unit_q4_k(acc, u, a, l, unit);
+    if constexpr (TYPE == WT_Q6_K)
+        unit_q6_k(acc, u, a, l, unit);
+    if constexpr (TYPE == WT_Q8_0)
+        unit_q8_0(acc, u, a, l, unit, (cols + 31) / 32);
+    if constexpr (TYPE == WT_BF16)
+        unit_bf16<RP>(acc, u, l, unit, (cols + 15) / 16);
 }
 
 /* This warp's units of segment `seg`. */
@@ -572,7 +633,8 @@ __device__ static inline void eat_segment(const struct project &p, const struct 
 #endif
         const uint8_t *at = reader_next(rd, bytes);
 #ifdef TRACE
-        if (trace) trace[STAMPS - 1] += clock64() - before;
+        if (trace)
+            trace[STAMPS - 1] += clock64() - before;
 #endif
         eat<RP, TYPE>(acc, at, s.a, l, u, min(UNIT, cols - u * UNIT));
         reader_done(rd, s, bytes);
@@ -592,7 +654,8 @@ __device__ static inline struct lane_view lane_view_make(const struct block_smem
     l.lane = threadIdx.x % 32, l.g = l.lane / 4, l.t = l.lane % 4;
     l.q = RP == 1 ? s.a.q + l.t * 8 : l.g < rows ? s.a.q + l.g * s.a.stride + l.t * 8 : NULL;
 #pragma unroll
-    for (int i = 0; i < 8; i++) l.mask[i] = l.g == i ? ~0u : 0;
+    for (int i = 0; i < 8; i++)
+        l.mask[i] = l.g == i ? ~0u : 0;
     return l;
 }
 
@@ -626,7 +689,8 @@ __device__ static inline void project_body(const struct project &p, const struct
     block_sync();
     stamp(trace, 5);
     outlet_finish<RP>(p, s, out[0], res);
-    if (p.n_segments > 1) outlet_finish<RP>(p, s, out[1], make_float2(0, 0));
+    if (p.n_segments > 1)
+        outlet_finish<RP>(p, s, out[1], make_float2(0, 0));
     finish_rest<RP>(p, s, own, slice_index);
     stamp(trace, 6);
 }
@@ -665,7 +729,9 @@ __host__ __device__ static inline struct piece piece_of(const struct project_arg
 }
 
 /* A block's shared memory. One row: two neighbouring stages share an SM. */
-__host__ __device__ constexpr size_t PROJECT_SMEM(int rp) { return (rp == 1 ? 105 : 216) << 10; }
+__host__ __device__ constexpr size_t PROJECT_SMEM(int rp) {
+    return (rp == 1 ? 105 : 216) << 10;
+}
 
 template <int RP, int MASK>
 __global__ static void __launch_bounds__(BLOCK, RP == 1 ? 2 : 1)
@@ -687,7 +753,8 @@ __global__ static void __launch_bounds__(BLOCK, RP == 1 ? 2 : 1)
     feed_init(s);
     __syncthreads();
     if (threadIdx.x >= THREADS) {
-        if (!p.early) pdl_wait();
+        if (!p.early)
+            pdl_wait();
         feed_run(s, CAP, pieces, p.n_segments, a.flight, evict_first_policy());
         return;
     }
@@ -695,14 +762,17 @@ __global__ static void __launch_bounds__(BLOCK, RP == 1 ? 2 : 1)
     struct reader rd = reader_open(s, CAP);
     struct outlet out[MAX_SEGMENTS] = {};
     out[0] = outlet_make<RP>(p, pieces(0), 0, slice_index, threadIdx.x);
-    if (p.n_segments > 1) out[1] = outlet_make<RP>(p, pieces(1), 1, slice_index, threadIdx.x);
+    if (p.n_segments > 1)
+        out[1] = outlet_make<RP>(p, pieces(1), 1, slice_index, threadIdx.x);
     pdl_wait();
     project_body<RP, MASK>(p, s, rd, pieces, out, slice_index, NULL);
 }
 
 /* ---- host ---- */
 
-static int project_groups(const struct project *p) { return SM_COUNT / p->splits; }
+static int project_groups(const struct project *p) {
+    return SM_COUNT / p->splits;
+}
 
 /* Deals the row tiles of every segment out to the groups so that each gets about the same bytes:
  * heaviest first, each tile to the lightest group that has not its fair number yet.
@@ -711,7 +781,8 @@ static void project_deal(struct project_args *a, std::vector<double> &load) {
     struct project *p = &a->p;
     int groups = project_groups(p);
     std::vector<int> order;
-    for (int i = 0; i < p->n_segments; i++) order.push_back(i);
+    for (int i = 0; i < p->n_segments; i++)
+        order.push_back(i);
     std::sort(order.begin(), order.end(),
               [&](int x, int y) { return a->unit_bytes[x] > a->unit_bytes[y]; });
     for (int i : order) {
@@ -721,20 +792,24 @@ static void project_deal(struct project_args *a, std::vector<double> &load) {
         for (int t = 0; t < tiles; t++) {
             int g = -1;
             for (int j = 0; j < groups; j++)
-                if (count[j] < most && (g < 0 || load[j] < load[g])) g = j;
+                if (count[j] < most && (g < 0 || load[j] < load[g]))
+                    g = j;
             count[g]++;
             load[g] += bytes;
         }
         a->first[i][0] = 0;
-        for (int g = 0; g < groups; g++) a->first[i][g + 1] = a->first[i][g] + count[g];
+        for (int g = 0; g < groups; g++)
+            a->first[i][g + 1] = a->first[i][g] + count[g];
     }
 }
 
 /* Columns of a K slice for `splits` slices (fewer where K is short): *splits is corrected. */
 static int slice_columns(int k, int unit, int *splits) {
     int units = (k + unit - 1) / unit;
-    if (*splits < 1) *splits = 1;
-    while ((units + *splits - 1) / *splits * (*splits - 1) >= units) --*splits;
+    if (*splits < 1)
+        *splits = 1;
+    while ((units + *splits - 1) / *splits * (*splits - 1) >= units)
+        --*splits;
     return (units + *splits - 1) / *splits * unit;
 }
 
@@ -770,7 +845,8 @@ typedef void (*project_fn)(const struct project_args);
 
 static int project_mask(const struct project *p) {
     int m = 0;
-    for (int i = 0; i < p->n_segments; i++) m |= 1 << p->seg[i].type;
+    for (int i = 0; i < p->n_segments; i++)
+        m |= 1 << p->seg[i].type;
     return m;
 }
 
@@ -821,7 +897,8 @@ static void project_launch(cudaStream_t st, bool pdl, struct project_args *a, si
     int rp = p->rows == 1 ? 1 : 8, bf16 = p->seg[0].type == WT_BF16;
     project_fn fn = rp == 1 ? project_pick<1>(project_mask(p)) : project_pick<8>(project_mask(p));
     CHECK(p->slice <= MAX_SLICE(rp, bf16));
-    if (!a->flight) a->flight = 2;
+    if (!a->flight)
+        a->flight = 2;
     CU(cudaFuncSetAttribute(fn, cudaFuncAttributeMaxDynamicSharedMemorySize, 227 << 10));
     CU(cudaFuncSetAttribute(fn, cudaFuncAttributePreferredSharedMemoryCarveout, 100));
     launch(st, pdl, fn, project_groups(p) * p->splits, BLOCK, std::max(smem, PROJECT_SMEM(rp)), *a);

@@ -62,7 +62,9 @@ __device__ static inline void pdl_launch_next(void) {
     asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
 }
 
-__device__ static inline void pdl_wait(void) { asm volatile("griddepcontrol.wait;" ::: "memory"); }
+__device__ static inline void pdl_wait(void) {
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+}
 
 /* One word from global to shared memory, with no register in between. */
 __device__ static inline void async_word(void *dst, const void *src) {
@@ -70,4 +72,6 @@ __device__ static inline void async_word(void *dst, const void *src) {
                  : "memory");
 }
 
-__device__ static inline void async_wait(void) { asm volatile("cp.async.wait_all;" ::: "memory"); }
+__device__ static inline void async_wait(void) {
+    asm volatile("cp.async.wait_all;" ::: "memory");
+}

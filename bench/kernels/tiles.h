@@ -64,9 +64,15 @@ static inline size_t tile_bytes(enum weight_type t, int k) {
     return (size_t)whole * unit_bytes(t, TYPES[t].unit) + (rest ? unit_bytes(t, rest) : 0);
 }
 
-static inline int fragment_row(int lane, int word) { return lane / 4 + 8 * (word & 1); }
-static inline int fragment_col(int lane, int word) { return 8 * (lane % 4) + 4 * (word >> 1); }
-static inline int q6_k_col(int lane, int word) { return 4 * (lane % 4) + 16 * (word >> 1); }
+static inline int fragment_row(int lane, int word) {
+    return lane / 4 + 8 * (word & 1);
+}
+static inline int fragment_col(int lane, int word) {
+    return 8 * (lane % 4) + 4 * (word >> 1);
+}
+static inline int q6_k_col(int lane, int word) {
+    return 4 * (lane % 4) + 16 * (word >> 1);
+}
 
 static inline uint8_t q4_k_scale(const uint8_t *b, int s) {
     return s < 4 ? b[4 + s] & 63 : (b[8 + s] & 15) | b[s] >> 6 << 4;
@@ -82,7 +88,8 @@ static inline void pack_q4_k(uint8_t *out, const uint8_t *const rows[16]) {
     for (int lane = 0; lane < 32; lane++)
         for (int w = 0; w < 4; w++) {
             const uint8_t *b = rows[fragment_row(lane, w)];
-            if (!b) continue;
+            if (!b)
+                continue;
             for (int p = 0; p < 4; p++) /* the file pairs the same sub-blocks in its bytes */
                 memcpy(out + p * 512 + lane * 16 + w * 4, b + 16 + 32 * p + fragment_col(lane, w),
                        4);
@@ -90,14 +97,16 @@ static inline void pack_q4_k(uint8_t *out, const uint8_t *const rows[16]) {
     for (int lane = 0; lane < 32; lane++)
         for (int i = 0; i < 4; i++) {
             const uint8_t *b = rows[lane / 4 + 8 * (i / 2)];
-            if (!b) continue;
+            if (!b)
+                continue;
             uint8_t sc = q4_k_scale(b, 2 * (lane % 4) + i % 2),
                     mn = q4_k_min(b, 2 * (lane % 4) + i % 2);
             out[2048 + lane * 4 + i] = sc | (mn >> 4) << 6;
             out[2176 + lane * 2 + i / 2] |= (mn & 15) << 4 * (i % 2);
         }
     for (int r = 0; r < 16; r++)
-        if (rows[r]) memcpy(out + 2240 + r % 8 * 8 + r / 8 * 4, rows[r], 4);
+        if (rows[r])
+            memcpy(out + 2240 + r % 8 * 8 + r / 8 * 4, rows[r], 4);
 }
 
 static inline uint8_t q6_k_quant(const uint8_t *b, int i) {
@@ -126,10 +135,12 @@ static inline void pack_q6_k(uint8_t *out, const uint8_t *const rows[16]) {
     for (int lane = 0; lane < 32; lane++)
         for (int i = 0; i < 8; i++) {
             const uint8_t *b = rows[lane / 4 + 8 * (i / 4)];
-            if (b) out[3072 + lane * 8 + i] = b[192 + 2 * (lane % 4) + i % 2 + i / 2 % 2 * 8];
+            if (b)
+                out[3072 + lane * 8 + i] = b[192 + 2 * (lane % 4) + i % 2 + i / 2 % 2 * 8];
         }
     for (int r = 0; r < 16; r++)
-        if (rows[r]) memcpy(out + 3328 + r % 8 * 4 + r / 8 * 2, rows[r] + 208, 2);
+        if (rows[r])
+            memcpy(out + 3328 + r % 8 * 4 + r / 8 * 2, rows[r] + 208, 2);
 }
 
 /* n sub-blocks, neighbours in the file. */
@@ -145,7 +156,8 @@ static inline void pack_q8_0(uint8_t *out, const uint8_t *const rows[16], int n)
             }
             for (int h = 0; h < 2 && s / 2 == lane % 4; h++) {
                 const uint8_t *b = rows[lane / 4 + 8 * h];
-                if (b) memcpy(out + lane * 8 + h * 4 + s % 2 * 2, b + 34 * s, 2);
+                if (b)
+                    memcpy(out + lane * 8 + h * 4 + s % 2 * 2, b + 34 * s, 2);
             }
         }
 }
@@ -158,18 +170,23 @@ static inline void pack_bf16(uint8_t *out, const uint8_t *const rows[16], int n)
             for (int e = 0; e < 2; e++) {
                 int k = 4 * (lane % 4) + 2 * (w >> 1) + e;
                 const uint8_t *b = rows[fragment_row(lane, w)];
-                if (b && k < n) memcpy(out + lane * 16 + w * 4 + e * 2, b + 2 * k, 2);
+                if (b && k < n)
+                    memcpy(out + lane * 16 + w * 4 + e * 2, b + 2 * k, 2);
             }
 }
 
 static inline void pack_unit(enum weight_type type, uint8_t *out, const uint8_t *const rows[16],
                              int cols) {
-    if (type == WT_Q4_K) pack_q4_k(out, rows);
-    if (type == WT_Q6_K) pack_q6_k(out, rows);
-    if (type == WT_Q8_0) pack_q8_0(out, rows, cols / 32);
+    if (type == WT_Q4_K)
+        pack_q4_k(out, rows);
+    if (type == WT_Q6_K)
+        pack_q6_k(out, rows);
+    if (type == WT_Q8_0)
+        pack_q8_0(out, rows, cols / 32);
     for (int c = 0; type == WT_BF16 && c < cols; c += 16) {
         const uint8_t *at[16];
-        for (int r = 0; r < 16; r++) at[r] = rows[r] ? rows[r] + 2 * c : NULL;
+        for (int r = 0; r < 16; r++)
+            at[r] = rows[r] ? rows[r] + 2 * c : NULL;
         pack_bf16(out + c / 16 * 512, at, cols - c < 16 ? cols - c : 16);
     }
 }

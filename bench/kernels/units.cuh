@@ -71,12 +71,20 @@ __device__ static inline uint4 and4(uint4 v, uint32_t m) {
     return make_uint4(v.x & m, v.y & m, v.z & m, v.w & m);
 }
 
-__device__ static inline float centred(int c) { return __int_as_float(c) - MAGIC; }
+__device__ static inline float centred(int c) {
+    return __int_as_float(c) - MAGIC;
+}
 
-__device__ static inline float ubyte(uint32_t w, int i) { return (float)(uint8_t)(w >> 8 * i); }
-__device__ static inline float sbyte(uint32_t w, int i) { return (float)(int8_t)(w >> 8 * i); }
+__device__ static inline float ubyte(uint32_t w, int i) {
+    return (float)(uint8_t)(w >> 8 * i);
+}
+__device__ static inline float sbyte(uint32_t w, int i) {
+    return (float)(int8_t)(w >> 8 * i);
+}
 
-__device__ static inline float2 halves(uint32_t w) { return __half22float2(*(const __half2 *)&w); }
+__device__ static inline float2 halves(uint32_t w) {
+    return __half22float2(*(const __half2 *)&w);
+}
 
 /* ---- Q4_K ---- */
 
@@ -110,7 +118,8 @@ __device__ static inline void unit_q4_k(struct lane_acc<1> &acc, const uint8_t *
                                         const struct acts &s, const struct lane_view &l, int unit) {
     uint2 b = *(const uint2 *)(l.q + (unit * 8 + l.g) * 32);
     int e[4] = {MAGIC_BITS, MAGIC_BITS, MAGIC_BITS, MAGIC_BITS}, o[4];
-    for (int i = 0; i < 4; i++) o[i] = e[i];
+    for (int i = 0; i < 4; i++)
+        o[i] = e[i];
 #pragma unroll
     for (int p = 0; p < 4; p++) {
         uint4 w = *(const uint4 *)(u + p * 512 + l.lane * 16);
@@ -135,7 +144,8 @@ __device__ static inline void unit_q4_k(struct lane_acc<8> &acc, const uint8_t *
         uint4 w = *(const uint4 *)(u + p * 512 + l.lane * 16);
         uint2 b0 = row_words(l, unit * 8 + 2 * p), b1 = row_words(l, unit * 8 + 2 * p + 1);
         int e[4] = {MAGIC_BITS, MAGIC_BITS, MAGIC_BITS, MAGIC_BITS}, o[4];
-        for (int i = 0; i < 4; i++) o[i] = e[i];
+        for (int i = 0; i < 4; i++)
+            o[i] = e[i];
         mma_k32<false>(e, and4(w, 0x0f0f0f0f), b0.x, b0.y);
         mma_k32<false>(o, and4(w, 0xf0f0f0f0), b1.x, b1.y);
         struct q4_k_class h = q4_k_header(u, l.g, p);
@@ -160,7 +170,8 @@ __device__ static inline uint4 q6_k_words(uint32_t w0, uint32_t w1, uint32_t w2)
 __device__ static inline void q6_k_load(uint4 a[4], const uint8_t *u, int q, int lane) {
     uint4 v[3];
 #pragma unroll
-    for (int j = 0; j < 3; j++) v[j] = *(const uint4 *)(u + (3 * q + j) * 512 + lane * 16);
+    for (int j = 0; j < 3; j++)
+        v[j] = *(const uint4 *)(u + (3 * q + j) * 512 + lane * 16);
     a[0] = q6_k_words(v[0].x, v[0].y, v[0].z);
     a[1] = q6_k_words(v[0].w, v[1].x, v[1].y);
     a[2] = q6_k_words(v[1].z, v[1].w, v[2].x);
@@ -213,8 +224,10 @@ __device__ static inline void unit_q6_k(struct lane_acc<8> &acc, const uint8_t *
         for (int q = 0; q < 2; q++) {
             int sub = unit * 8 + 4 * q + t;
             uint2 b = make_uint2(0, 0); /* l.q is at word 2t of the row: go back to word t */
-            if (l.q) b.x = *(const uint32_t *)(l.q + sub * 32 - l.t * 4);
-            if (l.q) b.y = *(const uint32_t *)(l.q + sub * 32 - l.t * 4 + 16);
+            if (l.q)
+                b.x = *(const uint32_t *)(l.q + sub * 32 - l.t * 4);
+            if (l.q)
+                b.y = *(const uint32_t *)(l.q + sub * 32 - l.t * 4 + 16);
             int2 i0 = *(const int2 *)(s.bias16 + 2 * sub * 8 + 2 * l.t);
             int2 i1 = *(const int2 *)(s.bias16 + (2 * sub + 1) * 8 + 2 * l.t);
             c[2 * q][0] = c[2 * q][2] = i0.x, c[2 * q][1] = c[2 * q][3] = i0.y;
@@ -243,10 +256,12 @@ __device__ static inline void unit_q8_0(struct lane_acc<1> &acc, const uint8_t *
                                         int subs) {
     uint2 b = *(const uint2 *)(l.q + (unit * 8 + l.g) * 32);
     int e[4] = {MAGIC_BITS, MAGIC_BITS, MAGIC_BITS, MAGIC_BITS}, o[4];
-    for (int i = 0; i < 4; i++) o[i] = e[i];
+    for (int i = 0; i < 4; i++)
+        o[i] = e[i];
 #pragma unroll
     for (int j = 0; j < 8; j++) {
-        if (j >= subs) break;
+        if (j >= subs)
+            break;
         uint4 w = *(const uint4 *)(u + 256 + j * 512 + l.lane * 16);
         mma_k32<true>(j % 2 ? o : e, w, b.x & l.mask[j], b.y & l.mask[j]);
     }
@@ -264,8 +279,10 @@ __device__ static inline void unit_q8_0(struct lane_acc<8> &acc, const uint8_t *
         int c[2][4];
 #pragma unroll
         for (int h = 0; h < 2; h++) {
-            for (int i = 0; i < 4; i++) c[h][i] = MAGIC_BITS;
-            if (2 * p + h >= subs) continue;
+            for (int i = 0; i < 4; i++)
+                c[h][i] = MAGIC_BITS;
+            if (2 * p + h >= subs)
+                continue;
             uint2 b = row_words(l, unit * 8 + 2 * p + h);
             mma_k32<true>(c[h], *(const uint4 *)(u + 256 + (2 * p + h) * 512 + l.lane * 16), b.x,
                           b.y);
@@ -287,9 +304,11 @@ __device__ static inline void unit_bf16(struct lane_acc<RP> &acc, const uint8_t 
                                         const struct lane_view &l, int unit, int steps) {
 #pragma unroll
     for (int i = 0; i < 8; i++) {
-        if (i >= steps) break;
+        if (i >= steps)
+            break;
         uint2 b = make_uint2(0, 0);
-        if (RP == 8 ? l.q != NULL : l.g == 0) b = *(const uint2 *)(l.q + (unit * 8 + i) * 32);
+        if (RP == 8 ? l.q != NULL : l.g == 0)
+            b = *(const uint2 *)(l.q + (unit * 8 + i) * 32);
         mma_bf16(acc.v, *(const uint4 *)(u + i * 512 + l.lane * 16), b.x, b.y);
     }
 }
@@ -299,7 +318,8 @@ template <int RP, bool BF16>
 __device__ static inline void lane_result(const struct lane_acc<RP> &acc, float lo[2],
                                           float hi[2]) {
     if (BF16) {
-        for (int j = 0; j < 2; j++) lo[j] = acc.v[j], hi[j] = acc.v[2 + j];
+        for (int j = 0; j < 2; j++)
+            lo[j] = acc.v[j], hi[j] = acc.v[2 + j];
     } else if (RP == 1) {
         float v[2] = {acc.v[0], acc.v[1]};
         for (int i = 0; i < 2; i++) {
