@@ -46,7 +46,19 @@ LDFLAGS  += -pthread $(MODE_FLAGS)
 comma    := ,
 LIBS     := $(if $(STATIC),-Wl$(comma)-Bstatic) -ljansson -lutf8proc $(if $(STATIC),-Wl$(comma)-Bdynamic) -lm
 
-SOURCES := $(wildcard src/*/*.c src/*/*/*.c)
+# CUDA is compiled in where its compiler is found (CUDA=0: not even then). The kernels are the same
+# for every flavour: one image a .cu file, in build/cuda.
+NVCC       ?= $(firstword $(shell command -v nvcc 2>/dev/null) $(wildcard /usr/local/cuda/bin/nvcc))
+CUDA       ?= $(if $(NVCC),1,0)
+CUDA_ARCHS ?= arch=compute_90,code=[sm_90,compute_90] arch=compute_80,code=compute_80
+ifeq ($(CUDA),1)
+CUDA_HOME  ?= $(abspath $(dir $(realpath $(NVCC)))/..)
+CPPFLAGS   += -DSLUICE_CUDA
+endif
+
+SOURCES := $(filter-out $(if $(filter 1,$(CUDA)),,src/backend/cuda/%),$(wildcard src/*/*.c src/*/*/*.c))
+KERNELS := $(if $(filter 1,$(CUDA)),$(wildcard src/backend/cuda/*.cu))
+IMAGES  := $(patsubst src/backend/cuda/%.cu,build/cuda/%.fatbin,$(KERNELS))
 LIBRARY := $(filter-out src/cmd/%,$(SOURCES))
 TESTS   := $(wildcard tests/*.c)
 FUZZERS := $(patsubst tests/fuzz/fuzz_%.c,%,$(wildcard tests/fuzz/fuzz_*.c))
@@ -57,10 +69,13 @@ say  = $(if $(V),,@printf '  %-5s %s\n' $(1) $(2))
 
 objects = $(patsubst %.c,$(B)/obj/%.o,$(1))
 
+# Objects of the library; the kernels' images are one of them.
+LIBRARY_OBJECTS = $(call objects,$(LIBRARY)) $(if $(IMAGES),$(B)/obj/images.o)
+
 all: $(B)/sluice $(B)/libsluice.a $(B)/libsluice.so
 
 help:
-	@sed -n 's/^#   //p' Makefile; echo "targets: all run test test-all asan fuzz bench install uninstall clean format lint"
+	@sed -n 's/^#   //p' Makefile; echo "targets: all run test test-all test-cuda asan fuzz bench install uninstall clean format lint"
 
 # ---- set-up -----------------------------------------------------------------------------------
 
@@ -79,6 +94,37 @@ $(B)/obj/%.o: %.c | $(NEEDS)
 	$(call say,CC,$@)
 	$(Q)$(CC) $(CPPFLAGS) $(CFLAGS) -MMD -MP -c $< -o $@
 
+# ---- kernels ----------------------------------------------------------------------------------
+
+build/cuda/%.fatbin: src/backend/cuda/%.cu
+	@mkdir -p $(@D)
+	$(call say,NVCC,$@)
+	$(Q)$(NVCC) -fatbin -std=c++17 -O3 -Isrc -Iinclude $(patsubst %,-gencode '%',$(CUDA_ARCHS)) \
+	    -MMD -MF $(@:.fatbin=.d) -MT $@ $< -o $@
+
+# The table of images: their bytes by .incbin, which every assembler and linker takes.
+build/cuda/images.c: $(KERNELS) Makefile
+	@mkdir -p $(@D)
+	@{ echo '#include "backend/cuda/images.h"'; for k in $(basename $(notdir $(KERNELS))); do \
+	    printf '__asm__(".section .rodata\\n.balign 64\\n.globl fatbin_%s\\nfatbin_%s:\\n.incbin \\"build/cuda/%s.fatbin\\"\\n.previous");\n' $$k $$k $$k; \
+	    printf '__attribute__((visibility("hidden"))) extern const unsigned char fatbin_%s[];\n' $$k; done; \
+	    echo 'const struct cuda_image cuda_images[] = {'; \
+	    for k in $(basename $(notdir $(KERNELS))); do printf '    {"%s", fatbin_%s},\n' $$k $$k; done; \
+	    echo '    {0, 0},'; echo '};'; } > $@
+
+$(B)/obj/images.o: build/cuda/images.c $(IMAGES) | $(NEEDS)
+	@mkdir -p $(@D)
+	$(call say,CC,$@)
+	$(Q)$(CC) $(CPPFLAGS) $(CFLAGS) -c $< -o $@
+
+ifeq ($(CUDA),1)
+$(call objects,$(wildcard src/backend/cuda/*.c)): CPPFLAGS += -isystem $(CUDA_HOME)/include
+else
+all: | no-cuda
+no-cuda:
+	@echo "  CUDA is left out: $(if $(NVCC),CUDA=0,nvcc is not on this machine)"
+endif
+
 # The version is a header that changes only when git's answer does.
 $(B)/version.h: FORCE | $(NEEDS)
 	@mkdir -p $(@D)
@@ -88,13 +134,13 @@ $(B)/version.h: FORCE | $(NEEDS)
 FORCE:
 $(call objects,src/base/err.c): $(B)/version.h
 
-$(B)/libsluice.a: $(call objects,$(LIBRARY))
+$(B)/libsluice.a: $(LIBRARY_OBJECTS)
 	$(call say,AR,$@)
 	$(Q)rm -f $@
 	$(Q)$(if $(CROSS),$(CROSS)-)ar rcs $@ $^
 
 # Only sluice.h's own names are to be seen from outside.
-$(B)/libsluice.so: $(call objects,$(LIBRARY)) src/libsluice.map
+$(B)/libsluice.so: $(LIBRARY_OBJECTS) src/libsluice.map
 	$(call say,LD,$@)
 	$(Q)$(CC) $(LDFLAGS) -shared -Wl,--version-script=src/libsluice.map $(filter %.o,$^) $(LIBS) -o $@
 
@@ -139,6 +185,15 @@ $(B)/tests: $(call objects,$(TESTS)) $(B)/libsluice.a
 	$(Q)$(CC) $(LDFLAGS) $^ $(LIBS) -lpcre2-8 -o $@
 $(call objects,$(TESTS)): CPPFLAGS += -Itests
 $(call objects,$(TESTS)): | $(STAMPS)/test
+
+# Tests that need a GPU: a program of their own, without what such a machine may lack.
+CUDA_TESTS := tests/main.c $(wildcard tests/cuda/*.c)
+$(B)/tests-cuda: $(call objects,$(CUDA_TESTS)) $(B)/libsluice.a
+	$(call say,LD,$@)
+	$(Q)$(CC) $(LDFLAGS) $^ $(LIBS) -o $@
+$(call objects,$(wildcard tests/cuda/*.c)): CPPFLAGS += -Itests -Itests/cuda
+test-cuda: $(B)/sluice $(B)/tests-cuda build/data/unpacked
+	@$(B)/tests-cuda
 
 # The example program is built as a user would.
 $(B)/generate: examples/generate.c $(B)/libsluice.a
@@ -204,7 +259,8 @@ lint: | $(STAMPS)/lint
 clean:
 	rm -rf build
 
-.PHONY: all help run smollm2 install uninstall test test-binaries where replays test-all asan fuzz fuzzers bench format lint clean FORCE
+.PHONY: all no-cuda help run smollm2 install uninstall test test-binaries where replays test-all test-cuda asan fuzz fuzzers bench format lint clean FORCE
 .SECONDARY:
 
--include $(patsubst %.o,%.d,$(call objects,$(SOURCES) $(TESTS) $(wildcard tests/fuzz/*.c)))
+-include $(IMAGES:.fatbin=.d)
+-include $(patsubst %.o,%.d,$(call objects,$(SOURCES) $(TESTS) $(CUDA_TESTS) $(wildcard tests/fuzz/*.c)))

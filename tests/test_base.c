@@ -111,7 +111,7 @@ TEST(utf8_round_trip_of_every_character) {
             continue;
         char bytes[4];
         uint32_t back = ~c;
-        size_t n = utf8_encode(c, bytes);
+        size_t n = utf8_put(c, bytes);
         if (utf8_decode((struct str){bytes, n}, &back) != n || back != c)
             test_fail(__FILE__, __LINE__, "U+%04X came back as U+%04X", (unsigned)c,
                       (unsigned)back);

@@ -39,8 +39,10 @@ static bool rig_open(struct rig *r, const char *path, bool exact, enum dtype kv,
                                    .tap_width = c->hidden};
     struct backend_options how = {.threads = threads, .exact = exact};
     if (model_plan(&r->plan, r->m, &options, &err) || backend_cpu.open(&r->b, &how, &err) ||
-        backend_cpu.load(r->b, (struct backend_weights){r->m->weights->base, r->m->weights->bytes},
-                         &r->plan, 1, NULL, NULL, &err)) {
+        backend_cpu.load(
+            r->b,
+            (struct backend_weights){.base = r->m->weights->base, .bytes = r->m->weights->bytes},
+            &r->plan, 1, NULL, NULL, &err)) {
         test_fail(__FILE__, __LINE__, "%s: %s", path, err.text);
         return false;
     }

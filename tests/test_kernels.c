@@ -4,6 +4,7 @@
  * sums stay below 2^24, nothing is ever rounded, and the kernels must give the very same numbers:
  * that is the test of the integers. SLUICE_CPU narrows the kernels down. */
 #include "backend/cpu/kernels.h"
+#include "backend/cpu/vec.h"
 #include "base/cpu.h"
 #include "quant/bf16.h"
 #include "quant/f16.h"
@@ -369,4 +370,15 @@ TEST(kernels_act_groups) {
         EXPECT_INT(groups[g].minus_half[0] + groups[g].minus_half[1], -sum[g]);
         EXPECT(groups[g].offset == scale[g] * (float)sum[g]);
     }
+}
+
+/* What a bias or a mask has ruled out weighs nothing; NaN is not hidden. */
+TEST(kernels_exponentials_of_infinity) {
+    float x[40];
+    for (int i = 0; i < 40; i++)
+        x[i] = i == 20 ? 3 : -INFINITY;
+    EXPECT_NEAR(row_exp(x, 3, 40), 1, 1e-6);
+    EXPECT_NEAR(x[0], 0, 1e-30);
+    x[7] = NAN;
+    EXPECT(isnan(row_exp(x, 1, 40)));
 }

@@ -78,8 +78,8 @@ static void delta_finish(struct delta_rig *r) {
     EXPECT_INT(plan_finish(r->plan, &err), SLUICE_OK);
     struct backend_options how = {.threads = 2, .exact = true};
     EXPECT_INT(backend_cpu.open(&r->b, &how, &err), SLUICE_OK);
-    EXPECT_INT(backend_cpu.load(r->b, (struct backend_weights){r->weights, 0}, &r->plan, 1, NULL,
-                                NULL, &err),
+    EXPECT_INT(backend_cpu.load(r->b, (struct backend_weights){.base = r->weights}, &r->plan, 1,
+                                NULL, NULL, &err),
                SLUICE_OK);
 }
 

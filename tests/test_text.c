@@ -138,7 +138,7 @@ enum { POOL = sizeof pool / sizeof *pool };
 static size_t random_text(char *out, uint32_t n, const uint32_t *from, uint32_t kinds) {
     size_t len = 0;
     for (uint32_t i = random_below(n + 1); i > 0; i--)
-        len += utf8_encode(from[random_below(kinds)], out + len);
+        len += utf8_put(from[random_below(kinds)], out + len);
     return len;
 }
 
@@ -299,7 +299,7 @@ static uint32_t agreed_pool(uint32_t *out) {
         pcre2_match_data *match = pcre2_match_data_create_from_pattern(re, NULL);
         for (size_t i = 0; i < POOL; i++) {
             char bytes[4];
-            size_t len = utf8_encode(pool[i], bytes);
+            size_t len = utf8_put(pool[i], bytes);
             bool is_theirs = pcre2_match(re, (PCRE2_SPTR)bytes, len, 0, 0, match, NULL) > 0;
             if (is_theirs != ((char_classes()[pool[i]] & rules[r].mask) != 0))
                 agrees[i] = false;
@@ -662,7 +662,7 @@ TEST(text_decoding_undoes_encoding) {
                 bool is_fine = c != '<' && !(c >= 0xD800 && c < 0xE000) &&
                                !(k == 1 && c >= 0x40000 && c < 0x80000);
                 if (is_fine)
-                    len += utf8_encode(c, text + len);
+                    len += utf8_put(c, text + len);
             }
             expect_round_trip(t, (struct str){text, len}, 0);
         }

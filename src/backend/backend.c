@@ -1,6 +1,7 @@
 /* backend.c - the table of backends. */
 #include "backend/backend.h"
 
+#include <stdio.h>
 #include <string.h>
 
 static const struct backend_kind *const kinds[] = {
@@ -14,8 +15,18 @@ const struct backend_kind *backend_at(int i) {
 }
 
 const struct backend_kind *backend_find(const char *name) {
+    char line[256];
     for (int i = 0; backend_at(i); i++)
-        if (strcmp(name, "auto") == 0 || strcmp(name, backend_at(i)->name) == 0)
+        if (strcmp(name, "auto") == 0 ? backend_at(i)->device_line(0, line, sizeof line)
+                                      : strcmp(name, backend_at(i)->name) == 0)
             return backend_at(i);
     return NULL;
+}
+
+const char *backend_names(char *out, size_t size) {
+    size_t used = (size_t)snprintf(out, size, "auto");
+    for (int i = 0; backend_at(i) && used < size; i++)
+        used += (size_t)snprintf(out + used, size - used, "%s%s", backend_at(i + 1) ? ", " : " or ",
+                                 backend_at(i)->name);
+    return out;
 }

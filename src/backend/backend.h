@@ -35,12 +35,17 @@ struct backend_counters {
 struct backend_weights {
     const uint8_t *base;
     uint64_t bytes;
+    uint64_t synthetic; /* the first so many bytes are not there: matrices of random values, which a
+                         * backend with memory of its own makes by their offset; 0: all are there */
 };
 
 struct backend;
 
 struct backend_kind {
-    const char *name; /* "cpu" */
+    const char *name;       /* "cpu" */
+    bool uses_host_weights; /* where the host mapped them: they count once */
+    uint32_t max_rows;      /* of a step; 0: any. Where there is a limit, every doubling up to it
+                             * gets a recording: what waits is latency, not arithmetic. */
 
     int (*open)(struct backend **out, const struct backend_options *options, struct err *err);
     void (*close)(struct backend *b); /* takes NULL */
@@ -48,6 +53,9 @@ struct backend_kind {
     /* What load would take for these plans, before anything is there. */
     int (*predict)(struct backend *b, struct plan *const *plans, uint32_t n_plans,
                    struct backend_memory *out, struct err *err);
+
+    /* Bytes that load may take on the device. NULL: it takes the host's memory. */
+    int (*available)(struct backend *b, uint64_t *bytes, struct err *err);
 
     /* Makes the regions, zeroes STATE, places the weights and records the plans, which share all
      * regions and must outlive the backend. `progress` (may be NULL) hears of the weights' bytes.
@@ -69,6 +77,7 @@ struct backend_kind {
                        struct err *err);
     int (*copy_state)(struct backend *b, uint64_t to, uint64_t from, uint64_t bytes,
                       struct err *err);
+    int (*clear_state)(struct backend *b, uint64_t offset, uint64_t bytes, struct err *err);
 
     void (*memory)(const struct backend *b, struct backend_memory *out); /* really allocated */
     void (*counters)(const struct backend *b, struct backend_counters *out);
@@ -77,14 +86,30 @@ struct backend_kind {
      * a step. */
     int (*time_ops)(struct backend *b, uint32_t plan, double *seconds, struct err *err);
 
+    /* One op of the plan with IO as it is, for comparing backends; and bytes of SCRATCH or STATE,
+     * as the op left them. */
+    int (*run_op)(struct backend *b, uint32_t plan, uint32_t op, struct err *err);
+    int (*peek)(struct backend *b, enum region region, uint64_t offset, uint64_t bytes, void *to,
+                struct err *err);
+    int (*poke)(struct backend *b, enum region region, uint64_t offset, uint64_t bytes,
+                const void *from, struct err *err);
+
+    /* Bytes a second that the device reads from its memory, measured now. NULL: it is the host's.
+     */
+    int (*bandwidth)(struct backend *b, double *bytes_per_second, struct err *err);
+
     /* One line about device i, false behind the last. */
     bool (*device_line)(int i, char *out, size_t size);
 };
 
-extern const struct backend_kind backend_cpu;
+#define BACKEND(kind) extern const struct backend_kind kind;
+#include "backend/backends.def"
+#undef BACKEND
 
-/* By name; "auto" is the best there is. NULL: none of that name. */
+/* By name; "auto" is the first that has a device. NULL: none of that name. */
 const struct backend_kind *backend_find(const char *name);
 const struct backend_kind *backend_at(int i); /* NULL behind the last */
+/* "auto, cuda or cpu", in `out`, which it returns. */
+const char *backend_names(char *out, size_t size);
 
 #endif

@@ -53,7 +53,7 @@ size_t utf8_length(struct str s) {
     return utf8_decode(s, &c);
 }
 
-size_t utf8_encode(uint32_t c, char out[4]) {
+size_t utf8_put(uint32_t c, char out[4]) {
     CHECK(c <= 0x10FFFF);
     if (c < 0x80) {
         out[0] = (char)c;

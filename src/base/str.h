@@ -59,7 +59,7 @@ size_t utf8_length(struct str s);
 size_t utf8_decode(struct str s, uint32_t *character);
 
 /* Writes a character (at most U+10FFFF) and returns how many bytes it took, 1 to 4. */
-size_t utf8_encode(uint32_t character, char out[4]);
+size_t utf8_put(uint32_t character, char out[4]);
 
 bool utf8_valid(struct str s);
 

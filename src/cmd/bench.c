@@ -2,10 +2,13 @@
  *
  * Prefill: a prompt worked off. Decode: so many sequences that generate together. Both begin at the
  * given depth: a sequence of that length is made once and forked for every repeat. What is said of
- * the repeats is their median, and their spread: (largest - smallest) / median. */
+ * the repeats is their median, and their spread: (largest - smallest) / median. A single sequence
+ * also hands its logits to the host at every token; several are only told which token was picked.
+ */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
 #include "base/cpu.h"
 #include "cmd/cmd.h"
@@ -26,6 +29,7 @@ struct bench {
 /* Tokens a second over the repeats. */
 struct figure {
     double median, spread, gb_s;
+    double cores; /* processors of the host that were busy, on average */
 };
 
 static int by_value(const void *a, const void *b) {
@@ -69,6 +73,8 @@ static int time_decode(struct bench *b, double *rate) {
     sluice_seq **seqs = calloc((size_t)batch, sizeof *seqs);
     for (int i = 0; !exit && i < batch; i++) {
         exit = begin(b, &seqs[i]);
+        if (!exit && batch == 1)
+            sluice_seq_want(seqs[i], SLUICE_WANT_TOKEN | SLUICE_WANT_LOGITS);
         if (!exit && sluice_seq_feed(seqs[i], b->prompt + i % 2, 1))
             exit = fail_engine(b->engine);
     }
@@ -89,13 +95,22 @@ static int time_decode(struct bench *b, double *rate) {
     return exit;
 }
 
+static double processor_seconds(void) {
+    struct timespec t;
+    clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &t);
+    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
+}
+
 static int repeat(struct bench *b, int (*once)(struct bench *, double *), struct figure *f) {
     double rates[MAX_REPEATS], ignored;
     int exit = once(b, &ignored); /* the first warms up */
+    double started = seconds_now(), busy = processor_seconds();
     for (int i = 0; !exit && i < b->repeats; i++)
         exit = once(b, &rates[i]);
-    if (!exit)
-        *f = figure_of(rates, b->repeats);
+    if (exit)
+        return exit;
+    *f = figure_of(rates, b->repeats);
+    f->cores = (processor_seconds() - busy) / (seconds_now() - started);
     return exit;
 }
 
@@ -116,9 +131,9 @@ static void print_json(const struct bench *b, const struct figure *prefill,
                prefill->median, prefill->spread);
     if (decode)
         printf(", \"decode\": {\"tokens\": %d, \"tok_s\": %.3f, \"spread\": %.4f, "
-               "\"gb_s\": %.3f, \"of_bandwidth\": %.4f}",
+               "\"gb_s\": %.3f, \"of_bandwidth\": %.4f, \"host_cores\": %.3f}",
                b->n_new, decode->median, decode->spread, decode->gb_s,
-               bandwidth > 0 ? decode->gb_s / bandwidth : 0);
+               bandwidth > 0 ? decode->gb_s / bandwidth : 0, decode->cores);
     printf(", \"steps\": %llu, \"submissions\": %llu, \"waits\": %llu, \"host_copies\": %llu, "
            "\"memory_bytes\": %llu}\n",
            (unsigned long long)c->steps, (unsigned long long)c->submissions,
@@ -135,9 +150,10 @@ static void print_text(const struct bench *b, const struct figure *prefill,
                prefill->median, 100 * prefill->spread);
     if (decode)
         printf("decode %3d x %-4d at %-5d %6.2f tok/s  spread %4.1f %%  %.2f GB/s, %.0f %% of the "
-               "bandwidth\n",
+               "bandwidth, %.0f %% of a processor\n",
                b->common.batch, b->n_new, b->depth, decode->median, 100 * decode->spread,
-               decode->gb_s, bandwidth > 0 ? 100 * decode->gb_s / bandwidth : 0);
+               decode->gb_s, bandwidth > 0 ? 100 * decode->gb_s / bandwidth : 0,
+               100 * decode->cores);
     printf("%llu steps, %llu submissions, %llu waits, %llu host copies\n",
            (unsigned long long)c->steps, (unsigned long long)c->submissions,
            (unsigned long long)c->waits, (unsigned long long)c->host_copies);
@@ -158,7 +174,7 @@ static int make_base(struct bench *b) {
 static int run(struct bench *b) {
     struct figure prefill = {0}, decode = {0};
     struct sluice_counters c;
-    double bandwidth = common_bandwidth(b->common.threads);
+    double bandwidth = common_limit(b->engine, b->common.threads);
     int exit = make_base(b);
     if (!exit && b->n_prompt)
         exit = repeat(b, time_prefill, &prefill);

@@ -9,6 +9,7 @@
 
 #include "base/outfile.h"
 #include "cmd/cmd.h"
+#include "cmd/compare.h"
 #include "cmd/open.h"
 #include "engine/engine.h"
 
@@ -17,8 +18,9 @@ struct explain {
     int rows, depth, repeats;
     bool is_timed;
     const char *html;
+    const char *compare; /* another backend */
     sluice_model *model;
-    sluice_engine *engine;
+    sluice_engine *engine, *other;
     const struct plan *plan;
     double *seconds;  /* of each op, NULL: not timed */
     double bandwidth; /* GB/s */
@@ -58,19 +60,36 @@ static int by_value(const void *a, const void *b) {
 }
 
 /* Sequences of the given depth, one for each row. */
-static int make_seqs(struct explain *x, sluice_seq **seqs) {
+static int make_seqs(struct explain *x, sluice_engine *engine, sluice_seq **seqs) {
     struct sluice_facts facts;
     sluice_model_facts(x->model, &facts);
     for (int i = 0; i < x->rows; i++) {
-        if (sluice_seq_open(&seqs[i], x->engine))
-            return fail_engine(x->engine);
+        if (sluice_seq_open(&seqs[i], engine))
+            return fail_engine(engine);
         for (int n = 0; n < x->depth; n++) {
             int32_t token = (n * 7919 + i) % facts.n_tokens;
             if (sluice_seq_feed(seqs[i], &token, 1))
-                return fail_engine(x->engine);
+                return fail_engine(engine);
         }
     }
-    return common_work_off(x->engine, "depth", (uint64_t)x->rows * (uint64_t)x->depth);
+    return common_work_off(engine, "depth", (uint64_t)x->rows * (uint64_t)x->depth);
+}
+
+/* The same step on both backends, op by op. */
+static int compare(struct explain *x) {
+    sluice_engine *engines[] = {x->engine, x->other};
+    int exit = 0;
+    for (int e = 0; !exit && e < 2; e++) {
+        sluice_seq **seqs = calloc((size_t)x->rows, sizeof *seqs);
+        exit = seqs ? make_seqs(x, engines[e], seqs) : complain(EXIT_WORLD, "out of memory");
+        for (int i = 0; !exit && i < x->rows; i++) {
+            int32_t token = 1 + i;
+            if (sluice_seq_feed(seqs[i], &token, 1))
+                exit = fail_engine(engines[e]);
+        }
+        free(seqs);
+    }
+    return exit ? exit : compare_step(x->engine, x->other, x->common.as_json);
 }
 
 /* All repeats: times[op * repeats + repeat]. */
@@ -98,14 +117,14 @@ static int time_ops(struct explain *x) {
     if (!seqs || !times || !x->seconds)
         exit = complain(EXIT_WORLD, "out of memory for times");
     if (!exit)
-        exit = make_seqs(x, seqs);
+        exit = make_seqs(x, x->engine, seqs);
     if (!exit)
         exit = time_steps(x, seqs, times);
     for (size_t i = 0; !exit && i < n; i++) {
         qsort(times + i * repeats, repeats, sizeof *times, by_value);
         x->seconds[i] = times[i * repeats + repeats / 2];
     }
-    x->bandwidth = exit ? 0 : common_bandwidth(x->common.threads);
+    x->bandwidth = exit ? 0 : common_limit(x->engine, x->common.threads);
     free(times);
     free(seqs);
     return exit;
@@ -275,6 +294,13 @@ static int open_engine(struct explain *x) {
     o.sequences = o.batch = (uint32_t)x->rows;
     if (x->common.context < 0)
         o.context = x->depth + x->repeats + 1;
+    if (x->compare) {
+        o.prefill = o.batch; /* both are to have the same plans */
+        o.backend = "cpu";
+        int exit = common_open_engine(x->model, &o, false, &x->engine);
+        o.backend = x->compare;
+        return exit ? exit : common_open_engine(x->model, &o, false, &x->other);
+    }
     if (x->is_timed)
         return common_open_engine(x->model, &o, false, &x->engine);
     int status = engine_prepare(&x->engine, x->model, &o, false, &err); /* nothing is loaded */
@@ -285,6 +311,8 @@ static int explain(struct explain *x) {
     int exit = open_engine(x);
     if (exit)
         return exit;
+    if (x->compare)
+        return compare(x);
     x->plan = x->engine->plans[engine_plan_for(x->engine, (uint32_t)x->rows, (uint32_t)x->rows)];
     if (x->is_timed)
         exit = time_ops(x);
@@ -303,6 +331,8 @@ int cmd_explain(int argc, char **argv) {
         {"--time", 0, OPT_FLAG, &x.is_timed, NULL,
          "run it: microseconds, and percent of the limit"},
         {"--html", 0, OPT_STRING, &x.html, "FILE", "with --time: the same as a picture"},
+        {"--compare", 0, OPT_STRING, &x.compare, "NAME",
+         "run the step on the CPU and on this backend: how far each op's results are apart"},
     };
     const struct usage usage = {
         .verb = "explain",
@@ -311,7 +341,7 @@ int cmd_explain(int argc, char **argv) {
                  "writes.\nWithout --time nothing is loaded.",
         .example = "sluice explain --time --depth 512",
         .opts = opts,
-        .n_opts = common_opts(opts, 4, &x.common, WITH_ENGINE | WITH_JSON),
+        .n_opts = common_opts(opts, 5, &x.common, WITH_ENGINE | WITH_JSON),
     };
     int exit = opts_parse(&usage, argc, argv, NULL);
     if (exit == OPTS_GO_ON)
@@ -323,6 +353,11 @@ int cmd_explain(int argc, char **argv) {
                         "explain: --rows is %d and --depth %d, expected 1 to 4096 and "
                         "0 or more",
                         x.rows, x.depth);
+    if (x.compare && !backend_find(x.compare)) {
+        char names[64];
+        return complain(EXIT_USAGE, "explain: --compare is '%s', expected %s", x.compare,
+                        backend_names(names, sizeof names));
+    }
     if (x.html && !x.is_timed)
         return complain(EXIT_USAGE, "explain: --html needs --time");
     exit = common_open_model(&x.common, &x.model);
@@ -330,6 +365,7 @@ int cmd_explain(int argc, char **argv) {
         exit = explain(&x);
     free(x.seconds);
     sluice_engine_close(x.engine);
+    sluice_engine_close(x.other);
     sluice_model_close(x.model);
     return exit;
 }

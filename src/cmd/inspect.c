@@ -12,6 +12,7 @@
 #include "engine/engine.h"
 #include "file/folder.h"
 #include "file/gguf.h"
+#include "model/synth.h"
 
 /* Longer arrays (vocabularies) are shown by their beginning, unless --full. */
 enum { ARRAY_SHOWN = 8 };
@@ -140,10 +141,12 @@ static void add_tensors(json_t *facts, const struct tensor *tensors, uint32_t n)
 }
 
 static int facts_of_gguf(json_t *facts, const char *path, bool is_full, struct err *err) {
-    struct gguf *g;
-    int status = gguf_open(&g, path, err);
+    struct gguf *g = NULL;
+    struct synth *synth = NULL;
+    int status = synth_is(path) ? synth_open(&synth, path, err) : gguf_open(&g, path, err);
     if (status)
         return status;
+    g = synth ? synth->file : g;
     char format[32];
     snprintf(format, sizeof format, "GGUF v%u", g->version);
     const struct gguf_key *arch = gguf_key(g, "general.architecture");
@@ -154,7 +157,10 @@ static int facts_of_gguf(json_t *facts, const char *path, bool is_full, struct e
         json_object_set_new(facts, "architecture", json_text(arch->strings[0]));
     json_object_set_new(facts, "keys", keys_of_gguf(g, is_full));
     add_tensors(facts, g->tensors, g->n_tensors);
-    gguf_close(g);
+    if (synth)
+        synth_close(synth);
+    else
+        gguf_close(g);
     return SLUICE_OK;
 }
 

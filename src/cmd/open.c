@@ -42,7 +42,7 @@ int common_opts(struct opt *table, int n, struct common *c, unsigned groups) {
         struct opt opt;
     } rows[] = {
         {WITH_ENGINE, {"--model", 'm', OPT_STRING, &c->model, "MODEL", "a GGUF file or a folder; none: the one that ships"}},
-        {WITH_ENGINE, {"--backend", 0, OPT_STRING, &c->backend, "NAME", "auto, cpu"}},
+        {WITH_ENGINE, {"--backend", 0, OPT_STRING, &c->backend, "NAME", "auto, or one of those that `sluice devices` lists"}},
         {WITH_ENGINE, {"--device", 0, OPT_INT, &c->device, "N", "which, where there are several"}},
         {WITH_ENGINE, {"--threads", 't', OPT_INT, &c->threads, "N", "of the CPU; 0: one a processor"}},
         {WITH_ENGINE, {"--context", 'c', OPT_INT, &c->context, "N", "positions; 0: the file's; usually that, at most 8192"}},
@@ -105,9 +105,11 @@ int common_check(const struct common *c, const char *verb) {
     if (!is_known)
         return complain(EXIT_USAGE, "%s: --kv is '%s', expected f32, f16, q8_0 or q4_0", verb,
                         c->kv);
-    if (!backend_find(c->backend))
-        return complain(EXIT_USAGE, "%s: --backend is '%s', expected auto or cpu", verb,
-                        c->backend);
+    if (!backend_find(c->backend)) {
+        char names[64];
+        return complain(EXIT_USAGE, "%s: --backend is '%s', expected %s", verb, c->backend,
+                        backend_names(names, sizeof names));
+    }
     for (int i = 0; i < c->stops.n; i++)
         if (!c->stops.at[i][0])
             return complain(EXIT_USAGE, "%s: --stop is '', expected a text", verb);
@@ -237,17 +239,22 @@ void common_announce(const struct common *c, const sluice_model *model,
                       : choice.context == facts.context ? "the file's"
                       : choice.context == 8192          ? "8192 unless -c says otherwise"
                                                         : "what it takes";
+    char where[sizeof choice.device];
     int threads = c->threads ? c->threads : cpu_count();
+    if (engine->kind->uses_host_weights)
+        snprintf(where, sizeof where, "%d thread%s", threads, threads == 1 ? "" : "s");
+    else
+        snprintf(where, sizeof where, "%s", choice.device);
     fprintf(stderr,
-            "%s%s: %s, %.1f M parameters; %s (%s), %d thread%s%s; context %u (%s), %u sequence%s, "
+            "%s%s: %s, %.1f M parameters; %s (%s), %s%s; context %u (%s), %u sequence%s, "
             "kv %s; %s: weights %s, state %s, work %s\n",
             slash && slash[1] ? slash + 1 : model->model->path, c->model ? "" : " (ships with it)",
             facts.architecture, (double)facts.parameters / 1e6, choice.backend,
-            strcmp(c->backend, "auto") == 0 ? "the best there is" : "--backend", threads,
-            threads == 1 ? "" : "s", c->exact ? ", exact" : "", choice.context, why,
-            choice.sequences, choice.sequences == 1 ? "" : "s", choice.kv_type,
-            human_bytes(memory.total), human_bytes(memory.weights + memory.packed),
-            human_bytes(memory.state), human_bytes(memory.scratch + memory.io + memory.workspace));
+            strcmp(c->backend, "auto") == 0 ? "the best there is" : "--backend", where,
+            c->exact ? ", exact" : "", choice.context, why, choice.sequences,
+            choice.sequences == 1 ? "" : "s", choice.kv_type, human_bytes(memory.total),
+            human_bytes(memory.weights + memory.packed), human_bytes(memory.state),
+            human_bytes(memory.scratch + memory.io + memory.workspace));
 }
 
 void token_bar_start(struct token_bar *bar, const char *what, uint64_t total) {
@@ -333,4 +340,12 @@ double common_bandwidth(int threads) {
     pool_close(pool);
     free((void *)s.data);
     return best;
+}
+
+double common_limit(const sluice_engine *engine, int threads) {
+    double bytes = 0;
+    struct err ignored;
+    if (!engine->kind->bandwidth)
+        return common_bandwidth(threads);
+    return engine->kind->bandwidth(engine->backend, &bytes, &ignored) ? 0 : bytes / 1e9;
 }

@@ -75,6 +75,8 @@ uint64_t common_step_bytes(const sluice_engine *engine, uint32_t rows, uint32_t 
 /* GB/s that so many threads (0: one a processor) read from memory together; the best of some tries.
  * 0 when memory ran out. */
 double common_bandwidth(int threads);
+/* GB/s that the engine's device reads from its memory, measured now: the limit of its steps. */
+double common_limit(const sluice_engine *engine, int threads);
 
 /* Says why a call on the engine failed; returns the exit status. */
 int fail_engine(const sluice_engine *engine);

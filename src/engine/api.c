@@ -192,7 +192,7 @@ void sluice_engine_choice(const sluice_engine *e, struct sluice_choice *out) {
         .sequences = e->setup.n_seqs,
         .batch = e->setup.batch,
     };
-    e->kind->device_line(0, out->device, sizeof out->device);
+    e->kind->device_line(e->device, out->device, sizeof out->device);
 }
 
 /* ---- sequences --------------------------------------------------------------------------------

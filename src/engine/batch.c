@@ -173,18 +173,27 @@ static int collect(struct sluice_engine *e, const struct io_view *v, struct err 
     return SLUICE_OK;
 }
 
-int batch_step(struct sluice_engine *e, uint32_t *rows, double *seconds, struct err *err) {
+uint32_t batch_begin(struct sluice_engine *e) {
     struct room used = compose(e);
-    *rows = used.rows;
     if (used.rows == 0)
-        return SLUICE_OK;
+        return 0;
     e->last_plan = engine_plan_for(e, used.rows, used.outputs);
     struct io_view v = view_io(e, e->last_plan);
     fill_io(e, &v);
     e->n_steps++;
     e->n_rows += used.rows;
-    int status = run(e, seconds, err);
-    return status ? status : collect(e, &v, err);
+    return used.rows;
+}
+
+int batch_end(struct sluice_engine *e, struct err *err) {
+    struct io_view v = view_io(e, e->last_plan);
+    return collect(e, &v, err);
+}
+
+int batch_step(struct sluice_engine *e, uint32_t *rows, double *seconds, struct err *err) {
+    *rows = batch_begin(e);
+    int status = *rows ? run(e, seconds, err) : SLUICE_OK;
+    return status || !*rows ? status : batch_end(e, err);
 }
 
 const float *batch_tap(const struct sluice_engine *e, const struct sluice_seq *seq,

@@ -41,7 +41,7 @@ static uint32_t min_u32(uint32_t a, uint32_t b) {
 }
 
 static int fill_setup(struct setup *s, const struct sluice_engine_options *o,
-                      const struct config *c, struct err *err) {
+                      const struct config *c, uint32_t max_rows, struct err *err) {
     uint32_t usual = min_u32(c->context, DEFAULT_CONTEXT);
     uint64_t context = o->context < 0 ? usual : o->context == 0 ? c->context : (uint64_t)o->context;
     int status;
@@ -56,7 +56,11 @@ static int fill_setup(struct setup *s, const struct sluice_engine_options *o,
     s->pages_per_seq = (s->context + IO_PAGE_POSITIONS - 1) / IO_PAGE_POSITIONS;
     s->n_seqs = o->sequences;
     s->batch = min_u32(o->batch, o->sequences);
+    if (max_rows) /* wider steps are cut into several */
+        s->batch = min_u32(s->batch, max_rows);
     s->prefill = o->prefill > s->batch ? o->prefill : s->batch;
+    if (max_rows)
+        s->prefill = min_u32(s->prefill, max_rows);
     s->outputs = min_u32(o->all_outputs > s->batch ? o->all_outputs : s->batch, s->prefill);
     s->grid = o->snapshot_every;
     s->exact = o->exact;
@@ -101,12 +105,17 @@ static int plan_snapshots(struct sluice_engine *e, uint64_t budget, struct err *
     return status;
 }
 
-/* The widths of steps: doubling up to the batch, then those for prompts. */
-static uint32_t widths_of(const struct setup *s, uint32_t widths[MAX_PLANS]) {
+/* The widths of steps: doubling up to the batch, then those for prompts; doubling all the way where
+ * a backend has a widest step. */
+static uint32_t widths_of(const struct setup *s, uint32_t max_rows, uint32_t widths[MAX_PLANS]) {
     static const uint32_t prompts[] = {64, 256, 1024};
     uint32_t n = 0;
-    for (uint32_t rows = 1; rows < s->batch; rows *= 2)
+    for (uint32_t rows = 1; rows < (max_rows ? s->prefill : s->batch); rows *= 2)
         widths[n++] = rows;
+    if (max_rows) {
+        widths[n++] = s->prefill;
+        return n;
+    }
     widths[n++] = s->batch;
     for (size_t i = 0; i < sizeof prompts / sizeof *prompts; i++)
         if (prompts[i] > s->batch && prompts[i] < s->prefill)
@@ -117,7 +126,7 @@ static uint32_t widths_of(const struct setup *s, uint32_t widths[MAX_PLANS]) {
 }
 
 static int make_plans(struct sluice_engine *e, struct err *err) {
-    uint32_t widths[MAX_PLANS], n = widths_of(&e->setup, widths);
+    uint32_t widths[MAX_PLANS], n = widths_of(&e->setup, e->kind->max_rows, widths);
     CHECK(n <= MAX_PLANS);
     for (; e->n_plans < n; e->n_plans++) {
         int status = make_plan(e, &e->plans[e->n_plans], widths[e->n_plans],
@@ -144,10 +153,13 @@ static int open_backend(struct sluice_engine *e, const struct sluice_engine_opti
                         struct err *err) {
     const char *name = o->backend ? o->backend : "auto";
     e->kind = backend_find(name);
-    if (!e->kind)
-        return err_set(err, SLUICE_ERR_ARGUMENT, "backend is '%s', expected auto or one of: %s",
-                       name, backend_at(0)->name);
+    if (!e->kind) {
+        char names[64];
+        return err_set(err, SLUICE_ERR_ARGUMENT, "backend is '%s', expected %s", name,
+                       backend_names(names, sizeof names));
+    }
     const struct backend_options options = {o->device, o->threads, o->exact};
+    e->device = o->device;
     return e->kind->open(&e->backend, &options, err);
 }
 
@@ -159,12 +171,13 @@ int engine_prepare(struct sluice_engine **out, struct sluice_model *model,
     e->model = model;
     e->setup.has_taps = has_taps;
     int status;
-    if ((status = fill_setup(&e->setup, o, &model->model->config, err)) ||
-        (status = plan_snapshots(e, o->snapshot_bytes, err)) || (status = make_plans(e, err)) ||
-        (status = open_backend(e, o, err)))
+    if ((status = open_backend(e, o, err)) ||
+        (status = fill_setup(&e->setup, o, &model->model->config, e->kind->max_rows, err)) ||
+        (status = plan_snapshots(e, o->snapshot_bytes, err)) || (status = make_plans(e, err)))
         return status;
     status = e->kind->predict(e->backend, e->plans, e->n_plans, &e->predicted, err);
-    e->predicted.weights = model->weight_bytes; /* plans only know where their last tensor ends */
+    if (e->kind->uses_host_weights)
+        e->predicted.weights = model->weight_bytes; /* plans only know where their last one ends */
     return status;
 }
 
@@ -187,9 +200,9 @@ static int make_tables(struct sluice_engine *e, struct err *err) {
     return state_init(&e->state, &options, &e->arena, err);
 }
 
-static int load_weights(struct sluice_model *m, struct err *err) {
+static int load_weights(struct sluice_model *m, bool is_on_host, struct err *err) {
     pthread_mutex_lock(&m->loading);
-    int status = model_load(m->model, err);
+    int status = is_on_host ? model_load(m->model, err) : model_map(m->model, err);
     pthread_mutex_unlock(&m->loading);
     return status;
 }
@@ -200,10 +213,11 @@ int engine_load(struct sluice_engine *e, const struct sluice_engine_options *o, 
     if (!status)
         status = make_tables(e, err);
     if (!status)
-        status = load_weights(e->model, err);
+        status = load_weights(e->model, e->kind->uses_host_weights, err);
     if (!status)
-        status = e->kind->load(e->backend, (struct backend_weights){w->base, w->bytes}, e->plans,
-                               e->n_plans, o->progress, o->user, err);
+        status =
+            e->kind->load(e->backend, (struct backend_weights){w->base, w->bytes, w->synthetic},
+                          e->plans, e->n_plans, o->progress, o->user, err);
     e->is_loaded = status == SLUICE_OK;
     return status;
 }

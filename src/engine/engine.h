@@ -62,6 +62,7 @@ struct sluice_engine {
     struct setup setup;
     const struct backend_kind *kind;
     struct backend *backend;
+    int device;
     struct plan *plans[MAX_PLANS]; /* by rows, ascending */
     uint32_t n_plans;
     struct backend_memory predicted;
@@ -111,6 +112,10 @@ int fit_check(const struct sluice_engine *e, const struct sluice_engine_options 
 /* One step; *rows as in sluice_engine_step. seconds (may be NULL): of every op of the plan run,
  * e->last_plan; then the step is timed op by op. */
 int batch_step(struct sluice_engine *e, uint32_t *rows, double *seconds, struct err *err);
+/* The two halves of a step, for who runs e->last_plan by himself: IO filled in, results taken. No
+ * rows: nothing waits, and there is no step. */
+uint32_t batch_begin(struct sluice_engine *e);
+int batch_end(struct sluice_engine *e, struct err *err);
 /* Tap `number` of the last output row of the last step. */
 const float *batch_tap(const struct sluice_engine *e, const struct sluice_seq *seq,
                        uint32_t number);

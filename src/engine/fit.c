@@ -77,6 +77,11 @@ static void find_advice(const struct sluice_engine *e, const struct sluice_engin
 int fit_check(const struct sluice_engine *e, const struct sluice_engine_options *o,
               struct err *err) {
     uint64_t limit = o->memory_limit ? o->memory_limit : fit_available();
+    if (!o->memory_limit && e->kind->available) {
+        int status = e->kind->available(e->backend, &limit, err);
+        if (status)
+            return status;
+    }
     if (fits(e, limit))
         return SLUICE_OK;
     struct sluice_memory m = engine_memory_of(e, &e->predicted);

@@ -77,14 +77,7 @@ static uint64_t item(struct piece p, uint32_t i) {
  */
 
 static int write_zeros(const struct state *st, struct piece p, uint32_t slot, struct err *err) {
-    static const uint8_t zeros[64 << 10];
-    for (uint64_t done = 0; done < p.bytes; done += sizeof zeros) {
-        uint64_t left = p.bytes - done, n = left < sizeof zeros ? left : sizeof zeros;
-        int status = st->kind->write_state(st->backend, item(p, slot) + done, n, zeros, err);
-        if (status)
-            return status;
-    }
-    return SLUICE_OK;
+    return st->kind->clear_state(st->backend, item(p, slot), p.bytes, err);
 }
 
 static int zero_recurrent(const struct state *st, uint32_t slot, struct err *err) {

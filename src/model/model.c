@@ -45,8 +45,21 @@ static int keys_of_folder(struct model *m, struct err *err) {
     return status;
 }
 
+static int open_synth(struct model *m, struct err *err) {
+    int status = synth_open(&m->synth, m->path, err);
+    if (status)
+        return status;
+    m->file = m->keys = m->synth->file;
+    status = weights_new(&m->weights, &m->synth->map, 1, err);
+    if (!status)
+        m->weights->synthetic = m->synth->made;
+    return status;
+}
+
 static int open_files(struct model *m, struct err *err) {
     int status;
+    if (synth_is(m->path))
+        return open_synth(m, err);
     if (!folder_is(m->path)) {
         if ((status = gguf_open(&m->file, m->path, err)))
             return status;
@@ -160,13 +173,30 @@ void model_close(struct model *m) {
     free(m->key_bytes);
     hub_close(m->hub);
     folder_close(m->folder);
-    gguf_close(m->file);
+    if (m->synth)
+        synth_close(m->synth); /* the file with it */
+    else
+        gguf_close(m->file);
     arena_free(&m->arena);
     free(m);
 }
 
+int model_map(struct model *m, struct err *err) {
+    if (m->weights->base)
+        return SLUICE_OK;
+    int status = weights_map(m->weights, err);
+    if (!status && m->synth)
+        synth_fill_vectors(m->synth, m->weights->base);
+    return status;
+}
+
 int model_load(struct model *m, struct err *err) {
-    return m->weights->base ? SLUICE_OK : weights_map(m->weights, err);
+    int status = model_map(m, err);
+    if (!status && m->weights->synthetic) {
+        synth_fill_matrices(m->synth, m->weights->base);
+        m->weights->synthetic = 0;
+    }
+    return status;
 }
 
 /* ---- the plan ---------------------------------------------------------------------------------

@@ -1,7 +1,8 @@
 /* model.h - a model: its file, its dimensions, its tensors bound by role.
  *
- * In: a GGUF file or a hub folder.  Out: plans.  A model is read-only once open and may be shared
- * by threads. What differs between architectures is a row of archs.def and one file. */
+ * In: a GGUF file, a hub folder, or the name of a synthetic model.  Out: plans.  A model is
+ * read-only once open and may be shared by threads. What differs between architectures is a row of
+ * archs.def and one file. */
 #ifndef MODEL_MODEL_H
 #define MODEL_MODEL_H
 
@@ -9,6 +10,7 @@
 #include "file/gguf.h"
 #include "model/config.h"
 #include "model/hub.h"
+#include "model/synth.h"
 #include "model/weights.h"
 #include "plan/build.h"
 
@@ -47,9 +49,10 @@ struct model {
     const char *path;
     struct gguf *file; /* one of these two */
     struct folder *folder;
-    struct hub *hub;   /* with a folder */
-    struct gguf *keys; /* the file's own, or made of the folder's config */
-    void *key_bytes;   /* of the latter */
+    struct synth *synth; /* whose file that is, for models without one */
+    struct hub *hub;     /* with a folder */
+    struct gguf *keys;   /* the file's own, or made of the folder's config */
+    void *key_bytes;     /* of the latter */
     const struct arch *arch;
     struct config config;
     struct weights *weights;
@@ -65,6 +68,9 @@ void model_close(struct model *m); /* takes NULL */
 
 /* The weights into memory. Once; not while others use m. */
 int model_load(struct model *m, struct err *err);
+/* The same for backends that keep weights elsewhere: of a synthetic model the first
+ * weights->synthetic bytes are left out, which such a backend makes itself. */
+int model_map(struct model *m, struct err *err);
 
 /* A whole step of the model for these options. */
 int model_plan(struct plan **out, const struct model *m, const struct plan_options *options,

@@ -4,7 +4,7 @@
  * holds in the form that is needed (vectors to f32, gathered experts, rotary frequencies).
  * Offsets are known before anything is mapped and are the same in every run.
  * (1) Files begin at multiples of WEIGHTS_PAGE, the tail's tensors at multiples of 64.
- * (2) Nothing is written after weights_map. */
+ * (2) Nothing is written after weights_map, but for synthetic weights by model.c. */
 #ifndef MODEL_WEIGHTS_H
 #define MODEL_WEIGHTS_H
 
@@ -31,6 +31,7 @@ struct weights {
     struct made_weight *made;
     uint32_t n_made, capacity;
     uint64_t file_bytes; /* where the tail begins */
+    uint64_t synthetic;  /* the first so many bytes stand nowhere: zero until they are made */
     uint64_t bytes;      /* of the whole region */
     uint8_t *base;       /* NULL until mapped */
 };

@@ -44,7 +44,7 @@ static size_t unquote_hex(struct str s, size_t digits, char *out, size_t *n) {
     if (read_digits(str_skip(s, 1), 16, digits, &c) != digits || c > 0x10FFFF ||
         (c >= 0xD800 && c < 0xE000))
         return 0;
-    *n += utf8_encode(c, out + *n);
+    *n += utf8_put(c, out + *n);
     return 1 + digits;
 }
 
@@ -68,7 +68,7 @@ static size_t unquote_escape(struct str s, char *out, size_t *n) {
         return unquote_odd(s, out, n);
     size_t digits = read_digits(s, 8, 3, &octal);
     if (digits > 0) {
-        *n += utf8_encode(octal, out + *n);
+        *n += utf8_put(octal, out + *n);
         return digits;
     }
     out[(*n)++] = '\\'; /* unknown: both stay */

@@ -29,7 +29,7 @@ bool jinja_put(struct run *run, struct str text) {
 
 bool jinja_put_char(struct run *run, uint32_t character) {
     char bytes[4] = {0};
-    size_t n = utf8_encode(character, bytes);
+    size_t n = utf8_put(character, bytes);
     return jinja_put(run, (struct str){bytes, n});
 }
 

@@ -108,7 +108,7 @@ static bool put_composed(struct nfc *n, struct str s) {
                                                       UTF8PROC_COMPOSE | UTF8PROC_STABLE);
     for (utf8proc_ssize_t i = 0; i < count; i++) {
         char bytes[4];
-        if (!put_bytes(n, bytes, utf8_encode((uint32_t)n->points[i], bytes)))
+        if (!put_bytes(n, bytes, utf8_put((uint32_t)n->points[i], bytes)))
             return false;
     }
     return true;

@@ -143,7 +143,7 @@ static int emit_symbol(const struct spm *spm, uint32_t symbol, struct ids *out, 
     if (symbol < spm->n_tokens)
         return ids_push(out, (int32_t)symbol, err);
     char bytes[4];
-    size_t n = utf8_encode(symbol - spm->n_tokens, bytes);
+    size_t n = utf8_put(symbol - spm->n_tokens, bytes);
     int status = SLUICE_OK;
     for (size_t i = 0; i < n && status == SLUICE_OK; i++) {
         int32_t id = spm->byte_ids[(unsigned char)bytes[i]];

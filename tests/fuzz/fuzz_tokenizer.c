@@ -58,7 +58,7 @@ static void name_byte(struct tokenizer *t, int byte) {
     }
     for (uint32_t c = 0; c < 0x144; c++) { /* the character that stands for this byte */
         char bytes[4];
-        size_t n = utf8_encode(c, text);
+        size_t n = utf8_put(c, text);
         if (bpe_unmap((struct str){text, n}, bytes) == 1 && (unsigned char)bytes[0] == byte)
             token->text = (struct str){text, n};
         if (token->text.len)

@@ -406,11 +406,10 @@ static double seconds(void) {
     return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
 }
 
-static void walk(void *context, int thread, int threads) {
-    struct backend *b = context;
+static struct cpu_step step_of(struct backend *b, int thread, int threads) {
     const struct plan *plan = b->running->plan;
     uint8_t *io = b->region[REGION_IO];
-    struct cpu_step s = {
+    return (struct cpu_step){
         .b = b,
         .plan = plan,
         .io = (const struct io_header *)io,
@@ -421,6 +420,12 @@ static void walk(void *context, int thread, int threads) {
         .threads = threads,
         .room = &b->rooms[thread],
     };
+}
+
+static void walk(void *context, int thread, int threads) {
+    struct backend *b = context;
+    const struct plan *plan = b->running->plan;
+    struct cpu_step s = step_of(b, thread, threads);
     double started = b->op_seconds ? seconds() : 0;
     for (uint32_t i = 0; i < plan->n_ops; i++) {
         s.op = &b->running->ops[i];
@@ -476,6 +481,41 @@ static int cpu_time_ops(struct backend *b, uint32_t plan, double *op_seconds, st
     return status ? status : cpu_wait(b, err);
 }
 
+static void walk_one(void *context, int thread, int threads) {
+    struct backend *b = context;
+    struct cpu_step s = step_of(b, thread, threads);
+    s.op = &b->running->ops[b->only_op];
+    functions[s.op->op->kind](&s);
+}
+
+static int cpu_run_op(struct backend *b, uint32_t plan, uint32_t op, struct err *err) {
+    (void)err;
+    CHECK(plan < b->n_recordings && op < b->recordings[plan].plan->n_ops);
+    b->running = &b->recordings[plan];
+    b->only_op = op;
+    if (op == 0)
+        change_pages(b, b->running->plan);
+    pool_run(b->pool, walk_one, b);
+    return SLUICE_OK;
+}
+
+static int cpu_peek(struct backend *b, enum region region, uint64_t offset, uint64_t bytes,
+                    void *to, struct err *err) {
+    (void)err;
+    CHECK(offset <= b->bytes[region] && bytes <= b->bytes[region] - offset);
+    memcpy(to, b->region[region] + offset, bytes);
+    return SLUICE_OK;
+}
+
+static int cpu_poke(struct backend *b, enum region region, uint64_t offset, uint64_t bytes,
+                    const void *from, struct err *err) {
+    (void)err;
+    CHECK(region != REGION_WEIGHTS && offset <= b->bytes[region] &&
+          bytes <= b->bytes[region] - offset);
+    memcpy(b->region[region] + offset, from, bytes);
+    return SLUICE_OK;
+}
+
 /* ---- the rest ---------------------------------------------------------------------------------
  */
 
@@ -509,6 +549,12 @@ static int cpu_copy_state(struct backend *b, uint64_t to, uint64_t from, uint64_
     return SLUICE_OK;
 }
 
+static int cpu_clear_state(struct backend *b, uint64_t offset, uint64_t bytes, struct err *err) {
+    (void)err;
+    memset(state_at(b, offset, bytes), 0, bytes);
+    return SLUICE_OK;
+}
+
 static void cpu_memory(const struct backend *b, struct backend_memory *out) {
     *out = (struct backend_memory){.weights = b->bytes[REGION_WEIGHTS],
                                    .state = b->bytes[REGION_STATE],
@@ -531,6 +577,7 @@ static bool cpu_device_line(int i, char *out, size_t size) {
 
 const struct backend_kind backend_cpu = {
     .name = "cpu",
+    .uses_host_weights = true,
     .open = cpu_open,
     .close = cpu_close,
     .predict = cpu_predict,
@@ -541,8 +588,12 @@ const struct backend_kind backend_cpu = {
     .read_state = cpu_read_state,
     .write_state = cpu_write_state,
     .copy_state = cpu_copy_state,
+    .clear_state = cpu_clear_state,
     .memory = cpu_memory,
     .counters = cpu_counters,
     .time_ops = cpu_time_ops,
+    .run_op = cpu_run_op,
+    .peek = cpu_peek,
+    .poke = cpu_poke,
     .device_line = cpu_device_line,
 };

@@ -75,6 +75,7 @@ struct backend {
     /* The running step. */
     const struct cpu_recording *running;
     double *op_seconds; /* NULL: not timed */
+    uint32_t only_op;   /* of run_op */
 };
 
 /* What a thread knows while it walks the ops. */

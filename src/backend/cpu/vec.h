@@ -74,7 +74,7 @@ typedef int32_t ivec __attribute__((vector_size(64)));
  * then is in the low bits; ln 2 is subtracted in two parts. */
 #define vec_exp(argument)                                                                          \
     ({                                                                                             \
-        vec x_ = (argument), nan_ = x_ - x_;                                                       \
+        vec x_ = (argument), nan_ = (vec)(x_ != x_);                                               \
         x_ = vec_max(vec_min(x_, vec_all(87.0f)), vec_all(-87.0f));                                \
         vec shifted_ = x_ * 1.44269504f + 12582912.0f, n_ = shifted_ - 12582912.0f;                \
         vec r_ = x_ - n_ * 0.693359375f - n_ * -2.12194440e-4f;                                    \

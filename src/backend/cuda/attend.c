@@ -1,0 +1,142 @@
+/* attend.c - ATTEND as kernels: one for a plan of one row and halves in the cache; else two, the
+ * first of which norms and turns queries and keys and fills the cache. */
+#include "backend/cuda/attend.h"
+
+#include "backend/cuda/cuda.h"
+
+/* More parts than this are folded where they are made. */
+static const uint64_t MAX_PART_BYTES = 64 << 20;
+
+static uint32_t divide_up(uint32_t a, uint32_t b) {
+    return (a + b - 1) / b;
+}
+
+static uint32_t clamp(uint32_t x, uint32_t low, uint32_t high) {
+    return x < low ? low : x > high ? high : x;
+}
+
+static struct attend_params params_of(struct recorder *r, const struct op_attend *a) {
+    uint32_t group = a->heads / a->kv_heads, tiles = divide_up(group, ATTEND_TILE);
+    return (struct attend_params){
+        .io = r->io,
+        .in = recorder_at(r, &a->in),
+        .q_norm = recorder_at(r, &a->q_norm),
+        .k_norm = recorder_at(r, &a->k_norm),
+        .angles = recorder_at(r, &a->angles),
+        .keys = recorder_at(r, &a->keys),
+        .values = recorder_at(r, &a->values),
+        .pages = recorder_at(r, &a->pages),
+        .out = recorder_at(r, &a->out),
+        .in_stride = a->in.stride,
+        .out_stride = a->out.stride,
+        .q_stride = a->q_stride,
+        .k_column = a->k_column,
+        .v_column = a->v_column,
+        .heads = a->heads,
+        .kv_heads = a->kv_heads,
+        .head_width = a->head_width,
+        .rotary = a->rotary,
+        .has_neighbours = a->pairing == ROPE_NEIGHBOURS,
+        .type = a->keys.type,
+        .row_bytes = (uint32_t)operand_row_bytes(&a->keys),
+        .group = group,
+        .tiles = tiles,
+        .tile_rows = 1,
+        .pages_per_slot = a->pages.dims[0],
+        .max_splits = clamp(256 / (a->kv_heads * tiles), 1, ATTEND_FOLD),
+        .max_long_splits = clamp(256 / (a->kv_heads * tiles), 1, 4 * ATTEND_FOLD),
+        .eps = a->eps,
+        .scale = a->scale,
+    };
+}
+
+/* Room for what blocks hand to the one that ends last, and how much a block does before. */
+static void plan_parts(struct recorder *r, struct attend_params *p) {
+    uint32_t splits = p->pages_per_slot, most = p->max_long_splits;
+    splits = splits > most ? splits : most;
+    uint32_t groups = divide_up(splits, ATTEND_FOLD);
+    uint32_t queries = p->tiles > 1 ? ATTEND_TILE : p->group * p->tile_rows;
+    uint64_t units = (uint64_t)r->plan->max_rows * p->kv_heads * p->tiles;
+    p->part_values = (queries * (p->head_width + 2) + 3) / 4 * 4;
+    uint64_t bytes = units * (splits + groups) * p->part_values * sizeof(float);
+    bool is_wide = r->plan->max_rows == 1 || (r->plan->max_rows <= 8 && bytes <= MAX_PART_BYTES);
+    p->run_splits = is_wide ? 1 : ATTEND_FOLD;
+    p->slots = is_wide ? splits + groups : groups;
+    p->counters_per_unit = 1 + groups;
+    p->parts = recorder_work(r, units * p->slots * p->part_values * sizeof(float));
+    p->counters = recorder_counters(r, units * p->counters_per_unit);
+}
+
+static int launch_splits(struct recorder *r, const struct attend_params *p, const char *kernel,
+                         uint32_t shared) {
+    struct cuda_launch launch = {
+        .kernel = kernel,
+        .grid = {2 * r->n_sms, 1, 1},
+        .threads = ATTEND_WARPS * 32,
+        .shared = shared,
+    };
+    return recorder_launch(r, &launch, p, sizeof *p);
+}
+
+static int launch_prepare(struct recorder *r, const struct attend_params *p) {
+    uint32_t heads = r->plan->max_rows * (p->heads + 2 * p->kv_heads);
+    uint32_t blocks = divide_up(heads, ATTEND_WARPS);
+    struct cuda_launch launch = {
+        .kernel = "attend_prepare",
+        .grid = {blocks < 4 * r->n_sms ? blocks : 4 * r->n_sms, 1, 1},
+        .threads = ATTEND_WARPS * 32,
+    };
+    return recorder_launch(r, &launch, p, sizeof *p);
+}
+
+/* Widths that the tensor cores are used for, with halves in the cache. */
+static const struct {
+    uint32_t width;
+    const char *row, *rows; /* kernels of one row alone, and behind attend_prepare */
+} FAST[] = {
+    {64, "attend_row_64", "attend_rows_64"},
+    {128, "attend_row_128", "attend_rows_128"},
+    {256, "attend_row_256", "attend_rows_256"},
+};
+
+static const char *any_kernel(uint32_t type) {
+    switch (type) {
+    case DT_F32:
+        return "attend_any_f32";
+    case DT_F16:
+        return "attend_any_f16";
+    case DT_Q8_0:
+        return "attend_any_q8_0";
+    case DT_Q4_0:
+        return "attend_any_q4_0";
+    }
+    return NULL;
+}
+
+int record_attend(struct recorder *r, const struct op *op) {
+    const struct op_attend *a = &op->attend;
+    if (a->head_width > ATTEND_MAX_WIDTH || a->head_width % 2 || !any_kernel(a->keys.type))
+        return err_set(r->err, SLUICE_ERR_UNSUPPORTED,
+                       "op %u, attend: heads %u wide over %s, the CUDA backend has even widths up "
+                       "to %d over F32, F16, Q8_0 and Q4_0",
+                       r->op, a->head_width, dtype_name(a->keys.type), ATTEND_MAX_WIDTH);
+    if (r->plan->max_rows > ATTEND_MAX_ROWS)
+        return err_set(r->err, SLUICE_ERR_UNSUPPORTED,
+                       "op %u, attend: %u rows a step, the CUDA backend has at most %d", r->op,
+                       r->plan->max_rows, ATTEND_MAX_ROWS);
+    struct attend_params p = params_of(r, a);
+    const char *kernel = any_kernel(a->keys.type), *alone = NULL;
+    for (size_t i = 0; i < sizeof FAST / sizeof *FAST; i++)
+        if (a->keys.type == DT_F16 && a->head_width == FAST[i].width)
+            alone = FAST[i].row, kernel = FAST[i].rows;
+    if (alone && r->plan->max_rows > 1 && p.group < ATTEND_TILE)
+        p.tile_rows = ATTEND_TILE / p.group;
+    uint32_t shared = alone ? ATTEND_FAST_SHARED(a->head_width) + ATTEND_RING : 0;
+    plan_parts(r, &p);
+    if (alone && r->plan->max_rows == 1)
+        return launch_splits(r, &p, alone, shared);
+    p.query =
+        recorder_work(r, (uint64_t)r->plan->max_rows * a->heads * a->head_width * sizeof(float));
+    int status = launch_prepare(r, &p);
+    return status ? status : launch_splits(r, &p, kernel, shared);
+}

@@ -1,0 +1,138 @@
+/* cuda.h - the CUDA backend's insides: a step is one graph of kernels over memory that never moves.
+ *
+ * At load every op of a plan says which kernels it is (record_*: one .c and one .cu file an op),
+ * the list is captured into a graph, and from then on the graph is only launched. (1) Kernels
+ * follow each other by programmatic dependent launch: a kernel may begin while the one before it
+ * runs. It may read weights at once, and STATE that no earlier kernel of the step writes;
+ * everything else, and every write, is behind pdl_wait(). Every kernel waits. (2) A result's bits
+ * depend on its own row alone: never on the rows beside it, on the bucket, or on which block was
+ * first. No float atomics. (3) Nothing is allocated behind load. */
+#ifndef BACKEND_CUDA_CUDA_H
+#define BACKEND_CUDA_CUDA_H
+
+#include "backend/backend.h"
+#include "backend/cuda/driver.h"
+#include "backend/cuda/shared.h"
+#include "backend/cuda/tiles.h"
+
+struct cuda_launch {
+    const char *kernel; /* its name in the modules */
+    uint32_t grid[3];
+    uint32_t threads;
+    uint32_t shared; /* dynamic shared memory, bytes; may be beyond 48 KB */
+};
+
+/* What a record function may ask for and add to. The functions run twice: once to count (all
+ * addresses NULL), once to record. */
+struct recorder {
+    const struct plan *plan;
+    struct cuda_io io;
+    uint32_t n_sms;
+    bool exact; /* f32 activations throughout */
+    struct backend *b;
+    struct err *err;
+    bool is_counting;
+    struct cuda_recording *into;
+    uint64_t work_most, counters_most; /* bytes of the ops so far */
+    /* Of the running op. */
+    uint32_t op;
+    uint64_t work_used, counters_used;
+};
+
+/* Where an operand lies on the device; NULL for one that is not there. */
+void *recorder_at(struct recorder *r, const struct operand *o);
+struct cuda_matrix recorder_matrix(struct recorder *r, const struct operand *weight);
+/* Room for the running op alone (256-aligned): the next op's kernels write over it. */
+void *recorder_work(struct recorder *r, uint64_t bytes);
+/* Words that are zero when the op's kernels begin, and that they must leave zero. */
+uint32_t *recorder_counters(struct recorder *r, uint64_t n);
+/* Adds a kernel to the step; `params` begins with a struct cuda_io and is copied. */
+int recorder_launch(struct recorder *r, const struct cuda_launch *launch, const void *params,
+                    size_t bytes);
+
+/* One function an op. What the kernels cannot do is refused here, with the reason. */
+typedef int cuda_record_fn(struct recorder *r, const struct op *op);
+cuda_record_fn record_embed, record_project, record_delta, record_attend, record_route,
+    record_experts_in, record_experts_out, record_tap, record_pick;
+
+/* ---- the rest is between cuda.c, load.c and record.c ------------------------------------------
+ */
+
+/* A weight's place on the device. */
+struct cuda_place {
+    struct operand operand;   /* in WEIGHTS */
+    bool is_tiled;            /* else rows as in the file */
+    struct tile_format tiles; /* where it is */
+    uint64_t at, bytes;       /* on the device; a plane is bytes / dims[2] */
+};
+
+/* A kernel of a recording. */
+struct cuda_node {
+    CUfunction function;
+    struct cuda_launch launch;
+    bool is_dependent; /* follows by programmatic launch */
+    uint32_t op;
+    void *params; /* owned by the backend's arena */
+};
+
+struct cuda_recording {
+    const struct plan *plan;
+    struct cuda_node *nodes;
+    uint32_t n_nodes, capacity;
+    CUgraphExec graph;
+    double expected; /* seconds a step takes, as far as is known */
+};
+
+struct cuda_block {
+    CUdeviceptr at;
+    uint64_t bytes;
+};
+
+enum { MAX_MODULES = 32, MAX_STAMPS = 8192 };
+
+struct backend {
+    CUdevice device;
+    CUcontext context;
+    CUstream stream;
+    CUmodule modules[MAX_MODULES];
+    uint32_t n_modules, n_sms;
+    int capability; /* 90: 9.0 */
+    bool exact;
+    struct arena arena;
+    struct cuda_place *places;
+    uint32_t n_places;
+    uint64_t weight_bytes;
+    struct cuda_block weights, state, scratch, work, counters, io_copy, stamps;
+    uint8_t *io; /* mapped: the host's address */
+    CUdeviceptr io_device;
+    uint64_t io_bytes;
+    volatile uint64_t *done; /* mapped: the step that is complete */
+    CUdeviceptr done_device;
+    struct cuda_recording *recordings;
+    uint32_t n_recordings;
+    struct backend_counters count;
+    uint64_t driver_bytes; /* what the driver took for context, code and graphs */
+    uint32_t running;      /* the recording that was submitted last */
+    double submitted_at;
+    bool is_broken; /* the context is lost: nothing works any more */
+};
+
+/* load.c: where every weight of the plans goes, and bringing it there. */
+int cuda_place_weights(struct backend *b, struct plan *const *plans, uint32_t n_plans,
+                       struct err *err);
+const struct cuda_place *cuda_find_place(const struct backend *b, const struct operand *o);
+int cuda_upload(struct backend *b, struct backend_weights weights,
+                void (*progress)(void *user, uint64_t done, uint64_t total), void *user,
+                struct err *err);
+
+/* record.c: kernels by name, plans to lists of kernels, lists to graphs. */
+int cuda_load_modules(struct backend *b, struct err *err);
+CUfunction cuda_function(const struct backend *b, const char *name);
+/* Walks the plans without recording: what they need of work memory and counters. */
+int cuda_count(struct backend *b, struct plan *const *plans, uint32_t n_plans, uint64_t *work,
+               uint64_t *counters, struct err *err);
+int cuda_record(struct backend *b, struct plan *const *plans, uint32_t n_plans, struct err *err);
+int cuda_run_node(struct backend *b, const struct cuda_node *node, bool is_dependent,
+                  struct err *err);
+
+#endif

@@ -1,0 +1,66 @@
+/* device.cuh - what kernels of all ops share. */
+#ifndef BACKEND_CUDA_DEVICE_CUH
+#define BACKEND_CUDA_DEVICE_CUH
+
+#include <cuda_fp16.h>
+#include <stdint.h>
+
+#include "backend/cuda/shared.h"
+
+/* Lets the next kernel of the step begin; first thing in every kernel. It says nothing about what
+ * this one has written: the next kernel's pdl_wait does. */
+static __device__ __forceinline__ void pdl_launch(void) {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}
+
+/* All earlier kernels of the step are complete behind this, and their writes are seen. */
+static __device__ __forceinline__ void pdl_wait(void) {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+
+/* The same, and notes when that was: a step's times, op by op, as they are in the step. */
+static __device__ __forceinline__ void pdl_wait(const struct cuda_io &io) {
+    pdl_wait();
+    if ((threadIdx.x | blockIdx.x | blockIdx.y | blockIdx.z) == 0) {
+        uint64_t now;
+        asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(now));
+        *io.stamp = now;
+    }
+}
+
+/* A sum, or maximum, over a warp that every lane has: the same bits in all of them. */
+static __device__ __forceinline__ float warp_sum(float x) {
+    for (int i = 16; i > 0; i >>= 1)
+        x += __shfl_xor_sync(0xffffffffu, x, i);
+    return x;
+}
+
+static __device__ __forceinline__ float warp_max(float x) {
+    for (int i = 16; i > 0; i >>= 1)
+        x = fmaxf(x, __shfl_xor_sync(0xffffffffu, x, i));
+    return x;
+}
+
+static __device__ __forceinline__ float sigmoid(float x) {
+    return 1.0f / (1.0f + __expf(-x));
+}
+
+static __device__ __forceinline__ float silu(float x) {
+    return x / (1.0f + __expf(-x));
+}
+
+/* Weights are read once a step: past L1, by plain loads, which stay before a pdl_wait where .nc
+ * loads would sink below it (and behind one where .nc loads would rise above it). */
+static __device__ __forceinline__ uint4 load_weights(const void *p) {
+    uint4 v;
+    asm volatile("ld.global.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+                 : "l"(p));
+    return v;
+}
+
+#endif

@@ -1,0 +1,431 @@
+/* project.c - PROJECT on tiled weights: how its work is cut.
+ *
+ * Slices of K are chosen from the matrices' shapes and the number of multiprocessors; blocks, warps
+ * and ring depth may differ from bucket to bucket, since no bit depends on them. */
+#include "backend/cuda/project.h"
+
+#include <stdio.h>
+#include <string.h>
+
+enum {
+    WARPS = 16,        /* of a block, so that two stages' registers fit a multiprocessor */
+    WARPS_SWIGLU = 20, /* the widest stage; its neighbours have fewer */
+    MIN_WARPS = 4,
+    PAIR_COLUMNS = 2048, /* longer rows are prepared by two blocks together: 4 columns a thread */
+    MAX_SLICES = 32,
+    MAX_PARTS = 24 << 10,
+    /* Shared memory of a multiprocessor is 228 KB, of which a block takes 1 KB more than it asks
+     * for. One stage a layer takes more than half, so that two of its blocks never share one. */
+    SHARED_WIDE = 115968,
+    SHARED = 115456,
+    SHARED_ALONE = 227 << 10,
+    SHARED_LEAST = 78000, /* more than two blocks on one would be in each other's way */
+    SHARED_SUMS = 1536,
+};
+
+static uint32_t div_up(uint32_t a, uint32_t b) {
+    return (a + b - 1) / b;
+}
+
+static uint32_t max32(uint32_t a, uint32_t b) {
+    return a > b ? a : b;
+}
+
+static uint32_t min32(uint32_t a, uint32_t b) {
+    return a < b ? a : b;
+}
+
+static uint32_t type_bit(uint32_t type) {
+    switch (type) {
+    case DT_Q4_K:
+        return IS_Q4_K;
+    case DT_Q5_K:
+        return IS_Q5_K;
+    case DT_Q6_K:
+        return IS_Q6_K;
+    case DT_Q8_0:
+        return IS_Q8_0;
+    case DT_BF16:
+        return IS_BF16;
+    case DT_F16:
+        return IS_F16;
+    default:
+        return IS_F32;
+    }
+}
+
+/* The kernels that there are for some sets of types; any other set is `all`. */
+static const char *set_name(uint32_t set) {
+    static const struct {
+        uint32_t set;
+        const char *name;
+    } names[] = {
+        {IS_Q4_K, "q4"},
+        {IS_Q6_K, "q6"},
+        {IS_Q4_K | IS_Q6_K, "q4_q6"},
+        {IS_Q4_K | IS_F32, "q4_f32"},
+        {IS_Q4_K | IS_Q6_K | IS_F32, "q4_q6_f32"},
+        {IS_Q8_0, "q8"},
+        {IS_Q8_0 | IS_F32, "q8_f32"},
+        {IS_BF16, "bf16"},
+        {IS_BF16 | IS_F32, "bf16_f32"},
+        {IS_F16, "f16"},
+    };
+    for (uint32_t i = 0; i < sizeof names / sizeof *names; i++)
+        if (names[i].set == set)
+            return names[i].name;
+    return "all";
+}
+
+/* ---- slices -----------------------------------------------------------------------------------
+ */
+
+static uint32_t tile_bytes(const struct project_segment *s) {
+    return s->units * s->unit_bytes;
+}
+
+/* Bytes of all tiles. */
+static uint64_t stage_bytes(const struct project_params *p) {
+    uint64_t bytes = 0;
+    for (uint32_t i = 0; i < p->n_segments; i++)
+        bytes += (uint64_t)p->segments[i].n_tiles * tile_bytes(&p->segments[i]);
+    return bytes;
+}
+
+/* So many slices that the tasks of a block keep its warps busy for about the same time. A task's
+ * end costs about half a unit. Where there are many tiles, none: a row is one warp's. */
+static uint32_t choose_slices(const struct project_segment *s, uint32_t tiles, uint32_t warps) {
+    uint32_t best = 1, best_cost = UINT32_MAX;
+    if (tiles >= 3 * warps)
+        return 1;
+    for (uint32_t slices = 1; slices <= s->units && slices <= MAX_SLICES; slices++) {
+        uint32_t cost = UINT32_MAX;
+        for (uint32_t w = 1; w <= warps; w++) {
+            uint32_t c = div_up(tiles * slices, w) * (2 * div_up(s->units, slices) + 1);
+            cost = min32(cost, c);
+        }
+        if (cost < best_cost)
+            best = slices, best_cost = cost;
+    }
+    return best;
+}
+
+/* Warps of which two units each fit beside a row's image and the sums. */
+static uint32_t most_warps(const struct project_params *p) {
+    bool is_wide = p->finish == FINISH_SWIGLU;
+    uint32_t room = (is_wide ? SHARED_WIDE : SHARED) - SHARED_SUMS, warps = 0;
+    if (p->image_bytes < room)
+        warps = (room - p->image_bytes) / (2 * p->slot_bytes);
+    return max32(MIN_WARPS, min32(warps, is_wide ? WARPS_SWIGLU : WARPS));
+}
+
+static void cut_slices(struct project_params *p, uint32_t n_sms) {
+    uint32_t warps = most_warps(p);
+    uint64_t share = stage_bytes(p) / n_sms + 1;
+    p->is_direct = p->finish != FINISH_SWIGLU;
+    for (uint32_t i = 0; i < p->n_segments; i++) {
+        struct project_segment *s = &p->segments[i];
+        uint64_t tiles = (share + tile_bytes(s) - 1) / tile_bytes(s);
+        s->slices = choose_slices(s, (uint32_t)(tiles < 4096 ? tiles : 4096), warps);
+        s->slice_magic = div_up(65536, s->slices);
+        s->slice_units = s->units / s->slices;
+        s->slice_more = s->units % s->slices;
+        p->is_direct &= s->slices == 1;
+    }
+}
+
+/* ---- blocks -----------------------------------------------------------------------------------
+ */
+
+/* Tiles in the order in which blocks are cut. SwiGLU: gate and up side by side. */
+static uint32_t ordered_tiles(const struct project_params *p) {
+    uint32_t n = 0;
+    for (uint32_t i = 0; i < (p->finish == FINISH_SWIGLU ? 1 : p->n_segments); i++)
+        n += p->segments[i].n_tiles;
+    return n;
+}
+
+static uint64_t ordered_bytes(const struct project_params *p, uint32_t tile) {
+    uint64_t bytes = 0;
+    for (uint32_t i = 0; i < p->n_segments; i++) {
+        const struct project_segment *s = &p->segments[i];
+        if (tile >= s->first_tile && tile - s->first_tile < s->n_tiles)
+            bytes += tile_bytes(s);
+    }
+    return bytes;
+}
+
+/* Fills blocks up to `most` bytes; false: they are too few. */
+static bool fill_blocks(struct project_params *p, uint32_t n_blocks, uint64_t most) {
+    uint32_t tile = 0, n = ordered_tiles(p);
+    for (uint32_t b = 0; b < n_blocks; b++) {
+        p->bounds[b] = (uint16_t)tile;
+        for (uint64_t bytes = 0; tile < n; tile++) {
+            bytes += ordered_bytes(p, tile);
+            if (bytes > most)
+                break;
+        }
+    }
+    p->bounds[n_blocks] = (uint16_t)tile;
+    return tile == n;
+}
+
+/* The blocks' bounds with the smallest largest share. */
+static void cut_blocks(struct project_params *p, uint32_t n_blocks) {
+    uint64_t low = stage_bytes(p) / n_blocks, high = stage_bytes(p) + 1;
+    while (low + 1 < high) {
+        uint64_t middle = low + (high - low) / 2;
+        if (fill_blocks(p, n_blocks, middle))
+            high = middle;
+        else
+            low = middle;
+        if (high - low < 64)
+            break;
+    }
+    fill_blocks(p, n_blocks, high);
+}
+
+/* Tiles of segment s that block b has. */
+static uint32_t block_tiles(const struct project_params *p, const struct project_segment *s,
+                            uint32_t b) {
+    uint32_t first = max32(p->bounds[b], s->first_tile),
+             last = min32(p->bounds[b + 1], s->first_tile + s->n_tiles);
+    return last > first ? last - first : 0;
+}
+
+static uint32_t most_tasks(const struct project_params *p, uint32_t n_blocks) {
+    uint32_t most = 0;
+    for (uint32_t b = 0; b < n_blocks; b++) {
+        uint32_t n = 0;
+        for (uint32_t i = 0; i < p->n_segments; i++)
+            n += block_tiles(p, &p->segments[i], b) * p->segments[i].slices;
+        most = max32(most, n);
+    }
+    return most;
+}
+
+/* Results of the block that has most. */
+static uint32_t most_places(const struct project_params *p, uint32_t n_blocks) {
+    uint32_t most = 0;
+    for (uint32_t b = 0; b < n_blocks; b++) {
+        uint32_t n = 0;
+        for (uint32_t i = 0; i < (p->finish == FINISH_SWIGLU ? 1 : p->n_segments); i++)
+            n += block_tiles(p, &p->segments[i], b) << p->segments[i].row_shift;
+        most = max32(most, n);
+    }
+    return most;
+}
+
+/* Bytes of the warp that has most, over all blocks. */
+static uint64_t most_of_warps(const struct project_params *p, uint32_t n_blocks, uint32_t warps) {
+    uint64_t most = 0;
+    for (uint32_t b = 0; b < n_blocks; b++) {
+        uint64_t load[WARPS_SWIGLU] = {0};
+        uint32_t task = 0;
+        for (uint32_t i = 0; i < p->n_segments; i++) {
+            const struct project_segment *s = &p->segments[i];
+            uint32_t n = block_tiles(p, s, b) * s->slices;
+            for (uint32_t t = 0; t < n; t++, task++)
+                load[task % warps] +=
+                    (s->slice_units + (t % s->slices < s->slice_more)) * (uint64_t)s->unit_bytes;
+        }
+        for (uint32_t w = 0; w < warps; w++)
+            most = load[w] > most ? load[w] : most;
+    }
+    return most;
+}
+
+/* ---- shared memory ----------------------------------------------------------------------------
+ */
+
+/* Bytes beside the ring; sets where things are behind a ring of `ring` bytes. */
+static uint32_t lay_out(struct project_params *p, uint32_t rows, uint32_t tasks, uint32_t ring) {
+    uint32_t chunks = p->in.k / PROJECT_CHUNK, at = ring;
+    uint32_t heads = p->in.kind == PREPARE_GATED_NORM ? p->in.k / p->in.width : 0;
+    p->image_at = at;
+    at += rows * p->image_bytes;
+    p->parts_at = at;
+    at += p->is_direct ? 0 : tasks * PROJECT_TASK_ROWS * rows * 4;
+    at += PROJECT_ROWS * 4;
+    p->red_at = at;
+    return at + (rows * chunks + heads) * 4;
+}
+
+/* Most slots of a ring for so many warps; 0: not even two fit. */
+static uint32_t most_slots(struct project_params *p, uint32_t rows, uint32_t tasks, uint32_t warps,
+                           uint32_t limit) {
+    static const uint32_t choices[] = {6, 4, 3, 2};
+    for (uint32_t i = p->has_more_slots ? 0 : 3; i < 4; i++)
+        if (lay_out(p, rows, tasks, warps * choices[i] * p->slot_bytes) <= limit)
+            return choices[i];
+    return 0;
+}
+
+/* Warps and slots within `limit` bytes of shared memory: those that give the fullest warp least to
+ * do. Returns the bytes, 0 where none fit. */
+static uint32_t choose_ring(struct project_params *p, uint32_t rows, uint32_t n_blocks,
+                            uint32_t limit) {
+    uint32_t tasks = most_tasks(p, n_blocks),
+             warps = p->finish == FINISH_SWIGLU && rows < 8 ? WARPS_SWIGLU : WARPS;
+    uint64_t best = UINT64_MAX;
+    p->ring_warps = 0;
+    for (uint32_t w = min32(MIN_WARPS, tasks); w <= warps && w <= tasks; w++) {
+        uint32_t slots = most_slots(p, rows, tasks, w, limit);
+        uint64_t most = slots ? most_of_warps(p, n_blocks, w) : UINT64_MAX;
+        if (most < best)
+            best = most, p->ring_warps = w, p->slots = slots;
+    }
+    return p->ring_warps ? lay_out(p, rows, tasks, p->ring_warps * p->slots * p->slot_bytes) : 0;
+}
+
+/* ---- recording --------------------------------------------------------------------------------
+ */
+
+static bool is_aligned(const struct operand *o) {
+    return o->n_dims == 0 || (o->offset % 16 == 0 && o->stride % 4 == 0);
+}
+
+static struct project_input input_of(struct recorder *r, const struct op_project *op) {
+    return (struct project_input){
+        .x = recorder_at(r, &op->in),
+        .norm = recorder_at(r, &op->norm),
+        .gate = recorder_at(r, &op->gate),
+        .k = op->in.dims[0],
+        .x_stride = op->in.stride,
+        .gate_row_stride = op->gate.stride,
+        .kind = (uint32_t)op->prologue,
+        .width = op->head_width ? op->head_width : op->in.dims[0],
+        .head_stride = op->gate_stride,
+        .is_aligned = is_aligned(&op->in) && is_aligned(&op->gate) && op->gate_stride % 4 == 0 &&
+                      op->head_width % 4 == 0,
+        .is_head = op->is_head,
+        .eps = op->eps,
+    };
+}
+
+/* Fills the segments; the set of their types, or 0 where one is not tiled. */
+static uint32_t set_segments(struct recorder *r, const struct op_project *op,
+                             struct project_params *p) {
+    uint32_t set = 0, tile = 0;
+    for (uint32_t i = 0; i < op->n_segments; i++) {
+        struct cuda_matrix m = recorder_matrix(r, &op->segments[i].weight);
+        if (!m.is_tiled)
+            return 0;
+        struct project_segment *s = &p->segments[i];
+        *s = (struct project_segment){
+            .data = m.data,
+            .bias = recorder_at(r, &op->segments[i].bias),
+            .type = type_bit(m.type),
+            .n = m.n,
+            .column = op->segments[i].column,
+            .lane_shift = m.tile_rows == 4   ? 5
+                          : m.tile_rows == 8 ? 4
+                                             : 3,
+            .row_shift = m.tile_rows == 4   ? 2
+                         : m.tile_rows == 8 ? 3
+                                            : 4,
+            .units = m.k / tile_columns(m.type, m.tile_rows),
+            .unit_bytes = tile_unit_bytes(m.type),
+            .first_tile = op->epilogue == EPILOGUE_SWIGLU ? 0 : tile,
+            .n_tiles = div_up(m.n, m.tile_rows),
+        };
+        set |= s->type;
+        tile += s->n_tiles;
+        p->slot_bytes = max32(p->slot_bytes, s->unit_bytes);
+        p->in.wants_int8 |= tile_is_int8(m.type);
+        p->in.wants_f32 |= !tile_is_int8(m.type);
+    }
+    p->n_segments = op->n_segments;
+    return tile < UINT16_MAX ? set : 0;
+}
+
+/* Rows that one block does at once, and its shared memory: as many as fit. */
+static uint32_t choose_rows(struct project_params *p, uint32_t bucket, uint32_t n_blocks,
+                            uint32_t *shared) {
+    uint32_t rows = bucket > 4 ? 8 : bucket > 2 ? 4 : bucket;
+    bool is_wide = p->finish == FINISH_SWIGLU;
+    for (; rows; rows /= 2) {
+        *shared = choose_ring(p, rows, n_blocks, is_wide ? SHARED_WIDE : SHARED);
+        if (*shared && is_wide)
+            *shared = SHARED_WIDE;
+        if (!*shared)
+            *shared = choose_ring(p, rows, n_blocks, SHARED_ALONE);
+        if (*shared)
+            return rows;
+    }
+    return 0;
+}
+
+static int launch_prepare(struct recorder *r, const struct project_params *p, uint8_t *images,
+                          uint32_t bucket) {
+    struct prepare_params params = {
+        .io = p->io, .in = p->in, .images = images, .image_bytes = p->image_bytes};
+    uint32_t heads = p->in.k / p->in.width, chunks = p->in.k / PROJECT_CHUNK;
+    struct cuda_launch launch = {
+        .kernel = "project_prepare",
+        .grid = {bucket, 1, 1},
+        .threads = min32(512, p->in.k / 4),
+        .shared = max32(heads, chunks) * 4,
+    };
+    return recorder_launch(r, &launch, &params, sizeof params);
+}
+
+/* Blocks: one a multiprocessor, or more where a block's sums would not fit. */
+static uint32_t choose_blocks(struct project_params *p, uint32_t n_sms) {
+    uint32_t n = n_sms;
+    cut_blocks(p, n);
+    while (!p->is_direct && n + n_sms <= PROJECT_BLOCKS &&
+           most_tasks(p, n) * PROJECT_TASK_ROWS * 4 > MAX_PARTS) {
+        n += n_sms;
+        cut_blocks(p, n);
+    }
+    return n;
+}
+
+int record_project(struct recorder *r, const struct op *op) {
+    const struct op_project *o = &op->project;
+    struct project_params p = {
+        .io = r->io,
+        .in = input_of(r, o),
+        .out = recorder_at(r, &o->out),
+        .out_stride = o->out.stride,
+        .finish = (uint32_t)o->epilogue,
+        .row_limit = o->is_head ? r->plan->max_outputs : r->plan->max_rows,
+    };
+    uint32_t set = r->exact || r->n_sms > PROJECT_BLOCKS ? 0 : set_segments(r, o, &p);
+    if (!set)
+        return record_project_rows(r, op);
+    const char *set_text = set_name(set);
+    p.has_more_slots = strcmp(set_text, "all") == 0 || set & HAS_MORE_SLOTS;
+    p.image_bytes = project_image_bytes(&p.in);
+    cut_slices(&p, r->n_sms);
+    uint32_t bucket = max32(p.row_limit, 1), shared;
+    bool is_pair = bucket == 1 && p.in.k > PAIR_COLUMNS && r->n_sms >= PROJECT_SHARE;
+    uint32_t n_blocks =
+        choose_blocks(&p, is_pair ? r->n_sms / PROJECT_SHARE * PROJECT_SHARE : r->n_sms);
+    uint32_t rows = choose_rows(&p, bucket, n_blocks, &shared);
+    p.most_places = p.is_direct ? 0 : most_places(&p, n_blocks);
+    if (!rows)
+        return err_set(r->err, SLUICE_ERR_UNSUPPORTED,
+                       "a product of %u columns needs more shared memory than a block may have",
+                       p.in.k);
+    char name[48];
+    if (is_pair)
+        snprintf(name, sizeof name, "project_pair_%s", set_text);
+    else
+        snprintf(name, sizeof name, "project_%u_%s", rows, set_text);
+    if (rows > PROJECT_FUSED) {
+        uint8_t *images = recorder_work(r, (uint64_t)bucket * p.image_bytes);
+        p.images = images;
+        int status = launch_prepare(r, &p, images, bucket);
+        if (status)
+            return status;
+    }
+    struct cuda_launch launch = {
+        .kernel = name,
+        .grid = {n_blocks, div_up(bucket, rows), 1},
+        .threads = 32 * max32(p.ring_warps, min32(WARPS, p.in.k / PROJECT_CHUNK)),
+        .shared = max32(shared, SHARED_LEAST),
+    };
+    return recorder_launch(r, &launch, &p, sizeof p);
+}

@@ -1,0 +1,618 @@
+/* project.cuh - the product of tiled weights with R rows of activations.
+ *
+ * out[r][n] = finish(factor[r] * sum over k of w[n][k] * a[r][k])
+ *
+ * A warp has a ring of units in shared memory, which its lanes fill by asynchronous copies and read
+ * 16 bytes at a time. The ring is filled before the wait for the step's earlier kernels: so the
+ * memory is busy while this stage waits for its input and makes it ready. All weights are read once
+ * for R rows.
+ *
+ * The order of a sum, which every kernel must keep: of a task (tile, K slice) a lane adds its spans
+ * unit by unit, as eat_* below: for int8 activations exact integer sums of 32 columns (Q4_K, Q5_K,
+ * Q6_K) or 16 (Q8_0), scaled and added by fused multiply-adds; for f32 activations column by
+ * column. Then the lanes that share a row are added, neighbours first: l with l ^ 1, ^ 2, ^ 4, ...
+ * Then the slices, from the first on, beginning with 0. Then the factor, the bias, and what FINISH
+ * says. */
+#ifndef BACKEND_CUDA_PROJECT_CUH
+#define BACKEND_CUDA_PROJECT_CUH
+
+#include "backend/cuda/prepare.cuh"
+
+/* ---- asynchronous copies ----------------------------------------------------------------------
+ */
+
+static __device__ __forceinline__ void copy16(uint32_t to, const void *from) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");
+}
+
+static __device__ __forceinline__ void copy_commit(void) {
+    asm volatile("cp.async.commit_group;" ::: "memory");
+}
+
+template <int N> static __device__ __forceinline__ void copy_wait(void) {
+    asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory");
+}
+
+/* All but the latest slots - 1 groups are there. */
+static __device__ __forceinline__ void copy_wait_slots(uint32_t slots) {
+    if (slots == 2)
+        copy_wait<1>();
+    else if (slots == 3)
+        copy_wait<2>();
+    else if (slots == 4)
+        copy_wait<3>();
+    else
+        copy_wait<5>();
+}
+
+/* ---- tasks ------------------------------------------------------------------------------------
+ */
+
+struct task {
+    uint32_t segment, tile, slice;
+};
+
+/* Task t of a block: tile by tile, a tile's slices side by side. */
+static __device__ __forceinline__ bool find_task(const struct project_params &p, uint32_t t,
+                                                 struct task &out) {
+    uint32_t begin = p.bounds[blockIdx.x], end = p.bounds[blockIdx.x + 1];
+#pragma unroll 1
+    for (uint32_t i = 0; i < p.n_segments; i++) {
+        const struct project_segment &s = p.segments[i];
+        uint32_t first = max(begin, s.first_tile), last = min(end, s.first_tile + s.n_tiles);
+        uint32_t n = last > first ? (last - first) * s.slices : 0;
+        if (t < n) {
+            uint32_t tile = t * s.slice_magic >> 16;
+            out.segment = i;
+            out.tile = first - s.first_tile + tile;
+            out.slice = t - tile * s.slices;
+            return true;
+        }
+        t -= n;
+    }
+    return false;
+}
+
+static __device__ __forceinline__ uint32_t task_units(const struct project_segment &s,
+                                                      uint32_t slice) {
+    return s.slice_units + (slice < s.slice_more);
+}
+
+static __device__ __forceinline__ uint32_t task_first(const struct project_segment &s,
+                                                      uint32_t slice) {
+    return slice * s.slice_units + min(slice, (uint32_t)s.slice_more);
+}
+
+/* What a warp loads next. */
+struct loader {
+    const uint8_t *at; /* this lane's */
+    uint32_t left;     /* units of the task */
+    uint32_t task;     /* the next one */
+    uint32_t bytes;    /* of a unit */
+    bool is_over;      /* there is no task `task` */
+};
+
+template <int SET>
+static __device__ __forceinline__ void load_unit(const struct project_params &p, struct loader &l,
+                                                 uint32_t slot) {
+    constexpr uint32_t BYTES = SET == IS_Q4_K   ? TILE_UNIT_Q4_K
+                               : SET == IS_Q6_K ? TILE_UNIT_Q6_K
+                               : SET == IS_Q8_0 ? TILE_UNIT_Q8_0
+                               : SET & (IS_Q4_K | IS_Q5_K | IS_Q6_K | IS_Q8_0)
+                                   ? 0 /* known only when it runs */
+                                   : TILE_UNIT_FLOAT;
+    struct task t;
+    uint32_t lane = threadIdx.x % 32;
+    if (l.left == 0 && !l.is_over) {
+        l.is_over = !find_task(p, l.task, t);
+        if (!l.is_over) {
+            const struct project_segment &s = p.segments[t.segment];
+            l.left = task_units(s, t.slice);
+            l.bytes = BYTES ? BYTES : s.unit_bytes;
+            l.at = s.data + ((uint64_t)t.tile * s.units + task_first(s, t.slice)) * l.bytes +
+                   lane * 16;
+            l.task += p.ring_warps;
+        }
+    }
+    if (l.left) {
+        slot += lane * 16;
+#pragma unroll
+        for (uint32_t i = 0; i < 4; i++)
+            copy16(slot + i * 512, l.at + i * 512);
+#pragma unroll
+        for (uint32_t i = 4; i < 7; i++)
+            if ((!BYTES || i * 512 < BYTES) && lane * 16 + i * 512 < (BYTES ? BYTES : l.bytes))
+                copy16(slot + i * 512, l.at + i * 512);
+        l.at += l.bytes;
+        l.left--;
+    }
+    copy_commit();
+}
+
+/* ---- units against activations ----------------------------------------------------------------
+ */
+
+/* Activations in shared memory, as project.h has their images. */
+struct acts {
+    const uint8_t *image;
+    uint32_t stride; /* from row to row */
+    uint32_t plane;
+    uint32_t f32_at;
+};
+
+static __device__ __forceinline__ uint4 act_piece(const struct acts &a, int r, uint32_t at) {
+    return ((const uint4 *)(a.image + r * a.stride))[at];
+}
+
+static __device__ __forceinline__ float2 act_scale(const struct acts &a, int r, uint32_t group) {
+    return ((const float2 *)(a.image + r * a.stride + a.plane * 32))[group];
+}
+
+static __device__ __forceinline__ float4 act_floats(const struct acts &a, int r, uint32_t at) {
+    return ((const float4 *)(a.image + r * a.stride + a.f32_at))[at];
+}
+
+static __device__ __forceinline__ int dot4u(uint32_t w, uint32_t a, int c) {
+    int r;
+    asm("dp4a.u32.s32 %0, %1, %2, %3;" : "=r"(r) : "r"(w), "r"(a), "r"(c));
+    return r;
+}
+
+static __device__ __forceinline__ int dot4s(uint32_t w, uint32_t a, int c) {
+    return __dp4a((int)w, (int)a, c);
+}
+
+static __device__ __forceinline__ uint32_t word(uint4 v, int i) {
+    return i == 0 ? v.x : i == 1 ? v.y : i == 2 ? v.z : v.w;
+}
+
+static __device__ __forceinline__ float2 halves(uint32_t v) {
+    return __half22float2(*reinterpret_cast<__half2 *>(&v));
+}
+
+static __device__ __forceinline__ float byte_float(uint32_t v, int i) {
+    return (float)(v >> (8 * i) & 255);
+}
+
+/* Scales of Q4_K and Q5_K: d * scale and dmin * minimum of four rows, both exact. */
+struct scales {
+    float scale[4], min[4];
+};
+
+static __device__ __forceinline__ struct scales unit_scales(const uint8_t *at, uint32_t lane) {
+    uint32_t s = ((const uint32_t *)at)[lane];
+    uint32_t n = ((const uint16_t *)(at + TILE_MINS))[lane];
+    uint4 d = ((const uint4 *)(at + TILE_D))[lane / 8];
+    uint32_t min = (n & 0x0f0fu) | (n << 12 & 0x0f0f0000u) | (s >> 2 & 0x30303030u);
+    struct scales out;
+    s &= 0x3f3f3f3fu;
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        float2 dd = halves(word(d, i));
+        out.scale[i] = __fmul_rn(dd.x, byte_float(s, i));
+        out.min[i] = __fmul_rn(dd.y, byte_float(min, i));
+    }
+    return out;
+}
+
+/* Columns 32 c ...: acc += as * (scale * sum of w a), then += min * (-as * sum of a). */
+template <int R, bool IS_5>
+static __device__ __forceinline__ void eat_q4(const uint8_t *slot, const struct acts &a, uint32_t c,
+                                              float (&acc)[R][4]) {
+    uint32_t lane = threadIdx.x % 32;
+    struct scales s = unit_scales(slot + (IS_5 ? TILE_Q5_SCALES : TILE_Q4_SCALES), lane);
+    uint4 more = IS_5 ? ((const uint4 *)(slot + TILE_MORE))[lane] : make_uint4(0, 0, 0, 0);
+#pragma unroll
+    for (int row = 0; row < 4; row++) {
+        uint4 w = ((const uint4 *)slot)[row * 32 + lane];
+        uint32_t lo[4], hi[4], h = word(more, row);
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            uint32_t v = word(w, i);
+            lo[i] = v & 0x0f0f0f0fu;
+            hi[i] = v & 0xf0f0f0f0u;
+            if (IS_5) {
+                lo[i] |= (h >> i & 0x01010101u) << 4;
+                hi[i] = (v >> 4 & 0x0f0f0f0fu) | (h >> (4 + i) & 0x01010101u) << 4;
+            }
+        }
+#pragma unroll
+        for (int r = 0; r < R; r++) {
+            uint4 x = act_piece(a, r, c), y = act_piece(a, r, a.plane + c);
+            float2 as = act_scale(a, r, c);
+            int u = 0, v = 0;
+#pragma unroll
+            for (int i = 0; i < 4; i++)
+                u = dot4u(lo[i], word(x, i), u), v = dot4u(hi[i], word(y, i), v);
+            float sum = (float)(u + (IS_5 ? v : v >> 4));
+            float t = __fmaf_rn(__fmul_rn(s.scale[row], as.x), sum, acc[r][row]);
+            acc[r][row] = __fmaf_rn(s.min[row], as.y, t);
+        }
+    }
+}
+
+/* Numbers are brought into a byte's upper 6 bits, so sums are four times what they should be. */
+template <int R>
+static __device__ __forceinline__ void eat_q6(const uint8_t *slot, const struct acts &a, uint32_t c,
+                                              float (&acc)[R][4]) {
+    uint32_t lane = threadIdx.x % 32;
+    uint2 sc = ((const uint2 *)(slot + TILE_Q6_SCALES))[lane];
+    uint2 d = ((const uint2 *)(slot + TILE_Q6_D))[lane / 8];
+#pragma unroll
+    for (int row = 0; row < 4; row++) {
+        uint4 w = ((const uint4 *)slot)[row * 32 + lane];
+        uint2 h = ((const uint2 *)(slot + TILE_MORE + row / 2 * 512))[lane * 2 + row % 2];
+        uint32_t lo[4], hi[4];
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            lo[i] = (word(w, i) << 2 & 0x3c3c3c3cu) | (h.x << (6 - 2 * i) & 0xc0c0c0c0u);
+            hi[i] = (word(w, i) >> 2 & 0x3c3c3c3cu) | (h.y << (6 - 2 * i) & 0xc0c0c0c0u);
+        }
+        uint32_t pair = (row / 2 ? sc.y : sc.x) >> (row % 2 * 16);
+        int s0 = (int8_t)(pair & 255), s1 = (int8_t)(pair >> 8 & 255);
+        float2 dd = halves(row / 2 ? d.y : d.x);
+        float dr = row % 2 ? dd.y : dd.x;
+#pragma unroll
+        for (int r = 0; r < R; r++) {
+            uint4 x = act_piece(a, r, c), y = act_piece(a, r, a.plane + c);
+            int u = 0, v = 0;
+#pragma unroll
+            for (int i = 0; i < 4; i++)
+                u = dot4s(lo[i], word(x, i), u), v = dot4s(hi[i], word(y, i), v);
+            float sum = (float)((u * s0 + v * s1) >> 2); /* under 2^24: exact */
+            acc[r][row] = __fmaf_rn(__fmul_rn(dr, act_scale(a, r, c).x), sum, acc[r][row]);
+        }
+    }
+}
+
+/* Columns 16 c ... */
+template <int R>
+static __device__ __forceinline__ void eat_q8(const uint8_t *slot, const struct acts &a, uint32_t c,
+                                              float (&acc)[R][4]) {
+    uint32_t lane = threadIdx.x % 32;
+    uint2 d = ((const uint2 *)(slot + TILE_MORE))[lane / 2];
+#pragma unroll
+    for (int row = 0; row < 4; row++) {
+        uint4 w = ((const uint4 *)slot)[row * 32 + lane];
+        float2 dd = halves(row / 2 ? d.y : d.x);
+        float dr = row % 2 ? dd.y : dd.x;
+#pragma unroll
+        for (int r = 0; r < R; r++) {
+            uint4 x = act_piece(a, r, (c & 1 ? a.plane : 0) + c / 2);
+            int u = 0;
+#pragma unroll
+            for (int i = 0; i < 4; i++)
+                u = dot4s(word(w, i), word(x, i), u);
+            acc[r][row] = __fmaf_rn(__fmul_rn(dr, act_scale(a, r, c / 2).x), (float)u, acc[r][row]);
+        }
+    }
+}
+
+static __device__ __forceinline__ float dot_floats(float4 w, float4 x, float acc) {
+    acc = __fmaf_rn(w.x, x.x, acc);
+    acc = __fmaf_rn(w.y, x.y, acc);
+    acc = __fmaf_rn(w.z, x.z, acc);
+    return __fmaf_rn(w.w, x.w, acc);
+}
+
+template <bool IS_HALF> static __device__ __forceinline__ float4 four(uint32_t a, uint32_t b) {
+    if (IS_HALF) {
+        float2 x = halves(a), y = halves(b);
+        return make_float4(x.x, x.y, y.x, y.y);
+    }
+    return make_float4(__uint_as_float(a << 16), __uint_as_float(a & 0xffff0000u),
+                       __uint_as_float(b << 16), __uint_as_float(b & 0xffff0000u));
+}
+
+/* Pieces of four columns c and c + lanes. */
+template <int R, bool IS_HALF>
+static __device__ __forceinline__ void eat_halves(const uint8_t *slot, const struct acts &a,
+                                                  uint32_t c, uint32_t lanes, float (&acc)[R][4]) {
+    uint32_t lane = threadIdx.x % 32;
+#pragma unroll
+    for (int row = 0; row < 4; row++) {
+        uint4 w = ((const uint4 *)slot)[row * 32 + lane];
+        float4 lo = four<IS_HALF>(w.x, w.y), hi = four<IS_HALF>(w.z, w.w);
+#pragma unroll
+        for (int r = 0; r < R; r++) {
+            acc[r][row] = dot_floats(lo, act_floats(a, r, c), acc[r][row]);
+            acc[r][row] = dot_floats(hi, act_floats(a, r, c + lanes), acc[r][row]);
+        }
+    }
+}
+
+template <int R>
+static __device__ __forceinline__ void eat_f32(const uint8_t *slot, const struct acts &a,
+                                               uint32_t c, float (&acc)[R][4]) {
+    uint32_t lane = threadIdx.x % 32;
+#pragma unroll
+    for (int row = 0; row < 4; row++) {
+        float4 w = ((const float4 *)slot)[row * 32 + lane];
+#pragma unroll
+        for (int r = 0; r < R; r++)
+            acc[r][row] = dot_floats(w, act_floats(a, r, c), acc[r][row]);
+    }
+}
+
+/* Unit u of a tile; `place` is the lane's in its group of `lanes`. */
+template <int SET, int R>
+static __device__ __forceinline__ void eat_unit(uint32_t type, const uint8_t *slot,
+                                                const struct acts &a, uint32_t u, uint32_t lanes,
+                                                uint32_t place, float (&acc)[R][4]) {
+    uint32_t c = u * lanes + place;
+    if (SET == IS_Q4_K || (SET & IS_Q4_K && type == IS_Q4_K))
+        eat_q4<R, false>(slot, a, c, acc);
+    else if (SET == IS_Q6_K || (SET & IS_Q6_K && type == IS_Q6_K))
+        eat_q6<R>(slot, a, c, acc);
+    else if (SET == IS_F32 || (SET & IS_F32 && type == IS_F32))
+        eat_f32<R>(slot, a, c, acc);
+    else if (SET == IS_Q8_0 || (SET & IS_Q8_0 && type == IS_Q8_0))
+        eat_q8<R>(slot, a, c, acc);
+    else if (SET == IS_BF16 || (SET & IS_BF16 && type == IS_BF16))
+        eat_halves<R, false>(slot, a, c + u * lanes, lanes, acc);
+    else if (SET == IS_F16 || (SET & IS_F16 && type == IS_F16))
+        eat_halves<R, true>(slot, a, c + u * lanes, lanes, acc);
+    else if (SET & IS_Q5_K)
+        eat_q4<R, true>(slot, a, c, acc);
+}
+
+/* ---- sums and results -------------------------------------------------------------------------
+ */
+
+/* Adds over the lanes of a group. Lane `place` of it then has row place % 2 * 2 + place / 2 % 2. */
+static __device__ __forceinline__ float sum_lanes(const float (&v)[4], uint32_t lanes,
+                                                  uint32_t lane) {
+    bool one = lane & 1, two = lane & 2;
+    float a = one ? v[2] : v[0], b = one ? v[3] : v[1];
+    a = __fadd_rn(a, __shfl_xor_sync(~0u, one ? v[0] : v[2], 1));
+    b = __fadd_rn(b, __shfl_xor_sync(~0u, one ? v[1] : v[3], 1));
+    float s = __fadd_rn(two ? b : a, __shfl_xor_sync(~0u, two ? a : b, 2));
+    s = __fadd_rn(s, __shfl_xor_sync(~0u, s, 4));
+    if (lanes > 8)
+        s = __fadd_rn(s, __shfl_xor_sync(~0u, s, 8));
+    if (lanes > 16)
+        s = __fadd_rn(s, __shfl_xor_sync(~0u, s, 16));
+    return s;
+}
+
+static __device__ __forceinline__ float biased(const struct project_segment &s, uint32_t n,
+                                               float v) {
+    return s.bias ? __fadd_rn(v, s.bias[n]) : v;
+}
+
+static __device__ __forceinline__ void put_result(const struct project_params &p,
+                                                  const struct project_segment &s, uint32_t n,
+                                                  uint32_t row, float v) {
+    float *out = p.out + (uint64_t)row * p.out_stride + s.column + n;
+    v = biased(s, n, v);
+    *out = p.finish == FINISH_ADD ? __fadd_rn(*out, v) : v;
+}
+
+/* All tasks of a warp. Where K is in slices, or gate and up must meet, sums go to shared memory. */
+template <int SET, int R>
+static __device__ __forceinline__ void
+eat_tasks(const struct project_params &p, struct loader &l, uint32_t warp, uint32_t ring,
+          struct task t, const struct acts &a, const float *factors, float *parts,
+          uint32_t first_row, uint32_t n_rows) {
+    extern __shared__ uint4 shared[];
+    uint32_t lane = threadIdx.x % 32, slot = 0, slots = SET & HAS_MORE_SLOTS ? p.slots : 2;
+    uint32_t base = (uint32_t)__cvta_generic_to_shared(shared), i = warp;
+    do {
+        const struct project_segment &s = p.segments[t.segment];
+        uint32_t u = task_first(s, t.slice), last = u + task_units(s, t.slice);
+        uint32_t lanes = 1u << s.lane_shift, place = lane & (lanes - 1), type = s.type;
+        float acc[R][4] = {};
+#pragma unroll 1
+        for (; u < last; u++) {
+            uint32_t at = ring + slot * p.slot_bytes;
+            copy_wait_slots(slots);
+            __syncwarp();
+            eat_unit<SET, R>(type, (const uint8_t *)shared + at, a, u, lanes, place, acc);
+            __syncwarp();
+            load_unit<SET>(p, l, base + at);
+            slot = slot + 1 == slots ? 0 : slot + 1;
+        }
+        uint32_t row = (lane >> s.lane_shift) * 4 + place % 2 * 2 + place / 2 % 2;
+        uint32_t n = (t.tile << s.row_shift) + row;
+#pragma unroll
+        for (int r = 0; r < R; r++) {
+            float v = sum_lanes(acc[r], lanes, lane);
+            if (!p.is_direct) {
+                if (place < 4)
+                    parts[(r + i * R) * PROJECT_TASK_ROWS + row] = v;
+            } else if (place < 4 && n < s.n && first_row + r < n_rows) {
+                put_result(p, s, n, first_row + r, __fmul_rn(v, factors[r]));
+            }
+        }
+        /* The loader is ahead: it has seen the end. */
+        i += p.ring_warps;
+    } while (!(l.is_over && i == l.task) && find_task(p, i, t));
+}
+
+/* Result e of a block where slices meet: its column, and where its parts are. */
+struct place {
+    uint32_t column; /* of the output row; NO_PLACE: none */
+    uint32_t parts;  /* the first slice's, in floats for one row of activations; of `up` above 16 */
+    uint32_t how;    /* slices, those of `up` above 8, the segment above 16 */
+};
+
+enum : uint32_t { NO_PLACE = ~0u };
+
+static __device__ __forceinline__ struct place find_place(const struct project_params &p,
+                                                          uint32_t e) {
+    uint32_t begin = p.bounds[blockIdx.x], end = p.bounds[blockIdx.x + 1], task = 0;
+    bool is_swiglu = p.finish == FINISH_SWIGLU;
+    struct place out = {NO_PLACE, 0, 0};
+#pragma unroll 1
+    for (uint32_t g = 0; g < (is_swiglu ? 1 : p.n_segments); g++) {
+        const struct project_segment &s = p.segments[g], &up = p.segments[1];
+        uint32_t first = max(begin, s.first_tile), last = min(end, s.first_tile + s.n_tiles);
+        uint32_t tiles = last > first ? last - first : 0, tile = e >> s.row_shift;
+        if (tile < tiles) {
+            uint32_t n = ((first - s.first_tile) << s.row_shift) + e,
+                     row = e - (tile << s.row_shift);
+            out.column = n < s.n ? s.column + n : NO_PLACE;
+            out.parts = (task + tile * s.slices) * PROJECT_TASK_ROWS + row;
+            out.how = s.slices | g << 16;
+            if (is_swiglu) {
+                out.parts |= ((tiles * s.slices + tile * up.slices) * PROJECT_TASK_ROWS + row)
+                             << 16;
+                out.how |= up.slices << 8;
+            }
+            break;
+        }
+        e -= tiles << s.row_shift;
+        task += tiles * s.slices;
+    }
+    return out;
+}
+
+/* The slices of a result, added. */
+template <int R>
+static __device__ __forceinline__ float add_slices(const float *parts, uint32_t part, uint32_t r,
+                                                   uint32_t slices) {
+    float v = 0;
+    parts += part % PROJECT_TASK_ROWS + (r + part / PROJECT_TASK_ROWS * R) * PROJECT_TASK_ROWS;
+    for (uint32_t s = 0; s < slices; s++)
+        v = __fadd_rn(v, parts[s * R * PROJECT_TASK_ROWS]);
+    return v;
+}
+
+/* was: what stands at a result that is added to. */
+template <int R>
+static __device__ __forceinline__ float finish_place(const struct project_params &p,
+                                                     const struct place &at, const float *parts,
+                                                     uint32_t r, float factor, float was) {
+    const struct project_segment &s = p.segments[at.how >> 16];
+    uint32_t n = at.column - s.column;
+    float v = __fmul_rn(add_slices<R>(parts, at.parts & 0xffff, r, at.how & 255), factor);
+    v = biased(s, n, v);
+    if (p.finish == FINISH_ADD)
+        v = __fadd_rn(was, v);
+    if (p.finish == FINISH_SWIGLU) {
+        float w = __fmul_rn(add_slices<R>(parts, at.parts >> 16, r, at.how >> 8 & 255), factor);
+        v = __fmul_rn(__fmul_rn(v, quick_sigmoid(v)), biased(p.segments[1], n, w));
+    }
+    return v;
+}
+
+/* Prepared rows into shared memory. */
+static __device__ __forceinline__ void
+fetch_images(const struct project_params &p, uint32_t first_row, uint32_t n, uint8_t *images) {
+    const uint4 *from = (const uint4 *)(p.images + (uint64_t)first_row * p.image_bytes);
+    for (uint32_t i = threadIdx.x; i < n * (p.image_bytes / 16); i += blockDim.x)
+        ((uint4 *)images)[i] = __ldcg(from + i);
+}
+
+template <int R, bool IS_FUSED>
+static __device__ __forceinline__ void put_factors(const struct project_params &p,
+                                                   const uint8_t *images, const float *red,
+                                                   float *factors) {
+#pragma unroll 1
+    for (uint32_t r = 0; r < R; r++)
+        factors[r] = IS_FUSED ? prepare_factor(p.in, red + r * (p.in.k / PROJECT_CHUNK))
+                              : *(const float *)(images + (r + 1) * p.image_bytes - 16);
+}
+
+/* What is known before the wait is worked out before it: the first task, and the thread's result.
+ * The factors are worked out by the last warp, which often has no task. */
+template <int SET, int R, int SHARE>
+static __device__ __forceinline__ void project(const struct project_params &p) {
+    extern __shared__ uint4 shared[];
+    constexpr bool IS_FUSED = R <= PROJECT_FUSED; /* else the rows are prepared already */
+    pdl_launch();
+    if (SHARE > 1)
+        cluster_arrive();
+    uint8_t *base = (uint8_t *)shared, *images = base + p.image_at;
+    float *parts = (float *)(base + p.parts_at), *red = (float *)(base + p.red_at);
+    float *factors = red - PROJECT_ROWS;
+    uint32_t warp = uniform(threadIdx.x / 32), first_row = blockIdx.y * R, n_rows = 1;
+    uint32_t ring = warp * p.slots * p.slot_bytes,
+             from = (uint32_t)__cvta_generic_to_shared(shared);
+    struct loader l = {NULL, 0, warp, 0, false};
+    struct task t;
+    bool has_task = warp < p.ring_warps && find_task(p, warp, t);
+    if (has_task)
+#pragma unroll 1
+        for (uint32_t i = 0; i < p.slots; i++)
+            load_unit<SET>(p, l, from + ring + i * p.slot_bytes);
+    uint32_t group = blockDim.x / R, r = R == 1 ? 0 : threadIdx.x / group;
+    uint32_t e = threadIdx.x - r * group;
+    struct place at = {NO_PLACE, 0, 0};
+    if (e < p.most_places)
+        at = find_place(p, e);
+    if (IS_FUSED) {
+        float4 weight[NORM_BATCH];
+        struct team who = find_team<SHARE>(shared);
+        prepare_early(who, p.in, weight);
+        if (SHARE > 1)
+            cluster_wait(); /* the other block is there */
+#pragma unroll 1
+        for (uint32_t i = 0; i < R; i++) {
+            struct row_source source = {first_row + i, p.row_limit, i == 0};
+            prepare_row<SHARE>(who, p.io, p.in, source, weight, images + i * p.image_bytes,
+                               red + i * (p.in.k / PROJECT_CHUNK));
+        }
+        if (p.row_limit > 1 || p.in.is_head)
+            n_rows = prepare_count(p.io, p.in);
+    } else {
+        pdl_wait(p.io);
+        n_rows = prepare_count(p.io, p.in);
+        if (first_row >= n_rows) {
+            copy_wait<0>();
+            return;
+        }
+        fetch_images(p, first_row, min(n_rows - first_row, R), images);
+    }
+    float *out = p.out + (uint64_t)(first_row + r) * p.out_stride, was = 0;
+    at.column = first_row + r < n_rows ? at.column : NO_PLACE;
+    if (at.column != NO_PLACE && p.finish == FINISH_ADD)
+        was = __ldcg(out + at.column);
+    team_sync<SHARE>();
+    struct acts a = {images, p.image_bytes, project_plane(p.in.k),
+                     p.in.wants_int8 ? project_int8_bytes(p.in.k) : 0};
+    bool is_last = warp == blockDim.x / 32 - 1, is_early = p.is_direct || !has_task;
+    if (is_last && is_early)
+        put_factors<R, IS_FUSED>(p, images, red, factors);
+    if (p.is_direct)
+        __syncthreads();
+    if (has_task)
+        eat_tasks<SET, R>(p, l, warp, ring, t, a, factors, parts, first_row, n_rows);
+    if (p.is_direct)
+        return;
+    if (is_last && !is_early)
+        put_factors<R, IS_FUSED>(p, images, red, factors);
+    __syncthreads();
+    for (;;) {
+        if (at.column != NO_PLACE)
+            out[at.column] = finish_place<R>(p, at, parts, r, factors[r], was);
+        e += group;
+        if (e >= p.most_places || first_row + r >= n_rows)
+            return;
+        at = find_place(p, e);
+        if (at.column != NO_PLACE && p.finish == FINISH_ADD)
+            was = __ldcg(out + at.column);
+    }
+}
+
+/* A kernel for a set of types: project_<name>_<set>. ATTRIBUTES: of a cluster, or none. */
+#define PROJECT_KERNEL(NAME, SET_NAME, SET, ROWS, SHARE, REGISTERS, ATTRIBUTES)                    \
+    extern "C" __global__ void ATTRIBUTES __maxnreg__(REGISTERS)                                   \
+        project_##NAME##_##SET_NAME(const __grid_constant__ struct project_params p) {             \
+        project<SET, ROWS, SHARE>(p);                                                              \
+    }
+
+#define PROJECT_KERNELS(NAME, ...)                                                                 \
+    PROJECT_KERNEL(NAME, q4, IS_Q4_K, __VA_ARGS__)                                                 \
+    PROJECT_KERNEL(NAME, q6, IS_Q6_K, __VA_ARGS__)                                                 \
+    PROJECT_KERNEL(NAME, q4_q6, IS_Q4_K | IS_Q6_K, __VA_ARGS__)                                    \
+    PROJECT_KERNEL(NAME, q4_f32, IS_Q4_K | IS_F32, __VA_ARGS__)                                    \
+    PROJECT_KERNEL(NAME, q4_q6_f32, IS_Q4_K | IS_Q6_K | IS_F32, __VA_ARGS__)                       \
+    PROJECT_KERNEL(NAME, q8, IS_Q8_0, __VA_ARGS__)                                                 \
+    PROJECT_KERNEL(NAME, q8_f32, IS_Q8_0 | IS_F32, __VA_ARGS__)                                    \
+    PROJECT_KERNEL(NAME, bf16, IS_BF16, __VA_ARGS__)                                               \
+    PROJECT_KERNEL(NAME, bf16_f32, IS_BF16 | IS_F32, __VA_ARGS__)                                  \
+    PROJECT_KERNEL(NAME, f16, IS_F16, __VA_ARGS__)                                                 \
+    PROJECT_KERNEL(NAME, all, 127, __VA_ARGS__)
+
+#endif

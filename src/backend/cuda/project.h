@@ -1,0 +1,111 @@
+/* project.h - params of PROJECT on tiled weights, and how its work is cut.
+ *
+ * A task is one tile's units of one K slice, done by one warp. A block has a run of tiles of every
+ * segment, cut so that all blocks have about the same bytes, and all their tasks. Tiles, slices and
+ * the order inside a task are of the matrices' shapes and the device alone, so a row's bits never
+ * depend on how many rows there are. */
+#ifndef BACKEND_CUDA_PROJECT_H
+#define BACKEND_CUDA_PROJECT_H
+
+#include "backend/cuda/shared.h"
+#include "backend/cuda/tiles.h"
+
+enum {
+    PROJECT_SEGMENTS = 6,
+    PROJECT_BLOCKS = 528, /* at most */
+    PROJECT_TASK_ROWS = 16,
+    PROJECT_ROWS = 8,    /* at once, at most */
+    PROJECT_FUSED = 2,   /* up to so many rows are prepared by the blocks of the product */
+    PROJECT_SHARE = 2,   /* blocks that may prepare a single row together: a cluster */
+    PROJECT_CHUNK = 128, /* columns of which a warp sums the squares at once */
+};
+
+/* The same numbers as plan.h's, which kernels do not see. */
+enum { PREPARE_NONE, PREPARE_NORM, PREPARE_GATED_NORM, PREPARE_SIGMOID_GATE };
+enum { FINISH_STORE, FINISH_ADD, FINISH_SWIGLU };
+
+struct project_segment {
+    const uint8_t *data;
+    const float *bias; /* (n), or NULL */
+    uint32_t type, n, column;
+    uint32_t lane_shift;  /* so many lanes share a row, as a power of two: 128 / rows of a tile */
+    uint32_t row_shift;   /* rows of a tile, likewise */
+    uint32_t units;       /* of a tile */
+    uint32_t unit_bytes;  /* of a unit */
+    uint32_t first_tile;  /* in the order of tiles in which blocks are cut */
+    uint32_t n_tiles;     /* 0: there is no such segment */
+    uint32_t slices;      /* of K; slice i has slice_units, and one more where i < slice_more */
+    uint32_t slice_magic; /* 65536 / slices, rounded up: t / slices is t * this >> 16 */
+    uint32_t slice_units, slice_more;
+};
+
+/* What becomes of a row of activations before the product. */
+struct project_input {
+    const float *x, *norm, *gate; /* rows x_stride and gate_stride apart */
+    uint32_t k, x_stride, gate_row_stride;
+    uint32_t kind;               /* PREPARE_... */
+    uint32_t width, head_stride; /* of heads; and from one head of the gate to the next */
+    uint32_t is_aligned;         /* all of it may be read 16 bytes at a time */
+    uint32_t is_head;            /* rows are those that IO lists as outputs */
+    uint32_t wants_int8, wants_f32;
+    float eps;
+    uint32_t zero;
+};
+
+struct project_params {
+    struct cuda_io io;
+    struct project_input in;
+    const uint8_t *images; /* rows made ready by project_prepare; unused where blocks do it */
+    float *out;
+    uint32_t out_stride;
+    uint32_t finish; /* FINISH_... */
+    uint32_t n_segments;
+    uint32_t row_limit;   /* rows of the bucket; 1: there is always just that one, but for a head */
+    uint32_t is_direct;   /* a warp has all of K of its rows and writes them itself */
+    uint32_t most_places; /* results of a block at most; 0 where it is direct */
+    uint32_t ring_warps;  /* warps that have tasks */
+    uint32_t slots;       /* units that a warp has on their way: 2, or for some sets 3, 4 or 6 */
+    uint32_t slot_bytes;
+    uint32_t has_more_slots;             /* than two may be chosen */
+    uint32_t parts_at, image_at, red_at; /* in shared memory; before red: the factors */
+    uint32_t image_bytes;                /* of a row */
+    struct project_segment segments[PROJECT_SEGMENTS];
+    uint16_t bounds[PROJECT_BLOCKS + 1]; /* block b has tiles bounds[b]... */
+};
+
+struct prepare_params {
+    struct cuda_io io;
+    struct project_input in;
+    uint8_t *images;
+    uint32_t image_bytes;
+    uint32_t zero;
+};
+
+/* Sets of types, a bit each. */
+enum { IS_Q4_K = 1, IS_Q5_K = 2, IS_Q6_K = 4, IS_Q8_0 = 8, IS_BF16 = 16, IS_F16 = 32, IS_F32 = 64 };
+
+/* Units of these types are small, so more of them may be on their way; for the others the number
+ * is a constant, which saves instructions. */
+enum { HAS_MORE_SLOTS = IS_Q8_0 | IS_BF16 | IS_F16 };
+
+/* An image of a row: of int8 activations two planes of 16-byte pieces (columns 0..15 and 16..31 of
+ * every 32) and the pairs (scale, -scale * sum); then f32 activations; then the factor. */
+TILE_FN uint32_t project_plane(uint32_t k) {
+    return k / 32 + 4; /* pieces of a plane; the 4 set the second plane in other banks */
+}
+
+TILE_FN uint32_t project_int8_bytes(uint32_t k) {
+    return project_plane(k) * 32 + k / 32 * 8;
+}
+
+TILE_FN uint32_t project_image_bytes(const struct project_input *in) {
+    return (in->wants_int8 ? project_int8_bytes(in->k) : 0) + (in->wants_f32 ? in->k * 4 : 0) + 16;
+}
+
+#ifndef __CUDACC__
+#include "backend/cuda/cuda.h"
+/* PROJECT on rows as they lie in the file. */
+cuda_record_fn record_project_rows;
+#endif
+
+#endif

@@ -1,0 +1,111 @@
+/* compare.c - the divergence ledger of explain --compare. */
+#include "cmd/compare.h"
+
+#include <jansson.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+#include "cmd/cmd.h"
+#include "engine/engine.h"
+
+/* How far two rows of results are apart. */
+struct divergence {
+    double largest; /* difference */
+    double rms;     /* of the first's values */
+};
+
+static void add_values(struct divergence *d, const float *a, const float *b, uint32_t n) {
+    double square = 0;
+    for (uint32_t i = 0; i < n; i++) {
+        double apart = fabs((double)a[i] - b[i]);
+        square += (double)a[i] * a[i];
+        d->largest = apart > d->largest || isnan(apart) ? apart : d->largest;
+    }
+    d->rms = fmax(d->rms, sqrt(square / n));
+}
+
+/* The rows of an operand that the step has. */
+static uint32_t rows_of(const struct sluice_engine *e, const struct op *op) {
+    const struct io_header *h = engine_io(e, 0);
+    bool is_head = (op->kind == OP_PROJECT && op->project.is_head) || op->kind == OP_PICK;
+    return is_head ? h->n_outputs : h->n_rows;
+}
+
+static int compare_operand(sluice_engine *one, sluice_engine *other, const struct op *op,
+                           const struct operand *o, struct divergence *d, struct err *err) {
+    uint32_t rows = rows_of(one, op), n = o->dims[0] * (o->n_dims > 2 ? o->dims[1] : 1);
+    uint64_t values = (uint64_t)o->stride * (o->n_dims > 2 ? o->dims[1] : 1) * rows;
+    float *a = malloc(values * sizeof *a), *b = malloc(values * sizeof *b);
+    uint64_t bytes = ((uint64_t)(rows - 1) * (values / rows) + n) * sizeof *a;
+    int status = a && b ? SLUICE_OK : err_memory(err, "results to compare");
+    if (!status)
+        status = one->kind->peek(one->backend, o->region, o->offset, bytes, a, err);
+    if (!status)
+        status = other->kind->peek(other->backend, o->region, o->offset, bytes, b, err);
+    for (uint32_t r = 0; !status && o->type == DT_F32 && r < rows; r++)
+        add_values(d, a + r * (values / rows), b + r * (values / rows), n);
+    if (!status)
+        status = other->kind->poke(other->backend, o->region, o->offset, bytes, a, err);
+    free(a);
+    free(b);
+    return status;
+}
+
+/* STATE is left to each: what an op kept there shows in its own results, a step later. */
+static int compare_op(sluice_engine *one, sluice_engine *other, uint32_t i, struct divergence *d,
+                      struct err *err) {
+    struct op *op = &one->plans[one->last_plan]->ops[i];
+    struct operand_ref refs[MAX_OPERANDS];
+    uint32_t n = op_operands(op, refs);
+    int status = one->kind->run_op(one->backend, one->last_plan, i, err);
+    if (!status)
+        status = other->kind->run_op(other->backend, other->last_plan, i, err);
+    for (uint32_t k = 0; !status && rows_of(one, op) && k < n; k++)
+        if (refs[k].is_written && refs[k].at->region == REGION_SCRATCH && op->kind != OP_PICK)
+            status = compare_operand(one, other, op, refs[k].at, d, err);
+    return status;
+}
+
+int compare_step(sluice_engine *one, sluice_engine *other, bool as_json) {
+    uint32_t rows = batch_begin(one), worst_op = 0;
+    double worst = 0;
+    json_t *list = json_array();
+    int status = SLUICE_OK;
+    CHECK(rows > 0 && batch_begin(other) == rows);
+    const struct plan *plan = one->plans[one->last_plan];
+    CHECK(other->plans[other->last_plan]->n_ops == plan->n_ops &&
+          other->plans[other->last_plan]->max_rows == plan->max_rows);
+    if (!as_json)
+        printf("%4s %-11s %5s %-9s %12s %12s %12s\n", "#", "op", "layer", "role", "largest", "rms",
+               "of the rms");
+    for (uint32_t i = 0; !status && i < plan->n_ops; i++) {
+        const struct op *op = &plan->ops[i];
+        struct divergence d = {0};
+        status = compare_op(one, other, i, &d, &one->err);
+        double share = d.rms > 0 ? d.largest / d.rms : 0;
+        if (share > worst || isnan(share)) {
+            worst = share;
+            worst_op = i;
+        }
+        if (!as_json && !status)
+            printf("%4u %-11s %5d %-9s %12.3e %12.3e %12.3e\n", i, op_name(op->kind), op->layer,
+                   op->role, d.largest, d.rms, share);
+        json_array_append_new(list, json_pack("{s:s, s:i, s:s, s:f, s:f}", "op", op_name(op->kind),
+                                              "layer", (int)op->layer, "role", op->role, "largest",
+                                              d.largest, "rms", d.rms));
+    }
+    if (!status && as_json) {
+        json_dumpf(list, stdout, JSON_INDENT(1));
+        putchar('\n');
+    } else if (!status) {
+        printf("\n%s against %s: the largest is op %u, %.3e of its rms\n", other->kind->name,
+               one->kind->name, worst_op, worst);
+    }
+    json_decref(list);
+    if (!status)
+        status = batch_end(one, &one->err);
+    if (!status)
+        status = batch_end(other, &one->err);
+    return status ? fail(&one->err) : 0;
+}

@@ -1,0 +1,12 @@
+/* compare.h - two backends side by side, op by op. */
+#ifndef CMD_COMPARE_H
+#define CMD_COMPARE_H
+
+#include "cmd/open.h"
+
+/* One step of each engine, whose sequences stand at the same point with as many rows waiting. After
+ * every op its results are compared, and the first engine's are given to the second: so each line
+ * is that op's own divergence. Prints the ledger; returns the exit status. */
+int compare_step(sluice_engine *one, sluice_engine *other, bool as_json);
+
+#endif

@@ -1,0 +1,40 @@
+/* devices.c - the verb devices: what there is to run models on. */
+#include <jansson.h>
+#include <stdio.h>
+
+#include "backend/backend.h"
+#include "cmd/cmd.h"
+#include "cmd/opts.h"
+
+int cmd_devices(int argc, char **argv) {
+    bool as_json = false;
+    struct opt opts[] = {{"--json", 0, OPT_FLAG, &as_json, NULL, "as a JSON array"}};
+    const struct usage usage = {
+        .verb = "devices",
+        .synopsis = "[--json]",
+        .about =
+            "Lists every backend's devices, the one that is used by itself first. --backend and\n"
+            "--device of the other verbs choose.",
+        .example = "sluice devices",
+        .opts = opts,
+        .n_opts = 1,
+    };
+    int exit = opts_parse(&usage, argc, argv, NULL);
+    if (exit != OPTS_GO_ON)
+        return exit;
+    json_t *list = json_array();
+    char line[256];
+    for (int k = 0; backend_at(k); k++)
+        for (int i = 0; backend_at(k)->device_line(i, line, sizeof line); i++) {
+            if (!as_json)
+                puts(line);
+            json_array_append_new(list, json_pack("{s:s, s:i, s:s}", "backend", backend_at(k)->name,
+                                                  "device", i, "about", line));
+        }
+    if (as_json) {
+        json_dumpf(list, stdout, JSON_INDENT(1));
+        putchar('\n');
+    }
+    json_decref(list);
+    return 0;
+}

@@ -1,0 +1,33 @@
+/* synth.h - models without a file: "synth:MODEL:TYPE" has the keys, tensors and sizes of a real
+ * model and random weights, for benchmarks.
+ *
+ * It looks like a GGUF file of which only the header is there. The matrices stand first, one behind
+ * the other: up to `made` bytes of the file there is nothing that could not be made anywhere by its
+ * offset (quant/random.h), so a device may make them itself. Vectors, whose values do matter, are
+ * behind them. */
+#ifndef MODEL_SYNTH_H
+#define MODEL_SYNTH_H
+
+#include "base/filemap.h"
+#include "file/gguf.h"
+
+struct synth {
+    struct gguf *file;
+    struct filemap map; /* the file's addresses; zero behind the header */
+    uint64_t made;
+    struct arena arena;
+    float *fills; /* for each tensor: the value of all its elements, NAN: random */
+};
+
+/* Whether a model's path means one of these. */
+bool synth_is(const char *path);
+
+/* Errors begin with the path, and name what there is. */
+int synth_open(struct synth **out, const char *path, struct err *err);
+void synth_close(struct synth *s); /* takes NULL */
+
+/* Writes the matrices, or the vectors, to where the file is to stand. */
+void synth_fill_matrices(const struct synth *s, uint8_t *file);
+void synth_fill_vectors(const struct synth *s, uint8_t *file);
+
+#endif
