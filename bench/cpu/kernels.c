@@ -93,7 +93,7 @@ static struct weights weights_make(const struct kernel *kernel, uint32_t k, uint
 }
 
 static struct activations acts_make(uint32_t n_rows, uint32_t k) {
-    float *x = malloc((size_t)n_rows * k * sizeof *x);
+    float *x = aligned_alloc(64, (size_t)n_rows * k * sizeof *x);
     struct act_group *groups = aligned_alloc(64, n_rows * act_group_stride(k) * sizeof *groups);
     for (size_t i = 0; i < (size_t)n_rows * k; i++)
         x[i] = (float)(int32_t)(random_bits() & 0xffff) / 32768.0f - 1.0f;

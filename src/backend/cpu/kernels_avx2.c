@@ -125,6 +125,21 @@ INLINE __m256 bf16_load(const uint8_t *p) {
     return _mm256_castsi256_ps(_mm256_slli_epi32(wide, 16));
 }
 
+/* Sixteen signed bytes as f32. */
+INLINE void widen_16(bytes16 q, __m256 *to) {
+    __m128i v = (__m128i)q;
+    to[0] = _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(v));
+    to[1] = _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_unpackhi_epi64(v, v)));
+}
+
+INLINE bytes16 look_up_16(const uint8_t *values, bytes16 nibbles) {
+    return (bytes16)_mm_shuffle_epi8(_mm_loadu_si128((const __m128i *)values), (__m128i)nibbles);
+}
+
+INLINE float half_to_f32(uint16_t half) {
+    return _mm_cvtss_f32(_mm_cvtph_ps(_mm_cvtsi32_si128(half)));
+}
+
 /* Halves are added to each other, then quarters. */
 INLINE float sum_lanes(__m256 v) {
     __m128 four = _mm_add_ps(_mm256_castps256_ps128(v), _mm256_extractf128_ps(v, 1));
@@ -133,6 +148,7 @@ INLINE float sum_lanes(__m256 v) {
 }
 
 #define LANES 8
+#define F32_ACTS 2
 #define V_ZERO() _mm256_setzero_ps()
 #define V_LOAD(p) _mm256_loadu_ps(p)
 #define V_STORE(p, v) _mm256_storeu_ps(p, v)

@@ -261,6 +261,19 @@ INLINE __m512 bf16_load(const uint8_t *p) {
     return _mm512_castsi512_ps(_mm512_slli_epi32(wide, 16));
 }
 
+/* Sixteen signed bytes as f32. */
+INLINE void widen_16(bytes16 q, __m512 *to) {
+    to[0] = _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32((__m128i)q));
+}
+
+INLINE bytes16 look_up_16(const uint8_t *values, bytes16 nibbles) {
+    return (bytes16)_mm_shuffle_epi8(_mm_loadu_si128((const __m128i *)values), (__m128i)nibbles);
+}
+
+INLINE float half_to_f32(uint16_t half) {
+    return _mm_cvtss_f32(_mm_cvtph_ps(_mm_cvtsi32_si128(half)));
+}
+
 /* Halves, quarters and so on are added to each other: fixed, unlike _mm512_reduce_add_ps. */
 INLINE float sum_lanes(__m512 v) {
     __m256 eight = _mm256_add_ps(_mm512_castps512_ps256(v), _mm512_extractf32x8_ps(v, 1));
@@ -270,6 +283,7 @@ INLINE float sum_lanes(__m512 v) {
 }
 
 #define LANES 16
+#define F32_ACTS 4
 #define V_ZERO() _mm512_setzero_ps()
 #define V_LOAD(p) _mm512_loadu_ps(p)
 #define V_STORE(p, v) _mm512_storeu_ps(p, v)

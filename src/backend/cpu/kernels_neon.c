@@ -510,8 +510,28 @@ INLINE float32x4_t bf16_load(const uint8_t *p) {
     return vreinterpretq_f32_u32(vshll_n_u16(vreinterpret_u16_u8(vld1_u8(p)), 16));
 }
 
+/* Sixteen signed bytes as f32. */
+INLINE void widen_16(bytes16 q, float32x4_t *to) {
+    int8x16_t v = vreinterpretq_s8_u8((uint8x16_t)q);
+    int16x8_t half[2] = {vmovl_s8(vget_low_s8(v)), vmovl_high_s8(v)};
+    UNROLL for (int i = 0; i < 2; i++) {
+        to[2 * i] = vcvtq_f32_s32(vmovl_s16(vget_low_s16(half[i])));
+        to[2 * i + 1] = vcvtq_f32_s32(vmovl_high_s16(half[i]));
+    }
+}
+
+INLINE bytes16 look_up_16(const uint8_t *values, bytes16 nibbles) {
+    return (bytes16)vqtbl1q_u8(vld1q_u8(values), (uint8x16_t)nibbles);
+}
+
+INLINE float half_to_f32(uint16_t half) {
+    return vgetq_lane_f32(vcvt_f32_f16(vreinterpret_f16_u16(vdup_n_u16(half))), 0);
+}
+
 #define VEC float32x4_t
 #define LANES 4
+#define F32_ACTS 4
+#define V_SET(x) vdupq_n_f32(x)
 #define V_ZERO() vdupq_n_f32(0)
 #define V_LOAD(p) vld1q_f32(p)
 #define V_STORE(p, v) vst1q_f32(p, v)

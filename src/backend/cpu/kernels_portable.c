@@ -268,8 +268,23 @@ static inline vec bf16_load(const uint8_t *p) {
     return (vec){bf16_to_f32(b[0]), bf16_to_f32(b[1]), bf16_to_f32(b[2]), bf16_to_f32(b[3])};
 }
 
+/* Sixteen signed bytes as f32. */
+static inline void widen_16(bytes16 q, vec *to) {
+    for (int i = 0; i < 16; i++)
+        to[i / 4][i % 4] = (float)(int8_t)q[i];
+}
+
+static inline bytes16 look_up_16(const uint8_t *values, bytes16 nibbles) {
+    for (int i = 0; i < 16; i++)
+        nibbles[i] = values[nibbles[i]];
+    return nibbles;
+}
+
+#define half_to_f32 f16_to_f32
 #define VEC vec
 #define LANES 4
+#define F32_ACTS 2
+#define V_SET(x) ((vec){(x), (x), (x), (x)})
 #define TARGET
 #define V_ZERO() ((vec){0})
 #define V_LOAD(p) vec_load(p)

@@ -30,6 +30,10 @@
 #define UNROLL _Pragma("GCC unroll 16")
 #endif
 
+/* Sixteen bytes as both compilers know them, and the same bits as 16-bit numbers. */
+typedef uint8_t bytes16 __attribute__((vector_size(16)));
+typedef uint16_t words8 __attribute__((vector_size(16)));
+
 /* Groups from one activation row to the next. */
 static inline size_t stride_of(const struct activations *acts) {
     return acts->group_stride ? acts->group_stride : acts->k / 32;
