@@ -172,8 +172,8 @@ void sluice_engine_memory(const sluice_engine *engine, struct sluice_memory *out
 struct sluice_counters {
     uint64_t steps, rows;
     uint64_t submissions, waits;
-    uint64_t host_copies, host_copy_bytes; /* of state, between steps */
-    uint64_t allocations;                  /* of the backend */
+    uint64_t host_copies, host_copy_bytes; /* of state, to and from the host, between steps */
+    uint64_t allocations;                  /* blocks of memory the backend made, all in open */
     uint64_t snapshots_taken, snapshots_used;
 };
 void sluice_engine_counters(const sluice_engine *engine, struct sluice_counters *out);

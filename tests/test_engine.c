@@ -414,6 +414,35 @@ TEST(engine_allocates_nothing_after_open) {
 }
 #endif
 
+/* All blocks are made in open; what goes to and from the host is counted, and a step adds none but
+ * the page table's rows. */
+TEST(engine_counts_allocations_and_host_copies) {
+    struct rig r;
+    struct sluice_counters opened, ran, saved;
+    struct sluice_engine_options o = options_for(200, 2);
+    const char *file = test_temporary("seq");
+    int32_t tokens[8];
+    if (!rig_open(&r, "reference/qwen35-dense-a/model-f32.gguf", &o))
+        return;
+    sluice_engine_counters(r.engine, &opened);
+    EXPECT(opened.allocations > 0);
+    sluice_seq *seq = open_seq(&r, 3, 20);
+    generate(seq, tokens, 2);
+    sluice_engine_counters(r.engine, &ran);
+    EXPECT_INT(ran.allocations, opened.allocations);
+    EXPECT(ran.host_copies > opened.host_copies); /* the slot is cleared */
+    generate(seq, tokens, 8);                     /* no page is begun */
+    sluice_engine_counters(r.engine, &saved);
+    EXPECT_INT(saved.host_copies, ran.host_copies);
+    EXPECT_INT(sluice_seq_save(seq, file), SLUICE_OK);
+    sluice_engine_counters(r.engine, &saved);
+    EXPECT(saved.host_copies > ran.host_copies);
+    EXPECT(saved.host_copy_bytes - ran.host_copy_bytes >= r.engine->state.layout.slot_bytes);
+    EXPECT_INT(saved.allocations, opened.allocations);
+    unlink(file);
+    rig_close(&r);
+}
+
 static uint64_t hash_bytes(uint64_t h, const void *bytes, size_t n) {
     for (const uint8_t *p = bytes; n > 0; n--, p++)
         h = (h ^ *p) * 0x100000001B3u;

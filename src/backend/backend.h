@@ -25,7 +25,8 @@ struct backend_memory {
     uint64_t driver; /* what the device's driver takes for itself, where that is known */
 };
 
-/* Everything a backend did since it was opened. */
+/* Everything a backend did since it was opened. Host copies are read_state and write_state, of the
+ * CPU too; allocations are the blocks that load makes. A step adds to neither. */
 struct backend_counters {
     uint64_t submissions, waits, host_copies, allocations;
     uint64_t host_copy_bytes;

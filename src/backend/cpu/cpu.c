@@ -287,13 +287,15 @@ static int cpu_predict(struct backend *b, struct plan *const *plans, uint32_t n_
 /* ---- loading ----------------------------------------------------------------------------------
  */
 
-static int map_block(void *out, uint64_t bytes, const char *what, struct err *err) {
+static int map_block(struct backend *b, void *out, uint64_t bytes, const char *what,
+                     struct err *err) {
     void *p = bytes ? mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0)
                     : NULL;
     if (p == MAP_FAILED)
         return err_set(err, SLUICE_ERR_MEMORY, "out of memory for %llu bytes of %s",
                        (unsigned long long)bytes, what);
     memcpy(out, &p, sizeof p);
+    b->counters.allocations += p != NULL;
     return SLUICE_OK;
 }
 
@@ -304,11 +306,11 @@ static int make_blocks(struct backend *b, const struct backend_memory *m, struct
     b->work_bytes = m->workspace;
     b->packed_bytes = m->packed;
     int status;
-    if ((status = map_block(&b->region[REGION_STATE], m->state, "state", err)) ||
-        (status = map_block(&b->region[REGION_SCRATCH], m->scratch, "scratch", err)) ||
-        (status = map_block(&b->region[REGION_IO], m->io, "io", err)) ||
-        (status = map_block(&b->work_block, m->workspace, "workspace", err)) ||
-        (status = map_block(&b->packed_block, m->packed, "packed weights", err)))
+    if ((status = map_block(b, &b->region[REGION_STATE], m->state, "state", err)) ||
+        (status = map_block(b, &b->region[REGION_SCRATCH], m->scratch, "scratch", err)) ||
+        (status = map_block(b, &b->region[REGION_IO], m->io, "io", err)) ||
+        (status = map_block(b, &b->work_block, m->workspace, "workspace", err)) ||
+        (status = map_block(b, &b->packed_block, m->packed, "packed weights", err)))
         return status;
     b->rooms = calloc((size_t)b->threads, sizeof *b->rooms);
     return b->rooms ? SLUICE_OK : err_memory(err, "the threads' room");
@@ -528,10 +530,16 @@ static uint8_t *state_at(struct backend *b, uint64_t offset, uint64_t bytes) {
     return b->region[REGION_STATE] + offset;
 }
 
+static void count_copy(struct backend *b, uint64_t bytes) {
+    b->counters.host_copies++;
+    b->counters.host_copy_bytes += bytes;
+}
+
 static int cpu_read_state(struct backend *b, uint64_t offset, uint64_t bytes, void *to,
                           struct err *err) {
     (void)err;
     memcpy(to, state_at(b, offset, bytes), bytes);
+    count_copy(b, bytes);
     return SLUICE_OK;
 }
 
@@ -539,6 +547,7 @@ static int cpu_write_state(struct backend *b, uint64_t offset, uint64_t bytes, c
                            struct err *err) {
     (void)err;
     memcpy(state_at(b, offset, bytes), from, bytes);
+    count_copy(b, bytes);
     return SLUICE_OK;
 }
 
