@@ -82,7 +82,6 @@ static void begin_messages(struct talk *t) {
  */
 
 static int render(const struct talk *t, struct ids *ids, struct err *err) {
-    struct text_buffer text = {0};
     const struct chat_request request = {
         .messages = t->messages,
         .with_generation_prompt = true,
@@ -90,12 +89,7 @@ static int render(const struct talk *t, struct ids *ids, struct err *err) {
                     : strcmp(t->think, "on") == 0 ? THINK_ON
                                                   : THINK_OFF,
     };
-    int status = chat_render(t->chat, &request, &text, err);
-    if (!status)
-        status = tokenizer_encode(t->model->tokenizer, (struct str){text.at, text.len},
-                                  ENCODE_SPECIAL, ids, err);
-    text_buffer_free(&text);
-    return status;
+    return chat_encode(t->chat, t->model->tokenizer, &request, ids, err);
 }
 
 /* Makes the sequence hold exactly these tokens, keeping what it has of them already. The last one

@@ -90,13 +90,12 @@ static int set_text(json_t *variables, const char *name, struct str text) {
     return json_object_set_new(variables, name, json_stringn(text.at, text.len));
 }
 
-static json_t *make_variables(const struct chat *chat, const struct chat_request *request) {
+static json_t *make_variables(const struct chat_request *request) {
     json_t *v = json_object();
     int bad = !v || set(v, "messages", request->messages) || set(v, "tools", request->tools) ||
               set(v, "documents", NULL) ||
               json_object_set_new(v, "add_generation_prompt",
-                                  json_boolean(request->with_generation_prompt)) ||
-              set_text(v, "bos_token", chat->bos) || set_text(v, "eos_token", chat->eos);
+                                  json_boolean(request->with_generation_prompt));
     if (!bad && request->thinking != THINK_AS_MODEL)
         bad =
             json_object_set_new(v, "enable_thinking", json_boolean(request->thinking == THINK_ON));
@@ -108,16 +107,48 @@ static json_t *make_variables(const struct chat *chat, const struct chat_request
     return NULL;
 }
 
-int chat_render(const struct chat *chat, const struct chat_request *request,
-                struct text_buffer *out, struct err *err) {
+/* The tokens' texts, which a template may write; what the caller says of them wins. */
+static json_t *make_own(const struct chat *chat, const struct chat_request *request) {
+    json_t *v = json_object();
+    int bad =
+        !v ||
+        (!json_object_get(request->extra, "bos_token") && set_text(v, "bos_token", chat->bos)) ||
+        (!json_object_get(request->extra, "eos_token") && set_text(v, "eos_token", chat->eos));
+    if (!bad)
+        return v;
+    json_decref(v);
+    return NULL;
+}
+
+/* origins may be NULL. */
+static int render(const struct chat *chat, const struct chat_request *request,
+                  struct text_buffer *out, struct text_buffer *origins, struct err *err) {
     int code = check_messages(request->messages, err);
     if (code)
         return code;
-    json_t *variables = make_variables(chat, request);
-    if (!variables)
-        return err_memory(err, "the conversation");
-    struct jinja_options options = {.now = request->now};
-    code = jinja_render(chat->jinja, variables, &options, out, err);
+    json_t *variables = make_variables(request), *own = make_own(chat, request);
+    struct jinja_options options = {
+        .now = request->now, .origins = origins, .own = own, .own_key = "role"};
+    code = variables && own ? jinja_render(chat->jinja, variables, &options, out, err)
+                            : err_memory(err, "the conversation");
     json_decref(variables);
+    json_decref(own);
+    return code;
+}
+
+int chat_render(const struct chat *chat, const struct chat_request *request,
+                struct text_buffer *out, struct err *err) {
+    return render(chat, request, out, NULL, err);
+}
+
+int chat_encode(const struct chat *chat, const struct tokenizer *t,
+                const struct chat_request *request, struct ids *out, struct err *err) {
+    struct text_buffer text = {0}, origins = {0};
+    int code = render(chat, request, &text, &origins, err);
+    if (!code)
+        code = tokenizer_encode_own(t, (struct str){text.at, text.len},
+                                    origins.at ? origins.at : "", ENCODE_SPECIAL, out, err);
+    text_buffer_free(&text);
+    text_buffer_free(&origins);
     return code;
 }

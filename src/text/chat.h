@@ -1,8 +1,10 @@
 /* chat.h - a conversation as the text that a model was trained on.
  *
- * In: messages (and tools) as JSON, in the shape of the OpenAI API.  Out: the prompt's text, to be
- * encoded with ENCODE_SPECIAL and without BOS: a template writes what begins a text itself.
- * A model without a template speaks ChatML where its vocabulary has <|im_start|>. */
+ * In: messages (and tools) as JSON, in the shape of the OpenAI API.  Out: the prompt's text and
+ * its tokens, without BOS: a template writes what begins a text itself.
+ * (1) Only what the template itself wrote, the texts of BOS and EOS and the roles can become
+ * control tokens: a message that says <|im_end|> says so in letters. A model without a template
+ * speaks ChatML where its vocabulary has <|im_start|>. */
 #ifndef TEXT_CHAT_H
 #define TEXT_CHAT_H
 
@@ -44,5 +46,9 @@ struct chat_request {
  * gives SLUICE_ERR_ARGUMENT with the template's own words. */
 int chat_render(const struct chat *chat, const struct chat_request *request,
                 struct text_buffer *out, struct err *err);
+
+/* Appends the tokens of that text. */
+int chat_encode(const struct chat *chat, const struct tokenizer *t,
+                const struct chat_request *request, struct ids *out, struct err *err);
 
 #endif

@@ -28,7 +28,11 @@ int jinja_compile(struct jinja **out, struct str source, struct err *err) {
     jinja->arena.limit = MAX_TREE;
     struct token *tokens;
     size_t count;
-    int code = jinja_lex(source, &jinja->arena, &tokens, &count, err);
+    jinja->text_capacity = source.len * 5 + 1; /* see unquote */
+    jinja->text_len = source.len;
+    jinja->text = arena_alloc(&jinja->arena, jinja->text_capacity);
+    int code = jinja->text ? jinja_lex(source, jinja->text, &jinja->arena, &tokens, &count, err)
+                           : err_memory(err, "the chat template");
     if (!code)
         code = jinja_parse(jinja, tokens, count, err);
     if (code) {
@@ -47,7 +51,8 @@ void jinja_close(struct jinja *jinja) {
 }
 
 /* Binds the variables that the template names. */
-static bool bind_variables(struct run *run, const json_t *variables) {
+static bool bind_variables(struct run *run, const json_t *variables, bool is_own) {
+    run->is_own = is_own;
     const char *name;
     size_t len;
     json_t *child;
@@ -75,12 +80,18 @@ int jinja_render(const struct jinja *jinja, const json_t *variables,
     struct jinja_options o = options ? *options : (struct jinja_options){0};
     struct run run = {.jinja = jinja, .err = err ? err : &local, .out = out, .line = 1};
     size_t start = out->len;
+    run.is_tracked = o.origins != NULL;
+    run.own_key = str_of(o.own_key ? o.own_key : "");
     run.arena.limit = o.max_memory ? o.max_memory : MAX_MEMORY;
     run.units_left = (o.max_steps ? o.max_steps : MAX_STEPS) * JINJA_STEP;
     run.max_output = start + (o.max_output ? o.max_output : MAX_OUTPUT);
     set_now(&run, options);
-    bool ok = (run.scope = jinja_scope(&run, NULL)) && bind_variables(&run, variables) &&
+    bool ok = (run.scope = jinja_scope(&run, NULL)) && bind_variables(&run, variables, false) &&
+              (!o.own || bind_variables(&run, o.own, true)) &&
               jinja_exec(&run, jinja->root) == FLOW_ON;
+    if (ok && run.is_tracked)
+        ok = jinja_origins_give(&run, start, o.origins);
+    free(run.origins);
     arena_free(&run.arena);
     if (ok)
         return SLUICE_OK;

@@ -25,7 +25,16 @@ struct jinja_options {
     uint64_t max_steps;   /* evaluations, and bytes handled in larger units */
     size_t max_output;    /* bytes */
     size_t max_memory;    /* bytes of values */
+
+    /* Who wrote what, for those who encode the text: one byte is appended for every byte of the
+     * output, ORIGIN_OWN where the template wrote it itself, ORIGIN_VALUE where it came from the
+     * variables or was computed. NULL: not asked. */
+    struct text_buffer *origins;
+    const json_t *own;   /* more variables, an object or NULL, that count as the template's words */
+    const char *own_key; /* in any object: a value of letters, digits, _ and - counts, too */
 };
+
+enum jinja_origin { ORIGIN_VALUE, ORIGIN_OWN };
 
 /* The source is copied. Statements that reach outside the template (include, import, extends,
  * block) give SLUICE_ERR_UNSUPPORTED, other mistakes SLUICE_ERR_FORMAT. */

@@ -131,6 +131,8 @@ struct node {
 /* A compiled template. */
 struct jinja {
     struct arena arena;
+    char *text; /* the source, and behind it the strings of its literals: what the template wrote */
+    size_t text_len, text_capacity;
     struct node *root;   /* NODE_WITH: a scope with the statements */
     struct strmap names; /* every name of the source to its number */
 };
@@ -138,8 +140,9 @@ struct jinja {
 /* The names that the evaluator binds by itself. Numbers of other names follow. */
 enum { NAME_LOOP, NAME_CALLER, NAME_VARARGS, NAME_KWARGS, NAME_FIXED_COUNT };
 
-/* Cuts a source (valid UTF-8) into tokens, the last of which is TK_END. */
-int jinja_lex(struct str source, struct arena *arena, struct token **out, size_t *count,
+/* Cuts a source (valid UTF-8) into tokens, the last of which is TK_END. They point into `copy`,
+ * which has room for the source. */
+int jinja_lex(struct str source, char *copy, struct arena *arena, struct token **out, size_t *count,
               struct err *err);
 
 /* Parses into jinja->root and jinja->names. */

@@ -358,24 +358,21 @@ static bool lex_piece(struct lexer *x) {
 }
 
 /* Newlines of every kind become \n, and one at the end goes. */
-static bool normalize(struct lexer *x, struct str source) {
-    char *copy = arena_alloc(x->arena, source.len + 1);
+static void normalize(struct lexer *x, struct str source, char *copy) {
     size_t n = 0;
-    if (!copy)
-        return err_memory(x->err, "the chat template"), false;
     for (size_t i = 0; i < source.len; i++) {
         copy[n++] = source.at[i] == '\r' ? '\n' : source.at[i];
         if (source.at[i] == '\r' && i + 1 < source.len && source.at[i + 1] == '\n')
             i++;
     }
     x->source = (struct str){copy, n > 0 && copy[n - 1] == '\n' ? n - 1 : n};
-    return true;
 }
 
-int jinja_lex(struct str source, struct arena *arena, struct token **out, size_t *count,
+int jinja_lex(struct str source, char *copy, struct arena *arena, struct token **out, size_t *count,
               struct err *err) {
     struct lexer x = {.line = 1, .is_line_starting = true, .arena = arena, .err = err};
-    bool ok = normalize(&x, source);
+    bool ok = true;
+    normalize(&x, source, copy);
     while (ok && x.at < x.source.len)
         ok = lex_piece(&x);
     if (!ok || !emit(&x, TK_END, x.source.len, x.source.len))

@@ -76,48 +76,40 @@ static size_t unquote_escape(struct str s, char *out, size_t *n) {
     return 1;
 }
 
-static bool unquote(const struct token *token, struct arena *arena, struct str *out,
-                    struct err *err) {
+/* Appends the string to the template's texts, which have room: an odd escape takes 10 bytes for 3,
+ * and they hold four for each of the source. */
+static bool unquote(const struct token *token, struct jinja *jinja, struct err *err) {
     struct str s = {token->text.at + 1, token->text.len - 2};
-    char *at = arena_array(arena, s.len, 4); /* an odd escape can take 10 bytes for 3 */
-    size_t n = 0;
-    if (!at)
+    size_t *n = &jinja->text_len;
+    if (s.len > (jinja->text_capacity - *n) / 4)
         return err_memory(err, "the chat template"), false;
     while (s.len > 0) {
         size_t used = 1;
         if (s.at[0] != '\\')
-            at[n++] = s.at[0];
-        else if ((used = unquote_escape(str_skip(s, 1), at, &n)) == 0)
+            jinja->text[(*n)++] = s.at[0];
+        else if ((used = unquote_escape(str_skip(s, 1), jinja->text, n)) == 0)
             return jinja_error(err, SLUICE_ERR_FORMAT, token->line, "a bad escape in a string"),
                    false;
         else
             used++;
         s = str_skip(s, used);
     }
-    *out = (struct str){at, n};
     return true;
 }
 
 /* Strings that stand side by side are one. */
 struct node *parse_string(struct parser *p) {
     struct node *n = parse_node(p, NODE_CONST, parse_token(p)->line);
-    struct str text = {"", 0}, more;
+    size_t begin = p->jinja->text_len;
     if (!n)
         return NULL;
-    for (bool is_first = true; parse_token(p)->kind == TK_STRING; is_first = false) {
-        if (!unquote(parse_next(p), &p->jinja->arena, &more, p->err)) {
+    while (parse_token(p)->kind == TK_STRING) {
+        if (!unquote(parse_next(p), p->jinja, p->err)) {
             p->code = p->err ? p->err->code : SLUICE_ERR_FORMAT;
             return NULL;
         }
-        char *both = is_first ? NULL : arena_alloc(&p->jinja->arena, text.len + more.len);
-        if (!is_first && !both)
-            return parse_no_memory(p), NULL;
-        if (both) {
-            memcpy(both, text.at, text.len);
-            memcpy(both + text.len, more.at, more.len);
-        }
-        text = both ? (struct str){both, text.len + more.len} : more;
     }
+    struct str text = {p->jinja->text + begin, p->jinja->text_len - begin};
     return set_string(p, n, text) ? n : NULL;
 }
 

@@ -21,6 +21,8 @@ bool jinja_put(struct run *run, struct str text) {
         b->at = at;
         b->capacity = capacity;
     }
+    if (run->is_tracked && !jinja_origins_put(run, text))
+        return false;
     if (text.len)
         memcpy(b->at + b->len, text.at, text.len);
     b->len += text.len;

@@ -233,6 +233,7 @@ bool jinja_change_case(struct run *run, struct str text, enum text_case to, stru
             return false;
         in_word = to == CASE_WORDS ? !is_word_break(c) : is_cased(c);
     }
+    jinja_origins_follow(run, mark, text);
     return jinja_take(run, mark, out);
 }
 

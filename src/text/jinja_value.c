@@ -85,7 +85,8 @@ bool jinja_string(struct run *run, struct str text, struct value *out) {
 }
 
 bool jinja_string_copy(struct run *run, struct str text, struct value *out) {
-    char *copy = arena_strdup(&run->arena, text);
+    const char *copy =
+        run->is_tracked ? jinja_origins_keep(run, text) : arena_strdup(&run->arena, text);
     if (!copy)
         return jinja_no_memory(run);
     return jinja_string(run, (struct str){copy, text.len}, out);
@@ -184,6 +185,19 @@ static bool from_json_array(struct run *run, const json_t *json, struct value *o
     return true;
 }
 
+/* The value of the key whose words are the template's: "role" ... */
+static bool is_own_word(const struct run *run, struct str key, const json_t *value) {
+    if (!run->is_tracked || !json_is_string(value) || !str_equal(key, run->own_key))
+        return false;
+    struct str text = {json_string_value(value), json_string_length(value)};
+    for (size_t i = 0; i < text.len; i++) {
+        char c = text.at[i], low = (char)(c | 32);
+        if (!((low >= 'a' && low <= 'z') || (c >= '0' && c <= '9') || c == '_' || c == '-'))
+            return false;
+    }
+    return true;
+}
+
 static bool from_json_object(struct run *run, const json_t *json, struct value *out) {
     if (!jinja_dict(run, VALUE_DICT, out))
         return false;
@@ -192,8 +206,12 @@ static bool from_json_object(struct run *run, const json_t *json, struct value *
     json_t *child;
     json_object_keylen_foreach((json_t *)json, name, len, child) {
         struct value key, value;
-        if (!jinja_string(run, (struct str){name, len}, &key) ||
-            !jinja_from_json(run, child, &value) || !dict_append(run, out->dict, key, value))
+        bool was_own = run->is_own;
+        run->is_own |= is_own_word(run, (struct str){name, len}, child);
+        bool ok =
+            jinja_string(run, (struct str){name, len}, &key) && jinja_from_json(run, child, &value);
+        run->is_own = was_own;
+        if (!ok || !dict_append(run, out->dict, key, value))
             return false;
     }
     return true;
@@ -213,7 +231,7 @@ bool jinja_from_json(struct run *run, const json_t *json, struct value *out) {
         break;
     case JSON_STRING:
         text = (struct str){json_string_value(json), json_string_length(json)};
-        ok = jinja_string(run, text, out);
+        ok = run->is_own ? jinja_string_own(run, text, out) : jinja_string(run, text, out);
         break;
     case JSON_INTEGER:
         *out = value_int(json_integer_value(json));

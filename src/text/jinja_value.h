@@ -109,6 +109,14 @@ struct run {
     uint32_t line; /* of what is evaluated, for errors */
     struct scope *scope;
     struct tm now;
+
+    /* ---- who wrote what: jinja_origin.c ---- */
+    bool is_tracked;
+    bool is_own;        /* what jinja_from_json takes is the template's own */
+    struct str own_key; /* see jinja_options */
+    char *origins;      /* one for each byte of out */
+    size_t n_origins;   /* room in it */
+    struct kept *kept;  /* strings that have origins of their own */
 };
 
 /* Sets the error with the current line; returns false. */
@@ -143,6 +151,8 @@ bool jinja_undefined(struct run *run, struct value *out, const char *format, ...
     __attribute__((format(printf, 3, 4)));
 bool jinja_string(struct run *run, struct str text, struct value *out); /* the bytes are borrowed */
 bool jinja_string_copy(struct run *run, struct str text, struct value *out);
+/* A copy that counts as the template's own. */
+bool jinja_string_own(struct run *run, struct str text, struct value *out);
 /* A sequence with room for `count` items, none of them set. */
 bool jinja_seq(struct run *run, enum seq_kind kind, size_t count, struct value *out);
 /* Appends to a list that is still being made. */
@@ -187,6 +197,18 @@ bool jinja_put_escaped(struct run *run, struct str text); /* for HTML */
 /* What was put since `mark` (an earlier run->out->len) as a string, taken off again. */
 bool jinja_take(struct run *run, size_t mark, struct value *out);
 bool jinja_to_string(struct run *run, struct value v, struct value *out); /* str() */
+
+/* ---- who wrote what ---- */
+
+/* All these do nothing where it is not asked. */
+/* The origins of a text that is put at the end of out, which has room for it. */
+bool jinja_origins_put(struct run *run, struct str text);
+/* What was put since `mark` counts as the template's own when the text does that it was made of. */
+void jinja_origins_follow(struct run *run, size_t mark, struct str text);
+/* Appends the origins of what was put since `start`. */
+bool jinja_origins_give(struct run *run, size_t start, struct text_buffer *to);
+/* A copy of a text that lies in out or anywhere, with its origins. NULL: no memory. */
+const char *jinja_origins_keep(struct run *run, struct str text);
 
 struct json_style {
     bool is_ascii, is_sorted, has_indent;

@@ -78,12 +78,14 @@ void special_free(struct special *s) {
 static int32_t match_at(const struct special_scan *scan, size_t at, size_t *end) {
     int32_t found = -1;
     uint32_t node = 0;
+    bool with_control = scan->with_control;
     for (size_t i = at; i < scan->text.len; i++) {
+        with_control = with_control && (!scan->own || scan->own[i]);
         node = child_of(scan->special, node, (unsigned char)scan->text.at[i]);
         if (node == 0)
             break;
         int32_t id = scan->special->nodes[node].id;
-        if (id >= 0 && (scan->with_control || scan->vocab->tokens[id].type == TOKEN_USER)) {
+        if (id >= 0 && (with_control || scan->vocab->tokens[id].type == TOKEN_USER)) {
             found = id;
             *end = i + 1;
         }

@@ -28,6 +28,7 @@ struct special_scan {
     const struct vocab *vocab;
     bool with_control; /* control and unknown tokens count too, not only user-defined ones */
     struct str text;   /* valid UTF-8 */
+    const char *own;   /* control tokens only of bytes where this is not 0; NULL: anywhere */
     size_t at;         /* what lies before is done */
 };
 

@@ -194,6 +194,8 @@ int tokenizer_finish(struct tokenizer *t, const struct merge_text *merges, size_
 struct encoding {
     const struct tokenizer *t;
     unsigned flags;
+    const char *own; /* see tokenizer_encode_own; of `text` */
+    struct str text;
     struct ids *out;
     struct arena arena; /* cleaned and normalized text */
     struct bpe_scratch scratch;
@@ -205,6 +207,15 @@ static int encode_words(struct encoding *e, struct str text, struct err *err) {
     if (e->t->pre)
         return bpe_encode(&e->t->bpe, e->t->pre, &e->scratch, text, e->out, err);
     return spm_encode(&e->t->spm, &e->scratch.merger, text, e->out, err);
+}
+
+/* Sets who wrote a part of the text; of one that was changed nobody knows. */
+static void set_authors(const struct encoding *e, struct special_scan *scan) {
+    size_t at = (uintptr_t)scan->text.at - (uintptr_t)e->text.at;
+    if (!e->own)
+        return;
+    scan->own = at <= e->text.len ? e->own + at : NULL;
+    scan->with_control = scan->with_control && scan->own;
 }
 
 /* Text between the special tokens of one trie, through `next`; the tokens themselves. */
@@ -220,6 +231,7 @@ static int encode_around(struct encoding *e, const struct special *special, stru
     struct str plain;
     int32_t id;
     int status = SLUICE_OK;
+    set_authors(e, &scan);
     while (status == SLUICE_OK && special_next(&scan, &plain, &id)) {
         status = next(e, plain, err);
         if (status == SLUICE_OK && id >= 0)
@@ -237,10 +249,15 @@ static int encode_normalized(struct encoding *e, struct str text, struct err *er
 
 int tokenizer_encode(const struct tokenizer *t, struct str text, unsigned flags, struct ids *out,
                      struct err *err) {
-    struct encoding e = {.t = t, .flags = flags, .out = out};
+    return tokenizer_encode_own(t, text, NULL, flags, out, err);
+}
+
+int tokenizer_encode_own(const struct tokenizer *t, struct str text, const char *own,
+                         unsigned flags, struct ids *out, struct err *err) {
     int status = SLUICE_OK;
     if (text.len == 0)
         text = STR("");
+    struct encoding e = {.t = t, .flags = flags, .own = own, .text = text, .out = out};
     bpe_scratch_init(&e.scratch, t->pre ? text.len : 0);
     if (flags & ENCODE_BOS && t->adds_bos && t->bos >= 0)
         status = ids_push(out, t->bos, err);

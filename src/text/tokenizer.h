@@ -55,6 +55,11 @@ enum encode_flags {
 int tokenizer_encode(const struct tokenizer *t, struct str text, unsigned flags, struct ids *out,
                      struct err *err);
 
+/* The same of a text that has several authors: a control token only where own[i] is not 0 for every
+ * byte of it. The text must be valid UTF-8, or none is found. NULL: as tokenizer_encode. */
+int tokenizer_encode_own(const struct tokenizer *t, struct str text, const char *own,
+                         unsigned flags, struct ids *out, struct err *err);
+
 /* Overrides what the file said. Not while others use t. */
 void tokenizer_set_nfc(struct tokenizer *t, bool on);
 

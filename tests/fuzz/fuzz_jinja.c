@@ -22,8 +22,13 @@ int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t size) {
     static json_t *standard;
     const struct json_limits limits = {.max_depth = 64, .max_values = 4096};
     const struct tm now = {.tm_year = 124, .tm_mon = 6, .tm_mday = 4, .tm_wday = 4, .tm_yday = 185};
-    const struct jinja_options options = {
-        .now = &now, .max_steps = 100000, .max_output = 1 << 20, .max_memory = 32 << 20};
+    struct text_buffer origins = {0};
+    const struct jinja_options options = {.now = &now,
+                                          .max_steps = 100000,
+                                          .max_output = 1 << 20,
+                                          .max_memory = 32 << 20,
+                                          .origins = size % 2 ? &origins : NULL,
+                                          .own_key = "role"};
     struct str source = {(const char *)bytes, size};
     const char *zero = size ? memchr(bytes, 0, size) : NULL;
     struct err err = {0};
@@ -45,8 +50,10 @@ int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t size) {
         CHECK(err.code < 0 && out.len == 0 && strncmp(err.text, "chat template, line ", 20) == 0);
     } else {
         CHECK(utf8_valid((struct str){out.at ? out.at : "", out.len}));
+        CHECK(origins.len == (options.origins ? out.len : 0));
     }
     free(out.at);
+    free(origins.at);
     jinja_close(jinja);
     json_decref(variables);
     return 0;

@@ -1,0 +1,125 @@
+/* jinja_origin.c - who wrote what: the template itself, or the values it was given.
+ *
+ * A conversation's words must not become control tokens, the template's own must. Both are mixed in
+ * the output, and templates cut, join and compare texts on the way. So every byte of a text has an
+ * origin, found by where it lies: strings are never changed and never copied but by jinja_put and
+ * jinja_string_copy, and a part of a string points into the whole.
+ * (1) The template's source and literals lie in jinja->text: its own.
+ * (2) What was taken off the output lies in `kept`, with the origins it had there beside it.
+ * (3) Anything else (the caller's JSON, numbers, what is made character by character) is a value.
+ * A mistake here can only make a text plain that was not, never the other way round. */
+#include <stdlib.h>
+
+#include "text/jinja.h"
+#include "text/jinja_ast.h"
+
+/* A block of strings and their origins. Each is twice as large as the one before: they are few. */
+struct kept {
+    struct kept *next;
+    size_t used, capacity;
+    char *text, *origins;
+};
+
+enum { KEPT_FIRST = 1024 };
+
+static const struct kept *find_kept(const struct run *run, const char *at) {
+    const struct kept *k = run->kept;
+    while (k && (uintptr_t)at - (uintptr_t)k->text >= k->used)
+        k = k->next;
+    return k;
+}
+
+static bool is_in_template(const struct run *run, const char *at) {
+    return (uintptr_t)at - (uintptr_t)run->jinja->text < run->jinja->text_len;
+}
+
+/* text.len is not 0. */
+static void origins_of(const struct run *run, struct str text, char *to) {
+    const struct kept *k = find_kept(run, text.at);
+    size_t in_out = (uintptr_t)text.at - (uintptr_t)run->out->at;
+    if (k)
+        memcpy(to, k->origins + (text.at - k->text), text.len);
+    else if (in_out < run->n_origins)
+        memcpy(to, run->origins + in_out, text.len);
+    else
+        memset(to, is_in_template(run, text.at) ? ORIGIN_OWN : ORIGIN_VALUE, text.len);
+}
+
+bool jinja_origins_put(struct run *run, struct str text) {
+    if (run->n_origins < run->out->capacity) {
+        char *grown = realloc(run->origins, run->out->capacity);
+        if (!grown)
+            return jinja_no_memory(run);
+        run->origins = grown;
+        run->n_origins = run->out->capacity;
+    }
+    if (text.len > 0)
+        origins_of(run, text, run->origins + run->out->len);
+    return true;
+}
+
+void jinja_origins_follow(struct run *run, size_t mark, struct str text) {
+    if (!run->is_tracked || run->out->len == mark || text.len == 0)
+        return;
+    const struct kept *k = find_kept(run, text.at);
+    bool is_own = k ? !memchr(k->origins + (text.at - k->text), ORIGIN_VALUE, text.len)
+                    : is_in_template(run, text.at);
+    memset(run->origins + mark, is_own ? ORIGIN_OWN : ORIGIN_VALUE, run->out->len - mark);
+}
+
+bool jinja_origins_give(struct run *run, size_t start, struct text_buffer *to) {
+    size_t n = run->out->len - start;
+    if (n == 0)
+        return true;
+    if (to->capacity - to->len < n) {
+        char *grown = realloc(to->at, to->len + n);
+        if (!grown)
+            return jinja_no_memory(run);
+        to->at = grown;
+        to->capacity = to->len + n;
+    }
+    memcpy(to->at + to->len, run->origins + start, n);
+    to->len += n;
+    return true;
+}
+
+/* Room for a text of n bytes and a zero. */
+static struct kept *room_for(struct run *run, size_t n) {
+    struct kept *k = run->kept;
+    if (k && k->capacity - k->used > n)
+        return k;
+    size_t capacity = k ? 2 * k->capacity : KEPT_FIRST;
+    while (capacity <= n)
+        capacity *= 2;
+    if (!(k = arena_alloc(&run->arena, sizeof *k)) ||
+        !(k->text = arena_array(&run->arena, capacity, 2)))
+        return NULL;
+    k->origins = k->text + capacity;
+    k->capacity = capacity;
+    k->next = run->kept;
+    run->kept = k;
+    return k;
+}
+
+const char *jinja_origins_keep(struct run *run, struct str text) {
+    struct kept *k = room_for(run, text.len);
+    if (!k)
+        return NULL;
+    char *copy = k->text + k->used;
+    if (text.len > 0) {
+        origins_of(run, text, k->origins + k->used);
+        memcpy(copy, text.at, text.len);
+    }
+    k->used += text.len + 1; /* the zero: no two strings touch */
+    return copy;
+}
+
+bool jinja_string_own(struct run *run, struct str text, struct value *out) {
+    if (!run->is_tracked)
+        return jinja_string(run, text, out);
+    if (!jinja_string_copy(run, text, out))
+        return false;
+    if (text.len > 0)
+        memset(run->kept->origins + (out->string->text.at - run->kept->text), ORIGIN_OWN, text.len);
+    return true;
+}
