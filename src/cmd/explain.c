@@ -59,12 +59,14 @@ static int by_value(const void *a, const void *b) {
     return (x > y) - (x < y);
 }
 
-/* Sequences of the given depth, one for each row. */
+/* Sequences of the given depth, one for each row. They take the best token, as in bench: what
+ * sampling costs depends on how flat the logits are. */
 static int make_seqs(struct explain *x, sluice_engine *engine, sluice_seq **seqs) {
+    struct sluice_sampling best = {.temperature = 0, .top_p = 1, .repeat_penalty = 1};
     struct sluice_facts facts;
     sluice_model_facts(x->model, &facts);
     for (int i = 0; i < x->rows; i++) {
-        if (sluice_seq_open(&seqs[i], engine))
+        if (sluice_seq_open(&seqs[i], engine) || sluice_seq_set_sampling(seqs[i], &best))
             return fail_engine(engine);
         for (int n = 0; n < x->depth; n++) {
             int32_t token = (n * 7919 + i) % facts.n_tokens;
