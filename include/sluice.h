@@ -92,6 +92,15 @@ enum sluice_encode_flags {
 int sluice_encode(const sluice_model *model, const char *text, size_t length, unsigned flags,
                   int32_t *tokens, size_t capacity, size_t *n);
 
+/* The ids of a conversation, by the model's own template. `request`: a JSON object with "messages"
+ * (an array of objects with "role" and "content", as in the OpenAI API), and, if wanted, "tools"
+ * (an array), "add_generation_prompt" (true unless given: the ids end where the answer begins) and
+ * "enable_thinking"; its other members are variables of the template. What messages say never
+ * becomes a control token. *n and `capacity` as above. On failure `error` (may be NULL) holds one
+ * line that says why. */
+int sluice_encode_chat(const sluice_model *model, const char *request, int32_t *tokens,
+                       size_t capacity, size_t *n, char *error, size_t error_size);
+
 /* ---- text -------------------------------------------------------------------------------------
  *
  * Tokens back to text, as they come, and an eye on stop strings. */

@@ -1,10 +1,12 @@
 /* api.c - the public face: arguments checked, errors kept with their handle. */
+#include <jansson.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "base/size.h"
 #include "engine/engine.h"
+#include "text/chat.h"
 
 /* ---- models -----------------------------------------------------------------------------------
  */
@@ -91,6 +93,20 @@ bool sluice_token_is_end(const sluice_model *m, int32_t token) {
            tokenizer_is_end(m->tokenizer, token);
 }
 
+/* Hands ids out, and frees them. */
+static int ids_out(struct ids *ids, int status, int32_t *tokens, size_t capacity, size_t *n,
+                   struct err *err) {
+    if (!status)
+        *n = ids->len;
+    if (!status && ids->len > capacity)
+        status = err_set(err, SLUICE_ERR_ARGUMENT, "%zu tokens, expected at most %zu", ids->len,
+                         capacity);
+    else if (!status && ids->len)
+        memcpy(tokens, ids->at, ids->len * sizeof *tokens);
+    ids_free(ids);
+    return status;
+}
+
 int sluice_encode(const sluice_model *m, const char *text, size_t length, unsigned flags,
                   int32_t *tokens, size_t capacity, size_t *n) {
     if (!m || !n || (!text && length) || (!tokens && capacity))
@@ -103,13 +119,49 @@ int sluice_encode(const sluice_model *m, const char *text, size_t length, unsign
                    (flags & SLUICE_ENCODE_BOS ? ENCODE_BOS : 0);
     int status =
         tokenizer_encode(m->tokenizer, (struct str){text ? text : "", length}, how, &ids, NULL);
+    return ids_out(&ids, status, tokens, capacity, n, NULL);
+}
+
+/* What the template does not know by name is handed on to it. */
+static int encode_request(const sluice_model *m, json_t *json, struct ids *ids, struct err *err) {
+    const json_t *prompt = json_object_get(json, "add_generation_prompt");
+    struct chat_request request = {
+        .messages = json_object_get(json, "messages"),
+        .tools = json_object_get(json, "tools"),
+        .with_generation_prompt = !prompt || json_is_true(prompt),
+        .extra = json,
+    };
+    struct chat *chat = NULL;
+    int status = chat_from_tokenizer(&chat, m->tokenizer, err);
     if (!status)
-        *n = ids.len;
-    if (!status && ids.len > capacity)
-        status = SLUICE_ERR_ARGUMENT;
-    else if (!status && ids.len)
-        memcpy(tokens, ids.at, ids.len * sizeof *tokens);
-    ids_free(&ids);
+        status = chat_encode(chat, m->tokenizer, &request, ids, err);
+    chat_close(chat);
+    return status;
+}
+
+int sluice_encode_chat(const sluice_model *m, const char *request, int32_t *tokens, size_t capacity,
+                       size_t *n, char *error, size_t error_size) {
+    struct err err = {0};
+    struct ids ids = {0};
+    json_error_t where;
+    if (!m || !request || !n || (!tokens && capacity))
+        return SLUICE_ERR_ARGUMENT;
+    *n = 0;
+    json_t *json = json_loads(request, JSON_REJECT_DUPLICATES | JSON_ALLOW_NUL, &where);
+    int status = SLUICE_OK;
+    if (!m->tokenizer)
+        status = err_set(&err, SLUICE_ERR_UNSUPPORTED, "the model has no tokenizer");
+    else if (!json)
+        status = err_set(&err, SLUICE_ERR_ARGUMENT, "the request is no JSON: line %d: %s",
+                         where.line, where.text);
+    else if (!json_is_object(json))
+        status = err_set(&err, SLUICE_ERR_ARGUMENT, "the request is no JSON object");
+    else
+        status = encode_request(m, json, &ids, &err);
+    status = ids_out(&ids, status, tokens, capacity, n, &err);
+    json_decref(json);
+    if (status && error && error_size)
+        snprintf(error, error_size, "%s", err.text);
     return status;
 }
 

@@ -1,5 +1,5 @@
 /* test_cuda_engine.c - whole models on the CUDA backend, beside the CPU. */
-#include "sluice.h"
+#include "engine/engine.h"
 #include "test.h"
 
 /* How far logits may be from the CPU's, in units of their spread (standard deviation over the
@@ -257,6 +257,58 @@ TEST(cuda_one_submission_a_token) {
         EXPECT(m.total > 0);
     }
     close_pair(&p);
+}
+
+/* What inspect says before anything is loaded is what is taken, to the byte. */
+TEST(cuda_memory_is_predicted) {
+    static const char *const types[] = {"f16", "q8_0"};
+    for (int i = 0; i < 4; i++) {
+        struct sluice_engine_options o = sluice_engine_options_default();
+        struct err err = {0};
+        sluice_model *model;
+        sluice_engine *e;
+        o.backend = "cuda";
+        o.kv_type = types[i % 2];
+        o.context = 700 * (i + 1);
+        o.sequences = o.batch = 1 + 3u * (uint32_t)i;
+        EXPECT_INT(sluice_model_open(&model, story_model), SLUICE_OK);
+        int status = engine_prepare(&e, model, &o, false, &err);
+        struct backend_memory before = e->predicted, after = {0};
+        if (!status)
+            status = engine_load(e, &o, &err);
+        if (status)
+            test_fail(__FILE__, __LINE__, "%s", err.text);
+        else
+            e->kind->memory(e->backend, &after);
+        EXPECT_INT(after.weights, before.weights);
+        EXPECT_INT(after.state, before.state);
+        EXPECT_INT(after.scratch, before.scratch);
+        EXPECT_INT(after.io, before.io);
+        EXPECT_INT(after.workspace, before.workspace);
+        test_note("%u sequences: the driver takes %.1f MB for itself", o.sequences,
+                  (double)after.driver / 1e6);
+        engine_close(e);
+        sluice_model_close(model);
+    }
+}
+
+/* Too little memory is said before anything is uploaded, with what would fit. */
+TEST(cuda_refuses_what_does_not_fit) {
+    struct sluice_engine_options o = sluice_engine_options_default();
+    sluice_model *model;
+    sluice_engine *engine;
+    o.backend = "cuda";
+    o.context = 1 << 20;
+    o.memory_limit = 200 << 20;
+    EXPECT_INT(sluice_model_open(&model, story_model), SLUICE_OK);
+    EXPECT_INT(sluice_engine_open(&engine, model, &o), SLUICE_ERR_MEMORY);
+    EXPECT(strstr(sluice_engine_error(engine), "what would fit: -c "));
+    sluice_engine_close(engine);
+    o.memory_limit = 0;
+    o.device = 99;
+    EXPECT_INT(sluice_engine_open(&engine, model, &o), SLUICE_ERR_ARGUMENT);
+    sluice_engine_close(engine);
+    sluice_model_close(model);
 }
 
 /* Eight sequences together and each alone: the same bits, in any row. */
