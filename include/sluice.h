@@ -165,6 +165,14 @@ const char *sluice_engine_error(const sluice_engine *engine);
  * there is room. *rows (may be NULL): tokens worked off; 0: none waited, and nothing was done. */
 int sluice_engine_step(sluice_engine *engine, uint32_t *rows);
 
+/* Several steps without the host between them: sequences that generate go on from their own tokens,
+ * which then stand in sluice_seq_tokens, the last one in sluice_seq_token. *steps (may be NULL):
+ * how many it was, at most n: several only where the backend can, every sequence that takes part
+ * has just one token waiting and wants nothing but the next, and has room; otherwise 1, as
+ * sluice_engine_step; 0 when nothing waited. Who finds that he wanted fewer goes back with
+ * sluice_seq_rewind. */
+int sluice_engine_burst(sluice_engine *engine, uint32_t n, uint32_t *steps);
+
 /* Bytes, exactly as allocated. */
 struct sluice_memory {
     uint64_t weights;   /* as mapped */
@@ -177,7 +185,7 @@ struct sluice_memory {
 };
 void sluice_engine_memory(const sluice_engine *engine, struct sluice_memory *out);
 
-/* Everything since open. submissions, waits and steps are equal. */
+/* Everything since open. submissions and waits are equal, and as many as steps; a burst is one. */
 struct sluice_counters {
     uint64_t steps, rows;
     uint64_t submissions, waits;

@@ -71,6 +71,12 @@ struct backend_kind {
     int (*submit)(struct backend *b, uint32_t plan, struct err *err);
     int (*wait)(struct backend *b, struct err *err);
 
+    /* IO_BURST steps as one submission: every output wants a token, is its segment's only row, and
+     * goes on from that token. The tokens picked on the way are in IO's burst, (O, IO_BURST); the
+     * last one is in its output. has_burst: whether a plan has such a recording. NULL: none has. */
+    bool (*has_burst)(const struct backend *b, uint32_t plan);
+    int (*submit_burst)(struct backend *b, uint32_t plan, struct err *err);
+
     /* Bytes of STATE to and from the host, and within STATE; between steps. */
     int (*read_state)(struct backend *b, uint64_t offset, uint64_t bytes, void *to,
                       struct err *err);

@@ -20,6 +20,7 @@ enum { MAX_REPEATS = 100 };
 struct bench {
     struct common common;
     int n_prompt, n_new, depth, repeats;
+    bool is_burst;
     sluice_model *model;
     sluice_engine *engine;
     sluice_seq *base; /* of the length `depth`; NULL when that is 0 */
@@ -73,16 +74,17 @@ static int time_decode(struct bench *b, double *rate) {
     sluice_seq **seqs = calloc((size_t)batch, sizeof *seqs);
     for (int i = 0; !exit && i < batch; i++) {
         exit = begin(b, &seqs[i]);
-        if (!exit && batch == 1)
+        if (!exit && batch == 1 && !b->is_burst)
             sluice_seq_want(seqs[i], SLUICE_WANT_TOKEN | SLUICE_WANT_LOGITS);
         if (!exit && sluice_seq_feed(seqs[i], b->prompt + i % 2, 1))
             exit = fail_engine(b->engine);
     }
     double started = seconds_now();
-    for (int n = 0; !exit && n < b->n_new; n++) {
-        if (sluice_engine_step(b->engine, NULL))
+    for (uint32_t n = 0, steps; !exit && n < (uint32_t)b->n_new; n += steps) {
+        uint32_t most = b->is_burst ? (uint32_t)b->n_new - n : 1;
+        if (sluice_engine_burst(b->engine, most, &steps))
             exit = fail_engine(b->engine);
-        for (int i = 0; !exit && n + 1 < b->n_new && i < batch; i++) {
+        for (int i = 0; !exit && n + steps < (uint32_t)b->n_new && i < batch; i++) {
             int32_t token = sluice_seq_token(seqs[i]);
             if (sluice_seq_feed(seqs[i], &token, 1))
                 exit = fail_engine(b->engine);
@@ -223,6 +225,8 @@ int cmd_bench(int argc, char **argv) {
         {"--tokens", 'n', OPT_INT, &b.n_new, "N", "tokens to generate; 0: no decode"},
         {"--depth", 0, OPT_INT, &b.depth, "N", "tokens that stand before them"},
         {"--batch", 0, OPT_INT, &b.common.batch, "N", "sequences that generate together"},
+        {"--burst", 0, OPT_FLAG, &b.is_burst, NULL,
+         "several tokens a submission where the backend can"},
         {"--repeats", 'r', OPT_INT, &b.repeats, "N", "of each measurement; 5 unless given"},
     };
     const struct usage usage = {
@@ -233,7 +237,7 @@ int cmd_bench(int argc, char **argv) {
             "that\nlimits it, with the same threads in the same run.",
         .example = "sluice bench -m model.gguf -p 512 -n 128 --json",
         .opts = opts,
-        .n_opts = common_opts(opts, 5, &b.common, WITH_ENGINE | WITH_JSON),
+        .n_opts = common_opts(opts, 6, &b.common, WITH_ENGINE | WITH_JSON),
     };
     int exit = opts_parse(&usage, argc, argv, NULL);
     if (exit == OPTS_GO_ON)

@@ -110,23 +110,42 @@ static bool is_full(const struct run *r) {
     return n >= choice.context;
 }
 
+/* Prints a token; false: it was the last. */
+static bool take(struct run *r, int32_t token, size_t most, int *exit) {
+    if (sluice_token_is_end(r->model, token))
+        return false;
+    *exit = print_token(r, token);
+    r->n_new++;
+    return !*exit && !sluice_text_has_stopped(r->text) && r->n_new < most;
+}
+
+/* Tokens come one by one, or several at a time from a backend that goes on by itself: what it made
+ * beyond the end is not looked at. */
 static int generate(struct run *r) {
     size_t most = r->n < 0 ? SIZE_MAX : (size_t)r->n;
     int exit = 0;
-    while (!exit && r->n_new < most) {
-        int32_t token = sluice_seq_token(r->seq);
-        if (sluice_token_is_end(r->model, token))
-            break;
-        exit = print_token(r, token);
-        r->n_new++;
-        if (exit || sluice_text_has_stopped(r->text) || r->n_new == most)
-            break;
+    int32_t token = sluice_seq_token(r->seq);
+    bool goes_on = most > 0 && take(r, token, most, &exit);
+    while (goes_on) {
+        const int32_t *tokens;
+        uint32_t n, before, steps = 0;
+        size_t left = most - r->n_new;
         if (is_full(r)) {
             fprintf(stderr, "\n(the context is full)");
             break;
         }
-        if (sluice_seq_feed(r->seq, &token, 1) || sluice_engine_step(r->engine, NULL))
+        sluice_seq_tokens(r->seq, NULL, &before, NULL);
+        if (sluice_seq_feed(r->seq, &token, 1) ||
+            sluice_engine_burst(r->engine, left < UINT32_MAX ? (uint32_t)left : UINT32_MAX,
+                                &steps)) {
             exit = fail_engine(r->engine);
+            break;
+        }
+        sluice_seq_tokens(r->seq, &tokens, &n, NULL);
+        for (uint32_t i = before + 1; goes_on && i < n; i++)
+            goes_on = take(r, tokens[i], most, &exit);
+        token = sluice_seq_token(r->seq);
+        goes_on = goes_on && take(r, token, most, &exit);
     }
     if (!exit && !sluice_text_has_stopped(r->text))
         exit = print_token(r, SLUICE_TEXT_END);

@@ -213,6 +213,18 @@ int sluice_engine_step(sluice_engine *e, uint32_t *rows) {
     return batch_step(e, rows ? rows : &ignored, NULL, &e->err);
 }
 
+int sluice_engine_burst(sluice_engine *e, uint32_t n, uint32_t *steps) {
+    uint32_t done = 0;
+    if (!e || !e->is_loaded)
+        return SLUICE_ERR_ARGUMENT;
+    if (n < 1)
+        return err_set(&e->err, SLUICE_ERR_ARGUMENT, "a burst of 0 steps, expected at least 1");
+    int status = batch_burst(e, n, &done, &e->err);
+    if (steps)
+        *steps = done;
+    return status;
+}
+
 void sluice_engine_memory(const sluice_engine *e, struct sluice_memory *out) {
     struct backend_memory m = e->predicted;
     if (e->is_loaded)

@@ -131,15 +131,16 @@ static void fill_outputs(struct sluice_seq *seq, const struct part *part, bool i
     }
 }
 
-static void fill_io(struct sluice_engine *e, struct io_view *v) {
+/* Every part is reserved room for `steps` times its rows. */
+static void fill_io(struct sluice_engine *e, struct io_view *v, uint32_t steps) {
     uint32_t n_biases = 0;
     *v->header = (struct io_header){.step = e->n_steps + 1};
     for (uint32_t i = 0; i < e->n_parts; i++) {
         const struct part *part = &e->parts[i];
         const struct slot *s = &e->state.slots[part->slot];
         struct sluice_seq *seq = &e->seqs[part->slot];
-        v->header->n_changes +=
-            state_reserve(&e->state, part->slot, part->rows, v->changes + v->header->n_changes);
+        v->header->n_changes += state_reserve(&e->state, part->slot, steps * part->rows,
+                                              v->changes + v->header->n_changes);
         fill_rows(s, part, v);
         fill_outputs(seq, part, part->rows == waiting(s), v, &n_biases);
         seq->logits_step = e->n_steps + 1;
@@ -173,15 +174,20 @@ static int collect(struct sluice_engine *e, const struct io_view *v, struct err 
     return SLUICE_OK;
 }
 
+static void begin(struct sluice_engine *e, struct room used, uint32_t steps) {
+    struct io_view v = view_io(e, e->last_plan);
+    e->n_steps += steps - 1; /* the last of them is the one that logits and flag speak of */
+    fill_io(e, &v, steps);
+    e->n_steps++;
+    e->n_rows += steps * used.rows;
+}
+
 uint32_t batch_begin(struct sluice_engine *e) {
     struct room used = compose(e);
     if (used.rows == 0)
         return 0;
     e->last_plan = engine_plan_for(e, used.rows, used.outputs);
-    struct io_view v = view_io(e, e->last_plan);
-    fill_io(e, &v);
-    e->n_steps++;
-    e->n_rows += used.rows;
+    begin(e, used, 1);
     return used.rows;
 }
 
@@ -194,6 +200,55 @@ int batch_step(struct sluice_engine *e, uint32_t *rows, double *seconds, struct 
     *rows = batch_begin(e);
     int status = *rows ? run(e, seconds, err) : SLUICE_OK;
     return status || !*rows ? status : batch_end(e, err);
+}
+
+/* ---- bursts -----------------------------------------------------------------------------------
+ */
+
+/* Whether all that waits is one token of sequences that want the next, with room for a burst. */
+static bool can_burst(const struct sluice_engine *e) {
+    for (uint32_t i = 0; i < e->n_parts; i++) {
+        const struct part *part = &e->parts[i];
+        const struct slot *s = &e->state.slots[part->slot];
+        if (waiting(s) != 1 || part->outputs != 1 ||
+            e->seqs[part->slot].wants != SLUICE_WANT_TOKEN ||
+            state_room(&e->state, part->slot) < IO_BURST ||
+            e->setup.context - s->n_tokens < IO_BURST - 1)
+            return false;
+    }
+    return e->kind->has_burst && e->kind->has_burst(e->backend, e->last_plan);
+}
+
+/* The tokens on the way become part of the sequences; the last one is the one picked. */
+static int collect_burst(struct sluice_engine *e, struct err *err) {
+    struct io_view v = view_io(e, e->last_plan);
+    const int32_t *burst = engine_io(e, e->plans[e->last_plan]->io.burst);
+    for (uint32_t i = 0; i < e->n_parts; i++) {
+        struct slot *s = &e->state.slots[e->parts[i].slot];
+        uint32_t output = e->seqs[e->parts[i].slot].first_output;
+        for (uint32_t k = 0; k + 1 < IO_BURST; k++)
+            s->tokens[s->n_tokens++] = burst[output * IO_BURST + k];
+        e->parts[i].rows = IO_BURST;
+    }
+    return collect(e, &v, err);
+}
+
+int batch_burst(struct sluice_engine *e, uint32_t n, uint32_t *steps, struct err *err) {
+    struct room used = compose(e);
+    *steps = 0;
+    if (used.rows == 0)
+        return SLUICE_OK;
+    e->last_plan = engine_plan_for(e, used.rows, used.outputs);
+    *steps = n >= IO_BURST && can_burst(e) ? IO_BURST : 1;
+    begin(e, used, *steps);
+    if (*steps == 1) {
+        int status = run(e, NULL, err);
+        return status ? status : batch_end(e, err);
+    }
+    int status = e->kind->submit_burst(e->backend, e->last_plan, err);
+    if (!status)
+        status = e->kind->wait(e->backend, err);
+    return status ? status : collect_burst(e, err);
 }
 
 const float *batch_tap(const struct sluice_engine *e, const struct sluice_seq *seq,

@@ -116,6 +116,8 @@ int batch_step(struct sluice_engine *e, uint32_t *rows, double *seconds, struct 
  * rows: nothing waits, and there is no step. */
 uint32_t batch_begin(struct sluice_engine *e);
 int batch_end(struct sluice_engine *e, struct err *err);
+/* Up to n steps as one submission: *steps says how many it was; 0: nothing waits. */
+int batch_burst(struct sluice_engine *e, uint32_t n, uint32_t *steps, struct err *err);
 /* Tap `number` of the last output row of the last step. */
 const float *batch_tap(const struct sluice_engine *e, const struct sluice_seq *seq,
                        uint32_t number);

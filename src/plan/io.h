@@ -8,7 +8,10 @@
 
 #include <stdint.h>
 
-enum { IO_PAGE_POSITIONS = 256 }; /* positions of a page of attention memory, and of a split */
+enum {
+    IO_PAGE_POSITIONS = 256, /* positions of a page of attention memory, and of a split */
+    IO_BURST = 8,            /* steps of a burst: each sequence goes on from its own tokens */
+};
 
 enum io_row_flag {
     IO_WANTS_LOGITS = 1, /* its logits are copied out */

@@ -186,7 +186,7 @@ struct op {
 
 /* Where the parts of IO lie. */
 struct io_layout {
-    uint64_t rows, segments, outputs, changes, biases, taps, logits, bytes;
+    uint64_t rows, segments, outputs, changes, biases, burst, taps, logits, bytes;
     uint32_t max_changes, max_biases;
 };
 

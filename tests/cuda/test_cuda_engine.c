@@ -376,6 +376,79 @@ out:
     sluice_model_close(model);
 }
 
+/* Tokens of bursts are those of single steps, greedy and drawn, for one sequence and for several;
+ * and there are eight of them to a submission. */
+TEST(cuda_bursts) {
+    enum { SEQS = 3, TOKENS = 300 };
+    struct sluice_engine_options o = sluice_engine_options_default();
+    sluice_model *model;
+    sluice_engine *engine = NULL;
+    static int32_t single[SEQS][TOKENS + 16];
+    o.backend = "cuda";
+    o.context = 1024;
+    o.sequences = o.batch = SEQS;
+    EXPECT_INT(sluice_model_open(&model, story_model), SLUICE_OK);
+    if (sluice_engine_open(&engine, model, &o)) {
+        test_fail(__FILE__, __LINE__, "%s", sluice_engine_error(engine));
+        goto out;
+    }
+    for (int n_seqs = 1; n_seqs <= SEQS; n_seqs += 2)
+        for (int pass = 0; pass < 2; pass++) {
+            sluice_seq *seqs[SEQS];
+            struct sluice_counters before, after;
+            for (int i = 0; i < n_seqs; i++) {
+                struct sluice_sampling s = sluice_sampling_default(model);
+                int32_t token = 50 + i;
+                s.temperature = i % 2 ? 0 : 0.9f;
+                s.seed = 11 + (uint64_t)i;
+                EXPECT_INT(sluice_seq_open(&seqs[i], engine), SLUICE_OK);
+                EXPECT_INT(sluice_seq_set_sampling(seqs[i], &s), SLUICE_OK);
+                EXPECT_INT(sluice_seq_feed(seqs[i], &token, 1), SLUICE_OK);
+            }
+            sluice_engine_counters(engine, &before);
+            for (uint32_t done = 0, steps = 1; done < TOKENS && steps; done += steps) {
+                if (sluice_engine_burst(engine, pass ? TOKENS : 1, &steps)) {
+                    test_fail(__FILE__, __LINE__, "%s", sluice_engine_error(engine));
+                    goto out;
+                }
+                for (int i = 0; i < n_seqs; i++) {
+                    int32_t token = sluice_seq_token(seqs[i]);
+                    EXPECT_INT(sluice_seq_feed(seqs[i], &token, 1), SLUICE_OK);
+                }
+            }
+            sluice_engine_counters(engine, &after);
+            for (int i = 0; i < n_seqs; i++) {
+                const int32_t *tokens;
+                uint32_t n;
+                sluice_seq_tokens(seqs[i], &tokens, &n, NULL);
+                for (uint32_t k = 0; k <= TOKENS; k++)
+                    if (pass == 0)
+                        single[i][k] = tokens[k];
+                    else
+                        EXPECT_INT(tokens[k], single[i][k]);
+            }
+            if (pass) {
+                double share = (double)(after.submissions - before.submissions) /
+                               (double)(after.steps - before.steps);
+                test_note("%d sequences: %.3f submissions a token", n_seqs, share);
+                EXPECT(share < 0.25);
+            }
+            /* Going back into the middle of a burst. */
+            EXPECT_INT(sluice_seq_rewind(seqs[0], 101), SLUICE_OK);
+            int32_t token = -1;
+            while (token < 0) {
+                EXPECT_INT(sluice_engine_step(engine, NULL), SLUICE_OK);
+                token = sluice_seq_token(seqs[0]);
+            }
+            EXPECT_INT(token, single[0][101]);
+            for (int i = 0; i < n_seqs; i++)
+                sluice_seq_close(seqs[i]);
+        }
+out:
+    sluice_engine_close(engine);
+    sluice_model_close(model);
+}
+
 /* Save on one engine, load in another, rewind and fork: state goes through the host and back. */
 TEST(cuda_resume) {
     struct sluice_engine_options o = sluice_engine_options_default();

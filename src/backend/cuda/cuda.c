@@ -85,6 +85,8 @@ static void cuda_close(struct backend *b) {
         for (uint32_t i = 0; i < b->n_recordings; i++) {
             if (b->recordings[i].graph)
                 driver.graph_exec_destroy(b->recordings[i].graph);
+            if (b->recordings[i].burst)
+                driver.graph_exec_destroy(b->recordings[i].burst);
             free(b->recordings[i].nodes);
         }
         struct cuda_block *blocks[] = {&b->weights,  &b->state,   &b->scratch, &b->work,
@@ -267,17 +269,31 @@ static void check_io(const struct backend *b, const struct plan *plan) {
     CHECK(header_of(b)->n_rows <= plan->max_rows && header_of(b)->n_outputs <= plan->max_outputs);
 }
 
-static int cuda_submit(struct backend *b, uint32_t plan, struct err *err) {
+static int launch_graph(struct backend *b, uint32_t plan, bool is_burst, struct err *err) {
     CHECK(plan < b->n_recordings);
-    check_io(b, b->recordings[plan].plan);
+    const struct cuda_recording *r = &b->recordings[plan];
+    check_io(b, r->plan);
     int status = enter(b, err);
     if (!status)
-        status = driver_check(driver.graph_launch(b->recordings[plan].graph, b->stream),
+        status = driver_check(driver.graph_launch(is_burst ? r->burst : r->graph, b->stream),
                               "submitting a step", err);
     b->running = plan;
+    b->is_burst = is_burst;
     b->submitted_at = seconds();
     b->count.submissions++;
     return status;
+}
+
+static int cuda_submit(struct backend *b, uint32_t plan, struct err *err) {
+    return launch_graph(b, plan, false, err);
+}
+
+static bool cuda_has_burst(const struct backend *b, uint32_t plan) {
+    return b->recordings[plan].burst != NULL;
+}
+
+static int cuda_submit_burst(struct backend *b, uint32_t plan, struct err *err) {
+    return launch_graph(b, plan, true, err);
 }
 
 /* Until shortly before the step is expected to end. The kernel's usual slack of 50 us would cost
@@ -320,21 +336,30 @@ static int watch_flag(struct backend *b, uint64_t step, struct err *err) {
 
 enum { EARLY_US = 25 }; /* how long before the expected end the host is awake again */
 
+/* What is learnt of how long such a step takes: sooner than expected counts at once, later slowly,
+ * and where the host overslept, how long it took is not known. */
+static void learn(double *expected, double took, bool overslept) {
+    if (overslept)
+        *expected *= 0.9;
+    else
+        *expected = *expected == 0 || took < *expected ? took : 0.9 * *expected + 0.1 * took;
+}
+
 static int cuda_wait(struct backend *b, struct err *err) {
     struct cuda_recording *r = &b->recordings[b->running];
-    double wake = b->submitted_at + 0.95 * r->expected - 1e-6 * EARLY_US;
+    double *expected = b->is_burst ? &r->expected_of_burst : &r->expected;
+    double wake = b->submitted_at + 0.95 * *expected - 1e-6 * EARLY_US;
+    uint64_t step = header_of(b)->step;
+    bool overslept = false;
     int status = enter(b, err);
     if (status)
         return status;
-    if (wake > seconds() + 30e-6)
+    if (wake > seconds() + 30e-6) {
         sleep_until(wake);
-    double woken = seconds();
-    bool was_late = *b->done == header_of(b)->step; /* slept past the end: expect less */
-    status = watch_flag(b, header_of(b)->step, err);
-    double took = seconds() - b->submitted_at;
-    if (was_late && woken > wake)
-        took = 0.9 * r->expected;
-    r->expected = r->expected == 0 || took < r->expected ? took : 0.9 * r->expected + 0.1 * took;
+        overslept = *b->done == step;
+    }
+    status = watch_flag(b, step, err);
+    learn(expected, seconds() - b->submitted_at, overslept);
     b->count.waits++;
     return status;
 }
@@ -525,6 +550,8 @@ const struct backend_kind backend_cuda = {
     .io = cuda_io,
     .submit = cuda_submit,
     .wait = cuda_wait,
+    .has_burst = cuda_has_burst,
+    .submit_burst = cuda_submit_burst,
     .read_state = cuda_read_state,
     .write_state = cuda_write_state,
     .copy_state = cuda_copy_state,

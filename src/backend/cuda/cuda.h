@@ -20,6 +20,7 @@ struct cuda_launch {
     uint32_t grid[3];
     uint32_t threads;
     uint32_t shared; /* dynamic shared memory, bytes; may be beyond 48 KB */
+    bool is_barrier; /* begins when all before it are complete, whatever they allowed */
 };
 
 /* What a record function may ask for and add to. The functions run twice: once to count (all
@@ -32,6 +33,7 @@ struct recorder {
     struct backend *b;
     struct err *err;
     bool is_counting;
+    uint32_t step; /* of a burst: later ones have their IO on the device already */
     struct cuda_recording *into;
     uint64_t work_most, counters_most; /* bytes of the ops so far */
     /* Of the running op. */
@@ -54,6 +56,8 @@ int recorder_launch(struct recorder *r, const struct cuda_launch *launch, const 
 typedef int cuda_record_fn(struct recorder *r, const struct op *op);
 cuda_record_fn record_embed, record_project, record_delta, record_attend, record_route,
     record_experts_in, record_experts_out, record_tap, record_pick;
+
+int record_advance(struct recorder *r);
 
 /* ---- the rest is between cuda.c, load.c and record.c ------------------------------------------
  */
@@ -80,7 +84,9 @@ struct cuda_recording {
     struct cuda_node *nodes;
     uint32_t n_nodes, capacity;
     CUgraphExec graph;
-    double expected; /* seconds a step takes, as far as is known */
+    CUgraphExec burst;        /* IO_BURST steps; NULL: not for this plan */
+    double expected;          /* seconds a step takes, as far as is known */
+    double expected_of_burst; /* and a burst */
 };
 
 struct cuda_block {
@@ -113,6 +119,7 @@ struct backend {
     struct backend_counters count;
     uint64_t driver_bytes; /* what the driver took for context, code and graphs */
     uint32_t running;      /* the recording that was submitted last */
+    bool is_burst;         /* as a burst */
     double submitted_at;
     bool is_broken; /* the context is lost: nothing works any more */
 };

@@ -32,6 +32,13 @@ static __device__ __forceinline__ void pdl_wait(const struct cuda_io &io) {
     }
 }
 
+/* A picked token, to the host and to the device's copy of IO, where a burst goes on from it. */
+static __device__ __forceinline__ void put_token(const struct cuda_io &io, uint32_t output,
+                                                 int32_t token) {
+    io.host_outputs[output].token = token;
+    ((struct io_output *)io.outputs)[output].token = token;
+}
+
 /* A sum, or maximum, over a warp that every lane has: the same bits in all of them. */
 static __device__ __forceinline__ float warp_sum(float x) {
     for (int i = 16; i > 0; i >>= 1)

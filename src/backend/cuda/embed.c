@@ -17,13 +17,13 @@ int record_embed(struct recorder *r, const struct op *op) {
     const struct operand *pages = pages_of(r->plan);
     struct embed_params p = {
         .io = r->io,
-        .host_io = (const uint8_t *)(uintptr_t)r->b->io_device,
+        .host_io = (const uint8_t *)(uintptr_t)(r->step ? r->b->io_copy.at : r->b->io_device),
         .io_copy = (uint8_t *)(uintptr_t)r->b->io_copy.at,
-        .copy_bytes = (uint32_t)r->plan->io.changes,
+        .copy_bytes = r->step ? 0 : (uint32_t)r->plan->io.changes,
         .rows_at = (uint32_t)r->plan->io.rows,
         .changes_at = (uint32_t)r->plan->io.changes,
         .pages_per_slot = pages ? pages->dims[0] : 0,
-        .pages = pages ? recorder_at(r, pages) : NULL,
+        .pages = pages && !r->step ? recorder_at(r, pages) : NULL,
         .table = recorder_matrix(r, &e->table),
         .x = recorder_at(r, &e->x),
         .x_stride = e->x.stride,
@@ -37,6 +37,22 @@ int record_embed(struct recorder *r, const struct op *op) {
         .grid = {(e->table.dims[0] + 511) / 512 + 1, r->plan->max_rows, 1},
         .threads = 128,
     };
+    return recorder_launch(r, &launch, &p, sizeof p);
+}
+
+/* Between two steps of a burst. A barrier: kernels may read STATE before they wait, and the step
+ * before this one writes it. */
+int record_advance(struct recorder *r) {
+    const struct backend *b = r->b;
+    struct advance_params p = {
+        .io = r->io,
+        .rows = (struct io_row *)r->io.rows,
+        .segments = (struct io_segment *)r->io.segments,
+        .burst = r->is_counting ? NULL : (int32_t *)(uintptr_t)(b->io_device + r->plan->io.burst),
+        .step = r->step,
+    };
+    struct cuda_launch launch = {
+        .kernel = "advance", .grid = {1, 1, 1}, .threads = 128, .is_barrier = true};
     return recorder_launch(r, &launch, &p, sizeof p);
 }
 

@@ -82,6 +82,20 @@ extern "C" __global__ void tap(const __grid_constant__ struct tap_params p) {
         out[c] = p.norm ? x[c] * factor * p.norm[c] : x[c];
 }
 
+/* Every sequence goes on from the token that was picked for it. */
+extern "C" __global__ void advance(const __grid_constant__ struct advance_params p) {
+    pdl_launch();
+    pdl_wait(p.io);
+    for (uint32_t i = threadIdx.x; i < p.io.header->n_outputs; i += blockDim.x) {
+        int32_t token = p.io.outputs[i].token;
+        struct io_row *row = &p.rows[p.io.outputs[i].row];
+        p.burst[i * IO_BURST + p.step] = token;
+        row->token = token;
+        row->position++;
+        p.segments[row->segment].first_position++;
+    }
+}
+
 /* Behind everything: what the step wrote to the host's memory is there when the flag is. */
 extern "C" __global__ void done(const __grid_constant__ struct done_params p) {
     pdl_wait(p.io);

@@ -30,6 +30,14 @@ struct tap_params {
     float eps;
 };
 
+struct advance_params {
+    struct cuda_io io;
+    struct io_row *rows; /* the device's copies, to be changed */
+    struct io_segment *segments;
+    int32_t *burst; /* mapped: (O, IO_BURST) */
+    uint32_t step, zero;
+};
+
 struct done_params {
     struct cuda_io io;
     uint64_t *done; /* mapped */

@@ -345,7 +345,7 @@ static __device__ uint64_t best_of(const struct pick_params &p, const struct tea
 
 static __device__ void give(const struct pick_params &p, uint32_t row, uint32_t token) {
     if (threadIdx.x == 0)
-        p.io.host_outputs[row].token = (int32_t)token;
+        put_token(p.io, row, (int32_t)token);
 }
 
 static __device__ void pick_best_of_row(const struct pick_params &p, const struct team &team,
@@ -719,7 +719,7 @@ static __device__ void draw_short(const struct pick_params &p, uint32_t row,
         is_in &= chance(law, value_of(key)) >= fminf(o->min_p, 1.0f);
     uint64_t target = target_of(p, o, fold(is_in ? upto : 0, fold_max()));
     if (is_in && upto - own < target && target <= upto)
-        p.io.host_outputs[row].token = (int32_t)index_of(key);
+        put_token(p.io, row, (int32_t)index_of(key));
 }
 
 static __device__ void draw_row(const struct pick_params &p, const struct team &team, uint32_t row,

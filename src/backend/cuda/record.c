@@ -176,11 +176,12 @@ int recorder_launch(struct recorder *r, const struct cuda_launch *launch, const 
         device_at(r->b->stamps.at, r->into->n_nodes * sizeof(uint64_t));
     struct cuda_launch kept = *launch;
     kept.kernel = arena_strdup(&r->b->arena, str_of(launch->kernel));
-    r->into->nodes[r->into->n_nodes++] = (struct cuda_node){.function = f,
-                                                            .launch = kept,
-                                                            .is_dependent = can_depend(r->b, f),
-                                                            .op = r->op,
-                                                            .params = copy};
+    r->into->nodes[r->into->n_nodes++] =
+        (struct cuda_node){.function = f,
+                           .launch = kept,
+                           .is_dependent = can_depend(r->b, f) && !launch->is_barrier,
+                           .op = r->op,
+                           .params = copy};
     return SLUICE_OK;
 }
 
@@ -218,7 +219,7 @@ static int record_done(struct recorder *r) {
     return recorder_launch(r, &launch, &p, sizeof p);
 }
 
-static int walk(struct recorder *r) {
+static void find_io(struct recorder *r) {
     const struct plan *plan = r->plan;
     const struct backend *b = r->b;
     if (!r->is_counting)
@@ -230,13 +231,29 @@ static int walk(struct recorder *r) {
             .host_outputs = device_at(b->io_device, plan->io.outputs),
             .biases = device_at(b->io_device, plan->io.biases),
         };
+}
+
+static int walk_ops(struct recorder *r) {
+    const struct plan *plan = r->plan;
     for (r->op = 0; r->op < plan->n_ops; r->op++) {
         r->work_used = r->counters_used = 0;
         int status = functions[plan->ops[r->op].kind](r, &plan->ops[r->op]);
         if (status)
             return status;
     }
-    return record_done(r);
+    return SLUICE_OK;
+}
+
+/* The kernels of so many steps. */
+static int walk(struct recorder *r, uint32_t n_steps) {
+    find_io(r);
+    int status = SLUICE_OK;
+    for (r->step = 0; !status && r->step < n_steps; r->step++) {
+        status = walk_ops(r);
+        if (!status && r->step + 1 < n_steps)
+            status = record_advance(r);
+    }
+    return status ? status : record_done(r);
 }
 
 int cuda_count(struct backend *b, struct plan *const *plans, uint32_t n_plans, uint64_t *work,
@@ -245,7 +262,7 @@ int cuda_count(struct backend *b, struct plan *const *plans, uint32_t n_plans, u
         .b = b, .n_sms = b->n_sms, .exact = b->exact, .err = err, .is_counting = true};
     for (uint32_t i = 0; i < n_plans; i++) {
         r.plan = plans[i];
-        int status = walk(&r);
+        int status = walk(&r, 1);
         if (status)
             return status;
     }
@@ -254,7 +271,8 @@ int cuda_count(struct backend *b, struct plan *const *plans, uint32_t n_plans, u
     return SLUICE_OK;
 }
 
-static int capture(struct backend *b, struct cuda_recording *into, struct err *err) {
+static int capture(struct backend *b, struct cuda_recording *into, CUgraphExec *out,
+                   struct err *err) {
     CUgraph graph = NULL;
     int status = driver_check(driver.capture_begin(b->stream, CU_STREAM_CAPTURE_MODE_THREAD_LOCAL),
                               "capturing a step", err);
@@ -268,11 +286,50 @@ static int capture(struct backend *b, struct cuda_recording *into, struct err *e
     }
     if ((status = driver_check(driver.capture_end(b->stream, &graph), "ending a capture", err)))
         return status;
-    status = driver_check(driver.graph_instantiate(&into->graph, graph, 0), "making a graph", err);
+    status = driver_check(driver.graph_instantiate(out, graph, 0), "making a graph", err);
     driver.graph_destroy(graph);
     if (!status)
-        status =
-            driver_check(driver.graph_upload(into->graph, b->stream), "uploading a graph", err);
+        status = driver_check(driver.graph_upload(*out, b->stream), "uploading a graph", err);
+    return status;
+}
+
+/* Plans in which every row may be an output are those that sequences generate with. */
+static bool wants_burst(const struct plan *plan) {
+    enum { MOST_ROWS = 32 };
+    return plan->max_outputs == plan->max_rows && plan->max_rows <= MOST_ROWS && !plan->n_taps &&
+           plan->n_ops > 0 && plan->ops[plan->n_ops - 1].kind == OP_PICK;
+}
+
+/* The burst's kernels are only needed until they are captured. */
+static int record_burst(struct backend *b, struct cuda_recording *into, struct err *err) {
+    struct cuda_recording burst = {.plan = into->plan};
+    struct recorder r = {.plan = into->plan,
+                         .b = b,
+                         .n_sms = b->n_sms,
+                         .exact = b->exact,
+                         .err = err,
+                         .into = &burst};
+    int status = walk(&r, IO_BURST);
+    if (!status)
+        status = capture(b, &burst, &into->burst, err);
+    free(burst.nodes);
+    return status;
+}
+
+static int record_plan(struct backend *b, const struct plan *plan, struct cuda_recording *into,
+                       struct err *err) {
+    struct recorder r = {.plan = into->plan = plan,
+                         .b = b,
+                         .n_sms = b->n_sms,
+                         .exact = b->exact,
+                         .err = err,
+                         .into = into};
+    int status = walk(&r, 1);
+    CHECK(status || (r.work_most <= b->work.bytes && r.counters_most <= b->counters.bytes));
+    if (!status)
+        status = capture(b, into, &into->graph, err);
+    if (!status && wants_burst(plan) && IO_BURST * into->n_nodes <= MAX_STAMPS)
+        status = record_burst(b, into, err);
     return status;
 }
 
@@ -280,22 +337,8 @@ int cuda_record(struct backend *b, struct plan *const *plans, uint32_t n_plans, 
     b->recordings = calloc(n_plans, sizeof *b->recordings);
     if (!b->recordings)
         return err_memory(err, "the recordings");
-    for (; b->n_recordings < n_plans; b->n_recordings++) {
-        struct cuda_recording *into = &b->recordings[b->n_recordings];
-        struct recorder r = {.plan = into->plan = plans[b->n_recordings],
-                             .b = b,
-                             .n_sms = b->n_sms,
-                             .exact = b->exact,
-                             .err = err,
-                             .into = into};
-        int status = walk(&r);
-        CHECK(status || (r.work_most <= b->work.bytes && r.counters_most <= b->counters.bytes));
-        if (!status)
-            status = capture(b, into, err);
-        if (status) {
-            b->n_recordings++; /* what was made of it is freed by close */
-            return status;
-        }
-    }
-    return driver_check(driver.stream_sync(b->stream), "recording", err);
+    int status = SLUICE_OK;
+    for (; !status && b->n_recordings < n_plans; b->n_recordings++)
+        status = record_plan(b, plans[b->n_recordings], &b->recordings[b->n_recordings], err);
+    return status ? status : driver_check(driver.stream_sync(b->stream), "recording", err);
 }
