@@ -205,6 +205,38 @@ def test_inspect_predicts_the_memory():
     bad(2, "--batch", "inspect", SHIPPED, "--batch", -1)
 
 
+def test_devices_lists_what_there_is():
+    text = good("devices")[0].decode()
+    assert any(line.startswith("cpu: ") for line in text.splitlines()), text
+    found = json.loads(good("devices", "--json")[0])
+    assert [d["about"] for d in found] == text.splitlines() and found[-1]["backend"] == "cpu"
+    bad(2, "expected auto", "run", "--backend", "abacus", "-n", 1)
+    if not any(d["backend"] == "cuda" for d in found) and b"cuda" in Path(SLUICE).read_bytes():
+        code, _, err = run("run", "--backend", "cuda", "-n", 1)
+        assert code in (1, 2) and len(err.splitlines()) == 1, err
+
+
+def test_synthetic_models_need_no_file():
+    out, err = good("run", "-m", "synth:qwen35-tiny:q4_k_m", "-p", "abc", "-n", 6, "--temp", 0)
+    assert out == good("run", "-m", "synth:qwen35-tiny:q4_k_m", "-p", "abc", "-n", 6, "--temp", 0)[0]
+    tensors = json.loads(good("inspect", "synth:qwen35-27b:q4_k_m", "--json")[0])["tensors"]
+    assert len(tensors) > 800
+    bad(1, "synth", "run", "-m", "synth:no-such-model:q8_0", "-n", 1)
+    bad(1, "synth", "run", "-m", "synth:qwen35-tiny:q9_9", "-n", 1)
+
+
+def test_explain_compares_backends():
+    ledger = json.loads(good("explain", "-m", TINY, "--compare", "cpu", "--rows", 3, "--depth", 5, "--json")[0])
+    assert len(ledger) > 10 and all(op["largest"] == 0 for op in ledger)
+    assert any(op["rms"] > 0 for op in ledger)
+    bad(2, "--compare", "explain", "-m", TINY, "--compare", "abacus")
+
+
+def test_bench_in_bursts():
+    found = json.loads(good("bench", "-m", TINY, "-p", 0, "-n", 20, "-r", 1, "--burst", "--json")[0])
+    assert found["decode"]["tok_s"] > 0 and found["submissions"] <= found["steps"] == 40
+
+
 def main():
     passed = failed = 0
     for name, test in list(globals().items()):
