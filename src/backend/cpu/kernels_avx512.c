@@ -110,9 +110,11 @@ INLINE __m512i dot_run(const struct format *f, const struct opened *w, const str
 #define AMX_INLINE static inline __attribute__((always_inline)) AMX
 
 enum {
-    AMX_ROWS = 16,  /* activation rows of a product */
-    AMX_BATCH = 64, /* activation rows that a group is opened for */
-    AMX_GROUPS = 8, /* groups that are opened in one go */
+    AMX_ROWS = 16,    /* activation rows of a product */
+    AMX_BATCH = 64,   /* activation rows that a group is opened for */
+    AMX_GROUPS = 4,   /* groups that are opened in one go */
+    AMX_TILES = 4,    /* tiles that take turns */
+    AMX_PRODUCTS = 4, /* tile products under way at once */
 };
 
 /* What ldtilecfg reads: bytes a row, and rows, of each tile register. */
@@ -123,15 +125,16 @@ struct tile_config {
 };
 _Static_assert(sizeof(struct tile_config) == 64, "as the processor reads it");
 
-/* Tile registers 0 and 4: sums. 1 and 5: activations. 2 and 6: weights. */
+/* Tile registers 0 to 3: sums. 4 and 5: activations. 6 and 7: weights. */
 AMX_INLINE void set_tiles(const struct format *f) {
     struct tile_config c = {.palette = 1};
     uint8_t quads = (uint8_t)(8 / f->runs);
-    for (int i = 0; i <= 4; i += 4) {
-        c.row_bytes[i] = 64, c.rows[i] = AMX_ROWS;
-        c.row_bytes[i + 1] = (uint16_t)(4 * quads), c.rows[i + 1] = AMX_ROWS;
-        c.row_bytes[i + 2] = 64, c.rows[i + 2] = quads;
+    for (int i = 0; i < 8; i++) {
+        c.row_bytes[i] = i == 4 || i == 5 ? (uint16_t)(4 * quads) : 64;
+        c.rows[i] = i < 6 ? AMX_ROWS : quads;
     }
+    /* gcc 12 believes that the instruction reads eight bytes of it, and may drop the others. */
+    __asm__ volatile("" : : "m"(c));
     _tile_loadconfig(&c);
 }
 
@@ -141,12 +144,14 @@ struct amx_groups {
     __m512 scale[AMX_GROUPS][2], min[AMX_GROUPS][2];
 };
 
-AMX_INLINE void open_groups(const struct format *f, const uint8_t *block, int n,
+/* Groups at .. at + n of a tile. */
+AMX_INLINE void open_groups(const struct format *f, const uint8_t *tile, uint32_t at, int n,
                             struct amx_groups *to) {
+    const uint8_t *block = tile + at / f->groups * f->block_bytes;
     const __m512i bias = _mm512_set1_epi8((char)(f->bias_log2 ? 1 << f->bias_log2 : 0));
     for (int i = 0; i < n; i++) {
         struct opened w;
-        int g = i % (int)f->groups;
+        int g = (int)((at + (uint32_t)i) % f->groups);
         fetch_ahead(f, block, g);
         f->open(block, g, &w);
         UNROLL for (int j = 0; j < 8; j++) to->w[i][j] =
@@ -160,64 +165,88 @@ AMX_INLINE void open_groups(const struct format *f, const uint8_t *block, int n,
     }
 }
 
-/* The dot products of one group of sixteen activation rows with a tile. */
-AMX_INLINE void multiply_group(const struct format *f, const __m512i *w, const struct act_group *a,
-                               size_t stride, int32_t (*dots)[AMX_ROWS][TILE]) {
-    const int row_bytes = (int)(stride * sizeof *a);
-    _tile_zero(0);
-    _tile_loadd(1, a->q, row_bytes);
-    _tile_loadd(2, w, 64);
-    _tile_dpbssd(0, 1, 2);
-    _tile_stored(0, dots[0], 64);
-    if (f->runs == 2) {
-        _tile_zero(4);
-        _tile_loadd(5, a->q + 16, row_bytes);
-        _tile_loadd(6, w + 4, 64);
-        _tile_dpbssd(4, 5, 6);
-        _tile_stored(4, dots[1], 64);
+/* The dot products of run p % runs of group p / runs, of sixteen activation rows with a tile. */
+#define AMX_PRODUCT(p, sum, acts, weights)                                                         \
+    do {                                                                                           \
+        const struct act_group *a_ = rows + (p) / f->runs;                                         \
+        _tile_zero(sum);                                                                           \
+        _tile_loadd(acts, a_->q + 16 * ((p) % f->runs), row_bytes);                                \
+        _tile_loadd(weights, w[(p) / f->runs] + 4 * ((p) % f->runs), 64);                          \
+        _tile_dpbssd(sum, acts, weights);                                                          \
+    } while (0)
+
+/* Up to four of them. From load to store a product takes long, so four are
+ * under way at once. */
+AMX_INLINE void multiply_groups(const struct format *f, const __m512i (*w)[8],
+                                const struct act_group *rows, size_t stride, int n,
+                                int32_t (*dots)[AMX_ROWS][TILE]) {
+    const int row_bytes = (int)(stride * sizeof *rows);
+    if (n == AMX_PRODUCTS) {
+        AMX_PRODUCT(0, 0, 4, 6);
+        AMX_PRODUCT(1, 1, 5, 7);
+        AMX_PRODUCT(2, 2, 4, 6);
+        AMX_PRODUCT(3, 3, 5, 7);
+        _tile_stored(0, dots[0], 64);
+        _tile_stored(1, dots[1], 64);
+        _tile_stored(2, dots[2], 64);
+        _tile_stored(3, dots[3], 64);
+        return;
+    }
+    for (int p = 0; p < n; p++) {
+        AMX_PRODUCT(p, 0, 4, 6);
+        _tile_stored(0, dots[p], 64);
     }
 }
 
-/* Sixteen rows' sums over n groups. The integers of a group are made while the f32 sums of the one
- * before it are added, which are in registers. */
+/* Sixteen rows' sums over n groups. The integers of some groups are made while the f32 sums of
+ * those before them are added, which are in registers. */
 AMX_INLINE void add_groups(const struct format *f, const struct amx_groups *w, int n,
                            const struct act_group *rows, size_t stride, __m512 *sums) {
-    _Alignas(64) int32_t dots[2][2][AMX_ROWS][TILE];
+    _Alignas(64) int32_t dots[2][AMX_PRODUCTS][AMX_ROWS][TILE];
+    const int step = AMX_PRODUCTS / f->runs;
     __m512 acc[AMX_ROWS];
     UNROLL for (int r = 0; r < AMX_ROWS; r++) acc[r] = sums[r];
-    multiply_group(f, w->w[0], rows, stride, dots[0]);
-    for (int i = 0; i < n; i++) {
-        if (i + 1 < n)
-            multiply_group(f, w->w[i + 1], rows + i + 1, stride, dots[(i + 1) % 2]);
-        UNROLL for (int r = 0; r < AMX_ROWS; r++) {
-            const struct act_group *a = rows + (size_t)r * stride + i;
-            UNROLL for (int h = 0; h < f->runs; h++) {
-                __m512 min = f->has_min ? w->min[i][h] : _mm512_setzero_ps();
-                __m512i dot = _mm512_load_si512(dots[i % 2][h][r]);
-                acc[r] = add_run(f, w->scale[i][h], min, a, h, dot, acc[r]);
+    for (int at = -step; at < n; at += step) {
+        int next = at + step, more = n - next < step ? n - next : step;
+        if (more > 0)
+            multiply_groups(f, w->w + next, rows + next, stride, more * f->runs,
+                            dots[next / step % 2]);
+        for (int i = at; at >= 0 && i < n && i < next; i++) {
+            UNROLL for (int r = 0; r < AMX_ROWS; r++) {
+                const struct act_group *a = rows + (size_t)r * stride + i;
+                UNROLL for (int h = 0; h < f->runs; h++) {
+                    __m512 min = f->has_min ? w->min[i][h] : _mm512_setzero_ps();
+                    int p = (i - at) * f->runs + h;
+                    __m512i dot = _mm512_load_si512(dots[at / step % 2][p][r]);
+                    acc[r] = add_run(f, w->scale[i][h], min, a, h, dot, acc[r]);
+                }
             }
         }
     }
     UNROLL for (int r = 0; r < AMX_ROWS; r++) sums[r] = acc[r];
 }
 
-/* One tile against `batch` rows, a multiple of AMX_ROWS. */
-AMX_INLINE void project_amx_tile(const struct format *f, const uint8_t *tile, size_t lanes,
-                                 uint32_t groups, const struct act_group *rows, size_t stride,
-                                 uint32_t batch, float *out, size_t out_stride) {
-    __m512 sums[AMX_BATCH];
+/* Some tiles, of `columns` weight rows, against `batch` activation rows, a multiple of AMX_ROWS. A
+ * few groups of the activations (16 KiB) stay in L1 while the tiles take their turns. */
+AMX_INLINE void project_amx_tiles(const struct format *f, struct tiles tiles, uint32_t columns,
+                                  const struct act_group *rows, size_t stride, uint32_t batch,
+                                  float *out, size_t out_stride) {
+    __m512 sums[AMX_TILES][AMX_BATCH];
     struct amx_groups w;
     memset(sums, 0, sizeof sums);
-    for (uint32_t at = 0; at < groups; at += AMX_GROUPS) {
-        int n = groups - at < AMX_GROUPS ? (int)(groups - at) : AMX_GROUPS;
-        open_groups(f, tile + at / f->groups * f->block_bytes, n, &w);
-        for (uint32_t r = 0; r < batch; r += AMX_ROWS) {
-            const struct act_group *from = rows + r * stride + at;
-            add_groups(f, &w, n, from, stride, sums + r);
+    for (uint32_t at = 0; at < tiles.groups; at += AMX_GROUPS) {
+        int n = tiles.groups - at < AMX_GROUPS ? (int)(tiles.groups - at) : AMX_GROUPS;
+        for (uint32_t t = 0; t < tiles.count; t++) {
+            open_groups(f, tiles.at + t * tiles.bytes, at, n, &w);
+            for (uint32_t r = 0; r < batch; r += AMX_ROWS)
+                add_groups(f, &w, n, rows + r * stride + at, stride, sums[t] + r);
         }
     }
-    for (uint32_t r = 0; r < batch; r++)
-        memcpy(out + r * out_stride, &sums[r], lanes * sizeof *out);
+    for (uint32_t t = 0; t < tiles.count; t++) {
+        size_t lanes = columns - t * TILE < TILE ? columns - t * TILE : TILE;
+        for (uint32_t r = 0; r < batch; r++)
+            memcpy(out + r * out_stride + t * TILE, &sums[t][r], lanes * sizeof *out);
+    }
 }
 
 /* Whole sixteens of rows with AMX, the rest with VNNI. */
@@ -228,18 +257,14 @@ AMX_INLINE void project_amx(const struct format *f, const void *weights, uint32_
     uint32_t whole = acts->n_rows / AMX_ROWS * AMX_ROWS;
     if (whole)
         set_tiles(f);
-    for (uint32_t n = 0; n < count; n += TILES * TILE, tiles.at += TILES * tiles.bytes) {
-        uint32_t columns = count - n < TILES * TILE ? count - n : TILES * TILE;
+    const uint32_t step = (whole ? AMX_TILES : TILES) * TILE;
+    for (uint32_t n = 0; n < count; n += step, tiles.at += step / TILE * tiles.bytes) {
+        uint32_t columns = count - n < step ? count - n : step;
         tiles.count = (columns + TILE - 1) / TILE;
-        for (uint32_t t = 0; t < tiles.count; t++) {
-            for (uint32_t r = 0; r < whole; r += AMX_BATCH) {
-                size_t lanes = columns - t * TILE < TILE ? columns - t * TILE : TILE;
-                project_amx_tile(f, tiles.at + t * tiles.bytes, lanes, tiles.groups,
-                                 acts->groups + r * stride_of(acts), stride_of(acts),
-                                 whole - r < AMX_BATCH ? whole - r : AMX_BATCH,
-                                 out + r * out_stride + n + t * TILE, out_stride);
-            }
-        }
+        for (uint32_t r = 0; r < whole; r += AMX_BATCH)
+            project_amx_tiles(f, tiles, columns, acts->groups + r * stride_of(acts),
+                              stride_of(acts), whole - r < AMX_BATCH ? whole - r : AMX_BATCH,
+                              out + r * out_stride + n, out_stride);
         project_tiles(f, tiles, columns, whole, acts, out + n, out_stride);
     }
     if (whole)
