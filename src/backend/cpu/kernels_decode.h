@@ -161,7 +161,7 @@ DECODE_INLINE void block_q2_k(const q2_k_anywhere *b, float *y) {
 
 DECODE_INLINE void block_q3_k(const q3_k_anywhere *b, float *y) {
     float scale[16];
-    bytes16 scales;
+    bytes16 scales = {0};
     for (int k = 0; k < 16; k++)
         scales[k] = (uint8_t)q3_k_scale(b->scales, k);
     put(scale, scales, half_to_f32(b->d));
