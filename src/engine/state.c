@@ -260,10 +260,11 @@ void state_close(struct state *st, uint32_t slot) {
     s->is_open = false;
 }
 
+/* A burst reserves for tokens that are not known yet. */
 uint32_t state_reserve(struct state *st, uint32_t slot, uint32_t rows, struct io_change *changes) {
     struct slot *s = &st->slots[slot];
     uint32_t n = 0, needed = pages_for(s->length + rows);
-    CHECK(s->length + rows <= s->n_tokens && s->n_tokens <= st->options.context);
+    CHECK(s->length + rows <= st->options.context && s->n_tokens <= st->options.context);
     for (; s->n_pages < needed; s->n_pages++, n++) {
         s->pages[s->n_pages] = take_page(st);
         changes[n] = (struct io_change){slot, s->n_pages, s->pages[s->n_pages], 0};

@@ -114,9 +114,19 @@ void rig_tap(struct rig *r, uint32_t number, struct operand x) {
     rig_add(r, &op);
 }
 
+/* A device that nobody has open is started anew each time, which takes longer than a test. */
+static void keep_device(void) {
+    static struct backend *kept;
+    struct backend_options how = {0};
+    struct err ignored;
+    if (!kept)
+        backend_cuda.open(&kept, &how, &ignored);
+}
+
 bool rig_open(struct rig *r) {
     struct err err = {0};
     int status = plan_finish(r->plan, &err);
+    keep_device();
     for (int i = 0; !status && i < RIG_BACKENDS; i++) {
         struct backend_options how = {.threads = 4, .exact = r->exact};
         status = rig_kinds[i]->open(&r->b[i], &how, &err);

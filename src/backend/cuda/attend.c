@@ -1,5 +1,5 @@
-/* attend.c - ATTEND as kernels: one for a plan of one row and halves in the cache; else two, the
- * first of which norms and turns queries and keys and fills the cache. */
+/* attend.c - ATTEND as kernels: one for a plan of one row and halves in the cache (attend_row.cu);
+ * else two, the first of which norms and turns queries and keys and fills the cache. */
 #include "backend/cuda/attend.h"
 
 #include "backend/cuda/cuda.h"
@@ -9,10 +9,6 @@ static const uint64_t MAX_PART_BYTES = 64 << 20;
 
 static uint32_t divide_up(uint32_t a, uint32_t b) {
     return (a + b - 1) / b;
-}
-
-static uint32_t clamp(uint32_t x, uint32_t low, uint32_t high) {
-    return x < low ? low : x > high ? high : x;
 }
 
 static struct attend_params params_of(struct recorder *r, const struct op_attend *a) {
@@ -43,37 +39,78 @@ static struct attend_params params_of(struct recorder *r, const struct op_attend
         .tiles = tiles,
         .tile_rows = 1,
         .pages_per_slot = a->pages.dims[0],
-        .max_splits = clamp(256 / (a->kv_heads * tiles), 1, ATTEND_FOLD),
-        .max_long_splits = clamp(256 / (a->kv_heads * tiles), 1, 4 * ATTEND_FOLD),
+        .n_slots = a->pages.dims[1],
+        .n_pages = a->keys.dims[3],
         .eps = a->eps,
         .scale = a->scale,
     };
 }
 
+/* How positions are dealt out where the tensor cores are used: splits that fill some of
+ * attend_row.cu's slots, and clusters of which there is room for one a unit. */
+static void plan_fast_splits(struct attend_params *p) {
+    p->short_shift = p->head_width > 128 ? 5 : 6;
+    p->long_shift = ATTEND_LENGTH(p->head_width) == 128 ? 7 : 8;
+    p->fold = p->kv_heads * p->tiles > 16 ? ATTEND_FOLD / 2 : ATTEND_FOLD;
+}
+
+/* Elsewhere: so that there are blocks enough from a few thousand positions on. */
+static void plan_any_splits(struct attend_params *p) {
+    uint32_t units = p->kv_heads * p->tiles;
+    p->short_shift = 5;
+    p->long_shift = units <= 4 ? 6 : units <= 8 ? 7 : 8;
+    p->fold = ATTEND_FOLD;
+}
+
+/* The most splits that a row has. */
+static uint32_t most_splits(const struct attend_params *p) {
+    uint32_t n = (p->pages_per_slot * IO_PAGE_POSITIONS) >> p->long_shift;
+    return n > p->fold ? n : p->fold;
+}
+
 /* Room for what blocks hand to the one that ends last, and how much a block does before. */
 static void plan_parts(struct recorder *r, struct attend_params *p) {
-    uint32_t splits = p->pages_per_slot, most = p->max_long_splits;
-    splits = splits > most ? splits : most;
-    uint32_t groups = divide_up(splits, ATTEND_FOLD);
+    uint32_t splits = most_splits(p), groups = divide_up(splits, p->fold);
     uint32_t queries = p->tiles > 1 ? ATTEND_TILE : p->group * p->tile_rows;
     uint64_t units = (uint64_t)r->plan->max_rows * p->kv_heads * p->tiles;
     p->part_values = (queries * (p->head_width + 2) + 3) / 4 * 4;
     uint64_t bytes = units * (splits + groups) * p->part_values * sizeof(float);
     bool is_wide = r->plan->max_rows == 1 || (r->plan->max_rows <= 8 && bytes <= MAX_PART_BYTES);
-    p->run_splits = is_wide ? 1 : ATTEND_FOLD;
+    p->run_splits = is_wide ? 1 : p->fold;
     p->slots = is_wide ? splits + groups : groups;
     p->counters_per_unit = 1 + groups;
     p->parts = recorder_work(r, units * p->slots * p->part_values * sizeof(float));
     p->counters = recorder_counters(r, units * p->counters_per_unit);
 }
 
-static int launch_splits(struct recorder *r, const struct attend_params *p, const char *kernel,
-                         uint32_t shared) {
+static int launch_splits(struct recorder *r, const struct attend_params *p, const char *kernel) {
     struct cuda_launch launch = {
         .kernel = kernel,
         .grid = {2 * r->n_sms, 1, 1},
         .threads = ATTEND_WARPS * 32,
-        .shared = shared,
+    };
+    return recorder_launch(r, &launch, p, sizeof *p);
+}
+
+/* A plan of one row: clusters of as many blocks as a group has splits. Each block of a group leaves
+ * its slice of the result, and for each query in it the maximum and the sum. */
+static int launch_row(struct recorder *r, struct attend_params *p, const char *kernel) {
+    uint32_t units = p->kv_heads * p->tiles;
+    p->slots = divide_up(most_splits(p), p->fold);
+    uint32_t clusters = r->n_sms / p->fold, needed = units * p->slots;
+    if (needed >
+        4 * clusters) /* long: two blocks to an SM, as far as clusters find room for that */
+        clusters = clusters * 7 / 4;
+    p->part_values = ATTEND_TILE * p->head_width + 2 * ATTEND_TILE * ATTEND_FOLD;
+    p->counters_per_unit = p->fold;
+    p->parts = recorder_work(r, (uint64_t)units * p->slots * p->part_values * sizeof(float));
+    p->counters = recorder_counters(r, units * p->counters_per_unit);
+    clusters = needed < clusters ? needed : clusters ? clusters : 1;
+    struct cuda_launch launch = {
+        .kernel = kernel,
+        .grid = {p->fold * clusters, 1, 1},
+        .threads = (ATTEND_WARPS + 1) * 32,
+        .shared = ATTEND_ROW_SHARED(p->head_width),
     };
     return recorder_launch(r, &launch, p, sizeof *p);
 }
@@ -92,11 +129,11 @@ static int launch_prepare(struct recorder *r, const struct attend_params *p) {
 /* Widths that the tensor cores are used for, with halves in the cache. */
 static const struct {
     uint32_t width;
-    const char *row, *rows; /* kernels of one row alone, and behind attend_prepare */
+    const char *row[2], *rows; /* kernels of one row, in clusters of 4 and 8; of many rows */
 } FAST[] = {
-    {64, "attend_row_64", "attend_rows_64"},
-    {128, "attend_row_128", "attend_rows_128"},
-    {256, "attend_row_256", "attend_rows_256"},
+    {64, {"attend_row_64_4", "attend_row_64_8"}, "attend_rows_64"},
+    {128, {"attend_row_128_4", "attend_row_128_8"}, "attend_rows_128"},
+    {256, {"attend_row_256_4", "attend_row_256_8"}, "attend_rows_256"},
 };
 
 static const char *any_kernel(uint32_t type) {
@@ -126,17 +163,19 @@ int record_attend(struct recorder *r, const struct op *op) {
                        r->plan->max_rows, ATTEND_MAX_ROWS);
     struct attend_params p = params_of(r, a);
     const char *kernel = any_kernel(a->keys.type), *alone = NULL;
+    plan_any_splits(&p);
     for (size_t i = 0; i < sizeof FAST / sizeof *FAST; i++)
-        if (a->keys.type == DT_F16 && a->head_width == FAST[i].width)
-            alone = FAST[i].row, kernel = FAST[i].rows;
-    if (alone && r->plan->max_rows > 1 && p.group < ATTEND_TILE)
+        if (a->keys.type == DT_F16 && a->head_width == FAST[i].width) {
+            plan_fast_splits(&p);
+            alone = FAST[i].row[p.fold == ATTEND_FOLD], kernel = FAST[i].rows;
+        }
+    if (alone && r->plan->max_rows == 1 && r->b->capability >= 90)
+        return launch_row(r, &p, alone);
+    if (alone && p.group < ATTEND_TILE)
         p.tile_rows = ATTEND_TILE / p.group;
-    uint32_t shared = alone ? ATTEND_FAST_SHARED(a->head_width) + ATTEND_RING : 0;
     plan_parts(r, &p);
-    if (alone && r->plan->max_rows == 1)
-        return launch_splits(r, &p, alone, shared);
     p.query =
         recorder_work(r, (uint64_t)r->plan->max_rows * a->heads * a->head_width * sizeof(float));
     int status = launch_prepare(r, &p);
-    return status ? status : launch_splits(r, &p, kernel, shared);
+    return status ? status : launch_splits(r, &p, kernel);
 }

@@ -5,18 +5,20 @@
 #include "backend/cuda/shared.h"
 
 enum {
-    ATTEND_WARPS = 8,       /* of a block */
+    ATTEND_WARPS = 8,       /* of a block, beside the one that copies */
     ATTEND_TILE = 8,        /* query heads that a block takes at once: a tile */
     ATTEND_MAX_WIDTH = 512, /* of a head */
-    ATTEND_FOLD = 16,       /* splits that are folded into one before these are folded */
+    ATTEND_FOLD = 8,        /* the most splits that are folded into one before these are folded */
     ATTEND_MAX_ROWS = 1024,
-    ATTEND_GROUPS = 6, /* pairs of loads that a thread has in flight */
-    ATTEND_SHORT = 32, /* positions of the shortest split */
+    ATTEND_SLOTS = 4,         /* of a row's copies: that many are on their way */
+    ATTEND_SLOT_BYTES = 16384 /* positions of a slot: as many as fit */
 };
 
-/* Shared memory of the kernels with tensor cores, before the ring, and the ring. */
-#define ATTEND_FAST_SHARED(width) (28928 + 76 * (width))
-#define ATTEND_RING (ATTEND_GROUPS * 2 * 16 * ATTEND_WARPS * 32)
+/* Positions of the longest split for heads of this width. */
+#define ATTEND_LENGTH(width) ((width) > 128 ? 128 : 256)
+/* Shared memory of a row alone. */
+#define ATTEND_ROW_SHARED(width)                                                                   \
+    (ATTEND_SLOTS * ATTEND_SLOT_BYTES + ((width) > 128 ? 49664 : (width) > 64 ? 40960 : 34816))
 
 struct attend_params {
     struct cuda_io io;
@@ -37,10 +39,10 @@ struct attend_params {
     uint32_t row_bytes;      /* of a position in the cache */
     uint32_t group, tiles;   /* query heads to a KV head; tiles of them */
     uint32_t tile_rows; /* rows of a segment that a block takes at once, where they fit a tile */
-    uint32_t pages_per_slot;
-    uint32_t max_splits;      /* while splits are shorter than a page */
-    uint32_t max_long_splits; /* of sequences beyond that */
-    uint32_t run_splits;      /* that a block takes one after the other: 1 or ATTEND_FOLD */
+    uint32_t pages_per_slot, n_slots, n_pages;
+    uint32_t short_shift, long_shift; /* 2^shift: positions of the shortest and longest split */
+    uint32_t fold;                    /* splits of a group */
+    uint32_t run_splits;              /* that a block takes one after the other: 1 or a group's */
     uint32_t slots, part_values, counters_per_unit;
     float eps, scale;
 };

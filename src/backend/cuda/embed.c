@@ -34,7 +34,7 @@ int record_embed(struct recorder *r, const struct op *op) {
     };
     struct cuda_launch launch = {
         .kernel = "embed",
-        .grid = {(e->table.dims[0] + 511) / 512 + 1, r->plan->max_rows, 1},
+        .grid = {(e->table.dims[0] + 511) / 512 + 2, r->plan->max_rows, 1},
         .threads = 128,
     };
     return recorder_launch(r, &launch, &p, sizeof p);

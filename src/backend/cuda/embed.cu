@@ -6,16 +6,15 @@
 
 /* IO's front to the device, and the page table changed. By one block. */
 static __device__ void bring_io(const struct embed_params &p) {
-    const uint4 *from = (const uint4 *)p.host_io;
     uint4 *to = (uint4 *)p.io_copy;
+    uint4 header = load_weights(p.host_io);
     for (uint32_t i = threadIdx.x; i < p.copy_bytes / 16; i += blockDim.x)
-        to[i] = from[i];
-    uint32_t n = ((const struct io_header *)p.host_io)->n_changes;
-    const struct io_change *changes = (const struct io_change *)(p.host_io + p.changes_at);
-    /* In order: a later change of the same entry wins. */
-    for (uint32_t i = 0; p.pages && threadIdx.x == 0 && i < n; i++)
-        p.pages[(uint64_t)changes[i].slot * p.pages_per_slot + changes[i].index] =
-            (int32_t)changes[i].page;
+        to[i] = load_weights(p.host_io + 16 * i);
+    /* No entry of the table is changed twice in a step. */
+    for (uint32_t i = threadIdx.x; p.pages && i < header.w /* n_changes */; i += blockDim.x) {
+        uint4 change = load_weights(p.host_io + p.changes_at + 16 * i);
+        p.pages[(uint64_t)change.x * p.pages_per_slot + change.y] = (int32_t)change.z;
+    }
 }
 
 /* The angle is taken in f64: at position 200000 an f32 angle is off by 0.01. */
@@ -29,20 +28,23 @@ static __device__ void fill_angles(const struct embed_params &p, uint32_t row, u
     }
 }
 
-/* The last block of a row makes the angles, the others 512 values each. IO is read from the host's
- * memory here: its copy is only being made. */
+/* Of a row, the last block makes the angles, the one before it brings IO (the first row's), the
+ * others 512 values each. IO is read from the host's memory here, since its copy is only being
+ * made: more than a microsecond a read, so each block reads once. */
 extern "C" __global__ void embed(const __grid_constant__ struct embed_params p) {
     pdl_launch();
     pdl_wait(p.io);
-    uint32_t row = blockIdx.y;
-    if (row == 0 && blockIdx.x + 1 == gridDim.x)
-        bring_io(p);
-    /* Both at once: a read of the host's memory takes more than a microsecond. */
+    uint32_t row = blockIdx.y, n_parts = gridDim.x - 2;
+    if (blockIdx.x == n_parts) {
+        if (row == 0)
+            bring_io(p);
+        return;
+    }
     uint4 header = load_weights(p.host_io), at = load_weights(p.host_io + p.rows_at + 16 * row);
     if (row >= header.x) /* n_rows */
         return;
     struct io_row r = {(int32_t)at.x, at.y, at.z, at.w};
-    if (blockIdx.x + 1 == gridDim.x) {
+    if (blockIdx.x > n_parts) {
         fill_angles(p, row, r.position);
         return;
     }

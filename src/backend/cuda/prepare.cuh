@@ -23,6 +23,7 @@ static __device__ __forceinline__ uint32_t uniform(uint32_t x) {
 struct team {
     uint32_t first, step; /* this thread's first piece, and how many pieces all take in a round */
     uint32_t other;       /* from an address in this block's shared memory to the other block's */
+    uint32_t signal;      /* the other block's barrier, which counts the bytes it is sent */
 };
 
 /* The piece of four columns that a thread takes in the round from `base`. Behind the end the warp
@@ -35,37 +36,42 @@ static __device__ __forceinline__ uint32_t piece_of(const struct team &who, uint
 
 /* Stores for this block, and for the other one of its cluster. */
 template <int SHARE>
-static __device__ __forceinline__ void put_word(const struct team &who, void *to, uint32_t v) {
+static __device__ __forceinline__ void put_word(const struct team &who, bool is_own, void *to,
+                                                uint32_t v) {
     *(uint32_t *)to = v;
 #if __CUDA_ARCH__ >= 900
-    if (SHARE > 1)
-        asm volatile("st.shared::cluster.u32 [%0], %1;" ::"r"(
-                         (uint32_t)__cvta_generic_to_shared(to) + who.other),
-                     "r"(v)
-                     : "memory");
+    if (SHARE > 1 && is_own)
+        asm volatile(
+            "st.async.shared::cluster.mbarrier::complete_tx::bytes.u32 [%0], %1, [%2];" ::"r"(
+                (uint32_t)__cvta_generic_to_shared(to) + who.other),
+            "r"(v), "r"(who.signal)
+            : "memory");
 #endif
 }
 
 template <int SHARE>
-static __device__ __forceinline__ void put_pair(const struct team &who, void *to, float2 v) {
+static __device__ __forceinline__ void put_pair(const struct team &who, bool is_own, void *to,
+                                                float2 v) {
     *(float2 *)to = v;
 #if __CUDA_ARCH__ >= 900
-    if (SHARE > 1)
-        asm volatile("st.shared::cluster.v2.f32 [%0], {%1, %2};" ::"r"(
-                         (uint32_t)__cvta_generic_to_shared(to) + who.other),
-                     "f"(v.x), "f"(v.y)
-                     : "memory");
+    if (SHARE > 1 && is_own)
+        asm volatile(
+            "st.async.shared::cluster.mbarrier::complete_tx::bytes.v2.f32 [%0], {%1, %2}, [%3];" ::
+                "r"((uint32_t)__cvta_generic_to_shared(to) + who.other),
+            "f"(v.x), "f"(v.y), "r"(who.signal)
+            : "memory");
 #endif
 }
 
 template <int SHARE>
-static __device__ __forceinline__ void put_four(const struct team &who, void *to, float4 v) {
+static __device__ __forceinline__ void put_four(const struct team &who, bool is_own, void *to,
+                                                float4 v) {
     *(float4 *)to = v;
 #if __CUDA_ARCH__ >= 900
-    if (SHARE > 1)
-        asm volatile("st.shared::cluster.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(
-                         (uint32_t)__cvta_generic_to_shared(to) + who.other),
-                     "f"(v.x), "f"(v.y), "f"(v.z), "f"(v.w)
+    if (SHARE > 1 && is_own)
+        asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 [%0], {%1, %2, "
+                     "%3, %4}, [%5];" ::"r"((uint32_t)__cvta_generic_to_shared(to) + who.other),
+                     "f"(v.x), "f"(v.y), "f"(v.z), "f"(v.w), "r"(who.signal)
                      : "memory");
 #endif
 }
@@ -100,13 +106,17 @@ static __device__ __forceinline__ uint32_t size_bits(float x) {
     return __float_as_uint(x) & 0x7fffffffu;
 }
 
+static __device__ __forceinline__ void add_square(float &sum, int lane) {
+    sum = __fadd_rn(sum, __shfl_xor_sync(~0u, sum, lane));
+}
+
 /* Pieces i[b] of four columns, as quant.h's act_quantize has them: sizes are compared as integers,
  * so that a NaN is the largest. All pieces take every step together: a step's latency is then that
- * of one. */
-template <int BATCH, int SHARE>
-static __device__ __forceinline__ void put_int8(const struct team &who, uint8_t *image, uint32_t k,
-                                                const uint32_t (&i)[BATCH],
-                                                const float4 (&v)[BATCH]) {
+ * of one. Squares are added over the warp on the way, from lanes far apart to neighbours. */
+template <int BATCH, int SHARE, bool IS_NORM>
+static __device__ __forceinline__ void
+put_int8(const struct team &who, uint8_t *image, uint32_t k, const uint32_t (&i)[BATCH],
+         const bool (&own)[BATCH], const float4 (&v)[BATCH], float (&square)[BATCH]) {
     uint32_t m[BATCH], q[BATCH], plane = project_plane(k), w = threadIdx.x % 8;
     float d[BATCH];
     int sum[BATCH];
@@ -117,8 +127,11 @@ static __device__ __forceinline__ void put_int8(const struct team &who, uint8_t 
 #pragma unroll
     for (int lane = 1; lane < 8; lane *= 2)
 #pragma unroll
-        for (int b = 0; b < BATCH; b++)
+        for (int b = 0; b < BATCH; b++) {
             m[b] = max(m[b], __shfl_xor_sync(~0u, m[b], lane));
+            if (IS_NORM)
+                add_square(square[b], 16 / lane);
+        }
 #pragma unroll
     for (int b = 0; b < BATCH; b++) {
         d[b] = __fmul_rn(__uint_as_float(m[b]), 1 / 127.0f);
@@ -130,62 +143,61 @@ static __device__ __forceinline__ void put_int8(const struct team &who, uint8_t 
 #pragma unroll
     for (int lane = 1; lane < 8; lane *= 2)
 #pragma unroll
-        for (int b = 0; b < BATCH; b++)
+        for (int b = 0; b < BATCH; b++) {
             sum[b] += __shfl_xor_sync(~0u, sum[b], lane);
+            if (IS_NORM && lane < 4)
+                add_square(square[b], 2 / lane);
+        }
 #pragma unroll
     for (int b = 0; b < BATCH; b++) {
-        put_word<SHARE>(who, image + (((w / 4) * plane + i[b] / 8) * 4 + w % 4) * 4, q[b]);
+        put_word<SHARE>(who, own[b], image + (((w / 4) * plane + i[b] / 8) * 4 + w % 4) * 4, q[b]);
         if (w == 0)
-            put_pair<SHARE>(who, image + plane * 32 + i[b] / 8 * 8,
+            put_pair<SHARE>(who, own[b], image + plane * 32 + i[b] / 8 * 8,
                             make_float2(d[b], __fmul_rn(d[b], (float)-sum[b])));
     }
 }
 
-template <int BATCH, int SHARE>
-static __device__ __forceinline__ void
-put_pieces(const struct team &who, const struct project_input &in, uint8_t *image,
-           const uint32_t (&i)[BATCH], const float4 (&v)[BATCH]) {
-    if (in.wants_f32) {
-        float4 *to = (float4 *)(image + (in.wants_int8 ? project_int8_bytes(in.k) : 0));
-#pragma unroll
-        for (int b = 0; b < BATCH; b++)
-            put_four<SHARE>(who, to + i[b], v[b]);
-    }
-    if (in.wants_int8)
-        put_int8<BATCH, SHARE>(who, image, in.k, i, v);
-}
-
 /* The sums of the squares of a warp's 128 columns, of every piece. */
-template <int BATCH>
-static __device__ __forceinline__ void sum_squares(const float4 (&v)[BATCH], float (&sum)[BATCH]) {
-#pragma unroll
-    for (int b = 0; b < BATCH; b++)
-        sum[b] = squares(v[b]);
+template <int BATCH> static __device__ __forceinline__ void add_squares(float (&sum)[BATCH]) {
 #pragma unroll
     for (int lane = 16; lane > 0; lane /= 2)
 #pragma unroll
         for (int b = 0; b < BATCH; b++)
-            sum[b] = __fadd_rn(sum[b], __shfl_xor_sync(~0u, sum[b], lane));
+            add_square(sum[b], lane);
 }
 
-template <int BATCH, int SHARE>
-static __device__ __forceinline__ void put_squares(const struct team &who, const float4 (&v)[BATCH],
-                                                   const uint32_t (&i)[BATCH], float *red) {
-    float sum[BATCH];
-    sum_squares<BATCH>(v, sum);
+/* square: those of a lane's columns before the norm's weight, where there is one. */
+template <int BATCH, int SHARE, bool IS_NORM>
+static __device__ __forceinline__ void
+put_pieces(const struct team &who, const struct project_input &in, uint8_t *image,
+           const uint32_t (&i)[BATCH], const bool (&own)[BATCH], const float4 (&v)[BATCH],
+           float (&square)[BATCH], float *red) {
+    if (in.wants_f32) {
+        float4 *to = (float4 *)(image + (in.wants_int8 ? project_int8_bytes(in.k) : 0));
 #pragma unroll
-    for (int b = 0; b < BATCH; b++)
-        if (threadIdx.x % 32 == 0)
-            put_word<SHARE>(who, red + i[b] / 32, __float_as_uint(sum[b]));
+        for (int b = 0; b < BATCH; b++)
+            put_four<SHARE>(who, own[b], to + i[b], v[b]);
+    }
+    if (in.wants_int8)
+        put_int8<BATCH, SHARE, IS_NORM>(who, image, in.k, i, own, v, square);
+    else if (IS_NORM)
+        add_squares<BATCH>(square);
+    if (IS_NORM && threadIdx.x % 32 == 0)
+#pragma unroll
+        for (int b = 0; b < BATCH; b++)
+            put_word<SHARE>(who, own[b], red + i[b] / 32, __float_as_uint(square[b]));
 }
 
 /* A thread's pieces in the rounds from `base` on. */
 template <int BATCH>
 static __device__ __forceinline__ void find_pieces(const struct team &who, uint32_t base,
-                                                   uint32_t n, uint32_t (&i)[BATCH]) {
+                                                   uint32_t n, uint32_t (&i)[BATCH],
+                                                   bool (&own)[BATCH]) {
 #pragma unroll
-    for (int b = 0; b < BATCH; b++)
+    for (int b = 0; b < BATCH; b++) {
         i[b] = piece_of(who, base + b * who.step, n);
+        own[b] = base + b * who.step + who.first < n;
+    }
 }
 
 /* ---- where a row comes from --------------------------------------------------------------------
@@ -219,9 +231,11 @@ static __device__ __forceinline__ uint32_t open_row(const struct cuda_io &io,
 /* ---- clusters ----------------------------------------------------------------------------------
  */
 
+/* Says that this block is there, and its barrier ready; orders no other memory, which would cost a
+ * fence of the whole device. */
 static __device__ __forceinline__ void cluster_arrive(void) {
 #if __CUDA_ARCH__ >= 900
-    asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
+    asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
 #endif
 }
 
@@ -231,29 +245,52 @@ static __device__ __forceinline__ void cluster_wait(void) {
 #endif
 }
 
-/* All blocks that prepare a row together are here, and see each other's stores. */
-template <int SHARE> static __device__ __forceinline__ void team_sync(void) {
-#if __CUDA_ARCH__ >= 900
-    if (SHARE > 1) {
-        cluster_arrive();
-        cluster_wait();
-        return;
-    }
-#endif
-    __syncthreads();
+/* Bytes that the other block of the cluster sends. */
+static __device__ __forceinline__ uint32_t sent_bytes(const struct project_input &in) {
+    uint32_t n = in.k / 4, round = 2 * blockDim.x, whole = n / round, rest = n - whole * round;
+    uint32_t before = blockIdx.x % 2 ? 0 : blockDim.x; /* of a round, before the other's */
+    uint32_t pieces = whole * blockDim.x + (rest > before ? min(rest - before, blockDim.x) : 0);
+    return pieces * ((in.wants_int8 ? 5 : 0) + (in.wants_f32 ? 16 : 0)) +
+           (in.kind == PREPARE_NORM ? pieces / 32 * 4 : 0);
 }
 
-template <int SHARE> static __device__ __forceinline__ struct team find_team(const void *shared) {
-    struct team who = {threadIdx.x, blockDim.x, 0};
+/* A barrier in shared memory which is passed once, when all bytes from the other block are there.
+ */
+static __device__ __forceinline__ void signal_init(uint32_t at, uint32_t bytes) {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;\n"
+                 "fence.mbarrier_init.release.cluster;\n"
+                 "mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(at),
+                 "r"(bytes)
+                 : "memory");
+#endif
+}
+
+static __device__ __forceinline__ void signal_wait(uint32_t at, uint32_t phase) {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("{\n"
+                 ".reg .pred p;\n"
+                 "again:\n"
+                 "mbarrier.try_wait.parity.shared::cta.b64 p, [%0], %1;\n"
+                 "@!p bra again;\n"
+                 "}" ::"r"(at),
+                 "r"(phase)
+                 : "memory");
+#endif
+}
+
+template <int SHARE> static __device__ __forceinline__ struct team find_team(const void *signal) {
+    struct team who = {threadIdx.x, blockDim.x, 0, 0};
 #if __CUDA_ARCH__ >= 900
     if (SHARE > 1) {
-        uint32_t at = (uint32_t)__cvta_generic_to_shared(shared), there;
+        uint32_t at = (uint32_t)__cvta_generic_to_shared(signal), there;
         asm("mapa.shared::cluster.u32 %0, %1, %2;"
             : "=r"(there)
             : "r"(at), "r"(blockIdx.x % 2 ^ 1));
         who.first += blockIdx.x % 2 * blockDim.x;
         who.step *= 2;
         who.other = there - at;
+        who.signal = there;
     }
 #endif
     return who;
@@ -296,7 +333,7 @@ static __device__ __forceinline__ void prepare_any(const struct cuda_io &io,
                                                    const struct project_input &in,
                                                    const struct row_source &from, uint8_t *image,
                                                    float *red) {
-    struct team who = {threadIdx.x, blockDim.x, 0}; /* every block for itself */
+    struct team who = {threadIdx.x, blockDim.x, 0, 0}; /* every block for itself */
     uint32_t n = in.k / 4, row = open_row(io, in, from);
     const float *x = in.x + (uint64_t)row * in.x_stride;
     const float *gate = in.gate + (uint64_t)row * in.gate_row_stride;
@@ -305,15 +342,18 @@ static __device__ __forceinline__ void prepare_any(const struct cuda_io &io,
 #pragma unroll 1
     for (uint32_t base = 0; base < n; base += blockDim.x) {
         uint32_t i[1] = {piece_of(who, base, n)}, c = 4 * i[0];
+        const bool own[1] = {false};
         float4 v[1] = {
             make_float4(__ldcg(x + c), __ldcg(x + c + 1), __ldcg(x + c + 2), __ldcg(x + c + 3))};
-        if (in.kind == PREPARE_NORM)
-            put_squares<1, 1>(who, v, i, red);
+        float square[1] = {squares(v[0])};
         v[0].x = any_value(in, gate, v[0].x, c, red);
         v[0].y = any_value(in, gate, v[0].y, c + 1, red);
         v[0].z = any_value(in, gate, v[0].z, c + 2, red);
         v[0].w = any_value(in, gate, v[0].w, c + 3, red);
-        put_pieces<1, 1>(who, in, image, i, v);
+        if (in.kind == PREPARE_NORM)
+            put_pieces<1, 1, true>(who, in, image, i, own, v, square, red);
+        else
+            put_pieces<1, 1, false>(who, in, image, i, own, v, square, red);
     }
     if (in.kind == PREPARE_GATED_NORM)
         __syncthreads(); /* before the next row's factors */
@@ -327,17 +367,19 @@ static __device__ __forceinline__ void
 prepare_plain(const struct team &who, const struct cuda_io &io, const struct project_input &in,
               const struct row_source &from, uint8_t *image) {
     uint32_t n = in.k / 4, i[BATCH];
-    find_pieces<BATCH>(who, 0, n, i);
+    bool own[BATCH];
+    find_pieces<BATCH>(who, 0, n, i, own);
     const float *x = in.x + (uint64_t)open_row(io, in, from) * in.x_stride;
 #pragma unroll 1
     for (uint32_t base = 0; base < n;) {
         float4 v[BATCH];
+        float none[BATCH];
 #pragma unroll
         for (int b = 0; b < BATCH; b++)
             v[b] = __ldcg((const float4 *)x + i[b]);
-        put_pieces<BATCH, SHARE>(who, in, image, i, v);
+        put_pieces<BATCH, SHARE, false>(who, in, image, i, own, v, none, NULL);
         base += BATCH * who.step;
-        find_pieces<BATCH>(who, base, n, i);
+        find_pieces<BATCH>(who, base, n, i, own);
     }
 }
 
@@ -348,7 +390,8 @@ prepare_norm(const struct team &who, const struct cuda_io &io, const struct proj
              const struct row_source &from, const float4 (&weight)[NORM_BATCH], uint8_t *image,
              float *red) {
     uint32_t n = in.k / 4, i[BATCH];
-    find_pieces<BATCH>(who, 0, n, i);
+    bool own[BATCH];
+    find_pieces<BATCH>(who, 0, n, i, own);
     const float *x = in.x + (uint64_t)open_row(io, in, from) * in.x_stride;
 #pragma unroll 1
     for (uint32_t base = 0; base < n;) {
@@ -363,13 +406,15 @@ prepare_norm(const struct team &who, const struct cuda_io &io, const struct proj
             for (int b = 0; b < BATCH; b++)
                 w[b] = __ldcg((const float4 *)in.norm + i[b]);
         }
-        put_squares<BATCH, SHARE>(who, v, i, red);
+        float square[BATCH];
 #pragma unroll
-        for (int b = 0; b < BATCH; b++)
+        for (int b = 0; b < BATCH; b++) {
+            square[b] = squares(v[b]);
             v[b] = times(v[b], w[b]);
-        put_pieces<BATCH, SHARE>(who, in, image, i, v);
+        }
+        put_pieces<BATCH, SHARE, true>(who, in, image, i, own, v, square, red);
         base += BATCH * who.step;
-        find_pieces<BATCH>(who, base, n, i);
+        find_pieces<BATCH>(who, base, n, i, own);
     }
 }
 
@@ -395,7 +440,8 @@ static __device__ __forceinline__ void
 prepare_gated(const struct team &who, const struct cuda_io &io, const struct project_input &in,
               const struct row_source &from, float4 weight, uint8_t *image) {
     uint32_t n = in.k / 4, i[BATCH], j[BATCH];
-    find_pieces<BATCH>(who, 0, n, i);
+    bool own[BATCH];
+    find_pieces<BATCH>(who, 0, n, i, own);
     find_gates<BATCH, IS_NORM>(in, i, j);
     uint32_t row = open_row(io, in, from);
     const float *x = in.x + (uint64_t)row * in.x_stride;
@@ -409,8 +455,12 @@ prepare_gated(const struct team &who, const struct cuda_io &io, const struct pro
             g[b] = __ldcg((const float4 *)gate + j[b]);
         }
         float sum[BATCH];
-        if (IS_NORM)
-            sum_squares<BATCH>(v, sum);
+        if (IS_NORM) {
+#pragma unroll
+            for (int b = 0; b < BATCH; b++)
+                sum[b] = squares(v[b]);
+            add_squares<BATCH>(sum);
+        }
 #pragma unroll
         for (int b = 0; b < BATCH; b++) {
             v[b] = times(v[b], sigmoids(g[b]));
@@ -419,9 +469,9 @@ prepare_gated(const struct team &who, const struct cuda_io &io, const struct pro
                 v[b] = times(times(times(v[b], g[b]), weight), make_float4(f, f, f, f));
             }
         }
-        put_pieces<BATCH, SHARE>(who, in, image, i, v);
+        put_pieces<BATCH, SHARE, false>(who, in, image, i, own, v, sum, NULL);
         base += BATCH * who.step;
-        find_pieces<BATCH>(who, base, n, i);
+        find_pieces<BATCH>(who, base, n, i, own);
         find_gates<BATCH, IS_NORM>(in, i, j);
     }
 }

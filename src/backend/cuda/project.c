@@ -7,10 +7,14 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "backend/cuda/project_many.h"
+
 enum {
     WARPS = 16,        /* of a block, so that two stages' registers fit a multiprocessor */
     WARPS_SWIGLU = 20, /* the widest stage; its neighbours have fewer */
     MIN_WARPS = 4,
+    UNIT_COST = 1024, /* of a warp, in bytes */
+    TASK_COST = 1536,
     PAIR_COLUMNS = 2048, /* longer rows are prepared by two blocks together: 4 columns a thread */
     MAX_SLICES = 32,
     MAX_PARTS = 24 << 10,
@@ -21,6 +25,7 @@ enum {
     SHARED_ALONE = 227 << 10,
     SHARED_LEAST = 78000, /* more than two blocks on one would be in each other's way */
     SHARED_SUMS = 1536,
+    SHARED_BARRIERS = 8 * 6 * 20, /* of all slots of all warps */
 };
 
 static uint32_t div_up(uint32_t a, uint32_t b) {
@@ -80,20 +85,17 @@ static const char *set_name(uint32_t set) {
 /* ---- slices -----------------------------------------------------------------------------------
  */
 
-static uint32_t tile_bytes(const struct project_segment *s) {
-    return s->units * s->unit_bytes;
-}
-
-/* Bytes of all tiles. */
-static uint64_t stage_bytes(const struct project_params *p) {
-    uint64_t bytes = 0;
+/* Units of all tiles. */
+static uint64_t stage_units(const struct project_params *p) {
+    uint64_t units = 0;
     for (uint32_t i = 0; i < p->n_segments; i++)
-        bytes += (uint64_t)p->segments[i].n_tiles * tile_bytes(&p->segments[i]);
-    return bytes;
+        units += (uint64_t)p->segments[i].n_tiles * p->segments[i].units;
+    return units;
 }
 
 /* So many slices that the tasks of a block keep its warps busy for about the same time. A task's
- * end costs about half a unit. Where there are many tiles, none: a row is one warp's. */
+ * end costs about three quarters of a unit. Where there are many tiles, none: a row is one warp's.
+ */
 static uint32_t choose_slices(const struct project_segment *s, uint32_t tiles, uint32_t warps) {
     uint32_t best = 1, best_cost = UINT32_MAX;
     if (tiles >= 3 * warps)
@@ -101,7 +103,7 @@ static uint32_t choose_slices(const struct project_segment *s, uint32_t tiles, u
     for (uint32_t slices = 1; slices <= s->units && slices <= MAX_SLICES; slices++) {
         uint32_t cost = UINT32_MAX;
         for (uint32_t w = 1; w <= warps; w++) {
-            uint32_t c = div_up(tiles * slices, w) * (2 * div_up(s->units, slices) + 1);
+            uint32_t c = div_up(tiles * slices, w) * (4 * div_up(s->units, slices) + 3);
             cost = min32(cost, c);
         }
         if (cost < best_cost)
@@ -121,11 +123,11 @@ static uint32_t most_warps(const struct project_params *p) {
 
 static void cut_slices(struct project_params *p, uint32_t n_sms) {
     uint32_t warps = most_warps(p);
-    uint64_t share = stage_bytes(p) / n_sms + 1;
+    uint64_t share = (stage_units(p) + n_sms - 1) / n_sms;
     p->is_direct = p->finish != FINISH_SWIGLU;
     for (uint32_t i = 0; i < p->n_segments; i++) {
         struct project_segment *s = &p->segments[i];
-        uint64_t tiles = (share + tile_bytes(s) - 1) / tile_bytes(s);
+        uint64_t tiles = (share + s->units - 1) / s->units;
         s->slices = choose_slices(s, (uint32_t)(tiles < 4096 ? tiles : 4096), warps);
         s->slice_magic = div_up(65536, s->slices);
         s->slice_units = s->units / s->slices;
@@ -145,24 +147,29 @@ static uint32_t ordered_tiles(const struct project_params *p) {
     return n;
 }
 
-static uint64_t ordered_bytes(const struct project_params *p, uint32_t tile) {
-    uint64_t bytes = 0;
+/* What a tile costs a block: its bytes, and `more` a unit. */
+static uint64_t tile_cost(const struct project_segment *s, uint32_t more) {
+    return (uint64_t)s->units * (s->unit_bytes + more);
+}
+
+static uint64_t ordered_cost(const struct project_params *p, uint32_t tile, uint32_t more) {
+    uint64_t cost = 0;
     for (uint32_t i = 0; i < p->n_segments; i++) {
         const struct project_segment *s = &p->segments[i];
         if (tile >= s->first_tile && tile - s->first_tile < s->n_tiles)
-            bytes += tile_bytes(s);
+            cost += tile_cost(s, more);
     }
-    return bytes;
+    return cost;
 }
 
-/* Fills blocks up to `most` bytes; false: they are too few. */
-static bool fill_blocks(struct project_params *p, uint32_t n_blocks, uint64_t most) {
+/* Fills blocks up to a cost of `most`; false: they are too few. */
+static bool fill_blocks(struct project_params *p, uint32_t n_blocks, uint64_t most, uint32_t more) {
     uint32_t tile = 0, n = ordered_tiles(p);
     for (uint32_t b = 0; b < n_blocks; b++) {
         p->bounds[b] = (uint16_t)tile;
-        for (uint64_t bytes = 0; tile < n; tile++) {
-            bytes += ordered_bytes(p, tile);
-            if (bytes > most)
+        for (uint64_t cost = 0; tile < n; tile++) {
+            cost += ordered_cost(p, tile, more);
+            if (cost > most)
                 break;
         }
     }
@@ -171,18 +178,19 @@ static bool fill_blocks(struct project_params *p, uint32_t n_blocks, uint64_t mo
 }
 
 /* The blocks' bounds with the smallest largest share. */
-static void cut_blocks(struct project_params *p, uint32_t n_blocks) {
-    uint64_t low = stage_bytes(p) / n_blocks, high = stage_bytes(p) + 1;
-    while (low + 1 < high) {
+static void cut_blocks(struct project_params *p, uint32_t n_blocks, uint32_t more) {
+    uint64_t all = 0;
+    for (uint32_t i = 0; i < p->n_segments; i++)
+        all += p->segments[i].n_tiles * tile_cost(&p->segments[i], more);
+    uint64_t low = all / n_blocks, high = all + 1;
+    while (high - low >= 64) {
         uint64_t middle = low + (high - low) / 2;
-        if (fill_blocks(p, n_blocks, middle))
+        if (fill_blocks(p, n_blocks, middle, more))
             high = middle;
         else
             low = middle;
-        if (high - low < 64)
-            break;
     }
-    fill_blocks(p, n_blocks, high);
+    fill_blocks(p, n_blocks, high, more);
 }
 
 /* Tiles of segment s that block b has. */
@@ -216,7 +224,8 @@ static uint32_t most_places(const struct project_params *p, uint32_t n_blocks) {
     return most;
 }
 
-/* Bytes of the warp that has most, over all blocks. */
+/* What the warp that has most costs, over all blocks: its bytes, and something a unit and a task.
+ */
 static uint64_t most_of_warps(const struct project_params *p, uint32_t n_blocks, uint32_t warps) {
     uint64_t most = 0;
     for (uint32_t b = 0; b < n_blocks; b++) {
@@ -226,8 +235,9 @@ static uint64_t most_of_warps(const struct project_params *p, uint32_t n_blocks,
             const struct project_segment *s = &p->segments[i];
             uint32_t n = block_tiles(p, s, b) * s->slices;
             for (uint32_t t = 0; t < n; t++, task++)
-                load[task % warps] +=
-                    (s->slice_units + (t % s->slices < s->slice_more)) * (uint64_t)s->unit_bytes;
+                load[task % warps] += (s->slice_units + (t % s->slices < s->slice_more)) *
+                                          (uint64_t)(s->unit_bytes + UNIT_COST) +
+                                      TASK_COST;
         }
         for (uint32_t w = 0; w < warps; w++)
             most = load[w] > most ? load[w] : most;
@@ -248,7 +258,9 @@ static uint32_t lay_out(struct project_params *p, uint32_t rows, uint32_t tasks,
     at += p->is_direct ? 0 : tasks * PROJECT_TASK_ROWS * rows * 4;
     at += PROJECT_ROWS * 4;
     p->red_at = at;
-    return at + (rows * chunks + heads) * 4;
+    at += (rows * chunks + heads) * 4;
+    p->bars_at = (at + 7) / 8 * 8;
+    return p->bars_at + SHARED_BARRIERS;
 }
 
 /* Most slots of a ring for so many warps; 0: not even two fit. */
@@ -330,6 +342,7 @@ static uint32_t set_segments(struct recorder *r, const struct op_project *op,
             .n_tiles = div_up(m.n, m.tile_rows),
         };
         set |= s->type;
+        p->has_bias |= s->bias != NULL;
         tile += s->n_tiles;
         p->slot_bytes = max32(p->slot_bytes, s->unit_bytes);
         p->in.wants_int8 |= tile_is_int8(m.type);
@@ -370,14 +383,38 @@ static int launch_prepare(struct recorder *r, const struct project_params *p, ui
     return recorder_launch(r, &launch, &params, sizeof params);
 }
 
+/* What the fullest warp costs, with as many warps as suit. */
+static uint64_t fullest(const struct project_params *p, uint32_t n_blocks) {
+    uint64_t best = UINT64_MAX;
+    for (uint32_t w = MIN_WARPS; w <= most_warps(p); w++) {
+        uint64_t cost = most_of_warps(p, n_blocks, w);
+        best = cost < best ? cost : best;
+    }
+    return best;
+}
+
+/* Cuts by bytes, by units, or by something between: whatever gives the fullest warp least. */
+static void cut_best(struct project_params *p, uint32_t n_blocks) {
+    static const uint32_t choices[] = {0, 2304, 1 << 20};
+    uint64_t best = UINT64_MAX;
+    uint32_t more = 0;
+    for (uint32_t i = 0; i < sizeof choices / sizeof *choices && p->n_segments > 1; i++) {
+        cut_blocks(p, n_blocks, choices[i]);
+        uint64_t cost = fullest(p, n_blocks);
+        if (cost < best)
+            best = cost, more = choices[i];
+    }
+    cut_blocks(p, n_blocks, more);
+}
+
 /* Blocks: one a multiprocessor, or more where a block's sums would not fit. */
 static uint32_t choose_blocks(struct project_params *p, uint32_t n_sms) {
     uint32_t n = n_sms;
-    cut_blocks(p, n);
+    cut_best(p, n);
     while (!p->is_direct && n + n_sms <= PROJECT_BLOCKS &&
            most_tasks(p, n) * PROJECT_TASK_ROWS * 4 > MAX_PARTS) {
         n += n_sms;
-        cut_blocks(p, n);
+        cut_best(p, n);
     }
     return n;
 }
@@ -405,6 +442,9 @@ int record_project(struct recorder *r, const struct op *op) {
         choose_blocks(&p, is_pair ? r->n_sms / PROJECT_SHARE * PROJECT_SHARE : r->n_sms);
     uint32_t rows = choose_rows(&p, bucket, n_blocks, &shared);
     p.most_places = p.is_direct ? 0 : most_places(&p, n_blocks);
+    int many_status;
+    if (project_many(r, &p, set, n_blocks, &many_status))
+        return many_status;
     if (!rows)
         return err_set(r->err, SLUICE_ERR_UNSUPPORTED,
                        "a product of %u columns needs more shared memory than a block may have",

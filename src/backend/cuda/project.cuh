@@ -2,10 +2,11 @@
  *
  * out[r][n] = finish(factor[r] * sum over k of w[n][k] * a[r][k])
  *
- * A warp has a ring of units in shared memory, which its lanes fill by asynchronous copies and read
- * 16 bytes at a time. The ring is filled before the wait for the step's earlier kernels: so the
- * memory is busy while this stage waits for its input and makes it ready. All weights are read once
- * for R rows.
+ * A warp has a ring of units in shared memory, which is filled by asynchronous copies and read 16
+ * bytes at a time. The ring is filled before the wait for the step's earlier kernels: so the memory
+ * is busy while this stage waits for its input and makes it ready. But a warp asks for its second
+ * unit only when the first is there: the stage before this one reads its activations at that time,
+ * and they would queue behind all that was asked for. All weights are read once for R rows.
  *
  * The order of a sum, which every kernel must keep: of a task (tile, K slice) a lane adds its spans
  * unit by unit, as eat_* below: for int8 activations exact integer sums of 32 columns (Q4_K, Q5_K,
@@ -45,6 +46,37 @@ static __device__ __forceinline__ void copy_wait_slots(uint32_t slots) {
         copy_wait<5>();
 }
 
+/* Units by the copy engine: one request a unit, which leaves the lanes' own way to memory free for
+ * the activations. A barrier a slot says when it is there. */
+#if __CUDA_ARCH__ >= 900
+#define HAS_BULK true
+#else
+#define HAS_BULK false
+#endif
+
+static __device__ __forceinline__ void bulk_init(uint32_t barrier) {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"(barrier) : "memory");
+#endif
+}
+
+static __device__ __forceinline__ void bulk_init_done(void) {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+#endif
+}
+
+static __device__ __forceinline__ void bulk_copy(uint32_t to, const void *from, uint32_t bytes,
+                                                 uint32_t barrier) {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%3], %2;\n"
+                 "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes "
+                 "[%0], [%1], %2, [%3];" ::"r"(to),
+                 "l"(from), "r"(bytes), "r"(barrier)
+                 : "memory");
+#endif
+}
+
 /* ---- tasks ------------------------------------------------------------------------------------
  */
 
@@ -73,6 +105,18 @@ static __device__ __forceinline__ bool find_task(const struct project_params &p,
     return false;
 }
 
+/* Tasks of a block. */
+static __device__ __forceinline__ uint32_t count_tasks(const struct project_params &p) {
+    uint32_t begin = p.bounds[blockIdx.x], end = p.bounds[blockIdx.x + 1], n = 0;
+#pragma unroll 1
+    for (uint32_t i = 0; i < p.n_segments; i++) {
+        const struct project_segment &s = p.segments[i];
+        uint32_t first = max(begin, s.first_tile), last = min(end, s.first_tile + s.n_tiles);
+        n += last > first ? (last - first) * s.slices : 0;
+    }
+    return n;
+}
+
 static __device__ __forceinline__ uint32_t task_units(const struct project_segment &s,
                                                       uint32_t slice) {
     return s.slice_units + (slice < s.slice_more);
@@ -88,13 +132,14 @@ struct loader {
     const uint8_t *at; /* this lane's */
     uint32_t left;     /* units of the task */
     uint32_t task;     /* the next one */
+    uint32_t n_tasks;  /* of the block */
     uint32_t bytes;    /* of a unit */
-    bool is_over;      /* there is no task `task` */
 };
 
-template <int SET>
+/* slot, barrier: addresses in shared memory. */
+template <int SET, bool IS_BULK>
 static __device__ __forceinline__ void load_unit(const struct project_params &p, struct loader &l,
-                                                 uint32_t slot) {
+                                                 uint32_t slot, uint32_t barrier) {
     constexpr uint32_t BYTES = SET == IS_Q4_K   ? TILE_UNIT_Q4_K
                                : SET == IS_Q6_K ? TILE_UNIT_Q6_K
                                : SET == IS_Q8_0 ? TILE_UNIT_Q8_0
@@ -103,16 +148,23 @@ static __device__ __forceinline__ void load_unit(const struct project_params &p,
                                    : TILE_UNIT_FLOAT;
     struct task t;
     uint32_t lane = threadIdx.x % 32;
-    if (l.left == 0 && !l.is_over) {
-        l.is_over = !find_task(p, l.task, t);
-        if (!l.is_over) {
-            const struct project_segment &s = p.segments[t.segment];
-            l.left = task_units(s, t.slice);
-            l.bytes = BYTES ? BYTES : s.unit_bytes;
-            l.at = s.data + ((uint64_t)t.tile * s.units + task_first(s, t.slice)) * l.bytes +
-                   lane * 16;
-            l.task += p.ring_warps;
+    if (l.left == 0 && l.task < l.n_tasks) {
+        find_task(p, l.task, t);
+        const struct project_segment &s = p.segments[t.segment];
+        l.left = task_units(s, t.slice);
+        l.bytes = BYTES ? BYTES : s.unit_bytes;
+        l.at = s.data + ((uint64_t)t.tile * s.units + task_first(s, t.slice)) * l.bytes +
+               (IS_BULK ? 0 : lane * 16);
+        l.task += p.ring_warps;
+    }
+    if (IS_BULK) {
+        if (l.left) {
+            if (lane == 0)
+                bulk_copy(slot, l.at, l.bytes, barrier);
+            l.at += l.bytes;
+            l.left--;
         }
+        return;
     }
     if (l.left) {
         slot += lane * 16;
@@ -127,6 +179,31 @@ static __device__ __forceinline__ void load_unit(const struct project_params &p,
         l.left--;
     }
     copy_commit();
+}
+
+/* The first units of a warp. */
+template <int SET, bool IS_BULK>
+static __device__ __forceinline__ void fill_ring(const struct project_params &p, struct loader &l,
+                                                 uint32_t ring, uint32_t bars) {
+    if (IS_BULK) {
+        if (threadIdx.x % 32 == 0) {
+#pragma unroll 1
+            for (uint32_t i = 0; i < p.slots; i++)
+                bulk_init(bars + i * 8);
+            bulk_init_done();
+        }
+        __syncwarp();
+    }
+#pragma unroll 1
+    for (uint32_t i = 0; i < p.slots; i++) {
+        if (i && (l.left || l.task < l.n_tasks)) {
+            if (IS_BULK)
+                signal_wait(bars + i * 8 - 8, 0);
+            else
+                copy_wait<0>();
+        }
+        load_unit<SET, IS_BULK>(p, l, ring + i * p.slot_bytes, bars + i * 8);
+    }
 }
 
 /* ---- units against activations ----------------------------------------------------------------
@@ -392,12 +469,13 @@ static __device__ __forceinline__ void put_result(const struct project_params &p
 template <int SET, int R>
 static __device__ __forceinline__ void
 eat_tasks(const struct project_params &p, struct loader &l, uint32_t warp, uint32_t ring,
-          struct task t, const struct acts &a, const float *factors, float *parts,
+          uint32_t bars, struct task t, const struct acts &a, const float *factors, float *parts,
           uint32_t first_row, uint32_t n_rows) {
     extern __shared__ uint4 shared[];
     uint32_t lane = threadIdx.x % 32, slot = 0, slots = SET & HAS_MORE_SLOTS ? p.slots : 2;
-    uint32_t base = (uint32_t)__cvta_generic_to_shared(shared), i = warp;
-    do {
+    constexpr bool IS_BULK = HAS_BULK && R == 1;
+    uint32_t base = (uint32_t)__cvta_generic_to_shared(shared), i = warp, phase = 0;
+    for (;;) {
         const struct project_segment &s = p.segments[t.segment];
         uint32_t u = task_first(s, t.slice), last = u + task_units(s, t.slice);
         uint32_t lanes = 1u << s.lane_shift, place = lane & (lanes - 1), type = s.type;
@@ -405,12 +483,17 @@ eat_tasks(const struct project_params &p, struct loader &l, uint32_t warp, uint3
 #pragma unroll 1
         for (; u < last; u++) {
             uint32_t at = ring + slot * p.slot_bytes;
-            copy_wait_slots(slots);
-            __syncwarp();
+            if (IS_BULK) {
+                signal_wait(bars + slot * 8, phase);
+            } else {
+                copy_wait_slots(slots);
+                __syncwarp();
+            }
             eat_unit<SET, R>(type, (const uint8_t *)shared + at, a, u, lanes, place, acc);
             __syncwarp();
-            load_unit<SET>(p, l, base + at);
+            load_unit<SET, IS_BULK>(p, l, base + at, bars + slot * 8);
             slot = slot + 1 == slots ? 0 : slot + 1;
+            phase ^= slot == 0;
         }
         uint32_t row = (lane >> s.lane_shift) * 4 + place % 2 * 2 + place / 2 % 2;
         uint32_t n = (t.tile << s.row_shift) + row;
@@ -424,9 +507,11 @@ eat_tasks(const struct project_params &p, struct loader &l, uint32_t warp, uint3
                 put_result(p, s, n, first_row + r, __fmul_rn(v, factors[r]));
             }
         }
-        /* The loader is ahead: it has seen the end. */
         i += p.ring_warps;
-    } while (!(l.is_over && i == l.task) && find_task(p, i, t));
+        if (i >= l.n_tasks)
+            return;
+        find_task(p, i, t);
+    }
 }
 
 /* Result e of a block where slices meet: its column, and where its parts are. */
@@ -473,9 +558,16 @@ static __device__ __forceinline__ float add_slices(const float *parts, uint32_t 
                                                    uint32_t slices) {
     float v = 0;
     parts += part % PROJECT_TASK_ROWS + (r + part / PROJECT_TASK_ROWS * R) * PROJECT_TASK_ROWS;
-    for (uint32_t s = 0; s < slices; s++)
-        v = __fadd_rn(v, parts[s * R * PROJECT_TASK_ROWS]);
+#pragma unroll 1
+    for (; slices; slices--, parts += R * PROJECT_TASK_ROWS)
+        v = __fadd_rn(v, *parts);
     return v;
+}
+
+static __device__ __forceinline__ float
+biased_place(const struct project_params &p, const struct place &at, uint32_t segment, float v) {
+    const struct project_segment &s = p.segments[segment];
+    return biased(s, at.column - s.column, v);
 }
 
 /* was: what stands at a result that is added to. */
@@ -483,15 +575,16 @@ template <int R>
 static __device__ __forceinline__ float finish_place(const struct project_params &p,
                                                      const struct place &at, const float *parts,
                                                      uint32_t r, float factor, float was) {
-    const struct project_segment &s = p.segments[at.how >> 16];
-    uint32_t n = at.column - s.column;
     float v = __fmul_rn(add_slices<R>(parts, at.parts & 0xffff, r, at.how & 255), factor);
-    v = biased(s, n, v);
+    if (p.has_bias)
+        v = biased_place(p, at, at.how >> 16, v);
     if (p.finish == FINISH_ADD)
         v = __fadd_rn(was, v);
     if (p.finish == FINISH_SWIGLU) {
         float w = __fmul_rn(add_slices<R>(parts, at.parts >> 16, r, at.how >> 8 & 255), factor);
-        v = __fmul_rn(__fmul_rn(v, quick_sigmoid(v)), biased(p.segments[1], n, w));
+        if (p.has_bias)
+            w = biased_place(p, at, 1, w);
+        v = __fmul_rn(__fmul_rn(v, quick_sigmoid(v)), w);
     }
     return v;
 }
@@ -515,27 +608,35 @@ static __device__ __forceinline__ void put_factors(const struct project_params &
 }
 
 /* What is known before the wait is worked out before it: the first task, and the thread's result.
- * The factors are worked out by the last warp, which often has no task. */
+ * The factors are worked out by the last warp, which often has no task; before it eats, since it
+ * has to wait for its units anyhow. */
 template <int SET, int R, int SHARE>
 static __device__ __forceinline__ void project(const struct project_params &p) {
     extern __shared__ uint4 shared[];
     constexpr bool IS_FUSED = R <= PROJECT_FUSED; /* else the rows are prepared already */
+    constexpr bool IS_BULK = HAS_BULK && R == 1;
     pdl_launch();
-    if (SHARE > 1)
-        cluster_arrive();
     uint8_t *base = (uint8_t *)shared, *images = base + p.image_at;
     float *parts = (float *)(base + p.parts_at), *red = (float *)(base + p.red_at);
     float *factors = red - PROJECT_ROWS;
+    uint32_t signal = (uint32_t)__cvta_generic_to_shared(factors + 4);
     uint32_t warp = uniform(threadIdx.x / 32), first_row = blockIdx.y * R, n_rows = 1;
     uint32_t ring = warp * p.slots * p.slot_bytes,
              from = (uint32_t)__cvta_generic_to_shared(shared);
-    struct loader l = {NULL, 0, warp, 0, false};
+    struct loader l = {NULL, 0, warp, count_tasks(p), 0};
     struct task t;
-    bool has_task = warp < p.ring_warps && find_task(p, warp, t);
-    if (has_task)
-#pragma unroll 1
-        for (uint32_t i = 0; i < p.slots; i++)
-            load_unit<SET>(p, l, from + ring + i * p.slot_bytes);
+    bool has_task = warp < p.ring_warps && warp < l.n_tasks;
+    uint32_t bars = from + p.bars_at + warp * p.slots * 8;
+    if (has_task) {
+        find_task(p, warp, t);
+        fill_ring<SET, IS_BULK>(p, l, from + ring, bars);
+    }
+    if (SHARE > 1) {
+        if (threadIdx.x == 0)
+            signal_init(signal, is_quick(p.in) ? sent_bytes(p.in) : 0);
+        __syncwarp();
+        cluster_arrive();
+    }
     uint32_t group = blockDim.x / R, r = R == 1 ? 0 : threadIdx.x / group;
     uint32_t e = threadIdx.x - r * group;
     struct place at = {NO_PLACE, 0, 0};
@@ -543,7 +644,7 @@ static __device__ __forceinline__ void project(const struct project_params &p) {
         at = find_place(p, e);
     if (IS_FUSED) {
         float4 weight[NORM_BATCH];
-        struct team who = find_team<SHARE>(shared);
+        struct team who = find_team<SHARE>(factors + 4);
         prepare_early(who, p.in, weight);
         if (SHARE > 1)
             cluster_wait(); /* the other block is there */
@@ -568,20 +669,19 @@ static __device__ __forceinline__ void project(const struct project_params &p) {
     at.column = first_row + r < n_rows ? at.column : NO_PLACE;
     if (at.column != NO_PLACE && p.finish == FINISH_ADD)
         was = __ldcg(out + at.column);
-    team_sync<SHARE>();
+    __syncthreads();
+    if (SHARE > 1)
+        signal_wait(signal, 0);
     struct acts a = {images, p.image_bytes, project_plane(p.in.k),
                      p.in.wants_int8 ? project_int8_bytes(p.in.k) : 0};
-    bool is_last = warp == blockDim.x / 32 - 1, is_early = p.is_direct || !has_task;
-    if (is_last && is_early)
+    if (warp == blockDim.x / 32 - 1)
         put_factors<R, IS_FUSED>(p, images, red, factors);
     if (p.is_direct)
         __syncthreads();
     if (has_task)
-        eat_tasks<SET, R>(p, l, warp, ring, t, a, factors, parts, first_row, n_rows);
+        eat_tasks<SET, R>(p, l, warp, ring, bars, t, a, factors, parts, first_row, n_rows);
     if (p.is_direct)
         return;
-    if (is_last && !is_early)
-        put_factors<R, IS_FUSED>(p, images, red, factors);
     __syncthreads();
     for (;;) {
         if (at.column != NO_PLACE)

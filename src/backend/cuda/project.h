@@ -68,7 +68,9 @@ struct project_params {
     uint32_t slot_bytes;
     uint32_t has_more_slots;             /* than two may be chosen */
     uint32_t parts_at, image_at, red_at; /* in shared memory; before red: the factors */
+    uint32_t bars_at;                    /* likewise: a barrier a slot */
     uint32_t image_bytes;                /* of a row */
+    uint32_t has_bias;                   /* some segment has */
     struct project_segment segments[PROJECT_SEGMENTS];
     uint16_t bounds[PROJECT_BLOCKS + 1]; /* block b has tiles bounds[b]... */
 };

@@ -293,10 +293,10 @@ static int capture(struct backend *b, struct cuda_recording *into, CUgraphExec *
     return status;
 }
 
-/* Plans in which every row may be an output are those that sequences generate with. */
+/* Plans in which most rows may be outputs are those that sequences generate with. */
 static bool wants_burst(const struct plan *plan) {
     enum { MOST_ROWS = 32 };
-    return plan->max_outputs == plan->max_rows && plan->max_rows <= MOST_ROWS && !plan->n_taps &&
+    return 2 * plan->max_outputs > plan->max_rows && plan->max_rows <= MOST_ROWS && !plan->n_taps &&
            plan->n_ops > 0 && plan->ops[plan->n_ops - 1].kind == OP_PICK;
 }
 
