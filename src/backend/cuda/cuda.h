@@ -102,6 +102,7 @@ struct backend {
     CUstream stream;
     CUmodule modules[MAX_MODULES];
     uint32_t n_modules, n_sms;
+    struct project_cut *cuts; /* of project.c, in the arena */
     int capability; /* 90: 9.0 */
     bool exact;
     struct arena arena;

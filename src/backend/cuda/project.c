@@ -419,6 +419,61 @@ static uint32_t choose_blocks(struct project_params *p, uint32_t n_sms) {
     return n;
 }
 
+/* Whether two blocks of a cluster prepare the row for each other. */
+static bool is_pair(const struct project_params *p, uint32_t n_sms) {
+    return p->row_limit <= 1 && p->in.k > PAIR_COLUMNS && n_sms >= PROJECT_SHARE;
+}
+
+/* ---- cuts that were made before ---------------------------------------------------------------
+ */
+
+/* How a stage was cut. It takes milliseconds and is of shapes alone, so that all layers of a model,
+ * and every walk over its plans, share it. */
+struct project_cut {
+    struct project_cut *next;
+    struct project_params key, p; /* without addresses: before and after */
+    uint32_t n_blocks, rows, shared;
+};
+
+/* `to` gets what addresses `from` has. */
+static void set_addresses(struct project_params *to, const struct project_params *from) {
+    to->io = from->io;
+    to->in.x = from->in.x;
+    to->in.norm = from->in.norm;
+    to->in.gate = from->in.gate;
+    to->out = from->out;
+    for (uint32_t i = 0; i < PROJECT_SEGMENTS; i++) {
+        to->segments[i].data = from->segments[i].data;
+        to->segments[i].bias = from->segments[i].bias;
+    }
+}
+
+static void make_cut(struct project_cut *c, uint32_t n_sms) {
+    uint32_t bucket = max32(c->p.row_limit, 1);
+    cut_slices(&c->p, n_sms);
+    c->n_blocks =
+        choose_blocks(&c->p, is_pair(&c->p, n_sms) ? n_sms / PROJECT_SHARE * PROJECT_SHARE : n_sms);
+    c->rows = choose_rows(&c->p, bucket, c->n_blocks, &c->shared);
+    c->p.most_places = c->p.is_direct ? 0 : most_places(&c->p, c->n_blocks);
+}
+
+/* NULL: out of memory. */
+static const struct project_cut *find_cut(struct recorder *r, const struct project_params *p) {
+    static const struct project_params nowhere;
+    struct project_params key = *p;
+    set_addresses(&key, &nowhere);
+    struct project_cut *c = r->b->cuts;
+    while (c && memcmp(&c->key, &key, offsetof(struct project_params, bounds)) != 0)
+        c = c->next;
+    if (c)
+        return c;
+    if (!(c = arena_alloc(&r->b->arena, sizeof *c)))
+        return NULL;
+    *c = (struct project_cut){.next = r->b->cuts, .key = key, .p = key};
+    make_cut(c, r->n_sms);
+    return r->b->cuts = c;
+}
+
 int record_project(struct recorder *r, const struct op *op) {
     const struct op_project *o = &op->project;
     struct project_params p = {
@@ -435,13 +490,13 @@ int record_project(struct recorder *r, const struct op *op) {
     const char *set_text = set_name(set);
     p.has_more_slots = strcmp(set_text, "all") == 0 || set & HAS_MORE_SLOTS;
     p.image_bytes = project_image_bytes(&p.in);
-    cut_slices(&p, r->n_sms);
-    uint32_t bucket = max32(p.row_limit, 1), shared;
-    bool is_pair = bucket == 1 && p.in.k > PAIR_COLUMNS && r->n_sms >= PROJECT_SHARE;
-    uint32_t n_blocks =
-        choose_blocks(&p, is_pair ? r->n_sms / PROJECT_SHARE * PROJECT_SHARE : r->n_sms);
-    uint32_t rows = choose_rows(&p, bucket, n_blocks, &shared);
-    p.most_places = p.is_direct ? 0 : most_places(&p, n_blocks);
+    const struct project_cut *cut = find_cut(r, &p);
+    if (!cut)
+        return err_memory(r->err, "the cut of a product");
+    struct project_params whole = cut->p;
+    set_addresses(&whole, &p);
+    p = whole;
+    uint32_t bucket = max32(p.row_limit, 1), n_blocks = cut->n_blocks, rows = cut->rows;
     int many_status;
     if (project_many(r, &p, set, n_blocks, &many_status))
         return many_status;
@@ -450,7 +505,7 @@ int record_project(struct recorder *r, const struct op *op) {
                        "a product of %u columns needs more shared memory than a block may have",
                        p.in.k);
     char name[48];
-    if (is_pair)
+    if (is_pair(&p, r->n_sms))
         snprintf(name, sizeof name, "project_pair_%s", set_text);
     else
         snprintf(name, sizeof name, "project_%u_%s", rows, set_text);
@@ -465,7 +520,7 @@ int record_project(struct recorder *r, const struct op *op) {
         .kernel = name,
         .grid = {n_blocks, div_up(bucket, rows), 1},
         .threads = 32 * max32(p.ring_warps, min32(WARPS, p.in.k / PROJECT_CHUNK)),
-        .shared = max32(shared, SHARED_LEAST),
+        .shared = max32(cut->shared, SHARED_LEAST),
     };
     return recorder_launch(r, &launch, &p, sizeof p);
 }

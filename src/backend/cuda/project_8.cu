@@ -6,11 +6,11 @@ PROJECT_KERNELS(8, 8, 1, 128, )
 /* Block i makes the image of row i. */
 extern "C" __global__ void __launch_bounds__(512)
     project_prepare(const __grid_constant__ struct prepare_params p) {
-    extern __shared__ uint4 shared[];
-    float *red = (float *)shared;
+    extern __shared__ uint4 prepare_room[];
+    float *red = (float *)prepare_room;
     float4 weight[NORM_BATCH];
     pdl_launch();
-    struct team who = find_team<1>(shared);
+    struct team who = find_team<1>(prepare_room);
     prepare_early(who, p.in, weight);
     uint32_t i = blockIdx.x;
     uint8_t *image = p.images + (uint64_t)i * p.image_bytes;

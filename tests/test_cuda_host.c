@@ -1,0 +1,63 @@
+/* test_cuda_host.c - the CUDA backend's host side on machines without a GPU: where weights go and
+ * which kernels a plan becomes, for models of true size. Nothing is launched. */
+#ifdef SLUICE_CUDA
+#include "backend/cuda/cuda.h"
+#include "model/model.h"
+#include "test.h"
+
+static const char *const models[] = {
+    "models/stories-27m-q4_k_m.gguf", "synth:qwen35-4b:q4_k_m",      "synth:qwen35-tiny:bf16",
+    "synth:smollm2-135m:q4_k_m",      "synth:qwen35-35b-a3b:q4_k_m",
+};
+
+/* Plans of some widths: their weights all have places that do not overlap, their ops all have
+ * kernels, and what the kernels ask for is the same each time. */
+static void check_model(const char *path, uint32_t n_sms, bool is_exact) {
+    static const uint32_t widths[] = {1, 3, 128};
+    struct model *m;
+    struct err err = {0};
+    struct backend b = {.n_sms = n_sms, .capability = n_sms > 100 ? 90 : 80, .exact = is_exact};
+    uint64_t work[2] = {0}, counters[2] = {0}, end = 0;
+    int status = model_open(&m, path, &err);
+    for (size_t i = 0; !status && i < sizeof widths / sizeof *widths; i++) {
+        struct plan *plan = NULL;
+        const struct plan_options options = {
+            .max_rows = widths[i],
+            .max_outputs = widths[i] < 4 ? widths[i] : 4,
+            .n_slots = 4,
+            .n_pages = 64,
+            .pages_per_seq = 16,
+            .kv_type = is_exact ? DT_F32 : DT_F16,
+            .n_vocab = m->config.n_vocab,
+        };
+        status = model_plan(&plan, m, &options, &err);
+        if (!status)
+            status = cuda_place_weights(&b, &plan, 1, &err);
+        for (int pass = 0; !status && pass < 2; pass++)
+            status = cuda_count(&b, &plan, 1, &work[pass], &counters[pass], &err);
+        EXPECT_INT(work[1], work[0]);
+        EXPECT_INT(counters[1], counters[0]);
+        plan_free(plan);
+    }
+    if (status)
+        test_fail(__FILE__, __LINE__, "%s: %s", path, err.text);
+    for (uint32_t i = 0; !status && i < b.n_places; i++) {
+        EXPECT(b.places[i].at % 16 == 0 && b.places[i].at >= end);
+        end = b.places[i].at + b.places[i].bytes;
+    }
+    EXPECT(status || (end > 0 && end <= b.weight_bytes));
+    free(b.places);
+    arena_free(&b.arena);
+    model_close(m);
+}
+
+TEST(cuda_host_plans_become_kernels) {
+    for (size_t i = 0; i < sizeof models / sizeof *models; i++)
+        check_model(models[i], 132, false);
+    check_model(models[0], 132, true);
+    check_model(models[0], 40, false);
+}
+#else
+/* A file that is empty without CUDA. */
+typedef int nothing_to_test;
+#endif
