@@ -212,8 +212,9 @@ def test_devices_lists_what_there_is():
     assert [d["about"] for d in found] == text.splitlines() and found[-1]["backend"] == "cpu"
     bad(2, "expected auto", "run", "--backend", "abacus", "-n", 1)
     if not any(d["backend"] == "cuda" for d in found) and b"cuda" in Path(SLUICE).read_bytes():
-        code, _, err = run("run", "--backend", "cuda", "-n", 1)
-        assert code in (1, 2) and len(err.splitlines()) == 1, err
+        for args in (("run", "-n", 1), ("inspect", SHIPPED)):
+            code, _, err = run(*args, "--backend", "cuda")
+            assert code in (1, 2) and len(err.splitlines()) == 1, err
 
 
 def test_synthetic_models_need_no_file():

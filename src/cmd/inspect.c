@@ -366,7 +366,8 @@ int cmd_inspect(int argc, char **argv) {
     const struct common none = c;
     const char *words[1];
     int exit = opts_parse(&usage, argc, argv, words);
-    bool is_asked = c.context != none.context || c.batch || strcmp(c.kv, none.kv) != 0 || c.exact;
+    bool is_asked = c.context != none.context || c.batch || strcmp(c.kv, none.kv) != 0 || c.exact ||
+                    strcmp(c.backend, none.backend) != 0 || c.device;
     c.batch = c.batch ? c.batch : 1;
     if (exit == OPTS_GO_ON)
         exit = common_check(&c, "inspect");

@@ -169,7 +169,8 @@ TEST(cuda_project_rows_are_independent) {
             build_project(&one, &c, 3000 + t);
             c.rows = buckets[i];
             build_project(&many, &c, 3000 + t);
-            bool is_open = rig_open(&one) & rig_open(&many);
+            bool is_open = rig_open(&one);
+            is_open = rig_open(&many) && is_open;
             if (is_open)
                 rig_step(&many, RIG_CUDA, &(struct run){0, 0, c.rows}, 1, 5);
             for (uint32_t row = 0; is_open && row < c.rows; row++) {

@@ -487,7 +487,10 @@ static int cuda_bandwidth(struct backend *b, double *bytes_per_second, struct er
     int status = cuda_available(b, &available, err);
     uint64_t bytes = available / 4 < 2ull << 30 ? available / 4 / 65536 * 65536 : 2ull << 30;
     struct read_params p = {.bytes = bytes, .sink = (uint32_t *)(uintptr_t)b->counters.at};
-    struct cuda_node node = {.params = &p, .launch = {"read_memory", {b->n_sms * 8, 1, 1}, 512, 0}};
+    struct cuda_node node = {
+        .params = &p,
+        .launch = {.kernel = "read_memory", .grid = {b->n_sms * 8, 1, 1}, .threads = 512},
+    };
     *bytes_per_second = 0;
     if (status || (status = driver_check(driver.alloc(&room, bytes), "memory to read", err)) ||
         (status = driver_check(driver.event_create(&events[0], 0), "an event", err)) ||
