@@ -118,7 +118,7 @@ $(B)/obj/images.o: build/cuda/images.c $(IMAGES) | $(NEEDS)
 	$(Q)$(CC) $(CPPFLAGS) $(CFLAGS) -c $< -o $@
 
 ifeq ($(CUDA),1)
-$(call objects,$(wildcard src/backend/cuda/*.c)): CPPFLAGS += -isystem $(CUDA_HOME)/include
+$(call objects,$(wildcard src/backend/cuda/*.c) tests/test_cuda_host.c): CPPFLAGS += -isystem $(CUDA_HOME)/include
 else
 all: | no-cuda
 no-cuda:
