@@ -317,7 +317,7 @@ static void pause_briefly(void) {
 
 /* A step that takes much longer than usual may have failed: then the flag never comes. */
 static int watch_flag(struct backend *b, uint64_t step, struct err *err) {
-    for (uint64_t spins = 1; *b->done != step; spins++) {
+    for (uint64_t spins = 1; __atomic_load_n(b->done, __ATOMIC_ACQUIRE) != step; spins++) {
         pause_briefly();
         if (spins % 65536 != 0)
             continue;
@@ -330,7 +330,6 @@ static int watch_flag(struct backend *b, uint64_t step, struct err *err) {
         }
         break; /* over: the flag is about to be seen */
     }
-    __atomic_thread_fence(__ATOMIC_ACQUIRE);
     return SLUICE_OK;
 }
 
