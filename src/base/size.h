@@ -29,4 +29,19 @@ __attribute__((warn_unused_result)) static inline bool size_align(uint64_t a, ui
     return true;
 }
 
+/* ---- numbers of our own ---------------------------------------------------------------------- */
+
+static inline uint32_t min_u32(uint32_t a, uint32_t b) {
+    return a < b ? a : b;
+}
+
+static inline uint32_t max_u32(uint32_t a, uint32_t b) {
+    return a > b ? a : b;
+}
+
+/* How many pieces of b are needed for a. */
+static inline uint32_t div_up(uint32_t a, uint32_t b) {
+    return (a + b - 1) / b;
+}
+
 #endif

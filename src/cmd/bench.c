@@ -33,13 +33,8 @@ struct figure {
     double cores; /* processors of the host that were busy, on average */
 };
 
-static int by_value(const void *a, const void *b) {
-    double x = *(const double *)a, y = *(const double *)b;
-    return (x > y) - (x < y);
-}
-
 static struct figure figure_of(double *rates, int n) {
-    qsort(rates, (size_t)n, sizeof *rates, by_value);
+    qsort(rates, (size_t)n, sizeof *rates, compare_doubles);
     double median = n % 2 ? rates[n / 2] : (rates[n / 2 - 1] + rates[n / 2]) / 2;
     return (struct figure){.median = median, .spread = (rates[n - 1] - rates[0]) / median};
 }

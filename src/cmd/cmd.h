@@ -23,6 +23,9 @@ const char *model_path(const char *path, struct err *err);
 /* The tokenizer of a GGUF file or a folder. */
 int tokenizer_of_model(struct tokenizer **out, const char *path, struct err *err);
 
+/* For qsort: the smallest first. */
+int compare_doubles(const void *a, const void *b);
+
 /* "17.4 MB". Static ring of 8. */
 const char *human_bytes(uint64_t bytes);
 /* "26,798,384". Static ring of 8. */

@@ -89,3 +89,8 @@ const char *human_count(uint64_t n) {
     out[at] = 0;
     return out;
 }
+
+int compare_doubles(const void *a, const void *b) {
+    double x = *(const double *)a, y = *(const double *)b;
+    return (x > y) - (x < y);
+}

@@ -54,11 +54,6 @@ static json_t *operand_json(const struct operand_ref *ref) {
 /* ---- timing -----------------------------------------------------------------------------------
  */
 
-static int by_value(const void *a, const void *b) {
-    double x = *(const double *)a, y = *(const double *)b;
-    return (x > y) - (x < y);
-}
-
 /* Sequences of the given depth, one for each row. They take the best token, as in bench: what
  * sampling costs depends on how flat the logits are. */
 static int make_seqs(struct explain *x, sluice_engine *engine, sluice_seq **seqs) {
@@ -123,7 +118,7 @@ static int time_ops(struct explain *x) {
     if (!exit)
         exit = time_steps(x, seqs, times);
     for (size_t i = 0; !exit && i < n; i++) {
-        qsort(times + i * repeats, repeats, sizeof *times, by_value);
+        qsort(times + i * repeats, repeats, sizeof *times, compare_doubles);
         x->seconds[i] = times[i * repeats + repeats / 2];
     }
     x->bandwidth = exit ? 0 : common_limit(x->engine, x->common.threads);

@@ -2,14 +2,7 @@
 #include "cmd/progress.h"
 
 #include <stdio.h>
-#include <time.h>
 #include <unistd.h>
-
-double seconds_now(void) {
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
-}
 
 void progress_start(struct progress *p, const char *what, uint64_t total_bytes) {
     *p = (struct progress){.what = what, .total = total_bytes, .is_on = isatty(2)};

@@ -5,15 +5,14 @@
 #include <stdbool.h>
 #include <stdint.h>
 
+#include "base/clock.h"
+
 struct progress {
     const char *what;
     uint64_t total;
     double started, shown; /* seconds */
     bool is_on;            /* only when stderr is a terminal */
 };
-
-/* Monotonic seconds. */
-double seconds_now(void);
 
 void progress_start(struct progress *p, const char *what, uint64_t total_bytes);
 void progress_update(struct progress *p, uint64_t done_bytes);

@@ -8,6 +8,7 @@
  *     output. Outputs stand in the order of parts.
  * (3) What a row computes does not depend on the other rows, so neither does any result on how
  *     parts are cut. */
+#include "base/size.h"
 #include "engine/engine.h"
 #include "plan/io.h"
 
@@ -17,10 +18,6 @@
 struct room {
     uint32_t rows, outputs;
 };
-
-static uint32_t min_u32(uint32_t a, uint32_t b) {
-    return a < b ? a : b;
-}
 
 static uint32_t waiting(const struct slot *s) {
     return s->is_open ? s->n_tokens - s->length : 0;

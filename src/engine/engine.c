@@ -7,6 +7,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/size.h"
+
 enum { DEFAULT_CONTEXT = 8192, MAX_CONTEXT = 1 << 24, MAX_SEQUENCES = 4096, MAX_PREFILL = 4096 };
 
 /* ---- options ----------------------------------------------------------------------------------
@@ -34,10 +36,6 @@ static int find_kv_type(const struct sluice_engine_options *o, const struct conf
                        "attention memory (--kv) is %s, expected f16 or f32: heads have %u values",
                        name, c->head_width);
     return SLUICE_OK;
-}
-
-static uint32_t min_u32(uint32_t a, uint32_t b) {
-    return a < b ? a : b;
 }
 
 static int fill_setup(struct setup *s, const struct sluice_engine_options *o,

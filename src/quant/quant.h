@@ -18,6 +18,22 @@ enum dtype {
     DT_COUNT = 43, /* one more than the highest id; there are holes below it */
 };
 
+/* The types that come in blocks and decode: X(NAME, name of its struct and functions). */
+#define FOR_EACH_BLOCK_TYPE(X)                                                                     \
+    X(Q4_0, q4_0)                                                                                  \
+    X(Q4_1, q4_1)                                                                                  \
+    X(Q5_0, q5_0)                                                                                  \
+    X(Q5_1, q5_1)                                                                                  \
+    X(Q8_0, q8_0)                                                                                  \
+    X(Q2_K, q2_k)                                                                                  \
+    X(Q3_K, q3_k)                                                                                  \
+    X(Q4_K, q4_k)                                                                                  \
+    X(Q5_K, q5_k)                                                                                  \
+    X(Q6_K, q6_k)                                                                                  \
+    X(IQ4_NL, iq4_nl)                                                                              \
+    X(IQ4_XS, iq4_xs)                                                                              \
+    X(MXFP4, mxfp4)
+
 /* Decodes n values (a multiple of block_values) of consecutive blocks. src needs no alignment. */
 typedef void dtype_decode_fn(const void *src, float *dst, size_t n);
 

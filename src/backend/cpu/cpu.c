@@ -5,8 +5,8 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
-#include <time.h>
 
+#include "base/clock.h"
 #include "base/cpu.h"
 #include "base/size.h"
 
@@ -402,12 +402,6 @@ static int cpu_load(struct backend *b, struct backend_weights weights, struct pl
 /* ---- a step -----------------------------------------------------------------------------------
  */
 
-static double seconds(void) {
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
-}
-
 static struct cpu_step step_of(struct backend *b, int thread, int threads) {
     const struct plan *plan = b->running->plan;
     uint8_t *io = b->region[REGION_IO];
@@ -428,13 +422,13 @@ static void walk(void *context, int thread, int threads) {
     struct backend *b = context;
     const struct plan *plan = b->running->plan;
     struct cpu_step s = step_of(b, thread, threads);
-    double started = b->op_seconds ? seconds() : 0;
+    double started = b->op_seconds ? seconds_now() : 0;
     for (uint32_t i = 0; i < plan->n_ops; i++) {
         s.op = &b->running->ops[i];
         functions[s.op->op->kind](&s);
         barrier(&s);
         if (b->op_seconds && thread == 0) {
-            double now = seconds();
+            double now = seconds_now();
             b->op_seconds[i] = now - started;
             started = now;
         }

@@ -327,9 +327,9 @@ INLINE float sum_lanes(__m512 v) {
 
 static const struct kernel rows[] = {
     /* clang-format off */
-    FOR_EACH_QUANT(AMX_ROW)
-    FOR_EACH_QUANT(INT8_ROW)
-    FOR_EACH_QUANT(F32_ROW)
+    FOR_EACH_BLOCK_TYPE(AMX_ROW)
+    FOR_EACH_BLOCK_TYPE(INT8_ROW)
+    FOR_EACH_BLOCK_TYPE(F32_ROW)
     F32_ROW(F32, f32)
     F32_ROW(F16, f16)
     F32_ROW(BF16, bf16)

@@ -82,7 +82,7 @@ DECODE_INLINE void put_less(float *y, bytes16 q, float scale, float min) {
 
 /* The structs want an even address; in a row they may lie at any. */
 #define ANYWHERE(TYPE, type) typedef struct type type##_anywhere __attribute__((aligned(1)));
-FOR_EACH_QUANT(ANYWHERE)
+FOR_EACH_BLOCK_TYPE(ANYWHERE)
 
 static const uint8_t decode_iq4[16] = {129, 152, 173, 191, 207, 221, 234, 246,
                                        1,   13,  25,  38,  53,  69,  89,  113}; /* iq4_value */
@@ -234,4 +234,4 @@ typedef void decode_row_fn(const uint8_t *from, float *to, uint32_t n);
         for (uint32_t i = 0; i < n; i += values, b++)                                              \
             block_##type(b, to + i);                                                               \
     }
-FOR_EACH_QUANT(DECODE_ROW)
+FOR_EACH_BLOCK_TYPE(DECODE_ROW)

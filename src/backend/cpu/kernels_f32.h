@@ -227,7 +227,7 @@ static TARGET void project_f32_decoded(enum dtype type, decode_row_fn *decode, c
         project_f32_decoded(DT_##TYPE, decode_##type, weights, first, count, acts, out,            \
                             out_stride);                                                           \
     }
-FOR_EACH_QUANT(PROJECT_DECODED)
+FOR_EACH_BLOCK_TYPE(PROJECT_DECODED)
 
 F32_INLINE void project_f32_loaded(enum dtype type, f32_load_fn *load, decode_row_fn *decode,
                                    const void *weights, uint32_t first, uint32_t count,

@@ -550,9 +550,9 @@ INLINE float half_to_f32(uint16_t half) {
 
 static const struct kernel rows[] = {
     /* clang-format off */
-    FOR_EACH_QUANT(MMLA_ROW)
-    FOR_EACH_QUANT(SDOT_ROW)
-    FOR_EACH_QUANT(F32_ROW)
+    FOR_EACH_BLOCK_TYPE(MMLA_ROW)
+    FOR_EACH_BLOCK_TYPE(SDOT_ROW)
+    FOR_EACH_BLOCK_TYPE(F32_ROW)
     F32_ROW(F32, f32)
     F32_ROW(F16, f16)
     F32_ROW(BF16, bf16)

@@ -300,7 +300,7 @@ static inline bytes16 look_up_16(const uint8_t *values, bytes16 nibbles) {
 #define F32_ROW(TYPE, type) F32_KERNEL(TYPE, type, "portable", 0),
 
 static const struct kernel rows[] = {
-    FOR_EACH_QUANT(INT8_ROW) FOR_EACH_QUANT(F32_ROW) /* clang-format off */
+    FOR_EACH_BLOCK_TYPE(INT8_ROW) FOR_EACH_BLOCK_TYPE(F32_ROW) /* clang-format off */
     F32_ROW(F32, f32)
     F32_ROW(F16, f16)
     F32_ROW(BF16, bf16) /* clang-format on */

@@ -8,6 +8,7 @@
 #include <time.h>
 
 #include "backend/cuda/embed.h"
+#include "base/clock.h"
 #include "base/size.h"
 
 /* ---- devices ----------------------------------------------------------------------------------
@@ -153,23 +154,35 @@ static uint64_t copied_io(struct plan *const *plans, uint32_t n_plans) {
     return bytes;
 }
 
-static int cuda_predict(struct backend *b, struct plan *const *plans, uint32_t n_plans,
-                        struct backend_memory *out, struct err *err) {
-    uint64_t work, counters;
+/* What the plans need of the backend's own memory. */
+struct needs {
+    uint64_t work, counters, io_copy;
+};
+
+/* Gives every weight its place and counts. */
+static int survey(struct backend *b, struct plan *const *plans, uint32_t n_plans,
+                  struct backend_memory *out, struct needs *needs, struct err *err) {
     int status = cuda_place_weights(b, plans, n_plans, err);
     if (!status)
-        status = cuda_count(b, plans, n_plans, &work, &counters, err);
+        status = cuda_count(b, plans, n_plans, &needs->work, &needs->counters, err);
     if (status)
         return status;
+    needs->io_copy = copied_io(plans, n_plans);
     *out = (struct backend_memory){
         .weights = b->weight_bytes,
         .state = most(plans, n_plans, REGION_STATE),
         .scratch = most(plans, n_plans, REGION_SCRATCH),
         .io = most(plans, n_plans, REGION_IO),
-        .workspace = work + counters + copied_io(plans, n_plans) + STAMP_BYTES,
+        .workspace = needs->work + needs->counters + needs->io_copy + STAMP_BYTES,
         .driver = b->driver_bytes,
     };
     return SLUICE_OK;
+}
+
+static int cuda_predict(struct backend *b, struct plan *const *plans, uint32_t n_plans,
+                        struct backend_memory *out, struct err *err) {
+    struct needs ignored;
+    return survey(b, plans, n_plans, out, &ignored, err);
 }
 
 static int cuda_available(struct backend *b, uint64_t *bytes, struct err *err) {
@@ -215,18 +228,15 @@ static int make_io(struct backend *b, uint64_t bytes, struct err *err) {
 static int make_blocks(struct backend *b, struct plan *const *plans, uint32_t n_plans,
                        struct err *err) {
     struct backend_memory m;
-    uint64_t work, counters;
-    int status = cuda_predict(b, plans, n_plans, &m, err);
-    if (!status)
-        status = cuda_count(b, plans, n_plans, &work, &counters, err);
+    struct needs needs;
+    int status = survey(b, plans, n_plans, &m, &needs, err);
     if (status || (status = make_block(b, &b->weights, m.weights, false, "weights", err)) ||
         (status = make_block(b, &b->state, m.state, true, "state", err)) ||
         (status = make_block(b, &b->scratch, m.scratch, true, "scratch", err)) ||
-        (status = make_block(b, &b->work, work, true, "workspace", err)) ||
-        (status = make_block(b, &b->counters, counters, true, "counters", err)) ||
+        (status = make_block(b, &b->work, needs.work, true, "workspace", err)) ||
+        (status = make_block(b, &b->counters, needs.counters, true, "counters", err)) ||
         (status = make_block(b, &b->stamps, STAMP_BYTES, true, "times", err)) ||
-        (status =
-             make_block(b, &b->io_copy, copied_io(plans, n_plans), true, "the copy of IO", err)))
+        (status = make_block(b, &b->io_copy, needs.io_copy, true, "the copy of IO", err)))
         return status;
     return make_io(b, m.io, err);
 }
@@ -255,12 +265,6 @@ static int cuda_load(struct backend *b, struct backend_weights weights, struct p
 /* ---- a step -----------------------------------------------------------------------------------
  */
 
-static double seconds(void) {
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
-}
-
 static const struct io_header *header_of(const struct backend *b) {
     return (const struct io_header *)b->io;
 }
@@ -279,7 +283,7 @@ static int launch_graph(struct backend *b, uint32_t plan, bool is_burst, struct 
                               "submitting a step", err);
     b->running = plan;
     b->is_burst = is_burst;
-    b->submitted_at = seconds();
+    b->submitted_at = seconds_now();
     b->count.submissions++;
     return status;
 }
@@ -353,12 +357,12 @@ static int cuda_wait(struct backend *b, struct err *err) {
     int status = enter(b, err);
     if (status)
         return status;
-    if (wake > seconds() + 30e-6) {
+    if (wake > seconds_now() + 30e-6) {
         sleep_until(wake);
         overslept = *b->done == step;
     }
     status = watch_flag(b, step, err);
-    learn(expected, seconds() - b->submitted_at, overslept);
+    learn(expected, seconds_now() - b->submitted_at, overslept);
     b->count.waits++;
     return status;
 }

@@ -103,7 +103,7 @@ struct backend {
     CUmodule modules[MAX_MODULES];
     uint32_t n_modules, n_sms;
     struct project_cut *cuts; /* of project.c, in the arena */
-    int capability; /* 90: 9.0 */
+    int capability;           /* 90: 9.0 */
     bool exact;
     struct arena arena;
     struct cuda_place *places;

@@ -55,19 +55,7 @@ static __device__ void decode_block(uint32_t type, const uint8_t *row, uint32_t 
     case DT_##TYPE:                                                                                \
         type##_decode_block((const struct type *)row + i, y);                                      \
         break;
-        DECODE(Q4_0, q4_0)
-        DECODE(Q4_1, q4_1)
-        DECODE(Q5_0, q5_0)
-        DECODE(Q5_1, q5_1)
-        DECODE(Q8_0, q8_0)
-        DECODE(Q2_K, q2_k)
-        DECODE(Q3_K, q3_k)
-        DECODE(Q4_K, q4_k)
-        DECODE(Q5_K, q5_k)
-        DECODE(Q6_K, q6_k)
-        DECODE(IQ4_NL, iq4_nl)
-        DECODE(IQ4_XS, iq4_xs)
-        DECODE(MXFP4, mxfp4)
+        FOR_EACH_BLOCK_TYPE(DECODE)
 #undef DECODE
     }
 }

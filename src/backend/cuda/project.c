@@ -8,6 +8,7 @@
 #include <string.h>
 
 #include "backend/cuda/project_many.h"
+#include "base/size.h"
 
 enum {
     WARPS = 16,        /* of a block, so that two stages' registers fit a multiprocessor */
@@ -18,27 +19,9 @@ enum {
     PAIR_COLUMNS = 2048, /* longer rows are prepared by two blocks together: 4 columns a thread */
     MAX_SLICES = 32,
     MAX_PARTS = 24 << 10,
-    /* Shared memory of a multiprocessor is 228 KB, of which a block takes 1 KB more than it asks
-     * for. One stage a layer takes more than half, so that two of its blocks never share one. */
-    SHARED_WIDE = 115968,
-    SHARED = 115456,
-    SHARED_ALONE = 227 << 10,
-    SHARED_LEAST = 78000, /* more than two blocks on one would be in each other's way */
     SHARED_SUMS = 1536,
     SHARED_BARRIERS = 8 * 6 * 20, /* of all slots of all warps */
 };
-
-static uint32_t div_up(uint32_t a, uint32_t b) {
-    return (a + b - 1) / b;
-}
-
-static uint32_t max32(uint32_t a, uint32_t b) {
-    return a > b ? a : b;
-}
-
-static uint32_t min32(uint32_t a, uint32_t b) {
-    return a < b ? a : b;
-}
 
 static uint32_t type_bit(uint32_t type) {
     switch (type) {
@@ -59,8 +42,7 @@ static uint32_t type_bit(uint32_t type) {
     }
 }
 
-/* The kernels that there are for some sets of types; any other set is `all`. */
-static const char *set_name(uint32_t set) {
+const char *project_set_name(uint32_t set) {
     static const struct {
         uint32_t set;
         const char *name;
@@ -104,7 +86,7 @@ static uint32_t choose_slices(const struct project_segment *s, uint32_t tiles, u
         uint32_t cost = UINT32_MAX;
         for (uint32_t w = 1; w <= warps; w++) {
             uint32_t c = div_up(tiles * slices, w) * (4 * div_up(s->units, slices) + 3);
-            cost = min32(cost, c);
+            cost = min_u32(cost, c);
         }
         if (cost < best_cost)
             best = slices, best_cost = cost;
@@ -115,10 +97,10 @@ static uint32_t choose_slices(const struct project_segment *s, uint32_t tiles, u
 /* Warps of which two units each fit beside a row's image and the sums. */
 static uint32_t most_warps(const struct project_params *p) {
     bool is_wide = p->finish == FINISH_SWIGLU;
-    uint32_t room = (is_wide ? SHARED_WIDE : SHARED) - SHARED_SUMS, warps = 0;
+    uint32_t room = (is_wide ? PROJECT_SHARED_WIDE : PROJECT_SHARED) - SHARED_SUMS, warps = 0;
     if (p->image_bytes < room)
         warps = (room - p->image_bytes) / (2 * p->slot_bytes);
-    return max32(MIN_WARPS, min32(warps, is_wide ? WARPS_SWIGLU : WARPS));
+    return max_u32(MIN_WARPS, min_u32(warps, is_wide ? WARPS_SWIGLU : WARPS));
 }
 
 static void cut_slices(struct project_params *p, uint32_t n_sms) {
@@ -196,18 +178,18 @@ static void cut_blocks(struct project_params *p, uint32_t n_blocks, uint32_t mor
 /* Tiles of segment s that block b has. */
 static uint32_t block_tiles(const struct project_params *p, const struct project_segment *s,
                             uint32_t b) {
-    uint32_t first = max32(p->bounds[b], s->first_tile),
-             last = min32(p->bounds[b + 1], s->first_tile + s->n_tiles);
+    uint32_t first = max_u32(p->bounds[b], s->first_tile),
+             last = min_u32(p->bounds[b + 1], s->first_tile + s->n_tiles);
     return last > first ? last - first : 0;
 }
 
-static uint32_t most_tasks(const struct project_params *p, uint32_t n_blocks) {
+uint32_t project_most_tasks(const struct project_params *p, uint32_t n_blocks) {
     uint32_t most = 0;
     for (uint32_t b = 0; b < n_blocks; b++) {
         uint32_t n = 0;
         for (uint32_t i = 0; i < p->n_segments; i++)
             n += block_tiles(p, &p->segments[i], b) * p->segments[i].slices;
-        most = max32(most, n);
+        most = max_u32(most, n);
     }
     return most;
 }
@@ -219,7 +201,7 @@ static uint32_t most_places(const struct project_params *p, uint32_t n_blocks) {
         uint32_t n = 0;
         for (uint32_t i = 0; i < (p->finish == FINISH_SWIGLU ? 1 : p->n_segments); i++)
             n += block_tiles(p, &p->segments[i], b) << p->segments[i].row_shift;
-        most = max32(most, n);
+        most = max_u32(most, n);
     }
     return most;
 }
@@ -277,11 +259,11 @@ static uint32_t most_slots(struct project_params *p, uint32_t rows, uint32_t tas
  * do. Returns the bytes, 0 where none fit. */
 static uint32_t choose_ring(struct project_params *p, uint32_t rows, uint32_t n_blocks,
                             uint32_t limit) {
-    uint32_t tasks = most_tasks(p, n_blocks),
+    uint32_t tasks = project_most_tasks(p, n_blocks),
              warps = p->finish == FINISH_SWIGLU && rows < 8 ? WARPS_SWIGLU : WARPS;
     uint64_t best = UINT64_MAX;
     p->ring_warps = 0;
-    for (uint32_t w = min32(MIN_WARPS, tasks); w <= warps && w <= tasks; w++) {
+    for (uint32_t w = min_u32(MIN_WARPS, tasks); w <= warps && w <= tasks; w++) {
         uint32_t slots = most_slots(p, rows, tasks, w, limit);
         uint64_t most = slots ? most_of_warps(p, n_blocks, w) : UINT64_MAX;
         if (most < best)
@@ -344,7 +326,7 @@ static uint32_t set_segments(struct recorder *r, const struct op_project *op,
         set |= s->type;
         p->has_bias |= s->bias != NULL;
         tile += s->n_tiles;
-        p->slot_bytes = max32(p->slot_bytes, s->unit_bytes);
+        p->slot_bytes = max_u32(p->slot_bytes, s->unit_bytes);
         p->in.wants_int8 |= tile_is_int8(m.type);
         p->in.wants_f32 |= !tile_is_int8(m.type);
     }
@@ -358,27 +340,27 @@ static uint32_t choose_rows(struct project_params *p, uint32_t bucket, uint32_t 
     uint32_t rows = bucket > 4 ? 8 : bucket > 2 ? 4 : bucket;
     bool is_wide = p->finish == FINISH_SWIGLU;
     for (; rows; rows /= 2) {
-        *shared = choose_ring(p, rows, n_blocks, is_wide ? SHARED_WIDE : SHARED);
+        *shared = choose_ring(p, rows, n_blocks, is_wide ? PROJECT_SHARED_WIDE : PROJECT_SHARED);
         if (*shared && is_wide)
-            *shared = SHARED_WIDE;
+            *shared = PROJECT_SHARED_WIDE;
         if (!*shared)
-            *shared = choose_ring(p, rows, n_blocks, SHARED_ALONE);
+            *shared = choose_ring(p, rows, n_blocks, PROJECT_SHARED_ALONE);
         if (*shared)
             return rows;
     }
     return 0;
 }
 
-static int launch_prepare(struct recorder *r, const struct project_params *p, uint8_t *images,
-                          uint32_t bucket) {
+int project_prepare_rows(struct recorder *r, const struct project_params *p, uint8_t *images,
+                         uint32_t bucket) {
     struct prepare_params params = {
         .io = p->io, .in = p->in, .images = images, .image_bytes = p->image_bytes};
     uint32_t heads = p->in.k / p->in.width, chunks = p->in.k / PROJECT_CHUNK;
     struct cuda_launch launch = {
         .kernel = "project_prepare",
         .grid = {bucket, 1, 1},
-        .threads = min32(512, p->in.k / 4),
-        .shared = max32(heads, chunks) * 4,
+        .threads = min_u32(512, p->in.k / 4),
+        .shared = max_u32(heads, chunks) * 4,
     };
     return recorder_launch(r, &launch, &params, sizeof params);
 }
@@ -412,7 +394,7 @@ static uint32_t choose_blocks(struct project_params *p, uint32_t n_sms) {
     uint32_t n = n_sms;
     cut_best(p, n);
     while (!p->is_direct && n + n_sms <= PROJECT_BLOCKS &&
-           most_tasks(p, n) * PROJECT_TASK_ROWS * 4 > MAX_PARTS) {
+           project_most_tasks(p, n) * PROJECT_TASK_ROWS * 4 > MAX_PARTS) {
         n += n_sms;
         cut_best(p, n);
     }
@@ -449,7 +431,7 @@ static void set_addresses(struct project_params *to, const struct project_params
 }
 
 static void make_cut(struct project_cut *c, uint32_t n_sms) {
-    uint32_t bucket = max32(c->p.row_limit, 1);
+    uint32_t bucket = max_u32(c->p.row_limit, 1);
     cut_slices(&c->p, n_sms);
     c->n_blocks =
         choose_blocks(&c->p, is_pair(&c->p, n_sms) ? n_sms / PROJECT_SHARE * PROJECT_SHARE : n_sms);
@@ -487,7 +469,7 @@ int record_project(struct recorder *r, const struct op *op) {
     uint32_t set = r->exact || r->n_sms > PROJECT_BLOCKS ? 0 : set_segments(r, o, &p);
     if (!set)
         return record_project_rows(r, op);
-    const char *set_text = set_name(set);
+    const char *set_text = project_set_name(set);
     p.has_more_slots = strcmp(set_text, "all") == 0 || set & HAS_MORE_SLOTS;
     p.image_bytes = project_image_bytes(&p.in);
     const struct project_cut *cut = find_cut(r, &p);
@@ -496,7 +478,7 @@ int record_project(struct recorder *r, const struct op *op) {
     struct project_params whole = cut->p;
     set_addresses(&whole, &p);
     p = whole;
-    uint32_t bucket = max32(p.row_limit, 1), n_blocks = cut->n_blocks, rows = cut->rows;
+    uint32_t bucket = max_u32(p.row_limit, 1), n_blocks = cut->n_blocks, rows = cut->rows;
     int many_status;
     if (project_many(r, &p, set, n_blocks, &many_status))
         return many_status;
@@ -512,15 +494,15 @@ int record_project(struct recorder *r, const struct op *op) {
     if (rows > PROJECT_FUSED) {
         uint8_t *images = recorder_work(r, (uint64_t)bucket * p.image_bytes);
         p.images = images;
-        int status = launch_prepare(r, &p, images, bucket);
+        int status = project_prepare_rows(r, &p, images, bucket);
         if (status)
             return status;
     }
     struct cuda_launch launch = {
         .kernel = name,
         .grid = {n_blocks, div_up(bucket, rows), 1},
-        .threads = 32 * max32(p.ring_warps, min32(WARPS, p.in.k / PROJECT_CHUNK)),
-        .shared = max32(cut->shared, SHARED_LEAST),
+        .threads = 32 * max_u32(p.ring_warps, min_u32(WARPS, p.in.k / PROJECT_CHUNK)),
+        .shared = max_u32(cut->shared, PROJECT_SHARED_LEAST),
     };
     return recorder_launch(r, &launch, &p, sizeof p);
 }

@@ -108,6 +108,25 @@ TILE_FN uint32_t project_image_bytes(const struct project_input *in) {
 #include "backend/cuda/cuda.h"
 /* PROJECT on rows as they lie in the file. */
 cuda_record_fn record_project_rows;
+
+/* Shared memory of a multiprocessor is 228 KB, of which a block takes 1 KB more than it asks for.
+ * One stage a layer takes more than half, so that two of its blocks never share one. */
+enum {
+    PROJECT_SHARED_WIDE = 115968,
+    PROJECT_SHARED = 115456,
+    PROJECT_SHARED_ALONE = 227 << 10,
+    PROJECT_SHARED_LEAST = 78000, /* more than two blocks on one would be in each other's way */
+};
+
+/* Between project.c and project_many.c. */
+
+/* The kernels that there are for some sets of types; any other set is `all`. */
+const char *project_set_name(uint32_t set);
+/* Tasks of the block that has most. */
+uint32_t project_most_tasks(const struct project_params *p, uint32_t n_blocks);
+/* Adds the kernel that makes the rows' images. */
+int project_prepare_rows(struct recorder *r, const struct project_params *p, uint8_t *images,
+                         uint32_t bucket);
 #endif
 
 #endif

@@ -4,66 +4,14 @@
 
 #include <stdio.h>
 
+#include "base/size.h"
+
 enum {
     WARPS_8 = 16, /* of a block that has 8 rows, or 16: as many as its registers allow */
     WARPS_16 = 12,
     FEWEST_WARPS = 3,
     THREADS = 256, /* at least: they fetch the rows, too */
-    /* As in project.c. */
-    SHARED_WIDE = 115968,
-    SHARED = 115456,
-    SHARED_ALONE = 227 << 10,
-    SHARED_LEAST = 78000,
 };
-
-static uint32_t div_up(uint32_t a, uint32_t b) {
-    return (a + b - 1) / b;
-}
-
-static uint32_t max32(uint32_t a, uint32_t b) {
-    return a > b ? a : b;
-}
-
-static uint32_t min32(uint32_t a, uint32_t b) {
-    return a < b ? a : b;
-}
-
-static const char *set_name(uint32_t set) {
-    switch (set) {
-    case IS_Q4_K:
-        return "q4";
-    case IS_Q6_K:
-        return "q6";
-    case IS_Q4_K | IS_Q6_K:
-        return "q4_q6";
-    case IS_Q4_K | IS_F32:
-        return "q4_f32";
-    case IS_Q4_K | IS_Q6_K | IS_F32:
-        return "q4_q6_f32";
-    case IS_Q8_0:
-        return "q8";
-    case IS_Q8_0 | IS_F32:
-        return "q8_f32";
-    default:
-        return "all";
-    }
-}
-
-/* Tasks of the block that has most. */
-static uint32_t most_tasks(const struct project_params *p, uint32_t n_blocks) {
-    uint32_t most = 0;
-    for (uint32_t b = 0; b < n_blocks; b++) {
-        uint32_t n = 0;
-        for (uint32_t i = 0; i < p->n_segments; i++) {
-            const struct project_segment *s = &p->segments[i];
-            uint32_t first = max32(p->bounds[b], s->first_tile),
-                     last = min32(p->bounds[b + 1], s->first_tile + s->n_tiles);
-            n += last > first ? (last - first) * s->slices : 0;
-        }
-        most = max32(most, n);
-    }
-    return most;
-}
 
 /* Sets where things are; the bytes. */
 static uint32_t lay_out(struct many_params *m, uint32_t eights, uint32_t tasks) {
@@ -85,11 +33,11 @@ static uint32_t lay_out(struct many_params *m, uint32_t eights, uint32_t tasks) 
  * bytes, or 0: not even `least` warps fit. */
 static uint32_t choose_ring(struct many_params *m, uint32_t eights, uint32_t tasks, uint32_t least,
                             uint32_t limit) {
-    uint32_t most = min32(eights == 1 ? WARPS_8 : WARPS_16, tasks), w = most;
+    uint32_t most = min_u32(eights == 1 ? WARPS_8 : WARPS_16, tasks), w = most;
     m->p.slots = 2;
     for (;; w--) {
         m->p.ring_warps = w;
-        if (w < min32(least, tasks))
+        if (w < min_u32(least, tasks))
             return 0;
         if (lay_out(m, eights, tasks) <= limit)
             break;
@@ -105,34 +53,21 @@ static uint32_t choose_ring(struct many_params *m, uint32_t eights, uint32_t tas
 /* Two stages share a multiprocessor's memory where that takes no more rounds. */
 static uint32_t choose_shared(struct many_params *m, uint32_t eights, uint32_t tasks) {
     bool is_wide = m->p.finish == FINISH_SWIGLU;
-    uint32_t bytes = choose_ring(m, eights, tasks, FEWEST_WARPS, SHARED_ALONE);
+    uint32_t bytes = choose_ring(m, eights, tasks, FEWEST_WARPS, PROJECT_SHARED_ALONE);
     if (!bytes)
         return 0;
     struct many_params both = *m;
-    uint32_t less = choose_ring(&both, eights, tasks, FEWEST_WARPS, is_wide ? SHARED_WIDE : SHARED);
+    uint32_t less = choose_ring(&both, eights, tasks, FEWEST_WARPS,
+                                is_wide ? PROJECT_SHARED_WIDE : PROJECT_SHARED);
     if (!less || div_up(tasks, both.p.ring_warps) > div_up(tasks, m->p.ring_warps))
         return bytes;
     *m = both;
-    return is_wide ? SHARED_WIDE : max32(less, SHARED_LEAST);
-}
-
-static int launch_prepare(struct recorder *r, const struct project_params *p, uint8_t *images,
-                          uint32_t bucket) {
-    struct prepare_params params = {
-        .io = p->io, .in = p->in, .images = images, .image_bytes = p->image_bytes};
-    uint32_t heads = p->in.k / p->in.width, chunks = p->in.k / PROJECT_CHUNK;
-    struct cuda_launch launch = {
-        .kernel = "project_prepare",
-        .grid = {bucket, 1, 1},
-        .threads = min32(512, p->in.k / 4),
-        .shared = max32(heads, chunks) * 4,
-    };
-    return recorder_launch(r, &launch, &params, sizeof params);
+    return is_wide ? PROJECT_SHARED_WIDE : max_u32(less, PROJECT_SHARED_LEAST);
 }
 
 bool project_many(struct recorder *r, const struct project_params *p, uint32_t set,
                   uint32_t n_blocks, int *status) {
-    uint32_t bucket = p->row_limit, eights, shared = 0, tasks = most_tasks(p, n_blocks);
+    uint32_t bucket = p->row_limit, eights, shared = 0, tasks = project_most_tasks(p, n_blocks);
     struct many_params m = {.p = *p};
     if (bucket < MANY_LEAST || set & ~(uint32_t)MANY_SETS || set == IS_F32)
         return false;
@@ -147,15 +82,15 @@ bool project_many(struct recorder *r, const struct project_params *p, uint32_t s
         return false;
     uint8_t *images = recorder_work(r, (uint64_t)bucket * p->image_bytes);
     m.p.images = images;
-    *status = launch_prepare(r, p, images, bucket);
+    *status = project_prepare_rows(r, p, images, bucket);
     if (*status)
         return true;
     char name[48];
-    snprintf(name, sizeof name, "project_many_%u_%s", eights, set_name(set));
+    snprintf(name, sizeof name, "project_many_%u_%s", eights, project_set_name(set));
     struct cuda_launch launch = {
         .kernel = name,
         .grid = {n_blocks, div_up(bucket, 8 * eights), 1},
-        .threads = max32(32 * m.p.ring_warps, THREADS),
+        .threads = max_u32(32 * m.p.ring_warps, THREADS),
         .shared = shared,
     };
     *status = recorder_launch(r, &launch, &m, sizeof m);

@@ -3,6 +3,7 @@
 #define BACKEND_CUDA_PROJECT_ROWS_H
 
 #include "backend/cuda/shared.h"
+#include "quant/quant.h"
 
 /* Shared memory of the weights' rings of a block of rows_stream.cuh, and its threads. */
 enum { STREAM_RING_BYTES = 102400, STREAM_BLOCK = 512, ROWS_MAX_SEGMENTS = 6 };
@@ -16,20 +17,6 @@ enum { ROWS_MAX_SHARED = 160 << 10 };
 
 /* Kernels are made for every type. Block types meet int8 or f32 activations (kernel ..._f32), plain
  * ones f32 always. */
-#define FOR_EACH_BLOCK_TYPE(X)                                                                     \
-    X(Q4_0, q4_0)                                                                                  \
-    X(Q4_1, q4_1)                                                                                  \
-    X(Q5_0, q5_0)                                                                                  \
-    X(Q5_1, q5_1)                                                                                  \
-    X(Q8_0, q8_0)                                                                                  \
-    X(Q2_K, q2_k)                                                                                  \
-    X(Q3_K, q3_k)                                                                                  \
-    X(Q4_K, q4_k)                                                                                  \
-    X(Q5_K, q5_k)                                                                                  \
-    X(Q6_K, q6_k)                                                                                  \
-    X(IQ4_NL, iq4_nl)                                                                              \
-    X(IQ4_XS, iq4_xs)                                                                              \
-    X(MXFP4, mxfp4)
 #define FOR_EACH_PLAIN_TYPE(X)                                                                     \
     X(F32, f32)                                                                                    \
     X(F16, f16)                                                                                    \

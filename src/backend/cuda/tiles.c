@@ -1,13 +1,10 @@
 /* tiles.c - which form a matrix has on the device. */
 #include "backend/cuda/tiles.h"
 
+#include "base/size.h"
 #include "plan/plan.h"
 
 enum { MAX_K_F32 = 32768, MAX_K_INT8 = 65536, MAX_TILES = 60000 };
-
-static uint32_t div_up(uint32_t a, uint32_t b) {
-    return (a + b - 1) / b;
-}
 
 /* Rows that the fullest of n_sms blocks gets. */
 static uint64_t most_rows(uint32_t n, uint32_t rows, uint32_t n_sms) {
