@@ -159,8 +159,7 @@ static bool fill_blocks(struct project_params *p, uint32_t n_blocks, uint64_t mo
     return tile == n;
 }
 
-/* The blocks' bounds with the smallest largest share. */
-static void cut_blocks(struct project_params *p, uint32_t n_blocks, uint32_t more) {
+void project_cut_blocks(struct project_params *p, uint32_t n_blocks, uint32_t more) {
     uint64_t all = 0;
     for (uint32_t i = 0; i < p->n_segments; i++)
         all += p->segments[i].n_tiles * tile_cost(&p->segments[i], more);
@@ -194,8 +193,7 @@ uint32_t project_most_tasks(const struct project_params *p, uint32_t n_blocks) {
     return most;
 }
 
-/* Results of the block that has most. */
-static uint32_t most_places(const struct project_params *p, uint32_t n_blocks) {
+uint32_t project_most_places(const struct project_params *p, uint32_t n_blocks) {
     uint32_t most = 0;
     for (uint32_t b = 0; b < n_blocks; b++) {
         uint32_t n = 0;
@@ -334,6 +332,13 @@ static uint32_t set_segments(struct recorder *r, const struct op_project *op,
     return tile < UINT16_MAX ? set : 0;
 }
 
+/* Where F32 segments stand beside int8 ones, they are few rows: an image of floats in every block
+ * would be for nothing. */
+static bool is_plain(const struct project_params *p, uint32_t set) {
+    return set & IS_F32 && p->in.wants_int8 && !(set & (IS_BF16 | IS_F16)) && p->in.is_aligned &&
+           p->in.kind <= PREPARE_NORM && !p->in.is_head;
+}
+
 /* Rows that one block does at once, and its shared memory: as many as fit. */
 static uint32_t choose_rows(struct project_params *p, uint32_t bucket, uint32_t n_blocks,
                             uint32_t *shared) {
@@ -381,12 +386,12 @@ static void cut_best(struct project_params *p, uint32_t n_blocks) {
     uint64_t best = UINT64_MAX;
     uint32_t more = 0;
     for (uint32_t i = 0; i < sizeof choices / sizeof *choices && p->n_segments > 1; i++) {
-        cut_blocks(p, n_blocks, choices[i]);
+        project_cut_blocks(p, n_blocks, choices[i]);
         uint64_t cost = fullest(p, n_blocks);
         if (cost < best)
             best = cost, more = choices[i];
     }
-    cut_blocks(p, n_blocks, more);
+    project_cut_blocks(p, n_blocks, more);
 }
 
 /* Blocks: one a multiprocessor, or more where a block's sums would not fit. */
@@ -436,7 +441,7 @@ static void make_cut(struct project_cut *c, uint32_t n_sms) {
     c->n_blocks =
         choose_blocks(&c->p, is_pair(&c->p, n_sms) ? n_sms / PROJECT_SHARE * PROJECT_SHARE : n_sms);
     c->rows = choose_rows(&c->p, bucket, c->n_blocks, &c->shared);
-    c->p.most_places = c->p.is_direct ? 0 : most_places(&c->p, c->n_blocks);
+    c->p.most_places = c->p.is_direct ? 0 : project_most_places(&c->p, c->n_blocks);
 }
 
 /* NULL: out of memory. */
@@ -471,6 +476,8 @@ int record_project(struct recorder *r, const struct op *op) {
         return record_project_rows(r, op);
     const char *set_text = project_set_name(set);
     p.has_more_slots = strcmp(set_text, "all") == 0 || set & HAS_MORE_SLOTS;
+    p.is_plain = is_plain(&p, set);
+    p.in.wants_f32 &= !p.is_plain;
     p.image_bytes = project_image_bytes(&p.in);
     const struct project_cut *cut = find_cut(r, &p);
     if (!cut)
@@ -480,7 +487,7 @@ int record_project(struct recorder *r, const struct op *op) {
     p = whole;
     uint32_t bucket = max_u32(p.row_limit, 1), n_blocks = cut->n_blocks, rows = cut->rows;
     int many_status;
-    if (project_many(r, &p, set, n_blocks, &many_status))
+    if (project_many(r, &p, set, &many_status))
         return many_status;
     if (!rows)
         return err_set(r->err, SLUICE_ERR_UNSUPPORTED,

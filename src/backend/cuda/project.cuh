@@ -411,6 +411,37 @@ static __device__ __forceinline__ void eat_f32(const uint8_t *slot, const struct
     }
 }
 
+/* Activations of F32 segments that stand beside int8 ones: read where they lie, a unit ahead. */
+template <int R> struct plain_acts { float4 x[R], norm; };
+
+template <int R>
+static __device__ __forceinline__ void load_plain(const struct project_params &p,
+                                                  uint32_t first_row, uint32_t c,
+                                                  struct plain_acts<R> &a) {
+#pragma unroll
+    for (int r = 0; r < R; r++)
+        a.x[r] = __ldcg((const float4 *)(p.in.x + (uint64_t)min(first_row + r, p.row_limit - 1) *
+                                                      p.in.x_stride) +
+                        c);
+    if (p.in.kind == PREPARE_NORM)
+        a.norm = __ldcg((const float4 *)p.in.norm + c);
+}
+
+template <int R>
+static __device__ __forceinline__ void eat_plain(const struct project_params &p,
+                                                 const uint8_t *slot, const struct plain_acts<R> &a,
+                                                 float (&acc)[R][4]) {
+    uint32_t lane = threadIdx.x % 32;
+#pragma unroll
+    for (int row = 0; row < 4; row++) {
+        float4 w = ((const float4 *)slot)[row * 32 + lane];
+#pragma unroll
+        for (int r = 0; r < R; r++)
+            acc[r][row] = dot_floats(w, p.in.kind == PREPARE_NORM ? times(a.x[r], a.norm) : a.x[r],
+                                     acc[r][row]);
+    }
+}
+
 /* Unit u of a tile; `place` is the lane's in its group of `lanes`. */
 template <int SET, int R>
 static __device__ __forceinline__ void eat_unit(uint32_t type, const uint8_t *slot,
@@ -469,8 +500,8 @@ static __device__ __forceinline__ void put_result(const struct project_params &p
 template <int SET, int R>
 static __device__ __forceinline__ void
 eat_tasks(const struct project_params &p, struct loader &l, uint32_t warp, uint32_t ring,
-          uint32_t bars, struct task t, const struct acts &a, const float *factors, float *parts,
-          uint32_t first_row, uint32_t n_rows) {
+          uint32_t bars, struct task t, const struct acts &a, struct plain_acts<R> ahead,
+          const float *factors, float *parts, uint32_t first_row, uint32_t n_rows) {
     extern __shared__ uint4 shared[];
     uint32_t lane = threadIdx.x % 32, slot = 0, slots = SET & HAS_MORE_SLOTS ? p.slots : 2;
     constexpr bool IS_BULK = HAS_BULK && R == 1;
@@ -479,17 +510,26 @@ eat_tasks(const struct project_params &p, struct loader &l, uint32_t warp, uint3
         const struct project_segment &s = p.segments[t.segment];
         uint32_t u = task_first(s, t.slice), last = u + task_units(s, t.slice);
         uint32_t lanes = 1u << s.lane_shift, place = lane & (lanes - 1), type = s.type;
+        bool is_plain = SET & IS_F32 && p.is_plain && type == IS_F32;
         float acc[R][4] = {};
+        if (is_plain && i != warp)
+            load_plain<R>(p, first_row, u * lanes + place, ahead);
 #pragma unroll 1
         for (; u < last; u++) {
             uint32_t at = ring + slot * p.slot_bytes;
+            struct plain_acts<R> now = ahead;
+            if (is_plain && u + 1 < last)
+                load_plain<R>(p, first_row, (u + 1) * lanes + place, ahead);
             if (IS_BULK) {
                 signal_wait(bars + slot * 8, phase);
             } else {
                 copy_wait_slots(slots);
                 __syncwarp();
             }
-            eat_unit<SET, R>(type, (const uint8_t *)shared + at, a, u, lanes, place, acc);
+            if (is_plain)
+                eat_plain<R>(p, (const uint8_t *)shared + at, now, acc);
+            else
+                eat_unit<SET, R>(type, (const uint8_t *)shared + at, a, u, lanes, place, acc);
             __syncwarp();
             load_unit<SET, IS_BULK>(p, l, base + at, bars + slot * 8);
             slot = slot + 1 == slots ? 0 : slot + 1;
@@ -665,6 +705,12 @@ static __device__ __forceinline__ void project(const struct project_params &p) {
         }
         fetch_images(p, first_row, min(n_rows - first_row, R), images);
     }
+    struct plain_acts<R> ahead = {};
+    if (SET & IS_F32 && p.is_plain && has_task && p.segments[t.segment].type == IS_F32) {
+        const struct project_segment &s = p.segments[t.segment];
+        uint32_t lanes = 1u << s.lane_shift, place = threadIdx.x % 32 & (lanes - 1);
+        load_plain<R>(p, first_row, task_first(s, t.slice) * lanes + place, ahead);
+    }
     float *out = p.out + (uint64_t)(first_row + r) * p.out_stride, was = 0;
     at.column = first_row + r < n_rows ? at.column : NO_PLACE;
     if (at.column != NO_PLACE && p.finish == FINISH_ADD)
@@ -679,7 +725,7 @@ static __device__ __forceinline__ void project(const struct project_params &p) {
     if (p.is_direct)
         __syncthreads();
     if (has_task)
-        eat_tasks<SET, R>(p, l, warp, ring, bars, t, a, factors, parts, first_row, n_rows);
+        eat_tasks<SET, R>(p, l, warp, ring, bars, t, a, ahead, factors, parts, first_row, n_rows);
     if (p.is_direct)
         return;
     __syncthreads();

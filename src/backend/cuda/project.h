@@ -71,6 +71,7 @@ struct project_params {
     uint32_t bars_at;                    /* likewise: a barrier a slot */
     uint32_t image_bytes;                /* of a row */
     uint32_t has_bias;                   /* some segment has */
+    uint32_t is_plain; /* F32 segments read their activations where they lie, not from an image */
     struct project_segment segments[PROJECT_SEGMENTS];
     uint16_t bounds[PROJECT_BLOCKS + 1]; /* block b has tiles bounds[b]... */
 };
@@ -124,6 +125,10 @@ enum {
 const char *project_set_name(uint32_t set);
 /* Tasks of the block that has most. */
 uint32_t project_most_tasks(const struct project_params *p, uint32_t n_blocks);
+/* Results of the block that has most. */
+uint32_t project_most_places(const struct project_params *p, uint32_t n_blocks);
+/* The blocks' bounds with the smallest largest share; a unit costs its bytes and `more`. */
+void project_cut_blocks(struct project_params *p, uint32_t n_blocks, uint32_t more);
 /* Adds the kernel that makes the rows' images. */
 int project_prepare_rows(struct recorder *r, const struct project_params *p, uint8_t *images,
                          uint32_t bucket);

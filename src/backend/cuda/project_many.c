@@ -10,8 +10,41 @@ enum {
     WARPS_8 = 16, /* of a block that has 8 rows, or 16: as many as its registers allow */
     WARPS_16 = 12,
     FEWEST_WARPS = 3,
-    THREADS = 256, /* at least: they fetch the rows, too */
+    THREADS = 256,         /* at least: they fetch the rows, too */
+    UNIT_COST = 2304,      /* a unit costs its bytes and this */
+    MOST_PARTS = 24 << 10, /* bytes of a block's sums of one row */
 };
+
+/* F32 segments are taken out: all blocks share them row by row. */
+static void part_segments(struct many_params *m) {
+    struct project_params *p = &m->p;
+    uint32_t n = 0, n_plain = 0, tile = 0;
+    for (uint32_t i = 0; i < p->n_segments; i++) {
+        struct project_segment s = p->segments[i];
+        if (s.type == IS_F32) {
+            m->plain_tiles += s.n_tiles;
+            m->plain[n_plain++] = s;
+            continue;
+        }
+        s.first_tile = p->finish == FINISH_SWIGLU ? 0 : tile;
+        tile += s.n_tiles;
+        p->segments[n++] = s;
+    }
+    p->n_segments = n;
+}
+
+/* Blocks: one a multiprocessor, or more where a block's sums would not fit. */
+static uint32_t cut(struct project_params *p, uint32_t n_sms) {
+    uint32_t n = n_sms;
+    project_cut_blocks(p, n, UNIT_COST);
+    while (!p->is_direct && n + n_sms <= PROJECT_BLOCKS &&
+           project_most_tasks(p, n) * PROJECT_TASK_ROWS * 4 > MOST_PARTS) {
+        n += n_sms;
+        project_cut_blocks(p, n, UNIT_COST);
+    }
+    p->most_places = p->is_direct ? 0 : project_most_places(p, n);
+    return n;
+}
 
 /* Sets where things are; the bytes. */
 static uint32_t lay_out(struct many_params *m, uint32_t eights, uint32_t tasks) {
@@ -24,7 +57,8 @@ static uint32_t lay_out(struct many_params *m, uint32_t eights, uint32_t tasks) 
     m->scales_at = at = div_up(at, 128) * 128;
     at += p->ring_warps * MANY_SCALES;
     p->parts_at = at;
-    at += p->is_direct ? 0 : tasks * PROJECT_TASK_ROWS * 8 * eights * 4;
+    at += max_u32(p->is_direct ? 0 : tasks * PROJECT_TASK_ROWS * 8 * eights * 4,
+                  m->plain_tiles ? MANY_LEAST_PARTS : 0);
     m->factors_at = at;
     return at + 16 * 4;
 }
@@ -65,12 +99,14 @@ static uint32_t choose_shared(struct many_params *m, uint32_t eights, uint32_t t
     return is_wide ? PROJECT_SHARED_WIDE : max_u32(less, PROJECT_SHARED_LEAST);
 }
 
-bool project_many(struct recorder *r, const struct project_params *p, uint32_t set,
-                  uint32_t n_blocks, int *status) {
-    uint32_t bucket = p->row_limit, eights, shared = 0, tasks = project_most_tasks(p, n_blocks);
+bool project_many(struct recorder *r, const struct project_params *p, uint32_t set, int *status) {
+    uint32_t bucket = p->row_limit, int8 = set & MANY_SETS, eights, shared = 0;
     struct many_params m = {.p = *p};
-    if (bucket < MANY_LEAST || set & ~(uint32_t)MANY_SETS || set == IS_F32)
+    if (bucket < MANY_LEAST || !int8 || set & ~(uint32_t)(MANY_SETS | IS_F32) ||
+        (set & IS_F32 && (!p->is_plain || p->finish == FINISH_SWIGLU)))
         return false;
+    part_segments(&m);
+    uint32_t n_blocks = cut(&m.p, r->n_sms), tasks = project_most_tasks(&m.p, n_blocks);
     m.p.slot_bytes = div_up(p->slot_bytes, 128) * 128;
     for (eights = bucket > 8 ? 2 : 1; eights; eights--) {
         m.rows = bucket > 4 ? 8 * eights : 4;
@@ -86,7 +122,7 @@ bool project_many(struct recorder *r, const struct project_params *p, uint32_t s
     if (*status)
         return true;
     char name[48];
-    snprintf(name, sizeof name, "project_many_%u_%s", eights, project_set_name(set));
+    snprintf(name, sizeof name, "project_many_%u_%s", eights, project_set_name(int8));
     struct cuda_launch launch = {
         .kernel = name,
         .grid = {n_blocks, div_up(bucket, 8 * eights), 1},

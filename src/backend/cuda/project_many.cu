@@ -344,30 +344,6 @@ static __device__ __forceinline__ void many_q8(uint8_t *base, uint32_t slot,
     }
 }
 
-/* Lanes as in eat_f32. Few rows of weights are of this type, so the activations are read where they
- * were prepared: acc[4 r + row]. */
-template <int G>
-static __device__ __forceinline__ void many_f32(const struct many_params &m, const uint8_t *slot,
-                                                uint32_t lane_shift, uint32_t first_row, uint32_t u,
-                                                float (&acc)[32 * G]) {
-    uint32_t lane = threadIdx.x % 32, last = m.p.row_limit - 1;
-    uint32_t c = (u << lane_shift) + (lane & ((1u << lane_shift) - 1));
-    uint32_t upper = lane / many_group(128u >> lane_shift, false) % 2;
-    const uint8_t *x = m.p.images + (m.p.in.wants_int8 ? project_int8_bytes(m.p.in.k) : 0) + c * 16;
-    float4 w[4];
-#pragma unroll
-    for (uint32_t row = 0; row < 4; row++)
-        w[row] = *(const float4 *)(slot + row * 512 + (lane ^ (upper * 4 + row)) * 16);
-#pragma unroll
-    for (uint32_t r = 0; r < 8 * G; r++) {
-        uint64_t from = (uint64_t)min(first_row + r, last) * m.p.image_bytes;
-        float4 y = __ldcg((const float4 *)(x + from));
-#pragma unroll
-        for (uint32_t row = 0; row < 4; row++)
-            acc[4 * r + row] = dot_floats(w[row], y, acc[4 * r + row]);
-    }
-}
-
 template <int SET, int G, int T>
 static __device__ __forceinline__ void many_unit(uint32_t type, uint8_t *base, uint32_t slot,
                                                  uint8_t *scales, const struct many_acts<G> &a,
@@ -435,21 +411,6 @@ static __device__ __forceinline__ void put_sums(const struct many_params &m,
     }
 }
 
-template <int G>
-static __device__ __forceinline__ void
-put_sums_f32(const struct many_params &m, const struct project_segment &s,
-             const struct many_sink &to, const float (&acc)[32 * G]) {
-    uint32_t lane = threadIdx.x % 32, lanes = 1u << s.lane_shift, place = lane & (lanes - 1);
-    uint32_t row = (lane >> s.lane_shift) * 4 + place % 2 * 2 + place / 2 % 2;
-#pragma unroll
-    for (int r = 0; r < 8 * G; r++) {
-        float v[4] = {acc[4 * r], acc[4 * r + 1], acc[4 * r + 2], acc[4 * r + 3]};
-        float sum = sum_lanes(v, lanes, lane);
-        if (place < 4)
-            put_sum(m, s, to, r, row, sum);
-    }
-}
-
 /* All tasks of a warp. */
 template <int SET, int G>
 static __device__ __forceinline__ void
@@ -470,16 +431,13 @@ many_tasks(const struct many_params &m, struct many_loader &l, uint32_t warp, st
     do {
         const struct project_segment &s = p.segments[t.segment];
         uint32_t u = task_first(s, t.slice), last = u + task_units(s, t.slice), type = s.type;
-        bool is_f32 = SET & IS_F32 && type == IS_F32;
         float acc[32 * G] = {};
 #pragma unroll 1
         for (; u < last; u++) {
             uint32_t at = ring + slot * p.slot_bytes;
             copy_wait_slots(p.slots);
             __syncwarp();
-            if (is_f32)
-                many_f32<G>(m, base + at, s.lane_shift, first_row, u, acc);
-            else if (s.row_shift == 2)
+            if (s.row_shift == 2)
                 many_unit<SET, G, 4>(type, base, at, scales, a, u, acc);
             else if (s.row_shift == 3)
                 many_unit<SET, G, 8>(type, base, at, scales, a, u, acc);
@@ -492,12 +450,71 @@ many_tasks(const struct many_params &m, struct many_loader &l, uint32_t warp, st
         struct many_sink to = {(float *)(base + p.parts_at) + i * 8 * G * PROJECT_TASK_ROWS,
                                t.tile << s.row_shift, first_row, n_rows,
                                (const float *)(base + m.factors_at)};
-        if (is_f32)
-            put_sums_f32<G>(m, s, to, acc);
-        else
-            put_sums<G>(m, s, to, acc);
+        put_sums<G>(m, s, to, acc);
         i += p.ring_warps;
     } while (!(l.is_over && i == l.task) && find_task(p, i, t));
+}
+
+/* ---- plain segments ---------------------------------------------------------------------------
+ */
+
+/* A slice of a tile for one row: sums as of eat_plain. */
+static __device__ __forceinline__ float plain_task(const struct project_params &p,
+                                                   const struct project_segment &s, uint32_t tile,
+                                                   uint32_t slice, uint32_t row) {
+    uint32_t lane = threadIdx.x % 32, lanes = 1u << s.lane_shift, place = lane & (lanes - 1);
+    const uint8_t *at = s.data + (uint64_t)tile * s.units * s.unit_bytes + lane * 16;
+    uint32_t u = task_first(s, slice), last = u + task_units(s, slice);
+    float acc[4] = {};
+#pragma unroll 2
+    for (; u < last; u++) {
+        struct plain_acts<1> a;
+        load_plain<1>(p, row, u * lanes + place, a);
+        float4 x = p.in.kind == PREPARE_NORM ? times(a.x[0], a.norm) : a.x[0];
+#pragma unroll
+        for (uint32_t r = 0; r < 4; r++) {
+            uint4 w = load_weights(at + (uint64_t)u * s.unit_bytes + r * 512);
+            acc[r] = dot_floats(make_float4(__uint_as_float(w.x), __uint_as_float(w.y),
+                                            __uint_as_float(w.z), __uint_as_float(w.w)),
+                                x, acc[r]);
+        }
+    }
+    return sum_lanes(acc, lanes, lane);
+}
+
+/* All blocks share the plain segments: each has a tile for a row, or some; its warps have the
+ * slices. */
+template <int G>
+static __device__ __forceinline__ void plain_tiles(const struct many_params &m, uint32_t warp,
+                                                   uint32_t first_row, uint32_t n_rows) {
+    extern __shared__ uint4 shared[];
+    const struct project_params &p = m.p;
+    float *sums = (float *)((uint8_t *)shared + p.parts_at);
+    const float *factors = (const float *)((uint8_t *)shared + m.factors_at);
+    uint32_t rows = min(8 * G, n_rows - first_row), lane = threadIdx.x % 32;
+#pragma unroll 1
+    for (uint32_t i = blockIdx.x; i < m.plain_tiles * rows; i += gridDim.x) {
+        uint32_t tile = i / rows, r = i - tile * rows, k = 0;
+        while (tile >= m.plain[k].n_tiles)
+            tile -= m.plain[k++].n_tiles;
+        const struct project_segment &s = m.plain[k];
+#pragma unroll 1
+        for (uint32_t slice = warp; slice < s.slices; slice += blockDim.x / 32) {
+            float v = plain_task(p, s, tile, slice, first_row + r);
+            uint32_t place = lane & ((1u << s.lane_shift) - 1);
+            uint32_t row = (lane >> s.lane_shift) * 4 + place % 2 * 2 + place / 2 % 2;
+            if (place < 4)
+                sums[slice * PROJECT_TASK_ROWS + row] = v;
+        }
+        __syncthreads();
+        uint32_t n = (tile << s.row_shift) + threadIdx.x;
+        if (threadIdx.x < 1u << s.row_shift && n < s.n) {
+            float v =
+                p.is_direct ? sums[threadIdx.x] : add_slices<1>(sums, threadIdx.x, 0, s.slices);
+            put_result(p, s, n, first_row + r, __fmul_rn(v, factors[r]));
+        }
+        __syncthreads();
+    }
 }
 
 /* ---- the whole --------------------------------------------------------------------------------
@@ -590,6 +607,8 @@ static __device__ __forceinline__ void project_many(const struct many_params &m)
     }
     fetch_rows<G>(m, first_row, base);
     __syncthreads();
+    if (m.plain_tiles && first_row < n_rows)
+        plain_tiles<G>(m, warp, first_row, n_rows);
     if (has_task)
         many_tasks<SET, G>(m, l, warp, t, first_row, n_rows);
     if (p.is_direct || first_row >= n_rows)
@@ -614,10 +633,7 @@ static __device__ __forceinline__ void project_many(const struct many_params &m)
     MANY_KERNEL(__VA_ARGS__, q4, IS_Q4_K)                                                          \
     MANY_KERNEL(__VA_ARGS__, q6, IS_Q6_K)                                                          \
     MANY_KERNEL(__VA_ARGS__, q4_q6, IS_Q4_K | IS_Q6_K)                                             \
-    MANY_KERNEL(__VA_ARGS__, q4_f32, IS_Q4_K | IS_F32)                                             \
-    MANY_KERNEL(__VA_ARGS__, q4_q6_f32, IS_Q4_K | IS_Q6_K | IS_F32)                                \
     MANY_KERNEL(__VA_ARGS__, q8, IS_Q8_0)                                                          \
-    MANY_KERNEL(__VA_ARGS__, q8_f32, IS_Q8_0 | IS_F32)                                             \
     MANY_KERNEL(__VA_ARGS__, all, MANY_SETS)
 
 MANY_KERNELS(1, 128)
