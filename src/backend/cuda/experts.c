@@ -1,7 +1,9 @@
-/* experts.c - recording EXPERTS_IN and EXPERTS_OUT. */
+/* experts.c - recording EXPERTS_IN and EXPERTS_OUT; here on rows as they lie in the file. */
 #include "backend/cuda/experts.h"
 
 #include "backend/cuda/cuda.h"
+#include "backend/cuda/experts_tiles.h"
+#include "base/size.h"
 
 static const char *const in_names[DT_COUNT][2] =
 #define PREFIX "experts_in_"
@@ -72,6 +74,9 @@ static int record_in(struct recorder *r, const struct op_experts_in *o,
     p.needs_int8 = !is_f32;
     uint64_t shared = STREAM_RING_BYTES +
                       (is_f32 ? ((uint64_t)p.k + 3) / 4 * 16 : ROWS_INT8_BYTES((uint64_t)p.k));
+    /* Two blocks never share an SM, whatever lies unevenly before them. */
+    if (r->plan->max_rows == 1 && shared < PROJECT_SHARED_WIDE)
+        shared = PROJECT_SHARED_WIDE;
     return launch(r, w, in_names[w->type][is_f32], values < r->n_sms ? (uint32_t)values : r->n_sms,
                   shared, &p, sizeof p);
 }
@@ -90,6 +95,9 @@ static int record_in_pair(struct recorder *r, const struct op_experts_in *o,
 
 int record_experts_in(struct recorder *r, const struct op *op) {
     const struct op_experts_in *o = &op->experts_in;
+    int tiled_status;
+    if (record_experts_in_tiles(r, op, &tiled_status))
+        return tiled_status;
     struct in_part routed = {{&o->gate, &o->up}, {NULL}, ROWS_SWIGLU};
     struct in_part shared = {{NULL}, {&o->shared_gate, &o->shared_up}, ROWS_SWIGLU};
     if (!o->shared_gate.n_dims)
@@ -130,19 +138,22 @@ static int record_out(struct recorder *r, const struct op_experts_out *o,
         p.routed = recorder_matrix(r, routed);
     if (shared)
         p.shared = recorder_matrix(r, shared);
-    /* Outputs in fours, as a warp takes them at usual widths, over two blocks an SM. */
-    p.tile = ((p.width + 2 * r->n_sms - 1) / (2 * r->n_sms) + 3) / 4 * 4;
+    /* Outputs in fours, as a warp takes them at usual widths. A block on every SM, also where some
+     * have nothing to do, and only one: then the next kernel's blocks spread evenly. */
+    p.tile = (div_up(p.width, r->n_sms) + 3) / 4 * 4;
     uint64_t places = (routed ? p.used : 0) + (shared ? 1 : 0);
     uint64_t bytes = STREAM_RING_BYTES +
                      ((places + 1) * p.tile + (places + 3) / 4 * 4) * sizeof(float) +
                      (is_f32 ? 0 : ROWS_INT8_BYTES(places * p.k));
-    return launch(r, w, out_names[w->type][is_f32], (p.width + p.tile - 1) / p.tile, bytes, &p,
-                  sizeof p);
+    return launch(r, w, out_names[w->type][is_f32], r->n_sms, bytes, &p, sizeof p);
 }
 
 /* Where two launches are needed the shared expert is added last, as in one. */
 int record_experts_out(struct recorder *r, const struct op *op) {
     const struct op_experts_out *o = &op->experts_out;
+    int tiled_status;
+    if (record_experts_out_tiles(r, op, &tiled_status))
+        return tiled_status;
     if (!o->shared_down.n_dims)
         return record_out(r, o, &o->down, NULL);
     if (o->shared_down.type == o->down.type && o->shared_down.dims[0] == o->down.dims[0])

@@ -1,4 +1,4 @@
-/* experts.cu - EXPERTS_IN and EXPERTS_OUT.
+/* experts.cu - EXPERTS_IN and EXPERTS_OUT on rows as they lie in the file.
  *
  * A block has one row (grid y). Which experts a row has is read behind the wait; the shared
  * expert's weights are on their way before it. An expert's weights are read once for every row that
@@ -160,13 +160,13 @@ struct experts_out_source : chosen_experts {
         k = p.k;
         set_rows = 32 / lanes_of(lane_values, k);
         row_bytes = p.routed.n ? p.routed.row_bytes : p.shared.row_bytes;
-        begin = blockIdx.x * p.tile;
-        n = min(p.tile, p.width - begin);
+        begin = min(blockIdx.x * p.tile, p.width);
+        n = min(p.tile, p.width - begin); /* 0: this block has nothing to do */
         tasks = (n + 2 * set_rows - 1) / (2 * set_rows);
         first = threadIdx.x / 32;
         step = STREAM_WARPS;
         end = (p.routed.n ? p.used : 0) * tasks + shared_tasks();
-        by_tasks.set(tasks, end);
+        by_tasks.set(max(tasks, 1u), end);
     }
 
     __device__ __forceinline__ uint32_t shared_tasks(void) const {

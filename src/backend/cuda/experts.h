@@ -1,4 +1,4 @@
-/* experts.h - params of EXPERTS_IN and EXPERTS_OUT.
+/* experts.h - params of EXPERTS_IN and EXPERTS_OUT on rows as they lie in the file.
  *
  * A launch takes the matrices of one type: routed and shared expert together where their types
  * agree, else one launch each. */

@@ -1,13 +1,14 @@
 /* load.c - weights onto the device: where each goes, and bringing it there.
  *
- * Matrices of a PROJECT are kept in tiles where tiles.h has a form for them, everything else as it
- * lies in the file. Bytes go through two pinned buffers, so that reading the file, the copy and the
- * repacking (on the device, a band of rows at a time) overlap. Weights that no file holds are made
- * on the device. */
+ * Matrices of a PROJECT, and of experts, are kept in tiles where tiles.h has a form for them,
+ * everything else as it lies in the file. Bytes go through two pinned buffers, so that reading the
+ * file, the copy and the repacking (on the device, a band of rows at a time) overlap. Weights that
+ * no file holds are made on the device. */
 #include <stdlib.h>
 #include <string.h>
 
 #include "backend/cuda/cuda.h"
+#include "backend/cuda/experts_tiles.h"
 #include "backend/cuda/repack.h"
 #include "backend/cuda/synth.h"
 #include "base/size.h"
@@ -49,7 +50,7 @@ static bool can_tile(const struct backend *b, const struct op *op) {
 /* Adds every weight of an op. */
 static void add_places(struct backend *b, struct op *op) {
     struct operand_ref refs[MAX_OPERANDS];
-    bool is_tiled = can_tile(b, op);
+    bool is_tiled = can_tile(b, op), are_experts_tiled = !b->exact && experts_can_tile(op);
     uint32_t n = op_operands(op, refs);
     for (uint32_t i = 0; i < n; i++) {
         const struct operand *o = refs[i].at;
@@ -61,6 +62,8 @@ static void add_places(struct backend *b, struct op *op) {
             if (o == &op->project.segments[s].weight)
                 place.is_tiled =
                     tile_choose(o, op->project.segments[s].f32_act, b->n_sms, &place.tiles);
+        if (are_experts_tiled)
+            place.is_tiled = experts_tile(op, o, &place.tiles);
         place.bytes = place.is_tiled ? place.tiles.bytes
                                      : operand_row_bytes(o) * o->dims[1] * o->dims[2] * o->dims[3];
         b->places[b->n_places++] = place;
@@ -141,10 +144,12 @@ static int bring_rows(struct upload *u, const struct cuda_place *p, uint32_t pla
                         "uploading weights", u->err);
 }
 
-static int repack_rows(struct upload *u, const struct cuda_place *p, uint32_t first, uint32_t n) {
+static int repack_rows(struct upload *u, const struct cuda_place *p, uint32_t plane, uint32_t first,
+                       uint32_t n) {
+    uint64_t plane_bytes = p->bytes / p->operand.dims[2];
     struct repack_params params = {
         .from = (const uint8_t *)(uintptr_t)u->raw[u->turn],
-        .to = (uint8_t *)(uintptr_t)(u->b->weights.at + p->at),
+        .to = (uint8_t *)(uintptr_t)(u->b->weights.at + p->at + plane * plane_bytes),
         .format = p->tiles,
         .from_type = p->operand.type,
         .k = p->operand.dims[0],
@@ -168,7 +173,7 @@ static int bring_band(struct upload *u, const struct cuda_place *p, uint32_t pla
                                        ((uint64_t)plane * p->operand.dims[1] + first) * row;
     int status = bring_rows(u, p, plane, first, n, to);
     if (!status && p->is_tiled)
-        status = repack_rows(u, p, first, n);
+        status = repack_rows(u, p, plane, first, n);
     if (!status)
         status = driver_check(driver.event_record(u->is_free[u->turn], u->b->stream),
                               "uploading weights", u->err);
