@@ -486,3 +486,99 @@ TEST(cuda_experts) {
         rig_end(&r);
     }
 }
+
+/* Types and widths of every matrix on its own, as files mix them. */
+struct experts_case {
+    enum dtype gate, up, down, shared_in, shared_down;
+    uint32_t width, inner, shared, experts, used;
+};
+
+static void build_experts(struct rig *r, const struct experts_case *c, uint32_t rows,
+                          uint64_t seed) {
+    struct plan_options options = {.max_rows = rows, .n_taps = 2, .tap_width = c->width};
+    rig_begin(r, seed, &options);
+    struct operand none = {0}, x = rig_rows(r, c->width, 1);
+    struct operand norm = rig_tensor(r, DT_F32, (uint32_t[4]){c->width}, 1);
+    struct operand choice = plan_scratch_of(r->plan, DT_I32, (uint32_t[4]){c->used + 1, rows});
+    struct operand weight = plan_scratch_of(r->plan, DT_F32, (uint32_t[4]){c->used + 1, rows});
+    struct operand hidden = plan_scratch(r->plan, c->used * c->inner + c->shared);
+    struct op route = {.kind = OP_ROUTE, .layer = 0, .role = "route"};
+    route.route = (struct op_route){
+        .in = x,
+        .norm = norm,
+        .choice = choice,
+        .weight = weight,
+        .eps = 1e-6f,
+        .used = c->used,
+        .router = rig_tensor(r, DT_F32, (uint32_t[4]){c->width, c->experts}, 0.3f),
+        .shared_gate = c->shared ? rig_tensor(r, DT_F32, (uint32_t[4]){c->width}, 0.3f) : none};
+    struct op in = {.kind = OP_EXPERTS_IN, .layer = 0, .role = "experts in"};
+    const uint32_t in_dims[4] = {c->width, c->inner, c->experts},
+                   shared_dims[4] = {c->width, c->shared};
+    in.experts_in = (struct op_experts_in){
+        .in = x,
+        .norm = norm,
+        .choice = choice,
+        .hidden = hidden,
+        .eps = 1e-6f,
+        .gate = rig_tensor(r, c->gate, in_dims, 0.1f),
+        .up = rig_tensor(r, c->up, in_dims, 0.1f),
+        .shared_gate = c->shared ? rig_tensor(r, c->shared_in, shared_dims, 0.1f) : none,
+        .shared_up = c->shared ? rig_tensor(r, c->shared_in, shared_dims, 0.1f) : none};
+    struct op out = {.kind = OP_EXPERTS_OUT, .layer = 0, .role = "experts out"};
+    out.experts_out = (struct op_experts_out){
+        .hidden = hidden,
+        .choice = choice,
+        .weight = weight,
+        .x = x,
+        .down = rig_tensor(r, c->down, (uint32_t[4]){c->inner, c->width, c->experts}, 0.1f),
+        .shared_down = c->shared
+                           ? rig_tensor(r, c->shared_down, (uint32_t[4]){c->shared, c->width}, 0.1f)
+                           : none};
+    rig_add(r, &route);
+    rig_add(r, &in);
+    rig_add(r, &out);
+    rig_tap(r, 0, x);
+    rig_tap(r, 1, weight);
+}
+
+/* Against the CPU; and a row alone has the bits that it has among others. */
+TEST(cuda_experts_mixed) {
+    static const struct experts_case cases[] = {
+        {DT_Q4_K, DT_Q4_K, DT_Q6_K, DT_Q4_K, DT_Q6_K, 1024, 512, 512, 5, 3},
+        {DT_Q4_K, DT_Q4_K, DT_Q4_K, DT_Q8_0, DT_Q8_0, 512, 768, 256, 3, 2},
+        {DT_Q4_K, DT_Q6_K, DT_Q5_K, DT_Q5_K, DT_Q6_K, 768, 512, 256, 3, 2},
+        {DT_Q8_0, DT_Q8_0, DT_Q8_0, DT_Q8_0, DT_Q8_0, 256, 256, 512, 45, 40},
+        {DT_Q6_K, DT_Q6_K, DT_Q8_0, DT_Q6_K, DT_Q8_0, 1280, 256, 0, 4, 1},
+        {DT_Q4_K, DT_Q4_K, DT_Q4_K, DT_BF16, DT_Q4_K, 512, 256, 256, 4, 3},
+        {DT_F32, DT_F32, DT_Q8_0, DT_F32, DT_F32, 96, 32, 64, 700, 9},
+    };
+    static const uint32_t rows[] = {3, 12};
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        const struct experts_case *c = &cases[i];
+        struct rig one;
+        build_experts(&one, c, 1, 6500 + i);
+        bool is_open = rig_open(&one);
+        for (size_t n = 0; n < sizeof rows / sizeof *rows; n++) {
+            struct rig many;
+            build_experts(&many, c, rows[n], 6500 + i);
+            is_open = rig_open(&many) && is_open;
+            for (int b = 0; is_open && b < RIG_BACKENDS; b++)
+                rig_step(&many, b, &(struct run){0, 0, rows[n]}, 1, 5);
+            for (uint32_t row = 0; is_open && row < rows[n]; row++) {
+                const float *cuda = rig_output(&many, RIG_CUDA, 0, row);
+                EXPECT_NEAR(rig_distance(rig_output(&many, RIG_CPU, 1, row),
+                                         rig_output(&many, RIG_CUDA, 1, row), c->used + 1),
+                            0, F32_BOUND);
+                EXPECT_NEAR(rig_distance(rig_output(&many, RIG_CPU, 0, row), cuda, c->width), 0,
+                            INT8_BOUND);
+                rig_step(&one, RIG_CUDA, &(struct run){0, row, 1}, 1, 5);
+                if (memcmp(rig_output(&one, RIG_CUDA, 0, 0), cuda, c->width * sizeof(float)) != 0)
+                    test_fail(__FILE__, __LINE__, "case %zu, row %u of %u has other bits alone", i,
+                              row, rows[n]);
+            }
+            rig_end(&many);
+        }
+        rig_end(&one);
+    }
+}
