@@ -94,13 +94,18 @@ static uint32_t choose_slices(const struct project_segment *s, uint32_t tiles, u
     return best;
 }
 
+/* Shared memory of a stage's block. Every other product of a layer adds to the residual, so that
+ * neighbours are of different sizes. */
+static uint32_t stage_shared(const struct project_params *p) {
+    return p->finish == FINISH_ADD ? PROJECT_SHARED_WIDE : PROJECT_SHARED;
+}
+
 /* Warps of which two units each fit beside a row's image and the sums. */
 static uint32_t most_warps(const struct project_params *p) {
-    bool is_wide = p->finish == FINISH_SWIGLU;
-    uint32_t room = (is_wide ? PROJECT_SHARED_WIDE : PROJECT_SHARED) - SHARED_SUMS, warps = 0;
+    uint32_t room = stage_shared(p) - SHARED_SUMS, warps = 0;
     if (p->image_bytes < room)
         warps = (room - p->image_bytes) / (2 * p->slot_bytes);
-    return max_u32(MIN_WARPS, min_u32(warps, is_wide ? WARPS_SWIGLU : WARPS));
+    return max_u32(MIN_WARPS, min_u32(warps, p->finish == FINISH_SWIGLU ? WARPS_SWIGLU : WARPS));
 }
 
 static void cut_slices(struct project_params *p, uint32_t n_sms) {
@@ -332,24 +337,22 @@ static uint32_t set_segments(struct recorder *r, const struct op_project *op,
     return tile < UINT16_MAX ? set : 0;
 }
 
-/* Where F32 segments stand beside int8 ones, they are few rows: an image of floats in every block
- * would be for nothing. */
+/* Where F32 segments stand beside int8 ones, they are few rows of weights, and images of floats
+ * would take the ring's room from all blocks. For one row or two they are quicker than reading
+ * activations from afar. */
 static bool is_plain(const struct project_params *p, uint32_t set) {
-    return set & IS_F32 && p->in.wants_int8 && !(set & (IS_BF16 | IS_F16)) && p->in.is_aligned &&
-           p->in.kind <= PREPARE_NORM && !p->in.is_head;
+    return p->row_limit > PROJECT_FUSED && set & IS_F32 && p->in.wants_int8 &&
+           !(set & (IS_BF16 | IS_F16)) && p->in.is_aligned && p->in.kind <= PREPARE_NORM &&
+           !p->in.is_head;
 }
 
 /* Rows that one block does at once, and its shared memory: as many as fit. */
 static uint32_t choose_rows(struct project_params *p, uint32_t bucket, uint32_t n_blocks,
                             uint32_t *shared) {
     uint32_t rows = bucket > 4 ? 8 : bucket > 2 ? 4 : bucket;
-    bool is_wide = p->finish == FINISH_SWIGLU;
     for (; rows; rows /= 2) {
-        *shared = choose_ring(p, rows, n_blocks, is_wide ? PROJECT_SHARED_WIDE : PROJECT_SHARED);
-        if (*shared && is_wide)
-            *shared = PROJECT_SHARED_WIDE;
-        if (!*shared)
-            *shared = choose_ring(p, rows, n_blocks, PROJECT_SHARED_ALONE);
+        *shared = choose_ring(p, rows, n_blocks, stage_shared(p));
+        *shared = *shared ? stage_shared(p) : choose_ring(p, rows, n_blocks, PROJECT_SHARED_ALONE);
         if (*shared)
             return rows;
     }
@@ -509,7 +512,7 @@ int record_project(struct recorder *r, const struct op *op) {
         .kernel = name,
         .grid = {n_blocks, div_up(bucket, rows), 1},
         .threads = 32 * max_u32(p.ring_warps, min_u32(WARPS, p.in.k / PROJECT_CHUNK)),
-        .shared = max_u32(cut->shared, PROJECT_SHARED_LEAST),
+        .shared = cut->shared,
     };
     return recorder_launch(r, &launch, &p, sizeof p);
 }

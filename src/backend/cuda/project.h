@@ -110,8 +110,11 @@ TILE_FN uint32_t project_image_bytes(const struct project_input *in) {
 /* PROJECT on rows as they lie in the file. */
 cuda_record_fn record_project_rows;
 
-/* Shared memory of a multiprocessor is 228 KB, of which a block takes 1 KB more than it asks for.
- * One stage a layer takes more than half, so that two of its blocks never share one. */
+/* Shared memory of a multiprocessor is 228 KB, of which a block takes 1 KB more than it asks for. A
+ * block of the one size has room beside one of the other, but not beside another wide one: so
+ * stages that take turns lie one block to a multiprocessor, however early the next one's blocks are
+ * placed. Two on one and none on another is handed on from stage to stage and costs as much as it
+ * sounds. */
 enum {
     PROJECT_SHARED_WIDE = 115968,
     PROJECT_SHARED = 115456,
