@@ -409,9 +409,17 @@ static uint32_t choose_blocks(struct project_params *p, uint32_t n_sms) {
     return n;
 }
 
-/* Whether two blocks of a cluster prepare the row for each other. */
+/* As is_quick in prepare.cuh. */
+static bool is_quick(const struct project_input *in) {
+    return in->is_aligned && (in->kind <= PREPARE_NORM || in->width == PROJECT_CHUNK ||
+                              (in->kind == PREPARE_SIGMOID_GATE && in->width % PROJECT_CHUNK == 0));
+}
+
+/* Whether two blocks of a cluster prepare rows for each other: one long row, or four. */
 static bool is_pair(const struct project_params *p, uint32_t n_sms) {
-    return p->row_limit <= 1 && p->in.k > PAIR_COLUMNS && n_sms >= PROJECT_SHARE;
+    if (n_sms < PROJECT_SHARE || p->row_limit > 4 || p->row_limit == 2)
+        return false;
+    return p->row_limit > 2 ? is_quick(&p->in) : p->in.k > PAIR_COLUMNS;
 }
 
 /* ---- cuts that were made before ---------------------------------------------------------------
@@ -497,11 +505,14 @@ int record_project(struct recorder *r, const struct op *op) {
                        "a product of %u columns needs more shared memory than a block may have",
                        p.in.k);
     char name[48];
-    if (is_pair(&p, r->n_sms))
+    bool is_fours = is_pair(&p, r->n_sms) && rows == 4;
+    if (is_fours)
+        snprintf(name, sizeof name, "project_pair_4_%s", set_text);
+    else if (is_pair(&p, r->n_sms) && bucket == 1)
         snprintf(name, sizeof name, "project_pair_%s", set_text);
     else
         snprintf(name, sizeof name, "project_%u_%s", rows, set_text);
-    if (rows > PROJECT_FUSED) {
+    if (rows > PROJECT_FUSED && !is_fours) {
         uint8_t *images = recorder_work(r, (uint64_t)bucket * p.image_bytes);
         p.images = images;
         int status = project_prepare_rows(r, &p, images, bucket);
@@ -511,7 +522,8 @@ int record_project(struct recorder *r, const struct op *op) {
     struct cuda_launch launch = {
         .kernel = name,
         .grid = {n_blocks, div_up(bucket, rows), 1},
-        .threads = 32 * max_u32(p.ring_warps, min_u32(WARPS, p.in.k / PROJECT_CHUNK)),
+        .threads = is_fours ? max_u32(PROJECT_TEAMS, 32 * p.ring_warps)
+                            : 32 * max_u32(p.ring_warps, min_u32(WARPS, p.in.k / PROJECT_CHUNK)),
         .shared = cut->shared,
     };
     return recorder_launch(r, &launch, &p, sizeof p);

@@ -411,7 +411,7 @@ static __device__ __forceinline__ void eat_f32(const uint8_t *slot, const struct
     }
 }
 
-/* Activations of F32 segments that stand beside int8 ones: read where they lie, a unit ahead. */
+/* Activations of F32 segments that stand beside int8 ones: read where they lie. */
 template <int R> struct plain_acts { float4 x[R], norm; };
 
 template <int R>
@@ -500,8 +500,8 @@ static __device__ __forceinline__ void put_result(const struct project_params &p
 template <int SET, int R>
 static __device__ __forceinline__ void
 eat_tasks(const struct project_params &p, struct loader &l, uint32_t warp, uint32_t ring,
-          uint32_t bars, struct task t, const struct acts &a, struct plain_acts<R> ahead,
-          const float *factors, float *parts, uint32_t first_row, uint32_t n_rows) {
+          uint32_t bars, struct task t, const struct acts &a, const float *factors, float *parts,
+          uint32_t first_row, uint32_t n_rows) {
     extern __shared__ uint4 shared[];
     uint32_t lane = threadIdx.x % 32, slot = 0, slots = SET & HAS_MORE_SLOTS ? p.slots : 2;
     constexpr bool IS_BULK = HAS_BULK && R == 1;
@@ -512,14 +512,12 @@ eat_tasks(const struct project_params &p, struct loader &l, uint32_t warp, uint3
         uint32_t lanes = 1u << s.lane_shift, place = lane & (lanes - 1), type = s.type;
         bool is_plain = SET & IS_F32 && p.is_plain && type == IS_F32;
         float acc[R][4] = {};
-        if (is_plain && i != warp)
-            load_plain<R>(p, first_row, u * lanes + place, ahead);
 #pragma unroll 1
         for (; u < last; u++) {
             uint32_t at = ring + slot * p.slot_bytes;
-            struct plain_acts<R> now = ahead;
-            if (is_plain && u + 1 < last)
-                load_plain<R>(p, first_row, (u + 1) * lanes + place, ahead);
+            struct plain_acts<R> plain;
+            if (is_plain)
+                load_plain<R>(p, first_row, u * lanes + place, plain);
             if (IS_BULK) {
                 signal_wait(bars + slot * 8, phase);
             } else {
@@ -527,7 +525,7 @@ eat_tasks(const struct project_params &p, struct loader &l, uint32_t warp, uint3
                 __syncwarp();
             }
             if (is_plain)
-                eat_plain<R>(p, (const uint8_t *)shared + at, now, acc);
+                eat_plain<R>(p, (const uint8_t *)shared + at, plain, acc);
             else
                 eat_unit<SET, R>(type, (const uint8_t *)shared + at, a, u, lanes, place, acc);
             __syncwarp();
@@ -653,7 +651,8 @@ static __device__ __forceinline__ void put_factors(const struct project_params &
 template <int SET, int R, int SHARE>
 static __device__ __forceinline__ void project(const struct project_params &p) {
     extern __shared__ uint4 shared[];
-    constexpr bool IS_FUSED = R <= PROJECT_FUSED; /* else the rows are prepared already */
+    constexpr bool IS_FUSED = R <= PROJECT_FUSED || SHARE > 1; /* else rows are prepared already */
+    constexpr bool IS_TEAMED = R > 1 && SHARE > 1; /* a part of the block has each row */
     constexpr bool IS_BULK = HAS_BULK && R == 1;
     pdl_launch();
     uint8_t *base = (uint8_t *)shared, *images = base + p.image_at;
@@ -671,9 +670,10 @@ static __device__ __forceinline__ void project(const struct project_params &p) {
         find_task(p, warp, t);
         fill_ring<SET, IS_BULK>(p, l, from + ring, bars);
     }
+    uint32_t team_threads = IS_TEAMED ? PROJECT_TEAMS / R : blockDim.x;
     if (SHARE > 1) {
         if (threadIdx.x == 0)
-            signal_init(signal, is_quick(p.in) ? sent_bytes(p.in) : 0);
+            signal_init(signal, is_quick(p.in) ? R * sent_bytes(p.in, team_threads) : 0);
         __syncwarp();
         cluster_arrive();
     }
@@ -684,15 +684,19 @@ static __device__ __forceinline__ void project(const struct project_params &p) {
         at = find_place(p, e);
     if (IS_FUSED) {
         float4 weight[NORM_BATCH];
-        struct team who = find_team<SHARE>(factors + 4);
+        struct team who = find_team<SHARE>(factors + 4, team_threads);
         prepare_early(who, p.in, weight);
         if (SHARE > 1)
             cluster_wait(); /* the other block is there */
+        uint32_t team = IS_TEAMED ? uniform(threadIdx.x / team_threads) : 0;
+        if (team >= R)
+            pdl_wait(p.io);
 #pragma unroll 1
-        for (uint32_t i = 0; i < R; i++) {
-            struct row_source source = {first_row + i, p.row_limit, i == 0};
-            prepare_row<SHARE>(who, p.io, p.in, source, weight, images + i * p.image_bytes,
-                               red + i * (p.in.k / PROJECT_CHUNK));
+        for (uint32_t i = team; i < (IS_TEAMED ? min(team + 1, R) : R); i++) {
+            struct row_source source = {first_row + i, p.row_limit, i == team};
+            prepare_row<SHARE, IS_TEAMED>(who, p.io, p.in, source, weight,
+                                          images + i * p.image_bytes,
+                                          red + i * (p.in.k / PROJECT_CHUNK));
         }
         if (p.row_limit > 1 || p.in.is_head)
             n_rows = prepare_count(p.io, p.in);
@@ -704,12 +708,6 @@ static __device__ __forceinline__ void project(const struct project_params &p) {
             return;
         }
         fetch_images(p, first_row, min(n_rows - first_row, R), images);
-    }
-    struct plain_acts<R> ahead = {};
-    if (SET & IS_F32 && p.is_plain && has_task && p.segments[t.segment].type == IS_F32) {
-        const struct project_segment &s = p.segments[t.segment];
-        uint32_t lanes = 1u << s.lane_shift, place = threadIdx.x % 32 & (lanes - 1);
-        load_plain<R>(p, first_row, task_first(s, t.slice) * lanes + place, ahead);
     }
     float *out = p.out + (uint64_t)(first_row + r) * p.out_stride, was = 0;
     at.column = first_row + r < n_rows ? at.column : NO_PLACE;
@@ -725,7 +723,7 @@ static __device__ __forceinline__ void project(const struct project_params &p) {
     if (p.is_direct)
         __syncthreads();
     if (has_task)
-        eat_tasks<SET, R>(p, l, warp, ring, bars, t, a, ahead, factors, parts, first_row, n_rows);
+        eat_tasks<SET, R>(p, l, warp, ring, bars, t, a, factors, parts, first_row, n_rows);
     if (p.is_direct)
         return;
     __syncthreads();
