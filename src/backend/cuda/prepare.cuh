@@ -280,10 +280,11 @@ static __device__ __forceinline__ void signal_wait(uint32_t at, uint32_t phase) 
 #endif
 }
 
-/* threads: those of a block that work on the same row. */
+/* threads: those of a block that work on the same row; thread: this one's place among them. */
 template <int SHARE>
-static __device__ __forceinline__ struct team find_team(const void *signal, uint32_t threads) {
-    struct team who = {threadIdx.x % threads, threads, 0, 0};
+static __device__ __forceinline__ struct team find_team(const void *signal, uint32_t thread,
+                                                        uint32_t threads) {
+    struct team who = {thread, threads, 0, 0};
 #if __CUDA_ARCH__ >= 900
     if (SHARE > 1) {
         uint32_t at = (uint32_t)__cvta_generic_to_shared(signal), there;
@@ -512,7 +513,7 @@ prepare_row(const struct team &who, const struct cuda_io &io, const struct proje
             prepare_plain<1, SHARE>(who, io, in, from, image);
         else if (n <= 2 * who.step)
             prepare_plain<2, SHARE>(who, io, in, from, image);
-        else if ((SHARE > 1 && n <= 6 * who.step) || n <= 3 * who.step)
+        else if ((SHARE > 1 && (!IS_FEW || n <= 6 * who.step)) || n <= 3 * who.step)
             prepare_plain<3, SHARE>(who, io, in, from, image);
         else
             prepare_plain<5, SHARE>(who, io, in, from, image);

@@ -510,7 +510,7 @@ eat_tasks(const struct project_params &p, struct loader &l, uint32_t warp, uint3
         const struct project_segment &s = p.segments[t.segment];
         uint32_t u = task_first(s, t.slice), last = u + task_units(s, t.slice);
         uint32_t lanes = 1u << s.lane_shift, place = lane & (lanes - 1), type = s.type;
-        bool is_plain = SET & IS_F32 && p.is_plain && type == IS_F32;
+        bool is_plain = R > PROJECT_FUSED && SET & IS_F32 && p.is_plain && type == IS_F32;
         float acc[R][4] = {};
 #pragma unroll 1
         for (; u < last; u++) {
@@ -684,7 +684,8 @@ static __device__ __forceinline__ void project(const struct project_params &p) {
         at = find_place(p, e);
     if (IS_FUSED) {
         float4 weight[NORM_BATCH];
-        struct team who = find_team<SHARE>(factors + 4, team_threads);
+        struct team who = find_team<SHARE>(
+            factors + 4, IS_TEAMED ? threadIdx.x % team_threads : threadIdx.x, team_threads);
         prepare_early(who, p.in, weight);
         if (SHARE > 1)
             cluster_wait(); /* the other block is there */

@@ -10,7 +10,7 @@ extern "C" __global__ void __launch_bounds__(512)
     float *red = (float *)prepare_room;
     float4 weight[NORM_BATCH];
     pdl_launch();
-    struct team who = find_team<1>(prepare_room, blockDim.x);
+    struct team who = find_team<1>(prepare_room, threadIdx.x, blockDim.x);
     prepare_early(who, p.in, weight);
     uint32_t i = blockIdx.x;
     uint8_t *image = p.images + (uint64_t)i * p.image_bytes;
