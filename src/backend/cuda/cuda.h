@@ -34,6 +34,9 @@ struct recorder {
     struct err *err;
     bool is_counting;
     uint32_t step; /* of a burst: later ones have their IO on the device already */
+    uint32_t n_steps;
+    bool has_wanted;     /* the head writes the logits that the host asks for, */
+    uint64_t *head_best; /* and puts the best of a single row there */
     struct cuda_recording *into;
     uint64_t work_most, counters_most; /* bytes of the ops so far */
     /* Of the running op. */
@@ -52,12 +55,13 @@ uint32_t *recorder_counters(struct recorder *r, uint64_t n);
 int recorder_launch(struct recorder *r, const struct cuda_launch *launch, const void *params,
                     size_t bytes);
 
+/* Where the kernel that is recorded next notes when the step was over, if it ends it. */
+uint64_t *recorder_end_stamp(struct recorder *r);
+
 /* One function an op. What the kernels cannot do is refused here, with the reason. */
 typedef int cuda_record_fn(struct recorder *r, const struct op *op);
 cuda_record_fn record_embed, record_project, record_delta, record_attend, record_route,
     record_experts_in, record_experts_out, record_tap, record_pick;
-
-int record_advance(struct recorder *r);
 
 /* ---- the rest is between cuda.c, load.c and record.c ------------------------------------------
  */
@@ -122,7 +126,10 @@ struct backend {
     uint32_t running;      /* the recording that was submitted last */
     bool is_burst;         /* as a burst */
     double submitted_at;
-    bool is_broken; /* the context is lost: nothing works any more */
+    double late; /* seconds that sleeping usually lasts too long */
+    CUstream aside;
+    CUgraphExec idle; /* a graph that does nothing, see cuda_wait */
+    bool is_broken;   /* the context is lost: nothing works any more */
 };
 
 /* load.c: where every weight of the plans goes, and bringing it there. */

@@ -2,6 +2,7 @@
 #include "backend/cuda/embed.h"
 
 #include "backend/cuda/cuda.h"
+#include "base/size.h"
 
 /* EMBED is the step's first kernel: it also brings IO onto the device and changes the page table,
  * which all attention layers share. */
@@ -12,18 +13,26 @@ static const struct operand *pages_of(const struct plan *plan) {
     return NULL;
 }
 
+static bool is_float(uint32_t type) {
+    return type == DT_F32 || type == DT_F16 || type == DT_BF16;
+}
+
+/* A burst's later steps have IO on the device. Their first kernel is a barrier: kernels may read
+ * STATE before they wait, and the step before writes it. */
 int record_embed(struct recorder *r, const struct op *op) {
     const struct op_embed *e = &op->embed;
     const struct operand *pages = pages_of(r->plan);
+    bool is_first = r->step == 0;
     struct embed_params p = {
         .io = r->io,
-        .host_io = (const uint8_t *)(uintptr_t)(r->step ? r->b->io_copy.at : r->b->io_device),
+        .host_io = (const uint8_t *)(uintptr_t)(is_first ? r->b->io_device : r->b->io_copy.at),
         .io_copy = (uint8_t *)(uintptr_t)r->b->io_copy.at,
-        .copy_bytes = r->step ? 0 : (uint32_t)r->plan->io.changes,
+        .n_rows = r->plan->max_rows,
         .rows_at = (uint32_t)r->plan->io.rows,
         .changes_at = (uint32_t)r->plan->io.changes,
+        .max_changes = r->plan->io.max_changes,
         .pages_per_slot = pages ? pages->dims[0] : 0,
-        .pages = pages && !r->step ? recorder_at(r, pages) : NULL,
+        .pages = pages ? recorder_at(r, pages) : NULL,
         .table = recorder_matrix(r, &e->table),
         .x = recorder_at(r, &e->x),
         .x_stride = e->x.stride,
@@ -32,27 +41,13 @@ int record_embed(struct recorder *r, const struct op *op) {
         .rope_scale = e->rope_scale,
         .angles = recorder_at(r, &e->angles),
     };
+    uint32_t values = p.table.is_tiled || is_float(p.table.type) ? 4 : 32; /* of a thread */
     struct cuda_launch launch = {
         .kernel = "embed",
-        .grid = {(e->table.dims[0] + 511) / 512 + 2, r->plan->max_rows, 1},
-        .threads = 128,
+        .grid = {div_up(e->table.dims[0], values * EMBED_FILLERS), p.n_rows + is_first, 1},
+        .threads = EMBED_THREADS,
+        .is_barrier = !is_first,
     };
-    return recorder_launch(r, &launch, &p, sizeof p);
-}
-
-/* Between two steps of a burst. A barrier: kernels may read STATE before they wait, and the step
- * before this one writes it. */
-int record_advance(struct recorder *r) {
-    const struct backend *b = r->b;
-    struct advance_params p = {
-        .io = r->io,
-        .rows = (struct io_row *)r->io.rows,
-        .segments = (struct io_segment *)r->io.segments,
-        .burst = r->is_counting ? NULL : (int32_t *)(uintptr_t)(b->io_device + r->plan->io.burst),
-        .step = r->step,
-    };
-    struct cuda_launch launch = {
-        .kernel = "advance", .grid = {1, 1, 1}, .threads = 128, .is_barrier = true};
     return recorder_launch(r, &launch, &p, sizeof p);
 }
 

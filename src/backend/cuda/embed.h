@@ -4,14 +4,21 @@
 
 #include "backend/cuda/shared.h"
 
+enum {
+    EMBED_THREADS = 512,
+    EMBED_FILLERS = 384, /* of them; the others make angles */
+};
+
 struct embed_params {
     struct cuda_io io;
-    const uint8_t *host_io; /* mapped */
+    const uint8_t *host_io; /* mapped; in a burst's later steps the device's copy */
     uint8_t *io_copy;
-    uint32_t copy_bytes;     /* header, rows, segments, outputs */
+    uint32_t n_rows;         /* of the bucket */
     uint32_t rows_at;        /* where the rows are in IO */
-    uint32_t changes_at;     /* page changes, in IO */
+    uint32_t changes_at;     /* page changes, in IO: what comes before them is copied */
+    uint32_t max_changes;    /* that there may be */
     uint32_t pages_per_slot; /* of the page table; 0: there is none */
+    uint32_t zero;
     int32_t *pages;
     struct cuda_matrix table;
     float *x;
@@ -28,14 +35,6 @@ struct tap_params {
     float *out; /* mapped */
     uint32_t x_stride, out_stride, width;
     float eps;
-};
-
-struct advance_params {
-    struct cuda_io io;
-    struct io_row *rows; /* the device's copies, to be changed */
-    struct io_segment *segments;
-    int32_t *burst; /* mapped: (O, IO_BURST) */
-    uint32_t step, zero;
 };
 
 struct done_params {

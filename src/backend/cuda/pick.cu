@@ -1,14 +1,18 @@
-/* pick.cu - PICK: a token for every output that wants one. See cpu/pick.c for what it means.
+/* pick.cu - PICK: a token for every output that wants one, and the step's end. See cpu/pick.c for
+ * what a pick means.
  *
- * pick_best    copies the logits that are asked for out, applies biases and penalties, and finds
- *              each row's best token: for greedy rows that is the answer.
- * pick_weigh   sampled rows: a histogram of the tokens' weights by their distance from the best.
- * pick_draw    sampled rows: the tokens that can pass top-k, top-p and min-p into a list, of which
- *              the last block to finish draws one.
+ * best    each row's best token, behind biases and penalties: for greedy rows that is the answer.
+ * weigh   sampled rows: a histogram of the tokens' weights by their distance from the best.
+ * draw    sampled rows: the tokens that can pass top-k, top-p and min-p into a list, of which the
+ *         last block to finish draws one.
  *
  * Every row has a team of blocks, of which each takes a part of the vocabulary; with more rows than
- * blocks a team is one block and takes several rows. A weight is e^(x - max) as an integer of 40
- * binary places, so sums do not depend on the order of adding, nor on the size of the team.
+ * blocks a team is one block and takes several rows. Teams of sampled rows wait for their slowest
+ * block between the three. A weight is e^(x - max) as an integer of 40 binary places, so sums do
+ * not depend on the order of adding, nor on the size of the team.
+ *
+ * The block that ends the last row ends the step: it counts the step's tokens and, in a burst,
+ * moves IO on to the next step; behind the last step it tells the host.
  * Read: the logits once (greedy), three times (sampled). */
 #include "backend/cuda/device.cuh"
 #include "backend/cuda/pick.h"
@@ -28,8 +32,7 @@ struct team {
     uint32_t first_row, step; /* rows first_row, first_row + step ... are the team's */
 };
 
-static __device__ struct team team_of(const struct pick_params &p) {
-    uint32_t outputs = p.io.header->n_outputs;
+static __device__ struct team team_of(uint32_t outputs) {
     uint32_t teams = min(gridDim.x, max(outputs, 1u)), size = gridDim.x / teams;
     uint32_t team = blockIdx.x / size;
     /* Blocks that are left over have no rows. */
@@ -46,10 +49,69 @@ static __device__ struct part part_of(const struct team &team, uint32_t n) {
     return {min(n, team.member * each), min(n, (team.member + 1) * each)};
 }
 
-/* Whether this block is the last of the team to come here; it then sees what the others wrote. */
+/* A team meets: its blocks wait for each other, and then see what the others wrote. A grid has no
+ * more blocks than there are multiprocessors, so all of them run at once, unless other work holds
+ * the device. Who waits too long for that calls it off: then the last to come goes on alone. */
+#ifndef PICK_PATIENCE
+#define PICK_PATIENCE 1000000 /* ns */
+#endif
+enum meeting { TOGETHER, ALONE, OFF };
+enum : uint32_t { CALLED_OFF = 1u << 31 };
+
+static __device__ uint64_t nanoseconds(void) {
+    uint64_t now;
+    asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(now));
+    return now;
+}
+
+static __device__ enum meeting await_team(uint32_t *counter, uint32_t size) {
+    uint32_t seen = atomicAdd(counter, 1) + 1;
+    if ((seen & ~CALLED_OFF) == size)
+        return seen & CALLED_OFF ? ALONE : TOGETHER;
+    for (uint64_t began = nanoseconds();;) {
+        seen = *(volatile uint32_t *)counter;
+        if (seen & CALLED_OFF)
+            return OFF;
+        if (seen >= size)
+            return TOGETHER;
+        if (nanoseconds() - began >= PICK_PATIENCE)
+            atomicCAS(counter, seen, seen | CALLED_OFF);
+    }
+}
+
+static __device__ enum meeting meet(uint32_t *counter, uint32_t size) {
+    __shared__ enum meeting how;
+    __syncthreads();
+    if (size == 1)
+        return TOGETHER;
+    if (threadIdx.x == 0) {
+        __threadfence();
+        how = await_team(counter, size);
+        __threadfence();
+    }
+    __syncthreads();
+    return how;
+}
+
+/* Once more: all are there. */
+static __device__ void meet_again(uint32_t *counter, uint32_t size) {
+    __syncthreads();
+    if (threadIdx.x == 0 && size > 1) {
+        __threadfence();
+        atomicAdd(counter, 1);
+        while (*(volatile uint32_t *)counter < 2 * size)
+            ;
+        __threadfence();
+    }
+    __syncthreads();
+}
+
+/* Whether this block is the last of so many to come here; it then sees what the others wrote. */
 static __device__ bool is_last_of(uint32_t *counter, uint32_t size) {
     __shared__ bool is_last;
     __syncthreads();
+    if (size == 1)
+        return true;
     if (threadIdx.x == 0) {
         __threadfence();
         is_last = atomicInc(counter, size - 1) == size - 1; /* and is zero again */
@@ -187,13 +249,14 @@ static __device__ bool is_cut(const struct io_output *o) {
     return o->top_k > 0 || o->top_p < 1 || o->min_p > 0;
 }
 
-/* Four values at i; NaN for those behind the end. */
+/* Four values at i; NaN for those behind the end. Past L1: another block may have changed them. */
 static __device__ float4 load4(const float *x, uint32_t i, uint32_t end) {
     if (i + 4 <= end && (uintptr_t)(x + i) % 16 == 0)
-        return *(const float4 *)(x + i);
+        return __ldcg((const float4 *)(x + i));
     float nan = __int_as_float(0x7fffffff);
-    return make_float4(i < end ? x[i] : nan, i + 1 < end ? x[i + 1] : nan,
-                       i + 2 < end ? x[i + 2] : nan, i + 3 < end ? x[i + 3] : nan);
+    return make_float4(i < end ? __ldcg(x + i) : nan, i + 1 < end ? __ldcg(x + i + 1) : nan,
+                       i + 2 < end ? __ldcg(x + i + 2) : nan,
+                       i + 3 < end ? __ldcg(x + i + 3) : nan);
 }
 
 static __device__ float at(const float4 &v, int i) {
@@ -256,7 +319,7 @@ static __device__ void apply_biases(const struct pick_params &p, const struct io
 }
 
 /* The tokens of this step in the row's sequence that lie in the part: they count already, though
- * `counts` has them only behind pick_best. */
+ * `counts` has them only behind the step. */
 static __device__ uint32_t gather_tokens(const struct pick_params &p, uint32_t slot,
                                          struct part part, int32_t *tokens) {
     __shared__ uint32_t n;
@@ -296,51 +359,75 @@ static __device__ void apply_penalties(const struct pick_params &p, const struct
 /* ---- the best ---------------------------------------------------------------------------------
  */
 
-/* The best of a part. On the way the values go to `wanted` and `room`, where these are given. */
-static __device__ uint64_t walk(const float *x, struct part part, const struct io_output *o,
-                                float *wanted, float *room) {
-    enum { AHEAD = 4 };
+/* The best of a part, among the first n_vocab tokens. */
+struct candidate {
+    float x;
+    uint32_t i;
+};
+
+/* A thread's tokens come in order, so of equals the first stays. NaN is larger than nothing. */
+static __device__ __forceinline__ void take(struct candidate &best, float x, uint32_t i) {
+    bool is_better = x > best.x;
+    best.x = is_better ? x : best.x;
+    best.i = is_better ? i : best.i;
+}
+
+/* The same for values of which none is larger than -infinity, and for a NaN that stands first. */
+static __device__ uint64_t odd_best(const float *x, struct part part) {
     uint64_t best = 0;
+    for (uint32_t i = part.begin + 4 * threadIdx.x; i < part.end; i += 4 * PICK_THREADS)
+        for (uint32_t k = i; k < min(i + 4, part.end); k++)
+            best = fold_max()(best, best_key(x[k], k));
+    return best;
+}
+
+/* n_vocab: where the row's tokens end; it is looked at behind the first loads. */
+static __device__ uint64_t best_of_part(const float *x, struct part part, const uint32_t *n_vocab) {
+    enum { AHEAD = 4 };
+    struct candidate best = {-__int_as_float(0x7f800000), ~0u};
+    float first = 0;
+    uint32_t end = 0;
     for (uint32_t i = part.begin + 4 * threadIdx.x; i < part.end; i += AHEAD * 4 * PICK_THREADS) {
         float4 v[AHEAD];
 #pragma unroll
         for (int a = 0; a < AHEAD; a++)
             v[a] = load4(x, i + a * 4 * PICK_THREADS, part.end);
-        bool is_wanted = wanted && o->flags & IO_WANTS_LOGITS, is_new = room && is_changed(o);
+        if (i == 0)
+            first = v[0].x;
+        end = min(part.end, *n_vocab);
 #pragma unroll
         for (int a = 0; a < AHEAD; a++) {
-            uint32_t first = i + a * 4 * PICK_THREADS;
-            if (is_wanted)
-                store4(wanted, first, part.end, v[a]);
-            if (is_new)
-                store4(room, first, part.end, v[a]);
+            uint32_t at_v = i + a * 4 * PICK_THREADS;
 #pragma unroll
             for (int k = 0; k < 4; k++)
-                if (first + k < o->n_vocab)
-                    best = fold_max()(best, best_key(at(v[a], k), first + k));
+                if (at_v + k < end)
+                    take(best, at(v[a], k), at_v + k);
         }
     }
-    return best;
+    if (best.i == ~0u || first != first)
+        return odd_best(x, {part.begin, end});
+    return best_key(best.x, best.i);
 }
 
-/* Biases and penalties on the part's copy of the logits, and its best then. */
+/* A part of the logits to where they are asked for. */
+static __device__ void copy_part(const float *x, struct part part, float *to) {
+    for (uint32_t i = part.begin + 4 * threadIdx.x; i < part.end; i += 4 * PICK_THREADS)
+        store4(to, i, part.end, load4(x, i, part.end));
+}
+
+/* Biases and penalties on a copy of the part's logits, and its best then. */
 static __device__ uint64_t change(const struct pick_params &p, const struct io_output *o,
-                                  struct part part, float *x) {
+                                  struct part part, const float *logits, float *room) {
+    copy_part(logits, part, room);
     __syncthreads();
-    apply_biases(p, o, part, x);
+    apply_biases(p, o, part, room);
     if (p.counts && has_penalties(o))
-        apply_penalties(p, o, part, x);
-    return walk(x, part, o, NULL, NULL);
+        apply_penalties(p, o, part, room);
+    return best_of_part(room, part, &o->n_vocab);
 }
 
-/* Of a row, of all the team's parts. */
-static __device__ uint64_t best_of(const struct pick_params &p, const struct team &team,
-                                   uint32_t row) {
-    const uint64_t *bests = p.bests + (uint64_t)row * gridDim.x;
-    uint64_t best = 0;
-    for (uint32_t i = threadIdx.x; i < team.size; i += PICK_THREADS)
-        best = fold_max()(best, bests[i]);
-    return fold(best, fold_max());
+static __device__ uint64_t best_of(const struct pick_params &p, uint32_t row) {
+    return *(volatile uint64_t *)&p.states[row].best;
 }
 
 static __device__ void give(const struct pick_params &p, uint32_t row, uint32_t token) {
@@ -348,80 +435,26 @@ static __device__ void give(const struct pick_params &p, uint32_t row, uint32_t 
         put_token(p.io, row, (int32_t)token);
 }
 
-static __device__ void pick_best_of_row(const struct pick_params &p, const struct team &team,
-                                        uint32_t row) {
-    const struct io_output *o = &p.io.outputs[row];
-    float *room = p.room + (uint64_t)row * p.room_stride;
+/* The row's best, into its state: zero there is below every key. False: there is no such row, of n.
+ */
+static __device__ bool find_best(const struct pick_params &p, const struct team &team,
+                                 const struct io_output *o, uint32_t row, uint32_t n) {
+    const float *logits = p.logits + (uint64_t)row * p.logits_stride;
     struct part part = part_of(team, p.vocab);
-    /* What the row asks for is looked at behind the first loads of its logits. */
-    uint64_t best = walk(p.logits + (uint64_t)row * p.logits_stride, part, o,
-                         p.wanted + (uint64_t)row * p.wanted_stride, room);
+    uint64_t best = best_of_part(logits, part, &o->n_vocab);
+    if (row >= n)
+        return false;
+    if (p.wanted && o->flags & IO_WANTS_LOGITS)
+        copy_part(logits, part, p.wanted + (uint64_t)row * p.wanted_stride);
     if (!(o->flags & IO_WANTS_TOKEN))
-        return;
+        return true;
     if (is_changed(o))
-        best = change(p, o, {part.begin, min(part.end, o->n_vocab)}, room);
+        best = change(p, o, {part.begin, min(part.end, o->n_vocab)}, logits,
+                      p.room + (uint64_t)row * p.room_stride);
     best = fold(best, fold_max());
     if (threadIdx.x == 0)
-        p.bests[(uint64_t)row * gridDim.x + team.member] = best;
-    if (is_sampled(o)) {
-        uint64_t *weights = p.weights + (uint64_t)row * PICK_BINS;
-        for (uint32_t i = team.member * PICK_THREADS + threadIdx.x; i < PICK_BINS;
-             i += team.size * PICK_THREADS)
-            weights[i] = 0;
-    } else if (is_last_of(&p.counters[2 * row], team.size)) {
-        give(p, row, index_of(best_of(p, team, row)));
-    }
-}
-
-/* ---- what there is to do ----------------------------------------------------------------------
- */
-
-/* Whether some output of the step is so. All are looked at, used or not: that takes one load's
- * time, where asking for their number first takes two. */
-template <class F> static __device__ bool has_output(const struct pick_params &p, F is_so) {
-    bool has = false;
-    uint32_t n = p.io.header->n_outputs;
-    for (uint32_t i = threadIdx.x; i < p.max_outputs; i += PICK_THREADS)
-        has |= is_so(&p.io.outputs[i]) & (i < n);
-    return __syncthreads_or(has);
-}
-
-struct samples {
-    __device__ bool operator()(const struct io_output *o) const {
-        return is_sampled(o);
-    }
-};
-struct penalizes {
-    __device__ bool operator()(const struct io_output *o) const {
-        return has_penalties(o);
-    }
-};
-
-/* The step's tokens into the counts. Adding up to a limit is the same in any order. */
-static __device__ void count_tokens(const struct pick_params &p) {
-    for (uint32_t r = threadIdx.x; p.counts && r < p.io.header->n_rows; r += PICK_THREADS) {
-        const struct io_row row = p.io.rows[r];
-        unsigned short *count = p.counts + (uint64_t)row.slot * p.counts_stride + row.token;
-        unsigned short seen = *(volatile unsigned short *)count, was;
-        do {
-            was = seen;
-            if (was == 65535)
-                break;
-            seen = atomicCAS(count, was, (unsigned short)(was + 1));
-        } while (seen != was);
-    }
-}
-
-extern "C" __global__ void __launch_bounds__(PICK_THREADS)
-    pick_best(const __grid_constant__ struct pick_params p) {
-    pdl_launch();
-    pdl_wait(p.io);
-    const struct team team = team_of(p);
-    for (uint32_t row = team.first_row; row < p.io.header->n_outputs; row += team.step)
-        pick_best_of_row(p, team, row);
-    /* Penalties look at the counts as they were before the step: then the next kernel counts. */
-    if (blockIdx.x == gridDim.x - 1 && !has_output(p, penalizes()))
-        count_tokens(p);
+        atomicMax((unsigned long long *)&p.states[row].best, (unsigned long long)best);
+    return true;
 }
 
 /* ---- weights ----------------------------------------------------------------------------------
@@ -471,7 +504,7 @@ static __device__ void weigh_row(const struct pick_params &p, const struct team 
     struct part part = part_of(team, o->n_vocab);
     uint32_t i = part.begin + 4 * threadIdx.x;
     float4 next = load4(x, i, part.end); /* on its way while the best is looked up */
-    const struct law law = law_of(o, best_of(p, team, row));
+    const struct law law = law_of(o, best_of(p, row));
     uint64_t *weights = p.weights + (uint64_t)row * PICK_BINS, sum = 0;
     bool has_bins = is_cut(o);
     clear(bins);
@@ -500,21 +533,6 @@ static __device__ void weigh_row(const struct pick_params &p, const struct team 
             atomicAdd((unsigned long long *)&weights[i], (unsigned long long)get(bins, i));
 }
 
-extern "C" __global__ void __launch_bounds__(PICK_THREADS)
-    pick_weigh(const __grid_constant__ struct pick_params p) {
-    __shared__ struct bins bins;
-    pdl_launch();
-    pdl_wait(p.io);
-    if (blockIdx.x == gridDim.x - 1 && has_output(p, penalizes()))
-        count_tokens(p);
-    if (!has_output(p, samples()))
-        return;
-    const struct team team = team_of(p);
-    for (uint32_t row = team.first_row; row < p.io.header->n_outputs; row += team.step)
-        if (is_sampled(&p.io.outputs[row]))
-            weigh_row(p, team, row, bins);
-}
-
 /* ---- the draw ---------------------------------------------------------------------------------
  */
 
@@ -538,7 +556,7 @@ static __device__ void load_bins(const struct pick_params &p, uint32_t row, stru
                                  uint32_t n) {
     __syncthreads();
     for (uint32_t i = threadIdx.x; i < PICK_BINS; i += PICK_THREADS)
-        set(bins, i, i < n ? p.weights[(uint64_t)row * PICK_BINS + i] : 0);
+        set(bins, i, i < n ? __ldcg(p.weights + (uint64_t)row * PICK_BINS + i) : 0);
     __syncthreads();
 }
 
@@ -560,7 +578,7 @@ static __device__ void draw_any(const struct pick_params &p, const struct team &
         for (uint32_t i = threadIdx.x; i < PICK_BINS; i += PICK_THREADS) {
             uint64_t sum = 0;
             for (uint32_t k = 0; k < run && part.begin + i * run + k < part.end; k++)
-                sum += mass(law, x[part.begin + i * run + k]);
+                sum += mass(law, __ldcg(x + part.begin + i * run + k));
             set(bins, i, sum);
         }
         found = reach(bins, target);
@@ -722,47 +740,153 @@ static __device__ void draw_short(const struct pick_params &p, uint32_t row,
         put_token(p.io, row, (int32_t)index_of(key));
 }
 
-static __device__ void draw_row(const struct pick_params &p, const struct team &team, uint32_t row,
+/* True: this block was the last, and the row has its token. */
+static __device__ bool draw_row(const struct pick_params &p, const struct team &team, uint32_t row,
                                 struct bins &bins) {
     const struct io_output *o = &p.io.outputs[row];
-    uint64_t best = best_of(p, team, row);
+    struct pick_state *state = &p.states[row];
+    uint64_t best = best_of(p, row);
     const struct law law = law_of(o, best);
     load_bins(p, row, bins, is_cut(o) ? (uint32_t)PICK_BINS : team.size);
-    uint64_t total = sum_of(bins);
-    if (law.max != law.max || total == 0) { /* no numbers to draw by */
-        if (team.member == 0)
-            give(p, row, index_of(best));
-        return;
-    }
-    if (!is_cut(o)) {
+    uint64_t total = sum_of(bins), *keys = p.order + (uint64_t)row * p.order_stride;
+    bool has_numbers = law.max == law.max && total; /* to draw by */
+    if (has_numbers && is_cut(o))
+        gather(logits_of(p, o, row), part_of(team, o->n_vocab), law, last_bin(o, law, bins, total),
+               keys, &state->length);
+    else if (has_numbers)
         draw_any(p, team, row, law, bins);
-        return;
-    }
-    uint32_t *length = &p.counters[2 * row + 1];
-    uint64_t *keys = p.order + (uint64_t)row * p.order_stride;
-    gather(logits_of(p, o, row), part_of(team, o->n_vocab), law, last_bin(o, law, bins, total),
-           keys, length);
-    if (!is_last_of(&p.counters[2 * row], team.size))
-        return;
-    const struct list list = {keys, *(volatile uint32_t *)length};
+    else if (team.member == 0)
+        give(p, row, index_of(best));
+    bool is_last = is_last_of(&state->arrived, team.size);
+    if (!is_last || !has_numbers || !is_cut(o))
+        return is_last;
+    const struct list list = {keys, *(volatile uint32_t *)&state->length};
     if (list.n <= SHORT)
         draw_short(p, row, list, law, total);
     else
         draw_listed(p, row, list, law, total, bins);
-    __syncthreads();
-    if (threadIdx.x == 0)
-        *length = 0;
+    return true;
 }
 
-extern "C" __global__ void __launch_bounds__(PICK_THREADS)
-    pick_draw(const __grid_constant__ struct pick_params p) {
+/* ---- rows, and the step's end -----------------------------------------------------------------
+ */
+
+static __device__ bool sample_row(const struct pick_params &p, struct team team, uint32_t row,
+                                  struct bins &bins) {
+    uint64_t *weights = p.weights + (uint64_t)row * PICK_BINS;
+    for (uint32_t i = team.member * PICK_THREADS + threadIdx.x; i < PICK_BINS;
+         i += team.size * PICK_THREADS)
+        weights[i] = 0;
+    struct pick_state *state = &p.states[row];
+    uint32_t others = team.size - 1;
+    enum meeting how = meet(&state->met, team.size);
+    if (how == OFF) {
+        if (threadIdx.x == 0)
+            atomicAdd(&state->arrived, 1);
+        return false;
+    }
+    if (how == ALONE)
+        team.size = 1, team.member = 0;
+    weigh_row(p, team, row, bins);
+    meet_again(&state->met, team.size);
+    bool is_last = draw_row(p, team, row, bins);
+    while (how == ALONE && *(volatile uint32_t *)&state->arrived < others)
+        ; /* all have seen that it is off: their state may be cleared */
+    return is_last;
+}
+
+/* True: by this block the row has all that it asks for. n: rows that there are. */
+static __device__ bool pick_row(const struct pick_params &p, const struct team &team, uint32_t row,
+                                uint32_t n, struct bins &bins) {
+    const struct io_output *o = &p.io.outputs[row];
+    if (!find_best(p, team, o, row, n))
+        return false;
+    if (is_sampled(o)) {
+        if (!sample_row(p, team, row, bins))
+            return false;
+        __syncthreads(); /* its state is read */
+    } else {
+        if (!is_last_of(&p.states[row].arrived, team.size))
+            return false;
+        if (threadIdx.x == 0 && o->flags & IO_WANTS_TOKEN)
+            put_token(p.io, row, (int32_t)index_of(best_of(p, row)));
+    }
+    if (threadIdx.x == 0)
+        p.states[row] = {0, 0, 0, 0, {0, 0, 0}};
+    return true;
+}
+
+/* The step's tokens into the counts, which penalties looked at as they were before. Adding up to a
+ * limit is the same in any order. */
+static __device__ void count_tokens(const struct pick_params &p) {
+    for (uint32_t r = threadIdx.x; p.counts && r < p.io.header->n_rows; r += PICK_THREADS) {
+        const struct io_row row = p.io.rows[r];
+        unsigned short *count = p.counts + (uint64_t)row.slot * p.counts_stride + row.token;
+        unsigned short seen = *(volatile unsigned short *)count, was;
+        do {
+            was = seen;
+            if (was == 65535)
+                break;
+            seen = atomicCAS(count, was, (unsigned short)(was + 1));
+        } while (seen != was);
+    }
+}
+
+/* Every sequence goes on from the token that was picked for it. */
+static __device__ void advance(const struct pick_params &p) {
+    for (uint32_t i = threadIdx.x; i < p.io.header->n_outputs; i += PICK_THREADS) {
+        int32_t token = __ldcg(&p.io.outputs[i].token);
+        struct io_row *row = (struct io_row *)&p.io.rows[p.io.outputs[i].row];
+        p.burst[i * IO_BURST + p.step] = token;
+        row->token = token;
+        row->position++;
+        ((struct io_segment *)&p.io.segments[row->segment])->first_position++;
+    }
+}
+
+/* By one block, when all rows have what they ask for. What the step wrote to the host's memory is
+ * there when the flag is. */
+static __device__ void end_step(const struct pick_params &p) {
+    if (p.done && threadIdx.x == 0) {
+        __threadfence_system();
+        *(volatile uint64_t *)p.done = p.io.header->step;
+        asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(*p.end_stamp));
+    }
+    count_tokens(p);
+    __syncthreads();
+    if (p.burst)
+        advance(p);
+}
+
+/* A greedy row whose best the head has found: nothing is left to do but to say so. */
+static __device__ bool is_found(const struct pick_params &p) {
+    const struct io_output *o = &p.io.outputs[0];
+    uint64_t best = *(volatile const uint64_t *)p.head_best;
+    bool is_plain = !is_sampled(o) & !is_changed(o) & ((o->flags & IO_WANTS_TOKEN) != 0);
+    if (p.io.header->n_outputs == 0 || !is_plain || best >> 32 == ~0u || best == 0)
+        return false;
+    if (blockIdx.x == 0)
+        give(p, 0, index_of(best));
+    return true;
+}
+
+/* Where there is but one output, its logits are asked for before it is known that it is used. */
+extern "C" __global__ void __launch_bounds__(PICK_THREADS, 2)
+    pick(const __grid_constant__ struct pick_params p) {
     __shared__ struct bins bins;
     pdl_launch();
     pdl_wait(p.io);
-    if (!has_output(p, samples()))
+    if (p.head_best && is_found(p)) {
+        if (blockIdx.x == 0)
+            end_step(p);
         return;
-    const struct team team = team_of(p);
-    for (uint32_t row = team.first_row; row < p.io.header->n_outputs; row += team.step)
-        if (is_sampled(&p.io.outputs[row]))
-            draw_row(p, team, row, bins);
+    }
+    uint32_t n = p.io.header->n_outputs, n_asked = p.max_outputs == 1 ? 1 : n;
+    const struct team team = team_of(n_asked);
+    bool ends = false;
+    for (uint32_t row = team.first_row; row < n_asked; row += team.step)
+        if (pick_row(p, team, row, n, bins))
+            ends = is_last_of(p.ended, n);
+    if (ends || (n == 0 && blockIdx.x == 0))
+        end_step(p);
 }

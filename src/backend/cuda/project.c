@@ -472,6 +472,21 @@ static const struct project_cut *find_cut(struct recorder *r, const struct proje
     return r->b->cuts = c;
 }
 
+/* Where PICK comes next, the head of a single row writes the logits that the host asks for, and
+ * finds the best, into words of the device's IO header that are zero when the step begins. */
+static bool find_pick(struct recorder *r, const struct op_project *o,
+                      struct project_head_params *h) {
+    const struct op *next = r->op + 1 < r->plan->n_ops ? &r->plan->ops[r->op + 1] : NULL;
+    if (!o->is_head || r->plan->max_outputs != 1 || !next || next->kind != OP_PICK ||
+        o->out.offset != next->pick.logits.offset || o->n_segments != 1 || o->segments[0].column)
+        return false;
+    r->has_wanted = true;
+    h->wanted = recorder_at(r, &next->pick.wanted);
+    if (!r->is_counting)
+        h->best = r->head_best = (uint64_t *)r->io.header->reserved;
+    return true;
+}
+
 int record_project(struct recorder *r, const struct op *op) {
     const struct op_project *o = &op->project;
     struct project_params p = {
@@ -504,14 +519,17 @@ int record_project(struct recorder *r, const struct op *op) {
         return err_set(r->err, SLUICE_ERR_UNSUPPORTED,
                        "a product of %u columns needs more shared memory than a block may have",
                        p.in.k);
+    struct project_head_params head = {0};
+    bool is_head = find_pick(r, o, &head);
     char name[48];
+    const char *kind = is_head ? "head_" : "";
     bool is_fours = is_pair(&p, r->n_sms) && rows == 4;
     if (is_fours)
         snprintf(name, sizeof name, "project_pair_4_%s", set_text);
     else if (is_pair(&p, r->n_sms) && bucket == 1)
-        snprintf(name, sizeof name, "project_pair_%s", set_text);
+        snprintf(name, sizeof name, "project_%spair_%s", kind, set_text);
     else
-        snprintf(name, sizeof name, "project_%u_%s", rows, set_text);
+        snprintf(name, sizeof name, "project_%s%u_%s", kind, rows, set_text);
     if (rows > PROJECT_FUSED && !is_fours) {
         uint8_t *images = recorder_work(r, (uint64_t)bucket * p.image_bytes);
         p.images = images;
@@ -526,5 +544,7 @@ int record_project(struct recorder *r, const struct op *op) {
                             : 32 * max_u32(p.ring_warps, min_u32(WARPS, p.in.k / PROJECT_CHUNK)),
         .shared = cut->shared,
     };
-    return recorder_launch(r, &launch, &p, sizeof p);
+    head.p = p;
+    return is_head ? recorder_launch(r, &launch, &head, sizeof head)
+                   : recorder_launch(r, &launch, &p, sizeof p);
 }

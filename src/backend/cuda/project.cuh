@@ -496,12 +496,21 @@ static __device__ __forceinline__ void put_result(const struct project_params &p
     *out = p.finish == FINISH_ADD ? __fadd_rn(*out, v) : v;
 }
 
+/* What stages that are no heads do with a result besides storing it. Heads are kernels of their own
+ * (project_head.cu), since every instruction more costs all stages time. */
+struct no_head {
+    static constexpr bool IS_HEAD = false;
+    __device__ void note(const struct project_params &, bool, uint32_t, float,
+                         const float *) const {
+    }
+};
+
 /* All tasks of a warp. Where K is in slices, or gate and up must meet, sums go to shared memory. */
-template <int SET, int R>
+template <int SET, int R, class HEAD>
 static __device__ __forceinline__ void
 eat_tasks(const struct project_params &p, struct loader &l, uint32_t warp, uint32_t ring,
           uint32_t bars, struct task t, const struct acts &a, const float *factors, float *parts,
-          uint32_t first_row, uint32_t n_rows) {
+          uint32_t first_row, uint32_t n_rows, const HEAD &head) {
     extern __shared__ uint4 shared[];
     uint32_t lane = threadIdx.x % 32, slot = 0, slots = SET & HAS_MORE_SLOTS ? p.slots : 2;
     constexpr bool IS_BULK = HAS_BULK && R == 1;
@@ -544,6 +553,9 @@ eat_tasks(const struct project_params &p, struct loader &l, uint32_t warp, uint3
             } else if (place < 4 && n < s.n && first_row + r < n_rows) {
                 put_result(p, s, n, first_row + r, __fmul_rn(v, factors[r]));
             }
+            if (HEAD::IS_HEAD && p.is_direct)
+                head.note(p, place < 4 && n < s.n && n_rows > 0, n,
+                          n < s.n ? biased(s, n, __fmul_rn(v, factors[0])) : 0, factors + 1);
         }
         i += p.ring_warps;
         if (i >= l.n_tasks)
@@ -648,8 +660,9 @@ static __device__ __forceinline__ void put_factors(const struct project_params &
 /* What is known before the wait is worked out before it: the first task, and the thread's result.
  * The factors are worked out by the last warp, which often has no task; before it eats, since it
  * has to wait for its units anyhow. */
-template <int SET, int R, int SHARE>
-static __device__ __forceinline__ void project(const struct project_params &p) {
+template <int SET, int R, int SHARE, class HEAD = struct no_head>
+static __device__ __forceinline__ void project(const struct project_params &p,
+                                               const HEAD &head = HEAD()) {
     extern __shared__ uint4 shared[];
     constexpr bool IS_FUSED = R <= PROJECT_FUSED || SHARE > 1; /* else rows are prepared already */
     constexpr bool IS_TEAMED = R > 1 && SHARE > 1; /* a part of the block has each row */
@@ -721,16 +734,21 @@ static __device__ __forceinline__ void project(const struct project_params &p) {
                      p.in.wants_int8 ? project_int8_bytes(p.in.k) : 0};
     if (warp == blockDim.x / 32 - 1)
         put_factors<R, IS_FUSED>(p, images, red, factors);
+    if (HEAD::IS_HEAD && threadIdx.x == 0)
+        factors[1] = 0; /* the block's best logit: none yet */
     if (p.is_direct)
         __syncthreads();
     if (has_task)
-        eat_tasks<SET, R>(p, l, warp, ring, bars, t, a, factors, parts, first_row, n_rows);
+        eat_tasks<SET, R>(p, l, warp, ring, bars, t, a, factors, parts, first_row, n_rows, head);
     if (p.is_direct)
         return;
     __syncthreads();
     for (;;) {
-        if (at.column != NO_PLACE)
-            out[at.column] = finish_place<R>(p, at, parts, r, factors[r], was);
+        if (at.column != NO_PLACE) {
+            float v = finish_place<R>(p, at, parts, r, factors[r], was);
+            out[at.column] = v;
+            head.note(p, true, at.column, v, factors + 1);
+        }
         e += group;
         if (e >= p.most_places || first_row + r >= n_rows)
             return;

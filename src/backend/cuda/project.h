@@ -77,6 +77,13 @@ struct project_params {
     uint16_t bounds[PROJECT_BLOCKS + 1]; /* block b has tiles bounds[b]... */
 };
 
+/* A head of one row: what else it does with a logit. */
+struct project_head_params {
+    struct project_params p;
+    float *wanted;  /* mapped: where it goes if the host asks for logits */
+    uint64_t *best; /* the key of the best, as pick.h has it */
+};
+
 struct prepare_params {
     struct cuda_io io;
     struct project_input in;

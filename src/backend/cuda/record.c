@@ -171,7 +171,7 @@ int recorder_launch(struct recorder *r, const struct cuda_launch *launch, const 
                                    launch->kernel)
                       : err_memory(r->err, "a kernel's parameters");
     memcpy(copy, params, bytes);
-    CHECK(r->into->n_nodes < MAX_STAMPS);
+    CHECK(r->into->n_nodes + 1 < MAX_STAMPS);
     ((struct cuda_io *)copy)->stamp =
         device_at(r->b->stamps.at, r->into->n_nodes * sizeof(uint64_t));
     struct cuda_launch kept = *launch;
@@ -183,6 +183,10 @@ int recorder_launch(struct recorder *r, const struct cuda_launch *launch, const 
                            .op = r->op,
                            .params = copy};
     return SLUICE_OK;
+}
+
+uint64_t *recorder_end_stamp(struct recorder *r) {
+    return device_at(r->b->stamps.at, (r->into->n_nodes + 1) * sizeof(uint64_t));
 }
 
 int cuda_run_node(struct backend *b, const struct cuda_node *node, bool is_dependent,
@@ -211,8 +215,10 @@ int cuda_run_node(struct backend *b, const struct cuda_node *node, bool is_depen
 /* ---- plans ------------------------------------------------------------------------------------
  */
 
-/* The flag that tells the host that the step is over. */
+/* The flag that tells the host that the step is over; PICK sets it itself. */
 static int record_done(struct recorder *r) {
+    if (r->plan->n_ops > 0 && r->plan->ops[r->plan->n_ops - 1].kind == OP_PICK)
+        return SLUICE_OK;
     struct done_params p = {.io = r->io, .done = device_at(r->b->done_device, 0)};
     struct cuda_launch launch = {.kernel = "done", .grid = {1, 1, 1}, .threads = 1};
     r->op = r->plan->n_ops;
@@ -235,6 +241,8 @@ static void find_io(struct recorder *r) {
 
 static int walk_ops(struct recorder *r) {
     const struct plan *plan = r->plan;
+    r->has_wanted = false;
+    r->head_best = NULL;
     for (r->op = 0; r->op < plan->n_ops; r->op++) {
         r->work_used = r->counters_used = 0;
         int status = functions[plan->ops[r->op].kind](r, &plan->ops[r->op]);
@@ -248,11 +256,9 @@ static int walk_ops(struct recorder *r) {
 static int walk(struct recorder *r, uint32_t n_steps) {
     find_io(r);
     int status = SLUICE_OK;
-    for (r->step = 0; !status && r->step < n_steps; r->step++) {
+    r->n_steps = n_steps;
+    for (r->step = 0; !status && r->step < n_steps; r->step++)
         status = walk_ops(r);
-        if (!status && r->step + 1 < n_steps)
-            status = record_advance(r);
-    }
     return status ? status : record_done(r);
 }
 
@@ -328,9 +334,20 @@ static int record_plan(struct backend *b, const struct plan *plan, struct cuda_r
     CHECK(status || (r.work_most <= b->work.bytes && r.counters_most <= b->counters.bytes));
     if (!status)
         status = capture(b, into, &into->graph, err);
-    if (!status && wants_burst(plan) && IO_BURST * into->n_nodes <= MAX_STAMPS)
+    if (!status && wants_burst(plan) && IO_BURST * into->n_nodes < MAX_STAMPS)
         status = record_burst(b, into, err);
     return status;
+}
+
+static int record_idle(struct backend *b, struct err *err) {
+    struct read_params nothing = {0};
+    struct cuda_node node = {
+        .function = cuda_function(b, "read_memory"),
+        .launch = {.kernel = "read_memory", .grid = {1, 1, 1}, .threads = 32},
+        .params = &nothing,
+    };
+    struct cuda_recording one = {.nodes = &node, .n_nodes = 1};
+    return capture(b, &one, &b->idle, err);
 }
 
 int cuda_record(struct backend *b, struct plan *const *plans, uint32_t n_plans, struct err *err) {
@@ -340,5 +357,7 @@ int cuda_record(struct backend *b, struct plan *const *plans, uint32_t n_plans, 
     int status = SLUICE_OK;
     for (; !status && b->n_recordings < n_plans; b->n_recordings++)
         status = record_plan(b, plans[b->n_recordings], &b->recordings[b->n_recordings], err);
+    if (!status)
+        status = record_idle(b, err);
     return status ? status : driver_check(driver.stream_sync(b->stream), "recording", err);
 }

@@ -1,0 +1,265 @@
+/* test_cuda_io.c - a step's first and last op of the CUDA backend: rows in, tokens and logits out.
+ *
+ * EMBED opens rows to the CPU's bits. PICK on the same logits gives the CPU's tokens, but where a
+ * draw falls between two that rounding cannot tell apart. */
+#include "rig.h"
+
+/* ---- EMBED ------------------------------------------------------------------------------------
+ */
+
+struct embed_case {
+    enum dtype type;
+    uint32_t k, rows;
+    uint32_t n_freqs;
+    bool is_head; /* the table is also the head: in tiles */
+};
+
+static void build_embed(struct rig *r, const struct embed_case *c, uint64_t seed) {
+    enum { TOKENS = 70 };
+    uint32_t width = c->k > 2 * c->n_freqs ? c->k : 2 * c->n_freqs;
+    struct plan_options options = {
+        .max_rows = c->rows, .n_taps = 2, .tap_width = width, .n_vocab = TOKENS};
+    rig_begin(r, seed, &options);
+    r->n_tokens = TOKENS;
+    struct op embed = {.kind = OP_EMBED, .layer = -1, .role = "embed"};
+    embed.embed.table = rig_tensor(r, c->type, (uint32_t[4]){c->k, TOKENS}, 1);
+    embed.embed.x = plan_scratch(r->plan, c->k);
+    if (c->n_freqs) {
+        embed.embed.freqs = rig_tensor(r, DT_F64, (uint32_t[4]){c->n_freqs}, 1);
+        double *freqs = (double *)(r->weights + embed.embed.freqs.offset);
+        for (uint32_t i = 0; i < c->n_freqs; i++)
+            freqs[i] = pow(1e6, -(double)i / c->n_freqs);
+        embed.embed.angles =
+            plan_scratch_of(r->plan, DT_F32, (uint32_t[4]){2, c->n_freqs, c->rows});
+        embed.embed.rope_scale = 1.25f;
+    }
+    rig_add(r, &embed);
+    if (c->is_head) {
+        struct op head = {.kind = OP_PROJECT, .layer = -1, .role = "head"};
+        head.project.in = embed.embed.x;
+        head.project.n_segments = 1;
+        head.project.segments[0].weight = embed.embed.table;
+        head.project.out = plan_scratch(r->plan, TOKENS);
+        rig_add(r, &head);
+    }
+    rig_tap(r, 0, embed.embed.x);
+    if (c->n_freqs) {
+        struct operand angles = embed.embed.angles;
+        angles.n_dims = 2;
+        angles.dims[0] = angles.stride = 2 * c->n_freqs;
+        angles.dims[1] = angles.plane = c->rows;
+        angles.dims[2] = 1;
+        rig_tap(r, 1, angles);
+    }
+}
+
+static void check_embed(const struct embed_case *c, uint32_t position, uint64_t seed) {
+    struct rig r;
+    build_embed(&r, c, seed);
+    if (rig_open(&r)) {
+        struct run run = {0, position, c->rows};
+        for (int i = 0; i < RIG_BACKENDS; i++)
+            rig_step(&r, i, &run, 1, seed);
+        for (uint32_t row = 0; row < c->rows; row++) {
+            const float *a = rig_output(&r, RIG_CPU, 0, row), *b = rig_output(&r, RIG_CUDA, 0, row);
+            for (uint32_t i = 0; i < c->k; i++)
+                if (a[i] != b[i]) {
+                    test_fail(__FILE__, __LINE__, "%s, K %u, row %u of %u: value %u is %g, not %g",
+                              dtype_name(c->type), c->k, row, c->rows, i, (double)b[i],
+                              (double)a[i]);
+                    break;
+                }
+            if (c->n_freqs &&
+                !(rig_distance(rig_output(&r, RIG_CPU, 1, row), rig_output(&r, RIG_CUDA, 1, row),
+                               2 * c->n_freqs) < 1e-6))
+                test_fail(__FILE__, __LINE__, "angles at %u differ", position + row);
+        }
+    }
+    rig_end(&r);
+}
+
+TEST(cuda_embed) {
+    static const enum dtype types[] = {
+        DT_F32,  DT_F16,  DT_BF16, DT_Q4_0, DT_Q4_1, DT_Q5_0,   DT_Q5_1,   DT_Q8_0,
+        DT_Q2_K, DT_Q3_K, DT_Q4_K, DT_Q5_K, DT_Q6_K, DT_IQ4_NL, DT_IQ4_XS, DT_MXFP4,
+    };
+    for (uint32_t t = 0; t < sizeof types / sizeof *types; t++)
+        for (uint32_t is_head = 0; is_head < 2; is_head++) {
+            struct embed_case one = {types[t], 2048, 1, 32, is_head},
+                              many = {types[t], 768, 33, 200, is_head};
+            check_embed(&one, 200000, t);
+            check_embed(&many, 77, t + 100);
+        }
+    check_embed(&(struct embed_case){DT_F32, 33, 3, 0, false}, 0, 1);
+    check_embed(&(struct embed_case){DT_BF16, 5001, 2, 5, false}, 0, 1);
+}
+
+/* ---- PICK -------------------------------------------------------------------------------------
+ */
+
+/* Logits are rows of a table, or what a head makes of them. */
+static struct operand build_pick(struct rig *r, uint32_t vocab, uint32_t rows, enum dtype type,
+                                 bool has_head, uint64_t seed) {
+    enum { WIDTH = 256, SLOTS = 3 };
+    struct plan_options options = {.max_rows = rows, .n_slots = SLOTS, .n_vocab = vocab};
+    rig_begin(r, seed, &options);
+    r->n_tokens = vocab;
+    struct op op = {.kind = OP_EMBED, .layer = -1, .role = "rows"};
+    uint32_t width = has_head ? WIDTH : vocab;
+    op.embed.table = rig_tensor(r, has_head ? DT_F16 : type, (uint32_t[4]){width, vocab}, 4);
+    op.embed.x = plan_scratch(r->plan, width);
+    rig_add(r, &op);
+    struct operand logits = op.embed.x;
+    if (has_head) {
+        struct op head = {.kind = OP_PROJECT, .layer = -1, .role = "head"};
+        head.project.in = op.embed.x;
+        head.project.is_head = true;
+        head.project.n_segments = 1;
+        head.project.segments[0].weight = rig_tensor(r, type, (uint32_t[4]){width, vocab}, 1);
+        logits = head.project.out = plan_scratch_of(r->plan, DT_F32, (uint32_t[4]){vocab, rows});
+        rig_add(r, &head);
+    }
+    struct op pick = {.kind = OP_PICK, .layer = -1, .role = "pick"};
+    pick.pick = (struct op_pick){
+        .logits = logits,
+        .wanted = plan_logits(r->plan),
+        .counts = plan_state(r->plan, DT_I16, (uint32_t[4]){vocab, SLOTS}),
+        .room = plan_scratch_of(r->plan, DT_F32, (uint32_t[4]){vocab, rows}),
+        .order = plan_scratch_of(r->plan, DT_I64, (uint32_t[4]){vocab, rows}),
+    };
+    rig_add(r, &pick);
+    return pick.pick.wanted;
+}
+
+/* What row `i` of a step asks for; the same for both backends. */
+static struct io_output ask(struct rig *r, uint32_t i, uint32_t kind, uint64_t step) {
+    static const float ps[] = {1, 0.95f, 0.5f}, mins[] = {0, 0, 0.05f};
+    static const uint32_t ks[] = {0, 20, 300};
+    struct io_output o = {
+        .row = i,
+        .flags = kind == 0 ? IO_WANTS_TOKEN | IO_WANTS_LOGITS : (i + (uint32_t)step) % 4,
+        .top_p = ps[(i + step) % 3],
+        .min_p = mins[(i + step / 3) % 3],
+        .top_k = ks[(i + step / 9) % 3],
+        .repeat_penalty = 1,
+        .n_vocab = r->plan->n_vocab - i % 2 * 5,
+        .seed = step * 1000 + i,
+        .token = -1,
+    };
+    if (kind >= 2 && i % 3 == 0)
+        o.repeat_penalty = 1.5f, o.frequency_penalty = 0.25f;
+    if (kind >= 2 && i % 4 == 1)
+        o.n_bias = 3, o.first_bias = 3 * i;
+    o.temperature = kind == 3 ? 0.8f : 0;
+    return o;
+}
+
+static void pick_step(struct rig *r, int backend, uint32_t n, uint32_t kind, uint64_t step) {
+    uint8_t *io = rig_kinds[backend]->io(r->b[backend]);
+    struct io_row *rows = (struct io_row *)(io + r->plan->io.rows);
+    struct io_segment *segments = (struct io_segment *)(io + r->plan->io.segments);
+    struct io_output *outputs = (struct io_output *)(io + r->plan->io.outputs);
+    struct io_bias *biases = (struct io_bias *)(io + r->plan->io.biases);
+    struct err err = {0};
+    *(struct io_header *)io =
+        (struct io_header){.step = step, .n_rows = n, .n_segments = n, .n_outputs = n};
+    for (uint32_t i = 0; i < n; i++) {
+        uint32_t slot = i % r->options.n_slots;
+        uint32_t token = (uint32_t)(step * 7919 + i / 3 * 31) % r->plan->n_vocab;
+        rows[i] = (struct io_row){(int32_t)token, (uint32_t)step, slot, i};
+        segments[i] = (struct io_segment){slot, i, 1, (uint32_t)step};
+        outputs[i] = ask(r, i, kind, step);
+        for (uint32_t k = 0; k < 3; k++)
+            biases[3 * i + k] = (struct io_bias){(int32_t)(token + k), 9.0f - (float)k};
+    }
+    int status = rig_kinds[backend]->submit(r->b[backend], 0, &err);
+    if (!status)
+        status = rig_kinds[backend]->wait(r->b[backend], &err);
+    if (status)
+        test_fail(__FILE__, __LINE__, "%s: %s", rig_kinds[backend]->name, err.text);
+}
+
+static int32_t token_of(struct rig *r, int backend, uint32_t i) {
+    const uint8_t *io = rig_kinds[backend]->io(r->b[backend]);
+    return ((const struct io_output *)(io + r->plan->io.outputs))[i].token;
+}
+
+static const float *logits_of(struct rig *r, int backend, const struct operand *wanted,
+                              uint32_t i) {
+    return (const float *)(rig_kinds[backend]->io(r->b[backend]) + wanted->offset) +
+           (size_t)i * wanted->stride;
+}
+
+static int32_t best_of(const float *x, uint32_t n) {
+    uint32_t best = 0;
+    for (uint32_t i = 1; i < n; i++)
+        if (x[i] > x[best])
+            best = i;
+    return (int32_t)best;
+}
+
+/* The same logits on both sides: the same tokens, the same counts, logits where they were asked
+ * for. */
+static void check_pick(uint32_t vocab, uint32_t rows, enum dtype type) {
+    struct rig r;
+    struct operand wanted = build_pick(&r, vocab, rows, type, false, vocab + rows);
+    uint32_t differ = 0, sampled = 0;
+    bool is_open = rig_open(&r);
+    for (uint64_t step = 1; is_open && step < 25; step++) {
+        uint32_t kind = step % 4, n = step % 5 == 4 ? 0 : rows - step % 2 * (rows / 2);
+        for (int b = 0; b < RIG_BACKENDS; b++)
+            pick_step(&r, b, n, kind, step);
+        for (uint32_t i = 0; i < n; i++) {
+            struct io_output o = ask(&r, i, kind, step);
+            int32_t a = token_of(&r, RIG_CPU, i), b = token_of(&r, RIG_CUDA, i);
+            sampled += kind == 3;
+            differ += a != b;
+            if (a != b && kind != 3)
+                test_fail(__FILE__, __LINE__, "V %u, row %u of %u, kind %u: token %d, not %d",
+                          vocab, i, n, kind, b, a);
+            if (o.flags & IO_WANTS_LOGITS)
+                EXPECT(memcmp(logits_of(&r, RIG_CPU, &wanted, i),
+                              logits_of(&r, RIG_CUDA, &wanted, i), vocab * sizeof(float)) == 0);
+        }
+    }
+    EXPECT(differ <= 1 + sampled / 50);
+    rig_end(&r);
+}
+
+/* Logits straight from the head: what the host gets is what the token is the best of. */
+static void check_head(uint32_t vocab, uint32_t rows, enum dtype type) {
+    struct rig r;
+    struct operand wanted = build_pick(&r, vocab, rows, type, true, vocab + rows);
+    bool is_open = rig_open(&r);
+    for (uint64_t step = 1; is_open && step < 4; step++) {
+        uint32_t kind = step > 1;
+        float before = 0;
+        for (int b = 0; b < RIG_BACKENDS; b++) {
+            if (rows > 1)
+                before = logits_of(&r, b, &wanted, 1)[vocab - 1];
+            pick_step(&r, b, rows, kind, step);
+        }
+        for (uint32_t i = 0; i < rows; i++) {
+            struct io_output o = ask(&r, i, kind, step);
+            const float *x = logits_of(&r, RIG_CUDA, &wanted, i);
+            if (o.flags == (IO_WANTS_LOGITS | IO_WANTS_TOKEN))
+                EXPECT_INT(token_of(&r, RIG_CUDA, i), best_of(x, o.n_vocab));
+            if (o.flags & IO_WANTS_LOGITS)
+                EXPECT(rig_distance(logits_of(&r, RIG_CPU, &wanted, i), x, vocab) < 1e-2);
+            else if (i == 1)
+                EXPECT(x[vocab - 1] == before);
+        }
+    }
+    rig_end(&r);
+}
+
+TEST(cuda_pick) {
+    static const uint32_t rows[] = {1, 3, 16};
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+        check_pick(1001, rows[i], DT_F32);
+        check_pick(6000, rows[i], DT_F16);
+        check_head(1003, rows[i], DT_Q4_K);
+        check_head(120007, rows[i], DT_Q8_0);
+        check_head(5000, rows[i], DT_Q4_0);
+    }
+}
