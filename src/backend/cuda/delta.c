@@ -1,26 +1,27 @@
-/* delta.c - DELTA as kernels: one for a plan of one row; for more, a convolution and the rule. */
+/* delta.c - DELTA as kernels: one for a plan of one row, another for more. */
 #include "backend/cuda/delta.h"
 
 #include <math.h>
 
 #include "backend/cuda/cuda.h"
+#include "base/size.h"
 
 static uint32_t divide_up(uint32_t a, uint32_t b) {
     return (a + b - 1) / b;
 }
 
-/* Columns that a warp has, at most 4: as few as leave every SM one block; for many rows, where
- * the sums' latency counts, some blocks more. */
-static uint32_t columns_of(const struct recorder *r, const struct op_delta *d) {
-    uint32_t most = r->plan->max_rows == 1 ? r->n_sms : r->n_sms * 5 / 2, columns = 1;
-    while (columns < 4 && DELTA_WARPS * columns < d->value_width &&
-           d->value_heads * divide_up(d->value_width, DELTA_WARPS * columns) > most)
-        columns *= 2;
-    return columns;
+/* A warp has as few columns, from `least` to `most`, as leave no more than n_blocks blocks. */
+static struct delta_cut cut_for(const struct op_delta *d, uint32_t n_blocks, uint32_t least,
+                                uint32_t most) {
+    struct delta_cut cut = {.columns = least};
+    for (;; cut.columns *= 2) {
+        cut.tiles = divide_up(d->value_width, DELTA_WARPS * cut.columns);
+        if (cut.columns == most || cut.tiles == 1 || d->value_heads * cut.tiles <= n_blocks)
+            return cut;
+    }
 }
 
-static struct delta_params params_of(struct recorder *r, const struct op_delta *d, uint32_t tile) {
-    uint32_t tiles = divide_up(d->value_width, tile);
+static struct delta_params params_of(struct recorder *r, const struct op_delta *d) {
     return (struct delta_params){
         .io = r->io,
         .in = recorder_at(r, &d->in),
@@ -32,6 +33,7 @@ static struct delta_params params_of(struct recorder *r, const struct op_delta *
         .out = recorder_at(r, &d->out),
         .in_stride = d->in.stride,
         .out_stride = d->out.stride,
+        .state_stride = (uint64_t)d->value_heads * d->value_width * d->key_width,
         .beta_column = d->beta_column,
         .alpha_column = d->alpha_column,
         .key_heads = d->key_heads,
@@ -42,9 +44,8 @@ static struct delta_params params_of(struct recorder *r, const struct op_delta *
         .channels = d->window.dims[0],
         .is_tiled = d->head_map == HEADS_TILED,
         .slots = d->state.dims[3],
-        .tiles = tiles,
+        .rows = r->plan->max_rows,
         .padded_key = d->key_width <= 128 ? 128 : 256,
-        .padded_value = tiles * tile,
         .q_scale = 1 / sqrtf((float)d->key_width),
     };
 }
@@ -53,46 +54,81 @@ static struct delta_params params_of(struct recorder *r, const struct op_delta *
 static const char *const ROW_KERNELS[3][2] = {{"delta_row_1_128", "delta_row_1_256"},
                                               {"delta_row_2_128", "delta_row_2_256"},
                                               {"delta_row_4_128", "delta_row_4_256"}};
-static const char *const RULE_KERNELS[3][2] = {{"delta_rule_1_128", "delta_rule_1_256"},
-                                               {"delta_rule_2_128", "delta_rule_2_256"},
-                                               {"delta_rule_4_128", "delta_rule_4_256"}};
 
-static int record_one(struct recorder *r, const struct delta_params *p, uint32_t columns) {
-    uint32_t channels = 2 * p->key_width + DELTA_WARPS * columns;
+static int record_one(struct recorder *r, const struct op_delta *d) {
+    struct delta_params p = params_of(r, d);
+    p.cut = cut_for(d, r->n_sms, 1, 4);
+    uint32_t channels = 2 * p.key_width + DELTA_WARPS * p.cut.columns;
     struct cuda_launch launch = {
-        .kernel = ROW_KERNELS[columns / 2][p->padded_key / 256],
-        .grid = {p->value_heads * p->tiles, 1, 1},
+        .kernel = ROW_KERNELS[p.cut.columns / 2][p.padded_key / 256],
+        .grid = {p.value_heads * p.cut.tiles, 1, 1},
         .threads = DELTA_WARPS * 32,
-        .shared = channels * (2 * p->conv_width + 1) * (uint32_t)sizeof(float),
+        .shared = channels * (2 * p.conv_width + 1) * (uint32_t)sizeof(float),
     };
-    return recorder_launch(r, &launch, p, sizeof *p);
+    return recorder_launch(r, &launch, &p, sizeof p);
 }
 
-static int record_many(struct recorder *r, struct delta_params *p, uint32_t columns) {
+/* These for as many columns of single rows. */
+static const char *const MANY_KERNELS[3][2] = {{NULL, "delta_many_1_256"},
+                                               {"delta_many_2_128", "delta_many_2_256"},
+                                               {"delta_many_4_128", NULL}};
+
+/* What rows of runs become between convolution and rule. */
+static void ask_for_work(struct recorder *r, struct delta_params *p) {
     uint64_t rows = r->plan->max_rows;
-    uint32_t warps = 8, items = (uint32_t)rows * (p->key_heads + p->value_heads);
-    uint32_t blocks = divide_up(items, warps);
+    p->padded_value = p->run_cut.tiles * DELTA_WARPS * p->run_cut.columns;
     p->qk = recorder_work(r, rows * p->key_heads * 2 * p->padded_key * sizeof(float));
     p->v = recorder_work(r, rows * p->value_heads * p->padded_value * sizeof(float));
     p->keys = recorder_work(r, rows * p->key_heads * sizeof *p->keys);
     p->gates = recorder_work(r, rows * p->value_heads * sizeof *p->gates);
-    struct cuda_launch conv = {
-        .kernel = "delta_conv",
-        .grid = {blocks < 4 * r->n_sms ? blocks : 4 * r->n_sms, 1, 1},
-        .threads = warps * 32,
-    };
-    int status = recorder_launch(r, &conv, p, sizeof *p);
-    if (status)
-        return status;
-    /* Segments beyond the grid are looped over: most steps have few of them. */
-    uint32_t row_values = 2 * p->padded_key + DELTA_WARPS * columns + 8;
-    struct cuda_launch rule = {
-        .kernel = RULE_KERNELS[columns / 2][p->padded_key / 256],
-        .grid = {p->value_heads * p->tiles, rows < 8 ? (uint32_t)rows : 8, 1},
+    p->counters = (struct delta_counters *)recorder_counters(r, sizeof *p->counters / 4);
+}
+
+/* As delta_many.cu lays it out, for single rows and for runs. */
+static uint32_t shared_of(const struct delta_params *p) {
+    uint32_t tile = DELTA_WARPS * p->cut.columns, run_tile = DELTA_WARPS * p->run_cut.columns;
+    uint32_t channels = divide_up(2 * p->key_width + tile, 4) * 4;
+    uint32_t singles =
+        (DELTA_STAGES * tile * p->key_width + 2 * channels) * (uint32_t)sizeof(float) +
+        p->most_items * DELTA_ITEM_BYTES + p->rows * (uint32_t)sizeof(struct io_segment);
+    uint32_t runs = 2 * DELTA_STAGE_ROWS * (2 * p->padded_key + run_tile + 8);
+    return max_u32(singles, runs * (uint32_t)sizeof(float));
+}
+
+/* Most columns of a warp for single rows: wide keys leave registers for fewer. */
+static uint32_t most_columns(const struct delta_params *p) {
+    return p->padded_key == 128 ? 4 : 2;
+}
+
+/* Where single rows are what there is to do, two blocks a multiprocessor: while one computes, the
+ * other's states come. Where they are few, and in wide plans, whose steps are mostly runs, one: it
+ * begins beside PROJECT's, and two that walk runs on one multiprocessor wait for each other. */
+static bool is_alone(const struct recorder *r, const struct delta_params *p) {
+    enum { MOST_SINGLE = 32 };
+    uint32_t tiles = divide_up(p->value_width, DELTA_WARPS * most_columns(p));
+    return p->rows > MOST_SINGLE || p->rows * p->value_heads * tiles <= 2 * r->n_sms;
+}
+
+static int record_many(struct recorder *r, const struct op_delta *d) {
+    /* Of shared memory: two such blocks do not fit, one and one of PROJECT's do. Without it the
+     * multiprocessors that are free first get two, and others none. */
+    enum { ALONE = 115968 };
+    struct delta_params p = params_of(r, d);
+    uint32_t per_sm = is_alone(r, &p) ? 1 : 2, blocks = per_sm * r->n_sms;
+    p.cut = cut_for(d, blocks / p.rows, most_columns(&p) / 2, most_columns(&p));
+    p.run_cut = cut_for(d, r->n_sms, 1, 4);
+    p.is_even = p.key_width % 4 == 0 && (uintptr_t)p.state % 16 == 0;
+    p.is_full = p.is_even && p.key_width == p.padded_key &&
+                p.value_width % (DELTA_WARPS * p.cut.columns) == 0;
+    p.most_items = divide_up(p.rows * p.value_heads * p.cut.tiles, blocks);
+    ask_for_work(r, &p);
+    struct cuda_launch launch = {
+        .kernel = MANY_KERNELS[p.cut.columns / 2][p.padded_key / 256],
+        .grid = {blocks, 1, 1},
         .threads = DELTA_WARPS * 32,
-        .shared = 2 * DELTA_STAGE_ROWS * row_values * (uint32_t)sizeof(float),
+        .shared = max_u32(shared_of(&p), per_sm == 1 ? ALONE : 0),
     };
-    return recorder_launch(r, &rule, p, sizeof *p);
+    return recorder_launch(r, &launch, &p, sizeof p);
 }
 
 int record_delta(struct recorder *r, const struct op *op) {
@@ -102,7 +138,5 @@ int record_delta(struct recorder *r, const struct op *op) {
                        "op %u, delta: heads of %u keys and %u values, the CUDA backend has at most "
                        "%d",
                        r->op, d->key_width, d->value_width, DELTA_MAX_WIDTH);
-    uint32_t columns = columns_of(r, d);
-    struct delta_params p = params_of(r, d, DELTA_WARPS * columns);
-    return r->plan->max_rows == 1 ? record_one(r, &p, columns) : record_many(r, &p, columns);
+    return r->plan->max_rows == 1 ? record_one(r, d) : record_many(r, d);
 }

@@ -1,0 +1,642 @@
+/* delta_many.cu - DELTA of several rows: single rows of many sequences, and runs of rows of one.
+ *
+ * The blocks stay for the whole step. A segment of one row is done at once, as in delta.cu, by
+ * tiles of value heads' columns; a block has a share of all segments' tiles, neighbours, and while
+ * one is computed the next ones' states are on their way into shared memory and the next one's
+ * window into registers. 32 KB in and out for 64 columns of 128 values. The window's entry that is
+ * written is read by nobody.
+ *
+ * Rows of runs are convolved first, a warp a head of a row, into work memory; when all are, a tile
+ * walks its run's rows and moves the window on, which nobody reads by then. Pieces of the
+ * convolution are taken by counter, so whoever waits for one waits for a block that runs. */
+#include "backend/cuda/delta.cuh"
+
+enum { THREADS = DELTA_WARPS * 32 };
+
+/* ---- runs: the convolution ------------------------------------------------------------------ */
+
+/* Where the raw values of a row and of those before it lie, oldest first; NULL before the
+ * beginning. W is the convolution's width, or the widest. */
+template <int W> struct raw_rows {
+    uint32_t row;
+    const float *at[W];
+};
+
+template <int W>
+static __device__ __forceinline__ struct raw_rows<W> raw_rows_of(const struct delta_params &p,
+                                                                 uint32_t row) {
+    struct io_row io = p.io.rows[row];
+    uint32_t own = io.position - p.io.segments[io.segment].first_position;
+    struct raw_rows<W> r;
+    r.row = row;
+#pragma unroll
+    for (int t = 0; t < W; t++) {
+        uint32_t back = p.conv_width - 1 - t; /* t beyond the width: beyond all positions */
+        r.at[t] = back > io.position ? NULL
+                  : back <= own      ? p.in + (uint64_t)(row - back) * p.in_stride
+                                     : window_at(p, io.slot, io.position - back);
+    }
+    return r;
+}
+
+/* N channels, 32 apart, those below `end`: all loads before the first sum. */
+template <int W, int N>
+static __device__ __forceinline__ void conv_channels(const struct delta_params &p,
+                                                     const struct raw_rows<W> &r, uint32_t c,
+                                                     uint32_t end, float (&y)[N]) {
+    float raw[N][W], taps[N][W];
+#pragma unroll
+    for (int i = 0; i < N; i++)
+#pragma unroll
+        for (int t = 0; t < W; t++) {
+            bool is_there = r.at[t] && c + 32 * i < end;
+            raw[i][t] = is_there ? r.at[t][c + 32 * i] : 0;
+            taps[i][t] = is_there ? p.conv[(uint64_t)(c + 32 * i) * p.conv_width + t] : 0;
+        }
+#pragma unroll
+    for (int i = 0; i < N; i++) {
+        float sum = 0;
+#pragma unroll
+        for (int t = 0; t < W; t++)
+            sum = r.at[t] ? fmaf(taps[i][t], raw[i][t], sum) : sum;
+        y[i] = c + 32 * i < end ? conv_result(sum) : 0;
+    }
+}
+
+/* Channels of a lane at a time: as many as there are registers for. */
+template <int W> constexpr int LANE_CHANNELS = W == 4 ? 4 : 1;
+
+template <int W, int M>
+static __device__ __forceinline__ void conv_keys(const struct delta_params &p,
+                                                 const struct raw_rows<W> &r, uint32_t head) {
+    constexpr int N = LANE_CHANNELS<W>;
+    uint32_t lane = threadIdx.x % 32, dk = p.key_width;
+    uint64_t item = (uint64_t)r.row * p.key_heads + head;
+    float *to = p.qk + item * 2 * 32 * M, q[M], k[M];
+#pragma unroll
+    for (int m = 0; m < M; m += N) {
+        uint32_t first = head * dk, second = (p.key_heads + head) * dk, i = lane + 32 * m;
+        float y[N];
+        conv_channels<W, N>(p, r, first + i, first + dk, y);
+#pragma unroll
+        for (int n = 0; n < N; n++)
+            q[m + n] = y[n];
+        conv_channels<W, N>(p, r, second + i, second + dk, y);
+#pragma unroll
+        for (int n = 0; n < N; n++) {
+            k[m + n] = y[n];
+            to[i + 32 * n] = q[m + n], to[32 * M + i + 32 * n] = k[m + n];
+        }
+    }
+    struct delta_key key = key_of<M>(p, q, k);
+    if (lane == 0)
+        p.keys[item] = key;
+}
+
+template <int W>
+static __device__ __forceinline__ void conv_values(const struct delta_params &p,
+                                                   const struct raw_rows<W> &r, uint32_t head) {
+    constexpr int N = LANE_CHANNELS<W>;
+    uint32_t lane = threadIdx.x % 32, dv = p.value_width;
+    uint64_t item = (uint64_t)r.row * p.value_heads + head;
+    uint32_t first = 2 * p.key_heads * p.key_width + head * dv;
+    const float *in = p.in + r.row * p.in_stride;
+    for (uint32_t i = lane; i < p.padded_value; i += 32 * N) {
+        float y[N];
+        conv_channels<W, N>(p, r, first + i, first + dv, y);
+#pragma unroll
+        for (int n = 0; n < N; n++)
+            if (i + 32 * n < p.padded_value)
+                p.v[item * p.padded_value + i + 32 * n] = y[n];
+    }
+    if (lane == 0)
+        p.gates[item] =
+            gate_of(in[p.alpha_column + head], in[p.beta_column + head], p.a[head], p.dt[head]);
+}
+
+template <int W, int M>
+static __device__ __forceinline__ void conv_head(const struct delta_params &p, uint32_t row,
+                                                 uint32_t head) {
+    struct raw_rows<W> r = raw_rows_of<W>(p, row);
+    if (head < p.key_heads)
+        conv_keys<W, M>(p, r, head);
+    else
+        conv_values<W>(p, r, head - p.key_heads);
+}
+
+/* ---- runs: pieces of the convolution by counter --------------------------------------------- */
+
+/* A warp takes a key head or a value head of a row. */
+template <int M>
+static __device__ __forceinline__ void conv_item(const struct delta_params &p, uint32_t i) {
+    uint32_t heads = p.key_heads + p.value_heads, row = i / heads, head = i % heads;
+    if (row >= p.io.header->n_rows || p.io.segments[p.io.rows[row].segment].n_rows == 1)
+        return;
+    if (p.conv_width == 4)
+        conv_head<4, M>(p, row, head);
+    else
+        conv_head<8, M>(p, row, head);
+}
+
+static __device__ __forceinline__ uint32_t conv_pieces(const struct delta_params &p) {
+    uint32_t items = p.io.header->n_rows * (p.key_heads + p.value_heads);
+    return (items + DELTA_WARPS - 1) / DELTA_WARPS;
+}
+
+/* Thread 0 asks for the next piece before the block does this one. */
+template <int M>
+static __device__ __forceinline__ void convolve_runs(const struct delta_params &p) {
+    __shared__ uint32_t shared_piece;
+    uint32_t pieces = conv_pieces(p), next = 0, n_done = 0;
+    if (threadIdx.x == 0)
+        next = atomicAdd(&p.counters->taken, 1);
+    for (;; n_done++) {
+        if (threadIdx.x == 0)
+            shared_piece = next;
+        __syncthreads();
+        uint32_t piece = shared_piece;
+        if (piece >= pieces)
+            break;
+        if (threadIdx.x == 0)
+            next = atomicAdd(&p.counters->taken, 1);
+        conv_item<M>(p, piece * DELTA_WARPS + threadIdx.x / 32);
+        __syncthreads(); /* all have read the piece's number, and written its values */
+    }
+    if (threadIdx.x == 0) {
+        __threadfence();
+        atomicAdd(&p.counters->done, n_done);
+    }
+}
+
+/* All rows of runs are convolved, and seen. */
+static __device__ __forceinline__ void wait_for_runs(const struct delta_params &p) {
+    if (threadIdx.x == 0) {
+        uint32_t pieces = conv_pieces(p);
+        while (*(volatile uint32_t *)&p.counters->done < pieces)
+            ;
+        __threadfence();
+    }
+    __syncthreads();
+}
+
+/* The last block leaves the counters as it found them. */
+static __device__ __forceinline__ void leave_counters(const struct delta_params &p) {
+    if (threadIdx.x == 0 && atomicAdd(&p.counters->left, 1) == gridDim.x - 1)
+        *p.counters = (struct delta_counters){0, 0, 0};
+}
+
+/* ---- runs: the rule ------------------------------------------------------------------------- */
+
+/* Of a row in shared memory: q, k, the tile's v, key and gate. */
+template <int J, int M> struct row_layout {
+    static constexpr int KEY = 32 * M, TILE = DELTA_WARPS * J, VALUES = 2 * KEY + TILE + 8;
+};
+
+/* Copies of n rows from `row` on; 16 bytes a thread and turn. */
+template <int J, int M>
+static __device__ __forceinline__ void fetch_rows(const struct delta_params &p,
+                                                  const struct place &at, float *to, uint32_t row,
+                                                  uint32_t n) {
+    using L = row_layout<J, M>;
+    constexpr uint32_t QK = 2 * L::KEY / 4, V = L::TILE / 4, ALL = QK + V + 2;
+    for (uint32_t i = threadIdx.x; i < n * ALL; i += DELTA_WARPS * 32) {
+        uint64_t r = row + i / ALL, piece = i % ALL;
+        uint64_t key = r * p.key_heads + at.key_head, value = r * p.value_heads + at.head;
+        const void *from;
+        if (piece < QK)
+            from = p.qk + key * 2 * L::KEY + piece * 4;
+        else if (piece < QK + V)
+            from = p.v + value * p.padded_value + at.first_column + (piece - QK) * 4;
+        else
+            from = piece == QK + V ? (const void *)(p.keys + key) : (const void *)(p.gates + value);
+        copy16(to + i / ALL * L::VALUES + piece * 4, from);
+    }
+    copies_end();
+}
+
+template <int J, int M>
+static __device__ __forceinline__ void run_row(float (&s)[J][M], const float *from, float *out,
+                                               int n_columns) {
+    using L = row_layout<J, M>;
+    uint32_t lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    float q[M], k[M], v[J];
+#pragma unroll
+    for (int m = 0; m < M; m++)
+        q[m] = from[lane + 32 * m], k[m] = from[L::KEY + lane + 32 * m];
+#pragma unroll
+    for (int j = 0; j < J; j++)
+        v[j] = from[2 * L::KEY + warp * J + j];
+    struct delta_key key = *(const struct delta_key *)(from + 2 * L::KEY + L::TILE);
+    struct delta_gate gate = *(const struct delta_gate *)(from + 2 * L::KEY + L::TILE + 4);
+    rule<J, M>(s, q, k, v, key, gate, out, n_columns);
+}
+
+/* The ring holds the segment's last raw values afterwards. */
+static __device__ __forceinline__ void move_window(const struct delta_params &p,
+                                                   const struct place &at,
+                                                   const struct io_segment &g, uint32_t tile) {
+    uint32_t kept = min(g.n_rows, p.conv_width), n = 2 * p.key_width + tile;
+    for (uint32_t i = threadIdx.x; i < n * kept; i += DELTA_WARPS * 32) {
+        uint32_t row = g.n_rows - kept + i / n;
+        int c = channel_of(p, at, i % n);
+        if (c >= 0 && (i % n >= 2 * p.key_width || at.has_keys))
+            window_at(p, g.slot, g.first_position + row)[c] =
+                p.in[(uint64_t)(g.first_row + row) * p.in_stride + c];
+    }
+}
+
+template <int J, int M>
+static __device__ __forceinline__ void
+run_segment(const struct delta_params &p, const struct place &at, const struct io_segment &g,
+            float *shared, bool &is_convolved) {
+    using L = row_layout<J, M>;
+    constexpr uint32_t STAGE = DELTA_STAGE_ROWS;
+    float s[J][M];
+    int n_columns;
+    uint32_t column = at.first_column + threadIdx.x / 32 * J;
+    float *state = p.state + g.slot * p.state_stride + state_at<J>(p, at, column, &n_columns);
+    float *out = p.out + g.first_row * p.out_stride + at.head * p.value_width + column;
+    load_state<J, M>(s, state, p.key_width, n_columns);
+    if (!is_convolved)
+        wait_for_runs(p);
+    is_convolved = true;
+    fetch_rows<J, M>(p, at, shared, g.first_row, min(STAGE, g.n_rows));
+    for (uint32_t first = 0, side = 0; first < g.n_rows; first += STAGE, side ^= 1) {
+        uint32_t n = min(STAGE, g.n_rows - first), next = first + STAGE;
+        if (next < g.n_rows) {
+            fetch_rows<J, M>(p, at, shared + (side ^ 1) * STAGE * L::VALUES, g.first_row + next,
+                             min(STAGE, g.n_rows - next));
+            copies_wait<1>();
+        } else {
+            copies_wait<0>();
+        }
+        __syncthreads();
+        for (uint32_t r = 0; r < n; r++, out += p.out_stride)
+            run_row<J, M>(s, shared + (side * STAGE + r) * L::VALUES, out, n_columns);
+        __syncthreads(); /* the next turn copies over what was just read */
+    }
+    store_state<J, M>(s, state, p.key_width, n_columns);
+    move_window(p, at, g, L::TILE);
+}
+
+template <int J, int M>
+static __device__ __forceinline__ void do_runs(const struct delta_params &p, float *shared) {
+    uint32_t tiles = p.value_heads * p.run_cut.tiles, n = p.io.header->n_segments * tiles;
+    bool is_convolved = false;
+    for (uint32_t i = blockIdx.x; i < n; i += gridDim.x) {
+        struct io_segment g = p.io.segments[i / tiles];
+        if (g.n_rows > 1)
+            run_segment<J, M>(p, place_of(p, p.run_cut, i % tiles), g, shared, is_convolved);
+    }
+}
+
+/* ---- single rows ---------------------------------------------------------------------------- */
+
+enum { NO_ROW = 0xffffffff };
+
+/* An item: a tile of a single row. In shared memory, made once for all turns of a block. */
+struct single {
+    uint64_t state;      /* where the tile lies in it */
+    uint32_t entries;    /* the slot's first in the window */
+    uint32_t row;        /* NO_ROW: of a run, and not done here */
+    uint32_t ring;       /* the row's own entry among the slot's */
+    uint32_t before;     /* rows before it that the convolution reaches */
+    float decay, beta;   /* the gate */
+    uint32_t columns;    /* from the tile's first to the head's last */
+    uint32_t nothing[3]; /* 16 bytes are read at a time */
+};
+
+static_assert(sizeof(struct single) == DELTA_ITEM_BYTES, "single");
+
+/* By hand, since the compiler would otherwise move what is the same for all lanes to the uniform
+ * registers, and wait for it at once. */
+static __device__ __forceinline__ uint4 look(const void *at) {
+    uint4 x;
+    asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(x.x), "=r"(x.y), "=r"(x.z), "=r"(x.w)
+                 : "r"(smem_address(at)));
+    return x;
+}
+
+static __device__ __forceinline__ uint2 look_at_two(const void *at) {
+    uint2 x;
+    asm volatile("ld.shared.v2.u32 {%0, %1}, [%2];" : "=r"(x.x), "=r"(x.y) : "r"(smem_address(at)));
+    return x;
+}
+
+/* A block's share: neighbours in (value heads' tiles, segments), so that it stays with a tile. */
+struct share {
+    uint32_t first, n, n_segments;
+};
+
+static __device__ __forceinline__ struct share share_of(const struct delta_params &p,
+                                                        uint32_t n_segments) {
+    uint32_t items = n_segments * p.value_heads * p.cut.tiles;
+    uint32_t each = items / gridDim.x, more = items - each * gridDim.x;
+    return {blockIdx.x * each + min(blockIdx.x, more), each + (blockIdx.x < more), n_segments};
+}
+
+/* From the last thread on: the first ones have the most to convolve. */
+template <int J>
+static __device__ __forceinline__ void
+make_items(const struct delta_params &p, const struct share &share,
+           const struct io_segment *segments, struct single *items) {
+    for (uint32_t i = THREADS - 1 - threadIdx.x; i < share.n; i += THREADS) {
+        uint32_t tile = (share.first + i) / share.n_segments, head = tile / p.cut.tiles;
+        uint32_t column = (tile - head * p.cut.tiles) * DELTA_WARPS * J;
+        struct io_segment g = segments[share.first + i - tile * share.n_segments];
+        struct single x = {};
+        x.state = g.slot * p.state_stride + (uint64_t)(head * p.value_width + column) * p.key_width;
+        x.entries = g.slot * p.conv_width;
+        x.row = g.n_rows == 1 ? g.first_row : (uint32_t)NO_ROW;
+        x.ring = g.first_position % p.conv_width;
+        x.before = min(g.first_position, p.conv_width - 1);
+        x.columns = p.value_width - column;
+        items[i] = x;
+    }
+}
+
+/* Their chain of sums is too long for every turn. */
+static __device__ __forceinline__ void make_gates(const struct delta_params &p,
+                                                  const struct share &share, struct single *items) {
+    for (uint32_t i = THREADS - 1 - threadIdx.x; i < share.n; i += THREADS) {
+        uint32_t head = (share.first + i) / share.n_segments / p.cut.tiles, row = items[i].row;
+        if (row == NO_ROW)
+            continue;
+        const float *in = p.in + row * p.in_stride + head;
+        struct delta_gate gate =
+            gate_of(in[p.alpha_column], in[p.beta_column], p.a[head], p.dt[head]);
+        items[i].decay = gate.decay, items[i].beta = gate.beta;
+    }
+}
+
+/* What a thread convolves: C channels of a tile, with their taps, and of one row (in raw, the
+ * oldest first) that and those before it. W is the convolution's width, or the widest. */
+template <int C, int W> struct lines {
+    int channels[C]; /* -1: none */
+    bool is_kept[C]; /* this block moves the window on */
+    float taps[C][W], raw[C][W];
+    uint32_t before;
+    float *entry; /* of the window, for the row itself */
+};
+
+template <int C, int W>
+static __device__ __forceinline__ void
+load_taps(const struct delta_params &p, const struct place &at, uint32_t n, struct lines<C, W> &l) {
+#pragma unroll
+    for (int i = 0; i < C; i++) {
+        uint32_t channel = threadIdx.x + i * THREADS;
+        l.channels[i] = channel < n ? channel_of(p, at, channel) : -1;
+        l.is_kept[i] = l.channels[i] >= 0 && (channel >= 2 * p.key_width || at.has_keys);
+        const float *taps = p.conv + (uint64_t)(uint32_t)l.channels[i] * p.conv_width;
+#pragma unroll
+        for (int t = 0; t < W; t++)
+            if (l.channels[i] >= 0 && (W == 4 || t < p.conv_width))
+                l.taps[i][t] = load_once(taps + t);
+    }
+}
+
+/* How far before the row the t-th tap is; beyond all rows where there is no such tap. */
+template <int W>
+static __device__ __forceinline__ uint32_t back_of(const struct delta_params &p, int t) {
+    return (W == 4 ? 4 : p.conv_width) - 1 - t;
+}
+
+template <int C, int W>
+static __device__ __forceinline__ void load_raw(const struct delta_params &p,
+                                                const struct single *x, struct lines<C, W> &l) {
+    uint4 first = look(x);
+    uint2 second = look_at_two(&x->ring); /* the gate behind them is only being made */
+    uint32_t entries = first.z, row = first.w, ring = second.x;
+    if (row == NO_ROW)
+        return;
+    l.before = second.y;
+    l.entry = p.window + (uint64_t)(entries + ring) * p.channels;
+#pragma unroll
+    for (int t = 0; t < W; t++) {
+        uint32_t back = back_of<W>(p, t);
+        if (back > l.before)
+            continue;
+        uint32_t entry = entries + ring - back + (ring < back ? p.conv_width : 0);
+        const float *from =
+            back ? p.window + (uint64_t)entry * p.channels : p.in + (uint64_t)row * p.in_stride;
+#pragma unroll
+        for (int i = 0; i < C; i++)
+            if (l.channels[i] >= 0)
+                l.raw[i][t] = load_once(from + l.channels[i]);
+    }
+}
+
+/* y of the block's channels, and the window's next entry. */
+template <int C, int W>
+static __device__ __forceinline__ void conv_single(const struct delta_params &p, uint32_t n,
+                                                   const struct lines<C, W> &l, float *y) {
+#pragma unroll
+    for (int i = 0; i < C; i++) {
+        float sum = 0, last = 0;
+#pragma unroll
+        for (int t = 0; t < W; t++)
+            if (back_of<W>(p, t) <= l.before) {
+                sum = fmaf(l.taps[i][t], l.raw[i][t], sum);
+                last = l.raw[i][t];
+            }
+        if (threadIdx.x + i * THREADS < n)
+            y[threadIdx.x + i * THREADS] = l.channels[i] >= 0 ? conv_result(sum) : 0;
+        if (l.is_kept[i])
+            l.entry[l.channels[i]] = last;
+    }
+}
+
+/* IS_FULL: keys of 32 M values, and as many columns as there is room for. */
+template <int J, int M, bool IS_FULL>
+static __device__ __forceinline__ int columns_of(const struct single *x) {
+    return IS_FULL ? J : min(max((int)x->columns - (int)threadIdx.x / 32 * J, 0), J);
+}
+
+/* A warp brings its own columns. */
+template <int J, int M, bool IS_FULL>
+static __device__ __forceinline__ void fetch_state(const struct delta_params &p,
+                                                   const struct single *x, float *to) {
+    uint4 first = look(x);
+    if (first.w == NO_ROW)
+        return;
+    uint32_t lane = threadIdx.x % 32, dk = IS_FULL ? 32 * M : p.key_width;
+    const float *from = p.state + ((uint64_t)first.y << 32 | first.x) + threadIdx.x / 32 * J * dk;
+    uint32_t n = columns_of<J, M, IS_FULL>(x) * dk;
+    if (IS_FULL) {
+#pragma unroll
+        for (int i = 0; i < J * M / 4; i++)
+            copy16(to + lane * 4 + 128 * i, from + lane * 4 + 128 * i);
+    } else if (p.is_even) {
+#pragma unroll 1
+        for (uint32_t i = lane * 4; i < n; i += 128)
+            copy16(to + i, from + i);
+    } else {
+#pragma unroll 1
+        for (uint32_t i = lane; i < n; i += 32)
+            copy4(to + i, from + i);
+    }
+}
+
+/* From shared memory; columns beyond a head's are rubbish that goes nowhere. */
+template <int J, int M, bool IS_FULL>
+static __device__ __forceinline__ void take_state(float (&s)[J][M], const float *from,
+                                                  uint32_t key_width) {
+    uint32_t lane = threadIdx.x % 32, dk = IS_FULL ? 32 * M : key_width;
+#pragma unroll
+    for (int j = 0; j < J; j++)
+#pragma unroll
+        for (int m = 0; m < M; m++)
+            s[j][m] = IS_FULL || lane + 32 * m < dk ? from[j * dk + lane + 32 * m] : 0;
+}
+
+/* The rule for a warp's columns, and the state back to its place. `out` is the row's at the tile's
+ * first column. */
+template <int J, int M, bool IS_FULL>
+static __device__ __forceinline__ void rule_single(const struct delta_params &p,
+                                                   const struct single *x, float (&s)[J][M],
+                                                   const float *y, float *out) {
+    uint32_t lane = threadIdx.x % 32, warp = threadIdx.x / 32, dk = IS_FULL ? 32 * M : p.key_width;
+    float q[M], k[M], v[J];
+#pragma unroll
+    for (int m = 0; m < M; m++) {
+        uint32_t i = lane + 32 * m;
+        q[m] = IS_FULL || i < dk ? y[i] : 0, k[m] = IS_FULL || i < dk ? y[dk + i] : 0;
+    }
+#pragma unroll
+    for (int j = 0; j < J; j++)
+        v[j] = y[2 * dk + warp * J + j];
+    uint4 first = look(x), second = look(&x->ring);
+    struct delta_key key = key_of<M>(p, q, k);
+    struct delta_gate gate = {__uint_as_float(second.z), __uint_as_float(second.w), {0, 0}};
+    int n = columns_of<J, M, IS_FULL>(x);
+    rule<J, M>(s, q, k, v, key, gate, out + warp * J, n);
+    float *state = p.state + ((uint64_t)first.y << 32 | first.x) + warp * J * dk;
+    store_state<J, M>(s, state, dk, n);
+}
+
+/* Dynamic shared memory: of each stage the warps' states (J, dk); y twice; the items; segments. */
+template <int J> struct room {
+    float *states, *y;
+    uint32_t stage_values, y_values;
+    struct single *items;
+    struct io_segment *segments;
+    __device__ __forceinline__ room(const struct delta_params &p, uint32_t dk, float *shared) {
+        stage_values = DELTA_WARPS * J * dk;
+        y_values = (2 * dk + DELTA_WARPS * J + 3) / 4 * 4;
+        states = shared + threadIdx.x / 32 * J * dk;
+        y = shared + DELTA_STAGES * stage_values;
+        items = (struct single *)(y + 2 * y_values);
+        segments = (struct io_segment *)(items + p.most_items);
+    }
+    __device__ __forceinline__ float *state(uint32_t i) const {
+        return states + i % DELTA_STAGES * stage_values;
+    }
+};
+
+/* Turn by turn; while one is computed the next ones' states and the next one's raw values are on
+ * their way. A state is its warp's own business, y the block's: it is there twice, so that one
+ * barrier a turn is enough. */
+template <int J, int M, int W, bool IS_FULL>
+static __device__ __forceinline__ void do_singles(const struct delta_params &p, float *shared,
+                                                  uint32_t n_segments) {
+    constexpr int C = M == 8 ? 2 : 1;
+    uint32_t dk = IS_FULL ? 32 * M : p.key_width, n = 2 * dk + DELTA_WARPS * J;
+    const struct room<J> room(p, dk, shared);
+    const struct share share = share_of(p, n_segments);
+    if (share.n == 0)
+        return;
+    make_items<J>(p, share, room.segments, room.items);
+    uint32_t tile = share.first / n_segments, left = n_segments - share.first % n_segments;
+    struct place place = place_of(p, p.cut, tile);
+    struct lines<C, W> lines;
+    float s[J][M];
+    __syncthreads();
+#pragma unroll 1
+    for (uint32_t i = 0; i < DELTA_STAGES; i++) {
+        if (i < share.n)
+            fetch_state<J, M, IS_FULL>(p, room.items + i, room.state(i));
+        copies_end();
+    }
+    load_taps<C, W>(p, place, n, lines);
+    load_raw<C, W>(p, room.items, lines);
+    make_gates(p, share, room.items);
+#pragma unroll 1
+    for (uint32_t i = 0; i < share.n; i++) {
+        const struct single *x = room.items + i;
+        float *y = room.y + i % 2 * room.y_values;
+        bool is_single = x->row != NO_ROW;
+        float *out = p.out + (uint64_t)x->row * p.out_stride + place.head * p.value_width +
+                     place.first_column;
+        if (is_single)
+            conv_single<C, W>(p, n, lines, y);
+        __syncthreads();
+        if (i + 1 < share.n) {
+            if (--left == 0) {
+                left = n_segments;
+                place = place_of(p, p.cut, ++tile);
+                load_taps<C, W>(p, place, n, lines);
+            }
+            load_raw<C, W>(p, x + 1, lines);
+        }
+        copies_wait<DELTA_STAGES - 1>();
+        __syncwarp();
+        take_state<J, M, IS_FULL>(s, room.state(i), dk);
+        __syncwarp();
+        if (i + DELTA_STAGES < share.n)
+            fetch_state<J, M, IS_FULL>(p, x + DELTA_STAGES, room.state(i));
+        copies_end();
+        if (is_single)
+            rule_single<J, M, IS_FULL>(p, x, s, y, out);
+    }
+    copies_wait<0>();
+    __syncthreads();
+}
+
+/* All that there may be, so that the header's number is not waited for. */
+template <int J, int M>
+static __device__ __forceinline__ void bring_segments(const struct delta_params &p, float *shared) {
+    const struct room<J> room(p, p.key_width, shared);
+    for (uint32_t i = threadIdx.x; i < p.rows; i += THREADS)
+        room.segments[i] = p.io.segments[i];
+}
+
+/* ---- the kernels ---------------------------------------------------------------------------- */
+
+template <int J, int M>
+static __device__ __forceinline__ void delta_many(const struct delta_params &p) {
+    extern __shared__ float4 aligned[];
+    float *shared = (float *)aligned;
+    pdl_wait(p.io);
+    bring_segments<J, M>(p, shared);
+    uint32_t n_rows = p.io.header->n_rows, n_segments = p.io.header->n_segments;
+    __syncthreads();
+    bool has_runs = n_rows != n_segments;
+    if (has_runs)
+        convolve_runs<M>(p);
+    if (p.is_full && p.conv_width == 4)
+        do_singles<J, M, 4, true>(p, shared, n_segments);
+    else
+        do_singles<J, M, 8, false>(p, shared, n_segments);
+    if (!has_runs)
+        return;
+    if (p.run_cut.columns == 1)
+        do_runs<1, M>(p, shared);
+    else if (p.run_cut.columns == 2)
+        do_runs<2, M>(p, shared);
+    else
+        do_runs<4, M>(p, shared);
+    leave_counters(p);
+}
+
+/* For J columns a warp of single rows. */
+#define KERNELS(J, KEY)                                                                            \
+    extern "C" __global__ void __launch_bounds__(THREADS, 2)                                       \
+        delta_many_##J##_##KEY(const __grid_constant__ struct delta_params p) {                    \
+        pdl_launch();                                                                              \
+        delta_many<J, KEY / 32>(p);                                                                \
+    }
+KERNELS(2, 128)
+KERNELS(4, 128)
+KERNELS(1, 256)
+KERNELS(2, 256)
