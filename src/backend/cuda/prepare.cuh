@@ -245,12 +245,11 @@ static __device__ __forceinline__ void cluster_wait(void) {
 #endif
 }
 
-/* Bytes of a row that the other block of the cluster sends, `threads` of each at work on it. */
-static __device__ __forceinline__ uint32_t sent_bytes(const struct project_input &in,
-                                                      uint32_t threads) {
-    uint32_t n = in.k / 4, round = 2 * threads, whole = n / round, rest = n - whole * round;
-    uint32_t before = blockIdx.x % 2 ? 0 : threads; /* of a round, before the other's */
-    uint32_t pieces = whole * threads + (rest > before ? min(rest - before, threads) : 0);
+/* Bytes that the other block of the cluster sends. */
+static __device__ __forceinline__ uint32_t sent_bytes(const struct project_input &in) {
+    uint32_t n = in.k / 4, round = 2 * blockDim.x, whole = n / round, rest = n - whole * round;
+    uint32_t before = blockIdx.x % 2 ? 0 : blockDim.x; /* of a round, before the other's */
+    uint32_t pieces = whole * blockDim.x + (rest > before ? min(rest - before, blockDim.x) : 0);
     return pieces * ((in.wants_int8 ? 5 : 0) + (in.wants_f32 ? 16 : 0)) +
            (in.kind == PREPARE_NORM ? pieces / 32 * 4 : 0);
 }
@@ -280,18 +279,15 @@ static __device__ __forceinline__ void signal_wait(uint32_t at, uint32_t phase) 
 #endif
 }
 
-/* threads: those of a block that work on the same row; thread: this one's place among them. */
-template <int SHARE>
-static __device__ __forceinline__ struct team find_team(const void *signal, uint32_t thread,
-                                                        uint32_t threads) {
-    struct team who = {thread, threads, 0, 0};
+template <int SHARE> static __device__ __forceinline__ struct team find_team(const void *signal) {
+    struct team who = {threadIdx.x, blockDim.x, 0, 0};
 #if __CUDA_ARCH__ >= 900
     if (SHARE > 1) {
         uint32_t at = (uint32_t)__cvta_generic_to_shared(signal), there;
         asm("mapa.shared::cluster.u32 %0, %1, %2;"
             : "=r"(there)
             : "r"(at), "r"(blockIdx.x % 2 ^ 1));
-        who.first += blockIdx.x % 2 * threads;
+        who.first += blockIdx.x % 2 * blockDim.x;
         who.step *= 2;
         who.other = there - at;
         who.signal = there;
@@ -403,12 +399,13 @@ prepare_norm(const struct team &who, const struct cuda_io &io, const struct proj
 #pragma unroll
         for (int b = 0; b < BATCH; b++) {
             v[b] = __ldcg((const float4 *)x + i[b]);
-            w[b] = weight[b < NORM_BATCH ? b : 0];
+            w[b] = weight[b];
         }
+        if (base) {
 #pragma unroll
-        for (int b = 0; b < BATCH; b++)
-            if (base || b >= NORM_BATCH)
+            for (int b = 0; b < BATCH; b++)
                 w[b] = __ldcg((const float4 *)in.norm + i[b]);
+        }
         float square[BATCH];
 #pragma unroll
         for (int b = 0; b < BATCH; b++) {
@@ -498,9 +495,9 @@ static __device__ __forceinline__ void prepare_early(const struct team &who,
         weight[0] = __ldcg((const float4 *)in.norm + threadIdx.x % 32);
 }
 
-/* A row to an image, by the whole block, or a team of it where that is quick. red: room for k / 128
- * floats of this row, or for a factor a head. IS_FEW: a thread may have many pieces. */
-template <int SHARE, bool IS_FEW>
+/* A row to an image, by the whole block. red: room for k / 128 floats of this row, or for a factor
+ * a head. */
+template <int SHARE>
 static __device__ __forceinline__ void
 prepare_row(const struct team &who, const struct cuda_io &io, const struct project_input &in,
             const struct row_source &from, const float4 (&weight)[NORM_BATCH], uint8_t *image,
@@ -513,31 +510,25 @@ prepare_row(const struct team &who, const struct cuda_io &io, const struct proje
             prepare_plain<1, SHARE>(who, io, in, from, image);
         else if (n <= 2 * who.step)
             prepare_plain<2, SHARE>(who, io, in, from, image);
-        else if ((SHARE > 1 && (!IS_FEW || n <= 6 * who.step)) || n <= 3 * who.step)
+        else if (SHARE > 1 || n <= 3 * who.step)
             prepare_plain<3, SHARE>(who, io, in, from, image);
         else
             prepare_plain<5, SHARE>(who, io, in, from, image);
     } else if (in.kind == PREPARE_NORM) {
         if (n <= who.step)
             prepare_norm<1, SHARE>(who, io, in, from, weight, image, red);
-        else if (!IS_FEW || n <= NORM_BATCH * who.step)
-            prepare_norm<NORM_BATCH, SHARE>(who, io, in, from, weight, image, red);
         else
-            prepare_norm<3, SHARE>(who, io, in, from, weight, image, red);
+            prepare_norm<NORM_BATCH, SHARE>(who, io, in, from, weight, image, red);
     } else if (in.kind == PREPARE_GATED_NORM) {
         if (n <= who.step)
             prepare_gated<1, SHARE, true>(who, io, in, from, weight[0], image);
-        else if (!IS_FEW || n <= 2 * who.step)
-            prepare_gated<2, SHARE, true>(who, io, in, from, weight[0], image);
         else
-            prepare_gated<4, SHARE, true>(who, io, in, from, weight[0], image);
+            prepare_gated<2, SHARE, true>(who, io, in, from, weight[0], image);
     } else {
         if (n <= who.step)
             prepare_gated<1, SHARE, false>(who, io, in, from, weight[0], image);
-        else if (!IS_FEW || n <= 2 * who.step)
-            prepare_gated<2, SHARE, false>(who, io, in, from, weight[0], image);
         else
-            prepare_gated<4, SHARE, false>(who, io, in, from, weight[0], image);
+            prepare_gated<2, SHARE, false>(who, io, in, from, weight[0], image);
     }
 }
 

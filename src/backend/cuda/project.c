@@ -100,11 +100,14 @@ static uint32_t stage_shared(const struct project_params *p) {
     return p->finish == FINISH_ADD ? PROJECT_SHARED_WIDE : PROJECT_SHARED;
 }
 
-/* Warps of which two units each fit beside a row's image and the sums. */
+/* Warps of which two units each fit beside a row's image and the sums: for one row, since slices,
+ * and with them a row's bits, must not depend on how many there are. */
 static uint32_t most_warps(const struct project_params *p) {
-    uint32_t room = stage_shared(p) - SHARED_SUMS, warps = 0;
-    if (p->image_bytes < room)
-        warps = (room - p->image_bytes) / (2 * p->slot_bytes);
+    struct project_input in = p->in;
+    in.wants_f32 |= p->is_plain;
+    uint32_t room = stage_shared(p) - SHARED_SUMS, image = project_image_bytes(&in), warps = 0;
+    if (image < room)
+        warps = (room - image) / (2 * p->slot_bytes);
     return max_u32(MIN_WARPS, min_u32(warps, p->finish == FINISH_SWIGLU ? WARPS_SWIGLU : WARPS));
 }
 
@@ -346,12 +349,14 @@ static bool is_plain(const struct project_params *p, uint32_t set) {
            !p->in.is_head;
 }
 
-/* Rows that one block does at once, and its shared memory: as many as fit. */
+/* Rows that one block does at once, and its shared memory: as many as fit. Kernels for four rows
+ * and more have too many registers for two on a multiprocessor, so they may as well have all of its
+ * memory. */
 static uint32_t choose_rows(struct project_params *p, uint32_t bucket, uint32_t n_blocks,
                             uint32_t *shared) {
     uint32_t rows = bucket > 4 ? 8 : bucket > 2 ? 4 : bucket;
     for (; rows; rows /= 2) {
-        *shared = choose_ring(p, rows, n_blocks, stage_shared(p));
+        *shared = rows > PROJECT_FUSED ? 0 : choose_ring(p, rows, n_blocks, stage_shared(p));
         *shared = *shared ? stage_shared(p) : choose_ring(p, rows, n_blocks, PROJECT_SHARED_ALONE);
         if (*shared)
             return rows;
@@ -409,17 +414,9 @@ static uint32_t choose_blocks(struct project_params *p, uint32_t n_sms) {
     return n;
 }
 
-/* As is_quick in prepare.cuh. */
-static bool is_quick(const struct project_input *in) {
-    return in->is_aligned && (in->kind <= PREPARE_NORM || in->width == PROJECT_CHUNK ||
-                              (in->kind == PREPARE_SIGMOID_GATE && in->width % PROJECT_CHUNK == 0));
-}
-
-/* Whether two blocks of a cluster prepare rows for each other: one long row, or four. */
+/* Whether two blocks of a cluster prepare the row for each other. */
 static bool is_pair(const struct project_params *p, uint32_t n_sms) {
-    if (n_sms < PROJECT_SHARE || p->row_limit > 4 || p->row_limit == 2)
-        return false;
-    return p->row_limit > 2 ? is_quick(&p->in) : p->in.k > PAIR_COLUMNS;
+    return p->row_limit <= 1 && p->in.k > PAIR_COLUMNS && n_sms >= PROJECT_SHARE;
 }
 
 /* ---- cuts that were made before ---------------------------------------------------------------
@@ -523,14 +520,11 @@ int record_project(struct recorder *r, const struct op *op) {
     bool is_head = find_pick(r, o, &head);
     char name[48];
     const char *kind = is_head ? "head_" : "";
-    bool is_fours = is_pair(&p, r->n_sms) && rows == 4;
-    if (is_fours)
-        snprintf(name, sizeof name, "project_pair_4_%s", set_text);
-    else if (is_pair(&p, r->n_sms) && bucket == 1)
+    if (is_pair(&p, r->n_sms))
         snprintf(name, sizeof name, "project_%spair_%s", kind, set_text);
     else
         snprintf(name, sizeof name, "project_%s%u_%s", kind, rows, set_text);
-    if (rows > PROJECT_FUSED && !is_fours) {
+    if (rows > PROJECT_FUSED) {
         uint8_t *images = recorder_work(r, (uint64_t)bucket * p.image_bytes);
         p.images = images;
         int status = project_prepare_rows(r, &p, images, bucket);
@@ -540,8 +534,7 @@ int record_project(struct recorder *r, const struct op *op) {
     struct cuda_launch launch = {
         .kernel = name,
         .grid = {n_blocks, div_up(bucket, rows), 1},
-        .threads = is_fours ? max_u32(PROJECT_TEAMS, 32 * p.ring_warps)
-                            : 32 * max_u32(p.ring_warps, min_u32(WARPS, p.in.k / PROJECT_CHUNK)),
+        .threads = 32 * max_u32(p.ring_warps, min_u32(WARPS, p.in.k / PROJECT_CHUNK)),
         .shared = cut->shared,
     };
     head.p = p;

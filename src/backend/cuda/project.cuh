@@ -665,7 +665,6 @@ static __device__ __forceinline__ void project(const struct project_params &p,
                                                const HEAD &head = HEAD()) {
     extern __shared__ uint4 shared[];
     constexpr bool IS_FUSED = R <= PROJECT_FUSED || SHARE > 1; /* else rows are prepared already */
-    constexpr bool IS_TEAMED = R > 1 && SHARE > 1; /* a part of the block has each row */
     constexpr bool IS_BULK = HAS_BULK && R == 1;
     pdl_launch();
     uint8_t *base = (uint8_t *)shared, *images = base + p.image_at;
@@ -683,10 +682,9 @@ static __device__ __forceinline__ void project(const struct project_params &p,
         find_task(p, warp, t);
         fill_ring<SET, IS_BULK>(p, l, from + ring, bars);
     }
-    uint32_t team_threads = IS_TEAMED ? PROJECT_TEAMS / R : blockDim.x;
     if (SHARE > 1) {
         if (threadIdx.x == 0)
-            signal_init(signal, is_quick(p.in) ? R * sent_bytes(p.in, team_threads) : 0);
+            signal_init(signal, is_quick(p.in) ? sent_bytes(p.in) : 0);
         __syncwarp();
         cluster_arrive();
     }
@@ -697,20 +695,15 @@ static __device__ __forceinline__ void project(const struct project_params &p,
         at = find_place(p, e);
     if (IS_FUSED) {
         float4 weight[NORM_BATCH];
-        struct team who = find_team<SHARE>(
-            factors + 4, IS_TEAMED ? threadIdx.x % team_threads : threadIdx.x, team_threads);
+        struct team who = find_team<SHARE>(factors + 4);
         prepare_early(who, p.in, weight);
         if (SHARE > 1)
             cluster_wait(); /* the other block is there */
-        uint32_t team = IS_TEAMED ? uniform(threadIdx.x / team_threads) : 0;
-        if (team >= R)
-            pdl_wait(p.io);
 #pragma unroll 1
-        for (uint32_t i = team; i < (IS_TEAMED ? min(team + 1, R) : R); i++) {
-            struct row_source source = {first_row + i, p.row_limit, i == team};
-            prepare_row<SHARE, IS_TEAMED>(who, p.io, p.in, source, weight,
-                                          images + i * p.image_bytes,
-                                          red + i * (p.in.k / PROJECT_CHUNK));
+        for (uint32_t i = 0; i < R; i++) {
+            struct row_source source = {first_row + i, p.row_limit, i == 0};
+            prepare_row<SHARE>(who, p.io, p.in, source, weight, images + i * p.image_bytes,
+                               red + i * (p.in.k / PROJECT_CHUNK));
         }
         if (p.row_limit > 1 || p.in.is_head)
             n_rows = prepare_count(p.io, p.in);

@@ -16,8 +16,7 @@ enum {
     PROJECT_TASK_ROWS = 16,
     PROJECT_ROWS = 8,    /* at once, at most */
     PROJECT_FUSED = 2,   /* up to so many rows are prepared by the blocks of the product */
-    PROJECT_SHARE = 2,   /* blocks that may prepare rows together: a cluster */
-    PROJECT_TEAMS = 512, /* threads of a block that prepare four rows, 128 each */
+    PROJECT_SHARE = 2,   /* blocks that may prepare a single row together: a cluster */
     PROJECT_CHUNK = 128, /* columns of which a warp sums the squares at once */
 };
 

@@ -10,12 +10,12 @@ extern "C" __global__ void __launch_bounds__(512)
     float *red = (float *)prepare_room;
     float4 weight[NORM_BATCH];
     pdl_launch();
-    struct team who = find_team<1>(prepare_room, threadIdx.x, blockDim.x);
+    struct team who = find_team<1>(prepare_room);
     prepare_early(who, p.in, weight);
     uint32_t i = blockIdx.x;
     uint8_t *image = p.images + (uint64_t)i * p.image_bytes;
     struct row_source source = {i, gridDim.x, true};
-    prepare_row<1, false>(who, p.io, p.in, source, weight, image, red);
+    prepare_row<1>(who, p.io, p.in, source, weight, image, red);
     __syncthreads();
     float factor = prepare_factor(p.in, red);
     if (threadIdx.x == 0)
