@@ -1,5 +1,6 @@
-/* attend.c - ATTEND as kernels: one for a plan of one row and halves in the cache (attend_row.cu);
- * else two, the first of which norms and turns queries and keys and fills the cache. */
+/* attend.c - ATTEND as kernels: one for a plan of one row and halves in the cache
+ * (attend_row.cu); else two, the first of which norms and turns queries and keys
+ * and fills the cache. */
 #include "backend/cuda/attend.h"
 
 #include "backend/cuda/cuda.h"
@@ -9,6 +10,16 @@ static const uint64_t MAX_PART_BYTES = 64 << 20;
 
 static uint32_t divide_up(uint32_t a, uint32_t b) {
     return (a + b - 1) / b;
+}
+
+static uint32_t turn_of(const struct op_attend *a) {
+    if (a->rotary == 0)
+        return TURN_NONE;
+    if (a->pairing == ROPE_NEIGHBOURS)
+        return TURN_NEIGHBOURS;
+    if (a->rotary == 64)
+        return TURN_NEAR;
+    return a->rotary == a->head_width && a->rotary % 128 == 0 ? TURN_FAR : TURN_ANY;
 }
 
 static struct attend_params params_of(struct recorder *r, const struct op_attend *a) {
@@ -32,7 +43,7 @@ static struct attend_params params_of(struct recorder *r, const struct op_attend
         .kv_heads = a->kv_heads,
         .head_width = a->head_width,
         .rotary = a->rotary,
-        .has_neighbours = a->pairing == ROPE_NEIGHBOURS,
+        .turn = turn_of(a),
         .type = a->keys.type,
         .row_bytes = (uint32_t)operand_row_bytes(&a->keys),
         .group = group,
@@ -41,6 +52,7 @@ static struct attend_params params_of(struct recorder *r, const struct op_attend
         .pages_per_slot = a->pages.dims[0],
         .n_slots = a->pages.dims[1],
         .n_pages = a->keys.dims[3],
+        .max_rows = r->plan->max_rows,
         .eps = a->eps,
         .scale = a->scale,
     };
@@ -49,6 +61,7 @@ static struct attend_params params_of(struct recorder *r, const struct op_attend
 /* How positions are dealt out where the tensor cores are used: splits that fill some of
  * attend_row.cu's slots, and clusters of which there is room for one a unit. */
 static void plan_fast_splits(struct attend_params *p) {
+    p->short_positions = ATTEND_SHORT(p->head_width);
     p->short_shift = p->head_width > 128 ? 5 : 6;
     p->long_shift = ATTEND_LENGTH(p->head_width) == 128 ? 7 : 8;
     p->fold = p->kv_heads * p->tiles > 16 ? ATTEND_FOLD / 2 : ATTEND_FOLD;
@@ -129,11 +142,12 @@ static int launch_prepare(struct recorder *r, const struct attend_params *p) {
 /* Widths that the tensor cores are used for, with halves in the cache. */
 static const struct {
     uint32_t width;
-    const char *row[2], *rows; /* kernels of one row, in clusters of 4 and 8; of many rows */
+    const char *row[2];     /* kernels of one row, in clusters of 4 and 8 */
+    const char *few, *rows; /* of few rows, of many */
 } FAST[] = {
-    {64, {"attend_row_64_4", "attend_row_64_8"}, "attend_rows_64"},
-    {128, {"attend_row_128_4", "attend_row_128_8"}, "attend_rows_128"},
-    {256, {"attend_row_256_4", "attend_row_256_8"}, "attend_rows_256"},
+    {64, {"attend_row_64_4", "attend_row_64_8"}, "attend_few_64", "attend_rows_64"},
+    {128, {"attend_row_128_4", "attend_row_128_8"}, "attend_few_128", "attend_rows_128"},
+    {256, {"attend_row_256_4", "attend_row_256_8"}, "attend_few_256", "attend_rows_256"},
 };
 
 static const char *any_kernel(uint32_t type) {

@@ -79,25 +79,26 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     __shared__ float room[ATTEND_WARPS][ATTEND_MAX_WIDTH];
     pdl_launch();
     pdl_wait(p.io);
-    uint32_t lane = threadIdx.x % 32, warp = threadIdx.x / 32, d = p.head_width;
+    uint32_t warp = threadIdx.x / 32, d = p.head_width;
     uint32_t heads = p.heads + 2 * p.kv_heads, items = p.io.header->n_rows * heads;
     float *x = room[warp];
     for (uint32_t i = blockIdx.x * ATTEND_WARPS + warp; i < items; i += gridDim.x * ATTEND_WARPS) {
         uint32_t row = i / heads, head = i % heads;
         const float *in = p.in + row * p.in_stride;
         struct io_row at = p.io.rows[row];
-        struct raw_head<ATTEND_MAX_WIDTH / 32, 0> raw;
+        struct raw_head<ATTEND_MAX_WIDTH / 64, 0> raw;
         if (head < p.heads) {
             raw.load(p, in + head * p.q_stride, row);
             raw.load_norm(p, p.q_norm);
-            raw.make(p, p.q_norm, x);
-            for (uint32_t c = lane; c < d; c += 32)
-                p.query[((uint64_t)row * p.heads + head) * d + c] = x[c];
+            raw.make(p, p.q_norm, row, x);
+            raw.keep(p, p.query + ((uint64_t)row * p.heads + head) * d);
         } else if (head < p.heads + p.kv_heads) {
             head -= p.heads;
             raw.load(p, in + p.k_column + head * d, row);
             raw.load_norm(p, p.k_norm);
-            raw.make(p, p.k_norm, x);
+            raw.make(p, p.k_norm, row, x);
+            raw.keep(p, x);
+            __syncwarp();
             encode(p, p.keys + cache_at(p, at.slot, head, at.position), x);
         } else {
             head -= p.heads + p.kv_heads;
@@ -218,15 +219,16 @@ static __device__ __forceinline__ void attend_any(const struct attend_params &p)
         for (uint32_t e = tid; e < w.n_queries * d; e += THREADS)
             s.query[e] = query[e];
         struct mixed<0> m = {};
-        uint32_t end = min((run + 1) * p.run_splits, w.e.splits);
-        for (uint32_t split = run * p.run_splits; split < end; split++) {
+        uint32_t first = run * run_splits(p, w.e);
+        uint32_t end = min(first + run_splits(p, w.e), w.e.splits);
+        for (uint32_t split = first; split < end; split++) {
             uint32_t begin = split * w.e.length, n = min(w.e.length, w.e.n - begin);
             uint64_t at = cache_at(p, w.slot, w.kv_head, begin);
             __syncthreads();
             score_any<TYPE>(p, s, p.keys + at, n, w.n_queries);
             __syncthreads();
             if (warp < w.n_queries)
-                weigh(s.scores[warp], p.scale * LOG2_E, n, s.fold, warp);
+                weigh<PAGE>(s.scores[warp], p.scale * LOG2_E, n, s.fold, warp);
             __syncthreads();
             mix_any<TYPE>(p, s, p.values + at, n, w.n_queries);
             __syncthreads();

@@ -24,35 +24,52 @@ enum { THREADS = ATTEND_WARPS * 32, PAGE = IO_PAGE_POSITIONS };
 
 static constexpr float LOG2_E = 1.44269504088896f; /* scores are to base 2 */
 
-static __device__ __forceinline__ float load_once(const float *p) {
+static __device__ __forceinline__ float touch(const float *p) {
     float x;
     asm volatile("ld.global.f32 %0, [%1];" : "=f"(x) : "l"(p));
     return x;
 }
 
+/* What the step wrote, past L1: once is enough. */
 static __device__ __forceinline__ float2 load_pair(const float *p) {
     float2 x;
-    asm volatile("ld.global.v2.f32 {%0, %1}, [%2];" : "=f"(x.x), "=f"(x.y) : "l"(p));
+    asm volatile("ld.global.cg.v2.f32 {%0, %1}, [%2];" : "=f"(x.x), "=f"(x.y) : "l"(p));
+    return x;
+}
+
+static __device__ __forceinline__ float4 load_four(const float *p) {
+    float4 x;
+    asm volatile("ld.global.cg.v4.f32 {%0, %1, %2, %3}, [%4];"
+                 : "=f"(x.x), "=f"(x.y), "=f"(x.z), "=f"(x.w)
+                 : "l"(p));
     return x;
 }
 
 /* ---- heads ---------------------------------------------------------------------------------- */
 
-/* A head as a warp loads it: lane l has value l and every 32nd behind it, and the angles of every
- * 32nd pair. Loads that nothing waits for yet. W is the width, or 0: any up to 32 M. */
+/* A head as a warp has it: lane l has values 2 l and 2 l + 1, and every 64th behind them; and the
+ * angles that it needs. Loads that nothing waits for yet. W is the width, or 0: any even one up to
+ * 64 M. */
 template <int M, int W> struct raw_head {
-    float x[M], norm[M];
-    float2 turn[(M + 1) / 2];
+    static constexpr int TURNS = (M + 1) / 2;
+    float2 x[M], norm[M];
+    float4 turn[TURNS];
 
     static __device__ __forceinline__ bool has(const struct attend_params &p, int m) {
-        return W ? true : threadIdx.x % 32 + 32 * m < p.head_width;
+        return W ? true : threadIdx.x % 32 * 2 + 64 * m < p.head_width;
     }
 
     __device__ __forceinline__ void load_norm(const struct attend_params &p, const float *from) {
         uint32_t lane = threadIdx.x % 32;
 #pragma unroll
         for (int m = 0; m < M; m++)
-            norm[m] = from && has(p, m) ? from[lane + 32 * m] : 1;
+            norm[m] =
+                from && has(p, m) ? *(const float2 *)(from + 2 * lane + 64 * m) : make_float2(1, 1);
+    }
+
+    /* TURN_FAR is only for widths that the compiler knows. */
+    static __device__ __forceinline__ uint32_t kind(const struct attend_params &p) {
+        return p.turn == TURN_FAR && (!W || M < 2) ? TURN_ANY : p.turn;
     }
 
     __device__ __forceinline__ void load(const struct attend_params &p, const float *from,
@@ -61,44 +78,109 @@ template <int M, int W> struct raw_head {
         const float *angles = p.angles + (uint64_t)row * p.rotary;
 #pragma unroll
         for (int m = 0; m < M; m++)
-            x[m] = has(p, m) ? load_once(from + lane + 32 * m) : 0;
+            x[m] = has(p, m) ? load_pair(from + 2 * lane + 64 * m) : make_float2(0, 0);
+        if (kind(p) == TURN_NEAR)
+            turn[0] = load_four(angles + 4 * (lane % 16));
+        if (kind(p) == TURN_FAR)
 #pragma unroll
-        for (int m = 0; m < (M + 1) / 2; m++)
-            if (32 * m < p.rotary / 2)
-                turn[m] = load_pair(angles + 2 * min(lane + 32 * m, p.rotary / 2 - 1));
+            for (int m = 0; m < TURNS; m++)
+                turn[m] = load_four(angles + 4 * lane + 128 * m);
+        if (kind(p) == TURN_NEIGHBOURS)
+#pragma unroll
+            for (int m = 0; m < M; m++) {
+                uint32_t i = min(lane + 32 * m, p.rotary / 2 - 1);
+                *((float2 *)turn + m) = load_pair(angles + 2 * i);
+            }
     }
 
-    /* Normed (where there is a norm), turned, in shared memory. */
-    __device__ __forceinline__ void make(const struct attend_params &p, bool has_norm, float *to) {
-        uint32_t lane = threadIdx.x % 32, d = W ? W : p.head_width, half = p.rotary / 2;
+    /* x by (cos, sin), its partner being at the other place. */
+    static __device__ __forceinline__ float turned(float x, float other, float c, float s) {
+        return fmaf(x, c, __fmul_rn(other, s));
+    }
+
+    __device__ __forceinline__ void turn_near(void) {
+        float up = __shfl_xor_sync(0xffffffffu, x[0].x, 16);
+        float side = __shfl_xor_sync(0xffffffffu, x[0].y, 16);
+        float sign = threadIdx.x % 32 < 16 ? -1.0f : 1.0f;
+        x[0].x = turned(x[0].x, up, turn[0].x, sign * turn[0].y);
+        x[0].y = turned(x[0].y, side, turn[0].z, sign * turn[0].w);
+    }
+
+    __device__ __forceinline__ void turn_far(void) {
+        constexpr int H = M / 2;
+#pragma unroll
+        for (int m = 0; m < H; m++) {
+            float2 a = x[m], b = x[m + H];
+            x[m].x = turned(a.x, b.x, turn[m].x, -turn[m].y);
+            x[m].y = turned(a.y, b.y, turn[m].z, -turn[m].w);
+            x[m + H].x = turned(b.x, a.x, turn[m].x, turn[m].y);
+            x[m + H].y = turned(b.y, a.y, turn[m].z, turn[m].w);
+        }
+    }
+
+    __device__ __forceinline__ void turn_neighbours(const struct attend_params &p) {
+#pragma unroll
+        for (int m = 0; m < M; m++) {
+            float2 a = x[m], by = *((float2 *)turn + m);
+            if (threadIdx.x % 32 * 2 + 64 * m < p.rotary) {
+                x[m].x = turned(a.x, a.y, by.x, -by.y);
+                x[m].y = turned(a.y, a.x, by.x, by.y);
+            }
+        }
+    }
+
+    /* The one way for all: partners and angles through memory. */
+    __device__ __forceinline__ void turn_any(const struct attend_params &p, const float *angles,
+                                             float *room) {
+        uint32_t lane = threadIdx.x % 32, half = p.rotary / 2;
+        keep(p, room);
+        __syncwarp();
+#pragma unroll 1
+        for (uint32_t i = lane; i < half; i += 32) {
+            float a = room[i], b = room[i + half];
+            float2 by = load_pair(angles + 2 * i);
+            room[i] = turned(a, b, by.x, -by.y);
+            room[i + half] = turned(b, a, by.x, by.y);
+        }
+        __syncwarp();
+#pragma unroll
+        for (int m = 0; m < M; m++)
+            if (has(p, m))
+                x[m] = *(const float2 *)(room + 2 * lane + 64 * m);
+        __syncwarp();
+    }
+
+    __device__ __forceinline__ void keep(const struct attend_params &p, float *to) const {
+#pragma unroll
+        for (int m = 0; m < M; m++)
+            if (has(p, m))
+                *(float2 *)(to + threadIdx.x % 32 * 2 + 64 * m) = x[m];
+    }
+
+    /* Normed (where there is a norm) and turned. `room` is this warp's, for a head. */
+    __device__ __forceinline__ void make(const struct attend_params &p, bool has_norm, uint32_t row,
+                                         float *room) {
+        uint32_t d = W ? W : p.head_width;
         if (has_norm) {
             float sum = 0;
 #pragma unroll
             for (int m = 0; m < M; m++)
-                sum = fmaf(x[m], x[m], sum);
+                sum = fmaf(x[m].y, x[m].y, fmaf(x[m].x, x[m].x, sum));
             float factor = rsqrtf(fmaf(warp_sum(sum), __frcp_rn((float)d), p.eps));
 #pragma unroll
-            for (int m = 0; m < M; m++)
-                x[m] = __fmul_rn(__fmul_rn(x[m], factor), norm[m]);
-        }
-#pragma unroll
-        for (int m = 0; m < M; m++)
-            if (has(p, m))
-                to[lane + 32 * m] = x[m];
-        __syncwarp();
-#pragma unroll
-        for (int m = 0; m < (M + 1) / 2; m++) {
-            uint32_t i = lane + 32 * m;
-            if (32 * m >= half)
-                break;
-            uint32_t a = p.has_neighbours ? 2 * i : i, b = p.has_neighbours ? a + 1 : i + half;
-            if (i < half) {
-                float xa = to[a], xb = to[b];
-                to[a] = fmaf(xa, turn[m].x, -__fmul_rn(xb, turn[m].y));
-                to[b] = fmaf(xb, turn[m].x, __fmul_rn(xa, turn[m].y));
+            for (int m = 0; m < M; m++) {
+                x[m].x = __fmul_rn(__fmul_rn(x[m].x, factor), norm[m].x);
+                x[m].y = __fmul_rn(__fmul_rn(x[m].y, factor), norm[m].y);
             }
         }
-        __syncwarp();
+        if (kind(p) == TURN_NEAR)
+            turn_near();
+        else if (kind(p) == TURN_FAR)
+            turn_far();
+        else if (kind(p) == TURN_NEIGHBOURS)
+            turn_neighbours(p);
+        else if (kind(p) == TURN_ANY)
+            turn_any(p, p.angles + (uint64_t)row * p.rotary, room);
     }
 };
 
@@ -121,15 +203,20 @@ static __device__ __forceinline__ uint64_t cache_at(const struct attend_params &
 /* How a row's positions are dealt out. */
 struct extent {
     uint32_t n, length, splits; /* positions; of a split; how many */
+    uint32_t fold;              /* splits of a group */
 };
 
-/* The shortest splits of which there is no more than a group. */
+/* Splits of 16, or the shortest of which there is no more than a group. */
 static __device__ __forceinline__ struct extent extent_of(const struct attend_params &p,
                                                           uint32_t position) {
+    if (position < p.short_positions) {
+        struct extent e = {position + 1, 16, position / 16 + 1, ATTEND_FOLD};
+        return e;
+    }
     uint32_t shift = p.short_shift;
     while (shift < p.long_shift && position >> shift >= p.fold)
         shift++;
-    struct extent e = {position + 1, 1u << shift, (position >> shift) + 1};
+    struct extent e = {position + 1, 1u << shift, (position >> shift) + 1, p.fold};
     return e;
 }
 
@@ -163,6 +250,13 @@ static __device__ __forceinline__ struct factors fold(struct seen *all, struct s
     all->sum = fmaf(all->sum, f.old, __fmul_rn(part.sum, f.now));
     all->max = max;
     return f;
+}
+
+/* What a mixed value is divided by in the end, as a factor. */
+static __device__ __forceinline__ float inverse_of(float sum) {
+    float x;
+    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(x) : "f"(sum));
+    return x;
 }
 
 static __device__ __forceinline__ float fold_value(float x, float part, struct factors f) {
@@ -243,26 +337,35 @@ static __device__ __forceinline__ void store_mixed(const float (&c)[8][4], float
  * its scores. It is multiplied by the power of two that brings its largest value to [256, 512):
  * room for halves above and below. */
 template <int D>
-static __device__ __forceinline__ void pack_query(const struct attend_params &p, const float *x,
-                                                  uint4 (*fragments)[32], float *factors,
-                                                  uint32_t query) {
+static __device__ __forceinline__ void pack_query(const struct attend_params &p,
+                                                  const float2 (&x)[D / 64], uint4 (*fragments)[32],
+                                                  float *factors, uint32_t query) {
     uint32_t lane = threadIdx.x % 32;
     float most = 0;
 #pragma unroll
-    for (uint32_t i = 0; i < D; i += 32)
-        most = fmaxf(most, fabsf(x[i + lane]));
+    for (int b = 0; b < D / 64; b++)
+        most = fmaxf(most, fmaxf(fabsf(x[b].x), fabsf(x[b].y)));
     int up = 135 - (int)(__reduce_max_sync(0xffffffffu, __float_as_uint(most)) >> 23);
     up = up > 120 ? 120 : up; /* a tiny query, or none */
     float factor = __int_as_float((127 + up) << 23);
 #pragma unroll
-    for (uint32_t b = 0; b < D; b += 64) {
-        uint32_t i = b + 2 * lane;
-        struct split_pair pair = split_of(x[i] * factor, x[i + 1] * factor);
+    for (uint32_t b = 0; b < D / 64; b++) {
+        uint32_t i = 64 * b + 2 * lane;
+        struct split_pair pair = split_of(x[b].x * factor, x[b].y * factor);
         uint32_t *to = (uint32_t *)&fragments[i / 32 * 2 + i % 8 / 4][query * 4 + i % 32 / 8];
         to[i % 4 / 2] = pair.high, to[2 + i % 4 / 2] = pair.low;
     }
     if (lane == 0)
         factors[query] = __fmul_rn(p.scale * LOG2_E, __int_as_float((127 - up) << 23));
+}
+
+/* A head as halves. */
+template <int D>
+static __device__ __forceinline__ void keep_halves(const float2 (&x)[D / 64], uint4 *to) {
+#pragma unroll
+    for (int m = 0; m < D / 64; m++)
+        ((__half2 *)to)[threadIdx.x % 32 + 32 * m] =
+            __halves2half2(half_of(x[m].x), half_of(x[m].y));
 }
 
 #endif

@@ -7,9 +7,20 @@
 
 #include "backend/cuda/attend.cuh"
 
+/* All positions are in splits of 16, which one block has. */
+static __device__ __forceinline__ bool is_short(const struct extent &e) {
+    return e.length == 16;
+}
+
+/* Splits of a run. */
+static __device__ __forceinline__ uint32_t run_splits(const struct attend_params &p,
+                                                      const struct extent &e) {
+    return is_short(e) ? e.fold : p.run_splits;
+}
+
 static __device__ __forceinline__ uint32_t runs_of(const struct attend_params &p,
                                                    const struct extent &e) {
-    return p.run_splits == 1 ? e.splits : (e.splits + p.fold - 1) / p.fold;
+    return run_splits(p, e) == 1 ? e.splits : (e.splits + e.fold - 1) / e.fold;
 }
 
 /* A unit: the queries of some heads of a KV head, of a row or of several that follow each other. */
@@ -22,17 +33,17 @@ struct work {
     struct extent e; /* of the last row */
 };
 
-/* index counts (KV head, tile) of the row. */
-static __device__ __forceinline__ struct work work_of(const struct attend_params &p, uint32_t row,
-                                                      uint32_t n_rows, uint32_t index) {
+/* index counts (KV head, tile) of the row; slot and position are of the last one. */
+static __device__ __forceinline__ struct work work_at(const struct attend_params &p, uint32_t row,
+                                                      uint32_t n_rows, uint32_t slot,
+                                                      uint32_t position, uint32_t index) {
     uint32_t tile = index % p.tiles;
-    struct io_row last = p.io.rows[row + n_rows - 1];
     struct work w;
     w.unit = row * p.kv_heads * p.tiles + index;
     w.row = row;
     w.n_rows = n_rows;
-    w.slot = last.slot;
-    w.position = last.position;
+    w.slot = slot;
+    w.position = position;
     w.kv_head = index / p.tiles;
     w.first_head = w.kv_head * p.group + tile * ATTEND_TILE;
     w.n_heads = min((uint32_t)ATTEND_TILE, p.group - tile * ATTEND_TILE);
@@ -40,6 +51,12 @@ static __device__ __forceinline__ struct work work_of(const struct attend_params
     w.is_first_tile = tile == 0;
     w.e = extent_of(p, w.position);
     return w;
+}
+
+static __device__ __forceinline__ struct work work_of(const struct attend_params &p, uint32_t row,
+                                                      uint32_t n_rows, uint32_t index) {
+    struct io_row last = p.io.rows[row + n_rows - 1];
+    return work_at(p, row, n_rows, last.slot, last.position, index);
 }
 
 /* Positions from `begin` on that a query sees, of `n` that the last row sees. */
@@ -231,13 +248,14 @@ static __device__ void fold_parts(const struct attend_params &p, const struct wo
 template <int D>
 static __device__ void finish(const struct attend_params &p, const struct work &w,
                               struct fold_shared &s, struct mixed<D> &m, uint32_t run) {
-    uint32_t d = D ? D : p.head_width, groups = (w.e.splits + p.fold - 1) / p.fold;
-    uint32_t group = p.run_splits == 1 ? run / p.fold : run;
+    uint32_t d = D ? D : p.head_width, groups = (w.e.splits + w.e.fold - 1) / w.e.fold;
+    bool is_one = run_splits(p, w.e) == 1;
+    uint32_t group = is_one ? run / w.e.fold : run;
     uint32_t *counters = p.counters + (uint64_t)w.unit * p.counters_per_unit;
     uint32_t group_slot = 0; /* where the groups' parts begin */
-    if (p.run_splits == 1) {
-        uint32_t first = group * p.fold;
-        uint32_t n = min(p.fold, w.e.splits - first);
+    if (is_one) {
+        uint32_t first = group * w.e.fold;
+        uint32_t n = min(w.e.fold, w.e.splits - first);
         group_slot = w.e.splits;
         if (n > 1) {
             store_part<D>(p, w, s, m, run);
@@ -259,9 +277,10 @@ static __device__ void finish(const struct attend_params &p, const struct work &
             break;
         float *out = p.out + (w.row + query / w.n_heads) * p.out_stride +
                      (uint64_t)(w.first_head + query % w.n_heads) * d + e % d;
+        float inverse = inverse_of(s.seen[query].sum);
 #pragma unroll
         for (int v = 0; v < m.V; v++)
-            out[v] = __fdiv_rn(m.x[j][v], s.seen[query].sum);
+            out[v] = m.x[j][v] * inverse;
     }
 }
 
@@ -270,19 +289,20 @@ static __device__ void finish(const struct attend_params &p, const struct work &
 enum { SCORE_STRIDE = PAGE + 16 }; /* so that 8 lanes of a fragment meet different banks */
 
 /* Warp q: scores of query q become weights, and the split's maximum and sum are folded into what
- * the query has seen. Weights beyond n are zero. */
+ * the query has seen. Weights beyond n are zero. N: the most positions. */
+template <int N>
 static __device__ __forceinline__ void weigh(float *scores, float factor, uint32_t n,
                                              struct fold_shared &s, uint32_t query) {
     uint32_t lane = threadIdx.x % 32;
-    float x[PAGE / 32], max = -INFINITY, sum = 0;
+    float x[N / 32], max = -INFINITY, sum = 0;
 #pragma unroll
-    for (int i = 0; i < PAGE / 32; i++) {
+    for (int i = 0; i < N / 32; i++) {
         x[i] = lane + 32 * i < n ? __fmul_rn(scores[lane + 32 * i], factor) : -INFINITY;
         max = fmaxf(max, x[i]);
     }
     max = ceilf(warp_max(max));
 #pragma unroll
-    for (int i = 0; i < PAGE / 32; i++) {
+    for (int i = 0; i < N / 32; i++) {
         x[i] = lane + 32 * i < n ? exp2f(__fsub_rn(x[i], max)) : 0.0f;
         sum += x[i];
         scores[lane + 32 * i] = x[i];

@@ -4,12 +4,13 @@
  * A cluster takes a group of a unit's splits, a block a split: its ninth warp copies keys, then
  * values, into slots of shared memory, the eight others have a task each in every slot. A result
  * goes in slices into the shared memory of the cluster's blocks, each of which folds one; clusters
- * hand on theirs through memory.
+ * hand on theirs through memory. A single split, and the few positions that attend_short.cuh is
+ * for, are the first block's alone.
  *
  * The first copies begin before the row is known, from where the row seems to be: nearly always the
  * step's first kernel has written that by then. Else they are made again. The row's own key and
  * value are never read from the cache. */
-#include "backend/cuda/attend.cuh"
+#include "backend/cuda/attend_short.cuh"
 
 enum { ROW_THREADS = THREADS + 32 };
 
@@ -35,9 +36,10 @@ template <int D, int R> struct row_shared {
     uint4 query[D / 16][32]; /* B fragments */
     float weights[ATTEND_TILE][LENGTH + 16];
     union {
-        float heads[ATTEND_TILE + 1][D];                 /* while queries are made */
+        float heads[ATTEND_WARPS][D];                    /* while queries are made */
         float scores[SLABS][ATTEND_TILE][LENGTH + 4];    /* sums of 64 columns */
         alignas(16) float mixed[PARTS][ATTEND_TILE * D]; /* sums of a part of the positions */
+        struct short_room<D> brief;
     };
     uint4 fresh_key[D / 8], fresh_value[D / 8]; /* of the row itself */
     /* Slices that the cluster's blocks send; the next piece's may come while these are read. */
@@ -150,12 +152,21 @@ static __device__ __forceinline__ struct piece unit_of(const struct attend_param
     return w;
 }
 
+/* One block has all positions. */
+static __device__ __forceinline__ bool is_alone(const struct extent &e) {
+    return e.length == 16 || e.splits == 1;
+}
+
 template <int R>
 static __device__ __forceinline__ void find_split(struct piece &w, const struct extent &e) {
     uint32_t split = w.group * R + blockIdx.x % R;
     w.begin = split * e.length;
     w.n = split < e.splits ? min(e.length, e.n - w.begin) : 0;
     w.has_fresh = split == e.splits - 1;
+    if (is_alone(e)) {
+        w.has_fresh = blockIdx.x % R == 0;
+        w.begin = 0, w.n = w.has_fresh ? e.n : 0;
+    }
     w.loaded = w.n - w.has_fresh;
 }
 
@@ -171,8 +182,8 @@ static __device__ __forceinline__ struct piece piece_of(const struct attend_para
 template <int R>
 static __device__ __forceinline__ uint32_t items_of(const struct attend_params &p,
                                                     const struct extent &e) {
-    uint32_t groups = (e.splits + R - 1) / R;
-    return e.splits == 1 && blockIdx.x % R ? 0 : groups * p.kv_heads * p.tiles;
+    uint32_t groups = is_alone(e) ? 1 : (e.splits + R - 1) / R;
+    return is_alone(e) && blockIdx.x % R ? 0 : groups * p.kv_heads * p.tiles;
 }
 
 /* ---- the warp that copies ------------------------------------------------------------------- */
@@ -316,50 +327,38 @@ static __device__ __forceinline__ const float *task_at(const struct attend_param
     return p.in + (task == w.n_queries ? p.k_column : p.v_column) + w.kv_head * D;
 }
 
-/* The row's own key or value as halves: for this block, and for the cache. */
+/* Queries, a warp each; and the row's key and value. The row need not be known. */
 template <int D, int R>
-static __device__ __forceinline__ void keep_fresh(const struct attend_params &p,
-                                                  const struct piece &w, struct io_row row,
-                                                  const float *x, uint4 *here, uint8_t *cache) {
-    uint32_t lane = threadIdx.x % 32;
-    __half *to = (__half *)(cache + cache_at(p, row.slot, w.kv_head, row.position));
-#pragma unroll
-    for (uint32_t m = 0; m < D / 32; m++) {
-        __half half = half_of(x[m]);
-        ((__half *)here)[lane + 32 * m] = half;
-        if (w.is_first_tile)
-            to[lane + 32 * m] = half;
+static __device__ __forceinline__ void
+make_heads(const struct attend_params &p, struct row_shared<D, R> &s, const struct piece &w) {
+    uint32_t warp = threadIdx.x / 32;
+#pragma unroll 1
+    for (uint32_t i = warp; i < w.n_queries + 2; i += ATTEND_WARPS) {
+        bool is_query = i < w.n_queries, is_key = i == w.n_queries;
+        struct raw_head<D / 64, D> raw;
+        const float *norm = is_query ? p.q_norm : p.k_norm;
+        raw.load(p, task_at<D, R>(p, w, i), 0);
+        raw.load_norm(p, norm);
+        if (is_query || is_key)
+            raw.make(p, norm, 0, s.heads[warp]);
+        if (is_query)
+            pack_query<D>(p, raw.x, s.query, s.factor, i);
+        else
+            keep_halves<D>(raw.x, is_key ? s.fresh_key : s.fresh_value);
     }
 }
 
-/* Queries, a warp each; and the row's key and value, by the block that has its position. Only the
- * latter needs to know the row. */
+/* The row's key and value into the cache, by the last warp; `page` is the row's. */
 template <int D, int R>
-static __device__ __forceinline__ void make_heads(const struct attend_params &p,
-                                                  struct row_shared<D, R> &s, const struct piece &w,
-                                                  const struct io_row &row) {
+static __device__ __forceinline__ void
+store_fresh(const struct attend_params &p, const struct row_shared<D, R> &s, const struct piece &w,
+            uint32_t position, uint32_t page) {
     uint32_t lane = threadIdx.x % 32;
-#pragma unroll 1
-    for (uint32_t i = threadIdx.x / 32; i < w.n_queries + 2; i += ATTEND_WARPS) {
-        struct raw_head<D / 32, D> raw;
-        const float *norm = i < w.n_queries ? p.q_norm : p.k_norm;
-        raw.load(p, task_at<D, R>(p, w, i), 0);
-        raw.load_norm(p, norm);
-        bool is_query = i < w.n_queries, is_key = i == w.n_queries;
-        if (!is_query && w.group * R + blockIdx.x % R != extent_of(p, row.position).splits - 1)
-            break;
-        if (is_query || is_key)
-            raw.make(p, norm, s.heads[i]);
-        if (is_query) {
-            pack_query<D>(p, s.heads[i], s.query, s.factor, i);
-            continue;
-        }
-#pragma unroll
-        for (uint32_t m = 0; m < D / 32; m++)
-            raw.x[m] = is_key ? s.heads[i][lane + 32 * m] : raw.x[m];
-        keep_fresh<D, R>(p, w, row, raw.x, is_key ? s.fresh_key : s.fresh_value,
-                         is_key ? p.keys : p.values);
-    }
+    if (!w.has_fresh || !w.is_first_tile || threadIdx.x / 32 != ATTEND_WARPS - 1 || lane >= D / 8)
+        return;
+    uint64_t at = ((uint64_t)page * p.kv_heads + w.kv_head) * PAGE + position % PAGE;
+    ((uint4 *)p.keys)[at * (D / 8) + lane] = s.fresh_key[lane];
+    ((uint4 *)p.values)[at * (D / 8) + lane] = s.fresh_value[lane];
 }
 
 /* A slot is used by all warps, then free again. */
@@ -510,7 +509,7 @@ struct folded {
 template <int D>
 static __device__ __forceinline__ void put(const struct attend_params &p, const struct piece &w,
                                            uint32_t e, const struct folded &f) {
-    p.out[(uint64_t)w.first_head * D + e] = __fdiv_rn(f.x, f.all.sum);
+    p.out[(uint64_t)w.first_head * D + e] = f.x * inverse_of(f.all.sum);
 }
 
 template <int D, int R>
@@ -693,32 +692,83 @@ static __device__ __forceinline__ void fold_piece(const struct attend_params &p,
     fold_slice<D, R>(p, s, w, e, side);
 }
 
-/* w: the first piece's unit. */
+/* ---- few positions -------------------------------------------------------------------------- */
+
+/* Splits of 16: a warp each, from the slots. */
+template <int R>
+static __device__ __forceinline__ void run_short(const struct attend_params &p,
+                                                 struct row_shared<64, R> &s, const struct piece &w,
+                                                 uint32_t splits, uint32_t use) {
+    constexpr uint32_t ROW = 2 * 64;
+    uint32_t lane = threadIdx.x % 32, split = threadIdx.x / 32, g = lane / 4, t = lane % 4;
+    static_assert(s.POSITIONS >= ATTEND_SHORT(64), "keys are one slot, values another");
+    if (split < splits) {
+        uint32_t own = w.n - 1 - split * 16, lap = s.lap; /* the row's own position */
+        const uint8_t *keys = (const uint8_t *)s.slots[use % ATTEND_SLOTS] + split * 16 * ROW;
+        const uint8_t *values =
+            (const uint8_t *)s.slots[(use + 1) % ATTEND_SLOTS] + split * 16 * ROW;
+        struct short_rows from;
+#pragma unroll
+        for (uint32_t i = 0; i < 2; i++) {
+            const uint8_t *key = keys + (g + 8 * i) * ROW;
+            from.key[i] = (g + 8 * i < own ? key : (const uint8_t *)s.fresh_key) + t * 16;
+        }
+#pragma unroll
+        for (uint32_t i = 0; i < 4; i++) {
+            const uint8_t *value = values + (4 * t + i) * ROW;
+            from.value[i] = (4 * t + i < own ? value : (const uint8_t *)s.fresh_value) + g * 16;
+        }
+        const uint32_t limit[2] = {own + 1, own + 1};
+        slot_begin<64, R>(s, use, lap);
+        short_split(s.brief.s, from, s.query, s.factor, w.n_queries, limit,
+                    [&]() { slot_begin<64, R>(s, use + 1, lap); });
+    }
+    sync_warps();
+    for (uint32_t e = 4 * threadIdx.x; e < w.n_queries * 64; e += 4 * THREADS)
+        *(float4 *)(p.out + (uint64_t)w.first_head * 64 + e) = short_fold(s.brief.s, e, splits);
+    slot_end<64, R>(s, use);
+    slot_end<64, R>(s, use + 1);
+}
+
+/* All pieces of a block, the first of which is of unit w. */
 template <int D, int R>
 static __device__ __forceinline__ void run_pieces(const struct attend_params &p,
                                                   struct row_shared<D, R> &s, struct piece w) {
     struct io_row row = load_row(p); /* not waited for yet */
-    make_heads<D, R>(p, s, w, row);
+    uint32_t item = blockIdx.x / R, use = 0, folds = 0, page = 0;
+    make_heads<D, R>(p, s, w);
     struct extent e = extent_of(p, row.position);
+    uint32_t items = items_of<R>(p, e);
     find_split<R>(w, e);
+    if (w.has_fresh)
+        page = load_page(p, row.slot, row.position);
     __syncthreads(); /* and the first copies are right */
-    uint32_t item = blockIdx.x / R, items = items_of<R>(p, e), use = 0, folds = 0;
     while (item < items) {
-        if (w.n)
-            run_split<D, R>(s, w, use, e.splits > 1, folds & 1);
-        if (e.splits == 1)
-            put_all<D, R>(p, s, w);
-        else
-            fold_piece<D, R>(p, s, w, e, folds++);
+        if (e.length == 16) {
+            store_fresh<D, R>(p, s, w, row.position, page); /* its warp has nothing else to do */
+            if constexpr (D == 64)
+                run_short<R>(p, s, w, e.splits, use);
+            use += 2;
+        } else {
+            if (w.n)
+                run_split<D, R>(s, w, use, e.splits > 1, folds & 1);
+            if (e.splits == 1)
+                put_all<D, R>(p, s, w);
+            else
+                fold_piece<D, R>(p, s, w, e, folds++);
+            store_fresh<D, R>(p, s, w, row.position, page);
+        }
         item += gridDim.x / R;
         if (item >= items)
             break;
         uint32_t made = w.unit;
         w = piece_of<R>(p, e, item);
+        if (w.has_fresh)
+            page = load_page(p, row.slot, row.position);
         sync_warps(); /* nobody reads what the last piece left any more */
-        if (made == w.unit && !w.has_fresh)
+        if (made == w.unit)
             continue;
-        make_heads<D, R>(p, s, w, row);
+        make_heads<D, R>(p, s, w);
         sync_warps();
     }
 }
@@ -763,9 +813,9 @@ static __device__ __forceinline__ void attend_row(const struct attend_params &p)
     cluster_wait();    /* all blocks' barriers are there */
     if (tid < D / 8) { /* so that they are near when they are needed */
         if (p.q_norm)
-            load_once(p.q_norm + 8 * tid);
+            touch(p.q_norm + 8 * tid);
         if (p.k_norm)
-            load_once(p.k_norm + 8 * tid);
+            touch(p.k_norm + 8 * tid);
     }
     pdl_wait(p.io);
     run_pieces<D, R>(p, s, w);
