@@ -1,5 +1,5 @@
-/* attend.c - ATTEND as kernels: one for a plan of one row and halves in the cache
- * (attend_row.cu); else two, the first of which norms and turns queries and keys
+/* attend.c - ATTEND as kernels: one for a plan of one row, or of few, and halves in the cache
+ * (attend_row.cu, attend_rows.cu); else two, the first of which norms and turns queries and keys
  * and fills the cache. */
 #include "backend/cuda/attend.h"
 
@@ -128,6 +128,17 @@ static int launch_row(struct recorder *r, struct attend_params *p, const char *k
     return recorder_launch(r, &launch, p, sizeof *p);
 }
 
+/* Few rows: the same kernel makes heads and attends. */
+static int launch_few(struct recorder *r, const struct attend_params *p, const char *kernel) {
+    struct cuda_launch launch = {
+        .kernel = kernel,
+        .grid = {2 * r->n_sms, 1, 1},
+        .threads = ATTEND_WARPS * 32,
+        .shared = ATTEND_FEW_SHARED(p->head_width),
+    };
+    return recorder_launch(r, &launch, p, sizeof *p);
+}
+
 static int launch_prepare(struct recorder *r, const struct attend_params *p) {
     uint32_t heads = r->plan->max_rows * (p->heads + 2 * p->kv_heads);
     uint32_t blocks = divide_up(heads, ATTEND_WARPS);
@@ -176,18 +187,21 @@ int record_attend(struct recorder *r, const struct op *op) {
                        "op %u, attend: %u rows a step, the CUDA backend has at most %d", r->op,
                        r->plan->max_rows, ATTEND_MAX_ROWS);
     struct attend_params p = params_of(r, a);
-    const char *kernel = any_kernel(a->keys.type), *alone = NULL;
+    const char *kernel = any_kernel(a->keys.type), *alone = NULL, *few = NULL;
     plan_any_splits(&p);
     for (size_t i = 0; i < sizeof FAST / sizeof *FAST; i++)
         if (a->keys.type == DT_F16 && a->head_width == FAST[i].width) {
             plan_fast_splits(&p);
             alone = FAST[i].row[p.fold == ATTEND_FOLD], kernel = FAST[i].rows;
+            few = FAST[i].few;
         }
     if (alone && r->plan->max_rows == 1 && r->b->capability >= 90)
         return launch_row(r, &p, alone);
     if (alone && p.group < ATTEND_TILE)
         p.tile_rows = ATTEND_TILE / p.group;
     plan_parts(r, &p);
+    if (few && r->plan->max_rows <= ATTEND_FEW_ROWS)
+        return launch_few(r, &p, few);
     p.query =
         recorder_work(r, (uint64_t)r->plan->max_rows * a->heads * a->head_width * sizeof(float));
     int status = launch_prepare(r, &p);
