@@ -16,7 +16,8 @@ enum {
     MIN_WARPS = 4,
     UNIT_COST = 1024, /* of a warp, in bytes */
     TASK_COST = 1536,
-    PAIR_COLUMNS = 2048, /* longer rows are prepared by two blocks together: 4 columns a thread */
+    PAIR_COLUMNS = 2048,       /* longer rows are prepared by two blocks together; */
+    PAIR_PLAIN_COLUMNS = 4096, /* those that are only quantized: from here on */
     MAX_SLICES = 32,
     MAX_PARTS = 24 << 10,
     SHARED_SUMS = 1536,
@@ -416,7 +417,8 @@ static uint32_t choose_blocks(struct project_params *p, uint32_t n_sms) {
 
 /* Whether two blocks of a cluster prepare the row for each other. */
 static bool is_pair(const struct project_params *p, uint32_t n_sms) {
-    return p->row_limit <= 1 && p->in.k > PAIR_COLUMNS && n_sms >= PROJECT_SHARE;
+    uint32_t most = p->in.kind == PREPARE_NONE ? PAIR_PLAIN_COLUMNS : PAIR_COLUMNS;
+    return p->row_limit <= 1 && p->in.k > most && n_sms >= PROJECT_SHARE;
 }
 
 /* ---- cuts that were made before ---------------------------------------------------------------

@@ -11,7 +11,7 @@ struct head {
     __device__ __forceinline__ void note(const struct project_params &p, bool is_in,
                                          uint32_t column, float v, const float *block_best) const {
         const struct io_output &o = p.io.outputs[0];
-        volatile uint32_t *most = (volatile uint32_t *)block_best;
+        uint32_t *most = (uint32_t *)block_best;
         uint32_t lanes = __activemask(), bits = __float_as_uint(v + 0.0f);
         if (is_in && o.flags & IO_WANTS_LOGITS)
             h.wanted[column] = v;
@@ -19,11 +19,9 @@ struct head {
         bits = !is_in || column >= o.n_vocab ? 0 : v == v ? bits : ~0u;
         uint32_t best = __reduce_max_sync(lanes, bits);
         uint32_t first = __reduce_min_sync(lanes, bits == best ? column : ~0u);
-        if (best && best >= *most && bits == best && column == first) {
-            *most = best;
+        if (best && bits == best && column == first && atomicMax(most, best) <= best)
             atomicMax((unsigned long long *)h.best,
                       (unsigned long long)best << 32 | (uint32_t)~first);
-        }
     }
 };
 
