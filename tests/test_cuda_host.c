@@ -16,7 +16,11 @@ static void check_model(const char *path, uint32_t n_sms, bool is_exact) {
     static const uint32_t widths[] = {1, 3, 128};
     struct model *m;
     struct err err = {0};
-    struct backend b = {.n_sms = n_sms, .capability = n_sms > 100 ? 90 : 80, .exact = is_exact};
+    bool is_big = n_sms > 100;
+    struct backend b = {.n_sms = n_sms,
+                        .capability = is_big ? 90 : 80,
+                        .most_shared = is_big ? 227 << 10 : 99 << 10,
+                        .exact = is_exact};
     uint64_t work[2] = {0}, counters[2] = {0}, end = 0;
     int status = model_open(&m, path, &err);
     for (size_t i = 0; !status && i < sizeof widths / sizeof *widths; i++) {
@@ -55,7 +59,15 @@ TEST(cuda_host_plans_become_kernels) {
     for (size_t i = 0; i < sizeof models / sizeof *models; i++)
         check_model(models[i], 132, false);
     check_model(models[0], 132, true);
+}
+
+/* Devices that have 99 KB of shared memory: products on tiles are cut to it. (Those on rows, for
+ * widths that are no multiple of 256, need 103 KB and are refused.) */
+TEST(cuda_host_small_devices) {
     check_model(models[0], 40, false);
+    check_model("synth:qwen35-4b:q4_k_m", 40, false);
+    check_model("synth:qwen35-4b:q8_0", 40, false);
+    check_model("synth:qwen35-4b:bf16", 40, false);
 }
 #else
 /* A file that is empty without CUDA. */

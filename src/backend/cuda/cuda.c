@@ -34,6 +34,8 @@ static int find_device(struct backend *b, int number, struct err *err) {
     if (status)
         return status;
     b->n_sms = (uint32_t)attribute(b->device, CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT);
+    b->most_shared =
+        (uint32_t)attribute(b->device, CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN);
     b->capability = 10 * attribute(b->device, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR) +
                     attribute(b->device, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR);
     if (b->capability < 80)
@@ -83,6 +85,8 @@ static void cuda_close(struct backend *b) {
         return;
     if (b->context) {
         driver.context_set(b->context);
+        if (b->aside)
+            driver.stream_sync(b->aside);
         for (uint32_t i = 0; i < b->n_recordings; i++) {
             if (b->recordings[i].graph)
                 driver.graph_exec_destroy(b->recordings[i].graph);
@@ -308,18 +312,23 @@ static int cuda_submit_burst(struct backend *b, uint32_t plan, struct err *err) 
 }
 
 enum {
-    EARLY_US = 6,      /* the host is awake so long before the expected end, */
-    MOST_LATE_US = 60, /* and as long as sleeping usually lasts too long, but no longer than this */
+    EARLY_US = 6, /* the host is awake so long before the expected end, */
+    MOST_LATE_US =
+        150, /* and as long as sleeping usually lasts too long, but no longer than this */
     LEAST_SLEEP_US = 20,
     NAP_US = 250, /* from a longer sleep a processor takes longer to wake: 25 us, where it is 7 */
 };
 
-/* Until shortly before the step is expected to end. The kernel's usual slack of 50 us would cost
- * more than it saves, so it is turned off meanwhile. */
-static void sleep_until(double when) {
+static bool is_done(const struct backend *b, uint64_t step) {
+    return __atomic_load_n(b->done, __ATOMIC_ACQUIRE) == step;
+}
+
+/* Until shortly before the step is expected to end, or it is over after a nap. The kernel's usual
+ * slack of 50 us would cost more than it saves, so it is turned off meanwhile. */
+static void sleep_until(const struct backend *b, uint64_t step, double when) {
     int slack = prctl(PR_GET_TIMERSLACK);
     prctl(PR_SET_TIMERSLACK, 1ul);
-    for (double left; (left = when - seconds_now()) > 0;) {
+    for (double left; (left = when - seconds_now()) > 0 && !is_done(b, step);) {
         double nap = left > 1.5e-6 * NAP_US ? when - left + 1e-6 * NAP_US : when;
         struct timespec t = {.tv_sec = (time_t)nap};
         t.tv_nsec = (long)((nap - (double)t.tv_sec) * 1e9);
@@ -338,7 +347,7 @@ static void pause_briefly(void) {
 
 /* A step that takes much longer than usual may have failed: then the flag never comes. */
 static int watch_flag(struct backend *b, uint64_t step, struct err *err) {
-    for (uint64_t spins = 1; __atomic_load_n(b->done, __ATOMIC_ACQUIRE) != step; spins++) {
+    for (uint64_t spins = 1; !is_done(b, step); spins++) {
         pause_briefly();
         if (spins % 65536 != 0)
             continue;
@@ -349,17 +358,18 @@ static int watch_flag(struct backend *b, uint64_t step, struct err *err) {
             b->is_broken = true;
             return driver_check(state, "a step failed on the device", err);
         }
-        break; /* over: the flag is about to be seen */
+        if (!is_done(b, step)) /* what was written is seen once the stream is over */
+            return err_set(err, SLUICE_ERR_DEVICE, "a step ended on the device without saying so");
     }
     return SLUICE_OK;
 }
 
 /* What is learnt of how long such a step takes: sooner than expected counts at once, later slowly.
- * Where the host overslept, how long it took is not known: less than expected, if the host was not
- * awake too late even for that. */
+ * Where the host overslept, how long it took is known to a nap, if the host was not awake too late
+ * even for that. */
 static void learn(double *expected, double took, bool overslept) {
     if (overslept && took < *expected)
-        *expected *= 0.95;
+        *expected = took < 0.95 * *expected ? took : 0.95 * *expected;
     else if (!overslept)
         *expected = *expected == 0 || took < *expected ? took : 0.9 * *expected + 0.1 * took;
 }
@@ -388,9 +398,11 @@ static int cuda_wait(struct backend *b, struct err *err) {
     if (status)
         return status;
     if (wake > seconds_now() + 1e-6 * LEAST_SLEEP_US) {
-        sleep_until(wake);
-        overslept = __atomic_load_n(b->done, __ATOMIC_ACQUIRE) == step;
-        learn_late(&b->late, seconds_now() - wake);
+        sleep_until(b, step, wake);
+        double late = seconds_now() - wake;
+        overslept = is_done(b, step);
+        if (late > 0)
+            learn_late(&b->late, late);
         if (!overslept)
             wake_driver(b);
     }

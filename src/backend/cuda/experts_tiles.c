@@ -123,11 +123,12 @@ static struct experts_matrix matrix_of(struct recorder *r, const struct operand 
 
 /* A block's shared memory, for so many tasks of so many units at most. */
 static void lay_out(struct experts_ring *ring, const struct project_input *in, uint32_t tasks,
-                    uint32_t units, uint32_t tile_rows, uint32_t red) {
+                    uint32_t units, uint32_t tile_rows, uint32_t red, uint32_t most_shared) {
     uint32_t image = project_int8_bytes(in->k) + 16, parts = tasks * tile_rows * 4;
     uint32_t rest = image + parts + red * 4 + 16 + EXPERTS_WARPS * MAX_SLOTS * 8;
     uint32_t most = div_up(tasks, EXPERTS_WARPS) * units;
-    ring->slots = (PROJECT_SHARED - rest) / (EXPERTS_WARPS * ring->slot_bytes);
+    uint32_t room = min_u32(PROJECT_SHARED, most_shared);
+    ring->slots = room > rest ? (room - rest) / (EXPERTS_WARPS * ring->slot_bytes) : 0;
     ring->slots = max_u32(min_u32(min_u32(ring->slots, most), MAX_SLOTS), 1);
     ring->image_at = EXPERTS_WARPS * ring->slots * ring->slot_bytes;
     ring->parts_at = ring->image_at + (image + 15) / 16 * 16;
@@ -155,10 +156,12 @@ static int launch(struct recorder *r, const char *what, uint32_t set, uint32_t b
                                                      : "all";
     char name[48];
     snprintf(name, sizeof name, "experts_%s_tiles_%s", what, types);
-    struct cuda_launch l = {.kernel = name,
-                            .grid = {blocks, r->plan->max_rows, 1},
-                            .threads = 32 * EXPERTS_WARPS,
-                            .shared = max_u32(ring->bytes, r->plan->max_rows == 1 ? least : 0)};
+    struct cuda_launch l = {
+        .kernel = name,
+        .grid = {blocks, r->plan->max_rows, 1},
+        .threads = 32 * EXPERTS_WARPS,
+        .shared =
+            max_u32(ring->bytes, r->plan->max_rows == 1 ? min_u32(least, r->b->most_shared) : 0)};
     return recorder_launch(r, &l, p, bytes);
 }
 
@@ -209,7 +212,8 @@ bool record_experts_in_tiles(struct recorder *r, const struct op *op, int *statu
     for (uint32_t i = 0; i < 2; i++)
         units = max_u32(units, max_u32(p.routed[i].units, p.shared[i].units));
     uint32_t blocks = count_blocks(r, tiles, 2 * rows * 4);
-    lay_out(&p.ring, &p.in, 2 * div_up(tiles, blocks), units, rows, p.in.k / PROJECT_CHUNK);
+    lay_out(&p.ring, &p.in, 2 * div_up(tiles, blocks), units, rows, p.in.k / PROJECT_CHUNK,
+            r->b->most_shared);
     /* Two of these never share a multiprocessor; so blocks that lie unevenly before this kernel
      * lie evenly from here on. */
     *status = launch(r, "in", set, blocks, &p.ring, PROJECT_SHARED_WIDE, &p, sizeof p);
@@ -249,7 +253,7 @@ bool record_experts_out_tiles(struct recorder *r, const struct op *op, int *stat
     uint32_t places = p.used + (p.shared.units != 0);
     uint32_t blocks = count_blocks(r, p.tiles, places * rows * 4);
     lay_out(&p.ring, &p.in, places * div_up(p.tiles, blocks),
-            max_u32(p.routed.units, p.shared.units), rows, p.used + 1);
+            max_u32(p.routed.units, p.shared.units), rows, p.used + 1, r->b->most_shared);
     *status = launch(r, "out", set, blocks, &p.ring, PROJECT_SHARED_LEAST, &p, sizeof p);
     return true;
 }

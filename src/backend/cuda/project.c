@@ -98,7 +98,8 @@ static uint32_t choose_slices(const struct project_segment *s, uint32_t tiles, u
 /* Shared memory of a stage's block. Every other product of a layer adds to the residual, so that
  * neighbours are of different sizes. */
 static uint32_t stage_shared(const struct project_params *p) {
-    return p->finish == FINISH_ADD ? PROJECT_SHARED_WIDE : PROJECT_SHARED;
+    uint32_t bytes = p->finish == FINISH_ADD ? PROJECT_SHARED_WIDE : PROJECT_SHARED;
+    return min_u32(bytes, p->most_shared);
 }
 
 /* Warps of which two units each fit beside a row's image and the sums: for one row, since slices,
@@ -358,7 +359,9 @@ static uint32_t choose_rows(struct project_params *p, uint32_t bucket, uint32_t 
     uint32_t rows = bucket > 4 ? 8 : bucket > 2 ? 4 : bucket;
     for (; rows; rows /= 2) {
         *shared = rows > PROJECT_FUSED ? 0 : choose_ring(p, rows, n_blocks, stage_shared(p));
-        *shared = *shared ? stage_shared(p) : choose_ring(p, rows, n_blocks, PROJECT_SHARED_ALONE);
+        *shared =
+            *shared ? stage_shared(p)
+                    : choose_ring(p, rows, n_blocks, min_u32(PROJECT_SHARED_ALONE, p->most_shared));
         if (*shared)
             return rows;
     }
@@ -486,6 +489,16 @@ static bool find_pick(struct recorder *r, const struct op_project *o,
     return true;
 }
 
+/* The cut, with images that have floats where those are wanted and F32 segments are not plain. */
+static const struct project_cut *cut_images(struct recorder *r, struct project_params *p,
+                                            bool are_plain) {
+    uint32_t wants_f32 = p->in.wants_f32 | p->is_plain;
+    p->is_plain = are_plain;
+    p->in.wants_f32 = are_plain ? 0 : wants_f32;
+    p->image_bytes = project_image_bytes(&p->in);
+    return find_cut(r, p);
+}
+
 int record_project(struct recorder *r, const struct op *op) {
     const struct op_project *o = &op->project;
     struct project_params p = {
@@ -495,16 +508,16 @@ int record_project(struct recorder *r, const struct op *op) {
         .out_stride = o->out.stride,
         .finish = (uint32_t)o->epilogue,
         .row_limit = o->is_head ? r->plan->max_outputs : r->plan->max_rows,
+        .most_shared = r->b->most_shared,
     };
     uint32_t set = r->exact || r->n_sms > PROJECT_BLOCKS ? 0 : set_segments(r, o, &p);
     if (!set)
         return record_project_rows(r, op);
     const char *set_text = project_set_name(set);
     p.has_more_slots = strcmp(set_text, "all") == 0 || set & HAS_MORE_SLOTS;
-    p.is_plain = is_plain(&p, set);
-    p.in.wants_f32 &= !p.is_plain;
-    p.image_bytes = project_image_bytes(&p.in);
-    const struct project_cut *cut = find_cut(r, &p);
+    const struct project_cut *cut = cut_images(r, &p, is_plain(&p, set));
+    if (cut && p.is_plain && cut->rows <= PROJECT_FUSED) /* kernels for so few want floats */
+        cut = cut_images(r, &p, false);
     if (!cut)
         return err_memory(r->err, "the cut of a product");
     struct project_params whole = cut->p;

@@ -87,16 +87,18 @@ static uint32_t choose_ring(struct many_params *m, uint32_t eights, uint32_t tas
 /* Two stages share a multiprocessor's memory where that takes no more rounds. */
 static uint32_t choose_shared(struct many_params *m, uint32_t eights, uint32_t tasks) {
     bool is_wide = m->p.finish == FINISH_SWIGLU;
-    uint32_t bytes = choose_ring(m, eights, tasks, FEWEST_WARPS, PROJECT_SHARED_ALONE);
+    uint32_t most = m->p.most_shared;
+    uint32_t bytes =
+        choose_ring(m, eights, tasks, FEWEST_WARPS, min_u32(PROJECT_SHARED_ALONE, most));
     if (!bytes)
         return 0;
     struct many_params both = *m;
     uint32_t less = choose_ring(&both, eights, tasks, FEWEST_WARPS,
-                                is_wide ? PROJECT_SHARED_WIDE : PROJECT_SHARED);
+                                min_u32(is_wide ? PROJECT_SHARED_WIDE : PROJECT_SHARED, most));
     if (!less || div_up(tasks, both.p.ring_warps) > div_up(tasks, m->p.ring_warps))
         return bytes;
     *m = both;
-    return is_wide ? PROJECT_SHARED_WIDE : max_u32(less, PROJECT_SHARED_LEAST);
+    return is_wide ? min_u32(PROJECT_SHARED_WIDE, most) : max_u32(less, PROJECT_SHARED_LEAST);
 }
 
 bool project_many(struct recorder *r, const struct project_params *p, uint32_t set, int *status) {
