@@ -194,11 +194,11 @@ struct delta_case {
     uint32_t rows;
 };
 
-static void build_delta(struct rig *r, const struct delta_case *c, uint64_t seed) {
+static void build_delta(struct rig *r, const struct delta_case *c, uint32_t slots, uint64_t seed) {
     uint32_t values = c->value_heads * c->value_width;
     uint32_t channels = 2 * c->key_heads * c->key_width + values;
     struct plan_options options = {
-        .max_rows = c->rows, .n_slots = 4, .n_taps = 1, .tap_width = values};
+        .max_rows = c->rows, .n_slots = slots, .n_taps = 1, .tap_width = values};
     rig_begin(r, seed, &options);
     struct op op = {.kind = OP_DELTA, .layer = 0, .role = "mix"};
     op.delta = (struct op_delta){
@@ -253,7 +253,7 @@ TEST(cuda_delta) {
         const struct delta_case *c = &cases[i];
         struct rig r;
         uint32_t at[4] = {0};
-        build_delta(&r, c, 4000 + i);
+        build_delta(&r, c, 4, 4000 + i);
         bool is_open = rig_open(&r);
         for (uint32_t step = 0; is_open && step < 6; step++) {
             /* Up to three sequences, each with a run of its own length. */
@@ -270,6 +270,47 @@ TEST(cuda_delta) {
             for (uint32_t row = 0; row < c->rows; row++) {
                 double d = rig_distance(rig_output(&r, RIG_CPU, 0, row),
                                         rig_output(&r, RIG_CUDA, 0, row), values);
+                if (!(d < F32_BOUND))
+                    test_fail(__FILE__, __LINE__, "case %zu, step %u, row %u: off by %.2e", i, step,
+                              row, d);
+            }
+        }
+        if (is_open)
+            EXPECT_NEAR(state_distance(&r), 0, F32_BOUND);
+        rig_end(&r);
+    }
+}
+
+/* Steps of many sequences, most of them with a single row; in every other one the last has more. */
+TEST(cuda_delta_of_many_sequences) {
+    enum { SLOTS = 25 };
+    static const struct delta_case cases[] = {
+        {16, 32, 128, 128, 4, HEADS_GROUPED, 24},
+        {4, 8, 192, 96, 4, HEADS_TILED, 24},
+        {2, 4, 256, 192, 6, HEADS_GROUPED, 20},
+        {2, 2, 65, 33, 5, HEADS_TILED, 30},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        const struct delta_case *c = &cases[i];
+        struct rig r;
+        uint32_t at[SLOTS] = {0};
+        build_delta(&r, c, SLOTS, 4100 + i);
+        bool is_open = rig_open(&r);
+        for (uint32_t step = 0; is_open && step < 5; step++) {
+            struct run runs[SLOTS];
+            uint32_t n = step % 2 ? c->rows - 5 : c->rows < SLOTS ? c->rows : SLOTS, rows = 0;
+            for (uint32_t k = 0; k < n; k++) { /* slots in another order than rows */
+                uint32_t slot = (k * 7 + step) % SLOTS,
+                         length = k + 1 == n && step % 2 ? c->rows - rows : 1;
+                runs[k] = (struct run){slot, at[slot], length};
+                at[slot] += length;
+                rows += length;
+            }
+            for (int b = 0; b < RIG_BACKENDS; b++)
+                rig_step(&r, b, runs, n, 9);
+            for (uint32_t row = 0; row < rows; row++) {
+                double d = rig_distance(rig_output(&r, RIG_CPU, 0, row),
+                                        rig_output(&r, RIG_CUDA, 0, row), r.options.tap_width);
                 if (!(d < F32_BOUND))
                     test_fail(__FILE__, __LINE__, "case %zu, step %u, row %u: off by %.2e", i, step,
                               row, d);
@@ -378,6 +419,10 @@ TEST(cuda_attend) {
         {5, 1, 80, 20, 7, 400, DT_F16, ROPE_HALVES, false},
         {14, 2, 24, 24, 3, 300, DT_F32, ROPE_NEIGHBOURS, true},
         {24, 4, 256, 64, 8, 500, DT_Q8_0, ROPE_HALVES, true},
+        {9, 3, 64, 64, 12, 700, DT_F16, ROPE_HALVES, true},
+        {16, 2, 128, 128, 8, 600, DT_F16, ROPE_HALVES, true},
+        {24, 2, 256, 64, 5, 400, DT_F16, ROPE_HALVES, true},
+        {20, 20, 64, 32, 32, 700, DT_F16, ROPE_NEIGHBOURS, false},
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         const struct attend_case *c = &cases[i];
@@ -550,6 +595,8 @@ TEST(cuda_experts_mixed) {
         {DT_Q4_K, DT_Q6_K, DT_Q5_K, DT_Q5_K, DT_Q6_K, 768, 512, 256, 3, 2},
         {DT_Q8_0, DT_Q8_0, DT_Q8_0, DT_Q8_0, DT_Q8_0, 256, 256, 512, 45, 40},
         {DT_Q6_K, DT_Q6_K, DT_Q8_0, DT_Q6_K, DT_Q8_0, 1280, 256, 0, 4, 1},
+        {DT_Q8_0, DT_Q8_0, DT_Q8_0, DT_Q8_0, DT_Q8_0, 256, 256, 512, 4, 1},
+        {DT_Q4_K, DT_Q4_K, DT_Q6_K, DT_Q4_K, DT_Q6_K, 768, 256, 512, 4, 1},
         {DT_Q4_K, DT_Q4_K, DT_Q4_K, DT_BF16, DT_Q4_K, 512, 256, 256, 4, 3},
         {DT_F32, DT_F32, DT_Q8_0, DT_F32, DT_F32, 96, 32, 64, 700, 9},
     };

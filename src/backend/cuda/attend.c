@@ -195,7 +195,8 @@ int record_attend(struct recorder *r, const struct op *op) {
             alone = FAST[i].row[p.fold == ATTEND_FOLD], kernel = FAST[i].rows;
             few = FAST[i].few;
         }
-    if (alone && r->plan->max_rows == 1 && r->b->capability >= 90)
+    if (alone && r->plan->max_rows == 1 && r->b->capability >= 90 &&
+        ATTEND_ROW_SHARED(p.head_width) <= r->b->most_shared)
         return launch_row(r, &p, alone);
     if (alone && p.group < ATTEND_TILE)
         p.tile_rows = ATTEND_TILE / p.group;

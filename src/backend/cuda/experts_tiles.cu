@@ -166,11 +166,12 @@ struct in_work {
 
     __device__ __forceinline__ in_work(const struct experts_in_tiles_params &params, float *room)
         : p(params), parts(room) {
-        /* Tiles of the shared expert are spread over all blocks, and all tiles together are. */
+        /* All tiles are spread over the blocks, and those of the shared expert among them: a block
+         * never has more of those than tiles. */
         uint32_t all = p.shared_tiles + p.used * p.routed_tiles, b = blockIdx.x, n = gridDim.x;
         uint32_t begin = b * all / n, end = (b + 1) * all / n;
-        shared_first = b * p.shared_tiles / n;
-        n_shared = (b + 1) * p.shared_tiles / n - shared_first;
+        shared_first = (uint32_t)((uint64_t)begin * p.shared_tiles / all);
+        n_shared = (uint32_t)((uint64_t)end * p.shared_tiles / all) - shared_first;
         routed_first = begin - shared_first;
         n_tasks = 2 * (end - begin);
     }
