@@ -94,6 +94,10 @@ static void cuda_close(struct backend *b) {
                 driver.graph_exec_destroy(b->recordings[i].burst);
             free(b->recordings[i].nodes);
         }
+        if (b->trace) {
+            driver.host_free(b->trace);
+            b->stamps = (struct cuda_block){0};
+        }
         struct cuda_block *blocks[] = {&b->weights,  &b->state,   &b->scratch, &b->work,
                                        &b->counters, &b->io_copy, &b->stamps};
         for (size_t i = 0; i < sizeof blocks / sizeof *blocks; i++)
@@ -236,6 +240,24 @@ static int make_io(struct backend *b, uint64_t bytes, struct err *err) {
     return status;
 }
 
+/* Times of kernels. After a fault nothing can be read from the device any more, so whoever looks
+ * for one has them in mapped host memory, which costs every stage a write to it. */
+static int make_stamps(struct backend *b, struct err *err) {
+    const char *trace = getenv("SLUICE_CUDA_TRACE");
+    if (!trace || strcmp(trace, "1") != 0)
+        return make_block(b, &b->stamps, STAMP_BYTES, true, "times", err);
+    void *host = NULL;
+    int status = driver_check(driver.host_alloc(&host, STAMP_BYTES, CU_MEMHOSTALLOC_DEVICEMAP),
+                              "host memory for times", err);
+    if (!status) {
+        b->trace = host;
+        b->stamps.bytes = STAMP_BYTES;
+        b->count.allocations++;
+        status = driver_check(driver.host_address(&b->stamps.at, host, 0), "mapping times", err);
+    }
+    return status;
+}
+
 static int make_blocks(struct backend *b, struct plan *const *plans, uint32_t n_plans,
                        struct err *err) {
     struct backend_memory m;
@@ -246,7 +268,7 @@ static int make_blocks(struct backend *b, struct plan *const *plans, uint32_t n_
         (status = make_block(b, &b->scratch, m.scratch, true, "scratch", err)) ||
         (status = make_block(b, &b->work, needs.work, true, "workspace", err)) ||
         (status = make_block(b, &b->counters, needs.counters, true, "counters", err)) ||
-        (status = make_block(b, &b->stamps, STAMP_BYTES, true, "times", err)) ||
+        (status = make_stamps(b, err)) ||
         (status = make_block(b, &b->io_copy, needs.io_copy, true, "the copy of IO", err)))
         return status;
     return make_io(b, m.io, err);
@@ -289,6 +311,8 @@ static int launch_graph(struct backend *b, uint32_t plan, bool is_burst, struct 
     const struct cuda_recording *r = &b->recordings[plan];
     check_io(b, r->plan);
     int status = enter(b, err);
+    if (b->trace)
+        memset(b->trace, 0, STAMP_BYTES);
     if (!status)
         status = driver_check(driver.graph_launch(is_burst ? r->burst : r->graph, b->stream),
                               "submitting a step", err);
@@ -345,6 +369,25 @@ static void pause_briefly(void) {
 #endif
 }
 
+/* A step failed on the device: with a trace, where. A kernel notes when its turn came, so the one
+ * that did so last is it, or what the one behind it does before its turn. */
+static int step_failed(struct backend *b, CUresult state, struct err *err) {
+    const struct cuda_recording *r = &b->recordings[b->running];
+    char text[96];
+    uint32_t last = 0;
+    b->is_broken = true;
+    int status = driver_check(state,
+                              b->trace ? "a step failed on the device"
+                                       : "a step failed on the device (SLUICE_CUDA_TRACE=1 names "
+                                         "the op)",
+                              err);
+    for (uint32_t i = 0; b->trace && i < r->n_nodes; i++)
+        last = b->trace[i] >= b->trace[last] ? i : last;
+    if (b->trace)
+        err_prefix(err, "%s", cuda_op_text(r->plan, r->nodes[last].op, text, sizeof text));
+    return status;
+}
+
 /* A step that takes much longer than usual may have failed: then the flag never comes. */
 static int watch_flag(struct backend *b, uint64_t step, struct err *err) {
     for (uint64_t spins = 1; !is_done(b, step); spins++) {
@@ -354,10 +397,8 @@ static int watch_flag(struct backend *b, uint64_t step, struct err *err) {
         CUresult state = driver.stream_query(b->stream);
         if (state == CUDA_ERROR_NOT_READY)
             continue;
-        if (state != CUDA_SUCCESS) {
-            b->is_broken = true;
-            return driver_check(state, "a step failed on the device", err);
-        }
+        if (state != CUDA_SUCCESS)
+            return step_failed(b, state, err);
         if (!is_done(b, step)) /* what was written is seen once the stream is over */
             return err_set(err, SLUICE_ERR_DEVICE, "a step ended on the device without saying so");
     }

@@ -115,6 +115,7 @@ struct backend {
     uint32_t n_places;
     uint64_t weight_bytes;
     struct cuda_block weights, state, scratch, work, counters, io_copy, stamps;
+    uint64_t *trace; /* where the stamps are mapped host memory: the host's address */
     uint8_t *io; /* mapped: the host's address */
     CUdeviceptr io_device;
     uint64_t io_bytes;
@@ -144,6 +145,8 @@ int cuda_upload(struct backend *b, struct backend_weights weights,
 /* record.c: kernels by name, plans to lists of kernels, lists to graphs. */
 int cuda_load_modules(struct backend *b, struct err *err);
 CUfunction cuda_function(const struct backend *b, const char *name);
+/* "op 17 (mix in of layer 3)"; op n_ops is the step's end. */
+const char *cuda_op_text(const struct plan *plan, uint32_t op, char *text, size_t size);
 /* Walks the plans without recording: what they need of work memory and counters. */
 int cuda_count(struct backend *b, struct plan *const *plans, uint32_t n_plans, uint64_t *work,
                uint64_t *counters, struct err *err);

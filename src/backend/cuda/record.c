@@ -123,15 +123,19 @@ static int grow_nodes(struct recorder *r) {
     return SLUICE_OK;
 }
 
-static const char *op_text(const struct recorder *r, char *text, size_t size) {
-    const struct op *op = r->op < r->plan->n_ops ? &r->plan->ops[r->op] : NULL;
+const char *cuda_op_text(const struct plan *plan, uint32_t i, char *text, size_t size) {
+    const struct op *op = i < plan->n_ops ? &plan->ops[i] : NULL;
     if (!op)
         snprintf(text, size, "the step's end");
     else if (op->layer < 0)
-        snprintf(text, size, "op %u (%s)", r->op, op->role);
+        snprintf(text, size, "op %u (%s)", i, op->role);
     else
-        snprintf(text, size, "op %u (%s of layer %d)", r->op, op->role, op->layer);
+        snprintf(text, size, "op %u (%s of layer %d)", i, op->role, op->layer);
     return text;
+}
+
+static const char *op_text(const struct recorder *r, char *text, size_t size) {
+    return cuda_op_text(r->plan, r->op, text, size);
 }
 
 /* More shared memory than every kernel may have must be asked for. A kernel that stands several
