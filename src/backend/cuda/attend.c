@@ -4,13 +4,10 @@
 #include "backend/cuda/attend.h"
 
 #include "backend/cuda/cuda.h"
+#include "base/size.h"
 
 /* More parts than this are folded where they are made. */
 static const uint64_t MAX_PART_BYTES = 64 << 20;
-
-static uint32_t divide_up(uint32_t a, uint32_t b) {
-    return (a + b - 1) / b;
-}
 
 static uint32_t turn_of(const struct op_attend *a) {
     if (a->rotary == 0)
@@ -23,7 +20,7 @@ static uint32_t turn_of(const struct op_attend *a) {
 }
 
 static struct attend_params params_of(struct recorder *r, const struct op_attend *a) {
-    uint32_t group = a->heads / a->kv_heads, tiles = divide_up(group, ATTEND_TILE);
+    uint32_t group = a->heads / a->kv_heads, tiles = div_up(group, ATTEND_TILE);
     return (struct attend_params){
         .io = r->io,
         .in = recorder_at(r, &a->in),
@@ -83,7 +80,7 @@ static uint32_t most_splits(const struct attend_params *p) {
 
 /* Room for what blocks hand to the one that ends last, and how much a block does before. */
 static void plan_parts(struct recorder *r, struct attend_params *p) {
-    uint32_t splits = most_splits(p), groups = divide_up(splits, p->fold);
+    uint32_t splits = most_splits(p), groups = div_up(splits, p->fold);
     uint32_t queries = p->tiles > 1 ? ATTEND_TILE : p->group * p->tile_rows;
     uint64_t units = (uint64_t)r->plan->max_rows * p->kv_heads * p->tiles;
     p->part_values = (queries * (p->head_width + 2) + 3) / 4 * 4;
@@ -109,7 +106,7 @@ static int launch_splits(struct recorder *r, const struct attend_params *p, cons
  * its slice of the result, and for each query in it the maximum and the sum. */
 static int launch_row(struct recorder *r, struct attend_params *p, const char *kernel) {
     uint32_t units = p->kv_heads * p->tiles;
-    p->slots = divide_up(most_splits(p), p->fold);
+    p->slots = div_up(most_splits(p), p->fold);
     uint32_t clusters = r->n_sms / p->fold, needed = units * p->slots;
     if (needed >
         4 * clusters) /* long: two blocks to an SM, as far as clusters find room for that */
@@ -141,7 +138,7 @@ static int launch_few(struct recorder *r, const struct attend_params *p, const c
 
 static int launch_prepare(struct recorder *r, const struct attend_params *p) {
     uint32_t heads = r->plan->max_rows * (p->heads + 2 * p->kv_heads);
-    uint32_t blocks = divide_up(heads, ATTEND_WARPS);
+    uint32_t blocks = div_up(heads, ATTEND_WARPS);
     struct cuda_launch launch = {
         .kernel = "attend_prepare",
         .grid = {blocks < 4 * r->n_sms ? blocks : 4 * r->n_sms, 1, 1},

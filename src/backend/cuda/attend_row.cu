@@ -54,10 +54,6 @@ template <int D, int R> struct row_shared {
 
 /* ---- barriers and copies -------------------------------------------------------------------- */
 
-static __device__ __forceinline__ uint32_t shared_at(const void *p) {
-    return (uint32_t)__cvta_generic_to_shared(p);
-}
-
 /* The same address in a block of the cluster. */
 static __device__ __forceinline__ uint32_t shared_of(const void *p, uint32_t rank) {
     uint32_t at;

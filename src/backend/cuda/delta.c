@@ -6,16 +6,12 @@
 #include "backend/cuda/cuda.h"
 #include "base/size.h"
 
-static uint32_t divide_up(uint32_t a, uint32_t b) {
-    return (a + b - 1) / b;
-}
-
 /* A warp has as few columns, from `least` to `most`, as leave no more than n_blocks blocks. */
 static struct delta_cut cut_for(const struct op_delta *d, uint32_t n_blocks, uint32_t least,
                                 uint32_t most) {
     struct delta_cut cut = {.columns = least};
     for (;; cut.columns *= 2) {
-        cut.tiles = divide_up(d->value_width, DELTA_WARPS * cut.columns);
+        cut.tiles = div_up(d->value_width, DELTA_WARPS * cut.columns);
         if (cut.columns == most || cut.tiles == 1 || d->value_heads * cut.tiles <= n_blocks)
             return cut;
     }
@@ -87,7 +83,7 @@ static void ask_for_work(struct recorder *r, struct delta_params *p) {
 /* As delta_many.cu lays it out, for single rows and for runs. */
 static uint32_t shared_of(const struct delta_params *p) {
     uint32_t tile = DELTA_WARPS * p->cut.columns, run_tile = DELTA_WARPS * p->run_cut.columns;
-    uint32_t channels = divide_up(2 * p->key_width + tile, 4) * 4;
+    uint32_t channels = div_up(2 * p->key_width + tile, 4) * 4;
     uint32_t singles =
         (DELTA_STAGES * tile * p->key_width + 2 * channels) * (uint32_t)sizeof(float) +
         p->most_items * DELTA_ITEM_BYTES + p->rows * (uint32_t)sizeof(struct io_segment);
@@ -105,7 +101,7 @@ static uint32_t most_columns(const struct delta_params *p) {
  * begins beside PROJECT's, and two that walk runs on one multiprocessor wait for each other. */
 static bool is_alone(const struct recorder *r, const struct delta_params *p) {
     enum { MOST_SINGLE = 32 };
-    uint32_t tiles = divide_up(p->value_width, DELTA_WARPS * most_columns(p));
+    uint32_t tiles = div_up(p->value_width, DELTA_WARPS * most_columns(p));
     return p->rows > MOST_SINGLE || p->rows * p->value_heads * tiles <= 2 * r->n_sms;
 }
 
@@ -120,7 +116,7 @@ static int record_many(struct recorder *r, const struct op_delta *d) {
     p.is_even = p.key_width % 4 == 0 && (uintptr_t)p.state % 16 == 0;
     p.is_full = p.is_even && p.key_width == p.padded_key &&
                 p.value_width % (DELTA_WARPS * p.cut.columns) == 0;
-    p.most_items = divide_up(p.rows * p.value_heads * p.cut.tiles, blocks);
+    p.most_items = div_up(p.rows * p.value_heads * p.cut.tiles, blocks);
     ask_for_work(r, &p);
     struct cuda_launch launch = {
         .kernel = MANY_KERNELS[p.cut.columns / 2][p.padded_key / 256],

@@ -17,29 +17,6 @@
 #include "backend/cuda/delta.h"
 #include "backend/cuda/device.cuh"
 
-static __device__ __forceinline__ uint32_t smem_address(const void *p) {
-    return (uint32_t)__cvta_generic_to_shared(p);
-}
-
-static __device__ __forceinline__ void copy4(float *to, const float *from) {
-    asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(smem_address(to)), "l"(from)
-                 : "memory");
-}
-
-static __device__ __forceinline__ void copy16(void *to, const void *from) {
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(smem_address(to)), "l"(from)
-                 : "memory");
-}
-
-static __device__ __forceinline__ void copies_end(void) {
-    asm volatile("cp.async.commit_group;" ::: "memory");
-}
-
-/* All groups of copies but the last `left` have arrived. */
-template <int left> static __device__ __forceinline__ void copies_wait(void) {
-    asm volatile("cp.async.wait_group %0;" ::"n"(left) : "memory");
-}
-
 static __device__ __forceinline__ float load_once(const float *p) {
     float x;
     asm volatile("ld.global.L1::no_allocate.f32 %0, [%1];" : "=f"(x) : "l"(p));

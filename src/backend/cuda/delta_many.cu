@@ -209,9 +209,9 @@ static __device__ __forceinline__ void fetch_rows(const struct delta_params &p,
             from = p.v + value * p.padded_value + at.first_column + (piece - QK) * 4;
         else
             from = piece == QK + V ? (const void *)(p.keys + key) : (const void *)(p.gates + value);
-        copy16(to + i / ALL * L::VALUES + piece * 4, from);
+        copy16(shared_at(to + i / ALL * L::VALUES + piece * 4), from);
     }
-    copies_end();
+    copy_commit();
 }
 
 template <int J, int M>
@@ -266,9 +266,9 @@ run_segment(const struct delta_params &p, const struct place &at, const struct i
         if (next < g.n_rows) {
             fetch_rows<J, M>(p, at, shared + (side ^ 1) * STAGE * L::VALUES, g.first_row + next,
                              min(STAGE, g.n_rows - next));
-            copies_wait<1>();
+            copy_wait<1>();
         } else {
-            copies_wait<0>();
+            copy_wait<0>();
         }
         __syncthreads();
         for (uint32_t r = 0; r < n; r++, out += p.out_stride)
@@ -314,13 +314,13 @@ static __device__ __forceinline__ uint4 look(const void *at) {
     uint4 x;
     asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
                  : "=r"(x.x), "=r"(x.y), "=r"(x.z), "=r"(x.w)
-                 : "r"(smem_address(at)));
+                 : "r"(shared_at(at)));
     return x;
 }
 
 static __device__ __forceinline__ uint2 look_at_two(const void *at) {
     uint2 x;
-    asm volatile("ld.shared.v2.u32 {%0, %1}, [%2];" : "=r"(x.x), "=r"(x.y) : "r"(smem_address(at)));
+    asm volatile("ld.shared.v2.u32 {%0, %1}, [%2];" : "=r"(x.x), "=r"(x.y) : "r"(shared_at(at)));
     return x;
 }
 
@@ -466,15 +466,15 @@ static __device__ __forceinline__ void fetch_state(const struct delta_params &p,
     if (IS_FULL) {
 #pragma unroll
         for (int i = 0; i < J * M / 4; i++)
-            copy16(to + lane * 4 + 128 * i, from + lane * 4 + 128 * i);
+            copy16(shared_at(to + lane * 4 + 128 * i), from + lane * 4 + 128 * i);
     } else if (p.is_even) {
 #pragma unroll 1
         for (uint32_t i = lane * 4; i < n; i += 128)
-            copy16(to + i, from + i);
+            copy16(shared_at(to + i), from + i);
     } else {
 #pragma unroll 1
         for (uint32_t i = lane; i < n; i += 32)
-            copy4(to + i, from + i);
+            copy4(shared_at(to + i), from + i);
     }
 }
 
@@ -556,7 +556,7 @@ static __device__ __forceinline__ void do_singles(const struct delta_params &p, 
     for (uint32_t i = 0; i < DELTA_STAGES; i++) {
         if (i < share.n)
             fetch_state<J, M, IS_FULL>(p, room.items + i, room.state(i));
-        copies_end();
+        copy_commit();
     }
     load_taps<C, W>(p, place, n, lines);
     load_raw<C, W>(p, room.items, lines);
@@ -579,17 +579,17 @@ static __device__ __forceinline__ void do_singles(const struct delta_params &p, 
             }
             load_raw<C, W>(p, x + 1, lines);
         }
-        copies_wait<DELTA_STAGES - 1>();
+        copy_wait<DELTA_STAGES - 1>();
         __syncwarp();
         take_state<J, M, IS_FULL>(s, room.state(i), dk);
         __syncwarp();
         if (i + DELTA_STAGES < share.n)
             fetch_state<J, M, IS_FULL>(p, x + DELTA_STAGES, room.state(i));
-        copies_end();
+        copy_commit();
         if (is_single)
             rule_single<J, M, IS_FULL>(p, x, s, y, out);
     }
-    copies_wait<0>();
+    copy_wait<0>();
     __syncthreads();
 }
 

@@ -32,6 +32,35 @@ static __device__ __forceinline__ void pdl_wait(const struct cuda_io &io) {
     }
 }
 
+/* ---- asynchronous copies into shared memory ----------------------------------------------------
+ */
+
+static __device__ __forceinline__ uint32_t shared_at(const void *p) {
+    return (uint32_t)__cvta_generic_to_shared(p);
+}
+
+/* to: an address in shared memory, as shared_at gives it. */
+static __device__ __forceinline__ void copy16(uint32_t to, const void *from) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");
+}
+
+static __device__ __forceinline__ void copy4(uint32_t to, const void *from) {
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(to), "l"(from) : "memory");
+}
+
+/* The copies since the last time are a group. */
+static __device__ __forceinline__ void copy_commit(void) {
+    asm volatile("cp.async.commit_group;" ::: "memory");
+}
+
+/* All but the N youngest groups are there. */
+template <int N> static __device__ __forceinline__ void copy_wait(void) {
+    asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory");
+}
+
+/* ---- the rest ----------------------------------------------------------------------------------
+ */
+
 /* A picked token, to the host and to the device's copy of IO, where a burst goes on from it. */
 static __device__ __forceinline__ void put_token(const struct cuda_io &io, uint32_t output,
                                                  int32_t token) {

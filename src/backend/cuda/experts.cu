@@ -222,9 +222,10 @@ static __device__ __forceinline__ void experts_out(const struct experts_out_para
     /* Everything is asked for before anything is waited for; what the end needs comes beside the
      * first weights. */
     for (uint32_t i = threadIdx.x; i < source.n; i += STREAM_THREADS)
-        copy_4(parts + i, x + i);
+        copy4(shared_at(parts + i), x + i);
     for (uint32_t i = threadIdx.x; i < places; i += STREAM_THREADS)
-        copy_4(weight + i, p.weight + blockIdx.y * p.weight_stride + (p.routed.n ? 0 : p.used) + i);
+        copy4(shared_at(weight + i),
+              p.weight + blockIdx.y * p.weight_stride + (p.routed.n ? 0 : p.used) + i);
     row_copy<3> copy;
     copy.load(hidden, p.needs_int8 ? values : 0);
     s.fill(source.end);

@@ -22,18 +22,6 @@
 /* ---- asynchronous copies ----------------------------------------------------------------------
  */
 
-static __device__ __forceinline__ void copy16(uint32_t to, const void *from) {
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");
-}
-
-static __device__ __forceinline__ void copy_commit(void) {
-    asm volatile("cp.async.commit_group;" ::: "memory");
-}
-
-template <int N> static __device__ __forceinline__ void copy_wait(void) {
-    asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory");
-}
-
 /* All but the latest slots - 1 groups are there. */
 static __device__ __forceinline__ void copy_wait_slots(uint32_t slots) {
     if (slots == 2)

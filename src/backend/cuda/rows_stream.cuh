@@ -25,29 +25,6 @@ enum {
     RING_BYTES = STREAM_RING_BYTES / STREAM_WARPS / 16 * 16,
 };
 
-static __device__ __forceinline__ void copy_16(uint8_t *to, const uint8_t *from) {
-    asm volatile(
-        "cp.async.cg.shared.global [%0], [%1], 16;" ::"r"((uint32_t)__cvta_generic_to_shared(to)),
-        "l"(from)
-        : "memory");
-}
-
-static __device__ __forceinline__ void copy_4(void *to, const void *from) {
-    asm volatile(
-        "cp.async.ca.shared.global [%0], [%1], 4;" ::"r"((uint32_t)__cvta_generic_to_shared(to)),
-        "l"(from)
-        : "memory");
-}
-
-static __device__ __forceinline__ void copy_commit(void) {
-    asm volatile("cp.async.commit_group;" ::: "memory");
-}
-
-/* All but the N youngest groups have landed. */
-template <int N> static __device__ __forceinline__ void copy_wait(void) {
-    asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory");
-}
-
 /* Lanes that share a row, when a lane takes so many values of a pass. */
 static __device__ __forceinline__ uint32_t lanes_of(uint32_t lane_values, uint32_t k) {
     return !lane_values || k > 16 * lane_values ? 32
@@ -130,7 +107,7 @@ template <class PRODUCT, class SOURCE> struct stream {
 #pragma unroll
                 for (int j = 0; j < SET; j += 512)
                     if (16 * lane + j < behind)
-                        copy_16(set + j, from + j);
+                        copy16(shared_at(set + j), from + j);
             }
             if (lane == 0)
                 *(uint4 *)to = make_uint4(skew[0], skew[1], now.tag[0], now.tag[1]);
