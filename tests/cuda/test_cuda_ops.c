@@ -227,6 +227,22 @@ static void build_delta(struct rig *r, const struct delta_case *c, uint32_t slot
     rig_tap(r, 0, op.delta.out);
 }
 
+static void step_both(struct rig *r, const struct run *runs, uint32_t n) {
+    for (int b = 0; b < RIG_BACKENDS; b++)
+        rig_step(r, b, runs, n, 9);
+}
+
+/* The first output of every row, against the CPU's. */
+static void check_rows(struct rig *r, size_t i, uint32_t step, uint32_t rows, double bound) {
+    for (uint32_t row = 0; row < rows; row++) {
+        double d = rig_distance(rig_output(r, RIG_CPU, 0, row), rig_output(r, RIG_CUDA, 0, row),
+                                r->options.tap_width);
+        if (!(d < bound))
+            test_fail(__FILE__, __LINE__, "case %zu, step %u, row %u: off by %.2e", i, step, row,
+                      d);
+    }
+}
+
 static double state_distance(struct rig *r) {
     uint64_t bytes = r->plan->bytes[REGION_STATE];
     float *state[RIG_BACKENDS];
@@ -258,22 +274,15 @@ TEST(cuda_delta) {
         for (uint32_t step = 0; is_open && step < 6; step++) {
             /* Up to three sequences, each with a run of its own length. */
             struct run runs[3];
-            uint32_t n = 0, left = c->rows, values = r.options.tap_width;
+            uint32_t n = 0, left = c->rows;
             for (uint32_t slot = 0; slot < 3 && left; slot++) {
                 uint32_t rows = slot == 2 ? left : 1 + rig_below(&r, left);
                 runs[n++] = (struct run){slot + 1, at[slot + 1], rows};
                 at[slot + 1] += rows;
                 left -= rows;
             }
-            for (int b = 0; b < RIG_BACKENDS; b++)
-                rig_step(&r, b, runs, n, 9);
-            for (uint32_t row = 0; row < c->rows; row++) {
-                double d = rig_distance(rig_output(&r, RIG_CPU, 0, row),
-                                        rig_output(&r, RIG_CUDA, 0, row), values);
-                if (!(d < F32_BOUND))
-                    test_fail(__FILE__, __LINE__, "case %zu, step %u, row %u: off by %.2e", i, step,
-                              row, d);
-            }
+            step_both(&r, runs, n);
+            check_rows(&r, i, step, c->rows, F32_BOUND);
         }
         if (is_open)
             EXPECT_NEAR(state_distance(&r), 0, F32_BOUND);
@@ -306,15 +315,8 @@ TEST(cuda_delta_of_many_sequences) {
                 at[slot] += length;
                 rows += length;
             }
-            for (int b = 0; b < RIG_BACKENDS; b++)
-                rig_step(&r, b, runs, n, 9);
-            for (uint32_t row = 0; row < rows; row++) {
-                double d = rig_distance(rig_output(&r, RIG_CPU, 0, row),
-                                        rig_output(&r, RIG_CUDA, 0, row), r.options.tap_width);
-                if (!(d < F32_BOUND))
-                    test_fail(__FILE__, __LINE__, "case %zu, step %u, row %u: off by %.2e", i, step,
-                              row, d);
-            }
+            step_both(&r, runs, n);
+            check_rows(&r, i, step, rows, F32_BOUND);
         }
         if (is_open)
             EXPECT_NEAR(state_distance(&r), 0, F32_BOUND);
@@ -444,18 +446,9 @@ TEST(cuda_attend) {
                 left -= rows;
             }
             uint32_t rows = c->rows - left;
-            for (int b = 0; b < RIG_BACKENDS; b++)
-                rig_step(&r, b, runs, n, 9);
-            for (uint32_t row = 0; row < rows; row++) {
-                double d = rig_distance(rig_output(&r, RIG_CPU, 0, row),
-                                        rig_output(&r, RIG_CUDA, 0, row), r.options.tap_width);
-                /* A key that rounds the other way in the cache is what differs. */
-                if (!(d < (c->kv == DT_F32 ? 5e-4 : c->kv == DT_F16 ? 3e-3 : 6e-2))) {
-                    test_fail(__FILE__, __LINE__, "case %zu, step %u, row %u: off by %.2e", i,
-                              steps, row, d);
-                    break;
-                }
-            }
+            step_both(&r, runs, n);
+            /* A key that rounds the other way in the cache is what differs. */
+            check_rows(&r, i, steps, rows, c->kv == DT_F32 ? 5e-4 : c->kv == DT_F16 ? 3e-3 : 6e-2);
         }
         rig_end(&r);
     }

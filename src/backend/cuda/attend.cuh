@@ -45,6 +45,17 @@ static __device__ __forceinline__ float4 load_four(const float *p) {
     return x;
 }
 
+/* Where a position's page is: relaxed, since it may be a guess before the wait. */
+static __device__ __forceinline__ uint32_t load_page(const struct attend_params &p, uint32_t slot,
+                                                     uint32_t position) {
+    uint32_t page;
+    asm volatile("ld.relaxed.gpu.global.u32 %0, [%1];"
+                 : "=r"(page)
+                 : "l"(p.pages + (uint64_t)slot * p.pages_per_slot + position / PAGE)
+                 : "memory");
+    return page;
+}
+
 /* ---- heads ---------------------------------------------------------------------------------- */
 
 /* A head as a warp has it: lane l has values 2 l and 2 l + 1, and every 64th behind them; and the

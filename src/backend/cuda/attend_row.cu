@@ -195,16 +195,6 @@ static __device__ __forceinline__ struct io_row load_row(const struct attend_par
     return row;
 }
 
-static __device__ __forceinline__ uint32_t load_page(const struct attend_params &p, uint32_t slot,
-                                                     uint32_t position) {
-    uint32_t page;
-    asm volatile("ld.relaxed.gpu.global.u32 %0, [%1];"
-                 : "=r"(page)
-                 : "l"(p.pages + (uint64_t)slot * p.pages_per_slot + position / PAGE)
-                 : "memory");
-    return page;
-}
-
 /* Copies of a piece from its i-th on, keys before values, up to the end-th; `use` counts slots. */
 template <int D, int R>
 static __device__ __forceinline__ void feed(const struct attend_params &p,

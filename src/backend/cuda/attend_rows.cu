@@ -390,16 +390,6 @@ static __device__ __forceinline__ uint32_t items_of(const struct attend_params &
     return p.kv_heads * p.tiles * __popc(r.leading) * r.runs;
 }
 
-static __device__ __forceinline__ uint32_t few_page(const struct attend_params &p, uint32_t slot,
-                                                    uint32_t position) {
-    uint32_t page;
-    asm volatile("ld.relaxed.gpu.global.u32 %0, [%1];"
-                 : "=r"(page)
-                 : "l"(p.pages + (uint64_t)slot * p.pages_per_slot + position / PAGE)
-                 : "memory");
-    return page;
-}
-
 /* By one warp. */
 static __device__ __forceinline__ struct few_work
 find_work(const struct attend_params &p, const struct few_rows &r, uint32_t item) {
@@ -415,7 +405,7 @@ find_work(const struct attend_params &p, const struct few_rows &r, uint32_t item
     uint32_t rows = min(behind ? __ffs(behind) : r.n - row, p.tile_rows), last = row + rows - 1;
     uint32_t slot = __shfl_sync(0xffffffffu, r.slot, last);
     uint32_t position = __shfl_sync(0xffffffffu, r.position, last);
-    f.page = few_page(p, slot, position);
+    f.page = load_page(p, slot, position);
     f.w = work_at(p, row, rows, slot, position, unit - leader * per_row);
     uint32_t each = run_splits(p, f.w.e);
     f.first = f.run * each, f.end = min(f.first + each, f.w.e.splits);
@@ -433,7 +423,7 @@ static __device__ __forceinline__ uint64_t few_at(const struct attend_params &p,
                                                   const struct few_work &f, uint32_t position) {
     uint32_t page = f.page;
     if (position / PAGE != f.w.position / PAGE)
-        page = few_page(p, f.w.slot, position);
+        page = load_page(p, f.w.slot, position);
     return (((uint64_t)page * p.kv_heads + f.w.kv_head) * PAGE + position % PAGE) * p.row_bytes;
 }
 
@@ -578,7 +568,7 @@ template <int D> static __device__ __forceinline__ void attend_few(const struct 
     }
     if (warp == 0) {
         struct few_rows now = load_rows(p);
-        uint32_t page = is_loaded ? few_page(p, s.few[0].w.slot, s.few[0].w.position) : 0;
+        uint32_t page = is_loaded ? load_page(p, s.few[0].w.slot, s.few[0].w.position) : 0;
         bool is_right = are_same(r, now) && page == s.few[0].page;
         if (!is_right) {
             r = now;
@@ -614,22 +604,15 @@ template <int D> static __device__ __forceinline__ void attend_few(const struct 
     }
 }
 
-#define ROWS_KERNEL(D)                                                                             \
+#define KERNEL(NAME, D)                                                                            \
     extern "C" __global__ void __launch_bounds__(THREADS, 2)                                       \
-        attend_rows_##D(const __grid_constant__ struct attend_params p) {                          \
+        NAME##_##D(const __grid_constant__ struct attend_params p) {                               \
         pdl_launch();                                                                              \
-        attend_rows<D>(p);                                                                         \
+        NAME<D>(p);                                                                                \
     }
-ROWS_KERNEL(64)
-ROWS_KERNEL(128)
-ROWS_KERNEL(256)
-
-#define FEW_KERNEL(D)                                                                              \
-    extern "C" __global__ void __launch_bounds__(THREADS, 2)                                       \
-        attend_few_##D(const __grid_constant__ struct attend_params p) {                           \
-        pdl_launch();                                                                              \
-        attend_few<D>(p);                                                                          \
-    }
-FEW_KERNEL(64)
-FEW_KERNEL(128)
-FEW_KERNEL(256)
+KERNEL(attend_rows, 64)
+KERNEL(attend_rows, 128)
+KERNEL(attend_rows, 256)
+KERNEL(attend_few, 64)
+KERNEL(attend_few, 128)
+KERNEL(attend_few, 256)

@@ -14,11 +14,6 @@ static const char *const out_names[DT_COUNT][2] =
     KERNEL_NAMES;
 #undef PREFIX
 
-static bool meets_f32(const struct recorder *r, const struct operand *weight) {
-    return r->exact || weight->type == DT_F32 || weight->type == DT_F16 ||
-           weight->type == DT_BF16 || weight->dims[0] % 32 != 0;
-}
-
 static int launch(struct recorder *r, const struct operand *weight, const char *kernel,
                   uint32_t blocks, uint64_t shared, const void *p, size_t bytes) {
     if (!kernel)
@@ -70,7 +65,7 @@ static int record_in(struct recorder *r, const struct op_experts_in *o,
     }
     values = (uint64_t)p.used * p.routed[0].n + p.shared[0].n;
     const struct operand *w = part->routed[0] ? part->routed[0] : part->shared[0];
-    bool is_f32 = meets_f32(r, w);
+    bool is_f32 = rows_meet_f32(r, w);
     p.needs_int8 = !is_f32;
     uint64_t shared = STREAM_RING_BYTES +
                       (is_f32 ? ((uint64_t)p.k + 3) / 4 * 16 : ROWS_INT8_BYTES((uint64_t)p.k));
@@ -119,7 +114,7 @@ static int record_out(struct recorder *r, const struct op_experts_out *o,
     const struct operand *w = routed ? routed : shared;
     uint64_t skip = routed ? 0 : o->hidden.dims[0] - shared->dims[0];
     float *hidden = recorder_at(r, &o->hidden);
-    bool is_f32 = meets_f32(r, w);
+    bool is_f32 = rows_meet_f32(r, w);
     struct experts_out_params p = {
         .io = r->io,
         .hidden = hidden ? hidden + skip : NULL,

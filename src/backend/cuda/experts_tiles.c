@@ -89,20 +89,6 @@ bool experts_tile(const struct op *op, const struct operand *weight, struct tile
 /* ---- recording --------------------------------------------------------------------------------
  */
 
-static uint32_t shift_of(uint32_t n) {
-    uint32_t shift = 0;
-    while (1u << shift < n)
-        shift++;
-    return shift;
-}
-
-static uint32_t type_bit(uint32_t type) {
-    return type == DT_Q4_K   ? IS_Q4_K
-           : type == DT_Q5_K ? IS_Q5_K
-           : type == DT_Q6_K ? IS_Q6_K
-                             : IS_Q8_0;
-}
-
 static struct experts_matrix matrix_of(struct recorder *r, const struct operand *w,
                                        struct experts_ring *ring, uint32_t *set) {
     struct cuda_matrix m = recorder_matrix(r, w);
@@ -111,7 +97,7 @@ static struct experts_matrix matrix_of(struct recorder *r, const struct operand 
     struct experts_matrix out = {
         .data = m.data,
         .plane_bytes = m.plane_bytes,
-        .type = type_bit(m.type),
+        .type = project_type_bit(m.type),
         .units = m.k / tile_columns(m.type, m.tile_rows),
         .unit_bytes = tile_unit_bytes(m.type),
         .lane_shift = shift_of(128 / m.tile_rows),
@@ -149,13 +135,8 @@ static uint32_t count_blocks(const struct recorder *r, uint32_t tiles, uint32_t 
 /* least: of shared memory, for one row. */
 static int launch(struct recorder *r, const char *what, uint32_t set, uint32_t blocks,
                   const struct experts_ring *ring, uint32_t least, const void *p, size_t bytes) {
-    const char *types = set == IS_Q4_K               ? "q4"
-                        : set == IS_Q6_K             ? "q6"
-                        : set == (IS_Q4_K | IS_Q6_K) ? "q4_q6"
-                        : set == IS_Q8_0             ? "q8"
-                                                     : "all";
     char name[48];
-    snprintf(name, sizeof name, "experts_%s_tiles_%s", what, types);
+    snprintf(name, sizeof name, "experts_%s_tiles_%s", what, project_set_name(set));
     struct cuda_launch l = {
         .kernel = name,
         .grid = {blocks, r->plan->max_rows, 1},

@@ -57,15 +57,8 @@ template <class WORK> struct feeder {
         base = (uint32_t)__cvta_generic_to_shared(shared);
         bars = base + r.bars_at + warp * r.slots * 8;
         base += warp * r.slots * r.slot_bytes;
-        if (HAS_BULK) {
-            if (threadIdx.x % 32 == 0) {
-#pragma unroll 1
-                for (uint32_t i = 0; i < r.slots; i++)
-                    bulk_init(bars + i * 8);
-                bulk_init_done();
-            }
-            __syncwarp();
-        }
+        if (HAS_BULK)
+            bulk_init_slots(bars, r.slots);
     }
 
     /* The next unit of the tasks below `limit` to a slot; false: there is none. */

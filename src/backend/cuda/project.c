@@ -8,6 +8,7 @@
 #include <string.h>
 
 #include "backend/cuda/project_many.h"
+#include "backend/cuda/project_rows.h"
 #include "base/size.h"
 
 enum {
@@ -24,7 +25,7 @@ enum {
     SHARED_BARRIERS = 8 * 6 * 20, /* of all slots of all warps */
 };
 
-static uint32_t type_bit(uint32_t type) {
+uint32_t project_type_bit(uint32_t type) {
     switch (type) {
     case DT_Q4_K:
         return IS_Q4_K;
@@ -203,7 +204,8 @@ uint32_t project_most_tasks(const struct project_params *p, uint32_t n_blocks) {
     return most;
 }
 
-uint32_t project_most_places(const struct project_params *p, uint32_t n_blocks) {
+/* Results of the block that has most. */
+static uint32_t most_places(const struct project_params *p, uint32_t n_blocks) {
     uint32_t most = 0;
     for (uint32_t b = 0; b < n_blocks; b++) {
         uint32_t n = 0;
@@ -317,15 +319,11 @@ static uint32_t set_segments(struct recorder *r, const struct op_project *op,
         *s = (struct project_segment){
             .data = m.data,
             .bias = recorder_at(r, &op->segments[i].bias),
-            .type = type_bit(m.type),
+            .type = project_type_bit(m.type),
             .n = m.n,
             .column = op->segments[i].column,
-            .lane_shift = m.tile_rows == 4   ? 5
-                          : m.tile_rows == 8 ? 4
-                                             : 3,
-            .row_shift = m.tile_rows == 4   ? 2
-                         : m.tile_rows == 8 ? 3
-                                            : 4,
+            .lane_shift = shift_of(128 / m.tile_rows),
+            .row_shift = shift_of(m.tile_rows),
             .units = m.k / tile_columns(m.type, m.tile_rows),
             .unit_bytes = tile_unit_bytes(m.type),
             .first_tile = op->epilogue == EPILOGUE_SWIGLU ? 0 : tile,
@@ -406,15 +404,15 @@ static void cut_best(struct project_params *p, uint32_t n_blocks) {
     project_cut_blocks(p, n_blocks, more);
 }
 
-/* Blocks: one a multiprocessor, or more where a block's sums would not fit. */
-static uint32_t choose_blocks(struct project_params *p, uint32_t n_sms) {
+uint32_t project_choose_blocks(struct project_params *p, uint32_t n_sms, project_cut_fn *cut) {
     uint32_t n = n_sms;
-    cut_best(p, n);
+    cut(p, n);
     while (!p->is_direct && n + n_sms <= PROJECT_BLOCKS &&
            project_most_tasks(p, n) * PROJECT_TASK_ROWS * 4 > MAX_PARTS) {
         n += n_sms;
-        cut_best(p, n);
+        cut(p, n);
     }
+    p->most_places = p->is_direct ? 0 : most_places(p, n);
     return n;
 }
 
@@ -451,10 +449,9 @@ static void set_addresses(struct project_params *to, const struct project_params
 static void make_cut(struct project_cut *c, uint32_t n_sms) {
     uint32_t bucket = max_u32(c->p.row_limit, 1);
     cut_slices(&c->p, n_sms);
-    c->n_blocks =
-        choose_blocks(&c->p, is_pair(&c->p, n_sms) ? n_sms / PROJECT_SHARE * PROJECT_SHARE : n_sms);
+    c->n_blocks = project_choose_blocks(
+        &c->p, is_pair(&c->p, n_sms) ? n_sms / PROJECT_SHARE * PROJECT_SHARE : n_sms, cut_best);
     c->rows = choose_rows(&c->p, bucket, c->n_blocks, &c->shared);
-    c->p.most_places = c->p.is_direct ? 0 : project_most_places(&c->p, c->n_blocks);
 }
 
 /* NULL: out of memory. */

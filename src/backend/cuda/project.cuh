@@ -65,6 +65,17 @@ static __device__ __forceinline__ void bulk_copy(uint32_t to, const void *from, 
 #endif
 }
 
+/* A warp's barriers, one a slot. */
+static __device__ __forceinline__ void bulk_init_slots(uint32_t bars, uint32_t slots) {
+    if (threadIdx.x % 32 == 0) {
+#pragma unroll 1
+        for (uint32_t i = 0; i < slots; i++)
+            bulk_init(bars + i * 8);
+        bulk_init_done();
+    }
+    __syncwarp();
+}
+
 /* ---- tasks ------------------------------------------------------------------------------------
  */
 
@@ -173,15 +184,8 @@ static __device__ __forceinline__ void load_unit(const struct project_params &p,
 template <int SET, bool IS_BULK>
 static __device__ __forceinline__ void fill_ring(const struct project_params &p, struct loader &l,
                                                  uint32_t ring, uint32_t bars) {
-    if (IS_BULK) {
-        if (threadIdx.x % 32 == 0) {
-#pragma unroll 1
-            for (uint32_t i = 0; i < p.slots; i++)
-                bulk_init(bars + i * 8);
-            bulk_init_done();
-        }
-        __syncwarp();
-    }
+    if (IS_BULK)
+        bulk_init_slots(bars, p.slots);
 #pragma unroll 1
     for (uint32_t i = 0; i < p.slots; i++) {
         if (i && (l.left || l.task < l.n_tasks)) {
@@ -386,17 +390,25 @@ static __device__ __forceinline__ void eat_halves(const uint8_t *slot, const str
     }
 }
 
-template <int R>
-static __device__ __forceinline__ void eat_f32(const uint8_t *slot, const struct acts &a,
-                                               uint32_t c, float (&acc)[R][4]) {
+/* act: the lane's four columns of row r. */
+template <int R, class ACT>
+static __device__ __forceinline__ void eat_floats(const uint8_t *slot, ACT act,
+                                                  float (&acc)[R][4]) {
     uint32_t lane = threadIdx.x % 32;
 #pragma unroll
     for (int row = 0; row < 4; row++) {
         float4 w = ((const float4 *)slot)[row * 32 + lane];
 #pragma unroll
         for (int r = 0; r < R; r++)
-            acc[r][row] = dot_floats(w, act_floats(a, r, c), acc[r][row]);
+            acc[r][row] = dot_floats(w, act(r), acc[r][row]);
     }
+}
+
+template <int R>
+static __device__ __forceinline__ void eat_f32(const uint8_t *slot, const struct acts &a,
+                                               uint32_t c, float (&acc)[R][4]) {
+    eat_floats<R>(
+        slot, [&](int r) { return act_floats(a, r, c); }, acc);
 }
 
 /* Activations of F32 segments that stand beside int8 ones: read where they lie. */
@@ -415,19 +427,17 @@ static __device__ __forceinline__ void load_plain(const struct project_params &p
         a.norm = __ldcg((const float4 *)p.in.norm + c);
 }
 
+static __device__ __forceinline__ float4 plain_act(const struct project_params &p, float4 x,
+                                                   float4 norm) {
+    return p.in.kind == PREPARE_NORM ? times(x, norm) : x;
+}
+
 template <int R>
 static __device__ __forceinline__ void eat_plain(const struct project_params &p,
                                                  const uint8_t *slot, const struct plain_acts<R> &a,
                                                  float (&acc)[R][4]) {
-    uint32_t lane = threadIdx.x % 32;
-#pragma unroll
-    for (int row = 0; row < 4; row++) {
-        float4 w = ((const float4 *)slot)[row * 32 + lane];
-#pragma unroll
-        for (int r = 0; r < R; r++)
-            acc[r][row] = dot_floats(w, p.in.kind == PREPARE_NORM ? times(a.x[r], a.norm) : a.x[r],
-                                     acc[r][row]);
-    }
+    eat_floats<R>(
+        slot, [&](int r) { return plain_act(p, a.x[r], a.norm); }, acc);
 }
 
 /* Unit u of a tile; `place` is the lane's in its group of `lanes`. */

@@ -115,9 +115,6 @@ TILE_FN uint32_t project_image_bytes(const struct project_input *in) {
 
 #ifndef __CUDACC__
 #include "backend/cuda/cuda.h"
-/* PROJECT on rows as they lie in the file. */
-cuda_record_fn record_project_rows;
-
 /* Shared memory of a multiprocessor is 228 KB, of which a block takes 1 KB more than it asks for. A
  * block of the one size has room beside one of the other, but not beside another wide one: so
  * stages that take turns lie one block to a multiprocessor, however early the next one's blocks are
@@ -130,16 +127,20 @@ enum {
     PROJECT_SHARED_LEAST = 78000, /* more than two blocks on one would be in each other's way */
 };
 
-/* Between project.c and project_many.c. */
+/* Between project.c, project_many.c and experts_tiles.c. */
+
+/* The bit of a tiled type (enum dtype) in a set. */
+uint32_t project_type_bit(uint32_t type);
 
 /* The kernels that there are for some sets of types; any other set is `all`. */
 const char *project_set_name(uint32_t set);
 /* Tasks of the block that has most. */
 uint32_t project_most_tasks(const struct project_params *p, uint32_t n_blocks);
-/* Results of the block that has most. */
-uint32_t project_most_places(const struct project_params *p, uint32_t n_blocks);
 /* The blocks' bounds with the smallest largest share; a unit costs its bytes and `more`. */
 void project_cut_blocks(struct project_params *p, uint32_t n_blocks, uint32_t more);
+/* Blocks, cut by `cut`: one a multiprocessor, or more where a block's sums would not fit. */
+typedef void project_cut_fn(struct project_params *p, uint32_t n_blocks);
+uint32_t project_choose_blocks(struct project_params *p, uint32_t n_sms, project_cut_fn *cut);
 /* Adds the kernel that makes the rows' images. */
 int project_prepare_rows(struct recorder *r, const struct project_params *p, uint8_t *images,
                          uint32_t bucket);

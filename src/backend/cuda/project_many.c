@@ -10,9 +10,8 @@ enum {
     WARPS_8 = 16, /* of a block that has 8 rows, or 16: as many as its registers allow */
     WARPS_16 = 12,
     FEWEST_WARPS = 3,
-    THREADS = 256,         /* at least: they fetch the rows, too */
-    UNIT_COST = 2304,      /* a unit costs its bytes and this */
-    MOST_PARTS = 24 << 10, /* bytes of a block's sums of one row */
+    THREADS = 256,    /* at least: they fetch the rows, too */
+    UNIT_COST = 2304, /* a unit costs its bytes and this */
 };
 
 /* F32 segments are taken out: all blocks share them row by row. */
@@ -33,17 +32,8 @@ static void part_segments(struct many_params *m) {
     p->n_segments = n;
 }
 
-/* Blocks: one a multiprocessor, or more where a block's sums would not fit. */
-static uint32_t cut(struct project_params *p, uint32_t n_sms) {
-    uint32_t n = n_sms;
-    project_cut_blocks(p, n, UNIT_COST);
-    while (!p->is_direct && n + n_sms <= PROJECT_BLOCKS &&
-           project_most_tasks(p, n) * PROJECT_TASK_ROWS * 4 > MOST_PARTS) {
-        n += n_sms;
-        project_cut_blocks(p, n, UNIT_COST);
-    }
-    p->most_places = p->is_direct ? 0 : project_most_places(p, n);
-    return n;
+static void cut(struct project_params *p, uint32_t n_blocks) {
+    project_cut_blocks(p, n_blocks, UNIT_COST);
 }
 
 /* Sets where things are; the bytes. */
@@ -108,7 +98,8 @@ bool project_many(struct recorder *r, const struct project_params *p, uint32_t s
         (set & IS_F32 && (!p->is_plain || p->finish == FINISH_SWIGLU)))
         return false;
     part_segments(&m);
-    uint32_t n_blocks = cut(&m.p, r->n_sms), tasks = project_most_tasks(&m.p, n_blocks);
+    uint32_t n_blocks = project_choose_blocks(&m.p, r->n_sms, cut),
+             tasks = project_most_tasks(&m.p, n_blocks);
     m.p.slot_bytes = div_up(p->slot_bytes, 128) * 128;
     for (eights = bucket > 8 ? 2 : 1; eights; eights--) {
         m.rows = bucket > 4 ? 8 * eights : 4;

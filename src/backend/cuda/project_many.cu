@@ -470,7 +470,7 @@ static __device__ __forceinline__ float plain_task(const struct project_params &
     for (; u < last; u++) {
         struct plain_acts<1> a;
         load_plain<1>(p, row, u * lanes + place, a);
-        float4 x = p.in.kind == PREPARE_NORM ? times(a.x[0], a.norm) : a.x[0];
+        float4 x = plain_act(p, a.x[0], a.norm);
 #pragma unroll
         for (uint32_t r = 0; r < 4; r++) {
             uint4 w = load_weights(at + (uint64_t)u * s.unit_bytes + r * 512);

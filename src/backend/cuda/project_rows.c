@@ -17,9 +17,13 @@ static const char *const many_names[DT_COUNT][2] =
 
 enum { FUSED_BYTES = ROWS_MAX_SHARED - STREAM_RING_BYTES }; /* of activations, beside the ring */
 
+bool rows_meet_f32(const struct recorder *r, const struct operand *weight) {
+    return r->exact || weight->type == DT_F32 || weight->type == DT_F16 ||
+           weight->type == DT_BF16 || weight->dims[0] % 32 != 0;
+}
+
 static bool meets_f32(const struct recorder *r, const struct segment *s) {
-    return r->exact || s->f32_act || s->weight.type == DT_F32 || s->weight.type == DT_F16 ||
-           s->weight.type == DT_BF16 || s->weight.dims[0] % 32 != 0;
+    return s->f32_act || rows_meet_f32(r, &s->weight);
 }
 
 static bool is_alike(const struct recorder *r, const struct segment *a, const struct segment *b) {

@@ -71,8 +71,11 @@ struct project_rows_params {
 #ifndef __CUDACC__
 struct recorder;
 struct op;
+struct operand;
 /* Those segments of a PROJECT that are not tiled. */
 int record_project_rows(struct recorder *r, const struct op *op);
+/* Rows of such a weight, as they lie in the file, are multiplied with f32 activations. */
+bool rows_meet_f32(const struct recorder *r, const struct operand *weight);
 #endif
 
 #endif
