@@ -106,7 +106,7 @@ static struct activations acts_make(uint32_t n_rows, uint32_t k, bool is_plain) 
         acts.group_stride = act_group_stride(k);
         struct act_group *groups = aligned_alloc(64, n_rows * acts.group_stride * sizeof *groups);
         for (uint32_t r = 0; r < n_rows; r++)
-            act_groups(x + (size_t)r * k, k, groups + r * acts.group_stride);
+            act_groups(x + (size_t)r * k, k, 32, groups + r * acts.group_stride);
         acts.groups = groups;
     }
     return acts;
@@ -238,7 +238,7 @@ TEST(kernels_find_every_weight) {
     struct act_group *groups = aligned_alloc(64, K * (K / 32) * sizeof *groups);
     for (uint32_t r = 0; r < K; r++) {
         x[r * K + r] = 127.0f;
-        act_groups(x + r * K, K, groups + r * (K / 32));
+        act_groups(x + r * K, K, 32, groups + r * (K / 32));
     }
     struct activations acts = {.n_rows = K, .k = K, .x = x, .x_stride = K, .groups = groups};
     FOR_EACH_KERNEL(k) {
@@ -323,7 +323,7 @@ TEST(kernels_pass_on_nan) {
         float x[K] = {1, 2, 3};
         x[100] = NAN;
         struct act_group groups[K / 32];
-        act_groups(x, K, groups);
+        act_groups(x, K, 32, groups);
         struct activations acts = {.n_rows = 1, .k = K, .x = x, .x_stride = K, .groups = groups};
         void *weights = packed(k, &m);
         float *out = product(k, &m, weights, &acts, 0);
@@ -351,24 +351,35 @@ TEST(kernels_table) {
     EXPECT(!kernel_at(100000));
 }
 
-/* The groups say what act_quantize says. */
+/* The groups say what act_quantize says; of 128 values the last ones may be fewer. */
 TEST(kernels_act_groups) {
-    enum { K = 96 };
+    enum { K = 224 };
+    static const uint32_t widths[] = {96, 224}, shared[] = {32, 128};
     float x[K], scale[K / 32];
     int8_t q[K];
     int32_t sum[K / 32];
-    struct act_group groups[K / 32];
+    struct act_group groups[K / 32 + 1];
     seed = 3;
     for (int i = 0; i < K; i++)
         x[i] = random_float();
-    act_quantize(x, K, q, scale, sum);
-    act_groups(x, K, groups);
-    for (int g = 0; g < K / 32; g++) {
-        EXPECT(memcmp(groups[g].q, q + 32 * g, 32) == 0);
-        EXPECT(groups[g].scale == scale[g]);
-        EXPECT_INT(groups[g].minus_sum, -sum[g]);
-        EXPECT_INT(groups[g].minus_half[0] + groups[g].minus_half[1], -sum[g]);
-        EXPECT(groups[g].offset == scale[g] * (float)sum[g]);
+    for (int c = 0; c < 4; c++) {
+        uint32_t k = widths[c / 2], n = k / 32;
+        memset(groups, 0x55, sizeof groups);
+        act_quantize(x, k, shared[c % 2], q, scale, sum);
+        act_groups(x, k, shared[c % 2], groups);
+        for (uint32_t g = 0; g < n; g++) {
+            int32_t low = 0;
+            for (int i = 0; i < 16; i++)
+                low += q[32 * g + i];
+            EXPECT(memcmp(groups[g].q, q + 32 * g, 32) == 0);
+            EXPECT(groups[g].scale == scale[g]);
+            EXPECT_INT(groups[g].minus_sum, -sum[g]);
+            EXPECT_INT(groups[g].minus_half[0], -low);
+            EXPECT_INT(groups[g].minus_half[1], low - sum[g]);
+            EXPECT(groups[g].offset == scale[g] * (float)sum[g]);
+        }
+        EXPECT_INT(groups[n].q[0], 0x55); /* nothing beyond */
+        EXPECT((scale[0] == scale[1]) == (shared[c % 2] == 128));
     }
 }
 

@@ -4,6 +4,21 @@
 #include "plan/io.h"
 #include "test.h"
 
+/* Runs rows [first, first + n) of the table that EMBED reads; the tap of the last. */
+static const float *run_rows(struct backend *b, const struct plan *plan, uint32_t slot,
+                             uint32_t first, uint32_t n) {
+    uint8_t *io = backend_cpu.io(b);
+    *(struct io_header *)io = (struct io_header){.n_rows = n, .n_segments = 1, .n_outputs = 1};
+    *(struct io_segment *)(io + plan->io.segments) =
+        (struct io_segment){.slot = slot, .n_rows = n, .first_position = first};
+    *(struct io_output *)(io + plan->io.outputs) = (struct io_output){.row = n - 1};
+    for (uint32_t i = 0; i < n; i++)
+        ((struct io_row *)(io + plan->io.rows))[i] =
+            (struct io_row){.token = (int32_t)(first + i), .position = first + i, .slot = slot};
+    EXPECT_INT(backend_cpu.submit(b, 0, NULL), SLUICE_OK);
+    return (const float *)(io + plan->io.taps);
+}
+
 /* ---- the delta rule ---------------------------------------------------------------------------
  */
 
@@ -83,18 +98,8 @@ static void delta_finish(struct delta_rig *r) {
                SLUICE_OK);
 }
 
-/* Rows [first, first + n) of the table; the output of the last. */
 static const float *delta_step(struct delta_rig *r, uint32_t slot, uint32_t first, uint32_t n) {
-    uint8_t *io = backend_cpu.io(r->b);
-    *(struct io_header *)io = (struct io_header){.n_rows = n, .n_segments = 1, .n_outputs = 1};
-    *(struct io_segment *)(io + r->plan->io.segments) =
-        (struct io_segment){.slot = slot, .n_rows = n, .first_position = first};
-    *(struct io_output *)(io + r->plan->io.outputs) = (struct io_output){.row = n - 1};
-    for (uint32_t i = 0; i < n; i++)
-        ((struct io_row *)(io + r->plan->io.rows))[i] =
-            (struct io_row){.token = (int32_t)(first + i), .position = first + i, .slot = slot};
-    EXPECT_INT(backend_cpu.submit(r->b, 0, NULL), SLUICE_OK);
-    return (const float *)(io + r->plan->io.taps);
+    return run_rows(r->b, r->plan, slot, first, n);
 }
 
 static void delta_close(struct delta_rig *r) {
@@ -201,4 +206,212 @@ TEST(delta_rule_on_real_activations) {
                 3e-8); /* the rule itself is good to 5e-9; silu's inverse costs the rest */
     delta_close(&r);
     free(conv), free(g), free(beta), free(core), free(rows);
+}
+
+/* ---- how many int8 activations share a scale --------------------------------------------------
+ */
+
+/* One op with two matrices, SIDE by SIDE; its input is a row in which a value in 128 is large, so
+ * that the others show which of them share its scale. */
+enum { SIDE = 256, AT_ROW = 0, AT_ZEROS = 2 * SIDE * 4, AT_ONES = 3 * SIDE * 4 };
+enum { AT_MATRIX = 4 * SIDE * 4, MATRIX_BYTES = SIDE * SIDE * 4 };
+
+struct share_rig {
+    uint8_t weights[AT_MATRIX + 2 * MATRIX_BYTES];
+    float row[2 * SIDE];            /* of the input */
+    float values[2][SIDE * SIDE];   /* of the matrices */
+    struct operand matrix[2], ones; /* (SIDE) */
+    struct plan *plan;
+};
+
+static void share_weights(struct share_rig *r, const enum dtype types[2]) {
+    float *ones = (float *)(r->weights + AT_ONES);
+    memset(r->weights, 0, AT_MATRIX);
+    for (int i = 0; i < 2 * SIDE; i++)
+        r->row[i] = i % 128 == 37 ? 100 : 2 * sinf((float)i);
+    memcpy(r->weights + AT_ROW, r->row, sizeof r->row);
+    for (int i = 0; i < SIDE; i++)
+        ones[i] = 1;
+    r->ones = operand_at(REGION_WEIGHTS, DT_F32, AT_ONES, (uint32_t[4]){SIDE});
+    for (int m = 0; m < 2; m++) {
+        uint64_t at = AT_MATRIX + (uint64_t)m * MATRIX_BYTES;
+        for (int i = 0; i < SIDE * SIDE; i++)
+            r->values[m][i] = 0.1f * sinf(0.37f * (float)i * (float)(m + 1) + (float)(i / SIDE));
+        dtype_info(types[m])->encode(r->values[m], r->weights + at, SIDE * SIDE);
+        dtype_info(types[m])->decode(r->weights + at, r->values[m], SIDE * SIDE);
+        r->matrix[m] = operand_at(REGION_WEIGHTS, types[m], at, (uint32_t[4]){SIDE, SIDE});
+    }
+}
+
+static void share_add(struct share_rig *r, struct op op) {
+    struct err err = {0};
+    op.role = "trial";
+    if (plan_add(r->plan, &op, &err))
+        test_fail(__FILE__, __LINE__, "%s", err.text);
+}
+
+static struct operand share_embed(struct share_rig *r, uint32_t width, uint64_t at) {
+    struct operand x = plan_scratch(r->plan, width);
+    share_add(r, (struct op){.kind = OP_EMBED,
+                             .embed = {.table = operand_at(REGION_WEIGHTS, DT_F32, at,
+                                                           (uint32_t[4]){width, 1}),
+                                       .x = x}});
+    return x;
+}
+
+/* The same matrix as that of an only expert. */
+static struct operand of_expert(struct operand matrix) {
+    return operand_at(matrix.region, matrix.type, matrix.offset, (uint32_t[4]){SIDE, SIDE, 1});
+}
+
+static struct operand share_project(struct share_rig *r, struct operand in) {
+    struct op op = {.kind = OP_PROJECT};
+    op.project = (struct op_project){
+        .in = operand_columns(in, 0, SIDE),
+        .n_segments = 2,
+        .segments = {{.weight = r->matrix[0]}, {.weight = r->matrix[1], .column = SIDE}},
+        .out = plan_scratch(r->plan, 2 * SIDE)};
+    share_add(r, op);
+    return op.project.out;
+}
+
+/* The first matrix is the routed expert's, the second the shared one's, whose gate is a half. */
+static struct op_route share_route(struct share_rig *r, struct operand in) {
+    struct op op = {.kind = OP_ROUTE};
+    op.route = (struct op_route){
+        .in = operand_columns(in, 0, SIDE),
+        .norm = r->ones,
+        .router = operand_at(REGION_WEIGHTS, DT_F32, AT_ONES, (uint32_t[4]){SIDE, 1}),
+        .shared_gate = operand_at(REGION_WEIGHTS, DT_F32, AT_ZEROS, (uint32_t[4]){SIDE}),
+        .choice = plan_scratch_of(r->plan, DT_I32, (uint32_t[4]){2, 1}),
+        .weight = plan_scratch(r->plan, 2),
+        .eps = 1e-6f,
+        .used = 1};
+    share_add(r, op);
+    return op.route;
+}
+
+static struct operand share_experts_in(struct share_rig *r, const struct op_route *route) {
+    struct op op = {.kind = OP_EXPERTS_IN};
+    op.experts_in = (struct op_experts_in){.in = route->in,
+                                           .norm = r->ones,
+                                           .gate = of_expert(r->matrix[0]),
+                                           .up = of_expert(r->matrix[0]),
+                                           .shared_gate = r->matrix[1],
+                                           .shared_up = r->matrix[1],
+                                           .choice = route->choice,
+                                           .hidden = plan_scratch(r->plan, 2 * SIDE),
+                                           .eps = 1e-6f};
+    share_add(r, op);
+    return op.experts_in.hidden;
+}
+
+static struct operand share_experts_out(struct share_rig *r, struct operand in,
+                                        const struct op_route *route) {
+    struct op op = {.kind = OP_EXPERTS_OUT};
+    op.experts_out = (struct op_experts_out){.hidden = in,
+                                             .choice = route->choice,
+                                             .weight = route->weight,
+                                             .down = of_expert(r->matrix[0]),
+                                             .shared_down = r->matrix[1],
+                                             .x = share_embed(r, SIDE, AT_ZEROS)};
+    share_add(r, op);
+    return op.experts_out.x;
+}
+
+static struct operand share_op(struct share_rig *r, struct operand in, enum op_kind kind) {
+    if (kind == OP_PROJECT)
+        return share_project(r, in);
+    struct op_route route = share_route(r, in);
+    struct operand hidden = share_experts_in(r, &route); /* there in any case: room is cut by it */
+    return kind == OP_EXPERTS_IN ? hidden : share_experts_out(r, in, &route);
+}
+
+/* Runs the op; `out` has room for 2 * SIDE values. Returns how many there are. */
+static uint32_t share_run(struct share_rig *r, enum op_kind kind, float *out) {
+    uint32_t width = kind == OP_EXPERTS_OUT ? SIDE : 2 * SIDE;
+    struct plan_options options = {.max_rows = 1,
+                                   .max_outputs = 1,
+                                   .n_slots = 1,
+                                   .n_vocab = 1,
+                                   .n_taps = 1,
+                                   .tap_width = width};
+    struct backend_options how = {.threads = 2};
+    struct backend *b = NULL;
+    struct err err = {0};
+    EXPECT_INT(plan_new(&r->plan, &options, &err), SLUICE_OK);
+    struct operand in = share_embed(r, 2 * SIDE, AT_ROW);
+    struct operand result = share_op(r, in, kind);
+    share_add(r, (struct op){.kind = OP_TAP, .tap = {.x = result, .out = plan_tap(r->plan, 0)}});
+    EXPECT_INT(plan_finish(r->plan, &err), SLUICE_OK);
+    EXPECT_INT(backend_cpu.open(&b, &how, &err), SLUICE_OK);
+    EXPECT_INT(backend_cpu.load(b, (struct backend_weights){.base = r->weights}, &r->plan, 1, NULL,
+                                NULL, &err),
+               SLUICE_OK);
+    memcpy(out, run_rows(b, r->plan, 0, 0, 1), width * sizeof *out);
+    backend_cpu.close(b);
+    plan_free(r->plan);
+    return width;
+}
+
+/* Matrix m times SIDE values, quantized by groups if it has blocks itself. */
+static void share_product(const struct share_rig *r, int m, const float *x, uint32_t group,
+                          float *out) {
+    int8_t q[SIDE];
+    float scale[SIDE / 32];
+    int32_t sum[SIDE / 32];
+    bool is_f32 = dtype_info(r->matrix[m].type)->block_values == 1;
+    act_quantize(x, SIDE, group, q, scale, sum);
+    for (int n = 0; n < SIDE; n++) {
+        double total = 0;
+        for (int k = 0; k < SIDE; k++)
+            total += (double)r->values[m][n * SIDE + k] * (is_f32 ? x[k] : scale[k / 32] * q[k]);
+        out[n] = (float)total;
+    }
+}
+
+/* What the op should give if `group` activations share a scale. */
+static void share_expect(const struct share_rig *r, enum op_kind kind, uint32_t group, float *out) {
+    float x[2 * SIDE];
+    double squares = 0;
+    for (int i = 0; i < SIDE; i++)
+        squares += (double)r->row[i] * r->row[i];
+    float factor = kind == OP_EXPERTS_IN ? (float)(1 / sqrt(squares / SIDE + 1e-6)) : 1;
+    for (int i = 0; i < 2 * SIDE; i++)
+        x[i] = r->row[i] * factor;
+    share_product(r, 0, x, group, out);
+    share_product(r, 1, kind == OP_EXPERTS_OUT ? x + SIDE : x, group, out + SIDE);
+    for (int i = 0; i < 2 * SIDE && kind == OP_EXPERTS_IN; i++)
+        out[i] *= out[i] / (1 + expf(-out[i]));
+    for (int i = 0; i < SIDE && kind == OP_EXPERTS_OUT; i++)
+        out[i] += 0.5f * out[SIDE + i];
+}
+
+TEST(ops_share_scales_as_the_plan_says) {
+    static const struct {
+        enum dtype types[2];
+        uint32_t group;
+    } cases[] = {
+        {{DT_Q4_K, DT_Q6_K}, 128}, {{DT_Q5_K, DT_F16}, 128},  {{DT_F32, DT_Q4_K}, 128},
+        {{DT_Q4_K, DT_Q8_0}, 128}, {{DT_Q8_0, DT_Q6_K}, 128}, {{DT_Q4_1, DT_F32}, 32},
+        {{DT_Q8_0, DT_Q4_1}, 32},
+    };
+    static const enum op_kind kinds[] = {OP_PROJECT, OP_EXPERTS_IN, OP_EXPERTS_OUT};
+    struct share_rig *r = malloc(sizeof *r);
+    for (size_t i = 0; i < 3 * sizeof cases / sizeof *cases; i++) {
+        enum op_kind kind = kinds[i % 3];
+        uint32_t group = cases[i / 3].group;
+        float found[2 * SIDE], expected[2 * SIDE], other[2 * SIDE];
+        share_weights(r, cases[i / 3].types);
+        uint32_t width = share_run(r, kind, found);
+        share_expect(r, kind, group, expected);
+        share_expect(r, kind, 160 - group, other); /* 128 or 32 */
+        double right = difference(found, expected, (int)width);
+        double wrong = difference(found, other, (int)width);
+        if (!(right < 0.05 * wrong))
+            test_fail(__FILE__, __LINE__, "%s of %s and %s: off by %g, by %g if %u share a scale",
+                      op_name(kind), dtype_name(cases[i / 3].types[0]),
+                      dtype_name(cases[i / 3].types[1]), right, wrong, 160 - group);
+    }
+    free(r);
 }

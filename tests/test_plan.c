@@ -98,6 +98,118 @@ TEST(plan_scratch_never_meets_what_is_alive) {
     model_close(m);
 }
 
+/* ---- int8 activations -------------------------------------------------------------------------
+ */
+
+static struct operand matrix_of(enum dtype type) {
+    return operand_at(REGION_WEIGHTS, type, 0, (uint32_t[4]){256, 256});
+}
+
+/* Types of up to four matrices, and how many activations share a scale. */
+struct group_case {
+    enum dtype types[4];
+    uint32_t group;
+};
+
+TEST(plan_act_group_of_projects) {
+    static const struct group_case cases[] = {
+        {{DT_Q4_K, DT_Q5_K, DT_Q6_K, DT_Q4_K}, 128}, {{DT_Q4_K, DT_Q4_K, DT_Q8_0, DT_Q6_K}, 128},
+        {{DT_Q8_0, DT_Q8_0, DT_Q8_0, DT_Q5_K}, 128}, {{DT_Q8_0, DT_Q4_0, DT_Q3_K, DT_Q2_K}, 32},
+        {{DT_F32, DT_Q6_K, DT_BF16, DT_F16}, 128},   {{DT_F32, DT_F16, DT_BF16, DT_F32}, 32},
+        {{DT_F32, DT_F16, DT_BF16, DT_Q4_0}, 32},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        struct op op = {.kind = OP_PROJECT, .project = {.n_segments = 4}};
+        for (int s = 0; s < 4; s++)
+            op.project.segments[s].weight = matrix_of(cases[i].types[s]);
+        EXPECT_INT(op_act_group(&op), cases[i].group);
+    }
+}
+
+/* Each type alone. */
+TEST(plan_act_group_of_types) {
+    for (uint32_t t = 0; t < DT_COUNT; t++) {
+        if (!dtype_info(t) || !dtype_info(t)->decode)
+            continue;
+        struct op op = {.kind = OP_PROJECT, .project = {.n_segments = 1}};
+        op.project.segments[0].weight = matrix_of((enum dtype)t);
+        EXPECT_INT(op_act_group(&op), t == DT_Q4_K || t == DT_Q5_K || t == DT_Q6_K ? 128 : 32);
+    }
+}
+
+/* Segments that must meet f32 do not count, nor do those behind the last. */
+TEST(plan_act_group_of_f32_segments) {
+    struct op op = {.kind = OP_PROJECT, .project = {.n_segments = 2}};
+    struct segment *s = op.project.segments;
+    s[0].weight = matrix_of(DT_Q4_K);
+    s[1].weight = matrix_of(DT_Q8_0);
+    s[2].weight = matrix_of(DT_Q8_0);
+    EXPECT_INT(op_act_group(&op), 128);
+    s[1].f32_act = 1;
+    EXPECT_INT(op_act_group(&op), 128);
+    s[0].f32_act = 1;
+    EXPECT_INT(op_act_group(&op), 32); /* nothing meets int8 */
+    s[1].f32_act = 0;
+    EXPECT_INT(op_act_group(&op), 32);
+    s[2].weight = matrix_of(DT_Q4_K);
+    EXPECT_INT(op_act_group(&op), 32);
+}
+
+/* DT_COUNT: there is none, and what type its operand has says nothing. */
+static struct operand matrix_or_none(enum dtype type) {
+    return type == DT_COUNT ? (struct operand){.type = DT_Q8_0} : matrix_of(type);
+}
+
+TEST(plan_act_group_of_experts) {
+    static const struct group_case cases[] = {
+        {{DT_Q4_K, DT_Q5_K, DT_Q6_K, DT_Q4_K}, 128}, {{DT_Q4_K, DT_Q4_K, DT_COUNT, DT_COUNT}, 128},
+        {{DT_Q4_K, DT_Q8_0, DT_Q8_0, DT_Q8_0}, 128}, {{DT_Q8_0, DT_Q4_K, DT_Q8_0, DT_Q8_0}, 128},
+        {{DT_Q8_0, DT_Q8_0, DT_Q4_K, DT_Q8_0}, 128}, {{DT_Q8_0, DT_Q8_0, DT_Q8_0, DT_Q4_K}, 128},
+        {{DT_Q8_0, DT_Q4_0, DT_Q8_0, DT_Q5_1}, 32},  {{DT_Q6_K, DT_Q6_K, DT_F32, DT_BF16}, 128},
+        {{DT_F16, DT_F16, DT_F16, DT_F16}, 32},      {{DT_F32, DT_F32, DT_Q5_K, DT_Q5_K}, 128},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        struct op op = {.kind = OP_EXPERTS_IN};
+        op.experts_in.gate = matrix_or_none(cases[i].types[0]);
+        op.experts_in.up = matrix_or_none(cases[i].types[1]);
+        op.experts_in.shared_gate = matrix_or_none(cases[i].types[2]);
+        op.experts_in.shared_up = matrix_or_none(cases[i].types[3]);
+        EXPECT_INT(op_act_group(&op), cases[i].group);
+    }
+}
+
+TEST(plan_act_group_of_experts_out) {
+    static const struct group_case cases[] = {
+        {{DT_Q4_K, DT_Q6_K}, 128}, {{DT_Q5_K, DT_COUNT}, 128}, {{DT_Q4_K, DT_F32}, 128},
+        {{DT_F16, DT_Q4_K}, 128},  {{DT_Q4_K, DT_Q8_0}, 128},  {{DT_Q5_0, DT_Q4_K}, 128},
+        {{DT_Q8_0, DT_Q4_0}, 32},  {{DT_F32, DT_BF16}, 32},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        struct op op = {.kind = OP_EXPERTS_OUT};
+        op.experts_out.down = matrix_or_none(cases[i].types[0]);
+        op.experts_out.shared_down = matrix_or_none(cases[i].types[1]);
+        EXPECT_INT(op_act_group(&op), cases[i].group);
+    }
+}
+
+/* Rows that are no whole groups of 128 keep 32 for all. */
+TEST(plan_act_group_of_odd_rows) {
+    struct op op = {.kind = OP_EXPERTS_OUT};
+    op.experts_out.down = matrix_of(DT_Q8_0);
+    op.experts_out.shared_down = matrix_of(DT_Q4_K);
+    EXPECT_INT(op_act_group(&op), 128);
+    op.experts_out.down.dims[0] = 96;
+    EXPECT_INT(op_act_group(&op), 32);
+    op.experts_out.down.type = DT_F32;
+    EXPECT_INT(op_act_group(&op), 128);
+}
+
+TEST(plan_act_group_of_other_ops) {
+    struct op op = {.kind = OP_EMBED};
+    op.embed.table = matrix_of(DT_Q4_K);
+    EXPECT_INT(op_act_group(&op), 32);
+}
+
 /* ---- wrong plans ------------------------------------------------------------------------------
  */
 

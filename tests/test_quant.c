@@ -889,33 +889,46 @@ TEST(quant_act_rounds_half_to_even) {
         in[31 - i] = cases[i].x;
         expected += cases[i].q;
     }
-    act_quantize(in, 32, q, &scale, &sum);
+    act_quantize(in, 32, 32, q, &scale, &sum);
     EXPECT(scale == 1.0f);
     for (int i = 0; i < COUNT(cases); i++)
         EXPECT_INT(q[31 - i], cases[i].q);
     EXPECT_INT(sum, expected);
 }
 
-TEST(quant_act_follows_its_rule) {
-    for (int s = 0; s < COUNT(shapes); s++) {
-        static int8_t q[N];
-        float scale[N / 32];
-        int32_t sum[N / 32];
-        fill(x, N, &shapes[s]);
-        act_quantize(x, N, q, scale, sum);
-        for (int g = 0; g < N / 32; g++) {
-            float top = 0;
-            int32_t total = 0;
-            for (int i = 32 * g; i < 32 * g + 32; i++)
-                top = fmaxf(top, fabsf(x[i]));
-            float d = top / 127 < FLT_MIN ? 0 : top / 127;
-            EXPECT(scale[g] == d);
-            for (int i = 32 * g; i < 32 * g + 32; i++) {
-                EXPECT_INT(q[i], d > 0 ? rintf(x[i] * (1 / d)) : 0);
-                total += q[i];
-            }
-            EXPECT_INT(sum[g], total);
+/* Values [first, first + n), which share a scale. */
+static void check_act_group(int first, int n, const int8_t *q, const float *scale,
+                            const int32_t *sum) {
+    float top = 0;
+    for (int i = first; i < first + n; i++)
+        top = fmaxf(top, fabsf(x[i]));
+    float d = top / 127 < FLT_MIN ? 0 : top / 127;
+    for (int g = first / 32; g < (first + n) / 32; g++) {
+        int32_t total = 0;
+        EXPECT(scale[g] == d);
+        for (int i = 32 * g; i < 32 * g + 32; i++) {
+            EXPECT_INT(q[i], d > 0 ? rintf(x[i] * (1 / d)) : 0);
+            total += q[i];
         }
+        EXPECT_INT(sum[g], total);
+    }
+}
+
+/* The last group may be a short one: 32, 64 and 96 values behind whole ones, or alone. */
+TEST(quant_act_follows_its_rule) {
+    static const int lengths[] = {N, N - 32, N - 64, N - 96, 96, 32, 0};
+    for (int c = 0; c < COUNT(shapes) * COUNT(lengths) * 2; c++) {
+        static int8_t q[N];
+        float scale[N / 32 + 1];
+        int32_t sum[N / 32 + 1];
+        int n = lengths[c / 2 % COUNT(lengths)], group = c % 2 ? 128 : 32;
+        fill(x, N, &shapes[c / 2 / COUNT(lengths)]);
+        scale[n / 32] = -3;
+        sum[n / 32] = 1234;
+        act_quantize(x, (size_t)n, (uint32_t)group, q, scale, sum);
+        for (int first = 0; first < n; first += group)
+            check_act_group(first, n - first < group ? n - first : group, q, scale, sum);
+        EXPECT(scale[n / 32] == -3 && sum[n / 32] == 1234); /* nothing beyond */
     }
 }
 
@@ -936,17 +949,35 @@ TEST(quant_act_at_the_ends) {
         {-INFINITY, INFINITY, 0},
         {NAN, NAN, 0},
     };
-    for (int i = 0; i < COUNT(cases); i++) {
-        float in[32] = {0}, scale = -1;
-        int8_t q[32];
-        int32_t sum = -1;
-        in[13] = cases[i].top;
-        in[2] = isfinite(cases[i].top) ? 0 : 5.0f;
-        act_quantize(in, 32, q, &scale, &sum);
-        EXPECT(same(scale, cases[i].scale));
-        EXPECT_INT(q[13], cases[i].q);
-        EXPECT_INT(sum, cases[i].q);
+    for (int i = 0; i < COUNT(cases) * 5; i++) { /* alone, and in each quarter of 128 values */
+        int quarter = i % 5, n = quarter < 4 ? 128 : 32, at = 13 + (quarter < 4 ? 32 * quarter : 0);
+        float in[128] = {0}, scale[4], top = cases[i / 5].top;
+        int8_t q[128];
+        int32_t sum[4];
+        in[at] = top;
+        in[2] = isfinite(top) ? 0 : 5.0f;
+        act_quantize(in, (size_t)n, (uint32_t)n, q, scale, sum);
+        for (int g = 0; g < n / 32; g++) {
+            EXPECT(same(scale[g], cases[i / 5].scale));
+            EXPECT_INT(sum[g], g == at / 32 ? cases[i / 5].q : 0);
+        }
+        EXPECT_INT(q[at], cases[i / 5].q);
+        EXPECT_INT(q[2], 0);
     }
+}
+
+/* What one group of 128 holds does not reach the next. */
+TEST(quant_act_groups_are_apart) {
+    float in[256], scale[8];
+    int8_t q[256];
+    int32_t sum[8];
+    for (int i = 0; i < 256; i++)
+        in[i] = i < 128 ? 1 : 2;
+    in[5] = NAN;
+    act_quantize(in, 256, 128, q, scale, sum);
+    EXPECT(isnan(scale[0]) && isnan(scale[3]));
+    EXPECT(scale[4] == 2 / 127.0f && scale[7] == 2 / 127.0f);
+    EXPECT_INT(sum[4], 32 * 127);
 }
 
 /* The golden Q4_K block times 3 sin(0.1 i): exactly 17648.719; with 8-bit activations nearly. */
@@ -965,7 +996,7 @@ TEST(quant_dot_product_of_the_golden_block) {
         a[i] = 3 * sinf(0.1f * (float)i);
         exact += (double)w[i] * a[i];
     }
-    act_quantize(a, 256, q, scale, sum);
+    act_quantize(a, 256, 128, q, scale, sum);
     for (int s = 0; s < 8; s++) {
         double dot = 0;
         struct element e = {0};

@@ -98,7 +98,7 @@ static struct activations acts_make(uint32_t n_rows, uint32_t k) {
     for (size_t i = 0; i < (size_t)n_rows * k; i++)
         x[i] = (float)(int32_t)(random_bits() & 0xffff) / 32768.0f - 1.0f;
     for (uint32_t r = 0; r < n_rows; r++)
-        act_groups(x + (size_t)r * k, k, groups + r * act_group_stride(k));
+        act_groups(x + (size_t)r * k, k, 32, groups + r * act_group_stride(k));
     return (struct activations){.n_rows = n_rows,
                                 .k = k,
                                 .x = x,

@@ -125,7 +125,7 @@ bool dtype_bytes(enum dtype type, uint64_t n, uint64_t *bytes) {
 
 /* The largest magnitude of 32 values, found on the bits: they order as the numbers do, infinity
  * above all of them and NaN above that, so neither can hide. */
-static float largest(const float *x) {
+static int32_t largest(const float *x) {
     int32_t most[4] = {0};
     for (int i = 0; i < 32; i += 4) {
         for (int lane = 0; lane < 4; lane++) {
@@ -134,21 +134,38 @@ static float largest(const float *x) {
         }
     }
     int32_t a = most[0] > most[1] ? most[0] : most[1], b = most[2] > most[3] ? most[2] : most[3];
-    return f32_from_bits((uint32_t)(a > b ? a : b));
+    return a > b ? a : b;
 }
 
-void act_quantize(const float *x, size_t n, int8_t *q, float *scale, int32_t *sum) {
-    CHECK(n % 32 == 0);
-    for (size_t group = 0; group < n / 32; group++, x += 32, q += 32) {
-        float d = largest(x) / 127.0f;
-        d = d < FLT_MIN ? 0.0f : d;
+static float scale_of(const float *x, size_t n) {
+    int32_t most = 0;
+    for (size_t i = 0; i < n; i += 32) {
+        int32_t size = largest(x + i);
+        most = size > most ? size : most;
+    }
+    float d = f32_from_bits((uint32_t)most) / 127.0f;
+    return d < FLT_MIN ? 0.0f : d;
+}
+
+/* Returns the sum. */
+static int32_t quantize_32(const float *x, float inverse, int8_t *q) {
+    int32_t total = 0;
+    for (int i = 0; i < 32; i++) {
+        q[i] = (int8_t)(uint8_t)f32_bits(x[i] * inverse + ROUND_MAGIC);
+        total += q[i];
+    }
+    return total;
+}
+
+void act_quantize(const float *x, size_t n, uint32_t group, int8_t *q, float *scale, int32_t *sum) {
+    CHECK(n % 32 == 0 && (group == 32 || group == MAX_ACT_GROUP));
+    for (size_t first = 0; first < n; first += group) {
+        size_t end = n - first < group ? n : first + group;
+        float d = scale_of(x + first, end - first);
         float inverse = d > 0 && d <= FLT_MAX ? 1.0f / d : 0.0f;
-        int32_t total = 0;
-        for (int i = 0; i < 32; i++) {
-            q[i] = (int8_t)(uint8_t)f32_bits(x[i] * inverse + ROUND_MAGIC);
-            total += q[i];
+        for (size_t i = first; i < end; i += 32) {
+            scale[i / 32] = d;
+            sum[i / 32] = quantize_32(x + i, inverse, q + i);
         }
-        scale[group] = d;
-        sum[group] = total;
     }
 }

@@ -63,14 +63,18 @@ bool dtype_find(struct str name, enum dtype *out);
 /* Bytes of n values: false when n is no multiple of the block or the product overflows. */
 bool dtype_bytes(enum dtype type, uint64_t n, uint64_t *bytes);
 
-/* Activations for integer dot products: per 32 values one f32 scale (largest magnitude / 127),
- * int8 quants round_half_even(x * (1 / scale)), and the sum of the quants (for formats with a
- * minimum). n is a multiple of 32. The same bits on every machine.
+/* Activations for integer dot products: every `group` values, 32 or 128, share one f32 scale
+ * (largest magnitude / 127); int8 quants round_half_even(x * (1 / scale)). n is a multiple of 32,
+ * so the last group may be shorter. Scales and sums of the quants (for formats with a minimum) are
+ * written per 32 values whatever the group: kernels need not know it. The same bits on every
+ * machine.
  *
  * A group whose scale would be subnormal (largest magnitude below 127 FLT_MIN, about 1.5e-36)
  * counts as zero: scale 0, quants 0. Its inverse could overflow, and some devices flush subnormals
  * anyway. A group with an infinity or a NaN has that as its scale, so that products with it show
  * it. */
-void act_quantize(const float *x, size_t n, int8_t *q, float *scale, int32_t *sum);
+enum { MAX_ACT_GROUP = 128 };
+void act_quantize(const float *x, size_t n, uint32_t group, int8_t *q, float *scale /* (n / 32) */,
+                  int32_t *sum /* (n / 32) */);
 
 #endif

@@ -320,6 +320,7 @@ static void record_weights(struct backend *b, struct cpu_op *c) {
     const struct operand *weights[MAX_WEIGHTS];
     bool is_f32[MAX_WEIGHTS];
     uint32_t n = kernel_weights(c->op, weights, is_f32);
+    c->act_group = op_act_group(c->op);
     for (uint32_t k = 0; k < n; k++) {
         const struct operand *o = weights[k];
         if (!o->n_dims)

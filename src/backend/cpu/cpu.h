@@ -27,6 +27,7 @@ struct cpu_op {
     const struct op *op;
     struct cpu_weight weights[MAX_WEIGHTS]; /* segments of a PROJECT; gate, up, shared ... */
     bool needs_int8;                        /* some weight meets quantized activations */
+    uint32_t act_group;                     /* how many of them share a scale */
     const float *taps;                      /* DELTA: (conv_width, C), the convolution turned */
 };
 
@@ -128,8 +129,8 @@ static inline struct share share_of(const struct cpu_step *s, uint32_t count, ui
 /* y = rms norm of x, times w. */
 void cpu_norm(float *y, const float *x, const float *w, float eps, uint32_t n);
 
-/* Quantizes row r of b->rows (k values) into groups. */
-void cpu_quantize_row(struct backend *b, uint32_t r, uint32_t k);
+/* Quantizes row r of b->rows (k values) into groups, as the running op has them. */
+void cpu_quantize_row(struct cpu_step *s, uint32_t r, uint32_t k);
 
 /* The first n rows of b->rows as a kernel wants them. */
 struct activations cpu_activations(const struct backend *b, uint32_t first, uint32_t n, uint32_t k);

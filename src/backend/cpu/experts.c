@@ -137,7 +137,7 @@ void cpu_experts_in(struct cpu_step *s) {
         cpu_norm(s->b->rows + (uint64_t)i * width, row_of(s, &e->in, p.pair[i] / p.per_row),
                  at(s, &e->norm), e->eps, width);
         if (s->op->needs_int8)
-            cpu_quantize_row(s->b, i, width);
+            cpu_quantize_row(s, i, width);
     }
     barrier(s);
     for (uint32_t x = 0; x <= p.experts; x++)
@@ -179,7 +179,7 @@ static void gather_hidden(struct cpu_step *s, const struct op_experts_out *e, co
     float *x = s->b->rows + to;
     memcpy(x, row_of(s, &e->hidden, row) + (uint64_t)place * routed, k * sizeof *x);
     if (s->op->needs_int8 && k % 32 == 0 && to % 32 == 0)
-        act_groups(x, k, s->b->groups + to / 32);
+        act_groups(x, k, s->op->act_group, s->b->groups + to / 32);
 }
 
 void cpu_experts_out(struct cpu_step *s) {

@@ -1,6 +1,8 @@
 /* kernels.c - the table of kernels, and activations in the form they read. */
 #include "backend/cpu/kernels.h"
 
+#include <string.h>
+
 #include "backend/cpu/kernels_rows.h"
 
 /* Best first. */
@@ -36,16 +38,26 @@ const struct kernel *kernel_find(enum dtype type, bool exact, uint32_t features)
     return NULL;
 }
 
-void act_groups(const float *x, uint32_t k, struct act_group *groups) {
-    for (uint32_t g = 0; g < k / 32; g++) {
-        struct act_group *a = &groups[g];
-        int32_t sum, low = 0;
-        act_quantize(x + (size_t)g * 32, 32, a->q, &a->scale, &sum);
-        for (int i = 0; i < 16; i++)
-            low += a->q[i];
-        a->offset = a->scale * (float)sum;
-        a->minus_sum = -sum;
-        a->minus_half[0] = -low;
-        a->minus_half[1] = low - sum;
+static void fill_group(struct act_group *a, const int8_t *q, float scale, int32_t sum) {
+    int32_t low = 0;
+    memcpy(a->q, q, sizeof a->q);
+    for (int i = 0; i < 16; i++)
+        low += q[i];
+    a->scale = scale;
+    a->offset = scale * (float)sum;
+    a->minus_sum = -sum;
+    a->minus_half[0] = -low;
+    a->minus_half[1] = low - sum;
+}
+
+void act_groups(const float *x, uint32_t k, uint32_t group, struct act_group *groups) {
+    int8_t q[MAX_ACT_GROUP];
+    float scale[MAX_ACT_GROUP / 32];
+    int32_t sum[MAX_ACT_GROUP / 32];
+    for (uint32_t first = 0; first < k; first += group) {
+        uint32_t n = k - first < group ? k - first : group;
+        act_quantize(x + first, n, group, q, scale, sum);
+        for (uint32_t g = 0; g < n / 32; g++)
+            fill_group(&groups[first / 32 + g], q + g * 32, scale[g], sum[g]);
     }
 }

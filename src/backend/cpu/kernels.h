@@ -29,8 +29,10 @@ struct act_group {
 };
 _Static_assert(sizeof(struct act_group) == 64, "a group is a cache line");
 
-/* act_quantize of k values (a multiple of 32) as groups. Faster where groups are 64-aligned. */
-void act_groups(const float *x, uint32_t k, struct act_group *groups /* (k / 32) */);
+/* act_quantize of k values (a multiple of 32) as groups, where every `group` values, 32 or
+ * 128, share a scale. Faster where groups are 64-aligned. */
+void act_groups(const float *x, uint32_t k, uint32_t group,
+                struct act_group *groups /* (k / 32) */);
 
 /* The groups from one row to the next: odd, so that the rows of a batch do not all fall into the
  * same few cache sets (a row of 4096 values is 8 KiB: sixteen such rows share one set of L1). */

@@ -13,8 +13,9 @@ void cpu_norm(float *y, const float *x, const float *w, float eps, uint32_t n) {
     row_scale_by(y, x, 1 / sqrtf(mean + eps), w, n);
 }
 
-void cpu_quantize_row(struct backend *b, uint32_t r, uint32_t k) {
-    act_groups(b->rows + (uint64_t)r * k, k, b->groups + r * act_group_stride(k));
+void cpu_quantize_row(struct cpu_step *s, uint32_t r, uint32_t k) {
+    act_groups(s->b->rows + (uint64_t)r * k, k, s->op->act_group,
+               s->b->groups + r * act_group_stride(k));
 }
 
 struct activations cpu_activations(const struct backend *b, uint32_t first, uint32_t n,
@@ -68,7 +69,7 @@ static void prepare_row(struct cpu_step *s, const struct op_project *p, uint32_t
         break;
     }
     if (s->op->needs_int8)
-        cpu_quantize_row(s->b, to, k);
+        cpu_quantize_row(s, to, k);
 }
 
 /* ---- products ---------------------------------------------------------------------------------
