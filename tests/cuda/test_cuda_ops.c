@@ -263,7 +263,8 @@ TEST(cuda_delta) {
         {16, 32, 128, 128, 4, HEADS_GROUPED, 1}, {16, 16, 128, 128, 4, HEADS_TILED, 9},
         {2, 6, 64, 32, 4, HEADS_GROUPED, 33},    {3, 6, 48, 40, 3, HEADS_TILED, 17},
         {1, 1, 20, 12, 2, HEADS_GROUPED, 5},     {4, 8, 256, 64, 8, HEADS_TILED, 12},
-        {2, 4, 16, 16, 4, HEADS_GROUPED, 64},
+        {2, 4, 16, 16, 4, HEADS_GROUPED, 64},    {16, 32, 128, 128, 4, HEADS_GROUPED, 4},
+        {16, 16, 128, 128, 4, HEADS_TILED, 3},   {16, 64, 128, 128, 4, HEADS_GROUPED, 8},
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         const struct delta_case *c = &cases[i];
@@ -294,10 +295,9 @@ TEST(cuda_delta) {
 TEST(cuda_delta_of_many_sequences) {
     enum { SLOTS = 25 };
     static const struct delta_case cases[] = {
-        {16, 32, 128, 128, 4, HEADS_GROUPED, 24},
-        {4, 8, 192, 96, 4, HEADS_TILED, 24},
-        {2, 4, 256, 192, 6, HEADS_GROUPED, 20},
-        {2, 2, 65, 33, 5, HEADS_TILED, 30},
+        {16, 32, 128, 128, 4, HEADS_GROUPED, 24}, {4, 8, 192, 96, 4, HEADS_TILED, 24},
+        {2, 4, 256, 192, 6, HEADS_GROUPED, 20},   {2, 2, 65, 33, 5, HEADS_TILED, 30},
+        {16, 32, 128, 128, 4, HEADS_GROUPED, 8},  {16, 64, 128, 128, 4, HEADS_TILED, 8},
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         const struct delta_case *c = &cases[i];
@@ -322,6 +322,70 @@ TEST(cuda_delta_of_many_sequences) {
             EXPECT_NEAR(state_distance(&r), 0, F32_BOUND);
         rig_end(&r);
     }
+}
+
+static void *read_state(struct rig *r) {
+    uint64_t bytes = r->plan->bytes[REGION_STATE];
+    void *state = malloc(bytes);
+    struct err err = {0};
+    if (rig_kinds[RIG_CUDA]->read_state(r->b[RIG_CUDA], 0, bytes, state, &err))
+        test_fail(__FILE__, __LINE__, "%s", err.text);
+    return state;
+}
+
+/* A row's bits are its own: alone in a plan of one row, or among other sequences, as many as there
+ * is room for or fewer; every third step the last of them has all rows that are left. */
+static void check_delta_rows(const struct delta_case *c, uint64_t seed) {
+    enum { SLOTS = 24, STEPS = 7 };
+    struct delta_case alone = *c;
+    struct rig one, many;
+    uint32_t at[SLOTS] = {0};
+    alone.rows = 1;
+    build_delta(&one, &alone, SLOTS, seed);
+    build_delta(&many, c, SLOTS, seed);
+    bool is_open = rig_open(&one);
+    is_open = rig_open(&many) && is_open;
+    for (uint32_t step = 0; is_open && step < STEPS; step++) {
+        struct run runs[SLOTS];
+        uint32_t n = c->rows - step % c->rows, rows = 0, row = 0;
+        for (uint32_t k = 0; k < n; k++) {
+            uint32_t slot = (k * 5 + step) % SLOTS;
+            runs[k] =
+                (struct run){slot, at[slot], k + 1 == n && step % 3 == 2 ? c->rows - rows : 1};
+            at[slot] += runs[k].n_rows;
+            rows += runs[k].n_rows;
+        }
+        rig_step(&many, RIG_CUDA, runs, n, 9);
+        for (uint32_t k = 0; k < n; k++)
+            for (uint32_t i = 0; i < runs[k].n_rows; i++, row++) {
+                rig_step(&one, RIG_CUDA, &(struct run){runs[k].slot, runs[k].first_position + i, 1},
+                         1, 9);
+                if (memcmp(rig_output(&one, RIG_CUDA, 0, 0), rig_output(&many, RIG_CUDA, 0, row),
+                           one.options.tap_width * sizeof(float)) != 0)
+                    test_fail(__FILE__, __LINE__,
+                              "%u value heads, step %u: row %u of %u has other bits alone",
+                              c->value_heads, step, row, c->rows);
+            }
+    }
+    if (is_open && one.plan->bytes[REGION_STATE] == many.plan->bytes[REGION_STATE]) {
+        void *a = read_state(&one), *b = read_state(&many);
+        if (memcmp(a, b, one.plan->bytes[REGION_STATE]) != 0)
+            test_fail(__FILE__, __LINE__, "%u value heads, %u rows: STATE has other bits alone",
+                      c->value_heads, c->rows);
+        free(a);
+        free(b);
+    }
+    rig_end(&one);
+    rig_end(&many);
+}
+
+TEST(cuda_delta_rows_are_independent) {
+    static const uint32_t buckets[] = {2, 3, 4, 5, 8, 16, 24}, heads[] = {16, 32, 48, 64};
+    for (size_t h = 0; h < 4; h++)
+        for (size_t i = 0; i < 7; i++)
+            check_delta_rows(&(struct delta_case){16, heads[h], 128, 128, 4,
+                                                  i % 2 ? HEADS_TILED : HEADS_GROUPED, buckets[i]},
+                             4200 + h);
 }
 
 /* ---- ATTEND -----------------------------------------------------------------------------------

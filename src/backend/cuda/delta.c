@@ -68,6 +68,7 @@ static int record_one(struct recorder *r, const struct op_delta *d) {
 static const char *const MANY_KERNELS[3][2] = {{NULL, "delta_many_1_256"},
                                                {"delta_many_2_128", "delta_many_2_256"},
                                                {"delta_many_4_128", NULL}};
+static const char *const FEW_KERNELS[3] = {NULL, "delta_few_2_128", "delta_few_4_128"};
 
 /* What rows of runs become between convolution and rule. */
 static void ask_for_work(struct recorder *r, struct delta_params *p) {
@@ -83,10 +84,12 @@ static void ask_for_work(struct recorder *r, struct delta_params *p) {
 /* As delta_many.cu lays it out, for single rows and for runs. */
 static uint32_t shared_of(const struct delta_params *p) {
     uint32_t tile = DELTA_WARPS * p->cut.columns, run_tile = DELTA_WARPS * p->run_cut.columns;
-    uint32_t channels = div_up(2 * p->key_width + tile, 4) * 4;
+    uint32_t channels = div_up(2 * p->key_width + tile, 4) * 4, ys = p->lanes ? 3 : 2;
+    uint32_t table =
+        p->lanes ? p->most_items * DELTA_TURN_BYTES
+                 : p->most_items * DELTA_ITEM_BYTES + p->rows * (uint32_t)sizeof(struct io_segment);
     uint32_t singles =
-        (DELTA_STAGES * tile * p->key_width + 2 * channels) * (uint32_t)sizeof(float) +
-        p->most_items * DELTA_ITEM_BYTES + p->rows * (uint32_t)sizeof(struct io_segment);
+        (DELTA_STAGES * tile * p->key_width + ys * channels) * (uint32_t)sizeof(float) + table;
     uint32_t runs = 2 * DELTA_STAGE_ROWS * (2 * p->padded_key + run_tile + 8);
     return max_u32(singles, runs * (uint32_t)sizeof(float));
 }
@@ -105,21 +108,39 @@ static bool is_alone(const struct recorder *r, const struct delta_params *p) {
     return p->rows > MOST_SINGLE || p->rows * p->value_heads * tiles <= 2 * r->n_sms;
 }
 
+/* In plans of few rows a block may keep one tile, so that all the tile decides is there before the
+ * wait: then so many blocks share a tile's segments. 0: not in this plan, or some number of
+ * segments would give a block more than an even share of all tiles does. */
+static uint32_t lanes_of(const struct delta_params *p, uint32_t blocks) {
+    uint32_t tiles = p->value_heads * p->cut.tiles, lanes = min_u32(blocks / tiles, p->rows);
+    bool is_usual = p->is_full && p->key_width == 128 && p->conv_width == 4;
+    if (p->rows > DELTA_FEW_ROWS || !is_usual || !lanes)
+        return 0;
+    for (uint32_t n = 1; n <= p->rows; n++)
+        if (div_up(n, lanes) > div_up(n * tiles, blocks))
+            return 0;
+    return lanes;
+}
+
 static int record_many(struct recorder *r, const struct op_delta *d) {
-    /* Of shared memory: two such blocks do not fit, one and one of PROJECT's do. Without it the
-     * multiprocessors that are free first get two, and others none. */
-    enum { ALONE = 115968 };
+    /* Of shared memory: two such blocks do not fit, one and one of PROJECT's do, to the byte; 16
+     * more are in the kernels, and it is handed out by 128. Without it the multiprocessors that are
+     * free first get two, and others none. */
+    enum { ALONE = 115968 - 128 };
     struct delta_params p = params_of(r, d);
     uint32_t per_sm = is_alone(r, &p) ? 1 : 2, blocks = per_sm * r->n_sms;
     p.cut = cut_for(d, blocks / p.rows, most_columns(&p) / 2, most_columns(&p));
-    p.run_cut = cut_for(d, r->n_sms, 1, 4);
     p.is_even = p.key_width % 4 == 0 && (uintptr_t)p.state % 16 == 0;
     p.is_full = p.is_even && p.key_width == p.padded_key &&
                 p.value_width % (DELTA_WARPS * p.cut.columns) == 0;
     p.most_items = div_up(p.rows * p.value_heads * p.cut.tiles, blocks);
+    p.lanes = lanes_of(&p, blocks);
+    p.run_cut =
+        p.lanes ? cut_for(d, r->n_sms, DELTA_FEW_RUN, DELTA_FEW_RUN) : cut_for(d, r->n_sms, 1, 4);
     ask_for_work(r, &p);
     struct cuda_launch launch = {
-        .kernel = MANY_KERNELS[p.cut.columns / 2][p.padded_key / 256],
+        .kernel = p.lanes ? FEW_KERNELS[p.cut.columns / 2]
+                          : MANY_KERNELS[p.cut.columns / 2][p.padded_key / 256],
         .grid = {blocks, 1, 1},
         .threads = DELTA_WARPS * 32,
         .shared =

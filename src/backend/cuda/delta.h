@@ -10,6 +10,9 @@ enum {
     DELTA_STAGE_ROWS = 8,  /* rows of a run that come into shared memory at a time */
     DELTA_STAGES = 2,      /* single rows that are on their way, or there, at a time */
     DELTA_ITEM_BYTES = 48, /* of a single row's tile in shared memory */
+    DELTA_FEW_ROWS = 32,   /* of a plan, at most, whose blocks keep their tile */
+    DELTA_TURN_BYTES = 32, /* of a single row in such a block's shared memory */
+    DELTA_FEW_RUN = 2,     /* columns of its warps in runs */
 };
 
 /* A row's part of the rule that does not depend on the value head: |q| and |k| as factors (q's with
@@ -57,6 +60,7 @@ struct delta_params {
     uint32_t slots;           /* S */
     uint32_t rows;            /* R */
     uint32_t most_items;      /* single rows' tiles that a block may have */
+    uint32_t lanes;           /* blocks that share a tile's segments; 0: no block keeps its tile */
     uint32_t is_even;         /* states are whole pieces of 16 bytes */
     uint32_t is_full;         /* and a tile's keys and columns as many as there is room for */
     struct delta_cut cut;     /* for single rows */

@@ -6,6 +6,9 @@
  * window into registers. 32 KB in and out for 64 columns of 128 values. The window's entry that is
  * written is read by nobody.
  *
+ * In plans of few rows (delta_few) a block's tile follows from its number instead: what belongs to
+ * the tile comes before the wait, and behind it two rows' windows and states are asked for at once.
+ *
  * Rows of runs are convolved first, a warp a head of a row, into work memory; when all are, a tile
  * walks its run's rows and moves the window on, which nobody reads by then. Pieces of the
  * convolution are taken by counter, so whoever waits for one waits for a block that runs. */
@@ -15,8 +18,13 @@ enum { THREADS = DELTA_WARPS * 32 };
 
 /* ---- runs: the convolution ------------------------------------------------------------------ */
 
+/* Where W is 4 that is the convolution's width, where it is 8 the widest. */
+template <int W> static __device__ __forceinline__ uint32_t width_of(const struct delta_params &p) {
+    return W == 4 ? 4 : p.conv_width;
+}
+
 /* Where the raw values of a row and of those before it lie, oldest first; NULL before the
- * beginning. W is the convolution's width, or the widest. */
+ * beginning. */
 template <int W> struct raw_rows {
     uint32_t row;
     const float *at[W];
@@ -31,7 +39,7 @@ static __device__ __forceinline__ struct raw_rows<W> raw_rows_of(const struct de
     r.row = row;
 #pragma unroll
     for (int t = 0; t < W; t++) {
-        uint32_t back = p.conv_width - 1 - t; /* t beyond the width: beyond all positions */
+        uint32_t back = width_of<W>(p) - 1 - t; /* t beyond the width: beyond all positions */
         r.at[t] = back > io.position ? NULL
                   : back <= own      ? p.in + (uint64_t)(row - back) * p.in_stride
                                      : window_at(p, io.slot, io.position - back);
@@ -51,7 +59,7 @@ static __device__ __forceinline__ void conv_channels(const struct delta_params &
         for (int t = 0; t < W; t++) {
             bool is_there = r.at[t] && c + 32 * i < end;
             raw[i][t] = is_there ? r.at[t][c + 32 * i] : 0;
-            taps[i][t] = is_there ? p.conv[(uint64_t)(c + 32 * i) * p.conv_width + t] : 0;
+            taps[i][t] = is_there ? p.conv[(uint64_t)(c + 32 * i) * width_of<W>(p) + t] : 0;
         }
 #pragma unroll
     for (int i = 0; i < N; i++) {
@@ -63,13 +71,10 @@ static __device__ __forceinline__ void conv_channels(const struct delta_params &
     }
 }
 
-/* Channels of a lane at a time: as many as there are registers for. */
-template <int W> constexpr int LANE_CHANNELS = W == 4 ? 4 : 1;
-
-template <int W, int M>
+/* N channels of a lane at a time: as many as there are registers for. */
+template <int W, int N, int M>
 static __device__ __forceinline__ void conv_keys(const struct delta_params &p,
                                                  const struct raw_rows<W> &r, uint32_t head) {
-    constexpr int N = LANE_CHANNELS<W>;
     uint32_t lane = threadIdx.x % 32, dk = p.key_width;
     uint64_t item = (uint64_t)r.row * p.key_heads + head;
     float *to = p.qk + item * 2 * 32 * M, q[M], k[M];
@@ -93,10 +98,9 @@ static __device__ __forceinline__ void conv_keys(const struct delta_params &p,
         p.keys[item] = key;
 }
 
-template <int W>
+template <int W, int N>
 static __device__ __forceinline__ void conv_values(const struct delta_params &p,
                                                    const struct raw_rows<W> &r, uint32_t head) {
-    constexpr int N = LANE_CHANNELS<W>;
     uint32_t lane = threadIdx.x % 32, dv = p.value_width;
     uint64_t item = (uint64_t)r.row * p.value_heads + head;
     uint32_t first = 2 * p.key_heads * p.key_width + head * dv;
@@ -114,28 +118,31 @@ static __device__ __forceinline__ void conv_values(const struct delta_params &p,
             gate_of(in[p.alpha_column + head], in[p.beta_column + head], p.a[head], p.dt[head]);
 }
 
-template <int W, int M>
+template <int W, int N, int M>
 static __device__ __forceinline__ void conv_head(const struct delta_params &p, uint32_t row,
                                                  uint32_t head) {
     struct raw_rows<W> r = raw_rows_of<W>(p, row);
     if (head < p.key_heads)
-        conv_keys<W, M>(p, r, head);
+        conv_keys<W, N, M>(p, r, head);
     else
-        conv_values<W>(p, r, head - p.key_heads);
+        conv_values<W, N>(p, r, head - p.key_heads);
 }
 
 /* ---- runs: pieces of the convolution by counter --------------------------------------------- */
 
-/* A warp takes a key head or a value head of a row. */
-template <int M>
+/* A warp takes a key head or a value head of a row. IS_FEW: in delta_few, which has four taps and
+ * registers for fewer channels at a time. */
+template <int M, bool IS_FEW>
 static __device__ __forceinline__ void conv_item(const struct delta_params &p, uint32_t i) {
     uint32_t heads = p.key_heads + p.value_heads, row = i / heads, head = i % heads;
     if (row >= p.io.header->n_rows || p.io.segments[p.io.rows[row].segment].n_rows == 1)
         return;
-    if (p.conv_width == 4)
-        conv_head<4, M>(p, row, head);
+    if (IS_FEW)
+        conv_head<4, 2, M>(p, row, head);
+    else if (p.conv_width == 4)
+        conv_head<4, 4, M>(p, row, head);
     else
-        conv_head<8, M>(p, row, head);
+        conv_head<8, 1, M>(p, row, head);
 }
 
 static __device__ __forceinline__ uint32_t conv_pieces(const struct delta_params &p) {
@@ -144,7 +151,7 @@ static __device__ __forceinline__ uint32_t conv_pieces(const struct delta_params
 }
 
 /* Thread 0 asks for the next piece before the block does this one. */
-template <int M>
+template <int M, bool IS_FEW>
 static __device__ __forceinline__ void convolve_runs(const struct delta_params &p) {
     __shared__ uint32_t shared_piece;
     uint32_t pieces = conv_pieces(p), next = 0, n_done = 0;
@@ -159,7 +166,7 @@ static __device__ __forceinline__ void convolve_runs(const struct delta_params &
             break;
         if (threadIdx.x == 0)
             next = atomicAdd(&p.counters->taken, 1);
-        conv_item<M>(p, piece * DELTA_WARPS + threadIdx.x / 32);
+        conv_item<M, IS_FEW>(p, piece * DELTA_WARPS + threadIdx.x / 32);
         __syncthreads(); /* all have read the piece's number, and written its values */
     }
     if (threadIdx.x == 0) {
@@ -370,12 +377,22 @@ static __device__ __forceinline__ void make_gates(const struct delta_params &p,
     }
 }
 
-/* What a thread convolves: C channels of a tile, with their taps, and of one row (in raw, the
- * oldest first) that and those before it. W is the convolution's width, or the widest. */
+/* What a thread convolves: C channels of a tile, with their taps. */
 template <int C, int W> struct lines {
     int channels[C]; /* -1: none */
     bool is_kept[C]; /* this block moves the window on */
-    float taps[C][W], raw[C][W];
+    float taps[C][W];
+};
+
+/* Of one row: where it and those before it lie. */
+struct reach {
+    uint32_t entries; /* the slot's first in the window */
+    uint32_t row, ring, before;
+};
+
+/* And their values in a thread's channels, the oldest first. */
+template <int C, int W> struct raw {
+    float at[C][W];
     uint32_t before;
     float *entry; /* of the window, for the row itself */
 };
@@ -388,7 +405,7 @@ load_taps(const struct delta_params &p, const struct place &at, uint32_t n, stru
         uint32_t channel = threadIdx.x + i * THREADS;
         l.channels[i] = channel < n ? channel_of(p, at, channel) : -1;
         l.is_kept[i] = l.channels[i] >= 0 && (channel >= 2 * p.key_width || at.has_keys);
-        const float *taps = p.conv + (uint64_t)(uint32_t)l.channels[i] * p.conv_width;
+        const float *taps = p.conv + (uint64_t)(uint32_t)l.channels[i] * width_of<W>(p);
 #pragma unroll
         for (int t = 0; t < W; t++)
             if (l.channels[i] >= 0 && (W == 4 || t < p.conv_width))
@@ -399,51 +416,57 @@ load_taps(const struct delta_params &p, const struct place &at, uint32_t n, stru
 /* How far before the row the t-th tap is; beyond all rows where there is no such tap. */
 template <int W>
 static __device__ __forceinline__ uint32_t back_of(const struct delta_params &p, int t) {
-    return (W == 4 ? 4 : p.conv_width) - 1 - t;
+    return width_of<W>(p) - 1 - t;
+}
+
+template <int C, int W>
+static __device__ __forceinline__ void load_raw(const struct delta_params &p, const struct reach &x,
+                                                const struct lines<C, W> &l, struct raw<C, W> &r) {
+    r.before = x.before;
+    r.entry = p.window + (uint64_t)(x.entries + x.ring) * p.channels;
+#pragma unroll
+    for (int t = 0; t < W; t++) {
+        uint32_t back = back_of<W>(p, t);
+        if (back > x.before)
+            continue;
+        uint32_t entry = x.entries + x.ring - back + (x.ring < back ? width_of<W>(p) : 0);
+        const float *from =
+            back ? p.window + (uint64_t)entry * p.channels : p.in + (uint64_t)x.row * p.in_stride;
+#pragma unroll
+        for (int i = 0; i < C; i++)
+            if (l.channels[i] >= 0)
+                r.at[i][t] = load_once(from + l.channels[i]);
+    }
 }
 
 template <int C, int W>
 static __device__ __forceinline__ void load_raw(const struct delta_params &p,
-                                                const struct single *x, struct lines<C, W> &l) {
+                                                const struct single *x, const struct lines<C, W> &l,
+                                                struct raw<C, W> &r) {
     uint4 first = look(x);
     uint2 second = look_at_two(&x->ring); /* the gate behind them is only being made */
-    uint32_t entries = first.z, row = first.w, ring = second.x;
-    if (row == NO_ROW)
-        return;
-    l.before = second.y;
-    l.entry = p.window + (uint64_t)(entries + ring) * p.channels;
-#pragma unroll
-    for (int t = 0; t < W; t++) {
-        uint32_t back = back_of<W>(p, t);
-        if (back > l.before)
-            continue;
-        uint32_t entry = entries + ring - back + (ring < back ? p.conv_width : 0);
-        const float *from =
-            back ? p.window + (uint64_t)entry * p.channels : p.in + (uint64_t)row * p.in_stride;
-#pragma unroll
-        for (int i = 0; i < C; i++)
-            if (l.channels[i] >= 0)
-                l.raw[i][t] = load_once(from + l.channels[i]);
-    }
+    if (first.w != NO_ROW)
+        load_raw<C, W>(p, {first.z, first.w, second.x, second.y}, l, r);
 }
 
 /* y of the block's channels, and the window's next entry. */
 template <int C, int W>
 static __device__ __forceinline__ void conv_single(const struct delta_params &p, uint32_t n,
-                                                   const struct lines<C, W> &l, float *y) {
+                                                   const struct lines<C, W> &l,
+                                                   const struct raw<C, W> &r, float *y) {
 #pragma unroll
     for (int i = 0; i < C; i++) {
         float sum = 0, last = 0;
 #pragma unroll
         for (int t = 0; t < W; t++)
-            if (back_of<W>(p, t) <= l.before) {
-                sum = fmaf(l.taps[i][t], l.raw[i][t], sum);
-                last = l.raw[i][t];
+            if (back_of<W>(p, t) <= r.before) {
+                sum = fmaf(l.taps[i][t], r.at[i][t], sum);
+                last = r.at[i][t];
             }
         if (threadIdx.x + i * THREADS < n)
             y[threadIdx.x + i * THREADS] = l.channels[i] >= 0 ? conv_result(sum) : 0;
         if (l.is_kept[i])
-            l.entry[l.channels[i]] = last;
+            r.entry[l.channels[i]] = last;
     }
 }
 
@@ -453,7 +476,16 @@ static __device__ __forceinline__ int columns_of(const struct single *x) {
     return IS_FULL ? J : min(max((int)x->columns - (int)threadIdx.x / 32 * J, 0), J);
 }
 
-/* A warp brings its own columns. */
+/* A warp brings its own columns: J of 32 M values. */
+template <int J, int M>
+static __device__ __forceinline__ void copy_state(const float *from, float *to) {
+    uint32_t lane = threadIdx.x % 32;
+#pragma unroll
+    for (int i = 0; i < J * M / 4; i++)
+        copy16(shared_at(to + lane * 4 + 128 * i), from + lane * 4 + 128 * i);
+}
+
+/* Or as many as there are. */
 template <int J, int M, bool IS_FULL>
 static __device__ __forceinline__ void fetch_state(const struct delta_params &p,
                                                    const struct single *x, float *to) {
@@ -464,9 +496,7 @@ static __device__ __forceinline__ void fetch_state(const struct delta_params &p,
     const float *from = p.state + ((uint64_t)first.y << 32 | first.x) + threadIdx.x / 32 * J * dk;
     uint32_t n = columns_of<J, M, IS_FULL>(x) * dk;
     if (IS_FULL) {
-#pragma unroll
-        for (int i = 0; i < J * M / 4; i++)
-            copy16(shared_at(to + lane * 4 + 128 * i), from + lane * 4 + 128 * i);
+        copy_state<J, M>(from, to);
     } else if (p.is_even) {
 #pragma unroll 1
         for (uint32_t i = lane * 4; i < n; i += 128)
@@ -490,14 +520,11 @@ static __device__ __forceinline__ void take_state(float (&s)[J][M], const float 
             s[j][m] = IS_FULL || lane + 32 * m < dk ? from[j * dk + lane + 32 * m] : 0;
 }
 
-/* The rule for a warp's columns, and the state back to its place. `out` is the row's at the tile's
- * first column. */
+/* A row's q, k and the warp's columns of v. */
 template <int J, int M, bool IS_FULL>
-static __device__ __forceinline__ void rule_single(const struct delta_params &p,
-                                                   const struct single *x, float (&s)[J][M],
-                                                   const float *y, float *out) {
-    uint32_t lane = threadIdx.x % 32, warp = threadIdx.x / 32, dk = IS_FULL ? 32 * M : p.key_width;
-    float q[M], k[M], v[J];
+static __device__ __forceinline__ void take_row(const float *y, uint32_t dk, float (&q)[M],
+                                                float (&k)[M], float (&v)[J]) {
+    uint32_t lane = threadIdx.x % 32, warp = threadIdx.x / 32;
 #pragma unroll
     for (int m = 0; m < M; m++) {
         uint32_t i = lane + 32 * m;
@@ -506,6 +533,17 @@ static __device__ __forceinline__ void rule_single(const struct delta_params &p,
 #pragma unroll
     for (int j = 0; j < J; j++)
         v[j] = y[2 * dk + warp * J + j];
+}
+
+/* The rule for a warp's columns, and the state back to its place. `out` is the row's at the tile's
+ * first column. */
+template <int J, int M, bool IS_FULL>
+static __device__ __forceinline__ void rule_single(const struct delta_params &p,
+                                                   const struct single *x, float (&s)[J][M],
+                                                   const float *y, float *out) {
+    uint32_t warp = threadIdx.x / 32, dk = IS_FULL ? 32 * M : p.key_width;
+    float q[M], k[M], v[J];
+    take_row<J, M, IS_FULL>(y, dk, q, k, v);
     uint4 first = look(x), second = look(&x->ring);
     struct delta_key key = key_of<M>(p, q, k);
     struct delta_gate gate = {__uint_as_float(second.z), __uint_as_float(second.w), {0, 0}};
@@ -550,6 +588,7 @@ static __device__ __forceinline__ void do_singles(const struct delta_params &p, 
     uint32_t tile = share.first / n_segments, left = n_segments - share.first % n_segments;
     struct place place = place_of(p, p.cut, tile);
     struct lines<C, W> lines;
+    struct raw<C, W> raw;
     float s[J][M];
     __syncthreads();
 #pragma unroll 1
@@ -559,7 +598,7 @@ static __device__ __forceinline__ void do_singles(const struct delta_params &p, 
         copy_commit();
     }
     load_taps<C, W>(p, place, n, lines);
-    load_raw<C, W>(p, room.items, lines);
+    load_raw<C, W>(p, room.items, lines, raw);
     make_gates(p, share, room.items);
 #pragma unroll 1
     for (uint32_t i = 0; i < share.n; i++) {
@@ -569,7 +608,7 @@ static __device__ __forceinline__ void do_singles(const struct delta_params &p, 
         float *out = p.out + (uint64_t)x->row * p.out_stride + place.head * p.value_width +
                      place.first_column;
         if (is_single)
-            conv_single<C, W>(p, n, lines, y);
+            conv_single<C, W>(p, n, lines, raw, y);
         __syncthreads();
         if (i + 1 < share.n) {
             if (--left == 0) {
@@ -577,7 +616,7 @@ static __device__ __forceinline__ void do_singles(const struct delta_params &p, 
                 place = place_of(p, p.cut, ++tile);
                 load_taps<C, W>(p, place, n, lines);
             }
-            load_raw<C, W>(p, x + 1, lines);
+            load_raw<C, W>(p, x + 1, lines, raw);
         }
         copy_wait<DELTA_STAGES - 1>();
         __syncwarp();
@@ -601,6 +640,171 @@ static __device__ __forceinline__ void bring_segments(const struct delta_params 
         room.segments[i] = p.io.segments[i];
 }
 
+/* ---- single rows of few sequences ----------------------------------------------------------- */
+
+/* A block has one tile, which follows from its number, and every so many-th segment: a turn each.
+ * Of a turn: its segment, which may be a run and is then not done here, and the gate. */
+struct turn {
+    struct io_segment segment;
+    struct delta_gate gate;
+};
+
+static_assert(sizeof(struct turn) == DELTA_TURN_BYTES, "turn");
+static_assert(DELTA_FEW_ROWS <= 32, "a lane makes the gate of one");
+
+/* In one piece, and where they stand: the compiler would have one wait for the other. */
+static __device__ __forceinline__ struct io_segment load_segment(const struct io_segment *from) {
+    struct io_segment g;
+    asm volatile("ld.global.v4.u32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(g.slot), "=r"(g.first_row), "=r"(g.n_rows), "=r"(g.first_position)
+                 : "l"(from));
+    return g;
+}
+
+static __device__ __forceinline__ uint2 load_counts(const struct io_header *header) {
+    uint2 n;
+    asm volatile("ld.global.v2.u32 {%0, %1}, [%2];" : "=r"(n.x), "=r"(n.y) : "l"(&header->n_rows));
+    return n;
+}
+
+static __device__ __forceinline__ struct io_segment look_at_segment(const struct turn *x) {
+    uint4 g = look(&x->segment);
+    return {g.x, g.y, g.z, g.w};
+}
+
+template <int W>
+static __device__ __forceinline__ struct reach reach_of(const struct io_segment &g) {
+    return {g.slot * W, g.first_row, g.first_position % W, min(g.first_position, W - 1)};
+}
+
+/* Keys of 32 M values, full tiles, four taps. Before the wait: what the tile alone decides. */
+template <int J, int M> struct few {
+    static constexpr uint32_t W = 4, DK = 32 * M, N = 2 * DK + DELTA_WARPS * J;
+    static constexpr uint32_t STATES = DELTA_WARPS * J * DK; /* values of a stage */
+    static_assert(N <= THREADS && DELTA_STAGES == 2, "few");
+
+    struct lines<1, W> lines;
+    uint32_t first, step; /* segments of this block */
+    float *own, *y;       /* shared memory: the warp's part of the first stage; y, three times */
+    struct turn *turns;
+    float *state, *out;        /* of slot 0, and of row 0, at the warp's first column */
+    const float *alpha, *beta; /* of row 0 */
+    float a, dt;
+    bool is_last; /* the warp that has nothing to convolve makes the gates */
+
+    __device__ __forceinline__ few(const struct delta_params &p, float *shared) {
+        uint32_t tiles = p.value_heads * p.cut.tiles, lane = blockIdx.x / tiles;
+        uint32_t warp = threadIdx.x / 32;
+        struct place at = place_of(p, p.cut, blockIdx.x - lane * tiles);
+        uint32_t column = at.first_column + warp * J, value = at.head * p.value_width + column;
+        load_taps<1, W>(p, at, N, lines);
+        is_last = warp == DELTA_WARPS - 1;
+        a = is_last ? load_once(p.a + at.head) : 0;
+        dt = is_last ? load_once(p.dt + at.head) : 0;
+        step = p.lanes;
+        first = lane < step ? lane : p.rows; /* a block without a tile is here for runs */
+        own = shared + warp * J * DK;
+        y = shared + DELTA_STAGES * STATES;
+        turns = (struct turn *)(y + 3 * N);
+        state = p.state + (uint64_t)value * DK;
+        out = p.out + value;
+        alpha = p.in + p.alpha_column + at.head, beta = p.in + p.beta_column + at.head;
+    }
+
+    __device__ __forceinline__ const struct io_segment *segment(const struct delta_params &p,
+                                                                uint32_t i) const {
+        return p.io.segments + min(first + i * step, p.rows - 1);
+    }
+
+    __device__ __forceinline__ bool has(uint32_t i, uint32_t n_segments) const {
+        return first + i * step < n_segments;
+    }
+
+    /* The first two turns: all that is asked for goes out before anything is waited for; windows
+     * first, they are little. Then y of both, and the gates of all turns, one a lane: their chain
+     * of sums is too long for every turn. The counts of rows and segments. */
+    __device__ __forceinline__ uint2 begin(const struct delta_params &p) {
+        uint32_t lane = threadIdx.x % 32;
+        struct io_segment g[2] = {load_segment(segment(p, 0)), load_segment(segment(p, 1))};
+        struct turn mine = {};
+        if (is_last)
+            mine.segment = load_segment(segment(p, lane));
+        uint2 n = load_counts(p.io.header);
+        struct raw<1, W> raw[2];
+        bool is_single[2], has_gate = is_last && has(lane, n.y) && mine.segment.n_rows == 1;
+        float x = 0, b = 0;
+        if (has_gate)
+            x = load_once(alpha + mine.segment.first_row * p.in_stride),
+            b = load_once(beta + mine.segment.first_row * p.in_stride);
+#pragma unroll
+        for (uint32_t i = 0; i < 2; i++) {
+            is_single[i] = has(i, n.y) && g[i].n_rows == 1;
+            if (is_single[i])
+                load_raw<1, W>(p, reach_of<W>(g[i]), lines, raw[i]);
+        }
+#pragma unroll
+        for (uint32_t i = 0; i < 2; i++) {
+            if (is_single[i])
+                copy_state<J, M>(state + g[i].slot * p.state_stride, own + i * STATES);
+            copy_commit();
+        }
+        if (has_gate)
+            mine.gate = gate_of(x, b, a, dt);
+        if (is_last && has(lane, n.y))
+            turns[lane] = mine;
+#pragma unroll
+        for (uint32_t i = 0; i < 2; i++)
+            if (is_single[i])
+                conv_single<1, W>(p, N, lines, raw[i], y + i * N);
+        __syncthreads();
+        return n;
+    }
+
+    /* A turn's y is there before its state. The row two turns on is asked for before the state is
+     * waited for, and convolved behind the rule: into the y that nobody has read since the last
+     * barrier. */
+    __device__ __forceinline__ void run(const struct delta_params &p, uint32_t n_segments) {
+        uint32_t now = 0; /* y of this turn */
+#pragma unroll 1
+        for (uint32_t i = 0; has(i, n_segments); i++) {
+            struct io_segment g = look_at_segment(turns + i);
+            bool is_single = g.n_rows == 1, has_next = has(i + 2, n_segments), has_raw = false;
+            struct io_segment next = {};
+            struct raw<1, W> raw;
+            float q[M], k[M], v[J], s[J][M];
+            if (has_next) {
+                next = look_at_segment(turns + i + 2);
+                has_raw = next.n_rows == 1;
+                if (has_raw)
+                    load_raw<1, W>(p, reach_of<W>(next), lines, raw);
+            }
+            take_row<J, M, true>(y + now, DK, q, k, v);
+            struct delta_key key = key_of<M>(p, q, k);
+            uint2 gate = look_at_two(&turns[i].gate);
+            float *stage = own + i % 2 * STATES;
+            copy_wait<1>();
+            __syncwarp();
+            take_state<J, M, true>(s, stage, DK);
+            __syncwarp();
+            if (has_raw)
+                copy_state<J, M>(state + next.slot * p.state_stride, stage);
+            copy_commit();
+            if (is_single) {
+                rule<J, M>(s, q, k, v, key,
+                           {__uint_as_float(gate.x), __uint_as_float(gate.y), {0, 0}},
+                           out + g.first_row * p.out_stride, J);
+                store_state<J, M>(s, state + g.slot * p.state_stride, DK, J);
+            }
+            if (has_next) {
+                if (has_raw)
+                    conv_single<1, W>(p, N, lines, raw, y + (now ? now - N : 2 * N));
+                __syncthreads();
+            }
+            now = now == 2 * N ? 0 : now + N;
+        }
+    }
+};
+
 /* ---- the kernels ---------------------------------------------------------------------------- */
 
 template <int J, int M>
@@ -613,7 +817,7 @@ static __device__ __forceinline__ void delta_many(const struct delta_params &p) 
     __syncthreads();
     bool has_runs = n_rows != n_segments;
     if (has_runs)
-        convolve_runs<M>(p);
+        convolve_runs<M, false>(p);
     if (p.is_full && p.conv_width == 4)
         do_singles<J, M, 4, true>(p, shared, n_segments);
     else
@@ -629,14 +833,31 @@ static __device__ __forceinline__ void delta_many(const struct delta_params &p) 
     leave_counters(p);
 }
 
+template <int J, int M>
+static __device__ __forceinline__ void delta_few(const struct delta_params &p) {
+    extern __shared__ float4 aligned[];
+    float *shared = (float *)aligned;
+    struct few<J, M> few(p, shared);
+    pdl_wait(p.io);
+    uint2 n = few.begin(p);
+    few.run(p, n.y);
+    if (n.x == n.y)
+        return;
+    convolve_runs<M, true>(p); /* behind its barriers nobody reads y any more */
+    do_runs<DELTA_FEW_RUN, M>(p, shared);
+    leave_counters(p);
+}
+
 /* For J columns a warp of single rows. */
-#define KERNELS(J, KEY)                                                                            \
+#define KERNELS(WAY, J, KEY)                                                                       \
     extern "C" __global__ void __launch_bounds__(THREADS, 2)                                       \
-        delta_many_##J##_##KEY(const __grid_constant__ struct delta_params p) {                    \
+        delta_##WAY##_##J##_##KEY(const __grid_constant__ struct delta_params p) {                 \
         pdl_launch();                                                                              \
-        delta_many<J, KEY / 32>(p);                                                                \
+        delta_##WAY<J, KEY / 32>(p);                                                               \
     }
-KERNELS(2, 128)
-KERNELS(4, 128)
-KERNELS(1, 256)
-KERNELS(2, 256)
+KERNELS(many, 2, 128)
+KERNELS(many, 4, 128)
+KERNELS(many, 1, 256)
+KERNELS(many, 2, 256)
+KERNELS(few, 2, 128)
+KERNELS(few, 4, 128)
