@@ -39,8 +39,8 @@ struct in_part {
     enum rows_epilogue epilogue;
 };
 
-static int record_in(struct recorder *r, const struct op_experts_in *o,
-                     const struct in_part *part) {
+static int record_in(struct recorder *r, const struct op *op, const struct in_part *part) {
+    const struct op_experts_in *o = &op->experts_in;
     struct experts_in_params p = {
         .io = r->io,
         .in = recorder_at(r, &o->in),
@@ -54,6 +54,7 @@ static int record_in(struct recorder *r, const struct op_experts_in *o,
         .used = o->choice.dims[0] - 1,
         .routed_width = o->gate.dims[1],
         .epilogue = part->epilogue,
+        .act_group = op_act_group(op),
         .eps = o->eps,
     };
     uint64_t values = 0;
@@ -78,15 +79,14 @@ static int record_in(struct recorder *r, const struct op_experts_in *o,
 }
 
 /* One launch, or two where gate and up differ in type. */
-static int record_in_pair(struct recorder *r, const struct op_experts_in *o,
-                          const struct in_part *pair) {
+static int record_in_pair(struct recorder *r, const struct op *op, const struct in_part *pair) {
     const struct operand *const *w = pair->routed[0] ? pair->routed : pair->shared;
     if (w[0]->type == w[1]->type)
-        return record_in(r, o, pair);
+        return record_in(r, op, pair);
     struct in_part gate = {{pair->routed[0]}, {pair->shared[0]}, ROWS_STORE};
     struct in_part up = {{pair->routed[1]}, {pair->shared[1]}, ROWS_GATE_OUT};
-    int status = record_in(r, o, &gate);
-    return status ? status : record_in(r, o, &up);
+    int status = record_in(r, op, &gate);
+    return status ? status : record_in(r, op, &up);
 }
 
 int record_experts_in(struct recorder *r, const struct op *op) {
@@ -97,20 +97,21 @@ int record_experts_in(struct recorder *r, const struct op *op) {
     struct in_part routed = {{&o->gate, &o->up}, {NULL}, ROWS_SWIGLU};
     struct in_part shared = {{NULL}, {&o->shared_gate, &o->shared_up}, ROWS_SWIGLU};
     if (!o->shared_gate.n_dims)
-        return record_in_pair(r, o, &routed);
+        return record_in_pair(r, op, &routed);
     if (o->shared_gate.type == o->gate.type && o->shared_up.type == o->up.type) {
         struct in_part both = {{&o->gate, &o->up}, {&o->shared_gate, &o->shared_up}, ROWS_SWIGLU};
-        return record_in_pair(r, o, &both);
+        return record_in_pair(r, op, &both);
     }
-    int status = record_in_pair(r, o, &routed);
-    return status ? status : record_in_pair(r, o, &shared);
+    int status = record_in_pair(r, op, &routed);
+    return status ? status : record_in_pair(r, op, &shared);
 }
 
 /* ---- EXPERTS_OUT ------------------------------------------------------------------------------
  */
 
-static int record_out(struct recorder *r, const struct op_experts_out *o,
-                      const struct operand *routed, const struct operand *shared) {
+static int record_out(struct recorder *r, const struct op *op, const struct operand *routed,
+                      const struct operand *shared) {
+    const struct op_experts_out *o = &op->experts_out;
     const struct operand *w = routed ? routed : shared;
     uint64_t skip = routed ? 0 : o->hidden.dims[0] - shared->dims[0];
     float *hidden = recorder_at(r, &o->hidden);
@@ -129,6 +130,7 @@ static int record_out(struct recorder *r, const struct op_experts_out *o,
         .used = o->choice.dims[0] - 1,
         .width = o->x.dims[0],
         .needs_int8 = !is_f32,
+        .act_group = op_act_group(op),
     };
     if (routed)
         p.routed = recorder_matrix(r, routed);
@@ -151,9 +153,9 @@ int record_experts_out(struct recorder *r, const struct op *op) {
     if (record_experts_out_tiles(r, op, &tiled_status))
         return tiled_status;
     if (!o->shared_down.n_dims)
-        return record_out(r, o, &o->down, NULL);
+        return record_out(r, op, &o->down, NULL);
     if (o->shared_down.type == o->down.type && o->shared_down.dims[0] == o->down.dims[0])
-        return record_out(r, o, &o->down, &o->shared_down);
-    int status = record_out(r, o, &o->down, NULL);
-    return status ? status : record_out(r, o, NULL, &o->shared_down);
+        return record_out(r, op, &o->down, &o->shared_down);
+    int status = record_out(r, op, &o->down, NULL);
+    return status ? status : record_out(r, op, NULL, &o->shared_down);
 }

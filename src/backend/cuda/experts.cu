@@ -137,7 +137,9 @@ static __device__ __forceinline__ void experts_in(const struct experts_in_params
     float *x = (float *)(shared + STREAM_RING_BYTES); /* or, in its place: */
     int8_t *q = (int8_t *)x;
     float2 *runs = (float2 *)(q + act_stride(p.k));
-    norm.store(p.eps, p.needs_int8 ? row_places{NULL, q, runs} : row_places{x, NULL, NULL}, room);
+    norm.store(p.eps,
+               p.needs_int8 ? row_places{NULL, q, runs, p.act_group} : row_places{x, NULL, NULL, 0},
+               room);
     __syncthreads();
     act_rows a = {x, q, runs, 0, p.k, 0, 0, 1};
     s.template eat<1>(a, [&](uint32_t place, uint32_t n, uint32_t lane, uint32_t row, auto &sum) {
@@ -229,7 +231,7 @@ static __device__ __forceinline__ void experts_out(const struct experts_out_para
     row_copy<3> copy;
     copy.load(hidden, p.needs_int8 ? values : 0);
     s.fill(source.end);
-    copy.store(row_places{NULL, q, runs});
+    copy.store(row_places{NULL, q, runs, p.act_group});
     __syncthreads();
     act_rows a = {hidden, q, runs, 0, p.k, 0, 0, 1};
     s.template eat<1>(a, [&](uint32_t place, uint32_t i, uint32_t lane, uint32_t row, auto &sum) {

@@ -19,7 +19,7 @@ struct experts_in_params {
         shared[2];                  /* SwiGLU: gate and up; else the first alone. n 0: none */
     uint32_t k, used, routed_width; /* routed_width: Fe, also where no routed is here */
     uint32_t epilogue;              /* enum rows_epilogue */
-    uint32_t needs_int8;
+    uint32_t needs_int8, act_group; /* int8 values that share a scale: 32 or 128 */
     float eps;
 };
 
@@ -33,7 +33,7 @@ struct experts_out_params {
     struct cuda_matrix routed, shared; /* n 0: none */
     uint32_t k, used, width;
     uint32_t tile; /* outputs a block */
-    uint32_t needs_int8;
+    uint32_t needs_int8, act_group;
 };
 
 #endif

@@ -97,27 +97,28 @@ template <int SET, class WORK>
 static __device__ __forceinline__ void eat(const WORK &work, struct feeder<WORK> &feeder,
                                            const uint8_t *shared, uint32_t warp,
                                            const struct acts &a) {
-    uint32_t lane = threadIdx.x % 32, slot = 0, phase = 0;
+    uint32_t slot = 0, phase = 0;
     const uint8_t *units = shared + warp * feeder.ring.slots * feeder.ring.slot_bytes;
 #pragma unroll 1
     for (uint32_t t = warp; t < work.n_tasks; t += EXPERTS_WARPS) {
         const struct experts_matrix &m = work.matrix_of(t);
-        uint32_t lanes = 1u << m.lane_shift, place = lane & (lanes - 1), type = m.type;
-        uint32_t first = work.first_unit(t), n = m.units;
+        struct lane_place place = find_lane<SET>(a, m.type, m.lane_shift);
+        uint32_t x = work.first_unit(t) << m.lane_shift, last = x + (m.units << m.lane_shift);
+        uint32_t type = m.type;
         float acc[1][4] = {};
 #pragma unroll 1
-        for (uint32_t u = 0; u < n; u++) {
+        for (; x < last; x += place.lanes) {
             feeder.wait(slot, phase);
-            eat_unit<SET, 1>(type, units + slot * feeder.ring.slot_bytes, a, first + u, lanes,
-                             place, acc);
+            eat_unit<SET, 1>(type, units + slot * feeder.ring.slot_bytes, a, x, place, acc);
             __syncwarp();
             feeder.feed(slot, work.n_tasks);
             slot = slot + 1 == feeder.ring.slots ? 0 : slot + 1;
             phase ^= slot == 0;
         }
-        float sum = sum_lanes(acc[0], lanes, lane);
-        if (place < 4)
-            work.put(t, (lane >> m.lane_shift) * 4 + place % 2 * 2 + place / 2 % 2, sum);
+        float sum = task_sum<SET>(type, place, acc[0]);
+        uint32_t row = find_row<SET>(type, m.lane_shift);
+        if (row != ~0u)
+            work.put(t, row, sum);
     }
 }
 
@@ -244,7 +245,7 @@ static __device__ __forceinline__ void experts_in(const struct experts_in_tiles_
     }
     feeder.fill(work.n_tasks);
     __syncthreads();
-    struct acts a = {image, 0, project_plane(p.in.k), 0};
+    struct acts a = acts_of(p.in, image, 0);
     float factor = prepare_factor(p.in, red);
     eat<SET>(work, feeder, shared, warp, a);
     __syncthreads();
@@ -345,7 +346,7 @@ static __device__ __forceinline__ void experts_out(const struct experts_out_tile
         return;
     }
     __syncthreads();
-    struct acts a = {image, 0, project_plane(p.in.k), 0};
+    struct acts a = acts_of(p.in, image, 0);
     eat<SET>(work, feeder, shared, warp, a);
     __syncthreads();
     for (uint32_t e = threadIdx.x; e < outputs; e += blockDim.x) {

@@ -16,7 +16,7 @@ struct experts_matrix {
     uint32_t type;        /* IS_..., as project.h has them */
     uint32_t units;       /* of a tile */
     uint32_t unit_bytes;
-    uint32_t lane_shift; /* so many lanes share a row, as a power of two: 128 / rows of a tile */
+    uint32_t lane_shift; /* lanes that share a row, as a power of two: 32 / rows of a tile */
 };
 
 /* Shared memory: the ring's slots first. */

@@ -1,9 +1,11 @@
 /* prepare.cuh - a row of activations made ready for a product: norm or gate, then int8.
  *
- * A warp takes 128 columns at once, a lane four, so 8 lanes share a group of 32 with its scale.
- * What a group becomes depends on the row alone, not on how many warps work on it; so blocks of a
- * product may prepare their rows themselves or find them prepared. The norm's factor is one of the
- * whole row, so it is left to the results: x * w is quantised at once, and one barrier is enough.
+ * A warp takes 128 columns at once, a lane four; all of it, or 8 lanes, share a scale. What a group
+ * becomes depends on the row alone, not on how many warps work on it; so blocks of a product may
+ * prepare their rows themselves or find them prepared. Where it goes is the image's matter: that of
+ * project.h (a plain pointer), or another for which there are functions of the same names. The
+ * norm's factor is one of the whole row, so it is left to the results: x * w is quantised at once,
+ * and one barrier is enough.
  */
 #ifndef BACKEND_CUDA_PREPARE_CUH
 #define BACKEND_CUDA_PREPARE_CUH
@@ -45,20 +47,6 @@ static __device__ __forceinline__ void put_word(const struct team &who, bool is_
             "st.async.shared::cluster.mbarrier::complete_tx::bytes.u32 [%0], %1, [%2];" ::"r"(
                 (uint32_t)__cvta_generic_to_shared(to) + who.other),
             "r"(v), "r"(who.signal)
-            : "memory");
-#endif
-}
-
-template <int SHARE>
-static __device__ __forceinline__ void put_pair(const struct team &who, bool is_own, void *to,
-                                                float2 v) {
-    *(float2 *)to = v;
-#if __CUDA_ARCH__ >= 900
-    if (SHARE > 1 && is_own)
-        asm volatile(
-            "st.async.shared::cluster.mbarrier::complete_tx::bytes.v2.f32 [%0], {%1, %2}, [%3];" ::
-                "r"((uint32_t)__cvta_generic_to_shared(to) + who.other),
-            "f"(v.x), "f"(v.y), "r"(who.signal)
             : "memory");
 #endif
 }
@@ -110,28 +98,67 @@ static __device__ __forceinline__ void add_square(float &sum, int lane) {
     sum = __fadd_rn(sum, __shfl_xor_sync(~0u, sum, lane));
 }
 
+/* ---- where things go in an image: of piece i of four columns ----------------------------------
+ */
+
+static __device__ __forceinline__ void *image_word(uint8_t *image, uint32_t k, uint32_t i) {
+    uint32_t lane = threadIdx.x % 32; /* i % 32, which is known earlier */
+    return image + (lane / 4 * project_plane(k) + i / 32) * 16 + lane % 4 * 4;
+}
+
+static __device__ __forceinline__ float4 *image_floats(uint8_t *image,
+                                                       const struct project_input &in) {
+    return (float4 *)(image + (in.wants_int8 ? project_int8_bytes(in.k) : 0));
+}
+
+/* The scale and the sum of 32 columns, by the first lane of 8. */
+template <int SHARE>
+static __device__ __forceinline__ void image_group(const struct team &who, bool is_own,
+                                                   uint8_t *image, uint32_t k, uint32_t i,
+                                                   float scale, int sum) {
+    put_word<SHARE>(who, is_own, image + project_scales_at(k) + i / 8 * 4, __float_as_uint(scale));
+    put_word<SHARE>(who, is_own, image + project_sums_at(k) + i / 8 * 4, (uint32_t)sum);
+}
+
+/* Whether 128 columns share a scale. GROUP: 32 or 128 where that is known, else 0. */
+template <int GROUP>
+static __device__ __forceinline__ bool is_wide(const struct project_input &in) {
+    return GROUP ? GROUP == 128 : in.act_group == 128;
+}
+
 /* Pieces i[b] of four columns, as quant.h's act_quantize has them: sizes are compared as integers,
  * so that a NaN is the largest. All pieces take every step together: a step's latency is then that
  * of one. Squares are added over the warp on the way, from lanes far apart to neighbours. */
-template <int BATCH, int SHARE, bool IS_NORM>
+template <int BATCH, int SHARE, int GROUP, bool IS_NORM, class IMAGE>
 static __device__ __forceinline__ void
-put_int8(const struct team &who, uint8_t *image, uint32_t k, const uint32_t (&i)[BATCH],
-         const bool (&own)[BATCH], const float4 (&v)[BATCH], float (&square)[BATCH]) {
-    uint32_t m[BATCH], q[BATCH], plane = project_plane(k), w = threadIdx.x % 8;
+put_int8(const struct team &who, const struct project_input &in, IMAGE image,
+         const uint32_t (&i)[BATCH], const bool (&own)[BATCH], const float4 (&v)[BATCH],
+         float (&square)[BATCH]) {
+    uint32_t m[BATCH], q[BATCH];
     float d[BATCH];
     int sum[BATCH];
 #pragma unroll
     for (int b = 0; b < BATCH; b++)
         m[b] = max(max(size_bits(v[b].x), size_bits(v[b].y)),
                    max(size_bits(v[b].z), size_bits(v[b].w)));
+    if (is_wide<GROUP>(in)) {
 #pragma unroll
-    for (int lane = 1; lane < 8; lane *= 2)
+        for (int b = 0; b < BATCH; b++)
+            m[b] = __reduce_max_sync(~0u, m[b]);
+    } else {
 #pragma unroll
-        for (int b = 0; b < BATCH; b++) {
-            m[b] = max(m[b], __shfl_xor_sync(~0u, m[b], lane));
-            if (IS_NORM)
-                add_square(square[b], 16 / lane);
-        }
+        for (int lane = 1; lane < 8; lane *= 2)
+#pragma unroll
+            for (int b = 0; b < BATCH; b++)
+                m[b] = max(m[b], __shfl_xor_sync(~0u, m[b], lane));
+    }
+    if (IS_NORM) {
+#pragma unroll
+        for (int lane = 16; lane > 2; lane /= 2)
+#pragma unroll
+            for (int b = 0; b < BATCH; b++)
+                add_square(square[b], lane);
+    }
 #pragma unroll
     for (int b = 0; b < BATCH; b++) {
         d[b] = __fmul_rn(__uint_as_float(m[b]), 1 / 127.0f);
@@ -150,10 +177,9 @@ put_int8(const struct team &who, uint8_t *image, uint32_t k, const uint32_t (&i)
         }
 #pragma unroll
     for (int b = 0; b < BATCH; b++) {
-        put_word<SHARE>(who, own[b], image + (((w / 4) * plane + i[b] / 8) * 4 + w % 4) * 4, q[b]);
-        if (w == 0)
-            put_pair<SHARE>(who, own[b], image + plane * 32 + i[b] / 8 * 8,
-                            make_float2(d[b], __fmul_rn(d[b], (float)-sum[b])));
+        put_word<SHARE>(who, own[b], image_word(image, in.k, i[b]), q[b]);
+        if (threadIdx.x % 8 == 0)
+            image_group<SHARE>(who, own[b], image, in.k, i[b], d[b], sum[b]);
     }
 }
 
@@ -167,19 +193,19 @@ template <int BATCH> static __device__ __forceinline__ void add_squares(float (&
 }
 
 /* square: those of a lane's columns before the norm's weight, where there is one. */
-template <int BATCH, int SHARE, bool IS_NORM>
+template <int BATCH, int SHARE, int GROUP, bool IS_NORM, class IMAGE>
 static __device__ __forceinline__ void
-put_pieces(const struct team &who, const struct project_input &in, uint8_t *image,
+put_pieces(const struct team &who, const struct project_input &in, IMAGE image,
            const uint32_t (&i)[BATCH], const bool (&own)[BATCH], const float4 (&v)[BATCH],
            float (&square)[BATCH], float *red) {
     if (in.wants_f32) {
-        float4 *to = (float4 *)(image + (in.wants_int8 ? project_int8_bytes(in.k) : 0));
+        float4 *to = image_floats(image, in);
 #pragma unroll
         for (int b = 0; b < BATCH; b++)
             put_four<SHARE>(who, own[b], to + i[b], v[b]);
     }
     if (in.wants_int8)
-        put_int8<BATCH, SHARE, IS_NORM>(who, image, in.k, i, own, v, square);
+        put_int8<BATCH, SHARE, GROUP, IS_NORM>(who, in, image, i, own, v, square);
     else if (IS_NORM)
         add_squares<BATCH>(square);
     if (IS_NORM && threadIdx.x % 32 == 0)
@@ -329,10 +355,10 @@ static __device__ __forceinline__ float any_value(const struct project_input &in
                      __fmul_rn(g, quick_sigmoid(g)));
 }
 
-static __device__ __forceinline__ void prepare_any(const struct cuda_io &io,
-                                                   const struct project_input &in,
-                                                   const struct row_source &from, uint8_t *image,
-                                                   float *red) {
+template <int GROUP, class IMAGE>
+static __device__ __forceinline__ void
+prepare_any(const struct cuda_io &io, const struct project_input &in, const struct row_source &from,
+            IMAGE image, float *red) {
     struct team who = {threadIdx.x, blockDim.x, 0, 0}; /* every block for itself */
     uint32_t n = in.k / 4, row = open_row(io, in, from);
     const float *x = in.x + (uint64_t)row * in.x_stride;
@@ -351,9 +377,9 @@ static __device__ __forceinline__ void prepare_any(const struct cuda_io &io,
         v[0].z = any_value(in, gate, v[0].z, c + 2, red);
         v[0].w = any_value(in, gate, v[0].w, c + 3, red);
         if (in.kind == PREPARE_NORM)
-            put_pieces<1, 1, true>(who, in, image, i, own, v, square, red);
+            put_pieces<1, 1, GROUP, true>(who, in, image, i, own, v, square, red);
         else
-            put_pieces<1, 1, false>(who, in, image, i, own, v, square, red);
+            put_pieces<1, 1, GROUP, false>(who, in, image, i, own, v, square, red);
     }
     if (in.kind == PREPARE_GATED_NORM)
         __syncthreads(); /* before the next row's factors */
@@ -362,10 +388,10 @@ static __device__ __forceinline__ void prepare_any(const struct cuda_io &io,
 /* ---- the quick ways: 16 bytes at a time, BATCH pieces a thread at once -------------------------
  */
 
-template <int BATCH, int SHARE>
+template <int BATCH, int SHARE, int GROUP = 0, class IMAGE = uint8_t *>
 static __device__ __forceinline__ void
 prepare_plain(const struct team &who, const struct cuda_io &io, const struct project_input &in,
-              const struct row_source &from, uint8_t *image) {
+              const struct row_source &from, IMAGE image) {
     uint32_t n = in.k / 4, i[BATCH];
     bool own[BATCH];
     find_pieces<BATCH>(who, 0, n, i, own);
@@ -377,17 +403,17 @@ prepare_plain(const struct team &who, const struct cuda_io &io, const struct pro
 #pragma unroll
         for (int b = 0; b < BATCH; b++)
             v[b] = __ldcg((const float4 *)x + i[b]);
-        put_pieces<BATCH, SHARE, false>(who, in, image, i, own, v, none, NULL);
+        put_pieces<BATCH, SHARE, GROUP, false>(who, in, image, i, own, v, none, NULL);
         base += BATCH * who.step;
         find_pieces<BATCH>(who, base, n, i, own);
     }
 }
 
 /* weight: those of the first batch, loaded before the wait. */
-template <int BATCH, int SHARE>
+template <int BATCH, int SHARE, int GROUP = 0, class IMAGE = uint8_t *>
 static __device__ __forceinline__ void
 prepare_norm(const struct team &who, const struct cuda_io &io, const struct project_input &in,
-             const struct row_source &from, const float4 (&weight)[NORM_BATCH], uint8_t *image,
+             const struct row_source &from, const float4 (&weight)[NORM_BATCH], IMAGE image,
              float *red) {
     uint32_t n = in.k / 4, i[BATCH];
     bool own[BATCH];
@@ -412,7 +438,7 @@ prepare_norm(const struct team &who, const struct cuda_io &io, const struct proj
             square[b] = squares(v[b]);
             v[b] = times(v[b], w[b]);
         }
-        put_pieces<BATCH, SHARE, true>(who, in, image, i, own, v, square, red);
+        put_pieces<BATCH, SHARE, GROUP, true>(who, in, image, i, own, v, square, red);
         base += BATCH * who.step;
         find_pieces<BATCH>(who, base, n, i, own);
     }
@@ -435,10 +461,10 @@ find_gates(const struct project_input &in, const uint32_t (&i)[BATCH], uint32_t 
 }
 
 /* Heads of 128 columns, a warp a head; or gates alone. */
-template <int BATCH, int SHARE, bool IS_NORM>
+template <int BATCH, int SHARE, int GROUP, bool IS_NORM, class IMAGE>
 static __device__ __forceinline__ void
 prepare_gated(const struct team &who, const struct cuda_io &io, const struct project_input &in,
-              const struct row_source &from, float4 weight, uint8_t *image) {
+              const struct row_source &from, float4 weight, IMAGE image) {
     uint32_t n = in.k / 4, i[BATCH], j[BATCH];
     bool own[BATCH];
     find_pieces<BATCH>(who, 0, n, i, own);
@@ -469,7 +495,7 @@ prepare_gated(const struct team &who, const struct cuda_io &io, const struct pro
                 v[b] = times(times(times(v[b], g[b]), weight), make_float4(f, f, f, f));
             }
         }
-        put_pieces<BATCH, SHARE, false>(who, in, image, i, own, v, sum, NULL);
+        put_pieces<BATCH, SHARE, GROUP, false>(who, in, image, i, own, v, sum, NULL);
         base += BATCH * who.step;
         find_pieces<BATCH>(who, base, n, i, own);
         find_gates<BATCH, IS_NORM>(in, i, j);
@@ -497,38 +523,38 @@ static __device__ __forceinline__ void prepare_early(const struct team &who,
 
 /* A row to an image, by the whole block. red: room for k / 128 floats of this row, or for a factor
  * a head. */
-template <int SHARE>
+template <int SHARE, int GROUP = 0, class IMAGE = uint8_t *>
 static __device__ __forceinline__ void
 prepare_row(const struct team &who, const struct cuda_io &io, const struct project_input &in,
-            const struct row_source &from, const float4 (&weight)[NORM_BATCH], uint8_t *image,
+            const struct row_source &from, const float4 (&weight)[NORM_BATCH], IMAGE image,
             float *red) {
     uint32_t n = in.k / 4;
     if (!is_quick(in)) {
-        prepare_any(io, in, from, image, red);
+        prepare_any<GROUP>(io, in, from, image, red);
     } else if (in.kind == PREPARE_NONE) {
         if (n <= who.step)
-            prepare_plain<1, SHARE>(who, io, in, from, image);
+            prepare_plain<1, SHARE, GROUP>(who, io, in, from, image);
         else if (n <= 2 * who.step)
-            prepare_plain<2, SHARE>(who, io, in, from, image);
+            prepare_plain<2, SHARE, GROUP>(who, io, in, from, image);
         else if (SHARE > 1 || n <= 3 * who.step)
-            prepare_plain<3, SHARE>(who, io, in, from, image);
+            prepare_plain<3, SHARE, GROUP>(who, io, in, from, image);
         else
-            prepare_plain<5, SHARE>(who, io, in, from, image);
+            prepare_plain<5, SHARE, GROUP>(who, io, in, from, image);
     } else if (in.kind == PREPARE_NORM) {
         if (n <= who.step)
-            prepare_norm<1, SHARE>(who, io, in, from, weight, image, red);
+            prepare_norm<1, SHARE, GROUP>(who, io, in, from, weight, image, red);
         else
-            prepare_norm<NORM_BATCH, SHARE>(who, io, in, from, weight, image, red);
+            prepare_norm<NORM_BATCH, SHARE, GROUP>(who, io, in, from, weight, image, red);
     } else if (in.kind == PREPARE_GATED_NORM) {
         if (n <= who.step)
-            prepare_gated<1, SHARE, true>(who, io, in, from, weight[0], image);
+            prepare_gated<1, SHARE, GROUP, true>(who, io, in, from, weight[0], image);
         else
-            prepare_gated<2, SHARE, true>(who, io, in, from, weight[0], image);
+            prepare_gated<2, SHARE, GROUP, true>(who, io, in, from, weight[0], image);
     } else {
         if (n <= who.step)
-            prepare_gated<1, SHARE, false>(who, io, in, from, weight[0], image);
+            prepare_gated<1, SHARE, GROUP, false>(who, io, in, from, weight[0], image);
         else
-            prepare_gated<2, SHARE, false>(who, io, in, from, weight[0], image);
+            prepare_gated<2, SHARE, GROUP, false>(who, io, in, from, weight[0], image);
     }
 }
 

@@ -322,7 +322,7 @@ static uint32_t set_segments(struct recorder *r, const struct op_project *op,
             .type = project_type_bit(m.type),
             .n = m.n,
             .column = op->segments[i].column,
-            .lane_shift = shift_of(128 / m.tile_rows),
+            .lane_shift = shift_of(project_lanes(m.type, m.tile_rows)),
             .row_shift = shift_of(m.tile_rows),
             .units = m.k / tile_columns(m.type, m.tile_rows),
             .unit_bytes = tile_unit_bytes(m.type),
@@ -330,7 +330,7 @@ static uint32_t set_segments(struct recorder *r, const struct op_project *op,
             .n_tiles = div_up(m.n, m.tile_rows),
         };
         set |= s->type;
-        p->has_bias |= s->bias != NULL;
+        p->has_bias |= op->segments[i].bias.n_dims != 0;
         tile += s->n_tiles;
         p->slot_bytes = max_u32(p->slot_bytes, s->unit_bytes);
         p->in.wants_int8 |= tile_is_int8(m.type);
@@ -366,15 +366,20 @@ static uint32_t choose_rows(struct project_params *p, uint32_t bucket, uint32_t 
     return 0;
 }
 
+uint32_t project_shares(const struct project_input *in, uint32_t threads) {
+    return in->kind == PREPARE_NORM ? 1 : div_up(in->k / 4, threads);
+}
+
 int project_prepare_rows(struct recorder *r, const struct project_params *p, uint8_t *images,
                          uint32_t bucket) {
     struct prepare_params params = {
         .io = p->io, .in = p->in, .images = images, .image_bytes = p->image_bytes};
     uint32_t heads = p->in.k / p->in.width, chunks = p->in.k / PROJECT_CHUNK;
+    uint32_t threads = min_u32(512, p->in.k / 4);
     struct cuda_launch launch = {
         .kernel = "project_prepare",
-        .grid = {bucket, 1, 1},
-        .threads = min_u32(512, p->in.k / 4),
+        .grid = {bucket, project_shares(&p->in, threads), 1},
+        .threads = threads,
         .shared = max_u32(heads, chunks) * 4,
     };
     return recorder_launch(r, &launch, &params, sizeof params);
@@ -496,6 +501,12 @@ static const struct project_cut *cut_images(struct recorder *r, struct project_p
     return find_cut(r, p);
 }
 
+/* For more rows of int8 activations there is project_many; kernels for eight are what is left where
+ * that is none, so they know one set. */
+static const char *kernel_set(uint32_t set, uint32_t rows) {
+    return rows == PROJECT_ROWS && set & IS_INT8 ? "all" : project_set_name(set);
+}
+
 int record_project(struct recorder *r, const struct op *op) {
     const struct op_project *o = &op->project;
     struct project_params p = {
@@ -507,23 +518,27 @@ int record_project(struct recorder *r, const struct op *op) {
         .row_limit = o->is_head ? r->plan->max_outputs : r->plan->max_rows,
         .most_shared = r->b->most_shared,
     };
+    p.in.act_group = op_act_group(op);
     uint32_t set = r->exact || r->n_sms > PROJECT_BLOCKS ? 0 : set_segments(r, o, &p);
     if (!set)
         return record_project_rows(r, op);
-    const char *set_text = project_set_name(set);
-    p.has_more_slots = strcmp(set_text, "all") == 0 || set & HAS_MORE_SLOTS;
+    p.has_more_slots = strcmp(kernel_set(set, 1), "all") == 0 || set & HAS_MORE_SLOTS;
     const struct project_cut *cut = cut_images(r, &p, is_plain(&p, set));
-    if (cut && p.is_plain && cut->rows <= PROJECT_FUSED) /* kernels for so few want floats */
-        cut = cut_images(r, &p, false);
     if (!cut)
         return err_memory(r->err, "the cut of a product");
     struct project_params whole = cut->p;
     set_addresses(&whole, &p);
+    int many_status;
+    if (project_many(r, &whole, set, &many_status))
+        return many_status;
+    if (p.is_plain && cut->rows <= PROJECT_FUSED) { /* kernels for so few want floats */
+        if (!(cut = cut_images(r, &p, false)))
+            return err_memory(r->err, "the cut of a product");
+        whole = cut->p;
+        set_addresses(&whole, &p);
+    }
     p = whole;
     uint32_t bucket = max_u32(p.row_limit, 1), n_blocks = cut->n_blocks, rows = cut->rows;
-    int many_status;
-    if (project_many(r, &p, set, &many_status))
-        return many_status;
     if (!rows)
         return err_set(r->err, SLUICE_ERR_UNSUPPORTED,
                        "a product of %u columns needs more shared memory than a block may have",
@@ -531,7 +546,7 @@ int record_project(struct recorder *r, const struct op *op) {
     struct project_head_params head = {0};
     bool is_head = find_pick(r, o, &head);
     char name[48];
-    const char *kind = is_head ? "head_" : "";
+    const char *kind = is_head ? "head_" : "", *set_text = kernel_set(set, rows);
     if (is_pair(&p, r->n_sms))
         snprintf(name, sizeof name, "project_%spair_%s", kind, set_text);
     else

@@ -8,10 +8,20 @@
  * unit only when the first is there: the stage before this one reads its activations at that time,
  * and they would queue behind all that was asked for. All weights are read once for R rows.
  *
- * The order of a sum, which every kernel must keep: of a task (tile, K slice) a lane adds its spans
- * unit by unit, as eat_* below: for int8 activations exact integer sums of 32 columns (Q4_K, Q5_K,
- * Q6_K) or 16 (Q8_0), scaled and added by fused multiply-adds; for f32 activations column by
- * column. Then the lanes that share a row are added, neighbours first: l with l ^ 1, ^ 2, ^ 4, ...
+ * The order of a sum, which every kernel must keep, of a task (tile, K slice). Types that meet int8
+ * activations: unit by unit a lane has the sum v of its span, as eat_* below:
+ *
+ *   Q4_K, Q5_K  I += scale * dot, M += min * sum: integers, over its four pieces of 32 columns;
+ *               t = d * I, t = fma(-dmin, M, t), v = as * t, as: the activations' scale
+ *   Q6_K        I likewise, over runs of 16 columns; v = as * (d * I)
+ *   Q8_0        v = (d * as) * dot of the first 32 columns, v = fma(d * as, dot, v) of the others
+ *
+ * (Beside K-quants Q8_0's two scales `as` are the same, that of 128 columns.) Then the lanes that
+ * share the row are added, l with l ^ T, ^ 2 T, ... below 32, and that to the sum so far, from 0.
+ *
+ * Types that meet f32 activations: a lane adds its spans column by column, unit by unit; at the end
+ * the lanes that share a row are added, neighbours first: l with l ^ 1, ^ 2, ^ 4, ...
+ *
  * Then the slices, from the first on, beginning with 0. Then the factor, the bias, and what FINISH
  * says. */
 #ifndef BACKEND_CUDA_PROJECT_CUH
@@ -151,16 +161,18 @@ static __device__ __forceinline__ void load_unit(const struct project_params &p,
         find_task(p, l.task, t);
         const struct project_segment &s = p.segments[t.segment];
         l.left = task_units(s, t.slice);
-        l.bytes = BYTES ? BYTES : s.unit_bytes;
-        l.at = s.data + ((uint64_t)t.tile * s.units + task_first(s, t.slice)) * l.bytes +
+        l.bytes = s.unit_bytes;
+        l.at = s.data +
+               ((uint64_t)t.tile * s.units + task_first(s, t.slice)) * (BYTES ? BYTES : l.bytes) +
                (IS_BULK ? 0 : lane * 16);
         l.task += p.ring_warps;
     }
+    uint32_t bytes = BYTES ? BYTES : l.bytes;
     if (IS_BULK) {
         if (l.left) {
             if (lane == 0)
-                bulk_copy(slot, l.at, l.bytes, barrier);
-            l.at += l.bytes;
+                bulk_copy(slot, l.at, bytes, barrier);
+            l.at += bytes;
             l.left--;
         }
         return;
@@ -172,9 +184,9 @@ static __device__ __forceinline__ void load_unit(const struct project_params &p,
             copy16(slot + i * 512, l.at + i * 512);
 #pragma unroll
         for (uint32_t i = 4; i < 7; i++)
-            if ((!BYTES || i * 512 < BYTES) && lane * 16 + i * 512 < (BYTES ? BYTES : l.bytes))
+            if ((!BYTES || i * 512 < BYTES) && lane * 16 + i * 512 < bytes)
                 copy16(slot + i * 512, l.at + i * 512);
-        l.at += l.bytes;
+        l.at += bytes;
         l.left--;
     }
     copy_commit();
@@ -203,22 +215,50 @@ static __device__ __forceinline__ void fill_ring(const struct project_params &p,
 
 /* Activations in shared memory, as project.h has their images. */
 struct acts {
-    const uint8_t *image;
-    uint32_t stride; /* from row to row */
-    uint32_t plane;
-    uint32_t f32_at;
+    uint32_t image;     /* an address in shared memory */
+    uint32_t stride;    /* from row to row */
+    uint32_t planes[5]; /* where they begin; the others are as far from the fifth */
+    uint32_t sums_at;   /* of the numbers */
+    const uint8_t *f32; /* the floats */
 };
 
-static __device__ __forceinline__ uint4 act_piece(const struct acts &a, int r, uint32_t at) {
-    return ((const uint4 *)(a.image + r * a.stride))[at];
+/* The compiler must not see that the planes are multiples of one number: it would then add that for
+ * every piece that is read. */
+static __device__ __forceinline__ struct acts acts_of(const struct project_input &in,
+                                                      const uint8_t *image, uint32_t stride) {
+    struct acts a = {};
+    a.image = shared_at(image);
+    a.stride = stride;
+#pragma unroll
+    for (int j = 1; j < 5; j++)
+        asm("add.u32 %0, %1, %2;"
+            : "=r"(a.planes[j])
+            : "r"(a.planes[j - 1]), "r"(project_plane(in.k) * 16));
+    a.sums_at = project_sums_at(in.k);
+    a.f32 = image + (in.wants_int8 ? project_int8_bytes(in.k) : 0);
+    return a;
 }
 
-static __device__ __forceinline__ float2 act_scale(const struct acts &a, int r, uint32_t group) {
-    return ((const float2 *)(a.image + r * a.stride + a.plane * 32))[group];
+template <class T> static __device__ __forceinline__ T read_shared(uint32_t at) {
+    return *(const T *)__cvta_shared_to_generic(at);
+}
+
+/* Of 128 columns, whose first piece is at `at`: that of plane j; the numbers' sums; scale i. */
+static __device__ __forceinline__ uint4 act_piece(const struct acts &a, uint32_t at, int j) {
+    return read_shared<uint4>(at + j / 4 * a.planes[4] + a.planes[j % 4]);
+}
+
+static __device__ __forceinline__ uint4 act_sums(const struct acts &a, uint32_t at) {
+    return read_shared<uint4>(at + a.sums_at);
+}
+
+template <class T = float>
+static __device__ __forceinline__ T act_scale(const struct acts &a, uint32_t at, uint32_t i) {
+    return read_shared<T>(at + a.planes[4] + a.planes[4] + 4 * i);
 }
 
 static __device__ __forceinline__ float4 act_floats(const struct acts &a, int r, uint32_t at) {
-    return ((const float4 *)(a.image + r * a.stride + a.f32_at))[at];
+    return ((const float4 *)(a.f32 + r * a.stride))[at];
 }
 
 static __device__ __forceinline__ int dot4u(uint32_t w, uint32_t a, int c) {
@@ -239,121 +279,186 @@ static __device__ __forceinline__ float2 halves(uint32_t v) {
     return __half22float2(*reinterpret_cast<__half2 *>(&v));
 }
 
-static __device__ __forceinline__ float byte_float(uint32_t v, int i) {
-    return (float)(v >> (8 * i) & 255);
-}
-
-/* Scales of Q4_K and Q5_K: d * scale and dmin * minimum of four rows, both exact. */
-struct scales {
-    float scale[4], min[4];
+/* Where a lane is in the units of its task. */
+struct lane_place {
+    uint32_t lanes; /* so many share a row */
+    uint32_t place; /* among them */
+    uint32_t d;     /* int8: where in a unit's words d of its block of 256 columns is, in bytes */
+    uint32_t acts;  /* int8: of 128 columns a lane, where the tile's first ones lie */
 };
 
-static __device__ __forceinline__ struct scales unit_scales(const uint8_t *at, uint32_t lane) {
-    uint32_t s = ((const uint32_t *)at)[lane];
-    uint32_t n = ((const uint16_t *)(at + TILE_MINS))[lane];
-    uint4 d = ((const uint4 *)(at + TILE_D))[lane / 8];
-    uint32_t min = (n & 0x0f0fu) | (n << 12 & 0x0f0f0000u) | (s >> 2 & 0x30303030u);
-    struct scales out;
-    s &= 0x3f3f3f3fu;
-#pragma unroll
-    for (int i = 0; i < 4; i++) {
-        float2 dd = halves(word(d, i));
-        out.scale[i] = __fmul_rn(dd.x, byte_float(s, i));
-        out.min[i] = __fmul_rn(dd.y, byte_float(min, i));
-    }
-    return out;
+/* Whether a segment's type meets int8 activations: mostly the set says it. */
+template <int SET> static __device__ __forceinline__ bool is_int8(uint32_t type) {
+    return !(SET & ~IS_INT8) || (SET & IS_INT8 && type & IS_INT8);
 }
 
-/* Columns 32 c ...: acc += as * (scale * sum of w a), then += min * (-as * sum of a). */
+template <int SET>
+static __device__ __forceinline__ struct lane_place find_lane(const struct acts &a, uint32_t type,
+                                                              uint32_t lane_shift) {
+    uint32_t lane = threadIdx.x % 32, lanes = 1u << lane_shift, rows = 32 >> lane_shift;
+    if (!is_int8<SET>(type))
+        return {lanes, lane & (lanes - 1), 0, 0};
+    uint32_t place = lane / rows;
+    return {lanes, place, (place / 2 * rows + lane % rows) * 4, a.image + place * 16};
+}
+
+/* v + w where lanes > MORE. No branch, behind which nothing else could go on, and no copies. */
+template <int MORE>
+static __device__ __forceinline__ float add_if(float v, float w, uint32_t lanes) {
+    asm("{\n"
+        ".reg .pred p;\n"
+        "setp.gt.u32 p, %1, %3;\n"
+        "@p add.rn.f32 %0, %0, %2;\n"
+        "}"
+        : "+f"(v)
+        : "r"(lanes), "f"(w), "n"(MORE));
+    return v;
+}
+
+/* The lanes that share a row of an int8 type, added: those 4, 8 and 16 apart, or the last of it. */
+static __device__ __forceinline__ float add_lanes(float v, uint32_t lanes) {
+    v = add_if<4>(v, __shfl_xor_sync(~0u, v, 4), lanes);
+    v = add_if<2>(v, __shfl_xor_sync(~0u, v, 8), lanes);
+    return __fadd_rn(v, __shfl_xor_sync(~0u, v, 16));
+}
+
+/* Of int8 types acc[r][0] is the row's sum so far, and acc[r][1] the lane's of the latest unit: it
+ * is added while the next one's first numbers are on their way. */
+template <int R>
+static __device__ __forceinline__ void add_unit(const struct lane_place &at, float (&acc)[R][4]) {
+#pragma unroll
+    for (int r = 0; r < R; r++)
+        acc[r][0] = __fadd_rn(acc[r][0], add_lanes(acc[r][1], at.lanes));
+}
+
+/* Sum of four products: the low halves of s, and bytes 0..63. */
+static __device__ __forceinline__ int dot_sums(uint4 s, uint32_t min) {
+    int low = __dp2a_lo((int)__byte_perm(s.x, s.y, 0x5410), (int)min, 0);
+    return __dp2a_hi((int)__byte_perm(s.z, s.w, 0x5410), (int)min, low);
+}
+
+/* Q4_K and Q5_K: d * sum - dmin * least. */
+static __device__ __forceinline__ float less_least(float2 d, int sum, int least) {
+    return __fmaf_rn(-d.y, (float)least, __fmul_rn(d.x, (float)sum));
+}
+
+/* A unit's lanes have columns 128 (x + place)... . */
 template <int R, bool IS_5>
-static __device__ __forceinline__ void eat_q4(const uint8_t *slot, const struct acts &a, uint32_t c,
+static __device__ __forceinline__ void eat_q4(const uint8_t *slot, const struct acts &a,
+                                              const struct lane_place &at, uint32_t x,
                                               float (&acc)[R][4]) {
-    uint32_t lane = threadIdx.x % 32;
-    struct scales s = unit_scales(slot + (IS_5 ? TILE_Q5_SCALES : TILE_Q4_SCALES), lane);
+    uint32_t lane = threadIdx.x % 32, from = at.acts + x * 16;
+    const uint8_t *scales = slot + (IS_5 ? TILE_Q5_SCALES : TILE_Q4_SCALES);
+    uint32_t s = ((const uint32_t *)scales)[lane];
+    uint32_t n = ((const uint16_t *)(scales + TILE_MINS))[lane];
+    uint32_t dd = *(const uint32_t *)(scales + TILE_D + at.d);
     uint4 more = IS_5 ? ((const uint4 *)(slot + TILE_MORE))[lane] : make_uint4(0, 0, 0, 0);
+    uint32_t min = (n & 0x0f0fu) | (n << 12 & 0x0f0f0000u) | (s >> 2 & 0x30303030u);
+    float2 d = halves(dd);
+    int sum[R] = {};
+    add_unit<R>(at, acc);
 #pragma unroll
-    for (int row = 0; row < 4; row++) {
-        uint4 w = ((const uint4 *)slot)[row * 32 + lane];
-        uint32_t lo[4], hi[4], h = word(more, row);
+    for (int i = 0; i < 4; i++) {
+        uint4 w = ((const uint4 *)slot)[i * 32 + lane];
+        uint32_t lo[4], hi[4], h = word(more, i);
+        int scale = (int)__byte_perm(s & 0x3f3f3f3fu, 0, 0x4440 + i);
 #pragma unroll
-        for (int i = 0; i < 4; i++) {
-            uint32_t v = word(w, i);
-            lo[i] = v & 0x0f0f0f0fu;
-            hi[i] = v & 0xf0f0f0f0u;
+        for (int j = 0; j < 4; j++) {
+            uint32_t b = word(w, j);
+            lo[j] = b & 0x0f0f0f0fu;
+            hi[j] = b & 0xf0f0f0f0u;
             if (IS_5) {
-                lo[i] |= (h >> i & 0x01010101u) << 4;
-                hi[i] = (v >> 4 & 0x0f0f0f0fu) | (h >> (4 + i) & 0x01010101u) << 4;
+                lo[j] |= (h >> j & 0x01010101u) << 4;
+                hi[j] = (b >> 4 & 0x0f0f0f0fu) | (h >> (4 + j) & 0x01010101u) << 4;
             }
         }
 #pragma unroll
         for (int r = 0; r < R; r++) {
-            uint4 x = act_piece(a, r, c), y = act_piece(a, r, a.plane + c);
-            float2 as = act_scale(a, r, c);
-            int u = 0, v = 0;
+            uint32_t row = from + r * a.stride;
+            uint4 y = act_piece(a, row, 2 * i), z = act_piece(a, row, 2 * i + 1);
+            int low = 0, high = 0;
 #pragma unroll
-            for (int i = 0; i < 4; i++)
-                u = dot4u(lo[i], word(x, i), u), v = dot4u(hi[i], word(y, i), v);
-            float sum = (float)(u + (IS_5 ? v : v >> 4));
-            float t = __fmaf_rn(__fmul_rn(s.scale[row], as.x), sum, acc[r][row]);
-            acc[r][row] = __fmaf_rn(s.min[row], as.y, t);
+            for (int j = 0; j < 4; j++) {
+                low = dot4u(lo[j], word(y, j), low);
+                high = dot4u(hi[j], word(z, j), high);
+            }
+            sum[r] += scale * (low + (IS_5 ? high : high >> 4));
         }
+    }
+#pragma unroll
+    for (int r = 0; r < R; r++) {
+        uint32_t row = from + r * a.stride;
+        acc[r][1] =
+            __fmul_rn(act_scale(a, row, 0), less_least(d, sum[r], dot_sums(act_sums(a, row), min)));
     }
 }
 
 /* Numbers are brought into a byte's upper 6 bits, so sums are four times what they should be. */
 template <int R>
-static __device__ __forceinline__ void eat_q6(const uint8_t *slot, const struct acts &a, uint32_t c,
+static __device__ __forceinline__ void eat_q6(const uint8_t *slot, const struct acts &a,
+                                              const struct lane_place &at, uint32_t x,
                                               float (&acc)[R][4]) {
-    uint32_t lane = threadIdx.x % 32;
-    uint2 sc = ((const uint2 *)(slot + TILE_Q6_SCALES))[lane];
-    uint2 d = ((const uint2 *)(slot + TILE_Q6_D))[lane / 8];
+    uint32_t lane = threadIdx.x % 32, from = at.acts + x * 16;
+    uint2 scales = ((const uint2 *)(slot + TILE_Q6_SCALES))[lane];
+    float d = __half2float(*(const __half *)(slot + TILE_Q6_D + at.d / 2));
+    int sum[R] = {};
+    add_unit<R>(at, acc);
 #pragma unroll
-    for (int row = 0; row < 4; row++) {
-        uint4 w = ((const uint4 *)slot)[row * 32 + lane];
-        uint2 h = ((const uint2 *)(slot + TILE_MORE + row / 2 * 512))[lane * 2 + row % 2];
-        uint32_t lo[4], hi[4];
-#pragma unroll
-        for (int i = 0; i < 4; i++) {
-            lo[i] = (word(w, i) << 2 & 0x3c3c3c3cu) | (h.x << (6 - 2 * i) & 0xc0c0c0c0u);
-            hi[i] = (word(w, i) >> 2 & 0x3c3c3c3cu) | (h.y << (6 - 2 * i) & 0xc0c0c0c0u);
-        }
-        uint32_t pair = (row / 2 ? sc.y : sc.x) >> (row % 2 * 16);
+    for (int i = 0; i < 4; i++) {
+        uint4 w = ((const uint4 *)slot)[i * 32 + lane];
+        uint2 h = ((const uint2 *)(slot + TILE_MORE + i / 2 * 512))[lane * 2 + i % 2];
+        uint32_t lo[4], hi[4], pair = (i / 2 ? scales.y : scales.x) >> (i % 2 * 16);
         int s0 = (int8_t)(pair & 255), s1 = (int8_t)(pair >> 8 & 255);
-        float2 dd = halves(row / 2 ? d.y : d.x);
-        float dr = row % 2 ? dd.y : dd.x;
+#pragma unroll
+        for (int j = 0; j < 4; j++) {
+            lo[j] = (word(w, j) << 2 & 0x3c3c3c3cu) | (h.x << (6 - 2 * j) & 0xc0c0c0c0u);
+            hi[j] = (word(w, j) >> 2 & 0x3c3c3c3cu) | (h.y << (6 - 2 * j) & 0xc0c0c0c0u);
+        }
 #pragma unroll
         for (int r = 0; r < R; r++) {
-            uint4 x = act_piece(a, r, c), y = act_piece(a, r, a.plane + c);
-            int u = 0, v = 0;
+            uint32_t row = from + r * a.stride;
+            uint4 y = act_piece(a, row, 2 * i), z = act_piece(a, row, 2 * i + 1);
+            int low = 0, high = 0;
 #pragma unroll
-            for (int i = 0; i < 4; i++)
-                u = dot4s(lo[i], word(x, i), u), v = dot4s(hi[i], word(y, i), v);
-            float sum = (float)((u * s0 + v * s1) >> 2); /* under 2^24: exact */
-            acc[r][row] = __fmaf_rn(__fmul_rn(dr, act_scale(a, r, c).x), sum, acc[r][row]);
+            for (int j = 0; j < 4; j++) {
+                low = dot4s(lo[j], word(y, j), low);
+                high = dot4s(hi[j], word(z, j), high);
+            }
+            sum[r] += low * s0 + high * s1;
         }
     }
+#pragma unroll
+    for (int r = 0; r < R; r++)
+        acc[r][1] =
+            __fmul_rn(act_scale(a, from + r * a.stride, 0), __fmul_rn(d, (float)(sum[r] >> 2)));
 }
 
-/* Columns 16 c ... */
+/* 64 columns: the first four planes have one half of 128, the others the other. */
 template <int R>
-static __device__ __forceinline__ void eat_q8(const uint8_t *slot, const struct acts &a, uint32_t c,
+static __device__ __forceinline__ void eat_q8(const uint8_t *slot, const struct acts &a,
+                                              const struct lane_place &at, uint32_t x,
                                               float (&acc)[R][4]) {
-    uint32_t lane = threadIdx.x % 32;
-    uint2 d = ((const uint2 *)(slot + TILE_MORE))[lane / 2];
+    uint32_t lane = threadIdx.x % 32, half = (x + at.place) % 2;
+    uint32_t from = a.image + (x + at.place) / 2 * 16;
+    float2 d = halves(((const uint32_t *)(slot + TILE_MORE))[lane]);
+    int dot[R][2] = {};
+    add_unit<R>(at, acc);
 #pragma unroll
-    for (int row = 0; row < 4; row++) {
-        uint4 w = ((const uint4 *)slot)[row * 32 + lane];
-        float2 dd = halves(row / 2 ? d.y : d.x);
-        float dr = row % 2 ? dd.y : dd.x;
+    for (int i = 0; i < 4; i++) {
+        uint4 w = ((const uint4 *)slot)[i * 32 + lane];
 #pragma unroll
         for (int r = 0; r < R; r++) {
-            uint4 x = act_piece(a, r, (c & 1 ? a.plane : 0) + c / 2);
-            int u = 0;
+            uint4 y = act_piece(a, from + r * a.stride + half * a.planes[4], i);
 #pragma unroll
-            for (int i = 0; i < 4; i++)
-                u = dot4s(word(w, i), word(x, i), u);
-            acc[r][row] = __fmaf_rn(__fmul_rn(dr, act_scale(a, r, c / 2).x), (float)u, acc[r][row]);
+            for (int j = 0; j < 4; j++)
+                dot[r][i / 2] = dot4s(word(w, j), word(y, j), dot[r][i / 2]);
         }
+    }
+#pragma unroll
+    for (int r = 0; r < R; r++) {
+        float2 as = act_scale<float2>(a, from + r * a.stride, 2 * half);
+        float v = __fmul_rn(__fmul_rn(d.x, as.x), (float)dot[r][0]);
+        acc[r][1] = __fmaf_rn(__fmul_rn(d.y, as.y), (float)dot[r][1], v);
     }
 }
 
@@ -440,26 +545,26 @@ static __device__ __forceinline__ void eat_plain(const struct project_params &p,
         slot, [&](int r) { return plain_act(p, a.x[r], a.norm); }, acc);
 }
 
-/* Unit u of a tile; `place` is the lane's in its group of `lanes`. */
+/* A unit of a tile, x spans of a lane behind the tile's first. */
 template <int SET, int R>
 static __device__ __forceinline__ void eat_unit(uint32_t type, const uint8_t *slot,
-                                                const struct acts &a, uint32_t u, uint32_t lanes,
-                                                uint32_t place, float (&acc)[R][4]) {
-    uint32_t c = u * lanes + place;
-    if (SET == IS_Q4_K || (SET & IS_Q4_K && type == IS_Q4_K))
-        eat_q4<R, false>(slot, a, c, acc);
-    else if (SET == IS_Q6_K || (SET & IS_Q6_K && type == IS_Q6_K))
-        eat_q6<R>(slot, a, c, acc);
-    else if (SET == IS_F32 || (SET & IS_F32 && type == IS_F32))
-        eat_f32<R>(slot, a, c, acc);
-    else if (SET == IS_Q8_0 || (SET & IS_Q8_0 && type == IS_Q8_0))
-        eat_q8<R>(slot, a, c, acc);
-    else if (SET == IS_BF16 || (SET & IS_BF16 && type == IS_BF16))
-        eat_halves<R, false>(slot, a, c + u * lanes, lanes, acc);
-    else if (SET == IS_F16 || (SET & IS_F16 && type == IS_F16))
-        eat_halves<R, true>(slot, a, c + u * lanes, lanes, acc);
-    else if (SET & IS_Q5_K)
-        eat_q4<R, true>(slot, a, c, acc);
+                                                const struct acts &a, uint32_t x,
+                                                const struct lane_place &at, float (&acc)[R][4]) {
+    if (SET == IS_Q4_K || (SET & IS_Q4_K && type == IS_Q4_K)) {
+        eat_q4<R, false>(slot, a, at, x, acc);
+    } else if (SET == IS_Q6_K || (SET & IS_Q6_K && type == IS_Q6_K)) {
+        eat_q6<R>(slot, a, at, x, acc);
+    } else if (SET == IS_F32 || (SET & IS_F32 && type == IS_F32)) {
+        eat_f32<R>(slot, a, x + at.place, acc);
+    } else if (SET == IS_Q8_0 || (SET & IS_Q8_0 && type == IS_Q8_0)) {
+        eat_q8<R>(slot, a, at, x, acc);
+    } else if (SET == IS_BF16 || (SET & IS_BF16 && type == IS_BF16)) {
+        eat_halves<R, false>(slot, a, 2 * x + at.place, at.lanes, acc);
+    } else if (SET == IS_F16 || (SET & IS_F16 && type == IS_F16)) {
+        eat_halves<R, true>(slot, a, 2 * x + at.place, at.lanes, acc);
+    } else if (SET & IS_Q5_K) {
+        eat_q4<R, true>(slot, a, at, x, acc);
+    }
 }
 
 /* ---- sums and results -------------------------------------------------------------------------
@@ -479,6 +584,24 @@ static __device__ __forceinline__ float sum_lanes(const float (&v)[4], uint32_t 
     if (lanes > 16)
         s = __fadd_rn(s, __shfl_xor_sync(~0u, s, 16));
     return s;
+}
+
+/* The row of the tile whose sum a lane has at a task's end; ~0: another lane puts it somewhere. */
+template <int SET>
+static __device__ __forceinline__ uint32_t find_row(uint32_t type, uint32_t lane_shift) {
+    uint32_t lane = threadIdx.x % 32;
+    if (is_int8<SET>(type))
+        return lane < 32u >> lane_shift ? lane : ~0u;
+    uint32_t place = lane & ((1u << lane_shift) - 1);
+    return place < 4 ? (lane >> lane_shift) * 4 + place % 2 * 2 + place / 2 % 2 : ~0u;
+}
+
+template <int SET>
+static __device__ __forceinline__ float task_sum(uint32_t type, const struct lane_place &at,
+                                                 const float (&acc)[4]) {
+    if (is_int8<SET>(type))
+        return __fadd_rn(acc[0], add_lanes(acc[1], at.lanes));
+    return sum_lanes(acc, at.lanes, threadIdx.x % 32);
 }
 
 static __device__ __forceinline__ float biased(const struct project_segment &s, uint32_t n,
@@ -510,21 +633,22 @@ eat_tasks(const struct project_params &p, struct loader &l, uint32_t warp, uint3
           uint32_t bars, struct task t, const struct acts &a, const float *factors, float *parts,
           uint32_t first_row, uint32_t n_rows, const HEAD &head) {
     extern __shared__ uint4 shared[];
-    uint32_t lane = threadIdx.x % 32, slot = 0, slots = SET & HAS_MORE_SLOTS ? p.slots : 2;
+    uint32_t slot = 0, slots = SET & HAS_MORE_SLOTS ? p.slots : 2;
     constexpr bool IS_BULK = HAS_BULK && R == 1;
     uint32_t base = (uint32_t)__cvta_generic_to_shared(shared), i = warp, phase = 0;
     for (;;) {
         const struct project_segment &s = p.segments[t.segment];
-        uint32_t u = task_first(s, t.slice), last = u + task_units(s, t.slice);
-        uint32_t lanes = 1u << s.lane_shift, place = lane & (lanes - 1), type = s.type;
+        uint32_t x = task_first(s, t.slice) << s.lane_shift, type = s.type;
+        uint32_t last = x + (task_units(s, t.slice) << s.lane_shift);
+        struct lane_place place = find_lane<SET>(a, type, s.lane_shift);
         bool is_plain = R > PROJECT_FUSED && SET & IS_F32 && p.is_plain && type == IS_F32;
         float acc[R][4] = {};
 #pragma unroll 1
-        for (; u < last; u++) {
+        for (; x < last; x += place.lanes) {
             uint32_t at = ring + slot * p.slot_bytes;
             struct plain_acts<R> plain;
             if (is_plain)
-                load_plain<R>(p, first_row, u * lanes + place, plain);
+                load_plain<R>(p, first_row, x + place.place, plain);
             if (IS_BULK) {
                 signal_wait(bars + slot * 8, phase);
             } else {
@@ -534,25 +658,25 @@ eat_tasks(const struct project_params &p, struct loader &l, uint32_t warp, uint3
             if (is_plain)
                 eat_plain<R>(p, (const uint8_t *)shared + at, plain, acc);
             else
-                eat_unit<SET, R>(type, (const uint8_t *)shared + at, a, u, lanes, place, acc);
+                eat_unit<SET, R>(type, (const uint8_t *)shared + at, a, x, place, acc);
             __syncwarp();
             load_unit<SET, IS_BULK>(p, l, base + at, bars + slot * 8);
             slot = slot + 1 == slots ? 0 : slot + 1;
             phase ^= slot == 0;
         }
-        uint32_t row = (lane >> s.lane_shift) * 4 + place % 2 * 2 + place / 2 % 2;
-        uint32_t n = (t.tile << s.row_shift) + row;
+        uint32_t row = find_row<SET>(type, s.lane_shift), n = (t.tile << s.row_shift) + row;
+        bool is_mine = row != ~0u;
 #pragma unroll
         for (int r = 0; r < R; r++) {
-            float v = sum_lanes(acc[r], lanes, lane);
+            float v = task_sum<SET>(type, place, acc[r]);
             if (!p.is_direct) {
-                if (place < 4)
+                if (is_mine)
                     parts[(r + i * R) * PROJECT_TASK_ROWS + row] = v;
-            } else if (place < 4 && n < s.n && first_row + r < n_rows) {
+            } else if (is_mine && n < s.n && first_row + r < n_rows) {
                 put_result(p, s, n, first_row + r, __fmul_rn(v, factors[r]));
             }
             if (HEAD::IS_HEAD && p.is_direct)
-                head.note(p, place < 4 && n < s.n && n_rows > 0, n,
+                head.note(p, is_mine && n < s.n && n_rows > 0, n,
                           n < s.n ? biased(s, n, __fmul_rn(v, factors[0])) : 0, factors + 1);
         }
         i += p.ring_warps;
@@ -655,6 +779,11 @@ static __device__ __forceinline__ void put_factors(const struct project_params &
                               : *(const float *)(images + (r + 1) * p.image_bytes - 16);
 }
 
+/* Columns of activations that share a scale, where the set says it. */
+template <int SET> static __device__ constexpr int act_group(void) {
+    return SET & IS_K_QUANT ? (SET & IS_Q8_0 ? 0 : 128) : SET & IS_Q8_0 ? 32 : 0;
+}
+
 /* What is known before the wait is worked out before it: the first task, and the thread's result.
  * The factors are worked out by the last warp, which often has no task; before it eats, since it
  * has to wait for its units anyhow. */
@@ -700,8 +829,9 @@ static __device__ __forceinline__ void project(const struct project_params &p,
 #pragma unroll 1
         for (uint32_t i = 0; i < R; i++) {
             struct row_source source = {first_row + i, p.row_limit, i == 0};
-            prepare_row<SHARE>(who, p.io, p.in, source, weight, images + i * p.image_bytes,
-                               red + i * (p.in.k / PROJECT_CHUNK));
+            prepare_row<SHARE, act_group<SET>()>(who, p.io, p.in, source, weight,
+                                                 images + i * p.image_bytes,
+                                                 red + i * (p.in.k / PROJECT_CHUNK));
         }
         if (p.row_limit > 1 || p.in.is_head)
             n_rows = prepare_count(p.io, p.in);
@@ -721,8 +851,7 @@ static __device__ __forceinline__ void project(const struct project_params &p,
     __syncthreads();
     if (SHARE > 1)
         signal_wait(signal, 0);
-    struct acts a = {images, p.image_bytes, project_plane(p.in.k),
-                     p.in.wants_int8 ? project_int8_bytes(p.in.k) : 0};
+    struct acts a = acts_of(p.in, images, p.image_bytes);
     if (warp == blockDim.x / 32 - 1)
         put_factors<R, IS_FUSED>(p, images, red, factors);
     if (HEAD::IS_HEAD && threadIdx.x == 0)
@@ -756,6 +885,13 @@ static __device__ __forceinline__ void project(const struct project_params &p,
         project<SET, ROWS, SHARE>(p);                                                              \
     }
 
+/* Several rows of int8 activations are project_many's; what that leaves is one set. */
+#define PROJECT_KERNELS_FEW(NAME, ...)                                                             \
+    PROJECT_KERNEL(NAME, bf16, IS_BF16, __VA_ARGS__)                                               \
+    PROJECT_KERNEL(NAME, bf16_f32, IS_BF16 | IS_F32, __VA_ARGS__)                                  \
+    PROJECT_KERNEL(NAME, f16, IS_F16, __VA_ARGS__)                                                 \
+    PROJECT_KERNEL(NAME, all, 127, __VA_ARGS__)
+
 #define PROJECT_KERNELS(NAME, ...)                                                                 \
     PROJECT_KERNEL(NAME, q4, IS_Q4_K, __VA_ARGS__)                                                 \
     PROJECT_KERNEL(NAME, q6, IS_Q6_K, __VA_ARGS__)                                                 \
@@ -764,9 +900,6 @@ static __device__ __forceinline__ void project(const struct project_params &p,
     PROJECT_KERNEL(NAME, q4_q6_f32, IS_Q4_K | IS_Q6_K | IS_F32, __VA_ARGS__)                       \
     PROJECT_KERNEL(NAME, q8, IS_Q8_0, __VA_ARGS__)                                                 \
     PROJECT_KERNEL(NAME, q8_f32, IS_Q8_0 | IS_F32, __VA_ARGS__)                                    \
-    PROJECT_KERNEL(NAME, bf16, IS_BF16, __VA_ARGS__)                                               \
-    PROJECT_KERNEL(NAME, bf16_f32, IS_BF16 | IS_F32, __VA_ARGS__)                                  \
-    PROJECT_KERNEL(NAME, f16, IS_F16, __VA_ARGS__)                                                 \
-    PROJECT_KERNEL(NAME, all, 127, __VA_ARGS__)
+    PROJECT_KERNELS_FEW(NAME, __VA_ARGS__)
 
 #endif

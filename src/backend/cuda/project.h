@@ -14,7 +14,7 @@ enum {
     PROJECT_SEGMENTS = 6,
     PROJECT_BLOCKS = 528, /* at most */
     PROJECT_TASK_ROWS = 16,
-    PROJECT_ROWS = 8,    /* at once, at most */
+    PROJECT_ROWS = 8,    /* at once, at most, of products by dot products */
     PROJECT_FUSED = 2,   /* up to so many rows are prepared by the blocks of the product */
     PROJECT_SHARE = 2,   /* blocks that may prepare a single row together: a cluster */
     PROJECT_CHUNK = 128, /* columns of which a warp sums the squares at once */
@@ -28,7 +28,7 @@ struct project_segment {
     const uint8_t *data;
     const float *bias; /* (n), or NULL */
     uint32_t type, n, column;
-    uint32_t lane_shift;  /* so many lanes share a row, as a power of two: 128 / rows of a tile */
+    uint32_t lane_shift;  /* lanes that share a row, as a power of two: see project_lanes */
     uint32_t row_shift;   /* rows of a tile, likewise */
     uint32_t units;       /* of a tile */
     uint32_t unit_bytes;  /* of a unit */
@@ -41,7 +41,7 @@ struct project_segment {
 
 /* What becomes of a row of activations before the product. */
 struct project_input {
-    const float *x, *norm, *gate; /* rows x_stride and gate_stride apart */
+    const float *x, *norm, *gate; /* rows x_stride and gate_row_stride apart */
     uint32_t k, x_stride, gate_row_stride;
     uint32_t kind;               /* PREPARE_... */
     uint32_t width, head_stride; /* of heads; and from one head of the gate to the next */
@@ -49,7 +49,7 @@ struct project_input {
     uint32_t is_head;            /* rows are those that IO lists as outputs */
     uint32_t wants_int8, wants_f32;
     float eps;
-    uint32_t zero;
+    uint32_t act_group; /* columns that share a scale: 32 or 128 */
 };
 
 struct project_params {
@@ -95,18 +95,30 @@ struct prepare_params {
 /* Sets of types, a bit each. */
 enum { IS_Q4_K = 1, IS_Q5_K = 2, IS_Q6_K = 4, IS_Q8_0 = 8, IS_BF16 = 16, IS_F16 = 32, IS_F32 = 64 };
 
+/* With the first of these activations share a scale by 128 columns; all of them meet int8 ones. */
+enum { IS_K_QUANT = IS_Q4_K | IS_Q5_K | IS_Q6_K, IS_INT8 = IS_K_QUANT | IS_Q8_0 };
+
 /* Units of these types are small, so more of them may be on their way; for the others the number
  * is a constant, which saves instructions. */
 enum { HAS_MORE_SLOTS = IS_Q8_0 | IS_BF16 | IS_F16 };
 
-/* An image of a row: of int8 activations two planes of 16-byte pieces (columns 0..15 and 16..31 of
- * every 32) and the pairs (scale, -scale * sum); then f32 activations; then the factor. */
+/* An image of a row. Of int8 activations: eight planes of 16-byte pieces, plane 2 i + h of columns
+ * 32 i + 16 h... of every 128, piece by piece; then a scale and a sum of the numbers for every 32
+ * columns, f32 and int32. Then f32 activations; then the factor. */
 TILE_FN uint32_t project_plane(uint32_t k) {
-    return k / 32 + 4; /* pieces of a plane; the 4 set the second plane in other banks */
+    return k / 128 | 1; /* pieces of a plane; odd, so that eight planes lie in different banks */
+}
+
+TILE_FN uint32_t project_scales_at(uint32_t k) {
+    return project_plane(k) * 128;
+}
+
+TILE_FN uint32_t project_sums_at(uint32_t k) {
+    return project_scales_at(k) + k / 8;
 }
 
 TILE_FN uint32_t project_int8_bytes(uint32_t k) {
-    return project_plane(k) * 32 + k / 32 * 8;
+    return project_sums_at(k) + k / 8;
 }
 
 TILE_FN uint32_t project_image_bytes(const struct project_input *in) {
@@ -129,6 +141,11 @@ enum {
 
 /* Between project.c, project_many.c and experts_tiles.c. */
 
+/* Lanes that share a row of a tile; those of types that meet f32 activations share four. */
+static inline uint32_t project_lanes(uint32_t type, uint32_t tile_rows) {
+    return (tile_is_int8(type) ? 32 : 128) / tile_rows;
+}
+
 /* The bit of a tiled type (enum dtype) in a set. */
 uint32_t project_type_bit(uint32_t type);
 
@@ -141,6 +158,9 @@ void project_cut_blocks(struct project_params *p, uint32_t n_blocks, uint32_t mo
 /* Blocks, cut by `cut`: one a multiprocessor, or more where a block's sums would not fit. */
 typedef void project_cut_fn(struct project_params *p, uint32_t n_blocks);
 uint32_t project_choose_blocks(struct project_params *p, uint32_t n_sms, project_cut_fn *cut);
+/* Blocks that make a row ready, each some columns: several where those do not depend on each other.
+ */
+uint32_t project_shares(const struct project_input *in, uint32_t threads);
 /* Adds the kernel that makes the rows' images. */
 int project_prepare_rows(struct recorder *r, const struct project_params *p, uint8_t *images,
                          uint32_t bucket);

@@ -1,16 +1,17 @@
-/* project_8.cu - PROJECT for eight rows at once; and the kernel that makes rows ready for it. */
+/* project_8.cu - PROJECT for eight rows at once; and the kernel that makes rows ready for four or
+ * eight. */
 #include "backend/cuda/project.cuh"
 
-PROJECT_KERNELS(8, 8, 1, 128, )
+PROJECT_KERNELS_FEW(8, 8, 1, 128, )
 
-/* Block i makes the image of row i. */
+/* Blocks (i, ...) make the image of row i. */
 extern "C" __global__ void __launch_bounds__(512)
     project_prepare(const __grid_constant__ struct prepare_params p) {
     extern __shared__ uint4 prepare_room[];
     float *red = (float *)prepare_room;
     float4 weight[NORM_BATCH];
     pdl_launch();
-    struct team who = find_team<1>(prepare_room);
+    struct team who = {threadIdx.x + blockIdx.y * blockDim.x, gridDim.y * blockDim.x, 0, 0};
     prepare_early(who, p.in, weight);
     uint32_t i = blockIdx.x;
     uint8_t *image = p.images + (uint64_t)i * p.image_bytes;
@@ -18,6 +19,6 @@ extern "C" __global__ void __launch_bounds__(512)
     prepare_row<1>(who, p.io, p.in, source, weight, image, red);
     __syncthreads();
     float factor = prepare_factor(p.in, red);
-    if (threadIdx.x == 0)
+    if (threadIdx.x == 0 && blockIdx.y == 0)
         *(float *)(image + p.image_bytes - 16) = factor;
 }

@@ -1,125 +1,251 @@
-/* project_many.c - PROJECT on tensor cores: rows a block takes at once, its warps and its shared
- * memory. Tiles, slices and blocks are those of fewer rows, so bits are too. */
+/* project_many.c - PROJECT on tensor cores: rows that a block takes at once, who has which strips,
+ * warps and shared memory. Tiles and slices are those of one row, so bits are too. */
 #include "backend/cuda/project_many.h"
 
 #include <stdio.h>
+#include <string.h>
 
 #include "base/size.h"
 
 enum {
-    WARPS_8 = 16, /* of a block that has 8 rows, or 16: as many as its registers allow */
-    WARPS_16 = 12,
+    WARPS = 16, /* of a block; for 32 rows at once as many as its registers allow */
+    WARPS_32 = 12,
     FEWEST_WARPS = 3,
-    THREADS = 256,    /* at least: they fetch the rows, too */
-    UNIT_COST = 2304, /* a unit costs its bytes and this */
+    MOST_SLOTS = 2, /* with more, rows come late: they queue behind what was asked for before */
+    SPREAD = 4,     /* strips a block: with fewer, units are spread */
+    LEAST_THREADS = 128,
 };
 
-/* F32 segments are taken out: all blocks share them row by row. */
-static void part_segments(struct many_params *m) {
-    struct project_params *p = &m->p;
-    uint32_t n = 0, n_plain = 0, tile = 0;
+/* F32 segments go to the kernel before. False: their tiles are too high. */
+static bool part_segments(struct many_params *m, struct many_prepare_params *before) {
+    struct project_params *p = &m->p, *plain = &before->p;
+    uint32_t n = 0;
+    plain->n_segments = 0;
     for (uint32_t i = 0; i < p->n_segments; i++) {
-        struct project_segment s = p->segments[i];
-        if (s.type == IS_F32) {
-            m->plain_tiles += s.n_tiles;
-            m->plain[n_plain++] = s;
-            continue;
+        const struct project_segment *s = &p->segments[i];
+        if (s->type == IS_F32) {
+            if (s->row_shift != shift_of(MANY_PLAIN))
+                return false;
+            before->tiles += s->n_tiles;
+            before->slices = max_u32(before->slices, s->slices);
+            plain->segments[plain->n_segments++] = *s;
+        } else {
+            p->segments[n++] = *s;
         }
-        s.first_tile = p->finish == FINISH_SWIGLU ? 0 : tile;
-        tile += s.n_tiles;
-        p->segments[n++] = s;
     }
     p->n_segments = n;
+    return true;
 }
 
-static void cut(struct project_params *p, uint32_t n_blocks) {
-    project_cut_blocks(p, n_blocks, UNIT_COST);
+/* Gate and up must be alike to share strips. */
+static bool is_alike(const struct project_params *p) {
+    const struct project_segment *a = &p->segments[0], *b = &p->segments[1];
+    return a->type == b->type && a->n == b->n && a->row_shift == b->row_shift && a->row_shift < 4;
 }
+
+static void cut_strips(struct many_params *m) {
+    struct project_params *p = &m->p;
+    bool is_swiglu = p->finish == FINISH_SWIGLU;
+    uint32_t first = 0;
+    if (is_swiglu)
+        p->n_segments = 1;
+    for (uint32_t i = 0; i < p->n_segments; i++) {
+        struct project_segment *s = &p->segments[i];
+        m->tiles = max_u32(m->tiles, MANY_STRIP >> s->row_shift);
+        s->first_tile = first; /* strips stand for tiles from here on */
+        s->n_tiles = div_up(s->n, is_swiglu ? MANY_STRIP / 2 : MANY_STRIP);
+        first += s->n_tiles;
+    }
+}
+
+/* A unit of a tile costs its bytes, and this. */
+enum { MANY_UNIT_COST = 2304 };
+
+static void cut_blocks(struct many_params *m, uint32_t n_blocks) {
+    const struct project_segment *s = &m->p.segments[0];
+    m->is_spread =
+        m->p.n_segments == 1 && m->p.finish != FINISH_SWIGLU && s->n_tiles < SPREAD * n_blocks;
+    m->strips = s->n_tiles;
+    m->units = s->units;
+    if (m->is_spread)
+        return;
+    struct project_params whole = m->p; /* units of strips, not of tiles */
+    for (uint32_t i = 0; i < whole.n_segments; i++)
+        whole.segments[i].units *= MANY_STRIP >> whole.segments[i].row_shift;
+    project_cut_blocks(&whole, n_blocks, MANY_UNIT_COST);
+    memcpy(m->p.bounds, whole.bounds, sizeof whole.bounds);
+}
+
+/* Tasks of the block that has most. */
+static uint32_t most_tasks(const struct many_params *m, uint32_t n_blocks) {
+    return m->is_spread ? div_up(m->strips * m->units, n_blocks)
+                        : project_most_tasks(&m->p, n_blocks);
+}
+
+static uint32_t most_strips(const struct many_params *m, uint32_t n_blocks) {
+    uint32_t most = 0;
+    for (uint32_t b = 0; b < n_blocks; b++)
+        most = max_u32(most, (uint32_t)m->p.bounds[b + 1] - m->p.bounds[b]);
+    return most;
+}
+
+/* Columns of the activations that a block needs at most. */
+static uint32_t most_columns(const struct many_params *m, uint32_t n_blocks) {
+    uint32_t k = m->p.in.k, unit = k / m->units, strips = m->strips;
+    if (!m->is_spread)
+        return k;
+    uint32_t tasks = most_tasks(m, n_blocks), units = (tasks + strips - 2) / strips + 1;
+    return min_u32(units, m->units) * unit;
+}
+
+static void lay_out_image(struct many_image *m, uint32_t rows) {
+    m->rows = rows;
+    m->scales_at = (m->k + 16) * rows;
+    m->sums_at = m->scales_at + m->k / m->group * rows * 4;
+    m->factors_at = m->sums_at + m->k / 32 * rows * 4;
+    m->bytes = m->factors_at + rows * 4;
+}
+
+struct shape {
+    uint32_t n_blocks, tasks, strips, columns, eights;
+    bool has_parts; /* in shared memory */
+};
 
 /* Sets where things are; the bytes. */
-static uint32_t lay_out(struct many_params *m, uint32_t eights, uint32_t tasks) {
+static uint32_t lay_out(struct many_params *m, const struct shape *s) {
     struct project_params *p = &m->p;
-    uint32_t at = p->ring_warps * p->slots * p->slot_bytes;
-    p->image_at = at;
-    at += m->rows / eights * many_row_bytes(p->in.k, eights);
-    m->pairs_at = at;
-    at += m->rows * many_pair_bytes(p->in.k);
-    m->scales_at = at = div_up(at, 128) * 128;
-    at += p->ring_warps * MANY_SCALES;
-    p->parts_at = at;
-    at += max_u32(p->is_direct ? 0 : tasks * PROJECT_TASK_ROWS * 8 * eights * 4,
-                  m->plain_tiles ? MANY_LEAST_PARTS : 0);
-    m->factors_at = at;
-    return at + 16 * 4;
+    uint32_t rows = m->images.rows, at = p->ring_warps * p->slots * p->slot_bytes * m->tiles;
+    p->image_at = at = div_up(at, 128) * 128;
+    at += rows * (s->columns + 16) + s->columns / m->images.group * rows * 4 +
+          s->columns / 32 * rows * 4;
+    p->parts_at = at = div_up(at, 128) * 128;
+    at += s->has_parts ? s->tasks * s->eights * MANY_PART : 0;
+    m->counters_at = at;
+    at += s->has_parts ? s->strips * 4 : 0;
+    p->bars_at = (at + 7) / 8 * 8;
+    return p->bars_at + (p->ring_warps * p->slots + 1) * 8;
+}
+
+/* Every warp has but one unit to wait for. */
+static bool is_single(const struct many_params *m, const struct shape *s, uint32_t warps) {
+    return m->is_spread && s->tasks <= warps;
 }
 
 /* Warps and slots within `limit` bytes: the fewest warps of those that take the fewest rounds. The
- * bytes, or 0: not even `least` warps fit. */
-static uint32_t choose_ring(struct many_params *m, uint32_t eights, uint32_t tasks, uint32_t least,
-                            uint32_t limit) {
-    uint32_t most = min_u32(eights == 1 ? WARPS_8 : WARPS_16, tasks), w = most;
-    m->p.slots = 2;
+ * bytes, or 0: too few warps fit. */
+static uint32_t choose_ring(struct many_params *m, const struct shape *s, uint32_t limit) {
+    uint32_t w = min_u32(s->eights == 4 ? WARPS_32 : WARPS, s->tasks);
     for (;; w--) {
         m->p.ring_warps = w;
-        if (w < min_u32(least, tasks))
+        m->p.slots = is_single(m, s, w) ? 1 : 2;
+        if (w < min_u32(FEWEST_WARPS, s->tasks))
             return 0;
-        if (lay_out(m, eights, tasks) <= limit)
+        if (lay_out(m, s) <= limit)
             break;
     }
-    while (w > 1 && div_up(tasks, w - 1) == div_up(tasks, w))
+    while (w > 1 && div_up(s->tasks, w - 1) == div_up(s->tasks, w))
         w--;
     m->p.ring_warps = w;
-    for (m->p.slots = 4; lay_out(m, eights, tasks) > limit;)
+    if (is_single(m, s, w))
+        return lay_out(m, s);
+    for (m->p.slots = MOST_SLOTS; lay_out(m, s) > limit;)
         m->p.slots--;
-    return lay_out(m, eights, tasks);
+    return lay_out(m, s);
 }
 
-/* Two stages share a multiprocessor's memory where that takes no more rounds. */
-static uint32_t choose_shared(struct many_params *m, uint32_t eights, uint32_t tasks) {
-    bool is_wide = m->p.finish == FINISH_SWIGLU;
-    uint32_t most = m->p.most_shared;
-    uint32_t bytes =
-        choose_ring(m, eights, tasks, FEWEST_WARPS, min_u32(PROJECT_SHARED_ALONE, most));
+/* Two stages share a multiprocessor's memory where that takes no more rounds: products take turns
+ * in two sizes, as those of one row do. */
+static uint32_t choose_shared(struct many_params *m, const struct shape *s) {
+    uint32_t half = m->p.finish == FINISH_ADD ? PROJECT_SHARED_WIDE : PROJECT_SHARED;
+    uint32_t bytes = choose_ring(m, s, min_u32(PROJECT_SHARED_ALONE, m->p.most_shared));
     if (!bytes)
         return 0;
     struct many_params both = *m;
-    uint32_t less = choose_ring(&both, eights, tasks, FEWEST_WARPS,
-                                min_u32(is_wide ? PROJECT_SHARED_WIDE : PROJECT_SHARED, most));
-    if (!less || div_up(tasks, both.p.ring_warps) > div_up(tasks, m->p.ring_warps))
-        return bytes;
-    *m = both;
-    return is_wide ? min_u32(PROJECT_SHARED_WIDE, most) : max_u32(less, PROJECT_SHARED_LEAST);
+    half = min_u32(half, m->p.most_shared);
+    if (choose_ring(&both, s, half) &&
+        div_up(s->tasks, both.p.ring_warps) <= div_up(s->tasks, m->p.ring_warps)) {
+        *m = both;
+        return half;
+    }
+    return max_u32(bytes, min_u32(PROJECT_SHARED_WIDE, m->p.most_shared));
+}
+
+/* Rows at once, and all that follows from them; the shared memory, 0: nothing fits. */
+static uint32_t choose(struct many_params *m, uint32_t bucket, uint32_t n_sms, struct shape *s) {
+    bool has_slices = false;
+    for (uint32_t i = 0; i < m->p.n_segments; i++)
+        has_slices |= m->p.segments[i].slices > 1;
+    s->n_blocks = n_sms;
+    cut_blocks(m, n_sms);
+    s->tasks = most_tasks(m, n_sms);
+    s->strips = m->is_spread ? 0 : most_strips(m, n_sms);
+    s->columns = most_columns(m, n_sms);
+    s->has_parts = has_slices && !m->is_spread;
+    for (s->eights = bucket > 16 ? 4 : bucket > 8 ? 2 : 1; s->eights; s->eights /= 2) {
+        lay_out_image(&m->images, 8 * s->eights);
+        uint32_t shared = choose_shared(m, s);
+        if (shared)
+            return shared;
+    }
+    return 0;
+}
+
+/* Rows are made ready by a block each, or by several where their columns do not depend on each
+ * other; plain segments by some more. */
+static int prepare_rows(struct recorder *r, struct many_prepare_params *before, uint32_t bucket) {
+    const struct project_input *in = &before->p.in;
+    uint32_t rows = before->images.rows, plain_rows = div_up(bucket, MANY_PLAIN_ROWS);
+    uint32_t threads = min_u32(512, in->k / 4);
+    uint32_t shares = project_shares(in, threads);
+    before->row_blocks = div_up(bucket, rows) * rows * shares;
+    struct cuda_launch launch = {
+        .kernel = "project_many_prepare",
+        .grid = {before->row_blocks + before->tiles * plain_rows, 1, 1},
+        .threads = threads,
+        .shared = max_u32(max_u32(in->k / in->width, in->k / PROJECT_CHUNK),
+                          MANY_PLAIN_ROWS * (in->k / PROJECT_CHUNK + before->slices * MANY_PLAIN)) *
+                  4,
+    };
+    return recorder_launch(r, &launch, before, sizeof *before);
 }
 
 bool project_many(struct recorder *r, const struct project_params *p, uint32_t set, int *status) {
-    uint32_t bucket = p->row_limit, int8 = set & MANY_SETS, eights, shared = 0;
+    uint32_t bucket = p->row_limit, int8 = set & MANY_SETS;
     struct many_params m = {.p = *p};
+    struct many_prepare_params before = {.p = *p};
     if (bucket < MANY_LEAST || !int8 || set & ~(uint32_t)(MANY_SETS | IS_F32) ||
+        (p->finish == FINISH_SWIGLU && !is_alike(p)) ||
         (set & IS_F32 && (!p->is_plain || p->finish == FINISH_SWIGLU)))
         return false;
-    part_segments(&m);
-    uint32_t n_blocks = project_choose_blocks(&m.p, r->n_sms, cut),
-             tasks = project_most_tasks(&m.p, n_blocks);
-    m.p.slot_bytes = div_up(p->slot_bytes, 128) * 128;
-    for (eights = bucket > 8 ? 2 : 1; eights; eights--) {
-        m.rows = bucket > 4 ? 8 * eights : 4;
-        shared = choose_shared(&m, eights, tasks);
-        if (shared)
-            break;
-    }
+    if (!part_segments(&m, &before))
+        return false;
+    cut_strips(&m);
+    /* So that rows of tiles that lie side by side are in different banks. */
+    m.p.slot_bytes = div_up(p->slot_bytes + 64, 128) * 128 - 64;
+    m.images.k = p->in.k;
+    m.images.group = p->in.act_group;
+    struct shape s = {0};
+    uint32_t shared = choose(&m, bucket, r->n_sms, &s);
     if (!shared)
         return false;
-    uint8_t *images = recorder_work(r, (uint64_t)bucket * p->image_bytes);
-    m.p.images = images;
-    *status = project_prepare_rows(r, p, images, bucket);
+    uint32_t groups = div_up(bucket, m.images.rows);
+    m.images.at = recorder_work(r, (uint64_t)groups * m.images.bytes);
+    if (m.is_spread) {
+        uint64_t strips = (uint64_t)groups * m.strips;
+        m.parts = recorder_work(r, strips * m.units * s.eights * MANY_PART);
+        m.counters = recorder_counters(r, strips);
+    }
+    before.p.in.wants_f32 = 0;
+    before.images = m.images;
+    *status = prepare_rows(r, &before, bucket);
     if (*status)
         return true;
     char name[48];
-    snprintf(name, sizeof name, "project_many_%u_%s", eights, project_set_name(int8));
+    snprintf(name, sizeof name, "project_many_%u_%s", s.eights, project_set_name(int8));
     struct cuda_launch launch = {
         .kernel = name,
-        .grid = {n_blocks, div_up(bucket, 8 * eights), 1},
-        .threads = max_u32(32 * m.p.ring_warps, THREADS),
+        .grid = {s.n_blocks, groups, 1},
+        .threads = max_u32(32 * m.p.ring_warps, LEAST_THREADS),
         .shared = shared,
     };
     *status = recorder_launch(r, &launch, &m, sizeof m);

@@ -1,458 +1,904 @@
 /* project_many.cu - PROJECT for five rows and more: the sums of project.cuh, bit for bit, on tensor
  * cores.
  *
- * A warp has a task (tile, K slice) as there, and a ring of units. But where lanes share a row's
- * columns there, here every lane has all of them, of two rows of weights: an mma multiplies 16 rows
- * of activations (A) with one span (32 columns, 16 of Q8_0) of 8 rows of weights (B), and adds
- * nothing else. What a lane sums there as its spans is here an accumulator, one of 16 side by side,
- * and the sum over lanes is one of accumulators. Lane (g, j) = (lane / 4, lane % 4) brings row g of
- * B, and its results are of row g of the activations and rows 2 j and 2 j + 1 of B.
+ * A warp multiplies a strip, 16 rows of weights (A of an mma), with 8 NT rows of activations (B),
+ * 32 columns at a time (16 of Q6_K). What comes out are the integers that a lane has there; here a
+ * lane (g, j) = (lane / 4, lane % 4) has those of rows g and g + 8 of the strip and rows 2 j and 2
+ * j + 1 of every eight of the activations. They are added as there: as integers over 128 columns,
+ * times scales, pairs of neighbours first within a unit, then unit by unit. Minimums meet the sums
+ * of the activations in an mma of halves, in which everything is a whole number and exact.
  *
- * Row g of B in acc[q], q = 8 h + p, as row of the tile and lane of its group:
- *   tiles of 8 rows    row g, lane q
- *   tiles of 16 rows   row 8 h + g, lane p
- *   tiles of 4 rows    row g % 4, lane 16 h + g / 4 * 8 + p (Q8_0: g / 4 * 16 + q)
- *
- * G = 2: rows g + 8 of A are further rows of activations. Tiles of 4 rows then take two mmas, for
- * the lanes of both halves of B, of which each result is of use in one. G = 1: rows g + 8 of A are
- * the same rows 8 spans of 32 columns on, so that what is read at once are the registers of an mma;
- * of its results either half is of use.
- * Bytes: all weights once for 8 G rows, and those rows once for every block. */
+ * From the start of its tasks to their end a warp goes its own way: units come by the copy engine,
+ * and whoever is the last of a strip's warps adds up and stores. */
 #include "backend/cuda/project.cuh"
 #include "backend/cuda/project_many.h"
 
-/* ---- the ring ---------------------------------------------------------------------------------
+/* ---- copies into shared memory ----------------------------------------------------------------
  */
 
-enum { MANY_BATCH = 4 }; /* accumulators at once */
+/* A barrier is passed when so many bytes are there. */
+static __device__ __forceinline__ void expect_bytes(uint32_t barrier, uint32_t bytes) {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes)
+                 : "memory");
+#endif
+}
 
-struct many_loader {
-    const uint8_t *at; /* this lane's */
-    uint32_t left;     /* units of the task */
-    uint32_t task;     /* the next one */
-    uint32_t bytes;    /* of a unit */
-    uint32_t to;       /* where in a slot a lane's first piece goes */
-    uint32_t more_to;  /* and the first of those behind the nibbles */
-    uint32_t more_by;  /* the second of those is there ^ this */
-    bool is_over;
+/* By one lane. */
+static __device__ __forceinline__ void copy_bytes(uint32_t to, const uint8_t *from, uint32_t bytes,
+                                                  uint32_t barrier) {
+#if __CUDA_ARCH__ >= 900
+    asm volatile(
+        "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, "
+        "[%3];" ::"r"(to),
+        "l"(from), "r"(bytes), "r"(barrier)
+        : "memory");
+#else
+    for (uint32_t i = 0; i < bytes; i += 16)
+        copy16(to + i, from + i);
+#endif
+}
+
+/* All that was asked for by this warp is there; below 9.0, where there are no such barriers, all
+ * that a lane itself has copied. */
+static __device__ __forceinline__ void wait_bytes(uint32_t barrier, uint32_t phase) {
+#if __CUDA_ARCH__ >= 900
+    signal_wait(barrier, phase);
+#else
+    asm volatile("cp.async.wait_all;" ::: "memory");
+    __syncwarp();
+#endif
+}
+
+/* ---- registers --------------------------------------------------------------------------------
+ */
+
+/* The products need all registers that there are, and what does not fit goes to memory, far away
+ * since shared memory leaves no room for a cache. So what is quickly found again is not kept; the
+ * compiler would, if it knew that it is the same. */
+static __device__ __forceinline__ uint32_t fresh(uint32_t x) {
+    asm volatile("" : "+r"(x));
+    return x;
+}
+
+static __device__ __forceinline__ uint32_t fresh_lane(void) {
+    uint32_t lane;
+    asm volatile("mov.u32 %0, %%laneid;" : "=r"(lane));
+    return lane;
+}
+
+/* ---- tasks ------------------------------------------------------------------------------------
+ */
+
+struct many_task {
+    uint32_t segment, strip; /* of the segment */
+    uint32_t unit, end;
+    uint32_t part, parts; /* of the strip's */
+    uint32_t place;       /* the block's own number of the strip */
+    uint32_t first_part;  /* where its parts are in shared memory */
 };
 
-/* Lanes of a unit from rows 0..3 of B to rows 4..7. */
-static __device__ __forceinline__ constexpr uint32_t many_group(uint32_t rows, bool is_q8) {
-    return rows == 8 || (rows == 4 && is_q8) ? 16 : 8;
+/* Where the block's tasks begin and end, if they are spread. */
+static __device__ __forceinline__ uint32_t spread_bound(const struct many_params &m, uint32_t b) {
+    return (uint32_t)((uint64_t)b * m.strips * m.units / gridDim.x);
 }
 
-/* Pieces of the rows that are read at once, row g of B by lanes g, must lie in different banks: so
- * a piece of row g goes to its place ^ g, in the groups of 8. */
-static __device__ __forceinline__ void aim(const struct project_segment &s, struct many_loader &l,
-                                           uint32_t lane) {
-    uint32_t upper = lane / many_group(1u << s.row_shift, s.type == IS_Q8_0) % 2;
-    bool has_pairs = s.type == IS_Q6_K;
-    l.to = (lane ^ upper * 4) * 16;
-    l.more_to = TILE_MORE + (has_pairs ? (lane ^ upper * 2) * 16 : lane * 16);
-    l.more_by = has_pairs ? 16 : 0;
+/* Task t of the block; false: there are not so many. */
+static __device__ __forceinline__ bool find_many(const struct many_params &m, uint32_t t,
+                                                 struct many_task &out) {
+    const struct project_params &p = m.p;
+    if (m.is_spread) {
+        t += spread_bound(m, blockIdx.x);
+        uint32_t unit = t / m.strips;
+        out = {0, t - unit * m.strips, unit, unit + 1, unit, m.units, 0, 0};
+        return t < spread_bound(m, blockIdx.x + 1);
+    }
+    uint32_t begin = p.bounds[blockIdx.x], end = p.bounds[blockIdx.x + 1], before = 0;
+#pragma unroll 1
+    for (uint32_t i = 0; i < p.n_segments; i++) {
+        const struct project_segment &s = p.segments[i];
+        uint32_t first = max(begin, s.first_tile), last = min(end, s.first_tile + s.n_tiles);
+        uint32_t n = last > first ? (last - first) * s.slices : 0;
+        if (t < n) {
+            uint32_t strip = t * s.slice_magic >> 16, slice = t - strip * s.slices;
+            uint32_t unit = task_first(s, slice);
+            out = {i,
+                   first - s.first_tile + strip,
+                   unit,
+                   unit + task_units(s, slice),
+                   slice,
+                   s.slices,
+                   first - begin + strip,
+                   before + strip * s.slices};
+            return true;
+        }
+        t -= n;
+        before += n;
+    }
+    return false;
 }
 
-static __device__ __forceinline__ void load_many(const struct project_params &p,
-                                                 struct many_loader &l, uint32_t slot) {
-    struct task t;
-    uint32_t lane = threadIdx.x % 32;
-    if (l.left == 0 && !l.is_over) {
-        l.is_over = !find_task(p, l.task, t);
-        if (!l.is_over) {
-            const struct project_segment &s = p.segments[t.segment];
-            l.left = task_units(s, t.slice);
-            l.bytes = s.unit_bytes;
-            l.at = s.data + ((uint64_t)t.tile * s.units + task_first(s, t.slice)) * l.bytes +
-                   lane * 16;
-            l.task += p.ring_warps;
-            aim(s, l, lane);
+/* Columns of the activations that a block needs: all, or those of its tasks' units. */
+struct many_range {
+    uint32_t first, n;
+};
+
+static __device__ __forceinline__ struct many_range range_of(const struct many_params &m) {
+    if (!m.is_spread)
+        return {0, m.p.in.k};
+    uint32_t unit = m.p.in.k / m.units, strips = m.strips;
+    uint32_t begin = spread_bound(m, blockIdx.x), end = spread_bound(m, blockIdx.x + 1);
+    uint32_t first = begin / strips, last = end > begin ? (end - 1) / strips + 1 : first;
+    return {first * unit, (last - first) * unit};
+}
+
+/* ---- the ring: a slot has a unit of every tile of a strip --------------------------------------
+ */
+
+struct many_loader {
+    const uint8_t *at; /* of this lane's tile, if it has one */
+    uint32_t left;     /* units of the task */
+    uint32_t task;     /* the next one; OVER: there is none */
+    uint32_t segment;
+};
+
+enum : uint32_t { OVER = ~0u };
+
+/* Lane l brings tile l of the strip. Of SwiGLU the first half is gate, the second up. */
+static __device__ __forceinline__ void aim(const struct many_params &m, const struct many_task &t,
+                                           struct many_loader &l) {
+    const struct project_segment &s = m.p.segments[t.segment];
+    uint32_t lane = threadIdx.x % 32, tiles = MANY_STRIP >> s.row_shift, tile = lane;
+    const uint8_t *data = s.data;
+    uint32_t all = (s.n + (1u << s.row_shift) - 1) >> s.row_shift, own = tiles;
+    if (m.p.finish == FINISH_SWIGLU) {
+        own = tiles / 2;
+        data = lane >= own ? m.p.segments[1].data : data;
+        tile = lane >= own ? lane - own : lane;
+    }
+    tile = min(t.strip * own + tile, all - 1);
+    l.segment = t.segment;
+    l.left = t.end - t.unit;
+    l.at = data + ((uint64_t)tile * s.units + t.unit) * s.unit_bytes;
+}
+
+/* False: there is nothing more. */
+static __device__ __forceinline__ bool
+load_strip(const struct many_params &m, struct many_loader &l, uint32_t slot, uint32_t barrier) {
+    uint32_t lane = fresh_lane();
+    if (l.left == 0 && l.task != OVER) {
+        struct many_task t;
+        if (find_many(m, l.task, t)) {
+            aim(m, t, l);
+            l.task += m.p.ring_warps;
+        } else {
+            l.task = OVER;
         }
     }
-    if (l.left) {
-#pragma unroll
-        for (uint32_t i = 0; i < 4; i++)
-            copy16(slot + i * 512 + (l.to ^ i * 16), l.at + i * 512);
-        if (lane * 16 + TILE_MORE < l.bytes)
-            copy16(slot + l.more_to, l.at + TILE_MORE);
-        if (lane * 16 + TILE_MORE + 512 < l.bytes)
-            copy16(slot + 512 + (l.more_to ^ l.more_by), l.at + TILE_MORE + 512);
-        if (lane * 16 + TILE_MORE + 1024 < l.bytes)
-            copy16(slot + TILE_MORE + 1024 + lane * 16, l.at + TILE_MORE + 1024);
-        l.at += l.bytes;
-        l.left--;
-    }
-    copy_commit();
+    if (l.left == 0)
+        return false;
+    const struct project_segment &s = m.p.segments[l.segment];
+    uint32_t tiles = MANY_STRIP >> s.row_shift, bytes = s.unit_bytes;
+    if (lane == 0)
+        expect_bytes(barrier, tiles * bytes);
+    if (lane < tiles)
+        copy_bytes(slot + lane * m.p.slot_bytes, l.at, bytes, barrier);
+    l.at += bytes;
+    l.left--;
+    return true;
 }
 
 /* ---- products ---------------------------------------------------------------------------------
  */
 
-/* Sums begin with 1.5 * 2^23, as the bits of a float: then they are floats, too large by that. */
-enum : uint32_t { MAGIC = 0x4b400000u };
-
-static __device__ __forceinline__ float number(uint32_t sum) {
-    return __fadd_rn(__uint_as_float(sum), -12582912.0f);
+/* Four matrices of 8 rows by 16 bytes: a lane gives the address of row lane % 8 of matrix lane / 8,
+ * and gets word j of row g of each. */
+static __device__ __forceinline__ void load_matrices(uint32_t (&x)[4], uint32_t at) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3])
+                 : "r"(at)
+                 : "memory");
 }
 
-static __device__ __forceinline__ void mma32(uint32_t (&c)[4], uint4 a, uint32_t lo, uint32_t hi) {
+static __device__ __forceinline__ void mma32(int (&c)[4], const uint32_t (&a)[4], uint32_t b0,
+                                             uint32_t b1, int start) {
     asm("mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, "
         "{%8, %9}, {%10, %10, %10, %10};"
         : "=r"(c[0]), "=r"(c[1]), "=r"(c[2]), "=r"(c[3])
-        : "r"(a.x), "r"(a.y), "r"(a.z), "r"(a.w), "r"(lo), "r"(hi), "r"(MAGIC));
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1), "r"(start));
 }
 
-static __device__ __forceinline__ void mma16(uint32_t (&c)[4], uint32_t a, uint32_t b, uint32_t w) {
+static __device__ __forceinline__ void mma16(int (&c)[4], uint32_t a0, uint32_t a1, uint32_t b) {
     asm("mma.sync.aligned.m16n8k16.row.col.s32.s8.s8.s32 {%0, %1, %2, %3}, {%4, %5}, {%6}, "
         "{%7, %7, %7, %7};"
         : "=r"(c[0]), "=r"(c[1]), "=r"(c[2]), "=r"(c[3])
-        : "r"(a), "r"(b), "r"(w), "r"(MAGIC));
+        : "r"(a0), "r"(a1), "r"(b), "r"(0));
 }
 
-/* Where a lane finds its part of a unit: T rows of a tile. All in bytes; (h, p) is an accumulator.
- */
-template <int G, int T, bool IS_Q8> struct many_view {
-    static constexpr uint32_t GROUP = many_group(T, IS_Q8), HALF = 24 - GROUP, LANES = 128 / T;
-    uint32_t words; /* of its row of B */
-    uint32_t pairs; /* Q6_K: its upper pairs */
-    uint32_t bits;  /* Q5_K: its upper bits */
-    uint32_t lane;  /* of the unit, for the scales of its results */
-    uint32_t rows;  /* of that lane: 0 or 2, and the next */
-    uint32_t quads; /* of the activations */
-    uint32_t scales[G];
-    bool is_far; /* the second half of the results is of use */
+static __device__ __forceinline__ void mma_halves(float (&c)[4], uint32_t a0, uint32_t a1,
+                                                  uint32_t b) {
+    asm("mma.sync.aligned.m16n8k8.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5}, {%6}, "
+        "{%7, %7, %7, %7};"
+        : "=f"(c[0]), "=f"(c[1]), "=f"(c[2]), "=f"(c[3])
+        : "r"(a0), "r"(a1), "r"(b), "f"(0.0f));
+}
 
-    /* Activations of an accumulator, from `quads` on; and their scales. */
-    static __device__ constexpr uint32_t quad_at(uint32_t h, uint32_t p) {
-        uint32_t span = T == 16 ? p : T == 8 ? 8 * h + p : (IS_Q8 ? 8 : G == 1 ? 8 : 16) * h + p;
-        return IS_Q8 ? span / 2 * 64 : G == 1 && T == 8 ? p * 64 : span * 64;
-    }
-    static __device__ constexpr uint32_t scale_at(uint32_t h, uint32_t p) {
-        uint32_t span = T == 16 ? p : T == 8 || IS_Q8 ? 8 * h + p : 16 * h + p;
-        return IS_Q8 ? span / 2 * 8 : span * 8;
-    }
+/* Activations in shared memory, as a lane reads them: 8 NT rows. */
+struct many_acts {
+    uint32_t numbers; /* an address: row lane % 8, columns lane / 8 * 16... */
+    uint32_t pitch;   /* from 8 rows to the next 8 */
+    uint32_t scales;  /* of rows 2 j and 2 j + 1, from the start of shared memory */
+    uint32_t sums;    /* of row g, columns 32 j... */
+    uint32_t shift;   /* 128 columns have 1 << shift scales */
 };
 
-/* What is the lane's of all units. */
-template <int G> struct many_acts { uint32_t quads, scales[G]; /* in shared memory */ };
+/* n: columns in shared memory. */
+static __device__ __forceinline__ struct many_acts acts_of(const struct many_params &m,
+                                                           uint32_t n) {
+    extern __shared__ uint4 shared[];
+    const struct many_image &e = m.images;
+    uint32_t lane = fresh_lane(), pitch = n + 16, scales = m.p.image_at + e.rows * pitch;
+    struct many_acts a;
+    a.numbers = (uint32_t)__cvta_generic_to_shared(shared) + m.p.image_at + lane % 8 * pitch +
+                lane / 8 * 16;
+    a.pitch = 8 * pitch;
+    a.scales = scales + lane % 4 * 8;
+    a.sums = scales + (e.group == 128 ? n / 128 : n / 32) * e.rows * 4 + lane * 4;
+    a.shift = e.group == 128 ? 0 : 2;
+    return a;
+}
 
-template <int G, int T, bool IS_Q8>
-static __device__ __forceinline__ struct many_view<G, T, IS_Q8>
-view_of(const struct many_acts<G> &a, uint32_t slot, uint32_t u) {
-    struct many_view<G, T, IS_Q8> v;
-    uint32_t lane = threadIdx.x % 32, g = lane / 4, j = lane % 4;
-    uint32_t first = g / 4 * v.GROUP, spans = IS_Q8 ? v.LANES / 2 : v.LANES; /* of 32 columns */
-    v.words = slot + g % 4 * 512 + (first + g) * 16 + j * 4;
-    v.pairs = slot + TILE_MORE + g % 4 / 2 * 512 + (first + g / 2) * 16 + g % 2 * 8;
-    v.bits = slot + TILE_MORE + first * 16 + g % 4 * 4;
-    v.lane = j / 2 * v.GROUP;
-    v.rows = j % 2 * 2;
-    uint32_t c = u * spans;
-    v.quads = a.quads + (G > 1 ? c * 64 : c / 16 * 512 + c % 8 * 64);
-    v.is_far = T == 4 ? j / 2 : c / 8 % 2;
-#pragma unroll
-    for (int i = 0; i < G; i++)
-        v.scales[i] = a.scales[i] + c * 8 + (T == 4 ? j / 2 * 64 : 0);
+/* Where a lane finds its part of a strip's units: for rows g and g + 8 the tile's unit, from the
+ * start of a slot, and the row there, which is the number of the lane that owns its first columns.
+ */
+struct many_view {
+    uint32_t matrix; /* for load_matrices, from the start of a slot */
+    uint32_t unit[2], row[2];
+    uint32_t rows; /* T: so many lanes on are the row's next columns */
+};
+
+static __device__ __forceinline__ struct many_view view_of(uint32_t rows, uint32_t slot_bytes) {
+    uint32_t lane = fresh_lane(), g = lane / 4, half = lane / 8 % 2, r = lane % 8;
+    struct many_view v;
+    v.rows = rows;
+    v.matrix = lane / 16 * 512; /* matrices 2 and 3 are of the next piece */
+    if (rows == 16) {
+        v.matrix += (half * 8 + r) * 16;
+        v.unit[0] = v.unit[1] = 0;
+        v.row[0] = g, v.row[1] = g + 8;
+    } else if (rows == 8) {
+        v.matrix += half * slot_bytes + r * 16;
+        v.unit[0] = 0, v.unit[1] = slot_bytes;
+        v.row[0] = v.row[1] = g;
+    } else {
+        v.matrix += (half * 2 + r / 4) * slot_bytes + r % 4 * 16;
+        v.unit[0] = g / 4 * slot_bytes, v.unit[1] = v.unit[0] + 2 * slot_bytes;
+        v.row[0] = v.row[1] = g % 4;
+    }
     return v;
 }
 
-/* Activations as A has them: [1] is there only for tiles of 4 rows and G = 2. */
-template <int G, int T, bool IS_Q8>
-static __device__ __forceinline__ void load_quads(const uint8_t *base,
-                                                  const struct many_view<G, T, IS_Q8> &v,
-                                                  uint32_t h, uint32_t p, uint4 (&x)[2]) {
-    x[0] = *(const uint4 *)(base + v.quads + v.quad_at(h, p));
-    if (G > 1 && T == 4)
-        x[1] = *(const uint4 *)(base + v.quads + v.quad_at(h, p) + 512);
+/* What is read of 128 columns (64 of Q8_0), group by group; all but the matrices from the start of
+ * shared memory. A group further they are `rows` lanes on. */
+template <int TYPE> struct many_places {
+    static constexpr uint32_t SCALE = TYPE == IS_Q6_K ? 8 : 4; /* bytes of a lane */
+    static constexpr uint32_t D = TYPE == IS_Q6_K ? 2 : 4;
+    uint32_t matrix;    /* an address */
+    uint32_t scales[2]; /* Q8_0: d */
+    uint32_t mins[2];   /* of Q4_K and Q5_K */
+    uint32_t more[2];   /* upper bits of Q5_K and Q6_K */
+    uint32_t d[2];      /* a pair of groups further: `rows` on */
+    uint32_t rows;
+
+    __device__ __forceinline__ many_places(const struct many_view &v, uint32_t slot,
+                                           uint32_t address) {
+        matrix = address + v.matrix;
+        rows = v.rows;
+#pragma unroll
+        for (int i = 0; i < 2; i++) {
+            uint32_t unit = slot + v.unit[i];
+            scales[i] = unit + v.row[i] * SCALE;
+            mins[i] = unit + v.row[i] * 2;
+            more[i] = unit + v.row[i] * 16;
+            d[i] = unit + v.row[i] * D;
+        }
+    }
+
+    __device__ __forceinline__ void next(void) {
+        matrix += rows * 16;
+#pragma unroll
+        for (int i = 0; i < 2; i++) {
+            scales[i] += rows * SCALE;
+            mins[i] += rows * 2;
+            more[i] += rows * 16;
+        }
+    }
+
+    __device__ __forceinline__ void next_pair(void) {
+        d[0] += rows * D;
+        d[1] += rows * D;
+    }
+};
+
+template <class T> static __device__ __forceinline__ T peek(uint32_t at) {
+    extern __shared__ uint4 shared[];
+    return *(const T *)((const uint8_t *)shared + at);
 }
 
-/* The results that are of use, one of the mma with each quad: sum[2 i + r] is of row g + 8 i of the
- * activations and row 2 j + r of B. */
-template <int G, int T, bool IS_Q8>
-static __device__ __forceinline__ void take(const struct many_view<G, T, IS_Q8> &v, uint32_t h,
-                                            const uint32_t (&c)[4], const uint32_t (&d)[4],
-                                            uint32_t (&sum)[2 * G]) {
-    if (G > 1) {
+static __device__ __forceinline__ uint32_t byte_of(uint32_t v, uint32_t i) {
+    return __byte_perm(v, 0, 0x4440 + i);
+}
+
+static __device__ __forceinline__ int signed_byte(uint32_t v, uint32_t i) {
+    int r;
+    asm("prmt.b32 %0, %1, 0, %2;" : "=r"(r) : "r"(v), "r"(0x8880 + 0x1111 * i));
+    return r;
+}
+
+/* Integers of the strip against 8 rows, scaled: those of row g by a, of row g + 8 by b. */
+static __device__ __forceinline__ void add_scaled(int (&sum)[4], const int (&c)[4], int a, int b) {
+    sum[0] += a * c[0];
+    sum[1] += a * c[1];
+    sum[2] += b * c[2];
+    sum[3] += b * c[3];
+}
+
+/* The minimum of columns 32 j... of a row, as a pair of halves. */
+static __device__ __forceinline__ uint32_t min_pair(uint32_t scales, uint32_t mins) {
+    uint32_t j = threadIdx.x % 4;
+    uint32_t min = (mins >> ((j & 1) * 8 + (j >> 1) * 4) & 15) | (scales >> (8 * j + 2) & 0x30);
+    uint32_t pair = min * 0x00010001u + 0x64006400u; /* 1024 more, as halves have it */
+    __half2 h = __hadd2(*reinterpret_cast<__half2 *>(&pair), __floats2half2_rn(-1024, -1024));
+    return *reinterpret_cast<uint32_t *>(&h);
+}
+
+/* 128 columns, numbered x among those in shared memory. */
+template <int TYPE, int NT>
+static __device__ __forceinline__ void many_q4(const struct many_places<TYPE> &v,
+                                               const struct many_acts &a, uint32_t x,
+                                               const float2 (&d)[2], float (&out)[NT][4]) {
+    constexpr bool IS_5 = TYPE == IS_Q5_K;
+    constexpr uint32_t SCALES = IS_5 ? TILE_Q5_SCALES : TILE_Q4_SCALES;
+    uint32_t scales[2], pairs[2], j = threadIdx.x % 4;
+    uint4 bits[2];
+    int sum[NT][4] = {};
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+        scales[i] = peek<uint32_t>(v.scales[i] + SCALES);
+        uint32_t mins = peek<uint16_t>(v.mins[i] + SCALES + TILE_MINS);
+        pairs[i] = min_pair(scales[i], mins);
+        scales[i] &= 0x3f3f3f3fu;
+        if (IS_5)
+            bits[i] = peek<uint4>(v.more[i] + TILE_MORE);
+    }
+#pragma unroll
+    for (int two = 0; two < 2; two++) {
+        uint32_t w[4], b[NT][4];
+        load_matrices(w, v.matrix + two * 1024);
+#pragma unroll
+        for (int t = 0; t < NT; t++)
+            load_matrices(b[t], a.numbers + t * a.pitch + x * 128 + two * 64);
+#pragma unroll
+        for (int h = 0; h < 2; h++) {
+            int piece = 2 * two + h;
+            uint32_t f[4] = {w[2 * h] & 0x0f0f0f0fu, w[2 * h + 1] & 0x0f0f0f0fu,
+                             w[2 * h] >> 4 & 0x0f0f0f0fu, w[2 * h + 1] >> 4 & 0x0f0f0f0fu};
+            if (IS_5)
+#pragma unroll
+                for (int i = 0; i < 2; i++) {
+                    uint32_t more = word(bits[i], piece) >> j;
+                    f[i] |= more << 4 & 0x10101010u;
+                    f[i + 2] |= more & 0x10101010u;
+                }
+#pragma unroll
+            for (int t = 0; t < NT; t++) {
+                int c[4];
+                mma32(c, f, b[t][2 * h], b[t][2 * h + 1], 0);
+                add_scaled(sum[t], c, (int)byte_of(scales[0], piece),
+                           (int)byte_of(scales[1], piece));
+            }
+        }
+    }
+#pragma unroll
+    for (int t = 0; t < NT; t++) {
+        float2 as = peek<float2>(a.scales + x * NT * 32 + t * 32);
+        float least[4];
+        mma_halves(least, pairs[0], pairs[1], peek<uint32_t>(a.sums + x * NT * 128 + t * 128));
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            float value = __fmul_rn(d[i / 2].x, (float)sum[t][i]);
+            value = __fmaf_rn(-d[i / 2].y, least[i], value);
+            out[t][i] = __fmul_rn(i % 2 ? as.y : as.x, value);
+        }
+    }
+}
+
+/* As eat_q6, numbers are four times what they should be. */
+template <int NT>
+static __device__ __forceinline__ void many_q6(const struct many_places<IS_Q6_K> &v,
+                                               const struct many_acts &a, uint32_t x,
+                                               const float2 (&d)[2], float (&out)[NT][4]) {
+    uint32_t shift = 6 - 2 * (threadIdx.x % 4);
+    uint2 scales[2];
+    int sum[NT][4] = {};
+#pragma unroll
+    for (int i = 0; i < 2; i++)
+        scales[i] = peek<uint2>(v.scales[i] + TILE_Q6_SCALES);
+#pragma unroll
+    for (int two = 0; two < 2; two++) {
+        uint32_t w[4], b[NT][4];
+        load_matrices(w, v.matrix + two * 1024);
+        uint4 one = peek<uint4>(v.more[0] + TILE_MORE + two * 512);
+        uint4 other = peek<uint4>(v.more[1] + TILE_MORE + two * 512);
+#pragma unroll
+        for (int t = 0; t < NT; t++)
+            load_matrices(b[t], a.numbers + t * a.pitch + x * 128 + two * 64);
+#pragma unroll
+        for (int h = 0; h < 4; h++) { /* runs of 16 columns */
+            uint32_t n = w[h / 2 * 2], m = w[h / 2 * 2 + 1];
+            uint32_t f = (h % 2 ? n >> 2 : n << 2) & 0x3c3c3c3cu;
+            uint32_t g = (h % 2 ? m >> 2 : m << 2) & 0x3c3c3c3cu;
+            f |= word(one, h) << shift & 0xc0c0c0c0u;
+            g |= word(other, h) << shift & 0xc0c0c0c0u;
+            int s = signed_byte(two ? scales[0].y : scales[0].x, h);
+            int r = signed_byte(two ? scales[1].y : scales[1].x, h);
+#pragma unroll
+            for (int t = 0; t < NT; t++) {
+                int c[4];
+                mma16(c, f, g, b[t][h]);
+                add_scaled(sum[t], c, s, r);
+            }
+        }
+    }
+#pragma unroll
+    for (int t = 0; t < NT; t++) {
+        float2 as = peek<float2>(a.scales + x * NT * 32 + t * 32);
 #pragma unroll
         for (int i = 0; i < 4; i++)
-            sum[i % (2 * G)] = T == 4 && v.is_far ? d[i] : c[i];
-    } else {
-        bool is_far = T == 8 && !IS_Q8 ? h : v.is_far;
-        sum[0] = is_far ? c[2] : c[0];
-        sum[1] = is_far ? c[3] : c[1];
+            out[t][i] =
+                __fmul_rn(i % 2 ? as.y : as.x, __fmul_rn(d[i / 2].x, (float)(sum[t][i] >> 2)));
     }
 }
 
-/* The scales of four rows of a lane of the unit, behind each other; each 8 lanes set off, so that
- * those that are read together lie in different banks. */
-static __device__ __forceinline__ uint32_t scales_place(uint32_t lane) {
-    return lane * 32 + lane / 8 * 32;
+/* Sums begin with 1.5 * 2^23, as the bits of a float: then they are floats, too large by that. */
+enum { MAGIC = 0x4b400000 };
+
+static __device__ __forceinline__ float number(int sum) {
+    return __fadd_rn(__int_as_float(sum), -12582912.0f);
 }
 
-static __device__ __forceinline__ void put_scales(uint8_t *scales, uint32_t lane, float4 a,
-                                                  float4 b) {
-    float4 *to = (float4 *)(scales + scales_place(lane));
-    to[0] = a;
-    to[1] = b;
-    __syncwarp();
-}
-
-/* ---- units against activations: the operations of eat_* ---------------------------------------
- */
-
-template <int G, int T, bool IS_5>
-static __device__ __forceinline__ void many_q4(uint8_t *base, uint32_t slot, uint8_t *scales,
-                                               const struct many_acts<G> &a, uint32_t u,
-                                               float (&acc)[32 * G]) {
-    uint32_t lane = threadIdx.x % 32;
-    struct many_view<G, T, false> v = view_of<G, T, false>(a, slot, u);
-    struct scales s = unit_scales(base + slot + (IS_5 ? TILE_Q5_SCALES : TILE_Q4_SCALES), lane);
-    put_scales(scales, lane, make_float4(s.scale[0], s.min[0], s.scale[1], s.min[1]),
-               make_float4(s.scale[2], s.min[2], s.scale[3], s.min[3]));
-    const uint8_t *from = scales + scales_place(v.lane) + v.rows * 8;
-    /* A batch's products come first, then its sums: so they wait for each other less. */
+/* 64 columns, numbered x. */
+template <int NT>
+static __device__ __forceinline__ void many_q8(const struct many_places<IS_Q8_0> &v,
+                                               const struct many_acts &a, uint32_t x,
+                                               float (&out)[NT][4]) {
+    float2 d[2];
+    uint32_t w[2][4];
 #pragma unroll
-    for (uint32_t first = 0; first < 16; first += MANY_BATCH) {
-        uint32_t sum[MANY_BATCH][2 * G];
+    for (int i = 0; i < 2; i++) {
+        d[i] = halves(peek<uint32_t>(v.scales[i] + TILE_MORE));
+        load_matrices(w[i], v.matrix + i * 1024);
+    }
 #pragma unroll
-        for (uint32_t k = 0; k < MANY_BATCH; k++) {
-            uint32_t h = (first + k) % 2, p = (first + k) / 2, c[4], d[4];
-            uint32_t w = *(const uint32_t *)(base + (v.words ^ p * 16) + h * v.HALF * 16);
-            uint32_t lo = w & 0x0f0f0f0fu, hi = w >> 4 & 0x0f0f0f0fu;
-            if (IS_5) {
-                uint32_t b = *(const uint32_t *)(base + v.bits + (h * v.HALF + p) * 16) >> lane % 4;
-                lo |= b << 4 & 0x10101010u;
-                hi |= b & 0x10101010u;
-            }
-            uint4 x[2];
-            load_quads(base, v, h, p, x);
-            mma32(c, x[0], lo, hi);
-            if (G > 1 && T == 4)
-                mma32(d, x[1], lo, hi);
-            take(v, h, c, d, sum[k]);
-        }
+    for (int t = 0; t < NT; t++) {
+        uint32_t b[4];
+        load_matrices(b, a.numbers + t * a.pitch + x * 64);
 #pragma unroll
-        for (uint32_t k = 0; k < MANY_BATCH; k++) {
-            uint32_t h = (first + k) % 2, p = (first + k) / 2;
-            float4 f = *(const float4 *)(from + scales_place(h * v.HALF) + p * 32);
-            float *to = acc + (h * 8 + p) * 2 * G;
+        for (int block = 0; block < 2; block++) {
+            int c[4];
+            mma32(c, w[block], b[2 * block], b[2 * block + 1], MAGIC);
+            uint32_t group = (2 * x + block) << a.shift >> 2;
+            float2 as = peek<float2>(a.scales + group * NT * 32 + t * 32);
 #pragma unroll
-            for (int i = 0; i < G; i++) {
-                float2 as = *(const float2 *)(base + v.scales[i] + v.scale_at(h, p));
-                float t = __fmaf_rn(__fmul_rn(f.x, as.x), number(sum[k][2 * i]), to[2 * i]);
-                float w = __fmaf_rn(__fmul_rn(f.z, as.x), number(sum[k][2 * i + 1]), to[2 * i + 1]);
-                to[2 * i] = __fmaf_rn(f.y, as.y, t);
-                to[2 * i + 1] = __fmaf_rn(f.w, as.y, w);
+            for (int i = 0; i < 4; i++) {
+                float scale = __fmul_rn(block ? d[i / 2].y : d[i / 2].x, i % 2 ? as.y : as.x);
+                out[t][i] = block ? __fmaf_rn(scale, number(c[i]), out[t][i])
+                                  : __fmul_rn(scale, number(c[i]));
             }
         }
     }
 }
 
-/* As eat_q6, numbers are four times what they should be; here the scales are a quarter. What is
- * integers there is floats here: all of it is whole numbers under 2^24, so it is exact. */
-static __device__ __forceinline__ float4 quarters(uint32_t s) {
-    return make_float4((float)(int8_t)(s & 255) * 0.25f, (float)(int8_t)(s >> 8 & 255) * 0.25f,
-                       (float)(int8_t)(s >> 16 & 255) * 0.25f, (float)(int8_t)(s >> 24) * 0.25f);
-}
-
-template <int G, int T>
-static __device__ __forceinline__ void many_q6(uint8_t *base, uint32_t slot, uint8_t *scales,
-                                               const struct many_acts<G> &a, uint32_t u,
-                                               float (&acc)[32 * G]) {
-    uint32_t lane = threadIdx.x % 32, shift = 6 - 2 * (lane % 4);
-    struct many_view<G, T, false> v = view_of<G, T, false>(a, slot, u);
-    uint2 sc = ((const uint2 *)(base + slot + TILE_Q6_SCALES))[lane];
-    put_scales(scales, lane, quarters(sc.x), quarters(sc.y));
-    const uint8_t *from = scales + scales_place(v.lane) + v.rows * 8;
-    float2 dr[2];
+/* The scales that 256 columns share: of Q4_K and Q5_K with the minimums'. */
+template <int TYPE>
+static __device__ __forceinline__ void load_d(const struct many_places<TYPE> &v, float2 (&d)[2]) {
 #pragma unroll
-    for (uint32_t h = 0; h < 2; h++)
-        dr[h] =
-            halves(*(const uint32_t *)(base + slot + TILE_Q6_D + v.lane + h * v.HALF + v.rows * 2));
-#pragma unroll
-    for (uint32_t first = 0; first < 16; first += MANY_BATCH) {
-        uint32_t one[MANY_BATCH][2 * G], two[MANY_BATCH][2 * G];
-#pragma unroll
-        for (uint32_t k = 0; k < MANY_BATCH; k++) {
-            uint32_t h = (first + k) % 2, p = (first + k) / 2, c[4], d[4];
-            uint32_t w = *(const uint32_t *)(base + (v.words ^ p * 16) + h * v.HALF * 16);
-            uint2 b = *(const uint2 *)(base + (v.pairs ^ p * 16) + h * v.HALF * 16);
-            uint32_t lo = (w << 2 & 0x3c3c3c3cu) | (b.x << shift & 0xc0c0c0c0u);
-            uint32_t hi = (w >> 2 & 0x3c3c3c3cu) | (b.y << shift & 0xc0c0c0c0u);
-            uint4 x[2];
-            load_quads(base, v, h, p, x);
-            mma16(c, x[0].x, x[0].y, lo);
-            if (G > 1 && T == 4)
-                mma16(d, x[1].x, x[1].y, lo);
-            take(v, h, c, d, one[k]);
-            mma16(c, x[0].z, x[0].w, hi);
-            if (G > 1 && T == 4)
-                mma16(d, x[1].z, x[1].w, hi);
-            take(v, h, c, d, two[k]);
-        }
-#pragma unroll
-        for (uint32_t k = 0; k < MANY_BATCH; k++) {
-            uint32_t h = (first + k) % 2, p = (first + k) / 2;
-            float4 f = *(const float4 *)(from + scales_place(h * v.HALF) + p * 32);
-            float *to = acc + (h * 8 + p) * 2 * G;
-#pragma unroll
-            for (int i = 0; i < G; i++) {
-                float as = *(const float *)(base + v.scales[i] + v.scale_at(h, p));
-                float t = __fmul_rn(number(one[k][2 * i]), f.x);
-                float w = __fmul_rn(number(one[k][2 * i + 1]), f.z);
-                t = __fmaf_rn(number(two[k][2 * i]), f.y, t);
-                w = __fmaf_rn(number(two[k][2 * i + 1]), f.w, w);
-                to[2 * i] = __fmaf_rn(__fmul_rn(dr[h].x, as), t, to[2 * i]);
-                to[2 * i + 1] = __fmaf_rn(__fmul_rn(dr[h].y, as), w, to[2 * i + 1]);
-            }
-        }
+    for (int i = 0; i < 2; i++) {
+        if (TYPE == IS_Q6_K)
+            d[i].x = __half2float(peek<__half>(v.d[i] + TILE_Q6_D));
+        else if (TYPE != IS_Q8_0)
+            d[i] = halves(peek<uint32_t>(
+                v.d[i] + (TYPE == IS_Q5_K ? TILE_Q5_SCALES : TILE_Q4_SCALES) + TILE_D));
     }
 }
 
-/* Two spans at once: they share 32 columns of the activations. */
-template <int G, int T>
-static __device__ __forceinline__ void many_q8(uint8_t *base, uint32_t slot,
-                                               const struct many_acts<G> &a, uint32_t u,
-                                               float (&acc)[32 * G]) {
-    struct many_view<G, T, true> v = view_of<G, T, true>(a, slot, u);
-    uint32_t from = slot + TILE_MORE + v.lane * 4 + v.rows * 2;
-#pragma unroll
-    for (uint32_t q = 0; q < 16; q += 2) {
-        uint32_t h = q / 8, p = q % 8, sum[2][2 * G];
-        float2 dr = halves(*(const uint32_t *)(base + from + (h * v.HALF + p) * 4));
-        uint4 x[2];
-        load_quads(base, v, h, p, x);
-#pragma unroll
-        for (uint32_t k = 0; k < 2; k++) {
-            uint32_t w = *(const uint32_t *)(base + (v.words ^ (p + k) * 16) + h * v.HALF * 16);
-            uint32_t c[4], d[4];
-            mma16(c, k ? x[0].z : x[0].x, k ? x[0].w : x[0].y, w);
-            if (G > 1 && T == 4)
-                mma16(d, k ? x[1].z : x[1].x, k ? x[1].w : x[1].y, w);
-            take(v, h, c, d, sum[k]);
-        }
-#pragma unroll
-        for (int i = 0; i < G; i++) {
-            float as = *(const float *)(base + v.scales[i] + v.scale_at(h, p));
-#pragma unroll
-            for (uint32_t k = 0; k < 2; k++) {
-                float *to = acc + (q + k) * 2 * G + 2 * i;
-                to[0] = __fmaf_rn(__fmul_rn(dr.x, as), number(sum[k][2 * i]), to[0]);
-                to[1] = __fmaf_rn(__fmul_rn(dr.y, as), number(sum[k][2 * i + 1]), to[1]);
-            }
-        }
-    }
+template <int TYPE, int NT>
+static __device__ __forceinline__ void many_group(const struct many_places<TYPE> &v,
+                                                  const struct many_acts &a, uint32_t x,
+                                                  const float2 (&d)[2], float (&out)[NT][4]) {
+    if constexpr (TYPE == IS_Q6_K)
+        many_q6<NT>(v, a, x, d, out);
+    else if constexpr (TYPE == IS_Q8_0)
+        many_q8<NT>(v, a, x, out);
+    else
+        many_q4<TYPE, NT>(v, a, x, d, out);
 }
 
-template <int SET, int G, int T>
-static __device__ __forceinline__ void many_unit(uint32_t type, uint8_t *base, uint32_t slot,
-                                                 uint8_t *scales, const struct many_acts<G> &a,
-                                                 uint32_t u, float (&acc)[32 * G]) {
+/* A unit of a strip; x: its first group among those in shared memory. Groups are added as a tree:
+ * neighbours, pairs, and pairs of pairs where there are eight: then the first two pairs wait in
+ * memory, since registers are few. -0 changes nothing that is added to it. */
+template <int TYPE, int NT>
+static __device__ __forceinline__ void
+many_unit(struct many_places<TYPE> v, const struct many_acts &a, uint32_t x, float (&acc)[NT][4]) {
+    float sum[NT][4];
+    volatile float before[NT][4];
+    uint32_t pairs = MANY_STRIP / v.rows;
+#pragma unroll
+    for (int i = 0; i < 4 * NT; i++)
+        sum[i / 4][i % 4] = -0.0f;
+#pragma unroll 1
+    for (uint32_t pair = 0; pair < pairs; pair++) {
+        float2 d[2];
+        float one[NT][4], two[NT][4];
+        if (pair == 2)
+#pragma unroll
+            for (int i = 0; i < 4 * NT; i++) {
+                before[i / 4][i % 4] = sum[i / 4][i % 4];
+                sum[i / 4][i % 4] = -0.0f;
+            }
+        load_d<TYPE>(v, d);
+        many_group<TYPE, NT>(v, a, x, d, one);
+        v.next();
+        many_group<TYPE, NT>(v, a, x + 1, d, two);
+        v.next();
+        v.next_pair();
+        x += 2;
+#pragma unroll
+        for (int i = 0; i < 4 * NT; i++)
+            sum[i / 4][i % 4] =
+                __fadd_rn(sum[i / 4][i % 4], __fadd_rn(one[i / 4][i % 4], two[i / 4][i % 4]));
+    }
+    if (pairs == 4)
+#pragma unroll
+        for (int i = 0; i < 4 * NT; i++)
+            sum[i / 4][i % 4] = __fadd_rn(before[i / 4][i % 4], sum[i / 4][i % 4]);
+#pragma unroll
+    for (int i = 0; i < 4 * NT; i++)
+        acc[i / 4][i % 4] = __fadd_rn(acc[i / 4][i % 4], sum[i / 4][i % 4]);
+}
+
+template <int SET, int NT>
+static __device__ __forceinline__ void
+many_unit_of(uint32_t type, const struct many_view &v, uint32_t slot, uint32_t address,
+             const struct many_acts &a, uint32_t x, float (&acc)[NT][4]) {
     if (SET == IS_Q4_K || (SET & IS_Q4_K && type == IS_Q4_K))
-        many_q4<G, T, false>(base, slot, scales, a, u, acc);
+        many_unit<IS_Q4_K, NT>({v, slot, address}, a, x, acc);
     else if (SET == IS_Q6_K || (SET & IS_Q6_K && type == IS_Q6_K))
-        many_q6<G, T>(base, slot, scales, a, u, acc);
+        many_unit<IS_Q6_K, NT>({v, slot, address}, a, x, acc);
     else if (SET == IS_Q8_0 || (SET & IS_Q8_0 && type == IS_Q8_0))
-        many_q8<G, T>(base, slot, a, u, acc);
+        many_unit<IS_Q8_0, NT>({v, slot, address}, a, x, acc);
     else if (SET & IS_Q5_K)
-        many_q4<G, T, true>(base, slot, scales, a, u, acc);
+        many_unit<IS_Q5_K, NT>({v, slot, address}, a, x, acc);
 }
 
 /* ---- sums and results -------------------------------------------------------------------------
  */
 
-/* Row `row` of a task's tile, row r of the activations of this block. */
-struct many_sink {
-    float *parts; /* of the task */
-    uint32_t n;   /* of the tile's first row */
-    uint32_t first_row, n_rows;
-    const float *factors;
-};
-
-static __device__ __forceinline__ void put_sum(const struct many_params &m,
-                                               const struct project_segment &s,
-                                               const struct many_sink &to, uint32_t r, uint32_t row,
-                                               float v) {
-    if (!m.p.is_direct)
-        to.parts[r * PROJECT_TASK_ROWS + row] = v;
-    else if (to.n + row < s.n && to.first_row + r < to.n_rows)
-        put_result(m.p, s, to.n + row, to.first_row + r, __fmul_rn(v, to.factors[r]));
+/* Of the rows of this block. */
+static __device__ __forceinline__ const float *factors_of(const struct many_params &m) {
+    return (const float *)(m.images.at + (uint64_t)blockIdx.y * m.images.bytes +
+                           m.images.factors_at);
 }
 
-template <int G>
-static __device__ __forceinline__ void put_sums(const struct many_params &m,
-                                                const struct project_segment &s,
-                                                const struct many_sink &to, float (&acc)[32 * G]) {
-    uint32_t lane = threadIdx.x % 32, row = lane % 4 * 2;
+/* A lane's results of a strip: sums of rows g and g + 8, rows 2 j and 2 j + 1 of every eight. */
+template <int NT>
+static __device__ __forceinline__ void put_strip(const struct many_params &m,
+                                                 const struct many_task &t, uint32_t n_rows,
+                                                 const float (&sum)[NT][4]) {
+    const struct project_params &p = m.p;
+    const struct project_segment &s = p.segments[t.segment];
+    uint32_t lane = fresh_lane(), r = lane % 4 * 2, first_row = blockIdx.y * m.images.rows;
+    const float *factors = factors_of(m) + r;
+    bool is_swiglu = p.finish == FINISH_SWIGLU, is_sum = p.finish == FINISH_ADD;
+    uint32_t n = t.strip * (is_swiglu ? MANY_STRIP / 2 : MANY_STRIP) + lane / 4;
+    float *out = p.out + (uint64_t)first_row * p.out_stride + s.column + n;
+    uint32_t there = n_rows > first_row ? n_rows - first_row : 0;
+    float was[NT][4] = {};
+    float2 factor[NT];
 #pragma unroll
-    for (int i = 0; i < 2 * G; i++) {
+    for (int e = 0; e < NT; e++)
+        factor[e] = __ldcg((const float2 *)(factors + e * 8));
 #pragma unroll
-        for (int step = 1; step < 8; step *= 2)
+    for (int i = 0; i < 4 * NT; i++) {
+        uint32_t row = i / 4 * 8 + r + i % 2, at = i % 4 / 2 * 8;
+        if (is_sum && row < there && n + at < s.n)
+            was[i / 4][i % 4] = __ldcg(out + (uint64_t)row * p.out_stride + at);
+    }
 #pragma unroll
-            for (int q = 0; q < 16; q += 2 * step)
-                acc[q * 2 * G + i] = __fadd_rn(acc[q * 2 * G + i], acc[(q + step) * 2 * G + i]);
-        uint32_t r = lane / 4 + i / 2 * 8, at = row + i % 2;
-        float one = acc[i], two = acc[16 * G + i];
-        if (s.row_shift == 4) {
-            put_sum(m, s, to, r, at, one);
-            put_sum(m, s, to, r, at + 8, two);
+    for (int i = 0; i < 4 * NT; i++) {
+        uint32_t row = i / 4 * 8 + r + i % 2, at = i % 4 / 2 * 8;
+        if (row >= there || (is_swiglu ? at : 0) || n + at >= s.n)
             continue;
+        float f = i % 2 ? factor[i / 4].y : factor[i / 4].x;
+        float v = __fmul_rn(sum[i / 4][i % 4], f);
+        if (p.has_bias)
+            v = biased(s, n + at, v);
+        if (is_sum)
+            v = __fadd_rn(was[i / 4][i % 4], v);
+        if (is_swiglu) {
+            float w = __fmul_rn(sum[i / 4][i % 4 ^ 2], f);
+            if (p.has_bias)
+                w = biased(p.segments[1], n, w);
+            v = __fmul_rn(__fmul_rn(v, quick_sigmoid(v)), w);
         }
-        bool is_low = s.row_shift == 2, is_q8 = s.type == IS_Q8_0;
-        if (is_low && !is_q8) {
-            one = __fadd_rn(one, __shfl_xor_sync(~0u, one, 2));
-            two = __fadd_rn(two, __shfl_xor_sync(~0u, two, 2));
-        }
-        one = __fadd_rn(one, two);
-        if (is_low && is_q8)
-            one = __fadd_rn(one, __shfl_xor_sync(~0u, one, 2));
-        if (!is_low || row < 4)
-            put_sum(m, s, to, r, at, one);
+        out[(uint64_t)row * p.out_stride + at] = v;
     }
 }
 
-/* All tasks of a warp. */
-template <int SET, int G>
-static __device__ __forceinline__ void
-many_tasks(const struct many_params &m, struct many_loader &l, uint32_t warp, struct task t,
-           uint32_t first_row, uint32_t n_rows) {
+/* Where the parts of a task's strip are, and the counter of those that are there. */
+template <int NT>
+static __device__ __forceinline__ float4 *parts_of(const struct many_params &m,
+                                                   const struct many_task &t, uint32_t *&counter) {
+    extern __shared__ uint4 shared[];
+    uint8_t *base = (uint8_t *)shared;
+    if (m.is_spread) {
+        uint32_t strip = blockIdx.y * m.strips + t.strip;
+        counter = m.counters + strip;
+        return (float4 *)m.parts + (uint64_t)strip * m.units * NT * 32;
+    }
+    counter = (uint32_t *)(base + m.counters_at) + t.place;
+    return (float4 *)(base + m.p.parts_at) + t.first_part * NT * 32;
+}
+
+/* Whether this warp is the last of its strip's; the parts of all are seen then. */
+static __device__ __forceinline__ bool is_last(const struct many_params &m,
+                                               const struct many_task &t, uint32_t *counter) {
+    uint32_t before = 0;
+    __syncwarp();
+    if (threadIdx.x % 32 == 0) {
+        if (m.is_spread)
+            asm volatile("atom.add.acq_rel.gpu.u32 %0, [%1], 1;"
+                         : "=r"(before)
+                         : "l"(counter)
+                         : "memory");
+        else
+            asm volatile("atom.add.acq_rel.cta.u32 %0, [%1], 1;"
+                         : "=r"(before)
+                         : "l"(counter)
+                         : "memory");
+        if (before == t.parts - 1)
+            *counter = 0;
+    }
+    bool is_last = __shfl_sync(~0u, before, 0) == t.parts - 1;
+    __syncwarp(); /* what lane 0 has seen all have */
+    return is_last;
+}
+
+/* All parts of a strip: units of a slice are added up, then slices. */
+template <int NT>
+static __device__ __forceinline__ void add_parts(const struct many_params &m,
+                                                 const struct many_task &t, const float4 *parts,
+                                                 float (&sum)[NT][4]) {
+    const struct project_segment &s = m.p.segments[t.segment];
+    float slice[NT][4];
+    uint32_t left = 0, next = 0, lane = threadIdx.x % 32;
+#pragma unroll
+    for (int i = 0; i < 4 * NT; i++)
+        sum[i / 4][i % 4] = 0;
+#pragma unroll 2
+    for (uint32_t part = 0; part < t.parts; part++) {
+        if (left == 0) {
+            left = m.is_spread ? task_units(s, next++) : 1;
+#pragma unroll
+            for (int i = 0; i < 4 * NT; i++)
+                slice[i / 4][i % 4] = 0;
+        }
+        left--;
+#pragma unroll
+        for (int e = 0; e < NT; e++) {
+            const float4 *from = parts + (part * NT + e) * 32 + lane;
+            float4 v = m.is_spread ? __ldcg(from) : *from;
+            slice[e][0] = __fadd_rn(slice[e][0], v.x);
+            slice[e][1] = __fadd_rn(slice[e][1], v.y);
+            slice[e][2] = __fadd_rn(slice[e][2], v.z);
+            slice[e][3] = __fadd_rn(slice[e][3], v.w);
+        }
+        if (left == 0)
+#pragma unroll
+            for (int i = 0; i < 4 * NT; i++)
+                sum[i / 4][i % 4] = __fadd_rn(sum[i / 4][i % 4], slice[i / 4][i % 4]);
+    }
+}
+
+template <int NT>
+static __device__ __forceinline__ void end_task(const struct many_params &m,
+                                                const struct many_task &t, uint32_t n_rows,
+                                                float (&acc)[NT][4]) {
+    if (t.parts > 1) {
+        uint32_t *counter;
+        float4 *parts = parts_of<NT>(m, t, counter), *to = parts + t.part * NT * 32;
+#pragma unroll
+        for (int e = 0; e < NT; e++)
+            to[e * 32 + threadIdx.x % 32] = make_float4(acc[e][0], acc[e][1], acc[e][2], acc[e][3]);
+        if (!is_last(m, t, counter))
+            return;
+        add_parts<NT>(m, t, parts, acc);
+    }
+    put_strip<NT>(m, t, n_rows, acc);
+}
+
+/* All tasks of a warp. x: the columns in shared memory. */
+template <int SET, int NT>
+static __device__ __forceinline__ void many_tasks(const struct many_params &m,
+                                                  struct many_loader &l, uint32_t warp,
+                                                  const struct many_range &x, uint32_t n_rows) {
     extern __shared__ uint4 shared[];
     const struct project_params &p = m.p;
-    uint8_t *base = (uint8_t *)shared, *scales = base + m.scales_at + warp * MANY_SCALES;
-    uint32_t lane = threadIdx.x % 32, slot = 0, i = warp;
-    uint32_t ring = warp * p.slots * p.slot_bytes,
-             from = (uint32_t)__cvta_generic_to_shared(shared);
-    uint32_t row = lane / 4 & (m.rows - 1);
-    struct many_acts<G> a;
-    a.quads = p.image_at + row * many_row_bytes(p.in.k, G) + lane % 4 * 16;
-#pragma unroll
-    for (int e = 0; e < G; e++)
-        a.scales[e] = m.pairs_at + (row + 8 * e) * many_pair_bytes(p.in.k);
-    do {
-        const struct project_segment &s = p.segments[t.segment];
-        uint32_t u = task_first(s, t.slice), last = u + task_units(s, t.slice), type = s.type;
-        float acc[32 * G] = {};
+    uint32_t slot = 0, phase = 0;
 #pragma unroll 1
-        for (; u < last; u++) {
-            uint32_t at = ring + slot * p.slot_bytes;
-            copy_wait_slots(p.slots);
+    for (uint32_t i = warp;; i += p.ring_warps) {
+        struct many_task t;
+        if (!find_many(m, i, t))
+            return;
+        uint32_t segment = t.segment, left = t.end - t.unit, shift = p.segments[segment].row_shift;
+        uint32_t type = p.segments[segment].type, groups = 32u >> shift;
+        uint32_t group = t.unit * groups - x.first / (type == IS_Q8_0 ? 64 : 128);
+        float acc[NT][4] = {};
+#pragma unroll 1
+        for (; left; left--, group += groups) {
+            uint32_t from = (uint32_t)__cvta_generic_to_shared(shared);
+            uint32_t at = (warp * p.slots + slot) * p.slot_bytes * m.tiles;
+            uint32_t barrier = from + p.bars_at + (1 + warp * p.slots + slot) * 8;
+            wait_bytes(barrier, phase);
+            many_unit_of<SET, NT>(type, view_of(1u << shift, p.slot_bytes), at, from + at,
+                                  acts_of(m, x.n), group, acc);
             __syncwarp();
-            if (s.row_shift == 2)
-                many_unit<SET, G, 4>(type, base, at, scales, a, u, acc);
-            else if (s.row_shift == 3)
-                many_unit<SET, G, 8>(type, base, at, scales, a, u, acc);
-            else
-                many_unit<SET, G, 16>(type, base, at, scales, a, u, acc);
-            __syncwarp();
-            load_many(p, l, from + at);
+            load_strip(m, l, fresh(from + at), fresh(barrier));
             slot = slot + 1 == p.slots ? 0 : slot + 1;
+            phase ^= slot == 0;
         }
-        struct many_sink to = {(float *)(base + p.parts_at) + i * 8 * G * PROJECT_TASK_ROWS,
-                               t.tile << s.row_shift, first_row, n_rows,
-                               (const float *)(base + m.factors_at)};
-        put_sums<G>(m, s, to, acc);
-        i += p.ring_warps;
-    } while (!(l.is_over && i == l.task) && find_task(p, i, t));
+        find_many(m, fresh(i), t);
+        end_task<NT>(m, t, n_rows, acc);
+    }
+}
+
+/* ---- the whole --------------------------------------------------------------------------------
+ */
+
+/* Asks for the rows of this block, by one warp: all of them at once, or numbers, scales and sums of
+ * its range. */
+static __device__ __forceinline__ void
+fetch_rows(const struct many_params &m, const struct many_range &x, uint32_t to, uint32_t barrier) {
+    const struct many_image &e = m.images;
+    const uint8_t *from = e.at + (uint64_t)blockIdx.y * e.bytes;
+    uint32_t lane = threadIdx.x % 32, pitch = x.n + 16, scale = e.rows * 4;
+    uint32_t scales = x.n / e.group * scale, sums = x.n / 32 * scale;
+    uint32_t scales_to = to + e.rows * pitch;
+    if (x.n == e.k) {
+        if (lane == 0) {
+            expect_bytes(barrier, e.factors_at);
+            copy_bytes(to, from, e.factors_at, barrier);
+        }
+        return;
+    }
+    if (lane == 0)
+        expect_bytes(barrier, x.n * e.rows + scales + sums);
+    if (x.n == 0)
+        return;
+    if (lane < e.rows)
+        copy_bytes(to + lane * pitch, from + (uint64_t)lane * (e.k + 16) + x.first, x.n, barrier);
+    if (lane == 0)
+        copy_bytes(scales_to, from + e.scales_at + x.first / e.group * scale, scales, barrier);
+    if (lane == 1)
+        copy_bytes(scales_to + scales, from + e.sums_at + x.first / 32 * scale, sums, barrier);
+}
+
+template <int SET, int NT>
+static __device__ __forceinline__ void project_many(const struct many_params &m) {
+    extern __shared__ uint4 shared[];
+    pdl_launch();
+    const struct project_params &p = m.p;
+    uint8_t *base = (uint8_t *)shared;
+    uint32_t warp = uniform(threadIdx.x / 32), last = blockDim.x / 32 - 1;
+    bool filled = false;
+    uint32_t from = (uint32_t)__cvta_generic_to_shared(shared);
+    uint32_t slot_bytes = p.slot_bytes * m.tiles, ring = from + warp * p.slots * slot_bytes;
+    uint32_t image = from + p.bars_at, bars = image + (1 + warp * p.slots) * 8;
+    struct many_loader l = {NULL, 0, warp, 0};
+    if (warp < p.ring_warps) {
+        bulk_init_slots(bars, p.slots);
+        filled = load_strip(m, l, ring, bars);
+    }
+    if (warp == last)
+        bulk_init_slots(image, 1);
+    for (uint32_t i = threadIdx.x; i < (p.bars_at - m.counters_at) / 4; i += blockDim.x)
+        ((uint32_t *)(base + m.counters_at))[i] = 0;
+    struct many_range x = range_of(m);
+    uint32_t first_row = blockIdx.y * m.images.rows;
+    __syncthreads();
+    pdl_wait(p.io);
+    if (blockIdx.y && first_row >= prepare_count(p.io, p.in)) {
+        if (filled) /* before a block leaves what it asked for must have come */
+            wait_bytes(bars, 0);
+        return;
+    }
+    if (warp == last)
+        fetch_rows(m, x, from + p.image_at, image);
+    /* More units are asked for behind the rows, which would queue behind them. */
+    if (warp < p.ring_warps)
+        for (uint32_t i = 1; i < p.slots; i++)
+            load_strip(m, l, ring + i * slot_bytes, bars + i * 8);
+    uint32_t n_rows = prepare_count(p.io, p.in);
+    wait_bytes(image, 0);
+    if (!HAS_BULK)
+        __syncthreads();
+    if (warp < p.ring_warps)
+        many_tasks<SET, NT>(m, l, warp, x, n_rows);
+}
+
+#define MANY_KERNEL(EIGHTS, REGISTERS, NAME, SET)                                                  \
+    extern "C" __global__ void __maxnreg__(REGISTERS)                                              \
+        project_many_##EIGHTS##_##NAME(const __grid_constant__ struct many_params m) {             \
+        project_many<SET, EIGHTS>(m);                                                              \
+    }
+
+#define MANY_KERNELS(...)                                                                          \
+    MANY_KERNEL(__VA_ARGS__, q4, IS_Q4_K)                                                          \
+    MANY_KERNEL(__VA_ARGS__, q6, IS_Q6_K)                                                          \
+    MANY_KERNEL(__VA_ARGS__, q4_q6, IS_Q4_K | IS_Q6_K)                                             \
+    MANY_KERNEL(__VA_ARGS__, q8, IS_Q8_0)                                                          \
+    MANY_KERNEL(__VA_ARGS__, all, MANY_SETS)
+
+MANY_KERNELS(1, 112)
+MANY_KERNELS(2, 128)
+MANY_KERNELS(4, 168)
+
+/* ---- rows made ready --------------------------------------------------------------------------
+ */
+
+/* Row `row` of an image. */
+struct many_row {
+    struct many_image m;
+    uint32_t row;
+};
+
+static __device__ __forceinline__ void *image_word(const struct many_row &to, uint32_t,
+                                                   uint32_t i) {
+    return to.m.at + to.row * (to.m.k + 16) + i * 4;
+}
+
+static __device__ __forceinline__ float4 *image_floats(const struct many_row &,
+                                                       const struct project_input &) {
+    return NULL; /* there are none */
+}
+
+template <int SHARE>
+static __device__ __forceinline__ void image_group(const struct team &, bool,
+                                                   const struct many_row &to, uint32_t, uint32_t i,
+                                                   float scale, int sum) {
+    uint32_t rows = to.m.rows, group = to.m.group == 128 ? i / 32 : i / 8;
+    ((float *)(to.m.at + to.m.scales_at))[group * rows + to.row] = scale;
+    ((__half2 *)(to.m.at + to.m.sums_at))[(i / 32 * rows + to.row) * 4 + i / 8 % 4] =
+        __floats2half2_rn((float)(sum & ~1), (float)(sum & 1));
+}
+
+/* A row, or part of one, by the block. */
+static __device__ __forceinline__ void make_row(const struct many_prepare_params &b, float *red) {
+    const struct project_params &p = b.p;
+    uint32_t groups = (p.row_limit + b.images.rows - 1) / b.images.rows;
+    uint32_t n = groups * b.images.rows, share = blockIdx.x / n, i = blockIdx.x - share * n;
+    uint32_t group = i / b.images.rows;
+    float4 weight[NORM_BATCH];
+    struct team who = {threadIdx.x + share * blockDim.x, b.row_blocks / n * blockDim.x, 0, 0};
+    prepare_early(who, p.in, weight);
+    struct many_row to = {b.images, i - group * b.images.rows};
+    to.m.at += (uint64_t)group * b.images.bytes;
+    struct row_source source = {min(i, p.row_limit - 1), p.row_limit, true};
+    prepare_row<1>(who, p.io, p.in, source, weight, to, red);
+    __syncthreads();
+    float factor = prepare_factor(p.in, red);
+    if (threadIdx.x == 0 && share == 0)
+        ((float *)(to.m.at + to.m.factors_at))[to.row] = factor;
 }
 
 /* ---- plain segments ---------------------------------------------------------------------------
@@ -466,7 +912,7 @@ static __device__ __forceinline__ float plain_task(const struct project_params &
     const uint8_t *at = s.data + (uint64_t)tile * s.units * s.unit_bytes + lane * 16;
     uint32_t u = task_first(s, slice), last = u + task_units(s, slice);
     float acc[4] = {};
-#pragma unroll 2
+#pragma unroll 4
     for (; u < last; u++) {
         struct plain_acts<1> a;
         load_plain<1>(p, row, u * lanes + place, a);
@@ -482,159 +928,78 @@ static __device__ __forceinline__ float plain_task(const struct project_params &
     return sum_lanes(acc, lanes, lane);
 }
 
-/* All blocks share the plain segments: each has a tile for a row, or some; its warps have the
- * slices. */
-template <int G>
-static __device__ __forceinline__ void plain_tiles(const struct many_params &m, uint32_t warp,
-                                                   uint32_t first_row, uint32_t n_rows) {
-    extern __shared__ uint4 shared[];
-    const struct project_params &p = m.p;
-    float *sums = (float *)((uint8_t *)shared + p.parts_at);
-    const float *factors = (const float *)((uint8_t *)shared + m.factors_at);
-    uint32_t rows = min(8 * G, n_rows - first_row), lane = threadIdx.x % 32;
-#pragma unroll 1
-    for (uint32_t i = blockIdx.x; i < m.plain_tiles * rows; i += gridDim.x) {
-        uint32_t tile = i / rows, r = i - tile * rows, k = 0;
-        while (tile >= m.plain[k].n_tiles)
-            tile -= m.plain[k++].n_tiles;
-        const struct project_segment &s = m.plain[k];
-#pragma unroll 1
-        for (uint32_t slice = warp; slice < s.slices; slice += blockDim.x / 32) {
-            float v = plain_task(p, s, tile, slice, first_row + r);
-            uint32_t place = lane & ((1u << s.lane_shift) - 1);
-            uint32_t row = (lane >> s.lane_shift) * 4 + place % 2 * 2 + place / 2 % 2;
-            if (place < 4)
-                sums[slice * PROJECT_TASK_ROWS + row] = v;
-        }
-        __syncthreads();
-        uint32_t n = (tile << s.row_shift) + threadIdx.x;
-        if (threadIdx.x < 1u << s.row_shift && n < s.n) {
-            float v =
-                p.is_direct ? sums[threadIdx.x] : add_slices<1>(sums, threadIdx.x, 0, s.slices);
-            put_result(p, s, n, first_row + r, __fmul_rn(v, factors[r]));
-        }
-        __syncthreads();
-    }
-}
-
-/* ---- the whole --------------------------------------------------------------------------------
- */
-
-/* Rows into shared memory, so that what is read at once is A of an mma: word j of two pieces of 32
- * columns, of the first halves and of the second. */
-template <int G>
-static __device__ __forceinline__ void fetch_rows(const struct many_params &m, uint32_t first_row,
-                                                  uint8_t *base) {
-    const struct project_params &p = m.p;
-    uint32_t spans = p.in.k / 32, plane = project_plane(p.in.k);
-    uint32_t n = min(m.rows, p.row_limit - first_row), quads = many_quads(p.in.k, G);
-    const uint8_t *images = p.images + (uint64_t)first_row * p.image_bytes;
-#pragma unroll 2
-    for (uint32_t i = threadIdx.x; i < (G > 1 ? 8 : m.rows) * quads; i += blockDim.x) {
-        uint32_t r = i / quads, e = i - r * quads;
-        uint32_t c = G > 1 ? e : e / 8 * 16 + e % 8, d = G > 1 ? e : min(c + 8, spans - 1);
-        const uint8_t *one = images + (uint64_t)min(r, n - 1) * p.image_bytes,
-                      *two = G > 1 ? images + (uint64_t)min(r + 8, n - 1) * p.image_bytes : one;
-        uint4 x = __ldcg((const uint4 *)one + c), y = __ldcg((const uint4 *)two + d);
-        uint4 z = __ldcg((const uint4 *)one + plane + c),
-              w = __ldcg((const uint4 *)two + plane + d);
-        float2 s = __ldcg((const float2 *)(one + plane * 32) + c),
-               t = __ldcg((const float2 *)(two + plane * 32) + d);
-        uint4 *to = (uint4 *)(base + p.image_at + r * many_row_bytes(p.in.k, G)) + 4 * e;
-        to[0] = make_uint4(x.x, y.x, z.x, w.x);
-        to[1] = make_uint4(x.y, y.y, z.y, w.y);
-        to[2] = make_uint4(x.z, y.z, z.z, w.z);
-        to[3] = make_uint4(x.w, y.w, z.w, w.w);
-        uint8_t *scales = base + m.pairs_at + r * many_pair_bytes(p.in.k);
-        ((float2 *)scales)[c] = s;
-        ((float2 *)(scales + (G > 1 ? 8 * many_pair_bytes(p.in.k) : 0)))[d] = t;
-    }
-    if (threadIdx.x < n)
-        ((float *)(base + m.factors_at))[threadIdx.x] =
-            __ldcg((const float *)(images + (threadIdx.x + 1ull) * p.image_bytes - 16));
-}
-
-/* Results `at` of rows r, r + step, ...; four at once, since what is added to comes from afar. */
-template <int R>
-static __device__ __forceinline__ void
-finish_rows(const struct many_params &m, const struct place &at, uint32_t r, uint32_t step,
-            uint32_t first_row, uint32_t n_rows, const uint8_t *base) {
-    const struct project_params &p = m.p;
-    const float *factors = (const float *)(base + m.factors_at);
-    const float *parts = (const float *)(base + p.parts_at);
-    float *out = p.out + (uint64_t)first_row * p.out_stride + at.column;
-#pragma unroll 1
-    for (uint32_t n = min(n_rows - first_row, R); r < n; r += 4 * step) {
-        float was[4] = {};
+/* Squares of the rows' chunks of 128 columns, as prepare_norm has them: (row, chunk). */
+static __device__ __forceinline__ void chunk_squares(const struct project_params &p, uint32_t first,
+                                                     uint32_t rows, float *to) {
+    constexpr int BATCH = 5; /* on their way at once */
+    uint32_t lane = threadIdx.x % 32, warps = blockDim.x / 32, chunks = p.in.k / PROJECT_CHUNK;
+    for (uint32_t base = threadIdx.x / 32; base < chunks * rows; base += BATCH * warps) {
+        float4 v[BATCH];
+        float sum[BATCH];
 #pragma unroll
-        for (uint32_t i = 0; i < 4; i++)
-            if (p.finish == FINISH_ADD && r + i * step < n)
-                was[i] = __ldcg(out + (uint64_t)(r + i * step) * p.out_stride);
+        for (int b = 0; b < BATCH; b++) {
+            uint32_t i = min(base + b * warps, chunks * rows - 1);
+            const float *x = p.in.x + (uint64_t)(first + i / chunks) * p.in.x_stride;
+            v[b] = __ldcg((const float4 *)x + i % chunks * 32 + lane);
+        }
 #pragma unroll
-        for (uint32_t i = 0; i < 4; i++)
-            if (r + i * step < n)
-                out[(uint64_t)(r + i * step) * p.out_stride] =
-                    finish_place<R>(p, at, parts, r + i * step, factors[r + i * step], was[i]);
+        for (int b = 0; b < BATCH; b++)
+            sum[b] = squares(v[b]);
+        add_squares<BATCH>(sum);
+#pragma unroll
+        for (int b = 0; b < BATCH; b++)
+            if (lane == 0)
+                to[min(base + b * warps, chunks * rows - 1)] = sum[b];
     }
 }
 
-template <int SET, int G>
-static __device__ __forceinline__ void project_many(const struct many_params &m) {
-    extern __shared__ uint4 shared[];
+/* A tile for some rows, by the block: slices and rows are spread over its warps. What the rows'
+ * norm makes of the results is found here, too. room: sums (slice, row, row of the tile), squares
+ * (row, chunk). */
+static __device__ __forceinline__ void plain_tile(const struct many_prepare_params &b,
+                                                  float *room) {
+    const struct project_params &p = b.p;
+    uint32_t warp = threadIdx.x / 32, lane = threadIdx.x % 32, warps = blockDim.x / 32;
+    uint32_t item = blockIdx.x - b.row_blocks, tile = item % b.tiles,
+             chunks = p.in.k / PROJECT_CHUNK;
+    uint32_t first = item / b.tiles * MANY_PLAIN_ROWS, k = 0;
+    float *squares_of = room + b.slices * MANY_PLAIN_ROWS * MANY_PLAIN;
+    while (tile >= p.segments[k].n_tiles)
+        tile -= p.segments[k++].n_tiles;
+    const struct project_segment &s = p.segments[k];
+    const uint8_t *at = s.data + (uint64_t)tile * s.units * s.unit_bytes;
+    for (uint32_t i = threadIdx.x * 128; i < s.units * s.unit_bytes; i += blockDim.x * 128)
+        asm volatile("prefetch.global.L2 [%0];" ::"l"(at + i));
+    pdl_wait();
+    uint32_t rows = min(prepare_count(p.io, p.in), p.row_limit);
+    if (first >= rows)
+        return;
+    rows = min(rows - first, (uint32_t)MANY_PLAIN_ROWS);
+    if (p.in.kind == PREPARE_NORM)
+        chunk_squares(p, first, rows, squares_of);
+    for (uint32_t i = warp; i < s.slices * rows; i += warps) {
+        float v = plain_task(p, s, tile, i / rows, first + i % rows);
+        if (lane < MANY_PLAIN)
+            room[((i / rows) * MANY_PLAIN_ROWS + i % rows) * MANY_PLAIN + lane % 2 * 2 + lane / 2] =
+                v;
+    }
+    __syncthreads();
+    for (uint32_t r = warp; r < rows; r += warps) {
+        float factor = prepare_factor(p.in, squares_of + r * chunks), v = 0;
+        if (lane >= MANY_PLAIN || tile * MANY_PLAIN + lane >= s.n)
+            continue;
+        for (uint32_t slice = 0; slice < s.slices; slice++)
+            v = __fadd_rn(v, room[(slice * MANY_PLAIN_ROWS + r) * MANY_PLAIN + lane]);
+        put_result(p, s, tile * MANY_PLAIN + lane, first + r, __fmul_rn(v, factor));
+    }
+}
+
+extern "C" __global__ void __launch_bounds__(512)
+    project_many_prepare(const __grid_constant__ struct many_prepare_params b) {
+    extern __shared__ uint4 prepare_room[];
     pdl_launch();
-    const struct project_params &p = m.p;
-    uint8_t *base = (uint8_t *)shared;
-    uint32_t warp = uniform(threadIdx.x / 32), first_row = blockIdx.y * 8 * G;
-    uint32_t from = (uint32_t)__cvta_generic_to_shared(shared) + warp * p.slots * p.slot_bytes;
-    struct many_loader l = {NULL, 0, warp, 0, 0, 0, 0, false};
-    struct task t;
-    bool has_task = warp < p.ring_warps && find_task(p, warp, t);
-    if (has_task)
-#pragma unroll 1
-        for (uint32_t i = 0; i < p.slots; i++)
-            load_many(p, l, from + i * p.slot_bytes);
-    /* Threads that have the same result share its rows. */
-    uint32_t wide = min(max(p.most_places, 1), blockDim.x), teams = blockDim.x / wide;
-    uint32_t team = threadIdx.x / wide, e = threadIdx.x - team * wide;
-    struct place at = {NO_PLACE, 0, 0};
-    if (e < p.most_places && team < teams)
-        at = find_place(p, e);
-    pdl_wait(p.io);
-    uint32_t n_rows = prepare_count(p.io, p.in);
-    if (blockIdx.y && first_row >= n_rows) {
-        copy_wait<0>();
-        return;
-    }
-    fetch_rows<G>(m, first_row, base);
-    __syncthreads();
-    if (m.plain_tiles && first_row < n_rows)
-        plain_tiles<G>(m, warp, first_row, n_rows);
-    if (has_task)
-        many_tasks<SET, G>(m, l, warp, t, first_row, n_rows);
-    if (p.is_direct || first_row >= n_rows)
-        return;
-    __syncthreads();
-    while (team < teams && e < p.most_places) {
-        if (at.column != NO_PLACE)
-            finish_rows<8 * G>(m, at, team, teams, first_row, n_rows, base);
-        e += wide;
-        if (e < p.most_places)
-            at = find_place(p, e);
-    }
+    if (blockIdx.x < b.row_blocks)
+        make_row(b, (float *)prepare_room);
+    else
+        plain_tile(b, (float *)prepare_room);
 }
-
-#define MANY_KERNEL(G, REGISTERS, NAME, SET)                                                       \
-    extern "C" __global__ void __maxnreg__(REGISTERS)                                              \
-        project_many_##G##_##NAME(const __grid_constant__ struct many_params m) {                  \
-        project_many<SET, G>(m);                                                                   \
-    }
-
-#define MANY_KERNELS(...)                                                                          \
-    MANY_KERNEL(__VA_ARGS__, q4, IS_Q4_K)                                                          \
-    MANY_KERNEL(__VA_ARGS__, q6, IS_Q6_K)                                                          \
-    MANY_KERNEL(__VA_ARGS__, q4_q6, IS_Q4_K | IS_Q6_K)                                             \
-    MANY_KERNEL(__VA_ARGS__, q8, IS_Q8_0)                                                          \
-    MANY_KERNEL(__VA_ARGS__, all, MANY_SETS)
-
-MANY_KERNELS(1, 128)
-MANY_KERNELS(2, 168)

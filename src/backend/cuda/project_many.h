@@ -1,39 +1,57 @@
-/* project_many.h - params of PROJECT on tensor cores, for five rows and more. */
+/* project_many.h - params of PROJECT on tensor cores, for five rows and more.
+ *
+ * A strip is 16 rows of weights: one tile, or 2 or 4 side by side; of SwiGLU 8 rows of gate and the
+ * same of up. A task is a run of a strip's units, done by one warp for all rows of activations.
+ * Either a block has whole strips, a task is a slice of K, and slices meet in shared memory. Or,
+ * where strips are too few for that, tasks are single units, spread evenly over the blocks, each of
+ * which then needs but a part of the activations; they meet in global memory. Whoever comes last
+ * adds them up, in their order. */
 #ifndef BACKEND_CUDA_PROJECT_MANY_H
 #define BACKEND_CUDA_PROJECT_MANY_H
 
 #include "backend/cuda/project.h"
 
 enum {
-    MANY_LEAST = 5,     /* rows: with fewer, dot products of lanes take fewer instructions */
-    MANY_SCALES = 1152, /* bytes in which a warp keeps a unit's scales, as floats */
+    MANY_LEAST = 5, /* rows: with fewer, dot products of lanes are quicker */
+    MANY_STRIP = 16,
     MANY_SETS = IS_Q4_K | IS_Q5_K | IS_Q6_K | IS_Q8_0,
-    MANY_LEAST_PARTS = 2048, /* bytes: 32 slices of 16 rows */
+    MANY_PART = 512,     /* bytes of a task's sums for 8 rows: 16 a lane */
+    MANY_PLAIN = 4,      /* rows of a tile of plain segments, */
+    MANY_PLAIN_ROWS = 4, /* and of activations that a block takes at once */
 };
 
-/* Activations in shared memory: runs of 64 bytes, each two pieces of 32 columns side by side. G =
- * 1: a row's pieces 8 apart; G = 2: those of rows 8 apart. A run of them ends in 64 bytes of
- * nothing, the scales of a row in 8: then eight rows are read from different banks. */
-TILE_FN uint32_t many_quads(uint32_t k, uint32_t g) {
-    return g > 1 ? k / 32 : (k + 511) / 512 * 8;
-}
-
-TILE_FN uint32_t many_row_bytes(uint32_t k, uint32_t g) {
-    return many_quads(k, g) * 64 + 64;
-}
-
-TILE_FN uint32_t many_pair_bytes(uint32_t k) {
-    return k / 4 + 8;
-}
+/* Rows made ready for a block: `rows` of them, 8, 16 or 32; those behind the bucket's last repeat
+ * it. Numbers row by row, 16 bytes apart, so that eight of them are read from different banks; then
+ * scales, all rows' of a group of columns side by side; then the sums of the numbers of 32 columns,
+ * as two halves (the even part, and what is left: both exact), four of a row together, rows side by
+ * side; then factors. */
+struct many_image {
+    uint8_t *at;
+    uint32_t k, rows;
+    uint32_t group; /* columns that share a scale: 32 or 128 */
+    uint32_t scales_at, sums_at, factors_at, bytes;
+};
 
 struct many_params {
-    struct project_params p; /* segments and slices as for fewer rows, without the plain ones */
-    uint32_t rows;           /* in shared memory: 4, 8 or 16 */
-    uint32_t pairs_at;       /* scales of activations, */
-    uint32_t scales_at;      /* of weights, a warp's behind another's */
-    uint32_t factors_at;
-    uint32_t plain_tiles; /* of all plain segments: those of F32 */
-    struct project_segment plain[PROJECT_SEGMENTS];
+    struct project_params p;  /* segments without the plain ones; of strips where tiles are meant */
+    struct many_image images; /* of the first rows; those of later ones behind it */
+    uint32_t tiles;           /* of a strip at most */
+    uint32_t is_spread;       /* tasks are units, in global memory their sums meet */
+    uint32_t strips, units;   /* of the one segment that is spread */
+    float *parts;             /* (row block, strip, unit, 8 rows, lane, 4) */
+    uint32_t *counters;       /* (row block, strip): zero between two steps */
+    uint32_t counters_at;     /* in shared memory, of a block's strips */
+};
+
+/* The kernel before it makes rows ready; further blocks of it multiply rows with the plain
+ * segments: those of F32, in tiles of MANY_PLAIN rows, which meet them as they are. */
+struct many_prepare_params {
+    struct project_params p; /* of the plain segments */
+    struct many_image images;
+    uint32_t
+        row_blocks;  /* blocks that make rows ready: all rows of the images, one or some a row */
+    uint32_t tiles;  /* of all plain segments */
+    uint32_t slices; /* of K of those, at most */
 };
 
 #ifndef __CUDACC__

@@ -39,7 +39,8 @@ static uint32_t fused_bytes(uint32_t k, bool needs_int8) {
     return (k + 3) / 4 * 16 + (needs_int8 ? ROWS_INT8_BYTES(k) : 0);
 }
 
-static struct rows_prepare_params prepare_of(struct recorder *r, const struct op_project *p) {
+static struct rows_prepare_params prepare_of(struct recorder *r, const struct op *op) {
+    const struct op_project *p = &op->project;
     static const uint32_t prologues[] = {[PROLOGUE_NONE] = ROWS_PLAIN,
                                          [PROLOGUE_NORM] = ROWS_NORM,
                                          [PROLOGUE_GATED_NORM] = ROWS_GATED_NORM,
@@ -57,6 +58,7 @@ static struct rows_prepare_params prepare_of(struct recorder *r, const struct op
         .gate_stride = p->gate_stride,
         .eps = p->eps,
         .is_head = p->is_head,
+        .act_group = op_act_group(op),
     };
     for (uint32_t i = 0; i < p->n_segments; i++)
         out.needs_int8 |= !meets_f32(r, &p->segments[i]);
@@ -117,7 +119,7 @@ static int record_mixed_swiglu(struct recorder *r, const struct op_project *op,
 
 int record_project_rows(struct recorder *r, const struct op *op) {
     const struct op_project *o = &op->project;
-    struct project_rows_params p = {.prepare = prepare_of(r, o),
+    struct project_rows_params p = {.prepare = prepare_of(r, op),
                                     .epilogue = o->epilogue == EPILOGUE_SWIGLU ? ROWS_SWIGLU
                                                 : o->epilogue == EPILOGUE_ADD  ? ROWS_ADD
                                                                                : ROWS_STORE,

@@ -63,7 +63,7 @@ static __device__ __forceinline__ void prepare_row(const struct rows_prepare_par
     }
     __syncthreads();
     copy.load(to.y, p.k);
-    copy.store(row_places{NULL, to.q, to.runs});
+    copy.store(row_places{NULL, to.q, to.runs, to.group});
 }
 
 extern "C" __global__ void __launch_bounds__(STREAM_THREADS)
@@ -76,7 +76,7 @@ extern "C" __global__ void __launch_bounds__(STREAM_THREADS)
     uint64_t r = blockIdx.x;
     if (r >= rows_of(p))
         return;
-    row_places to = {p.to.x + r * p.to.x_stride, NULL, NULL};
+    row_places to = {p.to.x + r * p.to.x_stride, NULL, NULL, p.act_group};
     if (p.needs_int8) {
         to.q = p.to.q + r * act_stride(p.k);
         to.runs = (float2 *)p.to.runs + r * (act_stride(p.k) / 16);
@@ -201,7 +201,9 @@ static __device__ __forceinline__ act_rows project_acts(const struct project_row
     int8_t *q = (int8_t *)(shared + (k + 3) / 4 * 16);
     float2 *runs = (float2 *)(q + act_stride(k));
     if (n)
-        prepare_row(p.prepare, 0, norm, row_places{x, p.prepare.needs_int8 ? q : NULL, runs}, room);
+        prepare_row(p.prepare, 0, norm,
+                    row_places{x, p.prepare.needs_int8 ? q : NULL, runs, p.prepare.act_group},
+                    room);
     __syncthreads();
     a.x = x, a.q = q, a.runs = runs;
     return a;

@@ -1,7 +1,8 @@
 /* repack.cu - rows as in the file to tiles.
  *
- * A warp makes a unit, a lane what it will own in it: 4 rows by its span of columns (tiles.h). Runs
- * once a weight; bytes are taken one by one, since blocks of the file are not aligned. */
+ * A warp makes a unit, a lane what it will own in it (tiles.h): four pieces of its columns of a
+ * row, or four rows. Runs once a weight; bytes are taken one by one, since blocks of the file are
+ * not aligned. */
 #include "backend/cuda/decode.cuh"
 #include "backend/cuda/device.cuh"
 #include "backend/cuda/repack.h"
@@ -34,57 +35,71 @@ static __device__ void put_nibbles(uint8_t *to, const uint8_t *q) {
         to[i] = (uint8_t)((q[i] & 15) | (q[16 + i] & 15) << 4);
 }
 
-/* Scales and minimums of row r of a lane; a half word of minimums is the lane's own. */
-static __device__ void put_scales(uint8_t *scales, uint32_t lane, uint32_t r, const uint8_t *packed,
-                                  uint32_t s, uint16_t d, uint16_t dmin) {
-    uint32_t scale = (uint32_t)q4_k_scale(packed, (int)s), min = (uint32_t)q4_k_min(packed, (int)s);
-    scales[lane * 4 + r] = (uint8_t)(scale | min >> 4 << 6);
-    uint16_t *mins = (uint16_t *)(scales + TILE_MINS + lane * 2);
-    *mins |= (uint16_t)((min & 15) << ((r & 1) * 8 + (r >> 1) * 4));
-    if (lane % 8 == 0) {
-        uint16_t *to = (uint16_t *)(scales + TILE_D + lane / 8 * 16 + r * 4);
+struct piece {
+    uint8_t *unit;
+    uint32_t rows, lane;
+    uint32_t i; /* which of the lane's four */
+    const uint8_t *row;
+    uint32_t column; /* the piece's first; of f32 activations: the lane's */
+};
+
+static __device__ uint8_t *piece_at(const struct piece *p) {
+    return p->unit + p->i * 512 + p->lane * 16;
+}
+
+/* Whether this piece is the one that brings the d of its block of 256 columns; and which d it is.
+ */
+static __device__ bool has_d(const struct piece *p) {
+    return p->i == 0 && p->lane / p->rows % 2 == 0;
+}
+
+static __device__ uint32_t d_of(const struct piece *p) {
+    return p->lane / (2 * p->rows) * p->rows + p->lane % p->rows;
+}
+
+/* Scales and minimums; the half word of minimums is the lane's own. */
+static __device__ void put_scales(const struct piece *p, uint8_t *scales, const uint8_t *packed,
+                                  uint16_t d, uint16_t dmin) {
+    int s = (int)(p->column % 256 / 32);
+    uint32_t scale = (uint32_t)q4_k_scale(packed, s), min = (uint32_t)q4_k_min(packed, s);
+    scales[p->lane * 4 + p->i] = (uint8_t)(scale | min >> 4 << 6);
+    uint16_t *mins = (uint16_t *)(scales + TILE_MINS + p->lane * 2);
+    *mins |= (uint16_t)((min & 15) << ((p->i & 1) * 8 + (p->i >> 1) * 4));
+    if (has_d(p)) {
+        uint16_t *to = (uint16_t *)(scales + TILE_D + d_of(p) * 4);
         to[0] = d, to[1] = dmin;
     }
 }
-
-struct piece {
-    uint8_t *unit;
-    uint32_t lane, r; /* row of the lane */
-    const uint8_t *row;
-    uint32_t column; /* the lane's first */
-};
 
 static __device__ void put_q4_k(const struct piece *p) {
     uint8_t q[32];
     const struct q4_k *b = (const struct q4_k *)p->row + p->column / 256;
     raw_q4_k(p->row, p->column, q);
-    put_nibbles(p->unit + p->r * 512 + p->lane * 16, q);
-    put_scales(p->unit + TILE_Q4_SCALES, p->lane, p->r, b->scales, p->column % 256 / 32, b->d,
-               b->dmin);
+    put_nibbles(piece_at(p), q);
+    put_scales(p, p->unit + TILE_Q4_SCALES, b->scales, b->d, b->dmin);
 }
 
 static __device__ void put_q5_k(const struct piece *p) {
     uint8_t q[32];
     const struct q5_k *b = (const struct q5_k *)p->row + p->column / 256;
     raw_q5_k(p->row, p->column, q);
-    put_nibbles(p->unit + p->r * 512 + p->lane * 16, q);
-    uint8_t *more = p->unit + TILE_MORE + p->lane * 16 + p->r * 4;
+    put_nibbles(piece_at(p), q);
+    uint8_t *more = p->unit + TILE_MORE + p->lane * 16 + p->i * 4;
     for (uint32_t i = 0; i < 4; i++) {
         uint32_t bits = 0;
         for (uint32_t j = 0; j < 8; j++)
             bits |= (uint32_t)(q[4 * j + i] >> 4) << j;
         more[i] = (uint8_t)bits;
     }
-    put_scales(p->unit + TILE_Q5_SCALES, p->lane, p->r, b->scales, p->column % 256 / 32, b->d,
-               b->dmin);
+    put_scales(p, p->unit + TILE_Q5_SCALES, b->scales, b->d, b->dmin);
 }
 
 static __device__ void put_q6_k(const struct piece *p) {
     uint8_t q[32];
     const struct q6_k *b = (const struct q6_k *)p->row + p->column / 256;
     raw_q6_k(p->row, p->column, q);
-    put_nibbles(p->unit + p->r * 512 + p->lane * 16, q);
-    uint8_t *more = p->unit + TILE_MORE + p->r / 2 * 512 + p->lane * 16 + p->r % 2 * 8;
+    put_nibbles(piece_at(p), q);
+    uint8_t *more = p->unit + TILE_MORE + p->i / 2 * 512 + p->lane * 16 + p->i % 2 * 8;
     for (uint32_t i = 0; i < 8; i++) {
         uint32_t bits = 0;
         for (uint32_t j = 0; j < 4; j++)
@@ -92,34 +107,45 @@ static __device__ void put_q6_k(const struct piece *p) {
         more[i] = (uint8_t)bits;
     }
     for (uint32_t h = 0; h < 2; h++)
-        p->unit[TILE_Q6_SCALES + p->lane * 8 + p->r * 2 + h] =
+        p->unit[TILE_Q6_SCALES + p->lane * 8 + p->i * 2 + h] =
             (uint8_t)b->scales[p->column % 256 / 16 + h];
-    if (p->lane % 8 == 0)
-        *(uint16_t *)(p->unit + TILE_Q6_D + p->lane / 8 * 8 + p->r * 2) = b->d;
+    if (has_d(p))
+        *(uint16_t *)(p->unit + TILE_Q6_D + d_of(p) * 2) = b->d;
 }
 
 static __device__ void put_q8_0(const struct piece *p) {
     const struct q8_0 *b = (const struct q8_0 *)p->row + p->column / 32;
+    uint8_t *to = piece_at(p);
     for (uint32_t i = 0; i < 16; i++)
-        p->unit[p->r * 512 + p->lane * 16 + i] = (uint8_t)b->qs[p->column % 32 + i];
-    if (p->lane % 2 == 0)
-        *(uint16_t *)(p->unit + TILE_MORE + p->lane / 2 * 8 + p->r * 2) = b->d;
+        to[i] = (uint8_t)b->qs[p->column % 32 + i];
+    if (p->i % 2 == 0)
+        *(uint16_t *)(p->unit + TILE_MORE + p->lane * 4 + p->i) = b->d;
 }
 
 /* BF16 and F16: two runs of four. */
 static __device__ void put_halves(const struct piece *p, uint32_t lanes, uint32_t first) {
-    uint16_t *to = (uint16_t *)(p->unit + p->r * 512 + p->lane * 16);
+    uint16_t *to = (uint16_t *)piece_at(p);
     const uint16_t *from = (const uint16_t *)p->row + first + p->lane % lanes * 4;
     for (uint32_t i = 0; i < 8; i++)
         to[i] = from[i / 4 * 4 * lanes + i % 4];
 }
 
 static __device__ void put_f32(const struct piece *p, uint32_t from_type) {
-    float *to = (float *)(p->unit + p->r * 512 + p->lane * 16), y[256];
+    float *to = (float *)piece_at(p), y[256];
     uint32_t values = decode_values(from_type), block = p->column / values;
     decode_block(from_type, p->row, block, y, values);
     for (uint32_t i = 0; i < 4; i++)
         to[i] = y[p->column % values + i];
+}
+
+/* Piece i of a lane, in the first unit of tile 0. */
+static __device__ struct piece find_piece(uint32_t type, uint32_t rows, uint32_t lane, uint32_t i,
+                                          uint32_t *row) {
+    uint32_t span = tile_span(type), lanes = 128 / rows;
+    struct piece p = {NULL, rows, lane, i, NULL, 0};
+    *row = tile_is_int8(type) ? lane % rows : lane / lanes * 4 + i;
+    p.column = tile_is_int8(type) ? lane / rows * span + i * (span / 4) : lane % lanes * span;
+    return p;
 }
 
 extern "C" __global__ void repack(const __grid_constant__ struct repack_params p) {
@@ -134,11 +160,14 @@ extern "C" __global__ void repack(const __grid_constant__ struct repack_params p
             ((uint4 *)to)[b] = make_uint4(0, 0, 0, 0);
         __syncwarp();
         for (uint32_t r = 0; r < 4; r++) {
-            uint32_t row = tile * rows + lane / lanes * 4 + r;
+            uint32_t row;
+            struct piece piece = find_piece(p.format.type, rows, lane, r, &row);
+            row += tile * rows;
             if (row >= p.count)
                 break;
-            struct piece piece = {to, lane, r, p.from + row * p.row_bytes,
-                                  unit * columns + lane % lanes * tile_span(p.format.type)};
+            piece.unit = to;
+            piece.row = p.from + row * p.row_bytes;
+            piece.column += unit * columns;
             switch (p.format.type) {
             case DT_Q4_K:
                 put_q4_k(&piece);

@@ -44,17 +44,26 @@ static __device__ __forceinline__ void load_four(const float *x, uint32_t i, uin
         v[b] = 4 * i + b < n ? x[4 * i + b] : 0;
 }
 
-/* Four values of a group of 32 that eight lanes share, as act_quantize has them: value 4i on. q has
+/* Where a prepared row goes: f32 (n), int8 (act_stride(n) and its runs), or both; NULL: not. */
+struct row_places {
+    float *y;
+    int8_t *q;
+    float2 *runs;
+    uint32_t group; /* values of q that share a scale: 32 or 128 */
+};
+
+/* Four values of a group that 8 or 32 lanes share, as act_quantize has them: value 4i on. q has
  * room for act_stride(k). */
 static __device__ __forceinline__ void quantize_four(const float (&v)[4], uint32_t i, bool is_there,
-                                                     int8_t *q, float2 *runs) {
+                                                     const row_places &to) {
     const float magic = 12582912.0f; /* 1.5 * 2^23: adding it rounds, half to even */
     uint32_t most = 0, word = 0;
     /* On the bits infinity is above all numbers and NaN above that: neither can hide. */
 #pragma unroll
     for (int b = 0; b < 4; b++)
         most = max(most, __float_as_uint(v[b]) & 0x7fffffffu);
-    float scale = __uint_as_float(lanes_max(most, 8)) / 127.0f;
+    most = to.group > 32 ? lanes_max(most, 32) : lanes_max(most, 8);
+    float scale = __uint_as_float(most) / 127.0f;
     scale = scale < FLT_MIN ? 0.0f : scale;
     bool is_usual = scale > 0 && scale <= FLT_MAX;
     float inverse = is_usual ? 1.0f / scale : 0.0f;
@@ -67,18 +76,11 @@ static __device__ __forceinline__ void quantize_four(const float (&v)[4], uint32
     sum += __shfl_xor_sync(0xffffffffu, sum, 1);
     sum += __shfl_xor_sync(0xffffffffu, sum, 2);
     if (is_there) {
-        ((uint32_t *)q)[4 * act_run(i / 4) + i % 4] = word;
+        ((uint32_t *)to.q)[4 * act_run(i / 4) + i % 4] = word;
         if (i % 4 == 0)
-            runs[i / 4] = make_float2(scale, scale * (float)sum);
+            to.runs[i / 4] = make_float2(scale, scale * (float)sum);
     }
 }
-
-/* Where a prepared row goes: f32 (n), int8 (act_stride(n) and its runs), or both; NULL: not. */
-struct row_places {
-    float *y;
-    int8_t *q;
-    float2 *runs;
-};
 
 /* Four values of a row of n, by all threads of a warp. */
 static __device__ __forceinline__ void store_four(const float (&v)[4], uint32_t i, uint32_t n,
@@ -89,7 +91,7 @@ static __device__ __forceinline__ void store_four(const float (&v)[4], uint32_t 
             if (4 * i + b < n)
                 to.y[4 * i + b] = v[b];
     if (to.q)
-        quantize_four(v, i, 4 * i < n, to.q, to.runs);
+        quantize_four(v, i, 4 * i < n, to);
 }
 
 /* A row as it is, by the block. The first AHEAD pieces of a thread are loaded before the first is
