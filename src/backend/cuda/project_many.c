@@ -153,8 +153,10 @@ static uint32_t choose_ring(struct many_params *m, const struct shape *s, uint32
     return lay_out(m, s);
 }
 
-/* Two stages share a multiprocessor's memory where that takes no more rounds: products take turns
- * in two sizes, as those of one row do. */
+/* Two stages of few rows share a multiprocessor's memory where that takes no more rounds: products
+ * take turns in two sizes, as those of one row do. Those of more rows are alone: two of the lesser
+ * size would lie on one multiprocessor and none on another (mix in of 4B, 16 rows: 15.9 us,
+ * alone 13.4). */
 static uint32_t choose_shared(struct many_params *m, const struct shape *s) {
     uint32_t half = m->p.finish == FINISH_ADD ? PROJECT_SHARED_WIDE : PROJECT_SHARED;
     uint32_t bytes = choose_ring(m, s, min_u32(PROJECT_SHARED_ALONE, m->p.most_shared));
@@ -162,8 +164,7 @@ static uint32_t choose_shared(struct many_params *m, const struct shape *s) {
         return 0;
     struct many_params both = *m;
     half = min_u32(half, m->p.most_shared);
-    if (choose_ring(&both, s, half) &&
-        div_up(s->tasks, both.p.ring_warps) <= div_up(s->tasks, m->p.ring_warps)) {
+    if (s->eights == 1 && choose_ring(&both, s, half) && both.p.ring_warps >= m->p.ring_warps) {
         *m = both;
         return half;
     }
