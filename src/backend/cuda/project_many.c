@@ -11,24 +11,24 @@ enum {
     WARPS = 16, /* of a block; for 32 rows at once as many as its registers allow */
     WARPS_32 = 12,
     FEWEST_WARPS = 3,
-    MOST_SLOTS = 2, /* with more, rows come late: they queue behind what was asked for before */
-    SPREAD = 4,     /* strips a block: with fewer, units are spread */
+    PLAIN_WARPS = 4, /* at least, and twice as many at most, where there are plain segments */
+    MOST_SLOTS = 2,  /* with more, rows come late: they queue behind what was asked for before */
+    SPREAD = 4,      /* strips a block: with fewer, units are spread */
     LEAST_THREADS = 128,
 };
 
-/* F32 segments go to the kernel before. False: their tiles are too high. */
-static bool part_segments(struct many_params *m, struct many_prepare_params *before) {
-    struct project_params *p = &m->p, *plain = &before->p;
-    uint32_t n = 0;
-    plain->n_segments = 0;
+/* F32 segments are taken out: all blocks share them. False: their tiles are too high. */
+static bool part_segments(struct many_params *m) {
+    struct project_params *p = &m->p;
+    uint32_t n = 0, n_plain = 0;
     for (uint32_t i = 0; i < p->n_segments; i++) {
         const struct project_segment *s = &p->segments[i];
         if (s->type == IS_F32) {
             if (s->row_shift != shift_of(MANY_PLAIN))
                 return false;
-            before->tiles += s->n_tiles;
-            before->slices = max_u32(before->slices, s->slices);
-            plain->segments[plain->n_segments++] = *s;
+            m->plain_tiles += s->n_tiles;
+            m->plain_slices = max_u32(m->plain_slices, s->slices);
+            m->plain[n_plain++] = *s;
         } else {
             p->segments[n++] = *s;
         }
@@ -120,10 +120,17 @@ static uint32_t lay_out(struct many_params *m, const struct shape *s) {
           s->columns / 32 * rows * 4;
     p->parts_at = at = div_up(at, 128) * 128;
     at += s->has_parts ? s->tasks * s->eights * MANY_PART : 0;
+    m->plain_at = at;
+    at += div_up(m->plain_tiles * div_up(rows, MANY_PLAIN_ROWS), s->n_blocks) * MANY_PLAIN_ROWS *
+          m->plain_slices * MANY_PLAIN * 4;
     m->counters_at = at;
     at += s->has_parts ? s->strips * 4 : 0;
     p->bars_at = (at + 7) / 8 * 8;
     return p->bars_at + (p->ring_warps * p->slots + 1) * 8;
+}
+
+static uint32_t most_warps(const struct shape *s) {
+    return s->eights == 4 ? WARPS_32 : WARPS;
 }
 
 /* Every warp has but one unit to wait for. */
@@ -134,7 +141,7 @@ static bool is_single(const struct many_params *m, const struct shape *s, uint32
 /* Warps and slots within `limit` bytes: the fewest warps of those that take the fewest rounds. The
  * bytes, or 0: too few warps fit. */
 static uint32_t choose_ring(struct many_params *m, const struct shape *s, uint32_t limit) {
-    uint32_t w = min_u32(s->eights == 4 ? WARPS_32 : WARPS, s->tasks);
+    uint32_t w = min_u32(most_warps(s) - (m->plain_tiles ? PLAIN_WARPS : 0), s->tasks);
     for (;; w--) {
         m->p.ring_warps = w;
         m->p.slots = is_single(m, s, w) ? 1 : 2;
@@ -192,33 +199,36 @@ static uint32_t choose(struct many_params *m, uint32_t bucket, uint32_t n_sms, s
 }
 
 /* Rows are made ready by a block each, or by several where their columns do not depend on each
- * other; plain segments by some more. */
-static int prepare_rows(struct recorder *r, struct many_prepare_params *before, uint32_t bucket) {
-    const struct project_input *in = &before->p.in;
-    uint32_t rows = before->images.rows, plain_rows = div_up(bucket, MANY_PLAIN_ROWS);
-    uint32_t threads = min_u32(512, in->k / 4);
-    uint32_t shares = project_shares(in, threads);
-    before->row_blocks = div_up(bucket, rows) * rows * shares;
+ * other.
+ */
+static int prepare_rows(struct recorder *r, const struct many_params *m, uint32_t bucket) {
+    const struct project_input *in = &m->p.in;
+    uint32_t rows = m->images.rows, threads = min_u32(512, in->k / 4);
+    struct many_prepare_params before = {
+        .io = m->p.io,
+        .in = *in,
+        .images = m->images,
+        .row_limit = bucket,
+        .row_blocks = div_up(bucket, rows) * rows * project_shares(in, threads),
+    };
+    before.in.wants_f32 = 0;
     struct cuda_launch launch = {
         .kernel = "project_many_prepare",
-        .grid = {before->row_blocks + before->tiles * plain_rows, 1, 1},
+        .grid = {before.row_blocks, 1, 1},
         .threads = threads,
-        .shared = max_u32(max_u32(in->k / in->width, in->k / PROJECT_CHUNK),
-                          MANY_PLAIN_ROWS * (in->k / PROJECT_CHUNK + before->slices * MANY_PLAIN)) *
-                  4,
+        .shared = max_u32(in->k / in->width, in->k / PROJECT_CHUNK) * 4,
     };
-    return recorder_launch(r, &launch, before, sizeof *before);
+    return recorder_launch(r, &launch, &before, sizeof before);
 }
 
 bool project_many(struct recorder *r, const struct project_params *p, uint32_t set, int *status) {
     uint32_t bucket = p->row_limit, int8 = set & MANY_SETS;
     struct many_params m = {.p = *p};
-    struct many_prepare_params before = {.p = *p};
     if (bucket < MANY_LEAST || !int8 || set & ~(uint32_t)(MANY_SETS | IS_F32) ||
         (p->finish == FINISH_SWIGLU && !is_alike(p)) ||
         (set & IS_F32 && (!p->is_plain || p->finish == FINISH_SWIGLU)))
         return false;
-    if (!part_segments(&m, &before))
+    if (!part_segments(&m))
         return false;
     cut_strips(&m);
     /* So that rows of tiles that lie side by side are in different banks. */
@@ -236,17 +246,16 @@ bool project_many(struct recorder *r, const struct project_params *p, uint32_t s
         m.parts = recorder_work(r, strips * m.units * s.eights * MANY_PART);
         m.counters = recorder_counters(r, strips);
     }
-    before.p.in.wants_f32 = 0;
-    before.images = m.images;
-    *status = prepare_rows(r, &before, bucket);
+    *status = prepare_rows(r, &m, bucket);
     if (*status)
         return true;
+    uint32_t plain = m.plain_tiles ? min_u32(2 * PLAIN_WARPS, most_warps(&s) - m.p.ring_warps) : 0;
     char name[48];
     snprintf(name, sizeof name, "project_many_%u_%s", s.eights, project_set_name(int8));
     struct cuda_launch launch = {
         .kernel = name,
         .grid = {s.n_blocks, groups, 1},
-        .threads = max_u32(32 * m.p.ring_warps, LEAST_THREADS),
+        .threads = max_u32(32 * (m.p.ring_warps + plain), LEAST_THREADS),
         .shared = shared,
     };
     *status = recorder_launch(r, &launch, &m, sizeof m);

@@ -762,6 +762,97 @@ static __device__ __forceinline__ void many_tasks(const struct many_params &m,
     }
 }
 
+/* ---- plain segments ---------------------------------------------------------------------------
+ */
+
+/* A slice of a tile for one row: sums as of eat_plain. Some units are on their way at once: they
+ * come from far away, and there is little else to do. */
+static __device__ __forceinline__ float plain_task(const struct project_params &p,
+                                                   const struct project_segment &s, uint32_t tile,
+                                                   uint32_t slice, uint32_t row) {
+    constexpr int BATCH = 3;
+    uint32_t lane = threadIdx.x % 32, lanes = 1u << s.lane_shift, place = lane & (lanes - 1);
+    const uint8_t *at = s.data + (uint64_t)tile * s.units * s.unit_bytes + lane * 16;
+    uint32_t u = task_first(s, slice), last = u + task_units(s, slice);
+    float acc[4] = {};
+#pragma unroll 1
+    for (; u < last; u += BATCH) {
+        struct plain_acts<1> a[BATCH];
+        float4 w[BATCH][4];
+#pragma unroll
+        for (int b = 0; b < BATCH; b++) {
+            uint32_t v = min(u + b, last - 1);
+            load_plain<1>(p, row, v * lanes + place, a[b]);
+#pragma unroll
+            for (uint32_t r = 0; r < 4; r++)
+                w[b][r] = __ldcg((const float4 *)(at + (uint64_t)v * s.unit_bytes + r * 512));
+        }
+#pragma unroll
+        for (int b = 0; b < BATCH; b++) {
+            float4 x = plain_act(p, a[b].x[0], a[b].norm);
+#pragma unroll
+            for (uint32_t r = 0; r < 4; r++) {
+                float next = dot_floats(w[b][r], x, acc[r]);
+                acc[r] = u + b < last ? next : acc[r];
+            }
+        }
+    }
+    return sum_lanes(acc, lanes, lane);
+}
+
+/* All blocks share the plain segments: each has a tile for some rows. Item i of the block: */
+struct plain_item {
+    const struct project_segment *s;
+    uint32_t tile, row; /* the first */
+};
+
+static __device__ __forceinline__ bool find_plain(const struct many_params &m, uint32_t i,
+                                                  uint32_t rows, struct plain_item &out) {
+    uint32_t groups = (rows + MANY_PLAIN_ROWS - 1) / MANY_PLAIN_ROWS;
+    i = blockIdx.x + i * gridDim.x;
+    if (i >= m.plain_tiles * groups)
+        return false;
+    out.tile = i / groups;
+    out.row = (i - out.tile * groups) * MANY_PLAIN_ROWS;
+    out.s = m.plain;
+    while (out.tile >= out.s->n_tiles)
+        out.tile -= out.s++->n_tiles;
+    return true;
+}
+
+/* By the warps that have no strips, while the others have: `warp` of `warps`. Not inlined, so that
+ * the others' registers are their own. */
+static __device__ __noinline__ void plain_tiles(const struct many_params &m, uint32_t warp,
+                                                uint32_t warps, uint32_t n_rows) {
+    extern __shared__ uint4 shared[];
+    float *sums = (float *)((uint8_t *)shared + m.plain_at); /* (item, slice, row, row of a tile) */
+    uint32_t lane = threadIdx.x % 32, first_row = blockIdx.y * m.images.rows;
+    uint32_t rows = n_rows > first_row ? min(m.images.rows, n_rows - first_row) : 0;
+    uint32_t tasks = m.plain_slices * MANY_PLAIN_ROWS, n = MANY_PLAIN_ROWS * MANY_PLAIN;
+    struct plain_item item;
+    for (uint32_t t = warp; find_plain(m, t / tasks, rows, item); t += warps) {
+        uint32_t slice = t % tasks / MANY_PLAIN_ROWS, r = t % MANY_PLAIN_ROWS;
+        if (slice >= item.s->slices || item.row + r >= rows)
+            continue;
+        float v = plain_task(m.p, *item.s, item.tile, slice, first_row + item.row + r);
+        if (lane < MANY_PLAIN)
+            sums[t * MANY_PLAIN + lane % 2 * 2 + lane / 2] = v;
+    }
+    asm volatile("bar.sync 1, %0;" ::"r"(warps * 32) : "memory");
+    uint32_t e = warp * 32 + lane, r = e / MANY_PLAIN % MANY_PLAIN_ROWS, row = e % MANY_PLAIN;
+    for (uint32_t i = e / n; find_plain(m, i, rows, item); i += warps * 32 / n) {
+        uint32_t at = item.tile * MANY_PLAIN + row;
+        float v = 0;
+        if (item.row + r >= rows || at >= item.s->n)
+            continue;
+        for (uint32_t slice = 0; slice < item.s->slices; slice++)
+            v = __fadd_rn(
+                v, sums[((i * m.plain_slices + slice) * MANY_PLAIN_ROWS + r) * MANY_PLAIN + row]);
+        put_result(m.p, *item.s, at, first_row + item.row + r,
+                   __fmul_rn(v, __ldcg(factors_of(m) + item.row + r)));
+    }
+}
+
 /* ---- the whole --------------------------------------------------------------------------------
  */
 
@@ -834,6 +925,8 @@ static __device__ __forceinline__ void project_many(const struct many_params &m)
         __syncthreads();
     if (warp < p.ring_warps)
         many_tasks<SET, NT>(m, l, warp, x, n_rows);
+    else if (m.plain_tiles)
+        plain_tiles(m, warp - p.ring_warps, blockDim.x / 32 - p.ring_warps, n_rows);
 }
 
 #define MANY_KERNEL(EIGHTS, REGISTERS, NAME, SET)                                                  \
@@ -882,124 +975,24 @@ static __device__ __forceinline__ void image_group(const struct team &, bool,
         __floats2half2_rn((float)(sum & ~1), (float)(sum & 1));
 }
 
-/* A row, or part of one, by the block. */
-static __device__ __forceinline__ void make_row(const struct many_prepare_params &b, float *red) {
-    const struct project_params &p = b.p;
-    uint32_t groups = (p.row_limit + b.images.rows - 1) / b.images.rows;
-    uint32_t n = groups * b.images.rows, share = blockIdx.x / n, i = blockIdx.x - share * n;
-    uint32_t group = i / b.images.rows;
+/* Blocks make a row, or part of one. */
+extern "C" __global__ void __launch_bounds__(512)
+    project_many_prepare(const __grid_constant__ struct many_prepare_params p) {
+    extern __shared__ uint4 prepare_room[];
+    float *red = (float *)prepare_room;
+    pdl_launch();
+    uint32_t groups = (p.row_limit + p.images.rows - 1) / p.images.rows;
+    uint32_t n = groups * p.images.rows, share = blockIdx.x / n, i = blockIdx.x - share * n;
+    uint32_t group = i / p.images.rows;
     float4 weight[NORM_BATCH];
-    struct team who = {threadIdx.x + share * blockDim.x, b.row_blocks / n * blockDim.x, 0, 0};
+    struct team who = {threadIdx.x + share * blockDim.x, p.row_blocks / n * blockDim.x, 0, 0};
     prepare_early(who, p.in, weight);
-    struct many_row to = {b.images, i - group * b.images.rows};
-    to.m.at += (uint64_t)group * b.images.bytes;
+    struct many_row to = {p.images, i - group * p.images.rows};
+    to.m.at += (uint64_t)group * p.images.bytes;
     struct row_source source = {min(i, p.row_limit - 1), p.row_limit, true};
     prepare_row<1>(who, p.io, p.in, source, weight, to, red);
     __syncthreads();
     float factor = prepare_factor(p.in, red);
     if (threadIdx.x == 0 && share == 0)
         ((float *)(to.m.at + to.m.factors_at))[to.row] = factor;
-}
-
-/* ---- plain segments ---------------------------------------------------------------------------
- */
-
-/* A slice of a tile for one row: sums as of eat_plain. */
-static __device__ __forceinline__ float plain_task(const struct project_params &p,
-                                                   const struct project_segment &s, uint32_t tile,
-                                                   uint32_t slice, uint32_t row) {
-    uint32_t lane = threadIdx.x % 32, lanes = 1u << s.lane_shift, place = lane & (lanes - 1);
-    const uint8_t *at = s.data + (uint64_t)tile * s.units * s.unit_bytes + lane * 16;
-    uint32_t u = task_first(s, slice), last = u + task_units(s, slice);
-    float acc[4] = {};
-#pragma unroll 4
-    for (; u < last; u++) {
-        struct plain_acts<1> a;
-        load_plain<1>(p, row, u * lanes + place, a);
-        float4 x = plain_act(p, a.x[0], a.norm);
-#pragma unroll
-        for (uint32_t r = 0; r < 4; r++) {
-            uint4 w = load_weights(at + (uint64_t)u * s.unit_bytes + r * 512);
-            acc[r] = dot_floats(make_float4(__uint_as_float(w.x), __uint_as_float(w.y),
-                                            __uint_as_float(w.z), __uint_as_float(w.w)),
-                                x, acc[r]);
-        }
-    }
-    return sum_lanes(acc, lanes, lane);
-}
-
-/* Squares of the rows' chunks of 128 columns, as prepare_norm has them: (row, chunk). */
-static __device__ __forceinline__ void chunk_squares(const struct project_params &p, uint32_t first,
-                                                     uint32_t rows, float *to) {
-    constexpr int BATCH = 5; /* on their way at once */
-    uint32_t lane = threadIdx.x % 32, warps = blockDim.x / 32, chunks = p.in.k / PROJECT_CHUNK;
-    for (uint32_t base = threadIdx.x / 32; base < chunks * rows; base += BATCH * warps) {
-        float4 v[BATCH];
-        float sum[BATCH];
-#pragma unroll
-        for (int b = 0; b < BATCH; b++) {
-            uint32_t i = min(base + b * warps, chunks * rows - 1);
-            const float *x = p.in.x + (uint64_t)(first + i / chunks) * p.in.x_stride;
-            v[b] = __ldcg((const float4 *)x + i % chunks * 32 + lane);
-        }
-#pragma unroll
-        for (int b = 0; b < BATCH; b++)
-            sum[b] = squares(v[b]);
-        add_squares<BATCH>(sum);
-#pragma unroll
-        for (int b = 0; b < BATCH; b++)
-            if (lane == 0)
-                to[min(base + b * warps, chunks * rows - 1)] = sum[b];
-    }
-}
-
-/* A tile for some rows, by the block: slices and rows are spread over its warps. What the rows'
- * norm makes of the results is found here, too. room: sums (slice, row, row of the tile), squares
- * (row, chunk). */
-static __device__ __forceinline__ void plain_tile(const struct many_prepare_params &b,
-                                                  float *room) {
-    const struct project_params &p = b.p;
-    uint32_t warp = threadIdx.x / 32, lane = threadIdx.x % 32, warps = blockDim.x / 32;
-    uint32_t item = blockIdx.x - b.row_blocks, tile = item % b.tiles,
-             chunks = p.in.k / PROJECT_CHUNK;
-    uint32_t first = item / b.tiles * MANY_PLAIN_ROWS, k = 0;
-    float *squares_of = room + b.slices * MANY_PLAIN_ROWS * MANY_PLAIN;
-    while (tile >= p.segments[k].n_tiles)
-        tile -= p.segments[k++].n_tiles;
-    const struct project_segment &s = p.segments[k];
-    const uint8_t *at = s.data + (uint64_t)tile * s.units * s.unit_bytes;
-    for (uint32_t i = threadIdx.x * 128; i < s.units * s.unit_bytes; i += blockDim.x * 128)
-        asm volatile("prefetch.global.L2 [%0];" ::"l"(at + i));
-    pdl_wait();
-    uint32_t rows = min(prepare_count(p.io, p.in), p.row_limit);
-    if (first >= rows)
-        return;
-    rows = min(rows - first, (uint32_t)MANY_PLAIN_ROWS);
-    if (p.in.kind == PREPARE_NORM)
-        chunk_squares(p, first, rows, squares_of);
-    for (uint32_t i = warp; i < s.slices * rows; i += warps) {
-        float v = plain_task(p, s, tile, i / rows, first + i % rows);
-        if (lane < MANY_PLAIN)
-            room[((i / rows) * MANY_PLAIN_ROWS + i % rows) * MANY_PLAIN + lane % 2 * 2 + lane / 2] =
-                v;
-    }
-    __syncthreads();
-    for (uint32_t r = warp; r < rows; r += warps) {
-        float factor = prepare_factor(p.in, squares_of + r * chunks), v = 0;
-        if (lane >= MANY_PLAIN || tile * MANY_PLAIN + lane >= s.n)
-            continue;
-        for (uint32_t slice = 0; slice < s.slices; slice++)
-            v = __fadd_rn(v, room[(slice * MANY_PLAIN_ROWS + r) * MANY_PLAIN + lane]);
-        put_result(p, s, tile * MANY_PLAIN + lane, first + r, __fmul_rn(v, factor));
-    }
-}
-
-extern "C" __global__ void __launch_bounds__(512)
-    project_many_prepare(const __grid_constant__ struct many_prepare_params b) {
-    extern __shared__ uint4 prepare_room[];
-    pdl_launch();
-    if (blockIdx.x < b.row_blocks)
-        make_row(b, (float *)prepare_room);
-    else
-        plain_tile(b, (float *)prepare_room);
 }

@@ -41,17 +41,19 @@ struct many_params {
     float *parts;             /* (row block, strip, unit, 8 rows, lane, 4) */
     uint32_t *counters;       /* (row block, strip): zero between two steps */
     uint32_t counters_at;     /* in shared memory, of a block's strips */
+    uint32_t plain_tiles;     /* of all plain segments: those of F32, in tiles of 4 rows */
+    uint32_t plain_slices;    /* of K of those, at most */
+    uint32_t plain_at;        /* in shared memory: their sums */
+    struct project_segment plain[PROJECT_SEGMENTS];
 };
 
-/* The kernel before it makes rows ready; further blocks of it multiply rows with the plain
- * segments: those of F32, in tiles of MANY_PLAIN rows, which meet them as they are. */
+/* Of the kernel before it, which makes rows ready. */
 struct many_prepare_params {
-    struct project_params p; /* of the plain segments */
+    struct cuda_io io;
+    struct project_input in;
     struct many_image images;
-    uint32_t
-        row_blocks;  /* blocks that make rows ready: all rows of the images, one or some a row */
-    uint32_t tiles;  /* of all plain segments */
-    uint32_t slices; /* of K of those, at most */
+    uint32_t row_limit;  /* rows of the bucket */
+    uint32_t row_blocks; /* of all rows of the images, one or some a row */
 };
 
 #ifndef __CUDACC__
