@@ -116,7 +116,7 @@ struct backend {
     uint64_t weight_bytes;
     struct cuda_block weights, state, scratch, work, counters, io_copy, stamps;
     uint64_t *trace; /* where the stamps are mapped host memory: the host's address */
-    uint8_t *io; /* mapped: the host's address */
+    uint8_t *io;     /* mapped: the host's address */
     CUdeviceptr io_device;
     uint64_t io_bytes;
     volatile uint64_t *done; /* mapped: the step that is complete */

@@ -133,10 +133,10 @@ static uint32_t count_blocks(const struct recorder *r, uint32_t tiles, uint32_t 
 }
 
 /* least: of shared memory, for one row. */
-static int launch(struct recorder *r, const char *what, const char *set, uint32_t blocks,
+static int launch(struct recorder *r, const char *what, uint32_t set, uint32_t blocks,
                   const struct experts_ring *ring, uint32_t least, const void *p, size_t bytes) {
     char name[48];
-    snprintf(name, sizeof name, "experts_%s_tiles_%s", what, set);
+    snprintf(name, sizeof name, "experts_%s_tiles_%s", what, project_set_name(set));
     struct cuda_launch l = {
         .kernel = name,
         .grid = {blocks, r->plan->max_rows, 1},
@@ -198,8 +198,7 @@ bool record_experts_in_tiles(struct recorder *r, const struct op *op, int *statu
             r->b->most_shared);
     /* Two of these never share a multiprocessor; so blocks that lie unevenly before this kernel
      * lie evenly from here on. */
-    *status =
-        launch(r, "in", project_set_name(set), blocks, &p.ring, PROJECT_SHARED_WIDE, &p, sizeof p);
+    *status = launch(r, "in", set, blocks, &p.ring, PROJECT_SHARED_WIDE, &p, sizeof p);
     return true;
 }
 
@@ -238,7 +237,6 @@ bool record_experts_out_tiles(struct recorder *r, const struct op *op, int *stat
     uint32_t blocks = count_blocks(r, p.tiles, places * rows * 4);
     lay_out(&p.ring, &p.in, places * div_up(p.tiles, blocks),
             max_u32(p.routed.units, p.shared.units), rows, p.used + 1, r->b->most_shared);
-    *status = launch(r, "out", project_set_name(set), blocks, &p.ring, PROJECT_SHARED_LEAST, &p,
-                     sizeof p);
+    *status = launch(r, "out", set, blocks, &p.ring, PROJECT_SHARED_LEAST, &p, sizeof p);
     return true;
 }

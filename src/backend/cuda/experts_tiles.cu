@@ -82,12 +82,7 @@ template <class WORK> struct feeder {
 
     /* A slot's unit is there. */
     __device__ __forceinline__ void wait(uint32_t slot, uint32_t phase) {
-        if (HAS_BULK) {
-            signal_wait(bars + slot * 8, phase);
-        } else {
-            asm volatile("cp.async.wait_all;" ::: "memory");
-            __syncwarp();
-        }
+        wait_bytes(bars + slot * 8, phase);
     }
 };
 

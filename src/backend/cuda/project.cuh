@@ -64,14 +64,42 @@ static __device__ __forceinline__ void bulk_init_done(void) {
 #endif
 }
 
-static __device__ __forceinline__ void bulk_copy(uint32_t to, const void *from, uint32_t bytes,
-                                                 uint32_t barrier) {
+/* A barrier is passed when so many bytes are there. */
+static __device__ __forceinline__ void expect_bytes(uint32_t barrier, uint32_t bytes) {
 #if __CUDA_ARCH__ >= 900
-    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%3], %2;\n"
-                 "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes "
-                 "[%0], [%1], %2, [%3];" ::"r"(to),
-                 "l"(from), "r"(bytes), "r"(barrier)
+    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes)
                  : "memory");
+#endif
+}
+
+/* By one lane; below 9.0, where there is no such engine, by its own copies. */
+static __device__ __forceinline__ void copy_bytes(uint32_t to, const uint8_t *from, uint32_t bytes,
+                                                  uint32_t barrier) {
+#if __CUDA_ARCH__ >= 900
+    asm volatile(
+        "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, "
+        "[%3];" ::"r"(to),
+        "l"(from), "r"(bytes), "r"(barrier)
+        : "memory");
+#else
+    for (uint32_t i = 0; i < bytes; i += 16)
+        copy16(to + i, from + i);
+#endif
+}
+
+static __device__ __forceinline__ void bulk_copy(uint32_t to, const uint8_t *from, uint32_t bytes,
+                                                 uint32_t barrier) {
+    expect_bytes(barrier, bytes);
+    copy_bytes(to, from, bytes, barrier);
+}
+
+/* All that a barrier waits for is there; below 9.0, all that the lanes themselves have copied. */
+static __device__ __forceinline__ void wait_bytes(uint32_t barrier, uint32_t phase) {
+#if __CUDA_ARCH__ >= 900
+    signal_wait(barrier, phase);
+#else
+    asm volatile("cp.async.wait_all;" ::: "memory");
+    __syncwarp();
 #endif
 }
 

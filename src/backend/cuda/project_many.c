@@ -12,7 +12,7 @@ enum {
     WARPS_32 = 12,
     FEWEST_WARPS = 3,
     PLAIN_WARPS = 4, /* at least, and twice as many at most, where there are plain segments */
-    MOST_SLOTS = 2,  /* with more, rows come late: they queue behind what was asked for before */
+    SLOTS = 2,       /* a warp; with more, rows come late: they queue behind what was asked for */
     SPREAD = 4,      /* strips a block: with fewer, units are spread */
     LEAST_THREADS = 128,
 };
@@ -138,13 +138,13 @@ static bool is_single(const struct many_params *m, const struct shape *s, uint32
     return m->is_spread && s->tasks <= warps;
 }
 
-/* Warps and slots within `limit` bytes: the fewest warps of those that take the fewest rounds. The
- * bytes, or 0: too few warps fit. */
+/* Warps within `limit` bytes: the fewest of those that take the fewest rounds. The bytes, or 0: too
+ * few warps fit. */
 static uint32_t choose_ring(struct many_params *m, const struct shape *s, uint32_t limit) {
     uint32_t w = min_u32(most_warps(s) - (m->plain_tiles ? PLAIN_WARPS : 0), s->tasks);
     for (;; w--) {
         m->p.ring_warps = w;
-        m->p.slots = is_single(m, s, w) ? 1 : 2;
+        m->p.slots = is_single(m, s, w) ? 1 : SLOTS;
         if (w < min_u32(FEWEST_WARPS, s->tasks))
             return 0;
         if (lay_out(m, s) <= limit)
@@ -153,10 +153,6 @@ static uint32_t choose_ring(struct many_params *m, const struct shape *s, uint32
     while (w > 1 && div_up(s->tasks, w - 1) == div_up(s->tasks, w))
         w--;
     m->p.ring_warps = w;
-    if (is_single(m, s, w))
-        return lay_out(m, s);
-    for (m->p.slots = MOST_SLOTS; lay_out(m, s) > limit;)
-        m->p.slots--;
     return lay_out(m, s);
 }
 
@@ -198,9 +194,7 @@ static uint32_t choose(struct many_params *m, uint32_t bucket, uint32_t n_sms, s
     return 0;
 }
 
-/* Rows are made ready by a block each, or by several where their columns do not depend on each
- * other.
- */
+/* Rows are made ready by a block each, or by several where columns do not depend on each other. */
 static int prepare_rows(struct recorder *r, const struct many_params *m, uint32_t bucket) {
     const struct project_input *in = &m->p.in;
     uint32_t rows = m->images.rows, threads = min_u32(512, in->k / 4);

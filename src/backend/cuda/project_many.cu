@@ -13,43 +13,6 @@
 #include "backend/cuda/project.cuh"
 #include "backend/cuda/project_many.h"
 
-/* ---- copies into shared memory ----------------------------------------------------------------
- */
-
-/* A barrier is passed when so many bytes are there. */
-static __device__ __forceinline__ void expect_bytes(uint32_t barrier, uint32_t bytes) {
-#if __CUDA_ARCH__ >= 900
-    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes)
-                 : "memory");
-#endif
-}
-
-/* By one lane. */
-static __device__ __forceinline__ void copy_bytes(uint32_t to, const uint8_t *from, uint32_t bytes,
-                                                  uint32_t barrier) {
-#if __CUDA_ARCH__ >= 900
-    asm volatile(
-        "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, "
-        "[%3];" ::"r"(to),
-        "l"(from), "r"(bytes), "r"(barrier)
-        : "memory");
-#else
-    for (uint32_t i = 0; i < bytes; i += 16)
-        copy16(to + i, from + i);
-#endif
-}
-
-/* All that was asked for by this warp is there; below 9.0, where there are no such barriers, all
- * that a lane itself has copied. */
-static __device__ __forceinline__ void wait_bytes(uint32_t barrier, uint32_t phase) {
-#if __CUDA_ARCH__ >= 900
-    signal_wait(barrier, phase);
-#else
-    asm volatile("cp.async.wait_all;" ::: "memory");
-    __syncwarp();
-#endif
-}
-
 /* ---- registers --------------------------------------------------------------------------------
  */
 
@@ -93,29 +56,20 @@ static __device__ __forceinline__ bool find_many(const struct many_params &m, ui
         out = {0, t - unit * m.strips, unit, unit + 1, unit, m.units, 0, 0};
         return t < spread_bound(m, blockIdx.x + 1);
     }
-    uint32_t begin = p.bounds[blockIdx.x], end = p.bounds[blockIdx.x + 1], before = 0;
-#pragma unroll 1
-    for (uint32_t i = 0; i < p.n_segments; i++) {
-        const struct project_segment &s = p.segments[i];
-        uint32_t first = max(begin, s.first_tile), last = min(end, s.first_tile + s.n_tiles);
-        uint32_t n = last > first ? (last - first) * s.slices : 0;
-        if (t < n) {
-            uint32_t strip = t * s.slice_magic >> 16, slice = t - strip * s.slices;
-            uint32_t unit = task_first(s, slice);
-            out = {i,
-                   first - s.first_tile + strip,
-                   unit,
-                   unit + task_units(s, slice),
-                   slice,
-                   s.slices,
-                   first - begin + strip,
-                   before + strip * s.slices};
-            return true;
-        }
-        t -= n;
-        before += n;
-    }
-    return false;
+    struct task found;
+    if (!find_task(p, t, found))
+        return false;
+    const struct project_segment &s = p.segments[found.segment];
+    uint32_t strip = found.tile, slice = found.slice, unit = task_first(s, slice);
+    out = {found.segment,
+           strip,
+           unit,
+           unit + task_units(s, slice),
+           slice,
+           s.slices,
+           s.first_tile + strip - p.bounds[blockIdx.x],
+           t - slice};
+    return true;
 }
 
 /* Columns of the activations that a block needs: all, or those of its tasks' units. */
