@@ -502,16 +502,11 @@ prepare_gated(const struct team &who, const struct cuda_io &io, const struct pro
     }
 }
 
-static __device__ __forceinline__ bool is_quick(const struct project_input &in) {
-    return in.is_aligned && (in.kind <= PREPARE_NORM || in.width == PROJECT_CHUNK ||
-                             (in.kind == PREPARE_SIGMOID_GATE && in.width % PROJECT_CHUNK == 0));
-}
-
 /* Norm weights that may be loaded before the wait. */
 static __device__ __forceinline__ void prepare_early(const struct team &who,
                                                      const struct project_input &in,
                                                      float4 (&weight)[NORM_BATCH]) {
-    if (!is_quick(in))
+    if (!project_is_quick(&in))
         return;
 #pragma unroll
     for (int b = 0; b < NORM_BATCH; b++)
@@ -529,7 +524,7 @@ prepare_row(const struct team &who, const struct cuda_io &io, const struct proje
             const struct row_source &from, const float4 (&weight)[NORM_BATCH], IMAGE image,
             float *red) {
     uint32_t n = in.k / 4;
-    if (!is_quick(in)) {
+    if (!project_is_quick(&in)) {
         prepare_any<GROUP>(io, in, from, image, red);
     } else if (in.kind == PREPARE_NONE) {
         if (n <= who.step)
@@ -558,6 +553,10 @@ prepare_row(const struct team &who, const struct cuda_io &io, const struct proje
     }
 }
 
+static __device__ __forceinline__ float norm_factor(const struct project_input &in, float squares) {
+    return rsqrtf(__fadd_rn(__fdividef(squares, (float)in.k), in.eps));
+}
+
 /* What the results are to be multiplied with, behind a barrier; every warp has it. */
 static __device__ __forceinline__ float prepare_factor(const struct project_input &in,
                                                        const float *red) {
@@ -567,8 +566,7 @@ static __device__ __forceinline__ float prepare_factor(const struct project_inpu
 #pragma unroll 1
     for (uint32_t i = threadIdx.x % 32; i < in.k / PROJECT_CHUNK; i += 32)
         sum = __fadd_rn(sum, red[i]);
-    sum = warp_sum(sum);
-    return rsqrtf(__fadd_rn(__fdividef(sum, (float)in.k), in.eps));
+    return norm_factor(in, warp_sum(sum));
 }
 
 #endif

@@ -19,6 +19,7 @@ enum {
     TASK_COST = 1536,
     PAIR_COLUMNS = 2048,       /* longer rows are prepared by two blocks together; */
     PAIR_PLAIN_COLUMNS = 4096, /* those that are only quantized: from here on */
+    PREPARE_THREADS = 128,     /* of a block that makes rows ready, and lies beside products */
     MAX_SLICES = 32,
     MAX_PARTS = 24 << 10,
     SHARED_SUMS = 1536,
@@ -366,22 +367,43 @@ static uint32_t choose_rows(struct project_params *p, uint32_t bucket, uint32_t 
     return 0;
 }
 
-uint32_t project_shares(const struct project_input *in, uint32_t threads) {
-    return in->kind == PREPARE_NORM ? 1 : div_up(in->k / 4, threads);
+/* Blocks of a row: as many as have a place each, where columns do not depend on each other. */
+static uint32_t prepare_shares(const struct project_input *in, uint32_t rows, uint32_t threads,
+                               uint32_t n_sms) {
+    uint32_t pieces = in->k / 4, most = in->kind == PREPARE_NONE ? 3 : 2, shares = 1;
+    for (uint32_t batch = 1; project_is_quick(in) && batch <= most; batch++) {
+        shares = div_up(pieces, batch * threads);
+        if (shares * rows <= n_sms)
+            break;
+    }
+    return shares;
 }
 
-int project_prepare_rows(struct recorder *r, const struct project_params *p, uint8_t *images,
-                         uint32_t bucket) {
-    struct prepare_params params = {
-        .io = p->io, .in = p->in, .images = images, .image_bytes = p->image_bytes};
-    uint32_t heads = p->in.k / p->in.width, chunks = p->in.k / PROJECT_CHUNK;
-    uint32_t threads = min_u32(512, p->in.k / 4);
-    struct cuda_launch launch = {
-        .kernel = "project_prepare",
-        .grid = {bucket, project_shares(&p->in, threads), 1},
+struct cuda_launch project_prepare_launch(const struct recorder *r, const struct project_input *in,
+                                          const char *kernel, uint32_t rows, uint32_t threads) {
+    return (struct cuda_launch){
+        .kernel = kernel,
+        .grid = {rows, prepare_shares(in, rows, threads, r->n_sms), 1},
         .threads = threads,
-        .shared = max_u32(heads, chunks) * 4,
+        .shared = in->k / in->width * 4, /* general way: a factor a head */
     };
+}
+
+/* The rows' images. */
+static int prepare_rows(struct recorder *r, struct project_params *p, uint32_t bucket,
+                        uint32_t rows) {
+    uint32_t n = div_up(bucket, rows) * rows;
+    struct prepare_params params = {
+        .io = p->io,
+        .in = p->in,
+        .images = recorder_work(r, (uint64_t)n * p->image_bytes),
+        .squares = recorder_work(r, (uint64_t)n * (p->in.k / PROJECT_CHUNK) * 4),
+        .image_bytes = p->image_bytes,
+    };
+    struct cuda_launch launch =
+        project_prepare_launch(r, &p->in, "project_prepare", bucket, PREPARE_THREADS);
+    p->images = params.images;
+    p->squares = params.squares;
     return recorder_launch(r, &launch, &params, sizeof params);
 }
 
@@ -552,9 +574,7 @@ int record_project(struct recorder *r, const struct op *op) {
     else
         snprintf(name, sizeof name, "project_%s%u_%s", kind, rows, set_text);
     if (rows > PROJECT_FUSED) {
-        uint8_t *images = recorder_work(r, (uint64_t)bucket * p.image_bytes);
-        p.images = images;
-        int status = project_prepare_rows(r, &p, images, bucket);
+        int status = prepare_rows(r, &p, bucket, rows);
         if (status)
             return status;
     }

@@ -72,6 +72,12 @@ static __device__ __forceinline__ void expect_bytes(uint32_t barrier, uint32_t b
 #endif
 }
 
+static __device__ __forceinline__ void arrive(uint32_t barrier) {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
+#endif
+}
+
 /* By one lane; below 9.0, where there is no such engine, by its own copies. */
 static __device__ __forceinline__ void copy_bytes(uint32_t to, const uint8_t *from, uint32_t bytes,
                                                   uint32_t barrier) {
@@ -323,11 +329,11 @@ template <int SET> static __device__ __forceinline__ bool is_int8(uint32_t type)
 template <int SET>
 static __device__ __forceinline__ struct lane_place find_lane(const struct acts &a, uint32_t type,
                                                               uint32_t lane_shift) {
-    uint32_t lane = threadIdx.x % 32, lanes = 1u << lane_shift, rows = 32 >> lane_shift;
+    uint32_t lane = threadIdx.x % 32, lanes = 1u << lane_shift, row_shift = 5 - lane_shift;
     if (!is_int8<SET>(type))
         return {lanes, lane & (lanes - 1), 0, 0};
-    uint32_t place = lane / rows;
-    return {lanes, place, (place / 2 * rows + lane % rows) * 4, a.image + place * 16};
+    uint32_t place = lane >> row_shift, row = lane & ((1u << row_shift) - 1);
+    return {lanes, place, (place / 2 << row_shift | row) * 4, a.image + place * 16};
 }
 
 /* v + w where lanes > MORE. No branch, behind which nothing else could go on, and no copies. */
@@ -789,22 +795,27 @@ static __device__ __forceinline__ float finish_place(const struct project_params
     return v;
 }
 
-/* Prepared rows into shared memory. */
-static __device__ __forceinline__ void
-fetch_images(const struct project_params &p, uint32_t first_row, uint32_t n, uint8_t *images) {
-    const uint4 *from = (const uint4 *)(p.images + (uint64_t)first_row * p.image_bytes);
-    for (uint32_t i = threadIdx.x; i < n * (p.image_bytes / 16); i += blockDim.x)
-        ((uint4 *)images)[i] = __ldcg(from + i);
+/* Prepared rows into shared memory, by one lane. */
+template <int R>
+static __device__ __forceinline__ void fetch_images(const struct project_params &p,
+                                                    uint32_t first_row, const uint8_t *images,
+                                                    const float *red, uint32_t barrier) {
+    bool is_norm = p.in.kind == PREPARE_NORM;
+    uint32_t chunks = p.in.k / PROJECT_CHUNK, bytes = R * p.image_bytes;
+    uint32_t squares = is_norm ? R * chunks * 4 : 0;
+    expect_bytes(barrier, bytes + squares);
+    copy_bytes(shared_at(images), p.images + (uint64_t)first_row * p.image_bytes, bytes, barrier);
+    if (is_norm)
+        copy_bytes(shared_at(red), (const uint8_t *)(p.squares + first_row * chunks), squares,
+                   barrier);
 }
 
-template <int R, bool IS_FUSED>
-static __device__ __forceinline__ void put_factors(const struct project_params &p,
-                                                   const uint8_t *images, const float *red,
+template <int R>
+static __device__ __forceinline__ void put_factors(const struct project_params &p, const float *red,
                                                    float *factors) {
-#pragma unroll 1
+#pragma unroll(R > 4 ? 1 : R)
     for (uint32_t r = 0; r < R; r++)
-        factors[r] = IS_FUSED ? prepare_factor(p.in, red + r * (p.in.k / PROJECT_CHUNK))
-                              : *(const float *)(images + (r + 1) * p.image_bytes - 16);
+        factors[r] = prepare_factor(p.in, red + r * (p.in.k / PROJECT_CHUNK));
 }
 
 /* Columns of activations that share a scale, where the set says it. */
@@ -833,13 +844,18 @@ static __device__ __forceinline__ void project(const struct project_params &p,
     struct task t;
     bool has_task = warp < p.ring_warps && warp < l.n_tasks;
     uint32_t bars = from + p.bars_at + warp * p.slots * 8;
+    if (!IS_FUSED) {
+        if (warp == 0)
+            bulk_init_slots(bars, 1);
+        __syncthreads();
+    }
     if (has_task) {
         find_task(p, warp, t);
         fill_ring<SET, IS_BULK>(p, l, from + ring, bars);
     }
     if (SHARE > 1) {
         if (threadIdx.x == 0)
-            signal_init(signal, is_quick(p.in) ? sent_bytes(p.in) : 0);
+            signal_init(signal, project_is_quick(&p.in) ? sent_bytes(p.in) : 0);
         __syncwarp();
         cluster_arrive();
     }
@@ -865,12 +881,14 @@ static __device__ __forceinline__ void project(const struct project_params &p,
             n_rows = prepare_count(p.io, p.in);
     } else {
         pdl_wait(p.io);
+        if (threadIdx.x == 0)
+            fetch_images<R>(p, first_row, images, red, from + p.bars_at);
         n_rows = prepare_count(p.io, p.in);
+        wait_bytes(from + p.bars_at, 0);
         if (first_row >= n_rows) {
             copy_wait<0>();
             return;
         }
-        fetch_images(p, first_row, min(n_rows - first_row, R), images);
     }
     float *out = p.out + (uint64_t)(first_row + r) * p.out_stride, was = 0;
     at.column = first_row + r < n_rows ? at.column : NO_PLACE;
@@ -881,7 +899,7 @@ static __device__ __forceinline__ void project(const struct project_params &p,
         signal_wait(signal, 0);
     struct acts a = acts_of(p.in, images, p.image_bytes);
     if (warp == blockDim.x / 32 - 1)
-        put_factors<R, IS_FUSED>(p, images, red, factors);
+        put_factors<R>(p, red, factors);
     if (HEAD::IS_HEAD && threadIdx.x == 0)
         factors[1] = 0; /* the block's best logit: none yet */
     if (p.is_direct)

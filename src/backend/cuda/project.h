@@ -56,6 +56,7 @@ struct project_params {
     struct cuda_io io;
     struct project_input in;
     const uint8_t *images; /* rows made ready by project_prepare; unused where blocks do it */
+    const float *squares;  /* the sums of their squares, by 128 columns, where there is a norm */
     float *out;
     uint32_t out_stride;
     uint32_t finish; /* FINISH_... */
@@ -88,6 +89,7 @@ struct prepare_params {
     struct cuda_io io;
     struct project_input in;
     uint8_t *images;
+    float *squares;
     uint32_t image_bytes;
     uint32_t zero;
 };
@@ -119,6 +121,12 @@ TILE_FN uint32_t project_sums_at(uint32_t k) {
 
 TILE_FN uint32_t project_int8_bytes(uint32_t k) {
     return project_sums_at(k) + k / 8;
+}
+
+/* Rows that warps make ready 128 columns at a time, 16 bytes a lane. */
+TILE_FN uint32_t project_is_quick(const struct project_input *in) {
+    return in->is_aligned && (in->kind <= PREPARE_NORM || in->width == PROJECT_CHUNK ||
+                              (in->kind == PREPARE_SIGMOID_GATE && in->width % PROJECT_CHUNK == 0));
 }
 
 TILE_FN uint32_t project_image_bytes(const struct project_input *in) {
@@ -158,12 +166,9 @@ void project_cut_blocks(struct project_params *p, uint32_t n_blocks, uint32_t mo
 /* Blocks, cut by `cut`: one a multiprocessor, or more where a block's sums would not fit. */
 typedef void project_cut_fn(struct project_params *p, uint32_t n_blocks);
 uint32_t project_choose_blocks(struct project_params *p, uint32_t n_sms, project_cut_fn *cut);
-/* Blocks that make a row ready, each some columns: several where those do not depend on each other.
- */
-uint32_t project_shares(const struct project_input *in, uint32_t threads);
-/* Adds the kernel that makes the rows' images. */
-int project_prepare_rows(struct recorder *r, const struct project_params *p, uint8_t *images,
-                         uint32_t bucket);
+/* The kernel that makes `rows` rows ready, by blocks of `threads`: several a row. */
+struct cuda_launch project_prepare_launch(const struct recorder *r, const struct project_input *in,
+                                          const char *kernel, uint32_t rows, uint32_t threads);
 #endif
 
 #endif

@@ -15,6 +15,7 @@ enum {
     SLOTS = 2,       /* a warp; with more, rows come late: they queue behind what was asked for */
     SPREAD = 4,      /* strips a block: with fewer, units are spread */
     LEAST_THREADS = 128,
+    MANY_PREPARE_THREADS = 512,
 };
 
 /* F32 segments are taken out: all blocks share them. False: their tiles are too high. */
@@ -63,12 +64,17 @@ enum { MANY_UNIT_COST = 2304 };
 
 static void cut_blocks(struct many_params *m, uint32_t n_blocks) {
     const struct project_segment *s = &m->p.segments[0];
-    m->is_spread =
-        m->p.n_segments == 1 && m->p.finish != FINISH_SWIGLU && s->n_tiles < SPREAD * n_blocks;
+    uint32_t tasks = s->n_tiles * s->units;
+    m->is_spread = m->p.n_segments == 1 && m->p.finish != FINISH_SWIGLU && s->n_tiles > 1 &&
+                   s->n_tiles < SPREAD * n_blocks && tasks <= UINT16_MAX;
     m->strips = s->n_tiles;
+    m->strip_magic = (uint32_t)((((uint64_t)1 << 32) + m->strips - 1) / m->strips);
     m->units = s->units;
-    if (m->is_spread)
+    if (m->is_spread) {
+        for (uint32_t b = 0; b <= n_blocks; b++)
+            m->p.bounds[b] = (uint16_t)((uint64_t)b * tasks / n_blocks);
         return;
+    }
     struct project_params whole = m->p; /* units of strips, not of tiles */
     for (uint32_t i = 0; i < whole.n_segments; i++)
         whole.segments[i].units *= MANY_STRIP >> whole.segments[i].row_shift;
@@ -98,12 +104,13 @@ static uint32_t most_columns(const struct many_params *m, uint32_t n_blocks) {
     return min_u32(units, m->units) * unit;
 }
 
-static void lay_out_image(struct many_image *m, uint32_t rows) {
+static void lay_out_image(struct many_image *m, uint32_t rows, bool is_norm) {
     m->rows = rows;
     m->scales_at = (m->k + 16) * rows;
     m->sums_at = m->scales_at + m->k / m->group * rows * 4;
-    m->factors_at = m->sums_at + m->k / 32 * rows * 4;
-    m->bytes = m->factors_at + rows * 4;
+    m->squares_at = m->sums_at + m->k / 32 * rows * 4;
+    m->squares_pitch = is_norm ? m->k / PROJECT_CHUNK | 1 : 0;
+    m->bytes = m->squares_at + rows * m->squares_pitch * 4;
 }
 
 struct shape {
@@ -123,10 +130,12 @@ static uint32_t lay_out(struct many_params *m, const struct shape *s) {
     m->plain_at = at;
     at += div_up(m->plain_tiles * div_up(rows, MANY_PLAIN_ROWS), s->n_blocks) * MANY_PLAIN_ROWS *
           m->plain_slices * MANY_PLAIN * 4;
+    m->squares_at = at = div_up(at, 16) * 16;
+    at += rows * (m->images.squares_pitch + 1) * 4;
     m->counters_at = at;
     at += s->has_parts ? s->strips * 4 : 0;
     p->bars_at = (at + 7) / 8 * 8;
-    return p->bars_at + (p->ring_warps * p->slots + 1) * 8;
+    return p->bars_at + (p->ring_warps * p->slots + 2) * 8;
 }
 
 static uint32_t most_warps(const struct shape *s) {
@@ -186,7 +195,7 @@ static uint32_t choose(struct many_params *m, uint32_t bucket, uint32_t n_sms, s
     s->columns = most_columns(m, n_sms);
     s->has_parts = has_slices && !m->is_spread;
     for (s->eights = bucket > 16 ? 4 : bucket > 8 ? 2 : 1; s->eights; s->eights /= 2) {
-        lay_out_image(&m->images, 8 * s->eights);
+        lay_out_image(&m->images, 8 * s->eights, m->p.in.kind == PREPARE_NORM);
         uint32_t shared = choose_shared(m, s);
         if (shared)
             return shared;
@@ -194,24 +203,13 @@ static uint32_t choose(struct many_params *m, uint32_t bucket, uint32_t n_sms, s
     return 0;
 }
 
-/* Rows are made ready by a block each, or by several where columns do not depend on each other. */
 static int prepare_rows(struct recorder *r, const struct many_params *m, uint32_t bucket) {
-    const struct project_input *in = &m->p.in;
-    uint32_t rows = m->images.rows, threads = min_u32(512, in->k / 4);
     struct many_prepare_params before = {
-        .io = m->p.io,
-        .in = *in,
-        .images = m->images,
-        .row_limit = bucket,
-        .row_blocks = div_up(bucket, rows) * rows * project_shares(in, threads),
-    };
+        .io = m->p.io, .in = m->p.in, .images = m->images, .row_limit = bucket};
+    uint32_t rows = div_up(bucket, m->images.rows) * m->images.rows;
+    struct cuda_launch launch =
+        project_prepare_launch(r, &m->p.in, "project_many_prepare", rows, MANY_PREPARE_THREADS);
     before.in.wants_f32 = 0;
-    struct cuda_launch launch = {
-        .kernel = "project_many_prepare",
-        .grid = {before.row_blocks, 1, 1},
-        .threads = threads,
-        .shared = max_u32(in->k / in->width, in->k / PROJECT_CHUNK) * 4,
-    };
     return recorder_launch(r, &launch, &before, sizeof before);
 }
 

@@ -41,9 +41,9 @@ struct many_task {
     uint32_t first_part;  /* where its parts are in shared memory */
 };
 
-/* Where the block's tasks begin and end, if they are spread. */
-static __device__ __forceinline__ uint32_t spread_bound(const struct many_params &m, uint32_t b) {
-    return (uint32_t)((uint64_t)b * m.strips * m.units / gridDim.x);
+/* Which unit's task t is, if they are spread: divisions take a hundred instructions. */
+static __device__ __forceinline__ uint32_t spread_unit(const struct many_params &m, uint32_t t) {
+    return __umulhi(t, m.strip_magic);
 }
 
 /* Task t of the block; false: there are not so many. */
@@ -51,10 +51,10 @@ static __device__ __forceinline__ bool find_many(const struct many_params &m, ui
                                                  struct many_task &out) {
     const struct project_params &p = m.p;
     if (m.is_spread) {
-        t += spread_bound(m, blockIdx.x);
-        uint32_t unit = t / m.strips;
+        t += p.bounds[blockIdx.x];
+        uint32_t unit = spread_unit(m, t);
         out = {0, t - unit * m.strips, unit, unit + 1, unit, m.units, 0, 0};
-        return t < spread_bound(m, blockIdx.x + 1);
+        return t < p.bounds[blockIdx.x + 1];
     }
     struct task found;
     if (!find_task(p, t, found))
@@ -80,9 +80,12 @@ struct many_range {
 static __device__ __forceinline__ struct many_range range_of(const struct many_params &m) {
     if (!m.is_spread)
         return {0, m.p.in.k};
-    uint32_t unit = m.p.in.k / m.units, strips = m.strips;
-    uint32_t begin = spread_bound(m, blockIdx.x), end = spread_bound(m, blockIdx.x + 1);
-    uint32_t first = begin / strips, last = end > begin ? (end - 1) / strips + 1 : first;
+    uint32_t unit = 128 * 32 >> m.p.segments[0].row_shift; /* columns */
+    if (m.p.segments[0].type == IS_Q8_0)
+        unit /= 2;
+    uint32_t begin = m.p.bounds[blockIdx.x], end = m.p.bounds[blockIdx.x + 1];
+    uint32_t first = spread_unit(m, begin),
+             last = end > begin ? spread_unit(m, end - 1) + 1 : first;
     return {first * unit, (last - first) * unit};
 }
 
@@ -538,54 +541,157 @@ many_unit_of(uint32_t type, const struct many_view &v, uint32_t slot, uint32_t a
 /* ---- sums and results -------------------------------------------------------------------------
  */
 
-/* Of the rows of this block. */
-static __device__ __forceinline__ const float *factors_of(const struct many_params &m) {
-    return (const float *)(m.images.at + (uint64_t)blockIdx.y * m.images.bytes +
-                           m.images.factors_at);
+/* The barriers of a block: one of its rows, one a slot of every warp, one of the factors. */
+static __device__ __forceinline__ uint32_t rows_barrier(const struct many_params &m) {
+    extern __shared__ uint4 shared[];
+    return shared_at(shared) + m.p.bars_at;
 }
 
-/* A lane's results of a strip: sums of rows g and g + 8, rows 2 j and 2 j + 1 of every eight. */
+static __device__ __forceinline__ uint32_t slot_barrier(const struct many_params &m, uint32_t warp,
+                                                        uint32_t slot) {
+    return rows_barrier(m) + (1 + warp * m.p.slots + slot) * 8;
+}
+
+static __device__ __forceinline__ uint32_t factors_barrier(const struct many_params &m) {
+    return slot_barrier(m, m.p.ring_warps, 0);
+}
+
+static __device__ __forceinline__ float *factors_of(const struct many_params &m) {
+    extern __shared__ uint4 shared[];
+    return (float *)((uint8_t *)shared + m.squares_at) + m.images.rows * m.images.squares_pitch;
+}
+
+/* The factors of all rows, by one warp, a lane a row: prepare_factor's sum, in its order. */
+static __device__ __forceinline__ void put_factors(const struct many_params &m) {
+    extern __shared__ uint4 shared[];
+    const struct project_input &in = m.p.in;
+    uint32_t row = threadIdx.x % 32, chunks = in.k / PROJECT_CHUNK;
+    const float *squares =
+        (const float *)((const uint8_t *)shared + m.squares_at) + row * m.images.squares_pitch;
+    float sum[32];
+    if (row < m.images.rows) {
+#pragma unroll
+        for (uint32_t i = 0; i < 32; i++)
+            sum[i] = i < chunks ? squares[i] : 0;
+#pragma unroll 1
+        for (uint32_t first = 32; first < chunks; first += 32)
+#pragma unroll
+            for (uint32_t i = 0; i < 32; i++)
+                sum[i] = first + i < chunks ? __fadd_rn(sum[i], squares[first + i]) : sum[i];
+#pragma unroll
+        for (int round = 0; round < 5; round++)
+#pragma unroll
+            for (int i = 0; i < 16; i++)
+                if (i < 16 >> round)
+                    sum[i] = __fadd_rn(sum[i], sum[i + (16 >> round)]);
+        factors_of(m)[row] = norm_factor(in, sum[0]);
+    }
+    __syncwarp();
+    if (row == 0)
+        arrive(factors_barrier(m));
+}
+
+/* Those of rows 2 j and 2 j + 1 of eight. */
+static __device__ __forceinline__ float2 factor_pair(const struct many_params &m, uint32_t row) {
+    return m.p.in.kind == PREPARE_NORM ? *(const float2 *)(factors_of(m) + row) : make_float2(1, 1);
+}
+
+/* All that is asked of the factors comes behind this. */
+static __device__ __forceinline__ void wait_factors(const struct many_params &m) {
+    if (HAS_BULK && m.p.in.kind == PREPARE_NORM)
+        wait_bytes(factors_barrier(m), 0);
+}
+
+/* What a lane puts where, of a strip: sums of rows g and g + 8 of the weights, rows 2 j and 2 j + 1
+ * of every eight of the activations. */
+struct strip_place {
+    float *out;      /* weights' row g, row 2 j of the first eight */
+    uint32_t stride; /* from row to row */
+    uint32_t n;      /* the weights' row */
+    uint32_t row;    /* of the block's */
+};
+
+static __device__ __forceinline__ struct strip_place place_strip(const struct many_params &m,
+                                                                 const struct many_task &t) {
+    const struct project_params &p = m.p;
+    uint32_t lane = fresh_lane(), row = lane % 4 * 2;
+    uint32_t rows = p.finish == FINISH_SWIGLU ? MANY_STRIP / 2 : MANY_STRIP;
+    uint32_t n = t.strip * rows + lane / 4;
+    return {p.out + (uint64_t)(blockIdx.y * m.images.rows + row) * p.out_stride +
+                p.segments[t.segment].column + n,
+            p.out_stride, n, row};
+}
+
+static __device__ __forceinline__ float gated(float gate, float up) {
+    return __fmul_rn(__fmul_rn(gate, quick_sigmoid(gate)), up);
+}
+
+/* A strip all of which there is, without biases: most are so. */
+template <int NT>
+static __device__ __forceinline__ void put_whole_strip(const struct many_params &m,
+                                                       const struct strip_place &at,
+                                                       const float (&sum)[NT][4]) {
+    uint32_t finish = m.p.finish;
+    float was[NT][4] = {};
+    if (finish == FINISH_ADD) {
+#pragma unroll
+        for (int i = 0; i < 4 * NT; i++)
+            was[i / 4][i % 4] =
+                __ldcg(at.out + (uint64_t)at.stride * (i / 4 * 8 + i % 2) + i % 4 / 2 * 8);
+    }
+    wait_factors(m);
+#pragma unroll
+    for (int e = 0; e < NT; e++) {
+        float2 f = factor_pair(m, at.row + e * 8);
+        float *out = at.out + (uint64_t)at.stride * (e * 8), *next = out + at.stride;
+        float v[4] = {__fmul_rn(sum[e][0], f.x), __fmul_rn(sum[e][1], f.y),
+                      __fmul_rn(sum[e][2], f.x), __fmul_rn(sum[e][3], f.y)};
+        if (finish == FINISH_SWIGLU) {
+            out[0] = gated(v[0], v[2]);
+            next[0] = gated(v[1], v[3]);
+            continue;
+        }
+        if (finish == FINISH_ADD)
+#pragma unroll
+            for (int i = 0; i < 4; i++)
+                v[i] = __fadd_rn(was[e][i], v[i]);
+        out[0] = v[0];
+        next[0] = v[1];
+        out[8] = v[2];
+        next[8] = v[3];
+    }
+}
+
 template <int NT>
 static __device__ __forceinline__ void put_strip(const struct many_params &m,
                                                  const struct many_task &t, uint32_t n_rows,
                                                  const float (&sum)[NT][4]) {
     const struct project_params &p = m.p;
     const struct project_segment &s = p.segments[t.segment];
-    uint32_t lane = fresh_lane(), r = lane % 4 * 2, first_row = blockIdx.y * m.images.rows;
-    const float *factors = factors_of(m) + r;
+    struct strip_place at = place_strip(m, t);
     bool is_swiglu = p.finish == FINISH_SWIGLU, is_sum = p.finish == FINISH_ADD;
-    uint32_t n = t.strip * (is_swiglu ? MANY_STRIP / 2 : MANY_STRIP) + lane / 4;
-    float *out = p.out + (uint64_t)first_row * p.out_stride + s.column + n;
+    uint32_t first_row = blockIdx.y * m.images.rows, strip_rows = is_swiglu ? 8 : 16;
     uint32_t there = n_rows > first_row ? n_rows - first_row : 0;
-    float was[NT][4] = {};
-    float2 factor[NT];
-#pragma unroll
-    for (int e = 0; e < NT; e++)
-        factor[e] = __ldcg((const float2 *)(factors + e * 8));
+    if (there >= NT * 8 && (t.strip + 1) * strip_rows <= s.n && !p.has_bias)
+        return put_whole_strip<NT>(m, at, sum);
+    wait_factors(m);
 #pragma unroll
     for (int i = 0; i < 4 * NT; i++) {
-        uint32_t row = i / 4 * 8 + r + i % 2, at = i % 4 / 2 * 8;
-        if (is_sum && row < there && n + at < s.n)
-            was[i / 4][i % 4] = __ldcg(out + (uint64_t)row * p.out_stride + at);
-    }
-#pragma unroll
-    for (int i = 0; i < 4 * NT; i++) {
-        uint32_t row = i / 4 * 8 + r + i % 2, at = i % 4 / 2 * 8;
-        if (row >= there || (is_swiglu ? at : 0) || n + at >= s.n)
+        uint32_t row = i / 4 * 8 + i % 2, n = i % 4 / 2 * 8;
+        if (at.row + row >= there || (is_swiglu && n) || at.n + n >= s.n)
             continue;
-        float f = i % 2 ? factor[i / 4].y : factor[i / 4].x;
-        float v = __fmul_rn(sum[i / 4][i % 4], f);
+        float *out = at.out + (uint64_t)at.stride * row + n;
+        float2 factor = factor_pair(m, at.row + i / 4 * 8);
+        float f = i % 2 ? factor.y : factor.x, v = __fmul_rn(sum[i / 4][i % 4], f);
         if (p.has_bias)
-            v = biased(s, n + at, v);
+            v = biased(s, at.n + n, v);
         if (is_sum)
-            v = __fadd_rn(was[i / 4][i % 4], v);
+            v = __fadd_rn(__ldcg(out), v);
         if (is_swiglu) {
             float w = __fmul_rn(sum[i / 4][i % 4 ^ 2], f);
-            if (p.has_bias)
-                w = biased(p.segments[1], n, w);
-            v = __fmul_rn(__fmul_rn(v, quick_sigmoid(v)), w);
+            v = gated(v, p.has_bias ? biased(p.segments[1], at.n, w) : w);
         }
-        out[(uint64_t)row * p.out_stride + at] = v;
+        *out = v;
     }
 }
 
@@ -702,7 +808,7 @@ static __device__ __forceinline__ void many_tasks(const struct many_params &m,
         for (; left; left--, group += groups) {
             uint32_t from = (uint32_t)__cvta_generic_to_shared(shared);
             uint32_t at = (warp * p.slots + slot) * p.slot_bytes * m.tiles;
-            uint32_t barrier = from + p.bars_at + (1 + warp * p.slots + slot) * 8;
+            uint32_t barrier = slot_barrier(m, warp, slot);
             wait_bytes(barrier, phase);
             many_unit_of<SET, NT>(type, view_of(1u << shift, p.slot_bytes), at, from + at,
                                   acts_of(m, x.n), group, acc);
@@ -793,6 +899,7 @@ static __device__ __noinline__ void plain_tiles(const struct many_params &m, uin
             sums[t * MANY_PLAIN + lane % 2 * 2 + lane / 2] = v;
     }
     asm volatile("bar.sync 1, %0;" ::"r"(warps * 32) : "memory");
+    wait_factors(m);
     uint32_t e = warp * 32 + lane, r = e / MANY_PLAIN % MANY_PLAIN_ROWS, row = e % MANY_PLAIN;
     for (uint32_t i = e / n; find_plain(m, i, rows, item); i += warps * 32 / n) {
         uint32_t at = item.tile * MANY_PLAIN + row;
@@ -803,7 +910,7 @@ static __device__ __noinline__ void plain_tiles(const struct many_params &m, uin
             v = __fadd_rn(
                 v, sums[((i * m.plain_slices + slice) * MANY_PLAIN_ROWS + r) * MANY_PLAIN + row]);
         put_result(m.p, *item.s, at, first_row + item.row + r,
-                   __fmul_rn(v, __ldcg(factors_of(m) + item.row + r)));
+                   __fmul_rn(v, m.p.in.kind == PREPARE_NORM ? factors_of(m)[item.row + r] : 1));
     }
 }
 
@@ -814,21 +921,20 @@ static __device__ __noinline__ void plain_tiles(const struct many_params &m, uin
  * its range. */
 static __device__ __forceinline__ void
 fetch_rows(const struct many_params &m, const struct many_range &x, uint32_t to, uint32_t barrier) {
+    extern __shared__ uint4 shared[];
     const struct many_image &e = m.images;
     const uint8_t *from = e.at + (uint64_t)blockIdx.y * e.bytes;
     uint32_t lane = threadIdx.x % 32, pitch = x.n + 16, scale = e.rows * 4;
     uint32_t scales = x.n / e.group * scale, sums = x.n / 32 * scale;
-    uint32_t scales_to = to + e.rows * pitch;
-    if (x.n == e.k) {
-        if (lane == 0) {
-            expect_bytes(barrier, e.factors_at);
-            copy_bytes(to, from, e.factors_at, barrier);
-        }
-        return;
-    }
+    uint32_t scales_to = to + e.rows * pitch, squares = e.bytes - e.squares_at;
+    bool is_all = x.n == e.k;
     if (lane == 0)
-        expect_bytes(barrier, x.n * e.rows + scales + sums);
-    if (x.n == 0)
+        expect_bytes(barrier, (is_all ? e.squares_at : x.n * e.rows + scales + sums) + squares);
+    if (is_all && lane == 0)
+        copy_bytes(to, from, e.squares_at, barrier);
+    if (lane == 1 && squares)
+        copy_bytes(shared_at(shared) + m.squares_at, from + e.squares_at, squares, barrier);
+    if (is_all || x.n == 0)
         return;
     if (lane < e.rows)
         copy_bytes(to + lane * pitch, from + (uint64_t)lane * (e.k + 16) + x.first, x.n, barrier);
@@ -844,18 +950,19 @@ static __device__ __forceinline__ void project_many(const struct many_params &m)
     pdl_launch();
     const struct project_params &p = m.p;
     uint8_t *base = (uint8_t *)shared;
-    uint32_t warp = uniform(threadIdx.x / 32), last = blockDim.x / 32 - 1;
-    bool filled = false;
-    uint32_t from = (uint32_t)__cvta_generic_to_shared(shared);
-    uint32_t slot_bytes = p.slot_bytes * m.tiles, ring = from + warp * p.slots * slot_bytes;
-    uint32_t image = from + p.bars_at, bars = image + (1 + warp * p.slots) * 8;
+    uint32_t warp = uniform(threadIdx.x / 32), warps = blockDim.x / 32;
+    bool filled = false, is_last = warp == warps - 1;
+    uint32_t from = (uint32_t)__cvta_generic_to_shared(shared), slot_bytes = p.slot_bytes * m.tiles;
+    uint32_t ring = from + warp * p.slots * slot_bytes, bars = slot_barrier(m, warp, 0);
     struct many_loader l = {NULL, 0, warp, 0};
     if (warp < p.ring_warps) {
         bulk_init_slots(bars, p.slots);
         filled = load_strip(m, l, ring, bars);
     }
-    if (warp == last)
-        bulk_init_slots(image, 1);
+    if (is_last) {
+        bulk_init_slots(rows_barrier(m), 1);
+        bulk_init_slots(factors_barrier(m), 1);
+    }
     for (uint32_t i = threadIdx.x; i < (p.bars_at - m.counters_at) / 4; i += blockDim.x)
         ((uint32_t *)(base + m.counters_at))[i] = 0;
     struct many_range x = range_of(m);
@@ -867,20 +974,24 @@ static __device__ __forceinline__ void project_many(const struct many_params &m)
             wait_bytes(bars, 0);
         return;
     }
-    if (warp == last)
-        fetch_rows(m, x, from + p.image_at, image);
+    if (is_last)
+        fetch_rows(m, x, from + p.image_at, rows_barrier(m));
     /* More units are asked for behind the rows, which would queue behind them. */
     if (warp < p.ring_warps)
         for (uint32_t i = 1; i < p.slots; i++)
             load_strip(m, l, ring + i * slot_bytes, bars + i * 8);
     uint32_t n_rows = prepare_count(p.io, p.in);
-    wait_bytes(image, 0);
+    wait_bytes(rows_barrier(m), 0);
+    if (!HAS_BULK)
+        __syncthreads();
+    if (is_last && p.in.kind == PREPARE_NORM)
+        put_factors(m);
     if (!HAS_BULK)
         __syncthreads();
     if (warp < p.ring_warps)
         many_tasks<SET, NT>(m, l, warp, x, n_rows);
     else if (m.plain_tiles)
-        plain_tiles(m, warp - p.ring_warps, blockDim.x / 32 - p.ring_warps, n_rows);
+        plain_tiles(m, warp - p.ring_warps, warps - p.ring_warps, n_rows);
 }
 
 #define MANY_KERNEL(EIGHTS, REGISTERS, NAME, SET)                                                  \
@@ -929,24 +1040,23 @@ static __device__ __forceinline__ void image_group(const struct team &, bool,
         __floats2half2_rn((float)(sum & ~1), (float)(sum & 1));
 }
 
-/* Blocks make a row, or part of one. */
-extern "C" __global__ void __launch_bounds__(512)
+static __device__ __forceinline__ float *row_squares(const struct many_image &m, uint32_t row) {
+    return (float *)(m.at + m.squares_at) + row * m.squares_pitch;
+}
+
+/* Blocks (i, ...) make row i, or part of it. */
+extern "C" __global__ void __maxnreg__(48)
     project_many_prepare(const __grid_constant__ struct many_prepare_params p) {
     extern __shared__ uint4 prepare_room[];
-    float *red = (float *)prepare_room;
     pdl_launch();
-    uint32_t groups = (p.row_limit + p.images.rows - 1) / p.images.rows;
-    uint32_t n = groups * p.images.rows, share = blockIdx.x / n, i = blockIdx.x - share * n;
-    uint32_t group = i / p.images.rows;
+    uint32_t i = blockIdx.x, group = i / p.images.rows;
     float4 weight[NORM_BATCH];
-    struct team who = {threadIdx.x + share * blockDim.x, p.row_blocks / n * blockDim.x, 0, 0};
+    struct team who = {threadIdx.x + blockIdx.y * blockDim.x, gridDim.y * blockDim.x, 0, 0};
     prepare_early(who, p.in, weight);
     struct many_row to = {p.images, i - group * p.images.rows};
     to.m.at += (uint64_t)group * p.images.bytes;
+    float *red = p.in.kind == PREPARE_NORM ? row_squares(to.m, to.row)
+                                           : (float *)prepare_room; /* a factor a head */
     struct row_source source = {min(i, p.row_limit - 1), p.row_limit, true};
     prepare_row<1>(who, p.io, p.in, source, weight, to, red);
-    __syncthreads();
-    float factor = prepare_factor(p.in, red);
-    if (threadIdx.x == 0 && share == 0)
-        ((float *)(to.m.at + to.m.factors_at))[to.row] = factor;
 }

@@ -24,26 +24,31 @@ enum {
  * it. Numbers row by row, 16 bytes apart, so that eight of them are read from different banks; then
  * scales, all rows' of a group of columns side by side; then the sums of the numbers of 32 columns,
  * as two halves (the even part, and what is left: both exact), four of a row together, rows side by
- * side; then factors. */
+ * side; then the sums of the squares of 128 columns, row by row, where there is a norm. */
 struct many_image {
     uint8_t *at;
     uint32_t k, rows;
     uint32_t group; /* columns that share a scale: 32 or 128 */
-    uint32_t scales_at, sums_at, factors_at, bytes;
+    uint32_t scales_at, sums_at, squares_at, bytes;
+    uint32_t squares_pitch; /* floats from row to row: an odd number, for the banks' sake */
 };
 
 struct many_params {
-    struct project_params p;  /* segments without the plain ones; of strips where tiles are meant */
+    /* Segments without the plain ones; of strips where tiles are meant. Where tasks are spread,
+     * bounds are of them. */
+    struct project_params p;
     struct many_image images; /* of the first rows; those of later ones behind it */
     uint32_t tiles;           /* of a strip at most */
     uint32_t is_spread;       /* tasks are units, in global memory their sums meet */
     uint32_t strips, units;   /* of the one segment that is spread */
-    float *parts;             /* (row block, strip, unit, 8 rows, lane, 4) */
-    uint32_t *counters;       /* (row block, strip): zero between two steps */
-    uint32_t counters_at;     /* in shared memory, of a block's strips */
-    uint32_t plain_tiles;     /* of all plain segments: those of F32, in tiles of 4 rows */
-    uint32_t plain_slices;    /* of K of those, at most */
-    uint32_t plain_at;        /* in shared memory: their sums */
+    uint32_t strip_magic;  /* 2^32 / strips, rounded up: t / strips is the upper half of t * this */
+    float *parts;          /* (row block, strip, unit, 8 rows, lane, 4) */
+    uint32_t *counters;    /* (row block, strip): zero between two steps */
+    uint32_t squares_at;   /* in shared memory; behind them the rows' factors */
+    uint32_t counters_at;  /* in shared memory, of a block's strips */
+    uint32_t plain_tiles;  /* of all plain segments: those of F32, in tiles of 4 rows */
+    uint32_t plain_slices; /* of K of those, at most */
+    uint32_t plain_at;     /* in shared memory: their sums */
     struct project_segment plain[PROJECT_SEGMENTS];
 };
 
@@ -52,8 +57,7 @@ struct many_prepare_params {
     struct cuda_io io;
     struct project_input in;
     struct many_image images;
-    uint32_t row_limit;  /* rows of the bucket */
-    uint32_t row_blocks; /* of all rows of the images, one or some a row */
+    uint32_t row_limit; /* rows of the bucket */
 };
 
 #ifndef __CUDACC__
