@@ -223,9 +223,9 @@ static __device__ __forceinline__ uint32_t copies_of(uint32_t n, uint32_t positi
 /* What the first copies assumed. */
 struct guess {
     struct io_row row;
-    uint32_t page;
-    bool is_sound;   /* the row is one that could be */
-    uint32_t copies; /* that were made */
+    uint32_t begin, page; /* the block's first position, and where it is */
+    bool is_sound;        /* the row is one that could be */
+    uint32_t copies;      /* that were made */
 };
 
 template <int D, int R>
@@ -242,7 +242,7 @@ static __device__ __forceinline__ void begin_barriers(struct row_shared<D, R> &s
 template <int D, int R>
 static __device__ __forceinline__ struct guess begin_copies(const struct attend_params &p,
                                                             struct row_shared<D, R> &s) {
-    struct guess g = {load_row(p), 0, false, 0};
+    struct guess g = {load_row(p), 0, 0, false, 0};
     g.is_sound = g.row.slot < p.n_slots && g.row.position < p.pages_per_slot * PAGE;
     if (!g.is_sound)
         return g;
@@ -253,6 +253,7 @@ static __device__ __forceinline__ struct guess begin_copies(const struct attend_
     struct piece w = piece_of<R>(p, e, item);
     if (!w.n)
         return g;
+    g.begin = w.begin;
     g.page = load_page(p, g.row.slot, w.begin);
     if (g.page >= p.n_pages) {
         g.is_sound = false;
@@ -269,9 +270,9 @@ template <int D, int R>
 static __device__ __forceinline__ uint32_t check_copies(const struct attend_params &p,
                                                         struct row_shared<D, R> &s,
                                                         const struct guess &g, struct io_row *row) {
-    uint32_t item = blockIdx.x / R, page = 0;
+    uint32_t page = 0;
     if (g.copies) /* at the same time as the row */
-        page = load_page(p, g.row.slot, piece_of<R>(p, extent_of(p, g.row.position), item).begin);
+        page = load_page(p, g.row.slot, g.begin);
     *row = load_row(p);
     s.lap = 0;
     if (g.is_sound && row->slot == g.row.slot && row->position == g.row.position && page == g.page)

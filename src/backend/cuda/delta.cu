@@ -49,7 +49,8 @@ static __device__ __forceinline__ void delta_row(const struct delta_params &p) {
     float alpha = 0, beta = 0;
     if (is_gate)
         alpha = p.in[p.alpha_column + at.head], beta = p.in[p.beta_column + at.head];
-    float *entry = window_at(p, slot, position);
+    uint32_t place = ring_place(p, position);
+    float *entry = p.window + ((uint64_t)slot * width + place) * p.channels;
     for (uint32_t i = tid; i < n; i += THREADS) {
         int c = channel_of(p, at, i);
         float now = c >= 0 ? p.in[c] : 0;
@@ -59,7 +60,7 @@ static __device__ __forceinline__ void delta_row(const struct delta_params &p) {
             sum = convolve(
                 width, position, [&](uint32_t t) { return taps[t * n + i]; },
                 [&](uint32_t back) {
-                    return back ? ring[(position - back) % width * n + i] : now;
+                    return back ? ring[ring_before(p, place, back) * n + i] : now;
                 });
         y[i] = sum;
         if (c >= 0 && (i >= 2 * dk || at.has_keys))

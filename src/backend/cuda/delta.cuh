@@ -54,10 +54,24 @@ static __device__ __forceinline__ int channel_of(const struct delta_params &p,
     return column < p.value_width ? (int)(2 * keys + at.head * p.value_width + column) : -1;
 }
 
+/* Where a position is in the ring. Divisions take a hundred instructions, and widths are mostly 4.
+ */
+static __device__ __forceinline__ uint32_t ring_place(const struct delta_params &p,
+                                                      uint32_t position) {
+    uint32_t width = p.conv_width;
+    return width & (width - 1) ? position % width : position & (width - 1);
+}
+
 /* Entry of the ring for a position. */
 static __device__ __forceinline__ float *window_at(const struct delta_params &p, uint32_t slot,
                                                    uint32_t position) {
-    return p.window + ((uint64_t)slot * p.conv_width + position % p.conv_width) * p.channels;
+    return p.window + ((uint64_t)slot * p.conv_width + ring_place(p, position)) * p.channels;
+}
+
+/* So many positions before a place, less than all. */
+static __device__ __forceinline__ uint32_t ring_before(const struct delta_params &p, uint32_t place,
+                                                       uint32_t back) {
+    return place < back ? place + p.conv_width - back : place - back;
 }
 
 /* Divisions and roots in one instruction, good to the last bit or two: the exact ones branch where

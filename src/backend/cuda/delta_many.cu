@@ -356,7 +356,7 @@ make_items(const struct delta_params &p, const struct share &share,
         x.state = g.slot * p.state_stride + (uint64_t)(head * p.value_width + column) * p.key_width;
         x.entries = g.slot * p.conv_width;
         x.row = g.n_rows == 1 ? g.first_row : (uint32_t)NO_ROW;
-        x.ring = g.first_position % p.conv_width;
+        x.ring = ring_place(p, g.first_position);
         x.before = min(g.first_position, p.conv_width - 1);
         x.columns = p.value_width - column;
         items[i] = x;

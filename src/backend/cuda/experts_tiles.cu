@@ -133,6 +133,10 @@ struct chosen {
     }
 };
 
+static __device__ __forceinline__ uint32_t quotient(uint32_t n, uint32_t magic) {
+    return magic ? __umulhi(n, magic) : n;
+}
+
 /* Row 0 always is: it need not wait for the count. */
 static __device__ __forceinline__ bool is_row_there(const struct cuda_io &io) {
     return blockIdx.y == 0 || blockIdx.y < io.header->n_rows;
@@ -176,7 +180,7 @@ struct in_work {
             return p.used;
         }
         i += routed_first - n_shared;
-        uint32_t place = i / p.routed_tiles;
+        uint32_t place = quotient(i, p.routed_magic);
         tile = i - place * p.routed_tiles;
         return place;
     }
@@ -255,7 +259,7 @@ struct out_work {
     const struct experts_out_tiles_params &p;
     float *parts; /* (choice, output of the block): the shared expert's last */
     struct chosen experts;
-    uint32_t n_tasks, first_tile, n_tiles;
+    uint32_t n_tasks, first_tile, n_tiles, magic;
     bool has_shared;
 
     __device__ __forceinline__ out_work(const struct experts_out_tiles_params &params, float *room)
@@ -264,6 +268,7 @@ struct out_work {
         n_tiles = (blockIdx.x + 1) * p.tiles / gridDim.x - first_tile;
         has_shared = p.shared.units != 0;
         n_tasks = (p.used + has_shared) * n_tiles;
+        magic = experts_magic(n_tiles);
     }
 
     __device__ __forceinline__ uint32_t shared_tasks(void) const {
@@ -278,7 +283,7 @@ struct out_work {
             return p.used;
         }
         t -= shared_tasks();
-        uint32_t place = t / n_tiles;
+        uint32_t place = quotient(t, magic);
         tile = t - place * n_tiles;
         return place;
     }

@@ -11,6 +11,7 @@ enum {
     WARPS = 16, /* of a block; for 32 rows at once as many as its registers allow */
     WARPS_32 = 12,
     FEWEST_WARPS = 3,
+    FEW_WARPS = 5,
     PLAIN_WARPS = 4, /* at least, and twice as many at most, where there are plain segments */
     SLOTS = 2,       /* a warp; with more, rows come late: they queue behind what was asked for */
     SPREAD = 4,      /* strips a block: with fewer, units are spread */
@@ -133,13 +134,15 @@ static uint32_t lay_out(struct many_params *m, const struct shape *s) {
     m->squares_at = at = div_up(at, 16) * 16;
     at += rows * (m->images.squares_pitch + 1) * 4;
     m->counters_at = at;
-    at += s->has_parts ? s->strips * 4 : 0;
+    at += s->has_parts ? s->strips * m->members * 4 : 0;
+    m->left_at = at;
+    at += m->members > 1 ? p->ring_warps * p->slots * 4 : 0;
     p->bars_at = (at + 7) / 8 * 8;
     return p->bars_at + (p->ring_warps * p->slots + 2) * 8;
 }
 
-static uint32_t most_warps(const struct shape *s) {
-    return s->eights == 4 ? WARPS_32 : WARPS;
+static uint32_t most_warps(const struct many_params *m, const struct shape *s) {
+    return s->eights / m->members == 4 ? WARPS_32 : WARPS;
 }
 
 /* Every warp has but one unit to wait for. */
@@ -150,7 +153,8 @@ static bool is_single(const struct many_params *m, const struct shape *s, uint32
 /* Warps within `limit` bytes: the fewest of those that take the fewest rounds. The bytes, or 0: too
  * few warps fit. */
 static uint32_t choose_ring(struct many_params *m, const struct shape *s, uint32_t limit) {
-    uint32_t w = min_u32(most_warps(s) - (m->plain_tiles ? PLAIN_WARPS : 0), s->tasks);
+    uint32_t most = most_warps(m, s) - (m->plain_tiles ? PLAIN_WARPS : 0);
+    uint32_t w = min_u32(most / m->members, s->tasks);
     for (;; w--) {
         m->p.ring_warps = w;
         m->p.slots = is_single(m, s, w) ? 1 : SLOTS;
@@ -183,6 +187,21 @@ static uint32_t choose_shared(struct many_params *m, const struct shape *s) {
     return max_u32(bytes, min_u32(PROJECT_SHARED_WIDE, m->p.most_shared));
 }
 
+/* Two warps a task, each for 16 of 32 rows, where a block would have but a few warps: its weights
+ * are opened twice, but a multiprocessor has twice as many to choose from. */
+static uint32_t choose_members(struct many_params *m, const struct shape *s) {
+    m->members = 1;
+    uint32_t shared = choose_shared(m, s), bytes = 0;
+    struct many_params two = *m;
+    two.members = 2;
+    if (shared && s->eights == 4 && m->p.ring_warps <= FEW_WARPS)
+        bytes = choose_shared(&two, s);
+    if (!bytes || two.p.ring_warps < m->p.ring_warps)
+        return shared;
+    *m = two;
+    return bytes;
+}
+
 /* Rows at once, and all that follows from them; the shared memory, 0: nothing fits. */
 static uint32_t choose(struct many_params *m, uint32_t bucket, uint32_t n_sms, struct shape *s) {
     bool has_slices = false;
@@ -196,7 +215,7 @@ static uint32_t choose(struct many_params *m, uint32_t bucket, uint32_t n_sms, s
     s->has_parts = has_slices && !m->is_spread;
     for (s->eights = bucket > 16 ? 4 : bucket > 8 ? 2 : 1; s->eights; s->eights /= 2) {
         lay_out_image(&m->images, 8 * s->eights, m->p.in.kind == PREPARE_NORM);
-        uint32_t shared = choose_shared(m, s);
+        uint32_t shared = choose_members(m, s);
         if (shared)
             return shared;
     }
@@ -236,18 +255,19 @@ bool project_many(struct recorder *r, const struct project_params *p, uint32_t s
     if (m.is_spread) {
         uint64_t strips = (uint64_t)groups * m.strips;
         m.parts = recorder_work(r, strips * m.units * s.eights * MANY_PART);
-        m.counters = recorder_counters(r, strips);
+        m.counters = recorder_counters(r, strips * m.members);
     }
     *status = prepare_rows(r, &m, bucket);
     if (*status)
         return true;
-    uint32_t plain = m.plain_tiles ? min_u32(2 * PLAIN_WARPS, most_warps(&s) - m.p.ring_warps) : 0;
+    uint32_t warps = m.p.ring_warps * m.members;
+    uint32_t plain = m.plain_tiles ? min_u32(2 * PLAIN_WARPS, most_warps(&m, &s) - warps) : 0;
     char name[48];
-    snprintf(name, sizeof name, "project_many_%u_%s", s.eights, project_set_name(int8));
+    snprintf(name, sizeof name, "project_many_%u_%s", s.eights / m.members, project_set_name(int8));
     struct cuda_launch launch = {
         .kernel = name,
         .grid = {s.n_blocks, groups, 1},
-        .threads = max_u32(32 * (m.p.ring_warps + plain), LEAST_THREADS),
+        .threads = max_u32(32 * (warps + plain), LEAST_THREADS),
         .shared = shared,
     };
     *status = recorder_launch(r, &launch, &m, sizeof m);

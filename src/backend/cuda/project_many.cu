@@ -96,7 +96,7 @@ struct many_loader {
     const uint8_t *at; /* of this lane's tile, if it has one */
     uint32_t left;     /* units of the task */
     uint32_t task;     /* the next one; OVER: there is none */
-    uint32_t segment;
+    uint32_t form;     /* bytes of a unit; tiles of a strip, above 16 */
 };
 
 enum : uint32_t { OVER = ~0u };
@@ -114,14 +114,15 @@ static __device__ __forceinline__ void aim(const struct many_params &m, const st
         tile = lane >= own ? lane - own : lane;
     }
     tile = min(t.strip * own + tile, all - 1);
-    l.segment = t.segment;
+    l.form = s.unit_bytes | tiles << 16;
     l.left = t.end - t.unit;
     l.at = data + ((uint64_t)tile * s.units + t.unit) * s.unit_bytes;
 }
 
-/* False: there is nothing more. */
-static __device__ __forceinline__ bool
-load_strip(const struct many_params &m, struct many_loader &l, uint32_t slot, uint32_t barrier) {
+/* False: there is nothing more. asks: else only the loader goes on, and another member asks. */
+static __device__ __forceinline__ bool load_strip(const struct many_params &m,
+                                                  struct many_loader &l, uint32_t slot,
+                                                  uint32_t barrier, bool asks) {
     uint32_t lane = fresh_lane();
     if (l.left == 0 && l.task != OVER) {
         struct many_task t;
@@ -134,11 +135,10 @@ load_strip(const struct many_params &m, struct many_loader &l, uint32_t slot, ui
     }
     if (l.left == 0)
         return false;
-    const struct project_segment &s = m.p.segments[l.segment];
-    uint32_t tiles = MANY_STRIP >> s.row_shift, bytes = s.unit_bytes;
-    if (lane == 0)
+    uint32_t tiles = l.form >> 16, bytes = l.form & 0xffff;
+    if (asks && lane == 0)
         expect_bytes(barrier, tiles * bytes);
-    if (lane < tiles)
+    if (asks && lane < tiles)
         copy_bytes(slot + lane * m.p.slot_bytes, l.at, bytes, barrier);
     l.at += bytes;
     l.left--;
@@ -186,21 +186,23 @@ struct many_acts {
     uint32_t pitch;   /* from 8 rows to the next 8 */
     uint32_t scales;  /* of rows 2 j and 2 j + 1, from the start of shared memory */
     uint32_t sums;    /* of row g, columns 32 j... */
+    uint32_t rows;    /* of the image */
     uint32_t shift;   /* 128 columns have 1 << shift scales */
 };
 
-/* n: columns in shared memory. */
-static __device__ __forceinline__ struct many_acts acts_of(const struct many_params &m,
-                                                           uint32_t n) {
+/* n: columns in shared memory; row: the warp's first. */
+static __device__ __forceinline__ struct many_acts acts_of(const struct many_params &m, uint32_t n,
+                                                           uint32_t row) {
     extern __shared__ uint4 shared[];
     const struct many_image &e = m.images;
     uint32_t lane = fresh_lane(), pitch = n + 16, scales = m.p.image_at + e.rows * pitch;
     struct many_acts a;
-    a.numbers = (uint32_t)__cvta_generic_to_shared(shared) + m.p.image_at + lane % 8 * pitch +
-                lane / 8 * 16;
+    a.numbers = (uint32_t)__cvta_generic_to_shared(shared) + m.p.image_at +
+                (row + lane % 8) * pitch + lane / 8 * 16;
     a.pitch = 8 * pitch;
-    a.scales = scales + lane % 4 * 8;
-    a.sums = scales + (e.group == 128 ? n / 128 : n / 32) * e.rows * 4 + lane * 4;
+    a.scales = scales + row * 4 + lane % 4 * 8;
+    a.sums = scales + (e.group == 128 ? n / 128 : n / 32) * e.rows * 4 + row * 16 + lane * 4;
+    a.rows = e.rows;
     a.shift = e.group == 128 ? 0 : 2;
     return a;
 }
@@ -358,9 +360,9 @@ static __device__ __forceinline__ void many_q4(const struct many_places<TYPE> &v
     }
 #pragma unroll
     for (int t = 0; t < NT; t++) {
-        float2 as = peek<float2>(a.scales + x * NT * 32 + t * 32);
+        float2 as = peek<float2>(a.scales + x * a.rows * 4 + t * 32);
         float least[4];
-        mma_halves(least, pairs[0], pairs[1], peek<uint32_t>(a.sums + x * NT * 128 + t * 128));
+        mma_halves(least, pairs[0], pairs[1], peek<uint32_t>(a.sums + x * a.rows * 16 + t * 128));
 #pragma unroll
         for (int i = 0; i < 4; i++) {
             float value = __fmul_rn(d[i / 2].x, (float)sum[t][i]);
@@ -409,7 +411,7 @@ static __device__ __forceinline__ void many_q6(const struct many_places<IS_Q6_K>
     }
 #pragma unroll
     for (int t = 0; t < NT; t++) {
-        float2 as = peek<float2>(a.scales + x * NT * 32 + t * 32);
+        float2 as = peek<float2>(a.scales + x * a.rows * 4 + t * 32);
 #pragma unroll
         for (int i = 0; i < 4; i++)
             out[t][i] =
@@ -445,7 +447,7 @@ static __device__ __forceinline__ void many_q8(const struct many_places<IS_Q8_0>
             int c[4];
             mma32(c, w[block], b[2 * block], b[2 * block + 1], MAGIC);
             uint32_t group = (2 * x + block) << a.shift >> 2;
-            float2 as = peek<float2>(a.scales + group * NT * 32 + t * 32);
+            float2 as = peek<float2>(a.scales + group * a.rows * 4 + t * 32);
 #pragma unroll
             for (int i = 0; i < 4; i++) {
                 float scale = __fmul_rn(block ? d[i / 2].y : d[i / 2].x, i % 2 ? as.y : as.x);
@@ -611,10 +613,11 @@ struct strip_place {
     uint32_t row;    /* of the block's */
 };
 
-static __device__ __forceinline__ struct strip_place place_strip(const struct many_params &m,
-                                                                 const struct many_task &t) {
+/* own: the first of the warp's rows. */
+static __device__ __forceinline__ struct strip_place
+place_strip(const struct many_params &m, const struct many_task &t, uint32_t own) {
     const struct project_params &p = m.p;
-    uint32_t lane = fresh_lane(), row = lane % 4 * 2;
+    uint32_t lane = fresh_lane(), row = own + lane % 4 * 2;
     uint32_t rows = p.finish == FINISH_SWIGLU ? MANY_STRIP / 2 : MANY_STRIP;
     uint32_t n = t.strip * rows + lane / 4;
     return {p.out + (uint64_t)(blockIdx.y * m.images.rows + row) * p.out_stride +
@@ -664,15 +667,15 @@ static __device__ __forceinline__ void put_whole_strip(const struct many_params 
 
 template <int NT>
 static __device__ __forceinline__ void put_strip(const struct many_params &m,
-                                                 const struct many_task &t, uint32_t n_rows,
-                                                 const float (&sum)[NT][4]) {
+                                                 const struct many_task &t, uint32_t member,
+                                                 uint32_t n_rows, const float (&sum)[NT][4]) {
     const struct project_params &p = m.p;
     const struct project_segment &s = p.segments[t.segment];
-    struct strip_place at = place_strip(m, t);
+    struct strip_place at = place_strip(m, t, member * NT * 8);
     bool is_swiglu = p.finish == FINISH_SWIGLU, is_sum = p.finish == FINISH_ADD;
     uint32_t first_row = blockIdx.y * m.images.rows, strip_rows = is_swiglu ? 8 : 16;
     uint32_t there = n_rows > first_row ? n_rows - first_row : 0;
-    if (there >= NT * 8 && (t.strip + 1) * strip_rows <= s.n && !p.has_bias)
+    if (there >= (member + 1) * NT * 8 && (t.strip + 1) * strip_rows <= s.n && !p.has_bias)
         return put_whole_strip<NT>(m, at, sum);
     wait_factors(m);
 #pragma unroll
@@ -695,19 +698,21 @@ static __device__ __forceinline__ void put_strip(const struct many_params &m,
     }
 }
 
-/* Where the parts of a task's strip are, and the counter of those that are there. */
+/* Where a member's parts of a task's strip are, and the counter of those that are there. */
 template <int NT>
 static __device__ __forceinline__ float4 *parts_of(const struct many_params &m,
-                                                   const struct many_task &t, uint32_t *&counter) {
+                                                   const struct many_task &t, uint32_t member,
+                                                   uint32_t *&counter) {
     extern __shared__ uint4 shared[];
     uint8_t *base = (uint8_t *)shared;
     if (m.is_spread) {
-        uint32_t strip = blockIdx.y * m.strips + t.strip;
+        uint32_t strip = (blockIdx.y * m.strips + t.strip) * m.members + member;
         counter = m.counters + strip;
         return (float4 *)m.parts + (uint64_t)strip * m.units * NT * 32;
     }
-    counter = (uint32_t *)(base + m.counters_at) + t.place;
-    return (float4 *)(base + m.p.parts_at) + t.first_part * NT * 32;
+    counter = (uint32_t *)(base + m.counters_at) + t.place * m.members + member;
+    return (float4 *)(base + m.p.parts_at) +
+           (t.first_part * m.members + member * t.parts) * NT * 32;
 }
 
 /* Whether this warp is the last of its strip's; the parts of all are seen then. */
@@ -772,11 +777,11 @@ static __device__ __forceinline__ void add_parts(const struct many_params &m,
 
 template <int NT>
 static __device__ __forceinline__ void end_task(const struct many_params &m,
-                                                const struct many_task &t, uint32_t n_rows,
-                                                float (&acc)[NT][4]) {
+                                                const struct many_task &t, uint32_t member,
+                                                uint32_t n_rows, float (&acc)[NT][4]) {
     if (t.parts > 1) {
         uint32_t *counter;
-        float4 *parts = parts_of<NT>(m, t, counter), *to = parts + t.part * NT * 32;
+        float4 *parts = parts_of<NT>(m, t, member, counter), *to = parts + t.part * NT * 32;
 #pragma unroll
         for (int e = 0; e < NT; e++)
             to[e * 32 + threadIdx.x % 32] = make_float4(acc[e][0], acc[e][1], acc[e][2], acc[e][3]);
@@ -784,19 +789,30 @@ static __device__ __forceinline__ void end_task(const struct many_params &m,
             return;
         add_parts<NT>(m, t, parts, acc);
     }
-    put_strip<NT>(m, t, n_rows, acc);
+    put_strip<NT>(m, t, member, n_rows, acc);
 }
 
-/* All tasks of a warp. x: the columns in shared memory. */
+/* Whether all members are done with a slot: the last asks for what comes next. */
+static __device__ __forceinline__ bool is_left(const struct many_params &m, uint32_t slot) {
+    extern __shared__ uint4 shared[];
+    if (m.members == 1)
+        return true;
+    uint32_t before = 0;
+    if (fresh_lane() == 0)
+        before = atomicAdd((uint32_t *)((uint8_t *)shared + m.left_at) + slot, 1);
+    return __shfl_sync(~0u, before, 0) % 2;
+}
+
+/* All tasks of a warp, which is a member of those of a ring. x: the columns in shared memory. */
 template <int SET, int NT>
-static __device__ __forceinline__ void many_tasks(const struct many_params &m,
-                                                  struct many_loader &l, uint32_t warp,
-                                                  const struct many_range &x, uint32_t n_rows) {
+static __device__ __forceinline__ void
+many_tasks(const struct many_params &m, struct many_loader &l, uint32_t ring, uint32_t member,
+           const struct many_range &x, uint32_t n_rows) {
     extern __shared__ uint4 shared[];
     const struct project_params &p = m.p;
     uint32_t slot = 0, phase = 0;
 #pragma unroll 1
-    for (uint32_t i = warp;; i += p.ring_warps) {
+    for (uint32_t i = ring;; i += p.ring_warps) {
         struct many_task t;
         if (!find_many(m, i, t))
             return;
@@ -807,18 +823,18 @@ static __device__ __forceinline__ void many_tasks(const struct many_params &m,
 #pragma unroll 1
         for (; left; left--, group += groups) {
             uint32_t from = (uint32_t)__cvta_generic_to_shared(shared);
-            uint32_t at = (warp * p.slots + slot) * p.slot_bytes * m.tiles;
-            uint32_t barrier = slot_barrier(m, warp, slot);
+            uint32_t at = (ring * p.slots + slot) * p.slot_bytes * m.tiles;
+            uint32_t barrier = slot_barrier(m, ring, slot);
             wait_bytes(barrier, phase);
             many_unit_of<SET, NT>(type, view_of(1u << shift, p.slot_bytes), at, from + at,
-                                  acts_of(m, x.n), group, acc);
+                                  acts_of(m, x.n, member * NT * 8), group, acc);
             __syncwarp();
-            load_strip(m, l, fresh(from + at), fresh(barrier));
+            load_strip(m, l, fresh(from + at), fresh(barrier), is_left(m, ring * p.slots + slot));
             slot = slot + 1 == p.slots ? 0 : slot + 1;
             phase ^= slot == 0;
         }
         find_many(m, fresh(i), t);
-        end_task<NT>(m, t, n_rows, acc);
+        end_task<NT>(m, t, member, n_rows, acc);
     }
 }
 
@@ -951,14 +967,15 @@ static __device__ __forceinline__ void project_many(const struct many_params &m)
     const struct project_params &p = m.p;
     uint8_t *base = (uint8_t *)shared;
     uint32_t warp = uniform(threadIdx.x / 32), warps = blockDim.x / 32;
-    bool filled = false, is_last = warp == warps - 1;
+    uint32_t member = warp / p.ring_warps, ring = warp - member * p.ring_warps;
+    bool filled = false, is_last = warp == warps - 1, has_ring = member < m.members;
     uint32_t from = (uint32_t)__cvta_generic_to_shared(shared), slot_bytes = p.slot_bytes * m.tiles;
-    uint32_t ring = from + warp * p.slots * slot_bytes, bars = slot_barrier(m, warp, 0);
-    struct many_loader l = {NULL, 0, warp, 0};
-    if (warp < p.ring_warps) {
+    uint32_t slots = from + ring * p.slots * slot_bytes, bars = slot_barrier(m, ring, 0);
+    struct many_loader l = {NULL, 0, ring, 0};
+    if (member == 0)
         bulk_init_slots(bars, p.slots);
-        filled = load_strip(m, l, ring, bars);
-    }
+    if (has_ring)
+        filled = load_strip(m, l, slots, bars, member == 0);
     if (is_last) {
         bulk_init_slots(rows_barrier(m), 1);
         bulk_init_slots(factors_barrier(m), 1);
@@ -977,9 +994,9 @@ static __device__ __forceinline__ void project_many(const struct many_params &m)
     if (is_last)
         fetch_rows(m, x, from + p.image_at, rows_barrier(m));
     /* More units are asked for behind the rows, which would queue behind them. */
-    if (warp < p.ring_warps)
+    if (has_ring)
         for (uint32_t i = 1; i < p.slots; i++)
-            load_strip(m, l, ring + i * slot_bytes, bars + i * 8);
+            load_strip(m, l, slots + i * slot_bytes, bars + i * 8, member == 0);
     uint32_t n_rows = prepare_count(p.io, p.in);
     wait_bytes(rows_barrier(m), 0);
     if (!HAS_BULK)
@@ -988,10 +1005,10 @@ static __device__ __forceinline__ void project_many(const struct many_params &m)
         put_factors(m);
     if (!HAS_BULK)
         __syncthreads();
-    if (warp < p.ring_warps)
-        many_tasks<SET, NT>(m, l, warp, x, n_rows);
+    if (has_ring)
+        many_tasks<SET, NT>(m, l, ring, member, x, n_rows);
     else if (m.plain_tiles)
-        plain_tiles(m, warp - p.ring_warps, warps - p.ring_warps, n_rows);
+        plain_tiles(m, warp - p.ring_warps * m.members, warps - p.ring_warps * m.members, n_rows);
 }
 
 #define MANY_KERNEL(EIGHTS, REGISTERS, NAME, SET)                                                  \
