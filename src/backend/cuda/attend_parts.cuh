@@ -59,10 +59,16 @@ static __device__ __forceinline__ struct work work_of(const struct attend_params
     return work_at(p, row, n_rows, last.slot, last.position, index);
 }
 
+/* Which of a unit's rows a query is of. Mostly there is one, and a division takes a hundred
+ * instructions. */
+static __device__ __forceinline__ uint32_t row_of_query(const struct work &w, uint32_t query) {
+    return w.n_rows > 1 ? query / w.n_heads : 0;
+}
+
 /* Positions from `begin` on that a query sees, of `n` that the last row sees. */
 static __device__ __forceinline__ uint32_t seen_by(const struct work &w, uint32_t query,
                                                    uint32_t begin) {
-    uint32_t end = w.e.n - (w.n_rows - 1 - query / w.n_heads);
+    uint32_t end = w.e.n - (w.n_rows - 1 - row_of_query(w, query));
     return end > begin ? min(end - begin, w.e.length) : 0;
 }
 
@@ -248,9 +254,11 @@ static __device__ void fold_parts(const struct attend_params &p, const struct wo
 template <int D>
 static __device__ void finish(const struct attend_params &p, const struct work &w,
                               struct fold_shared &s, struct mixed<D> &m, uint32_t run) {
-    uint32_t d = D ? D : p.head_width, groups = (w.e.splits + w.e.fold - 1) / w.e.fold;
+    uint32_t d = D ? D : p.head_width, groups = 1;
+    if (w.e.splits > w.e.fold)
+        groups = (w.e.splits + w.e.fold - 1) / w.e.fold;
     bool is_one = run_splits(p, w.e) == 1;
-    uint32_t group = is_one ? run / w.e.fold : run;
+    uint32_t group = !is_one ? run : run < w.e.fold ? 0 : run / w.e.fold;
     uint32_t *counters = p.counters + (uint64_t)w.unit * p.counters_per_unit;
     uint32_t group_slot = 0; /* where the groups' parts begin */
     if (is_one) {
@@ -275,8 +283,8 @@ static __device__ void finish(const struct attend_params &p, const struct work &
         uint32_t e = m.at(j), query = e / d;
         if (query >= w.n_queries)
             break;
-        float *out = p.out + (w.row + query / w.n_heads) * p.out_stride +
-                     (uint64_t)(w.first_head + query % w.n_heads) * d + e % d;
+        uint32_t row = row_of_query(w, query), head = w.first_head + query - row * w.n_heads;
+        float *out = p.out + (w.row + row) * p.out_stride + (uint64_t)head * d + (e - query * d);
         float inverse = inverse_of(s.seen[query].sum);
 #pragma unroll
         for (int v = 0; v < m.V; v++)

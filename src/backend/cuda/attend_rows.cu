@@ -174,8 +174,8 @@ take_queries(const struct attend_params &p, struct rows_shared<D, 0> &s, const s
     uint32_t lane = threadIdx.x % 32, i = threadIdx.x / 32;
     if (i >= w.n_queries)
         return;
-    uint64_t row = w.row + i / w.n_heads, head = w.first_head + i % w.n_heads;
-    const float2 *from = (const float2 *)(p.query + (row * p.heads + head) * D);
+    uint32_t own = row_of_query(w, i), head = w.first_head + i - own * w.n_heads;
+    const float2 *from = (const float2 *)(p.query + ((uint64_t)(w.row + own) * p.heads + head) * D);
     float2 x[D / 64];
 #pragma unroll
     for (int m = 0; m < D / 64; m++)
@@ -268,7 +268,7 @@ static __device__ __forceinline__ void run_short(const struct attend_params &p,
     }
     __syncthreads();
     for (uint32_t e = 4 * threadIdx.x; e < w.n_queries * 64; e += 4 * THREADS) {
-        uint32_t query = e / 64, row = query / w.n_heads;
+        uint32_t query = e / 64, row = row_of_query(w, query);
         float *out = p.out + (w.row + row) * p.out_stride + e % 64 +
                      (uint64_t)(w.first_head + query - row * w.n_heads) * 64;
         *(float4 *)out = short_fold(s.brief.s, e, w.e.splits);
@@ -448,7 +448,7 @@ static __device__ __forceinline__ struct few_task task_of(const struct attend_pa
     uint32_t keys = f.w.n_queries + f.n_fresh;
     struct few_task t = {i < keys + f.n_fresh, i < f.w.n_queries, i >= f.w.n_queries && i < keys};
     if (t.is_query) {
-        uint32_t row = f.w.n_rows > 1 ? i / f.w.n_heads : 0;
+        uint32_t row = row_of_query(f.w, i);
         t.row = f.w.row + row, t.number = i;
         t.column = (f.w.first_head + i - row * f.w.n_heads) * p.q_stride;
     } else {

@@ -209,7 +209,7 @@ static __device__ __forceinline__ void store_state(const float (&s)[J][M], float
 #pragma unroll
         for (int m = 0; m < M; m++)
             if (j < n && lane + 32 * m < dk)
-                to[j * dk + lane + 32 * m] = s[j][m];
+                __stcs(to + j * dk + lane + 32 * m, s[j][m]);
 }
 
 /* The state's rows from a warp's first column on, and how many of them there are. */

@@ -12,14 +12,15 @@
 #include "base/size.h"
 
 enum {
-    WARPS = 16,        /* of a block, so that two stages' registers fit a multiprocessor */
-    WARPS_SWIGLU = 20, /* the widest stage; its neighbours have fewer */
+    WARPS = 16,      /* of a block, so that two stages' registers fit a multiprocessor */
+    WARPS_WIDE = 20, /* of SwiGLU, the widest stage, whose neighbours have fewer; and of four rows,
+                        where stages are alone */
     MIN_WARPS = 4,
     UNIT_COST = 1024, /* of a warp, in bytes */
     TASK_COST = 1536,
     PAIR_COLUMNS = 2048,       /* longer rows are prepared by two blocks together; */
     PAIR_PLAIN_COLUMNS = 4096, /* those that are only quantized: from here on */
-    PREPARE_THREADS = 128,     /* of a block that makes rows ready, and lies beside products */
+    PREPARE_THREADS = 64,      /* of a block that makes rows ready, and lies beside products */
     MAX_SLICES = 32,
     MAX_PARTS = 24 << 10,
     SHARED_SUMS = 1536,
@@ -112,7 +113,7 @@ static uint32_t most_warps(const struct project_params *p) {
     uint32_t room = stage_shared(p) - SHARED_SUMS, image = project_image_bytes(&in), warps = 0;
     if (image < room)
         warps = (room - image) / (2 * p->slot_bytes);
-    return max_u32(MIN_WARPS, min_u32(warps, p->finish == FINISH_SWIGLU ? WARPS_SWIGLU : WARPS));
+    return max_u32(MIN_WARPS, min_u32(warps, p->finish == FINISH_SWIGLU ? WARPS_WIDE : WARPS));
 }
 
 static void cut_slices(struct project_params *p, uint32_t n_sms) {
@@ -222,7 +223,7 @@ static uint32_t most_places(const struct project_params *p, uint32_t n_blocks) {
 static uint64_t most_of_warps(const struct project_params *p, uint32_t n_blocks, uint32_t warps) {
     uint64_t most = 0;
     for (uint32_t b = 0; b < n_blocks; b++) {
-        uint64_t load[WARPS_SWIGLU] = {0};
+        uint64_t load[WARPS_WIDE] = {0};
         uint32_t task = 0;
         for (uint32_t i = 0; i < p->n_segments; i++) {
             const struct project_segment *s = &p->segments[i];
@@ -270,8 +271,8 @@ static uint32_t most_slots(struct project_params *p, uint32_t rows, uint32_t tas
  * do. Returns the bytes, 0 where none fit. */
 static uint32_t choose_ring(struct project_params *p, uint32_t rows, uint32_t n_blocks,
                             uint32_t limit) {
-    uint32_t tasks = project_most_tasks(p, n_blocks),
-             warps = p->finish == FINISH_SWIGLU && rows < 8 ? WARPS_SWIGLU : WARPS;
+    bool is_wide = (p->finish == FINISH_SWIGLU || rows > PROJECT_FUSED) && rows < PROJECT_ROWS;
+    uint32_t tasks = project_most_tasks(p, n_blocks), warps = is_wide ? WARPS_WIDE : WARPS;
     uint64_t best = UINT64_MAX;
     p->ring_warps = 0;
     for (uint32_t w = min_u32(MIN_WARPS, tasks); w <= warps && w <= tasks; w++) {

@@ -739,39 +739,51 @@ static __device__ __forceinline__ bool is_last(const struct many_params &m,
     return is_last;
 }
 
-/* All parts of a strip: units of a slice are added up, then slices. */
+/* All parts of a strip: units of a slice are added up, then slices. Some are on their way at once:
+ * from global memory each takes 700 cycles. */
 template <int NT>
 static __device__ __forceinline__ void add_parts(const struct many_params &m,
                                                  const struct many_task &t, const float4 *parts,
                                                  float (&sum)[NT][4]) {
+    constexpr int BATCH = NT == 4 ? 2 : 8; /* registers */
     const struct project_segment &s = m.p.segments[t.segment];
     float slice[NT][4];
     uint32_t left = 0, next = 0, lane = threadIdx.x % 32;
 #pragma unroll
     for (int i = 0; i < 4 * NT; i++)
         sum[i / 4][i % 4] = 0;
-#pragma unroll 2
-    for (uint32_t part = 0; part < t.parts; part++) {
-        if (left == 0) {
-            left = m.is_spread ? task_units(s, next++) : 1;
+#pragma unroll 1
+    for (uint32_t part = 0; part < t.parts; part += BATCH) {
+        float4 v[BATCH][NT];
 #pragma unroll
-            for (int i = 0; i < 4 * NT; i++)
-                slice[i / 4][i % 4] = 0;
+        for (uint32_t i = 0; i < BATCH * NT; i++) {
+            const float4 *from =
+                parts + (min(part + i / NT, t.parts - 1) * NT + i % NT) * 32 + lane;
+            v[i / NT][i % NT] = m.is_spread ? __ldcg(from) : *from;
         }
-        left--;
 #pragma unroll
-        for (int e = 0; e < NT; e++) {
-            const float4 *from = parts + (part * NT + e) * 32 + lane;
-            float4 v = m.is_spread ? __ldcg(from) : *from;
-            slice[e][0] = __fadd_rn(slice[e][0], v.x);
-            slice[e][1] = __fadd_rn(slice[e][1], v.y);
-            slice[e][2] = __fadd_rn(slice[e][2], v.z);
-            slice[e][3] = __fadd_rn(slice[e][3], v.w);
+        for (uint32_t b = 0; b < BATCH; b++) {
+            if (part + b >= t.parts)
+                break;
+            if (left == 0) {
+                left = m.is_spread ? task_units(s, next++) : 1;
+#pragma unroll
+                for (int i = 0; i < 4 * NT; i++)
+                    slice[i / 4][i % 4] = 0;
+            }
+            left--;
+#pragma unroll
+            for (int e = 0; e < NT; e++) {
+                slice[e][0] = __fadd_rn(slice[e][0], v[b][e].x);
+                slice[e][1] = __fadd_rn(slice[e][1], v[b][e].y);
+                slice[e][2] = __fadd_rn(slice[e][2], v[b][e].z);
+                slice[e][3] = __fadd_rn(slice[e][3], v[b][e].w);
+            }
+            if (left == 0)
+#pragma unroll
+                for (int i = 0; i < 4 * NT; i++)
+                    sum[i / 4][i % 4] = __fadd_rn(sum[i / 4][i % 4], slice[i / 4][i % 4]);
         }
-        if (left == 0)
-#pragma unroll
-            for (int i = 0; i < 4 * NT; i++)
-                sum[i / 4][i % 4] = __fadd_rn(sum[i / 4][i % 4], slice[i / 4][i % 4]);
     }
 }
 
