@@ -11,7 +11,7 @@ enum {
     WARPS = 16, /* of a block; for 32 rows at once as many as its registers allow */
     WARPS_32 = 12,
     FEWEST_WARPS = 3,
-    FEW_WARPS = 5,
+    FEW_WARPS = 5,   /* so few that two share a task of 32 rows */
     PLAIN_WARPS = 4, /* at least, and twice as many at most, where there are plain segments */
     SLOTS = 2,       /* a warp; with more, rows come late: they queue behind what was asked for */
     SPREAD = 4,      /* strips a block: with fewer, units are spread */
@@ -117,6 +117,7 @@ static void lay_out_image(struct many_image *m, uint32_t rows, bool is_norm) {
 struct shape {
     uint32_t n_blocks, tasks, strips, columns, eights;
     bool has_parts; /* in shared memory */
+    bool can_share; /* a warp can wait for what another has asked for: by the copy engine */
 };
 
 /* Sets where things are; the bytes. */
@@ -194,7 +195,7 @@ static uint32_t choose_members(struct many_params *m, const struct shape *s) {
     uint32_t shared = choose_shared(m, s), bytes = 0;
     struct many_params two = *m;
     two.members = 2;
-    if (shared && s->eights == 4 && m->p.ring_warps <= FEW_WARPS)
+    if (shared && s->can_share && s->eights == 4 && m->p.ring_warps <= FEW_WARPS)
         bytes = choose_shared(&two, s);
     if (!bytes || two.p.ring_warps < m->p.ring_warps)
         return shared;
@@ -246,7 +247,7 @@ bool project_many(struct recorder *r, const struct project_params *p, uint32_t s
     m.p.slot_bytes = div_up(p->slot_bytes + 64, 128) * 128 - 64;
     m.images.k = p->in.k;
     m.images.group = p->in.act_group;
-    struct shape s = {0};
+    struct shape s = {.can_share = r->b->capability >= 90};
     uint32_t shared = choose(&m, bucket, r->n_sms, &s);
     if (!shared)
         return false;

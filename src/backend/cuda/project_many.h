@@ -1,11 +1,11 @@
 /* project_many.h - params of PROJECT on tensor cores, for five rows and more.
  *
  * A strip is 16 rows of weights: one tile, or 2 or 4 side by side; of SwiGLU 8 rows of gate and the
- * same of up. A task is a run of a strip's units, done by one warp for all rows of activations.
- * Either a block has whole strips, a task is a slice of K, and slices meet in shared memory. Or,
- * where strips are too few for that, tasks are single units, spread evenly over the blocks, each of
- * which then needs but a part of the activations; they meet in global memory. Whoever comes last
- * adds them up, in their order. */
+ * same of up. A task is a run of a strip's units, done by one warp for all rows of activations, or
+ * by two (members) for half of them each. Either a block has whole strips, a task is a slice of K,
+ * and slices meet in shared memory. Or, where strips are too few for that, tasks are single units,
+ * spread evenly over the blocks, each of which then needs but a part of the activations; they meet
+ * in global memory. Whoever comes last adds them up, in their order. */
 #ifndef BACKEND_CUDA_PROJECT_MANY_H
 #define BACKEND_CUDA_PROJECT_MANY_H
 
