@@ -189,7 +189,7 @@ bool record_experts_in_tiles(struct recorder *r, const struct op *op, int *statu
     p.shared[0] = matrix_of(r, &o->shared_gate, &p.ring, &set);
     p.shared[1] = matrix_of(r, &o->shared_up, &p.ring, &set);
     p.routed_tiles = div_up(p.routed_width, rows);
-    p.routed_magic = experts_magic(p.routed_tiles);
+    p.routed_magic = project_magic(p.routed_tiles);
     p.shared_tiles = div_up(p.shared_width, rows);
     uint32_t tiles = p.shared_tiles + p.used * p.routed_tiles, units = 0;
     for (uint32_t i = 0; i < 2; i++)

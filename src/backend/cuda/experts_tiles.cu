@@ -133,6 +133,7 @@ struct chosen {
     }
 };
 
+/* By project_magic of what n is divided by. */
 static __device__ __forceinline__ uint32_t quotient(uint32_t n, uint32_t magic) {
     return magic ? __umulhi(n, magic) : n;
 }
@@ -213,7 +214,7 @@ struct in_work {
         float gate = __fmul_rn(parts[(2 * i << p.row_shift) + row], factor);
         float up = __fmul_rn(parts[(2 * i + 1 << p.row_shift) + row], factor);
         p.hidden[blockIdx.y * p.hidden_stride + (uint64_t)place * p.routed_width + n] =
-            __fmul_rn(__fmul_rn(gate, quick_sigmoid(gate)), up);
+            gated(gate, up);
     }
 };
 
@@ -268,7 +269,7 @@ struct out_work {
         n_tiles = (blockIdx.x + 1) * p.tiles / gridDim.x - first_tile;
         has_shared = p.shared.units != 0;
         n_tasks = (p.used + has_shared) * n_tiles;
-        magic = experts_magic(n_tiles);
+        magic = project_magic(n_tiles);
     }
 
     __device__ __forceinline__ uint32_t shared_tasks(void) const {

@@ -34,7 +34,7 @@ struct experts_in_tiles_params {
     uint64_t choice_stride, hidden_stride;
     struct experts_matrix routed[2], shared[2]; /* gate and up */
     uint32_t routed_tiles, shared_tiles; /* of an expert's matrix; shared: 0, there is none */
-    uint32_t routed_magic;               /* see experts_magic */
+    uint32_t routed_magic;               /* see project_magic */
     uint32_t routed_width, shared_width;
     uint32_t used, row_shift; /* rows of a tile, as a power of two */
     uint32_t is_early;        /* the row may be read before the wait: see experts_tiles.cu */
@@ -55,12 +55,6 @@ struct experts_out_tiles_params {
     uint32_t is_early; /* choice, weight and x may be read before the wait */
     struct experts_ring ring;
 };
-
-/* n / d is the upper half of n * this, for n * d below 2^32; 0: d is 1. A division takes a hundred
- * instructions. */
-TILE_FN uint32_t experts_magic(uint32_t d) {
-    return d > 1 ? 0xffffffffu / d + 1 : 0;
-}
 
 #ifndef __CUDACC__
 /* Whether an op's matrices are kept in tiles: all of them, or none. */

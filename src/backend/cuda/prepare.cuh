@@ -68,6 +68,11 @@ static __device__ __forceinline__ float quick_sigmoid(float x) {
     return __fdividef(1.0f, __fadd_rn(1.0f, __expf(-x)));
 }
 
+/* SwiGLU. */
+static __device__ __forceinline__ float gated(float gate, float up) {
+    return __fmul_rn(__fmul_rn(gate, quick_sigmoid(gate)), up);
+}
+
 static __device__ __forceinline__ float4 times(float4 a, float4 b) {
     return make_float4(__fmul_rn(a.x, b.x), __fmul_rn(a.y, b.y), __fmul_rn(a.z, b.z),
                        __fmul_rn(a.w, b.w));

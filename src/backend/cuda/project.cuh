@@ -790,7 +790,7 @@ static __device__ __forceinline__ float finish_place(const struct project_params
         float w = __fmul_rn(add_slices<R>(parts, at.parts >> 16, r, at.how >> 8 & 255), factor);
         if (p.has_bias)
             w = biased_place(p, at, 1, w);
-        v = __fmul_rn(__fmul_rn(v, quick_sigmoid(v)), w);
+        v = gated(v, w);
     }
     return v;
 }

@@ -106,7 +106,8 @@ enum { HAS_MORE_SLOTS = IS_Q8_0 | IS_BF16 | IS_F16 };
 
 /* An image of a row. Of int8 activations: eight planes of 16-byte pieces, plane 2 i + h of columns
  * 32 i + 16 h... of every 128, piece by piece; then a scale and a sum of the numbers for every 32
- * columns, f32 and int32. Then f32 activations; then the factor. */
+ * columns, f32 and int32. Then f32 activations, and 16 bytes that nothing needs: K was sliced with
+ * them. */
 TILE_FN uint32_t project_plane(uint32_t k) {
     return k / 128 | 1; /* pieces of a plane; odd, so that eight planes lie in different banks */
 }
@@ -121,6 +122,12 @@ TILE_FN uint32_t project_sums_at(uint32_t k) {
 
 TILE_FN uint32_t project_int8_bytes(uint32_t k) {
     return project_sums_at(k) + k / 8;
+}
+
+/* n / d is the upper half of n * this, for n * d below 2^32; 0: d is 1. A division takes a hundred
+ * instructions. */
+TILE_FN uint32_t project_magic(uint32_t d) {
+    return d > 1 ? 0xffffffffu / d + 1 : 0;
 }
 
 /* Rows that warps make ready 128 columns at a time, 16 bytes a lane. */

@@ -69,7 +69,7 @@ static void cut_blocks(struct many_params *m, uint32_t n_blocks) {
     m->is_spread = m->p.n_segments == 1 && m->p.finish != FINISH_SWIGLU && s->n_tiles > 1 &&
                    s->n_tiles < SPREAD * n_blocks && tasks <= UINT16_MAX;
     m->strips = s->n_tiles;
-    m->strip_magic = (uint32_t)((((uint64_t)1 << 32) + m->strips - 1) / m->strips);
+    m->strip_magic = project_magic(m->strips);
     m->units = s->units;
     if (m->is_spread) {
         for (uint32_t b = 0; b <= n_blocks; b++)

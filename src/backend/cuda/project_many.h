@@ -42,15 +42,15 @@ struct many_params {
     uint32_t tiles;           /* of a strip at most */
     uint32_t is_spread;       /* tasks are units, in global memory their sums meet */
     uint32_t strips, units;   /* of the one segment that is spread */
-    uint32_t strip_magic;  /* 2^32 / strips, rounded up: t / strips is the upper half of t * this */
-    float *parts;          /* (row block, strip, unit, 8 rows, lane, 4) */
-    uint32_t *counters;    /* (row block, strip): zero between two steps */
-    uint32_t squares_at;   /* in shared memory; behind them the rows' factors */
-    uint32_t counters_at;  /* in shared memory, of a block's strips; */
-    uint32_t left_at;      /* and of its slots: members that are done with one */
-    uint32_t plain_tiles;  /* of all plain segments: those of F32, in tiles of 4 rows */
-    uint32_t plain_slices; /* of K of those, at most */
-    uint32_t plain_at;     /* in shared memory: their sums */
+    uint32_t strip_magic;     /* of strips, never 0: see project_magic */
+    float *parts;             /* (row block, strip, unit, 8 rows, lane, 4) */
+    uint32_t *counters;       /* (row block, strip): zero between two steps */
+    uint32_t squares_at;      /* in shared memory; behind them the rows' factors */
+    uint32_t counters_at;     /* in shared memory, of a block's strips; */
+    uint32_t left_at;         /* and of its slots: members that are done with one */
+    uint32_t plain_tiles;     /* of all plain segments: those of F32, in tiles of 4 rows */
+    uint32_t plain_slices;    /* of K of those, at most */
+    uint32_t plain_at;        /* in shared memory: their sums */
     struct project_segment plain[PROJECT_SEGMENTS];
 };
 
