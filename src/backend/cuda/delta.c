@@ -40,6 +40,7 @@ static struct delta_params params_of(struct recorder *r, const struct op_delta *
         .channels = d->window.dims[0],
         .is_tiled = d->head_map == HEADS_TILED,
         .slots = d->state.dims[3],
+        .is_even = d->key_width % 4 == 0 && (uintptr_t)recorder_at(r, &d->state) % 16 == 0,
         .rows = r->plan->max_rows,
         .padded_key = d->key_width <= 128 ? 128 : 256,
         .q_scale = 1 / sqrtf((float)d->key_width),
@@ -130,7 +131,8 @@ static int record_many(struct recorder *r, const struct op_delta *d) {
     struct delta_params p = params_of(r, d);
     uint32_t per_sm = is_alone(r, &p) ? 1 : 2, blocks = per_sm * r->n_sms;
     p.cut = cut_for(d, blocks / p.rows, most_columns(&p) / 2, most_columns(&p));
-    p.is_even = p.key_width % 4 == 0 && (uintptr_t)p.state % 16 == 0;
+    p.is_aligned = p.is_even && p.channels % 4 == 0 && p.in_stride % 4 == 0 &&
+                   ((uintptr_t)p.in | (uintptr_t)p.window | (uintptr_t)p.conv) % 16 == 0;
     p.is_full = p.is_even && p.key_width == p.padded_key &&
                 p.value_width % (DELTA_WARPS * p.cut.columns) == 0;
     p.most_items = div_up(p.rows * p.value_heads * p.cut.tiles, blocks);

@@ -8,13 +8,13 @@
  * it. */
 template <int J, int M>
 static __device__ __forceinline__ void delta_row(const struct delta_params &p) {
-    extern __shared__ float shared[];
+    extern __shared__ float4 aligned[];
     __shared__ struct delta_gate gate;
     constexpr uint32_t TILE = DELTA_WARPS * J, THREADS = DELTA_WARPS * 32;
-    uint32_t tid = threadIdx.x, lane = tid % 32, warp = tid / 32, width = p.conv_width;
+    uint32_t tid = threadIdx.x, warp = tid / 32, width = p.conv_width;
     uint32_t dk = p.key_width, n = 2 * dk + TILE;
     struct place at = place_of(p, p.cut, blockIdx.x);
-    float *y = shared, *ring = y + n, *taps = ring + width * n;
+    float *y = (float *)aligned, *ring = y + n, *taps = ring + width * n;
     float s[J][M], a = 0, dt = 0;
     int n_columns;
     uint32_t column = at.first_column + warp * J;
@@ -22,7 +22,7 @@ static __device__ __forceinline__ void delta_row(const struct delta_params &p) {
     bool is_gate = tid == THREADS - 1;
 
     auto load = [&](uint32_t slot) {
-        load_state<J, M>(s, state + slot * p.state_stride, dk, n_columns);
+        load_state<J, M>(s, state + slot * p.state_stride, dk, n_columns, p.is_even);
         const float *from = p.window + (uint64_t)slot * width * p.channels;
         for (uint32_t i = tid; i < n; i += THREADS) {
             int c = channel_of(p, at, i);
@@ -71,17 +71,13 @@ static __device__ __forceinline__ void delta_row(const struct delta_params &p) {
     __syncthreads();
 
     float q[M], k[M], v[J];
-#pragma unroll
-    for (int m = 0; m < M; m++) {
-        uint32_t i = lane + 32 * m;
-        q[m] = i < dk ? y[i] : 0, k[m] = i < dk ? y[dk + i] : 0;
-    }
-#pragma unroll
-    for (int j = 0; j < J; j++)
-        v[j] = y[2 * dk + warp * J + j];
+    if (p.is_even)
+        take_row<J, M, true>(y, dk, q, k, v);
+    else
+        take_row<J, M, false>(y, dk, q, k, v);
     struct delta_key key = key_of<M>(p, q, k);
     rule<J, M>(s, q, k, v, key, gate, p.out + at.head * p.value_width + column, n_columns);
-    store_state<J, M>(s, state + slot * p.state_stride, dk, n_columns);
+    store_state<J, M>(s, state + slot * p.state_stride, dk, n_columns, p.is_even);
 }
 
 #define KERNELS(J, KEY)                                                                            \

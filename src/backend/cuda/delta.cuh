@@ -6,8 +6,9 @@
  *   o[j] = e * (q . S[j]) + (q . k) * d[j]
  *   S[j] = e * S[j] + d[j] * k             q, k as if normed: |q| and |k| are factors of the sums
  *
- * A block has a tile of a value head's columns, a warp 1, 2 or 4 of them, a lane every 32nd value
- * of each, in registers: the state is read once and written once for all rows of a segment.
+ * A block has a tile of a value head's columns, a warp 1, 2 or 4 of them, a lane four neighbours of
+ * every 128 values of each, in registers: the state is read once and written once for all rows of a
+ * segment, 16 bytes at a time.
  *
  * Plans of one row: delta.cu. Of more: delta_many.cu. Sums are written as fmaf and __fmul_rn so
  * that all ways round alike, whatever the compiler does around them. */
@@ -21,6 +22,12 @@ static __device__ __forceinline__ float load_once(const float *p) {
     float x;
     asm volatile("ld.global.L1::no_allocate.f32 %0, [%1];" : "=f"(x) : "l"(p));
     return x;
+}
+
+static __device__ __forceinline__ void load_once4(const float *p, float *x) {
+    asm volatile("ld.global.L1::no_allocate.v4.f32 {%0, %1, %2, %3}, [%4];"
+                 : "=f"(x[0]), "=f"(x[1]), "=f"(x[2]), "=f"(x[3])
+                 : "l"(p));
 }
 
 /* ---- places -------------------------------------------------------------------------------- */
@@ -189,27 +196,80 @@ rule(float (&s)[J][M], const float (&q)[M], const float (&k)[M], const float (&v
         out[j_own] = o;
 }
 
+/* The m-th of a lane's values of a column. */
+static __device__ __forceinline__ uint32_t value_of(int m) {
+    return m / 4 * 128 + threadIdx.x % 32 * 4 + m % 4;
+}
+
+/* n columns of dk values. is_even: they are whole pieces of 16 bytes. */
 template <int J, int M>
 static __device__ __forceinline__ void load_state(float (&s)[J][M], const float *from, uint32_t dk,
-                                                  int n) {
-    uint32_t lane = threadIdx.x % 32;
+                                                  int n, bool is_even) {
 #pragma unroll
-    for (int j = 0; j < J; j++)
+    for (int i = 0; i < J * M; i++)
+        s[i / M][i % M] = 0;
+    if (is_even) {
 #pragma unroll
-        for (int m = 0; m < M; m++)
-            s[j][m] = j < n && lane + 32 * m < dk ? load_once(from + j * dk + lane + 32 * m) : 0;
+        for (int i = 0; i < J * M; i += 4)
+            if (i / M < n && value_of(i % M) < dk)
+                load_once4(from + i / M * dk + value_of(i % M), &s[i / M][i % M]);
+    } else {
+#pragma unroll
+        for (int i = 0; i < J * M; i++)
+            if (i / M < n && value_of(i % M) < dk)
+                s[i / M][i % M] = load_once(from + i / M * dk + value_of(i % M));
+    }
 }
 
 template <int J, int M>
 static __device__ __forceinline__ void store_state(const float (&s)[J][M], float *to, uint32_t dk,
-                                                   int n) {
-    uint32_t lane = threadIdx.x % 32;
+                                                   int n, bool is_even) {
+    if (is_even) {
 #pragma unroll
-    for (int j = 0; j < J; j++)
+        for (int i = 0; i < J * M; i += 4) {
+            const float *x = &s[i / M][i % M];
+            if (i / M < n && value_of(i % M) < dk)
+                __stcs((float4 *)(to + i / M * dk + value_of(i % M)),
+                       make_float4(x[0], x[1], x[2], x[3]));
+        }
+    } else {
 #pragma unroll
-        for (int m = 0; m < M; m++)
-            if (j < n && lane + 32 * m < dk)
-                __stcs(to + j * dk + lane + 32 * m, s[j][m]);
+        for (int i = 0; i < J * M; i++)
+            if (i / M < n && value_of(i % M) < dk)
+                __stcs(to + i / M * dk + value_of(i % M), s[i / M][i % M]);
+    }
+}
+
+/* A lane's values of dk in shared memory. IS_EVEN: they are whole pieces of 16 bytes. */
+template <int M, bool IS_EVEN>
+static __device__ __forceinline__ void take_values(float (&x)[M], const float *from, uint32_t dk) {
+#pragma unroll
+    for (int m = 0; m < M; m += IS_EVEN ? 4 : 1) {
+        bool is_there = value_of(m) < dk;
+        if (IS_EVEN) {
+            float4 v = is_there ? *(const float4 *)(from + value_of(m)) : make_float4(0, 0, 0, 0);
+            x[m] = v.x, x[m + 1] = v.y, x[m + 2] = v.z, x[m + 3] = v.w;
+        } else {
+            x[m] = is_there ? from[value_of(m)] : 0;
+        }
+    }
+}
+
+/* A row's q, k and a warp's columns of v. */
+template <int J, int M, bool IS_EVEN>
+static __device__ __forceinline__ void take_row(const float *y, uint32_t dk, float (&q)[M],
+                                                float (&k)[M], float (&v)[J]) {
+    take_values<M, IS_EVEN>(q, y, dk);
+    take_values<M, IS_EVEN>(k, y + dk, dk);
+    y += 2 * dk + threadIdx.x / 32 * J;
+    if (IS_EVEN && J == 4) {
+        float4 four = *(const float4 *)y;
+        v[0] = four.x, v[1 % J] = four.y, v[2 % J] = four.z, v[3 % J] = four.w;
+    } else {
+#pragma unroll
+        for (int j = 0; j < J; j++)
+            v[j] = y[j];
+    }
 }
 
 /* The state's rows from a warp's first column on, and how many of them there are. */

@@ -47,27 +47,44 @@ static __device__ __forceinline__ struct raw_rows<W> raw_rows_of(const struct de
     return r;
 }
 
-/* N channels, 32 apart, those below `end`: all loads before the first sum. */
-template <int W, int N>
+static __device__ __forceinline__ void
+take4(const float *from, float (&to)[4]) {
+    float4 v = *(const float4 *)from;
+    to[0] = v.x, to[1] = v.y, to[2] = v.z, to[3] = v.w;
+}
+
+/* N channels, STEP apart, those below `end`: all loads before the first sum. Four neighbours of
+ * four taps are pieces of 16 bytes. */
+template <int W, int N, int STEP>
 static __device__ __forceinline__ void conv_channels(const struct delta_params &p,
                                                      const struct raw_rows<W> &r, uint32_t c,
                                                      uint32_t end, float (&y)[N]) {
-    float raw[N][W], taps[N][W];
+    float raw[W][N] = {}, taps[N][W] = {};
+    if constexpr (W == 4 && N == 4 && STEP == 1) {
+        if (c < end)
 #pragma unroll
-    for (int i = 0; i < N; i++)
+            for (int t = 0; t < 4; t++) {
+                if (r.at[t])
+                    take4(r.at[t] + c, raw[t]);
+                take4(p.conv + (uint64_t)(c + t) * 4, taps[t]);
+            }
+    } else {
 #pragma unroll
-        for (int t = 0; t < W; t++) {
-            bool is_there = r.at[t] && c + 32 * i < end;
-            raw[i][t] = is_there ? r.at[t][c + 32 * i] : 0;
-            taps[i][t] = is_there ? p.conv[(uint64_t)(c + 32 * i) * width_of<W>(p) + t] : 0;
-        }
+        for (int i = 0; i < N; i++)
+#pragma unroll
+            for (int t = 0; t < W; t++)
+                if (r.at[t] && c + STEP * i < end) {
+                    raw[t][i] = r.at[t][c + STEP * i];
+                    taps[i][t] = p.conv[(uint64_t)(c + STEP * i) * width_of<W>(p) + t];
+                }
+    }
 #pragma unroll
     for (int i = 0; i < N; i++) {
         float sum = 0;
 #pragma unroll
         for (int t = 0; t < W; t++)
-            sum = r.at[t] ? fmaf(taps[i][t], raw[i][t], sum) : sum;
-        y[i] = c + 32 * i < end ? conv_result(sum) : 0;
+            sum = r.at[t] ? fmaf(taps[i][t], raw[t][i], sum) : sum;
+        y[i] = c + STEP * i < end ? conv_result(sum) : 0;
     }
 }
 
@@ -75,26 +92,26 @@ static __device__ __forceinline__ void conv_channels(const struct delta_params &
 template <int W, int N, int M>
 static __device__ __forceinline__ void conv_keys(const struct delta_params &p,
                                                  const struct raw_rows<W> &r, uint32_t head) {
-    uint32_t lane = threadIdx.x % 32, dk = p.key_width;
+    uint32_t dk = p.key_width;
     uint64_t item = (uint64_t)r.row * p.key_heads + head;
     float *to = p.qk + item * 2 * 32 * M, q[M], k[M];
 #pragma unroll
     for (int m = 0; m < M; m += N) {
-        uint32_t first = head * dk, second = (p.key_heads + head) * dk, i = lane + 32 * m;
+        uint32_t first = head * dk, second = (p.key_heads + head) * dk, i = value_of(m);
         float y[N];
-        conv_channels<W, N>(p, r, first + i, first + dk, y);
+        conv_channels<W, N, 1>(p, r, first + i, first + dk, y);
 #pragma unroll
         for (int n = 0; n < N; n++)
             q[m + n] = y[n];
-        conv_channels<W, N>(p, r, second + i, second + dk, y);
+        conv_channels<W, N, 1>(p, r, second + i, second + dk, y);
 #pragma unroll
         for (int n = 0; n < N; n++) {
             k[m + n] = y[n];
-            to[i + 32 * n] = q[m + n], to[32 * M + i + 32 * n] = k[m + n];
+            to[i + n] = q[m + n], to[32 * M + i + n] = k[m + n];
         }
     }
     struct delta_key key = key_of<M>(p, q, k);
-    if (lane == 0)
+    if (threadIdx.x % 32 == 0)
         p.keys[item] = key;
 }
 
@@ -107,7 +124,7 @@ static __device__ __forceinline__ void conv_values(const struct delta_params &p,
     const float *in = p.in + r.row * p.in_stride;
     for (uint32_t i = lane; i < p.padded_value; i += 32 * N) {
         float y[N];
-        conv_channels<W, N>(p, r, first + i, first + dv, y);
+        conv_channels<W, N, 32>(p, r, first + i, first + dv, y);
 #pragma unroll
         for (int n = 0; n < N; n++)
             if (i + 32 * n < p.padded_value)
@@ -139,7 +156,7 @@ static __device__ __forceinline__ void conv_item(const struct delta_params &p, u
         return;
     if (IS_FEW)
         conv_head<4, 2, M>(p, row, head);
-    else if (p.conv_width == 4)
+    else if (p.conv_width == 4 && p.is_aligned)
         conv_head<4, 4, M>(p, row, head);
     else
         conv_head<8, 1, M>(p, row, head);
@@ -225,14 +242,8 @@ template <int J, int M>
 static __device__ __forceinline__ void run_row(float (&s)[J][M], const float *from, float *out,
                                                int n_columns) {
     using L = row_layout<J, M>;
-    uint32_t lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     float q[M], k[M], v[J];
-#pragma unroll
-    for (int m = 0; m < M; m++)
-        q[m] = from[lane + 32 * m], k[m] = from[L::KEY + lane + 32 * m];
-#pragma unroll
-    for (int j = 0; j < J; j++)
-        v[j] = from[2 * L::KEY + warp * J + j];
+    take_row<J, M, true>(from, L::KEY, q, k, v);
     struct delta_key key = *(const struct delta_key *)(from + 2 * L::KEY + L::TILE);
     struct delta_gate gate = *(const struct delta_gate *)(from + 2 * L::KEY + L::TILE + 4);
     rule<J, M>(s, q, k, v, key, gate, out, n_columns);
@@ -263,7 +274,7 @@ run_segment(const struct delta_params &p, const struct place &at, const struct i
     uint32_t column = at.first_column + threadIdx.x / 32 * J;
     float *state = p.state + g.slot * p.state_stride + state_at<J>(p, at, column, &n_columns);
     float *out = p.out + g.first_row * p.out_stride + at.head * p.value_width + column;
-    load_state<J, M>(s, state, p.key_width, n_columns);
+    load_state<J, M>(s, state, p.key_width, n_columns, p.is_even);
     if (!is_convolved)
         wait_for_runs(p);
     is_convolved = true;
@@ -282,7 +293,7 @@ run_segment(const struct delta_params &p, const struct place &at, const struct i
             run_row<J, M>(s, shared + (side * STAGE + r) * L::VALUES, out, n_columns);
         __syncthreads(); /* the next turn copies over what was just read */
     }
-    store_state<J, M>(s, state, p.key_width, n_columns);
+    store_state<J, M>(s, state, p.key_width, n_columns, p.is_even);
     move_window(p, at, g, L::TILE);
 }
 
@@ -512,27 +523,10 @@ static __device__ __forceinline__ void fetch_state(const struct delta_params &p,
 template <int J, int M, bool IS_FULL>
 static __device__ __forceinline__ void take_state(float (&s)[J][M], const float *from,
                                                   uint32_t key_width) {
-    uint32_t lane = threadIdx.x % 32, dk = IS_FULL ? 32 * M : key_width;
+    uint32_t dk = IS_FULL ? 32 * M : key_width;
 #pragma unroll
     for (int j = 0; j < J; j++)
-#pragma unroll
-        for (int m = 0; m < M; m++)
-            s[j][m] = IS_FULL || lane + 32 * m < dk ? from[j * dk + lane + 32 * m] : 0;
-}
-
-/* A row's q, k and the warp's columns of v. */
-template <int J, int M, bool IS_FULL>
-static __device__ __forceinline__ void take_row(const float *y, uint32_t dk, float (&q)[M],
-                                                float (&k)[M], float (&v)[J]) {
-    uint32_t lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-#pragma unroll
-    for (int m = 0; m < M; m++) {
-        uint32_t i = lane + 32 * m;
-        q[m] = IS_FULL || i < dk ? y[i] : 0, k[m] = IS_FULL || i < dk ? y[dk + i] : 0;
-    }
-#pragma unroll
-    for (int j = 0; j < J; j++)
-        v[j] = y[2 * dk + warp * J + j];
+        take_values<M, IS_FULL>(s[j], from + j * dk, dk);
 }
 
 /* The rule for a warp's columns, and the state back to its place. `out` is the row's at the tile's
@@ -550,7 +544,7 @@ static __device__ __forceinline__ void rule_single(const struct delta_params &p,
     int n = columns_of<J, M, IS_FULL>(x);
     rule<J, M>(s, q, k, v, key, gate, out + warp * J, n);
     float *state = p.state + ((uint64_t)first.y << 32 | first.x) + warp * J * dk;
-    store_state<J, M>(s, state, dk, n);
+    store_state<J, M>(s, state, dk, n, IS_FULL || p.is_even);
 }
 
 /* Dynamic shared memory: of each stage the warps' states (J, dk); y twice; the items; segments. */
@@ -793,7 +787,7 @@ template <int J, int M> struct few {
                 rule<J, M>(s, q, k, v, key,
                            {__uint_as_float(gate.x), __uint_as_float(gate.y), {0, 0}},
                            out + g.first_row * p.out_stride, J);
-                store_state<J, M>(s, state + g.slot * p.state_stride, DK, J);
+                store_state<J, M>(s, state + g.slot * p.state_stride, DK, J, true);
             }
             if (has_next) {
                 if (has_raw)
