@@ -49,21 +49,19 @@ static __device__ __forceinline__ bool find_many(const struct many_params &m, ui
     return true;
 }
 
-/* Columns of the activations that a block needs: all, or those of its tasks' units. */
+/* Parts of the image that a block needs: all, or those of its tasks' units, which are parts; or
+ * none, if it has no tasks. Each of them is waited for by some warp. */
 struct many_range {
     uint32_t first, n;
 };
 
 static __device__ __forceinline__ struct many_range range_of(const struct many_params &m) {
-    if (!m.is_spread)
-        return {0, m.p.in.k};
-    uint32_t unit = 128 * 32 >> m.p.segments[0].row_shift; /* columns */
-    if (m.p.segments[0].type == IS_Q8_0)
-        unit /= 2;
     uint32_t begin = m.p.bounds[blockIdx.x], end = m.p.bounds[blockIdx.x + 1];
+    if (!m.is_spread)
+        return {0, end > begin ? m.images.parts : 0};
     uint32_t first = __umulhi(begin, m.strip_magic),
              last = end > begin ? __umulhi(end - 1, m.strip_magic) + 1 : first;
-    return {first * unit, (last - first) * unit};
+    return {first, last - first};
 }
 
 /* ---- the ring: a slot has a unit of every tile of a strip --------------------------------------
@@ -125,19 +123,24 @@ static __device__ __forceinline__ bool load_strip(const struct many_params &m,
 /* ---- sums and results -------------------------------------------------------------------------
  */
 
-/* The barriers of a block: one of its rows, one a slot of every warp, one of the factors. */
-static __device__ __forceinline__ uint32_t rows_barrier(const struct many_params &m) {
-    extern __shared__ uint4 shared[];
-    return shared_at(shared) + m.p.bars_at;
-}
-
+/* The barriers of a block: one a slot of every warp, one of the squares, one of the factors, one a
+ * part of the image. */
 static __device__ __forceinline__ uint32_t slot_barrier(const struct many_params &m, uint32_t warp,
                                                         uint32_t slot) {
-    return rows_barrier(m) + (1 + warp * m.p.slots + slot) * 8;
+    extern __shared__ uint4 shared[];
+    return shared_at(shared) + m.p.bars_at + (warp * m.p.slots + slot) * 8;
+}
+
+static __device__ __forceinline__ uint32_t squares_barrier(const struct many_params &m) {
+    return slot_barrier(m, m.p.ring_warps, 0);
 }
 
 static __device__ __forceinline__ uint32_t factors_barrier(const struct many_params &m) {
-    return slot_barrier(m, m.p.ring_warps, 0);
+    return squares_barrier(m) + 8;
+}
+
+static __device__ __forceinline__ uint32_t part_barrier(const struct many_params &m, uint32_t i) {
+    return squares_barrier(m) + 16 + i * 8;
 }
 
 static __device__ __forceinline__ float *factors_of(const struct many_params &m) {
@@ -393,14 +396,14 @@ static __device__ __forceinline__ bool is_left(const struct many_params &m, uint
     return __shfl_sync(~0u, before, 0) % 2;
 }
 
-/* All tasks of a warp, which is a member of those of a ring. x: the columns in shared memory. */
+/* All tasks of a warp, which is a member of those of a ring. first: of the parts that are here. */
 template <int SET, int NT>
 static __device__ __forceinline__ void
 many_tasks(const struct many_params &m, struct many_loader &l, uint32_t ring, uint32_t member,
-           const struct many_range &x, uint32_t n_rows) {
+           uint32_t first, uint32_t n_rows) {
     extern __shared__ uint4 shared[];
     const struct project_params &p = m.p;
-    uint32_t slot = 0, phase = 0;
+    uint32_t slot = 0, phase = 0, there = 0; /* parts that have come */
 #pragma unroll 1
     for (uint32_t i = ring;; i += p.ring_warps) {
         struct many_task t;
@@ -408,23 +411,29 @@ many_tasks(const struct many_params &m, struct many_loader &l, uint32_t ring, ui
             return;
         uint32_t segment = t.segment, left = t.end - t.unit, shift = p.segments[segment].row_shift;
         uint32_t type = p.segments[segment].type, groups = 32u >> shift;
-        uint32_t group = t.unit * groups - x.first / (type == IS_Q8_0 ? 64 : 128);
+        uint32_t in_part = m.images.part_shift - (type == IS_Q8_0 ? 6 : 7); /* groups, as a power */
+        uint32_t group = t.unit * groups - (first << in_part);
         float acc[NT][4] = {};
 #pragma unroll 1
         for (; left; left--, group += groups) {
-            uint32_t from = shared_at(shared);
+            uint32_t from = shared_at(shared), part = group >> in_part;
+#pragma unroll 1
+            for (; HAS_BULK && there <= part; there++)
+                wait_bytes(part_barrier(m, there), 0);
             uint32_t at = (ring * p.slots + slot) * p.slot_bytes * m.tiles;
             uint32_t barrier = slot_barrier(m, ring, slot);
             wait_bytes(barrier, phase);
             many_unit_of<SET, NT>(type, view_of(1u << shift, p.slot_bytes), at, from + at,
-                                  acts_of(m, x.n, member * NT * 8), group, acc);
+                                  acts_of(m, part, member * NT * 8), group - (part << in_part),
+                                  acc);
             __syncwarp();
             load_strip(m, l, fresh(from + at), fresh(barrier), is_left(m, ring * p.slots + slot));
             slot = slot + 1 == p.slots ? 0 : slot + 1;
             phase ^= slot == 0;
         }
-        find_many(m, fresh(i), t);
-        end_task<NT>(m, t, member, n_rows, acc);
+        struct many_task again; /* another, so that the first need not be kept */
+        find_many(m, fresh(i), again);
+        end_task<NT>(m, again, member, n_rows, acc);
     }
 }
 
@@ -523,31 +532,18 @@ static __device__ __noinline__ void plain_tiles(const struct many_params &m, uin
 /* ---- the whole --------------------------------------------------------------------------------
  */
 
-/* Asks for the rows of this block, by one warp: all of them at once, or numbers, scales and sums of
- * its range. */
-static __device__ __forceinline__ void
-fetch_rows(const struct many_params &m, const struct many_range &x, uint32_t to, uint32_t barrier) {
+/* Asks for the rows of this block, by one warp: the squares, and its parts. */
+static __device__ __forceinline__ void fetch_rows(const struct many_params &m,
+                                                  const struct many_range &x) {
     extern __shared__ uint4 shared[];
     const struct many_image &e = m.images;
     const uint8_t *from = e.at + (uint64_t)blockIdx.y * e.bytes;
-    uint32_t lane = threadIdx.x % 32, pitch = x.n + 16, scale = e.rows * 4;
-    uint32_t scales = x.n / e.group * scale, sums = x.n / 32 * scale;
-    uint32_t scales_to = to + e.rows * pitch, squares = e.bytes - e.squares_at;
-    bool is_all = x.n == e.k;
-    if (lane == 0)
-        expect_bytes(barrier, (is_all ? e.squares_at : x.n * e.rows + scales + sums) + squares);
-    if (is_all && lane == 0)
-        copy_bytes(to, from, e.squares_at, barrier);
-    if (lane == 1 && squares)
-        copy_bytes(shared_at(shared) + m.squares_at, from + e.squares_at, squares, barrier);
-    if (is_all || x.n == 0)
-        return;
-    if (lane < e.rows)
-        copy_bytes(to + lane * pitch, from + (uint64_t)lane * (e.k + 16) + x.first, x.n, barrier);
-    if (lane == 0)
-        copy_bytes(scales_to, from + e.scales_at + x.first / e.group * scale, scales, barrier);
-    if (lane == 1)
-        copy_bytes(scales_to + scales, from + e.sums_at + x.first / 32 * scale, sums, barrier);
+    uint32_t base = shared_at(shared), squares = e.bytes - e.squares_at;
+    for (uint32_t i = threadIdx.x % 32; i < x.n; i += 32)
+        bulk_copy(base + m.p.image_at + i * e.part_bytes,
+                  from + (uint64_t)(x.first + i) * e.part_bytes, e.part_bytes, part_barrier(m, i));
+    if (squares && threadIdx.x % 32 == 0)
+        bulk_copy(base + m.squares_at, from + e.squares_at, squares, squares_barrier(m));
 }
 
 template <int SET, int NT>
@@ -566,13 +562,11 @@ static __device__ __forceinline__ void project_many(const struct many_params &m)
         bulk_init_slots(bars, p.slots);
     if (has_ring)
         filled = load_strip(m, l, slots, bars, member == 0);
-    if (is_last) {
-        bulk_init_slots(rows_barrier(m), 1);
-        bulk_init_slots(factors_barrier(m), 1);
-    }
+    struct many_range x = range_of(m);
+    if (is_last)
+        bulk_init_slots(squares_barrier(m), 2 + x.n);
     for (uint32_t i = threadIdx.x; i < (p.bars_at - m.counters_at) / 4; i += blockDim.x)
         ((uint32_t *)(base + m.counters_at))[i] = 0;
-    struct many_range x = range_of(m);
     uint32_t first_row = blockIdx.y * m.images.rows;
     __syncthreads();
     pdl_wait(p.io);
@@ -582,21 +576,20 @@ static __device__ __forceinline__ void project_many(const struct many_params &m)
         return;
     }
     if (is_last)
-        fetch_rows(m, x, from + p.image_at, rows_barrier(m));
+        fetch_rows(m, x);
     /* More units are asked for behind the rows, which would queue behind them. */
     if (has_ring)
         for (uint32_t i = 1; i < p.slots; i++)
             load_strip(m, l, slots + i * slot_bytes, bars + i * 8, member == 0);
     uint32_t n_rows = prepare_count(p.io, p.in);
-    wait_bytes(rows_barrier(m), 0);
-    if (!HAS_BULK)
-        __syncthreads();
+    if (is_last && (!HAS_BULK || p.in.kind == PREPARE_NORM))
+        wait_bytes(squares_barrier(m), 0);
     if (is_last && p.in.kind == PREPARE_NORM)
         put_factors(m);
-    if (!HAS_BULK)
+    if (!HAS_BULK) /* this warp has copied all of it */
         __syncthreads();
     if (has_ring)
-        many_tasks<SET, NT>(m, l, ring, member, x, n_rows);
+        many_tasks<SET, NT>(m, l, ring, member, x.first, n_rows);
     else if (m.plain_tiles)
         plain_tiles(m, warp - p.ring_warps * m.members, warps - p.ring_warps * m.members, n_rows);
 }
@@ -629,7 +622,8 @@ struct many_row {
 
 static __device__ __forceinline__ void *image_word(const struct many_row &to, uint32_t,
                                                    uint32_t i) {
-    return to.m.at + to.row * (to.m.k + 16) + i * 4;
+    uint32_t shift = to.m.part_shift, part = i * 4 >> shift, columns = 1u << shift;
+    return to.m.at + part * to.m.part_bytes + to.row * (columns + 16) + (i * 4 & (columns - 1));
 }
 
 static __device__ __forceinline__ float4 *image_floats(const struct many_row &,
@@ -641,9 +635,12 @@ template <int SHARE>
 static __device__ __forceinline__ void image_group(const struct team &, bool,
                                                    const struct many_row &to, uint32_t, uint32_t i,
                                                    float scale, int sum) {
-    uint32_t rows = to.m.rows, group = to.m.group == 128 ? i / 32 : i / 8;
-    ((float *)(to.m.at + to.m.scales_at))[group * rows + to.row] = scale;
-    ((__half2 *)(to.m.at + to.m.sums_at))[(i / 32 * rows + to.row) * 4 + i / 8 % 4] =
+    uint32_t rows = to.m.rows, part = i * 4 >> to.m.part_shift;
+    uint8_t *at = to.m.at + part * to.m.part_bytes;
+    i -= part << to.m.part_shift >> 2;
+    uint32_t group = to.m.group == 128 ? i / 32 : i / 8;
+    ((float *)(at + to.m.scales_at))[group * rows + to.row] = scale;
+    ((__half2 *)(at + to.m.sums_at))[(i / 32 * rows + to.row) * 4 + i / 8 % 4] =
         __floats2half2_rn((float)(sum & ~1), (float)(sum & 1));
 }
 
