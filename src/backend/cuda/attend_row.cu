@@ -82,24 +82,15 @@ static __device__ __forceinline__ void barrier_begin(uint64_t *b, uint32_t count
 }
 
 static __device__ __forceinline__ void barrier_arrive(uint64_t *b) {
-    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(shared_at(b)) : "memory");
+    arrive(shared_at(b));
 }
 
 static __device__ __forceinline__ void barrier_expect(uint64_t *b, uint32_t bytes) {
-    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_at(b)),
-                 "r"(bytes)
-                 : "memory");
+    expect_bytes(shared_at(b), bytes);
 }
 
 static __device__ __forceinline__ void barrier_wait(uint64_t *b, uint32_t parity) {
-    asm volatile("{\n"
-                 ".reg .pred there;\n"
-                 "again:\n"
-                 "mbarrier.try_wait.parity.shared::cta.b64 there, [%0], %1;\n"
-                 "@!there bra again;\n"
-                 "}" ::"r"(shared_at(b)),
-                 "r"(parity)
-                 : "memory");
+    signal_wait(shared_at(b), parity);
 }
 
 static __device__ __forceinline__ void copy(void *to, const uint8_t *from, uint32_t bytes,
@@ -109,14 +100,6 @@ static __device__ __forceinline__ void copy(void *to, const uint8_t *from, uint3
                  "%2, [%3];" ::"r"(shared_at(to)),
                  "l"(from), "r"(bytes), "r"(shared_at(b))
                  : "memory");
-}
-
-static __device__ __forceinline__ void cluster_arrive(void) {
-    asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
-}
-
-static __device__ __forceinline__ void cluster_wait(void) {
-    asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
 }
 
 /* The eight warps without the one that copies. */

@@ -63,7 +63,7 @@ struct delta_params {
     uint32_t lanes;           /* blocks that share a tile's segments; 0: no block keeps its tile */
     uint32_t is_even;         /* keys, and so states, are whole pieces of 16 bytes */
     uint32_t is_aligned;      /* and so are rows of `in` and of the window */
-    uint32_t is_full;         /* and a tile's keys and columns as many as there is room for */
+    uint32_t is_full;         /* even, and a tile's keys and columns as many as there is room for */
     struct delta_cut cut;     /* for single rows */
     struct delta_cut run_cut; /* for runs of rows */
     uint32_t padded_key, padded_value;

@@ -74,18 +74,18 @@ struct many_acts {
     uint32_t shift;   /* 128 columns have 1 << shift scales */
 };
 
-/* Of a part of the image, the i-th in shared memory; row: the warp's first. */
+/* Of a band of the image, the i-th in shared memory; row: the warp's first. */
 static __device__ __forceinline__ struct many_acts acts_of(const struct many_params &m, uint32_t i,
                                                            uint32_t row) {
     extern __shared__ uint4 shared[];
     const struct many_image &e = m.images;
-    uint32_t lane = fresh_lane(), pitch = (1u << e.part_shift) + 16;
-    uint32_t part = m.p.image_at + i * e.part_bytes;
+    uint32_t lane = fresh_lane(), pitch = (1u << e.band_shift) + 16;
+    uint32_t band = m.p.image_at + i * e.band_bytes;
     struct many_acts a;
-    a.numbers = shared_at(shared) + part + (row + lane % 8) * pitch + lane / 8 * 16;
+    a.numbers = shared_at(shared) + band + (row + lane % 8) * pitch + lane / 8 * 16;
     a.pitch = 8 * pitch;
-    a.scales = part + e.scales_at + row * 4 + lane % 4 * 8;
-    a.sums = part + e.sums_at + row * 16 + lane * 4;
+    a.scales = band + e.scales_at + row * 4 + lane % 4 * 8;
+    a.sums = band + e.sums_at + row * 16 + lane * 4;
     a.rows = e.rows;
     a.shift = e.group == 128 ? 0 : 2;
     return a;
@@ -195,7 +195,7 @@ static __device__ __forceinline__ uint32_t min_pair(uint32_t scales, uint32_t mi
     return *reinterpret_cast<uint32_t *>(&h);
 }
 
-/* 128 columns, numbered x among those of the part. */
+/* 128 columns, numbered x among those of the band. */
 template <int TYPE, int NT>
 static __device__ __forceinline__ void many_q4(const struct many_places<TYPE> &v,
                                                const struct many_acts &a, uint32_t x,
@@ -367,7 +367,7 @@ static __device__ __forceinline__ void many_group(const struct many_places<TYPE>
         many_q4<TYPE, NT>(v, a, x, d, out);
 }
 
-/* A unit of a strip; x: its first group among those of the part. Groups are added as a tree:
+/* A unit of a strip; x: its first group among those of the band. Groups are added as a tree:
  * neighbours, pairs, and pairs of pairs where there are eight: then the first two pairs wait in
  * memory, since registers are few. -0 changes nothing that is added to it. */
 template <int TYPE, int NT>

@@ -262,20 +262,6 @@ static __device__ __forceinline__ uint32_t open_row(const struct cuda_io &io,
 /* ---- clusters ----------------------------------------------------------------------------------
  */
 
-/* Says that this block is there, and its barrier ready; orders no other memory, which would cost a
- * fence of the whole device. */
-static __device__ __forceinline__ void cluster_arrive(void) {
-#if __CUDA_ARCH__ >= 900
-    asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
-#endif
-}
-
-static __device__ __forceinline__ void cluster_wait(void) {
-#if __CUDA_ARCH__ >= 900
-    asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
-#endif
-}
-
 /* Bytes that the other block of the cluster sends. */
 static __device__ __forceinline__ uint32_t sent_bytes(const struct project_input &in) {
     uint32_t n = in.k / 4, round = 2 * blockDim.x, whole = n / round, rest = n - whole * round;
@@ -293,19 +279,6 @@ static __device__ __forceinline__ void signal_init(uint32_t at, uint32_t bytes) 
                  "fence.mbarrier_init.release.cluster;\n"
                  "mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(at),
                  "r"(bytes)
-                 : "memory");
-#endif
-}
-
-static __device__ __forceinline__ void signal_wait(uint32_t at, uint32_t phase) {
-#if __CUDA_ARCH__ >= 900
-    asm volatile("{\n"
-                 ".reg .pred p;\n"
-                 "again:\n"
-                 "mbarrier.try_wait.parity.shared::cta.b64 p, [%0], %1;\n"
-                 "@!p bra again;\n"
-                 "}" ::"r"(at),
-                 "r"(phase)
                  : "memory");
 #endif
 }

@@ -64,20 +64,6 @@ static __device__ __forceinline__ void bulk_init_done(void) {
 #endif
 }
 
-/* A barrier is passed when so many bytes are there. */
-static __device__ __forceinline__ void expect_bytes(uint32_t barrier, uint32_t bytes) {
-#if __CUDA_ARCH__ >= 900
-    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes)
-                 : "memory");
-#endif
-}
-
-static __device__ __forceinline__ void arrive(uint32_t barrier) {
-#if __CUDA_ARCH__ >= 900
-    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
-#endif
-}
-
 /* By one lane; below 9.0, where there is no such engine, by its own copies. */
 static __device__ __forceinline__ void copy_bytes(uint32_t to, const uint8_t *from, uint32_t bytes,
                                                   uint32_t barrier) {

@@ -96,11 +96,11 @@ static uint32_t most_strips(const struct many_params *m, uint32_t n_blocks) {
     return most;
 }
 
-/* Parts of the image that a block needs at most. */
-static uint32_t most_parts(const struct many_params *m, uint32_t n_blocks) {
+/* Bands of the image that a block needs at most. */
+static uint32_t most_bands(const struct many_params *m, uint32_t n_blocks) {
     uint32_t tasks = most_tasks(m, n_blocks), strips = m->strips;
     uint32_t units = (tasks + strips - 2) / strips + 1;
-    return m->is_spread ? min_u32(units, m->units) : m->images.parts;
+    return m->is_spread ? min_u32(units, m->units) : m->images.bands;
 }
 
 /* Columns of the largest unit. */
@@ -112,19 +112,19 @@ static uint32_t unit_columns(const struct project_params *p) {
 }
 
 static void lay_out_image(struct many_image *m, const struct project_input *in, uint32_t rows) {
-    uint32_t columns = 1u << m->part_shift;
+    uint32_t columns = 1u << m->band_shift;
     m->rows = rows;
     m->scales_at = (columns + 16) * rows;
     m->sums_at = m->scales_at + columns / m->group * rows * 4;
-    m->part_bytes = m->sums_at + columns / 32 * rows * 4;
-    m->squares_at = m->parts * m->part_bytes;
+    m->band_bytes = m->sums_at + columns / 32 * rows * 4;
+    m->squares_at = m->bands * m->band_bytes;
     m->squares_pitch = in->kind == PREPARE_NORM ? in->k / PROJECT_CHUNK | 1 : 0;
     m->bytes = m->squares_at + rows * m->squares_pitch * 4;
 }
 
 struct shape {
-    uint32_t n_blocks, tasks, strips, parts, eights; /* parts: of the image */
-    bool has_parts;                                  /* in shared memory */
+    uint32_t n_blocks, tasks, strips, bands, eights;
+    bool has_parts; /* of strips, in shared memory */
     bool can_share; /* a warp can wait for what another has asked for: by the copy engine */
 };
 
@@ -133,7 +133,7 @@ static uint32_t lay_out(struct many_params *m, const struct shape *s) {
     struct project_params *p = &m->p;
     uint32_t rows = m->images.rows, at = p->ring_warps * p->slots * p->slot_bytes * m->tiles;
     p->image_at = at = div_up(at, 128) * 128;
-    at += s->parts * m->images.part_bytes;
+    at += s->bands * m->images.band_bytes;
     p->parts_at = at = div_up(at, 128) * 128;
     at += s->has_parts ? s->tasks * s->eights * MANY_PART : 0;
     m->plain_at = at;
@@ -146,7 +146,7 @@ static uint32_t lay_out(struct many_params *m, const struct shape *s) {
     m->left_at = at;
     at += m->members > 1 ? p->ring_warps * p->slots * 4 : 0;
     p->bars_at = (at + 7) / 8 * 8;
-    return p->bars_at + (p->ring_warps * p->slots + 2 + s->parts) * 8;
+    return p->bars_at + (p->ring_warps * p->slots + 2 + s->bands) * 8;
 }
 
 static uint32_t most_warps(const struct many_params *m, const struct shape *s) {
@@ -219,7 +219,7 @@ static uint32_t choose(struct many_params *m, uint32_t bucket, uint32_t n_sms, s
     cut_blocks(m, n_sms);
     s->tasks = most_tasks(m, n_sms);
     s->strips = m->is_spread ? 0 : most_strips(m, n_sms);
-    s->parts = most_parts(m, n_sms);
+    s->bands = most_bands(m, n_sms);
     s->has_parts = has_slices && !m->is_spread;
     for (s->eights = bucket > 16 ? 4 : bucket > 8 ? 2 : 1; s->eights; s->eights /= 2) {
         lay_out_image(&m->images, &m->p.in, 8 * s->eights);
@@ -253,8 +253,8 @@ bool project_many(struct recorder *r, const struct project_params *p, uint32_t s
     /* So that rows of tiles that lie side by side are in different banks. */
     m.p.slot_bytes = div_up(p->slot_bytes + 64, 128) * 128 - 64;
     m.images.group = p->in.act_group;
-    m.images.part_shift = shift_of(unit_columns(&m.p));
-    m.images.parts = p->in.k >> m.images.part_shift;
+    m.images.band_shift = shift_of(unit_columns(&m.p));
+    m.images.bands = p->in.k >> m.images.band_shift;
     struct shape s = {.can_share = r->b->capability >= 90};
     uint32_t shared = choose(&m, bucket, r->n_sms, &s);
     if (!shared)

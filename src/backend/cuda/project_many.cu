@@ -49,7 +49,7 @@ static __device__ __forceinline__ bool find_many(const struct many_params &m, ui
     return true;
 }
 
-/* Parts of the image that a block needs: all, or those of its tasks' units, which are parts; or
+/* Bands of the image that a block needs: all, or those of its tasks' units, which are bands; or
  * none, if it has no tasks. Each of them is waited for by some warp. */
 struct many_range {
     uint32_t first, n;
@@ -58,7 +58,7 @@ struct many_range {
 static __device__ __forceinline__ struct many_range range_of(const struct many_params &m) {
     uint32_t begin = m.p.bounds[blockIdx.x], end = m.p.bounds[blockIdx.x + 1];
     if (!m.is_spread)
-        return {0, end > begin ? m.images.parts : 0};
+        return {0, end > begin ? m.images.bands : 0};
     uint32_t first = __umulhi(begin, m.strip_magic),
              last = end > begin ? __umulhi(end - 1, m.strip_magic) + 1 : first;
     return {first, last - first};
@@ -124,7 +124,7 @@ static __device__ __forceinline__ bool load_strip(const struct many_params &m,
  */
 
 /* The barriers of a block: one a slot of every warp, one of the squares, one of the factors, one a
- * part of the image. */
+ * band of the image. */
 static __device__ __forceinline__ uint32_t slot_barrier(const struct many_params &m, uint32_t warp,
                                                         uint32_t slot) {
     extern __shared__ uint4 shared[];
@@ -139,7 +139,7 @@ static __device__ __forceinline__ uint32_t factors_barrier(const struct many_par
     return squares_barrier(m) + 8;
 }
 
-static __device__ __forceinline__ uint32_t part_barrier(const struct many_params &m, uint32_t i) {
+static __device__ __forceinline__ uint32_t band_barrier(const struct many_params &m, uint32_t i) {
     return squares_barrier(m) + 16 + i * 8;
 }
 
@@ -396,14 +396,14 @@ static __device__ __forceinline__ bool is_left(const struct many_params &m, uint
     return __shfl_sync(~0u, before, 0) % 2;
 }
 
-/* All tasks of a warp, which is a member of those of a ring. first: of the parts that are here. */
+/* All tasks of a warp, which is a member of those of a ring. first: of the bands that are here. */
 template <int SET, int NT>
 static __device__ __forceinline__ void
 many_tasks(const struct many_params &m, struct many_loader &l, uint32_t ring, uint32_t member,
            uint32_t first, uint32_t n_rows) {
     extern __shared__ uint4 shared[];
     const struct project_params &p = m.p;
-    uint32_t slot = 0, phase = 0, there = 0; /* parts that have come */
+    uint32_t slot = 0, phase = 0, there = 0; /* bands that have come */
 #pragma unroll 1
     for (uint32_t i = ring;; i += p.ring_warps) {
         struct many_task t;
@@ -411,20 +411,20 @@ many_tasks(const struct many_params &m, struct many_loader &l, uint32_t ring, ui
             return;
         uint32_t segment = t.segment, left = t.end - t.unit, shift = p.segments[segment].row_shift;
         uint32_t type = p.segments[segment].type, groups = 32u >> shift;
-        uint32_t in_part = m.images.part_shift - (type == IS_Q8_0 ? 6 : 7); /* groups, as a power */
-        uint32_t group = t.unit * groups - (first << in_part);
+        uint32_t in_band = m.images.band_shift - (type == IS_Q8_0 ? 6 : 7); /* groups, as a power */
+        uint32_t group = t.unit * groups - (first << in_band);
         float acc[NT][4] = {};
 #pragma unroll 1
         for (; left; left--, group += groups) {
-            uint32_t from = shared_at(shared), part = group >> in_part;
+            uint32_t from = shared_at(shared), band = group >> in_band;
 #pragma unroll 1
-            for (; HAS_BULK && there <= part; there++)
-                wait_bytes(part_barrier(m, there), 0);
+            for (; HAS_BULK && there <= band; there++)
+                wait_bytes(band_barrier(m, there), 0);
             uint32_t at = (ring * p.slots + slot) * p.slot_bytes * m.tiles;
             uint32_t barrier = slot_barrier(m, ring, slot);
             wait_bytes(barrier, phase);
             many_unit_of<SET, NT>(type, view_of(1u << shift, p.slot_bytes), at, from + at,
-                                  acts_of(m, part, member * NT * 8), group - (part << in_part),
+                                  acts_of(m, band, member * NT * 8), group - (band << in_band),
                                   acc);
             __syncwarp();
             load_strip(m, l, fresh(from + at), fresh(barrier), is_left(m, ring * p.slots + slot));
@@ -532,7 +532,7 @@ static __device__ __noinline__ void plain_tiles(const struct many_params &m, uin
 /* ---- the whole --------------------------------------------------------------------------------
  */
 
-/* Asks for the rows of this block, by one warp: the squares, and its parts. */
+/* Asks for the rows of this block, by one warp: the squares, and its bands. */
 static __device__ __forceinline__ void fetch_rows(const struct many_params &m,
                                                   const struct many_range &x) {
     extern __shared__ uint4 shared[];
@@ -540,8 +540,8 @@ static __device__ __forceinline__ void fetch_rows(const struct many_params &m,
     const uint8_t *from = e.at + (uint64_t)blockIdx.y * e.bytes;
     uint32_t base = shared_at(shared), squares = e.bytes - e.squares_at;
     for (uint32_t i = threadIdx.x % 32; i < x.n; i += 32)
-        bulk_copy(base + m.p.image_at + i * e.part_bytes,
-                  from + (uint64_t)(x.first + i) * e.part_bytes, e.part_bytes, part_barrier(m, i));
+        bulk_copy(base + m.p.image_at + i * e.band_bytes,
+                  from + (uint64_t)(x.first + i) * e.band_bytes, e.band_bytes, band_barrier(m, i));
     if (squares && threadIdx.x % 32 == 0)
         bulk_copy(base + m.squares_at, from + e.squares_at, squares, squares_barrier(m));
 }
@@ -622,8 +622,8 @@ struct many_row {
 
 static __device__ __forceinline__ void *image_word(const struct many_row &to, uint32_t,
                                                    uint32_t i) {
-    uint32_t shift = to.m.part_shift, part = i * 4 >> shift, columns = 1u << shift;
-    return to.m.at + part * to.m.part_bytes + to.row * (columns + 16) + (i * 4 & (columns - 1));
+    uint32_t shift = to.m.band_shift, band = i * 4 >> shift, columns = 1u << shift;
+    return to.m.at + band * to.m.band_bytes + to.row * (columns + 16) + (i * 4 & (columns - 1));
 }
 
 static __device__ __forceinline__ float4 *image_floats(const struct many_row &,
@@ -635,9 +635,9 @@ template <int SHARE>
 static __device__ __forceinline__ void image_group(const struct team &, bool,
                                                    const struct many_row &to, uint32_t, uint32_t i,
                                                    float scale, int sum) {
-    uint32_t rows = to.m.rows, part = i * 4 >> to.m.part_shift;
-    uint8_t *at = to.m.at + part * to.m.part_bytes;
-    i -= part << to.m.part_shift >> 2;
+    uint32_t rows = to.m.rows, band = i * 4 >> to.m.band_shift;
+    uint8_t *at = to.m.at + band * to.m.band_bytes;
+    i -= band << to.m.band_shift >> 2;
     uint32_t group = to.m.group == 128 ? i / 32 : i / 8;
     ((float *)(at + to.m.scales_at))[group * rows + to.row] = scale;
     ((__half2 *)(at + to.m.sums_at))[(i / 32 * rows + to.row) * 4 + i / 8 % 4] =

@@ -21,19 +21,19 @@ enum {
 };
 
 /* Rows made ready for a block: `rows` of them, 8, 16 or 32; those behind the bucket's last repeat
- * it. They lie in parts, each of as many columns as the largest unit has and the first of them
+ * it. They lie in bands, each of as many columns as the largest unit has and the first of them
  * there first: numbers row by row, 16 bytes apart, so that eight of them are read from different
  * banks; then scales, all rows' of a group of columns side by side; then the sums of the numbers of
  * 32 columns, as two halves (the even part, and what is left: both exact), four of a row together,
- * rows side by side. Behind the parts the sums of the squares of 128 columns, row by row, where
+ * rows side by side. Behind the bands the sums of the squares of 128 columns, row by row, where
  * there is a norm. */
 struct many_image {
     uint8_t *at;
     uint32_t rows;
     uint32_t group;      /* columns that share a scale: 32 or 128 */
-    uint32_t part_shift; /* columns of a part, as a power of two */
-    uint32_t parts;
-    uint32_t scales_at, sums_at, part_bytes; /* of a part */
+    uint32_t band_shift; /* columns of a band, as a power of two */
+    uint32_t bands;
+    uint32_t scales_at, sums_at, band_bytes; /* of a band */
     uint32_t squares_at, bytes;              /* of all */
     uint32_t squares_pitch; /* floats from row to row: an odd number, for the banks' sake */
 };
