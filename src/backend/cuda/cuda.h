@@ -25,8 +25,16 @@ struct cuda_launch {
 
 /* What a record function may ask for and add to. The functions run twice: once to count (all
  * addresses NULL), once to record. */
+/* What all products of a plan but its head have between them. */
+struct plan_products {
+    uint32_t set; /* of types, as project.h has it */
+    uint32_t most_columns;
+    bool has_experts;
+};
+
 struct recorder {
     const struct plan *plan;
+    struct plan_products products;
     struct cuda_io io;
     uint32_t n_sms;
     bool exact; /* f32 activations throughout */
@@ -57,6 +65,9 @@ int recorder_launch(struct recorder *r, const struct cuda_launch *launch, const 
 
 /* Where the kernel that is recorded next notes when the step was over, if it ends it. */
 uint64_t *recorder_end_stamp(struct recorder *r);
+
+/* Finds the plan's products. */
+void project_survey(struct recorder *r);
 
 /* One function an op. What the kernels cannot do is refused here, with the reason. */
 typedef int cuda_record_fn(struct recorder *r, const struct op *op);

@@ -18,9 +18,8 @@ enum {
     MIN_WARPS = 4,
     UNIT_COST = 1024, /* of a warp, in bytes */
     TASK_COST = 1536,
-    PAIR_COLUMNS = 2048,       /* longer rows are prepared by two blocks together; */
-    PAIR_PLAIN_COLUMNS = 4096, /* those that are only quantized: from here on */
-    PREPARE_THREADS = 64,      /* of a block that makes rows ready, and lies beside products */
+    PAIR_COLUMNS = 8192,  /* where a plan has longer rows, two blocks prepare a row together */
+    PREPARE_THREADS = 64, /* of a block that makes rows ready, and lies beside products */
     MAX_SLICES = 32,
     MAX_PARTS = 24 << 10,
     SHARED_SUMS = 1536,
@@ -444,10 +443,9 @@ uint32_t project_choose_blocks(struct project_params *p, uint32_t n_sms, project
     return n;
 }
 
-/* Whether two blocks of a cluster prepare the row for each other. */
+/* Whether two blocks of a cluster prepare the row for each other: all rows of a plan, or none. */
 static bool is_pair(const struct project_params *p, uint32_t n_sms) {
-    uint32_t most = p->in.kind == PREPARE_NONE ? PAIR_PLAIN_COLUMNS : PAIR_COLUMNS;
-    return p->row_limit <= 1 && p->in.k > most && n_sms >= PROJECT_SHARE;
+    return p->row_limit <= 1 && p->most_columns > PAIR_COLUMNS && n_sms >= PROJECT_SHARE;
 }
 
 /* ---- cuts that were made before ---------------------------------------------------------------
@@ -530,6 +528,31 @@ static const char *kernel_set(uint32_t set, uint32_t rows) {
     return rows == PROJECT_ROWS && set & IS_INT8 ? "all" : project_set_name(set);
 }
 
+void project_survey(struct recorder *r) {
+    r->products = (struct plan_products){0};
+    for (uint32_t i = 0; i < r->plan->n_ops; i++) {
+        const struct op *op = &r->plan->ops[i];
+        r->products.has_experts |= op->kind == OP_EXPERTS_IN;
+        if (op->kind != OP_PROJECT || op->project.is_head)
+            continue;
+        r->products.most_columns = max_u32(r->products.most_columns, op->project.in.dims[0]);
+        for (uint32_t k = 0; k < op->project.n_segments; k++) {
+            struct cuda_matrix m = recorder_matrix(r, &op->project.segments[k].weight);
+            r->products.set |= m.is_tiled ? project_type_bit(m.type) : 0;
+        }
+    }
+}
+
+/* The set of a product's kernel. Code that runs once in a stage takes long to come from memory,
+ * unless the stage before has just run it: so all products of one row have one kernel, that of all
+ * their types, if there is one and rings are alike. Where experts come between them that gains
+ * nothing. */
+static uint32_t shared_set(const struct recorder *r, uint32_t set) {
+    uint32_t all = r->products.set;
+    bool is_known = strcmp(project_set_name(all), "all") != 0 && !r->products.has_experts;
+    return is_known && !((all ^ set) & HAS_MORE_SLOTS) ? all : set;
+}
+
 int record_project(struct recorder *r, const struct op *op) {
     const struct op_project *o = &op->project;
     struct project_params p = {
@@ -541,6 +564,7 @@ int record_project(struct recorder *r, const struct op *op) {
         .row_limit = o->is_head ? r->plan->max_outputs : r->plan->max_rows,
         .most_shared = r->b->most_shared,
     };
+    p.most_columns = o->is_head ? p.in.k : r->products.most_columns;
     p.in.act_group = op_act_group(op);
     uint32_t set = r->exact || r->n_sms > PROJECT_BLOCKS ? 0 : set_segments(r, o, &p);
     if (!set)
@@ -569,7 +593,8 @@ int record_project(struct recorder *r, const struct op *op) {
     struct project_head_params head = {0};
     bool is_head = find_pick(r, o, &head);
     char name[48];
-    const char *kind = is_head ? "head_" : "", *set_text = kernel_set(set, rows);
+    const char *kind = is_head ? "head_" : "", *set_text;
+    set_text = kernel_set(rows == 1 && !is_head ? shared_set(r, set) : set, rows);
     if (is_pair(&p, r->n_sms))
         snprintf(name, sizeof name, "project_%spair_%s", kind, set_text);
     else

@@ -73,6 +73,7 @@ struct project_params {
     uint32_t image_bytes;                /* of a row */
     uint32_t has_bias;                   /* some segment has */
     uint32_t most_shared;                /* bytes that the device allows a block */
+    uint32_t most_columns;               /* of the rows of all of the plan's products */
     uint32_t is_plain; /* F32 segments read their activations where they lie, not from an image */
     struct project_segment segments[PROJECT_SEGMENTS];
     uint16_t bounds[PROJECT_BLOCKS + 1]; /* block b has tiles bounds[b]... */

@@ -264,6 +264,7 @@ static int walk_ops(struct recorder *r) {
 /* The kernels of so many steps. */
 static int walk(struct recorder *r, uint32_t n_steps) {
     find_io(r);
+    project_survey(r);
     int status = SLUICE_OK;
     r->n_steps = n_steps;
     for (r->step = 0; !status && r->step < n_steps; r->step++)
