@@ -28,7 +28,6 @@ struct cuda_launch {
 /* What all products of a plan but its head have between them. */
 struct plan_products {
     uint32_t set; /* of types, as project.h has it */
-    uint32_t most_columns;
     bool has_experts;
 };
 

@@ -227,14 +227,11 @@ static __device__ __forceinline__ void experts_in(const struct experts_in_tiles_
     in_work work(p, (float *)(shared + p.ring.parts_at));
     feeder<in_work> feeder(work, p.ring, shared, warp);
     feeder.fill(work.shared_tasks());
-    float4 weight[NORM_BATCH];
-    struct team who = {threadIdx.x, blockDim.x, 0, 0};
-    prepare_early(who, p.in, weight);
+    struct piece weights = {};
+    struct team who = find_team(p.in);
+    prepare_early(who, p.in, weights);
     struct row_source source = {blockIdx.y, gridDim.y, !p.is_early};
-    if (p.in.k / 4 <= who.step)
-        prepare_norm<1, 1>(who, p.io, p.in, source, weight, image, red);
-    else
-        prepare_norm<NORM_BATCH, 1>(who, p.io, p.in, source, weight, image, red);
+    prepare_quick<SET>(who, p.io, p.in, source, weights, image, red);
     if (p.is_early)
         pdl_wait(p.io);
     pdl_launch();
@@ -334,14 +331,8 @@ static __device__ __forceinline__ void experts_out(const struct experts_out_tile
         for (uint32_t i = threadIdx.x; i < n_weights; i += blockDim.x)
             weight[i] = __ldcg(p.weight + blockIdx.y * p.weight_stride + i);
     }
-    struct team who = {threadIdx.x, blockDim.x, 0, 0};
     struct row_source source = {blockIdx.y, gridDim.y, p.is_early != 0};
-    if (p.in.k / 4 <= who.step)
-        prepare_plain<1, 1>(who, p.io, p.in, source, image);
-    else if (p.in.k / 4 <= 2 * who.step)
-        prepare_plain<2, 1>(who, p.io, p.in, source, image);
-    else
-        prepare_plain<3, 1>(who, p.io, p.in, source, image);
+    prepare_quick<SET>(find_team(p.in), p.io, p.in, source, {}, image, NULL);
     if (!is_there) {
         give_up(feeder);
         return;

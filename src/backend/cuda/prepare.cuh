@@ -1,11 +1,11 @@
 /* prepare.cuh - a row of activations made ready for a product: norm or gate, then int8.
  *
- * A warp takes 128 columns at once, a lane four; all of it, or 8 lanes, share a scale. What a group
- * becomes depends on the row alone, not on how many warps work on it; so blocks of a product may
- * prepare their rows themselves or find them prepared. Where it goes is the image's matter: that of
- * project.h (a plain pointer), or another for which there are functions of the same names. The
- * norm's factor is one of the whole row, so it is left to the results: x * w is quantised at once,
- * and one barrier is enough.
+ * A thread takes eight columns at once, 16 threads 128; all of those, or 32 columns each, share a
+ * scale. What a group becomes depends on the row alone, not on how many warps work on it; so blocks
+ * of a product may prepare their rows themselves or find them prepared. Where it goes is the
+ * image's matter: that of project.h (a plain pointer), or another for which there are functions of
+ * the same names. The norm's factor is one of the whole row, so it is left to the results: x * w is
+ * quantised at once, and one barrier is enough. A head's factor is left to its scales, likewise.
  */
 #ifndef BACKEND_CUDA_PREPARE_CUH
 #define BACKEND_CUDA_PREPARE_CUH
@@ -13,59 +13,23 @@
 #include "backend/cuda/device.cuh"
 #include "backend/cuda/project.h"
 
-enum { NORM_BATCH = 2 };
-
 /* A number that all lanes have, and the compiler knows it: else it expects them to part at every
  * branch on it, and guards all that they do together. */
 static __device__ __forceinline__ uint32_t uniform(uint32_t x) {
     return __reduce_max_sync(~0u, x);
 }
 
-/* Who prepares a row: SHARE blocks of a cluster, each for all of them. */
-struct team {
-    uint32_t first, step; /* this thread's first piece, and how many pieces all take in a round */
-    uint32_t other;       /* from an address in this block's shared memory to the other block's */
-    uint32_t signal;      /* the other block's barrier, which counts the bytes it is sent */
-};
-
-/* The piece of four columns that a thread takes in the round from `base`. Behind the end the warp
- * does the row's first 128 columns once more, since lanes that stand aside cost more. */
-static __device__ __forceinline__ uint32_t piece_of(const struct team &who, uint32_t base,
-                                                    uint32_t n) {
-    uint32_t i = base + who.first;
-    return i < n ? i : threadIdx.x % 32;
-}
-
-/* Stores for this block, and for the other one of its cluster. */
-template <int SHARE>
-static __device__ __forceinline__ void put_word(const struct team &who, bool is_own, void *to,
-                                                uint32_t v) {
-    *(uint32_t *)to = v;
-#if __CUDA_ARCH__ >= 900
-    if (SHARE > 1 && is_own)
-        asm volatile(
-            "st.async.shared::cluster.mbarrier::complete_tx::bytes.u32 [%0], %1, [%2];" ::"r"(
-                (uint32_t)__cvta_generic_to_shared(to) + who.other),
-            "r"(v), "r"(who.signal)
-            : "memory");
-#endif
-}
-
-template <int SHARE>
-static __device__ __forceinline__ void put_four(const struct team &who, bool is_own, void *to,
-                                                float4 v) {
-    *(float4 *)to = v;
-#if __CUDA_ARCH__ >= 900
-    if (SHARE > 1 && is_own)
-        asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 [%0], {%1, %2, "
-                     "%3, %4}, [%5];" ::"r"((uint32_t)__cvta_generic_to_shared(to) + who.other),
-                     "f"(v.x), "f"(v.y), "f"(v.z), "f"(v.w), "r"(who.signal)
-                     : "memory");
-#endif
+/* Of a number that is not denormal. */
+static __device__ __forceinline__ float quick_inverse(float x) {
+    float y;
+    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
 }
 
 static __device__ __forceinline__ float quick_sigmoid(float x) {
-    return __fdividef(1.0f, __fadd_rn(1.0f, __expf(-x)));
+    float e;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(e) : "f"(__fmul_rn(x, -1.44269504f)));
+    return quick_inverse(__fadd_rn(1.0f, e));
 }
 
 /* SwiGLU. */
@@ -99,16 +63,72 @@ static __device__ __forceinline__ uint32_t size_bits(float x) {
     return __float_as_uint(x) & 0x7fffffffu;
 }
 
-static __device__ __forceinline__ void add_square(float &sum, int lane) {
-    sum = __fadd_rn(sum, __shfl_xor_sync(~0u, sum, lane));
+/* ---- pieces of a row --------------------------------------------------------------------------
+ */
+
+enum { PIECE = 8, PIECES = PROJECT_CHUNK / PIECE, NEXT_HALF = PIECES }; /* of 128 columns */
+
+/* Eight columns: four, and the four that are 64 behind them; of 128, neighbours of 16 lanes. */
+struct piece {
+    float4 half[2];
+};
+
+/* Who prepares a row. */
+struct team {
+    uint32_t first, step; /* this thread's first piece, and how many pieces all take in a round */
+    bool is_aside;        /* this warp has no pieces */
+};
+
+/* Threads of a block: as few as take a piece each, or all. */
+static __device__ __forceinline__ struct team find_team(const struct project_input &in) {
+    uint32_t threads = min(blockDim.x, (in.k / PIECE + 31) / 32 * 32);
+    return {threadIdx.x, threads, uniform(threadIdx.x / 32) >= threads / 32};
 }
 
-/* ---- where things go in an image: of piece i of four columns ----------------------------------
+/* Where the piece that a thread takes in the round from `base` begins, in fours of columns. Behind
+ * the end it does one of the row's first once more, since lanes that stand aside cost more. */
+static __device__ __forceinline__ uint32_t piece_at(const struct team &who, uint32_t base,
+                                                    uint32_t n) {
+    uint32_t i = base + who.first, lane = threadIdx.x % PIECES;
+    return i < n ? i * 2 - lane : lane;
+}
+
+static __device__ __forceinline__ struct piece load_piece(const float4 *at) {
+    return {{__ldcg(at), __ldcg(at + NEXT_HALF)}};
+}
+
+/* Weights are the same for all blocks, and a head's for all warps: the L1 cache has them then. */
+static __device__ __forceinline__ struct piece load_weights(const float4 *at) {
+    return {{__ldg(at), __ldg(at + NEXT_HALF)}};
+}
+
+/* No branch, before which the compiler would wait for whatever is on its way. */
+static __device__ __forceinline__ void load_four_if(bool is_wanted, const float4 *at, float4 &v) {
+    asm volatile("{\n"
+                 ".reg .pred p;\n"
+                 "setp.ne.u32 p, %5, 0;\n"
+                 "@p ld.global.cg.v4.f32 {%0, %1, %2, %3}, [%4];\n"
+                 "}"
+                 : "+f"(v.x), "+f"(v.y), "+f"(v.z), "+f"(v.w)
+                 : "l"(at), "r"((uint32_t)is_wanted)
+                 : "memory");
+}
+
+static __device__ __forceinline__ void load_piece_if(bool is_wanted, const float4 *at,
+                                                     struct piece &v) {
+    load_four_if(is_wanted, at, v.half[0]);
+    load_four_if(is_wanted, at + NEXT_HALF, v.half[1]);
+}
+
+static __device__ __forceinline__ struct piece times(const struct piece &a, const struct piece &b) {
+    return {{times(a.half[0], b.half[0]), times(a.half[1], b.half[1])}};
+}
+
+/* ---- where things go in an image: of columns 4 i ... ------------------------------------------
  */
 
 static __device__ __forceinline__ void *image_word(uint8_t *image, uint32_t k, uint32_t i) {
-    uint32_t lane = threadIdx.x % 32; /* i % 32, which is known earlier */
-    return image + (lane / 4 * project_plane(k) + i / 32) * 16 + lane % 4 * 4;
+    return image + (i % 32 / 4 * project_plane(k) + i / 32) * 16 + i % 4 * 4;
 }
 
 static __device__ __forceinline__ float4 *image_floats(uint8_t *image,
@@ -116,126 +136,130 @@ static __device__ __forceinline__ float4 *image_floats(uint8_t *image,
     return (float4 *)(image + (in.wants_int8 ? project_int8_bytes(in.k) : 0));
 }
 
-/* The scale and the sum of 32 columns, by the first lane of 8. */
-template <int SHARE>
-static __device__ __forceinline__ void image_group(const struct team &who, bool is_own,
-                                                   uint8_t *image, uint32_t k, uint32_t i,
+/* The scale and the sum of the 32 columns. */
+static __device__ __forceinline__ void image_group(uint8_t *image, uint32_t k, uint32_t i,
                                                    float scale, int sum) {
-    put_word<SHARE>(who, is_own, image + project_scales_at(k) + i / 8 * 4, __float_as_uint(scale));
-    put_word<SHARE>(who, is_own, image + project_sums_at(k) + i / 8 * 4, (uint32_t)sum);
+    *(float *)(image + project_scales_at(k) + i / 8 * 4) = scale;
+    *(int *)(image + project_sums_at(k) + i / 8 * 4) = sum;
 }
 
-/* Whether 128 columns share a scale. GROUP: 32 or 128 where that is known, else 0. */
-template <int GROUP>
-static __device__ __forceinline__ bool is_wide(const struct project_input &in) {
-    return GROUP ? GROUP == 128 : in.act_group == 128;
+/* What the types of a kernel's weights say, as far as they do. Whether 128 columns share a scale;
+ * whether there are int8 activations; whether there are floats. */
+template <int SET> static __device__ __forceinline__ bool is_wide(const struct project_input &in) {
+    return SET & IS_K_QUANT && SET & IS_Q8_0 ? in.act_group == 128 : (SET & IS_K_QUANT) != 0;
 }
 
-/* Pieces i[b] of four columns, as quant.h's act_quantize has them: sizes are compared as integers,
- * so that a NaN is the largest. All pieces take every step together: a step's latency is then that
- * of one. Squares are added over the warp on the way, from lanes far apart to neighbours. */
-template <int BATCH, int SHARE, int GROUP, bool IS_NORM, class IMAGE>
-static __device__ __forceinline__ void
-put_int8(const struct team &who, const struct project_input &in, IMAGE image,
-         const uint32_t (&i)[BATCH], const bool (&own)[BATCH], const float4 (&v)[BATCH],
-         float (&square)[BATCH]) {
-    uint32_t m[BATCH], q[BATCH];
-    float d[BATCH];
-    int sum[BATCH];
+template <int SET>
+static __device__ __forceinline__ bool wants_int8(const struct project_input &in) {
+    return SET & IS_INT8 && (!(SET & ~IS_INT8) || in.wants_int8);
+}
+
+template <int SET>
+static __device__ __forceinline__ bool wants_f32(const struct project_input &in) {
+    return SET & ~IS_INT8 && (!(SET & IS_INT8) || in.wants_f32);
+}
+
+/* Whether the squares of a row's columns are wanted, by 128. */
+static __device__ __forceinline__ bool wants_squares(uint32_t kind) {
+    return kind == PREPARE_NORM || kind == PREPARE_GATED_NORM;
+}
+
+/* Of a head of 128 columns. */
+static __device__ __forceinline__ float head_factor(const struct project_input &in, float square) {
+    return rsqrtf(__fmaf_rn(square, 1.0f / PROJECT_CHUNK, in.eps));
+}
+
+/* The sum of the squares of 128 columns, from lanes far apart to neighbours. */
+static __device__ __forceinline__ float add_squares(float sum) {
 #pragma unroll
-    for (int b = 0; b < BATCH; b++)
-        m[b] = max(max(size_bits(v[b].x), size_bits(v[b].y)),
-                   max(size_bits(v[b].z), size_bits(v[b].w)));
-    if (is_wide<GROUP>(in)) {
+    for (int lane = PIECES / 2; lane > 0; lane /= 2)
+        sum = __fadd_rn(sum, __shfl_xor_sync(~0u, sum, lane));
+    return sum;
+}
+
+/* What a size is a scale of, and what makes a value a number of it. */
+struct scale {
+    float d, inverse;
+};
+
+static __device__ __forceinline__ struct scale find_scale(uint32_t size) {
+    float d = __fmul_rn(__uint_as_float(size), 1 / 127.0f);
+    d = d < 1.17549435e-38f ? 0 : d;
+    return {d, size < 0x7f800000u && d > 0 ? quick_inverse(d) : 0};
+}
+
+/* The piece at `i`, as quant.h's act_quantize has it: sizes are compared as integers, so that a NaN
+ * is the largest. Squares, where they are wanted, are added on the way. The sums of the two halves'
+ * numbers are added as one number, 16 bits apart. */
+template <int SET, class IMAGE>
+static __device__ __forceinline__ void put_int8(const struct project_input &in, uint32_t kind,
+                                                IMAGE image, uint32_t i, const struct piece &v,
+                                                float &square) {
+    uint32_t m[2], q[2];
 #pragma unroll
-        for (int b = 0; b < BATCH; b++)
-            m[b] = __reduce_max_sync(~0u, m[b]);
+    for (int h = 0; h < 2; h++)
+        m[h] = max(max(size_bits(v.half[h].x), size_bits(v.half[h].y)),
+                   max(size_bits(v.half[h].z), size_bits(v.half[h].w)));
+    if (is_wide<SET>(in)) {
+        m[0] = max(m[0], m[1]);
+#pragma unroll
+        for (int lane = PIECES / 2; lane > 0; lane /= 2)
+            m[0] = max(m[0], __shfl_xor_sync(~0u, m[0], lane));
     } else {
 #pragma unroll
-        for (int lane = 1; lane < 8; lane *= 2)
+        for (int lane = 4; lane > 0; lane /= 2)
 #pragma unroll
-            for (int b = 0; b < BATCH; b++)
-                m[b] = max(m[b], __shfl_xor_sync(~0u, m[b], lane));
+            for (int h = 0; h < 2; h++)
+                m[h] = max(m[h], __shfl_xor_sync(~0u, m[h], lane));
     }
-    if (IS_NORM) {
+    if (wants_squares(kind))
+        square = add_squares(square);
+    struct scale scale[2];
+    scale[0] = find_scale(m[0]);
+    scale[1] = is_wide<SET>(in) ? scale[0] : find_scale(m[1]);
 #pragma unroll
-        for (int lane = 16; lane > 2; lane /= 2)
-#pragma unroll
-            for (int b = 0; b < BATCH; b++)
-                add_square(square[b], lane);
-    }
-#pragma unroll
-    for (int b = 0; b < BATCH; b++) {
-        d[b] = __fmul_rn(__uint_as_float(m[b]), 1 / 127.0f);
-        d[b] = d[b] < 1.17549435e-38f ? 0 : d[b];
-        float f = m[b] < 0x7f800000u && d[b] > 0 ? __fdividef(1.0f, d[b]) : 0;
-        q[b] = round4(v[b], f);
-        sum[b] = __dp4a((int)q[b], 0x01010101, 0);
-    }
+    for (int h = 0; h < 2; h++)
+        q[h] = round4(v.half[h], scale[h].inverse);
+    int sum = __dp4a((int)q[0], 0x01010101, 0) + (__dp4a((int)q[1], 0x01010101, 0) << 16);
+    float f = kind == PREPARE_GATED_NORM ? head_factor(in, square) : 1;
 #pragma unroll
     for (int lane = 1; lane < 8; lane *= 2)
+        sum += __shfl_xor_sync(~0u, sum, lane);
 #pragma unroll
-        for (int b = 0; b < BATCH; b++) {
-            sum[b] += __shfl_xor_sync(~0u, sum[b], lane);
-            if (IS_NORM && lane < 4)
-                add_square(square[b], 2 / lane);
-        }
-#pragma unroll
-    for (int b = 0; b < BATCH; b++) {
-        put_word<SHARE>(who, own[b], image_word(image, in.k, i[b]), q[b]);
-        if (threadIdx.x % 8 == 0)
-            image_group<SHARE>(who, own[b], image, in.k, i[b], d[b], sum[b]);
+    for (int h = 0; h < 2; h++)
+        *(uint32_t *)image_word(image, in.k, i + h * NEXT_HALF) = q[h];
+    uint32_t h = threadIdx.x % 8; /* a lane of eight for each half */
+    if (h < 2) {
+        int low = (int16_t)sum;
+        image_group(image, in.k, i + h * NEXT_HALF, __fmul_rn(h ? scale[1].d : scale[0].d, f),
+                    h ? (sum - low) >> 16 : low);
     }
 }
 
-/* The sums of the squares of a warp's 128 columns, of every piece. */
-template <int BATCH> static __device__ __forceinline__ void add_squares(float (&sum)[BATCH]) {
+/* square: that of a lane's columns before the norm's weight, where it is wanted. */
+template <int SET, class IMAGE>
+static __device__ __forceinline__ void put_piece(const struct project_input &in, uint32_t kind,
+                                                 IMAGE image, uint32_t i, const struct piece &v,
+                                                 float square, float *red) {
+    if (wants_int8<SET>(in))
+        put_int8<SET>(in, kind, image, i, v, square);
+    else if (wants_squares(kind))
+        square = add_squares(square);
+    if (wants_f32<SET>(in)) {
+        float4 *to = image_floats(image, in) + i;
+        float f = kind == PREPARE_GATED_NORM ? head_factor(in, square) : 1;
 #pragma unroll
-    for (int lane = 16; lane > 0; lane /= 2)
-#pragma unroll
-        for (int b = 0; b < BATCH; b++)
-            add_square(sum[b], lane);
-}
-
-/* square: those of a lane's columns before the norm's weight, where there is one. */
-template <int BATCH, int SHARE, int GROUP, bool IS_NORM, class IMAGE>
-static __device__ __forceinline__ void
-put_pieces(const struct team &who, const struct project_input &in, IMAGE image,
-           const uint32_t (&i)[BATCH], const bool (&own)[BATCH], const float4 (&v)[BATCH],
-           float (&square)[BATCH], float *red) {
-    if (in.wants_f32) {
-        float4 *to = image_floats(image, in);
-#pragma unroll
-        for (int b = 0; b < BATCH; b++)
-            put_four<SHARE>(who, own[b], to + i[b], v[b]);
+        for (int h = 0; h < 2; h++)
+            to[h * NEXT_HALF] = times(v.half[h], make_float4(f, f, f, f));
     }
-    if (in.wants_int8)
-        put_int8<BATCH, SHARE, GROUP, IS_NORM>(who, in, image, i, own, v, square);
-    else if (IS_NORM)
-        add_squares<BATCH>(square);
-    if (IS_NORM && threadIdx.x % 32 == 0)
-#pragma unroll
-        for (int b = 0; b < BATCH; b++)
-            put_word<SHARE>(who, own[b], red + i[b] / 32, __float_as_uint(square[b]));
-}
-
-/* A thread's pieces in the rounds from `base` on. */
-template <int BATCH>
-static __device__ __forceinline__ void find_pieces(const struct team &who, uint32_t base,
-                                                   uint32_t n, uint32_t (&i)[BATCH],
-                                                   bool (&own)[BATCH]) {
-#pragma unroll
-    for (int b = 0; b < BATCH; b++) {
-        i[b] = piece_of(who, base + b * who.step, n);
-        own[b] = base + b * who.step + who.first < n;
-    }
+    if (kind == PREPARE_NORM && threadIdx.x % PIECES == 0)
+        red[i / 32] = square;
 }
 
 /* ---- where a row comes from --------------------------------------------------------------------
  */
 
-/* Row `i` of those that go through the product. Whatever can be known before the step's earlier
- * kernels are over is worked out before open_row: behind it the row is read at once. */
+/* Row `i` of those that go through the product. */
 struct row_source {
     uint32_t i, limit; /* limit: rows of the bucket */
     bool is_first;     /* the wait is still to be done */
@@ -247,57 +271,35 @@ static __device__ __forceinline__ uint32_t prepare_count(const struct cuda_io &i
     return in.is_head ? io.header->n_outputs : io.header->n_rows;
 }
 
-/* Waits, and says which row of the input is row `i`. One behind the last is some row: it is
- * computed, and not stored. */
-static __device__ __forceinline__ uint32_t open_row(const struct cuda_io &io,
-                                                    const struct project_input &in,
-                                                    const struct row_source &from) {
+/* Where a row begins, and its gates. */
+struct row_place {
+    const float *x, *gate;
+};
+
+static __device__ __forceinline__ struct row_place row_at(const struct project_input &in,
+                                                          uint32_t row) {
+    return {in.x + (uint64_t)row * in.x_stride, in.gate + (uint64_t)row * in.gate_row_stride};
+}
+
+/* Known before the wait, but for a head. One behind the last is some row: it is computed, and not
+ * stored. */
+static __device__ __forceinline__ struct row_place early_row(const struct project_input &in,
+                                                             const struct row_source &from) {
+    return row_at(in, min(from.i, from.limit - 1));
+}
+
+/* Behind the wait. It is made uniform so that its load is waited for right here, and not by all
+ * others. */
+static __device__ __forceinline__ struct row_place
+head_row(const struct cuda_io &io, const struct project_input &in, const struct row_source &from) {
+    return row_at(in, uniform(from.i < io.header->n_outputs ? io.outputs[from.i].row : 0));
+}
+
+static __device__ __forceinline__ struct row_place
+open_row(const struct cuda_io &io, const struct project_input &in, const struct row_source &from) {
     if (from.is_first)
         pdl_wait(io);
-    if (!in.is_head)
-        return min(from.i, from.limit - 1);
-    return from.i < io.header->n_outputs ? io.outputs[from.i].row : 0;
-}
-
-/* ---- clusters ----------------------------------------------------------------------------------
- */
-
-/* Bytes that the other block of the cluster sends. */
-static __device__ __forceinline__ uint32_t sent_bytes(const struct project_input &in) {
-    uint32_t n = in.k / 4, round = 2 * blockDim.x, whole = n / round, rest = n - whole * round;
-    uint32_t before = blockIdx.x % 2 ? 0 : blockDim.x; /* of a round, before the other's */
-    uint32_t pieces = whole * blockDim.x + (rest > before ? min(rest - before, blockDim.x) : 0);
-    return pieces * ((in.wants_int8 ? 5 : 0) + (in.wants_f32 ? 16 : 0)) +
-           (in.kind == PREPARE_NORM ? pieces / 32 * 4 : 0);
-}
-
-/* A barrier in shared memory which is passed once, when all bytes from the other block are there.
- */
-static __device__ __forceinline__ void signal_init(uint32_t at, uint32_t bytes) {
-#if __CUDA_ARCH__ >= 900
-    asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;\n"
-                 "fence.mbarrier_init.release.cluster;\n"
-                 "mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(at),
-                 "r"(bytes)
-                 : "memory");
-#endif
-}
-
-template <int SHARE> static __device__ __forceinline__ struct team find_team(const void *signal) {
-    struct team who = {threadIdx.x, blockDim.x, 0, 0};
-#if __CUDA_ARCH__ >= 900
-    if (SHARE > 1) {
-        uint32_t at = (uint32_t)__cvta_generic_to_shared(signal), there;
-        asm("mapa.shared::cluster.u32 %0, %1, %2;"
-            : "=r"(there)
-            : "r"(at), "r"(blockIdx.x % 2 ^ 1));
-        who.first += blockIdx.x % 2 * blockDim.x;
-        who.step *= 2;
-        who.other = there - at;
-        who.signal = there;
-    }
-#endif
-    return who;
+    return in.is_head ? head_row(io, in, from) : early_row(in, from);
 }
 
 /* ---- the general way: heads of any width, any alignment ---------------------------------------
@@ -333,202 +335,168 @@ static __device__ __forceinline__ float any_value(const struct project_input &in
                      __fmul_rn(g, quick_sigmoid(g)));
 }
 
-template <int GROUP, class IMAGE>
+static __device__ __forceinline__ float4 any_four(const struct project_input &in,
+                                                  const struct row_place &row, float4 v, uint32_t c,
+                                                  const float *red) {
+    return make_float4(
+        any_value(in, row.gate, v.x, c, red), any_value(in, row.gate, v.y, c + 1, red),
+        any_value(in, row.gate, v.z, c + 2, red), any_value(in, row.gate, v.w, c + 3, red));
+}
+
+template <int SET, class IMAGE>
 static __device__ __forceinline__ void
 prepare_any(const struct cuda_io &io, const struct project_input &in, const struct row_source &from,
             IMAGE image, float *red) {
-    struct team who = {threadIdx.x, blockDim.x, 0, 0}; /* every block for itself */
-    uint32_t n = in.k / 4, row = open_row(io, in, from);
-    const float *x = in.x + (uint64_t)row * in.x_stride;
-    const float *gate = in.gate + (uint64_t)row * in.gate_row_stride;
+    struct team who = {threadIdx.x, blockDim.x, false}; /* every block for itself */
+    struct row_place row = open_row(io, in, from);
+    uint32_t n = in.k / PIECE, kind = in.kind == PREPARE_NORM ? PREPARE_NORM : PREPARE_NONE;
     if (in.kind == PREPARE_GATED_NORM)
-        head_factors(in, x, red);
+        head_factors(in, row.x, red);
 #pragma unroll 1
     for (uint32_t base = 0; base < n; base += blockDim.x) {
-        uint32_t i[1] = {piece_of(who, base, n)}, c = 4 * i[0];
-        const bool own[1] = {false};
-        float4 v[1] = {
-            make_float4(__ldcg(x + c), __ldcg(x + c + 1), __ldcg(x + c + 2), __ldcg(x + c + 3))};
-        float square[1] = {squares(v[0])};
-        v[0].x = any_value(in, gate, v[0].x, c, red);
-        v[0].y = any_value(in, gate, v[0].y, c + 1, red);
-        v[0].z = any_value(in, gate, v[0].z, c + 2, red);
-        v[0].w = any_value(in, gate, v[0].w, c + 3, red);
-        if (in.kind == PREPARE_NORM)
-            put_pieces<1, 1, GROUP, true>(who, in, image, i, own, v, square, red);
-        else
-            put_pieces<1, 1, GROUP, false>(who, in, image, i, own, v, square, red);
+        uint32_t i = piece_at(who, base, n);
+        struct piece v;
+        float square = 0;
+#pragma unroll
+        for (int h = 0; h < 2; h++) {
+            uint32_t c = 4 * (i + h * NEXT_HALF);
+            const float *x = row.x + c;
+            float4 u = make_float4(__ldcg(x), __ldcg(x + 1), __ldcg(x + 2), __ldcg(x + 3));
+            square = __fadd_rn(square, squares(u));
+            v.half[h] = any_four(in, row, u, c, red);
+        }
+        put_piece<SET>(in, kind, image, i, v, square, red);
     }
     if (in.kind == PREPARE_GATED_NORM)
         __syncthreads(); /* before the next row's factors */
 }
 
-/* ---- the quick ways: 16 bytes at a time, BATCH pieces a thread at once -------------------------
+/* ---- the quick way: 16 bytes at a time --------------------------------------------------------
  */
-
-template <int BATCH, int SHARE, int GROUP = 0, class IMAGE = uint8_t *>
-static __device__ __forceinline__ void
-prepare_plain(const struct team &who, const struct cuda_io &io, const struct project_input &in,
-              const struct row_source &from, IMAGE image) {
-    uint32_t n = in.k / 4, i[BATCH];
-    bool own[BATCH];
-    find_pieces<BATCH>(who, 0, n, i, own);
-    const float *x = in.x + (uint64_t)open_row(io, in, from) * in.x_stride;
-#pragma unroll 1
-    for (uint32_t base = 0; base < n;) {
-        float4 v[BATCH];
-        float none[BATCH];
-#pragma unroll
-        for (int b = 0; b < BATCH; b++)
-            v[b] = __ldcg((const float4 *)x + i[b]);
-        put_pieces<BATCH, SHARE, GROUP, false>(who, in, image, i, own, v, none, NULL);
-        base += BATCH * who.step;
-        find_pieces<BATCH>(who, base, n, i, own);
-    }
-}
-
-/* weight: those of the first batch, loaded before the wait. */
-template <int BATCH, int SHARE, int GROUP = 0, class IMAGE = uint8_t *>
-static __device__ __forceinline__ void
-prepare_norm(const struct team &who, const struct cuda_io &io, const struct project_input &in,
-             const struct row_source &from, const float4 (&weight)[NORM_BATCH], IMAGE image,
-             float *red) {
-    uint32_t n = in.k / 4, i[BATCH];
-    bool own[BATCH];
-    find_pieces<BATCH>(who, 0, n, i, own);
-    const float *x = in.x + (uint64_t)open_row(io, in, from) * in.x_stride;
-#pragma unroll 1
-    for (uint32_t base = 0; base < n;) {
-        float4 v[BATCH], w[BATCH];
-#pragma unroll
-        for (int b = 0; b < BATCH; b++) {
-            v[b] = __ldcg((const float4 *)x + i[b]);
-            w[b] = weight[b];
-        }
-        if (base) {
-#pragma unroll
-            for (int b = 0; b < BATCH; b++)
-                w[b] = __ldcg((const float4 *)in.norm + i[b]);
-        }
-        float square[BATCH];
-#pragma unroll
-        for (int b = 0; b < BATCH; b++) {
-            square[b] = squares(v[b]);
-            v[b] = times(v[b], w[b]);
-        }
-        put_pieces<BATCH, SHARE, GROUP, true>(who, in, image, i, own, v, square, red);
-        base += BATCH * who.step;
-        find_pieces<BATCH>(who, base, n, i, own);
-    }
-}
 
 static __device__ __forceinline__ float4 sigmoids(float4 g) {
     return make_float4(quick_sigmoid(g.x), quick_sigmoid(g.y), quick_sigmoid(g.z),
                        quick_sigmoid(g.w));
 }
 
-/* Where the gates of pieces lie, in pieces. */
-template <int BATCH, bool IS_NORM>
-static __device__ __forceinline__ void
-find_gates(const struct project_input &in, const uint32_t (&i)[BATCH], uint32_t (&j)[BATCH]) {
-#pragma unroll
-    for (int b = 0; b < BATCH; b++) {
-        uint32_t h = IS_NORM ? i[b] / 32 : i[b] / (in.width / 4);
-        j[b] = h * (in.head_stride / 4) + (i[b] - h * (in.width / 4));
-    }
+/* Where the gates of columns 4 i ... lie: heads are multiples of 128 columns. Without gates it is
+ * i. */
+static __device__ __forceinline__ uint32_t gate_at(const struct project_input &in, uint32_t i) {
+    return i + (i / 32 * in.head_magic >> 16) * in.head_gap;
 }
 
-/* Heads of 128 columns, a warp a head; or gates alone. */
-template <int BATCH, int SHARE, int GROUP, bool IS_NORM, class IMAGE>
+/* Norm weights of the first round, which may be loaded before the wait; those of a head are the
+ * same for all. */
 static __device__ __forceinline__ void
-prepare_gated(const struct team &who, const struct cuda_io &io, const struct project_input &in,
-              const struct row_source &from, float4 weight, IMAGE image) {
-    uint32_t n = in.k / 4, i[BATCH], j[BATCH];
-    bool own[BATCH];
-    find_pieces<BATCH>(who, 0, n, i, own);
-    find_gates<BATCH, IS_NORM>(in, i, j);
-    uint32_t row = open_row(io, in, from);
-    const float *x = in.x + (uint64_t)row * in.x_stride;
-    const float *gate = in.gate + (uint64_t)row * in.gate_row_stride;
-#pragma unroll 1
-    for (uint32_t base = 0; base < n;) {
-        float4 v[BATCH], g[BATCH];
-#pragma unroll
-        for (int b = 0; b < BATCH; b++) {
-            v[b] = __ldcg((const float4 *)x + i[b]);
-            g[b] = __ldcg((const float4 *)gate + j[b]);
-        }
-        float sum[BATCH];
-        if (IS_NORM) {
-#pragma unroll
-            for (int b = 0; b < BATCH; b++)
-                sum[b] = squares(v[b]);
-            add_squares<BATCH>(sum);
-        }
-#pragma unroll
-        for (int b = 0; b < BATCH; b++) {
-            v[b] = times(v[b], sigmoids(g[b]));
-            if (IS_NORM) {
-                float f = rsqrtf(__fmaf_rn(sum[b], 1.0f / PROJECT_CHUNK, in.eps));
-                v[b] = times(times(times(v[b], g[b]), weight), make_float4(f, f, f, f));
-            }
-        }
-        put_pieces<BATCH, SHARE, GROUP, false>(who, in, image, i, own, v, sum, NULL);
-        base += BATCH * who.step;
-        find_pieces<BATCH>(who, base, n, i, own);
-        find_gates<BATCH, IS_NORM>(in, i, j);
-    }
-}
-
-/* Norm weights that may be loaded before the wait. */
-static __device__ __forceinline__ void prepare_early(const struct team &who,
-                                                     const struct project_input &in,
-                                                     float4 (&weight)[NORM_BATCH]) {
-    if (!project_is_quick(&in))
+prepare_early(const struct team &who, const struct project_input &in, struct piece &weights) {
+    if (!project_is_quick(&in) || !wants_squares(in.kind))
         return;
+    uint32_t i = piece_at(who, 0, in.k / PIECE);
+    weights = load_weights((const float4 *)in.norm +
+                           (in.kind == PREPARE_NORM ? i : threadIdx.x % PIECES));
+}
+
+/* What is read with a piece: its gates; or, of a row that is just quantized, the next round's
+ * piece; else nothing. */
+struct other {
+    bool is_wanted;
+    const float4 *at;
+};
+
+static __device__ __forceinline__ struct other find_other(const struct team &who,
+                                                          const struct project_input &in,
+                                                          const struct row_place &row, uint32_t i,
+                                                          uint32_t next) {
+    bool is_gated = in.kind >= PREPARE_GATED_NORM;
+    uint32_t n = in.k / PIECE, then = piece_at(who, next, n);
+    const float4 *from = (const float4 *)(is_gated ? row.gate : row.x);
+    return {is_gated || (in.kind == PREPARE_NONE && next < n),
+            from + gate_at(in, is_gated ? i : then)};
+}
+
+/* Waits when all addresses are known. That something is known is not enough for the compiler, which
+ * moves it behind the wait; but what a vote decides is decided. They are all multiples of 16. */
+static __device__ __forceinline__ void wait_with(const struct cuda_io &io, const float4 *x,
+                                                 const float4 *other) {
+    if (!__any_sync(~0u, ((uintptr_t)x | (uintptr_t)other) & 1))
+        pdl_wait(io);
+}
+
+/* All kinds of rows take one way, so that a stage finds its code where the stage before has left
+ * it. weights: the norm's, of the first round, from prepare_early. All that a round reads is asked
+ * for before any of it is used; that this is so can only be seen in the machine code. */
+template <int SET, class IMAGE>
+static __device__ __forceinline__ void
+prepare_quick(const struct team &who, const struct cuda_io &io, const struct project_input &in,
+              const struct row_source &from, const struct piece &weights, IMAGE image, float *red) {
+    if (who.is_aside) {
+        if (from.is_first)
+            pdl_wait(io);
+        return;
+    }
+    uint32_t n = in.k / PIECE, next = who.step, i = piece_at(who, 0, n);
+    struct row_place row = early_row(in, from);
+    struct other other = find_other(who, in, row, i, next);
+    const float4 *x = (const float4 *)row.x, *at = x + i;
+    if (from.is_first)
+        wait_with(io, at, other.at);
+    if (in.is_head) {
+        x = (const float4 *)head_row(io, in, from).x;
+        at = x + i;
+    }
+    struct piece v = load_piece(at), w = weights, more = {};
+    load_piece_if(other.is_wanted, other.at, more);
+#pragma unroll 1
+    for (;;) {
+        float square = 0;
+        if (wants_squares(in.kind)) {
+            square = __fadd_rn(squares(v.half[0]), squares(v.half[1]));
+            v = times(v, w);
+        }
+        if (in.kind >= PREPARE_GATED_NORM) {
 #pragma unroll
-    for (int b = 0; b < NORM_BATCH; b++)
+            for (int h = 0; h < 2; h++)
+                v.half[h] = times(v.half[h], sigmoids(more.half[h]));
+            if (in.kind == PREPARE_GATED_NORM)
+                v = times(v, more);
+        }
+        put_piece<SET>(in, in.kind, image, i, v, square, red);
+        if (next >= n)
+            break;
+        i = piece_at(who, next, n);
+        next += who.step;
+        if (in.kind == PREPARE_NONE)
+            v = more;
+        else
+            v = load_piece(x + i);
         if (in.kind == PREPARE_NORM)
-            weight[b] = __ldcg((const float4 *)in.norm + piece_of(who, b * who.step, in.k / 4));
-    if (in.kind == PREPARE_GATED_NORM)
-        weight[0] = __ldcg((const float4 *)in.norm + threadIdx.x % 32);
+            w = load_weights((const float4 *)in.norm + i);
+        other = find_other(who, in, row, i, next);
+        load_piece_if(other.is_wanted, other.at, more);
+    }
 }
 
 /* A row to an image, by the whole block. red: room for k / 128 floats of this row, or for a factor
  * a head. */
-template <int SHARE, int GROUP = 0, class IMAGE = uint8_t *>
+template <int SET = 127, class IMAGE>
 static __device__ __forceinline__ void
 prepare_row(const struct team &who, const struct cuda_io &io, const struct project_input &in,
-            const struct row_source &from, const float4 (&weight)[NORM_BATCH], IMAGE image,
-            float *red) {
-    uint32_t n = in.k / 4;
-    if (!project_is_quick(&in)) {
-        prepare_any<GROUP>(io, in, from, image, red);
-    } else if (in.kind == PREPARE_NONE) {
-        if (n <= who.step)
-            prepare_plain<1, SHARE, GROUP>(who, io, in, from, image);
-        else if (n <= 2 * who.step)
-            prepare_plain<2, SHARE, GROUP>(who, io, in, from, image);
-        else if (SHARE > 1 || n <= 3 * who.step)
-            prepare_plain<3, SHARE, GROUP>(who, io, in, from, image);
-        else
-            prepare_plain<5, SHARE, GROUP>(who, io, in, from, image);
-    } else if (in.kind == PREPARE_NORM) {
-        if (n <= who.step)
-            prepare_norm<1, SHARE, GROUP>(who, io, in, from, weight, image, red);
-        else
-            prepare_norm<NORM_BATCH, SHARE, GROUP>(who, io, in, from, weight, image, red);
-    } else if (in.kind == PREPARE_GATED_NORM) {
-        if (n <= who.step)
-            prepare_gated<1, SHARE, GROUP, true>(who, io, in, from, weight[0], image);
-        else
-            prepare_gated<2, SHARE, GROUP, true>(who, io, in, from, weight[0], image);
-    } else {
-        if (n <= who.step)
-            prepare_gated<1, SHARE, GROUP, false>(who, io, in, from, weight[0], image);
-        else
-            prepare_gated<2, SHARE, GROUP, false>(who, io, in, from, weight[0], image);
-    }
+            const struct row_source &from, const struct piece &weights, IMAGE image, float *red) {
+    if (!project_is_quick(&in))
+        prepare_any<SET>(io, in, from, image, red);
+    else
+        prepare_quick<SET>(who, io, in, from, weights, image, red);
+}
+
+/* The same as a kernel's only work, by all blocks of a row together. */
+template <class IMAGE>
+static __device__ __forceinline__ void
+prepare_alone(const struct cuda_io &io, const struct project_input &in,
+              const struct row_source &from, IMAGE image, float *red) {
+    struct team who = {threadIdx.x + blockIdx.y * blockDim.x, gridDim.y * blockDim.x, false};
+    struct piece weights = {};
+    prepare_early(who, in, weights);
+    prepare_row(who, io, in, from, weights, image, red);
 }
 
 static __device__ __forceinline__ float norm_factor(const struct project_input &in, float squares) {

@@ -18,7 +18,6 @@ enum {
     MIN_WARPS = 4,
     UNIT_COST = 1024, /* of a warp, in bytes */
     TASK_COST = 1536,
-    PAIR_COLUMNS = 8192,  /* where a plan has longer rows, two blocks prepare a row together */
     PREPARE_THREADS = 64, /* of a block that makes rows ready, and lies beside products */
     MAX_SLICES = 32,
     MAX_PARTS = 24 << 10,
@@ -291,6 +290,7 @@ static bool is_aligned(const struct operand *o) {
 }
 
 static struct project_input input_of(struct recorder *r, const struct op_project *op) {
+    uint32_t width = op->head_width ? op->head_width : op->in.dims[0];
     return (struct project_input){
         .x = recorder_at(r, &op->in),
         .norm = recorder_at(r, &op->norm),
@@ -299,8 +299,10 @@ static struct project_input input_of(struct recorder *r, const struct op_project
         .x_stride = op->in.stride,
         .gate_row_stride = op->gate.stride,
         .kind = (uint32_t)op->prologue,
-        .width = op->head_width ? op->head_width : op->in.dims[0],
+        .width = width,
         .head_stride = op->gate_stride,
+        .head_magic = div_up(65536, max_u32(width / PROJECT_CHUNK, 1)),
+        .head_gap = op->gate.n_dims ? (op->gate_stride - width) / 4 : 0,
         .is_aligned = is_aligned(&op->in) && is_aligned(&op->gate) && op->gate_stride % 4 == 0 &&
                       op->head_width % 4 == 0,
         .is_head = op->is_head,
@@ -370,7 +372,7 @@ static uint32_t choose_rows(struct project_params *p, uint32_t bucket, uint32_t 
 /* Blocks of a row: as many as have a place each, where columns do not depend on each other. */
 static uint32_t prepare_shares(const struct project_input *in, uint32_t rows, uint32_t threads,
                                uint32_t n_sms) {
-    uint32_t pieces = in->k / 4, most = in->kind == PREPARE_NONE ? 3 : 2, shares = 1;
+    uint32_t pieces = in->k / 8, most = in->kind == PREPARE_NONE ? 3 : 2, shares = 1;
     for (uint32_t batch = 1; project_is_quick(in) && batch <= most; batch++) {
         shares = div_up(pieces, batch * threads);
         if (shares * rows <= n_sms)
@@ -443,11 +445,6 @@ uint32_t project_choose_blocks(struct project_params *p, uint32_t n_sms, project
     return n;
 }
 
-/* Whether two blocks of a cluster prepare the row for each other: all rows of a plan, or none. */
-static bool is_pair(const struct project_params *p, uint32_t n_sms) {
-    return p->row_limit <= 1 && p->most_columns > PAIR_COLUMNS && n_sms >= PROJECT_SHARE;
-}
-
 /* ---- cuts that were made before ---------------------------------------------------------------
  */
 
@@ -475,8 +472,7 @@ static void set_addresses(struct project_params *to, const struct project_params
 static void make_cut(struct project_cut *c, uint32_t n_sms) {
     uint32_t bucket = max_u32(c->p.row_limit, 1);
     cut_slices(&c->p, n_sms);
-    c->n_blocks = project_choose_blocks(
-        &c->p, is_pair(&c->p, n_sms) ? n_sms / PROJECT_SHARE * PROJECT_SHARE : n_sms, cut_best);
+    c->n_blocks = project_choose_blocks(&c->p, n_sms, cut_best);
     c->rows = choose_rows(&c->p, bucket, c->n_blocks, &c->shared);
 }
 
@@ -535,7 +531,6 @@ void project_survey(struct recorder *r) {
         r->products.has_experts |= op->kind == OP_EXPERTS_IN;
         if (op->kind != OP_PROJECT || op->project.is_head)
             continue;
-        r->products.most_columns = max_u32(r->products.most_columns, op->project.in.dims[0]);
         for (uint32_t k = 0; k < op->project.n_segments; k++) {
             struct cuda_matrix m = recorder_matrix(r, &op->project.segments[k].weight);
             r->products.set |= m.is_tiled ? project_type_bit(m.type) : 0;
@@ -564,7 +559,6 @@ int record_project(struct recorder *r, const struct op *op) {
         .row_limit = o->is_head ? r->plan->max_outputs : r->plan->max_rows,
         .most_shared = r->b->most_shared,
     };
-    p.most_columns = o->is_head ? p.in.k : r->products.most_columns;
     p.in.act_group = op_act_group(op);
     uint32_t set = r->exact || r->n_sms > PROJECT_BLOCKS ? 0 : set_segments(r, o, &p);
     if (!set)
@@ -595,10 +589,7 @@ int record_project(struct recorder *r, const struct op *op) {
     char name[48];
     const char *kind = is_head ? "head_" : "", *set_text;
     set_text = kernel_set(rows == 1 && !is_head ? shared_set(r, set) : set, rows);
-    if (is_pair(&p, r->n_sms))
-        snprintf(name, sizeof name, "project_%spair_%s", kind, set_text);
-    else
-        snprintf(name, sizeof name, "project_%s%u_%s", kind, rows, set_text);
+    snprintf(name, sizeof name, "project_%s%u_%s", kind, rows, set_text);
     if (rows > PROJECT_FUSED) {
         int status = prepare_rows(r, &p, bucket, rows);
         if (status)

@@ -804,25 +804,19 @@ static __device__ __forceinline__ void put_factors(const struct project_params &
         factors[r] = prepare_factor(p.in, red + r * (p.in.k / PROJECT_CHUNK));
 }
 
-/* Columns of activations that share a scale, where the set says it. */
-template <int SET> static __device__ constexpr int act_group(void) {
-    return SET & IS_K_QUANT ? (SET & IS_Q8_0 ? 0 : 128) : SET & IS_Q8_0 ? 32 : 0;
-}
-
 /* What is known before the wait is worked out before it: the first task, and the thread's result.
  * The factors are worked out by the last warp, which often has no task; before it eats, since it
  * has to wait for its units anyhow. */
-template <int SET, int R, int SHARE, class HEAD = struct no_head>
+template <int SET, int R, class HEAD = struct no_head>
 static __device__ __forceinline__ void project(const struct project_params &p,
                                                const HEAD &head = HEAD()) {
     extern __shared__ uint4 shared[];
-    constexpr bool IS_FUSED = R <= PROJECT_FUSED || SHARE > 1; /* else rows are prepared already */
+    constexpr bool IS_FUSED = R <= PROJECT_FUSED; /* else rows are prepared already */
     constexpr bool IS_BULK = HAS_BULK && R == 1;
     pdl_launch();
     uint8_t *base = (uint8_t *)shared, *images = base + p.image_at;
     float *parts = (float *)(base + p.parts_at), *red = (float *)(base + p.red_at);
     float *factors = red - PROJECT_ROWS;
-    uint32_t signal = (uint32_t)__cvta_generic_to_shared(factors + 4);
     uint32_t warp = uniform(threadIdx.x / 32), first_row = blockIdx.y * R, n_rows = 1;
     uint32_t ring = warp * p.slots * p.slot_bytes,
              from = (uint32_t)__cvta_generic_to_shared(shared);
@@ -835,15 +829,13 @@ static __device__ __forceinline__ void project(const struct project_params &p,
             bulk_init_slots(bars, 1);
         __syncthreads();
     }
+    struct piece weights = {};
+    struct team who = find_team(p.in);
+    if (IS_FUSED)
+        prepare_early(who, p.in, weights);
     if (has_task) {
         find_task(p, warp, t);
         fill_ring<SET, IS_BULK>(p, l, from + ring, bars);
-    }
-    if (SHARE > 1) {
-        if (threadIdx.x == 0)
-            signal_init(signal, project_is_quick(&p.in) ? sent_bytes(p.in) : 0);
-        __syncwarp();
-        cluster_arrive();
     }
     uint32_t group = blockDim.x / R, r = R == 1 ? 0 : threadIdx.x / group;
     uint32_t e = threadIdx.x - r * group;
@@ -851,17 +843,11 @@ static __device__ __forceinline__ void project(const struct project_params &p,
     if (e < p.most_places)
         at = find_place(p, e);
     if (IS_FUSED) {
-        float4 weight[NORM_BATCH];
-        struct team who = find_team<SHARE>(factors + 4);
-        prepare_early(who, p.in, weight);
-        if (SHARE > 1)
-            cluster_wait(); /* the other block is there */
 #pragma unroll 1
         for (uint32_t i = 0; i < R; i++) {
             struct row_source source = {first_row + i, p.row_limit, i == 0};
-            prepare_row<SHARE, act_group<SET>()>(who, p.io, p.in, source, weight,
-                                                 images + i * p.image_bytes,
-                                                 red + i * (p.in.k / PROJECT_CHUNK));
+            prepare_row<SET>(who, p.io, p.in, source, weights, images + i * p.image_bytes,
+                             red + i * (p.in.k / PROJECT_CHUNK));
         }
         if (p.row_limit > 1 || p.in.is_head)
             n_rows = prepare_count(p.io, p.in);
@@ -881,8 +867,6 @@ static __device__ __forceinline__ void project(const struct project_params &p,
     if (at.column != NO_PLACE && p.finish == FINISH_ADD)
         was = __ldcg(out + at.column);
     __syncthreads();
-    if (SHARE > 1)
-        signal_wait(signal, 0);
     struct acts a = acts_of(p.in, images, p.image_bytes);
     if (warp == blockDim.x / 32 - 1)
         put_factors<R>(p, red, factors);
@@ -910,28 +894,28 @@ static __device__ __forceinline__ void project(const struct project_params &p,
     }
 }
 
-/* A kernel for a set of types: project_<name>_<set>. ATTRIBUTES: of a cluster, or none. */
-#define PROJECT_KERNEL(NAME, SET_NAME, SET, ROWS, SHARE, REGISTERS, ATTRIBUTES)                    \
-    extern "C" __global__ void ATTRIBUTES __maxnreg__(REGISTERS)                                   \
-        project_##NAME##_##SET_NAME(const __grid_constant__ struct project_params p) {             \
-        project<SET, ROWS, SHARE>(p);                                                              \
+/* A kernel for some rows and a set of types: project_<rows>_<set>. */
+#define PROJECT_KERNEL(ROWS, REGISTERS, SET_NAME, SET)                                             \
+    extern "C" __global__ void __maxnreg__(REGISTERS)                                              \
+        project_##ROWS##_##SET_NAME(const __grid_constant__ struct project_params p) {             \
+        project<SET, ROWS>(p);                                                                     \
     }
 
 /* Several rows of int8 activations are project_many's; what that leaves is one set. */
-#define PROJECT_KERNELS_FEW(NAME, ...)                                                             \
-    PROJECT_KERNEL(NAME, bf16, IS_BF16, __VA_ARGS__)                                               \
-    PROJECT_KERNEL(NAME, bf16_f32, IS_BF16 | IS_F32, __VA_ARGS__)                                  \
-    PROJECT_KERNEL(NAME, f16, IS_F16, __VA_ARGS__)                                                 \
-    PROJECT_KERNEL(NAME, all, 127, __VA_ARGS__)
+#define PROJECT_KERNELS_FEW(...)                                                                   \
+    PROJECT_KERNEL(__VA_ARGS__, bf16, IS_BF16)                                                     \
+    PROJECT_KERNEL(__VA_ARGS__, bf16_f32, IS_BF16 | IS_F32)                                        \
+    PROJECT_KERNEL(__VA_ARGS__, f16, IS_F16)                                                       \
+    PROJECT_KERNEL(__VA_ARGS__, all, 127)
 
-#define PROJECT_KERNELS(NAME, ...)                                                                 \
-    PROJECT_KERNEL(NAME, q4, IS_Q4_K, __VA_ARGS__)                                                 \
-    PROJECT_KERNEL(NAME, q6, IS_Q6_K, __VA_ARGS__)                                                 \
-    PROJECT_KERNEL(NAME, q4_q6, IS_Q4_K | IS_Q6_K, __VA_ARGS__)                                    \
-    PROJECT_KERNEL(NAME, q4_f32, IS_Q4_K | IS_F32, __VA_ARGS__)                                    \
-    PROJECT_KERNEL(NAME, q4_q6_f32, IS_Q4_K | IS_Q6_K | IS_F32, __VA_ARGS__)                       \
-    PROJECT_KERNEL(NAME, q8, IS_Q8_0, __VA_ARGS__)                                                 \
-    PROJECT_KERNEL(NAME, q8_f32, IS_Q8_0 | IS_F32, __VA_ARGS__)                                    \
-    PROJECT_KERNELS_FEW(NAME, __VA_ARGS__)
+#define PROJECT_KERNELS(...)                                                                       \
+    PROJECT_KERNEL(__VA_ARGS__, q4, IS_Q4_K)                                                       \
+    PROJECT_KERNEL(__VA_ARGS__, q6, IS_Q6_K)                                                       \
+    PROJECT_KERNEL(__VA_ARGS__, q4_q6, IS_Q4_K | IS_Q6_K)                                          \
+    PROJECT_KERNEL(__VA_ARGS__, q4_f32, IS_Q4_K | IS_F32)                                          \
+    PROJECT_KERNEL(__VA_ARGS__, q4_q6_f32, IS_Q4_K | IS_Q6_K | IS_F32)                             \
+    PROJECT_KERNEL(__VA_ARGS__, q8, IS_Q8_0)                                                       \
+    PROJECT_KERNEL(__VA_ARGS__, q8_f32, IS_Q8_0 | IS_F32)                                          \
+    PROJECT_KERNELS_FEW(__VA_ARGS__)
 
 #endif

@@ -16,7 +16,6 @@ enum {
     PROJECT_TASK_ROWS = 16,
     PROJECT_ROWS = 8,    /* at once, at most, of products by dot products */
     PROJECT_FUSED = 2,   /* up to so many rows are prepared by the blocks of the product */
-    PROJECT_SHARE = 2,   /* blocks that may prepare a single row together: a cluster */
     PROJECT_CHUNK = 128, /* columns of which a warp sums the squares at once */
 };
 
@@ -45,6 +44,8 @@ struct project_input {
     uint32_t k, x_stride, gate_row_stride;
     uint32_t kind;               /* PREPARE_... */
     uint32_t width, head_stride; /* of heads; and from one head of the gate to the next */
+    uint32_t head_magic;         /* 65536 by a head's columns in 128s, rounded up */
+    uint32_t head_gap;           /* fours of columns between two heads' gates; 0: no gates */
     uint32_t is_aligned;         /* all of it may be read 16 bytes at a time */
     uint32_t is_head;            /* rows are those that IO lists as outputs */
     uint32_t wants_int8, wants_f32;
@@ -73,7 +74,6 @@ struct project_params {
     uint32_t image_bytes;                /* of a row */
     uint32_t has_bias;                   /* some segment has */
     uint32_t most_shared;                /* bytes that the device allows a block */
-    uint32_t most_columns;               /* of the rows of all of the plan's products */
     uint32_t is_plain; /* F32 segments read their activations where they lie, not from an image */
     struct project_segment segments[PROJECT_SEGMENTS];
     uint16_t bounds[PROJECT_BLOCKS + 1]; /* block b has tiles bounds[b]... */

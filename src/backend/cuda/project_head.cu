@@ -25,26 +25,16 @@ struct head {
     }
 };
 
-#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
-#define PAIR __cluster_dims__(PROJECT_SHARE)
-#else
-#define PAIR
-#endif
-
-#define HEAD_KERNEL(NAME, SET, SHARE, ATTRIBUTES)                                                  \
-    extern "C" __global__ void ATTRIBUTES __maxnreg__(56)                                          \
-        project_head_##NAME(const __grid_constant__ struct project_head_params h) {                \
-        project<SET, 1, SHARE>(h.p, head{h});                                                      \
+/* A head is one matrix: of one type. */
+#define HEAD_KERNEL(NAME, SET)                                                                     \
+    extern "C" __global__ void __maxnreg__(56)                                                     \
+        project_head_1_##NAME(const __grid_constant__ struct project_head_params h) {              \
+        project<SET, 1>(h.p, head{h});                                                             \
     }
 
-/* A head is one matrix: of one type. */
-#define HEAD_KERNELS(NAME, SET)                                                                    \
-    HEAD_KERNEL(1_##NAME, SET, 1, )                                                                \
-    HEAD_KERNEL(pair_##NAME, SET, PROJECT_SHARE, PAIR)
-
-HEAD_KERNELS(q4, IS_Q4_K)
-HEAD_KERNELS(q6, IS_Q6_K)
-HEAD_KERNELS(q8, IS_Q8_0)
-HEAD_KERNELS(bf16, IS_BF16)
-HEAD_KERNELS(f16, IS_F16)
-HEAD_KERNELS(all, 127)
+HEAD_KERNEL(q4, IS_Q4_K)
+HEAD_KERNEL(q6, IS_Q6_K)
+HEAD_KERNEL(q8, IS_Q8_0)
+HEAD_KERNEL(bf16, IS_BF16)
+HEAD_KERNEL(f16, IS_F16)
+HEAD_KERNEL(all, 127)

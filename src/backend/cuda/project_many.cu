@@ -631,9 +631,7 @@ static __device__ __forceinline__ float4 *image_floats(const struct many_row &,
     return NULL; /* there are none */
 }
 
-template <int SHARE>
-static __device__ __forceinline__ void image_group(const struct team &, bool,
-                                                   const struct many_row &to, uint32_t, uint32_t i,
+static __device__ __forceinline__ void image_group(const struct many_row &to, uint32_t, uint32_t i,
                                                    float scale, int sum) {
     uint32_t rows = to.m.rows, band = i * 4 >> to.m.band_shift;
     uint8_t *at = to.m.at + band * to.m.band_bytes;
@@ -649,18 +647,15 @@ static __device__ __forceinline__ float *row_squares(const struct many_image &m,
 }
 
 /* Blocks (i, ...) make row i, or part of it. */
-extern "C" __global__ void __maxnreg__(48)
+extern "C" __global__ void __maxnreg__(56)
     project_many_prepare(const __grid_constant__ struct many_prepare_params p) {
     extern __shared__ uint4 prepare_room[];
     pdl_launch();
     uint32_t i = blockIdx.x, group = i / p.images.rows;
-    float4 weight[NORM_BATCH];
-    struct team who = {threadIdx.x + blockIdx.y * blockDim.x, gridDim.y * blockDim.x, 0, 0};
-    prepare_early(who, p.in, weight);
     struct many_row to = {p.images, i - group * p.images.rows};
     to.m.at += (uint64_t)group * p.images.bytes;
     float *red = p.in.kind == PREPARE_NORM ? row_squares(to.m, to.row)
                                            : (float *)prepare_room; /* a factor a head */
     struct row_source source = {min(i, p.row_limit - 1), p.row_limit, true};
-    prepare_row<1>(who, p.io, p.in, source, weight, to, red);
+    prepare_alone(p.io, p.in, source, to, red);
 }
