@@ -76,17 +76,18 @@ struct piece {
 /* Who prepares a row. */
 struct team {
     uint32_t first, step; /* this thread's first piece, and how many pieces all take in a round */
-    bool is_aside;        /* this warp has no pieces */
+    uint32_t warp;        /* its warp's first */
 };
 
 /* Threads of a block: as few as take a piece each, or all. */
 static __device__ __forceinline__ struct team find_team(const struct project_input &in) {
     uint32_t threads = min(blockDim.x, (in.k / PIECE + 31) / 32 * 32);
-    return {threadIdx.x, threads, uniform(threadIdx.x / 32) >= threads / 32};
+    return {threadIdx.x, threads, uniform(threadIdx.x / 32) * 32};
 }
 
 /* Where the piece that a thread takes in the round from `base` begins, in fours of columns. Behind
- * the end it does one of the row's first once more, since lanes that stand aside cost more. */
+ * the end half a warp does the row's first 128 columns once more, since lanes that stand aside cost
+ * more. */
 static __device__ __forceinline__ uint32_t piece_at(const struct team &who, uint32_t base,
                                                     uint32_t n) {
     uint32_t i = base + who.first, lane = threadIdx.x % PIECES;
@@ -169,12 +170,9 @@ static __device__ __forceinline__ float head_factor(const struct project_input &
     return rsqrtf(__fmaf_rn(square, 1.0f / PROJECT_CHUNK, in.eps));
 }
 
-/* The sum of the squares of 128 columns, from lanes far apart to neighbours. */
-static __device__ __forceinline__ float add_squares(float sum) {
-#pragma unroll
-    for (int lane = PIECES / 2; lane > 0; lane /= 2)
-        sum = __fadd_rn(sum, __shfl_xor_sync(~0u, sum, lane));
-    return sum;
+/* The squares of 128 columns are added from lanes far apart to neighbours. */
+static __device__ __forceinline__ void add_square(float &sum, int lane) {
+    sum = __fadd_rn(sum, __shfl_xor_sync(~0u, sum, lane));
 }
 
 /* What a size is a scale of, and what makes a value a number of it. */
@@ -189,7 +187,7 @@ static __device__ __forceinline__ struct scale find_scale(uint32_t size) {
 }
 
 /* The piece at `i`, as quant.h's act_quantize has it: sizes are compared as integers, so that a NaN
- * is the largest. Squares, where they are wanted, are added on the way. The sums of the two halves'
+ * is the largest. Squares are added on the way, which takes no time. The sums of the two halves'
  * numbers are added as one number, 16 bits apart. */
 template <int SET, class IMAGE>
 static __device__ __forceinline__ void put_int8(const struct project_input &in, uint32_t kind,
@@ -200,20 +198,15 @@ static __device__ __forceinline__ void put_int8(const struct project_input &in, 
     for (int h = 0; h < 2; h++)
         m[h] = max(max(size_bits(v.half[h].x), size_bits(v.half[h].y)),
                    max(size_bits(v.half[h].z), size_bits(v.half[h].w)));
-    if (is_wide<SET>(in)) {
-        m[0] = max(m[0], m[1]);
+    m[0] = is_wide<SET>(in) ? max(m[0], m[1]) : m[0];
 #pragma unroll
-        for (int lane = PIECES / 2; lane > 0; lane /= 2)
+    for (int lane = PIECES / 2; lane > 0; lane /= 2) {
+        if (is_wide<SET>(in) || lane < 8)
             m[0] = max(m[0], __shfl_xor_sync(~0u, m[0], lane));
-    } else {
-#pragma unroll
-        for (int lane = 4; lane > 0; lane /= 2)
-#pragma unroll
-            for (int h = 0; h < 2; h++)
-                m[h] = max(m[h], __shfl_xor_sync(~0u, m[h], lane));
+        if (!is_wide<SET>(in) && lane < 8)
+            m[1] = max(m[1], __shfl_xor_sync(~0u, m[1], lane));
+        add_square(square, lane);
     }
-    if (wants_squares(kind))
-        square = add_squares(square);
     struct scale scale[2];
     scale[0] = find_scale(m[0]);
     scale[1] = is_wide<SET>(in) ? scale[0] : find_scale(m[1]);
@@ -236,22 +229,33 @@ static __device__ __forceinline__ void put_int8(const struct project_input &in, 
     }
 }
 
+static __device__ __forceinline__ float add_squares(float square) {
+#pragma unroll
+    for (int lane = PIECES / 2; lane > 0; lane /= 2)
+        add_square(square, lane);
+    return square;
+}
+
 /* square: that of a lane's columns before the norm's weight, where it is wanted. */
 template <int SET, class IMAGE>
 static __device__ __forceinline__ void put_piece(const struct project_input &in, uint32_t kind,
-                                                 IMAGE image, uint32_t i, const struct piece &v,
+                                                 IMAGE image, uint32_t i, struct piece v,
                                                  float square, float *red) {
-    if (wants_int8<SET>(in))
-        put_int8<SET>(in, kind, image, i, v, square);
-    else if (wants_squares(kind))
-        square = add_squares(square);
     if (wants_f32<SET>(in)) {
         float4 *to = image_floats(image, in) + i;
-        float f = kind == PREPARE_GATED_NORM ? head_factor(in, square) : 1;
-#pragma unroll
-        for (int h = 0; h < 2; h++)
-            to[h * NEXT_HALF] = times(v.half[h], make_float4(f, f, f, f));
+        if (kind == PREPARE_GATED_NORM) {
+            float f = head_factor(in, add_squares(square));
+            struct piece factor = {{make_float4(f, f, f, f), make_float4(f, f, f, f)}};
+            v = times(v, factor);
+            kind = PREPARE_NONE;
+        }
+        to[0] = v.half[0];
+        to[NEXT_HALF] = v.half[1];
     }
+    if (wants_int8<SET>(in))
+        put_int8<SET>(in, kind, image, i, v, square);
+    else if (kind == PREPARE_NORM)
+        square = add_squares(square);
     if (kind == PREPARE_NORM && threadIdx.x % PIECES == 0)
         red[i / 32] = square;
 }
@@ -347,7 +351,7 @@ template <int SET, class IMAGE>
 static __device__ __forceinline__ void
 prepare_any(const struct cuda_io &io, const struct project_input &in, const struct row_source &from,
             IMAGE image, float *red) {
-    struct team who = {threadIdx.x, blockDim.x, false}; /* every block for itself */
+    struct team who = {threadIdx.x, blockDim.x, 0}; /* every block for itself */
     struct row_place row = open_row(io, in, from);
     uint32_t n = in.k / PIECE, kind = in.kind == PREPARE_NORM ? PREPARE_NORM : PREPARE_NONE;
     if (in.kind == PREPARE_GATED_NORM)
@@ -410,7 +414,7 @@ static __device__ __forceinline__ struct other find_other(const struct team &who
     bool is_gated = in.kind >= PREPARE_GATED_NORM;
     uint32_t n = in.k / PIECE, then = piece_at(who, next, n);
     const float4 *from = (const float4 *)(is_gated ? row.gate : row.x);
-    return {is_gated || (in.kind == PREPARE_NONE && next < n),
+    return {is_gated || (in.kind == PREPARE_NONE && next + who.warp < n),
             from + gate_at(in, is_gated ? i : then)};
 }
 
@@ -429,7 +433,7 @@ template <int SET, class IMAGE>
 static __device__ __forceinline__ void
 prepare_quick(const struct team &who, const struct cuda_io &io, const struct project_input &in,
               const struct row_source &from, const struct piece &weights, IMAGE image, float *red) {
-    if (who.is_aside) {
+    if (who.warp >= who.step) {
         if (from.is_first)
             pdl_wait(io);
         return;
@@ -461,7 +465,7 @@ prepare_quick(const struct team &who, const struct cuda_io &io, const struct pro
                 v = times(v, more);
         }
         put_piece<SET>(in, in.kind, image, i, v, square, red);
-        if (next >= n)
+        if (next + who.warp >= n)
             break;
         i = piece_at(who, next, n);
         next += who.step;
@@ -493,7 +497,9 @@ template <class IMAGE>
 static __device__ __forceinline__ void
 prepare_alone(const struct cuda_io &io, const struct project_input &in,
               const struct row_source &from, IMAGE image, float *red) {
-    struct team who = {threadIdx.x + blockIdx.y * blockDim.x, gridDim.y * blockDim.x, false};
+    uint32_t before = blockIdx.y * blockDim.x;
+    struct team who = {before + threadIdx.x, gridDim.y * blockDim.x,
+                       before + uniform(threadIdx.x / 32) * 32};
     struct piece weights = {};
     prepare_early(who, in, weights);
     prepare_row(who, io, in, from, weights, image, red);
