@@ -289,6 +289,12 @@ static bool is_aligned(const struct operand *o) {
     return o->n_dims == 0 || (o->offset % 16 == 0 && o->stride % 4 == 0);
 }
 
+/* Which row a head has is known only behind the wait, and before it others are found that are read
+ * beside the row: a head with gates, or with neither gates nor a norm, takes the general way. */
+static bool is_known_early(const struct op_project *op) {
+    return !op->is_head || op->prologue == PROLOGUE_NORM;
+}
+
 static struct project_input input_of(struct recorder *r, const struct op_project *op) {
     uint32_t width = op->head_width ? op->head_width : op->in.dims[0];
     return (struct project_input){
@@ -304,7 +310,7 @@ static struct project_input input_of(struct recorder *r, const struct op_project
         .head_magic = div_up(65536, max_u32(width / PROJECT_CHUNK, 1)),
         .head_gap = op->gate.n_dims ? (op->gate_stride - width) / 4 : 0,
         .is_aligned = is_aligned(&op->in) && is_aligned(&op->gate) && op->gate_stride % 4 == 0 &&
-                      op->head_width % 4 == 0,
+                      op->head_width % 4 == 0 && is_known_early(op),
         .is_head = op->is_head,
         .eps = op->eps,
     };
