@@ -23,14 +23,14 @@ struct cuda_launch {
     bool is_barrier; /* begins when all before it are complete, whatever they allowed */
 };
 
-/* What a record function may ask for and add to. The functions run twice: once to count (all
- * addresses NULL), once to record. */
 /* What all products of a plan but its head have between them. */
 struct plan_products {
     uint32_t set; /* of types, as project.h has it */
     bool has_experts;
 };
 
+/* What a record function may ask for and add to. The functions run twice: once to count (all
+ * addresses NULL), once to record. */
 struct recorder {
     const struct plan *plan;
     struct plan_products products;

@@ -66,7 +66,7 @@ static __device__ __forceinline__ uint32_t size_bits(float x) {
 /* ---- pieces of a row --------------------------------------------------------------------------
  */
 
-enum { PIECE = 8, PIECES = PROJECT_CHUNK / PIECE, NEXT_HALF = PIECES }; /* of 128 columns */
+enum { PIECES = PROJECT_CHUNK / PROJECT_PIECE, NEXT_HALF = PIECES }; /* of 128 columns */
 
 /* Eight columns: four, and the four that are 64 behind them; of 128, neighbours of 16 lanes. */
 struct piece {
@@ -81,7 +81,7 @@ struct team {
 
 /* Threads of a block: as few as take a piece each, or all. */
 static __device__ __forceinline__ struct team find_team(const struct project_input &in) {
-    uint32_t threads = min(blockDim.x, (in.k / PIECE + 31) / 32 * 32);
+    uint32_t threads = min(blockDim.x, (in.k / PROJECT_PIECE + 31) / 32 * 32);
     return {threadIdx.x, threads, uniform(threadIdx.x / 32) * 32};
 }
 
@@ -353,7 +353,7 @@ prepare_any(const struct cuda_io &io, const struct project_input &in, const stru
             IMAGE image, float *red) {
     struct team who = {threadIdx.x, blockDim.x, 0}; /* every block for itself */
     struct row_place row = open_row(io, in, from);
-    uint32_t n = in.k / PIECE, kind = in.kind == PREPARE_NORM ? PREPARE_NORM : PREPARE_NONE;
+    uint32_t n = in.k / PROJECT_PIECE, kind = in.kind == PREPARE_NORM ? PREPARE_NORM : PREPARE_NONE;
     if (in.kind == PREPARE_GATED_NORM)
         head_factors(in, row.x, red);
 #pragma unroll 1
@@ -395,7 +395,7 @@ static __device__ __forceinline__ void
 prepare_early(const struct team &who, const struct project_input &in, struct piece &weights) {
     if (!project_is_quick(&in) || !wants_squares(in.kind))
         return;
-    uint32_t i = piece_at(who, 0, in.k / PIECE);
+    uint32_t i = piece_at(who, 0, in.k / PROJECT_PIECE);
     weights = load_weights((const float4 *)in.norm +
                            (in.kind == PREPARE_NORM ? i : threadIdx.x % PIECES));
 }
@@ -412,7 +412,7 @@ static __device__ __forceinline__ struct other find_other(const struct team &who
                                                           const struct row_place &row, uint32_t i,
                                                           uint32_t next) {
     bool is_gated = in.kind >= PREPARE_GATED_NORM;
-    uint32_t n = in.k / PIECE, then = piece_at(who, next, n);
+    uint32_t n = in.k / PROJECT_PIECE, then = piece_at(who, next, n);
     const float4 *from = (const float4 *)(is_gated ? row.gate : row.x);
     return {is_gated || (in.kind == PREPARE_NONE && next + who.warp < n),
             from + gate_at(in, is_gated ? i : then)};
@@ -438,7 +438,7 @@ prepare_quick(const struct team &who, const struct cuda_io &io, const struct pro
             pdl_wait(io);
         return;
     }
-    uint32_t n = in.k / PIECE, next = who.step, i = piece_at(who, 0, n);
+    uint32_t n = in.k / PROJECT_PIECE, next = who.step, i = piece_at(who, 0, n);
     struct row_place row = early_row(in, from);
     struct other other = find_other(who, in, row, i, next);
     const float4 *x = (const float4 *)row.x, *at = x + i;

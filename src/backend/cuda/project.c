@@ -289,10 +289,13 @@ static bool is_aligned(const struct operand *o) {
     return o->n_dims == 0 || (o->offset % 16 == 0 && o->stride % 4 == 0);
 }
 
-/* Which row a head has is known only behind the wait, and before it others are found that are read
- * beside the row: a head with gates, or with neither gates nor a norm, takes the general way. */
-static bool is_known_early(const struct op_project *op) {
-    return !op->is_head || op->prologue == PROLOGUE_NORM;
+/* What prepare_quick leaves to the general way: gates of very long rows, for which gate_at does not
+ * divide exactly; and heads with gates, or with neither gates nor a norm: which row a head has is
+ * known only behind the wait, and what is read beside it is found before. */
+static bool is_quick(const struct op_project *op, uint32_t width) {
+    uint64_t chunks = op->in.dims[0] / PROJECT_CHUNK, head_chunks = width / PROJECT_CHUNK;
+    bool are_gates_near = op->gate.n_dims == 0 || chunks * head_chunks <= 65536;
+    return are_gates_near && (!op->is_head || op->prologue == PROLOGUE_NORM);
 }
 
 static struct project_input input_of(struct recorder *r, const struct op_project *op) {
@@ -310,7 +313,7 @@ static struct project_input input_of(struct recorder *r, const struct op_project
         .head_magic = div_up(65536, max_u32(width / PROJECT_CHUNK, 1)),
         .head_gap = op->gate.n_dims ? (op->gate_stride - width) / 4 : 0,
         .is_aligned = is_aligned(&op->in) && is_aligned(&op->gate) && op->gate_stride % 4 == 0 &&
-                      op->head_width % 4 == 0 && is_known_early(op),
+                      op->head_width % 4 == 0 && is_quick(op, width),
         .is_head = op->is_head,
         .eps = op->eps,
     };
@@ -378,7 +381,7 @@ static uint32_t choose_rows(struct project_params *p, uint32_t bucket, uint32_t 
 /* Blocks of a row: as many as have a place each, where columns do not depend on each other. */
 static uint32_t prepare_shares(const struct project_input *in, uint32_t rows, uint32_t threads,
                                uint32_t n_sms) {
-    uint32_t pieces = in->k / 8, most = in->kind == PREPARE_NONE ? 3 : 2, shares = 1;
+    uint32_t pieces = in->k / PROJECT_PIECE, most = in->kind == PREPARE_NONE ? 3 : 2, shares = 1;
     for (uint32_t batch = 1; project_is_quick(in) && batch <= most; batch++) {
         shares = div_up(pieces, batch * threads);
         if (shares * rows <= n_sms)
@@ -546,12 +549,12 @@ void project_survey(struct recorder *r) {
 
 /* The set of a product's kernel. Code that runs once in a stage takes long to come from memory,
  * unless the stage before has just run it: so all products of one row have one kernel, that of all
- * their types, if there is one and rings are alike. Where experts come between them that gains
- * nothing. */
-static uint32_t shared_set(const struct recorder *r, uint32_t set) {
-    uint32_t all = r->products.set;
+ * their types, if there is one that has this one's types and its rings. (A head's types need not be
+ * among them.) Where experts come between them that gains nothing. */
+static uint32_t shared_set(const struct recorder *r, const struct project_params *p, uint32_t set) {
+    uint32_t all = r->products.set, has_more_slots = (all & HAS_MORE_SLOTS) != 0;
     bool is_known = strcmp(project_set_name(all), "all") != 0 && !r->products.has_experts;
-    return is_known && !((all ^ set) & HAS_MORE_SLOTS) ? all : set;
+    return is_known && !(set & ~all) && p->has_more_slots == has_more_slots ? all : set;
 }
 
 int record_project(struct recorder *r, const struct op *op) {
@@ -594,7 +597,7 @@ int record_project(struct recorder *r, const struct op *op) {
     bool is_head = find_pick(r, o, &head);
     char name[48];
     const char *kind = is_head ? "head_" : "", *set_text;
-    set_text = kernel_set(rows == 1 && !is_head ? shared_set(r, set) : set, rows);
+    set_text = kernel_set(rows == 1 && !is_head ? shared_set(r, &p, set) : set, rows);
     snprintf(name, sizeof name, "project_%s%u_%s", kind, rows, set_text);
     if (rows > PROJECT_FUSED) {
         int status = prepare_rows(r, &p, bucket, rows);

@@ -16,7 +16,8 @@ enum {
     PROJECT_TASK_ROWS = 16,
     PROJECT_ROWS = 8,    /* at once, at most, of products by dot products */
     PROJECT_FUSED = 2,   /* up to so many rows are prepared by the blocks of the product */
-    PROJECT_CHUNK = 128, /* columns of which a warp sums the squares at once */
+    PROJECT_CHUNK = 128, /* columns whose squares are summed at once, by half a warp */
+    PROJECT_PIECE = 8,   /* columns that a thread makes ready at once */
 };
 
 /* The same numbers as plan.h's, which kernels do not see. */
@@ -46,7 +47,7 @@ struct project_input {
     uint32_t width, head_stride; /* of heads; and from one head of the gate to the next */
     uint32_t head_magic;         /* 65536 by a head's columns in 128s, rounded up */
     uint32_t head_gap;           /* fours of columns between two heads' gates; 0: no gates */
-    uint32_t is_aligned;         /* all of it may be read 16 bytes at a time */
+    uint32_t is_aligned;         /* all of it may be read 16 bytes at a time, see is_quick */
     uint32_t is_head;            /* rows are those that IO lists as outputs */
     uint32_t wants_int8, wants_f32;
     float eps;
@@ -131,7 +132,7 @@ TILE_FN uint32_t project_magic(uint32_t d) {
     return d > 1 ? 0xffffffffu / d + 1 : 0;
 }
 
-/* Rows that warps make ready 128 columns at a time, 16 bytes a lane. */
+/* Rows that half warps make ready 128 columns at a time, twice 16 bytes a lane. */
 TILE_FN uint32_t project_is_quick(const struct project_input *in) {
     return in->is_aligned && (in->kind <= PREPARE_NORM || in->width == PROJECT_CHUNK ||
                               (in->kind == PREPARE_SIGMOID_GATE && in->width % PROJECT_CHUNK == 0));
