@@ -15,37 +15,30 @@ static __device__ __forceinline__ void pdl_launch(void) {
 #endif
 }
 
+/* Below 9.0 a kernel begins when all before it are complete. */
+#if __CUDA_ARCH__ >= 900
+#define PDL_WAIT "griddepcontrol.wait;\n"
+#else
+#define PDL_WAIT ""
+#endif
+
 /* All earlier kernels of the step are complete behind this, and their writes are seen. */
 static __device__ __forceinline__ void pdl_wait(void) {
-#if __CUDA_ARCH__ >= 900
-    asm volatile("griddepcontrol.wait;" ::: "memory");
-#endif
+    asm volatile(PDL_WAIT ::: "memory");
 }
 
 /* The same, and one thread notes when that was: a step's times, op by op, as they are in the step.
  * Who that is, and where it goes, is known before the wait. */
 static __device__ __forceinline__ void pdl_wait(const struct cuda_io &io) {
-#if __CUDA_ARCH__ >= 900
     uint32_t who = threadIdx.x | blockIdx.x | blockIdx.y | blockIdx.z;
     asm volatile("{\n"
                  ".reg .pred p;\n"
                  ".reg .u64 now;\n"
-                 "setp.eq.u32 p, %0, 0;\n"
-                 "griddepcontrol.wait;\n"
-                 "@p mov.u64 now, %%globaltimer;\n"
+                 "setp.eq.u32 p, %0, 0;\n" PDL_WAIT "@p mov.u64 now, %%globaltimer;\n"
                  "@p st.global.u64 [%1], now;\n"
                  "}" ::"r"(who),
                  "l"(io.stamp)
                  : "memory");
-#else
-    if ((threadIdx.x | blockIdx.x | blockIdx.y | blockIdx.z) == 0)
-        asm volatile("{\n"
-                     ".reg .u64 now;\n"
-                     "mov.u64 now, %%globaltimer;\n"
-                     "st.global.u64 [%0], now;\n"
-                     "}" ::"l"(io.stamp)
-                     : "memory");
-#endif
 }
 
 /* ---- asynchronous copies into shared memory ----------------------------------------------------

@@ -596,9 +596,9 @@ int record_project(struct recorder *r, const struct op *op) {
     struct project_head_params head = {0};
     bool is_head = find_pick(r, o, &head);
     char name[48];
-    const char *kind = is_head ? "head_" : "", *set_text;
-    set_text = kernel_set(rows == 1 && !is_head ? shared_set(r, &p, set) : set, rows);
-    snprintf(name, sizeof name, "project_%s%u_%s", kind, rows, set_text);
+    uint32_t known = rows == 1 && !is_head ? shared_set(r, &p, set) : set; /* to the kernel */
+    snprintf(name, sizeof name, "project_%s%u_%s", is_head ? "head_" : "", rows,
+             kernel_set(known, rows));
     if (rows > PROJECT_FUSED) {
         int status = prepare_rows(r, &p, bucket, rows);
         if (status)
