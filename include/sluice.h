@@ -42,6 +42,7 @@ enum sluice_status {
     SLUICE_ERR_UNSUPPORTED = -4, /* well-formed, but nothing here can run it */
     SLUICE_ERR_MEMORY = -5,      /* memory ran out */
     SLUICE_ERR_DEVICE = -6,      /* an accelerator failed */
+    SLUICE_ERR_CANCELLED = -7,   /* the caller asked to stop */
 };
 
 /* The version this library was built from, e.g. "0.1.0-12-gabc1234". Static; never NULL. */

@@ -52,6 +52,8 @@ TEST(err_prefix_goes_in_front) {
     EXPECT_INT(err_prefix(&err, "file %d", 3), SLUICE_ERR_FORMAT);
     EXPECT_STR(err.text, "file 3: key a is u8");
     EXPECT_STR(sluice_status_text(SLUICE_ERR_DEVICE), "device error");
+    EXPECT_STR(sluice_status_text(SLUICE_ERR_CANCELLED), "cancelled");
+    EXPECT_STR(sluice_status_text(-8), "unknown status");
     EXPECT_STR(sluice_status_text(-99), "unknown status");
     EXPECT_STR(sluice_status_text(5), "unknown status");
     EXPECT(strlen(sluice_version()) > 0);

@@ -16,9 +16,9 @@ const char *sluice_version(void) {
 const char *sluice_status_text(int status) {
     static const char *const text[] = {
         "ok",          "bad argument",  "i/o error",    "bad format",
-        "unsupported", "out of memory", "device error",
+        "unsupported", "out of memory", "device error", "cancelled",
     };
-    unsigned i = status <= 0 ? 0u - (unsigned)status : 7u;
+    unsigned i = status <= 0 ? 0u - (unsigned)status : sizeof text / sizeof *text;
     return i < sizeof text / sizeof *text ? text[i] : "unknown status";
 }
 
