@@ -3,6 +3,7 @@
 #include <string.h>
 
 #include "cmd/cmd.h"
+#include "cmd/interrupt.h"
 
 static const struct {
     const char *name;
@@ -31,6 +32,7 @@ static int finish(int status) {
 }
 
 int main(int argc, char **argv) {
+    interrupt_install(NULL);
     if (argc < 2) {
         print_help(stderr);
         return EXIT_USAGE;

@@ -12,6 +12,7 @@
 #include "base/cpu.h"
 #include "base/pool.h"
 #include "cmd/cmd.h"
+#include "cmd/interrupt.h"
 #include "cmd/progress.h"
 #include "engine/engine.h"
 
@@ -283,11 +284,13 @@ int common_work_off(sluice_engine *engine, const char *what, uint64_t tokens) {
     uint64_t done = 0;
     int status = SLUICE_OK;
     token_bar_start(&bar, what, tokens);
-    for (uint32_t rows = 1; !status && rows > 0;) {
+    for (uint32_t rows = 1; !status && rows > 0 && !interrupt_asked();) {
         status = sluice_engine_step(engine, &rows);
         token_bar_update(&bar, done += rows);
     }
     token_bar_end(&bar);
+    if (interrupt_asked())
+        return EXIT_INTERRUPTED;
     return status ? fail_engine(engine) : 0;
 }
 

@@ -66,7 +66,8 @@ void token_bar_start(struct token_bar *bar, const char *what, uint64_t total);
 void token_bar_update(struct token_bar *bar, uint64_t done);
 void token_bar_end(struct token_bar *bar); /* wipes it */
 
-/* Steps until nothing waits, with such a bar. `what` NULL: without. */
+/* Steps until nothing waits, with such a bar. `what` NULL: without. EXIT_INTERRUPTED when somebody
+ * asked to stop; then tokens may wait still. */
 int common_work_off(sluice_engine *engine, const char *what, uint64_t tokens);
 
 /* Bytes of weights and state that a step of so many rows touches at that depth. */

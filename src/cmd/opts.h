@@ -4,7 +4,8 @@
 
 #include <stdbool.h>
 
-enum { EXIT_WORLD = 1, EXIT_USAGE = 2 }; /* files, models, memory, devices; the command line */
+/* Files, models, memory, devices; the command line; Ctrl-C, as a shell puts it. */
+enum { EXIT_WORLD = 1, EXIT_USAGE = 2, EXIT_INTERRUPTED = 130 };
 
 enum opt_kind { OPT_FLAG, OPT_INT, OPT_FLOAT, OPT_STRING, OPT_LIST };
 

@@ -7,6 +7,8 @@
 
 #include "base/filemap.h"
 #include "cmd/cmd.h"
+#include "cmd/generate.h"
+#include "cmd/interrupt.h"
 #include "cmd/open.h"
 #include "cmd/progress.h"
 
@@ -21,8 +23,9 @@ struct run {
     sluice_engine *engine;
     sluice_seq *seq;
     sluice_text *text;
-    size_t n_prompt, n_new;
-    double prompt_seconds, seconds;
+    size_t n_prompt;
+    double prompt_seconds;
+    struct generate out;
 };
 
 /* ---- the prompt -------------------------------------------------------------------------------
@@ -92,65 +95,29 @@ static int feed_prompt(struct run *r) {
 /* ---- the text ---------------------------------------------------------------------------------
  */
 
-static int print_token(struct run *r, int32_t token) {
-    const char *at;
-    size_t length;
-    int status = sluice_text_push(r->text, token, &at, &length);
-    if (status)
-        return complain(EXIT_WORLD, "token %d: %s", token, sluice_status_text(status));
+static int show(void *user, const char *at, size_t length) {
+    (void)user;
     fwrite(at, 1, length, stdout);
     return fflush(stdout) ? complain(EXIT_WORLD, "cannot write to standard output") : 0;
 }
 
-static bool is_full(const struct run *r) {
-    struct sluice_choice choice;
-    uint32_t n;
-    sluice_engine_choice(r->engine, &choice);
-    sluice_seq_tokens(r->seq, NULL, &n, NULL);
-    return n >= choice.context;
-}
-
-/* Prints a token; false: it was the last. */
-static bool take(struct run *r, int32_t token, size_t most, int *exit) {
-    if (sluice_token_is_end(r->model, token))
-        return false;
-    *exit = print_token(r, token);
-    r->n_new++;
-    return !*exit && !sluice_text_has_stopped(r->text) && r->n_new < most;
-}
-
-/* Tokens come one by one, or several at a time from a backend that goes on by itself: what it made
- * beyond the end is not looked at. */
-static int generate(struct run *r) {
-    size_t most = r->n < 0 ? SIZE_MAX : (size_t)r->n;
-    int exit = 0;
-    int32_t token = sluice_seq_token(r->seq);
-    bool goes_on = most > 0 && take(r, token, most, &exit);
-    while (goes_on) {
-        const int32_t *tokens;
-        uint32_t n, before, steps = 0;
-        size_t left = most - r->n_new;
-        if (is_full(r)) {
-            fprintf(stderr, "\n(the context is full)");
-            break;
-        }
-        sluice_seq_tokens(r->seq, NULL, &before, NULL);
-        if (sluice_seq_feed(r->seq, &token, 1) ||
-            sluice_engine_burst(r->engine, left < UINT32_MAX ? (uint32_t)left : UINT32_MAX,
-                                &steps)) {
-            exit = fail_engine(r->engine);
-            break;
-        }
-        sluice_seq_tokens(r->seq, &tokens, &n, NULL);
-        for (uint32_t i = before + 1; goes_on && i < n; i++)
-            goes_on = take(r, tokens[i], most, &exit);
-        token = sluice_seq_token(r->seq);
-        goes_on = goes_on && take(r, token, most, &exit);
-    }
-    if (!exit && !sluice_text_has_stopped(r->text))
-        exit = print_token(r, SLUICE_TEXT_END);
-    if (!exit && r->n_new > 0)
+static int continue_text(struct run *r) {
+    r->out = (struct generate){
+        .model = r->model,
+        .engine = r->engine,
+        .seq = r->seq,
+        .text = r->text,
+        .most = r->n < 0 ? SIZE_MAX : (size_t)r->n,
+        .show = show,
+    };
+    int exit = generate(&r->out);
+    if (r->out.n_new > 0)
         putchar('\n');
+    fflush(stdout);
+    if (!exit && r->out.end == GENERATE_CONTEXT_FULL)
+        fprintf(stderr, "(the context is full)\n");
+    if (!exit && r->out.end == GENERATE_LOOP)
+        fprintf(stderr, "(stopped: the same tokens over and over; --ignore-eos goes on)\n");
     return exit;
 }
 
@@ -159,14 +126,14 @@ static void print_figures(const struct run *r, uint64_t seed) {
     uint32_t depth;
     sluice_engine_counters(r->engine, &c);
     sluice_seq_tokens(r->seq, NULL, &depth, NULL);
-    double steps = r->n_new > 1 ? (double)(r->n_new - 1) : 0;
-    double rate = steps > 0 && r->seconds > 0 ? steps / r->seconds : 0;
+    double steps = r->out.n_new > 1 ? (double)(r->out.n_new - 1) : 0;
+    double rate = steps > 0 && r->out.seconds > 0 ? steps / r->out.seconds : 0;
     uint64_t bytes = common_step_bytes(r->engine, 1, depth);
     fprintf(stderr,
             "prompt %zu tokens, %.1f tok/s; %zu tokens, %.1f tok/s, %s a token, %.2f GB/s; "
             "%llu submissions, %llu waits; seed %llu\n",
             r->n_prompt, r->prompt_seconds > 0 ? (double)r->n_prompt / r->prompt_seconds : 0,
-            r->n_new, rate, human_bytes(bytes), rate * (double)bytes / 1e9,
+            r->out.n_new, rate, human_bytes(bytes), rate * (double)bytes / 1e9,
             (unsigned long long)c.submissions, (unsigned long long)c.waits,
             (unsigned long long)seed);
 }
@@ -184,18 +151,17 @@ static int run(struct run *r) {
     if (sluice_text_open(&r->text, r->model, r->common.stops.at, (size_t)r->common.stops.n))
         return complain(EXIT_WORLD, "%s", sluice_model_error(r->model));
     common_announce(&r->common, r->model, r->engine);
+    interrupt_install(r->engine);
     double started = seconds_now();
     exit = common_work_off(r->engine, "prompt", r->n_prompt);
     r->prompt_seconds = seconds_now() - started;
     if (!exit && r->is_story && r->n != 0)
         fputs(story, stdout);
-    started = seconds_now();
     if (!exit)
-        exit = generate(r);
-    r->seconds = seconds_now() - started;
-    if (!exit)
+        exit = continue_text(r);
+    if (!exit || exit == EXIT_INTERRUPTED)
         print_figures(r, sampling.seed);
-    return exit;
+    return !exit && r->out.end == GENERATE_INTERRUPTED ? EXIT_INTERRUPTED : exit;
 }
 
 int cmd_run(int argc, char **argv) {
@@ -230,6 +196,7 @@ int cmd_run(int argc, char **argv) {
     exit = common_open(&r.common, &options, false, &r.model, &r.engine);
     if (!exit)
         exit = run(&r);
+    interrupt_install(NULL);
     sluice_text_close(r.text);
     sluice_engine_close(r.engine);
     sluice_model_close(r.model);

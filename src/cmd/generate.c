@@ -1,0 +1,113 @@
+/* generate.c - the token loop that run and chat share. */
+#include "cmd/generate.h"
+
+#include "base/clock.h"
+#include "cmd/interrupt.h"
+#include "cmd/open.h"
+
+/* ---- loops ------------------------------------------------------------------------------------
+ */
+
+bool loop_push(struct loop *loop, int32_t token) {
+    enum { TOKENS = 200, ROUNDS = 8 };
+    bool is_loop = false;
+    for (uint64_t period = 1; period <= LOOP_PERIODS && period <= loop->n; period++) {
+        uint32_t *repeated = &loop->repeated[period - 1];
+        *repeated = loop->last[(loop->n - period) % LOOP_PERIODS] == token ? *repeated + 1 : 0;
+        is_loop |= *repeated >= TOKENS && *repeated >= ROUNDS * period;
+    }
+    loop->last[loop->n++ % LOOP_PERIODS] = token;
+    return is_loop;
+}
+
+/* ---- one token --------------------------------------------------------------------------------
+ */
+
+static int show_token(struct generate *g, int32_t token) {
+    const char *at;
+    size_t length;
+    int status = sluice_text_push(g->text, token, &at, &length);
+    if (status)
+        return complain(EXIT_WORLD, "token %d: %s", token, sluice_status_text(status));
+    return length ? g->show(g->user, at, length) : 0;
+}
+
+/* Ends the loop for that reason. */
+static bool end_by(struct generate *g, enum generate_end why) {
+    g->end = why;
+    return false;
+}
+
+/* Shows a token; false: it was the last, g->end says why. */
+static bool take(struct generate *g, struct loop *loop, int32_t token, int *exit) {
+    if (!g->is_endless && sluice_token_is_end(g->model, token))
+        return end_by(g, GENERATE_END_TOKEN);
+    if (g->see)
+        *exit = g->see(g->user, token);
+    if (!*exit)
+        *exit = show_token(g, token);
+    g->n_new++;
+    if (*exit)
+        return end_by(g, GENERATE_FAILED);
+    if (sluice_text_has_stopped(g->text))
+        return end_by(g, GENERATE_STOP_STRING);
+    if (g->n_new >= g->most)
+        return end_by(g, GENERATE_MOST_TOKENS);
+    if (!g->is_endless && loop_push(loop, token))
+        return end_by(g, GENERATE_LOOP);
+    return interrupt_asked() ? end_by(g, GENERATE_INTERRUPTED) : true;
+}
+
+/* ---- the loop ---------------------------------------------------------------------------------
+ */
+
+static bool is_full(const struct generate *g) {
+    struct sluice_choice choice;
+    uint32_t n;
+    sluice_engine_choice(g->engine, &choice);
+    sluice_seq_tokens(g->seq, NULL, &n, NULL);
+    return n >= choice.context;
+}
+
+/* Feeds a token and makes the next, or several where the backend goes on by itself. What it made
+ * after the end is not looked at. */
+static bool advance(struct generate *g, struct loop *loop, int *exit) {
+    const int32_t *tokens;
+    int32_t token = sluice_seq_token(g->seq);
+    uint32_t n, before;
+    size_t left = g->most - g->n_new;
+    if (is_full(g))
+        return end_by(g, GENERATE_CONTEXT_FULL);
+    sluice_seq_tokens(g->seq, NULL, &before, NULL);
+    if (sluice_seq_feed(g->seq, &token, 1) ||
+        sluice_engine_burst(g->engine, left < UINT32_MAX ? (uint32_t)left : UINT32_MAX, NULL)) {
+        if (interrupt_asked())
+            return end_by(g, GENERATE_INTERRUPTED);
+        *exit = fail_engine(g->engine);
+        return end_by(g, GENERATE_FAILED);
+    }
+    sluice_seq_tokens(g->seq, &tokens, &n, NULL);
+    for (uint32_t i = before + 1; i < n; i++)
+        if (!take(g, loop, tokens[i], exit))
+            return false;
+    return take(g, loop, sluice_seq_token(g->seq), exit);
+}
+
+int generate(struct generate *g) {
+    struct loop loop = {0};
+    struct sluice_counters before, after;
+    double started = seconds_now();
+    int exit = 0;
+    g->n_new = 0;
+    g->end = GENERATE_MOST_TOKENS;
+    sluice_engine_counters(g->engine, &before);
+    bool goes_on = g->most > 0 && take(g, &loop, sluice_seq_token(g->seq), &exit);
+    while (goes_on)
+        goes_on = advance(g, &loop, &exit);
+    if (!exit)
+        exit = show_token(g, SLUICE_TEXT_END);
+    sluice_engine_counters(g->engine, &after);
+    g->seconds = seconds_now() - started;
+    g->submissions = after.submissions - before.submissions;
+    return exit;
+}

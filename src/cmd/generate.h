@@ -1,0 +1,56 @@
+/* generate.h - the token loop that run and chat share.
+ *
+ * In: a sequence whose prompt is worked off, so that a token is picked. Out: text, as it comes. */
+#ifndef CMD_GENERATE_H
+#define CMD_GENERATE_H
+
+#include "sluice.h"
+
+/* Why a text ended. */
+enum generate_end {
+    GENERATE_END_TOKEN,
+    GENERATE_STOP_STRING,
+    GENERATE_MOST_TOKENS,
+    GENERATE_INTERRUPTED,
+    GENERATE_LOOP, /* the same tokens over and over */
+    GENERATE_CONTEXT_FULL,
+    GENERATE_FAILED,
+};
+
+/* The same few tokens over and over: looked for by its period. */
+enum { LOOP_PERIODS = 64 };
+struct loop {
+    int32_t last[LOOP_PERIODS];      /* the newest tokens, a ring */
+    uint32_t repeated[LOOP_PERIODS]; /* newest tokens in a row that equal the one so far back */
+    uint64_t n;
+};
+/* Takes a token; true: at least 200 of the newest tokens, and 8 rounds of them, are repetition. */
+bool loop_push(struct loop *loop, int32_t token);
+
+struct generate {
+    /* Set by the caller. */
+    const sluice_model *model;
+    sluice_engine *engine;
+    sluice_seq *seq;
+    sluice_text *text; /* begins anew, with its stop strings */
+    size_t most;       /* tokens; SIZE_MAX: no limit */
+    bool is_endless;   /* goes on after end tokens and in loops (--ignore-eos) */
+    /* Whole characters, as they are known. Nonzero ends the loop with that exit status. */
+    int (*show)(void *user, const char *at, size_t length);
+    /* May be NULL. Every token that counts, before its text is shown, while the logits it was
+     * picked from are still there (where the sequence wants them). Nonzero as above. */
+    int (*see)(void *user, int32_t token);
+    void *user;
+
+    /* Set by generate. */
+    size_t n_new; /* tokens, without the one that ended it */
+    double seconds;
+    uint64_t submissions;
+    enum generate_end end;
+};
+
+/* Generates until something ends it. Returns 0, whatever that was, or the exit status of a failure,
+ * which was said. The sequence may hold tokens that were made after the end. */
+int generate(struct generate *g);
+
+#endif

@@ -1,0 +1,30 @@
+/* interrupt.h - Ctrl-C and its kin: the one place that handles SIGINT, SIGTERM and SIGHUP.
+ *
+ * (1) Without an engine every one of them ends the program at once, by the signal itself; nothing
+ *     half-written stays.
+ * (2) With an engine the first SIGINT only asks: the flag is raised and the engine's step ends
+ *     early. Whoever reads the flag stops, says its figures and returns EXIT_INTERRUPTED.
+ * (3) A second SIGINT before interrupt_reset ends the program as in (1). */
+#ifndef CMD_INTERRUPT_H
+#define CMD_INTERRUPT_H
+
+#include <stdatomic.h>
+#include <stdbool.h>
+
+#include "sluice.h"
+
+/* Handles the three signals from now on. `engine`: the one that a SIGINT stops; NULL: none, as in
+ * (1), also before the engine is closed. System calls that wait end with EINTR. A signal that was
+ * ignored when the program began (nohup) stays so. */
+void interrupt_install(sluice_engine *engine);
+
+/* The flag, for those who poll it. Never NULL. */
+const atomic_bool *interrupt_flag(void);
+static inline bool interrupt_asked(void) {
+    return atomic_load(interrupt_flag());
+}
+
+/* What was asked has been done: the next SIGINT is a first one again. */
+void interrupt_reset(void);
+
+#endif
