@@ -174,6 +174,14 @@ int sluice_engine_step(sluice_engine *engine, uint32_t *rows);
  * sluice_seq_rewind. */
 int sluice_engine_burst(sluice_engine *engine, uint32_t n, uint32_t *steps);
 
+/* Asks the engine to stop: the step, burst or sluice_seq_next that is running returns
+ * SLUICE_ERR_CANCELLED, or the next one when none is running. May be called from any thread and
+ * from a signal handler; takes NULL. The CPU backend stops in the middle of a step, within about 50
+ * ms; CUDA finishes the step or burst it is in. What was fed stays fed: tokens of a step that was
+ * cut off wait again, maybe more of them than before it, and going on gives the same bits as if
+ * nothing had happened. The call that reports it clears it. */
+void sluice_engine_cancel(sluice_engine *engine);
+
 /* Bytes, exactly as allocated. */
 struct sluice_memory {
     uint64_t weights;   /* as mapped */

@@ -6,9 +6,12 @@
  *   open -> load (regions made, weights placed, plans recorded) -> write IO, submit, wait, read IO
  *
  * (1) After load nothing is allocated, and addresses never change.
- * (2) A step is one submit and one wait. Nothing of it can fail but the device. */
+ * (2) A step is one submit and one wait. Nothing of it can fail but the device, and it may be
+ *     cancelled. */
 #ifndef BACKEND_BACKEND_H
 #define BACKEND_BACKEND_H
+
+#include <stdatomic.h>
 
 #include "base/err.h"
 #include "plan/build.h"
@@ -17,6 +20,9 @@ struct backend_options {
     int device;  /* of `devices`, where there are several */
     int threads; /* of the CPU backend; 0: one a processor */
     bool exact;  /* f32 activations throughout: the oracle */
+    /* A backend that can stop in the middle of a step looks at it; once set it stays set until wait
+     * has returned. NULL: no step is ever cancelled. */
+    const atomic_bool *cancel;
 };
 
 /* What memory is for, in bytes. `other` is the backend's own: packed weights, workspace. */
@@ -68,6 +74,8 @@ struct backend_kind {
     /* The host's address of IO. Its layout is that of the plan that is submitted next. */
     uint8_t *(*io)(struct backend *b);
 
+    /* wait returns SLUICE_ERR_CANCELLED for a step that stopped in the middle: what it should have
+     * written, in STATE and IO, is then undefined. */
     int (*submit)(struct backend *b, uint32_t plan, struct err *err);
     int (*wait)(struct backend *b, struct err *err);
 

@@ -225,6 +225,13 @@ int sluice_engine_burst(sluice_engine *e, uint32_t n, uint32_t *steps) {
     return status;
 }
 
+/* A lock-free store: allowed in a signal handler. */
+void sluice_engine_cancel(sluice_engine *e) {
+    _Static_assert(ATOMIC_BOOL_LOCK_FREE == 2, "a signal handler may only store what has no lock");
+    if (e)
+        atomic_store(&e->cancel, true);
+}
+
 void sluice_engine_memory(const sluice_engine *e, struct sluice_memory *out) {
     struct backend_memory m = e->predicted;
     if (e->is_loaded)
@@ -348,8 +355,10 @@ int sluice_seq_next(sluice_seq *seq, int32_t *token) {
         (slot_of(seq)->length == slot_of(seq)->n_tokens || !(seq->wants & SLUICE_WANT_TOKEN)))
         status = err_set(&e->err, SLUICE_ERR_ARGUMENT,
                          "the sequence has nothing to go on from, expected tokens that wait");
-    while (!status && (*token = sluice_seq_token(seq)) < 0)
+    while (!status && sluice_seq_token(seq) < 0)
         status = sluice_engine_step(e, NULL);
+    if (!status)
+        *token = sluice_seq_token(seq);
     return status;
 }
 

@@ -141,29 +141,58 @@ static void fill_io(struct sluice_engine *e, struct io_view *v, uint32_t steps) 
         fill_rows(s, part, v);
         fill_outputs(seq, part, part->rows == waiting(s), v, &n_biases);
         seq->logits_step = e->n_steps + 1;
-        seq->token = -1;
     }
 }
 
 /* ---- the step ---------------------------------------------------------------------------------
  */
 
-static int run(struct sluice_engine *e, double *seconds, struct err *err) {
-    if (seconds)
-        return e->kind->time_ops(e->backend, e->last_plan, seconds, err);
-    int status = e->kind->submit(e->backend, e->last_plan, err);
+static bool takes_cancel(struct sluice_engine *e) {
+    return atomic_exchange(&e->cancel, false);
+}
+
+static int cancelled(struct err *err) {
+    return err_set(err, SLUICE_ERR_CANCELLED, "cancelled by sluice_engine_cancel");
+}
+
+/* After a step that failed with `status`. One that was cut off leaves sequences as before it. */
+static int undo(struct sluice_engine *e, int status, struct err *err) {
+    for (uint32_t i = 0; i < e->n_parts; i++)
+        e->seqs[e->parts[i].slot].n_logits = 0;
+    if (status != SLUICE_ERR_CANCELLED)
+        return status;
+    takes_cancel(e);
+    for (uint32_t i = 0; i < e->n_parts; i++) {
+        int failed = state_undo(&e->state, e->parts[i].slot, err);
+        if (failed)
+            return failed;
+    }
+    return cancelled(err);
+}
+
+static int submit_and_wait(struct sluice_engine *e, uint32_t steps, struct err *err) {
+    int status = steps > 1 ? e->kind->submit_burst(e->backend, e->last_plan, err)
+                           : e->kind->submit(e->backend, e->last_plan, err);
     return status ? status : e->kind->wait(e->backend, err);
+}
+
+static int run(struct sluice_engine *e, uint32_t steps, double *seconds, struct err *err) {
+    int status = seconds ? e->kind->time_ops(e->backend, e->last_plan, seconds, err)
+                         : submit_and_wait(e, steps, err);
+    return status ? undo(e, status, err) : SLUICE_OK;
 }
 
 static int collect(struct sluice_engine *e, const struct io_view *v, struct err *err) {
     for (uint32_t i = 0; i < e->n_parts; i++) {
         const struct part *part = &e->parts[i];
         struct sluice_seq *seq = &e->seqs[part->slot];
+        seq->token = -1;
         if (part->outputs > 0) {
             const struct io_output *last = &v->outputs[seq->first_output + part->outputs - 1];
             seq->token = last->flags & IO_WANTS_TOKEN ? last->token : -1;
-            seq->picked_at = e->state.slots[part->slot].length + part->rows;
         }
+        seq->picked_at = e->state.slots[part->slot].length + part->rows;
+        e->n_rows += part->rows;
         int status = state_advance(&e->state, part->slot, part->rows, err);
         if (status)
             return status;
@@ -171,12 +200,11 @@ static int collect(struct sluice_engine *e, const struct io_view *v, struct err 
     return SLUICE_OK;
 }
 
-static void begin(struct sluice_engine *e, struct room used, uint32_t steps) {
+static void begin(struct sluice_engine *e, uint32_t steps) {
     struct io_view v = view_io(e, e->last_plan);
     e->n_steps += steps - 1; /* the last of them is the one that logits and flag speak of */
     fill_io(e, &v, steps);
     e->n_steps++;
-    e->n_rows += steps * used.rows;
 }
 
 uint32_t batch_begin(struct sluice_engine *e) {
@@ -184,7 +212,7 @@ uint32_t batch_begin(struct sluice_engine *e) {
     if (used.rows == 0)
         return 0;
     e->last_plan = engine_plan_for(e, used.rows, used.outputs);
-    begin(e, used, 1);
+    begin(e, 1);
     return used.rows;
 }
 
@@ -194,9 +222,17 @@ int batch_end(struct sluice_engine *e, struct err *err) {
 }
 
 int batch_step(struct sluice_engine *e, uint32_t *rows, double *seconds, struct err *err) {
-    *rows = batch_begin(e);
-    int status = *rows ? run(e, seconds, err) : SLUICE_OK;
-    return status || !*rows ? status : batch_end(e, err);
+    *rows = 0;
+    if (takes_cancel(e))
+        return cancelled(err);
+    uint32_t n = batch_begin(e);
+    if (n == 0)
+        return SLUICE_OK;
+    int status = run(e, 1, seconds, err);
+    if (!status)
+        status = batch_end(e, err);
+    *rows = status ? 0 : n;
+    return status;
 }
 
 /* ---- bursts -----------------------------------------------------------------------------------
@@ -231,21 +267,20 @@ static int collect_burst(struct sluice_engine *e, struct err *err) {
 }
 
 int batch_burst(struct sluice_engine *e, uint32_t n, uint32_t *steps, struct err *err) {
-    struct room used = compose(e);
     *steps = 0;
+    if (takes_cancel(e))
+        return cancelled(err);
+    struct room used = compose(e);
     if (used.rows == 0)
         return SLUICE_OK;
     e->last_plan = engine_plan_for(e, used.rows, used.outputs);
-    *steps = n >= IO_BURST && can_burst(e) ? IO_BURST : 1;
-    begin(e, used, *steps);
-    if (*steps == 1) {
-        int status = run(e, NULL, err);
-        return status ? status : batch_end(e, err);
-    }
-    int status = e->kind->submit_burst(e->backend, e->last_plan, err);
+    uint32_t together = n >= IO_BURST && can_burst(e) ? IO_BURST : 1;
+    begin(e, together);
+    int status = run(e, together, NULL, err);
     if (!status)
-        status = e->kind->wait(e->backend, err);
-    return status ? status : collect_burst(e, err);
+        status = together > 1 ? collect_burst(e, err) : batch_end(e, err);
+    *steps = status ? 0 : together;
+    return status;
 }
 
 const float *batch_tap(const struct sluice_engine *e, const struct sluice_seq *seq,

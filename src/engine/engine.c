@@ -156,7 +156,7 @@ static int open_backend(struct sluice_engine *e, const struct sluice_engine_opti
         return err_set(err, SLUICE_ERR_ARGUMENT, "backend is '%s', expected %s", name,
                        backend_names(names, sizeof names));
     }
-    const struct backend_options options = {o->device, o->threads, o->exact};
+    const struct backend_options options = {o->device, o->threads, o->exact, &e->cancel};
     e->device = o->device;
     return e->kind->open(&e->backend, &options, err);
 }

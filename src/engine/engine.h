@@ -8,6 +8,7 @@
 #define ENGINE_ENGINE_H
 
 #include <pthread.h>
+#include <stdatomic.h>
 
 #include "backend/backend.h"
 #include "engine/state.h"
@@ -67,6 +68,7 @@ struct sluice_engine {
     uint32_t n_plans;
     struct backend_memory predicted;
     bool is_loaded;
+    atomic_bool cancel; /* wanted; taken back by the call that reports it */
     struct state state;
     struct sluice_seq *seqs; /* (n_seqs), by slot */
     /* The running or last step. */
@@ -112,8 +114,8 @@ int fit_check(const struct sluice_engine *e, const struct sluice_engine_options 
 /* One step; *rows as in sluice_engine_step. seconds (may be NULL): of every op of the plan run,
  * e->last_plan; then the step is timed op by op. */
 int batch_step(struct sluice_engine *e, uint32_t *rows, double *seconds, struct err *err);
-/* The two halves of a step, for who runs e->last_plan by himself: IO filled in, results taken. No
- * rows: nothing waits, and there is no step. */
+/* The two halves of a step, for a caller that runs e->last_plan itself: IO filled in, results
+ * taken. No rows: nothing waits, and there is no step. */
 uint32_t batch_begin(struct sluice_engine *e);
 int batch_end(struct sluice_engine *e, struct err *err);
 /* Up to n steps as one submission: *steps says how many it was; 0: nothing waits. */

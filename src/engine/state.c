@@ -368,13 +368,9 @@ static int own_last_page(struct state *st, uint32_t slot, uint32_t length, struc
     return write_table(st, slot, index + 1, err);
 }
 
-int state_rewind(struct state *st, uint32_t slot, uint32_t n, struct err *err) {
+/* The slot's memory becomes that of its first n positions, or of fewer: then tokens wait. */
+static int go_back(struct state *st, uint32_t slot, uint32_t n, struct err *err) {
     struct slot *s = &st->slots[slot];
-    CHECK(s->is_open && n <= s->n_tokens);
-    if (n >= s->length) { /* only tokens that wait are taken back */
-        s->n_tokens = n;
-        return SLUICE_OK;
-    }
     uint32_t length = n;
     int status = is_recurrent(st) ? restore(st, slot, n, &length, err) : SLUICE_OK;
     if (!status)
@@ -385,10 +381,23 @@ int state_rewind(struct state *st, uint32_t slot, uint32_t n, struct err *err) {
         return status;
     while (s->n_pages > pages_for(length))
         drop_page(st, s->pages[--s->n_pages]);
-    drop_snapshots(st, s, st->n_grid ? n / st->options.grid : 0);
     s->length = length;
+    return SLUICE_OK;
+}
+
+int state_rewind(struct state *st, uint32_t slot, uint32_t n, struct err *err) {
+    struct slot *s = &st->slots[slot];
+    CHECK(s->is_open && n <= s->n_tokens);
+    int status = n < s->length ? go_back(st, slot, n, err) : SLUICE_OK;
+    if (status)
+        return status;
+    drop_snapshots(st, s, st->n_grid ? n / st->options.grid : 0);
     s->n_tokens = n;
     return SLUICE_OK;
+}
+
+int state_undo(struct state *st, uint32_t slot, struct err *err) {
+    return go_back(st, slot, st->slots[slot].length, err);
 }
 
 /* ---- save and load ----------------------------------------------------------------------------

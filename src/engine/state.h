@@ -80,6 +80,10 @@ uint32_t state_room(const struct state *st, uint32_t slot);
 /* A step added so many rows. Takes a snapshot where it is due. */
 int state_advance(struct state *st, uint32_t slot, uint32_t rows, struct err *err);
 
+/* A step with this slot was cut off: the slot is as before it, but that more of its tokens may
+ * wait. */
+int state_undo(struct state *st, uint32_t slot, struct err *err);
+
 int state_fork(struct state *st, uint32_t from, uint32_t *to, struct err *err);
 /* Keeps the first n tokens, n <= n_tokens. */
 int state_rewind(struct state *st, uint32_t slot, uint32_t n, struct err *err);

@@ -180,7 +180,7 @@ static void run_block(struct cpu_step *s, const struct op_attend *a, const struc
     struct fold folds[ATTEND_BLOCK_ROWS * MAX_GROUP] = {0};
     uint32_t last = k->segment->first_position + k->first + k->n_rows - 1;
     load_queries(s, a, k);
-    for (uint32_t begin = 0; begin <= last; begin += IO_PAGE_POSITIONS)
+    for (uint32_t begin = 0; begin <= last && !is_cancelled(s); begin += IO_PAGE_POSITIONS)
         run_split(s, a, k, begin, folds);
     for (uint32_t q = 0; q < k->n_rows * k->group; q++) {
         uint32_t row = k->segment->first_row + k->first + q / k->group;

@@ -19,6 +19,8 @@ static cpu_op_fn *const functions[] = {
 /* ---- opening ----------------------------------------------------------------------------------
  */
 
+static const atomic_bool never;
+
 static void cpu_close(struct backend *b);
 
 static int cpu_open(struct backend **out, const struct backend_options *options, struct err *err) {
@@ -28,6 +30,7 @@ static int cpu_open(struct backend **out, const struct backend_options *options,
         return err_memory(err, "the CPU backend");
     b->threads = options->threads > 0 ? options->threads : cpu_count();
     b->exact = options->exact;
+    b->cancel = options->cancel ? options->cancel : &never;
     b->features = cpu_features();
     int status = pool_open(&b->pool, b->threads, err);
     if (status) {
@@ -426,8 +429,12 @@ static void walk(void *context, int thread, int threads) {
     double started = b->op_seconds ? seconds_now() : 0;
     for (uint32_t i = 0; i < plan->n_ops; i++) {
         s.op = &b->running->ops[i];
+        s.op_number = i;
         functions[s.op->op->kind](&s);
+        is_cancelled(&s);
         barrier(&s);
+        if (atomic_load_explicit(&b->is_cut[i % 2], memory_order_relaxed))
+            return;
         if (b->op_seconds && thread == 0) {
             double now = seconds_now();
             b->op_seconds[i] = now - started;
@@ -460,14 +467,17 @@ static int cpu_submit(struct backend *b, uint32_t plan, struct err *err) {
     CHECK(header->n_rows <= b->running->plan->max_rows &&
           header->n_outputs <= b->running->plan->max_outputs);
     change_pages(b, b->running->plan);
+    atomic_store(&b->is_cut[0], false);
+    atomic_store(&b->is_cut[1], false);
     pool_run(b->pool, walk, b);
     b->counters.submissions++;
     return SLUICE_OK;
 }
 
 static int cpu_wait(struct backend *b, struct err *err) {
-    (void)err;
     b->counters.waits++; /* submit already ran the step on the caller's own thread */
+    if (atomic_load(&b->is_cut[0]) || atomic_load(&b->is_cut[1]))
+        return err_set(err, SLUICE_ERR_CANCELLED, "the step was cancelled");
     return SLUICE_OK;
 }
 

@@ -4,8 +4,10 @@
  * it, a barrier between ops.
  * (1) Every result is computed by one thread in an order that depends on shapes alone: the same
  *     bits for any number of threads and any rows beside.
- * (2) A thread writes only its share of an op's output; what others need of it they read behind a
- *     barrier. */
+ * (2) A thread writes only its share of an op's output; what others need of it they read after a
+ *     barrier.
+ * (3) A cancelled step ends after the op in which a thread saw the flag: threads skip work inside
+ *     an op, never a barrier, and all of them leave after the same op. */
 #ifndef BACKEND_CPU_CPU_H
 #define BACKEND_CPU_CPU_H
 
@@ -77,12 +79,17 @@ struct backend {
     const struct cpu_recording *running;
     double *op_seconds; /* NULL: not timed */
     uint32_t only_op;   /* of run_op */
+    const atomic_bool *cancel;
+    /* Some thread saw the flag in an op, by the lowest bit of the op's number: while a slow thread
+     * still reads one of them, a fast one can only write the other. */
+    atomic_bool is_cut[2];
 };
 
 /* What a thread knows while it walks the ops. */
 struct cpu_step {
     struct backend *b;
     const struct cpu_op *op;
+    uint32_t op_number;
     const struct plan *plan;
     const struct io_header *io;
     const struct io_row *rows;
@@ -114,6 +121,15 @@ static inline void barrier(struct cpu_step *s) {
     pool_barrier(s->b->pool);
 }
 
+/* True when the step was cancelled: the rest of this thread's share may be skipped. Asked about
+ * every few milliseconds of work. */
+static inline bool is_cancelled(struct cpu_step *s) {
+    if (!atomic_load_explicit(s->b->cancel, memory_order_relaxed))
+        return false;
+    atomic_store_explicit(&s->b->is_cut[s->op_number % 2], true, memory_order_relaxed);
+    return true;
+}
+
 /* This thread's part of 0..count, in whole multiples of grain. */
 struct share {
     uint32_t begin, end;
@@ -124,6 +140,13 @@ static inline struct share share_of(const struct cpu_step *s, uint32_t count, ui
     uint64_t end = pieces * (uint64_t)(s->thread + 1) / (uint64_t)s->threads * grain;
     return (struct share){(uint32_t)(begin < count ? begin : count),
                           (uint32_t)(end < count ? end : count)};
+}
+
+/* How many weight rows to multiply at once, in multiples of grain, so that their results for n rows
+ * stay in the cache. */
+static inline uint32_t tile_rows(uint32_t n, uint32_t grain) {
+    uint32_t rows = TILE_VALUES / n / grain * grain;
+    return rows ? rows : grain;
 }
 
 /* y = rms norm of x, times w. */

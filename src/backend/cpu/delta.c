@@ -78,7 +78,7 @@ static void convolve_share(struct cpu_step *s, const struct op_delta *d) {
     uint32_t n = share.end - share.begin;
     for (uint32_t i = 0; n && i < s->io->n_segments; i++) {
         const struct io_segment *g = &s->segments[i];
-        for (uint32_t row = 0; row < g->n_rows; row++)
+        for (uint32_t row = 0; row < g->n_rows && !is_cancelled(s); row++)
             convolve(s, d, g, row, share.begin, n,
                      s->b->conv + (uint64_t)(g->first_row + row) * channels + share.begin);
         move_window(s, d, g, share.begin, n);
@@ -175,7 +175,7 @@ static void run_rows(struct cpu_step *s, const struct op_delta *d, const struct 
 
 static void run_head(struct cpu_step *s, const struct op_delta *d, const struct io_segment *g,
                      uint32_t head) {
-    for (uint32_t first = 0; first < g->n_rows; first += DELTA_BLOCK_ROWS) {
+    for (uint32_t first = 0; first < g->n_rows && !is_cancelled(s); first += DELTA_BLOCK_ROWS) {
         uint32_t left = g->n_rows - first;
         run_rows(s, d, g, head, first, left < DELTA_BLOCK_ROWS ? left : DELTA_BLOCK_ROWS);
     }

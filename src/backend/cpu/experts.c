@@ -31,7 +31,7 @@ void cpu_route(struct cpu_step *s) {
     const struct op_route *r = &s->op->op->route;
     uint32_t width = r->in.dims[0], experts = r->router.dims[1];
     struct share share = share_of(s, s->io->n_rows, 1);
-    for (uint32_t row = share.begin; row < share.end; row++) {
+    for (uint32_t row = share.begin; row < share.end && !is_cancelled(s); row++) {
         float *x = s->b->rows + (uint64_t)row * width, *logits = s->room->tile;
         int32_t *choice = (int32_t *)at(s, &r->choice) + (uint64_t)row * r->choice.stride;
         float *weight = row_of(s, &r->weight, row), sum = 0;
@@ -108,10 +108,9 @@ static void run_expert_in(struct cpu_step *s, const struct op_experts_in *e, con
     uint32_t grain = gate->kernel->tile_rows > up->kernel->tile_rows ? gate->kernel->tile_rows
                                                                      : up->kernel->tile_rows;
     struct share share = share_of(s, width, grain);
-    uint32_t step = TILE_VALUES / n / grain * grain;
-    step = step ? step : grain;
+    uint32_t step = tile_rows(n, grain);
     struct activations acts = cpu_activations(s->b, first, n, e->in.dims[0]);
-    for (uint32_t f = share.begin; f < share.end; f += step) {
+    for (uint32_t f = share.begin; f < share.end && !is_cancelled(s); f += step) {
         uint32_t count = share.end - f < step ? share.end - f : step;
         float *a = s->room->tile, *b = a + (uint64_t)count * n;
         uint32_t matrix = is_shared ? 0 : expert;
@@ -162,10 +161,11 @@ static void run_expert_out(struct cpu_step *s, const struct op_experts_out *e,
                                .x = s->b->rows + at_value,
                                .x_stride = k,
                                .groups = s->b->groups + at_value / 32};
-    if (share.end > share.begin)
-        down->kernel->run(matrix_of(down, is_shared ? 0 : expert), share.begin,
-                          share.end - share.begin, &acts,
-                          s->b->conv + (uint64_t)first * width + share.begin, width);
+    uint32_t step = tile_rows(n, down->kernel->tile_rows);
+    for (uint32_t d = share.begin; d < share.end && !is_cancelled(s); d += step)
+        down->kernel->run(matrix_of(down, is_shared ? 0 : expert), d,
+                          share.end - d < step ? share.end - d : step, &acts,
+                          s->b->conv + (uint64_t)first * width + d, width);
 }
 
 static void gather_hidden(struct cpu_step *s, const struct op_experts_out *e, const struct pairs *p,

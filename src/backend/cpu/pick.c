@@ -227,7 +227,7 @@ void cpu_pick(struct cpu_step *s) {
         count_tokens(s, p);
     barrier(s);
     struct share share = share_of(s, s->io->n_outputs, 1);
-    for (uint32_t i = share.begin; i < share.end; i++) {
+    for (uint32_t i = share.begin; i < share.end && !is_cancelled(s); i++) {
         if (s->outputs[i].flags & IO_WANTS_LOGITS)
             memcpy(row_of(s, &p->wanted, i), row_of(s, &p->logits, i),
                    p->logits.dims[0] * sizeof(float));

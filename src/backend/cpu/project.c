@@ -75,13 +75,6 @@ static void prepare_row(struct cpu_step *s, const struct op_project *p, uint32_t
 /* ---- products ---------------------------------------------------------------------------------
  */
 
-/* How many weight rows to take at once, so that their results for all rows stay in the cache. */
-static uint32_t tile_rows(const struct kernel *kernel, uint32_t n_rows) {
-    uint32_t rows = TILE_VALUES / n_rows;
-    rows = rows / kernel->tile_rows * kernel->tile_rows;
-    return rows ? rows : kernel->tile_rows;
-}
-
 static void add_bias(const struct cpu_step *s, const struct operand *bias, float *y, uint32_t first,
                      uint32_t count) {
     if (bias->n_dims)
@@ -104,8 +97,8 @@ static void run_segment(struct cpu_step *s, uint32_t i, const struct activations
     const struct segment *segment = &p->segments[i];
     const struct kernel *kernel = s->op->weights[i].kernel;
     struct share share = share_of(s, segment->weight.dims[1], kernel->tile_rows);
-    uint32_t step = tile_rows(kernel, acts->n_rows);
-    for (uint32_t n = share.begin; n < share.end; n += step) {
+    uint32_t step = tile_rows(acts->n_rows, kernel->tile_rows);
+    for (uint32_t n = share.begin; n < share.end && !is_cancelled(s); n += step) {
         uint32_t count = share.end - n < step ? share.end - n : step;
         float *out = row_of(s, &p->out, 0) + segment->column + n;
         if (p->epilogue == EPILOGUE_STORE && !segment->bias.n_dims) {
@@ -129,9 +122,8 @@ static void run_swiglu(struct cpu_step *s, const struct activations *acts) {
     grain =
         grain > s->op->weights[1].kernel->tile_rows ? grain : s->op->weights[1].kernel->tile_rows;
     struct share share = share_of(s, p->out.dims[0], grain);
-    uint32_t step = TILE_VALUES / acts->n_rows / grain * grain;
-    step = step ? step : grain;
-    for (uint32_t n = share.begin; n < share.end; n += step) {
+    uint32_t step = tile_rows(acts->n_rows, grain);
+    for (uint32_t n = share.begin; n < share.end && !is_cancelled(s); n += step) {
         uint32_t count = share.end - n < step ? share.end - n : step;
         float *both = s->room->tile;
         const float *gate = multiply(s, 0, acts, n, count, both);
@@ -146,7 +138,7 @@ void cpu_project(struct cpu_step *s) {
     const struct op_project *p = &s->op->op->project;
     uint32_t n = p->is_head ? s->io->n_outputs : s->io->n_rows;
     struct share share = share_of(s, n, 1);
-    for (uint32_t r = share.begin; r < share.end; r++)
+    for (uint32_t r = share.begin; r < share.end && !is_cancelled(s); r++)
         prepare_row(s, p, p->is_head ? s->outputs[r].row : r, r);
     barrier(s);
     if (n == 0)
