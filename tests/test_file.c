@@ -1,6 +1,9 @@
 /* test_file.c - the containers: GGUF, safetensors, folders, JSON, and the files below them. */
 #include <errno.h>
 #include <fcntl.h>
+#include <pthread.h>
+#include <sys/mman.h>
+#include <sys/socket.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -961,8 +964,13 @@ TEST(gguf_open_errors) {
     EXPECT_STR(err.text, "/no/such.gguf: cannot open: No such file or directory");
     EXPECT(gguf_open(&g, "/", &err) == SLUICE_ERR_IO && !g);
     EXPECT_STR(err.text, "/: is a directory, expected a file");
-    EXPECT(gguf_open(&g, "/dev/null", &err) == SLUICE_ERR_FORMAT && !g);
-    EXPECT_STR(err.text, "/dev/null: has 0 bytes, expected the 24 of a GGUF header at least");
+    EXPECT(gguf_open(&g, "/dev/null", &err) == SLUICE_ERR_IO && !g);
+    EXPECT_STR(err.text, "/dev/null: is a character device, expected a file");
+    const char *empty = test_temporary("empty.gguf");
+    close(open(empty, O_WRONLY | O_CREAT, 0600));
+    EXPECT(gguf_open(&g, empty, &err) == SLUICE_ERR_FORMAT && !g);
+    EXPECT(strstr(err.text, ": has 0 bytes, expected the 24 of a GGUF header at least") != NULL);
+    unlink(empty);
     EXPECT(gguf_open(&g, "/no/such.gguf", NULL) == SLUICE_ERR_IO);
     gguf_close(NULL);
 }
@@ -1038,7 +1046,11 @@ TEST(json_files) {
     EXPECT(!json_read("/no/such.json", NULL, false, &err) && err.code == 0);
     EXPECT(!json_read("/no/such.json", NULL, true, &err) && err.code == SLUICE_ERR_IO);
     EXPECT_STR(err.text, "/no/such.json: cannot open: No such file or directory");
-    EXPECT(!json_read("/dev/null", NULL, false, &err) && err.code == SLUICE_ERR_FORMAT);
+    EXPECT(!json_read("/dev/null", NULL, false, &err) && err.code == SLUICE_ERR_IO);
+    const char *empty = test_temporary("empty.json");
+    close(open(empty, O_WRONLY | O_CREAT, 0600));
+    EXPECT(!json_read(empty, NULL, false, &err) && err.code == SLUICE_ERR_FORMAT);
+    unlink(empty);
     EXPECT(!json_read("/", NULL, false, &err) && err.code == SLUICE_ERR_IO);
     json_t *value = json_read(test_data("reference/llama-a/config.json"), NULL, true, &err);
     struct str s;
@@ -1485,16 +1497,99 @@ TEST(filemap_kinds) {
     }
     unsetenv("SLUICE_NO_MMAP");
 
-    int ends[2];
-    char name[64];
-    EXPECT(pipe(ends) == 0 && write(ends[1], "through a pipe", 14) == 14);
-    close(ends[1]);
-    snprintf(name, sizeof name, "/dev/fd/%d", ends[0]);
-    EXPECT(filemap_open(&map, name, &err) == 0 && map.size == 14 && !map.is_mapped);
-    filemap_close(&map);
-    close(ends[0]);
+    static const char *const devices[] = {"/dev/zero", "/dev/null"};
+    for (size_t i = 0; i < COUNT(devices); i++) {
+        EXPECT(filemap_open(&map, devices[i], &err) == SLUICE_ERR_IO);
+        EXPECT(strstr(err.text, ": is a character device, expected a file") != NULL);
+    }
+    char fifo[600];
+    snprintf(fifo, sizeof fifo, "%s/fifo", folder);
+    EXPECT(mkfifo(fifo, 0600) == 0);
+    EXPECT(filemap_open(&map, fifo, &err) == SLUICE_ERR_IO); /* nobody writes: this would wait */
+    EXPECT(strstr(err.text, "/fifo: is a FIFO, expected a file") != NULL);
+    unlink(fifo);
     remove_file(folder, "empty");
     remove_file(folder, "three");
+    EXPECT(rmdir(folder) == 0);
+}
+
+/* Reads a text through a descriptor's name. */
+static void expect_text(int fd, const char *text) {
+    struct filemap map;
+    struct err err = {0};
+    char name[64];
+    snprintf(name, sizeof name, "/dev/fd/%d", fd);
+    EXPECT_INT(filemap_read(&map, name, &err), 0);
+    EXPECT(!map.is_mapped && str_is((struct str){(const char *)map.data, map.size}, text));
+    filemap_close(&map);
+}
+
+TEST(filemap_reads_texts_of_every_kind) {
+    struct filemap map;
+    struct err err = {0};
+    char folder[512], path[600];
+    int ends[2];
+    EXPECT(pipe(ends) == 0 && write(ends[1], "through a pipe", 14) == 14);
+    close(ends[1]);
+    expect_text(ends[0], "through a pipe");
+    close(ends[0]);
+    EXPECT(socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK, 0, ends) == 0);
+    EXPECT(write(ends[1], "a socket", 8) == 8);
+    close(ends[1]);
+    expect_text(ends[0], "a socket");
+    close(ends[0]);
+
+    fresh_folder(folder, "texts");
+    write_text(folder, "text", "first and second");
+    snprintf(path, sizeof path, "%s/text", folder);
+    int fd = open(path, O_RDONLY);
+    EXPECT(lseek(fd, 10, SEEK_SET) == 10);
+    expect_text(fd, "second"); /* from where the descriptor stands */
+    expect_text(fd, "");       /* and there is nothing left */
+    close(fd);
+    EXPECT(filemap_read(&map, path, &err) == 0 && map.is_mapped && map.size == 16);
+    filemap_close(&map);
+    EXPECT(filemap_read(&map, folder, &err) == SLUICE_ERR_IO);
+    EXPECT(strstr(err.text, ": is a directory, expected a file") != NULL);
+    EXPECT(filemap_read(&map, "/dev/fd/999", &err) == SLUICE_ERR_IO);
+    EXPECT_STR(err.text, "/dev/fd/999: cannot open: Bad file descriptor");
+    remove_file(folder, "text");
+    EXPECT(rmdir(folder) == 0);
+}
+
+TEST(filemap_knows_its_file) {
+    struct filemap map, other;
+    struct err err = {0};
+    char folder[512], path[600], more[600];
+    fresh_folder(folder, "known");
+    write_text(folder, "file", "abc");
+    write_text(folder, "other", "abc");
+    snprintf(path, sizeof path, "%s/file", folder);
+    snprintf(more, sizeof more, "%s/other", folder);
+    EXPECT(filemap_open(&map, path, &err) == 0 && filemap_open(&other, more, &err) == 0);
+    EXPECT(filemap_is(&map, path) && !filemap_is(&map, more) && !filemap_is(&map, "/no/such"));
+    unlink(more);
+    EXPECT(link(path, more) == 0 && filemap_is(&map, more));
+    unlink(more);
+    EXPECT(symlink("file", more) == 0 && filemap_is(&map, more));
+    unlink(more);
+
+    /* An address says which file it is, as long as it is mapped. */
+    const uint8_t *at = map.data;
+    EXPECT_STR(filemap_at(at + 2), path);
+    EXPECT_STR(filemap_at(other.data), more);
+    EXPECT(filemap_at(&map) == NULL && filemap_at(NULL) == NULL);
+    long page = sysconf(_SC_PAGESIZE);
+    uint8_t *again = mmap(NULL, (size_t)page, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    EXPECT(filemap_map_at(&map, again) && memcmp(again, "abc", 3) == 0);
+    EXPECT_STR(filemap_at(again), path);
+    filemap_forget_at(&map);
+    EXPECT(filemap_at(again) == NULL);
+    munmap(again, (size_t)page);
+    filemap_close(&map);
+    EXPECT(filemap_at(at) == NULL);
+    filemap_close(&other);
+    unlink(path);
     EXPECT(rmdir(folder) == 0);
 }
 
@@ -1537,4 +1632,183 @@ TEST(outfile_whole_or_not_at_all) {
     EXPECT(outfile_open(&out, path, &err) == SLUICE_ERR_IO);
     EXPECT(strstr(err.text, "/file: cannot create: No such file") != NULL);
     outfile_abort(&out);
+}
+
+/* A file of that content by way of an outfile. */
+static void write_out(const char *path, const char *text) {
+    struct outfile out;
+    struct err err = {0};
+    int status = outfile_open(&out, path, &err);
+    if (!status)
+        status = outfile_write(&out, text, strlen(text), &err);
+    if (!status)
+        status = outfile_commit(&out, &err);
+    if (status)
+        test_fail(__FILE__, __LINE__, "%s: %s", path, err.text);
+    outfile_abort(&out);
+}
+
+static mode_t mode_of(const char *path) {
+    struct stat st = {0};
+    EXPECT(lstat(path, &st) == 0);
+    return st.st_mode;
+}
+
+TEST(outfile_follows_symlinks) {
+    char folder[512], sub[560], file[600], link[600], first[600];
+    fresh_folder(folder, "links");
+    snprintf(sub, sizeof sub, "%s/sub", folder);
+    snprintf(file, sizeof file, "%s/sub/file", folder);
+    snprintf(link, sizeof link, "%s/sub/link", folder);
+    snprintf(first, sizeof first, "%s/first", folder);
+    EXPECT(mkdir(sub, 0700) == 0 && symlink("file", link) == 0 && symlink("sub/link", first) == 0);
+    for (int i = 0; i < 2; i++) { /* to a file that is not there yet, then to one that is */
+        write_out(first, i ? "second" : "first");
+        expect_content(file, i ? "second" : "first");
+        EXPECT(S_ISLNK(mode_of(first)) && S_ISLNK(mode_of(link)) && S_ISREG(mode_of(file)));
+    }
+    unlink(link);
+    EXPECT(symlink("../first", link) == 0); /* in circles */
+    struct outfile out;
+    struct err err = {0};
+    EXPECT(outfile_open(&out, first, &err) == SLUICE_ERR_IO);
+    EXPECT(strstr(err.text, "/first: cannot create: Too many levels of symbolic links") != NULL);
+    unlink(file);
+    unlink(link);
+    unlink(first);
+    EXPECT(rmdir(sub) == 0 && rmdir(folder) == 0);
+}
+
+TEST(outfile_keeps_permissions) {
+    char folder[512], path[600];
+    fresh_folder(folder, "modes");
+    snprintf(path, sizeof path, "%s/file", folder);
+    mode_t mask = umask(027);
+    write_out(path, "new");
+    umask(mask);
+    EXPECT_INT(mode_of(path) & 07777, 0640);
+    EXPECT(chmod(path, 0604) == 0);
+    write_out(path, "old");
+    EXPECT_INT(mode_of(path) & 07777, 0604);
+    EXPECT(chmod(path, 0444) == 0);
+    if (geteuid() != 0) { /* root may write anything */
+        struct outfile out;
+        struct err err = {0};
+        EXPECT(outfile_open(&out, path, &err) == SLUICE_ERR_IO);
+        EXPECT(strstr(err.text, "/file: cannot create: Permission denied") != NULL);
+    }
+    unlink(path);
+    EXPECT(rmdir(folder) == 0);
+}
+
+TEST(outfile_writes_special_files_straight) {
+    char folder[512], path[600], name[64], got[16] = "";
+    fresh_folder(folder, "special");
+    snprintf(path, sizeof path, "%s/fifo", folder);
+    EXPECT(mkfifo(path, 0600) == 0);
+    int fd = open(path, O_RDONLY | O_NONBLOCK);
+    write_out(path, "fifo");
+    EXPECT(read(fd, got, sizeof got) == 4 && memcmp(got, "fifo", 4) == 0);
+    EXPECT(S_ISFIFO(mode_of(path)));
+    close(fd);
+    unlink(path);
+    write_out("/dev/null", "nothing");
+    EXPECT(S_ISCHR(mode_of("/dev/null")));
+    EXPECT(symlink("/dev/null", path) == 0);
+    write_out(path, "nothing");
+    EXPECT(S_ISLNK(mode_of(path)) && S_ISCHR(mode_of("/dev/null")));
+    unlink(path);
+
+    /* A descriptor of our own is written from where it stands, be it a regular file's. */
+    fd = open(path, O_RDWR | O_CREAT, 0600);
+    EXPECT(write(fd, "ab", 2) == 2);
+    snprintf(name, sizeof name, "/dev/fd/%d", fd);
+    write_out(name, "cd");
+    EXPECT(write(fd, "ef", 2) == 2);
+    close(fd);
+    expect_content(path, "abcdef");
+    unlink(path);
+
+    struct outfile out;
+    struct err err = {0};
+    EXPECT_INT(outfile_open(&out, "/dev/full", &err), 0);
+    EXPECT_INT(outfile_write(&out, "x", 1, &err), 0);
+    EXPECT(outfile_commit(&out, &err) == SLUICE_ERR_IO);
+    EXPECT_STR(err.text, "/dev/full: cannot write: No space left on device");
+    EXPECT(outfile_open(&out, folder, &err) == SLUICE_ERR_IO);
+    EXPECT(strstr(err.text, ": cannot create: Is a directory") != NULL);
+    EXPECT(outfile_open(&out, "", &err) == SLUICE_ERR_IO);
+    EXPECT(rmdir(folder) == 0);
+}
+
+TEST(outfile_takes_the_longest_name) {
+    char folder[512], path[800];
+    fresh_folder(folder, "longest");
+    size_t n = (size_t)snprintf(path, sizeof path, "%s/", folder);
+    memset(path + n, 'x', 255);
+    path[n + 255] = 0;
+    write_out(path, "long");
+    expect_content(path, "long");
+    unlink(path);
+    EXPECT(rmdir(folder) == 0);
+}
+
+TEST(outfile_abandons_all) {
+    char folder[512], paths[3][600];
+    struct outfile outs[3];
+    struct err err = {0};
+    fresh_folder(folder, "abandoned");
+    for (int i = 0; i < 3; i++) {
+        snprintf(paths[i], sizeof paths[i], "%s/%d", folder, i);
+        EXPECT_INT(outfile_open(&outs[i], paths[i], &err), 0);
+        EXPECT_INT(outfile_write(&outs[i], "abc", 3, &err), 0);
+    }
+    EXPECT_INT(outfile_commit(&outs[0], &err), 0);
+    errno = 77;
+    outfile_abandon_all();
+    EXPECT_INT(errno, 77);
+    unlink(paths[0]);
+    EXPECT(rmdir(folder) == 0); /* nothing is left */
+    EXPECT(outfile_commit(&outs[1], &err) == SLUICE_ERR_IO);
+    outfile_abort(&outs[2]);
+    fresh_folder(folder, "abandoned");
+    write_out(paths[0], "again"); /* whoever goes on can write */
+    expect_content(paths[0], "again");
+    unlink(paths[0]);
+    EXPECT(rmdir(folder) == 0);
+}
+
+/* Many files of one letter each, under one name. */
+static void *write_many(void *user) {
+    const char *path = user;
+    char text[20000];
+    for (int i = 0; i < 50; i++) {
+        memset(text, 'a' + i % 26, sizeof text - 1);
+        text[sizeof text - 1] = 0;
+        write_out(path, text);
+    }
+    return NULL;
+}
+
+TEST(outfile_of_two_writers_is_whole) {
+    char folder[512], path[600];
+    pthread_t threads[2];
+    struct err err = {0};
+    fresh_folder(folder, "writers");
+    snprintf(path, sizeof path, "%s/file", folder);
+    write_out(path, "");
+    for (int i = 0; i < 2; i++)
+        pthread_create(&threads[i], NULL, write_many, path);
+    for (int i = 0; i < 200; i++) {
+        struct filemap map;
+        EXPECT_INT(filemap_open(&map, path, &err), 0);
+        EXPECT(map.size == 0 || map.size == 19999);
+        for (size_t k = 1; k < map.size; k++)
+            EXPECT(map.data[k] == map.data[0]);
+        filemap_close(&map);
+    }
+    for (int i = 0; i < 2; i++)
+        pthread_join(threads[i], NULL);
+    unlink(path);
+    EXPECT(rmdir(folder) == 0);
 }

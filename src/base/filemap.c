@@ -9,26 +9,48 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-static bool try_map(struct filemap *map, size_t size) {
+#include "base/descriptor.h"
+#include "base/registry.h"
+
+static struct registry mapped_files;
+
+const char *file_kind(mode_t mode) {
+    return S_ISREG(mode)    ? "a regular file"
+           : S_ISDIR(mode)  ? "a directory"
+           : S_ISFIFO(mode) ? "a FIFO"
+           : S_ISCHR(mode)  ? "a character device"
+           : S_ISBLK(mode)  ? "a block device"
+           : S_ISSOCK(mode) ? "a socket"
+                            : "of an unknown kind";
+}
+
+/* False leaves the map as it was: the file is to be read. */
+static bool try_map(struct filemap *map, const char *path, size_t size) {
     if (getenv("SLUICE_NO_MMAP"))
         return false;
-    void *p = mmap(NULL, size, PROT_READ, MAP_PRIVATE, map->fd, 0);
-    if (p == MAP_FAILED)
+    struct registry_entry *entry = registry_add(&mapped_files, path, size);
+    if (!entry)
         return false;
-    /* The size may have changed between fstat and mmap: what lies behind the end raises SIGBUS. */
+    void *p = mmap(NULL, size, PROT_READ, MAP_PRIVATE, map->fd, 0);
+    /* The size may have changed between fstat and mmap: what lies after the end raises SIGBUS. */
     struct stat st;
-    if (fstat(map->fd, &st) != 0 || (uint64_t)st.st_size < size) {
-        munmap(p, size);
+    if (p == MAP_FAILED || fstat(map->fd, &st) != 0 || (uint64_t)st.st_size < size) {
+        if (p != MAP_FAILED)
+            munmap(p, size);
+        registry_remove(&mapped_files, entry);
         return false;
     }
+    atomic_store(&entry->ranges[0], p);
+    map->entry = entry;
     map->data = p;
     map->size = size;
     map->is_mapped = true;
     return true;
 }
 
-/* Reads to the end. `hint` is the size the file claims; a pipe claims 0. */
-static int read_all(struct filemap *map, const char *path, size_t hint, struct err *err) {
+/* Reads to the end. `hint` is the size the file claims; a pipe claims 0. `most`: 0 or a limit. */
+static int read_all(struct filemap *map, const char *path, size_t hint, size_t most,
+                    struct err *err) {
     size_t capacity = hint + 1; /* one more, so that a file of that size ends in one read */
     if (capacity < 4096)
         capacity = 4096;
@@ -36,7 +58,7 @@ static int read_all(struct filemap *map, const char *path, size_t hint, struct e
     size_t size = 0;
     while (data) {
         ssize_t n = read(map->fd, data + size, capacity - size);
-        if (n < 0 && errno == EINTR)
+        if (n < 0 && (errno == EINTR || wait_for(map->fd, POLLIN)))
             continue;
         if (n < 0) {
             free(data);
@@ -48,6 +70,11 @@ static int read_all(struct filemap *map, const char *path, size_t hint, struct e
             return SLUICE_OK;
         }
         size += (size_t)n;
+        if (most && size > most) {
+            free(data);
+            return err_set(err, SLUICE_ERR_IO, "%s: does not end, expected at most %zu bytes", path,
+                           most);
+        }
         if (size < capacity)
             continue;
         uint8_t *more = capacity > SIZE_MAX / 2 ? NULL : realloc(data, capacity * 2);
@@ -59,29 +86,99 @@ static int read_all(struct filemap *map, const char *path, size_t hint, struct e
     return err_set(err, SLUICE_ERR_MEMORY, "%s: out of memory reading %zu bytes", path, capacity);
 }
 
+static int cannot_open(const char *path, struct err *err) {
+    return err_set(err, SLUICE_ERR_IO, "%s: cannot open: %s", path, strerror(errno));
+}
+
+static int wrong_kind(const char *path, mode_t mode, struct err *err) {
+    return err_set(err, SLUICE_ERR_IO, "%s: is %s, expected a file", path, file_kind(mode));
+}
+
+/* What an open descriptor holds: mapped, read whole, or read to the end of a stream. */
+static int take_content(struct filemap *map, const char *path, bool may_stream, struct err *err) {
+    struct stat st;
+    if (fstat(map->fd, &st) != 0)
+        return err_set(err, SLUICE_ERR_IO, "%s: cannot stat: %s", path, strerror(errno));
+    map->device = st.st_dev;
+    map->inode = st.st_ino;
+    if (!S_ISREG(st.st_mode) && (S_ISDIR(st.st_mode) || !may_stream))
+        return wrong_kind(path, st.st_mode, err);
+    if (!S_ISREG(st.st_mode))
+        return read_all(map, path, 0, FILEMAP_MAX_STREAM, err);
+    if (st.st_size > 0 && (uint64_t)st.st_size <= SIZE_MAX / 2 &&
+        try_map(map, path, (size_t)st.st_size))
+        return SLUICE_OK;
+    return read_all(map, path, st.st_size > 0 ? (size_t)st.st_size : 0, 0, err);
+}
+
+static int open_path(struct filemap *map, const char *path, bool may_stream, struct err *err) {
+    map->fd = open(path, O_RDONLY | O_CLOEXEC | O_NOCTTY);
+    if (map->fd < 0)
+        return cannot_open(path, err);
+    int status = take_content(map, path, may_stream, err);
+    if (!map->is_mapped) {
+        close(map->fd);
+        map->fd = -1;
+    }
+    return status;
+}
+
 int filemap_open(struct filemap *map, const char *path, struct err *err) {
     *map = (struct filemap){.fd = -1};
-    map->fd = open(path, O_RDONLY | O_CLOEXEC);
-    if (map->fd < 0)
-        return err_set(err, SLUICE_ERR_IO, "%s: cannot open: %s", path, strerror(errno));
+    /* Before it is opened: that alone hangs with a FIFO, and does things to some devices. */
     struct stat st;
-    int status = SLUICE_OK;
-    if (fstat(map->fd, &st) != 0)
-        status = err_set(err, SLUICE_ERR_IO, "%s: cannot stat: %s", path, strerror(errno));
-    else if (S_ISDIR(st.st_mode))
-        status = err_set(err, SLUICE_ERR_IO, "%s: is a directory, expected a file", path);
-    else if (st.st_size > 0 && (uint64_t)st.st_size <= SIZE_MAX / 2 &&
-             try_map(map, (size_t)st.st_size))
-        return SLUICE_OK;
-    else
-        status = read_all(map, path, st.st_size > 0 ? (size_t)st.st_size : 0, err);
-    close(map->fd);
+    if (stat(path, &st) != 0)
+        return cannot_open(path, err);
+    if (!S_ISREG(st.st_mode))
+        return wrong_kind(path, st.st_mode, err);
+    return open_path(map, path, false, err);
+}
+
+int filemap_read(struct filemap *map, const char *path, struct err *err) {
+    *map = (struct filemap){.fd = -1};
+    bool is_stdin = strcmp(path, "-") == 0;
+    int own = is_stdin ? STDIN_FILENO : descriptor_of_path(path);
+    if (own < 0)
+        return open_path(map, path, true, err);
+    /* Not mapped: a descriptor is read from where it stands. */
+    struct stat st;
+    const char *name = is_stdin ? "standard input" : path;
+    if (fstat(own, &st) != 0)
+        return cannot_open(name, err);
+    if (S_ISDIR(st.st_mode))
+        return wrong_kind(name, st.st_mode, err);
+    map->fd = own;
+    int status = read_all(map, name, 0, S_ISREG(st.st_mode) ? 0 : FILEMAP_MAX_STREAM, err);
     map->fd = -1;
     return status;
 }
 
+bool filemap_map_at(const struct filemap *map, void *at) {
+    if (!map->is_mapped ||
+        mmap(at, map->size, PROT_READ, MAP_PRIVATE | MAP_FIXED, map->fd, 0) == MAP_FAILED)
+        return false;
+    atomic_store(&map->entry->ranges[1], at);
+    return true;
+}
+
+void filemap_forget_at(const struct filemap *map) {
+    if (map->entry)
+        atomic_store(&map->entry->ranges[1], NULL);
+}
+
+const char *filemap_at(const void *address) {
+    return registry_find(&mapped_files, address);
+}
+
+bool filemap_is(const struct filemap *map, const char *path) {
+    struct stat st;
+    return map->inode != 0 && stat(path, &st) == 0 && st.st_dev == map->device &&
+           st.st_ino == map->inode;
+}
+
 void filemap_close(struct filemap *map) {
     if (map->is_mapped) {
+        registry_remove(&mapped_files, map->entry);
         munmap((void *)map->data, map->size);
         close(map->fd);
     } else {

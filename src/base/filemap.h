@@ -5,6 +5,7 @@
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <sys/types.h>
 
 #include "base/err.h"
 
@@ -13,15 +14,38 @@ struct filemap {
     size_t size;
     bool is_mapped; /* mapped, or read into memory where that was not possible */
     int fd;         /* held while mapped, -1 otherwise */
+    uint64_t device, inode;
+    struct registry_entry *entry; /* its name, for signal handlers; NULL unless mapped */
 };
 
-/* Maps the file; reads it where it can't be mapped (a pipe, some file systems, or when the
- * environment says SLUICE_NO_MMAP). Directories and missing files are errors that name the path.
- * A mapped file that somebody else truncates later raises SIGBUS when read: nothing here can
- * prevent that. */
+/* Maps a regular file; reads it where it can't be mapped (some file systems, or when the
+ * environment says SLUICE_NO_MMAP). Anything else (a directory, a FIFO, a device) and missing files
+ * are errors that name the path. A mapped file that somebody else truncates later raises SIGBUS
+ * when read: nothing here can prevent that, but filemap_at says which file it was. */
 int filemap_open(struct filemap *map, const char *path, struct err *err);
+
+/* The same for a text, which may be any kind of file: pipes, terminals and sockets are read to
+ * their end, at most FILEMAP_MAX_STREAM bytes. "-" is standard input. A path that means a
+ * descriptor of our own (/dev/stdin, /dev/fd/N) is read from where that descriptor stands. */
+enum { FILEMAP_MAX_STREAM = 1 << 30 };
+int filemap_read(struct filemap *map, const char *path, struct err *err);
 
 /* Takes zeroed and closed maps too. */
 void filemap_close(struct filemap *map);
+
+/* Maps a file that is mapped already a second time, to an address range that the caller has
+ * reserved and will unmap. False when it can't be. */
+bool filemap_map_at(const struct filemap *map, void *at);
+/* To be called before that range is unmapped. */
+void filemap_forget_at(const struct filemap *map);
+
+/* The path of the mapped file that an address belongs to, NULL: none. Async-signal-safe. */
+const char *filemap_at(const void *address);
+
+/* Whether the path names this very file, be it by a symlink or a hard link. */
+bool filemap_is(const struct filemap *map, const char *path);
+
+/* "a directory", "a FIFO" ... Static. */
+const char *file_kind(mode_t mode);
 
 #endif

@@ -3,44 +3,143 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <limits.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/random.h>
 #include <sys/stat.h>
+#include <time.h>
 #include <unistd.h>
 
+#include "base/descriptor.h"
+#include "base/filemap.h"
+#include "base/registry.h"
+
 enum { BUFFER_BYTES = 1 << 20 };
+
+static struct registry temporaries;
+
+/* ---- where it goes ----------------------------------------------------------------------------
+ */
+
+/* Length of the path's folder, with its slash; 0: the current one. */
+static size_t folder_length(const char *path) {
+    const char *slash = strrchr(path, '/');
+    return slash ? (size_t)(slash - path + 1) : 0;
+}
+
+/* Follows symlinks, also to what does not exist yet, but stops at a descriptor's name. NULL and
+ * errno when it can't be. */
+static char *follow_links(const char *path) {
+    enum { MAX_LINKS = 40 };
+    char link[PATH_MAX], *at = strdup(path);
+    for (int i = 0; at && i < MAX_LINKS; i++) {
+        ssize_t n = descriptor_of_path(at) >= 0 ? -1 : readlink(at, link, sizeof link - 1);
+        if (n < 0)
+            return at;
+        link[n] = 0;
+        char *next;
+        int folder = link[0] == '/' ? 0 : (int)folder_length(at);
+        if (asprintf(&next, "%.*s%s", folder, at, link) < 0)
+            next = NULL;
+        free(at);
+        at = next;
+    }
+    errno = at ? ELOOP : ENOMEM;
+    free(at);
+    return NULL;
+}
+
+static uint64_t random_number(void) {
+    uint64_t n;
+    struct timespec t;
+    if (getrandom(&n, sizeof n, GRND_NONBLOCK) == sizeof n)
+        return n;
+    clock_gettime(CLOCK_REALTIME, &t); /* O_EXCL sees to it that no name is used twice */
+    return (uint64_t)t.tv_sec << 32 ^ (uint64_t)t.tv_nsec ^ (uint64_t)getpid() << 16;
+}
+
+/* Owner and permissions of the file that will be replaced. Those of a new one are the umask's. */
+static void keep_mode(int fd, const struct stat *old) {
+    if (fchown(fd, old->st_uid, old->st_gid) != 0)
+        errno = 0; /* only root may give files away */
+    fchmod(fd, old->st_mode & 0777);
+}
+
+/* A new file beside the target, which is `old` or, NULL, not there yet. -1 and errno on failure. */
+static int open_temporary(struct outfile *out, const struct stat *old) {
+    enum { MAX_TRIES = 100 };
+    for (int i = 0; i < MAX_TRIES; i++) {
+        char *name;
+        if (asprintf(&name, "%.*s.sluice-%016llx.tmp", (int)folder_length(out->target), out->target,
+                     (unsigned long long)random_number()) < 0)
+            break;
+        /* Listed before it is there, so that no handler comes between. */
+        out->temporary = registry_add(&temporaries, name, 0);
+        free(name);
+        if (!out->temporary)
+            break;
+        int fd = open(out->temporary->path, O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC,
+                      old ? 0600 : 0666);
+        if (fd >= 0 && old)
+            keep_mode(fd, old);
+        if (fd >= 0)
+            return fd;
+        int why = errno;
+        registry_remove(&temporaries, out->temporary);
+        out->temporary = NULL;
+        errno = why;
+        if (errno != EEXIST)
+            return -1;
+    }
+    errno = ENOMEM;
+    return -1;
+}
+
+/* The descriptor to write to; -1 and errno on failure. */
+static int open_target(struct outfile *out) {
+    struct stat st;
+    int own = descriptor_of_path(out->target);
+    if (own >= 0)
+        return fcntl(own, F_DUPFD_CLOEXEC, 0);
+    if (stat(out->target, &st) != 0)
+        return errno == ENOENT && out->target[0] ? open_temporary(out, NULL) : -1;
+    if (!S_ISREG(st.st_mode))
+        return open(out->target, O_WRONLY | O_CLOEXEC | O_NOCTTY);
+    /* Renaming asks the folder alone; a file that is write-protected is to stay. */
+    if (faccessat(AT_FDCWD, out->target, W_OK, AT_EACCESS) != 0)
+        return -1;
+    return open_temporary(out, &st);
+}
 
 int outfile_open(struct outfile *out, const char *path, struct err *err) {
     *out = (struct outfile){.fd = -1};
     out->path = strdup(path);
     out->buffer = malloc(BUFFER_BYTES);
-    /* The name is hidden and its owner's process number in it, so that two writers don't meet. */
-    const char *slash = strrchr(path, '/');
-    int folder = slash ? (int)(slash - path + 1) : 0;
-    if (!out->path || !out->buffer ||
-        asprintf(&out->temporary, "%.*s.%s.%ld.tmp", folder, path, path + folder, (long)getpid()) <
-            0) {
-        out->temporary = NULL;
-        outfile_abort(out);
-        return err_memory(err, path);
-    }
-    out->fd = open(out->temporary, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
-    if (out->fd < 0) {
-        int code = err_set(err, SLUICE_ERR_IO, "%s: cannot create: %s", path, strerror(errno));
-        free(out->temporary);
-        out->temporary = NULL;
-        outfile_abort(out);
-        return code;
-    }
-    return SLUICE_OK;
+    out->target = follow_links(path);
+    if (out->path && out->buffer && out->target)
+        out->fd = open_target(out);
+    if (out->fd >= 0)
+        return SLUICE_OK;
+    int code = err_set(err, errno == ENOMEM ? SLUICE_ERR_MEMORY : SLUICE_ERR_IO,
+                       "%s: cannot create: %s", path, strerror(errno));
+    outfile_abort(out);
+    return code;
 }
+
+/* ---- bytes ------------------------------------------------------------------------------------
+ */
 
 static int write_fully(struct outfile *out, const uint8_t *p, size_t size, struct err *err) {
     while (size > 0) {
         ssize_t n = write(out->fd, p, size);
-        if (n < 0 && errno == EINTR)
+        if (n < 0 && (errno == EINTR || wait_for(out->fd, POLLOUT)))
             continue;
+        /* Bytes of a mapped file that are not there any more: no fault of the output's. */
+        const char *source = n < 0 && errno == EFAULT ? filemap_at(p) : NULL;
+        if (source)
+            return err_set(err, SLUICE_ERR_IO, "%s: was truncated while in use", source);
         if (n < 0)
             return err_set(err, SLUICE_ERR_IO, "%s: cannot write: %s", out->path, strerror(errno));
         p += n;
@@ -83,10 +182,13 @@ int outfile_pad(struct outfile *out, uint64_t align, struct err *err) {
     return SLUICE_OK;
 }
 
+/* ---- the end ----------------------------------------------------------------------------------
+ */
+
 /* A rename is only safe from a power cut once the folder is synced as well. */
 static void sync_folder(const char *path) {
-    const char *slash = strrchr(path, '/');
-    char *folder = slash ? strndup(path, (size_t)(slash - path + 1)) : strdup(".");
+    size_t n = folder_length(path);
+    char *folder = n ? strndup(path, n) : strdup(".");
     int fd = folder ? open(folder, O_RDONLY | O_DIRECTORY | O_CLOEXEC) : -1;
     if (fd >= 0) {
         fsync(fd);
@@ -95,18 +197,22 @@ static void sync_folder(const char *path) {
     free(folder);
 }
 
+static int put_in_place(struct outfile *out, struct err *err) {
+    if (fsync(out->fd) != 0 && errno != EINVAL && errno != EROFS && errno != ENOTSUP)
+        return err_set(err, SLUICE_ERR_IO, "%s: cannot sync: %s", out->path, strerror(errno));
+    if (rename(out->temporary->path, out->target) != 0)
+        return err_set(err, SLUICE_ERR_IO, "%s: cannot rename to it: %s", out->path,
+                       strerror(errno));
+    registry_remove(&temporaries, out->temporary);
+    out->temporary = NULL;
+    sync_folder(out->target);
+    return SLUICE_OK;
+}
+
 int outfile_commit(struct outfile *out, struct err *err) {
     int status = flush(out, err);
-    if (!status && fsync(out->fd) != 0 && errno != EINVAL && errno != EROFS)
-        status = err_set(err, SLUICE_ERR_IO, "%s: cannot sync: %s", out->path, strerror(errno));
-    if (!status && rename(out->temporary, out->path) != 0)
-        status =
-            err_set(err, SLUICE_ERR_IO, "%s: cannot rename to it: %s", out->path, strerror(errno));
-    if (!status) {
-        sync_folder(out->path);
-        free(out->temporary);
-        out->temporary = NULL;
-    }
+    if (!status && out->temporary)
+        status = put_in_place(out, err);
     outfile_abort(out);
     return status;
 }
@@ -115,9 +221,20 @@ void outfile_abort(struct outfile *out) {
     if (out->fd >= 0 && out->path)
         close(out->fd);
     if (out->temporary)
-        unlink(out->temporary);
-    free(out->temporary);
+        unlink(out->temporary->path);
+    registry_remove(&temporaries, out->temporary);
+    free(out->target);
     free(out->path);
     free(out->buffer);
     *out = (struct outfile){.fd = -1};
+}
+
+static void unlink_file(const char *path) {
+    unlink(path);
+}
+
+void outfile_abandon_all(void) {
+    int kept = errno;
+    registry_take_all(&temporaries, unlink_file);
+    errno = kept;
 }

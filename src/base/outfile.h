@@ -1,10 +1,16 @@
 /* outfile.h - a file that appears whole or not at all.
  *
- * Bytes go to a temporary name in the same folder; commit syncs and renames. Abort, or a failed
- * write, leaves whatever stood under the name before. */
+ * (1) Bytes go to a temporary file of a random name in the target's folder; commit syncs and
+ *     renames. Abort, or a failed write, leaves whatever was there under the name before. Two
+ *     writers of one path don't meet: each file is whole, the later one stays.
+ * (2) Symlinks are followed: the file they lead to is replaced, the links stay. An existing file's
+ *     permissions are kept.
+ * (3) What is no regular file (a FIFO, a device) is written straight, and so is a descriptor of our
+ *     own (/dev/stdout, /dev/fd/N). */
 #ifndef BASE_OUTFILE_H
 #define BASE_OUTFILE_H
 
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
@@ -12,8 +18,10 @@
 
 struct outfile {
     int fd;
-    char *path, *temporary;
-    uint64_t written; /* bytes handed to outfile_write so far */
+    char *path;                       /* as it was given */
+    char *target;                     /* with its symlinks followed */
+    struct registry_entry *temporary; /* holds its path; NULL: written straight */
+    uint64_t written;                 /* bytes handed to outfile_write so far */
     uint8_t *buffer;
     size_t buffered;
 };
@@ -26,5 +34,9 @@ int outfile_pad(struct outfile *out, uint64_t align, struct err *err);
 int outfile_commit(struct outfile *out, struct err *err);
 /* Drops what was written. Takes zeroed, committed and aborted files too. */
 void outfile_abort(struct outfile *out);
+
+/* Unlinks the temporary files of all that are open now; they can't be committed any more.
+ * Async-signal-safe: for the handlers of a program that is about to end. */
+void outfile_abandon_all(void);
 
 #endif

@@ -218,7 +218,7 @@ int cmd_logits(int argc, char **argv) {
     if (l.greedy < 0)
         return complain(EXIT_USAGE, "logits: --greedy is %d, expected 0 or more", l.greedy);
     struct filemap map = {.fd = -1};
-    if (filemap_open(&map, l.tokens, &l.err))
+    if (filemap_read(&map, l.tokens, &l.err))
         return fail(&l.err);
     exit = common_open_model(&l.common, &l.model);
     if (!exit)

@@ -84,7 +84,7 @@ static int encode_file(struct ppl *p) {
     struct filemap map = {.fd = -1};
     if (!p->model->tokenizer)
         return complain(EXIT_WORLD, "%s", sluice_model_error(p->model));
-    int status = filemap_open(&map, p->file, &err);
+    int status = filemap_read(&map, p->file, &err);
     if (!status)
         status = tokenizer_encode(p->model->tokenizer,
                                   (struct str){(const char *)map.data, map.size}, 0, &p->ids, &err);

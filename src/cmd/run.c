@@ -40,7 +40,7 @@ static int read_prompt(struct run *r, struct filemap *map, struct str *text) {
     if (r->prompt) {
         *text = str_of(r->prompt);
     } else if (r->file || !isatty(0)) {
-        if (filemap_open(map, r->file ? r->file : "/dev/stdin", &err))
+        if (filemap_read(map, r->file ? r->file : "-", &err))
             return fail(&err);
         *text = (struct str){(const char *)map->data, map->size};
     }

@@ -26,7 +26,7 @@ static int encode_stdin(const struct tokenizer *t, unsigned flags, bool as_json)
     struct err err = {0};
     struct filemap text;
     struct ids ids = {0};
-    int status = filemap_open(&text, "/dev/stdin", &err);
+    int status = filemap_read(&text, "-", &err);
     if (!status)
         status = tokenizer_encode(t, (struct str){(const char *)text.data, text.size}, flags, &ids,
                                   &err);
@@ -108,7 +108,7 @@ static int decode_stdin(const struct tokenizer *t, bool with_control) {
     struct filemap map;
     struct text_buffer out = {0};
     struct detok d = {.t = t, .with_control = with_control};
-    int status = filemap_open(&map, "/dev/stdin", &err);
+    int status = filemap_read(&map, "-", &err);
     struct str text = {(const char *)map.data, map.size};
     int32_t id = 0;
     int got = 0;

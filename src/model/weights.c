@@ -33,6 +33,8 @@ int weights_new(struct weights **out, const struct filemap *files, uint32_t n_fi
 void weights_free(struct weights *w) {
     if (!w)
         return;
+    for (uint32_t i = 0; w->base && i < w->n_files; i++)
+        filemap_forget_at(&w->files[i]);
     if (w->base)
         munmap(w->base, w->bytes);
     arena_free(&w->arena);
@@ -73,8 +75,7 @@ static int place_file(struct weights *w, uint32_t i, struct err *err) {
     uint8_t *at = w->base + w->file_at[i];
     if (file->size == 0)
         return SLUICE_OK;
-    if (file->is_mapped &&
-        mmap(at, file->size, PROT_READ, MAP_PRIVATE | MAP_FIXED, file->fd, 0) != MAP_FAILED)
+    if (filemap_map_at(file, at))
         return SLUICE_OK;
     if (mprotect(at, (file->size + WEIGHTS_PAGE - 1) / WEIGHTS_PAGE * WEIGHTS_PAGE,
                  PROT_READ | PROT_WRITE) != 0)

@@ -1,0 +1,41 @@
+/* descriptor.h - descriptors that were open when the program began: their names, and waiting.
+ *
+ * Opening a path like /dev/stdin makes a new description of the file, which begins at its start,
+ * and fails for sockets. Whoever asks here first uses the descriptor itself, at its position. */
+#ifndef BASE_DESCRIPTOR_H
+#define BASE_DESCRIPTOR_H
+
+#include <errno.h>
+#include <poll.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <string.h>
+
+/* The descriptor that "/dev/stdin", "/dev/fd/3", "/proc/self/fd/3" ... mean; -1 for other paths. */
+static inline int descriptor_of_path(const char *path) {
+    static const char *const streams[] = {"/dev/stdin", "/dev/stdout", "/dev/stderr"};
+    static const char *const folders[] = {"/dev/fd/", "/proc/self/fd/", "/proc/thread-self/fd/"};
+    for (int i = 0; i < 3; i++)
+        if (strcmp(path, streams[i]) == 0)
+            return i;
+    for (int i = 0; i < 3; i++) {
+        size_t n = strlen(folders[i]);
+        size_t digits = strncmp(path, folders[i], n) == 0 ? strspn(path + n, "0123456789") : 0;
+        if (digits == 0 || digits > 6 || path[n + digits] != 0)
+            continue;
+        int number = 0;
+        for (const char *p = path + n; *p; p++)
+            number = number * 10 + (*p - '0');
+        return number;
+    }
+    return -1;
+}
+
+/* After a call that failed: whether that was because the descriptor does not block (whoever shares
+ * it may have set it so); if so, waits until it can be read (POLLIN) or written (POLLOUT). */
+static inline bool wait_for(int fd, short event) {
+    struct pollfd p = {.fd = fd, .events = event};
+    return (errno == EAGAIN || errno == EWOULDBLOCK) && (poll(&p, 1, -1) > 0 || errno == EINTR);
+}
+
+#endif
