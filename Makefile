@@ -9,6 +9,10 @@
 
 .DELETE_ON_ERROR:
 MAKEFLAGS += --no-builtin-rules
+# All processors, unless -j says otherwise.
+ifeq ($(MAKELEVEL)$(filter -j%,$(MAKEFLAGS)),0)
+MAKEFLAGS += -j$(shell nproc 2>/dev/null || echo 2)
+endif
 
 MODE  ?= release
 CROSS ?=
@@ -47,7 +51,7 @@ comma    := ,
 LIBS     := $(if $(STATIC),-Wl$(comma)-Bstatic) -ljansson -lutf8proc $(if $(STATIC),-Wl$(comma)-Bdynamic) -lm
 
 # CUDA is compiled in where its compiler is found (CUDA=0: not even then). The kernels are the same
-# for every flavour: one image a .cu file, in build/cuda.
+# for every flavour: one fatbin a .cu file, in build/cuda.
 NVCC       ?= $(firstword $(shell command -v nvcc 2>/dev/null) $(wildcard /usr/local/cuda/bin/nvcc))
 CUDA       ?= $(if $(NVCC),1,0)
 CUDA_ARCHS ?= arch=compute_90,code=[sm_90,compute_90] arch=compute_80,code=compute_80
@@ -56,9 +60,9 @@ CUDA_HOME  ?= $(abspath $(dir $(realpath $(NVCC)))/..)
 CPPFLAGS   += -DSLUICE_CUDA
 endif
 
-SOURCES := $(filter-out $(if $(filter 1,$(CUDA)),,src/backend/cuda/%),$(wildcard src/*/*.c src/*/*/*.c))
-KERNELS := $(if $(filter 1,$(CUDA)),$(wildcard src/backend/cuda/*.cu))
-IMAGES  := $(patsubst src/backend/cuda/%.cu,build/cuda/%.fatbin,$(KERNELS))
+SOURCES := $(filter-out $(if $(filter 1,$(CUDA)),,src/backend/cuda/%),$(wildcard src/*/*.c src/*/*/*.c src/*/*/*/*.c))
+KERNELS := $(if $(filter 1,$(CUDA)),$(wildcard src/backend/cuda/*/*.cu))
+FATBINS := $(patsubst %.cu,build/cuda/%.fatbin,$(notdir $(KERNELS)))
 LIBRARY := $(filter-out src/cmd/%,$(SOURCES))
 TESTS   := $(wildcard tests/*.c)
 FUZZERS := $(patsubst tests/fuzz/fuzz_%.c,%,$(wildcard tests/fuzz/fuzz_*.c))
@@ -69,8 +73,8 @@ say  = $(if $(V),,@printf '  %-5s %s\n' $(1) $(2))
 
 objects = $(patsubst %.c,$(B)/obj/%.o,$(1))
 
-# Objects of the library; the kernels' images are one of them.
-LIBRARY_OBJECTS = $(call objects,$(LIBRARY)) $(if $(IMAGES),$(B)/obj/images.o)
+# Objects of the library; the compiled kernels are one of them.
+LIBRARY_OBJECTS = $(call objects,$(LIBRARY)) $(if $(FATBINS),$(B)/obj/fatbins.o)
 
 all: $(B)/sluice $(B)/libsluice.a $(B)/libsluice.so
 
@@ -96,29 +100,30 @@ $(B)/obj/%.o: %.c | $(NEEDS)
 
 # ---- kernels ----------------------------------------------------------------------------------
 
-build/cuda/%.fatbin: src/backend/cuda/%.cu
+vpath %.cu $(sort $(dir $(KERNELS)))
+build/cuda/%.fatbin: %.cu
 	@mkdir -p $(@D)
 	$(call say,NVCC,$@)
 	$(Q)$(NVCC) -fatbin -std=c++17 -O3 -Isrc -Iinclude $(patsubst %,-gencode '%',$(CUDA_ARCHS)) \
 	    -MMD -MF $(@:.fatbin=.d) -MT $@ $< -o $@
 
-# The table of images: their bytes by .incbin, which every assembler and linker takes.
-build/cuda/images.c: $(KERNELS) Makefile
+# The table of fatbins: their bytes by .incbin, which every assembler and linker takes.
+build/cuda/fatbins.c: $(KERNELS) Makefile
 	@mkdir -p $(@D)
-	@{ echo '#include "backend/cuda/images.h"'; for k in $(basename $(notdir $(KERNELS))); do \
+	@{ echo '#include "backend/cuda/host/fatbins.h"'; for k in $(basename $(notdir $(KERNELS))); do \
 	    printf '__asm__(".section .rodata\\n.balign 64\\n.globl fatbin_%s\\nfatbin_%s:\\n.incbin \\"build/cuda/%s.fatbin\\"\\n.previous");\n' $$k $$k $$k; \
 	    printf '__attribute__((visibility("hidden"))) extern const unsigned char fatbin_%s[];\n' $$k; done; \
-	    echo 'const struct cuda_image cuda_images[] = {'; \
+	    echo 'const struct cuda_fatbin cuda_fatbins[] = {'; \
 	    for k in $(basename $(notdir $(KERNELS))); do printf '    {"%s", fatbin_%s},\n' $$k $$k; done; \
 	    echo '    {0, 0},'; echo '};'; } > $@
 
-$(B)/obj/images.o: build/cuda/images.c $(IMAGES) | $(NEEDS)
+$(B)/obj/fatbins.o: build/cuda/fatbins.c $(FATBINS) | $(NEEDS)
 	@mkdir -p $(@D)
 	$(call say,CC,$@)
 	$(Q)$(CC) $(CPPFLAGS) $(CFLAGS) -c $< -o $@
 
 ifeq ($(CUDA),1)
-$(call objects,$(wildcard src/backend/cuda/*.c) tests/test_cuda_host.c): CPPFLAGS += -isystem $(CUDA_HOME)/include
+$(call objects,$(wildcard src/backend/cuda/*/*.c) tests/test_cuda_host.c): CPPFLAGS += -isystem $(CUDA_HOME)/include
 else
 all: | no-cuda
 no-cuda:
@@ -262,5 +267,5 @@ clean:
 .PHONY: all no-cuda help run smollm2 install uninstall test test-binaries where replays test-all test-cuda asan fuzz fuzzers bench format lint clean FORCE
 .SECONDARY:
 
--include $(IMAGES:.fatbin=.d)
+-include $(FATBINS:.fatbin=.d)
 -include $(patsubst %.o,%.d,$(call objects,$(SOURCES) $(TESTS) $(CUDA_TESTS) $(wildcard tests/fuzz/*.c)))

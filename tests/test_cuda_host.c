@@ -1,7 +1,7 @@
 /* test_cuda_host.c - the CUDA backend's host side on machines without a GPU: where weights go and
  * which kernels a plan becomes, for models of true size. Nothing is launched. */
 #ifdef SLUICE_CUDA
-#include "backend/cuda/cuda.h"
+#include "backend/cuda/host/cuda.h"
 #include "model/model.h"
 #include "test.h"
 

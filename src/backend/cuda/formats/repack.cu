@@ -1,0 +1,192 @@
+/* repack.cu - rows as in the file to tiles.
+ *
+ * A warp makes a unit, a lane what it will own in it (tiles.h): four pieces of its columns of a
+ * row, or four rows. Runs once a weight; bytes are taken one by one, since blocks of the file are
+ * not aligned. */
+#include "backend/cuda/formats/decode.cuh"
+#include "backend/cuda/formats/repack.h"
+#include "backend/cuda/kernels/common.cuh"
+
+/* The raw numbers of 32 columns from c (a multiple of 32), as bytes. */
+static __device__ void raw_q4_k(const uint8_t *row, uint32_t c, uint8_t *q) {
+    const struct q4_k *b = (const struct q4_k *)row + c / 256;
+    uint32_t s = c % 256 / 32;
+    for (uint32_t i = 0; i < 32; i++)
+        q[i] = b->qs[32 * (s / 2) + i] >> (4 * (s % 2)) & 15;
+}
+
+static __device__ void raw_q5_k(const uint8_t *row, uint32_t c, uint8_t *q) {
+    const struct q5_k *b = (const struct q5_k *)row + c / 256;
+    uint32_t s = c % 256 / 32;
+    for (uint32_t i = 0; i < 32; i++)
+        q[i] = (b->qs[32 * (s / 2) + i] >> (4 * (s % 2)) & 15) | (b->qh[i] >> s & 1) << 4;
+}
+
+static __device__ void raw_q6_k(const uint8_t *row, uint32_t c, uint8_t *q) {
+    const struct q6_k *b = (const struct q6_k *)row + c / 256;
+    uint32_t half = c % 256 / 128, g = c % 128 / 32;
+    for (uint32_t i = 0; i < 32; i++)
+        q[i] = (b->ql[64 * half + 32 * (g % 2) + i] >> (4 * (g / 2)) & 15) |
+               (b->qh[32 * half + i] >> (2 * g) & 3) << 4;
+}
+
+static __device__ void put_nibbles(uint8_t *to, const uint8_t *q) {
+    for (uint32_t i = 0; i < 16; i++)
+        to[i] = (uint8_t)((q[i] & 15) | (q[16 + i] & 15) << 4);
+}
+
+struct piece {
+    uint8_t *unit;
+    uint32_t rows, lane;
+    uint32_t i; /* which of the lane's four */
+    const uint8_t *row;
+    uint32_t column; /* the piece's first; of f32 activations: the lane's */
+};
+
+static __device__ uint8_t *piece_at(const struct piece *p) {
+    return p->unit + p->i * 512 + p->lane * 16;
+}
+
+/* Whether this piece is the one that brings the d of its block of 256 columns; and which d it is.
+ */
+static __device__ bool has_d(const struct piece *p) {
+    return p->i == 0 && p->lane / p->rows % 2 == 0;
+}
+
+static __device__ uint32_t d_of(const struct piece *p) {
+    return p->lane / (2 * p->rows) * p->rows + p->lane % p->rows;
+}
+
+/* Scales and minimums; the half word of minimums is the lane's own. */
+static __device__ void put_scales(const struct piece *p, uint8_t *scales, const uint8_t *packed,
+                                  uint16_t d, uint16_t dmin) {
+    int s = (int)(p->column % 256 / 32);
+    uint32_t scale = (uint32_t)q4_k_scale(packed, s), min = (uint32_t)q4_k_min(packed, s);
+    scales[p->lane * 4 + p->i] = (uint8_t)(scale | min >> 4 << 6);
+    uint16_t *mins = (uint16_t *)(scales + TILE_MINS + p->lane * 2);
+    *mins |= (uint16_t)((min & 15) << ((p->i & 1) * 8 + (p->i >> 1) * 4));
+    if (has_d(p)) {
+        uint16_t *to = (uint16_t *)(scales + TILE_D + d_of(p) * 4);
+        to[0] = d, to[1] = dmin;
+    }
+}
+
+static __device__ void put_q4_k(const struct piece *p) {
+    uint8_t q[32];
+    const struct q4_k *b = (const struct q4_k *)p->row + p->column / 256;
+    raw_q4_k(p->row, p->column, q);
+    put_nibbles(piece_at(p), q);
+    put_scales(p, p->unit + TILE_Q4_SCALES, b->scales, b->d, b->dmin);
+}
+
+static __device__ void put_q5_k(const struct piece *p) {
+    uint8_t q[32];
+    const struct q5_k *b = (const struct q5_k *)p->row + p->column / 256;
+    raw_q5_k(p->row, p->column, q);
+    put_nibbles(piece_at(p), q);
+    uint8_t *more = p->unit + TILE_MORE + p->lane * 16 + p->i * 4;
+    for (uint32_t i = 0; i < 4; i++) {
+        uint32_t bits = 0;
+        for (uint32_t j = 0; j < 8; j++)
+            bits |= (uint32_t)(q[4 * j + i] >> 4) << j;
+        more[i] = (uint8_t)bits;
+    }
+    put_scales(p, p->unit + TILE_Q5_SCALES, b->scales, b->d, b->dmin);
+}
+
+static __device__ void put_q6_k(const struct piece *p) {
+    uint8_t q[32];
+    const struct q6_k *b = (const struct q6_k *)p->row + p->column / 256;
+    raw_q6_k(p->row, p->column, q);
+    put_nibbles(piece_at(p), q);
+    uint8_t *more = p->unit + TILE_MORE + p->i / 2 * 512 + p->lane * 16 + p->i % 2 * 8;
+    for (uint32_t i = 0; i < 8; i++) {
+        uint32_t bits = 0;
+        for (uint32_t j = 0; j < 4; j++)
+            bits |= ((q[i / 4 * 16 + 4 * j + i % 4] >> 4) ^ 2u) << (2 * j);
+        more[i] = (uint8_t)bits;
+    }
+    for (uint32_t h = 0; h < 2; h++)
+        p->unit[TILE_Q6_SCALES + p->lane * 8 + p->i * 2 + h] =
+            (uint8_t)b->scales[p->column % 256 / 16 + h];
+    if (has_d(p))
+        *(uint16_t *)(p->unit + TILE_Q6_D + d_of(p) * 2) = b->d;
+}
+
+static __device__ void put_q8_0(const struct piece *p) {
+    const struct q8_0 *b = (const struct q8_0 *)p->row + p->column / 32;
+    uint8_t *to = piece_at(p);
+    for (uint32_t i = 0; i < 16; i++)
+        to[i] = (uint8_t)b->qs[p->column % 32 + i];
+    if (p->i % 2 == 0)
+        *(uint16_t *)(p->unit + TILE_MORE + p->lane * 4 + p->i) = b->d;
+}
+
+/* BF16 and F16: two runs of four. */
+static __device__ void put_halves(const struct piece *p, uint32_t lanes, uint32_t first) {
+    uint16_t *to = (uint16_t *)piece_at(p);
+    const uint16_t *from = (const uint16_t *)p->row + first + p->lane % lanes * 4;
+    for (uint32_t i = 0; i < 8; i++)
+        to[i] = from[i / 4 * 4 * lanes + i % 4];
+}
+
+static __device__ void put_f32(const struct piece *p, uint32_t from_type) {
+    float *to = (float *)piece_at(p), y[256];
+    uint32_t values = decode_values(from_type), block = p->column / values;
+    decode_block(from_type, p->row, block, y, values);
+    for (uint32_t i = 0; i < 4; i++)
+        to[i] = y[p->column % values + i];
+}
+
+/* Piece i of a lane, in the first unit of tile 0. */
+static __device__ struct piece find_piece(uint32_t type, uint32_t rows, uint32_t lane, uint32_t i,
+                                          uint32_t *row) {
+    uint32_t span = tile_span(type), lanes = 128 / rows;
+    struct piece p = {NULL, rows, lane, i, NULL, 0};
+    *row = tile_is_int8(type) ? lane % rows : lane / lanes * 4 + i;
+    p.column = tile_is_int8(type) ? lane / rows * span + i * (span / 4) : lane % lanes * span;
+    return p;
+}
+
+extern "C" __global__ void repack(const __grid_constant__ struct repack_params p) {
+    uint32_t rows = p.format.rows, lanes = 128 / rows, columns = p.format.columns;
+    uint32_t units = p.k / columns, warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    uint64_t n = (uint64_t)((p.count + rows - 1) / rows) * units;
+    for (uint64_t i = blockIdx.x * 8 + warp; i < n; i += (uint64_t)gridDim.x * 8) {
+        uint32_t tile = (uint32_t)(i / units), unit = (uint32_t)(i % units);
+        uint8_t *to =
+            p.to + ((p.first / rows + tile) * (uint64_t)units + unit) * p.format.unit_bytes;
+        for (uint32_t b = lane; b < p.format.unit_bytes / 16; b += 32)
+            ((uint4 *)to)[b] = make_uint4(0, 0, 0, 0);
+        __syncwarp();
+        for (uint32_t r = 0; r < 4; r++) {
+            uint32_t row;
+            struct piece piece = find_piece(p.format.type, rows, lane, r, &row);
+            row += tile * rows;
+            if (row >= p.count)
+                break;
+            piece.unit = to;
+            piece.row = p.from + row * p.row_bytes;
+            piece.column += unit * columns;
+            switch (p.format.type) {
+            case DT_Q4_K:
+                put_q4_k(&piece);
+                break;
+            case DT_Q5_K:
+                put_q5_k(&piece);
+                break;
+            case DT_Q6_K:
+                put_q6_k(&piece);
+                break;
+            case DT_Q8_0:
+                put_q8_0(&piece);
+                break;
+            case DT_F32:
+                put_f32(&piece, p.from_type);
+                break;
+            default:
+                put_halves(&piece, lanes, unit * columns);
+            }
+        }
+    }
+}

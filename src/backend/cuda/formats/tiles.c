@@ -1,0 +1,44 @@
+/* tiles.c - which form a matrix has on the device. */
+#include "backend/cuda/formats/tiles.h"
+
+#include "base/size.h"
+#include "plan/plan.h"
+
+enum { MAX_K_F32 = 32768, MAX_K_INT8 = 65536, MAX_TILES = 60000 };
+
+/* Rows that the fullest of n_sms blocks gets. */
+static uint64_t most_rows(uint32_t n, uint32_t rows, uint32_t n_sms) {
+    return (uint64_t)div_up(div_up(n, rows), n_sms) * rows;
+}
+
+/* Tiles of 8 rows where K allows them: low ones cost more sums over lanes, tall ones cannot be cut
+ * evenly. 4 where that evens the blocks out, 16 where there are very many. All types choose alike,
+ * so that gate and up have the same tiles. */
+static uint32_t choose_rows(uint32_t k, uint32_t n, uint32_t n_sms) {
+    if (k % 512 || n / 16 >= 32 * n_sms || div_up(n, 8) > MAX_TILES)
+        return 16;
+    bool is_low_better = 100 * most_rows(n, 8, n_sms) > 104 * most_rows(n, 4, n_sms);
+    return k % 1024 == 0 && is_low_better && div_up(n, 4) <= MAX_TILES ? 4 : 8;
+}
+
+bool tile_choose(const struct operand *weight, bool f32_act, uint32_t n_sms,
+                 struct tile_format *out) {
+    uint32_t k = weight->dims[0], n = weight->dims[1];
+    uint32_t type = f32_act ? DT_F32 : weight->type;
+    if (tile_span(weight->type) == 0 || k % 256 || k == 0 || n == 0 || weight->dims[2] > 1 ||
+        weight->dims[3] > 1)
+        return false;
+    if (k > (tile_is_int8(type) ? MAX_K_INT8 : MAX_K_F32))
+        return false;
+    uint32_t rows = f32_act ? 4 : choose_rows(k, n, n_sms);
+    if (div_up(n, rows) > MAX_TILES)
+        return false;
+    *out = (struct tile_format){
+        .type = type,
+        .rows = rows,
+        .columns = tile_columns(type, rows),
+        .unit_bytes = tile_unit_bytes(type),
+    };
+    out->bytes = (uint64_t)div_up(n, rows) * (k / out->columns) * out->unit_bytes;
+    return true;
+}

@@ -1,0 +1,167 @@
+/* cuda.h - the CUDA backend's insides: a step is one graph of kernels over memory that never moves.
+ *
+ * At load every op of a plan says which kernels it is (record_*: one .c and one .cu file an op),
+ * the list is captured into a graph, and from then on the graph is only launched. (1) Kernels
+ * follow each other by programmatic dependent launch: a kernel may begin while the one before it
+ * runs. It may read weights at once, and STATE that no earlier kernel of the step writes;
+ * everything else, and every write, is behind pdl_wait(). Every kernel waits. (2) A result's bits
+ * depend on its own row alone: never on the rows beside it, on the bucket, or on which block was
+ * first. No float atomics. (3) Nothing is allocated behind load. */
+#ifndef BACKEND_CUDA_HOST_CUDA_H
+#define BACKEND_CUDA_HOST_CUDA_H
+
+#include "backend/backend.h"
+#include "backend/cuda/formats/tiles.h"
+#include "backend/cuda/host/driver.h"
+#include "backend/cuda/shared.h"
+
+struct cuda_launch {
+    const char *kernel; /* its name in the modules */
+    uint32_t grid[3];
+    uint32_t threads;
+    uint32_t shared; /* dynamic shared memory, bytes; may be beyond 48 KB */
+    bool is_barrier; /* begins when all before it are complete, whatever they allowed */
+};
+
+/* What all products of a plan but its head have between them. */
+struct plan_products {
+    uint32_t set; /* of types, as project.h has it */
+    bool has_experts;
+};
+
+/* What a record function may ask for and add to. The functions run twice: once to count (all
+ * addresses NULL), once to record. */
+struct recorder {
+    const struct plan *plan;
+    struct plan_products products;
+    struct cuda_io io;
+    uint32_t n_sms;
+    bool exact; /* f32 activations throughout */
+    struct backend *b;
+    struct err *err;
+    bool is_counting;
+    uint32_t step; /* of a burst: later ones have their IO on the device already */
+    uint32_t n_steps;
+    bool has_wanted;     /* the head writes the logits that the host asks for, */
+    uint64_t *head_best; /* and puts the best of a single row there */
+    struct cuda_recording *into;
+    uint64_t work_most, counters_most; /* bytes of the ops so far */
+    /* Of the running op. */
+    uint32_t op;
+    uint64_t work_used, counters_used;
+};
+
+/* Where an operand lies on the device; NULL for one that is not there. */
+void *recorder_at(struct recorder *r, const struct operand *o);
+struct cuda_matrix recorder_matrix(struct recorder *r, const struct operand *weight);
+/* Room for the running op alone (256-aligned): the next op's kernels write over it. */
+void *recorder_work(struct recorder *r, uint64_t bytes);
+/* Words that are zero when the op's kernels begin, and that they must leave zero. */
+uint32_t *recorder_counters(struct recorder *r, uint64_t n);
+/* Adds a kernel to the step; `params` begins with a struct cuda_io and is copied. */
+int recorder_launch(struct recorder *r, const struct cuda_launch *launch, const void *params,
+                    size_t bytes);
+
+/* Where the kernel that is recorded next notes when the step was over, if it ends it. */
+uint64_t *recorder_end_stamp(struct recorder *r);
+
+/* Finds the plan's products. */
+void project_survey(struct recorder *r);
+
+/* One function an op. What the kernels cannot do is refused here, with the reason. */
+typedef int cuda_record_fn(struct recorder *r, const struct op *op);
+cuda_record_fn record_embed, record_project, record_delta, record_attend, record_route,
+    record_experts_in, record_experts_out, record_tap, record_pick;
+
+/* ---- the rest is between cuda.c, load.c and record.c ------------------------------------------
+ */
+
+/* A weight's place on the device. */
+struct cuda_place {
+    struct operand operand;   /* in WEIGHTS */
+    bool is_tiled;            /* else rows as in the file */
+    struct tile_format tiles; /* where it is */
+    uint64_t at, bytes;       /* on the device; a plane is bytes / dims[2] */
+};
+
+/* A kernel of a recording. */
+struct cuda_node {
+    CUfunction function;
+    struct cuda_launch launch;
+    bool is_dependent; /* follows by programmatic launch */
+    uint32_t op;
+    void *params; /* owned by the backend's arena */
+};
+
+struct cuda_recording {
+    const struct plan *plan;
+    struct cuda_node *nodes;
+    uint32_t n_nodes, capacity;
+    CUgraphExec graph;
+    CUgraphExec burst;        /* IO_BURST steps; NULL: not for this plan */
+    double expected;          /* seconds a step takes, as far as is known */
+    double expected_of_burst; /* and a burst */
+};
+
+struct cuda_block {
+    CUdeviceptr at;
+    uint64_t bytes;
+};
+
+enum { MAX_MODULES = 32, MAX_STAMPS = 8192 };
+
+struct backend {
+    CUdevice device;
+    CUcontext context;
+    CUstream stream;
+    CUmodule modules[MAX_MODULES];
+    uint32_t n_modules, n_sms;
+    struct project_cut *cuts; /* of project.c, in the arena */
+    int capability;           /* 90: 9.0 */
+    uint32_t most_shared;     /* bytes of shared memory that a block may ask for */
+    bool exact;
+    struct arena arena;
+    struct cuda_place *places;
+    uint32_t n_places;
+    uint64_t weight_bytes;
+    struct cuda_block weights, state, scratch, work, counters, io_copy, stamps;
+    uint64_t *trace; /* where the stamps are mapped host memory: the host's address */
+    uint8_t *io;     /* mapped: the host's address */
+    CUdeviceptr io_device;
+    uint64_t io_bytes;
+    volatile uint64_t *done; /* mapped: the step that is complete */
+    CUdeviceptr done_device;
+    struct cuda_recording *recordings;
+    uint32_t n_recordings;
+    struct backend_counters count;
+    uint64_t driver_bytes; /* what the driver took for context, code and graphs */
+    uint32_t running;      /* the recording that was submitted last */
+    bool is_burst;         /* as a burst */
+    double submitted_at;
+    double late; /* seconds that sleeping usually lasts too long */
+    CUstream aside;
+    CUgraphExec idle; /* a graph that does nothing, see cuda_wait */
+    bool is_broken;   /* the context is lost: nothing works any more */
+};
+
+/* load.c: where every weight of the plans goes, and bringing it there. */
+int cuda_place_weights(struct backend *b, struct plan *const *plans, uint32_t n_plans,
+                       struct err *err);
+const struct cuda_place *cuda_find_place(const struct backend *b, const struct operand *o);
+int cuda_upload(struct backend *b, struct backend_weights weights,
+                void (*progress)(void *user, uint64_t done, uint64_t total), void *user,
+                struct err *err);
+
+/* record.c: kernels by name, plans to lists of kernels, lists to graphs. */
+int cuda_load_modules(struct backend *b, struct err *err);
+CUfunction cuda_function(const struct backend *b, const char *name);
+/* "op 17 (mix in of layer 3)"; op n_ops is the step's end. */
+const char *cuda_op_text(const struct plan *plan, uint32_t op, char *text, size_t size);
+/* Walks the plans without recording: what they need of work memory and counters. */
+int cuda_count(struct backend *b, struct plan *const *plans, uint32_t n_plans, uint64_t *work,
+               uint64_t *counters, struct err *err);
+int cuda_record(struct backend *b, struct plan *const *plans, uint32_t n_plans, struct err *err);
+int cuda_run_node(struct backend *b, const struct cuda_node *node, bool is_dependent,
+                  struct err *err);
+
+#endif

@@ -1,0 +1,373 @@
+/* record.c - plans to lists of kernels, lists to graphs.
+ *
+ * An op's record function says which kernels it is; the list is captured once into a graph whose
+ * edges are programmatic: a kernel starts while the one before it ends. */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "backend/cuda/host/cuda.h"
+#include "backend/cuda/host/fatbins.h"
+#include "backend/cuda/ops/embed.h"
+#include "base/size.h"
+
+static cuda_record_fn *const functions[] = {
+#define OP(kind, name, member) record_##member,
+#include "plan/ops.def"
+#undef OP
+};
+
+enum { WORK_ALIGN = 256 };
+
+/* ---- kernels by name --------------------------------------------------------------------------
+ */
+
+int cuda_load_modules(struct backend *b, struct err *err) {
+    for (const struct cuda_fatbin *image = cuda_fatbins; image->name; image++) {
+        CHECK(b->n_modules < MAX_MODULES);
+        int status = driver_check(driver.module_load(&b->modules[b->n_modules], image->fatbin),
+                                  image->name, err);
+        if (status) {
+            err_prefix(err, "loading the CUDA kernels for a device of capability %d.%d",
+                       b->capability / 10, b->capability % 10);
+            return status;
+        }
+        b->n_modules++;
+    }
+    return SLUICE_OK;
+}
+
+CUfunction cuda_function(const struct backend *b, const char *name) {
+    CUfunction f;
+    for (uint32_t i = 0; i < b->n_modules; i++)
+        if (driver.module_function(&f, b->modules[i], name) == CUDA_SUCCESS)
+            return f;
+    return NULL;
+}
+
+/* A kernel whose code knows the wait may be launched early; PTX for older chips does not. */
+static bool can_depend(const struct backend *b, CUfunction f) {
+    int ptx = 0;
+    return b->capability >= 90 &&
+           driver.function_get(&ptx, CU_FUNC_ATTRIBUTE_PTX_VERSION, f) == CUDA_SUCCESS && ptx >= 90;
+}
+
+/* ---- what record functions ask for ------------------------------------------------------------
+ */
+
+static void *device_at(CUdeviceptr base, uint64_t offset) {
+    return (void *)(uintptr_t)(base + offset);
+}
+
+void *recorder_at(struct recorder *r, const struct operand *o) {
+    const struct backend *b = r->b;
+    if (o->n_dims == 0 || r->is_counting)
+        return NULL;
+    switch ((enum region)o->region) {
+    case REGION_WEIGHTS:
+        return device_at(b->weights.at, cuda_find_place(b, o)->at);
+    case REGION_STATE:
+        return device_at(b->state.at, o->offset);
+    case REGION_SCRATCH:
+        return device_at(b->scratch.at, o->offset);
+    default:
+        return device_at(b->io_device, o->offset);
+    }
+}
+
+struct cuda_matrix recorder_matrix(struct recorder *r, const struct operand *o) {
+    if (o->n_dims == 0)
+        return (struct cuda_matrix){0};
+    const struct cuda_place *p = cuda_find_place(r->b, o);
+    return (struct cuda_matrix){
+        .data = r->is_counting ? NULL : device_at(r->b->weights.at, p->at),
+        .plane_bytes = p->bytes / o->dims[2],
+        .type = p->is_tiled ? p->tiles.type : o->type,
+        .is_tiled = p->is_tiled,
+        .k = o->dims[0],
+        .n = o->dims[1],
+        .row_bytes = operand_row_bytes(o),
+        .tile_rows = p->is_tiled ? p->tiles.rows : 0,
+    };
+}
+
+static void *cut(struct recorder *r, uint64_t bytes, uint64_t *used, uint64_t *most,
+                 CUdeviceptr base) {
+    uint64_t at = *used;
+    CHECK(size_align(bytes, WORK_ALIGN, &bytes) && size_add(at, bytes, used));
+    *most = *used > *most ? *used : *most;
+    return r->is_counting ? NULL : device_at(base, at);
+}
+
+void *recorder_work(struct recorder *r, uint64_t bytes) {
+    return cut(r, bytes, &r->work_used, &r->work_most, r->b->work.at);
+}
+
+uint32_t *recorder_counters(struct recorder *r, uint64_t n) {
+    return cut(r, n * sizeof(uint32_t), &r->counters_used, &r->counters_most, r->b->counters.at);
+}
+
+/* ---- nodes ------------------------------------------------------------------------------------
+ */
+
+static int grow_nodes(struct recorder *r) {
+    struct cuda_recording *into = r->into;
+    if (into->n_nodes < into->capacity)
+        return SLUICE_OK;
+    uint32_t capacity = into->capacity ? into->capacity * 2 : 256;
+    struct cuda_node *more = realloc(into->nodes, capacity * sizeof *more);
+    if (!more)
+        return err_memory(r->err, "a recording");
+    into->nodes = more;
+    into->capacity = capacity;
+    return SLUICE_OK;
+}
+
+const char *cuda_op_text(const struct plan *plan, uint32_t i, char *text, size_t size) {
+    const struct op *op = i < plan->n_ops ? &plan->ops[i] : NULL;
+    if (!op)
+        snprintf(text, size, "the step's end");
+    else if (op->layer < 0)
+        snprintf(text, size, "op %u (%s)", i, op->role);
+    else
+        snprintf(text, size, "op %u (%s of layer %d)", i, op->role, op->layer);
+    return text;
+}
+
+static const char *op_text(const struct recorder *r, char *text, size_t size) {
+    return cuda_op_text(r->plan, r->op, text, size);
+}
+
+/* More shared memory than every kernel may have must be asked for. A kernel that stands several
+ * times in the step is asked for its largest. */
+static int set_shared(CUfunction f, uint32_t bytes, struct err *err) {
+    int now = 0;
+    int status = driver_check(
+        driver.function_set(f, CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT, 100),
+        "choosing shared memory", err);
+    if (!status)
+        status = driver_check(
+            driver.function_get(&now, CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, f),
+            "asking for shared memory", err);
+    if (!status && bytes > (uint32_t)now)
+        status = driver_check(
+            driver.function_set(f, CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, (int)bytes),
+            "asking for shared memory", err);
+    return status;
+}
+
+int recorder_launch(struct recorder *r, const struct cuda_launch *launch, const void *params,
+                    size_t bytes) {
+    char text[96];
+    CHECK(launch->grid[0] && launch->grid[1] && launch->grid[2] && launch->threads <= 1024);
+    if (launch->shared > r->b->most_shared)
+        return err_set(r->err, SLUICE_ERR_UNSUPPORTED,
+                       "%s, kernel %s: a block needs %u bytes of shared memory, the device has %u",
+                       op_text(r, text, sizeof text), launch->kernel, launch->shared,
+                       r->b->most_shared);
+    if (r->is_counting)
+        return SLUICE_OK;
+    CUfunction f = cuda_function(r->b, launch->kernel);
+    if (!f)
+        return err_set(r->err, SLUICE_ERR_DEVICE, "%s: no CUDA kernel %s in this program",
+                       op_text(r, text, sizeof text), launch->kernel);
+    int status = set_shared(f, launch->shared, r->err);
+    if (!status)
+        status = grow_nodes(r);
+    void *copy = status ? NULL : arena_alloc(&r->b->arena, bytes);
+    if (status || !copy)
+        return status ? err_prefix(r->err, "%s, kernel %s", op_text(r, text, sizeof text),
+                                   launch->kernel)
+                      : err_memory(r->err, "a kernel's parameters");
+    memcpy(copy, params, bytes);
+    CHECK(r->into->n_nodes + 1 < MAX_STAMPS);
+    ((struct cuda_io *)copy)->stamp =
+        device_at(r->b->stamps.at, r->into->n_nodes * sizeof(uint64_t));
+    struct cuda_launch kept = *launch;
+    kept.kernel = arena_strdup(&r->b->arena, str_of(launch->kernel));
+    r->into->nodes[r->into->n_nodes++] =
+        (struct cuda_node){.function = f,
+                           .launch = kept,
+                           .is_dependent = can_depend(r->b, f) && !launch->is_barrier,
+                           .op = r->op,
+                           .params = copy};
+    return SLUICE_OK;
+}
+
+uint64_t *recorder_end_stamp(struct recorder *r) {
+    return device_at(r->b->stamps.at, (r->into->n_nodes + 1) * sizeof(uint64_t));
+}
+
+int cuda_run_node(struct backend *b, const struct cuda_node *node, bool is_dependent,
+                  struct err *err) {
+    CUlaunchAttribute programmatic = {
+        .id = CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION,
+        .value.programmaticStreamSerializationAllowed = 1,
+    };
+    CUlaunchConfig config = {
+        .gridDimX = node->launch.grid[0],
+        .gridDimY = node->launch.grid[1],
+        .gridDimZ = node->launch.grid[2],
+        .blockDimX = node->launch.threads,
+        .blockDimY = 1,
+        .blockDimZ = 1,
+        .sharedMemBytes = node->launch.shared,
+        .hStream = b->stream,
+        .attrs = &programmatic,
+        .numAttrs = is_dependent && node->is_dependent,
+    };
+    void *params[] = {node->params};
+    return driver_check(driver.launch(&config, node->function, params, NULL), node->launch.kernel,
+                        err);
+}
+
+/* ---- plans ------------------------------------------------------------------------------------
+ */
+
+/* The flag that tells the host that the step is over; PICK sets it itself. */
+static int record_done(struct recorder *r) {
+    if (r->plan->n_ops > 0 && r->plan->ops[r->plan->n_ops - 1].kind == OP_PICK)
+        return SLUICE_OK;
+    struct done_params p = {.io = r->io, .done = device_at(r->b->done_device, 0)};
+    struct cuda_launch launch = {.kernel = "done", .grid = {1, 1, 1}, .threads = 1};
+    r->op = r->plan->n_ops;
+    return recorder_launch(r, &launch, &p, sizeof p);
+}
+
+static void find_io(struct recorder *r) {
+    const struct plan *plan = r->plan;
+    const struct backend *b = r->b;
+    if (!r->is_counting)
+        r->io = (struct cuda_io){
+            .header = device_at(b->io_copy.at, 0),
+            .rows = device_at(b->io_copy.at, plan->io.rows),
+            .segments = device_at(b->io_copy.at, plan->io.segments),
+            .outputs = device_at(b->io_copy.at, plan->io.outputs),
+            .host_outputs = device_at(b->io_device, plan->io.outputs),
+            .biases = device_at(b->io_device, plan->io.biases),
+        };
+}
+
+static int walk_ops(struct recorder *r) {
+    const struct plan *plan = r->plan;
+    r->has_wanted = false;
+    r->head_best = NULL;
+    for (r->op = 0; r->op < plan->n_ops; r->op++) {
+        r->work_used = r->counters_used = 0;
+        int status = functions[plan->ops[r->op].kind](r, &plan->ops[r->op]);
+        if (status)
+            return status;
+    }
+    return SLUICE_OK;
+}
+
+/* The kernels of so many steps. */
+static int walk(struct recorder *r, uint32_t n_steps) {
+    find_io(r);
+    project_survey(r);
+    int status = SLUICE_OK;
+    r->n_steps = n_steps;
+    for (r->step = 0; !status && r->step < n_steps; r->step++)
+        status = walk_ops(r);
+    return status ? status : record_done(r);
+}
+
+int cuda_count(struct backend *b, struct plan *const *plans, uint32_t n_plans, uint64_t *work,
+               uint64_t *counters, struct err *err) {
+    struct recorder r = {
+        .b = b, .n_sms = b->n_sms, .exact = b->exact, .err = err, .is_counting = true};
+    for (uint32_t i = 0; i < n_plans; i++) {
+        r.plan = plans[i];
+        int status = walk(&r, 1);
+        if (status)
+            return status;
+    }
+    *work = r.work_most;
+    *counters = r.counters_most;
+    return SLUICE_OK;
+}
+
+static int capture(struct backend *b, struct cuda_recording *into, CUgraphExec *out,
+                   struct err *err) {
+    CUgraph graph = NULL;
+    int status = driver_check(driver.capture_begin(b->stream, CU_STREAM_CAPTURE_MODE_THREAD_LOCAL),
+                              "capturing a step", err);
+    for (uint32_t i = 0; !status && i < into->n_nodes; i++)
+        status = cuda_run_node(b, &into->nodes[i], true, err);
+    if (status) {
+        driver.capture_end(b->stream, &graph);
+        if (graph)
+            driver.graph_destroy(graph);
+        return status;
+    }
+    if ((status = driver_check(driver.capture_end(b->stream, &graph), "ending a capture", err)))
+        return status;
+    status = driver_check(driver.graph_instantiate(out, graph, 0), "making a graph", err);
+    driver.graph_destroy(graph);
+    if (!status)
+        status = driver_check(driver.graph_upload(*out, b->stream), "uploading a graph", err);
+    return status;
+}
+
+/* Plans in which most rows may be outputs are those that sequences generate with. */
+static bool wants_burst(const struct plan *plan) {
+    enum { MOST_ROWS = 32 };
+    return 2 * plan->max_outputs > plan->max_rows && plan->max_rows <= MOST_ROWS && !plan->n_taps &&
+           plan->n_ops > 0 && plan->ops[plan->n_ops - 1].kind == OP_PICK;
+}
+
+/* The burst's kernels are only needed until they are captured. */
+static int record_burst(struct backend *b, struct cuda_recording *into, struct err *err) {
+    struct cuda_recording burst = {.plan = into->plan};
+    struct recorder r = {.plan = into->plan,
+                         .b = b,
+                         .n_sms = b->n_sms,
+                         .exact = b->exact,
+                         .err = err,
+                         .into = &burst};
+    int status = walk(&r, IO_BURST);
+    if (!status)
+        status = capture(b, &burst, &into->burst, err);
+    free(burst.nodes);
+    return status;
+}
+
+static int record_plan(struct backend *b, const struct plan *plan, struct cuda_recording *into,
+                       struct err *err) {
+    struct recorder r = {.plan = into->plan = plan,
+                         .b = b,
+                         .n_sms = b->n_sms,
+                         .exact = b->exact,
+                         .err = err,
+                         .into = into};
+    int status = walk(&r, 1);
+    CHECK(status || (r.work_most <= b->work.bytes && r.counters_most <= b->counters.bytes));
+    if (!status)
+        status = capture(b, into, &into->graph, err);
+    if (!status && wants_burst(plan) && IO_BURST * into->n_nodes < MAX_STAMPS)
+        status = record_burst(b, into, err);
+    return status;
+}
+
+static int record_idle(struct backend *b, struct err *err) {
+    struct read_params nothing = {0};
+    struct cuda_node node = {
+        .function = cuda_function(b, "read_memory"),
+        .launch = {.kernel = "read_memory", .grid = {1, 1, 1}, .threads = 32},
+        .params = &nothing,
+    };
+    struct cuda_recording one = {.nodes = &node, .n_nodes = 1};
+    return capture(b, &one, &b->idle, err);
+}
+
+int cuda_record(struct backend *b, struct plan *const *plans, uint32_t n_plans, struct err *err) {
+    b->recordings = calloc(n_plans, sizeof *b->recordings);
+    if (!b->recordings)
+        return err_memory(err, "the recordings");
+    int status = SLUICE_OK;
+    for (; !status && b->n_recordings < n_plans; b->n_recordings++)
+        status = record_plan(b, plans[b->n_recordings], &b->recordings[b->n_recordings], err);
+    if (!status)
+        status = record_idle(b, err);
+    return status ? status : driver_check(driver.stream_sync(b->stream), "recording", err);
+}

@@ -1,0 +1,205 @@
+/* embed.cu - EMBED, TAP, and the flag that ends a step. */
+#include "backend/cuda/formats/decode.cuh"
+#include "backend/cuda/formats/tiles.cuh"
+#include "backend/cuda/kernels/common.cuh"
+#include "backend/cuda/kernels/fallback.cuh"
+#include "backend/cuda/ops/embed.h"
+
+/* IO's front to the device, and the page table changed. By one block, which asks for all of it at
+ * once, changes that may not be there too: a read of the host's memory takes more than a
+ * microsecond, and none waits for another. */
+static __device__ void bring_io(const struct embed_params &p) {
+    __shared__ uint32_t n_changes;
+    uint32_t n_copied = p.changes_at / 16, n = n_copied + (p.pages ? p.max_changes : 0);
+    for (uint32_t first = 0; first < n; first += EMBED_THREADS) {
+        uint32_t i = first + threadIdx.x;
+        uint4 v = i < n ? load_weights(p.host_io + 16 * i) : make_uint4(0, 0, 0, 0);
+        if (i == 0)
+            n_changes = v.w;
+        __syncthreads();
+        if (i < n_copied)
+            ((uint4 *)p.io_copy)[i] = v;
+        else if (i < n && i - n_copied < n_changes) /* none is changed twice in a step */
+            p.pages[(uint64_t)v.x * p.pages_per_slot + v.y] = (int32_t)v.z;
+    }
+}
+
+/* The angle is taken in f64: at position 200000 an f32 angle is off by 0.01. */
+static __device__ void put_angle(const struct embed_params &p, uint32_t row, uint32_t i,
+                                 uint32_t position, double freq) {
+    float *out = p.angles + ((uint64_t)row * p.n_freqs + i) * 2;
+    double s, c;
+    sincos(position * freq, &s, &c);
+    out[0] = (float)c * p.rope_scale;
+    out[1] = (float)s * p.rope_scale;
+}
+
+static __device__ __forceinline__ void put4(float *to, float4 v) {
+    if ((uintptr_t)to % 16 == 0) {
+        *(float4 *)to = v;
+        return;
+    }
+    to[0] = v.x;
+    to[1] = v.y;
+    to[2] = v.z;
+    to[3] = v.w;
+}
+
+static __device__ __forceinline__ float4 four_bytes(int q, float scale, float min) {
+    return make_float4(__fsub_rn(__fmul_rn(scale, (float)(int8_t)(q & 255)), min),
+                       __fsub_rn(__fmul_rn(scale, (float)(int8_t)(q >> 8 & 255)), min),
+                       __fsub_rn(__fmul_rn(scale, (float)(int8_t)(q >> 16 & 255)), min),
+                       __fsub_rn(__fmul_rn(scale, (float)(int8_t)(q >> 24)), min));
+}
+
+/* A unit of 32 values of a row as in the file: two runs of 16. */
+template <class T>
+static __device__ __forceinline__ void open_unit(const uint8_t *row, uint32_t unit, float *x) {
+    struct opened o;
+    T::open(row + unit / T::UNITS * T::BYTES, unit % T::UNITS, o);
+    x += unit / T::UNITS * T::VALUES + T::place(unit % T::UNITS);
+#pragma unroll
+    for (int i = 0; i < 8; i++) {
+        int run = T::IS_ONE ? 0 : i / 4;
+        put4(x + i / 4 * T::APART + i % 4 * 4,
+             four_bytes(o.q[i], o.scale[run], T::HAS_MIN ? o.min[run] : 0.0f));
+    }
+}
+
+template <class T>
+static __device__ __forceinline__ void open_units(const struct cuda_matrix &m, const uint8_t *row,
+                                                  uint32_t first, uint32_t step, float *x) {
+    for (uint32_t i = first; i < m.k / 32; i += step)
+        open_unit<T>(row, i, x);
+}
+
+template <class T>
+static __device__ __forceinline__ void copy_values(const struct cuda_matrix &m, const uint8_t *row,
+                                                   uint32_t first, uint32_t step, float *x) {
+#pragma unroll 4
+    for (uint32_t i = first; i < m.k; i += step)
+        x[i] = T::value(row + (uint64_t)i * T::BYTES);
+}
+
+/* Units are read by whole words, which may end behind the row: not so the table's last. */
+static __device__ void fill_last_row(const struct cuda_matrix &m, const uint8_t *row,
+                                     uint32_t first, uint32_t step, float *x) {
+    uint32_t values = decode_values(m.type);
+    for (uint32_t i = first; i * values < m.k; i += step)
+        decode_block(m.type, row, i, x + i * values, m.k - i * values);
+}
+
+/* Thread `first` of `step` that share a row. */
+static __device__ void fill_row(const struct cuda_matrix &m, uint32_t token, uint32_t first,
+                                uint32_t step, float *x) {
+    const uint8_t *row = m.data + (uint64_t)token * m.row_bytes;
+    if (m.is_tiled) {
+        for (uint32_t i = 4 * first; i < m.k; i += 4 * step)
+            put4(x + i, tile_four(&m, token, i));
+        return;
+    }
+    switch (m.type) {
+    case DT_F32:
+        return copy_values<rows_f32>(m, row, first, step, x);
+    case DT_F16:
+        return copy_values<rows_f16>(m, row, first, step, x);
+    case DT_BF16:
+        return copy_values<rows_bf16>(m, row, first, step, x);
+    default:
+        break;
+    }
+    if (token + 1 == m.n)
+        return fill_last_row(m, row, first, step, x);
+    switch (m.type) {
+#define UNITS(TYPE, type)                                                                          \
+    case DT_##TYPE:                                                                                \
+        return open_units<rows_##type>(m, row, first, step, x);
+        FOR_EACH_BLOCK_TYPE(UNITS)
+#undef UNITS
+    }
+}
+
+/* Blocks (part, row), and one that brings IO. Most threads of a block fill its part of the row,
+ * the others make angles. The row is read from the host's memory, since its copy is only being
+ * made: one read a block. How many rows there are is not asked: those behind the last are filled
+ * with something, too. */
+extern "C" __global__ void __launch_bounds__(EMBED_THREADS, 2)
+    embed(const __grid_constant__ struct embed_params p) {
+    __shared__ uint4 shared_row;
+    pdl_launch();
+    uint32_t part = blockIdx.x, row = blockIdx.y, angle = threadIdx.x - EMBED_FILLERS;
+    bool is_filler = threadIdx.x < EMBED_FILLERS;
+    double freq = !is_filler && angle < p.n_freqs ? p.freqs[angle] : 0;
+    pdl_wait(p.io);
+    if (row == p.n_rows) {
+        if (part == 0)
+            bring_io(p);
+        return;
+    }
+    if (p.host_io == p.io_copy && (threadIdx.x | part | row) == 0) /* else it comes with IO */
+        *(uint64_t *)p.io.header->reserved = 0;                    /* the head's best */
+    if (threadIdx.x == 0)
+        shared_row = load_weights(p.host_io + p.rows_at + 16 * row);
+    __syncthreads();
+    uint32_t token = min(shared_row.x, p.table.n - 1), position = shared_row.y;
+    if (is_filler) {
+        fill_row(p.table, token, part * EMBED_FILLERS + threadIdx.x, gridDim.x * EMBED_FILLERS,
+                 p.x + (uint64_t)row * p.x_stride);
+        return;
+    }
+    for (; part == 0 && angle < p.n_freqs; angle += EMBED_THREADS - EMBED_FILLERS) {
+        put_angle(p, row, angle, position, freq);
+        if (angle + EMBED_THREADS - EMBED_FILLERS < p.n_freqs)
+            freq = p.freqs[angle + EMBED_THREADS - EMBED_FILLERS];
+    }
+}
+
+extern "C" __global__ void tap(const __grid_constant__ struct tap_params p) {
+    __shared__ float parts[8];
+    pdl_launch();
+    pdl_wait(p.io);
+    uint32_t i = blockIdx.x;
+    if (i >= p.io.header->n_outputs)
+        return;
+    const float *x = p.x + (uint64_t)p.io.outputs[i].row * p.x_stride;
+    float *out = p.out + (uint64_t)i * p.out_stride, sum = 0, factor = 1;
+    if (p.norm) {
+        for (uint32_t c = threadIdx.x; c < p.width; c += blockDim.x)
+            sum += x[c] * x[c];
+        sum = warp_sum(sum);
+        if (threadIdx.x % 32 == 0)
+            parts[threadIdx.x / 32] = sum;
+        __syncthreads();
+        sum = 0;
+        for (uint32_t w = 0; w < blockDim.x / 32; w++)
+            sum += parts[w];
+        factor = rsqrtf(sum / (float)p.width + p.eps);
+    }
+    for (uint32_t c = threadIdx.x; c < p.width; c += blockDim.x)
+        out[c] = p.norm ? x[c] * factor * p.norm[c] : x[c];
+}
+
+/* Behind everything: what the step wrote to the host's memory is there when the flag is. */
+extern "C" __global__ void done(const __grid_constant__ struct done_params p) {
+    pdl_wait(p.io);
+    __threadfence_system();
+    *(volatile uint64_t *)p.done = p.io.header->step;
+}
+
+extern "C" __global__ void __launch_bounds__(512)
+    read_memory(const __grid_constant__ struct read_params p) {
+    uint64_t n = p.bytes / 16, step = (uint64_t)gridDim.x * blockDim.x;
+    uint64_t i = (uint64_t)blockIdx.x * blockDim.x + threadIdx.x;
+    uint32_t sum = 0;
+    for (; i + 3 * step < n; i += 4 * step) {
+        uint4 v[4];
+        for (int k = 0; k < 4; k++)
+            v[k] = load_weights(p.from + (i + k * step) * 16);
+        for (int k = 0; k < 4; k++)
+            sum += v[k].x ^ v[k].y ^ v[k].z ^ v[k].w;
+    }
+    for (; i < n; i += step)
+        sum += load_weights(p.from + i * 16).x;
+    if (sum == 0x12345678) /* never: the memory is zero */
+        *p.sink = 0;
+}

@@ -1,0 +1,921 @@
+/* project_gemv.cuh - the product of tiled weights with R rows of activations.
+ *
+ * out[r][n] = finish(factor[r] * sum over k of w[n][k] * a[r][k])
+ *
+ * A warp has a ring of units in shared memory, which is filled by asynchronous copies and read 16
+ * bytes at a time. The ring is filled before the wait for the step's earlier kernels: so the memory
+ * is busy while this stage waits for its input and makes it ready. But a warp asks for its second
+ * unit only when the first is there: the stage before this one reads its activations at that time,
+ * and they would queue behind all that was asked for. All weights are read once for R rows.
+ *
+ * The order of a sum, which every kernel must keep, of a task (tile, K slice). Types that meet int8
+ * activations: unit by unit a lane has the sum v of its span, as eat_* below:
+ *
+ *   Q4_K, Q5_K  I += scale * dot, M += min * sum: integers, over its four pieces of 32 columns;
+ *               t = d * I, t = fma(-dmin, M, t), v = as * t, as: the activations' scale
+ *   Q6_K        I likewise, over runs of 16 columns; v = as * (d * I)
+ *   Q8_0        v = (d * as) * dot of the first 32 columns, v = fma(d * as, dot, v) of the others
+ *
+ * (Beside K-quants Q8_0's two scales `as` are the same, that of 128 columns.) Then the lanes that
+ * share the row are added, l with l ^ T, ^ 2 T, ... below 32, and that to the sum so far, from 0.
+ *
+ * Types that meet f32 activations: a lane adds its spans column by column, unit by unit; at the end
+ * the lanes that share a row are added, neighbours first: l with l ^ 1, ^ 2, ^ 4, ...
+ *
+ * Then the slices, from the first on, beginning with 0. Then the factor, the bias, and what FINISH
+ * says. */
+#ifndef BACKEND_CUDA_KERNELS_PROJECT_GEMV_CUH
+#define BACKEND_CUDA_KERNELS_PROJECT_GEMV_CUH
+
+#include "backend/cuda/kernels/quantize.cuh"
+
+/* ---- asynchronous copies ----------------------------------------------------------------------
+ */
+
+/* All but the latest slots - 1 groups are there. */
+static __device__ __forceinline__ void copy_wait_slots(uint32_t slots) {
+    if (slots == 2)
+        copy_wait<1>();
+    else if (slots == 3)
+        copy_wait<2>();
+    else if (slots == 4)
+        copy_wait<3>();
+    else
+        copy_wait<5>();
+}
+
+/* Units by the copy engine: one request a unit, which leaves the lanes' own way to memory free for
+ * the activations. A barrier a slot says when it is there. */
+#if __CUDA_ARCH__ >= 900
+#define HAS_BULK true
+#else
+#define HAS_BULK false
+#endif
+
+static __device__ __forceinline__ void bulk_init(uint32_t barrier) {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"(barrier) : "memory");
+#endif
+}
+
+static __device__ __forceinline__ void bulk_init_done(void) {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+#endif
+}
+
+/* By one lane; below 9.0, where there is no such engine, by its own copies. */
+static __device__ __forceinline__ void copy_bytes(uint32_t to, const uint8_t *from, uint32_t bytes,
+                                                  uint32_t barrier) {
+#if __CUDA_ARCH__ >= 900
+    asm volatile(
+        "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, "
+        "[%3];" ::"r"(to),
+        "l"(from), "r"(bytes), "r"(barrier)
+        : "memory");
+#else
+    for (uint32_t i = 0; i < bytes; i += 16)
+        copy16(to + i, from + i);
+#endif
+}
+
+static __device__ __forceinline__ void bulk_copy(uint32_t to, const uint8_t *from, uint32_t bytes,
+                                                 uint32_t barrier) {
+    expect_bytes(barrier, bytes);
+    copy_bytes(to, from, bytes, barrier);
+}
+
+/* All that a barrier waits for is there; below 9.0, all that the lanes themselves have copied. */
+static __device__ __forceinline__ void wait_bytes(uint32_t barrier, uint32_t phase) {
+#if __CUDA_ARCH__ >= 900
+    signal_wait(barrier, phase);
+#else
+    asm volatile("cp.async.wait_all;" ::: "memory");
+    __syncwarp();
+#endif
+}
+
+/* A warp's barriers, one a slot. */
+static __device__ __forceinline__ void bulk_init_slots(uint32_t bars, uint32_t slots) {
+    if (threadIdx.x % 32 == 0) {
+#pragma unroll 1
+        for (uint32_t i = 0; i < slots; i++)
+            bulk_init(bars + i * 8);
+        bulk_init_done();
+    }
+    __syncwarp();
+}
+
+/* ---- tasks ------------------------------------------------------------------------------------
+ */
+
+struct task {
+    uint32_t segment, tile, slice;
+};
+
+/* Task t of a block: tile by tile, a tile's slices side by side. */
+static __device__ __forceinline__ bool find_task(const struct project_params &p, uint32_t t,
+                                                 struct task &out) {
+    uint32_t begin = p.bounds[blockIdx.x], end = p.bounds[blockIdx.x + 1];
+#pragma unroll 1
+    for (uint32_t i = 0; i < p.n_segments; i++) {
+        const struct project_segment &s = p.segments[i];
+        uint32_t first = max(begin, s.first_tile), last = min(end, s.first_tile + s.n_tiles);
+        uint32_t n = last > first ? (last - first) * s.slices : 0;
+        if (t < n) {
+            uint32_t tile = t * s.slice_magic >> 16;
+            out.segment = i;
+            out.tile = first - s.first_tile + tile;
+            out.slice = t - tile * s.slices;
+            return true;
+        }
+        t -= n;
+    }
+    return false;
+}
+
+/* Tasks of a block. */
+static __device__ __forceinline__ uint32_t count_tasks(const struct project_params &p) {
+    uint32_t begin = p.bounds[blockIdx.x], end = p.bounds[blockIdx.x + 1], n = 0;
+#pragma unroll 1
+    for (uint32_t i = 0; i < p.n_segments; i++) {
+        const struct project_segment &s = p.segments[i];
+        uint32_t first = max(begin, s.first_tile), last = min(end, s.first_tile + s.n_tiles);
+        n += last > first ? (last - first) * s.slices : 0;
+    }
+    return n;
+}
+
+static __device__ __forceinline__ uint32_t task_units(const struct project_segment &s,
+                                                      uint32_t slice) {
+    return s.slice_units + (slice < s.slice_more);
+}
+
+static __device__ __forceinline__ uint32_t task_first(const struct project_segment &s,
+                                                      uint32_t slice) {
+    return slice * s.slice_units + min(slice, (uint32_t)s.slice_more);
+}
+
+/* What a warp loads next. */
+struct loader {
+    const uint8_t *at; /* this lane's */
+    uint32_t left;     /* units of the task */
+    uint32_t task;     /* the next one */
+    uint32_t n_tasks;  /* of the block */
+    uint32_t bytes;    /* of a unit */
+};
+
+/* slot, barrier: addresses in shared memory. */
+template <int SET, bool IS_BULK>
+static __device__ __forceinline__ void load_unit(const struct project_params &p, struct loader &l,
+                                                 uint32_t slot, uint32_t barrier) {
+    constexpr uint32_t BYTES = SET == IS_Q4_K   ? TILE_UNIT_Q4_K
+                               : SET == IS_Q6_K ? TILE_UNIT_Q6_K
+                               : SET == IS_Q8_0 ? TILE_UNIT_Q8_0
+                               : SET & (IS_Q4_K | IS_Q5_K | IS_Q6_K | IS_Q8_0)
+                                   ? 0 /* known only when it runs */
+                                   : TILE_UNIT_FLOAT;
+    struct task t;
+    uint32_t lane = threadIdx.x % 32;
+    if (l.left == 0 && l.task < l.n_tasks) {
+        find_task(p, l.task, t);
+        const struct project_segment &s = p.segments[t.segment];
+        l.left = task_units(s, t.slice);
+        l.bytes = s.unit_bytes;
+        l.at = s.data +
+               ((uint64_t)t.tile * s.units + task_first(s, t.slice)) * (BYTES ? BYTES : l.bytes) +
+               (IS_BULK ? 0 : lane * 16);
+        l.task += p.ring_warps;
+    }
+    uint32_t bytes = BYTES ? BYTES : l.bytes;
+    if (IS_BULK) {
+        if (l.left) {
+            if (lane == 0)
+                bulk_copy(slot, l.at, bytes, barrier);
+            l.at += bytes;
+            l.left--;
+        }
+        return;
+    }
+    if (l.left) {
+        slot += lane * 16;
+#pragma unroll
+        for (uint32_t i = 0; i < 4; i++)
+            copy16(slot + i * 512, l.at + i * 512);
+#pragma unroll
+        for (uint32_t i = 4; i < 7; i++)
+            if ((!BYTES || i * 512 < BYTES) && lane * 16 + i * 512 < bytes)
+                copy16(slot + i * 512, l.at + i * 512);
+        l.at += bytes;
+        l.left--;
+    }
+    copy_commit();
+}
+
+/* The first units of a warp. */
+template <int SET, bool IS_BULK>
+static __device__ __forceinline__ void fill_ring(const struct project_params &p, struct loader &l,
+                                                 uint32_t ring, uint32_t bars) {
+    if (IS_BULK)
+        bulk_init_slots(bars, p.slots);
+#pragma unroll 1
+    for (uint32_t i = 0; i < p.slots; i++) {
+        if (i && (l.left || l.task < l.n_tasks)) {
+            if (IS_BULK)
+                signal_wait(bars + i * 8 - 8, 0);
+            else
+                copy_wait<0>();
+        }
+        load_unit<SET, IS_BULK>(p, l, ring + i * p.slot_bytes, bars + i * 8);
+    }
+}
+
+/* ---- units against activations ----------------------------------------------------------------
+ */
+
+/* Activations in shared memory, as project.h has their images. */
+struct acts {
+    uint32_t image;     /* an address in shared memory */
+    uint32_t stride;    /* from row to row */
+    uint32_t planes[5]; /* where they begin; the others are as far from the fifth */
+    uint32_t sums_at;   /* of the numbers */
+    const uint8_t *f32; /* the floats */
+};
+
+/* The compiler must not see that the planes are multiples of one number: it would then add that for
+ * every piece that is read. */
+static __device__ __forceinline__ struct acts acts_of(const struct project_input &in,
+                                                      const uint8_t *image, uint32_t stride) {
+    struct acts a = {};
+    a.image = shared_at(image);
+    a.stride = stride;
+#pragma unroll
+    for (int j = 1; j < 5; j++)
+        asm("add.u32 %0, %1, %2;"
+            : "=r"(a.planes[j])
+            : "r"(a.planes[j - 1]), "r"(project_plane(in.k) * 16));
+    a.sums_at = project_sums_at(in.k);
+    a.f32 = image + (in.wants_int8 ? project_int8_bytes(in.k) : 0);
+    return a;
+}
+
+template <class T> static __device__ __forceinline__ T read_shared(uint32_t at) {
+    return *(const T *)__cvta_shared_to_generic(at);
+}
+
+/* Of 128 columns, whose first piece is at `at`: that of plane j; the numbers' sums; scale i. */
+static __device__ __forceinline__ uint4 act_piece(const struct acts &a, uint32_t at, int j) {
+    return read_shared<uint4>(at + j / 4 * a.planes[4] + a.planes[j % 4]);
+}
+
+static __device__ __forceinline__ uint4 act_sums(const struct acts &a, uint32_t at) {
+    return read_shared<uint4>(at + a.sums_at);
+}
+
+template <class T = float>
+static __device__ __forceinline__ T act_scale(const struct acts &a, uint32_t at, uint32_t i) {
+    return read_shared<T>(at + a.planes[4] + a.planes[4] + 4 * i);
+}
+
+static __device__ __forceinline__ float4 act_floats(const struct acts &a, int r, uint32_t at) {
+    return ((const float4 *)(a.f32 + r * a.stride))[at];
+}
+
+static __device__ __forceinline__ int dot4u(uint32_t w, uint32_t a, int c) {
+    int r;
+    asm("dp4a.u32.s32 %0, %1, %2, %3;" : "=r"(r) : "r"(w), "r"(a), "r"(c));
+    return r;
+}
+
+static __device__ __forceinline__ int dot4s(uint32_t w, uint32_t a, int c) {
+    return __dp4a((int)w, (int)a, c);
+}
+
+static __device__ __forceinline__ uint32_t word(uint4 v, int i) {
+    return i == 0 ? v.x : i == 1 ? v.y : i == 2 ? v.z : v.w;
+}
+
+static __device__ __forceinline__ float2 halves(uint32_t v) {
+    return __half22float2(*reinterpret_cast<__half2 *>(&v));
+}
+
+/* Where a lane is in the units of its task. */
+struct lane_place {
+    uint32_t lanes; /* so many share a row */
+    uint32_t place; /* among them */
+    uint32_t d;     /* int8: where in a unit's words d of its block of 256 columns is, in bytes */
+    uint32_t acts;  /* int8: of 128 columns a lane, where the tile's first ones lie */
+};
+
+/* Whether a segment's type meets int8 activations: mostly the set says it. */
+template <int SET> static __device__ __forceinline__ bool is_int8(uint32_t type) {
+    return !(SET & ~IS_INT8) || (SET & IS_INT8 && type & IS_INT8);
+}
+
+template <int SET>
+static __device__ __forceinline__ struct lane_place find_lane(const struct acts &a, uint32_t type,
+                                                              uint32_t lane_shift) {
+    uint32_t lane = threadIdx.x % 32, lanes = 1u << lane_shift, row_shift = 5 - lane_shift;
+    if (!is_int8<SET>(type))
+        return {lanes, lane & (lanes - 1), 0, 0};
+    uint32_t place = lane >> row_shift, row = lane & ((1u << row_shift) - 1);
+    return {lanes, place, (place / 2 << row_shift | row) * 4, a.image + place * 16};
+}
+
+/* v + w where lanes > MORE. No branch, behind which nothing else could go on, and no copies. */
+template <int MORE>
+static __device__ __forceinline__ float add_if(float v, float w, uint32_t lanes) {
+    asm("{\n"
+        ".reg .pred p;\n"
+        "setp.gt.u32 p, %1, %3;\n"
+        "@p add.rn.f32 %0, %0, %2;\n"
+        "}"
+        : "+f"(v)
+        : "r"(lanes), "f"(w), "n"(MORE));
+    return v;
+}
+
+/* The lanes that share a row of an int8 type, added: those 4, 8 and 16 apart, or the last of it. */
+static __device__ __forceinline__ float add_lanes(float v, uint32_t lanes) {
+    v = add_if<4>(v, __shfl_xor_sync(~0u, v, 4), lanes);
+    v = add_if<2>(v, __shfl_xor_sync(~0u, v, 8), lanes);
+    return __fadd_rn(v, __shfl_xor_sync(~0u, v, 16));
+}
+
+/* Of int8 types acc[r][0] is the row's sum so far, and acc[r][1] the lane's of the latest unit: it
+ * is added while the next one's first numbers are on their way. */
+template <int R>
+static __device__ __forceinline__ void add_unit(const struct lane_place &at, float (&acc)[R][4]) {
+#pragma unroll
+    for (int r = 0; r < R; r++)
+        acc[r][0] = __fadd_rn(acc[r][0], add_lanes(acc[r][1], at.lanes));
+}
+
+/* Sum of four products: the low halves of s, and bytes 0..63. */
+static __device__ __forceinline__ int dot_sums(uint4 s, uint32_t min) {
+    int low = __dp2a_lo((int)__byte_perm(s.x, s.y, 0x5410), (int)min, 0);
+    return __dp2a_hi((int)__byte_perm(s.z, s.w, 0x5410), (int)min, low);
+}
+
+/* Q4_K and Q5_K: d * sum - dmin * least. */
+static __device__ __forceinline__ float less_least(float2 d, int sum, int least) {
+    return __fmaf_rn(-d.y, (float)least, __fmul_rn(d.x, (float)sum));
+}
+
+/* A unit's lanes have columns 128 (x + place)... . */
+template <int R, bool IS_5>
+static __device__ __forceinline__ void eat_q4(const uint8_t *slot, const struct acts &a,
+                                              const struct lane_place &at, uint32_t x,
+                                              float (&acc)[R][4]) {
+    uint32_t lane = threadIdx.x % 32, from = at.acts + x * 16;
+    const uint8_t *scales = slot + (IS_5 ? TILE_Q5_SCALES : TILE_Q4_SCALES);
+    uint32_t s = ((const uint32_t *)scales)[lane];
+    uint32_t n = ((const uint16_t *)(scales + TILE_MINS))[lane];
+    uint32_t dd = *(const uint32_t *)(scales + TILE_D + at.d);
+    uint4 more = IS_5 ? ((const uint4 *)(slot + TILE_MORE))[lane] : make_uint4(0, 0, 0, 0);
+    uint32_t min = (n & 0x0f0fu) | (n << 12 & 0x0f0f0000u) | (s >> 2 & 0x30303030u);
+    float2 d = halves(dd);
+    int sum[R] = {};
+    add_unit<R>(at, acc);
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        uint4 w = ((const uint4 *)slot)[i * 32 + lane];
+        uint32_t lo[4], hi[4], h = word(more, i);
+        int scale = (int)__byte_perm(s & 0x3f3f3f3fu, 0, 0x4440 + i);
+#pragma unroll
+        for (int j = 0; j < 4; j++) {
+            uint32_t b = word(w, j);
+            lo[j] = b & 0x0f0f0f0fu;
+            hi[j] = b & 0xf0f0f0f0u;
+            if (IS_5) {
+                lo[j] |= (h >> j & 0x01010101u) << 4;
+                hi[j] = (b >> 4 & 0x0f0f0f0fu) | (h >> (4 + j) & 0x01010101u) << 4;
+            }
+        }
+#pragma unroll
+        for (int r = 0; r < R; r++) {
+            uint32_t row = from + r * a.stride;
+            uint4 y = act_piece(a, row, 2 * i), z = act_piece(a, row, 2 * i + 1);
+            int low = 0, high = 0;
+#pragma unroll
+            for (int j = 0; j < 4; j++) {
+                low = dot4u(lo[j], word(y, j), low);
+                high = dot4u(hi[j], word(z, j), high);
+            }
+            sum[r] += scale * (low + (IS_5 ? high : high >> 4));
+        }
+    }
+#pragma unroll
+    for (int r = 0; r < R; r++) {
+        uint32_t row = from + r * a.stride;
+        acc[r][1] =
+            __fmul_rn(act_scale(a, row, 0), less_least(d, sum[r], dot_sums(act_sums(a, row), min)));
+    }
+}
+
+/* Numbers are brought into a byte's upper 6 bits, so sums are four times what they should be. */
+template <int R>
+static __device__ __forceinline__ void eat_q6(const uint8_t *slot, const struct acts &a,
+                                              const struct lane_place &at, uint32_t x,
+                                              float (&acc)[R][4]) {
+    uint32_t lane = threadIdx.x % 32, from = at.acts + x * 16;
+    uint2 scales = ((const uint2 *)(slot + TILE_Q6_SCALES))[lane];
+    float d = __half2float(*(const __half *)(slot + TILE_Q6_D + at.d / 2));
+    int sum[R] = {};
+    add_unit<R>(at, acc);
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        uint4 w = ((const uint4 *)slot)[i * 32 + lane];
+        uint2 h = ((const uint2 *)(slot + TILE_MORE + i / 2 * 512))[lane * 2 + i % 2];
+        uint32_t lo[4], hi[4], pair = (i / 2 ? scales.y : scales.x) >> (i % 2 * 16);
+        int s0 = (int8_t)(pair & 255), s1 = (int8_t)(pair >> 8 & 255);
+#pragma unroll
+        for (int j = 0; j < 4; j++) {
+            lo[j] = (word(w, j) << 2 & 0x3c3c3c3cu) | (h.x << (6 - 2 * j) & 0xc0c0c0c0u);
+            hi[j] = (word(w, j) >> 2 & 0x3c3c3c3cu) | (h.y << (6 - 2 * j) & 0xc0c0c0c0u);
+        }
+#pragma unroll
+        for (int r = 0; r < R; r++) {
+            uint32_t row = from + r * a.stride;
+            uint4 y = act_piece(a, row, 2 * i), z = act_piece(a, row, 2 * i + 1);
+            int low = 0, high = 0;
+#pragma unroll
+            for (int j = 0; j < 4; j++) {
+                low = dot4s(lo[j], word(y, j), low);
+                high = dot4s(hi[j], word(z, j), high);
+            }
+            sum[r] += low * s0 + high * s1;
+        }
+    }
+#pragma unroll
+    for (int r = 0; r < R; r++)
+        acc[r][1] =
+            __fmul_rn(act_scale(a, from + r * a.stride, 0), __fmul_rn(d, (float)(sum[r] >> 2)));
+}
+
+/* 64 columns: the first four planes have one half of 128, the others the other. */
+template <int R>
+static __device__ __forceinline__ void eat_q8(const uint8_t *slot, const struct acts &a,
+                                              const struct lane_place &at, uint32_t x,
+                                              float (&acc)[R][4]) {
+    uint32_t lane = threadIdx.x % 32, half = (x + at.place) % 2;
+    uint32_t from = a.image + (x + at.place) / 2 * 16;
+    float2 d = halves(((const uint32_t *)(slot + TILE_MORE))[lane]);
+    int dot[R][2] = {};
+    add_unit<R>(at, acc);
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        uint4 w = ((const uint4 *)slot)[i * 32 + lane];
+#pragma unroll
+        for (int r = 0; r < R; r++) {
+            uint4 y = act_piece(a, from + r * a.stride + half * a.planes[4], i);
+#pragma unroll
+            for (int j = 0; j < 4; j++)
+                dot[r][i / 2] = dot4s(word(w, j), word(y, j), dot[r][i / 2]);
+        }
+    }
+#pragma unroll
+    for (int r = 0; r < R; r++) {
+        float2 as = act_scale<float2>(a, from + r * a.stride, 2 * half);
+        float v = __fmul_rn(__fmul_rn(d.x, as.x), (float)dot[r][0]);
+        acc[r][1] = __fmaf_rn(__fmul_rn(d.y, as.y), (float)dot[r][1], v);
+    }
+}
+
+static __device__ __forceinline__ float dot_floats(float4 w, float4 x, float acc) {
+    acc = __fmaf_rn(w.x, x.x, acc);
+    acc = __fmaf_rn(w.y, x.y, acc);
+    acc = __fmaf_rn(w.z, x.z, acc);
+    return __fmaf_rn(w.w, x.w, acc);
+}
+
+template <bool IS_HALF> static __device__ __forceinline__ float4 four(uint32_t a, uint32_t b) {
+    if (IS_HALF) {
+        float2 x = halves(a), y = halves(b);
+        return make_float4(x.x, x.y, y.x, y.y);
+    }
+    return make_float4(__uint_as_float(a << 16), __uint_as_float(a & 0xffff0000u),
+                       __uint_as_float(b << 16), __uint_as_float(b & 0xffff0000u));
+}
+
+/* Pieces of four columns c and c + lanes. */
+template <int R, bool IS_HALF>
+static __device__ __forceinline__ void eat_halves(const uint8_t *slot, const struct acts &a,
+                                                  uint32_t c, uint32_t lanes, float (&acc)[R][4]) {
+    uint32_t lane = threadIdx.x % 32;
+#pragma unroll
+    for (int row = 0; row < 4; row++) {
+        uint4 w = ((const uint4 *)slot)[row * 32 + lane];
+        float4 lo = four<IS_HALF>(w.x, w.y), hi = four<IS_HALF>(w.z, w.w);
+#pragma unroll
+        for (int r = 0; r < R; r++) {
+            acc[r][row] = dot_floats(lo, act_floats(a, r, c), acc[r][row]);
+            acc[r][row] = dot_floats(hi, act_floats(a, r, c + lanes), acc[r][row]);
+        }
+    }
+}
+
+/* act: the lane's four columns of row r. */
+template <int R, class ACT>
+static __device__ __forceinline__ void eat_floats(const uint8_t *slot, ACT act,
+                                                  float (&acc)[R][4]) {
+    uint32_t lane = threadIdx.x % 32;
+#pragma unroll
+    for (int row = 0; row < 4; row++) {
+        float4 w = ((const float4 *)slot)[row * 32 + lane];
+#pragma unroll
+        for (int r = 0; r < R; r++)
+            acc[r][row] = dot_floats(w, act(r), acc[r][row]);
+    }
+}
+
+template <int R>
+static __device__ __forceinline__ void eat_f32(const uint8_t *slot, const struct acts &a,
+                                               uint32_t c, float (&acc)[R][4]) {
+    eat_floats<R>(
+        slot, [&](int r) { return act_floats(a, r, c); }, acc);
+}
+
+/* Activations of F32 segments that stand beside int8 ones: read where they lie. */
+template <int R> struct plain_acts { float4 x[R], norm; };
+
+template <int R>
+static __device__ __forceinline__ void load_plain(const struct project_params &p,
+                                                  uint32_t first_row, uint32_t c,
+                                                  struct plain_acts<R> &a) {
+#pragma unroll
+    for (int r = 0; r < R; r++)
+        a.x[r] = __ldcg((const float4 *)(p.in.x + (uint64_t)min(first_row + r, p.row_limit - 1) *
+                                                      p.in.x_stride) +
+                        c);
+    if (p.in.kind == PREPARE_NORM)
+        a.norm = __ldcg((const float4 *)p.in.norm + c);
+}
+
+static __device__ __forceinline__ float4 plain_act(const struct project_params &p, float4 x,
+                                                   float4 norm) {
+    return p.in.kind == PREPARE_NORM ? times(x, norm) : x;
+}
+
+template <int R>
+static __device__ __forceinline__ void eat_plain(const struct project_params &p,
+                                                 const uint8_t *slot, const struct plain_acts<R> &a,
+                                                 float (&acc)[R][4]) {
+    eat_floats<R>(
+        slot, [&](int r) { return plain_act(p, a.x[r], a.norm); }, acc);
+}
+
+/* A unit of a tile, x spans of a lane behind the tile's first. */
+template <int SET, int R>
+static __device__ __forceinline__ void eat_unit(uint32_t type, const uint8_t *slot,
+                                                const struct acts &a, uint32_t x,
+                                                const struct lane_place &at, float (&acc)[R][4]) {
+    if (SET == IS_Q4_K || (SET & IS_Q4_K && type == IS_Q4_K)) {
+        eat_q4<R, false>(slot, a, at, x, acc);
+    } else if (SET == IS_Q6_K || (SET & IS_Q6_K && type == IS_Q6_K)) {
+        eat_q6<R>(slot, a, at, x, acc);
+    } else if (SET == IS_F32 || (SET & IS_F32 && type == IS_F32)) {
+        eat_f32<R>(slot, a, x + at.place, acc);
+    } else if (SET == IS_Q8_0 || (SET & IS_Q8_0 && type == IS_Q8_0)) {
+        eat_q8<R>(slot, a, at, x, acc);
+    } else if (SET == IS_BF16 || (SET & IS_BF16 && type == IS_BF16)) {
+        eat_halves<R, false>(slot, a, 2 * x + at.place, at.lanes, acc);
+    } else if (SET == IS_F16 || (SET & IS_F16 && type == IS_F16)) {
+        eat_halves<R, true>(slot, a, 2 * x + at.place, at.lanes, acc);
+    } else if (SET & IS_Q5_K) {
+        eat_q4<R, true>(slot, a, at, x, acc);
+    }
+}
+
+/* ---- sums and results -------------------------------------------------------------------------
+ */
+
+/* Adds over the lanes of a group. Lane `place` of it then has row place % 2 * 2 + place / 2 % 2. */
+static __device__ __forceinline__ float sum_lanes(const float (&v)[4], uint32_t lanes,
+                                                  uint32_t lane) {
+    bool one = lane & 1, two = lane & 2;
+    float a = one ? v[2] : v[0], b = one ? v[3] : v[1];
+    a = __fadd_rn(a, __shfl_xor_sync(~0u, one ? v[0] : v[2], 1));
+    b = __fadd_rn(b, __shfl_xor_sync(~0u, one ? v[1] : v[3], 1));
+    float s = __fadd_rn(two ? b : a, __shfl_xor_sync(~0u, two ? a : b, 2));
+    s = __fadd_rn(s, __shfl_xor_sync(~0u, s, 4));
+    if (lanes > 8)
+        s = __fadd_rn(s, __shfl_xor_sync(~0u, s, 8));
+    if (lanes > 16)
+        s = __fadd_rn(s, __shfl_xor_sync(~0u, s, 16));
+    return s;
+}
+
+/* The row of the tile whose sum a lane has at a task's end; ~0: another lane puts it somewhere. */
+template <int SET>
+static __device__ __forceinline__ uint32_t find_row(uint32_t type, uint32_t lane_shift) {
+    uint32_t lane = threadIdx.x % 32;
+    if (is_int8<SET>(type))
+        return lane < 32u >> lane_shift ? lane : ~0u;
+    uint32_t place = lane & ((1u << lane_shift) - 1);
+    return place < 4 ? (lane >> lane_shift) * 4 + place % 2 * 2 + place / 2 % 2 : ~0u;
+}
+
+template <int SET>
+static __device__ __forceinline__ float task_sum(uint32_t type, const struct lane_place &at,
+                                                 const float (&acc)[4]) {
+    if (is_int8<SET>(type))
+        return __fadd_rn(acc[0], add_lanes(acc[1], at.lanes));
+    return sum_lanes(acc, at.lanes, threadIdx.x % 32);
+}
+
+static __device__ __forceinline__ float biased(const struct project_segment &s, uint32_t n,
+                                               float v) {
+    return s.bias ? __fadd_rn(v, s.bias[n]) : v;
+}
+
+static __device__ __forceinline__ void put_result(const struct project_params &p,
+                                                  const struct project_segment &s, uint32_t n,
+                                                  uint32_t row, float v) {
+    float *out = p.out + (uint64_t)row * p.out_stride + s.column + n;
+    v = biased(s, n, v);
+    *out = p.finish == FINISH_ADD ? __fadd_rn(*out, v) : v;
+}
+
+/* What stages that are no heads do with a result besides storing it. Heads are kernels of their own
+ * (project_head.cu), since every instruction more costs all stages time. */
+struct no_head {
+    static constexpr bool IS_HEAD = false;
+    __device__ void note(const struct project_params &, bool, uint32_t, float,
+                         const float *) const {
+    }
+};
+
+/* All tasks of a warp. Where K is in slices, or gate and up must meet, sums go to shared memory. */
+template <int SET, int R, class HEAD>
+static __device__ __forceinline__ void
+eat_tasks(const struct project_params &p, struct loader &l, uint32_t warp, uint32_t ring,
+          uint32_t bars, struct task t, const struct acts &a, const float *factors, float *parts,
+          uint32_t first_row, uint32_t n_rows, const HEAD &head) {
+    extern __shared__ uint4 shared[];
+    uint32_t slot = 0, slots = SET & HAS_MORE_SLOTS ? p.slots : 2;
+    constexpr bool IS_BULK = HAS_BULK && R == 1;
+    uint32_t base = (uint32_t)__cvta_generic_to_shared(shared), i = warp, phase = 0;
+    for (;;) {
+        const struct project_segment &s = p.segments[t.segment];
+        uint32_t x = task_first(s, t.slice) << s.lane_shift, type = s.type;
+        uint32_t last = x + (task_units(s, t.slice) << s.lane_shift);
+        struct lane_place place = find_lane<SET>(a, type, s.lane_shift);
+        bool is_plain = R > PROJECT_FUSED && SET & IS_F32 && p.is_plain && type == IS_F32;
+        float acc[R][4] = {};
+#pragma unroll 1
+        for (; x < last; x += place.lanes) {
+            uint32_t at = ring + slot * p.slot_bytes;
+            struct plain_acts<R> plain;
+            if (is_plain)
+                load_plain<R>(p, first_row, x + place.place, plain);
+            if (IS_BULK) {
+                signal_wait(bars + slot * 8, phase);
+            } else {
+                copy_wait_slots(slots);
+                __syncwarp();
+            }
+            if (is_plain)
+                eat_plain<R>(p, (const uint8_t *)shared + at, plain, acc);
+            else
+                eat_unit<SET, R>(type, (const uint8_t *)shared + at, a, x, place, acc);
+            __syncwarp();
+            load_unit<SET, IS_BULK>(p, l, base + at, bars + slot * 8);
+            slot = slot + 1 == slots ? 0 : slot + 1;
+            phase ^= slot == 0;
+        }
+        uint32_t row = find_row<SET>(type, s.lane_shift), n = (t.tile << s.row_shift) + row;
+        bool is_mine = row != ~0u;
+#pragma unroll
+        for (int r = 0; r < R; r++) {
+            float v = task_sum<SET>(type, place, acc[r]);
+            if (!p.is_direct) {
+                if (is_mine)
+                    parts[(r + i * R) * PROJECT_TASK_ROWS + row] = v;
+            } else if (is_mine && n < s.n && first_row + r < n_rows) {
+                put_result(p, s, n, first_row + r, __fmul_rn(v, factors[r]));
+            }
+            if (HEAD::IS_HEAD && p.is_direct)
+                head.note(p, is_mine && n < s.n && n_rows > 0, n,
+                          n < s.n ? biased(s, n, __fmul_rn(v, factors[0])) : 0, factors + 1);
+        }
+        i += p.ring_warps;
+        if (i >= l.n_tasks)
+            return;
+        find_task(p, i, t);
+    }
+}
+
+/* Result e of a block where slices meet: its column, and where its parts are. */
+struct place {
+    uint32_t column; /* of the output row; NO_PLACE: none */
+    uint32_t parts;  /* the first slice's, in floats for one row of activations; of `up` above 16 */
+    uint32_t how;    /* slices, those of `up` above 8, the segment above 16 */
+};
+
+enum : uint32_t { NO_PLACE = ~0u };
+
+static __device__ __forceinline__ struct place find_place(const struct project_params &p,
+                                                          uint32_t e) {
+    uint32_t begin = p.bounds[blockIdx.x], end = p.bounds[blockIdx.x + 1], task = 0;
+    bool is_swiglu = p.finish == FINISH_SWIGLU;
+    struct place out = {NO_PLACE, 0, 0};
+#pragma unroll 1
+    for (uint32_t g = 0; g < (is_swiglu ? 1 : p.n_segments); g++) {
+        const struct project_segment &s = p.segments[g], &up = p.segments[1];
+        uint32_t first = max(begin, s.first_tile), last = min(end, s.first_tile + s.n_tiles);
+        uint32_t tiles = last > first ? last - first : 0, tile = e >> s.row_shift;
+        if (tile < tiles) {
+            uint32_t n = ((first - s.first_tile) << s.row_shift) + e,
+                     row = e - (tile << s.row_shift);
+            out.column = n < s.n ? s.column + n : NO_PLACE;
+            out.parts = (task + tile * s.slices) * PROJECT_TASK_ROWS + row;
+            out.how = s.slices | g << 16;
+            if (is_swiglu) {
+                out.parts |= ((tiles * s.slices + tile * up.slices) * PROJECT_TASK_ROWS + row)
+                             << 16;
+                out.how |= up.slices << 8;
+            }
+            break;
+        }
+        e -= tiles << s.row_shift;
+        task += tiles * s.slices;
+    }
+    return out;
+}
+
+/* The slices of a result, added. */
+template <int R>
+static __device__ __forceinline__ float add_slices(const float *parts, uint32_t part, uint32_t r,
+                                                   uint32_t slices) {
+    float v = 0;
+    parts += part % PROJECT_TASK_ROWS + (r + part / PROJECT_TASK_ROWS * R) * PROJECT_TASK_ROWS;
+#pragma unroll 1
+    for (; slices; slices--, parts += R * PROJECT_TASK_ROWS)
+        v = __fadd_rn(v, *parts);
+    return v;
+}
+
+static __device__ __forceinline__ float
+biased_place(const struct project_params &p, const struct place &at, uint32_t segment, float v) {
+    const struct project_segment &s = p.segments[segment];
+    return biased(s, at.column - s.column, v);
+}
+
+/* was: what stands at a result that is added to. */
+template <int R>
+static __device__ __forceinline__ float finish_place(const struct project_params &p,
+                                                     const struct place &at, const float *parts,
+                                                     uint32_t r, float factor, float was) {
+    float v = __fmul_rn(add_slices<R>(parts, at.parts & 0xffff, r, at.how & 255), factor);
+    if (p.has_bias)
+        v = biased_place(p, at, at.how >> 16, v);
+    if (p.finish == FINISH_ADD)
+        v = __fadd_rn(was, v);
+    if (p.finish == FINISH_SWIGLU) {
+        float w = __fmul_rn(add_slices<R>(parts, at.parts >> 16, r, at.how >> 8 & 255), factor);
+        if (p.has_bias)
+            w = biased_place(p, at, 1, w);
+        v = gated(v, w);
+    }
+    return v;
+}
+
+/* Prepared rows into shared memory, by one lane. */
+template <int R>
+static __device__ __forceinline__ void fetch_images(const struct project_params &p,
+                                                    uint32_t first_row, const uint8_t *images,
+                                                    const float *red, uint32_t barrier) {
+    bool is_norm = p.in.kind == PREPARE_NORM;
+    uint32_t chunks = p.in.k / PROJECT_CHUNK, bytes = R * p.image_bytes;
+    uint32_t squares = is_norm ? R * chunks * 4 : 0;
+    expect_bytes(barrier, bytes + squares);
+    copy_bytes(shared_at(images), p.images + (uint64_t)first_row * p.image_bytes, bytes, barrier);
+    if (is_norm)
+        copy_bytes(shared_at(red), (const uint8_t *)(p.squares + first_row * chunks), squares,
+                   barrier);
+}
+
+template <int R>
+static __device__ __forceinline__ void put_factors(const struct project_params &p, const float *red,
+                                                   float *factors) {
+#pragma unroll(R > 4 ? 1 : R)
+    for (uint32_t r = 0; r < R; r++)
+        factors[r] = prepare_factor(p.in, red + r * (p.in.k / PROJECT_CHUNK));
+}
+
+/* What is known before the wait is worked out before it: the first task, and the thread's result.
+ * The factors are worked out by the last warp, which often has no task; before it eats, since it
+ * has to wait for its units anyhow. */
+template <int SET, int R, class HEAD = struct no_head>
+static __device__ __forceinline__ void project(const struct project_params &p,
+                                               const HEAD &head = HEAD()) {
+    extern __shared__ uint4 shared[];
+    constexpr bool IS_FUSED = R <= PROJECT_FUSED; /* else rows are prepared already */
+    constexpr bool IS_BULK = HAS_BULK && R == 1;
+    pdl_launch();
+    uint8_t *base = (uint8_t *)shared, *images = base + p.image_at;
+    float *parts = (float *)(base + p.parts_at), *red = (float *)(base + p.red_at);
+    float *factors = red - PROJECT_ROWS;
+    uint32_t warp = uniform(threadIdx.x / 32), first_row = blockIdx.y * R, n_rows = 1;
+    uint32_t ring = warp * p.slots * p.slot_bytes,
+             from = (uint32_t)__cvta_generic_to_shared(shared);
+    struct loader l = {NULL, 0, warp, count_tasks(p), 0};
+    struct task t;
+    bool has_task = warp < p.ring_warps && warp < l.n_tasks;
+    uint32_t bars = from + p.bars_at + warp * p.slots * 8;
+    if (!IS_FUSED) {
+        if (warp == 0)
+            bulk_init_slots(bars, 1);
+        __syncthreads();
+    }
+    struct piece weights = {};
+    struct team who = find_team(p.in);
+    if (IS_FUSED)
+        prepare_early(who, p.in, weights);
+    if (has_task) {
+        find_task(p, warp, t);
+        fill_ring<SET, IS_BULK>(p, l, from + ring, bars);
+    }
+    uint32_t group = blockDim.x / R, r = R == 1 ? 0 : threadIdx.x / group;
+    uint32_t e = threadIdx.x - r * group;
+    struct place at = {NO_PLACE, 0, 0};
+    if (e < p.most_places)
+        at = find_place(p, e);
+    if (IS_FUSED) {
+#pragma unroll 1
+        for (uint32_t i = 0; i < R; i++) {
+            struct row_source source = {first_row + i, p.row_limit, i == 0};
+            prepare_row<SET>(who, p.io, p.in, source, weights, images + i * p.image_bytes,
+                             red + i * (p.in.k / PROJECT_CHUNK));
+        }
+        if (p.row_limit > 1 || p.in.is_head)
+            n_rows = prepare_count(p.io, p.in);
+    } else {
+        pdl_wait(p.io);
+        if (threadIdx.x == 0)
+            fetch_images<R>(p, first_row, images, red, from + p.bars_at);
+        n_rows = prepare_count(p.io, p.in);
+        wait_bytes(from + p.bars_at, 0);
+        if (first_row >= n_rows) {
+            copy_wait<0>();
+            return;
+        }
+    }
+    float *out = p.out + (uint64_t)(first_row + r) * p.out_stride, was = 0;
+    at.column = first_row + r < n_rows ? at.column : NO_PLACE;
+    if (at.column != NO_PLACE && p.finish == FINISH_ADD)
+        was = __ldcg(out + at.column);
+    __syncthreads();
+    struct acts a = acts_of(p.in, images, p.image_bytes);
+    if (warp == blockDim.x / 32 - 1)
+        put_factors<R>(p, red, factors);
+    if (HEAD::IS_HEAD && threadIdx.x == 0)
+        factors[1] = 0; /* the block's best logit: none yet */
+    if (p.is_direct)
+        __syncthreads();
+    if (has_task)
+        eat_tasks<SET, R>(p, l, warp, ring, bars, t, a, factors, parts, first_row, n_rows, head);
+    if (p.is_direct)
+        return;
+    __syncthreads();
+    for (;;) {
+        if (at.column != NO_PLACE) {
+            float v = finish_place<R>(p, at, parts, r, factors[r], was);
+            out[at.column] = v;
+            head.note(p, true, at.column, v, factors + 1);
+        }
+        e += group;
+        if (e >= p.most_places || first_row + r >= n_rows)
+            return;
+        at = find_place(p, e);
+        if (at.column != NO_PLACE && p.finish == FINISH_ADD)
+            was = __ldcg(out + at.column);
+    }
+}
+
+/* A kernel for some rows and a set of types: project_<rows>_<set>. */
+#define PROJECT_KERNEL(ROWS, REGISTERS, SET_NAME, SET)                                             \
+    extern "C" __global__ void __maxnreg__(REGISTERS)                                              \
+        project_##ROWS##_##SET_NAME(const __grid_constant__ struct project_params p) {             \
+        project<SET, ROWS>(p);                                                                     \
+    }
+
+/* Several rows of int8 activations are project_many's; what that leaves is one set. */
+#define PROJECT_KERNELS_FEW(...)                                                                   \
+    PROJECT_KERNEL(__VA_ARGS__, bf16, IS_BF16)                                                     \
+    PROJECT_KERNEL(__VA_ARGS__, bf16_f32, IS_BF16 | IS_F32)                                        \
+    PROJECT_KERNEL(__VA_ARGS__, f16, IS_F16)                                                       \
+    PROJECT_KERNEL(__VA_ARGS__, all, 127)
+
+#define PROJECT_KERNELS(...)                                                                       \
+    PROJECT_KERNEL(__VA_ARGS__, q4, IS_Q4_K)                                                       \
+    PROJECT_KERNEL(__VA_ARGS__, q6, IS_Q6_K)                                                       \
+    PROJECT_KERNEL(__VA_ARGS__, q4_q6, IS_Q4_K | IS_Q6_K)                                          \
+    PROJECT_KERNEL(__VA_ARGS__, q4_f32, IS_Q4_K | IS_F32)                                          \
+    PROJECT_KERNEL(__VA_ARGS__, q4_q6_f32, IS_Q4_K | IS_Q6_K | IS_F32)                             \
+    PROJECT_KERNEL(__VA_ARGS__, q8, IS_Q8_0)                                                       \
+    PROJECT_KERNEL(__VA_ARGS__, q8_f32, IS_Q8_0 | IS_F32)                                          \
+    PROJECT_KERNELS_FEW(__VA_ARGS__)
+
+#endif

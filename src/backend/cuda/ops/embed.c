@@ -1,0 +1,69 @@
+/* embed.c - recording EMBED and TAP. */
+#include "backend/cuda/ops/embed.h"
+
+#include "backend/cuda/host/cuda.h"
+#include "base/size.h"
+
+/* EMBED is the step's first kernel: it also brings IO onto the device and changes the page table,
+ * which all attention layers share. */
+static const struct operand *pages_of(const struct plan *plan) {
+    for (uint32_t i = 0; i < plan->n_ops; i++)
+        if (plan->ops[i].kind == OP_ATTEND)
+            return &plan->ops[i].attend.pages;
+    return NULL;
+}
+
+static bool is_float(uint32_t type) {
+    return type == DT_F32 || type == DT_F16 || type == DT_BF16;
+}
+
+/* A burst's later steps have IO on the device. Their first kernel is a barrier: kernels may read
+ * STATE before they wait, and the step before writes it. */
+int record_embed(struct recorder *r, const struct op *op) {
+    const struct op_embed *e = &op->embed;
+    const struct operand *pages = pages_of(r->plan);
+    bool is_first = r->step == 0;
+    struct embed_params p = {
+        .io = r->io,
+        .host_io = (const uint8_t *)(uintptr_t)(is_first ? r->b->io_device : r->b->io_copy.at),
+        .io_copy = (uint8_t *)(uintptr_t)r->b->io_copy.at,
+        .n_rows = r->plan->max_rows,
+        .rows_at = (uint32_t)r->plan->io.rows,
+        .changes_at = (uint32_t)r->plan->io.changes,
+        .max_changes = r->plan->io.max_changes,
+        .pages_per_slot = pages ? pages->dims[0] : 0,
+        .pages = pages ? recorder_at(r, pages) : NULL,
+        .table = recorder_matrix(r, &e->table),
+        .x = recorder_at(r, &e->x),
+        .x_stride = e->x.stride,
+        .freqs = recorder_at(r, &e->freqs),
+        .n_freqs = e->freqs.n_dims ? e->freqs.dims[0] : 0,
+        .rope_scale = e->rope_scale,
+        .angles = recorder_at(r, &e->angles),
+    };
+    uint32_t values = p.table.is_tiled || is_float(p.table.type) ? 4 : 32; /* of a thread */
+    struct cuda_launch launch = {
+        .kernel = "embed",
+        .grid = {div_up(e->table.dims[0], values * EMBED_FILLERS), p.n_rows + is_first, 1},
+        .threads = EMBED_THREADS,
+        .is_barrier = !is_first,
+    };
+    return recorder_launch(r, &launch, &p, sizeof p);
+}
+
+int record_tap(struct recorder *r, const struct op *op) {
+    const struct op_tap *t = &op->tap;
+    struct tap_params p = {
+        .io = r->io,
+        .x = recorder_at(r, &t->x),
+        .norm = recorder_at(r, &t->norm),
+        .out = recorder_at(r, &t->out),
+        .x_stride = t->x.stride,
+        .out_stride = t->out.stride,
+        .width = t->x.dims[0],
+        .eps = t->eps,
+    };
+    struct cuda_launch launch = {
+        .kernel = "tap", .grid = {r->plan->max_outputs, 1, 1}, .threads = 256};
+    return recorder_launch(r, &launch, &p, sizeof p);
+}

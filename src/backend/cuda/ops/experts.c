@@ -1,0 +1,243 @@
+/* experts.c - recording EXPERTS_IN and EXPERTS_OUT on tiled weights. */
+#include "backend/cuda/ops/experts.h"
+
+#include <stdio.h>
+
+#include "backend/cuda/host/cuda.h"
+#include "base/size.h"
+
+enum {
+    MAX_IMAGE = 48 << 10, /* of activations, so that a ring of one slot fits beside it */
+    MAX_PARTS = 8 << 10,
+    MAX_SLOTS = 8,
+};
+
+/* ---- which form the matrices have -------------------------------------------------------------
+ */
+
+/* The matrices of an op; those that are not there have no dims. */
+static uint32_t matrices_of(const struct op *op, const struct operand *out[4]) {
+    if (op->kind == OP_EXPERTS_IN) {
+        out[0] = &op->experts_in.gate, out[1] = &op->experts_in.up;
+        out[2] = &op->experts_in.shared_gate, out[3] = &op->experts_in.shared_up;
+        return 4;
+    }
+    if (op->kind == OP_EXPERTS_OUT) {
+        out[0] = &op->experts_out.down, out[1] = &op->experts_out.shared_down;
+        return 2;
+    }
+    return 0;
+}
+
+/* Low tiles: then there are enough of them for all multiprocessors. All matrices of an op have
+ * tiles of as many rows. 0: their K allows none. */
+static uint32_t tile_rows(const struct op *op) {
+    const struct operand *w[4];
+    uint32_t n = matrices_of(op, w), rows = n ? 4 : 0;
+    for (uint32_t i = 0; i < n; i++) {
+        uint32_t k = w[i]->n_dims ? w[i]->dims[0] : 0;
+        rows = k % 256 ? 0 : min_u32(rows, k % 512 ? 1 : k % 1024 ? 2 : 4);
+    }
+    return rows ? 16 / rows : 0;
+}
+
+static struct tile_format format_of(const struct operand *w, uint32_t rows) {
+    struct tile_format f = {.type = w->type,
+                            .rows = rows,
+                            .columns = tile_columns(w->type, rows),
+                            .unit_bytes = tile_unit_bytes(w->type)};
+    f.bytes =
+        (uint64_t)div_up(w->dims[1], rows) * (w->dims[0] / f.columns) * f.unit_bytes * w->dims[2];
+    return f;
+}
+
+static bool is_aligned(const struct operand *o) {
+    return o->offset % 16 == 0 && o->stride % 4 == 0;
+}
+
+/* The row of activations that the op reads. */
+static const struct operand *row_of(const struct op *op) {
+    return op->kind == OP_EXPERTS_IN ? &op->experts_in.in : &op->experts_out.hidden;
+}
+
+bool experts_can_tile(const struct op *op) {
+    const struct operand *w[4];
+    uint32_t n = matrices_of(op, w), rows = tile_rows(op);
+    if (!rows || !is_aligned(row_of(op)) || project_int8_bytes(row_of(op)->dims[0]) > MAX_IMAGE)
+        return false;
+    for (uint32_t i = 0; i < n; i++)
+        if (w[i]->n_dims && (!tile_span(w[i]->type) || !tile_is_int8(w[i]->type)))
+            return false;
+    if (op->kind == OP_EXPERTS_IN)
+        return true;
+    /* The shared expert's part of hidden begins with one of its units. */
+    uint32_t before = row_of(op)->dims[0] - (w[1]->n_dims ? w[1]->dims[0] : 0);
+    return !w[1]->n_dims || before % tile_columns(w[1]->type, rows) == 0;
+}
+
+bool experts_tile(const struct op *op, const struct operand *weight, struct tile_format *out) {
+    const struct operand *w[4];
+    uint32_t n = matrices_of(op, w);
+    for (uint32_t i = 0; i < n; i++)
+        if (w[i] == weight && weight->n_dims) {
+            *out = format_of(weight, tile_rows(op));
+            return true;
+        }
+    return false;
+}
+
+/* ---- recording --------------------------------------------------------------------------------
+ */
+
+static struct experts_matrix matrix_of(struct recorder *r, const struct operand *w,
+                                       struct experts_ring *ring, uint32_t *set) {
+    struct cuda_matrix m = recorder_matrix(r, w);
+    if (!m.k)
+        return (struct experts_matrix){0};
+    struct experts_matrix out = {
+        .data = m.data,
+        .plane_bytes = m.plane_bytes,
+        .type = project_type_bit(m.type),
+        .units = m.k / tile_columns(m.type, m.tile_rows),
+        .unit_bytes = tile_unit_bytes(m.type),
+        .lane_shift = shift_of(project_lanes(m.type, m.tile_rows)),
+    };
+    *set |= out.type;
+    ring->slot_bytes = max_u32(ring->slot_bytes, out.unit_bytes);
+    return out;
+}
+
+/* A block's shared memory, for so many tasks of so many units at most. */
+static void lay_out(struct experts_ring *ring, const struct project_input *in, uint32_t tasks,
+                    uint32_t units, uint32_t tile_rows, uint32_t red, uint32_t most_shared) {
+    uint32_t image = project_int8_bytes(in->k) + 16, parts = tasks * tile_rows * 4;
+    uint32_t rest = image + parts + red * 4 + 16 + EXPERTS_WARPS * MAX_SLOTS * 8;
+    uint32_t most = div_up(tasks, EXPERTS_WARPS) * units;
+    uint32_t room = min_u32(PROJECT_SHARED, most_shared);
+    ring->slots = room > rest ? (room - rest) / (EXPERTS_WARPS * ring->slot_bytes) : 0;
+    ring->slots = max_u32(min_u32(min_u32(ring->slots, most), MAX_SLOTS), 1);
+    ring->image_at = EXPERTS_WARPS * ring->slots * ring->slot_bytes;
+    ring->parts_at = ring->image_at + (image + 15) / 16 * 16;
+    ring->red_at = ring->parts_at + parts;
+    ring->bars_at = (ring->red_at + red * 4 + 7) / 8 * 8;
+    ring->bytes = ring->bars_at + EXPERTS_WARPS * ring->slots * 8;
+}
+
+/* Blocks: one a multiprocessor, also where some have nothing to do, so that the next kernel's
+ * blocks spread evenly; more where a block's sums would not fit. */
+static uint32_t count_blocks(const struct recorder *r, uint32_t tiles, uint32_t bytes_of_tile) {
+    uint32_t n = r->n_sms;
+    while (n < tiles && (uint64_t)div_up(tiles, n) * bytes_of_tile > MAX_PARTS)
+        n += r->n_sms;
+    return n;
+}
+
+/* least: of shared memory, for one row. */
+static int launch(struct recorder *r, const char *what, uint32_t set, uint32_t blocks,
+                  const struct experts_ring *ring, uint32_t least, const void *p, size_t bytes) {
+    char name[48];
+    snprintf(name, sizeof name, "experts_%s_tiles_%s", what, project_set_name(set));
+    struct cuda_launch l = {
+        .kernel = name,
+        .grid = {blocks, r->plan->max_rows, 1},
+        .threads = 32 * EXPERTS_WARPS,
+        .shared =
+            max_u32(ring->bytes, r->plan->max_rows == 1 ? min_u32(least, r->b->most_shared) : 0)};
+    return recorder_launch(r, &l, p, bytes);
+}
+
+static bool is_tiled(struct recorder *r, const struct op *op) {
+    const struct operand *w[4];
+    return matrices_of(op, w) && recorder_matrix(r, w[0]).is_tiled;
+}
+
+/* The kernel before this op's first lets it begin only behind its own wait. */
+static bool is_behind(struct recorder *r, enum op_kind kind) {
+    const struct op *before = r->op ? &r->plan->ops[r->op - 1] : NULL;
+    return before && before->kind == kind && (kind == OP_ROUTE || is_tiled(r, before));
+}
+
+bool record_experts_in_tiles(struct recorder *r, const struct op *op, int *status) {
+    const struct op_experts_in *o = &op->experts_in;
+    if (!is_tiled(r, op))
+        return false;
+    uint32_t rows = tile_rows(op), set = 0;
+    struct experts_in_tiles_params p = {
+        .io = r->io,
+        .in = {.x = recorder_at(r, &o->in),
+               .norm = recorder_at(r, &o->norm),
+               .k = o->in.dims[0],
+               .x_stride = o->in.stride,
+               .kind = PREPARE_NORM,
+               .width = o->in.dims[0],
+               .is_aligned = 1,
+               .wants_int8 = 1,
+               .eps = o->eps,
+               .act_group = op_act_group(op)},
+        .choice = recorder_at(r, &o->choice),
+        .hidden = recorder_at(r, &o->hidden),
+        .choice_stride = o->choice.stride,
+        .hidden_stride = o->hidden.stride,
+        .routed_width = o->gate.dims[1],
+        .shared_width = o->shared_gate.n_dims ? o->shared_gate.dims[1] : 0,
+        .used = o->choice.dims[0] - 1,
+        .row_shift = shift_of(rows),
+        .is_early = is_behind(r, OP_ROUTE),
+    };
+    p.routed[0] = matrix_of(r, &o->gate, &p.ring, &set);
+    p.routed[1] = matrix_of(r, &o->up, &p.ring, &set);
+    p.shared[0] = matrix_of(r, &o->shared_gate, &p.ring, &set);
+    p.shared[1] = matrix_of(r, &o->shared_up, &p.ring, &set);
+    p.routed_tiles = div_up(p.routed_width, rows);
+    p.routed_magic = project_magic(p.routed_tiles);
+    p.shared_tiles = div_up(p.shared_width, rows);
+    uint32_t tiles = p.shared_tiles + p.used * p.routed_tiles, units = 0;
+    for (uint32_t i = 0; i < 2; i++)
+        units = max_u32(units, max_u32(p.routed[i].units, p.shared[i].units));
+    uint32_t blocks = count_blocks(r, tiles, 2 * rows * 4);
+    lay_out(&p.ring, &p.in, 2 * div_up(tiles, blocks), units, rows, p.in.k / PROJECT_CHUNK,
+            r->b->most_shared);
+    /* Two of these never share a multiprocessor; so blocks that lie unevenly before this kernel
+     * lie evenly from here on. */
+    *status = launch(r, "in", set, blocks, &p.ring, PROJECT_SHARED_WIDE, &p, sizeof p);
+    return true;
+}
+
+bool record_experts_out_tiles(struct recorder *r, const struct op *op, int *status) {
+    const struct op_experts_out *o = &op->experts_out;
+    if (!is_tiled(r, op))
+        return false;
+    uint32_t rows = tile_rows(op), set = 0, k = o->hidden.dims[0];
+    struct experts_out_tiles_params p = {
+        .io = r->io,
+        .in = {.x = recorder_at(r, &o->hidden),
+               .k = k,
+               .x_stride = o->hidden.stride,
+               .kind = PREPARE_NONE,
+               .width = k,
+               .is_aligned = 1,
+               .wants_int8 = 1,
+               .act_group = op_act_group(op)},
+        .choice = recorder_at(r, &o->choice),
+        .weight = recorder_at(r, &o->weight),
+        .x = recorder_at(r, &o->x),
+        .choice_stride = o->choice.stride,
+        .weight_stride = o->weight.stride,
+        .x_stride = o->x.stride,
+        .used = o->choice.dims[0] - 1,
+        .width = o->x.dims[0],
+        .tiles = div_up(o->x.dims[0], rows),
+        .row_shift = shift_of(rows),
+        .is_early = is_behind(r, OP_EXPERTS_IN),
+    };
+    p.routed = matrix_of(r, &o->down, &p.ring, &set);
+    p.shared = matrix_of(r, &o->shared_down, &p.ring, &set);
+    if (p.shared.units)
+        p.shared_first = p.shared.units * (k - o->shared_down.dims[0]) / o->shared_down.dims[0];
+    uint32_t places = p.used + (p.shared.units != 0);
+    uint32_t blocks = count_blocks(r, p.tiles, places * rows * 4);
+    lay_out(&p.ring, &p.in, places * div_up(p.tiles, blocks),
+            max_u32(p.routed.units, p.shared.units), rows, p.used + 1, r->b->most_shared);
+    *status = launch(r, "out", set, blocks, &p.ring, PROJECT_SHARED_LEAST, &p, sizeof p);
+    return true;
+}

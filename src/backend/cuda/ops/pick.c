@@ -1,0 +1,50 @@
+/* pick.c - PICK as a kernel, which also ends the step. */
+#include "backend/cuda/ops/pick.h"
+
+#include "backend/cuda/host/cuda.h"
+
+/* Behind the last step the host is told; behind the others of a burst IO moves on. */
+static void set_end(struct recorder *r, struct pick_params *p) {
+    const struct backend *b = r->b;
+    if (r->is_counting || r->op + 1 < r->plan->n_ops)
+        return;
+    if (r->step + 1 < r->n_steps) {
+        p->burst = (int32_t *)(uintptr_t)(b->io_device + r->plan->io.burst);
+        p->step = r->step;
+    } else {
+        p->done = (uint64_t *)(uintptr_t)b->done_device;
+        p->end_stamp = recorder_end_stamp(r);
+    }
+}
+
+int record_pick(struct recorder *r, const struct op *op) {
+    const struct op_pick *o = &op->pick;
+    uint64_t outputs = r->plan->max_outputs;
+    struct pick_params p = {
+        .io = r->io,
+        .logits = recorder_at(r, &o->logits),
+        .wanted = r->has_wanted ? NULL : recorder_at(r, &o->wanted),
+        .counts = recorder_at(r, &o->counts),
+        .room = recorder_at(r, &o->room),
+        .order = recorder_at(r, &o->order),
+        .weights = recorder_work(r, outputs * PICK_BINS * sizeof *p.weights),
+        .states = (void *)recorder_counters(r, outputs * sizeof *p.states / sizeof(uint32_t)),
+        .ended = recorder_counters(r, 1),
+        .head_best = r->head_best,
+        .vocab = o->logits.dims[0],
+        .max_outputs = r->plan->max_outputs,
+        .logits_stride = o->logits.stride,
+        .wanted_stride = o->wanted.stride,
+        .counts_stride = o->counts.stride,
+        .room_stride = o->room.stride,
+        .order_stride = o->order.stride,
+    };
+    const struct cuda_launch launch = {
+        .kernel = "pick",
+        .grid = {r->n_sms < PICK_BINS ? r->n_sms : PICK_BINS, 1, 1},
+        .threads = PICK_THREADS,
+        .shared = r->plan->max_rows * (uint32_t)sizeof(int32_t), /* tokens, for penalties */
+    };
+    set_end(r, &p);
+    return recorder_launch(r, &launch, &p, sizeof p);
+}
