@@ -19,7 +19,7 @@ static void check_model(const char *path, uint32_t n_sms, bool is_exact) {
     bool is_big = n_sms > 100;
     struct backend b = {.n_sms = n_sms,
                         .capability = is_big ? 90 : 80,
-                        .most_shared = is_big ? 227 << 10 : 99 << 10,
+                        .max_shared = is_big ? 227 << 10 : 99 << 10,
                         .exact = is_exact};
     uint64_t work[2] = {0}, counters[2] = {0}, end = 0;
     int status = model_open(&m, path, &err);

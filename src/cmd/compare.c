@@ -28,8 +28,8 @@ static void add_values(struct divergence *d, const float *a, const float *b, uin
 /* The rows of an operand that the step has. */
 static uint32_t rows_of(const struct sluice_engine *e, const struct op *op) {
     const struct io_header *h = engine_io(e, 0);
-    bool is_head = (op->kind == OP_PROJECT && op->project.is_head) || op->kind == OP_PICK;
-    return is_head ? h->n_outputs : h->n_rows;
+    bool is_lm_head = (op->kind == OP_PROJECT && op->project.is_lm_head) || op->kind == OP_PICK;
+    return is_lm_head ? h->n_outputs : h->n_rows;
 }
 
 static int compare_operand(sluice_engine *one, sluice_engine *other, const struct op *op,

@@ -95,11 +95,11 @@ static bool gets_more_bits(uint32_t i, uint32_t n) {
 
 static enum dtype wanted_type(const struct mixture *m, const struct mixture_file *file,
                               struct str name, uint32_t value_index) {
-    bool is_head =
+    bool is_lm_head =
         str_is(name, "output.weight") || (str_is(name, "token_embd.weight") && !file->has_output);
     if (m->rule == RULE_PLAIN)
         return m->base;
-    if (is_head)
+    if (is_lm_head)
         return DT_Q6_K;
     uint32_t layer = 0;
     block_index(name, &layer);

@@ -244,7 +244,7 @@ static int emit_head(const struct model *m, struct plan *plan, const struct plan
                 .n_segments = 1,
                 .segments = {{.weight = m->head, .bias = m->head_bias}},
                 .out = logits,
-                .is_head = true,
+                .is_lm_head = true,
             },
     };
     struct op pick = {

@@ -131,7 +131,7 @@ static void check_segment(struct checker *c, const struct op_project *p, uint32_
 static void check_project(struct checker *c, const struct op_project *p) {
     want(c, "in", &p->in, DT_F32, DIMS(p->in.dims[0], c->plan->max_rows));
     want(c, "out", &p->out, DT_F32,
-         DIMS(p->out.dims[0], p->is_head ? c->plan->max_outputs : c->plan->max_rows));
+         DIMS(p->out.dims[0], p->is_lm_head ? c->plan->max_outputs : c->plan->max_rows));
     that(c, "segments", p->n_segments >= 1 && p->n_segments <= MAX_SEGMENTS, "1 to 6");
     if (p->epilogue == EPILOGUE_SWIGLU)
         that(c, "segments", p->n_segments == 2, "2 for SwiGLU");

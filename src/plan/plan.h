@@ -20,6 +20,7 @@
 
 #include "base/arena.h"
 #include "base/err.h"
+#include "plan/fuse.h"
 #include "quant/quant.h"
 
 enum region { REGION_WEIGHTS, REGION_STATE, REGION_SCRATCH, REGION_IO, REGION_COUNT };
@@ -54,19 +55,6 @@ struct op_embed {
     uint32_t zero;
 };
 
-enum prologue {
-    PROLOGUE_NONE,
-    PROLOGUE_NORM,         /* rms norm of the row, times a weight (K) */
-    PROLOGUE_GATED_NORM,   /* rms norm of each head, times a weight (d), times silu(gate) */
-    PROLOGUE_SIGMOID_GATE, /* times sigmoid(gate) */
-};
-
-enum epilogue {
-    EPILOGUE_STORE,
-    EPILOGUE_ADD,    /* out += result: the residual, in place */
-    EPILOGUE_SWIGLU, /* two segments: out = silu(first) * second */
-};
-
 enum { MAX_SEGMENTS = 6 };
 
 struct segment {
@@ -88,7 +76,7 @@ struct op_project {
     enum epilogue epilogue;
     uint32_t head_width, gate_stride;
     float eps;
-    uint32_t is_head; /* 1: only the rows that IO lists as outputs, in that order */
+    uint32_t is_lm_head; /* 1: only the rows that IO lists as outputs, in that order */
     uint32_t zero;
 };
 

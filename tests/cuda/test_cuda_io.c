@@ -11,7 +11,7 @@ struct embed_case {
     enum dtype type;
     uint32_t k, rows;
     uint32_t n_freqs;
-    bool is_head; /* the table is also the head: in tiles */
+    bool is_lm_head; /* the table is also the head: in tiles */
 };
 
 static void build_embed(struct rig *r, const struct embed_case *c, uint64_t seed) {
@@ -34,7 +34,7 @@ static void build_embed(struct rig *r, const struct embed_case *c, uint64_t seed
         embed.embed.rope_scale = 1.25f;
     }
     rig_add(r, &embed);
-    if (c->is_head) {
+    if (c->is_lm_head) {
         struct op head = {.kind = OP_PROJECT, .layer = -1, .role = "head"};
         head.project.in = embed.embed.x;
         head.project.n_segments = 1;
@@ -84,9 +84,9 @@ TEST(cuda_embed) {
         DT_Q2_K, DT_Q3_K, DT_Q4_K, DT_Q5_K, DT_Q6_K, DT_IQ4_NL, DT_IQ4_XS, DT_MXFP4,
     };
     for (uint32_t t = 0; t < sizeof types / sizeof *types; t++)
-        for (uint32_t is_head = 0; is_head < 2; is_head++) {
-            struct embed_case one = {types[t], 2048, 1, 32, is_head},
-                              many = {types[t], 768, 33, 200, is_head};
+        for (uint32_t is_lm_head = 0; is_lm_head < 2; is_lm_head++) {
+            struct embed_case one = {types[t], 2048, 1, 32, is_lm_head},
+                              many = {types[t], 768, 33, 200, is_lm_head};
             check_embed(&one, 200000, t);
             check_embed(&many, 77, t + 100);
         }
@@ -113,7 +113,7 @@ static struct operand build_pick(struct rig *r, uint32_t vocab, uint32_t rows, e
     if (has_head) {
         struct op head = {.kind = OP_PROJECT, .layer = -1, .role = "head"};
         head.project.in = op.embed.x;
-        head.project.is_head = true;
+        head.project.is_lm_head = true;
         head.project.n_segments = 1;
         head.project.segments[0].weight = rig_tensor(r, type, (uint32_t[4]){width, vocab}, 1);
         logits = head.project.out = plan_scratch_of(r->plan, DT_F32, (uint32_t[4]){vocab, rows});

@@ -31,7 +31,7 @@ struct project_case {
     enum prologue prologue;
     enum epilogue epilogue;
     uint32_t head_width;
-    bool is_head;
+    bool is_lm_head;
 };
 
 static void build_project(struct rig *r, const struct project_case *c, uint64_t seed) {
@@ -48,7 +48,7 @@ static void build_project(struct rig *r, const struct project_case *c, uint64_t 
     p->prologue = c->prologue;
     p->epilogue = c->epilogue;
     p->eps = 1e-6f;
-    p->is_head = c->is_head;
+    p->is_lm_head = c->is_lm_head;
     p->n_segments = c->n_segments;
     if (c->prologue == PROLOGUE_NORM)
         p->norm = rig_tensor(r, DT_F32, (uint32_t[4]){c->k}, 1);
@@ -119,7 +119,7 @@ TEST(cuda_project_shapes) {
                                  .rows = 1 + rig_below(&r, 33),
                                  .n_segments = 1 + rig_below(&r, 3),
                                  .has_bias = rig_below(&r, 2),
-                                 .is_head = rig_below(&r, 4) == 0};
+                                 .is_lm_head = rig_below(&r, 4) == 0};
         c.prologue = (enum prologue)rig_below(&r, 4);
         c.epilogue = (enum epilogue)rig_below(&r, 3);
         c.head_width = c.k % 64 ? 32 : 64;

@@ -136,10 +136,10 @@ static void run_swiglu(struct cpu_step *s, const struct activations *acts) {
 
 void cpu_project(struct cpu_step *s) {
     const struct op_project *p = &s->op->op->project;
-    uint32_t n = p->is_head ? s->io->n_outputs : s->io->n_rows;
+    uint32_t n = p->is_lm_head ? s->io->n_outputs : s->io->n_rows;
     struct share share = share_of(s, n, 1);
     for (uint32_t r = share.begin; r < share.end && !is_cancelled(s); r++)
-        prepare_row(s, p, p->is_head ? s->outputs[r].row : r, r);
+        prepare_row(s, p, p->is_lm_head ? s->outputs[r].row : r, r);
     barrier(s);
     if (n == 0)
         return;

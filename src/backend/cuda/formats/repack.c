@@ -3,7 +3,7 @@
 
 #include "backend/cuda/host/cuda.h"
 
-/* A warp a unit. */
+/* A warp a kblock. */
 void repack_launch(const struct repack_params *p, struct cuda_launch *launch) {
     uint64_t tiles = (p->count + p->format.rows - 1) / p->format.rows;
     uint64_t blocks = (tiles * (p->k / p->format.columns) + 7) / 8;

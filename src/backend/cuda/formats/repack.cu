@@ -1,6 +1,6 @@
 /* repack.cu - rows as in the file to tiles.
  *
- * A warp makes a unit, a lane what it will own in it (tiles.h): four pieces of its columns of a
+ * A warp makes a kblock, a lane what it will own in it (tiles.h): four pieces of its columns of a
  * row, or four rows. Runs once a weight; bytes are taken one by one, since blocks of the file are
  * not aligned. */
 #include "backend/cuda/formats/decode.cuh"
@@ -36,7 +36,7 @@ static __device__ void put_nibbles(uint8_t *to, const uint8_t *q) {
 }
 
 struct piece {
-    uint8_t *unit;
+    uint8_t *kblock;
     uint32_t rows, lane;
     uint32_t i; /* which of the lane's four */
     const uint8_t *row;
@@ -44,7 +44,7 @@ struct piece {
 };
 
 static __device__ uint8_t *piece_at(const struct piece *p) {
-    return p->unit + p->i * 512 + p->lane * 16;
+    return p->kblock + p->i * 512 + p->lane * 16;
 }
 
 /* Whether this piece is the one that brings the d of its block of 256 columns; and which d it is.
@@ -76,7 +76,7 @@ static __device__ void put_q4_k(const struct piece *p) {
     const struct q4_k *b = (const struct q4_k *)p->row + p->column / 256;
     raw_q4_k(p->row, p->column, q);
     put_nibbles(piece_at(p), q);
-    put_scales(p, p->unit + TILE_Q4_SCALES, b->scales, b->d, b->dmin);
+    put_scales(p, p->kblock + TILE_Q4_SCALES, b->scales, b->d, b->dmin);
 }
 
 static __device__ void put_q5_k(const struct piece *p) {
@@ -84,14 +84,14 @@ static __device__ void put_q5_k(const struct piece *p) {
     const struct q5_k *b = (const struct q5_k *)p->row + p->column / 256;
     raw_q5_k(p->row, p->column, q);
     put_nibbles(piece_at(p), q);
-    uint8_t *more = p->unit + TILE_MORE + p->lane * 16 + p->i * 4;
+    uint8_t *more = p->kblock + TILE_HIGH_BITS + p->lane * 16 + p->i * 4;
     for (uint32_t i = 0; i < 4; i++) {
         uint32_t bits = 0;
         for (uint32_t j = 0; j < 8; j++)
             bits |= (uint32_t)(q[4 * j + i] >> 4) << j;
         more[i] = (uint8_t)bits;
     }
-    put_scales(p, p->unit + TILE_Q5_SCALES, b->scales, b->d, b->dmin);
+    put_scales(p, p->kblock + TILE_Q5_SCALES, b->scales, b->d, b->dmin);
 }
 
 static __device__ void put_q6_k(const struct piece *p) {
@@ -99,7 +99,7 @@ static __device__ void put_q6_k(const struct piece *p) {
     const struct q6_k *b = (const struct q6_k *)p->row + p->column / 256;
     raw_q6_k(p->row, p->column, q);
     put_nibbles(piece_at(p), q);
-    uint8_t *more = p->unit + TILE_MORE + p->i / 2 * 512 + p->lane * 16 + p->i % 2 * 8;
+    uint8_t *more = p->kblock + TILE_HIGH_BITS + p->i / 2 * 512 + p->lane * 16 + p->i % 2 * 8;
     for (uint32_t i = 0; i < 8; i++) {
         uint32_t bits = 0;
         for (uint32_t j = 0; j < 4; j++)
@@ -107,10 +107,10 @@ static __device__ void put_q6_k(const struct piece *p) {
         more[i] = (uint8_t)bits;
     }
     for (uint32_t h = 0; h < 2; h++)
-        p->unit[TILE_Q6_SCALES + p->lane * 8 + p->i * 2 + h] =
+        p->kblock[TILE_Q6_SCALES + p->lane * 8 + p->i * 2 + h] =
             (uint8_t)b->scales[p->column % 256 / 16 + h];
     if (has_d(p))
-        *(uint16_t *)(p->unit + TILE_Q6_D + d_of(p) * 2) = b->d;
+        *(uint16_t *)(p->kblock + TILE_Q6_D + d_of(p) * 2) = b->d;
 }
 
 static __device__ void put_q8_0(const struct piece *p) {
@@ -119,7 +119,7 @@ static __device__ void put_q8_0(const struct piece *p) {
     for (uint32_t i = 0; i < 16; i++)
         to[i] = (uint8_t)b->qs[p->column % 32 + i];
     if (p->i % 2 == 0)
-        *(uint16_t *)(p->unit + TILE_MORE + p->lane * 4 + p->i) = b->d;
+        *(uint16_t *)(p->kblock + TILE_HIGH_BITS + p->lane * 4 + p->i) = b->d;
 }
 
 /* BF16 and F16: two runs of four. */
@@ -138,7 +138,7 @@ static __device__ void put_f32(const struct piece *p, uint32_t from_type) {
         to[i] = y[p->column % values + i];
 }
 
-/* Piece i of a lane, in the first unit of tile 0. */
+/* Piece i of a lane, in the first kblock of tile 0. */
 static __device__ struct piece find_piece(uint32_t type, uint32_t rows, uint32_t lane, uint32_t i,
                                           uint32_t *row) {
     uint32_t span = tile_span(type), lanes = 128 / rows;
@@ -150,13 +150,13 @@ static __device__ struct piece find_piece(uint32_t type, uint32_t rows, uint32_t
 
 extern "C" __global__ void repack(const __grid_constant__ struct repack_params p) {
     uint32_t rows = p.format.rows, lanes = 128 / rows, columns = p.format.columns;
-    uint32_t units = p.k / columns, warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-    uint64_t n = (uint64_t)((p.count + rows - 1) / rows) * units;
+    uint32_t kblocks = p.k / columns, warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    uint64_t n = (uint64_t)((p.count + rows - 1) / rows) * kblocks;
     for (uint64_t i = blockIdx.x * 8 + warp; i < n; i += (uint64_t)gridDim.x * 8) {
-        uint32_t tile = (uint32_t)(i / units), unit = (uint32_t)(i % units);
+        uint32_t tile = (uint32_t)(i / kblocks), kblock = (uint32_t)(i % kblocks);
         uint8_t *to =
-            p.to + ((p.first / rows + tile) * (uint64_t)units + unit) * p.format.unit_bytes;
-        for (uint32_t b = lane; b < p.format.unit_bytes / 16; b += 32)
+            p.to + ((p.first / rows + tile) * (uint64_t)kblocks + kblock) * p.format.kblock_bytes;
+        for (uint32_t b = lane; b < p.format.kblock_bytes / 16; b += 32)
             ((uint4 *)to)[b] = make_uint4(0, 0, 0, 0);
         __syncwarp();
         for (uint32_t r = 0; r < 4; r++) {
@@ -165,9 +165,9 @@ extern "C" __global__ void repack(const __grid_constant__ struct repack_params p
             row += tile * rows;
             if (row >= p.count)
                 break;
-            piece.unit = to;
+            piece.kblock = to;
             piece.row = p.from + row * p.row_bytes;
-            piece.column += unit * columns;
+            piece.column += kblock * columns;
             switch (p.format.type) {
             case DT_Q4_K:
                 put_q4_k(&piece);
@@ -185,7 +185,7 @@ extern "C" __global__ void repack(const __grid_constant__ struct repack_params p
                 put_f32(&piece, p.from_type);
                 break;
             default:
-                put_halves(&piece, lanes, unit * columns);
+                put_halves(&piece, lanes, kblock * columns);
             }
         }
     }

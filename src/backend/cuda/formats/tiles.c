@@ -37,8 +37,8 @@ bool tile_choose(const struct operand *weight, bool f32_act, uint32_t n_sms,
         .type = type,
         .rows = rows,
         .columns = tile_columns(type, rows),
-        .unit_bytes = tile_unit_bytes(type),
+        .kblock_bytes = tile_kblock_bytes(type),
     };
-    out->bytes = (uint64_t)div_up(n, rows) * (k / out->columns) * out->unit_bytes;
+    out->bytes = (uint64_t)div_up(n, rows) * (k / out->columns) * out->kblock_bytes;
     return true;
 }

@@ -7,7 +7,7 @@
 #include "quant/bf16.h"
 #include "quant/f16.h"
 
-/* Where a value lies in its unit: the lane that owns it, which of the lane's four pieces or rows,
+/* Where a value lies in its kblock: the lane that owns it, which of the lane's four pieces or rows,
  * the place in that; and which d is the lane's, of types that have one of 256 columns. */
 struct tile_place {
     uint32_t lane, piece, i, d;
@@ -65,11 +65,11 @@ static __device__ __forceinline__ uint32_t tile_word(const uint8_t *p) {
 static __device__ inline float4 tile_four(const struct cuda_matrix *m, uint32_t row,
                                           uint32_t column) {
     uint32_t columns = tile_columns(m->type, m->tile_rows);
-    const uint8_t *unit =
+    const uint8_t *kblock =
         m->data + ((uint64_t)(row / m->tile_rows) * (m->k / columns) + column / columns) *
-                      tile_unit_bytes(m->type);
+                      tile_kblock_bytes(m->type);
     struct tile_place at = tile_find(m->type, m->tile_rows, row % m->tile_rows, column % columns);
-    const uint8_t *piece = unit + at.piece * 512 + at.lane * 16;
+    const uint8_t *piece = kblock + at.piece * 512 + at.lane * 16;
     switch (m->type) {
     case DT_F32:
         return *(const float4 *)piece;
@@ -83,22 +83,23 @@ static __device__ inline float4 tile_four(const struct cuda_matrix *m, uint32_t 
                            bf16_to_f32((uint16_t)v.y), bf16_to_f32((uint16_t)(v.y >> 16)));
     }
     case DT_Q8_0:
-        return tile_bytes(tile_half(unit + TILE_MORE + at.lane * 4 + at.piece / 2 * 2),
+        return tile_bytes(tile_half(kblock + TILE_HIGH_BITS + at.lane * 4 + at.piece / 2 * 2),
                           tile_word(piece + at.i));
     default:
         break;
     }
     uint32_t q = tile_word(piece + at.i % 16) >> (at.i / 16 * 4) & 0x0f0f0f0fu;
     if (m->type == DT_Q4_K)
-        return tile_q45(unit + TILE_Q4_SCALES, at, q);
+        return tile_q45(kblock + TILE_Q4_SCALES, at, q);
     if (m->type == DT_Q5_K) {
-        uint32_t more = tile_word(unit + TILE_MORE + at.lane * 16 + at.piece * 4);
-        return tile_q45(unit + TILE_Q5_SCALES, at, q | (more >> at.i / 4 & 0x01010101u) << 4);
+        uint32_t more = tile_word(kblock + TILE_HIGH_BITS + at.lane * 16 + at.piece * 4);
+        return tile_q45(kblock + TILE_Q5_SCALES, at, q | (more >> at.i / 4 & 0x01010101u) << 4);
     }
-    const uint8_t *pairs = unit + TILE_MORE + at.piece / 2 * 512 + at.lane * 16 + at.piece % 2 * 8;
+    const uint8_t *pairs =
+        kblock + TILE_HIGH_BITS + at.piece / 2 * 512 + at.lane * 16 + at.piece % 2 * 8;
     uint32_t pair = tile_word(pairs + at.i / 16 * 4) >> (at.i % 16 / 4 * 2) & 0x03030303u;
-    const int8_t *scales = (const int8_t *)unit + TILE_Q6_SCALES + at.lane * 8;
-    float d = tile_half(unit + TILE_Q6_D + at.d * 2);
+    const int8_t *scales = (const int8_t *)kblock + TILE_Q6_SCALES + at.lane * 8;
+    float d = tile_half(kblock + TILE_Q6_D + at.d * 2);
     /* Nibble and pair are a two's complement number of six bits. */
     uint32_t six = q | pair << 4;
     return tile_bytes(d * (float)scales[at.piece * 2 + at.i / 16],

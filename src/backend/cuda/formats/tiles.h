@@ -1,14 +1,14 @@
-/* tiles.h - weights as the CUDA kernels read them: units that a warp takes 16 bytes a lane at a
+/* tiles.h - weights as the CUDA kernels read them: kblocks that a warp takes 16 bytes a lane at a
  * time.
  *
- * A tile is T = 4, 8 or 16 rows of a matrix. It is a run of units along K, each one run of bytes.
+ * A tile is T = 4, 8 or 16 rows of a matrix. It is a run of kblocks along K, each one run of bytes.
  * Tiles follow each other, rows behind the matrix's last are zeros.
  *
- * Types that meet int8 activations: lane l of a unit owns `span` columns of one row, row l % T,
- * columns (l / T) * span... of the unit's. So T lanes side by side have the same columns, and T
+ * Types that meet int8 activations: lane l of a kblock owns `span` columns of one row, row l % T,
+ * columns (l / T) * span... of the kblock's. So T lanes side by side have the same columns, and T
  * pieces of 16 bytes lie side by side, of which tensor cores take 8 rows at once.
  *
- *   type        span  bytes a unit: parts, each piece by piece of a lane's columns, then by lanes
+ *   type        span  bytes a kblock: parts, each piece by piece of a lane's columns, then by lanes
  *   Q4_K        128   2304: 4 x 32 x 16 nibbles, 32 x 4 and 32 x 2 scales, 16 x 4 d
  *   Q5_K        128   2816: the same, and 32 x 16 upper bits behind the nibbles
  *   Q6_K        128   3360: 4 x 32 x 16 nibbles, 2 x 32 x 16 upper pairs, 32 x 8 scales, 16 x 2 d
@@ -43,41 +43,41 @@
 #include "quant/quant.h"
 
 #ifdef __CUDACC__
-#define TILE_FN static __host__ __device__ __forceinline__
+#define HOST_DEVICE static __host__ __device__ __forceinline__
 #else
-#define TILE_FN static inline
+#define HOST_DEVICE static inline
 #endif
 
 struct tile_format {
-    uint32_t type;       /* enum dtype of the tiles: not always the file's */
-    uint32_t rows;       /* of a tile: 4, 8 or 16 */
-    uint32_t columns;    /* of a unit */
-    uint32_t unit_bytes; /* a multiple of 16 */
-    uint64_t bytes;      /* of the whole matrix */
+    uint32_t type;         /* enum dtype of the tiles: not always the file's */
+    uint32_t rows;         /* of a tile: 4, 8 or 16 */
+    uint32_t columns;      /* of a kblock */
+    uint32_t kblock_bytes; /* a multiple of 16 */
+    uint64_t bytes;        /* of the whole matrix */
 };
 
-/* Bytes of a unit. */
+/* Bytes of a kblock. */
 enum {
-    TILE_UNIT_Q4_K = 2304,
-    TILE_UNIT_Q5_K = 2816,
-    TILE_UNIT_Q6_K = 3360,
-    TILE_UNIT_Q8_0 = 2176,
-    TILE_UNIT_FLOAT = 2048, /* of BF16, F16 and F32 */
+    TILE_KBLOCK_Q4_K = 2304,
+    TILE_KBLOCK_Q5_K = 2816,
+    TILE_KBLOCK_Q6_K = 3360,
+    TILE_KBLOCK_Q8_0 = 2176,
+    TILE_KBLOCK_FLOAT = 2048, /* of BF16, F16 and F32 */
 };
 
-/* Where the parts of a unit begin. */
+/* Where the parts of a kblock begin. */
 enum {
-    TILE_MORE = 2048, /* behind the nibbles */
-    TILE_Q4_SCALES = TILE_MORE,
-    TILE_Q5_SCALES = TILE_MORE + 512,
+    TILE_HIGH_BITS = 2048, /* behind the nibbles */
+    TILE_Q4_SCALES = TILE_HIGH_BITS,
+    TILE_Q5_SCALES = TILE_HIGH_BITS + 512,
     TILE_MINS = 128, /* behind the scales */
     TILE_D = 192,
-    TILE_Q6_SCALES = TILE_MORE + 1024,
+    TILE_Q6_SCALES = TILE_HIGH_BITS + 1024,
     TILE_Q6_D = TILE_Q6_SCALES + 256,
 };
 
 /* Columns of a lane; 0: the type has no tiles. */
-TILE_FN uint32_t tile_span(uint32_t type) {
+HOST_DEVICE uint32_t tile_span(uint32_t type) {
     switch (type) {
     case DT_Q4_K:
     case DT_Q5_K:
@@ -95,28 +95,28 @@ TILE_FN uint32_t tile_span(uint32_t type) {
     }
 }
 
-TILE_FN uint32_t tile_unit_bytes(uint32_t type) {
+HOST_DEVICE uint32_t tile_kblock_bytes(uint32_t type) {
     switch (type) {
     case DT_Q4_K:
-        return TILE_UNIT_Q4_K;
+        return TILE_KBLOCK_Q4_K;
     case DT_Q5_K:
-        return TILE_UNIT_Q5_K;
+        return TILE_KBLOCK_Q5_K;
     case DT_Q6_K:
-        return TILE_UNIT_Q6_K;
+        return TILE_KBLOCK_Q6_K;
     case DT_Q8_0:
-        return TILE_UNIT_Q8_0;
+        return TILE_KBLOCK_Q8_0;
     default:
-        return TILE_UNIT_FLOAT;
+        return TILE_KBLOCK_FLOAT;
     }
 }
 
 /* 1: products are of int8 activations. */
-TILE_FN uint32_t tile_is_int8(uint32_t type) {
+HOST_DEVICE uint32_t tile_is_int8(uint32_t type) {
     return tile_span(type) >= 64;
 }
 
-/* Columns of a unit. */
-TILE_FN uint32_t tile_columns(uint32_t type, uint32_t rows) {
+/* Columns of a kblock. */
+HOST_DEVICE uint32_t tile_columns(uint32_t type, uint32_t rows) {
     return (tile_is_int8(type) ? 32 : 128) / rows * tile_span(type);
 }
 

@@ -34,7 +34,7 @@ static int find_device(struct backend *b, int number, struct err *err) {
     if (status)
         return status;
     b->n_sms = (uint32_t)attribute(b->device, CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT);
-    b->most_shared =
+    b->max_shared =
         (uint32_t)attribute(b->device, CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN);
     b->capability = 10 * attribute(b->device, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR) +
                     attribute(b->device, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR);

@@ -118,7 +118,7 @@ struct backend {
     uint32_t n_modules, n_sms;
     struct project_cut *cuts; /* of project.c, in the arena */
     int capability;           /* 90: 9.0 */
-    uint32_t most_shared;     /* bytes of shared memory that a block may ask for */
+    uint32_t max_shared;      /* bytes of shared memory that a block may ask for */
     bool exact;
     struct arena arena;
     struct cuda_place *places;

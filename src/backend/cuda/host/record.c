@@ -160,11 +160,11 @@ int recorder_launch(struct recorder *r, const struct cuda_launch *launch, const 
                     size_t bytes) {
     char text[96];
     CHECK(launch->grid[0] && launch->grid[1] && launch->grid[2] && launch->threads <= 1024);
-    if (launch->shared > r->b->most_shared)
+    if (launch->shared > r->b->max_shared)
         return err_set(r->err, SLUICE_ERR_UNSUPPORTED,
                        "%s, kernel %s: a block needs %u bytes of shared memory, the device has %u",
                        op_text(r, text, sizeof text), launch->kernel, launch->shared,
-                       r->b->most_shared);
+                       r->b->max_shared);
     if (r->is_counting)
         return SLUICE_OK;
     CUfunction f = cuda_function(r->b, launch->kernel);

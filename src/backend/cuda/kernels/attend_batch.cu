@@ -607,7 +607,7 @@ template <int D> static __device__ __forceinline__ void attend_few(const struct 
 #define KERNEL(NAME, D)                                                                            \
     extern "C" __global__ void __launch_bounds__(THREADS, 2)                                       \
         NAME##_##D(const __grid_constant__ struct attend_params p) {                               \
-        pdl_launch();                                                                              \
+        pdl_launch_dependents();                                                                   \
         NAME<D>(p);                                                                                \
     }
 KERNEL(attend_rows, 64)

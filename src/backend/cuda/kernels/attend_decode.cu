@@ -57,7 +57,7 @@ template <int D, int R> struct row_shared {
 /* The same address in a block of the cluster. */
 static __device__ __forceinline__ uint32_t shared_of(const void *p, uint32_t rank) {
     uint32_t at;
-    asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(at) : "r"(shared_at(p)), "r"(rank));
+    asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(at) : "r"(smem_addr(p)), "r"(rank));
     return at;
 }
 
@@ -77,28 +77,28 @@ static __device__ __forceinline__ void send(uint32_t to, struct tally x, uint32_
 }
 
 static __device__ __forceinline__ void barrier_begin(uint64_t *b, uint32_t count) {
-    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(shared_at(b)), "r"(count)
+    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(smem_addr(b)), "r"(count)
                  : "memory");
 }
 
 static __device__ __forceinline__ void barrier_arrive(uint64_t *b) {
-    arrive(shared_at(b));
+    mbarrier_arrive(smem_addr(b));
 }
 
 static __device__ __forceinline__ void barrier_expect(uint64_t *b, uint32_t bytes) {
-    expect_bytes(shared_at(b), bytes);
+    mbarrier_expect_tx(smem_addr(b), bytes);
 }
 
 static __device__ __forceinline__ void barrier_wait(uint64_t *b, uint32_t parity) {
-    signal_wait(shared_at(b), parity);
+    mbarrier_wait(smem_addr(b), parity);
 }
 
 static __device__ __forceinline__ void copy(void *to, const uint8_t *from, uint32_t bytes,
                                             uint64_t *b) {
     barrier_expect(b, bytes);
     asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], "
-                 "%2, [%3];" ::"r"(shared_at(to)),
-                 "l"(from), "r"(bytes), "r"(shared_at(b))
+                 "%2, [%3];" ::"r"(smem_addr(to)),
+                 "l"(from), "r"(bytes), "r"(smem_addr(b))
                  : "memory");
 }
 
@@ -801,7 +801,7 @@ static __device__ __forceinline__ void attend_row(const struct attend_params &p)
 #define ROW_KERNEL(D, R)                                                                           \
     extern "C" __global__ void IN_CLUSTERS(R) __launch_bounds__(ROW_THREADS, 2)                    \
         attend_row_##D##_##R(const __grid_constant__ struct attend_params p) {                     \
-        pdl_launch();                                                                              \
+        pdl_launch_dependents();                                                                   \
         ROW_BODY(D, R);                                                                            \
     }
 ROW_KERNEL(64, 4)

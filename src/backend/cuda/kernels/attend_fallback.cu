@@ -77,7 +77,7 @@ static __device__ void encode(const struct attend_params &p, uint8_t *to, const 
 extern "C" __global__ void __launch_bounds__(THREADS)
     attend_prepare(const __grid_constant__ struct attend_params p) {
     __shared__ float room[ATTEND_WARPS][ATTEND_MAX_WIDTH];
-    pdl_launch();
+    pdl_launch_dependents();
     pdl_wait(p.io);
     uint32_t warp = threadIdx.x / 32, d = p.head_width;
     uint32_t heads = p.heads + 2 * p.kv_heads, items = p.io.header->n_rows * heads;
@@ -253,7 +253,7 @@ static __device__ __forceinline__ void attend_any(const struct attend_params &p)
 #define ANY_KERNEL(name, TYPE)                                                                     \
     extern "C" __global__ void __launch_bounds__(THREADS)                                          \
         attend_any_##name(const __grid_constant__ struct attend_params p) {                        \
-        pdl_launch();                                                                              \
+        pdl_launch_dependents();                                                                   \
         attend_any<TYPE>(p);                                                                       \
     }
 ANY_KERNEL(f32, CACHE_F32)

@@ -9,7 +9,7 @@
 
 /* Lets the next kernel of the step begin; first thing in every kernel. It says nothing about what
  * this one has written: the next kernel's pdl_wait does. */
-static __device__ __forceinline__ void pdl_launch(void) {
+static __device__ __forceinline__ void pdl_launch_dependents(void) {
 #if __CUDA_ARCH__ >= 900
     asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
 #endif
@@ -44,26 +44,26 @@ static __device__ __forceinline__ void pdl_wait(const struct cuda_io &io) {
 /* ---- asynchronous copies into shared memory ----------------------------------------------------
  */
 
-static __device__ __forceinline__ uint32_t shared_at(const void *p) {
+static __device__ __forceinline__ uint32_t smem_addr(const void *p) {
     return (uint32_t)__cvta_generic_to_shared(p);
 }
 
-/* to: an address in shared memory, as shared_at gives it. */
-static __device__ __forceinline__ void copy16(uint32_t to, const void *from) {
+/* to: an address in shared memory, as smem_addr gives it. */
+static __device__ __forceinline__ void cp_async_16(uint32_t to, const void *from) {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");
 }
 
-static __device__ __forceinline__ void copy4(uint32_t to, const void *from) {
+static __device__ __forceinline__ void cp_async_4(uint32_t to, const void *from) {
     asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(to), "l"(from) : "memory");
 }
 
 /* The copies since the last time are a group. */
-static __device__ __forceinline__ void copy_commit(void) {
+static __device__ __forceinline__ void cp_async_commit(void) {
     asm volatile("cp.async.commit_group;" ::: "memory");
 }
 
 /* All but the N youngest groups are there. */
-template <int N> static __device__ __forceinline__ void copy_wait(void) {
+template <int N> static __device__ __forceinline__ void cp_async_wait(void) {
     asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory");
 }
 
@@ -71,20 +71,20 @@ template <int N> static __device__ __forceinline__ void copy_wait(void) {
  */
 
 /* A barrier is passed when so many bytes are there. */
-static __device__ __forceinline__ void expect_bytes(uint32_t barrier, uint32_t bytes) {
+static __device__ __forceinline__ void mbarrier_expect_tx(uint32_t barrier, uint32_t bytes) {
 #if __CUDA_ARCH__ >= 900
     asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes)
                  : "memory");
 #endif
 }
 
-static __device__ __forceinline__ void arrive(uint32_t barrier) {
+static __device__ __forceinline__ void mbarrier_arrive(uint32_t barrier) {
 #if __CUDA_ARCH__ >= 900
     asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
 #endif
 }
 
-static __device__ __forceinline__ void signal_wait(uint32_t at, uint32_t phase) {
+static __device__ __forceinline__ void mbarrier_wait(uint32_t at, uint32_t phase) {
 #if __CUDA_ARCH__ >= 900
     asm volatile("{\n"
                  ".reg .pred p;\n"

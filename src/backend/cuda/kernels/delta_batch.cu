@@ -233,9 +233,9 @@ static __device__ __forceinline__ void fetch_rows(const struct delta_params &p,
             from = p.v + value * p.padded_value + at.first_column + (piece - QK) * 4;
         else
             from = piece == QK + V ? (const void *)(p.keys + key) : (const void *)(p.gates + value);
-        copy16(shared_at(to + i / ALL * L::VALUES + piece * 4), from);
+        cp_async_16(smem_addr(to + i / ALL * L::VALUES + piece * 4), from);
     }
-    copy_commit();
+    cp_async_commit();
 }
 
 template <int J, int M>
@@ -284,9 +284,9 @@ run_segment(const struct delta_params &p, const struct place &at, const struct i
         if (next < g.n_rows) {
             fetch_rows<J, M>(p, at, shared + (side ^ 1) * STAGE * L::VALUES, g.first_row + next,
                              min(STAGE, g.n_rows - next));
-            copy_wait<1>();
+            cp_async_wait<1>();
         } else {
-            copy_wait<0>();
+            cp_async_wait<0>();
         }
         __syncthreads();
         for (uint32_t r = 0; r < n; r++, out += p.out_stride)
@@ -332,13 +332,13 @@ static __device__ __forceinline__ uint4 look(const void *at) {
     uint4 x;
     asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
                  : "=r"(x.x), "=r"(x.y), "=r"(x.z), "=r"(x.w)
-                 : "r"(shared_at(at)));
+                 : "r"(smem_addr(at)));
     return x;
 }
 
 static __device__ __forceinline__ uint2 look_at_two(const void *at) {
     uint2 x;
-    asm volatile("ld.shared.v2.u32 {%0, %1}, [%2];" : "=r"(x.x), "=r"(x.y) : "r"(shared_at(at)));
+    asm volatile("ld.shared.v2.u32 {%0, %1}, [%2];" : "=r"(x.x), "=r"(x.y) : "r"(smem_addr(at)));
     return x;
 }
 
@@ -493,7 +493,7 @@ static __device__ __forceinline__ void copy_state(const float *from, float *to) 
     uint32_t lane = threadIdx.x % 32;
 #pragma unroll
     for (int i = 0; i < J * M / 4; i++)
-        copy16(shared_at(to + lane * 4 + 128 * i), from + lane * 4 + 128 * i);
+        cp_async_16(smem_addr(to + lane * 4 + 128 * i), from + lane * 4 + 128 * i);
 }
 
 /* Or as many as there are. */
@@ -511,11 +511,11 @@ static __device__ __forceinline__ void fetch_state(const struct delta_params &p,
     } else if (p.is_even) {
 #pragma unroll 1
         for (uint32_t i = lane * 4; i < n; i += 128)
-            copy16(shared_at(to + i), from + i);
+            cp_async_16(smem_addr(to + i), from + i);
     } else {
 #pragma unroll 1
         for (uint32_t i = lane; i < n; i += 32)
-            copy4(shared_at(to + i), from + i);
+            cp_async_4(smem_addr(to + i), from + i);
     }
 }
 
@@ -589,7 +589,7 @@ static __device__ __forceinline__ void do_singles(const struct delta_params &p, 
     for (uint32_t i = 0; i < DELTA_STAGES; i++) {
         if (i < share.n)
             fetch_state<J, M, IS_FULL>(p, room.items + i, room.state(i));
-        copy_commit();
+        cp_async_commit();
     }
     load_taps<C, W>(p, place, n, lines);
     load_raw<C, W>(p, room.items, lines, raw);
@@ -612,17 +612,17 @@ static __device__ __forceinline__ void do_singles(const struct delta_params &p, 
             }
             load_raw<C, W>(p, x + 1, lines, raw);
         }
-        copy_wait<DELTA_STAGES - 1>();
+        cp_async_wait<DELTA_STAGES - 1>();
         __syncwarp();
         take_state<J, M, IS_FULL>(s, room.state(i), dk);
         __syncwarp();
         if (i + DELTA_STAGES < share.n)
             fetch_state<J, M, IS_FULL>(p, x + DELTA_STAGES, room.state(i));
-        copy_commit();
+        cp_async_commit();
         if (is_single)
             rule_single<J, M, IS_FULL>(p, x, s, y, out);
     }
-    copy_wait<0>();
+    cp_async_wait<0>();
     __syncthreads();
 }
 
@@ -740,7 +740,7 @@ template <int J, int M> struct few {
         for (uint32_t i = 0; i < 2; i++) {
             if (is_single[i])
                 copy_state<J, M>(state + g[i].slot * p.state_stride, own + i * STATES);
-            copy_commit();
+            cp_async_commit();
         }
         if (has_gate)
             mine.gate = gate_of(x, b, a, dt);
@@ -776,13 +776,13 @@ template <int J, int M> struct few {
             struct delta_key key = key_of<M>(p, q, k);
             uint2 gate = look_at_two(&turns[i].gate);
             float *stage = own + i % 2 * STATES;
-            copy_wait<1>();
+            cp_async_wait<1>();
             __syncwarp();
             take_state<J, M, true>(s, stage, DK);
             __syncwarp();
             if (has_raw)
                 copy_state<J, M>(state + next.slot * p.state_stride, stage);
-            copy_commit();
+            cp_async_commit();
             if (is_single) {
                 rule<J, M>(s, q, k, v, key,
                            {__uint_as_float(gate.x), __uint_as_float(gate.y), {0, 0}},
@@ -846,7 +846,7 @@ static __device__ __forceinline__ void delta_few(const struct delta_params &p) {
 #define KERNELS(WAY, J, KEY)                                                                       \
     extern "C" __global__ void __launch_bounds__(THREADS, 2)                                       \
         delta_##WAY##_##J##_##KEY(const __grid_constant__ struct delta_params p) {                 \
-        pdl_launch();                                                                              \
+        pdl_launch_dependents();                                                                   \
         delta_##WAY<J, KEY / 32>(p);                                                               \
     }
 KERNELS(many, 2, 128)

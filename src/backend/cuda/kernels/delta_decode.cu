@@ -27,7 +27,7 @@ static __device__ __forceinline__ void delta_row(const struct delta_params &p) {
         for (uint32_t i = tid; i < n; i += THREADS) {
             int c = channel_of(p, at, i);
             for (uint32_t t = 0; t < width && c >= 0; t++)
-                copy4(shared_at(ring + t * n + i), from + (uint64_t)t * p.channels + c);
+                cp_async_4(smem_addr(ring + t * n + i), from + (uint64_t)t * p.channels + c);
         }
     };
     if (p.slots == 1)
@@ -35,7 +35,7 @@ static __device__ __forceinline__ void delta_row(const struct delta_params &p) {
     for (uint32_t i = tid; i < n; i += THREADS) {
         int c = channel_of(p, at, i);
         for (uint32_t t = 0; t < width && c >= 0; t++)
-            copy4(shared_at(taps + t * n + i), p.conv + (uint64_t)c * width + t);
+            cp_async_4(smem_addr(taps + t * n + i), p.conv + (uint64_t)c * width + t);
     }
     if (is_gate)
         a = load_once(p.a + at.head), dt = load_once(p.dt + at.head);
@@ -45,7 +45,7 @@ static __device__ __forceinline__ void delta_row(const struct delta_params &p) {
     uint32_t position = p.io.segments->first_position;
     if (p.slots != 1)
         load(slot);
-    copy_commit();
+    cp_async_commit();
     float alpha = 0, beta = 0;
     if (is_gate)
         alpha = p.in[p.alpha_column + at.head], beta = p.in[p.beta_column + at.head];
@@ -54,7 +54,7 @@ static __device__ __forceinline__ void delta_row(const struct delta_params &p) {
     for (uint32_t i = tid; i < n; i += THREADS) {
         int c = channel_of(p, at, i);
         float now = c >= 0 ? p.in[c] : 0;
-        copy_wait<0>();
+        cp_async_wait<0>();
         float sum = 0;
         if (c >= 0)
             sum = convolve(
@@ -83,7 +83,7 @@ static __device__ __forceinline__ void delta_row(const struct delta_params &p) {
 #define KERNELS(J, KEY)                                                                            \
     extern "C" __global__ void __launch_bounds__(DELTA_WARPS * 32, 2)                              \
         delta_row_##J##_##KEY(const __grid_constant__ struct delta_params p) {                     \
-        pdl_launch();                                                                              \
+        pdl_launch_dependents();                                                                   \
         delta_row<J, KEY / 32>(p);                                                                 \
     }
 KERNELS(1, 128)

@@ -126,7 +126,7 @@ static __device__ void fill_row(const struct cuda_matrix &m, uint32_t token, uin
 extern "C" __global__ void __launch_bounds__(EMBED_THREADS, 2)
     embed(const __grid_constant__ struct embed_params p) {
     __shared__ uint4 shared_row;
-    pdl_launch();
+    pdl_launch_dependents();
     uint32_t part = blockIdx.x, row = blockIdx.y, angle = threadIdx.x - EMBED_FILLERS;
     bool is_filler = threadIdx.x < EMBED_FILLERS;
     double freq = !is_filler && angle < p.n_freqs ? p.freqs[angle] : 0;
@@ -156,7 +156,7 @@ extern "C" __global__ void __launch_bounds__(EMBED_THREADS, 2)
 
 extern "C" __global__ void tap(const __grid_constant__ struct tap_params p) {
     __shared__ float parts[8];
-    pdl_launch();
+    pdl_launch_dependents();
     pdl_wait(p.io);
     uint32_t i = blockIdx.x;
     if (i >= p.io.header->n_outputs)

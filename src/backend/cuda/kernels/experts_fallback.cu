@@ -120,7 +120,7 @@ template <class PRODUCT>
 static __device__ __forceinline__ void experts_in(const struct experts_in_params &p) {
     extern __shared__ __align__(16) uint8_t shared[];
     __shared__ float room[STREAM_WARPS];
-    pdl_launch();
+    pdl_launch_dependents();
     experts_in_source source(p, PRODUCT::LANE_VALUES);
     stream<PRODUCT, experts_in_source> s(source, shared);
     s.fill(source.shared_tasks);
@@ -130,7 +130,7 @@ static __device__ __forceinline__ void experts_in(const struct experts_in_params
     source.load_choice(p.choice + blockIdx.y * p.choice_stride, p.used);
     norm.load_row(p.in + blockIdx.y * p.in_stride);
     if (!is_row_there(p.io)) {
-        copy_wait<0>();
+        cp_async_wait<0>();
         return;
     }
     s.fill(source.end);
@@ -204,7 +204,7 @@ struct experts_out_source : chosen_experts {
 template <class PRODUCT>
 static __device__ __forceinline__ void experts_out(const struct experts_out_params &p) {
     extern __shared__ __align__(16) uint8_t shared[];
-    pdl_launch();
+    pdl_launch_dependents();
     experts_out_source source(p, PRODUCT::LANE_VALUES);
     stream<PRODUCT, experts_out_source> s(source, shared);
     uint32_t places = (p.routed.n ? p.used : 0) + (p.shared.n != 0), values = places * p.k;
@@ -216,7 +216,7 @@ static __device__ __forceinline__ void experts_out(const struct experts_out_para
     pdl_wait(p.io);
     source.load_choice(p.choice + blockIdx.y * p.choice_stride, p.used);
     if (!is_row_there(p.io)) {
-        copy_wait<0>();
+        cp_async_wait<0>();
         return;
     }
     const float *hidden = p.hidden + blockIdx.y * p.hidden_stride;
@@ -224,10 +224,10 @@ static __device__ __forceinline__ void experts_out(const struct experts_out_para
     /* Everything is asked for before anything is waited for; what the end needs comes beside the
      * first weights. */
     for (uint32_t i = threadIdx.x; i < source.n; i += STREAM_THREADS)
-        copy4(shared_at(parts + i), x + i);
+        cp_async_4(smem_addr(parts + i), x + i);
     for (uint32_t i = threadIdx.x; i < places; i += STREAM_THREADS)
-        copy4(shared_at(weight + i),
-              p.weight + blockIdx.y * p.weight_stride + (p.routed.n ? 0 : p.used) + i);
+        cp_async_4(smem_addr(weight + i),
+                   p.weight + blockIdx.y * p.weight_stride + (p.routed.n ? 0 : p.used) + i);
     row_copy<3> copy;
     copy.load(hidden, p.needs_int8 ? values : 0);
     s.fill(source.end);

@@ -1,11 +1,10 @@
 /* experts_gemv.cu - EXPERTS_IN and EXPERTS_OUT on tiled weights.
  *
- * A block has one row (grid y), and tasks: tiles of experts' matrices. Each warp has a ring of
- * units, as in project.cuh, with the same sums in the same order; a warp's units usually all fit
- * it, so that the whole stage is on its way at once.
- * IN: a block has pairs of tiles, gate and up, first of the shared expert, then choice by choice.
- * OUT: a block has some outputs, and their tiles of all choices; the sums over choices are added in
- * the choices' order.
+ * A block has one row (grid y), and tasks: tiles of experts' matrices. Each warp has a pipeline of
+ * kblocks, as in project.cuh, with the same sums in the same order; a warp's kblocks usually all
+ * fit it, so that the whole stage is on its way at once. IN: a block has pairs of tiles, gate and
+ * up, first of the shared expert, then choice by choice. OUT: a block has some outputs, and their
+ * tiles of all choices; the sums over choices are added in the choices' order.
  *
  * Which experts a row has is known only behind ROUTE. But ROUTE, and IN, let the next kernel begin
  * only behind their own wait. So when IN begins, all before ROUTE is over, and the row may be made
@@ -14,30 +13,31 @@
 #include "backend/cuda/kernels/project_gemv.cuh"
 #include "backend/cuda/ops/experts.h"
 
-/* ---- the ring ---------------------------------------------------------------------------------
+/* ---- the pipeline
+ * ---------------------------------------------------------------------------------
  */
 
-/* Where a task's units are. */
+/* Where a task's kblocks are. */
 struct run {
     const uint8_t *at;
-    uint32_t units, unit_bytes;
+    uint32_t kblocks, kblock_bytes;
 };
 
 static __device__ __forceinline__ struct run run_of(const struct experts_matrix &m, uint32_t plane,
                                                     uint32_t tile) {
-    return {m.data + plane * m.plane_bytes + (uint64_t)tile * m.units * m.unit_bytes, m.units,
-            m.unit_bytes};
+    return {m.data + plane * m.plane_bytes + (uint64_t)tile * m.kblocks * m.kblock_bytes, m.kblocks,
+            m.kblock_bytes};
 }
 
-static __device__ __forceinline__ void copy_unit(uint32_t slot, const uint8_t *from, uint32_t bytes,
-                                                 uint32_t barrier) {
+static __device__ __forceinline__ void copy_unit(uint32_t stage, const uint8_t *from,
+                                                 uint32_t bytes, uint32_t barrier) {
     uint32_t lane = threadIdx.x % 32;
     if constexpr (HAS_BULK) {
         if (lane == 0)
-            bulk_copy(slot, from, bytes, barrier);
+            bulk_load(stage, from, bytes, barrier);
     } else {
         for (uint32_t i = lane * 16; i < bytes; i += 512)
-            copy16(slot + i, from + i);
+            cp_async_16(stage + i, from + i);
     }
 }
 
@@ -45,70 +45,71 @@ static __device__ __forceinline__ void copy_unit(uint32_t slot, const uint8_t *f
  * EXPERTS_WARPS-th task. */
 template <class WORK> struct feeder {
     const WORK &work;
-    const struct experts_ring &ring;
+    const struct experts_ring &pipeline;
     struct run now;
-    uint32_t next, base, bars; /* the next task; addresses in shared memory */
-    uint32_t filled;           /* slots that were, as long as there are new ones */
+    uint32_t next, base, mbars; /* the next task; addresses in shared memory */
+    uint32_t filled;            /* stages that were, as long as there are new ones */
 
     __device__ __forceinline__ feeder(const WORK &w, const struct experts_ring &r, uint8_t *shared,
                                       uint32_t warp)
-        : work(w), ring(r), next(warp), filled(0) {
-        now.units = 0;
+        : work(w), pipeline(r), next(warp), filled(0) {
+        now.kblocks = 0;
         base = (uint32_t)__cvta_generic_to_shared(shared);
-        bars = base + r.bars_at + warp * r.slots * 8;
-        base += warp * r.slots * r.slot_bytes;
+        mbars = base + r.mbars_at + warp * r.stages * 8;
+        base += warp * r.stages * r.stage_bytes;
         if (HAS_BULK)
-            bulk_init_slots(bars, r.slots);
+            mbarrier_init_stages(mbars, r.stages);
     }
 
-    /* The next unit of the tasks below `limit` to a slot; false: there is none. */
-    __device__ __forceinline__ bool feed(uint32_t slot, uint32_t limit) {
-        if (now.units == 0) {
+    /* The next kblock of the tasks below `limit` to a stage; false: there is none. */
+    __device__ __forceinline__ bool feed(uint32_t stage, uint32_t limit) {
+        if (now.kblocks == 0) {
             if (next >= limit)
                 return false;
             now = work.run_of_task(next);
             next += EXPERTS_WARPS;
         }
-        copy_unit(base + slot * ring.slot_bytes, now.at, now.unit_bytes, bars + slot * 8);
-        now.at += now.unit_bytes;
-        now.units--;
+        copy_unit(base + stage * pipeline.stage_bytes, now.at, now.kblock_bytes, mbars + stage * 8);
+        now.at += now.kblock_bytes;
+        now.kblocks--;
         return true;
     }
 
     __device__ __forceinline__ void fill(uint32_t limit) {
-        while (filled < ring.slots && feed(filled, limit))
+        while (filled < pipeline.stages && feed(filled, limit))
             filled++;
     }
 
-    /* A slot's unit is there. */
-    __device__ __forceinline__ void wait(uint32_t slot, uint32_t phase) {
-        wait_bytes(bars + slot * 8, phase);
+    /* A stage's kblock is there. */
+    __device__ __forceinline__ void wait(uint32_t stage, uint32_t phase) {
+        bulk_wait(mbars + stage * 8, phase);
     }
 };
 
-/* Eats the warp's tasks. WORK also has: matrix_of(t), first_unit(t), the unit of the activations
+/* Eats the warp's tasks. WORK also has: matrix_of(t), first_unit(t), the kblock of the activations
  * that a task begins with, and put(t, row of the tile, sum). */
 template <int SET, class WORK>
 static __device__ __forceinline__ void eat(const WORK &work, struct feeder<WORK> &feeder,
                                            const uint8_t *shared, uint32_t warp,
                                            const struct acts &a) {
-    uint32_t slot = 0, phase = 0;
-    const uint8_t *units = shared + warp * feeder.ring.slots * feeder.ring.slot_bytes;
+    uint32_t stage = 0, phase = 0;
+    const uint8_t *kblocks = shared + warp * feeder.pipeline.stages * feeder.pipeline.stage_bytes;
 #pragma unroll 1
     for (uint32_t t = warp; t < work.n_tasks; t += EXPERTS_WARPS) {
         const struct experts_matrix &m = work.matrix_of(t);
         struct lane_place place = find_lane<SET>(a, m.type, m.lane_shift);
-        uint32_t x = work.first_unit(t) << m.lane_shift, last = x + (m.units << m.lane_shift);
+        uint32_t x = work.first_unit(t) << m.lane_shift, last = x + (m.kblocks << m.lane_shift);
         uint32_t type = m.type;
         float acc[1][4] = {};
 #pragma unroll 1
         for (; x < last; x += place.lanes) {
-            feeder.wait(slot, phase);
-            eat_unit<SET, 1>(type, units + slot * feeder.ring.slot_bytes, a, x, place, acc);
+            feeder.wait(stage, phase);
+            dot_kblock<SET, 1>(type, kblocks + stage * feeder.pipeline.stage_bytes, a, x, place,
+                               acc);
             __syncwarp();
-            feeder.feed(slot, work.n_tasks);
-            slot = slot + 1 == feeder.ring.slots ? 0 : slot + 1;
-            phase ^= slot == 0;
+            feeder.feed(stage, work.n_tasks);
+            stage = stage + 1 == feeder.pipeline.stages ? 0 : stage + 1;
+            phase ^= stage == 0;
         }
         float sum = task_sum<SET>(type, place, acc[0]);
         uint32_t row = find_row<SET>(type, m.lane_shift);
@@ -133,7 +134,7 @@ struct chosen {
     }
 };
 
-/* By project_magic of what n is divided by. */
+/* By fastdiv_magic of what n is divided by. */
 static __device__ __forceinline__ uint32_t quotient(uint32_t n, uint32_t magic) {
     return magic ? __umulhi(n, magic) : n;
 }
@@ -206,7 +207,7 @@ struct in_work {
     }
 
     /* Hidden value e of the block's. */
-    __device__ __forceinline__ void finish(uint32_t e, float factor) const {
+    __device__ __forceinline__ void epilogue(uint32_t e, float factor) const {
         uint32_t i = e >> p.row_shift, row = e - (i << p.row_shift), tile, place = find(i, tile);
         uint32_t n = (tile << p.row_shift) + row;
         if (n >= (place == p.used ? p.shared_width : p.routed_width))
@@ -214,27 +215,27 @@ struct in_work {
         float gate = __fmul_rn(parts[(2 * i << p.row_shift) + row], factor);
         float up = __fmul_rn(parts[(2 * i + 1 << p.row_shift) + row], factor);
         p.hidden[blockIdx.y * p.hidden_stride + (uint64_t)place * p.routed_width + n] =
-            gated(gate, up);
+            swiglu(gate, up);
     }
 };
 
 template <int SET>
 static __device__ __forceinline__ void experts_in(const struct experts_in_tiles_params &p) {
     extern __shared__ uint4 room[];
-    uint8_t *shared = (uint8_t *)room, *image = shared + p.ring.image_at;
-    float *red = (float *)(shared + p.ring.red_at);
-    uint32_t warp = uniform(threadIdx.x / 32);
-    in_work work(p, (float *)(shared + p.ring.parts_at));
-    feeder<in_work> feeder(work, p.ring, shared, warp);
+    uint8_t *shared = (uint8_t *)room, *qact = shared + p.pipeline.qact_at;
+    float *red = (float *)(shared + p.pipeline.red_at);
+    uint32_t warp = warp_uniform(threadIdx.x / 32);
+    in_work work(p, (float *)(shared + p.pipeline.partials_at));
+    feeder<in_work> feeder(work, p.pipeline, shared, warp);
     feeder.fill(work.shared_tasks());
-    struct piece weights = {};
-    struct team who = find_team(p.in);
-    prepare_early(who, p.in, weights);
+    struct col8 weights = {};
+    struct row_threads who = row_threads_of(p.in);
+    load_norm_early(who, p.in, weights);
     struct row_source source = {blockIdx.y, gridDim.y, !p.is_early};
-    prepare_quick<SET>(who, p.io, p.in, source, weights, image, red);
+    quantize_row_vec4<SET>(who, p.io, p.in, source, weights, qact, red);
     if (p.is_early)
         pdl_wait(p.io);
-    pdl_launch();
+    pdl_launch_dependents();
     work.experts.load(p.choice + blockIdx.y * p.choice_stride, p.used);
     if (!is_row_there(p.io)) {
         give_up(feeder);
@@ -242,12 +243,12 @@ static __device__ __forceinline__ void experts_in(const struct experts_in_tiles_
     }
     feeder.fill(work.n_tasks);
     __syncthreads();
-    struct acts a = acts_of(p.in, image, 0);
-    float factor = prepare_factor(p.in, red);
+    struct acts a = acts_of(p.in, qact, 0);
+    float factor = row_factor(p.in, red);
     eat<SET>(work, feeder, shared, warp, a);
     __syncthreads();
     for (uint32_t e = threadIdx.x; e < work.n_tasks / 2 << p.row_shift; e += blockDim.x)
-        work.finish(e, factor);
+        work.epilogue(e, factor);
 }
 
 /* ---- EXPERTS_OUT ------------------------------------------------------------------------------
@@ -264,9 +265,9 @@ struct out_work {
         : p(params), parts(room) {
         first_tile = blockIdx.x * p.tiles / gridDim.x;
         n_tiles = (blockIdx.x + 1) * p.tiles / gridDim.x - first_tile;
-        has_shared = p.shared.units != 0;
+        has_shared = p.shared.kblocks != 0;
         n_tasks = (p.used + has_shared) * n_tiles;
-        magic = project_magic(n_tiles);
+        magic = fastdiv_magic(n_tiles);
     }
 
     __device__ __forceinline__ uint32_t shared_tasks(void) const {
@@ -299,7 +300,7 @@ struct out_work {
 
     __device__ __forceinline__ uint32_t first_unit(uint32_t t) const {
         uint32_t tile, place = find(t, tile);
-        return place == p.used ? p.shared_first : place * p.routed.units;
+        return place == p.used ? p.shared_first : place * p.routed.kblocks;
     }
 
     __device__ __forceinline__ void put(uint32_t t, uint32_t row, float sum) const {
@@ -311,12 +312,12 @@ struct out_work {
 template <int SET>
 static __device__ __forceinline__ void experts_out(const struct experts_out_tiles_params &p) {
     extern __shared__ uint4 room[];
-    pdl_launch();
-    uint8_t *shared = (uint8_t *)room, *image = shared + p.ring.image_at;
-    float *weight = (float *)(shared + p.ring.red_at); /* (used + 1) */
-    uint32_t warp = uniform(threadIdx.x / 32), n_weights = p.used + 1;
-    out_work work(p, (float *)(shared + p.ring.parts_at));
-    feeder<out_work> feeder(work, p.ring, shared, warp);
+    pdl_launch_dependents();
+    uint8_t *shared = (uint8_t *)room, *qact = shared + p.pipeline.qact_at;
+    float *weight = (float *)(shared + p.pipeline.red_at); /* (used + 1) */
+    uint32_t warp = warp_uniform(threadIdx.x / 32), n_weights = p.used + 1;
+    out_work work(p, (float *)(shared + p.pipeline.partials_at));
+    feeder<out_work> feeder(work, p.pipeline, shared, warp);
     feeder.fill(work.shared_tasks());
     if (!p.is_early)
         pdl_wait(p.io);
@@ -332,13 +333,13 @@ static __device__ __forceinline__ void experts_out(const struct experts_out_tile
             weight[i] = __ldcg(p.weight + blockIdx.y * p.weight_stride + i);
     }
     struct row_source source = {blockIdx.y, gridDim.y, p.is_early != 0};
-    prepare_quick<SET>(find_team(p.in), p.io, p.in, source, {}, image, NULL);
+    quantize_row_vec4<SET>(row_threads_of(p.in), p.io, p.in, source, {}, qact, NULL);
     if (!is_there) {
         give_up(feeder);
         return;
     }
     __syncthreads();
-    struct acts a = acts_of(p.in, image, 0);
+    struct acts a = acts_of(p.in, qact, 0);
     eat<SET>(work, feeder, shared, warp, a);
     __syncthreads();
     for (uint32_t e = threadIdx.x; e < outputs; e += blockDim.x) {

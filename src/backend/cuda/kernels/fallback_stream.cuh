@@ -108,7 +108,7 @@ template <class PRODUCT, class SOURCE> struct stream {
 #pragma unroll
                 for (int j = 0; j < SET; j += 512)
                     if (16 * lane + j < behind)
-                        copy16(shared_at(set + j), from + j);
+                        cp_async_16(smem_addr(set + j), from + j);
             }
             if (lane == 0)
                 *(uint4 *)to = make_uint4(skew[0], skew[1], now.tag[0], now.tag[1]);
@@ -119,7 +119,7 @@ template <class PRODUCT, class SOURCE> struct stream {
         }
         slot = slot + 1 == SLOTS ? 0 : slot + 1;
         filled++;
-        copy_commit();
+        cp_async_commit();
     }
 
     /* Fills the ring as far as tasks below `limit` go. */
@@ -142,7 +142,7 @@ template <class PRODUCT, class SOURCE> struct stream {
             for (int r = 0; r < R; r++)
                 sum[0][r] = sum[1][r] = 0;
             for (uint32_t p = 0; p < n_passes; p++) {
-                copy_wait<SLOTS - 1>();
+                cp_async_wait<SLOTS - 1>();
                 __syncwarp();
                 const uint8_t *from = ring + at * SLOT;
                 head = *(const uint4 *)from;
@@ -163,7 +163,7 @@ template <class PRODUCT, class SOURCE> struct stream {
                 add_lanes<4>(sum);
             sink(head.z, head.w, unit, row, sum);
         }
-        copy_wait<0>();
+        cp_async_wait<0>();
     }
 
     template <int LANES, int R>

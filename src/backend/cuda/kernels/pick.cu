@@ -874,7 +874,7 @@ static __device__ bool is_found(const struct pick_params &p) {
 extern "C" __global__ void __launch_bounds__(PICK_THREADS, 2)
     pick(const __grid_constant__ struct pick_params p) {
     __shared__ struct bins bins;
-    pdl_launch();
+    pdl_launch_dependents();
     pdl_wait(p.io);
     if (p.head_best && is_found(p)) {
         if (blockIdx.x == 0)

@@ -9,7 +9,7 @@
 #include "backend/cuda/ops/project_fallback.h"
 
 static __device__ __forceinline__ uint32_t rows_of(const struct rows_prepare_params &p) {
-    return p.is_head ? p.io.header->n_outputs : p.io.header->n_rows;
+    return p.is_lm_head ? p.io.header->n_outputs : p.io.header->n_rows;
 }
 
 /* ---- prologues ------------------------------------------------------------------------------- */
@@ -39,10 +39,10 @@ static __device__ __forceinline__ void sigmoid_gate(const struct rows_prepare_pa
 
 /* Row r of those there are, by the block. The norm's weights are loaded; to.y is there but for a
  * norm or none. */
-static __device__ __forceinline__ void prepare_row(const struct rows_prepare_params &p, uint32_t r,
-                                                   row_norm &norm, const row_places &to,
-                                                   float *room) {
-    uint32_t from = p.is_head ? p.io.outputs[r].row : r;
+static __device__ __forceinline__ void quantize_row(const struct rows_prepare_params &p, uint32_t r,
+                                                    row_norm &norm, const row_places &to,
+                                                    float *room) {
+    uint32_t from = p.is_lm_head ? p.io.outputs[r].row : r;
     const float *x = p.in + from * p.in_stride, *gate = p.gate + from * p.gate_row_stride;
     row_copy<2> copy;
     switch (p.prologue) {
@@ -69,7 +69,7 @@ static __device__ __forceinline__ void prepare_row(const struct rows_prepare_par
 extern "C" __global__ void __launch_bounds__(STREAM_THREADS)
     rows_prepare(const __grid_constant__ struct rows_prepare_params p) {
     __shared__ float room[STREAM_WARPS];
-    pdl_launch();
+    pdl_launch_dependents();
     row_norm norm;
     norm.load_weights(p.norm, p.prologue == ROWS_NORM ? p.k : 0);
     pdl_wait(p.io);
@@ -81,7 +81,7 @@ extern "C" __global__ void __launch_bounds__(STREAM_THREADS)
         to.q = p.to.q + r * act_stride(p.k);
         to.runs = (float2 *)p.to.runs + r * (act_stride(p.k) / 16);
     }
-    prepare_row(p, (uint32_t)r, norm, to, room);
+    quantize_row(p, (uint32_t)r, norm, to, room);
 }
 
 /* ---- products -------------------------------------------------------------------------------- */
@@ -201,9 +201,9 @@ static __device__ __forceinline__ act_rows project_acts(const struct project_row
     int8_t *q = (int8_t *)(shared + (k + 3) / 4 * 16);
     float2 *runs = (float2 *)(q + act_stride(k));
     if (n)
-        prepare_row(p.prepare, 0, norm,
-                    row_places{x, p.prepare.needs_int8 ? q : NULL, runs, p.prepare.act_group},
-                    room);
+        quantize_row(p.prepare, 0, norm,
+                     row_places{x, p.prepare.needs_int8 ? q : NULL, runs, p.prepare.act_group},
+                     room);
     __syncthreads();
     a.x = x, a.q = q, a.runs = runs;
     return a;
@@ -213,7 +213,7 @@ template <class PRODUCT, bool IS_ONE>
 static __device__ __forceinline__ void project_rows(const struct project_rows_params &p) {
     extern __shared__ __align__(16) uint8_t shared[];
     __shared__ float room[STREAM_WARPS];
-    pdl_launch();
+    pdl_launch_dependents();
     project_source source(p, PRODUCT::LANE_VALUES);
     stream<PRODUCT, project_source> s(source, shared);
     s.fill(source.end);
@@ -228,7 +228,7 @@ static __device__ __forceinline__ void project_rows(const struct project_rows_pa
         project_groups<4>(s, a);
     else
         project_groups<PRODUCT::IS_INT8 ? 8 : 4>(s, a);
-    copy_wait<0>();
+    cp_async_wait<0>();
 }
 
 /* For plans of one row, two blocks an SM, so that neighbouring kernels overlap; for plans of more.

@@ -1,5 +1,5 @@
-/* project_gemm_kblock.cuh - a unit of a strip against 8 NT rows of activations, on tensor cores:
- * what project_many.cu's warps do most of the time. */
+/* project_gemm_kblock.cuh - a kblock of a m16_tile against 8 NT rows of activations, on tensor
+ * cores: what project_many.cu's warps do most of the time. */
 #ifndef BACKEND_CUDA_KERNELS_PROJECT_GEMM_KBLOCK_CUH
 #define BACKEND_CUDA_KERNELS_PROJECT_GEMM_KBLOCK_CUH
 
@@ -70,52 +70,53 @@ struct many_acts {
     uint32_t pitch;   /* from 8 rows to the next 8 */
     uint32_t scales;  /* of rows 2 j and 2 j + 1, from the start of shared memory */
     uint32_t sums;    /* of row g, columns 32 j... */
-    uint32_t rows;    /* of the image */
+    uint32_t rows;    /* of the qact */
     uint32_t shift;   /* 128 columns have 1 << shift scales */
 };
 
-/* Of a band of the image, the i-th in shared memory; row: the warp's first. */
+/* Of a k_slab of the qact, the i-th in shared memory; row: the warp's first. */
 static __device__ __forceinline__ struct many_acts acts_of(const struct many_params &m, uint32_t i,
                                                            uint32_t row) {
     extern __shared__ uint4 shared[];
-    const struct many_image &e = m.images;
+    const struct many_image &e = m.qacts;
     uint32_t lane = fresh_lane(), pitch = (1u << e.band_shift) + 16;
-    uint32_t band = m.p.image_at + i * e.band_bytes;
+    uint32_t k_slab = m.p.qact_at + i * e.band_bytes;
     struct many_acts a;
-    a.numbers = shared_at(shared) + band + (row + lane % 8) * pitch + lane / 8 * 16;
+    a.numbers = smem_addr(shared) + k_slab + (row + lane % 8) * pitch + lane / 8 * 16;
     a.pitch = 8 * pitch;
-    a.scales = band + e.scales_at + row * 4 + lane % 4 * 8;
-    a.sums = band + e.sums_at + row * 16 + lane * 4;
+    a.scales = k_slab + e.scales_at + row * 4 + lane % 4 * 8;
+    a.sums = k_slab + e.sums_at + row * 16 + lane * 4;
     a.rows = e.rows;
     a.shift = e.group == 128 ? 0 : 2;
     return a;
 }
 
-/* Where a lane finds its part of a strip's units: for rows g and g + 8 the tile's unit, from the
- * start of a slot, and the row there, which is the number of the lane that owns its first columns.
+/* Where a lane finds its part of a m16_tile's kblocks: for rows g and g + 8 the tile's kblock, from
+ * the start of a stage, and the row there, which is the number of the lane that owns its first
+ * columns.
  */
 struct many_view {
-    uint32_t matrix; /* for load_matrices, from the start of a slot */
-    uint32_t unit[2], row[2];
+    uint32_t matrix; /* for load_matrices, from the start of a stage */
+    uint32_t kblock[2], row[2];
     uint32_t rows; /* T: so many lanes on are the row's next columns */
 };
 
-static __device__ __forceinline__ struct many_view view_of(uint32_t rows, uint32_t slot_bytes) {
+static __device__ __forceinline__ struct many_view view_of(uint32_t rows, uint32_t stage_bytes) {
     uint32_t lane = fresh_lane(), g = lane / 4, half = lane / 8 % 2, r = lane % 8;
     struct many_view v;
     v.rows = rows;
     v.matrix = lane / 16 * 512; /* matrices 2 and 3 are of the next piece */
     if (rows == 16) {
         v.matrix += (half * 8 + r) * 16;
-        v.unit[0] = v.unit[1] = 0;
+        v.kblock[0] = v.kblock[1] = 0;
         v.row[0] = g, v.row[1] = g + 8;
     } else if (rows == 8) {
-        v.matrix += half * slot_bytes + r * 16;
-        v.unit[0] = 0, v.unit[1] = slot_bytes;
+        v.matrix += half * stage_bytes + r * 16;
+        v.kblock[0] = 0, v.kblock[1] = stage_bytes;
         v.row[0] = v.row[1] = g;
     } else {
-        v.matrix += (half * 2 + r / 4) * slot_bytes + r % 4 * 16;
-        v.unit[0] = g / 4 * slot_bytes, v.unit[1] = v.unit[0] + 2 * slot_bytes;
+        v.matrix += (half * 2 + r / 4) * stage_bytes + r % 4 * 16;
+        v.kblock[0] = g / 4 * stage_bytes, v.kblock[1] = v.kblock[0] + 2 * stage_bytes;
         v.row[0] = v.row[1] = g % 4;
     }
     return v;
@@ -133,17 +134,17 @@ template <int TYPE> struct many_places {
     uint32_t d[2];      /* a pair of groups further: `rows` on */
     uint32_t rows;
 
-    __device__ __forceinline__ many_places(const struct many_view &v, uint32_t slot,
+    __device__ __forceinline__ many_places(const struct many_view &v, uint32_t stage,
                                            uint32_t address) {
         matrix = address + v.matrix;
         rows = v.rows;
 #pragma unroll
         for (int i = 0; i < 2; i++) {
-            uint32_t unit = slot + v.unit[i];
-            scales[i] = unit + v.row[i] * SCALE;
-            mins[i] = unit + v.row[i] * 2;
-            more[i] = unit + v.row[i] * 16;
-            d[i] = unit + v.row[i] * D;
+            uint32_t kblock = stage + v.kblock[i];
+            scales[i] = kblock + v.row[i] * SCALE;
+            mins[i] = kblock + v.row[i] * 2;
+            more[i] = kblock + v.row[i] * 16;
+            d[i] = kblock + v.row[i] * D;
         }
     }
 
@@ -178,7 +179,7 @@ static __device__ __forceinline__ int signed_byte(uint32_t v, uint32_t i) {
     return r;
 }
 
-/* Integers of the strip against 8 rows, scaled: those of row g by a, of row g + 8 by b. */
+/* Integers of the m16_tile against 8 rows, scaled: those of row g by a, of row g + 8 by b. */
 static __device__ __forceinline__ void add_scaled(int (&sum)[4], const int (&c)[4], int a, int b) {
     sum[0] += a * c[0];
     sum[1] += a * c[1];
@@ -195,7 +196,7 @@ static __device__ __forceinline__ uint32_t min_pair(uint32_t scales, uint32_t mi
     return *reinterpret_cast<uint32_t *>(&h);
 }
 
-/* 128 columns, numbered x among those of the band. */
+/* 128 columns, numbered x among those of the k_slab. */
 template <int TYPE, int NT>
 static __device__ __forceinline__ void many_q4(const struct many_places<TYPE> &v,
                                                const struct many_acts &a, uint32_t x,
@@ -212,7 +213,7 @@ static __device__ __forceinline__ void many_q4(const struct many_places<TYPE> &v
         pairs[i] = min_pair(scales[i], mins);
         scales[i] &= 0x3f3f3f3fu;
         if (IS_5)
-            bits[i] = peek<uint4>(v.more[i] + TILE_MORE);
+            bits[i] = peek<uint4>(v.more[i] + TILE_HIGH_BITS);
     }
 #pragma unroll
     for (int two = 0; two < 2; two++) {
@@ -256,7 +257,7 @@ static __device__ __forceinline__ void many_q4(const struct many_places<TYPE> &v
     }
 }
 
-/* As eat_q6, numbers are four times what they should be. */
+/* As dot_q6, numbers are four times what they should be. */
 template <int NT>
 static __device__ __forceinline__ void many_q6(const struct many_places<IS_Q6_K> &v,
                                                const struct many_acts &a, uint32_t x,
@@ -271,8 +272,8 @@ static __device__ __forceinline__ void many_q6(const struct many_places<IS_Q6_K>
     for (int two = 0; two < 2; two++) {
         uint32_t w[4], b[NT][4];
         load_matrices(w, v.matrix + two * 1024);
-        uint4 one = peek<uint4>(v.more[0] + TILE_MORE + two * 512);
-        uint4 other = peek<uint4>(v.more[1] + TILE_MORE + two * 512);
+        uint4 one = peek<uint4>(v.more[0] + TILE_HIGH_BITS + two * 512);
+        uint4 other = peek<uint4>(v.more[1] + TILE_HIGH_BITS + two * 512);
 #pragma unroll
         for (int t = 0; t < NT; t++)
             load_matrices(b[t], a.numbers + t * a.pitch + x * 128 + two * 64);
@@ -319,7 +320,7 @@ static __device__ __forceinline__ void many_q8(const struct many_places<IS_Q8_0>
     uint32_t w[2][4];
 #pragma unroll
     for (int i = 0; i < 2; i++) {
-        d[i] = halves(peek<uint32_t>(v.scales[i] + TILE_MORE));
+        d[i] = half2_to_float2(peek<uint32_t>(v.scales[i] + TILE_HIGH_BITS));
         load_matrices(w[i], v.matrix + i * 1024);
     }
 #pragma unroll
@@ -350,7 +351,7 @@ static __device__ __forceinline__ void load_d(const struct many_places<TYPE> &v,
         if (TYPE == IS_Q6_K)
             d[i].x = __half2float(peek<__half>(v.d[i] + TILE_Q6_D));
         else if (TYPE != IS_Q8_0)
-            d[i] = halves(peek<uint32_t>(
+            d[i] = half2_to_float2(peek<uint32_t>(
                 v.d[i] + (TYPE == IS_Q5_K ? TILE_Q5_SCALES : TILE_Q4_SCALES) + TILE_D));
     }
 }
@@ -367,7 +368,7 @@ static __device__ __forceinline__ void many_group(const struct many_places<TYPE>
         many_q4<TYPE, NT>(v, a, x, d, out);
 }
 
-/* A unit of a strip; x: its first group among those of the band. Groups are added as a tree:
+/* A kblock of a m16_tile; x: its first group among those of the k_slab. Groups are added as a tree:
  * neighbours, pairs, and pairs of pairs where there are eight: then the first two pairs wait in
  * memory, since registers are few. -0 changes nothing that is added to it. */
 template <int TYPE, int NT>
@@ -412,16 +413,16 @@ many_unit(struct many_places<TYPE> v, const struct many_acts &a, uint32_t x, flo
 
 template <int SET, int NT>
 static __device__ __forceinline__ void
-many_unit_of(uint32_t type, const struct many_view &v, uint32_t slot, uint32_t address,
+many_unit_of(uint32_t type, const struct many_view &v, uint32_t stage, uint32_t address,
              const struct many_acts &a, uint32_t x, float (&acc)[NT][4]) {
     if (SET == IS_Q4_K || (SET & IS_Q4_K && type == IS_Q4_K))
-        many_unit<IS_Q4_K, NT>({v, slot, address}, a, x, acc);
+        many_unit<IS_Q4_K, NT>({v, stage, address}, a, x, acc);
     else if (SET == IS_Q6_K || (SET & IS_Q6_K && type == IS_Q6_K))
-        many_unit<IS_Q6_K, NT>({v, slot, address}, a, x, acc);
+        many_unit<IS_Q6_K, NT>({v, stage, address}, a, x, acc);
     else if (SET == IS_Q8_0 || (SET & IS_Q8_0 && type == IS_Q8_0))
-        many_unit<IS_Q8_0, NT>({v, slot, address}, a, x, acc);
+        many_unit<IS_Q8_0, NT>({v, stage, address}, a, x, acc);
     else if (SET & IS_Q5_K)
-        many_unit<IS_Q5_K, NT>({v, slot, address}, a, x, acc);
+        many_unit<IS_Q5_K, NT>({v, stage, address}, a, x, acc);
 }
 
 #endif

@@ -1,15 +1,16 @@
 /* project_gemv.cuh - the product of tiled weights with R rows of activations.
  *
- * out[r][n] = finish(factor[r] * sum over k of w[n][k] * a[r][k])
+ * out[r][n] = epilogue(factor[r] * sum over k of w[n][k] * a[r][k])
  *
- * A warp has a ring of units in shared memory, which is filled by asynchronous copies and read 16
- * bytes at a time. The ring is filled before the wait for the step's earlier kernels: so the memory
- * is busy while this stage waits for its input and makes it ready. But a warp asks for its second
- * unit only when the first is there: the stage before this one reads its activations at that time,
- * and they would queue behind all that was asked for. All weights are read once for R rows.
+ * A warp has a pipeline of kblocks in shared memory, which is filled by asynchronous copies and
+ * read 16 bytes at a time. The pipeline is filled before the wait for the step's earlier kernels:
+ * so the memory is busy while this stage waits for its input and makes it ready. But a warp asks
+ * for its second kblock only when the first is there: the stage before this one reads its
+ * activations at that time, and they would queue behind all that was asked for. All weights are
+ * read once for R rows.
  *
- * The order of a sum, which every kernel must keep, of a task (tile, K slice). Types that meet int8
- * activations: unit by unit a lane has the sum v of its span, as eat_* below:
+ * The order of a sum, which every kernel must keep, of a task (tile, K split). Types that meet int8
+ * activations: kblock by kblock a lane has the sum v of its span, as eat_* below:
  *
  *   Q4_K, Q5_K  I += scale * dot, M += min * sum: integers, over its four pieces of 32 columns;
  *               t = d * I, t = fma(-dmin, M, t), v = as * t, as: the activations' scale
@@ -19,10 +20,10 @@
  * (Beside K-quants Q8_0's two scales `as` are the same, that of 128 columns.) Then the lanes that
  * share the row are added, l with l ^ T, ^ 2 T, ... below 32, and that to the sum so far, from 0.
  *
- * Types that meet f32 activations: a lane adds its spans column by column, unit by unit; at the end
- * the lanes that share a row are added, neighbours first: l with l ^ 1, ^ 2, ^ 4, ...
+ * Types that meet f32 activations: a lane adds its spans column by column, kblock by kblock; at the
+ * end the lanes that share a row are added, neighbours first: l with l ^ 1, ^ 2, ^ 4, ...
  *
- * Then the slices, from the first on, beginning with 0. Then the factor, the bias, and what FINISH
+ * Then the splits, from the first on, beginning with 0. Then the factor, the bias, and what FINISH
  * says. */
 #ifndef BACKEND_CUDA_KERNELS_PROJECT_GEMV_CUH
 #define BACKEND_CUDA_KERNELS_PROJECT_GEMV_CUH
@@ -32,41 +33,41 @@
 /* ---- asynchronous copies ----------------------------------------------------------------------
  */
 
-/* All but the latest slots - 1 groups are there. */
-static __device__ __forceinline__ void copy_wait_slots(uint32_t slots) {
-    if (slots == 2)
-        copy_wait<1>();
-    else if (slots == 3)
-        copy_wait<2>();
-    else if (slots == 4)
-        copy_wait<3>();
+/* All but the latest stages - 1 groups are there. */
+static __device__ __forceinline__ void cp_async_wait_stages(uint32_t stages) {
+    if (stages == 2)
+        cp_async_wait<1>();
+    else if (stages == 3)
+        cp_async_wait<2>();
+    else if (stages == 4)
+        cp_async_wait<3>();
     else
-        copy_wait<5>();
+        cp_async_wait<5>();
 }
 
-/* Units by the copy engine: one request a unit, which leaves the lanes' own way to memory free for
- * the activations. A barrier a slot says when it is there. */
+/* Units by the copy engine: one request a kblock, which leaves the lanes' own way to memory free
+ * for the activations. A barrier a stage says when it is there. */
 #if __CUDA_ARCH__ >= 900
 #define HAS_BULK true
 #else
 #define HAS_BULK false
 #endif
 
-static __device__ __forceinline__ void bulk_init(uint32_t barrier) {
+static __device__ __forceinline__ void mbarrier_init(uint32_t barrier) {
 #if __CUDA_ARCH__ >= 900
     asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"(barrier) : "memory");
 #endif
 }
 
-static __device__ __forceinline__ void bulk_init_done(void) {
+static __device__ __forceinline__ void mbarrier_init_fence(void) {
 #if __CUDA_ARCH__ >= 900
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
 #endif
 }
 
 /* By one lane; below 9.0, where there is no such engine, by its own copies. */
-static __device__ __forceinline__ void copy_bytes(uint32_t to, const uint8_t *from, uint32_t bytes,
-                                                  uint32_t barrier) {
+static __device__ __forceinline__ void cp_async_bulk(uint32_t to, const uint8_t *from,
+                                                     uint32_t bytes, uint32_t barrier) {
 #if __CUDA_ARCH__ >= 900
     asm volatile(
         "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, "
@@ -75,33 +76,33 @@ static __device__ __forceinline__ void copy_bytes(uint32_t to, const uint8_t *fr
         : "memory");
 #else
     for (uint32_t i = 0; i < bytes; i += 16)
-        copy16(to + i, from + i);
+        cp_async_16(to + i, from + i);
 #endif
 }
 
-static __device__ __forceinline__ void bulk_copy(uint32_t to, const uint8_t *from, uint32_t bytes,
+static __device__ __forceinline__ void bulk_load(uint32_t to, const uint8_t *from, uint32_t bytes,
                                                  uint32_t barrier) {
-    expect_bytes(barrier, bytes);
-    copy_bytes(to, from, bytes, barrier);
+    mbarrier_expect_tx(barrier, bytes);
+    cp_async_bulk(to, from, bytes, barrier);
 }
 
 /* All that a barrier waits for is there; below 9.0, all that the lanes themselves have copied. */
-static __device__ __forceinline__ void wait_bytes(uint32_t barrier, uint32_t phase) {
+static __device__ __forceinline__ void bulk_wait(uint32_t barrier, uint32_t phase) {
 #if __CUDA_ARCH__ >= 900
-    signal_wait(barrier, phase);
+    mbarrier_wait(barrier, phase);
 #else
     asm volatile("cp.async.wait_all;" ::: "memory");
     __syncwarp();
 #endif
 }
 
-/* A warp's barriers, one a slot. */
-static __device__ __forceinline__ void bulk_init_slots(uint32_t bars, uint32_t slots) {
+/* A warp's barriers, one a stage. */
+static __device__ __forceinline__ void mbarrier_init_stages(uint32_t mbars, uint32_t stages) {
     if (threadIdx.x % 32 == 0) {
 #pragma unroll 1
-        for (uint32_t i = 0; i < slots; i++)
-            bulk_init(bars + i * 8);
-        bulk_init_done();
+        for (uint32_t i = 0; i < stages; i++)
+            mbarrier_init(mbars + i * 8);
+        mbarrier_init_fence();
     }
     __syncwarp();
 }
@@ -110,10 +111,10 @@ static __device__ __forceinline__ void bulk_init_slots(uint32_t bars, uint32_t s
  */
 
 struct task {
-    uint32_t segment, tile, slice;
+    uint32_t segment, tile, split;
 };
 
-/* Task t of a block: tile by tile, a tile's slices side by side. */
+/* Task t of a block: tile by tile, a tile's splits side by side. */
 static __device__ __forceinline__ bool find_task(const struct project_params &p, uint32_t t,
                                                  struct task &out) {
     uint32_t begin = p.bounds[blockIdx.x], end = p.bounds[blockIdx.x + 1];
@@ -121,12 +122,12 @@ static __device__ __forceinline__ bool find_task(const struct project_params &p,
     for (uint32_t i = 0; i < p.n_segments; i++) {
         const struct project_segment &s = p.segments[i];
         uint32_t first = max(begin, s.first_tile), last = min(end, s.first_tile + s.n_tiles);
-        uint32_t n = last > first ? (last - first) * s.slices : 0;
+        uint32_t n = last > first ? (last - first) * s.splits : 0;
         if (t < n) {
-            uint32_t tile = t * s.slice_magic >> 16;
+            uint32_t tile = t * s.split_fastdiv >> 16;
             out.segment = i;
             out.tile = first - s.first_tile + tile;
-            out.slice = t - tile * s.slices;
+            out.split = t - tile * s.splits;
             return true;
         }
         t -= n;
@@ -141,101 +142,101 @@ static __device__ __forceinline__ uint32_t count_tasks(const struct project_para
     for (uint32_t i = 0; i < p.n_segments; i++) {
         const struct project_segment &s = p.segments[i];
         uint32_t first = max(begin, s.first_tile), last = min(end, s.first_tile + s.n_tiles);
-        n += last > first ? (last - first) * s.slices : 0;
+        n += last > first ? (last - first) * s.splits : 0;
     }
     return n;
 }
 
-static __device__ __forceinline__ uint32_t task_units(const struct project_segment &s,
-                                                      uint32_t slice) {
-    return s.slice_units + (slice < s.slice_more);
+static __device__ __forceinline__ uint32_t task_kblocks(const struct project_segment &s,
+                                                        uint32_t split) {
+    return s.split_kblocks + (split < s.split_extra);
 }
 
 static __device__ __forceinline__ uint32_t task_first(const struct project_segment &s,
-                                                      uint32_t slice) {
-    return slice * s.slice_units + min(slice, (uint32_t)s.slice_more);
+                                                      uint32_t split) {
+    return split * s.split_kblocks + min(split, (uint32_t)s.split_extra);
 }
 
 /* What a warp loads next. */
 struct loader {
     const uint8_t *at; /* this lane's */
-    uint32_t left;     /* units of the task */
+    uint32_t left;     /* kblocks of the task */
     uint32_t task;     /* the next one */
     uint32_t n_tasks;  /* of the block */
-    uint32_t bytes;    /* of a unit */
+    uint32_t bytes;    /* of a kblock */
 };
 
-/* slot, barrier: addresses in shared memory. */
+/* stage, barrier: addresses in shared memory. */
 template <int SET, bool IS_BULK>
-static __device__ __forceinline__ void load_unit(const struct project_params &p, struct loader &l,
-                                                 uint32_t slot, uint32_t barrier) {
-    constexpr uint32_t BYTES = SET == IS_Q4_K   ? TILE_UNIT_Q4_K
-                               : SET == IS_Q6_K ? TILE_UNIT_Q6_K
-                               : SET == IS_Q8_0 ? TILE_UNIT_Q8_0
+static __device__ __forceinline__ void load_kblock(const struct project_params &p, struct loader &l,
+                                                   uint32_t stage, uint32_t barrier) {
+    constexpr uint32_t BYTES = SET == IS_Q4_K   ? TILE_KBLOCK_Q4_K
+                               : SET == IS_Q6_K ? TILE_KBLOCK_Q6_K
+                               : SET == IS_Q8_0 ? TILE_KBLOCK_Q8_0
                                : SET & (IS_Q4_K | IS_Q5_K | IS_Q6_K | IS_Q8_0)
                                    ? 0 /* known only when it runs */
-                                   : TILE_UNIT_FLOAT;
+                                   : TILE_KBLOCK_FLOAT;
     struct task t;
     uint32_t lane = threadIdx.x % 32;
     if (l.left == 0 && l.task < l.n_tasks) {
         find_task(p, l.task, t);
         const struct project_segment &s = p.segments[t.segment];
-        l.left = task_units(s, t.slice);
-        l.bytes = s.unit_bytes;
+        l.left = task_kblocks(s, t.split);
+        l.bytes = s.kblock_bytes;
         l.at = s.data +
-               ((uint64_t)t.tile * s.units + task_first(s, t.slice)) * (BYTES ? BYTES : l.bytes) +
+               ((uint64_t)t.tile * s.kblocks + task_first(s, t.split)) * (BYTES ? BYTES : l.bytes) +
                (IS_BULK ? 0 : lane * 16);
-        l.task += p.ring_warps;
+        l.task += p.task_warps;
     }
     uint32_t bytes = BYTES ? BYTES : l.bytes;
     if (IS_BULK) {
         if (l.left) {
             if (lane == 0)
-                bulk_copy(slot, l.at, bytes, barrier);
+                bulk_load(stage, l.at, bytes, barrier);
             l.at += bytes;
             l.left--;
         }
         return;
     }
     if (l.left) {
-        slot += lane * 16;
+        stage += lane * 16;
 #pragma unroll
         for (uint32_t i = 0; i < 4; i++)
-            copy16(slot + i * 512, l.at + i * 512);
+            cp_async_16(stage + i * 512, l.at + i * 512);
 #pragma unroll
         for (uint32_t i = 4; i < 7; i++)
             if ((!BYTES || i * 512 < BYTES) && lane * 16 + i * 512 < bytes)
-                copy16(slot + i * 512, l.at + i * 512);
+                cp_async_16(stage + i * 512, l.at + i * 512);
         l.at += bytes;
         l.left--;
     }
-    copy_commit();
+    cp_async_commit();
 }
 
-/* The first units of a warp. */
+/* The first kblocks of a warp. */
 template <int SET, bool IS_BULK>
-static __device__ __forceinline__ void fill_ring(const struct project_params &p, struct loader &l,
-                                                 uint32_t ring, uint32_t bars) {
+static __device__ __forceinline__ void
+fill_pipeline(const struct project_params &p, struct loader &l, uint32_t pipeline, uint32_t mbars) {
     if (IS_BULK)
-        bulk_init_slots(bars, p.slots);
+        mbarrier_init_stages(mbars, p.stages);
 #pragma unroll 1
-    for (uint32_t i = 0; i < p.slots; i++) {
+    for (uint32_t i = 0; i < p.stages; i++) {
         if (i && (l.left || l.task < l.n_tasks)) {
             if (IS_BULK)
-                signal_wait(bars + i * 8 - 8, 0);
+                mbarrier_wait(mbars + i * 8 - 8, 0);
             else
-                copy_wait<0>();
+                cp_async_wait<0>();
         }
-        load_unit<SET, IS_BULK>(p, l, ring + i * p.slot_bytes, bars + i * 8);
+        load_kblock<SET, IS_BULK>(p, l, pipeline + i * p.stage_bytes, mbars + i * 8);
     }
 }
 
-/* ---- units against activations ----------------------------------------------------------------
+/* ---- kblocks against activations ----------------------------------------------------------------
  */
 
-/* Activations in shared memory, as project.h has their images. */
+/* Activations in shared memory, as project.h has their qacts. */
 struct acts {
-    uint32_t image;     /* an address in shared memory */
+    uint32_t qact;      /* an address in shared memory */
     uint32_t stride;    /* from row to row */
     uint32_t planes[5]; /* where they begin; the others are as far from the fifth */
     uint32_t sums_at;   /* of the numbers */
@@ -245,9 +246,9 @@ struct acts {
 /* The compiler must not see that the planes are multiples of one number: it would then add that for
  * every piece that is read. */
 static __device__ __forceinline__ struct acts acts_of(const struct project_input &in,
-                                                      const uint8_t *image, uint32_t stride) {
+                                                      const uint8_t *qact, uint32_t stride) {
     struct acts a = {};
-    a.image = shared_at(image);
+    a.qact = smem_addr(qact);
     a.stride = stride;
 #pragma unroll
     for (int j = 1; j < 5; j++)
@@ -255,7 +256,7 @@ static __device__ __forceinline__ struct acts acts_of(const struct project_input
             : "=r"(a.planes[j])
             : "r"(a.planes[j - 1]), "r"(project_plane(in.k) * 16));
     a.sums_at = project_sums_at(in.k);
-    a.f32 = image + (in.wants_int8 ? project_int8_bytes(in.k) : 0);
+    a.f32 = qact + (in.wants_int8 ? project_int8_bytes(in.k) : 0);
     return a;
 }
 
@@ -295,15 +296,15 @@ static __device__ __forceinline__ uint32_t word(uint4 v, int i) {
     return i == 0 ? v.x : i == 1 ? v.y : i == 2 ? v.z : v.w;
 }
 
-static __device__ __forceinline__ float2 halves(uint32_t v) {
+static __device__ __forceinline__ float2 half2_to_float2(uint32_t v) {
     return __half22float2(*reinterpret_cast<__half2 *>(&v));
 }
 
-/* Where a lane is in the units of its task. */
+/* Where a lane is in the kblocks of its task. */
 struct lane_place {
     uint32_t lanes; /* so many share a row */
     uint32_t place; /* among them */
-    uint32_t d;     /* int8: where in a unit's words d of its block of 256 columns is, in bytes */
+    uint32_t d;     /* int8: where in a kblock's words d of its block of 256 columns is, in bytes */
     uint32_t acts;  /* int8: of 128 columns a lane, where the tile's first ones lie */
 };
 
@@ -319,7 +320,7 @@ static __device__ __forceinline__ struct lane_place find_lane(const struct acts 
     if (!is_int8<SET>(type))
         return {lanes, lane & (lanes - 1), 0, 0};
     uint32_t place = lane >> row_shift, row = lane & ((1u << row_shift) - 1);
-    return {lanes, place, (place / 2 << row_shift | row) * 4, a.image + place * 16};
+    return {lanes, place, (place / 2 << row_shift | row) * 4, a.qact + place * 16};
 }
 
 /* v + w where lanes > MORE. No branch, behind which nothing else could go on, and no copies. */
@@ -342,8 +343,8 @@ static __device__ __forceinline__ float add_lanes(float v, uint32_t lanes) {
     return __fadd_rn(v, __shfl_xor_sync(~0u, v, 16));
 }
 
-/* Of int8 types acc[r][0] is the row's sum so far, and acc[r][1] the lane's of the latest unit: it
- * is added while the next one's first numbers are on their way. */
+/* Of int8 types acc[r][0] is the row's sum so far, and acc[r][1] the lane's of the latest kblock:
+ * it is added while the next one's first numbers are on their way. */
 template <int R>
 static __device__ __forceinline__ void add_unit(const struct lane_place &at, float (&acc)[R][4]) {
 #pragma unroll
@@ -362,24 +363,24 @@ static __device__ __forceinline__ float less_least(float2 d, int sum, int least)
     return __fmaf_rn(-d.y, (float)least, __fmul_rn(d.x, (float)sum));
 }
 
-/* A unit's lanes have columns 128 (x + place)... . */
+/* A kblock's lanes have columns 128 (x + place)... . */
 template <int R, bool IS_5>
-static __device__ __forceinline__ void eat_q4(const uint8_t *slot, const struct acts &a,
+static __device__ __forceinline__ void dot_q4(const uint8_t *stage, const struct acts &a,
                                               const struct lane_place &at, uint32_t x,
                                               float (&acc)[R][4]) {
     uint32_t lane = threadIdx.x % 32, from = at.acts + x * 16;
-    const uint8_t *scales = slot + (IS_5 ? TILE_Q5_SCALES : TILE_Q4_SCALES);
+    const uint8_t *scales = stage + (IS_5 ? TILE_Q5_SCALES : TILE_Q4_SCALES);
     uint32_t s = ((const uint32_t *)scales)[lane];
     uint32_t n = ((const uint16_t *)(scales + TILE_MINS))[lane];
     uint32_t dd = *(const uint32_t *)(scales + TILE_D + at.d);
-    uint4 more = IS_5 ? ((const uint4 *)(slot + TILE_MORE))[lane] : make_uint4(0, 0, 0, 0);
+    uint4 more = IS_5 ? ((const uint4 *)(stage + TILE_HIGH_BITS))[lane] : make_uint4(0, 0, 0, 0);
     uint32_t min = (n & 0x0f0fu) | (n << 12 & 0x0f0f0000u) | (s >> 2 & 0x30303030u);
-    float2 d = halves(dd);
+    float2 d = half2_to_float2(dd);
     int sum[R] = {};
     add_unit<R>(at, acc);
 #pragma unroll
     for (int i = 0; i < 4; i++) {
-        uint4 w = ((const uint4 *)slot)[i * 32 + lane];
+        uint4 w = ((const uint4 *)stage)[i * 32 + lane];
         uint32_t lo[4], hi[4], h = word(more, i);
         int scale = (int)__byte_perm(s & 0x3f3f3f3fu, 0, 0x4440 + i);
 #pragma unroll
@@ -415,18 +416,18 @@ static __device__ __forceinline__ void eat_q4(const uint8_t *slot, const struct 
 
 /* Numbers are brought into a byte's upper 6 bits, so sums are four times what they should be. */
 template <int R>
-static __device__ __forceinline__ void eat_q6(const uint8_t *slot, const struct acts &a,
+static __device__ __forceinline__ void dot_q6(const uint8_t *stage, const struct acts &a,
                                               const struct lane_place &at, uint32_t x,
                                               float (&acc)[R][4]) {
     uint32_t lane = threadIdx.x % 32, from = at.acts + x * 16;
-    uint2 scales = ((const uint2 *)(slot + TILE_Q6_SCALES))[lane];
-    float d = __half2float(*(const __half *)(slot + TILE_Q6_D + at.d / 2));
+    uint2 scales = ((const uint2 *)(stage + TILE_Q6_SCALES))[lane];
+    float d = __half2float(*(const __half *)(stage + TILE_Q6_D + at.d / 2));
     int sum[R] = {};
     add_unit<R>(at, acc);
 #pragma unroll
     for (int i = 0; i < 4; i++) {
-        uint4 w = ((const uint4 *)slot)[i * 32 + lane];
-        uint2 h = ((const uint2 *)(slot + TILE_MORE + i / 2 * 512))[lane * 2 + i % 2];
+        uint4 w = ((const uint4 *)stage)[i * 32 + lane];
+        uint2 h = ((const uint2 *)(stage + TILE_HIGH_BITS + i / 2 * 512))[lane * 2 + i % 2];
         uint32_t lo[4], hi[4], pair = (i / 2 ? scales.y : scales.x) >> (i % 2 * 16);
         int s0 = (int8_t)(pair & 255), s1 = (int8_t)(pair >> 8 & 255);
 #pragma unroll
@@ -455,17 +456,17 @@ static __device__ __forceinline__ void eat_q6(const uint8_t *slot, const struct 
 
 /* 64 columns: the first four planes have one half of 128, the others the other. */
 template <int R>
-static __device__ __forceinline__ void eat_q8(const uint8_t *slot, const struct acts &a,
+static __device__ __forceinline__ void dot_q8(const uint8_t *stage, const struct acts &a,
                                               const struct lane_place &at, uint32_t x,
                                               float (&acc)[R][4]) {
     uint32_t lane = threadIdx.x % 32, half = (x + at.place) % 2;
-    uint32_t from = a.image + (x + at.place) / 2 * 16;
-    float2 d = halves(((const uint32_t *)(slot + TILE_MORE))[lane]);
+    uint32_t from = a.qact + (x + at.place) / 2 * 16;
+    float2 d = half2_to_float2(((const uint32_t *)(stage + TILE_HIGH_BITS))[lane]);
     int dot[R][2] = {};
     add_unit<R>(at, acc);
 #pragma unroll
     for (int i = 0; i < 4; i++) {
-        uint4 w = ((const uint4 *)slot)[i * 32 + lane];
+        uint4 w = ((const uint4 *)stage)[i * 32 + lane];
 #pragma unroll
         for (int r = 0; r < R; r++) {
             uint4 y = act_piece(a, from + r * a.stride + half * a.planes[4], i);
@@ -491,7 +492,7 @@ static __device__ __forceinline__ float dot_floats(float4 w, float4 x, float acc
 
 template <bool IS_HALF> static __device__ __forceinline__ float4 four(uint32_t a, uint32_t b) {
     if (IS_HALF) {
-        float2 x = halves(a), y = halves(b);
+        float2 x = half2_to_float2(a), y = half2_to_float2(b);
         return make_float4(x.x, x.y, y.x, y.y);
     }
     return make_float4(__uint_as_float(a << 16), __uint_as_float(a & 0xffff0000u),
@@ -500,12 +501,12 @@ template <bool IS_HALF> static __device__ __forceinline__ float4 four(uint32_t a
 
 /* Pieces of four columns c and c + lanes. */
 template <int R, bool IS_HALF>
-static __device__ __forceinline__ void eat_halves(const uint8_t *slot, const struct acts &a,
-                                                  uint32_t c, uint32_t lanes, float (&acc)[R][4]) {
+static __device__ __forceinline__ void dot_half(const uint8_t *stage, const struct acts &a,
+                                                uint32_t c, uint32_t lanes, float (&acc)[R][4]) {
     uint32_t lane = threadIdx.x % 32;
 #pragma unroll
     for (int row = 0; row < 4; row++) {
-        uint4 w = ((const uint4 *)slot)[row * 32 + lane];
+        uint4 w = ((const uint4 *)stage)[row * 32 + lane];
         float4 lo = four<IS_HALF>(w.x, w.y), hi = four<IS_HALF>(w.z, w.w);
 #pragma unroll
         for (int r = 0; r < R; r++) {
@@ -517,12 +518,12 @@ static __device__ __forceinline__ void eat_halves(const uint8_t *slot, const str
 
 /* act: the lane's four columns of row r. */
 template <int R, class ACT>
-static __device__ __forceinline__ void eat_floats(const uint8_t *slot, ACT act,
+static __device__ __forceinline__ void eat_floats(const uint8_t *stage, ACT act,
                                                   float (&acc)[R][4]) {
     uint32_t lane = threadIdx.x % 32;
 #pragma unroll
     for (int row = 0; row < 4; row++) {
-        float4 w = ((const float4 *)slot)[row * 32 + lane];
+        float4 w = ((const float4 *)stage)[row * 32 + lane];
 #pragma unroll
         for (int r = 0; r < R; r++)
             acc[r][row] = dot_floats(w, act(r), acc[r][row]);
@@ -530,10 +531,10 @@ static __device__ __forceinline__ void eat_floats(const uint8_t *slot, ACT act,
 }
 
 template <int R>
-static __device__ __forceinline__ void eat_f32(const uint8_t *slot, const struct acts &a,
+static __device__ __forceinline__ void dot_f32(const uint8_t *stage, const struct acts &a,
                                                uint32_t c, float (&acc)[R][4]) {
     eat_floats<R>(
-        slot, [&](int r) { return act_floats(a, r, c); }, acc);
+        stage, [&](int r) { return act_floats(a, r, c); }, acc);
 }
 
 /* Activations of F32 segments that stand beside int8 ones: read where they lie. */
@@ -548,42 +549,42 @@ static __device__ __forceinline__ void load_plain(const struct project_params &p
         a.x[r] = __ldcg((const float4 *)(p.in.x + (uint64_t)min(first_row + r, p.row_limit - 1) *
                                                       p.in.x_stride) +
                         c);
-    if (p.in.kind == PREPARE_NORM)
+    if (p.in.kind == PROLOGUE_NORM)
         a.norm = __ldcg((const float4 *)p.in.norm + c);
 }
 
 static __device__ __forceinline__ float4 plain_act(const struct project_params &p, float4 x,
                                                    float4 norm) {
-    return p.in.kind == PREPARE_NORM ? times(x, norm) : x;
+    return p.in.kind == PROLOGUE_NORM ? mul(x, norm) : x;
 }
 
 template <int R>
-static __device__ __forceinline__ void eat_plain(const struct project_params &p,
-                                                 const uint8_t *slot, const struct plain_acts<R> &a,
-                                                 float (&acc)[R][4]) {
+static __device__ __forceinline__ void
+dot_plain(const struct project_params &p, const uint8_t *stage, const struct plain_acts<R> &a,
+          float (&acc)[R][4]) {
     eat_floats<R>(
-        slot, [&](int r) { return plain_act(p, a.x[r], a.norm); }, acc);
+        stage, [&](int r) { return plain_act(p, a.x[r], a.norm); }, acc);
 }
 
-/* A unit of a tile, x spans of a lane behind the tile's first. */
+/* A kblock of a tile, x spans of a lane behind the tile's first. */
 template <int SET, int R>
-static __device__ __forceinline__ void eat_unit(uint32_t type, const uint8_t *slot,
-                                                const struct acts &a, uint32_t x,
-                                                const struct lane_place &at, float (&acc)[R][4]) {
+static __device__ __forceinline__ void dot_kblock(uint32_t type, const uint8_t *stage,
+                                                  const struct acts &a, uint32_t x,
+                                                  const struct lane_place &at, float (&acc)[R][4]) {
     if (SET == IS_Q4_K || (SET & IS_Q4_K && type == IS_Q4_K)) {
-        eat_q4<R, false>(slot, a, at, x, acc);
+        dot_q4<R, false>(stage, a, at, x, acc);
     } else if (SET == IS_Q6_K || (SET & IS_Q6_K && type == IS_Q6_K)) {
-        eat_q6<R>(slot, a, at, x, acc);
+        dot_q6<R>(stage, a, at, x, acc);
     } else if (SET == IS_F32 || (SET & IS_F32 && type == IS_F32)) {
-        eat_f32<R>(slot, a, x + at.place, acc);
+        dot_f32<R>(stage, a, x + at.place, acc);
     } else if (SET == IS_Q8_0 || (SET & IS_Q8_0 && type == IS_Q8_0)) {
-        eat_q8<R>(slot, a, at, x, acc);
+        dot_q8<R>(stage, a, at, x, acc);
     } else if (SET == IS_BF16 || (SET & IS_BF16 && type == IS_BF16)) {
-        eat_halves<R, false>(slot, a, 2 * x + at.place, at.lanes, acc);
+        dot_half<R, false>(stage, a, 2 * x + at.place, at.lanes, acc);
     } else if (SET == IS_F16 || (SET & IS_F16 && type == IS_F16)) {
-        eat_halves<R, true>(slot, a, 2 * x + at.place, at.lanes, acc);
+        dot_half<R, true>(stage, a, 2 * x + at.place, at.lanes, acc);
     } else if (SET & IS_Q5_K) {
-        eat_q4<R, true>(slot, a, at, x, acc);
+        dot_q4<R, true>(stage, a, at, x, acc);
     }
 }
 
@@ -634,7 +635,7 @@ static __device__ __forceinline__ void put_result(const struct project_params &p
                                                   uint32_t row, float v) {
     float *out = p.out + (uint64_t)row * p.out_stride + s.column + n;
     v = biased(s, n, v);
-    *out = p.finish == FINISH_ADD ? __fadd_rn(*out, v) : v;
+    *out = p.epilogue == EPILOGUE_ADD ? __fadd_rn(*out, v) : v;
 }
 
 /* What stages that are no heads do with a result besides storing it. Heads are kernels of their own
@@ -646,43 +647,43 @@ struct no_head {
     }
 };
 
-/* All tasks of a warp. Where K is in slices, or gate and up must meet, sums go to shared memory. */
+/* All tasks of a warp. Where K is in splits, or gate and up must meet, sums go to shared memory. */
 template <int SET, int R, class HEAD>
 static __device__ __forceinline__ void
-eat_tasks(const struct project_params &p, struct loader &l, uint32_t warp, uint32_t ring,
-          uint32_t bars, struct task t, const struct acts &a, const float *factors, float *parts,
+run_tasks(const struct project_params &p, struct loader &l, uint32_t warp, uint32_t pipeline,
+          uint32_t mbars, struct task t, const struct acts &a, const float *factors, float *parts,
           uint32_t first_row, uint32_t n_rows, const HEAD &head) {
     extern __shared__ uint4 shared[];
-    uint32_t slot = 0, slots = SET & HAS_MORE_SLOTS ? p.slots : 2;
+    uint32_t stage = 0, stages = SET & DEEP_PIPELINE ? p.stages : 2;
     constexpr bool IS_BULK = HAS_BULK && R == 1;
     uint32_t base = (uint32_t)__cvta_generic_to_shared(shared), i = warp, phase = 0;
     for (;;) {
         const struct project_segment &s = p.segments[t.segment];
-        uint32_t x = task_first(s, t.slice) << s.lane_shift, type = s.type;
-        uint32_t last = x + (task_units(s, t.slice) << s.lane_shift);
+        uint32_t x = task_first(s, t.split) << s.lane_shift, type = s.type;
+        uint32_t last = x + (task_kblocks(s, t.split) << s.lane_shift);
         struct lane_place place = find_lane<SET>(a, type, s.lane_shift);
-        bool is_plain = R > PROJECT_FUSED && SET & IS_F32 && p.is_plain && type == IS_F32;
+        bool is_plain = R > PROJECT_FUSED_ROWS && SET & IS_F32 && p.is_plain && type == IS_F32;
         float acc[R][4] = {};
 #pragma unroll 1
         for (; x < last; x += place.lanes) {
-            uint32_t at = ring + slot * p.slot_bytes;
+            uint32_t at = pipeline + stage * p.stage_bytes;
             struct plain_acts<R> plain;
             if (is_plain)
                 load_plain<R>(p, first_row, x + place.place, plain);
             if (IS_BULK) {
-                signal_wait(bars + slot * 8, phase);
+                mbarrier_wait(mbars + stage * 8, phase);
             } else {
-                copy_wait_slots(slots);
+                cp_async_wait_stages(stages);
                 __syncwarp();
             }
             if (is_plain)
-                eat_plain<R>(p, (const uint8_t *)shared + at, plain, acc);
+                dot_plain<R>(p, (const uint8_t *)shared + at, plain, acc);
             else
-                eat_unit<SET, R>(type, (const uint8_t *)shared + at, a, x, place, acc);
+                dot_kblock<SET, R>(type, (const uint8_t *)shared + at, a, x, place, acc);
             __syncwarp();
-            load_unit<SET, IS_BULK>(p, l, base + at, bars + slot * 8);
-            slot = slot + 1 == slots ? 0 : slot + 1;
-            phase ^= slot == 0;
+            load_kblock<SET, IS_BULK>(p, l, base + at, mbars + stage * 8);
+            stage = stage + 1 == stages ? 0 : stage + 1;
+            phase ^= stage == 0;
         }
         uint32_t row = find_row<SET>(type, s.lane_shift), n = (t.tile << s.row_shift) + row;
         bool is_mine = row != ~0u;
@@ -699,27 +700,27 @@ eat_tasks(const struct project_params &p, struct loader &l, uint32_t warp, uint3
                 head.note(p, is_mine && n < s.n && n_rows > 0, n,
                           n < s.n ? biased(s, n, __fmul_rn(v, factors[0])) : 0, factors + 1);
         }
-        i += p.ring_warps;
+        i += p.task_warps;
         if (i >= l.n_tasks)
             return;
         find_task(p, i, t);
     }
 }
 
-/* Result e of a block where slices meet: its column, and where its parts are. */
-struct place {
+/* Result e of a block where splits meet: its column, and where its parts are. */
+struct result_place {
     uint32_t column; /* of the output row; NO_PLACE: none */
-    uint32_t parts;  /* the first slice's, in floats for one row of activations; of `up` above 16 */
-    uint32_t how;    /* slices, those of `up` above 8, the segment above 16 */
+    uint32_t parts;  /* the first split's, in floats for one row of activations; of `up` above 16 */
+    uint32_t how;    /* splits, those of `up` above 8, the segment above 16 */
 };
 
 enum : uint32_t { NO_PLACE = ~0u };
 
-static __device__ __forceinline__ struct place find_place(const struct project_params &p,
-                                                          uint32_t e) {
+static __device__ __forceinline__ struct result_place find_result(const struct project_params &p,
+                                                                  uint32_t e) {
     uint32_t begin = p.bounds[blockIdx.x], end = p.bounds[blockIdx.x + 1], task = 0;
-    bool is_swiglu = p.finish == FINISH_SWIGLU;
-    struct place out = {NO_PLACE, 0, 0};
+    bool is_swiglu = p.epilogue == EPILOGUE_SWIGLU;
+    struct result_place out = {NO_PLACE, 0, 0};
 #pragma unroll 1
     for (uint32_t g = 0; g < (is_swiglu ? 1 : p.n_segments); g++) {
         const struct project_segment &s = p.segments[g], &up = p.segments[1];
@@ -729,167 +730,169 @@ static __device__ __forceinline__ struct place find_place(const struct project_p
             uint32_t n = ((first - s.first_tile) << s.row_shift) + e,
                      row = e - (tile << s.row_shift);
             out.column = n < s.n ? s.column + n : NO_PLACE;
-            out.parts = (task + tile * s.slices) * PROJECT_TASK_ROWS + row;
-            out.how = s.slices | g << 16;
+            out.parts = (task + tile * s.splits) * PROJECT_TASK_ROWS + row;
+            out.how = s.splits | g << 16;
             if (is_swiglu) {
-                out.parts |= ((tiles * s.slices + tile * up.slices) * PROJECT_TASK_ROWS + row)
+                out.parts |= ((tiles * s.splits + tile * up.splits) * PROJECT_TASK_ROWS + row)
                              << 16;
-                out.how |= up.slices << 8;
+                out.how |= up.splits << 8;
             }
             break;
         }
         e -= tiles << s.row_shift;
-        task += tiles * s.slices;
+        task += tiles * s.splits;
     }
     return out;
 }
 
-/* The slices of a result, added. */
+/* The splits of a result, added. */
 template <int R>
-static __device__ __forceinline__ float add_slices(const float *parts, uint32_t part, uint32_t r,
-                                                   uint32_t slices) {
+static __device__ __forceinline__ float add_splits(const float *parts, uint32_t part, uint32_t r,
+                                                   uint32_t splits) {
     float v = 0;
     parts += part % PROJECT_TASK_ROWS + (r + part / PROJECT_TASK_ROWS * R) * PROJECT_TASK_ROWS;
 #pragma unroll 1
-    for (; slices; slices--, parts += R * PROJECT_TASK_ROWS)
+    for (; splits; splits--, parts += R * PROJECT_TASK_ROWS)
         v = __fadd_rn(v, *parts);
     return v;
 }
 
-static __device__ __forceinline__ float
-biased_place(const struct project_params &p, const struct place &at, uint32_t segment, float v) {
+static __device__ __forceinline__ float add_bias_at(const struct project_params &p,
+                                                    const struct result_place &at, uint32_t segment,
+                                                    float v) {
     const struct project_segment &s = p.segments[segment];
     return biased(s, at.column - s.column, v);
 }
 
 /* was: what stands at a result that is added to. */
 template <int R>
-static __device__ __forceinline__ float finish_place(const struct project_params &p,
-                                                     const struct place &at, const float *parts,
-                                                     uint32_t r, float factor, float was) {
-    float v = __fmul_rn(add_slices<R>(parts, at.parts & 0xffff, r, at.how & 255), factor);
+static __device__ __forceinline__ float
+finish_result(const struct project_params &p, const struct result_place &at, const float *parts,
+              uint32_t r, float factor, float was) {
+    float v = __fmul_rn(add_splits<R>(parts, at.parts & 0xffff, r, at.how & 255), factor);
     if (p.has_bias)
-        v = biased_place(p, at, at.how >> 16, v);
-    if (p.finish == FINISH_ADD)
+        v = add_bias_at(p, at, at.how >> 16, v);
+    if (p.epilogue == EPILOGUE_ADD)
         v = __fadd_rn(was, v);
-    if (p.finish == FINISH_SWIGLU) {
-        float w = __fmul_rn(add_slices<R>(parts, at.parts >> 16, r, at.how >> 8 & 255), factor);
+    if (p.epilogue == EPILOGUE_SWIGLU) {
+        float w = __fmul_rn(add_splits<R>(parts, at.parts >> 16, r, at.how >> 8 & 255), factor);
         if (p.has_bias)
-            w = biased_place(p, at, 1, w);
-        v = gated(v, w);
+            w = add_bias_at(p, at, 1, w);
+        v = swiglu(v, w);
     }
     return v;
 }
 
 /* Prepared rows into shared memory, by one lane. */
 template <int R>
-static __device__ __forceinline__ void fetch_images(const struct project_params &p,
-                                                    uint32_t first_row, const uint8_t *images,
-                                                    const float *red, uint32_t barrier) {
-    bool is_norm = p.in.kind == PREPARE_NORM;
-    uint32_t chunks = p.in.k / PROJECT_CHUNK, bytes = R * p.image_bytes;
+static __device__ __forceinline__ void fetch_qacts(const struct project_params &p,
+                                                   uint32_t first_row, const uint8_t *qacts,
+                                                   const float *red, uint32_t barrier) {
+    bool is_norm = p.in.kind == PROLOGUE_NORM;
+    uint32_t chunks = p.in.k / PROJECT_GROUP, bytes = R * p.qact_bytes;
     uint32_t squares = is_norm ? R * chunks * 4 : 0;
-    expect_bytes(barrier, bytes + squares);
-    copy_bytes(shared_at(images), p.images + (uint64_t)first_row * p.image_bytes, bytes, barrier);
+    mbarrier_expect_tx(barrier, bytes + squares);
+    cp_async_bulk(smem_addr(qacts), p.qacts + (uint64_t)first_row * p.qact_bytes, bytes, barrier);
     if (is_norm)
-        copy_bytes(shared_at(red), (const uint8_t *)(p.squares + first_row * chunks), squares,
-                   barrier);
+        cp_async_bulk(smem_addr(red), (const uint8_t *)(p.squares + first_row * chunks), squares,
+                      barrier);
 }
 
 template <int R>
-static __device__ __forceinline__ void put_factors(const struct project_params &p, const float *red,
-                                                   float *factors) {
+static __device__ __forceinline__ void store_factors(const struct project_params &p,
+                                                     const float *red, float *factors) {
 #pragma unroll(R > 4 ? 1 : R)
     for (uint32_t r = 0; r < R; r++)
-        factors[r] = prepare_factor(p.in, red + r * (p.in.k / PROJECT_CHUNK));
+        factors[r] = row_factor(p.in, red + r * (p.in.k / PROJECT_GROUP));
 }
 
 /* What is known before the wait is worked out before it: the first task, and the thread's result.
  * The factors are worked out by the last warp, which often has no task; before it eats, since it
- * has to wait for its units anyhow. */
+ * has to wait for its kblocks anyhow. */
 template <int SET, int R, class HEAD = struct no_head>
 static __device__ __forceinline__ void project(const struct project_params &p,
                                                const HEAD &head = HEAD()) {
     extern __shared__ uint4 shared[];
-    constexpr bool IS_FUSED = R <= PROJECT_FUSED; /* else rows are prepared already */
+    constexpr bool IS_FUSED = R <= PROJECT_FUSED_ROWS; /* else rows are prepared already */
     constexpr bool IS_BULK = HAS_BULK && R == 1;
-    pdl_launch();
-    uint8_t *base = (uint8_t *)shared, *images = base + p.image_at;
-    float *parts = (float *)(base + p.parts_at), *red = (float *)(base + p.red_at);
+    pdl_launch_dependents();
+    uint8_t *base = (uint8_t *)shared, *qacts = base + p.qact_at;
+    float *parts = (float *)(base + p.partials_at), *red = (float *)(base + p.red_at);
     float *factors = red - PROJECT_ROWS;
-    uint32_t warp = uniform(threadIdx.x / 32), first_row = blockIdx.y * R, n_rows = 1;
-    uint32_t ring = warp * p.slots * p.slot_bytes,
+    uint32_t warp = warp_uniform(threadIdx.x / 32), first_row = blockIdx.y * R, n_rows = 1;
+    uint32_t pipeline = warp * p.stages * p.stage_bytes,
              from = (uint32_t)__cvta_generic_to_shared(shared);
     struct loader l = {NULL, 0, warp, count_tasks(p), 0};
     struct task t;
-    bool has_task = warp < p.ring_warps && warp < l.n_tasks;
-    uint32_t bars = from + p.bars_at + warp * p.slots * 8;
+    bool has_task = warp < p.task_warps && warp < l.n_tasks;
+    uint32_t mbars = from + p.mbars_at + warp * p.stages * 8;
     if (!IS_FUSED) {
         if (warp == 0)
-            bulk_init_slots(bars, 1);
+            mbarrier_init_stages(mbars, 1);
         __syncthreads();
     }
-    struct piece weights = {};
-    struct team who = find_team(p.in);
+    struct col8 weights = {};
+    struct row_threads who = row_threads_of(p.in);
     if (IS_FUSED)
-        prepare_early(who, p.in, weights);
+        load_norm_early(who, p.in, weights);
     if (has_task) {
         find_task(p, warp, t);
-        fill_ring<SET, IS_BULK>(p, l, from + ring, bars);
+        fill_pipeline<SET, IS_BULK>(p, l, from + pipeline, mbars);
     }
     uint32_t group = blockDim.x / R, r = R == 1 ? 0 : threadIdx.x / group;
     uint32_t e = threadIdx.x - r * group;
-    struct place at = {NO_PLACE, 0, 0};
-    if (e < p.most_places)
-        at = find_place(p, e);
+    struct result_place at = {NO_PLACE, 0, 0};
+    if (e < p.max_results)
+        at = find_result(p, e);
     if (IS_FUSED) {
 #pragma unroll 1
         for (uint32_t i = 0; i < R; i++) {
             struct row_source source = {first_row + i, p.row_limit, i == 0};
-            prepare_row<SET>(who, p.io, p.in, source, weights, images + i * p.image_bytes,
-                             red + i * (p.in.k / PROJECT_CHUNK));
+            quantize_row<SET>(who, p.io, p.in, source, weights, qacts + i * p.qact_bytes,
+                              red + i * (p.in.k / PROJECT_GROUP));
         }
-        if (p.row_limit > 1 || p.in.is_head)
-            n_rows = prepare_count(p.io, p.in);
+        if (p.row_limit > 1 || p.in.is_lm_head)
+            n_rows = count_rows(p.io, p.in);
     } else {
         pdl_wait(p.io);
         if (threadIdx.x == 0)
-            fetch_images<R>(p, first_row, images, red, from + p.bars_at);
-        n_rows = prepare_count(p.io, p.in);
-        wait_bytes(from + p.bars_at, 0);
+            fetch_qacts<R>(p, first_row, qacts, red, from + p.mbars_at);
+        n_rows = count_rows(p.io, p.in);
+        bulk_wait(from + p.mbars_at, 0);
         if (first_row >= n_rows) {
-            copy_wait<0>();
+            cp_async_wait<0>();
             return;
         }
     }
     float *out = p.out + (uint64_t)(first_row + r) * p.out_stride, was = 0;
     at.column = first_row + r < n_rows ? at.column : NO_PLACE;
-    if (at.column != NO_PLACE && p.finish == FINISH_ADD)
+    if (at.column != NO_PLACE && p.epilogue == EPILOGUE_ADD)
         was = __ldcg(out + at.column);
     __syncthreads();
-    struct acts a = acts_of(p.in, images, p.image_bytes);
+    struct acts a = acts_of(p.in, qacts, p.qact_bytes);
     if (warp == blockDim.x / 32 - 1)
-        put_factors<R>(p, red, factors);
+        store_factors<R>(p, red, factors);
     if (HEAD::IS_HEAD && threadIdx.x == 0)
         factors[1] = 0; /* the block's best logit: none yet */
     if (p.is_direct)
         __syncthreads();
     if (has_task)
-        eat_tasks<SET, R>(p, l, warp, ring, bars, t, a, factors, parts, first_row, n_rows, head);
+        run_tasks<SET, R>(p, l, warp, pipeline, mbars, t, a, factors, parts, first_row, n_rows,
+                          head);
     if (p.is_direct)
         return;
     __syncthreads();
     for (;;) {
         if (at.column != NO_PLACE) {
-            float v = finish_place<R>(p, at, parts, r, factors[r], was);
+            float v = finish_result<R>(p, at, parts, r, factors[r], was);
             out[at.column] = v;
             head.note(p, true, at.column, v, factors + 1);
         }
         e += group;
-        if (e >= p.most_places || first_row + r >= n_rows)
+        if (e >= p.max_results || first_row + r >= n_rows)
             return;
-        at = find_place(p, e);
-        if (at.column != NO_PLACE && p.finish == FINISH_ADD)
+        at = find_result(p, e);
+        if (at.column != NO_PLACE && p.epilogue == EPILOGUE_ADD)
             was = __ldcg(out + at.column);
     }
 }

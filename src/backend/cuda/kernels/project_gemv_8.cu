@@ -4,15 +4,15 @@
 
 PROJECT_KERNELS_FEW(8, 128)
 
-/* Blocks (i, ...) make the image of row i. */
+/* Blocks (i, ...) make the qact of row i. */
 extern "C" __global__ void __maxnreg__(56)
-    project_prepare(const __grid_constant__ struct prepare_params p) {
+    project_quantize(const __grid_constant__ struct quantize_params p) {
     extern __shared__ uint4 prepare_room[];
-    pdl_launch();
+    pdl_launch_dependents();
     uint32_t i = blockIdx.x;
-    uint8_t *image = p.images + (uint64_t)i * p.image_bytes;
-    float *red = p.in.kind == PREPARE_NORM ? p.squares + i * (p.in.k / PROJECT_CHUNK)
-                                           : (float *)prepare_room; /* a factor a head */
+    uint8_t *qact = p.qacts + (uint64_t)i * p.qact_bytes;
+    float *red = p.in.kind == PROLOGUE_NORM ? p.squares + i * (p.in.k / PROJECT_GROUP)
+                                            : (float *)prepare_room; /* a factor a head */
     struct row_source source = {i, gridDim.x, true};
-    prepare_alone(p.io, p.in, source, image, red);
+    quantize_row_grid(p.io, p.in, source, qact, red);
 }

@@ -3,7 +3,7 @@
  * A thread takes eight columns at once, 16 threads 128; all of those, or 32 columns each, share a
  * scale. What a group becomes depends on the row alone, not on how many warps work on it; so blocks
  * of a product may prepare their rows themselves or find them prepared. Where it goes is the
- * image's matter: that of project.h (a plain pointer), or another for which there are functions of
+ * qact's matter: that of project.h (a plain pointer), or another for which there are functions of
  * the same names. The norm's factor is one of the whole row, so it is left to the results: x * w is
  * quantised at once, and one barrier is enough. A head's factor is left to its scales, likewise.
  */
@@ -15,29 +15,29 @@
 
 /* A number that all lanes have, and the compiler knows it: else it expects them to part at every
  * branch on it, and guards all that they do together. */
-static __device__ __forceinline__ uint32_t uniform(uint32_t x) {
+static __device__ __forceinline__ uint32_t warp_uniform(uint32_t x) {
     return __reduce_max_sync(~0u, x);
 }
 
 /* Of a number that is not denormal. */
-static __device__ __forceinline__ float quick_inverse(float x) {
+static __device__ __forceinline__ float rcp_approx(float x) {
     float y;
     asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
     return y;
 }
 
-static __device__ __forceinline__ float quick_sigmoid(float x) {
+static __device__ __forceinline__ float sigmoid_approx(float x) {
     float e;
     asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(e) : "f"(__fmul_rn(x, -1.44269504f)));
-    return quick_inverse(__fadd_rn(1.0f, e));
+    return rcp_approx(__fadd_rn(1.0f, e));
 }
 
 /* SwiGLU. */
-static __device__ __forceinline__ float gated(float gate, float up) {
-    return __fmul_rn(__fmul_rn(gate, quick_sigmoid(gate)), up);
+static __device__ __forceinline__ float swiglu(float gate, float up) {
+    return __fmul_rn(__fmul_rn(gate, sigmoid_approx(gate)), up);
 }
 
-static __device__ __forceinline__ float4 times(float4 a, float4 b) {
+static __device__ __forceinline__ float4 mul(float4 a, float4 b) {
     return make_float4(__fmul_rn(a.x, b.x), __fmul_rn(a.y, b.y), __fmul_rn(a.z, b.z),
                        __fmul_rn(a.w, b.w));
 }
@@ -66,45 +66,49 @@ static __device__ __forceinline__ uint32_t size_bits(float x) {
 /* ---- pieces of a row --------------------------------------------------------------------------
  */
 
-enum { PIECES = PROJECT_CHUNK / PROJECT_PIECE, NEXT_HALF = PIECES }; /* of 128 columns */
+enum {
+    GROUP_THREADS = PROJECT_GROUP / PROJECT_COLS,
+    NEXT_HALF = GROUP_THREADS
+}; /* of 128 columns */
 
 /* Eight columns: four, and the four that are 64 behind them; of 128, neighbours of 16 lanes. */
-struct piece {
+struct col8 {
     float4 half[2];
 };
 
 /* Who prepares a row. */
-struct team {
+struct row_threads {
     uint32_t first, step; /* this thread's first piece, and how many pieces all take in a round */
     uint32_t warp;        /* its warp's first */
 };
 
 /* Threads of a block: as few as take a piece each, or all. */
-static __device__ __forceinline__ struct team find_team(const struct project_input &in) {
-    uint32_t threads = min(blockDim.x, (in.k / PROJECT_PIECE + 31) / 32 * 32);
-    return {threadIdx.x, threads, uniform(threadIdx.x / 32) * 32};
+static __device__ __forceinline__ struct row_threads
+row_threads_of(const struct project_input &in) {
+    uint32_t threads = min(blockDim.x, (in.k / PROJECT_COLS + 31) / 32 * 32);
+    return {threadIdx.x, threads, warp_uniform(threadIdx.x / 32) * 32};
 }
 
 /* Where the piece that a thread takes in the round from `base` begins, in fours of columns. Behind
  * the end half a warp does the row's first 128 columns once more, since lanes that stand aside cost
  * more. */
-static __device__ __forceinline__ uint32_t piece_at(const struct team &who, uint32_t base,
-                                                    uint32_t n) {
-    uint32_t i = base + who.first, lane = threadIdx.x % PIECES;
+static __device__ __forceinline__ uint32_t col8_at(const struct row_threads &who, uint32_t base,
+                                                   uint32_t n) {
+    uint32_t i = base + who.first, lane = threadIdx.x % GROUP_THREADS;
     return i < n ? i * 2 - lane : lane;
 }
 
-static __device__ __forceinline__ struct piece load_piece(const float4 *at) {
+static __device__ __forceinline__ struct col8 load_col8(const float4 *at) {
     return {{__ldcg(at), __ldcg(at + NEXT_HALF)}};
 }
 
 /* Weights are the same for all blocks, and a head's for all warps: the L1 cache has them then. */
-static __device__ __forceinline__ struct piece load_weights(const float4 *at) {
+static __device__ __forceinline__ struct col8 load_weights(const float4 *at) {
     return {{__ldg(at), __ldg(at + NEXT_HALF)}};
 }
 
 /* No branch, before which the compiler would wait for whatever is on its way. */
-static __device__ __forceinline__ void load_four_if(bool is_wanted, const float4 *at, float4 &v) {
+static __device__ __forceinline__ void load_float4_if(bool is_wanted, const float4 *at, float4 &v) {
     asm volatile("{\n"
                  ".reg .pred p;\n"
                  "setp.ne.u32 p, %5, 0;\n"
@@ -115,33 +119,33 @@ static __device__ __forceinline__ void load_four_if(bool is_wanted, const float4
                  : "memory");
 }
 
-static __device__ __forceinline__ void load_piece_if(bool is_wanted, const float4 *at,
-                                                     struct piece &v) {
-    load_four_if(is_wanted, at, v.half[0]);
-    load_four_if(is_wanted, at + NEXT_HALF, v.half[1]);
+static __device__ __forceinline__ void load_col8_if(bool is_wanted, const float4 *at,
+                                                    struct col8 &v) {
+    load_float4_if(is_wanted, at, v.half[0]);
+    load_float4_if(is_wanted, at + NEXT_HALF, v.half[1]);
 }
 
-static __device__ __forceinline__ struct piece times(const struct piece &a, const struct piece &b) {
-    return {{times(a.half[0], b.half[0]), times(a.half[1], b.half[1])}};
+static __device__ __forceinline__ struct col8 mul(const struct col8 &a, const struct col8 &b) {
+    return {{mul(a.half[0], b.half[0]), mul(a.half[1], b.half[1])}};
 }
 
-/* ---- where things go in an image: of columns 4 i ... ------------------------------------------
+/* ---- where things go in an qact: of columns 4 i ... ------------------------------------------
  */
 
-static __device__ __forceinline__ void *image_word(uint8_t *image, uint32_t k, uint32_t i) {
-    return image + (i % 32 / 4 * project_plane(k) + i / 32) * 16 + i % 4 * 4;
+static __device__ __forceinline__ void *qact_word(uint8_t *qact, uint32_t k, uint32_t i) {
+    return qact + (i % 32 / 4 * project_plane(k) + i / 32) * 16 + i % 4 * 4;
 }
 
-static __device__ __forceinline__ float4 *image_floats(uint8_t *image,
-                                                       const struct project_input &in) {
-    return (float4 *)(image + (in.wants_int8 ? project_int8_bytes(in.k) : 0));
+static __device__ __forceinline__ float4 *qact_floats(uint8_t *qact,
+                                                      const struct project_input &in) {
+    return (float4 *)(qact + (in.wants_int8 ? project_int8_bytes(in.k) : 0));
 }
 
 /* The scale and the sum of the 32 columns. */
-static __device__ __forceinline__ void image_group(uint8_t *image, uint32_t k, uint32_t i,
-                                                   float scale, int sum) {
-    *(float *)(image + project_scales_at(k) + i / 8 * 4) = scale;
-    *(int *)(image + project_sums_at(k) + i / 8 * 4) = sum;
+static __device__ __forceinline__ void qact_group(uint8_t *qact, uint32_t k, uint32_t i,
+                                                  float scale, int sum) {
+    *(float *)(qact + project_scales_at(k) + i / 8 * 4) = scale;
+    *(int *)(qact + project_sums_at(k) + i / 8 * 4) = sum;
 }
 
 /* What the types of a kernel's weights say, as far as they do. Whether 128 columns share a scale;
@@ -162,12 +166,12 @@ static __device__ __forceinline__ bool wants_f32(const struct project_input &in)
 
 /* Whether the squares of a row's columns are wanted, by 128. */
 static __device__ __forceinline__ bool wants_squares(uint32_t kind) {
-    return kind == PREPARE_NORM || kind == PREPARE_GATED_NORM;
+    return kind == PROLOGUE_NORM || kind == PROLOGUE_GATED_NORM;
 }
 
 /* Of a head of 128 columns. */
 static __device__ __forceinline__ float head_factor(const struct project_input &in, float square) {
-    return rsqrtf(__fmaf_rn(square, 1.0f / PROJECT_CHUNK, in.eps));
+    return rsqrtf(__fmaf_rn(square, 1.0f / PROJECT_GROUP, in.eps));
 }
 
 /* The squares of 128 columns are added from lanes far apart to neighbours. */
@@ -183,16 +187,16 @@ struct scale {
 static __device__ __forceinline__ struct scale find_scale(uint32_t size) {
     float d = __fmul_rn(__uint_as_float(size), 1 / 127.0f);
     d = d < 1.17549435e-38f ? 0 : d;
-    return {d, size < 0x7f800000u && d > 0 ? quick_inverse(d) : 0};
+    return {d, size < 0x7f800000u && d > 0 ? rcp_approx(d) : 0};
 }
 
 /* The piece at `i`, as quant.h's act_quantize has it: sizes are compared as integers, so that a NaN
  * is the largest. Squares are added on the way, which takes no time. The sums of the two halves'
  * numbers are added as one number, 16 bits apart. */
-template <int SET, class IMAGE>
-static __device__ __forceinline__ void put_int8(const struct project_input &in, uint32_t kind,
-                                                IMAGE image, uint32_t i, const struct piece &v,
-                                                float &square) {
+template <int SET, class QACT>
+static __device__ __forceinline__ void store_int8(const struct project_input &in, uint32_t kind,
+                                                  QACT qact, uint32_t i, const struct col8 &v,
+                                                  float &square) {
     uint32_t m[2], q[2];
 #pragma unroll
     for (int h = 0; h < 2; h++)
@@ -200,7 +204,7 @@ static __device__ __forceinline__ void put_int8(const struct project_input &in, 
                    max(size_bits(v.half[h].z), size_bits(v.half[h].w)));
     m[0] = is_wide<SET>(in) ? max(m[0], m[1]) : m[0];
 #pragma unroll
-    for (int lane = PIECES / 2; lane > 0; lane /= 2) {
+    for (int lane = GROUP_THREADS / 2; lane > 0; lane /= 2) {
         if (is_wide<SET>(in) || lane < 8)
             m[0] = max(m[0], __shfl_xor_sync(~0u, m[0], lane));
         if (!is_wide<SET>(in) && lane < 8)
@@ -214,49 +218,49 @@ static __device__ __forceinline__ void put_int8(const struct project_input &in, 
     for (int h = 0; h < 2; h++)
         q[h] = round4(v.half[h], scale[h].inverse);
     int sum = __dp4a((int)q[0], 0x01010101, 0) + (__dp4a((int)q[1], 0x01010101, 0) << 16);
-    float f = kind == PREPARE_GATED_NORM ? head_factor(in, square) : 1;
+    float f = kind == PROLOGUE_GATED_NORM ? head_factor(in, square) : 1;
 #pragma unroll
     for (int lane = 1; lane < 8; lane *= 2)
         sum += __shfl_xor_sync(~0u, sum, lane);
 #pragma unroll
     for (int h = 0; h < 2; h++)
-        *(uint32_t *)image_word(image, in.k, i + h * NEXT_HALF) = q[h];
+        *(uint32_t *)qact_word(qact, in.k, i + h * NEXT_HALF) = q[h];
     uint32_t h = threadIdx.x % 8; /* a lane of eight for each half */
     if (h < 2) {
         int low = (int16_t)sum;
-        image_group(image, in.k, i + h * NEXT_HALF, __fmul_rn(h ? scale[1].d : scale[0].d, f),
-                    h ? (sum - low) >> 16 : low);
+        qact_group(qact, in.k, i + h * NEXT_HALF, __fmul_rn(h ? scale[1].d : scale[0].d, f),
+                   h ? (sum - low) >> 16 : low);
     }
 }
 
 static __device__ __forceinline__ float add_squares(float square) {
 #pragma unroll
-    for (int lane = PIECES / 2; lane > 0; lane /= 2)
+    for (int lane = GROUP_THREADS / 2; lane > 0; lane /= 2)
         add_square(square, lane);
     return square;
 }
 
 /* square: that of a lane's columns before the norm's weight, where it is wanted. */
-template <int SET, class IMAGE>
-static __device__ __forceinline__ void put_piece(const struct project_input &in, uint32_t kind,
-                                                 IMAGE image, uint32_t i, struct piece v,
-                                                 float square, float *red) {
+template <int SET, class QACT>
+static __device__ __forceinline__ void store_col8(const struct project_input &in, uint32_t kind,
+                                                  QACT qact, uint32_t i, struct col8 v,
+                                                  float square, float *red) {
     if (wants_f32<SET>(in)) {
-        float4 *to = image_floats(image, in) + i;
-        if (kind == PREPARE_GATED_NORM) {
+        float4 *to = qact_floats(qact, in) + i;
+        if (kind == PROLOGUE_GATED_NORM) {
             float f = head_factor(in, add_squares(square));
-            struct piece factor = {{make_float4(f, f, f, f), make_float4(f, f, f, f)}};
-            v = times(v, factor);
-            kind = PREPARE_NONE;
+            struct col8 factor = {{make_float4(f, f, f, f), make_float4(f, f, f, f)}};
+            v = mul(v, factor);
+            kind = PROLOGUE_NONE;
         }
         to[0] = v.half[0];
         to[NEXT_HALF] = v.half[1];
     }
     if (wants_int8<SET>(in))
-        put_int8<SET>(in, kind, image, i, v, square);
-    else if (kind == PREPARE_NORM)
+        store_int8<SET>(in, kind, qact, i, v, square);
+    else if (kind == PROLOGUE_NORM)
         square = add_squares(square);
-    if (kind == PREPARE_NORM && threadIdx.x % PIECES == 0)
+    if (kind == PROLOGUE_NORM && threadIdx.x % GROUP_THREADS == 0)
         red[i / 32] = square;
 }
 
@@ -270,9 +274,9 @@ struct row_source {
 };
 
 /* Rows that go through the product. */
-static __device__ __forceinline__ uint32_t prepare_count(const struct cuda_io &io,
-                                                         const struct project_input &in) {
-    return in.is_head ? io.header->n_outputs : io.header->n_rows;
+static __device__ __forceinline__ uint32_t count_rows(const struct cuda_io &io,
+                                                      const struct project_input &in) {
+    return in.is_lm_head ? io.header->n_outputs : io.header->n_rows;
 }
 
 /* Where a row begins, and its gates. */
@@ -296,14 +300,14 @@ static __device__ __forceinline__ struct row_place early_row(const struct projec
  * others. */
 static __device__ __forceinline__ struct row_place
 head_row(const struct cuda_io &io, const struct project_input &in, const struct row_source &from) {
-    return row_at(in, uniform(from.i < io.header->n_outputs ? io.outputs[from.i].row : 0));
+    return row_at(in, warp_uniform(from.i < io.header->n_outputs ? io.outputs[from.i].row : 0));
 }
 
 static __device__ __forceinline__ struct row_place
 open_row(const struct cuda_io &io, const struct project_input &in, const struct row_source &from) {
     if (from.is_first)
         pdl_wait(io);
-    return in.is_head ? head_row(io, in, from) : early_row(in, from);
+    return in.is_lm_head ? head_row(io, in, from) : early_row(in, from);
 }
 
 /* ---- the general way: heads of any width, any alignment ---------------------------------------
@@ -312,7 +316,7 @@ open_row(const struct cuda_io &io, const struct project_input &in, const struct 
 static __device__ __forceinline__ void head_factors(const struct project_input &in, const float *x,
                                                     float *red) {
     uint32_t lane = threadIdx.x % 32, heads = in.k / in.width;
-    for (uint32_t h = uniform(threadIdx.x / 32); h < heads; h += blockDim.x / 32) {
+    for (uint32_t h = warp_uniform(threadIdx.x / 32); h < heads; h += blockDim.x / 32) {
         float sum = 0;
         for (uint32_t c = lane; c < in.width; c += 32) {
             float v = __ldcg(x + h * in.width + c);
@@ -328,15 +332,15 @@ static __device__ __forceinline__ void head_factors(const struct project_input &
 static __device__ __forceinline__ float any_value(const struct project_input &in, const float *gate,
                                                   float v, uint32_t c, const float *red) {
     uint32_t h = c / in.width, at = c - h * in.width;
-    if (in.kind == PREPARE_NONE)
+    if (in.kind == PROLOGUE_NONE)
         return v;
-    if (in.kind == PREPARE_NORM)
+    if (in.kind == PROLOGUE_NORM)
         return __fmul_rn(v, __ldcg(in.norm + c));
     float g = __ldcg(gate + (uint64_t)h * in.head_stride + at);
-    if (in.kind == PREPARE_SIGMOID_GATE)
-        return __fmul_rn(v, quick_sigmoid(g));
+    if (in.kind == PROLOGUE_SIGMOID_GATE)
+        return __fmul_rn(v, sigmoid_approx(g));
     return __fmul_rn(__fmul_rn(__fmul_rn(v, red[h]), __ldcg(in.norm + at)),
-                     __fmul_rn(g, quick_sigmoid(g)));
+                     __fmul_rn(g, sigmoid_approx(g)));
 }
 
 static __device__ __forceinline__ float4 any_four(const struct project_input &in,
@@ -347,19 +351,20 @@ static __device__ __forceinline__ float4 any_four(const struct project_input &in
         any_value(in, row.gate, v.z, c + 2, red), any_value(in, row.gate, v.w, c + 3, red));
 }
 
-template <int SET, class IMAGE>
+template <int SET, class QACT>
 static __device__ __forceinline__ void
-prepare_any(const struct cuda_io &io, const struct project_input &in, const struct row_source &from,
-            IMAGE image, float *red) {
-    struct team who = {threadIdx.x, blockDim.x, 0}; /* every block for itself */
+quantize_row_generic(const struct cuda_io &io, const struct project_input &in,
+                     const struct row_source &from, QACT qact, float *red) {
+    struct row_threads who = {threadIdx.x, blockDim.x, 0}; /* every block for itself */
     struct row_place row = open_row(io, in, from);
-    uint32_t n = in.k / PROJECT_PIECE, kind = in.kind == PREPARE_NORM ? PREPARE_NORM : PREPARE_NONE;
-    if (in.kind == PREPARE_GATED_NORM)
+    uint32_t n = in.k / PROJECT_COLS,
+             kind = in.kind == PROLOGUE_NORM ? PROLOGUE_NORM : PROLOGUE_NONE;
+    if (in.kind == PROLOGUE_GATED_NORM)
         head_factors(in, row.x, red);
 #pragma unroll 1
     for (uint32_t base = 0; base < n; base += blockDim.x) {
-        uint32_t i = piece_at(who, base, n);
-        struct piece v;
+        uint32_t i = col8_at(who, base, n);
+        struct col8 v;
         float square = 0;
 #pragma unroll
         for (int h = 0; h < 2; h++) {
@@ -369,9 +374,9 @@ prepare_any(const struct cuda_io &io, const struct project_input &in, const stru
             square = __fadd_rn(square, squares(u));
             v.half[h] = any_four(in, row, u, c, red);
         }
-        put_piece<SET>(in, kind, image, i, v, square, red);
+        store_col8<SET>(in, kind, qact, i, v, square, red);
     }
-    if (in.kind == PREPARE_GATED_NORM)
+    if (in.kind == PROLOGUE_GATED_NORM)
         __syncthreads(); /* before the next row's factors */
 }
 
@@ -379,25 +384,26 @@ prepare_any(const struct cuda_io &io, const struct project_input &in, const stru
  */
 
 static __device__ __forceinline__ float4 sigmoids(float4 g) {
-    return make_float4(quick_sigmoid(g.x), quick_sigmoid(g.y), quick_sigmoid(g.z),
-                       quick_sigmoid(g.w));
+    return make_float4(sigmoid_approx(g.x), sigmoid_approx(g.y), sigmoid_approx(g.z),
+                       sigmoid_approx(g.w));
 }
 
 /* Where the gates of columns 4 i ... lie: heads are multiples of 128 columns. Without gates it is
  * i. */
 static __device__ __forceinline__ uint32_t gate_at(const struct project_input &in, uint32_t i) {
-    return i + (i / 32 * in.head_magic >> 16) * in.head_gap;
+    return i + (i / 32 * in.head_fastdiv >> 16) * in.head_gap;
 }
 
 /* Norm weights of the first round, which may be loaded before the wait; those of a head are the
  * same for all. */
-static __device__ __forceinline__ void
-prepare_early(const struct team &who, const struct project_input &in, struct piece &weights) {
-    if (!project_is_quick(&in) || !wants_squares(in.kind))
+static __device__ __forceinline__ void load_norm_early(const struct row_threads &who,
+                                                       const struct project_input &in,
+                                                       struct col8 &weights) {
+    if (!project_is_vec4(&in) || !wants_squares(in.kind))
         return;
-    uint32_t i = piece_at(who, 0, in.k / PROJECT_PIECE);
+    uint32_t i = col8_at(who, 0, in.k / PROJECT_COLS);
     weights = load_weights((const float4 *)in.norm +
-                           (in.kind == PREPARE_NORM ? i : threadIdx.x % PIECES));
+                           (in.kind == PROLOGUE_NORM ? i : threadIdx.x % GROUP_THREADS));
 }
 
 /* What is read with a piece: its gates; or, of a row that is just quantized, the next round's
@@ -407,102 +413,104 @@ struct other {
     const float4 *at;
 };
 
-static __device__ __forceinline__ struct other find_other(const struct team &who,
+static __device__ __forceinline__ struct other find_other(const struct row_threads &who,
                                                           const struct project_input &in,
                                                           const struct row_place &row, uint32_t i,
                                                           uint32_t next) {
-    bool is_gated = in.kind >= PREPARE_GATED_NORM;
-    uint32_t n = in.k / PROJECT_PIECE, then = piece_at(who, next, n);
+    bool is_gated = in.kind >= PROLOGUE_GATED_NORM;
+    uint32_t n = in.k / PROJECT_COLS, then = col8_at(who, next, n);
     const float4 *from = (const float4 *)(is_gated ? row.gate : row.x);
-    return {is_gated || (in.kind == PREPARE_NONE && next + who.warp < n),
+    return {is_gated || (in.kind == PROLOGUE_NONE && next + who.warp < n),
             from + gate_at(in, is_gated ? i : then)};
 }
 
 /* Waits when all addresses are known. That something is known is not enough for the compiler, which
  * moves it behind the wait; but what a vote decides is decided. They are all multiples of 16. */
-static __device__ __forceinline__ void wait_with(const struct cuda_io &io, const float4 *x,
-                                                 const float4 *other) {
+static __device__ __forceinline__ void pdl_wait_after(const struct cuda_io &io, const float4 *x,
+                                                      const float4 *other) {
     if (!__any_sync(~0u, ((uintptr_t)x | (uintptr_t)other) & 1))
         pdl_wait(io);
 }
 
 /* All kinds of rows take one way, so that a stage finds its code where the stage before has left
- * it. weights: the norm's, of the first round, from prepare_early. All that a round reads is asked
- * for before any of it is used; that this is so can only be seen in the machine code. */
-template <int SET, class IMAGE>
+ * it. weights: the norm's, of the first round, from load_norm_early. All that a round reads is
+ * asked for before any of it is used; that this is so can only be seen in the machine code. */
+template <int SET, class QACT>
 static __device__ __forceinline__ void
-prepare_quick(const struct team &who, const struct cuda_io &io, const struct project_input &in,
-              const struct row_source &from, const struct piece &weights, IMAGE image, float *red) {
+quantize_row_vec4(const struct row_threads &who, const struct cuda_io &io,
+                  const struct project_input &in, const struct row_source &from,
+                  const struct col8 &weights, QACT qact, float *red) {
     if (who.warp >= who.step) {
         if (from.is_first)
             pdl_wait(io);
         return;
     }
-    uint32_t n = in.k / PROJECT_PIECE, next = who.step, i = piece_at(who, 0, n);
+    uint32_t n = in.k / PROJECT_COLS, next = who.step, i = col8_at(who, 0, n);
     struct row_place row = early_row(in, from);
     struct other other = find_other(who, in, row, i, next);
     const float4 *x = (const float4 *)row.x, *at = x + i;
     if (from.is_first)
-        wait_with(io, at, other.at);
-    if (in.is_head) {
+        pdl_wait_after(io, at, other.at);
+    if (in.is_lm_head) {
         x = (const float4 *)head_row(io, in, from).x;
         at = x + i;
     }
-    struct piece v = load_piece(at), w = weights, more = {};
-    load_piece_if(other.is_wanted, other.at, more);
+    struct col8 v = load_col8(at), w = weights, more = {};
+    load_col8_if(other.is_wanted, other.at, more);
 #pragma unroll 1
     for (;;) {
         float square = 0;
         if (wants_squares(in.kind)) {
             square = __fadd_rn(squares(v.half[0]), squares(v.half[1]));
-            v = times(v, w);
+            v = mul(v, w);
         }
-        if (in.kind >= PREPARE_GATED_NORM) {
+        if (in.kind >= PROLOGUE_GATED_NORM) {
 #pragma unroll
             for (int h = 0; h < 2; h++)
-                v.half[h] = times(v.half[h], sigmoids(more.half[h]));
-            if (in.kind == PREPARE_GATED_NORM)
-                v = times(v, more);
+                v.half[h] = mul(v.half[h], sigmoids(more.half[h]));
+            if (in.kind == PROLOGUE_GATED_NORM)
+                v = mul(v, more);
         }
-        put_piece<SET>(in, in.kind, image, i, v, square, red);
+        store_col8<SET>(in, in.kind, qact, i, v, square, red);
         if (next + who.warp >= n)
             break;
-        i = piece_at(who, next, n);
+        i = col8_at(who, next, n);
         next += who.step;
-        if (in.kind == PREPARE_NONE)
+        if (in.kind == PROLOGUE_NONE)
             v = more;
         else
-            v = load_piece(x + i);
-        if (in.kind == PREPARE_NORM)
+            v = load_col8(x + i);
+        if (in.kind == PROLOGUE_NORM)
             w = load_weights((const float4 *)in.norm + i);
         other = find_other(who, in, row, i, next);
-        load_piece_if(other.is_wanted, other.at, more);
+        load_col8_if(other.is_wanted, other.at, more);
     }
 }
 
-/* A row to an image, by the whole block. red: room for k / 128 floats of this row, or for a factor
+/* A row to an qact, by the whole block. red: room for k / 128 floats of this row, or for a factor
  * a head. */
-template <int SET = 127, class IMAGE>
+template <int SET = 127, class QACT>
 static __device__ __forceinline__ void
-prepare_row(const struct team &who, const struct cuda_io &io, const struct project_input &in,
-            const struct row_source &from, const struct piece &weights, IMAGE image, float *red) {
-    if (!project_is_quick(&in))
-        prepare_any<SET>(io, in, from, image, red);
+quantize_row(const struct row_threads &who, const struct cuda_io &io,
+             const struct project_input &in, const struct row_source &from,
+             const struct col8 &weights, QACT qact, float *red) {
+    if (!project_is_vec4(&in))
+        quantize_row_generic<SET>(io, in, from, qact, red);
     else
-        prepare_quick<SET>(who, io, in, from, weights, image, red);
+        quantize_row_vec4<SET>(who, io, in, from, weights, qact, red);
 }
 
 /* The same as a kernel's only work, by all blocks of a row together. */
-template <class IMAGE>
+template <class QACT>
 static __device__ __forceinline__ void
-prepare_alone(const struct cuda_io &io, const struct project_input &in,
-              const struct row_source &from, IMAGE image, float *red) {
+quantize_row_grid(const struct cuda_io &io, const struct project_input &in,
+                  const struct row_source &from, QACT qact, float *red) {
     uint32_t before = blockIdx.y * blockDim.x;
-    struct team who = {before + threadIdx.x, gridDim.y * blockDim.x,
-                       before + uniform(threadIdx.x / 32) * 32};
-    struct piece weights = {};
-    prepare_early(who, in, weights);
-    prepare_row(who, io, in, from, weights, image, red);
+    struct row_threads who = {before + threadIdx.x, gridDim.y * blockDim.x,
+                              before + warp_uniform(threadIdx.x / 32) * 32};
+    struct col8 weights = {};
+    load_norm_early(who, in, weights);
+    quantize_row(who, io, in, from, weights, qact, red);
 }
 
 static __device__ __forceinline__ float norm_factor(const struct project_input &in, float squares) {
@@ -510,13 +518,13 @@ static __device__ __forceinline__ float norm_factor(const struct project_input &
 }
 
 /* What the results are to be multiplied with, behind a barrier; every warp has it. */
-static __device__ __forceinline__ float prepare_factor(const struct project_input &in,
-                                                       const float *red) {
-    if (in.kind != PREPARE_NORM)
+static __device__ __forceinline__ float row_factor(const struct project_input &in,
+                                                   const float *red) {
+    if (in.kind != PROLOGUE_NORM)
         return 1;
     float sum = 0;
 #pragma unroll 1
-    for (uint32_t i = threadIdx.x % 32; i < in.k / PROJECT_CHUNK; i += 32)
+    for (uint32_t i = threadIdx.x % 32; i < in.k / PROJECT_GROUP; i += 32)
         sum = __fadd_rn(sum, red[i]);
     return norm_factor(in, warp_sum(sum));
 }

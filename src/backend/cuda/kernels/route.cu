@@ -210,7 +210,7 @@ extern "C" __global__ void __maxnreg__(64) route(const __grid_constant__ struct 
     for (int e = 0; e < EARLY; e++)
         load_router(p, first, end, threadIdx.x + e * ROUTE_BLOCK, w[e]);
     pdl_wait(p.io);
-    pdl_launch();
+    pdl_launch_dependents();
     uint32_t n_rows = p.row_limit > 1 ? p.io.header->n_rows : 1, turn = 0;
     float4 x[EARLY];
     load_early(p, blockIdx.y, x);

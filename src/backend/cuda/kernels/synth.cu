@@ -5,7 +5,7 @@
 
 extern "C" __global__ void __launch_bounds__(SYNTH_THREADS)
     synth_fill(const __grid_constant__ struct synth_params p) {
-    pdl_launch();
+    pdl_launch_dependents();
     pdl_wait();
     uint64_t step = (uint64_t)gridDim.x * SYNTH_THREADS;
     for (uint64_t i = (uint64_t)blockIdx.x * SYNTH_THREADS + threadIdx.x; i < p.n; i += step)

@@ -193,7 +193,7 @@ int record_attend(struct recorder *r, const struct op *op) {
             few = FAST[i].few;
         }
     if (alone && r->plan->max_rows == 1 && r->b->capability >= 90 &&
-        ATTEND_ROW_SHARED(p.head_width) <= r->b->most_shared)
+        ATTEND_ROW_SHARED(p.head_width) <= r->b->max_shared)
         return launch_row(r, &p, alone);
     if (alone && p.group < ATTEND_TILE)
         p.tile_rows = ATTEND_TILE / p.group;

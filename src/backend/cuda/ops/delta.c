@@ -145,8 +145,7 @@ static int record_many(struct recorder *r, const struct op_delta *d) {
                           : MANY_KERNELS[p.cut.columns / 2][p.padded_key / 256],
         .grid = {blocks, 1, 1},
         .threads = DELTA_WARPS * 32,
-        .shared =
-            max_u32(shared_of(&p), per_sm == 1 ? min_u32(ALONE, r->b->most_shared - 1024) : 0),
+        .shared = max_u32(shared_of(&p), per_sm == 1 ? min_u32(ALONE, r->b->max_shared - 1024) : 0),
     };
     return recorder_launch(r, &launch, &p, sizeof p);
 }

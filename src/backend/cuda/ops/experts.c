@@ -7,7 +7,7 @@
 #include "base/size.h"
 
 enum {
-    MAX_IMAGE = 48 << 10, /* of activations, so that a ring of one slot fits beside it */
+    MAX_IMAGE = 48 << 10, /* of activations, so that a pipeline of one stage fits beside it */
     MAX_PARTS = 8 << 10,
     MAX_SLOTS = 8,
 };
@@ -45,9 +45,9 @@ static struct tile_format format_of(const struct operand *w, uint32_t rows) {
     struct tile_format f = {.type = w->type,
                             .rows = rows,
                             .columns = tile_columns(w->type, rows),
-                            .unit_bytes = tile_unit_bytes(w->type)};
+                            .kblock_bytes = tile_kblock_bytes(w->type)};
     f.bytes =
-        (uint64_t)div_up(w->dims[1], rows) * (w->dims[0] / f.columns) * f.unit_bytes * w->dims[2];
+        (uint64_t)div_up(w->dims[1], rows) * (w->dims[0] / f.columns) * f.kblock_bytes * w->dims[2];
     return f;
 }
 
@@ -70,7 +70,7 @@ bool experts_can_tile(const struct op *op) {
             return false;
     if (op->kind == OP_EXPERTS_IN)
         return true;
-    /* The shared expert's part of hidden begins with one of its units. */
+    /* The shared expert's part of hidden begins with one of its kblocks. */
     uint32_t before = row_of(op)->dims[0] - (w[1]->n_dims ? w[1]->dims[0] : 0);
     return !w[1]->n_dims || before % tile_columns(w[1]->type, rows) == 0;
 }
@@ -90,7 +90,7 @@ bool experts_tile(const struct op *op, const struct operand *weight, struct tile
  */
 
 static struct experts_matrix matrix_of(struct recorder *r, const struct operand *w,
-                                       struct experts_ring *ring, uint32_t *set) {
+                                       struct experts_ring *pipeline, uint32_t *set) {
     struct cuda_matrix m = recorder_matrix(r, w);
     if (!m.k)
         return (struct experts_matrix){0};
@@ -98,29 +98,29 @@ static struct experts_matrix matrix_of(struct recorder *r, const struct operand 
         .data = m.data,
         .plane_bytes = m.plane_bytes,
         .type = project_type_bit(m.type),
-        .units = m.k / tile_columns(m.type, m.tile_rows),
-        .unit_bytes = tile_unit_bytes(m.type),
+        .kblocks = m.k / tile_columns(m.type, m.tile_rows),
+        .kblock_bytes = tile_kblock_bytes(m.type),
         .lane_shift = shift_of(project_lanes(m.type, m.tile_rows)),
     };
     *set |= out.type;
-    ring->slot_bytes = max_u32(ring->slot_bytes, out.unit_bytes);
+    pipeline->stage_bytes = max_u32(pipeline->stage_bytes, out.kblock_bytes);
     return out;
 }
 
-/* A block's shared memory, for so many tasks of so many units at most. */
-static void lay_out(struct experts_ring *ring, const struct project_input *in, uint32_t tasks,
-                    uint32_t units, uint32_t tile_rows, uint32_t red, uint32_t most_shared) {
-    uint32_t image = project_int8_bytes(in->k) + 16, parts = tasks * tile_rows * 4;
-    uint32_t rest = image + parts + red * 4 + 16 + EXPERTS_WARPS * MAX_SLOTS * 8;
-    uint32_t most = div_up(tasks, EXPERTS_WARPS) * units;
-    uint32_t room = min_u32(PROJECT_SHARED, most_shared);
-    ring->slots = room > rest ? (room - rest) / (EXPERTS_WARPS * ring->slot_bytes) : 0;
-    ring->slots = max_u32(min_u32(min_u32(ring->slots, most), MAX_SLOTS), 1);
-    ring->image_at = EXPERTS_WARPS * ring->slots * ring->slot_bytes;
-    ring->parts_at = ring->image_at + (image + 15) / 16 * 16;
-    ring->red_at = ring->parts_at + parts;
-    ring->bars_at = (ring->red_at + red * 4 + 7) / 8 * 8;
-    ring->bytes = ring->bars_at + EXPERTS_WARPS * ring->slots * 8;
+/* A block's shared memory, for so many tasks of so many kblocks at most. */
+static void lay_out(struct experts_ring *pipeline, const struct project_input *in, uint32_t tasks,
+                    uint32_t kblocks, uint32_t tile_rows, uint32_t red, uint32_t max_shared) {
+    uint32_t qact = project_int8_bytes(in->k) + 16, parts = tasks * tile_rows * 4;
+    uint32_t rest = qact + parts + red * 4 + 16 + EXPERTS_WARPS * MAX_SLOTS * 8;
+    uint32_t most = div_up(tasks, EXPERTS_WARPS) * kblocks;
+    uint32_t room = min_u32(PROJECT_SHARED, max_shared);
+    pipeline->stages = room > rest ? (room - rest) / (EXPERTS_WARPS * pipeline->stage_bytes) : 0;
+    pipeline->stages = max_u32(min_u32(min_u32(pipeline->stages, most), MAX_SLOTS), 1);
+    pipeline->qact_at = EXPERTS_WARPS * pipeline->stages * pipeline->stage_bytes;
+    pipeline->partials_at = pipeline->qact_at + (qact + 15) / 16 * 16;
+    pipeline->red_at = pipeline->partials_at + parts;
+    pipeline->mbars_at = (pipeline->red_at + red * 4 + 7) / 8 * 8;
+    pipeline->bytes = pipeline->mbars_at + EXPERTS_WARPS * pipeline->stages * 8;
 }
 
 /* Blocks: one a multiprocessor, also where some have nothing to do, so that the next kernel's
@@ -134,15 +134,16 @@ static uint32_t count_blocks(const struct recorder *r, uint32_t tiles, uint32_t 
 
 /* least: of shared memory, for one row. */
 static int launch(struct recorder *r, const char *what, uint32_t set, uint32_t blocks,
-                  const struct experts_ring *ring, uint32_t least, const void *p, size_t bytes) {
+                  const struct experts_ring *pipeline, uint32_t least, const void *p,
+                  size_t bytes) {
     char name[48];
     snprintf(name, sizeof name, "experts_%s_tiles_%s", what, project_set_name(set));
     struct cuda_launch l = {
         .kernel = name,
         .grid = {blocks, r->plan->max_rows, 1},
         .threads = 32 * EXPERTS_WARPS,
-        .shared =
-            max_u32(ring->bytes, r->plan->max_rows == 1 ? min_u32(least, r->b->most_shared) : 0)};
+        .shared = max_u32(pipeline->bytes,
+                          r->plan->max_rows == 1 ? min_u32(least, r->b->max_shared) : 0)};
     return recorder_launch(r, &l, p, bytes);
 }
 
@@ -168,7 +169,7 @@ bool record_experts_in_tiles(struct recorder *r, const struct op *op, int *statu
                .norm = recorder_at(r, &o->norm),
                .k = o->in.dims[0],
                .x_stride = o->in.stride,
-               .kind = PREPARE_NORM,
+               .kind = PROLOGUE_NORM,
                .width = o->in.dims[0],
                .is_aligned = 1,
                .wants_int8 = 1,
@@ -184,22 +185,22 @@ bool record_experts_in_tiles(struct recorder *r, const struct op *op, int *statu
         .row_shift = shift_of(rows),
         .is_early = is_behind(r, OP_ROUTE),
     };
-    p.routed[0] = matrix_of(r, &o->gate, &p.ring, &set);
-    p.routed[1] = matrix_of(r, &o->up, &p.ring, &set);
-    p.shared[0] = matrix_of(r, &o->shared_gate, &p.ring, &set);
-    p.shared[1] = matrix_of(r, &o->shared_up, &p.ring, &set);
+    p.routed[0] = matrix_of(r, &o->gate, &p.pipeline, &set);
+    p.routed[1] = matrix_of(r, &o->up, &p.pipeline, &set);
+    p.shared[0] = matrix_of(r, &o->shared_gate, &p.pipeline, &set);
+    p.shared[1] = matrix_of(r, &o->shared_up, &p.pipeline, &set);
     p.routed_tiles = div_up(p.routed_width, rows);
-    p.routed_magic = project_magic(p.routed_tiles);
+    p.routed_magic = fastdiv_magic(p.routed_tiles);
     p.shared_tiles = div_up(p.shared_width, rows);
-    uint32_t tiles = p.shared_tiles + p.used * p.routed_tiles, units = 0;
+    uint32_t tiles = p.shared_tiles + p.used * p.routed_tiles, kblocks = 0;
     for (uint32_t i = 0; i < 2; i++)
-        units = max_u32(units, max_u32(p.routed[i].units, p.shared[i].units));
+        kblocks = max_u32(kblocks, max_u32(p.routed[i].kblocks, p.shared[i].kblocks));
     uint32_t blocks = count_blocks(r, tiles, 2 * rows * 4);
-    lay_out(&p.ring, &p.in, 2 * div_up(tiles, blocks), units, rows, p.in.k / PROJECT_CHUNK,
-            r->b->most_shared);
+    lay_out(&p.pipeline, &p.in, 2 * div_up(tiles, blocks), kblocks, rows, p.in.k / PROJECT_GROUP,
+            r->b->max_shared);
     /* Two of these never share a multiprocessor; so blocks that lie unevenly before this kernel
      * lie evenly from here on. */
-    *status = launch(r, "in", set, blocks, &p.ring, PROJECT_SHARED_WIDE, &p, sizeof p);
+    *status = launch(r, "in", set, blocks, &p.pipeline, PROJECT_SHARED_WIDE, &p, sizeof p);
     return true;
 }
 
@@ -213,7 +214,7 @@ bool record_experts_out_tiles(struct recorder *r, const struct op *op, int *stat
         .in = {.x = recorder_at(r, &o->hidden),
                .k = k,
                .x_stride = o->hidden.stride,
-               .kind = PREPARE_NONE,
+               .kind = PROLOGUE_NONE,
                .width = k,
                .is_aligned = 1,
                .wants_int8 = 1,
@@ -230,14 +231,14 @@ bool record_experts_out_tiles(struct recorder *r, const struct op *op, int *stat
         .row_shift = shift_of(rows),
         .is_early = is_behind(r, OP_EXPERTS_IN),
     };
-    p.routed = matrix_of(r, &o->down, &p.ring, &set);
-    p.shared = matrix_of(r, &o->shared_down, &p.ring, &set);
-    if (p.shared.units)
-        p.shared_first = p.shared.units * (k - o->shared_down.dims[0]) / o->shared_down.dims[0];
-    uint32_t places = p.used + (p.shared.units != 0);
+    p.routed = matrix_of(r, &o->down, &p.pipeline, &set);
+    p.shared = matrix_of(r, &o->shared_down, &p.pipeline, &set);
+    if (p.shared.kblocks)
+        p.shared_first = p.shared.kblocks * (k - o->shared_down.dims[0]) / o->shared_down.dims[0];
+    uint32_t places = p.used + (p.shared.kblocks != 0);
     uint32_t blocks = count_blocks(r, p.tiles, places * rows * 4);
-    lay_out(&p.ring, &p.in, places * div_up(p.tiles, blocks),
-            max_u32(p.routed.units, p.shared.units), rows, p.used + 1, r->b->most_shared);
-    *status = launch(r, "out", set, blocks, &p.ring, PROJECT_SHARED_LEAST, &p, sizeof p);
+    lay_out(&p.pipeline, &p.in, places * div_up(p.tiles, blocks),
+            max_u32(p.routed.kblocks, p.shared.kblocks), rows, p.used + 1, r->b->max_shared);
+    *status = launch(r, "out", set, blocks, &p.pipeline, PROJECT_SHARED_LEAST, &p, sizeof p);
     return true;
 }

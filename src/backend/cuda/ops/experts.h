@@ -14,15 +14,15 @@ struct experts_matrix {
     const uint8_t *data;
     uint64_t plane_bytes; /* from one expert to the next */
     uint32_t type;        /* IS_..., as project.h has them */
-    uint32_t units;       /* of a tile */
-    uint32_t unit_bytes;
+    uint32_t kblocks;     /* of a tile */
+    uint32_t kblock_bytes;
     uint32_t lane_shift; /* lanes that share a row, as a power of two: 32 / rows of a tile */
 };
 
-/* Shared memory: the ring's slots first. */
+/* Shared memory: the pipeline's stages first. */
 struct experts_ring {
-    uint32_t slots, slot_bytes; /* of a warp */
-    uint32_t image_at, parts_at, red_at, bars_at;
+    uint32_t stages, stage_bytes; /* of a warp */
+    uint32_t qact_at, partials_at, red_at, mbars_at;
     uint32_t bytes;
 };
 
@@ -34,11 +34,11 @@ struct experts_in_tiles_params {
     uint64_t choice_stride, hidden_stride;
     struct experts_matrix routed[2], shared[2]; /* gate and up */
     uint32_t routed_tiles, shared_tiles; /* of an expert's matrix; shared: 0, there is none */
-    uint32_t routed_magic;               /* see project_magic */
+    uint32_t routed_magic;               /* see fastdiv_magic */
     uint32_t routed_width, shared_width;
     uint32_t used, row_shift; /* rows of a tile, as a power of two */
     uint32_t is_early;        /* the row may be read before the wait: see experts_tiles.cu */
-    struct experts_ring ring;
+    struct experts_ring pipeline;
 };
 
 struct experts_out_tiles_params {
@@ -48,12 +48,12 @@ struct experts_out_tiles_params {
     const float *weight;
     float *x;
     uint64_t choice_stride, weight_stride, x_stride;
-    struct experts_matrix routed, shared; /* shared.units 0: there is none */
-    uint32_t shared_first;                /* units of shared's size before its part of hidden */
+    struct experts_matrix routed, shared; /* shared.kblocks 0: there is none */
+    uint32_t shared_first;                /* kblocks of shared's size before its part of hidden */
     uint32_t used, width, tiles;
     uint32_t row_shift;
     uint32_t is_early; /* choice, weight and x may be read before the wait */
-    struct experts_ring ring;
+    struct experts_ring pipeline;
 };
 
 #ifndef __CUDACC__

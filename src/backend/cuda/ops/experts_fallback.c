@@ -72,7 +72,7 @@ static int record_in(struct recorder *r, const struct op *op, const struct in_pa
     uint64_t shared = STREAM_RING_BYTES +
                       (is_f32 ? ((uint64_t)p.k + 3) / 4 * 16 : ROWS_INT8_BYTES((uint64_t)p.k));
     /* Two blocks never share an SM, whatever lies unevenly before them. */
-    uint32_t wide = min_u32(PROJECT_SHARED_WIDE, r->b->most_shared - 1024); /* some is static */
+    uint32_t wide = min_u32(PROJECT_SHARED_WIDE, r->b->max_shared - 1024); /* some is static */
     if (r->plan->max_rows == 1 && shared < wide)
         shared = wide;
     return launch(r, w, in_names[w->type][is_f32], values < r->n_sms ? (uint32_t)values : r->n_sms,

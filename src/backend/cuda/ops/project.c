@@ -1,7 +1,7 @@
 /* project.c - PROJECT on tiled weights: how its work is cut.
  *
  * Slices of K are chosen from the matrices' shapes and the number of multiprocessors; blocks, warps
- * and ring depth may differ from bucket to bucket, since no bit depends on them. */
+ * and pipeline depth may differ from bucket to bucket, since no bit depends on them. */
 #include "backend/cuda/ops/project.h"
 
 #include <stdio.h>
@@ -22,7 +22,7 @@ enum {
     MAX_SLICES = 32,
     MAX_PARTS = 24 << 10,
     SHARED_SUMS = 1536,
-    SHARED_BARRIERS = 8 * 6 * 20, /* of all slots of all warps */
+    SHARED_BARRIERS = 8 * 6 * 20, /* of all stages of all warps */
 };
 
 uint32_t project_type_bit(uint32_t type) {
@@ -66,32 +66,33 @@ const char *project_set_name(uint32_t set) {
     return "all";
 }
 
-/* ---- slices -----------------------------------------------------------------------------------
+/* ---- splits -----------------------------------------------------------------------------------
  */
 
 /* Units of all tiles. */
 static uint64_t stage_units(const struct project_params *p) {
-    uint64_t units = 0;
+    uint64_t kblocks = 0;
     for (uint32_t i = 0; i < p->n_segments; i++)
-        units += (uint64_t)p->segments[i].n_tiles * p->segments[i].units;
-    return units;
+        kblocks += (uint64_t)p->segments[i].n_tiles * p->segments[i].kblocks;
+    return kblocks;
 }
 
-/* So many slices that the tasks of a block keep its warps busy for about the same time. A task's
- * end costs about three quarters of a unit. Where there are many tiles, none: a row is one warp's.
+/* So many splits that the tasks of a block keep its warps busy for about the same time. A task's
+ * end costs about three quarters of a kblock. Where there are many tiles, none: a row is one
+ * warp's.
  */
 static uint32_t choose_slices(const struct project_segment *s, uint32_t tiles, uint32_t warps) {
     uint32_t best = 1, best_cost = UINT32_MAX;
     if (tiles >= 3 * warps)
         return 1;
-    for (uint32_t slices = 1; slices <= s->units && slices <= MAX_SLICES; slices++) {
+    for (uint32_t splits = 1; splits <= s->kblocks && splits <= MAX_SLICES; splits++) {
         uint32_t cost = UINT32_MAX;
         for (uint32_t w = 1; w <= warps; w++) {
-            uint32_t c = div_up(tiles * slices, w) * (4 * div_up(s->units, slices) + 3);
+            uint32_t c = div_up(tiles * splits, w) * (4 * div_up(s->kblocks, splits) + 3);
             cost = min_u32(cost, c);
         }
         if (cost < best_cost)
-            best = slices, best_cost = cost;
+            best = splits, best_cost = cost;
     }
     return best;
 }
@@ -99,33 +100,33 @@ static uint32_t choose_slices(const struct project_segment *s, uint32_t tiles, u
 /* Shared memory of a stage's block. Every other product of a layer adds to the residual, so that
  * neighbours are of different sizes. */
 static uint32_t stage_shared(const struct project_params *p) {
-    uint32_t bytes = p->finish == FINISH_ADD ? PROJECT_SHARED_WIDE : PROJECT_SHARED;
-    return min_u32(bytes, p->most_shared);
+    uint32_t bytes = p->epilogue == EPILOGUE_ADD ? PROJECT_SHARED_WIDE : PROJECT_SHARED;
+    return min_u32(bytes, p->max_shared);
 }
 
-/* Warps of which two units each fit beside a row's image and the sums: for one row, since slices,
+/* Warps of which two kblocks each fit beside a row's qact and the sums: for one row, since splits,
  * and with them a row's bits, must not depend on how many there are. */
 static uint32_t most_warps(const struct project_params *p) {
     struct project_input in = p->in;
     in.wants_f32 |= p->is_plain;
-    uint32_t room = stage_shared(p) - SHARED_SUMS, image = project_image_bytes(&in), warps = 0;
-    if (image < room)
-        warps = (room - image) / (2 * p->slot_bytes);
-    return max_u32(MIN_WARPS, min_u32(warps, p->finish == FINISH_SWIGLU ? WARPS_WIDE : WARPS));
+    uint32_t room = stage_shared(p) - SHARED_SUMS, qact = project_qact_bytes(&in), warps = 0;
+    if (qact < room)
+        warps = (room - qact) / (2 * p->stage_bytes);
+    return max_u32(MIN_WARPS, min_u32(warps, p->epilogue == EPILOGUE_SWIGLU ? WARPS_WIDE : WARPS));
 }
 
 static void cut_slices(struct project_params *p, uint32_t n_sms) {
     uint32_t warps = most_warps(p);
     uint64_t share = (stage_units(p) + n_sms - 1) / n_sms;
-    p->is_direct = p->finish != FINISH_SWIGLU;
+    p->is_direct = p->epilogue != EPILOGUE_SWIGLU;
     for (uint32_t i = 0; i < p->n_segments; i++) {
         struct project_segment *s = &p->segments[i];
-        uint64_t tiles = (share + s->units - 1) / s->units;
-        s->slices = choose_slices(s, (uint32_t)(tiles < 4096 ? tiles : 4096), warps);
-        s->slice_magic = div_up(65536, s->slices);
-        s->slice_units = s->units / s->slices;
-        s->slice_more = s->units % s->slices;
-        p->is_direct &= s->slices == 1;
+        uint64_t tiles = (share + s->kblocks - 1) / s->kblocks;
+        s->splits = choose_slices(s, (uint32_t)(tiles < 4096 ? tiles : 4096), warps);
+        s->split_fastdiv = div_up(65536, s->splits);
+        s->split_kblocks = s->kblocks / s->splits;
+        s->split_extra = s->kblocks % s->splits;
+        p->is_direct &= s->splits == 1;
     }
 }
 
@@ -135,14 +136,14 @@ static void cut_slices(struct project_params *p, uint32_t n_sms) {
 /* Tiles in the order in which blocks are cut. SwiGLU: gate and up side by side. */
 static uint32_t ordered_tiles(const struct project_params *p) {
     uint32_t n = 0;
-    for (uint32_t i = 0; i < (p->finish == FINISH_SWIGLU ? 1 : p->n_segments); i++)
+    for (uint32_t i = 0; i < (p->epilogue == EPILOGUE_SWIGLU ? 1 : p->n_segments); i++)
         n += p->segments[i].n_tiles;
     return n;
 }
 
-/* What a tile costs a block: its bytes, and `more` a unit. */
+/* What a tile costs a block: its bytes, and `more` a kblock. */
 static uint64_t tile_cost(const struct project_segment *s, uint32_t more) {
-    return (uint64_t)s->units * (s->unit_bytes + more);
+    return (uint64_t)s->kblocks * (s->kblock_bytes + more);
 }
 
 static uint64_t ordered_cost(const struct project_params *p, uint32_t tile, uint32_t more) {
@@ -193,30 +194,30 @@ static uint32_t block_tiles(const struct project_params *p, const struct project
     return last > first ? last - first : 0;
 }
 
-uint32_t project_most_tasks(const struct project_params *p, uint32_t n_blocks) {
+uint32_t project_max_tasks(const struct project_params *p, uint32_t n_blocks) {
     uint32_t most = 0;
     for (uint32_t b = 0; b < n_blocks; b++) {
         uint32_t n = 0;
         for (uint32_t i = 0; i < p->n_segments; i++)
-            n += block_tiles(p, &p->segments[i], b) * p->segments[i].slices;
+            n += block_tiles(p, &p->segments[i], b) * p->segments[i].splits;
         most = max_u32(most, n);
     }
     return most;
 }
 
 /* Results of the block that has most. */
-static uint32_t most_places(const struct project_params *p, uint32_t n_blocks) {
+static uint32_t max_results(const struct project_params *p, uint32_t n_blocks) {
     uint32_t most = 0;
     for (uint32_t b = 0; b < n_blocks; b++) {
         uint32_t n = 0;
-        for (uint32_t i = 0; i < (p->finish == FINISH_SWIGLU ? 1 : p->n_segments); i++)
+        for (uint32_t i = 0; i < (p->epilogue == EPILOGUE_SWIGLU ? 1 : p->n_segments); i++)
             n += block_tiles(p, &p->segments[i], b) << p->segments[i].row_shift;
         most = max_u32(most, n);
     }
     return most;
 }
 
-/* What the warp that has most costs, over all blocks: its bytes, and something a unit and a task.
+/* What the warp that has most costs, over all blocks: its bytes, and something a kblock and a task.
  */
 static uint64_t most_of_warps(const struct project_params *p, uint32_t n_blocks, uint32_t warps) {
     uint64_t most = 0;
@@ -225,10 +226,10 @@ static uint64_t most_of_warps(const struct project_params *p, uint32_t n_blocks,
         uint32_t task = 0;
         for (uint32_t i = 0; i < p->n_segments; i++) {
             const struct project_segment *s = &p->segments[i];
-            uint32_t n = block_tiles(p, s, b) * s->slices;
+            uint32_t n = block_tiles(p, s, b) * s->splits;
             for (uint32_t t = 0; t < n; t++, task++)
-                load[task % warps] += (s->slice_units + (t % s->slices < s->slice_more)) *
-                                          (uint64_t)(s->unit_bytes + UNIT_COST) +
+                load[task % warps] += (s->split_kblocks + (t % s->splits < s->split_extra)) *
+                                          (uint64_t)(s->kblock_bytes + UNIT_COST) +
                                       TASK_COST;
         }
         for (uint32_t w = 0; w < warps; w++)
@@ -240,46 +241,48 @@ static uint64_t most_of_warps(const struct project_params *p, uint32_t n_blocks,
 /* ---- shared memory ----------------------------------------------------------------------------
  */
 
-/* Bytes beside the ring; sets where things are behind a ring of `ring` bytes. */
-static uint32_t lay_out(struct project_params *p, uint32_t rows, uint32_t tasks, uint32_t ring) {
-    uint32_t chunks = p->in.k / PROJECT_CHUNK, at = ring;
-    uint32_t heads = p->in.kind == PREPARE_GATED_NORM ? p->in.k / p->in.width : 0;
-    p->image_at = at;
-    at += rows * p->image_bytes;
-    p->parts_at = at;
+/* Bytes beside the pipeline; sets where things are behind a pipeline of `pipeline` bytes. */
+static uint32_t lay_out(struct project_params *p, uint32_t rows, uint32_t tasks,
+                        uint32_t pipeline) {
+    uint32_t chunks = p->in.k / PROJECT_GROUP, at = pipeline;
+    uint32_t heads = p->in.kind == PROLOGUE_GATED_NORM ? p->in.k / p->in.width : 0;
+    p->qact_at = at;
+    at += rows * p->qact_bytes;
+    p->partials_at = at;
     at += p->is_direct ? 0 : tasks * PROJECT_TASK_ROWS * rows * 4;
     at += PROJECT_ROWS * 4;
     p->red_at = at;
     at += (rows * chunks + heads) * 4;
-    p->bars_at = (at + 7) / 8 * 8;
-    return p->bars_at + SHARED_BARRIERS;
+    p->mbars_at = (at + 7) / 8 * 8;
+    return p->mbars_at + SHARED_BARRIERS;
 }
 
-/* Most slots of a ring for so many warps; 0: not even two fit. */
+/* Most stages of a pipeline for so many warps; 0: not even two fit. */
 static uint32_t most_slots(struct project_params *p, uint32_t rows, uint32_t tasks, uint32_t warps,
                            uint32_t limit) {
     static const uint32_t choices[] = {6, 4, 3, 2};
-    for (uint32_t i = p->has_more_slots ? 0 : 3; i < 4; i++)
-        if (lay_out(p, rows, tasks, warps * choices[i] * p->slot_bytes) <= limit)
+    for (uint32_t i = p->has_deep_pipeline ? 0 : 3; i < 4; i++)
+        if (lay_out(p, rows, tasks, warps * choices[i] * p->stage_bytes) <= limit)
             return choices[i];
     return 0;
 }
 
-/* Warps and slots within `limit` bytes of shared memory: those that give the fullest warp least to
+/* Warps and stages within `limit` bytes of shared memory: those that give the fullest warp least to
  * do. Returns the bytes, 0 where none fit. */
 static uint32_t choose_ring(struct project_params *p, uint32_t rows, uint32_t n_blocks,
                             uint32_t limit) {
-    bool is_wide = (p->finish == FINISH_SWIGLU || rows > PROJECT_FUSED) && rows < PROJECT_ROWS;
-    uint32_t tasks = project_most_tasks(p, n_blocks), warps = is_wide ? WARPS_WIDE : WARPS;
+    bool is_wide =
+        (p->epilogue == EPILOGUE_SWIGLU || rows > PROJECT_FUSED_ROWS) && rows < PROJECT_ROWS;
+    uint32_t tasks = project_max_tasks(p, n_blocks), warps = is_wide ? WARPS_WIDE : WARPS;
     uint64_t best = UINT64_MAX;
-    p->ring_warps = 0;
+    p->task_warps = 0;
     for (uint32_t w = min_u32(MIN_WARPS, tasks); w <= warps && w <= tasks; w++) {
-        uint32_t slots = most_slots(p, rows, tasks, w, limit);
-        uint64_t most = slots ? most_of_warps(p, n_blocks, w) : UINT64_MAX;
+        uint32_t stages = most_slots(p, rows, tasks, w, limit);
+        uint64_t most = stages ? most_of_warps(p, n_blocks, w) : UINT64_MAX;
         if (most < best)
-            best = most, p->ring_warps = w, p->slots = slots;
+            best = most, p->task_warps = w, p->stages = stages;
     }
-    return p->ring_warps ? lay_out(p, rows, tasks, p->ring_warps * p->slots * p->slot_bytes) : 0;
+    return p->task_warps ? lay_out(p, rows, tasks, p->task_warps * p->stages * p->stage_bytes) : 0;
 }
 
 /* ---- recording --------------------------------------------------------------------------------
@@ -289,13 +292,13 @@ static bool is_aligned(const struct operand *o) {
     return o->n_dims == 0 || (o->offset % 16 == 0 && o->stride % 4 == 0);
 }
 
-/* What prepare_quick leaves to the general way: gates of very long rows, for which gate_at does not
- * divide exactly; and heads with gates, or with neither gates nor a norm: which row a head has is
- * known only behind the wait, and what is read beside it is found before. */
-static bool is_quick(const struct op_project *op, uint32_t width) {
-    uint64_t chunks = op->in.dims[0] / PROJECT_CHUNK, head_chunks = width / PROJECT_CHUNK;
+/* What quantize_row_vec4 leaves to the general way: gates of very long rows, for which gate_at does
+ * not divide exactly; and heads with gates, or with neither gates nor a norm: which row a head has
+ * is known only behind the wait, and what is read beside it is found before. */
+static bool is_vec4(const struct op_project *op, uint32_t width) {
+    uint64_t chunks = op->in.dims[0] / PROJECT_GROUP, head_chunks = width / PROJECT_GROUP;
     bool are_gates_near = op->gate.n_dims == 0 || chunks * head_chunks <= 65536;
-    return are_gates_near && (!op->is_head || op->prologue == PROLOGUE_NORM);
+    return are_gates_near && (!op->is_lm_head || op->prologue == PROLOGUE_NORM);
 }
 
 static struct project_input input_of(struct recorder *r, const struct op_project *op) {
@@ -310,11 +313,11 @@ static struct project_input input_of(struct recorder *r, const struct op_project
         .kind = (uint32_t)op->prologue,
         .width = width,
         .head_stride = op->gate_stride,
-        .head_magic = div_up(65536, max_u32(width / PROJECT_CHUNK, 1)),
+        .head_fastdiv = div_up(65536, max_u32(width / PROJECT_GROUP, 1)),
         .head_gap = op->gate.n_dims ? (op->gate_stride - width) / 4 : 0,
         .is_aligned = is_aligned(&op->in) && is_aligned(&op->gate) && op->gate_stride % 4 == 0 &&
-                      op->head_width % 4 == 0 && is_quick(op, width),
-        .is_head = op->is_head,
+                      op->head_width % 4 == 0 && is_vec4(op, width),
+        .is_lm_head = op->is_lm_head,
         .eps = op->eps,
     };
 }
@@ -336,15 +339,15 @@ static uint32_t set_segments(struct recorder *r, const struct op_project *op,
             .column = op->segments[i].column,
             .lane_shift = shift_of(project_lanes(m.type, m.tile_rows)),
             .row_shift = shift_of(m.tile_rows),
-            .units = m.k / tile_columns(m.type, m.tile_rows),
-            .unit_bytes = tile_unit_bytes(m.type),
+            .kblocks = m.k / tile_columns(m.type, m.tile_rows),
+            .kblock_bytes = tile_kblock_bytes(m.type),
             .first_tile = op->epilogue == EPILOGUE_SWIGLU ? 0 : tile,
             .n_tiles = div_up(m.n, m.tile_rows),
         };
         set |= s->type;
         p->has_bias |= op->segments[i].bias.n_dims != 0;
         tile += s->n_tiles;
-        p->slot_bytes = max_u32(p->slot_bytes, s->unit_bytes);
+        p->stage_bytes = max_u32(p->stage_bytes, s->kblock_bytes);
         p->in.wants_int8 |= tile_is_int8(m.type);
         p->in.wants_f32 |= !tile_is_int8(m.type);
     }
@@ -352,13 +355,13 @@ static uint32_t set_segments(struct recorder *r, const struct op_project *op,
     return tile < UINT16_MAX ? set : 0;
 }
 
-/* Where F32 segments stand beside int8 ones, they are few rows of weights, and images of floats
- * would take the ring's room from all blocks. For one row or two they are quicker than reading
+/* Where F32 segments stand beside int8 ones, they are few rows of weights, and qacts of floats
+ * would take the pipeline's room from all blocks. For one row or two they are quicker than reading
  * activations from afar. */
 static bool is_plain(const struct project_params *p, uint32_t set) {
-    return p->row_limit > PROJECT_FUSED && set & IS_F32 && p->in.wants_int8 &&
-           !(set & (IS_BF16 | IS_F16)) && p->in.is_aligned && p->in.kind <= PREPARE_NORM &&
-           !p->in.is_head;
+    return p->row_limit > PROJECT_FUSED_ROWS && set & IS_F32 && p->in.wants_int8 &&
+           !(set & (IS_BF16 | IS_F16)) && p->in.is_aligned && p->in.kind <= PROLOGUE_NORM &&
+           !p->in.is_lm_head;
 }
 
 /* Rows that one block does at once, and its shared memory: as many as fit. Kernels for four rows
@@ -368,10 +371,10 @@ static uint32_t choose_rows(struct project_params *p, uint32_t bucket, uint32_t 
                             uint32_t *shared) {
     uint32_t rows = bucket > 4 ? 8 : bucket > 2 ? 4 : bucket;
     for (; rows; rows /= 2) {
-        *shared = rows > PROJECT_FUSED ? 0 : choose_ring(p, rows, n_blocks, stage_shared(p));
+        *shared = rows > PROJECT_FUSED_ROWS ? 0 : choose_ring(p, rows, n_blocks, stage_shared(p));
         *shared =
             *shared ? stage_shared(p)
-                    : choose_ring(p, rows, n_blocks, min_u32(PROJECT_SHARED_ALONE, p->most_shared));
+                    : choose_ring(p, rows, n_blocks, min_u32(PROJECT_SHARED_ALONE, p->max_shared));
         if (*shared)
             return rows;
     }
@@ -381,8 +384,8 @@ static uint32_t choose_rows(struct project_params *p, uint32_t bucket, uint32_t 
 /* Blocks of a row: as many as have a place each, where columns do not depend on each other. */
 static uint32_t prepare_shares(const struct project_input *in, uint32_t rows, uint32_t threads,
                                uint32_t n_sms) {
-    uint32_t pieces = in->k / PROJECT_PIECE, most = in->kind == PREPARE_NONE ? 3 : 2, shares = 1;
-    for (uint32_t batch = 1; project_is_quick(in) && batch <= most; batch++) {
+    uint32_t pieces = in->k / PROJECT_COLS, most = in->kind == PROLOGUE_NONE ? 3 : 2, shares = 1;
+    for (uint32_t batch = 1; project_is_vec4(in) && batch <= most; batch++) {
         shares = div_up(pieces, batch * threads);
         if (shares * rows <= n_sms)
             break;
@@ -390,8 +393,8 @@ static uint32_t prepare_shares(const struct project_input *in, uint32_t rows, ui
     return shares;
 }
 
-struct cuda_launch project_prepare_launch(const struct recorder *r, const struct project_input *in,
-                                          const char *kernel, uint32_t rows, uint32_t threads) {
+struct cuda_launch project_quantize_launch(const struct recorder *r, const struct project_input *in,
+                                           const char *kernel, uint32_t rows, uint32_t threads) {
     return (struct cuda_launch){
         .kernel = kernel,
         .grid = {rows, prepare_shares(in, rows, threads, r->n_sms), 1},
@@ -400,20 +403,20 @@ struct cuda_launch project_prepare_launch(const struct recorder *r, const struct
     };
 }
 
-/* The rows' images. */
+/* The rows' qacts. */
 static int prepare_rows(struct recorder *r, struct project_params *p, uint32_t bucket,
                         uint32_t rows) {
     uint32_t n = div_up(bucket, rows) * rows;
-    struct prepare_params params = {
+    struct quantize_params params = {
         .io = p->io,
         .in = p->in,
-        .images = recorder_work(r, (uint64_t)n * p->image_bytes),
-        .squares = recorder_work(r, (uint64_t)n * (p->in.k / PROJECT_CHUNK) * 4),
-        .image_bytes = p->image_bytes,
+        .qacts = recorder_work(r, (uint64_t)n * p->qact_bytes),
+        .squares = recorder_work(r, (uint64_t)n * (p->in.k / PROJECT_GROUP) * 4),
+        .qact_bytes = p->qact_bytes,
     };
     struct cuda_launch launch =
-        project_prepare_launch(r, &p->in, "project_prepare", bucket, PREPARE_THREADS);
-    p->images = params.images;
+        project_quantize_launch(r, &p->in, "project_quantize", bucket, PREPARE_THREADS);
+    p->qacts = params.qacts;
     p->squares = params.squares;
     return recorder_launch(r, &launch, &params, sizeof params);
 }
@@ -428,7 +431,7 @@ static uint64_t fullest(const struct project_params *p, uint32_t n_blocks) {
     return best;
 }
 
-/* Cuts by bytes, by units, or by something between: whatever gives the fullest warp least. */
+/* Cuts by bytes, by kblocks, or by something between: whatever gives the fullest warp least. */
 static void cut_best(struct project_params *p, uint32_t n_blocks) {
     static const uint32_t choices[] = {0, 2304, 1 << 20};
     uint64_t best = UINT64_MAX;
@@ -446,11 +449,11 @@ uint32_t project_choose_blocks(struct project_params *p, uint32_t n_sms, project
     uint32_t n = n_sms;
     cut(p, n);
     while (!p->is_direct && n + n_sms <= PROJECT_BLOCKS &&
-           project_most_tasks(p, n) * PROJECT_TASK_ROWS * 4 > MAX_PARTS) {
+           project_max_tasks(p, n) * PROJECT_TASK_ROWS * 4 > MAX_PARTS) {
         n += n_sms;
         cut(p, n);
     }
-    p->most_places = p->is_direct ? 0 : most_places(p, n);
+    p->max_results = p->is_direct ? 0 : max_results(p, n);
     return n;
 }
 
@@ -507,7 +510,7 @@ static const struct project_cut *find_cut(struct recorder *r, const struct proje
 static bool find_pick(struct recorder *r, const struct op_project *o,
                       struct project_head_params *h) {
     const struct op *next = r->op + 1 < r->plan->n_ops ? &r->plan->ops[r->op + 1] : NULL;
-    if (!o->is_head || r->plan->max_outputs != 1 || !next || next->kind != OP_PICK ||
+    if (!o->is_lm_head || r->plan->max_outputs != 1 || !next || next->kind != OP_PICK ||
         o->out.offset != next->pick.logits.offset || o->n_segments != 1 || o->segments[0].column)
         return false;
     r->has_wanted = true;
@@ -517,13 +520,13 @@ static bool find_pick(struct recorder *r, const struct op_project *o,
     return true;
 }
 
-/* The cut, with images that have floats where those are wanted and F32 segments are not plain. */
+/* The cut, with qacts that have floats where those are wanted and F32 segments are not plain. */
 static const struct project_cut *cut_images(struct recorder *r, struct project_params *p,
                                             bool are_plain) {
     uint32_t wants_f32 = p->in.wants_f32 | p->is_plain;
     p->is_plain = are_plain;
     p->in.wants_f32 = are_plain ? 0 : wants_f32;
-    p->image_bytes = project_image_bytes(&p->in);
+    p->qact_bytes = project_qact_bytes(&p->in);
     return find_cut(r, p);
 }
 
@@ -538,7 +541,7 @@ void project_survey(struct recorder *r) {
     for (uint32_t i = 0; i < r->plan->n_ops; i++) {
         const struct op *op = &r->plan->ops[i];
         r->products.has_experts |= op->kind == OP_EXPERTS_IN;
-        if (op->kind != OP_PROJECT || op->project.is_head)
+        if (op->kind != OP_PROJECT || op->project.is_lm_head)
             continue;
         for (uint32_t k = 0; k < op->project.n_segments; k++) {
             struct cuda_matrix m = recorder_matrix(r, &op->project.segments[k].weight);
@@ -552,9 +555,9 @@ void project_survey(struct recorder *r) {
  * their types, if there is one that has this one's types and its rings. (A head's types need not be
  * among them.) Where experts come between them that gains nothing. */
 static uint32_t shared_set(const struct recorder *r, const struct project_params *p, uint32_t set) {
-    uint32_t all = r->products.set, has_more_slots = (all & HAS_MORE_SLOTS) != 0;
+    uint32_t all = r->products.set, has_deep_pipeline = (all & DEEP_PIPELINE) != 0;
     bool is_known = strcmp(project_set_name(all), "all") != 0 && !r->products.has_experts;
-    return is_known && !(set & ~all) && p->has_more_slots == has_more_slots ? all : set;
+    return is_known && !(set & ~all) && p->has_deep_pipeline == has_deep_pipeline ? all : set;
 }
 
 int record_project(struct recorder *r, const struct op *op) {
@@ -564,15 +567,15 @@ int record_project(struct recorder *r, const struct op *op) {
         .in = input_of(r, o),
         .out = recorder_at(r, &o->out),
         .out_stride = o->out.stride,
-        .finish = (uint32_t)o->epilogue,
-        .row_limit = o->is_head ? r->plan->max_outputs : r->plan->max_rows,
-        .most_shared = r->b->most_shared,
+        .epilogue = (uint32_t)o->epilogue,
+        .row_limit = o->is_lm_head ? r->plan->max_outputs : r->plan->max_rows,
+        .max_shared = r->b->max_shared,
     };
     p.in.act_group = op_act_group(op);
     uint32_t set = r->exact || r->n_sms > PROJECT_BLOCKS ? 0 : set_segments(r, o, &p);
     if (!set)
         return record_project_rows(r, op);
-    p.has_more_slots = strcmp(kernel_set(set, 1), "all") == 0 || set & HAS_MORE_SLOTS;
+    p.has_deep_pipeline = strcmp(kernel_set(set, 1), "all") == 0 || set & DEEP_PIPELINE;
     const struct project_cut *cut = cut_images(r, &p, is_plain(&p, set));
     if (!cut)
         return err_memory(r->err, "the cut of a product");
@@ -581,7 +584,7 @@ int record_project(struct recorder *r, const struct op *op) {
     int many_status;
     if (project_many(r, &whole, set, &many_status))
         return many_status;
-    if (p.is_plain && cut->rows <= PROJECT_FUSED) { /* kernels for so few want floats */
+    if (p.is_plain && cut->rows <= PROJECT_FUSED_ROWS) { /* kernels for so few want floats */
         if (!(cut = cut_images(r, &p, false)))
             return err_memory(r->err, "the cut of a product");
         whole = cut->p;
@@ -594,12 +597,12 @@ int record_project(struct recorder *r, const struct op *op) {
                        "a product of %u columns needs more shared memory than a block may have",
                        p.in.k);
     struct project_head_params head = {0};
-    bool is_head = find_pick(r, o, &head);
+    bool is_lm_head = find_pick(r, o, &head);
     char name[48];
-    uint32_t known = rows == 1 && !is_head ? shared_set(r, &p, set) : set; /* to the kernel */
-    snprintf(name, sizeof name, "project_%s%u_%s", is_head ? "head_" : "", rows,
+    uint32_t known = rows == 1 && !is_lm_head ? shared_set(r, &p, set) : set; /* to the kernel */
+    snprintf(name, sizeof name, "project_%s%u_%s", is_lm_head ? "head_" : "", rows,
              kernel_set(known, rows));
-    if (rows > PROJECT_FUSED) {
+    if (rows > PROJECT_FUSED_ROWS) {
         int status = prepare_rows(r, &p, bucket, rows);
         if (status)
             return status;
@@ -607,10 +610,10 @@ int record_project(struct recorder *r, const struct op *op) {
     struct cuda_launch launch = {
         .kernel = name,
         .grid = {n_blocks, div_up(bucket, rows), 1},
-        .threads = 32 * max_u32(p.ring_warps, min_u32(WARPS, p.in.k / PROJECT_CHUNK)),
+        .threads = 32 * max_u32(p.task_warps, min_u32(WARPS, p.in.k / PROJECT_GROUP)),
         .shared = cut->shared,
     };
     head.p = p;
-    return is_head ? recorder_launch(r, &launch, &head, sizeof head)
-                   : recorder_launch(r, &launch, &p, sizeof p);
+    return is_lm_head ? recorder_launch(r, &launch, &head, sizeof head)
+                      : recorder_launch(r, &launch, &p, sizeof p);
 }

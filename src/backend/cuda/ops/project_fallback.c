@@ -31,7 +31,7 @@ static bool is_alike(const struct recorder *r, const struct segment *a, const st
 }
 
 static uint32_t rows_of(const struct recorder *r, const struct op_project *p) {
-    return p->is_head ? r->plan->max_outputs : r->plan->max_rows;
+    return p->is_lm_head ? r->plan->max_outputs : r->plan->max_rows;
 }
 
 /* Bytes of the rows in shared memory, as project_acts of project_rows.cu lays them out. */
@@ -57,7 +57,7 @@ static struct rows_prepare_params prepare_of(struct recorder *r, const struct op
         .head_width = p->head_width,
         .gate_stride = p->gate_stride,
         .eps = p->eps,
-        .is_head = p->is_head,
+        .is_lm_head = p->is_lm_head,
         .act_group = op_act_group(op),
     };
     for (uint32_t i = 0; i < p->n_segments; i++)

@@ -48,7 +48,7 @@ struct rows_prepare_params {
     uint32_t k, prologue; /* enum rows_prologue */
     uint32_t head_width, gate_stride;
     float eps;
-    uint32_t is_head, needs_int8;
+    uint32_t is_lm_head, needs_int8;
     uint32_t act_group;      /* int8 values that share a scale: 32 or 128 */
     struct rows_prepared to; /* NULL where each block keeps its own */
 };

@@ -1,11 +1,11 @@
 /* project_gemm.h - params of PROJECT on tensor cores, for five rows and more.
  *
- * A strip is 16 rows of weights: one tile, or 2 or 4 side by side; of SwiGLU 8 rows of gate and the
- * same of up. A task is a run of a strip's units, done by one warp for all rows of activations, or
- * by two (members) for half of them each. Either a block has whole strips, a task is a slice of K,
- * and slices meet in shared memory. Or, where strips are too few for that, tasks are single units,
- * spread evenly over the blocks, each of which then needs but a part of the activations; they meet
- * in global memory. Whoever comes last adds them up, in their order. */
+ * A m16_tile is 16 rows of weights: one tile, or 2 or 4 side by side; of SwiGLU 8 rows of gate and
+ * the same of up. A task is a run of a m16_tile's kblocks, done by one warp for all rows of
+ * activations, or by two (tile_warps) for half of them each. Either a block has whole m16_tiles, a
+ * task is a split of K, and splits meet in shared memory. Or, where m16_tiles are too few for that,
+ * tasks are single kblocks, spread evenly over the blocks, each of which then needs but a part of
+ * the activations; they meet in global memory. Whoever comes last adds them up, in their order. */
 #ifndef BACKEND_CUDA_OPS_PROJECT_GEMM_H
 #define BACKEND_CUDA_OPS_PROJECT_GEMM_H
 
@@ -21,41 +21,41 @@ enum {
 };
 
 /* Rows made ready for a block: `rows` of them, 8, 16 or 32; those behind the bucket's last repeat
- * it. They lie in bands, each of as many columns as the largest unit has and the first of them
+ * it. They lie in k_slabs, each of as many columns as the largest kblock has and the first of them
  * there first: numbers row by row, 16 bytes apart, so that eight of them are read from different
  * banks; then scales, all rows' of a group of columns side by side; then the sums of the numbers of
  * 32 columns, as two halves (the even part, and what is left: both exact), four of a row together,
- * rows side by side. Behind the bands the sums of the squares of 128 columns, row by row, where
+ * rows side by side. Behind the k_slabs the sums of the squares of 128 columns, row by row, where
  * there is a norm. */
 struct many_image {
     uint8_t *at;
     uint32_t rows;
     uint32_t group;      /* columns that share a scale: 32 or 128 */
-    uint32_t band_shift; /* columns of a band, as a power of two */
-    uint32_t bands;
-    uint32_t scales_at, sums_at, band_bytes; /* of a band */
+    uint32_t band_shift; /* columns of a k_slab, as a power of two */
+    uint32_t k_slabs;
+    uint32_t scales_at, sums_at, band_bytes; /* of a k_slab */
     uint32_t squares_at, bytes;              /* of all */
     uint32_t squares_pitch; /* floats from row to row: an odd number, for the banks' sake */
 };
 
 struct many_params {
-    /* Segments without the plain ones; of strips where tiles are meant. Where tasks are spread,
+    /* Segments without the plain ones; of m16_tiles where tiles are meant. Where tasks are spread,
      * bounds are of them. */
     struct project_params p;
-    struct many_image images; /* of the first rows; those of later ones behind it */
-    uint32_t members;         /* warps of a task, each for its share of the rows */
-    uint32_t tiles;           /* of a strip at most */
-    uint32_t is_spread;       /* tasks are units, in global memory their sums meet */
-    uint32_t strips, units;   /* of the one segment that is spread */
-    uint32_t strip_magic;     /* of strips, never 0: see project_magic */
-    float *parts;             /* (row block, strip, unit, 8 rows, lane, 4) */
-    uint32_t *counters;       /* (row block, strip): zero between two steps */
-    uint32_t squares_at;      /* in shared memory; behind them the rows' factors */
-    uint32_t counters_at;     /* in shared memory, of a block's strips; */
-    uint32_t left_at;         /* and of its slots: members that are done with one */
-    uint32_t plain_tiles;     /* of all plain segments: those of F32, in tiles of 4 rows */
-    uint32_t plain_slices;    /* of K of those, at most */
-    uint32_t plain_at;        /* in shared memory: their sums */
+    struct many_image qacts;     /* of the first rows; those of later ones behind it */
+    uint32_t tile_warps;         /* warps of a task, each for its share of the rows */
+    uint32_t tiles;              /* of a m16_tile at most */
+    uint32_t is_spread;          /* tasks are kblocks, in global memory their sums meet */
+    uint32_t m16_tiles, kblocks; /* of the one segment that is spread */
+    uint32_t strip_magic;        /* of m16_tiles, never 0: see fastdiv_magic */
+    float *parts;                /* (row block, m16_tile, kblock, 8 rows, lane, 4) */
+    uint32_t *counters;          /* (row block, m16_tile): zero between two steps */
+    uint32_t squares_at;         /* in shared memory; behind them the rows' factors */
+    uint32_t counters_at;        /* in shared memory, of a block's m16_tiles; */
+    uint32_t left_at;            /* and of its stages: tile_warps that are done with one */
+    uint32_t plain_tiles;        /* of all plain segments: those of F32, in tiles of 4 rows */
+    uint32_t plain_slices;       /* of K of those, at most */
+    uint32_t plain_at;           /* in shared memory: their sums */
     struct project_segment plain[PROJECT_SEGMENTS];
 };
 
@@ -63,12 +63,12 @@ struct many_params {
 struct many_prepare_params {
     struct cuda_io io;
     struct project_input in;
-    struct many_image images;
+    struct many_image qacts;
     uint32_t row_limit; /* rows of the bucket */
 };
 
 #ifndef __CUDACC__
-/* Takes a PROJECT over, which project.c has cut into slices; false: it is none for this way, and
+/* Takes a PROJECT over, which project.c has cut into splits; false: it is none for this way, and
  * nothing was recorded. set: of its types. */
 bool project_many(struct recorder *r, const struct project_params *p, uint32_t set, int *status);
 #endif
