@@ -3,7 +3,7 @@
 
 Needs only Python 3. Prints one line for a test that fails, and "N passed, N failed" at the end.
 """
-import json, os, shutil, struct, subprocess, sys, tempfile, traceback
+import json, os, shutil, signal, socket, stat, struct, subprocess, sys, tempfile, time, traceback
 from pathlib import Path
 
 SLUICE = os.path.abspath(sys.argv[1])
@@ -15,7 +15,8 @@ FOLDERS = ["qwen35-dense-a", "qwen35-dense-b", "qwen35-moe-a", "llama-a", "llama
 
 
 def run(*args, stdin=b"", env=None, stdout=subprocess.PIPE):
-    p = subprocess.run([SLUICE, *map(str, args)], input=stdin, stdout=stdout, stderr=subprocess.PIPE,
+    given = {"input": stdin} if isinstance(stdin, bytes) else {"stdin": stdin}
+    p = subprocess.run([SLUICE, *map(str, args)], **given, stdout=stdout, stderr=subprocess.PIPE,
                        env={**os.environ, **(env or {})}, timeout=300)
     return p.returncode, p.stdout or b"", p.stderr.decode()
 
@@ -294,11 +295,10 @@ def quantize_is_the_same_with_any_number_of_threads():
 
 
 @test
-def quantize_again_is_possible_in_place():
+def quantize_again_is_possible():
     with tempfile.TemporaryDirectory() as d:
         path = Path(d) / "model.gguf"
-        shutil.copy(REFERENCE / "llama-k/model-q4_k_m.gguf", path)
-        good("quantize", path, path, "q8_0")
+        good("quantize", REFERENCE / "llama-k/model-q4_k_m.gguf", path, "q8_0")
         kinds = {t["type"] for t in inspect(path)["tensors"]}
         assert kinds == {"Q8_0", "F32"}, kinds
         assert os.listdir(d) == ["model.gguf"]
@@ -380,6 +380,243 @@ def convert_refuses_by_name():
             edit(folder, **changes)
             bad(1, fragment, "convert", folder, f"{d}/out.gguf")
             assert os.listdir(d) == ["model"]
+
+
+# ---- files in and out ---------------------------------------------------------------------------
+
+def make_gguf(path, keys=(), tensors=(("token_embd.weight", 32),)):
+    """A small file: keys as (name, type id, bytes of the value), f32 tensors of one row of zeros."""
+    b = b"GGUF" + struct.pack("<IQQ", 3, len(tensors), len(keys))
+    for name, kind, value in keys:
+        name = name.encode()
+        b += struct.pack("<Q", len(name)) + name + struct.pack("<I", kind) + value
+    at = 0
+    for name, n in tensors:
+        name = name.encode()
+        b += struct.pack("<Q", len(name)) + name + struct.pack("<IQIQ", 1, n, 0, at)
+        at += -(-n * 4 // 32) * 32
+    b += bytes(-len(b) % 32) + bytes(at)
+    Path(path).write_bytes(b)
+
+
+def text_value(s):
+    return struct.pack("<Q", len(s)) + s
+
+
+def start(*args, **kw):
+    return subprocess.Popen([SLUICE, *map(str, args)], stderr=subprocess.PIPE, **kw)
+
+
+def wait_until(condition, seconds=60):
+    end = time.time() + seconds
+    while not condition():
+        assert time.time() < end, "waited too long"
+        time.sleep(0.002)
+
+
+@test
+def outputs_spare_what_is_no_regular_file():
+    source = REFERENCE / "llama-a/model-f32.gguf"
+    with tempfile.TemporaryDirectory() as d:
+        good("quantize", source, f"{d}/want", "q8_0")
+        want = Path(f"{d}/want").read_bytes()
+        good("quantize", source, "/dev/null", "q8_0")
+        assert stat.S_ISCHR(os.stat("/dev/null").st_mode)
+        assert good("quantize", source, "/dev/stdout", "q8_0") == want
+        assert good("quantize", source, "-", "q8_0") == want
+        with open(f"{d}/appended", "wb") as f:
+            f.write(b"before")
+            f.flush()
+            run("quantize", source, "/dev/stdout", "q8_0", stdout=f)
+        assert Path(f"{d}/appended").read_bytes() == b"before" + want
+        os.mkfifo(f"{d}/fifo")
+        p = start("quantize", source, f"{d}/fifo", "q8_0")
+        assert Path(f"{d}/fifo").read_bytes() == want
+        assert p.wait() == 0 and stat.S_ISFIFO(os.stat(f"{d}/fifo").st_mode)
+        p.stderr.close()
+        os.symlink("target", f"{d}/link")
+        for _ in range(2):
+            good("quantize", source, f"{d}/link", "q8_0")
+            assert os.path.islink(f"{d}/link") and Path(f"{d}/target").read_bytes() == want
+        bad(1, "Is a directory", "quantize", source, d, "q8_0")
+        bad(1, "No space left", "quantize", source, "/dev/full", "q8_0")
+        assert sorted(os.listdir(d)) == ["appended", "fifo", "link", "target", "want"]
+
+
+@test
+def standard_output_as_a_file():
+    with tempfile.TemporaryDirectory() as d:
+        Path(f"{d}/ids").write_text("1 2 3\n")
+        good("logits", "--tokens", f"{d}/ids", "-o", f"{d}/out")
+        assert good("logits", "--tokens", f"{d}/ids", "-o", "-") == Path(f"{d}/out").read_bytes()
+        assert good("logits", "--tokens", "-", "-o", "-", stdin=b"1 2 3\n") == Path(f"{d}/out").read_bytes()
+        bad(2, "--greedy", "logits", "--tokens", f"{d}/ids", "-o", "-", "--greedy", 2)
+        bad(2, "--layers", "logits", "--tokens", f"{d}/ids", "-o", "/dev/stdout", "--layers")
+        page = good("explain", "--time", "--html", "-")
+        assert page.startswith(b"<!doctype html>") and page.endswith(b"</div>\n"), page[-80:]
+
+
+@test
+def writing_over_the_input_is_refused():
+    with tempfile.TemporaryDirectory() as d:
+        model = Path(d) / "model.gguf"
+        shutil.copy(REFERENCE / "llama-a/model-f32.gguf", model)
+        os.symlink("model.gguf", f"{d}/soft")
+        os.link(model, f"{d}/hard")
+        before = model.read_bytes()
+        Path(f"{d}/ids").write_text("1 2 3\n")
+        for name in ("model.gguf", "soft", "hard"):
+            bad(1, f"{name}: is a file of the input", "quantize", model, f"{d}/{name}", "q8_0")
+            bad(1, f"{name}: is a file of the input", "logits", "-m", model, "--tokens", f"{d}/ids", "-o", f"{d}/{name}")
+            bad(1, f"{name}: is a file of the input", "explain", "-m", model, "--time", "--html", f"{d}/{name}")
+            assert model.read_bytes() == before
+        bad(1, "ids: is a file of the input", "logits", "-m", model, "--tokens", f"{d}/ids", "-o", f"{d}/ids")
+        with open(f"{d}/ids") as ids:
+            code, _, err = run("logits", "-m", model, "--tokens", "-", "-o", f"{d}/ids", stdin=ids)
+        assert code == 1 and "ids: is a file of the input" in err, err
+        assert sorted(os.listdir(d)) == ["hard", "ids", "model.gguf", "soft"]
+        split = [("split.count", 2, struct.pack("<H", 2)), ("split.tensors.count", 5, struct.pack("<i", 2))]
+        for i in range(2):
+            make_gguf(f"{d}/s-0000{i + 1}-of-00002.gguf", split + [("split.no", 2, struct.pack("<H", i))],
+                      [(f"t{i}", 32)])
+        bad(1, "s-00002-of-00002.gguf: is a file of the input", "quantize", f"{d}/s-00001-of-00002.gguf",
+            f"{d}/s-00002-of-00002.gguf", "f16")
+        good("quantize", f"{d}/s-00001-of-00002.gguf", f"{d}/whole.gguf", "f16")
+        folder = Path(d) / "hub"
+        shutil.copytree(REFERENCE / "qwen35-dense-b", folder)
+        for f in folder.iterdir():
+            f.chmod(0o644)
+        for name in ("model-00002-of-00002.safetensors", "config.json", "model.safetensors.index.json"):
+            bad(1, f"{name}: is a file of the input", "convert", folder, folder / name)
+        good("convert", folder, folder / "model.gguf")
+
+
+@test
+def overwriting_a_model_is_said():
+    with tempfile.TemporaryDirectory() as d:
+        out = f"{d}/out.gguf"
+        code, _, err = run("quantize", REFERENCE / "llama-a/model-f32.gguf", out, "q8_0")
+        assert code == 0 and "overwrote" not in err, err
+        os.chmod(out, 0o640)
+        code, _, err = run("quantize", REFERENCE / "llama-a/model-f32.gguf", out, "f16")
+        assert code == 0 and "overwrote the existing file" in err and len(err.splitlines()) == 1, err
+        assert os.stat(out).st_mode & 0o777 == 0o640
+        code, _, err = run("convert", REFERENCE / "llama-a", out)
+        assert code == 0 and "overwrote the existing file" in err and len(err.splitlines()) == 1, err
+        Path(f"{d}/ids").write_text("1 2 3\n")
+        code, _, err = run("logits", "-m", REFERENCE / "llama-a/model-f32.gguf", "--tokens", f"{d}/ids", "-o", out)
+        assert code == 0 and "overwrote the existing file" in err, err
+
+
+@test
+def signals_leave_nothing_behind():
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
+        with tempfile.TemporaryDirectory() as d:
+            Path(f"{d}/out.gguf").write_bytes(b"precious")
+            p = start("quantize", SHIPPED, f"{d}/out.gguf", "q5_k_m", "-t", 1)
+            wait_until(lambda: len(os.listdir(d)) > 1)
+            p.send_signal(number)
+            _, err = p.communicate(timeout=60)
+            assert p.returncode == -number, (number, p.returncode, err)
+            assert os.listdir(d) == ["out.gguf"] and Path(f"{d}/out.gguf").read_bytes() == b"precious"
+
+
+@test
+def a_full_disk_leaves_nothing_behind():
+    import resource
+
+    def small_files():
+        resource.setrlimit(resource.RLIMIT_FSIZE, (3 << 20, 3 << 20))
+
+    with tempfile.TemporaryDirectory() as d:
+        p = start("quantize", SHIPPED, f"{d}/out.gguf", "q8_0", preexec_fn=small_files)
+        _, err = p.communicate(timeout=120)
+        assert p.returncode == 1 and err.decode().splitlines() == [f"sluice: {d}/out.gguf: cannot write: File too large"], err
+        assert os.listdir(d) == []
+
+
+@test
+def writers_of_one_file_do_not_meet():
+    source = REFERENCE / "llama-a/model-f32.gguf"
+    with tempfile.TemporaryDirectory() as d:
+        out = Path(d) / "out.gguf"
+        good("quantize", source, out, "q8_0")
+        want = out.read_bytes()
+        writers = [start("quantize", source, out, "q8_0") for _ in range(4)]
+        while any(w.poll() is None for w in writers):
+            assert out.read_bytes() == want
+        assert all(w.communicate() and w.returncode == 0 for w in writers)
+        assert out.read_bytes() == want and os.listdir(d) == ["out.gguf"]
+
+
+@test
+def a_model_truncated_while_in_use():
+    with tempfile.TemporaryDirectory() as d:
+        model = Path(d) / "model.gguf"
+        shutil.copy(SHIPPED, model)
+        p = start("run", "-m", model, "-n", 5, stdin=subprocess.PIPE)
+        wait_until(lambda: b"model.gguf" in Path(f"/proc/{p.pid}/maps").read_bytes())
+        time.sleep(1)
+        os.truncate(model, 100000)
+        _, err = p.communicate(b"Once upon a time", timeout=60)
+        last = err.decode().splitlines()[-1]
+        assert p.returncode == 1 and last.startswith(f"sluice: {model}: was truncated while in use"), (p.returncode, err)
+        shutil.copy(SHIPPED, model)
+        os.mkfifo(f"{d}/fifo")
+        p = start("quantize", model, f"{d}/fifo", "q8_0")
+        with open(f"{d}/fifo", "rb") as fifo:
+            fifo.read(1)
+            os.truncate(model, 100000)
+            fifo.read()
+        _, err = p.communicate(timeout=60)
+        assert p.returncode == 1 and err.decode().startswith(f"sluice: {model}: was truncated while in use"), err
+        assert len(err.splitlines()) == 1, err
+
+
+@test
+def models_are_files_or_folders():
+    with tempfile.TemporaryDirectory() as d:
+        os.mkfifo(f"{d}/fifo")
+        with socket.socket(socket.AF_UNIX) as s:
+            s.bind(f"{d}/socket")
+            for path, kind in (("/dev/zero", "a character device"), (f"{d}/fifo", "a FIFO"), (f"{d}/socket", "a socket")):
+                for args in (("inspect", path), ("run", "-m", path, "-p", "x"), ("tokenize", "-m", path),
+                             ("quantize", path, f"{d}/out", "q8_0"), ("bench", "-m", path), ("chat", "-m", path, "-p", "x")):
+                    bad(1, f"{path}: is {kind}, expected a file", *args)
+        folder = Path(d) / "hub"
+        shutil.copytree(REFERENCE / "llama-a", folder)
+        os.remove(folder / "tokenizer.json")
+        os.mkfifo(folder / "tokenizer.json")
+        bad(1, "tokenizer.json: is a FIFO, expected a file", "inspect", folder)
+
+
+@test
+def standard_input_of_every_kind():
+    want = good("tokenize", stdin=b"upon a time")
+    with tempfile.TemporaryFile() as f:
+        f.write(b"Once upon a time")
+        f.flush()
+        os.lseek(f.fileno(), 5, os.SEEK_SET)
+        assert good("tokenize", stdin=f) == want
+        os.lseek(f.fileno(), 5, os.SEEK_SET)
+        assert good("run", "-m", SHIPPED, "-n", 6, "--temp", 0, stdin=f) == \
+               good("run", "-p", "upon a time", "-n", 6, "--temp", 0)
+        f.truncate(0)
+        os.lseek(f.fileno(), 0, os.SEEK_SET)
+        f.write(b"junk " + want)
+        f.flush()
+        os.lseek(f.fileno(), 5, os.SEEK_SET)
+        assert good("detokenize", stdin=f) == b"upon a time"
+    for kind in (socket.SOCK_STREAM, socket.SOCK_STREAM | socket.SOCK_NONBLOCK):
+        ours, theirs = socket.socketpair(socket.AF_UNIX, kind)
+        p = subprocess.Popen([SLUICE, "tokenize"], stdin=theirs, stdout=subprocess.PIPE)
+        theirs.close()
+        ours.setblocking(True)
+        time.sleep(0.1)
+        ours.sendall(b"upon a time")
+        ours.close()
+        assert p.communicate()[0] == want and p.returncode == 0
+    bad(1, "standard input: is a directory", "tokenize", stdin=os.open("/", os.O_RDONLY))
 
 
 # ---- a model that speaks ------------------------------------------------------------------------

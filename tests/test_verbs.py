@@ -172,7 +172,7 @@ def test_logits_refuses():
     bad(1, "line 2", "logits", "-m", TINY, "--tokens", TMP / "ids", "-o", TMP / "no")
     (TMP / "ids").write_text("1 2 3 4 5 6\n")
     bad(1, "-c", "logits", "-m", TINY, "--tokens", TMP / "ids", "-o", TMP / "no", "-c", 4)
-    assert not (TMP / "no").exists() and not list(TMP.glob(".no*")), "something half-written is left"
+    assert not (TMP / "no").exists() and not list(TMP.glob(".*")), "something half-written is left"
     bad(1, "no/such", "logits", "-m", TINY, "--tokens", "no/such", "-o", TMP / "no")
     bad(2, "-o", "logits", "-m", TINY, "--tokens", TMP / "ids")
 

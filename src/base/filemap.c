@@ -147,6 +147,8 @@ int filemap_read(struct filemap *map, const char *path, struct err *err) {
         return cannot_open(name, err);
     if (S_ISDIR(st.st_mode))
         return wrong_kind(name, st.st_mode, err);
+    map->device = st.st_dev;
+    map->inode = st.st_ino;
     map->fd = own;
     int status = read_all(map, name, 0, S_ISREG(st.st_mode) ? 0 : FILEMAP_MAX_STREAM, err);
     map->fd = -1;
@@ -174,6 +176,14 @@ bool filemap_is(const struct filemap *map, const char *path) {
     struct stat st;
     return map->inode != 0 && stat(path, &st) == 0 && st.st_dev == map->device &&
            st.st_ino == map->inode;
+}
+
+int filemap_protect(const struct filemap *files, uint32_t n, const char *path, struct err *err) {
+    for (uint32_t i = 0; i < n; i++)
+        if (filemap_is(&files[i], path))
+            return err_set(err, SLUICE_ERR_ARGUMENT,
+                           "%s: is a file of the input, expected another to write to", path);
+    return SLUICE_OK;
 }
 
 void filemap_close(struct filemap *map) {

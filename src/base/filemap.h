@@ -45,6 +45,9 @@ const char *filemap_at(const void *address);
 /* Whether the path names this very file, be it by a symlink or a hard link. */
 bool filemap_is(const struct filemap *map, const char *path);
 
+/* Refuses a path that is to be written and names one of these files, which are being read. */
+int filemap_protect(const struct filemap *files, uint32_t n, const char *path, struct err *err);
+
 /* "a directory", "a FIFO" ... Static. */
 const char *file_kind(mode_t mode);
 

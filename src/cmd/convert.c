@@ -7,6 +7,7 @@
 #include "base/cpu.h"
 #include "base/pool.h"
 #include "cmd/cmd.h"
+#include "cmd/output.h"
 #include "cmd/progress.h"
 #include "file/folder.h"
 #include "file/gguf_write.h"
@@ -148,7 +149,10 @@ static int convert(const char *from, const char *to, const struct mixture *mixtu
     struct job j = {0};
     char buffer[4096];
     double started = seconds_now();
+    const char *replaced = output_replaces(to), *path = output_path(to);
     int status = folder_open(&folder, from, true, err);
+    if (!status)
+        status = folder_protect(folder, path, err);
     if (!status)
         status = hub_open(&hub, folder, with_mtp, err);
     if (!status) {
@@ -159,12 +163,13 @@ static int convert(const char *from, const char *to, const struct mixture *mixtu
     if (!status)
         status = pool_open(&j.pool, threads, err);
     if (!status)
-        status = write_file(&j, to, name ? name : name_of_folder(from, buffer, sizeof buffer), err);
+        status =
+            write_file(&j, path, name ? name : name_of_folder(from, buffer, sizeof buffer), err);
     if (!status)
-        fprintf(stderr, "%s: %s, %s, %u tensors, %s, %.1f s%s\n", to, hub->arch,
+        fprintf(stderr, "%s: %s, %s, %u tensors, %s, %.1f s%s%s\n", to, hub->arch,
                 mixture_name(j.mixture), hub->n_tensors, human_bytes(j.done_bytes),
                 seconds_now() - started,
-                hub->n_skipped ? " (a vision tower or draft block was left out)" : "");
+                hub->n_skipped ? " (a vision tower or draft block was left out)" : "", replaced);
     free(j.types);
     pool_close(j.pool);
     hub_close(hub);

@@ -11,6 +11,7 @@
 #include "cmd/cmd.h"
 #include "cmd/compare.h"
 #include "cmd/open.h"
+#include "cmd/output.h"
 #include "engine/engine.h"
 
 struct explain {
@@ -266,7 +267,10 @@ static int put_bars(const struct explain *x, struct outfile *out, struct err *er
 static int write_html(const struct explain *x) {
     struct err err = {0};
     struct outfile out = {.fd = -1};
-    int status = outfile_open(&out, x->html, &err);
+    const char *path = output_path(x->html), *replaced = output_replaces_model(x->html);
+    int status = model_protect(x->model->model, path, &err);
+    if (!status)
+        status = outfile_open(&out, path, &err);
     if (!status)
         status = put_line(&out, &err,
                           "<!doctype html><meta charset=utf-8><title>one step</title><style>"
@@ -279,6 +283,8 @@ static int write_html(const struct explain *x) {
     if (!status)
         status = outfile_commit(&out, &err);
     outfile_abort(&out);
+    if (!status && replaced[0])
+        fprintf(stderr, "%s: a picture%s\n", x->html, replaced);
     return status ? fail(&err) : 0;
 }
 
@@ -315,7 +321,7 @@ static int explain(struct explain *x) {
         exit = time_ops(x);
     if (!exit && x->html)
         exit = write_html(x);
-    if (!exit)
+    if (!exit && !(x->html && output_is_stdout(x->html)))
         (x->common.as_json ? print_json : print_table)(x);
     return exit;
 }
@@ -327,7 +333,8 @@ int cmd_explain(int argc, char **argv) {
         {"--depth", 0, OPT_INT, &x.depth, "N", "positions that stand before them"},
         {"--time", 0, OPT_FLAG, &x.is_timed, NULL,
          "run it: microseconds, and percent of the limit"},
-        {"--html", 0, OPT_STRING, &x.html, "FILE", "with --time: the same as a picture"},
+        {"--html", 0, OPT_STRING, &x.html, "FILE",
+         "with --time: the same as a picture; -: to standard output, alone"},
         {"--compare", 0, OPT_STRING, &x.compare, "NAME",
          "run the step on the CPU and on this backend: how far each op's results are apart"},
     };

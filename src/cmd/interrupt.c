@@ -4,20 +4,16 @@
 #include <errno.h>
 #include <signal.h>
 
+#include "cmd/faults.h"
+
 static atomic_bool flag;
 static _Atomic(sluice_engine *) running;
-
-/* The signal is blocked while its handler runs: it ends the program on return. */
-static void die_by(int number) {
-    signal(number, SIG_DFL);
-    raise(number);
-}
 
 static void handle(int number) {
     int kept = errno;
     sluice_engine *engine = atomic_load(&running);
     if (number != SIGINT || !engine || atomic_exchange(&flag, true))
-        die_by(number);
+        faults_end_by(number);
     errno = kept;
 }
 

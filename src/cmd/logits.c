@@ -13,6 +13,7 @@
 #include "base/outfile.h"
 #include "cmd/cmd.h"
 #include "cmd/open.h"
+#include "cmd/output.h"
 #include "engine/engine.h"
 
 struct logits {
@@ -22,6 +23,7 @@ struct logits {
     bool layers;
     sluice_model *model;
     sluice_engine *engine;
+    struct filemap prompts;
     struct outfile rows, taps;
     struct err err;
 };
@@ -145,13 +147,23 @@ static int run_prompts(struct logits *l, struct str text) {
     return status;
 }
 
+/* None of the files that are being read. */
+static int open_output(struct logits *l, struct outfile *out, const char *path) {
+    int status = model_protect(l->model->model, path, &l->err);
+    if (!status)
+        status = filemap_protect(&l->prompts, 1, path, &l->err);
+    return status ? status : outfile_open(out, path, &l->err);
+}
+
 static int open_outputs(struct logits *l, char *layers_path, size_t size) {
-    int status = l->out ? outfile_open(&l->rows, l->out, &l->err) : SLUICE_OK;
+    int status = SLUICE_OK;
+    if (l->out)
+        status = open_output(l, &l->rows, output_path(l->out));
     if (status || !l->layers)
         return status;
     if ((size_t)snprintf(layers_path, size, "%s.layers", l->out) >= size)
         return err_set(&l->err, SLUICE_ERR_ARGUMENT, "%s: the path is too long", l->out);
-    return outfile_open(&l->taps, layers_path, &l->err);
+    return open_output(l, &l->taps, layers_path);
 }
 
 /* The longest line decides how much context is needed. */
@@ -177,6 +189,7 @@ static int open_and_run(struct logits *l, struct str text) {
     int exit = common_open_engine(l->model, &o, l->layers, &l->engine);
     if (exit)
         return exit;
+    const char *replaced = l->out ? output_replaces_model(l->out) : "";
     int status = open_outputs(l, layers_path, sizeof layers_path);
     if (!status)
         status = run_prompts(l, text);
@@ -184,15 +197,19 @@ static int open_and_run(struct logits *l, struct str text) {
         status = outfile_commit(&l->rows, &l->err);
     if (!status && l->layers)
         status = outfile_commit(&l->taps, &l->err);
+    if (!status && replaced[0])
+        fprintf(stderr, "%s: logits%s\n", l->out, replaced);
     return status ? fail(&l->err) : 0;
 }
 
 int cmd_logits(int argc, char **argv) {
     struct logits l = {.common = common_default(), .rows = {.fd = -1}, .taps = {.fd = -1}};
+    struct filemap *prompts = &l.prompts;
     struct opt opts[MAX_COMMON_OPTS + 8] = {
         {"--tokens", 0, OPT_STRING, &l.tokens, "FILE",
          "token ids separated by spaces, a prompt a line"},
-        {"--output", 'o', OPT_STRING, &l.out, "OUT", "f32 logits of every position, row by row"},
+        {"--output", 'o', OPT_STRING, &l.out, "OUT",
+         "f32 logits of every position, row by row; -: standard output"},
         {"--layers", 0, OPT_FLAG, &l.layers, NULL, "OUT.layers: the residual along the layers"},
         {"--greedy", 0, OPT_INT, &l.greedy, "N", "print the N ids that follow each prompt"},
     };
@@ -217,15 +234,17 @@ int cmd_logits(int argc, char **argv) {
         return complain(EXIT_USAGE, "logits: --layers needs -o OUT");
     if (l.greedy < 0)
         return complain(EXIT_USAGE, "logits: --greedy is %d, expected 0 or more", l.greedy);
-    struct filemap map = {.fd = -1};
-    if (filemap_read(&map, l.tokens, &l.err))
+    if (l.out && output_is_stdout(l.out) && (l.layers || l.greedy))
+        return complain(EXIT_USAGE, "logits: %s needs -o FILE, found -o %s",
+                        l.layers ? "--layers" : "--greedy", l.out);
+    if (filemap_read(prompts, l.tokens, &l.err))
         return fail(&l.err);
     exit = common_open_model(&l.common, &l.model);
     if (!exit)
-        exit = open_and_run(&l, (struct str){(const char *)map.data, map.size});
+        exit = open_and_run(&l, (struct str){(const char *)prompts->data, prompts->size});
     outfile_abort(&l.rows);
     outfile_abort(&l.taps);
-    filemap_close(&map);
+    filemap_close(prompts);
     sluice_engine_close(l.engine);
     sluice_model_close(l.model);
     return exit;

@@ -3,6 +3,7 @@
 #include <string.h>
 
 #include "cmd/cmd.h"
+#include "cmd/faults.h"
 #include "cmd/interrupt.h"
 
 static const struct {
@@ -32,6 +33,7 @@ static int finish(int status) {
 }
 
 int main(int argc, char **argv) {
+    faults_install();
     interrupt_install(NULL);
     if (argc < 2) {
         print_help(stderr);

@@ -6,6 +6,7 @@
 #include "base/cpu.h"
 #include "base/pool.h"
 #include "cmd/cmd.h"
+#include "cmd/output.h"
 #include "cmd/progress.h"
 #include "file/gguf_write.h"
 #include "model/mixture.h"
@@ -131,7 +132,7 @@ static int write_tensor(struct job *j, uint32_t i, struct err *err) {
                 .sink = j->out,
             },
             j->pool, err);
-        if (status)
+        if (status && status != SLUICE_ERR_IO) /* a failed write names its file itself */
             err_prefix(err, "%s", j->in->path);
     }
     j->read_bytes += t->bytes;
@@ -163,10 +164,10 @@ static int write_file(struct job *j, const char *path, struct err *err) {
     return status;
 }
 
-static void report(const struct job *j, const char *path, double seconds) {
-    fprintf(stderr, "%s: %s, %s from %s, %.1f s, %.2f GB/s\n", path, mixture_name(j->mixture),
+static void report(const struct job *j, const char *path, const char *replaced, double seconds) {
+    fprintf(stderr, "%s: %s, %s from %s, %.1f s, %.2f GB/s%s\n", path, mixture_name(j->mixture),
             human_bytes(j->written_bytes), human_bytes(j->in->file_bytes), seconds,
-            (double)j->read_bytes / 1e9 / seconds);
+            (double)j->read_bytes / 1e9 / seconds, replaced);
 }
 
 int cmd_quantize(int argc, char **argv) {
@@ -204,13 +205,16 @@ int cmd_quantize(int argc, char **argv) {
     int status = gguf_open(&in, words[0], &err);
     j.in = in;
     if (!status)
+        status = filemap_protect(in->parts, in->n_parts, output_path(words[1]), &err);
+    if (!status)
         status = choose_types(&j, &err);
     if (!status)
         status = pool_open(&j.pool, threads, &err);
+    const char *replaced = output_replaces(words[1]);
     if (!status)
-        status = write_file(&j, words[1], &err);
+        status = write_file(&j, output_path(words[1]), &err);
     if (!status)
-        report(&j, words[1], seconds_now() - started);
+        report(&j, words[1], replaced, seconds_now() - started);
     pool_close(j.pool);
     free(j.types);
     gguf_close(in);

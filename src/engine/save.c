@@ -154,7 +154,9 @@ int save_write(const struct sluice_seq *seq, const char *path, struct err *err) 
     h.token = sluice_seq_token(seq);
     h.state_bytes = state_stretch_bytes(&e->state, s->length);
     struct writer w = {.state = &e->state, .chunk = malloc(CHUNK), .out = {.fd = -1}};
-    int status = w.chunk ? outfile_open(&w.out, path, err) : err_memory(err, path);
+    int status = w.chunk ? model_protect(e->model->model, path, err) : err_memory(err, path);
+    if (!status)
+        status = outfile_open(&w.out, path, err);
     if (!status)
         status = put_all(&w, &h, seq->slot, err);
     if (!status)

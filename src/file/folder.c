@@ -116,6 +116,26 @@ int folder_open(struct folder **out, const char *path, bool with_weights, struct
     return status;
 }
 
+int folder_protect(const struct folder *f, const char *path, struct err *err) {
+    static const char *const names[] = {"config.json",         "generation_config.json",
+                                        "tokenizer.json",      "tokenizer_config.json",
+                                        "chat_template.jinja", "model.safetensors.index.json"};
+    int status = f->weights ? filemap_protect(f->weights->shards, f->weights->n_shards, path, err)
+                            : SLUICE_OK;
+    for (size_t i = 0; !status && i < sizeof names / sizeof *names; i++) {
+        struct arena arena = {0};
+        struct stat own;
+        const char *name = path_join(&arena, f->path, names[i]);
+        if (!name)
+            status = err_memory(err, "a path");
+        else if (stat(name, &own) == 0)
+            status = filemap_protect(&(struct filemap){.device = own.st_dev, .inode = own.st_ino},
+                                     1, path, err);
+        arena_free(&arena);
+    }
+    return status;
+}
+
 void folder_close(struct folder *f) {
     if (!f)
         return;

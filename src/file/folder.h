@@ -29,4 +29,7 @@ bool folder_is(const char *path);
 int folder_open(struct folder **out, const char *path, bool with_weights, struct err *err);
 void folder_close(struct folder *f); /* takes NULL */
 
+/* Refuses a path that is to be written and names one of the folder's own files. */
+int folder_protect(const struct folder *f, const char *path, struct err *err);
+
 #endif

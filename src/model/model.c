@@ -181,6 +181,11 @@ void model_close(struct model *m) {
     free(m);
 }
 
+int model_protect(const struct model *m, const char *path, struct err *err) {
+    return m->folder ? folder_protect(m->folder, path, err)
+                     : filemap_protect(m->weights->files, m->weights->n_files, path, err);
+}
+
 int model_map(struct model *m, struct err *err) {
     if (m->weights->base)
         return SLUICE_OK;

@@ -66,6 +66,9 @@ struct model {
 int model_open(struct model **out, const char *path, struct err *err);
 void model_close(struct model *m); /* takes NULL */
 
+/* Refuses a path that is to be written and names one of the model's own files. */
+int model_protect(const struct model *m, const char *path, struct err *err);
+
 /* The weights into memory. Once; not while others use m. */
 int model_load(struct model *m, struct err *err);
 /* The same for backends that keep weights elsewhere: of a synthetic model the first

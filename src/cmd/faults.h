@@ -1,0 +1,15 @@
+/* faults.h - signals that end the program: nothing half-written stays, and a model file that
+ * somebody truncates while it is mapped gets a line instead of a bare SIGBUS. */
+#ifndef CMD_FAULTS_H
+#define CMD_FAULTS_H
+
+/* Handles SIGBUS, SIGPIPE, SIGQUIT and SIGXCPU from now on, each only where it is not ignored. A
+ * file beyond the size limit is a failed write, not a SIGXFSZ. SIGINT, SIGTERM and SIGHUP are not
+ * touched here. */
+void faults_install(void);
+
+/* Called by a signal's handler: unlinks temporary files, and lets the signal do what it does by
+ * itself. */
+void faults_end_by(int number);
+
+#endif
