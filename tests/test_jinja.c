@@ -151,15 +151,7 @@ static const struct {
      "chat template, line 1: nested deeper"},
     {"{% set n = namespace() %}{% set n.n = n %}{{ n }}", SLUICE_ERR_FORMAT,
      "chat template, line 1: nested deeper"},
-    {"{% for a in range(90000) %}{% if "
-     "1==1==1==1==1==1==1==1==1==1==1==1==1==1==1==1==1==1==1==1==1"
-     "==1==1==1==1==1==1==1==1==1==1==1==1==1==1==1==1==1==1==1==1==1==1==1==1==1==1==1==1==1==1=="
-     "1==1"
-     "==1==1==1==1==1==1==1==1==1==1==1==1==1==1==1==1==1==1==1==1==1==1==1==1==1==1==1==1==1==1=="
-     "1==1"
-     "==1==1==1==1==1==1==1==1==1==1==1==1==1==1==1==1==1==1==1==1==1==1==1==1==1==1==1==1==1==1=="
-     "1==1"
-     "%}{% endif %}{% endfor %}",
+    {"{% set s = 'x' * 99999 %}{% for a in range(99999) %}{% if 'y' in s %}{% endif %}{% endfor %}",
      SLUICE_ERR_FORMAT, "chat template, line 1: rendering takes too many steps"},
     {"{% set n = namespace(s='abcdefgh') %}{% for a in range(64) %}{% set n.s = n.s + n.s %}"
      "{% endfor %}",

@@ -127,8 +127,11 @@ static int render(const struct chat *chat, const struct chat_request *request,
     if (code)
         return code;
     json_t *variables = make_variables(request), *own = make_own(chat, request);
-    struct jinja_options options = {
-        .now = request->now, .origins = origins, .own = own, .own_key = "role"};
+    struct jinja_options options = {.now = request->now,
+                                    .cancel = request->cancel,
+                                    .origins = origins,
+                                    .own = own,
+                                    .own_key = "role"};
     code = variables && own ? jinja_render(chat->jinja, variables, &options, out, err)
                             : err_memory(err, "the conversation");
     json_decref(variables);

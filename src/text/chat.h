@@ -9,6 +9,7 @@
 #define TEXT_CHAT_H
 
 #include <jansson.h>
+#include <stdatomic.h>
 #include <time.h>
 
 #include "base/err.h"
@@ -40,6 +41,7 @@ struct chat_request {
     bool with_generation_prompt; /* end where the assistant's answer begins */
     enum chat_thinking thinking; /* sets enable_thinking, or leaves it unset */
     const struct tm *now;        /* for templates that tell the date; NULL: the local time */
+    const atomic_bool *cancel;   /* set by anybody: stop with SLUICE_ERR_CANCELLED; NULL: none */
 };
 
 /* Appends the text; on error *out is as it was. A conversation that the template does not accept

@@ -4,13 +4,15 @@
  * environment in which templates are written: trim_blocks and lstrip_blocks on, no escaping, the
  * immutable sandbox, `break`, `continue` and `generation` blocks, raise_exception, strftime_now,
  * and a `tojson` that leaves non-ASCII characters as they are.
- * (1) Templates are hostile: source, nesting, steps, memory and output are all bounded.
+ * (1) Templates are hostile: source, nesting, work, time, memory and output are all bounded; see
+ * jinja_cost.c.
  * (2) A compiled template is read-only and may be shared by threads.
  * (3) Errors are one line, "chat template, line N: what". */
 #ifndef TEXT_JINJA_H
 #define TEXT_JINJA_H
 
 #include <jansson.h>
+#include <stdatomic.h>
 #include <time.h>
 
 #include "base/err.h"
@@ -22,9 +24,14 @@ struct jinja;
 /* What one rendering may take. Zeros mean the defaults. */
 struct jinja_options {
     const struct tm *now; /* what strftime_now tells; NULL: the local time */
-    uint64_t max_steps;   /* evaluations, and bytes handled in larger units */
+    uint64_t max_units;   /* of work, each worth about a nanosecond: see jinja_cost.c */
+    uint64_t max_cpu_ms;  /* of the thread's processor time, for when that is not so */
     size_t max_output;    /* bytes */
     size_t max_memory;    /* bytes of values */
+    uint64_t *used_units; /* gets the work done, also on failure; NULL: not asked */
+
+    /* When set by anybody, rendering ends with SLUICE_ERR_CANCELLED. NULL: it can't be. */
+    const atomic_bool *cancel;
 
     /* Who wrote what, for those who encode the text: one byte is appended for every byte of the
      * output, ORIGIN_OWN where the template wrote it itself, ORIGIN_VALUE where it came from the

@@ -12,10 +12,10 @@ static bool eval_const(struct run *run, const struct node *n, struct value *out)
 static bool eval_name(struct run *run, const struct node *n, struct value *out) {
     const struct binding *found = NULL;
     uint64_t looked_at = 0;
-    for (const struct scope *s = run->scope; s && !found; s = s->parent)
+    for (const struct scope *s = run->scope; s && !found; s = s->parent, looked_at++)
         for (found = s->bindings; found && found->name != n->name; found = found->next)
             looked_at++;
-    if (!jinja_charge(run, looked_at))
+    if (!jinja_charge(run, 4 * looked_at))
         return false;
     const struct builtin *global = found ? NULL : jinja_global_find(n->text);
     if (global)
@@ -193,9 +193,9 @@ static bool push_named(struct run *run, struct args *args, struct str name, stru
     for (size_t i = 0; i < args->n_named; i++)
         if (str_equal(args->named[i].name, name))
             return jinja_fail(run, "multiple values for the argument '%.*s'", STR_ARG(name));
-    struct named *grown = arena_array(&run->arena, args->n_named + 1, sizeof *grown);
-    if (!grown || !jinja_work(run, args->n_named))
-        return grown ? false : jinja_no_memory(run);
+    struct named *grown = jinja_alloc(run, args->n_named + 1, sizeof *grown);
+    if (!grown || !jinja_charge(run, JINJA_CHAR * args->n_named))
+        return false;
     if (args->n_named)
         memcpy(grown, args->named, args->n_named * sizeof *grown);
     grown[args->n_named++] = (struct named){name, value};
@@ -277,11 +277,8 @@ static bool bad_argument(struct run *run, const struct builtin *b, const char *w
 /* Takes the next word of a parameter list; false at its end. Sees the '/' that begins those that
  * may be left out. */
 static bool next_parameter(struct str *list, struct str *name, bool *is_optional) {
-    *list = jinja_strip(*list, STR(" "), true, false);
-    if (str_starts(*list, "/")) {
-        *is_optional = true;
-        *list = jinja_strip(str_skip(*list, 1), STR(" "), true, false);
-    }
+    for (; list->len > 0 && (list->at[0] == ' ' || list->at[0] == '/'); *list = str_skip(*list, 1))
+        *is_optional |= list->at[0] == '/';
     const char *space = memchr(list->at, ' ', list->len);
     *name = (struct str){list->at, space ? (size_t)(space - list->at) : list->len};
     *list = str_skip(*list, name->len);
@@ -317,6 +314,8 @@ static bool bind_arguments(struct run *run, const struct builtin *b, const struc
 bool jinja_call_builtin(struct run *run, const struct builtin *b, struct value self,
                         const struct args *args, struct value *out) {
     struct call call = {.self = self, .all = args};
+    if (!jinja_charge_call(run, b, self, args))
+        return false;
     if (strcmp(b->parameters, "*") != 0 && !bind_arguments(run, b, args, &call))
         return false;
     if (!jinja_enter(run))

@@ -13,10 +13,8 @@ static enum flow flow_of(bool ok) {
 /* ---- scopes ---- */
 
 struct scope *jinja_scope(struct run *run, struct scope *parent) {
-    struct scope *scope = arena_alloc(&run->arena, sizeof *scope);
-    if (!scope)
-        jinja_no_memory(run);
-    else
+    struct scope *scope = jinja_alloc(run, 1, sizeof *scope);
+    if (scope)
         scope->parent = parent;
     return scope;
 }
@@ -26,11 +24,11 @@ bool jinja_bind(struct run *run, uint32_t name, struct value value) {
     uint64_t looked_at = 0;
     for (; b && b->name != name; b = b->next)
         looked_at++;
-    if (!jinja_charge(run, looked_at))
+    if (!jinja_charge(run, 8 + 4 * looked_at))
         return false;
     if (!b) {
-        if (!(b = arena_alloc(&run->arena, sizeof *b)))
-            return jinja_no_memory(run);
+        if (!(b = jinja_alloc(run, 1, sizeof *b)))
+            return false;
         *b = (struct binding){.next = run->scope->bindings, .name = name};
         run->scope->bindings = b;
     }
@@ -195,6 +193,8 @@ static bool loop_pull(struct run *run, struct loop *loop, struct value *out) {
     struct seq *source = loop->source;
     *out = (struct value){0};
     while (source->next < source->count) {
+        if (!jinja_work(run, 0))
+            return false;
         struct value item = source->items[source->next++], condition = value_bool(true);
         if (loop->is_filtered) {
             struct scope *inside = run->scope;
@@ -277,17 +277,17 @@ static bool loop_changed(struct run *run, const struct call *call, struct value 
     return true;
 }
 
-static const struct builtin loop_methods[] = {{"cycle", "*", loop_cycle},
-                                              {"changed", "*", loop_changed}};
+static const struct builtin loop_methods[] = {{"cycle", "*", loop_cycle, PAYS_ITSELF},
+                                              {"changed", "*", loop_changed, PAYS_ITSELF}};
 
 static bool loop_method(struct run *run, struct loop *loop, struct str name, bool *found,
                         struct value *out) {
     *found = false;
     for (size_t i = 0; i < sizeof loop_methods / sizeof *loop_methods; i++)
         if (str_is(name, loop_methods[i].name)) {
-            struct method *method = arena_alloc(&run->arena, sizeof *method);
+            struct method *method = jinja_alloc(run, 1, sizeof *method);
             if (!method)
-                return jinja_no_memory(run);
+                return false;
             method->self = (struct value){.type = VALUE_LOOP, .loop = loop};
             method->builtin = &loop_methods[i];
             *out = (struct value){.type = VALUE_METHOD, .method = method};
@@ -363,10 +363,8 @@ static enum flow exec_for_body(struct run *run, struct loop *loop, bool *has_fin
 
 static enum flow exec_for(struct run *run, const struct node *n) {
     struct value iterable;
-    struct loop *loop = arena_alloc(&run->arena, sizeof *loop);
-    if (!loop)
-        return flow_of(jinja_no_memory(run));
-    if (!jinja_eval(run, n->b, &iterable))
+    struct loop *loop = jinja_alloc(run, 1, sizeof *loop);
+    if (!loop || !jinja_eval(run, n->b, &iterable))
         return FLOW_FAILED;
     *loop = (struct loop){
         .node = n, .scope = run->scope, .is_filtered = n->c != NULL, .index0 = SIZE_MAX};
@@ -383,9 +381,9 @@ static enum flow exec_for(struct run *run, const struct node *n) {
 /* ---- macros ---- */
 
 static bool make_macro(struct run *run, const struct node *n, struct value *out) {
-    struct macro *macro = arena_alloc(&run->arena, sizeof *macro);
+    struct macro *macro = jinja_alloc(run, 1, sizeof *macro);
     if (!macro)
-        return jinja_no_memory(run);
+        return false;
     *macro = (struct macro){.node = n, .scope = run->scope};
     *out = (struct value){.type = VALUE_MACRO, .macro = macro};
     return true;
@@ -402,9 +400,9 @@ static enum flow exec_call_block(struct run *run, const struct node *n) {
     if (!make_macro(run, n, &caller) || !jinja_eval(run, n->a->a, &callee) ||
         !jinja_eval_args(run, n->a, &args))
         return FLOW_FAILED;
-    struct named *named = arena_array(&run->arena, args.n_named + 1, sizeof *named);
+    struct named *named = jinja_alloc(run, args.n_named + 1, sizeof *named);
     if (!named)
-        return flow_of(jinja_no_memory(run));
+        return FLOW_FAILED;
     if (args.n_named)
         memcpy(named, args.named, args.n_named * sizeof *named);
     named[args.n_named++] = (struct named){STR("caller"), caller};
@@ -412,20 +410,23 @@ static enum flow exec_call_block(struct run *run, const struct node *n) {
     return flow_of(jinja_call(run, callee, &args, &text) && jinja_put_str(run, text));
 }
 
-static const struct value *find_named(const struct args *args, struct str name) {
-    for (size_t i = 0; i < args->n_named; i++)
+/* The argument of that name, NULL in *out when there is none. */
+static bool find_named(struct run *run, const struct args *args, struct str name,
+                       const struct value **out) {
+    *out = NULL;
+    for (size_t i = 0; i < args->n_named && !*out; i++)
         if (str_equal(args->named[i].name, name))
-            return &args->named[i].value;
-    return NULL;
+            *out = &args->named[i].value;
+    return jinja_charge(run, JINJA_CHAR * args->n_named);
 }
 
 /* Binds one parameter: given by place, by name, or its default, which sees those before it. */
 static bool bind_parameter(struct run *run, const struct macro *macro, uint32_t i,
                            const struct args *args, size_t *used) {
     const struct parameter *p = &macro->node->parameters[i];
-    const struct value *named = find_named(args, p->text);
+    const struct value *named;
     struct value value;
-    if (!jinja_charge(run, args->n_named))
+    if (!find_named(run, args, p->text, &named))
         return false;
     if (i < args->count) {
         if (named)
@@ -448,7 +449,9 @@ static bool bind_parameter(struct run *run, const struct macro *macro, uint32_t 
 static bool bind_caller(struct run *run, const struct macro *macro, const struct args *args,
                         size_t *used) {
     struct value value;
-    const struct value *named = find_named(args, STR("caller"));
+    const struct value *named;
+    if (!find_named(run, args, STR("caller"), &named))
+        return false;
     for (uint32_t i = 0; i < macro->node->n_parameters; i++)
         if (macro->node->parameters[i].name == NAME_CALLER)
             return true;
@@ -488,7 +491,7 @@ static bool bind_rest(struct run *run, const struct node *n, const struct args *
         for (uint32_t k = 0; k < n->n_parameters; k++)
             is_parameter |= str_equal(n->parameters[k].text, args->named[i].name);
         struct value key;
-        if (!jinja_charge(run, n->n_parameters))
+        if (!jinja_charge(run, JINJA_CHAR * n->n_parameters))
             return false;
         if (!is_parameter && (!jinja_string(run, args->named[i].name, &key) ||
                               !jinja_dict_set(run, named.dict, key, args->named[i].value)))

@@ -49,8 +49,7 @@ static bool filter_trim(struct run *run, const struct call *call, struct value *
             return jinja_fail(run, "strip arg must be None or str");
         chars = call->args[0].string->text;
     }
-    return jinja_charge(run, s.len / 16 * (1 + chars.len / 16)) &&
-           jinja_string(run, jinja_strip(s, chars, true, true), out);
+    return jinja_strip(run, s, chars, true, true, &s) && jinja_string(run, s, out);
 }
 
 static bool filter_string(struct run *run, const struct call *call, struct value *out) {
@@ -124,10 +123,7 @@ static bool put_indent(struct run *run, struct value width) {
         return jinja_put(run, width.string->text);
     if (!jinja_int_arg(run, width, 4, &spaces))
         return false;
-    for (; spaces > 0; spaces--)
-        if (!jinja_put(run, STR(" ")))
-            return false;
-    return true;
+    return jinja_put_times(run, STR(" "), spaces > 0 ? (uint64_t)spaces : 0);
 }
 
 static bool filter_indent(struct run *run, const struct call *call, struct value *out) {
@@ -260,6 +256,8 @@ static bool filter_round(struct run *run, const struct call *call, struct value 
         return jinja_fail(run, "round: '%s' is no number", jinja_type_name(v));
     if (digits < 0 || digits > 300)
         return jinja_fail(run, "round: %lld digits are not supported", (long long)digits);
+    if (!jinja_charge(run, 4096)) /* for hundreds of digits */
+        return false;
     if (is_common) {
         *out = jinja_is_int(v, &integer) ? value_int(integer)
                                          : value_float(round_float(v.real, digits));
@@ -295,18 +293,22 @@ static bool filter_length(struct run *run, const struct call *call, struct value
 
 /* clang-format off */
 static const struct builtin filters[] = {
-    {"abs", "", filter_abs}, {"capitalize", "", filter_capitalize}, {"count", "", filter_length},
-    {"d", "/ default_value boolean", filter_default},
-    {"default", "/ default_value boolean", filter_default}, {"e", "", filter_escape},
-    {"escape", "", filter_escape}, {"float", "/ default", filter_float},
-    {"format", "*", filter_format}, {"indent", "/ width first blank", filter_indent},
-    {"int", "/ default base", filter_int}, {"length", "", filter_length},
-    {"lower", "", filter_lower}, {"replace", "old new / count", filter_replace},
-    {"round", "/ precision method", filter_round}, {"safe", "", filter_safe},
-    {"string", "", filter_string}, {"title", "", filter_title},
-    {"tojson", "/ ensure_ascii indent separators sort_keys", filter_tojson},
-    {"trim", "/ chars", filter_trim}, {"upper", "", filter_upper},
-    {0},
+    {"abs", "", filter_abs, PAYS_BY_SIZE}, {"capitalize", "", filter_capitalize, PAYS_ITSELF},
+    {"count", "", filter_length, PAYS_ITSELF},
+    {"d", "/ default_value boolean", filter_default, PAYS_ITSELF},
+    {"default", "/ default_value boolean", filter_default, PAYS_ITSELF},
+    {"e", "", filter_escape, PAYS_BY_SIZE}, {"escape", "", filter_escape, PAYS_BY_SIZE},
+    {"float", "/ default", filter_float, PAYS_BY_SIZE},
+    {"format", "*", filter_format, PAYS_BY_SIZE},
+    {"indent", "/ width first blank", filter_indent, PAYS_BY_SIZE},
+    {"int", "/ default base", filter_int, PAYS_BY_SIZE}, {"length", "", filter_length, PAYS_ITSELF},
+    {"lower", "", filter_lower, PAYS_ITSELF},
+    {"replace", "old new / count", filter_replace, PAYS_ITSELF},
+    {"round", "/ precision method", filter_round, PAYS_BY_SIZE},
+    {"safe", "", filter_safe, PAYS_ITSELF}, {"string", "", filter_string, PAYS_ITSELF},
+    {"title", "", filter_title, PAYS_ITSELF},
+    {"tojson", "/ ensure_ascii indent separators sort_keys", filter_tojson, PAYS_ITSELF},
+    {"trim", "/ chars", filter_trim, PAYS_ITSELF}, {"upper", "", filter_upper, PAYS_ITSELF}, {0},
 };
 /* clang-format on */
 

@@ -101,6 +101,8 @@ static bool get_or_default(struct run *run, struct value item, struct value path
         int64_t index;
         bool is_too_big;
         struct value key;
+        if (!jinja_charge(run, JINJA_CHAR * part.len))
+            return false;
         bool is_index = is_digits(part) && jinja_parse_int(part, 10, &index, &is_too_big);
         if (is_index)
             key = value_int(index);
@@ -212,10 +214,9 @@ static bool sort_pairs(struct run *run, struct pair *pairs, struct pair *spare, 
 /* A list of the values of the pairs in the order of their keys. */
 static bool sorted_list(struct run *run, struct pair *pairs, size_t count, bool is_reverse,
                         struct value *out) {
-    struct pair *spare = arena_array(&run->arena, count, sizeof *spare);
-    if (!spare)
-        return jinja_no_memory(run);
-    if (!sort_pairs(run, pairs, spare, count, is_reverse) || !jinja_seq(run, SEQ_LIST, count, out))
+    struct pair *spare = jinja_alloc(run, count, sizeof *spare);
+    if (!spare || !sort_pairs(run, pairs, spare, count, is_reverse) ||
+        !jinja_seq(run, SEQ_LIST, count, out))
         return false;
     for (size_t i = 0; i < count; i++)
         out->seq->items[i] = pairs[i].value;
@@ -249,9 +250,9 @@ static bool filter_sort(struct run *run, const struct call *call, struct value *
     size_t count;
     if (!jinja_iterate(run, call->self, &items, &count))
         return false;
-    struct pair *pairs = arena_array(&run->arena, count, sizeof *pairs);
+    struct pair *pairs = jinja_alloc(run, count, sizeof *pairs);
     if (!pairs)
-        return jinja_no_memory(run);
+        return false;
     for (size_t i = 0; i < count; i++) {
         pairs[i].value = items[i];
         if (!list_key(run, items[i], call->args[2], jinja_truth(call->args[1]), &pairs[i].key))
@@ -272,9 +273,9 @@ static bool filter_dictsort(struct run *run, const struct call *call, struct val
         return jinja_fail(run, "You can only sort by either \"key\" or \"value\"");
     if (!jinja_dict_view(run, call->self.dict, SEQ_ITEMS, &view))
         return false;
-    struct pair *pairs = arena_array(&run->arena, view.seq->count, sizeof *pairs);
+    struct pair *pairs = jinja_alloc(run, view.seq->count, sizeof *pairs);
     if (!pairs)
-        return jinja_no_memory(run);
+        return false;
     for (size_t i = 0; i < view.seq->count; i++) {
         pairs[i].value = view.seq->items[i];
         pairs[i].key = view.seq->items[i].seq->items[by_value];
@@ -438,16 +439,19 @@ static bool filter_attr(struct run *run, const struct call *call, struct value *
 
 /* clang-format off */
 const struct builtin jinja_seq_filters[] = {
-    {"attr", "name", filter_attr}, {"dictsort", "/ case_sensitive by reverse", filter_dictsort},
-    {"first", "", filter_first}, {"items", "", filter_items},
-    {"join", "/ d attribute", filter_join}, {"last", "", filter_last}, {"list", "", filter_list},
-    {"map", "*", filter_map}, {"max", "/ case_sensitive attribute", filter_max},
-    {"min", "/ case_sensitive attribute", filter_min}, {"reject", "*", filter_reject},
-    {"rejectattr", "*", filter_rejectattr}, {"reverse", "", filter_reverse},
-    {"select", "*", filter_select}, {"selectattr", "*", filter_selectattr},
-    {"sort", "/ reverse case_sensitive attribute", filter_sort},
-    {"sum", "/ attribute start", filter_sum},
-    {"unique", "/ case_sensitive attribute", filter_unique},
-    {0},
+    {"attr", "name", filter_attr, PAYS_BY_SIZE},
+    {"dictsort", "/ case_sensitive by reverse", filter_dictsort, PAYS_BY_SIZE},
+    {"first", "", filter_first, PAYS_ITSELF}, {"items", "", filter_items, PAYS_ITSELF},
+    {"join", "/ d attribute", filter_join, PAYS_ITSELF}, {"last", "", filter_last, PAYS_ITSELF},
+    {"list", "", filter_list, PAYS_ITSELF}, {"map", "*", filter_map, PAYS_ITSELF},
+    {"max", "/ case_sensitive attribute", filter_max, PAYS_BY_SIZE},
+    {"min", "/ case_sensitive attribute", filter_min, PAYS_BY_SIZE},
+    {"reject", "*", filter_reject, PAYS_ITSELF},
+    {"rejectattr", "*", filter_rejectattr, PAYS_ITSELF},
+    {"reverse", "", filter_reverse, PAYS_ITSELF}, {"select", "*", filter_select, PAYS_ITSELF},
+    {"selectattr", "*", filter_selectattr, PAYS_ITSELF},
+    {"sort", "/ reverse case_sensitive attribute", filter_sort, PAYS_BY_SIZE},
+    {"sum", "/ attribute start", filter_sum, PAYS_BY_SIZE},
+    {"unique", "/ case_sensitive attribute", filter_unique, PAYS_BY_SIZE}, {0},
 };
 /* clang-format on */

@@ -101,6 +101,8 @@ static bool global_strftime_now(struct run *run, const struct call *call, struct
         return false;
     if (format.len == 0)
         return jinja_string(run, STR(""), out);
+    if (!jinja_charge(run, 4096 + 2 * JINJA_CHAR * format.len)) /* to write, and to read */
+        return false;
     if (memchr(format.at, 0, format.len))
         return jinja_fail(run, "strftime_now: the format has a null character");
     /* A space in front tells an empty result from one that is too long. */
@@ -115,9 +117,10 @@ static bool global_strftime_now(struct run *run, const struct call *call, struct
 
 /* clang-format off */
 static const struct builtin globals[] = {
-    {"range", "*", global_range},         {"dict", "*", global_dict},
-    {"namespace", "*", global_namespace}, {"raise_exception", "message", global_raise},
-    {"strftime_now", "format", global_strftime_now}, {0},
+    {"range", "*", global_range, PAYS_ITSELF}, {"dict", "*", global_dict, PAYS_ITSELF},
+    {"namespace", "*", global_namespace, PAYS_ITSELF},
+    {"raise_exception", "message", global_raise, PAYS_BY_SIZE},
+    {"strftime_now", "format", global_strftime_now, PAYS_BY_SIZE}, {0},
 };
 /* clang-format on */
 

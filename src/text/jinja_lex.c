@@ -77,7 +77,7 @@ static size_t skip_space(const struct lexer *x, size_t at) {
 static size_t trim_text(const struct lexer *x, size_t begin, size_t end, char sign, bool is_print) {
     struct str text = {x->source.at + begin, end - begin};
     if (sign == '-')
-        return begin + jinja_strip(text, (struct str){0}, false, true).len;
+        return begin + jinja_trim(text, false, true).len;
     if (sign == '+' || is_print)
         return end;
     const char *newline = memrchr(text.at, '\n', text.len);

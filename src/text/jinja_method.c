@@ -20,8 +20,9 @@ static bool strip(struct run *run, const struct call *call, bool left, bool righ
     struct str chars = {0};
     if (!is_none(call->args[0]) && !jinja_text_arg(run, call->args[0], &chars))
         return false;
-    return jinja_charge(run, self_text(call).len / 16 * (1 + chars.len / 16)) &&
-           jinja_string(run, jinja_strip(self_text(call), chars, left, right), out);
+    struct str stripped;
+    return jinja_strip(run, self_text(call), chars, left, right, &stripped) &&
+           jinja_string(run, stripped, out);
 }
 
 static bool str_strip(struct run *run, const struct call *call, struct value *out) {
@@ -87,14 +88,16 @@ static bool push_text(struct run *run, struct value list, size_t *capacity, stru
 static bool split_words(struct run *run, struct str s, int64_t max, bool from_right,
                         struct value list) {
     size_t capacity = 0;
+    if (!jinja_charge(run, 2 * JINJA_CHAR * s.len))
+        return false;
     for (;; max -= max > 0) {
-        s = jinja_strip(s, (struct str){0}, !from_right, from_right);
+        s = jinja_trim(s, !from_right, from_right);
         if (s.len == 0)
             return true;
         struct str word = from_right ? last_word(s) : first_word(s);
         if (max == 0) {
             /* The rest keeps its inner space, not that at its outer end. */
-            s = jinja_strip(s, (struct str){0}, false, from_right);
+            s = jinja_trim(s, false, from_right);
             return push_text(run, list, &capacity, s);
         }
         if (!push_text(run, list, &capacity, word))
@@ -103,39 +106,12 @@ static bool split_words(struct run *run, struct str s, int64_t max, bool from_ri
     }
 }
 
-/* The last place of `what` in s, NULL in *out when there is none. Comparing costs work, because a
- * text can be made where every place looks right for long. */
-static bool find_last(struct run *run, struct str s, struct str what, const char **out) {
-    *out = NULL;
-    if (what.len > s.len)
-        return true;
-    for (size_t i = s.len - what.len + 1; i-- > 0;) {
-        if (what.len > 0 && s.at[i] != what.at[0])
-            continue;
-        if (!jinja_charge(run, 1 + what.len / 64))
-            return false;
-        if (what.len == 0 || memcmp(s.at + i, what.at, what.len) == 0) {
-            *out = s.at + i;
-            break;
-        }
-    }
-    return true;
-}
-
-static bool find_in(struct run *run, struct str s, struct str what, bool from_right,
-                    const char **out) {
-    if (from_right)
-        return find_last(run, s, what, out);
-    *out = memmem(s.at, s.len, what.at, what.len);
-    return jinja_charge(run, (*out ? (size_t)(*out - s.at) : s.len) / 64);
-}
-
 static bool split_at(struct run *run, struct str s, struct str sep, int64_t max, bool from_right,
                      struct value list) {
     size_t capacity = 0;
     for (;; max -= max > 0) {
         const char *found = NULL;
-        if (max != 0 && s.len > 0 && !find_in(run, s, sep, from_right, &found))
+        if (max != 0 && s.len > 0 && !jinja_find(run, s, sep, from_right, &found))
             return false;
         if (!found)
             return push_text(run, list, &capacity, s);
@@ -150,7 +126,7 @@ static bool split(struct run *run, const struct call *call, bool from_right, str
     struct str sep, s = self_text(call);
     int64_t max;
     if (!jinja_int_arg(run, call->args[1], -1, &max) || !jinja_seq(run, SEQ_LIST, 0, out) ||
-        !jinja_work(run, s.len / 16))
+        !jinja_work(run, 0))
         return false;
     if (is_none(call->args[0])) {
         if (!split_words(run, s, max < 0 ? -1 : max, from_right, *out))
@@ -198,7 +174,8 @@ static bool narrow(struct run *run, const struct call *call, bool *is_there, str
     *is_there = *begin <= end;
     if (*is_there)
         *out = jinja_cut(call->self.string, (size_t)*begin, (size_t)end);
-    return jinja_work(run, self_text(call).len / 16);
+    bool is_ascii = call->self.string->chars == self_text(call).len; /* cut without counting */
+    return jinja_charge(run, is_ascii ? 0 : 4 * self_text(call).len);
 }
 
 static bool begins_or_ends(struct str text, struct str with, bool at_end) {
@@ -222,7 +199,7 @@ static bool has_affix(struct run *run, const struct call *call, bool at_end, str
         count = first.seq->count;
     }
     for (size_t i = 0; i < count; i++) {
-        if (!jinja_text_arg(run, items[i], &with) || !jinja_work(run, with.len / 16))
+        if (!jinja_text_arg(run, items[i], &with) || !jinja_work(run, with.len / 4))
             return false;
         holds |= is_there && begins_or_ends(text, with, at_end);
     }
@@ -246,15 +223,15 @@ static bool find(struct run *run, const struct call *call, bool from_right, bool
     const char *found = NULL;
     if (!jinja_text_arg(run, call->args[0], &what) || !narrow(run, call, &is_there, &text, &begin))
         return false;
-    if (is_there && !find_in(run, text, what, from_right, &found))
+    if (is_there && !jinja_find(run, text, what, from_right, &found))
         return false;
     if (!found && must_be)
         return jinja_fail(run, "substring not found");
     *out = value_int(-1);
+    struct str before = {text.at, found ? (size_t)(found - text.at) : 0};
     if (found)
-        out->integer =
-            begin + (int64_t)jinja_count_chars((struct str){text.at, (size_t)(found - text.at)});
-    return true;
+        out->integer = begin + (int64_t)jinja_count_chars(before);
+    return jinja_charge(run, before.len);
 }
 
 static bool str_find(struct run *run, const struct call *call, struct value *out) {
@@ -279,10 +256,15 @@ static bool str_count(struct run *run, const struct call *call, struct value *ou
     bool is_there;
     if (!jinja_text_arg(run, call->args[0], &what) || !narrow(run, call, &is_there, &text, &begin))
         return false;
-    if (is_there && what.len == 0)
+    if (is_there && what.len == 0) {
         count = (int64_t)jinja_count_chars(text) + 1;
+        if (!jinja_charge(run, text.len))
+            return false;
+    }
     while (is_there && what.len > 0) {
-        const char *found = memmem(text.at, text.len, what.at, what.len);
+        const char *found;
+        if (!jinja_find(run, text, what, false, &found))
+            return false;
         if (!found)
             break;
         count++;
@@ -329,10 +311,7 @@ static bool str_removesuffix(struct run *run, const struct call *call, struct va
 }
 
 static bool put_times(struct run *run, struct str text, int64_t times) {
-    for (; times > 0; times--)
-        if (!jinja_put(run, text))
-            return false;
-    return true;
+    return jinja_put_times(run, text, times > 0 ? (uint64_t)times : 0);
 }
 
 static bool str_zfill(struct run *run, const struct call *call, struct value *out) {
@@ -385,7 +364,7 @@ static bool partition(struct run *run, const struct call *call, bool from_right,
     if (sep.len == 0)
         return jinja_fail(run, "empty separator");
     const char *found;
-    if (!find_in(run, s, sep, from_right, &found))
+    if (!jinja_find(run, s, sep, from_right, &found))
         return false;
     struct str parts[3] = {from_right ? STR("") : s, STR(""), from_right ? s : STR("")};
     if (found) {
@@ -438,12 +417,11 @@ static bool is_made_of(struct run *run, const struct call *call, bool (*is)(uint
                        struct value *out) {
     struct str s = self_text(call);
     bool holds = s.len > 0;
-    for (uint32_t c; s.len > 0 && holds;) {
-        s = str_skip(s, utf8_decode(s, &c));
-        holds = is(c);
-    }
+    for (uint32_t c; s.len > 0 && holds; holds = is(c))
+        if (!jinja_next_char(run, &s, &c))
+            return false;
     *out = value_bool(holds);
-    return jinja_work(run, self_text(call).len / 4);
+    return true;
 }
 
 #define MADE_OF(name, is)                                                                          \
@@ -493,6 +471,8 @@ static bool format_field(struct run *run, const struct args *args, struct str fi
     if (field.len == 0)
         index = (int64_t)n->next++;
     else if (!is_numbered || !jinja_parse_int(field, 10, &index, &is_too_big)) {
+        if (!jinja_charge(run, JINJA_CHAR * args->n_named))
+            return false;
         for (size_t i = 0; i < args->n_named; i++)
             if (str_equal(args->named[i].name, field))
                 return *out = args->named[i].value, true;
@@ -540,8 +520,7 @@ static bool str_format(struct run *run, const struct call *call, struct value *o
 static bool list_index(struct run *run, const struct call *call, struct value *out) {
     for (size_t i = 0; i < call->self.seq->count; i++) {
         bool same;
-        if (!jinja_work(run, 0) ||
-            !jinja_equal(run, call->self.seq->items[i], call->args[0], &same))
+        if (!jinja_equal(run, call->self.seq->items[i], call->args[0], &same))
             return false;
         if (same)
             return *out = value_int((int64_t)i), true;
@@ -553,8 +532,7 @@ static bool list_count(struct run *run, const struct call *call, struct value *o
     int64_t count = 0;
     for (size_t i = 0; i < call->self.seq->count; i++) {
         bool same;
-        if (!jinja_work(run, 0) ||
-            !jinja_equal(run, call->self.seq->items[i], call->args[0], &same))
+        if (!jinja_equal(run, call->self.seq->items[i], call->args[0], &same))
             return false;
         count += same;
     }
@@ -594,43 +572,51 @@ static bool dict_values(struct run *run, const struct call *call, struct value *
 
 /* clang-format off */
 static const struct builtin str_methods[] = {
-    {"capitalize", "", str_capitalize},   {"center", "width / fillchar", str_center},
-    {"count", "sub / start end", str_count},
-    {"endswith", "suffix / start end", str_endswith},
-    {"find", "sub / start end", str_find}, {"format", "*", str_format},
-    {"index", "sub / start end", str_index},
-    {"isalnum", "", str_isalnum},         {"isalpha", "", str_isalpha},
-    {"isdecimal", "", str_isdecimal},     {"isdigit", "", str_isdigit},
-    {"islower", "", str_islower},         {"isnumeric", "", str_isnumeric},
-    {"isspace", "", str_isspace},         {"isupper", "", str_isupper},
-    {"join", "iterable", str_join},       {"ljust", "width / fillchar", str_ljust},
-    {"lower", "", str_lower},             {"lstrip", "/ chars", str_lstrip},
-    {"partition", "sep", str_partition},  {"removeprefix", "prefix", str_removeprefix},
-    {"removesuffix", "suffix", str_removesuffix},
-    {"replace", "old new / count", str_replace},
-    {"rfind", "sub / start end", str_rfind}, {"rindex", "sub / start end", str_rindex},
-    {"rjust", "width / fillchar", str_rjust}, {"rpartition", "sep", str_rpartition},
-    {"rsplit", "/ sep maxsplit", str_rsplit}, {"rstrip", "/ chars", str_rstrip},
-    {"split", "/ sep maxsplit", str_split}, {"splitlines", "/ keepends", str_splitlines},
-    {"startswith", "prefix / start end", str_startswith},
-    {"strip", "/ chars", str_strip},      {"title", "", str_title},
-    {"upper", "", str_upper},             {"zfill", "width", str_zfill},
-    {0},
+    {"capitalize", "", str_capitalize, PAYS_ITSELF},
+    {"center", "width / fillchar", str_center, PAYS_ITSELF},
+    {"count", "sub / start end", str_count, PAYS_ITSELF},
+    {"endswith", "suffix / start end", str_endswith, PAYS_ITSELF},
+    {"find", "sub / start end", str_find, PAYS_ITSELF}, {"format", "*", str_format, PAYS_BY_SIZE},
+    {"index", "sub / start end", str_index, PAYS_ITSELF}, {"isalnum", "", str_isalnum, PAYS_ITSELF},
+    {"isalpha", "", str_isalpha, PAYS_ITSELF}, {"isdecimal", "", str_isdecimal, PAYS_ITSELF},
+    {"isdigit", "", str_isdigit, PAYS_ITSELF}, {"islower", "", str_islower, PAYS_ITSELF},
+    {"isnumeric", "", str_isnumeric, PAYS_ITSELF}, {"isspace", "", str_isspace, PAYS_ITSELF},
+    {"isupper", "", str_isupper, PAYS_ITSELF}, {"join", "iterable", str_join, PAYS_ITSELF},
+    {"ljust", "width / fillchar", str_ljust, PAYS_ITSELF}, {"lower", "", str_lower, PAYS_ITSELF},
+    {"lstrip", "/ chars", str_lstrip, PAYS_ITSELF},
+    {"partition", "sep", str_partition, PAYS_ITSELF},
+    {"removeprefix", "prefix", str_removeprefix, PAYS_BY_SIZE},
+    {"removesuffix", "suffix", str_removesuffix, PAYS_BY_SIZE},
+    {"replace", "old new / count", str_replace, PAYS_ITSELF},
+    {"rfind", "sub / start end", str_rfind, PAYS_ITSELF},
+    {"rindex", "sub / start end", str_rindex, PAYS_ITSELF},
+    {"rjust", "width / fillchar", str_rjust, PAYS_ITSELF},
+    {"rpartition", "sep", str_rpartition, PAYS_ITSELF},
+    {"rsplit", "/ sep maxsplit", str_rsplit, PAYS_ITSELF},
+    {"rstrip", "/ chars", str_rstrip, PAYS_ITSELF},
+    {"split", "/ sep maxsplit", str_split, PAYS_ITSELF},
+    {"splitlines", "/ keepends", str_splitlines, PAYS_ITSELF},
+    {"startswith", "prefix / start end", str_startswith, PAYS_ITSELF},
+    {"strip", "/ chars", str_strip, PAYS_ITSELF}, {"title", "", str_title, PAYS_ITSELF},
+    {"upper", "", str_upper, PAYS_ITSELF}, {"zfill", "width", str_zfill, PAYS_ITSELF}, {0},
 };
 static const struct builtin list_methods[] = {
-    {"count", "value", list_count}, {"index", "value", list_index}, {"copy", "", any_copy},
-    {"append", "", NULL}, {"clear", "", NULL}, {"extend", "", NULL}, {"insert", "", NULL},
-    {"pop", "", NULL},    {"remove", "", NULL}, {"reverse", "", NULL}, {"sort", "", NULL},
-    {0},
+    {"count", "value", list_count, PAYS_ITSELF}, {"index", "value", list_index, PAYS_ITSELF},
+    {"copy", "", any_copy, PAYS_ITSELF}, {"append", "", NULL, PAYS_BY_SIZE},
+    {"clear", "", NULL, PAYS_BY_SIZE}, {"extend", "", NULL, PAYS_BY_SIZE},
+    {"insert", "", NULL, PAYS_BY_SIZE}, {"pop", "", NULL, PAYS_BY_SIZE},
+    {"remove", "", NULL, PAYS_BY_SIZE}, {"reverse", "", NULL, PAYS_BY_SIZE},
+    {"sort", "", NULL, PAYS_BY_SIZE}, {0},
 };
 static const struct builtin tuple_methods[] = { /* and ranges' */
-    {"count", "value", list_count}, {"index", "value", list_index}, {0},
+    {"count", "value", list_count, PAYS_ITSELF}, {"index", "value", list_index, PAYS_ITSELF}, {0},
 };
 static const struct builtin dict_methods[] = {
-    {"get", "key / default", dict_get}, {"items", "", dict_items}, {"keys", "", dict_keys},
-    {"values", "", dict_values},        {"copy", "", any_copy},
-    {"clear", "", NULL}, {"pop", "", NULL}, {"popitem", "", NULL}, {"setdefault", "", NULL},
-    {"update", "", NULL}, {0},
+    {"get", "key / default", dict_get, PAYS_ITSELF}, {"items", "", dict_items, PAYS_ITSELF},
+    {"keys", "", dict_keys, PAYS_ITSELF}, {"values", "", dict_values, PAYS_ITSELF},
+    {"copy", "", any_copy, PAYS_ITSELF}, {"clear", "", NULL, PAYS_BY_SIZE},
+    {"pop", "", NULL, PAYS_BY_SIZE}, {"popitem", "", NULL, PAYS_BY_SIZE},
+    {"setdefault", "", NULL, PAYS_BY_SIZE}, {"update", "", NULL, PAYS_BY_SIZE}, {0},
 };
 /* clang-format on */
 

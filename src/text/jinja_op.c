@@ -5,6 +5,8 @@
 
 /* ---- arithmetic ---- */
 
+enum { FMOD_UNITS = 4096 }; /* of work: it goes bit by bit through 2000 of them, at worst */
+
 static const char *op_text(int op) {
     static const char *const texts[] = {
         [TK_ADD] = "+",       [TK_SUB] = "-", [TK_MUL] = "*", [TK_DIV] = "/",
@@ -100,6 +102,8 @@ static bool number_binary(struct run *run, int op, struct value a, struct value 
         *out = value_int(result);
         return true;
     }
+    if (!jinja_charge(run, op == TK_FLOORDIV || op == TK_MOD ? FMOD_UNITS : JINJA_STEP))
+        return false;
     switch (op) {
     case TK_ADD:
         return *out = value_float(x + y), true;
@@ -149,10 +153,8 @@ static bool is_list_like(struct value v) {
 
 static bool repeat_string(struct run *run, struct str text, int64_t times, struct value *out) {
     size_t mark = run->out->len;
-    for (; text.len > 0 && times > 0; times--)
-        if (!jinja_put(run, text))
-            return false;
-    return jinja_take(run, mark, out);
+    return jinja_put_times(run, text, times > 0 ? (uint64_t)times : 0) &&
+           jinja_take(run, mark, out);
 }
 
 static bool repeat(struct run *run, struct value v, int64_t times, struct value *out) {
@@ -205,7 +207,7 @@ static bool index_item(struct run *run, struct value a, int64_t index, bool *fou
         return true;
     size_t i = (size_t)index;
     if (a.type == VALUE_STRING)
-        return jinja_work(run, a.string->chars == a.string->text.len ? 0 : i / 4) &&
+        return jinja_charge(run, a.string->chars == a.string->text.len ? 0 : 4 * i) &&
                jinja_string(run, jinja_cut(a.string, i, i + 1), out);
     *out = a.seq->items[i];
     return true;
@@ -267,9 +269,9 @@ static bool find_attribute(struct run *run, struct value a, struct str name, boo
     if (!builtin->fn)
         return jinja_undefined(run, out, "access to attribute '%s' of '%s' object is unsafe.",
                                builtin->name, jinja_type_name(a));
-    struct method *method = arena_alloc(&run->arena, sizeof *method);
+    struct method *method = jinja_alloc(run, 1, sizeof *method);
     if (!method)
-        return jinja_no_memory(run);
+        return false;
     *method = (struct method){.self = a, .builtin = builtin};
     *out = (struct value){.type = VALUE_METHOD, .method = method};
     return true;
@@ -343,7 +345,7 @@ static bool pick(struct run *run, struct value a, const struct stride *s, struct
     size_t begin = (size_t)s->begin, n, mark = run->out->len;
     struct value *items;
     if (a.type == VALUE_STRING && s->step == 1)
-        return jinja_work(run, a.string->text.len / 16) &&
+        return jinja_charge(run, 2 * a.string->text.len) &&
                jinja_string(run, jinja_cut(a.string, begin, begin + s->count), out);
     if (a.type == VALUE_STRING) {
         if (!jinja_iterate(run, a, &items, &n))
@@ -354,6 +356,8 @@ static bool pick(struct run *run, struct value a, const struct stride *s, struct
         return jinja_take(run, mark, out);
     }
     if (!jinja_seq(run, a.seq->kind, s->count, out))
+        return false;
+    if (!jinja_charge(run, JINJA_CHAR * s->count))
         return false;
     for (size_t i = 0; i < s->count; i++)
         out->seq->items[i] = a.seq->items[s->begin + (int64_t)i * s->step];

@@ -91,8 +91,7 @@ static struct kept *room_for(struct run *run, size_t n) {
     size_t capacity = k ? 2 * k->capacity : KEPT_FIRST;
     while (capacity <= n)
         capacity *= 2;
-    if (!(k = arena_alloc(&run->arena, sizeof *k)) ||
-        !(k->text = arena_array(&run->arena, capacity, 2)))
+    if (!(k = jinja_alloc(run, 1, sizeof *k)) || !(k->text = jinja_alloc(run, capacity, 2)))
         return NULL;
     k->origins = k->text + capacity;
     k->capacity = capacity;
@@ -101,9 +100,9 @@ static struct kept *room_for(struct run *run, size_t n) {
     return k;
 }
 
-const char *jinja_origins_keep(struct run *run, struct str text) {
+char *jinja_origins_keep(struct run *run, struct str text) {
     struct kept *k = room_for(run, text.len);
-    if (!k)
+    if (!k || !jinja_charge(run, 32 + text.len / 4))
         return NULL;
     char *copy = k->text + k->used;
     if (text.len > 0) {

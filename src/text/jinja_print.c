@@ -9,24 +9,50 @@
 
 #include "text/jinja_ast.h"
 
-bool jinja_put(struct run *run, struct str text) {
+/* Room for n more bytes. */
+static bool reserve(struct run *run, uint64_t n) {
     struct text_buffer *b = run->out;
-    if (text.len > run->max_output || b->len > run->max_output - text.len)
+    if (n > run->max_output || b->len > run->max_output - n)
         return jinja_fail(run, "the text is longer than %zu bytes", run->max_output);
-    if (b->capacity - b->len < text.len) {
-        size_t capacity = (b->len + text.len) * 2 + 256;
+    if (b->capacity - b->len < n) {
+        size_t capacity = (b->len + n) * 2 + 256;
         char *at = realloc(b->at, capacity);
         if (!at)
             return jinja_no_memory(run);
         b->at = at;
         b->capacity = capacity;
     }
+    return true;
+}
+
+bool jinja_put(struct run *run, struct str text) {
+    struct text_buffer *b = run->out;
+    if (!jinja_charge(run, 8 + text.len / 2) || !reserve(run, text.len))
+        return false;
     if (run->is_tracked && !jinja_origins_put(run, text))
         return false;
     if (text.len)
         memcpy(b->at + b->len, text.at, text.len);
     b->len += text.len;
-    return jinja_charge(run, 4 + text.len / 16);
+    return true;
+}
+
+bool jinja_put_times(struct run *run, struct str text, uint64_t times) {
+    size_t mark = run->out->len;
+    if (text.len == 0 || times == 0)
+        return true;
+    /* More than that is refused by its size. */
+    uint64_t total = times > run->max_output ? run->max_output + 1 : times;
+    if (__builtin_mul_overflow(total, text.len, &total))
+        total = UINT64_MAX;
+    if (!reserve(run, total) || !jinja_put(run, text))
+        return false;
+    /* What is there doubles; it stays where it is. */
+    for (uint64_t have; (have = run->out->len - mark) < total;)
+        if (!jinja_put(
+                run, (struct str){run->out->at + mark, have < total - have ? have : total - have}))
+            return false;
+    return true;
 }
 
 bool jinja_put_char(struct run *run, uint32_t character) {
@@ -49,14 +75,30 @@ static bool put_z(struct run *run, const char *z) {
 
 /* ---- numbers ---- */
 
-/* The shortest digits that read back as the same number, laid out as Python's repr does: plain
- * between 1e-4 and 1e16, with an exponent outside. */
+/* Writes real with the fewest digits that read back as the same number, as %e, and returns how many
+ * follow the point. */
+static int shortest_digits(double real, char out[32]) {
+    /* A normal number that 15 digits or fewer give is given by its first 15; a subnormal one by any
+     * number of them. */
+    int precision = fpclassify(real) == FP_NORMAL ? 14 : 0;
+    do
+        snprintf(out, 32, "%.*e", precision, real);
+    while (strtod(out, NULL) != real && ++precision < 17);
+    char *e = strchr(out, 'e'), *end = e;
+    while (end[-1] == '0' && precision > 0) {
+        end--;
+        precision--;
+    }
+    if (end[-1] == '.')
+        end--;
+    memmove(end, e, strlen(e) + 1);
+    return precision;
+}
+
+/* Laid out as Python's repr does: plain between 1e-4 and 1e16, with an exponent outside. */
 static void format_float(double real, char out[40]) {
     char digits[32];
-    int precision = 0;
-    do
-        snprintf(digits, sizeof digits, "%.*e", precision, real);
-    while (strtod(digits, NULL) != real && ++precision < 17);
+    int precision = shortest_digits(real, digits);
     int exponent = atoi(strchr(digits, 'e') + 1);
     if (exponent < -4 || exponent >= 16) {
         char *e = strchr(digits, 'e');
@@ -74,6 +116,8 @@ bool jinja_put_float(struct run *run, double real) {
         return put_z(run, "nan");
     if (isinf(real))
         return put_z(run, real < 0 ? "-inf" : "inf");
+    if (!jinja_charge(run, fpclassify(real) == FP_SUBNORMAL ? 32 * 1024 : 4096))
+        return false;
     format_float(real, text);
     return put_z(run, text);
 }
@@ -81,7 +125,7 @@ bool jinja_put_float(struct run *run, double real) {
 static bool put_int(struct run *run, int64_t integer) {
     char text[24];
     snprintf(text, sizeof text, "%lld", (long long)integer);
-    return put_z(run, text);
+    return jinja_work(run, 0) && put_z(run, text);
 }
 
 /* ---- repr ---- */
@@ -104,21 +148,25 @@ static bool is_printable(uint32_t c) {
     }
 }
 
+/* A backslash and a letter; then `digits` hexadecimal ones of c. */
+static bool put_escape(struct run *run, char letter, size_t digits, uint32_t c) {
+    static const char hex[] = "0123456789abcdef";
+    char text[10] = {'\\', letter};
+    for (size_t i = 0; i < digits; i++)
+        text[2 + i] = hex[c >> (4 * (digits - 1 - i)) & 15];
+    return jinja_put(run, (struct str){text, 2 + digits});
+}
+
 static bool put_repr_char(struct run *run, uint32_t c, char quote) {
-    char escape[16];
     if (c == '\n' || c == '\r' || c == '\t')
-        snprintf(escape, sizeof escape, "\\%c", c == '\n' ? 'n' : c == '\r' ? 'r' : 't');
-    else if (c == '\\' || c == (uint32_t)quote)
-        snprintf(escape, sizeof escape, "\\%c", (char)c);
-    else if (is_printable(c))
+        return put_escape(run, c == '\n' ? 'n' : c == '\r' ? 'r' : 't', 0, 0);
+    if (c == '\\' || c == (uint32_t)quote)
+        return put_escape(run, (char)c, 0, 0);
+    if (is_printable(c))
         return jinja_put_char(run, c);
-    else
-        snprintf(escape, sizeof escape,
-                 c < 0x100     ? "\\x%02x"
-                 : c < 0x10000 ? "\\u%04x"
-                               : "\\U%08x",
-                 c);
-    return put_z(run, escape);
+    return c < 0x100     ? put_escape(run, 'x', 2, c)
+           : c < 0x10000 ? put_escape(run, 'u', 4, c)
+                         : put_escape(run, 'U', 8, c);
 }
 
 static bool put_repr_string(struct run *run, struct str text) {
@@ -128,8 +176,7 @@ static bool put_repr_string(struct run *run, struct str text) {
         return false;
     while (text.len > 0) {
         uint32_t c;
-        text = str_skip(text, utf8_decode(text, &c));
-        if (!put_repr_char(run, c, quote))
+        if (!jinja_next_char(run, &text, &c) || !put_repr_char(run, c, quote))
             return false;
     }
     return jinja_put(run, mark);
@@ -215,7 +262,7 @@ static bool put_repr_any(struct run *run, struct value v) {
 }
 
 bool jinja_put_repr(struct run *run, struct value v) {
-    if (!jinja_enter(run))
+    if (!jinja_charge(run, 8) || !jinja_enter(run))
         return false;
     bool ok = put_repr_any(run, v);
     jinja_leave(run);
@@ -240,6 +287,8 @@ bool jinja_put_escaped(struct run *run, struct str text) {
         char c;
         const char *entity;
     } entities[] = {{'&', "&amp;"}, {'<', "&lt;"}, {'>', "&gt;"}, {'\'', "&#39;"}, {'"', "&#34;"}};
+    if (!jinja_charge(run, JINJA_CHAR * text.len))
+        return false;
     for (size_t i = 0; i < text.len; i++) {
         const char *entity = NULL;
         for (size_t k = 0; k < sizeof entities / sizeof *entities; k++)
@@ -256,17 +305,14 @@ bool jinja_put_escaped(struct run *run, struct str text) {
 static bool put_json_char(struct run *run, uint32_t c, bool is_ascii) {
     static const char named[] = "\"\\\n\r\t\f\b", letters[] = "\"\\nrtfb";
     const char *at = c && c < 0x80 ? strchr(named, (int)c) : NULL;
-    char escape[16];
     if (at)
-        snprintf(escape, sizeof escape, "\\%c", letters[at - named]);
-    else if (c >= 0x10000 && is_ascii)
-        snprintf(escape, sizeof escape, "\\u%04x\\u%04x", 0xD800 + ((c - 0x10000) >> 10),
-                 0xDC00 + ((c - 0x10000) & 0x3FF));
-    else if (c < 0x20 || (c >= 0x7F && is_ascii && c != 0x7F))
-        snprintf(escape, sizeof escape, "\\u%04x", c);
-    else
-        return jinja_put_char(run, c);
-    return put_z(run, escape);
+        return put_escape(run, letters[at - named], 0, 0);
+    if (c >= 0x10000 && is_ascii)
+        return put_escape(run, 'u', 4, 0xD800 + ((c - 0x10000) >> 10)) &&
+               put_escape(run, 'u', 4, 0xDC00 + ((c - 0x10000) & 0x3FF));
+    if (c < 0x20 || (c >= 0x7F && is_ascii && c != 0x7F))
+        return put_escape(run, 'u', 4, c);
+    return jinja_put_char(run, c);
 }
 
 static bool put_json_string(struct run *run, struct str text, bool is_ascii) {
@@ -278,15 +324,12 @@ static bool put_json_string(struct run *run, struct str text, bool is_ascii) {
         while (plain < text.len && (unsigned char)text.at[plain] >= 0x20 && text.at[plain] != '"' &&
                text.at[plain] != '\\' && !(is_ascii && (unsigned char)text.at[plain] >= 0x80))
             plain++;
-        if (!jinja_put(run, (struct str){text.at, plain}))
+        if (!jinja_charge(run, plain) || !jinja_put(run, (struct str){text.at, plain}))
             return false;
         text = str_skip(text, plain);
         uint32_t c;
-        if (text.len > 0) {
-            text = str_skip(text, utf8_decode(text, &c));
-            if (!put_json_char(run, c, is_ascii))
-                return false;
-        }
+        if (text.len > 0 && (!jinja_next_char(run, &text, &c) || !put_json_char(run, c, is_ascii)))
+            return false;
     }
     return put_z(run, "\"");
 }
@@ -351,15 +394,14 @@ static bool put_json_key(struct run *run, struct value key, const struct json_st
 
 /* A copy of the pairs in the order of their keys. */
 static bool sort_pairs(struct run *run, const struct dict *dict, struct pair **out) {
-    *out = arena_array(&run->arena, dict->count, sizeof **out);
+    *out = jinja_alloc(run, dict->count, sizeof **out);
     if (!*out)
-        return jinja_no_memory(run);
+        return false;
     for (size_t i = 0; i < dict->count; i++) {
         size_t at = i;
         for (; at > 0; at--) {
             bool less;
-            if (!jinja_work(run, 0) ||
-                !jinja_less(run, dict->pairs[i].key, (*out)[at - 1].key, TK_LT, &less))
+            if (!jinja_less(run, dict->pairs[i].key, (*out)[at - 1].key, TK_LT, &less))
                 return false;
             if (!less)
                 break;

@@ -134,7 +134,8 @@ static bool test_case(struct run *run, const struct call *call, bool is_upper, s
         return false;
     for (struct str s = text.string->text; s.len > 0;) {
         uint32_t c;
-        s = str_skip(s, utf8_decode(s, &c));
+        if (!jinja_next_char(run, &s, &c) || !jinja_charge(run, JINJA_CHAR))
+            return false;
         bool upper = utf8proc_isupper((utf8proc_int32_t)c);
         bool lower = utf8proc_islower((utf8proc_int32_t)c);
         if (utf8proc_category((utf8proc_int32_t)c) == UTF8PROC_CATEGORY_LT ||
@@ -170,26 +171,26 @@ static bool test_test(struct run *run, const struct call *call, struct value *ou
 
 /* clang-format off */
 static const struct builtin tests[] = {
-    {"defined", "", test_defined},       {"undefined", "", test_undefined},
-    {"none", "", test_none},             {"string", "", test_string},
-    {"mapping", "", test_mapping},       {"number", "", test_number},
-    {"integer", "", test_integer},       {"float", "", test_float},
-    {"boolean", "", test_boolean},       {"true", "", test_true},
-    {"false", "", test_false},           {"escaped", "", test_escaped},
-    {"iterable", "", test_iterable},     {"sequence", "", test_sequence},
-    {"callable", "", test_callable},     {"odd", "", test_odd},
-    {"even", "", test_even},             {"divisibleby", "num", test_divisible},
-    {"eq", "b", test_equal},             {"==", "b", test_equal},
-    {"equalto", "b", test_equal},        {"ne", "b", test_unequal},
-    {"!=", "b", test_unequal},           {"lt", "b", test_less},
-    {"<", "b", test_less},               {"lessthan", "b", test_less},
-    {"le", "b", test_less_equal},        {"<=", "b", test_less_equal},
-    {"gt", "b", test_greater},           {">", "b", test_greater},
-    {"greaterthan", "b", test_greater},  {"ge", "b", test_greater_equal},
-    {">=", "b", test_greater_equal},     {"in", "seq", test_in},
-    {"sameas", "other", test_same},      {"lower", "", test_lower},
-    {"upper", "", test_upper},           {"filter", "", test_filter},
-    {"test", "", test_test},
+    {"defined", "", test_defined, PAYS_ITSELF}, {"undefined", "", test_undefined, PAYS_ITSELF},
+    {"none", "", test_none, PAYS_ITSELF}, {"string", "", test_string, PAYS_ITSELF},
+    {"mapping", "", test_mapping, PAYS_ITSELF}, {"number", "", test_number, PAYS_ITSELF},
+    {"integer", "", test_integer, PAYS_ITSELF}, {"float", "", test_float, PAYS_ITSELF},
+    {"boolean", "", test_boolean, PAYS_ITSELF}, {"true", "", test_true, PAYS_ITSELF},
+    {"false", "", test_false, PAYS_ITSELF}, {"escaped", "", test_escaped, PAYS_ITSELF},
+    {"iterable", "", test_iterable, PAYS_ITSELF}, {"sequence", "", test_sequence, PAYS_ITSELF},
+    {"callable", "", test_callable, PAYS_ITSELF}, {"odd", "", test_odd, PAYS_BY_SIZE},
+    {"even", "", test_even, PAYS_BY_SIZE}, {"divisibleby", "num", test_divisible, PAYS_BY_SIZE},
+    {"eq", "b", test_equal, PAYS_ITSELF}, {"==", "b", test_equal, PAYS_ITSELF},
+    {"equalto", "b", test_equal, PAYS_ITSELF}, {"ne", "b", test_unequal, PAYS_ITSELF},
+    {"!=", "b", test_unequal, PAYS_ITSELF}, {"lt", "b", test_less, PAYS_ITSELF},
+    {"<", "b", test_less, PAYS_ITSELF}, {"lessthan", "b", test_less, PAYS_ITSELF},
+    {"le", "b", test_less_equal, PAYS_ITSELF}, {"<=", "b", test_less_equal, PAYS_ITSELF},
+    {"gt", "b", test_greater, PAYS_ITSELF}, {">", "b", test_greater, PAYS_ITSELF},
+    {"greaterthan", "b", test_greater, PAYS_ITSELF}, {"ge", "b", test_greater_equal, PAYS_ITSELF},
+    {">=", "b", test_greater_equal, PAYS_ITSELF}, {"in", "seq", test_in, PAYS_ITSELF},
+    {"sameas", "other", test_same, PAYS_ITSELF}, {"lower", "", test_lower, PAYS_ITSELF},
+    {"upper", "", test_upper, PAYS_ITSELF}, {"filter", "", test_filter, PAYS_BY_SIZE},
+    {"test", "", test_test, PAYS_BY_SIZE},
 };
 /* clang-format on */
 

@@ -17,7 +17,7 @@ static bool is_stripped(struct str character, struct str chars) {
     if (!chars.at)
         return utf8_decode(character, &c) > 0 && jinja_is_space(c);
     /* UTF-8 synchronizes itself: a whole character is found only where it stands. */
-    return character.len > 0 && memmem(chars.at, chars.len, character.at, character.len);
+    return memmem(chars.at, chars.len, character.at, character.len);
 }
 
 /* The last character of a text that is not empty. */
@@ -28,21 +28,82 @@ static struct str last_char(struct str text) {
     return (struct str){text.at + text.len - n, n};
 }
 
-struct str jinja_strip(struct str text, struct str chars, bool left, bool right) {
-    while (left && text.len > 0) {
-        struct str c = {text.at, utf8_length(text)};
-        if (!is_stripped(c, chars))
+struct str jinja_trim(struct str text, bool left, bool right) {
+    const struct str space = {0};
+    for (struct str c; left && text.len > 0; text = str_skip(text, c.len))
+        if (c = (struct str){text.at, utf8_length(text)}, !is_stripped(c, space))
             break;
-        text = str_skip(text, c.len);
-    }
-    while (right && text.len > 0) {
-        struct str c = last_char(text);
-        if (!is_stripped(c, chars))
+    for (struct str c; right && text.len > 0; text.len -= c.len)
+        if (c = last_char(text), !is_stripped(c, space))
             break;
-        text.len -= c.len;
-    }
     return text;
 }
+
+bool jinja_strip(struct run *run, struct str text, struct str chars, bool left, bool right,
+                 struct str *out) {
+    for (bool at_left = left; at_left || right;) {
+        if (!jinja_charge(run, 2 * JINJA_CHAR + 2 * chars.len))
+            return false;
+        struct str c = {text.at, utf8_length(text)};
+        if (!at_left && text.len > 0)
+            c = last_char(text);
+        if (text.len > 0 && is_stripped(c, chars))
+            text = at_left ? str_skip(text, c.len) : (struct str){text.at, text.len - c.len};
+        else if (at_left)
+            at_left = false;
+        else
+            right = false;
+    }
+    *out = text;
+    return true;
+}
+
+/* ---- finding ---- */
+
+/* memrchr for more than one byte. Comparing costs work, because a text can be made where every
+ * place looks right for long. */
+static bool find_last(struct run *run, struct str text, struct str what, const char **out) {
+    for (size_t i = text.len - what.len + 1; i-- > 0;) {
+        bool may_be = text.at[i] == what.at[0];
+        if (!jinja_charge(run, 2 + (may_be ? 4 + what.len / 4 : 0)))
+            return false;
+        if (may_be && memcmp(text.at + i, what.at, what.len) == 0) {
+            *out = text.at + i;
+            break;
+        }
+    }
+    return true;
+}
+
+/* memmem in windows, so that a long search can be cancelled. It may compare up to 256 bytes at each
+ * place, and makes a table from `what` at each call. */
+static bool find_first(struct run *run, struct str text, struct str what, const char **out) {
+    enum { WINDOW = 16 << 10, COMPARED = 256 };
+    size_t window = what.len > WINDOW / 4 ? what.len * 4 : WINDOW;
+    uint64_t per_byte = 1 + (what.len < COMPARED ? what.len : COMPARED) / 16;
+    for (; !*out && text.len >= what.len; text = str_skip(text, window)) {
+        size_t size = text.len < window + what.len ? text.len : window + what.len - 1;
+        *out = memmem(text.at, size, what.at, what.len);
+        uint64_t looked_at = *out ? (size_t)(*out - text.at) + what.len : size;
+        if (!jinja_charge(run, JINJA_STEP + 4 * what.len + looked_at * per_byte))
+            return false;
+        if (text.len < window)
+            break;
+    }
+    return true;
+}
+
+bool jinja_find(struct run *run, struct str text, struct str what, bool from_right,
+                const char **out) {
+    *out = NULL;
+    if (what.len > text.len)
+        return true;
+    if (what.len == 0)
+        return *out = text.at + (from_right ? text.len : 0), true;
+    return from_right ? find_last(run, text, what, out) : find_first(run, text, what, out);
+}
+
+/* ---- cutting ---- */
 
 /* The byte where the character with this number begins, looking from byte `from`. */
 static size_t skip_chars(struct str text, size_t from, size_t chars) {
@@ -81,7 +142,7 @@ static struct str skip_prefix(struct str s, int64_t *base) {
 }
 
 bool jinja_parse_int(struct str text, int64_t base, int64_t *out, bool *is_too_big) {
-    struct str s = jinja_strip(text, (struct str){0}, true, true);
+    struct str s = jinja_trim(text, true, true);
     *is_too_big = false;
     bool is_negative = s.len > 0 && s.at[0] == '-';
     if (s.len > 0 && (s.at[0] == '-' || s.at[0] == '+'))
@@ -138,7 +199,7 @@ static bool is_decimal(const char *s) {
 
 bool jinja_parse_float(struct str text, double *out) {
     char z[512], *to = z;
-    struct str s = jinja_strip(text, (struct str){0}, true, true);
+    struct str s = jinja_trim(text, true, true);
     if (s.len >= sizeof z || memchr(s.at, 0, s.len))
         return false;
     memcpy(z, s.at, s.len);
@@ -177,21 +238,21 @@ static bool is_case_ignorable(uint32_t c) {
 }
 
 /* A capital sigma at the end of a word becomes another small letter than elsewhere. */
-static bool is_final_sigma(struct str before, struct str behind) {
+static bool is_final_sigma(struct run *run, struct str before, struct str behind, bool *out) {
     uint32_t c = 0;
-    while (before.len > 0) {
+    for (; before.len > 0; before.len -= last_char(before).len) {
         struct str last = last_char(before);
-        utf8_decode(last, &c);
+        if (!jinja_next_char(run, &last, &c))
+            return false;
         if (!is_case_ignorable(c))
             break;
-        before.len -= last.len;
     }
-    if (before.len == 0 || !is_cased(c))
-        return false;
-    while (behind.len > 0) {
-        behind = str_skip(behind, utf8_decode(behind, &c));
+    *out = before.len > 0 && is_cased(c);
+    while (*out && behind.len > 0) {
+        if (!jinja_next_char(run, &behind, &c))
+            return false;
         if (!is_case_ignorable(c))
-            return !is_cased(c);
+            return *out = !is_cased(c), true;
     }
     return true;
 }
@@ -199,8 +260,10 @@ static bool is_final_sigma(struct str before, struct str behind) {
 static bool put_lower(struct run *run, uint32_t c, struct str before, struct str behind) {
     if (c == 0x130) /* the only one that becomes two */
         return jinja_put(run, STR("i\xCC\x87"));
+    bool is_final;
     if (c == 0x3A3)
-        return jinja_put_char(run, is_final_sigma(before, behind) ? 0x3C2 : 0x3C3);
+        return is_final_sigma(run, before, behind, &is_final) &&
+               jinja_put_char(run, is_final ? 0x3C2 : 0x3C3);
     return jinja_put_char(run, (uint32_t)utf8proc_tolower((utf8proc_int32_t)c));
 }
 
@@ -222,10 +285,10 @@ bool jinja_change_case(struct run *run, struct str text, enum text_case to, stru
     struct str rest = text;
     while (rest.len > 0) {
         uint32_t c;
-        size_t n = utf8_decode(rest, &c);
         struct str before = {text.at, (size_t)(rest.at - text.at)};
         bool is_first = to == CASE_CAPITALIZE ? before.len == 0 : !in_word;
-        rest = str_skip(rest, n);
+        if (!jinja_next_char(run, &rest, &c) || !jinja_charge(run, JINJA_CHAR))
+            return false;
         bool ok = to == CASE_UPPER || (to != CASE_LOWER && is_first)
                       ? put_upper(run, c, to == CASE_TITLE || to == CASE_CAPITALIZE)
                       : put_lower(run, c, before, rest);
@@ -244,8 +307,9 @@ bool jinja_replace(struct run *run, struct str text, struct str old, struct str 
     size_t mark = run->out->len;
     bool ok = true;
     while (ok && count != 0) {
-        const char *found =
-            text.len || old.len == 0 ? memmem(text.at, text.len, old.at, old.len) : NULL;
+        const char *found;
+        if (!jinja_find(run, text, old, false, &found))
+            return false;
         if (!found)
             break;
         struct str before = {text.at, (size_t)(found - text.at)};
@@ -269,7 +333,7 @@ static bool is_line_end(uint32_t c) {
 
 bool jinja_split_lines(struct run *run, struct str text, bool keep_ends, struct value *out) {
     size_t capacity = 0;
-    if (!jinja_seq(run, SEQ_LIST, 0, out) || !jinja_work(run, text.len / 16))
+    if (!jinja_seq(run, SEQ_LIST, 0, out) || !jinja_charge(run, JINJA_CHAR * text.len))
         return false;
     while (text.len > 0) {
         size_t at = 0, n = 0;
@@ -291,6 +355,8 @@ bool jinja_split_lines(struct run *run, struct str text, bool keep_ends, struct 
 }
 
 /* ---- "format" % arguments ---- */
+
+enum { DIGITS_UNITS = 16 << 10 }; /* of work, for a number with hundreds of digits */
 
 struct formatting {
     struct value args; /* a tuple, a dict, or one value */
@@ -372,24 +438,18 @@ static bool read_directive(struct run *run, struct formatting *f, struct str *s,
     return d->kind == '%' || is_named || next_value(run, f, &d->value);
 }
 
-static bool put_padding(struct run *run, char c, size_t have, int width) {
-    for (size_t n = have; n < (size_t)width; n++)
-        if (!jinja_put(run, (struct str){&c, 1}))
-            return false;
-    return true;
-}
-
 static bool put_padded(struct run *run, const struct directive *d, struct str text) {
-    size_t have = jinja_count_chars(text);
-    return (d->is_left || put_padding(run, ' ', have, d->width)) && jinja_put(run, text) &&
-           (!d->is_left || put_padding(run, ' ', have, d->width));
+    size_t have = jinja_count_chars(text), width = (size_t)d->width;
+    uint64_t room = width > have ? width - have : 0;
+    return jinja_put_times(run, STR(" "), d->is_left ? 0 : room) && jinja_put(run, text) &&
+           jinja_put_times(run, STR(" "), d->is_left ? room : 0);
 }
 
 static bool put_text_directive(struct run *run, const struct directive *d) {
     struct value text;
     size_t mark = run->out->len;
     bool ok = d->kind == 's' ? jinja_put_str(run, d->value) : jinja_put_repr(run, d->value);
-    if (!ok || !jinja_take(run, mark, &text))
+    if (!ok || !jinja_take(run, mark, &text) || !jinja_charge(run, 4 * text.string->text.len))
         return false;
     size_t end = text.string->chars;
     if (d->has_precision && (size_t)d->precision < end)
@@ -404,6 +464,8 @@ static bool put_number_directive(struct run *run, const struct directive *d) {
     if (!jinja_is_number(d->value) || d->precision > 100 || d->width > 100000)
         return jinja_fail(run, "%%%c format: a number is required, not %s", d->kind,
                           jinja_type_name(d->value));
+    if (!jinja_charge(run, DIGITS_UNITS))
+        return false;
     if (!jinja_is_int(d->value, &integer)) {
         double real = d->value.real;
         if (!is_real && (strchr("xXo", d->kind) || !(fabs(real) < 9.2e18)))
@@ -454,6 +516,8 @@ static bool put_directive(struct run *run, const struct directive *d) {
 bool jinja_format(struct run *run, struct str format, struct value args, struct value *out) {
     struct formatting f = {.args = args};
     size_t mark = run->out->len;
+    if (!jinja_charge(run, JINJA_CHAR * format.len))
+        return false;
     while (format.len > 0) {
         const char *percent = memchr(format.at, '%', format.len);
         struct str plain = {format.at, percent ? (size_t)(percent - format.at) : format.len};

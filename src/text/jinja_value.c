@@ -7,7 +7,10 @@
 
 #include "text/jinja_ast.h"
 
-enum { MAX_DEPTH = 600 }; /* of evaluation, and of values in values */
+enum {
+    MAX_DEPTH = 600,       /* of evaluation, and of values in values */
+    UNDEFINED_UNITS = 256, /* of work, to write down what is not there */
+};
 
 bool jinja_fail(struct run *run, const char *format, ...) {
     char what[sizeof run->err->text];
@@ -24,17 +27,6 @@ bool jinja_no_memory(struct run *run) {
     return false;
 }
 
-bool jinja_charge(struct run *run, uint64_t units) {
-    if (run->units_left < units)
-        return jinja_fail(run, "rendering takes too many steps");
-    run->units_left -= units;
-    return true;
-}
-
-bool jinja_work(struct run *run, uint64_t units) {
-    return jinja_charge(run, JINJA_STEP + units);
-}
-
 bool jinja_enter(struct run *run) {
     if (run->depth >= MAX_DEPTH)
         return jinja_fail(run, "nested deeper than %d levels", MAX_DEPTH);
@@ -48,22 +40,19 @@ void jinja_leave(struct run *run) {
 
 /* ---- making ---- */
 
-static void *take(struct run *run, uint64_t count, uint64_t size) {
-    void *p = arena_array(&run->arena, count, size);
-    if (!p)
-        jinja_no_memory(run);
-    return p;
-}
-
 bool jinja_undefined(struct run *run, struct value *out, const char *format, ...) {
     char why[256];
     va_list args;
     va_start(args, format);
     vsnprintf(why, sizeof why, format, args);
     va_end(args);
-    const char *copy = arena_strdup(&run->arena, str_of(why));
+    size_t size = strlen(why) + 1;
+    char *copy = jinja_alloc(run, 1, size);
+    if (!copy || !jinja_charge(run, UNDEFINED_UNITS))
+        return false;
+    memcpy(copy, why, size);
     *out = (struct value){.type = VALUE_UNDEFINED, .why = copy};
-    return copy || jinja_no_memory(run);
+    return true;
 }
 
 size_t jinja_count_chars(struct str text) {
@@ -74,8 +63,8 @@ size_t jinja_count_chars(struct str text) {
 }
 
 bool jinja_string(struct run *run, struct str text, struct value *out) {
-    struct string *s = take(run, 1, sizeof *s);
-    if (!s || !jinja_charge(run, 8 + text.len / 16))
+    struct string *s = jinja_alloc(run, 1, sizeof *s);
+    if (!s || !jinja_charge(run, 8 + text.len / 2)) /* for counting */
         return false;
     *s = (struct string){.text = text, .chars = jinja_count_chars(text)};
     if (!s->text.at)
@@ -85,19 +74,18 @@ bool jinja_string(struct run *run, struct str text, struct value *out) {
 }
 
 bool jinja_string_copy(struct run *run, struct str text, struct value *out) {
-    const char *copy =
-        run->is_tracked ? jinja_origins_keep(run, text) : arena_strdup(&run->arena, text);
+    char *copy =
+        run->is_tracked ? jinja_origins_keep(run, text) : jinja_alloc(run, text.len + 1, 1);
     if (!copy)
-        return jinja_no_memory(run);
+        return false;
+    if (text.len > 0 && !run->is_tracked)
+        memcpy(copy, text.at, text.len);
     return jinja_string(run, (struct str){copy, text.len}, out);
 }
 
 bool jinja_seq(struct run *run, enum seq_kind kind, size_t count, struct value *out) {
-    struct seq *seq = take(run, 1, sizeof *seq);
-    if (!seq || !jinja_work(run, count))
-        return false;
-    seq->items = take(run, count, sizeof *seq->items);
-    if (!seq->items)
+    struct seq *seq = jinja_alloc(run, 1, sizeof *seq);
+    if (!seq || !(seq->items = jinja_alloc(run, count, sizeof *seq->items)))
         return false;
     seq->kind = kind;
     seq->count = count;
@@ -108,8 +96,8 @@ bool jinja_seq(struct run *run, enum seq_kind kind, size_t count, struct value *
 bool jinja_push(struct run *run, struct seq *seq, size_t *capacity, struct value item) {
     if (seq->count == *capacity) {
         size_t grown = *capacity ? *capacity * 2 : 8;
-        struct value *items = take(run, grown, sizeof *items);
-        if (!items || !jinja_work(run, grown))
+        struct value *items = jinja_alloc(run, grown, sizeof *items);
+        if (!items)
             return false;
         if (seq->count)
             memcpy(items, seq->items, seq->count * sizeof *items);
@@ -117,11 +105,11 @@ bool jinja_push(struct run *run, struct seq *seq, size_t *capacity, struct value
         *capacity = grown;
     }
     seq->items[seq->count++] = item;
-    return true;
+    return jinja_charge(run, 4);
 }
 
 bool jinja_dict(struct run *run, enum value_type type, struct value *out) {
-    struct dict *dict = take(run, 1, sizeof *dict);
+    struct dict *dict = jinja_alloc(run, 1, sizeof *dict);
     *out = (struct value){.type = type, .dict = dict};
     return dict != NULL;
 }
@@ -129,8 +117,6 @@ bool jinja_dict(struct run *run, enum value_type type, struct value *out) {
 static bool dict_find(struct run *run, const struct dict *dict, struct value key,
                       struct pair **out) {
     *out = NULL;
-    if (!jinja_work(run, dict->count))
-        return false;
     for (size_t i = 0; i < dict->count; i++) {
         bool same;
         if (!jinja_equal(run, dict->pairs[i].key, key, &same))
@@ -154,7 +140,7 @@ bool jinja_dict_get(struct run *run, const struct dict *dict, struct value key,
 static bool dict_append(struct run *run, struct dict *dict, struct value key, struct value value) {
     if (dict->count == dict->capacity) {
         size_t grown = dict->capacity ? dict->capacity * 2 : 4;
-        struct pair *pairs = take(run, grown, sizeof *pairs);
+        struct pair *pairs = jinja_alloc(run, grown, sizeof *pairs);
         if (!pairs)
             return false;
         if (dict->count)
@@ -218,7 +204,7 @@ static bool from_json_object(struct run *run, const json_t *json, struct value *
 }
 
 bool jinja_from_json(struct run *run, const json_t *json, struct value *out) {
-    if (!jinja_enter(run))
+    if (!jinja_charge(run, 16) || !jinja_enter(run))
         return false;
     bool ok = true;
     struct str text;
@@ -398,22 +384,25 @@ static bool equal_dicts(struct run *run, const struct dict *a, const struct dict
 static bool equal_compound(struct run *run, struct value a, struct value b, bool *out) {
     if (!jinja_enter(run))
         return false;
-    bool ok = jinja_work(run, 0) && (a.type == VALUE_SEQ ? equal_seqs(run, a.seq, b.seq, out)
-                                                         : equal_dicts(run, a.dict, b.dict, out));
+    bool ok = a.type == VALUE_SEQ ? equal_seqs(run, a.seq, b.seq, out)
+                                  : equal_dicts(run, a.dict, b.dict, out);
     jinja_leave(run);
     return ok;
 }
 
 bool jinja_equal(struct run *run, struct value a, struct value b, bool *out) {
+    if (!jinja_charge(run, JINJA_CHAR))
+        return false;
     if (jinja_is_number(a) && jinja_is_number(b))
         return *out = order_numbers(a, b) == 0, true;
     if (a.type != b.type)
         return *out = false, true;
     switch (a.type) {
     case VALUE_STRING:
-        *out = str_equal(a.string->text, b.string->text);
-        return a.string->text.len != b.string->text.len ||
-               jinja_charge(run, a.string->text.len / 64);
+        *out = a.string->text.len == b.string->text.len;
+        if (*out && !jinja_charge(run, a.string->text.len / 4))
+            return false;
+        return *out = *out && str_equal(a.string->text, b.string->text), true;
     case VALUE_SEQ:
     case VALUE_DICT:
         return equal_compound(run, a, b, out);
@@ -457,11 +446,13 @@ static bool less_seqs(struct run *run, const struct seq *a, const struct seq *b,
 }
 
 bool jinja_less(struct run *run, struct value a, struct value b, int op, bool *out) {
+    if (!jinja_charge(run, JINJA_CHAR))
+        return false;
     if (jinja_is_number(a) && jinja_is_number(b))
         return *out = fulfils(order_numbers(a, b), op), true;
     if (a.type == VALUE_STRING && b.type == VALUE_STRING) {
         *out = fulfils(order_strings(a.string->text, b.string->text), op);
-        return jinja_work(run, a.string->text.len / 64);
+        return jinja_charge(run, a.string->text.len / 4);
     }
     if (!jinja_defined(run, a) || !jinja_defined(run, b))
         return false;
@@ -469,7 +460,7 @@ bool jinja_less(struct run *run, struct value a, struct value b, int op, bool *o
         a.seq->kind <= SEQ_TUPLE) {
         if (!jinja_enter(run))
             return false;
-        bool ok = jinja_work(run, 0) && less_seqs(run, a.seq, b.seq, op, out);
+        bool ok = less_seqs(run, a.seq, b.seq, op, out);
         jinja_leave(run);
         return ok;
     }
@@ -479,8 +470,6 @@ bool jinja_less(struct run *run, struct value a, struct value b, int op, bool *o
 static bool seq_contains(struct run *run, struct value item, struct seq *seq, bool *out) {
     *out = false;
     size_t i = seq->kind == SEQ_GENERATOR ? seq->next : 0;
-    if (!jinja_work(run, seq->count))
-        return false;
     while (i < seq->count && !*out)
         if (!jinja_equal(run, seq->items[i++], item, out))
             return false;
@@ -491,6 +480,7 @@ static bool seq_contains(struct run *run, struct value item, struct seq *seq, bo
 
 bool jinja_contains(struct run *run, struct value item, struct value in, bool *out) {
     const struct value *found;
+    const char *at;
     switch (in.type) {
     case VALUE_UNDEFINED:
         return *out = false, true;
@@ -498,9 +488,9 @@ bool jinja_contains(struct run *run, struct value item, struct value in, bool *o
         if (item.type != VALUE_STRING)
             return jinja_fail(run, "'in <string>' requires string as left operand, not %s",
                               jinja_type_name(item));
-        *out = memmem(in.string->text.at, in.string->text.len, item.string->text.at,
-                      item.string->text.len) != NULL;
-        return jinja_work(run, in.string->text.len / 4);
+        if (!jinja_find(run, in.string->text, item.string->text, false, &at))
+            return false;
+        return *out = at != NULL, true;
     case VALUE_SEQ:
         return seq_contains(run, item, in.seq, out);
     case VALUE_DICT:
@@ -574,5 +564,5 @@ bool jinja_iterate(struct run *run, struct value v, struct value **items, size_t
     *items = list.seq->items + from;
     *count = list.seq->count - from;
     list.seq->next = list.seq->count;
-    return jinja_work(run, *count);
+    return jinja_work(run, JINJA_CHAR * *count); /* for those who look at them all */
 }

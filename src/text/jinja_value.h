@@ -10,6 +10,7 @@
 #define TEXT_JINJA_VALUE_H
 
 #include <jansson.h>
+#include <stdatomic.h>
 #include <time.h>
 
 #include "base/arena.h"
@@ -104,11 +105,16 @@ struct run {
     struct arena arena;
     struct text_buffer *out; /* also where strings are put together, above what is printed */
     size_t max_output;
-    uint64_t units_left; /* of work: JINJA_STEP of them are a step */
     unsigned depth;
     uint32_t line; /* of what is evaluated, for errors */
     struct scope *scope;
     struct tm now;
+
+    /* ---- what it may take: jinja_cost.c ---- */
+    uint64_t until_check; /* units of work until the flag and the clock are looked at */
+    uint64_t units_left;  /* after those */
+    uint64_t start_ms, max_cpu_ms;
+    const atomic_bool *cancel;
 
     /* ---- who wrote what: jinja_origin.c ---- */
     bool is_tracked;
@@ -122,14 +128,37 @@ struct run {
 /* Sets the error with the current line; returns false. */
 bool jinja_fail(struct run *run, const char *format, ...) __attribute__((format(printf, 2, 3)));
 bool jinja_no_memory(struct run *run);
-/* Takes units of work off what is left: one for some bytes or items looked at. */
-enum { JINJA_STEP = 64 };
-bool jinja_charge(struct run *run, uint64_t units);
-/* The same with a step on top. */
-bool jinja_work(struct run *run, uint64_t units);
 /* Guards recursion: every enter that returned true has its leave. */
 bool jinja_enter(struct run *run);
 void jinja_leave(struct run *run);
+
+/* ---- what work costs: jinja_cost.c says who pays ---- */
+
+enum {
+    JINJA_STEP = 64, /* units to evaluate a node */
+    JINJA_CHAR = 8,  /* to decode a character and ask what it is */
+};
+
+void jinja_budget(struct run *run, uint64_t units, uint64_t cpu_ms, const atomic_bool *cancel);
+uint64_t jinja_units_left(const struct run *run);
+/* For jinja_charge: the slice of units between two looks at the flag and the clock is used up. */
+bool jinja_check(struct run *run, uint64_t units);
+
+/* Takes units of work off what is left. False: the rendering ends here. */
+static inline bool jinja_charge(struct run *run, uint64_t units) {
+    if (units >= run->until_check)
+        return jinja_check(run, units);
+    run->until_check -= units;
+    return true;
+}
+/* The same with a step on top. */
+static inline bool jinja_work(struct run *run, uint64_t units) {
+    return jinja_charge(run, JINJA_STEP + units);
+}
+/* For all that looks at each byte or item of these values. */
+bool jinja_charge_sizes(struct run *run, const struct value *values, size_t count);
+/* Zeroed memory from the arena, paid for by its size. NULL: the error is set. */
+void *jinja_alloc(struct run *run, uint64_t count, uint64_t size);
 
 /* ---- making ---- */
 
@@ -189,6 +218,7 @@ bool jinja_dict_view(struct run *run, const struct dict *dict, enum seq_kind kin
 /* ---- text ---- */
 
 bool jinja_put(struct run *run, struct str text);
+bool jinja_put_times(struct run *run, struct str text, uint64_t times);
 bool jinja_put_char(struct run *run, uint32_t character);
 bool jinja_put_str(struct run *run, struct value v);  /* as Python's str() */
 bool jinja_put_repr(struct run *run, struct value v); /* as Python's repr() */
@@ -207,8 +237,8 @@ bool jinja_origins_put(struct run *run, struct str text);
 void jinja_origins_follow(struct run *run, size_t mark, struct str text);
 /* Appends the origins of what was put since `start`. */
 bool jinja_origins_give(struct run *run, size_t start, struct text_buffer *to);
-/* A copy of a text that lies in out or anywhere, with its origins. NULL: no memory. */
-const char *jinja_origins_keep(struct run *run, struct str text);
+/* A copy of a text that lies in out or anywhere, with its origins. NULL: the error is set. */
+char *jinja_origins_keep(struct run *run, struct str text);
 
 struct json_style {
     bool is_ascii, is_sorted, has_indent;
@@ -217,8 +247,19 @@ struct json_style {
 bool jinja_put_json(struct run *run, struct value v, const struct json_style *style);
 
 bool jinja_is_space(uint32_t c);
+/* Takes the first character off a text that has one, and pays for it. */
+static inline bool jinja_next_char(struct run *run, struct str *rest, uint32_t *character) {
+    *rest = str_skip(*rest, utf8_decode(*rest, character));
+    return jinja_charge(run, JINJA_CHAR);
+}
+/* Without white space at its ends. Not paid for. */
+struct str jinja_trim(struct str text, bool left, bool right);
 /* Without the characters of `chars` (white space when .at is NULL) at its ends. */
-struct str jinja_strip(struct str text, struct str chars, bool left, bool right);
+bool jinja_strip(struct run *run, struct str text, struct str chars, bool left, bool right,
+                 struct str *out);
+/* The first or last place of `what` in a text; NULL when there is none. */
+bool jinja_find(struct run *run, struct str text, struct str what, bool from_right,
+                const char **out);
 /* The part of a text between two characters, 0 <= begin <= end <= its characters. */
 struct str jinja_cut(const struct string *s, size_t begin, size_t end);
 size_t jinja_count_chars(struct str text);
@@ -257,10 +298,17 @@ struct call {
 
 typedef bool builtin_fn(struct run *run, const struct call *call, struct value *out);
 
+/* Who pays for the bytes and items of its operands that a function looks at. */
+enum pays {
+    PAYS_BY_SIZE, /* the caller, for all of them, before it begins */
+    PAYS_ITSELF,  /* the function: it looks at none, or charges for those it does look at */
+};
+
 struct builtin {
     const char *name;
     const char *parameters; /* their names; those behind a '/' may be left out; "*": any */
     builtin_fn *fn;         /* NULL: known to Python, refused by the sandbox */
+    enum pays pays;
 };
 
 extern const struct builtin jinja_seq_filters[]; /* a part of the filters, a zero row last */
@@ -269,7 +317,10 @@ const struct builtin *jinja_test_find(struct str name);
 const struct builtin *jinja_method_find(struct value self, struct str name);
 const struct builtin *jinja_global_find(struct str name);
 
-/* Binds the arguments to the parameters and calls. */
+/* Pays for a call: jinja_call_builtin does it. */
+bool jinja_charge_call(struct run *run, const struct builtin *b, struct value self,
+                       const struct args *args);
+/* Pays, binds the arguments to the parameters and calls. */
 bool jinja_call_builtin(struct run *run, const struct builtin *b, struct value self,
                         const struct args *args, struct value *out);
 /* An argument that must be a text; one that must be an int when it is given. */

@@ -1,0 +1,94 @@
+/* jinja_cost.c - what a rendering may take: work, processor time, memory, and the caller's
+ * patience.
+ *
+ * Work is counted in units, each worth about a nanosecond, so that what fails does so everywhere
+ * and every time. The clock is for machines that are slower than that.
+ * (1) Evaluating costs steps: jinja_eval, jinja_exec, rounds of loops.
+ * (2) What is made is paid for by those that make it: jinja_alloc, jinja_put and what is built on
+ *     them. There is no other way to make a value.
+ * (3) What is looked at is paid for by jinja_call_builtin before a filter, test, method or function
+ *     begins, unless its row says PAYS_ITSELF, and by the primitives that others are built from:
+ *     jinja_equal, jinja_less, jinja_find, jinja_strip, jinja_next_char, jinja_iterate. */
+#include "text/jinja_run.h"
+
+/* A value's own size: bytes of a text, items of a list, pairs of a dict. */
+static uint64_t size_of(struct value v) {
+    switch (v.type) {
+    case VALUE_STRING:
+        return v.string->text.len;
+    case VALUE_SEQ:
+        return v.seq->count;
+    case VALUE_DICT:
+    case VALUE_NAMESPACE:
+        return v.dict->count;
+    default:
+        return 0;
+    }
+}
+
+bool jinja_charge_sizes(struct run *run, const struct value *values, size_t count) {
+    uint64_t size = 0;
+    for (size_t i = 0; i < count; i++)
+        size += size_of(values[i]);
+    return jinja_charge(run, 2 * count + JINJA_CHAR * size);
+}
+
+bool jinja_charge_call(struct run *run, const struct builtin *b, struct value self,
+                       const struct args *args) {
+    if (!jinja_work(run, 8 * args->n_named))
+        return false;
+    if (b->pays == PAYS_ITSELF)
+        return true;
+    for (size_t i = 0; i < args->n_named; i++)
+        if (!jinja_charge_sizes(run, &args->named[i].value, 1))
+            return false;
+    return jinja_charge_sizes(run, &self, 1) && jinja_charge_sizes(run, args->at, args->count);
+}
+
+void *jinja_alloc(struct run *run, uint64_t count, uint64_t size) {
+    void *p = arena_array(&run->arena, count, size);
+    if (!p)
+        return jinja_no_memory(run), NULL;
+    /* The product fits: there was memory for it. */
+    return jinja_charge(run, 8 + count * size / 2) ? p : NULL;
+}
+
+static uint64_t processor_ms(void) {
+    struct timespec t;
+    clock_gettime(CLOCK_THREAD_CPUTIME_ID, &t);
+    return (uint64_t)t.tv_sec * 1000 + (uint64_t)t.tv_nsec / 1000000;
+}
+
+void jinja_budget(struct run *run, uint64_t units, uint64_t cpu_ms, const atomic_bool *cancel) {
+    run->units_left = units;
+    run->until_check = 0; /* the first charge looks at the flag */
+    run->max_cpu_ms = cpu_ms;
+    run->start_ms = processor_ms();
+    run->cancel = cancel;
+}
+
+uint64_t jinja_units_left(const struct run *run) {
+    return run->units_left + run->until_check;
+}
+
+bool jinja_check(struct run *run, uint64_t units) {
+    enum {
+        SLICE = 1 << 18
+    }; /* a quarter of a millisecond: cancelling feels immediate, and asking
+          the clock costs a thousandth */
+    uint64_t left = jinja_units_left(run);
+    run->units_left = left;
+    run->until_check = 0;
+    if (run->cancel && atomic_load_explicit(run->cancel, memory_order_relaxed))
+        return jinja_error(run->err, SLUICE_ERR_CANCELLED, run->line, "rendering was cancelled"),
+               false;
+    if (units > left)
+        return jinja_fail(run, "rendering takes too many steps");
+    if (processor_ms() - run->start_ms > run->max_cpu_ms)
+        return jinja_fail(run, "rendering takes more than %llu ms of processor time",
+                          (unsigned long long)run->max_cpu_ms);
+    left -= units;
+    run->until_check = left < SLICE ? left : SLICE;
+    run->units_left = left - run->until_check;
+    return true;
+}
