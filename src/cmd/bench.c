@@ -226,13 +226,14 @@ int cmd_bench(int argc, char **argv) {
     };
     const struct usage usage = {
         .verb = "bench",
-        .synopsis = "[-m MODEL] [-p 512] [-n 128] [--depth D] [--batch B] [options]",
+        .synopsis = "[MODEL] [-p 512] [-n 128] [--depth D] [--batch B] [options]",
         .about =
             "Measures how fast prompts are read and tokens generated, and the memory bandwidth "
             "that\nlimits it, with the same threads in the same run.",
         .example = "sluice bench -m model.gguf -p 512 -n 128 --json",
         .opts = opts,
         .n_opts = common_opts(opts, 6, &b.common, WITH_ENGINE | WITH_JSON),
+        .model = &b.common.model,
     };
     int exit = opts_parse(&usage, argc, argv, NULL);
     if (exit == OPTS_GO_ON)

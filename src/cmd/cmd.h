@@ -2,6 +2,8 @@
 #ifndef CMD_CMD_H
 #define CMD_CMD_H
 
+#include <jansson.h>
+
 #include "base/err.h"
 #include "cmd/opts.h"
 #include "text/tokenizer.h"
@@ -13,11 +15,15 @@ typedef int verb_fn(int argc, char **argv);
 #include "cmd/verbs.def"
 #undef VERB
 
+#define MODEL_HELP "a GGUF file or a folder; none: $SLUICE_MODEL, or the one that ships"
+
 /* Complains with the error's text; returns the exit status for it. */
 int fail(const struct err *err);
 
-/* The model given, or the one that ships with the program when `path` is NULL; NULL and an error
- * when that is not to be found. Static. */
+/* The model named: `path`, or what SLUICE_MODEL in the environment says; NULL: none. */
+const char *model_named(const char *path);
+/* That, or the one that ships with the program; NULL and an error when it is not to be found.
+ * Static. */
 const char *model_path(const char *path, struct err *err);
 
 /* The tokenizer of a GGUF file or a folder. */
@@ -25,6 +31,21 @@ int tokenizer_of_model(struct tokenizer **out, const char *path, struct err *err
 
 /* For qsort: the smallest first. */
 int compare_doubles(const void *a, const void *b);
+
+/* log(sum(exp(logits))): the log probability of token i is logits[i] less this. */
+double log_sum_exp(const float *logits, int32_t n);
+
+/* A JSON string of any bytes: those that are not UTF-8 become U+FFFD. */
+json_t *json_text(struct str s);
+/* Prints a value on stdout, on one line, and drops it. */
+void print_json_line(json_t *value);
+
+/* Bytes between quotes, safe for a terminal: control characters and what is no UTF-8 as \n, \xHH.
+ * Cut where `out` ends. Returns out. */
+const char *quoted(struct str s, char *out, size_t size);
+
+/* Appends; SLUICE_ERR_MEMORY when it runs out. */
+int text_append(struct text_buffer *b, const char *at, size_t length);
 
 /* "17.4 MB". Static ring of 8. */
 const char *human_bytes(uint64_t bytes);

@@ -1,6 +1,8 @@
 /* common.c - what several verbs share. */
 #include <limits.h>
+#include <math.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
@@ -33,14 +35,21 @@ static bool find_shipped(char *out, size_t size) {
     return false;
 }
 
+const char *model_named(const char *path) {
+    const char *from_environment = getenv("SLUICE_MODEL");
+    return path ? path : from_environment && *from_environment ? from_environment : NULL;
+}
+
 const char *model_path(const char *path, struct err *err) {
     static char shipped[PATH_MAX + 64];
-    if (path)
-        return path;
+    const char *named = model_named(path);
+    if (named)
+        return named;
     if (find_shipped(shipped, sizeof shipped))
         return shipped;
     err_set(err, SLUICE_ERR_IO,
-            "no model given, and " SHIPPED_MODEL " is not beside the program; name one with -m");
+            "no model given, and " SHIPPED_MODEL " is not beside the program; name one with -m or "
+            "SLUICE_MODEL");
     return NULL;
 }
 
@@ -59,6 +68,83 @@ int tokenizer_of_model(struct tokenizer **out, const char *path, struct err *err
         err_prefix(err, "%s", path);
     gguf_close(g);
     return status;
+}
+
+double log_sum_exp(const float *logits, int32_t n) {
+    float best = logits[0];
+    for (int32_t i = 1; i < n; i++)
+        best = logits[i] > best ? logits[i] : best;
+    double sum = 0;
+    for (int32_t i = 0; i < n; i++)
+        sum += expf(logits[i] - best);
+    return log(sum) + best;
+}
+
+json_t *json_text(struct str s) {
+    json_t *whole = json_stringn(s.at ? s.at : "", s.len);
+    if (whole)
+        return whole;
+    char *out = malloc(s.len * 3 + 1);
+    size_t len = 0;
+    while (out && s.len > 0) {
+        size_t n = utf8_length(s);
+        memcpy(out + len, n ? s.at : "\xEF\xBF\xBD", n ? n : 3);
+        len += n ? n : 3;
+        s = str_skip(s, n ? n : 1);
+    }
+    whole = json_stringn(out ? out : "", len);
+    free(out);
+    return whole;
+}
+
+void print_json_line(json_t *value) {
+    json_dumpf(value, stdout, JSON_REAL_PRECISION(9));
+    putchar('\n');
+    json_decref(value);
+}
+
+/* One character, as text that a terminal shows; the bytes it took. */
+static size_t quote_one(struct str s, char out[8]) {
+    uint32_t c = 0;
+    size_t n = utf8_decode(s, &c);
+    bool is_plain = n > 0 && c >= 0x20 && (c < 0x7F || c >= 0xA0) && c != '"' && c != '\\';
+    if (is_plain)
+        snprintf(out, 8, "%.*s", (int)n, s.at);
+    else if (c == '\n' || c == '\t' || c == '"' || c == '\\')
+        snprintf(out, 8, "\\%c", c == '\n' ? 'n' : c == '\t' ? 't' : (char)c);
+    else
+        snprintf(out, 8, "\\x%02x", (unsigned char)s.at[0]);
+    return is_plain ? n : 1;
+}
+
+const char *quoted(struct str s, char *out, size_t size) {
+    size_t used = 1;
+    out[0] = '"';
+    while (s.len > 0) {
+        char one[8];
+        s = str_skip(s, quote_one(s, one));
+        if (used + strlen(one) + 2 > size)
+            break;
+        memcpy(out + used, one, strlen(one));
+        used += strlen(one);
+    }
+    memcpy(out + used, "\"", 2);
+    return out;
+}
+
+int text_append(struct text_buffer *b, const char *at, size_t length) {
+    if (b->capacity - b->len < length) {
+        size_t capacity = 2 * b->capacity + length + 256;
+        char *more = realloc(b->at, capacity);
+        if (!more)
+            return SLUICE_ERR_MEMORY;
+        b->at = more;
+        b->capacity = capacity;
+    }
+    if (length)
+        memcpy(b->at + b->len, at, length);
+    b->len += length;
+    return SLUICE_OK;
 }
 
 static char *ring(void) {

@@ -340,12 +340,13 @@ int cmd_explain(int argc, char **argv) {
     };
     const struct usage usage = {
         .verb = "explain",
-        .synopsis = "[-m MODEL] [--rows N] [--depth N] [--time [--html FILE]] [options]",
+        .synopsis = "[MODEL] [--rows N] [--depth N] [--time [--html FILE]] [options]",
         .about = "Prints what one step does: each op with its operands and the bytes it reads and "
                  "writes.\nWithout --time nothing is loaded.",
         .example = "sluice explain --time --depth 512",
         .opts = opts,
         .n_opts = common_opts(opts, 5, &x.common, WITH_ENGINE | WITH_JSON),
+        .model = &x.common.model,
     };
     int exit = opts_parse(&usage, argc, argv, NULL);
     if (exit == OPTS_GO_ON)

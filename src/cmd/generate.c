@@ -80,7 +80,7 @@ static bool advance(struct generate *g, struct loop *loop, int *exit) {
         return end_by(g, GENERATE_CONTEXT_FULL);
     sluice_seq_tokens(g->seq, NULL, &before, NULL);
     if (sluice_seq_feed(g->seq, &token, 1) ||
-        sluice_engine_burst(g->engine, left < UINT32_MAX ? (uint32_t)left : UINT32_MAX, NULL)) {
+        common_burst(g->engine, left < UINT32_MAX ? (uint32_t)left : UINT32_MAX, NULL)) {
         if (interrupt_asked())
             return end_by(g, GENERATE_INTERRUPTED);
         *exit = fail_engine(g->engine);

@@ -20,24 +20,6 @@ enum { ARRAY_SHOWN = 8 };
 /* ---- values -----------------------------------------------------------------------------------
  */
 
-/* Bytes that are not UTF-8 become U+FFFD: JSON can't carry them. */
-static json_t *json_text(struct str s) {
-    json_t *whole = json_stringn(s.at ? s.at : "", s.len);
-    if (whole)
-        return whole;
-    char *out = malloc(s.len * 3 + 1);
-    size_t len = 0;
-    while (out && s.len > 0) {
-        size_t n = utf8_length(s);
-        memcpy(out + len, n ? s.at : "\xEF\xBF\xBD", n ? n : 3);
-        len += n ? n : 3;
-        s = str_skip(s, n ? n : 1);
-    }
-    whole = json_stringn(out ? out : "", len);
-    free(out);
-    return whole;
-}
-
 static json_t *json_float(double v) {
     return isfinite(v) ? json_real(v) : json_string(isnan(v) ? "nan" : v > 0 ? "inf" : "-inf");
 }
@@ -361,11 +343,10 @@ int cmd_inspect(int argc, char **argv) {
         .example = "sluice inspect models/stories-27m-q4_k_m.gguf",
         .opts = opts,
         .n_opts = common_opts(opts, 3, &c, WITH_ENGINE),
-        .max_words = 1,
+        .model = &c.model,
     };
     const struct common none = c;
-    const char *words[1];
-    int exit = opts_parse(&usage, argc, argv, words);
+    int exit = opts_parse(&usage, argc, argv, NULL);
     bool is_asked = c.context != none.context || c.batch || strcmp(c.kv, none.kv) != 0 || c.exact ||
                     strcmp(c.backend, none.backend) != 0 || c.device;
     c.batch = c.batch ? c.batch : 1;
@@ -374,7 +355,7 @@ int cmd_inspect(int argc, char **argv) {
     if (exit != OPTS_GO_ON)
         return exit;
     struct err err = {0};
-    const char *path = model_path(words[0] ? words[0] : c.model, &err);
+    const char *path = model_path(c.model, &err);
     if (!path)
         return fail(&err);
     json_t *facts = json_pack("{s:o}", "path", json_text(str_of(path)));

@@ -14,6 +14,8 @@ static void handle(int number) {
     sluice_engine *engine = atomic_load(&running);
     if (number != SIGINT || !engine || atomic_exchange(&flag, true))
         faults_end_by(number);
+    else
+        sluice_engine_cancel(engine);
     errno = kept;
 }
 

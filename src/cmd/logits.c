@@ -215,13 +215,14 @@ int cmd_logits(int argc, char **argv) {
     };
     const struct usage usage = {
         .verb = "logits",
-        .synopsis = "[-m MODEL] --tokens FILE [-o OUT [--layers]] [--greedy N] [options]",
+        .synopsis = "[MODEL] --tokens FILE [-o OUT [--layers]] [--greedy N] [options]",
         .about =
             "Writes a model's logits, unmasked, for prompts given as token ids. Ids are fed as "
             "they are, each\nprompt from an empty sequence; end tokens are not heeded.",
         .example = "sluice logits --tokens ids.txt -o logits.bin --exact",
         .opts = opts,
         .n_opts = common_opts(opts, 4, &l.common, WITH_ENGINE),
+        .model = &l.common.model,
     };
     int exit = opts_parse(&usage, argc, argv, NULL);
     if (exit == OPTS_GO_ON)

@@ -2,6 +2,8 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "backend/backend.h"
+#include "base/cpu.h"
 #include "cmd/cmd.h"
 #include "cmd/faults.h"
 #include "cmd/interrupt.h"
@@ -22,7 +24,23 @@ static void print_help(FILE *to) {
     fprintf(to, "usage: sluice VERB [options]\n\n");
     for (int i = 0; i < N_VERBS; i++)
         fprintf(to, "  %-12s %s\n", verbs[i].name, verbs[i].summary);
-    fprintf(to, "\nsluice VERB --help tells more; sluice --version says which this is.\n");
+    fprintf(to,
+            "\nsluice help VERB tells more, sluice help environment which variables there are;\n"
+            "sluice --version says which this is.\n");
+}
+
+static const char environment[] =
+    "SLUICE_MODEL      the model when none is named: a GGUF file or a folder\n"
+    "NO_COLOR          not empty: no colour on terminals\n"
+    "SLUICE_NO_MMAP    set: files are read into memory instead of mapped\n"
+    "SLUICE_CPU        instruction sets to use, for diagnosis: \"avx2\", \"none\" ...\n"
+    "SLUICE_CUDA_TRACE set: the CUDA backend says what it does, for diagnosis\n";
+
+static void print_version(void) {
+    printf("sluice %s\nbackends:", sluice_version());
+    for (int i = 0; backend_at(i); i++)
+        printf(" %s", backend_at(i)->name);
+    printf("\ninstruction sets: %s\n", cpu_feature_names());
 }
 
 /* What could not be written to stdout is a failure, however well the rest went. */
@@ -32,6 +50,39 @@ static int finish(int status) {
     return status;
 }
 
+static int unknown_verb(const char *word) {
+    const char *names[N_VERBS];
+    for (int i = 0; i < N_VERBS; i++)
+        names[i] = verbs[i].name;
+    const char *nearest = opts_nearest(word, names, N_VERBS);
+    if (nearest)
+        return complain(EXIT_USAGE, "unknown verb '%s'; did you mean %s?", word, nearest);
+    return complain(EXIT_USAGE, "unknown verb '%s'; sluice --help lists them", word);
+}
+
+static int run_verb(int argc, char **argv) {
+    for (int i = 0; i < N_VERBS; i++)
+        if (strcmp(argv[0], verbs[i].name) == 0)
+            return verbs[i].run(argc, argv);
+    return unknown_verb(argv[0]);
+}
+
+/* sluice help [VERB | environment]. */
+static int help(const char *about) {
+    char *argv[] = {(char *)about, "--help", NULL};
+    if (!about)
+        print_help(stdout);
+    else if (strcmp(about, "environment") == 0)
+        fputs(environment, stdout);
+    else
+        return run_verb(2, argv);
+    return 0;
+}
+
+static bool is_one_of(const char *word, const char *a, const char *b) {
+    return strcmp(word, a) == 0 || strcmp(word, b) == 0;
+}
+
 int main(int argc, char **argv) {
     faults_install();
     interrupt_install(NULL);
@@ -39,17 +90,14 @@ int main(int argc, char **argv) {
         print_help(stderr);
         return EXIT_USAGE;
     }
-    if (strcmp(argv[1], "--version") == 0) {
-        printf("sluice %s\n", sluice_version());
-        return finish(0);
-    }
-    if (strcmp(argv[1], "--help") == 0 || strcmp(argv[1], "-h") == 0 ||
-        strcmp(argv[1], "help") == 0) {
+    int status = 0;
+    if (is_one_of(argv[1], "--version", "version"))
+        print_version();
+    else if (is_one_of(argv[1], "--help", "-h"))
         print_help(stdout);
-        return finish(0);
-    }
-    for (int i = 0; i < N_VERBS; i++)
-        if (strcmp(argv[1], verbs[i].name) == 0)
-            return finish(verbs[i].run(argc - 1, argv + 1));
-    return complain(EXIT_USAGE, "unknown verb '%s'; sluice --help lists them", argv[1]);
+    else if (strcmp(argv[1], "help") == 0)
+        status = help(argv[2]);
+    else
+        status = run_verb(argc - 1, argv + 1);
+    return finish(status);
 }

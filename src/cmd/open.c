@@ -11,6 +11,7 @@
 
 #include "base/cpu.h"
 #include "base/pool.h"
+#include "cmd/bias.h"
 #include "cmd/cmd.h"
 #include "cmd/interrupt.h"
 #include "cmd/progress.h"
@@ -42,7 +43,7 @@ int common_opts(struct opt *table, int n, struct common *c, unsigned groups) {
         unsigned group;
         struct opt opt;
     } rows[] = {
-        {WITH_ENGINE, {"--model", 'm', OPT_STRING, &c->model, "MODEL", "a GGUF file or a folder; none: the one that ships"}},
+        {WITH_ENGINE, {"--model", 'm', OPT_STRING, &c->model, "MODEL", MODEL_HELP}},
         {WITH_ENGINE, {"--backend", 0, OPT_STRING, &c->backend, "NAME", "auto, or one of those that `sluice devices` lists"}},
         {WITH_ENGINE, {"--device", 0, OPT_INT, &c->device, "N", "which, where there are several"}},
         {WITH_ENGINE, {"--threads", 't', OPT_INT, &c->threads, "N", "of the CPU; 0: one a processor"}},
@@ -56,9 +57,11 @@ int common_opts(struct opt *table, int n, struct common *c, unsigned groups) {
         {WITH_SAMPLING, {"--repeat-penalty", 0, OPT_FLOAT, &c->repeat_penalty, "X", "for tokens that were there; 1: none"}},
         {WITH_SAMPLING, {"--presence-penalty", 0, OPT_FLOAT, &c->presence_penalty, "X", "the same, subtracted once"}},
         {WITH_SAMPLING, {"--frequency-penalty", 0, OPT_FLOAT, &c->frequency_penalty, "X", "the same, subtracted each time"}},
-        {WITH_SAMPLING, {"--seed", 0, OPT_INT, &c->seed, "N", "the same seed gives the same text; none: drawn"}},
+        {WITH_SAMPLING, {"--logit-bias", 0, OPT_LIST, &c->logit_biases, "T=X", "add X to a token's logit: ID=X or 'text'=X; several times"}},
+        {WITH_SAMPLING, {"--ignore-eos", 0, OPT_FLAG, &c->ignore_eos, NULL, "never end the text: end tokens are not picked"}},
+        {WITH_SAMPLING, {"--seed", 0, OPT_INT64, &c->seed, "N", "the same seed gives the same text; none: drawn"}},
         {WITH_STOP, {"--stop", 0, OPT_LIST, &c->stops, "TEXT", "ends the answer; may be given several times"}},
-        {WITH_JSON, {"--json", 0, OPT_FLAG, &c->as_json, NULL, "figures as one JSON object"}},
+        {WITH_JSON, {"--json", 0, OPT_FLAG, &c->as_json, NULL, "one JSON object on standard output"}},
     };
     /* clang-format on */
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++)
@@ -88,7 +91,6 @@ int common_check(const struct common *c, const char *verb) {
         {"--device", c->device, 0, 1024},
         {"--batch", c->batch, 1, 4096},
         {"--top-k", c->top_k, -1, INT_MAX},
-        {"--seed", c->seed, -1, INT_MAX},
     };
     for (size_t i = 0; i < sizeof floats / sizeof *floats; i++)
         if (floats[i].value < floats[i].least || floats[i].value > floats[i].most)
@@ -99,6 +101,9 @@ int common_check(const struct common *c, const char *verb) {
         if (ints[i].value < ints[i].least || ints[i].value > ints[i].most)
             return complain(EXIT_USAGE, "%s: %s is %d, expected %d to %d", verb, ints[i].name,
                             ints[i].value, ints[i].least, ints[i].most);
+    if (c->seed < -1)
+        return complain(EXIT_USAGE, "%s: --seed is %lld, expected 0 or more", verb,
+                        (long long)c->seed);
     static const char *const kv_types[] = {"f32", "f16", "q8_0", "q4_0"};
     bool is_known = false;
     for (size_t i = 0; i < sizeof kv_types / sizeof *kv_types; i++)
@@ -114,6 +119,15 @@ int common_check(const struct common *c, const char *verb) {
     for (int i = 0; i < c->stops.n; i++)
         if (!c->stops.at[i][0])
             return complain(EXIT_USAGE, "%s: --stop is '', expected a text", verb);
+    struct bias_spec spec;
+    for (int i = 0; i < c->logit_biases.n; i++)
+        if (!bias_parse(c->logit_biases.at[i], &spec))
+            return complain(EXIT_USAGE,
+                            "%s: --logit-bias is '%s', expected TOKEN=X, TOKEN+X or TOKEN-X, X up "
+                            "to 1000 or -inf",
+                            verb, c->logit_biases.at[i]);
+    if (c->as_json && say_shows(SAY_NORMAL) && !say_shows(SAY_ALL))
+        say_set_level(SAY_WARNINGS);
     return OPTS_GO_ON;
 }
 
@@ -130,10 +144,12 @@ struct sluice_engine_options common_engine(const struct common *c) {
     return o;
 }
 
+/* Short enough to be typed again. */
 static uint64_t drawn_seed(void) {
     struct timespec t;
     clock_gettime(CLOCK_REALTIME, &t);
-    return (uint64_t)t.tv_nsec ^ (uint64_t)t.tv_sec << 20 ^ (uint64_t)getpid();
+    uint64_t x = (uint64_t)t.tv_nsec ^ (uint64_t)t.tv_sec << 20 ^ (uint64_t)getpid() << 40;
+    return x * 0x9E3779B97F4A7C15u >> 32;
 }
 
 struct sluice_sampling common_sampling(const struct common *c, const sluice_model *model) {
@@ -154,28 +170,91 @@ struct sluice_sampling common_sampling(const struct common *c, const sluice_mode
     if (c->top_k >= 0)
         s.top_k = (uint32_t)c->top_k;
     s.seed = c->seed >= 0 ? (uint64_t)c->seed : drawn_seed();
+    s.biases = c->biases;
+    s.n_biases = c->n_biases;
     return s;
 }
 
 /* ---- opening ----------------------------------------------------------------------------------
  */
 
+static int add_bias(struct common *c, int32_t token, float bias) {
+    if (c->n_biases == SLUICE_MAX_BIASES)
+        return complain(EXIT_USAGE, "more than %d tokens have a bias (--logit-bias, --ignore-eos)",
+                        SLUICE_MAX_BIASES);
+    c->biases[c->n_biases++] = (struct sluice_bias){token, bias};
+    return 0;
+}
+
+/* What --logit-bias and --ignore-eos mean for this model. */
+static int fill_biases(struct common *c, const sluice_model *model) {
+    struct err err = {0};
+    struct sluice_facts facts;
+    int exit = 0;
+    sluice_model_facts(model, &facts);
+    c->n_biases = 0;
+    for (int i = 0; !exit && i < c->logit_biases.n; i++) {
+        struct bias_spec spec;
+        int32_t token = bias_parse(c->logit_biases.at[i], &spec)
+                            ? bias_token(&spec, model->tokenizer, facts.n_tokens, &err)
+                            : -1;
+        exit = token < 0 ? complain(EXIT_USAGE, "--logit-bias: %s", err.text)
+                         : add_bias(c, token, spec.bias);
+    }
+    for (int32_t t = 0; !exit && c->ignore_eos && t < facts.n_tokens; t++)
+        if (sluice_token_is_end(model, t))
+            exit = add_bias(c, t, -INFINITY);
+    return exit;
+}
+
 int fail_engine(const sluice_engine *engine) {
     return complain(EXIT_WORLD, "%s", sluice_engine_error(engine));
 }
 
-int common_open_model(const struct common *c, sluice_model **model) {
+int common_open_model(struct common *c, sluice_model **model) {
     struct err err = {0};
     *model = NULL;
     const char *path = model_path(c->model, &err);
     if (!path)
         return fail(&err);
-    if (sluice_model_open(model, path) == SLUICE_OK)
+    int exit = sluice_model_open(model, path) == SLUICE_OK
+                   ? fill_biases(c, *model)
+                   : complain(EXIT_WORLD, "%s", sluice_model_error(*model));
+    if (!exit)
         return 0;
-    int exit = complain(EXIT_WORLD, "%s", sluice_model_error(*model));
     sluice_model_close(*model);
     *model = NULL;
     return exit;
+}
+
+/* The devices that `--device` may name, as one line. */
+static const char *device_lines(const struct backend_kind *kind, char *out, size_t size) {
+    char line[256];
+    size_t used = 0;
+    out[0] = 0;
+    for (int i = 0; used < size && kind->device_line(i, line, sizeof line); i++)
+        used += (size_t)snprintf(out + used, size - used, "%s%d (%s)", i ? ", " : "", i, line);
+    return out[0] ? out : "none";
+}
+
+static int check_device(const struct sluice_engine_options *o) {
+    char line[256], all[1024];
+    const struct backend_kind *kind = backend_find(o->backend);
+    if (kind->device_line(o->device, line, sizeof line))
+        return 0;
+    return complain(EXIT_WORLD, "--device is %d, expected one of %s's: %s", o->device, kind->name,
+                    device_lines(kind, all, sizeof all));
+}
+
+static void warn_of_context(const sluice_engine *engine) {
+    struct sluice_facts facts;
+    struct sluice_choice choice;
+    sluice_model_facts(engine->model, &facts);
+    sluice_engine_choice(engine, &choice);
+    if (choice.context > facts.context)
+        warn("context %u is more than the %u the model was made for; what it says after those may "
+             "make no sense",
+             choice.context, facts.context);
 }
 
 static void show_loading(void *user, uint64_t done, uint64_t total) {
@@ -191,20 +270,26 @@ int common_open_engine(sluice_model *model, const struct sluice_engine_options *
     struct sluice_engine_options o = *options;
     struct progress bar = {0};
     struct err err = {0};
+    *engine = NULL;
+    int exit = check_device(options);
+    if (exit)
+        return exit;
     o.progress = show_loading;
     o.user = &bar;
     int status = engine_prepare(engine, model, &o, taps, &err);
     if (!status)
         status = engine_load(*engine, &o, &err);
     progress_end(&bar);
-    if (!status)
+    if (!status) {
+        warn_of_context(*engine);
         return 0;
+    }
     engine_close(*engine);
     *engine = NULL;
     return fail(&err);
 }
 
-int common_open(const struct common *c, const struct sluice_engine_options *options, bool taps,
+int common_open(struct common *c, const struct sluice_engine_options *options, bool taps,
                 sluice_model **model, sluice_engine **engine) {
     *engine = NULL;
     int exit = common_open_model(c, model);
@@ -236,47 +321,28 @@ void common_announce(const struct common *c, const sluice_model *model,
     sluice_engine_choice(engine, &choice);
     sluice_engine_memory(engine, &memory);
     const char *slash = strrchr(model->model->path, '/');
-    const char *why = c->context > 0                    ? "-c"
-                      : choice.context == facts.context ? "the file's"
-                      : choice.context == 8192          ? "8192 unless -c says otherwise"
-                                                        : "what it takes";
-    char where[sizeof choice.device];
+    char where[sizeof choice.device + 32];
     int threads = c->threads ? c->threads : cpu_count();
     if (engine->kind->uses_host_weights)
-        snprintf(where, sizeof where, "%d thread%s", threads, threads == 1 ? "" : "s");
+        snprintf(where, sizeof where, "%s, %d thread%s", choice.backend, threads,
+                 threads == 1 ? "" : "s");
     else
         snprintf(where, sizeof where, "%s", choice.device);
-    fprintf(stderr,
-            "%s%s: %s, %.1f M parameters; %s (%s), %s%s; context %u (%s), %u sequence%s, "
-            "kv %s; %s: weights %s, state %s, work %s\n",
-            slash && slash[1] ? slash + 1 : model->model->path, c->model ? "" : " (ships with it)",
-            facts.architecture, (double)facts.parameters / 1e6, choice.backend,
-            strcmp(c->backend, "auto") == 0 ? "the best there is" : "--backend", where,
-            c->exact ? ", exact" : "", choice.context, why, choice.sequences,
-            choice.sequences == 1 ? "" : "s", choice.kv_type, human_bytes(memory.total),
-            human_bytes(memory.weights + memory.packed), human_bytes(memory.state),
-            human_bytes(memory.scratch + memory.io + memory.workspace));
+    say(SAY_NORMAL, "%s (%s, %.1f M parameters); %s; context %u",
+        slash && slash[1] ? slash + 1 : model->model->path, facts.architecture,
+        (double)facts.parameters / 1e6, where, choice.context);
+    say(SAY_ALL, "%s%s, %u sequence%s, kv %s; %s: weights %s, state %s, work %s", choice.backend,
+        c->exact ? ", exact" : "", choice.sequences, choice.sequences == 1 ? "" : "s",
+        choice.kv_type, human_bytes(memory.total), human_bytes(memory.weights + memory.packed),
+        human_bytes(memory.state), human_bytes(memory.scratch + memory.io + memory.workspace));
 }
 
-void token_bar_start(struct token_bar *bar, const char *what, uint64_t total) {
-    *bar = (struct token_bar){
-        .what = what, .total = total, .started = seconds_now(), .is_on = what && isatty(2)};
-}
-
-void token_bar_update(struct token_bar *bar, uint64_t done) {
-    double now = seconds_now();
-    if (!bar->is_on || now - bar->started < 0.5 || now - bar->shown < 0.1)
-        return;
-    bar->shown = now;
-    bar->was_shown = true;
-    fprintf(stderr, "\r%s %llu of %llu tokens, %.0f tok/s ", bar->what, (unsigned long long)done,
-            (unsigned long long)bar->total, (double)done / (now - bar->started));
-}
-
-void token_bar_end(struct token_bar *bar) {
-    if (bar->was_shown)
-        fprintf(stderr, "\r\033[K");
-    bar->was_shown = false;
+int common_burst(sluice_engine *engine, uint32_t n, uint32_t *steps) {
+    int status;
+    do
+        status = sluice_engine_burst(engine, n, steps);
+    while (status == SLUICE_ERR_CANCELLED && !interrupt_asked());
+    return status;
 }
 
 int common_work_off(sluice_engine *engine, const char *what, uint64_t tokens) {
@@ -285,7 +351,9 @@ int common_work_off(sluice_engine *engine, const char *what, uint64_t tokens) {
     int status = SLUICE_OK;
     token_bar_start(&bar, what, tokens);
     for (uint32_t rows = 1; !status && rows > 0 && !interrupt_asked();) {
-        status = sluice_engine_step(engine, &rows);
+        do
+            status = sluice_engine_step(engine, &rows);
+        while (status == SLUICE_ERR_CANCELLED && !interrupt_asked());
         token_bar_update(&bar, done += rows);
     }
     token_bar_end(&bar);

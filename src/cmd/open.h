@@ -4,6 +4,7 @@
 
 #include "base/err.h"
 #include "cmd/opts.h"
+#include "cmd/progress.h"
 #include "sluice.h"
 
 /* Filled by opts_parse; begin with common_default. */
@@ -13,15 +14,20 @@ struct common {
     bool exact, as_json;
     /* NaN and -1: not given. */
     float temperature, top_p, min_p, repeat_penalty, presence_penalty, frequency_penalty;
-    int top_k, seed;
-    struct opt_list stops;
+    int top_k;
+    int64_t seed;
+    bool ignore_eos;
+    struct opt_list stops, logit_biases;
+    /* What those biases and --ignore-eos are for the model: filled by common_open_model. */
+    struct sluice_bias biases[SLUICE_MAX_BIASES];
+    size_t n_biases;
 };
 
 struct common common_default(void);
 
 enum option_group {
     WITH_ENGINE = 1,   /* -m --backend --device -t -c --kv --exact */
-    WITH_SAMPLING = 2, /* --temp ... --seed */
+    WITH_SAMPLING = 2, /* --temp ... --seed, --logit-bias, --ignore-eos */
     WITH_STOP = 4,
     WITH_JSON = 8,
 };
@@ -30,20 +36,21 @@ enum { MAX_COMMON_OPTS = 24 };
 /* Appends the rows of the groups to a table that has n; returns how many it has then. */
 int common_opts(struct opt *table, int n, struct common *c, unsigned groups);
 
-/* Whether the values given make sense; OPTS_GO_ON, or the exit status after one line. */
+/* Whether the values given make sense; OPTS_GO_ON, or the exit status after one line. With --json
+ * there are no lines for people from now on, unless -v asked for them. */
 int common_check(const struct common *c, const char *verb);
 
 /* The engine's options from the command line's. */
 struct sluice_engine_options common_engine(const struct common *c);
 /* The model's own sampling with what the command line says instead. A seed that is not given is
- * drawn. */
+ * drawn. The biases are those of *c. */
 struct sluice_sampling common_sampling(const struct common *c, const sluice_model *model);
 
 /* A model and an engine with a bar for loading. On failure both are closed and NULL, one line is on
  * stderr, and the exit status is returned; 0 when all is well. `taps`: see engine_prepare. */
-int common_open(const struct common *c, const struct sluice_engine_options *options, bool taps,
+int common_open(struct common *c, const struct sluice_engine_options *options, bool taps,
                 sluice_model **model, sluice_engine **engine);
-int common_open_model(const struct common *c, sluice_model **model);
+int common_open_model(struct common *c, sluice_model **model);
 int common_open_engine(sluice_model *model, const struct sluice_engine_options *options, bool taps,
                        sluice_engine **engine);
 
@@ -51,20 +58,13 @@ int common_open_engine(sluice_model *model, const struct sluice_engine_options *
  * `useful` and a reasonable room for them allow. */
 uint32_t common_outputs(const sluice_model *model, uint32_t useful);
 
-/* One line on stderr: which model, backend, device, context and memory, and why. */
+/* One short line on stderr: model, device, context; with -v a second one: backend, kv, memory. */
 void common_announce(const struct common *c, const sluice_model *model,
                      const sluice_engine *engine);
 
-/* A line on a terminal that counts tokens, once that takes long. */
-struct token_bar {
-    const char *what;
-    uint64_t total;
-    double started, shown; /* seconds */
-    bool is_on, was_shown;
-};
-void token_bar_start(struct token_bar *bar, const char *what, uint64_t total);
-void token_bar_update(struct token_bar *bar, uint64_t done);
-void token_bar_end(struct token_bar *bar); /* wipes it */
+/* sluice_engine_burst; a request to stop that is older than the last interrupt_reset does not
+ * count. */
+int common_burst(sluice_engine *engine, uint32_t n, uint32_t *steps);
 
 /* Steps until nothing waits, with such a bar. `what` NULL: without. EXIT_INTERRUPTED when somebody
  * asked to stop; then tokens may wait still. */

@@ -4,51 +4,191 @@
 #include <errno.h>
 #include <limits.h>
 #include <math.h>
-#include <stdarg.h>
+#include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-int complain(int status, const char *format, ...) {
-    fputs("sluice: ", stderr);
-    va_list args;
-    va_start(args, format);
-    vfprintf(stderr, format, args);
-    va_end(args);
-    fputc('\n', stderr);
-    return status;
+/* ---- help -------------------------------------------------------------------------------------
+ */
+
+static void print_row(const struct opt *o) {
+    char left[64];
+    if (o->letter && strlen(o->name) > 2)
+        snprintf(left, sizeof left, "-%c, %s %s", o->letter, o->name,
+                 o->placeholder ? o->placeholder : "");
+    else
+        snprintf(left, sizeof left, "%s %s", o->name, o->placeholder ? o->placeholder : "");
+    printf("  %-24s %s\n", left, o->help);
 }
 
+static const struct opt everywhere[] = {
+    {"--verbose", 'v', OPT_VERBOSE, NULL, NULL, "say more: memory, submissions"},
+    {"--quiet", 'q', OPT_QUIET, NULL, NULL, "say nothing but errors"},
+    {"--help", 'h', OPT_HELP, NULL, NULL, "this"},
+};
+enum { N_EVERYWHERE = sizeof everywhere / sizeof *everywhere };
+
 static void print_help(const struct usage *u) {
-    printf("usage: sluice %s %s\n\n%s\n", u->verb, u->synopsis, u->about);
-    for (int i = 0; i < u->n_opts; i++) {
-        const struct opt *o = &u->opts[i];
-        char left[64];
-        if (o->letter && strlen(o->name) > 2)
-            snprintf(left, sizeof left, "-%c, %s %s", o->letter, o->name,
-                     o->placeholder ? o->placeholder : "");
-        else
-            snprintf(left, sizeof left, "%s %s", o->name, o->placeholder ? o->placeholder : "");
-        printf("%s  %-24s %s\n", i ? "" : "\n", left, o->help);
-    }
+    printf("usage: sluice %s %s\n\n%s\n\n", u->verb, u->synopsis, u->about);
+    for (int i = 0; i < u->n_opts; i++)
+        print_row(&u->opts[i]);
+    for (int i = 0; i < N_EVERYWHERE; i++)
+        print_row(&everywhere[i]);
     printf("\nexample: %s\n", u->example);
 }
 
-static const struct opt *find(const struct usage *u, const char *word, size_t len) {
-    for (int i = 0; i < u->n_opts; i++) {
-        const struct opt *o = &u->opts[i];
-        bool is_long = strlen(o->name) == len && strncmp(o->name, word, len) == 0;
-        if (is_long || (o->letter && len == 2 && word[0] == '-' && word[1] == o->letter))
-            return o;
-    }
+/* ---- names ------------------------------------------------------------------------------------
+ */
+
+/* What llama.cpp calls our options. */
+static const struct {
+    const char *theirs, *ours;
+    enum opt_kind kind; /* --tokens is a number here and a file there */
+} aliases[] = {
+    {"--n-predict", "--tokens", OPT_INT},
+    {"--predict", "--tokens", OPT_INT},
+    {"--ctx-size", "--context", OPT_INT},
+    {"--temperature", "--temp", OPT_FLOAT},
+    {"-s", "--seed", OPT_INT64},
+    {"-l", "--logit-bias", OPT_LIST},
+    {"--chat-template-file", "--chat-template", OPT_STRING},
+    {"--system-prompt", "--system", OPT_STRING},
+    {"-sys", "--system", OPT_STRING},
+    {"--n-prompt", "--prompt", OPT_INT},
+    {"--n-gen", "--tokens", OPT_INT},
+    {"--n-depth", "--depth", OPT_INT},
+    {"-d", "--depth", OPT_INT},
+    {"--repetitions", "--repeats", OPT_INT},
+};
+
+/* What has another name and another meaning there, or no need here. */
+static const struct {
+    const char *theirs, *answer;
+} answers[] = {
+    {"-ngl", "all layers run on one device; --backend and --device choose it"},
+    {"--n-gpu-layers", "all layers run on one device; --backend and --device choose it"},
+    {"--gpu-layers", "all layers run on one device; --backend and --device choose it"},
+    {"-ctk", "it is --kv TYPE here, for keys and values alike"},
+    {"-ctv", "it is --kv TYPE here, for keys and values alike"},
+    {"--cache-type-k", "it is --kv TYPE here, for keys and values alike"},
+    {"--cache-type-v", "it is --kv TYPE here, for keys and values alike"},
+    {"--reverse-prompt", "it is --stop TEXT here"},
+    {"-fa", "attention is always fused here; leave it out"},
+    {"--flash-attn", "attention is always fused here; leave it out"},
+    {"-b", "the width of a step is chosen by itself; leave it out"},
+    {"--batch-size", "the width of a step is chosen by itself; leave it out"},
+    {"-ub", "the width of a step is chosen by itself; leave it out"},
+    {"--ubatch-size", "the width of a step is chosen by itself; leave it out"},
+    {"--no-mmap", "set SLUICE_NO_MMAP=1 in the environment instead"},
+    {"--jinja", "templates always run here; leave it out"},
+    {"--color", "terminals have it by themselves; NO_COLOR=1 turns it off"},
+    {"--no-display-prompt", "only a terminal sees the prompt; leave it out"},
+    {"--log-disable", "it is -q here"},
+    {"-cnv", "conversations are `sluice chat`"},
+    {"--conversation", "conversations are `sluice chat`"},
+    {"-i", "conversations are `sluice chat`"},
+    {"--interactive", "conversations are `sluice chat`"},
+    {"-no-cnv", "a text is continued by `sluice run`"},
+    {"--no-conversation", "a text is continued by `sluice run`"},
+};
+
+static bool is_name(const struct opt *o, const char *word) {
+    return strcmp(o->name, word) == 0 ||
+           (o->letter && word[0] == '-' && word[1] == o->letter && word[2] == 0);
+}
+
+static const struct opt *find(const struct usage *u, const char *word) {
+    for (int i = 0; i < u->n_opts; i++)
+        if (is_name(&u->opts[i], word))
+            return &u->opts[i];
+    for (int i = 0; i < N_EVERYWHERE; i++)
+        if (is_name(&everywhere[i], word))
+            return &everywhere[i];
+    for (size_t k = 0; k < sizeof aliases / sizeof *aliases; k++)
+        for (int i = 0; strcmp(word, aliases[k].theirs) == 0 && i < u->n_opts; i++)
+            if (u->opts[i].kind == aliases[k].kind && is_name(&u->opts[i], aliases[k].ours))
+                return &u->opts[i];
     return NULL;
 }
 
-static bool set_int(const struct opt *o, const char *text) {
+/* Changes, insertions, deletions and swaps of neighbours that make b of a; both are short. */
+static int distance(const char *a, const char *b) {
+    enum { LONGEST = 40 };
+    int rows[3][LONGEST + 1];
+    int n = (int)strlen(a), m = (int)strlen(b);
+    if (n > LONGEST || m > LONGEST)
+        return LONGEST;
+    int *before = rows[0], *last = rows[1], *row = rows[2];
+    for (int j = 0; j <= m; j++)
+        last[j] = j;
+    for (int i = 1; i <= n; i++) {
+        row[0] = i;
+        for (int j = 1; j <= m; j++) {
+            int best = last[j - 1] + (a[i - 1] != b[j - 1]);
+            best = last[j] + 1 < best ? last[j] + 1 : best;
+            best = row[j - 1] + 1 < best ? row[j - 1] + 1 : best;
+            bool is_swap = i > 1 && j > 1 && a[i - 1] == b[j - 2] && a[i - 2] == b[j - 1];
+            row[j] = is_swap && before[j - 2] + 1 < best ? before[j - 2] + 1 : best;
+        }
+        int *oldest = before;
+        before = last;
+        last = row;
+        row = oldest;
+    }
+    return last[m];
+}
+
+const char *opts_nearest(const char *word, const char *const *names, int n) {
+    size_t dashes = strspn(word, "-"), len = strlen(word + dashes);
+    const char *nearest = NULL;
+    int least = len <= 3 ? 2 : len <= 5 ? 3 : 4; /* one more than is near */
+    for (int i = 0; i < n; i++) {
+        const char *name = names[i] + strspn(names[i], "-");
+        bool is_beginning = len >= 3 && strncmp(name, word + dashes, len) == 0;
+        int d = is_beginning ? 1 : distance(word + dashes, name);
+        if (d < least && d < (int)len) {
+            nearest = names[i];
+            least = d;
+        }
+    }
+    return nearest;
+}
+
+static int unknown(const struct usage *u, const char *word) {
+    enum { MAX_NAMES = 64 };
+    const char *names[MAX_NAMES + N_EVERYWHERE];
+    int n = 0;
+    for (size_t i = 0; i < sizeof answers / sizeof *answers; i++)
+        if (strcmp(word, answers[i].theirs) == 0)
+            return complain(EXIT_USAGE, "%s: unknown option '%s': %s", u->verb, word,
+                            answers[i].answer);
+    for (int i = 0; i < u->n_opts && n < MAX_NAMES; i++)
+        names[n++] = u->opts[i].name;
+    for (int i = 0; i < N_EVERYWHERE; i++)
+        names[n++] = everywhere[i].name;
+    const char *nearest = opts_nearest(word, names, n);
+    if (nearest)
+        return complain(EXIT_USAGE, "%s: unknown option '%s'; did you mean %s?", u->verb, word,
+                        nearest);
+    return complain(EXIT_USAGE, "%s: unknown option '%s'; see sluice %s --help", u->verb, word,
+                    u->verb);
+}
+
+/* ---- values -----------------------------------------------------------------------------------
+ */
+
+static bool parse_int(const char *text, int64_t least, int64_t most, int64_t *out) {
     char *end;
     errno = 0;
-    long v = strtol(text, &end, 10);
-    if (*text == 0 || *end != 0 || errno || v < INT_MIN || v > INT_MAX)
+    long long v = strtoll(text, &end, 10);
+    *out = v;
+    return *text != 0 && *end == 0 && !errno && v >= least && v <= most;
+}
+
+static bool set_int(const struct opt *o, const char *text) {
+    int64_t v;
+    if (!parse_int(text, INT_MIN, INT_MAX, &v))
         return false;
     *(int *)o->value = (int)v;
     return true;
@@ -74,59 +214,89 @@ static bool add_to_list(const struct opt *o, const char *text) {
 static int set_value(const struct usage *u, const struct opt *o, const char *text) {
     if (o->kind == OPT_STRING)
         *(const char **)o->value = text;
-    else if (o->kind == OPT_INT && !set_int(o, text))
+    else if ((o->kind == OPT_INT && !set_int(o, text)) ||
+             (o->kind == OPT_INT64 && !parse_int(text, INT64_MIN, INT64_MAX, o->value)))
         return complain(EXIT_USAGE, "%s: %s is '%s', expected a whole number", u->verb, o->name,
                         text);
     else if (o->kind == OPT_FLOAT && !set_float(o, text))
         return complain(EXIT_USAGE, "%s: %s is '%s', expected a number", u->verb, o->name, text);
     else if (o->kind == OPT_LIST && !add_to_list(o, text))
-        return complain(EXIT_USAGE, "%s: %s is given more than 16 times", u->verb, o->name);
+        return complain(EXIT_USAGE, "%s: %s is given more than 64 times", u->verb, o->name);
     return OPTS_GO_ON;
 }
 
+/* ---- the line ---------------------------------------------------------------------------------
+ */
+
+static int take_word(const struct usage *u, const char **words, int *n_words, const char *word) {
+    if (*n_words < u->max_words) {
+        words[(*n_words)++] = word;
+        return OPTS_GO_ON;
+    }
+    if (!u->model)
+        return complain(EXIT_USAGE, "%s: unexpected argument '%s'; see sluice %s --help", u->verb,
+                        word, u->verb);
+    if (*u->model)
+        return complain(EXIT_USAGE,
+                        "%s: unexpected argument '%s': the model is '%s'; see sluice %s --help",
+                        u->verb, word, *u->model, u->verb);
+    *u->model = word;
+    return OPTS_GO_ON;
+}
+
+/* Options without a value. */
+static int set_switch(const struct usage *u, const struct opt *o) {
+    if (o->kind == OPT_HELP) {
+        print_help(u);
+        return 0;
+    }
+    if (o->kind == OPT_FLAG)
+        *(bool *)o->value = true;
+    else
+        say_set_level(o->kind == OPT_VERBOSE ? SAY_ALL : SAY_NOTHING);
+    return OPTS_GO_ON;
+}
+
+/* The option's name as we spell it: without its value, with dashes. */
+static void name_of(const char *word, const char *equals, char *name, size_t size) {
+    snprintf(name, size, "%.*s", equals ? (int)(equals - word) : INT_MAX, word);
+    for (char *c = name; word[1] == '-' && *c; c++)
+        *c = *c == '_' ? '-' : *c;
+}
+
+/* The option at argv[*i], whose value may be the next word. */
+static int take_option(const struct usage *u, int argc, char **argv, int *i) {
+    const char *word = argv[*i], *equals = word[1] == '-' ? strchr(word, '=') : NULL;
+    char name[64];
+    name_of(word, equals, name, sizeof name);
+    const struct opt *o = find(u, name);
+    if (!o)
+        return unknown(u, equals ? name : word);
+    if (o->kind < OPT_INT && equals)
+        return complain(EXIT_USAGE, "%s: %s takes no value, found '%s'", u->verb, o->name,
+                        equals + 1);
+    if (o->kind < OPT_INT)
+        return set_switch(u, o);
+    if (!equals && *i + 1 == argc)
+        return complain(EXIT_USAGE, "%s: %s needs a value (%s)", u->verb, o->name, o->placeholder);
+    return set_value(u, o, equals ? equals + 1 : argv[++*i]);
+}
+
 int opts_parse(const struct usage *u, int argc, char **argv, const char **words) {
-    int n_words = 0;
+    int n_words = 0, status = OPTS_GO_ON;
     bool only_words = false;
     for (int i = 0; i < u->max_words; i++)
         words[i] = NULL;
-    for (int i = 1; i < argc; i++) {
-        const char *word = argv[i];
-        if (only_words || word[0] != '-' || word[1] == 0) {
-            if (n_words == u->max_words)
-                return complain(EXIT_USAGE, "%s: unexpected argument '%s'; see sluice %s --help",
-                                u->verb, word, u->verb);
-            words[n_words++] = word;
-            continue;
-        }
-        if (strcmp(word, "--") == 0) {
+    for (int i = 1; i < argc && status == OPTS_GO_ON; i++) {
+        if (only_words || argv[i][0] != '-' || argv[i][1] == 0)
+            status = take_word(u, words, &n_words, argv[i]);
+        else if (strcmp(argv[i], "--") == 0)
             only_words = true;
-            continue;
-        }
-        if (strcmp(word, "--help") == 0 || strcmp(word, "-h") == 0) {
-            print_help(u);
-            return 0;
-        }
-        const char *equals = word[1] == '-' ? strchr(word, '=') : NULL;
-        const struct opt *o = find(u, word, equals ? (size_t)(equals - word) : strlen(word));
-        if (!o)
-            return complain(EXIT_USAGE, "%s: unknown option '%s'; see sluice %s --help", u->verb,
-                            word, u->verb);
-        if (o->kind == OPT_FLAG) {
-            if (equals)
-                return complain(EXIT_USAGE, "%s: %s takes no value, found '%s'", u->verb, o->name,
-                                equals + 1);
-            *(bool *)o->value = true;
-            continue;
-        }
-        if (!equals && i + 1 == argc)
-            return complain(EXIT_USAGE, "%s: %s needs a value (%s)", u->verb, o->name,
-                            o->placeholder);
-        int status = set_value(u, o, equals ? equals + 1 : argv[++i]);
-        if (status != OPTS_GO_ON)
-            return status;
+        else
+            status = take_option(u, argc, argv, &i);
     }
-    if (n_words < u->min_words)
+    if (status == OPTS_GO_ON && n_words < u->min_words)
         return complain(EXIT_USAGE, "%s: missing argument; usage: sluice %s %s", u->verb, u->verb,
                         u->synopsis);
-    return OPTS_GO_ON;
+    return status;
 }

@@ -1,17 +1,28 @@
-/* opts.h - command lines: one table a verb, which is also its help. */
+/* opts.h - command lines: one table a verb, which is also its help.
+ *
+ * Every verb takes --help, -q and -v as well. llama.cpp's names for our options are taken too. */
 #ifndef CMD_OPTS_H
 #define CMD_OPTS_H
 
 #include <stdbool.h>
 
-/* Files, models, memory, devices; the command line; Ctrl-C, as a shell puts it. */
-enum { EXIT_WORLD = 1, EXIT_USAGE = 2, EXIT_INTERRUPTED = 130 };
+#include "cmd/say.h"
 
-enum opt_kind { OPT_FLAG, OPT_INT, OPT_FLOAT, OPT_STRING, OPT_LIST };
+enum opt_kind {
+    OPT_FLAG, /* this and the next three have no value */
+    OPT_VERBOSE,
+    OPT_QUIET,
+    OPT_HELP,
+    OPT_INT, /* from here on with one */
+    OPT_INT64,
+    OPT_FLOAT,
+    OPT_STRING,
+    OPT_LIST,
+};
 
 /* The values of an option that may be given several times. */
 struct opt_list {
-    const char *at[16];
+    const char *at[64];
     int n;
 };
 
@@ -19,7 +30,7 @@ struct opt {
     const char *name; /* "--json", or "-m" for one that has only a letter */
     char letter;      /* 0: none */
     enum opt_kind kind;
-    void *value; /* bool, int, float, const char * or struct opt_list, by kind */
+    void *value; /* bool, int, int64_t, float, const char * or struct opt_list, by kind */
     const char *placeholder, *help;
 };
 
@@ -28,6 +39,7 @@ struct usage {
     const struct opt *opts;
     int n_opts;
     int min_words, max_words; /* positional arguments */
+    const char **model;       /* one more word may be the model, as with -m; NULL: not here */
 };
 
 enum { OPTS_GO_ON = -1 };
@@ -37,7 +49,7 @@ enum { OPTS_GO_ON = -1 };
  * the line is wrong (one line on stderr). */
 int opts_parse(const struct usage *usage, int argc, char **argv, const char **words);
 
-/* One line on stderr, "sluice: ...". Returns status. */
-int complain(int status, const char *format, ...) __attribute__((format(printf, 2, 3)));
+/* The one of n names that a mistyped word most likely meant; NULL when none is near. */
+const char *opts_nearest(const char *word, const char *const *names, int n);
 
 #endif

@@ -23,17 +23,6 @@ struct ppl {
     uint64_t scored;
 };
 
-/* -log of the softmax at `token`. */
-static double surprise(const float *logits, int32_t n, int32_t token) {
-    float best = logits[0];
-    for (int32_t i = 1; i < n; i++)
-        best = logits[i] > best ? logits[i] : best;
-    double sum = expf(logits[0] - best);
-    for (int32_t i = 1; i < n; i++)
-        sum += expf(logits[i] - best);
-    return log(sum) + best - logits[token];
-}
-
 static int score_window(struct ppl *p, const int32_t *tokens, uint32_t n) {
     sluice_seq *seq;
     struct sluice_facts facts;
@@ -48,7 +37,7 @@ static int score_window(struct ppl *p, const int32_t *tokens, uint32_t n) {
             return fail_engine(p->engine);
         for (uint32_t i = 0; i < rows; i++, at++, logits += facts.n_logits)
             if (at + 1 < n) {
-                p->nll += surprise(logits, facts.n_logits, tokens[at + 1]);
+                p->nll += log_sum_exp(logits, facts.n_logits) - logits[tokens[at + 1]];
                 p->scored++;
             }
     }
@@ -106,12 +95,13 @@ int cmd_ppl(int argc, char **argv) {
     };
     const struct usage usage = {
         .verb = "ppl",
-        .synopsis = "[-m MODEL] -f TEXT [--window 512] [options]",
+        .synopsis = "[MODEL] -f TEXT [--window 512] [options]",
         .about = "Scores a text: cut into windows, each from an empty sequence, tokens 2 to the "
                  "last of each\nscored. nll is the mean of -log p, perplexity its exponential.",
         .example = "sluice ppl -f stories.txt --exact --json",
         .opts = opts,
         .n_opts = common_opts(opts, 3, &p.common, WITH_ENGINE | WITH_JSON),
+        .model = &p.common.model,
     };
     int exit = opts_parse(&usage, argc, argv, NULL);
     if (exit == OPTS_GO_ON)

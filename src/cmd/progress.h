@@ -1,4 +1,7 @@
-/* progress.h - a bar on the terminal while something long goes on. */
+/* progress.h - a bar on the terminal while something long goes on.
+ *
+ * Only where stderr is a terminal that is told anything (not with -q or --json), and never wider
+ * than that terminal. */
 #ifndef CMD_PROGRESS_H
 #define CMD_PROGRESS_H
 
@@ -7,15 +10,28 @@
 
 #include "base/clock.h"
 
+/* Bytes. */
 struct progress {
     const char *what;
     uint64_t total;
     double started, shown; /* seconds */
-    bool is_on;            /* only when stderr is a terminal */
+    bool is_on;
 };
 
 void progress_start(struct progress *p, const char *what, uint64_t total_bytes);
 void progress_update(struct progress *p, uint64_t done_bytes);
 void progress_end(struct progress *p); /* wipes the bar */
+
+/* Tokens, once that takes long. */
+struct token_bar {
+    const char *what;
+    uint64_t total;
+    double started, shown; /* seconds */
+    bool is_on, was_shown;
+};
+/* what NULL: no bar. */
+void token_bar_start(struct token_bar *bar, const char *what, uint64_t total);
+void token_bar_update(struct token_bar *bar, uint64_t done);
+void token_bar_end(struct token_bar *bar); /* wipes it */
 
 #endif

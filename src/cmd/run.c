@@ -7,63 +7,85 @@
 
 #include "base/filemap.h"
 #include "cmd/cmd.h"
-#include "cmd/generate.h"
+#include "cmd/figures.h"
 #include "cmd/interrupt.h"
+#include "cmd/logprobs.h"
 #include "cmd/open.h"
-#include "cmd/progress.h"
+#include "engine/engine.h"
 
 static const char story[] = "Once upon a time";
 
 struct run {
     struct common common;
-    const char *prompt, *file;
-    int n;
-    bool special, is_story;
+    const char *prompt, *file, *cache;
+    int n, n_logprobs;
+    bool special, keep_newline, is_story;
     sluice_model *model;
     sluice_engine *engine;
     sluice_seq *seq;
     sluice_text *text;
-    size_t n_prompt;
+    struct filemap map;
+    struct str prompt_text;
+    int32_t *tokens; /* of the prompt */
+    size_t n_prompt, n_cached;
     double prompt_seconds;
+    uint64_t seed;
     struct generate out;
+    struct text_buffer kept; /* with --json */
+    struct logprobs logprobs;
 };
 
 /* ---- the prompt -------------------------------------------------------------------------------
  */
 
+/* What an editor or `echo` puts after the last line is no part of the prompt. */
+static struct str without_newline(struct str text) {
+    if (text.len > 0 && text.at[text.len - 1] == '\n')
+        text.len--;
+    else
+        return text;
+    if (text.len > 0 && text.at[text.len - 1] == '\r')
+        text.len--;
+    return text;
+}
+
 /* Where the text comes from: -p, -f, or standard input. With no model and nothing to read the
  * shipped model begins a story of its own. */
-static int read_prompt(struct run *r, struct filemap *map, struct str *text) {
+static int read_prompt(struct run *r) {
     struct err err = {0};
-    *map = (struct filemap){.fd = -1};
     bool is_given = r->prompt || r->file;
+    r->prompt_text = STR("");
     if (r->prompt) {
-        *text = str_of(r->prompt);
+        r->prompt_text = str_of(r->prompt);
     } else if (r->file || !isatty(0)) {
-        if (filemap_read(map, r->file ? r->file : "-", &err))
+        if (filemap_read(&r->map, r->file ? r->file : "-", &err))
             return fail(&err);
-        *text = (struct str){(const char *)map->data, map->size};
+        r->prompt_text = (struct str){(const char *)r->map.data, r->map.size};
+        if (!r->keep_newline)
+            r->prompt_text = without_newline(r->prompt_text);
     }
-    if (!is_given && !r->common.model && text->len == 0) {
+    if (!is_given && !model_named(r->common.model) && r->prompt_text.len == 0) {
         r->is_story = true;
-        *text = str_of(story);
+        r->prompt_text = str_of(story);
     } else if (!is_given && isatty(0)) {
         return complain(EXIT_USAGE, "run: no prompt; give one with -p, -f or standard input");
     }
     return 0;
 }
 
-static int encode(const struct run *r, struct str text, int32_t **tokens, size_t *n) {
+static int encode_prompt(struct run *r) {
     unsigned flags = SLUICE_ENCODE_BOS | (r->special ? SLUICE_ENCODE_SPECIAL : 0);
+    struct str text = r->prompt_text;
     size_t capacity = text.len + 16;
     int status = SLUICE_ERR_MEMORY;
-    for (int i = 0; i < 2; i++, capacity = *n) { /* the second time with the room it needs */
-        *tokens = malloc((capacity + 1) * sizeof **tokens);
-        if (*tokens)
-            status = sluice_encode(r->model, text.at, text.len, flags, *tokens, capacity, n);
+    for (int i = 0; i < 2; i++, capacity = r->n_prompt) { /* then with the room it needs */
+        free(r->tokens);
+        r->tokens = malloc((capacity + 1) * sizeof *r->tokens);
+        if (r->tokens)
+            status = sluice_encode(r->model, text.at, text.len, flags, r->tokens, capacity,
+                                   &r->n_prompt);
         if (status != SLUICE_ERR_ARGUMENT)
             break;
-        free(*tokens);
     }
     if (status == SLUICE_ERR_UNSUPPORTED)
         return complain(EXIT_WORLD, "%s", sluice_model_error(r->model));
@@ -71,24 +93,93 @@ static int encode(const struct run *r, struct str text, int32_t **tokens, size_t
         return complain(EXIT_WORLD, "the prompt: %s", sluice_status_text(status));
     struct sluice_facts facts;
     sluice_model_facts(r->model, &facts);
-    if (*n > 0 && (*tokens)[*n - 1] == facts.eos && text.len > 0 && !r->special)
-        (*n)--; /* a text that goes on has no end */
+    if (r->n_prompt > 0 && r->tokens[r->n_prompt - 1] == facts.eos && text.len > 0 && !r->special)
+        r->n_prompt--; /* a text that goes on has no end */
+    if (r->n_prompt == 0)
+        return complain(EXIT_WORLD, "the prompt is empty, expected at least one token");
     return 0;
 }
 
+/* ---- the prompt's cache -----------------------------------------------------------------------
+ *
+ * The file holds the sequence of all tokens but the last, which is always worked off: the first new
+ * token is picked after it, by this run's sampling. What the file has in common with the prompt is
+ * kept; a file of another prompt is replaced. */
+
+/* Opens r->seq, from the file if that is of use. */
+static int load_cache(struct run *r) {
+    const int32_t *old;
+    uint32_t n_old, waiting, common = 0;
+    if (access(r->cache, F_OK) != 0)
+        return sluice_seq_open(&r->seq, r->engine);
+    if (sluice_seq_load(&r->seq, r->engine, r->cache)) {
+        warn("%s; the prompt is read anew", sluice_engine_error(r->engine));
+        return sluice_seq_open(&r->seq, r->engine);
+    }
+    sluice_seq_tokens(r->seq, &old, &n_old, NULL);
+    while (common < n_old && common + 1 < r->n_prompt && old[common] == r->tokens[common])
+        common++;
+    int status = sluice_seq_rewind(r->seq, common);
+    sluice_seq_tokens(r->seq, NULL, NULL, &waiting);
+    r->n_cached = common - waiting;
+    if (!status && r->n_cached == 0)
+        warn("%s: of another prompt; this one is read anew", r->cache);
+    return status;
+}
+
+static int save_cache(struct run *r, uint32_t n_before) {
+    if (n_before == r->n_prompt - 1)
+        return 0; /* it holds this already */
+    if (sluice_seq_save(r->seq, r->cache))
+        warn("%s", sluice_engine_error(r->engine));
+    return 0;
+}
+
+/* ---- reading it -------------------------------------------------------------------------------
+ */
+
+static int open_seq(struct run *r) {
+    struct sluice_sampling sampling = common_sampling(&r->common, r->model);
+    unsigned wants = SLUICE_WANT_TOKEN | (r->n_logprobs >= 0 ? SLUICE_WANT_LOGITS : 0);
+    struct sluice_choice choice;
+    r->seed = sampling.seed;
+    sluice_engine_choice(r->engine, &choice);
+    if (r->n_prompt > choice.context)
+        return complain(EXIT_WORLD,
+                        "the prompt has %zu tokens, expected at most %u, the context "
+                        "(-c)",
+                        r->n_prompt, choice.context);
+    int status = r->cache ? load_cache(r) : sluice_seq_open(&r->seq, r->engine);
+    if (!status)
+        status = sluice_seq_set_sampling(r->seq, &sampling);
+    if (!status)
+        status = sluice_seq_want(r->seq, wants);
+    return status ? fail_engine(r->engine) : 0;
+}
+
+/* Feeds the tokens up to n and works off what waits. */
+static int feed_up_to(struct run *r, size_t n) {
+    uint32_t fed, waiting;
+    sluice_seq_tokens(r->seq, NULL, &fed, NULL);
+    if (n > fed && sluice_seq_feed(r->seq, r->tokens + fed, n - fed))
+        return fail_engine(r->engine);
+    sluice_seq_tokens(r->seq, NULL, NULL, &waiting);
+    return common_work_off(r->engine, "prompt", waiting);
+}
+
 static int feed_prompt(struct run *r) {
-    struct filemap map;
-    struct str text = {"", 0};
-    int32_t *tokens = NULL;
-    int exit = read_prompt(r, &map, &text);
+    double started = seconds_now();
+    uint32_t before;
+    int exit = 0;
+    sluice_seq_tokens(r->seq, NULL, &before, NULL);
+    if (r->cache && r->n_prompt > 1) {
+        exit = feed_up_to(r, r->n_prompt - 1);
+        if (!exit)
+            exit = save_cache(r, before);
+    }
     if (!exit)
-        exit = encode(r, text, &tokens, &r->n_prompt);
-    if (!exit && r->n_prompt == 0)
-        exit = complain(EXIT_WORLD, "the prompt is empty, expected at least one token");
-    if (!exit && sluice_seq_feed(r->seq, tokens, r->n_prompt))
-        exit = fail_engine(r->engine);
-    free(tokens);
-    filemap_close(&map);
+        exit = feed_up_to(r, r->n_prompt);
+    r->prompt_seconds = seconds_now() - started;
     return exit;
 }
 
@@ -96,107 +187,152 @@ static int feed_prompt(struct run *r) {
  */
 
 static int show(void *user, const char *at, size_t length) {
-    (void)user;
-    fwrite(at, 1, length, stdout);
-    return fflush(stdout) ? complain(EXIT_WORLD, "cannot write to standard output") : 0;
+    struct run *r = user;
+    if (!r->common.as_json)
+        return say_text(at, length);
+    return text_append(&r->kept, at, length) ? complain(EXIT_WORLD, "out of memory for a text") : 0;
+}
+
+static int see(void *user, int32_t token) {
+    struct run *r = user;
+    const float *logits;
+    uint32_t rows = 0;
+    struct err err = {0};
+    struct sluice_facts facts;
+    sluice_model_facts(r->model, &facts);
+    if (sluice_seq_logits(r->seq, &logits, &rows) || rows == 0)
+        return fail_engine(r->engine);
+    logits += (size_t)(rows - 1) * (size_t)facts.n_logits;
+    return logprobs_push(&r->logprobs, logits, facts.n_tokens, token, &err) ? fail(&err) : 0;
+}
+
+/* A terminal sees the whole text, a pipe only what is new; the story is all ours. */
+static int echo_prompt(const struct run *r) {
+    bool is_shown = r->n != 0 && !r->common.as_json && (r->is_story || isatty(1));
+    return is_shown ? say_text(r->prompt_text.at, r->prompt_text.len) : 0;
 }
 
 static int continue_text(struct run *r) {
-    r->out = (struct generate){
-        .model = r->model,
-        .engine = r->engine,
-        .seq = r->seq,
-        .text = r->text,
-        .most = r->n < 0 ? SIZE_MAX : (size_t)r->n,
-        .show = show,
-    };
-    int exit = generate(&r->out);
-    if (r->out.n_new > 0)
-        putchar('\n');
-    fflush(stdout);
+    r->out.most = r->n < 0 ? SIZE_MAX : (size_t)r->n;
+    r->out.text = r->text;
+    r->out.is_endless = r->common.ignore_eos;
+    r->out.show = show;
+    r->out.see = r->n_logprobs >= 0 ? see : NULL;
+    r->out.user = r;
+    int exit = echo_prompt(r);
+    if (!exit)
+        exit = generate(&r->out);
+    say_end_line();
     if (!exit && r->out.end == GENERATE_CONTEXT_FULL)
-        fprintf(stderr, "(the context is full)\n");
+        say(SAY_NORMAL, "(the context is full; -c makes it larger)");
     if (!exit && r->out.end == GENERATE_LOOP)
-        fprintf(stderr, "(stopped: the same tokens over and over; --ignore-eos goes on)\n");
+        say(SAY_NORMAL, "(stopped: the same tokens over and over; --ignore-eos goes on)");
     return exit;
 }
 
-static void print_figures(const struct run *r, uint64_t seed) {
-    struct sluice_counters c;
-    uint32_t depth;
-    sluice_engine_counters(r->engine, &c);
-    sluice_seq_tokens(r->seq, NULL, &depth, NULL);
-    double steps = r->out.n_new > 1 ? (double)(r->out.n_new - 1) : 0;
-    double rate = steps > 0 && r->out.seconds > 0 ? steps / r->out.seconds : 0;
-    uint64_t bytes = common_step_bytes(r->engine, 1, depth);
-    fprintf(stderr,
-            "prompt %zu tokens, %.1f tok/s; %zu tokens, %.1f tok/s, %s a token, %.2f GB/s; "
-            "%llu submissions, %llu waits; seed %llu\n",
-            r->n_prompt, r->prompt_seconds > 0 ? (double)r->n_prompt / r->prompt_seconds : 0,
-            r->out.n_new, rate, human_bytes(bytes), rate * (double)bytes / 1e9,
-            (unsigned long long)c.submissions, (unsigned long long)c.waits,
-            (unsigned long long)seed);
+static void report(const struct run *r) {
+    const struct figures figures = {
+        .engine = r->engine,
+        .out = &r->out,
+        .n_prompt = r->n_prompt,
+        .n_cached = r->n_cached,
+        .prompt_seconds = r->prompt_seconds,
+        .seed = r->seed,
+    };
+    if (r->n_logprobs >= 0 && !r->common.as_json)
+        logprobs_say(&r->logprobs, r->model->tokenizer);
+    figures_say(&figures);
+    if (!r->common.as_json)
+        return;
+    json_t *object = figures_json(&figures, (struct str){r->kept.at, r->kept.len});
+    if (r->n_logprobs >= 0)
+        json_object_set_new(object, "logprobs", logprobs_json(&r->logprobs, r->model->tokenizer));
+    print_json_line(object);
 }
 
 /* ---- the verb ---------------------------------------------------------------------------------
  */
 
 static int run(struct run *r) {
-    struct sluice_sampling sampling = common_sampling(&r->common, r->model);
-    if (sluice_seq_open(&r->seq, r->engine) || sluice_seq_set_sampling(r->seq, &sampling))
-        return fail_engine(r->engine);
-    int exit = feed_prompt(r);
+    int exit = open_seq(r);
     if (exit)
         return exit;
     if (sluice_text_open(&r->text, r->model, r->common.stops.at, (size_t)r->common.stops.n))
         return complain(EXIT_WORLD, "%s", sluice_model_error(r->model));
     common_announce(&r->common, r->model, r->engine);
+    r->out = (struct generate){.model = r->model, .engine = r->engine, .seq = r->seq};
     interrupt_install(r->engine);
-    double started = seconds_now();
-    exit = common_work_off(r->engine, "prompt", r->n_prompt);
-    r->prompt_seconds = seconds_now() - started;
-    if (!exit && r->is_story && r->n != 0)
-        fputs(story, stdout);
+    exit = feed_prompt(r);
     if (!exit)
         exit = continue_text(r);
+    if (exit == EXIT_INTERRUPTED)
+        r->out.end = GENERATE_INTERRUPTED;
+    if (!exit && r->out.end == GENERATE_INTERRUPTED)
+        exit = EXIT_INTERRUPTED;
     if (!exit || exit == EXIT_INTERRUPTED)
-        print_figures(r, sampling.seed);
-    return !exit && r->out.end == GENERATE_INTERRUPTED ? EXIT_INTERRUPTED : exit;
+        report(r);
+    return exit;
+}
+
+static int check(const struct run *r) {
+    if (r->n < -1)
+        return complain(EXIT_USAGE, "run: -n is %d, expected 0 or more", r->n);
+    if (r->n_logprobs < -1 || r->n_logprobs > MAX_LOGPROBS)
+        return complain(EXIT_USAGE, "run: --logprobs is %d, expected 0 to %d", r->n_logprobs,
+                        MAX_LOGPROBS);
+    if (r->prompt && r->file)
+        return complain(EXIT_USAGE, "run: -p and -f are both given, expected one of them");
+    return common_check(&r->common, "run");
 }
 
 int cmd_run(int argc, char **argv) {
-    struct run r = {.common = common_default(), .n = -1};
+    struct run r = {.common = common_default(), .n = -1, .n_logprobs = -1, .map = {.fd = -1}};
     struct opt opts[MAX_COMMON_OPTS + 8] = {
         {"--prompt", 'p', OPT_STRING, &r.prompt, "TEXT", "the text to continue"},
         {"--file", 'f', OPT_STRING, &r.file, "FILE",
-         "the same from a file; neither: standard input"},
+         "the same from a file; - or neither: standard input"},
         {"--tokens", 'n', OPT_INT, &r.n, "N", "tokens at most; none: until the text ends"},
         {"--special", 0, OPT_FLAG, &r.special, NULL,
          "control tokens in the prompt become their ids"},
+        {"--keep-newline", 0, OPT_FLAG, &r.keep_newline, NULL,
+         "keep the newline at the end of a file or pipe"},
+        {"--prompt-cache", 0, OPT_STRING, &r.cache, "FILE",
+         "keep the prompt worked off in a file, for the next time"},
+        {"--logprobs", 0, OPT_INT, &r.n_logprobs, "N",
+         "log probability of every token, and of the N likeliest"},
     };
     const struct usage usage = {
         .verb = "run",
-        .synopsis = "[-m MODEL] [-p TEXT | -f FILE] [-n N] [options]",
+        .synopsis = "[MODEL] [-p TEXT | -f FILE] [-n N] [options]",
         .about = "Continues a text. What follows goes to standard output as it comes, which model "
                  "and how\nfast to standard error. With neither model nor prompt: a story.",
         .example = "sluice run -p 'Once upon a time' -n 200 --seed 1",
         .opts = opts,
-        .n_opts = common_opts(opts, 4, &r.common, WITH_ENGINE | WITH_SAMPLING | WITH_STOP),
+        .n_opts =
+            common_opts(opts, 7, &r.common, WITH_ENGINE | WITH_SAMPLING | WITH_STOP | WITH_JSON),
+        .model = &r.common.model,
     };
     int exit = opts_parse(&usage, argc, argv, NULL);
     if (exit == OPTS_GO_ON)
-        exit = common_check(&r.common, "run");
+        exit = check(&r);
     if (exit != OPTS_GO_ON)
         return exit;
-    if (r.n < -1)
-        return complain(EXIT_USAGE, "run: -n is %d, expected 0 or more", r.n);
-    if (r.prompt && r.file)
-        return complain(EXIT_USAGE, "run: -p and -f are both given, expected one of them");
+    r.logprobs.n_top = r.n_logprobs > 0 ? (uint32_t)r.n_logprobs : 0;
     struct sluice_engine_options options = common_engine(&r.common);
-    exit = common_open(&r.common, &options, false, &r.model, &r.engine);
+    exit = common_open_model(&r.common, &r.model);
+    if (!exit)
+        exit = read_prompt(&r);
+    if (!exit)
+        exit = encode_prompt(&r);
+    if (!exit)
+        exit = common_open_engine(r.model, &options, false, &r.engine);
     if (!exit)
         exit = run(&r);
     interrupt_install(NULL);
+    free(r.tokens);
+    text_buffer_free(&r.kept);
+    logprobs_free(&r.logprobs);
+    filemap_close(&r.map);
     sluice_text_close(r.text);
     sluice_engine_close(r.engine);
     sluice_model_close(r.model);

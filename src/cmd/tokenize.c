@@ -14,6 +14,12 @@ static int nfc_of(const char *word) {
                                   : -1;
 }
 
+struct tokenize {
+    const char *model, *nfc, *prompt, *file;
+    bool as_json, bos, special, pieces;
+    struct tokenizer *tokenizer;
+};
+
 static void print_ids(const struct ids *ids, bool as_json) {
     if (as_json)
         putchar('[');
@@ -22,55 +28,82 @@ static void print_ids(const struct ids *ids, bool as_json) {
     puts(as_json ? "]" : "");
 }
 
-static int encode_stdin(const struct tokenizer *t, unsigned flags, bool as_json) {
+/* A token a line: its id and the text it stands for. */
+static void print_pieces(const struct tokenize *t, const struct ids *ids) {
+    json_t *list = json_array();
+    char piece[1024];
+    for (size_t i = 0; i < ids->len; i++) {
+        struct str bytes = tokenizer_bytes(t->tokenizer, ids->at[i]);
+        if (t->as_json)
+            json_array_append_new(
+                list, json_pack("{s:i, s:o}", "id", (int)ids->at[i], "piece", json_text(bytes)));
+        else
+            printf("%7d  %s\n", ids->at[i], quoted(bytes, piece, sizeof piece));
+    }
+    if (t->as_json)
+        print_json_line(list);
+    else
+        json_decref(list);
+}
+
+static int encode(const struct tokenize *t) {
     struct err err = {0};
-    struct filemap text;
+    struct filemap map = {.fd = -1};
     struct ids ids = {0};
-    int status = filemap_read(&text, "-", &err);
+    unsigned flags = (t->bos ? ENCODE_BOS : 0) | (t->special ? ENCODE_SPECIAL : 0);
+    struct str text = str_of(t->prompt ? t->prompt : "");
+    int status = t->prompt ? SLUICE_OK : filemap_read(&map, t->file ? t->file : "-", &err);
+    if (!t->prompt)
+        text = (struct str){(const char *)map.data, map.size};
     if (!status)
-        status = tokenizer_encode(t, (struct str){(const char *)text.data, text.size}, flags, &ids,
-                                  &err);
-    if (!status)
-        print_ids(&ids, as_json);
+        status = tokenizer_encode(t->tokenizer, text, flags, &ids, &err);
+    if (!status && t->pieces)
+        print_pieces(t, &ids);
+    else if (!status)
+        print_ids(&ids, t->as_json);
     ids_free(&ids);
-    filemap_close(&text);
+    filemap_close(&map);
     return status ? fail(&err) : 0;
 }
 
 int cmd_tokenize(int argc, char **argv) {
-    const char *model = NULL, *nfc = "auto";
-    bool as_json = false, bos = false, special = false;
+    struct tokenize t = {.nfc = "auto"};
     const struct opt opts[] = {
-        {"--model", 'm', OPT_STRING, &model, "MODEL", "a GGUF file or a folder"},
-        {"--bos", 0, OPT_FLAG, &bos, NULL, "add BOS (and EOS) where the model wants them"},
-        {"--special", 0, OPT_FLAG, &special, NULL, "control tokens in the text become their ids"},
-        {"--nfc", 0, OPT_STRING, &nfc, "WHEN",
+        {"--model", 'm', OPT_STRING, &t.model, "MODEL", MODEL_HELP},
+        {"--prompt", 'p', OPT_STRING, &t.prompt, "TEXT", "the text"},
+        {"--file", 'f', OPT_STRING, &t.file, "FILE",
+         "the same from a file; - or neither: standard input"},
+        {"--pieces", 0, OPT_FLAG, &t.pieces, NULL, "a token a line: its id and its text"},
+        {"--bos", 0, OPT_FLAG, &t.bos, NULL, "add BOS (and EOS) where the model wants them"},
+        {"--special", 0, OPT_FLAG, &t.special, NULL, "control tokens in the text become their ids"},
+        {"--nfc", 0, OPT_STRING, &t.nfc, "WHEN",
          "normalise first: on, off, or as the model says (auto)"},
-        {"--json", 0, OPT_FLAG, &as_json, NULL, "print a JSON array"},
+        {"--json", 0, OPT_FLAG, &t.as_json, NULL, "print a JSON array"},
     };
     const struct usage usage = {
         .verb = "tokenize",
-        .synopsis = "[-m MODEL] [options] < TEXT",
-        .about = "Reads text from standard input, byte for byte, and prints its token ids.",
-        .example = "printf 'Once upon a time' | sluice tokenize",
+        .synopsis = "[MODEL] [-p TEXT | -f FILE | < TEXT] [--pieces] [options]",
+        .about = "Prints the token ids of a text, which is taken byte for byte.",
+        .example = "sluice tokenize -p 'Once upon a time' --pieces",
         .opts = opts,
         .n_opts = sizeof opts / sizeof *opts,
+        .model = &t.model,
     };
     int exit = opts_parse(&usage, argc, argv, NULL);
     if (exit != OPTS_GO_ON)
         return exit;
-    if (nfc_of(nfc) < 0)
-        return complain(EXIT_USAGE, "tokenize: --nfc is '%s', expected on, off or auto", nfc);
+    if (nfc_of(t.nfc) < 0)
+        return complain(EXIT_USAGE, "tokenize: --nfc is '%s', expected on, off or auto", t.nfc);
+    if (t.prompt && t.file)
+        return complain(EXIT_USAGE, "tokenize: -p and -f are both given, expected one of them");
     struct err err = {0};
-    struct tokenizer *t = NULL;
-    const char *path = model_path(model, &err);
-    if (!path || tokenizer_of_model(&t, path, &err))
+    const char *path = model_path(t.model, &err);
+    if (!path || tokenizer_of_model(&t.tokenizer, path, &err))
         return fail(&err);
-    if (nfc_of(nfc) != NFC_AUTO)
-        tokenizer_set_nfc(t, nfc_of(nfc) == NFC_ON);
-    unsigned flags = (bos ? ENCODE_BOS : 0) | (special ? ENCODE_SPECIAL : 0);
-    exit = encode_stdin(t, flags, as_json);
-    tokenizer_close(t);
+    if (nfc_of(t.nfc) != NFC_AUTO)
+        tokenizer_set_nfc(t.tokenizer, nfc_of(t.nfc) == NFC_ON);
+    exit = encode(&t);
+    tokenizer_close(t.tokenizer);
     return exit;
 }
 
@@ -129,17 +162,18 @@ int cmd_detokenize(int argc, char **argv) {
     const char *model = NULL;
     bool special = false;
     const struct opt opts[] = {
-        {"--model", 'm', OPT_STRING, &model, "MODEL", "a GGUF file or a folder"},
+        {"--model", 'm', OPT_STRING, &model, "MODEL", MODEL_HELP},
         {"--special", 0, OPT_FLAG, &special, NULL, "print control tokens too"},
     };
     const struct usage usage = {
         .verb = "detokenize",
-        .synopsis = "[-m MODEL] [--special] < IDS",
+        .synopsis = "[MODEL] [--special] < IDS",
         .about = "Reads token ids from standard input, separated by spaces or as a JSON array, and "
                  "prints their text.",
-        .example = "printf 'Once upon a time' | sluice tokenize | sluice detokenize",
+        .example = "sluice tokenize -p 'Once upon a time' | sluice detokenize",
         .opts = opts,
         .n_opts = sizeof opts / sizeof *opts,
+        .model = &model,
     };
     int exit = opts_parse(&usage, argc, argv, NULL);
     if (exit != OPTS_GO_ON)

@@ -1,0 +1,99 @@
+/* say.c - what the program tells people: text on stdout, lines about it on stderr. */
+#include "cmd/say.h"
+
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/ioctl.h>
+#include <unistd.h>
+
+static enum say_level shown = SAY_NORMAL;
+static bool is_line_open; /* on stdout */
+
+void say_set_level(enum say_level level) {
+    shown = level;
+}
+
+bool say_shows(enum say_level level) {
+    return level <= shown;
+}
+
+/* ---- stderr -----------------------------------------------------------------------------------
+ */
+
+static bool has_colour(void) {
+    const char *no_colour = getenv("NO_COLOR"), *terminal = getenv("TERM");
+    return isatty(2) && !(no_colour && *no_colour) && !(terminal && strcmp(terminal, "dumb") == 0);
+}
+
+#define RED "\033[31m"
+#define YELLOW "\033[33m"
+#define DIM "\033[2m"
+#define PLAIN "\033[0m"
+
+/* `head` in that colour and the rest as it is; without a head all of it is coloured. */
+static void print_line(const char *colour, const char *head, const char *format, va_list args) {
+    bool is_coloured = has_colour();
+    say_end_line();
+    fputs(is_coloured ? colour : "", stderr);
+    fputs(head, stderr);
+    fputs(is_coloured && *head ? PLAIN : "", stderr);
+    vfprintf(stderr, format, args);
+    fputs(is_coloured && !*head ? PLAIN "\n" : "\n", stderr);
+}
+
+void say(enum say_level level, const char *format, ...) {
+    va_list args;
+    if (!say_shows(level))
+        return;
+    va_start(args, format);
+    print_line(DIM, "", format, args);
+    va_end(args);
+}
+
+void warn(const char *format, ...) {
+    va_list args;
+    if (!say_shows(SAY_WARNINGS))
+        return;
+    va_start(args, format);
+    print_line(YELLOW, "sluice: warning: ", format, args);
+    va_end(args);
+}
+
+int complain(int status, const char *format, ...) {
+    va_list args;
+    va_start(args, format);
+    print_line(RED, "sluice: ", format, args);
+    va_end(args);
+    return status;
+}
+
+int say_columns(void) {
+    struct winsize size;
+    if (ioctl(2, TIOCGWINSZ, &size) == 0 && size.ws_col > 0)
+        return size.ws_col;
+    return 80;
+}
+
+/* ---- stdout -----------------------------------------------------------------------------------
+ */
+
+int say_text(const char *at, size_t length) {
+    if (length == 0)
+        return 0;
+    is_line_open = at[length - 1] != '\n';
+    fwrite(at, 1, length, stdout);
+    if (fflush(stdout) == 0)
+        return 0;
+    is_line_open = false; /* there is nothing to end it on */
+    return complain(EXIT_WORLD, "cannot write to standard output");
+}
+
+void say_end_line(void) {
+    if (is_line_open) {
+        is_line_open = false;
+        putchar('\n');
+        fflush(stdout);
+    }
+}

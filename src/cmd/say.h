@@ -1,0 +1,39 @@
+/* say.h - what the program tells people: text on stdout, lines about it on stderr.
+ *
+ * (1) A line on stderr never glues to the text: one that is still open on stdout is ended first.
+ * (2) Colour only on a terminal, and not when NO_COLOR is set or TERM is dumb. */
+#ifndef CMD_SAY_H
+#define CMD_SAY_H
+
+#include <stdbool.h>
+#include <stddef.h>
+
+/* Files, models, memory, devices; the command line; Ctrl-C, as a shell puts it. */
+enum { EXIT_WORLD = 1, EXIT_USAGE = 2, EXIT_INTERRUPTED = 130 };
+
+enum say_level {
+    SAY_NOTHING,  /* -q: errors alone */
+    SAY_WARNINGS, /* --json */
+    SAY_NORMAL,
+    SAY_ALL, /* -v */
+};
+void say_set_level(enum say_level level);
+/* Whether lines of this level are shown. */
+bool say_shows(enum say_level level);
+
+/* One line on stderr, if its level is shown. */
+void say(enum say_level level, const char *format, ...) __attribute__((format(printf, 2, 3)));
+/* The same: "sluice: warning: ...". */
+void warn(const char *format, ...) __attribute__((format(printf, 1, 2)));
+/* The same, always: "sluice: ...". Returns status. */
+int complain(int status, const char *format, ...) __attribute__((format(printf, 2, 3)));
+
+/* Text for stdout, out at once. Returns 0, or EXIT_WORLD when it could not be written (said). */
+int say_text(const char *at, size_t length);
+/* Ends the text's last line if it is open. */
+void say_end_line(void);
+
+/* Columns of the terminal that stderr is. */
+int say_columns(void);
+
+#endif
