@@ -29,6 +29,7 @@ struct gguf_writer {
     struct outfile out;
     uint32_t alignment;
     struct written_key *keys;
+    struct strmap key_map; /* their names; made anew, twice as large, when it is full */
     struct written_tensor *tensors;
     uint32_t n_keys, n_tensors;
     uint32_t key_capacity, tensor_capacity;
@@ -88,25 +89,28 @@ static bool grow(void **array, uint32_t count, uint32_t *capacity, size_t size) 
 /* ---- keys ---- */
 
 static struct written_key *find_key(struct gguf_writer *w, struct str name) {
-    for (uint32_t i = 0; i < w->n_keys; i++)
-        if (str_equal(w->keys[i].name, name))
-            return &w->keys[i];
-    return NULL;
+    uint32_t i;
+    return strmap_get(&w->key_map, name, &i) ? &w->keys[i] : NULL;
+}
+
+/* Makes the last key known by its name; false when memory ran out. */
+static bool index_key(struct gguf_writer *w) {
+    uint32_t first = w->n_keys - 1;
+    if (w->key_map.count == w->key_map.capacity) {
+        struct strmap larger;
+        if (!strmap_init(&larger, &w->arena, w->n_keys < 32 ? 64 : 2 * w->n_keys))
+            return false;
+        w->key_map = larger;
+        first = 0;
+    }
+    for (uint32_t i = first; i < w->n_keys; i++)
+        CHECK(strmap_add(&w->key_map, w->keys[i].name, i));
+    return true;
 }
 
 /* Bytes of a key's record beside type and value. */
 static uint64_t name_bytes(const struct written_key *key) {
     return 8 + key->name.len;
-}
-
-void gguf_drop_key(struct gguf_writer *w, const char *name) {
-    struct written_key *key = find_key(w, str_of(name));
-    CHECK(!w->has_header);
-    if (!key)
-        return;
-    w->header_bytes -= name_bytes(key) + key->size;
-    w->n_keys--;
-    memmove(key, key + 1, (size_t)(w->keys + w->n_keys - key) * sizeof *key);
 }
 
 /* Bytes of a value: its type, and for an array the elements' type and their number. */
@@ -174,7 +178,7 @@ int gguf_write_key(struct gguf_writer *w, const struct gguf_key *key, struct err
     if (status || str_is(key->name, "general.alignment"))
         return status;
     uint64_t size;
-    struct written_key made, *old = find_key(w, key->name);
+    struct written_key made;
     if (!value_size(key, &size) ||
         !grow((void **)&w->keys, w->n_keys, &w->key_capacity, sizeof *w->keys))
         return err_memory(err, "a key");
@@ -184,11 +188,16 @@ int gguf_write_key(struct gguf_writer *w, const struct gguf_key *key, struct err
     if (!made.bytes || !made.name.at)
         return err_memory(err, "a key");
     put_value(made.bytes, key);
-    if (old)
-        w->header_bytes -= name_bytes(old) + old->size;
+    struct written_key *old = find_key(w, key->name); /* not before grow, which moves them */
+    if (old) {
+        w->header_bytes -= old->size;
+        w->header_bytes += made.size;
+        *old = made;
+        return SLUICE_OK;
+    }
     w->header_bytes += name_bytes(&made) + made.size;
-    *(old ? old : &w->keys[w->n_keys++]) = made;
-    return SLUICE_OK;
+    w->keys[w->n_keys++] = made;
+    return index_key(w) ? SLUICE_OK : err_memory(err, "the table of keys");
 }
 
 static int write_scalar(struct gguf_writer *w, const char *name, enum gguf_type type,

@@ -30,8 +30,6 @@ int gguf_write_f32s(struct gguf_writer *w, const char *name, const float *values
                     struct err *err);
 /* A key as another file has it. */
 int gguf_write_key(struct gguf_writer *w, const struct gguf_key *key, struct err *err);
-/* Takes a key away again, if it is there. */
-void gguf_drop_key(struct gguf_writer *w, const char *name);
 
 /* Describes the next tensor. Name, type, dims are checked by the reader's own rules; that names
  * are unique, when the header is written. All are described before the first payload. */
