@@ -185,6 +185,24 @@ def test_bench():
     bad(2, "--repeats", "bench", "--repeats", 0)
 
 
+def test_absurd_numbers_are_refused():
+    (TMP / "ids").write_text("1 2 3\n")
+    for value in (2147483647, 1 << 24 | 1, -1, -2147483648):
+        bad(2, "-p is", "bench", "-m", TINY, "-p", value)
+        bad(2, "-n is", "bench", "-m", TINY, "-n", value)
+        bad(2, "--depth is", "bench", "-m", TINY, "--depth", value)
+        bad(2, "--batch is", "bench", "-m", TINY, "--batch", value)
+        bad(2, "--depth is", "explain", "-m", TINY, "--depth", value)
+        bad(2, "--rows is", "explain", "-m", TINY, "--rows", value)
+        bad(2, "--greedy is", "logits", "-m", TINY, "--tokens", TMP / "ids", "--greedy", value)
+    most = 1 << 24
+    bad(2, "something to do", "bench", "-m", TINY, "-p", 0, "-n", 0)
+    bad(1, "-c", "bench", "-m", TINY, "-p", most, "-n", most, "--depth", most)
+    bad(1, "-c", "explain", "-m", TINY, "--depth", most, "--rows", 4096)
+    bad(1, "-c", "logits", "-m", TINY, "--tokens", TMP / "ids", "--greedy", most)
+    bad(1, "--window", "ppl", "-m", SHIPPED, "-f", TMP / "ids", "--window", 2147483647)
+
+
 def test_explain():
     plan = json.loads(good("explain", "-m", TINY, "--json")[0])
     assert plan["ops"][0]["op"] == "embed" and plan["ops"][-1]["op"] == "pick"

@@ -67,6 +67,8 @@ static int time_prefill(struct bench *b, double *rate) {
 static int time_decode(struct bench *b, double *rate) {
     int batch = b->common.batch, exit = 0;
     sluice_seq **seqs = calloc((size_t)batch, sizeof *seqs);
+    if (!seqs)
+        return complain(EXIT_WORLD, "out of memory for %d sequences", batch);
     for (int i = 0; !exit && i < batch; i++) {
         exit = begin(b, &seqs[i]);
         if (!exit && batch == 1 && !b->is_burst)
@@ -202,14 +204,14 @@ static int make_prompt(struct bench *b) {
 }
 
 static int check(const struct bench *b) {
-    if (b->n_prompt < 0 || b->n_new < 0 || b->depth < 0 || b->n_prompt + b->n_new == 0)
-        return complain(EXIT_USAGE,
-                        "bench: -p, -n and --depth are %d, %d and %d, expected 0 or "
-                        "more, and something to do",
-                        b->n_prompt, b->n_new, b->depth);
-    if (b->repeats < 1 || b->repeats > MAX_REPEATS)
-        return complain(EXIT_USAGE, "bench: --repeats is %d, expected 1 to %d", b->repeats,
-                        MAX_REPEATS);
+    int exit;
+    if ((exit = check_range("bench", "-p", b->n_prompt, 0, MAX_TOKENS)) != OPTS_GO_ON ||
+        (exit = check_range("bench", "-n", b->n_new, 0, MAX_TOKENS)) != OPTS_GO_ON ||
+        (exit = check_range("bench", "--depth", b->depth, 0, MAX_TOKENS)) != OPTS_GO_ON ||
+        (exit = check_range("bench", "--repeats", b->repeats, 1, MAX_REPEATS)) != OPTS_GO_ON)
+        return exit;
+    if (b->n_prompt == 0 && b->n_new == 0)
+        return complain(EXIT_USAGE, "bench: -p and -n are both 0, expected something to do");
     return common_check(&b->common, "bench");
 }
 

@@ -29,6 +29,12 @@ const char *model_path(const char *path, struct err *err);
 /* The tokenizer of a GGUF file or a folder. */
 int tokenizer_of_model(struct tokenizer **out, const char *path, struct err *err);
 
+/* Most tokens that an option may ask for: sums of a few fit an int. */
+enum { MAX_TOKENS = 1 << 24 };
+
+/* OPTS_GO_ON, or the exit status after one line when an option's value is outside its range. */
+int check_range(const char *verb, const char *option, int value, int least, int most);
+
 /* For qsort: the smallest first. */
 int compare_doubles(const void *a, const void *b);
 

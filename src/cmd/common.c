@@ -176,6 +176,13 @@ const char *human_count(uint64_t n) {
     return out;
 }
 
+int check_range(const char *verb, const char *option, int value, int least, int most) {
+    if (value >= least && value <= most)
+        return OPTS_GO_ON;
+    return complain(EXIT_USAGE, "%s: %s is %d, expected %d to %d", verb, option, value, least,
+                    most);
+}
+
 int compare_doubles(const void *a, const void *b) {
     double x = *(const double *)a, y = *(const double *)b;
     return (x > y) - (x < y);

@@ -65,7 +65,7 @@ static int make_seqs(struct explain *x, sluice_engine *engine, sluice_seq **seqs
         if (sluice_seq_open(&seqs[i], engine) || sluice_seq_set_sampling(seqs[i], &best))
             return fail_engine(engine);
         for (int n = 0; n < x->depth; n++) {
-            int32_t token = (n * 7919 + i) % facts.n_tokens;
+            int32_t token = (int32_t)(((int64_t)n * 7919 + i) % facts.n_tokens);
             if (sluice_seq_feed(seqs[i], &token, 1))
                 return fail_engine(engine);
         }
@@ -353,11 +353,9 @@ int cmd_explain(int argc, char **argv) {
         exit = common_check(&x.common, "explain");
     if (exit != OPTS_GO_ON)
         return exit;
-    if (x.rows < 1 || x.rows > 4096 || x.depth < 0)
-        return complain(EXIT_USAGE,
-                        "explain: --rows is %d and --depth %d, expected 1 to 4096 and "
-                        "0 or more",
-                        x.rows, x.depth);
+    if ((exit = check_range("explain", "--rows", x.rows, 1, 4096)) != OPTS_GO_ON ||
+        (exit = check_range("explain", "--depth", x.depth, 0, MAX_TOKENS)) != OPTS_GO_ON)
+        return exit;
     if (x.compare && !backend_find(x.compare)) {
         char names[64];
         return complain(EXIT_USAGE, "explain: --compare is '%s', expected %s", x.compare,

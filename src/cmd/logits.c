@@ -233,8 +233,8 @@ int cmd_logits(int argc, char **argv) {
         return complain(EXIT_USAGE, "logits: %s is missing", l.tokens ? "-o OUT" : "--tokens FILE");
     if (l.layers && !l.out)
         return complain(EXIT_USAGE, "logits: --layers needs -o OUT");
-    if (l.greedy < 0)
-        return complain(EXIT_USAGE, "logits: --greedy is %d, expected 0 or more", l.greedy);
+    if ((exit = check_range("logits", "--greedy", l.greedy, 0, MAX_TOKENS)) != OPTS_GO_ON)
+        return exit;
     if (l.out && output_is_stdout(l.out) && (l.layers || l.greedy))
         return complain(EXIT_USAGE, "logits: %s needs -o FILE, found -o %s",
                         l.layers ? "--layers" : "--greedy", l.out);
