@@ -2,7 +2,7 @@
 # tested here.  See README.md; `make help` lists the targets.
 #
 #   make CROSS=aarch64-linux-gnu     a binary for another architecture, in build/<triplet>
-#   make MODE=asan                   another build mode: release (default), debug, asan, tsan
+#   make MODE=asan                   another build mode: release (default), debug, asan, ubsan, tsan
 #   make test DATA=DIR               the tests on another copy of the reference data
 #   make V=1                         the commands shown
 #   make STATIC=1                    the libraries linked in, for machines that lack them
@@ -35,10 +35,11 @@ B := build$(if $(FLAVOUR),/$(FLAVOUR))
 MODE_release := -O2
 MODE_debug   := -O0
 MODE_asan    := -O1 -fsanitize=address,undefined -fno-sanitize-recover=all -fno-omit-frame-pointer
+MODE_ubsan   := -O1 -fsanitize=undefined -fno-sanitize-recover=all
 MODE_tsan    := -O1 -fsanitize=thread
 MODE_fuzz    := $(MODE_asan) -fsanitize=fuzzer-no-link
 MODE_FLAGS   := $(MODE_$(MODE))
-$(if $(MODE_FLAGS),,$(error MODE is $(MODE), expected release, debug, asan, tsan or fuzz))
+$(if $(MODE_FLAGS),,$(error MODE is $(MODE), expected release, debug, asan, ubsan, tsan or fuzz))
 
 # Contraction is off so that every compiler and processor gives the same bits.
 CFLAGS   ?= -g
@@ -46,7 +47,7 @@ CFLAGS   += -std=c11 -D_GNU_SOURCE -Wall -Wextra -Werror -Wstrict-prototypes -Ws
             -Wmissing-prototypes $(if $(filter clang%,$(notdir $(CC))),,-Wno-format-truncation) \
             -ffp-contract=off -fno-math-errno -fPIC -pthread $(MODE_FLAGS)
 CPPFLAGS += -Iinclude -Isrc -I$(B)
-LDFLAGS  += -pthread $(MODE_FLAGS)
+LDFLAGS  += -pthread $(MODE_FLAGS) $(if $(CROSS),$(if $(filter ubsan,$(MODE)),-static-libubsan))
 comma    := ,
 LIBS     := $(if $(STATIC),-Wl$(comma)-Bstatic) -ljansson -lutf8proc $(if $(STATIC),-Wl$(comma)-Bdynamic) -lm
 

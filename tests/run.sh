@@ -121,7 +121,9 @@ all() {
     case $(uname -m) in
         x86_64)
             suite "gcc, AVX2 only" env SLUICE_CPU=avx2 build/tests
-            flavour "aarch64 under qemu" qemu-aarch64-static "$emulated" CROSS=aarch64-linux-gnu ;;
+            flavour "aarch64 under qemu" qemu-aarch64-static "$emulated" CROSS=aarch64-linux-gnu
+            flavour "aarch64 under qemu, UBSan" qemu-aarch64-static "kernels random" \
+                CROSS=aarch64-linux-gnu MODE=ubsan ;;
         aarch64)
             suite "gcc, NEON only" env SLUICE_CPU=neon build/tests
             flavour "x86-64 with AVX2 under qemu" "qemu-x86_64-static -cpu max" "$emulated" CROSS=x86_64-linux-gnu ;;

@@ -100,7 +100,10 @@ int bind_vector(struct model *m, int block, const char *name, uint32_t n, uint32
     int got = expect(m, block, name, (uint64_t[4]){dims[0], dims[1]}, flags, &f, err);
     if (got <= 0)
         return got;
-    if (is_plain(&f) && f.tensor->type == DT_F32 && (uintptr_t)f.tensor->data % 4 == 0) {
+    /* Ops read vectors as floats, so one that a file holds at an odd offset is copied. Matrices
+     * stay where they are: kernels take them from any address. */
+    if (is_plain(&f) && f.tensor->type == DT_F32 &&
+        weights_offset(m->weights, f.tensor) % sizeof(float) == 0) {
         *out = operand_at(REGION_WEIGHTS, DT_F32, weights_offset(m->weights, f.tensor), dims);
         return SLUICE_OK;
     }

@@ -26,8 +26,11 @@ enum { F32_ROWS = 4, F32_TILE = 16, F32_BATCH = 64, F32_BLOCK = 256 };
 /* A vector of weights from bytes, for types that a vector can be loaded of. */
 typedef VEC f32_load_fn(const uint8_t *p);
 
+/* Weights may lie at any address: V_LOAD takes floats, which C wants aligned. */
 F32_INLINE VEC f32_load(const uint8_t *p) {
-    return V_LOAD((const float *)(const void *)p);
+    VEC v;
+    memcpy(&v, p, sizeof v);
+    return v;
 }
 
 struct f32_weights {

@@ -1,0 +1,31 @@
+/* random_model.h - small models of any shape with random weights, as GGUF files, for tests.
+ *
+ * Weights are a function of the seed and of the tensor's number alone: two files of one model that
+ * differ in layout have the same values. */
+#ifndef TESTS_RANDOM_MODEL_H
+#define TESTS_RANDOM_MODEL_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "quant/quant.h"
+
+struct random_model {
+    uint64_t seed;
+    const char *arch; /* "llama", "qwen2", "qwen3", "qwen35" or "qwen35moe" */
+    uint32_t hidden, layers, heads, kv_heads, head_width, ffn, vocab;
+    uint32_t key_heads, value_heads, key_width,
+        value_width;                /* delta-net layers: all but the last */
+    uint32_t experts, used, shared; /* of qwen35moe: `ffn` values in each, `shared` 0: none */
+    enum dtype type;                /* of all matrices whose rows allow it; DT_COUNT: any */
+    uint32_t alignment;             /* of the file; 0: the usual one */
+    uint32_t padding;               /* moves the tensors by so many bytes in a file aligned to 1 */
+};
+
+/* A mixture of experts whose widths are no round numbers. */
+struct random_model random_moe(uint64_t seed);
+
+/* Writes the file; a failure is the running test's. */
+bool random_model_write(const struct random_model *m, const char *path);
+
+#endif
