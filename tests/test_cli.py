@@ -118,6 +118,49 @@ def version_and_help():
 
 
 @test
+def version_names_features():
+    lines = good("--version").decode().splitlines()
+    assert lines[0].startswith("sluice ") and len(lines) == 3, lines
+    assert "cpu" in lines[1].removeprefix("backends:").split(), lines
+    assert lines[2].startswith("instruction sets: ")
+    assert good("--version", env={"SLUICE_CPU": "none"}).decode().splitlines()[2] == "instruction sets: none"
+
+
+@test
+def help_of_a_verb_and_of_the_environment():
+    assert good("help", "run") == good("run", "--help") == good("run", "-h")
+    assert good("help") == good("--help")
+    names = good("help", "environment").decode()
+    for name in ("SLUICE_MODEL", "NO_COLOR", "SLUICE_NO_MMAP", "SLUICE_CPU"):
+        assert name in names
+    bad(2, "unknown verb 'nonsense'", "help", "nonsense")
+
+
+@test
+def mistyped_words_get_the_nearest_right_one():
+    bad(2, "did you mean chat?", "chta")
+    bad(2, "did you mean tokenize?", "tokenise")
+    for wrong, right in [("--tmep", "--temp"), ("--top-kk", "--top-k"), ("--contxt", "--context"), ("--repeat", "--repeat-penalty"),
+                         ("-temp", "--temp"), ("--jsn", "--json"), ("--quite", "--quiet"), ("--tmep=0.5", "--temp")]:
+        bad(2, f"did you mean {right}?", "run", wrong)
+    bad(2, "see sluice run --help", "run", "--xyzzy")
+    bad(2, "see sluice run --help", "run", "-x")
+
+
+@test
+def llama_cpp_names_are_answered():
+    for word, answer in [("-ngl", "--backend"), ("--n-gpu-layers", "--backend"), ("--cache-type-k", "--kv"),
+                         ("--reverse-prompt", "--stop"), ("-cnv", "sluice chat"), ("--no-mmap", "SLUICE_NO_MMAP"), ("-fa", "leave it out")]:
+        bad(2, answer, "run", word, "1")
+    # Taken: the value is looked at, and complained of by our name.
+    for word, ours in [("--n-predict", "--tokens"), ("--predict", "--tokens"), ("--n_predict", "--tokens"), ("--ctx-size", "--context"),
+                       ("--ctx_size", "--context"), ("--temperature", "--temp"), ("-s", "--seed"), ("--top_k", "--top-k"),
+                       ("--repeat_penalty", "--repeat-penalty")]:
+        bad(2, f"{ours} is 'x'", "run", word, "x")
+    bad(2, "unknown option '--n-predict'", "logits", "--n-predict", "5")  # --tokens is a file there
+
+
+@test
 def wrong_command_lines_exit_with_2():
     code, out, err = run()
     assert code == 2 and not out and "usage" in err
@@ -206,6 +249,26 @@ def tokenize_there_and_back():
 
 
 @test
+def tokenize_prompts_files_and_pieces():
+    text = "Once upon a \u00e9\n"
+    want = good("tokenize", stdin=text.encode())
+    assert good("tokenize", "-p", text) == want
+    with tempfile.NamedTemporaryFile() as f:
+        f.write(text.encode())
+        f.flush()
+        assert good("tokenize", "-f", f.name) == good("tokenize", SHIPPED, "-f", f.name) == want
+        with open(f.name, "rb") as stdin:
+            assert subprocess.run([SLUICE, "tokenize", "-f", "-"], stdin=stdin, stdout=subprocess.PIPE).stdout == want
+    lines = good("tokenize", "-p", text, "--pieces").decode().splitlines()
+    assert [line.split()[0] for line in lines] == want.decode().split()
+    assert lines[0].endswith('"Once"') and lines[1].endswith('" upon"') and lines[-1].endswith('"\\n"'), lines
+    assert all(c.isprintable() for line in lines for c in line) and any("\\xc3" in line for line in lines), lines
+    pieces = json.loads(good("tokenize", "-p", text, "--pieces", "--json"))
+    assert [p["id"] for p in pieces] == [int(i) for i in want.split()] and pieces[1]["piece"] == " upon"
+    bad(2, "both", "tokenize", "-p", "x", "-f", "y")
+
+
+@test
 def tokenize_special_tokens():
     chat = b"<|im_start|>user\nHi<|im_end|>"
     plain = good("tokenize", stdin=chat).split()
@@ -283,6 +346,19 @@ def quantize_keeps_keys_and_shapes():
             if kind == "F32":
                 assert tensor_bytes(out) == tensor_bytes(source)
             out.unlink()
+
+
+@test
+def quantize_warns_of_a_second_time():
+    with tempfile.TemporaryDirectory() as d:
+        source = REFERENCE / "llama-k/model-q4_k_m.gguf"
+        for kind, lines in (("q8_0", 2), ("f16", 1)):
+            code, _, err = run("quantize", source, f"{d}/{kind}.gguf", kind)
+            assert code == 0 and len(err.splitlines()) == lines and ("warning" in err) == (lines == 2), err
+        code, _, err = run("quantize", source, f"{d}/q8_0-again.gguf", "q8_0", "-q")
+        assert code == 0 and not err, err
+        code, _, err = run("quantize", REFERENCE / "llama-a/model-f32.gguf", f"{d}/first.gguf", "q8_0")
+        assert code == 0 and "warning" not in err, err
 
 
 @test

@@ -3,7 +3,7 @@
 
 Needs only Python 3. Prints one line for a test that fails, and "N passed, N failed" at the end.
 """
-import array, json, os, signal, subprocess, sys, tempfile, time, traceback
+import array, fcntl, json, math, os, pty, re, signal, struct, subprocess, sys, tempfile, termios, time, traceback
 from pathlib import Path
 
 SLUICE = os.path.abspath(sys.argv[1])
@@ -15,9 +15,9 @@ TINY = REFERENCE / "qwen35-dense-a/model-f32.gguf"
 TMP = Path(tempfile.mkdtemp())
 
 
-def run(*args, stdin=b""):
+def run(*args, stdin=b"", env=None):
     p = subprocess.run([SLUICE, *map(str, args)], input=stdin, stdout=subprocess.PIPE,
-                       stderr=subprocess.PIPE, timeout=300)
+                       stderr=subprocess.PIPE, env={**os.environ, **(env or {})}, timeout=300)
     return p.returncode, p.stdout, p.stderr.decode()
 
 
@@ -254,6 +254,259 @@ def test_explain_compares_backends():
 def test_bench_in_bursts():
     found = json.loads(good("bench", "-m", TINY, "-p", 0, "-n", 20, "-r", 1, "--burst", "--json")[0])
     assert found["decode"]["tok_s"] > 0 and found["submissions"] <= found["steps"] == 40
+
+
+# ---- what people see ----------------------------------------------------------------------------
+
+STORY = ("run", "-p", "Once upon a time", "--temp", 0)
+
+
+def terminal(*args, columns=80, env=None, until=None, signal_number=signal.SIGINT):
+    """Both outputs are one terminal; with `until` the signal is sent once that was seen. (status, output)"""
+    master, slave = pty.openpty()
+    fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
+    environment = {k: v for k, v in os.environ.items() if k not in ("NO_COLOR", "TERM")}
+    p = subprocess.Popen([SLUICE, *map(str, args)], stdin=slave, stdout=slave, stderr=slave,
+                         env={**environment, "TERM": "xterm", **(env or {})}, start_new_session=True)
+    os.close(slave)
+    seen = b""
+    while True:
+        try:
+            more = os.read(master, 65536)
+        except OSError:  # the other side is gone
+            break
+        if not more:
+            break
+        seen += more
+        if until and until in seen:
+            p.send_signal(signal_number)
+            until = None
+    os.close(master)
+    return p.wait(timeout=60), seen.decode()
+
+
+def test_levels_of_what_is_said():
+    assert len(good(*STORY, "-n", 4)[1].splitlines()) == 2
+    assert good(*STORY, "-n", 4, "-q")[1] == "" == good(*STORY, "-n", 4, "--quiet")[1]
+    more = good(*STORY, "-n", 4, "-v")[1]
+    assert len(more.splitlines()) == 4 and "submissions" in more and "weights" in more and "seed" in more, more
+    assert bad(1, "no/such", "run", "-q", "no/such") is None
+
+
+def test_run_as_json():
+    text = good(*STORY, "-n", 9)[0].decode()
+    out, err = good(*STORY, "-n", 9, "--json", "--seed", 7)
+    assert err == "" and out.count(b"\n") == 1
+    found = json.loads(out)
+    assert found["text"] + "\n" == text and found["tokens"] == 9 and found["prompt_tokens"] == 4, found
+    assert found["end"] == "length" and found["seed"] == 7 and found["context"] == 2048 and found["backend"] == "cpu", found
+    assert found["submissions"] == found["waits"] > 0 and found["memory_bytes"] > 0 and "logprobs" not in found
+    ends = [("stop", ("--stop", " time")), ("length", ("-n", 0)), ("context", ("-c", 12, "--ignore-eos"))]
+    for end, more in ends:
+        found = json.loads(good("run", "-p", "Once upon a", "--temp", 0, "--json", *more)[0])
+        assert found["end"] == end, (end, found)
+    found = json.loads(good("run", "--json", "-n", 3)[0])
+    assert found["prompt_tokens"] == 4 and found["tokens"] == 3, found
+
+
+def test_a_drawn_seed_can_be_given_again():
+    first = json.loads(good("run", "-p", "Once", "-n", 12, "--json", "--temp", 2)[0])
+    assert json.loads(good("run", "-p", "Once", "-n", 12, "--json", "--temp", 2, "-s", first["seed"])[0])["text"] == first["text"]
+
+
+def test_lines_never_glue_to_the_text():
+    for more in (("-c", 12), ("-n", 5), ("-n", 5, "-v")):
+        p = subprocess.run([SLUICE, *map(str, STORY), *map(str, more)], stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+        lines = p.stdout.decode().splitlines()
+        assert p.returncode == 0 and any(line.startswith("prompt 4 tokens") for line in lines), lines
+        assert more[0] != "-c" or any(line.startswith("(the context is full") for line in lines), lines
+        assert "" not in lines, lines
+
+
+def test_a_terminal_sees_prompt_and_colour():
+    code, seen = terminal(*STORY, "-n", 5)
+    assert code == 0 and "Once upon a time," in seen and "\x1b[2m" in seen, seen
+    assert seen.index("context 2048") < seen.index("Once upon a time") < seen.index("tok/s"), seen
+    assert "Once upon a time" not in good(*STORY, "-n", 5)[0].decode()
+    for env in ({"NO_COLOR": "1"}, {"TERM": "dumb"}):
+        assert "\x1b[2m" not in terminal(*STORY, "-n", 1, env=env)[1]
+    assert "\x1b[31m" in terminal("run", "--nonsense")[1]
+
+
+def test_bars_fit_narrow_terminals():
+    for columns in (8, 20, 50, 200):
+        code, seen = terminal(*STORY, "-n", 1, columns=columns, env={"NO_COLOR": "1"})
+        bars = [b for b in re.sub(r"\x1b\[[0-9;]*[A-Za-z]", "", seen).replace("\n", "\r").split("\r") if b.startswith("loading")]
+        assert code == 0 and bars and all(len(b) < columns for b in bars), (columns, bars)
+        assert ("[" in bars[0]) == (columns > 50), (columns, bars)
+    assert "loading" not in terminal(*STORY, "-n", 1, "-q")[1]
+
+
+def test_interrupted_text_has_its_figures():
+    code, seen = terminal("run", "--ignore-eos", "-c", 100000, until=b"Once upon a time")
+    assert code == 130 and "interrupted" in seen and "tok/s" in seen, seen
+    p = subprocess.Popen([SLUICE, "run", "--ignore-eos", "--json", "-c", "100000", "-v"], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    seen = p.stderr.readline() + p.stderr.readline()
+    time.sleep(0.3)
+    p.send_signal(signal.SIGINT)
+    out, err = p.communicate(timeout=60)
+    assert p.returncode == 130 and json.loads(out)["end"] == "interrupted", (p.returncode, out, err)
+
+
+def test_interrupted_prompt_ends_at_once():
+    p = subprocess.Popen([SLUICE, "run", "-t", "1", "-c", "40000", "-n", "1"], stdin=subprocess.PIPE,
+                         stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    p.stdin.write(b"Once upon a time there was a fox. " * 3000)
+    p.stdin.close()
+    while b"context" not in (line := p.stderr.readline()) or b"warning" in line:
+        assert line
+    time.sleep(0.3)
+    p.send_signal(signal.SIGINT)
+    asked = time.time()
+    err = p.stderr.read().decode()
+    assert p.wait(timeout=60) == 130 and time.time() - asked < 3, (p.returncode, time.time() - asked)
+    assert p.stdout.read() == b"" and "interrupted" in err and len(err.splitlines()) == 1, err
+
+
+def test_signals_end_what_has_no_engine():
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        p = subprocess.Popen([SLUICE, "run"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        time.sleep(0.3)  # it reads its standard input
+        p.send_signal(number)
+        assert p.wait(timeout=10) == -number
+
+
+def test_loops_end_by_themselves():
+    args = ("run", TINY, "-p", "Once", "-n", 300, "--logit-bias", "65=1000")
+    assert "over and over" in good(*args)[1]
+    found = json.loads(good(*args, "--json")[0])
+    assert found["end"] == "loop" and found["tokens"] == 201, found
+    found = json.loads(good(*args, "--json", "--ignore-eos")[0])
+    assert found["end"] == "length" and found["tokens"] == 300, found
+
+
+# ---- names and places ---------------------------------------------------------------------------
+
+def test_the_model_is_a_word_an_option_or_a_variable():
+    want = good("run", "-m", TINY, "-p", "ab", "-n", 4, "--temp", 0)[0]
+    assert want == good("run", TINY, "-p", "ab", "-n", 4, "--temp", 0)[0]
+    assert want == good("run", "-p", "ab", "-n", 4, "--temp", 0, env={"SLUICE_MODEL": str(TINY)})[0]
+    assert want != good("run", SHIPPED, "-p", "ab", "-n", 4, "--temp", 0, env={"SLUICE_MODEL": str(TINY)})[0]
+    assert want != good("run", "-p", "ab", "-n", 4, "--temp", 0, env={"SLUICE_MODEL": ""})[0]
+    bad(1, "no/such", "inspect", env={"SLUICE_MODEL": "no/such"})
+    bad(1, "empty", "run", env={"SLUICE_MODEL": str(SHIPPED)})  # the story is the shipped model's own
+    bad(2, "unexpected argument 'b'", "run", "a", "b")
+    for verb in (("explain", TINY, "--json"), ("inspect", TINY), ("tokenize", TINY, "-p", "x")):
+        good(*verb)
+
+
+def test_llama_cpp_names_mean_the_same():
+    want = good("run", "-p", "Once", "-n", 6, "-c", 64, "--temp", 0.7, "--seed", 3)[0]
+    assert want == good("run", "--prompt", "Once", "--n-predict", 6, "--ctx-size", 64, "--temperature", 0.7, "-s", 3)[0]
+    assert want == good("run", "--prompt", "Once", "--n_predict=6", "--ctx_size=64", "--temp=0.7", "--seed=3")[0]
+
+
+def test_piped_prompts_lose_their_newline():
+    want = good(*STORY, "-n", 8)[0]
+    for text in (b"Once upon a time\n", b"Once upon a time\r\n", b"Once upon a time"):
+        assert want == good("run", "--temp", 0, "-n", 8, stdin=text)[0] == good("run", "-f", "-", "--temp", 0, "-n", 8, stdin=text)[0]
+    kept = good("run", "--temp", 0, "-n", 8, "--keep-newline", stdin=b"Once upon a time\n")[0]
+    assert kept == good("run", "-p", "Once upon a time\n", "--temp", 0, "-n", 8)[0] != want
+    assert kept == good("run", "--temp", 0, "-n", 8, stdin=b"Once upon a time\n\n")[0]
+
+
+# ---- what run can do besides --------------------------------------------------------------------
+
+def test_logit_biases():
+    token = good("tokenize", "-p", " fox")[0].decode().strip()
+    for spec in (f"{token}=100", f"{token}:100", f"{token}+100", f"{token}=1e2", " fox=100", "' fox'=100", '" fox"+100'):
+        assert good("run", "-p", "Once", "-n", 2, "--logit-bias", spec)[0] == b" fox fox\n", spec
+    first = json.loads(good(*STORY, "-n", 1, "--json", "--logprobs", 0)[0])["logprobs"][0]["id"]
+    for spec in (f"{first}-inf", f"{first}=-inf", f"{first}-1e2", f"{first}:-100"):
+        found = json.loads(good(*STORY, "-n", 1, "--json", "--logprobs", 0, "--logit-bias", spec)[0])
+        assert found["logprobs"][0]["id"] != first, spec
+    both = good("run", "-p", "Once", "-n", 4, "--logit-bias", " fox=100", "--logit-bias", " fox=-100", "-l", "' dog'=50", "--temp", 0)
+    assert b" dog dog dog dog" in both[0], both
+    for spec in ("", "5", "=5", "fox=", "fox=x", f"{token}=inf", f"{token}=nan", f"{token}=1e9"):
+        bad(2, "--logit-bias is", "run", "-p", "x", "--logit-bias", spec)
+    bad(2, "8192", "run", "-p", "x", "--logit-bias", "8192=1")
+    bad(2, "expected 0 to", "run", "-p", "x", "--logit-bias", "99999999999999999999=1")
+    bad(2, "2 tokens", "run", "-p", "x", "--logit-bias", " fox fox=1")
+
+
+def test_ignore_eos_goes_on():
+    prompt = "<|im_start|>user\nWho are you?<|im_end|>\n<|im_start|>assistant\n"
+    short = json.loads(good("run", "--special", "-p", prompt, "--temp", 0, "--json")[0])
+    assert short["end"] == "end" and short["tokens"] < 60, short
+    longer = json.loads(good("run", "--special", "-p", prompt, "--temp", 0, "--json", "--ignore-eos", "-n", short["tokens"] + 5)[0])
+    assert longer["end"] == "length" and longer["tokens"] == short["tokens"] + 5 and longer["text"].startswith(short["text"])
+
+
+def test_logprobs():
+    found = json.loads(good(*STORY, "-n", 6, "--json", "--logprobs", 3)[0])
+    assert "".join(p["token"] for p in found["logprobs"]) == found["text"] and len(found["logprobs"]) == 6
+    for p in found["logprobs"]:
+        values = [t["logprob"] for t in p["top"]]
+        assert len(values) == 3 and values == sorted(values, reverse=True) and all(v <= 1e-6 for v in values), p
+        assert p["top"][0]["id"] == p["id"] and p["top"][0]["logprob"] == p["logprob"]
+    # Against the raw logits.
+    ids = good("tokenize", "-p", "Once upon a time")[0]
+    (TMP / "ids").write_bytes(ids)
+    good("logits", "--tokens", TMP / "ids", "-o", TMP / "raw")
+    row = floats(TMP / "raw")[-8192:]
+    total = max(row) + math.log(sum(math.exp(x - max(row)) for x in row))
+    for t in found["logprobs"][0]["top"]:
+        assert abs(t["logprob"] - (row[t["id"]] - total)) < 1e-3, t
+    lines = good(*STORY, "-n", 6, "--logprobs", 1)[1].splitlines()
+    assert len(lines) == 8 and lines[1].startswith('","'), lines
+    bad(2, "--logprobs", "run", "-p", "x", "--logprobs", 101)
+    bad(2, "--logprobs", "run", "-p", "x", "--logprobs", -2)
+
+
+def test_prompt_cache():
+    path = TMP / "cache"
+    prompt = "Once upon a time there was a fox who liked the wood"
+
+    def ask(text, *more):
+        out, err = good("run", TINY, "-p", text, "-n", 6, "--temp", 0, "--json", "--prompt-cache", path, *more)
+        found = json.loads(out)
+        assert found["text"] == json.loads(good("run", TINY, "-p", text, "-n", 6, "--temp", 0, "--json", *more)[0])["text"]
+        return found["prompt_tokens"], found["prompt_tokens_kept"], err
+
+    n, kept, err = ask(prompt)
+    assert kept == 0 and err == "" and path.exists()
+    before = path.read_bytes()
+    assert ask(prompt) == (n, n - 1, "") and path.read_bytes() == before
+    assert ask(prompt, "--seed", 5, "--temp", 0.9) == (n, n - 1, "")
+    m, kept, err = ask(prompt + " and the lake")
+    assert m > n and kept == n - 1 and err == "" and path.read_bytes() != before
+    assert ask(prompt + " and the lake") == (m, m - 1, "")
+    n, kept, err = ask("The dog")
+    assert kept == 0 and len(err.splitlines()) == 1 and "another prompt" in err and ask("The dog")[1] == n - 1
+    for damage in (b"", b"nonsense", path.read_bytes()[:-3]):
+        path.write_bytes(damage)
+        n, kept, err = ask("The dog")
+        assert kept == 0 and len(err.splitlines()) == 1 and "anew" in err, (damage[:9], err)
+        assert ask("The dog")[1] == n - 1
+    n, kept, err = ask("The dog", "--kv", "q8_0")
+    assert kept == 0 and "anew" in err
+    out, err = good("run", "-p", "The dog", "-n", 2, "--prompt-cache", TMP / "no/such/folder")
+    assert out and "warning" in err and "no/such" in err, err
+
+
+def test_warnings():
+    err = good("run", "-n", 1, "-c", 4096)[1]
+    assert "warning" in err.splitlines()[0] and "4096" in err and "2048" in err, err
+    assert "warning" in good("run", "-n", 1, "-c", 4096, "--json")[1]
+    assert good("run", "-n", 1, "-c", 4096, "-q")[1] == ""
+    assert "warning" not in good("run", "-n", 1, "-c", 2048)[1]
+    bad(1, "0 (cpu: ", "run", "-n", 1, "--backend", "cpu", "--device", 3)
+
+
+def test_run_notices_a_full_device():
+    with open("/dev/full", "wb") as full:
+        p = subprocess.run([SLUICE, *map(str, STORY), "-n", "5"], stdout=full, stderr=subprocess.PIPE)
+    assert p.returncode == 1 and b"cannot write to standard output" in p.stderr, p.stderr
 
 
 def main():

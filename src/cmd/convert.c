@@ -166,10 +166,10 @@ static int convert(const char *from, const char *to, const struct mixture *mixtu
         status =
             write_file(&j, path, name ? name : name_of_folder(from, buffer, sizeof buffer), err);
     if (!status)
-        fprintf(stderr, "%s: %s, %s, %u tensors, %s, %.1f s%s%s\n", to, hub->arch,
-                mixture_name(j.mixture), hub->n_tensors, human_bytes(j.done_bytes),
-                seconds_now() - started,
-                hub->n_skipped ? " (a vision tower or draft block was left out)" : "", replaced);
+        say(SAY_NORMAL, "%s: %s, %s, %u tensors, %s, %.1f s%s%s", to, hub->arch,
+            mixture_name(j.mixture), hub->n_tensors, human_bytes(j.done_bytes),
+            seconds_now() - started,
+            hub->n_skipped ? " (a vision tower or draft block was left out)" : "", replaced);
     free(j.types);
     pool_close(j.pool);
     hub_close(hub);

@@ -284,7 +284,7 @@ static int write_html(const struct explain *x) {
         status = outfile_commit(&out, &err);
     outfile_abort(&out);
     if (!status && replaced[0])
-        fprintf(stderr, "%s: a picture%s\n", x->html, replaced);
+        say(SAY_NORMAL, "%s: a picture%s", x->html, replaced);
     return status ? fail(&err) : 0;
 }
 

@@ -27,8 +27,9 @@ void figures_say(const struct figures *f) {
     uint64_t bytes = common_step_bytes(f->engine, 1, depth);
     if (f->n_cached)
         snprintf(cached, sizeof cached, " (%zu kept)", f->n_cached);
-    say(SAY_NORMAL, "prompt %zu tokens%s, %.1f tok/s; %zu tokens, %.1f tok/s%s", f->n_prompt,
-        cached, prompt_rate(f), f->out->n_new, rate(f),
+    say(SAY_NORMAL, "prompt %zu token%s%s, %.1f tok/s; %zu token%s, %.1f tok/s%s", f->n_prompt,
+        f->n_prompt == 1 ? "" : "s", cached, prompt_rate(f), f->out->n_new,
+        f->out->n_new == 1 ? "" : "s", rate(f),
         f->out->end == GENERATE_INTERRUPTED ? ", interrupted" : "");
     say(SAY_ALL, "%s a token, %.2f GB/s; %llu submissions, %llu waits; seed %llu",
         human_bytes(bytes), rate(f) * (double)bytes / 1e9, (unsigned long long)c.submissions,

@@ -198,7 +198,7 @@ static int open_and_run(struct logits *l, struct str text) {
     if (!status && l->layers)
         status = outfile_commit(&l->taps, &l->err);
     if (!status && replaced[0])
-        fprintf(stderr, "%s: logits%s\n", l->out, replaced);
+        say(SAY_NORMAL, "%s: logits%s", l->out, replaced);
     return status ? fail(&l->err) : 0;
 }
 

@@ -140,10 +140,29 @@ static int write_tensor(struct job *j, uint32_t i, struct err *err) {
     return status;
 }
 
+static bool is_quantized(uint32_t type) {
+    return dtype_info(type)->block_values > 1;
+}
+
+/* What was rounded once is rounded again, to another grid. */
+static void warn_of_second_time(const struct job *j) {
+    for (uint32_t i = 0; i < j->in->n_tensors; i++) {
+        const struct tensor *t = &j->in->tensors[i];
+        if (j->types[i] != (uint32_t)t->type && is_quantized((uint32_t)t->type) &&
+            is_quantized(j->types[i])) {
+            warn("%s is quantized already (%s); from its F16, BF16 or F32 original the result "
+                 "would be better",
+                 j->in->path, t->type_name);
+            return;
+        }
+    }
+}
+
 static int write_file(struct job *j, const char *path, struct err *err) {
     int status = gguf_writer_open(&j->out, path, j->in->alignment, err);
     if (status)
         return status;
+    warn_of_second_time(j);
     status = write_keys(j, err);
     uint64_t total = 0;
     for (uint32_t i = 0; !status && i < j->in->n_tensors; i++) {
@@ -165,9 +184,9 @@ static int write_file(struct job *j, const char *path, struct err *err) {
 }
 
 static void report(const struct job *j, const char *path, const char *replaced, double seconds) {
-    fprintf(stderr, "%s: %s, %s from %s, %.1f s, %.2f GB/s%s\n", path, mixture_name(j->mixture),
-            human_bytes(j->written_bytes), human_bytes(j->in->file_bytes), seconds,
-            (double)j->read_bytes / 1e9 / seconds, replaced);
+    say(SAY_NORMAL, "%s: %s, %s from %s, %.1f s, %.2f GB/s%s", path, mixture_name(j->mixture),
+        human_bytes(j->written_bytes), human_bytes(j->in->file_bytes), seconds,
+        (double)j->read_bytes / 1e9 / seconds, replaced);
 }
 
 int cmd_quantize(int argc, char **argv) {
