@@ -131,10 +131,14 @@ no-cuda:
 	@echo "  CUDA is left out: $(if $(NVCC),CUDA=0,nvcc is not on this machine)"
 endif
 
-# The version is a header that changes only when git's answer does.
+# The file VERSION names the release; builds of another commit than its tag add the commit: 0.2.0 or
+# 0.2.0+gabc1234. The header changes only when that does.
+RELEASE := $(shell cat VERSION)
+SONAME  := libsluice.so.$(firstword $(subst ., ,$(RELEASE)))
 $(B)/version.h: FORCE | $(NEEDS)
 	@mkdir -p $(@D)
-	@v=$$(git describe --tags --always --dirty 2>/dev/null || echo unversioned); \
+	@v=$(RELEASE); g=$$(git describe --always --dirty --exclude '*' 2>/dev/null); \
+	[ -z "$$g" ] || [ "$$(git describe --tags --exact-match --dirty 2>/dev/null)" = "v$$v" ] || v=$$v+g$$g; \
 	printf '#define SLUICE_VERSION "%s"\n' "$$v" | cmp -s - $@ || \
 	printf '#define SLUICE_VERSION "%s"\n' "$$v" > $@
 FORCE:
@@ -148,7 +152,8 @@ $(B)/libsluice.a: $(LIBRARY_OBJECTS)
 # Only sluice.h's own names are to be seen from outside.
 $(B)/libsluice.so: $(LIBRARY_OBJECTS) src/libsluice.map
 	$(call say,LD,$@)
-	$(Q)$(CC) $(LDFLAGS) -shared -Wl,--version-script=src/libsluice.map $(filter %.o,$^) $(LIBS) -o $@
+	$(Q)$(CC) $(LDFLAGS) -shared -Wl,-soname,$(SONAME) -Wl,--version-script=src/libsluice.map $(filter %.o,$^) $(LIBS) -o $@
+	$(Q)ln -sf libsluice.so $(B)/$(SONAME)
 
 $(B)/sluice: $(call objects,$(filter src/cmd/%,$(SOURCES))) $(B)/libsluice.a
 	$(call say,LD,$@)
@@ -162,19 +167,25 @@ run: $(B)/sluice
 smollm2: $(B)/sluice | $(STAMPS)/bench
 	@bash tools/fetch_smollm2.sh
 
+# The second choice: 1.1 GB, and answers worth reading.
+qwen2.5-coder: $(B)/sluice | $(STAMPS)/bench
+	@bash tools/fetch_qwen25_coder.sh
+
 install: all
 	install -D -m 755 $(B)/sluice $(DESTDIR)$(PREFIX)/bin/sluice
 	install -D -m 644 $(B)/libsluice.a $(DESTDIR)$(PREFIX)/lib/libsluice.a
-	install -D -m 755 $(B)/libsluice.so $(DESTDIR)$(PREFIX)/lib/libsluice.so
+	install -D -m 755 $(B)/libsluice.so $(DESTDIR)$(PREFIX)/lib/libsluice.so.$(RELEASE)
+	ln -sf libsluice.so.$(RELEASE) $(DESTDIR)$(PREFIX)/lib/$(SONAME)
+	ln -sf $(SONAME) $(DESTDIR)$(PREFIX)/lib/libsluice.so
 	install -D -m 644 include/sluice.h $(DESTDIR)$(PREFIX)/include/sluice.h
-	sed -e 's|@PREFIX@|$(PREFIX)|' -e "s|@VERSION@|$$(sed -n 's/.*"\(.*\)"/\1/p' $(B)/version.h)|" tools/sluice.pc.in > $(B)/sluice.pc
+	sed -e 's|@PREFIX@|$(PREFIX)|' -e 's|@VERSION@|$(RELEASE)|' tools/sluice.pc.in > $(B)/sluice.pc
 	install -D -m 644 $(B)/sluice.pc $(DESTDIR)$(PREFIX)/lib/pkgconfig/sluice.pc
 	install -D -m 644 models/stories-27m-q4_k_m.gguf \
 	    $(DESTDIR)$(PREFIX)/share/sluice/models/stories-27m-q4_k_m.gguf
 
 uninstall:
 	rm -f $(DESTDIR)$(PREFIX)/bin/sluice $(DESTDIR)$(PREFIX)/lib/libsluice.a \
-	    $(DESTDIR)$(PREFIX)/lib/libsluice.so $(DESTDIR)$(PREFIX)/lib/pkgconfig/sluice.pc \
+	    $(DESTDIR)$(PREFIX)/lib/libsluice.so* $(DESTDIR)$(PREFIX)/lib/pkgconfig/sluice.pc \
 	    $(DESTDIR)$(PREFIX)/include/sluice.h
 	rm -rf $(DESTDIR)$(PREFIX)/share/sluice
 
@@ -265,7 +276,7 @@ lint: | $(STAMPS)/lint
 clean:
 	rm -rf build
 
-.PHONY: all no-cuda help run smollm2 install uninstall test test-binaries where replays test-all test-cuda asan fuzz fuzzers bench format lint clean FORCE
+.PHONY: all no-cuda help run smollm2 qwen2.5-coder install uninstall test test-binaries where replays test-all test-cuda asan fuzz fuzzers bench format lint clean FORCE
 .SECONDARY:
 
 -include $(FATBINS:.fatbin=.d)

@@ -1,0 +1,50 @@
+#!/usr/bin/env bash
+# test_leaks.sh SLUICE - every verb of a sanitizer build once, where it succeeds and where it fails,
+# with leak detection. The other suites run without it: it takes seconds at every exit on some
+# machines.
+set -u
+sluice=${1:?usage: test_leaks.sh SLUICE}
+cd "$(dirname "$0")/.."
+tmp=$(mktemp -d)
+trap 'rm -rf "$tmp"' EXIT
+export ASAN_OPTIONS=detect_leaks=1:exitcode=99
+data=${SLUICE_TEST_DATA:-build/data}
+tiny=$data/reference/qwen35-moe-a
+gguf=$data/reference/qwen35-dense-a/model-f32.gguf
+passed=0 failed=0
+
+# expect STATUS ARGUMENTS...
+expect() {
+    local want=$1 got
+    shift
+    "$sluice" "$@" </dev/null >"$tmp/out" 2>"$tmp/err"
+    got=$?
+    if [ $got -eq "$want" ]; then
+        passed=$((passed + 1))
+    else
+        failed=$((failed + 1))
+        echo "$*: exit status $got, expected $want"
+        tail -n 15 "$tmp/err"
+    fi
+}
+
+echo "1 2 3" >"$tmp/tokens"
+expect 0 --version
+expect 2 nosuchverb
+expect 0 devices
+expect 0 inspect "$gguf" --json
+expect 1 inspect "$tmp/missing.gguf"
+expect 0 tokenize -m models/stories-27m-q4_k_m.gguf
+expect 0 run -p "Once upon a time" -n 4
+expect 1 run -m "$tmp/tokens" -p x -n 1
+expect 0 chat -p "hello" -n 4
+expect 0 logits -m "$tiny" --tokens "$tmp/tokens" -o "$tmp/logits"
+expect 1 logits -m "$tiny" --tokens "$tmp/missing" -o "$tmp/logits"
+expect 0 ppl -f docs/style.md --window 64
+expect 0 explain --json
+expect 0 bench -m "$gguf" -p 4 -n 4 -r 1
+expect 0 quantize "$gguf" "$tmp/q8.gguf" Q8_0
+expect 1 quantize "$tmp/tokens" "$tmp/q8.gguf" Q8_0
+expect 0 convert "$tiny" "$tmp/moe.gguf"
+echo "$passed passed, $failed failed"
+[ $failed -eq 0 ]
