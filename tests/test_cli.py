@@ -3,7 +3,7 @@
 
 Needs only Python 3. Prints one line for a test that fails, and "N passed, N failed" at the end.
 """
-import json, os, shutil, signal, socket, stat, struct, subprocess, sys, tempfile, time, traceback
+import json, os, re, shutil, signal, socket, stat, struct, subprocess, sys, tempfile, time, traceback
 from pathlib import Path
 
 SLUICE = os.path.abspath(sys.argv[1])
@@ -131,9 +131,25 @@ def help_of_a_verb_and_of_the_environment():
     assert good("help", "run") == good("run", "--help") == good("run", "-h")
     assert good("help") == good("--help")
     names = good("help", "environment").decode()
-    for name in ("SLUICE_MODEL", "NO_COLOR", "SLUICE_NO_MMAP", "SLUICE_CPU"):
-        assert name in names
+    manual = (ROOT / "docs/usage.md").read_text()
+    read = set()
+    for path in ROOT.glob("src/**/*.c"):
+        read |= set(re.findall(r'getenv\("(\w+)"\)', path.read_text()))
+    for name in read - {"TERM", "HOME", "XDG_STATE_HOME"}:
+        assert name in names and name in manual, name
     bad(2, "unknown verb 'nonsense'", "help", "nonsense")
+
+
+@test
+def the_manual_has_every_option():
+    manual = (ROOT / "docs/usage.md").read_text()
+    verbs = re.findall(r"^  (\w+) ", good("--help").decode(), re.M)
+    assert len(verbs) > 10
+    for verb in verbs:
+        assert re.search(rf"\b{verb}\b", manual), verb
+        for letter, name in re.findall(r"^  (-\w, )?(--[\w-]+)", good("help", verb).decode(), re.M):
+            known = name in manual or (letter and f"`{letter[:2]}" in manual)
+            assert known or name == "--help", f"{verb} {name}"
 
 
 @test

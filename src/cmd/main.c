@@ -31,10 +31,11 @@ static void print_help(FILE *to) {
 
 static const char environment[] =
     "SLUICE_MODEL      the model when none is named: a GGUF file or a folder\n"
+    "SLUICE_HISTORY    the file with chat's history; empty: none is kept\n"
     "NO_COLOR          not empty: no colour on terminals\n"
     "SLUICE_NO_MMAP    set: files are read into memory instead of mapped\n"
     "SLUICE_CPU        instruction sets to use, for diagnosis: \"avx2\", \"none\" ...\n"
-    "SLUICE_CUDA_TRACE set: the CUDA backend says what it does, for diagnosis\n";
+    "SLUICE_CUDA_TRACE 1: times of CUDA kernels stay readable after a fault, for diagnosis\n";
 
 static void print_version(void) {
     printf("sluice %s\nbackends:", sluice_version());
