@@ -2,24 +2,28 @@
  *
  * The only header a program needs. Three handles:
  *
- *   sluice_model    a file or folder: weights, tokenizer, template. Read-only.
- *   sluice_engine   a backend with its memory and its recordings, for one model.
- *   sluice_seq      one conversation in an engine.
+ *   sluice_model    a file or folder: weights, tokenizer, chat template. Read-only.
+ *   sluice_engine   one model on one backend, with all the memory it needs.
+ *   sluice_seq      a sequence of tokens (a conversation) in an engine.
  *
- * Open a model, an engine on it, a sequence in that; feed tokens, step, read the token picked or
- * the logits, feed again. examples/generate.c does so in 25 lines.
+ * Open a model, an engine for it and a sequence in the engine; feed tokens, step, read the sampled
+ * token or the logits, feed again. examples/generate.c does so in 25 lines.
  *
  * Status. Every call that can fail returns SLUICE_OK (0) or a negative code below. The text of the
- * last failure belongs to the handle: sluice_model_error, sluice_engine_error (of the engine and
- * its sequences). A call that fails changes nothing, but for SLUICE_ERR_DEVICE.
+ * last failure is kept with the handle: sluice_model_error, sluice_engine_error (for the engine and
+ * its sequences). A call that fails changes nothing, except after SLUICE_ERR_DEVICE; what
+ * SLUICE_ERR_CANCELLED leaves is said at sluice_engine_cancel.
  *
- * Ownership. Whoever opens, closes; every close takes NULL. A model outlives its engines and
- * texts. Closing an engine closes its sequences. What is handed out as const is borrowed. No other
- * pointer may be NULL unless its comment says so.
+ * Ownership. Whoever opens a handle closes it; every close takes NULL. A model must outlive its
+ * engines and texts. Closing an engine closes its sequences. What is returned as a const pointer is
+ * borrowed. Pointers must not be NULL unless a comment allows it: a call that gets NULL, or a
+ * sequence that was closed, returns SLUICE_ERR_ARGUMENT (or nothing, zeros, -1 or false where it
+ * returns no status). A handle whose engine was closed is gone; that is not detected, nor is a
+ * closed sequence after 64 others were opened.
  *
- * Threads. Any number of threads may use a model at the same time, for opening engines too. An
- * engine and its sequences are used by one thread at a time; different engines are independent of
- * each other. A text belongs to one thread at a time.
+ * Threads. Any number of threads may use a model at the same time, also to open engines. An engine
+ * and its sequences are used by one thread at a time, but for sluice_engine_cancel; different
+ * engines are independent of each other. A text belongs to one thread at a time.
  *
  * Memory. Nothing is allocated after sluice_engine_open by opening, feeding, stepping, forking or
  * rewinding sequences. */
@@ -56,9 +60,9 @@ const char *sluice_status_text(int status);
 
 typedef struct sluice_model sluice_model;
 
-/* Opens a GGUF file or a folder with safetensors and config.json. The weights are not touched yet.
- * On failure *out is still a handle, good for sluice_model_error and sluice_model_close, or NULL
- * when memory ran out. */
+/* Opens a GGUF file or a folder with safetensors and config.json. The weights are not read yet. On
+ * failure *out is still a handle, for sluice_model_error and sluice_model_close only, or NULL when
+ * memory ran out. */
 int sluice_model_open(sluice_model **out, const char *path);
 void sluice_model_close(sluice_model *model); /* takes NULL */
 
@@ -69,59 +73,59 @@ const char *sluice_model_error(const sluice_model *model);
 struct sluice_facts {
     const char *architecture; /* "qwen35"; lives as long as the model */
     uint32_t layers, width;
-    uint32_t context;    /* positions it was made for */
-    int32_t n_logits;    /* values of a row of logits: the vocabulary and its padding */
+    uint32_t context;    /* positions it was trained for */
+    int32_t n_logits;    /* values in a row of logits: the vocabulary and its padding */
     int32_t n_tokens;    /* ids that are tokens: 0 .. n_tokens - 1 */
-    bool has_tokenizer;  /* false: only ids can be fed and read */
+    bool has_tokenizer;  /* false: there are only ids, no text */
     bool adds_bos;       /* SLUICE_ENCODE_BOS puts `bos` first */
     int32_t bos, eos;    /* -1: none */
-    uint64_t parameters; /* of the tensors in use */
+    uint64_t parameters; /* of all tensors */
 };
 void sluice_model_facts(const sluice_model *model, struct sluice_facts *out);
 
-/* True when the model says that its answer ends with this token. */
+/* True for tokens that end an answer (EOS, end of turn). */
 bool sluice_token_is_end(const sluice_model *model, int32_t token);
 
 enum sluice_encode_flags {
-    SLUICE_ENCODE_SPECIAL = 1, /* control tokens written out in the text become their ids */
-    SLUICE_ENCODE_BOS = 2,     /* BOS before and EOS behind, where the model wants them */
+    SLUICE_ENCODE_SPECIAL = 1, /* control tokens written as text ("<|im_end|>") become their ids */
+    SLUICE_ENCODE_BOS = 2,     /* adds BOS before and EOS after, where the model wants them */
 };
 
-/* The ids of a text of any bytes. *n is how many they are, also when `capacity` is below that:
- * then nothing is written and SLUICE_ERR_ARGUMENT returned. tokens may be NULL when capacity is 0.
- */
+/* Text (any bytes) to token ids. *n is how many there are, even if that is more than `capacity`:
+ * then none are written and SLUICE_ERR_ARGUMENT is returned. `text` may be NULL when length is 0,
+ * `tokens` when capacity is 0. */
 int sluice_encode(const sluice_model *model, const char *text, size_t length, unsigned flags,
                   int32_t *tokens, size_t capacity, size_t *n);
 
-/* The ids of a conversation, by the model's own template. `request`: a JSON object with "messages"
- * (an array of objects with "role" and "content", as in the OpenAI API), and, if wanted, "tools"
- * (an array), "add_generation_prompt" (true unless given: the ids end where the answer begins) and
- * "enable_thinking"; its other members are variables of the template. What messages say never
- * becomes a control token. *n and `capacity` as above. On failure `error` (may be NULL) holds one
- * line that says why. */
+/* A conversation to token ids, by the model's own chat template. `request`: a JSON object with
+ * "messages" (an array of objects with "role" and "content", as in the OpenAI API) and optionally
+ * "tools" (an array), "add_generation_prompt" (default true: the ids end where the answer begins)
+ * and "enable_thinking"; other members are passed to the template as variables. The text of a
+ * message never becomes a control token. *n and `capacity` as above. On failure `error` (may be
+ * NULL) holds one line that says why. */
 int sluice_encode_chat(const sluice_model *model, const char *request, int32_t *tokens,
                        size_t capacity, size_t *n, char *error, size_t error_size);
 
 /* ---- text -------------------------------------------------------------------------------------
  *
- * Tokens back to text, as they come, and an eye on stop strings. */
+ * Token ids back to text, one at a time, until a stop string. */
 
 typedef struct sluice_text sluice_text;
 
-/* stops: n_stops strings, none of them empty, that end the text; copied. NULL when there are none.
- */
+/* stops: n_stops strings that end the text, none of them empty; copied. May be NULL when n_stops is
+ * 0. */
 int sluice_text_open(sluice_text **out, const sluice_model *model, const char *const *stops,
                      size_t n_stops);
 void sluice_text_close(sluice_text *text); /* takes NULL */
 
 enum { SLUICE_TEXT_END = -1 };
 
-/* The text that this token completes: whole characters, valid UTF-8, nothing that may turn out to
- * be a stop string. SLUICE_TEXT_END gives what was held back, and begins anew. *at lives until the
- * next call; it is not terminated. Control tokens give no text. */
+/* The text that this token completes: whole UTF-8 characters, and nothing that may still turn out
+ * to be a stop string. SLUICE_TEXT_END returns what was held back and starts over. *at is valid
+ * until the next call; it is not NUL-terminated. Control tokens give no text. */
 int sluice_text_push(sluice_text *text, int32_t token, const char **at, size_t *length);
 
-/* True once a stop string was complete. It, and what followed it, is not handed out. */
+/* True after a stop string, which is not part of the text, nor is what follows it. */
 bool sluice_text_has_stopped(const sluice_text *text);
 
 /* ---- engines ----------------------------------------------------------------------------------
@@ -131,75 +135,79 @@ typedef struct sluice_engine sluice_engine;
 
 /* Begin with sluice_engine_options_default. */
 struct sluice_engine_options {
-    const char *backend;  /* "auto", "cpu" ... */
-    int device;           /* which, where the backend has several */
-    int threads;          /* of the CPU backend; 0: one a processor */
-    bool exact;           /* f32 activations throughout, and f32 attention memory */
-    const char *kv_type;  /* attention memory: "f32", "f16", "q8_0", "q4_0" */
-    int64_t context;      /* positions a sequence may have; 0: the file's; below 0: the file's, at
-                           * most 8192 */
-    uint32_t sequences;   /* open at the same time */
-    uint32_t batch;       /* sequences that a step may answer */
-    uint32_t prefill;     /* rows of the widest step */
-    uint32_t all_outputs; /* rows that may hand out logits in one step, for SLUICE_WANT_ALL_LOGITS;
-                           * 0: no more than batch */
-    uint64_t snapshot_bytes; /* for going back without starting over */
-    uint32_t snapshot_every; /* positions between two of them */
-    uint64_t memory_limit;   /* bytes that may be taken; 0: what the machine has free */
-    /* Hears of the weights' bytes while they are placed. May be NULL. */
+    const char *backend; /* "auto", "cpu", "cuda"; NULL: "auto" */
+    int device;          /* number of the device, where the backend has several */
+    int threads;         /* of the CPU backend, at most 1024; 0: one per processor */
+    bool exact;          /* f32 activations and f32 KV cache */
+    const char *kv_type; /* KV cache: "f32", "f16", "q8_0", "q4_0"; NULL: "f16" */
+    int64_t context;     /* most tokens in a sequence, up to 2^24; 0: the model's context; below 0:
+                          * the model's, but at most 8192 */
+    uint32_t sequences;  /* most sequences open at the same time, 1 to 4096 */
+    uint32_t batch;      /* most sequences that get a token in one step, 1 to 4096 */
+    uint32_t prefill;    /* most tokens in one step, 1 to 4096 */
+    uint32_t
+        all_outputs; /* most rows of logits in one step, for SLUICE_WANT_ALL_LOGITS; 0: batch */
+    uint64_t snapshot_bytes; /* memory for snapshots of recurrent state, which make
+                              * sluice_seq_rewind cheap; unused by plain transformers */
+    uint32_t snapshot_every; /* tokens between two snapshots, at least 1 */
+    uint64_t memory_limit;   /* most bytes to allocate; 0: what the machine has free */
+    /* Called while weights are loaded, with the bytes done so far. May be NULL. */
     void (*progress)(void *user, uint64_t done, uint64_t total);
     void *user;
 };
 struct sluice_engine_options sluice_engine_options_default(void);
 
-/* Makes the plans and recordings of every width, checks that all of it fits into memory, loads.
- * On failure *out is as in sluice_model_open. `options` NULL: the defaults. */
+/* Checks that everything fits into memory, then loads the model and prepares steps of every width.
+ * On failure *out is still a handle, for sluice_engine_error and sluice_engine_close only, or NULL
+ * when memory ran out. `options` NULL: the defaults. */
 int sluice_engine_open(sluice_engine **out, sluice_model *model,
                        const struct sluice_engine_options *options);
 void sluice_engine_close(sluice_engine *engine); /* takes NULL */
 
-/* What failed last in the engine or one of its sequences; "" when nothing did, and for NULL. Never
- * NULL; lives until the next failure. */
+/* The last failure of the engine or one of its sequences; "" when there was none, and for NULL.
+ * Never NULL; valid until the next failure. */
 const char *sluice_engine_error(const sluice_engine *engine);
 
-/* One step: one submission, one wait. All sequences with tokens that wait take part, as far as
- * there is room. *rows (may be NULL): tokens worked off; 0: none waited, and nothing was done. */
+/* Runs the model once over tokens that wait, of all sequences that have some, as many as fit into
+ * `prefill` and `batch`. *rows (may be NULL): how many tokens were processed; 0: none waited. */
 int sluice_engine_step(sluice_engine *engine, uint32_t *rows);
 
-/* Several steps without the host between them: sequences that generate go on from their own tokens,
- * which then stand in sluice_seq_tokens, the last one in sluice_seq_token. *steps (may be NULL):
- * how many it was, at most n: several only where the backend can, every sequence that takes part
- * has just one token waiting and wants nothing but the next, and has room; otherwise 1, as
- * sluice_engine_step; 0 when nothing waited. Who finds that he wanted fewer goes back with
+/* Up to n steps in one submission: each sequence feeds itself the tokens it samples. They are then
+ * in sluice_seq_tokens, but for the last, which is in sluice_seq_token. *steps (may be NULL): how
+ * many steps were made. That is 1, as in sluice_engine_step, unless the backend can do more and
+ * every sequence with waiting tokens has exactly one, wants SLUICE_WANT_TOKEN alone and has room in
+ * its context; 0 when no token waited. Tokens beyond the end of an answer are taken back with
  * sluice_seq_rewind. */
 int sluice_engine_burst(sluice_engine *engine, uint32_t n, uint32_t *steps);
 
-/* Asks the engine to stop: the step, burst or sluice_seq_next that is running returns
- * SLUICE_ERR_CANCELLED, or the next one when none is running. May be called from any thread and
- * from a signal handler; takes NULL. The CPU backend stops in the middle of a step, within about 50
- * ms; CUDA finishes the step or burst it is in. What was fed stays fed: tokens of a step that was
- * cut off wait again, maybe more of them than before it, and going on gives the same bits as if
- * nothing had happened. The call that reports it clears it. */
+/* Makes the running step, burst or sluice_seq_next return SLUICE_ERR_CANCELLED, or the next one
+ * when none is running. May be called from any thread and from a signal handler; takes NULL. The
+ * CPU backend stops in the middle of a step, within about 50 ms; CUDA finishes its step or burst,
+ * and the next call reports it. The call that reports a cancellation clears it.
+ *
+ * All tokens fed are still there afterwards, also one that sluice_seq_next had fed. Those of the
+ * interrupted step wait again, and maybe some before them; the logits of the step before it are
+ * gone. Continuing gives the same bits as if nothing had happened. */
 void sluice_engine_cancel(sluice_engine *engine);
 
 /* Bytes, exactly as allocated. */
 struct sluice_memory {
     uint64_t weights;   /* as mapped */
-    uint64_t state;     /* attention pages, delta-net states, counts */
-    uint64_t snapshots; /* of state, for snapshots */
+    uint64_t state;     /* KV cache, recurrent state, token counts */
+    uint64_t snapshots; /* the part of state that is snapshots */
     uint64_t scratch, io;
-    uint64_t packed, workspace; /* the backend's own: weights in another order, room to work */
-    uint64_t driver;            /* of the device's driver, where that is known; not in total */
+    uint64_t packed, workspace; /* of the backend: repacked weights, temporary buffers */
+    uint64_t driver;            /* of the device's driver, where known; not in total */
     uint64_t total;
 };
 void sluice_engine_memory(const sluice_engine *engine, struct sluice_memory *out);
 
-/* Everything since open. submissions and waits are equal, and as many as steps; a burst is one. */
+/* Counted since open. A step is one submission and one wait, and so is a burst of several steps. */
 struct sluice_counters {
     uint64_t steps, rows;
     uint64_t submissions, waits;
-    uint64_t host_copies, host_copy_bytes; /* of state, to and from the host, between steps */
-    uint64_t allocations;                  /* blocks of memory the backend made, all in open */
+    uint64_t host_copies, host_copy_bytes; /* of state to and from the host, between steps */
+    uint64_t allocations;                  /* of the backend, all of them in open */
     uint64_t snapshots_taken, snapshots_used;
 };
 void sluice_engine_counters(const sluice_engine *engine, struct sluice_counters *out);
@@ -210,7 +218,7 @@ struct sluice_choice {
     const char *kv_type; /* static */
     uint32_t context, sequences, batch;
 };
-/* What was chosen, for a line to the user. */
+/* What was chosen where the options left a choice, to show to the user. */
 void sluice_engine_choice(const sluice_engine *engine, struct sluice_choice *out);
 
 /* ---- sequences --------------------------------------------------------------------------------
@@ -218,76 +226,83 @@ void sluice_engine_choice(const sluice_engine *engine, struct sluice_choice *out
 
 typedef struct sluice_seq sluice_seq;
 
-/* An empty sequence. SLUICE_ERR_ARGUMENT when all `sequences` of the engine are open. *out is NULL
+/* An empty sequence. SLUICE_ERR_ARGUMENT when the engine's `sequences` are all open. *out is NULL
  * on failure. */
 int sluice_seq_open(sluice_seq **out, sluice_engine *engine);
 void sluice_seq_close(sluice_seq *seq); /* takes NULL */
 
-/* Appends tokens, which wait for the next steps. All of them or none: SLUICE_ERR_ARGUMENT for a
- * token outside the vocabulary and for more than the context holds. */
+/* Appends tokens; they wait for the next steps. All or none: SLUICE_ERR_ARGUMENT for a token
+ * outside the vocabulary and for more than the context holds. `tokens` may be NULL when n is 0. */
 int sluice_seq_feed(sluice_seq *seq, const int32_t *tokens, size_t n);
 
-/* The tokens fed so far, and how many of them wait. Pointers may be NULL; *tokens lives until the
- * next call with this sequence. */
+/* The tokens fed so far, and how many at their end still wait. Each pointer may be NULL; *tokens is
+ * valid until the next call with this sequence. */
 void sluice_seq_tokens(const sluice_seq *seq, const int32_t **tokens, uint32_t *n,
                        uint32_t *waiting);
 
 enum sluice_want {
-    SLUICE_WANT_TOKEN = 1,      /* a token is picked behind the last token fed (the default) */
-    SLUICE_WANT_LOGITS = 2,     /* the logits behind the last token fed */
-    SLUICE_WANT_ALL_LOGITS = 4, /* the logits behind every token */
+    SLUICE_WANT_TOKEN = 1,      /* sample a token after the last token fed (the default) */
+    SLUICE_WANT_LOGITS = 2,     /* the logits after the last token fed */
+    SLUICE_WANT_ALL_LOGITS = 4, /* the logits after every token */
 };
-/* What steps give from now on. */
+/* What the next steps compute: any of these or'ed together, or 0. */
 int sluice_seq_want(sluice_seq *seq, unsigned wants);
 
-/* The token picked behind the last one fed; -1 when there is none: tokens wait, none was fed, or
- * none was wanted. To go on, feed it (or another). */
+/* The token sampled after the last one fed; -1 when there is none: tokens wait, none was fed, or
+ * none was wanted. To continue, feed it (or another). */
 int32_t sluice_seq_token(const sluice_seq *seq);
 
-/* The short way: feeds the token picked last, if there is one, steps until the next is picked, and
- * gives it. SLUICE_ERR_ARGUMENT when there is nothing to go on from. */
+/* The next token, in one call: steps until one is sampled, after feeding the one that the last
+ * sluice_seq_next gave, unless other tokens were fed instead. A token that a step for other
+ * sequences already sampled is given first. SLUICE_ERR_ARGUMENT when there is nothing to continue
+ * from, and without SLUICE_WANT_TOKEN. */
 int sluice_seq_next(sluice_seq *seq, int32_t *token);
 
-/* The logits of the last step: *rows of n_logits values, the last of them behind the newest token
- * worked off; 0 when the sequence took no part or wanted none. *at lives until the next step. */
+/* The logits of the last step: *rows rows of n_logits values, the last row after the newest token
+ * processed; 0 rows when the sequence took no part or wanted none. *at is valid until the next
+ * step. */
 int sluice_seq_logits(const sluice_seq *seq, const float **at, uint32_t *rows);
 
 struct sluice_bias {
     int32_t token;
-    float bias; /* added to its logit */
+    float bias; /* added to its logit: -1e9 to 1e9, or -inf: never this token */
 };
 
 enum { SLUICE_MAX_BIASES = 256 };
 
-/* Begin with sluice_sampling_default. The random numbers depend on seed and position alone. */
+/* Begin with sluice_sampling_default. Random numbers depend on seed and position alone. */
 struct sluice_sampling {
-    float temperature; /* 0: the best token */
-    uint32_t top_k;    /* 0: all */
-    float top_p, min_p;
-    float repeat_penalty; /* 1: none */
-    float presence_penalty, frequency_penalty;
+    float temperature;                         /* 1e-6 to 100; 0: always the most likely token */
+    uint32_t top_k;                            /* 0: all */
+    float top_p, min_p;                        /* 0 to 1 */
+    float repeat_penalty;                      /* 0.01 to 100; 1: none */
+    float presence_penalty, frequency_penalty; /* -100 to 100 */
     uint64_t seed;
-    const struct sluice_bias *biases; /* at most SLUICE_MAX_BIASES; copied; NULL when none */
+    const struct sluice_bias *biases; /* at most SLUICE_MAX_BIASES; copied; may be NULL when none */
     size_t n_biases;
 };
-/* What the model's file recommends, and temperature 0.8, top_p 0.95 where it is silent. */
+/* What the model's files recommend, and temperature 0.8, top_p 0.95 where they do not. `model` may
+ * be NULL. */
 struct sluice_sampling sluice_sampling_default(const sluice_model *model);
 
-/* How tokens are picked from now on. SLUICE_ERR_ARGUMENT names a value that makes no sense. */
+/* How the next tokens are sampled. On SLUICE_ERR_ARGUMENT the text names the value. */
 int sluice_seq_set_sampling(sluice_seq *seq, const struct sluice_sampling *sampling);
 
-/* A second sequence with the same history, sampling and token. Attention memory is shared. */
+/* A second sequence with the same tokens, wants, sampling and sampled token. Full pages of the KV
+ * cache are shared. *out is NULL on failure. */
 int sluice_seq_fork(sluice_seq **out, const sluice_seq *seq);
 
-/* Keeps the first n tokens: the sequence is as if no more had been fed. Some of them may wait
- * again, to be worked off a second time, with the same bits. */
+/* Keeps the first n tokens: the sequence is as if no more had been fed, and the next token is the one
+ * after the n-th. Some of the n may wait again and be processed a second time, with the same bits.
+ */
 int sluice_seq_rewind(sluice_seq *seq, uint32_t n);
 
-/* The whole sequence as a file, which appears complete or not at all. */
+/* Writes the whole sequence but its wants and sampling to a file, which appears complete or not at
+ * all. */
 int sluice_seq_save(const sluice_seq *seq, const char *path);
 
-/* A sequence from such a file, with default sampling. SLUICE_ERR_FORMAT for a damaged file, one of
- * another model or of other attention memory; then nothing changes and *out is NULL. */
+/* A sequence from such a file, with default wants and sampling. SLUICE_ERR_FORMAT for a damaged
+ * file and for one of another model or KV cache type. *out is NULL on failure. */
 int sluice_seq_load(sluice_seq **out, sluice_engine *engine, const char *path);
 
 #ifdef __cplusplus

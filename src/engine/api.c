@@ -21,7 +21,7 @@ static int open_tokenizer(struct sluice_model *m, struct err *err) {
     return SLUICE_OK;
 }
 
-/* Padding stands behind the last token. */
+/* Padding comes after the last token. */
 static int32_t count_tokens(const struct sluice_model *m) {
     int32_t rows = (int32_t)m->model->config.n_vocab;
     int32_t n = m->tokenizer ? tokenizer_count(m->tokenizer) : rows;
@@ -46,6 +46,7 @@ int sluice_model_open(sluice_model **out, const char *path) {
         return status;
     m->n_tokens = count_tokens(m);
     CHECK(size_align(m->model->weights->bytes, WEIGHTS_PAGE, &m->weight_bytes));
+    m->is_open = true;
     return SLUICE_OK;
 }
 
@@ -72,6 +73,11 @@ static uint64_t count_parameters(const struct model *m) {
 }
 
 void sluice_model_facts(const sluice_model *m, struct sluice_facts *out) {
+    if (!out)
+        return;
+    *out = (struct sluice_facts){.architecture = "", .bos = -1, .eos = -1};
+    if (!m || !m->is_open)
+        return;
     const struct config *c = &m->model->config;
     *out = (struct sluice_facts){
         .architecture = c->arch,
@@ -89,7 +95,7 @@ void sluice_model_facts(const sluice_model *m, struct sluice_facts *out) {
 }
 
 bool sluice_token_is_end(const sluice_model *m, int32_t token) {
-    return m->tokenizer && token >= 0 && token < tokenizer_count(m->tokenizer) &&
+    return m && m->tokenizer && token >= 0 && token < tokenizer_count(m->tokenizer) &&
            tokenizer_is_end(m->tokenizer, token);
 }
 
@@ -109,7 +115,8 @@ static int ids_out(struct ids *ids, int status, int32_t *tokens, size_t capacity
 
 int sluice_encode(const sluice_model *m, const char *text, size_t length, unsigned flags,
                   int32_t *tokens, size_t capacity, size_t *n) {
-    if (!m || !n || (!text && length) || (!tokens && capacity))
+    const unsigned all = SLUICE_ENCODE_SPECIAL | SLUICE_ENCODE_BOS;
+    if (!m || !n || (!text && length) || (!tokens && capacity) || flags & ~all)
         return SLUICE_ERR_ARGUMENT;
     *n = 0;
     if (!m->tokenizer)
@@ -144,8 +151,11 @@ int sluice_encode_chat(const sluice_model *m, const char *request, int32_t *toke
     struct err err = {0};
     struct ids ids = {0};
     json_error_t where;
-    if (!m || !request || !n || (!tokens && capacity))
+    if (!m || !request || !n || (!tokens && capacity)) {
+        if (error && error_size)
+            snprintf(error, error_size, "an argument is NULL, expected a pointer");
         return SLUICE_ERR_ARGUMENT;
+    }
     *n = 0;
     json_t *json = json_loads(request, JSON_REJECT_DUPLICATES | JSON_ALLOW_NUL, &where);
     int status = SLUICE_OK;
@@ -185,9 +195,6 @@ int sluice_engine_open(sluice_engine **out, sluice_model *model,
                        const struct sluice_engine_options *options) {
     if (!out)
         return SLUICE_ERR_ARGUMENT;
-    *out = NULL;
-    if (!model || !model->model)
-        return SLUICE_ERR_ARGUMENT;
     struct sluice_engine_options o = options ? *options : sluice_engine_options_default();
     struct err err = {0};
     int status = engine_prepare(out, model, &o, false, &err);
@@ -206,16 +213,21 @@ const char *sluice_engine_error(const sluice_engine *e) {
     return e ? e->err.text : "";
 }
 
+/* One that did not open has a text already: why. */
+static bool is_loaded(const struct sluice_engine *e) {
+    return e && e->is_loaded;
+}
+
 int sluice_engine_step(sluice_engine *e, uint32_t *rows) {
     uint32_t ignored;
-    if (!e || !e->is_loaded)
+    if (!is_loaded(e))
         return SLUICE_ERR_ARGUMENT;
     return batch_step(e, rows ? rows : &ignored, NULL, &e->err);
 }
 
 int sluice_engine_burst(sluice_engine *e, uint32_t n, uint32_t *steps) {
     uint32_t done = 0;
-    if (!e || !e->is_loaded)
+    if (!is_loaded(e))
         return SLUICE_ERR_ARGUMENT;
     if (n < 1)
         return err_set(&e->err, SLUICE_ERR_ARGUMENT, "a burst of 0 steps, expected at least 1");
@@ -233,14 +245,21 @@ void sluice_engine_cancel(sluice_engine *e) {
 }
 
 void sluice_engine_memory(const sluice_engine *e, struct sluice_memory *out) {
-    struct backend_memory m = e->predicted;
-    if (e->is_loaded)
+    if (!out)
+        return;
+    struct backend_memory m = e ? e->predicted : (struct backend_memory){0};
+    if (is_loaded(e))
         e->kind->memory(e->backend, &m);
-    *out = engine_memory_of(e, &m);
+    *out = e ? engine_memory_of(e, &m) : (struct sluice_memory){0};
 }
 
 void sluice_engine_counters(const sluice_engine *e, struct sluice_counters *out) {
     struct backend_counters c = {0};
+    if (!out)
+        return;
+    *out = (struct sluice_counters){0};
+    if (!is_loaded(e))
+        return;
     e->kind->counters(e->backend, &c);
     *out = (struct sluice_counters){
         .steps = e->n_steps,
@@ -256,6 +275,11 @@ void sluice_engine_counters(const sluice_engine *e, struct sluice_counters *out)
 }
 
 void sluice_engine_choice(const sluice_engine *e, struct sluice_choice *out) {
+    if (!out)
+        return;
+    *out = (struct sluice_choice){.backend = "", .kv_type = ""};
+    if (!is_loaded(e))
+        return;
     *out = (struct sluice_choice){
         .backend = e->kind->name,
         .kv_type = dtype_name(e->setup.kv_type),
@@ -269,10 +293,42 @@ void sluice_engine_choice(const sluice_engine *e, struct sluice_choice *out) {
 /* ---- sequences --------------------------------------------------------------------------------
  */
 
-static struct sluice_seq *seq_at(struct sluice_engine *e, uint32_t slot) {
-    struct sluice_seq *seq = &e->seqs[slot];
+static bool is_open(const struct sluice_seq *seq) {
+    return seq && seq->is_open;
+}
+
+static int check_open(const struct sluice_seq *seq) {
+    if (is_open(seq))
+        return SLUICE_OK;
+    return err_set(seq ? &seq->engine->err : NULL, SLUICE_ERR_ARGUMENT,
+                   "the sequence is closed, expected an open one");
+}
+
+/* A pointer that a call cannot do without. */
+static int check_pointer(struct sluice_engine *e, const void *pointer, const char *name) {
+    if (pointer)
+        return SLUICE_OK;
+    return err_set(&e->err, SLUICE_ERR_ARGUMENT, "%s is NULL, expected a pointer", name);
+}
+
+/* The closed handle that has been closed longest, for an open slot. */
+static struct sluice_seq *take_handle(struct sluice_engine *e, uint32_t slot) {
+    struct sluice_seq *seq = NULL;
+    for (uint32_t i = 0; i < e->setup.n_seqs + SPARE_HANDLES; i++) {
+        struct sluice_seq *other = &e->handles[i];
+        if (!other->is_open && (!seq || other->closed_at < seq->closed_at))
+            seq = other;
+    }
+    CHECK(seq);
+    e->seqs[slot] = seq;
+    return seq;
+}
+
+static struct sluice_seq *open_handle(struct sluice_engine *e, uint32_t slot) {
+    struct sluice_seq *seq = take_handle(e, slot);
     *seq = (struct sluice_seq){
         .engine = e,
+        .is_open = true,
         .slot = slot,
         .wants = SLUICE_WANT_TOKEN,
         .n_pick = (uint32_t)e->model->n_tokens,
@@ -282,20 +338,29 @@ static struct sluice_seq *seq_at(struct sluice_engine *e, uint32_t slot) {
     return seq;
 }
 
+/* For calls that make a sequence: *out is NULL until they succeed. */
+static int check_maker(sluice_seq **out, const struct sluice_engine *e) {
+    if (out)
+        *out = NULL;
+    return out && is_loaded(e) ? SLUICE_OK : SLUICE_ERR_ARGUMENT;
+}
+
 int sluice_seq_open(sluice_seq **out, sluice_engine *e) {
     uint32_t slot;
-    *out = NULL;
-    if (!e || !e->is_loaded)
-        return SLUICE_ERR_ARGUMENT;
-    int status = state_open(&e->state, &slot, &e->err);
+    int status = check_maker(out, e);
     if (!status)
-        *out = seq_at(e, slot);
+        status = state_open(&e->state, &slot, &e->err);
+    if (!status)
+        *out = open_handle(e, slot);
     return status;
 }
 
 void sluice_seq_close(sluice_seq *seq) {
-    if (seq)
-        state_close(&seq->engine->state, seq->slot);
+    if (!is_open(seq))
+        return;
+    state_close(&seq->engine->state, seq->slot);
+    seq->is_open = false;
+    seq->closed_at = ++seq->engine->n_closed;
 }
 
 static struct slot *slot_of(const struct sluice_seq *seq) {
@@ -303,27 +368,32 @@ static struct slot *slot_of(const struct sluice_seq *seq) {
 }
 
 int sluice_seq_feed(sluice_seq *seq, const int32_t *tokens, size_t n) {
+    int status = check_open(seq);
+    if (!status && n > 0)
+        status = check_pointer(seq->engine, tokens, "tokens");
+    if (status)
+        return status;
     struct sluice_engine *e = seq->engine;
     struct slot *s = slot_of(seq);
     uint32_t n_vocab = e->model->model->config.n_vocab;
+    if (n > e->setup.context - s->n_tokens)
+        return err_set(&e->err, SLUICE_ERR_ARGUMENT,
+                       "%zu tokens to add to %u, expected at most %u in all, the context (-c)", n,
+                       s->n_tokens, e->setup.context);
     for (size_t i = 0; i < n; i++)
         if (tokens[i] < 0 || (uint32_t)tokens[i] >= n_vocab)
             return err_set(&e->err, SLUICE_ERR_ARGUMENT, "token %d at place %zu, expected 0 to %u",
                            tokens[i], i, n_vocab - 1);
-    if (n > e->setup.context - s->n_tokens)
-        return err_set(&e->err, SLUICE_ERR_ARGUMENT,
-                       "the sequence would have %zu tokens, expected at most %u, its context (-c)",
-                       s->n_tokens + n, e->setup.context);
-    if (n == 0)
-        return SLUICE_OK;
-    memcpy(s->tokens + s->n_tokens, tokens, n * sizeof *tokens);
+    if (n > 0)
+        memcpy(s->tokens + s->n_tokens, tokens, n * sizeof *tokens);
     s->n_tokens += (uint32_t)n;
     return SLUICE_OK;
 }
 
 void sluice_seq_tokens(const sluice_seq *seq, const int32_t **tokens, uint32_t *n,
                        uint32_t *waiting) {
-    const struct slot *s = slot_of(seq);
+    static const struct slot closed;
+    const struct slot *s = is_open(seq) ? slot_of(seq) : &closed;
     if (tokens)
         *tokens = s->tokens;
     if (n)
@@ -334,6 +404,9 @@ void sluice_seq_tokens(const sluice_seq *seq, const int32_t **tokens, uint32_t *
 
 int sluice_seq_want(sluice_seq *seq, unsigned wants) {
     const unsigned all = SLUICE_WANT_TOKEN | SLUICE_WANT_LOGITS | SLUICE_WANT_ALL_LOGITS;
+    int status = check_open(seq);
+    if (status)
+        return status;
     if (wants & ~all)
         return err_set(&seq->engine->err, SLUICE_ERR_ARGUMENT, "wants is %u, expected 0 to %u",
                        wants, all);
@@ -342,27 +415,59 @@ int sluice_seq_want(sluice_seq *seq, unsigned wants) {
 }
 
 int32_t sluice_seq_token(const sluice_seq *seq) {
+    if (!is_open(seq))
+        return -1;
     const struct slot *s = slot_of(seq);
     bool is_there = s->length == s->n_tokens && s->n_tokens == seq->picked_at;
     return is_there ? seq->token : -1;
 }
 
-int sluice_seq_next(sluice_seq *seq, int32_t *token) {
+/* Whether steps, after feeding the token picked last if there is one, will pick another. */
+static int check_next(struct sluice_seq *seq) {
     struct sluice_engine *e = seq->engine;
-    int32_t last = sluice_seq_token(seq);
-    int status = last >= 0 ? sluice_seq_feed(seq, &last, 1) : SLUICE_OK;
-    if (!status &&
-        (slot_of(seq)->length == slot_of(seq)->n_tokens || !(seq->wants & SLUICE_WANT_TOKEN)))
-        status = err_set(&e->err, SLUICE_ERR_ARGUMENT,
-                         "the sequence has nothing to go on from, expected tokens that wait");
-    while (!status && sluice_seq_token(seq) < 0)
-        status = sluice_engine_step(e, NULL);
+    const struct slot *s = slot_of(seq);
+    bool has_token = sluice_seq_token(seq) >= 0;
+    if (has_token && !seq->is_given)
+        return SLUICE_OK;
+    if (!(seq->wants & SLUICE_WANT_TOKEN))
+        return err_set(&e->err, SLUICE_ERR_ARGUMENT,
+                       "the sequence wants no token, expected SLUICE_WANT_TOKEN");
+    if (!has_token && s->length == s->n_tokens)
+        return err_set(&e->err, SLUICE_ERR_ARGUMENT,
+                       "the sequence has nothing to go on from, expected tokens that wait");
+    return SLUICE_OK;
+}
+
+int sluice_seq_next(sluice_seq *seq, int32_t *token) {
+    int status = check_open(seq);
     if (!status)
-        *token = sluice_seq_token(seq);
-    return status;
+        status = check_pointer(seq->engine, token, "token");
+    if (!status)
+        status = check_next(seq);
+    if (!status)
+        status = batch_check_cancel(seq->engine, &seq->engine->err);
+    if (status)
+        return status;
+    int32_t last = sluice_seq_token(seq);
+    if (last >= 0 && seq->is_given)
+        status = sluice_seq_feed(seq, &last, 1);
+    while (!status && sluice_seq_token(seq) < 0)
+        status = sluice_engine_step(seq->engine, NULL);
+    if (status)
+        return status;
+    *token = sluice_seq_token(seq);
+    seq->is_given = true;
+    return SLUICE_OK;
 }
 
 int sluice_seq_logits(const sluice_seq *seq, const float **at, uint32_t *rows) {
+    int status = check_open(seq);
+    if (!status)
+        status = check_pointer(seq->engine, at, "at");
+    if (!status)
+        status = check_pointer(seq->engine, rows, "rows");
+    if (status)
+        return status;
     const struct sluice_engine *e = seq->engine;
     bool took_part = seq->n_logits > 0 && seq->logits_step == e->n_steps;
     const struct plan *plan = e->plans[e->last_plan];
@@ -374,13 +479,16 @@ int sluice_seq_logits(const sluice_seq *seq, const float **at, uint32_t *rows) {
 
 struct sluice_sampling sluice_sampling_default(const sluice_model *model) {
     struct sluice_sampling s;
-    sampler_defaults(&s, model->model);
+    sampler_defaults(&s, model && model->is_open ? model->model : NULL);
     return s;
 }
 
 int sluice_seq_set_sampling(sluice_seq *seq, const struct sluice_sampling *sampling) {
-    struct sluice_engine *e = seq->engine;
-    int status = sampler_check(sampling, e->model->n_tokens, &e->err);
+    int status = check_open(seq);
+    if (!status)
+        status = check_pointer(seq->engine, sampling, "sampling");
+    if (!status)
+        status = sampler_check(sampling, seq->engine->model->n_tokens, &seq->engine->err);
     if (status)
         return status;
     if (sampling->n_biases)
@@ -391,13 +499,17 @@ int sluice_seq_set_sampling(sluice_seq *seq, const struct sluice_sampling *sampl
 }
 
 int sluice_seq_fork(sluice_seq **out, const sluice_seq *seq) {
-    struct sluice_engine *e = seq->engine;
     uint32_t slot;
-    *out = NULL;
-    int status = state_fork(&e->state, seq->slot, &slot, &e->err);
+    if (out)
+        *out = NULL;
+    int status = check_open(seq);
+    if (!status)
+        status = check_pointer(seq->engine, out, "out");
+    if (!status)
+        status = state_fork(&seq->engine->state, seq->slot, &slot, &seq->engine->err);
     if (status)
         return status;
-    struct sluice_seq *copy = &e->seqs[slot];
+    struct sluice_seq *copy = take_handle(seq->engine, slot);
     *copy = *seq;
     copy->slot = slot;
     copy->sampling.biases = copy->biases;
@@ -407,6 +519,9 @@ int sluice_seq_fork(sluice_seq **out, const sluice_seq *seq) {
 }
 
 int sluice_seq_rewind(sluice_seq *seq, uint32_t n) {
+    int status = check_open(seq);
+    if (status)
+        return status;
     struct sluice_engine *e = seq->engine;
     struct slot *s = slot_of(seq);
     if (n > s->n_tokens)
@@ -415,23 +530,35 @@ int sluice_seq_rewind(sluice_seq *seq, uint32_t n) {
                        s->n_tokens);
     if (n == s->n_tokens)
         return SLUICE_OK;
+    /* The last token kept waits again, so that one can be sampled after it, unless one was. */
+    bool has_token = n == s->length && n == seq->picked_at && seq->token >= 0;
+    status = state_rewind(&e->state, seq->slot, n, n > 0 && !has_token ? n - 1 : n, &e->err);
+    if (status)
+        return status;
     seq->n_logits = 0;
-    return state_rewind(&e->state, seq->slot, n, &e->err);
+    seq->is_given = false;
+    return SLUICE_OK;
 }
 
 int sluice_seq_save(const sluice_seq *seq, const char *path) {
-    return save_write(seq, path, &seq->engine->err);
+    int status = check_open(seq);
+    if (!status)
+        status = check_pointer(seq->engine, path, "path");
+    return status ? status : save_write(seq, path, &seq->engine->err);
 }
 
 int sluice_seq_load(sluice_seq **out, sluice_engine *e, const char *path) {
-    uint32_t slot;
-    int32_t token;
-    *out = NULL;
-    int status = save_read(e, path, &slot, &token, &e->err);
+    struct saved saved;
+    int status = check_maker(out, e);
+    if (!status)
+        status = check_pointer(e, path, "path");
+    if (!status)
+        status = save_read(e, path, &saved, &e->err);
     if (status)
         return status;
-    *out = seq_at(e, slot);
-    (*out)->token = token;
-    (*out)->picked_at = slot_of(*out)->n_tokens;
+    struct sluice_seq *seq = *out = open_handle(e, saved.slot);
+    seq->token = saved.token;
+    seq->is_given = saved.is_given;
+    seq->picked_at = slot_of(seq)->n_tokens;
     return SLUICE_OK;
 }

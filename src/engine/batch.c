@@ -26,7 +26,7 @@ static uint32_t waiting(const struct slot *s) {
 /* The part that fits into the room; no rows when none does. */
 static struct part part_of(const struct sluice_engine *e, uint32_t slot, struct room room) {
     const struct slot *s = &e->state.slots[slot];
-    unsigned wants = e->seqs[slot].wants;
+    unsigned wants = e->seqs[slot]->wants;
     uint32_t all = waiting(s);
     uint32_t rows = min_u32(min_u32(all, room.rows), state_room(&e->state, slot));
     if (wants & SLUICE_WANT_ALL_LOGITS) {
@@ -135,7 +135,7 @@ static void fill_io(struct sluice_engine *e, struct io_view *v, uint32_t steps) 
     for (uint32_t i = 0; i < e->n_parts; i++) {
         const struct part *part = &e->parts[i];
         const struct slot *s = &e->state.slots[part->slot];
-        struct sluice_seq *seq = &e->seqs[part->slot];
+        struct sluice_seq *seq = e->seqs[part->slot];
         v->header->n_changes += state_reserve(&e->state, part->slot, steps * part->rows,
                                               v->changes + v->header->n_changes);
         fill_rows(s, part, v);
@@ -147,27 +147,24 @@ static void fill_io(struct sluice_engine *e, struct io_view *v, uint32_t steps) 
 /* ---- the step ---------------------------------------------------------------------------------
  */
 
-static bool takes_cancel(struct sluice_engine *e) {
-    return atomic_exchange(&e->cancel, false);
-}
-
-static int cancelled(struct err *err) {
+int batch_check_cancel(struct sluice_engine *e, struct err *err) {
+    if (!atomic_exchange(&e->cancel, false))
+        return SLUICE_OK;
     return err_set(err, SLUICE_ERR_CANCELLED, "cancelled by sluice_engine_cancel");
 }
 
 /* After a step that failed with `status`. One that was cut off leaves sequences as before it. */
 static int undo(struct sluice_engine *e, int status, struct err *err) {
     for (uint32_t i = 0; i < e->n_parts; i++)
-        e->seqs[e->parts[i].slot].n_logits = 0;
+        e->seqs[e->parts[i].slot]->n_logits = 0;
     if (status != SLUICE_ERR_CANCELLED)
         return status;
-    takes_cancel(e);
     for (uint32_t i = 0; i < e->n_parts; i++) {
         int failed = state_undo(&e->state, e->parts[i].slot, err);
         if (failed)
             return failed;
     }
-    return cancelled(err);
+    return batch_check_cancel(e, err);
 }
 
 static int submit_and_wait(struct sluice_engine *e, uint32_t steps, struct err *err) {
@@ -185,12 +182,13 @@ static int run(struct sluice_engine *e, uint32_t steps, double *seconds, struct 
 static int collect(struct sluice_engine *e, const struct io_view *v, struct err *err) {
     for (uint32_t i = 0; i < e->n_parts; i++) {
         const struct part *part = &e->parts[i];
-        struct sluice_seq *seq = &e->seqs[part->slot];
+        struct sluice_seq *seq = e->seqs[part->slot];
         seq->token = -1;
         if (part->outputs > 0) {
             const struct io_output *last = &v->outputs[seq->first_output + part->outputs - 1];
             seq->token = last->flags & IO_WANTS_TOKEN ? last->token : -1;
         }
+        seq->is_given = false;
         seq->picked_at = e->state.slots[part->slot].length + part->rows;
         e->n_rows += part->rows;
         int status = state_advance(&e->state, part->slot, part->rows, err);
@@ -223,12 +221,11 @@ int batch_end(struct sluice_engine *e, struct err *err) {
 
 int batch_step(struct sluice_engine *e, uint32_t *rows, double *seconds, struct err *err) {
     *rows = 0;
-    if (takes_cancel(e))
-        return cancelled(err);
-    uint32_t n = batch_begin(e);
+    int status = batch_check_cancel(e, err);
+    uint32_t n = status ? 0 : batch_begin(e);
     if (n == 0)
-        return SLUICE_OK;
-    int status = run(e, 1, seconds, err);
+        return status;
+    status = run(e, 1, seconds, err);
     if (!status)
         status = batch_end(e, err);
     *rows = status ? 0 : n;
@@ -244,7 +241,7 @@ static bool can_burst(const struct sluice_engine *e) {
         const struct part *part = &e->parts[i];
         const struct slot *s = &e->state.slots[part->slot];
         if (waiting(s) != 1 || part->outputs != 1 ||
-            e->seqs[part->slot].wants != SLUICE_WANT_TOKEN ||
+            e->seqs[part->slot]->wants != SLUICE_WANT_TOKEN ||
             state_room(&e->state, part->slot) < IO_BURST ||
             e->setup.context - s->n_tokens < IO_BURST - 1)
             return false;
@@ -258,7 +255,7 @@ static int collect_burst(struct sluice_engine *e, struct err *err) {
     const int32_t *burst = engine_io(e, e->plans[e->last_plan]->io.burst);
     for (uint32_t i = 0; i < e->n_parts; i++) {
         struct slot *s = &e->state.slots[e->parts[i].slot];
-        uint32_t output = e->seqs[e->parts[i].slot].first_output;
+        uint32_t output = e->seqs[e->parts[i].slot]->first_output;
         for (uint32_t k = 0; k + 1 < IO_BURST; k++)
             s->tokens[s->n_tokens++] = burst[output * IO_BURST + k];
         e->parts[i].rows = IO_BURST;
@@ -268,15 +265,16 @@ static int collect_burst(struct sluice_engine *e, struct err *err) {
 
 int batch_burst(struct sluice_engine *e, uint32_t n, uint32_t *steps, struct err *err) {
     *steps = 0;
-    if (takes_cancel(e))
-        return cancelled(err);
+    int status = batch_check_cancel(e, err);
+    if (status)
+        return status;
     struct room used = compose(e);
     if (used.rows == 0)
         return SLUICE_OK;
     e->last_plan = engine_plan_for(e, used.rows, used.outputs);
     uint32_t together = n >= IO_BURST && can_burst(e) ? IO_BURST : 1;
     begin(e, together);
-    int status = run(e, together, NULL, err);
+    status = run(e, together, NULL, err);
     if (!status)
         status = together > 1 ? collect_burst(e, err) : batch_end(e, err);
     *steps = status ? 0 : together;

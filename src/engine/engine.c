@@ -4,21 +4,50 @@
  * the tables. Nothing is allocated after it. */
 #include "engine/engine.h"
 
+#include <limits.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "base/size.h"
 
-enum { DEFAULT_CONTEXT = 8192, MAX_CONTEXT = 1 << 24, MAX_SEQUENCES = 4096, MAX_PREFILL = 4096 };
+enum {
+    DEFAULT_CONTEXT = 8192,
+    MAX_CONTEXT = 1 << 24,
+    MAX_SEQUENCES = 4096,
+    MAX_PREFILL = 4096,
+    MAX_SNAPSHOTS = 1 << 20,
+    MAX_THREADS = 1024,
+};
 
 /* ---- options ----------------------------------------------------------------------------------
  */
 
-static int check_range(const char *name, uint64_t value, uint64_t most, struct err *err) {
-    if (value >= 1 && value <= most)
+static int check_range(const char *name, int64_t value, int64_t least, int64_t most,
+                       struct err *err) {
+    if (value >= least && value <= most)
         return SLUICE_OK;
-    return err_set(err, SLUICE_ERR_ARGUMENT, "%s is %llu, expected 1 to %llu", name,
-                   (unsigned long long)value, (unsigned long long)most);
+    return err_set(err, SLUICE_ERR_ARGUMENT, "%s is %lld, expected %lld to %lld", name,
+                   (long long)value, (long long)least, (long long)most);
+}
+
+/* The values alone; what the model makes of them comes later. */
+static int check_options(const struct sluice_engine_options *o, struct err *err) {
+    const struct {
+        const char *name;
+        int64_t value, least, most;
+    } ranges[] = {
+        {"device (--device)", o->device, 0, INT_MAX},
+        {"threads (-t)", o->threads, 0, MAX_THREADS},
+        {"context (-c)", o->context, INT64_MIN, MAX_CONTEXT},
+        {"sequences", o->sequences, 1, MAX_SEQUENCES},
+        {"batch (--batch)", o->batch, 1, MAX_SEQUENCES},
+        {"prefill", o->prefill, 1, MAX_PREFILL},
+        {"snapshot_every", o->snapshot_every, 1, MAX_CONTEXT},
+    };
+    int status = SLUICE_OK;
+    for (size_t i = 0; !status && i < sizeof ranges / sizeof *ranges; i++)
+        status = check_range(ranges[i].name, ranges[i].value, ranges[i].least, ranges[i].most, err);
+    return status;
 }
 
 static int find_kv_type(const struct sluice_engine_options *o, const struct config *c,
@@ -30,10 +59,10 @@ static int find_kv_type(const struct sluice_engine_options *o, const struct conf
         is_one |= *out == types[i];
     if (!is_one)
         return err_set(err, SLUICE_ERR_ARGUMENT,
-                       "attention memory (--kv) is '%s', expected f32, f16, q8_0 or q4_0", name);
+                       "KV cache type (--kv) is '%s', expected f32, f16, q8_0 or q4_0", name);
     if (c->head_width % dtype_info(*out)->block_values != 0)
         return err_set(err, SLUICE_ERR_UNSUPPORTED,
-                       "attention memory (--kv) is %s, expected f16 or f32: heads have %u values",
+                       "KV cache type (--kv) is %s, expected f16 or f32: heads have %u values",
                        name, c->head_width);
     return SLUICE_OK;
 }
@@ -41,14 +70,11 @@ static int find_kv_type(const struct sluice_engine_options *o, const struct conf
 static int fill_setup(struct setup *s, const struct sluice_engine_options *o,
                       const struct config *c, uint32_t max_rows, struct err *err) {
     uint32_t usual = min_u32(c->context, DEFAULT_CONTEXT);
-    uint64_t context = o->context < 0 ? usual : o->context == 0 ? c->context : (uint64_t)o->context;
-    int status;
-    if ((status = check_range("context (-c)", context, MAX_CONTEXT, err)) ||
-        (status = check_range("sequences", o->sequences, MAX_SEQUENCES, err)) ||
-        (status = check_range("batch (--batch)", o->batch, MAX_SEQUENCES, err)) ||
-        (status = check_range("prefill", o->prefill, MAX_PREFILL, err)) ||
-        (status = check_range("snapshot_every", o->snapshot_every, MAX_CONTEXT, err)) ||
-        (status = find_kv_type(o, c, &s->kv_type, err)))
+    int64_t context = o->context < 0 ? usual : o->context == 0 ? c->context : o->context;
+    int status = check_range("context (-c)", context, 1, MAX_CONTEXT, err);
+    if (!status)
+        status = find_kv_type(o, c, &s->kv_type, err);
+    if (status)
         return status;
     s->context = (uint32_t)context;
     s->pages_per_seq = (s->context + IO_PAGE_POSITIONS - 1) / IO_PAGE_POSITIONS;
@@ -97,7 +123,8 @@ static int plan_snapshots(struct sluice_engine *e, uint64_t budget, struct err *
     if (!status && layout.n_recurrent) {
         uint64_t useful = (uint64_t)s->n_seqs * (s->context / s->grid);
         uint64_t bought = budget / layout.slot_bytes;
-        s->n_snapshots = (uint32_t)(bought < useful ? bought : useful);
+        uint64_t n = bought < useful ? bought : useful;
+        s->n_snapshots = n < MAX_SNAPSHOTS ? (uint32_t)n : MAX_SNAPSHOTS;
     }
     plan_free(probe);
     return status;
@@ -166,10 +193,13 @@ int engine_prepare(struct sluice_engine **out, struct sluice_model *model,
     struct sluice_engine *e = *out = calloc(1, sizeof *e);
     if (!e)
         return err_memory(err, "an engine");
+    if (!model || !model->is_open)
+        return err_set(err, SLUICE_ERR_ARGUMENT, "the model is not open%s%s", model ? ": " : "",
+                       model ? model->err.text : "");
     e->model = model;
     e->setup.has_taps = has_taps;
     int status;
-    if ((status = open_backend(e, o, err)) ||
+    if ((status = check_options(o, err)) || (status = open_backend(e, o, err)) ||
         (status = fill_setup(&e->setup, o, &model->model->config, e->kind->max_rows, err)) ||
         (status = plan_snapshots(e, o->snapshot_bytes, err)) || (status = make_plans(e, err)))
         return status;
@@ -191,10 +221,13 @@ static int make_tables(struct sluice_engine *e, struct err *err) {
     };
     e->state.kind = e->kind;
     e->state.backend = e->backend;
+    e->handles = arena_array(&e->arena, s->n_seqs + SPARE_HANDLES, sizeof *e->handles);
     e->seqs = arena_array(&e->arena, s->n_seqs, sizeof *e->seqs);
     e->parts = arena_array(&e->arena, s->n_seqs, sizeof *e->parts);
-    if (!e->seqs || !e->parts)
+    if (!e->handles || !e->seqs || !e->parts)
         return err_memory(err, "the tables of sequences");
+    for (uint32_t i = 0; i < s->n_seqs + SPARE_HANDLES; i++)
+        e->handles[i].engine = e;
     return state_init(&e->state, &options, &e->arena, err);
 }
 

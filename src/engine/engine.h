@@ -20,6 +20,7 @@ struct sluice_model {
     struct model *model;
     struct tokenizer *tokenizer; /* NULL: none, err says why */
     struct err err;
+    bool is_open;
     pthread_mutex_t loading; /* engines of several threads may want the weights at once */
     int32_t n_tokens;
     uint64_t weight_bytes; /* of the span as it will be mapped */
@@ -35,15 +36,20 @@ struct setup {
     bool exact, has_taps;
 };
 
+/* A handle. Closed ones are used again as late as possible, so that a caller who goes on with one is
+ * told so. */
 struct sluice_seq {
     struct sluice_engine *engine;
-    uint32_t slot; /* its number in state */
+    bool is_open;
+    uint64_t closed_at; /* count of handles closed; 0: never */
+    uint32_t slot;      /* its number in state */
     unsigned wants;
     struct sluice_sampling sampling; /* its biases are those below */
     struct sluice_bias biases[SLUICE_MAX_BIASES];
     uint32_t n_pick; /* ids below this may be picked */
-    int32_t token;   /* picked behind the first picked_at tokens; -1: none */
+    int32_t token;   /* picked after the first picked_at tokens; -1: none */
     uint32_t picked_at;
+    bool is_given; /* sluice_seq_next handed this token out */
     /* Of the engine's last step. */
     uint64_t logits_step;
     uint32_t first_output, n_logits;
@@ -54,7 +60,7 @@ struct part {
     uint32_t slot, rows, outputs;
 };
 
-enum { MAX_PLANS = 24 };
+enum { MAX_PLANS = 24, SPARE_HANDLES = 64 };
 
 struct sluice_engine {
     struct sluice_model *model;
@@ -70,7 +76,9 @@ struct sluice_engine {
     bool is_loaded;
     atomic_bool cancel; /* wanted; taken back by the call that reports it */
     struct state state;
-    struct sluice_seq *seqs; /* (n_seqs), by slot */
+    struct sluice_seq *handles; /* (n_seqs + SPARE_HANDLES) */
+    struct sluice_seq **seqs;   /* (n_seqs) the handle of an open slot */
+    uint64_t n_closed;
     /* The running or last step. */
     struct part *parts; /* (n_seqs) */
     uint32_t n_parts, last_plan;
@@ -82,7 +90,7 @@ struct sluice_engine {
  */
 
 /* Plans, backend and the memory they will take; nothing is loaded. has_taps: every output row
- * hands out the residual behind each layer. *out must be closed also on failure. */
+ * hands out the residual after each layer. *out must be closed also on failure. */
 int engine_prepare(struct sluice_engine **out, struct sluice_model *model,
                    const struct sluice_engine_options *options, bool has_taps, struct err *err);
 /* Refuses what does not fit, naming the options that would; then loads. */
@@ -120,6 +128,8 @@ uint32_t batch_begin(struct sluice_engine *e);
 int batch_end(struct sluice_engine *e, struct err *err);
 /* Up to n steps as one submission: *steps says how many it was; 0: nothing waits. */
 int batch_burst(struct sluice_engine *e, uint32_t n, uint32_t *steps, struct err *err);
+/* SLUICE_ERR_CANCELLED when the caller wanted to stop, which is then done. */
+int batch_check_cancel(struct sluice_engine *e, struct err *err);
 /* Tap `number` of the last output row of the last step. */
 const float *batch_tap(const struct sluice_engine *e, const struct sluice_seq *seq,
                        uint32_t number);
@@ -129,7 +139,7 @@ const float *batch_tap(const struct sluice_engine *e, const struct sluice_seq *s
 
 struct io_output;
 struct io_bias;
-void sampler_defaults(struct sluice_sampling *s, const struct model *m);
+void sampler_defaults(struct sluice_sampling *s, const struct model *m); /* m may be NULL */
 int sampler_check(const struct sluice_sampling *s, int32_t n_tokens, struct err *err);
 /* How the token of an output row is picked; returns how many biases it wrote. */
 uint32_t sampler_fill(const struct sluice_seq *seq, struct io_output *out, struct io_bias *biases);
@@ -138,8 +148,13 @@ uint32_t sampler_fill(const struct sluice_seq *seq, struct io_output *out, struc
  */
 
 int save_write(const struct sluice_seq *seq, const char *path, struct err *err);
-/* `slot` is set when it succeeds, with *token the one picked last. */
-int save_read(struct sluice_engine *e, const char *path, uint32_t *slot, int32_t *token,
-              struct err *err);
+/* What a file has besides the content of a slot. */
+struct saved {
+    uint32_t slot;
+    int32_t token; /* picked after the last token, -1: none */
+    bool is_given;
+};
+/* *out is set when it succeeds. */
+int save_read(struct sluice_engine *e, const char *path, struct saved *out, struct err *err);
 
 #endif

@@ -39,7 +39,7 @@ static bool find_value(const struct model *m, const struct parameter *p, double 
 
 void sampler_defaults(struct sluice_sampling *s, const struct model *m) {
     *s = (struct sluice_sampling){.temperature = 0.8f, .top_p = 0.95f, .repeat_penalty = 1};
-    for (size_t i = 0; i < sizeof parameters / sizeof *parameters; i++) {
+    for (size_t i = 0; m && i < sizeof parameters / sizeof *parameters; i++) {
         const struct parameter *p = &parameters[i];
         struct sluice_sampling with = *s;
         double value;
@@ -65,26 +65,41 @@ static int check_value(const char *name, float value, float least, float most, s
                    (double)least, (double)most);
 }
 
+/* So that logits plus all biases, divided by the temperature, stay far from where f32 ends. */
+#define MIN_TEMPERATURE 1e-6f
+#define MAX_BIAS 1e9f
+
+static int check_temperature(float value, struct err *err) {
+    if (value == 0 || (value >= MIN_TEMPERATURE && value <= 100))
+        return SLUICE_OK;
+    return err_set(err, SLUICE_ERR_ARGUMENT, "temperature is %g, expected 0, or %g to 100",
+                   (double)value, (double)MIN_TEMPERATURE);
+}
+
 static int check_biases(const struct sluice_sampling *s, int32_t n_tokens, struct err *err) {
     if (s->n_biases > SLUICE_MAX_BIASES)
         return err_set(err, SLUICE_ERR_ARGUMENT, "%zu logit biases, expected at most %d",
                        s->n_biases, SLUICE_MAX_BIASES);
+    if (s->n_biases && !s->biases)
+        return err_set(err, SLUICE_ERR_ARGUMENT, "%zu logit biases, but their pointer is NULL",
+                       s->n_biases);
     for (size_t i = 0; i < s->n_biases; i++) {
         const struct sluice_bias *b = &s->biases[i];
         if (b->token < 0 || b->token >= n_tokens)
             return err_set(err, SLUICE_ERR_ARGUMENT,
                            "a logit bias is for token %d, expected 0 to %d", b->token,
                            n_tokens - 1);
-        if (isnan(b->bias))
+        if (!(fabsf(b->bias) <= MAX_BIAS) && b->bias != -INFINITY)
             return err_set(err, SLUICE_ERR_ARGUMENT,
-                           "the logit bias of token %d is no number, expected one", b->token);
+                           "the logit bias of token %d is %g, expected -%g to %g, or -inf",
+                           b->token, (double)b->bias, (double)MAX_BIAS, (double)MAX_BIAS);
     }
     return SLUICE_OK;
 }
 
 int sampler_check(const struct sluice_sampling *s, int32_t n_tokens, struct err *err) {
     int status;
-    if ((status = check_value("temperature", s->temperature, 0, 100, err)) ||
+    if ((status = check_temperature(s->temperature, err)) ||
         (status = check_value("top_p", s->top_p, 0, 1, err)) ||
         (status = check_value("min_p", s->min_p, 0, 1, err)) ||
         (status = check_value("repeat_penalty", s->repeat_penalty, 0.01f, 100, err)) ||

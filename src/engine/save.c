@@ -24,7 +24,8 @@ struct save_header {
     uint32_t length, n_tokens;
     int32_t token; /* the one picked last, -1: none */
     uint64_t state_bytes;
-    uint64_t reserved[2];
+    uint32_t is_given; /* sluice_seq_next handed that token out */
+    uint32_t reserved[3];
 };
 _Static_assert(sizeof(struct save_header) == 64, "save_header");
 
@@ -152,6 +153,7 @@ int save_write(const struct sluice_seq *seq, const char *path, struct err *err) 
     h.length = s->length;
     h.n_tokens = s->n_tokens;
     h.token = sluice_seq_token(seq);
+    h.is_given = seq->is_given;
     h.state_bytes = state_stretch_bytes(&e->state, s->length);
     struct writer w = {.state = &e->state, .chunk = malloc(CHUNK), .out = {.fd = -1}};
     int status = w.chunk ? model_protect(e->model->model, path, err) : err_memory(err, path);
@@ -188,7 +190,7 @@ static int check_header(const struct sluice_engine *e, const char *path, const s
         return damaged(path, "belongs to another model", err);
     if (h->kv_type != own.kv_type)
         return err_set(err, SLUICE_ERR_FORMAT,
-                       "%s: the saved sequence has attention memory (--kv) %s, expected %s", path,
+                       "%s: the saved sequence has a KV cache (--kv) of %s, expected %s", path,
                        dtype_name(h->kv_type), dtype_name(own.kv_type));
     if (h->is_exact != own.is_exact)
         return damaged(path, own.is_exact ? "was not made with --exact" : "was made with --exact",
@@ -254,8 +256,7 @@ static int place(struct sluice_engine *e, const uint8_t *data, const struct save
     return status;
 }
 
-int save_read(struct sluice_engine *e, const char *path, uint32_t *slot, int32_t *token,
-              struct err *err) {
+int save_read(struct sluice_engine *e, const char *path, struct saved *out, struct err *err) {
     struct filemap map = {.fd = -1};
     struct save_header h = {0};
     int status = filemap_open(&map, path, err);
@@ -264,9 +265,9 @@ int save_read(struct sluice_engine *e, const char *path, uint32_t *slot, int32_t
     if (!status)
         status = check_content(e, path, &map, &h, err);
     if (!status)
-        status = place(e, map.data, &h, slot, err);
-    if (!status)
-        *token = h.token;
+        status = place(e, map.data, &h, &out->slot, err);
+    out->token = h.token;
+    out->is_given = h.is_given;
     filemap_close(&map);
     return status;
 }

@@ -385,10 +385,10 @@ static int go_back(struct state *st, uint32_t slot, uint32_t n, struct err *err)
     return SLUICE_OK;
 }
 
-int state_rewind(struct state *st, uint32_t slot, uint32_t n, struct err *err) {
+int state_rewind(struct state *st, uint32_t slot, uint32_t n, uint32_t held, struct err *err) {
     struct slot *s = &st->slots[slot];
-    CHECK(s->is_open && n <= s->n_tokens);
-    int status = n < s->length ? go_back(st, slot, n, err) : SLUICE_OK;
+    CHECK(s->is_open && held <= n && n <= s->n_tokens);
+    int status = held < s->length ? go_back(st, slot, held, err) : SLUICE_OK;
     if (status)
         return status;
     drop_snapshots(st, s, st->n_grid ? n / st->options.grid : 0);
@@ -449,7 +449,7 @@ static const char *broken_slot(const struct state *st, const struct slot *s) {
         return "(4) a page that will be written is shared";
     for (uint32_t i = 0; i < st->n_grid; i++)
         if (s->snapshots[i] != NO_SNAPSHOT && (i + 1) * st->options.grid > s->n_tokens)
-            return "(6) a snapshot lies behind the tokens";
+            return "(6) a snapshot is of a position after the last token";
     return NULL;
 }
 

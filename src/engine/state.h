@@ -85,8 +85,8 @@ int state_advance(struct state *st, uint32_t slot, uint32_t rows, struct err *er
 int state_undo(struct state *st, uint32_t slot, struct err *err);
 
 int state_fork(struct state *st, uint32_t from, uint32_t *to, struct err *err);
-/* Keeps the first n tokens, n <= n_tokens. */
-int state_rewind(struct state *st, uint32_t slot, uint32_t n, struct err *err);
+/* Keeps the first n tokens, n <= n_tokens, of which those from `held` <= n on wait. */
+int state_rewind(struct state *st, uint32_t slot, uint32_t n, uint32_t held, struct err *err);
 
 /* An open, empty slot becomes one of `length` positions whose tokens are in place: its pages and
  * tables, not their contents. For load. */

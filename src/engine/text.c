@@ -19,8 +19,12 @@ struct sluice_text {
 
 int sluice_text_open(sluice_text **out, const sluice_model *model, const char *const *stops,
                      size_t n_stops) {
+    if (!out)
+        return SLUICE_ERR_ARGUMENT;
     *out = NULL;
-    if (!model || !model->tokenizer)
+    if (!model || (!stops && n_stops))
+        return SLUICE_ERR_ARGUMENT;
+    if (!model->tokenizer)
         return SLUICE_ERR_UNSUPPORTED;
     for (size_t i = 0; i < n_stops; i++)
         if (!stops[i] || !stops[i][0])
@@ -90,6 +94,8 @@ static int take(struct sluice_text *t, int32_t token) {
 }
 
 int sluice_text_push(sluice_text *t, int32_t token, const char **at, size_t *length) {
+    if (!t || !at || !length)
+        return SLUICE_ERR_ARGUMENT;
     *at = "";
     *length = 0;
     if (t->buffer.at == NULL) /* so that there is always something to move and to compare */
@@ -117,5 +123,5 @@ int sluice_text_push(sluice_text *t, int32_t token, const char **at, size_t *len
 }
 
 bool sluice_text_has_stopped(const sluice_text *t) {
-    return t->has_stopped;
+    return t && t->has_stopped;
 }
