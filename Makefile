@@ -248,7 +248,7 @@ asan:
 # ---- fuzzing ----------------------------------------------------------------------------------
 
 # A build of its own by clang; only the entries are linked with the fuzzer's main.
-fuzz: | $(STAMPS)/fuzz
+fuzz: build/data/unpacked | $(STAMPS)/fuzz
 	@$(MAKE) --no-print-directory CC=clang MODE=fuzz fuzzers
 	@bash tests/fuzz/run.sh $(SECONDS) $(FUZZERS)
 

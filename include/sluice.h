@@ -292,8 +292,9 @@ int sluice_seq_set_sampling(sluice_seq *seq, const struct sluice_sampling *sampl
  * cache are shared. *out is NULL on failure. */
 int sluice_seq_fork(sluice_seq **out, const sluice_seq *seq);
 
-/* Keeps the first n tokens: the sequence is as if no more had been fed, and the next token is the one
- * after the n-th. Some of the n may wait again and be processed a second time, with the same bits.
+/* Keeps the first n tokens: the sequence is as if no more had been fed, and the next token is the
+ * one after the n-th. Some of the n may wait again and be processed a second time, with the same
+ * bits.
  */
 int sluice_seq_rewind(sluice_seq *seq, uint32_t n);
 

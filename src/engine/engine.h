@@ -36,8 +36,8 @@ struct setup {
     bool exact, has_taps;
 };
 
-/* A handle. Closed ones are used again as late as possible, so that a caller who goes on with one is
- * told so. */
+/* A handle. Closed ones are used again as late as possible, so that a caller who goes on with one
+ * is told so. */
 struct sluice_seq {
     struct sluice_engine *engine;
     bool is_open;
