@@ -144,6 +144,38 @@ def test_ppl():
     bad(2, "--window", "ppl", "-f", text, "--window", 1)
 
 
+def no_constants(word):
+    raise ValueError(f"{word} is no JSON")
+
+
+def test_ppl_of_no_number_is_valid_json():
+    text, model = TMP / "text", TMP / "nan.gguf"
+    text.write_bytes(b"Once upon a time, there was a little fox. " * 8)
+    whole = bytearray((REFERENCE / "llama-a/model-f32.gguf").read_bytes())
+    norm = next(t for t in json.loads(good("inspect", REFERENCE / "llama-a/model-f32.gguf", "--json")[0])["tensors"]
+                if t["name"] == "output_norm.weight")
+    whole[-norm["bytes"]:] = struct.pack("<f", float("nan")) * (norm["bytes"] // 4)
+    model.write_bytes(whole)
+    for more in ((), ("--json",)):
+        code, out, err = run("ppl", "-m", model, "-f", text, "--window", 16, *more)
+        assert code == 1 and "finite" in err.splitlines()[-1], (code, err)
+        assert b"nan" not in out
+        if more and out:
+            assert json.loads(out, parse_constant=no_constants)["nll"] is None
+
+
+def test_ppl_refuses():
+    bad(2, "--windows is -1", "ppl", "-f", TMP / "text", "--windows", -1)
+    bad(2, "--window is 1", "ppl", "-f", TMP / "text", "--window", 1)
+
+
+def test_chat_does_not_save_over_the_model():
+    model = TMP / "model.gguf"
+    model.write_bytes(SHIPPED.read_bytes())
+    code, out, err = run("chat", "-m", model, "-n", 4, stdin=f"Hello.\n/save {model}\n".encode())
+    assert "is a file of the input" in err and model.read_bytes() == SHIPPED.read_bytes(), err
+
+
 def test_logits():
     folder = REFERENCE / "qwen35-dense-a"
     prompts = [list(map(int, l.split())) for l in (folder / "tokens.txt").read_text().splitlines()]

@@ -43,9 +43,15 @@ double log_sum_exp(const float *logits, int32_t n);
 
 /* A JSON string of any bytes: those that are not UTF-8 become U+FFFD. */
 json_t *json_text(struct str s);
+/* A JSON number; null where it is infinite or no number, which JSON has no word for. */
+json_t *json_number_or_null(double value);
+/* Prints a value on stdout, with jansson's flags; control characters are escaped, all of them. */
+void print_json_value(const json_t *value, size_t flags);
 /* Prints a value on stdout, on one line, and drops it. */
 void print_json_line(json_t *value);
 
+/* The first character of `s`, which is not empty, safe for a terminal; how many bytes it took. */
+size_t quote_one(struct str s, char out[8]);
 /* Bytes between quotes, safe for a terminal: control characters and what is no UTF-8 as \n, \xHH.
  * Cut where `out` ends. Returns out. */
 const char *quoted(struct str s, char *out, size_t size);

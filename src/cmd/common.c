@@ -97,14 +97,38 @@ json_t *json_text(struct str s) {
     return whole;
 }
 
+json_t *json_number_or_null(double value) {
+    return isfinite(value) ? json_real(value) : json_null();
+}
+
+/* jansson escapes the controls up to 0x1F; terminals heed DEL and U+0080 to U+009F as well. Such
+ * bytes can only stand in strings, whose characters come whole. */
+static int put_safely(const char *at, size_t size, void *user) {
+    (void)user;
+    for (size_t i = 0; i < size; i++) {
+        unsigned char c = (unsigned char)at[i];
+        unsigned char next = i + 1 < size ? (unsigned char)at[i + 1] : 0xFF;
+        if (c == 0x7F)
+            fputs("\\u007f", stdout);
+        else if (c == 0xC2 && next < 0xA0)
+            printf("\\u%04x", (unsigned)(unsigned char)at[++i]);
+        else
+            putchar(c);
+    }
+    return 0;
+}
+
+void print_json_value(const json_t *value, size_t flags) {
+    json_dump_callback(value, put_safely, NULL, flags | JSON_ENCODE_ANY | JSON_REAL_PRECISION(9));
+}
+
 void print_json_line(json_t *value) {
-    json_dumpf(value, stdout, JSON_REAL_PRECISION(9));
+    print_json_value(value, 0);
     putchar('\n');
     json_decref(value);
 }
 
-/* One character, as text that a terminal shows; the bytes it took. */
-static size_t quote_one(struct str s, char out[8]) {
+size_t quote_one(struct str s, char out[8]) {
     uint32_t c = 0;
     size_t n = utf8_decode(s, &c);
     bool is_plain = n > 0 && c >= 0x20 && (c < 0x7F || c >= 0xA0) && c != '"' && c != '\\';

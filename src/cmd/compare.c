@@ -91,9 +91,10 @@ int compare_step(sluice_engine *one, sluice_engine *other, bool as_json) {
         if (!as_json && !status)
             printf("%4u %-11s %5d %-9s %12.3e %12.3e %12.3e\n", i, op_name(op->kind), op->layer,
                    op->role, d.largest, d.rms, share);
-        json_array_append_new(list, json_pack("{s:s, s:i, s:s, s:f, s:f}", "op", op_name(op->kind),
+        json_array_append_new(list, json_pack("{s:s, s:i, s:s, s:o, s:o}", "op", op_name(op->kind),
                                               "layer", (int)op->layer, "role", op->role, "largest",
-                                              d.largest, "rms", d.rms));
+                                              json_number_or_null(d.largest), "rms",
+                                              json_number_or_null(d.rms)));
     }
     if (!status && as_json) {
         json_dumpf(list, stdout, JSON_INDENT(1));

@@ -2,6 +2,7 @@
  *
  * The facts are gathered once into a JSON value; --json prints it, otherwise it is laid out as
  * text. So both always say the same. */
+#include <limits.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -31,6 +32,9 @@ static json_t *element(const struct gguf_key *key, uint64_t i) {
         return json_boolean(key->data[i] != 0);
     if (key->type == GGUF_F32 || key->type == GGUF_F64)
         return json_float(gguf_float_at(key, i));
+    /* A u64 as the i64 of its bits, which is all that jansson has: its row's type says so. */
+    if (key->type == GGUF_U64)
+        return json_integer((json_int_t)gguf_unsigned_at(key, i));
     return json_integer(gguf_int_at(key, i));
 }
 
@@ -216,32 +220,93 @@ static uint64_t number(const json_t *object, const char *name) {
     return (uint64_t)json_integer_value(json_object_get(object, name));
 }
 
-/* A string cut to a line's rest, its control characters as escapes. */
-static void print_string(const char *s) {
-    fputc('"', stdout);
-    for (int n = 0; *s && n < 60; n++) {
-        uint32_t c;
-        size_t len = utf8_decode(str_of(s), &c);
-        if (len == 0)
-            break;
-        if (c == '\n')
-            fputs("\\n", stdout);
-        else if (c < 0x20 || (c >= 0x7F && c < 0xA0))
-            printf("\\x%02x", (unsigned)c);
-        else
-            fwrite(s, 1, len, stdout);
-        s += len;
-    }
-    fputs(*s ? "\"..." : "\"", stdout);
+/* Whether the integers of a key's row are the bits of u64. */
+static bool is_u64(const json_t *row) {
+    const char *type = json_string_value(json_object_get(row, "type"));
+    return type && strncmp(type, "u64", 3) == 0;
 }
 
-static void print_value(const json_t *v) {
+static void print_int(const json_t *v, bool is_unsigned) {
+    long long value = json_integer_value(v);
+    if (is_unsigned)
+        printf("%llu", (unsigned long long)value);
+    else
+        printf("%lld", value);
+}
+
+static struct str text_of(const json_t *v) {
+    return json_is_string(v) ? (struct str){json_string_value(v), json_string_length(v)} : STR("");
+}
+
+/* At most so many characters of a text from the file, safe for a terminal; how many it were, and
+ * the text is what is left. */
+static int print_escaped(struct str *s, int most) {
+    int n = 0;
+    for (; s->len > 0 && n < most; n++) {
+        char one[8];
+        *s = str_skip(*s, quote_one(*s, one));
+        fputs(one, stdout);
+    }
+    return n;
+}
+
+static void print_indent(int depth) {
+    printf("\n%*s", 2 * depth, "");
+}
+
+/* As jansson would, with two spaces a level, but for the integers of u64. */
+static void print_facts(json_t *v, int depth, bool is_unsigned) {
+    size_t i = 0;
+    const char *name;
+    json_t *child;
+    if (json_is_object(v) && json_object_size(v) > 0) {
+        is_unsigned |= is_u64(v);
+        json_object_foreach(v, name, child) {
+            putchar(i++ ? ',' : '{');
+            print_indent(depth + 1);
+            json_t *key = json_string(name);
+            print_json_value(key, 0);
+            json_decref(key);
+            fputs(": ", stdout);
+            print_facts(child, depth + 1, is_unsigned);
+        }
+        print_indent(depth);
+        putchar('}');
+    } else if (json_is_array(v) && json_array_size(v) > 0) {
+        json_array_foreach(v, i, child) {
+            putchar(i ? ',' : '[');
+            print_indent(depth + 1);
+            print_facts(child, depth + 1, is_unsigned);
+        }
+        print_indent(depth);
+        putchar(']');
+    } else if (json_is_integer(v)) {
+        print_int(v, is_unsigned);
+    } else {
+        print_json_value(v, 0);
+    }
+}
+
+/* A name in a column of that width. */
+static void print_name(struct str name, int width) {
+    int n = print_escaped(&name, INT_MAX);
+    printf("%*s", n < width ? width - n : 0, "");
+}
+
+/* A string cut to a line's rest. */
+static void print_string(struct str s) {
+    fputc('"', stdout);
+    print_escaped(&s, 60);
+    fputs(s.len ? "\"..." : "\"", stdout);
+}
+
+static void print_value(const json_t *v, bool is_unsigned) {
     if (json_is_string(v))
-        print_string(json_string_value(v));
+        print_string(text_of(v));
     else if (json_is_boolean(v))
         fputs(json_is_true(v) ? "true" : "false", stdout);
     else if (json_is_integer(v))
-        printf("%lld", (long long)json_integer_value(v));
+        print_int(v, is_unsigned);
     else if (json_is_real(v))
         printf("%.9g", json_real_value(v));
     else
@@ -250,16 +315,19 @@ static void print_value(const json_t *v) {
 
 static void print_key(const char *name, const json_t *row) {
     const json_t *v = json_object_get(row, "value");
-    printf("  %-44s %-9s ", name, json_string_value(json_object_get(row, "type")));
+    bool is_unsigned = is_u64(row);
+    fputs("  ", stdout);
+    print_name(str_of(name), 44);
+    printf(" %-9s ", json_string_value(json_object_get(row, "type")));
     if (!json_is_array(v)) {
-        print_value(v);
+        print_value(v, is_unsigned);
     } else {
         uint64_t count = number(row, "count");
         size_t shown = json_array_size(v) < ARRAY_SHOWN ? json_array_size(v) : ARRAY_SHOWN;
         printf("%llu: ", (unsigned long long)count);
         for (size_t i = 0; i < shown; i++) {
             fputs(i ? ", " : "", stdout);
-            print_value(json_array_get(v, i));
+            print_value(json_array_get(v, i), is_unsigned);
         }
         fputs(count > shown ? ", ..." : "", stdout);
     }
@@ -267,14 +335,16 @@ static void print_key(const char *name, const json_t *row) {
 }
 
 static void print_tensor(const json_t *t) {
-    char dims[128] = "";
+    char dims[TENSOR_MAX_DIMS * 24] = "";
     size_t i, len = 0;
     const json_t *dim;
     json_array_foreach(json_object_get(t, "dims"), i, dim) len +=
         (size_t)snprintf(dims + len, sizeof dims - len, "%s%lld", i ? " x " : "",
                          (long long)json_integer_value(dim));
-    printf("  %-44s %-7s %-22s %10s\n", json_string_value(json_object_get(t, "name")),
-           json_string_value(json_object_get(t, "type")), dims, human_bytes(number(t, "bytes")));
+    fputs("  ", stdout);
+    print_name(text_of(json_object_get(t, "name")), 44);
+    printf(" %-7s %-22s %10s\n", json_string_value(json_object_get(t, "type")), dims,
+           human_bytes(number(t, "bytes")));
 }
 
 static void print_memory(const json_t *m) {
@@ -297,16 +367,18 @@ static void print_memory(const json_t *m) {
 }
 
 static void print_text(json_t *facts) {
-    const char *arch = json_string_value(json_object_get(facts, "architecture")), *name;
+    struct str arch = text_of(json_object_get(facts, "architecture"));
+    const char *name;
     json_t *keys = json_object_get(facts, "keys"), *tensors = json_object_get(facts, "tensors");
     json_t *row;
     size_t i;
-    printf("%s\n  %s, %s in %llu file%s, architecture %s\n",
-           json_string_value(json_object_get(facts, "path")),
+    print_name(text_of(json_object_get(facts, "path")), 0);
+    printf("\n  %s, %s in %llu file%s, architecture ",
            json_string_value(json_object_get(facts, "format")),
            human_bytes(number(facts, "file_bytes")), (unsigned long long)number(facts, "files"),
-           number(facts, "files") == 1 ? "" : "s", arch ? arch : "unknown");
-    printf("  %s parameters in %zu tensors, %s bytes\n", human_count(number(facts, "parameters")),
+           number(facts, "files") == 1 ? "" : "s");
+    print_name(arch.len ? arch : STR("unknown"), 0);
+    printf("\n  %s parameters in %zu tensors, %s bytes\n", human_count(number(facts, "parameters")),
            json_array_size(tensors), human_count(number(facts, "tensor_bytes")));
     printf("\ntypes\n");
     json_object_foreach(json_object_get(facts, "types"), name, row) {
@@ -363,7 +435,7 @@ int cmd_inspect(int argc, char **argv) {
                                  : facts_of_gguf(facts, path, is_full, &err);
     exit = status ? fail(&err) : add_memory(facts, &c, path, is_asked);
     if (!exit && as_json) {
-        json_dumpf(facts, stdout, JSON_INDENT(2) | JSON_REAL_PRECISION(9));
+        print_facts(facts, 0, false);
         putchar('\n');
     } else if (!exit) {
         print_text(facts);

@@ -3,6 +3,7 @@
  * The whole text as tokens, without BOS, cut into windows; the tail that fills none is dropped.
  * Each window begins with an empty sequence, and its tokens from the second on are scored: nll is
  * the mean of -log p. */
+#include <limits.h>
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
@@ -60,11 +61,14 @@ static int score(struct ppl *p) {
     token_bar_end(&bar);
     double nll = p->nll / (double)p->scored;
     if (p->common.as_json)
-        printf("{\"nll\": %.9f, \"ppl\": %.9f, \"scored\": %llu}\n", nll, exp(nll),
-               (unsigned long long)p->scored);
-    else
+        print_json_line(json_pack("{s:o, s:o, s:I}", "nll", json_number_or_null(nll), "ppl",
+                                  json_number_or_null(exp(nll)), "scored", (json_int_t)p->scored));
+    else if (isfinite(nll))
         printf("nll %.6f  perplexity %.6f  scored %llu tokens in %zu windows of %zu\n", nll,
                exp(nll), (unsigned long long)p->scored, n, window);
+    if (!isfinite(nll))
+        return complain(EXIT_WORLD, "%s: its logits are not finite: nll is %g",
+                        p->model->model->path, nll);
     return 0;
 }
 
@@ -110,8 +114,9 @@ int cmd_ppl(int argc, char **argv) {
         return exit;
     if (!p.file)
         return complain(EXIT_USAGE, "ppl: no text; name one with -f");
-    if (p.window < 2 || p.max_windows < 0)
-        return complain(EXIT_USAGE, "ppl: --window is %d, expected 2 or more", p.window);
+    if ((exit = check_range("ppl", "--window", p.window, 2, INT_MAX)) != OPTS_GO_ON ||
+        (exit = check_range("ppl", "--windows", p.max_windows, 0, INT_MAX)) != OPTS_GO_ON)
+        return exit;
     exit = common_open_model(&p.common, &p.model);
     if (!exit)
         exit = encode_file(&p);

@@ -108,6 +108,8 @@ int gguf_get_str(const struct gguf *g, const char *name, struct str *out, struct
 /* Element i, below count, of an integer key (not bool; a u64 beyond INT64_MAX gives that), and of
  * an integer or float key. The float may be infinite or no number. */
 int64_t gguf_int_at(const struct gguf_key *key, uint64_t i);
+/* The same of an unsigned key, all of its range. */
+uint64_t gguf_unsigned_at(const struct gguf_key *key, uint64_t i);
 double gguf_float_at(const struct gguf_key *key, uint64_t i);
 static inline bool gguf_is_int(const struct gguf_key *key) {
     return key->type <= GGUF_I32 || key->type == GGUF_U64 || key->type == GGUF_I64;

@@ -79,6 +79,12 @@ int64_t gguf_int_at(const struct gguf_key *key, uint64_t i) {
     }
 }
 
+uint64_t gguf_unsigned_at(const struct gguf_key *key, uint64_t i) {
+    CHECK(key->type == GGUF_U8 || key->type == GGUF_U16 || key->type == GGUF_U32 ||
+          key->type == GGUF_U64);
+    return bits_at(key, i);
+}
+
 double gguf_float_at(const struct gguf_key *key, uint64_t i) {
     if (key->type == GGUF_F32) {
         float value;
