@@ -397,7 +397,27 @@ def test_interrupted_prompt_ends_at_once():
     asked = time.time()
     err = p.stderr.read().decode()
     assert p.wait(timeout=60) == 130 and time.time() - asked < 3, (p.returncode, time.time() - asked)
-    assert p.stdout.read() == b"" and "interrupted" in err and len(err.splitlines()) == 1, err
+    assert p.stdout.read() == b"" and "interrupted" in err and " left)" in err and len(err.splitlines()) == 1, err
+
+
+def test_interrupted_while_nobody_reads():
+    """The pipe is full and the program waits in write: it ends all the same, with its figures."""
+    reader, writer = os.pipe()
+    fcntl.fcntl(writer, fcntl.F_SETPIPE_SZ, 4096)
+    os.set_blocking(writer, False)
+    try:
+        while True:
+            os.write(writer, b"x" * 64)
+    except BlockingIOError:
+        os.set_blocking(writer, True)
+    p = subprocess.Popen([SLUICE, "run", "-m", str(TINY), "-p", "ab", "--ignore-eos"], stdout=writer, stderr=subprocess.PIPE)
+    p.stderr.readline()
+    time.sleep(0.3)
+    p.send_signal(signal.SIGINT)
+    err = p.stderr.read().decode()
+    assert p.wait(timeout=10) == 130 and "interrupted" in err, (p.returncode, err)
+    os.close(reader)
+    os.close(writer)
 
 
 def test_signals_end_what_has_no_engine():
@@ -532,7 +552,8 @@ def test_warnings():
     assert "warning" in good("run", "-n", 1, "-c", 4096, "--json")[1]
     assert good("run", "-n", 1, "-c", 4096, "-q")[1] == ""
     assert "warning" not in good("run", "-n", 1, "-c", 2048)[1]
-    bad(1, "0 (cpu: ", "run", "-n", 1, "--backend", "cpu", "--device", 3)
+    for verb in (("run", "-n", 1), ("inspect",), ("explain",), ("bench",)):
+        bad(1, "0 (cpu: ", *verb, "--backend", "cpu", "--device", 3)
 
 
 def test_run_notices_a_full_device():

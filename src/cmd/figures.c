@@ -10,7 +10,7 @@ static double per_second(size_t n, double seconds) {
 }
 
 static double prompt_rate(const struct figures *f) {
-    return per_second(f->n_prompt - f->n_cached, f->prompt_seconds);
+    return per_second(f->n_prompt - f->n_cached - f->n_left, f->prompt_seconds);
 }
 
 /* The first token comes with the prompt. */
@@ -21,14 +21,16 @@ static double rate(const struct figures *f) {
 void figures_say(const struct figures *f) {
     struct sluice_counters c;
     uint32_t depth;
-    char cached[48] = "";
+    char parts[48] = "";
     sluice_engine_counters(f->engine, &c);
     sluice_seq_tokens(f->out->seq, NULL, &depth, NULL);
     uint64_t bytes = common_step_bytes(f->engine, 1, depth);
-    if (f->n_cached)
-        snprintf(cached, sizeof cached, " (%zu kept)", f->n_cached);
+    if (f->n_left)
+        snprintf(parts, sizeof parts, " (%zu left)", f->n_left);
+    else if (f->n_cached)
+        snprintf(parts, sizeof parts, " (%zu kept)", f->n_cached);
     say(SAY_NORMAL, "prompt %zu token%s%s, %.1f tok/s; %zu token%s, %.1f tok/s%s", f->n_prompt,
-        f->n_prompt == 1 ? "" : "s", cached, prompt_rate(f), f->out->n_new,
+        f->n_prompt == 1 ? "" : "s", parts, prompt_rate(f), f->out->n_new,
         f->out->n_new == 1 ? "" : "s", rate(f),
         f->out->end == GENERATE_INTERRUPTED ? ", interrupted" : "");
     say(SAY_ALL, "%s a token, %.2f GB/s; %llu submissions, %llu waits; seed %llu",

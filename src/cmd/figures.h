@@ -11,6 +11,7 @@ struct figures {
     sluice_engine *engine;
     const struct generate *out; /* all zeros when it was not reached */
     size_t n_prompt, n_cached;  /* tokens; those of them that were there already */
+    size_t n_left;              /* those that wait still: it was interrupted */
     double prompt_seconds;
     uint64_t seed;
 };

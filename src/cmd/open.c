@@ -70,6 +70,29 @@ int common_opts(struct opt *table, int n, struct common *c, unsigned groups) {
     return n;
 }
 
+/* The devices that `--device` may name, as one line. */
+static const char *device_lines(const struct backend_kind *kind, char *out, size_t size) {
+    char line[256];
+    size_t used = 0;
+    out[0] = 0;
+    for (int i = 0; used < size && kind->device_line(i, line, sizeof line); i++)
+        used += (size_t)snprintf(out + used, size - used, "%s%d (%s)", i ? " or " : "", i, line);
+    return out;
+}
+
+/* Where a backend has no device at all, opening it says why. */
+static int check_device(const struct common *c, const char *verb) {
+    char line[256], all[1024];
+    const struct backend_kind *kind = backend_find(c->backend);
+    if (!kind)
+        return complain(EXIT_USAGE, "%s: --backend is '%s', expected %s", verb, c->backend,
+                        backend_names(all, sizeof all));
+    if (kind->device_line(0, line, sizeof line) && !kind->device_line(c->device, line, sizeof line))
+        return complain(EXIT_WORLD, "%s: --device is %d, expected %s", verb, c->device,
+                        device_lines(kind, all, sizeof all));
+    return OPTS_GO_ON;
+}
+
 int common_check(const struct common *c, const char *verb) {
     const struct {
         const char *name;
@@ -111,11 +134,6 @@ int common_check(const struct common *c, const char *verb) {
     if (!is_known)
         return complain(EXIT_USAGE, "%s: --kv is '%s', expected f32, f16, q8_0 or q4_0", verb,
                         c->kv);
-    if (!backend_find(c->backend)) {
-        char names[64];
-        return complain(EXIT_USAGE, "%s: --backend is '%s', expected %s", verb, c->backend,
-                        backend_names(names, sizeof names));
-    }
     for (int i = 0; i < c->stops.n; i++)
         if (!c->stops.at[i][0])
             return complain(EXIT_USAGE, "%s: --stop is '', expected a text", verb);
@@ -128,7 +146,7 @@ int common_check(const struct common *c, const char *verb) {
                             verb, c->logit_biases.at[i]);
     if (c->as_json && say_shows(SAY_NORMAL) && !say_shows(SAY_ALL))
         say_set_level(SAY_WARNINGS);
-    return OPTS_GO_ON;
+    return check_device(c, verb);
 }
 
 struct sluice_engine_options common_engine(const struct common *c) {
@@ -227,25 +245,6 @@ int common_open_model(struct common *c, sluice_model **model) {
     return exit;
 }
 
-/* The devices that `--device` may name, as one line. */
-static const char *device_lines(const struct backend_kind *kind, char *out, size_t size) {
-    char line[256];
-    size_t used = 0;
-    out[0] = 0;
-    for (int i = 0; used < size && kind->device_line(i, line, sizeof line); i++)
-        used += (size_t)snprintf(out + used, size - used, "%s%d (%s)", i ? ", " : "", i, line);
-    return out[0] ? out : "none";
-}
-
-static int check_device(const struct sluice_engine_options *o) {
-    char line[256], all[1024];
-    const struct backend_kind *kind = backend_find(o->backend);
-    if (kind->device_line(o->device, line, sizeof line))
-        return 0;
-    return complain(EXIT_WORLD, "--device is %d, expected one of %s's: %s", o->device, kind->name,
-                    device_lines(kind, all, sizeof all));
-}
-
 static void warn_of_context(const sluice_engine *engine) {
     struct sluice_facts facts;
     struct sluice_choice choice;
@@ -270,10 +269,6 @@ int common_open_engine(sluice_model *model, const struct sluice_engine_options *
     struct sluice_engine_options o = *options;
     struct progress bar = {0};
     struct err err = {0};
-    *engine = NULL;
-    int exit = check_device(options);
-    if (exit)
-        return exit;
     o.progress = show_loading;
     o.user = &bar;
     int status = engine_prepare(engine, model, &o, taps, &err);

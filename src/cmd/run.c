@@ -231,11 +231,15 @@ static int continue_text(struct run *r) {
 }
 
 static void report(const struct run *r) {
+    uint32_t fed, waiting;
+    sluice_seq_tokens(r->seq, NULL, &fed, &waiting);
+    size_t n_read = fed - waiting;
     const struct figures figures = {
         .engine = r->engine,
         .out = &r->out,
         .n_prompt = r->n_prompt,
         .n_cached = r->n_cached,
+        .n_left = n_read < r->n_prompt ? r->n_prompt - n_read : 0,
         .prompt_seconds = r->prompt_seconds,
         .seed = r->seed,
     };

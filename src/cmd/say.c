@@ -1,12 +1,16 @@
 /* say.c - what the program tells people: text on stdout, lines about it on stderr. */
 #include "cmd/say.h"
 
+#include <errno.h>
+#include <poll.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/ioctl.h>
 #include <unistd.h>
+
+#include "cmd/interrupt.h"
 
 static enum say_level shown = SAY_NORMAL;
 static bool is_line_open; /* on stdout */
@@ -79,14 +83,31 @@ int say_columns(void) {
 /* ---- stdout -----------------------------------------------------------------------------------
  */
 
+/* All of it, also where the other side is slow; -1 when it can't be, or somebody asked to stop. */
+static int write_all(const char *at, size_t length) {
+    while (length > 0) {
+        ssize_t n = write(1, at, length);
+        if (n < 0 && errno == EAGAIN) /* somebody else made it so */
+            n = poll(&(struct pollfd){.fd = 1, .events = POLLOUT}, 1, -1) < 0 ? -1 : 0;
+        if (n < 0 && (errno != EINTR || interrupt_asked()))
+            return -1;
+        if (n > 0) {
+            at += n;
+            length -= (size_t)n;
+        }
+    }
+    return 0;
+}
+
 int say_text(const char *at, size_t length) {
     if (length == 0)
         return 0;
     is_line_open = at[length - 1] != '\n';
-    fwrite(at, 1, length, stdout);
-    if (fflush(stdout) == 0)
+    if (fflush(stdout) == 0 && write_all(at, length) == 0)
         return 0;
     is_line_open = false; /* there is nothing to end it on */
+    if (errno == EINTR && interrupt_asked())
+        return EXIT_INTERRUPTED;
     return complain(EXIT_WORLD, "cannot write to standard output");
 }
 
