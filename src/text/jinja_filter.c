@@ -191,7 +191,8 @@ static bool filter_int(struct run *run, const struct call *call, struct value *o
     double real;
     bool is_too_big = false, is_text = v.type == VALUE_STRING;
     *out = call->args[0].type == VALUE_MISSING ? value_int(0) : call->args[0];
-    if (!jinja_defined(run, v) || !jinja_int_arg(run, call->args[1], 10, &base))
+    if (!jinja_defined(run, v) || !jinja_int_arg(run, call->args[1], 10, &base) ||
+        !jinja_charge_sizes(run, &v, 1)) /* what is no int is looked at again: it may be a float */
         return false;
     if (jinja_is_int(v, &integer) ||
         (is_text && jinja_parse_int(v.string->text, base, &integer, &is_too_big)))

@@ -27,7 +27,7 @@ static bool reserve(struct run *run, uint64_t n) {
 
 bool jinja_put(struct run *run, struct str text) {
     struct text_buffer *b = run->out;
-    if (!jinja_charge(run, 8 + text.len / 2) || !reserve(run, text.len))
+    if (!jinja_charge(run, 16 + text.len / 2) || !reserve(run, text.len))
         return false;
     if (run->is_tracked && !jinja_origins_put(run, text))
         return false;

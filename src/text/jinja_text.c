@@ -29,12 +29,12 @@ static struct str last_char(struct str text) {
 }
 
 struct str jinja_trim(struct str text, bool left, bool right) {
-    const struct str space = {0};
-    for (struct str c; left && text.len > 0; text = str_skip(text, c.len))
-        if (c = (struct str){text.at, utf8_length(text)}, !is_stripped(c, space))
+    uint32_t c;
+    for (size_t n; left && text.len > 0; text = str_skip(text, n))
+        if (n = utf8_decode(text, &c), !jinja_is_space(c))
             break;
-    for (struct str c; right && text.len > 0; text.len -= c.len)
-        if (c = last_char(text), !is_stripped(c, space))
+    for (struct str last; right && text.len > 0; text.len -= last.len)
+        if (last = last_char(text), utf8_decode(last, &c), !jinja_is_space(c))
             break;
     return text;
 }
@@ -42,7 +42,7 @@ struct str jinja_trim(struct str text, bool left, bool right) {
 bool jinja_strip(struct run *run, struct str text, struct str chars, bool left, bool right,
                  struct str *out) {
     for (bool at_left = left; at_left || right;) {
-        if (!jinja_charge(run, 2 * JINJA_CHAR + 2 * chars.len))
+        if (!jinja_charge(run, 4 * JINJA_CHAR + 2 * chars.len))
             return false;
         struct str c = {text.at, utf8_length(text)};
         if (!at_left && text.len > 0)

@@ -391,7 +391,7 @@ static bool equal_compound(struct run *run, struct value a, struct value b, bool
 }
 
 bool jinja_equal(struct run *run, struct value a, struct value b, bool *out) {
-    if (!jinja_charge(run, JINJA_CHAR))
+    if (!jinja_charge(run, 2 * JINJA_CHAR))
         return false;
     if (jinja_is_number(a) && jinja_is_number(b))
         return *out = order_numbers(a, b) == 0, true;
@@ -446,7 +446,7 @@ static bool less_seqs(struct run *run, const struct seq *a, const struct seq *b,
 }
 
 bool jinja_less(struct run *run, struct value a, struct value b, int op, bool *out) {
-    if (!jinja_charge(run, JINJA_CHAR))
+    if (!jinja_charge(run, 2 * JINJA_CHAR))
         return false;
     if (jinja_is_number(a) && jinja_is_number(b))
         return *out = fulfils(order_numbers(a, b), op), true;
