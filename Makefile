@@ -49,7 +49,11 @@ CFLAGS   += -std=c11 -D_GNU_SOURCE -Wall -Wextra -Werror -Wstrict-prototypes -Ws
 CPPFLAGS += -Iinclude -Isrc -I$(B)
 LDFLAGS  += -pthread $(MODE_FLAGS) $(if $(CROSS),$(if $(filter ubsan,$(MODE)),-static-libubsan))
 comma    := ,
-LIBS     := $(if $(STATIC),-Wl$(comma)-Bstatic) -ljansson -lutf8proc $(if $(STATIC),-Wl$(comma)-Bdynamic) -lm
+static   := $(if $(STATIC),-Wl$(comma)-Bstatic)
+dynamic  := $(if $(STATIC),-Wl$(comma)-Bdynamic)
+LIBS     := $(static) -ljansson -lutf8proc $(dynamic) -lm
+# The line editor, of the program alone; a static one does not bring what it needs itself.
+EDIT_LIBS := $(static) -ledit $(if $(STATIC),-lbsd -lmd -ltinfo) $(dynamic)
 
 # CUDA is compiled in where its compiler is found (CUDA=0: not even then). The kernels are the same
 # for every flavour: one fatbin a .cu file, in build/cuda.
@@ -149,15 +153,16 @@ $(B)/libsluice.a: $(LIBRARY_OBJECTS)
 	$(Q)rm -f $@
 	$(Q)$(if $(CROSS),$(CROSS)-)ar rcs $@ $^
 
-# Only sluice.h's own names are to be seen from outside.
+# Only sluice.h's own names are to be seen from outside. Debian's static libraries are not position
+# independent, so STATIC=1 leaves this one as it is.
 $(B)/libsluice.so: $(LIBRARY_OBJECTS) src/libsluice.map
 	$(call say,LD,$@)
-	$(Q)$(CC) $(LDFLAGS) -shared -Wl,-soname,$(SONAME) -Wl,--version-script=src/libsluice.map $(filter %.o,$^) $(LIBS) -o $@
+	$(Q)$(CC) $(LDFLAGS) -shared -Wl,-soname,$(SONAME) -Wl,--version-script=src/libsluice.map $(filter %.o,$^) $(filter -l%,$(LIBS)) -o $@
 	$(Q)ln -sf libsluice.so $(B)/$(SONAME)
 
 $(B)/sluice: $(call objects,$(filter src/cmd/%,$(SOURCES))) $(B)/libsluice.a
 	$(call say,LD,$@)
-	$(Q)$(CC) $(LDFLAGS) $^ $(LIBS) -o $@
+	$(Q)$(CC) $(LDFLAGS) $^ $(EDIT_LIBS) $(LIBS) -o $@
 
 # The shipped model tells a story.
 run: $(B)/sluice

@@ -75,7 +75,7 @@ replay_all() {
 # The command line under the sanitizers. Looking for leaks takes seconds at every exit on some
 # machines, and these suites start hundreds of processes: test_leaks.sh looks, once a verb.
 sanitized() {
-    suite "$1, sanitizers" env ASAN_OPTIONS=detect_leaks=0 python3 "$2" build/asan/sluice
+    suite "$1, sanitizers" env ASAN_OPTIONS=detect_leaks=0 python3 "$2" build/asan/sluice "${@:3}"
 }
 
 quick() {
@@ -87,6 +87,10 @@ quick() {
     suite "verbs that run a model, release" python3 tests/test_verbs.py build/sluice
     sanitized "verbs that run a model" tests/test_verbs.py
     suite "leaks, once a verb" bash tests/test_leaks.sh build/asan/sluice
+    suite "conversations, release" python3 tests/test_chat.py build/sluice
+    sanitized "conversations" tests/test_chat.py lines paste history characters control_c terminal \
+        read_or_written settings
+    suite "conversations, leaks" python3 tests/test_chat.py build/asan/sluice edited several_lines_through
     check "sluice.h as C++" g++ -fsyntax-only -x c++ include/sluice.h
     replay_all
     check_cuda

@@ -31,6 +31,7 @@ need_build() {
     need git have git
     need libjansson-dev has_header gcc jansson.h
     need libutf8proc-dev has_header gcc utf8proc.h
+    need libedit-dev has_header gcc histedit.h
 }
 need_test() {
     need_build
@@ -54,6 +55,7 @@ need_cross() { # need_cross TRIPLET
     need "gcc-${1//_/-}" have "$cc"
     need "libjansson-dev:$arch" has_library "$cc" jansson
     need "libutf8proc-dev:$arch" has_library "$cc" utf8proc
+    need "libedit-dev:$arch" has_library "$cc" edit
     need "libpcre2-dev:$arch" has_library "$cc" pcre2-8
     [ "$(uname -m)" = "${1%%-*}" ] || need qemu-user-static have "qemu-${1%%-*}-static"
     [ ${#missing[@]} -eq 0 ] || foreign=$arch

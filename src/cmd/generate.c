@@ -76,8 +76,10 @@ static bool advance(struct generate *g, struct loop *loop, int *exit) {
     int32_t token = sluice_seq_token(g->seq);
     uint32_t n, before;
     size_t left = g->most - g->n_new;
-    if (is_full(g))
-        return end_by(g, GENERATE_CONTEXT_FULL);
+    if (is_full(g) && (!g->make_room || !g->make_room(g->user, exit)))
+        return end_by(g, *exit               ? GENERATE_FAILED
+                         : interrupt_asked() ? GENERATE_INTERRUPTED
+                                             : GENERATE_CONTEXT_FULL);
     sluice_seq_tokens(g->seq, NULL, &before, NULL);
     if (sluice_seq_feed(g->seq, &token, 1) ||
         common_burst(g->engine, left < UINT32_MAX ? (uint32_t)left : UINT32_MAX, NULL)) {

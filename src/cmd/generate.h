@@ -40,6 +40,9 @@ struct generate {
     /* May be NULL. Every token that counts, before its text is shown, while the logits it was
      * picked from are still there (where the sequence wants them). Nonzero as above. */
     int (*see)(void *user, int32_t token);
+    /* May be NULL: then a full context is the end. Makes the sequence shorter, works off what it
+     * holds, and returns true when there is room; its last tokens stay. *exit as above. */
+    bool (*make_room)(void *user, int *exit);
     void *user;
 
     /* Set by generate. */

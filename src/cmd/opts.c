@@ -112,8 +112,7 @@ static const struct opt *find(const struct usage *u, const char *word) {
     return NULL;
 }
 
-/* Changes, insertions, deletions and swaps of neighbours that make b of a; both are short. */
-static int distance(const char *a, const char *b) {
+int opts_distance(const char *a, const char *b) {
     enum { LONGEST = 40 };
     int rows[3][LONGEST + 1];
     int n = (int)strlen(a), m = (int)strlen(b);
@@ -146,7 +145,7 @@ const char *opts_nearest(const char *word, const char *const *names, int n) {
     for (int i = 0; i < n; i++) {
         const char *name = names[i] + strspn(names[i], "-");
         bool is_beginning = len >= 3 && strncmp(name, word + dashes, len) == 0;
-        int d = is_beginning ? 1 : distance(word + dashes, name);
+        int d = is_beginning ? 1 : opts_distance(word + dashes, name);
         if (d < least && d < (int)len) {
             nearest = names[i];
             least = d;
@@ -299,4 +298,8 @@ int opts_parse(const struct usage *u, int argc, char **argv, const char **words)
         return complain(EXIT_USAGE, "%s: missing argument; usage: sluice %s %s", u->verb, u->verb,
                         u->synopsis);
     return status;
+}
+
+int opts_set(const char *who, const struct opt *opt, const char *text) {
+    return set_value(&(struct usage){.verb = who}, opt, text);
 }

@@ -49,7 +49,14 @@ enum { OPTS_GO_ON = -1 };
  * the line is wrong (one line on stderr). */
 int opts_parse(const struct usage *usage, int argc, char **argv, const char **words);
 
+/* Changes, insertions, deletions and swaps of neighbours that make b of a; 40 where one is longer
+ * than that. */
+int opts_distance(const char *a, const char *b);
 /* The one of n names that a mistyped word most likely meant; NULL when none is near. */
 const char *opts_nearest(const char *word, const char *const *names, int n);
+
+/* Sets one option that takes a value; `who` begins the line when the text is none. Returns as
+ * opts_parse. */
+int opts_set(const char *who, const struct opt *opt, const char *text);
 
 #endif

@@ -52,8 +52,13 @@ static struct str token_text(const struct tokenizer *t, int32_t id) {
 }
 
 int chat_from_tokenizer(struct chat **out, const struct tokenizer *t, struct err *err) {
+    return chat_from_template(out, t, tokenizer_chat_template(t), err);
+}
+
+int chat_from_template(struct chat **out, const struct tokenizer *t, struct str source,
+                       struct err *err) {
     struct chat_model model = {
-        .template = tokenizer_chat_template(t),
+        .template = source,
         .bos = token_text(t, tokenizer_bos(t)),
         .eos = token_text(t, tokenizer_eos(t)),
         .has_im_start = tokenizer_find(t, STR("<|im_start|>")) >= 0,

@@ -29,6 +29,9 @@ struct chat_model {
 int chat_open(struct chat **out, const struct chat_model *model, struct err *err);
 /* The same for a tokenizer's model. */
 int chat_from_tokenizer(struct chat **out, const struct tokenizer *t, struct err *err);
+/* The same with another template than its own. */
+int chat_from_template(struct chat **out, const struct tokenizer *t, struct str source,
+                       struct err *err);
 void chat_close(struct chat *chat); /* takes NULL */
 
 enum chat_thinking { THINK_AS_MODEL, THINK_ON, THINK_OFF };

@@ -1,0 +1,286 @@
+/* chat_commands.c - what can be typed in a conversation besides messages: one row a command. */
+#include "cmd/chat_commands.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+
+#include "cmd/cmd.h"
+
+static const enum say_level ASKED_FOR = SAY_NOTHING; /* is shown even with -q */
+
+static int say_size(const struct talk *t, const char *what) {
+    size_t n = conversation_size(&t->conversation);
+    say(SAY_NORMAL, "(%s%zu message%s)", what, n, n == 1 ? "" : "s");
+    return 0;
+}
+
+/* ---- files ------------------------------------------------------------------------------------
+ */
+
+static const char *json_path(const char *path, char *out, size_t size) {
+    return (size_t)snprintf(out, size, "%s.json", path) < size ? out : NULL;
+}
+
+/* Two files: the messages, and the sequence, which saves working them off again. */
+static int save(struct talk *t, const char *path) {
+    char other[4096];
+    struct err err = {0};
+    if (!json_path(path, other, sizeof other))
+        return complain(EXIT_WORLD, "/save: the path has %zu bytes, expected fewer", strlen(path));
+    if (sluice_seq_save(t->seq, path))
+        return fail_engine(t->engine);
+    if (conversation_save(&t->conversation, other, &err))
+        return fail(&err);
+    say(SAY_NORMAL, "(saved as %s and %s)", path, other);
+    return 0;
+}
+
+static int load(struct talk *t, const char *path) {
+    char other[4096];
+    struct err err = {0};
+    sluice_seq *seq;
+    if (!json_path(path, other, sizeof other))
+        return complain(EXIT_WORLD, "/load: the path has %zu bytes, expected fewer", strlen(path));
+    json_t *messages = conversation_read(other, &err);
+    if (!messages)
+        return fail(&err);
+    if (sluice_seq_load(&seq, t->engine, path)) {
+        json_decref(messages);
+        return fail_engine(t->engine);
+    }
+    conversation_restore(&t->conversation, messages);
+    int exit = talk_set_seq(t, seq);
+    return exit ? exit : say_size(t, "");
+}
+
+/* ---- turns ------------------------------------------------------------------------------------
+ */
+
+static int fork_talk(struct talk *t, const char *unused) {
+    struct err err = {0};
+    (void)unused;
+    if (conversation_fork(&t->conversation, &err))
+        return fail(&err);
+    say(SAY_NORMAL, "(fork %d; /back returns to this point)", t->conversation.n_forks);
+    return 0;
+}
+
+static int back(struct talk *t, const char *unused) {
+    (void)unused;
+    if (!conversation_back(&t->conversation))
+        return complain(EXIT_WORLD, "there is no fork to leave");
+    return say_size(t, "");
+}
+
+static int undo(struct talk *t, const char *unused) {
+    (void)unused;
+    if (!conversation_undo(&t->conversation))
+        return complain(EXIT_WORLD, "there is nothing to undo");
+    return say_size(t, "undone; ");
+}
+
+static int regenerate(struct talk *t, const char *unused) {
+    (void)unused;
+    return talk_regenerate(t);
+}
+
+static int clear(struct talk *t, const char *unused) {
+    struct err err = {0};
+    (void)unused;
+    if (conversation_clear(&t->conversation, &err))
+        return fail(&err);
+    return say_size(t, "cleared; ");
+}
+
+static int set_system(struct talk *t, const char *text) {
+    struct err err = {0};
+    const char *old = conversation_system(&t->conversation);
+    if (!*text) {
+        say(ASKED_FOR, "(%s)", old ? old : "there is no system message");
+        return 0;
+    }
+    struct str given = strcmp(text, "\"\"") == 0 ? STR("") : str_of(text);
+    if (conversation_set_system(&t->conversation, given, &err))
+        return fail(&err);
+    say(SAY_NORMAL, given.len ? "(the system message is set)" : "(no system message)");
+    return 0;
+}
+
+static int quit(struct talk *t, const char *unused) {
+    (void)unused;
+    t->is_over = true;
+    return 0;
+}
+
+/* ---- settings ---------------------------------------------------------------------------------
+ */
+
+enum { MAX_SETTINGS = MAX_COMMON_OPTS + 1 };
+
+/* The numbers among the options that may change between two answers. */
+static int make_settings(struct talk *t, struct opt settings[MAX_SETTINGS]) {
+    struct opt rows[MAX_SETTINGS] = {
+        {"--tokens", 'n', OPT_INT, &t->n, "N", "of an answer at most; -1: until it ends"}};
+    int n_rows = common_opts(rows, 1, &t->common, WITH_SAMPLING), n = 0;
+    for (int i = 0; i < n_rows; i++)
+        if (rows[i].kind == OPT_INT || rows[i].kind == OPT_INT64 || rows[i].kind == OPT_FLOAT)
+            settings[n++] = rows[i];
+    return n;
+}
+
+static int list_settings(struct talk *t) {
+    struct opt settings[MAX_SETTINGS];
+    int n = make_settings(t, settings);
+    for (int i = 0; i < n; i++) {
+        const struct opt *o = &settings[i];
+        char value[32];
+        if (o->kind == OPT_INT)
+            snprintf(value, sizeof value, "%d", *(int *)o->value);
+        else if (o->kind == OPT_INT64)
+            snprintf(value, sizeof value, "%lld", (long long)*(int64_t *)o->value);
+        else
+            snprintf(value, sizeof value, "%g", (double)*(float *)o->value);
+        say(ASKED_FOR, "  %-18s %-10s %s", o->name + 2, value, o->help);
+    }
+    return 0;
+}
+
+static const struct opt *find_setting(const struct opt *settings, int n, struct str name) {
+    while (name.len > 0 && name.at[0] == '-')
+        name = str_skip(name, 1);
+    for (int i = 0; i < n; i++)
+        if (str_is(name, settings[i].name + 2) ||
+            (name.len == 1 && name.at[0] == settings[i].letter))
+            return &settings[i];
+    return NULL;
+}
+
+static int set(struct talk *t, const char *text) {
+    struct opt settings[MAX_SETTINGS];
+    struct common kept = t->common;
+    int kept_n = t->n;
+    if (!*text)
+        return list_settings(t);
+    struct str name = {text, strcspn(text, " \t=")};
+    const char *value = text + name.len + strspn(text + name.len, " \t=");
+    const struct opt *o = find_setting(settings, make_settings(t, settings), name);
+    if (!o)
+        return complain(EXIT_WORLD, "/set: there is no '%.*s'; /set lists what there is",
+                        STR_ARG(name));
+    int exit = opts_set("/set", o, value);
+    if (exit == OPTS_GO_ON)
+        exit = common_check(&t->common, "/set");
+    if (exit == OPTS_GO_ON && t->n < -1)
+        exit = complain(EXIT_USAGE, "/set: --tokens is %d, expected -1 or more", t->n);
+    if (exit == OPTS_GO_ON)
+        exit = talk_set_sampling(t);
+    if (exit) {
+        t->common = kept;
+        t->n = kept_n;
+        return EXIT_WORLD;
+    }
+    return 0;
+}
+
+/* ---- the table --------------------------------------------------------------------------------
+ */
+
+static int help(struct talk *t, const char *unused);
+
+enum takes { NOTHING, TAKES, NEEDS };
+
+static const struct command {
+    const char *name, *argument, *help;
+    enum takes takes;
+    int (*run)(struct talk *t, const char *argument); /* "": no argument */
+} commands[] = {
+    {"/help", "", "this list", NOTHING, help},
+    {"/system", "TEXT", "what the model is told first; none: shown; \"\": removed", TAKES,
+     set_system},
+    {"/set", "NAME VALUE", "how answers are made, e.g. /set temp 0.5; none: listed", TAKES, set},
+    {"/regenerate", "", "another answer to the last question", NOTHING, regenerate},
+    {"/undo", "", "take the last question and its answer back", NOTHING, undo},
+    {"/clear", "", "begin anew; the system message stays", NOTHING, clear},
+    {"/fork", "", "try something; /back returns to this point", NOTHING, fork_talk},
+    {"/back", "", "leave a fork", NOTHING, back},
+    {"/save", "FILE", "keep the conversation in a file (and FILE.json)", NEEDS, save},
+    {"/load", "FILE", "go on with one that was kept", NEEDS, load},
+    {"/quit", "", "the end, as Ctrl-D", NOTHING, quit},
+    {"/exit", "", "the same", NOTHING, quit},
+};
+enum { N_COMMANDS = sizeof commands / sizeof *commands };
+
+static int help(struct talk *t, const char *unused) {
+    (void)t;
+    (void)unused;
+    for (int i = 0; i < N_COMMANDS; i++)
+        say(ASKED_FOR, "  %-12s%-12s %s", commands[i].name, commands[i].argument, commands[i].help);
+    say(ASKED_FOR,
+        "A line that begins with / and is none of these is a message. A message goes on in the\n"
+        "next line after a \\ at the end or Alt-Enter, within \"\"\" ... \"\"\", and when it is\n"
+        "pasted. Ctrl-C ends an answer, Ctrl-D the program.");
+    return 0;
+}
+
+/* ---- lines ------------------------------------------------------------------------------------
+ */
+
+/* The command that one slip of the finger makes of the word. */
+static const struct command *find_near(struct str word) {
+    char *name = strndup(word.at, word.len);
+    const struct command *found = NULL;
+    for (int i = 0; name && !found && i < N_COMMANDS; i++)
+        if (opts_distance(name, commands[i].name) == 1)
+            found = &commands[i];
+    free(name);
+    return found;
+}
+
+static const struct command *find_command(struct str word) {
+    for (int i = 0; i < N_COMMANDS; i++)
+        if (str_is(word, commands[i].name))
+            return &commands[i];
+    return NULL;
+}
+
+static int run_command(struct talk *t, const struct command *c, struct str rest) {
+    char *argument = strndup(rest.at, rest.len);
+    if (!argument)
+        return complain(EXIT_WORLD, "out of memory for a command");
+    int exit;
+    if (c->takes == NEEDS && !*argument)
+        exit = complain(EXIT_WORLD, "%s needs a %s", c->name, c->argument);
+    else if (c->takes == NOTHING && *argument)
+        exit = complain(EXIT_WORLD, "%s stands alone, found '%s' after it", c->name, argument);
+    else
+        exit = c->run(t, argument);
+    free(argument);
+    return exit;
+}
+
+static bool is_blank(char c) {
+    return c == ' ' || c == '\t' || c == '\n';
+}
+
+bool chat_command(struct talk *t, struct str line, int *exit) {
+    struct str word = {line.at, 0};
+    while (word.len < line.len && !is_blank(line.at[word.len]))
+        word.len++;
+    struct str rest = str_skip(line, word.len);
+    while (rest.len > 0 && is_blank(rest.at[0]))
+        rest = str_skip(rest, 1);
+    while (rest.len > 0 && is_blank(rest.at[rest.len - 1]))
+        rest.len--;
+    if (!str_starts(word, "/"))
+        return false;
+    const struct command *c = find_command(word), *near = c ? NULL : find_near(word);
+    if (c)
+        *exit = run_command(t, c, rest);
+    else if (near && rest.len == 0)
+        *exit = complain(EXIT_WORLD,
+                         "%.*s is no command, did you mean %s? To send it, begin with a space",
+                         STR_ARG(word), near->name);
+    else
+        return false;
+    return true;
+}

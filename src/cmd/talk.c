@@ -1,0 +1,313 @@
+/* talk.c - a conversation with a model: questions and answers. */
+#include "cmd/talk.h"
+
+#include <stdio.h>
+
+#include "base/clock.h"
+#include "base/filemap.h"
+#include "cmd/cmd.h"
+#include "cmd/figures.h"
+#include "cmd/interrupt.h"
+#include "engine/engine.h"
+#include "text/chat.h"
+
+/* ---- the prompt -------------------------------------------------------------------------------
+ */
+
+static uint32_t context_of(const struct talk *t) {
+    struct sluice_choice choice;
+    sluice_engine_choice(t->engine, &choice);
+    return choice.context;
+}
+
+static int render(const struct talk *t, struct ids *ids, struct err *err) {
+    const struct chat_request request = {
+        .messages = t->conversation.messages,
+        .with_generation_prompt = true,
+        .thinking = !t->think                     ? THINK_AS_MODEL
+                    : strcmp(t->think, "on") == 0 ? THINK_ON
+                                                  : THINK_OFF,
+        .cancel = interrupt_flag(),
+    };
+    ids->len = 0;
+    int status = chat_encode(t->chat, t->model->tokenizer, &request, ids, err);
+    if (!status && ids->len == 0)
+        return err_set(err, SLUICE_ERR_ARGUMENT, "the conversation has no tokens");
+    return status;
+}
+
+/* Renders; when less than `room` is left in the context, the oldest turns go until it is half
+ * empty, so that this does not happen at every question. */
+static int render_dropping(struct talk *t, size_t room, struct ids *ids, struct err *err) {
+    uint32_t context = context_of(t);
+    int n_dropped = 0;
+    int status = render(t, ids, err);
+    if (!status && !t->stops_when_full && ids->len + room > context)
+        while (!status && ids->len + room > context / 2 &&
+               conversation_drop_oldest(&t->conversation)) {
+            n_dropped++;
+            status = render(t, ids, err);
+        }
+    if (!status && ids->len > context)
+        return err_set(err, SLUICE_ERR_ARGUMENT,
+                       "the %s has %zu tokens, expected at most %u (-c)%s",
+                       t->stops_when_full ? "conversation" : "question", ids->len, context,
+                       t->stops_when_full ? "; /undo or /clear" : "");
+    if (!status && n_dropped > 0)
+        say(SAY_NORMAL, "(the context is full: the oldest %s dropped)",
+            n_dropped == 1 ? "turn is" : "turns are");
+    return status;
+}
+
+/* Makes the sequence hold exactly these tokens, keeping what it has of them already. The last one
+ * is worked off again in any case: the answer begins after it. */
+static int feed_prompt(struct talk *t, const struct ids *ids, size_t *n_fed) {
+    const int32_t *old;
+    uint32_t n_old, common = 0;
+    sluice_seq_tokens(t->seq, &old, &n_old, NULL);
+    while (common < n_old && common + 1 < ids->len && old[common] == ids->at[common])
+        common++;
+    if (sluice_seq_rewind(t->seq, common) ||
+        sluice_seq_feed(t->seq, ids->at + common, ids->len - common))
+        return fail_engine(t->engine);
+    *n_fed = ids->len - common;
+    return common_work_off(t->engine, "prompt", *n_fed);
+}
+
+static int read_prompt(struct talk *t, size_t *n_fed) {
+    struct err err = {0};
+    struct ids ids = {0};
+    uint32_t least = context_of(t) / 8; /* less than that is hardly an answer */
+    size_t room = t->n >= 0 && (uint32_t)t->n < least ? (size_t)t->n : least;
+    int status = render_dropping(t, room, &ids, &err);
+    int exit = status == SLUICE_ERR_CANCELLED ? EXIT_INTERRUPTED
+               : status                       ? fail(&err)
+                                              : feed_prompt(t, &ids, n_fed);
+    t->n_prompt = ids.len;
+    ids_free(&ids);
+    return exit;
+}
+
+/* ---- the answer -------------------------------------------------------------------------------
+ */
+
+static int print(struct talk *t, const char *at, size_t length) {
+    int exit = t->common.as_json ? 0 : say_text(at, length);
+    t->is_over |= exit != 0;
+    return exit;
+}
+
+static int show(void *user, const char *at, size_t length) {
+    struct talk *t = user;
+    int exit = print(t, at, length);
+    if (!exit && text_append(&t->answer, at, length))
+        exit = complain(EXIT_WORLD, "out of memory for an answer");
+    return exit;
+}
+
+/* Appends the answer's tokens so far: all of the sequence after the prompt. */
+static int append_answer(const struct talk *t, struct ids *ids, struct err *err) {
+    const int32_t *tokens;
+    uint32_t n;
+    sluice_seq_tokens(t->seq, &tokens, &n, NULL);
+    int status = SLUICE_OK;
+    for (size_t i = t->n_prompt; !status && i < n; i++)
+        status = ids_push(ids, tokens[i], err);
+    return status;
+}
+
+/* The context is full in the middle of an answer: the oldest turns go, and it goes on. */
+static bool make_room(void *user, int *exit) {
+    struct talk *t = user;
+    struct err err = {0};
+    struct ids ids = {0};
+    uint32_t n;
+    size_t n_fed;
+    bool has_room = false;
+    json_t *before = conversation_snapshot(&t->conversation);
+    sluice_seq_tokens(t->seq, NULL, &n, NULL);
+    int status = before ? render_dropping(t, n - t->n_prompt + 1, &ids, &err) : SLUICE_ERR_MEMORY;
+    size_t n_prompt = ids.len;
+    if (!status)
+        status = append_answer(t, &ids, &err);
+    if (!status && ids.len < context_of(t)) {
+        t->n_prompt = n_prompt;
+        *exit = feed_prompt(t, &ids, &n_fed);
+        has_room = !*exit;
+        *exit = *exit == EXIT_INTERRUPTED ? 0 : *exit;
+        json_decref(before);
+    } else if (before) {
+        conversation_restore(&t->conversation, before);
+    }
+    ids_free(&ids);
+    return has_room;
+}
+
+/* Why the answer ended, where that is not plain; then the figures. */
+static int report(struct talk *t, const struct generate *g, const struct figures *figures) {
+    if (g->end == GENERATE_CONTEXT_FULL)
+        say(SAY_NORMAL, "(the context is full%s)", t->stops_when_full ? "; /undo or /clear" : "");
+    else if (g->end == GENERATE_LOOP)
+        say(SAY_NORMAL, "(stopped: the same tokens over and over)");
+    else if (g->end == GENERATE_MOST_TOKENS)
+        say(SAY_NORMAL, "(stopped after %d token%s: -n)", t->n, t->n == 1 ? "" : "s");
+    figures_say(figures);
+    if (!t->common.as_json)
+        return 0;
+    print_json_line(figures_json(figures, (struct str){t->answer.at, t->answer.len}));
+    t->is_over = fflush(stdout) != 0;
+    return t->is_over ? complain(EXIT_WORLD, "cannot write to standard output") : 0;
+}
+
+static int answer(struct talk *t) {
+    struct err err = {0};
+    size_t n_fed = 0;
+    struct generate g = {
+        .model = t->model,
+        .engine = t->engine,
+        .seq = t->seq,
+        .text = t->text,
+        .most = t->n < 0 ? SIZE_MAX : (size_t)t->n,
+        .is_endless = t->common.ignore_eos,
+        .show = show,
+        .make_room = make_room,
+        .user = t,
+    };
+    struct figures figures = {.engine = t->engine, .out = &g, .seed = (uint64_t)t->common.seed};
+    t->answer.len = 0;
+    interrupt_reset();
+    double started = seconds_now();
+    int exit = read_prompt(t, &n_fed);
+    figures.prompt_seconds = seconds_now() - started;
+    figures.n_prompt = t->n_prompt;
+    figures.n_cached = t->n_prompt - n_fed;
+    if (exit == EXIT_INTERRUPTED)
+        say(SAY_NORMAL, "(interrupted: the question is taken back)");
+    if (!exit)
+        exit = generate(&g);
+    if (!exit)
+        exit = print(t, "\n", 1);
+    if (!exit && conversation_add(&t->conversation, "assistant",
+                                  (struct str){t->answer.at, t->answer.len}, &err))
+        exit = fail(&err);
+    if (!exit)
+        exit = report(t, &g, &figures);
+    if (exit)
+        return exit;
+    return g.end == GENERATE_INTERRUPTED ? EXIT_INTERRUPTED : 0;
+}
+
+/* ---- questions --------------------------------------------------------------------------------
+ */
+
+/* An answer that was begun is kept. */
+static int answer_or_restore(struct talk *t, json_t *before) {
+    size_t n = conversation_size(&t->conversation);
+    int exit = answer(t);
+    if (exit && (exit != EXIT_INTERRUPTED || conversation_size(&t->conversation) <= n))
+        conversation_restore(&t->conversation, before);
+    else
+        json_decref(before);
+    return exit;
+}
+
+int talk_ask(struct talk *t, struct str question) {
+    struct err err = {0};
+    json_t *before = conversation_snapshot(&t->conversation);
+    if (before && conversation_add(&t->conversation, "user", question, &err) == SLUICE_OK)
+        return answer_or_restore(t, before);
+    json_decref(before);
+    return complain(EXIT_WORLD, "out of memory for a question");
+}
+
+int talk_regenerate(struct talk *t) {
+    json_t *before = conversation_snapshot(&t->conversation);
+    if (!before)
+        return complain(EXIT_WORLD, "out of memory for a conversation");
+    if (!conversation_undo_answer(&t->conversation)) {
+        json_decref(before);
+        return complain(EXIT_WORLD, "there is no question to answer again");
+    }
+    if (t->common.temperature == 0)
+        say(SAY_NORMAL, "(temperature 0 gives the same answer; /set temp 0.8)");
+    t->common.seed = (t->common.seed == INT64_MAX ? 0 : t->common.seed) + 1;
+    int exit = talk_set_sampling(t);
+    if (!exit)
+        return answer_or_restore(t, before);
+    conversation_restore(&t->conversation, before);
+    return exit;
+}
+
+/* ---- opening ----------------------------------------------------------------------------------
+ */
+
+int talk_set_sampling(struct talk *t) {
+    struct sluice_sampling s = common_sampling(&t->common, t->model);
+    if (sluice_seq_set_sampling(t->seq, &s))
+        return fail_engine(t->engine);
+    struct common *c = &t->common;
+    c->temperature = s.temperature;
+    c->top_k = (int)s.top_k;
+    c->top_p = s.top_p;
+    c->min_p = s.min_p;
+    c->repeat_penalty = s.repeat_penalty;
+    c->presence_penalty = s.presence_penalty;
+    c->frequency_penalty = s.frequency_penalty;
+    c->seed = (int64_t)s.seed;
+    return 0;
+}
+
+int talk_set_seq(struct talk *t, sluice_seq *seq) {
+    sluice_seq_close(t->seq);
+    t->seq = seq;
+    return talk_set_sampling(t);
+}
+
+static int open_template(struct talk *t, struct err *err) {
+    const struct tokenizer *tokenizer = t->model->tokenizer;
+    struct filemap map = {.fd = -1};
+    int status;
+    if (t->template) {
+        status = filemap_read(&map, t->template, err);
+        struct str source = {(const char *)map.data, map.size};
+        if (!status && source.len == 0)
+            status = err_set(err, SLUICE_ERR_FORMAT, "the file is empty, expected a template");
+        if (!status)
+            status = chat_from_template(&t->chat, tokenizer, source, err);
+        if (status)
+            err_prefix(err, "--chat-template %s", t->template);
+        filemap_close(&map);
+    } else {
+        status = chat_from_tokenizer(&t->chat, tokenizer, err);
+        if (!status && tokenizer_chat_template(tokenizer).len == 0)
+            warn("the model has no chat template, ChatML is used; --chat-template names another");
+    }
+    return status;
+}
+
+int talk_open(struct talk *t) {
+    struct err err = {0};
+    if (!t->model->tokenizer)
+        return complain(EXIT_WORLD, "%s", sluice_model_error(t->model));
+    if (open_template(t, &err) || conversation_clear(&t->conversation, &err))
+        return fail(&err);
+    struct sluice_engine_options o = common_engine(&t->common);
+    o.sequences = 2; /* one to load into while the other is kept */
+    o.snapshot_bytes = 256 << 20;
+    int exit = common_open_engine(t->model, &o, false, &t->engine);
+    if (exit)
+        return exit;
+    if (sluice_seq_open(&t->seq, t->engine))
+        return fail_engine(t->engine);
+    if (sluice_text_open(&t->text, t->model, t->common.stops.at, (size_t)t->common.stops.n))
+        return complain(EXIT_WORLD, "out of memory for a text");
+    return talk_set_sampling(t);
+}
+
+void talk_close(struct talk *t) {
+    conversation_free(&t->conversation);
+    text_buffer_free(&t->answer);
+    chat_close(t->chat);
+    sluice_text_close(t->text);
+    sluice_engine_close(t->engine);
+}

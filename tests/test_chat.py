@@ -1,0 +1,471 @@
+#!/usr/bin/env python3
+"""test_chat.py SLUICE - conversations from outside: in a terminal, through pipes, with commands.
+
+Needs only Python 3. Prints one line for a test that fails, and "N passed, N failed" at the end.
+"""
+import fcntl, json, os, pty, re, select, signal, struct, subprocess, sys, tempfile, termios, time, traceback
+from pathlib import Path
+
+SLUICE = os.path.abspath(sys.argv[1])
+WORDS = sys.argv[2:]
+SHIPPED = Path(__file__).resolve().parent.parent / "models/stories-27m-q4_k_m.gguf"
+TMP = Path(tempfile.mkdtemp())
+HISTORY = TMP / "history"
+QUICK = ("--temp", 0, "-n", 3)
+PATIENCE = 20
+
+UP, DOWN, RIGHT, LEFT, HOME, END = (b"\x1b[" + c for c in (b"A", b"B", b"C", b"D", b"H", b"F"))
+
+
+def arguments(args):
+    return [SLUICE, "chat", "-m", str(SHIPPED), *map(str, args)]
+
+
+def environment(**extra):
+    env = {k: v for k, v in os.environ.items() if not k.startswith(("LC_", "LANG", "XDG_"))}
+    env.update({"TERM": "xterm", "HOME": str(TMP), "SLUICE_HISTORY": str(HISTORY)}, **extra)
+    return {k: v for k, v in env.items() if v is not None}
+
+
+def chat(*args, stdin=b"", **kw):
+    p = subprocess.run(arguments(args), input=stdin, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+                       env=environment(), timeout=300, **kw)
+    return p.returncode, p.stdout, p.stderr.decode()
+
+
+def good(*args, **kw):
+    code, out, err = chat(*args, **kw)
+    assert code == 0, f"exits {code}: {err.strip()}"
+    return out, err
+
+
+saves = 0
+
+
+def save_path():
+    global saves
+    saves += 1
+    return TMP / f"talk{saves}"
+
+
+def contents(path):
+    return [m["content"] for m in json.loads(Path(f"{path}.json").read_text())]
+
+
+def first_message(lines, *args):
+    """What the model is asked after such input."""
+    path = save_path()
+    good(*QUICK, *args, stdin=lines + f"\n/save {path}\n".encode())
+    return contents(path)[0]
+
+
+class Terminal:
+    """The program in a terminal of its own; type into it and wait for what it shows."""
+
+    def __init__(self, *args, rows=24, columns=80, **env):
+        self.pid, self.fd = pty.fork()
+        if self.pid == 0:
+            try:
+                os.execve(SLUICE, arguments(args), environment(**env))
+            finally:
+                os._exit(127)
+        fcntl.ioctl(self.fd, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
+        self.seen = b""
+        self.wait_for(b"> ")
+
+    def read(self, seconds):
+        if not select.select([self.fd], [], [], seconds)[0]:
+            return False
+        try:
+            more = os.read(self.fd, 65536)
+        except OSError:
+            more = b""
+        self.seen += more
+        return bool(more)
+
+    def wait_for(self, what, seconds=PATIENCE):
+        """Returns what was shown up to there, and forgets it."""
+        end = time.time() + seconds
+        while what not in self.seen:
+            assert time.time() < end, f"no {what!r} in {seconds} s, only {self.seen[-400:]!r}"
+            self.read(0.1)
+        before, _, self.seen = self.seen.partition(what)
+        return before
+
+    def type(self, *keys):
+        for key in keys:
+            os.write(self.fd, key)
+
+    def ask(self, *keys):
+        """A message, up to the prompt after its answer."""
+        self.type(*keys, b"\r")
+        shown = self.wait_for(b"tok/s; ") + self.wait_for(b" tok/s")
+        self.wait_for(b"> ")
+        return shown
+
+    def messages(self):
+        path = save_path()
+        self.type(f"/save {path}\r".encode())
+        self.wait_for(b"(saved as")
+        self.wait_for(b"> ")
+        return contents(path)
+
+    def end(self, key=b"\x04"):
+        self.type(key)
+        while self.read(PATIENCE):
+            pass
+        os.close(self.fd)
+        return os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
+
+
+# ---- a terminal ----------------------------------------------------------------------------------
+
+def test_lines_are_edited():
+    t = Terminal(*QUICK)
+    t.ask(b"is you?", HOME, b"ho ", LEFT, LEFT, LEFT, b"W", RIGHT, RIGHT, b"x\x7f", END, b"!\x7f")
+    assert t.messages() == ["Who is you?", t.messages()[1]]
+    assert t.end() == 0
+
+
+def test_history_lasts():
+    HISTORY.unlink(missing_ok=True)
+    t = Terminal(*QUICK)
+    t.ask(b"First question")
+    t.ask(b"Second \\\rquestion")
+    t.ask(b"Second \\\rquestion")
+    assert t.end() == 0
+    assert HISTORY.stat().st_mode & 0o777 == 0o600
+    assert HISTORY.read_bytes() == b"First question\nSecond \\nquestion\n"
+    t = Terminal(*QUICK)
+    t.ask(UP, UP, DOWN)
+    t.ask(UP, UP)
+    assert t.messages()[0::2] == ["Second \nquestion", "First question"]
+    assert t.end() == 0
+    assert HISTORY.read_bytes().startswith(b"First question\nSecond \\nquestion\nFirst question\n/save")
+
+
+def test_history_may_be_off():
+    HISTORY.unlink(missing_ok=True)
+    t = Terminal(*QUICK, SLUICE_HISTORY="")
+    t.ask(b"Who are you?")
+    assert t.end() == 0 and not HISTORY.exists()
+    t = Terminal(*QUICK, SLUICE_HISTORY="/dev/null")
+    t.ask(b"Who are you?")
+    assert t.end() == 0
+
+
+def test_history_is_bounded_and_survives_damage():
+    HISTORY.write_bytes(b"".join(b"line %d\n" % i for i in range(3000)) + b"\xff\x00\x1b[2J half \\")
+    HISTORY.chmod(0o644)
+    t = Terminal(*QUICK)
+    t.ask(UP, UP)
+    assert t.messages()[0] == "line 2999"
+    assert t.end() == 0
+    assert len(HISTORY.read_bytes().splitlines()) < 1010
+    assert HISTORY.stat().st_mode & 0o777 == 0o600
+    HISTORY.write_bytes(b"x" * (3 << 20))
+    t = Terminal(*QUICK)
+    assert t.end() == 0 and HISTORY.stat().st_size <= 1 << 20
+
+
+def test_default_place_of_the_history():
+    for variable, place in (("XDG_STATE_HOME", "sluice/history"), ("HOME", ".local/state/sluice/history")):
+        home = Path(tempfile.mkdtemp(dir=TMP))
+        t = Terminal(*QUICK, **{"SLUICE_HISTORY": None, variable: str(home)})
+        t.type(b"/undo\r")
+        t.wait_for(b"nothing to undo")
+        assert t.end() == 0
+        assert (home / place).read_text() == "/undo\n"
+        assert (home / place).parent.stat().st_mode & 0o777 == 0o700
+
+
+def test_a_paste_is_one_message():
+    t = Terminal(*QUICK)
+    t.ask(b"See: \x1b[200~one\r\ntwo\r\tthree\n\x1b\x07/help\r\x1b[201~", b"end", b"\x7f" * 3)
+    assert t.messages()[0] == "See: one\ntwo\n\tthree\n/help", t.messages()
+    assert t.end() == 0
+
+
+def test_a_long_paste():
+    t = Terminal(*QUICK, "-c", 64, rows=8, columns=20)
+    text = b"\r".join(b"number %d" % i for i in range(400))
+    t.type(b"\x1b[200~" + text + b"\x1b[201~", b"\r")
+    t.wait_for(b"tokens, expected at most 64")
+    t.wait_for(b"> ")
+    t.ask(b"Who are you?")
+    t.ask(UP, UP, b"\x15Hi")
+    assert t.messages()[0::2] == ["Who are you?", "Hi"]
+    assert t.end() == 0
+
+
+def test_messages_of_several_lines():
+    t = Terminal(*QUICK)
+    t.ask(b"one\\\rtwo\x1b\rthree")
+    t.ask(b'"""\r/help\rfoo\\\rbar\r"""')
+    t.ask(b"two backslashes \\\\")
+    assert t.messages()[0::2] == ["one\ntwo\nthree", "/help\nfoo\\\nbar", "two backslashes \\\\"]
+    assert t.end() == 0
+
+
+def test_characters_of_all_widths():
+    t = Terminal(*QUICK, columns=30)
+    text = "Grüße an 世界 und 🦊, naïve ÿ é"
+    t.ask(text.encode(), LEFT, "x".encode())
+    t.ask("äö世".encode(), b"\x7f", LEFT, b"-")
+    t.ask(b"a\xff\xc3(\xf0\x9f\x98b")
+    assert t.messages()[0::2] == [text[:-1] + "xé", "ä-ö", "a\ufffd\ufffd(\ufffd\ufffd\ufffdb"], t.messages()
+    assert t.end() == 0
+
+
+def test_control_c_clears_a_line_and_control_d_ends():
+    t = Terminal(*QUICK)
+    t.type(b"never sent")
+    time.sleep(0.2)
+    t.type(b"\x03")
+    t.wait_for(b"> ")
+    t.type(b"\x03")
+    t.wait_for(b"(Ctrl-D ends)")
+    t.type(b"not empty\x04")
+    t.ask(b"")
+    os.kill(t.pid, signal.SIGINT)
+    t.wait_for(b"(Ctrl-D ends)")
+    assert t.messages()[0] == "not empty"
+    assert t.end() == 0
+
+
+def test_control_c_stops_an_answer():
+    t = Terminal("--temp", 0, "--stop", "never")
+    t.type(b"Tell me a story about a fox.\r")
+    t.wait_for(b"Once upon")
+    t.type(b"\x03")
+    t.wait_for(b", interrupted")
+    t.wait_for(b"> ")
+    told = t.messages()[1]
+    assert told.startswith("Once upon") and len(told) < 600, told
+    assert b"Sluice" in t.ask(b"Who are you?")
+    assert t.end() == 0
+
+
+def test_control_c_stops_reading():
+    t = Terminal(*QUICK, "-c", 8192, "-t", 1)
+    t.ask(b"Who are you?")
+    before = t.messages()
+    t.type(b"\x1b[200~" + b"word " * 7000 + b"\x1b[201~", b"\r")
+    time.sleep(1)
+    started = time.time()
+    t.type(b"\x03")
+    t.wait_for(b"taken back")
+    t.wait_for(b"> ")
+    assert time.time() - started < 5, f"Ctrl-C took {time.time() - started:.1f} s"
+    assert t.messages() == before
+    t.ask(b"Who are you?")
+    assert t.messages()[:2] == t.messages()[2:]
+    assert t.end() == 0
+
+
+def test_the_terminal_is_left_as_it_was():
+    for stop in (lambda t: t.type(b"\x04"), lambda t: os.kill(t.pid, signal.SIGTERM), lambda t: t.type(b"/quit\r")):
+        t = Terminal(*QUICK)
+        # The terminal outlives the program as long as this is open.
+        slave = os.open(os.readlink(f"/proc/{t.pid}/fd/0"), os.O_RDWR | os.O_NOCTTY)
+        inside = termios.tcgetattr(slave)
+        stop(t)
+        t.wait_for(b"\x1b[?2004l")
+        status = os.waitstatus_to_exitcode(os.waitpid(t.pid, 0)[1])
+        assert status in (0, -signal.SIGTERM)
+        after = termios.tcgetattr(slave)
+        assert not inside[3] & termios.ICANON and not inside[3] & termios.ECHO
+        assert after[3] & termios.ICANON and after[3] & termios.ECHO and after[0] & termios.ICRNL
+        os.close(slave)
+        os.close(t.fd)
+
+
+def test_a_failure_is_not_the_end_in_a_terminal():
+    t = Terminal(*QUICK)
+    t.type(b"/load /no/such/file\r")
+    t.wait_for(b"/no/such/file")
+    t.wait_for(b"> ")
+    t.ask(b"Who are you?")
+    assert t.end() == 0
+
+
+# ---- pipes ---------------------------------------------------------------------------------------
+
+def test_lines_of_any_length():
+    text = "".join(f"{i} " for i in range(20000))[:100000]
+    code, out, err = chat(*QUICK, "-c", 256, stdin=text.encode())
+    count = re.search(r"has (\d+) tokens, expected at most 256", err)
+    assert code == 1 and count and int(count[1]) > 50000, err
+    path = save_path()
+    good(stdin=f"/system {text}\n/save {path}\n".encode())
+    assert contents(path) == [text.strip()]
+
+
+def test_invalid_bytes_are_replaced():
+    assert first_message(b"What is \xff this \xc3?\r") == "What is \ufffd this \ufffd?"
+    assert first_message(b"a\0b") == "a b"
+    path = save_path()
+    good(*QUICK, "--system", b"\xffx".decode(errors="surrogateescape"), stdin=f"Hi\n/save {path}\n".encode())
+    assert contents(path)[0] == "\ufffdx"
+
+
+def test_several_lines_through_a_pipe():
+    assert first_message(b"a\\\nb") == "a\nb"
+    assert first_message(b'"""a\n/undo\n\nb"""') == "a\n/undo\n\nb"
+    assert first_message(b'\n  \n"quoted"') == '"quoted"'
+    out, err = good(*QUICK, stdin=b"ends in a backslash \\")
+    assert len(out.splitlines()) == 1
+
+
+def test_what_cannot_be_read_or_written():
+    with open("/dev/full", "w") as full:
+        p = subprocess.run(arguments(QUICK), input=b"Hi\nHi\n", stdout=full, stderr=subprocess.PIPE, env=environment())
+    assert p.returncode == 1, p
+    assert p.stderr.decode().splitlines()[1:] == ["sluice: cannot write to standard output"], p.stderr
+    p = subprocess.Popen(arguments(("--temp", 0)), stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+                         stderr=subprocess.PIPE, env=environment())
+    p.stdout.close()
+    p.stdin.write(b"Tell me a story.\n")
+    p.stdin.flush()
+    assert p.wait(PATIENCE) == 1
+    assert p.stderr.read().decode().splitlines()[1:] == ["sluice: cannot write to standard output"]
+    folder = os.open("/", os.O_RDONLY)
+    p = subprocess.run(arguments(QUICK), stdin=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment())
+    assert p.returncode == 1 and b"cannot read standard input" in p.stderr, p
+
+
+# ---- commands ------------------------------------------------------------------------------------
+
+def test_what_is_no_command_is_a_message():
+    assert first_message(b"/etc/passwd what is that?") == "/etc/passwd what is that?"
+    assert first_message(b"/etc") == "/etc"
+    assert first_message(b"/hepl me, what is this?") == "/hepl me, what is this?"
+    assert first_message(b" /help") == " /help"
+    for word, meant in ((b"/hepl", "/help"), (b"/regenerte", "/regenerate"), (b"/sett", "/set"), (b"/Undo", "/undo")):
+        code, out, err = chat(*QUICK, stdin=word)
+        assert code == 1 and not out and f"did you mean {meant}?" in err, err
+    code, out, err = chat(*QUICK, stdin=b"/undo it all")
+    assert code == 1 and not out and "/undo" in err, err
+
+
+def test_help_lists_the_commands():
+    out, err = good(stdin=b"/help\n")
+    for name in "help system set regenerate save load fork undo clear back quit".split():
+        assert f"\n  /{name} " in err, name
+    assert '"""' in err and "Ctrl-C" in err
+
+
+def test_settings():
+    out, err = good(stdin=b"/set temp 0.5\n/set n 7\n/set --top-k=40\n/set seed 12\n/set\n")
+    values = dict(re.findall(r"^  (\S+) +(\S+)", err, re.M))
+    assert values["temp"] == "0.5" and values["tokens"] == "7" and values["top-k"] == "40", values
+    assert values["seed"] == "12" and values["top-p"] == "0.95", values
+    for line, fragment in ((b"/set temp hot", "hot"), (b"/set temp -1", "-1"), (b"/set tempo 1", "tempo"),
+                           (b"/set n", "number"), (b"/set n -2", "-2"), (b"/set top-p 2", "2")):
+        code, out, err = chat(stdin=line + b"\n/set\n")
+        assert code == 1 and fragment in err.splitlines()[1] and len(err.splitlines()) == 2, err
+    out, err = good(stdin=b"/set n 2\n/set temp 0\nHi\n/set n 4\nHi\n")
+    assert " 2 tokens," in err and " 4 tokens," in err, err
+
+
+def test_system_messages():
+    path = save_path()
+    good(*QUICK, "--system", "One.", stdin=f"Hi\n/system Two.\n/system\n/clear\nHo\n/save {path}\n".encode())
+    assert contents(path)[:2] == ["Two.", "Ho"]
+    good(*QUICK, "--system", "One.", stdin=f'Hi\n/system ""\n/save {path}\n'.encode())
+    assert contents(path)[0] == "Hi"
+
+
+def test_regenerate():
+    question = b"Tell me a story about a fox.\n"
+    args = ("-n", 30, "--seed", 5)
+    out, err = good(*args, stdin=question + b"/regenerate\n/undo\n")
+    first, second = re.split("\n(?=Once)", out.decode(), 1)
+    assert first != second and "0 messages" in err, out
+    assert good("-n", 30, "--seed", 6, stdin=question)[0].decode() == second
+    code, out, err = chat(stdin=b"/regenerate\n")
+    assert code == 1 and "no question" in err
+
+
+def test_templates_from_files():
+    template = TMP / "template"
+    template.write_text("{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+                        "<|im_start|>assistant\nOnce upon a cold")
+    out, err = good(*QUICK, "--chat-template", template, "-p", "Tell me a story.")
+    assert not out.startswith(b"Once"), out
+    template.write_text("{% if %}")
+    code, out, err = chat("--chat-template", template, "-p", "Hi")
+    assert code == 1 and len(err.splitlines()) == 1 and "template" in err, err
+    code, out, err = chat("--chat-template", TMP / "none", "-p", "Hi")
+    assert code == 1 and len(err.splitlines()) == 1 and "none" in err, err
+
+
+def test_json_and_quiet():
+    out, err = good(*QUICK, "--json", stdin=b"Hi\nHo\n")
+    first, second = map(json.loads, out.splitlines())
+    assert first["tokens"] == 3 and first["end"] == "length" and not err, (out, err)
+    out, err = good(*QUICK, "-q", stdin=b"Hi\n/fork\n/help\n")
+    assert "/regenerate" in err and "tok/s" not in err and "fork 1" not in err, err
+    with open("/dev/full", "w") as full:
+        p = subprocess.run(arguments((*QUICK, "--json")), input=b"Hi\nHi\n", stdout=full, stderr=subprocess.PIPE, env=environment())
+    assert p.returncode == 1 and p.stderr.count(b"\n") == 1, p
+
+
+# ---- a full context ------------------------------------------------------------------------------
+
+def roles(path):
+    return [m["role"] for m in json.loads(Path(f"{path}.json").read_text())]
+
+
+def test_old_turns_are_dropped():
+    path = save_path()
+    lines = b"Who are you?\n" * 10
+    out, err = good("--temp", 0, "-c", 96, "-n", 8, "--system", "Be kind.", stdin=lines + f"/save {path}\n".encode())
+    assert len(out.splitlines()) == 10 and "(the context is full: the oldest turn" in err, err
+    kept = roles(path)
+    assert kept[0] == "system" and kept[1:] == ["user", "assistant"] * (len(kept) // 2) and 3 <= len(kept) < 13, kept
+    assert "(the context is full)" not in err
+
+
+def test_an_answer_goes_on_when_old_turns_are_dropped():
+    path = save_path()
+    args = ("--temp", 0, "-c", 128, "-n", 100)
+    lines = b"Who are you?\nHow are you?\nTell me a story about a fox.\n"
+    out, err = good(*args, stdin=lines + f"/save {path}\n".encode())
+    assert "(the context is full: the oldest turn" in err, err
+    assert re.findall(r"; (\d+) tokens", err)[-1] == "100" and "(stopped after 100 tokens: -n)" in err, err
+    assert roles(path) == ["user", "assistant"] and "\ufffd" not in out.decode()
+    code, out, err = chat(*args, "--full", "stop", stdin=lines + b"Hi\n")
+    assert code == 1 and "(the context is full; /undo or /clear)" in err, err
+    assert re.search(r"the conversation has \d+ tokens, expected at most 128", err.splitlines()[-1]), err
+
+
+def test_a_loop_ends_an_answer():
+    out, err = good("--temp", 0, "--logit-bias", "300=1000", stdin=b"Hi\n")
+    assert "(stopped: the same tokens over and over)" in err, err
+
+
+def test_full_is_drop_or_stop():
+    code, out, err = chat("--full", "maybe")
+    assert code == 2 and "--full is 'maybe', expected drop or stop" in err
+
+
+def main():
+    tests = [f for n, f in globals().items() if n.startswith("test_") and (not WORDS or any(w in n for w in WORDS))]
+    passed = failed = 0
+    for test in tests:
+        started = time.time()
+        try:
+            test()
+            passed += 1
+        except Exception as e:
+            failed += 1
+            line = traceback.extract_tb(e.__traceback__)[-1].lineno
+            print(f"{test.__name__} (line {line}): {str(e) or repr(e)}")
+        if os.environ.get("TIMES"):
+            print(f"{time.time() - started:6.2f} s {test.__name__}")
+    print(f"{passed} passed, {failed} failed")
+    return failed > 0
+
+
+sys.exit(main())
