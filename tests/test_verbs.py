@@ -426,6 +426,13 @@ def test_signals_end_what_has_no_engine():
         time.sleep(0.3)  # it reads its standard input
         p.send_signal(number)
         assert p.wait(timeout=10) == -number
+    script = '"$0" run --ignore-eos > /dev/null 2>&1 & sleep 0.3; kill -INT $!; wait $!; echo $?'
+    assert subprocess.run(["sh", "-c", script, SLUICE], stdout=subprocess.PIPE, timeout=30).stdout == b"130\n"
+    p = subprocess.Popen(["nohup", SLUICE, "run", "-n", "1"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    time.sleep(0.3)
+    p.send_signal(signal.SIGHUP)
+    p.communicate(b"", timeout=60)
+    assert p.returncode == 0
 
 
 def test_loops_end_by_themselves():

@@ -25,7 +25,9 @@ void interrupt_install(sluice_engine *engine) {
     for (size_t i = 0; i < sizeof signals / sizeof *signals; i++) {
         struct sigaction old, action = {.sa_handler = handle}; /* no SA_RESTART: reads end */
         sigemptyset(&action.sa_mask);
-        if (sigaction(signals[i], NULL, &old) == 0 && old.sa_handler != SIG_IGN)
+        bool stays =
+            signals[i] == SIGHUP && sigaction(SIGHUP, NULL, &old) == 0 && old.sa_handler == SIG_IGN;
+        if (!stays)
             sigaction(signals[i], &action, NULL);
     }
 }

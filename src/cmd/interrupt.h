@@ -14,8 +14,9 @@
 #include "sluice.h"
 
 /* Handles the three signals from now on. `engine`: the one that a SIGINT stops; NULL: none, as in
- * (1), also before the engine is closed. System calls that wait end with EINTR. A signal that was
- * ignored when the program began (nohup) stays so. */
+ * (1), also before the engine is closed. System calls that wait end with EINTR. SIGHUP stays
+ * ignored where it was when the program began (nohup); SIGINT does not: scripts start their
+ * background jobs with it ignored, and kill -INT is to end them all the same. */
 void interrupt_install(sluice_engine *engine);
 
 /* The flag, for those who poll it. Never NULL. */
