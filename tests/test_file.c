@@ -796,7 +796,7 @@ TEST(gguf_write_many_keys) {
         EXPECT(str_is(g->keys[i].name, name) && gguf_get_u32(g, name, &value, &err) == 1);
         EXPECT_INT(value, 2 * i + 1);
     }
-    EXPECT(seconds_now() - started < 5); /* comparing each with each takes minutes */
+    EXPECT(seconds_now() - started < 15); /* comparing each with each takes minutes */
     gguf_close(g);
     free(header);
     gguf_writer_abort(w);
