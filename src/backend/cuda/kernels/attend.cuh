@@ -24,36 +24,10 @@ enum { THREADS = ATTEND_WARPS * 32, PAGE = IO_PAGE_POSITIONS };
 
 static constexpr float LOG2_E = 1.44269504088896f; /* scores are to base 2 */
 
-static __device__ __forceinline__ float touch(const float *p) {
-    float x;
-    asm volatile("ld.global.f32 %0, [%1];" : "=f"(x) : "l"(p));
-    return x;
-}
-
-/* What the step wrote, past L1: once is enough. */
-static __device__ __forceinline__ float2 load_pair(const float *p) {
-    float2 x;
-    asm volatile("ld.global.cg.v2.f32 {%0, %1}, [%2];" : "=f"(x.x), "=f"(x.y) : "l"(p));
-    return x;
-}
-
-static __device__ __forceinline__ float4 load_four(const float *p) {
-    float4 x;
-    asm volatile("ld.global.cg.v4.f32 {%0, %1, %2, %3}, [%4];"
-                 : "=f"(x.x), "=f"(x.y), "=f"(x.z), "=f"(x.w)
-                 : "l"(p));
-    return x;
-}
-
 /* Where a position's page is: relaxed, since it may be a guess before the wait. */
 static __device__ __forceinline__ uint32_t load_page(const struct attend_params &p, uint32_t slot,
                                                      uint32_t position) {
-    uint32_t page;
-    asm volatile("ld.relaxed.gpu.global.u32 %0, [%1];"
-                 : "=r"(page)
-                 : "l"(p.pages + (uint64_t)slot * p.pages_per_slot + position / PAGE)
-                 : "memory");
-    return page;
+    return ld_relaxed(p.pages + (uint64_t)slot * p.pages_per_slot + position / PAGE);
 }
 
 /* ---- heads ---------------------------------------------------------------------------------- */
@@ -89,18 +63,18 @@ template <int M, int W> struct raw_head {
         const float *angles = p.angles + (uint64_t)row * p.rotary;
 #pragma unroll
         for (int m = 0; m < M; m++)
-            x[m] = has(p, m) ? load_pair(from + 2 * lane + 64 * m) : make_float2(0, 0);
+            x[m] = has(p, m) ? ld_cg_f32x2(from + 2 * lane + 64 * m) : make_float2(0, 0);
         if (kind(p) == TURN_NEAR)
-            turn[0] = load_four(angles + 4 * (lane % 16));
+            turn[0] = ld_cg_f32x4(angles + 4 * (lane % 16));
         if (kind(p) == TURN_FAR)
 #pragma unroll
             for (int m = 0; m < TURNS; m++)
-                turn[m] = load_four(angles + 4 * lane + 128 * m);
+                turn[m] = ld_cg_f32x4(angles + 4 * lane + 128 * m);
         if (kind(p) == TURN_NEIGHBOURS)
 #pragma unroll
             for (int m = 0; m < M; m++) {
                 uint32_t i = min(lane + 32 * m, p.rotary / 2 - 1);
-                *((float2 *)turn + m) = load_pair(angles + 2 * i);
+                *((float2 *)turn + m) = ld_cg_f32x2(angles + 2 * i);
             }
     }
 
@@ -149,7 +123,7 @@ template <int M, int W> struct raw_head {
 #pragma unroll 1
         for (uint32_t i = lane; i < half; i += 32) {
             float a = room[i], b = room[i + half];
-            float2 by = load_pair(angles + 2 * i);
+            float2 by = ld_cg_f32x2(angles + 2 * i);
             room[i] = turned(a, b, by.x, -by.y);
             room[i + half] = turned(b, a, by.x, by.y);
         }
@@ -263,27 +237,11 @@ static __device__ __forceinline__ struct factors fold(struct seen *all, struct s
     return f;
 }
 
-/* What a mixed value is divided by in the end, as a factor. */
-static __device__ __forceinline__ float inverse_of(float sum) {
-    float x;
-    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(x) : "f"(sum));
-    return x;
-}
-
 static __device__ __forceinline__ float fold_value(float x, float part, struct factors f) {
     return fmaf(x, f.old, __fmul_rn(part, f.now));
 }
 
 /* ---- tensor cores --------------------------------------------------------------------------- */
-
-/* c += a * b: 16 x 16 by 16 x 8. */
-static __device__ __forceinline__ void mma(float (&c)[4], uint32_t a0, uint32_t a1, uint32_t a2,
-                                           uint32_t a3, uint32_t b0, uint32_t b1) {
-    asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, "
-        "{%8, %9}, {%0, %1, %2, %3};"
-        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
-        : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
-}
 
 /* Two values as halves, and what that leaves of them as halves. */
 struct split_pair {
@@ -302,10 +260,10 @@ static __device__ __forceinline__ struct split_pair split_of(float x, float y) {
  * positions g and g + 8; x and y are the queries' fragments. */
 static __device__ __forceinline__ void score_step(float (&c)[4][4], uint4 low, uint4 high, uint4 x,
                                                   uint4 y) {
-    mma(c[0], low.x, high.x, low.y, high.y, x.x, x.y);
-    mma(c[1], low.x, high.x, low.y, high.y, x.z, x.w);
-    mma(c[2], low.z, high.z, low.w, high.w, y.x, y.y);
-    mma(c[3], low.z, high.z, low.w, high.w, y.z, y.w);
+    mma_m16n8k16_f16(c[0], low.x, high.x, low.y, high.y, x.x, x.y);
+    mma_m16n8k16_f16(c[1], low.x, high.x, low.y, high.y, x.z, x.w);
+    mma_m16n8k16_f16(c[2], low.z, high.z, low.w, high.w, y.x, y.y);
+    mma_m16n8k16_f16(c[3], low.z, high.z, low.w, high.w, y.z, y.w);
 }
 
 static __device__ __forceinline__ float score_of(const float (&c)[4][4], int k) {
@@ -325,8 +283,9 @@ static __device__ __forceinline__ void mix_step(float (&c)[8][4], const uint4 (&
 #pragma unroll
     for (int k = 0; k < 8; k++) {
         const uint32_t pick = k % 2 ? 0x7632 : 0x5410;
-        mma(c[k], x.high, x.low, y.high, y.low, __byte_perm(v0[k / 2], v1[k / 2], pick),
-            __byte_perm(v2[k / 2], v3[k / 2], pick));
+        mma_m16n8k16_f16(c[k], x.high, x.low, y.high, y.low,
+                         __byte_perm(v0[k / 2], v1[k / 2], pick),
+                         __byte_perm(v2[k / 2], v3[k / 2], pick));
     }
 }
 

@@ -81,7 +81,7 @@ template <int D> struct stream {
             from = values + offset * (2 * D);
         }
         if (position < n)
-            data[i % DEPTH] = load_weights(from);
+            data[i % DEPTH] = ld_no_allocate(from);
         else
             data[i % DEPTH] = make_uint4(0, 0, 0, 0);
     }
@@ -347,15 +347,8 @@ template <int D> static __device__ __forceinline__ void attend_rows(const struct
 static __device__ __forceinline__ struct few_rows load_rows(const struct attend_params &p) {
     uint32_t lane = threadIdx.x % 32;
     struct few_rows r;
-    uint4 at;
-    asm volatile("ld.relaxed.gpu.global.u32 %0, [%1];"
-                 : "=r"(r.n)
-                 : "l"(&p.io.header->n_rows)
-                 : "memory");
-    asm volatile("ld.relaxed.gpu.global.v4.u32 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(at.x), "=r"(at.y), "=r"(at.z), "=r"(at.w)
-                 : "l"(p.io.rows + min(lane, p.max_rows - 1))
-                 : "memory");
+    r.n = ld_relaxed(&p.io.header->n_rows);
+    uint4 at = ld_relaxed_u32x4(p.io.rows + min(lane, p.max_rows - 1));
     r.position = at.y, r.slot = at.z, r.segment = at.w;
     return r;
 }

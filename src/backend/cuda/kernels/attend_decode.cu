@@ -56,29 +56,15 @@ template <int D, int R> struct row_shared {
 
 /* The same address in a block of the cluster. */
 static __device__ __forceinline__ uint32_t shared_of(const void *p, uint32_t rank) {
-    uint32_t at;
-    asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(at) : "r"(smem_addr(p)), "r"(rank));
-    return at;
+    return map_to_rank(smem_addr(p), rank);
 }
 
-/* Stores into a block of the cluster, which its barrier counts as bytes. */
-static __device__ __forceinline__ void send(uint32_t to, float4 x, uint32_t barrier) {
-    asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 [%0], {%1, %2, %3, "
-                 "%4}, [%5];" ::"r"(to),
-                 "f"(x.x), "f"(x.y), "f"(x.z), "f"(x.w), "r"(barrier)
-                 : "memory");
-}
-
-static __device__ __forceinline__ void send(uint32_t to, struct tally x, uint32_t barrier) {
-    asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.v2.b32 [%0], {%1, %2}, "
-                 "[%3];" ::"r"(to),
-                 "r"(x.max), "r"(__float_as_int(x.sum)), "r"(barrier)
-                 : "memory");
+static __device__ __forceinline__ void st_async(uint32_t to, struct tally x, uint32_t barrier) {
+    st_async(to, make_uint2((uint32_t)x.max, __float_as_uint(x.sum)), barrier);
 }
 
 static __device__ __forceinline__ void barrier_begin(uint64_t *b, uint32_t count) {
-    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(smem_addr(b)), "r"(count)
-                 : "memory");
+    mbarrier_init(smem_addr(b), count);
 }
 
 static __device__ __forceinline__ void barrier_arrive(uint64_t *b) {
@@ -96,15 +82,12 @@ static __device__ __forceinline__ void barrier_wait(uint64_t *b, uint32_t parity
 static __device__ __forceinline__ void copy(void *to, const uint8_t *from, uint32_t bytes,
                                             uint64_t *b) {
     barrier_expect(b, bytes);
-    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], "
-                 "%2, [%3];" ::"r"(smem_addr(to)),
-                 "l"(from), "r"(bytes), "r"(smem_addr(b))
-                 : "memory");
+    cp_async_bulk(smem_addr(to), from, bytes, smem_addr(b));
 }
 
 /* The eight warps without the one that copies. */
 static __device__ __forceinline__ void sync_warps(void) {
-    asm volatile("bar.sync 1, %0;" ::"r"(THREADS) : "memory");
+    named_barrier_sync(THREADS);
 }
 
 /* ---- pieces of work ------------------------------------------------------------------------- */
@@ -169,11 +152,7 @@ static __device__ __forceinline__ uint32_t items_of(const struct attend_params &
 
 /* Loads that see what other kernels write meanwhile. */
 static __device__ __forceinline__ struct io_row load_row(const struct attend_params &p) {
-    uint4 x;
-    asm volatile("ld.relaxed.gpu.global.v4.u32 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(x.x), "=r"(x.y), "=r"(x.z), "=r"(x.w)
-                 : "l"(p.io.rows)
-                 : "memory");
+    uint4 x = ld_relaxed_u32x4(p.io.rows);
     struct io_row row = {(int32_t)x.x, x.y, x.z, x.w};
     return row;
 }
@@ -217,9 +196,8 @@ static __device__ __forceinline__ void begin_barriers(struct row_shared<D, R> &s
         barrier_begin(&s.full[i], 1), barrier_begin(&s.empty[i], ATTEND_WARPS);
     for (int i = 0; i < 2; i++)
         barrier_begin(&s.ready[i], 1);
-    asm volatile("fence.mbarrier_init.release.cluster;\n"
-                 "fence.proxy.async.shared::cta;" ::
-                     : "memory");
+    mbarrier_init_fence();
+    fence_proxy_async();
 }
 
 template <int D, int R>
@@ -417,8 +395,8 @@ static __device__ __forceinline__ void weigh(struct row_shared<D, R> &s, uint32_
     if (lane == 0)
         s.tally[q] = mine;
     if (is_sent && lane < R)
-        send(shared_of(&s.tallies[side][blockIdx.x % R][q], lane), mine,
-             shared_of(&s.ready[side], lane));
+        st_async(shared_of(&s.tallies[side][blockIdx.x % R][q], lane), mine,
+                 shared_of(&s.ready[side], lane));
 }
 
 /* A warp has 64 columns and 16 positions of every slot. */
@@ -479,7 +457,7 @@ struct folded {
 template <int D>
 static __device__ __forceinline__ void put(const struct attend_params &p, const struct piece &w,
                                            uint32_t e, const struct folded &f) {
-    p.out[(uint64_t)w.first_head * D + e] = f.x * inverse_of(f.all.sum);
+    p.out[(uint64_t)w.first_head * D + e] = f.x * rcp_approx(f.all.sum);
 }
 
 template <int D, int R>
@@ -521,8 +499,8 @@ static __device__ __forceinline__ void send_slices(struct row_shared<D, R> &s,
     for (uint32_t e = 4 * threadIdx.x; e < w.n_queries * D; e += 4 * THREADS) {
         float4 x = sum_parts<D, R>(s, e);
         uint32_t to = (uint32_t)(((float)(e / (D / R)) + 0.5f) * inverse); /* e / slice */
-        send(shared_of(&s.parts[side][rank * slice + e - to * slice], to), x,
-             shared_of(&s.ready[side], to));
+        st_async(shared_of(&s.parts[side][rank * slice + e - to * slice], to), x,
+                 shared_of(&s.ready[side], to));
     }
 }
 
@@ -573,11 +551,7 @@ static __device__ __forceinline__ struct folded fold_groups(const struct attend_
 static __device__ __forceinline__ bool is_last(bool *flag, uint32_t *counter, uint32_t count) {
     sync_warps();
     if (threadIdx.x == 0) {
-        uint32_t before;
-        asm volatile("atom.add.acq_rel.gpu.global.u32 %0, [%1], 1;"
-                     : "=r"(before)
-                     : "l"(counter)
-                     : "memory");
+        uint32_t before = atomic_inc_acq_rel_gpu(counter);
         *flag = before == count - 1;
         if (before == count - 1)
             *counter = 0;
@@ -640,8 +614,8 @@ static __device__ __forceinline__ void send_nothing(struct row_shared<D, R> &s,
     uint32_t q = threadIdx.x / 32, to = threadIdx.x % 32;
     struct tally none = {0, 0};
     if (q < w.n_queries && to < R)
-        send(shared_of(&s.tallies[side][blockIdx.x % R][q], to), none,
-             shared_of(&s.ready[side], to));
+        st_async(shared_of(&s.tallies[side][blockIdx.x % R][q], to), none,
+                 shared_of(&s.ready[side], to));
 }
 
 /* What a cluster's blocks have of a group, together. */
@@ -783,9 +757,9 @@ static __device__ __forceinline__ void attend_row(const struct attend_params &p)
     cluster_wait();    /* all blocks' barriers are there */
     if (tid < D / 8) { /* so that they are near when they are needed */
         if (p.q_norm)
-            touch(p.q_norm + 8 * tid);
+            ld_volatile_f32(p.q_norm + 8 * tid);
         if (p.k_norm)
-            touch(p.k_norm + 8 * tid);
+            ld_volatile_f32(p.k_norm + 8 * tid);
     }
     pdl_wait(p.io);
     run_pieces<D, R>(p, s, w);

@@ -106,7 +106,7 @@ static __device__ __forceinline__ float4 short_fold(const struct short_shared &s
         x.x = fold_value(x.x, part.x, f), x.y = fold_value(x.y, part.y, f);
         x.z = fold_value(x.z, part.z, f), x.w = fold_value(x.w, part.w, f);
     }
-    float inverse = inverse_of(all.sum);
+    float inverse = rcp_approx(all.sum);
     return make_float4(x.x * inverse, x.y * inverse, x.z * inverse, x.w * inverse);
 }
 

@@ -232,7 +232,7 @@ static __device__ void fold_parts(const struct attend_params &p, const struct wo
             if (e >= values)
                 break;
             float part[ATTEND_FOLD][m.V];
-            asm volatile("" ::: "memory"); /* loads of one j at a time: registers */
+            compiler_fence(); /* loads of one j at a time: registers */
 #pragma unroll
             for (uint32_t i = 0; i < ATTEND_FOLD; i++)
                 fetch_vector<m.V>(part[i], from + min(i, now - 1) * p.part_values + e);
@@ -285,7 +285,7 @@ static __device__ void finish(const struct attend_params &p, const struct work &
             break;
         uint32_t row = row_of_query(w, query), head = w.first_head + query - row * w.n_heads;
         float *out = p.out + (w.row + row) * p.out_stride + (uint64_t)head * d + (e - query * d);
-        float inverse = inverse_of(s.seen[query].sum);
+        float inverse = rcp_approx(s.seen[query].sum);
 #pragma unroll
         for (int v = 0; v < m.V; v++)
             out[v] = m.x[j][v] * inverse;

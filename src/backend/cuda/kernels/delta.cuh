@@ -18,16 +18,9 @@
 #include "backend/cuda/kernels/common.cuh"
 #include "backend/cuda/ops/delta.h"
 
-static __device__ __forceinline__ float load_once(const float *p) {
-    float x;
-    asm volatile("ld.global.L1::no_allocate.f32 %0, [%1];" : "=f"(x) : "l"(p));
-    return x;
-}
-
-static __device__ __forceinline__ void load_once4(const float *p, float *x) {
-    asm volatile("ld.global.L1::no_allocate.v4.f32 {%0, %1, %2, %3}, [%4];"
-                 : "=f"(x[0]), "=f"(x[1]), "=f"(x[2]), "=f"(x[3])
-                 : "l"(p));
+static __device__ __forceinline__ void load4(const float *p, float *x) {
+    float4 v = ld_no_allocate_f32x4(p);
+    x[0] = v.x, x[1] = v.y, x[2] = v.z, x[3] = v.w;
 }
 
 /* ---- places -------------------------------------------------------------------------------- */
@@ -81,23 +74,9 @@ static __device__ __forceinline__ uint32_t ring_before(const struct delta_params
     return place < back ? place + p.conv_width - back : place - back;
 }
 
-/* Divisions and roots in one instruction, good to the last bit or two: the exact ones branch where
- * values are large, small or not numbers, and every block of a head does these again. */
-static __device__ __forceinline__ float reciprocal(float x) {
-    float y;
-    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-    return y;
-}
-
-static __device__ __forceinline__ float inverse_root(float x) {
-    float y;
-    asm("rsqrt.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-    return y;
-}
-
 /* silu */
 static __device__ __forceinline__ float conv_result(float sum) {
-    return __fmul_rn(sum, reciprocal(1.0f + __expf(-sum)));
+    return __fmul_rn(sum, rcp_approx(1.0f + __expf(-sum)));
 }
 
 /* silu of the taps' sum, oldest first; positions before the beginning are left out. */
@@ -119,7 +98,7 @@ static __device__ __forceinline__ struct delta_gate gate_of(float alpha, float b
     float x = alpha + dt, softplus = x > 20.0f ? x : log1pf(expf(x));
     struct delta_gate gate = {};
     gate.decay = expf(__fmul_rn(a, softplus));
-    gate.beta = reciprocal(1.0f + expf(-beta));
+    gate.beta = rcp_approx(1.0f + expf(-beta));
     return gate;
 }
 
@@ -154,7 +133,7 @@ key_of(const struct delta_params &p, const float (&q)[M], const float (&k)[M]) {
         x[2] = fmaf(q[m], k[m], x[2]);
     }
     float sum = spread_sum<4>(x); /* 8 lanes have one */
-    float factor = __fmul_rn(threadIdx.x % 32 < 8 ? p.q_scale : 1.0f, inverse_root(sum + 1e-6f));
+    float factor = __fmul_rn(threadIdx.x % 32 < 8 ? p.q_scale : 1.0f, rsqrt_approx(sum + 1e-6f));
     struct delta_key key;
     key.q_factor = __shfl_sync(0xffffffffu, factor, 0);
     key.k_factor = __shfl_sync(0xffffffffu, factor, 8);
@@ -212,12 +191,12 @@ static __device__ __forceinline__ void load_state(float (&s)[J][M], const float 
 #pragma unroll
         for (int i = 0; i < J * M; i += 4)
             if (i / M < n && value_of(i % M) < dk)
-                load_once4(from + i / M * dk + value_of(i % M), &s[i / M][i % M]);
+                load4(from + i / M * dk + value_of(i % M), &s[i / M][i % M]);
     } else {
 #pragma unroll
         for (int i = 0; i < J * M; i++)
             if (i / M < n && value_of(i % M) < dk)
-                s[i / M][i % M] = load_once(from + i / M * dk + value_of(i % M));
+                s[i / M][i % M] = ld_no_allocate_f32(from + i / M * dk + value_of(i % M));
     }
 }
 

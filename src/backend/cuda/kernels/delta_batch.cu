@@ -326,22 +326,6 @@ struct single {
 
 static_assert(sizeof(struct single) == DELTA_ITEM_BYTES, "single");
 
-/* By hand, since the compiler would otherwise move what is the same for all lanes to the uniform
- * registers, and wait for it at once. */
-static __device__ __forceinline__ uint4 look(const void *at) {
-    uint4 x;
-    asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(x.x), "=r"(x.y), "=r"(x.z), "=r"(x.w)
-                 : "r"(smem_addr(at)));
-    return x;
-}
-
-static __device__ __forceinline__ uint2 look_at_two(const void *at) {
-    uint2 x;
-    asm volatile("ld.shared.v2.u32 {%0, %1}, [%2];" : "=r"(x.x), "=r"(x.y) : "r"(smem_addr(at)));
-    return x;
-}
-
 /* A block's share: neighbours in (value heads' tiles, segments), so that it stays with a tile. */
 struct share {
     uint32_t first, n, n_segments;
@@ -420,7 +404,7 @@ load_taps(const struct delta_params &p, const struct place &at, uint32_t n, stru
 #pragma unroll
         for (int t = 0; t < W; t++)
             if (l.channels[i] >= 0 && (W == 4 || t < p.conv_width))
-                l.taps[i][t] = load_once(taps + t);
+                l.taps[i][t] = ld_no_allocate_f32(taps + t);
     }
 }
 
@@ -446,7 +430,7 @@ static __device__ __forceinline__ void load_raw(const struct delta_params &p, co
 #pragma unroll
         for (int i = 0; i < C; i++)
             if (l.channels[i] >= 0)
-                r.at[i][t] = load_once(from + l.channels[i]);
+                r.at[i][t] = ld_no_allocate_f32(from + l.channels[i]);
     }
 }
 
@@ -454,8 +438,8 @@ template <int C, int W>
 static __device__ __forceinline__ void load_raw(const struct delta_params &p,
                                                 const struct single *x, const struct lines<C, W> &l,
                                                 struct raw<C, W> &r) {
-    uint4 first = look(x);
-    uint2 second = look_at_two(&x->ring); /* the gate behind them is only being made */
+    uint4 first = ld_shared_u32x4(x);
+    uint2 second = ld_shared_u32x2(&x->ring); /* the gate behind them is only being made */
     if (first.w != NO_ROW)
         load_raw<C, W>(p, {first.z, first.w, second.x, second.y}, l, r);
 }
@@ -500,7 +484,7 @@ static __device__ __forceinline__ void copy_state(const float *from, float *to) 
 template <int J, int M, bool IS_FULL>
 static __device__ __forceinline__ void fetch_state(const struct delta_params &p,
                                                    const struct single *x, float *to) {
-    uint4 first = look(x);
+    uint4 first = ld_shared_u32x4(x);
     if (first.w == NO_ROW)
         return;
     uint32_t lane = threadIdx.x % 32, dk = IS_FULL ? 32 * M : p.key_width;
@@ -538,7 +522,7 @@ static __device__ __forceinline__ void rule_single(const struct delta_params &p,
     uint32_t warp = threadIdx.x / 32, dk = IS_FULL ? 32 * M : p.key_width;
     float q[M], k[M], v[J];
     take_row<J, M, IS_FULL>(y, dk, q, k, v);
-    uint4 first = look(x), second = look(&x->ring);
+    uint4 first = ld_shared_u32x4(x), second = ld_shared_u32x4(&x->ring);
     struct delta_key key = key_of<M>(p, q, k);
     struct delta_gate gate = {__uint_as_float(second.z), __uint_as_float(second.w), {0, 0}};
     int n = columns_of<J, M, IS_FULL>(x);
@@ -648,21 +632,16 @@ static_assert(DELTA_FEW_ROWS <= 32, "a lane makes the gate of one");
 
 /* In one piece, and where they stand: the compiler would have one wait for the other. */
 static __device__ __forceinline__ struct io_segment load_segment(const struct io_segment *from) {
-    struct io_segment g;
-    asm volatile("ld.global.v4.u32 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(g.slot), "=r"(g.first_row), "=r"(g.n_rows), "=r"(g.first_position)
-                 : "l"(from));
-    return g;
+    uint4 g = ld_volatile_u32x4(from);
+    return {g.x, g.y, g.z, g.w};
 }
 
 static __device__ __forceinline__ uint2 load_counts(const struct io_header *header) {
-    uint2 n;
-    asm volatile("ld.global.v2.u32 {%0, %1}, [%2];" : "=r"(n.x), "=r"(n.y) : "l"(&header->n_rows));
-    return n;
+    return ld_volatile_u32x2(&header->n_rows);
 }
 
 static __device__ __forceinline__ struct io_segment look_at_segment(const struct turn *x) {
-    uint4 g = look(&x->segment);
+    uint4 g = ld_shared_u32x4(&x->segment);
     return {g.x, g.y, g.z, g.w};
 }
 
@@ -693,8 +672,8 @@ template <int J, int M> struct few {
         uint32_t column = at.first_column + warp * J, value = at.head * p.value_width + column;
         load_taps<1, W>(p, at, N, lines);
         is_last = warp == DELTA_WARPS - 1;
-        a = is_last ? load_once(p.a + at.head) : 0;
-        dt = is_last ? load_once(p.dt + at.head) : 0;
+        a = is_last ? ld_no_allocate_f32(p.a + at.head) : 0;
+        dt = is_last ? ld_no_allocate_f32(p.dt + at.head) : 0;
         step = p.lanes;
         first = lane < step ? lane : p.rows; /* a block without a tile is here for runs */
         own = shared + warp * J * DK;
@@ -728,8 +707,8 @@ template <int J, int M> struct few {
         bool is_single[2], has_gate = is_last && has(lane, n.y) && mine.segment.n_rows == 1;
         float x = 0, b = 0;
         if (has_gate)
-            x = load_once(alpha + mine.segment.first_row * p.in_stride),
-            b = load_once(beta + mine.segment.first_row * p.in_stride);
+            x = ld_no_allocate_f32(alpha + mine.segment.first_row * p.in_stride),
+            b = ld_no_allocate_f32(beta + mine.segment.first_row * p.in_stride);
 #pragma unroll
         for (uint32_t i = 0; i < 2; i++) {
             is_single[i] = has(i, n.y) && g[i].n_rows == 1;
@@ -774,7 +753,7 @@ template <int J, int M> struct few {
             }
             take_row<J, M, true>(y + now, DK, q, k, v);
             struct delta_key key = key_of<M>(p, q, k);
-            uint2 gate = look_at_two(&turns[i].gate);
+            uint2 gate = ld_shared_u32x2(&turns[i].gate);
             float *stage = own + i % 2 * STATES;
             cp_async_wait<1>();
             __syncwarp();

@@ -38,7 +38,7 @@ static __device__ __forceinline__ void delta_row(const struct delta_params &p) {
             cp_async_4(smem_addr(taps + t * n + i), p.conv + (uint64_t)c * width + t);
     }
     if (is_gate)
-        a = load_once(p.a + at.head), dt = load_once(p.dt + at.head);
+        a = ld_no_allocate_f32(p.a + at.head), dt = ld_no_allocate_f32(p.dt + at.head);
     pdl_wait(p.io);
 
     uint32_t slot = p.slots == 1 ? 0 : p.io.segments->slot;

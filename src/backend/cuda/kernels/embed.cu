@@ -13,7 +13,7 @@ static __device__ void bring_io(const struct embed_params &p) {
     uint32_t n_copied = p.changes_at / 16, n = n_copied + (p.pages ? p.max_changes : 0);
     for (uint32_t first = 0; first < n; first += EMBED_THREADS) {
         uint32_t i = first + threadIdx.x;
-        uint4 v = i < n ? load_weights(p.host_io + 16 * i) : make_uint4(0, 0, 0, 0);
+        uint4 v = i < n ? ld_no_allocate(p.host_io + 16 * i) : make_uint4(0, 0, 0, 0);
         if (i == 0)
             n_changes = v.w;
         __syncthreads();
@@ -139,7 +139,7 @@ extern "C" __global__ void __launch_bounds__(EMBED_THREADS, 2)
     if (p.host_io == p.io_copy && (threadIdx.x | part | row) == 0) /* else it comes with IO */
         *(uint64_t *)p.io.header->reserved = 0;                    /* the head's best */
     if (threadIdx.x == 0)
-        shared_row = load_weights(p.host_io + p.rows_at + 16 * row);
+        shared_row = ld_no_allocate(p.host_io + p.rows_at + 16 * row);
     __syncthreads();
     uint32_t token = min(shared_row.x, p.table.n - 1), position = shared_row.y;
     if (is_filler) {
@@ -194,12 +194,12 @@ extern "C" __global__ void __launch_bounds__(512)
     for (; i + 3 * step < n; i += 4 * step) {
         uint4 v[4];
         for (int k = 0; k < 4; k++)
-            v[k] = load_weights(p.from + (i + k * step) * 16);
+            v[k] = ld_no_allocate(p.from + (i + k * step) * 16);
         for (int k = 0; k < 4; k++)
             sum += v[k].x ^ v[k].y ^ v[k].z ^ v[k].w;
     }
     for (; i < n; i += step)
-        sum += load_weights(p.from + i * 16).x;
+        sum += ld_no_allocate(p.from + i * 16).x;
     if (sum == 0x12345678) /* never: the memory is zero */
         *p.sink = 0;
 }

@@ -32,7 +32,7 @@ static __device__ __forceinline__ struct run run_of(const struct experts_matrix 
 static __device__ __forceinline__ void copy_unit(uint32_t stage, const uint8_t *from,
                                                  uint32_t bytes, uint32_t barrier) {
     uint32_t lane = threadIdx.x % 32;
-    if constexpr (HAS_BULK) {
+    if constexpr (HAS_CP_ASYNC_BULK) {
         if (lane == 0)
             bulk_load(stage, from, bytes, barrier);
     } else {
@@ -57,7 +57,7 @@ template <class WORK> struct feeder {
         base = (uint32_t)__cvta_generic_to_shared(shared);
         mbars = base + r.mbars_at + warp * r.stages * 8;
         base += warp * r.stages * r.stage_bytes;
-        if (HAS_BULK)
+        if (HAS_CP_ASYNC_BULK)
             mbarrier_init_stages(mbars, r.stages);
     }
 

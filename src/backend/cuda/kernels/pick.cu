@@ -58,23 +58,17 @@ static __device__ struct part part_of(const struct team &team, uint32_t n) {
 enum meeting { TOGETHER, ALONE, OFF };
 enum : uint32_t { CALLED_OFF = 1u << 31 };
 
-static __device__ uint64_t nanoseconds(void) {
-    uint64_t now;
-    asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(now));
-    return now;
-}
-
 static __device__ enum meeting await_team(uint32_t *counter, uint32_t size) {
     uint32_t seen = atomicAdd(counter, 1) + 1;
     if ((seen & ~CALLED_OFF) == size)
         return seen & CALLED_OFF ? ALONE : TOGETHER;
-    for (uint64_t began = nanoseconds();;) {
+    for (uint64_t began = globaltimer();;) {
         seen = *(volatile uint32_t *)counter;
         if (seen & CALLED_OFF)
             return OFF;
         if (seen >= size)
             return TOGETHER;
-        if (nanoseconds() - began >= PICK_PATIENCE)
+        if (globaltimer() - began >= PICK_PATIENCE)
             atomicCAS(counter, seen, seen | CALLED_OFF);
     }
 }
@@ -850,7 +844,7 @@ static __device__ void end_step(const struct pick_params &p) {
     if (p.done && threadIdx.x == 0) {
         __threadfence_system();
         *(volatile uint64_t *)p.done = p.io.header->step;
-        asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(*p.end_stamp));
+        *p.end_stamp = globaltimer();
     }
     count_tokens(p);
     __syncthreads();

@@ -100,7 +100,7 @@ static __device__ __forceinline__ void aim(const struct many_params &m, const st
 static __device__ __forceinline__ bool load_strip(const struct many_params &m,
                                                   struct many_loader &l, uint32_t stage,
                                                   uint32_t barrier, bool asks) {
-    uint32_t lane = fresh_lane();
+    uint32_t lane = volatile_lane();
     if (l.left == 0 && l.task != OVER) {
         struct many_task t;
         if (find_many(m, l.task, t)) {
@@ -188,7 +188,7 @@ static __device__ __forceinline__ float2 factor_pair(const struct many_params &m
 
 /* All that is asked of the factors comes behind this. */
 static __device__ __forceinline__ void wait_factors(const struct many_params &m) {
-    if (HAS_BULK && m.p.in.kind == PROLOGUE_NORM)
+    if (HAS_CP_ASYNC_BULK && m.p.in.kind == PROLOGUE_NORM)
         bulk_wait(factors_barrier(m), 0);
 }
 
@@ -205,7 +205,7 @@ struct strip_place {
 static __device__ __forceinline__ struct strip_place
 place_strip(const struct many_params &m, const struct many_task &t, uint32_t own) {
     const struct project_params &p = m.p;
-    uint32_t lane = fresh_lane(), row = own + lane % 4 * 2;
+    uint32_t lane = volatile_lane(), row = own + lane % 4 * 2;
     uint32_t rows = p.epilogue == EPILOGUE_SWIGLU ? MANY_STRIP / 2 : MANY_STRIP;
     uint32_t n = t.m16_tile * rows + lane / 4;
     return {p.out + (uint64_t)(blockIdx.y * m.qacts.rows + row) * p.out_stride +
@@ -305,16 +305,7 @@ static __device__ __forceinline__ bool is_last(const struct many_params &m,
     uint32_t before = 0;
     __syncwarp();
     if (threadIdx.x % 32 == 0) {
-        if (m.is_spread)
-            asm volatile("atom.add.acq_rel.gpu.u32 %0, [%1], 1;"
-                         : "=r"(before)
-                         : "l"(counter)
-                         : "memory");
-        else
-            asm volatile("atom.add.acq_rel.cta.u32 %0, [%1], 1;"
-                         : "=r"(before)
-                         : "l"(counter)
-                         : "memory");
+        before = m.is_spread ? atomic_inc_acq_rel_gpu(counter) : atomic_inc_acq_rel_cta(counter);
         if (before == t.parts - 1)
             *counter = 0;
     }
@@ -394,7 +385,7 @@ static __device__ __forceinline__ bool is_left(const struct many_params &m, uint
     if (m.tile_warps == 1)
         return true;
     uint32_t before = 0;
-    if (fresh_lane() == 0)
+    if (volatile_lane() == 0)
         before = atomicAdd((uint32_t *)((uint8_t *)shared + m.left_at) + stage, 1);
     return __shfl_sync(~0u, before, 0) % 2;
 }
@@ -423,7 +414,7 @@ many_tasks(const struct many_params &m, struct many_loader &l, uint32_t pipeline
         for (; left; left--, group += groups) {
             uint32_t from = smem_addr(shared), k_slab = group >> in_band;
 #pragma unroll 1
-            for (; HAS_BULK && there <= k_slab; there++)
+            for (; HAS_CP_ASYNC_BULK && there <= k_slab; there++)
                 bulk_wait(band_barrier(m, there), 0);
             uint32_t at = (pipeline * p.stages + stage) * p.stage_bytes * m.tiles;
             uint32_t barrier = slot_barrier(m, pipeline, stage);
@@ -432,13 +423,13 @@ many_tasks(const struct many_params &m, struct many_loader &l, uint32_t pipeline
                                   acts_of(m, k_slab, tile_warp * NT * 8),
                                   group - (k_slab << in_band), acc);
             __syncwarp();
-            load_strip(m, l, fresh(from + at), fresh(barrier),
+            load_strip(m, l, opaque(from + at), opaque(barrier),
                        is_left(m, pipeline * p.stages + stage));
             stage = stage + 1 == p.stages ? 0 : stage + 1;
             phase ^= stage == 0;
         }
         struct many_task again; /* another, so that the first need not be kept */
-        find_many(m, fresh(i), again);
+        find_many(m, opaque(i), again);
         end_task<NT>(m, again, tile_warp, n_rows, acc);
     }
 }
@@ -519,7 +510,7 @@ static __device__ __noinline__ void plain_tiles(const struct many_params &m, uin
         if (lane < MANY_PLAIN)
             sums[t * MANY_PLAIN + lane % 2 * 2 + lane / 2] = v;
     }
-    asm volatile("bar.sync 1, %0;" ::"r"(warps * 32) : "memory");
+    named_barrier_sync(warps * 32);
     wait_factors(m);
     uint32_t e = warp * 32 + lane, r = e / MANY_PLAIN % MANY_PLAIN_ROWS, row = e % MANY_PLAIN;
     for (uint32_t i = e / n; find_plain(m, i, rows, item); i += warps * 32 / n) {
@@ -589,11 +580,11 @@ static __device__ __forceinline__ void project_many(const struct many_params &m)
         for (uint32_t i = 1; i < p.stages; i++)
             load_strip(m, l, stages + i * stage_bytes, mbars + i * 8, tile_warp == 0);
     uint32_t n_rows = count_rows(p.io, p.in);
-    if (is_last && (!HAS_BULK || p.in.kind == PROLOGUE_NORM))
+    if (is_last && (!HAS_CP_ASYNC_BULK || p.in.kind == PROLOGUE_NORM))
         bulk_wait(squares_barrier(m), 0);
     if (is_last && p.in.kind == PROLOGUE_NORM)
         store_factors(m);
-    if (!HAS_BULK) /* this warp has copied all of it */
+    if (!HAS_CP_ASYNC_BULK) /* this warp has copied all of it */
         __syncthreads();
     if (has_ring)
         many_tasks<SET, NT>(m, l, pipeline, tile_warp, x.first, n_rows);

@@ -12,57 +12,8 @@
 /* The products need all registers that there are, and what does not fit goes to memory, far away
  * since shared memory leaves no room for a cache. So what is quickly found again is not kept; the
  * compiler would, if it knew that it is the same. */
-static __device__ __forceinline__ uint32_t fresh(uint32_t x) {
-    asm volatile("" : "+r"(x));
-    return x;
-}
-
-static __device__ __forceinline__ uint32_t fresh_lane(void) {
-    uint32_t lane;
-    asm volatile("mov.u32 %0, %%laneid;" : "=r"(lane));
-    return lane;
-}
-
-static __device__ __forceinline__ uint32_t fresh_thread(void) {
-    uint32_t thread;
-    asm volatile("mov.u32 %0, %%tid.x;" : "=r"(thread));
-    return thread;
-}
-
 /* ---- products ---------------------------------------------------------------------------------
  */
-
-/* Four matrices of 8 rows by 16 bytes: a lane gives the address of row lane % 8 of matrix lane / 8,
- * and gets word j of row g of each. */
-static __device__ __forceinline__ void load_matrices(uint32_t (&x)[4], uint32_t at) {
-    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3])
-                 : "r"(at)
-                 : "memory");
-}
-
-static __device__ __forceinline__ void mma32(int (&c)[4], const uint32_t (&a)[4], uint32_t b0,
-                                             uint32_t b1, int start) {
-    asm("mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, "
-        "{%8, %9}, {%10, %10, %10, %10};"
-        : "=r"(c[0]), "=r"(c[1]), "=r"(c[2]), "=r"(c[3])
-        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1), "r"(start));
-}
-
-static __device__ __forceinline__ void mma16(int (&c)[4], uint32_t a0, uint32_t a1, uint32_t b) {
-    asm("mma.sync.aligned.m16n8k16.row.col.s32.s8.s8.s32 {%0, %1, %2, %3}, {%4, %5}, {%6}, "
-        "{%7, %7, %7, %7};"
-        : "=r"(c[0]), "=r"(c[1]), "=r"(c[2]), "=r"(c[3])
-        : "r"(a0), "r"(a1), "r"(b), "r"(0));
-}
-
-static __device__ __forceinline__ void mma_halves(float (&c)[4], uint32_t a0, uint32_t a1,
-                                                  uint32_t b) {
-    asm("mma.sync.aligned.m16n8k8.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5}, {%6}, "
-        "{%7, %7, %7, %7};"
-        : "=f"(c[0]), "=f"(c[1]), "=f"(c[2]), "=f"(c[3])
-        : "r"(a0), "r"(a1), "r"(b), "f"(0.0f));
-}
 
 /* Activations in shared memory, as a lane reads them: 8 NT rows. */
 struct many_acts {
@@ -79,7 +30,7 @@ static __device__ __forceinline__ struct many_acts acts_of(const struct many_par
                                                            uint32_t row) {
     extern __shared__ uint4 shared[];
     const struct many_image &e = m.qacts;
-    uint32_t lane = fresh_lane(), pitch = (1u << e.band_shift) + 16;
+    uint32_t lane = volatile_lane(), pitch = (1u << e.band_shift) + 16;
     uint32_t k_slab = m.p.qact_at + i * e.band_bytes;
     struct many_acts a;
     a.numbers = smem_addr(shared) + k_slab + (row + lane % 8) * pitch + lane / 8 * 16;
@@ -96,13 +47,13 @@ static __device__ __forceinline__ struct many_acts acts_of(const struct many_par
  * columns.
  */
 struct many_view {
-    uint32_t matrix; /* for load_matrices, from the start of a stage */
+    uint32_t matrix; /* for ldmatrix_x4, from the start of a stage */
     uint32_t kblock[2], row[2];
     uint32_t rows; /* T: so many lanes on are the row's next columns */
 };
 
 static __device__ __forceinline__ struct many_view view_of(uint32_t rows, uint32_t stage_bytes) {
-    uint32_t lane = fresh_lane(), g = lane / 4, half = lane / 8 % 2, r = lane % 8;
+    uint32_t lane = volatile_lane(), g = lane / 4, half = lane / 8 % 2, r = lane % 8;
     struct many_view v;
     v.rows = rows;
     v.matrix = lane / 16 * 512; /* matrices 2 and 3 are of the next piece */
@@ -173,12 +124,6 @@ static __device__ __forceinline__ uint32_t byte_of(uint32_t v, uint32_t i) {
     return __byte_perm(v, 0, 0x4440 + i);
 }
 
-static __device__ __forceinline__ int signed_byte(uint32_t v, uint32_t i) {
-    int r;
-    asm("prmt.b32 %0, %1, 0, %2;" : "=r"(r) : "r"(v), "r"(0x8880 + 0x1111 * i));
-    return r;
-}
-
 /* Integers of the m16_tile against 8 rows, scaled: those of row g by a, of row g + 8 by b. */
 static __device__ __forceinline__ void add_scaled(int (&sum)[4], const int (&c)[4], int a, int b) {
     sum[0] += a * c[0];
@@ -218,10 +163,10 @@ static __device__ __forceinline__ void many_q4(const struct many_places<TYPE> &v
 #pragma unroll
     for (int two = 0; two < 2; two++) {
         uint32_t w[4], b[NT][4];
-        load_matrices(w, v.matrix + two * 1024);
+        ldmatrix_x4(w, v.matrix + two * 1024);
 #pragma unroll
         for (int t = 0; t < NT; t++)
-            load_matrices(b[t], a.numbers + t * a.pitch + x * 128 + two * 64);
+            ldmatrix_x4(b[t], a.numbers + t * a.pitch + x * 128 + two * 64);
 #pragma unroll
         for (int h = 0; h < 2; h++) {
             int piece = 2 * two + h;
@@ -237,7 +182,7 @@ static __device__ __forceinline__ void many_q4(const struct many_places<TYPE> &v
 #pragma unroll
             for (int t = 0; t < NT; t++) {
                 int c[4];
-                mma32(c, f, b[t][2 * h], b[t][2 * h + 1], 0);
+                mma_m16n8k32_s8(c, f, b[t][2 * h], b[t][2 * h + 1], 0);
                 add_scaled(sum[t], c, (int)byte_of(scales[0], piece),
                            (int)byte_of(scales[1], piece));
             }
@@ -247,7 +192,8 @@ static __device__ __forceinline__ void many_q4(const struct many_places<TYPE> &v
     for (int t = 0; t < NT; t++) {
         float2 as = peek<float2>(a.scales + x * a.rows * 4 + t * 32);
         float least[4];
-        mma_halves(least, pairs[0], pairs[1], peek<uint32_t>(a.sums + x * a.rows * 16 + t * 128));
+        mma_m16n8k8_f16(least, pairs[0], pairs[1],
+                        peek<uint32_t>(a.sums + x * a.rows * 16 + t * 128));
 #pragma unroll
         for (int i = 0; i < 4; i++) {
             float value = __fmul_rn(d[i / 2].x, (float)sum[t][i]);
@@ -271,12 +217,12 @@ static __device__ __forceinline__ void many_q6(const struct many_places<IS_Q6_K>
 #pragma unroll
     for (int two = 0; two < 2; two++) {
         uint32_t w[4], b[NT][4];
-        load_matrices(w, v.matrix + two * 1024);
+        ldmatrix_x4(w, v.matrix + two * 1024);
         uint4 one = peek<uint4>(v.more[0] + TILE_HIGH_BITS + two * 512);
         uint4 other = peek<uint4>(v.more[1] + TILE_HIGH_BITS + two * 512);
 #pragma unroll
         for (int t = 0; t < NT; t++)
-            load_matrices(b[t], a.numbers + t * a.pitch + x * 128 + two * 64);
+            ldmatrix_x4(b[t], a.numbers + t * a.pitch + x * 128 + two * 64);
 #pragma unroll
         for (int h = 0; h < 4; h++) { /* runs of 16 columns */
             uint32_t n = w[h / 2 * 2], m = w[h / 2 * 2 + 1];
@@ -289,7 +235,7 @@ static __device__ __forceinline__ void many_q6(const struct many_places<IS_Q6_K>
 #pragma unroll
             for (int t = 0; t < NT; t++) {
                 int c[4];
-                mma16(c, f, g, b[t][h]);
+                mma_m16n8k16_s8(c, f, g, b[t][h]);
                 add_scaled(sum[t], c, s, r);
             }
         }
@@ -321,16 +267,16 @@ static __device__ __forceinline__ void many_q8(const struct many_places<IS_Q8_0>
 #pragma unroll
     for (int i = 0; i < 2; i++) {
         d[i] = half2_to_float2(peek<uint32_t>(v.scales[i] + TILE_HIGH_BITS));
-        load_matrices(w[i], v.matrix + i * 1024);
+        ldmatrix_x4(w[i], v.matrix + i * 1024);
     }
 #pragma unroll
     for (int t = 0; t < NT; t++) {
         uint32_t b[4];
-        load_matrices(b, a.numbers + t * a.pitch + x * 64);
+        ldmatrix_x4(b, a.numbers + t * a.pitch + x * 64);
 #pragma unroll
         for (int block = 0; block < 2; block++) {
             int c[4];
-            mma32(c, w[block], b[2 * block], b[2 * block + 1], MAGIC);
+            mma_m16n8k32_s8(c, w[block], b[2 * block], b[2 * block + 1], MAGIC);
             uint32_t group = (2 * x + block) << a.shift >> 2;
             float2 as = peek<float2>(a.scales + group * a.rows * 4 + t * 32);
 #pragma unroll

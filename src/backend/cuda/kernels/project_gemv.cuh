@@ -45,41 +45,8 @@ static __device__ __forceinline__ void cp_async_wait_stages(uint32_t stages) {
         cp_async_wait<5>();
 }
 
-/* Units by the copy engine: one request a kblock, which leaves the lanes' own way to memory free
- * for the activations. A barrier a stage says when it is there. */
-#if __CUDA_ARCH__ >= 900
-#define HAS_BULK true
-#else
-#define HAS_BULK false
-#endif
-
-static __device__ __forceinline__ void mbarrier_init(uint32_t barrier) {
-#if __CUDA_ARCH__ >= 900
-    asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"(barrier) : "memory");
-#endif
-}
-
-static __device__ __forceinline__ void mbarrier_init_fence(void) {
-#if __CUDA_ARCH__ >= 900
-    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
-#endif
-}
-
-/* By one lane; below 9.0, where there is no such engine, by its own copies. */
-static __device__ __forceinline__ void cp_async_bulk(uint32_t to, const uint8_t *from,
-                                                     uint32_t bytes, uint32_t barrier) {
-#if __CUDA_ARCH__ >= 900
-    asm volatile(
-        "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, "
-        "[%3];" ::"r"(to),
-        "l"(from), "r"(bytes), "r"(barrier)
-        : "memory");
-#else
-    for (uint32_t i = 0; i < bytes; i += 16)
-        cp_async_16(to + i, from + i);
-#endif
-}
-
+/* K blocks by the copy engine: one request a K block, which leaves the lanes' own load units free
+ * for the activations. An mbarrier a stage says when it is complete. */
 static __device__ __forceinline__ void bulk_load(uint32_t to, const uint8_t *from, uint32_t bytes,
                                                  uint32_t barrier) {
     mbarrier_expect_tx(barrier, bytes);
@@ -91,7 +58,7 @@ static __device__ __forceinline__ void bulk_wait(uint32_t barrier, uint32_t phas
 #if __CUDA_ARCH__ >= 900
     mbarrier_wait(barrier, phase);
 #else
-    asm volatile("cp.async.wait_all;" ::: "memory");
+    cp_async_wait_all();
     __syncwarp();
 #endif
 }
@@ -101,7 +68,7 @@ static __device__ __forceinline__ void mbarrier_init_stages(uint32_t mbars, uint
     if (threadIdx.x % 32 == 0) {
 #pragma unroll 1
         for (uint32_t i = 0; i < stages; i++)
-            mbarrier_init(mbars + i * 8);
+            mbarrier_init(mbars + i * 8, 1);
         mbarrier_init_fence();
     }
     __syncwarp();
@@ -252,9 +219,7 @@ static __device__ __forceinline__ struct acts acts_of(const struct project_input
     a.stride = stride;
 #pragma unroll
     for (int j = 1; j < 5; j++)
-        asm("add.u32 %0, %1, %2;"
-            : "=r"(a.planes[j])
-            : "r"(a.planes[j - 1]), "r"(project_plane(in.k) * 16));
+        a.planes[j] = opaque_add(a.planes[j - 1], project_plane(in.k) * 16);
     a.sums_at = project_sums_at(in.k);
     a.f32 = qact + (in.wants_int8 ? project_int8_bytes(in.k) : 0);
     return a;
@@ -280,12 +245,6 @@ static __device__ __forceinline__ T act_scale(const struct acts &a, uint32_t at,
 
 static __device__ __forceinline__ float4 act_floats(const struct acts &a, int r, uint32_t at) {
     return ((const float4 *)(a.f32 + r * a.stride))[at];
-}
-
-static __device__ __forceinline__ int dot4u(uint32_t w, uint32_t a, int c) {
-    int r;
-    asm("dp4a.u32.s32 %0, %1, %2, %3;" : "=r"(r) : "r"(w), "r"(a), "r"(c));
-    return r;
 }
 
 static __device__ __forceinline__ int dot4s(uint32_t w, uint32_t a, int c) {
@@ -323,23 +282,10 @@ static __device__ __forceinline__ struct lane_place find_lane(const struct acts 
     return {lanes, place, (place / 2 << row_shift | row) * 4, a.qact + place * 16};
 }
 
-/* v + w where lanes > MORE. No branch, behind which nothing else could go on, and no copies. */
-template <int MORE>
-static __device__ __forceinline__ float add_if(float v, float w, uint32_t lanes) {
-    asm("{\n"
-        ".reg .pred p;\n"
-        "setp.gt.u32 p, %1, %3;\n"
-        "@p add.rn.f32 %0, %0, %2;\n"
-        "}"
-        : "+f"(v)
-        : "r"(lanes), "f"(w), "n"(MORE));
-    return v;
-}
-
 /* The lanes that share a row of an int8 type, added: those 4, 8 and 16 apart, or the last of it. */
 static __device__ __forceinline__ float add_lanes(float v, uint32_t lanes) {
-    v = add_if<4>(v, __shfl_xor_sync(~0u, v, 4), lanes);
-    v = add_if<2>(v, __shfl_xor_sync(~0u, v, 8), lanes);
+    v = add_if_above<4>(v, __shfl_xor_sync(~0u, v, 4), lanes);
+    v = add_if_above<2>(v, __shfl_xor_sync(~0u, v, 8), lanes);
     return __fadd_rn(v, __shfl_xor_sync(~0u, v, 16));
 }
 
@@ -400,8 +346,8 @@ static __device__ __forceinline__ void dot_q4(const uint8_t *stage, const struct
             int low = 0, high = 0;
 #pragma unroll
             for (int j = 0; j < 4; j++) {
-                low = dot4u(lo[j], word(y, j), low);
-                high = dot4u(hi[j], word(z, j), high);
+                low = dp4a_us(lo[j], word(y, j), low);
+                high = dp4a_us(hi[j], word(z, j), high);
             }
             sum[r] += scale * (low + (IS_5 ? high : high >> 4));
         }
@@ -655,7 +601,7 @@ run_tasks(const struct project_params &p, struct loader &l, uint32_t warp, uint3
           uint32_t first_row, uint32_t n_rows, const HEAD &head) {
     extern __shared__ uint4 shared[];
     uint32_t stage = 0, stages = SET & DEEP_PIPELINE ? p.stages : 2;
-    constexpr bool IS_BULK = HAS_BULK && R == 1;
+    constexpr bool IS_BULK = HAS_CP_ASYNC_BULK && R == 1;
     uint32_t base = (uint32_t)__cvta_generic_to_shared(shared), i = warp, phase = 0;
     for (;;) {
         const struct project_segment &s = p.segments[t.segment];
@@ -814,7 +760,7 @@ static __device__ __forceinline__ void project(const struct project_params &p,
                                                const HEAD &head = HEAD()) {
     extern __shared__ uint4 shared[];
     constexpr bool IS_FUSED = R <= PROJECT_FUSED_ROWS; /* else rows are prepared already */
-    constexpr bool IS_BULK = HAS_BULK && R == 1;
+    constexpr bool IS_BULK = HAS_CP_ASYNC_BULK && R == 1;
     pdl_launch_dependents();
     uint8_t *base = (uint8_t *)shared, *qacts = base + p.qact_at;
     float *parts = (float *)(base + p.partials_at), *red = (float *)(base + p.red_at);

@@ -19,17 +19,8 @@ static __device__ __forceinline__ uint32_t warp_uniform(uint32_t x) {
     return __reduce_max_sync(~0u, x);
 }
 
-/* Of a number that is not denormal. */
-static __device__ __forceinline__ float rcp_approx(float x) {
-    float y;
-    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-    return y;
-}
-
 static __device__ __forceinline__ float sigmoid_approx(float x) {
-    float e;
-    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(e) : "f"(__fmul_rn(x, -1.44269504f)));
-    return rcp_approx(__fadd_rn(1.0f, e));
+    return rcp_approx(__fadd_rn(1.0f, ex2_approx(__fmul_rn(x, -1.44269504f))));
 }
 
 /* SwiGLU. */
@@ -103,26 +94,14 @@ static __device__ __forceinline__ struct col8 load_col8(const float4 *at) {
 }
 
 /* Weights are the same for all blocks, and a head's for all warps: the L1 cache has them then. */
-static __device__ __forceinline__ struct col8 load_weights(const float4 *at) {
+static __device__ __forceinline__ struct col8 load_norm_weights(const float4 *at) {
     return {{__ldg(at), __ldg(at + NEXT_HALF)}};
-}
-
-/* No branch, before which the compiler would wait for whatever is on its way. */
-static __device__ __forceinline__ void load_float4_if(bool is_wanted, const float4 *at, float4 &v) {
-    asm volatile("{\n"
-                 ".reg .pred p;\n"
-                 "setp.ne.u32 p, %5, 0;\n"
-                 "@p ld.global.cg.v4.f32 {%0, %1, %2, %3}, [%4];\n"
-                 "}"
-                 : "+f"(v.x), "+f"(v.y), "+f"(v.z), "+f"(v.w)
-                 : "l"(at), "r"((uint32_t)is_wanted)
-                 : "memory");
 }
 
 static __device__ __forceinline__ void load_col8_if(bool is_wanted, const float4 *at,
                                                     struct col8 &v) {
-    load_float4_if(is_wanted, at, v.half[0]);
-    load_float4_if(is_wanted, at + NEXT_HALF, v.half[1]);
+    ld_cg_f32x4_if(is_wanted, at, v.half[0]);
+    ld_cg_f32x4_if(is_wanted, at + NEXT_HALF, v.half[1]);
 }
 
 static __device__ __forceinline__ struct col8 mul(const struct col8 &a, const struct col8 &b) {
@@ -402,8 +381,8 @@ static __device__ __forceinline__ void load_norm_early(const struct row_threads 
     if (!project_is_vec4(&in) || !wants_squares(in.kind))
         return;
     uint32_t i = col8_at(who, 0, in.k / PROJECT_COLS);
-    weights = load_weights((const float4 *)in.norm +
-                           (in.kind == PROLOGUE_NORM ? i : threadIdx.x % GROUP_THREADS));
+    weights = load_norm_weights((const float4 *)in.norm +
+                                (in.kind == PROLOGUE_NORM ? i : threadIdx.x % GROUP_THREADS));
 }
 
 /* What is read with a piece: its gates; or, of a row that is just quantized, the next round's
@@ -481,7 +460,7 @@ quantize_row_vec4(const struct row_threads &who, const struct cuda_io &io,
         else
             v = load_col8(x + i);
         if (in.kind == PROLOGUE_NORM)
-            w = load_weights((const float4 *)in.norm + i);
+            w = load_norm_weights((const float4 *)in.norm + i);
         other = find_other(who, in, row, i, next);
         load_col8_if(other.is_wanted, other.at, more);
     }

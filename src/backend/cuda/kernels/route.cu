@@ -23,7 +23,7 @@ static __device__ __forceinline__ float4 load_piece(const struct route_params &p
     if (!row || 4 * i >= p.width)
         return make_float4(0, 0, 0, 0);
     if (p.is_aligned) {
-        uint4 w = load_weights(row + 4 * i);
+        uint4 w = ld_no_allocate(row + 4 * i);
         return make_float4(__uint_as_float(w.x), __uint_as_float(w.y), __uint_as_float(w.z),
                            __uint_as_float(w.w));
     }

@@ -1,0 +1,444 @@
+/* ptx.cuh - all inline assembly of the kernels: one function an instruction, named for it.
+ *
+ * Addresses in shared memory are 32-bit, as smem_addr gives them. Instructions that need compute
+ * capability 9.0 do nothing below it; the kernels have another path there. */
+#ifndef BACKEND_CUDA_KERNELS_PTX_CUH
+#define BACKEND_CUDA_KERNELS_PTX_CUH
+
+#include <stdint.h>
+
+#if __CUDA_ARCH__ >= 900
+#define HAS_CP_ASYNC_BULK true
+#else
+#define HAS_CP_ASYNC_BULK false
+#endif
+
+/* ---- programmatic dependent launch --------------------------------------------------------- */
+
+/* Lets the next kernel of the step start. It says nothing about what this one has written: the
+ * next kernel's griddepcontrol.wait does. */
+static __device__ __forceinline__ void pdl_launch_dependents(void) {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}
+
+/* Below 9.0 a kernel starts when all before it are complete. */
+#if __CUDA_ARCH__ >= 900
+#define PDL_WAIT "griddepcontrol.wait;\n"
+#else
+#define PDL_WAIT ""
+#endif
+
+/* After this all earlier kernels of the step are complete, and their writes visible. */
+static __device__ __forceinline__ void pdl_wait(void) {
+    asm volatile(PDL_WAIT ::: "memory");
+}
+
+/* The same, and one thread stores the time: a step's times, op by op, as they are in the step. The
+ * predicate and the address are computed before the wait. */
+static __device__ __forceinline__ void pdl_wait_stamped(bool is_first_thread, uint64_t *stamp) {
+    asm volatile("{\n"
+                 ".reg .pred p;\n"
+                 ".reg .u64 now;\n"
+                 "setp.ne.u32 p, %0, 0;\n" PDL_WAIT "@p mov.u64 now, %%globaltimer;\n"
+                 "@p st.global.u64 [%1], now;\n"
+                 "}" ::"r"((uint32_t)is_first_thread),
+                 "l"(stamp)
+                 : "memory");
+}
+
+static __device__ __forceinline__ uint64_t globaltimer(void) {
+    uint64_t now;
+    asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(now));
+    return now;
+}
+
+/* ---- cp.async ------------------------------------------------------------------------------- */
+
+static __device__ __forceinline__ uint32_t smem_addr(const void *p) {
+    return (uint32_t)__cvta_generic_to_shared(p);
+}
+
+static __device__ __forceinline__ void cp_async_16(uint32_t to, const void *from) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");
+}
+
+static __device__ __forceinline__ void cp_async_4(uint32_t to, const void *from) {
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(to), "l"(from) : "memory");
+}
+
+static __device__ __forceinline__ void cp_async_commit(void) {
+    asm volatile("cp.async.commit_group;" ::: "memory");
+}
+
+/* All but the N youngest groups are complete. */
+template <int N> static __device__ __forceinline__ void cp_async_wait(void) {
+    asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory");
+}
+
+static __device__ __forceinline__ void cp_async_wait_all(void) {
+    asm volatile("cp.async.wait_all;" ::: "memory");
+}
+
+/* ---- mbarriers and bulk copies: from 9.0 on -------------------------------------------------- */
+
+static __device__ __forceinline__ void mbarrier_init(uint32_t barrier, uint32_t count) {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(count) : "memory");
+#endif
+}
+
+/* Makes initialised mbarriers visible to the copy engine and the cluster. */
+static __device__ __forceinline__ void mbarrier_init_fence(void) {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+#endif
+}
+
+static __device__ __forceinline__ void fence_proxy_async(void) {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+#endif
+}
+
+/* Arrives, and the phase completes only when so many bytes have come, too. */
+static __device__ __forceinline__ void mbarrier_expect_tx(uint32_t barrier, uint32_t bytes) {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes)
+                 : "memory");
+#endif
+}
+
+static __device__ __forceinline__ void mbarrier_arrive(uint32_t barrier) {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
+#endif
+}
+
+static __device__ __forceinline__ void mbarrier_wait(uint32_t barrier, uint32_t phase) {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("{\n"
+                 ".reg .pred p;\n"
+                 "again:\n"
+                 "mbarrier.try_wait.parity.shared::cta.b64 p, [%0], %1;\n"
+                 "@!p bra again;\n"
+                 "}" ::"r"(barrier),
+                 "r"(phase)
+                 : "memory");
+#endif
+}
+
+/* Issued by one lane; below 9.0, which has no copy engine, that lane's own cp.async. */
+static __device__ __forceinline__ void cp_async_bulk(uint32_t to, const uint8_t *from,
+                                                     uint32_t bytes, uint32_t barrier) {
+#if __CUDA_ARCH__ >= 900
+    asm volatile(
+        "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, "
+        "[%3];" ::"r"(to),
+        "l"(from), "r"(bytes), "r"(barrier)
+        : "memory");
+#else
+    for (uint32_t i = 0; i < bytes; i += 16)
+        cp_async_16(to + i, from + i);
+#endif
+}
+
+/* ---- clusters -------------------------------------------------------------------------------- */
+
+/* Says that this block runs and its mbarriers are initialised; orders no other memory, which would
+ * cost a fence of the whole device. */
+static __device__ __forceinline__ void cluster_arrive(void) {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
+#endif
+}
+
+static __device__ __forceinline__ void cluster_wait(void) {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
+#endif
+}
+
+#if __CUDA_ARCH__ >= 900
+/* The same shared address in the cluster's block of that rank. */
+static __device__ __forceinline__ uint32_t map_to_rank(uint32_t at, uint32_t rank) {
+    uint32_t to;
+    asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(to) : "r"(at), "r"(rank));
+    return to;
+}
+
+/* Stores into a block of the cluster, which its mbarrier counts as bytes. */
+static __device__ __forceinline__ void st_async(uint32_t to, float4 x, uint32_t barrier) {
+    asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 [%0], {%1, %2, %3, "
+                 "%4}, [%5];" ::"r"(to),
+                 "f"(x.x), "f"(x.y), "f"(x.z), "f"(x.w), "r"(barrier)
+                 : "memory");
+}
+
+static __device__ __forceinline__ void st_async(uint32_t to, uint2 x, uint32_t barrier) {
+    asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.v2.b32 [%0], {%1, %2}, "
+                 "[%3];" ::"r"(to),
+                 "r"(x.x), "r"(x.y), "r"(barrier)
+                 : "memory");
+}
+#endif
+
+/* ---- loads ----------------------------------------------------------------------------------- */
+
+/* Weights are read once a step: past L1, by plain loads, which the compiler leaves before a
+ * pdl_wait where .nc loads would sink below it (and after one where .nc loads would rise above
+ * it). */
+static __device__ __forceinline__ uint4 ld_no_allocate(const void *p) {
+    uint4 v;
+    asm volatile("ld.global.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+                 : "l"(p));
+    return v;
+}
+
+static __device__ __forceinline__ float ld_no_allocate_f32(const float *p) {
+    float x;
+    asm volatile("ld.global.L1::no_allocate.f32 %0, [%1];" : "=f"(x) : "l"(p));
+    return x;
+}
+
+static __device__ __forceinline__ float4 ld_no_allocate_f32x4(const float *p) {
+    float4 x;
+    asm volatile("ld.global.L1::no_allocate.v4.f32 {%0, %1, %2, %3}, [%4];"
+                 : "=f"(x.x), "=f"(x.y), "=f"(x.z), "=f"(x.w)
+                 : "l"(p));
+    return x;
+}
+
+/* Loads that are issued where they stand. */
+static __device__ __forceinline__ float ld_volatile_f32(const float *p) {
+    float x;
+    asm volatile("ld.global.f32 %0, [%1];" : "=f"(x) : "l"(p));
+    return x;
+}
+
+static __device__ __forceinline__ uint2 ld_volatile_u32x2(const void *p) {
+    uint2 x;
+    asm volatile("ld.global.v2.u32 {%0, %1}, [%2];" : "=r"(x.x), "=r"(x.y) : "l"(p));
+    return x;
+}
+
+static __device__ __forceinline__ uint4 ld_volatile_u32x4(const void *p) {
+    uint4 x;
+    asm volatile("ld.global.v4.u32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(x.x), "=r"(x.y), "=r"(x.z), "=r"(x.w)
+                 : "l"(p));
+    return x;
+}
+
+/* Past L1. */
+static __device__ __forceinline__ float2 ld_cg_f32x2(const float *p) {
+    float2 x;
+    asm volatile("ld.global.cg.v2.f32 {%0, %1}, [%2];" : "=f"(x.x), "=f"(x.y) : "l"(p));
+    return x;
+}
+
+static __device__ __forceinline__ float4 ld_cg_f32x4(const float *p) {
+    float4 x;
+    asm volatile("ld.global.cg.v4.f32 {%0, %1, %2, %3}, [%4];"
+                 : "=f"(x.x), "=f"(x.y), "=f"(x.z), "=f"(x.w)
+                 : "l"(p));
+    return x;
+}
+
+/* Predicated, not branched: before a branch the compiler waits for every load in flight. */
+static __device__ __forceinline__ void ld_cg_f32x4_if(bool is_wanted, const float4 *at, float4 &v) {
+    asm volatile("{\n"
+                 ".reg .pred p;\n"
+                 "setp.ne.u32 p, %5, 0;\n"
+                 "@p ld.global.cg.v4.f32 {%0, %1, %2, %3}, [%4];\n"
+                 "}"
+                 : "+f"(v.x), "+f"(v.y), "+f"(v.z), "+f"(v.w)
+                 : "l"(at), "r"((uint32_t)is_wanted)
+                 : "memory");
+}
+
+/* Relaxed: another kernel may write meanwhile. */
+static __device__ __forceinline__ uint32_t ld_relaxed(const void *p) {
+    uint32_t x;
+    asm volatile("ld.relaxed.gpu.global.u32 %0, [%1];" : "=r"(x) : "l"(p) : "memory");
+    return x;
+}
+
+static __device__ __forceinline__ uint4 ld_relaxed_u32x4(const void *p) {
+    uint4 x;
+    asm volatile("ld.relaxed.gpu.global.v4.u32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(x.x), "=r"(x.y), "=r"(x.z), "=r"(x.w)
+                 : "l"(p)
+                 : "memory");
+    return x;
+}
+
+/* From shared memory into vector registers: the compiler would move what is the same for all lanes
+ * to uniform registers, and wait for it at once. */
+static __device__ __forceinline__ uint4 ld_shared_u32x4(const void *p) {
+    uint4 x;
+    asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(x.x), "=r"(x.y), "=r"(x.z), "=r"(x.w)
+                 : "r"(smem_addr(p)));
+    return x;
+}
+
+static __device__ __forceinline__ uint2 ld_shared_u32x2(const void *p) {
+    uint2 x;
+    asm volatile("ld.shared.v2.u32 {%0, %1}, [%2];" : "=r"(x.x), "=r"(x.y) : "r"(smem_addr(p)));
+    return x;
+}
+
+/* ---- synchronisation ------------------------------------------------------------------------- */
+
+static __device__ __forceinline__ uint32_t atomic_inc_acq_rel_gpu(uint32_t *counter) {
+    uint32_t before;
+    asm volatile("atom.add.acq_rel.gpu.global.u32 %0, [%1], 1;"
+                 : "=r"(before)
+                 : "l"(counter)
+                 : "memory");
+    return before;
+}
+
+static __device__ __forceinline__ uint32_t atomic_inc_acq_rel_cta(uint32_t *counter) {
+    uint32_t before;
+    asm volatile("atom.add.acq_rel.cta.u32 %0, [%1], 1;" : "=r"(before) : "l"(counter) : "memory");
+    return before;
+}
+
+/* Barrier 1, of the first `threads` threads of a block. */
+static __device__ __forceinline__ void named_barrier_sync(uint32_t threads) {
+    asm volatile("bar.sync 1, %0;" ::"r"(threads) : "memory");
+}
+
+/* ---- arithmetic ------------------------------------------------------------------------------ */
+
+/* One instruction, good to the last bit or two; the exact ones branch for special values. */
+static __device__ __forceinline__ float rcp_approx(float x) {
+    float y;
+    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+
+static __device__ __forceinline__ float rsqrt_approx(float x) {
+    float y;
+    asm("rsqrt.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+
+static __device__ __forceinline__ float ex2_approx(float x) {
+    float y;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+
+/* c + dot product of four unsigned and four signed bytes. */
+static __device__ __forceinline__ int dp4a_us(uint32_t unsigned4, uint32_t signed4, int c) {
+    int r;
+    asm("dp4a.u32.s32 %0, %1, %2, %3;" : "=r"(r) : "r"(unsigned4), "r"(signed4), "r"(c));
+    return r;
+}
+
+/* Byte i of v, sign-extended. */
+static __device__ __forceinline__ int signed_byte(uint32_t v, uint32_t i) {
+    int r;
+    asm("prmt.b32 %0, %1, 0, %2;" : "=r"(r) : "r"(v), "r"(0x8880 + 0x1111 * i));
+    return r;
+}
+
+/* a + b that the compiler does not see through. */
+static __device__ __forceinline__ uint32_t opaque_add(uint32_t a, uint32_t b) {
+    uint32_t r;
+    asm("add.u32 %0, %1, %2;" : "=r"(r) : "r"(a), "r"(b));
+    return r;
+}
+
+/* v + w where n > MORE: predicated, no branch and no select. */
+template <uint32_t MORE>
+static __device__ __forceinline__ float add_if_above(float v, float w, uint32_t n) {
+    asm("{\n"
+        ".reg .pred p;\n"
+        "setp.gt.u32 p, %1, %3;\n"
+        "@p add.rn.f32 %0, %0, %2;\n"
+        "}"
+        : "+f"(v)
+        : "r"(n), "f"(w), "n"(MORE));
+    return v;
+}
+
+/* ---- values that are computed again rather than kept in registers -----------------------------
+ */
+
+static __device__ __forceinline__ uint32_t opaque(uint32_t x) {
+    asm volatile("" : "+r"(x));
+    return x;
+}
+
+static __device__ __forceinline__ uint32_t volatile_lane(void) {
+    uint32_t lane;
+    asm volatile("mov.u32 %0, %%laneid;" : "=r"(lane));
+    return lane;
+}
+
+static __device__ __forceinline__ uint32_t volatile_thread(void) {
+    uint32_t thread;
+    asm volatile("mov.u32 %0, %%tid.x;" : "=r"(thread));
+    return thread;
+}
+
+/* Loads before this stay before, loads after stay after: limits registers. */
+static __device__ __forceinline__ void compiler_fence(void) {
+    asm volatile("" ::: "memory");
+}
+
+/* ---- tensor cores ---------------------------------------------------------------------------- */
+
+/* Four matrices of 8 rows by 16 bytes: a lane gives the address of row lane % 8 of matrix lane / 8,
+ * and gets word lane % 4 of row lane / 4 of each. */
+static __device__ __forceinline__ void ldmatrix_x4(uint32_t (&x)[4], uint32_t at) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3])
+                 : "r"(at)
+                 : "memory");
+}
+
+/* c = a * b + start. */
+static __device__ __forceinline__ void mma_m16n8k32_s8(int (&c)[4], const uint32_t (&a)[4],
+                                                       uint32_t b0, uint32_t b1, int start) {
+    asm("mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, "
+        "{%8, %9}, {%10, %10, %10, %10};"
+        : "=r"(c[0]), "=r"(c[1]), "=r"(c[2]), "=r"(c[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1), "r"(start));
+}
+
+/* c = a * b. */
+static __device__ __forceinline__ void mma_m16n8k16_s8(int (&c)[4], uint32_t a0, uint32_t a1,
+                                                       uint32_t b) {
+    asm("mma.sync.aligned.m16n8k16.row.col.s32.s8.s8.s32 {%0, %1, %2, %3}, {%4, %5}, {%6}, "
+        "{%7, %7, %7, %7};"
+        : "=r"(c[0]), "=r"(c[1]), "=r"(c[2]), "=r"(c[3])
+        : "r"(a0), "r"(a1), "r"(b), "r"(0));
+}
+
+/* c = a * b. */
+static __device__ __forceinline__ void mma_m16n8k8_f16(float (&c)[4], uint32_t a0, uint32_t a1,
+                                                       uint32_t b) {
+    asm("mma.sync.aligned.m16n8k8.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5}, {%6}, "
+        "{%7, %7, %7, %7};"
+        : "=f"(c[0]), "=f"(c[1]), "=f"(c[2]), "=f"(c[3])
+        : "r"(a0), "r"(a1), "r"(b), "f"(0.0f));
+}
+
+/* c += a * b. */
+static __device__ __forceinline__ void mma_m16n8k16_f16(float (&c)[4], uint32_t a0, uint32_t a1,
+                                                        uint32_t a2, uint32_t a3, uint32_t b0,
+                                                        uint32_t b1) {
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, "
+        "{%8, %9}, {%0, %1, %2, %3};"
+        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+        : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
+}
+
+#endif
