@@ -10,7 +10,7 @@
 
 /* Waits for the step's earlier kernels; the first thread of the grid stores when that was. */
 static __device__ __forceinline__ void pdl_wait(const struct cuda_io &io) {
-    pdl_wait_stamped(!(threadIdx.x | blockIdx.x | blockIdx.y | blockIdx.z), io.stamp);
+    pdl_wait_stamped(threadIdx.x | blockIdx.x | blockIdx.y | blockIdx.z, io.stamp);
 }
 
 /* A picked token, to the host and to the device's copy of IO, where a burst goes on from it. */

@@ -35,15 +35,15 @@ static __device__ __forceinline__ void pdl_wait(void) {
     asm volatile(PDL_WAIT ::: "memory");
 }
 
-/* The same, and one thread stores the time: a step's times, op by op, as they are in the step. The
+/* The same, and thread 0 stores the time: a step's times, op by op, as they are in the step. The
  * predicate and the address are computed before the wait. */
-static __device__ __forceinline__ void pdl_wait_stamped(bool is_first_thread, uint64_t *stamp) {
+static __device__ __forceinline__ void pdl_wait_stamped(uint32_t thread, uint64_t *stamp) {
     asm volatile("{\n"
                  ".reg .pred p;\n"
                  ".reg .u64 now;\n"
-                 "setp.ne.u32 p, %0, 0;\n" PDL_WAIT "@p mov.u64 now, %%globaltimer;\n"
+                 "setp.eq.u32 p, %0, 0;\n" PDL_WAIT "@p mov.u64 now, %%globaltimer;\n"
                  "@p st.global.u64 [%1], now;\n"
-                 "}" ::"r"((uint32_t)is_first_thread),
+                 "}" ::"r"(thread),
                  "l"(stamp)
                  : "memory");
 }
