@@ -1,6 +1,11 @@
-/* attend_fallback.cu - ATTEND of plans of many rows, first part: queries normed and turned, and the
- * cache. And the second part for all widths and types that attend_rows.cu has not: plain
- * arithmetic, a warp to a position, then a thread to a column. */
+/* attend_fallback.cu - ATTEND of all widths and cache types that attend_batch.cu has not, by plain
+ * fp32 arithmetic; and the kernel before both, which fills the KV cache.
+ *
+ * attend_rope_store      a warp a head of a row: queries normed and rotated to memory; keys, normed
+ *                        and rotated, and values into the cache, encoded as its type.
+ * attend_fallback_TYPE   blocks loop over (query tile of one row, chunk of splits). QK: a warp has
+ *                        four positions at a time; PV: a thread has two columns. Partials are
+ *                        combined as attend_split.cuh says. */
 #include "backend/cuda/kernels/attend_split.cuh"
 #include "quant/q4_0.h"
 #include "quant/q8_0.h"
@@ -8,13 +13,13 @@
 /* Of enum dtype, whose header is for C alone. */
 enum { CACHE_F32 = 0, CACHE_F16 = 1, CACHE_Q4_0 = 2, CACHE_Q8_0 = 8 };
 
-/* ---- the cache ------------------------------------------------------------------------------ */
+/* ---- encoding a head ------------------------------------------------------------------------- */
 
 static __device__ __forceinline__ float warp_min(float x) {
     return -warp_max(-x);
 }
 
-/* The same bits as src/quant/encode.c: so no fused multiply-adds here. A lane has a value. */
+/* A block of 32, a value a lane. The same bits as src/quant/encode.c: so no fused multiply-adds. */
 static __device__ void encode_q8_0(uint8_t *to, float x) {
     uint32_t lane = threadIdx.x % 32;
     float low = warp_min(x), high = warp_max(x);
@@ -33,8 +38,8 @@ static __device__ void encode_q8_0(uint8_t *to, float x) {
         *(uint16_t *)to = d;
 }
 
-/* encode.h's f16_from_scale. */
-static __device__ uint16_t half_of_scale(float scale) {
+/* As in src/quant/encode.h. */
+static __device__ uint16_t f16_from_scale(float scale) {
     if (scale == 0)
         return 0;
     uint16_t half = f16_from_f32_clamped(scale);
@@ -45,7 +50,7 @@ static __device__ uint16_t half_of_scale(float scale) {
 static __device__ void encode_q4_0(uint8_t *to, float x) {
     uint32_t lane = threadIdx.x % 32;
     float low = warp_min(x), high = warp_max(x);
-    uint16_t d = half_of_scale(__fdiv_rn(-low > high ? low : high, -8.0f));
+    uint16_t d = f16_from_scale(__fdiv_rn(-low > high ? low : high, -8.0f));
     float scale = f16_to_f32(d), factor = scale != 0 ? __fdiv_rn(1.0f, scale) : 0.0f;
     float v = __fadd_rn(__fmul_rn(x, factor), 8.0f);
     v = v < 0 ? 0 : v;
@@ -58,14 +63,14 @@ static __device__ void encode_q4_0(uint8_t *to, float x) {
         *(uint16_t *)to = d;
 }
 
-/* A head from shared memory into the cache, by one warp. */
+/* A head into the cache, by one warp. */
 static __device__ void encode(const struct attend_params &p, uint8_t *to, const float *x) {
     uint32_t lane = threadIdx.x % 32;
     for (uint32_t i = lane; i < p.head_width; i += 32) {
         if (p.type == CACHE_F32)
             ((float *)to)[i] = x[i];
         else if (p.type == CACHE_F16)
-            ((__half *)to)[i] = half_of(x[i]);
+            ((__half *)to)[i] = f16_clamped(x[i]);
         else if (p.type == CACHE_Q8_0)
             encode_q8_0(to + i / 32 * sizeof(struct q8_0), x[i]);
         else
@@ -73,43 +78,42 @@ static __device__ void encode(const struct attend_params &p, uint8_t *to, const 
     }
 }
 
-/* A warp takes a query, key or value head of a row. */
 extern "C" __global__ void __launch_bounds__(THREADS)
-    attend_prepare(const __grid_constant__ struct attend_params p) {
-    __shared__ float room[ATTEND_WARPS][ATTEND_MAX_WIDTH];
+    attend_rope_store(const __grid_constant__ struct attend_params p) {
+    __shared__ float scratch[ATTEND_WARPS][ATTEND_MAX_WIDTH];
     pdl_launch_dependents();
     pdl_wait(p.io);
     uint32_t warp = threadIdx.x / 32, d = p.head_width;
     uint32_t heads = p.heads + 2 * p.kv_heads, items = p.io.header->n_rows * heads;
-    float *x = room[warp];
+    float *x = scratch[warp];
     for (uint32_t i = blockIdx.x * ATTEND_WARPS + warp; i < items; i += gridDim.x * ATTEND_WARPS) {
         uint32_t row = i / heads, head = i % heads;
         const float *in = p.in + row * p.in_stride;
         struct io_row at = p.io.rows[row];
-        struct raw_head<ATTEND_MAX_WIDTH / 64, 0> raw;
+        struct head_regs<ATTEND_MAX_WIDTH / 64, 0> regs;
         if (head < p.heads) {
-            raw.load(p, in + head * p.q_stride, row);
-            raw.load_norm(p, p.q_norm);
-            raw.make(p, p.q_norm, row, x);
-            raw.keep(p, p.query + ((uint64_t)row * p.heads + head) * d);
+            regs.load(p, in + head * p.q_stride, row);
+            regs.load_norm(p, p.q_norm);
+            regs.norm_and_rotate(p, p.q_norm, row, x);
+            regs.store(p, p.queries + ((uint64_t)row * p.heads + head) * d);
         } else if (head < p.heads + p.kv_heads) {
             head -= p.heads;
-            raw.load(p, in + p.k_column + head * d, row);
-            raw.load_norm(p, p.k_norm);
-            raw.make(p, p.k_norm, row, x);
-            raw.keep(p, x);
+            regs.load(p, in + p.k_column + head * d, row);
+            regs.load_norm(p, p.k_norm);
+            regs.norm_and_rotate(p, p.k_norm, row, x);
+            regs.store(p, x);
             __syncwarp();
-            encode(p, p.keys + cache_at(p, at.slot, head, at.position), x);
+            encode(p, p.keys + cache_offset(p, at.slot, head, at.position), x);
         } else {
             head -= p.heads + p.kv_heads;
-            encode(p, p.values + cache_at(p, at.slot, head, at.position),
+            encode(p, p.values + cache_offset(p, at.slot, head, at.position),
                    in + p.v_column + head * d);
         }
         __syncwarp();
     }
 }
 
-/* ---- plain arithmetic ----------------------------------------------------------------------- */
+/* ---- attention in fp32 ----------------------------------------------------------------------- */
 
 /* Values i and i + 1 of a position; i is even. */
 template <int TYPE>
@@ -130,133 +134,147 @@ static __device__ __forceinline__ float2 decode_pair(const uint8_t *row, uint32_
     return make_float2(d * (float)((int)(q & 15) - 8), d * (float)((int)(q >> 8 & 15) - 8));
 }
 
-struct any_shared {
-    alignas(16) float query[ATTEND_TILE * ATTEND_MAX_WIDTH];
-    float scores[ATTEND_TILE][SCORE_STRIDE];
-    float mixed[ATTEND_TILE * ATTEND_MAX_WIDTH]; /* (slices, queries, d) */
-    struct fold_shared fold;
+struct fallback_shared {
+    alignas(16) float query[ATTEND_TILE_QUERIES * ATTEND_MAX_WIDTH];
+    float scores[ATTEND_TILE_QUERIES][SCORE_STRIDE];  /* then softmax weights */
+    float pv[ATTEND_TILE_QUERIES * ATTEND_MAX_WIDTH]; /* (thread rows, queries, d) */
+    struct combine_shared combine;
 };
 
-/* A warp takes four positions at a time. */
 template <int TYPE>
-static __device__ void score_any(const struct attend_params &p, struct any_shared &s,
-                                 const uint8_t *keys, uint32_t n, uint32_t queries) {
-    constexpr int ROWS = 4;
+static __device__ void qk(const struct attend_params &p, struct fallback_shared &s,
+                          const uint8_t *keys, uint32_t n, uint32_t queries) {
+    constexpr int POSITIONS = 4;
     uint32_t lane = threadIdx.x % 32, d = p.head_width;
-    for (uint32_t first = threadIdx.x / 32 * ROWS; first < n; first += ATTEND_WARPS * ROWS) {
-        float sum[ROWS][ATTEND_TILE] = {};
+    for (uint32_t first = threadIdx.x / 32 * POSITIONS; first < n;
+         first += ATTEND_WARPS * POSITIONS) {
+        float sum[POSITIONS][ATTEND_TILE_QUERIES] = {};
         for (uint32_t i = 2 * lane; i < d; i += 64) {
-            float2 k[ROWS];
+            float2 k[POSITIONS];
 #pragma unroll
-            for (int r = 0; r < ROWS; r++)
+            for (int r = 0; r < POSITIONS; r++)
                 k[r] = decode_pair<TYPE>(keys + (uint64_t)min(first + r, n - 1) * p.row_bytes, i);
 #pragma unroll
-            for (uint32_t q = 0; q < ATTEND_TILE; q++) {
+            for (uint32_t q = 0; q < ATTEND_TILE_QUERIES; q++) {
                 if (q >= queries)
                     break;
                 float2 x = *(const float2 *)(s.query + q * d + i);
 #pragma unroll
-                for (int r = 0; r < ROWS; r++)
+                for (int r = 0; r < POSITIONS; r++)
                     sum[r][q] = fmaf(x.y, k[r].y, fmaf(x.x, k[r].x, sum[r][q]));
             }
         }
 #pragma unroll
-        for (uint32_t q = 0; q < ATTEND_TILE; q++) {
+        for (uint32_t q = 0; q < ATTEND_TILE_QUERIES; q++) {
             if (q >= queries)
                 break;
 #pragma unroll
-            for (int r = 0; r < ROWS; r++) {
-                float all = warp_sum(sum[r][q]);
+            for (int r = 0; r < POSITIONS; r++) {
+                float score = warp_sum(sum[r][q]);
                 if (lane == 0 && first + r < n)
-                    s.scores[q][first + r] = all;
+                    s.scores[q][first + r] = score;
             }
         }
     }
 }
 
-/* A thread takes two columns, and every slices-th position. */
+/* PV has the threads of a block in rows of d / 2, a thread two columns: thread row r takes
+ * positions r, r + rows ... */
+static __device__ __forceinline__ uint32_t n_thread_rows(const struct attend_params &p) {
+    return THREADS / (p.head_width / 2);
+}
+
 template <int TYPE>
-static __device__ void mix_any(const struct attend_params &p, struct any_shared &s,
-                               const uint8_t *values, uint32_t n, uint32_t queries) {
-    uint32_t d = p.head_width, pairs = d / 2, slices = THREADS / pairs;
-    uint32_t slice = threadIdx.x / pairs, column = threadIdx.x % pairs * 2;
-    if (slice >= slices)
+static __device__ void pv(const struct attend_params &p, struct fallback_shared &s,
+                          const uint8_t *values, uint32_t n, uint32_t queries) {
+    uint32_t d = p.head_width, pairs = d / 2, rows = n_thread_rows(p);
+    uint32_t row = threadIdx.x / pairs, column = threadIdx.x % pairs * 2;
+    if (row >= rows)
         return;
-    float2 sum[ATTEND_TILE] = {};
+    float2 sum[ATTEND_TILE_QUERIES] = {};
 #pragma unroll 4
-    for (uint32_t i = slice; i < n; i += slices) {
+    for (uint32_t i = row; i < n; i += rows) {
         float2 v = decode_pair<TYPE>(values + (uint64_t)i * p.row_bytes, column);
 #pragma unroll
-        for (int q = 0; q < ATTEND_TILE; q++) {
+        for (int q = 0; q < ATTEND_TILE_QUERIES; q++) {
             float weight = s.scores[q][i];
             sum[q].x = fmaf(weight, v.x, sum[q].x), sum[q].y = fmaf(weight, v.y, sum[q].y);
         }
     }
 #pragma unroll
-    for (uint32_t q = 0; q < ATTEND_TILE; q++)
+    for (uint32_t q = 0; q < ATTEND_TILE_QUERIES; q++)
         if (q < queries)
-            *(float2 *)(s.mixed + (slice * queries + q) * d + column) = sum[q];
+            *(float2 *)(s.pv + (row * queries + q) * d + column) = sum[q];
+}
+
+/* A split's O, summed over the thread rows, into the chunk's. */
+static __device__ __forceinline__ void combine_split(struct out_regs<0> &m,
+                                                     const struct fallback_shared &s,
+                                                     uint32_t n_queries, uint32_t d,
+                                                     uint32_t rows) {
+#pragma unroll
+    for (int j = 0; j < m.E; j++) {
+        uint32_t e = m.at(j), values = n_queries * d;
+        if (e >= values)
+            break;
+#pragma unroll
+        for (int v = 0; v < m.V; v++) {
+            float sum = s.pv[e + v];
+            for (uint32_t k = 1; k < rows; k++)
+                sum += s.pv[k * values + e + v];
+            m.x[j][v] = combine_value(m.x[j][v], sum, s.combine.rescale[0][e / d]);
+        }
+    }
 }
 
 template <int TYPE>
-static __device__ __forceinline__ void attend_any(const struct attend_params &p) {
-    __shared__ struct any_shared s;
+static __device__ __forceinline__ void attend_fallback(const struct attend_params &p) {
+    __shared__ struct fallback_shared s;
     pdl_wait(p.io);
-    uint32_t tid = threadIdx.x, warp = tid / 32, d = p.head_width, slices = THREADS / (d / 2);
-    uint32_t n_rows = p.io.header->n_rows, units = n_rows * p.kv_heads * p.tiles;
-    uint64_t items = (uint64_t)units * most_runs(p, n_rows);
-    for (uint32_t i = tid; i < ATTEND_TILE * SCORE_STRIDE; i += THREADS)
-        s.scores[0][i] = 0; /* queries that a tile lacks have no weight */
+    uint32_t tid = threadIdx.x, warp = tid / 32, d = p.head_width, rows = n_thread_rows(p);
+    uint32_t n_rows = p.io.header->n_rows, tiles = n_rows * p.kv_heads * p.tiles_per_kv;
+    uint64_t items = (uint64_t)tiles * max_chunks(p, n_rows);
+    for (uint32_t i = tid; i < ATTEND_TILE_QUERIES * SCORE_STRIDE; i += THREADS)
+        s.scores[0][i] = 0; /* weights of queries that a tile lacks */
     for (uint64_t i = blockIdx.x; i < items; i += gridDim.x) {
-        uint32_t run = (uint32_t)(i / units);
-        uint32_t unit = (uint32_t)(i % units), per_row = p.kv_heads * p.tiles;
-        struct work w = work_of(p, unit / per_row, 1, unit % per_row);
-        if (run >= runs_of(p, w.e))
+        uint32_t chunk = (uint32_t)(i / tiles);
+        uint32_t index = (uint32_t)(i % tiles), per_row = p.kv_heads * p.tiles_per_kv;
+        struct query_tile tile = query_tile_of(p, index / per_row, 1, index % per_row);
+        if (chunk >= n_chunks(p, tile.splits))
             continue;
-        const float *query = p.query + ((uint64_t)w.row * p.heads + w.first_head) * d;
+        const float *query = p.queries + ((uint64_t)tile.row * p.heads + tile.first_head) * d;
         __syncthreads();
-        forget(s.fold);
-        for (uint32_t e = tid; e < w.n_queries * d; e += THREADS)
+        reset_state(s.combine);
+        for (uint32_t e = tid; e < tile.n_queries * d; e += THREADS)
             s.query[e] = query[e];
-        struct mixed<0> m = {};
-        uint32_t first = run * run_splits(p, w.e);
-        uint32_t end = min(first + run_splits(p, w.e), w.e.splits);
+        struct out_regs<0> m = {};
+        uint32_t first = chunk * chunk_splits(p, tile.splits);
+        uint32_t end = min(first + chunk_splits(p, tile.splits), tile.splits.count);
         for (uint32_t split = first; split < end; split++) {
-            uint32_t begin = split * w.e.length, n = min(w.e.length, w.e.n - begin);
-            uint64_t at = cache_at(p, w.slot, w.kv_head, begin);
+            uint32_t begin = split * tile.splits.length;
+            uint32_t n = min(tile.splits.length, tile.splits.n_positions - begin);
+            uint64_t at = cache_offset(p, tile.slot, tile.kv_head, begin);
             __syncthreads();
-            score_any<TYPE>(p, s, p.keys + at, n, w.n_queries);
+            qk<TYPE>(p, s, p.keys + at, n, tile.n_queries);
             __syncthreads();
-            if (warp < w.n_queries)
-                weigh<PAGE>(s.scores[warp], p.scale * LOG2_E, n, s.fold, warp);
+            if (warp < tile.n_queries)
+                softmax<PAGE>(s.scores[warp], p.scale * LOG2_E, n, s.combine, warp);
             __syncthreads();
-            mix_any<TYPE>(p, s, p.values + at, n, w.n_queries);
+            pv<TYPE>(p, s, p.values + at, n, tile.n_queries);
             __syncthreads();
-#pragma unroll
-            for (int j = 0; j < m.E; j++) {
-                uint32_t e = m.at(j), values = w.n_queries * d;
-                if (e >= values)
-                    break;
-#pragma unroll
-                for (int v = 0; v < m.V; v++) {
-                    float sum = s.mixed[e + v];
-                    for (uint32_t k = 1; k < slices; k++)
-                        sum += s.mixed[k * values + e + v];
-                    m.x[j][v] = fold_value(m.x[j][v], sum, s.fold.factors[0][e / d]);
-                }
-            }
+            combine_split(m, s, tile.n_queries, d, rows);
         }
-        finish<0>(p, w, s.fold, m, run);
+        combine_and_store<0>(p, tile, s.combine, m, chunk);
     }
 }
 
-#define ANY_KERNEL(name, TYPE)                                                                     \
+#define FALLBACK_KERNEL(name, TYPE)                                                                \
     extern "C" __global__ void __launch_bounds__(THREADS)                                          \
-        attend_any_##name(const __grid_constant__ struct attend_params p) {                        \
+        attend_fallback_##name(const __grid_constant__ struct attend_params p) {                   \
         pdl_launch_dependents();                                                                   \
-        attend_any<TYPE>(p);                                                                       \
+        attend_fallback<TYPE>(p);                                                                  \
     }
-ANY_KERNEL(f32, CACHE_F32)
-ANY_KERNEL(f16, CACHE_F16)
-ANY_KERNEL(q8_0, CACHE_Q8_0)
-ANY_KERNEL(q4_0, CACHE_Q4_0)
+FALLBACK_KERNEL(f32, CACHE_F32)
+FALLBACK_KERNEL(f16, CACHE_F16)
+FALLBACK_KERNEL(q8_0, CACHE_Q8_0)
+FALLBACK_KERNEL(q4_0, CACHE_Q4_0)

@@ -1,120 +1,126 @@
-/* attend_split.cuh - ATTEND of plans of many rows: units of work, and folding through memory.
+/* attend_split.cuh - query tiles, chunks of splits, and combining through global memory, for the
+ * kernels of several rows (attend_batch.cu, attend_fallback.cu).
  *
- * Blocks take (unit, run of splits) in turn; a run is one split or a group of them. What a run
- * gives is folded by the block that arrives last. */
+ * Blocks loop over (tile, chunk). A block that has computed a chunk stores its partial (O, max,
+ * sum) and counts itself in; the last of a group combines the group's splits, the last of the
+ * groups combines these, in order, and writes O / sum. Which block is last changes no bits. */
 #ifndef BACKEND_CUDA_KERNELS_ATTEND_SPLIT_CUH
 #define BACKEND_CUDA_KERNELS_ATTEND_SPLIT_CUH
 
 #include "backend/cuda/kernels/attend.cuh"
 
-/* All positions are in splits of 16, which one block has. */
-static __device__ __forceinline__ bool is_short(const struct extent &e) {
-    return e.length == 16;
+/* ---- chunks and query tiles ------------------------------------------------------------------ */
+
+/* A short context: splits of 16, all of them one chunk. */
+static __device__ __forceinline__ bool is_short(const struct split_layout &l) {
+    return l.length == 16;
 }
 
-/* Splits of a run. */
-static __device__ __forceinline__ uint32_t run_splits(const struct attend_params &p,
-                                                      const struct extent &e) {
-    return is_short(e) ? e.fold : p.run_splits;
+static __device__ __forceinline__ uint32_t chunk_splits(const struct attend_params &p,
+                                                        const struct split_layout &l) {
+    return is_short(l) ? l.per_group : p.chunk_splits;
 }
 
-static __device__ __forceinline__ uint32_t runs_of(const struct attend_params &p,
-                                                   const struct extent &e) {
-    return run_splits(p, e) == 1 ? e.splits : (e.splits + e.fold - 1) / e.fold;
+static __device__ __forceinline__ uint32_t n_chunks(const struct attend_params &p,
+                                                    const struct split_layout &l) {
+    return chunk_splits(p, l) == 1 ? l.count : (l.count + l.per_group - 1) / l.per_group;
 }
 
-/* A unit: the queries of some heads of a KV head, of a row or of several that follow each other. */
-struct work {
-    uint32_t unit;           /* its number, where its parts and counters lie */
-    uint32_t row, n_rows;    /* all have splits of the same length */
-    uint32_t slot, position; /* of the last row */
+struct query_tile {
+    uint32_t index;                                   /* of its partials and counters */
+    uint32_t row, n_rows;                             /* all have splits of the same length */
+    uint32_t slot, position;                          /* of the last row */
     uint32_t kv_head, first_head, n_heads, n_queries; /* n_queries = n_rows * n_heads */
-    bool is_first_tile;
-    struct extent e; /* of the last row */
+    bool is_first_of_kv;                              /* of its KV head's tiles */
+    struct split_layout splits;                       /* of the last row */
 };
 
-/* index counts (KV head, tile) of the row; slot and position are of the last one. */
-static __device__ __forceinline__ struct work work_at(const struct attend_params &p, uint32_t row,
-                                                      uint32_t n_rows, uint32_t slot,
-                                                      uint32_t position, uint32_t index) {
-    uint32_t tile = index % p.tiles;
-    struct work w;
-    w.unit = row * p.kv_heads * p.tiles + index;
-    w.row = row;
-    w.n_rows = n_rows;
-    w.slot = slot;
-    w.position = position;
-    w.kv_head = index / p.tiles;
-    w.first_head = w.kv_head * p.group + tile * ATTEND_TILE;
-    w.n_heads = min((uint32_t)ATTEND_TILE, p.group - tile * ATTEND_TILE);
-    w.n_queries = n_rows * w.n_heads;
-    w.is_first_tile = tile == 0;
-    w.e = extent_of(p, w.position);
-    return w;
+/* `index` counts the tiles of a row; slot and position are the last row's. */
+static __device__ __forceinline__ struct query_tile query_tile_at(const struct attend_params &p,
+                                                                  uint32_t row, uint32_t n_rows,
+                                                                  uint32_t slot, uint32_t position,
+                                                                  uint32_t index) {
+    uint32_t in_kv = index % p.tiles_per_kv;
+    struct query_tile tile;
+    tile.index = row * p.kv_heads * p.tiles_per_kv + index;
+    tile.row = row;
+    tile.n_rows = n_rows;
+    tile.slot = slot;
+    tile.position = position;
+    tile.kv_head = index / p.tiles_per_kv;
+    tile.first_head = tile.kv_head * p.q_per_kv + in_kv * ATTEND_TILE_QUERIES;
+    tile.n_heads = min((uint32_t)ATTEND_TILE_QUERIES, p.q_per_kv - in_kv * ATTEND_TILE_QUERIES);
+    tile.n_queries = n_rows * tile.n_heads;
+    tile.is_first_of_kv = in_kv == 0;
+    tile.splits = split_layout_of(p, tile.position);
+    return tile;
 }
 
-static __device__ __forceinline__ struct work work_of(const struct attend_params &p, uint32_t row,
-                                                      uint32_t n_rows, uint32_t index) {
+static __device__ __forceinline__ struct query_tile
+query_tile_of(const struct attend_params &p, uint32_t row, uint32_t n_rows, uint32_t index) {
     struct io_row last = p.io.rows[row + n_rows - 1];
-    return work_at(p, row, n_rows, last.slot, last.position, index);
+    return query_tile_at(p, row, n_rows, last.slot, last.position, index);
 }
 
-/* Which of a unit's rows a query is of. Mostly there is one, and a division takes a hundred
+/* Which of the tile's rows a query belongs to. Mostly there is one: a division costs a hundred
  * instructions. */
-static __device__ __forceinline__ uint32_t row_of_query(const struct work &w, uint32_t query) {
-    return w.n_rows > 1 ? query / w.n_heads : 0;
+static __device__ __forceinline__ uint32_t row_of_query(const struct query_tile &tile,
+                                                        uint32_t query) {
+    return tile.n_rows > 1 ? query / tile.n_heads : 0;
 }
 
-/* Positions from `begin` on that a query sees, of `n` that the last row sees. */
-static __device__ __forceinline__ uint32_t seen_by(const struct work &w, uint32_t query,
-                                                   uint32_t begin) {
-    uint32_t end = w.e.n - (w.n_rows - 1 - row_of_query(w, query));
-    return end > begin ? min(end - begin, w.e.length) : 0;
+/* Causal mask: how many positions of the split that begins at `begin` a query sees. */
+static __device__ __forceinline__ uint32_t visible_positions(const struct query_tile &tile,
+                                                             uint32_t query, uint32_t begin) {
+    uint32_t end = tile.splits.n_positions - (tile.n_rows - 1 - row_of_query(tile, query));
+    return end > begin ? min(end - begin, tile.splits.length) : 0;
 }
 
-/* The most runs that a row of this step has; every warp for itself. */
-static __device__ uint32_t most_runs(const struct attend_params &p, uint32_t n_rows) {
+/* The most chunks that a row of this step has; computed by every warp. */
+static __device__ uint32_t max_chunks(const struct attend_params &p, uint32_t n_rows) {
     uint32_t most = 0;
     for (uint32_t row = threadIdx.x % 32; row < n_rows; row += 32)
-        most = max(most, runs_of(p, extent_of(p, p.io.rows[row].position)));
+        most = max(most, n_chunks(p, split_layout_of(p, p.io.rows[row].position)));
     return __reduce_max_sync(0xffffffffu, most);
 }
 
-/* Rows are taken together where they follow each other in a segment. The first ones, in order. */
-struct leaders {
-    uint16_t row[ATTEND_MAX_ROWS + 1]; /* the last is n_rows */
-    uint32_t n, runs;                  /* the most that one of them has */
+/* Up to tile_rows consecutive rows of a segment share their query tiles. */
+struct row_tiles {
+    uint16_t first_row[ATTEND_MAX_ROWS + 1]; /* in order; after the last: n_rows */
+    uint32_t n, max_chunks;
 };
 
-static __device__ void find_leaders(const struct attend_params &p, struct leaders &l,
-                                    uint32_t n_rows) {
+/* By one warp. A tile ends where the length of splits changes. */
+static __device__ void find_row_tiles(const struct attend_params &p, struct row_tiles &tiles,
+                                      uint32_t n_rows) {
     uint32_t lane = threadIdx.x % 32, count = 0, most = 0;
     for (uint32_t base = 0; base < n_rows; base += 32) {
         uint32_t row = base + lane;
-        bool leads = false;
+        bool is_first = false;
         if (row < n_rows) {
             struct io_row at = p.io.rows[row];
             uint32_t offset = row - p.io.segments[at.segment].first_row;
-            struct extent e = extent_of(p, at.position);
-            leads = offset % p.tile_rows == 0 || e.length != extent_of(p, at.position - 1).length;
-            most = max(most, runs_of(p, e));
+            struct split_layout l = split_layout_of(p, at.position);
+            is_first =
+                offset % p.tile_rows == 0 || l.length != split_layout_of(p, at.position - 1).length;
+            most = max(most, n_chunks(p, l));
         }
-        uint32_t mask = __ballot_sync(0xffffffffu, leads);
-        if (leads)
-            l.row[count + __popc(mask & ((1u << lane) - 1))] = (uint16_t)row;
+        uint32_t mask = __ballot_sync(0xffffffffu, is_first);
+        if (is_first)
+            tiles.first_row[count + __popc(mask & ((1u << lane) - 1))] = (uint16_t)row;
         count += __popc(mask);
     }
     most = __reduce_max_sync(0xffffffffu, most);
     if (lane == 0)
-        l.row[count] = (uint16_t)n_rows, l.n = count, l.runs = most;
+        tiles.first_row[count] = (uint16_t)n_rows, tiles.n = count, tiles.max_chunks = most;
 }
 
-/* ---- folding -------------------------------------------------------------------------------- */
+/* ---- combining partials ---------------------------------------------------------------------- */
 
-/* Mixed values (queries, d) of a unit as its block's threads have them: thread t has E vectors of V
- * values, those that begin at V (t + j THREADS). D is the kernel's width, or 0: any even one. */
-template <int D> struct mixed {
-    static constexpr int V = D ? 4 : 2, MOST = ATTEND_TILE * (D ? D : ATTEND_MAX_WIDTH);
+/* O of a tile, (queries, d), in the registers of a block: thread t has E vectors of V values, those
+ * that begin at V (t + j THREADS). D is the head width, or 0: any even one. */
+template <int D> struct out_regs {
+    static constexpr int V = D ? 4 : 2, MOST = ATTEND_TILE_QUERIES * (D ? D : ATTEND_MAX_WIDTH);
     static constexpr int E = (MOST + V * THREADS - 1) / (V * THREADS);
     float x[E][V];
 
@@ -130,43 +136,45 @@ template <int V> static __device__ __forceinline__ void copy_vector(float *to, c
         *(float2 *)to = *(const float2 *)from;
 }
 
-/* The same from memory that other blocks wrote. */
-template <int V> static __device__ __forceinline__ void fetch_vector(float *to, const float *from) {
+/* The same past L1: from memory that other blocks wrote. */
+template <int V>
+static __device__ __forceinline__ void copy_vector_cg(float *to, const float *from) {
     if (V == 4)
         *(float4 *)to = __ldcg((const float4 *)from);
     else
         *(float2 *)to = __ldcg((const float2 *)from);
 }
 
-struct fold_shared {
-    struct seen seen[ATTEND_TILE];
-    struct factors factors[ATTEND_FOLD][ATTEND_TILE];
-    float sums[ATTEND_FOLD][ATTEND_TILE];
+struct combine_shared {
+    struct max_sum state[ATTEND_TILE_QUERIES]; /* of the chunk, then of all */
+    struct rescale rescale[ATTEND_GROUP_SPLITS][ATTEND_TILE_QUERIES];
+    float sums[ATTEND_GROUP_SPLITS][ATTEND_TILE_QUERIES];
     bool is_last;
 };
 
-static __device__ __forceinline__ float *part_at(const struct attend_params &p, uint32_t unit,
-                                                 uint32_t slot) {
-    return p.parts + ((uint64_t)unit * p.slots + slot) * p.part_values;
+/* A partial: O (queries, d), then (max, sum) of each query. */
+static __device__ __forceinline__ float *partial_at(const struct attend_params &p, uint32_t tile,
+                                                    uint32_t index) {
+    return p.partials + ((uint64_t)tile * p.n_partials + index) * p.partial_floats;
 }
 
 template <int D>
-static __device__ void store_part(const struct attend_params &p, const struct work &w,
-                                  const struct fold_shared &s, const struct mixed<D> &m,
-                                  uint32_t slot) {
-    uint32_t n = w.n_queries * (D ? D : p.head_width);
-    float *to = part_at(p, w.unit, slot);
+static __device__ void store_partial(const struct attend_params &p, const struct query_tile &tile,
+                                     const struct combine_shared &s, const struct out_regs<D> &m,
+                                     uint32_t index) {
+    uint32_t n = tile.n_queries * (D ? D : p.head_width);
+    float *to = partial_at(p, tile.index, index);
 #pragma unroll
     for (int j = 0; j < m.E; j++)
         if (m.at(j) < n)
             copy_vector<m.V>(to + m.at(j), m.x[j]);
-    if (threadIdx.x < w.n_queries)
-        ((struct seen *)(to + n))[threadIdx.x] = s.seen[threadIdx.x];
+    if (threadIdx.x < tile.n_queries)
+        ((struct max_sum *)(to + n))[threadIdx.x] = s.state[threadIdx.x];
 }
 
-/* True in all threads of the block that is the last of `count` to come here. What the others wrote
- * before is seen then, and the counter is zero again. */
-static __device__ bool is_last(struct fold_shared &s, uint32_t *counter, uint32_t count) {
+/* True in all threads of the last of `count` blocks to call it: it sees what the others wrote
+ * before, and the counter is zero again. */
+static __device__ bool is_last_block(struct combine_shared &s, uint32_t *counter, uint32_t count) {
     __syncthreads();
     if (threadIdx.x == 0) {
         __threadfence();
@@ -181,126 +189,133 @@ static __device__ bool is_last(struct fold_shared &s, uint32_t *counter, uint32_
     return last;
 }
 
-/* Factors for folding n parts into `all`, by warp q for query q: lane i has part i. What fold()
- * would say one after the other; maxima may be taken in any order. */
-static __device__ __forceinline__ void fold_factors(const struct attend_params &p,
-                                                    struct fold_shared &s, struct seen *all,
-                                                    const float *from, uint32_t n) {
+/* (max, sum) of n partials combined into *all, and the factors for their O: warp q for query q,
+ * lane i for partial i. A prefix maximum by shuffles gives what combine() gives one after the
+ * other. */
+static __device__ __forceinline__ void combine_max_sum(const struct attend_params &p,
+                                                       struct combine_shared &s,
+                                                       struct max_sum *all, const float *from,
+                                                       uint32_t n) {
     uint32_t lane = threadIdx.x % 32, query = threadIdx.x / 32;
     float2 part = make_float2(-1e30f, 0);
     if (lane < n)
-        part = __ldcg((const float2 *)(from + lane * p.part_values));
+        part = __ldcg((const float2 *)(from + lane * p.partial_floats));
     float max = fmaxf(part.x, all->max);
 #pragma unroll
-    for (int d = 1; d < ATTEND_FOLD; d *= 2) {
+    for (int d = 1; d < ATTEND_GROUP_SPLITS; d *= 2) {
         float other = __shfl_up_sync(0xffffffffu, max, d);
         max = lane >= d ? fmaxf(max, other) : max;
     }
     float before = __shfl_up_sync(0xffffffffu, max, 1);
-    struct factors f = {power(lane ? before : all->max, max), power(part.x, max)};
+    struct rescale f = {exp2_diff(lane ? before : all->max, max), exp2_diff(part.x, max)};
     if (lane < n)
-        s.factors[lane][query] = f, s.sums[lane][query] = part.y;
+        s.rescale[lane][query] = f, s.sums[lane][query] = part.y;
     __syncwarp();
     all->max = __shfl_sync(0xffffffffu, max, n - 1);
 #pragma unroll
-    for (uint32_t i = 0; i < ATTEND_FOLD; i++)
+    for (uint32_t i = 0; i < ATTEND_GROUP_SPLITS; i++)
         if (i < n)
-            all->sum = fold_value(all->sum, s.sums[i][query], s.factors[i][query]);
+            all->sum = combine_value(all->sum, s.sums[i][query], s.rescale[i][query]);
 }
 
-/* Folds n parts from `slot` on, in order: into m and s.seen. */
+/* Combines n partials from `index` on, in order, into m and s.state. */
 template <int D>
-static __device__ void fold_parts(const struct attend_params &p, const struct work &w,
-                                  struct fold_shared &s, struct mixed<D> &m, uint32_t slot,
-                                  uint32_t n) {
-    uint32_t d = D ? D : p.head_width, values = w.n_queries * d, tid = threadIdx.x;
-    struct seen all = seen_none();
+static __device__ void combine_partials(const struct attend_params &p,
+                                        const struct query_tile &tile, struct combine_shared &s,
+                                        struct out_regs<D> &m, uint32_t index, uint32_t n) {
+    uint32_t d = D ? D : p.head_width, values = tile.n_queries * d, tid = threadIdx.x;
+    struct max_sum all = max_sum_empty();
 #pragma unroll
     for (int j = 0; j < m.E; j++)
 #pragma unroll
         for (int v = 0; v < m.V; v++)
             m.x[j][v] = 0;
-    for (uint32_t first = 0; first < n; first += ATTEND_FOLD) {
-        uint32_t now = min((uint32_t)ATTEND_FOLD, n - first);
-        const float *from = part_at(p, w.unit, slot + first);
-        if (tid / 32 < w.n_queries)
-            fold_factors(p, s, &all, from + values + 2 * (tid / 32), now);
+    for (uint32_t first = 0; first < n; first += ATTEND_GROUP_SPLITS) {
+        uint32_t now = min((uint32_t)ATTEND_GROUP_SPLITS, n - first);
+        const float *from = partial_at(p, tile.index, index + first);
+        if (tid / 32 < tile.n_queries)
+            combine_max_sum(p, s, &all, from + values + 2 * (tid / 32), now);
         __syncthreads();
 #pragma unroll
         for (int j = 0; j < m.E; j++) {
             uint32_t e = m.at(j), query = e / d;
             if (e >= values)
                 break;
-            float part[ATTEND_FOLD][m.V];
+            float part[ATTEND_GROUP_SPLITS][m.V];
             compiler_fence(); /* loads of one j at a time: registers */
 #pragma unroll
-            for (uint32_t i = 0; i < ATTEND_FOLD; i++)
-                fetch_vector<m.V>(part[i], from + min(i, now - 1) * p.part_values + e);
+            for (uint32_t i = 0; i < ATTEND_GROUP_SPLITS; i++)
+                copy_vector_cg<m.V>(part[i], from + min(i, now - 1) * p.partial_floats + e);
 #pragma unroll
-            for (uint32_t i = 0; i < ATTEND_FOLD; i++)
+            for (uint32_t i = 0; i < ATTEND_GROUP_SPLITS; i++)
                 if (i < now)
 #pragma unroll
                     for (int v = 0; v < m.V; v++)
-                        m.x[j][v] = fold_value(m.x[j][v], part[i][v], s.factors[i][query]);
+                        m.x[j][v] = combine_value(m.x[j][v], part[i][v], s.rescale[i][query]);
         }
         __syncthreads();
     }
-    if (tid / 32 < w.n_queries && tid % 32 == 0)
-        s.seen[tid / 32] = all;
+    if (tid / 32 < tile.n_queries && tid % 32 == 0)
+        s.state[tid / 32] = all;
     __syncthreads();
 }
 
-/* Behind a run: hands on what it has, and whoever is last writes the result. */
+/* After a chunk: stores its partial where there are others, and the last block combines them and
+ * writes the tile's output. Partials of groups follow those of splits. */
 template <int D>
-static __device__ void finish(const struct attend_params &p, const struct work &w,
-                              struct fold_shared &s, struct mixed<D> &m, uint32_t run) {
+static __device__ void combine_and_store(const struct attend_params &p,
+                                         const struct query_tile &tile, struct combine_shared &s,
+                                         struct out_regs<D> &m, uint32_t chunk) {
     uint32_t d = D ? D : p.head_width, groups = 1;
-    if (w.e.splits > w.e.fold)
-        groups = (w.e.splits + w.e.fold - 1) / w.e.fold;
-    bool is_one = run_splits(p, w.e) == 1;
-    uint32_t group = !is_one ? run : run < w.e.fold ? 0 : run / w.e.fold;
-    uint32_t *counters = p.counters + (uint64_t)w.unit * p.counters_per_unit;
-    uint32_t group_slot = 0; /* where the groups' parts begin */
-    if (is_one) {
-        uint32_t first = group * w.e.fold;
-        uint32_t n = min(w.e.fold, w.e.splits - first);
-        group_slot = w.e.splits;
+    if (tile.splits.count > tile.splits.per_group)
+        groups = (tile.splits.count + tile.splits.per_group - 1) / tile.splits.per_group;
+    bool is_one_split = chunk_splits(p, tile.splits) == 1;
+    uint32_t group = !is_one_split                   ? chunk
+                     : chunk < tile.splits.per_group ? 0
+                                                     : chunk / tile.splits.per_group;
+    uint32_t *counters = p.counters + (uint64_t)tile.index * p.counters_per_tile;
+    uint32_t first_group_partial = 0;
+    if (is_one_split) {
+        uint32_t first = group * tile.splits.per_group;
+        uint32_t n = min(tile.splits.per_group, tile.splits.count - first);
+        first_group_partial = tile.splits.count;
         if (n > 1) {
-            store_part<D>(p, w, s, m, run);
-            if (!is_last(s, counters + 1 + group, n))
+            store_partial<D>(p, tile, s, m, chunk);
+            if (!is_last_block(s, counters + 1 + group, n))
                 return;
-            fold_parts<D>(p, w, s, m, first, n);
+            combine_partials<D>(p, tile, s, m, first, n);
         }
     }
     if (groups > 1) {
-        store_part<D>(p, w, s, m, group_slot + group);
-        if (!is_last(s, counters, groups))
+        store_partial<D>(p, tile, s, m, first_group_partial + group);
+        if (!is_last_block(s, counters, groups))
             return;
-        fold_parts<D>(p, w, s, m, group_slot, groups);
+        combine_partials<D>(p, tile, s, m, first_group_partial, groups);
     }
 #pragma unroll
     for (int j = 0; j < m.E; j++) {
         uint32_t e = m.at(j), query = e / d;
-        if (query >= w.n_queries)
+        if (query >= tile.n_queries)
             break;
-        uint32_t row = row_of_query(w, query), head = w.first_head + query - row * w.n_heads;
-        float *out = p.out + (w.row + row) * p.out_stride + (uint64_t)head * d + (e - query * d);
-        float inverse = rcp_approx(s.seen[query].sum);
+        uint32_t row = row_of_query(tile, query),
+                 head = tile.first_head + query - row * tile.n_heads;
+        float *out = p.out + (tile.row + row) * p.out_stride + (uint64_t)head * d + (e - query * d);
+        float inverse = rcp_approx(s.state[query].sum);
 #pragma unroll
         for (int v = 0; v < m.V; v++)
             out[v] = m.x[j][v] * inverse;
     }
 }
 
-/* ---- softmax of a split --------------------------------------------------------------------- */
+/* ---- softmax of a split ---------------------------------------------------------------------- */
 
-enum { SCORE_STRIDE = PAGE + 16 }; /* so that 8 lanes of a fragment meet different banks */
+enum { SCORE_STRIDE = PAGE + 16 }; /* the 8 rows of a fragment start at different banks */
 
-/* Warp q: scores of query q become weights, and the split's maximum and sum are folded into what
- * the query has seen. Weights beyond n are zero. N: the most positions. */
+/* Warp q: query q's scores become weights 2^(s - max) in place, zero from n on, and the split's
+ * (max, sum) is combined into the chunk's. N: the most positions. */
 template <int N>
-static __device__ __forceinline__ void weigh(float *scores, float factor, uint32_t n,
-                                             struct fold_shared &s, uint32_t query) {
+static __device__ __forceinline__ void softmax(float *scores, float factor, uint32_t n,
+                                               struct combine_shared &s, uint32_t query) {
     uint32_t lane = threadIdx.x % 32;
     float x[N / 32], max = -INFINITY, sum = 0;
 #pragma unroll
@@ -315,16 +330,16 @@ static __device__ __forceinline__ void weigh(float *scores, float factor, uint32
         sum += x[i];
         scores[lane + 32 * i] = x[i];
     }
-    struct seen part = {max, warp_sum(sum)}, all = s.seen[query];
+    struct max_sum part = {max, warp_sum(sum)}, all = s.state[query];
     __syncwarp(); /* all lanes have read it */
-    struct factors f = fold(&all, part);
+    struct rescale f = combine(&all, part);
     if (lane == 0)
-        s.seen[query] = all, s.factors[0][query] = f;
+        s.state[query] = all, s.rescale[0][query] = f;
 }
 
-static __device__ __forceinline__ void forget(struct fold_shared &s) {
-    if (threadIdx.x < ATTEND_TILE)
-        s.seen[threadIdx.x] = seen_none();
+static __device__ __forceinline__ void reset_state(struct combine_shared &s) {
+    if (threadIdx.x < ATTEND_TILE_QUERIES)
+        s.state[threadIdx.x] = max_sum_empty();
 }
 
 #endif

@@ -33,6 +33,17 @@ static __device__ __forceinline__ float warp_max(float x) {
     return x;
 }
 
+/* The bits of a float mapped so that they order as unsigned integers: negative ones inverted, the
+ * sign bit set for the others. And back. */
+static __device__ __forceinline__ uint32_t order_bits(float x) {
+    uint32_t bits = __float_as_uint(x);
+    return bits >> 31 ? ~bits : bits | 0x80000000u;
+}
+
+static __device__ __forceinline__ float from_order_bits(uint32_t bits) {
+    return __uint_as_float(bits >> 31 ? bits & 0x7fffffffu : ~bits);
+}
+
 static __device__ __forceinline__ float sigmoid(float x) {
     return 1.0f / (1.0f + __expf(-x));
 }

@@ -1,9 +1,9 @@
-/* pick.c - PICK as a kernel, which also ends the step. */
+/* pick.c - PICK: one kernel, which also ends the step. */
 #include "backend/cuda/ops/pick.h"
 
 #include "backend/cuda/host/cuda.h"
 
-/* Behind the last step the host is told; behind the others of a burst IO moves on. */
+/* The last step of a burst sets the completion flag; the others move IO on to the next step. */
 static void set_end(struct recorder *r, struct pick_params *p) {
     const struct backend *b = r->b;
     if (r->is_counting || r->op + 1 < r->plan->n_ops)
@@ -25,25 +25,26 @@ int record_pick(struct recorder *r, const struct op *op) {
         .logits = recorder_at(r, &o->logits),
         .wanted = r->has_wanted ? NULL : recorder_at(r, &o->wanted),
         .counts = recorder_at(r, &o->counts),
-        .room = recorder_at(r, &o->room),
-        .order = recorder_at(r, &o->order),
-        .weights = recorder_work(r, outputs * PICK_BINS * sizeof *p.weights),
+        .adjusted = recorder_at(r, &o->room),
+        .candidates = recorder_at(r, &o->order),
+        .histograms = recorder_work(r, outputs * PICK_BINS * sizeof *p.histograms),
         .states = (void *)recorder_counters(r, outputs * sizeof *p.states / sizeof(uint32_t)),
-        .ended = recorder_counters(r, 1),
-        .head_best = r->head_best,
+        .rows_done = recorder_counters(r, 1),
+        .lm_head_best = r->head_best,
         .vocab = o->logits.dims[0],
         .max_outputs = r->plan->max_outputs,
         .logits_stride = o->logits.stride,
         .wanted_stride = o->wanted.stride,
         .counts_stride = o->counts.stride,
-        .room_stride = o->room.stride,
-        .order_stride = o->order.stride,
+        .adjusted_stride = o->room.stride,
+        .candidates_stride = o->order.stride,
     };
     const struct cuda_launch launch = {
         .kernel = "pick",
         .grid = {r->n_sms < PICK_BINS ? r->n_sms : PICK_BINS, 1, 1},
         .threads = PICK_THREADS,
-        .shared = r->plan->max_rows * (uint32_t)sizeof(int32_t), /* tokens, for penalties */
+        .shared =
+            r->plan->max_rows * (uint32_t)sizeof(int32_t), /* the step's tokens, for penalties */
     };
     set_end(r, &p);
     return recorder_launch(r, &launch, &p, sizeof p);
