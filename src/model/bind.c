@@ -89,6 +89,13 @@ static void fill_gathered(const struct made_weight *w, void *out) {
     }
 }
 
+static bool are_alike(const struct hub_tensor *t) {
+    for (uint32_t e = 1; e < t->n_sources; e++)
+        if (t->sources[e]->type != t->sources[0]->type)
+            return false;
+    return true;
+}
+
 static bool is_plain(const struct found *f) {
     return !f->hub || (f->hub->change == CHANGE_NONE && f->tensor && f->hub->n_sources == 1);
 }
@@ -107,7 +114,8 @@ int bind_vector(struct model *m, int block, const char *name, uint32_t n, uint32
         *out = operand_at(REGION_WEIGHTS, DT_F32, weights_offset(m->weights, f.tensor), dims);
         return SLUICE_OK;
     }
-    struct made_weight *made = weights_make(m->weights, (uint64_t)n * (width ? width : 1) * 4,
+    uint64_t values = size_times(n, width ? width : 1);
+    struct made_weight *made = weights_make(m->weights, size_times(values, sizeof(float)),
                                             f.hub ? fill_from_hub : fill_from_file);
     if (!made)
         return err_memory(err, name);
@@ -129,19 +137,23 @@ static int bind_planes(struct model *m, int block, const char *name, const uint3
     if (is_plain(&f)) {
         *out = operand_at(REGION_WEIGHTS, (enum dtype)f.tensor->type,
                           weights_offset(m->weights, f.tensor), dims);
-        if (f.hub && f.hub->take_rows) { /* half of a fused tensor */
-            uint64_t row = operand_row_bytes(out);
-            out->offset += f.hub->skip_rows * row;
+        if (f.hub && f.hub->take_rows) {                              /* half of a fused tensor */
+            out->offset += f.hub->skip_rows * operand_row_bytes(out); /* inside the tensor */
             out->plane = (uint32_t)f.tensor->dims[1];
         }
         return SLUICE_OK;
     }
-    uint64_t bytes = f.tensor->bytes * f.hub->n_sources;
-    struct made_weight *made = weights_make(m->weights, bytes, fill_gathered);
+    /* Experts of different types become F32, which holds the values of each. */
+    bool is_uniform = are_alike(f.hub);
+    enum dtype type = is_uniform ? (enum dtype)f.tensor->type : DT_F32;
+    *out = operand_at(REGION_WEIGHTS, type, 0, dims);
+    struct made_weight *made =
+        weights_make(m->weights, operand_bytes(out), is_uniform ? fill_gathered : fill_from_hub);
     if (!made)
         return err_memory(err, name);
     made->hub = *f.hub;
-    *out = operand_at(REGION_WEIGHTS, (enum dtype)f.tensor->type, made->offset, dims);
+    made->from = m->hub;
+    out->offset = made->offset;
     return SLUICE_OK;
 }
 
