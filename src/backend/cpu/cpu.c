@@ -157,14 +157,27 @@ static void pack_bands(void *context, uint64_t begin, uint64_t end) {
 /* ---- room to work in --------------------------------------------------------------------------
  */
 
-/* The largest need of any op, in values. */
+/* The largest need of any op, in values; UINT64_MAX: more than can be counted. */
 struct needs {
     uint64_t rows, n_rows, conv, list, tile, taps;
     uint64_t width, group, key_width;
 };
 
+/* Values of a DELTA's convolution, in whole cache lines. */
+static uint64_t taps_of(const struct op_delta *d) {
+    return size_aligned(size_times(d->window.dims[0], d->conv_width), 16);
+}
+
 static void grow(uint64_t *to, uint64_t value) {
     *to = value > *to ? value : *to;
+}
+
+/* The pairs of a row and an expert, the shared one counted in. */
+static void add_pairs(struct needs *n, uint64_t rows, const struct operand *choice,
+                      const struct operand *matrices) {
+    uint64_t pairs = size_times(rows, choice->dims[0]);
+    grow(&n->n_rows, pairs);
+    grow(&n->list, size_plus(pairs, size_plus(matrices->dims[2], 2)));
 }
 
 static void add_needs(struct needs *n, const struct plan *plan, const struct op *op,
@@ -173,25 +186,30 @@ static void add_needs(struct needs *n, const struct plan *plan, const struct op 
     grow(&n->n_rows, rows);
     grow(&n->tile, 2 * (TILE_VALUES > rows * 64 ? TILE_VALUES : rows * 64));
     if (op->kind == OP_PROJECT)
-        grow(&n->rows, rows * op->project.in.dims[0]);
+        grow(&n->rows, size_times(rows, op->project.in.dims[0]));
     if (op->kind == OP_DELTA) {
-        uint64_t channels = op->delta.window.dims[0];
-        grow(&n->conv, rows * channels);
+        grow(&n->conv, size_times(rows, op->delta.window.dims[0]));
         grow(&n->key_width, op->delta.key_width);
-        n->taps += is_first ? (channels * op->delta.conv_width + 15) / 16 * 16 : 0;
+        n->taps = size_plus(n->taps, is_first ? taps_of(&op->delta) : 0);
     }
     if (op->kind == OP_ATTEND) {
         grow(&n->width, op->attend.head_width);
         grow(&n->group, op->attend.heads / op->attend.kv_heads);
     }
+    if (op->kind == OP_ROUTE) {
+        grow(&n->rows, size_times(rows, op->route.in.dims[0]));
+        grow(&n->tile, op->route.router.dims[1]);
+    }
     if (op->kind == OP_EXPERTS_IN) {
-        uint64_t pairs = rows * op->experts_in.choice.dims[0];
-        grow(&n->n_rows, pairs);
-        grow(&n->rows, pairs * op->experts_in.in.dims[0]);
-        grow(&n->conv, pairs * op->experts_in.in.dims[0]);
-        grow(&n->list, pairs + op->experts_in.gate.dims[2] + 2);
-        grow(&n->rows, pairs * op->experts_in.hidden.dims[0]);
-        grow(&n->tile, op->experts_in.gate.dims[2]);
+        const struct op_experts_in *e = &op->experts_in;
+        add_pairs(n, rows, &e->choice, &e->gate);
+        grow(&n->rows, size_times(size_times(rows, e->choice.dims[0]), e->in.dims[0]));
+    }
+    if (op->kind == OP_EXPERTS_OUT) {
+        const struct op_experts_out *e = &op->experts_out;
+        add_pairs(n, rows, &e->choice, &e->down);
+        grow(&n->rows, size_times(rows, e->hidden.dims[0]));
+        grow(&n->conv, size_times(size_times(rows, e->choice.dims[0]), e->x.dims[0]));
     }
 }
 
@@ -210,18 +228,16 @@ struct cutter {
 };
 
 static void *cut(struct cutter *c, uint64_t count, uint64_t size) {
-    uint64_t bytes;
-    CHECK(size_mul(count, size, &bytes) && size_align(bytes, 64, &bytes));
     void *piece = c->block ? c->block + c->used : NULL;
-    c->used += bytes;
+    c->used = size_plus(c->used, size_aligned(size_times(count, size), 64));
     return piece;
 }
 
 static void cut_rooms(struct backend *b, struct cutter *c, const struct needs *n,
                       struct cpu_room *rooms) {
-    uint64_t queries = ATTEND_BLOCK_ROWS * n->group;
+    uint64_t queries = ATTEND_BLOCK_ROWS * n->group; /* groups and widths are small: check_plans */
     b->rows = cut(c, n->rows, sizeof(float));
-    b->groups = cut(c, n->rows / 32 + n->n_rows, sizeof *b->groups);
+    b->groups = cut(c, size_plus(n->rows / 32, n->n_rows), sizeof *b->groups);
     b->conv = cut(c, n->conv, sizeof(float));
     b->list = cut(c, n->list, sizeof *b->list);
     for (int t = 0; t < b->threads; t++) {
@@ -277,6 +293,8 @@ static int cpu_predict(struct backend *b, struct plan *const *plans, uint32_t n_
         return status;
     cut_rooms(&scratch, &count, &needs, NULL);
     cut(&count, needs.taps, sizeof(float));
+    if (count.used == UINT64_MAX)
+        return err_memory(err, "more than 2^64 bytes of workspace");
     region_needs(plans, n_plans, bytes);
     *out = (struct backend_memory){.weights = bytes[REGION_WEIGHTS],
                                    .state = bytes[REGION_STATE],
@@ -365,7 +383,7 @@ static int record(struct backend *b, uint32_t number, const struct plan *plan, f
         /* All plans have the same ops: the first plan's taps serve every one. */
         const struct op_delta *d = &c->op->delta;
         c->taps = number ? b->recordings[0].ops[i].taps : turn_taps(b, d, taps);
-        taps += ((uint64_t)d->window.dims[0] * d->conv_width + 15) / 16 * 16;
+        taps += taps_of(d);
     }
     return SLUICE_OK;
 }

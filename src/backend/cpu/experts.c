@@ -147,44 +147,65 @@ void cpu_experts_in(struct cpu_step *s) {
 /* ---- EXPERTS_OUT ------------------------------------------------------------------------------
  */
 
+/* Where the hidden row of pair i is gathered. Rows of routed experts come first, then those of the
+ * shared one, which may have another width; values and groups are counted apart, as a width need
+ * not be a multiple of a group. */
+struct hidden_row {
+    const struct cpu_weight *down; /* what it meets */
+    uint32_t k;
+    float *x;
+    struct act_group *groups;
+};
+
+static struct hidden_row hidden_row(const struct cpu_step *s, const struct op_experts_out *e,
+                                    const struct pairs *p, uint32_t i) {
+    uint32_t first_shared = p->starts[p->experts];
+    bool is_shared = i >= first_shared;
+    uint64_t routed = is_shared ? first_shared : i, shared = i - routed;
+    uint32_t width = e->down.dims[0], shared_width = e->shared_down.dims[0];
+    return (struct hidden_row){
+        .down = &s->op->weights[is_shared ? 1 : 0],
+        .k = is_shared ? shared_width : width,
+        .x = s->b->rows + routed * width + shared * shared_width,
+        .groups = s->b->groups + routed * act_group_stride(width) +
+                  shared * act_group_stride(shared_width),
+    };
+}
+
 /* Results of pair i go to b->conv, (pairs, D): added up afterwards, in the order of a row's
  * choices, whatever order the experts ran in. */
 static void run_expert_out(struct cpu_step *s, const struct op_experts_out *e,
-                           const struct pairs *p, uint32_t expert, uint64_t at_value) {
-    bool is_shared = expert == p->experts;
-    const struct cpu_weight *down = &s->op->weights[is_shared ? 1 : 0];
-    uint32_t first = p->starts[expert], n = p->starts[expert + 1] - first;
-    uint32_t k = is_shared ? e->shared_down.dims[0] : e->down.dims[0], width = e->x.dims[0];
+                           const struct pairs *p, uint32_t expert) {
+    const struct cpu_weight *down = &s->op->weights[expert == p->experts ? 1 : 0];
+    uint32_t first = p->starts[expert], n = p->starts[expert + 1] - first, width = e->x.dims[0];
     struct share share = share_of(s, width, down->kernel->tile_rows);
+    struct hidden_row at_first = hidden_row(s, e, p, first);
     struct activations acts = {.n_rows = n,
-                               .k = k,
-                               .x = s->b->rows + at_value,
-                               .x_stride = k,
-                               .groups = s->b->groups + at_value / 32};
+                               .k = at_first.k,
+                               .x = at_first.x,
+                               .x_stride = at_first.k,
+                               .groups = at_first.groups,
+                               .group_stride = act_group_stride(at_first.k)};
     uint32_t step = tile_rows(n, down->kernel->tile_rows);
     for (uint32_t d = share.begin; d < share.end && !is_cancelled(s); d += step)
-        down->kernel->run(matrix_of(down, is_shared ? 0 : expert), d,
+        down->kernel->run(matrix_of(down, expert == p->experts ? 0 : expert), d,
                           share.end - d < step ? share.end - d : step, &acts,
                           s->b->conv + (uint64_t)first * width + d, width);
 }
 
 static void gather_hidden(struct cpu_step *s, const struct op_experts_out *e, const struct pairs *p,
                           uint32_t i) {
-    uint32_t shared_first = p->starts[p->experts], routed = e->down.dims[0];
-    bool is_shared = i >= shared_first;
-    uint32_t k = is_shared ? e->shared_down.dims[0] : routed;
-    uint64_t to = is_shared ? (uint64_t)shared_first * routed + (uint64_t)(i - shared_first) * k
-                            : (uint64_t)i * routed;
+    struct hidden_row to = hidden_row(s, e, p, i);
     uint32_t row = p->pair[i] / p->per_row, place = p->pair[i] % p->per_row;
-    float *x = s->b->rows + to;
-    memcpy(x, row_of(s, &e->hidden, row) + (uint64_t)place * routed, k * sizeof *x);
-    if (s->op->needs_int8 && k % 32 == 0 && to % 32 == 0)
-        act_groups(x, k, s->op->act_group, s->b->groups + to / 32);
+    memcpy(to.x, row_of(s, &e->hidden, row) + (uint64_t)place * e->down.dims[0],
+           to.k * sizeof *to.x);
+    if (!to.down->kernel->is_f32)
+        act_groups(to.x, to.k, s->op->act_group, to.groups);
 }
 
 void cpu_experts_out(struct cpu_step *s) {
     const struct op_experts_out *e = &s->op->op->experts_out;
-    uint32_t width = e->x.dims[0], routed = e->down.dims[0];
+    uint32_t width = e->x.dims[0];
     struct pairs p = pairs_of(s, &e->choice, e->down.dims[2]);
     if (s->thread == 0)
         sort_pairs(s, &e->choice, &p, e->shared_down.n_dims != 0);
@@ -195,7 +216,7 @@ void cpu_experts_out(struct cpu_step *s) {
     barrier(s);
     for (uint32_t x = 0; x <= p.experts; x++)
         if (p.starts[x + 1] > p.starts[x])
-            run_expert_out(s, e, &p, x, (uint64_t)p.starts[x] * routed);
+            run_expert_out(s, e, &p, x);
     barrier(s);
     /* Where pair j of a row stands is the inverse of the sort. */
     struct share columns = share_of(s, width, LANES);
