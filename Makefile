@@ -205,7 +205,7 @@ build/data/unpacked: $(wildcard tests/data/*.tar.xz) | $(STAMPS)/test
 $(B)/tests: $(call objects,$(TESTS)) $(B)/libsluice.a
 	$(call say,LD,$@)
 	$(Q)$(CC) $(LDFLAGS) $^ $(LIBS) -lpcre2-8 -o $@
-$(call objects,$(TESTS)): CPPFLAGS += -Itests
+$(call objects,$(TESTS) $(wildcard tests/fuzz/*.c)): CPPFLAGS += -Itests
 $(call objects,$(TESTS)): | $(STAMPS)/test
 
 # Tests that need a GPU: a program of their own, without what such a machine may lack.
@@ -229,6 +229,7 @@ where:
 
 # The fuzz entries without a fuzzer, to replay their corpora.
 replays: $(patsubst %,$(B)/replay/fuzz_%,$(FUZZERS))
+$(B)/replay/fuzz_plan build/fuzz/fuzz_plan: $(B)/obj/tests/random_model.o
 $(B)/replay/fuzz_%: $(B)/obj/tests/fuzz/fuzz_%.o $(B)/obj/tests/fuzz/replay.o $(B)/libsluice.a
 	@mkdir -p $(@D)
 	$(call say,LD,$@)

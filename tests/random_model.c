@@ -1,9 +1,12 @@
 /* random_model.c - small models of any shape with random weights, as GGUF files. */
 #include "random_model.h"
 
-#include "file/gguf_write.h"
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
 #include "quant/random.h"
-#include "test.h"
 
 enum { CONV_WIDTH = 4 };
 
@@ -14,7 +17,7 @@ struct writer {
     bool writes_data;
     uint64_t number; /* of the tensor */
     int status;
-    struct err err;
+    struct err *err;
 };
 
 /* ---- tensors ----------------------------------------------------------------------------------
@@ -38,13 +41,13 @@ static void write_rows(struct writer *w, enum dtype type, const uint64_t *dims, 
                        float middle, uint64_t *random) {
     uint64_t k = dims[0], rows = (dims[1] ? dims[1] : 1) * (dims[2] ? dims[2] : 1), bytes = 0;
     float *x = malloc(k * sizeof *x);
-    EXPECT(dtype_bytes(type, k, &bytes));
+    CHECK(dtype_bytes(type, k, &bytes));
     void *row = malloc(bytes);
     for (uint64_t r = 0; !w->status && r < rows; r++) {
         for (uint64_t i = 0; i < k; i++)
             x[i] = middle + 50 * size * random_normal(random); /* of a deviation of 0.02 */
         dtype_info(type)->encode(x, row, k);
-        w->status = gguf_write_data(w->to, row, bytes, &w->err);
+        w->status = gguf_write_data(w->to, row, bytes, w->err);
     }
     free(x);
     free(row);
@@ -68,7 +71,7 @@ static void tensor(struct writer *w, int layer, const char *part, bool is_matrix
                                       dims[2]   ? 3
                                       : dims[1] ? 2
                                                 : 1,
-                                      &w->err);
+                                      w->err);
 }
 
 static void matrices(struct writer *w, int layer, const char *part, uint64_t k, uint64_t n,
@@ -84,7 +87,7 @@ static void vector(struct writer *w, int layer, const char *part, uint64_t n, fl
 static void attention(struct writer *w, int i) {
     const struct random_model *m = w->m;
     bool is_hybrid = strncmp(m->arch, "qwen35", 6) == 0, is_qwen2 = !strcmp(m->arch, "qwen2");
-    uint32_t q = m->heads * m->head_width, kv = m->kv_heads * m->head_width;
+    uint64_t q = (uint64_t)m->heads * m->head_width, kv = (uint64_t)m->kv_heads * m->head_width;
     matrices(w, i, "attn_q.weight", m->hidden, is_hybrid ? 2 * q : q, 0);
     matrices(w, i, "attn_k.weight", m->hidden, kv, 0);
     matrices(w, i, "attn_v.weight", m->hidden, kv, 0);
@@ -102,8 +105,8 @@ static void attention(struct writer *w, int i) {
 
 static void delta(struct writer *w, int i) {
     const struct random_model *m = w->m;
-    uint32_t values = m->value_heads * m->value_width;
-    uint32_t channels = 2 * m->key_heads * m->key_width + values;
+    uint64_t values = (uint64_t)m->value_heads * m->value_width;
+    uint64_t channels = 2ull * m->key_heads * m->key_width + values;
     matrices(w, i, "attn_qkv.weight", m->hidden, channels, 0);
     matrices(w, i, "attn_gate.weight", m->hidden, values, 0);
     matrices(w, i, "ssm_beta.weight", m->hidden, m->value_heads, 0);
@@ -161,7 +164,7 @@ static void number(struct writer *w, const char *name, uint32_t value) {
     char full[96];
     snprintf(full, sizeof full, "%s.%s", w->m->arch, name);
     if (!w->status && value)
-        w->status = gguf_write_u32(w->to, full, value, &w->err);
+        w->status = gguf_write_u32(w->to, full, value, w->err);
 }
 
 static void keys(struct writer *w) {
@@ -169,10 +172,10 @@ static void keys(struct writer *w) {
     char eps[64], name[64];
     snprintf(eps, sizeof eps, "%s.attention.layer_norm_rms_epsilon", m->arch);
     snprintf(name, sizeof name, "%.*s", (int)m->padding, "................................");
-    if ((w->status = gguf_write_str(w->to, "general.architecture", str_of(m->arch), &w->err)) ||
-        (w->status = gguf_write_str(w->to, "general.name", str_of(name), &w->err)) ||
-        (w->status = gguf_write_str(w->to, "tokenizer.ggml.model", STR("no_vocab"), &w->err)) ||
-        (w->status = gguf_write_f32(w->to, eps, 1e-6f, &w->err)))
+    if ((w->status = gguf_write_str(w->to, "general.architecture", str_of(m->arch), w->err)) ||
+        (w->status = gguf_write_str(w->to, "general.name", str_of(name), w->err)) ||
+        (w->status = gguf_write_str(w->to, "tokenizer.ggml.model", STR("no_vocab"), w->err)) ||
+        (w->status = gguf_write_f32(w->to, eps, 1e-6f, w->err)))
         return;
     number(w, "block_count", m->layers);
     number(w, "embedding_length", m->hidden);
@@ -218,19 +221,22 @@ struct random_model random_moe(uint64_t seed) {
     return m;
 }
 
-bool random_model_write(const struct random_model *m, const char *path) {
-    struct writer w = {.m = m};
-    w.status = gguf_writer_open(&w.to, path, m->alignment, &w.err);
-    if (!w.status)
-        keys(&w);
+int random_model_describe(const struct random_model *m, struct gguf_writer *to, struct err *err) {
+    struct writer w = {.m = m, .to = to, .err = err};
+    keys(&w);
     tensors(&w);
-    w.writes_data = true;
+    return w.status;
+}
+
+int random_model_write(const struct random_model *m, const char *path, struct err *err) {
+    struct writer w = {.m = m, .err = err, .writes_data = true};
+    int status = gguf_writer_open(&w.to, path, m->alignment, err);
+    if (status)
+        return status;
+    w.status = random_model_describe(m, w.to, err);
     tensors(&w);
     if (!w.status)
-        w.status = gguf_writer_close(w.to, &w.err);
-    else
-        gguf_writer_abort(w.to);
-    if (w.status)
-        test_fail(__FILE__, __LINE__, "%s: %s", path, w.err.text);
-    return w.status == SLUICE_OK;
+        return gguf_writer_close(w.to, err);
+    gguf_writer_abort(w.to);
+    return w.status;
 }

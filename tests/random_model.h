@@ -8,7 +8,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-#include "quant/quant.h"
+#include "file/gguf_write.h"
 
 struct random_model {
     uint64_t seed;
@@ -25,7 +25,11 @@ struct random_model {
 /* A mixture of experts whose widths are no round numbers. */
 struct random_model random_moe(uint64_t seed);
 
-/* Writes the file; a failure is the running test's. */
-bool random_model_write(const struct random_model *m, const char *path);
+/* Writes the file. */
+int random_model_write(const struct random_model *m, const char *path, struct err *err);
+
+/* Its keys and the descriptions of its tensors alone. Numbers are written as they are, whether or
+ * not there can be such a model. */
+int random_model_describe(const struct random_model *m, struct gguf_writer *to, struct err *err);
 
 #endif

@@ -300,3 +300,134 @@ TEST(plan_refuses_what_does_not_fit) {
         plan_free(plan);
     }
 }
+
+/* ---- sizes that do not fit --------------------------------------------------------------------
+ */
+
+static void expect_text(const struct err *err, const char *expected) {
+    if (!strstr(err->text, expected))
+        test_fail(__FILE__, __LINE__, "\"%s\", expected \"%s\" in it", err->text, expected);
+}
+
+/* A plan of ROUTE, EXPERTS_IN and EXPERTS_OUT; each may be left out, or its experts differ. */
+struct experts_plan {
+    bool has_route, has_in;
+    uint32_t route_experts, in_experts, out_experts, used, ffn;
+    uint64_t hidden;
+    const char *expected; /* NULL: it is taken */
+};
+
+static int add_experts(struct plan *plan, const struct experts_plan *p, struct err *err) {
+    enum { WIDTH = 64 };
+    struct operand x = plan_scratch(plan, WIDTH), norm = weight(WIDTH, 0, DT_F32);
+    const uint32_t list[4] = {p->used + 1, 4};
+    struct operand choice = plan_scratch_of(plan, DT_I32, list);
+    struct operand weights = plan_scratch_of(plan, DT_F32, list);
+    struct operand hidden = plan_scratch(plan, p->hidden);
+    const uint32_t in_dims[4] = {WIDTH, p->ffn, p->in_experts};
+    const uint32_t out_dims[4] = {p->ffn, WIDTH, p->out_experts};
+    struct operand matrices = operand_at(REGION_WEIGHTS, DT_F32, 0, in_dims);
+    struct op route = {.kind = OP_ROUTE, .role = "trial"};
+    route.route = (struct op_route){.in = x,
+                                    .norm = norm,
+                                    .router = weight(WIDTH, p->route_experts, DT_F32),
+                                    .choice = choice,
+                                    .weight = weights,
+                                    .eps = 1e-6f,
+                                    .used = p->used};
+    struct op in = {.kind = OP_EXPERTS_IN, .role = "trial"};
+    in.experts_in = (struct op_experts_in){.in = x,
+                                           .norm = norm,
+                                           .gate = matrices,
+                                           .up = matrices,
+                                           .choice = choice,
+                                           .hidden = hidden,
+                                           .eps = 1e-6f};
+    struct op out = {.kind = OP_EXPERTS_OUT, .role = "trial"};
+    out.experts_out =
+        (struct op_experts_out){.hidden = hidden,
+                                .choice = choice,
+                                .weight = weights,
+                                .x = x,
+                                .down = operand_at(REGION_WEIGHTS, DT_F32, 0, out_dims)};
+    int status = p->has_route ? plan_add(plan, &route, err) : SLUICE_OK;
+    if (!status && p->has_in)
+        status = plan_add(plan, &in, err);
+    return status ? status : plan_add(plan, &out, err);
+}
+
+TEST(plan_refuses_experts_that_do_not_fit) {
+    static const struct experts_plan cases[] = {
+        {true, true, 8, 8, 8, 2, 32, 64, NULL},
+        {true, false, 8, 8, 8, 2, 32, 64, "choice is otherwise, expected that of an EXPERTS_IN"},
+        {false, true, 8, 8, 8, 2, 32, 64, "choice is otherwise, expected that of the ROUTE"},
+        {true, true, 9, 8, 8, 2, 32, 64, "gate is otherwise, expected for as many as ROUTE"},
+        {true, true, 8, 8, 7, 2, 32, 64, "down is otherwise, expected for as many as EXPERTS_IN"},
+        {true, true, 8, 8, 8, 2, 32, 63, "hidden is (4, 63) F32, expected (4, 64) F32"},
+        /* 4096 * 2^20 values are 2^32: a product of 32 bits says 0, and 64 with two more. */
+        {true, true, 4096, 4096, 4096, 4096, 1 << 20, 1, "expected (4, 4294967296) F32"},
+        {true, true, 4096, 4096, 4096, 4096, 1 << 20, 1ull << 32, "rows of more than 2^32 - 1"},
+    };
+    struct plan_options options = {.max_rows = 4, .max_outputs = 1, .n_slots = 1, .n_vocab = 10};
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        struct plan *plan;
+        struct err err = {0};
+        EXPECT_INT(plan_new(&plan, &options, &err), SLUICE_OK);
+        int status = add_experts(plan, &cases[i], &err);
+        EXPECT_INT(status < 0, cases[i].expected != NULL);
+        expect_text(&err, cases[i].expected ? cases[i].expected : "");
+        plan_free(plan);
+    }
+}
+
+/* Operands outside their region, of every region whose end a plan knows. */
+TEST(plan_refuses_operands_that_leave_their_region) {
+    struct plan_options options = {.max_rows = 4, .max_outputs = 1, .n_slots = 1, .n_vocab = 10};
+    for (int i = 0; i < 4; i++) {
+        struct plan *plan;
+        struct err err = {0};
+        EXPECT_INT(plan_new(&plan, &options, &err), SLUICE_OK);
+        struct op op = {.kind = OP_PROJECT, .role = "trial"};
+        op.project = (struct op_project){.in = plan_scratch(plan, 64),
+                                         .n_segments = 1,
+                                         .segments = {{.weight = weight(64, 32, DT_F32)}},
+                                         .out = plan_scratch(plan, 32)};
+        if (i == 0)
+            op.project.out.offset += 4;
+        if (i == 1)
+            op.project.out.offset = 77ull << 40; /* no buffer of the plan */
+        if (i == 2)
+            op.project.out.region = REGION_STATE;
+        if (i == 3)
+            op.project.out.stride = 31;
+        EXPECT(plan_add(plan, &op, &err) < 0);
+        expect_text(&err, "op 0, project: out has ");
+        EXPECT_INT(plan->n_ops, 0);
+        plan_free(plan);
+    }
+}
+
+/* More than 2^64 bytes of a region are an error, whichever it is. */
+TEST(plan_refuses_sizes_that_cannot_be_counted) {
+    const uint32_t most = UINT32_MAX;
+    struct plan_options options = {.max_rows = 4, .max_outputs = 4, .n_slots = 1, .n_vocab = 10};
+    struct plan *plan;
+    struct err err = {0};
+    for (int i = 0; i < 3; i++) {
+        EXPECT_INT(plan_new(&plan, &options, &err), SLUICE_OK);
+        for (int k = 0; k < 4; k++)
+            plan_state(plan, DT_F32, (uint32_t[4]){most, i ? 1u << 27 : 1u << 30, 1, 1});
+        if (i == 2)
+            plan_scratch_of(plan, DT_F32, (uint32_t[4]){most, most, most, most});
+        EXPECT_INT(plan_finish(plan, &err), i == 1 ? SLUICE_OK : SLUICE_ERR_MEMORY);
+        expect_text(&err, i == 0   ? "sequences whose state is more than 2^64 bytes"
+                          : i == 2 ? "more than 2^64 bytes of scratch"
+                                   : "");
+        plan_free(plan);
+    }
+    options.n_taps = options.tap_width = most;
+    EXPECT_INT(plan_new(&plan, &options, &err), SLUICE_OK);
+    EXPECT_INT(plan_finish(plan, &err), SLUICE_ERR_MEMORY);
+    expect_text(&err, "more than 2^64 bytes of input and output");
+    plan_free(plan);
+}

@@ -1,7 +1,9 @@
 /* test_random.c - models of random shapes and types through the engine: the same numbers wherever
  * tensors lie in a file, and in every mode. */
 #include <sys/stat.h>
+#include <unistd.h>
 
+#include "file/safetensors.h"
 #include "random_model.h"
 #include "sluice.h"
 #include "test.h"
@@ -62,6 +64,13 @@ out:
     return out;
 }
 
+static bool write_model(const struct random_model *m, const char *path) {
+    struct err err = {0};
+    if (random_model_write(m, path, &err))
+        test_fail(__FILE__, __LINE__, "%s", err.text);
+    return err.code == 0;
+}
+
 /* ---- where tensors lie ------------------------------------------------------------------------
  */
 
@@ -92,10 +101,10 @@ TEST(random_models_at_odd_offsets) {
                                  .vocab = 101,
                                  .type = types[i]};
         const char *even = test_temporary("even.gguf"), *odd = test_temporary("odd.gguf");
-        bool is_written = random_model_write(&m, even);
+        bool is_written = write_model(&m, even);
         m.alignment = 1;
         m.padding = i % 4;
-        if (is_written && random_model_write(&m, odd)) {
+        if (is_written && write_model(&m, odd)) {
             expect_same_logits(even, odd, i % 3 == 0, 1);
             expect_same_logits(even, odd, i % 3 == 0, N_TOKENS);
         }
@@ -106,52 +115,261 @@ TEST(random_moe_models_at_odd_offsets) {
     for (uint32_t seed = 0; seed < 8; seed++) {
         struct random_model m = random_moe(seed);
         const char *even = test_temporary("even.gguf"), *odd = test_temporary("odd.gguf");
-        bool is_written = random_model_write(&m, even);
+        bool is_written = write_model(&m, even);
         m.alignment = 1;
         m.padding = seed % 4;
-        if (is_written && random_model_write(&m, odd))
+        if (is_written && write_model(&m, odd))
             expect_same_logits(even, odd, seed % 2, 7);
     }
 }
 
-static void copy_file(const char *from, const char *to, size_t padding) {
+/* ---- folders ----------------------------------------------------------------------------------
+ */
+
+/* A safetensors file in the making. */
+struct shard {
+    char *header;
+    uint8_t *data;
+    size_t header_size, data_size;
+};
+
+/* rows 0: a vector. */
+static void shard_add(struct shard *s, const char *name, enum dtype type, uint32_t rows,
+                      uint32_t width, const void *bytes, size_t size) {
+    char entry[512], shape[32];
+    if (rows)
+        snprintf(shape, sizeof shape, "%u,%u", rows, width);
+    else
+        snprintf(shape, sizeof shape, "%u", width);
+    int n = snprintf(entry, sizeof entry,
+                     "%c\"%s\":{\"dtype\":\"%s\",\"shape\":[%s],\"data_offsets\":[%zu,%zu]}",
+                     s->header_size ? ',' : '{', name, dtype_name(type), shape, s->data_size,
+                     s->data_size + size);
+    s->header = realloc(s->header, s->header_size + (size_t)n);
+    s->data = realloc(s->data, s->data_size + size);
+    memcpy(s->header + s->header_size, entry, (size_t)n);
+    memcpy(s->data + s->data_size, bytes, size);
+    s->header_size += (size_t)n;
+    s->data_size += size;
+}
+
+/* A matrix of a tensor, as it is or as F32. */
+static void shard_add_matrix(struct shard *s, const char *name, const struct tensor *t,
+                             uint64_t first_row, uint64_t rows, bool is_f32) {
+    uint64_t width = t->dims[0], n = rows * width;
+    uint64_t value = dtype_info((uint32_t)t->type)->block_bytes;
+    const uint8_t *from = t->data + first_row * width * value;
+    float *x = malloc(n * sizeof *x);
+    dtype_info((uint32_t)t->type)->decode(from, x, n);
+    if (is_f32)
+        shard_add(s, name, DT_F32, (uint32_t)rows, (uint32_t)width, x, n * sizeof *x);
+    else
+        shard_add(s, name, (enum dtype)t->type, (uint32_t)rows, (uint32_t)width, from, n * value);
+    free(x);
+}
+
+/* Writes the file and frees what it is made of. */
+static void shard_write(struct shard *s, const char *path, int padding) {
+    uint64_t length = s->header_size + 1 + (uint64_t)padding;
+    FILE *f = fopen(path, "wb");
+    EXPECT(f && fwrite(&length, sizeof length, 1, f) == 1 &&
+           fwrite(s->header, s->header_size, 1, f) == 1 &&
+           fprintf(f, "}%*s", padding, "") == 1 + padding &&
+           fwrite(s->data, s->data_size, 1, f) == 1 && fclose(f) == 0);
+    free(s->header);
+    free(s->data);
+}
+
+/* The experts of a fused tensor one by one; `is_f32` has a bit for each. */
+static void shard_add_experts(struct shard *s, const struct tensor *t, unsigned is_f32) {
+    bool is_down = str_ends(t->name, "down_proj");
+    uint64_t rows = t->dims[1], part = is_down ? rows : rows / 2;
+    int prefix = (int)(t->name.len - strlen(is_down ? "down_proj" : "gate_up_proj"));
+    for (uint64_t e = 0; e < t->dims[2]; e++)
+        for (uint64_t first = 0; first < rows; first += part) {
+            char name[128];
+            snprintf(name, sizeof name, "%.*s%u.%s_proj.weight", prefix, t->name.at, (unsigned)e,
+                     is_down ? "down"
+                     : first ? "up"
+                             : "gate");
+            shard_add_matrix(s, name, t, e * rows + first, part, is_f32 >> e & 1);
+        }
+}
+
+/* A copy of a reference's folder: experts one by one, those of `is_f32` as F32; the header
+ * `padding` spaces longer. */
+static void write_folder(const char *from, const char *to, bool has_experts, unsigned is_f32,
+                         int padding) {
+    char path[256], copy[256];
+    struct safetensors *st = NULL;
+    struct shard shard = {0};
     size_t size = 0;
-    uint64_t header;
-    char *bytes = test_read_file(from, &size);
-    FILE *f = fopen(to, "wb");
-    if (bytes && f && padding && size > 8) { /* spaces after a safetensors header */
-        memcpy(&header, bytes, 8);
-        uint64_t longer = header + padding;
-        fwrite(&longer, 8, 1, f);
-        fwrite(bytes + 8, header, 1, f);
-        fprintf(f, "%*s", (int)padding, "");
-        fwrite(bytes + 8 + header, size - 8 - header, 1, f);
-    } else if (bytes && f) {
-        fwrite(bytes, size, 1, f);
+    snprintf(path, sizeof path, "%s/config.json", from);
+    char *config = test_read_file(path, &size);
+    snprintf(copy, sizeof copy, "%s/config.json", to);
+    FILE *f = fopen(copy, "wb");
+    EXPECT(f && config && fwrite(config, size, 1, f) == 1 && fclose(f) == 0);
+    free(config);
+    EXPECT_INT(safetensors_open(&st, from, NULL), SLUICE_OK);
+    for (uint32_t i = 0; st && i < st->n_tensors; i++) {
+        const struct tensor *t = &st->tensors[i];
+        char name[128];
+        snprintf(name, sizeof name, "%.*s", STR_ARG(t->name));
+        if (has_experts && t->n_dims == 3 && str_contains(t->name, "mlp.experts."))
+            shard_add_experts(&shard, t, is_f32);
+        else if (t->n_dims == 3) /* the convolution's {4, 1, channels} */
+            shard_add(&shard, name, (enum dtype)t->type, (uint32_t)t->dims[2], (uint32_t)t->dims[0],
+                      t->data, t->bytes);
+        else
+            shard_add(&shard, name, (enum dtype)t->type, (uint32_t)(t->n_dims > 1 ? t->dims[1] : 0),
+                      (uint32_t)t->dims[0], t->data, t->bytes);
     }
-    EXPECT(bytes && f && fclose(f) == 0);
-    free(bytes);
+    safetensors_close(st);
+    snprintf(copy, sizeof copy, "%s/model.safetensors", to);
+    shard_write(&shard, copy, padding);
+}
+
+static void remove_folder(const char *path) {
+    char file[256];
+    snprintf(file, sizeof file, "%s/config.json", path);
+    remove(file);
+    snprintf(file, sizeof file, "%s/model.safetensors", path);
+    remove(file);
+    remove(path);
 }
 
 /* A header may have any length, and the data begin right after it. */
 TEST(random_safetensors_headers_of_any_length) {
     static const char *const names[] = {"qwen35-moe-a", "qwen2-a", "llama-b"};
     for (size_t i = 0; i < sizeof names / sizeof *names; i++)
-        for (size_t padding = 1; padding < 4; padding++) {
-            char folder[64], from[256], to[256];
+        for (int padding = 0; padding < 4; padding++) {
+            char folder[64];
             snprintf(folder, sizeof folder, "reference/%s", names[i]);
             const char *even = test_data(folder), *odd = test_temporary("odd-header");
             mkdir(odd, 0777);
-            snprintf(from, sizeof from, "%s/config.json", even);
-            snprintf(to, sizeof to, "%s/config.json", odd);
-            copy_file(from, to, 0);
-            snprintf(from, sizeof from, "%s/model.safetensors", even);
-            snprintf(to, sizeof to, "%s/model.safetensors", odd);
-            copy_file(from, to, padding);
+            write_folder(even, odd, i == 0, 0, padding);
             expect_same_logits(even, odd, true, padding == 2 ? 1 : N_TOKENS);
-            remove(to);
-            snprintf(to, sizeof to, "%s/config.json", odd);
-            remove(to);
-            remove(odd);
+            remove_folder(odd);
         }
+}
+
+/* ---- modes ------------------------------------------------------------------------------------
+ */
+
+static int by_value(const void *a, const void *b) {
+    double x = *(const double *)a, y = *(const double *)b;
+    return (x > y) - (x < y);
+}
+
+/* How far two rows of logits are apart, in units of the spread of the first. */
+static double apart(const float *a, const float *b, uint64_t n) {
+    double sum = 0, squares = 0, worst = 0;
+    for (uint64_t i = 0; i < n; i++) {
+        double d = fabs((double)a[i] - b[i]);
+        worst = !(d <= worst) ? d : worst;
+        sum += a[i];
+        squares += (double)a[i] * a[i];
+    }
+    return worst / (sqrt(squares / (double)n - sum / (double)n * (sum / (double)n)) + 1e-12);
+}
+
+/* int8 activations against f32 ones, for experts and shared experts of any widths: the median over
+ * positions, as a choice of experts that is nearly a tie may fall either way. Numbers of another
+ * row, or of none, are 3 apart and more. */
+TEST(random_moe_models_agree_with_exact_ones) {
+    enum { MODELS = 48 };
+    double worst = 0;
+    for (uint32_t seed = 0; seed < MODELS; seed++) {
+        struct random_model m = random_moe(seed);
+        const char *path = test_temporary("moe.gguf");
+        uint64_t n = 0;
+        double each[N_TOKENS];
+        float *exact = NULL, *found = NULL;
+        if (write_model(&m, path) && (exact = logits_of(path, true, N_TOKENS, &n)) &&
+            (found = logits_of(path, false, 1 + seed % N_TOKENS, &n))) {
+            for (int t = 0; t < N_TOKENS; t++)
+                each[t] = apart(exact + (uint64_t)t * n, found + (uint64_t)t * n, n);
+            qsort(each, N_TOKENS, sizeof *each, by_value);
+            worst = fmax(worst, each[N_TOKENS / 2]);
+            if (!(each[N_TOKENS / 2] < 0.15))
+                test_fail(__FILE__, __LINE__,
+                          "seed %u, %u of %u experts of %u and %u, hidden %u: apart by %.2g", seed,
+                          m.used, m.experts, m.ffn, m.shared, m.hidden, each[N_TOKENS / 2]);
+        }
+        free(exact);
+        free(found);
+    }
+    test_note("random mixtures: logits within %.2g of their spread of the exact ones", worst);
+}
+
+/* Experts of a folder may differ in type, in any order: the values are what counts. */
+TEST(random_folders_with_experts_of_different_types) {
+    static const unsigned are_f32[] = {0x00, 0xff, 0x01, 0xfe, 0xaa, 0x80};
+    const char *uniform = test_data("reference/qwen35-moe-a");
+    uint64_t n = 0;
+    float *expected = logits_of(uniform, true, N_TOKENS, &n);
+    for (size_t i = 0; expected && i < sizeof are_f32 / sizeof *are_f32; i++) {
+        const char *mixed = test_temporary("mixed-experts");
+        mkdir(mixed, 0777);
+        write_folder(uniform, mixed, true, are_f32[i], 0);
+        float *found = logits_of(mixed, true, N_TOKENS, &n);
+        for (int t = 0; found && t < N_TOKENS; t++)
+            EXPECT_NEAR(apart(expected + (uint64_t)t * n, found + (uint64_t)t * n, n), 0, 1e-5);
+        free(found);
+        remove_folder(mixed);
+    }
+    free(expected);
+}
+
+/* ---- sizes ------------------------------------------------------------------------------------
+ */
+
+/* The header of a model, and nothing but holes behind it. */
+static bool write_holes(const struct random_model *m, const char *path) {
+    struct gguf_writer *w = NULL;
+    struct err err = {0};
+    void *header = NULL;
+    size_t size = 0;
+    FILE *f = fopen(path, "wb");
+    bool is_there =
+        f && !gguf_writer_open(&w, NULL, 0, &err) && !random_model_describe(m, w, &err) &&
+        !gguf_writer_header(w, &header, &size, &err) && fwrite(header, size, 1, f) == 1 &&
+        fflush(f) == 0 && ftruncate(fileno(f), (off_t)gguf_writer_size(w)) == 0;
+    EXPECT(is_there && fclose(f) == 0);
+    gguf_writer_abort(w);
+    free(header);
+    return is_there;
+}
+
+/* What a model and options need may be more than 64 bits can count: an error that names them. */
+TEST(random_models_of_impossible_size) {
+    const struct random_model m = {.arch = "llama",
+                                   .layers = 16,
+                                   .hidden = 2,
+                                   .heads = 4096,
+                                   .kv_heads = 4096,
+                                   .head_width = 1024,
+                                   .ffn = 1,
+                                   .vocab = 50,
+                                   .type = DT_F32};
+    const char *path = test_temporary("impossible.gguf");
+    struct sluice_engine_options o = sluice_engine_options_default();
+    sluice_model *model = NULL;
+    sluice_engine *engine = NULL;
+    o.backend = "cpu";
+    o.threads = 1;
+    o.exact = true;
+    o.context = 1 << 24;
+    o.sequences = o.batch = 4096;
+    if (!write_holes(&m, path))
+        return;
+    EXPECT_INT(sluice_model_open(&model, path), SLUICE_OK);
+    EXPECT_INT(sluice_engine_open(&engine, model, &o), SLUICE_ERR_MEMORY);
+    const char *text = sluice_engine_error(engine);
+    if (!strstr(text, "a context of 16777216 (-c) with 4096 sequences (--batch)") ||
+        !strstr(text, "state is more than 2^64 bytes"))
+        test_fail(__FILE__, __LINE__, "%s", text);
+    sluice_engine_close(engine);
+    sluice_model_close(model);
+    remove(path);
 }

@@ -29,6 +29,22 @@ __attribute__((warn_unused_result)) static inline bool size_align(uint64_t a, ui
     return true;
 }
 
+/* The same in one expression: what does not fit is UINT64_MAX, and stays it. */
+static inline uint64_t size_times(uint64_t a, uint64_t b) {
+    uint64_t out;
+    return size_mul(a, b, &out) ? out : UINT64_MAX;
+}
+
+static inline uint64_t size_plus(uint64_t a, uint64_t b) {
+    uint64_t out;
+    return size_add(a, b, &out) ? out : UINT64_MAX;
+}
+
+static inline uint64_t size_aligned(uint64_t a, uint64_t align) {
+    uint64_t out;
+    return size_align(a, align, &out) ? out : UINT64_MAX;
+}
+
 /* ---- numbers of our own ---------------------------------------------------------------------- */
 
 static inline uint32_t min_u32(uint32_t a, uint32_t b) {

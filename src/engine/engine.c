@@ -109,7 +109,11 @@ static int make_plan(const struct sluice_engine *e, struct plan **out, uint32_t 
         .n_taps = s->has_taps ? c->n_layers + 2 : 0,
         .tap_width = s->has_taps ? c->hidden : 0,
     };
-    return model_plan(out, e->model->model, &options, err);
+    int status = model_plan(out, e->model->model, &options, err);
+    if (status == SLUICE_ERR_MEMORY)
+        err_prefix(err, "%s: a context of %u (-c) with %u sequences (--batch)",
+                   e->model->model->path, s->context, s->n_seqs);
+    return status;
 }
 
 /* As many snapshots as the budget buys and the context can use; none where going back is a cut. */
@@ -266,6 +270,10 @@ void engine_close(struct sluice_engine *e) {
 
 struct sluice_memory engine_memory_of(const struct sluice_engine *e,
                                       const struct backend_memory *m) {
+    const uint64_t parts[] = {m->weights, m->state, m->scratch, m->io, m->packed, m->workspace};
+    uint64_t total = 0;
+    for (size_t i = 0; i < sizeof parts / sizeof *parts; i++)
+        total = size_plus(total, parts[i]);
     return (struct sluice_memory){
         .weights = m->weights,
         .state = m->state,
@@ -275,6 +283,6 @@ struct sluice_memory engine_memory_of(const struct sluice_engine *e,
         .packed = m->packed,
         .workspace = m->workspace,
         .driver = m->driver,
-        .total = m->weights + m->state + m->scratch + m->io + m->packed + m->workspace,
+        .total = total,
     };
 }

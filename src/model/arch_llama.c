@@ -24,7 +24,7 @@ static int config(struct model *m, struct err *err) {
 
 static int bind_attention(struct model *m, int i, struct layer *l, struct err *err) {
     const struct config *c = &m->config;
-    uint32_t q = c->heads * c->head_width, kv = c->kv_heads * c->head_width;
+    uint32_t q = c->q_width, kv = c->kv_width;
     unsigned bias = strcmp(c->arch, "qwen2") == 0 ? 0 : BIND_OPTIONAL;
     unsigned norm = strcmp(c->arch, "qwen3") == 0 ? 0 : BIND_OPTIONAL;
     int status;

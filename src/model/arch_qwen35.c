@@ -5,6 +5,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "base/size.h"
 #include "model/model.h"
 
 static int config_layers(struct model *m, struct err *err) {
@@ -28,6 +29,22 @@ static int config_layers(struct model *m, struct err *err) {
     return SLUICE_OK;
 }
 
+/* What goes into the delta rule: q, k and v (the channels), z, and beta and alpha of each head. */
+static int config_delta_widths(struct model *m, struct err *err) {
+    struct config *c = &m->config;
+    uint64_t values = size_times(c->value_heads, c->value_width);
+    uint64_t keys = size_times(size_times(2, c->key_heads), c->key_width);
+    uint64_t channels = size_plus(keys, values);
+    uint64_t row = size_plus(size_plus(channels, values), size_times(2, c->value_heads));
+    int status;
+    if ((status = config_width(c, m->keys, "value heads", values, &c->delta_values, err)) ||
+        (status =
+             config_width(c, m->keys, "key and value heads", channels, &c->delta_channels, err)) ||
+        (status = config_width(c, m->keys, "delta-net inputs", row, &c->delta_row, err)))
+        return status;
+    return SLUICE_OK;
+}
+
 static int config_delta(struct model *m, struct err *err) {
     struct config *c = &m->config;
     uint32_t inner = 0;
@@ -47,7 +64,7 @@ static int config_delta(struct model *m, struct err *err) {
             m->path, c->arch, c->key_heads, c->value_heads, inner, c->conv_width);
     c->value_width = inner / c->value_heads;
     c->head_map = m->hub ? HEADS_GROUPED : HEADS_TILED;
-    return SLUICE_OK;
+    return config_delta_widths(m, err);
 }
 
 static int config_experts(struct model *m, struct err *err) {
@@ -61,7 +78,8 @@ static int config_experts(struct model *m, struct err *err) {
         (status = config_u32(c, m->keys, "expert_shared_feed_forward_length", 1 << 22, false,
                              &c->shared_ffn, err)))
         return status;
-    return SLUICE_OK;
+    uint64_t row = size_plus(size_times(c->experts_used, c->expert_ffn), c->shared_ffn);
+    return config_width(c, m->keys, "experts in use", row, &c->experts_row, err);
 }
 
 static int config(struct model *m, struct err *err) {
@@ -90,8 +108,7 @@ static int config(struct model *m, struct err *err) {
 
 static int bind_delta(struct model *m, int i, struct layer *l, struct err *err) {
     const struct config *c = &m->config;
-    uint32_t values = c->value_heads * c->value_width;
-    uint32_t channels = 2 * c->key_heads * c->key_width + values;
+    uint32_t values = c->delta_values, channels = c->delta_channels;
     int status;
     if ((status = bind_matrix(m, i, "attn_qkv.weight", c->hidden, channels, 0, &l->qkv, err)) ||
         (status = bind_matrix(m, i, "attn_gate.weight", c->hidden, values, 0, &l->z, err)) ||
@@ -111,7 +128,7 @@ static int bind_delta(struct model *m, int i, struct layer *l, struct err *err) 
 
 static int bind_attention(struct model *m, int i, struct layer *l, struct err *err) {
     const struct config *c = &m->config;
-    uint32_t q = c->heads * c->head_width, kv = c->kv_heads * c->head_width;
+    uint32_t q = c->q_width, kv = c->kv_width;
     int status;
     if ((status = bind_matrix(m, i, "attn_q.weight", c->hidden, 2 * q, 0, &l->q, err)) ||
         (status = bind_matrix(m, i, "attn_k.weight", c->hidden, kv, 0, &l->k, err)) ||
@@ -178,12 +195,11 @@ struct delta_columns {
 };
 
 static struct delta_columns columns_of(const struct config *c) {
-    struct delta_columns w = {.values = c->value_heads * c->value_width};
-    w.channels = 2 * c->key_heads * c->key_width + w.values;
+    struct delta_columns w = {
+        .values = c->delta_values, .channels = c->delta_channels, .width = c->delta_row};
     w.z = w.channels;
     w.beta = w.z + w.values;
     w.alpha = w.beta + c->value_heads;
-    w.width = w.alpha + c->value_heads;
     return w;
 }
 

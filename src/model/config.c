@@ -5,6 +5,8 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "base/size.h"
+
 #define PI 3.14159265358979323846
 
 static const char *full_name(const struct config *c, const char *name, char out[128]) {
@@ -27,6 +29,17 @@ int config_u32(const struct config *c, const struct gguf *keys, const char *name
     return SLUICE_OK;
 }
 
+int config_width(const struct config *c, const struct gguf *keys, const char *what, uint64_t width,
+                 uint32_t *out, struct err *err) {
+    if (width < 1 || width > INT32_MAX)
+        return err_set(err, SLUICE_ERR_UNSUPPORTED,
+                       "%s: %s of %s make rows of %s%llu values, expected 1 to %d", keys->path,
+                       what, c->arch, width == UINT64_MAX ? "more than " : "",
+                       (unsigned long long)width, INT32_MAX);
+    *out = (uint32_t)width;
+    return SLUICE_OK;
+}
+
 /* A positive finite number, optional. */
 static int read_f64(const struct config *c, const struct gguf *keys, const char *name, double *out,
                     struct err *err) {
@@ -35,8 +48,8 @@ static int read_f64(const struct config *c, const struct gguf *keys, const char 
     int got = gguf_get_f32(keys, full_name(c, name, full), &v, err);
     if (got < 0)
         return got;
-    if (got == 1 && !(v > 0))
-        return err_set(err, SLUICE_ERR_FORMAT, "%s: key %s is %g, expected a number above 0",
+    if (got == 1 && !(v > 0 && isfinite(v)))
+        return err_set(err, SLUICE_ERR_FORMAT, "%s: key %s is %g, expected a finite number above 0",
                        keys->path, full, (double)v);
     if (got == 1)
         *out = v;
@@ -153,6 +166,11 @@ int config_read(struct config *c, const struct gguf *keys, struct err *err) {
         return err_set(err, SLUICE_ERR_UNSUPPORTED,
                        "%s: %s has heads of %u and %u values, expected an even number, twice",
                        keys->path, c->arch, c->head_width, value_length);
+    if ((status = config_width(c, keys, "attention heads", size_times(c->heads, c->head_width),
+                               &c->q_width, err)) ||
+        (status = config_width(c, keys, "KV heads", size_times(c->kv_heads, c->head_width),
+                               &c->kv_width, err)))
+        return status;
     return read_rope(c, keys, err);
 }
 

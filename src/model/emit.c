@@ -1,6 +1,7 @@
 /* emit.c - the ops that all architectures share: attention and the feed-forward part. */
 #include <math.h>
 
+#include "base/size.h"
 #include "model/model.h"
 #include "plan/io.h"
 
@@ -13,7 +14,7 @@ static int emit_qkv(const struct model *m, struct plan *plan, uint32_t layer, st
                     struct operand *qkv, struct err *err) {
     const struct layer *l = &m->layers[layer];
     uint32_t q = rows_of(&l->q), k = rows_of(&l->k), v = rows_of(&l->v);
-    *qkv = plan_scratch(plan, q + k + v);
+    *qkv = plan_scratch(plan, size_plus(size_plus(q, k), v));
     struct op op = {
         .kind = OP_PROJECT,
         .layer = (int32_t)layer,
@@ -46,7 +47,7 @@ int emit_attention(const struct model *m, struct plan *plan, const struct plan_o
     int status = emit_qkv(m, plan, layer, x, &qkv, err);
     if (status)
         return status;
-    struct operand mixed = plan_scratch(plan, c->heads * width);
+    struct operand mixed = plan_scratch(plan, c->q_width);
     struct op attend = {
         .kind = OP_ATTEND,
         .layer = (int32_t)layer,
@@ -140,8 +141,7 @@ static int emit_experts(const struct model *m, struct plan *plan, uint32_t layer
     const uint32_t list[4] = {c->experts_used + 1, plan->max_rows};
     struct operand choice = plan_scratch_of(plan, DT_I32, list);
     struct operand weight = plan_scratch_of(plan, DT_F32, list);
-    struct operand hidden =
-        plan_scratch(plan, c->experts_used * c->expert_ffn + rows_of(&l->shared_gate));
+    struct operand hidden = plan_scratch(plan, c->experts_row);
     struct op route = {
         .kind = OP_ROUTE,
         .layer = (int32_t)layer,

@@ -63,9 +63,12 @@ struct made_weight *weights_make(struct weights *w, uint64_t bytes,
         w->made = more;
         w->capacity = capacity;
     }
+    uint64_t end;
+    if (!size_add(w->bytes, bytes, &end) || !size_align(end, WEIGHTS_PAGE, &end))
+        return NULL;
     struct made_weight *made = &w->made[w->n_made++];
     *made = (struct made_weight){.offset = w->bytes, .bytes = bytes, .fill = fill};
-    CHECK(size_add(w->bytes, bytes, &w->bytes) && size_align(w->bytes, 64, &w->bytes));
+    w->bytes = size_aligned(w->bytes + bytes, 64);
     return made;
 }
 

@@ -45,7 +45,8 @@ void weights_free(struct weights *w); /* takes NULL */
 /* The offset of a tensor that is used as it lies in its file. */
 uint64_t weights_offset(const struct weights *w, const struct tensor *t);
 
-/* Room in the tail for a tensor that `fill` makes. NULL when memory ran out. */
+/* Room in the tail for a tensor that `fill` makes. NULL when memory, or the numbers for it, ran
+ * out. */
 struct made_weight *weights_make(struct weights *w, uint64_t bytes,
                                  void (*fill)(const struct made_weight *, void *));
 

@@ -16,6 +16,7 @@
 #include "plan/io.h"
 
 enum { INSIDE_BITS = 40, SCRATCH_ALIGN = 64, STATE_ALIGN = 256, IO_ALIGN = 64 };
+enum { MAX_ROWS = 1 << 20, BIASES_PER_OUTPUT = 256 };
 
 struct buffer {
     uint64_t bytes, offset;
@@ -44,44 +45,73 @@ struct operand operand_at(enum region region, enum dtype type, uint64_t offset,
     return o;
 }
 
+/* Where the next piece of a region begins. What does not fit leaves UINT64_MAX in *at. */
 static uint64_t grow_by(uint64_t *at, uint64_t bytes, uint64_t align) {
-    uint64_t begin;
-    CHECK(size_align(*at, align, &begin) && size_add(begin, bytes, at));
+    uint64_t begin = size_aligned(*at, align);
+    *at = size_plus(begin, bytes);
     return begin;
 }
 
-struct operand plan_scratch_of(struct plan *plan, enum dtype type, const uint32_t dims[4]) {
+/* The first fault stays. */
+static void note_fault(struct plan *plan, const char *what) {
+    if (!plan->fault.code)
+        err_memory(&plan->fault, what);
+}
+
+static int fault_of(const struct plan *plan, struct err *err) {
+    return plan->fault.code ? err_set(err, plan->fault.code, "%s", plan->fault.text) : SLUICE_OK;
+}
+
+static const char *region_text(enum region region) {
+    static const char *const text[] = {
+        "weights of more than 2^64 bytes", "sequences whose state is more than 2^64 bytes",
+        "more than 2^64 bytes of scratch", "more than 2^64 bytes of input and output"};
+    return text[region];
+}
+
+static bool add_buffer(struct plan *plan, uint64_t bytes) {
     struct builder *b = plan->builder;
-    struct operand o = operand_at(REGION_SCRATCH, type, 0, dims);
     if (b->n_buffers == b->capacity) {
         uint32_t capacity = b->capacity ? b->capacity * 2 : 64;
         struct buffer *more = arena_array(&plan->arena, capacity, sizeof *more);
-        if (!more) {
-            plan->is_out_of_memory = true;
-            return o;
-        }
+        if (!more)
+            return false;
         if (b->n_buffers)
             memcpy(more, b->buffers, b->n_buffers * sizeof *more);
         b->buffers = more;
         b->capacity = capacity;
     }
-    o.offset = (uint64_t)b->n_buffers << INSIDE_BITS;
-    b->buffers[b->n_buffers++] = (struct buffer){.bytes = operand_bytes(&o)};
+    b->buffers[b->n_buffers++] = (struct buffer){.bytes = bytes};
+    return true;
+}
+
+struct operand plan_scratch_of(struct plan *plan, enum dtype type, const uint32_t dims[4]) {
+    struct operand o = operand_at(REGION_SCRATCH, type, 0, dims);
+    o.offset = (uint64_t)plan->builder->n_buffers << INSIDE_BITS;
+    if (operand_bytes(&o) == UINT64_MAX)
+        note_fault(plan, region_text(REGION_SCRATCH));
+    if (!add_buffer(plan, operand_bytes(&o)))
+        note_fault(plan, "a plan");
     return o;
 }
 
-struct operand plan_scratch(struct plan *plan, uint32_t width) {
-    return plan_scratch_of(plan, DT_F32, (uint32_t[4]){width, plan->max_rows});
+struct operand plan_scratch(struct plan *plan, uint64_t width) {
+    if (width > UINT32_MAX)
+        note_fault(plan, "rows of more than 2^32 - 1 values");
+    return plan_scratch_of(plan, DT_F32, (uint32_t[4]){(uint32_t)width, plan->max_rows});
 }
 
 struct operand plan_state(struct plan *plan, enum dtype type, const uint32_t dims[4]) {
     struct operand o = operand_at(REGION_STATE, type, 0, dims);
     o.offset = grow_by(&plan->builder->state_bytes, operand_bytes(&o), STATE_ALIGN);
+    if (plan->builder->state_bytes == UINT64_MAX)
+        note_fault(plan, region_text(REGION_STATE));
     return o;
 }
 
 struct operand operand_columns(struct operand whole, uint32_t first, uint32_t width) {
-    CHECK(first + width <= whole.dims[0] && dtype_info(whole.type)->block_values == 1);
+    CHECK(first <= whole.dims[0] && width <= whole.dims[0] - first &&
+          dtype_info(whole.type)->block_values == 1);
     whole.offset += (uint64_t)first * dtype_info(whole.type)->block_bytes;
     whole.dims[0] = width;
     return whole;
@@ -91,7 +121,7 @@ struct operand plan_tap(const struct plan *plan, uint32_t number) {
     CHECK(number < plan->n_taps);
     struct operand o = operand_at(REGION_IO, DT_F32, plan->io.taps,
                                   (uint32_t[4]){plan->tap_width, plan->max_outputs});
-    o.offset += number * operand_bytes(&o);
+    o.offset = size_plus(o.offset, size_times(number, operand_bytes(&o)));
     return o;
 }
 
@@ -107,23 +137,25 @@ struct operand plan_logits(const struct plan *plan) {
 static void lay_io_out(struct plan *plan) {
     struct io_layout *io = &plan->io;
     uint64_t at = sizeof(struct io_header), rows = plan->max_rows, outputs = plan->max_outputs;
+    uint64_t taps = size_times(outputs * plan->n_taps, plan->tap_width);
     io->max_changes = plan->max_rows;
-    io->max_biases = 256 * plan->max_outputs;
+    io->max_biases = BIASES_PER_OUTPUT * plan->max_outputs;
     io->rows = grow_by(&at, rows * sizeof(struct io_row), IO_ALIGN);
     io->segments = grow_by(&at, rows * sizeof(struct io_segment), IO_ALIGN);
     io->outputs = grow_by(&at, outputs * sizeof(struct io_output), IO_ALIGN);
     io->changes = grow_by(&at, io->max_changes * sizeof(struct io_change), IO_ALIGN);
     io->biases = grow_by(&at, io->max_biases * sizeof(struct io_bias), IO_ALIGN);
     io->burst = grow_by(&at, outputs * IO_BURST * sizeof(int32_t), IO_ALIGN);
-    io->taps = grow_by(&at, outputs * plan->n_taps * plan->tap_width * sizeof(float), IO_ALIGN);
-    io->logits = grow_by(&at, outputs * plan->n_vocab * sizeof(float), IO_ALIGN);
-    grow_by(&at, 0, IO_ALIGN);
-    io->bytes = plan->bytes[REGION_IO] = at;
+    io->taps = grow_by(&at, size_times(taps, sizeof(float)), IO_ALIGN);
+    io->logits = grow_by(&at, size_times(outputs * plan->n_vocab, sizeof(float)), IO_ALIGN);
+    io->bytes = plan->bytes[REGION_IO] = size_aligned(at, IO_ALIGN);
+    if (io->bytes == UINT64_MAX)
+        note_fault(plan, region_text(REGION_IO));
 }
 
 int plan_new(struct plan **out, const struct plan_options *options, struct err *err) {
     *out = NULL;
-    CHECK(options->max_rows >= 1 && options->max_outputs >= 1 &&
+    CHECK(options->max_rows >= 1 && options->max_rows <= MAX_ROWS && options->max_outputs >= 1 &&
           options->max_outputs <= options->max_rows);
     struct plan *plan = calloc(1, sizeof *plan);
     if (plan)
@@ -174,14 +206,53 @@ static void copy_op(struct op *to, const struct op *from) {
     memcpy(to, from, offsetof(struct op, embed) + sizes[from->kind]);
 }
 
+/* How many bytes there are for an operand from where it begins; 0 where that is nowhere. WEIGHTS
+ * are the model's: it alone knows their end. */
+static uint64_t room_for(const struct plan *plan, const struct operand *o) {
+    const struct builder *b = plan->builder;
+    uint64_t inside = o->offset & ((1ull << INSIDE_BITS) - 1), number = o->offset >> INSIDE_BITS;
+    uint64_t begin = o->region == REGION_SCRATCH ? inside : o->offset, end = 0;
+    if (o->region == REGION_WEIGHTS)
+        end = UINT64_MAX;
+    else if (o->region == REGION_STATE)
+        end = b->state_bytes;
+    else if (o->region == REGION_IO)
+        end = plan->bytes[REGION_IO];
+    else if (o->region == REGION_SCRATCH && number < b->n_buffers)
+        end = b->buffers[number].bytes;
+    return begin < end ? end - begin : 0;
+}
+
+static int check_extents(const struct plan *plan, struct op *op, struct err *err) {
+    struct operand_ref refs[MAX_OPERANDS];
+    uint32_t n = op_operands(op, refs);
+    for (uint32_t i = 0; i < n; i++) {
+        const struct operand *o = refs[i].at;
+        bool is_apart = o->stride >= o->dims[0] && (o->plane >= o->dims[1] || o->n_dims < 3);
+        uint64_t bytes = operand_bytes(o), room = room_for(plan, o);
+        if (!is_apart || bytes > room)
+            return err_set(err, SLUICE_ERR_FORMAT,
+                           "op %u, %s: %s has %llu bytes, and there is room for %llu", plan->n_ops,
+                           op_name(op->kind), refs[i].name, (unsigned long long)bytes,
+                           (unsigned long long)room);
+    }
+    return SLUICE_OK;
+}
+
 int plan_add(struct plan *plan, const struct op *op, struct err *err) {
-    int status = op_check(plan, op, err);
+    int status = fault_of(plan, err);
+    if (!status)
+        status = op_check(plan, op, err);
     if (status)
         return status;
-    if (!make_room(plan) || plan->is_out_of_memory)
+    if (!make_room(plan))
         return err_memory(err, "a plan");
     struct op *own = &plan->ops[plan->n_ops];
     copy_op(own, op);
+    if ((status = check_extents(plan, own, err))) {
+        memset(own, 0, sizeof *own);
+        return status;
+    }
     struct operand_ref refs[MAX_OPERANDS];
     uint32_t n = op_operands(own, refs);
     for (uint32_t i = 0; i < n; i++) {
@@ -207,11 +278,12 @@ static uint64_t find_place(const struct buffer *buffers, uint32_t n) {
         for (uint32_t i = 0; i < n; i++) {
             const struct buffer *b = &buffers[i];
             bool lives = b->is_used && b->first <= buffers[n].last && buffers[n].first <= b->last;
-            bool meets = b->offset < at + buffers[n].bytes && at < b->offset + b->bytes;
+            bool meets =
+                b->offset < size_plus(at, buffers[n].bytes) && at < size_plus(b->offset, b->bytes);
             if (!lives || !meets)
                 continue;
-            CHECK(size_align(b->offset + b->bytes, SCRATCH_ALIGN, &at));
-            has_moved = true;
+            at = size_aligned(size_plus(b->offset, b->bytes), SCRATCH_ALIGN);
+            has_moved = at != UINT64_MAX;
         }
     }
     return at;
@@ -219,16 +291,22 @@ static uint64_t find_place(const struct buffer *buffers, uint32_t n) {
 
 int plan_finish(struct plan *plan, struct err *err) {
     struct builder *b = plan->builder;
-    if (plan->is_out_of_memory)
-        return err_memory(err, "a plan");
     uint64_t bytes = 0;
+    int status = fault_of(plan, err);
+    if (status)
+        return status;
     for (uint32_t i = 0; i < b->n_buffers; i++) {
         if (!b->buffers[i].is_used)
             continue;
         b->buffers[i].offset = find_place(b->buffers, i);
-        uint64_t end = b->buffers[i].offset + b->buffers[i].bytes;
+        uint64_t end = size_plus(b->buffers[i].offset, b->buffers[i].bytes);
         bytes = end > bytes ? end : bytes;
     }
+    plan->bytes[REGION_SCRATCH] = size_aligned(bytes, SCRATCH_ALIGN);
+    plan->bytes[REGION_STATE] = size_aligned(b->state_bytes, STATE_ALIGN);
+    for (int r = REGION_STATE; r <= REGION_SCRATCH; r++)
+        if (plan->bytes[r] == UINT64_MAX)
+            note_fault(plan, region_text((enum region)r));
     for (uint32_t i = 0; i < plan->n_ops; i++) {
         struct operand_ref refs[MAX_OPERANDS];
         uint32_t n = op_operands(&plan->ops[i], refs);
@@ -237,14 +315,10 @@ int plan_finish(struct plan *plan, struct err *err) {
             if (o->region == REGION_SCRATCH)
                 o->offset = b->buffers[o->offset >> INSIDE_BITS].offset +
                             (o->offset & ((1ull << INSIDE_BITS) - 1));
-            uint64_t end = o->offset + operand_bytes(o);
+            uint64_t end = size_plus(o->offset, operand_bytes(o));
             if (o->region == REGION_WEIGHTS && end > plan->bytes[REGION_WEIGHTS])
                 plan->bytes[REGION_WEIGHTS] = end;
         }
     }
-    grow_by(&bytes, 0, SCRATCH_ALIGN);
-    grow_by(&b->state_bytes, 0, STATE_ALIGN);
-    plan->bytes[REGION_SCRATCH] = bytes;
-    plan->bytes[REGION_STATE] = b->state_bytes;
-    return SLUICE_OK;
+    return fault_of(plan, err);
 }

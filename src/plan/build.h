@@ -25,8 +25,10 @@ void plan_free(struct plan *plan); /* takes NULL */
 /* Operands. The dims end at the first 0. */
 struct operand operand_at(enum region region, enum dtype type, uint64_t offset,
                           const uint32_t dims[4]);
+/* An operand that cannot be (rows of more than 2^32 - 1 values, more bytes than can be counted) is
+ * the plan's fault: the next plan_add or plan_finish returns it. */
 /* (R, width) f32 in SCRATCH, without a place yet. */
-struct operand plan_scratch(struct plan *plan, uint32_t width);
+struct operand plan_scratch(struct plan *plan, uint64_t width);
 struct operand plan_scratch_of(struct plan *plan, enum dtype type, const uint32_t dims[4]);
 /* The next piece of STATE, aligned to 256 bytes. Asked for in the same order it is the same. */
 struct operand plan_state(struct plan *plan, enum dtype type, const uint32_t dims[4]);
@@ -36,7 +38,7 @@ struct operand operand_columns(struct operand whole, uint32_t first, uint32_t wi
 struct operand plan_tap(const struct plan *plan, uint32_t number);
 struct operand plan_logits(const struct plan *plan);
 
-/* Adds a copy of `op`. */
+/* Adds a copy of `op`, whose operands fit together and lie inside their regions. */
 int plan_add(struct plan *plan, const struct op *op, struct err *err);
 
 /* Lays scratch out and closes the plan. */
@@ -57,7 +59,8 @@ uint32_t op_operands(struct op *op, struct operand_ref refs[MAX_OPERANDS]);
 
 const char *op_name(enum op_kind kind);
 
-/* Bytes of one row (dims[0]) and of the whole operand as it lies in memory. */
+/* Bytes of one row (dims[0]) and of the whole operand as it lies in memory. UINT64_MAX: more than
+ * can be counted, or no whole number of the type's blocks; no operand of a plan is so. */
 uint64_t operand_row_bytes(const struct operand *o);
 uint64_t operand_bytes(const struct operand *o);
 

@@ -4,6 +4,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "base/size.h"
 #include "plan/build.h"
 #include "plan/io.h"
 
@@ -17,11 +18,15 @@ struct checker {
 
 enum { ANY_TYPE = -1, CACHE_TYPE = -2 };
 
-static void shape_text(char out[96], const struct operand *o) {
-    int n = snprintf(out, 96, "(");
-    for (int i = o->n_dims; i-- > 0;)
-        n += snprintf(out + n, 96 - (size_t)n, "%u%s", o->dims[i], i ? ", " : "");
-    snprintf(out + n, 96 - (size_t)n, ") %s", dtype_name(o->type));
+enum { SHAPE_TEXT = 128 };
+
+static void shape_text(char out[SHAPE_TEXT], uint32_t n_dims, const uint64_t dims[4],
+                       uint32_t type) {
+    int n = snprintf(out, SHAPE_TEXT, "(");
+    for (uint32_t i = n_dims; i-- > 0;)
+        n += snprintf(out + n, SHAPE_TEXT - (size_t)n, "%llu%s", (unsigned long long)dims[i],
+                      i ? ", " : "");
+    snprintf(out + n, SHAPE_TEXT - (size_t)n, ") %s", dtype_name(type));
 }
 
 static void fault(struct checker *c, const char *operand, const char *found, const char *expected) {
@@ -41,9 +46,10 @@ static bool type_fits(const struct operand *o, int type) {
     return o->type == type;
 }
 
-/* The operand is there with these dims (contiguous first, up to the first 0) and that type. */
+/* The operand is there with these dims (contiguous first, up to the first 0) and that type. A dim
+ * that was computed and did not fit is UINT64_MAX, which no operand has. */
 static void want(struct checker *c, const char *name, const struct operand *o, int type,
-                 const uint32_t dims[4]) {
+                 const uint64_t dims[4]) {
     uint32_t n = 0;
     while (n < 4 && dims[n])
         n++;
@@ -52,17 +58,16 @@ static void want(struct checker *c, const char *name, const struct operand *o, i
         fits &= o->dims[i] == dims[i];
     if (fits)
         return;
-    struct operand wanted = {.type = (uint8_t)(type < 0 ? o->type : type), .n_dims = (uint16_t)n};
-    memcpy(wanted.dims, dims, sizeof wanted.dims);
-    char found[96], expected[96];
-    shape_text(found, o);
-    shape_text(expected, &wanted);
+    char found[SHAPE_TEXT], expected[SHAPE_TEXT];
+    shape_text(found, o->n_dims < 4 ? o->n_dims : 4,
+               (uint64_t[4]){o->dims[0], o->dims[1], o->dims[2], o->dims[3]}, o->type);
+    shape_text(expected, n, dims, (uint32_t)(type < 0 ? o->type : type));
     fault(c, name, o->n_dims ? found : "absent", expected);
 }
 
 /* The same, or the operand is absent. */
 static void may_have(struct checker *c, const char *name, const struct operand *o, int type,
-                     const uint32_t dims[4]) {
+                     const uint64_t dims[4]) {
     if (o->n_dims)
         want(c, name, o, type, dims);
 }
@@ -79,7 +84,27 @@ static void that(struct checker *c, const char *name, bool holds, const char *ex
         fault(c, name, "otherwise", expected);
 }
 
-#define DIMS(...) ((uint32_t[4]){__VA_ARGS__})
+#define DIMS(...) ((uint64_t[4]){__VA_ARGS__})
+
+/* Whether `count` pieces of `width` values, each `stride` after the one before, end within a row.
+ */
+static bool within(const struct operand *row, uint64_t first, uint64_t count, uint64_t stride,
+                   uint64_t width) {
+    uint64_t last = size_plus(first, count ? size_times(count - 1, stride) : 0);
+    return size_plus(last, width) <= row->dims[0];
+}
+
+/* The latest op of a kind; NULL: none. */
+static const struct op *op_before(const struct checker *c, enum op_kind kind) {
+    for (uint32_t i = c->plan->n_ops; i-- > 0;)
+        if (c->plan->ops[i].kind == kind)
+            return &c->plan->ops[i];
+    return NULL;
+}
+
+static bool is_same(const struct operand *a, const struct operand *b) {
+    return memcmp(a, b, sizeof *a) == 0;
+}
 
 /* ---- one function an op -----------------------------------------------------------------------
  */
@@ -110,8 +135,9 @@ static void check_prologue(struct checker *c, const struct op_project *p) {
     that(c, "gate_stride", p->gate_stride >= p->head_width, "at least a head's width");
     if (c->status)
         return;
-    uint32_t needed = (k / p->head_width - 1) * p->gate_stride + p->head_width;
-    that(c, "gate", p->gate.n_dims == 2 && p->gate.type == DT_F32 && p->gate.dims[0] >= needed,
+    that(c, "gate",
+         p->gate.n_dims == 2 && p->gate.type == DT_F32 && p->gate.dims[1] == c->plan->max_rows &&
+             within(&p->gate, 0, k / p->head_width, p->gate_stride, p->head_width),
          "f32 rows that hold a gate for every head");
 }
 
@@ -141,15 +167,16 @@ static void check_project(struct checker *c, const struct op_project *p) {
 }
 
 static void check_delta(struct checker *c, const struct op_delta *d) {
-    uint32_t values = d->value_heads * d->value_width;
-    uint32_t channels = 2 * d->key_heads * d->key_width + values;
+    uint64_t values = size_times(d->value_heads, d->value_width);
+    uint64_t keys = size_times(size_times(2, d->key_heads), d->key_width);
+    uint64_t channels = size_plus(keys, values);
     that(c, "heads", d->key_heads && d->value_heads % d->key_heads == 0,
          "value heads a multiple of key heads");
     that(c, "conv_width", d->conv_width >= 2 && d->conv_width <= 8, "2 to 8");
     want(c, "in", &d->in, DT_F32, DIMS(d->in.dims[0], c->plan->max_rows));
     that(c, "in",
-         d->in.dims[0] >= channels && d->beta_column + d->value_heads <= d->in.dims[0] &&
-             d->alpha_column + d->value_heads <= d->in.dims[0],
+         d->in.dims[0] >= channels && within(&d->in, d->beta_column, d->value_heads, 1, 1) &&
+             within(&d->in, d->alpha_column, d->value_heads, 1, 1),
          "wide enough for q, k, v, beta and alpha");
     want(c, "conv", &d->conv, DT_F32, DIMS(d->conv_width, channels));
     want(c, "a", &d->a, DT_F32, DIMS(d->value_heads));
@@ -168,9 +195,9 @@ static void check_attend(struct checker *c, const struct op_attend *a) {
     that(c, "rotary", a->rotary % 2 == 0 && a->rotary <= width, "even, at most a head's width");
     want(c, "in", &a->in, DT_F32, DIMS(a->in.dims[0], rows));
     that(c, "in",
-         a->q_stride >= width && (a->heads - 1) * a->q_stride + width <= a->in.dims[0] &&
-             a->k_column + a->kv_heads * width <= a->in.dims[0] &&
-             a->v_column + a->kv_heads * width <= a->in.dims[0],
+         a->q_stride >= width && within(&a->in, 0, a->heads, a->q_stride, width) &&
+             within(&a->in, a->k_column, a->kv_heads, width, width) &&
+             within(&a->in, a->v_column, a->kv_heads, width, width),
          "wide enough for q, k and v");
     may_have(c, "q_norm", &a->q_norm, DT_F32, DIMS(width));
     may_have(c, "k_norm", &a->k_norm, DT_F32, DIMS(width));
@@ -183,7 +210,7 @@ static void check_attend(struct checker *c, const struct op_attend *a) {
     in_region(c, "keys", &a->keys, REGION_STATE);
     in_region(c, "values", &a->values, REGION_STATE);
     want(c, "pages", &a->pages, DT_I32, DIMS(a->pages.dims[0], a->pages.dims[1]));
-    want(c, "out", &a->out, DT_F32, DIMS(a->heads * width, rows));
+    want(c, "out", &a->out, DT_F32, DIMS(size_times(a->heads, width), rows));
 }
 
 static void check_route(struct checker *c, const struct op_route *r) {
@@ -193,33 +220,52 @@ static void check_route(struct checker *c, const struct op_route *r) {
     want(c, "router", &r->router, DT_F32, DIMS(width, r->router.dims[1]));
     may_have(c, "shared_gate", &r->shared_gate, DT_F32, DIMS(width));
     that(c, "used", r->used >= 1 && r->used <= r->router.dims[1], "at most the number of experts");
-    want(c, "choice", &r->choice, DT_I32, DIMS(r->used + 1, rows));
-    want(c, "weight", &r->weight, DT_F32, DIMS(r->used + 1, rows));
+    want(c, "choice", &r->choice, DT_I32, DIMS(size_plus(r->used, 1), rows));
+    want(c, "weight", &r->weight, DT_F32, DIMS(size_plus(r->used, 1), rows));
+}
+
+/* Values of a row of `hidden`: those of each expert used, then those of the shared one. */
+static uint64_t hidden_width(const struct operand *choice, uint32_t routed, uint32_t shared) {
+    return size_plus(size_times(choice->dims[0] - 1, routed), shared);
 }
 
 static void check_experts_in(struct checker *c, const struct op_experts_in *e) {
-    uint32_t width = e->in.dims[0], rows = c->plan->max_rows, used = e->choice.dims[0] - 1;
+    const struct op *route = op_before(c, OP_ROUTE);
+    uint32_t width = e->in.dims[0], rows = c->plan->max_rows;
     want(c, "in", &e->in, DT_F32, DIMS(width, rows));
     want(c, "norm", &e->norm, DT_F32, DIMS(width));
     want(c, "gate", &e->gate, ANY_TYPE, DIMS(width, e->gate.dims[1], e->gate.dims[2]));
     want(c, "up", &e->up, ANY_TYPE, DIMS(width, e->gate.dims[1], e->gate.dims[2]));
     may_have(c, "shared_gate", &e->shared_gate, ANY_TYPE, DIMS(width, e->shared_gate.dims[1]));
     may_have(c, "shared_up", &e->shared_up, ANY_TYPE, DIMS(width, e->shared_gate.dims[1]));
-    want(c, "choice", &e->choice, DT_I32, DIMS(used + 1, rows));
+    that(c, "shared_up", !e->shared_up.n_dims == !e->shared_gate.n_dims, "there with shared_gate");
+    that(c, "choice", route && is_same(&route->route.choice, &e->choice),
+         "that of the ROUTE before it");
+    if (c->status)
+        return;
+    that(c, "gate", e->gate.dims[2] == route->route.router.dims[1], "for as many as ROUTE has");
     uint32_t shared = e->shared_gate.n_dims ? e->shared_gate.dims[1] : 0;
-    want(c, "hidden", &e->hidden, DT_F32, DIMS(used * e->gate.dims[1] + shared, rows));
+    want(c, "hidden", &e->hidden, DT_F32,
+         DIMS(hidden_width(&e->choice, e->gate.dims[1], shared), rows));
 }
 
 static void check_experts_out(struct checker *c, const struct op_experts_out *e) {
-    uint32_t rows = c->plan->max_rows, used = e->choice.dims[0] - 1;
-    want(c, "x", &e->x, DT_F32, DIMS(e->x.dims[0], rows));
-    want(c, "down", &e->down, ANY_TYPE, DIMS(e->down.dims[0], e->x.dims[0], e->down.dims[2]));
-    may_have(c, "shared_down", &e->shared_down, ANY_TYPE,
-             DIMS(e->shared_down.dims[0], e->x.dims[0]));
-    want(c, "choice", &e->choice, DT_I32, DIMS(used + 1, rows));
-    want(c, "weight", &e->weight, DT_F32, DIMS(used + 1, rows));
+    const struct op *in = op_before(c, OP_EXPERTS_IN), *route = op_before(c, OP_ROUTE);
+    uint32_t rows = c->plan->max_rows, width = e->x.dims[0];
+    want(c, "x", &e->x, DT_F32, DIMS(width, rows));
+    want(c, "down", &e->down, ANY_TYPE, DIMS(e->down.dims[0], width, e->down.dims[2]));
+    may_have(c, "shared_down", &e->shared_down, ANY_TYPE, DIMS(e->shared_down.dims[0], width));
+    that(c, "choice", in && is_same(&in->experts_in.choice, &e->choice),
+         "that of an EXPERTS_IN before it");
+    that(c, "weight", route && is_same(&route->route.weight, &e->weight),
+         "that of the ROUTE before it");
+    if (c->status)
+        return;
+    that(c, "down", e->down.dims[2] == in->experts_in.gate.dims[2],
+         "for as many as EXPERTS_IN has");
     uint32_t shared = e->shared_down.n_dims ? e->shared_down.dims[0] : 0;
-    want(c, "hidden", &e->hidden, DT_F32, DIMS(used * e->down.dims[0] + shared, rows));
+    want(c, "hidden", &e->hidden, DT_F32,
+         DIMS(hidden_width(&e->choice, e->down.dims[0], shared), rows));
 }
 
 static void check_tap(struct checker *c, const struct op_tap *t) {

@@ -1,6 +1,7 @@
 /* operands.c - what ops are made of: one table that layout, checks and explain share. */
 #include <string.h>
 
+#include "base/size.h"
 #include "plan/build.h"
 #include "plan/io.h"
 
@@ -108,18 +109,21 @@ const char *op_name(enum op_kind kind) {
     return (unsigned)kind < OP_KIND_COUNT ? names[kind] : "unknown";
 }
 
+static uint64_t bytes_of(const struct operand *o, uint32_t n) {
+    uint64_t bytes;
+    return dtype_bytes((enum dtype)o->type, n, &bytes) ? bytes : UINT64_MAX;
+}
+
 uint64_t operand_row_bytes(const struct operand *o) {
-    uint64_t bytes = 0;
-    CHECK(dtype_bytes((enum dtype)o->type, o->dims[0], &bytes));
-    return bytes;
+    return bytes_of(o, o->dims[0]);
 }
 
 uint64_t operand_bytes(const struct operand *o) {
     if (o->n_dims == 0)
         return 0;
-    uint64_t stride = 0, planes = (uint64_t)o->dims[2] * o->dims[3];
-    CHECK(dtype_bytes((enum dtype)o->type, o->stride, &stride));
-    return ((planes - 1) * o->plane + o->dims[1] - 1) * stride + operand_row_bytes(o);
+    uint64_t planes = size_times(o->dims[2], o->dims[3]);
+    uint64_t before = size_plus(size_times(planes - 1, o->plane), o->dims[1] - 1);
+    return size_plus(size_times(before, bytes_of(o, o->stride)), operand_row_bytes(o));
 }
 
 /* ---- traffic ----------------------------------------------------------------------------------

@@ -198,7 +198,7 @@ struct plan {
     struct io_layout io;
     uint64_t bytes[REGION_COUNT]; /* what the plan needs of each region */
     struct builder *builder;      /* of build.c, of no interest behind plan_finish */
-    bool is_out_of_memory;
+    struct err fault;             /* the first operand that could not be handed out; code 0: none */
 };
 
 #endif
