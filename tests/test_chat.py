@@ -217,6 +217,20 @@ def test_characters_of_all_widths():
     assert t.end() == 0
 
 
+def test_a_window_of_another_size():
+    t = Terminal(*QUICK, columns=40)
+    t.type("Grüße an die Welt, ".encode() * 4, LEFT, LEFT)
+    t.wait_for(b"Welt")
+    for columns, rows in ((13, 3), (100, 40), (2, 2), (1, 1), (80, 24)):
+        time.sleep(0.05)
+        t.read(0.05)
+        fcntl.ioctl(t.fd, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
+        t.type("x世".encode())
+    t.ask(b"")
+    assert t.messages()[0] == "Grüße an die Welt, " * 3 + "Grüße an die Welt" + "x世" * 5 + ", "
+    assert t.end() == 0
+
+
 def test_control_c_clears_a_line_and_control_d_ends():
     t = Terminal(*QUICK)
     t.type(b"never sent")

@@ -4,7 +4,9 @@
  * (1) The terminal is in libedit's mode only within el_wgets. Signals that end or stop the program
  *     there put it back first; the handler only writes the signal's number into a pipe, because
  *     libedit cannot be called from it, and any thread may be the one that is interrupted.
- * (2) Enter reaches libedit as LF when the message is complete, and as CR, which is bound to a
+ * (2) Its screen is never resized under a line that is being edited: libedit would keep a cursor
+ *     outside of the smaller screen. The line is ended at the next key and edited anew.
+ * (3) Enter reaches libedit as LF when the message is complete, and as CR, which is bound to a
  *     line break, when it is not. */
 #include "cmd/editor.h"
 
@@ -40,7 +42,10 @@ struct editor {
     int wake; /* the reading end of the signals' pipe */
     unsigned char bytes[4];
     size_t n_bytes; /* of a character that is not complete */
-    bool knows_paste, is_pasting, is_cancelled;
+    bool knows_paste, is_pasting, has_new_size;
+    enum stop { GOES_ON, IS_CANCELLED, IS_RESIZED } stop; /* why el_wgets is to end */
+    wchar_t *kept; /* the line to go on with after a resize; NULL: none */
+    int kept_cursor;
     int failure; /* errno of reading; 0: none */
 };
 
@@ -206,9 +211,9 @@ static void pass_on(struct editor *e, int number) {
 
 static void handle_signal(struct editor *e, int number) {
     if (number == SIGINT) {
-        e->is_cancelled = true;
+        e->stop = IS_CANCELLED;
     } else if (number == SIGWINCH) {
-        el_resize(e->el);
+        e->has_new_size = true;
     } else if (number == SIGCONT) { /* somebody else had the terminal */
         end_editing(e);
         begin_editing(e);
@@ -238,13 +243,15 @@ static struct str edited(struct editor *e) {
 
 /* One more byte; 1, 0 at the end, -1 on failure. Signals are handled meanwhile. */
 static int read_byte(struct editor *e) {
-    while (!e->is_cancelled) {
+    while (e->stop == GOES_ON) {
         struct pollfd fds[] = {{.fd = 0, .events = POLLIN}, {.fd = e->wake, .events = POLLIN}};
         char number;
         if (poll(fds, 2, -1) < 0 && errno != EINTR)
             return -1;
         if (fds[1].revents && read(e->wake, &number, 1) == 1) {
             handle_signal(e, number);
+        } else if (fds[0].revents && e->has_new_size && !e->is_pasting && e->n_bytes == 0) {
+            e->stop = IS_RESIZED;
         } else if (fds[0].revents) {
             ssize_t n = read(0, e->bytes + e->n_bytes, 1);
             e->n_bytes += n > 0;
@@ -274,7 +281,7 @@ static int read_character(struct editor *e, wchar_t *out) {
             e->failure = n < 0 ? errno : 0;
             return n;
         }
-        if (e->is_cancelled) {
+        if (e->stop != GOES_ON) {
             e->n_bytes = 0;
             return 1;
         }
@@ -285,12 +292,33 @@ static int read_character(struct editor *e, wchar_t *out) {
     return 1;
 }
 
+/* Keeps the line as it stands, to be edited anew. */
+static void keep_line(struct editor *e) {
+    const LineInfoW *line = el_wline(e->el);
+    size_t n = (size_t)(line->lastchar - line->buffer);
+    e->kept = malloc((n + 1) * sizeof *e->kept);
+    if (!e->kept)
+        return;
+    wmemcpy(e->kept, line->buffer, n);
+    e->kept[n] = 0;
+    e->kept_cursor = (int)(line->cursor - line->lastchar);
+}
+
+enum { KEY_RESTORE = 0x1C }; /* Ctrl-backslash, which the terminal makes a signal of */
+
 /* What libedit reads from. */
 static int read_key(EditLine *el, wchar_t *key) {
     struct editor *e = editor_of(el);
+    enum stop before = e->stop;
+    if (e->kept && before == GOES_ON) {
+        *key = KEY_RESTORE;
+        return 1;
+    }
     int n = read_character(e, key);
-    if (e->is_cancelled)
-        *key = L'\n'; /* the line is given up: until it ends there is nothing else to read */
+    if (e->stop == IS_RESIZED && before == GOES_ON)
+        keep_line(e);
+    if (e->stop != GOES_ON)
+        *key = L'\n'; /* there is nothing else to read until the line ends */
     else if (n == 1 && !e->is_pasting && (*key == L'\n' || *key == L'\r'))
         *key = is_complete(edited(e)) ? L'\n' : L'\r';
     return n;
@@ -325,7 +353,7 @@ static unsigned char insert_pasted(EditLine *el, int unused) {
     bool was_return = false;
     (void)unused;
     e->is_pasting = true;
-    while (matched < END && el_wgetc(el, &c) == 1 && !e->is_cancelled) {
+    while (matched < END && el_wgetc(el, &c) == 1 && e->stop == GOES_ON) {
         matched = c == end[matched] ? matched + 1 : c == end[0];
         if (n + 2 > capacity) {
             wchar_t *more = realloc(text, (capacity = 2 * capacity + 1024) * sizeof *more);
@@ -350,6 +378,16 @@ static unsigned char insert_pasted(EditLine *el, int unused) {
     return is_good ? CC_REFRESH : CC_ERROR;
 }
 
+static unsigned char insert_kept(EditLine *el, int unused) {
+    struct editor *e = editor_of(el);
+    (void)unused;
+    if (e->kept && e->kept[0] && el_winsertstr(el, e->kept) == 0)
+        el_cursor(el, e->kept_cursor);
+    free(e->kept);
+    e->kept = NULL;
+    return CC_REFRESH;
+}
+
 static wchar_t *prompt(EditLine *el) {
     static wchar_t text[] = L"> ";
     (void)el;
@@ -358,18 +396,20 @@ static wchar_t *prompt(EditLine *el) {
 
 static void bind_keys(EditLine *el) {
     static const wchar_t *const keys[][2] = {
-        {L"^M", L"sluice-continue"},     {L"\\e^M", L"sluice-break"},
-        {L"\\e^J", L"sluice-break"},     {L"\\e[200~", L"sluice-paste"},
-        {L"^R", L"em-inc-search-prev"},  {L"\\e[1;5D", L"ed-prev-word"},
-        {L"\\e[1;5C", L"em-next-word"},  {L"\\e[1;3D", L"ed-prev-word"},
-        {L"\\e[1;3C", L"em-next-word"},  {L"\\e[3~", L"ed-delete-next-char"},
-        {L"\\e[H", L"ed-move-to-beg"},   {L"\\e[F", L"ed-move-to-end"},
-        {L"\\e[1~", L"ed-move-to-beg"},  {L"\\e[4~", L"ed-move-to-end"},
-        {L"\\e[5~", L"ed-prev-history"}, {L"\\e[6~", L"ed-next-history"},
+        {L"^M", L"sluice-continue"},         {L"\\e^M", L"sluice-break"},
+        {L"\\e^J", L"sluice-break"},         {L"\\e[200~", L"sluice-paste"},
+        {L"^\\", L"sluice-restore"},         {L"^R", L"em-inc-search-prev"},
+        {L"\\e[1;5D", L"ed-prev-word"},      {L"\\e[1;5C", L"em-next-word"},
+        {L"\\e[1;3D", L"ed-prev-word"},      {L"\\e[1;3C", L"em-next-word"},
+        {L"\\e[3~", L"ed-delete-next-char"}, {L"\\e[H", L"ed-move-to-beg"},
+        {L"\\e[F", L"ed-move-to-end"},       {L"\\e[1~", L"ed-move-to-beg"},
+        {L"\\e[4~", L"ed-move-to-end"},      {L"\\e[5~", L"ed-prev-history"},
+        {L"\\e[6~", L"ed-next-history"},
     };
     el_wset(el, EL_EDITOR, L"emacs");
     el_wset(el, EL_ADDFN, L"sluice-continue", L"Go on in the next line", continue_line);
     el_wset(el, EL_ADDFN, L"sluice-break", L"Insert a line break", insert_break);
+    el_wset(el, EL_ADDFN, L"sluice-restore", L"Go on after a resize", insert_kept);
     el_wset(el, EL_ADDFN, L"sluice-paste", L"Insert what is pasted", insert_pasted);
     for (size_t i = 0; i < sizeof keys / sizeof *keys; i++)
         el_wset(el, EL_BIND, keys[i][0], keys[i][1], NULL);
@@ -452,16 +492,16 @@ static int open_terminal(struct editor *e, int fd, struct err *err) {
 static int read_terminal(struct editor *e, struct err *err) {
     for (;;) {
         int n;
-        e->is_cancelled = false;
+        e->stop = GOES_ON;
+        e->has_new_size = false;
         e->failure = 0;
         begin_editing(e);
         const wchar_t *line = el_wgets(e->el, &n);
         end_editing(e);
-        if (e->is_cancelled) {
-            if (n <= 1)
-                fputs("(Ctrl-D ends)\n", e->out);
+        if (e->stop == IS_CANCELLED && n <= 1)
+            fputs("(Ctrl-D ends)\n", e->out);
+        if (e->stop != GOES_ON)
             continue;
-        }
         if (!line) {
             fputc('\n', e->out);
             fflush(e->out);
@@ -513,6 +553,7 @@ void editor_close(struct editor *e) {
         wake_fd = -1;
     }
     history_close(&e->history);
+    free(e->kept);
     lines_free(&e->lines);
     free(e->text);
     free(e);

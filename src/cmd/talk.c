@@ -192,9 +192,8 @@ static int answer(struct talk *t) {
         exit = fail(&err);
     if (!exit)
         exit = report(t, &g, &figures);
-    if (exit)
-        return exit;
-    return g.end == GENERATE_INTERRUPTED ? EXIT_INTERRUPTED : 0;
+    interrupt_reset(); /* one Ctrl-C too many is no end */
+    return !exit && g.end == GENERATE_INTERRUPTED ? EXIT_INTERRUPTED : exit;
 }
 
 /* ---- questions --------------------------------------------------------------------------------
