@@ -105,22 +105,16 @@ $(B)/obj/%.o: %.c | $(NEEDS)
 
 # ---- kernels ----------------------------------------------------------------------------------
 
+# The assembler's report is kept: it lists the kernels.
 vpath %.cu $(sort $(dir $(KERNELS)))
 build/cuda/%.fatbin: %.cu
 	@mkdir -p $(@D)
 	$(call say,NVCC,$@)
-	$(Q)$(NVCC) -fatbin -std=c++17 -O3 -Isrc -Iinclude $(patsubst %,-gencode '%',$(CUDA_ARCHS)) \
-	    -MMD -MF $(@:.fatbin=.d) -MT $@ $< -o $@
+	$(Q)$(NVCC) -fatbin -std=c++17 -O3 -Xptxas -v -Isrc -Iinclude $(patsubst %,-gencode '%',$(CUDA_ARCHS)) \
+	    -MMD -MF $(@:.fatbin=.d) -MT $@ $< -o $@ 2>$(@:.fatbin=.ptxas) || { cat $(@:.fatbin=.ptxas); exit 1; }
 
-# The table of fatbins: their bytes by .incbin, which every assembler and linker takes.
-build/cuda/fatbins.c: $(KERNELS) Makefile
-	@mkdir -p $(@D)
-	@{ echo '#include "backend/cuda/host/fatbins.h"'; for k in $(basename $(notdir $(KERNELS))); do \
-	    printf '__asm__(".section .rodata\\n.balign 64\\n.globl fatbin_%s\\nfatbin_%s:\\n.incbin \\"build/cuda/%s.fatbin\\"\\n.previous");\n' $$k $$k $$k; \
-	    printf '__attribute__((visibility("hidden"))) extern const unsigned char fatbin_%s[];\n' $$k; done; \
-	    echo 'const struct cuda_fatbin cuda_fatbins[] = {'; \
-	    for k in $(basename $(notdir $(KERNELS))); do printf '    {"%s", fatbin_%s},\n' $$k $$k; done; \
-	    echo '    {0, 0},'; echo '};'; } > $@
+build/cuda/fatbins.c: $(FATBINS) tools/fatbins.sh
+	@bash tools/fatbins.sh build/cuda $(basename $(notdir $(FATBINS))) > $@
 
 $(B)/obj/fatbins.o: build/cuda/fatbins.c $(FATBINS) | $(NEEDS)
 	@mkdir -p $(@D)

@@ -1,12 +1,13 @@
-/* cuda.h - the CUDA backend's insides: a step is one graph of kernels over memory that never moves.
+/* cuda.h - the CUDA backend's host side: a step is one graph of kernels over memory that never
+ * moves.
  *
- * At load every op of a plan says which kernels it is (record_*: one .c and one .cu file an op),
- * the list is captured into a graph, and from then on the graph is only launched. (1) Kernels
- * follow each other by programmatic dependent launch: a kernel may begin while the one before it
- * runs. It may read weights at once, and STATE that no earlier kernel of the step writes;
- * everything else, and every write, is behind pdl_wait(). Every kernel waits. (2) A result's bits
- * depend on its own row alone: never on the rows beside it, on the bucket, or on which block was
- * first. No float atomics. (3) Nothing is allocated behind load. */
+ * At load every op of a plan lists its kernels (record_*, one file of ops/ each), the list is
+ * captured into a graph, and from then on the graph is only launched.
+ * (1) Kernels follow each other by programmatic dependent launch: a kernel may start while the one
+ *     before it runs. It may read weights at once, and STATE that no earlier kernel of the step
+ *     writes; all other reads, and every write, come after pdl_wait(). Every kernel waits.
+ * (2) A result's bits depend on its own row alone: never on the rows beside it, on the bucket, or
+ * on which block was first. No float atomics. (3) Nothing is allocated after load. */
 #ifndef BACKEND_CUDA_HOST_CUDA_H
 #define BACKEND_CUDA_HOST_CUDA_H
 
@@ -23,14 +24,14 @@ struct cuda_launch {
     bool is_barrier; /* begins when all before it are complete, whatever they allowed */
 };
 
-/* What all products of a plan but its head have between them. */
+/* The weight types of all products of a plan but its LM head. */
 struct plan_products {
-    uint32_t set; /* of types, as project.h has it */
+    uint32_t set; /* of types, see project.h */
     bool has_experts;
 };
 
-/* What a record function may ask for and add to. The functions run twice: once to count (all
- * addresses NULL), once to record. */
+/* What a record function reads and adds to. Each runs twice: once to count memory (all addresses
+ * NULL), once to record. */
 struct recorder {
     const struct plan *plan;
     struct plan_products products;
@@ -40,10 +41,10 @@ struct recorder {
     struct backend *b;
     struct err *err;
     bool is_counting;
-    uint32_t step; /* of a burst: later ones have their IO on the device already */
+    uint32_t step; /* of a burst; later steps find their IO on the device */
     uint32_t n_steps;
-    bool has_wanted;     /* the head writes the logits that the host asks for, */
-    uint64_t *head_best; /* and puts the best of a single row there */
+    bool has_wanted;     /* the LM head writes the logits that the host asks for, */
+    uint64_t *head_best; /* and the argmax of a single row here */
     struct cuda_recording *into;
     uint64_t work_most, counters_most; /* bytes of the ops so far */
     /* Of the running op. */
@@ -54,18 +55,18 @@ struct recorder {
 /* Where an operand lies on the device; NULL for one that is not there. */
 void *recorder_at(struct recorder *r, const struct operand *o);
 struct cuda_matrix recorder_matrix(struct recorder *r, const struct operand *weight);
-/* Room for the running op alone (256-aligned): the next op's kernels write over it. */
+/* Workspace of the running op alone (256-aligned): the next op's kernels overwrite it. */
 void *recorder_work(struct recorder *r, uint64_t bytes);
-/* Words that are zero when the op's kernels begin, and that they must leave zero. */
+/* Words that are zero when the op's kernels start, and that they must leave zero. */
 uint32_t *recorder_counters(struct recorder *r, uint64_t n);
 /* Adds a kernel to the step; `params` begins with a struct cuda_io and is copied. */
 int recorder_launch(struct recorder *r, const struct cuda_launch *launch, const void *params,
                     size_t bytes);
 
-/* Where the kernel that is recorded next notes when the step was over, if it ends it. */
+/* Where the kernel that is recorded next stores the time when the step ended, if it ends it. */
 uint64_t *recorder_end_stamp(struct recorder *r);
 
-/* Finds the plan's products. */
+/* Finds the weight types of the plan's products. */
 void project_survey(struct recorder *r);
 
 /* One function an op. What the kernels cannot do is refused here, with the reason. */
@@ -73,10 +74,11 @@ typedef int cuda_record_fn(struct recorder *r, const struct op *op);
 cuda_record_fn record_embed, record_project, record_delta, record_attend, record_route,
     record_experts_in, record_experts_out, record_tap, record_pick;
 
-/* ---- the rest is between cuda.c, load.c and record.c ------------------------------------------
+/* ---- between the files of host/
+ * ------------------------------------------------------------------
  */
 
-/* A weight's place on the device. */
+/* Where a weight is on the device. */
 struct cuda_place {
     struct operand operand;   /* in WEIGHTS */
     bool is_tiled;            /* else rows as in the file */
@@ -99,7 +101,7 @@ struct cuda_recording {
     uint32_t n_nodes, capacity;
     CUgraphExec graph;
     CUgraphExec burst;        /* IO_BURST steps; NULL: not for this plan */
-    double expected;          /* seconds a step takes, as far as is known */
+    double expected;          /* seconds a step usually takes; 0: not known yet */
     double expected_of_burst; /* and a burst */
 };
 
@@ -108,7 +110,7 @@ struct cuda_block {
     uint64_t bytes;
 };
 
-enum { MAX_MODULES = 32, MAX_STAMPS = 8192 };
+enum { MAX_MODULES = 32, MAX_STAMPS = 8192, STAMP_BYTES = MAX_STAMPS * sizeof(uint64_t) };
 
 struct backend {
     CUdevice device;
@@ -138,13 +140,38 @@ struct backend {
     uint32_t running;      /* the recording that was submitted last */
     bool is_burst;         /* as a burst */
     double submitted_at;
-    double late; /* seconds that sleeping usually lasts too long */
+    double late; /* seconds that the host usually oversleeps */
     CUstream aside;
     CUgraphExec idle; /* a graph that does nothing, see cuda_wait */
-    bool is_broken;   /* the context is lost: nothing works any more */
+    bool is_broken;   /* the context is lost: every call fails */
 };
 
-/* load.c: where every weight of the plans goes, and bringing it there. */
+/* open.c */
+
+/* First in every call: makes the context current, since the caller may be another thread than last
+ * time, and fails once the device has. */
+int cuda_enter(struct backend *b, struct err *err);
+int cuda_available(struct backend *b, uint64_t *bytes, struct err *err);
+
+/* step.c and state.c: as backend.h has them. */
+int cuda_submit(struct backend *b, uint32_t plan, struct err *err);
+bool cuda_has_burst(const struct backend *b, uint32_t plan);
+int cuda_submit_burst(struct backend *b, uint32_t plan, struct err *err);
+int cuda_wait(struct backend *b, struct err *err);
+int cuda_time_ops(struct backend *b, uint32_t plan, double *op_seconds, struct err *err);
+int cuda_run_op(struct backend *b, uint32_t plan, uint32_t op, struct err *err);
+int cuda_read_state(struct backend *b, uint64_t offset, uint64_t bytes, void *to, struct err *err);
+int cuda_write_state(struct backend *b, uint64_t offset, uint64_t bytes, const void *from,
+                     struct err *err);
+int cuda_copy_state(struct backend *b, uint64_t to, uint64_t from, uint64_t bytes, struct err *err);
+int cuda_clear_state(struct backend *b, uint64_t offset, uint64_t bytes, struct err *err);
+int cuda_peek(struct backend *b, enum region region, uint64_t offset, uint64_t bytes, void *to,
+              struct err *err);
+int cuda_poke(struct backend *b, enum region region, uint64_t offset, uint64_t bytes,
+              const void *from, struct err *err);
+int cuda_bandwidth(struct backend *b, double *bytes_per_second, struct err *err);
+
+/* load.c: where every weight of the plans goes, and the upload. */
 int cuda_place_weights(struct backend *b, struct plan *const *plans, uint32_t n_plans,
                        struct err *err);
 const struct cuda_place *cuda_find_place(const struct backend *b, const struct operand *o);
@@ -155,6 +182,8 @@ int cuda_upload(struct backend *b, struct backend_weights weights,
 /* record.c: kernels by name, plans to lists of kernels, lists to graphs. */
 int cuda_load_modules(struct backend *b, struct err *err);
 CUfunction cuda_function(const struct backend *b, const char *name);
+/* The kernel of that name among the embedded ones; NULL: none. */
+const struct cuda_kernel *cuda_find_kernel(const char *name);
 /* "op 17 (mix in of layer 3)"; op n_ops is the step's end. */
 const char *cuda_op_text(const struct plan *plan, uint32_t op, char *text, size_t size);
 /* Walks the plans without recording: what they need of work memory and counters. */

@@ -1,9 +1,9 @@
-/* load.c - weights onto the device: where each goes, and bringing it there.
+/* load.c - weights onto the device: where each goes, and the upload.
  *
- * Matrices of a PROJECT, and of experts, are kept in tiles where tiles.h has a form for them,
- * everything else as it lies in the file. Bytes go through two pinned buffers, so that reading the
- * file, the copy and the repacking (on the device, a band of rows at a time) overlap. Weights that
- * no file holds are made on the device. */
+ * Matrices of PROJECT and of experts are repacked into tiles where tiles.h has a format for them,
+ * everything else stays as in the file. Bytes go through two pinned buffers, so that reading the
+ * file, the copy and the repacking (on the device, a chunk of rows at a time) overlap. Synthetic
+ * weights are made on the device. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -13,7 +13,7 @@
 #include "backend/cuda/ops/synth.h"
 #include "base/size.h"
 
-enum { PLACE_ALIGN = 256, STAGE_BYTES = 32 << 20, STAGES = 2, BAND_ROWS = 16 };
+enum { PLACE_ALIGN = 256, BUFFER_BYTES = 32 << 20, BUFFERS = 2, CHUNK_ROWS = 16 };
 
 /* ---- places -----------------------------------------------------------------------------------
  */
@@ -70,8 +70,8 @@ static void add_places(struct backend *b, struct op *op) {
     }
 }
 
-/* Sorted by where they lie; of two for the same weight the first stays. */
-static void settle_places(struct backend *b) {
+/* Sorted by offset; of two for the same weight the first stays. */
+static void assign_places(struct backend *b) {
     uint32_t kept = 0;
     for (uint32_t i = 0; i < b->n_places; i++) {
         uint32_t k = 0;
@@ -100,47 +100,47 @@ int cuda_place_weights(struct backend *b, struct plan *const *plans, uint32_t n_
     b->places = calloc((size_t)plan->n_ops * MAX_OPERANDS, sizeof *b->places);
     if (!b->places)
         return err_memory(err, "the table of weights");
-    /* PROJECT's come first, so that a table which is also the head gets the head's form. */
+    /* PROJECT first, so that an embedding table that is also the LM head gets its format. */
     for (int pass = 0; pass < 2; pass++)
         for (uint32_t i = 0; i < plan->n_ops; i++)
             if ((plan->ops[i].kind == OP_PROJECT) == (pass == 0))
                 add_places(b, &plan->ops[i]);
-    settle_places(b);
+    assign_places(b);
     CHECK(size_add(b->weight_bytes, PLACE_ALIGN, &b->weight_bytes)); /* reads may run 16 over */
     return SLUICE_OK;
 }
 
-/* ---- bringing them there ----------------------------------------------------------------------
+/* ---- the upload ----------------------------------------------------------------------
  */
 
 struct upload {
     struct backend *b;
     struct backend_weights from;
-    uint8_t *stage[STAGES];  /* pinned */
-    CUdeviceptr raw[STAGES]; /* rows on their way into tiles */
-    CUevent is_free[STAGES]; /* a stage's copy and repacking are over */
-    uint32_t turn;
+    uint8_t *pinned[BUFFERS];
+    CUdeviceptr raw[BUFFERS]; /* on the device: rows to be repacked */
+    CUevent is_free[BUFFERS]; /* the copy and the repacking are complete */
+    uint32_t next;
     uint64_t done, total;
     void (*progress)(void *user, uint64_t done, uint64_t total);
     void *user;
     struct err *err;
 };
 
-/* Rows [first, first + n) of plane `plane`, as they lie in the file, to `to` on the device. */
-static int bring_rows(struct upload *u, const struct cuda_place *p, uint32_t plane, uint32_t first,
-                      uint32_t n, CUdeviceptr to) {
+/* Rows [first, first + n) of plane `plane`, as in the file, to `to` on the device. */
+static int upload_rows(struct upload *u, const struct cuda_place *p, uint32_t plane, uint32_t first,
+                       uint32_t n, CUdeviceptr to) {
     const struct operand *o = &p->operand;
     uint64_t row = operand_row_bytes(o), bytes = n * row;
     uint64_t at = o->offset + ((uint64_t)plane * o->plane + first) * row;
     u->done += bytes;
     if (o->offset < u->from.synthetic)
         return cuda_synthesize(u->b, o, to, at, bytes, u->err);
-    CHECK(bytes <= STAGE_BYTES && at + bytes <= u->from.bytes);
-    int status = driver_check(driver.event_sync(u->is_free[u->turn]), "uploading weights", u->err);
+    CHECK(bytes <= BUFFER_BYTES && at + bytes <= u->from.bytes);
+    int status = driver_check(driver.event_sync(u->is_free[u->next]), "uploading weights", u->err);
     if (status)
         return status;
-    memcpy(u->stage[u->turn], u->from.base + at, bytes);
-    return driver_check(driver.copy_in(to, u->stage[u->turn], bytes, u->b->stream),
+    memcpy(u->pinned[u->next], u->from.base + at, bytes);
+    return driver_check(driver.copy_in(to, u->pinned[u->next], bytes, u->b->stream),
                         "uploading weights", u->err);
 }
 
@@ -148,7 +148,7 @@ static int repack_rows(struct upload *u, const struct cuda_place *p, uint32_t pl
                        uint32_t n) {
     uint64_t plane_bytes = p->bytes / p->operand.dims[2];
     struct repack_params params = {
-        .from = (const uint8_t *)(uintptr_t)u->raw[u->turn],
+        .from = (const uint8_t *)(uintptr_t)u->raw[u->next],
         .to = (uint8_t *)(uintptr_t)(u->b->weights.at + p->at + plane * plane_bytes),
         .format = p->tiles,
         .from_type = p->operand.type,
@@ -165,65 +165,66 @@ static int repack_rows(struct upload *u, const struct cuda_place *p, uint32_t pl
     return cuda_run_node(u->b, &node, false, u->err);
 }
 
-static int bring_band(struct upload *u, const struct cuda_place *p, uint32_t plane, uint32_t first,
-                      uint32_t n) {
+static int upload_chunk(struct upload *u, const struct cuda_place *p, uint32_t plane,
+                        uint32_t first, uint32_t n) {
     uint64_t row = operand_row_bytes(&p->operand);
-    CUdeviceptr to = p->is_tiled ? u->raw[u->turn]
+    CUdeviceptr to = p->is_tiled ? u->raw[u->next]
                                  : u->b->weights.at + p->at +
                                        ((uint64_t)plane * p->operand.dims[1] + first) * row;
-    int status = bring_rows(u, p, plane, first, n, to);
+    int status = upload_rows(u, p, plane, first, n, to);
     if (!status && p->is_tiled)
         status = repack_rows(u, p, plane, first, n);
     if (!status)
-        status = driver_check(driver.event_record(u->is_free[u->turn], u->b->stream),
+        status = driver_check(driver.event_record(u->is_free[u->next], u->b->stream),
                               "uploading weights", u->err);
-    u->turn = (u->turn + 1) % STAGES;
+    u->next = (u->next + 1) % BUFFERS;
     if (!status && u->progress)
         u->progress(u->user, u->done, u->total);
     return status;
 }
 
-static int bring_place(struct upload *u, const struct cuda_place *p) {
+static int upload_weight(struct upload *u, const struct cuda_place *p) {
     uint64_t row = operand_row_bytes(&p->operand);
-    if (row > STAGE_BYTES / BAND_ROWS)
+    if (row > BUFFER_BYTES / CHUNK_ROWS)
         return err_set(u->err, SLUICE_ERR_UNSUPPORTED,
                        "a weight has rows of %llu bytes, expected at most %d",
-                       (unsigned long long)row, STAGE_BYTES / BAND_ROWS);
-    uint32_t band = (uint32_t)(STAGE_BYTES / row) / BAND_ROWS * BAND_ROWS, n = p->operand.dims[1];
+                       (unsigned long long)row, BUFFER_BYTES / CHUNK_ROWS);
+    uint32_t chunk = (uint32_t)(BUFFER_BYTES / row) / CHUNK_ROWS * CHUNK_ROWS,
+             n = p->operand.dims[1];
     for (uint32_t plane = 0; plane < p->operand.dims[2] * p->operand.dims[3]; plane++)
-        for (uint32_t first = 0; first < n; first += band) {
-            int status = bring_band(u, p, plane, first, n - first < band ? n - first : band);
+        for (uint32_t first = 0; first < n; first += chunk) {
+            int status = upload_chunk(u, p, plane, first, n - first < chunk ? n - first : chunk);
             if (status)
                 return status;
         }
     return SLUICE_OK;
 }
 
-static int make_stage(struct upload *u, int i) {
+static int make_buffer(struct upload *u, int i) {
     void *pinned = NULL;
-    int status = driver_check(driver.host_alloc(&pinned, STAGE_BYTES, 0),
+    int status = driver_check(driver.host_alloc(&pinned, BUFFER_BYTES, 0),
                               "pinned memory for the upload", u->err);
     if (status)
         return status;
-    u->stage[i] = pinned;
-    if ((status = driver_check(driver.alloc(&u->raw[i], STAGE_BYTES),
+    u->pinned[i] = pinned;
+    if ((status = driver_check(driver.alloc(&u->raw[i], BUFFER_BYTES),
                                "device memory for the upload", u->err)))
         return status;
     return driver_check(driver.event_create(&u->is_free[i], CU_EVENT_DISABLE_TIMING), "an event",
                         u->err);
 }
 
-static int make_stages(struct upload *u) {
+static int make_buffers(struct upload *u) {
     int status = SLUICE_OK;
-    for (int i = 0; !status && i < STAGES; i++)
-        status = make_stage(u, i);
+    for (int i = 0; !status && i < BUFFERS; i++)
+        status = make_buffer(u, i);
     return status;
 }
 
-static void free_stages(struct upload *u) {
-    for (int i = 0; i < STAGES; i++) {
-        if (u->stage[i])
-            driver.host_free(u->stage[i]);
+static void free_buffers(struct upload *u) {
+    for (int i = 0; i < BUFFERS; i++) {
+        if (u->pinned[i])
+            driver.host_free(u->pinned[i]);
         if (u->raw[i])
             driver.free(u->raw[i]);
         if (u->is_free[i])
@@ -238,11 +239,11 @@ int cuda_upload(struct backend *b, struct backend_weights weights,
     for (uint32_t i = 0; i < b->n_places; i++)
         u.total += operand_row_bytes(&b->places[i].operand) * b->places[i].operand.dims[1] *
                    b->places[i].operand.dims[2] * b->places[i].operand.dims[3];
-    int status = make_stages(&u);
+    int status = make_buffers(&u);
     for (uint32_t i = 0; !status && i < b->n_places; i++)
-        status = bring_place(&u, &b->places[i]);
+        status = upload_weight(&u, &b->places[i]);
     if (!status)
         status = driver_check(driver.stream_sync(b->stream), "uploading weights", err);
-    free_stages(&u);
+    free_buffers(&u);
     return status;
 }

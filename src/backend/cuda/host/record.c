@@ -1,7 +1,7 @@
 /* record.c - plans to lists of kernels, lists to graphs.
  *
- * An op's record function says which kernels it is; the list is captured once into a graph whose
- * edges are programmatic: a kernel starts while the one before it ends. */
+ * An op's record function lists its kernels; the list is captured once into a graph whose edges are
+ * programmatic: a kernel starts while the one before it ends. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -23,10 +23,10 @@ enum { WORK_ALIGN = 256 };
  */
 
 int cuda_load_modules(struct backend *b, struct err *err) {
-    for (const struct cuda_fatbin *image = cuda_fatbins; image->name; image++) {
+    for (const struct cuda_fatbin *fatbin = cuda_fatbins; fatbin->name; fatbin++) {
         CHECK(b->n_modules < MAX_MODULES);
-        int status = driver_check(driver.module_load(&b->modules[b->n_modules], image->fatbin),
-                                  image->name, err);
+        int status = driver_check(driver.module_load(&b->modules[b->n_modules], fatbin->bytes),
+                                  fatbin->name, err);
         if (status) {
             err_prefix(err, "loading the CUDA kernels for a device of capability %d.%d",
                        b->capability / 10, b->capability % 10);
@@ -37,6 +37,17 @@ int cuda_load_modules(struct backend *b, struct err *err) {
     return SLUICE_OK;
 }
 
+static int compare_kernels(const void *name, const void *kernel) {
+    return strcmp(name, ((const struct cuda_kernel *)kernel)->name);
+}
+
+const struct cuda_kernel *cuda_find_kernel(const char *name) {
+    size_t n = 0;
+    while (cuda_kernels[n].name)
+        n++;
+    return bsearch(name, cuda_kernels, n, sizeof *cuda_kernels, compare_kernels);
+}
+
 CUfunction cuda_function(const struct backend *b, const char *name) {
     CUfunction f;
     for (uint32_t i = 0; i < b->n_modules; i++)
@@ -45,7 +56,7 @@ CUfunction cuda_function(const struct backend *b, const char *name) {
     return NULL;
 }
 
-/* A kernel whose code knows the wait may be launched early; PTX for older chips does not. */
+/* Only code with griddepcontrol.wait may be launched early; PTX for older devices has none. */
 static bool can_depend(const struct backend *b, CUfunction f) {
     int ptx = 0;
     return b->capability >= 90 &&
@@ -138,8 +149,8 @@ static const char *op_text(const struct recorder *r, char *text, size_t size) {
     return cuda_op_text(r->plan, r->op, text, size);
 }
 
-/* More shared memory than every kernel may have must be asked for. A kernel that stands several
- * times in the step is asked for its largest. */
+/* More than 48 KB of dynamic shared memory must be asked for; a kernel that is launched several
+ * times in a step gets its largest. */
 static int set_shared(CUfunction f, uint32_t bytes, struct err *err) {
     int now = 0;
     int status = driver_check(
@@ -165,11 +176,14 @@ int recorder_launch(struct recorder *r, const struct cuda_launch *launch, const 
                        "%s, kernel %s: a block needs %u bytes of shared memory, the device has %u",
                        op_text(r, text, sizeof text), launch->kernel, launch->shared,
                        r->b->max_shared);
+    if (!cuda_find_kernel(launch->kernel))
+        return err_set(r->err, SLUICE_ERR_UNSUPPORTED, "%s: no CUDA kernel %s in this program",
+                       op_text(r, text, sizeof text), launch->kernel);
     if (r->is_counting)
         return SLUICE_OK;
     CUfunction f = cuda_function(r->b, launch->kernel);
     if (!f)
-        return err_set(r->err, SLUICE_ERR_DEVICE, "%s: no CUDA kernel %s in this program",
+        return err_set(r->err, SLUICE_ERR_DEVICE, "%s: the device has no kernel %s",
                        op_text(r, text, sizeof text), launch->kernel);
     int status = set_shared(f, launch->shared, r->err);
     if (!status)
@@ -224,7 +238,7 @@ int cuda_run_node(struct backend *b, const struct cuda_node *node, bool is_depen
 /* ---- plans ------------------------------------------------------------------------------------
  */
 
-/* The flag that tells the host that the step is over; PICK sets it itself. */
+/* The flag that tells the host that the step is complete; PICK sets it itself. */
 static int record_done(struct recorder *r) {
     if (r->plan->n_ops > 0 && r->plan->ops[r->plan->n_ops - 1].kind == OP_PICK)
         return SLUICE_OK;
@@ -309,14 +323,14 @@ static int capture(struct backend *b, struct cuda_recording *into, CUgraphExec *
     return status;
 }
 
-/* Plans in which most rows may be outputs are those that sequences generate with. */
+/* Decode plans: those in which most rows may be outputs. */
 static bool wants_burst(const struct plan *plan) {
     enum { MOST_ROWS = 32 };
     return 2 * plan->max_outputs > plan->max_rows && plan->max_rows <= MOST_ROWS && !plan->n_taps &&
            plan->n_ops > 0 && plan->ops[plan->n_ops - 1].kind == OP_PICK;
 }
 
-/* The burst's kernels are only needed until they are captured. */
+/* The burst's node list is only needed until it is captured. */
 static int record_burst(struct backend *b, struct cuda_recording *into, struct err *err) {
     struct cuda_recording burst = {.plan = into->plan};
     struct recorder r = {.plan = into->plan,
