@@ -46,6 +46,14 @@ struct backend_weights {
                          * backend with memory of its own makes by their offset; 0: all are there */
 };
 
+/* A kernel that an op is made of, for explain. */
+struct backend_kernel {
+    const char *name; /* lives as long as the backend */
+    uint32_t grid[3], threads;
+    uint32_t shared; /* bytes of dynamic shared memory a block */
+    int registers;   /* a thread */
+};
+
 struct backend;
 
 struct backend_kind {
@@ -108,6 +116,10 @@ struct backend_kind {
                 struct err *err);
     int (*poke)(struct backend *b, enum region region, uint64_t offset, uint64_t bytes,
                 const void *from, struct err *err);
+
+    /* Kernel i of an op of a plan, as recorded; false after the last. NULL: ops are no kernels. */
+    bool (*op_kernel)(const struct backend *b, uint32_t plan, uint32_t op, uint32_t i,
+                      struct backend_kernel *out);
 
     /* Bytes a second that the device reads from its memory, measured now. NULL: it is the host's.
      */

@@ -17,12 +17,13 @@
 struct explain {
     struct common common;
     int rows, depth, repeats;
-    bool is_timed;
+    bool is_timed, has_kernels;
     const char *html;
     const char *compare; /* another backend */
     sluice_model *model;
     sluice_engine *engine, *other;
     const struct plan *plan;
+    uint32_t plan_number;
     double *seconds;  /* of each op, NULL: not timed */
     double bandwidth; /* GB/s */
 };
@@ -143,6 +144,25 @@ static double percent_of_limit(const struct explain *x, const struct op_traffic 
     return 100 * (double)(t->weights + t->state) / 1e9 / x->bandwidth / seconds;
 }
 
+/* Kernel k of op i; false after the last, and on backends without kernels. */
+static bool kernel_of(const struct explain *x, uint32_t i, uint32_t k, struct backend_kernel *out) {
+    const struct sluice_engine *e = x->engine;
+    return x->has_kernels && e->kind->op_kernel &&
+           e->kind->op_kernel(e->backend, x->plan_number, i, k, out);
+}
+
+static json_t *kernels_json(const struct explain *x, uint32_t i) {
+    struct backend_kernel kernel;
+    json_t *all = json_array();
+    for (uint32_t k = 0; kernel_of(x, i, k, &kernel); k++)
+        json_array_append_new(all, json_pack("{s:s, s:[i,i,i], s:i, s:i, s:i}", "kernel",
+                                             kernel.name, "grid", (int)kernel.grid[0],
+                                             (int)kernel.grid[1], (int)kernel.grid[2], "threads",
+                                             (int)kernel.threads, "shared", (int)kernel.shared,
+                                             "registers", kernel.registers));
+    return all;
+}
+
 static json_t *op_json(const struct explain *x, uint32_t i) {
     struct op *op = &x->plan->ops[i];
     struct op_traffic t = traffic_of(x, i);
@@ -160,6 +180,8 @@ static json_t *op_json(const struct explain *x, uint32_t i) {
         json_object_set_new(row, "percent_of_limit",
                             json_real(percent_of_limit(x, &t, x->seconds[i])));
     }
+    if (x->has_kernels)
+        json_object_set_new(row, "kernels", kernels_json(x, i));
     return row;
 }
 
@@ -190,11 +212,16 @@ static void print_op(const struct explain *x, uint32_t i) {
     if (x->seconds)
         printf(" %9.1f %5.0f", 1e6 * x->seconds[i], percent_of_limit(x, &t, x->seconds[i]));
     struct operand_ref refs[MAX_OPERANDS];
-    uint32_t n = op_operands(op, refs);
+    uint32_t n = x->has_kernels ? 0 : op_operands(op, refs);
     for (uint32_t k = 0; k < n; k++) {
         operand_text(operand, sizeof operand, &refs[k]);
         printf("%s%s", k ? " " : "  ", operand);
     }
+    struct backend_kernel kernel;
+    for (uint32_t k = 0; kernel_of(x, i, k, &kernel); k++)
+        printf("%s%s (%u, %u, %u) x %u, %u B shared, %d registers", k ? "; " : "  ", kernel.name,
+               kernel.grid[0], kernel.grid[1], kernel.grid[2], kernel.threads, kernel.shared,
+               kernel.registers);
     putchar('\n');
 }
 
@@ -203,8 +230,9 @@ static void print_table(const struct explain *x) {
     double seconds = 0;
     printf("%d row%s at depth %d; W weights, S state, X scratch, I io; -> is written\n\n", x->rows,
            x->rows == 1 ? "" : "s", x->depth);
-    printf("%4s %-11s %5s %-9s %10s %10s%s  operands\n", "#", "op", "layer", "role", "read",
-           "written", x->seconds ? "        us %limit" : "");
+    printf("%4s %-11s %5s %-9s %10s %10s%s  %s\n", "#", "op", "layer", "role", "read", "written",
+           x->seconds ? "        us %limit" : "",
+           x->has_kernels ? "kernels: (grid) x threads, shared memory, registers" : "operands");
     for (uint32_t i = 0; i < x->plan->n_ops; i++) {
         struct op_traffic t = traffic_of(x, i);
         print_op(x, i);
@@ -304,7 +332,7 @@ static int open_engine(struct explain *x) {
         o.backend = x->compare;
         return exit ? exit : common_open_engine(x->model, &o, false, &x->other);
     }
-    if (x->is_timed)
+    if (x->is_timed || x->has_kernels)
         return common_open_engine(x->model, &o, false, &x->engine);
     int status = engine_prepare(&x->engine, x->model, &o, false, &err); /* nothing is loaded */
     return status ? fail(&err) : 0;
@@ -316,7 +344,11 @@ static int explain(struct explain *x) {
         return exit;
     if (x->compare)
         return compare(x);
-    x->plan = x->engine->plans[engine_plan_for(x->engine, (uint32_t)x->rows, (uint32_t)x->rows)];
+    if (x->has_kernels && !x->engine->kind->op_kernel)
+        return complain(EXIT_WORLD, "explain: --kernels: the backend %s has none, expected cuda",
+                        x->engine->kind->name);
+    x->plan_number = engine_plan_for(x->engine, (uint32_t)x->rows, (uint32_t)x->rows);
+    x->plan = x->engine->plans[x->plan_number];
     if (x->is_timed)
         exit = time_ops(x);
     if (!exit && x->html)
@@ -333,6 +365,8 @@ int cmd_explain(int argc, char **argv) {
         {"--depth", 0, OPT_INT, &x.depth, "N", "positions that stand before them"},
         {"--time", 0, OPT_FLAG, &x.is_timed, NULL,
          "run it: microseconds, and percent of the limit"},
+        {"--kernels", 0, OPT_FLAG, &x.has_kernels, NULL,
+         "each op's kernels: grid, threads, shared memory, registers"},
         {"--html", 0, OPT_STRING, &x.html, "FILE",
          "with --time: the same as a picture; -: to standard output, alone"},
         {"--compare", 0, OPT_STRING, &x.compare, "NAME",
@@ -345,7 +379,7 @@ int cmd_explain(int argc, char **argv) {
                  "writes.\nWithout --time nothing is loaded.",
         .example = "sluice explain --time --depth 512",
         .opts = opts,
-        .n_opts = common_opts(opts, 5, &x.common, WITH_ENGINE | WITH_JSON),
+        .n_opts = common_opts(opts, 6, &x.common, WITH_ENGINE | WITH_JSON),
         .model = &x.common.model,
     };
     int exit = opts_parse(&usage, argc, argv, NULL);

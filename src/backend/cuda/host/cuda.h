@@ -160,6 +160,8 @@ int cuda_submit_burst(struct backend *b, uint32_t plan, struct err *err);
 int cuda_wait(struct backend *b, struct err *err);
 int cuda_time_ops(struct backend *b, uint32_t plan, double *op_seconds, struct err *err);
 int cuda_run_op(struct backend *b, uint32_t plan, uint32_t op, struct err *err);
+bool cuda_op_kernel(const struct backend *b, uint32_t plan, uint32_t op, uint32_t i,
+                    struct backend_kernel *out);
 int cuda_read_state(struct backend *b, uint64_t offset, uint64_t bytes, void *to, struct err *err);
 int cuda_write_state(struct backend *b, uint64_t offset, uint64_t bytes, const void *from,
                      struct err *err);

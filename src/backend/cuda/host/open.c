@@ -331,6 +331,7 @@ const struct backend_kind backend_cuda = {
     .counters = cuda_counters,
     .time_ops = cuda_time_ops,
     .run_op = cuda_run_op,
+    .op_kernel = cuda_op_kernel,
     .peek = cuda_peek,
     .poke = cuda_poke,
     .bandwidth = cuda_bandwidth,

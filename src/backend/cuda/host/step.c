@@ -197,3 +197,22 @@ int cuda_run_op(struct backend *b, uint32_t plan, uint32_t op, struct err *err) 
     return status ? status
                   : driver_check(driver.stream_sync(b->stream), "an op failed on the device", err);
 }
+
+bool cuda_op_kernel(const struct backend *b, uint32_t plan, uint32_t op, uint32_t i,
+                    struct backend_kernel *out) {
+    const struct cuda_recording *r = &b->recordings[plan];
+    uint32_t at = 0;
+    while (at < r->n_nodes && (r->nodes[at].op != op || i-- > 0))
+        at++;
+    if (at == r->n_nodes)
+        return false;
+    const struct cuda_launch *l = &r->nodes[at].launch;
+    *out = (struct backend_kernel){
+        .name = l->kernel,
+        .grid = {l->grid[0], l->grid[1], l->grid[2]},
+        .threads = l->threads,
+        .shared = l->shared,
+    };
+    driver.function_get(&out->registers, CU_FUNC_ATTRIBUTE_NUM_REGS, r->nodes[at].function);
+    return true;
+}
