@@ -343,6 +343,8 @@ static void call_cut(struct oracle *o) {
  */
 
 static void begin_seq(struct oracle *o, struct oracle_seq *s, sluice_seq *seq) {
+    for (int i = 0; i < ORACLE_STALE; i++)
+        SAME(o->stale[i] != seq); /* a handle is not used again so soon */
     s->seq = seq;
     s->n = s->waiting = s->n_sampled = s->rows = 0;
     s->wants = SLUICE_WANT_TOKEN;
@@ -409,7 +411,8 @@ static void call_save_and_load(struct oracle *o, struct oracle_seq *s) {
 }
 
 static void call_rewind(struct oracle *o, struct oracle_seq *s) {
-    uint32_t n = oracle_draw(o, 4) ? s->n - s->n * oracle_draw(o, 17) / 64 : oracle_draw(o, 256);
+    uint32_t how = oracle_draw(o, 4), some = oracle_draw(o, 256);
+    uint32_t n = how == 0 ? some : how == 1 ? s->n - s->waiting : s->n - s->n * (some % 17) / 64;
     int status = sluice_seq_rewind(s->seq, n);
     SAME(status == (n <= s->n ? SLUICE_OK : SLUICE_ERR_ARGUMENT));
     if (status || n >= s->n)
@@ -511,11 +514,7 @@ static void call_bad(struct oracle *o, sluice_seq *seq) {
 }
 
 static void call_stale(struct oracle *o) {
-    sluice_seq *seq = o->stale[oracle_draw(o, ORACLE_STALE)];
-    for (int i = 0; i < ORACLE_SEQS; i++)
-        if (seq && o->seqs[i].seq == seq)
-            return; /* in use again */
-    call_bad(o, seq);
+    call_bad(o, o->stale[oracle_draw(o, ORACLE_STALE)]); /* or NULL */
 }
 
 static void call_null(struct oracle *o, struct oracle_seq *s) {
