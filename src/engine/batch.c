@@ -1,7 +1,7 @@
 /* batch.c - a step: who gets which rows, IO filled in, one submission, results handed out.
  *
- * Every sequence whose tokens wait is a part: one row for one that is generating, a stretch of
- * rows for one whose prompt is worked off. Generating ones come first, so that a long prompt never
+ * Every sequence whose tokens wait is a part: one row for one that is generating, several rows for
+ * one that is still reading its prompt. Generating ones come first, so that a long prompt never
  * makes them wait.
  * (1) A part's rows are consecutive positions of its sequence, from its length on.
  * (2) Only the last token that waits asks for a token; with SLUICE_WANT_ALL_LOGITS every row is an

@@ -1,4 +1,4 @@
-/* engine.h - what stands behind the handles of sluice.h.
+/* engine.h - the structs of the handles of sluice.h, and what the files of this folder share.
  *
  * engine.c opens: options to plans, plans to a backend, all of it checked against the memory there
  * is. batch.c runs a step. state.c owns the memory of sequences. save.c writes and reads them as

@@ -10,7 +10,7 @@
  *     pages it has alone.
  * (5) A recurrent state is valid at the slot's length and nowhere else. It cannot be cut back:
  *     going back restores the newest snapshot at or before the target (at worst the empty state)
- *     and leaves the tokens from there on waiting, to be worked off again.
+ *     and leaves the tokens from there on waiting, to be processed again.
  * (6) A snapshot is what the recurrent state was at a position that is a multiple of the grid,
  *     after the very tokens that stand before it in every slot that has it. Its count of references
  *     is the number of those slots.

@@ -1,4 +1,4 @@
-/* text.c - tokens to text as they come, with an eye on stop strings.
+/* text.c - token ids to text, one at a time, until a stop string.
  *
  * (1) What is handed out has no stop string in it, and none begins in it.
  * (2) What is held back may be the beginning of one, and is shorter than the longest. */
