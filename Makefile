@@ -203,7 +203,7 @@ $(call objects,$(TESTS) $(wildcard tests/fuzz/*.c)): CPPFLAGS += -Itests
 $(call objects,$(TESTS)): | $(STAMPS)/test
 
 # Tests that need a GPU: a program of their own, without what such a machine may lack.
-CUDA_TESTS := tests/main.c $(wildcard tests/cuda/*.c)
+CUDA_TESTS := tests/main.c tests/random_model.c $(wildcard tests/cuda/*.c)
 $(B)/tests-cuda: $(call objects,$(CUDA_TESTS)) $(B)/libsluice.a
 	$(call say,LD,$@)
 	$(Q)$(CC) $(LDFLAGS) $^ $(LIBS) -o $@

@@ -169,7 +169,8 @@ void sluice_engine_close(sluice_engine *engine); /* takes NULL */
 const char *sluice_engine_error(const sluice_engine *engine);
 
 /* Runs the model once over tokens that wait, of all sequences that have some, as many as fit into
- * `prefill` and `batch`. *rows (may be NULL): how many tokens were processed; 0: none waited. */
+ * `prefill` and `batch`. *rows (may be NULL): how many tokens were processed; 0: none waited.
+ * SLUICE_ERR_FORMAT: logits are NaN or infinite, as the model's weights are damaged. */
 int sluice_engine_step(sluice_engine *engine, uint32_t *rows);
 
 /* Up to n steps in one submission: each sequence feeds itself the tokens it samples. They are then

@@ -37,8 +37,8 @@ static enum dtype type_for(const struct random_model *m, uint64_t k, uint64_t *r
 }
 
 /* Values of that size around a middle, row by row. */
-static void write_rows(struct writer *w, enum dtype type, const uint64_t *dims, float size,
-                       float middle, uint64_t *random) {
+static void write_rows(struct writer *w, const char *name, enum dtype type, const uint64_t *dims,
+                       float size, float middle, uint64_t *random) {
     uint64_t k = dims[0], rows = (dims[1] ? dims[1] : 1) * (dims[2] ? dims[2] : 1), bytes = 0;
     float *x = malloc(k * sizeof *x);
     CHECK(dtype_bytes(type, k, &bytes));
@@ -46,6 +46,8 @@ static void write_rows(struct writer *w, enum dtype type, const uint64_t *dims, 
     for (uint64_t r = 0; !w->status && r < rows; r++) {
         for (uint64_t i = 0; i < k; i++)
             x[i] = middle + 50 * size * random_normal(random); /* of a deviation of 0.02 */
+        if (w->m->damaged && strcmp(w->m->damaged, name) == 0 && r == w->m->damaged_row)
+            x[k / 2] = w->m->damage;
         dtype_info(type)->encode(x, row, k);
         w->status = gguf_write_data(w->to, row, bytes, w->err);
     }
@@ -65,7 +67,7 @@ static void tensor(struct writer *w, int layer, const char *part, bool is_matrix
     if (w->status)
         return;
     if (w->writes_data)
-        write_rows(w, type, dims, size, middle, &random);
+        write_rows(w, name, type, dims, size, middle, &random);
     else
         w->status = gguf_write_tensor(w->to, str_of(name), type, dims,
                                       dims[2]   ? 3

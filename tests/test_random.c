@@ -321,6 +321,125 @@ TEST(random_folders_with_experts_of_different_types) {
     free(expected);
 }
 
+/* ---- damaged weights --------------------------------------------------------------------------
+ */
+
+static const struct random_model small = {.arch = "qwen35moe",
+                                          .layers = 2,
+                                          .hidden = 64,
+                                          .heads = 2,
+                                          .kv_heads = 1,
+                                          .head_width = 32,
+                                          .key_heads = 1,
+                                          .value_heads = 2,
+                                          .key_width = 16,
+                                          .value_width = 16,
+                                          .ffn = 32,
+                                          .experts = 4,
+                                          .used = 2,
+                                          .shared = 32,
+                                          .vocab = 64,
+                                          .type = DT_F32};
+
+/* Vectors are looked at when a model is loaded; a second try finds the same. */
+TEST(random_vectors_that_are_no_numbers) {
+    static const struct {
+        const char *name;
+        uint32_t row;
+        float value;
+        const char *text;
+    } cases[] = {
+        {"output_norm.weight", 0, NAN, "tensor output_norm.weight has nan at 32"},
+        {"blk.0.attn_norm.weight", 0, INFINITY, "tensor blk.0.attn_norm.weight has inf at 32"},
+        {"blk.1.attn_q_norm.weight", 0, -INFINITY, "tensor blk.1.attn_q_norm.weight has -inf at"},
+        {"blk.0.ssm_conv1d.weight", 5, NAN, "tensor blk.0.ssm_conv1d.weight has nan at 22"},
+        {"blk.1.ffn_gate_inp.weight", 3, NAN, "tensor blk.1.ffn_gate_inp.weight has nan at 224"},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        struct random_model m = small;
+        const char *path = test_temporary("damaged.gguf");
+        sluice_model *model = NULL;
+        m.damaged = cases[i].name;
+        m.damaged_row = cases[i].row;
+        m.damage = cases[i].value;
+        m.alignment = i % 2; /* 0: the usual one; 1: copies are looked at */
+        if (!write_model(&m, path))
+            continue;
+        EXPECT_INT(sluice_model_open(&model, path), SLUICE_OK);
+        for (int again = 0; again < 2; again++) {
+            struct sluice_engine_options o = sluice_engine_options_default();
+            sluice_engine *engine = NULL;
+            o.backend = "cpu";
+            o.threads = 1;
+            EXPECT_INT(sluice_engine_open(&engine, model, &o), SLUICE_ERR_FORMAT);
+            if (!strstr(sluice_engine_error(engine), cases[i].text))
+                test_fail(__FILE__, __LINE__, "%s, expected %s", sluice_engine_error(engine),
+                          cases[i].text);
+            sluice_engine_close(engine);
+        }
+        sluice_model_close(model);
+    }
+}
+
+/* A token whose embedding is damaged fails its step, which changes nothing: without that token the
+ * sequence goes on as if it had never been fed. */
+static void expect_failing_step(sluice_engine *engine, unsigned wants) {
+    static const int32_t good[] = {1, 2, 3, 4}, bad[] = {5, 7, 6};
+    sluice_seq *seq = NULL, *other = NULL;
+    int32_t found = -1, expected = -1;
+    EXPECT_INT(sluice_seq_open(&seq, engine), SLUICE_OK);
+    EXPECT_INT(sluice_seq_open(&other, engine), SLUICE_OK);
+    sluice_seq_want(seq, wants);
+    EXPECT_INT(sluice_seq_feed(seq, good, 3), SLUICE_OK);
+    EXPECT_INT(sluice_engine_step(engine, NULL), SLUICE_OK);
+    EXPECT_INT(sluice_seq_feed(seq, bad, 3), SLUICE_OK);
+    for (int again = 0; again < 2; again++) {
+        int status = SLUICE_OK;
+        uint32_t rows = 1;
+        while (!status && rows) /* tokens before the bad one may come first again */
+            status = sluice_engine_step(engine, &rows);
+        EXPECT_INT(status, SLUICE_ERR_FORMAT);
+        const char *text = sluice_engine_error(engine);
+        if (!strstr(text, "the logits at position ") || !strstr(text, "are NaN or infinite"))
+            test_fail(__FILE__, __LINE__, "%s", text);
+    }
+    EXPECT_INT(sluice_seq_rewind(seq, 3), SLUICE_OK);
+    sluice_seq_want(seq, SLUICE_WANT_TOKEN);
+    EXPECT_INT(sluice_seq_feed(seq, good + 3, 1), SLUICE_OK);
+    EXPECT_INT(sluice_seq_feed(other, good, 4), SLUICE_OK);
+    EXPECT_INT(sluice_seq_next(seq, &found), SLUICE_OK);
+    EXPECT_INT(sluice_seq_next(other, &expected), SLUICE_OK);
+    EXPECT_INT(found, expected);
+    sluice_seq_close(seq);
+    sluice_seq_close(other);
+}
+
+TEST(random_steps_whose_logits_are_no_numbers) {
+    static const float values[] = {NAN, INFINITY, -INFINITY};
+    for (int i = 0; i < 6; i++) {
+        struct random_model m = small;
+        const char *path = test_temporary("damaged.gguf");
+        struct sluice_engine_options o = sluice_engine_options_default();
+        sluice_model *model = NULL;
+        sluice_engine *engine = NULL;
+        m.damaged = "token_embd.weight";
+        m.damaged_row = 7;
+        m.damage = values[i % 3];
+        o.backend = "cpu";
+        o.threads = 2;
+        o.context = 256;
+        o.sequences = o.batch = 2;
+        o.exact = i % 2;
+        if (!write_model(&m, path))
+            continue;
+        EXPECT_INT(sluice_model_open(&model, path), SLUICE_OK);
+        EXPECT_INT(sluice_engine_open(&engine, model, &o), SLUICE_OK);
+        expect_failing_step(engine, i < 3 ? SLUICE_WANT_TOKEN : SLUICE_WANT_LOGITS);
+        sluice_engine_close(engine);
+        sluice_model_close(model);
+    }
+}
+
 /* ---- sizes ------------------------------------------------------------------------------------
  */
 

@@ -153,18 +153,41 @@ int batch_check_cancel(struct sluice_engine *e, struct err *err) {
     return err_set(err, SLUICE_ERR_CANCELLED, "cancelled by sluice_engine_cancel");
 }
 
-/* After a step that failed with `status`. One that was cut off leaves sequences as before it. */
+/* What is made of logits that are NaN or infinite means nothing. They come from weights that are
+ * so, or from activations that overflow. Logits that were asked for are looked at here; where only
+ * a token was, the backend did. */
+static int check_outputs(const struct sluice_engine *e, struct err *err) {
+    struct io_view v = view_io(e, e->last_plan);
+    const struct plan *plan = e->plans[e->last_plan];
+    const float *logits = engine_io(e, plan->io.logits);
+    for (uint32_t i = 0; i < v.header->n_outputs; i++) {
+        const struct io_output *out = &v.outputs[i];
+        const float *row = logits + (size_t)i * plan->n_vocab;
+        bool is_finite = out->token != IO_NOT_FINITE;
+        if (is_finite && out->flags & IO_WANTS_LOGITS)
+            is_finite = find_not_finite(row, plan->n_vocab) == plan->n_vocab;
+        if (!is_finite)
+            return err_set(err, SLUICE_ERR_FORMAT,
+                           "%s: the logits at position %u are NaN or infinite, expected numbers: "
+                           "the weights are damaged, or too large for this mode",
+                           e->model->model->path, v.rows[out->row].position);
+    }
+    return SLUICE_OK;
+}
+
+/* After a step that failed with `status`. One that was cut off, or whose results are no numbers,
+ * leaves sequences as before it. */
 static int undo(struct sluice_engine *e, int status, struct err *err) {
     for (uint32_t i = 0; i < e->n_parts; i++)
         e->seqs[e->parts[i].slot]->n_logits = 0;
-    if (status != SLUICE_ERR_CANCELLED)
+    if (status != SLUICE_ERR_CANCELLED && status != SLUICE_ERR_FORMAT)
         return status;
     for (uint32_t i = 0; i < e->n_parts; i++) {
         int failed = state_undo(&e->state, e->parts[i].slot, err);
         if (failed)
             return failed;
     }
-    return batch_check_cancel(e, err);
+    return status == SLUICE_ERR_CANCELLED ? batch_check_cancel(e, err) : status;
 }
 
 static int submit_and_wait(struct sluice_engine *e, uint32_t steps, struct err *err) {
@@ -176,6 +199,8 @@ static int submit_and_wait(struct sluice_engine *e, uint32_t steps, struct err *
 static int run(struct sluice_engine *e, uint32_t steps, double *seconds, struct err *err) {
     int status = seconds ? e->kind->time_ops(e->backend, e->last_plan, seconds, err)
                          : submit_and_wait(e, steps, err);
+    if (!status)
+        status = check_outputs(e, err);
     return status ? undo(e, status, err) : SLUICE_OK;
 }
 

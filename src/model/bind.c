@@ -36,14 +36,20 @@ static bool find(const struct model *m, const char *name, struct found *f) {
     return false;
 }
 
+enum { FULL_NAME = 96 };
+
+static void full_name(int block, const char *name, char out[FULL_NAME]) {
+    if (block >= 0)
+        snprintf(out, FULL_NAME, "blk.%d.%s", block, name);
+    else
+        snprintf(out, FULL_NAME, "%s", name);
+}
+
 /* Finds and checks; 1: found, 0: absent and may be, negative: an error. */
 static int expect(const struct model *m, int block, const char *name, const uint64_t dims[4],
                   unsigned flags, struct found *f, struct err *err) {
-    char full[96];
-    if (block >= 0)
-        snprintf(full, sizeof full, "blk.%d.%s", block, name);
-    else
-        snprintf(full, sizeof full, "%s", name);
+    char full[FULL_NAME];
+    full_name(block, name, full);
     if (!find(m, full, f)) {
         if (flags & BIND_OPTIONAL)
             return 0;
@@ -100,6 +106,44 @@ static bool is_plain(const struct found *f) {
     return !f->hub || (f->hub->change == CHANGE_NONE && f->tensor && f->hub->n_sources == 1);
 }
 
+/* Where a vector's values are, copied or decoded where need be. */
+static int place_vector(struct model *m, const struct found *f, const char *name,
+                        const uint32_t dims[4], struct operand *out, struct err *err) {
+    /* Ops read vectors as floats, so one that a file holds at an odd offset is copied. Matrices
+     * stay where they are: kernels take them from any address. */
+    if (is_plain(f) && f->tensor->type == DT_F32 &&
+        weights_offset(m->weights, f->tensor) % sizeof(float) == 0) {
+        *out = operand_at(REGION_WEIGHTS, DT_F32, weights_offset(m->weights, f->tensor), dims);
+        return SLUICE_OK;
+    }
+    *out = operand_at(REGION_WEIGHTS, DT_F32, 0, dims);
+    struct made_weight *made =
+        weights_make(m->weights, operand_bytes(out), f->hub ? fill_from_hub : fill_from_file);
+    if (!made)
+        return err_memory(err, name);
+    made->from = f->hub ? (const void *)m->hub : f->tensor;
+    if (f->hub) {
+        made->hub = *f->hub;
+        made->hub.order = ORDER_SAME;
+    }
+    out->offset = made->offset;
+    return SLUICE_OK;
+}
+
+static int note_vector(struct model *m, int block, const char *name, const struct operand *o,
+                       struct err *err) {
+    char full[FULL_NAME];
+    full_name(block, name, full);
+    struct bound_vector *v = arena_alloc(&m->arena, sizeof *v);
+    if (!v || !(v->name = arena_strdup(&m->arena, str_of(full))))
+        return err_memory(err, full);
+    v->offset = o->offset;
+    v->n = size_times(o->dims[0], o->dims[1]);
+    v->next = m->vectors;
+    m->vectors = v;
+    return SLUICE_OK;
+}
+
 int bind_vector(struct model *m, int block, const char *name, uint32_t n, uint32_t width,
                 unsigned flags, struct operand *out, struct err *err) {
     struct found f;
@@ -107,25 +151,8 @@ int bind_vector(struct model *m, int block, const char *name, uint32_t n, uint32
     int got = expect(m, block, name, (uint64_t[4]){dims[0], dims[1]}, flags, &f, err);
     if (got <= 0)
         return got;
-    /* Ops read vectors as floats, so one that a file holds at an odd offset is copied. Matrices
-     * stay where they are: kernels take them from any address. */
-    if (is_plain(&f) && f.tensor->type == DT_F32 &&
-        weights_offset(m->weights, f.tensor) % sizeof(float) == 0) {
-        *out = operand_at(REGION_WEIGHTS, DT_F32, weights_offset(m->weights, f.tensor), dims);
-        return SLUICE_OK;
-    }
-    uint64_t values = size_times(n, width ? width : 1);
-    struct made_weight *made = weights_make(m->weights, size_times(values, sizeof(float)),
-                                            f.hub ? fill_from_hub : fill_from_file);
-    if (!made)
-        return err_memory(err, name);
-    made->from = f.hub ? (const void *)m->hub : f.tensor;
-    if (f.hub) {
-        made->hub = *f.hub;
-        made->hub.order = ORDER_SAME;
-    }
-    *out = operand_at(REGION_WEIGHTS, DT_F32, made->offset, dims);
-    return SLUICE_OK;
+    int status = place_vector(m, &f, name, dims, out, err);
+    return status ? status : note_vector(m, block, name, out, err);
 }
 
 static int bind_planes(struct model *m, int block, const char *name, const uint32_t dims[4],

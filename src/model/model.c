@@ -1,6 +1,7 @@
 /* model.c - opening a model, and the plan of its step. */
 #include "model/model.h"
 
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -130,6 +131,11 @@ static int bind_freqs(struct model *m, struct err *err) {
     if (!made)
         return err_memory(err, "rotary frequencies");
     m->rope_scale = (float)config_rope_freqs(r, divisors, freqs);
+    for (uint32_t i = 0; i < pairs; i++)
+        if (!isfinite(freqs[i]) || !isfinite(m->rope_scale))
+            return err_set(err, SLUICE_ERR_FORMAT,
+                           "%s: rotary frequency %u is %g, scaled by %g, expected finite numbers",
+                           m->path, i, freqs[i], (double)m->rope_scale);
     made->from = freqs;
     m->freqs = operand_at(REGION_WEIGHTS, DT_F64, made->offset, (uint32_t[4]){pairs});
     return SLUICE_OK;
@@ -186,12 +192,26 @@ int model_protect(const struct model *m, const char *path, struct err *err) {
                      : filemap_protect(m->weights->files, m->weights->n_files, path, err);
 }
 
+static int check_vectors(const struct model *m, struct err *err) {
+    for (const struct bound_vector *v = m->vectors; v; v = v->next) {
+        const float *x = (const float *)(m->weights->base + v->offset);
+        uint64_t at = find_not_finite(x, v->n);
+        if (at < v->n)
+            return err_set(err, SLUICE_ERR_FORMAT,
+                           "%s: tensor %s has %g at %llu, expected finite numbers", m->path,
+                           v->name, (double)x[at], (unsigned long long)at);
+    }
+    return SLUICE_OK;
+}
+
 int model_map(struct model *m, struct err *err) {
     if (m->weights->base)
         return SLUICE_OK;
     int status = weights_map(m->weights, err);
     if (!status && m->synth)
         synth_fill_vectors(m->synth, m->weights->base);
+    if (!status && (status = check_vectors(m, err)))
+        weights_unmap(m->weights);
     return status;
 }
 

@@ -31,6 +31,13 @@ struct layer {
 
 struct model;
 
+/* A vector that was bound, to be looked at when the weights are there. */
+struct bound_vector {
+    const char *name;
+    uint64_t offset, n; /* in WEIGHTS; values */
+    struct bound_vector *next;
+};
+
 struct arch {
     const char *name;
     /* Fills the config beyond what all share; refuses what can't be run. */
@@ -59,6 +66,7 @@ struct model {
     struct operand embed, head, head_bias, final_norm, freqs;
     float rope_scale;
     struct layer *layers;
+    struct bound_vector *vectors;
     uint32_t n_skipped; /* tensors of the file that nothing uses: draft blocks, vision towers */
 };
 
@@ -69,7 +77,9 @@ void model_close(struct model *m); /* takes NULL */
 /* Refuses a path that is to be written and names one of the model's own files. */
 int model_protect(const struct model *m, const char *path, struct err *err);
 
-/* The weights into memory. Once; not while others use m. */
+/* The weights into memory. Once; not while others use m. Vectors (norms, biases, routers, the
+ * convolution) that hold NaN or infinities are refused; matrices are too large to look at, what is
+ * wrong with them shows in the logits. */
 int model_load(struct model *m, struct err *err);
 /* The same for backends that keep weights elsewhere: of a synthetic model the first
  * weights->synthetic bytes are left out, which such a backend makes itself. */

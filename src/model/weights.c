@@ -30,13 +30,19 @@ int weights_new(struct weights **out, const struct filemap *files, uint32_t n_fi
     return SLUICE_OK;
 }
 
+void weights_unmap(struct weights *w) {
+    if (!w->base)
+        return;
+    for (uint32_t i = 0; i < w->n_files; i++)
+        filemap_forget_at(&w->files[i]);
+    munmap(w->base, w->bytes);
+    w->base = NULL;
+}
+
 void weights_free(struct weights *w) {
     if (!w)
         return;
-    for (uint32_t i = 0; w->base && i < w->n_files; i++)
-        filemap_forget_at(&w->files[i]);
-    if (w->base)
-        munmap(w->base, w->bytes);
+    weights_unmap(w);
     arena_free(&w->arena);
     free(w);
 }

@@ -40,7 +40,8 @@ int weights_new(struct weights **out, const struct filemap *files, uint32_t n_fi
                 struct err *err);
 /* Reserves the span, maps the files into it and fills the tail. */
 int weights_map(struct weights *w, struct err *err);
-void weights_free(struct weights *w); /* takes NULL */
+void weights_unmap(struct weights *w); /* what is mapped, if anything */
+void weights_free(struct weights *w);  /* takes NULL */
 
 /* The offset of a tensor that is used as it lies in its file. */
 uint64_t weights_offset(const struct weights *w, const struct tensor *t);

@@ -18,6 +18,9 @@ enum io_row_flag {
     IO_WANTS_TOKEN = 2,  /* a token is picked for it */
 };
 
+/* A picked token's place says that there is none: the row's logits hold NaN or infinities. */
+enum { IO_NOT_FINITE = -2 };
+
 struct io_header {
     uint32_t n_rows;     /* rows of this step, at most the plan's */
     uint32_t n_segments; /* runs of rows of one sequence */
@@ -53,7 +56,7 @@ struct io_output {
     uint32_t n_bias, first_bias; /* logit biases, in the list of biases */
     uint32_t n_vocab;            /* tokens that may be picked: padding rows are behind them */
     uint64_t seed;
-    int32_t token; /* out: the token picked */
+    int32_t token; /* out: the token picked, or IO_NOT_FINITE */
     uint32_t reserved;
 };
 

@@ -121,6 +121,28 @@ bool dtype_bytes(enum dtype type, uint64_t n, uint64_t *bytes) {
     return size_mul(n / info->block_values, info->block_bytes, bytes);
 }
 
+/* ---- values that are no numbers -------------------------------------------------------------- */
+
+static uint64_t not_finite_within(const float *x, uint64_t n) {
+    uint64_t i = 0;
+    while (i < n && (f32_bits(x[i]) & 0x7f800000) != 0x7f800000)
+        i++;
+    return i;
+}
+
+uint64_t find_not_finite(const float *x, uint64_t n) {
+    enum { BLOCK = 64 }; /* by one comparison, without a branch for each value */
+    uint64_t at = 0;
+    for (; at + BLOCK <= n; at += BLOCK) {
+        uint32_t found = 0;
+        for (int i = 0; i < BLOCK; i++)
+            found |= (f32_bits(x[at + i]) & 0x7f800000) == 0x7f800000;
+        if (found)
+            return at + not_finite_within(x + at, BLOCK);
+    }
+    return at + not_finite_within(x + at, n - at);
+}
+
 /* ---- activations ----------------------------------------------------------------------------- */
 
 /* The largest magnitude of 32 values, found on the bits: they order as the numbers do, infinity

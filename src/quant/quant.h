@@ -63,6 +63,9 @@ bool dtype_find(struct str name, enum dtype *out);
 /* Bytes of n values: false when n is no multiple of the block or the product overflows. */
 bool dtype_bytes(enum dtype type, uint64_t n, uint64_t *bytes);
 
+/* The index of the first of n values that is infinite or NaN; n: none is. */
+uint64_t find_not_finite(const float *x, uint64_t n);
+
 /* Activations for integer dot products: every `group` values, 32 or 128, share one f32 scale
  * (largest magnitude / 127); int8 quants round_half_even(x * (1 / scale)). n is a multiple of 32,
  * so the last group may be shorter. Scales and sums of the quants (for formats with a minimum) are

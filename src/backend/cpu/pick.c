@@ -14,7 +14,7 @@ static int32_t argmax(const float *x, uint32_t n) {
     for (uint32_t i = 0; i < n; i++)
         if (x[i] == best)
             return (int32_t)i;
-    return 0; /* all are NaN */
+    return 0; /* all are NaN, by their biases */
 }
 
 /* A number in [0, 1) of 53 random bits. */
@@ -199,6 +199,8 @@ static int32_t pick_token(struct cpu_step *s, const struct op_pick *p, uint32_t 
     const struct io_row *row = &s->rows[o->row];
     const float *logits = row_of(s, &p->logits, i);
     bool is_changed = o->n_bias || has_penalties(o);
+    if (find_not_finite(logits, o->n_vocab) < o->n_vocab)
+        return IO_NOT_FINITE;
     if (o->temperature <= 0 && !is_changed)
         return argmax(logits, o->n_vocab);
     float *x = row_of(s, &p->room, i);
