@@ -253,6 +253,31 @@ TEST(random_safetensors_headers_of_any_length) {
         }
 }
 
+/* A number that no count can hold. */
+TEST(random_folders_with_a_rotary_part_beyond_a_head) {
+    const char *from = test_data("reference/qwen35-moe-a"), *to = test_temporary("rotary-part");
+    char path[256], *config;
+    size_t size = 0;
+    sluice_model *model = NULL;
+    mkdir(to, 0777);
+    write_folder(from, to, true, 0, 0);
+    snprintf(path, sizeof path, "%s/config.json", to);
+    config = test_read_file(path, &size);
+    char *at = config ? strstr(config, "\"partial_rotary_factor\": 0.25") : NULL;
+    EXPECT(at != NULL);
+    FILE *f = at ? fopen(path, "wb") : NULL;
+    if (f) {
+        memcpy(strchr(at, ':') + 2, "9e99", 4);
+        EXPECT(fwrite(config, size, 1, f) == 1 && fclose(f) == 0);
+        EXPECT_INT(sluice_model_open(&model, to), SLUICE_ERR_FORMAT);
+        if (!strstr(sluice_model_error(model), "partial_rotary_factor is 9e+99, expected at most"))
+            test_fail(__FILE__, __LINE__, "%s", sluice_model_error(model));
+        sluice_model_close(model);
+    }
+    free(config);
+    remove_folder(to);
+}
+
 /* ---- modes ------------------------------------------------------------------------------------
  */
 

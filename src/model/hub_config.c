@@ -301,6 +301,10 @@ static void put_hybrid(struct key_writer *k) {
         k->status = read_number(h, h->folder->config, "partial_rotary_factor", 0.25, &part, k->err);
     if (!k->status)
         k->status = read_number(h, rope, "partial_rotary_factor", part, &part, k->err);
+    if (!k->status && part > 1)
+        k->status = err_set(k->err, SLUICE_ERR_FORMAT,
+                            "%s/config.json: partial_rotary_factor is %g, expected at most 1",
+                            h->folder->path, part);
     put_u32(k, "rope.dimension_count", k->status ? 0 : (uint32_t)(h->head_dim * part));
     int32_t sections[4] = {11, 11, 10, 0};
     const json_t *given = json_object_get(rope, "mrope_section");
