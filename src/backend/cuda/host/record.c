@@ -243,7 +243,7 @@ static int record_done(struct recorder *r) {
     if (r->plan->n_ops > 0 && r->plan->ops[r->plan->n_ops - 1].kind == OP_PICK)
         return SLUICE_OK;
     struct done_params p = {.io = r->io, .done = device_at(r->b->done_device, 0)};
-    struct cuda_launch launch = {.kernel = "done", .grid = {1, 1, 1}, .threads = 1};
+    struct cuda_launch launch = {.kernel = "step_done", .grid = {1, 1, 1}, .threads = 1};
     r->op = r->plan->n_ops;
     return recorder_launch(r, &launch, &p, sizeof p);
 }

@@ -8,19 +8,20 @@
 #include "backend/cuda/kernels/ptx.cuh"
 #include "backend/cuda/shared.h"
 
-/* Waits for the step's earlier kernels; the first thread of the grid stores when that was. */
+/* griddepcontrol.wait; the first thread of the grid stores the time after it. */
 static __device__ __forceinline__ void pdl_wait(const struct cuda_io &io) {
     pdl_wait_stamped(threadIdx.x | blockIdx.x | blockIdx.y | blockIdx.z, io.stamp);
 }
 
-/* A picked token, to the host and to the device's copy of IO, where a burst goes on from it. */
+/* Stores a picked token for the host, and in the device's copy of IO for the next step of a burst.
+ */
 static __device__ __forceinline__ void put_token(const struct cuda_io &io, uint32_t output,
                                                  int32_t token) {
     io.host_outputs[output].token = token;
     ((struct io_output *)io.outputs)[output].token = token;
 }
 
-/* A sum, or maximum, over a warp that every lane has: the same bits in all of them. */
+/* Sum and maximum over a warp, by xor 16, 8, 4, 2, 1: the same bits in every lane. */
 static __device__ __forceinline__ float warp_sum(float x) {
     for (int i = 16; i > 0; i >>= 1)
         x += __shfl_xor_sync(0xffffffffu, x, i);

@@ -1,96 +1,100 @@
-/* delta.cuh - DELTA: convolution, gates and the gated delta rule.
+/* delta.cuh - what the DELTA kernels share: head tiles, the window, gates and the gated delta rule.
  *
- *   y    = silu(conv(window, qkv));  q, k, v = y
- *   e    = exp(a * softplus(alpha + dt)),  b = sigmoid(beta)
- *   d[j] = b * (v[j] - e * (k . S[j]))
- *   o[j] = e * (q . S[j]) + (q . k) * d[j]
- *   S[j] = e * S[j] + d[j] * k             q, k as if normed: |q| and |k| are factors of the sums
+ *   y     = silu(conv(window, qkv));  q, k, v = y
+ *   decay = exp(a * softplus(alpha + dt)),  beta = sigmoid(beta)
+ *   d[j]  = beta * (v[j] - decay * (k . S[j]))
+ *   o[j]  = decay * (q . S[j]) + (q . k) * d[j]
+ *   S[j]  = decay * S[j] + d[j] * k           with q / (|q| sqrt(dk)) and k / |k|
  *
- * A block has a tile of a value head's columns, a warp 1, 2 or 4 of them, a lane four neighbours of
- * every 128 values of each, in registers: the state is read once and written once for all rows of a
- * segment, 16 bytes at a time.
+ * q and k are not scaled themselves: struct delta_norms has the factors, which the sums are
+ * multiplied by. Both dot products with S[j] are taken in one pass over it.
  *
- * Plans of one row: delta.cu. Of more: delta_many.cu. Sums are written as fmaf and __fmul_rn so
- * that all ways round alike, whatever the compiler does around them. */
+ *   block   a head tile: 16 J columns of a value head
+ *   warp    J columns (1, 2 or 4), S[j] in registers
+ *   lane    M values of each column: values 4 l to 4 l + 3 of every 128
+ *
+ * The state is read once and written once for all rows of a segment, 16 bytes a lane at a time:
+ * 8 B dv dk bytes a segment (4 MB a layer of qwen35-4b), beside which all else is small.
+ *
+ * Order of sums: the convolution from the oldest position on; a dot product over a lane's values in
+ * order, then over lanes by xor 16, 8, 4, 2, 1. Multiplications and additions are fmaf and
+ * __fmul_rn, and 1 / x and 1 / sqrt(x) are the approximate instructions, so that all kernels give
+ * the same bits whatever the compiler does around them. */
 #ifndef BACKEND_CUDA_KERNELS_DELTA_CUH
 #define BACKEND_CUDA_KERNELS_DELTA_CUH
 
 #include "backend/cuda/kernels/common.cuh"
 #include "backend/cuda/ops/delta.h"
 
-static __device__ __forceinline__ void load4(const float *p, float *x) {
-    float4 v = ld_no_allocate_f32x4(p);
-    x[0] = v.x, x[1] = v.y, x[2] = v.z, x[3] = v.w;
-}
+enum { THREADS = DELTA_WARPS * 32 };
 
-/* ---- places -------------------------------------------------------------------------------- */
+/* ---- head tiles ------------------------------------------------------------------------------ */
 
-/* A block's place: a tile of columns of a value head. */
-struct place {
+struct head_tile {
     uint32_t head, key_head, first_column;
-    bool has_keys; /* it is the one that moves its key head's window on */
+    bool is_key_owner; /* of the tiles that share a key head, the one that writes its window */
 };
 
-static __device__ __forceinline__ struct place place_of(const struct delta_params &p,
-                                                        const struct delta_cut &cut, uint32_t i) {
-    uint32_t head = i / cut.tiles, group = p.value_heads / p.key_heads;
-    struct place at;
-    at.head = head;
-    at.key_head = p.is_tiled ? head % p.key_heads : head / group;
-    at.first_column = i % cut.tiles * DELTA_WARPS * cut.columns;
-    at.has_keys = at.first_column == 0 && (p.is_tiled ? head < p.key_heads : head % group == 0);
-    return at;
+/* Tile i of all value heads'. */
+static __device__ __forceinline__ struct head_tile
+head_tile_of(const struct delta_params &p, const struct delta_tiling &tiling, uint32_t i) {
+    uint32_t head = i / tiling.tiles, heads_per_key = p.value_heads / p.key_heads;
+    struct head_tile t;
+    t.head = head;
+    t.key_head = p.is_modulo_map ? head % p.key_heads : head / heads_per_key;
+    t.first_column = i % tiling.tiles * DELTA_WARPS * tiling.columns;
+    t.is_key_owner =
+        t.first_column == 0 && (p.is_modulo_map ? head < p.key_heads : head % heads_per_key == 0);
+    return t;
 }
 
-/* The i-th of the channels that a block needs: q, k, its columns of v. -1: none. */
+/* Channel i of a tile (q, then k, then its columns of v) among all; -1: beyond the head's columns.
+ * New window entries of q and k are written by the key owner alone. */
 static __device__ __forceinline__ int channel_of(const struct delta_params &p,
-                                                 const struct place &at, uint32_t i) {
-    uint32_t dk = p.key_width, keys = p.key_heads * dk;
+                                                 const struct head_tile &t, uint32_t i) {
+    uint32_t dk = p.key_width, all_keys = p.key_heads * dk;
     if (i < dk)
-        return (int)(at.key_head * dk + i);
+        return (int)(t.key_head * dk + i);
     if (i < 2 * dk)
-        return (int)(keys + at.key_head * dk + i - dk);
-    uint32_t column = at.first_column + i - 2 * dk;
-    return column < p.value_width ? (int)(2 * keys + at.head * p.value_width + column) : -1;
+        return (int)(all_keys + t.key_head * dk + i - dk);
+    uint32_t column = t.first_column + i - 2 * dk;
+    return column < p.value_width ? (int)(2 * all_keys + t.head * p.value_width + column) : -1;
 }
 
-/* Where a position is in the ring. Divisions take a hundred instructions, and widths are mostly 4.
- */
-static __device__ __forceinline__ uint32_t ring_place(const struct delta_params &p,
-                                                      uint32_t position) {
+/* Values from a slot's state to a warp's first column, and how many columns the warp has. */
+template <int J>
+static __device__ __forceinline__ uint64_t state_offset(const struct delta_params &p,
+                                                        const struct head_tile &t, uint32_t column,
+                                                        int *n) {
+    *n = column < p.value_width ? (int)min((uint32_t)J, p.value_width - column) : 0;
+    return ((uint64_t)t.head * p.value_width + (*n ? column : 0)) * p.key_width;
+}
+
+/* ---- the window ------------------------------------------------------------------------------ */
+
+/* position % conv_width. A division is a hundred instructions, and most widths are 4. */
+static __device__ __forceinline__ uint32_t entry_of(const struct delta_params &p,
+                                                    uint32_t position) {
     uint32_t width = p.conv_width;
     return width & (width - 1) ? position % width : position & (width - 1);
 }
 
-/* Entry of the ring for a position. */
+/* The entry of `back` positions earlier, back < conv_width. */
+static __device__ __forceinline__ uint32_t entry_before(const struct delta_params &p,
+                                                        uint32_t entry, uint32_t back) {
+    return entry < back ? entry + p.conv_width - back : entry - back;
+}
+
 static __device__ __forceinline__ float *window_at(const struct delta_params &p, uint32_t slot,
                                                    uint32_t position) {
-    return p.window + ((uint64_t)slot * p.conv_width + ring_place(p, position)) * p.channels;
+    return p.window + ((uint64_t)slot * p.conv_width + entry_of(p, position)) * p.channels;
 }
 
-/* So many positions before a place, less than all. */
-static __device__ __forceinline__ uint32_t ring_before(const struct delta_params &p, uint32_t place,
-                                                       uint32_t back) {
-    return place < back ? place + p.conv_width - back : place - back;
-}
+/* ---- pointwise functions ----------------------------------------------------------------------
+ */
 
-/* silu */
-static __device__ __forceinline__ float conv_result(float sum) {
-    return __fmul_rn(sum, rcp_approx(1.0f + __expf(-sum)));
-}
-
-/* silu of the taps' sum, oldest first; positions before the beginning are left out. */
-template <class TAP, class RAW>
-static __device__ __forceinline__ float convolve(uint32_t width, uint32_t position, TAP tap,
-                                                 RAW raw) {
-    float sum = 0;
-#pragma unroll 4
-    for (uint32_t t = 0; t < width; t++) {
-        uint32_t back = width - 1 - t;
-        if (back <= position)
-            sum = fmaf(tap(t), raw(back), sum);
-    }
-    return conv_result(sum);
+static __device__ __forceinline__ float silu_approx(float x) {
+    return __fmul_rn(x, rcp_approx(1.0f + __expf(-x)));
 }
 
 static __device__ __forceinline__ struct delta_gate gate_of(float alpha, float beta, float a,
@@ -102,9 +106,12 @@ static __device__ __forceinline__ struct delta_gate gate_of(float alpha, float b
     return gate;
 }
 
-/* N sums over the warp at once: lane l has that of x[l / (32 / N)]. The order of additions is
- * warp_sum's, so the bits are too; N - 1 + 5 - log2 N shuffles instead of 5 N. */
-template <int N> static __device__ __forceinline__ float spread_sum(float (&x)[N]) {
+/* ---- the rule ---------------------------------------------------------------------------------
+ */
+
+/* N sums over the warp at once: lane l returns that of x[l / (32 / N)]. Each sum has the bits of
+ * warp_sum; N - 1 + 5 - log2 N shuffles instead of 5 N. */
+template <int N> static __device__ __forceinline__ float warp_sums(float (&x)[N]) {
     uint32_t lane = threadIdx.x % 32;
     int d = 16;
 #pragma unroll
@@ -122,9 +129,10 @@ template <int N> static __device__ __forceinline__ float spread_sum(float (&x)[N
     return x[0];
 }
 
+/* Of a warp that holds q and k of a row. */
 template <int M>
-static __device__ __forceinline__ struct delta_key
-key_of(const struct delta_params &p, const float (&q)[M], const float (&k)[M]) {
+static __device__ __forceinline__ struct delta_norms
+norms_of(const struct delta_params &p, const float (&q)[M], const float (&k)[M]) {
     float x[4] = {0, 0, 0, 0};
 #pragma unroll
     for (int m = 0; m < M; m++) {
@@ -132,24 +140,25 @@ key_of(const struct delta_params &p, const float (&q)[M], const float (&k)[M]) {
         x[1] = fmaf(k[m], k[m], x[1]);
         x[2] = fmaf(q[m], k[m], x[2]);
     }
-    float sum = spread_sum<4>(x); /* 8 lanes have one */
+    float sum = warp_sums<4>(x); /* in 8 lanes each */
     float factor = __fmul_rn(threadIdx.x % 32 < 8 ? p.q_scale : 1.0f, rsqrt_approx(sum + 1e-6f));
-    struct delta_key key;
-    key.q_factor = __shfl_sync(0xffffffffu, factor, 0);
-    key.k_factor = __shfl_sync(0xffffffffu, factor, 8);
-    key.qk = __fmul_rn(__fmul_rn(__shfl_sync(0xffffffffu, sum, 16), key.q_factor), key.k_factor);
-    key.zero = 0;
-    return key;
+    struct delta_norms norms;
+    norms.q_factor = __shfl_sync(0xffffffffu, factor, 0);
+    norms.k_factor = __shfl_sync(0xffffffffu, factor, 8);
+    norms.qk =
+        __fmul_rn(__fmul_rn(__shfl_sync(0xffffffffu, sum, 16), norms.q_factor), norms.k_factor);
+    norms.padding = 0;
+    return norms;
 }
 
-/* One row of the rule for a warp's J columns; `out` is the row's at the first of n of them. */
+/* One row of the rule for a warp's J columns, of which the first n are stored to `out`. */
 template <int J, int M>
 static __device__ __forceinline__ void
-rule(float (&s)[J][M], const float (&q)[M], const float (&k)[M], const float (&v)[J],
-     const struct delta_key &key, const struct delta_gate &gate, float *out, int n) {
-    constexpr int SHARE = 32 / (2 * J); /* lanes that have one sum */
-    int lane = threadIdx.x % 32, j_own = lane / SHARE / 2;
-    float x[2 * J], d[J], d_own = 0;
+delta_rule(float (&s)[J][M], const float (&q)[M], const float (&k)[M], const float (&v)[J],
+           const struct delta_norms &norms, const struct delta_gate &gate, float *out, int n) {
+    constexpr int SUM_LANES = 32 / (2 * J); /* that hold the same sum after warp_sums */
+    int lane = threadIdx.x % 32, own_j = lane / SUM_LANES / 2;
+    float x[2 * J], d[J], own_d = 0;
 #pragma unroll
     for (int j = 0; j < J; j++) {
         x[2 * j] = x[2 * j + 1] = 0;
@@ -159,89 +168,99 @@ rule(float (&s)[J][M], const float (&q)[M], const float (&k)[M], const float (&v
             x[2 * j + 1] = fmaf(s[j][m], q[m], x[2 * j + 1]);
         }
     }
-    float sum = spread_sum<2 * J>(x);
+    float sum = warp_sums<2 * J>(x);
 #pragma unroll
     for (int j = 0; j < J; j++) {
-        float ks = __fmul_rn(__shfl_sync(0xffffffffu, sum, 2 * j * SHARE), key.k_factor);
+        float ks = __fmul_rn(__shfl_sync(0xffffffffu, sum, 2 * j * SUM_LANES), norms.k_factor);
         d[j] = __fmul_rn(gate.beta, fmaf(-gate.decay, ks, v[j]));
-        d_own = j == j_own ? d[j] : d_own;
-        float dk = __fmul_rn(d[j], key.k_factor);
+        own_d = j == own_j ? d[j] : own_d;
+        float dk = __fmul_rn(d[j], norms.k_factor);
 #pragma unroll
         for (int m = 0; m < M; m++)
             s[j][m] = fmaf(dk, k[m], __fmul_rn(gate.decay, s[j][m]));
     }
-    float o = fmaf(gate.decay, __fmul_rn(sum, key.q_factor), __fmul_rn(key.qk, d_own));
-    if (lane % (2 * SHARE) == SHARE && j_own < n)
-        out[j_own] = o;
+    /* `sum` is q . S[own_j] in the lanes that store. */
+    float o = fmaf(gate.decay, __fmul_rn(sum, norms.q_factor), __fmul_rn(norms.qk, own_d));
+    if (lane % (2 * SUM_LANES) == SUM_LANES && own_j < n)
+        out[own_j] = o;
 }
 
-/* The m-th of a lane's values of a column. */
-static __device__ __forceinline__ uint32_t value_of(int m) {
+/* ---- a lane's values: between registers and memory ------------------------------------------- */
+
+/* Which of a column's dk values a lane's m-th is. */
+static __device__ __forceinline__ uint32_t value_index(int m) {
     return m / 4 * 128 + threadIdx.x % 32 * 4 + m % 4;
 }
 
-/* n columns of dk values. is_even: they are whole pieces of 16 bytes. */
+static __device__ __forceinline__ void unpack4(float4 v, float *x) {
+    x[0] = v.x, x[1] = v.y, x[2] = v.z, x[3] = v.w;
+}
+
+/* n columns of dk values from global memory, zeros beyond them. */
 template <int J, int M>
 static __device__ __forceinline__ void load_state(float (&s)[J][M], const float *from, uint32_t dk,
-                                                  int n, bool is_even) {
+                                                  int n, bool is_vec4) {
 #pragma unroll
     for (int i = 0; i < J * M; i++)
         s[i / M][i % M] = 0;
-    if (is_even) {
+    if (is_vec4) {
 #pragma unroll
         for (int i = 0; i < J * M; i += 4)
-            if (i / M < n && value_of(i % M) < dk)
-                load4(from + i / M * dk + value_of(i % M), &s[i / M][i % M]);
+            if (i / M < n && value_index(i % M) < dk)
+                unpack4(ld_no_allocate_f32x4(from + i / M * dk + value_index(i % M)),
+                        &s[i / M][i % M]);
     } else {
 #pragma unroll
         for (int i = 0; i < J * M; i++)
-            if (i / M < n && value_of(i % M) < dk)
-                s[i / M][i % M] = ld_no_allocate_f32(from + i / M * dk + value_of(i % M));
+            if (i / M < n && value_index(i % M) < dk)
+                s[i / M][i % M] = ld_no_allocate_f32(from + i / M * dk + value_index(i % M));
     }
 }
 
 template <int J, int M>
 static __device__ __forceinline__ void store_state(const float (&s)[J][M], float *to, uint32_t dk,
-                                                   int n, bool is_even) {
-    if (is_even) {
+                                                   int n, bool is_vec4) {
+    if (is_vec4) {
 #pragma unroll
         for (int i = 0; i < J * M; i += 4) {
             const float *x = &s[i / M][i % M];
-            if (i / M < n && value_of(i % M) < dk)
-                __stcs((float4 *)(to + i / M * dk + value_of(i % M)),
+            if (i / M < n && value_index(i % M) < dk)
+                __stcs((float4 *)(to + i / M * dk + value_index(i % M)),
                        make_float4(x[0], x[1], x[2], x[3]));
         }
     } else {
 #pragma unroll
         for (int i = 0; i < J * M; i++)
-            if (i / M < n && value_of(i % M) < dk)
-                __stcs(to + i / M * dk + value_of(i % M), s[i / M][i % M]);
+            if (i / M < n && value_index(i % M) < dk)
+                __stcs(to + i / M * dk + value_index(i % M), s[i / M][i % M]);
     }
 }
 
-/* A lane's values of dk in shared memory. IS_EVEN: they are whole pieces of 16 bytes. */
-template <int M, bool IS_EVEN>
-static __device__ __forceinline__ void take_values(float (&x)[M], const float *from, uint32_t dk) {
+/* dk values from shared memory, zeros beyond them. */
+template <int M, bool IS_VEC4>
+static __device__ __forceinline__ void load_shared_values(float (&x)[M], const float *from,
+                                                          uint32_t dk) {
 #pragma unroll
-    for (int m = 0; m < M; m += IS_EVEN ? 4 : 1) {
-        bool is_there = value_of(m) < dk;
-        if (IS_EVEN) {
-            float4 v = is_there ? *(const float4 *)(from + value_of(m)) : make_float4(0, 0, 0, 0);
+    for (int m = 0; m < M; m += IS_VEC4 ? 4 : 1) {
+        bool is_inside = value_index(m) < dk;
+        if (IS_VEC4) {
+            float4 v =
+                is_inside ? *(const float4 *)(from + value_index(m)) : make_float4(0, 0, 0, 0);
             x[m] = v.x, x[m + 1] = v.y, x[m + 2] = v.z, x[m + 3] = v.w;
         } else {
-            x[m] = is_there ? from[value_of(m)] : 0;
+            x[m] = is_inside ? from[value_index(m)] : 0;
         }
     }
 }
 
-/* A row's q, k and a warp's columns of v. */
-template <int J, int M, bool IS_EVEN>
-static __device__ __forceinline__ void take_row(const float *y, uint32_t dk, float (&q)[M],
+/* q, k and the warp's columns of v from a row's channels y in shared memory. */
+template <int J, int M, bool IS_VEC4>
+static __device__ __forceinline__ void load_qkv(const float *y, uint32_t dk, float (&q)[M],
                                                 float (&k)[M], float (&v)[J]) {
-    take_values<M, IS_EVEN>(q, y, dk);
-    take_values<M, IS_EVEN>(k, y + dk, dk);
+    load_shared_values<M, IS_VEC4>(q, y, dk);
+    load_shared_values<M, IS_VEC4>(k, y + dk, dk);
     y += 2 * dk + threadIdx.x / 32 * J;
-    if (IS_EVEN && J == 4) {
+    if (IS_VEC4 && J == 4) {
         float4 four = *(const float4 *)y;
         v[0] = four.x, v[1 % J] = four.y, v[2 % J] = four.z, v[3 % J] = four.w;
     } else {
@@ -249,15 +268,6 @@ static __device__ __forceinline__ void take_row(const float *y, uint32_t dk, flo
         for (int j = 0; j < J; j++)
             v[j] = y[j];
     }
-}
-
-/* The state's rows from a warp's first column on, and how many of them there are. */
-template <int J>
-static __device__ __forceinline__ uint64_t state_at(const struct delta_params &p,
-                                                    const struct place &at, uint32_t column,
-                                                    int *n) {
-    *n = column < p.value_width ? (int)min((uint32_t)J, p.value_width - column) : 0;
-    return ((uint64_t)at.head * p.value_width + (*n ? column : 0)) * p.key_width;
 }
 
 #endif

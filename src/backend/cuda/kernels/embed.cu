@@ -1,16 +1,25 @@
-/* embed.cu - EMBED, TAP, and the flag that ends a step. */
+/* embed.cu - EMBED, TAP, the flag that ends a step, and the bandwidth test.
+ *
+ * EMBED is the step's first kernel. Of its grid (column blocks, rows + 1), block (c, row)
+ * dequantizes its columns of the row's embedding with 384 threads, and the others of (0, row)
+ * compute the row's RoPE angles; block (0, n_rows) copies IO to the device and applies page table
+ * changes. Reads of mapped host memory take more than a microsecond and queue: each block has one
+ * read for its row, and the IO block issues all of its reads at once. (EMBED and PICK
+ * of one row together: 24 us before, 8 now, H200.)
+ *
+ * TAP: a block an output, a copy of the residual to host memory, RMS-normed where it has a norm:
+ * a thread sums every 256th square, then warp_sum, then the warps in order. */
 #include "backend/cuda/formats/decode.cuh"
 #include "backend/cuda/formats/tiles.cuh"
 #include "backend/cuda/kernels/common.cuh"
 #include "backend/cuda/kernels/fallback.cuh"
 #include "backend/cuda/ops/embed.h"
 
-/* IO's front to the device, and the page table changed. By one block, which asks for all of it at
- * once, changes that may not be there too: a read of the host's memory takes more than a
- * microsecond, and none waits for another. */
-static __device__ void bring_io(const struct embed_params &p) {
+/* Copies IO up to the page table changes, and applies those. All reads are issued at once, also of
+ * changes that may not be there: none waits for the header's count. */
+static __device__ void copy_io(const struct embed_params &p) {
     __shared__ uint32_t n_changes;
-    uint32_t n_copied = p.changes_at / 16, n = n_copied + (p.pages ? p.max_changes : 0);
+    uint32_t n_copied = p.changes_at / 16, n = n_copied + (p.page_table ? p.max_changes : 0);
     for (uint32_t first = 0; first < n; first += EMBED_THREADS) {
         uint32_t i = first + threadIdx.x;
         uint4 v = i < n ? ld_no_allocate(p.host_io + 16 * i) : make_uint4(0, 0, 0, 0);
@@ -19,14 +28,14 @@ static __device__ void bring_io(const struct embed_params &p) {
         __syncthreads();
         if (i < n_copied)
             ((uint4 *)p.io_copy)[i] = v;
-        else if (i < n && i - n_copied < n_changes) /* none is changed twice in a step */
-            p.pages[(uint64_t)v.x * p.pages_per_slot + v.y] = (int32_t)v.z;
+        else if (i < n && i - n_copied < n_changes) /* a step changes no entry twice */
+            p.page_table[(uint64_t)v.x * p.pages_per_slot + v.y] = (int32_t)v.z;
     }
 }
 
-/* The angle is taken in f64: at position 200000 an f32 angle is off by 0.01. */
-static __device__ void put_angle(const struct embed_params &p, uint32_t row, uint32_t i,
-                                 uint32_t position, double freq) {
+/* In f64: at position 200000 an f32 angle is off by 0.01. */
+static __device__ void store_angle(const struct embed_params &p, uint32_t row, uint32_t i,
+                                   uint32_t position, double freq) {
     float *out = p.angles + ((uint64_t)row * p.n_freqs + i) * 2;
     double s, c;
     sincos(position * freq, &s, &c);
@@ -119,43 +128,43 @@ static __device__ void fill_row(const struct cuda_matrix &m, uint32_t token, uin
     }
 }
 
-/* Blocks (part, row), and one that brings IO. Most threads of a block fill its part of the row,
- * the others make angles. The row is read from the host's memory, since its copy is only being
- * made: one read a block. How many rows there are is not asked: those behind the last are filled
- * with something, too. */
+/* The row is read from the host's IO, since the device's copy is being written. All rows of the
+ * bucket are computed, also those that the step does not use. */
 extern "C" __global__ void __launch_bounds__(EMBED_THREADS, 2)
     embed(const __grid_constant__ struct embed_params p) {
     __shared__ uint4 shared_row;
     pdl_launch_dependents();
-    uint32_t part = blockIdx.x, row = blockIdx.y, angle = threadIdx.x - EMBED_FILLERS;
-    bool is_filler = threadIdx.x < EMBED_FILLERS;
-    double freq = !is_filler && angle < p.n_freqs ? p.freqs[angle] : 0;
+    uint32_t column_block = blockIdx.x, row = blockIdx.y;
+    uint32_t angle = threadIdx.x - EMBED_ROW_THREADS;
+    bool is_row_thread = threadIdx.x < EMBED_ROW_THREADS;
+    double freq = !is_row_thread && angle < p.n_freqs ? p.freqs[angle] : 0;
     pdl_wait(p.io);
     if (row == p.n_rows) {
-        if (part == 0)
-            bring_io(p);
+        if (column_block == 0)
+            copy_io(p);
         return;
     }
-    if (p.host_io == p.io_copy && (threadIdx.x | part | row) == 0) /* else it comes with IO */
-        *(uint64_t *)p.io.header->reserved = 0;                    /* the head's best */
+    /* The LM head's argmax. Where IO is copied, it is zeroed with it. */
+    if (p.host_io == p.io_copy && (threadIdx.x | column_block | row) == 0)
+        *(uint64_t *)p.io.header->reserved = 0;
     if (threadIdx.x == 0)
         shared_row = ld_no_allocate(p.host_io + p.rows_at + 16 * row);
     __syncthreads();
     uint32_t token = min(shared_row.x, p.table.n - 1), position = shared_row.y;
-    if (is_filler) {
-        fill_row(p.table, token, part * EMBED_FILLERS + threadIdx.x, gridDim.x * EMBED_FILLERS,
-                 p.x + (uint64_t)row * p.x_stride);
+    if (is_row_thread) {
+        fill_row(p.table, token, column_block * EMBED_ROW_THREADS + threadIdx.x,
+                 gridDim.x * EMBED_ROW_THREADS, p.x + (uint64_t)row * p.x_stride);
         return;
     }
-    for (; part == 0 && angle < p.n_freqs; angle += EMBED_THREADS - EMBED_FILLERS) {
-        put_angle(p, row, angle, position, freq);
-        if (angle + EMBED_THREADS - EMBED_FILLERS < p.n_freqs)
-            freq = p.freqs[angle + EMBED_THREADS - EMBED_FILLERS];
+    for (; column_block == 0 && angle < p.n_freqs; angle += EMBED_THREADS - EMBED_ROW_THREADS) {
+        store_angle(p, row, angle, position, freq);
+        if (angle + EMBED_THREADS - EMBED_ROW_THREADS < p.n_freqs)
+            freq = p.freqs[angle + EMBED_THREADS - EMBED_ROW_THREADS];
     }
 }
 
 extern "C" __global__ void tap(const __grid_constant__ struct tap_params p) {
-    __shared__ float parts[8];
+    __shared__ float warp_sums[8];
     pdl_launch_dependents();
     pdl_wait(p.io);
     uint32_t i = blockIdx.x;
@@ -168,24 +177,25 @@ extern "C" __global__ void tap(const __grid_constant__ struct tap_params p) {
             sum += x[c] * x[c];
         sum = warp_sum(sum);
         if (threadIdx.x % 32 == 0)
-            parts[threadIdx.x / 32] = sum;
+            warp_sums[threadIdx.x / 32] = sum;
         __syncthreads();
         sum = 0;
         for (uint32_t w = 0; w < blockDim.x / 32; w++)
-            sum += parts[w];
+            sum += warp_sums[w];
         factor = rsqrtf(sum / (float)p.width + p.eps);
     }
     for (uint32_t c = threadIdx.x; c < p.width; c += blockDim.x)
         out[c] = p.norm ? x[c] * factor * p.norm[c] : x[c];
 }
 
-/* Behind everything: what the step wrote to the host's memory is there when the flag is. */
-extern "C" __global__ void done(const __grid_constant__ struct done_params p) {
+/* After all other kernels: what the step wrote to host memory is visible before the flag. */
+extern "C" __global__ void step_done(const __grid_constant__ struct done_params p) {
     pdl_wait(p.io);
     __threadfence_system();
     *(volatile uint64_t *)p.done = p.io.header->step;
 }
 
+/* Reads all bytes once, four 16-byte loads of a thread in flight. */
 extern "C" __global__ void __launch_bounds__(512)
     read_memory(const __grid_constant__ struct read_params p) {
     uint64_t n = p.bytes / 16, step = (uint64_t)gridDim.x * blockDim.x;
@@ -200,6 +210,6 @@ extern "C" __global__ void __launch_bounds__(512)
     }
     for (; i < n; i += step)
         sum += ld_no_allocate(p.from + i * 16).x;
-    if (sum == 0x12345678) /* never: the memory is zero */
+    if (sum == 0x12345678) /* never, the memory is zero: but the compiler must not drop the loads */
         *p.sink = 0;
 }

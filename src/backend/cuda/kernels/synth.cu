@@ -1,4 +1,5 @@
-/* synth.cu - random blocks of a type: a thread makes a block, as random.h has it. */
+/* synth.cu - random weight blocks, a thread a block, grid-stride. quant/random.h defines the
+ * values, which are the same on the host. */
 #include "backend/cuda/kernels/common.cuh"
 #include "backend/cuda/ops/synth.h"
 #include "quant/random.h"

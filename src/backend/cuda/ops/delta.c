@@ -1,4 +1,10 @@
-/* delta.c - DELTA as kernels: one for a plan of one row, another for more. */
+/* delta.c - which kernel a DELTA becomes, how value heads are tiled, and the workspace of prefill.
+ *
+ *   1 row                                                 delta_decode_J_KEY
+ *   2 to 32, 128-wide keys, full tiles, conv_width 4      delta_batch_max32_J_KEY
+ *   everything else                                       delta_batch_J_KEY
+ *
+ * J: columns of a warp in decode segments. KEY: dk padded to 128 or 256. */
 #include "backend/cuda/ops/delta.h"
 
 #include <math.h>
@@ -6,14 +12,14 @@
 #include "backend/cuda/host/cuda.h"
 #include "base/size.h"
 
-/* A warp has as few columns, from `least` to `most`, as leave no more than n_blocks blocks. */
-static struct delta_cut cut_for(const struct op_delta *d, uint32_t n_blocks, uint32_t least,
-                                uint32_t most) {
-    struct delta_cut cut = {.columns = least};
-    for (;; cut.columns *= 2) {
-        cut.tiles = div_up(d->value_width, DELTA_WARPS * cut.columns);
-        if (cut.columns == most || cut.tiles == 1 || d->value_heads * cut.tiles <= n_blocks)
-            return cut;
+/* The smallest tiles, of `least` to `most` columns a warp, of which there are at most max_tiles. */
+static struct delta_tiling tiling_for(const struct op_delta *d, uint32_t max_tiles, uint32_t least,
+                                      uint32_t most) {
+    struct delta_tiling t = {.columns = least};
+    for (;; t.columns *= 2) {
+        t.tiles = div_up(d->value_width, DELTA_WARPS * t.columns);
+        if (t.columns == most || t.tiles == 1 || d->value_heads * t.tiles <= max_tiles)
+            return t;
     }
 }
 
@@ -21,7 +27,7 @@ static struct delta_params params_of(struct recorder *r, const struct op_delta *
     return (struct delta_params){
         .io = r->io,
         .in = recorder_at(r, &d->in),
-        .conv = recorder_at(r, &d->conv),
+        .conv_weights = recorder_at(r, &d->conv),
         .a = recorder_at(r, &d->a),
         .dt = recorder_at(r, &d->dt),
         .state = recorder_at(r, &d->state),
@@ -38,114 +44,127 @@ static struct delta_params params_of(struct recorder *r, const struct op_delta *
         .value_width = d->value_width,
         .conv_width = d->conv_width,
         .channels = d->window.dims[0],
-        .is_tiled = d->head_map == HEADS_TILED,
-        .slots = d->state.dims[3],
-        .is_even = d->key_width % 4 == 0 && (uintptr_t)recorder_at(r, &d->state) % 16 == 0,
-        .rows = r->plan->max_rows,
+        .is_modulo_map = d->head_map == HEADS_TILED,
+        .n_slots = d->state.dims[3],
+        .is_state_vec4 = d->key_width % 4 == 0 && (uintptr_t)recorder_at(r, &d->state) % 16 == 0,
+        .max_rows = r->plan->max_rows,
         .padded_key = d->key_width <= 128 ? 128 : 256,
         .q_scale = 1 / sqrtf((float)d->key_width),
     };
 }
 
-/* Kernels are made for 1, 2 and 4 columns a warp, and keys up to 128 and 256 wide. */
-static const char *const ROW_KERNELS[3][2] = {{"delta_row_1_128", "delta_row_1_256"},
-                                              {"delta_row_2_128", "delta_row_2_256"},
-                                              {"delta_row_4_128", "delta_row_4_256"}};
+/* By columns of a warp (1, 2, 4) and padded key width. */
+static const char *const DECODE_KERNELS[3][2] = {{"delta_decode_1_128", "delta_decode_1_256"},
+                                                 {"delta_decode_2_128", "delta_decode_2_256"},
+                                                 {"delta_decode_4_128", "delta_decode_4_256"}};
+static const char *const BATCH_KERNELS[3][2] = {{NULL, "delta_batch_1_256"},
+                                                {"delta_batch_2_128", "delta_batch_2_256"},
+                                                {"delta_batch_4_128", NULL}};
+static const char *const BATCH_MAX32_KERNELS[3] = {NULL, "delta_batch_max32_2_128",
+                                                   "delta_batch_max32_4_128"};
 
-static int record_one(struct recorder *r, const struct op_delta *d) {
+static int record_decode(struct recorder *r, const struct op_delta *d) {
     struct delta_params p = params_of(r, d);
-    p.cut = cut_for(d, r->n_sms, 1, 4);
-    uint32_t channels = 2 * p.key_width + DELTA_WARPS * p.cut.columns;
+    p.decode_tiling = tiling_for(d, r->n_sms, 1, 4);
+    uint32_t channels = 2 * p.key_width + DELTA_WARPS * p.decode_tiling.columns;
     struct cuda_launch launch = {
-        .kernel = ROW_KERNELS[p.cut.columns / 2][p.padded_key / 256],
-        .grid = {p.value_heads * p.cut.tiles, 1, 1},
+        .kernel = DECODE_KERNELS[p.decode_tiling.columns / 2][p.padded_key / 256],
+        .grid = {p.value_heads * p.decode_tiling.tiles, 1, 1},
         .threads = DELTA_WARPS * 32,
         .shared = channels * (2 * p.conv_width + 1) * (uint32_t)sizeof(float),
     };
     return recorder_launch(r, &launch, &p, sizeof p);
 }
 
-/* These for as many columns of single rows. */
-static const char *const MANY_KERNELS[3][2] = {{NULL, "delta_many_1_256"},
-                                               {"delta_many_2_128", "delta_many_2_256"},
-                                               {"delta_many_4_128", NULL}};
-static const char *const FEW_KERNELS[3] = {NULL, "delta_few_2_128", "delta_few_4_128"};
-
-/* What rows of runs become between convolution and rule. */
-static void ask_for_work(struct recorder *r, struct delta_params *p) {
-    uint64_t rows = r->plan->max_rows;
-    p->padded_value = p->run_cut.tiles * DELTA_WARPS * p->run_cut.columns;
-    p->qk = recorder_work(r, rows * p->key_heads * 2 * p->padded_key * sizeof(float));
-    p->v = recorder_work(r, rows * p->value_heads * p->padded_value * sizeof(float));
-    p->keys = recorder_work(r, rows * p->key_heads * sizeof *p->keys);
+/* Workspace and counters of prefill segments. */
+static void reserve_workspace(struct recorder *r, struct delta_params *p) {
+    uint64_t rows = p->max_rows;
+    p->padded_value = p->prefill_tiling.tiles * DELTA_WARPS * p->prefill_tiling.columns;
+    p->conv_qk = recorder_work(r, rows * p->key_heads * 2 * p->padded_key * sizeof(float));
+    p->conv_v = recorder_work(r, rows * p->value_heads * p->padded_value * sizeof(float));
+    p->norms = recorder_work(r, rows * p->key_heads * sizeof *p->norms);
     p->gates = recorder_work(r, rows * p->value_heads * sizeof *p->gates);
     p->counters = (struct delta_counters *)recorder_counters(r, sizeof *p->counters / 4);
 }
 
-/* As delta_many.cu lays it out, for single rows and for runs. */
-static uint32_t shared_of(const struct delta_params *p) {
-    uint32_t tile = DELTA_WARPS * p->cut.columns, run_tile = DELTA_WARPS * p->run_cut.columns;
-    uint32_t channels = div_up(2 * p->key_width + tile, 4) * 4, ys = p->lanes ? 3 : 2;
-    uint32_t table =
-        p->lanes ? p->most_items * DELTA_TURN_BYTES
-                 : p->most_items * DELTA_ITEM_BYTES + p->rows * (uint32_t)sizeof(struct io_segment);
-    uint32_t singles =
-        (DELTA_STAGES * tile * p->key_width + ys * channels) * (uint32_t)sizeof(float) + table;
-    uint32_t runs = 2 * DELTA_STAGE_ROWS * (2 * p->padded_key + run_tile + 8);
-    return max_u32(singles, runs * (uint32_t)sizeof(float));
+/* Bytes as delta_batch.cu uses them: decode segments (struct decode_shared, max32_tile), then
+ * prefill segments in the same place. */
+static uint32_t batch_shared(const struct delta_params *p) {
+    uint32_t tile = DELTA_WARPS * p->decode_tiling.columns;
+    uint32_t prefill_tile = DELTA_WARPS * p->prefill_tiling.columns;
+    uint32_t channels = div_up(2 * p->key_width + tile, 4) * 4;
+    uint32_t qkv_buffers = p->blocks_per_tile ? 3 : 2;
+    uint32_t jobs = p->blocks_per_tile ? p->max_jobs * DELTA_MAX32_JOB_BYTES
+                                       : p->max_jobs * DELTA_JOB_BYTES +
+                                             p->max_rows * (uint32_t)sizeof(struct io_segment);
+    uint32_t decode = DELTA_STAGES * tile * p->key_width + qkv_buffers * channels;
+    uint32_t prefill = 2 * DELTA_PREFILL_ROWS * (2 * p->padded_key + prefill_tile + 8);
+    return max_u32(decode * (uint32_t)sizeof(float) + jobs, prefill * (uint32_t)sizeof(float));
 }
 
-/* Most columns of a warp for single rows: wide keys leave registers for fewer. */
-static uint32_t most_columns(const struct delta_params *p) {
+/* The most columns of a warp in decode segments: wide keys leave registers for fewer. */
+static uint32_t max_decode_columns(const struct delta_params *p) {
     return p->padded_key == 128 ? 4 : 2;
 }
 
-/* Where single rows are what there is to do, two blocks a multiprocessor: while one computes, the
- * other's states come. Where they are few, and in wide plans, whose steps are mostly runs, one: it
- * begins beside PROJECT's, and two that walk runs on one multiprocessor wait for each other. */
-static bool is_alone(const struct recorder *r, const struct delta_params *p) {
-    enum { MOST_SINGLE = 32 };
-    uint32_t tiles = div_up(p->value_width, DELTA_WARPS * most_columns(p));
-    return p->rows > MOST_SINGLE || p->rows * p->value_heads * tiles <= 2 * r->n_sms;
+/* Plans whose work is mostly decode segments have two blocks an SM: one computes while the other's
+ * states are in flight. Small plans have one, which starts beside PROJECT's block (4 rows of
+ * qwen35-4b: 9.0 us with one, 9.4 with two). So do plans of more than 32 rows: their steps are
+ * mostly prefill, where two blocks of an SM only slow each other down (not measured). */
+static uint32_t batch_blocks_per_sm(const struct recorder *r, const struct delta_params *p) {
+    enum { MAX_DECODE_ROWS = 32 };
+    uint32_t tiles = div_up(p->value_width, DELTA_WARPS * max_decode_columns(p));
+    bool is_small = p->max_rows * p->value_heads * tiles <= 2 * r->n_sms;
+    return p->max_rows > MAX_DECODE_ROWS || is_small ? 1 : 2;
 }
 
-/* In plans of few rows a block may keep one tile, so that all the tile decides is there before the
- * wait: then so many blocks share a tile's segments. 0: not in this plan, or some number of
- * segments would give a block more than an even share of all tiles does. */
-static uint32_t lanes_of(const struct delta_params *p, uint32_t blocks) {
-    uint32_t tiles = p->value_heads * p->cut.tiles, lanes = min_u32(blocks / tiles, p->rows);
-    bool is_usual = p->is_full && p->key_width == 128 && p->conv_width == 4;
-    if (p->rows > DELTA_FEW_ROWS || !is_usual || !lanes)
+/* Blocks that divide a tile's segments in delta_batch_max32; 0: the plan has to use delta_batch.
+ * That is so for other shapes, and where for some number of segments the slowest block would have
+ * more jobs than with delta_batch's even division. */
+static uint32_t max32_blocks_per_tile(const struct delta_params *p, uint32_t blocks) {
+    uint32_t tiles = p->value_heads * p->decode_tiling.tiles;
+    uint32_t per_tile = min_u32(blocks / tiles, p->max_rows);
+    bool has_shape = p->is_full && p->key_width == 128 && p->conv_width == 4;
+    if (p->max_rows > DELTA_MAX32_ROWS || !has_shape || !per_tile)
         return 0;
-    for (uint32_t n = 1; n <= p->rows; n++)
-        if (div_up(n, lanes) > div_up(n * tiles, blocks))
+    for (uint32_t n = 1; n <= p->max_rows; n++)
+        if (div_up(n, per_tile) > div_up(n * tiles, blocks))
             return 0;
-    return lanes;
+    return per_tile;
 }
 
-static int record_many(struct recorder *r, const struct op_delta *d) {
-    /* Of shared memory: two such blocks do not fit, one and one of PROJECT's do, to the byte; 16
-     * more are in the kernels, and it is handed out by 128. Without it the multiprocessors that are
-     * free first get two, and others none. */
-    enum { ALONE = 115968 - 128 };
+static void plan_batch_tilings(struct recorder *r, const struct op_delta *d, struct delta_params *p,
+                               uint32_t blocks) {
+    uint32_t most = max_decode_columns(p);
+    p->decode_tiling = tiling_for(d, blocks / p->max_rows, most / 2, most);
+    p->is_full = p->is_state_vec4 && p->key_width == p->padded_key &&
+                 p->value_width % (DELTA_WARPS * p->decode_tiling.columns) == 0;
+    p->max_jobs = div_up(p->max_rows * p->value_heads * p->decode_tiling.tiles, blocks);
+    p->blocks_per_tile = max32_blocks_per_tile(p, blocks);
+    p->prefill_tiling = p->blocks_per_tile
+                            ? tiling_for(d, r->n_sms, DELTA_MAX32_COLUMNS, DELTA_MAX32_COLUMNS)
+                            : tiling_for(d, r->n_sms, 1, 4);
+}
+
+static int record_batch(struct recorder *r, const struct op_delta *d) {
+    /* Shared memory of which two blocks do not fit an SM, but one and one of PROJECT's do, to the
+     * byte: the kernels have 16 more, and 128 is the granularity. Without it the SMs that are free
+     * first get two blocks and others none (16 rows of qwen35-4b: 33 us instead of 24). */
+    enum { ONE_PER_SM_SHARED = 115968 - 128 };
     struct delta_params p = params_of(r, d);
-    uint32_t per_sm = is_alone(r, &p) ? 1 : 2, blocks = per_sm * r->n_sms;
-    p.cut = cut_for(d, blocks / p.rows, most_columns(&p) / 2, most_columns(&p));
-    p.is_aligned = p.is_even && p.channels % 4 == 0 && p.in_stride % 4 == 0 &&
-                   ((uintptr_t)p.in | (uintptr_t)p.window | (uintptr_t)p.conv) % 16 == 0;
-    p.is_full = p.is_even && p.key_width == p.padded_key &&
-                p.value_width % (DELTA_WARPS * p.cut.columns) == 0;
-    p.most_items = div_up(p.rows * p.value_heads * p.cut.tiles, blocks);
-    p.lanes = lanes_of(&p, blocks);
-    p.run_cut =
-        p.lanes ? cut_for(d, r->n_sms, DELTA_FEW_RUN, DELTA_FEW_RUN) : cut_for(d, r->n_sms, 1, 4);
-    ask_for_work(r, &p);
+    uint32_t per_sm = batch_blocks_per_sm(r, &p), blocks = per_sm * r->n_sms;
+    p.is_conv_vec4 = p.is_state_vec4 && p.channels % 4 == 0 && p.in_stride % 4 == 0 &&
+                     ((uintptr_t)p.in | (uintptr_t)p.window | (uintptr_t)p.conv_weights) % 16 == 0;
+    plan_batch_tilings(r, d, &p, blocks);
+    reserve_workspace(r, &p);
+    uint32_t least = per_sm == 1 ? min_u32(ONE_PER_SM_SHARED, r->b->max_shared - 1024) : 0;
     struct cuda_launch launch = {
-        .kernel = p.lanes ? FEW_KERNELS[p.cut.columns / 2]
-                          : MANY_KERNELS[p.cut.columns / 2][p.padded_key / 256],
+        .kernel = p.blocks_per_tile
+                      ? BATCH_MAX32_KERNELS[p.decode_tiling.columns / 2]
+                      : BATCH_KERNELS[p.decode_tiling.columns / 2][p.padded_key / 256],
         .grid = {blocks, 1, 1},
         .threads = DELTA_WARPS * 32,
-        .shared = max_u32(shared_of(&p), per_sm == 1 ? min_u32(ALONE, r->b->max_shared - 1024) : 0),
+        .shared = max_u32(batch_shared(&p), least),
     };
     return recorder_launch(r, &launch, &p, sizeof p);
 }
@@ -157,5 +176,5 @@ int record_delta(struct recorder *r, const struct op *op) {
                        "op %u, delta: heads of %u keys and %u values, the CUDA backend has at most "
                        "%d",
                        r->op, d->key_width, d->value_width, DELTA_MAX_WIDTH);
-    return r->plan->max_rows == 1 ? record_one(r, d) : record_many(r, d);
+    return r->plan->max_rows == 1 ? record_decode(r, d) : record_batch(r, d);
 }

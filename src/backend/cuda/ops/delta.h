@@ -1,71 +1,76 @@
-/* delta.h - what the kernels of DELTA are given. */
+/* delta.h - limits and arguments of the DELTA kernels, for host and device.
+ *
+ * Words of all DELTA files. Value head h has dv columns; column j's state S[j] is dk values. A head
+ * tile is the columns of one value head that a block computes at a time, 16 warps of 1, 2 or 4. The
+ * channels of a tile are what the convolution has to give for it: q and k of its key head and v of
+ * its columns. A decode segment has one row, a prefill segment several. The window holds the
+ * convolution's last inputs of each slot, an entry a position: entry position % conv_width. */
 #ifndef BACKEND_CUDA_OPS_DELTA_H
 #define BACKEND_CUDA_OPS_DELTA_H
 
 #include "backend/cuda/shared.h"
 
 enum {
-    DELTA_WARPS = 16,      /* of a block; each has some columns of a value head */
-    DELTA_MAX_WIDTH = 256, /* of a key or value head */
-    DELTA_STAGE_ROWS = 8,  /* rows of a run that come into shared memory at a time */
-    DELTA_STAGES = 2,      /* single rows that are on their way, or there, at a time */
-    DELTA_ITEM_BYTES = 48, /* of a single row's tile in shared memory */
-    DELTA_FEW_ROWS = 32,   /* of a plan, at most, whose blocks keep their tile */
-    DELTA_TURN_BYTES = 32, /* of a single row in such a block's shared memory */
-    DELTA_FEW_RUN = 2,     /* columns of its warps in runs */
+    DELTA_WARPS = 16,          /* of a block */
+    DELTA_MAX_WIDTH = 256,     /* of a key or value head */
+    DELTA_STAGES = 2,          /* decode: states in shared memory, or in flight to it */
+    DELTA_PREFILL_ROWS = 8,    /* prefill: rows of a stage, of which there are two */
+    DELTA_JOB_BYTES = 48,      /* struct decode_job */
+    DELTA_MAX32_ROWS = 32,     /* largest plan of delta_batch_max32 */
+    DELTA_MAX32_COLUMNS = 2,   /* its columns of a warp in prefill segments */
+    DELTA_MAX32_JOB_BYTES = 32 /* struct max32_job */
 };
 
-/* A row's part of the rule that does not depend on the value head: |q| and |k| as factors (q's with
- * the scale), and q . k of the normed ones. */
-struct delta_key {
-    float q_factor, k_factor, qk, zero;
+/* What a row's q and k of a key head give the rule: 1 / (|q| sqrt(dk)), 1 / |k|, and q . k with
+ * both applied. */
+struct delta_norms {
+    float q_factor, k_factor, qk, padding;
 };
 
-/* And the part that depends on the value head. */
+/* A row's gates of a value head. */
 struct delta_gate {
-    float decay, beta, zero[2];
+    float decay, beta, padding[2];
 };
 
-/* How the columns of all value heads are cut: a block has a tile of one head's. */
-struct delta_cut {
+/* How value heads are divided into head tiles. */
+struct delta_tiling {
     uint32_t columns; /* of a warp: 1, 2 or 4 */
-    uint32_t tiles;   /* of a head */
+    uint32_t tiles;   /* of a value head */
 };
 
-/* Words that are zero between steps: runs are convolved by whoever comes. */
+/* Counters of prefill's convolution, zero between steps. A task is DELTA_WARPS (row, head). */
 struct delta_counters {
-    uint32_t taken, done; /* pieces of the convolution */
-    uint32_t left;        /* blocks that are done with both */
+    uint32_t tasks_taken, tasks_done, blocks_done;
 };
 
 struct delta_params {
     struct cuda_io io;
-    const float *in;     /* (R, in_stride) */
-    const float *conv;   /* (C, conv_width) */
-    const float *a, *dt; /* (B) */
-    float *state;        /* (S, B, dv, dk) */
-    float *window;       /* (S, conv_width, C) */
-    float *out;          /* (R, out_stride) */
-    /* What runs' rows are convolved to; widths padded with zeros. */
-    float *qk;                /* (R, A, 2, padded_key) */
-    float *v;                 /* (R, B, padded_value) */
-    struct delta_key *keys;   /* (R, A) */
-    struct delta_gate *gates; /* (R, B) */
+    const float *in;           /* (R, in_stride): qkv, z, beta, alpha */
+    const float *conv_weights; /* (C, conv_width), oldest position first */
+    const float *a, *dt;       /* (B) */
+    float *state;              /* (S, B, dv, dk) */
+    float *window;             /* (S, conv_width, C) */
+    float *out;                /* (R, out_stride) */
+    /* Workspace: rows of prefill segments after the convolution; widths padded with zeros. */
+    float *conv_qk;            /* (R, A, 2, padded_key) */
+    float *conv_v;             /* (R, B, padded_value) */
+    struct delta_norms *norms; /* (R, A) */
+    struct delta_gate *gates;  /* (R, B) */
     struct delta_counters *counters;
     uint64_t in_stride, out_stride;
     uint64_t state_stride; /* values of a slot's state */
     uint32_t beta_column, alpha_column;
     uint32_t key_heads, value_heads, key_width, value_width, conv_width, channels;
-    uint32_t is_tiled;        /* value head v has key head v % A, not v / (B/A) */
-    uint32_t slots;           /* S */
-    uint32_t rows;            /* R */
-    uint32_t most_items;      /* single rows' tiles that a block may have */
-    uint32_t lanes;           /* blocks that share a tile's segments; 0: no block keeps its tile */
-    uint32_t is_even;         /* keys, and so states, are whole pieces of 16 bytes */
-    uint32_t is_aligned;      /* and so are rows of `in` and of the window */
-    uint32_t is_full;         /* even, and a tile's keys and columns as many as there is room for */
-    struct delta_cut cut;     /* for single rows */
-    struct delta_cut run_cut; /* for runs of rows */
+    uint32_t is_modulo_map;   /* value head h has key head h % A, not h / (B / A) */
+    uint32_t n_slots;         /* S */
+    uint32_t max_rows;        /* R */
+    uint32_t max_jobs;        /* (head tile, decode segment) of a block */
+    uint32_t blocks_per_tile; /* delta_batch_max32: blocks that divide a tile's segments; else 0 */
+    uint32_t is_state_vec4;   /* keys, and so states, are whole 16-byte vectors */
+    uint32_t is_conv_vec4;    /* and so are rows of `in` and of the window, and the weights */
+    uint32_t is_full;         /* is_state_vec4, dk == padded_key, and all tiles are full */
+    struct delta_tiling decode_tiling;
+    struct delta_tiling prefill_tiling;
     uint32_t padded_key, padded_value;
     float q_scale; /* 1 / sqrt(dk) */
 };

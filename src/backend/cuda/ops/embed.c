@@ -4,9 +4,8 @@
 #include "backend/cuda/host/cuda.h"
 #include "base/size.h"
 
-/* EMBED is the step's first kernel: it also brings IO onto the device and changes the page table,
- * which all attention layers share. */
-static const struct operand *pages_of(const struct plan *plan) {
+/* The page table that all attention layers share; NULL: the model has none. */
+static const struct operand *page_table_of(const struct plan *plan) {
     for (uint32_t i = 0; i < plan->n_ops; i++)
         if (plan->ops[i].kind == OP_ATTEND)
             return &plan->ops[i].attend.pages;
@@ -17,11 +16,12 @@ static bool is_float(uint32_t type) {
     return type == DT_F32 || type == DT_F16 || type == DT_BF16;
 }
 
-/* A burst's later steps have IO on the device. Their first kernel is a barrier: kernels may read
- * STATE before they wait, and the step before writes it. */
+/* In the later steps of a burst IO is on the device already. There the kernel is no programmatic
+ * dependent but waits for the whole step before: kernels may read STATE before their pdl_wait, and
+ * that step writes it. */
 int record_embed(struct recorder *r, const struct op *op) {
     const struct op_embed *e = &op->embed;
-    const struct operand *pages = pages_of(r->plan);
+    const struct operand *pages = page_table_of(r->plan);
     bool is_first = r->step == 0;
     struct embed_params p = {
         .io = r->io,
@@ -32,7 +32,7 @@ int record_embed(struct recorder *r, const struct op *op) {
         .changes_at = (uint32_t)r->plan->io.changes,
         .max_changes = r->plan->io.max_changes,
         .pages_per_slot = pages ? pages->dims[0] : 0,
-        .pages = pages ? recorder_at(r, pages) : NULL,
+        .page_table = pages ? recorder_at(r, pages) : NULL,
         .table = recorder_matrix(r, &e->table),
         .x = recorder_at(r, &e->x),
         .x_stride = e->x.stride,
@@ -41,10 +41,11 @@ int record_embed(struct recorder *r, const struct op *op) {
         .rope_scale = e->rope_scale,
         .angles = recorder_at(r, &e->angles),
     };
-    uint32_t values = p.table.is_tiled || is_float(p.table.type) ? 4 : 32; /* of a thread */
+    uint32_t values_per_thread = p.table.is_tiled || is_float(p.table.type) ? 4 : 32;
     struct cuda_launch launch = {
         .kernel = "embed",
-        .grid = {div_up(e->table.dims[0], values * EMBED_FILLERS), p.n_rows + is_first, 1},
+        .grid = {div_up(e->table.dims[0], values_per_thread * EMBED_ROW_THREADS),
+                 p.n_rows + is_first, 1},
         .threads = EMBED_THREADS,
         .is_barrier = !is_first,
     };

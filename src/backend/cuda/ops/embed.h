@@ -1,4 +1,4 @@
-/* embed.h - params of EMBED, TAP and the step's end. */
+/* embed.h - arguments of the kernels for EMBED, TAP, the end of a step and the bandwidth test. */
 #ifndef BACKEND_CUDA_OPS_EMBED_H
 #define BACKEND_CUDA_OPS_EMBED_H
 
@@ -6,43 +6,44 @@
 
 enum {
     EMBED_THREADS = 512,
-    EMBED_FILLERS = 384, /* of them; the others make angles */
+    EMBED_ROW_THREADS = 384, /* of these for the embedding row; the others compute angles */
 };
 
 struct embed_params {
     struct cuda_io io;
     const uint8_t *host_io; /* mapped; in a burst's later steps the device's copy */
     uint8_t *io_copy;
-    uint32_t n_rows;         /* of the bucket */
-    uint32_t rows_at;        /* where the rows are in IO */
-    uint32_t changes_at;     /* page changes, in IO: what comes before them is copied */
-    uint32_t max_changes;    /* that there may be */
-    uint32_t pages_per_slot; /* of the page table; 0: there is none */
-    uint32_t zero;
-    int32_t *pages;
+    uint32_t n_rows;     /* R: rows of the bucket */
+    uint32_t rows_at;    /* offset of the rows in IO */
+    uint32_t changes_at; /* of the page table changes: IO is copied up to here */
+    uint32_t max_changes;
+    uint32_t pages_per_slot; /* 0: no page table */
+    uint32_t padding;
+    int32_t *page_table; /* (S, pages_per_slot) */
     struct cuda_matrix table;
-    float *x;
+    float *x; /* (R, x_stride) */
     uint32_t x_stride;
-    const double *freqs;
+    const double *freqs; /* (n_freqs) */
     uint32_t n_freqs;
     float rope_scale;
-    float *angles;
+    float *angles; /* (R, n_freqs, 2): cos, sin */
 };
 
 struct tap_params {
     struct cuda_io io;
-    const float *x, *norm;
-    float *out; /* mapped */
+    const float *x;    /* (R, x_stride) */
+    const float *norm; /* (width), or NULL: no norm */
+    float *out;        /* (O, out_stride), mapped host memory */
     uint32_t x_stride, out_stride, width;
     float eps;
 };
 
 struct done_params {
     struct cuda_io io;
-    uint64_t *done; /* mapped */
+    uint64_t *done; /* mapped host memory */
 };
 
-/* How fast memory can be read, for the limit that figures are given beside. */
+/* A plain read of memory: its speed is the limit that figures are compared with. */
 struct read_params {
     const uint8_t *from;
     uint64_t bytes; /* a multiple of 16 */

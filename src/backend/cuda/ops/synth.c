@@ -1,4 +1,4 @@
-/* synth.c - asking the device for random weights. */
+/* synth.c - launches synth_fill, which generates random weights. */
 #include "backend/cuda/ops/synth.h"
 
 #include "quant/random.h"

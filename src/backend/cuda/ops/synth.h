@@ -1,4 +1,4 @@
-/* synth.h - weights that no file holds, made where they are used. */
+/* synth.h - random weights of synthetic models, generated on the device. */
 #ifndef BACKEND_CUDA_OPS_SYNTH_H
 #define BACKEND_CUDA_OPS_SYNTH_H
 
@@ -6,11 +6,12 @@
 
 enum { SYNTH_THREADS = 256, SYNTH_MAX_BLOCKS = 4096 };
 
-/* Blocks of a type as they lie in a file. */
+/* n blocks of a type, in the layout of a file. */
 struct synth_params {
     uint8_t *to;
-    uint64_t first; /* where the first would lie: this numbers it */
-    uint64_t n;
+    uint64_t
+        first;     /* offset of the first block in WEIGHTS: a block's values depend on its offset */
+    uint64_t n;    /* blocks */
     uint32_t type; /* enum dtype, one that random_has */
     uint32_t block_bytes;
 };
@@ -18,8 +19,8 @@ struct synth_params {
 #ifndef __CUDACC__
 #include "backend/cuda/host/cuda.h"
 
-/* Fills `bytes` at `to` on the device, whole blocks of the operand's type, as they lie from offset
- * `at` of WEIGHTS on: the same whether a tensor is made at once or in parts. */
+/* Fills `bytes` (whole blocks of the operand's type) at `to` on the device with what WEIGHTS has
+ * from offset `at` on: the same values whether a tensor is generated at once or in parts. */
 int cuda_synthesize(struct backend *b, const struct operand *o, CUdeviceptr to, uint64_t at,
                     uint64_t bytes, struct err *err);
 #endif
