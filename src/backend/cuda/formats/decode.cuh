@@ -1,4 +1,4 @@
-/* decode.cuh - blocks as they lie in the file, to f32. */
+/* decode.cuh - quantized blocks, laid out as in the file, to f32. */
 #ifndef BACKEND_CUDA_FORMATS_DECODE_CUH
 #define BACKEND_CUDA_FORMATS_DECODE_CUH
 
@@ -19,7 +19,7 @@
 #include "quant/q8_0.h"
 #include "quant/quant.h"
 
-/* Values of a block; 32 for types without blocks, which are taken in runs of 32. */
+/* Values of a block; types without blocks are decoded 32 values at a time. */
 static __device__ __forceinline__ uint32_t decode_values(uint32_t type) {
     switch (type) {
     case DT_Q2_K:
@@ -34,7 +34,7 @@ static __device__ __forceinline__ uint32_t decode_values(uint32_t type) {
     }
 }
 
-/* Block i of a row to y; n: values from there to the row's end. */
+/* Decodes block i of a row to y; n: values from there to the row's end. */
 static __device__ void decode_block(uint32_t type, const uint8_t *row, uint32_t i, float *y,
                                     uint32_t n) {
     n = n < 32 ? n : 32;

@@ -1,9 +1,9 @@
-/* repack.c - how rows are turned into tiles. */
+/* repack.c - launching the repack kernel. */
 #include "backend/cuda/formats/repack.h"
 
 #include "backend/cuda/host/cuda.h"
 
-/* A warp a kblock. */
+/* Eight warps a block, one K block each. */
 void repack_launch(const struct repack_params *p, struct cuda_launch *launch) {
     uint64_t tiles = (p->count + p->format.rows - 1) / p->format.rows;
     uint64_t blocks = (tiles * (p->k / p->format.columns) + 7) / 8;

@@ -1,28 +1,28 @@
-/* repack.cu - rows as in the file to tiles.
+/* repack.cu - repacks rows as in the file into tiles.
  *
- * A warp makes a kblock, a lane what it will own in it (tiles.h): four pieces of its columns of a
- * row, or four rows. Runs once a weight; bytes are taken one by one, since blocks of the file are
- * not aligned. */
+ * A warp writes K blocks, grid-stride; a lane the four 16-byte chunks that it owns in it (tiles.h):
+ * four parts of a row's columns, or four rows. Runs once a weight at load, so it is kept simple:
+ * bytes are read one by one, since blocks in the file are not aligned. */
 #include "backend/cuda/formats/decode.cuh"
 #include "backend/cuda/formats/repack.h"
 #include "backend/cuda/kernels/common.cuh"
 
-/* The raw numbers of 32 columns from c (a multiple of 32), as bytes. */
-static __device__ void raw_q4_k(const uint8_t *row, uint32_t c, uint8_t *q) {
+/* The quants of columns c ... c + 31 (c a multiple of 32), a byte each. */
+static __device__ void quants_q4_k(const uint8_t *row, uint32_t c, uint8_t *q) {
     const struct q4_k *b = (const struct q4_k *)row + c / 256;
     uint32_t s = c % 256 / 32;
     for (uint32_t i = 0; i < 32; i++)
         q[i] = b->qs[32 * (s / 2) + i] >> (4 * (s % 2)) & 15;
 }
 
-static __device__ void raw_q5_k(const uint8_t *row, uint32_t c, uint8_t *q) {
+static __device__ void quants_q5_k(const uint8_t *row, uint32_t c, uint8_t *q) {
     const struct q5_k *b = (const struct q5_k *)row + c / 256;
     uint32_t s = c % 256 / 32;
     for (uint32_t i = 0; i < 32; i++)
         q[i] = (b->qs[32 * (s / 2) + i] >> (4 * (s % 2)) & 15) | (b->qh[i] >> s & 1) << 4;
 }
 
-static __device__ void raw_q6_k(const uint8_t *row, uint32_t c, uint8_t *q) {
+static __device__ void quants_q6_k(const uint8_t *row, uint32_t c, uint8_t *q) {
     const struct q6_k *b = (const struct q6_k *)row + c / 256;
     uint32_t half = c % 256 / 128, g = c % 128 / 32;
     for (uint32_t i = 0; i < 32; i++)
@@ -35,114 +35,114 @@ static __device__ void put_nibbles(uint8_t *to, const uint8_t *q) {
         to[i] = (uint8_t)((q[i] & 15) | (q[16 + i] & 15) << 4);
 }
 
-struct piece {
+/* 16 bytes of a tile, and where their values come from. */
+struct chunk {
     uint8_t *kblock;
-    uint32_t rows, lane;
-    uint32_t i; /* which of the lane's four */
-    const uint8_t *row;
-    uint32_t column; /* the piece's first; of f32 activations: the lane's */
+    uint32_t tile_rows, lane;
+    uint32_t i;         /* of the lane's four */
+    const uint8_t *row; /* in the file's layout */
+    uint32_t column;    /* first of the chunk; types with f32 activations: of the lane */
 };
 
-static __device__ uint8_t *piece_at(const struct piece *p) {
+static __device__ uint8_t *chunk_at(const struct chunk *p) {
     return p->kblock + p->i * 512 + p->lane * 16;
 }
 
-/* Whether this piece is the one that brings the d of its block of 256 columns; and which d it is.
- */
-static __device__ bool has_d(const struct piece *p) {
-    return p->i == 0 && p->lane / p->rows % 2 == 0;
+/* One chunk of 256 columns stores their d; and the index of that d. */
+static __device__ bool stores_d(const struct chunk *p) {
+    return p->i == 0 && p->lane / p->tile_rows % 2 == 0;
 }
 
-static __device__ uint32_t d_of(const struct piece *p) {
-    return p->lane / (2 * p->rows) * p->rows + p->lane % p->rows;
+static __device__ uint32_t d_index(const struct chunk *p) {
+    return p->lane / (2 * p->tile_rows) * p->tile_rows + p->lane % p->tile_rows;
 }
 
-/* Scales and minimums; the half word of minimums is the lane's own. */
-static __device__ void put_scales(const struct piece *p, uint8_t *scales, const uint8_t *packed,
+/* Scale and min of Q4_K and Q5_K. The lane's four chunks share the 16 bits of mins. */
+static __device__ void put_scales(const struct chunk *p, uint8_t *scales, const uint8_t *packed,
                                   uint16_t d, uint16_t dmin) {
     int s = (int)(p->column % 256 / 32);
     uint32_t scale = (uint32_t)q4_k_scale(packed, s), min = (uint32_t)q4_k_min(packed, s);
     scales[p->lane * 4 + p->i] = (uint8_t)(scale | min >> 4 << 6);
     uint16_t *mins = (uint16_t *)(scales + TILE_MINS + p->lane * 2);
     *mins |= (uint16_t)((min & 15) << ((p->i & 1) * 8 + (p->i >> 1) * 4));
-    if (has_d(p)) {
-        uint16_t *to = (uint16_t *)(scales + TILE_D + d_of(p) * 4);
+    if (stores_d(p)) {
+        uint16_t *to = (uint16_t *)(scales + TILE_D + d_index(p) * 4);
         to[0] = d, to[1] = dmin;
     }
 }
 
-static __device__ void put_q4_k(const struct piece *p) {
+static __device__ void put_q4_k(const struct chunk *p) {
     uint8_t q[32];
     const struct q4_k *b = (const struct q4_k *)p->row + p->column / 256;
-    raw_q4_k(p->row, p->column, q);
-    put_nibbles(piece_at(p), q);
+    quants_q4_k(p->row, p->column, q);
+    put_nibbles(chunk_at(p), q);
     put_scales(p, p->kblock + TILE_Q4_SCALES, b->scales, b->d, b->dmin);
 }
 
-static __device__ void put_q5_k(const struct piece *p) {
+static __device__ void put_q5_k(const struct chunk *p) {
     uint8_t q[32];
     const struct q5_k *b = (const struct q5_k *)p->row + p->column / 256;
-    raw_q5_k(p->row, p->column, q);
-    put_nibbles(piece_at(p), q);
-    uint8_t *more = p->kblock + TILE_HIGH_BITS + p->lane * 16 + p->i * 4;
+    quants_q5_k(p->row, p->column, q);
+    put_nibbles(chunk_at(p), q);
+    uint8_t *high = p->kblock + TILE_HIGH_BITS + p->lane * 16 + p->i * 4;
     for (uint32_t i = 0; i < 4; i++) {
         uint32_t bits = 0;
         for (uint32_t j = 0; j < 8; j++)
             bits |= (uint32_t)(q[4 * j + i] >> 4) << j;
-        more[i] = (uint8_t)bits;
+        high[i] = (uint8_t)bits;
     }
     put_scales(p, p->kblock + TILE_Q5_SCALES, b->scales, b->d, b->dmin);
 }
 
-static __device__ void put_q6_k(const struct piece *p) {
+static __device__ void put_q6_k(const struct chunk *p) {
     uint8_t q[32];
     const struct q6_k *b = (const struct q6_k *)p->row + p->column / 256;
-    raw_q6_k(p->row, p->column, q);
-    put_nibbles(piece_at(p), q);
-    uint8_t *more = p->kblock + TILE_HIGH_BITS + p->i / 2 * 512 + p->lane * 16 + p->i % 2 * 8;
+    quants_q6_k(p->row, p->column, q);
+    put_nibbles(chunk_at(p), q);
+    uint8_t *high = p->kblock + TILE_HIGH_BITS + p->i / 2 * 512 + p->lane * 16 + p->i % 2 * 8;
     for (uint32_t i = 0; i < 8; i++) {
         uint32_t bits = 0;
         for (uint32_t j = 0; j < 4; j++)
             bits |= ((q[i / 4 * 16 + 4 * j + i % 4] >> 4) ^ 2u) << (2 * j);
-        more[i] = (uint8_t)bits;
+        high[i] = (uint8_t)bits;
     }
     for (uint32_t h = 0; h < 2; h++)
         p->kblock[TILE_Q6_SCALES + p->lane * 8 + p->i * 2 + h] =
             (uint8_t)b->scales[p->column % 256 / 16 + h];
-    if (has_d(p))
-        *(uint16_t *)(p->kblock + TILE_Q6_D + d_of(p) * 2) = b->d;
+    if (stores_d(p))
+        *(uint16_t *)(p->kblock + TILE_Q6_D + d_index(p) * 2) = b->d;
 }
 
-static __device__ void put_q8_0(const struct piece *p) {
+static __device__ void put_q8_0(const struct chunk *p) {
     const struct q8_0 *b = (const struct q8_0 *)p->row + p->column / 32;
-    uint8_t *to = piece_at(p);
+    uint8_t *to = chunk_at(p);
     for (uint32_t i = 0; i < 16; i++)
         to[i] = (uint8_t)b->qs[p->column % 32 + i];
     if (p->i % 2 == 0)
         *(uint16_t *)(p->kblock + TILE_HIGH_BITS + p->lane * 4 + p->i) = b->d;
 }
 
-/* BF16 and F16: two runs of four. */
-static __device__ void put_halves(const struct piece *p, uint32_t lanes, uint32_t first) {
-    uint16_t *to = (uint16_t *)piece_at(p);
+/* BF16 and F16: two runs of four columns. first: column of the K block. */
+static __device__ void put_16bit(const struct chunk *p, uint32_t lanes, uint32_t first) {
+    uint16_t *to = (uint16_t *)chunk_at(p);
     const uint16_t *from = (const uint16_t *)p->row + first + p->lane % lanes * 4;
     for (uint32_t i = 0; i < 8; i++)
         to[i] = from[i / 4 * 4 * lanes + i % 4];
 }
 
-static __device__ void put_f32(const struct piece *p, uint32_t from_type) {
-    float *to = (float *)piece_at(p), y[256];
+static __device__ void put_f32(const struct chunk *p, uint32_t from_type) {
+    float *to = (float *)chunk_at(p), y[256];
     uint32_t values = decode_values(from_type), block = p->column / values;
     decode_block(from_type, p->row, block, y, values);
     for (uint32_t i = 0; i < 4; i++)
         to[i] = y[p->column % values + i];
 }
 
-/* Piece i of a lane, in the first kblock of tile 0. */
-static __device__ struct piece find_piece(uint32_t type, uint32_t rows, uint32_t lane, uint32_t i,
+/* Chunk i of a lane in the first K block of tile 0; *row: its row of the tile. */
+static __device__ struct chunk find_chunk(uint32_t type, uint32_t rows, uint32_t lane, uint32_t i,
                                           uint32_t *row) {
     uint32_t span = tile_span(type), lanes = 128 / rows;
-    struct piece p = {NULL, rows, lane, i, NULL, 0};
+    struct chunk p = {NULL, rows, lane, i, NULL, 0};
     *row = tile_is_int8(type) ? lane % rows : lane / lanes * 4 + i;
     p.column = tile_is_int8(type) ? lane / rows * span + i * (span / 4) : lane % lanes * span;
     return p;
@@ -159,33 +159,33 @@ extern "C" __global__ void repack(const __grid_constant__ struct repack_params p
         for (uint32_t b = lane; b < p.format.kblock_bytes / 16; b += 32)
             ((uint4 *)to)[b] = make_uint4(0, 0, 0, 0);
         __syncwarp();
-        for (uint32_t r = 0; r < 4; r++) {
+        for (uint32_t c = 0; c < 4; c++) {
             uint32_t row;
-            struct piece piece = find_piece(p.format.type, rows, lane, r, &row);
+            struct chunk chunk = find_chunk(p.format.type, rows, lane, c, &row);
             row += tile * rows;
             if (row >= p.count)
                 break;
-            piece.kblock = to;
-            piece.row = p.from + row * p.row_bytes;
-            piece.column += kblock * columns;
+            chunk.kblock = to;
+            chunk.row = p.from + row * p.row_bytes;
+            chunk.column += kblock * columns;
             switch (p.format.type) {
             case DT_Q4_K:
-                put_q4_k(&piece);
+                put_q4_k(&chunk);
                 break;
             case DT_Q5_K:
-                put_q5_k(&piece);
+                put_q5_k(&chunk);
                 break;
             case DT_Q6_K:
-                put_q6_k(&piece);
+                put_q6_k(&chunk);
                 break;
             case DT_Q8_0:
-                put_q8_0(&piece);
+                put_q8_0(&chunk);
                 break;
             case DT_F32:
-                put_f32(&piece, p.from_type);
+                put_f32(&chunk, p.from_type);
                 break;
             default:
-                put_halves(&piece, lanes, kblock * columns);
+                put_16bit(&chunk, lanes, kblock * columns);
             }
         }
     }

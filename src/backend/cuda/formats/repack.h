@@ -1,4 +1,4 @@
-/* repack.h - rows as in the file to tiles, on the device. */
+/* repack.h - repacks rows as in the file into tiles, on the device. */
 #ifndef BACKEND_CUDA_FORMATS_REPACK_H
 #define BACKEND_CUDA_FORMATS_REPACK_H
 
@@ -10,13 +10,13 @@ struct repack_params {
     struct tile_format format;
     uint32_t from_type;    /* enum dtype of the rows */
     uint32_t k, n;         /* of the whole matrix */
-    uint32_t first, count; /* first: a multiple of 16; count too, but at the matrix's end */
+    uint32_t first, count; /* multiples of 16, but for count at the matrix's end */
     uint64_t row_bytes;
 };
 
 #ifndef __CUDACC__
 struct cuda_launch;
-/* How the kernel "repack" is launched for these. */
+/* Grid and threads of the kernel "repack". */
 void repack_launch(const struct repack_params *p, struct cuda_launch *launch);
 #endif
 

@@ -1,4 +1,4 @@
-/* tiles.c - which form a matrix has on the device. */
+/* tiles.c - which tile layout a matrix gets on the device. */
 #include "backend/cuda/formats/tiles.h"
 
 #include "base/size.h"
@@ -6,19 +6,19 @@
 
 enum { MAX_K_F32 = 32768, MAX_K_INT8 = 65536, MAX_TILES = 60000 };
 
-/* Rows that the fullest of n_sms blocks gets. */
-static uint64_t most_rows(uint32_t n, uint32_t rows, uint32_t n_sms) {
+/* Rows of the thread block that gets most, of n_sms. */
+static uint64_t max_block_rows(uint32_t n, uint32_t rows, uint32_t n_sms) {
     return (uint64_t)div_up(div_up(n, rows), n_sms) * rows;
 }
 
-/* Tiles of 8 rows where K allows them: low ones cost more sums over lanes, tall ones cannot be cut
- * evenly. 4 where that evens the blocks out, 16 where there are very many. All types choose alike,
- * so that gate and up have the same tiles. */
-static uint32_t choose_rows(uint32_t k, uint32_t n, uint32_t n_sms) {
+/* 8 rows where K allows: fewer cost more shuffles to add up a row, more are harder to divide evenly
+ * among SMs. 4 where that balances the thread blocks by more than 4 %, 16 where there are very many
+ * rows. The same for all types, so that gate and up have the same tiles. */
+static uint32_t choose_tile_rows(uint32_t k, uint32_t n, uint32_t n_sms) {
     if (k % 512 || n / 16 >= 32 * n_sms || div_up(n, 8) > MAX_TILES)
         return 16;
-    bool is_low_better = 100 * most_rows(n, 8, n_sms) > 104 * most_rows(n, 4, n_sms);
-    return k % 1024 == 0 && is_low_better && div_up(n, 4) <= MAX_TILES ? 4 : 8;
+    bool is_4_better = 100 * max_block_rows(n, 8, n_sms) > 104 * max_block_rows(n, 4, n_sms);
+    return k % 1024 == 0 && is_4_better && div_up(n, 4) <= MAX_TILES ? 4 : 8;
 }
 
 bool tile_choose(const struct operand *weight, bool f32_act, uint32_t n_sms,
@@ -30,7 +30,7 @@ bool tile_choose(const struct operand *weight, bool f32_act, uint32_t n_sms,
         return false;
     if (k > (tile_is_int8(type) ? MAX_K_INT8 : MAX_K_F32))
         return false;
-    uint32_t rows = f32_act ? 4 : choose_rows(k, n, n_sms);
+    uint32_t rows = f32_act ? 4 : choose_tile_rows(k, n, n_sms);
     if (div_up(n, rows) > MAX_TILES)
         return false;
     *out = (struct tile_format){

@@ -63,6 +63,10 @@ uint32_t *recorder_counters(struct recorder *r, uint64_t n);
 int recorder_launch(struct recorder *r, const struct cuda_launch *launch, const void *params,
                     size_t bytes);
 
+/* The op `offset` ops after the running one (before: negative); NULL: none. All that an op knows of
+ * its neighbours it knows from here: the LM head of PICK, the experts of what comes before them. */
+const struct op *recorder_neighbour(const struct recorder *r, int offset);
+
 /* Where the kernel that is recorded next stores the time when the step ended, if it ends it. */
 uint64_t *recorder_end_stamp(struct recorder *r);
 
@@ -118,9 +122,9 @@ struct backend {
     CUstream stream;
     CUmodule modules[MAX_MODULES];
     uint32_t n_modules, n_sms;
-    struct project_cut *cuts; /* of project.c, in the arena */
-    int capability;           /* 90: 9.0 */
-    uint32_t max_shared;      /* bytes of shared memory that a block may ask for */
+    struct project_schedule *schedules; /* of project_schedule.c, in the arena */
+    int capability;                     /* 90: 9.0 */
+    uint32_t max_shared;                /* bytes of shared memory that a block may ask for */
     bool exact;
     struct arena arena;
     struct cuda_place *places;

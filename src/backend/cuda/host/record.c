@@ -110,6 +110,11 @@ static void *cut(struct recorder *r, uint64_t bytes, uint64_t *used, uint64_t *m
     return r->is_counting ? NULL : device_at(base, at);
 }
 
+const struct op *recorder_neighbour(const struct recorder *r, int offset) {
+    int64_t i = (int64_t)r->op + offset;
+    return i >= 0 && i < (int64_t)r->plan->n_ops ? &r->plan->ops[i] : NULL;
+}
+
 void *recorder_work(struct recorder *r, uint64_t bytes) {
     return cut(r, bytes, &r->work_used, &r->work_most, r->b->work.at);
 }

@@ -104,7 +104,7 @@ static __device__ void fill_row(const struct cuda_matrix &m, uint32_t token, uin
     const uint8_t *row = m.data + (uint64_t)token * m.row_bytes;
     if (m.is_tiled) {
         for (uint32_t i = 4 * first; i < m.k; i += 4 * step)
-            put4(x + i, tile_four(&m, token, i));
+            put4(x + i, tile_load4(&m, token, i));
         return;
     }
     switch (m.type) {

@@ -91,28 +91,27 @@ template <class WORK> struct feeder {
 template <int SET, class WORK>
 static __device__ __forceinline__ void eat(const WORK &work, struct feeder<WORK> &feeder,
                                            const uint8_t *shared, uint32_t warp,
-                                           const struct acts &a) {
+                                           const struct qact_view &a) {
     uint32_t stage = 0, phase = 0;
     const uint8_t *kblocks = shared + warp * feeder.pipeline.stages * feeder.pipeline.stage_bytes;
 #pragma unroll 1
     for (uint32_t t = warp; t < work.n_tasks; t += EXPERTS_WARPS) {
         const struct experts_matrix &m = work.matrix_of(t);
-        struct lane_place place = find_lane<SET>(a, m.type, m.lane_shift);
+        struct lane_share own = find_lane_share<SET>(a, m.type, m.lane_shift);
         uint32_t x = work.first_unit(t) << m.lane_shift, last = x + (m.kblocks << m.lane_shift);
         uint32_t type = m.type;
         float acc[1][4] = {};
 #pragma unroll 1
-        for (; x < last; x += place.lanes) {
+        for (; x < last; x += own.row_lanes) {
             feeder.wait(stage, phase);
-            dot_kblock<SET, 1>(type, kblocks + stage * feeder.pipeline.stage_bytes, a, x, place,
-                               acc);
+            dot_kblock<SET, 1>(type, kblocks + stage * feeder.pipeline.stage_bytes, a, x, own, acc);
             __syncwarp();
             feeder.feed(stage, work.n_tasks);
             stage = stage + 1 == feeder.pipeline.stages ? 0 : stage + 1;
             phase ^= stage == 0;
         }
-        float sum = task_sum<SET>(type, place, acc[0]);
-        uint32_t row = find_row<SET>(type, m.lane_shift);
+        float sum = task_sum<SET>(type, own, acc[0]);
+        uint32_t row = stored_row<SET>(type, m.lane_shift);
         if (row != ~0u)
             work.put(t, row, sum);
     }
@@ -134,7 +133,7 @@ struct chosen {
     }
 };
 
-/* By fastdiv_magic of what n is divided by. */
+/* By fastdiv_of of what n is divided by. */
 static __device__ __forceinline__ uint32_t quotient(uint32_t n, uint32_t magic) {
     return magic ? __umulhi(n, magic) : n;
 }
@@ -229,10 +228,10 @@ static __device__ __forceinline__ void experts_in(const struct experts_in_tiles_
     feeder<in_work> feeder(work, p.pipeline, shared, warp);
     feeder.fill(work.shared_tasks());
     struct col8 weights = {};
-    struct row_threads who = row_threads_of(p.in);
-    load_norm_early(who, p.in, weights);
+    struct row_threads threads = row_threads_of(p.in);
+    load_first_norm_weights(threads, p.in, weights);
     struct row_source source = {blockIdx.y, gridDim.y, !p.is_early};
-    quantize_row_vec4<SET>(who, p.io, p.in, source, weights, qact, red);
+    quantize_row_vec4<SET>(threads, p.io, p.in, source, weights, qact, red);
     if (p.is_early)
         pdl_wait(p.io);
     pdl_launch_dependents();
@@ -243,7 +242,7 @@ static __device__ __forceinline__ void experts_in(const struct experts_in_tiles_
     }
     feeder.fill(work.n_tasks);
     __syncthreads();
-    struct acts a = acts_of(p.in, qact, 0);
+    struct qact_view a = view_qact(p.in, qact, 0);
     float factor = row_factor(p.in, red);
     eat<SET>(work, feeder, shared, warp, a);
     __syncthreads();
@@ -267,7 +266,7 @@ struct out_work {
         n_tiles = (blockIdx.x + 1) * p.tiles / gridDim.x - first_tile;
         has_shared = p.shared.kblocks != 0;
         n_tasks = (p.used + has_shared) * n_tiles;
-        magic = fastdiv_magic(n_tiles);
+        magic = fastdiv_of(n_tiles);
     }
 
     __device__ __forceinline__ uint32_t shared_tasks(void) const {
@@ -339,7 +338,7 @@ static __device__ __forceinline__ void experts_out(const struct experts_out_tile
         return;
     }
     __syncthreads();
-    struct acts a = acts_of(p.in, qact, 0);
+    struct qact_view a = view_qact(p.in, qact, 0);
     eat<SET>(work, feeder, shared, warp, a);
     __syncthreads();
     for (uint32_t e = threadIdx.x; e < outputs; e += blockDim.x) {

@@ -38,7 +38,7 @@ static __device__ __forceinline__ bool find_many(const struct many_params &m, ui
     if (!find_task(p, t, found))
         return false;
     const struct project_segment &s = p.segments[found.segment];
-    uint32_t m16_tile = found.tile, split = found.split, kblock = task_first(s, split);
+    uint32_t m16_tile = found.tile, split = found.split, kblock = task_first_kblock(s, split);
     out = {found.segment,
            m16_tile,
            kblock,
@@ -182,13 +182,13 @@ static __device__ __forceinline__ void store_factors(const struct many_params &m
 
 /* Those of rows 2 j and 2 j + 1 of eight. */
 static __device__ __forceinline__ float2 factor_pair(const struct many_params &m, uint32_t row) {
-    return m.p.in.kind == PROLOGUE_NORM ? *(const float2 *)(factors_of(m) + row)
-                                        : make_float2(1, 1);
+    return m.p.in.prologue == PROLOGUE_NORM ? *(const float2 *)(factors_of(m) + row)
+                                            : make_float2(1, 1);
 }
 
 /* All that is asked of the factors comes behind this. */
 static __device__ __forceinline__ void wait_factors(const struct many_params &m) {
-    if (HAS_CP_ASYNC_BULK && m.p.in.kind == PROLOGUE_NORM)
+    if (HAS_CP_ASYNC_BULK && m.p.in.prologue == PROLOGUE_NORM)
         bulk_wait(factors_barrier(m), 0);
 }
 
@@ -271,12 +271,12 @@ static __device__ __forceinline__ void put_strip(const struct many_params &m,
         float2 factor = factor_pair(m, at.row + i / 4 * 8);
         float f = i % 2 ? factor.y : factor.x, v = __fmul_rn(sum[i / 4][i % 4], f);
         if (p.has_bias)
-            v = biased(s, at.n + n, v);
+            v = add_bias(s, at.n + n, v);
         if (is_sum)
             v = __fadd_rn(__ldcg(out), v);
         if (is_swiglu) {
             float w = __fmul_rn(sum[i / 4][i % 4 ^ 2], f);
-            v = swiglu(v, p.has_bias ? biased(p.segments[1], at.n, w) : w);
+            v = swiglu(v, p.has_bias ? add_bias(p.segments[1], at.n, w) : w);
         }
         *out = v;
     }
@@ -437,39 +437,39 @@ many_tasks(const struct many_params &m, struct many_loader &l, uint32_t pipeline
 /* ---- plain segments ---------------------------------------------------------------------------
  */
 
-/* A split of a tile for one row: sums as of dot_plain. Some kblocks are on their way at once: they
- * come from far away, and there is little else to do. */
+/* A split of a tile for one row: sums as of dot_f32_global. Some kblocks are on their way at once:
+ * they come from far away, and there is little else to do. */
 static __device__ __forceinline__ float plain_task(const struct project_params &p,
                                                    const struct project_segment &s, uint32_t tile,
                                                    uint32_t split, uint32_t row) {
     constexpr int BATCH = 3;
     uint32_t lane = threadIdx.x % 32, lanes = 1u << s.lane_shift, place = lane & (lanes - 1);
     const uint8_t *at = s.data + (uint64_t)tile * s.kblocks * s.kblock_bytes + lane * 16;
-    uint32_t u = task_first(s, split), last = u + task_kblocks(s, split);
+    uint32_t u = task_first_kblock(s, split), last = u + task_kblocks(s, split);
     float acc[4] = {};
 #pragma unroll 1
     for (; u < last; u += BATCH) {
-        struct plain_acts<1> a[BATCH];
+        struct global_acts<1> a[BATCH];
         float4 w[BATCH][4];
 #pragma unroll
         for (int b = 0; b < BATCH; b++) {
             uint32_t v = min(u + b, last - 1);
-            load_plain<1>(p, row, v * lanes + place, a[b]);
+            load_global_acts<1>(p, row, v * lanes + place, a[b]);
 #pragma unroll
             for (uint32_t r = 0; r < 4; r++)
                 w[b][r] = __ldcg((const float4 *)(at + (uint64_t)v * s.kblock_bytes + r * 512));
         }
 #pragma unroll
         for (int b = 0; b < BATCH; b++) {
-            float4 x = plain_act(p, a[b].x[0], a[b].norm);
+            float4 x = apply_norm_weight(p, a[b].x[0], a[b].norm);
 #pragma unroll
             for (uint32_t r = 0; r < 4; r++) {
-                float next = dot_floats(w[b][r], x, acc[r]);
+                float next = dot_f32x4(w[b][r], x, acc[r]);
                 acc[r] = u + b < last ? next : acc[r];
             }
         }
     }
-    return sum_lanes(acc, lanes, lane);
+    return reduce_f32_lanes(acc, lanes, lane);
 }
 
 /* All blocks share the plain segments: each has a tile for some rows. Item i of the block: */
@@ -521,8 +521,9 @@ static __device__ __noinline__ void plain_tiles(const struct many_params &m, uin
         for (uint32_t split = 0; split < item.s->splits; split++)
             v = __fadd_rn(
                 v, sums[((i * m.plain_slices + split) * MANY_PLAIN_ROWS + r) * MANY_PLAIN + row]);
-        put_result(m.p, *item.s, at, first_row + item.row + r,
-                   __fmul_rn(v, m.p.in.kind == PROLOGUE_NORM ? factors_of(m)[item.row + r] : 1));
+        store_result(
+            m.p, *item.s, at, first_row + item.row + r,
+            __fmul_rn(v, m.p.in.prologue == PROLOGUE_NORM ? factors_of(m)[item.row + r] : 1));
     }
 }
 
@@ -580,9 +581,9 @@ static __device__ __forceinline__ void project_many(const struct many_params &m)
         for (uint32_t i = 1; i < p.stages; i++)
             load_strip(m, l, stages + i * stage_bytes, mbars + i * 8, tile_warp == 0);
     uint32_t n_rows = count_rows(p.io, p.in);
-    if (is_last && (!HAS_CP_ASYNC_BULK || p.in.kind == PROLOGUE_NORM))
+    if (is_last && (!HAS_CP_ASYNC_BULK || p.in.prologue == PROLOGUE_NORM))
         bulk_wait(squares_barrier(m), 0);
-    if (is_last && p.in.kind == PROLOGUE_NORM)
+    if (is_last && p.in.prologue == PROLOGUE_NORM)
         store_factors(m);
     if (!HAS_CP_ASYNC_BULK) /* this warp has copied all of it */
         __syncthreads();
@@ -652,8 +653,8 @@ extern "C" __global__ void __maxnreg__(56)
     uint32_t i = blockIdx.x, group = i / p.qacts.rows;
     struct many_row to = {p.qacts, i - group * p.qacts.rows};
     to.m.at += (uint64_t)group * p.qacts.bytes;
-    float *red = p.in.kind == PROLOGUE_NORM ? row_squares(to.m, to.row)
-                                            : (float *)prepare_room; /* a factor a head */
+    float *red = p.in.prologue == PROLOGUE_NORM ? row_squares(to.m, to.row)
+                                                : (float *)prepare_room; /* a factor a head */
     struct row_source source = {min(i, p.row_limit - 1), p.row_limit, true};
     quantize_row_grid(p.io, p.in, source, to, red);
 }

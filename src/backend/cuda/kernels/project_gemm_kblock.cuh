@@ -203,7 +203,7 @@ static __device__ __forceinline__ void many_q4(const struct many_places<TYPE> &v
     }
 }
 
-/* As dot_q6, numbers are four times what they should be. */
+/* As dot_q6_k, numbers are four times what they should be. */
 template <int NT>
 static __device__ __forceinline__ void many_q6(const struct many_places<IS_Q6_K> &v,
                                                const struct many_acts &a, uint32_t x,

@@ -1,20 +1,30 @@
-/* quantize.cuh - a row of activations made ready for a product: norm or gate, then int8.
+/* quantize.cuh - a row of activations through PROJECT's prologue and into its qact.
  *
- * A thread takes eight columns at once, 16 threads 128; all of those, or 32 columns each, share a
- * scale. What a group becomes depends on the row alone, not on how many warps work on it; so blocks
- * of a product may prepare their rows themselves or find them prepared. Where it goes is the
- * qact's matter: that of project.h (a plain pointer), or another for which there are functions of
- * the same names. The norm's factor is one of the whole row, so it is left to the results: x * w is
- * quantised at once, and one barrier is enough. A head's factor is left to its scales, likewise.
- */
+ *   NONE          a = x
+ *   NORM          a = x * w              the row's factor rsqrt(mean(x^2) + eps) scales the results
+ *   GATED_NORM    a = x * w * silu(g)    a head's factor rsqrt(mean(x^2) + eps) scales its scales
+ *   SIGMOID_GATE  a = x * sigmoid(g)
+ *
+ *   q = round(a / d), d = max|a| / 127 over a group of 32 or 128 columns; sum(q) over 32 columns
+ *
+ * The norm's factor needs the whole row, so it is left to the product's results: x * w is quantized
+ * at once, and the row needs no second pass.
+ *
+ * A thread takes 8 columns (struct col8), half a warp 128, so that groups of 32 and 128 are reduced
+ * by shuffles. What a group becomes depends on the row alone, not on how many warps share it: the
+ * thread blocks of a product may each quantize their rows, or read rows that another kernel has
+ * quantized. Where values go is decided by the type QACT: uint8_t * is project.h's layout; another
+ * type brings its own qact_word, qact_floats and qact_group.
+ *
+ * Bytes: 4 a column of x, of g and of w, each read once by every thread block that quantizes. */
 #ifndef BACKEND_CUDA_KERNELS_QUANTIZE_CUH
 #define BACKEND_CUDA_KERNELS_QUANTIZE_CUH
 
 #include "backend/cuda/kernels/common.cuh"
 #include "backend/cuda/ops/project.h"
 
-/* A number that all lanes have, and the compiler knows it: else it expects them to part at every
- * branch on it, and guards all that they do together. */
+/* x is the same in all lanes; after this the compiler knows it, and does not expect the lanes to
+ * diverge at branches on it. */
 static __device__ __forceinline__ uint32_t warp_uniform(uint32_t x) {
     return __reduce_max_sync(~0u, x);
 }
@@ -23,7 +33,6 @@ static __device__ __forceinline__ float sigmoid_approx(float x) {
     return rcp_approx(__fadd_rn(1.0f, ex2_approx(__fmul_rn(x, -1.44269504f))));
 }
 
-/* SwiGLU. */
 static __device__ __forceinline__ float swiglu(float gate, float up) {
     return __fmul_rn(__fmul_rn(gate, sigmoid_approx(gate)), up);
 }
@@ -33,82 +42,83 @@ static __device__ __forceinline__ float4 mul(float4 a, float4 b) {
                        __fmul_rn(a.w, b.w));
 }
 
-static __device__ __forceinline__ float squares(float4 v) {
+static __device__ __forceinline__ float sum_squares(float4 v) {
     float s = __fmul_rn(v.x, v.x);
     s = __fmaf_rn(v.y, v.y, s);
     s = __fmaf_rn(v.z, v.z, s);
     return __fmaf_rn(v.w, v.w, s);
 }
 
-/* Four values as bytes: 1.5 * 2^23 makes the rounded value the sum's low byte. */
+/* round(v * f) as four bytes: adding 1.5 * 2^23 leaves the rounded value in the low bits. */
 static __device__ __forceinline__ uint32_t round4(float4 v, float f) {
-    const float magic = 12582912.0f;
-    uint32_t a = __float_as_uint(__fmaf_rn(v.x, f, magic)),
-             b = __float_as_uint(__fmaf_rn(v.y, f, magic));
-    uint32_t c = __float_as_uint(__fmaf_rn(v.z, f, magic)),
-             d = __float_as_uint(__fmaf_rn(v.w, f, magic));
+    const float shift = 12582912.0f;
+    uint32_t a = __float_as_uint(__fmaf_rn(v.x, f, shift)),
+             b = __float_as_uint(__fmaf_rn(v.y, f, shift));
+    uint32_t c = __float_as_uint(__fmaf_rn(v.z, f, shift)),
+             d = __float_as_uint(__fmaf_rn(v.w, f, shift));
     return __byte_perm(__byte_perm(a, b, 0x0040), __byte_perm(c, d, 0x0040), 0x5410);
 }
 
-static __device__ __forceinline__ uint32_t size_bits(float x) {
+/* |x| as an integer that compares alike; a NaN is the largest. */
+static __device__ __forceinline__ uint32_t abs_bits(float x) {
     return __float_as_uint(x) & 0x7fffffffu;
 }
 
-/* ---- pieces of a row --------------------------------------------------------------------------
+/* ---- 8 columns a thread ----------------------------------------------------------------------
  */
 
 enum {
-    GROUP_THREADS = PROJECT_GROUP / PROJECT_COLS,
-    NEXT_HALF = GROUP_THREADS
-}; /* of 128 columns */
+    GROUP_THREADS = PROJECT_GROUP / PROJECT_COLS, /* of 128 columns */
+    COL8_STEP = GROUP_THREADS,                    /* float4s between a thread's two */
+};
 
-/* Eight columns: four, and the four that are 64 behind them; of 128, neighbours of 16 lanes. */
+/* Columns 4 l ... and 64 + 4 l ... of 128, l = thread % 16: both loads are coalesced. */
 struct col8 {
-    float4 half[2];
+    float4 quad[2];
 };
 
-/* Who prepares a row. */
+/* The threads that quantize a row, a col8 each a round. */
 struct row_threads {
-    uint32_t first, step; /* this thread's first piece, and how many pieces all take in a round */
-    uint32_t warp;        /* its warp's first */
+    uint32_t first, step; /* this thread's first col8, and col8s a round */
+    uint32_t warp;        /* its warp's first col8 */
 };
 
-/* Threads of a block: as few as take a piece each, or all. */
+/* Threads of one block: as many as there are col8s, at most all. */
 static __device__ __forceinline__ struct row_threads
 row_threads_of(const struct project_input &in) {
     uint32_t threads = min(blockDim.x, (in.k / PROJECT_COLS + 31) / 32 * 32);
     return {threadIdx.x, threads, warp_uniform(threadIdx.x / 32) * 32};
 }
 
-/* Where the piece that a thread takes in the round from `base` begins, in fours of columns. Behind
- * the end half a warp does the row's first 128 columns once more, since lanes that stand aside cost
- * more. */
-static __device__ __forceinline__ uint32_t col8_at(const struct row_threads &who, uint32_t base,
+/* First float4 of the thread's col8 in the round that begins with col8 `base`; n: col8s of the row.
+ * After the row's end half a warp repeats the first 128 columns, which is cheaper than diverging.
+ */
+static __device__ __forceinline__ uint32_t col8_at(const struct row_threads &threads, uint32_t base,
                                                    uint32_t n) {
-    uint32_t i = base + who.first, lane = threadIdx.x % GROUP_THREADS;
+    uint32_t i = base + threads.first, lane = threadIdx.x % GROUP_THREADS;
     return i < n ? i * 2 - lane : lane;
 }
 
 static __device__ __forceinline__ struct col8 load_col8(const float4 *at) {
-    return {{__ldcg(at), __ldcg(at + NEXT_HALF)}};
+    return {{__ldcg(at), __ldcg(at + COL8_STEP)}};
 }
 
-/* Weights are the same for all blocks, and a head's for all warps: the L1 cache has them then. */
+/* Through L1: all blocks of an SM, and with heads all warps, read the same. */
 static __device__ __forceinline__ struct col8 load_norm_weights(const float4 *at) {
-    return {{__ldg(at), __ldg(at + NEXT_HALF)}};
+    return {{__ldg(at), __ldg(at + COL8_STEP)}};
 }
 
 static __device__ __forceinline__ void load_col8_if(bool is_wanted, const float4 *at,
                                                     struct col8 &v) {
-    ld_cg_f32x4_if(is_wanted, at, v.half[0]);
-    ld_cg_f32x4_if(is_wanted, at + NEXT_HALF, v.half[1]);
+    ld_cg_f32x4_if(is_wanted, at, v.quad[0]);
+    ld_cg_f32x4_if(is_wanted, at + COL8_STEP, v.quad[1]);
 }
 
 static __device__ __forceinline__ struct col8 mul(const struct col8 &a, const struct col8 &b) {
-    return {{mul(a.half[0], b.half[0]), mul(a.half[1], b.half[1])}};
+    return {{mul(a.quad[0], b.quad[0]), mul(a.quad[1], b.quad[1])}};
 }
 
-/* ---- where things go in an qact: of columns 4 i ... ------------------------------------------
+/* ---- stores to project.h's qact, for columns 4 i ... ------------------------------------------
  */
 
 static __device__ __forceinline__ void *qact_word(uint8_t *qact, uint32_t k, uint32_t i) {
@@ -120,16 +130,19 @@ static __device__ __forceinline__ float4 *qact_floats(uint8_t *qact,
     return (float4 *)(qact + (in.wants_int8 ? project_int8_bytes(in.k) : 0));
 }
 
-/* The scale and the sum of the 32 columns. */
+/* Stores the scale and the sum of quants of 32 columns. */
 static __device__ __forceinline__ void qact_group(uint8_t *qact, uint32_t k, uint32_t i,
                                                   float scale, int sum) {
     *(float *)(qact + project_scales_at(k) + i / 8 * 4) = scale;
     *(int *)(qact + project_sums_at(k) + i / 8 * 4) = sum;
 }
 
-/* What the types of a kernel's weights say, as far as they do. Whether 128 columns share a scale;
- * whether there are int8 activations; whether there are floats. */
-template <int SET> static __device__ __forceinline__ bool is_wide(const struct project_input &in) {
+/* ---- what the kernel's set of weight types decides at compile time, as far as it does ---------
+ */
+
+/* Whether 128 columns share a scale, not 32. */
+template <int SET>
+static __device__ __forceinline__ bool has_group_128(const struct project_input &in) {
     return SET & IS_K_QUANT && SET & IS_Q8_0 ? in.act_group == 128 : (SET & IS_K_QUANT) != 0;
 }
 
@@ -143,368 +156,377 @@ static __device__ __forceinline__ bool wants_f32(const struct project_input &in)
     return SET & ~IS_INT8 && (!(SET & IS_INT8) || in.wants_f32);
 }
 
-/* Whether the squares of a row's columns are wanted, by 128. */
-static __device__ __forceinline__ bool wants_squares(uint32_t kind) {
-    return kind == PROLOGUE_NORM || kind == PROLOGUE_GATED_NORM;
+static __device__ __forceinline__ bool wants_squares(uint32_t prologue) {
+    return prologue == PROLOGUE_NORM || prologue == PROLOGUE_GATED_NORM;
 }
+
+/* ---- quantizing ------------------------------------------------------------------------------
+ */
 
 /* Of a head of 128 columns. */
 static __device__ __forceinline__ float head_factor(const struct project_input &in, float square) {
     return rsqrtf(__fmaf_rn(square, 1.0f / PROJECT_GROUP, in.eps));
 }
 
-/* The squares of 128 columns are added from lanes far apart to neighbours. */
-static __device__ __forceinline__ void add_square(float &sum, int lane) {
+/* One level of the sum over 16 lanes, which goes from lanes 8 apart to neighbours. */
+static __device__ __forceinline__ void add_shfl_xor(float &sum, int lane) {
     sum = __fadd_rn(sum, __shfl_xor_sync(~0u, sum, lane));
 }
 
-/* What a size is a scale of, and what makes a value a number of it. */
-struct scale {
-    float d, inverse;
+struct quant_scale {
+    float d, inverse; /* inverse: 0 where d is, or the group has an infinity or NaN */
 };
 
-static __device__ __forceinline__ struct scale find_scale(uint32_t size) {
-    float d = __fmul_rn(__uint_as_float(size), 1 / 127.0f);
+static __device__ __forceinline__ struct quant_scale quant_scale_of(uint32_t max_bits) {
+    float d = __fmul_rn(__uint_as_float(max_bits), 1 / 127.0f);
     d = d < 1.17549435e-38f ? 0 : d;
-    return {d, size < 0x7f800000u && d > 0 ? rcp_approx(d) : 0};
+    return {d, max_bits < 0x7f800000u && d > 0 ? rcp_approx(d) : 0};
 }
 
-/* The piece at `i`, as quant.h's act_quantize has it: sizes are compared as integers, so that a NaN
- * is the largest. Squares are added on the way, which takes no time. The sums of the two halves'
- * numbers are added as one number, 16 bits apart. */
+/* Quantizes and stores columns 4 i ... and 4 (i + COL8_STEP) ... with the results of quant.h's
+ * act_quantize. `square` becomes the sum of 128 columns: its shuffles fill the latency of those for
+ * the maximum. The sums of quants of both quads are one int, the second 16 bits up. */
 template <int SET, class QACT>
-static __device__ __forceinline__ void store_int8(const struct project_input &in, uint32_t kind,
+static __device__ __forceinline__ void store_int8(const struct project_input &in, uint32_t prologue,
                                                   QACT qact, uint32_t i, const struct col8 &v,
                                                   float &square) {
     uint32_t m[2], q[2];
 #pragma unroll
     for (int h = 0; h < 2; h++)
-        m[h] = max(max(size_bits(v.half[h].x), size_bits(v.half[h].y)),
-                   max(size_bits(v.half[h].z), size_bits(v.half[h].w)));
-    m[0] = is_wide<SET>(in) ? max(m[0], m[1]) : m[0];
+        m[h] = max(max(abs_bits(v.quad[h].x), abs_bits(v.quad[h].y)),
+                   max(abs_bits(v.quad[h].z), abs_bits(v.quad[h].w)));
+    m[0] = has_group_128<SET>(in) ? max(m[0], m[1]) : m[0];
 #pragma unroll
     for (int lane = GROUP_THREADS / 2; lane > 0; lane /= 2) {
-        if (is_wide<SET>(in) || lane < 8)
+        if (has_group_128<SET>(in) || lane < 8)
             m[0] = max(m[0], __shfl_xor_sync(~0u, m[0], lane));
-        if (!is_wide<SET>(in) && lane < 8)
+        if (!has_group_128<SET>(in) && lane < 8)
             m[1] = max(m[1], __shfl_xor_sync(~0u, m[1], lane));
-        add_square(square, lane);
+        add_shfl_xor(square, lane);
     }
-    struct scale scale[2];
-    scale[0] = find_scale(m[0]);
-    scale[1] = is_wide<SET>(in) ? scale[0] : find_scale(m[1]);
+    struct quant_scale scale[2];
+    scale[0] = quant_scale_of(m[0]);
+    scale[1] = has_group_128<SET>(in) ? scale[0] : quant_scale_of(m[1]);
 #pragma unroll
     for (int h = 0; h < 2; h++)
-        q[h] = round4(v.half[h], scale[h].inverse);
+        q[h] = round4(v.quad[h], scale[h].inverse);
     int sum = __dp4a((int)q[0], 0x01010101, 0) + (__dp4a((int)q[1], 0x01010101, 0) << 16);
-    float f = kind == PROLOGUE_GATED_NORM ? head_factor(in, square) : 1;
+    float f = prologue == PROLOGUE_GATED_NORM ? head_factor(in, square) : 1;
 #pragma unroll
     for (int lane = 1; lane < 8; lane *= 2)
         sum += __shfl_xor_sync(~0u, sum, lane);
 #pragma unroll
     for (int h = 0; h < 2; h++)
-        *(uint32_t *)qact_word(qact, in.k, i + h * NEXT_HALF) = q[h];
-    uint32_t h = threadIdx.x % 8; /* a lane of eight for each half */
+        *(uint32_t *)qact_word(qact, in.k, i + h * COL8_STEP) = q[h];
+    uint32_t h = threadIdx.x % 8; /* lanes 0 and 1 of eight store the two groups' scale and sum */
     if (h < 2) {
         int low = (int16_t)sum;
-        qact_group(qact, in.k, i + h * NEXT_HALF, __fmul_rn(h ? scale[1].d : scale[0].d, f),
+        qact_group(qact, in.k, i + h * COL8_STEP, __fmul_rn(h ? scale[1].d : scale[0].d, f),
                    h ? (sum - low) >> 16 : low);
     }
 }
 
-static __device__ __forceinline__ float add_squares(float square) {
+static __device__ __forceinline__ float reduce_squares(float square) {
 #pragma unroll
     for (int lane = GROUP_THREADS / 2; lane > 0; lane /= 2)
-        add_square(square, lane);
+        add_shfl_xor(square, lane);
     return square;
 }
 
-/* square: that of a lane's columns before the norm's weight, where it is wanted. */
+/* Stores a col8 in the forms that the qact has. square: of the thread's columns before the norm's
+ * weight; NORM stores the sums of 128 columns to squares. */
 template <int SET, class QACT>
-static __device__ __forceinline__ void store_col8(const struct project_input &in, uint32_t kind,
+static __device__ __forceinline__ void store_col8(const struct project_input &in, uint32_t prologue,
                                                   QACT qact, uint32_t i, struct col8 v,
-                                                  float square, float *red) {
+                                                  float square, float *squares) {
     if (wants_f32<SET>(in)) {
         float4 *to = qact_floats(qact, in) + i;
-        if (kind == PROLOGUE_GATED_NORM) {
-            float f = head_factor(in, add_squares(square));
+        if (prologue == PROLOGUE_GATED_NORM) {
+            float f = head_factor(in, reduce_squares(square));
             struct col8 factor = {{make_float4(f, f, f, f), make_float4(f, f, f, f)}};
             v = mul(v, factor);
-            kind = PROLOGUE_NONE;
+            prologue = PROLOGUE_NONE;
         }
-        to[0] = v.half[0];
-        to[NEXT_HALF] = v.half[1];
+        to[0] = v.quad[0];
+        to[COL8_STEP] = v.quad[1];
     }
     if (wants_int8<SET>(in))
-        store_int8<SET>(in, kind, qact, i, v, square);
-    else if (kind == PROLOGUE_NORM)
-        square = add_squares(square);
-    if (kind == PROLOGUE_NORM && threadIdx.x % GROUP_THREADS == 0)
-        red[i / 32] = square;
+        store_int8<SET>(in, prologue, qact, i, v, square);
+    else if (prologue == PROLOGUE_NORM)
+        square = reduce_squares(square);
+    if (prologue == PROLOGUE_NORM && threadIdx.x % GROUP_THREADS == 0)
+        squares[i / 32] = square;
 }
 
-/* ---- where a row comes from --------------------------------------------------------------------
+/* ---- which row -------------------------------------------------------------------------------
  */
 
 /* Row `i` of those that go through the product. */
 struct row_source {
     uint32_t i, limit; /* limit: rows of the bucket */
-    bool is_first;     /* the wait is still to be done */
+    bool needs_wait;   /* pdl_wait is still to be called */
 };
 
-/* Rows that go through the product. */
+/* Rows that go through the product in this step. After pdl_wait. */
 static __device__ __forceinline__ uint32_t count_rows(const struct cuda_io &io,
                                                       const struct project_input &in) {
     return in.is_lm_head ? io.header->n_outputs : io.header->n_rows;
 }
 
-/* Where a row begins, and its gates. */
-struct row_place {
+struct row_pointers {
     const float *x, *gate;
 };
 
-static __device__ __forceinline__ struct row_place row_at(const struct project_input &in,
-                                                          uint32_t row) {
+static __device__ __forceinline__ struct row_pointers row_at(const struct project_input &in,
+                                                             uint32_t row) {
     return {in.x + (uint64_t)row * in.x_stride, in.gate + (uint64_t)row * in.gate_row_stride};
 }
 
-/* Known before the wait, but for a head. One behind the last is some row: it is computed, and not
- * stored. */
-static __device__ __forceinline__ struct row_place early_row(const struct project_input &in,
-                                                             const struct row_source &from) {
+/* Known before pdl_wait; not for the LM head. Rows after the last are computed as some other row,
+ * and not stored. */
+static __device__ __forceinline__ struct row_pointers fixed_row(const struct project_input &in,
+                                                                const struct row_source &from) {
     return row_at(in, min(from.i, from.limit - 1));
 }
 
-/* Behind the wait. It is made uniform so that its load is waited for right here, and not by all
- * others. */
-static __device__ __forceinline__ struct row_place
-head_row(const struct cuda_io &io, const struct project_input &in, const struct row_source &from) {
+/* The LM head's row is named in IO: after pdl_wait. warp_uniform waits for that load here; else its
+ * scoreboard is waited for with all later loads. */
+static __device__ __forceinline__ struct row_pointers lm_head_row(const struct cuda_io &io,
+                                                                  const struct project_input &in,
+                                                                  const struct row_source &from) {
     return row_at(in, warp_uniform(from.i < io.header->n_outputs ? io.outputs[from.i].row : 0));
 }
 
-static __device__ __forceinline__ struct row_place
-open_row(const struct cuda_io &io, const struct project_input &in, const struct row_source &from) {
-    if (from.is_first)
+static __device__ __forceinline__ struct row_pointers wait_for_row(const struct cuda_io &io,
+                                                                   const struct project_input &in,
+                                                                   const struct row_source &from) {
+    if (from.needs_wait)
         pdl_wait(io);
-    return in.is_lm_head ? head_row(io, in, from) : early_row(in, from);
+    return in.is_lm_head ? lm_head_row(io, in, from) : fixed_row(in, from);
 }
 
-/* ---- the general way: heads of any width, any alignment ---------------------------------------
+/* ---- generic path: heads of any width, any alignment -----------------------------------------
  */
 
-static __device__ __forceinline__ void head_factors(const struct project_input &in, const float *x,
-                                                    float *red) {
-    uint32_t lane = threadIdx.x % 32, heads = in.k / in.width;
+/* GATED_NORM: a factor a head, a warp each. */
+static __device__ __forceinline__ void store_head_factors(const struct project_input &in,
+                                                          const float *x, float *factors) {
+    uint32_t lane = threadIdx.x % 32, heads = in.k / in.head_width;
     for (uint32_t h = warp_uniform(threadIdx.x / 32); h < heads; h += blockDim.x / 32) {
         float sum = 0;
-        for (uint32_t c = lane; c < in.width; c += 32) {
-            float v = __ldcg(x + h * in.width + c);
+        for (uint32_t c = lane; c < in.head_width; c += 32) {
+            float v = __ldcg(x + h * in.head_width + c);
             sum = __fmaf_rn(v, v, sum);
         }
         sum = warp_sum(sum);
         if (lane == 0)
-            red[h] = rsqrtf(__fadd_rn(__fdividef(sum, (float)in.width), in.eps));
+            factors[h] = rsqrtf(__fadd_rn(__fdividef(sum, (float)in.head_width), in.eps));
     }
     __syncthreads();
 }
 
-static __device__ __forceinline__ float any_value(const struct project_input &in, const float *gate,
-                                                  float v, uint32_t c, const float *red) {
-    uint32_t h = c / in.width, at = c - h * in.width;
-    if (in.kind == PROLOGUE_NONE)
+/* The prologue of value v of column c. */
+static __device__ __forceinline__ float prologue_value(const struct project_input &in,
+                                                       const float *gate, float v, uint32_t c,
+                                                       const float *factors) {
+    uint32_t h = c / in.head_width, at = c - h * in.head_width;
+    if (in.prologue == PROLOGUE_NONE)
         return v;
-    if (in.kind == PROLOGUE_NORM)
+    if (in.prologue == PROLOGUE_NORM)
         return __fmul_rn(v, __ldcg(in.norm + c));
-    float g = __ldcg(gate + (uint64_t)h * in.head_stride + at);
-    if (in.kind == PROLOGUE_SIGMOID_GATE)
+    float g = __ldcg(gate + (uint64_t)h * in.gate_head_stride + at);
+    if (in.prologue == PROLOGUE_SIGMOID_GATE)
         return __fmul_rn(v, sigmoid_approx(g));
-    return __fmul_rn(__fmul_rn(__fmul_rn(v, red[h]), __ldcg(in.norm + at)),
+    return __fmul_rn(__fmul_rn(__fmul_rn(v, factors[h]), __ldcg(in.norm + at)),
                      __fmul_rn(g, sigmoid_approx(g)));
 }
 
-static __device__ __forceinline__ float4 any_four(const struct project_input &in,
-                                                  const struct row_place &row, float4 v, uint32_t c,
-                                                  const float *red) {
-    return make_float4(
-        any_value(in, row.gate, v.x, c, red), any_value(in, row.gate, v.y, c + 1, red),
-        any_value(in, row.gate, v.z, c + 2, red), any_value(in, row.gate, v.w, c + 3, red));
+static __device__ __forceinline__ float4 prologue_values4(const struct project_input &in,
+                                                          const struct row_pointers &row, float4 v,
+                                                          uint32_t c, const float *factors) {
+    return make_float4(prologue_value(in, row.gate, v.x, c, factors),
+                       prologue_value(in, row.gate, v.y, c + 1, factors),
+                       prologue_value(in, row.gate, v.z, c + 2, factors),
+                       prologue_value(in, row.gate, v.w, c + 3, factors));
 }
 
+/* Every block quantizes the whole row. */
 template <int SET, class QACT>
 static __device__ __forceinline__ void
 quantize_row_generic(const struct cuda_io &io, const struct project_input &in,
                      const struct row_source &from, QACT qact, float *red) {
-    struct row_threads who = {threadIdx.x, blockDim.x, 0}; /* every block for itself */
-    struct row_place row = open_row(io, in, from);
+    struct row_threads threads = {threadIdx.x, blockDim.x, 0};
+    struct row_pointers row = wait_for_row(io, in, from);
     uint32_t n = in.k / PROJECT_COLS,
-             kind = in.kind == PROLOGUE_NORM ? PROLOGUE_NORM : PROLOGUE_NONE;
-    if (in.kind == PROLOGUE_GATED_NORM)
-        head_factors(in, row.x, red);
+             prologue = in.prologue == PROLOGUE_NORM ? PROLOGUE_NORM : PROLOGUE_NONE;
+    if (in.prologue == PROLOGUE_GATED_NORM)
+        store_head_factors(in, row.x, red);
 #pragma unroll 1
     for (uint32_t base = 0; base < n; base += blockDim.x) {
-        uint32_t i = col8_at(who, base, n);
+        uint32_t i = col8_at(threads, base, n);
         struct col8 v;
         float square = 0;
 #pragma unroll
         for (int h = 0; h < 2; h++) {
-            uint32_t c = 4 * (i + h * NEXT_HALF);
+            uint32_t c = 4 * (i + h * COL8_STEP);
             const float *x = row.x + c;
             float4 u = make_float4(__ldcg(x), __ldcg(x + 1), __ldcg(x + 2), __ldcg(x + 3));
-            square = __fadd_rn(square, squares(u));
-            v.half[h] = any_four(in, row, u, c, red);
+            square = __fadd_rn(square, sum_squares(u));
+            v.quad[h] = prologue_values4(in, row, u, c, red);
         }
-        store_col8<SET>(in, kind, qact, i, v, square, red);
+        store_col8<SET>(in, prologue, qact, i, v, square, red);
     }
-    if (in.kind == PROLOGUE_GATED_NORM)
-        __syncthreads(); /* before the next row's factors */
+    if (in.prologue == PROLOGUE_GATED_NORM)
+        __syncthreads(); /* before the next row's factors overwrite these */
 }
 
-/* ---- the quick way: 16 bytes at a time --------------------------------------------------------
+/* ---- fast path: 16-byte loads, heads of 128 columns (or multiples, with SIGMOID_GATE) ----------
  */
 
-static __device__ __forceinline__ float4 sigmoids(float4 g) {
+static __device__ __forceinline__ float4 sigmoid4(float4 g) {
     return make_float4(sigmoid_approx(g.x), sigmoid_approx(g.y), sigmoid_approx(g.z),
                        sigmoid_approx(g.w));
 }
 
-/* Where the gates of columns 4 i ... lie: heads are multiples of 128 columns. Without gates it is
- * i. */
+/* The float4 of gates for float4 i of the row; i itself where there are no gates. */
 static __device__ __forceinline__ uint32_t gate_at(const struct project_input &in, uint32_t i) {
-    return i + (i / 32 * in.head_fastdiv >> 16) * in.head_gap;
+    return i + (i / 32 * in.head_fastdiv >> 16) * in.gate_gap;
 }
 
-/* Norm weights of the first round, which may be loaded before the wait; those of a head are the
- * same for all. */
-static __device__ __forceinline__ void load_norm_early(const struct row_threads &who,
-                                                       const struct project_input &in,
-                                                       struct col8 &weights) {
-    if (!project_is_vec4(&in) || !wants_squares(in.kind))
+/* Norm weights of the first round: no kernel writes them, so they are loaded before pdl_wait. All
+ * heads of GATED_NORM have the same. */
+static __device__ __forceinline__ void load_first_norm_weights(const struct row_threads &threads,
+                                                               const struct project_input &in,
+                                                               struct col8 &weights) {
+    if (!project_is_vec4(&in) || !wants_squares(in.prologue))
         return;
-    uint32_t i = col8_at(who, 0, in.k / PROJECT_COLS);
+    uint32_t i = col8_at(threads, 0, in.k / PROJECT_COLS);
     weights = load_norm_weights((const float4 *)in.norm +
-                                (in.kind == PROLOGUE_NORM ? i : threadIdx.x % GROUP_THREADS));
+                                (in.prologue == PROLOGUE_NORM ? i : threadIdx.x % GROUP_THREADS));
 }
 
-/* What is read with a piece: its gates; or, of a row that is just quantized, the next round's
- * piece; else nothing. */
-struct other {
+/* The second load of a round: the gates of its columns; with NONE, the next round's columns. */
+struct second_load {
     bool is_wanted;
     const float4 *at;
 };
 
-static __device__ __forceinline__ struct other find_other(const struct row_threads &who,
-                                                          const struct project_input &in,
-                                                          const struct row_place &row, uint32_t i,
-                                                          uint32_t next) {
-    bool is_gated = in.kind >= PROLOGUE_GATED_NORM;
-    uint32_t n = in.k / PROJECT_COLS, then = col8_at(who, next, n);
+static __device__ __forceinline__ struct second_load
+find_second_load(const struct row_threads &threads, const struct project_input &in,
+                 const struct row_pointers &row, uint32_t i, uint32_t next) {
+    bool is_gated = in.prologue >= PROLOGUE_GATED_NORM;
+    uint32_t n = in.k / PROJECT_COLS, then = col8_at(threads, next, n);
     const float4 *from = (const float4 *)(is_gated ? row.gate : row.x);
-    return {is_gated || (in.kind == PROLOGUE_NONE && next + who.warp < n),
+    return {is_gated || (in.prologue == PROLOGUE_NONE && next + threads.warp < n),
             from + gate_at(in, is_gated ? i : then)};
 }
 
-/* Waits when all addresses are known. That something is known is not enough for the compiler, which
- * moves it behind the wait; but what a vote decides is decided. They are all multiples of 16. */
-static __device__ __forceinline__ void pdl_wait_after(const struct cuda_io &io, const float4 *x,
-                                                      const float4 *other) {
-    if (!__any_sync(~0u, ((uintptr_t)x | (uintptr_t)other) & 1))
+/* pdl_wait, with the addresses computed before it: the compiler would otherwise move that work
+ * after the wait. Multiples of 16 never have bit 0, but only we know. */
+static __device__ __forceinline__ void pdl_wait_after(const struct cuda_io &io, const float4 *a,
+                                                      const float4 *b) {
+    if (!__any_sync(~0u, ((uintptr_t)a | (uintptr_t)b) & 1))
         pdl_wait(io);
 }
 
-/* All kinds of rows take one way, so that a stage finds its code where the stage before has left
- * it. weights: the norm's, of the first round, from load_norm_early. All that a round reads is
- * asked for before any of it is used; that this is so can only be seen in the machine code. */
+/* One code path for all prologues keeps the instruction cache warm from kernel to kernel. weights:
+ * from load_first_norm_weights. All loads of a round are issued before any of them is used; whether
+ * that holds can only be seen in the SASS. */
 template <int SET, class QACT>
 static __device__ __forceinline__ void
-quantize_row_vec4(const struct row_threads &who, const struct cuda_io &io,
+quantize_row_vec4(const struct row_threads &threads, const struct cuda_io &io,
                   const struct project_input &in, const struct row_source &from,
-                  const struct col8 &weights, QACT qact, float *red) {
-    if (who.warp >= who.step) {
-        if (from.is_first)
+                  const struct col8 &weights, QACT qact, float *squares) {
+    if (threads.warp >= threads.step) {
+        if (from.needs_wait)
             pdl_wait(io);
         return;
     }
-    uint32_t n = in.k / PROJECT_COLS, next = who.step, i = col8_at(who, 0, n);
-    struct row_place row = early_row(in, from);
-    struct other other = find_other(who, in, row, i, next);
+    uint32_t n = in.k / PROJECT_COLS, next = threads.step, i = col8_at(threads, 0, n);
+    struct row_pointers row = fixed_row(in, from);
+    struct second_load second = find_second_load(threads, in, row, i, next);
     const float4 *x = (const float4 *)row.x, *at = x + i;
-    if (from.is_first)
-        pdl_wait_after(io, at, other.at);
+    if (from.needs_wait)
+        pdl_wait_after(io, at, second.at);
     if (in.is_lm_head) {
-        x = (const float4 *)head_row(io, in, from).x;
+        x = (const float4 *)lm_head_row(io, in, from).x;
         at = x + i;
     }
-    struct col8 v = load_col8(at), w = weights, more = {};
-    load_col8_if(other.is_wanted, other.at, more);
+    struct col8 v = load_col8(at), w = weights, u = {};
+    load_col8_if(second.is_wanted, second.at, u);
 #pragma unroll 1
     for (;;) {
         float square = 0;
-        if (wants_squares(in.kind)) {
-            square = __fadd_rn(squares(v.half[0]), squares(v.half[1]));
+        if (wants_squares(in.prologue)) {
+            square = __fadd_rn(sum_squares(v.quad[0]), sum_squares(v.quad[1]));
             v = mul(v, w);
         }
-        if (in.kind >= PROLOGUE_GATED_NORM) {
+        if (in.prologue >= PROLOGUE_GATED_NORM) {
 #pragma unroll
             for (int h = 0; h < 2; h++)
-                v.half[h] = mul(v.half[h], sigmoids(more.half[h]));
-            if (in.kind == PROLOGUE_GATED_NORM)
-                v = mul(v, more);
+                v.quad[h] = mul(v.quad[h], sigmoid4(u.quad[h]));
+            if (in.prologue == PROLOGUE_GATED_NORM)
+                v = mul(v, u);
         }
-        store_col8<SET>(in, in.kind, qact, i, v, square, red);
-        if (next + who.warp >= n)
+        store_col8<SET>(in, in.prologue, qact, i, v, square, squares);
+        if (next + threads.warp >= n)
             break;
-        i = col8_at(who, next, n);
-        next += who.step;
-        if (in.kind == PROLOGUE_NONE)
-            v = more;
+        i = col8_at(threads, next, n);
+        next += threads.step;
+        if (in.prologue == PROLOGUE_NONE)
+            v = u;
         else
             v = load_col8(x + i);
-        if (in.kind == PROLOGUE_NORM)
+        if (in.prologue == PROLOGUE_NORM)
             w = load_norm_weights((const float4 *)in.norm + i);
-        other = find_other(who, in, row, i, next);
-        load_col8_if(other.is_wanted, other.at, more);
+        second = find_second_load(threads, in, row, i, next);
+        load_col8_if(second.is_wanted, second.at, u);
     }
 }
 
-/* A row to an qact, by the whole block. red: room for k / 128 floats of this row, or for a factor
- * a head. */
+/* ---- the whole row ---------------------------------------------------------------------------
+ */
+
+/* Quantizes a row by the whole thread block. red: k / 128 sums of squares (NORM), or a factor a
+ * head (GATED_NORM on the generic path). */
 template <int SET = 127, class QACT>
 static __device__ __forceinline__ void
-quantize_row(const struct row_threads &who, const struct cuda_io &io,
+quantize_row(const struct row_threads &threads, const struct cuda_io &io,
              const struct project_input &in, const struct row_source &from,
              const struct col8 &weights, QACT qact, float *red) {
     if (!project_is_vec4(&in))
         quantize_row_generic<SET>(io, in, from, qact, red);
     else
-        quantize_row_vec4<SET>(who, io, in, from, weights, qact, red);
+        quantize_row_vec4<SET>(threads, io, in, from, weights, qact, red);
 }
 
-/* The same as a kernel's only work, by all blocks of a row together. */
+/* A kernel that does only this: thread blocks (i, 0 ... gridDim.y - 1) divide the row's columns. */
 template <class QACT>
 static __device__ __forceinline__ void
 quantize_row_grid(const struct cuda_io &io, const struct project_input &in,
                   const struct row_source &from, QACT qact, float *red) {
     uint32_t before = blockIdx.y * blockDim.x;
-    struct row_threads who = {before + threadIdx.x, gridDim.y * blockDim.x,
-                              before + warp_uniform(threadIdx.x / 32) * 32};
+    struct row_threads threads = {before + threadIdx.x, gridDim.y * blockDim.x,
+                                  before + warp_uniform(threadIdx.x / 32) * 32};
     struct col8 weights = {};
-    load_norm_early(who, in, weights);
-    quantize_row(who, io, in, from, weights, qact, red);
+    load_first_norm_weights(threads, in, weights);
+    quantize_row(threads, io, in, from, weights, qact, red);
 }
 
 static __device__ __forceinline__ float norm_factor(const struct project_input &in, float squares) {
     return rsqrtf(__fadd_rn(__fdividef(squares, (float)in.k), in.eps));
 }
 
-/* What the results are to be multiplied with, behind a barrier; every warp has it. */
+/* The factor of a row's results, in all lanes of the calling warp: lane l adds squares[l],
+ * squares[l + 32] ..., then the lanes are added. Call after a barrier. */
 static __device__ __forceinline__ float row_factor(const struct project_input &in,
-                                                   const float *red) {
-    if (in.kind != PROLOGUE_NORM)
+                                                   const float *squares) {
+    if (in.prologue != PROLOGUE_NORM)
         return 1;
     float sum = 0;
 #pragma unroll 1
     for (uint32_t i = threadIdx.x % 32; i < in.k / PROJECT_GROUP; i += 32)
-        sum = __fadd_rn(sum, red[i]);
+        sum = __fadd_rn(sum, squares[i]);
     return norm_factor(in, warp_sum(sum));
 }
 

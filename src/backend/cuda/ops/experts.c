@@ -154,7 +154,7 @@ static bool is_tiled(struct recorder *r, const struct op *op) {
 
 /* The kernel before this op's first lets it begin only behind its own wait. */
 static bool is_behind(struct recorder *r, enum op_kind kind) {
-    const struct op *before = r->op ? &r->plan->ops[r->op - 1] : NULL;
+    const struct op *before = recorder_neighbour(r, -1);
     return before && before->kind == kind && (kind == OP_ROUTE || is_tiled(r, before));
 }
 
@@ -169,9 +169,9 @@ bool record_experts_in_tiles(struct recorder *r, const struct op *op, int *statu
                .norm = recorder_at(r, &o->norm),
                .k = o->in.dims[0],
                .x_stride = o->in.stride,
-               .kind = PROLOGUE_NORM,
-               .width = o->in.dims[0],
-               .is_aligned = 1,
+               .prologue = PROLOGUE_NORM,
+               .head_width = o->in.dims[0],
+               .can_vec4 = 1,
                .wants_int8 = 1,
                .eps = o->eps,
                .act_group = op_act_group(op)},
@@ -190,7 +190,7 @@ bool record_experts_in_tiles(struct recorder *r, const struct op *op, int *statu
     p.shared[0] = matrix_of(r, &o->shared_gate, &p.pipeline, &set);
     p.shared[1] = matrix_of(r, &o->shared_up, &p.pipeline, &set);
     p.routed_tiles = div_up(p.routed_width, rows);
-    p.routed_magic = fastdiv_magic(p.routed_tiles);
+    p.routed_magic = fastdiv_of(p.routed_tiles);
     p.shared_tiles = div_up(p.shared_width, rows);
     uint32_t tiles = p.shared_tiles + p.used * p.routed_tiles, kblocks = 0;
     for (uint32_t i = 0; i < 2; i++)
@@ -214,9 +214,9 @@ bool record_experts_out_tiles(struct recorder *r, const struct op *op, int *stat
         .in = {.x = recorder_at(r, &o->hidden),
                .k = k,
                .x_stride = o->hidden.stride,
-               .kind = PROLOGUE_NONE,
-               .width = k,
-               .is_aligned = 1,
+               .prologue = PROLOGUE_NONE,
+               .head_width = k,
+               .can_vec4 = 1,
                .wants_int8 = 1,
                .act_group = op_act_group(op)},
         .choice = recorder_at(r, &o->choice),

@@ -34,7 +34,7 @@ struct experts_in_tiles_params {
     uint64_t choice_stride, hidden_stride;
     struct experts_matrix routed[2], shared[2]; /* gate and up */
     uint32_t routed_tiles, shared_tiles; /* of an expert's matrix; shared: 0, there is none */
-    uint32_t routed_magic;               /* see fastdiv_magic */
+    uint32_t routed_magic;               /* see fastdiv_of */
     uint32_t routed_width, shared_width;
     uint32_t used, row_shift; /* rows of a tile, as a power of two */
     uint32_t is_early;        /* the row may be read before the wait: see experts_tiles.cu */

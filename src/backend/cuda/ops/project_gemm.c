@@ -5,6 +5,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "backend/cuda/ops/project_schedule.h"
 #include "base/size.h"
 
 enum {
@@ -69,24 +70,24 @@ static void cut_blocks(struct many_params *m, uint32_t n_blocks) {
     m->is_spread = m->p.n_segments == 1 && m->p.epilogue != EPILOGUE_SWIGLU && s->n_tiles > 1 &&
                    s->n_tiles < SPREAD * n_blocks && tasks <= UINT16_MAX;
     m->m16_tiles = s->n_tiles;
-    m->strip_magic = fastdiv_magic(m->m16_tiles);
+    m->strip_magic = fastdiv_of(m->m16_tiles);
     m->kblocks = s->kblocks;
     if (m->is_spread) {
         for (uint32_t b = 0; b <= n_blocks; b++)
             m->p.bounds[b] = (uint16_t)((uint64_t)b * tasks / n_blocks);
         return;
     }
-    struct project_params whole = m->p; /* kblocks of m16_tiles, not of tiles */
-    for (uint32_t i = 0; i < whole.n_segments; i++)
-        whole.segments[i].kblocks *= MANY_STRIP >> whole.segments[i].row_shift;
-    project_cut_blocks(&whole, n_blocks, MANY_UNIT_COST);
-    memcpy(m->p.bounds, whole.bounds, sizeof whole.bounds);
+    struct project_segment segments[PROJECT_SEGMENTS]; /* kblocks of m16_tiles, not of tiles */
+    memcpy(segments, m->p.segments, sizeof segments);
+    for (uint32_t i = 0; i < m->p.n_segments; i++)
+        segments[i].kblocks *= MANY_STRIP >> segments[i].row_shift;
+    project_divide_tiles(segments, m->p.n_segments, n_blocks, MANY_UNIT_COST, m->p.bounds);
 }
 
 /* Tasks of the block that has most. */
 static uint32_t max_tasks(const struct many_params *m, uint32_t n_blocks) {
     return m->is_spread ? div_up(m->m16_tiles * m->kblocks, n_blocks)
-                        : project_max_tasks(&m->p, n_blocks);
+                        : project_max_tasks(m->p.segments, m->p.n_segments, n_blocks, m->p.bounds);
 }
 
 static uint32_t most_strips(const struct many_params *m, uint32_t n_blocks) {
@@ -118,14 +119,15 @@ static void lay_out_image(struct many_image *m, const struct project_input *in, 
     m->sums_at = m->scales_at + columns / m->group * rows * 4;
     m->band_bytes = m->sums_at + columns / 32 * rows * 4;
     m->squares_at = m->k_slabs * m->band_bytes;
-    m->squares_pitch = in->kind == PROLOGUE_NORM ? in->k / PROJECT_GROUP | 1 : 0;
+    m->squares_pitch = in->prologue == PROLOGUE_NORM ? in->k / PROJECT_GROUP | 1 : 0;
     m->bytes = m->squares_at + rows * m->squares_pitch * 4;
 }
 
 struct shape {
     uint32_t n_blocks, tasks, m16_tiles, k_slabs, n8_tiles;
-    bool has_parts; /* of m16_tiles, in shared memory */
-    bool can_share; /* a warp can wait for what another has asked for: by the copy engine */
+    bool has_parts;      /* of m16_tiles, in shared memory */
+    uint32_t max_shared; /* bytes that the device allows a block */
+    bool can_share;      /* a warp can wait for what another has asked for: by the copy engine */
 };
 
 /* Sets where things are; the bytes. */
@@ -183,16 +185,16 @@ static uint32_t choose_ring(struct many_params *m, const struct shape *s, uint32
  * alone 13.4). */
 static uint32_t choose_shared(struct many_params *m, const struct shape *s) {
     uint32_t half = m->p.epilogue == EPILOGUE_ADD ? PROJECT_SHARED_WIDE : PROJECT_SHARED;
-    uint32_t bytes = choose_ring(m, s, min_u32(PROJECT_SHARED_ALONE, m->p.max_shared));
+    uint32_t bytes = choose_ring(m, s, min_u32(PROJECT_SHARED_ALONE, s->max_shared));
     if (!bytes)
         return 0;
     struct many_params both = *m;
-    half = min_u32(half, m->p.max_shared);
+    half = min_u32(half, s->max_shared);
     if (s->n8_tiles == 1 && choose_ring(&both, s, half) && both.p.task_warps >= m->p.task_warps) {
         *m = both;
         return half;
     }
-    return max_u32(bytes, min_u32(PROJECT_SHARED_WIDE, m->p.max_shared));
+    return max_u32(bytes, min_u32(PROJECT_SHARED_WIDE, s->max_shared));
 }
 
 /* Two warps a task, each for 16 of 32 rows, where a block would have but a few warps: its weights
@@ -245,7 +247,7 @@ bool project_many(struct recorder *r, const struct project_params *p, uint32_t s
     struct many_params m = {.p = *p};
     if (bucket < MANY_LEAST || !int8 || set & ~(uint32_t)(MANY_SETS | IS_F32) ||
         (p->epilogue == EPILOGUE_SWIGLU && !is_alike(p)) ||
-        (set & IS_F32 && (!p->is_plain || p->epilogue == EPILOGUE_SWIGLU)))
+        (set & IS_F32 && (!p->f32_from_global || p->epilogue == EPILOGUE_SWIGLU)))
         return false;
     if (!part_segments(&m))
         return false;
@@ -255,10 +257,12 @@ bool project_many(struct recorder *r, const struct project_params *p, uint32_t s
     m.qacts.group = p->in.act_group;
     m.qacts.band_shift = shift_of(unit_columns(&m.p));
     m.qacts.k_slabs = p->in.k >> m.qacts.band_shift;
-    struct shape s = {.can_share = r->b->capability >= 90};
+    struct shape s = {.max_shared = r->b->max_shared, .can_share = r->b->capability >= 90};
     uint32_t shared = choose(&m, bucket, r->n_sms, &s);
     if (!shared)
         return false;
+    m.p.shared_bytes = shared;
+    m.p.n_blocks = s.n_blocks;
     uint32_t groups = div_up(bucket, m.qacts.rows);
     m.qacts.at = recorder_work(r, (uint64_t)groups * m.qacts.bytes);
     if (m.is_spread) {

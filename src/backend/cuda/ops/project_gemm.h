@@ -47,7 +47,7 @@ struct many_params {
     uint32_t tiles;              /* of a m16_tile at most */
     uint32_t is_spread;          /* tasks are kblocks, in global memory their sums meet */
     uint32_t m16_tiles, kblocks; /* of the one segment that is spread */
-    uint32_t strip_magic;        /* of m16_tiles, never 0: see fastdiv_magic */
+    uint32_t strip_magic;        /* of m16_tiles, never 0: see fastdiv_of */
     float *parts;                /* (row block, m16_tile, kblock, 8 rows, lane, 4) */
     uint32_t *counters;          /* (row block, m16_tile): zero between two steps */
     uint32_t squares_at;         /* in shared memory; behind them the rows' factors */

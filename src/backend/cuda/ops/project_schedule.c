@@ -1,0 +1,342 @@
+/* project_schedule.c - K splits, thread blocks, warps and pipeline stages of a PROJECT. */
+#include "backend/cuda/ops/project_schedule.h"
+
+#include <string.h>
+
+#include "base/size.h"
+
+enum {
+    MAX_WARPS = 16,      /* of a block: registers of two kernels' blocks fit an SM */
+    MAX_WARPS_WIDE = 20, /* of SwiGLU, whose neighbours have fewer; and of four rows, whose kernels
+                            have an SM alone (2464 to 2477 tok/s, 4B) */
+    MIN_WARPS = 4,
+    MAX_STAGES = 6,
+    KBLOCK_COST = 1024, /* time of a warp, as bytes */
+    TASK_COST = 1536,
+    MAX_SPLITS = 32,
+    MAX_PARTIALS = 24 << 10, /* bytes of a block's partial sums for one row */
+    RED_ROOM = 1536,         /* what the choice of K splits leaves for sums of squares */
+    MBARS_BYTES = 8 * MAX_STAGES * MAX_WARPS_WIDE,
+};
+
+bool project_has_deep_pipeline(uint32_t types) {
+    return strcmp(project_set_name(types), "all") == 0 || types & DEEP_PIPELINE;
+}
+
+static bool is_swiglu(const struct project_schedule *s) {
+    return s->shape.epilogue == EPILOGUE_SWIGLU;
+}
+
+static uint32_t qact_bytes(const struct project_shape *shape, bool has_f32) {
+    return (shape->types & IS_INT8 ? project_int8_bytes(shape->k) : 0) +
+           (has_f32 ? shape->k * 4 : 0) + 16;
+}
+
+/* ---- segments ---------------------------------------------------------------------------------
+ */
+
+static void set_segments(struct project_schedule *s) {
+    const struct project_shape *shape = &s->shape;
+    uint32_t tile = 0;
+    for (uint32_t i = 0; i < shape->n_segments; i++) {
+        uint32_t dtype = shape->segments[i].dtype, tile_rows = shape->segments[i].tile_rows;
+        struct project_segment *seg = &s->segments[i];
+        *seg = (struct project_segment){
+            .type = project_type_bit(dtype),
+            .n = shape->segments[i].n,
+            .lane_shift = shift_of(project_lanes(dtype, tile_rows)),
+            .row_shift = shift_of(tile_rows),
+            .kblocks = shape->k / tile_columns(dtype, tile_rows),
+            .kblock_bytes = tile_kblock_bytes(dtype),
+            .first_tile = is_swiglu(s) ? 0 : tile,
+            .n_tiles = div_up(shape->segments[i].n, tile_rows),
+        };
+        tile += seg->n_tiles;
+        s->stage_bytes = max_u32(s->stage_bytes, seg->kblock_bytes);
+    }
+    bool wants_f32 = (shape->types & ~(uint32_t)IS_INT8) != 0;
+    s->qact_bytes = qact_bytes(shape, wants_f32 && !shape->f32_from_global);
+}
+
+/* ---- K splits ---------------------------------------------------------------------------------
+ */
+
+/* Shared memory of a thread block that has a neighbour on its SM. Every other product of a layer
+ * adds to the residual, so consecutive kernels have different sizes. */
+static uint32_t paired_shared(const struct project_schedule *s) {
+    uint32_t bytes = s->shape.epilogue == EPILOGUE_ADD ? PROJECT_SHARED_WIDE : PROJECT_SHARED;
+    return min_u32(bytes, s->shape.max_shared);
+}
+
+/* Warps with two stages each that fit beside one row's qact: for one row in every bucket, and with
+ * f32 values wherever they may be, since K splits follow from it. */
+static uint32_t max_warps(const struct project_schedule *s) {
+    uint32_t room = paired_shared(s) - RED_ROOM, warps = 0;
+    uint32_t qact = qact_bytes(&s->shape, (s->shape.types & ~(uint32_t)IS_INT8) != 0);
+    if (qact < room)
+        warps = (room - qact) / (2 * s->stage_bytes);
+    return max_u32(MIN_WARPS, min_u32(warps, is_swiglu(s) ? MAX_WARPS_WIDE : MAX_WARPS));
+}
+
+/* As many splits as keep a block's warps busy for about the same time, with `tiles` tiles a block.
+ * The end of a task costs about three quarters of a K block. None where there are many tiles. */
+static uint32_t choose_splits(const struct project_segment *seg, uint32_t tiles, uint32_t warps) {
+    uint32_t best = 1, best_cost = UINT32_MAX;
+    if (tiles >= 3 * warps)
+        return 1;
+    for (uint32_t splits = 1; splits <= seg->kblocks && splits <= MAX_SPLITS; splits++) {
+        uint32_t cost = UINT32_MAX;
+        for (uint32_t w = 1; w <= warps; w++) {
+            uint32_t c = div_up(tiles * splits, w) * (4 * div_up(seg->kblocks, splits) + 3);
+            cost = min_u32(cost, c);
+        }
+        if (cost < best_cost)
+            best = splits, best_cost = cost;
+    }
+    return best;
+}
+
+static void split_k(struct project_schedule *s, uint32_t n_sms) {
+    uint32_t warps = max_warps(s);
+    uint64_t kblocks = 0;
+    for (uint32_t i = 0; i < s->shape.n_segments; i++)
+        kblocks += (uint64_t)s->segments[i].n_tiles * s->segments[i].kblocks;
+    uint64_t sm_kblocks = (kblocks + n_sms - 1) / n_sms;
+    s->is_direct = !is_swiglu(s);
+    for (uint32_t i = 0; i < s->shape.n_segments; i++) {
+        struct project_segment *seg = &s->segments[i];
+        uint64_t tiles = (sm_kblocks + seg->kblocks - 1) / seg->kblocks;
+        seg->splits = choose_splits(seg, (uint32_t)(tiles < 4096 ? tiles : 4096), warps);
+        seg->split_fastdiv = div_up(65536, seg->splits);
+        seg->split_kblocks = seg->kblocks / seg->splits;
+        seg->split_extra = seg->kblocks % seg->splits;
+        s->is_direct &= seg->splits == 1;
+    }
+}
+
+/* ---- thread blocks ----------------------------------------------------------------------------
+ */
+
+/* Of all K blocks of a tile. */
+static uint64_t tile_cost(const struct project_segment *seg, uint32_t kblock_cost) {
+    return (uint64_t)seg->kblocks * (seg->kblock_bytes + kblock_cost);
+}
+
+/* Of tile i in the blocks' order: with SwiGLU gate's and up's. */
+static uint64_t ordered_cost(const struct project_segment *segments, uint32_t n_segments,
+                             uint32_t i, uint32_t kblock_cost) {
+    uint64_t cost = 0;
+    for (uint32_t s = 0; s < n_segments; s++)
+        if (i >= segments[s].first_tile && i - segments[s].first_tile < segments[s].n_tiles)
+            cost += tile_cost(&segments[s], kblock_cost);
+    return cost;
+}
+
+/* Fills blocks up to a cost of max_cost; false: some tiles are left. */
+static bool fill_blocks(const struct project_segment *segments, uint32_t n_segments,
+                        uint32_t n_blocks, uint64_t max_cost, uint32_t kblock_cost,
+                        uint16_t *bounds) {
+    const struct project_segment *last = &segments[n_segments - 1];
+    uint32_t tile = 0, n = last->first_tile + last->n_tiles;
+    for (uint32_t b = 0; b < n_blocks; b++) {
+        bounds[b] = (uint16_t)tile;
+        for (uint64_t cost = 0; tile < n; tile++) {
+            cost += ordered_cost(segments, n_segments, tile, kblock_cost);
+            if (cost > max_cost)
+                break;
+        }
+    }
+    bounds[n_blocks] = (uint16_t)tile;
+    return tile == n;
+}
+
+void project_divide_tiles(const struct project_segment *segments, uint32_t n_segments,
+                          uint32_t n_blocks, uint32_t kblock_cost, uint16_t *bounds) {
+    uint64_t all = 0;
+    for (uint32_t i = 0; i < n_segments; i++)
+        all += segments[i].n_tiles * tile_cost(&segments[i], kblock_cost);
+    uint64_t low = all / n_blocks, high = all + 1;
+    while (high - low >= 64) {
+        uint64_t middle = low + (high - low) / 2;
+        if (fill_blocks(segments, n_segments, n_blocks, middle, kblock_cost, bounds))
+            high = middle;
+        else
+            low = middle;
+    }
+    fill_blocks(segments, n_segments, n_blocks, high, kblock_cost, bounds);
+}
+
+/* Tiles of a segment that the block with these bounds has. */
+static uint32_t block_tiles(const struct project_segment *seg, const uint16_t *bounds) {
+    uint32_t first = max_u32(bounds[0], seg->first_tile),
+             last = min_u32(bounds[1], seg->first_tile + seg->n_tiles);
+    return last > first ? last - first : 0;
+}
+
+uint32_t project_max_tasks(const struct project_segment *segments, uint32_t n_segments,
+                           uint32_t n_blocks, const uint16_t *bounds) {
+    uint32_t most = 0;
+    for (uint32_t b = 0; b < n_blocks; b++) {
+        uint32_t n = 0;
+        for (uint32_t i = 0; i < n_segments; i++)
+            n += block_tiles(&segments[i], &bounds[b]) * segments[i].splits;
+        most = max_u32(most, n);
+    }
+    return most;
+}
+
+static uint32_t max_tasks(const struct project_schedule *s) {
+    return project_max_tasks(s->segments, s->shape.n_segments, s->n_blocks, s->bounds);
+}
+
+/* Results of the block that has most. */
+static uint32_t max_results(const struct project_schedule *s) {
+    uint32_t most = 0;
+    for (uint32_t b = 0; b < s->n_blocks; b++) {
+        uint32_t n = 0;
+        for (uint32_t i = 0; i < (is_swiglu(s) ? 1 : s->shape.n_segments); i++)
+            n += block_tiles(&s->segments[i], &s->bounds[b]) << s->segments[i].row_shift;
+        most = max_u32(most, n);
+    }
+    return most;
+}
+
+/* The largest cost of a warp, over all blocks, if each has so many with tasks. */
+static uint64_t max_warp_cost(const struct project_schedule *s, uint32_t warps) {
+    uint64_t most = 0;
+    for (uint32_t b = 0; b < s->n_blocks; b++) {
+        uint64_t cost[MAX_WARPS_WIDE] = {0};
+        uint32_t task = 0;
+        for (uint32_t i = 0; i < s->shape.n_segments; i++) {
+            const struct project_segment *seg = &s->segments[i];
+            uint32_t n = block_tiles(seg, &s->bounds[b]) * seg->splits;
+            for (uint32_t t = 0; t < n; t++, task++)
+                cost[task % warps] += (seg->split_kblocks + (t % seg->splits < seg->split_extra)) *
+                                          (uint64_t)(seg->kblock_bytes + KBLOCK_COST) +
+                                      TASK_COST;
+        }
+        for (uint32_t w = 0; w < warps; w++)
+            most = cost[w] > most ? cost[w] : most;
+    }
+    return most;
+}
+
+/* The same with the best number of warps. */
+static uint64_t best_warp_cost(const struct project_schedule *s) {
+    uint64_t best = UINT64_MAX;
+    for (uint32_t w = MIN_WARPS; w <= max_warps(s); w++) {
+        uint64_t cost = max_warp_cost(s, w);
+        best = cost < best ? cost : best;
+    }
+    return best;
+}
+
+/* Divides by bytes, by K blocks, or between: by what costs the busiest warp least. */
+static void divide_tiles(struct project_schedule *s) {
+    static const uint32_t kblock_costs[] = {0, 2304, 1 << 20};
+    uint32_t n_segments = s->shape.n_segments, chosen = 0;
+    uint64_t best = UINT64_MAX;
+    for (uint32_t i = 0; i < sizeof kblock_costs / sizeof *kblock_costs && n_segments > 1; i++) {
+        project_divide_tiles(s->segments, n_segments, s->n_blocks, kblock_costs[i], s->bounds);
+        uint64_t cost = best_warp_cost(s);
+        if (cost < best)
+            best = cost, chosen = kblock_costs[i];
+    }
+    project_divide_tiles(s->segments, n_segments, s->n_blocks, chosen, s->bounds);
+}
+
+/* One block an SM; more where its partial sums would not fit. */
+static void choose_blocks(struct project_schedule *s, uint32_t n_sms) {
+    s->n_blocks = n_sms;
+    divide_tiles(s);
+    while (!s->is_direct && s->n_blocks + n_sms <= PROJECT_BLOCKS &&
+           max_tasks(s) * PROJECT_TILE_ROWS * 4 > MAX_PARTIALS) {
+        s->n_blocks += n_sms;
+        divide_tiles(s);
+    }
+    s->max_results = s->is_direct ? 0 : max_results(s);
+}
+
+/* ---- shared memory ----------------------------------------------------------------------------
+ */
+
+/* Sets the offsets after pipelines of so many bytes; returns the bytes of all. */
+static uint32_t lay_out(struct project_schedule *s, uint32_t rows, uint32_t tasks,
+                        uint32_t pipelines) {
+    const struct project_shape *shape = &s->shape;
+    uint32_t groups = shape->k / PROJECT_GROUP, at = pipelines;
+    uint32_t heads = shape->prologue == PROLOGUE_GATED_NORM ? shape->k / shape->head_width : 0;
+    s->qact_at = at;
+    at += rows * s->qact_bytes;
+    s->partials_at = at;
+    at += s->is_direct ? 0 : tasks * PROJECT_TILE_ROWS * rows * 4;
+    at += PROJECT_MAX_ROWS * 4; /* the rows' factors */
+    s->red_at = at;
+    at += (rows * groups + heads) * 4;
+    s->mbars_at = (at + 7) / 8 * 8;
+    return s->mbars_at + MBARS_BYTES;
+}
+
+/* Most stages that fit for so many warps; 0: not even two. */
+static uint32_t max_stages(struct project_schedule *s, uint32_t rows, uint32_t tasks,
+                           uint32_t warps, uint32_t limit) {
+    static const uint32_t choices[] = {MAX_STAGES, 4, 3, 2};
+    for (uint32_t i = project_has_deep_pipeline(s->shape.types) ? 0 : 3; i < 4; i++)
+        if (lay_out(s, rows, tasks, warps * choices[i] * s->stage_bytes) <= limit)
+            return choices[i];
+    return 0;
+}
+
+/* Warps and stages within `limit` bytes of shared memory that cost the busiest warp least. False:
+ * none fit. */
+static bool choose_pipeline(struct project_schedule *s, uint32_t rows, uint32_t limit) {
+    bool is_wide = (is_swiglu(s) || rows > PROJECT_FUSED_ROWS) && rows < PROJECT_MAX_ROWS;
+    uint32_t tasks = max_tasks(s), warps = is_wide ? MAX_WARPS_WIDE : MAX_WARPS;
+    uint64_t best = UINT64_MAX;
+    s->task_warps = 0;
+    for (uint32_t w = min_u32(MIN_WARPS, tasks); w <= warps && w <= tasks; w++) {
+        uint32_t stages = max_stages(s, rows, tasks, w, limit);
+        uint64_t cost = stages ? max_warp_cost(s, w) : UINT64_MAX;
+        if (cost < best)
+            best = cost, s->task_warps = w, s->stages = stages;
+    }
+    if (!s->task_warps)
+        return false;
+    s->shared_bytes = lay_out(s, rows, tasks, s->task_warps * s->stages * s->stage_bytes);
+    return true;
+}
+
+/* Rows at once: as many as fit. Kernels for four rows and more have too many registers for two
+ * blocks on an SM, so they may have all of its shared memory. */
+static void choose_rows(struct project_schedule *s) {
+    uint32_t bucket = max_u32(s->shape.row_limit, 1);
+    uint32_t alone = min_u32(PROJECT_SHARED_ALONE, s->shape.max_shared);
+    for (uint32_t rows = bucket > 4 ? 8 : bucket > 2 ? 4 : bucket; rows; rows /= 2) {
+        if (rows <= PROJECT_FUSED_ROWS && choose_pipeline(s, rows, paired_shared(s)))
+            s->shared_bytes = paired_shared(s);
+        else if (!choose_pipeline(s, rows, alone))
+            continue;
+        s->rows = rows;
+        return;
+    }
+}
+
+/* ---- the cache --------------------------------------------------------------------------------
+ */
+
+const struct project_schedule *project_find_schedule(struct backend *b,
+                                                     const struct project_shape *shape) {
+    struct project_schedule *s = b->schedules;
+    while (s && memcmp(&s->shape, shape, sizeof *shape) != 0)
+        s = s->next;
+    if (s)
+        return s;
+    if (!(s = arena_alloc(&b->arena, sizeof *s)))
+        return NULL;
+    *s = (struct project_schedule){.next = b->schedules, .shape = *shape};
+    set_segments(s);
+    split_k(s, b->n_sms);
+    choose_blocks(s, b->n_sms);
+    choose_rows(s);
+    return b->schedules = s;
+}
