@@ -315,3 +315,46 @@ TEST(hub_equals_the_checksums_of_a_vision_checkpoint) {
     hub_close(hub);
     folder_close(folder);
 }
+
+/* What config.json may say, one member at a time; NULL: it is taken. */
+TEST(hub_refuses_configs_that_cannot_be_run) {
+    static const struct {
+        const char *folder, *name, *value, *expected;
+    } cases[] = {
+        {"llama-a", "model_type", "\"gpt9\"",
+         "model_type is gpt9, expected llama, qwen2, qwen3, qwen3_5 or qwen3_5_moe"},
+        {"llama-a", "model_type", "null", "model_type is missing, expected llama"},
+        {"llama-a", "hidden_act", "\"gelu\"", "hidden_act is gelu, expected silu"},
+        {"qwen3-a", "use_sliding_window", "true", "use_sliding_window is true, which is not"},
+        {"llama-a", "rope_parameters", "{\"rope_type\":\"dynamic\"}", "rope_type is dynamic"},
+        {"qwen35-dense-a", "rope_parameters", "{\"rope_type\":\"llama3\"}", "rope_type is llama3"},
+        {"qwen35-dense-a", "attn_output_gate", "false", "attn_output_gate is false"},
+        {"qwen35-dense-a", "model_type", "\"qwen3_5_text\"", NULL},
+        {"qwen3-a", "model_type", "\"llama\"", "is unknown to the architecture llama"},
+        {"qwen35-dense-a", "linear_num_value_heads", "3", "expected a multiple of"},
+        {"qwen35-moe-a", "num_experts", "0", "num_experts is 0, expected a number from 1"},
+        {"qwen35-dense-a", "rope_parameters", "{\"partial_rotary_factor\":1e30}",
+         "partial_rotary_factor is 1e+30, expected at most 1"},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        struct folder *folder = NULL;
+        struct hub *hub = NULL;
+        struct gguf_writer *w = NULL;
+        struct err err = {0};
+        char path[64];
+        snprintf(path, sizeof path, "reference/%s", cases[i].folder);
+        EXPECT_INT(folder_open(&folder, test_data(path), true, &err), SLUICE_OK);
+        EXPECT_INT(gguf_writer_open(&w, NULL, 0, &err), SLUICE_OK);
+        json_object_set_new(folder->config, cases[i].name,
+                            json_loads(cases[i].value, JSON_DECODE_ANY, NULL));
+        int status = hub_open(&hub, folder, true, &err);
+        if (!status)
+            status = hub_write_keys(hub, w, &err);
+        if (!cases[i].expected != !status || (status && !strstr(err.text, cases[i].expected)))
+            test_fail(__FILE__, __LINE__, "%s of %s: \"%s\"", cases[i].value, cases[i].name,
+                      err.text);
+        gguf_writer_abort(w);
+        hub_close(hub);
+        folder_close(folder);
+    }
+}

@@ -301,6 +301,37 @@ TEST(plan_refuses_what_does_not_fit) {
     }
 }
 
+/* All attention layers share the table that plan_page_table handed out. */
+TEST(plan_has_one_page_table) {
+    enum { HEAD = 64 };
+    struct plan_options options = {.max_rows = 4, .max_outputs = 1, .n_slots = 2, .n_vocab = 10};
+    struct plan *plan;
+    struct err err = {0};
+    EXPECT_INT(plan_new(&plan, &options, &err), SLUICE_OK);
+    const uint32_t cache[4] = {HEAD, IO_PAGE_POSITIONS, 1, 6}, table[4] = {3, 2};
+    struct op op = {.kind = OP_ATTEND, .role = "trial"};
+    op.attend = (struct op_attend){.in = plan_scratch(plan, 3 * HEAD),
+                                   .keys = plan_state(plan, DT_F16, cache),
+                                   .values = plan_state(plan, DT_F16, cache),
+                                   .pages = plan_state(plan, DT_I32, table),
+                                   .out = plan_scratch(plan, HEAD),
+                                   .q_stride = HEAD,
+                                   .k_column = HEAD,
+                                   .v_column = 2 * HEAD,
+                                   .heads = 1,
+                                   .kv_heads = 1,
+                                   .head_width = HEAD,
+                                   .eps = 1e-6f,
+                                   .scale = 1};
+    EXPECT(plan_add(plan, &op, &err) < 0);
+    EXPECT(strstr(err.text, "expected the plan's page table"));
+    plan_page_table(plan, 3, 2);
+    EXPECT(plan_add(plan, &op, &err) < 0);
+    op.attend.pages = plan->pages;
+    EXPECT_INT(plan_add(plan, &op, &err), SLUICE_OK);
+    plan_free(plan);
+}
+
 /* ---- sizes that do not fit --------------------------------------------------------------------
  */
 

@@ -11,7 +11,7 @@
 #include "cmd/progress.h"
 #include "file/folder.h"
 #include "file/gguf_write.h"
-#include "model/hub.h"
+#include "model/arch.h"
 #include "model/mixture.h"
 #include "model/recode.h"
 #include "text/tokenizer_keys.h"
@@ -166,7 +166,7 @@ static int convert(const char *from, const char *to, const struct mixture *mixtu
         status =
             write_file(&j, path, name ? name : name_of_folder(from, buffer, sizeof buffer), err);
     if (!status)
-        say(SAY_NORMAL, "%s: %s, %s, %u tensors, %s, %.1f s%s%s", to, hub->arch,
+        say(SAY_NORMAL, "%s: %s, %s, %u tensors, %s, %.1f s%s%s", to, hub->arch->name,
             mixture_name(j.mixture), hub->n_tensors, human_bytes(j.done_bytes),
             seconds_now() - started,
             hub->n_skipped ? " (a vision tower or draft block was left out)" : "", replaced);
@@ -187,12 +187,12 @@ int cmd_convert(int argc, char **argv) {
         {"--no-mtp", 0, OPT_FLAG, &no_mtp, NULL, "leave the draft block out"},
         {"--threads", 't', OPT_INT, &threads, "N", "threads, by default one a processor"},
     };
-    char about[384];
+    char types[ARCH_LIST], about[384 + sizeof types];
     snprintf(
         about, sizeof about,
-        "Makes one GGUF file of a hub folder (config.json, safetensors, tokenizer.json) of the\n"
-        "families Qwen3.5 (dense and MoE), Qwen3, Qwen2 and Llama. TYPE is one of:\n%s.",
-        mixture_names());
+        "Makes one GGUF file of a hub folder (config.json, safetensors, tokenizer.json) whose\n"
+        "model_type is %s. TYPE is one of:\n%s.",
+        arch_model_types(types), mixture_names());
     const struct usage usage = {
         .verb = "convert",
         .synopsis = "HF_DIR OUT.gguf [--type TYPE] [options]",

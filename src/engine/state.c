@@ -52,6 +52,7 @@ int state_layout_of(struct state_layout *l, const struct plan *plan, struct aren
                                .paged = arena_array(arena, plan->n_ops, 2 * sizeof(struct piece))};
     if (!l->recurrent || !l->paged)
         return err_memory(err, "the layout of sequences");
+    l->table = piece_of(&plan->pages);
     for (uint32_t i = 0; i < plan->n_ops; i++) {
         const struct op *op = &plan->ops[i];
         if (op->kind == OP_DELTA) {
@@ -60,7 +61,6 @@ int state_layout_of(struct state_layout *l, const struct plan *plan, struct aren
         } else if (op->kind == OP_ATTEND) {
             add_piece(l->paged, &l->n_paged, &op->attend.keys, &l->page_bytes);
             add_piece(l->paged, &l->n_paged, &op->attend.values, &l->page_bytes);
-            l->table = piece_of(&op->attend.pages);
         } else if (op->kind == OP_PICK) {
             l->counts = piece_of(&op->pick.counts);
         }

@@ -2,13 +2,10 @@
  *
  * The same pre-norm decoder with grouped-query attention and SwiGLU. They differ in how GGUF
  * stores rotary pairs, in biases (Qwen2), and in a norm of each query and key head (Qwen3). */
-#include <string.h>
-
-#include "model/model.h"
+#include "model/arch.h"
 
 static int config(struct model *m, struct err *err) {
     struct config *c = &m->config;
-    bool is_llama = strcmp(c->arch, "llama") == 0;
     uint32_t experts = 0;
     int status = config_u32(c, m->keys, "expert_count", 4096, false, &experts, err);
     if (!status && experts)
@@ -18,15 +15,15 @@ static int config(struct model *m, struct err *err) {
     if (!status)
         status = config_u32(c, m->keys, "feed_forward_length", 1 << 22, true, &c->ffn, err);
     /* GGUF's llama has rotary pairs side by side; the hub, and all others, a half head apart. */
-    c->rope.pairing = is_llama && !m->hub ? ROPE_NEIGHBOURS : ROPE_HALVES;
+    c->rope.pairing = m->arch == &arch_llama && !m->hub ? ROPE_NEIGHBOURS : ROPE_HALVES;
     return status;
 }
 
 static int bind_attention(struct model *m, int i, struct layer *l, struct err *err) {
     const struct config *c = &m->config;
     uint32_t q = c->q_width, kv = c->kv_width;
-    unsigned bias = strcmp(c->arch, "qwen2") == 0 ? 0 : BIND_OPTIONAL;
-    unsigned norm = strcmp(c->arch, "qwen3") == 0 ? 0 : BIND_OPTIONAL;
+    unsigned bias = m->arch == &arch_qwen2 ? 0 : BIND_OPTIONAL;
+    unsigned norm = m->arch == &arch_qwen3 ? 0 : BIND_OPTIONAL;
     int status;
     if ((status = bind_vector(m, i, "attn_norm.weight", c->hidden, 0, 0, &l->norm, err)) ||
         (status = bind_matrix(m, i, "attn_q.weight", c->hidden, q, 0, &l->q, err)) ||
@@ -66,12 +63,103 @@ static int bind(struct model *m, struct err *err) {
     return SLUICE_OK;
 }
 
-static int emit_mixer(const struct model *m, struct plan *plan, const struct plan_options *options,
-                      uint32_t layer, struct operand x, struct operand angles, struct operand pages,
-                      struct err *err) {
-    return emit_attention(m, plan, options, layer, false, x, angles, pages, err);
+static int emit_layer(const struct emit *e, uint32_t layer) {
+    int status = emit_attention(e, layer, false);
+    return status ? status : emit_dense(e, layer);
 }
 
-const struct arch arch_llama = {"llama", config, bind, emit_mixer};
-const struct arch arch_qwen2 = {"qwen2", config, bind, emit_mixer};
-const struct arch arch_qwen3 = {"qwen3", config, bind, emit_mixer};
+/* ---- hub folders ------------------------------------------------------------------------------
+ */
+
+static void hub_keys(struct hub_keys *k) {
+    hub_copy_count(k, "intermediate_size", "feed_forward_length");
+    hub_put_u32(k, "rope.dimension_count", k->hub->head_dim);
+}
+
+/* clang-format off */
+static const struct hub_name global_names[] = {
+    {.theirs = "embed_tokens.weight", .ours = "token_embd.weight"},
+    {.theirs = "norm.weight",         .ours = "output_norm.weight"},
+    {.theirs = "lm_head.weight",      .ours = "output.weight"},
+    {0},
+};
+
+static const struct hub_name norm_names[] = {
+    {.theirs = "input_layernorm.weight",          .ours = "attn_norm.weight"},
+    {.theirs = "post_attention_layernorm.weight", .ours = "ffn_norm.weight"},
+    {0},
+};
+
+static const struct hub_name paired_qk_names[] = { /* llama: see config */
+    {.theirs = "self_attn.q_proj.weight", .ours = "attn_q.weight", .order = ORDER_PAIR_Q},
+    {.theirs = "self_attn.k_proj.weight", .ours = "attn_k.weight", .order = ORDER_PAIR_K},
+    {.theirs = "self_attn.q_proj.bias",   .ours = "attn_q.bias",   .order = ORDER_PAIR_Q},
+    {.theirs = "self_attn.k_proj.bias",   .ours = "attn_k.bias",   .order = ORDER_PAIR_K},
+    {0},
+};
+
+static const struct hub_name qk_names[] = {
+    {.theirs = "self_attn.q_proj.weight", .ours = "attn_q.weight"},
+    {.theirs = "self_attn.k_proj.weight", .ours = "attn_k.weight"},
+    {.theirs = "self_attn.q_proj.bias",   .ours = "attn_q.bias"},
+    {.theirs = "self_attn.k_proj.bias",   .ours = "attn_k.bias"},
+    {0},
+};
+
+static const struct hub_name vo_names[] = {
+    {.theirs = "self_attn.v_proj.weight", .ours = "attn_v.weight"},
+    {.theirs = "self_attn.v_proj.bias",   .ours = "attn_v.bias"},
+    {.theirs = "self_attn.o_proj.weight", .ours = "attn_output.weight"},
+    {.theirs = "self_attn.o_proj.bias",   .ours = "attn_output.bias"},
+    {0},
+};
+
+static const struct hub_name qk_norm_names[] = {
+    {.theirs = "self_attn.q_norm.weight", .ours = "attn_q_norm.weight"},
+    {.theirs = "self_attn.k_norm.weight", .ours = "attn_k_norm.weight"},
+    {0},
+};
+
+static const struct hub_name ffn_names[] = {
+    {.theirs = "mlp.gate_proj.weight", .ours = "ffn_gate.weight"},
+    {.theirs = "mlp.up_proj.weight",   .ours = "ffn_up.weight"},
+    {.theirs = "mlp.down_proj.weight", .ours = "ffn_down.weight"},
+    {.theirs = "mlp.gate_proj.bias",   .ours = "ffn_gate.bias"},
+    {.theirs = "mlp.up_proj.bias",     .ours = "ffn_up.bias"},
+    {.theirs = "mlp.down_proj.bias",   .ours = "ffn_down.bias"},
+    {0},
+};
+/* clang-format on */
+
+const struct arch arch_llama = {
+    .name = "llama",
+    .config = config,
+    .bind = bind,
+    .emit_layer = emit_layer,
+    .model_types = {"llama"},
+    .global_names = global_names,
+    .layer_names = {norm_names, paired_qk_names, vo_names, ffn_names},
+    .hub_keys = hub_keys,
+};
+
+const struct arch arch_qwen2 = {
+    .name = "qwen2",
+    .config = config,
+    .bind = bind,
+    .emit_layer = emit_layer,
+    .model_types = {"qwen2"},
+    .global_names = global_names,
+    .layer_names = {norm_names, qk_names, vo_names, qk_norm_names, ffn_names},
+    .hub_keys = hub_keys,
+};
+
+const struct arch arch_qwen3 = {
+    .name = "qwen3",
+    .config = config,
+    .bind = bind,
+    .emit_layer = emit_layer,
+    .model_types = {"qwen3"},
+    .global_names = global_names,
+    .layer_names = {norm_names, qk_names, vo_names, qk_norm_names, ffn_names},
+    .hub_keys = hub_keys,
+};

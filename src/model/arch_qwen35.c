@@ -6,7 +6,7 @@
 #include <string.h>
 
 #include "base/size.h"
-#include "model/model.h"
+#include "model/arch.h"
 
 static int config_layers(struct model *m, struct err *err) {
     struct config *c = &m->config;
@@ -97,7 +97,7 @@ static int config(struct model *m, struct err *err) {
     if (!status)
         status = config_delta(m, err);
     if (!status)
-        status = strcmp(c->arch, "qwen35moe") == 0
+        status = m->arch == &arch_qwen35moe
                      ? config_experts(m, err)
                      : config_u32(c, m->keys, "feed_forward_length", 1 << 22, true, &c->ffn, err);
     return status;
@@ -203,20 +203,19 @@ static struct delta_columns columns_of(const struct config *c) {
     return w;
 }
 
-static int emit_delta_in(const struct model *m, struct plan *plan, uint32_t layer, struct operand x,
-                         struct operand out, struct err *err) {
-    const struct layer *l = &m->layers[layer];
-    struct delta_columns w = columns_of(&m->config);
+static int emit_delta_in(const struct emit *e, uint32_t layer, struct operand out) {
+    const struct layer *l = &e->m->layers[layer];
+    struct delta_columns w = columns_of(&e->m->config);
     struct op op = {
         .kind = OP_PROJECT,
         .layer = (int32_t)layer,
         .role = "mix in",
         .project =
             {
-                .in = x,
+                .in = e->x,
                 .prologue = PROLOGUE_NORM,
                 .norm = l->norm,
-                .eps = m->config.eps,
+                .eps = e->m->config.eps,
                 .n_segments = 4,
                 .segments = {{.weight = l->qkv},
                              {.weight = l->z, .column = w.z},
@@ -225,13 +224,12 @@ static int emit_delta_in(const struct model *m, struct plan *plan, uint32_t laye
                 .out = out,
             },
     };
-    return plan_add(plan, &op, err);
+    return plan_add(e->plan, &op, e->err);
 }
 
-static int emit_delta_out(const struct model *m, struct plan *plan, uint32_t layer,
-                          struct operand mixed, struct operand z, struct operand x,
-                          struct err *err) {
-    const struct layer *l = &m->layers[layer];
+static int emit_delta_out(const struct emit *e, uint32_t layer, struct operand mixed,
+                          struct operand z) {
+    const struct layer *l = &e->m->layers[layer];
     struct op op = {
         .kind = OP_PROJECT,
         .layer = (int32_t)layer,
@@ -242,24 +240,23 @@ static int emit_delta_out(const struct model *m, struct plan *plan, uint32_t lay
                 .prologue = PROLOGUE_GATED_NORM,
                 .norm = l->head_norm,
                 .gate = z,
-                .head_width = m->config.value_width,
-                .gate_stride = m->config.value_width,
-                .eps = m->config.eps,
+                .head_width = e->m->config.value_width,
+                .gate_stride = e->m->config.value_width,
+                .eps = e->m->config.eps,
                 .n_segments = 1,
                 .segments = {{.weight = l->out}},
                 .epilogue = EPILOGUE_ADD,
-                .out = x,
+                .out = e->x,
             },
     };
-    return plan_add(plan, &op, err);
+    return plan_add(e->plan, &op, e->err);
 }
 
-static int emit_delta(const struct model *m, struct plan *plan, const struct plan_options *options,
-                      uint32_t layer, struct operand x, struct err *err) {
-    const struct layer *l = &m->layers[layer];
-    const struct config *c = &m->config;
+static int emit_delta(const struct emit *e, uint32_t layer) {
+    const struct layer *l = &e->m->layers[layer];
+    const struct config *c = &e->m->config;
     struct delta_columns w = columns_of(c);
-    struct operand in = plan_scratch(plan, w.width), mixed = plan_scratch(plan, w.values);
+    struct operand in = plan_scratch(e->plan, w.width), mixed = plan_scratch(e->plan, w.values);
     struct op delta = {
         .kind = OP_DELTA,
         .layer = (int32_t)layer,
@@ -278,29 +275,227 @@ static int emit_delta(const struct model *m, struct plan *plan, const struct pla
                 .conv = l->conv,
                 .a = l->a,
                 .dt = l->dt,
-                .state = plan_state(
-                    plan, DT_F32,
-                    (uint32_t[4]){c->key_width, c->value_width, c->value_heads, options->n_slots}),
-                .window = plan_state(plan, DT_F32,
-                                     (uint32_t[4]){w.channels, c->conv_width, options->n_slots}),
+                .state = plan_state(e->plan, DT_F32,
+                                    (uint32_t[4]){c->key_width, c->value_width, c->value_heads,
+                                                  e->options->n_slots}),
+                .window = plan_state(e->plan, DT_F32,
+                                     (uint32_t[4]){w.channels, c->conv_width, e->options->n_slots}),
                 .out = mixed,
             },
     };
-    int status = emit_delta_in(m, plan, layer, x, in, err);
+    int status = emit_delta_in(e, layer, in);
     if (!status)
-        status = plan_add(plan, &delta, err);
+        status = plan_add(e->plan, &delta, e->err);
     if (!status)
-        status = emit_delta_out(m, plan, layer, mixed, operand_columns(in, w.z, w.values), x, err);
+        status = emit_delta_out(e, layer, mixed, operand_columns(in, w.z, w.values));
     return status;
 }
 
-static int emit_mixer(const struct model *m, struct plan *plan, const struct plan_options *options,
-                      uint32_t layer, struct operand x, struct operand angles, struct operand pages,
-                      struct err *err) {
-    return m->config.is_recurrent[layer]
-               ? emit_delta(m, plan, options, layer, x, err)
-               : emit_attention(m, plan, options, layer, true, x, angles, pages, err);
+static int emit_layer(const struct emit *e, uint32_t layer) {
+    const struct config *c = &e->m->config;
+    int status = c->is_recurrent[layer] ? emit_delta(e, layer) : emit_attention(e, layer, true);
+    if (!status)
+        status = c->experts ? emit_experts(e, layer) : emit_dense(e, layer);
+    return status;
 }
 
-const struct arch arch_qwen35 = {"qwen35", config, bind, emit_mixer};
-const struct arch arch_qwen35moe = {"qwen35moe", config, bind, emit_mixer};
+/* ---- hub folders ------------------------------------------------------------------------------
+ */
+
+static int refuse_unsupported(const struct hub *h, struct err *err) {
+    int status;
+    if ((status = hub_refuse_flag(h, "attn_output_gate", true, err)) ||
+        (status = hub_refuse_flag(h, "attention_bias", false, err)) ||
+        (status = hub_refuse_text(h, "output_gate_type", "swish", err)))
+        return status;
+    if (strcmp(hub_rope_type(h), "llama3") == 0) /* its divisors are for whole heads */
+        return err_set(err, SLUICE_ERR_UNSUPPORTED,
+                       "%s/config.json: rope_type is llama3, expected default, linear or yarn",
+                       h->folder->path);
+    return SLUICE_OK;
+}
+
+static int hub_config(struct hub *h, struct err *err) {
+    int status;
+    h->conv_kernel = 4;
+    if ((status = refuse_unsupported(h, err)) ||
+        (status = hub_count(h, "linear_num_key_heads", 1 << 12, &h->key_heads, err)) ||
+        (status = hub_count(h, "linear_num_value_heads", 1 << 12, &h->value_heads, err)) ||
+        (status = hub_count(h, "linear_key_head_dim", 1 << 12, &h->key_dim, err)) ||
+        (status = hub_count(h, "linear_value_head_dim", 1 << 12, &h->value_dim, err)) ||
+        (status = hub_count(h, "linear_conv_kernel_dim", 8, &h->conv_kernel, err)))
+        return status;
+    if (h->value_heads % h->key_heads != 0)
+        return err_set(err, SLUICE_ERR_FORMAT,
+                       "%s/config.json: linear_num_value_heads is %u, expected a multiple of "
+                       "linear_num_key_heads, %u",
+                       h->folder->path, h->value_heads, h->key_heads);
+    return h->arch == &arch_qwen35moe ? hub_count(h, "num_experts", 4096, &h->n_experts, err)
+                                      : SLUICE_OK;
+}
+
+/* How many values of a head rotate: a part of them. */
+static void put_rotary(struct hub_keys *k) {
+    const struct hub *h = k->hub;
+    const json_t *rope = hub_rope(h);
+    double part = 0.25;
+    if (!k->status)
+        k->status = hub_number(h, h->folder->config, "partial_rotary_factor", 0.25, &part, k->err);
+    if (!k->status)
+        k->status = hub_number(h, rope, "partial_rotary_factor", part, &part, k->err);
+    if (!k->status && part > 1)
+        k->status = err_set(k->err, SLUICE_ERR_FORMAT,
+                            "%s/config.json: partial_rotary_factor is %g, expected at most 1",
+                            h->folder->path, part);
+    hub_put_u32(k, "rope.dimension_count", k->status ? 0 : (uint32_t)(h->head_dim * part));
+    int32_t sections[4] = {11, 11, 10, 0};
+    const json_t *given = json_object_get(rope, "mrope_section");
+    for (size_t i = 0; json_is_array(given) && i < 3; i++)
+        sections[i] = (int32_t)json_integer_value(json_array_get(given, i));
+    hub_put_i32s(k, "rope.dimension_sections", sections, 4);
+}
+
+/* Which layers are recurrent: an interval where there is one, a list of bools where not. */
+static void put_layer_types(struct hub_keys *k) {
+    const json_t *kinds = json_object_get(k->hub->folder->config, "layer_types");
+    uint32_t interval = 0;
+    const json_t *given = json_object_get(k->hub->folder->config, "full_attention_interval");
+    if (json_is_integer(given) && json_integer_value(given) > 0 && json_integer_value(given) < 1024)
+        interval = (uint32_t)json_integer_value(given);
+    const json_t *kind;
+    size_t i;
+    if (!interval && json_is_array(kinds))
+        json_array_foreach(kinds, i, kind) {
+            const char *text = json_string_value(kind);
+            if (!interval && text && strcmp(text, "full_attention") == 0)
+                interval = (uint32_t)i + 1;
+        }
+    if (!interval)
+        interval = json_is_array(kinds) ? k->hub->n_layers + 1 : 4;
+    hub_put_u32(k, "full_attention_interval", interval);
+    bool is_regular = true;
+    uint8_t recurrent[MAX_LAYERS] = {0};
+    if (json_is_array(kinds) && json_array_size(kinds) != k->hub->n_layers && !k->status)
+        k->status = err_set(k->err, SLUICE_ERR_FORMAT,
+                            "%s/config.json: layer_types has %zu entries, expected %u",
+                            k->hub->folder->path, json_array_size(kinds), k->hub->n_layers);
+    if (k->status || !json_is_array(kinds))
+        return;
+    json_array_foreach(kinds, i, kind) {
+        const char *text = json_string_value(kind);
+        recurrent[i] = text && strcmp(text, "linear_attention") == 0;
+        is_regular &= recurrent[i] == ((i + 1) % interval != 0);
+    }
+    if (!is_regular)
+        hub_put_bools(k, "attention.recurrent_layers", recurrent, k->hub->n_layers);
+}
+
+static void put_experts(struct hub_keys *k) {
+    hub_put_u32(k, "expert_count", k->hub->n_experts);
+    hub_copy_count(k, "num_experts_per_tok", "expert_used_count");
+    hub_copy_count(k, "moe_intermediate_size", "expert_feed_forward_length");
+    hub_copy_count(k, "shared_expert_intermediate_size", "expert_shared_feed_forward_length");
+}
+
+static void hub_keys(struct hub_keys *k) {
+    const struct hub *h = k->hub;
+    if (h->arch == &arch_qwen35)
+        hub_copy_count(k, "intermediate_size", "feed_forward_length");
+    put_rotary(k);
+    put_layer_types(k);
+    hub_put_u32(k, "ssm.conv_kernel", h->conv_kernel);
+    hub_put_u32(k, "ssm.state_size", h->key_dim);
+    hub_put_u32(k, "ssm.group_count", h->key_heads);
+    hub_put_u32(k, "ssm.time_step_rank", h->value_heads);
+    hub_put_u32(k, "ssm.inner_size", h->value_heads * h->value_dim);
+    if (h->n_mtp)
+        hub_put_u32(k, "nextn_predict_layers", h->n_mtp);
+    if (h->arch == &arch_qwen35moe)
+        put_experts(k);
+}
+
+/* clang-format off */
+static const struct hub_name global_names[] = {
+    {.theirs = "embed_tokens.weight", .ours = "token_embd.weight"},
+    {.theirs = "norm.weight",         .ours = "output_norm.weight", .change = CHANGE_PLUS_ONE},
+    {.theirs = "lm_head.weight",      .ours = "output.weight"},
+    {0},
+};
+
+static const struct hub_name mixer_names[] = {
+    {.theirs = "input_layernorm.weight",          .ours = "attn_norm.weight",           .change = CHANGE_PLUS_ONE},
+    {.theirs = "post_attention_layernorm.weight", .ours = "post_attention_norm.weight", .change = CHANGE_PLUS_ONE},
+    {.theirs = "self_attn.q_proj.weight",         .ours = "attn_q.weight"},
+    {.theirs = "self_attn.k_proj.weight",         .ours = "attn_k.weight"},
+    {.theirs = "self_attn.v_proj.weight",         .ours = "attn_v.weight"},
+    {.theirs = "self_attn.o_proj.weight",         .ours = "attn_output.weight"},
+    {.theirs = "self_attn.q_norm.weight",         .ours = "attn_q_norm.weight", .change = CHANGE_PLUS_ONE},
+    {.theirs = "self_attn.k_norm.weight",         .ours = "attn_k_norm.weight", .change = CHANGE_PLUS_ONE},
+    {.theirs = "linear_attn.in_proj_qkv.weight",  .ours = "attn_qkv.weight",    .order = ORDER_TILE_TAIL},
+    {.theirs = "linear_attn.in_proj_z.weight",    .ours = "attn_gate.weight",   .order = ORDER_TILE},
+    {.theirs = "linear_attn.in_proj_b.weight",    .ours = "ssm_beta.weight",    .order = ORDER_TILE_HEADS},
+    {.theirs = "linear_attn.in_proj_a.weight",    .ours = "ssm_alpha.weight",   .order = ORDER_TILE_HEADS},
+    {.theirs = "linear_attn.conv1d.weight",       .ours = "ssm_conv1d.weight",  .order = ORDER_TILE_TAIL, .is_squeezed = true},
+    {.theirs = "linear_attn.A_log",               .ours = "ssm_a",              .order = ORDER_TILE_HEADS, .change = CHANGE_NEG_EXP},
+    {.theirs = "linear_attn.dt_bias",             .ours = "ssm_dt.bias",        .order = ORDER_TILE_HEADS},
+    {.theirs = "linear_attn.norm.weight",         .ours = "ssm_norm.weight"},
+    {.theirs = "linear_attn.out_proj.weight",     .ours = "ssm_out.weight",     .order = ORDER_TILE_COLUMNS},
+    {0},
+};
+
+static const struct hub_name dense_names[] = {
+    {.theirs = "mlp.gate_proj.weight", .ours = "ffn_gate.weight"},
+    {.theirs = "mlp.up_proj.weight",   .ours = "ffn_up.weight"},
+    {.theirs = "mlp.down_proj.weight", .ours = "ffn_down.weight"},
+    {0},
+};
+
+static const struct hub_name expert_names[] = {
+    {.theirs = "mlp.gate.weight",                    .ours = "ffn_gate_inp.weight"},
+    {.theirs = "mlp.shared_expert_gate.weight",      .ours = "ffn_gate_inp_shexp.weight", .is_squeezed = true},
+    {.theirs = "mlp.shared_expert.gate_proj.weight", .ours = "ffn_gate_shexp.weight"},
+    {.theirs = "mlp.shared_expert.up_proj.weight",   .ours = "ffn_up_shexp.weight"},
+    {.theirs = "mlp.shared_expert.down_proj.weight", .ours = "ffn_down_shexp.weight"},
+    {.theirs = "mlp.experts.down_proj",              .ours = "ffn_down_exps.weight"},
+    {.theirs = "mlp.experts.gate_up_proj",           .ours = "ffn_gate_exps.weight", .part = PART_FIRST_HALF},
+    {.theirs = "mlp.experts.gate_up_proj",           .ours = "ffn_up_exps.weight",   .part = PART_SECOND_HALF},
+    {.theirs = "mlp.experts.*.gate_proj.weight",     .ours = "ffn_gate_exps.weight"},
+    {.theirs = "mlp.experts.*.up_proj.weight",       .ours = "ffn_up_exps.weight"},
+    {.theirs = "mlp.experts.*.down_proj.weight",     .ours = "ffn_down_exps.weight"},
+    {0},
+};
+
+static const struct hub_name draft_names[] = {
+    {.theirs = "mtp.fc.weight",                    .ours = "nextn.eh_proj.weight"},
+    {.theirs = "mtp.norm.weight",                  .ours = "nextn.shared_head_norm.weight", .change = CHANGE_PLUS_ONE},
+    {.theirs = "mtp.pre_fc_norm_embedding.weight", .ours = "nextn.enorm.weight",            .change = CHANGE_PLUS_ONE},
+    {.theirs = "mtp.pre_fc_norm_hidden.weight",    .ours = "nextn.hnorm.weight",            .change = CHANGE_PLUS_ONE},
+    {0},
+};
+/* clang-format on */
+
+const struct arch arch_qwen35 = {
+    .name = "qwen35",
+    .config = config,
+    .bind = bind,
+    .emit_layer = emit_layer,
+    .model_types = {"qwen3_5", "qwen3_5_text"},
+    .global_names = global_names,
+    .layer_names = {mixer_names, dense_names},
+    .draft_names = draft_names,
+    .hub_config = hub_config,
+    .hub_keys = hub_keys,
+};
+
+const struct arch arch_qwen35moe = {
+    .name = "qwen35moe",
+    .config = config,
+    .bind = bind,
+    .emit_layer = emit_layer,
+    .model_types = {"qwen3_5_moe", "qwen3_5_moe_text"},
+    .global_names = global_names,
+    .layer_names = {mixer_names, dense_names, expert_names},
+    .draft_names = draft_names,
+    .hub_config = hub_config,
+    .hub_keys = hub_keys,
+};

@@ -3,7 +3,7 @@
 #include <string.h>
 
 #include "base/size.h"
-#include "model/model.h"
+#include "model/arch.h"
 
 /* A tensor of the file or folder under our name, whichever it is. */
 struct found {

@@ -1,8 +1,8 @@
-/* emit.c - the ops that all architectures share: attention and the feed-forward part. */
+/* emit.c - the ops that architectures share: attention and the feed-forward part. */
 #include <math.h>
 
 #include "base/size.h"
-#include "model/model.h"
+#include "model/arch.h"
 #include "plan/io.h"
 
 static uint32_t rows_of(const struct operand *o) {
@@ -10,21 +10,20 @@ static uint32_t rows_of(const struct operand *o) {
 }
 
 /* Norm, then q (with its gate), k and v into one row. */
-static int emit_qkv(const struct model *m, struct plan *plan, uint32_t layer, struct operand x,
-                    struct operand *qkv, struct err *err) {
-    const struct layer *l = &m->layers[layer];
+static int emit_qkv(const struct emit *e, uint32_t layer, struct operand *qkv) {
+    const struct layer *l = &e->m->layers[layer];
     uint32_t q = rows_of(&l->q), k = rows_of(&l->k), v = rows_of(&l->v);
-    *qkv = plan_scratch(plan, size_plus(size_plus(q, k), v));
+    *qkv = plan_scratch(e->plan, size_plus(size_plus(q, k), v));
     struct op op = {
         .kind = OP_PROJECT,
         .layer = (int32_t)layer,
         .role = "mix in",
         .project =
             {
-                .in = x,
+                .in = e->x,
                 .prologue = PROLOGUE_NORM,
                 .norm = l->norm,
-                .eps = m->config.eps,
+                .eps = e->m->config.eps,
                 .n_segments = 3,
                 .segments = {{.weight = l->q, .bias = l->q_bias},
                              {.weight = l->k, .bias = l->k_bias, .column = q},
@@ -32,22 +31,20 @@ static int emit_qkv(const struct model *m, struct plan *plan, uint32_t layer, st
                 .out = *qkv,
             },
     };
-    return plan_add(plan, &op, err);
+    return plan_add(e->plan, &op, e->err);
 }
 
-int emit_attention(const struct model *m, struct plan *plan, const struct plan_options *options,
-                   uint32_t layer, bool is_gated, struct operand x, struct operand angles,
-                   struct operand pages, struct err *err) {
-    const struct layer *l = &m->layers[layer];
-    const struct config *c = &m->config;
+int emit_attention(const struct emit *e, uint32_t layer, bool is_gated) {
+    const struct layer *l = &e->m->layers[layer];
+    const struct config *c = &e->m->config;
     uint32_t width = c->head_width, stride = is_gated ? 2 * width : width;
-    const uint32_t cache[4] = {width, IO_PAGE_POSITIONS, c->kv_heads, options->n_pages};
-    struct operand qkv, keys = plan_state(plan, options->kv_type, cache);
-    struct operand values = plan_state(plan, options->kv_type, cache);
-    int status = emit_qkv(m, plan, layer, x, &qkv, err);
+    const uint32_t cache[4] = {width, IO_PAGE_POSITIONS, c->kv_heads, e->options->n_pages};
+    struct operand qkv, keys = plan_state(e->plan, e->options->kv_type, cache);
+    struct operand values = plan_state(e->plan, e->options->kv_type, cache);
+    int status = emit_qkv(e, layer, &qkv);
     if (status)
         return status;
-    struct operand mixed = plan_scratch(plan, c->q_width);
+    struct operand mixed = plan_scratch(e->plan, c->q_width);
     struct op attend = {
         .kind = OP_ATTEND,
         .layer = (int32_t)layer,
@@ -67,10 +64,10 @@ int emit_attention(const struct model *m, struct plan *plan, const struct plan_o
                 .k_norm = l->k_norm,
                 .eps = c->eps,
                 .scale = 1 / sqrtf((float)width),
-                .angles = angles,
+                .angles = e->angles,
                 .keys = keys,
                 .values = values,
-                .pages = pages,
+                .pages = e->plan->pages,
                 .out = mixed,
             },
     };
@@ -87,29 +84,28 @@ int emit_attention(const struct model *m, struct plan *plan, const struct plan_o
                 .n_segments = 1,
                 .segments = {{.weight = l->o, .bias = l->o_bias}},
                 .epilogue = EPILOGUE_ADD,
-                .out = x,
+                .out = e->x,
             },
     };
-    if (is_gated) /* each head's gate stands behind its query */
+    if (is_gated) /* each head's gate is after its query */
         out.project.gate = operand_columns(qkv, width, rows_of(&l->q) - width);
-    status = plan_add(plan, &attend, err);
-    return status ? status : plan_add(plan, &out, err);
+    status = plan_add(e->plan, &attend, e->err);
+    return status ? status : plan_add(e->plan, &out, e->err);
 }
 
-static int emit_dense(const struct model *m, struct plan *plan, uint32_t layer, struct operand x,
-                      struct err *err) {
-    const struct layer *l = &m->layers[layer];
-    struct operand hidden = plan_scratch(plan, rows_of(&l->gate));
+int emit_dense(const struct emit *e, uint32_t layer) {
+    const struct layer *l = &e->m->layers[layer];
+    struct operand hidden = plan_scratch(e->plan, rows_of(&l->gate));
     struct op in = {
         .kind = OP_PROJECT,
         .layer = (int32_t)layer,
         .role = "ffn in",
         .project =
             {
-                .in = x,
+                .in = e->x,
                 .prologue = PROLOGUE_NORM,
                 .norm = l->ffn_norm,
-                .eps = m->config.eps,
+                .eps = e->m->config.eps,
                 .n_segments = 2,
                 .segments = {{.weight = l->gate, .bias = l->gate_bias},
                              {.weight = l->up, .bias = l->up_bias}},
@@ -127,26 +123,25 @@ static int emit_dense(const struct model *m, struct plan *plan, uint32_t layer, 
                 .n_segments = 1,
                 .segments = {{.weight = l->down, .bias = l->down_bias}},
                 .epilogue = EPILOGUE_ADD,
-                .out = x,
+                .out = e->x,
             },
     };
-    int status = plan_add(plan, &in, err);
-    return status ? status : plan_add(plan, &out, err);
+    int status = plan_add(e->plan, &in, e->err);
+    return status ? status : plan_add(e->plan, &out, e->err);
 }
 
-static int emit_experts(const struct model *m, struct plan *plan, uint32_t layer, struct operand x,
-                        struct err *err) {
-    const struct layer *l = &m->layers[layer];
-    const struct config *c = &m->config;
-    const uint32_t list[4] = {c->experts_used + 1, plan->max_rows};
-    struct operand choice = plan_scratch_of(plan, DT_I32, list);
-    struct operand weight = plan_scratch_of(plan, DT_F32, list);
-    struct operand hidden = plan_scratch(plan, c->experts_row);
+int emit_experts(const struct emit *e, uint32_t layer) {
+    const struct layer *l = &e->m->layers[layer];
+    const struct config *c = &e->m->config;
+    const uint32_t list[4] = {c->experts_used + 1, e->plan->max_rows};
+    struct operand choice = plan_scratch_of(e->plan, DT_I32, list);
+    struct operand weight = plan_scratch_of(e->plan, DT_F32, list);
+    struct operand hidden = plan_scratch(e->plan, c->experts_row);
     struct op route = {
         .kind = OP_ROUTE,
         .layer = (int32_t)layer,
         .role = "ffn route",
-        .route = {.in = x,
+        .route = {.in = e->x,
                   .norm = l->ffn_norm,
                   .router = l->router,
                   .shared_gate = l->shared_switch,
@@ -159,7 +154,7 @@ static int emit_experts(const struct model *m, struct plan *plan, uint32_t layer
         .kind = OP_EXPERTS_IN,
         .layer = (int32_t)layer,
         .role = "ffn in",
-        .experts_in = {.in = x,
+        .experts_in = {.in = e->x,
                        .norm = l->ffn_norm,
                        .gate = l->expert_gate,
                        .up = l->expert_up,
@@ -178,16 +173,10 @@ static int emit_experts(const struct model *m, struct plan *plan, uint32_t layer
                         .weight = weight,
                         .down = l->expert_down,
                         .shared_down = l->shared_down,
-                        .x = x},
+                        .x = e->x},
     };
-    int status = plan_add(plan, &route, err);
+    int status = plan_add(e->plan, &route, e->err);
     if (!status)
-        status = plan_add(plan, &in, err);
-    return status ? status : plan_add(plan, &out, err);
-}
-
-int emit_ffn(const struct model *m, struct plan *plan, uint32_t layer, struct operand x,
-             struct err *err) {
-    return m->config.experts ? emit_experts(m, plan, layer, x, err)
-                             : emit_dense(m, plan, layer, x, err);
+        status = plan_add(e->plan, &in, e->err);
+    return status ? status : plan_add(e->plan, &out, e->err);
 }

@@ -12,77 +12,8 @@
 #include <string.h>
 
 #include "base/size.h"
+#include "model/arch.h"
 #include "model/hub_config.h"
-
-enum { F_LLAMA = 1, F_QWEN = 2, F_HYBRID = 4, F_PLAIN = F_LLAMA | F_QWEN, F_ALL = 7 };
-
-struct name_row {
-    unsigned families;
-    const char *theirs, *ours;
-    enum hub_order order;
-    enum hub_change change;
-    bool is_squeezed; /* dimensions of one, but the first, are dropped */
-};
-
-/* clang-format off */
-static const struct name_row global_rows[] = {
-    {F_ALL,    "embed_tokens.weight", "token_embd.weight",  ORDER_SAME, CHANGE_NONE,     false},
-    {F_PLAIN,  "norm.weight",         "output_norm.weight", ORDER_SAME, CHANGE_NONE,     false},
-    {F_HYBRID, "norm.weight",         "output_norm.weight", ORDER_SAME, CHANGE_PLUS_ONE, false},
-    {F_ALL,    "lm_head.weight",      "output.weight",      ORDER_SAME, CHANGE_NONE,     false},
-};
-
-static const struct name_row layer_rows[] = {
-    {F_PLAIN,  "input_layernorm.weight",          "attn_norm.weight",           ORDER_SAME,         CHANGE_NONE,     false},
-    {F_HYBRID, "input_layernorm.weight",          "attn_norm.weight",           ORDER_SAME,         CHANGE_PLUS_ONE, false},
-    {F_PLAIN,  "post_attention_layernorm.weight", "ffn_norm.weight",            ORDER_SAME,         CHANGE_NONE,     false},
-    {F_HYBRID, "post_attention_layernorm.weight", "post_attention_norm.weight", ORDER_SAME,         CHANGE_PLUS_ONE, false},
-    {F_LLAMA,  "self_attn.q_proj.weight",         "attn_q.weight",              ORDER_PAIR_Q,       CHANGE_NONE,     false},
-    {F_LLAMA,  "self_attn.k_proj.weight",         "attn_k.weight",              ORDER_PAIR_K,       CHANGE_NONE,     false},
-    {F_LLAMA,  "self_attn.q_proj.bias",           "attn_q.bias",                ORDER_PAIR_Q,       CHANGE_NONE,     false},
-    {F_LLAMA,  "self_attn.k_proj.bias",           "attn_k.bias",                ORDER_PAIR_K,       CHANGE_NONE,     false},
-    {F_QWEN | F_HYBRID, "self_attn.q_proj.weight", "attn_q.weight",             ORDER_SAME,         CHANGE_NONE,     false},
-    {F_QWEN | F_HYBRID, "self_attn.k_proj.weight", "attn_k.weight",             ORDER_SAME,         CHANGE_NONE,     false},
-    {F_QWEN,   "self_attn.q_proj.bias",           "attn_q.bias",                ORDER_SAME,         CHANGE_NONE,     false},
-    {F_QWEN,   "self_attn.k_proj.bias",           "attn_k.bias",                ORDER_SAME,         CHANGE_NONE,     false},
-    {F_ALL,    "self_attn.v_proj.weight",         "attn_v.weight",              ORDER_SAME,         CHANGE_NONE,     false},
-    {F_PLAIN,  "self_attn.v_proj.bias",           "attn_v.bias",                ORDER_SAME,         CHANGE_NONE,     false},
-    {F_ALL,    "self_attn.o_proj.weight",         "attn_output.weight",         ORDER_SAME,         CHANGE_NONE,     false},
-    {F_PLAIN,  "self_attn.o_proj.bias",           "attn_output.bias",           ORDER_SAME,         CHANGE_NONE,     false},
-    {F_QWEN,   "self_attn.q_norm.weight",         "attn_q_norm.weight",         ORDER_SAME,         CHANGE_NONE,     false},
-    {F_QWEN,   "self_attn.k_norm.weight",         "attn_k_norm.weight",         ORDER_SAME,         CHANGE_NONE,     false},
-    {F_HYBRID, "self_attn.q_norm.weight",         "attn_q_norm.weight",         ORDER_SAME,         CHANGE_PLUS_ONE, false},
-    {F_HYBRID, "self_attn.k_norm.weight",         "attn_k_norm.weight",         ORDER_SAME,         CHANGE_PLUS_ONE, false},
-    {F_HYBRID, "linear_attn.in_proj_qkv.weight",  "attn_qkv.weight",            ORDER_TILE_TAIL,    CHANGE_NONE,     false},
-    {F_HYBRID, "linear_attn.in_proj_z.weight",    "attn_gate.weight",           ORDER_TILE,         CHANGE_NONE,     false},
-    {F_HYBRID, "linear_attn.in_proj_b.weight",    "ssm_beta.weight",            ORDER_TILE,         CHANGE_NONE,     false},
-    {F_HYBRID, "linear_attn.in_proj_a.weight",    "ssm_alpha.weight",           ORDER_TILE,         CHANGE_NONE,     false},
-    {F_HYBRID, "linear_attn.conv1d.weight",       "ssm_conv1d.weight",          ORDER_TILE_TAIL,    CHANGE_NONE,     true},
-    {F_HYBRID, "linear_attn.A_log",               "ssm_a",                      ORDER_TILE,         CHANGE_NEG_EXP,  false},
-    {F_HYBRID, "linear_attn.dt_bias",             "ssm_dt.bias",                ORDER_TILE,         CHANGE_NONE,     false},
-    {F_HYBRID, "linear_attn.norm.weight",         "ssm_norm.weight",            ORDER_SAME,         CHANGE_NONE,     false},
-    {F_HYBRID, "linear_attn.out_proj.weight",     "ssm_out.weight",             ORDER_TILE_COLUMNS, CHANGE_NONE,     false},
-    {F_ALL,    "mlp.gate_proj.weight",            "ffn_gate.weight",            ORDER_SAME,         CHANGE_NONE,     false},
-    {F_ALL,    "mlp.up_proj.weight",              "ffn_up.weight",              ORDER_SAME,         CHANGE_NONE,     false},
-    {F_ALL,    "mlp.down_proj.weight",            "ffn_down.weight",            ORDER_SAME,         CHANGE_NONE,     false},
-    {F_PLAIN,  "mlp.gate_proj.bias",              "ffn_gate.bias",              ORDER_SAME,         CHANGE_NONE,     false},
-    {F_PLAIN,  "mlp.up_proj.bias",                "ffn_up.bias",                ORDER_SAME,         CHANGE_NONE,     false},
-    {F_PLAIN,  "mlp.down_proj.bias",              "ffn_down.bias",              ORDER_SAME,         CHANGE_NONE,     false},
-    {F_HYBRID, "mlp.gate.weight",                 "ffn_gate_inp.weight",        ORDER_SAME,         CHANGE_NONE,     false},
-    {F_HYBRID, "mlp.shared_expert_gate.weight",   "ffn_gate_inp_shexp.weight",  ORDER_SAME,         CHANGE_NONE,     true},
-    {F_HYBRID, "mlp.shared_expert.gate_proj.weight", "ffn_gate_shexp.weight",   ORDER_SAME,         CHANGE_NONE,     false},
-    {F_HYBRID, "mlp.shared_expert.up_proj.weight",   "ffn_up_shexp.weight",     ORDER_SAME,         CHANGE_NONE,     false},
-    {F_HYBRID, "mlp.shared_expert.down_proj.weight", "ffn_down_shexp.weight",   ORDER_SAME,         CHANGE_NONE,     false},
-    {F_HYBRID, "mlp.experts.down_proj",           "ffn_down_exps.weight",       ORDER_SAME,         CHANGE_NONE,     false},
-};
-
-static const struct name_row mtp_rows[] = {
-    {F_HYBRID, "mtp.fc.weight",                    "nextn.eh_proj.weight",          ORDER_SAME, CHANGE_NONE,     false},
-    {F_HYBRID, "mtp.norm.weight",                  "nextn.shared_head_norm.weight", ORDER_SAME, CHANGE_PLUS_ONE, false},
-    {F_HYBRID, "mtp.pre_fc_norm_embedding.weight", "nextn.enorm.weight",            ORDER_SAME, CHANGE_PLUS_ONE, false},
-    {F_HYBRID, "mtp.pre_fc_norm_hidden.weight",    "nextn.hnorm.weight",            ORDER_SAME, CHANGE_PLUS_ONE, false},
-};
-/* clang-format on */
 
 #define COUNT(array) (sizeof(array) / sizeof *(array))
 
@@ -92,7 +23,6 @@ struct binder {
     struct strmap by_name; /* short names to indices of the folder's tensors */
     bool *is_used;
     uint32_t capacity; /* of hub->tensors */
-    unsigned family;
     struct err *err;
 };
 
@@ -127,9 +57,6 @@ static uint64_t ordered_places(const struct hub_tensor *t) {
 static uint64_t expected_places(const struct hub *h, const struct hub_tensor *t) {
     uint64_t keys = 2 * (uint64_t)h->key_heads * h->key_dim;
     uint64_t values = (uint64_t)h->value_heads * h->value_dim;
-    bool is_a_head_each =
-        str_ends(str_of(t->name), "ssm_a") || str_contains(str_of(t->name), "ssm_dt") ||
-        str_contains(str_of(t->name), "ssm_alpha") || str_contains(str_of(t->name), "ssm_beta");
     switch (t->order) {
     case ORDER_SAME:
         return 0;
@@ -137,10 +64,11 @@ static uint64_t expected_places(const struct hub *h, const struct hub_tensor *t)
         return (uint64_t)h->n_heads * h->head_dim;
     case ORDER_PAIR_K:
         return (uint64_t)h->n_kv_heads * h->head_dim;
-    case ORDER_TILE:
-        return is_a_head_each ? h->value_heads : values;
+    case ORDER_TILE_HEADS:
+        return h->value_heads;
     case ORDER_TILE_TAIL:
         return keys + values;
+    case ORDER_TILE:
     case ORDER_TILE_COLUMNS:
         return values;
     }
@@ -209,10 +137,24 @@ static struct hub_tensor *tensor_from(struct binder *b, const char *name, uint32
     return t;
 }
 
+/* Gate rows first, then up rows, in each expert: {D, 2F, E}. */
+static int take_half(struct binder *b, struct hub_tensor *t, enum hub_part part) {
+    const struct tensor *s = t->sources[0];
+    if (s->n_dims != 3 || s->dims[1] % 2 != 0 || s->dims[2] != b->hub->n_experts)
+        return err_set(b->err, SLUICE_ERR_FORMAT,
+                       "%s: tensor %.*s has %u dimensions, expected 3: experts, gate and up rows, "
+                       "width",
+                       b->hub->folder->path, STR_ARG(s->name), s->n_dims);
+    t->take_rows = t->dims[1] = s->dims[1] / 2;
+    t->skip_rows = part == PART_SECOND_HALF ? t->take_rows : 0;
+    return SLUICE_OK;
+}
+
 static int bind_one(struct binder *b, const char *theirs, const char *ours,
-                    const struct name_row *row) {
+                    const struct hub_name *row) {
     const struct tensor *s = take(b, theirs);
-    if (!s)
+    /* Some writers store the matrix that embedding and head share twice. */
+    if (!s || (b->hub->is_tied && strcmp(ours, "output.weight") == 0))
         return SLUICE_OK;
     struct hub_tensor *t = tensor_from(b, ours, 1);
     if (!t)
@@ -221,90 +163,60 @@ static int bind_one(struct binder *b, const char *theirs, const char *ours,
     t->order = row->order;
     t->change = row->change;
     int status = set_dims(b, t, s, row->is_squeezed);
+    if (!status && row->part != PART_ALL)
+        status = take_half(b, t, row->part);
     return status ? status : check_tensor(b, t);
 }
 
-static int bind_rows(struct binder *b, const struct name_row *rows, size_t n_rows,
-                     const char *theirs, const char *ours) {
-    for (size_t i = 0; i < n_rows; i++) {
-        if (!(rows[i].families & b->family))
-            continue;
-        char from[256], to[64];
-        snprintf(from, sizeof from, "%s%s", theirs, rows[i].theirs);
-        snprintf(to, sizeof to, "%s%s", ours, rows[i].ours);
-        int status = bind_one(b, from, to, &rows[i]);
-        if (status)
-            return status;
-    }
-    return SLUICE_OK;
+/* The name of expert e's tensor: the number in place of the '*'. */
+static void name_expert(char *out, size_t size, const char *pattern, const char *star, uint32_t e) {
+    snprintf(out, size, "%.*s%u%s", (int)(star - pattern), pattern, e, star + 1);
 }
 
-/* experts.gate_up_proj {D, 2F, E}: gate rows first, then up rows, in each expert. */
-static int bind_fused_experts(struct binder *b, const char *theirs, const char *ours) {
-    char name[256];
-    snprintf(name, sizeof name, "%smlp.experts.gate_up_proj", theirs);
-    const struct tensor *s = take(b, name);
-    if (!s)
+/* A matrix an expert, stacked. */
+static int bind_each_expert(struct binder *b, const char *theirs, const char *star,
+                            const char *ours) {
+    char from[256];
+    uint32_t at;
+    name_expert(from, sizeof from, theirs, star, 0);
+    if (!b->hub->n_experts || !strmap_get(&b->by_name, str_of(from), &at))
         return SLUICE_OK;
-    if (s->n_dims != 3 || s->dims[1] % 2 != 0 || s->dims[2] != b->hub->n_experts)
-        return err_set(b->err, SLUICE_ERR_FORMAT,
-                       "%s: tensor %.*s has %u dimensions, expected 3: experts, gate and up rows, "
-                       "width",
-                       b->hub->folder->path, STR_ARG(s->name), s->n_dims);
-    for (int half = 0; half < 2; half++) {
-        char to[64];
-        snprintf(to, sizeof to, "%s%s", ours, half ? "ffn_up_exps.weight" : "ffn_gate_exps.weight");
-        struct hub_tensor *t = tensor_from(b, to, 1);
-        if (!t)
-            return err_memory(b->err, to);
-        t->sources[0] = s;
-        int status = set_dims(b, t, s, false);
-        t->take_rows = t->dims[1] = s->dims[1] / 2;
-        t->skip_rows = half ? t->take_rows : 0;
-        if (status || (status = check_tensor(b, t)))
-            return status;
+    struct hub_tensor *t = tensor_from(b, ours, b->hub->n_experts);
+    if (!t)
+        return err_memory(b->err, ours);
+    for (uint32_t e = 0; e < b->hub->n_experts; e++) {
+        name_expert(from, sizeof from, theirs, star, e);
+        const struct tensor *s = take(b, from), *first = e ? t->sources[0] : s;
+        if (!s || s->n_dims != 2 || s->dims[0] != first->dims[0] || s->dims[1] != first->dims[1])
+            return err_set(b->err, SLUICE_ERR_FORMAT,
+                           "%s: tensor %s is %s, expected a matrix like that of expert 0",
+                           b->hub->folder->path, from, s ? "of another shape" : "missing");
+        t->sources[e] = s;
     }
-    return SLUICE_OK;
+    int status = set_dims(b, t, t->sources[0], false);
+    t->n_dims = 3;
+    t->dims[2] = b->hub->n_experts;
+    return status ? status : check_tensor(b, t);
 }
 
-/* experts.0.gate_proj.weight and so on: stacked. */
-static int bind_single_experts(struct binder *b, const char *theirs, const char *ours) {
-    static const char *const parts[] = {"gate", "up", "down"};
-    for (size_t p = 0; p < COUNT(parts); p++) {
+static int bind_rows(struct binder *b, const struct hub_name *rows, const char *theirs,
+                     const char *ours) {
+    int status = SLUICE_OK;
+    for (const struct hub_name *row = rows; !status && row->theirs; row++) {
         char from[256], to[64];
-        uint32_t at;
-        snprintf(from, sizeof from, "%smlp.experts.0.%s_proj.weight", theirs, parts[p]);
-        snprintf(to, sizeof to, "%sffn_%s_exps.weight", ours, parts[p]);
-        if (!strmap_get(&b->by_name, str_of(from), &at))
-            continue;
-        struct hub_tensor *t = tensor_from(b, to, b->hub->n_experts);
-        if (!t)
-            return err_memory(b->err, to);
-        for (uint32_t e = 0; e < b->hub->n_experts; e++) {
-            snprintf(from, sizeof from, "%smlp.experts.%u.%s_proj.weight", theirs, e, parts[p]);
-            const struct tensor *s = take(b, from), *first = e ? t->sources[0] : s;
-            if (!s || s->n_dims != 2 || s->dims[0] != first->dims[0] ||
-                s->dims[1] != first->dims[1])
-                return err_set(b->err, SLUICE_ERR_FORMAT,
-                               "%s: tensor %s is %s, expected a matrix like that of expert 0",
-                               b->hub->folder->path, from, s ? "of another shape" : "missing");
-            t->sources[e] = s;
-        }
-        int status = set_dims(b, t, t->sources[0], false);
-        t->n_dims = 3;
-        t->dims[2] = b->hub->n_experts;
-        if (status || (status = check_tensor(b, t)))
-            return status;
+        snprintf(from, sizeof from, "%s%s", theirs, row->theirs);
+        snprintf(to, sizeof to, "%s%s", ours, row->ours);
+        const char *star = strchr(from, '*');
+        status = star ? bind_each_expert(b, from, star, to) : bind_one(b, from, to, row);
     }
-    return SLUICE_OK;
+    return status;
 }
 
 static int bind_layer(struct binder *b, const char *theirs, const char *ours) {
-    int status = bind_rows(b, layer_rows, COUNT(layer_rows), theirs, ours);
-    if (!status && b->hub->n_experts)
-        status = bind_fused_experts(b, theirs, ours);
-    if (!status && b->hub->n_experts)
-        status = bind_single_experts(b, theirs, ours);
+    const struct hub_name *const *tables = b->hub->arch->layer_names;
+    int status = SLUICE_OK;
+    for (int i = 0; !status && i < MAX_NAME_TABLES && tables[i]; i++)
+        status = bind_rows(b, tables[i], theirs, ours);
     return status;
 }
 
@@ -325,10 +237,7 @@ static int bind_rope_divisors(struct binder *b) {
 
 static int bind_all(struct binder *b) {
     struct hub *h = b->hub;
-    if (h->is_tied) /* some writers store the shared matrix twice */
-        take(b, "lm_head.weight");
-    int status =
-        bind_rows(b, global_rows, h->is_tied ? COUNT(global_rows) - 1 : COUNT(global_rows), "", "");
+    int status = bind_rows(b, h->arch->global_names, "", "");
     if (!status)
         status = bind_rope_divisors(b);
     for (uint32_t i = 0; !status && i < h->n_layers + h->n_mtp; i++) {
@@ -339,7 +248,7 @@ static int bind_all(struct binder *b) {
         snprintf(ours, sizeof ours, "blk.%u.", i);
         status = bind_layer(b, theirs, ours);
         if (!status && i == h->n_layers)
-            status = bind_rows(b, mtp_rows, COUNT(mtp_rows), "", ours);
+            status = bind_rows(b, h->arch->draft_names, "", ours);
     }
     return status;
 }
@@ -359,7 +268,7 @@ static int check_leftovers(struct binder *b) {
             continue;
         return err_set(b->err, SLUICE_ERR_UNSUPPORTED,
                        "%s: tensor %.*s is unknown to the architecture %s", b->hub->folder->path,
-                       STR_ARG(name), b->hub->arch);
+                       STR_ARG(name), b->hub->arch->name);
     }
     return SLUICE_OK;
 }
@@ -390,10 +299,8 @@ int hub_open(struct hub **out, const struct folder *folder, bool with_mtp, struc
         status = index_names(&b);
     if (!status) {
         uint32_t at;
-        h->n_mtp = with_mtp && strmap_get(&b.by_name, STR("mtp.fc.weight"), &at) ? h->n_mtp : 0;
-        b.family = strcmp(h->arch, "llama") == 0        ? F_LLAMA
-                   : strncmp(h->arch, "qwen35", 6) == 0 ? F_HYBRID
-                                                        : F_QWEN;
+        h->n_mtp = with_mtp && h->arch->draft_names &&
+                   strmap_get(&b.by_name, str_of(h->arch->draft_names->theirs), &at);
         /* A fused tensor becomes two, and one is made here. */
         b.capacity = 2 * folder->weights->n_tensors + 1;
         h->tensors = arena_array(&h->arena, b.capacity, sizeof *h->tensors);

@@ -2,9 +2,9 @@
  *
  * Checkpoints on a hub have names and forms of their own: heads in another order, norms stored
  * minus one, experts fused or one by one. This is the map from theirs to those of GGUF, which are
- * ours. In: an open folder.  Out: the keys and tensors that a GGUF file of that model has, the
- * tensors' rows on demand, so that a model need never be in memory.
- * A hub borrows its folder. */
+ * ours; the names are in each architecture's file. In: an open folder.  Out: the keys and tensors
+ * that a GGUF file of that model has, the tensors' rows on demand, so that a model need never be in
+ * memory. A hub borrows its folder. */
 #ifndef MODEL_HUB_H
 #define MODEL_HUB_H
 
@@ -18,13 +18,27 @@ enum hub_order {
     ORDER_SAME,
     ORDER_PAIR_Q, /* rotary halves (i, i + d/2) of a query head to neighbours (2i, 2i + 1) */
     ORDER_PAIR_K,
-    ORDER_TILE,      /* value heads grouped by key head to tiled, along the rows */
-    ORDER_TILE_TAIL, /* the same for the v part behind q and k */
-    ORDER_TILE_COLUMNS,
+    ORDER_TILE,         /* value heads grouped by key head to tiled, along the rows */
+    ORDER_TILE_HEADS,   /* the same where a head has one row or value */
+    ORDER_TILE_TAIL,    /* the same for the v part after q and k */
+    ORDER_TILE_COLUMNS, /* the same along the values of a row */
 };
 
 /* What happens to each value. */
 enum hub_change { CHANGE_NONE, CHANGE_PLUS_ONE, CHANGE_NEG_EXP };
+
+/* Which rows of a source are taken. Halves: of each expert's matrix, where gate and up are one. */
+enum hub_part { PART_ALL, PART_FIRST_HALF, PART_SECOND_HALF };
+
+/* A tensor's name there and here: a row of an architecture's table. A folder need not have it. */
+struct hub_name {
+    const char *theirs; /* '*': the number of an expert; all, as they are, become one tensor */
+    const char *ours;
+    enum hub_order order;
+    enum hub_change change;
+    enum hub_part part;
+    bool is_squeezed; /* dimensions of one, but the first, are dropped */
+};
 
 struct hub_tensor {
     const char *name; /* ours: "blk.3.attn_q.weight" */
@@ -39,13 +53,15 @@ struct hub_tensor {
     const float *values; /* a tensor that no file holds, made here */
 };
 
+struct arch;
+
 struct hub {
     struct arena arena;
     const struct folder *folder;
-    const char *arch; /* "llama", "qwen2", "qwen3", "qwen35", "qwen35moe" */
+    const struct arch *arch; /* arch.h */
     uint32_t hidden, n_layers, n_mtp, n_heads, n_kv_heads, head_dim, vocab;
-    uint32_t key_heads, value_heads, key_dim, value_dim, conv_kernel; /* hybrids */
-    uint32_t n_experts;
+    uint32_t key_heads, value_heads, key_dim, value_dim, conv_kernel; /* delta-net */
+    uint32_t n_experts;                                               /* 0: none */
     bool is_tied;
     struct hub_tensor *tensors;
     uint32_t n_tensors;
@@ -60,6 +76,14 @@ void hub_close(struct hub *hub); /* takes NULL */
 /* Rows [first, first + count) of a tensor as f32, in our order and form. */
 void hub_read_rows(const struct hub *hub, const struct hub_tensor *t, uint64_t first,
                    uint64_t count, float *out);
+
+/* Keys that are being written. */
+struct hub_keys {
+    const struct hub *hub;
+    struct gguf_writer *w;
+    struct err *err;
+    int status; /* the first failure */
+};
 
 /* The keys that describe the architecture; the tokenizer's are not among them. */
 int hub_write_keys(const struct hub *hub, struct gguf_writer *w, struct err *err);

@@ -1,4 +1,4 @@
-/* hub_config.h - what config.json says; used by hub.c alone. */
+/* hub_config.h - what config.json says that all architectures share; used by hub.c alone. */
 #ifndef MODEL_HUB_CONFIG_H
 #define MODEL_HUB_CONFIG_H
 

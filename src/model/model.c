@@ -5,28 +5,17 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define ARCH(name) extern const struct arch name;
-#include "model/archs.def"
-#undef ARCH
-
-static const struct arch *const archs[] = {
-#define ARCH(name) &name,
-#include "model/archs.def"
-#undef ARCH
-};
+#include "model/arch.h"
 
 /* ---- opening ----------------------------------------------------------------------------------
  */
 
 static int find_arch(struct model *m, struct err *err) {
-    for (size_t i = 0; i < sizeof archs / sizeof *archs; i++)
-        if (strcmp(archs[i]->name, m->config.arch) == 0)
-            m->arch = archs[i];
-    if (m->arch)
-        return SLUICE_OK;
-    return err_set(err, SLUICE_ERR_UNSUPPORTED,
-                   "%s: architecture is %s, expected llama, qwen2, qwen3, qwen35 or qwen35moe",
-                   m->path, m->config.arch);
+    char names[ARCH_LIST];
+    m->arch = arch_by_name(m->config.arch);
+    return m->arch ? SLUICE_OK
+                   : err_set(err, SLUICE_ERR_UNSUPPORTED, "%s: architecture is %s, expected %s",
+                             m->path, m->config.arch, arch_names(names));
 }
 
 /* The keys that a GGUF file of the folder would have. */
@@ -289,21 +278,15 @@ static int emit_head(const struct model *m, struct plan *plan, const struct plan
     return status ? status : plan_add(plan, &pick, err);
 }
 
-/* Every layer: its mixer, its feed-forward part, a tap where plans have them. */
-static int emit_layers(const struct model *m, struct plan *plan, const struct plan_options *options,
-                       struct operand x, struct operand angles, struct err *err) {
-    struct operand pages =
-        plan_state(plan, DT_I32, (uint32_t[4]){options->pages_per_seq, options->n_slots});
-    for (uint32_t i = 0; i < m->config.n_layers; i++) {
-        int status = m->arch->emit_mixer(m, plan, options, i, x, angles, pages, err);
+/* Every layer, and a tap after it where plans have them. */
+static int emit_layers(const struct emit *e) {
+    int status = SLUICE_OK;
+    for (uint32_t i = 0; !status && i < e->m->config.n_layers; i++) {
+        status = e->m->arch->emit_layer(e, i);
         if (!status)
-            status = emit_ffn(m, plan, i, x, err);
-        if (!status)
-            status = emit_tap(plan, i + 1, (int)i, x, (struct operand){0}, 0, err);
-        if (status)
-            return status;
+            status = emit_tap(e->plan, i + 1, (int)i, e->x, (struct operand){0}, 0, e->err);
     }
-    return SLUICE_OK;
+    return status;
 }
 
 int model_plan(struct plan **out, const struct model *m, const struct plan_options *options,
@@ -316,9 +299,11 @@ int model_plan(struct plan **out, const struct model *m, const struct plan_optio
     struct operand x = plan_scratch(plan, c->hidden);
     struct operand angles =
         plan_scratch_of(plan, DT_F32, (uint32_t[4]){2, c->rope.dims / 2, plan->max_rows});
+    const struct emit e = {m, plan, options, x, angles, err};
+    plan_page_table(plan, options->pages_per_seq, options->n_slots);
     if ((status = emit_embed(m, plan, x, angles, err)) ||
         (status = emit_tap(plan, 0, -1, x, (struct operand){0}, 0, err)) ||
-        (status = emit_layers(m, plan, options, x, angles, err)) ||
+        (status = emit_layers(&e)) ||
         (status = emit_tap(plan, c->n_layers + 1, -1, x, m->final_norm, c->eps, err)) ||
         (status = emit_head(m, plan, options, x, err)) || (status = plan_finish(plan, err))) {
         plan_free(plan);

@@ -1,8 +1,8 @@
 /* model.h - a model: its file, its dimensions, its tensors bound by role.
  *
  * In: a GGUF file, a hub folder, or the name of a synthetic model.  Out: plans.  A model is
- * read-only once open and may be shared by threads. What differs between architectures is a row of
- * archs.def and one file. */
+ * read-only once open and may be shared by threads. What differs between architectures is in
+ * arch.h. */
 #ifndef MODEL_MODEL_H
 #define MODEL_MODEL_H
 
@@ -29,8 +29,6 @@ struct layer {
     struct operand shared_gate, shared_up, shared_down;
 };
 
-struct model;
-
 /* A vector that was bound, to be looked at when the weights are there. */
 struct bound_vector {
     const char *name;
@@ -38,18 +36,7 @@ struct bound_vector {
     struct bound_vector *next;
 };
 
-struct arch {
-    const char *name;
-    /* Fills the config beyond what all share; refuses what can't be run. */
-    int (*config)(struct model *m, struct err *err);
-    /* Finds the tensors of each layer and checks their shapes. */
-    int (*bind)(struct model *m, struct err *err);
-    /* Adds the ops of one layer's mixer, norm to residual. x: the residual (R, D); pages: the page
-     * tables, which all attention layers share. */
-    int (*emit_mixer)(const struct model *m, struct plan *plan, const struct plan_options *options,
-                      uint32_t layer, struct operand x, struct operand angles, struct operand pages,
-                      struct err *err);
-};
+struct arch; /* arch.h */
 
 struct model {
     struct arena arena;
@@ -88,26 +75,5 @@ int model_map(struct model *m, struct err *err);
 /* A whole step of the model for these options. */
 int model_plan(struct plan **out, const struct model *m, const struct plan_options *options,
                struct err *err);
-
-/* ---- for architectures ------------------------------------------------------------------------
- */
-
-/* Tensors by name; `block` below 0: no "blk.N." before it. A missing tensor is an error unless it
- * may be absent, a wrong shape always. */
-enum bind_flags { BIND_OPTIONAL = 1 };
-int bind_matrix(struct model *m, int block, const char *name, uint32_t k, uint32_t n,
-                unsigned flags, struct operand *out, struct err *err);
-int bind_matrices(struct model *m, int block, const char *name, uint32_t k, uint32_t n, uint32_t e,
-                  unsigned flags, struct operand *out, struct err *err);
-/* As f32, whatever the file has: (n), or (n, width) where width is above 0. */
-int bind_vector(struct model *m, int block, const char *name, uint32_t n, uint32_t width,
-                unsigned flags, struct operand *out, struct err *err);
-
-/* The ops that all architectures share. */
-int emit_attention(const struct model *m, struct plan *plan, const struct plan_options *options,
-                   uint32_t layer, bool is_gated, struct operand x, struct operand angles,
-                   struct operand pages, struct err *err);
-int emit_ffn(const struct model *m, struct plan *plan, uint32_t layer, struct operand x,
-             struct err *err);
 
 #endif

@@ -109,6 +109,11 @@ struct operand plan_state(struct plan *plan, enum dtype type, const uint32_t dim
     return o;
 }
 
+void plan_page_table(struct plan *plan, uint32_t pages_per_seq, uint32_t n_slots) {
+    CHECK(!plan->pages.n_dims);
+    plan->pages = plan_state(plan, DT_I32, (uint32_t[4]){pages_per_seq, n_slots});
+}
+
 struct operand operand_columns(struct operand whole, uint32_t first, uint32_t width) {
     CHECK(first <= whole.dims[0] && width <= whole.dims[0] - first &&
           dtype_info(whole.type)->block_values == 1);

@@ -32,6 +32,8 @@ struct operand plan_scratch(struct plan *plan, uint64_t width);
 struct operand plan_scratch_of(struct plan *plan, enum dtype type, const uint32_t dims[4]);
 /* The next piece of STATE, aligned to 256 bytes. Asked for in the same order it is the same. */
 struct operand plan_state(struct plan *plan, enum dtype type, const uint32_t dims[4]);
+/* The page table as the next piece of STATE, once, before the first ATTEND: plan->pages. */
+void plan_page_table(struct plan *plan, uint32_t pages_per_seq, uint32_t n_slots);
 /* Columns [first, first + width) of an operand's rows. */
 struct operand operand_columns(struct operand whole, uint32_t first, uint32_t width);
 /* The tap of that number. */

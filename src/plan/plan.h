@@ -105,7 +105,7 @@ struct op_attend {
     struct operand q_norm, k_norm; /* (d) f32, or none */
     struct operand angles;         /* as in op_embed */
     struct operand keys, values;   /* (P, G, IO_PAGE_POSITIONS, d) of the cache's type */
-    struct operand pages;          /* (S, pages a sequence) i32 */
+    struct operand pages;          /* the plan's page table */
     struct operand out;            /* (R, H*d) f32 */
     uint32_t q_stride, k_column, v_column;
     uint32_t heads, kv_heads, head_width, rotary;
@@ -195,6 +195,8 @@ struct plan {
     uint32_t n_ops, capacity;
     uint32_t max_rows, max_outputs; /* R and O */
     uint32_t n_vocab, n_taps, tap_width;
+    struct operand pages; /* (S, pages a sequence) i32 in STATE: the page table that all attention
+                             layers share; none: the plan has no attention */
     struct io_layout io;
     uint64_t bytes[REGION_COUNT]; /* what the plan needs of each region */
     struct builder *builder;      /* of build.c, of no interest behind plan_finish */

@@ -426,13 +426,14 @@ static struct operand build_attend(struct rig *r, const struct attend_case *c, u
     }
     rig_add(r, &embed);
     uint32_t cache[4] = {c->width, IO_PAGE_POSITIONS, c->kv_heads, options.n_pages};
+    plan_page_table(r->plan, pages, slots);
     struct op op = {.kind = OP_ATTEND, .layer = 0, .role = "mix"};
     op.attend = (struct op_attend){
         .in = embed.embed.x,
         .angles = embed.embed.angles,
         .keys = plan_state(r->plan, c->kv, cache),
         .values = plan_state(r->plan, c->kv, cache),
-        .pages = plan_state(r->plan, DT_I32, (uint32_t[4]){pages, slots}),
+        .pages = r->plan->pages,
         .out = plan_scratch(r->plan, q),
         .q_stride = c->width,
         .k_column = q,

@@ -466,15 +466,13 @@ static void change_pages(struct backend *b, const struct plan *plan) {
     const uint8_t *io = b->region[REGION_IO];
     const struct io_header *header = (const struct io_header *)io;
     const struct io_change *changes = (const struct io_change *)(io + plan->io.changes);
-    const struct operand *pages = NULL;
-    for (uint32_t i = 0; header->n_changes && !pages && i < plan->n_ops; i++)
-        if (plan->ops[i].kind == OP_ATTEND)
-            pages = &plan->ops[i].attend.pages;
-    for (uint32_t i = 0; pages && i < header->n_changes; i++) {
-        int32_t *table = (int32_t *)(b->region[REGION_STATE] + pages->offset);
+    const struct operand *pages = &plan->pages;
+    if (!pages->n_dims)
+        return;
+    int32_t *table = (int32_t *)(b->region[REGION_STATE] + pages->offset);
+    for (uint32_t i = 0; i < header->n_changes; i++)
         table[(uint64_t)changes[i].slot * pages->dims[0] + changes[i].index] =
             (int32_t)changes[i].page;
-    }
 }
 
 static int cpu_submit(struct backend *b, uint32_t plan, struct err *err) {

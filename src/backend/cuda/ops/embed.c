@@ -4,14 +4,6 @@
 #include "backend/cuda/host/cuda.h"
 #include "base/size.h"
 
-/* The page table that all attention layers share; NULL: the model has none. */
-static const struct operand *page_table_of(const struct plan *plan) {
-    for (uint32_t i = 0; i < plan->n_ops; i++)
-        if (plan->ops[i].kind == OP_ATTEND)
-            return &plan->ops[i].attend.pages;
-    return NULL;
-}
-
 static bool is_float(uint32_t type) {
     return type == DT_F32 || type == DT_F16 || type == DT_BF16;
 }
@@ -21,7 +13,7 @@ static bool is_float(uint32_t type) {
  * that step writes it. */
 int record_embed(struct recorder *r, const struct op *op) {
     const struct op_embed *e = &op->embed;
-    const struct operand *pages = page_table_of(r->plan);
+    const struct operand *pages = &r->plan->pages;
     bool is_first = r->step == 0;
     struct embed_params p = {
         .io = r->io,
@@ -31,8 +23,8 @@ int record_embed(struct recorder *r, const struct op *op) {
         .rows_at = (uint32_t)r->plan->io.rows,
         .changes_at = (uint32_t)r->plan->io.changes,
         .max_changes = r->plan->io.max_changes,
-        .pages_per_slot = pages ? pages->dims[0] : 0,
-        .page_table = pages ? recorder_at(r, pages) : NULL,
+        .pages_per_slot = pages->dims[0],
+        .page_table = recorder_at(r, pages),
         .table = recorder_matrix(r, &e->table),
         .x = recorder_at(r, &e->x),
         .x_stride = e->x.stride,
