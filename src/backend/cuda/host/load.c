@@ -63,7 +63,7 @@ static void add_places(struct backend *b, struct op *op) {
                 place.is_tiled =
                     tile_choose(o, op->project.segments[s].f32_act, b->n_sms, &place.tiles);
         if (are_experts_tiled)
-            place.is_tiled = experts_tile(op, o, &place.tiles);
+            place.is_tiled = experts_tile_format(op, o, &place.tiles);
         place.bytes = place.is_tiled ? place.tiles.bytes
                                      : operand_row_bytes(o) * o->dims[1] * o->dims[2] * o->dims[3];
         b->places[b->n_places++] = place;

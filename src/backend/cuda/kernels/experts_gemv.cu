@@ -1,166 +1,182 @@
-/* experts_gemv.cu - EXPERTS_IN and EXPERTS_OUT on tiled weights.
+/* experts_gemv.cu - EXPERTS_IN and EXPERTS_OUT on tiled weights, a row at a time.
  *
- * A block has one row (grid y), and tasks: tiles of experts' matrices. Each warp has a pipeline of
- * kblocks, as in project.cuh, with the same sums in the same order; a warp's kblocks usually all
- * fit it, so that the whole stage is on its way at once. IN: a block has pairs of tiles, gate and
- * up, first of the shared expert, then choice by choice. OUT: a block has some outputs, and their
- * tiles of all choices; the sums over choices are added in the choices' order.
+ *   IN    hidden[i][n] = silu(gate[e(i)][n] . a) * (up[e(i)][n] . a), a = norm(in), e = choice
+ *   OUT   x[n] += sum over i of weight[i] * (down[e(i)][n] . hidden[i])
  *
- * Which experts a row has is known only behind ROUTE. But ROUTE, and IN, let the next kernel begin
- * only behind their own wait. So when IN begins, all before ROUTE is over, and the row may be made
- * ready before IN's wait; and when OUT begins ROUTE is over, and the chosen weights may be asked
- * for before OUT's wait. (is_early: the kernel before this one is such a one.) */
+ * for the `used` experts that ROUTE has chosen for the row, and then the shared expert.
+ *
+ * Grid: (one thread block an SM, rows); 16 warps. A task is a tile (4 to 16 weight rows) of one
+ * expert's matrix, all of K, by one warp: dot products and their order are those of
+ * project_gemv.cuh. IN: a thread block has pairs of tasks, gate and up of one tile. OUT: a thread
+ * block has a range of outputs and the tiles of all experts for them; it adds them in order of
+ * choice, the shared expert last. Both run the shared expert's tasks first: they need no choice.
+ *
+ * Pipeline: each warp has stages in shared memory, a K block each, filled by bulk copies. Usually
+ * all K blocks of a warp fit, so that all of a thread block's weights are in flight at once.
+ *
+ * Reads (used + 1) matrices and one row; the row is quantized by every thread block for itself.
+ *
+ * Early reads: which experts a row has is known only after ROUTE. But ROUTE and EXPERTS_IN call
+ * launch_dependents after their own wait. So when IN starts, all before ROUTE is complete, and IN
+ * quantizes the row before its wait; when OUT starts, ROUTE is complete, and OUT loads the chosen
+ * weights before its wait. (can_read_early: the kernel before this one is such a one.) H200,
+ * qwen35-35b-a3b Q4_K_M, one row, us of IN and OUT: 7.2 and 4.7; 8.0 and 4.7 without the early row,
+ * 7.3 and 6.7 without the early weights. */
 #include "backend/cuda/kernels/project_gemv.cuh"
 #include "backend/cuda/ops/experts.h"
 
-/* ---- the pipeline
- * ---------------------------------------------------------------------------------
+/* ---- pipeline ---------------------------------------------------------------------------------
  */
 
-/* Where a task's kblocks are. */
-struct run {
+/* K blocks of a task that are still to be loaded. */
+struct kblock_run {
     const uint8_t *at;
     uint32_t kblocks, kblock_bytes;
 };
 
-static __device__ __forceinline__ struct run run_of(const struct experts_matrix &m, uint32_t plane,
-                                                    uint32_t tile) {
-    return {m.data + plane * m.plane_bytes + (uint64_t)tile * m.kblocks * m.kblock_bytes, m.kblocks,
-            m.kblock_bytes};
+static __device__ __forceinline__ struct kblock_run find_tile(const struct experts_matrix &m,
+                                                              uint32_t expert, uint32_t tile) {
+    return {m.data + expert * m.expert_bytes + (uint64_t)tile * m.kblocks * m.kblock_bytes,
+            m.kblocks, m.kblock_bytes};
 }
 
-static __device__ __forceinline__ void copy_unit(uint32_t stage, const uint8_t *from,
-                                                 uint32_t bytes, uint32_t barrier) {
+static __device__ __forceinline__ void copy_kblock(uint32_t stage, const uint8_t *from,
+                                                   uint32_t bytes, uint32_t mbar) {
     uint32_t lane = threadIdx.x % 32;
     if constexpr (HAS_CP_ASYNC_BULK) {
         if (lane == 0)
-            bulk_load(stage, from, bytes, barrier);
+            bulk_load(stage, from, bytes, mbar);
     } else {
         for (uint32_t i = lane * 16; i < bytes; i += 512)
             cp_async_16(stage + i, from + i);
     }
 }
 
-/* WORK has: n_tasks, of the block; run_of_task(t), called by all lanes. A warp has every
- * EXPERTS_WARPS-th task. */
-template <class WORK> struct feeder {
-    const WORK &work;
-    const struct experts_ring &pipeline;
-    struct run now;
-    uint32_t next, base, mbars; /* the next task; addresses in shared memory */
-    uint32_t filled;            /* stages that were, as long as there are new ones */
+/* A warp's pipeline over tasks warp, warp + EXPERTS_WARPS, ... TASKS has: n_tasks, of the thread
+ * block; kblocks_of(t), called by all lanes. */
+template <class TASKS> struct pipeline {
+    const TASKS &tasks;
+    const struct experts_smem &smem;
+    struct kblock_run run;
+    uint32_t next_task;
+    uint32_t base, mbars; /* smem addresses of stage 0 and its mbarrier */
+    uint32_t filled;      /* stages filled for the first time */
 
-    __device__ __forceinline__ feeder(const WORK &w, const struct experts_ring &r, uint8_t *shared,
-                                      uint32_t warp)
-        : work(w), pipeline(r), next(warp), filled(0) {
-        now.kblocks = 0;
-        base = (uint32_t)__cvta_generic_to_shared(shared);
-        mbars = base + r.mbars_at + warp * r.stages * 8;
-        base += warp * r.stages * r.stage_bytes;
+    __device__ __forceinline__ pipeline(const TASKS &of, const struct experts_smem &s,
+                                        uint8_t *shared, uint32_t warp)
+        : tasks(of), smem(s), next_task(warp), filled(0) {
+        run.kblocks = 0;
+        base = smem_addr(shared);
+        mbars = base + s.mbars_at + warp * s.stages * 8;
+        base += warp * s.stages * s.stage_bytes;
         if (HAS_CP_ASYNC_BULK)
-            mbarrier_init_stages(mbars, r.stages);
+            mbarrier_init_stages(mbars, s.stages);
     }
 
-    /* The next kblock of the tasks below `limit` to a stage; false: there is none. */
-    __device__ __forceinline__ bool feed(uint32_t stage, uint32_t limit) {
-        if (now.kblocks == 0) {
-            if (next >= limit)
+    /* The next K block of tasks below `end` into a stage; false: there is none. */
+    __device__ __forceinline__ bool load(uint32_t stage, uint32_t end) {
+        if (run.kblocks == 0) {
+            if (next_task >= end)
                 return false;
-            now = work.run_of_task(next);
-            next += EXPERTS_WARPS;
+            run = tasks.kblocks_of(next_task);
+            next_task += EXPERTS_WARPS;
         }
-        copy_unit(base + stage * pipeline.stage_bytes, now.at, now.kblock_bytes, mbars + stage * 8);
-        now.at += now.kblock_bytes;
-        now.kblocks--;
+        copy_kblock(base + stage * smem.stage_bytes, run.at, run.kblock_bytes, mbars + stage * 8);
+        run.at += run.kblock_bytes;
+        run.kblocks--;
         return true;
     }
 
-    __device__ __forceinline__ void fill(uint32_t limit) {
-        while (filled < pipeline.stages && feed(filled, limit))
+    /* Fills empty stages with tasks below `end`. */
+    __device__ __forceinline__ void fill(uint32_t end) {
+        while (filled < smem.stages && load(filled, end))
             filled++;
     }
 
-    /* A stage's kblock is there. */
     __device__ __forceinline__ void wait(uint32_t stage, uint32_t phase) {
         bulk_wait(mbars + stage * 8, phase);
     }
+
+    /* A bulk copy must not outlive its thread block. */
+    __device__ __forceinline__ void drain(void) {
+        for (uint32_t i = 0; i < filled; i++)
+            wait(i, 0);
+    }
 };
 
-/* Eats the warp's tasks. WORK also has: matrix_of(t), first_unit(t), the kblock of the activations
- * that a task begins with, and put(t, row of the tile, sum). */
-template <int SET, class WORK>
-static __device__ __forceinline__ void eat(const WORK &work, struct feeder<WORK> &feeder,
-                                           const uint8_t *shared, uint32_t warp,
-                                           const struct qact_view &a) {
+/* All tasks of a warp. TASKS also has: matrix_of(t); first_kblock(t), where in the activations the
+ * task begins; store_sum(t, row of the tile, sum). */
+template <int SET, class TASKS>
+static __device__ __forceinline__ void
+accumulate_tasks(const TASKS &tasks, struct pipeline<TASKS> &pipeline, const uint8_t *shared,
+                 uint32_t warp, const struct qact_view &a) {
     uint32_t stage = 0, phase = 0;
-    const uint8_t *kblocks = shared + warp * feeder.pipeline.stages * feeder.pipeline.stage_bytes;
+    const uint8_t *stages = shared + warp * pipeline.smem.stages * pipeline.smem.stage_bytes;
 #pragma unroll 1
-    for (uint32_t t = warp; t < work.n_tasks; t += EXPERTS_WARPS) {
-        const struct experts_matrix &m = work.matrix_of(t);
+    for (uint32_t t = warp; t < tasks.n_tasks; t += EXPERTS_WARPS) {
+        const struct experts_matrix &m = tasks.matrix_of(t);
         struct lane_share own = find_lane_share<SET>(a, m.type, m.lane_shift);
-        uint32_t x = work.first_unit(t) << m.lane_shift, last = x + (m.kblocks << m.lane_shift);
+        uint32_t x = tasks.first_kblock(t) << m.lane_shift, end = x + (m.kblocks << m.lane_shift);
         uint32_t type = m.type;
         float acc[1][4] = {};
 #pragma unroll 1
-        for (; x < last; x += own.row_lanes) {
-            feeder.wait(stage, phase);
-            dot_kblock<SET, 1>(type, kblocks + stage * feeder.pipeline.stage_bytes, a, x, own, acc);
+        for (; x < end; x += own.row_lanes) {
+            pipeline.wait(stage, phase);
+            dot_kblock<SET, 1>(type, stages + stage * pipeline.smem.stage_bytes, a, x, own, acc);
             __syncwarp();
-            feeder.feed(stage, work.n_tasks);
-            stage = stage + 1 == feeder.pipeline.stages ? 0 : stage + 1;
+            pipeline.load(stage, tasks.n_tasks);
+            stage = stage + 1 == pipeline.smem.stages ? 0 : stage + 1;
             phase ^= stage == 0;
         }
         float sum = task_sum<SET>(type, own, acc[0]);
         uint32_t row = stored_row<SET>(type, m.lane_shift);
         if (row != ~0u)
-            work.put(t, row, sum);
+            tasks.store_sum(t, row, sum);
     }
 }
 
-/* The experts of a row: a lane keeps one, so that none is fetched twice. */
-struct chosen {
+/* ---- rows and their experts -------------------------------------------------------------------
+ */
+
+/* The experts of a row: lane i keeps the i-th, so that none is read twice. */
+struct chosen_experts {
     const uint32_t *choice;
-    uint32_t mine;
+    uint32_t of_lane;
 
     __device__ __forceinline__ void load(const uint32_t *from, uint32_t used) {
         choice = from;
-        mine = threadIdx.x % 32 < used ? __ldcg(from + threadIdx.x % 32) : 0;
+        of_lane = threadIdx.x % 32 < used ? __ldcg(from + threadIdx.x % 32) : 0;
     }
 
     /* By all lanes. */
-    __device__ __forceinline__ uint32_t at(uint32_t place) const {
-        return place < 32 ? __shfl_sync(~0u, mine, place) : __ldcg(choice + place);
+    __device__ __forceinline__ uint32_t get(uint32_t i) const {
+        return i < 32 ? __shfl_sync(~0u, of_lane, i) : __ldcg(choice + i);
     }
 };
 
-/* By fastdiv_of of what n is divided by. */
-static __device__ __forceinline__ uint32_t quotient(uint32_t n, uint32_t magic) {
+/* n / d, by fastdiv_of(d). */
+static __device__ __forceinline__ uint32_t fastdiv(uint32_t n, uint32_t magic) {
     return magic ? __umulhi(n, magic) : n;
 }
 
-/* Row 0 always is: it need not wait for the count. */
-static __device__ __forceinline__ bool is_row_there(const struct cuda_io &io) {
+/* Row 0 always exists: no need to wait for the count. */
+static __device__ __forceinline__ bool has_row(const struct cuda_io &io) {
     return blockIdx.y == 0 || blockIdx.y < io.header->n_rows;
-}
-
-/* Before a block leaves what it asked for must have come. */
-template <class WORK> static __device__ __forceinline__ void give_up(struct feeder<WORK> &feeder) {
-    for (uint32_t i = 0; i < feeder.filled; i++)
-        feeder.wait(i, 0);
 }
 
 /* ---- EXPERTS_IN -------------------------------------------------------------------------------
  */
 
-struct in_work {
-    const struct experts_in_tiles_params &p;
-    float *parts; /* (task, row of a tile) */
-    struct chosen experts;
-    uint32_t n_tasks, shared_first, n_shared, routed_first; /* tiles; pairs of tasks */
+/* Tasks 2 i and 2 i + 1 are gate and up of the thread block's tile i. */
+struct in_tasks {
+    const struct experts_in_gemv_params &p;
+    float *sums; /* (task, row of a tile) */
+    struct chosen_experts experts;
+    uint32_t n_tasks, shared_first, n_shared, routed_first; /* tiles, but for n_tasks */
 
-    __device__ __forceinline__ in_work(const struct experts_in_tiles_params &params, float *room)
-        : p(params), parts(room) {
-        /* All tiles are spread over the blocks, and those of the shared expert among them: a block
+    __device__ __forceinline__ in_tasks(const struct experts_in_gemv_params &params, float *to)
+        : p(params), sums(to) {
+        /* All tiles are dealt evenly, and those of the shared expert in proportion: a thread block
          * never has more of those than tiles. */
         uint32_t all = p.shared_tiles + p.used * p.routed_tiles, b = blockIdx.x, n = gridDim.x;
         uint32_t begin = b * all / n, end = (b + 1) * all / n;
@@ -174,179 +190,180 @@ struct in_work {
         return 2 * n_shared;
     }
 
-    /* Which choice tile i of the block is of, `used`: the shared expert; and which tile of it. */
+    /* Which of the row's experts tile i is of (p.used: the shared one), and which tile of it. */
     __device__ __forceinline__ uint32_t find(uint32_t i, uint32_t &tile) const {
         if (i < n_shared) {
             tile = shared_first + i;
             return p.used;
         }
         i += routed_first - n_shared;
-        uint32_t place = quotient(i, p.routed_magic);
-        tile = i - place * p.routed_tiles;
-        return place;
+        uint32_t expert = fastdiv(i, p.routed_fastdiv);
+        tile = i - expert * p.routed_tiles;
+        return expert;
     }
 
-    __device__ __forceinline__ struct run run_of_task(uint32_t t) const {
-        uint32_t tile, place = find(t / 2, tile);
-        if (place == p.used)
-            return run_of(p.shared[t % 2], 0, tile);
-        return run_of(p.routed[t % 2], experts.at(place), tile);
+    __device__ __forceinline__ struct kblock_run kblocks_of(uint32_t t) const {
+        uint32_t tile, expert = find(t / 2, tile);
+        if (expert == p.used)
+            return find_tile(p.shared[t % 2], 0, tile);
+        return find_tile(p.routed[t % 2], experts.get(expert), tile);
     }
 
     __device__ __forceinline__ const struct experts_matrix &matrix_of(uint32_t t) const {
         return t < shared_tasks() ? p.shared[t % 2] : p.routed[t % 2];
     }
 
-    __device__ __forceinline__ uint32_t first_unit(uint32_t) const {
+    __device__ __forceinline__ uint32_t first_kblock(uint32_t) const {
         return 0;
     }
 
-    __device__ __forceinline__ void put(uint32_t t, uint32_t row, float sum) const {
-        parts[(t << p.row_shift) + row] = sum;
+    __device__ __forceinline__ void store_sum(uint32_t t, uint32_t row, float sum) const {
+        sums[(t << p.row_shift) + row] = sum;
     }
 
-    /* Hidden value e of the block's. */
-    __device__ __forceinline__ void epilogue(uint32_t e, float factor) const {
-        uint32_t i = e >> p.row_shift, row = e - (i << p.row_shift), tile, place = find(i, tile);
+    /* SwiGLU of value e of the thread block; factor: the norm's. */
+    __device__ __forceinline__ void store_hidden(uint32_t e, float factor) const {
+        uint32_t i = e >> p.row_shift, row = e - (i << p.row_shift), tile, expert = find(i, tile);
         uint32_t n = (tile << p.row_shift) + row;
-        if (n >= (place == p.used ? p.shared_width : p.routed_width))
+        if (n >= (expert == p.used ? p.shared_width : p.routed_width))
             return;
-        float gate = __fmul_rn(parts[(2 * i << p.row_shift) + row], factor);
-        float up = __fmul_rn(parts[(2 * i + 1 << p.row_shift) + row], factor);
-        p.hidden[blockIdx.y * p.hidden_stride + (uint64_t)place * p.routed_width + n] =
+        float gate = __fmul_rn(sums[(2 * i << p.row_shift) + row], factor);
+        float up = __fmul_rn(sums[(2 * i + 1 << p.row_shift) + row], factor);
+        p.hidden[blockIdx.y * p.hidden_stride + (uint64_t)expert * p.routed_width + n] =
             swiglu(gate, up);
     }
 };
 
 template <int SET>
-static __device__ __forceinline__ void experts_in(const struct experts_in_tiles_params &p) {
-    extern __shared__ uint4 room[];
-    uint8_t *shared = (uint8_t *)room, *qact = shared + p.pipeline.qact_at;
-    float *red = (float *)(shared + p.pipeline.red_at);
+static __device__ __forceinline__ void experts_in(const struct experts_in_gemv_params &p) {
+    extern __shared__ uint4 smem[];
+    uint8_t *shared = (uint8_t *)smem, *qact = shared + p.smem.qact_at;
+    float *squares = (float *)(shared + p.smem.floats_at);
     uint32_t warp = warp_uniform(threadIdx.x / 32);
-    in_work work(p, (float *)(shared + p.pipeline.partials_at));
-    feeder<in_work> feeder(work, p.pipeline, shared, warp);
-    feeder.fill(work.shared_tasks());
-    struct col8 weights = {};
+    in_tasks tasks(p, (float *)(shared + p.smem.partials_at));
+    pipeline<in_tasks> pipeline(tasks, p.smem, shared, warp);
+    pipeline.fill(tasks.shared_tasks());
+    struct col8 norm_weights = {};
     struct row_threads threads = row_threads_of(p.in);
-    load_first_norm_weights(threads, p.in, weights);
-    struct row_source source = {blockIdx.y, gridDim.y, !p.is_early};
-    quantize_row_vec4<SET>(threads, p.io, p.in, source, weights, qact, red);
-    if (p.is_early)
+    load_first_norm_weights(threads, p.in, norm_weights);
+    struct row_source source = {blockIdx.y, gridDim.y, !p.can_read_early};
+    quantize_row_vec4<SET>(threads, p.io, p.in, source, norm_weights, qact, squares);
+    if (p.can_read_early)
         pdl_wait(p.io);
-    pdl_launch_dependents();
-    work.experts.load(p.choice + blockIdx.y * p.choice_stride, p.used);
-    if (!is_row_there(p.io)) {
-        give_up(feeder);
+    pdl_launch_dependents(); /* only now, for EXPERTS_OUT's early reads */
+    tasks.experts.load(p.choice + blockIdx.y * p.choice_stride, p.used);
+    if (!has_row(p.io)) {
+        pipeline.drain();
         return;
     }
-    feeder.fill(work.n_tasks);
+    pipeline.fill(tasks.n_tasks);
     __syncthreads();
     struct qact_view a = view_qact(p.in, qact, 0);
-    float factor = row_factor(p.in, red);
-    eat<SET>(work, feeder, shared, warp, a);
+    float factor = row_factor(p.in, squares);
+    accumulate_tasks<SET>(tasks, pipeline, shared, warp, a);
     __syncthreads();
-    for (uint32_t e = threadIdx.x; e < work.n_tasks / 2 << p.row_shift; e += blockDim.x)
-        work.epilogue(e, factor);
+    for (uint32_t e = threadIdx.x; e < tasks.n_tasks / 2 << p.row_shift; e += blockDim.x)
+        tasks.store_hidden(e, factor);
 }
 
 /* ---- EXPERTS_OUT ------------------------------------------------------------------------------
  */
 
-struct out_work {
-    const struct experts_out_tiles_params &p;
-    float *parts; /* (choice, output of the block): the shared expert's last */
-    struct chosen experts;
-    uint32_t n_tasks, first_tile, n_tiles, magic;
+/* Expert by expert, the shared one first, the thread block's tiles of each. */
+struct out_tasks {
+    const struct experts_out_gemv_params &p;
+    float *sums; /* (expert, output of the thread block), the shared expert's last */
+    struct chosen_experts experts;
+    uint32_t n_tasks, first_tile, n_tiles, tiles_fastdiv;
     bool has_shared;
 
-    __device__ __forceinline__ out_work(const struct experts_out_tiles_params &params, float *room)
-        : p(params), parts(room) {
+    __device__ __forceinline__ out_tasks(const struct experts_out_gemv_params &params, float *to)
+        : p(params), sums(to) {
         first_tile = blockIdx.x * p.tiles / gridDim.x;
         n_tiles = (blockIdx.x + 1) * p.tiles / gridDim.x - first_tile;
         has_shared = p.shared.kblocks != 0;
         n_tasks = (p.used + has_shared) * n_tiles;
-        magic = fastdiv_of(n_tiles);
+        tiles_fastdiv = fastdiv_of(n_tiles);
     }
 
     __device__ __forceinline__ uint32_t shared_tasks(void) const {
         return has_shared ? n_tiles : 0;
     }
 
-    /* Which choice task t is of, `used`: the shared expert, which goes first; and which tile of the
-     * block's. */
+    /* Which of the row's experts task t is of (p.used: the shared one), and which of the thread
+     * block's tiles. */
     __device__ __forceinline__ uint32_t find(uint32_t t, uint32_t &tile) const {
         if (t < shared_tasks()) {
             tile = t;
             return p.used;
         }
         t -= shared_tasks();
-        uint32_t place = quotient(t, magic);
-        tile = t - place * n_tiles;
-        return place;
+        uint32_t expert = fastdiv(t, tiles_fastdiv);
+        tile = t - expert * n_tiles;
+        return expert;
     }
 
-    __device__ __forceinline__ struct run run_of_task(uint32_t t) const {
-        uint32_t tile, place = find(t, tile);
-        if (place == p.used)
-            return run_of(p.shared, 0, first_tile + tile);
-        return run_of(p.routed, experts.at(place), first_tile + tile);
+    __device__ __forceinline__ struct kblock_run kblocks_of(uint32_t t) const {
+        uint32_t tile, expert = find(t, tile);
+        if (expert == p.used)
+            return find_tile(p.shared, 0, first_tile + tile);
+        return find_tile(p.routed, experts.get(expert), first_tile + tile);
     }
 
     __device__ __forceinline__ const struct experts_matrix &matrix_of(uint32_t t) const {
         return t < shared_tasks() ? p.shared : p.routed;
     }
 
-    __device__ __forceinline__ uint32_t first_unit(uint32_t t) const {
-        uint32_t tile, place = find(t, tile);
-        return place == p.used ? p.shared_first : place * p.routed.kblocks;
+    __device__ __forceinline__ uint32_t first_kblock(uint32_t t) const {
+        uint32_t tile, expert = find(t, tile);
+        return expert == p.used ? p.shared_first_kblock : expert * p.routed.kblocks;
     }
 
-    __device__ __forceinline__ void put(uint32_t t, uint32_t row, float sum) const {
-        uint32_t tile, place = find(t, tile);
-        parts[((place * n_tiles + tile) << p.row_shift) + row] = sum;
+    __device__ __forceinline__ void store_sum(uint32_t t, uint32_t row, float sum) const {
+        uint32_t tile, expert = find(t, tile);
+        sums[((expert * n_tiles + tile) << p.row_shift) + row] = sum;
     }
 };
 
 template <int SET>
-static __device__ __forceinline__ void experts_out(const struct experts_out_tiles_params &p) {
-    extern __shared__ uint4 room[];
+static __device__ __forceinline__ void experts_out(const struct experts_out_gemv_params &p) {
+    extern __shared__ uint4 smem[];
     pdl_launch_dependents();
-    uint8_t *shared = (uint8_t *)room, *qact = shared + p.pipeline.qact_at;
-    float *weight = (float *)(shared + p.pipeline.red_at); /* (used + 1) */
+    uint8_t *shared = (uint8_t *)smem, *qact = shared + p.smem.qact_at;
+    float *weights = (float *)(shared + p.smem.floats_at); /* (used + 1) */
     uint32_t warp = warp_uniform(threadIdx.x / 32), n_weights = p.used + 1;
-    out_work work(p, (float *)(shared + p.pipeline.partials_at));
-    feeder<out_work> feeder(work, p.pipeline, shared, warp);
-    feeder.fill(work.shared_tasks());
-    if (!p.is_early)
+    out_tasks tasks(p, (float *)(shared + p.smem.partials_at));
+    pipeline<out_tasks> pipeline(tasks, p.smem, shared, warp);
+    pipeline.fill(tasks.shared_tasks());
+    if (!p.can_read_early)
         pdl_wait(p.io);
-    work.experts.load(p.choice + blockIdx.y * p.choice_stride, p.used);
-    bool is_there = is_row_there(p.io);
-    uint32_t outputs = work.n_tiles << p.row_shift, first = work.first_tile << p.row_shift;
-    float *x = p.x + blockIdx.y * p.x_stride + first, was = 0;
-    if (is_there) {
-        feeder.fill(work.n_tasks);
+    tasks.experts.load(p.choice + blockIdx.y * p.choice_stride, p.used);
+    bool is_active = has_row(p.io);
+    uint32_t outputs = tasks.n_tiles << p.row_shift, first = tasks.first_tile << p.row_shift;
+    float *x = p.x + blockIdx.y * p.x_stride + first, residual = 0;
+    if (is_active) {
+        pipeline.fill(tasks.n_tasks);
         if (threadIdx.x < outputs && first + threadIdx.x < p.width)
-            was = __ldcg(x + threadIdx.x);
+            residual = __ldcg(x + threadIdx.x);
         for (uint32_t i = threadIdx.x; i < n_weights; i += blockDim.x)
-            weight[i] = __ldcg(p.weight + blockIdx.y * p.weight_stride + i);
+            weights[i] = __ldcg(p.weight + blockIdx.y * p.weight_stride + i);
     }
-    struct row_source source = {blockIdx.y, gridDim.y, p.is_early != 0};
+    struct row_source source = {blockIdx.y, gridDim.y, p.can_read_early != 0};
     quantize_row_vec4<SET>(row_threads_of(p.in), p.io, p.in, source, {}, qact, NULL);
-    if (!is_there) {
-        give_up(feeder);
+    if (!is_active) {
+        pipeline.drain();
         return;
     }
     __syncthreads();
     struct qact_view a = view_qact(p.in, qact, 0);
-    eat<SET>(work, feeder, shared, warp, a);
+    accumulate_tasks<SET>(tasks, pipeline, shared, warp, a);
     __syncthreads();
     for (uint32_t e = threadIdx.x; e < outputs; e += blockDim.x) {
         if (first + e >= p.width)
             return;
-        float y = e == threadIdx.x ? was : __ldcg(x + e);
-        for (uint32_t j = 0; j < p.used + work.has_shared; j++)
-            y = __fmaf_rn(weight[j], work.parts[j * outputs + e], y);
+        float y = e == threadIdx.x ? residual : __ldcg(x + e);
+        for (uint32_t i = 0; i < p.used + tasks.has_shared; i++)
+            y = __fmaf_rn(weights[i], tasks.sums[i * outputs + e], y);
         x[e] = y;
     }
 }
@@ -354,18 +371,18 @@ static __device__ __forceinline__ void experts_out(const struct experts_out_tile
 /* ---- kernels ----------------------------------------------------------------------------------
  */
 
-#define EXPERTS(name, SET)                                                                         \
+#define EXPERTS_KERNELS(NAME, SET)                                                                 \
     extern "C" __global__ void __maxnreg__(64)                                                     \
-        experts_in_tiles_##name(const __grid_constant__ struct experts_in_tiles_params p) {        \
+        experts_gemv_in_##NAME(const __grid_constant__ struct experts_in_gemv_params p) {          \
         experts_in<SET>(p);                                                                        \
     }                                                                                              \
     extern "C" __global__ void __maxnreg__(64)                                                     \
-        experts_out_tiles_##name(const __grid_constant__ struct experts_out_tiles_params p) {      \
+        experts_gemv_out_##NAME(const __grid_constant__ struct experts_out_gemv_params p) {        \
         experts_out<SET>(p);                                                                       \
     }
 
-EXPERTS(q4, IS_Q4_K)
-EXPERTS(q6, IS_Q6_K)
-EXPERTS(q4_q6, IS_Q4_K | IS_Q6_K)
-EXPERTS(q8, IS_Q8_0)
-EXPERTS(all, IS_Q4_K | IS_Q5_K | IS_Q6_K | IS_Q8_0)
+EXPERTS_KERNELS(q4, IS_Q4_K)
+EXPERTS_KERNELS(q6, IS_Q6_K)
+EXPERTS_KERNELS(q4_q6, IS_Q4_K | IS_Q6_K)
+EXPERTS_KERNELS(q8, IS_Q8_0)
+EXPERTS_KERNELS(all, IS_Q4_K | IS_Q5_K | IS_Q6_K | IS_Q8_0)

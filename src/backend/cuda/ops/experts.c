@@ -1,4 +1,5 @@
-/* experts.c - recording EXPERTS_IN and EXPERTS_OUT on tiled weights. */
+/* experts.c - recording EXPERTS_IN and EXPERTS_OUT on tiled weights: tiles, thread blocks and
+ * shared memory. */
 #include "backend/cuda/ops/experts.h"
 
 #include <stdio.h>
@@ -7,16 +8,16 @@
 #include "base/size.h"
 
 enum {
-    MAX_IMAGE = 48 << 10, /* of activations, so that a pipeline of one stage fits beside it */
-    MAX_PARTS = 8 << 10,
-    MAX_SLOTS = 8,
+    MAX_QACT = 48 << 10,    /* bytes of a quantized row: one stage a warp fits beside it */
+    MAX_PARTIALS = 8 << 10, /* bytes of a thread block's sums */
+    MAX_STAGES = 8,
 };
 
-/* ---- which form the matrices have -------------------------------------------------------------
+/* ---- tiles -------------------------------------------------------------
  */
 
-/* The matrices of an op; those that are not there have no dims. */
-static uint32_t matrices_of(const struct op *op, const struct operand *out[4]) {
+/* The matrices of an op; optional ones may have no dims. */
+static uint32_t list_matrices(const struct op *op, const struct operand *out[4]) {
     if (op->kind == OP_EXPERTS_IN) {
         out[0] = &op->experts_in.gate, out[1] = &op->experts_in.up;
         out[2] = &op->experts_in.shared_gate, out[3] = &op->experts_in.shared_up;
@@ -29,11 +30,11 @@ static uint32_t matrices_of(const struct op *op, const struct operand *out[4]) {
     return 0;
 }
 
-/* Low tiles: then there are enough of them for all multiprocessors. All matrices of an op have
- * tiles of as many rows. 0: their K allows none. */
+/* Rows of a tile, the same for all matrices of an op: as few as K allows, so that there are enough
+ * tiles for all SMs. 0: K allows no tiles. */
 static uint32_t tile_rows(const struct op *op) {
     const struct operand *w[4];
-    uint32_t n = matrices_of(op, w), rows = n ? 4 : 0;
+    uint32_t n = list_matrices(op, w), rows = n ? 4 : 0;
     for (uint32_t i = 0; i < n; i++) {
         uint32_t k = w[i]->n_dims ? w[i]->dims[0] : 0;
         rows = k % 256 ? 0 : min_u32(rows, k % 512 ? 1 : k % 1024 ? 2 : 4);
@@ -41,7 +42,7 @@ static uint32_t tile_rows(const struct op *op) {
     return rows ? 16 / rows : 0;
 }
 
-static struct tile_format format_of(const struct operand *w, uint32_t rows) {
+static struct tile_format make_format(const struct operand *w, uint32_t rows) {
     struct tile_format f = {.type = w->type,
                             .rows = rows,
                             .columns = tile_columns(w->type, rows),
@@ -55,32 +56,33 @@ static bool is_aligned(const struct operand *o) {
     return o->offset % 16 == 0 && o->stride % 4 == 0;
 }
 
-/* The row of activations that the op reads. */
-static const struct operand *row_of(const struct op *op) {
+/* The activations that the op quantizes. */
+static const struct operand *input_of(const struct op *op) {
     return op->kind == OP_EXPERTS_IN ? &op->experts_in.in : &op->experts_out.hidden;
 }
 
 bool experts_can_tile(const struct op *op) {
     const struct operand *w[4];
-    uint32_t n = matrices_of(op, w), rows = tile_rows(op);
-    if (!rows || !is_aligned(row_of(op)) || project_int8_bytes(row_of(op)->dims[0]) > MAX_IMAGE)
+    uint32_t n = list_matrices(op, w), rows = tile_rows(op);
+    if (!rows || !is_aligned(input_of(op)) || project_int8_bytes(input_of(op)->dims[0]) > MAX_QACT)
         return false;
     for (uint32_t i = 0; i < n; i++)
         if (w[i]->n_dims && (!tile_span(w[i]->type) || !tile_is_int8(w[i]->type)))
             return false;
     if (op->kind == OP_EXPERTS_IN)
         return true;
-    /* The shared expert's part of hidden begins with one of its kblocks. */
-    uint32_t before = row_of(op)->dims[0] - (w[1]->n_dims ? w[1]->dims[0] : 0);
+    /* The shared expert's part of hidden must begin at one of its K blocks. */
+    uint32_t before = input_of(op)->dims[0] - (w[1]->n_dims ? w[1]->dims[0] : 0);
     return !w[1]->n_dims || before % tile_columns(w[1]->type, rows) == 0;
 }
 
-bool experts_tile(const struct op *op, const struct operand *weight, struct tile_format *out) {
+bool experts_tile_format(const struct op *op, const struct operand *weight,
+                         struct tile_format *out) {
     const struct operand *w[4];
-    uint32_t n = matrices_of(op, w);
+    uint32_t n = list_matrices(op, w);
     for (uint32_t i = 0; i < n; i++)
         if (w[i] == weight && weight->n_dims) {
-            *out = format_of(weight, tile_rows(op));
+            *out = make_format(weight, tile_rows(op));
             return true;
         }
     return false;
@@ -89,81 +91,84 @@ bool experts_tile(const struct op *op, const struct operand *weight, struct tile
 /* ---- recording --------------------------------------------------------------------------------
  */
 
-static struct experts_matrix matrix_of(struct recorder *r, const struct operand *w,
-                                       struct experts_ring *pipeline, uint32_t *set) {
+/* Adds its type to `set`, and makes a stage as large as its K blocks. */
+static struct experts_matrix add_matrix(struct recorder *r, const struct operand *w,
+                                        struct experts_smem *smem, uint32_t *set) {
     struct cuda_matrix m = recorder_matrix(r, w);
     if (!m.k)
         return (struct experts_matrix){0};
     struct experts_matrix out = {
         .data = m.data,
-        .plane_bytes = m.plane_bytes,
+        .expert_bytes = m.plane_bytes,
         .type = project_type_bit(m.type),
         .kblocks = m.k / tile_columns(m.type, m.tile_rows),
         .kblock_bytes = tile_kblock_bytes(m.type),
         .lane_shift = shift_of(project_lanes(m.type, m.tile_rows)),
     };
     *set |= out.type;
-    pipeline->stage_bytes = max_u32(pipeline->stage_bytes, out.kblock_bytes);
+    smem->stage_bytes = max_u32(smem->stage_bytes, out.kblock_bytes);
     return out;
 }
 
-/* A block's shared memory, for so many tasks of so many kblocks at most. */
-static void lay_out(struct experts_ring *pipeline, const struct project_input *in, uint32_t tasks,
-                    uint32_t kblocks, uint32_t tile_rows, uint32_t red, uint32_t max_shared) {
-    uint32_t qact = project_int8_bytes(in->k) + 16, parts = tasks * tile_rows * 4;
-    uint32_t rest = qact + parts + red * 4 + 16 + EXPERTS_WARPS * MAX_SLOTS * 8;
-    uint32_t most = div_up(tasks, EXPERTS_WARPS) * kblocks;
+/* Lays out shared memory for a thread block of so many tasks of so many K blocks at most: as many
+ * stages as fit, up to all K blocks of a warp. n_floats: what floats_at has room for. */
+static void lay_out(struct experts_smem *smem, const struct project_input *in, uint32_t tasks,
+                    uint32_t kblocks, uint32_t tile_rows, uint32_t n_floats, uint32_t max_shared) {
+    uint32_t qact = project_int8_bytes(in->k) + 16, partials = tasks * tile_rows * 4;
+    uint32_t rest = qact + partials + n_floats * 4 + 16 + EXPERTS_WARPS * MAX_STAGES * 8;
+    uint32_t warp_kblocks = div_up(tasks, EXPERTS_WARPS) * kblocks;
     uint32_t room = min_u32(PROJECT_SHARED, max_shared);
-    pipeline->stages = room > rest ? (room - rest) / (EXPERTS_WARPS * pipeline->stage_bytes) : 0;
-    pipeline->stages = max_u32(min_u32(min_u32(pipeline->stages, most), MAX_SLOTS), 1);
-    pipeline->qact_at = EXPERTS_WARPS * pipeline->stages * pipeline->stage_bytes;
-    pipeline->partials_at = pipeline->qact_at + (qact + 15) / 16 * 16;
-    pipeline->red_at = pipeline->partials_at + parts;
-    pipeline->mbars_at = (pipeline->red_at + red * 4 + 7) / 8 * 8;
-    pipeline->bytes = pipeline->mbars_at + EXPERTS_WARPS * pipeline->stages * 8;
+    smem->stages = room > rest ? (room - rest) / (EXPERTS_WARPS * smem->stage_bytes) : 0;
+    smem->stages = max_u32(min_u32(min_u32(smem->stages, warp_kblocks), MAX_STAGES), 1);
+    smem->qact_at = EXPERTS_WARPS * smem->stages * smem->stage_bytes;
+    smem->partials_at = smem->qact_at + (qact + 15) / 16 * 16;
+    smem->floats_at = smem->partials_at + partials;
+    smem->mbars_at = (smem->floats_at + n_floats * 4 + 7) / 8 * 8;
+    smem->bytes = smem->mbars_at + EXPERTS_WARPS * smem->stages * 8;
 }
 
-/* Blocks: one a multiprocessor, also where some have nothing to do, so that the next kernel's
- * blocks spread evenly; more where a block's sums would not fit. */
-static uint32_t count_blocks(const struct recorder *r, uint32_t tiles, uint32_t bytes_of_tile) {
+/* Thread blocks: one an SM, also where some have nothing to do (README, rule 4); more where the
+ * sums of a thread block would not fit. */
+static uint32_t count_blocks(const struct recorder *r, uint32_t tiles, uint32_t tile_sum_bytes) {
     uint32_t n = r->n_sms;
-    while (n < tiles && (uint64_t)div_up(tiles, n) * bytes_of_tile > MAX_PARTS)
+    while (n < tiles && (uint64_t)div_up(tiles, n) * tile_sum_bytes > MAX_PARTIALS)
         n += r->n_sms;
     return n;
 }
 
-/* least: of shared memory, for one row. */
-static int launch(struct recorder *r, const char *what, uint32_t set, uint32_t blocks,
-                  const struct experts_ring *pipeline, uint32_t least, const void *p,
+/* one_row_shared: bytes of shared memory to ask for at least, in plans of one row. */
+static int launch(struct recorder *r, const char *in_or_out, uint32_t set, uint32_t blocks,
+                  const struct experts_smem *smem, uint32_t one_row_shared, const void *p,
                   size_t bytes) {
     char name[48];
-    snprintf(name, sizeof name, "experts_%s_tiles_%s", what, project_set_name(set));
+    snprintf(name, sizeof name, "experts_gemv_%s_%s", in_or_out, project_set_name(set));
     struct cuda_launch l = {
         .kernel = name,
         .grid = {blocks, r->plan->max_rows, 1},
         .threads = 32 * EXPERTS_WARPS,
-        .shared = max_u32(pipeline->bytes,
-                          r->plan->max_rows == 1 ? min_u32(least, r->b->max_shared) : 0)};
+        .shared = max_u32(smem->bytes,
+                          r->plan->max_rows == 1 ? min_u32(one_row_shared, r->b->max_shared) : 0)};
     return recorder_launch(r, &l, p, bytes);
 }
 
 static bool is_tiled(struct recorder *r, const struct op *op) {
     const struct operand *w[4];
-    return matrices_of(op, w) && recorder_matrix(r, w[0]).is_tiled;
+    return list_matrices(op, w) && recorder_matrix(r, w[0]).is_tiled;
 }
 
-/* The kernel before this op's first lets it begin only behind its own wait. */
-static bool is_behind(struct recorder *r, enum op_kind kind) {
+/* The kernel before this one calls launch_dependents only after its own wait: all kernels before
+ * that one are then complete when this one starts. */
+static bool follows_late_release(struct recorder *r, enum op_kind kind) {
     const struct op *before = recorder_neighbour(r, -1);
     return before && before->kind == kind && (kind == OP_ROUTE || is_tiled(r, before));
 }
 
-bool record_experts_in_tiles(struct recorder *r, const struct op *op, int *status) {
+bool record_experts_in_gemv(struct recorder *r, const struct op *op, int *status) {
     const struct op_experts_in *o = &op->experts_in;
     if (!is_tiled(r, op))
         return false;
     uint32_t rows = tile_rows(op), set = 0;
-    struct experts_in_tiles_params p = {
+    struct experts_in_gemv_params p = {
         .io = r->io,
         .in = {.x = recorder_at(r, &o->in),
                .norm = recorder_at(r, &o->norm),
@@ -183,33 +188,33 @@ bool record_experts_in_tiles(struct recorder *r, const struct op *op, int *statu
         .shared_width = o->shared_gate.n_dims ? o->shared_gate.dims[1] : 0,
         .used = o->choice.dims[0] - 1,
         .row_shift = shift_of(rows),
-        .is_early = is_behind(r, OP_ROUTE),
+        .can_read_early = follows_late_release(r, OP_ROUTE),
     };
-    p.routed[0] = matrix_of(r, &o->gate, &p.pipeline, &set);
-    p.routed[1] = matrix_of(r, &o->up, &p.pipeline, &set);
-    p.shared[0] = matrix_of(r, &o->shared_gate, &p.pipeline, &set);
-    p.shared[1] = matrix_of(r, &o->shared_up, &p.pipeline, &set);
+    p.routed[0] = add_matrix(r, &o->gate, &p.smem, &set);
+    p.routed[1] = add_matrix(r, &o->up, &p.smem, &set);
+    p.shared[0] = add_matrix(r, &o->shared_gate, &p.smem, &set);
+    p.shared[1] = add_matrix(r, &o->shared_up, &p.smem, &set);
     p.routed_tiles = div_up(p.routed_width, rows);
-    p.routed_magic = fastdiv_of(p.routed_tiles);
+    p.routed_fastdiv = fastdiv_of(p.routed_tiles);
     p.shared_tiles = div_up(p.shared_width, rows);
     uint32_t tiles = p.shared_tiles + p.used * p.routed_tiles, kblocks = 0;
     for (uint32_t i = 0; i < 2; i++)
         kblocks = max_u32(kblocks, max_u32(p.routed[i].kblocks, p.shared[i].kblocks));
     uint32_t blocks = count_blocks(r, tiles, 2 * rows * 4);
-    lay_out(&p.pipeline, &p.in, 2 * div_up(tiles, blocks), kblocks, rows, p.in.k / PROJECT_GROUP,
+    lay_out(&p.smem, &p.in, 2 * div_up(tiles, blocks), kblocks, rows, p.in.k / PROJECT_GROUP,
             r->b->max_shared);
-    /* Two of these never share a multiprocessor; so blocks that lie unevenly before this kernel
-     * lie evenly from here on. */
-    *status = launch(r, "in", set, blocks, &p.pipeline, PROJECT_SHARED_WIDE, &p, sizeof p);
+    /* No two of these fit an SM: however thread blocks were placed before this kernel, they are one
+     * an SM from here on. */
+    *status = launch(r, "in", set, blocks, &p.smem, PROJECT_SHARED_WIDE, &p, sizeof p);
     return true;
 }
 
-bool record_experts_out_tiles(struct recorder *r, const struct op *op, int *status) {
+bool record_experts_out_gemv(struct recorder *r, const struct op *op, int *status) {
     const struct op_experts_out *o = &op->experts_out;
     if (!is_tiled(r, op))
         return false;
     uint32_t rows = tile_rows(op), set = 0, k = o->hidden.dims[0];
-    struct experts_out_tiles_params p = {
+    struct experts_out_gemv_params p = {
         .io = r->io,
         .in = {.x = recorder_at(r, &o->hidden),
                .k = k,
@@ -229,16 +234,17 @@ bool record_experts_out_tiles(struct recorder *r, const struct op *op, int *stat
         .width = o->x.dims[0],
         .tiles = div_up(o->x.dims[0], rows),
         .row_shift = shift_of(rows),
-        .is_early = is_behind(r, OP_EXPERTS_IN),
+        .can_read_early = follows_late_release(r, OP_EXPERTS_IN),
     };
-    p.routed = matrix_of(r, &o->down, &p.pipeline, &set);
-    p.shared = matrix_of(r, &o->shared_down, &p.pipeline, &set);
+    p.routed = add_matrix(r, &o->down, &p.smem, &set);
+    p.shared = add_matrix(r, &o->shared_down, &p.smem, &set);
     if (p.shared.kblocks)
-        p.shared_first = p.shared.kblocks * (k - o->shared_down.dims[0]) / o->shared_down.dims[0];
-    uint32_t places = p.used + (p.shared.kblocks != 0);
-    uint32_t blocks = count_blocks(r, p.tiles, places * rows * 4);
-    lay_out(&p.pipeline, &p.in, places * div_up(p.tiles, blocks),
+        p.shared_first_kblock =
+            p.shared.kblocks * (k - o->shared_down.dims[0]) / o->shared_down.dims[0];
+    uint32_t experts = p.used + (p.shared.kblocks != 0);
+    uint32_t blocks = count_blocks(r, p.tiles, experts * rows * 4);
+    lay_out(&p.smem, &p.in, experts * div_up(p.tiles, blocks),
             max_u32(p.routed.kblocks, p.shared.kblocks), rows, p.used + 1, r->b->max_shared);
-    *status = launch(r, "out", set, blocks, &p.pipeline, PROJECT_SHARED_LEAST, &p, sizeof p);
+    *status = launch(r, "out", set, blocks, &p.smem, PROJECT_SHARED_LEAST, &p, sizeof p);
     return true;
 }

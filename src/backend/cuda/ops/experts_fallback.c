@@ -93,7 +93,7 @@ static int record_in_pair(struct recorder *r, const struct op *op, const struct 
 int record_experts_in(struct recorder *r, const struct op *op) {
     const struct op_experts_in *o = &op->experts_in;
     int tiled_status;
-    if (record_experts_in_tiles(r, op, &tiled_status))
+    if (record_experts_in_gemv(r, op, &tiled_status))
         return tiled_status;
     struct in_part routed = {{&o->gate, &o->up}, {NULL}, ROWS_SWIGLU};
     struct in_part shared = {{NULL}, {&o->shared_gate, &o->shared_up}, ROWS_SWIGLU};
@@ -151,7 +151,7 @@ static int record_out(struct recorder *r, const struct op *op, const struct oper
 int record_experts_out(struct recorder *r, const struct op *op) {
     const struct op_experts_out *o = &op->experts_out;
     int tiled_status;
-    if (record_experts_out_tiles(r, op, &tiled_status))
+    if (record_experts_out_gemv(r, op, &tiled_status))
         return tiled_status;
     if (!o->shared_down.n_dims)
         return record_out(r, op, &o->down, NULL);

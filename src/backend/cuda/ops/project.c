@@ -315,7 +315,7 @@ int record_project(struct recorder *r, const struct op *op) {
         return err_memory(r->err, "the schedule of a product");
     struct project_params p = arguments_of(r, op, s);
     int status;
-    if (project_many(r, &p, shape.types, &status))
+    if (record_project_gemm(r, &p, shape.types, &status))
         return status;
     if (shape.f32_from_global &&
         s->rows <= PROJECT_FUSED_ROWS) { /* those kernels need the qact's */

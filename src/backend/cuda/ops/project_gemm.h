@@ -1,76 +1,93 @@
-/* project_gemm.h - params of PROJECT on tensor cores, for five rows and more.
+/* project_gemm.h - params of PROJECT on int8 tensor cores: five rows and more.
  *
- * A m16_tile is 16 rows of weights: one tile, or 2 or 4 side by side; of SwiGLU 8 rows of gate and
- * the same of up. A task is a run of a m16_tile's kblocks, done by one warp for all rows of
- * activations, or by two (tile_warps) for half of them each. Either a block has whole m16_tiles, a
- * task is a split of K, and splits meet in shared memory. Or, where m16_tiles are too few for that,
- * tasks are single kblocks, spread evenly over the blocks, each of which then needs but a part of
- * the activations; they meet in global memory. Whoever comes last adds them up, in their order. */
+ *   out[row][n] = epilogue(factor[row] * sum over k of w[n][k] * a[row][k])
+ *
+ * Weights are the A operand of mma, an M16 tile at a time; activations are B, an n8 tile at a time.
+ * An M16 tile is 16 weight rows: one tile of tiles.h, or 2 or 4 side by side; for SwiGLU 8 rows of
+ * gate and the same 8 of up, so that one warp has both. A row block is the 8, 16 or 32 rows of
+ * activations (1, 2 or 4 n8 tiles) that the thread blocks of one grid y multiply with.
+ *
+ * A task is a run of K blocks of one M16 tile against a row block, done by one warp, or by two
+ * (warps_per_tile) that have half of the rows each. Tasks are divided in one of two ways:
+ *
+ *   by tiles   a thread block has whole M16 tiles; a task is one of the splits of K, and partial
+ *              sums are combined in shared memory
+ *   stream-K   where M16 tiles are too few for that; a task is a single K block, tasks are dealt
+ *              evenly to all thread blocks in order of K, so that a thread block needs few K slabs
+ *              of the activations; partial sums are combined in global memory
+ *
+ * Either way the last warp to arrive adds the partial sums, in order of K. */
 #ifndef BACKEND_CUDA_OPS_PROJECT_GEMM_H
 #define BACKEND_CUDA_OPS_PROJECT_GEMM_H
 
 #include "backend/cuda/ops/project.h"
 
 enum {
-    MANY_LEAST = 5, /* rows: with fewer, dot products of lanes are quicker */
-    MANY_STRIP = 16,
-    MANY_SETS = IS_Q4_K | IS_Q5_K | IS_Q6_K | IS_Q8_0,
-    MANY_PART = 512,     /* bytes of a task's sums for 8 rows: 16 a lane */
-    MANY_PLAIN = 4,      /* rows of a tile of plain segments, */
-    MANY_PLAIN_ROWS = 4, /* and of activations that a block takes at once */
+    GEMM_MIN_ROWS = 5, /* with fewer the gemv kernels are faster */
+    GEMM_M = 16,       /* weight rows of an M16 tile */
+    GEMM_TYPES = IS_Q4_K | IS_Q5_K | IS_Q6_K | IS_Q8_0,
+    GEMM_PARTIAL_BYTES = 512, /* of an M16 tile by an n8 tile: 16 a lane */
+    GEMM_F32_TILE = 4,        /* F32 segments: weight rows of a tile, */
+    GEMM_F32_ROWS = 4,        /* and rows of activations that a thread block takes at once */
 };
 
-/* Rows made ready for a block: `rows` of them, 8, 16 or 32; those behind the bucket's last repeat
- * it. They lie in k_slabs, each of as many columns as the largest kblock has and the first of them
- * there first: numbers row by row, 16 bytes apart, so that eight of them are read from different
- * banks; then scales, all rows' of a group of columns side by side; then the sums of the numbers of
- * 32 columns, as two halves (the even part, and what is left: both exact), four of a row together,
- * rows side by side. Behind the k_slabs the sums of the squares of 128 columns, row by row, where
- * there is a norm. */
-struct many_image {
-    uint8_t *at;
-    uint32_t rows;
-    uint32_t group;      /* columns that share a scale: 32 or 128 */
-    uint32_t band_shift; /* columns of a k_slab, as a power of two */
-    uint32_t k_slabs;
-    uint32_t scales_at, sums_at, band_bytes; /* of a k_slab */
-    uint32_t squares_at, bytes;              /* of all */
-    uint32_t squares_pitch; /* floats from row to row: an odd number, for the banks' sake */
+/* The quantized activations of a row block; rows after the bucket's last repeat it. They are stored
+ * as K slabs of as many columns as the largest K block has, and each is one bulk copy with an
+ * mbarrier of its own (8 rows 3985 to 4051 tok/s, 32 rows 8850 to 9066, qwen35-4b). A slab:
+ *
+ *   int8     (rows, columns + 16): padded so that ldmatrix reads eight rows from different banks
+ *   scales   (columns / act_group, rows), f32
+ *   sums     (columns / 128, rows, 4), half2: the sum of 32 int8 values as its even part and the
+ *            rest, both exact in fp16
+ *
+ * After the slabs, where there is a norm: (rows, squares_pitch) f32, the sum of squares of every
+ * 128 columns. */
+struct gemm_qacts {
+    uint8_t *data;
+    uint32_t rows;       /* of a row block: 8, 16 or 32 */
+    uint32_t act_group;  /* columns that share a scale: 32 or 128 */
+    uint32_t slab_shift; /* log2 of a slab's columns */
+    uint32_t n_slabs;
+    uint32_t scales_at, sums_at, slab_bytes; /* in a slab */
+    uint32_t squares_at, bytes;              /* in a row block, and all of it */
+    uint32_t squares_pitch;                  /* odd, so that rows are in different banks */
 };
 
-struct many_params {
-    /* Segments without the plain ones; of m16_tiles where tiles are meant. Where tasks are spread,
-     * bounds are of them. */
+struct gemm_params {
+    /* Segments are without the F32 ones, and n_tiles and first_tile count M16 tiles. task_warps is
+     * the number of pipelines, each of warps_per_tile warps. With stream-K thread block b has tasks
+     * bounds[b]... */
     struct project_params p;
-    struct many_image qacts;     /* of the first rows; those of later ones behind it */
-    uint32_t tile_warps;         /* warps of a task, each for its share of the rows */
-    uint32_t tiles;              /* of a m16_tile at most */
-    uint32_t is_spread;          /* tasks are kblocks, in global memory their sums meet */
-    uint32_t m16_tiles, kblocks; /* of the one segment that is spread */
-    uint32_t strip_magic;        /* of m16_tiles, never 0: see fastdiv_of */
-    float *parts;                /* (row block, m16_tile, kblock, 8 rows, lane, 4) */
-    uint32_t *counters;          /* (row block, m16_tile): zero between two steps */
-    uint32_t squares_at;         /* in shared memory; behind them the rows' factors */
-    uint32_t counters_at;        /* in shared memory, of a block's m16_tiles; */
-    uint32_t left_at;            /* and of its stages: tile_warps that are done with one */
-    uint32_t plain_tiles;        /* of all plain segments: those of F32, in tiles of 4 rows */
-    uint32_t plain_slices;       /* of K of those, at most */
-    uint32_t plain_at;           /* in shared memory: their sums */
-    struct project_segment plain[PROJECT_SEGMENTS];
+    struct gemm_qacts qacts; /* of the first row block; the others follow */
+    uint32_t warps_per_tile; /* 1 or 2 */
+    uint32_t tiles_per_m16;  /* at most: tiles that share a pipeline stage */
+    uint32_t is_stream_k;
+    uint32_t n_m16_tiles, kblocks; /* stream-K: of the only segment */
+    uint32_t m16_fastdiv;          /* of n_m16_tiles, never 0: see fastdiv_of */
+    float *partials;      /* stream-K: (row block, M16 tile, warp, K block, n8 tile, lane, 4) */
+    uint32_t *arrivals;   /* stream-K: (row block, M16 tile, warp); 0 between two steps */
+    uint32_t squares_at;  /* in shared memory, as the following; after them the norm's factors */
+    uint32_t arrivals_at; /* by tiles: (M16 tile of the thread block, warp) */
+    uint32_t releases_at; /* two warps a tile: how many are done with a stage, by stages */
+    uint32_t f32_tiles;   /* of all F32 segments */
+    uint32_t f32_splits;  /* of K, at most */
+    uint32_t f32_sums_at; /* in shared memory: their partial sums */
+    struct project_segment f32_segments[PROJECT_SEGMENTS];
 };
 
-/* Of the kernel before it, which makes rows ready. */
-struct many_prepare_params {
+/* Of project_gemm_quantize, the kernel before it. */
+struct gemm_quantize_params {
     struct cuda_io io;
     struct project_input in;
-    struct many_image qacts;
+    struct gemm_qacts qacts;
     uint32_t row_limit; /* rows of the bucket */
 };
 
 #ifndef __CUDACC__
-/* Takes a PROJECT over, which project.c has cut into splits; false: it is none for this way, and
- * nothing was recorded. set: of its types. */
-bool project_many(struct recorder *r, const struct project_params *p, uint32_t set, int *status);
+/* Records a PROJECT whose K splits project.c has chosen; `set` is its types. False: not one for
+ * these kernels, and nothing was recorded. */
+bool record_project_gemm(struct recorder *r, const struct project_params *p, uint32_t set,
+                         int *status);
 #endif
 
 #endif

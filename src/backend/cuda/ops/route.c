@@ -1,4 +1,4 @@
-/* route.c - recording ROUTE. */
+/* route.c - recording ROUTE: thread blocks, and shared memory of the top-k. */
 #include "backend/cuda/ops/route.h"
 
 #include "backend/cuda/host/cuda.h"
@@ -6,12 +6,11 @@
 #include "backend/cuda/ops/project_fallback.h"
 #include "base/size.h"
 
-enum { ROWS_OF_BLOCK = 8, MAX_GROUPS = 8, MAX_CHOOSERS = 64 };
-
-/* Rows are dealt to so many sets of blocks. */
-static uint32_t row_groups(uint32_t rows) {
-    return min_u32(div_up(rows, ROWS_OF_BLOCK), MAX_GROUPS);
-}
+enum {
+    GROUP_ROWS = 8, /* rows that share thread blocks, which keep router rows in registers */
+    MAX_ROW_GROUPS = 8,
+    MAX_TOPK_BLOCKS = 64, /* they wait for others, so they must never fill the device */
+};
 
 static bool is_aligned(const struct op_route *o) {
     return o->in.offset % 16 == 0 && o->in.stride % 4 == 0 && o->in.dims[0] % 4 == 0;
@@ -20,7 +19,8 @@ static bool is_aligned(const struct op_route *o) {
 int record_route(struct recorder *r, const struct op *op) {
     const struct op_route *o = &op->route;
     uint32_t rows = r->plan->max_rows, experts = o->router.dims[1], width = o->in.dims[0];
-    uint32_t n = experts + (o->shared_gate.n_dims != 0), n_groups = row_groups(rows);
+    uint32_t n = experts + (o->shared_gate.n_dims != 0),
+             row_groups = min_u32(div_up(rows, GROUP_ROWS), MAX_ROW_GROUPS);
     struct route_params p = {
         .io = r->io,
         .in = recorder_at(r, &o->in),
@@ -37,22 +37,21 @@ int record_route(struct recorder *r, const struct op *op) {
         .experts = experts,
         .used = o->used,
         .row_limit = rows,
-        .choosers = max_u32(min_u32(MAX_CHOOSERS, r->n_sms / 2) / n_groups, 1),
+        .topk_blocks = max_u32(min_u32(MAX_TOPK_BLOCKS, r->n_sms / 2) / row_groups, 1),
         .is_aligned = is_aligned(o),
         .eps = o->eps,
     };
-    uint64_t groups = div_up(experts, ROUTE_GROUP);
-    uint64_t shared = (groups * (ROUTE_GROUP + 2ull * min_u32(o->used, ROUTE_GROUP)) + o->used) *
-                      sizeof(uint32_t);
+    uint64_t warps = div_up(experts, ROUTE_WARP_EXPERTS),
+             kept = min_u32(o->used, ROUTE_WARP_EXPERTS);
+    uint64_t shared = (warps * (ROUTE_WARP_EXPERTS + 2 * kept) + o->used) * sizeof(uint32_t);
     if (shared > ROWS_MAX_SHARED)
         return err_set(r->err, SLUICE_ERR_UNSUPPORTED,
                        "a router of %u experts does not fit shared memory", experts);
-    /* A block keeps its router rows in registers over the rows it takes. Of one row there is a
-     * block on every multiprocessor, and only one: then the next kernel's spread evenly. */
+    /* With one row: a thread block on every SM, and only one (README, rule 4). */
     struct cuda_launch launch = {
         .kernel = "route",
-        .grid = {max_u32(div_up(n, ROUTE_PER_BLOCK), r->n_sms), n_groups, 1},
-        .threads = ROUTE_BLOCK,
+        .grid = {max_u32(div_up(n, ROUTE_BLOCK_LOGITS), r->n_sms), row_groups, 1},
+        .threads = ROUTE_THREADS,
         .shared = rows == 1 ? max_u32((uint32_t)shared, PROJECT_SHARED_LEAST) : (uint32_t)shared,
     };
     return recorder_launch(r, &launch, &p, sizeof p);
