@@ -100,8 +100,9 @@ struct cpu_step {
 };
 
 typedef void cpu_op_fn(struct cpu_step *s);
-cpu_op_fn cpu_embed, cpu_project, cpu_delta, cpu_attend, cpu_route, cpu_experts_in, cpu_experts_out,
-    cpu_tap, cpu_pick;
+#define OP(kind, name, member) cpu_op_fn cpu_##member;
+#include "plan/ops.def"
+#undef OP
 
 /* Rows of a tile's weights: about what fits the first cache together with the activations. */
 enum { TILE_VALUES = 16384, ATTEND_BLOCK_ROWS = 8, DELTA_BLOCK_ROWS = 32, MAX_GROUP = 64 };

@@ -75,8 +75,9 @@ void project_survey(struct recorder *r);
 
 /* One function an op. What the kernels cannot do is refused here, with the reason. */
 typedef int cuda_record_fn(struct recorder *r, const struct op *op);
-cuda_record_fn record_embed, record_project, record_delta, record_attend, record_route,
-    record_experts_in, record_experts_out, record_tap, record_pick;
+#define OP(kind, name, member) cuda_record_fn record_##member;
+#include "plan/ops.def"
+#undef OP
 
 /* ---- between the files of host/
  * ------------------------------------------------------------------
