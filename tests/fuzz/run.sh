@@ -13,7 +13,7 @@ fuzz() {
     local entry=$1 corpus=build/fuzz/corpus/$1 log=build/fuzz/$1.log
     mkdir -p "$corpus"
     local dict=tests/fuzz/$entry.dict
-    "build/fuzz/fuzz_$entry" -max_total_time="$seconds" -rss_limit_mb=2048 -timeout=20 \
+    "build/fuzz/fuzz_$entry" -max_total_time="$seconds" -rss_limit_mb=2048 -timeout=60 \
         -malloc_limit_mb=1024 -max_len=8192 -print_final_stats=1 \
         -artifact_prefix="build/fuzz/crashes/$entry-" \
         $([ -f "$dict" ] && echo "-dict=$dict") "$corpus" "tests/fuzz/corpus/$entry" >"$log" 2>&1
