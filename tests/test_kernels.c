@@ -6,6 +6,7 @@
 #include "backend/cpu/kernels.h"
 #include "backend/cpu/vec.h"
 #include "base/cpu.h"
+#include "formats.h"
 #include "quant/bf16.h"
 #include "quant/f16.h"
 #include "test.h"
@@ -23,31 +24,13 @@ static float random_float(void) {
     return (float)(int32_t)(random_bits() & 0xffff) / 32768.0f - 1.0f;
 }
 
-/* Where a type's blocks hold halves (-1: none): random bits there could be infinite. */
-static const struct halves {
-    enum dtype type;
-    int d, second;
-} halves[] = {
-    {DT_Q4_0, 0, -1},   {DT_Q4_1, 0, 2},    {DT_Q5_0, 0, -1},   {DT_Q5_1, 0, 2}, {DT_Q8_0, 0, -1},
-    {DT_Q2_K, 80, 82},  {DT_Q3_K, 108, -1}, {DT_Q4_K, 0, 2},    {DT_Q5_K, 0, 2}, {DT_Q6_K, 208, -1},
-    {DT_IQ4_NL, 0, -1}, {DT_IQ4_XS, 0, -1}, {DT_MXFP4, -1, -1},
-};
-
-static void put_half(uint8_t *at, float x) {
-    uint16_t half = f16_from_f32(x);
-    memcpy(at, &half, sizeof half);
-}
-
 /* is_plain: all scales one, so that no product is rounded. */
-static void random_block(const struct halves *h, uint8_t *block, uint32_t bytes, bool is_plain) {
+static void random_block(const struct format *f, uint8_t *block, uint32_t bytes, bool is_plain) {
     for (uint32_t i = 0; i < bytes; i++)
         block[i] = (uint8_t)random_bits();
-    if (h->type == DT_MXFP4)
-        block[0] = is_plain ? 128 : (uint8_t)(118 + random_bits() % 8);
-    if (h->d >= 0)
-        put_half(block + h->d, is_plain ? 1.0f : 0.01f * random_float());
-    if (h->second >= 0)
-        put_half(block + h->second, is_plain ? 1.0f : 0.01f * random_float());
+    float d = is_plain ? 1.0f : 0.01f * random_float(),
+          m = is_plain ? 1.0f : 0.01f * random_float();
+    format_put_scales(f, block, d, m);
 }
 
 static void random_scalars(enum dtype type, uint8_t *at, size_t n) {
@@ -76,9 +59,8 @@ static struct matrix matrix_make(enum dtype type, uint32_t k, uint32_t n, bool i
     m.values = malloc((size_t)k * n * sizeof *m.values);
     if (info->block_values == 1)
         random_scalars(type, m.rows, blocks);
-    for (size_t i = 0; i < sizeof halves / sizeof *halves; i++)
-        for (size_t b = 0; halves[i].type == type && b < blocks; b++)
-            random_block(&halves[i], m.rows + b * info->block_bytes, info->block_bytes, is_plain);
+    for (size_t b = 0; info->block_values > 1 && b < blocks; b++)
+        random_block(format_of(type), m.rows + b * info->block_bytes, info->block_bytes, is_plain);
     info->decode(m.rows, m.values, (size_t)k * n);
     return m;
 }
@@ -336,15 +318,13 @@ TEST(kernels_pass_on_nan) {
 }
 
 TEST(kernels_table) {
-    static const enum dtype types[] = {DT_F32,  DT_F16,    DT_BF16,   DT_Q4_0, DT_Q4_1, DT_Q5_0,
-                                       DT_Q5_1, DT_Q8_0,   DT_Q2_K,   DT_Q3_K, DT_Q4_K, DT_Q5_K,
-                                       DT_Q6_K, DT_IQ4_NL, DT_IQ4_XS, DT_MXFP4};
-    for (size_t i = 0; i < sizeof types / sizeof *types; i++) {
+    for (size_t i = 0; i < FORMAT_TYPES; i++) {
+        enum dtype type = format_types[i];
         for (int exact = 0; exact < 2; exact++) {
-            const struct kernel *best = kernel_find(types[i], exact, cpu_features());
-            const struct kernel *portable = kernel_find(types[i], exact, 0);
+            const struct kernel *best = kernel_find(type, exact, cpu_features());
+            const struct kernel *portable = kernel_find(type, exact, 0);
             EXPECT(best && portable && portable->features == 0);
-            EXPECT(best && best->type == types[i] && best->is_f32 == (exact || i < 3));
+            EXPECT(best && best->type == type && best->is_f32 == (exact || !format_of(type)));
         }
     }
     EXPECT(!kernel_find(DT_I32, true, cpu_features()));

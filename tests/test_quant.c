@@ -3,6 +3,7 @@
 #include <ctype.h>
 #include <float.h>
 
+#include "formats.h"
 #include "quant/bf16.h"
 #include "quant/encode.h"
 #include "quant/f16.h"
@@ -190,15 +191,6 @@ TEST(quant_bytes_are_checked) {
 
 /* ---- halves ---------------------------------------------------------------------------------- */
 
-/* An IEEE half by its definition. */
-static double half_value(int h) {
-    int sign = h >> 15, exponent = h >> 10 & 31, mantissa = h & 1023;
-    double size = exponent == 31  ? (mantissa ? NAN : INFINITY)
-                  : exponent == 0 ? ldexp(mantissa, -24)
-                                  : ldexp(1024 + mantissa, exponent - 25);
-    return sign ? -size : size;
-}
-
 static bool same(float a, float b) {
     return (isnan(a) && isnan(b)) || f32_bits(a) == f32_bits(b);
 }
@@ -285,8 +277,6 @@ TEST(quant_bf16_converts) {
 }
 
 /* ---- golden blocks --------------------------------------------------------------------------- */
-
-enum { NO_HALF = -1 };
 
 /* Byte k is 37k + 11; then d = 0.5 at d_at and m or dmin = 0.25 at m_at. */
 static const struct golden {
@@ -390,101 +380,6 @@ TEST(quant_hex_golden_blocks) {
 
 /* ---- the formulas once more ------------------------------------------------------------------ */
 
-/* Element i of a block as scale * number - minimum, straight from the specification: byte by byte,
- * nothing shared with the headers. */
-struct element {
-    double scale, number, minimum;
-};
-
-static double h_at(const uint8_t *b, int at) {
-    return half_value(b[at] | b[at + 1] << 8);
-}
-
-static int nibble32(const uint8_t *qs, int i) {
-    return i < 16 ? qs[i] & 15 : qs[i - 16] >> 4;
-}
-
-static int fifth(const uint8_t *qh, int i) {
-    return (qh[i / 8] >> i % 8 & 1) * 16;
-}
-
-static const int iq4_table[16] = {-127, -104, -83, -65, -49, -35, -22, -10,
-                                  1,    13,   25,  38,  53,  69,  89,  113};
-
-static struct element q4_k_element(const uint8_t *b, const uint8_t *qs, int i) {
-    const uint8_t *S = b + 4;
-    int s = i / 32, byte = qs[32 * (s / 2) + i % 32];
-    int sc = s < 4 ? S[s] & 63 : (S[s + 4] & 15) | ((S[s - 4] >> 6) << 4);
-    int mn = s < 4 ? S[s + 4] & 63 : (S[s + 4] >> 4) | ((S[s] >> 6) << 4);
-    return (struct element){h_at(b, 0) * sc, s % 2 ? byte >> 4 : byte & 15, h_at(b, 2) * mn};
-}
-
-static struct element q3_k_element(const uint8_t *b, int i) {
-    const uint8_t *S = b + 96;
-    int h = i / 128, g = i % 128 / 32, l = i % 32, k = i / 16;
-    int low = k < 8 ? S[k] & 15 : S[k - 8] >> 4, high = (S[8 + k % 4] >> 2 * (k / 4)) & 3;
-    int q = ((b[32 + 32 * h + l] >> 2 * g) & 3) - (((b[l] >> (4 * h + g)) & 1) ? 0 : 4);
-    return (struct element){h_at(b, 108) * ((low | high << 4) - 32), q, 0};
-}
-
-static struct element q6_k_element(const uint8_t *b, int i) {
-    int h = i / 128, g = i % 128 / 32, l = i % 32, byte = b[64 * h + 32 * (g & 1) + l];
-    int lo = g < 2 ? byte & 15 : byte >> 4, hi = (b[128 + 32 * h + l] >> 2 * g) & 3;
-    int scale = b[192 + i / 16] < 128 ? b[192 + i / 16] : b[192 + i / 16] - 256;
-    return (struct element){h_at(b, 208) * scale, (lo | hi << 4) - 32, 0};
-}
-
-static struct element mxfp4_element(const uint8_t *b, int i) {
-    static const double E[8] = {0, .5, 1, 1.5, 2, 3, 4, 6};
-    int n = nibble32(b + 1, i);
-    return (struct element){ldexp(1, b[0] - 127), n < 8 ? E[n] : -E[n - 8], 0};
-}
-
-static struct element iq4_xs_element(const uint8_t *b, int i) {
-    int s = i / 32, high = b[2] | b[3] << 8;
-    int ls = ((b[4 + s / 2] >> 4 * (s % 2)) & 15) | (((high >> 2 * s) & 3) << 4);
-    return (struct element){h_at(b, 0) * (ls - 32), iq4_table[nibble32(b + 8 + 16 * s, i % 32)], 0};
-}
-
-static struct element element_of(enum dtype type, const uint8_t *b, int i) {
-    struct element e = {0};
-    switch (type) {
-    case DT_Q4_0:
-        return (struct element){h_at(b, 0), nibble32(b + 2, i) - 8, 0};
-    case DT_Q4_1:
-        return (struct element){h_at(b, 0), nibble32(b + 4, i), -h_at(b, 2)};
-    case DT_Q5_0:
-        return (struct element){h_at(b, 0), nibble32(b + 6, i) + fifth(b + 2, i) - 16, 0};
-    case DT_Q5_1:
-        return (struct element){h_at(b, 0), nibble32(b + 8, i) + fifth(b + 4, i), -h_at(b, 2)};
-    case DT_Q8_0:
-        return (struct element){h_at(b, 0), b[2 + i] < 128 ? b[2 + i] : b[2 + i] - 256, 0};
-    case DT_IQ4_NL:
-        return (struct element){h_at(b, 0), iq4_table[nibble32(b + 2, i)], 0};
-    case DT_Q2_K:
-        return (struct element){h_at(b, 80) * (b[i / 16] & 15),
-                                (b[16 + 32 * (i / 128) + i % 32] >> 2 * (i % 128 / 32)) & 3,
-                                h_at(b, 82) * (b[i / 16] >> 4)};
-    case DT_Q3_K:
-        return q3_k_element(b, i);
-    case DT_Q4_K:
-        return q4_k_element(b, b + 16, i);
-    case DT_Q5_K:
-        e = q4_k_element(b, b + 48, i);
-        e.number += 16 * ((b[16 + i % 32] >> i / 32) & 1);
-        return e;
-    case DT_Q6_K:
-        return q6_k_element(b, i);
-    case DT_IQ4_XS:
-        return iq4_xs_element(b, i);
-    case DT_MXFP4:
-        return mxfp4_element(b, i);
-    default:
-        test_fail(__FILE__, __LINE__, "no formula for %s", dtype_name(type));
-        return e;
-    }
-}
-
 /* Compares one block, lying at an odd address, with the formulas. */
 static void expect_decoded(enum dtype type, const uint8_t *block) {
     const struct dtype_info *info = dtype_info(type);
@@ -493,7 +388,7 @@ static void expect_decoded(enum dtype type, const uint8_t *block) {
     memcpy(odd + 1, block, info->block_bytes);
     info->decode(odd + 1, y, info->block_values);
     for (int i = 0; i < (int)info->block_values; i++) {
-        struct element e = element_of(type, block, i);
+        struct element e = format_of(type)->element(block, i);
         double exact = e.scale * e.number - e.minimum;
         double slack = 0x1p-23 * (fabs(e.scale * e.number) + fabs(e.minimum));
         bool is_fine =
@@ -504,33 +399,21 @@ static void expect_decoded(enum dtype type, const uint8_t *block) {
     }
 }
 
-static const struct {
-    enum dtype type;
-    int d_at, m_at;
-} decodable[] = {
-    {DT_Q4_0, 0, NO_HALF},
-    {DT_Q4_1, 0, 2},
-    {DT_Q5_0, 0, NO_HALF},
-    {DT_Q5_1, 0, 2},
-    {DT_Q8_0, 0, NO_HALF},
-    {DT_Q2_K, 80, 82},
-    {DT_Q3_K, 108, NO_HALF},
-    {DT_Q4_K, 0, 2},
-    {DT_Q5_K, 0, 2},
-    {DT_Q6_K, 208, NO_HALF},
-    {DT_IQ4_NL, 0, NO_HALF},
-    {DT_IQ4_XS, 0, NO_HALF},
-    {DT_MXFP4, NO_HALF, NO_HALF},
-};
+TEST(quant_every_block_type_has_a_formula) {
+#define BLOCK_TYPE(NAME, name, id, values, bytes, run, encode)                                     \
+    if (!format_of(DT_##NAME))                                                                     \
+        test_fail(__FILE__, __LINE__, "tests/formats.h has no " #NAME);
+#include "quant/types.def"
+}
 
 TEST(quant_decodes_every_byte_value_everywhere) {
-    for (int k = 0; k < COUNT(decodable); k++) {
+    for (int k = 0; k < COUNT(formats); k++) {
         for (int v = 0; v < 256; v++) {
             uint8_t b[292];
             memset(b, v, sizeof b);
-            put_half(b, decodable[k].d_at, 0x2e66);
-            put_half(b, decodable[k].m_at, 0x2cd1);
-            expect_decoded(decodable[k].type, b);
+            put_half(b, formats[k].d_at, 0x2e66);
+            put_half(b, formats[k].m_at, 0x2cd1);
+            expect_decoded(formats[k].type, b);
         }
     }
 }
@@ -540,16 +423,16 @@ TEST(quant_decodes_random_blocks) {
     static const uint16_t special[] = {0,      1,      0x3ff,  0x400,  0x7bff, 0x7c00,
                                        0x7e01, 0x8000, 0x8001, 0xfbff, 0xfc00, 0x3c00};
     seed = 5;
-    for (int k = 0; k < COUNT(decodable); k++) {
+    for (int k = 0; k < COUNT(formats); k++) {
         for (int round = 0; round < 600; round++) {
             uint8_t b[292];
             for (int i = 0; i < COUNT(b); i++)
                 b[i] = (uint8_t)random_bits();
             if (round < 144) {
-                put_half(b, decodable[k].d_at, special[round % 12]);
-                put_half(b, decodable[k].m_at, special[round / 12]);
+                put_half(b, formats[k].d_at, special[round % 12]);
+                put_half(b, formats[k].m_at, special[round / 12]);
             }
-            expect_decoded(decodable[k].type, b);
+            expect_decoded(formats[k].type, b);
         }
     }
 }
@@ -1001,7 +884,7 @@ TEST(quant_dot_product_of_the_golden_block) {
         double dot = 0;
         struct element e = {0};
         for (int i = 32 * s; i < 32 * s + 32; i++) {
-            e = q4_k_element(b, b + 16, i);
+            e = q4_k_element(b, i);
             dot += e.number * q[i];
         }
         whole += scale[s] * (e.scale * dot - e.minimum * sum[s]);

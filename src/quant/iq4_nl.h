@@ -10,19 +10,18 @@ struct iq4_nl {
 };
 static_assert(sizeof(struct iq4_nl) == 18, "iq4_nl is packed");
 
-/* The value of a nibble, also of iq4_xs. */
-QUANT_FN int iq4_value(int nibble) {
-    static const int8_t values[16] = {-127, -104, -83, -65, -49, -35, -22, -10,
-                                      1,    13,   25,  38,  53,  69,  89,  113};
-    return values[nibble];
+/* The values of four nibbles, also of iq4_xs: -127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25,
+ * 38, 53, 69, 89, 113. */
+QUANT_FN uint32_t iq4_lookup(uint32_t nibbles) {
+    return bytes_lookup(0xbfad9881, 0xf6eaddcf, 0x26190d01, 0x71594535, nibbles);
 }
 
-QUANT_FN void iq4_nl_decode_block(const struct iq4_nl *b, float *y /* (32) */) {
-    float d = f16_to_f32(b->d);
-    for (int i = 0; i < 16; i++) {
-        y[i] = d * (float)iq4_value(b->qs[i] & 15);
-        y[i + 16] = d * (float)iq4_value(b->qs[i] >> 4);
-    }
+QUANT_FN void iq4_nl_unpack(const struct iq4_nl *b, int g, struct unpacked *out) {
+    (void)g; /* a block is one group */
+    unpacked_scale(out, f16_to_f32(b->d), 0);
+    unpack_nibbles(b->qs, out);
+    for (int i = 0; i < 8; i++)
+        out->q[i] = iq4_lookup(out->q[i]);
 }
 
 #endif

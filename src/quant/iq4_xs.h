@@ -19,16 +19,11 @@ QUANT_FN int iq4_xs_scale(const struct iq4_xs *b, int s) {
     return (low | high << 4) - 32;
 }
 
-QUANT_FN void iq4_xs_decode_block(const struct iq4_xs *b, float *y /* (256) */) {
-    float d = f16_to_f32(b->d);
-    for (int s = 0; s < 8; s++) {
-        const uint8_t *qs = b->qs + 16 * s;
-        float scale = d * (float)iq4_xs_scale(b, s);
-        for (int i = 0; i < 16; i++) {
-            y[32 * s + i] = scale * (float)iq4_value(qs[i] & 15);
-            y[32 * s + 16 + i] = scale * (float)iq4_value(qs[i] >> 4);
-        }
-    }
+QUANT_FN void iq4_xs_unpack(const struct iq4_xs *b, int g, struct unpacked *out) {
+    unpacked_scale(out, f16_to_f32(b->d) * (float)iq4_xs_scale(b, g), 0);
+    unpack_nibbles(b->qs + 16 * g, out);
+    for (int i = 0; i < 8; i++)
+        out->q[i] = iq4_lookup(out->q[i]);
 }
 
 #endif

@@ -11,10 +11,10 @@ struct mxfp4 {
 };
 static_assert(sizeof(struct mxfp4) == 17, "mxfp4 is packed");
 
-/* Twice the value of a nibble: so all are whole. */
-QUANT_FN int mxfp4_twice(int nibble) {
-    static const int8_t values[16] = {0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12};
-    return values[nibble];
+/* Twice the values of four nibbles, which are whole numbers: 0, 1, 2, 3, 4, 6, 8, 12, then the same
+ * negated. */
+QUANT_FN uint32_t mxfp4_twice(uint32_t nibbles) {
+    return bytes_lookup(0x03020100, 0x0c080604, 0xfdfeff00, 0xf4f8fafc, nibbles);
 }
 
 /* 2^(e - 128), the factor of the doubled values. Finite for every e; the two smallest are
@@ -23,12 +23,12 @@ QUANT_FN float mxfp4_scale(uint8_t e) {
     return f32_from_bits(e < 2 ? (uint32_t)0x00200000 << e : (uint32_t)(e - 1) << 23);
 }
 
-QUANT_FN void mxfp4_decode_block(const struct mxfp4 *b, float *y /* (32) */) {
-    float d = mxfp4_scale(b->e);
-    for (int i = 0; i < 16; i++) {
-        y[i] = d * (float)mxfp4_twice(b->qs[i] & 15);
-        y[i + 16] = d * (float)mxfp4_twice(b->qs[i] >> 4);
-    }
+QUANT_FN void mxfp4_unpack(const struct mxfp4 *b, int g, struct unpacked *out) {
+    (void)g; /* a block is one group */
+    unpacked_scale(out, mxfp4_scale(b->e), 0);
+    unpack_nibbles(b->qs, out);
+    for (int i = 0; i < 8; i++)
+        out->q[i] = mxfp4_twice(out->q[i]);
 }
 
 #endif

@@ -12,15 +12,14 @@ struct q2_k {
 };
 static_assert(sizeof(struct q2_k) == 84, "q2_k is packed");
 
-QUANT_FN void q2_k_decode_block(const struct q2_k *b, float *y /* (256) */) {
+QUANT_FN void q2_k_unpack(const struct q2_k *b, int g, struct unpacked *out) {
     float d = f16_to_f32(b->d), dmin = f16_to_f32(b->dmin);
-    for (int k = 0; k < 16; k++) {
-        const uint8_t *qs = b->qs + 32 * (k / 8) + 16 * (k % 2);
-        int shift = 2 * (k % 8 / 2);
-        float scale = d * (float)(b->scales[k] & 15), min = dmin * (float)(b->scales[k] >> 4);
-        for (int l = 0; l < 16; l++)
-            y[16 * k + l] = scale * (float)(qs[l] >> shift & 3) - min;
+    for (int i = 0; i < 2; i++) {
+        out->scale[i] = d * (float)(b->scales[2 * g + i] & 15);
+        out->min[i] = dmin * (float)(b->scales[2 * g + i] >> 4);
     }
+    for (int i = 0; i < 8; i++)
+        out->q[i] = load_u32(b->qs + 32 * (g / 4) + 4 * i) >> 2 * (g % 4) & 0x03030303;
 }
 
 #endif

@@ -19,15 +19,16 @@ QUANT_FN int q3_k_scale(const uint8_t *scales, int k) {
     return (low | high << 4) - 32;
 }
 
-QUANT_FN void q3_k_decode_block(const struct q3_k *b, float *y /* (256) */) {
+QUANT_FN void q3_k_unpack(const struct q3_k *b, int g, struct unpacked *out) {
     float d = f16_to_f32(b->d);
-    for (int k = 0; k < 16; k++) {
-        const uint8_t *qs = b->qs + 32 * (k / 8) + 16 * (k % 2);
-        const uint8_t *high = b->hmask + 16 * (k % 2);
-        int shift = 2 * (k % 8 / 2), bit = k / 2;
-        float scale = d * (float)q3_k_scale(b->scales, k);
-        for (int l = 0; l < 16; l++)
-            y[16 * k + l] = scale * (float)((qs[l] >> shift & 3) + (high[l] >> bit & 1) * 4 - 4);
+    for (int i = 0; i < 2; i++) {
+        out->scale[i] = d * (float)q3_k_scale(b->scales, 2 * g + i);
+        out->min[i] = 0;
+    }
+    for (int i = 0; i < 8; i++) {
+        uint32_t low = load_u32(b->qs + 32 * (g / 4) + 4 * i) >> 2 * (g % 4) & 0x03030303;
+        uint32_t high = load_u32(b->hmask + 4 * i) >> g & 0x01010101;
+        out->q[i] = bytes_minus(low | high << 2, 4);
     }
 }
 

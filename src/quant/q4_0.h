@@ -10,12 +10,12 @@ struct q4_0 {
 };
 static_assert(sizeof(struct q4_0) == 18, "q4_0 is packed");
 
-QUANT_FN void q4_0_decode_block(const struct q4_0 *b, float *y /* (32) */) {
-    float d = f16_to_f32(b->d);
-    for (int i = 0; i < 16; i++) {
-        y[i] = d * (float)((b->qs[i] & 15) - 8);
-        y[i + 16] = d * (float)((b->qs[i] >> 4) - 8);
-    }
+QUANT_FN void q4_0_unpack(const struct q4_0 *b, int g, struct unpacked *out) {
+    (void)g; /* a block is one group */
+    unpacked_scale(out, f16_to_f32(b->d), 0);
+    unpack_nibbles(b->qs, out);
+    for (int i = 0; i < 8; i++)
+        out->q[i] = bytes_minus(out->q[i], 8);
 }
 
 #endif

@@ -10,12 +10,10 @@ struct q4_1 {
 };
 static_assert(sizeof(struct q4_1) == 20, "q4_1 is packed");
 
-QUANT_FN void q4_1_decode_block(const struct q4_1 *b, float *y /* (32) */) {
-    float d = f16_to_f32(b->d), m = f16_to_f32(b->m);
-    for (int i = 0; i < 16; i++) {
-        y[i] = d * (float)(b->qs[i] & 15) + m;
-        y[i + 16] = d * (float)(b->qs[i] >> 4) + m;
-    }
+QUANT_FN void q4_1_unpack(const struct q4_1 *b, int g, struct unpacked *out) {
+    (void)g; /* a block is one group */
+    unpacked_scale(out, f16_to_f32(b->d), -f16_to_f32(b->m));
+    unpack_nibbles(b->qs, out);
 }
 
 #endif

@@ -23,16 +23,11 @@ QUANT_FN int q4_k_min(const uint8_t *scales, int s) {
     return s < 4 ? scales[s + 4] & 63 : scales[s + 4] >> 4 | scales[s] >> 6 << 4;
 }
 
-QUANT_FN void q4_k_decode_block(const struct q4_k *b, float *y /* (256) */) {
-    float d = f16_to_f32(b->d), dmin = f16_to_f32(b->dmin);
-    for (int s = 0; s < 8; s++) {
-        const uint8_t *qs = b->qs + 32 * (s / 2);
-        int shift = 4 * (s % 2);
-        float scale = d * (float)q4_k_scale(b->scales, s);
-        float min = dmin * (float)q4_k_min(b->scales, s);
-        for (int l = 0; l < 32; l++)
-            y[32 * s + l] = scale * (float)(qs[l] >> shift & 15) - min;
-    }
+QUANT_FN void q4_k_unpack(const struct q4_k *b, int g, struct unpacked *out) {
+    unpacked_scale(out, f16_to_f32(b->d) * (float)q4_k_scale(b->scales, g),
+                   f16_to_f32(b->dmin) * (float)q4_k_min(b->scales, g));
+    for (int i = 0; i < 8; i++)
+        out->q[i] = load_u32(b->qs + 32 * (g / 2) + 4 * i) >> 4 * (g % 2) & 0x0f0f0f0f;
 }
 
 #endif

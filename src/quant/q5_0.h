@@ -11,14 +11,18 @@ struct q5_0 {
 };
 static_assert(sizeof(struct q5_0) == 22, "q5_0 is packed");
 
-QUANT_FN void q5_0_decode_block(const struct q5_0 *b, float *y /* (32) */) {
-    float d = f16_to_f32(b->d);
-    uint32_t high;
-    memcpy(&high, b->qh, sizeof high);
-    for (int i = 0; i < 16; i++) {
-        y[i] = d * (float)((b->qs[i] & 15) + (int)(high >> i & 1) * 16 - 16);
-        y[i + 16] = d * (float)((b->qs[i] >> 4) + (int)(high >> (i + 16) & 1) * 16 - 16);
-    }
+/* Four bits to bit 4 of four bytes, also of q5_1. */
+QUANT_FN uint32_t q5_high_bits(uint32_t bits) {
+    return (bits & 15) * 0x02040810u & 0x10101010u;
+}
+
+QUANT_FN void q5_0_unpack(const struct q5_0 *b, int g, struct unpacked *out) {
+    (void)g; /* a block is one group */
+    unpacked_scale(out, f16_to_f32(b->d), 0);
+    unpack_nibbles(b->qs, out);
+    uint32_t high = load_u32(b->qh);
+    for (int i = 0; i < 8; i++)
+        out->q[i] = bytes_minus(out->q[i] | q5_high_bits(high >> 4 * i), 16);
 }
 
 #endif

@@ -2,7 +2,7 @@
 #ifndef QUANT_Q5_1_H
 #define QUANT_Q5_1_H
 
-#include "quant/f16.h"
+#include "quant/q5_0.h"
 
 struct q5_1 {
     uint16_t d, m;  /* halves */
@@ -11,14 +11,13 @@ struct q5_1 {
 };
 static_assert(sizeof(struct q5_1) == 24, "q5_1 is packed");
 
-QUANT_FN void q5_1_decode_block(const struct q5_1 *b, float *y /* (32) */) {
-    float d = f16_to_f32(b->d), m = f16_to_f32(b->m);
-    uint32_t high;
-    memcpy(&high, b->qh, sizeof high);
-    for (int i = 0; i < 16; i++) {
-        y[i] = d * (float)((b->qs[i] & 15) + (int)(high >> i & 1) * 16) + m;
-        y[i + 16] = d * (float)((b->qs[i] >> 4) + (int)(high >> (i + 16) & 1) * 16) + m;
-    }
+QUANT_FN void q5_1_unpack(const struct q5_1 *b, int g, struct unpacked *out) {
+    (void)g; /* a block is one group */
+    unpacked_scale(out, f16_to_f32(b->d), -f16_to_f32(b->m));
+    unpack_nibbles(b->qs, out);
+    uint32_t high = load_u32(b->qh);
+    for (int i = 0; i < 8; i++)
+        out->q[i] |= q5_high_bits(high >> 4 * i);
 }
 
 #endif

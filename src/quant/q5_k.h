@@ -13,15 +13,12 @@ struct q5_k {
 };
 static_assert(sizeof(struct q5_k) == 176, "q5_k is packed");
 
-QUANT_FN void q5_k_decode_block(const struct q5_k *b, float *y /* (256) */) {
-    float d = f16_to_f32(b->d), dmin = f16_to_f32(b->dmin);
-    for (int s = 0; s < 8; s++) {
-        const uint8_t *qs = b->qs + 32 * (s / 2);
-        int shift = 4 * (s % 2);
-        float scale = d * (float)q4_k_scale(b->scales, s);
-        float min = dmin * (float)q4_k_min(b->scales, s);
-        for (int l = 0; l < 32; l++)
-            y[32 * s + l] = scale * (float)((qs[l] >> shift & 15) + (b->qh[l] >> s & 1) * 16) - min;
+QUANT_FN void q5_k_unpack(const struct q5_k *b, int g, struct unpacked *out) {
+    unpacked_scale(out, f16_to_f32(b->d) * (float)q4_k_scale(b->scales, g),
+                   f16_to_f32(b->dmin) * (float)q4_k_min(b->scales, g));
+    for (int i = 0; i < 8; i++) {
+        uint32_t low = load_u32(b->qs + 32 * (g / 2) + 4 * i) >> 4 * (g % 2) & 0x0f0f0f0f;
+        out->q[i] = low | (load_u32(b->qh + 4 * i) >> g & 0x01010101) << 4;
     }
 }
 

@@ -14,18 +14,17 @@ struct q6_k {
 };
 static_assert(sizeof(struct q6_k) == 210, "q6_k is packed");
 
-QUANT_FN void q6_k_decode_block(const struct q6_k *b, float *y /* (256) */) {
+QUANT_FN void q6_k_unpack(const struct q6_k *b, int g, struct unpacked *out) {
     float d = f16_to_f32(b->d);
-    for (int k = 0; k < 16; k++) {
-        int half = k / 8, g = k % 8 / 2, at = 16 * (k % 2);
-        const uint8_t *low = b->ql + 64 * half + 32 * (g % 2) + at;
-        const uint8_t *high = b->qh + 32 * half + at;
-        int low_shift = 4 * (g / 2), high_shift = 2 * g;
-        float scale = d * (float)b->scales[k];
-        for (int l = 0; l < 16; l++) {
-            int q = (low[l] >> low_shift & 15) | (high[l] >> high_shift & 3) << 4;
-            y[16 * k + l] = scale * (float)(q - 32);
-        }
+    const uint8_t *ql = b->ql + 64 * (g / 4) + 32 * (g % 2), *qh = b->qh + 32 * (g / 4);
+    for (int i = 0; i < 2; i++) {
+        out->scale[i] = d * (float)b->scales[2 * g + i];
+        out->min[i] = 0;
+    }
+    for (int i = 0; i < 8; i++) {
+        uint32_t low = load_u32(ql + 4 * i) >> 4 * (g % 4 / 2) & 0x0f0f0f0f;
+        uint32_t high = load_u32(qh + 4 * i) >> 2 * (g % 4) & 0x03030303;
+        out->q[i] = bytes_minus(low | high << 4, 32);
     }
 }
 

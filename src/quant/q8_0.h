@@ -10,10 +10,11 @@ struct q8_0 {
 };
 static_assert(sizeof(struct q8_0) == 34, "q8_0 is packed");
 
-QUANT_FN void q8_0_decode_block(const struct q8_0 *b, float *y /* (32) */) {
-    float d = f16_to_f32(b->d);
-    for (int i = 0; i < 32; i++)
-        y[i] = d * (float)b->qs[i];
+QUANT_FN void q8_0_unpack(const struct q8_0 *b, int g, struct unpacked *out) {
+    (void)g; /* a block is one group */
+    unpacked_scale(out, f16_to_f32(b->d), 0);
+    for (int i = 0; i < 8; i++)
+        out->q[i] = load_u32(b->qs + 4 * i);
 }
 
 #endif

@@ -5,22 +5,8 @@
 
 #include "base/err.h"
 #include "base/size.h"
-#include "quant/bf16.h"
 #include "quant/encode.h"
-#include "quant/f16.h"
-#include "quant/iq4_nl.h"
-#include "quant/iq4_xs.h"
-#include "quant/mxfp4.h"
-#include "quant/q2_k.h"
-#include "quant/q3_k.h"
-#include "quant/q4_0.h"
-#include "quant/q4_1.h"
-#include "quant/q4_k.h"
-#include "quant/q5_0.h"
-#include "quant/q5_1.h"
-#include "quant/q5_k.h"
-#include "quant/q6_k.h"
-#include "quant/q8_0.h"
+#include "quant/types.h"
 
 /* ---- decode ---------------------------------------------------------------------------------- */
 
@@ -46,40 +32,47 @@ static void bf16_decode(const void *src, float *dst, size_t n) {
     }
 }
 
-/* Blocks are copied out first: src may lie at any address, the structs want an even one. */
-#define BLOCK_DECODE(type, values)                                                                 \
-    static void type##_decode(const void *src, float *dst, size_t n) {                             \
+static inline void decode_run(const int8_t *q, float scale, float min, float *restrict y) {
+    for (int i = 0; i < 16; i++)
+        y[i] = scale * (float)q[i] - min;
+}
+
+/* unpacked_value of all 32, by loops that compilers turn into vectors. */
+static inline void decode_unpacked(const struct unpacked *u, float *y) {
+    int8_t q[32];
+    memcpy(q, u->q, sizeof q);
+    decode_run(q, u->scale[0], u->min[0], y);
+    decode_run(q + 16, u->scale[1], u->min[1], y + 16);
+}
+
+/* Blocks are copied out first: src may have any address, the structs want an even one. */
+#define BLOCK_TYPE(NAME, name, id, values, bytes, run, encode)                                     \
+    static_assert(sizeof(struct name) == (bytes), "types.def has the size of " #name);             \
+    static void name##_decode(const void *src, float *dst, size_t n) {                             \
         CHECK(n % (values) == 0);                                                                  \
         const uint8_t *at = src;                                                                   \
-        for (size_t i = 0; i < n; i += (values), at += sizeof(struct type)) {                      \
-            struct type block;                                                                     \
+        for (size_t i = 0; i < n; i += (values), at += sizeof(struct name)) {                      \
+            struct name block;                                                                     \
             memcpy(&block, at, sizeof block);                                                      \
-            type##_decode_block(&block, dst + i);                                                  \
+            for (int g = 0; g < (values) / 32; g++) {                                              \
+                struct unpacked u;                                                                 \
+                name##_unpack(&block, g, &u);                                                      \
+                decode_unpacked(&u, dst + i + 32 * (size_t)g);                                     \
+            }                                                                                      \
         }                                                                                          \
     }
-
-BLOCK_DECODE(q4_0, 32)
-BLOCK_DECODE(q4_1, 32)
-BLOCK_DECODE(q5_0, 32)
-BLOCK_DECODE(q5_1, 32)
-BLOCK_DECODE(q8_0, 32)
-BLOCK_DECODE(q2_k, 256)
-BLOCK_DECODE(q3_k, 256)
-BLOCK_DECODE(q4_k, 256)
-BLOCK_DECODE(q5_k, 256)
-BLOCK_DECODE(q6_k, 256)
-BLOCK_DECODE(iq4_nl, 32)
-BLOCK_DECODE(iq4_xs, 256)
-BLOCK_DECODE(mxfp4, 32)
+#include "quant/types.def"
 
 /* ---- the table ------------------------------------------------------------------------------- */
 
 #define NONE NULL
-#define TYPE(name, id, values, bytes, decode, encode) [id] = {#name, values, bytes, decode, encode},
+#define PLAIN_TYPE(NAME, name, id, bytes) [id] = {#NAME, 1, bytes, name##_decode, name##_encode},
+#define BLOCK_TYPE(NAME, name, id, values, bytes, run, encode)                                     \
+    [id] = {#NAME, values, bytes, name##_decode, encode},
+#define SIZED_TYPE(NAME, id, values, bytes) [id] = {#NAME, values, bytes, NULL, NULL},
 static const struct dtype_info types[DT_COUNT] = {
 #include "quant/types.def"
 };
-#undef TYPE
 #undef NONE
 
 const struct dtype_info *dtype_info(uint32_t id) {

@@ -1,6 +1,6 @@
 /* quant.h - number formats: what a tensor's bytes mean.
  *
- * The table of types is types.def. Layout and decode of each type stand in a header of its own
+ * The table of types is types.def. Layout and unpacking of each type are in a header of its own
  * (q4_k.h ...), which C and CUDA share; quantizers are in encode.c and encode_k.c. */
 #ifndef QUANT_QUANT_H
 #define QUANT_QUANT_H
@@ -12,27 +12,12 @@
 #include "base/str.h"
 
 enum dtype {
-#define TYPE(name, id, values, bytes, decode, encode) DT_##name = id,
+#define PLAIN_TYPE(NAME, name, id, bytes) DT_##NAME = id,
+#define BLOCK_TYPE(NAME, name, id, values, bytes, run, encode) DT_##NAME = id,
+#define SIZED_TYPE(NAME, id, values, bytes) DT_##NAME = id,
 #include "quant/types.def"
-#undef TYPE
     DT_COUNT = 43, /* one more than the highest id; there are holes below it */
 };
-
-/* The types that come in blocks and decode: X(NAME, name of its struct and functions). */
-#define FOR_EACH_BLOCK_TYPE(X)                                                                     \
-    X(Q4_0, q4_0)                                                                                  \
-    X(Q4_1, q4_1)                                                                                  \
-    X(Q5_0, q5_0)                                                                                  \
-    X(Q5_1, q5_1)                                                                                  \
-    X(Q8_0, q8_0)                                                                                  \
-    X(Q2_K, q2_k)                                                                                  \
-    X(Q3_K, q3_k)                                                                                  \
-    X(Q4_K, q4_k)                                                                                  \
-    X(Q5_K, q5_k)                                                                                  \
-    X(Q6_K, q6_k)                                                                                  \
-    X(IQ4_NL, iq4_nl)                                                                              \
-    X(IQ4_XS, iq4_xs)                                                                              \
-    X(MXFP4, mxfp4)
 
 /* Decodes n values (a multiple of block_values) of consecutive blocks. src needs no alignment. */
 typedef void dtype_decode_fn(const void *src, float *dst, size_t n);

@@ -1,12 +1,7 @@
 /* rig.c - see rig.h. */
 #include "rig.h"
 
-#include "quant/f16.h"
-#include "quant/iq4_nl.h"
-#include "quant/iq4_xs.h"
-#include "quant/mxfp4.h"
-#include "quant/q2_k.h"
-#include "quant/q3_k.h"
+#include "formats.h"
 
 enum { BLOB_BYTES = 256 << 20 };
 
@@ -46,26 +41,22 @@ void rig_begin(struct rig *r, uint64_t seed, const struct plan_options *options)
         test_fail(__FILE__, __LINE__, "%s", err.text);
 }
 
-/* Types that only decode: random blocks with scales of the right size. */
+/* Types that only decode: random blocks, then scales such that the largest value is about `size`.
+ */
 static void random_blocks(struct rig *r, enum dtype type, uint8_t *to, uint64_t bytes, float size) {
+    const struct dtype_info *info = dtype_info(type);
     for (uint64_t i = 0; i + 8 <= bytes; i += 8) {
         uint64_t bits = rig_bits(r);
         memcpy(to + i, &bits, 8);
     }
-    uint64_t block = dtype_info(type)->block_bytes;
-    uint16_t d = f16_from_f32(size / 200);
-    for (uint64_t at = 0; at < bytes; at += block) {
-        void *b = to + at;
-        if (type == DT_Q2_K)
-            ((struct q2_k *)b)->d = f16_from_f32(size / 24), ((struct q2_k *)b)->dmin = d;
-        else if (type == DT_Q3_K)
-            ((struct q3_k *)b)->d = d;
-        else if (type == DT_IQ4_NL)
-            ((struct iq4_nl *)b)->d = d;
-        else if (type == DT_IQ4_XS)
-            ((struct iq4_xs *)b)->d = f16_from_f32(size / 3000);
-        else if (type == DT_MXFP4)
-            ((struct mxfp4 *)b)->e = (uint8_t)(118 + rig_below(r, 6));
+    for (uint64_t at = 0; at < bytes; at += info->block_bytes) {
+        float y[256], most = 0;
+        format_put_scales(format_of(type), to + at, 1, 1);
+        info->decode(to + at, y, info->block_values);
+        for (uint32_t i = 0; i < info->block_values; i++)
+            most = fmaxf(most, fabsf(y[i]));
+        float d = size / fmaxf(most, 1);
+        format_put_scales(format_of(type), to + at, d, d);
     }
 }
 

@@ -2,6 +2,7 @@
  *
  * EMBED opens rows to the CPU's bits. PICK on the same logits gives the CPU's tokens, but where a
  * draw falls between two that rounding cannot tell apart. */
+#include "formats.h"
 #include "rig.h"
 
 /* ---- EMBED ------------------------------------------------------------------------------------
@@ -79,14 +80,10 @@ static void check_embed(const struct embed_case *c, uint32_t position, uint64_t 
 }
 
 TEST(cuda_embed) {
-    static const enum dtype types[] = {
-        DT_F32,  DT_F16,  DT_BF16, DT_Q4_0, DT_Q4_1, DT_Q5_0,   DT_Q5_1,   DT_Q8_0,
-        DT_Q2_K, DT_Q3_K, DT_Q4_K, DT_Q5_K, DT_Q6_K, DT_IQ4_NL, DT_IQ4_XS, DT_MXFP4,
-    };
-    for (uint32_t t = 0; t < sizeof types / sizeof *types; t++)
+    for (uint32_t t = 0; t < FORMAT_TYPES; t++)
         for (uint32_t is_lm_head = 0; is_lm_head < 2; is_lm_head++) {
-            struct embed_case one = {types[t], 2048, 1, 32, is_lm_head},
-                              many = {types[t], 768, 33, 200, is_lm_head};
+            struct embed_case one = {format_types[t], 2048, 1, 32, is_lm_head},
+                              many = {format_types[t], 768, 33, 200, is_lm_head};
             check_embed(&one, 200000, t);
             check_embed(&many, 77, t + 100);
         }

@@ -3,16 +3,11 @@
  * Both quantize activations to int8 alike, but a sum that rounds the other way can turn one quant
  * by one step: 1/127 of a group's largest value in one of K terms. Products of K terms then differ
  * by about 1e-3 of their own size now and then; without int8 only rounding is left. */
+#include "formats.h"
 #include "rig.h"
 
 #define INT8_BOUND 6e-3
 #define F32_BOUND 2e-4
-
-static const enum dtype all_types[] = {
-    DT_F32,  DT_F16,  DT_BF16, DT_Q4_0, DT_Q4_1, DT_Q5_0,   DT_Q5_1,   DT_Q8_0,
-    DT_Q2_K, DT_Q3_K, DT_Q4_K, DT_Q5_K, DT_Q6_K, DT_IQ4_NL, DT_IQ4_XS, DT_MXFP4,
-};
-enum { N_TYPES = sizeof all_types / sizeof *all_types };
 
 static bool is_float(enum dtype t) {
     return t == DT_F32 || t == DT_F16 || t == DT_BF16;
@@ -100,13 +95,13 @@ static void check_project(const struct project_case *c, uint64_t seed) {
 
 TEST(cuda_project_types) {
     static const uint32_t rows[] = {1, 2, 3, 5, 8, 9, 16, 33};
-    for (uint32_t t = 0; t < N_TYPES; t++)
+    for (uint32_t t = 0; t < FORMAT_TYPES; t++)
         for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
             struct project_case c = {.k = i % 2 ? 768 : 2560,
                                      .rows = rows[i],
                                      .n_segments = 1,
                                      .n = {100 + 37 * (uint32_t)i},
-                                     .types = {all_types[t]}};
+                                     .types = {format_types[t]}};
             check_project(&c, t * 100 + i);
         }
 }
@@ -129,7 +124,7 @@ TEST(cuda_project_shapes) {
         if (c.epilogue == EPILOGUE_ADD)
             c.n_segments = 1;
         for (uint32_t s = 0; s < c.n_segments; s++) {
-            enum dtype t = all_types[rig_below(&r, N_TYPES)];
+            enum dtype t = format_types[rig_below(&r, FORMAT_TYPES)];
             c.types[s] = c.k % dtype_info(t)->block_values ? DT_Q8_0 : t;
             c.n[s] = c.epilogue == EPILOGUE_SWIGLU && s ? c.n[0] : 1 + rig_below(&r, 300);
         }

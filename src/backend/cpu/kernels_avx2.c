@@ -153,7 +153,7 @@ INLINE float sum_lanes(__m256 v) {
 #define V_LOAD(p) _mm256_loadu_ps(p)
 #define V_STORE(p, v) _mm256_storeu_ps(p, v)
 #define V_SUM(v) sum_lanes(v)
-#include "backend/cpu/kernels_f32.h"
+#include "backend/cpu/kernels_decode.h"
 
 /* ---- the rows -------------------------------------------------------------------------------- */
 
@@ -163,8 +163,8 @@ INLINE float sum_lanes(__m256 v) {
 
 static const struct kernel rows[] = {
     /* clang-format off */
-    FOR_EACH_BLOCK_TYPE(INT8_ROW)
-    FOR_EACH_BLOCK_TYPE(F32_ROW)
+    FOR_EACH_FAST_TYPE(INT8_ROW)
+    FOR_EACH_FAST_TYPE(F32_ROW)
     F32_ROW(F32, f32)
     F32_ROW(F16, f16)
     F32_ROW(BF16, bf16)

@@ -313,7 +313,7 @@ INLINE float sum_lanes(__m512 v) {
 #define V_LOAD(p) _mm512_loadu_ps(p)
 #define V_STORE(p, v) _mm512_storeu_ps(p, v)
 #define V_SUM(v) sum_lanes(v)
-#include "backend/cpu/kernels_f32.h"
+#include "backend/cpu/kernels_decode.h"
 
 /* ---- the rows -------------------------------------------------------------------------------- */
 
@@ -327,9 +327,9 @@ INLINE float sum_lanes(__m512 v) {
 
 static const struct kernel rows[] = {
     /* clang-format off */
-    FOR_EACH_BLOCK_TYPE(AMX_ROW)
-    FOR_EACH_BLOCK_TYPE(INT8_ROW)
-    FOR_EACH_BLOCK_TYPE(F32_ROW)
+    FOR_EACH_FAST_TYPE(AMX_ROW)
+    FOR_EACH_FAST_TYPE(INT8_ROW)
+    FOR_EACH_FAST_TYPE(F32_ROW)
     F32_ROW(F32, f32)
     F32_ROW(F16, f16)
     F32_ROW(BF16, bf16)

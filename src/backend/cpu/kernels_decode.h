@@ -1,7 +1,9 @@
-/* kernels_decode.h - weights of every type as f32, sixteen at a time, for one instruction set.
+/* kernels_decode.h - weights of FOR_EACH_FAST_TYPE as f32, sixteen at a time, for one instruction
+ * set.
  *
- * Included by kernels_f32.h. A block's quants become sixteen signed bytes, by operations on bytes;
- * those become f32, which meet their scale and minimum:
+ * Gives kernels_f32.h and project_f32_<type> for those types. A block's quants become
+ * sixteen signed bytes, by operations on bytes; those become f32, which meet their scale and
+ * minimum:
  *
  *   y = scale * q              y = scale * q - min
  *
@@ -12,19 +14,10 @@
  *   look_up_16(table, n)      sixteen nibbles to the table's bytes
  *   half_to_f32(bits)         f16_to_f32 */
 
-#include "quant/iq4_nl.h"
-#include "quant/iq4_xs.h"
-#include "quant/mxfp4.h"
-#include "quant/q2_k.h"
-#include "quant/q3_k.h"
-#include "quant/q4_0.h"
-#include "quant/q4_1.h"
-#include "quant/q4_k.h"
-#include "quant/q5_0.h"
-#include "quant/q5_1.h"
-#include "quant/q5_k.h"
-#include "quant/q6_k.h"
-#include "quant/q8_0.h"
+#include "backend/cpu/kernels_f32.h"
+#include "quant/types.h"
+
+#define DECODE_INLINE F32_INLINE
 
 /* ---- bytes ----------------------------------------------------------------------------------- */
 
@@ -82,10 +75,10 @@ DECODE_INLINE void put_less(float *y, bytes16 q, float scale, float min) {
 
 /* The structs want an even address; in a row they may lie at any. */
 #define ANYWHERE(TYPE, type) typedef struct type type##_anywhere __attribute__((aligned(1)));
-FOR_EACH_BLOCK_TYPE(ANYWHERE)
+FOR_EACH_FAST_TYPE(ANYWHERE)
 
 static const uint8_t decode_iq4[16] = {129, 152, 173, 191, 207, 221, 234, 246,
-                                       1,   13,  25,  38,  53,  69,  89,  113}; /* iq4_value */
+                                       1,   13,  25,  38,  53,  69,  89,  113}; /* iq4_lookup */
 static const uint8_t decode_mxfp4_twice[16] = {0, 1,   2,   3,   4,   6,   8,   12,
                                                0, 255, 254, 253, 252, 250, 248, 244};
 
@@ -224,9 +217,6 @@ DECODE_INLINE void block_q6_k(const q6_k_anywhere *b, float *y) {
 
 /* ---- rows ------------------------------------------------------------------------------------ */
 
-/* n values, a multiple of the type's block, from any address. */
-typedef void decode_row_fn(const uint8_t *from, float *to, uint32_t n);
-
 #define DECODE_ROW(TYPE, type)                                                                     \
     static TARGET void decode_##type(const uint8_t *from, float *to, uint32_t n) {                 \
         const type##_anywhere *b = (const void *)from;                                             \
@@ -234,4 +224,5 @@ typedef void decode_row_fn(const uint8_t *from, float *to, uint32_t n);
         for (uint32_t i = 0; i < n; i += values, b++)                                              \
             block_##type(b, to + i);                                                               \
     }
-FOR_EACH_BLOCK_TYPE(DECODE_ROW)
+FOR_EACH_FAST_TYPE(DECODE_ROW)
+FOR_EACH_FAST_TYPE(PROJECT_DECODED)

@@ -6,8 +6,8 @@
  *   F32_ACTS                  activation rows that meet four weight rows in registers
  *   TARGET                    the attribute that lets the compiler use the instructions
  *   half_load, bf16_load      a vector of such values from unaligned bytes
- *   and what kernels_decode.h wants
- * and gets project_f32_<type> for every type.
+ * and gets project_f32_<type> for F32, F16 and BF16, and PROJECT_DECODED, which makes it for a
+ * block type that has a decode_row_fn decode_<type> (those of kernels_decode.h, or dtype_info's).
  *
  *   out[r][n] = sum over lanes l of (fma chain over k = l, l + LANES, ... of w[n][k] x[r][k])
  *
@@ -20,8 +20,9 @@
 enum { F32_ROWS = 4, F32_TILE = 16, F32_BATCH = 64, F32_BLOCK = 256 };
 
 #define F32_INLINE static inline __attribute__((always_inline)) TARGET
-#define DECODE_INLINE F32_INLINE
-#include "backend/cpu/kernels_decode.h"
+
+/* n values, a multiple of the type's block, from any address. */
+typedef void decode_row_fn(const uint8_t *from, float *to, uint32_t n);
 
 /* A vector of weights from bytes, for types that a vector can be loaded of. */
 typedef VEC f32_load_fn(const uint8_t *p);
@@ -223,6 +224,7 @@ static TARGET void project_f32_decoded(enum dtype type, decode_row_fn *decode, c
     }
 }
 
+/* project_f32_<type> from decode_<type>. */
 #define PROJECT_DECODED(TYPE, type)                                                                \
     static void project_f32_##type(const void *weights, uint32_t first, uint32_t count,            \
                                    const struct activations *acts, float *out,                     \
@@ -230,7 +232,6 @@ static TARGET void project_f32_decoded(enum dtype type, decode_row_fn *decode, c
         project_f32_decoded(DT_##TYPE, decode_##type, weights, first, count, acts, out,            \
                             out_stride);                                                           \
     }
-FOR_EACH_BLOCK_TYPE(PROJECT_DECODED)
 
 F32_INLINE void project_f32_loaded(enum dtype type, f32_load_fn *load, decode_row_fn *decode,
                                    const void *weights, uint32_t first, uint32_t count,

@@ -537,7 +537,7 @@ INLINE float half_to_f32(uint16_t half) {
 #define V_STORE(p, v) vst1q_f32(p, v)
 #define V_FMA(a, b, c) vfmaq_f32(c, a, b)
 #define V_SUM(v) vaddvq_f32(v)
-#include "backend/cpu/kernels_f32.h"
+#include "backend/cpu/kernels_decode.h"
 
 /* ---- the rows -------------------------------------------------------------------------------- */
 
@@ -550,9 +550,9 @@ INLINE float half_to_f32(uint16_t half) {
 
 static const struct kernel rows[] = {
     /* clang-format off */
-    FOR_EACH_BLOCK_TYPE(MMLA_ROW)
-    FOR_EACH_BLOCK_TYPE(SDOT_ROW)
-    FOR_EACH_BLOCK_TYPE(F32_ROW)
+    FOR_EACH_FAST_TYPE(MMLA_ROW)
+    FOR_EACH_FAST_TYPE(SDOT_ROW)
+    FOR_EACH_FAST_TYPE(F32_ROW)
     F32_ROW(F32, f32)
     F32_ROW(F16, f16)
     F32_ROW(BF16, bf16)

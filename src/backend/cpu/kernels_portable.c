@@ -1,181 +1,26 @@
-/* kernels_portable.c - products in plain C, from weights as they lie in the file.
+/* kernels_portable.c - products in plain C, from weights as they are in the file.
  *
- * They run everywhere and define the integers: a block is opened into int8 quants with a scale (and
- * a minimum) for each run of 16 or 32, and for each run
+ * They run everywhere, know every type of types.def, and define the integers: 32 values of a block
+ * are unpacked into int8 quants with a scale (and a minimum) for each run of 16 or 32, and for each
+ * run
  *
  *   out += (w.scale * x.scale) * dot(w.q, x.q) - w.min * (x.scale * sum(x.q))
  *
- * where dot and sum are exact. A block is opened once for all activation rows, whose sums rest in
- * out. */
+ * where dot and sum are exact. Values are unpacked once for all activation rows, whose sums are
+ * kept in out. */
 #include <string.h>
 
 #include "backend/cpu/kernels_rows.h"
-#include "quant/bf16.h"
-#include "quant/iq4_nl.h"
-#include "quant/iq4_xs.h"
-#include "quant/mxfp4.h"
-#include "quant/q2_k.h"
-#include "quant/q3_k.h"
-#include "quant/q4_0.h"
-#include "quant/q4_1.h"
-#include "quant/q4_k.h"
-#include "quant/q5_0.h"
-#include "quant/q5_1.h"
-#include "quant/q5_k.h"
-#include "quant/q6_k.h"
-#include "quant/q8_0.h"
-
-/* ---- opening a block ------------------------------------------------------------------------- */
-
-struct opened {
-    int8_t q[256];
-    float scale[16], min[16]; /* of each run */
-};
-
-typedef void open_fn(const void *block, struct opened *out);
-
-/* Sixteen bytes of the 32-value types: low nibbles first, less `bias`. */
-static void open_nibbles(const uint8_t *qs, int bias, int8_t *q) {
-    for (int i = 0; i < 16; i++) {
-        q[i] = (int8_t)((qs[i] & 15) - bias);
-        q[i + 16] = (int8_t)((qs[i] >> 4) - bias);
-    }
-}
-
-static void add_fifth_bits(const uint8_t *qh, int8_t *q) {
-    for (int i = 0; i < 32; i++)
-        q[i] = (int8_t)(q[i] + (qh[i / 8] >> i % 8 & 1) * 16);
-}
-
-static void open_q4_0(const void *block, struct opened *out) {
-    const struct q4_0 *b = block;
-    out->scale[0] = f16_to_f32(b->d);
-    open_nibbles(b->qs, 8, out->q);
-}
-
-static void open_q4_1(const void *block, struct opened *out) {
-    const struct q4_1 *b = block;
-    out->scale[0] = f16_to_f32(b->d);
-    out->min[0] = -f16_to_f32(b->m);
-    open_nibbles(b->qs, 0, out->q);
-}
-
-static void open_q5_0(const void *block, struct opened *out) {
-    const struct q5_0 *b = block;
-    out->scale[0] = f16_to_f32(b->d);
-    open_nibbles(b->qs, 16, out->q);
-    add_fifth_bits(b->qh, out->q);
-}
-
-static void open_q5_1(const void *block, struct opened *out) {
-    const struct q5_1 *b = block;
-    out->scale[0] = f16_to_f32(b->d);
-    out->min[0] = -f16_to_f32(b->m);
-    open_nibbles(b->qs, 0, out->q);
-    add_fifth_bits(b->qh, out->q);
-}
-
-static void open_q8_0(const void *block, struct opened *out) {
-    const struct q8_0 *b = block;
-    out->scale[0] = f16_to_f32(b->d);
-    memcpy(out->q, b->qs, sizeof b->qs);
-}
-
-static void open_iq4_nl(const void *block, struct opened *out) {
-    const struct iq4_nl *b = block;
-    out->scale[0] = f16_to_f32(b->d);
-    open_nibbles(b->qs, 0, out->q);
-    for (int i = 0; i < 32; i++)
-        out->q[i] = (int8_t)iq4_value(out->q[i]);
-}
-
-static void open_mxfp4(const void *block, struct opened *out) {
-    const struct mxfp4 *b = block;
-    out->scale[0] = mxfp4_scale(b->e);
-    open_nibbles(b->qs, 0, out->q);
-    for (int i = 0; i < 32; i++)
-        out->q[i] = (int8_t)mxfp4_twice(out->q[i]);
-}
-
-static void open_q2_k(const void *block, struct opened *out) {
-    const struct q2_k *b = block;
-    float d = f16_to_f32(b->d), dmin = f16_to_f32(b->dmin);
-    for (int k = 0; k < 16; k++) {
-        const uint8_t *qs = b->qs + 32 * (k / 8) + 16 * (k % 2);
-        out->scale[k] = d * (float)(b->scales[k] & 15);
-        out->min[k] = dmin * (float)(b->scales[k] >> 4);
-        for (int l = 0; l < 16; l++)
-            out->q[16 * k + l] = (int8_t)(qs[l] >> 2 * (k % 8 / 2) & 3);
-    }
-}
-
-static void open_q3_k(const void *block, struct opened *out) {
-    const struct q3_k *b = block;
-    float d = f16_to_f32(b->d);
-    for (int k = 0; k < 16; k++) {
-        const uint8_t *qs = b->qs + 32 * (k / 8) + 16 * (k % 2), *high = b->hmask + 16 * (k % 2);
-        out->scale[k] = d * (float)q3_k_scale(b->scales, k);
-        for (int l = 0; l < 16; l++)
-            out->q[16 * k + l] =
-                (int8_t)((qs[l] >> 2 * (k % 8 / 2) & 3) + (high[l] >> k / 2 & 1) * 4 - 4);
-    }
-}
-
-/* The part that q4_k and q5_k have in common. */
-static void open_k_nibbles(uint16_t d, uint16_t dmin, const uint8_t *scales, const uint8_t *qs,
-                           struct opened *out) {
-    for (int s = 0; s < 8; s++) {
-        out->scale[s] = f16_to_f32(d) * (float)q4_k_scale(scales, s);
-        out->min[s] = f16_to_f32(dmin) * (float)q4_k_min(scales, s);
-        for (int l = 0; l < 32; l++)
-            out->q[32 * s + l] = (int8_t)(qs[32 * (s / 2) + l] >> 4 * (s % 2) & 15);
-    }
-}
-
-static void open_q4_k(const void *block, struct opened *out) {
-    const struct q4_k *b = block;
-    open_k_nibbles(b->d, b->dmin, b->scales, b->qs, out);
-}
-
-static void open_q5_k(const void *block, struct opened *out) {
-    const struct q5_k *b = block;
-    open_k_nibbles(b->d, b->dmin, b->scales, b->qs, out);
-    for (int i = 0; i < 256; i++)
-        out->q[i] = (int8_t)(out->q[i] + (b->qh[i % 32] >> i / 32 & 1) * 16);
-}
-
-static void open_q6_k(const void *block, struct opened *out) {
-    const struct q6_k *b = block;
-    float d = f16_to_f32(b->d);
-    for (int i = 0; i < 256; i++) {
-        int half = i / 128, g = i % 128 / 32, l = i % 32;
-        int low = b->ql[64 * half + 32 * (g % 2) + l] >> 4 * (g / 2) & 15;
-        int high = b->qh[32 * half + l] >> 2 * g & 3;
-        out->q[i] = (int8_t)((low | high << 4) - 32);
-    }
-    for (int k = 0; k < 16; k++)
-        out->scale[k] = d * (float)b->scales[k];
-}
-
-static void open_iq4_xs(const void *block, struct opened *out) {
-    const struct iq4_xs *b = block;
-    float d = f16_to_f32(b->d);
-    for (int s = 0; s < 8; s++) {
-        out->scale[s] = d * (float)iq4_xs_scale(b, s);
-        for (int i = 0; i < 16; i++) {
-            out->q[32 * s + i] = (int8_t)iq4_value(b->qs[16 * s + i] & 15);
-            out->q[32 * s + 16 + i] = (int8_t)iq4_value(b->qs[16 * s + i] >> 4);
-        }
-    }
-}
+#include "quant/types.h"
 
 /* ---- int8 activations ------------------------------------------------------------------------ */
 
+typedef void unpack_fn(const void *block, int g, struct unpacked *out);
+
 struct format {
-    enum dtype type;
-    open_fn *open;
-    uint32_t run; /* values of one scale: 16 or 32 */
-    bool has_min;
+    unpack_fn *unpack;
+    uint32_t values, bytes; /* of a block */
+    uint32_t run;           /* values of one scale: 16 or 32 */
 };
 
 static int32_t dot(const int8_t *a, const int8_t *b, uint32_t n) {
@@ -185,17 +30,16 @@ static int32_t dot(const int8_t *a, const int8_t *b, uint32_t n) {
     return sum;
 }
 
-/* One group of 32 values: one run or two. */
-static float add_group(const struct format *f, const struct opened *w, uint32_t group,
-                       const struct act_group *a, float sum) {
-    for (uint32_t at = 0; at < 32; at += f->run) {
-        uint32_t run = (32 * group + at) / f->run;
-        int32_t product = dot(w->q + 32 * group + at, a->q + at, f->run);
-        sum += w->scale[run] * a->scale * (float)product;
-        if (f->has_min) {
-            int32_t minus = f->run == 32 ? a->minus_sum : a->minus_half[at / 16];
-            sum += w->min[run] * (a->scale * (float)minus);
-        }
+/* 32 values: one run or two. */
+static float add_group(uint32_t run, const struct unpacked *w, const struct act_group *a,
+                       float sum) {
+    int8_t q[32];
+    memcpy(q, w->q, sizeof q);
+    for (uint32_t i = 0; i < 32 / run; i++) {
+        int32_t product = dot(q + i * run, a->q + i * run, run);
+        int32_t minus = run == 32 ? a->minus_sum : a->minus_half[i];
+        sum += w->scale[i] * a->scale * (float)product;
+        sum += w->min[i] * (a->scale * (float)minus);
     }
     return sum;
 }
@@ -203,47 +47,37 @@ static float add_group(const struct format *f, const struct opened *w, uint32_t 
 static void project_int8(const struct format *f, const void *weights, uint32_t first,
                          uint32_t count, const struct activations *acts, float *out,
                          size_t out_stride) {
-    const struct dtype_info *info = dtype_info((uint32_t)f->type);
-    size_t blocks = acts->k / info->block_values, groups = info->block_values / 32;
-    const uint8_t *at = (const uint8_t *)weights + first * blocks * info->block_bytes;
+    size_t blocks = acts->k / f->values;
+    const uint8_t *at = (const uint8_t *)weights + first * blocks * f->bytes;
     for (uint32_t n = 0; n < count; n++) {
         for (uint32_t r = 0; r < acts->n_rows; r++)
             out[r * out_stride + n] = 0;
-        for (size_t b = 0; b < blocks; b++, at += info->block_bytes) {
-            struct opened w;
-            _Alignas(8) uint8_t block[256]; /* blocks may lie at odd addresses */
-            memcpy(block, at, info->block_bytes);
-            f->open(block, &w);
+        for (uint32_t g = 0; g < acts->k / 32; g++) {
+            struct unpacked w;
+            uint32_t in_block = g % (f->values / 32);
+            f->unpack(at, (int)in_block, &w);
             for (uint32_t r = 0; r < acts->n_rows; r++) {
-                const struct act_group *a = acts->groups + r * stride_of(acts) + b * groups;
                 float *sum = &out[r * out_stride + n];
-                for (uint32_t g = 0; g < groups; g++)
-                    *sum = add_group(f, &w, g, a + g, *sum);
+                *sum = add_group(f->run, &w, acts->groups + r * stride_of(acts) + g, *sum);
             }
+            at += in_block + 1 == f->values / 32 ? f->bytes : 0;
         }
     }
 }
 
-#define PROJECT_INT8(TYPE, type, run, has_min)                                                     \
-    static void project_##type(const void *weights, uint32_t first, uint32_t count,                \
+/* Blocks may have odd addresses, the structs want an even one. */
+#define BLOCK_TYPE(NAME, name, id, values, bytes, run, encode)                                     \
+    static void unpack_##name(const void *at, int g, struct unpacked *out) {                       \
+        struct name block;                                                                         \
+        memcpy(&block, at, sizeof block);                                                          \
+        name##_unpack(&block, g, out);                                                             \
+    }                                                                                              \
+    static void project_##name(const void *weights, uint32_t first, uint32_t count,                \
                                const struct activations *acts, float *out, size_t out_stride) {    \
-        static const struct format format = {DT_##TYPE, open_##type, run, has_min};                \
+        static const struct format format = {unpack_##name, values, bytes, run};                   \
         project_int8(&format, weights, first, count, acts, out, out_stride);                       \
     }
-
-PROJECT_INT8(Q4_0, q4_0, 32, false)
-PROJECT_INT8(Q4_1, q4_1, 32, true)
-PROJECT_INT8(Q5_0, q5_0, 32, false)
-PROJECT_INT8(Q5_1, q5_1, 32, true)
-PROJECT_INT8(Q8_0, q8_0, 32, false)
-PROJECT_INT8(Q2_K, q2_k, 16, true)
-PROJECT_INT8(Q3_K, q3_k, 16, false)
-PROJECT_INT8(Q4_K, q4_k, 32, true)
-PROJECT_INT8(Q5_K, q5_k, 32, true)
-PROJECT_INT8(Q6_K, q6_k, 16, false)
-PROJECT_INT8(IQ4_NL, iq4_nl, 32, false)
-PROJECT_INT8(IQ4_XS, iq4_xs, 32, false)
-PROJECT_INT8(MXFP4, mxfp4, 32, false)
+#include "quant/types.def"
 
 /* ---- f32 activations ------------------------------------------------------------------------- */
 
@@ -268,23 +102,9 @@ static inline vec bf16_load(const uint8_t *p) {
     return (vec){bf16_to_f32(b[0]), bf16_to_f32(b[1]), bf16_to_f32(b[2]), bf16_to_f32(b[3])};
 }
 
-/* Sixteen signed bytes as f32. */
-static inline void widen_16(bytes16 q, vec *to) {
-    for (int i = 0; i < 16; i++)
-        to[i / 4][i % 4] = (float)(int8_t)q[i];
-}
-
-static inline bytes16 look_up_16(const uint8_t *values, bytes16 nibbles) {
-    for (int i = 0; i < 16; i++)
-        nibbles[i] = values[nibbles[i]];
-    return nibbles;
-}
-
-#define half_to_f32 f16_to_f32
 #define VEC vec
 #define LANES 4
 #define F32_ACTS 2
-#define V_SET(x) ((vec){(x), (x), (x), (x)})
 #define TARGET
 #define V_ZERO() ((vec){0})
 #define V_LOAD(p) vec_load(p)
@@ -293,17 +113,23 @@ static inline bytes16 look_up_16(const uint8_t *values, bytes16 nibbles) {
 #define V_SUM(v) (((v)[0] + (v)[1]) + ((v)[2] + (v)[3]))
 #include "backend/cpu/kernels_f32.h"
 
+#define BLOCK_TYPE(NAME, name, id, values, bytes, run, encode)                                     \
+    static void decode_##name(const uint8_t *from, float *to, uint32_t n) {                        \
+        dtype_info(DT_##NAME)->decode(from, to, n);                                                \
+    }                                                                                              \
+    PROJECT_DECODED(NAME, name)
+#include "quant/types.def"
+
 /* ---- the rows -------------------------------------------------------------------------------- */
 
-#define INT8_ROW(TYPE, type)                                                                       \
-    {#type " portable", DT_##TYPE, false, 0, 1, NULL, NULL, project_##type},
-#define F32_ROW(TYPE, type) F32_KERNEL(TYPE, type, "portable", 0),
-
 static const struct kernel rows[] = {
-    FOR_EACH_BLOCK_TYPE(INT8_ROW) FOR_EACH_BLOCK_TYPE(F32_ROW) /* clang-format off */
-    F32_ROW(F32, f32)
-    F32_ROW(F16, f16)
-    F32_ROW(BF16, bf16) /* clang-format on */
+/* clang-format off */
+#define BLOCK_TYPE(NAME, name, id, values, bytes, run, encode)                                     \
+    {#name " portable", DT_##NAME, false, 0, 1, NULL, NULL, project_##name},                       \
+    F32_KERNEL(NAME, name, "portable", 0),
+#define PLAIN_TYPE(NAME, name, id, bytes) F32_KERNEL(NAME, name, "portable", 0),
+#include "quant/types.def"
+    /* clang-format on */
 };
 
 const struct kernel_rows kernels_portable = {rows, sizeof rows / sizeof *rows};

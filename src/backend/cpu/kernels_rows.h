@@ -7,6 +7,23 @@
 
 #include "backend/cpu/kernels.h"
 
+/* The block types that every instruction set has kernels for: X(NAME, name of its struct). Types of
+ * types.def that are not here are left to portable C. */
+#define FOR_EACH_FAST_TYPE(X)                                                                      \
+    X(Q4_0, q4_0)                                                                                  \
+    X(Q4_1, q4_1)                                                                                  \
+    X(Q5_0, q5_0)                                                                                  \
+    X(Q5_1, q5_1)                                                                                  \
+    X(Q8_0, q8_0)                                                                                  \
+    X(Q2_K, q2_k)                                                                                  \
+    X(Q3_K, q3_k)                                                                                  \
+    X(Q4_K, q4_k)                                                                                  \
+    X(Q5_K, q5_k)                                                                                  \
+    X(Q6_K, q6_k)                                                                                  \
+    X(IQ4_NL, iq4_nl)                                                                              \
+    X(IQ4_XS, iq4_xs)                                                                              \
+    X(MXFP4, mxfp4)
+
 /* Loops over registers must be unrolled, or their arrays end in memory; -O2 does not always. */
 #if defined(__clang__)
 #define UNROLL _Pragma("unroll")

@@ -79,7 +79,7 @@ INLINE void open_q8_0(const uint8_t *block, int g, struct opened *out) {
     out->scale[0] = HALF(q8_0, block, 0);
 }
 
-/* iq4_value of every nibble, with the bias. */
+/* The value of every iq4 nibble, with the bias. */
 #define IQ4(x) (uint8_t)((x) ^ WHOLE_FLIP)
 static const uint8_t iq4_values[16] = {IQ4(-127), IQ4(-104), IQ4(-83), IQ4(-65), IQ4(-49), IQ4(-35),
                                        IQ4(-22),  IQ4(-10),  IQ4(1),   IQ4(13),  IQ4(25),  IQ4(38),

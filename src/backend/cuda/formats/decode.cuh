@@ -1,63 +1,59 @@
-/* decode.cuh - quantized blocks, laid out as in the file, to f32. */
+/* decode.cuh - rows as in the file, of every type of types.def, 32 values (a group) at a time. */
 #ifndef BACKEND_CUDA_FORMATS_DECODE_CUH
 #define BACKEND_CUDA_FORMATS_DECODE_CUH
 
-#include "quant/bf16.h"
-#include "quant/f16.h"
-#include "quant/iq4_nl.h"
-#include "quant/iq4_xs.h"
-#include "quant/mxfp4.h"
-#include "quant/q2_k.h"
-#include "quant/q3_k.h"
-#include "quant/q4_0.h"
-#include "quant/q4_1.h"
-#include "quant/q4_k.h"
-#include "quant/q5_0.h"
-#include "quant/q5_1.h"
-#include "quant/q5_k.h"
-#include "quant/q6_k.h"
-#include "quant/q8_0.h"
-#include "quant/quant.h"
+#include "quant/types.h"
 
-/* Values of a block; types without blocks are decoded 32 values at a time. */
-static __device__ __forceinline__ uint32_t decode_values(uint32_t type) {
+/* Group g of a row of a block type. */
+static __device__ __forceinline__ void unpack_group(uint32_t type, const uint8_t *row, uint32_t g,
+                                                    struct unpacked &out) {
     switch (type) {
-    case DT_Q2_K:
-    case DT_Q3_K:
-    case DT_Q4_K:
-    case DT_Q5_K:
-    case DT_Q6_K:
-    case DT_IQ4_XS:
-        return 256;
-    default:
-        return 32;
+#define BLOCK_TYPE(NAME, name, id, values, bytes, run, encode)                                     \
+    case DT_##NAME:                                                                                \
+        name##_unpack((const struct name *)row + g / ((values) / 32), (int)(g % ((values) / 32)),  \
+                      &out);                                                                       \
+        break;
+#include "quant/types.def"
     }
 }
 
-/* Decodes block i of a row to y; n: values from there to the row's end. */
-static __device__ void decode_block(uint32_t type, const uint8_t *row, uint32_t i, float *y,
-                                    uint32_t n) {
+/* Value i of a row of F32, F16 or BF16. */
+template <uint32_t TYPE>
+static __device__ __forceinline__ float plain_value(const uint8_t *row, uint32_t i) {
+    if constexpr (TYPE == DT_F32)
+        return ((const float *)row)[i];
+    else if constexpr (TYPE == DT_F16)
+        return f16_to_f32(((const uint16_t *)row)[i]);
+    else
+        return bf16_to_f32(((const uint16_t *)row)[i]);
+}
+
+template <uint32_t TYPE>
+static __device__ __forceinline__ void decode_plain(const uint8_t *row, uint32_t i, uint32_t n,
+                                                    float *y) {
+    for (uint32_t k = 0; k < n; k++)
+        y[k] = plain_value<TYPE>(row, i + k);
+}
+
+/* Group g of a row of any type to y; n: values from there to the row's end. */
+static __device__ void decode_group(uint32_t type, const uint8_t *row, uint32_t g, uint32_t n,
+                                    float *y) {
     n = n < 32 ? n : 32;
     switch (type) {
     case DT_F32:
-        for (uint32_t k = 0; k < n; k++)
-            y[k] = ((const float *)row)[i * 32 + k];
-        break;
+        return decode_plain<DT_F32>(row, 32 * g, n, y);
     case DT_F16:
-        for (uint32_t k = 0; k < n; k++)
-            y[k] = f16_to_f32(((const uint16_t *)row)[i * 32 + k]);
-        break;
+        return decode_plain<DT_F16>(row, 32 * g, n, y);
     case DT_BF16:
-        for (uint32_t k = 0; k < n; k++)
-            y[k] = bf16_to_f32(((const uint16_t *)row)[i * 32 + k]);
+        return decode_plain<DT_BF16>(row, 32 * g, n, y);
+    default:
         break;
-#define DECODE(TYPE, type)                                                                         \
-    case DT_##TYPE:                                                                                \
-        type##_decode_block((const struct type *)row + i, y);                                      \
-        break;
-        FOR_EACH_BLOCK_TYPE(DECODE)
-#undef DECODE
     }
+    struct unpacked u;
+    unpack_group(type, row, g, u);
+#pragma unroll
+    for (int i = 0; i < 32; i++)
+        y[i] = unpacked_value(&u, i);
 }
 
 #endif

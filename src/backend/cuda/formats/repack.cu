@@ -131,11 +131,10 @@ static __device__ void put_16bit(const struct chunk *p, uint32_t lanes, uint32_t
 }
 
 static __device__ void put_f32(const struct chunk *p, uint32_t from_type) {
-    float *to = (float *)chunk_at(p), y[256];
-    uint32_t values = decode_values(from_type), block = p->column / values;
-    decode_block(from_type, p->row, block, y, values);
+    float *to = (float *)chunk_at(p), y[32];
+    decode_group(from_type, p->row, p->column / 32, 32, y);
     for (uint32_t i = 0; i < 4; i++)
-        to[i] = y[p->column % values + i];
+        to[i] = y[p->column % 32 + i];
 }
 
 /* Chunk i of a lane in the first K block of tile 0; *row: its row of the tile. */

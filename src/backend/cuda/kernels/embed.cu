@@ -12,7 +12,6 @@
 #include "backend/cuda/formats/decode.cuh"
 #include "backend/cuda/formats/tiles.cuh"
 #include "backend/cuda/kernels/common.cuh"
-#include "backend/cuda/kernels/fallback.cuh"
 #include "backend/cuda/ops/embed.h"
 
 /* Copies IO up to the page table changes, and applies those. All reads are issued at once, also of
@@ -54,48 +53,23 @@ static __device__ __forceinline__ void put4(float *to, float4 v) {
     to[3] = v.w;
 }
 
-static __device__ __forceinline__ float4 four_bytes(int q, float scale, float min) {
-    return make_float4(__fsub_rn(__fmul_rn(scale, (float)(int8_t)(q & 255)), min),
-                       __fsub_rn(__fmul_rn(scale, (float)(int8_t)(q >> 8 & 255)), min),
-                       __fsub_rn(__fmul_rn(scale, (float)(int8_t)(q >> 16 & 255)), min),
-                       __fsub_rn(__fmul_rn(scale, (float)(int8_t)(q >> 24)), min));
-}
-
-/* A unit of 32 values of a row as in the file: two runs of 16. */
-template <class T>
-static __device__ __forceinline__ void open_unit(const uint8_t *row, uint32_t unit, float *x) {
-    struct opened o;
-    T::open(row + unit / T::UNITS * T::BYTES, unit % T::UNITS, o);
-    x += unit / T::UNITS * T::VALUES + T::place(unit % T::UNITS);
+/* A group of 32 values of a row as in the file. */
+static __device__ __forceinline__ void put_group(const struct cuda_matrix &m, const uint8_t *row,
+                                                 uint32_t g, float *x) {
+    struct unpacked u;
+    unpack_group(m.type, row, g, u);
 #pragma unroll
-    for (int i = 0; i < 8; i++) {
-        int run = T::IS_ONE ? 0 : i / 4;
-        put4(x + i / 4 * T::APART + i % 4 * 4,
-             four_bytes(o.q[i], o.scale[run], T::HAS_MIN ? o.min[run] : 0.0f));
-    }
+    for (int i = 0; i < 32; i += 4)
+        put4(x + 32 * g + i, make_float4(unpacked_value(&u, i), unpacked_value(&u, i + 1),
+                                         unpacked_value(&u, i + 2), unpacked_value(&u, i + 3)));
 }
 
-template <class T>
-static __device__ __forceinline__ void open_units(const struct cuda_matrix &m, const uint8_t *row,
-                                                  uint32_t first, uint32_t step, float *x) {
-    for (uint32_t i = first; i < m.k / 32; i += step)
-        open_unit<T>(row, i, x);
-}
-
-template <class T>
+template <uint32_t TYPE>
 static __device__ __forceinline__ void copy_values(const struct cuda_matrix &m, const uint8_t *row,
                                                    uint32_t first, uint32_t step, float *x) {
 #pragma unroll 4
     for (uint32_t i = first; i < m.k; i += step)
-        x[i] = T::value(row + (uint64_t)i * T::BYTES);
-}
-
-/* Units are read by whole words, which may end behind the row: not so the table's last. */
-static __device__ void fill_last_row(const struct cuda_matrix &m, const uint8_t *row,
-                                     uint32_t first, uint32_t step, float *x) {
-    uint32_t values = decode_values(m.type);
-    for (uint32_t i = first; i * values < m.k; i += step)
-        decode_block(m.type, row, i, x + i * values, m.k - i * values);
+        x[i] = plain_value<TYPE>(row, i);
 }
 
 /* Thread `first` of `step` that share a row. */
@@ -109,22 +83,14 @@ static __device__ void fill_row(const struct cuda_matrix &m, uint32_t token, uin
     }
     switch (m.type) {
     case DT_F32:
-        return copy_values<rows_f32>(m, row, first, step, x);
+        return copy_values<DT_F32>(m, row, first, step, x);
     case DT_F16:
-        return copy_values<rows_f16>(m, row, first, step, x);
+        return copy_values<DT_F16>(m, row, first, step, x);
     case DT_BF16:
-        return copy_values<rows_bf16>(m, row, first, step, x);
+        return copy_values<DT_BF16>(m, row, first, step, x);
     default:
-        break;
-    }
-    if (token + 1 == m.n)
-        return fill_last_row(m, row, first, step, x);
-    switch (m.type) {
-#define UNITS(TYPE, type)                                                                          \
-    case DT_##TYPE:                                                                                \
-        return open_units<rows_##type>(m, row, first, step, x);
-        FOR_EACH_BLOCK_TYPE(UNITS)
-#undef UNITS
+        for (uint32_t g = first; g < m.k / 32; g += step)
+            put_group(m, row, g, x);
     }
 }
 

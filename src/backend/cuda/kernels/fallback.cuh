@@ -1,562 +1,241 @@
-/* fallback.cuh - weight rows as they lie in the file, of every type, times activation rows.
+/* fallback.cuh - products of weight rows as in the file, of every type, with activation rows.
  *
- * The bytes lie in shared memory (rows_stream.cuh brings them). A block type is cut into units of
- * two runs of 16 values, one unit a lane; a run never crosses a scale. A unit is opened into int8
- * quants, one scale and one minimum a run, and then meets
+ *   out[r][n] = sum over k of w[n][k] x[r][k]
  *
- *   int8 activations   sum += (scale * x.scale) * dot(q, x.q) - min * (x.scale * sum(x.q))
- *   f32 activations    sum += (scale * q - min) * x
+ * One code for all types: which one a launch has is a switch at run time (unpack_group). So these
+ * kernels are slower than those on tiles; they run where there are none: rare types, odd widths,
+ * --exact.
  *
- * where dot is exact. F32, F16 and BF16 always meet f32 activations, a value a lane.
+ * A warp takes tasks, every n-th of a list: a weight row, or 2, 4 or 8 consecutive ones where K is
+ * so short that a row needs only some of the lanes. The bytes of a task go through shared memory in
+ * passes of 1024 values (F32, F16, BF16: 1024 bytes), each warp with a pipeline of its own. A lane
+ * multiplies
  *
- * The same bits for any number of rows: every f32 operation is spelt out, so that no instance of a
- * template can be fused in another way. */
+ *   block types    32 consecutive values (a group), unpacked into int8 quants, scales and minimums:
+ *     int8 activations   sum += (scale * x.scale) * dot(q, x.q) - min * (x.scale * sum(x.q)), dot
+ *                        exact, for each RUN of 16 or 32 values
+ *     f32 activations    sum += (scale * q - min) * x
+ *   F32, F16, BF16     every 32nd value, f32 activations
+ *
+ * Order of sums: pass by pass in each lane, then over the lanes by shuffles. It follows from K and
+ * the type alone, and every f32 operation is spelt out, so that no instance is contracted in
+ * another way: a row has the same bits alone and in a batch. */
 #ifndef BACKEND_CUDA_KERNELS_FALLBACK_CUH
 #define BACKEND_CUDA_KERNELS_FALLBACK_CUH
 
-#include <stddef.h>
-#include <type_traits>
-
+#include "backend/cuda/formats/decode.cuh"
 #include "backend/cuda/kernels/common.cuh"
-#include "quant/bf16.h"
-#include "quant/iq4_xs.h"
-#include "quant/mxfp4.h"
-#include "quant/q2_k.h"
-#include "quant/q3_k.h"
-#include "quant/q4_0.h"
-#include "quant/q4_1.h"
-#include "quant/q5_0.h"
-#include "quant/q5_1.h"
-#include "quant/q5_k.h"
-#include "quant/q6_k.h"
-#include "quant/q8_0.h"
-#include "quant/quant.h"
+#include "backend/cuda/ops/project_fallback.h"
 
-/* Activation rows: f32, int8, or both. */
-struct act_rows {
-    const float *x;      /* rows x_stride apart */
-    const int8_t *q;     /* 16-aligned rows, q_stride apart; runs of 16 in the order of act_run */
-    const float2 *runs;  /* q_stride / 16 a row: a run's scale, and scale * (sum of q) */
-    uint64_t x_stride;   /* values */
-    uint32_t k, skip;    /* the product's values begin `skip` into the row */
-    uint32_t first, end; /* rows [first, end) are asked for; those behind repeat the last */
+/* ---- one lane's part of a pass --------------------------------------------------------------- */
+
+/* Activation rows [first, end) of a batch of R; those after the last repeat it. */
+struct act_batch {
+    struct fallback_acts acts;
+    uint32_t first, end;
+
+    __device__ __forceinline__ uint64_t row(uint32_t r) const {
+        return min(first + r, end - 1);
+    }
 };
 
-/* Values from one int8 row to the next. */
-static __device__ __forceinline__ uint32_t act_stride(uint32_t k) {
-    return (k + 63) / 64 * 64;
+static __device__ __forceinline__ int dot16(const uint32_t *q, int4 x) {
+    int sum = __dp4a((int)q[0], x.x, 0);
+    sum = __dp4a((int)q[1], x.y, sum);
+    sum = __dp4a((int)q[2], x.z, sum);
+    return __dp4a((int)q[3], x.w, sum);
 }
 
-/* Where run i of 16 quants lies: the four runs of 64 values are turned, so that eight lanes that
- * read the same run of eight neighbouring groups meet eight different banks. */
-static __device__ __forceinline__ uint32_t act_run(uint32_t i) {
-    return (i & ~3u) | ((i + (i >> 3)) & 3);
-}
-
-static __device__ __forceinline__ uint32_t act_row(const act_rows &a, uint32_t r) {
-    return min(a.first + r, a.end - 1);
-}
-
-/* ---- bytes ----------------------------------------------------------------------------------- */
-
-/* N words from an address with that alignment: whole words and a shift where it is odd, so up to 3
- * bytes behind the last word are touched. */
-template <int ALIGN, int N>
-static __device__ __forceinline__ void load_words(const uint8_t *p, uint32_t (&w)[N]) {
-    if constexpr (ALIGN >= 16 && N == 4) {
-        uint4 v = *(const uint4 *)p;
-        w[0] = v.x, w[1] = v.y, w[2] = v.z, w[3] = v.w;
-    } else if constexpr (ALIGN >= 8 && N == 4) {
-        uint2 a = ((const uint2 *)p)[0], b = ((const uint2 *)p)[1];
-        w[0] = a.x, w[1] = a.y, w[2] = b.x, w[3] = b.y;
-    } else if constexpr (ALIGN >= 4) {
+/* Group g of weight row w with values column ... column + 31 of R int8 rows. */
+template <int R>
+static __device__ __forceinline__ void dot_int8(const struct fallback_format &f, const uint8_t *w,
+                                                uint32_t g, const act_batch &a, uint32_t column,
+                                                float (&sum)[R]) {
+    struct unpacked u;
+    unpack_group(f.type, w, g, u);
 #pragma unroll
-        for (int i = 0; i < N; i++)
-            w[i] = ((const uint32_t *)p)[i];
-    } else {
-        uint32_t skew = (uint32_t)(uintptr_t)p & 3;
-        const uint32_t *at = (const uint32_t *)(p - skew);
-        uint32_t low = at[0];
-#pragma unroll
-        for (int i = 0; i < N; i++) {
-            uint32_t high = at[i + 1];
-            w[i] = __funnelshift_r(low, high, 8 * skew);
-            low = high;
+    for (int r = 0; r < R; r++) {
+        uint64_t at = a.row(r) * a.acts.q_stride + column;
+        const int4 *x = (const int4 *)(a.acts.q + at);
+        float4 s = ((const float4 *)a.acts.scales)[at / 32];
+        int low = dot16(u.q, x[0]), high = dot16(u.q + 4, x[1]);
+        float scale = __fmul_rn(u.scale[0], s.x);
+        if (f.run == 32) {
+            sum[r] = __fmaf_rn(scale, (float)(low + high), sum[r]);
+            sum[r] = __fmaf_rn(-u.min[0], s.w, sum[r]);
+        } else {
+            sum[r] = __fmaf_rn(scale, (float)low, sum[r]);
+            sum[r] = __fmaf_rn(__fmul_rn(u.scale[1], s.x), (float)high, sum[r]);
+            sum[r] = __fmaf_rn(-u.min[0], s.y, sum[r]);
+            sum[r] = __fmaf_rn(-u.min[1], s.z, sum[r]);
         }
     }
 }
 
-static __device__ __forceinline__ float load_half(const uint8_t *p) {
-    return f16_to_f32(*(const uint16_t *)p);
+/* The same with f32 rows. */
+template <int R>
+static __device__ __forceinline__ void dot_f32(const struct fallback_format &f, const uint8_t *w,
+                                               uint32_t g, const act_batch &a, uint32_t column,
+                                               float (&sum)[R]) {
+    struct unpacked u;
+    unpack_group(f.type, w, g, u);
+#pragma unroll
+    for (int i = 0; i < 32; i++) {
+        float y = unpacked_value(&u, i);
+#pragma unroll
+        for (int r = 0; r < R; r++)
+            sum[r] = __fmaf_rn(y, a.acts.x[a.row(r) * a.acts.x_stride + column + i], sum[r]);
+    }
 }
 
-static __device__ __forceinline__ float low_half(uint32_t w) {
-    return f16_to_f32((uint16_t)w);
-}
-
-static __device__ __forceinline__ float high_half(uint32_t w) {
-    return f16_to_f32((uint16_t)(w >> 16));
-}
-
-static __device__ __forceinline__ uint32_t low_nibbles(uint32_t w) {
-    return w & 0x0f0f0f0f;
-}
-
-static __device__ __forceinline__ uint32_t high_nibbles(uint32_t w) {
-    return w >> 4 & 0x0f0f0f0f;
-}
-
-/* Four bytes (0..127) less BIAS, signed: no byte borrows from its neighbour. */
-template <int BIAS> static __device__ __forceinline__ int less(uint32_t w) {
-    return (int)((w + (0x80 - BIAS) * 0x01010101u) ^ 0x80808080u);
-}
-
-/* Bits 0..3 to bit 4 of four bytes. */
-static __device__ __forceinline__ uint32_t fifth_bits(uint32_t bits) {
-    return (bits & 15) * (0x00204081u << 4) & 0x10101010u;
-}
-
-/* A table of 16 bytes looked up by 8 nibbles: what the low ones name, and the high ones. */
-static __device__ __forceinline__ void look_up(const uint32_t (&table)[4], uint32_t w, int &low,
-                                               int &high) {
-    uint32_t at = w & 0x77777777u, half = (w & 0x88888888u) >> 1 | 0x32103210u;
-    uint32_t a =
-        __byte_perm(__byte_perm(table[0], table[1], at), __byte_perm(table[2], table[3], at), half);
-    at >>= 16, half >>= 16;
-    uint32_t b =
-        __byte_perm(__byte_perm(table[0], table[1], at), __byte_perm(table[2], table[3], at), half);
-    low = (int)__byte_perm(a, b, 0x6420);
-    high = (int)__byte_perm(a, b, 0x7531);
-}
-
-/* ---- opening a unit -------------------------------------------------------------------------- */
-
-struct opened {
-    int q[8];               /* the first run's 16 quants, then the second's */
-    float scale[2], min[2]; /* of each run; of both where the type says IS_ONE */
-};
-
-/* What every block type says of itself: values and bytes of a block, where in the block unit u's
- * first run begins, how far the second is from it, whether both have one scale, whether there are
- * minimums; and how to open unit u. */
-template <int VALUES_, int BYTES_, int APART_, bool IS_ONE_, bool HAS_MIN_> struct block_type {
-    static constexpr int VALUES = VALUES_, BYTES = BYTES_, APART = APART_, UNITS = VALUES_ / 32;
-    static constexpr bool IS_ONE = IS_ONE_, HAS_MIN = HAS_MIN_;
-    /* Blocks follow each other from a 256-aligned start. */
-    static constexpr int ALIGN = BYTES % 16 == 0 ? 16 : BYTES % 8 == 0 ? 8 : BYTES % 4 == 0 ? 4 : 1;
-    static __device__ __forceinline__ uint32_t place(uint32_t u) {
-        return APART == 16   ? 32 * u
-               : APART == 32 ? 64 * (u / 2) + 16 * (u % 2)
-                             : 128 * (u / 4) + 32 * (u % 4 / 2) + 16 * (u % 2);
-    }
-};
-
-struct rows_q4_0 : block_type<32, sizeof(struct q4_0), 16, true, false> {
-    static __device__ __forceinline__ void open(const uint8_t *b, uint32_t, opened &o) {
-        uint32_t w[4];
-        load_words<ALIGN>(b + offsetof(struct q4_0, qs), w);
-        o.scale[0] = load_half(b);
-#pragma unroll
-        for (int i = 0; i < 4; i++) {
-            o.q[i] = less<8>(low_nibbles(w[i]));
-            o.q[i + 4] = less<8>(high_nibbles(w[i]));
-        }
-    }
-};
-
-struct rows_q4_1 : block_type<32, sizeof(struct q4_1), 16, true, true> {
-    static __device__ __forceinline__ void open(const uint8_t *b, uint32_t, opened &o) {
-        uint32_t w[5];
-        load_words<ALIGN>(b, w);
-        o.scale[0] = low_half(w[0]);
-        o.min[0] = -high_half(w[0]);
-#pragma unroll
-        for (int i = 0; i < 4; i++) {
-            o.q[i] = (int)low_nibbles(w[i + 1]);
-            o.q[i + 4] = (int)high_nibbles(w[i + 1]);
-        }
-    }
-};
-
-struct rows_q5_0 : block_type<32, sizeof(struct q5_0), 16, true, false> {
-    static __device__ __forceinline__ void open(const uint8_t *b, uint32_t, opened &o) {
-        uint32_t w[5];
-        load_words<ALIGN>(b + offsetof(struct q5_0, qh), w);
-        o.scale[0] = load_half(b);
-#pragma unroll
-        for (int i = 0; i < 4; i++) {
-            o.q[i] = less<16>(low_nibbles(w[i + 1]) | fifth_bits(w[0] >> 4 * i));
-            o.q[i + 4] = less<16>(high_nibbles(w[i + 1]) | fifth_bits(w[0] >> (4 * i + 16)));
-        }
-    }
-};
-
-struct rows_q5_1 : block_type<32, sizeof(struct q5_1), 16, true, true> {
-    static __device__ __forceinline__ void open(const uint8_t *b, uint32_t, opened &o) {
-        uint32_t w[6];
-        load_words<4>(b, w);
-        o.scale[0] = low_half(w[0]);
-        o.min[0] = -high_half(w[0]);
-#pragma unroll
-        for (int i = 0; i < 4; i++) {
-            o.q[i] = (int)(low_nibbles(w[i + 2]) | fifth_bits(w[1] >> 4 * i));
-            o.q[i + 4] = (int)(high_nibbles(w[i + 2]) | fifth_bits(w[1] >> (4 * i + 16)));
-        }
-    }
-};
-
-struct rows_q8_0 : block_type<32, sizeof(struct q8_0), 16, true, false> {
-    static __device__ __forceinline__ void open(const uint8_t *b, uint32_t, opened &o) {
-        uint32_t w[8];
-        load_words<ALIGN>(b + offsetof(struct q8_0, qs), w);
-        o.scale[0] = load_half(b);
-#pragma unroll
-        for (int i = 0; i < 8; i++)
-            o.q[i] = (int)w[i];
-    }
-};
-
-/* iq4_value's sixteen, and mxfp4_twice's. */
-#define IQ4_TABLE                                                                                  \
-    { 0xbfad9881u, 0xf6eaddcfu, 0x26190d01u, 0x71594535u }
-#define MXFP4_TABLE                                                                                \
-    { 0x03020100u, 0x0c080604u, 0xfdfeff00u, 0xf4f8fafcu }
-
-struct rows_iq4_nl : block_type<32, sizeof(struct iq4_nl), 16, true, false> {
-    static __device__ __forceinline__ void open(const uint8_t *b, uint32_t, opened &o) {
-        const uint32_t table[4] = IQ4_TABLE;
-        uint32_t w[4];
-        load_words<ALIGN>(b + offsetof(struct iq4_nl, qs), w);
-        o.scale[0] = load_half(b);
-#pragma unroll
-        for (int i = 0; i < 4; i++)
-            look_up(table, w[i], o.q[i], o.q[i + 4]);
-    }
-};
-
-struct rows_mxfp4 : block_type<32, sizeof(struct mxfp4), 16, true, false> {
-    static __device__ __forceinline__ void open(const uint8_t *b, uint32_t, opened &o) {
-        const uint32_t table[4] = MXFP4_TABLE;
-        uint32_t w[4];
-        load_words<ALIGN>(b + offsetof(struct mxfp4, qs), w);
-        o.scale[0] = mxfp4_scale(b[0]);
-#pragma unroll
-        for (int i = 0; i < 4; i++)
-            look_up(table, w[i], o.q[i], o.q[i + 4]);
-    }
-};
-
-struct rows_iq4_xs : block_type<256, sizeof(struct iq4_xs), 16, true, false> {
-    static __device__ __forceinline__ void open(const uint8_t *b, uint32_t u, opened &o) {
-        const uint32_t table[4] = IQ4_TABLE;
-        uint2 head = *(const uint2 *)b;
-        uint32_t w[4];
-        load_words<ALIGN>(b + offsetof(struct iq4_xs, qs) + 16 * u, w);
-        uint32_t scale = (head.y >> 4 * u & 15) | (head.x >> (16 + 2 * u) & 3) << 4;
-        o.scale[0] = __fmul_rn(low_half(head.x), (float)((int)scale - 32));
-#pragma unroll
-        for (int i = 0; i < 4; i++)
-            look_up(table, w[i], o.q[i], o.q[i + 4]);
-    }
-};
-
-/* Units of q2_k, q3_k and q6_k: half u / 4 of the block, bytes 16 (u % 2).. of a run of 32, and of
- * the four values that lie there one above the other numbers g and g + 2, g = u % 4 / 2. */
-struct rows_q2_k : block_type<256, sizeof(struct q2_k), 64, false, true> {
-    static __device__ __forceinline__ void open(const uint8_t *b, uint32_t u, opened &o) {
-        uint32_t half = u / 4, g = u % 4 / 2, w[4];
-        load_words<ALIGN>(b + offsetof(struct q2_k, qs) + 32 * half + 16 * (u % 2), w);
-        uint32_t d = *(const uint32_t *)(b + offsetof(struct q2_k, d));
-#pragma unroll
-        for (int i = 0; i < 2; i++) {
-            uint32_t s = b[8 * half + u % 4 + 4 * i];
-            o.scale[i] = __fmul_rn(low_half(d), (float)(s & 15));
-            o.min[i] = __fmul_rn(high_half(d), (float)(s >> 4));
-        }
-#pragma unroll
-        for (int i = 0; i < 4; i++) {
-            o.q[i] = (int)(w[i] >> 2 * g & 0x03030303u);
-            o.q[i + 4] = (int)(w[i] >> (2 * g + 4) & 0x03030303u);
-        }
-    }
-};
-
-struct rows_q3_k : block_type<256, sizeof(struct q3_k), 64, false, false> {
-    static __device__ __forceinline__ void open(const uint8_t *b, uint32_t u, opened &o) {
-        uint32_t half = u / 4, g = u % 4 / 2, bit = 4 * half + g, w[4], h[4];
-        load_words<ALIGN>(b + offsetof(struct q3_k, qs) + 32 * half + 16 * (u % 2), w);
-        load_words<ALIGN>(b + offsetof(struct q3_k, hmask) + 16 * (u % 2), h);
-        float d = load_half(b + offsetof(struct q3_k, d));
-        const uint8_t *scales = b + offsetof(struct q3_k, scales);
-#pragma unroll
-        for (int i = 0; i < 2; i++)
-            o.scale[i] = __fmul_rn(d, (float)q3_k_scale(scales, (int)(8 * half + u % 4) + 4 * i));
-#pragma unroll
-        for (int i = 0; i < 4; i++) {
-            uint32_t a = (w[i] >> 2 * g & 0x03030303u) | (h[i] >> bit & 0x01010101u) << 2;
-            uint32_t c = (w[i] >> (2 * g + 4) & 0x03030303u) | (h[i] >> (bit + 2) & 0x01010101u)
-                                                                   << 2;
-            o.q[i] = less<4>(a);
-            o.q[i + 4] = less<4>(c);
-        }
-    }
-};
-
-struct rows_q6_k : block_type<256, sizeof(struct q6_k), 64, false, false> {
-    static __device__ __forceinline__ void open(const uint8_t *b, uint32_t u, opened &o) {
-        uint32_t half = u / 4, g = u % 4 / 2, w[4], h[4];
-        load_words<ALIGN>(b + 16 * u, w);
-        load_words<ALIGN>(b + offsetof(struct q6_k, qh) + 32 * half + 16 * (u % 2), h);
-        float d = load_half(b + offsetof(struct q6_k, d));
-        const int8_t *scales = (const int8_t *)b + offsetof(struct q6_k, scales) + 8 * half;
-        o.scale[0] = __fmul_rn(d, (float)scales[u % 4]);
-        o.scale[1] = __fmul_rn(d, (float)scales[u % 4 + 4]);
-#pragma unroll
-        for (int i = 0; i < 4; i++) {
-            uint32_t high = h[i] >> 2 * g;
-            o.q[i] = less<32>(low_nibbles(w[i]) | (high << 4 & 0x30303030u));
-            o.q[i + 4] = less<32>(high_nibbles(w[i]) | (high & 0x30303030u));
-        }
-    }
-};
-
-/* Scales and minimums of sub-blocks 2r and 2r + 1 of q4_k and q5_k from a block's first 16 bytes:
- * all four of a half at once, then the two asked for. */
-static __device__ __forceinline__ void open_k_scales(const uint8_t *b, uint32_t r, opened &o) {
-    uint4 head = *(const uint4 *)b;
-    uint32_t scales =
-        r < 2 ? head.y & 0x3f3f3f3fu : (head.w & 0x0f0f0f0fu) | (head.y >> 2 & 0x30303030u);
-    uint32_t mins =
-        r < 2 ? head.z & 0x3f3f3f3fu : (head.w >> 4 & 0x0f0f0f0fu) | (head.z >> 2 & 0x30303030u);
-    scales >>= 16 * (r % 2), mins >>= 16 * (r % 2);
-    float d = low_half(head.x), dmin = high_half(head.x);
-    o.scale[0] = __fmul_rn(d, (float)(scales & 255));
-    o.scale[1] = __fmul_rn(d, (float)(scales >> 8 & 255));
-    o.min[0] = __fmul_rn(dmin, (float)(mins & 255));
-    o.min[1] = __fmul_rn(dmin, (float)(mins >> 8 & 255));
-}
-
-/* Unit u has bytes 16u.. of the nibbles: half u % 2 of sub-blocks u / 2 * 2 and the next. */
-struct rows_q4_k : block_type<256, sizeof(struct q4_k), 32, false, true> {
-    static __device__ __forceinline__ void open_quants(const uint8_t *b, uint32_t r, uint32_t half,
-                                                       opened &o) {
-        uint32_t w[4];
-        load_words<ALIGN>(b + offsetof(struct q4_k, qs) + 32 * r + 16 * half, w);
-#pragma unroll
-        for (int i = 0; i < 4; i++) {
-            o.q[i] = (int)low_nibbles(w[i]);
-            o.q[i + 4] = (int)high_nibbles(w[i]);
-        }
-    }
-    static __device__ __forceinline__ void open(const uint8_t *b, uint32_t u, opened &o) {
-        open_k_scales(b, u / 2, o);
-        open_quants(b, u / 2, u % 2, o);
-    }
-};
-
-struct rows_q5_k : block_type<256, sizeof(struct q5_k), 32, false, true> {
-    static __device__ __forceinline__ void open_quants(const uint8_t *b, uint32_t r, uint32_t half,
-                                                       opened &o) {
-        uint32_t w[4], h[4];
-        load_words<ALIGN>(b + offsetof(struct q5_k, qs) + 32 * r + 16 * half, w);
-        load_words<ALIGN>(b + offsetof(struct q5_k, qh) + 16 * half, h);
-#pragma unroll
-        for (int i = 0; i < 4; i++) {
-            uint32_t high = h[i] >> 2 * r;
-            o.q[i] = (int)(low_nibbles(w[i]) | (high & 0x01010101u) << 4);
-            o.q[i + 4] = (int)(high_nibbles(w[i]) | (high << 3 & 0x10101010u));
-        }
-    }
-    static __device__ __forceinline__ void open(const uint8_t *b, uint32_t u, opened &o) {
-        open_k_scales(b, u / 2, o);
-        open_quants(b, u / 2, u % 2, o);
-    }
-};
-
-struct rows_f32 {
-    static constexpr int BYTES = 4, PASS = 256;
-    static __device__ __forceinline__ float value(const uint8_t *p) {
-        return *(const float *)p;
-    }
-};
-
-struct rows_f16 {
-    static constexpr int BYTES = 2, PASS = 512;
-    static __device__ __forceinline__ float value(const uint8_t *p) {
-        return load_half(p);
-    }
-};
-
-struct rows_bf16 {
-    static constexpr int BYTES = 2, PASS = 512;
-    static __device__ __forceinline__ float value(const uint8_t *p) {
-        return bf16_to_f32(*(const uint16_t *)p);
-    }
-};
-
-/* ---- products -------------------------------------------------------------------------------- */
-
-/* A pass is what a warp takes of a row at once. The three kinds of product below each add a lane's
- * share of a pass of two weight rows, w[0] and w[1] (where the pass begins), for R activation rows.
- * Two, because the activations are then read once for both. */
-
-template <class T> struct blocks_pass {
-    static constexpr int LANE_VALUES = 32;
-    static constexpr int VALUES = 32 * LANE_VALUES, BYTES = VALUES / T::VALUES * T::BYTES;
-    static __device__ __forceinline__ void open(const uint8_t *pass, uint32_t unit, opened &o) {
-        T::open(pass + unit / T::UNITS * T::BYTES, unit % T::UNITS, o);
-    }
-    /* Where the unit's first run is in the row. */
-    static __device__ __forceinline__ uint32_t place(uint32_t pass, uint32_t unit) {
-        return pass * VALUES + unit / T::UNITS * T::VALUES + T::place(unit % T::UNITS);
-    }
-};
-
-static __device__ __forceinline__ int dot16(const int *q, int4 x, int sum = 0) {
-    sum = __dp4a(q[0], x.x, sum);
-    sum = __dp4a(q[1], x.y, sum);
-    sum = __dp4a(q[2], x.z, sum);
-    return __dp4a(q[3], x.w, sum);
-}
-
-/* Two runs with their scales, or both with one. */
-template <bool IS_ONE, bool HAS_MIN>
-static __device__ __forceinline__ float add_runs(const float *scale, const float *min, int dot0,
-                                                 int dot1, float2 f0, float2 f1, float sum) {
-    if constexpr (IS_ONE) {
-        sum = __fmaf_rn(__fmul_rn(scale[0], f0.x), (float)(dot0 + dot1), sum);
-        if constexpr (HAS_MIN)
-            sum = __fmaf_rn(-min[0], __fadd_rn(f0.y, f1.y), sum);
-    } else {
-        sum = __fmaf_rn(__fmul_rn(scale[0], f0.x), (float)dot0, sum);
-        sum = __fmaf_rn(__fmul_rn(scale[1], f1.x), (float)dot1, sum);
-        if constexpr (HAS_MIN) {
-            sum = __fmaf_rn(-min[0], f0.y, sum);
-            sum = __fmaf_rn(-min[1], f1.y, sum);
-        }
-    }
-    return sum;
-}
-
-template <class T> struct int8_product : blocks_pass<T> {
-    static constexpr bool IS_INT8 = true;
-    template <int R>
-    static __device__ __forceinline__ void add(const uint8_t *const (&w)[2], uint32_t pass,
-                                               uint32_t unit, const act_rows &a,
-                                               float (&sum)[2][R]) {
-        opened o[2];
-        blocks_pass<T>::open(w[0], unit, o[0]);
-        blocks_pass<T>::open(w[1], unit, o[1]);
-        uint32_t run = (a.skip + blocks_pass<T>::place(pass, unit)) / 16;
-#pragma unroll
-        for (int r = 0; r < R; r++) {
-            uint64_t row = (uint64_t)act_row(a, r) * act_stride(a.k);
-            const int4 *x = (const int4 *)(a.q + row);
-            const float2 *f = a.runs + row / 16 + run;
-            int4 x0 = x[act_run(run)], x1 = x[act_run(run + T::APART / 16)];
-            float2 f0 = f[0], f1 = f[T::APART / 16];
-#pragma unroll
-            for (int i = 0; i < 2; i++)
-                sum[i][r] =
-                    add_runs<T::IS_ONE, T::HAS_MIN>(o[i].scale, o[i].min, dot16(o[i].q, x0),
-                                                    dot16(o[i].q + 4, x1), f0, f1, sum[i][r]);
-        }
-    }
-};
-
-/* q4_k and q5_k: two units a lane that share their scales, 64 values. */
-template <class T> struct merged_product {
-    static constexpr bool IS_INT8 = true;
-    static constexpr int LANE_VALUES = 64;
-    static constexpr int VALUES = 32 * LANE_VALUES, BYTES = VALUES / T::VALUES * T::BYTES;
-    template <int R>
-    static __device__ __forceinline__ void add(const uint8_t *const (&w)[2], uint32_t pass,
-                                               uint32_t unit, const act_rows &a,
-                                               float (&sum)[2][R]) {
-        opened o[2][2];
-#pragma unroll
-        for (int i = 0; i < 2; i++) {
-            const uint8_t *b = w[i] + unit / 4 * T::BYTES;
-            open_k_scales(b, unit % 4, o[i][0]);
-            T::open_quants(b, unit % 4, 0, o[i][0]);
-            T::open_quants(b, unit % 4, 1, o[i][1]);
-        }
-        uint32_t run = (a.skip + pass * VALUES + unit * LANE_VALUES) / 16;
-#pragma unroll
-        for (int r = 0; r < R; r++) {
-            uint64_t row = (uint64_t)act_row(a, r) * act_stride(a.k);
-            const int4 *x = (const int4 *)(a.q + row);
-            int4 x0 = x[act_run(run)], x1 = x[act_run(run + 1)];
-            int4 x2 = x[act_run(run + 2)], x3 = x[act_run(run + 3)];
-            const float4 *f = (const float4 *)(a.runs + row / 16 + run);
-            float4 f0 = f[0], f1 = f[1];
-            float2 g0 = make_float2(f0.x, __fadd_rn(f0.y, f0.w));
-            float2 g1 = make_float2(f1.x, __fadd_rn(f1.y, f1.w));
-#pragma unroll
-            for (int i = 0; i < 2; i++)
-                sum[i][r] = add_runs<false, true>(
-                    o[i][0].scale, o[i][0].min, dot16(o[i][1].q, x1, dot16(o[i][0].q, x0)),
-                    dot16(o[i][1].q + 4, x3, dot16(o[i][0].q + 4, x2)), g0, g1, sum[i][r]);
-        }
-    }
-};
-
-template <class T>
-using product_for = std::conditional_t<T::APART == 32, merged_product<T>, int8_product<T>>;
-
-/* f32 activations and a block type. */
-template <class T> struct opened_product : blocks_pass<T> {
-    static constexpr bool IS_INT8 = false;
-    template <int R>
-    static __device__ __forceinline__ void add(const uint8_t *const (&w)[2], uint32_t pass,
-                                               uint32_t unit, const act_rows &a,
-                                               float (&sum)[2][R]) {
-        opened o[2];
-        blocks_pass<T>::open(w[0], unit, o[0]);
-        blocks_pass<T>::open(w[1], unit, o[1]);
-        uint32_t at = blocks_pass<T>::place(pass, unit);
-#pragma unroll
-        for (int v = 0; v < 32; v++) {
-            float y[2] = {value(o[0], v), value(o[1], v)};
-#pragma unroll
-            for (int r = 0; r < R; r++) {
-                float x = a.x[act_row(a, r) * a.x_stride + a.skip + at +
-                              (v < 16 ? v : v - 16 + T::APART)];
-                sum[0][r] = __fmaf_rn(y[0], x, sum[0][r]);
-                sum[1][r] = __fmaf_rn(y[1], x, sum[1][r]);
-            }
-        }
-    }
-    static __device__ __forceinline__ float value(const opened &o, int v) {
-        int run = T::IS_ONE ? 0 : v / 16;
-        float q = (float)(int8_t)(o.q[v / 4] >> 8 * (v % 4));
-        return T::HAS_MIN ? __fmaf_rn(o.scale[run], q, -o.min[run]) : __fmul_rn(o.scale[run], q);
-    }
-};
-
-/* f32 activations and F32, F16 or BF16. */
-template <class T> struct plain_product {
-    static constexpr bool IS_INT8 = false;
-    static constexpr int LANE_VALUES = 0; /* a value a lane: all lanes share a row */
-    static constexpr int VALUES = T::PASS, BYTES = VALUES * T::BYTES;
-    template <int R>
-    static __device__ __forceinline__ void add(const uint8_t *const (&w)[2], uint32_t pass,
-                                               uint32_t lane, const act_rows &a,
-                                               float (&sum)[2][R]) {
+/* n values from the beginning of w, every 32nd of them this lane's. */
+template <uint32_t TYPE, int R>
+static __device__ __forceinline__ void dot_plain(const uint8_t *w, uint32_t n, const act_batch &a,
+                                                 uint32_t column, float (&sum)[R]) {
 #pragma unroll 4
-        for (uint32_t i = lane; i < VALUES; i += 32) {
-            uint32_t at = pass * VALUES + i;
-            bool is_there = at < a.k;
-            float y0 = is_there ? T::value(w[0] + i * T::BYTES) : 0;
-            float y1 = is_there ? T::value(w[1] + i * T::BYTES) : 0;
+    for (uint32_t i = threadIdx.x % 32; i < n; i += 32) {
+        float y = plain_value<TYPE>(w, i);
 #pragma unroll
-            for (int r = 0; r < R; r++) {
-                float x = is_there ? a.x[act_row(a, r) * a.x_stride + a.skip + at] : 0;
-                sum[0][r] = __fmaf_rn(y0, x, sum[0][r]);
-                sum[1][r] = __fmaf_rn(y1, x, sum[1][r]);
+        for (int r = 0; r < R; r++)
+            sum[r] = __fmaf_rn(y, a.acts.x[a.row(r) * a.acts.x_stride + column + i], sum[r]);
+    }
+}
+
+template <int R>
+static __device__ __forceinline__ void dot_plain(uint32_t type, const uint8_t *w, uint32_t n,
+                                                 const act_batch &a, uint32_t column,
+                                                 float (&sum)[R]) {
+    switch (type) {
+    case DT_F32:
+        return dot_plain<DT_F32>(w, n, a, column, sum);
+    case DT_F16:
+        return dot_plain<DT_F16>(w, n, a, column, sum);
+    default:
+        return dot_plain<DT_BF16>(w, n, a, column, sum);
+    }
+}
+
+/* ---- the pipeline ---------------------------------------------------------------------------- */
+
+/* Lanes that share a row. */
+static __device__ __forceinline__ uint32_t lanes_of_row(const struct fallback_format &f,
+                                                        uint32_t k) {
+    return !f.run || k > 16 * 32 ? 32 : k > 8 * 32 ? 16 : k > 4 * 32 ? 8 : 4;
+}
+
+/* A task: consecutive weight rows, at most 32 / lanes_of_row. */
+struct weight_rows {
+    const uint8_t *at;
+    uint32_t count;
+    uint32_t tag[2]; /* the source's own, handed to the sink */
+};
+
+/* SOURCE has: format, k, row_bytes; the warp's tasks first, first + step, ... below end;
+ * weight_rows rows(task), called by all lanes; act_column(tag[0]), the first activation of a task.
+ *
+ * A stage is a pass: 16 bytes (how far the first row is from a multiple of 16; the tags), then the
+ * bytes from that multiple on, copied by 16, so that up to 15 bytes before and after the rows are
+ * read with them. */
+template <class SOURCE> struct weight_pipeline {
+    const SOURCE &source;
+    uint8_t *stages;
+    uint32_t lane, row_lanes, n_passes;
+    /* What is loaded next; passes loaded so far, empty ones too. */
+    uint32_t task, pass, stage, loaded;
+    struct weight_rows rows;
+
+    /* `shared`: FALLBACK_PIPELINE_BYTES. */
+    __device__ __forceinline__ weight_pipeline(const SOURCE &s, uint8_t *shared)
+        : source(s), stages(shared + threadIdx.x / 32 * (FALLBACK_STAGES * FALLBACK_STAGE_BYTES)) {
+        lane = threadIdx.x % 32;
+        row_lanes = lanes_of_row(s.format, s.k);
+        n_passes = (s.k + s.format.pass_values - 1) / s.format.pass_values;
+        restart();
+    }
+
+    __device__ __forceinline__ void restart(void) {
+        task = source.first;
+        pass = stage = loaded = 0;
+    }
+
+    /* Starts copying the next pass; after the last an empty group, so that groups are counted on.
+     */
+    __device__ __forceinline__ void load(void) {
+        if (task < source.end) {
+            if (pass == 0)
+                rows = source.rows(task);
+            uint8_t *to = stages + stage * FALLBACK_STAGE_BYTES;
+            uint32_t begin = pass * source.format.pass_bytes;
+            const uint8_t *from = rows.at + begin;
+            uint32_t skew = (uint32_t)(uintptr_t)from & 15;
+            uint32_t bytes = skew + min(source.format.pass_bytes,
+                                        (uint32_t)source.row_bytes * rows.count - begin);
+            for (uint32_t i = 16 * lane; i < bytes; i += 512)
+                cp_async_16(smem_addr(to + 16 + i), from - skew + i);
+            if (lane == 0)
+                *(uint4 *)to = make_uint4(skew, rows.tag[0], rows.tag[1], 0);
+            if (++pass == n_passes) {
+                pass = 0;
+                task += source.step;
             }
         }
+        stage = stage + 1 == FALLBACK_STAGES ? 0 : stage + 1;
+        loaded++;
+        cp_async_commit();
+    }
+
+    __device__ __forceinline__ void load_first(void) {
+        while (loaded < FALLBACK_STAGES)
+            load();
+    }
+
+    /* Runs all tasks. SINK is called by all lanes with the task's tags, the lane's index among
+     * those of its row, the row's index in the task, and the sums of R activation rows. */
+    template <bool IS_INT8, int R, class SINK>
+    __device__ __forceinline__ void run(const act_batch &a, SINK sink) {
+        load_first();
+        const struct fallback_format &f = source.format;
+        uint32_t at = 0, group = lane % row_lanes, row = lane / row_lanes;
+        uint32_t row_begin = 16 + row * (uint32_t)source.row_bytes;
+        for (uint32_t t = source.first; t < source.end; t += source.step) {
+            float sum[R] = {};
+            uint4 head;
+            for (uint32_t p = 0; p < n_passes; p++) {
+                cp_async_wait<FALLBACK_STAGES - 1>();
+                __syncwarp();
+                const uint8_t *from = stages + at * FALLBACK_STAGE_BYTES;
+                head = *(const uint4 *)from;
+                const uint8_t *w = from + row_begin + head.x;
+                uint32_t done = p * f.pass_values, column = source.act_column(head.y) + done;
+                if (!IS_INT8 && !f.run) {
+                    dot_plain<R>(f.type, w, min(f.pass_values, source.k - done), a, column, sum);
+                } else if (done + 32 * group < source.k) {
+                    if constexpr (IS_INT8)
+                        dot_int8<R>(f, w, group, a, column + 32 * group, sum);
+                    else
+                        dot_f32<R>(f, w, group, a, column + 32 * group, sum);
+                }
+                at = at + 1 == FALLBACK_STAGES ? 0 : at + 1;
+                __syncwarp();
+                load();
+            }
+            for (uint32_t i = row_lanes / 2; i > 0; i >>= 1)
+#pragma unroll
+                for (int r = 0; r < R; r++)
+                    sum[r] = __fadd_rn(sum[r], __shfl_xor_sync(0xffffffffu, sum[r], i));
+            sink(head.y, head.z, group, row, sum);
+        }
+        cp_async_wait<0>();
     }
 };
+
+/* A result, after the epilogue, where it belongs. */
+static __device__ __forceinline__ void fallback_store(uint32_t epilogue, float y, float *out) {
+    if (epilogue == FALLBACK_ADD)
+        y = *out + y;
+    else if (epilogue == FALLBACK_GATED)
+        y = silu(*out) * y;
+    *out = y;
+}
 
 #endif

@@ -309,7 +309,7 @@ int record_project(struct recorder *r, const struct op *op) {
     const struct op_project *o = &op->project;
     struct project_shape shape;
     if (r->exact || r->n_sms > PROJECT_BLOCKS || !find_shape(r, o, &shape))
-        return record_project_rows(r, op);
+        return record_project_fallback(r, op);
     const struct project_schedule *s = project_find_schedule(r->b, &shape);
     if (!s)
         return err_memory(r->err, "the schedule of a product");

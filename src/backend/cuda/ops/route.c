@@ -44,7 +44,7 @@ int record_route(struct recorder *r, const struct op *op) {
     uint64_t warps = div_up(experts, ROUTE_WARP_EXPERTS),
              kept = min_u32(o->used, ROUTE_WARP_EXPERTS);
     uint64_t shared = (warps * (ROUTE_WARP_EXPERTS + 2 * kept) + o->used) * sizeof(uint32_t);
-    if (shared > ROWS_MAX_SHARED)
+    if (shared > FALLBACK_MAX_SHARED)
         return err_set(r->err, SLUICE_ERR_UNSUPPORTED,
                        "a router of %u experts does not fit shared memory", experts);
     /* With one row: a thread block on every SM, and only one (README, rule 4). */
