@@ -468,7 +468,7 @@ TEST(random_steps_whose_logits_are_no_numbers) {
 /* ---- sizes ------------------------------------------------------------------------------------
  */
 
-/* The header of a model, and nothing but holes behind it. */
+/* The header of a model, and nothing but holes after it. */
 static bool write_holes(const struct random_model *m, const char *path) {
     struct gguf_writer *w = NULL;
     struct err err = {0};
