@@ -1,4 +1,4 @@
-/* test_base.c - errors, sizes, slices, UTF-8, maps, arenas, threads, features. */
+/* test_base.c - errors, sizes, slices, UTF-8, hashes, maps, arenas, threads, features. */
 #include <pthread.h>
 #include <stdatomic.h>
 #include <time.h>
@@ -7,6 +7,7 @@
 #include "base/arena.h"
 #include "base/cpu.h"
 #include "base/err.h"
+#include "base/hash.h"
 #include "base/log.h"
 #include "base/pool.h"
 #include "base/size.h"
@@ -127,6 +128,48 @@ TEST(str_compares_slices) {
     EXPECT(str_contains(s, "attn_q") && !str_contains(s, "attn_k"));
     EXPECT(str_equal(STR(""), (struct str){NULL, 0}));
     EXPECT(str_is(str_skip(s, 13), "weight"));
+}
+
+/* Values of xxHash's own self-test, over its own buffer: every path through XXH3 by length. */
+TEST(hash_is_xxh3) {
+    static const struct {
+        size_t n;
+        uint64_t of64, low, high;
+    } cases[] = {
+        {0, 0x2D06800538D394C2, 0x6001C324468D497F, 0x99AA06D3014798D8},
+        {1, 0xC44BDFF4074EECDB, 0xC44BDFF4074EECDB, 0xA6CD5E9392000F6A},
+        {6, 0x27B56A84CD2D7325, 0x3E7039BDDA43CFC6, 0x082AFE0B8162D12A},
+        {12, 0xA713DAF0DFBB77E7, 0x061A192713F69AD9, 0x6E3EFD8FC7802B18},
+        {24, 0xA3FE70BF9D3510EB, 0x1E7044D28B1B901D, 0x0CE966E4678D3761},
+        {48, 0x397DA259ECBA1F11, 0xF942219AED80F67B, 0xA002AC4E5478227E},
+        {80, 0xBCDEFBBB2C47C90A, 0x454AE6BF7A8A532D, 0xFDF2CEFDE9EAAC8A},
+        {195, 0xCD94217EE362EC3A, 0x3FB593C086A66075, 0x7729543A26B207EE},
+        {403, 0xCDEB804D65C6DEA4, 0xCDEB804D65C6DEA4, 0x1B6DE21E332DD73D},
+        {512, 0x617E49599013CB6B, 0x617E49599013CB6B, 0x18D2D110DCC9BCA1},
+        {2048, 0xDD59E2C3A5F038E0, 0xDD59E2C3A5F038E0, 0xF736557FD47073A5},
+        {2367, 0xCB37AEB9E5D361ED, 0xCB37AEB9E5D361ED, 0xE89C0F6FF369B427},
+    };
+    uint8_t bytes[2367];
+    uint64_t g = 2654435761u;
+    for (size_t i = 0; i < sizeof bytes; i++, g *= 11400714785074694797ull)
+        bytes[i] = (uint8_t)(g >> 56);
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        struct hash128 expected = {cases[i].low, cases[i].high};
+        EXPECT(hash64_of(bytes, cases[i].n) == cases[i].of64);
+        EXPECT(hash128_equal(hash128_of(bytes, cases[i].n), expected));
+        for (size_t part = 1; part < 700; part = part * 3 + 1) {
+            struct hash h;
+            hash_begin(&h);
+            for (size_t at = 0; at < cases[i].n; at += part)
+                hash_add(&h, bytes + at, at + part < cases[i].n ? part : cases[i].n - at);
+            hash_add(&h, NULL, 0);
+            EXPECT(hash64_end(&h) == cases[i].of64);
+            EXPECT(hash128_equal(hash128_end(&h), expected));
+        }
+    }
+    EXPECT(hash64_of(NULL, 0) == cases[0].of64);
+    EXPECT(!hash128_equal((struct hash128){1, 2}, (struct hash128){1, 3}));
+    EXPECT(!hash128_equal((struct hash128){1, 2}, (struct hash128){0, 2}));
 }
 
 TEST(strmap_holds_many) {

@@ -689,6 +689,10 @@ TEST(engine_refuses_damaged_sequences) {
     }
     write_file(bad, bytes, size + 1);
     expect_refused(&r, bad, "a byte too many");
+    bytes[8] = 1; /* the version */
+    write_file(bad, bytes, size);
+    expect_refused(&r, bad, "the version before");
+    EXPECT(strstr(sluice_engine_error(r.engine), "has version 1, expected 2") != NULL);
     unlink(bad);
     expect_refused(&r, bad, "no bytes at all");
     EXPECT_INT(sluice_seq_load(&seq, r.engine, good), SLUICE_OK);

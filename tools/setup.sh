@@ -32,6 +32,7 @@ need_build() {
     need libjansson-dev has_header gcc jansson.h
     need libutf8proc-dev has_header gcc utf8proc.h
     need libedit-dev has_header gcc histedit.h
+    need libxxhash-dev has_header gcc xxhash.h
 }
 need_test() {
     need_build
@@ -56,6 +57,7 @@ need_cross() { # need_cross TRIPLET
     need "libjansson-dev:$arch" has_library "$cc" jansson
     need "libutf8proc-dev:$arch" has_library "$cc" utf8proc
     need "libedit-dev:$arch" has_library "$cc" edit
+    need "libxxhash-dev:$arch" has_header "$cc" xxhash.h
     need "libpcre2-dev:$arch" has_library "$cc" pcre2-8
     [ "$(uname -m)" = "${1%%-*}" ] || need qemu-user-static have "qemu-${1%%-*}-static"
     [ ${#missing[@]} -eq 0 ] || foreign=$arch

@@ -1,6 +1,6 @@
 /* save.c - a sequence as a file.
  *
- *   header | tokens (i32) | recurrent states, then attention pages | checksum (u64)
+ *   header | tokens (i32) | recurrent states, then attention pages | XXH3 of it all (u64)
  *
  * Little-endian, as everything here. The fingerprint is that of the model's tensors, a sample of
  * their values counted in, so that a sequence meets no other model than its own. A file is checked
@@ -9,11 +9,12 @@
 #include <string.h>
 
 #include "base/filemap.h"
+#include "base/hash.h"
 #include "base/outfile.h"
 #include "base/size.h"
 #include "engine/engine.h"
 
-enum { SAVE_VERSION = 1, CHUNK = 1 << 20 };
+enum { SAVE_VERSION = 2, CHUNK = 1 << 20 };
 
 struct save_header {
     char magic[8];
@@ -31,50 +32,13 @@ _Static_assert(sizeof(struct save_header) == 64, "save_header");
 
 static const char magic[8] = {'S', 'L', 'U', 'I', 'C', 'E', 'S', 'Q'};
 
-/* ---- hashes -----------------------------------------------------------------------------------
- */
-
-/* Of a stream of bytes: any change of any byte changes it. */
-struct hash {
-    uint64_t value, held;
-    unsigned n_held; /* bytes */
-};
-
-static void mix(struct hash *h, uint64_t word) {
-    uint64_t x = (h->value ^ word) * 0x9E3779B97F4A7C15u;
-    h->value = (x ^ x >> 29) * 0xBF58476D1CE4E5B9u + 1;
-}
-
-static void hash_add(struct hash *h, const void *bytes, size_t n) {
-    const uint8_t *p = bytes;
-    for (; n > 0 && h->n_held; n--, p++) {
-        h->held |= (uint64_t)*p << 8 * h->n_held;
-        if (++h->n_held == 8) {
-            mix(h, h->held);
-            h->held = h->n_held = 0;
-        }
-    }
-    for (; n >= 8; n -= 8, p += 8) {
-        uint64_t word;
-        memcpy(&word, p, 8);
-        mix(h, word);
-    }
-    for (; n > 0; n--, p++)
-        h->held |= (uint64_t)*p << 8 * h->n_held++;
-}
-
-static uint64_t hash_end(struct hash *h) {
-    mix(h, h->held);
-    mix(h, h->n_held);
-    return h->value ^ h->value >> 32;
-}
-
 /* Shapes and types of all weights in the order of use, and the first bytes of each. */
 static uint64_t fingerprint_of(const struct sluice_engine *e) {
     enum { SAMPLE = 64 };
-    struct hash h = {0};
+    struct hash h;
     struct plan *plan = e->plans[0];
     const struct config *c = &e->model->model->config;
+    hash_begin(&h);
     hash_add(&h, c->arch, strlen(c->arch));
     for (uint32_t i = 0; i < plan->n_ops; i++) {
         struct operand_ref refs[MAX_OPERANDS];
@@ -91,7 +55,7 @@ static uint64_t fingerprint_of(const struct sluice_engine *e) {
                      bytes < SAMPLE ? bytes : SAMPLE);
         }
     }
-    return hash_end(&h);
+    return hash64_end(&h);
 }
 
 /* ---- writing ----------------------------------------------------------------------------------
@@ -131,7 +95,7 @@ static int put_all(struct writer *w, const struct save_header *h, uint32_t slot,
         status = state_each_stretch(w->state, slot, put_stretch, w, err);
     if (status)
         return status;
-    uint64_t sum = hash_end(&w->hash);
+    uint64_t sum = hash64_end(&w->hash);
     return outfile_write(&w->out, &sum, sizeof sum, err);
 }
 
@@ -156,6 +120,7 @@ int save_write(const struct sluice_seq *seq, const char *path, struct err *err) 
     h.is_given = seq->is_given;
     h.state_bytes = state_stretch_bytes(&e->state, s->length);
     struct writer w = {.state = &e->state, .chunk = malloc(CHUNK), .out = {.fd = -1}};
+    hash_begin(&w.hash);
     int status = w.chunk ? model_protect(e->model->model, path, err) : err_memory(err, path);
     if (!status)
         status = outfile_open(&w.out, path, err);
@@ -213,11 +178,9 @@ static int check_header(const struct sluice_engine *e, const char *path, const s
 
 static int check_content(const struct sluice_engine *e, const char *path, const struct filemap *map,
                          const struct save_header *h, struct err *err) {
-    struct hash hash = {0};
     uint64_t sum, end = map->size - sizeof sum;
-    hash_add(&hash, map->data, end);
     memcpy(&sum, map->data + end, sizeof sum);
-    if (hash_end(&hash) != sum)
+    if (hash64_of(map->data, end) != sum)
         return damaged(path, "is damaged: its checksum is wrong", err);
     const int32_t *tokens = (const int32_t *)(map->data + sizeof *h);
     for (uint32_t i = 0; i < h->n_tokens; i++)

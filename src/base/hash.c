@@ -1,0 +1,40 @@
+/* hash.c - XXH3, by xxHash's header alone: nothing is linked. */
+#include "base/hash.h"
+
+#define XXH_INLINE_ALL
+#include <xxhash.h>
+
+_Static_assert(sizeof(XXH3_state_t) <= sizeof(struct hash), "room for XXH3's state");
+_Static_assert(_Alignof(XXH3_state_t) <= _Alignof(struct hash), "XXH3's state is aligned");
+
+static struct hash128 from(XXH128_hash_t h) {
+    return (struct hash128){h.low64, h.high64};
+}
+
+uint64_t hash64_of(const void *bytes, size_t n) {
+    return XXH3_64bits(bytes, n);
+}
+
+struct hash128 hash128_of(const void *bytes, size_t n) {
+    return from(XXH3_128bits(bytes, n));
+}
+
+/* One state serves both widths: they differ in how they end. */
+void hash_begin(struct hash *h) {
+    XXH3_state_t *state = (XXH3_state_t *)h->state;
+    XXH3_INITSTATE(state);
+    XXH3_128bits_reset(state);
+}
+
+void hash_add(struct hash *h, const void *bytes, size_t n) {
+    if (n)
+        XXH3_128bits_update((XXH3_state_t *)h->state, bytes, n);
+}
+
+uint64_t hash64_end(const struct hash *h) {
+    return XXH3_64bits_digest((const XXH3_state_t *)h->state);
+}
+
+struct hash128 hash128_end(const struct hash *h) {
+    return from(XXH3_128bits_digest((const XXH3_state_t *)h->state));
+}
