@@ -29,6 +29,7 @@ static void check_model(const char *path, uint32_t n_sms, bool is_exact) {
             .max_rows = widths[i],
             .max_outputs = widths[i] < 4 ? widths[i] : 4,
             .n_slots = 4,
+            .n_cells = 4,
             .n_pages = 64,
             .pages_per_seq = 16,
             .kv_type = is_exact ? DT_F32 : DT_F16,

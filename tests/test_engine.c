@@ -370,9 +370,9 @@ TEST(engine_snapshots_are_used_and_forgotten) {
     o.snapshot_every = 32;
     if (!rig_open(&r, "reference/qwen35-dense-a/model-f32.gguf", &o))
         return;
-    uint64_t slot_bytes = r.engine->state.layout.slot_bytes;
+    uint64_t recurrent_bytes = r.engine->state.layout.recurrent_bytes;
     rig_close(&r);
-    o.snapshot_bytes = 3 * slot_bytes;
+    o.snapshot_bytes = 3 * recurrent_bytes;
     if (!rig_open(&r, "reference/qwen35-dense-a/model-f32.gguf", &o))
         return;
     EXPECT_INT(r.engine->setup.n_snapshots, 3);

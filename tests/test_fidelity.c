@@ -4,6 +4,7 @@
 #include <dirent.h>
 
 #include "backend/backend.h"
+#include "cells.h"
 #include "model/model.h"
 #include "plan/io.h"
 #include "test.h"
@@ -31,6 +32,7 @@ static bool rig_open(struct rig *r, const char *path, bool exact, enum dtype kv,
     struct plan_options options = {.max_rows = rows,
                                    .max_outputs = rows,
                                    .n_slots = 1,
+                                   .n_cells = 1,
                                    .n_pages = r->pages,
                                    .pages_per_seq = r->pages,
                                    .kv_type = kv,
@@ -86,6 +88,7 @@ static void rig_feed(struct rig *r, const int32_t *tokens, uint32_t n) {
                 (struct io_change){.index = rows[i].position / IO_PAGE_POSITIONS,
                                    .page = r->pages - 1 - rows[i].position / IO_PAGE_POSITIONS};
     }
+    use_cells_of_slots(io, r->plan);
     EXPECT_INT(backend_cpu.submit(r->b, 0, NULL), SLUICE_OK);
     EXPECT_INT(backend_cpu.wait(r->b, NULL), SLUICE_OK);
     r->length += n;

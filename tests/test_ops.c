@@ -1,5 +1,6 @@
 /* test_ops.c - single ops of the CPU backend against figures from elsewhere. */
 #include "backend/backend.h"
+#include "cells.h"
 #include "plan/build.h"
 #include "plan/io.h"
 #include "test.h"
@@ -15,6 +16,7 @@ static const float *run_rows(struct backend *b, const struct plan *plan, uint32_
     for (uint32_t i = 0; i < n; i++)
         ((struct io_row *)(io + plan->io.rows))[i] =
             (struct io_row){.token = (int32_t)(first + i), .position = first + i, .slot = slot};
+    use_cells_of_slots(io, plan);
     EXPECT_INT(backend_cpu.submit(b, 0, NULL), SLUICE_OK);
     return (const float *)(io + plan->io.taps);
 }
@@ -30,7 +32,7 @@ struct delta_rig {
     uint32_t key_heads, value_heads, width; /* dk = dv */
 };
 
-enum { TAPS = 4, MAX_ROWS = 8 };
+enum { TAPS = 4, MAX_ROWS = 8, CELLS = 12 };
 
 /* The convolution passes the newest value on; a = -1, dt = 0. An EMBED op in front brings the rows
  * into scratch, as a table lookup: token t is row t. */
@@ -67,8 +69,9 @@ static bool delta_open(struct delta_rig *r, const float *rows, uint32_t n_rows, 
         .conv = operand_at(REGION_WEIGHTS, DT_F32, table_bytes, (uint32_t[4]){TAPS, channels}),
         .a = operand_at(REGION_WEIGHTS, DT_F32, at_a, (uint32_t[4]){r->value_heads}),
         .dt = operand_at(REGION_WEIGHTS, DT_F32, at_dt, (uint32_t[4]){r->value_heads}),
-        .state = plan_state(r->plan, DT_F32, (uint32_t[4]){r->width, r->width, r->value_heads, 2}),
-        .window = plan_state(r->plan, DT_F32, (uint32_t[4]){channels, TAPS, 2}),
+        .state =
+            plan_state(r->plan, DT_F32, (uint32_t[4]){r->width, r->width, r->value_heads, CELLS}),
+        .window = plan_state(r->plan, DT_F32, (uint32_t[4]){channels, TAPS, CELLS}),
         .out = out,
     };
     /* The output leaves through a tap of every row that is an output: one a step. */
@@ -206,6 +209,85 @@ TEST(delta_rule_on_real_activations) {
                 3e-8); /* the rule itself is good to 5e-9; silu's inverse costs the rest */
     delta_close(&r);
     free(conv), free(g), free(beta), free(core), free(rows);
+}
+
+/* ---- cells ------------------------------------------------------------------------------------
+ */
+
+/* The whole content of a cell, behind each other: state, window. */
+static void read_cell(struct delta_rig *r, uint32_t cell, float *to) {
+    const struct op_delta *d = &r->plan->ops[1].delta;
+    uint64_t state = operand_bytes(&d->state) / CELLS, window = operand_bytes(&d->window) / CELLS;
+    backend_cpu.read_state(r->b, d->state.offset + cell * state, state, to, NULL);
+    backend_cpu.read_state(r->b, d->window.offset + cell * window, window, to + state / 4, NULL);
+}
+
+/* Rows [first, first + n) from a cell on; the state after row i is stored to to[i]. */
+static void step_cells(struct delta_rig *r, uint32_t from, uint32_t first, uint32_t n,
+                       const uint32_t *to) {
+    uint8_t *io = backend_cpu.io(r->b);
+    struct io_row *rows = (struct io_row *)(io + r->plan->io.rows);
+    *(struct io_header *)io = (struct io_header){.n_rows = n, .n_segments = 1};
+    *(struct io_segment *)(io + r->plan->io.segments) =
+        (struct io_segment){.n_rows = n, .first_position = first};
+    *(uint32_t *)(io + r->plan->io.from) = from;
+    memcpy(io + r->plan->io.to, to, n * sizeof *to);
+    for (uint32_t i = 0; i < n; i++)
+        rows[i] = (struct io_row){.token = (int32_t)(first + i), .position = first + i};
+    EXPECT_INT(backend_cpu.submit(r->b, 0, NULL), SLUICE_OK);
+}
+
+/* Cell 0 goes token by token, in place. Others begin with what it was at `first`, and every row of
+ * theirs stores to a cell of its own or to none: each holds what cell 0 was there, and the cell
+ * that was read is as it was. */
+static void check_cells(uint32_t width) {
+    enum { ROWS = 24, KEYS = 2, VALUES = 4 };
+    uint32_t channels = (2 * KEYS + VALUES) * width, row = channels + 2 * VALUES;
+    uint64_t values = (uint64_t)VALUES * width * width + TAPS * channels;
+    struct delta_rig r = {.key_heads = KEYS, .value_heads = VALUES, .width = width};
+    float *rows = malloc(ROWS * row * sizeof *rows), *seen = malloc(values * sizeof *seen);
+    float *history = malloc((ROWS + 1) * values * sizeof *history);
+    for (uint32_t i = 0; i < ROWS * row; i++)
+        rows[i] = sinf((float)(i * i % 1009));
+    if (!delta_open(&r, rows, ROWS, row))
+        return;
+    float *taps = (float *)(r.weights + (uint64_t)ROWS * row * sizeof *rows);
+    for (uint32_t i = 0; i < channels * TAPS; i++)
+        taps[i] = cosf((float)i);
+    delta_finish(&r);
+    read_cell(&r, 0, history);
+    for (uint32_t t = 0; t < ROWS; t++) {
+        step_cells(&r, 0, t, 1, (uint32_t[]){0});
+        read_cell(&r, 0, history + (t + 1) * values);
+    }
+    for (uint32_t first = 0; first + MAX_ROWS <= ROWS; first++) {
+        uint32_t to[MAX_ROWS], n = 1 + first % MAX_ROWS, begin = CELLS - 1;
+        backend_cpu.clear_state(r.b, 0, r.plan->bytes[REGION_STATE], NULL);
+        for (uint32_t t = 0; t < first; t++)
+            step_cells(&r, begin, t, 1, &begin);
+        for (uint32_t i = 0; i < n; i++)
+            to[i] = i + 1 < n && (first >> i % 3 & 1) ? IO_NO_CELL : i;
+        if (first % 2)
+            to[n - 1] = begin; /* in place after all */
+        step_cells(&r, begin, first, n, to);
+        for (uint32_t i = 0; i < n; i++) {
+            if (to[i] == IO_NO_CELL)
+                continue;
+            read_cell(&r, to[i], seen);
+            EXPECT(memcmp(seen, history + (first + i + 1) * values, values * sizeof *seen) == 0);
+        }
+        read_cell(&r, begin, seen);
+        EXPECT(memcmp(seen, history + (first + (first % 2 ? n : 0)) * values,
+                      values * sizeof *seen) == 0);
+    }
+    delta_close(&r);
+    free(rows), free(seen), free(history);
+}
+
+TEST(delta_stores_states_to_cells) {
+    check_cells(8);
+    check_cells(16);
+    check_cells(6); /* no multiple of the vector's lanes */
 }
 
 /* ---- how many int8 activations share a scale --------------------------------------------------

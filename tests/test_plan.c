@@ -10,6 +10,7 @@ static struct plan_options options_for(const struct model *m, uint32_t rows) {
     return (struct plan_options){.max_rows = rows,
                                  .max_outputs = rows < 4 ? rows : 4,
                                  .n_slots = 3,
+                                 .n_cells = 3,
                                  .n_pages = 12,
                                  .pages_per_seq = 8,
                                  .kv_type = DT_F16,
@@ -275,7 +276,8 @@ TEST(plan_refuses_what_does_not_fit) {
         {"in is (9, 64) F32, expected (4, 64) F32", spoil_in},
         {"kind is unknown", spoil_kind},
     };
-    struct plan_options options = {.max_rows = 4, .max_outputs = 1, .n_slots = 1, .n_vocab = 10};
+    struct plan_options options = {
+        .max_rows = 4, .max_outputs = 1, .n_slots = 1, .n_cells = 1, .n_vocab = 10};
     for (size_t i = 0; i <= sizeof cases / sizeof *cases; i++) {
         struct plan *plan;
         struct err err = {0};
@@ -304,7 +306,8 @@ TEST(plan_refuses_what_does_not_fit) {
 /* All attention layers share the table that plan_page_table handed out. */
 TEST(plan_has_one_page_table) {
     enum { HEAD = 64 };
-    struct plan_options options = {.max_rows = 4, .max_outputs = 1, .n_slots = 2, .n_vocab = 10};
+    struct plan_options options = {
+        .max_rows = 4, .max_outputs = 1, .n_slots = 2, .n_cells = 2, .n_vocab = 10};
     struct plan *plan;
     struct err err = {0};
     EXPECT_INT(plan_new(&plan, &options, &err), SLUICE_OK);
@@ -399,7 +402,8 @@ TEST(plan_refuses_experts_that_do_not_fit) {
         {true, true, 4096, 4096, 4096, 4096, 1 << 20, 1, "expected (4, 4294967296) F32"},
         {true, true, 4096, 4096, 4096, 4096, 1 << 20, 1ull << 32, "rows of more than 2^32 - 1"},
     };
-    struct plan_options options = {.max_rows = 4, .max_outputs = 1, .n_slots = 1, .n_vocab = 10};
+    struct plan_options options = {
+        .max_rows = 4, .max_outputs = 1, .n_slots = 1, .n_cells = 1, .n_vocab = 10};
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         struct plan *plan;
         struct err err = {0};
@@ -413,7 +417,8 @@ TEST(plan_refuses_experts_that_do_not_fit) {
 
 /* Operands outside their region, of every region whose end a plan knows. */
 TEST(plan_refuses_operands_that_leave_their_region) {
-    struct plan_options options = {.max_rows = 4, .max_outputs = 1, .n_slots = 1, .n_vocab = 10};
+    struct plan_options options = {
+        .max_rows = 4, .max_outputs = 1, .n_slots = 1, .n_cells = 1, .n_vocab = 10};
     for (int i = 0; i < 4; i++) {
         struct plan *plan;
         struct err err = {0};
@@ -441,7 +446,8 @@ TEST(plan_refuses_operands_that_leave_their_region) {
 /* More than 2^64 bytes of a region are an error, whichever it is. */
 TEST(plan_refuses_sizes_that_cannot_be_counted) {
     const uint32_t most = UINT32_MAX;
-    struct plan_options options = {.max_rows = 4, .max_outputs = 4, .n_slots = 1, .n_vocab = 10};
+    struct plan_options options = {
+        .max_rows = 4, .max_outputs = 4, .n_slots = 1, .n_cells = 1, .n_vocab = 10};
     struct plan *plan;
     struct err err = {0};
     for (int i = 0; i < 3; i++) {

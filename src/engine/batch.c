@@ -74,6 +74,7 @@ struct io_view {
     struct io_header *header;
     struct io_row *rows;
     struct io_segment *segments;
+    uint32_t *from, *to;
     struct io_output *outputs;
     struct io_change *changes;
     struct io_bias *biases;
@@ -85,6 +86,8 @@ static struct io_view view_io(const struct sluice_engine *e, uint32_t plan) {
         .header = engine_io(e, 0),
         .rows = engine_io(e, io->rows),
         .segments = engine_io(e, io->segments),
+        .from = engine_io(e, io->from),
+        .to = engine_io(e, io->to),
         .outputs = engine_io(e, io->outputs),
         .changes = engine_io(e, io->changes),
         .biases = engine_io(e, io->biases),
@@ -93,13 +96,16 @@ static struct io_view view_io(const struct sluice_engine *e, uint32_t plan) {
 
 static void fill_rows(const struct slot *s, const struct part *part, struct io_view *v) {
     struct io_header *h = v->header;
-    for (uint32_t i = 0; i < part->rows; i++)
+    for (uint32_t i = 0; i < part->rows; i++) {
         v->rows[h->n_rows + i] = (struct io_row){
             .token = s->tokens[s->length + i],
             .position = s->length + i,
             .slot = part->slot,
             .segment = h->n_segments,
         };
+        v->to[h->n_rows + i] = i + 1 < part->rows ? IO_NO_CELL : part->slot;
+    }
+    v->from[h->n_segments] = part->slot;
     v->segments[h->n_segments++] = (struct io_segment){
         .slot = part->slot,
         .first_row = h->n_rows,

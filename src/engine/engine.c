@@ -95,13 +95,14 @@ static int fill_setup(struct setup *s, const struct sluice_engine_options *o,
  */
 
 static int make_plan(const struct sluice_engine *e, struct plan **out, uint32_t rows,
-                     uint32_t n_slots, struct err *err) {
+                     uint32_t n_cells, struct err *err) {
     const struct setup *s = &e->setup;
     const struct config *c = &e->model->model->config;
     const struct plan_options options = {
         .max_rows = rows,
         .max_outputs = min_u32(rows, s->outputs),
-        .n_slots = n_slots,
+        .n_slots = s->n_seqs,
+        .n_cells = n_cells,
         .n_pages = s->n_seqs * s->pages_per_seq,
         .pages_per_seq = s->pages_per_seq,
         .kv_type = s->kv_type,
@@ -126,7 +127,7 @@ static int plan_snapshots(struct sluice_engine *e, uint64_t budget, struct err *
         status = state_layout_of(&layout, probe, &e->arena, err);
     if (!status && layout.n_recurrent) {
         uint64_t useful = (uint64_t)s->n_seqs * (s->context / s->grid);
-        uint64_t bought = budget / layout.slot_bytes;
+        uint64_t bought = budget / layout.recurrent_bytes;
         uint64_t n = bought < useful ? bought : useful;
         s->n_snapshots = n < MAX_SNAPSHOTS ? (uint32_t)n : MAX_SNAPSHOTS;
     }
@@ -277,7 +278,7 @@ struct sluice_memory engine_memory_of(const struct sluice_engine *e,
     return (struct sluice_memory){
         .weights = m->weights,
         .state = m->state,
-        .snapshots = e->setup.n_snapshots * e->state.layout.slot_bytes,
+        .snapshots = e->setup.n_snapshots * e->state.layout.recurrent_bytes,
         .scratch = m->scratch,
         .io = m->io,
         .packed = m->packed,

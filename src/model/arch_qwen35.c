@@ -277,9 +277,9 @@ static int emit_delta(const struct emit *e, uint32_t layer) {
                 .dt = l->dt,
                 .state = plan_state(e->plan, DT_F32,
                                     (uint32_t[4]){c->key_width, c->value_width, c->value_heads,
-                                                  e->options->n_slots}),
+                                                  e->options->n_cells}),
                 .window = plan_state(e->plan, DT_F32,
-                                     (uint32_t[4]){w.channels, c->conv_width, e->options->n_slots}),
+                                     (uint32_t[4]){w.channels, c->conv_width, e->options->n_cells}),
                 .out = mixed,
             },
     };

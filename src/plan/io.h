@@ -2,7 +2,17 @@
  *
  * The host writes it between steps, a step reads it from memory and writes the picked tokens (and
  * the logits of rows that ask) back. Fixed layout, shared by C and CUDA: header, then rows,
- * segments, outputs and page changes at the offsets that the plan gives. */
+ * segments, cells, outputs and page changes at the offsets that the plan gives.
+ *
+ * A cell is the memory of one recurrent state: the delta-net states and conv windows of all layers.
+ * Two lists of cell numbers say which ones a step uses:
+ *
+ *   from  (segments)  the state that a segment begins with
+ *   to    (rows)      where the state after a row is stored, or IO_NO_CELL
+ *
+ * The last row of a segment always stores. It may store to the cell that its segment began with (a
+ * state that is updated in place, as in most steps) or to another, which leaves the first one as it
+ * was: a snapshot. Rows before it store to cells that nobody else uses in this step. */
 #ifndef PLAN_IO_H
 #define PLAN_IO_H
 
@@ -17,6 +27,8 @@ enum io_row_flag {
     IO_WANTS_LOGITS = 1, /* its logits are copied out */
     IO_WANTS_TOKEN = 2,  /* a token is picked for it */
 };
+
+enum { IO_NO_CELL = 0xffffffffu };
 
 /* A picked token's place says that there is none: the row's logits hold NaN or infinities. */
 enum { IO_NOT_FINITE = -2 };

@@ -82,14 +82,14 @@ struct op_project {
 
 enum head_map { HEADS_GROUPED, HEADS_TILED }; /* value head v has key head v/(B/A), or v%A */
 
-/* The gated delta rule over each segment's rows in order, conv window and state in place.
+/* The gated delta rule over each segment's rows in order, from and to the cells that IO names.
  * Of a row of `in`: qkv at column 0 (2*A*dk + B*dv = C values), then as the columns say. */
 struct op_delta {
     struct operand in;     /* (R, C + B*dv + 2*B) f32: qkv, z, beta, alpha */
     struct operand conv;   /* (C, conv_width) f32, oldest tap first */
     struct operand a, dt;  /* (B) f32: g = a * softplus(alpha + dt) */
-    struct operand state;  /* (S, B, dv, dk) f32 */
-    struct operand window; /* (S, conv_width, C) f32: a ring, column position % conv_width */
+    struct operand state;  /* (cells, B, dv, dk) f32 */
+    struct operand window; /* (cells, conv_width, C) f32: a ring, column position % conv_width */
     struct operand out;    /* (R, B*dv) f32 */
     uint32_t beta_column, alpha_column;
     uint32_t key_heads, value_heads, key_width, value_width, conv_width;
@@ -185,7 +185,7 @@ uint32_t op_act_group(const struct op *op);
 
 /* Where the parts of IO lie. */
 struct io_layout {
-    uint64_t rows, segments, outputs, changes, biases, burst, taps, logits, bytes;
+    uint64_t rows, segments, from, to, outputs, changes, biases, burst, taps, logits, bytes;
     uint32_t max_changes, max_biases;
 };
 

@@ -1,6 +1,7 @@
 /* rig.c - see rig.h. */
 #include "rig.h"
 
+#include "cells.h"
 #include "formats.h"
 
 enum { BLOB_BYTES = 256 << 20 };
@@ -167,6 +168,7 @@ void rig_step(struct rig *r, int backend, const struct run *runs, uint32_t n_run
     }
     header->n_segments = n_runs;
     header->n_outputs = header->n_rows;
+    use_cells_of_slots(io, r->plan);
     int status = rig_kinds[backend]->submit(r->b[backend], 0, &err);
     if (!status)
         status = rig_kinds[backend]->wait(r->b[backend], &err);

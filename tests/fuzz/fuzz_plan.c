@@ -66,6 +66,7 @@ static struct plan_options take_options(struct input *in, const struct config *c
     struct plan_options o = {.max_rows = 1 + take(in) % 4096, .n_vocab = c->n_vocab};
     o.max_outputs = 1 + take(in) % o.max_rows;
     o.n_slots = 1 + take(in) % (UINT32_MAX - 1);
+    o.n_cells = 1 + take(in) % (UINT32_MAX - 1);
     o.n_pages = 1 + take(in) % (UINT32_MAX - 1);
     o.pages_per_seq = 1 + take(in) % (UINT32_MAX - 1);
     o.kv_type = kv_types[take(in) % 4];

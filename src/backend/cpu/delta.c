@@ -6,9 +6,10 @@
  *   o[j]   = e * (q . S[j]) + (q . k) * d[j]
  *   S[j]   = e * S[j] + d[j] * k            j over dv; S[j] is a row of dk values
  *
- * First each thread convolves its share of the channels for all rows and moves their window on;
- * then it takes its share of (segment, value head) and runs the rule over the segment's rows, a
- * few rows S[j] at a time so that they stay in the first cache. */
+ * First each thread convolves its share of the channels for all rows and stores their windows; then
+ * it takes its share of (segment, value head) and runs the rule over the segment's rows, a few rows
+ * S[j] at a time so that they stay in the first cache. S is computed in the cell that the last row
+ * stores to; other rows that store copy it from there. */
 #include <math.h>
 
 #include "backend/cpu/cpu.h"
@@ -19,6 +20,17 @@ enum { STATE_TILE = 32 }; /* rows of S, 16 KB at dk = 128 */
 /* ---- convolution ------------------------------------------------------------------------------
  */
 
+/* A cell's entry for a position: the raw values of all channels. */
+static float *window_entry(struct cpu_step *s, const struct op_delta *d, uint32_t cell,
+                           uint64_t position) {
+    uint64_t entry = (uint64_t)cell * d->conv_width + position % d->conv_width;
+    return (float *)at(s, &d->window) + entry * d->window.dims[0];
+}
+
+static uint32_t from_cell(const struct cpu_step *s, const struct io_segment *g) {
+    return s->from[g - s->segments];
+}
+
 /* The raw values of a position for the channels from `first` on; NULL before the beginning. */
 static const float *raw_values(struct cpu_step *s, const struct op_delta *d,
                                const struct io_segment *g, int64_t position, uint32_t first) {
@@ -26,8 +38,7 @@ static const float *raw_values(struct cpu_step *s, const struct op_delta *d,
         return NULL;
     if (position >= g->first_position)
         return row_of(s, &d->in, g->first_row + (uint64_t)(position - g->first_position)) + first;
-    uint64_t ring = (uint64_t)g->slot * d->conv_width + (uint64_t)position % d->conv_width;
-    return (const float *)at(s, &d->window) + ring * d->window.dims[0] + first;
+    return window_entry(s, d, from_cell(s, g), (uint64_t)position) + first;
 }
 
 /* y = silu(sum over taps) for n channels. A tap before the beginning is NULL. */
@@ -60,16 +71,25 @@ static void convolve(struct cpu_step *s, const struct op_delta *d, const struct 
     convolve_row(y, x, taps, d->conv_width, n);
 }
 
-/* The window holds the last raw values of the segment afterwards. */
-static void move_window(struct cpu_step *s, const struct op_delta *d, const struct io_segment *g,
-                        uint32_t first, uint32_t n) {
-    uint32_t kept = g->n_rows < d->conv_width ? g->n_rows : d->conv_width;
-    for (uint32_t row = g->n_rows - kept; row < g->n_rows; row++) {
-        uint64_t position = (uint64_t)g->first_position + row;
-        uint64_t ring = (uint64_t)g->slot * d->conv_width + position % d->conv_width;
-        memcpy((float *)at(s, &d->window) + ring * d->window.dims[0] + first,
-               row_of(s, &d->in, g->first_row + row) + first, n * sizeof(float));
+/* The cell's window holds the raw values up to the row of the segment. In place, what came before
+ * the segment is there already. */
+static void store_window(struct cpu_step *s, const struct op_delta *d, const struct io_segment *g,
+                         uint32_t row, uint32_t cell, uint32_t first, uint32_t n) {
+    int64_t last = (int64_t)g->first_position + row, oldest = last - d->conv_width + 1;
+    if (cell == from_cell(s, g) && oldest < g->first_position)
+        oldest = g->first_position;
+    for (int64_t position = oldest; position <= last; position++) {
+        const float *x = raw_values(s, d, g, position, first);
+        if (x)
+            memcpy(window_entry(s, d, cell, (uint64_t)position) + first, x, n * sizeof *x);
     }
+}
+
+static void store_windows(struct cpu_step *s, const struct op_delta *d, const struct io_segment *g,
+                          uint32_t first, uint32_t n) {
+    for (uint32_t row = 0; row < g->n_rows; row++)
+        if (s->to[g->first_row + row] != IO_NO_CELL)
+            store_window(s, d, g, row, s->to[g->first_row + row], first, n);
 }
 
 static void convolve_share(struct cpu_step *s, const struct op_delta *d) {
@@ -81,7 +101,7 @@ static void convolve_share(struct cpu_step *s, const struct op_delta *d) {
         for (uint32_t row = 0; row < g->n_rows && !is_cancelled(s); row++)
             convolve(s, d, g, row, share.begin, n,
                      s->b->conv + (uint64_t)(g->first_row + row) * channels + share.begin);
-        move_window(s, d, g, share.begin, n);
+        store_windows(s, d, g, share.begin, n);
     }
 }
 
@@ -152,12 +172,22 @@ static void step_rows_any(float *state, const struct delta_row *t, const float *
     }
 }
 
+/* A cell's S of a value head. */
+static float *state_of(struct cpu_step *s, const struct op_delta *d, uint32_t cell, uint32_t head) {
+    return (float *)at(s, &d->state) +
+           ((uint64_t)cell * d->value_heads + head) * d->value_width * (uint64_t)d->key_width;
+}
+
+static uint32_t last_cell(const struct cpu_step *s, const struct io_segment *g) {
+    return s->to[g->first_row + g->n_rows - 1];
+}
+
 /* n rows of the segment from `first` on. */
 static void run_rows(struct cpu_step *s, const struct op_delta *d, const struct io_segment *g,
                      uint32_t head, uint32_t first, uint32_t n) {
     uint32_t dk = d->key_width, dv = d->value_width, channels = d->window.dims[0];
-    float *state =
-        (float *)at(s, &d->state) + ((uint64_t)g->slot * d->value_heads + head) * dv * (uint64_t)dk;
+    uint32_t cell = last_cell(s, g);
+    float *state = state_of(s, d, cell, head);
     uint32_t v_at = 2 * d->key_heads * dk + head * dv, row = g->first_row + first;
     struct delta_row rows[DELTA_BLOCK_ROWS];
     for (uint32_t r = 0; r < n; r++)
@@ -167,14 +197,22 @@ static void run_rows(struct cpu_step *s, const struct op_delta *d, const struct 
         for (uint32_t r = 0; r < n; r++) {
             const float *v = s->b->conv + (uint64_t)(row + r) * channels + v_at + j;
             float *o = row_of(s, &d->out, row + r) + head * dv + j;
-            (dk % LANES ? step_rows_any : step_rows)(state + (uint64_t)j * dk, &rows[r], v, o, tile,
-                                                     dk);
+            float *part = state + (uint64_t)j * dk;
+            (dk % LANES ? step_rows_any : step_rows)(part, &rows[r], v, o, tile, dk);
+            uint32_t to = s->to[row + r];
+            if (to != IO_NO_CELL && to != cell)
+                memcpy(state_of(s, d, to, head) + (uint64_t)j * dk, part,
+                       (uint64_t)tile * dk * sizeof *part);
         }
     }
 }
 
 static void run_head(struct cpu_step *s, const struct op_delta *d, const struct io_segment *g,
                      uint32_t head) {
+    uint32_t from = from_cell(s, g), cell = last_cell(s, g);
+    if (from != cell)
+        memcpy(state_of(s, d, cell, head), state_of(s, d, from, head),
+               (uint64_t)d->value_width * d->key_width * sizeof(float));
     for (uint32_t first = 0; first < g->n_rows && !is_cancelled(s); first += DELTA_BLOCK_ROWS) {
         uint32_t left = g->n_rows - first;
         run_rows(s, d, g, head, first, left < DELTA_BLOCK_ROWS ? left : DELTA_BLOCK_ROWS);
