@@ -45,6 +45,11 @@ static __device__ __forceinline__ float from_order_bits(uint32_t bits) {
     return __uint_as_float(bits >> 31 ? bits & 0x7fffffffu : ~bits);
 }
 
+/* RMS norm's factor 1 / sqrt(mean of n squares + eps), from their sum. */
+static __device__ __forceinline__ float norm_factor(float squares, uint32_t n, float eps) {
+    return rsqrtf(__fadd_rn(__fdividef(squares, (float)n), eps));
+}
+
 static __device__ __forceinline__ float sigmoid(float x) {
     return 1.0f / (1.0f + __expf(-x));
 }

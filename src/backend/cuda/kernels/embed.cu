@@ -148,7 +148,7 @@ extern "C" __global__ void tap(const __grid_constant__ struct tap_params p) {
         sum = 0;
         for (uint32_t w = 0; w < blockDim.x / 32; w++)
             sum += warp_sums[w];
-        factor = rsqrtf(sum / (float)p.width + p.eps);
+        factor = norm_factor(sum, p.width, p.eps);
     }
     for (uint32_t c = threadIdx.x; c < p.width; c += blockDim.x)
         out[c] = p.norm ? x[c] * factor * p.norm[c] : x[c];

@@ -16,10 +16,6 @@
 
 /* ---- prologues ------------------------------------------------------------------------------- */
 
-static __device__ __forceinline__ float rms_factor(float squares, uint32_t n, float eps) {
-    return 1.0f / sqrtf(squares / (float)n + eps);
-}
-
 /* By the block; `partials`: FALLBACK_WARPS floats in shared memory. */
 static __device__ __forceinline__ void norm_row(const struct fallback_quantize_params &p,
                                                 const float *x, float *y, float *partials) {
@@ -33,7 +29,7 @@ static __device__ __forceinline__ void norm_row(const struct fallback_quantize_p
     squares = 0;
     for (int w = 0; w < FALLBACK_WARPS; w++)
         squares += partials[w];
-    float factor = rms_factor(squares, p.k, p.eps);
+    float factor = norm_factor(squares, p.k, p.eps);
     for (uint32_t i = threadIdx.x; i < p.k; i += FALLBACK_THREADS)
         y[i] = x[i] * factor * p.norm[i];
 }
@@ -47,7 +43,7 @@ static __device__ __forceinline__ void gated_norm(const struct fallback_quantize
         float squares = 0;
         for (uint32_t i = lane; i < width; i += 32)
             squares = __fmaf_rn(from[i], from[i], squares);
-        float factor = rms_factor(warp_sum(squares), width, p.eps);
+        float factor = norm_factor(warp_sum(squares), width, p.eps);
         for (uint32_t i = lane; i < width; i += 32)
             y[(uint64_t)h * width + i] = from[i] * factor * p.norm[i] * silu(g[i]);
     }

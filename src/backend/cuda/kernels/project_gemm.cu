@@ -199,7 +199,7 @@ static __device__ __forceinline__ void compute_norm_factors(const struct gemm_pa
             for (int i = 0; i < 16; i++)
                 if (i < 16 >> round)
                     sum[i] = __fadd_rn(sum[i], sum[i + (16 >> round)]);
-        norm_factors(gemm)[row] = norm_factor(in, sum[0]);
+        norm_factors(gemm)[row] = norm_factor(sum[0], in.k, in.eps);
     }
     __syncwarp();
     if (row == 0)

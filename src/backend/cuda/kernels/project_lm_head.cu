@@ -20,10 +20,9 @@ struct lm_head {
                                              const float *block_max) const {
         const struct io_output &o = p.io.outputs[0];
         uint32_t *max_bits = (uint32_t *)block_max;
-        uint32_t lanes = __activemask(), bits = __float_as_uint(v + 0.0f);
+        uint32_t lanes = __activemask(), bits = order_bits(v + 0.0f);
         if (is_valid && o.flags & IO_WANTS_LOGITS)
             h.logits[column] = v;
-        bits = bits >> 31 ? ~bits : bits | 0x80000000u;
         bits = !is_valid || column >= o.n_vocab ? 0 : v == v ? bits : ~0u;
         uint32_t best = __reduce_max_sync(lanes, bits);
         uint32_t first = __reduce_min_sync(lanes, bits == best ? column : ~0u);

@@ -163,7 +163,7 @@ static __device__ __forceinline__ bool wants_squares(uint32_t prologue) {
 /* ---- quantizing ------------------------------------------------------------------------------
  */
 
-/* Of a head of 128 columns. */
+/* norm_factor of a head of 128 columns: one instruction less, the same bits. */
 static __device__ __forceinline__ float head_factor(const struct project_input &in, float square) {
     return rsqrtf(__fmaf_rn(square, 1.0f / PROJECT_GROUP, in.eps));
 }
@@ -320,7 +320,7 @@ static __device__ __forceinline__ void store_head_factors(const struct project_i
         }
         sum = warp_sum(sum);
         if (lane == 0)
-            factors[h] = rsqrtf(__fadd_rn(__fdividef(sum, (float)in.head_width), in.eps));
+            factors[h] = norm_factor(sum, in.head_width, in.eps);
     }
     __syncthreads();
 }
@@ -513,10 +513,6 @@ quantize_row_grid(const struct cuda_io &io, const struct project_input &in,
     quantize_row(threads, io, in, from, weights, qact, red);
 }
 
-static __device__ __forceinline__ float norm_factor(const struct project_input &in, float squares) {
-    return rsqrtf(__fadd_rn(__fdividef(squares, (float)in.k), in.eps));
-}
-
 /* The factor of a row's results, in all lanes of the calling warp: lane l adds squares[l],
  * squares[l + 32] ..., then the lanes are added. Call after a barrier. */
 static __device__ __forceinline__ float row_factor(const struct project_input &in,
@@ -527,7 +523,7 @@ static __device__ __forceinline__ float row_factor(const struct project_input &i
 #pragma unroll 1
     for (uint32_t i = threadIdx.x % 32; i < in.k / PROJECT_GROUP; i += 32)
         sum = __fadd_rn(sum, squares[i]);
-    return norm_factor(in, warp_sum(sum));
+    return norm_factor(warp_sum(sum), in.k, in.eps);
 }
 
 #endif

@@ -100,12 +100,7 @@ struct row_sums {
 
 /* Orders as floats do, and is never 0. */
 static __device__ __forceinline__ uint32_t key_of(float x) {
-    uint32_t bits = __float_as_uint(x + 0.0f); /* -0 and 0 are equal */
-    return max(bits & 0x80000000u ? ~bits : bits | 0x80000000u, 1u);
-}
-
-static __device__ __forceinline__ float logit_of(uint32_t key) {
-    return __uint_as_float(key & 0x80000000u ? key ^ 0x80000000u : ~key);
+    return max(order_bits(x + 0.0f), 1u); /* -0 and 0 are equal */
 }
 
 /* Polls until another thread block has published a key, and sets it back to 0 for the next step. */
@@ -158,7 +153,7 @@ static __device__ void choose_experts(const struct route_params &p, uint32_t row
         }
     }
     if (threadIdx.x == ROUTE_THREADS - 1) {
-        float gate = p.shared_gate ? logit_of(take_key(from + p.experts)) : 0;
+        float gate = p.shared_gate ? from_order_bits(take_key(from + p.experts)) : 0;
         choice[p.used] = p.experts;
         weight[p.used] = p.shared_gate ? 1 / (1 + expf(-gate)) : 0;
     }
@@ -169,7 +164,7 @@ static __device__ void choose_experts(const struct route_params &p, uint32_t row
             rank += best[i] > best[c] || (best[i] == best[c] && i < c);
         if (rank < p.used) {
             choice[rank] = experts[c];
-            top[rank] = logit_of(best[c]);
+            top[rank] = from_order_bits(best[c]);
         }
     }
     __syncthreads();
@@ -194,7 +189,7 @@ static __device__ __forceinline__ void publish_logits(const struct route_params 
         all.v[0] = v.x, all.v[1] = v.y, all.v[2] = v.z;
     }
     all.reduce();
-    float factor = 1.0f / sqrtf(all.v[0] / (float)p.width + p.eps);
+    float factor = norm_factor(all.v[0], p.width, p.eps);
     if (first + lane < end)
         *(volatile uint32_t *)(p.keys + (uint64_t)row * (p.experts + 1) + first + lane) =
             key_of(__fmul_rn(lane ? all.v[2] : all.v[1], factor));
