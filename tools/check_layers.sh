@@ -13,8 +13,8 @@ declare -A may=(
     [model]="plan file quant base"
     [backend]="plan quant base"
     [engine]="model plan backend text base"
-    [server]="text base"
-    [cmd]="server engine model backend plan text file quant base"
+    [serve]="base"
+    [cmd]="serve engine model backend plan text file quant base"
 )
 bad=0
 while IFS=: read -r file line include; do

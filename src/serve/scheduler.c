@@ -1,0 +1,687 @@
+/* scheduler.c - who runs when: waiting and running answers, and the step over them.
+ *
+ * In: requests.  Out: sequences of the engine, tokens and reports through callbacks.
+ *
+ * (1) An answer in use waits (in `waiting`, without a sequence) or runs (in `running`, with one).
+ *     Both lists are sorted by age, the oldest first.
+ * (2) tokens[0 .. n) of an answer are its prompt and every token handed out. Its sequence has the
+ *     first n_fed of them; between two steps all but the last may be missing from it, or none.
+ * (3) A request has `live` answers in use. Its memory and number go with the last of them.
+ * (4) At most sequences + queue answers are in use, so the tables made at open suffice.
+ * (5) An answer is older than another if it was submitted before it, however often it was set back.
+ *     The oldest that runs is never set back, and nothing starts before an older one that waits for
+ *     a sequence or for pages.
+ * (6) Callbacks run when the tables are whole: they may submit and cancel. A cancelled request is
+ *     only marked; what it holds goes when the next step begins. */
+#include "serve/scheduler.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/clock.h"
+#include "base/size.h"
+
+struct request {
+    uint64_t id;                /* 0: free */
+    struct sched_request asked; /* its pointers lead into memory */
+    void *memory;
+    uint32_t most; /* new tokens that fit, and are wanted */
+    uint32_t live;
+    bool is_cancelled;
+    double submitted;
+};
+
+struct answer {
+    struct request *request;    /* NULL: free */
+    struct answer *prev, *next; /* in its list; next also in the list of free ones */
+    uint64_t age;               /* smaller is older */
+    int32_t *tokens;            /* (n_prompt + most) */
+    uint32_t n;
+    sluice_seq *seq; /* NULL: it waits */
+    uint32_t n_fed;
+    uint32_t n_found;    /* tokens that its sequence had, processed, when it was opened */
+    bool is_stem;        /* it reads the prompt but for the last token, then others fork from it */
+    bool is_suspect;     /* it took part in a step that failed, and has to show that it can run */
+    uint64_t started_at; /* count of steps */
+    struct sched_report report;
+};
+
+struct list {
+    struct answer *first, *last;
+    uint32_t n;
+};
+
+struct sched {
+    const sluice_model *model;
+    sluice_engine *engine;
+    struct sluice_facts facts;
+    uint32_t context;     /* most tokens of a sequence */
+    uint32_t n_sequences; /* that may run */
+    uint32_t n_answers;   /* in the table below: also the number of requests */
+    struct answer *answers;
+    struct request *requests;
+    struct answer *free_answers;
+    uint32_t n_used; /* answers */
+    struct list waiting, running;
+    uint32_t n_cancelled; /* requests that are marked */
+    uint32_t n_suspects;
+    uint64_t next_age, next_serial;
+    struct err failure; /* why the engine will never run again; code 0: it will */
+    struct sched_counters counters;
+};
+
+/* ---- lists ------------------------------------------------------------------------------------
+ */
+
+/* In order of age; the newest, which is the usual one, is found at once. */
+static void list_insert(struct list *list, struct answer *a) {
+    struct answer *before = list->last;
+    while (before && before->age > a->age)
+        before = before->prev;
+    a->prev = before;
+    a->next = before ? before->next : list->first;
+    *(a->prev ? &a->prev->next : &list->first) = a;
+    *(a->next ? &a->next->prev : &list->last) = a;
+    list->n++;
+}
+
+static void list_remove(struct list *list, struct answer *a) {
+    *(a->prev ? &a->prev->next : &list->first) = a->next;
+    *(a->next ? &a->next->prev : &list->last) = a->prev;
+    a->prev = a->next = NULL;
+    list->n--;
+}
+
+/* ---- open and close ---------------------------------------------------------------------------
+ */
+
+static bool make_tables(struct sched *s) {
+    s->answers = calloc(s->n_answers, sizeof *s->answers);
+    s->requests = calloc(s->n_answers, sizeof *s->requests);
+    if (!s->answers || !s->requests)
+        return false;
+    for (uint32_t i = s->n_answers; i-- > 0;) {
+        s->answers[i].next = s->free_answers;
+        s->free_answers = &s->answers[i];
+    }
+    return true;
+}
+
+int sched_open(struct sched **out, const sluice_model *model, sluice_engine *engine,
+               const struct sched_options *options, struct err *err) {
+    enum { MAX_QUEUE = 1 << 20 };
+    struct sluice_choice choice;
+    *out = NULL;
+    sluice_engine_choice(engine, &choice);
+    if (choice.sequences == 0)
+        return err_set(err, SLUICE_ERR_ARGUMENT, "the engine is not open");
+    if (options->queue > MAX_QUEUE)
+        return err_set(err, SLUICE_ERR_ARGUMENT, "a queue of %u, expected at most %u",
+                       options->queue, MAX_QUEUE);
+    struct sched *s = calloc(1, sizeof *s);
+    if (!s)
+        return err_memory(err, "a scheduler");
+    *s = (struct sched){
+        .model = model,
+        .engine = engine,
+        .context = choice.context,
+        .n_sequences = choice.sequences,
+        .n_answers = choice.sequences + options->queue,
+        .next_serial = 1,
+    };
+    sluice_model_facts(model, &s->facts);
+    if (!make_tables(s)) {
+        sched_close(s);
+        return err_memory(err, "the tables of a scheduler");
+    }
+    *out = s;
+    return SLUICE_OK;
+}
+
+/* ---- the end of an answer ---------------------------------------------------------------------
+ */
+
+static uint32_t n_processed(const struct answer *a) {
+    uint32_t n, waiting;
+    sluice_seq_tokens(a->seq, NULL, &n, &waiting);
+    return n - waiting;
+}
+
+static void close_sequence(struct sched *s, struct answer *a) {
+    a->report.n_read += n_processed(a) - a->n_found;
+    sluice_seq_close(a->seq);
+    a->seq = NULL;
+    a->n_fed = 0;
+    a->is_stem = false;
+    list_remove(&s->running, a);
+}
+
+static void set_back(struct sched *s, struct answer *a) {
+    close_sequence(s, a);
+    list_insert(&s->waiting, a);
+    a->report.times_set_back++;
+    s->counters.set_back++;
+}
+
+static void clear_suspicion(struct sched *s, struct answer *a) {
+    s->n_suspects -= a->is_suspect;
+    a->is_suspect = false;
+}
+
+/* Takes the answer out of the tables, and its request when it was the last, then reports. */
+static void end(struct sched *s, struct answer *a, enum sched_end why, const struct err *err) {
+    struct request *r = a->request;
+    struct sched_report report;
+    sched_end_fn *on_end = r->asked.on_end;
+    void *user = r->asked.user;
+    if (a->seq)
+        close_sequence(s, a);
+    else
+        list_remove(&s->waiting, a);
+    clear_suspicion(s, a);
+    report = a->report;
+    report.answers_left = --r->live;
+    report.end = why;
+    report.status = err ? err->code : SLUICE_OK;
+    report.error = err ? err->text : "";
+    report.seconds = seconds_now() - r->submitted;
+    report.steps = report.start_seconds > 0 ? (uint32_t)(s->counters.steps - a->started_at) : 0;
+    a->request = NULL;
+    a->next = s->free_answers;
+    s->free_answers = a;
+    s->n_used--;
+    s->counters.answers++;
+    if (r->live == 0) {
+        free(r->memory);
+        r->id = 0;
+    }
+    if (on_end)
+        on_end(user, &report);
+}
+
+static void end_list(struct sched *s, struct list *list, enum sched_end why,
+                     const struct err *err) {
+    for (struct answer *a = list->first, *next; a; a = next) {
+        next = a->next;
+        end(s, a, why, err);
+    }
+}
+
+/* What the engine said of its last failure. */
+static struct err engine_failure(const struct sched *s, int status) {
+    struct err err;
+    err_set(&err, status, "%s", sluice_engine_error(s->engine));
+    return err;
+}
+
+static void fail(struct sched *s, struct answer *a, int status) {
+    struct err err = engine_failure(s, status);
+    end(s, a, SCHED_END_FAILED, &err);
+}
+
+void sched_close(struct sched *s) {
+    if (!s)
+        return;
+    if (s->failure.code == 0) /* callbacks may submit: in vain */
+        err_set(&s->failure, SLUICE_ERR_CANCELLED, "the scheduler is closing");
+    end_list(s, &s->running, SCHED_END_CANCELLED, NULL);
+    end_list(s, &s->waiting, SCHED_END_CANCELLED, NULL);
+    free(s->answers);
+    free(s->requests);
+    free(s);
+}
+
+/* ---- submit -----------------------------------------------------------------------------------
+ */
+
+static int check_tokens(const struct sched *s, const struct sched_request *q, struct err *err) {
+    for (size_t i = 0; i < q->n_prompt; i++)
+        if (q->prompt[i] < 0 || q->prompt[i] >= s->facts.n_logits)
+            return err_set(err, SLUICE_ERR_ARGUMENT, "token %d at place %zu, expected 0 to %d",
+                           q->prompt[i], i, s->facts.n_logits - 1);
+    return SLUICE_OK;
+}
+
+static int check_request(const struct sched *s, const struct sched_request *q, struct err *err) {
+    if (s->failure.code)
+        return err_set(err, s->failure.code, "%s", s->failure.text);
+    if (!q->prompt || q->n_prompt == 0)
+        return err_set(err, SLUICE_ERR_ARGUMENT, "the prompt is empty, expected tokens");
+    if (q->most == 0)
+        return err_set(err, SLUICE_ERR_ARGUMENT, "0 new tokens, expected at least 1");
+    if (q->sampling.n_biases > SLUICE_MAX_BIASES || (q->sampling.n_biases && !q->sampling.biases))
+        return err_set(err, SLUICE_ERR_ARGUMENT, "%zu logit biases, expected at most %d",
+                       q->sampling.n_biases, SLUICE_MAX_BIASES);
+    if (q->answers > s->n_answers)
+        return err_set(err, SLUICE_ERR_ARGUMENT, "%u answers, expected at most %u", q->answers,
+                       s->n_answers);
+    if (q->n_prompt > s->context)
+        return err_set(err, SLUICE_ERR_ARGUMENT,
+                       "the prompt has %zu tokens, expected at most %u, the context", q->n_prompt,
+                       s->context);
+    if (s->n_used + max_u32(q->answers, 1) > s->n_answers)
+        return err_set(err, SLUICE_ERR_MEMORY,
+                       "the queue is full: %u answers wait or run, expected fewer than %u",
+                       s->n_used, s->n_answers);
+    return check_tokens(s, q, err);
+}
+
+/* A free place for a request. */
+static struct request *find_place(struct sched *s) {
+    uint32_t i = (uint32_t)(s->next_serial % s->n_answers);
+    while (s->requests[i].id)
+        i = (i + 1) % s->n_answers;
+    return &s->requests[i];
+}
+
+/* The request's own copy of what its pointers lead to, and room for the tokens of its answers. */
+static bool copy_request(struct request *r, const struct sched_request *q) {
+    size_t n_tokens = q->n_prompt + r->most, answers = max_u32(q->answers, 1);
+    size_t bias_bytes = q->sampling.n_biases * sizeof *q->sampling.biases;
+    size_t end_bytes = q->n_ends * sizeof *q->ends;
+    size_t token_bytes = n_tokens * sizeof *q->prompt;
+    char *at = r->memory = malloc(bias_bytes + end_bytes + answers * token_bytes);
+    if (!at)
+        return false;
+    r->asked = *q;
+    r->asked.answers = (uint32_t)answers;
+    if (q->sampling.n_biases)
+        r->asked.sampling.biases = memcpy(at, q->sampling.biases, bias_bytes);
+    if (q->n_ends)
+        r->asked.ends = memcpy(at + bias_bytes, q->ends, end_bytes);
+    r->asked.prompt = (int32_t *)(at + bias_bytes + end_bytes);
+    return true;
+}
+
+static void add_answer(struct sched *s, struct request *r, uint32_t number,
+                       const struct sched_request *q) {
+    struct answer *a = s->free_answers;
+    s->free_answers = a->next;
+    *a = (struct answer){
+        .request = r,
+        .age = s->next_age++,
+        .tokens = (int32_t *)r->asked.prompt + (size_t)number * (q->n_prompt + r->most),
+        .n = (uint32_t)q->n_prompt,
+        .report = {.request = r->id,
+                   .answer = number,
+                   .end_token = -1,
+                   .n_prompt = (uint32_t)q->n_prompt},
+    };
+    memcpy(a->tokens, q->prompt, q->n_prompt * sizeof *q->prompt);
+    s->n_used++;
+    list_insert(&s->waiting, a);
+}
+
+int sched_submit(struct sched *s, const struct sched_request *q, uint64_t *id, struct err *err) {
+    int status = check_request(s, q, err);
+    *id = 0;
+    if (status) {
+        s->counters.refused++;
+        return status;
+    }
+    struct request *r = find_place(s);
+    *r = (struct request){.submitted = seconds_now()};
+    /* The last token of an answer is never fed, so it needs no place in the context. */
+    r->most = min_u32(q->most, s->context - (uint32_t)q->n_prompt + 1);
+    if (!copy_request(r, q)) {
+        s->counters.refused++;
+        return err_memory(err, "a request");
+    }
+    r->id = s->next_serial++ * s->n_answers + (uint64_t)(r - s->requests);
+    r->live = r->asked.answers;
+    for (uint32_t i = 0; i < r->live; i++)
+        add_answer(s, r, i, q);
+    s->counters.requests++;
+    *id = r->id;
+    return SLUICE_OK;
+}
+
+/* ---- cancel -----------------------------------------------------------------------------------
+ */
+
+bool sched_cancel(struct sched *s, uint64_t id) {
+    struct request *r = &s->requests[id % s->n_answers];
+    if (id == 0 || r->id != id || r->is_cancelled)
+        return false;
+    r->is_cancelled = true;
+    s->n_cancelled++;
+    return true;
+}
+
+static void sweep_list(struct sched *s, struct list *list) {
+    for (struct answer *a = list->first, *next; a; a = next) {
+        next = a->next;
+        if (a->request->is_cancelled)
+            end(s, a, SCHED_END_CANCELLED, NULL);
+    }
+}
+
+static bool sweep(struct sched *s) {
+    bool has_ended = s->n_cancelled > 0;
+    while (s->n_cancelled > 0) { /* reports may cancel further ones */
+        s->n_cancelled = 0;
+        sweep_list(s, &s->running);
+        sweep_list(s, &s->waiting);
+    }
+    return has_ended;
+}
+
+/* ---- start ------------------------------------------------------------------------------------
+ */
+
+static int set_up(struct answer *a) {
+    const struct sched_request *q = &a->request->asked;
+    struct sluice_sampling sampling = q->sampling;
+    unsigned wants = SLUICE_WANT_TOKEN | (q->wants_logits ? SLUICE_WANT_LOGITS : 0);
+    sampling.seed += a->report.answer;
+    int status = sluice_seq_want(a->seq, a->is_stem ? 0 : wants);
+    return status ? status : sluice_seq_set_sampling(a->seq, &sampling);
+}
+
+/* Puts an answer whose sequence was just opened among those that run. */
+static void begin_running(struct sched *s, struct answer *a) {
+    list_remove(&s->waiting, a);
+    list_insert(&s->running, a);
+    if (a->report.start_seconds == 0) {
+        a->report.start_seconds = seconds_now() - a->request->submitted;
+        a->started_at = s->counters.steps;
+    }
+}
+
+static int feed_to(struct answer *a, uint32_t n) {
+    int status = sluice_seq_feed(a->seq, a->tokens + a->n_fed, n - a->n_fed);
+    if (!status)
+        a->n_fed = n;
+    return status;
+}
+
+/* The first answer of the same request that waits. */
+static struct answer *waiting_sibling(const struct sched *s, const struct answer *a) {
+    struct answer *other = s->waiting.first;
+    while (other && (other == a || other->request != a->request))
+        other = other->next;
+    return other;
+}
+
+static void start(struct sched *s, struct answer *a) {
+    a->n_found = 0;
+    int status = sluice_seq_open(&a->seq, s->engine);
+    if (status) {
+        fail(s, a, status);
+        return;
+    }
+    a->is_stem = a->n > 1 && a->report.n_new == 0 && waiting_sibling(s, a);
+    begin_running(s, a);
+    status = set_up(a);
+    if (!status)
+        status = feed_to(a, a->n - a->is_stem);
+    if (status)
+        fail(s, a, status);
+}
+
+/* Whether an older answer reads what this one needs too: it is shared, not read twice. */
+static bool waits_for_prefix(const struct sched *s, const struct answer *a) {
+    for (const struct answer *r = s->running.first; r && r->age < a->age; r = r->next)
+        if (r->request == a->request && r->is_stem)
+            return true;
+    return false;
+}
+
+static struct answer *find_suspect(const struct list *list) {
+    struct answer *a = list->first;
+    while (a && !a->is_suspect)
+        a = a->next;
+    return a;
+}
+
+/* Suspects start one at a time, and nothing else meanwhile. */
+static void admit_suspect(struct sched *s) {
+    if (find_suspect(&s->running))
+        return;
+    if (s->running.n == s->n_sequences)
+        set_back(s, s->running.last);
+    start(s, find_suspect(&s->waiting));
+}
+
+static void admit(struct sched *s) {
+    if (s->n_suspects > 0) {
+        admit_suspect(s);
+        return;
+    }
+    for (struct answer *a = s->waiting.first, *next; a && s->running.n < s->n_sequences; a = next) {
+        next = a->next;
+        if (!waits_for_prefix(s, a))
+            start(s, a);
+    }
+}
+
+/* ---- several answers of one prompt ------------------------------------------------------------
+ */
+
+/* The prompt is read but for its last token: the other answers fork from here, as many as there are
+ * sequences for. Those left start like any other. */
+static int branch(struct sched *s, struct answer *stem) {
+    struct answer *a;
+    stem->is_stem = false;
+    while (s->running.n < s->n_sequences && (a = waiting_sibling(s, stem))) {
+        if (sluice_seq_fork(&a->seq, stem->seq))
+            break;
+        a->n_fed = a->n_found = stem->n_fed;
+        begin_running(s, a);
+        int status = set_up(a);
+        if (status)
+            fail(s, a, status);
+    }
+    return set_up(stem);
+}
+
+/* ---- a step -----------------------------------------------------------------------------------
+ */
+
+/* Feeds the answer the token it was handed out last. */
+static int feed_one(struct sched *s, struct answer *a) {
+    if (a->is_stem && n_processed(a) < a->n_fed)
+        return SLUICE_OK;
+    int status = a->is_stem ? branch(s, a) : SLUICE_OK;
+    return status || a->n_fed == a->n ? status : feed_to(a, a->n);
+}
+
+/* All that run, or the suspect alone: the others have no token that waits then. */
+static void feed(struct sched *s) {
+    for (struct answer *a = s->running.first, *next; a; a = next) {
+        bool takes_part = s->n_suspects == 0 || a->is_suspect;
+        int status = takes_part ? feed_one(s, a) : SLUICE_OK;
+        next = a->next; /* maybe one that just forked */
+        if (status)
+            fail(s, a, status);
+    }
+}
+
+/* Steps that may be made at once: nobody waits, and none gets more tokens than it wants. */
+static uint32_t steps_at_once(const struct sched *s) {
+    uint32_t n = s->waiting.n ? 1 : UINT32_MAX;
+    for (const struct answer *a = s->running.first; a && n > 1; a = a->next)
+        n = min_u32(n, a->request->most - a->report.n_new);
+    return n;
+}
+
+static bool is_end(const struct sched *s, const struct sched_request *q, int32_t token) {
+    if (!q->ends)
+        return sluice_token_is_end(s->model, token);
+    for (size_t i = 0; i < q->n_ends; i++)
+        if (q->ends[i] == token)
+            return true;
+    return false;
+}
+
+static bool call_on_token(struct answer *a, const float *logits) {
+    const struct request *r = a->request;
+    const struct sched_token token = {
+        .request = r->id,
+        .answer = a->report.answer,
+        .index = a->report.n_new - 1,
+        .token = a->tokens[a->n - 1],
+        .logits = logits,
+    };
+    return !r->asked.on_token || r->asked.on_token(r->asked.user, &token);
+}
+
+/* Hands a token out; false: the answer goes no further. */
+static bool take(struct sched *s, struct answer *a, int32_t token, const float *logits,
+                 double now) {
+    const struct request *r = a->request;
+    if (is_end(s, &r->asked, token)) {
+        a->report.end_token = token;
+        end(s, a, SCHED_END_TOKEN, NULL);
+        return false;
+    }
+    clear_suspicion(s, a);
+    a->tokens[a->n++] = token;
+    if (a->report.n_new++ == 0)
+        a->report.first_seconds = now - r->submitted;
+    s->counters.tokens++;
+    bool goes_on = call_on_token(a, logits);
+    if (r->is_cancelled)
+        return false;
+    if (!goes_on)
+        end(s, a, SCHED_END_STOPPED, NULL);
+    else if (a->report.n_new == r->most)
+        end(s, a, r->most == r->asked.most ? SCHED_END_MOST : SCHED_END_FULL, NULL);
+    else
+        return true;
+    return false;
+}
+
+static const float *last_logits(const struct answer *a) {
+    const float *at;
+    uint32_t rows = 0;
+    if (!a->request->asked.wants_logits || sluice_seq_logits(a->seq, &at, &rows) || rows == 0)
+        return NULL;
+    return at;
+}
+
+/* What the step sampled for an answer: one token, or those of a burst, which are fed already. */
+static void take_all(struct sched *s, struct answer *a, double now) {
+    const int32_t *tokens;
+    uint32_t n;
+    int32_t token = sluice_seq_token(a->seq);
+    if (token < 0 || a->n_fed < a->n) /* none, or one that was handed out before */
+        return;
+    sluice_seq_tokens(a->seq, &tokens, &n, NULL);
+    for (; a->n_fed < n; a->n_fed++)
+        if (!take(s, a, tokens[a->n_fed], NULL, now))
+            return;
+    take(s, a, token, last_logits(a), now);
+}
+
+static void hand_out(struct sched *s) {
+    double now = seconds_now();
+    for (struct answer *a = s->running.first, *next; a; a = next) {
+        next = a->next;
+        if (!a->is_stem && !a->request->is_cancelled) /* maybe by one before it in this list */
+            take_all(s, a, now);
+    }
+}
+
+/* ---- failures ---------------------------------------------------------------------------------
+ */
+
+static int end_all(struct sched *s, int status) {
+    s->failure = engine_failure(s, status);
+    end_list(s, &s->running, SCHED_END_FAILED, &s->failure);
+    end_list(s, &s->waiting, SCHED_END_FAILED, &s->failure);
+    return status;
+}
+
+/* The step's numbers mean nothing, because of one of those that ran: each has to run alone until it
+ * is handed a token. The engine has undone the step. */
+static void suspect_all(struct sched *s) {
+    while (s->running.last) {
+        struct answer *a = s->running.last;
+        a->is_suspect = true;
+        s->n_suspects++;
+        set_back(s, a);
+    }
+}
+
+/* After a step of the engine that failed. A step that was cut off is done again. */
+static int recover(struct sched *s, int status) {
+    struct answer *suspect = find_suspect(&s->running);
+    if (status == SLUICE_ERR_CANCELLED)
+        return SLUICE_OK;
+    if (status == SLUICE_ERR_DEVICE)
+        return end_all(s, status);
+    if (suspect || s->running.n == 1)
+        fail(s, suspect ? suspect : s->running.first, status);
+    else
+        suspect_all(s);
+    return SLUICE_OK;
+}
+
+/* ---- the step ---------------------------------------------------------------------------------
+ */
+
+static int run(struct sched *s, double *engine_seconds) {
+    uint32_t steps;
+    double started = seconds_now();
+    int status = sluice_engine_burst(s->engine, steps_at_once(s), &steps);
+    *engine_seconds = seconds_now() - started;
+    s->counters.steps += steps;
+    s->counters.submissions += steps > 0;
+    return status;
+}
+
+/* Drafted tokens will be fed after the sampled one, between feed and run. */
+int sched_step(struct sched *s, bool *worked) {
+    double started = seconds_now(), engine_seconds = 0;
+    bool has_swept = sweep(s);
+    admit(s);
+    feed(s);
+    bool has_work = s->running.n > 0;
+    int status = has_work ? run(s, &engine_seconds) : SLUICE_OK;
+    if (status)
+        status = recover(s, status);
+    else
+        hand_out(s);
+    s->counters.engine_seconds += engine_seconds;
+    s->counters.own_seconds += seconds_now() - started - engine_seconds;
+    if (worked)
+        *worked = has_work || has_swept || s->waiting.n > 0;
+    return status;
+}
+
+void sched_counters(const struct sched *s, struct sched_counters *out) {
+    *out = s->counters;
+    out->waiting = s->waiting.n;
+    out->running = s->running.n;
+}
+
+/* ---- invariants -------------------------------------------------------------------------------
+ */
+
+static const char *broken_list(const struct list *list, bool runs) {
+    uint32_t n = 0;
+    for (const struct answer *a = list->first; a; a = a->next, n++) {
+        if (!a->request || a->request->id == 0 || (a->seq != NULL) != runs)
+            return "(1) an answer is in the wrong list";
+        if (a->next ? a->next->prev != a || a->next->age <= a->age : list->last != a)
+            return "(1) a list is not sorted by age, or its links are wrong";
+        if (!a->request->is_cancelled && (a->n_fed > a->n || (runs && a->n_fed + 1 < a->n)))
+            return "(2) a sequence lacks tokens, or has too many";
+    }
+    return n == list->n ? NULL : "(1) a list is miscounted";
+}
+
+const char *sched_broken(const struct sched *s) {
+    uint32_t n_live = 0;
+    const char *broken = broken_list(&s->waiting, false);
+    if (!broken)
+        broken = broken_list(&s->running, true);
+    for (uint32_t i = 0; i < s->n_answers; i++)
+        n_live += s->requests[i].id ? s->requests[i].live : 0;
+    if (!broken && n_live != s->waiting.n + s->running.n)
+        broken = "(3) a request's answers are miscounted";
+    if (!broken && (n_live != s->n_used || s->running.n > s->n_sequences))
+        broken = "(4) more answers are in use than there may be";
+    return broken;
+}

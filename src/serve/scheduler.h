@@ -1,0 +1,137 @@
+/* scheduler.h - many requests on one engine: requests in, tokens out through callbacks.
+ *
+ * A request is a prompt and what is to be made of it: one answer or several. Every answer is a
+ * sequence of the engine while it runs; what it has so far (prompt and new tokens) is kept here
+ * too, so that its sequence can be closed at any time and opened again later without a loss.
+ *
+ * sched_step does one step or burst of the engine for all of them. Answers start in order of
+ * arrival, when a sequence and pages of the KV cache for their prompt are free. When pages run out
+ * the youngest is set back: its sequence is closed and it waits again, in its old place. None is
+ * lost and none starves: docs/design.md says why.
+ *
+ * The tokens of an answer depend on its prompt, sampling and seed alone, not on what runs beside
+ * it, nor on whether it was set back.
+ *
+ * Threads. A scheduler, its engine and all sequences of that are used by one thread at a time, but
+ * for sluice_engine_cancel: a step that it cuts off is done again by the next sched_step. Nobody
+ * else may open sequences in the engine.
+ *
+ * Memory. A request's own (its tokens) is allocated by sched_submit and freed when its last answer
+ * has ended; all else by sched_open. A step allocates nothing. */
+#ifndef SERVE_SCHEDULER_H
+#define SERVE_SCHEDULER_H
+
+#include "base/err.h"
+#include "sluice.h"
+
+struct sched;
+
+/* ---- requests ---------------------------------------------------------------------------------
+ */
+
+struct sched_token {
+    uint64_t request;    /* what sched_submit returned */
+    uint32_t answer;     /* which of the request's, from 0 on */
+    uint32_t index;      /* which of the answer's tokens, from 0 on */
+    int32_t token;       /* never one that ends the answer */
+    const float *logits; /* that it was sampled from, where wanted, else NULL; valid during the call
+                          */
+};
+
+enum sched_end {
+    SCHED_END_TOKEN,     /* an end token was sampled; it is not handed out */
+    SCHED_END_STOPPED,   /* on_token returned false */
+    SCHED_END_MOST,      /* it has as many tokens as were asked for */
+    SCHED_END_FULL,      /* as many as the context, or all pages of the KV cache, hold */
+    SCHED_END_CANCELLED, /* sched_cancel or sched_close */
+    SCHED_END_FAILED,    /* status and error say why */
+};
+
+/* What became of an answer. Seconds count from sched_submit on. */
+struct sched_report {
+    uint64_t request;
+    uint32_t answer;
+    uint32_t answers_left; /* of the request; 0: the request is done and its number gone */
+    enum sched_end end;
+    int32_t end_token; /* -1: none */
+    int status;        /* SLUICE_OK unless it failed */
+    const char *error; /* one line, "" unless it failed; valid during the call */
+    uint32_t n_prompt; /* tokens of the prompt */
+    uint32_t n_new;    /* tokens handed out */
+    uint32_t n_read;   /* tokens that the engine processed for it, those read again included */
+    uint32_t times_set_back;
+    uint32_t steps;       /* of the engine, from its first start to its end */
+    double start_seconds; /* until it got a sequence; 0: never */
+    double first_seconds; /* until its first token; 0: there was none */
+    double seconds;       /* until its end */
+};
+
+/* Callbacks may call sched_submit and sched_cancel, for their own request too, but no other
+ * function of the scheduler. */
+/* A token; false: the answer ends here (a stop string was found). */
+typedef bool sched_token_fn(void *user, const struct sched_token *token);
+/* The end, exactly once for every answer of a request that was accepted. */
+typedef void sched_end_fn(void *user, const struct sched_report *report);
+
+/* Begin with {0}. All is copied; pointers may be NULL where their count is 0. */
+struct sched_request {
+    const int32_t *prompt; /* at least one token */
+    size_t n_prompt;
+    uint32_t most;    /* new tokens of an answer, at least 1 */
+    uint32_t answers; /* of the prompt, which is read once for all of them; 0 means 1 */
+    struct sluice_sampling sampling; /* answer i is sampled with seed + i */
+    const int32_t *ends;             /* tokens that end an answer; NULL: sluice_token_is_end */
+    size_t n_ends;                   /* 0 and ends not NULL: none does */
+    bool wants_logits;               /* with every token; then there are no bursts */
+    sched_token_fn *on_token;
+    sched_end_fn *on_end;
+    void *user;
+};
+
+/* ---- the scheduler ----------------------------------------------------------------------------
+ */
+
+struct sched_options {
+    uint32_t queue; /* answers that may wait when all sequences of the engine are taken */
+};
+
+/* Model and engine are borrowed. On failure *out is NULL. */
+int sched_open(struct sched **out, const sluice_model *model, sluice_engine *engine,
+               const struct sched_options *options, struct err *err);
+/* Cancels all requests, which ends them, and closes their sequences. Takes NULL. */
+void sched_close(struct sched *s);
+
+/* Accepts a request: *id is its number, never 0. Or refuses it, and err says why:
+ *   SLUICE_ERR_ARGUMENT   a value makes no sense, or the prompt could never fit
+ *   SLUICE_ERR_MEMORY     the queue is full, or memory ran out: later it may be accepted
+ *   SLUICE_ERR_DEVICE     the engine failed for good
+ * Sampling parameters are looked at when an answer starts: one that they fail ends with
+ * SLUICE_ERR_ARGUMENT. */
+int sched_submit(struct sched *s, const struct sched_request *request, uint64_t *id,
+                 struct err *err);
+
+/* Ends a request. No more tokens of it are handed out; its sequences and pages are free, and on_end
+ * called, when the next sched_step begins. False: there is no such request (any more). */
+bool sched_cancel(struct sched *s, uint64_t id);
+
+/* One step or burst for all that run, after starting what may start. *worked (may be NULL): whether
+ * anything was done; false: no request is there. A failure of the engine ends the requests
+ * concerned and is no failure of the step, but for SLUICE_ERR_DEVICE: all requests have ended then,
+ * and further ones are refused. */
+int sched_step(struct sched *s, bool *worked);
+
+struct sched_counters {
+    uint32_t waiting, running;           /* answers, now */
+    uint64_t requests, refused, answers; /* accepted, refused; answers that ended */
+    uint64_t tokens;                     /* handed out */
+    uint64_t steps, submissions;         /* of the engine: a burst is several steps at once */
+    uint64_t set_back;                   /* how often an answer was */
+    double engine_seconds;               /* in the engine's steps */
+    double own_seconds;                  /* in sched_step besides, callbacks included */
+};
+void sched_counters(const struct sched *s, struct sched_counters *out);
+
+/* The first broken invariant in words, NULL when all hold. For tests. */
+const char *sched_broken(const struct sched *s);
+
+#endif

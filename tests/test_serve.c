@@ -1,0 +1,656 @@
+/* test_serve.c - the scheduler: every request gets the tokens of a cold run of its own, none is
+ * lost, none starves, nothing leaks. */
+#include <malloc.h>
+#include <stdatomic.h>
+
+#include "engine/engine.h"
+#include "random_model.h"
+#include "sched_sim.h"
+
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+#define IS_SLOW 1
+#else
+#define IS_SLOW 0
+#endif
+
+/* ---- models -----------------------------------------------------------------------------------
+ */
+
+/* As small as they come; one with recurrent state, one without. */
+static struct random_model tiny(const char *arch) {
+    return (struct random_model){.seed = 5,
+                                 .arch = arch,
+                                 .hidden = 32,
+                                 .layers = 2,
+                                 .heads = 2,
+                                 .kv_heads = 1,
+                                 .head_width = 16,
+                                 .ffn = 32,
+                                 .vocab = 90,
+                                 .key_heads = 1,
+                                 .value_heads = 2,
+                                 .key_width = 16,
+                                 .value_width = 16,
+                                 .type = DT_F32};
+}
+
+static const char *write_tiny(const char *arch) {
+    const struct random_model m = tiny(arch);
+    const char *path = test_temporary(arch);
+    struct err err = {0};
+    if (random_model_write(&m, path, &err))
+        test_fail(__FILE__, __LINE__, "%s", err.text);
+    return path;
+}
+
+static const char *const archs[] = {"qwen35", "llama"};
+enum { N_ARCHS = 2 };
+
+static struct sim_options options_of(uint32_t sequences, uint32_t queue, uint64_t seed) {
+    struct sim_options o = {
+        .engine = sluice_engine_options_default(),
+        .queue = queue,
+        .max_prompt = 200,
+        .seed = seed,
+    };
+    o.engine.backend = "cpu";
+    o.engine.threads = 1;
+    o.engine.context = 1024;
+    o.engine.sequences = sequences;
+    o.engine.batch = sequences;
+    o.engine.prefill = 64;
+    return o;
+}
+
+/* ---- the simulation ---------------------------------------------------------------------------
+ */
+
+TEST(serve_simulation) {
+    for (int m = 0; m < N_ARCHS; m++) {
+        struct sim_options o = options_of(6, 20, 7 + (uint64_t)m);
+        struct sim sim;
+        if (sim_open(&sim, write_tiny(archs[m]), &o))
+            sim_run(&sim, IS_SLOW ? 150 : 1500, 26);
+        EXPECT(sim.n_full > 0);
+        for (int end = 0; end < SCHED_END_FAILED; end++)
+            EXPECT(end == SCHED_END_FULL || sim.ends[end] > 0);
+        sim_close(&sim);
+    }
+}
+
+/* Steps that the engine is told to break off are done again. */
+TEST(serve_simulation_with_steps_cut_off) {
+    struct sim_options o = options_of(4, 8, 3);
+    struct sim sim;
+    struct sim_job jobs[40];
+    uint32_t next = 0;
+    if (!sim_open(&sim, write_tiny("qwen35"), &o))
+        return;
+    while (next < 40 || sim.n_live > 0) {
+        if (next < 40 && sim_draw(&sim, 4) == 0) {
+            jobs[next] = sim_job(&sim);
+            next += sim_submit(&jobs[next], 12);
+        }
+        if (sim_draw(&sim, 4) == 0)
+            sluice_engine_cancel(sim.engine);
+        sim_step(&sim);
+    }
+    EXPECT_INT(sim.n_ended, sim.n_accepted);
+    sim_close(&sim);
+}
+
+/* ---- one request at a time --------------------------------------------------------------------
+ */
+
+/* What came of a request. */
+struct result {
+    struct sched *sched;
+    struct result *cancels; /* when it ends */
+    bool submits;           /* another like itself, when it ends */
+    struct sched_request request;
+    uint64_t id;
+    int32_t tokens[256];
+    uint32_t n, n_ended;
+    struct sched_report report; /* of the answer that ended last */
+    char error[200];
+};
+
+static bool note_token(void *user, const struct sched_token *t) {
+    struct result *r = user;
+    if (t->answer == 0)
+        r->tokens[t->index] = t->token;
+    r->n++;
+    return true;
+}
+
+static void note_end(void *user, const struct sched_report *report) {
+    struct result *r = user;
+    struct err err = {0};
+    r->report = *report;
+    snprintf(r->error, sizeof r->error, "%s", report->error);
+    r->n_ended++;
+    if (r->cancels)
+        EXPECT(sched_cancel(r->sched, r->cancels->id));
+    if (r->submits) {
+        r->submits = false;
+        EXPECT_INT(sched_submit(r->sched, &r->request, &r->id, &err), SLUICE_OK);
+    }
+}
+
+struct rig {
+    sluice_model *model;
+    sluice_engine *engine;
+    struct sched *sched;
+    struct sluice_facts facts;
+};
+
+static bool rig_open(struct rig *r, const char *path, const struct sim_options *o) {
+    const struct sched_options options = {.queue = o->queue};
+    struct err err = {0};
+    *r = (struct rig){0};
+    bool is_open = !sluice_model_open(&r->model, path) &&
+                   !sluice_engine_open(&r->engine, r->model, &o->engine) &&
+                   !sched_open(&r->sched, r->model, r->engine, &options, &err);
+    if (!is_open)
+        test_fail(__FILE__, __LINE__, "%s%s%s", sluice_model_error(r->model),
+                  sluice_engine_error(r->engine), err.text);
+    sluice_model_facts(r->model, &r->facts);
+    return is_open;
+}
+
+static void rig_close(struct rig *r) {
+    sched_close(r->sched);
+    sluice_engine_close(r->engine);
+    sluice_model_close(r->model);
+}
+
+static int32_t prompt[1100];
+
+/* A request for `most` tokens after n_prompt random ones, sampled greedily, that nothing ends. */
+static struct sched_request request_of(const struct rig *r, uint32_t n_prompt, uint32_t most) {
+    static const int32_t none[1];
+    uint64_t x = 1;
+    for (uint32_t i = 0; i < n_prompt; i++) {
+        x = x * 6364136223846793005u + 1442695040888963407u;
+        prompt[i] = (int32_t)((x >> 33) % (uint64_t)r->facts.n_tokens);
+    }
+    return (struct sched_request){
+        .prompt = prompt,
+        .n_prompt = n_prompt,
+        .most = most,
+        .sampling = {.top_p = 1, .repeat_penalty = 1},
+        .ends = none,
+        .on_token = note_token,
+        .on_end = note_end,
+    };
+}
+
+static int submit(struct rig *r, struct result *to, const struct sched_request *q) {
+    struct err err = {0};
+    *to = (struct result){.sched = r->sched, .request = *q};
+    to->request.user = to;
+    int status = sched_submit(r->sched, &to->request, &to->id, &err);
+    snprintf(to->error, sizeof to->error, "%s", err.text);
+    return status;
+}
+
+static void submit_plain(struct rig *r, struct result *to, uint32_t n_prompt, uint32_t most) {
+    struct sched_request q = request_of(r, n_prompt, most);
+    EXPECT_INT(submit(r, to, &q), SLUICE_OK);
+}
+
+static uint32_t step_all(struct rig *r) {
+    uint32_t n = 0;
+    for (bool worked = true; worked && n < 100000; n++)
+        EXPECT_INT(sched_step(r->sched, &worked), SLUICE_OK);
+    return n - 1;
+}
+
+TEST(serve_refuses) {
+    struct rig r;
+    struct result out, kept;
+    struct sim_options o = options_of(2, 1, 0);
+    if (!rig_open(&r, write_tiny("llama"), &o))
+        return;
+    struct sched_request good = request_of(&r, 1025, 5);
+    good.n_prompt = 3;
+    struct sched_request bad[7];
+    for (int i = 0; i < 7; i++)
+        bad[i] = good;
+    bad[0].n_prompt = 0;
+    bad[1].prompt = NULL;
+    bad[2].most = 0;
+    bad[3].prompt = (const int32_t[]){1, r.facts.n_logits, 2};
+    bad[4].n_prompt = 1025;
+    bad[5].answers = 4;
+    bad[6].sampling.n_biases = 1;
+    static const char *const words[] = {
+        "empty",    "empty",     "0 new",         "token 90 at place 1",
+        "1025 tok", "4 answers", "1 logit biases"};
+    for (int i = 0; i < 7; i++) {
+        EXPECT_INT(submit(&r, &out, &bad[i]), SLUICE_ERR_ARGUMENT);
+        EXPECT(strstr(out.error, words[i]));
+        EXPECT_INT(out.id, 0);
+    }
+    good.answers = 3;
+    EXPECT_INT(submit(&r, &kept, &good), SLUICE_OK);
+    good.answers = 0;
+    EXPECT_INT(submit(&r, &out, &good), SLUICE_ERR_MEMORY);
+    EXPECT(strstr(out.error, "queue is full"));
+    EXPECT(!sched_cancel(r.sched, 0) && !sched_cancel(r.sched, kept.id + 1));
+    step_all(&r);
+    EXPECT_INT(kept.n_ended, 3);
+    EXPECT_INT(submit(&r, &out, &good), SLUICE_OK);
+    rig_close(&r);
+}
+
+TEST(serve_ends_where_the_context_is_full) {
+    struct rig r;
+    struct result out;
+    struct sim_options o = options_of(1, 0, 0);
+    o.engine.context = 60;
+    if (!rig_open(&r, write_tiny("qwen35"), &o))
+        return;
+    submit_plain(&r, &out, 50, 1000);
+    step_all(&r);
+    EXPECT_INT(out.report.end, SCHED_END_FULL);
+    EXPECT_INT(out.n, 11); /* ten fit after the prompt, and the last needs no place */
+    submit_plain(&r, &out, 60, 1);
+    step_all(&r);
+    EXPECT_INT(out.report.end, SCHED_END_MOST);
+    EXPECT_INT(out.n, 1);
+    rig_close(&r);
+}
+
+static void rows_of(const struct rig *r, uint64_t *rows) {
+    struct sluice_counters c;
+    sluice_engine_counters(r->engine, &c);
+    *rows = c.rows;
+}
+
+/* But for its last token, which every answer needs a row of its own for. */
+TEST(serve_reads_a_prompt_once_for_all_its_answers) {
+    for (int m = 0; m < N_ARCHS; m++) {
+        struct rig r;
+        struct result out, alone;
+        struct sim_options o = options_of(5, 0, 0);
+        uint64_t rows;
+        if (!rig_open(&r, write_tiny(archs[m]), &o))
+            continue;
+        struct sched_request q = request_of(&r, 400, 6);
+        q.answers = 5;
+        EXPECT_INT(submit(&r, &out, &q), SLUICE_OK);
+        step_all(&r);
+        rows_of(&r, &rows);
+        EXPECT_INT(rows, 399 + 5 * 6);
+        EXPECT_INT(out.n, 5 * 6);
+        submit_plain(&r, &alone, 400, 6);
+        step_all(&r);
+        EXPECT(memcmp(alone.tokens, out.tokens, 6 * sizeof *alone.tokens) == 0);
+        rig_close(&r);
+    }
+}
+
+TEST(serve_starts_in_order) {
+    struct rig r;
+    struct result out[6];
+    struct sim_options o = options_of(1, 8, 0);
+    struct sched_counters c;
+    if (!rig_open(&r, write_tiny("llama"), &o))
+        return;
+    for (uint32_t i = 0; i < 6; i++)
+        submit_plain(&r, &out[i], 3 + i, 4);
+    for (uint32_t i = 0; i < 6; i++)
+        while (out[i].n_ended == 0) {
+            for (uint32_t k = i + 1; k < 6; k++)
+                EXPECT_INT(out[k].n, 0);
+            EXPECT_INT(sched_step(r.sched, NULL), SLUICE_OK);
+        }
+    sched_counters(r.sched, &c);
+    EXPECT_INT(c.answers, 6);
+    EXPECT_INT(c.tokens, 24);
+    EXPECT(out[5].report.start_seconds >= out[0].report.seconds);
+    rig_close(&r);
+}
+
+/* ---- cancel -----------------------------------------------------------------------------------
+ */
+
+TEST(serve_cancel_frees_at_the_next_step) {
+    struct rig r;
+    struct result a, b, waits, never;
+    struct sim_options o = options_of(2, 2, 0);
+    struct sched_counters c;
+    if (!rig_open(&r, write_tiny("qwen35"), &o))
+        return;
+    submit_plain(&r, &a, 10, 100);
+    submit_plain(&r, &b, 700, 100);
+    submit_plain(&r, &waits, 5, 100);
+    submit_plain(&r, &never, 5, 100);
+    for (int i = 0; i < 3; i++)
+        sched_step(r.sched, NULL);
+    uint32_t n = a.n;
+    EXPECT(n > 0 && waits.n == 0);
+    EXPECT(sched_cancel(r.sched, a.id) && sched_cancel(r.sched, b.id));
+    EXPECT(sched_cancel(r.sched, never.id) && !sched_cancel(r.sched, never.id));
+    EXPECT_INT(a.n_ended + b.n_ended + never.n_ended, 0);
+    sched_step(r.sched, NULL);
+    EXPECT_INT(a.n, n);
+    EXPECT_INT(a.report.end, SCHED_END_CANCELLED);
+    EXPECT_INT(a.n_ended + b.n_ended + never.n_ended, 3);
+    EXPECT(b.report.n_read > 0 && b.report.n_read < 700 && never.report.n_read == 0);
+    EXPECT_INT(waits.n, 1); /* it got the sequence in the same step */
+    sched_counters(r.sched, &c);
+    EXPECT_INT(c.running, 1);
+    EXPECT_INT(r.engine->state.slots[1].is_open, false);
+    rig_close(&r); /* ends the last one */
+    EXPECT_INT(waits.report.end, SCHED_END_CANCELLED);
+}
+
+TEST(serve_callbacks_may_submit_and_cancel) {
+    struct rig r;
+    struct result a, b, c;
+    struct sim_options o = options_of(1, 4, 0);
+    if (!rig_open(&r, write_tiny("llama"), &o))
+        return;
+    submit_plain(&r, &a, 4, 3);
+    submit_plain(&r, &b, 4, 3);
+    submit_plain(&r, &c, 4, 3);
+    a.submits = true;
+    a.cancels = &b;
+    b.cancels = &c; /* in the middle of the sweep */
+    EXPECT_INT(sched_step(r.sched, NULL), SLUICE_OK);
+    while (a.n_ended == 0)
+        EXPECT_INT(sched_step(r.sched, NULL), SLUICE_OK);
+    a.cancels = NULL;
+    step_all(&r);
+    EXPECT_INT(a.n_ended, 2);
+    EXPECT_INT(a.n, 6);
+    EXPECT_INT(b.report.end, SCHED_END_CANCELLED);
+    EXPECT_INT(c.report.end, SCHED_END_CANCELLED);
+    rig_close(&r);
+}
+
+/* ---- failures ---------------------------------------------------------------------------------
+ */
+
+TEST(serve_fails_bad_sampling_alone) {
+    struct rig r;
+    struct result bad, good;
+    struct sim_options o = options_of(2, 2, 0);
+    if (!rig_open(&r, write_tiny("llama"), &o))
+        return;
+    struct sched_request q = request_of(&r, 4, 3);
+    q.sampling.temperature = -1;
+    q.answers = 2;
+    EXPECT_INT(submit(&r, &bad, &q), SLUICE_OK);
+    submit_plain(&r, &good, 4, 3);
+    step_all(&r);
+    EXPECT_INT(bad.n_ended, 2);
+    EXPECT_INT(bad.report.end, SCHED_END_FAILED);
+    EXPECT_INT(bad.report.status, SLUICE_ERR_ARGUMENT);
+    EXPECT(strstr(bad.error, "temperature"));
+    EXPECT_INT(good.report.end, SCHED_END_MOST);
+    rig_close(&r);
+}
+
+/* A model with a damaged embedding: only requests with that token fail, whenever it comes. */
+TEST(serve_fails_the_request_whose_logits_are_no_numbers) {
+    enum { BAD = 89, N = 9 };
+    struct random_model m = tiny("qwen35");
+    struct err err = {0};
+    struct rig r;
+    struct result out[N], alone;
+    struct sim_options o = options_of(4, N, 0);
+    const char *path = test_temporary("damaged.gguf");
+    m.damaged = "token_embd.weight";
+    m.damaged_row = BAD;
+    m.damage = NAN;
+    if (random_model_write(&m, path, &err) || !rig_open(&r, path, &o))
+        return;
+    struct sched_request q = request_of(&r, 120, 20);
+    const struct sluice_bias never = {BAD, -INFINITY};
+    q.sampling.biases = &never;
+    q.sampling.n_biases = 1;
+    for (int i = 0; i < 120; i++)
+        prompt[i] %= BAD;
+    for (int i = 0; i < N; i++) {
+        q.n_prompt = 100 + (size_t)i;
+        q.answers = i == 6 ? 3 : 0;
+        int32_t *last = &prompt[q.n_prompt - 1], kept = *last;
+        if (i == 1 || i == 5)
+            *last = BAD;
+        EXPECT_INT(submit(&r, &out[i], &q), SLUICE_OK);
+        *last = kept;
+    }
+    step_all(&r);
+    q.n_prompt = 100;
+    q.answers = 0;
+    EXPECT_INT(submit(&r, &alone, &q), SLUICE_OK);
+    step_all(&r);
+    for (int i = 0; i < N; i++) {
+        bool fails = i == 1 || i == 5;
+        EXPECT_INT(out[i].n_ended, i == 6 ? 3 : 1);
+        EXPECT_INT(out[i].report.end, fails ? SCHED_END_FAILED : SCHED_END_MOST);
+        EXPECT_INT(out[i].report.status, fails ? SLUICE_ERR_FORMAT : SLUICE_OK);
+        EXPECT_INT(out[i].n, fails ? 0 : i == 6 ? 60 : 20);
+    }
+    EXPECT(memcmp(alone.tokens, out[0].tokens, 20 * sizeof *alone.tokens) == 0);
+    rig_close(&r);
+}
+
+static int submit_in_vain(struct backend *b, uint32_t plan, struct err *err) {
+    (void)b;
+    (void)plan;
+    return err_set(err, SLUICE_ERR_DEVICE, "the device fell off");
+}
+
+TEST(serve_ends_all_when_the_device_fails) {
+    struct rig r;
+    struct result out[3], late;
+    struct sim_options o = options_of(2, 2, 0);
+    if (!rig_open(&r, write_tiny("llama"), &o))
+        return;
+    for (int i = 0; i < 3; i++)
+        submit_plain(&r, &out[i], 5, 5);
+    EXPECT_INT(sched_step(r.sched, NULL), SLUICE_OK);
+    struct backend_kind broken = *r.engine->kind;
+    broken.submit = submit_in_vain;
+    r.engine->kind = &broken;
+    EXPECT_INT(sched_step(r.sched, NULL), SLUICE_ERR_DEVICE);
+    for (int i = 0; i < 3; i++) {
+        EXPECT_INT(out[i].report.end, SCHED_END_FAILED);
+        EXPECT_STR(out[i].error, "the device fell off");
+    }
+    struct sched_request q = request_of(&r, 5, 5);
+    EXPECT_INT(submit(&r, &late, &q), SLUICE_ERR_DEVICE);
+    EXPECT_STR(late.error, "the device fell off");
+    bool worked;
+    EXPECT(sched_step(r.sched, &worked) == SLUICE_OK && !worked);
+    rig_close(&r);
+}
+
+/* ---- bursts -----------------------------------------------------------------------------------
+ */
+
+/* The CPU with bursts, made of single steps. */
+static struct {
+    struct backend_kind kind;
+    const struct backend_kind *cpu;
+    const struct sluice_engine *engine;
+    uint32_t n;
+} bursts;
+
+static bool has_burst(const struct backend *b, uint32_t plan) {
+    (void)b;
+    (void)plan;
+    return true;
+}
+
+/* The last step is left to wait. */
+static int submit_burst(struct backend *b, uint32_t number, struct err *err) {
+    const struct plan *plan = bursts.engine->plans[number];
+    uint8_t *io = bursts.cpu->io(b);
+    struct io_header *header = (struct io_header *)io;
+    struct io_row *rows = (struct io_row *)(io + plan->io.rows);
+    struct io_segment *segments = (struct io_segment *)(io + plan->io.segments);
+    struct io_output *outputs = (struct io_output *)(io + plan->io.outputs);
+    int32_t *burst = (int32_t *)(io + plan->io.burst);
+    int status = bursts.cpu->submit(b, number, err);
+    for (uint32_t k = 0; !status && k + 1 < IO_BURST; k++) {
+        status = bursts.cpu->wait(b, err);
+        header->n_changes = 0;
+        for (uint32_t i = 0; i < header->n_outputs; i++) {
+            struct io_row *row = &rows[outputs[i].row];
+            burst[i * IO_BURST + k] = row->token = outputs[i].token;
+            row->position++;
+            segments[row->segment].first_position++;
+        }
+        if (!status)
+            status = bursts.cpu->submit(b, number, err);
+    }
+    bursts.n++;
+    return status;
+}
+
+static void give_bursts(sluice_engine *engine) {
+    bursts.kind = *engine->kind;
+    bursts.cpu = engine->kind;
+    bursts.engine = engine;
+    bursts.n = 0;
+    bursts.kind.has_burst = has_burst;
+    bursts.kind.submit_burst = submit_burst;
+    engine->kind = &bursts.kind;
+}
+
+TEST(serve_bursts_when_nobody_waits) {
+    struct rig r;
+    struct result a, b, c;
+    struct sim_options o = options_of(2, 2, 0);
+    struct sched_counters count;
+    if (!rig_open(&r, write_tiny("qwen35"), &o))
+        return;
+    give_bursts(r.engine);
+    submit_plain(&r, &a, 5, 1 + 8 + 3);
+    step_all(&r);
+    sched_counters(r.sched, &count);
+    EXPECT_INT(a.n, 12);
+    EXPECT_INT(count.steps, 12);
+    EXPECT_INT(count.submissions, 5); /* the prompt, a burst, three single ones */
+    /* With somebody in the queue there are none, nor with prompts to read, nor with logits. */
+    submit_plain(&r, &a, 5, 20);
+    submit_plain(&r, &b, 5, 20);
+    submit_plain(&r, &c, 5, 1);
+    uint32_t before = bursts.n;
+    while (a.n_ended == 0)
+        sched_step(r.sched, NULL);
+    EXPECT_INT(bursts.n, before);
+    step_all(&r);
+    struct sched_request q = request_of(&r, 5, 40);
+    q.wants_logits = true;
+    EXPECT_INT(submit(&r, &a, &q), SLUICE_OK);
+    step_all(&r);
+    EXPECT_INT(bursts.n, before);
+    rig_close(&r);
+}
+
+TEST(serve_simulation_with_bursts) {
+    struct sim_options o = options_of(3, 6, 9);
+    struct sim sim;
+    if (sim_open(&sim, write_tiny("qwen35"), &o)) {
+        give_bursts(sim.engine);
+        sim_run(&sim, IS_SLOW ? 60 : 300, 9);
+        EXPECT(bursts.n > 0);
+    }
+    sim_close(&sim);
+}
+
+/* ---- what is sampled --------------------------------------------------------------------------
+ */
+
+/* A model with a vocabulary: its own end tokens count unless others are given. */
+TEST(serve_knows_end_tokens) {
+    const char *path = test_data("reference/qwen35-dense-a/model-f32.gguf");
+    struct rig r;
+    struct result out;
+    struct sim_options o = options_of(1, 0, 0);
+    if (!rig_open(&r, path, &o))
+        return;
+    int32_t end = 0;
+    while (!sluice_token_is_end(r.model, end))
+        end++;
+    const struct sluice_bias always = {end, 1e9f};
+    struct sched_request q = request_of(&r, 5, 7);
+    q.sampling.biases = &always;
+    q.sampling.n_biases = 1;
+    EXPECT_INT(submit(&r, &out, &q), SLUICE_OK);
+    step_all(&r);
+    EXPECT_INT(out.n, 7);
+    q.ends = NULL;
+    EXPECT_INT(submit(&r, &out, &q), SLUICE_OK);
+    step_all(&r);
+    EXPECT_INT(out.n, 0);
+    EXPECT_INT(out.report.end, SCHED_END_TOKEN);
+    EXPECT_INT(out.report.end_token, end);
+    rig_close(&r);
+}
+
+/* ---- memory -----------------------------------------------------------------------------------
+ */
+
+/* Short requests, of all kinds. */
+static void run_many(struct rig *r, uint32_t n) {
+    static struct result out[12];
+    struct sched_request q = request_of(r, 40, 1);
+    for (uint32_t i = 0; i < n; i++) {
+        struct result *to = &out[i % 12];
+        q.n_prompt = 1 + i * 7 % 40;
+        q.most = 1 + i % 4;
+        q.answers = i % 5 ? 1 : 3;
+        while (submit(r, to, &q))
+            EXPECT_INT(sched_step(r->sched, NULL), SLUICE_OK);
+        if (i % 9 == 0)
+            EXPECT(sched_cancel(r->sched, to->id));
+        if (i % 3 == 0)
+            EXPECT_INT(sched_step(r->sched, NULL), SLUICE_OK);
+    }
+    step_all(r);
+}
+
+TEST(serve_leaks_nothing_over_10000_requests) {
+    struct rig r;
+    struct sim_options o = options_of(4, 8, 0);
+    struct sched_counters c;
+    if (!rig_open(&r, write_tiny("llama"), &o))
+        return;
+    run_many(&r, 100);
+    size_t before = mallinfo2().uordblks;
+    run_many(&r, 9900);
+    if (!IS_SLOW) /* a sanitizer looks by itself, at the end */
+        EXPECT_INT(mallinfo2().uordblks, before);
+    sched_counters(r.sched, &c);
+    EXPECT_INT(c.requests, 10000);
+    EXPECT_INT(c.answers, 14000);
+    EXPECT_INT(r.engine->state.n_free, r.engine->state.n_pages);
+    rig_close(&r);
+}
+
+#if !IS_SLOW /* a sanitizer has its own allocator */
+extern atomic_ullong n_allocations;
+
+TEST(serve_step_allocates_nothing) {
+    struct rig r;
+    struct result out[8];
+    struct sim_options o = options_of(4, 8, 0);
+    bool worked = true;
+    if (!rig_open(&r, write_tiny("qwen35"), &o))
+        return;
+    for (uint32_t i = 0; i < 8; i++)
+        submit_plain(&r, &out[i], 1 + 50 * i, 30);
+    unsigned long long before = n_allocations;
+    while (worked)
+        sched_step(r.sched, &worked);
+    EXPECT_INT(n_allocations, before);
+    rig_close(&r);
+}
+#endif
