@@ -144,12 +144,14 @@ struct sluice_engine_options {
                           * the model's, but at most 8192 */
     uint32_t sequences;  /* most sequences open at the same time, 1 to 4096 */
     uint32_t batch;      /* most sequences that get a token in one step, 1 to 4096 */
-    uint32_t prefill;    /* most tokens in one step, 1 to 4096 */
+    uint32_t prefill;    /* most tokens in one step, 1 to 4096; 0: what is best for the backend and
+                          * takes no more than an eighth of the memory that is free */
     uint32_t
         all_outputs; /* most rows of logits in one step, for SLUICE_WANT_ALL_LOGITS; 0: batch */
     uint64_t snapshot_bytes; /* memory for snapshots of recurrent state, which make
                               * sluice_seq_rewind cheap; unused by plain transformers */
-    uint32_t snapshot_every; /* tokens between two snapshots, at least 1 */
+    uint32_t snapshot_every; /* tokens between two snapshots, at least 1; CUDA's wide steps over a
+                              * prompt take only the last one of those they pass */
     uint64_t memory_limit;   /* most bytes to allocate; 0: what the machine has free */
     /* Called while weights are loaded, with the bytes done so far. May be NULL. */
     void (*progress)(void *user, uint64_t done, uint64_t total);

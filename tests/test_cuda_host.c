@@ -13,7 +13,7 @@ static const char *const models[] = {
 /* Plans of some widths: their weights all have places that do not overlap, their ops all have
  * kernels, and what the kernels ask for is the same each time. */
 static void check_model(const char *path, uint32_t n_sms, bool is_exact) {
-    static const uint32_t widths[] = {1, 3, 128};
+    static const uint32_t widths[] = {1, 3, 128, 4096};
     struct model *m;
     struct err err = {0};
     bool is_big = n_sms > 100;

@@ -843,7 +843,7 @@ TEST(engine_refuses_bad_options) {
         {{.sequences = 1, .batch = 0, .prefill = 8, .snapshot_every = 1},
          SLUICE_ERR_ARGUMENT,
          "batch"},
-        {{.sequences = 1, .batch = 1, .prefill = 0, .snapshot_every = 1},
+        {{.sequences = 1, .batch = 1, .prefill = 4097, .snapshot_every = 1},
          SLUICE_ERR_ARGUMENT,
          "prefill"},
         {{.sequences = 1, .batch = 1, .prefill = 8, .snapshot_every = 0},

@@ -60,7 +60,10 @@ struct backend_kind {
     const char *name;       /* "cpu" */
     bool uses_host_weights; /* where the host mapped them: they count once */
     uint32_t max_rows;      /* of a step; 0: any. Where there is a limit, every doubling up to it
-                             * gets a recording: what waits is latency, not arithmetic. */
+                             * gets a recording, since narrow steps wait for latency, not for
+                             * arithmetic; and a prompt's steps are as wide as they can be, however
+                             * often snapshots are wanted. */
+    uint32_t prefill;       /* rows of a prompt's step that are best, where there is memory */
 
     int (*open)(struct backend **out, const struct backend_options *options, struct err *err);
     void (*close)(struct backend *b); /* takes NULL */

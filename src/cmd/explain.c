@@ -14,9 +14,12 @@
 #include "cmd/output.h"
 #include "engine/engine.h"
 
+enum { MAX_SINGLE_ROWS = 128 }; /* that are a sequence each unless --sequences says so */
+
 struct explain {
     struct common common;
     int rows, depth, repeats;
+    int sequences; /* that the rows belong to, consecutive ones each; 0: not given */
     bool is_timed, has_kernels;
     const char *html;
     const char *compare; /* another backend */
@@ -56,22 +59,34 @@ static json_t *operand_json(const struct operand_ref *ref) {
 /* ---- timing -----------------------------------------------------------------------------------
  */
 
-/* Sequences of the given depth, one for each row. They take the best token, as in bench: what
- * sampling costs depends on how flat the logits are. */
-static int make_seqs(struct explain *x, sluice_engine *engine, sluice_seq **seqs) {
-    struct sluice_sampling best = {.temperature = 0, .top_p = 1, .repeat_penalty = 1};
+/* Rows of sequence i. */
+static int rows_of(const struct explain *x, int i) {
+    return x->rows / x->sequences + (i < x->rows % x->sequences);
+}
+
+static int feed_many(struct explain *x, sluice_engine *engine, sluice_seq *seq, int i, int n) {
     struct sluice_facts facts;
     sluice_model_facts(x->model, &facts);
-    for (int i = 0; i < x->rows; i++) {
+    for (int k = 0; k < n; k++) {
+        int32_t token = (int32_t)(((int64_t)k * 7919 + i) % facts.n_tokens);
+        if (sluice_seq_feed(seq, &token, 1))
+            return fail_engine(engine);
+    }
+    return 0;
+}
+
+/* Sequences of the given depth. They take the best token, as in bench: what sampling costs depends
+ * on how flat the logits are. */
+static int make_seqs(struct explain *x, sluice_engine *engine, sluice_seq **seqs) {
+    struct sluice_sampling best = {.temperature = 0, .top_p = 1, .repeat_penalty = 1};
+    int exit = 0;
+    for (int i = 0; !exit && i < x->sequences; i++) {
         if (sluice_seq_open(&seqs[i], engine) || sluice_seq_set_sampling(seqs[i], &best))
             return fail_engine(engine);
-        for (int n = 0; n < x->depth; n++) {
-            int32_t token = (int32_t)(((int64_t)n * 7919 + i) % facts.n_tokens);
-            if (sluice_seq_feed(seqs[i], &token, 1))
-                return fail_engine(engine);
-        }
+        exit = feed_many(x, engine, seqs[i], i, x->depth);
     }
-    return common_work_off(engine, "depth", (uint64_t)x->rows * (uint64_t)x->depth);
+    return exit ? exit
+                : common_work_off(engine, "depth", (uint64_t)x->sequences * (uint64_t)x->depth);
 }
 
 /* The same step on both backends, op by op. */
@@ -79,28 +94,45 @@ static int compare(struct explain *x) {
     sluice_engine *engines[] = {x->engine, x->other};
     int exit = 0;
     for (int e = 0; !exit && e < 2; e++) {
-        sluice_seq **seqs = calloc((size_t)x->rows, sizeof *seqs);
+        sluice_seq **seqs = calloc((size_t)x->sequences, sizeof *seqs);
         exit = seqs ? make_seqs(x, engines[e], seqs) : complain(EXIT_WORLD, "out of memory");
-        for (int i = 0; !exit && i < x->rows; i++) {
-            int32_t token = 1 + i;
-            if (sluice_seq_feed(seqs[i], &token, 1))
-                exit = fail_engine(engines[e]);
-        }
+        for (int i = 0; !exit && i < x->sequences; i++)
+            exit = feed_many(x, engines[e], seqs[i], 1 + i, rows_of(x, i));
         free(seqs);
     }
     return exit ? exit : compare_step(x->engine, x->other, x->common.as_json);
 }
 
+/* Whether rows are parts of prompts. */
+static bool is_prompt(const struct explain *x) {
+    return x->rows > x->sequences;
+}
+
+/* Every step of prompts has sequences of its own, so that all are equally deep; single rows only
+ * make theirs a token longer. */
+static int begin_step(struct explain *x, sluice_seq **seqs, sluice_seq **now) {
+    int exit = 0;
+    for (int i = 0; !exit && i < x->sequences; i++) {
+        now[i] = seqs[i];
+        if (is_prompt(x) && sluice_seq_fork(&now[i], seqs[i]))
+            return fail_engine(x->engine);
+        exit = feed_many(x, x->engine, now[i], i, rows_of(x, i));
+    }
+    return exit;
+}
+
 /* All repeats: times[op * repeats + repeat]. */
 static int time_steps(struct explain *x, sluice_seq **seqs, double *times) {
-    const int32_t token = 1;
     for (int r = -1; r < x->repeats; r++) { /* the first warms up */
-        for (int i = 0; i < x->rows; i++)
-            if (sluice_seq_feed(seqs[i], &token, 1))
-                return fail_engine(x->engine);
         uint32_t rows;
+        sluice_seq **now = seqs + x->sequences;
+        int exit = begin_step(x, seqs, now);
+        if (exit)
+            return exit;
         if (batch_step(x->engine, &rows, x->seconds, &x->engine->err))
             return fail_engine(x->engine);
+        for (int i = 0; is_prompt(x) && i < x->sequences; i++)
+            sluice_seq_close(now[i]);
         for (uint32_t i = 0; r >= 0 && i < x->plan->n_ops; i++)
             times[i * (uint32_t)x->repeats + (uint32_t)r] = x->seconds[i];
     }
@@ -109,7 +141,7 @@ static int time_steps(struct explain *x, sluice_seq **seqs, double *times) {
 
 static int time_ops(struct explain *x) {
     size_t n = x->plan->n_ops, repeats = (size_t)x->repeats;
-    sluice_seq **seqs = calloc((size_t)x->rows, sizeof *seqs);
+    sluice_seq **seqs = calloc(2 * (size_t)x->sequences, sizeof *seqs);
     double *times = calloc(n * repeats, sizeof *times);
     x->seconds = calloc(n, sizeof *x->seconds);
     int exit = 0;
@@ -133,7 +165,8 @@ static int time_ops(struct explain *x) {
  */
 
 static struct op_traffic traffic_of(const struct explain *x, uint32_t i) {
-    return op_traffic(&x->plan->ops[i], (uint32_t)x->rows, (uint32_t)x->depth + 1);
+    struct op_use use = {(uint32_t)x->rows, (uint32_t)x->sequences, (uint32_t)x->depth + 1};
+    return op_traffic(&x->plan->ops[i], use);
 }
 
 /* How near an op is to what its bytes of weights and state allow, in percent. */
@@ -322,11 +355,16 @@ static int write_html(const struct explain *x) {
 static int open_engine(struct explain *x) {
     struct sluice_engine_options o = common_engine(&x->common);
     struct err err = {0};
-    o.sequences = o.batch = (uint32_t)x->rows;
+    o.sequences = o.batch = (uint32_t)x->sequences;
     if (x->common.context < 0)
-        o.context = x->depth + x->repeats + 1;
+        o.context = x->depth + (is_prompt(x) ? x->rows : x->repeats + 1);
+    if (is_prompt(x)) { /* in one step, which snapshots would cut; and forks of all sequences */
+        o.sequences *= 2;
+        o.prefill = (uint32_t)x->rows;
+        o.snapshot_bytes = 0;
+    }
     if (x->compare) {
-        o.prefill = o.batch; /* both are to have the same plans */
+        o.prefill = (uint32_t)x->rows; /* both are to have the same plans */
         o.backend = "cpu";
         int exit = common_open_engine(x->model, &o, false, &x->engine);
         o.backend = x->compare;
@@ -347,7 +385,7 @@ static int explain(struct explain *x) {
     if (x->has_kernels && !x->engine->kind->op_kernel)
         return complain(EXIT_WORLD, "explain: --kernels: the backend %s has none, expected cuda",
                         x->engine->kind->name);
-    x->plan_number = engine_plan_for(x->engine, (uint32_t)x->rows, (uint32_t)x->rows);
+    x->plan_number = engine_plan_for(x->engine, (uint32_t)x->rows, (uint32_t)x->sequences);
     x->plan = x->engine->plans[x->plan_number];
     if (x->is_timed)
         exit = time_ops(x);
@@ -362,6 +400,8 @@ int cmd_explain(int argc, char **argv) {
     struct explain x = {.common = common_default(), .rows = 1, .repeats = 21};
     struct opt opts[MAX_COMMON_OPTS + 8] = {
         {"--rows", 0, OPT_INT, &x.rows, "N", "rows of the step; 1 unless given"},
+        {"--sequences", 0, OPT_INT, &x.sequences, "N",
+         "whose rows they are; unless given one each, or of more than 128 rows a single prompt"},
         {"--depth", 0, OPT_INT, &x.depth, "N", "positions that stand before them"},
         {"--time", 0, OPT_FLAG, &x.is_timed, NULL,
          "run it: microseconds, and percent of the limit"},
@@ -379,7 +419,7 @@ int cmd_explain(int argc, char **argv) {
                  "writes.\nWithout --time nothing is loaded.",
         .example = "sluice explain --time --depth 512",
         .opts = opts,
-        .n_opts = common_opts(opts, 6, &x.common, WITH_ENGINE | WITH_JSON),
+        .n_opts = common_opts(opts, 7, &x.common, WITH_ENGINE | WITH_JSON),
         .model = &x.common.model,
     };
     int exit = opts_parse(&usage, argc, argv, NULL);
@@ -387,7 +427,10 @@ int cmd_explain(int argc, char **argv) {
         exit = common_check(&x.common, "explain");
     if (exit != OPTS_GO_ON)
         return exit;
+    if (!x.sequences)
+        x.sequences = x.rows > MAX_SINGLE_ROWS ? 1 : x.rows;
     if ((exit = check_range("explain", "--rows", x.rows, 1, 4096)) != OPTS_GO_ON ||
+        (exit = check_range("explain", "--sequences", x.sequences, 1, x.rows)) != OPTS_GO_ON ||
         (exit = check_range("explain", "--depth", x.depth, 0, MAX_TOKENS)) != OPTS_GO_ON)
         return exit;
     if (x.compare && !backend_find(x.compare)) {

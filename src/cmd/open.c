@@ -364,7 +364,7 @@ uint64_t common_step_bytes(const sluice_engine *engine, uint32_t rows, uint32_t 
     const struct plan *plan = engine->plans[engine_plan_for(engine, rows, rows)];
     uint64_t bytes = 0;
     for (uint32_t i = 0; i < plan->n_ops; i++) {
-        struct op_traffic t = op_traffic(&plan->ops[i], rows, depth);
+        struct op_traffic t = op_traffic(&plan->ops[i], (struct op_use){rows, rows, depth});
         bytes += t.weights + t.state;
     }
     return bytes;

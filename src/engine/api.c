@@ -185,7 +185,6 @@ struct sluice_engine_options sluice_engine_options_default(void) {
         .context = -1,
         .sequences = 1,
         .batch = 1,
-        .prefill = 256,
         .snapshot_bytes = 128 << 20,
         .snapshot_every = 256,
     };

@@ -28,7 +28,9 @@ static struct part part_of(const struct sluice_engine *e, uint32_t slot, struct 
     const struct slot *s = &e->state.slots[slot];
     unsigned wants = e->seqs[slot]->wants;
     uint32_t all = waiting(s);
-    uint32_t rows = min_u32(min_u32(all, room.rows), state_room(&e->state, slot));
+    uint32_t rows = min_u32(all, room.rows);
+    rows = e->kind->max_rows ? state_rows_to_last(&e->state, slot, rows)
+                             : min_u32(rows, state_room(&e->state, slot));
     if (wants & SLUICE_WANT_ALL_LOGITS) {
         rows = min_u32(rows, room.outputs);
         return (struct part){slot, rows, rows};

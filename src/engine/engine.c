@@ -41,7 +41,7 @@ static int check_options(const struct sluice_engine_options *o, struct err *err)
         {"context (-c)", o->context, INT64_MIN, MAX_CONTEXT},
         {"sequences", o->sequences, 1, MAX_SEQUENCES},
         {"batch (--batch)", o->batch, 1, MAX_SEQUENCES},
-        {"prefill", o->prefill, 1, MAX_PREFILL},
+        {"prefill", o->prefill, 0, MAX_PREFILL},
         {"snapshot_every", o->snapshot_every, 1, MAX_CONTEXT},
     };
     int status = SLUICE_OK;
@@ -68,7 +68,7 @@ static int find_kv_type(const struct sluice_engine_options *o, const struct conf
 }
 
 static int fill_setup(struct setup *s, const struct sluice_engine_options *o,
-                      const struct config *c, uint32_t max_rows, struct err *err) {
+                      const struct config *c, const struct backend_kind *kind, struct err *err) {
     uint32_t usual = min_u32(c->context, DEFAULT_CONTEXT);
     int64_t context = o->context < 0 ? usual : o->context == 0 ? c->context : o->context;
     int status = check_range("context (-c)", context, 1, MAX_CONTEXT, err);
@@ -80,12 +80,14 @@ static int fill_setup(struct setup *s, const struct sluice_engine_options *o,
     s->pages_per_seq = (s->context + IO_PAGE_POSITIONS - 1) / IO_PAGE_POSITIONS;
     s->n_seqs = o->sequences;
     s->batch = min_u32(o->batch, o->sequences);
-    if (max_rows) /* wider steps are cut into several */
-        s->batch = min_u32(s->batch, max_rows);
-    s->prefill = o->prefill > s->batch ? o->prefill : s->batch;
-    if (max_rows)
-        s->prefill = min_u32(s->prefill, max_rows);
-    s->outputs = min_u32(o->all_outputs > s->batch ? o->all_outputs : s->batch, s->prefill);
+    if (kind->max_rows) /* wider steps are cut into several */
+        s->batch = min_u32(s->batch, kind->max_rows);
+    s->prefill = max_u32(o->prefill ? o->prefill : kind->prefill, s->batch);
+    if (kind->max_rows)
+        s->prefill = min_u32(s->prefill, kind->max_rows);
+    if (kind->max_rows && !o->prefill && (uint64_t)s->context * s->n_seqs < s->prefill)
+        s->prefill = max_u32(s->context * s->n_seqs, s->batch); /* no step can have more */
+    s->outputs = min_u32(max_u32(o->all_outputs, s->batch), s->prefill);
     s->grid = o->snapshot_every;
     s->exact = o->exact;
     return SLUICE_OK;
@@ -193,6 +195,39 @@ static int open_backend(struct sluice_engine *e, const struct sluice_engine_opti
     return e->kind->open(&e->backend, &options, err);
 }
 
+/* Whether the widest step takes its share of the memory at most: what is free may be for others,
+ * and a context that is opened later. */
+static bool is_narrow_enough(const struct sluice_engine *e, uint64_t limit) {
+    enum { SHARE = 8 };
+    const struct backend_memory *m = &e->predicted;
+    uint64_t steps = size_plus(size_plus(m->scratch, m->workspace), m->io);
+    return steps <= limit / SHARE && engine_memory_of(e, m).total <= limit;
+}
+
+/* What the plans take. */
+static int predict(struct sluice_engine *e, struct err *err) {
+    int status = e->kind->predict(e->backend, e->plans, e->n_plans, &e->predicted, err);
+    if (e->kind->uses_host_weights) /* plans only know where their last one ends */
+        e->predicted.weights = e->model->weight_bytes;
+    return status;
+}
+
+/* Gives up the widest plans until those left take little memory. */
+static int choose_widest(struct sluice_engine *e, const struct sluice_engine_options *o,
+                         struct err *err) {
+    struct setup *s = &e->setup;
+    uint64_t limit;
+    int status = fit_limit(e, o, &limit, err);
+    while (!status && !is_narrow_enough(e, limit) && e->n_plans > 1 &&
+           e->plans[e->n_plans - 2]->max_rows >= s->batch) {
+        plan_free(e->plans[--e->n_plans]);
+        s->prefill = e->plans[e->n_plans - 1]->max_rows;
+        s->outputs = min_u32(s->outputs, s->prefill);
+        status = predict(e, err);
+    }
+    return status;
+}
+
 int engine_prepare(struct sluice_engine **out, struct sluice_model *model,
                    const struct sluice_engine_options *o, bool has_taps, struct err *err) {
     struct sluice_engine *e = *out = calloc(1, sizeof *e);
@@ -205,13 +240,11 @@ int engine_prepare(struct sluice_engine **out, struct sluice_model *model,
     e->setup.has_taps = has_taps;
     int status;
     if ((status = check_options(o, err)) || (status = open_backend(e, o, err)) ||
-        (status = fill_setup(&e->setup, o, &model->model->config, e->kind->max_rows, err)) ||
+        (status = fill_setup(&e->setup, o, &model->model->config, e->kind, err)) ||
         (status = plan_snapshots(e, o->snapshot_bytes, err)) || (status = make_plans(e, err)))
         return status;
-    status = e->kind->predict(e->backend, e->plans, e->n_plans, &e->predicted, err);
-    if (e->kind->uses_host_weights)
-        e->predicted.weights = model->weight_bytes; /* plans only know where their last one ends */
-    return status;
+    status = predict(e, err);
+    return !status && !o->prefill && e->kind->max_rows ? choose_widest(e, o, err) : status;
 }
 
 static int make_tables(struct sluice_engine *e, struct err *err) {

@@ -113,6 +113,9 @@ static inline void *engine_io(const struct sluice_engine *e, uint64_t offset) {
 
 /* Bytes that may be taken on this machine; UINT64_MAX when that is not to be found out. */
 uint64_t fit_available(void);
+/* The same of the engine's device, or what the options allow. */
+int fit_limit(const struct sluice_engine *e, const struct sluice_engine_options *options,
+              uint64_t *bytes, struct err *err);
 int fit_check(const struct sluice_engine *e, const struct sluice_engine_options *options,
               struct err *err);
 

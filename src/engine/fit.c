@@ -74,16 +74,19 @@ static void find_advice(const struct sluice_engine *e, const struct sluice_engin
         add_advice(text, size, "--batch %s", "1");
 }
 
+int fit_limit(const struct sluice_engine *e, const struct sluice_engine_options *o, uint64_t *bytes,
+              struct err *err) {
+    *bytes = o->memory_limit ? o->memory_limit : fit_available();
+    return !o->memory_limit && e->kind->available ? e->kind->available(e->backend, bytes, err)
+                                                  : SLUICE_OK;
+}
+
 int fit_check(const struct sluice_engine *e, const struct sluice_engine_options *o,
               struct err *err) {
-    uint64_t limit = o->memory_limit ? o->memory_limit : fit_available();
-    if (!o->memory_limit && e->kind->available) {
-        int status = e->kind->available(e->backend, &limit, err);
-        if (status)
-            return status;
-    }
-    if (fits(e, limit))
-        return SLUICE_OK;
+    uint64_t limit;
+    int status = fit_limit(e, o, &limit, err);
+    if (status || fits(e, limit))
+        return status;
     struct sluice_memory m = engine_memory_of(e, &e->predicted);
     char advice[128];
     find_advice(e, o, limit, advice, sizeof advice);

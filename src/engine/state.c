@@ -278,6 +278,13 @@ uint32_t state_room(const struct state *st, uint32_t slot) {
     return st->options.grid - st->slots[slot].length % st->options.grid;
 }
 
+uint32_t state_rows_to_last(const struct state *st, uint32_t slot, uint32_t most) {
+    uint32_t length = st->slots[slot].length;
+    if (st->n_grid == 0 || most < state_room(st, slot))
+        return most;
+    return most - (length + most) % st->options.grid;
+}
+
 int state_advance(struct state *st, uint32_t slot, uint32_t rows, struct err *err) {
     struct slot *s = &st->slots[slot];
     s->length += rows;

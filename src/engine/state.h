@@ -77,6 +77,9 @@ void state_close(struct state *st, uint32_t slot);
 uint32_t state_reserve(struct state *st, uint32_t slot, uint32_t rows, struct io_change *changes);
 /* Rows that the next step may add without jumping over a place for a snapshot. */
 uint32_t state_room(const struct state *st, uint32_t slot);
+/* Rows, of `most` that wait, for a step that may jump over such places: up to the last one among
+ * them, or all where there is none. */
+uint32_t state_rows_to_last(const struct state *st, uint32_t slot, uint32_t most);
 /* A step added so many rows. Takes a snapshot where it is due. */
 int state_advance(struct state *st, uint32_t slot, uint32_t rows, struct err *err);
 

@@ -72,6 +72,13 @@ struct op_traffic {
     uint64_t weights, state, scratch; /* by region, read and written */
     uint64_t read, written;           /* the same sum by direction */
 };
-struct op_traffic op_traffic(const struct op *op, uint32_t rows, uint32_t context);
+/* A step, for counting what an op does in it. */
+struct op_use {
+    uint32_t rows, sequences; /* rows, and whose; each sequence's last row is an output */
+    uint32_t context;         /* positions before the rows, and one */
+};
+struct op_traffic op_traffic(const struct op *op, struct op_use use);
+/* Multiplications and additions. */
+double op_flops(const struct op *op, struct op_use use);
 
 #endif

@@ -138,39 +138,87 @@ static void add_bytes(struct op_traffic *t, const struct operand *o, uint64_t by
         t->scratch += bytes;
 }
 
-/* What of an operand one step reads, or writes. */
-static uint64_t touched(const struct op *op, const struct operand *o, bool is_write,
-                        uint32_t rows_now, uint32_t context) {
-    uint64_t row = operand_row_bytes(o);
-    if (op->kind == OP_EMBED && o == &op->embed.table)
-        return rows_now * row;
-    if (op->kind == OP_DELTA && o->region == REGION_STATE)
-        return operand_bytes(o) / o->dims[o->n_dims - 1] * rows_now;
-    if (op->kind == OP_ATTEND && (o == &op->attend.keys || o == &op->attend.values))
-        return (is_write ? 1 : (uint64_t)context) * o->dims[2] * row * rows_now;
-    bool is_expert = (op->kind == OP_EXPERTS_IN || op->kind == OP_EXPERTS_OUT) && o->n_dims == 3 &&
-                     o->region == REGION_WEIGHTS;
-    if (is_expert) {
-        uint32_t used = op->kind == OP_EXPERTS_IN ? op->experts_in.choice.dims[0]
-                                                  : op->experts_out.choice.dims[0];
-        return operand_bytes(o) / o->dims[2] * (used - 1) * rows_now;
-    }
-    if (o->region == REGION_WEIGHTS)
-        return operand_bytes(o);
-    return row * rows_now;
+static bool is_head(const struct op *op) {
+    return op->kind == OP_PICK || op->kind == OP_TAP ||
+           (op->kind == OP_PROJECT && op->project.is_lm_head);
 }
 
-struct op_traffic op_traffic(const struct op *op, uint32_t rows_now, uint32_t context) {
+/* Experts that so many rows read, at most. */
+static uint64_t experts_read(const struct op *op, uint32_t n_experts, uint32_t n_rows) {
+    uint64_t used = (op->kind == OP_EXPERTS_IN ? op->experts_in.choice.dims[0]
+                                               : op->experts_out.choice.dims[0]) -
+                    1;
+    return used * n_rows < n_experts ? used * n_rows : n_experts;
+}
+
+/* What of an operand one step reads, or writes. The KV cache of a sequence is read by each of its
+ * rows; state is read and written once. */
+static uint64_t touched(const struct op *op, const struct operand *o, bool is_write,
+                        struct op_use use) {
+    uint64_t row = operand_row_bytes(o);
+    if (op->kind == OP_EMBED && o == &op->embed.table)
+        return use.rows * row;
+    if (op->kind == OP_DELTA && o->region == REGION_STATE)
+        return operand_bytes(o) / o->dims[o->n_dims - 1] * use.sequences;
+    if (op->kind == OP_ATTEND && (o == &op->attend.keys || o == &op->attend.values))
+        return (is_write ? use.rows : (uint64_t)use.context * use.sequences) * o->dims[2] * row;
+    bool is_expert = (op->kind == OP_EXPERTS_IN || op->kind == OP_EXPERTS_OUT) && o->n_dims == 3 &&
+                     o->region == REGION_WEIGHTS;
+    if (is_expert)
+        return operand_bytes(o) / o->dims[2] * experts_read(op, o->dims[2], use.rows);
+    if (o->region == REGION_WEIGHTS)
+        return operand_bytes(o);
+    return row * (is_head(op) ? use.sequences : use.rows);
+}
+
+struct op_traffic op_traffic(const struct op *op, struct op_use use) {
     struct op_traffic t = {0};
     struct operand_ref refs[MAX_OPERANDS];
     uint32_t n = op_operands((struct op *)op, refs);
     for (uint32_t i = 0; i < n; i++) {
         const struct operand *o = refs[i].at;
-        uint64_t read = refs[i].is_read ? touched(op, o, false, rows_now, context) : 0;
-        uint64_t written = refs[i].is_written ? touched(op, o, true, rows_now, context) : 0;
+        uint64_t read = refs[i].is_read ? touched(op, o, false, use) : 0;
+        uint64_t written = refs[i].is_written ? touched(op, o, true, use) : 0;
         add_bytes(&t, o, read + written);
         t.read += read;
         t.written += written;
     }
     return t;
+}
+
+static double matrix_size(const struct operand *o) {
+    return o->n_dims ? (double)o->dims[0] * o->dims[1] : 0;
+}
+
+/* Of a row, 2 for a weight that it meets. */
+static double experts_flops(const struct op *op) {
+    if (op->kind == OP_EXPERTS_IN) {
+        const struct op_experts_in *e = &op->experts_in;
+        return 2 * ((e->choice.dims[0] - 1) * (matrix_size(&e->gate) + matrix_size(&e->up)) +
+                    matrix_size(&e->shared_gate) + matrix_size(&e->shared_up));
+    }
+    const struct op_experts_out *e = &op->experts_out;
+    return 2 * ((e->choice.dims[0] - 1) * matrix_size(&e->down) + matrix_size(&e->shared_down));
+}
+
+double op_flops(const struct op *op, struct op_use use) {
+    double n = is_head(op) ? use.sequences : use.rows, sum = 0;
+    switch (op->kind) {
+    case OP_PROJECT:
+        for (uint32_t i = 0; i < op->project.n_segments; i++)
+            sum += 2 * matrix_size(&op->project.segments[i].weight);
+        return n * sum;
+    case OP_DELTA: /* k . S, q . S, decay and update of S */
+        return n * 7 * op->delta.value_heads * op->delta.value_width * op->delta.key_width;
+    case OP_ATTEND: /* a row sees half of its sequence's rows on average */
+        sum = use.context + (n / use.sequences - 1) / 2;
+        return n * 4 * op->attend.heads * op->attend.head_width * sum;
+    case OP_ROUTE:
+        return n * 2 * matrix_size(&op->route.router);
+    case OP_EXPERTS_IN:
+    case OP_EXPERTS_OUT:
+        return n * experts_flops(op);
+    default:
+        return 0;
+    }
 }

@@ -418,6 +418,157 @@ out:
     sluice_model_close(model);
 }
 
+/* ---- chunks of a prompt -----------------------------------------------------------------------
+ */
+
+enum { CHUNK_TOKENS = 3003, CHUNK_OTHERS = 3, OTHER_TOKENS = 40, CHUNK_LENGTHS = 6 };
+static const uint32_t chunk_lengths[CHUNK_LENGTHS] = {1, 127, 128, 129, 1000, 3000};
+
+/* What one row a step gives, as hashes: logits after every token of the stream and of the other
+ * sequences, and the recurrent state after some lengths. */
+struct chunk_bits {
+    uint64_t logits[CHUNK_TOKENS], others[CHUNK_OTHERS][OTHER_TOKENS], state[CHUNK_LENGTHS];
+};
+
+static uint64_t hash_of(const void *bytes, size_t n, uint64_t hash) {
+    const uint32_t *words = bytes;
+    for (size_t i = 0; i < n / 4; i++)
+        hash = (hash ^ words[i]) * 0x100000001b3ull;
+    return hash;
+}
+
+static uint64_t hash_logits(sluice_engine *e, sluice_seq *seq) {
+    const float *logits;
+    uint32_t rows = 0;
+    if (sluice_seq_logits(seq, &logits, &rows) || rows != 1)
+        return 0;
+    return hash_of(logits, e->model->model->config.n_vocab * sizeof(float), 1);
+}
+
+static uint64_t hash_state(sluice_engine *e, const sluice_seq *seq) {
+    const struct state_layout *l = &e->state.layout;
+    uint64_t hash = 1;
+    struct err err = {0};
+    for (uint32_t i = 0; i < l->n_recurrent; i++) {
+        struct piece p = l->recurrent[i];
+        void *bytes = malloc(p.bytes);
+        if (e->kind->read_state(e->backend, p.offset + seq->slot * p.bytes, p.bytes, bytes, &err))
+            test_fail(__FILE__, __LINE__, "%s", err.text);
+        hash = hash_of(bytes, p.bytes, hash);
+        free(bytes);
+    }
+    return hash;
+}
+
+static int32_t chunk_token(const sluice_engine *e, uint32_t stream, uint32_t i) {
+    return (int32_t)((i * 7919u + stream * 104729u + 13u) % e->model->model->config.n_vocab);
+}
+
+static void feed_one(sluice_seq *seq, uint32_t stream, uint32_t i) {
+    int32_t token = chunk_token(seq->engine, stream, i);
+    EXPECT_INT(sluice_seq_feed(seq, &token, 1), SLUICE_OK);
+}
+
+/* Sequence by sequence, token by token. */
+static void run_single_rows(sluice_engine *e, struct chunk_bits *out) {
+    for (uint32_t stream = 0; stream <= CHUNK_OTHERS; stream++) {
+        sluice_seq *seq;
+        EXPECT_INT(sluice_seq_open(&seq, e), SLUICE_OK);
+        sluice_seq_want(seq, SLUICE_WANT_LOGITS);
+        for (uint32_t i = 0, n = 0; i < (stream ? OTHER_TOKENS : CHUNK_TOKENS); i++) {
+            feed_one(seq, stream, i);
+            EXPECT_INT(sluice_engine_step(e, NULL), SLUICE_OK);
+            *(stream ? &out->others[stream - 1][i] : &out->logits[i]) = hash_logits(e, seq);
+            if (!stream && n < CHUNK_LENGTHS && i + 1 == chunk_lengths[n])
+                out->state[n++] = hash_state(e, seq);
+        }
+        sluice_seq_close(seq);
+    }
+}
+
+/* A prompt in as few steps as the engine makes of it, while others generate; then three tokens. */
+static void check_prompt(sluice_engine *e, uint32_t length, const struct chunk_bits *expected,
+                         const char *what) {
+    sluice_seq *seqs[1 + CHUNK_OTHERS];
+    int32_t *prompt = calloc(length, sizeof *prompt);
+    uint32_t fed[1 + CHUNK_OTHERS] = {length, 1, 1, 1}, steps = 0;
+    for (uint32_t i = 0; i < length; i++)
+        prompt[i] = chunk_token(e, 0, i);
+    for (uint32_t s = 0; s <= CHUNK_OTHERS; s++) {
+        EXPECT_INT(sluice_seq_open(&seqs[s], e), SLUICE_OK);
+        sluice_seq_want(seqs[s], SLUICE_WANT_LOGITS);
+        if (s)
+            feed_one(seqs[s], s, 0);
+    }
+    EXPECT_INT(sluice_seq_feed(seqs[0], prompt, length), SLUICE_OK);
+    while (fed[0] < length + 3 && ++steps < 10000) {
+        if (sluice_engine_step(e, NULL)) {
+            test_fail(__FILE__, __LINE__, "%s", sluice_engine_error(e));
+            break;
+        }
+        for (uint32_t s = 0; s <= CHUNK_OTHERS; s++) {
+            uint32_t waiting;
+            sluice_seq_tokens(seqs[s], NULL, NULL, &waiting);
+            if (waiting || (s && fed[s] == OTHER_TOKENS))
+                continue;
+            uint64_t bits = s ? expected->others[s - 1][fed[s] - 1] : expected->logits[fed[s] - 1];
+            if (hash_logits(e, seqs[s]) != bits)
+                test_fail(__FILE__, __LINE__,
+                          "%s, prompt of %u: token %u of sequence %u has other bits", what, length,
+                          fed[s], s);
+            for (uint32_t n = 0; !s && n < CHUNK_LENGTHS; n++)
+                if (fed[0] == chunk_lengths[n] && hash_state(e, seqs[0]) != expected->state[n])
+                    test_fail(__FILE__, __LINE__, "%s, prompt of %u: STATE has other bits", what,
+                              length);
+            feed_one(seqs[s], s, fed[s]);
+            fed[s]++;
+        }
+    }
+    for (uint32_t s = 0; s <= CHUNK_OTHERS; s++)
+        sluice_seq_close(seqs[s]);
+    free(prompt);
+}
+
+static void check_chunks(const char *path, const char *kv_type) {
+    static const uint32_t widths[] = {1, 128, 200, 0}; /* 0: the widest there is */
+    struct chunk_bits *expected = calloc(1, sizeof *expected);
+    sluice_model *model = NULL;
+    EXPECT_INT(sluice_model_open(&model, path), SLUICE_OK);
+    for (size_t w = 0; w < sizeof widths / sizeof *widths; w++) {
+        struct sluice_engine_options o = sluice_engine_options_default();
+        sluice_engine *e = NULL;
+        char what[128];
+        o.backend = "cuda";
+        o.kv_type = kv_type;
+        o.context = CHUNK_TOKENS + 8;
+        o.sequences = 1 + CHUNK_OTHERS;
+        o.batch = w ? o.sequences : 1;
+        o.prefill = widths[w];
+        snprintf(what, sizeof what, "%s, --kv %s, steps of %u", path, kv_type, widths[w]);
+        if (sluice_engine_open(&e, model, &o))
+            test_fail(__FILE__, __LINE__, "%s: %s", what, sluice_engine_error(e));
+        else if (w == 0)
+            run_single_rows(e, expected);
+        for (size_t i = 0; w && e && e->is_loaded && i < CHUNK_LENGTHS; i++)
+            check_prompt(e, chunk_lengths[i], expected, what);
+        sluice_engine_close(e);
+    }
+    sluice_model_close(model);
+    free(expected);
+}
+
+/* However a prompt is cut into steps, and whoever shares them: the same bits of the logits after it
+ * and of the state, and so of all that follows. */
+TEST(cuda_same_bits_in_any_chunks) {
+    check_chunks(story_model, "f16");
+    check_chunks(story_model, "q8_0");
+    check_chunks("synth:qwen35-tiny:bf16", "f16");
+    check_chunks("synth:qwen35-tiny:q8_0", "f32");
+    check_chunks("synth:qwen35-0.8b:q4_k_m", "f16");
+    check_chunks("synth:smollm2-135m:q4_k_m", "f16");
+    check_chunks(test_data("reference/qwen35-moe-a/model-f32.gguf"), "f16");
+}
+
 /* Tokens of bursts are those of single steps, greedy and drawn, for one sequence and for several;
  * and there are eight of them to a submission. */
 TEST(cuda_bursts) {

@@ -610,6 +610,7 @@ static bool cpu_device_line(int i, char *out, size_t size) {
 const struct backend_kind backend_cpu = {
     .name = "cpu",
     .uses_host_weights = true,
+    .prefill = 256,
     .open = cpu_open,
     .close = cpu_close,
     .predict = cpu_predict,

@@ -312,7 +312,8 @@ static void cuda_counters(const struct backend *b, struct backend_counters *out)
 
 const struct backend_kind backend_cuda = {
     .name = "cuda",
-    .max_rows = 128,
+    .max_rows = 4096,
+    .prefill = 4096,
     .open = cuda_open,
     .close = cuda_close,
     .predict = cuda_predict,

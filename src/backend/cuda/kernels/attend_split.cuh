@@ -86,13 +86,15 @@ static __device__ uint32_t max_chunks(const struct attend_params &p, uint32_t n_
 
 /* Up to tile_rows consecutive rows of a segment share their query tiles. */
 struct row_tiles {
-    uint16_t first_row[ATTEND_MAX_ROWS + 1]; /* in order; after the last: n_rows */
+    uint16_t
+        *first_row; /* (max_rows + 1), dynamic shared memory: in order; after the last: n_rows */
     uint32_t n, max_chunks;
 };
 
 /* By one warp. A tile ends where the length of splits changes. */
 static __device__ void find_row_tiles(const struct attend_params &p, struct row_tiles &tiles,
                                       uint32_t n_rows) {
+    extern __shared__ uint16_t first_row[];
     uint32_t lane = threadIdx.x % 32, count = 0, most = 0;
     for (uint32_t base = 0; base < n_rows; base += 32) {
         uint32_t row = base + lane;
@@ -107,12 +109,14 @@ static __device__ void find_row_tiles(const struct attend_params &p, struct row_
         }
         uint32_t mask = __ballot_sync(0xffffffffu, is_first);
         if (is_first)
-            tiles.first_row[count + __popc(mask & ((1u << lane) - 1))] = (uint16_t)row;
+            first_row[count + __popc(mask & ((1u << lane) - 1))] = (uint16_t)row;
         count += __popc(mask);
     }
     most = __reduce_max_sync(0xffffffffu, most);
-    if (lane == 0)
-        tiles.first_row[count] = (uint16_t)n_rows, tiles.n = count, tiles.max_chunks = most;
+    if (lane == 0) {
+        first_row[count] = (uint16_t)n_rows;
+        tiles = {first_row, count, most};
+    }
 }
 
 /* ---- combining partials ---------------------------------------------------------------------- */

@@ -638,7 +638,7 @@ static __device__ __forceinline__ void decode_segments(const struct delta_params
 template <int J, int M>
 static __device__ __forceinline__ void copy_segments(const struct delta_params &p, float *dynamic) {
     const struct decode_shared<J> shared(p, p.key_width, dynamic);
-    for (uint32_t i = threadIdx.x; i < p.max_rows; i += THREADS)
+    for (uint32_t i = threadIdx.x; i < p.max_segments; i += THREADS)
         shared.segments[i] = p.io.segments[i];
 }
 

@@ -228,5 +228,8 @@ int record_attend(struct recorder *r, const struct op *op) {
     p.queries =
         recorder_work(r, (uint64_t)r->plan->max_rows * a->heads * a->head_width * sizeof(float));
     status = launch_rope_store(r, &p);
-    return status ? status : launch_batch(r, &p, tensor ? tensor->batch : fallback_kernel(a), 0);
+    uint32_t row_tiles = (r->plan->max_rows + 1) * (uint32_t)sizeof(uint16_t);
+    return status ? status
+                  : launch_batch(r, &p, tensor ? tensor->batch : fallback_kernel(a),
+                                 tensor ? row_tiles : 0);
 }

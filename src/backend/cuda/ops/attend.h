@@ -14,7 +14,7 @@ enum {
     ATTEND_TILE_QUERIES = 8, /* N of the MMAs */
     ATTEND_MAX_WIDTH = 512,  /* of a head */
     ATTEND_GROUP_SPLITS = 8, /* the most splits of a group, and blocks of a cluster */
-    ATTEND_MAX_ROWS = 1024,
+    ATTEND_MAX_ROWS = 4096,
     ATTEND_FUSED_ROWS = 32,    /* up to so many, one kernel also does norm, RoPE and KV store */
     ATTEND_STAGES = 4,         /* of decode's pipeline */
     ATTEND_STAGE_BYTES = 16384 /* keys, or values, of as many positions as fit */

@@ -48,6 +48,7 @@ static struct delta_params params_of(struct recorder *r, const struct op_delta *
         .n_slots = d->state.dims[3],
         .is_state_vec4 = d->key_width % 4 == 0 && (uintptr_t)recorder_at(r, &d->state) % 16 == 0,
         .max_rows = r->plan->max_rows,
+        .max_segments = min_u32(r->plan->max_rows, d->state.dims[3]),
         .padded_key = d->key_width <= 128 ? 128 : 256,
         .q_scale = 1 / sqrtf((float)d->key_width),
     };
@@ -96,7 +97,7 @@ static uint32_t batch_shared(const struct delta_params *p) {
     uint32_t qkv_buffers = p->blocks_per_tile ? 3 : 2;
     uint32_t jobs = p->blocks_per_tile ? p->max_jobs * DELTA_MAX32_JOB_BYTES
                                        : p->max_jobs * DELTA_JOB_BYTES +
-                                             p->max_rows * (uint32_t)sizeof(struct io_segment);
+                                             p->max_segments * (uint32_t)sizeof(struct io_segment);
     uint32_t decode = DELTA_STAGES * tile * p->key_width + qkv_buffers * channels;
     uint32_t prefill = 2 * DELTA_PREFILL_ROWS * (2 * p->padded_key + prefill_tile + 8);
     return max_u32(decode * (uint32_t)sizeof(float) + jobs, prefill * (uint32_t)sizeof(float));
@@ -139,7 +140,7 @@ static void plan_batch_tilings(struct recorder *r, const struct op_delta *d, str
     p->decode_tiling = tiling_for(d, blocks / p->max_rows, most / 2, most);
     p->is_full = p->is_state_vec4 && p->key_width == p->padded_key &&
                  p->value_width % (DELTA_WARPS * p->decode_tiling.columns) == 0;
-    p->max_jobs = div_up(p->max_rows * p->value_heads * p->decode_tiling.tiles, blocks);
+    p->max_jobs = div_up(p->max_segments * p->value_heads * p->decode_tiling.tiles, blocks);
     p->blocks_per_tile = max32_blocks_per_tile(p, blocks);
     p->prefill_tiling = p->blocks_per_tile
                             ? tiling_for(d, r->n_sms, DELTA_MAX32_COLUMNS, DELTA_MAX32_COLUMNS)

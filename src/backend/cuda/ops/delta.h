@@ -64,6 +64,7 @@ struct delta_params {
     uint32_t is_modulo_map;   /* value head h has key head h % A, not h / (B / A) */
     uint32_t n_slots;         /* S */
     uint32_t max_rows;        /* R */
+    uint32_t max_segments;    /* of a step: no more than rows or slots */
     uint32_t max_jobs;        /* (head tile, decode segment) of a block */
     uint32_t blocks_per_tile; /* delta_batch_max32: blocks that divide a tile's segments; else 0 */
     uint32_t is_state_vec4;   /* keys, and so states, are whole 16-byte vectors */
