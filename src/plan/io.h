@@ -30,7 +30,7 @@ enum io_row_flag {
 
 enum { IO_NO_CELL = 0xffffffffu };
 
-/* A picked token's place says that there is none: the row's logits hold NaN or infinities. */
+/* Stands for the token of an output whose logits are not all finite, whatever it asked for. */
 enum { IO_NOT_FINITE = -2 };
 
 struct io_header {
@@ -66,7 +66,7 @@ struct io_output {
     uint32_t top_k; /* 0: all */
     float repeat_penalty, presence_penalty, frequency_penalty;
     uint32_t n_bias, first_bias; /* logit biases, in the list of biases */
-    uint32_t n_vocab;            /* tokens that may be picked: padding rows are behind them */
+    uint32_t n_vocab;            /* tokens that may be picked: padding rows are after them */
     uint64_t seed;
     int32_t token; /* out: the token picked, or IO_NOT_FINITE */
     uint32_t reserved;

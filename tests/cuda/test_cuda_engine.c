@@ -200,6 +200,67 @@ TEST(cuda_random_moe_models) {
     EXPECT(ran > 0);
 }
 
+/* Token 7's embedding is no number, and token 7 is what is picked next. Its step fails, alone, in a
+ * burst or with the logits only, and changes nothing. */
+TEST(cuda_steps_whose_logits_are_no_numbers) {
+    static const float values[] = {NAN, INFINITY, -INFINITY};
+    static const struct sluice_bias bias = {7, 1e4f};
+    for (int i = 0; i < 9; i++) {
+        const struct random_model m = {.arch = "qwen3",
+                                       .layers = 2,
+                                       .hidden = 256,
+                                       .heads = 4,
+                                       .kv_heads = 2,
+                                       .head_width = 64,
+                                       .ffn = 512,
+                                       .vocab = 300,
+                                       .type = i % 2 ? DT_BF16 : DT_F32,
+                                       .damaged = "token_embd.weight",
+                                       .damaged_row = 7,
+                                       .damage = values[i / 3]};
+        const char *path = test_temporary("damaged.gguf");
+        struct sluice_engine_options o = sluice_engine_options_default();
+        struct err err = {0};
+        sluice_model *model = NULL;
+        sluice_engine *engine = NULL;
+        sluice_seq *seq = NULL;
+        int32_t token = 3;
+        uint32_t steps = 0, n = 0;
+        o.backend = "cuda";
+        o.context = 256;
+        if (random_model_write(&m, path, &err) || sluice_model_open(&model, path) ||
+            sluice_engine_open(&engine, model, &o) || sluice_seq_open(&seq, engine)) {
+            test_fail(__FILE__, __LINE__, "%s %s", err.text, sluice_engine_error(engine));
+        } else {
+            struct sluice_sampling s = sluice_sampling_default(model);
+            s.temperature = i % 2 ? 0 : 0.8f;
+            s.biases = &bias;
+            s.n_biases = 1;
+            EXPECT_INT(sluice_seq_set_sampling(seq, &s), SLUICE_OK);
+            EXPECT_INT(sluice_seq_feed(seq, &token, 1), SLUICE_OK);
+            if (i % 3 == 0) { /* as a burst */
+                EXPECT_INT(sluice_engine_burst(engine, 64, &steps), SLUICE_ERR_FORMAT);
+                EXPECT(strstr(sluice_engine_error(engine), "the logits at position 1 are NaN"));
+            }
+            EXPECT_INT(sluice_seq_next(seq, &token), SLUICE_OK);
+            EXPECT_INT(token, 7);
+            EXPECT_INT(sluice_seq_feed(seq, &token, 1), SLUICE_OK);
+            sluice_seq_want(seq, i % 3 == 1 ? SLUICE_WANT_LOGITS : SLUICE_WANT_TOKEN);
+            EXPECT_INT(sluice_engine_step(engine, NULL), SLUICE_ERR_FORMAT);
+            EXPECT(strstr(sluice_engine_error(engine), "the logits at position 1 are NaN"));
+            sluice_seq_tokens(seq, NULL, &n, NULL);
+            EXPECT_INT(n, 2);
+            EXPECT_INT(sluice_seq_rewind(seq, 1), SLUICE_OK);
+            token = 5;
+            EXPECT_INT(sluice_seq_feed(seq, &token, 1), SLUICE_OK);
+            EXPECT_INT(sluice_engine_step(engine, NULL), SLUICE_OK);
+        }
+        sluice_seq_close(seq);
+        sluice_engine_close(engine);
+        sluice_model_close(model);
+    }
+}
+
 /* ---- the shipped model ------------------------------------------------------------------------
  */
 

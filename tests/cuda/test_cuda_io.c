@@ -262,3 +262,58 @@ TEST(cuda_pick) {
         check_head(5000, rows[i], DT_Q4_0);
     }
 }
+
+/* Puts one value that is no number into row `row` of a matrix of floats, or into a scale of it. */
+static void damage(struct rig *r, const struct operand *m, uint32_t row, uint32_t column,
+                   float value) {
+    uint8_t *at = r->weights + m->offset + row * operand_row_bytes(m);
+    uint16_t half = isnan(value) ? 0x7e00 : value > 0 ? 0x7c00 : 0xfc00;
+    if (m->type == DT_F32)
+        memcpy(at + column * sizeof value, &value, sizeof value);
+    else if (m->type == DT_F16)
+        memcpy(at + column * sizeof half, &half, sizeof half);
+    else /* Q8_0, Q4_0: the first block's scale */
+        memcpy(at, &half, sizeof half);
+}
+
+/* Rows whose logits are not all finite have no token, on both backends, whatever they ask for. */
+static void check_not_finite(uint32_t vocab, uint32_t rows, enum dtype type, bool has_head,
+                             float value) {
+    struct rig r;
+    build_pick(&r, vocab, rows, type, has_head, vocab + rows);
+    if (has_head) /* one logit of every row */
+        damage(&r, &r.plan->ops[1].project.segments[0].weight, vocab / 3, 7, value);
+    else /* of every other token */
+        for (uint32_t i = 0; i < vocab; i += 2)
+            damage(&r, &r.plan->ops[0].embed.table, i, i * 31 % (vocab - 5), value);
+    bool is_open = rig_open(&r);
+    uint32_t marked = 0, picked = 0;
+    for (uint64_t step = 1; is_open && step < 25; step++) {
+        for (int b = 0; b < RIG_BACKENDS; b++)
+            pick_step(&r, b, rows, step % 4, step);
+        for (uint32_t i = 0; i < rows; i++) {
+            bool is_marked[RIG_BACKENDS];
+            for (int b = 0; b < RIG_BACKENDS; b++)
+                is_marked[b] = token_of(&r, b, i) == IO_NOT_FINITE;
+            marked += is_marked[RIG_CPU];
+            picked += !is_marked[RIG_CPU];
+            if (is_marked[RIG_CUDA] != is_marked[RIG_CPU])
+                test_fail(__FILE__, __LINE__, "V %u of %s, %g, row %u of %u, step %d: token %d",
+                          vocab, dtype_name(type), (double)value, i, rows, (int)step,
+                          token_of(&r, RIG_CUDA, i));
+        }
+    }
+    EXPECT(marked > 0 && (has_head || picked > 0));
+    rig_end(&r);
+}
+
+TEST(cuda_pick_of_what_is_not_finite) {
+    static const uint32_t rows[] = {1, 3, 16};
+    static const float values[] = {NAN, INFINITY, -INFINITY};
+    for (size_t i = 0; i < 9; i++) {
+        check_not_finite(1001, rows[i % 3], DT_F32, false, values[i / 3]);
+        check_not_finite(5003, rows[i % 3], DT_F32, true, values[i / 3]);
+        check_not_finite(5000, rows[i % 3], DT_F16, true, values[i / 3]);
+        check_not_finite(120007, rows[i % 3], DT_Q8_0, true, values[i / 3]);
+    }
+}

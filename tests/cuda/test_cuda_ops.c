@@ -146,6 +146,63 @@ TEST(cuda_project_odd_widths) {
     }
 }
 
+/* Products of one plan may share a kernel, that of all their types; one of them may have only some,
+ * and a head need not be followed by PICK. */
+TEST(cuda_project_types_of_a_plan) {
+    enum { PRODUCTS = 4, K = 1024 };
+    static const struct {
+        enum dtype types[2];
+        uint32_t n[2];
+        bool is_lm_head;
+    } products[PRODUCTS] = {
+        {{DT_Q4_K}, {300, 0}, false},
+        {{DT_F32}, {70, 0}, false},
+        {{DT_Q6_K, DT_F32}, {260, 33}, false},
+        {{DT_Q6_K}, {501, 0}, true},
+    };
+    static const uint32_t rows[] = {1, 2, 4, 7, 33};
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+        struct plan_options options = {.max_rows = rows[i], .n_taps = PRODUCTS, .tap_width = 501};
+        struct operand outs[PRODUCTS];
+        struct rig r;
+        rig_begin(&r, 3500 + i, &options);
+        struct operand x = rig_rows(&r, K, 1), norm = rig_tensor(&r, DT_F32, (uint32_t[4]){K}, 1);
+        for (uint32_t p = 0; p < PRODUCTS; p++) {
+            struct op op = {.kind = OP_PROJECT, .layer = 0, .role = "product"};
+            op.project = (struct op_project){.in = x,
+                                             .norm = norm,
+                                             .prologue = PROLOGUE_NORM,
+                                             .eps = 1e-6f,
+                                             .is_lm_head = products[p].is_lm_head};
+            uint32_t width = 0;
+            for (uint32_t s = 0; s < 2 && products[p].n[s]; s++) {
+                struct segment *g = &op.project.segments[op.project.n_segments++];
+                g->weight =
+                    rig_tensor(&r, products[p].types[s], (uint32_t[4]){K, products[p].n[s]}, 0.05f);
+                g->f32_act = products[p].types[s] == DT_F32;
+                g->column = width;
+                width += products[p].n[s];
+            }
+            op.project.out = outs[p] = plan_scratch(r.plan, width);
+            rig_add(&r, &op);
+        }
+        for (uint32_t p = 0; p < PRODUCTS; p++)
+            rig_tap(&r, p, outs[p]);
+        bool is_open = rig_open(&r);
+        for (int b = 0; is_open && b < RIG_BACKENDS; b++)
+            rig_step(&r, b, &(struct run){0, 0, rows[i]}, 1, 5);
+        for (uint32_t k = 0; is_open && k < PRODUCTS * rows[i]; k++) {
+            uint32_t p = k % PRODUCTS, row = k / PRODUCTS;
+            double d = rig_distance(rig_output(&r, RIG_CPU, p, row),
+                                    rig_output(&r, RIG_CUDA, p, row), outs[p].dims[0]);
+            if (!(d < (products[p].types[0] == DT_F32 ? F32_BOUND : INT8_BOUND)))
+                test_fail(__FILE__, __LINE__, "product %u, row %u of %u: off by %.2e", p, row,
+                          rows[i], d);
+        }
+        rig_end(&r);
+    }
+}
+
 /* A row's bits are its own: alone in a plan of one row, or among others in a wide one. */
 TEST(cuda_project_rows_are_independent) {
     static const enum dtype types[] = {DT_Q4_K, DT_Q5_K, DT_Q6_K, DT_Q8_0,

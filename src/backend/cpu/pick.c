@@ -199,8 +199,6 @@ static int32_t pick_token(struct cpu_step *s, const struct op_pick *p, uint32_t 
     const struct io_row *row = &s->rows[o->row];
     const float *logits = row_of(s, &p->logits, i);
     bool is_changed = o->n_bias || has_penalties(o);
-    if (find_not_finite(logits, o->n_vocab) < o->n_vocab)
-        return IO_NOT_FINITE;
     if (o->temperature <= 0 && !is_changed)
         return argmax(logits, o->n_vocab);
     float *x = row_of(s, &p->room, i);
@@ -230,10 +228,13 @@ void cpu_pick(struct cpu_step *s) {
     barrier(s);
     struct share share = share_of(s, s->io->n_outputs, 1);
     for (uint32_t i = share.begin; i < share.end && !is_cancelled(s); i++) {
-        if (s->outputs[i].flags & IO_WANTS_LOGITS)
-            memcpy(row_of(s, &p->wanted, i), row_of(s, &p->logits, i),
-                   p->logits.dims[0] * sizeof(float));
-        if (s->outputs[i].flags & IO_WANTS_TOKEN)
-            s->outputs[i].token = pick_token(s, p, i);
+        struct io_output *o = &s->outputs[i];
+        const float *logits = row_of(s, &p->logits, i);
+        if (o->flags & IO_WANTS_LOGITS)
+            memcpy(row_of(s, &p->wanted, i), logits, p->logits.dims[0] * sizeof(float));
+        if (find_not_finite(logits, o->n_vocab) < o->n_vocab)
+            o->token = IO_NOT_FINITE;
+        else if (o->flags & IO_WANTS_TOKEN)
+            o->token = pick_token(s, p, i);
     }
 }

@@ -6,7 +6,8 @@
  * takes several rows.
  *
  *   argmax     the row's largest key (logit, then lower index), after biases and penalties: a
- *              greedy row is done by the last block of its group
+ *              greedy row is done by the last block of its group. A logit that is NaN or infinite
+ *              before them makes the largest key of all, and the token IO_NOT_FINITE.
  *   -- barrier of the group --
  *   histogram  weight by distance from the maximum, 32 bins a power of e
  *   -- barrier of the group --
@@ -21,8 +22,9 @@
  * The block that finishes the last row ends the step: it adds the step's tokens to the counts and,
  * in a burst, moves IO on to the next step; after the last step it sets the host's completion flag.
  *
- * Reads the logits once (greedy) or three times (sampled); a greedy single row whose argmax the LM
- * head has found reads none. H200, greedy, one row: 1.6 us, 12 as three kernels. */
+ * Reads the logits once (greedy) or three times (sampled); a single row that is greedy or wants
+ * logits alone, whose argmax the LM head has found, reads none. H200, greedy, one row: 1.6 us, 12
+ * as three kernels. */
 #include "backend/cuda/kernels/common.cuh"
 #include "backend/cuda/ops/pick.h"
 
@@ -283,16 +285,20 @@ static __device__ float logit_of(uint64_t key) {
     return from_order_bits((uint32_t)(key >> 32));
 }
 
-static __device__ uint32_t token_of(uint64_t key) {
-    return ~(uint32_t)key;
+/* Above every logit's, as the LM head's with ones in the upper word: one of them is NaN or
+ * infinite. */
+enum : uint64_t { KEY_NOT_FINITE = ~0ull };
+
+static __device__ int32_t token_of(uint64_t key) {
+    return key >> 32 == ~0u ? (int32_t)IO_NOT_FINITE : (int32_t) ~(uint32_t)key;
 }
 
-/* For argmax both zeros are equal and NaN is below all, but if the first logit is NaN token 0 wins.
- */
+/* For argmax both zeros are equal and NaN, which a bias may have made, is below all; but if the
+ * first logit is NaN token 0 wins. */
 static __device__ uint64_t argmax_key(float x, uint32_t i) {
     if (x == x)
         return key_of(x + 0.0f, i);
-    return i ? (uint32_t)~i : ~0ull;
+    return i ? (uint32_t)~i : 0xfffffffeffffffff;
 }
 
 /* In order: a token's biases are all added by the thread of its first. */
@@ -378,12 +384,14 @@ static __device__ uint64_t argmax_special(const float *x, struct range range) {
     return best;
 }
 
-/* The largest key of the range's tokens below *n_vocab, which is read after the first loads. */
+/* The largest key of the range's tokens below *n_vocab, which is read after the first loads.
+ * IS_RAW: KEY_NOT_FINITE where one is not; the adjusted may be, by their biases. */
+template <bool IS_RAW>
 static __device__ uint64_t argmax_range(const float *x, struct range range,
                                         const uint32_t *n_vocab) {
     enum { AHEAD = 4 };
     struct best best = {-__int_as_float(0x7f800000), ~0u};
-    float first = 0;
+    float first = 0, zero = 0; /* zero: 0 * x of all logits, NaN where one is not finite */
     uint32_t end = 0;
     for (uint32_t i = range.begin + 4 * threadIdx.x; i < range.end; i += AHEAD * 4 * PICK_THREADS) {
         float4 v[AHEAD];
@@ -398,10 +406,14 @@ static __device__ uint64_t argmax_range(const float *x, struct range range,
             uint32_t at_v = i + a * 4 * PICK_THREADS;
 #pragma unroll
             for (int k = 0; k < 4; k++)
-                if (at_v + k < end)
+                if (at_v + k < end) {
                     keep_larger(best, at(v[a], k), at_v + k);
+                    zero = __fmaf_rn(at(v[a], k), 0.0f, zero);
+                }
         }
     }
+    if (IS_RAW && zero != zero)
+        return KEY_NOT_FINITE;
     if (best.i == ~0u || first != first)
         return argmax_special(x, {range.begin, end});
     return argmax_key(best.x, best.i);
@@ -420,16 +432,23 @@ static __device__ uint64_t adjust(const struct pick_params &p, const struct io_o
     apply_biases(p, o, range, adjusted);
     if (p.counts && has_penalties(o))
         apply_penalties(p, o, range, adjusted);
-    return argmax_range(adjusted, range, &o->n_vocab);
+    return argmax_range<false>(adjusted, range, &o->n_vocab);
 }
 
 static __device__ uint64_t row_best(const struct pick_params &p, uint32_t row) {
     return *(volatile uint64_t *)&p.states[row].best;
 }
 
-static __device__ void set_token(const struct pick_params &p, uint32_t row, uint32_t token) {
+static __device__ void set_token(const struct pick_params &p, uint32_t row, int32_t token) {
     if (threadIdx.x == 0)
-        put_token(p.io, row, (int32_t)token);
+        put_token(p.io, row, token);
+}
+
+/* The argmax is the row's token where it wants one; that there is none is told to all. */
+static __device__ void set_best(const struct pick_params &p, uint32_t row, uint64_t best) {
+    int32_t token = token_of(best);
+    if (p.io.outputs[row].flags & IO_WANTS_TOKEN || token == IO_NOT_FINITE)
+        set_token(p, row, token);
 }
 
 /* The largest key into the row's state, where zero is below every key. False: no such row, of n. */
@@ -437,16 +456,16 @@ static __device__ bool argmax_row(const struct pick_params &p, const struct bloc
                                   const struct io_output *o, uint32_t row, uint32_t n) {
     const float *logits = p.logits + (uint64_t)row * p.logits_stride;
     struct range range = range_of(group, p.vocab);
-    uint64_t best = argmax_range(logits, range, &o->n_vocab);
+    uint64_t best = argmax_range<true>(logits, range, &o->n_vocab);
     if (row >= n)
         return false;
     if (p.wanted && o->flags & IO_WANTS_LOGITS)
         copy_range(logits, range, p.wanted + (uint64_t)row * p.wanted_stride);
-    if (!(o->flags & IO_WANTS_TOKEN))
-        return true;
-    if (is_adjusted(o))
-        best = adjust(p, o, {range.begin, min(range.end, o->n_vocab)}, logits,
-                      p.adjusted + (uint64_t)row * p.adjusted_stride);
+    if (o->flags & IO_WANTS_TOKEN && is_adjusted(o)) {
+        uint64_t adjusted = adjust(p, o, {range.begin, min(range.end, o->n_vocab)}, logits,
+                                   p.adjusted + (uint64_t)row * p.adjusted_stride);
+        best = best == KEY_NOT_FINITE ? best : adjusted;
+    }
     best = block_reduce(best, max_op());
     if (threadIdx.x == 0)
         atomicMax((unsigned long long *)&p.states[row].best, (unsigned long long)best);
@@ -580,7 +599,7 @@ static __device__ void draw_uncut(const struct pick_params &p, const struct bloc
         range.begin += found.bin * run;
         range.end = min(range.end, range.begin + run);
     }
-    set_token(p, row, range.begin);
+    set_token(p, row, (int32_t)range.begin);
 }
 
 /* What the running sum has to reach for top-p, of all tokens' weight. */
@@ -738,7 +757,7 @@ static __device__ void draw_by_rank(const struct pick_params &p, uint32_t row,
         is_in &= relative_prob(m, logit_of(key)) >= fminf(o->min_p, 1.0f);
     uint64_t target = draw_target(p, o, block_reduce(is_in ? running_sum : 0, max_op()));
     if (is_in && running_sum - own < target && target <= running_sum)
-        put_token(p.io, row, (int32_t)token_of(key));
+        put_token(p.io, row, token_of(key));
 }
 
 /* True: this block was the last of the group, and the row has its token. */
@@ -750,7 +769,7 @@ static __device__ bool draw_row(const struct pick_params &p, const struct block_
     const struct softmax m = softmax_of(o, best);
     load_histogram(p, row, bins, is_cut(o) ? (uint32_t)PICK_BINS : group.size);
     uint64_t total = total_of(bins), *keys = p.candidates + (uint64_t)row * p.candidates_stride;
-    bool has_weights = m.max == m.max && total; /* else: all NaN */
+    bool has_weights = m.max == m.max && total; /* else: all NaN, or KEY_NOT_FINITE */
     if (has_weights && is_cut(o))
         gather_candidates(logits_of(p, o, row), range_of(group, o->n_vocab), m,
                           last_bin(o, m, bins, total), keys, &state->n_candidates);
@@ -808,8 +827,7 @@ static __device__ bool pick_row(const struct pick_params &p, const struct block_
     } else {
         if (!is_last_block(&p.states[row].arrived, group.size))
             return false;
-        if (threadIdx.x == 0 && o->flags & IO_WANTS_TOKEN)
-            put_token(p.io, row, (int32_t)token_of(row_best(p, row)));
+        set_best(p, row, row_best(p, row));
     }
     if (threadIdx.x == 0)
         p.states[row] = {0, 0, 0, 0, {0, 0, 0}};
@@ -831,13 +849,14 @@ static __device__ void count_tokens(const struct pick_params &p) {
     }
 }
 
-/* In a burst every sequence goes on from the token that was picked for it. */
+/* In a burst every sequence goes on from the token that was picked for it; where there is none,
+ * from any: the host drops the burst. */
 static __device__ void advance(const struct pick_params &p) {
     for (uint32_t i = threadIdx.x; i < p.io.header->n_outputs; i += PICK_THREADS) {
         int32_t token = __ldcg(&p.io.outputs[i].token);
         struct io_row *row = (struct io_row *)&p.io.rows[p.io.outputs[i].row];
         p.burst[i * IO_BURST + p.step] = token;
-        row->token = token;
+        row->token = max(token, 0);
         row->position++;
         ((struct io_segment *)&p.io.segments[row->segment])->first_position++;
     }
@@ -857,15 +876,17 @@ static __device__ void end_step(const struct pick_params &p) {
         advance(p);
 }
 
-/* True: a greedy single row whose argmax the LM head has found, and its token is set. */
+/* True: a single row that is greedy or wants logits alone, of which the LM head has found the
+ * argmax, and its token is set. */
 static __device__ bool use_lm_head_best(const struct pick_params &p) {
     const struct io_output *o = &p.io.outputs[0];
     uint64_t best = *(volatile const uint64_t *)p.lm_head_best;
-    bool is_plain = !is_sampled(o) & !is_adjusted(o) & ((o->flags & IO_WANTS_TOKEN) != 0);
-    if (p.io.header->n_outputs == 0 || !is_plain || best >> 32 == ~0u || best == 0)
+    bool wants_token = o->flags & IO_WANTS_TOKEN;
+    bool is_plain = !wants_token | (!is_sampled(o) & !is_adjusted(o));
+    if (p.io.header->n_outputs == 0 || !is_plain || best == 0)
         return false;
     if (blockIdx.x == 0)
-        set_token(p, 0, token_of(best));
+        set_best(p, 0, best);
     return true;
 }
 

@@ -5,7 +5,9 @@
  * have this code: a branch for it cost them 15 to 25 us a step.
  *
  * argmax: a 64-bit key, the logit's order in the upper half, ~column in the lower, so that of equal
- * logits the first wins; NaN is above all numbers. */
+ * logits the first wins; NaN and both infinities are above all numbers. */
+#include <float.h>
+
 #include "backend/cuda/kernels/project_gemv.cuh"
 
 struct lm_head {
@@ -23,7 +25,7 @@ struct lm_head {
         uint32_t lanes = __activemask(), bits = order_bits(v + 0.0f);
         if (is_valid && o.flags & IO_WANTS_LOGITS)
             h.logits[column] = v;
-        bits = !is_valid || column >= o.n_vocab ? 0 : v == v ? bits : ~0u;
+        bits = !is_valid || column >= o.n_vocab ? 0 : fabsf(v) <= FLT_MAX ? bits : ~0u;
         uint32_t best = __reduce_max_sync(lanes, bits);
         uint32_t first = __reduce_min_sync(lanes, bits == best ? column : ~0u);
         if (best && bits == best && column == first && atomicMax(max_bits, best) <= best)

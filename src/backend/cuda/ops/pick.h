@@ -32,7 +32,7 @@ struct pick_params {
     uint64_t *end_stamp;       /* when that was */
     int32_t *burst; /* mapped, (O, IO_BURST): the tokens of a burst; NULL: no step follows */
     /* A single row's largest key as the LM head found it, with ones in the upper word where a logit
-     * is NaN; or NULL. */
+     * is NaN or infinite; or NULL. */
     const uint64_t *lm_head_best;
     uint32_t step; /* of the burst */
     uint32_t vocab, max_outputs;
