@@ -1,8 +1,8 @@
-/* common.cuh - what every program of the workshop shares: error checks, random data, timing.
+/* common.cuh - what the programs here share: error checks, random data, graphs, timing.
+ * Instructions are those of the engine's ptx.cuh.
  *
  * Times are device times between two events around many launches; a figure is the median of
- * several such repeats. Bandwidth figures are always given beside the read bandwidth that
- * bandwidth_calibrate() measured in the same process. */
+ * several such repeats. */
 #pragma once
 #include <algorithm>
 #include <cuda_runtime.h>
@@ -13,6 +13,8 @@
 #include <stdlib.h>
 #include <string.h>
 #include <vector>
+
+#include "backend/cuda/kernels/ptx.cuh"
 
 #define CU(call)                                                                                   \
     do {                                                                                           \
@@ -97,6 +99,36 @@ static struct timing time_launches(cudaStream_t st, int repeats, int n,
     return (struct timing){us[us.size() / 2], us.back() - us.front()};
 }
 
+/* While `stream` is being captured: a kernel of one block an SM that may start before the kernel
+ * before it is complete (a programmatic edge). */
+template <class PARAMS>
+static void launch_pdl(cudaStream_t stream, int threads, size_t shared, void (*kernel)(PARAMS),
+                       const PARAMS &p) {
+    cudaLaunchAttribute pdl = {};
+    cudaLaunchConfig_t config = {};
+    pdl.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    pdl.val.programmaticStreamSerializationAllowed = 1;
+    config.gridDim = SM_COUNT;
+    config.blockDim = threads;
+    config.dynamicSmemBytes = shared;
+    config.stream = stream;
+    config.attrs = &pdl;
+    config.numAttrs = 1;
+    CU(cudaLaunchKernelEx(&config, kernel, p));
+}
+
+/* What `record` launches on the stream, as a graph. */
+static inline cudaGraphExec_t capture(cudaStream_t stream, const std::function<void()> &record) {
+    cudaGraph_t graph;
+    cudaGraphExec_t exec;
+    CU(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
+    record();
+    CU(cudaStreamEndCapture(stream, &graph));
+    CU(cudaGraphInstantiate(&exec, graph, 0));
+    CU(cudaGraphDestroy(graph));
+    return exec;
+}
+
 __global__ static void fill_random(uint32_t *p, size_t words, uint32_t seed) {
     size_t i = (size_t)blockIdx.x * blockDim.x + threadIdx.x;
     for (; i < words; i += (size_t)gridDim.x * blockDim.x)
@@ -121,7 +153,7 @@ __global__ static void read_all(const uint4 *p, size_t n, uint32_t *sink) {
 }
 
 /* Read bandwidth in bytes per microsecond (= MB/s): a streaming read of `bytes`. */
-static double bandwidth_calibrate(const void *p, size_t bytes) {
+static inline double bandwidth_calibrate(const void *p, size_t bytes) {
     uint32_t *sink = device_alloc<uint32_t>(1);
     double best = 0;
     int per_sm[] = {2, 4, 8};

@@ -3,7 +3,6 @@
  * 132 blocks of 512 threads; each round every block writes its share of a vector of 2560 floats,
  * the round ends, and (but for the bare barriers) every block reads the whole vector. */
 #include "common.cuh"
-#include "ring.cuh"
 
 enum { N = 2560, SHARE = 20, THREADS = 512 };
 enum way {
@@ -67,11 +66,11 @@ template <int WAY>
 __global__ static void __launch_bounds__(THREADS, 1) rounds(const struct round_args a) {
     __shared__ __align__(128) float copy[N];
     __shared__ __align__(8) uint64_t bar;
-    uint32_t base = *(volatile uint32_t *)a.base, parity = 0;
+    uint32_t base = *(volatile uint32_t *)a.base, phase = 0;
     int tid = threadIdx.x, own = blockIdx.x * SHARE + tid;
     float sum = 0;
     if (tid == 0)
-        mbar_init(smem_addr(&bar)), mbar_init_fence();
+        mbarrier_init(smem_addr(&bar), 1), mbarrier_init_fence();
     __syncthreads();
     for (int r = 0; r < a.rounds; r++) {
         uint32_t at = base + r + 1;
@@ -114,10 +113,12 @@ __global__ static void __launch_bounds__(THREADS, 1) rounds(const struct round_a
         if (WAY == BARE_FLAGS)
             continue;
         if (WAY == READ_BULK) {
-            if (tid == 0)
-                bulk_load(smem_addr(copy), x, sizeof copy, smem_addr(&bar), evict_first_policy());
-            mbar_wait(smem_addr(&bar), parity);
-            parity ^= 1;
+            if (tid == 0) {
+                mbarrier_expect_tx(smem_addr(&bar), sizeof copy);
+                cp_async_bulk(smem_addr(copy), (const uint8_t *)x, sizeof copy, smem_addr(&bar));
+            }
+            mbarrier_wait(smem_addr(&bar), phase);
+            phase ^= 1;
             sum += copy[tid];
             continue;
         }
