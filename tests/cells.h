@@ -1,4 +1,4 @@
-/* cells.h - steps whose recurrent states stay where they are: slot i has cell i. */
+/* cells.h - steps whose recurrent states stay where they are. */
 #ifndef TESTS_CELLS_H
 #define TESTS_CELLS_H
 
@@ -6,14 +6,14 @@
 #include "plan/plan.h"
 
 /* Call it when header and segments are filled in. */
-static inline void use_cells_of_slots(uint8_t *io, const struct plan *plan) {
+static inline void update_in_place(uint8_t *io, const struct plan *plan) {
     const struct io_header *header = (const struct io_header *)io;
     const struct io_segment *segments = (const struct io_segment *)(io + plan->io.segments);
-    uint32_t *from = (uint32_t *)(io + plan->io.from), *to = (uint32_t *)(io + plan->io.to);
+    uint32_t *to = (uint32_t *)(io + plan->io.to);
     for (uint32_t i = 0; i < header->n_rows; i++)
         to[i] = IO_NO_CELL;
     for (uint32_t i = 0; i < header->n_segments; i++)
-        from[i] = to[segments[i].first_row + segments[i].n_rows - 1] = segments[i].slot;
+        to[segments[i].first_row + segments[i].n_rows - 1] = segments[i].cell;
 }
 
 #endif

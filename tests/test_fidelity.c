@@ -88,7 +88,7 @@ static void rig_feed(struct rig *r, const int32_t *tokens, uint32_t n) {
                 (struct io_change){.index = rows[i].position / IO_PAGE_POSITIONS,
                                    .page = r->pages - 1 - rows[i].position / IO_PAGE_POSITIONS};
     }
-    use_cells_of_slots(io, r->plan);
+    update_in_place(io, r->plan);
     EXPECT_INT(backend_cpu.submit(r->b, 0, NULL), SLUICE_OK);
     EXPECT_INT(backend_cpu.wait(r->b, NULL), SLUICE_OK);
     r->length += n;

@@ -11,12 +11,12 @@ static const float *run_rows(struct backend *b, const struct plan *plan, uint32_
     uint8_t *io = backend_cpu.io(b);
     *(struct io_header *)io = (struct io_header){.n_rows = n, .n_segments = 1, .n_outputs = 1};
     *(struct io_segment *)(io + plan->io.segments) =
-        (struct io_segment){.slot = slot, .n_rows = n, .first_position = first};
+        (struct io_segment){.cell = slot, .n_rows = n, .first_position = first};
     *(struct io_output *)(io + plan->io.outputs) = (struct io_output){.row = n - 1};
     for (uint32_t i = 0; i < n; i++)
         ((struct io_row *)(io + plan->io.rows))[i] =
             (struct io_row){.token = (int32_t)(first + i), .position = first + i, .slot = slot};
-    use_cells_of_slots(io, plan);
+    update_in_place(io, plan);
     EXPECT_INT(backend_cpu.submit(b, 0, NULL), SLUICE_OK);
     return (const float *)(io + plan->io.taps);
 }
@@ -229,8 +229,7 @@ static void step_cells(struct delta_rig *r, uint32_t from, uint32_t first, uint3
     struct io_row *rows = (struct io_row *)(io + r->plan->io.rows);
     *(struct io_header *)io = (struct io_header){.n_rows = n, .n_segments = 1};
     *(struct io_segment *)(io + r->plan->io.segments) =
-        (struct io_segment){.n_rows = n, .first_position = first};
-    *(uint32_t *)(io + r->plan->io.from) = from;
+        (struct io_segment){.cell = from, .n_rows = n, .first_position = first};
     memcpy(io + r->plan->io.to, to, n * sizeof *to);
     for (uint32_t i = 0; i < n; i++)
         rows[i] = (struct io_row){.token = (int32_t)(first + i), .position = first + i};

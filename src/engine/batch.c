@@ -76,7 +76,7 @@ struct io_view {
     struct io_header *header;
     struct io_row *rows;
     struct io_segment *segments;
-    uint32_t *from, *to;
+    uint32_t *to;
     struct io_output *outputs;
     struct io_change *changes;
     struct io_bias *biases;
@@ -88,7 +88,6 @@ static struct io_view view_io(const struct sluice_engine *e, uint32_t plan) {
         .header = engine_io(e, 0),
         .rows = engine_io(e, io->rows),
         .segments = engine_io(e, io->segments),
-        .from = engine_io(e, io->from),
         .to = engine_io(e, io->to),
         .outputs = engine_io(e, io->outputs),
         .changes = engine_io(e, io->changes),
@@ -107,9 +106,8 @@ static void fill_rows(const struct slot *s, const struct part *part, struct io_v
         };
         v->to[h->n_rows + i] = i + 1 < part->rows ? IO_NO_CELL : part->slot;
     }
-    v->from[h->n_segments] = part->slot;
     v->segments[h->n_segments++] = (struct io_segment){
-        .slot = part->slot,
+        .cell = part->slot,
         .first_row = h->n_rows,
         .n_rows = part->rows,
         .first_position = s->length,

@@ -147,7 +147,6 @@ static void lay_io_out(struct plan *plan) {
     io->max_biases = BIASES_PER_OUTPUT * plan->max_outputs;
     io->rows = grow_by(&at, rows * sizeof(struct io_row), IO_ALIGN);
     io->segments = grow_by(&at, rows * sizeof(struct io_segment), IO_ALIGN);
-    io->from = grow_by(&at, rows * sizeof(uint32_t), IO_ALIGN);
     io->to = grow_by(&at, rows * sizeof(uint32_t), IO_ALIGN);
     io->outputs = grow_by(&at, outputs * sizeof(struct io_output), IO_ALIGN);
     io->changes = grow_by(&at, io->max_changes * sizeof(struct io_change), IO_ALIGN);

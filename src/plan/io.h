@@ -2,17 +2,14 @@
  *
  * The host writes it between steps, a step reads it from memory and writes the picked tokens (and
  * the logits of rows that ask) back. Fixed layout, shared by C and CUDA: header, then rows,
- * segments, cells, outputs and page changes at the offsets that the plan gives.
+ * segments, cells to store to, outputs and page changes at the offsets that the plan gives.
  *
  * A cell is the memory of one recurrent state: the delta-net states and conv windows of all layers.
- * Two lists of cell numbers say which ones a step uses:
- *
- *   from  (segments)  the state that a segment begins with
- *   to    (rows)      where the state after a row is stored, or IO_NO_CELL
- *
- * The last row of a segment always stores. It may store to the cell that its segment began with (a
- * state that is updated in place, as in most steps) or to another, which leaves the first one as it
- * was: a snapshot. Rows before it store to cells that nobody else uses in this step. */
+ * A segment begins with the state of its cell; `to`, a cell number a row, says where the state
+ * after a row is stored, IO_NO_CELL: nowhere. The last row of a segment always stores. It may store
+ * to the cell that its segment began with (a state that is updated in place, as in most steps) or
+ * to another, which leaves the first one as it was: a snapshot. A segment of one row is in place.
+ * Rows before the last store to cells that nobody else uses in this step. */
 #ifndef PLAN_IO_H
 #define PLAN_IO_H
 
@@ -52,7 +49,7 @@ struct io_row {
 
 /* Rows [first_row, first_row + n_rows) belong to one sequence and are consecutive positions. */
 struct io_segment {
-    uint32_t slot;
+    uint32_t cell; /* with the state after the position before its first */
     uint32_t first_row, n_rows;
     uint32_t first_position; /* = positions that the sequence's memory already holds */
 };

@@ -144,18 +144,17 @@ void rig_end(struct rig *r) {
 /* ---- steps ------------------------------------------------------------------------------------
  */
 
-void rig_step(struct rig *r, int backend, const struct run *runs, uint32_t n_runs,
-              uint64_t token_seed) {
+static void fill_step(struct rig *r, int backend, const struct run *runs, uint32_t n_runs,
+                      uint64_t token_seed) {
     static uint64_t step;
     uint8_t *io = rig_kinds[backend]->io(r->b[backend]);
     struct io_header *header = (struct io_header *)io;
     struct io_row *rows = (struct io_row *)(io + r->plan->io.rows);
     struct io_segment *segments = (struct io_segment *)(io + r->plan->io.segments);
     struct io_output *outputs = (struct io_output *)(io + r->plan->io.outputs);
-    struct err err = {0};
     *header = (struct io_header){.step = ++step};
     for (uint32_t s = 0; s < n_runs; s++) {
-        segments[s] = (struct io_segment){.slot = runs[s].slot,
+        segments[s] = (struct io_segment){.cell = runs[s].slot,
                                           .first_row = header->n_rows,
                                           .n_rows = runs[s].n_rows,
                                           .first_position = runs[s].first_position};
@@ -168,12 +167,29 @@ void rig_step(struct rig *r, int backend, const struct run *runs, uint32_t n_run
     }
     header->n_segments = n_runs;
     header->n_outputs = header->n_rows;
-    use_cells_of_slots(io, r->plan);
+    update_in_place(io, r->plan);
+}
+
+static void submit_step(struct rig *r, int backend) {
+    struct err err = {0};
     int status = rig_kinds[backend]->submit(r->b[backend], 0, &err);
     if (!status)
         status = rig_kinds[backend]->wait(r->b[backend], &err);
     if (status)
         test_fail(__FILE__, __LINE__, "%s: %s", rig_kinds[backend]->name, err.text);
+}
+
+void rig_step(struct rig *r, int backend, const struct run *runs, uint32_t n_runs,
+              uint64_t token_seed) {
+    fill_step(r, backend, runs, n_runs, token_seed);
+    submit_step(r, backend);
+}
+
+void rig_step_to(struct rig *r, int backend, const struct run *run, const uint32_t *to,
+                 uint64_t token_seed) {
+    fill_step(r, backend, run, 1, token_seed);
+    memcpy(rig_kinds[backend]->io(r->b[backend]) + r->plan->io.to, to, run->n_rows * sizeof *to);
+    submit_step(r, backend);
 }
 
 const float *rig_output(struct rig *r, int backend, uint32_t tap, uint32_t row) {

@@ -170,7 +170,7 @@ static void pick_step(struct rig *r, int backend, uint32_t n, uint32_t kind, uin
         for (uint32_t k = 0; k < 3; k++)
             biases[3 * i + k] = (struct io_bias){(int32_t)(token + k), 9.0f - (float)k};
     }
-    use_cells_of_slots(io, r->plan);
+    update_in_place(io, r->plan);
     int status = rig_kinds[backend]->submit(r->b[backend], 0, &err);
     if (!status)
         status = rig_kinds[backend]->wait(r->b[backend], &err);

@@ -376,6 +376,69 @@ TEST(cuda_delta_of_many_sequences) {
     }
 }
 
+/* State and window of a cell. */
+static uint8_t *read_cell(struct rig *r, const struct op_delta *d, uint32_t cell) {
+    uint32_t cells = d->state.dims[3];
+    uint64_t state = operand_bytes(&d->state) / cells, window = operand_bytes(&d->window) / cells;
+    uint8_t *bytes = malloc(state + window);
+    struct err err = {0};
+    const struct backend_kind *kind = rig_kinds[RIG_CUDA];
+    if (kind->read_state(r->b[RIG_CUDA], d->state.offset + cell * state, state, bytes, &err) ||
+        kind->read_state(r->b[RIG_CUDA], d->window.offset + cell * window, window, bytes + state,
+                         &err))
+        test_fail(__FILE__, __LINE__, "%s", err.text);
+    return bytes;
+}
+
+/* n rows after `before` ones, of which all or every third store to a cell of their own: each cell
+ * has the bits that a shorter run leaves in place, and the segment's own is as it was. */
+static void check_cells(const struct delta_case *c, uint32_t before, uint32_t n, uint64_t seed) {
+    enum { CELLS = 12 };
+    struct rig r;
+    uint32_t to[CELLS];
+    uint8_t *stored[CELLS] = {0};
+    build_delta(&r, c, CELLS, seed);
+    const struct op_delta *d = &r.plan->ops[r.plan->n_ops - 2].delta;
+    uint64_t bytes = (operand_bytes(&d->state) + operand_bytes(&d->window)) / CELLS;
+    bool is_open = rig_open(&r);
+    if (is_open)
+        rig_step(&r, RIG_CUDA, &(struct run){0, 0, before}, 1, 9);
+    for (uint32_t i = 0; i < n; i++)
+        to[i] = i % 3 == 2 || seed % 2 || i + 1 == n ? 1 + i : IO_NO_CELL;
+    if (is_open)
+        rig_step_to(&r, RIG_CUDA, &(struct run){0, before, n}, to, 9);
+    for (uint32_t i = 0; is_open && i <= n; i++)
+        stored[i] = i == 0 || to[i - 1] != IO_NO_CELL ? read_cell(&r, d, i) : NULL;
+    for (uint32_t i = 0; is_open && i <= n; i++) {
+        if (!stored[i])
+            continue;
+        rig_kinds[RIG_CUDA]->clear_state(r.b[RIG_CUDA], 0, r.plan->bytes[REGION_STATE], NULL);
+        rig_step(&r, RIG_CUDA, &(struct run){0, 0, before}, 1, 9);
+        if (i > 0)
+            rig_step(&r, RIG_CUDA, &(struct run){0, before, i}, 1, 9);
+        uint8_t *expected = read_cell(&r, d, 0);
+        if (memcmp(stored[i], expected, bytes) != 0)
+            test_fail(__FILE__, __LINE__, "seed %u, %u rows after %u: the state after %u differs",
+                      (unsigned)seed, n, before, i);
+        free(expected);
+        free(stored[i]);
+    }
+    rig_end(&r);
+}
+
+TEST(cuda_delta_stores_states_to_cells) {
+    static const struct delta_case cases[] = {
+        {16, 32, 128, 128, 4, HEADS_GROUPED, 16}, {4, 8, 128, 128, 4, HEADS_TILED, 64},
+        {3, 6, 48, 40, 3, HEADS_TILED, 17},       {4, 8, 256, 64, 8, HEADS_TILED, 12},
+        {2, 2, 65, 33, 5, HEADS_TILED, 40},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        check_cells(&cases[i], 1, 10, 4200 + i);
+        check_cells(&cases[i], 5, 2, 4210 + i);
+        check_cells(&cases[i], 11, 9, 4220 + i);
+    }
+}
+
 static void *read_state(struct rig *r) {
     uint64_t bytes = r->plan->bytes[REGION_STATE];
     void *state = malloc(bytes);

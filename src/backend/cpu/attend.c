@@ -151,7 +151,7 @@ static void load_queries(struct cpu_step *s, const struct op_attend *a, const st
 static void run_split(struct cpu_step *s, const struct op_attend *a, const struct block *k,
                       uint32_t begin, struct fold *folds) {
     struct cpu_room *room = s->room;
-    uint32_t width = a->head_width, slot = k->segment->slot;
+    uint32_t width = a->head_width, slot = s->rows[k->segment->first_row].slot;
     uint32_t n = seen_of(k, k->n_rows - 1, begin), queries = k->n_rows * k->group;
     struct fold splits[ATTEND_BLOCK_ROWS * MAX_GROUP];
     const float *keys =

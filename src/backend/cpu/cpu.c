@@ -433,7 +433,6 @@ static struct cpu_step step_of(struct backend *b, int thread, int threads) {
         .io = (const struct io_header *)io,
         .rows = (const struct io_row *)(io + plan->io.rows),
         .segments = (const struct io_segment *)(io + plan->io.segments),
-        .from = (const uint32_t *)(io + plan->io.from),
         .to = (const uint32_t *)(io + plan->io.to),
         .outputs = (struct io_output *)(io + plan->io.outputs),
         .thread = thread,

@@ -94,7 +94,7 @@ struct cpu_step {
     const struct io_header *io;
     const struct io_row *rows;
     const struct io_segment *segments;
-    const uint32_t *from, *to; /* cells, of segments and of rows */
+    const uint32_t *to; /* (rows) cells */
     struct io_output *outputs;
     int thread, threads;
     struct cpu_room *room;

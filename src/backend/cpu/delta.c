@@ -27,10 +27,6 @@ static float *window_entry(struct cpu_step *s, const struct op_delta *d, uint32_
     return (float *)at(s, &d->window) + entry * d->window.dims[0];
 }
 
-static uint32_t from_cell(const struct cpu_step *s, const struct io_segment *g) {
-    return s->from[g - s->segments];
-}
-
 /* The raw values of a position for the channels from `first` on; NULL before the beginning. */
 static const float *raw_values(struct cpu_step *s, const struct op_delta *d,
                                const struct io_segment *g, int64_t position, uint32_t first) {
@@ -38,7 +34,7 @@ static const float *raw_values(struct cpu_step *s, const struct op_delta *d,
         return NULL;
     if (position >= g->first_position)
         return row_of(s, &d->in, g->first_row + (uint64_t)(position - g->first_position)) + first;
-    return window_entry(s, d, from_cell(s, g), (uint64_t)position) + first;
+    return window_entry(s, d, g->cell, (uint64_t)position) + first;
 }
 
 /* y = silu(sum over taps) for n channels. A tap before the beginning is NULL. */
@@ -76,7 +72,7 @@ static void convolve(struct cpu_step *s, const struct op_delta *d, const struct 
 static void store_window(struct cpu_step *s, const struct op_delta *d, const struct io_segment *g,
                          uint32_t row, uint32_t cell, uint32_t first, uint32_t n) {
     int64_t last = (int64_t)g->first_position + row, oldest = last - d->conv_width + 1;
-    if (cell == from_cell(s, g) && oldest < g->first_position)
+    if (cell == g->cell && oldest < g->first_position)
         oldest = g->first_position;
     for (int64_t position = oldest; position <= last; position++) {
         const float *x = raw_values(s, d, g, position, first);
@@ -209,9 +205,9 @@ static void run_rows(struct cpu_step *s, const struct op_delta *d, const struct 
 
 static void run_head(struct cpu_step *s, const struct op_delta *d, const struct io_segment *g,
                      uint32_t head) {
-    uint32_t from = from_cell(s, g), cell = last_cell(s, g);
-    if (from != cell)
-        memcpy(state_of(s, d, cell, head), state_of(s, d, from, head),
+    uint32_t cell = last_cell(s, g);
+    if (g->cell != cell)
+        memcpy(state_of(s, d, cell, head), state_of(s, d, g->cell, head),
                (uint64_t)d->value_width * d->key_width * sizeof(float));
     for (uint32_t first = 0; first < g->n_rows && !is_cancelled(s); first += DELTA_BLOCK_ROWS) {
         uint32_t left = g->n_rows - first;

@@ -15,6 +15,7 @@ struct cuda_io {
     const struct io_header *header;
     const struct io_row *rows;
     const struct io_segment *segments;
+    const uint32_t *to; /* (rows) cells */
     const struct io_output *outputs;
     struct io_output *host_outputs; /* mapped host memory */
     const struct io_bias *biases;   /* mapped host memory: rarely read */

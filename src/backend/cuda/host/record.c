@@ -261,6 +261,7 @@ static void find_io(struct recorder *r) {
             .header = device_at(b->io_copy.at, 0),
             .rows = device_at(b->io_copy.at, plan->io.rows),
             .segments = device_at(b->io_copy.at, plan->io.segments),
+            .to = device_at(b->io_copy.at, plan->io.to),
             .outputs = device_at(b->io_copy.at, plan->io.outputs),
             .host_outputs = device_at(b->io_device, plan->io.outputs),
             .biases = device_at(b->io_device, plan->io.biases),

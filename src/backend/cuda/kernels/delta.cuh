@@ -61,7 +61,7 @@ static __device__ __forceinline__ int channel_of(const struct delta_params &p,
     return column < p.value_width ? (int)(2 * all_keys + t.head * p.value_width + column) : -1;
 }
 
-/* Values from a slot's state to a warp's first column, and how many columns the warp has. */
+/* Values from a cell's state to a warp's first column, and how many columns the warp has. */
 template <int J>
 static __device__ __forceinline__ uint64_t state_offset(const struct delta_params &p,
                                                         const struct head_tile &t, uint32_t column,
@@ -85,9 +85,9 @@ static __device__ __forceinline__ uint32_t entry_before(const struct delta_param
     return entry < back ? entry + p.conv_width - back : entry - back;
 }
 
-static __device__ __forceinline__ float *window_at(const struct delta_params &p, uint32_t slot,
+static __device__ __forceinline__ float *window_at(const struct delta_params &p, uint32_t cell,
                                                    uint32_t position) {
-    return p.window + ((uint64_t)slot * p.conv_width + entry_of(p, position)) * p.channels;
+    return p.window + ((uint64_t)cell * p.conv_width + entry_of(p, position)) * p.channels;
 }
 
 /* ---- pointwise functions ----------------------------------------------------------------------

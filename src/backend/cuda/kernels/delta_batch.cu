@@ -12,8 +12,9 @@
  *             of 128 values) and the next one's conv inputs loaded to registers.
  *   prefill   Phase 1: all rows are convolved into workspace, a warp a key head or value head of a
  *             row, tasks of 16 taken from an atomic counter. Phase 2: a block computes a tile's
- *             rows one after the other, 8 at a time through two stages in shared memory, and then
- *             updates the window, which nobody reads any more. A block waits between the phases for
+ *             rows one after the other, 8 at a time through two stages in shared memory. After a
+ * row that has a cell to store to, it stores state and window there; the last row's is often the
+ * segment's own cell, whose window nobody reads any more. A block waits between the phases for
  *             tasks that running blocks have taken: the grid need not be resident at once.
  *
  * delta_batch_max32_J_KEY, plans of up to 32 rows: a block's tile is given by its number, and it
@@ -52,7 +53,8 @@ template <int W>
 static __device__ __forceinline__ struct conv_rows<W> conv_rows_of(const struct delta_params &p,
                                                                    uint32_t row) {
     struct io_row io = p.io.rows[row];
-    uint32_t n_in_segment = io.position - p.io.segments[io.segment].first_position;
+    struct io_segment g = p.io.segments[io.segment];
+    uint32_t n_in_segment = io.position - g.first_position;
     struct conv_rows<W> r;
     r.row = row;
 #pragma unroll
@@ -60,7 +62,7 @@ static __device__ __forceinline__ struct conv_rows<W> conv_rows_of(const struct 
         uint32_t back = back_of<W>(p, t);
         r.x[t] = back > io.position     ? NULL
                  : back <= n_in_segment ? p.in + (uint64_t)(row - back) * p.in_stride
-                                        : window_at(p, io.slot, io.position - back);
+                                        : window_at(p, g.cell, io.position - back);
     }
     return r;
 }
@@ -261,18 +263,22 @@ static __device__ __forceinline__ void prefill_rule(float (&s)[J][M], const floa
     delta_rule<J, M>(s, q, k, v, norms, gate, out, n_columns);
 }
 
-/* The segment's last inputs become the window, for the tile's channels. */
-static __device__ __forceinline__ void update_window(const struct delta_params &p,
-                                                     const struct head_tile &tile,
-                                                     const struct io_segment &g,
-                                                     uint32_t tile_columns) {
-    uint32_t kept = min(g.n_rows, p.conv_width), n = 2 * p.key_width + tile_columns;
+/* The inputs up to a row of the segment become a cell's window, for the tile's channels. In place,
+ * those before the segment are there already. */
+static __device__ __forceinline__ void store_window(const struct delta_params &p,
+                                                    const struct head_tile &tile,
+                                                    const struct io_segment &g, uint32_t row,
+                                                    uint32_t cell, uint32_t tile_columns) {
+    uint32_t position = g.first_position + row, n = 2 * p.key_width + tile_columns;
+    uint32_t kept = min(cell == g.cell ? row : position, p.conv_width - 1) + 1;
     for (uint32_t i = threadIdx.x; i < n * kept; i += THREADS) {
-        uint32_t row = g.n_rows - kept + i / n;
+        uint32_t back = i / n;
         int c = channel_of(p, tile, i % n);
-        if (c >= 0 && (i % n >= 2 * p.key_width || tile.is_key_owner))
-            window_at(p, g.slot, g.first_position + row)[c] =
-                p.in[(uint64_t)(g.first_row + row) * p.in_stride + c];
+        if (c < 0 || (i % n < 2 * p.key_width && !tile.is_key_owner))
+            continue;
+        window_at(p, cell, position - back)[c] =
+            back <= row ? p.in[(uint64_t)(g.first_row + row - back) * p.in_stride + c]
+                        : window_at(p, g.cell, position - back)[c];
     }
 }
 
@@ -286,9 +292,9 @@ prefill_segment(const struct delta_params &p, const struct head_tile &tile,
     float s[J][M];
     int n_columns;
     uint32_t column = tile.first_column + threadIdx.x / 32 * J;
-    float *state = p.state + g.slot * p.state_stride + state_offset<J>(p, tile, column, &n_columns);
+    float *state = p.state + state_offset<J>(p, tile, column, &n_columns);
     float *out = p.out + g.first_row * p.out_stride + tile.head * p.value_width + column;
-    load_state<J, M>(s, state, p.key_width, n_columns, p.is_state_vec4);
+    load_state<J, M>(s, state + g.cell * p.state_stride, p.key_width, n_columns, p.is_state_vec4);
     if (!is_convolved)
         wait_for_convolution(p);
     is_convolved = true;
@@ -303,12 +309,17 @@ prefill_segment(const struct delta_params &p, const struct head_tile &tile,
             cp_async_wait<0>();
         }
         __syncthreads();
-        for (uint32_t r = 0; r < n; r++, out += p.out_stride)
+        for (uint32_t r = 0; r < n; r++, out += p.out_stride) {
             prefill_rule<J, M>(s, shared + (stage * ROWS + r) * L::FLOATS, out, n_columns);
+            uint32_t cell = p.io.to[g.first_row + first + r];
+            if (cell == IO_NO_CELL)
+                continue;
+            store_state<J, M>(s, state + cell * p.state_stride, p.key_width, n_columns,
+                              p.is_state_vec4);
+            store_window(p, tile, g, first + r, cell, L::TILE);
+        }
         __syncthreads(); /* the next iteration overwrites this stage */
     }
-    store_state<J, M>(s, state, p.key_width, n_columns, p.is_state_vec4);
-    update_window(p, tile, g, L::TILE);
 }
 
 template <int J, int M>
@@ -335,9 +346,9 @@ template <int C, int W> struct thread_channels {
 
 /* Where a row and its predecessors are. */
 struct conv_source {
-    uint32_t first_entry; /* the slot's, in the window */
+    uint32_t first_entry; /* the cell's, in the window */
     uint32_t row;         /* of `in` */
-    uint32_t entry;       /* the row's own, among the slot's */
+    uint32_t entry;       /* the row's own, among the cell's */
     uint32_t n_before;    /* predecessors that the convolution reaches */
 };
 
@@ -452,8 +463,8 @@ write_jobs(const struct delta_params &p, const struct job_range &range,
         struct io_segment g = segments[range.first + i - tile * range.n_segments];
         struct decode_job job = {};
         job.state =
-            g.slot * p.state_stride + (uint64_t)(head * p.value_width + column) * p.key_width;
-        job.first_entry = g.slot * p.conv_width;
+            g.cell * p.state_stride + (uint64_t)(head * p.value_width + column) * p.key_width;
+        job.first_entry = g.cell * p.conv_width;
         job.row = g.n_rows == 1 ? g.first_row : (uint32_t)NO_ROW;
         job.entry = entry_of(p, g.first_position);
         job.n_before = min(g.first_position, p.conv_width - 1);
@@ -672,7 +683,7 @@ static __device__ __forceinline__ struct io_segment job_segment(const struct max
 
 template <int W>
 static __device__ __forceinline__ struct conv_source conv_source_of(const struct io_segment &g) {
-    return {g.slot * W, g.first_row, g.first_position % W, min(g.first_position, W - 1)};
+    return {g.cell * W, g.first_row, g.first_position % W, min(g.first_position, W - 1)};
 }
 
 /* A block's tile and its segments first, first + step, ... Only for dk == 32 M, full tiles and a
@@ -687,7 +698,7 @@ template <int J, int M> struct max32_tile {
     float *warp_state,
         *y; /* dynamic shared memory: the warp's columns in stage 0; y, three times */
     struct max32_job *jobs;
-    float *state, *out;        /* of slot 0, and of row 0, at the warp's first column */
+    float *state, *out;        /* of cell 0, and of row 0, at the warp's first column */
     const float *alpha, *beta; /* of row 0 */
     float a, dt;
     bool is_gate_warp; /* the last, which has no channels to convolve */
@@ -746,7 +757,7 @@ template <int J, int M> struct max32_tile {
 #pragma unroll
         for (uint32_t i = 0; i < 2; i++) {
             if (is_decode[i])
-                copy_full_state<J, M>(state + g[i].slot * p.state_stride,
+                copy_full_state<J, M>(state + g[i].cell * p.state_stride,
                                       warp_state + i * STAGE_FLOATS);
             cp_async_commit();
         }
@@ -790,13 +801,13 @@ template <int J, int M> struct max32_tile {
             load_shared_state<J, M, true>(s, stage, DK);
             __syncwarp();
             if (is_next_decode)
-                copy_full_state<J, M>(state + next.slot * p.state_stride, stage);
+                copy_full_state<J, M>(state + next.cell * p.state_stride, stage);
             cp_async_commit();
             if (is_decode) {
                 delta_rule<J, M>(s, q, k, v, norms,
                                  {__uint_as_float(gate.x), __uint_as_float(gate.y), {0, 0}},
                                  out + g.first_row * p.out_stride, J);
-                store_state<J, M>(s, state + g.slot * p.state_stride, DK, J, true);
+                store_state<J, M>(s, state + g.cell * p.state_stride, DK, J, true);
             }
             if (has_next) {
                 if (is_next_decode)

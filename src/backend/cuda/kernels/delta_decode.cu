@@ -5,7 +5,7 @@
  *   block   convolves its tile's channels itself (288 of qwen35-4b), a thread a channel
  *   warp    the rule for its J columns
  *
- * With one slot, everything but the row is loaded before griddepcontrol.wait: the state into
+ * With one cell, everything but the row is loaded before griddepcontrol.wait: the state into
  * registers, the tile's window and conv weights into shared memory by cp.async. No earlier kernel
  * of the step writes these. The window entry that is written, the row's own, is read by no block
  * of this step.
@@ -42,17 +42,17 @@ static __device__ __forceinline__ void delta_decode(const struct delta_params &p
     float *state = p.state + state_offset<J>(p, tile, column, &n_columns);
     bool is_gate_thread = tid == THREADS - 1; /* it has the fewest channels */
 
-    auto load_slot = [&](uint32_t slot) {
-        load_state<J, M>(s, state + slot * p.state_stride, dk, n_columns, p.is_state_vec4);
-        const float *from = p.window + (uint64_t)slot * width * p.channels;
+    auto load_cell = [&](uint32_t cell) {
+        load_state<J, M>(s, state + cell * p.state_stride, dk, n_columns, p.is_state_vec4);
+        const float *from = p.window + (uint64_t)cell * width * p.channels;
         for (uint32_t i = tid; i < n; i += THREADS) {
             int c = channel_of(p, tile, i);
             for (uint32_t t = 0; t < width && c >= 0; t++)
                 cp_async_4(smem_addr(window + t * n + i), from + (uint64_t)t * p.channels + c);
         }
     };
-    if (p.n_slots == 1)
-        load_slot(0);
+    if (p.n_cells == 1)
+        load_cell(0);
     for (uint32_t i = tid; i < n; i += THREADS) {
         int c = channel_of(p, tile, i);
         for (uint32_t t = 0; t < width && c >= 0; t++)
@@ -62,16 +62,16 @@ static __device__ __forceinline__ void delta_decode(const struct delta_params &p
         a = ld_no_allocate_f32(p.a + tile.head), dt = ld_no_allocate_f32(p.dt + tile.head);
     pdl_wait(p.io);
 
-    uint32_t slot = p.n_slots == 1 ? 0 : p.io.segments->slot;
+    uint32_t cell = p.n_cells == 1 ? 0 : p.io.segments->cell;
     uint32_t position = p.io.segments->first_position;
-    if (p.n_slots != 1)
-        load_slot(slot);
+    if (p.n_cells != 1)
+        load_cell(cell);
     cp_async_commit();
     float alpha = 0, beta = 0;
     if (is_gate_thread)
         alpha = p.in[p.alpha_column + tile.head], beta = p.in[p.beta_column + tile.head];
     uint32_t entry = entry_of(p, position);
-    float *new_entry = p.window + ((uint64_t)slot * width + entry) * p.channels;
+    float *new_entry = p.window + ((uint64_t)cell * width + entry) * p.channels;
     for (uint32_t i = tid; i < n; i += THREADS) {
         int c = channel_of(p, tile, i);
         float x = c >= 0 ? p.in[c] : 0;
@@ -99,7 +99,7 @@ static __device__ __forceinline__ void delta_decode(const struct delta_params &p
     struct delta_norms norms = norms_of<M>(p, q, k);
     delta_rule<J, M>(s, q, k, v, norms, gate, p.out + tile.head * p.value_width + column,
                      n_columns);
-    store_state<J, M>(s, state + slot * p.state_stride, dk, n_columns, p.is_state_vec4);
+    store_state<J, M>(s, state + cell * p.state_stride, dk, n_columns, p.is_state_vec4);
 }
 
 #define KERNEL(J, KEY)                                                                             \

@@ -45,7 +45,7 @@ static struct delta_params params_of(struct recorder *r, const struct op_delta *
         .conv_width = d->conv_width,
         .channels = d->window.dims[0],
         .is_modulo_map = d->head_map == HEADS_TILED,
-        .n_slots = d->state.dims[3],
+        .n_cells = d->state.dims[3],
         .is_state_vec4 = d->key_width % 4 == 0 && (uintptr_t)recorder_at(r, &d->state) % 16 == 0,
         .max_rows = r->plan->max_rows,
         .max_segments = min_u32(r->plan->max_rows, d->state.dims[3]),

@@ -4,7 +4,7 @@
  * tile is the columns of one value head that a block computes at a time, 16 warps of 1, 2 or 4. The
  * channels of a tile are what the convolution has to give for it: q and k of its key head and v of
  * its columns. A decode segment has one row, a prefill segment several. The window holds the
- * convolution's last inputs of each slot, an entry a position: entry position % conv_width. */
+ * convolution's last inputs of each cell, an entry a position: entry position % conv_width. */
 #ifndef BACKEND_CUDA_OPS_DELTA_H
 #define BACKEND_CUDA_OPS_DELTA_H
 
@@ -48,8 +48,8 @@ struct delta_params {
     const float *in;           /* (R, in_stride): qkv, z, beta, alpha */
     const float *conv_weights; /* (C, conv_width), oldest position first */
     const float *a, *dt;       /* (B) */
-    float *state;              /* (S, B, dv, dk) */
-    float *window;             /* (S, conv_width, C) */
+    float *state;              /* (cells, B, dv, dk) */
+    float *window;             /* (cells, conv_width, C) */
     float *out;                /* (R, out_stride) */
     /* Workspace: rows of prefill segments after the convolution; widths padded with zeros. */
     float *conv_qk;            /* (R, A, 2, padded_key) */
@@ -58,11 +58,11 @@ struct delta_params {
     struct delta_gate *gates;  /* (R, B) */
     struct delta_counters *counters;
     uint64_t in_stride, out_stride;
-    uint64_t state_stride; /* values of a slot's state */
+    uint64_t state_stride; /* values of a cell's state */
     uint32_t beta_column, alpha_column;
     uint32_t key_heads, value_heads, key_width, value_width, conv_width, channels;
-    uint32_t is_modulo_map;   /* value head h has key head h % A, not h / (B / A) */
-    uint32_t n_slots;         /* S */
+    uint32_t is_modulo_map; /* value head h has key head h % A, not h / (B / A) */
+    uint32_t n_cells;
     uint32_t max_rows;        /* R */
     uint32_t max_segments;    /* of a step: no more than rows or slots */
     uint32_t max_jobs;        /* (head tile, decode segment) of a block */
