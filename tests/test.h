@@ -35,7 +35,7 @@ const char *test_data(const char *name);
 /* A fresh path in build/tmp for a file that the test writes. Static ring of 8. */
 const char *test_temporary(const char *name);
 /* A whole file; fails the test and returns NULL when it is not there. free() it. A zero byte
- * stands behind the end. */
+ * stands after the end. */
 char *test_read_file(const char *path, size_t *size);
 
 #define TEST(id)                                                                                   \

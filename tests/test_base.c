@@ -276,7 +276,7 @@ struct relay {
     atomic_bool is_wrong;
 };
 
-/* Between two barriers every thread adds one, so behind each the sum is known. */
+/* Between two barriers every thread adds one, so after each the sum is known. */
 static void pass_barriers(void *context, int index, int count) {
     struct relay *r = context;
     for (int round = 1; round <= 300; round++) {

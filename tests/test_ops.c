@@ -24,7 +24,7 @@ static const float *run_rows(struct backend *b, const struct plan *plan, uint32_
 /* ---- the delta rule ---------------------------------------------------------------------------
  */
 
-/* A plan of one DELTA op. Its input is written before each step, its output read behind it. */
+/* A plan of one DELTA op. Its input is written before each step, its output read after it. */
 struct delta_rig {
     struct plan *plan;
     struct backend *b;

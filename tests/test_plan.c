@@ -138,7 +138,7 @@ TEST(plan_act_group_of_types) {
     }
 }
 
-/* Segments that must meet f32 do not count, nor do those behind the last. */
+/* Segments that must meet f32 do not count, nor do those after the last. */
 TEST(plan_act_group_of_f32_segments) {
     struct op op = {.kind = OP_PROJECT, .project = {.n_segments = 2}};
     struct segment *s = op.project.segments;

@@ -258,7 +258,7 @@ struct oracle_split {
     size_t n;
 };
 
-/* Cuts a piece into matches and the gaps between, each by the passes behind. */
+/* Cuts a piece into matches and the gaps between, each by the passes after. */
 static void oracle_run(struct oracle_split *o, int pass, struct str piece) {
     if (pass == 4 || !o->passes[pass]) {
         if (o->n < MAX_WORDS)

@@ -128,7 +128,7 @@ struct backend_kind {
      */
     int (*bandwidth)(struct backend *b, double *bytes_per_second, struct err *err);
 
-    /* One line about device i, false behind the last. */
+    /* One line about device i, false after the last. */
     bool (*device_line)(int i, char *out, size_t size);
 };
 
@@ -138,7 +138,7 @@ struct backend_kind {
 
 /* By name; "auto" is the first that has a device. NULL: none of that name. */
 const struct backend_kind *backend_find(const char *name);
-const struct backend_kind *backend_at(int i); /* NULL behind the last */
+const struct backend_kind *backend_at(int i); /* NULL after the last */
 /* "auto, cuda or cpu", in `out`, which it returns. */
 const char *backend_names(char *out, size_t size);
 

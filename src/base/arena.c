@@ -24,7 +24,7 @@ static struct arena_chunk *add_chunk(struct arena *arena, size_t size) {
     if (!chunk)
         return NULL;
     chunk->size = bytes;
-    /* A full chunk goes behind the one that still has room. */
+    /* A full chunk goes after the one that still has room. */
     if (bytes == size && arena->chunks) {
         chunk->next = arena->chunks->next;
         arena->chunks->next = chunk;

@@ -22,7 +22,7 @@ void *arena_alloc(struct arena *arena, size_t size);
 /* The same for count elements, the product checked. */
 void *arena_array(struct arena *arena, uint64_t count, uint64_t size);
 
-/* A copy of a slice with a zero byte behind it, or NULL. */
+/* A copy of a slice with a zero byte after it, or NULL. */
 char *arena_strdup(struct arena *arena, struct str s);
 
 /* Frees everything. The arena may be used again. */

@@ -71,13 +71,13 @@ int tokenizer_of_model(struct tokenizer **out, const char *path, struct err *err
 }
 
 double log_sum_exp(const float *logits, int32_t n) {
-    float best = logits[0];
+    int32_t best = 0;
     for (int32_t i = 1; i < n; i++)
-        best = logits[i] > best ? logits[i] : best;
-    double sum = 0;
+        best = logits[i] > logits[best] ? i : best;
+    double others = 0;
     for (int32_t i = 0; i < n; i++)
-        sum += expf(logits[i] - best);
-    return log(sum) + best;
+        others += i == best ? 0 : expf(logits[i] - logits[best]);
+    return log1p(others) + logits[best];
 }
 
 json_t *json_text(struct str s) {

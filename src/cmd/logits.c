@@ -54,7 +54,7 @@ static int parse_line(struct str line, struct ids *ids, struct err *err) {
     return SLUICE_OK;
 }
 
-/* The next line, without its end; false behind the last. */
+/* The next line, without its end; false after the last. */
 static bool next_line(struct str *text, struct str *line) {
     if (text->len == 0)
         return false;

@@ -13,7 +13,7 @@ static size_t or_default(size_t value, size_t standard) {
     return value ? value : standard;
 }
 
-/* The byte behind the string whose quote `at` is; the text's end when it is not closed. */
+/* The byte after the string whose quote `at` is; the text's end when it is not closed. */
 static size_t skip_string(struct str text, size_t at) {
     for (at++; at < text.len && text.at[at] != '"'; at++)
         if (text.at[at] == '\\')

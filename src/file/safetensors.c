@@ -206,7 +206,7 @@ static int parse_header(struct shard *shard, const uint8_t *bytes, size_t size, 
     return SLUICE_OK;
 }
 
-/* Reads the tensors of a shard behind those already there. */
+/* Reads the tensors of a shard after those already there. */
 static int read_tensors(struct safetensors *st, struct shard *shard, struct span *spans,
                         struct err *err) {
     const char *name;

@@ -86,7 +86,7 @@ static void fill_from_hub(const struct made_weight *w, void *out) {
     hub_read_rows(w->from, t, 0, t->dims[1] * t->dims[2] * t->dims[3], out);
 }
 
-/* Experts that the folder holds one by one, behind each other. */
+/* Experts that the folder holds one by one, one after the other. */
 static void fill_gathered(const struct made_weight *w, void *out) {
     uint8_t *at = out;
     for (uint32_t e = 0; e < w->hub.n_sources; e++) {

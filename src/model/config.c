@@ -177,16 +177,16 @@ int config_read(struct config *c, const struct gguf *keys, struct err *err) {
 /* ---- rotary frequencies -----------------------------------------------------------------------
  */
 
-/* The pair at which a wave turns n times over the original context. */
-static double turning_pair(const struct rope *r, double n) {
+/* The pair at which a wave rotates n times over the original context. */
+static double pair_of_rotations(const struct rope *r, double n) {
     return r->dims * log(r->original_context / (n * 2 * PI)) / (2 * log(r->base));
 }
 
 double config_rope_freqs(const struct rope *r, const float *divisors, double *freqs) {
     double low = 0, high = 0;
     if (r->scaling == SCALING_YARN) {
-        low = fmax(0, floor(turning_pair(r, r->beta_fast)));
-        high = fmin(r->dims - 1, ceil(turning_pair(r, r->beta_slow)));
+        low = fmax(0, floor(pair_of_rotations(r, r->beta_fast)));
+        high = fmin(r->dims - 1, ceil(pair_of_rotations(r, r->beta_slow)));
     }
     for (uint32_t i = 0; i < r->dims / 2; i++) {
         double f = pow(r->base, -2.0 * i / r->dims);

@@ -15,7 +15,7 @@ enum rope_scaling { SCALING_NONE, SCALING_LINEAR, SCALING_YARN };
 
 struct rope {
     double base;
-    uint32_t dims; /* how many of a head's values turn */
+    uint32_t dims; /* how many of a head's values rotate */
     enum rope_pairing pairing;
     enum rope_scaling scaling;
     double factor, attn_factor;

@@ -1,10 +1,10 @@
 /* synth.h - models without a file: "synth:MODEL:TYPE" has the keys, tensors and sizes of a real
  * model and random weights, for benchmarks.
  *
- * It looks like a GGUF file of which only the header is there. The matrices stand first, one behind
+ * It looks like a GGUF file of which only the header is there. The matrices stand first, one after
  * the other: up to `made` bytes of the file there is nothing that could not be made anywhere by its
  * offset (quant/random.h), so a device may make them itself. Vectors, whose values do matter, are
- * behind them. */
+ * after them. */
 #ifndef MODEL_SYNTH_H
 #define MODEL_SYNTH_H
 
@@ -13,7 +13,7 @@
 
 struct synth {
     struct gguf *file;
-    struct filemap map; /* the file's addresses; zero behind the header */
+    struct filemap map; /* the file's addresses; zero after the header */
     uint64_t made;
     struct arena arena;
     float *fills; /* for each tensor: the value of all its elements, NAN: random */

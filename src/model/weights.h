@@ -1,6 +1,6 @@
 /* weights.h - the WEIGHTS region: where every tensor lies.
  *
- * One span of addresses: the model's files one behind the other, then a tail for what no file
+ * One span of addresses: the model's files one after the other, then a tail for what no file
  * holds in the form that is needed (vectors to f32, gathered experts, rotary frequencies).
  * Offsets are known before anything is mapped and are the same in every run.
  * (1) Files begin at multiples of WEIGHTS_PAGE, the tail's tensors at multiples of 64.

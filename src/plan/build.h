@@ -13,7 +13,7 @@ struct plan_options {
     uint32_t max_rows, max_outputs;
     uint32_t n_slots;       /* sequences */
     uint32_t n_cells;       /* recurrent states: of sequences, and snapshots of them */
-    uint32_t n_pages;       /* of attention memory, all sequences together */
+    uint32_t n_pages;       /* of KV cache, all sequences together */
     uint32_t pages_per_seq; /* the longest a sequence may get, in pages */
     enum dtype kv_type;
     uint32_t n_vocab;

@@ -16,7 +16,7 @@
 #include <stdint.h>
 
 enum {
-    IO_PAGE_POSITIONS = 256, /* positions of a page of attention memory, and of a split */
+    IO_PAGE_POSITIONS = 256, /* positions of a page of KV cache, and of a split */
     IO_BURST = 8,            /* steps of a burst: each sequence goes on from its own tokens */
 };
 

@@ -10,7 +10,7 @@
  *   K values of a weight row (the sum runs over them)           N weight rows (results)
  *   H query heads         G key/value heads                     d head width
  *   A/B delta-net key/value heads, C its convolution channels   E experts, U of them used
- *   S slots (sequences)   P pages of attention memory */
+ *   S slots (sequences)   P pages of KV cache */
 #ifndef PLAN_PLAN_H
 #define PLAN_PLAN_H
 
@@ -199,7 +199,7 @@ struct plan {
                              layers share; none: the plan has no attention */
     struct io_layout io;
     uint64_t bytes[REGION_COUNT]; /* what the plan needs of each region */
-    struct builder *builder;      /* of build.c, of no interest behind plan_finish */
+    struct builder *builder;      /* of build.c, of no interest after plan_finish */
     struct err fault;             /* the first operand that could not be handed out; code 0: none */
 };
 

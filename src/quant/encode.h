@@ -20,7 +20,7 @@ dtype_encode_fn q4_k_encode, q5_k_encode, q6_k_encode;
  * smaller than 2^22; the low bits of the sum are the integer. rintf is a call on plain x86-64. */
 #define ROUND_MAGIC 12582912.0f /* 1.5 * 2^23 */
 
-/* A scale as a half. What would be subnormal is rounded away from zero: there halves are coarse,
+/* A scale as fp16. What would be subnormal is rounded away from zero: there fp16 is coarse,
  * and a scale too small cuts the largest values off, while one too large only costs precision. */
 static inline uint16_t f16_from_scale(float scale) {
     if (scale == 0)

@@ -1,7 +1,7 @@
 /* encode_k.c - quantizers of the K types: a search for scales and minimums.
  *
  * A sub-block's values x become y = s q - m, with q whole and 0..15 or so (Q6_K: signed, no m), and
- * s and m themselves are small whole multiples of two halves of the super-block. The error is
+ * s and m themselves are small whole multiples of two fp16 values of the super-block. The error is
  *
  *     E(s, m) = sum w (s q - m - x)^2,    w = 1 + |x| / rms of the sub-block
  *

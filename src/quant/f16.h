@@ -1,12 +1,12 @@
 /* f16.h - IEEE half: 1 sign, 5 exponent (bias 15), 10 mantissa bits. The scales of all block types
- * are halves too, and small ones are subnormal, so every pattern must come out exactly. */
+ * are fp16 too, and small ones are subnormal, so every pattern must come out exactly. */
 #ifndef QUANT_F16_H
 #define QUANT_F16_H
 
 #include "quant/common.h"
 
 #define F16_MAX 65504.0f
-#define F16_TINY 5.9604644775390625e-8f /* 2^-24, the smallest half above zero */
+#define F16_TINY 5.9604644775390625e-8f /* 2^-24, the smallest fp16 above zero */
 
 QUANT_FN float f16_to_f32(uint16_t half) {
 #ifdef __CUDA_ARCH__

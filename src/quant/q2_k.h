@@ -8,7 +8,7 @@
 struct q2_k {
     uint8_t scales[16]; /* scale in the low nibble, minimum in the high one */
     uint8_t qs[64];     /* 2 x 32 bytes; byte l of half h holds values 128h + 32g + l, g = 0..3 */
-    uint16_t d, dmin;   /* halves */
+    uint16_t d, dmin;   /* fp16 */
 };
 static_assert(sizeof(struct q2_k) == 84, "q2_k is packed");
 

@@ -5,7 +5,7 @@
 #include "quant/f16.h"
 
 struct q4_1 {
-    uint16_t d, m;  /* halves */
+    uint16_t d, m;  /* fp16 */
     uint8_t qs[16]; /* values 0..15 in the low nibbles, 16..31 in the high ones */
 };
 static_assert(sizeof(struct q4_1) == 20, "q4_1 is packed");

@@ -6,7 +6,7 @@
 #include "quant/f16.h"
 
 struct q4_k {
-    uint16_t d, dmin;   /* halves */
+    uint16_t d, dmin;   /* fp16 */
     uint8_t scales[12]; /* see q4_k_scale */
     uint8_t qs[128];    /* 4 x 32 bytes; byte l of run r holds values 64r + l and 64r + 32 + l */
 };

@@ -5,7 +5,7 @@
 #include "quant/q5_0.h"
 
 struct q5_1 {
-    uint16_t d, m;  /* halves */
+    uint16_t d, m;  /* fp16 */
     uint8_t qh[4];  /* 32 bits, value i's fifth at bit i */
     uint8_t qs[16]; /* values 0..15 in the low nibbles, 16..31 in the high ones */
 };

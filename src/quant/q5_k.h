@@ -6,7 +6,7 @@
 #include "quant/q4_k.h"
 
 struct q5_k {
-    uint16_t d, dmin;   /* halves */
+    uint16_t d, dmin;   /* fp16 */
     uint8_t scales[12]; /* as in q4_k */
     uint8_t qh[32];     /* fifth bits: of value 32s + l at bit s of byte l */
     uint8_t qs[128];    /* as in q4_k */

@@ -213,7 +213,7 @@ static int encode_word(const struct bpe *bpe, struct merger *m, struct str word,
 
 enum { CACHED_BYTES = 24, CACHED_IDS = 5, CACHE_SLOTS = 1 << 14 };
 
-/* A word with zeros behind it, and its ids. */
+/* A word with zeros after it, and its ids. */
 struct bpe_cached {
     uint64_t word[CACHED_BYTES / 8];
     uint8_t len, n_ids; /* len 0: free */
@@ -235,7 +235,7 @@ void bpe_scratch_free(struct bpe_scratch *scratch) {
     *scratch = (struct bpe_scratch){0};
 }
 
-/* The word's bytes as numbers, zeros behind them; `end` is where reading must stop. */
+/* The word's bytes as numbers, zeros after them; `end` is where reading must stop. */
 static inline void load_word(struct str word, const char *end, uint64_t out[3]) {
     if (end - word.at < CACHED_BYTES) {
         out[0] = out[1] = out[2] = 0;

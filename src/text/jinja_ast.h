@@ -131,7 +131,7 @@ struct node {
 /* A compiled template. */
 struct jinja {
     struct arena arena;
-    char *text; /* the source, and behind it the strings of its literals: what the template wrote */
+    char *text; /* the source, and after it the strings of its literals: what the template wrote */
     size_t text_len, text_capacity;
     struct node *root;   /* NODE_WITH: a scope with the statements */
     struct strmap names; /* every name of the source to its number */

@@ -1,4 +1,4 @@
-/* jinja_filter.c - the filters that stand behind `|`: one row each. Those on sequences are in
+/* jinja_filter.c - the filters that follow `|`: one row each. Those on sequences are in
  * jinja_filter_seq.c. */
 #include <math.h>
 #include <stdio.h>

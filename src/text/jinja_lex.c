@@ -2,7 +2,7 @@
  *
  * In: UTF-8.  Out: an array of tokens, where text has already lost what whitespace control takes:
  * a `-` in a tag takes all space on its side; a block or comment at the start of its line takes
- * the spaces before it (lstrip_blocks) and the newline behind it (trim_blocks); a `+` keeps them.
+ * the spaces before it (lstrip_blocks) and the newline after it (trim_blocks); a `+` keeps them.
  */
 #include <stdarg.h>
 #include <stdio.h>
@@ -92,7 +92,7 @@ static bool emit_text(struct lexer *x, size_t begin, size_t end) {
 }
 
 /* Ends a tag whose closing mark (2 bytes, a sign before it maybe) begins at `at`: takes the space
- * or the newline behind it that goes with it. */
+ * or the newline after it that goes with it. */
 static void close_tag(struct lexer *x, size_t at, bool eats_newline) {
     char sign = x->source.at[at];
     at += sign == '-' || sign == '+' ? 3 : 2;
@@ -334,7 +334,7 @@ static size_t find_tag(const struct lexer *x, size_t at) {
     return x->source.len;
 }
 
-/* One text and the tag behind it. */
+/* One text and the tag after it. */
 static bool lex_piece(struct lexer *x) {
     size_t begin = x->at, tag = find_tag(x, begin), end;
     if (tag == x->source.len) {
@@ -345,7 +345,7 @@ static bool lex_piece(struct lexer *x) {
     if (!emit_text(x, begin, trim_text(x, begin, tag, sign, kind == '{')))
         return false;
     if (is_word_tag(x, tag, "raw", false, &end)) {
-        close_tag(x, end, false); /* the newline behind `raw` stays */
+        close_tag(x, end, false); /* the newline after `raw` stays */
         return lex_raw(x);
     }
     size_t inside = tag + 2 + (sign != 0);

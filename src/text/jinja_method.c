@@ -53,7 +53,7 @@ static bool str_capitalize(struct run *run, const struct call *call, struct valu
     return jinja_change_case(run, self_text(call), CASE_CAPITALIZE, out);
 }
 
-/* The byte at which the white space before the end of s begins, or that behind it ends. */
+/* The byte at which the white space before the end of s begins, or that after it ends. */
 static struct str first_word(struct str s) {
     size_t at = 0;
     for (uint32_t c; at < s.len;) {
@@ -161,7 +161,7 @@ static bool str_splitlines(struct run *run, const struct call *call, struct valu
 }
 
 /* The part of a text that optional start and end arguments leave; *begin is its first
- * character's number. False (without error): start lies behind the end. */
+ * character's number. False (without error): start lies after the end. */
 static bool narrow(struct run *run, const struct call *call, bool *is_there, struct str *out,
                    int64_t *begin) {
     int64_t count = (int64_t)call->self.string->chars, end = count;

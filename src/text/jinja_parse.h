@@ -22,7 +22,7 @@ bool parse_no_memory(struct parser *p);
 bool parse_unexpected(struct parser *p);
 
 const struct token *parse_token(const struct parser *p);
-const struct token *parse_peek(const struct parser *p); /* the one behind it */
+const struct token *parse_peek(const struct parser *p); /* the one after it */
 const struct token *parse_next(struct parser *p);       /* returns it and goes on */
 bool token_is_name(const struct token *t, const char *name);
 /* Go on when it is that token; skip says whether, expect fails otherwise. */
@@ -50,7 +50,7 @@ struct node *parse_number(struct parser *p);
 struct node *parse_expression(struct parser *p);
 struct node *parse_tuple(struct parser *p, struct tuple_style style);
 struct node *parse_target(struct parser *p, struct tuple_style style);
-/* Filters behind a '|' each; `is_inline`: the first stands without one. *out is what they filter
+/* Filters after a '|' each; `is_inline`: the first stands without one. *out is what they filter
  * and becomes the last filter. */
 bool parse_filters(struct parser *p, struct node **out, bool is_inline);
 

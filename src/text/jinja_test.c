@@ -1,4 +1,4 @@
-/* jinja_test.c - the tests that stand behind `is`: one row each. */
+/* jinja_test.c - the tests that follow `is`: one row each. */
 #include <math.h>
 #include <utf8proc.h>
 

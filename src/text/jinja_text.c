@@ -238,7 +238,7 @@ static bool is_case_ignorable(uint32_t c) {
 }
 
 /* A capital sigma at the end of a word becomes another small letter than elsewhere. */
-static bool is_final_sigma(struct run *run, struct str before, struct str behind, bool *out) {
+static bool is_final_sigma(struct run *run, struct str before, struct str after, bool *out) {
     uint32_t c = 0;
     for (; before.len > 0; before.len -= last_char(before).len) {
         struct str last = last_char(before);
@@ -248,8 +248,8 @@ static bool is_final_sigma(struct run *run, struct str before, struct str behind
             break;
     }
     *out = before.len > 0 && is_cased(c);
-    while (*out && behind.len > 0) {
-        if (!jinja_next_char(run, &behind, &c))
+    while (*out && after.len > 0) {
+        if (!jinja_next_char(run, &after, &c))
             return false;
         if (!is_case_ignorable(c))
             return *out = !is_cased(c), true;
@@ -257,12 +257,12 @@ static bool is_final_sigma(struct run *run, struct str before, struct str behind
     return true;
 }
 
-static bool put_lower(struct run *run, uint32_t c, struct str before, struct str behind) {
+static bool put_lower(struct run *run, uint32_t c, struct str before, struct str after) {
     if (c == 0x130) /* the only one that becomes two */
         return jinja_put(run, STR("i\xCC\x87"));
     bool is_final;
     if (c == 0x3A3)
-        return is_final_sigma(run, before, behind, &is_final) &&
+        return is_final_sigma(run, before, after, &is_final) &&
                jinja_put_char(run, is_final ? 0x3C2 : 0x3C3);
     return jinja_put_char(run, (uint32_t)utf8proc_tolower((utf8proc_int32_t)c));
 }

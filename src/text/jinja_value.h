@@ -306,7 +306,7 @@ enum pays {
 
 struct builtin {
     const char *name;
-    const char *parameters; /* their names; those behind a '/' may be left out; "*": any */
+    const char *parameters; /* their names; those after a '/' may be left out; "*": any */
     builtin_fn *fn;         /* NULL: known to Python, refused by the sandbox */
     enum pays pays;
 };

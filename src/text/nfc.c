@@ -75,7 +75,7 @@ static bool sort_marks(struct nfc *n, size_t begin, size_t end) {
     size_t count = end - begin;
     if (count < 2)
         return true;
-    /* 8 bits class, 56 bits place: the mark itself is fetched from a copy behind the keys. */
+    /* 8 bits class, 56 bits place: the mark itself is fetched from a copy after the keys. */
     if (!grow((void **)&n->keys, &n->key_capacity, count * 2, sizeof *n->keys))
         return false;
     uint64_t *copy = n->keys + count;

@@ -32,7 +32,7 @@ struct special_scan {
     size_t at;         /* what lies before is done */
 };
 
-/* The next stretch of plain text (may be empty) and the token behind it, -1 at the end. False when
+/* The next stretch of plain text (may be empty) and the token after it, -1 at the end. False when
  * there is nothing more. A token takes the white space beside it along where its flags say so. */
 bool special_next(struct special_scan *scan, struct str *plain, int32_t *id);
 

@@ -45,7 +45,7 @@ void tokenizer_close(struct tokenizer *t); /* takes NULL */
 
 enum encode_flags {
     ENCODE_SPECIAL = 1, /* control tokens written out in the text become their ids */
-    ENCODE_BOS = 2,     /* BOS before and EOS behind, where the model wants them */
+    ENCODE_BOS = 2,     /* BOS before and EOS after, where the model wants them */
 };
 
 /* Appends the ids of a text of any bytes; invalid UTF-8 becomes U+FFFD, one for each bad byte.

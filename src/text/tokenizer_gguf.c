@@ -92,7 +92,7 @@ static int read_tokens(struct tokenizer **out, const struct gguf *g, struct err 
     return SLUICE_OK;
 }
 
-/* Splits each line at the first space behind its first byte. */
+/* Splits each line at the first space after its first byte. */
 static int read_merges(struct merge_text **out, size_t *count, const struct gguf *g,
                        struct err *err) {
     const struct gguf_key *key;

@@ -348,23 +348,23 @@ static int32_t template_token(const struct tokenizer *t, const json_t *list, siz
     return json_str(json_object_get(token, "id"), &text) ? tokenizer_find(t, text) : -1;
 }
 
-/* BOS before and EOS behind: as the template of tokenizer.json has it, unless
+/* BOS before and EOS last: as the template of tokenizer.json has it, unless
  * tokenizer_config.json says yes or no. */
 static void read_affixes(struct loading *l) {
     struct tokenizer *t = l->t;
     const json_t *list = find_template(json_object_get(l->root, "post_processor"));
     size_t n = json_array_size(list);
     int32_t before = n > 1 ? template_token(t, list, 0) : -1;
-    int32_t behind = n > 1 ? template_token(t, list, n - 1) : -1;
+    int32_t last = n > 1 ? template_token(t, list, n - 1) : -1;
     const json_t *config = l->folder->tokenizer_config;
     const json_t *add_bos = json_object_get(config, "add_bos_token");
     const json_t *add_eos = json_object_get(config, "add_eos_token");
     t->adds_bos = json_is_boolean(add_bos) ? json_is_true(add_bos) : before >= 0;
-    t->adds_eos = json_is_boolean(add_eos) ? json_is_true(add_eos) : behind >= 0;
+    t->adds_eos = json_is_boolean(add_eos) ? json_is_true(add_eos) : last >= 0;
     if (t->bos < 0)
         t->bos = before;
     if (t->eos < 0)
-        t->eos = behind;
+        t->eos = last;
 }
 
 static void read_settings(struct loading *l) {

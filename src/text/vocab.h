@@ -8,7 +8,7 @@
 enum token_flag {
     TOKEN_ENDS = 1 << 0,        /* ends a generation */
     TOKEN_LSTRIP = 1 << 1,      /* found in text, it takes the white space before it along */
-    TOKEN_RSTRIP = 1 << 2,      /* and behind it */
+    TOKEN_RSTRIP = 1 << 2,      /* and after it */
     TOKEN_SINGLE_WORD = 1 << 3, /* not found inside a word */
     TOKEN_NORMALIZED = 1 << 4,  /* looked for in the normalized text */
 };

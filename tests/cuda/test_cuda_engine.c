@@ -84,7 +84,7 @@ static int by_value(const void *a, const void *b) {
     return (x > y) - (x < y);
 }
 
-/* Feeds the tokens to both and compares the logits behind each, in units of their spread. */
+/* Feeds the tokens to both and compares the logits after each, in units of their spread. */
 static struct apart compare_logits(struct pair *p, const int32_t *tokens, uint32_t n) {
     struct sluice_facts facts;
     sluice_seq *seqs[2];

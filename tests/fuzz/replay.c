@@ -22,7 +22,7 @@ static int replay(const char *path) {
     fclose(f);
     if (!data)
         return 0;
-    /* An exact copy, so that a read behind the end is seen. */
+    /* An exact copy, so that a read after the end is seen. */
     uint8_t *exact = malloc(size ? size : 1);
     for (size_t i = 0; exact && i < size; i++)
         exact[i] = data[i];

@@ -2,8 +2,8 @@
  *
  * First every row's keys and values go into the cache, rounded to its type. Then each thread takes
  * its share of (block of rows of a segment, KV head). Positions come in splits of
- * IO_PAGE_POSITIONS; a split gives each query a maximum, a sum and a mixed value, which are folded
- * into the query's own in split order. So a query's bits depend on its sequence alone. */
+ * IO_PAGE_POSITIONS; a split gives each query a maximum, a sum and a PV, which are combined
+ * with the query's own in split order. So a query's bits depend on its sequence alone. */
 #include <math.h>
 
 #include "backend/cpu/cpu.h"
@@ -19,7 +19,7 @@ static void rotate(float *x, const float *angles, uint32_t rotary, enum rope_pai
     }
 }
 
-/* A head of a row, normed (where there is a norm) and turned. */
+/* A head of a row, normed (where there is a norm) and rotated. */
 static void head_of(struct cpu_step *s, const struct op_attend *a, uint32_t row, uint32_t column,
                     const struct operand *norm, float *out) {
     const float *x = row_of(s, &a->in, row) + column;
@@ -88,8 +88,8 @@ static uint32_t seen_of(const struct block *k, uint32_t row, uint32_t begin) {
     return seen < IO_PAGE_POSITIONS ? seen : IO_PAGE_POSITIONS;
 }
 
-static CLONES void scores_of(const float *query, const float *keys, uint32_t n, uint32_t width,
-                             float scale, float *out) {
+static CLONES void compute_qk(const float *query, const float *keys, uint32_t n, uint32_t width,
+                              float scale, float *out) {
     for (uint32_t p = 0; p < n; p++, keys += width) {
         vec sum = {0};
         uint32_t i = 0;
@@ -102,7 +102,7 @@ static CLONES void scores_of(const float *query, const float *keys, uint32_t n, 
     }
 }
 
-static CLONES void mix_values(float *out, const float *weights, const float *values, uint32_t n,
+static CLONES void compute_pv(float *out, const float *weights, const float *values, uint32_t n,
                               uint32_t width) {
     uint32_t i = 0;
     for (; i + LANES <= width; i += LANES) {
@@ -120,21 +120,21 @@ static CLONES void mix_values(float *out, const float *weights, const float *val
 }
 
 /* What a query has seen so far. */
-struct fold {
+struct softmax {
     float max, sum;
 };
 
-/* Folds a split's weights (already exponentials) and mixed values into the query's. */
-static void fold_in(struct fold *f, float *mixed, struct fold split, const float *part,
+/* Combines the softmax and PV of a split with those of the query. */
+static void combine(struct softmax *f, float *pv, struct softmax split, const float *part,
                     uint32_t width) {
     if (f->sum == 0) {
         *f = split;
-        memcpy(mixed, part, width * sizeof *mixed);
+        memcpy(pv, part, width * sizeof *pv);
         return;
     }
     float max = split.max > f->max ? split.max : f->max;
     float old = expf(f->max - max), now = expf(split.max - max);
-    row_mix(mixed, old, part, now, width);
+    row_mix(pv, old, part, now, width);
     f->sum = f->sum * old + split.sum * now;
     f->max = max;
 }
@@ -149,21 +149,21 @@ static void load_queries(struct cpu_step *s, const struct op_attend *a, const st
 }
 
 static void run_split(struct cpu_step *s, const struct op_attend *a, const struct block *k,
-                      uint32_t begin, struct fold *folds) {
+                      uint32_t begin, struct softmax *sums) {
     struct cpu_room *room = s->room;
     uint32_t width = a->head_width, slot = s->rows[k->segment->first_row].slot;
     uint32_t n = seen_of(k, k->n_rows - 1, begin), queries = k->n_rows * k->group;
-    struct fold splits[ATTEND_BLOCK_ROWS * MAX_GROUP];
+    struct softmax splits[ATTEND_BLOCK_ROWS * MAX_GROUP];
     const float *keys =
         decode_tile(a, cache_at(s, a, &a->keys, slot, k->head, begin), n, room->keys);
     for (uint32_t q = 0; q < queries; q++) {
         uint32_t seen = seen_of(k, q / k->group, begin);
-        float *scores = room->scores + (uint64_t)q * IO_PAGE_POSITIONS;
+        float *qk = room->qk + (uint64_t)q * IO_PAGE_POSITIONS;
         if (!seen)
             continue;
-        scores_of(room->query + (uint64_t)q * width, keys, seen, width, a->scale, scores);
-        splits[q].max = row_max(scores, seen);
-        splits[q].sum = row_exp(scores, splits[q].max, seen);
+        compute_qk(room->query + (uint64_t)q * width, keys, seen, width, a->scale, qk);
+        splits[q].max = row_max(qk, seen);
+        splits[q].sum = row_exp(qk, splits[q].max, seen);
     }
     const float *values =
         decode_tile(a, cache_at(s, a, &a->values, slot, k->head, begin), n, room->keys);
@@ -171,24 +171,24 @@ static void run_split(struct cpu_step *s, const struct op_attend *a, const struc
         uint32_t seen = seen_of(k, q / k->group, begin);
         if (!seen)
             continue;
-        mix_values(room->part, room->scores + (uint64_t)q * IO_PAGE_POSITIONS, values, seen, width);
-        fold_in(&folds[q], room->mixed + (uint64_t)q * width, splits[q], room->part, width);
+        compute_pv(room->part, room->qk + (uint64_t)q * IO_PAGE_POSITIONS, values, seen, width);
+        combine(&sums[q], room->pv + (uint64_t)q * width, splits[q], room->part, width);
     }
 }
 
 static void run_block(struct cpu_step *s, const struct op_attend *a, const struct block *k) {
-    struct fold folds[ATTEND_BLOCK_ROWS * MAX_GROUP] = {0};
+    struct softmax sums[ATTEND_BLOCK_ROWS * MAX_GROUP] = {0};
     uint32_t last = k->segment->first_position + k->first + k->n_rows - 1;
     load_queries(s, a, k);
     for (uint32_t begin = 0; begin <= last && !is_cancelled(s); begin += IO_PAGE_POSITIONS)
-        run_split(s, a, k, begin, folds);
+        run_split(s, a, k, begin, sums);
     for (uint32_t q = 0; q < k->n_rows * k->group; q++) {
         uint32_t row = k->segment->first_row + k->first + q / k->group;
         uint32_t head = k->head * k->group + q % k->group;
         float *out = row_of(s, &a->out, row) + (uint64_t)head * a->head_width;
-        const float *mixed = s->room->mixed + (uint64_t)q * a->head_width;
+        const float *pv = s->room->pv + (uint64_t)q * a->head_width;
         for (uint32_t i = 0; i < a->head_width; i++)
-            out[i] = mixed[i] / folds[q].sum;
+            out[i] = pv[i] / sums[q].sum;
     }
 }
 

@@ -136,16 +136,16 @@ struct pack_job {
     const struct cpu_packed *p;
 };
 
-/* Bands of rows, so that threads can share one big matrix. Bands are multiples of every tile. */
-enum { BAND_ROWS = 256 };
+/* Rows packed at once, so that threads can share one big matrix; a multiple of every tile. */
+enum { CHUNK_ROWS = 256 };
 
-static void pack_bands(void *context, uint64_t begin, uint64_t end) {
+static void pack_chunks(void *context, uint64_t begin, uint64_t end) {
     struct pack_job *job = context;
     const struct operand *o = job->p->operand;
-    uint64_t row = operand_row_bytes(o), bands = (o->dims[1] + BAND_ROWS - 1) / BAND_ROWS;
+    uint64_t row = operand_row_bytes(o), chunks = (o->dims[1] + CHUNK_ROWS - 1) / CHUNK_ROWS;
     for (uint64_t i = begin; i < end; i++) {
-        uint64_t plane = i / bands, first = i % bands * BAND_ROWS;
-        uint64_t n = o->dims[1] - first < BAND_ROWS ? o->dims[1] - first : BAND_ROWS;
+        uint64_t plane = i / chunks, first = i % chunks * CHUNK_ROWS;
+        uint64_t n = o->dims[1] - first < CHUNK_ROWS ? o->dims[1] - first : CHUNK_ROWS;
         const uint8_t *from =
             job->b->region[REGION_WEIGHTS] + o->offset + (plane * o->plane + first) * row;
         uint8_t *to = job->b->packed_block + job->p->at + plane * job->p->plane_bytes +
@@ -244,9 +244,9 @@ static void cut_rooms(struct backend *b, struct cutter *c, const struct needs *n
         struct cpu_room room = {
             .tile = cut(c, n->tile, sizeof(float)),
             .keys = cut(c, IO_PAGE_POSITIONS * n->width, sizeof(float)),
-            .scores = cut(c, queries * IO_PAGE_POSITIONS, sizeof(float)),
+            .qk = cut(c, queries * IO_PAGE_POSITIONS, sizeof(float)),
             .query = cut(c, queries * n->width, sizeof(float)),
-            .mixed = cut(c, queries * n->width, sizeof(float)),
+            .pv = cut(c, queries * n->width, sizeof(float)),
             .part = cut(c, n->width, sizeof(float)),
             .delta = cut(c, DELTA_BLOCK_ROWS * 2 * n->key_width, sizeof(float)),
         };
@@ -408,8 +408,8 @@ static int cpu_load(struct backend *b, struct backend_weights weights, struct pl
         return status;
     for (uint32_t i = 0; i < b->n_packed; i++) {
         const struct operand *o = b->packed[i].operand;
-        uint64_t bands = ((uint64_t)o->dims[1] + BAND_ROWS - 1) / BAND_ROWS * o->dims[2];
-        pool_for(b->pool, bands, 1, pack_bands, &(struct pack_job){b, &b->packed[i]});
+        uint64_t chunks = ((uint64_t)o->dims[1] + CHUNK_ROWS - 1) / CHUNK_ROWS * o->dims[2];
+        pool_for(b->pool, chunks, 1, pack_chunks, &(struct pack_job){b, &b->packed[i]});
         if (progress)
             progress(user, b->packed[i].at + b->packed[i].bytes, b->packed_bytes);
     }

@@ -30,7 +30,7 @@ struct cpu_op {
     struct cpu_weight weights[MAX_WEIGHTS]; /* segments of a PROJECT; gate, up, shared ... */
     bool needs_int8;                        /* some weight meets quantized activations */
     uint32_t act_group;                     /* how many of them share a scale */
-    const float *taps;                      /* DELTA: (conv_width, C), the convolution turned */
+    const float *taps;                      /* DELTA: (conv_width, C), the convolution transposed */
 };
 
 struct cpu_recording {
@@ -48,11 +48,11 @@ struct cpu_packed {
 
 /* One thread's own room. */
 struct cpu_room {
-    float *tile;                 /* results of a few weight rows for all rows */
-    float *keys;                 /* (IO_PAGE_POSITIONS, d), decoded */
-    float *scores;               /* (queries of a block, IO_PAGE_POSITIONS) */
-    float *query, *mixed, *part; /* (queries of a block, d) */
-    float *delta;                /* (DELTA_BLOCK_ROWS, 2, dk) */
+    float *tile;              /* results of a few weight rows for all rows */
+    float *keys;              /* (IO_PAGE_POSITIONS, d), decoded */
+    float *qk;                /* (queries of a block, IO_PAGE_POSITIONS) */
+    float *query, *pv, *part; /* (queries of a block, d) */
+    float *delta;             /* (DELTA_BLOCK_ROWS, 2, dk) */
 };
 
 struct backend {

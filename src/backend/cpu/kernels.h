@@ -73,6 +73,6 @@ struct kernel {
 const struct kernel *kernel_find(enum dtype type, bool exact, uint32_t features);
 
 /* All rows of the table, for tests: best first within a type and mode. */
-const struct kernel *kernel_at(size_t i); /* NULL behind the last */
+const struct kernel *kernel_at(size_t i); /* NULL after the last */
 
 #endif

@@ -44,8 +44,8 @@ INLINE __m512i bits_at(__m512i v, int shift, int mask) {
 /* low | (v shifted left) & mask; a shift by less than zero goes right. Nothing that crosses from
  * byte to byte passes the mask, so a rotation will do. */
 INLINE __m512i add_bits(__m512i low, __m512i v, int left, int mask) {
-    __m512i turned = _mm512_rolv_epi32(v, _mm512_set1_epi32(left & 31));
-    return _mm512_ternarylogic_epi32(turned, _mm512_set1_epi32(mask), low, 0xEA);
+    __m512i rotated = _mm512_rolv_epi32(v, _mm512_set1_epi32(left & 31));
+    return _mm512_ternarylogic_epi32(rotated, _mm512_set1_epi32(mask), low, 0xEA);
 }
 
 INLINE __m512i look_up(const uint8_t *values, __m512i nibbles) {

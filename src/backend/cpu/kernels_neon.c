@@ -224,7 +224,7 @@ struct format {
     enum dtype type;
     open_fn *open;
     uint32_t groups, block_bytes; /* of a packed block */
-    uint32_t halves;              /* where d stands; for mxfp4 the exponents */
+    uint32_t f16s;                /* where d stands; for mxfp4 the exponents */
     int phases;                   /* groups that are opened in different ways */
     int runs;                     /* scales in a group: 1 or 2 */
     int bias_log2;                /* the weights' bias is a power of two; 0: none */
@@ -305,7 +305,7 @@ INLINE void add_dots(const struct format *f, const struct opened *w, const struc
     }
 }
 
-INLINE void load_halves(const uint8_t *p, float32x4_t *to) {
+INLINE void load_f16s(const uint8_t *p, float32x4_t *to) {
     uint16x8_t bits = vreinterpretq_u16_u8(vld1q_u8(p));
     float16x8_t eight = vreinterpretq_f16_u16(bits);
     to[0] = vcvt_f32_f16(vget_low_f16(eight));
@@ -329,11 +329,11 @@ INLINE void add_partial(const struct format *f, const uint8_t *block, const stru
                         const struct partial *from, float32x4_t *sums) {
     float32x4_t d[2], second[2];
     if (f->type == DT_MXFP4)
-        load_exponents(block + f->halves, d);
+        load_exponents(block + f->f16s, d);
     else
-        load_halves(block + f->halves, d);
+        load_f16s(block + f->f16s, d);
     if (f->has_min)
-        load_halves(block + f->halves + 2 * TILE, second);
+        load_f16s(block + f->f16s + 2 * TILE, second);
     UNROLL for (int i = 0; i < 2; i++) {
         sums[i] = vfmaq_f32(sums[i], from->part[i], d[i]);
         if (f->has_min && f->groups > 1)

@@ -22,7 +22,7 @@
 struct parts {
     uint8_t quants[192];
     uint32_t words[1];
-    uint16_t halves[2];
+    uint16_t f16s[2];
     uint8_t bytes[16];
 };
 
@@ -30,14 +30,14 @@ struct parts {
 
 static void parts_q4_0(const void *block, struct parts *p) {
     const struct q4_0 *b = block;
-    p->halves[0] = b->d;
+    p->f16s[0] = b->d;
     memcpy(p->quants, b->qs, 16);
 }
 
 static void parts_q4_1(const void *block, struct parts *p) {
     const struct q4_1 *b = block;
-    p->halves[0] = b->d;
-    p->halves[1] = b->m;
+    p->f16s[0] = b->d;
+    p->f16s[1] = b->m;
     memcpy(p->quants, b->qs, 16);
 }
 
@@ -52,36 +52,36 @@ static uint32_t spread_bits(const uint8_t *qh) {
 
 static void parts_q5_0(const void *block, struct parts *p) {
     const struct q5_0 *b = block;
-    p->halves[0] = b->d;
+    p->f16s[0] = b->d;
     p->words[0] = spread_bits(b->qh);
     memcpy(p->quants, b->qs, 16);
 }
 
 static void parts_q5_1(const void *block, struct parts *p) {
     const struct q5_1 *b = block;
-    p->halves[0] = b->d;
-    p->halves[1] = b->m;
+    p->f16s[0] = b->d;
+    p->f16s[1] = b->m;
     p->words[0] = spread_bits(b->qh);
     memcpy(p->quants, b->qs, 16);
 }
 
 static void parts_q8_0(const void *block, struct parts *p) {
     const struct q8_0 *b = block;
-    p->halves[0] = b->d;
+    p->f16s[0] = b->d;
     memcpy(p->quants, b->qs, 32);
 }
 
 static void parts_q2_k(const void *block, struct parts *p) {
     const struct q2_k *b = block;
-    p->halves[0] = b->d;
-    p->halves[1] = b->dmin;
+    p->f16s[0] = b->d;
+    p->f16s[1] = b->dmin;
     memcpy(p->bytes, b->scales, 16);
     memcpy(p->quants, b->qs, 64);
 }
 
 static void parts_q3_k(const void *block, struct parts *p) {
     const struct q3_k *b = block;
-    p->halves[0] = b->d;
+    p->f16s[0] = b->d;
     for (int k = 0; k < 16; k++)
         p->bytes[k] = (uint8_t)q3_k_scale(b->scales, k);
     memcpy(p->quants, b->qs, 64);
@@ -97,16 +97,16 @@ static void parts_k_scales(const uint8_t *scales, struct parts *p) {
 
 static void parts_q4_k(const void *block, struct parts *p) {
     const struct q4_k *b = block;
-    p->halves[0] = b->d;
-    p->halves[1] = b->dmin;
+    p->f16s[0] = b->d;
+    p->f16s[1] = b->dmin;
     parts_k_scales(b->scales, p);
     memcpy(p->quants, b->qs, 128);
 }
 
 static void parts_q5_k(const void *block, struct parts *p) {
     const struct q5_k *b = block;
-    p->halves[0] = b->d;
-    p->halves[1] = b->dmin;
+    p->f16s[0] = b->d;
+    p->f16s[1] = b->dmin;
     parts_k_scales(b->scales, p);
     memcpy(p->quants, b->qs, 128);
     memcpy(p->quants + 128, b->qh, 32);
@@ -114,7 +114,7 @@ static void parts_q5_k(const void *block, struct parts *p) {
 
 static void parts_q6_k(const void *block, struct parts *p) {
     const struct q6_k *b = block;
-    p->halves[0] = b->d;
+    p->f16s[0] = b->d;
     memcpy(p->bytes, b->scales, 16);
     memcpy(p->quants, b->ql, 128);
     memcpy(p->quants + 128, b->qh, 64);
@@ -122,13 +122,13 @@ static void parts_q6_k(const void *block, struct parts *p) {
 
 static void parts_iq4_nl(const void *block, struct parts *p) {
     const struct iq4_nl *b = block;
-    p->halves[0] = b->d;
+    p->f16s[0] = b->d;
     memcpy(p->quants, b->qs, 16);
 }
 
 static void parts_iq4_xs(const void *block, struct parts *p) {
     const struct iq4_xs *b = block;
-    p->halves[0] = b->d;
+    p->f16s[0] = b->d;
     for (int s = 0; s < 8; s++)
         p->bytes[s] = (uint8_t)iq4_xs_scale(b, s);
     memcpy(p->quants, b->qs, 128);
@@ -144,11 +144,11 @@ static void parts_mxfp4(const void *block, struct parts *p) {
 
 static const struct layout {
     enum dtype type;
-    uint32_t values, quants, words, halves, bytes;
+    uint32_t values, quants, words, f16s, bytes;
     void (*parts)(const void *block, struct parts *out);
 } layouts[] = {
-#define X(TYPE, type, values, quants, words, halves, bytes)                                        \
-    {DT_##TYPE, values, quants, words, halves, bytes, parts_##type},
+#define X(TYPE, type, values, quants, words, f16s, bytes)                                          \
+    {DT_##TYPE, values, quants, words, f16s, bytes, parts_##type},
     PACKED_TYPES(X)
 #undef X
 };
@@ -162,7 +162,7 @@ static const struct layout *layout_of(enum dtype type) {
 }
 
 static uint32_t row_block_bytes(const struct layout *l) {
-    return l->quants + 4 * l->words + 2 * l->halves + l->bytes;
+    return l->quants + 4 * l->words + 2 * l->f16s + l->bytes;
 }
 
 uint64_t packed_bytes(enum dtype type, struct packing p, uint32_t k, uint32_t n) {
@@ -180,14 +180,14 @@ static void place(const struct layout *l, struct packing p, uint32_t row, const 
     for (uint32_t i = 0; i < l->words; i++)
         memcpy(to + (i * p.rows + row) * 4, &from->words[i], 4);
     to += l->words * 4 * p.rows;
-    for (uint32_t i = 0; i < l->halves; i++)
-        memcpy(to + (i * p.rows + row) * 2, &from->halves[i], 2);
-    to += l->halves * 2 * p.rows;
+    for (uint32_t i = 0; i < l->f16s; i++)
+        memcpy(to + (i * p.rows + row) * 2, &from->f16s[i], 2);
+    to += l->f16s * 2 * p.rows;
     for (uint32_t i = 0; i < l->bytes; i++)
         to[i * p.rows + row] = from->bytes[i];
 }
 
-/* The parts of a block, or zeros behind the matrix's last row. */
+/* The parts of a block, or zeros after the matrix's last row. */
 static void read_parts(const struct layout *l, struct packing p, const uint8_t *block,
                        uint32_t bytes, struct parts *parts) {
     memset(parts, 0, sizeof *parts);

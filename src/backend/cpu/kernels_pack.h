@@ -7,7 +7,7 @@
  *
  *   quants  [i / U][row][i % U]   the block's bytes of quants, in units of U bytes
  *   words   [i][row]  u32         the fifth bits of q5_0 and q5_1, value 4j + b's at bit 8b + j
- *   halves  [i][row]  f16         d, then m or dmin
+ *   f16s  [i][row]  f16         d, then m or dmin
  *   bytes   [i][row]  u8, i8      sub-block scales, then minimums; the exponent of mxfp4
  *
  * T and U belong to the instruction set: x86 multiplies four bytes a lane (U = 4; T = 8 or 16),
@@ -21,7 +21,7 @@
 
 #include "backend/cpu/kernels_rows.h"
 
-/* X(TYPE, type, values, quants, words, halves, bytes): of one row's block. In the file q4_k has
+/* X(TYPE, type, values, quants, words, f16s, bytes): of one row's block. In the file q4_k has
  * 144 bytes (here 148), q5_k 176 (180), q3_k 110 (114), iq4_xs 136 (138); others do not change. */
 /* clang-format off */
 #define PACKED_TYPES(X)                                                                            \
@@ -53,11 +53,11 @@ void pack_rows(enum dtype type, struct packing p, const void *rows, uint32_t k, 
 /* Groups of a block; bytes of a row before each part of a packed block, and in all: times T they
  * are the offsets and the size of a tile's block. */
 enum {
-#define X(TYPE, type, values, quants, words, halves, bytes)                                        \
+#define X(TYPE, type, values, quants, words, f16s, bytes)                                          \
     PACK_GROUPS_##type = (values) / 32, PACK_WORDS_##type = (quants),                              \
     PACK_HALVES_##type = (quants) + 4 * (words),                                                   \
-    PACK_BYTES_##type = (quants) + 4 * (words) + 2 * (halves),                                     \
-    PACK_SIZE_##type = (quants) + 4 * (words) + 2 * (halves) + (bytes),
+    PACK_BYTES_##type = (quants) + 4 * (words) + 2 * (f16s),                                       \
+    PACK_SIZE_##type = (quants) + 4 * (words) + 2 * (f16s) + (bytes),
     PACKED_TYPES(X)
 #undef X
 };
