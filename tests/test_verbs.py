@@ -288,6 +288,15 @@ def test_bench_in_bursts():
     assert found["decode"]["tok_s"] > 0 and found["submissions"] <= found["steps"] == 40
 
 
+def test_bench_through_the_scheduler():
+    found = json.loads(good("bench", "-m", TINY, "-p", 0, "-n", 6, "-r", 1, "--batch", 3, "--scheduler", "--json")[0])
+    assert found["steps"] == 24 and found["scheduler"]["tok_s"] > 0 and found["scheduler"]["own_us"] > 0
+    out = good("bench", "-m", TINY, "-p", 4, "-n", 6, "-r", 1, "--burst", "--scheduler")[0]
+    assert b"of decode" in out
+    bad(2, "--depth", "bench", "-m", TINY, "--scheduler", "--depth", 3)
+    bad(2, "-n 0", "bench", "-m", TINY, "--scheduler", "-n", 0)
+
+
 # ---- what people see ----------------------------------------------------------------------------
 
 STORY = ("run", "-p", "Once upon a time", "--temp", 0)

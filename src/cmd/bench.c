@@ -4,13 +4,14 @@
  * given depth: a sequence of that length is made once and forked for every repeat. What is said of
  * the repeats is their median, and their spread: (largest - smallest) / median. A single sequence
  * also hands its logits to the host at every token; several are only told which token was picked.
- */
+ * With --scheduler the same tokens are generated once more, by requests through the scheduler. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
 
 #include "base/cpu.h"
+#include "cmd/bench_scheduler.h"
 #include "cmd/cmd.h"
 #include "cmd/open.h"
 #include "cmd/progress.h"
@@ -20,10 +21,11 @@ enum { MAX_REPEATS = 100 };
 struct bench {
     struct common common;
     int n_prompt, n_new, depth, repeats;
-    bool is_burst;
+    bool is_burst, has_scheduler;
     sluice_model *model;
     sluice_engine *engine;
     sluice_seq *base; /* of the length `depth`; NULL when that is 0 */
+    double own_us;    /* of the scheduler a submission, in its last run: the median */
     int32_t *prompt;  /* random tokens: max(depth, n_prompt) */
 };
 
@@ -31,6 +33,13 @@ struct bench {
 struct figure {
     double median, spread, gb_s;
     double cores; /* processors of the host that were busy, on average */
+};
+
+/* What a run measured. Those that were not asked for have a median of 0. */
+struct measured {
+    struct figure prefill, decode, scheduled;
+    double bandwidth;
+    struct sluice_counters counters;
 };
 
 static struct figure figure_of(double *rates, int n) {
@@ -94,6 +103,21 @@ static int time_decode(struct bench *b, double *rate) {
     return exit;
 }
 
+static int time_scheduler(struct bench *b, double *rate) {
+    struct bench_scheduler run = {
+        .model = b->model,
+        .engine = b->engine,
+        .prompt = b->prompt,
+        .n_requests = (uint32_t)b->common.batch,
+        .n_new = (uint32_t)b->n_new,
+        .is_single = !b->is_burst,
+    };
+    int exit = bench_scheduler(&run);
+    *rate = run.rate;
+    b->own_us = 1e6 * run.own_seconds;
+    return exit;
+}
+
 static double processor_seconds(void) {
     struct timespec t;
     clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &t);
@@ -116,23 +140,27 @@ static int repeat(struct bench *b, int (*once)(struct bench *, double *), struct
 /* ---- what is said -----------------------------------------------------------------------------
  */
 
-static void print_json(const struct bench *b, const struct figure *prefill,
-                       const struct figure *decode, double bandwidth,
-                       const struct sluice_counters *c) {
+static void print_json(const struct bench *b, const struct measured *f) {
+    const struct figure *prefill = &f->prefill, *decode = &f->decode, *scheduled = &f->scheduled;
+    const struct sluice_counters *c = &f->counters;
     struct sluice_memory memory;
     sluice_engine_memory(b->engine, &memory);
     printf("{\"threads\": %d, \"depth\": %d, \"batch\": %d, \"repeats\": %d, "
            "\"bandwidth_gb_s\": %.3f",
            b->common.threads ? b->common.threads : cpu_count(), b->depth, b->common.batch,
-           b->repeats, bandwidth);
-    if (prefill)
+           b->repeats, f->bandwidth);
+    if (b->n_prompt)
         printf(", \"prefill\": {\"tokens\": %d, \"tok_s\": %.3f, \"spread\": %.4f}", b->n_prompt,
                prefill->median, prefill->spread);
-    if (decode)
+    if (b->n_new)
         printf(", \"decode\": {\"tokens\": %d, \"tok_s\": %.3f, \"spread\": %.4f, "
                "\"gb_s\": %.3f, \"of_bandwidth\": %.4f, \"host_cores\": %.3f}",
                b->n_new, decode->median, decode->spread, decode->gb_s,
-               bandwidth > 0 ? decode->gb_s / bandwidth : 0, decode->cores);
+               f->bandwidth > 0 ? decode->gb_s / f->bandwidth : 0, decode->cores);
+    if (b->has_scheduler)
+        printf(", \"scheduler\": {\"tok_s\": %.3f, \"spread\": %.4f, \"of_decode\": %.4f, "
+               "\"own_us\": %.2f}",
+               scheduled->median, scheduled->spread, scheduled->median / decode->median, b->own_us);
     printf(", \"steps\": %llu, \"submissions\": %llu, \"waits\": %llu, \"host_copies\": %llu, "
            "\"memory_bytes\": %llu}\n",
            (unsigned long long)c->steps, (unsigned long long)c->submissions,
@@ -140,19 +168,25 @@ static void print_json(const struct bench *b, const struct figure *prefill,
            (unsigned long long)memory.total);
 }
 
-static void print_text(const struct bench *b, const struct figure *prefill,
-                       const struct figure *decode, double bandwidth,
-                       const struct sluice_counters *c) {
-    printf("read bandwidth      %8.2f GB/s\n", bandwidth);
-    if (prefill)
+static void print_text(const struct bench *b, const struct measured *f) {
+    const struct figure *prefill = &f->prefill, *decode = &f->decode, *scheduled = &f->scheduled;
+    const struct sluice_counters *c = &f->counters;
+    printf("read bandwidth      %8.2f GB/s\n", f->bandwidth);
+    if (b->n_prompt)
         printf("prefill %5d at %-5d %8.2f tok/s  spread %4.1f %%\n", b->n_prompt, b->depth,
                prefill->median, 100 * prefill->spread);
-    if (decode)
+    if (b->n_new)
         printf("decode %3d x %-4d at %-5d %6.2f tok/s  spread %4.1f %%  %.2f GB/s, %.0f %% of the "
                "bandwidth, %.0f %% of a processor\n",
                b->common.batch, b->n_new, b->depth, decode->median, 100 * decode->spread,
-               decode->gb_s, bandwidth > 0 ? 100 * decode->gb_s / bandwidth : 0,
+               decode->gb_s, f->bandwidth > 0 ? 100 * decode->gb_s / f->bandwidth : 0,
                100 * decode->cores);
+    if (b->has_scheduler)
+        printf(
+            "scheduler           %8.2f tok/s  spread %4.1f %%  %.1f %% of decode, %.1f us of its "
+            "own a submission\n",
+            scheduled->median, 100 * scheduled->spread, 100 * scheduled->median / decode->median,
+            b->own_us);
     printf("%llu steps, %llu submissions, %llu waits, %llu host copies\n",
            (unsigned long long)c->steps, (unsigned long long)c->submissions,
            (unsigned long long)c->waits, (unsigned long long)c->host_copies);
@@ -171,21 +205,21 @@ static int make_base(struct bench *b) {
 }
 
 static int run(struct bench *b) {
-    struct figure prefill = {0}, decode = {0};
-    struct sluice_counters c;
-    double bandwidth = common_limit(b->engine, b->common.threads);
+    struct measured f = {.bandwidth = common_limit(b->engine, b->common.threads)};
     int exit = make_base(b);
     if (!exit && b->n_prompt)
-        exit = repeat(b, time_prefill, &prefill);
+        exit = repeat(b, time_prefill, &f.prefill);
     if (!exit && b->n_new)
-        exit = repeat(b, time_decode, &decode);
+        exit = repeat(b, time_decode, &f.decode);
+    if (!exit && b->has_scheduler)
+        exit = repeat(b, time_scheduler, &f.scheduled);
     if (exit)
         return exit;
     uint32_t batch = (uint32_t)b->common.batch, depth = (uint32_t)(b->depth + b->n_new / 2);
-    decode.gb_s = decode.median / batch * (double)common_step_bytes(b->engine, batch, depth) / 1e9;
-    sluice_engine_counters(b->engine, &c);
-    (b->common.as_json ? print_json : print_text)(b, b->n_prompt ? &prefill : NULL,
-                                                  b->n_new ? &decode : NULL, bandwidth, &c);
+    f.decode.gb_s =
+        f.decode.median / batch * (double)common_step_bytes(b->engine, batch, depth) / 1e9;
+    sluice_engine_counters(b->engine, &f.counters);
+    (b->common.as_json ? print_json : print_text)(b, &f);
     return 0;
 }
 
@@ -212,18 +246,23 @@ static int check(const struct bench *b) {
         return exit;
     if (b->n_prompt == 0 && b->n_new == 0)
         return complain(EXIT_USAGE, "bench: -p and -n are both 0, expected something to do");
+    if (b->has_scheduler && (b->depth > 0 || b->n_new == 0))
+        return complain(EXIT_USAGE, "bench: --scheduler with %s, expected %s",
+                        b->depth > 0 ? "--depth" : "-n 0", b->depth > 0 ? "none" : "-n 1 or more");
     return common_check(&b->common, "bench");
 }
 
 int cmd_bench(int argc, char **argv) {
     struct bench b = {.common = common_default(), .n_prompt = 512, .n_new = 128, .repeats = 5};
-    struct opt opts[MAX_COMMON_OPTS + 8] = {
+    struct opt opts[MAX_COMMON_OPTS + 7] = {
         {"--prompt", 'p', OPT_INT, &b.n_prompt, "N", "tokens of the prompt; 0: no prefill"},
         {"--tokens", 'n', OPT_INT, &b.n_new, "N", "tokens to generate; 0: no decode"},
         {"--depth", 0, OPT_INT, &b.depth, "N", "tokens that stand before them"},
         {"--batch", 0, OPT_INT, &b.common.batch, "N", "sequences that generate together"},
         {"--burst", 0, OPT_FLAG, &b.is_burst, NULL,
          "several tokens a submission where the backend can"},
+        {"--scheduler", 0, OPT_FLAG, &b.has_scheduler, NULL,
+         "the same tokens by requests through the scheduler, too"},
         {"--repeats", 'r', OPT_INT, &b.repeats, "N", "of each measurement; 5 unless given"},
     };
     const struct usage usage = {
@@ -234,7 +273,7 @@ int cmd_bench(int argc, char **argv) {
             "that\nlimits it, with the same threads in the same run.",
         .example = "sluice bench -m model.gguf -p 512 -n 128 --json",
         .opts = opts,
-        .n_opts = common_opts(opts, 6, &b.common, WITH_ENGINE | WITH_JSON),
+        .n_opts = common_opts(opts, 7, &b.common, WITH_ENGINE | WITH_JSON),
         .model = &b.common.model,
     };
     int exit = opts_parse(&usage, argc, argv, NULL);

@@ -58,6 +58,7 @@ struct sched {
     uint32_t context;     /* most tokens of a sequence */
     uint32_t n_sequences; /* that may run */
     uint32_t n_answers;   /* in the table below: also the number of requests */
+    bool has_no_bursts;
     struct answer *answers;
     struct request *requests;
     struct answer *free_answers;
@@ -127,6 +128,7 @@ int sched_open(struct sched **out, const sluice_model *model, sluice_engine *eng
         .context = choice.context,
         .n_sequences = choice.sequences,
         .n_answers = choice.sequences + options->queue,
+        .has_no_bursts = options->has_no_bursts,
         .next_serial = 1,
     };
     sluice_model_facts(model, &s->facts);
@@ -499,7 +501,7 @@ static void feed(struct sched *s) {
 
 /* Steps that may be made at once: nobody waits, and none gets more tokens than it wants. */
 static uint32_t steps_at_once(const struct sched *s) {
-    uint32_t n = s->waiting.n ? 1 : UINT32_MAX;
+    uint32_t n = s->waiting.n || s->has_no_bursts ? 1 : UINT32_MAX;
     for (const struct answer *a = s->running.first; a && n > 1; a = a->next)
         n = min_u32(n, a->request->most - a->report.n_new);
     return n;

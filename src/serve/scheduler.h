@@ -92,7 +92,8 @@ struct sched_request {
  */
 
 struct sched_options {
-    uint32_t queue; /* answers that may wait when all sequences of the engine are taken */
+    uint32_t queue;     /* answers that may wait when all sequences of the engine are taken */
+    bool has_no_bursts; /* every submission is one step: a request that arrives waits less */
 };
 
 /* Model and engine are borrowed. On failure *out is NULL. */
