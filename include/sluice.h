@@ -140,6 +140,8 @@ struct sluice_engine_options {
     int threads;         /* of the CPU backend, at most 1024; 0: one per processor */
     bool exact;          /* f32 activations and f32 KV cache */
     const char *kv_type; /* KV cache: "f32", "f16", "q8_0", "q4_0"; NULL: "f16" */
+    uint64_t kv_bytes;   /* memory for the KV cache, which sequences take page by page as they grow;
+                          * 0: what all of them at full length need */
     int64_t context;     /* most tokens in a sequence, up to 2^24; 0: the model's context; below 0:
                           * the model's, but at most 8192 */
     uint32_t sequences;  /* most sequences open at the same time, 1 to 4096 */
@@ -172,7 +174,9 @@ const char *sluice_engine_error(const sluice_engine *engine);
 
 /* Runs the model once over tokens that wait, of all sequences that have some, as many as fit into
  * `prefill` and `batch`. *rows (may be NULL): how many tokens were processed; 0: none waited.
- * SLUICE_ERR_FORMAT: logits are NaN or infinite, as the model's weights are damaged. */
+ * A sequence that finds no free page of the KV cache is left out and loses nothing (see
+ * sluice_seq_is_starved); SLUICE_ERR_MEMORY when no other could run either. SLUICE_ERR_FORMAT:
+ * logits are NaN or infinite, as the model's weights are damaged. */
 int sluice_engine_step(sluice_engine *engine, uint32_t *rows);
 
 /* Up to n steps in one submission: each sequence feeds itself the tokens it samples. They are then
@@ -204,6 +208,14 @@ struct sluice_memory {
     uint64_t total;
 };
 void sluice_engine_memory(const sluice_engine *engine, struct sluice_memory *out);
+
+/* Pages of the KV cache. */
+struct sluice_pages {
+    uint32_t total, free;
+    uint32_t tokens;  /* of a page */
+    uint32_t starved; /* sequences that found none in the last step */
+};
+void sluice_engine_pages(const sluice_engine *engine, struct sluice_pages *out);
 
 /* Counted since open. A step is one submission and one wait, and so is a burst of several steps. */
 struct sluice_counters {
@@ -242,6 +254,10 @@ int sluice_seq_feed(sluice_seq *seq, const int32_t *tokens, size_t n);
  * valid until the next call with this sequence. */
 void sluice_seq_tokens(const sluice_seq *seq, const int32_t **tokens, uint32_t *n,
                        uint32_t *waiting);
+
+/* True when tokens of it waited in the last step and no page of the KV cache was free for them. It
+ * goes on by itself when there is one: other sequences must be closed or rewound. */
+bool sluice_seq_is_starved(const sluice_seq *seq);
 
 enum sluice_want {
     SLUICE_WANT_TOKEN = 1,      /* sample a token after the last token fed (the default) */

@@ -582,7 +582,7 @@ static void oracle_run(struct oracle *o, const uint8_t *bytes, size_t size) {
         sluice_seq_close(o->seqs[i].fresh);
         o->seqs[i].seq = o->seqs[i].fresh = NULL;
     }
-    SAME(o->engine->state.n_free == o->engine->state.n_pages);
+    SAME(pages_available(&o->engine->state.pages) == o->engine->state.pages.n);
     memset(o->stale, 0, sizeof o->stale);
 }
 

@@ -639,8 +639,99 @@ TEST(engine_state_keeps_its_invariants) {
             expect_as_fresh(&c, c.seqs[i]);
     for (int i = 0; i < N_SLOTS; i++)
         sluice_seq_close(c.seqs[i]);
-    EXPECT_INT(c.r.engine->state.n_free, c.r.engine->state.n_pages);
+    EXPECT_INT(pages_available(&c.r.engine->state.pages), c.r.engine->state.pages.n);
     rig_close(&c.r);
+}
+
+/* ---- fewer pages than sequences could fill ----------------------------------------------------
+ */
+
+static uint64_t page_bytes_of(const char *path) {
+    struct rig r;
+    struct sluice_engine_options o = options_for(256, 1);
+    if (!rig_open(&r, path, &o))
+        return 1;
+    uint64_t bytes = r.engine->state.layout.page_bytes;
+    rig_close(&r);
+    return bytes;
+}
+
+/* Sequences take pages as they grow. Those that find none wait, and go on to the same tokens. */
+TEST(engine_sequences_share_too_few_pages) {
+    enum { N = 3, N_LONG = 600 };
+    for (int m = 0; m < 2; m++) {
+        static int32_t alone[N][N_LONG], tokens[N][N_LONG];
+        struct rig r;
+        struct sluice_engine_options o = options_for(700, 1);
+        struct sluice_pages pages;
+        sluice_seq *seqs[N];
+        uint32_t n[N] = {0}, n_starved = 0, n_set_back = 0, rows;
+        for (int i = 0; i < N && rig_open(&r, models[m], &o); i++) {
+            generate(open_seq(&r, (uint64_t)i, 40), alone[i], N_LONG);
+            rig_close(&r);
+        }
+        o = options_for(700, N);
+        o.kv_bytes = 5 * page_bytes_of(models[m]) + 1; /* all would need 9 */
+        if (!rig_open(&r, models[m], &o))
+            return;
+        sluice_engine_pages(r.engine, &pages);
+        EXPECT(pages.total == 5 && pages.free == 5 && pages.tokens == 256);
+        for (int i = 0; i < N; i++)
+            seqs[i] = open_seq(&r, (uint64_t)i, 40);
+        for (int open = N; open > 0;) {
+            int status = sluice_engine_step(r.engine, &rows);
+            for (int i = 0; i < N; i++) {
+                int32_t token = seqs[i] ? sluice_seq_token(seqs[i]) : -1;
+                n_starved += sluice_seq_is_starved(seqs[i]);
+                if (token >= 0)
+                    tokens[i][n[i]++] = token;
+                if (token >= 0 && n[i] < N_LONG)
+                    EXPECT_INT(sluice_seq_feed(seqs[i], &token, 1), SLUICE_OK);
+                if (!seqs[i] || n[i] < N_LONG)
+                    continue;
+                sluice_seq_close(seqs[i]);
+                seqs[i] = NULL;
+                open--;
+            }
+            if (!status)
+                continue;
+            sluice_engine_pages(r.engine, &pages);
+            EXPECT_INT(status, SLUICE_ERR_MEMORY);
+            EXPECT(strstr(sluice_engine_error(r.engine), "all 5 pages"));
+            EXPECT(pages.free == 0 && pages.starved > 0 && rows == 0);
+            int last = N - 1; /* none can go on: the last one that has two pages begins again */
+            while (last > 0 && (!seqs[last] || n[last] <= 256))
+                last--;
+            if (!seqs[last] || n_set_back++ == 100)
+                test_fail(__FILE__, __LINE__, "no sequence ever ends");
+            if (!seqs[last] || n_set_back > 100)
+                break;
+            EXPECT_INT(sluice_seq_rewind(seqs[last], 40), SLUICE_OK);
+            n[last] = 0;
+        }
+        EXPECT(n_starved > 0);
+        for (int i = 0; i < N; i++)
+            expect_tokens(tokens[i], alone[i], N_LONG, models[m]);
+        EXPECT(state_broken(&r.engine->state) == NULL);
+        rig_close(&r);
+    }
+}
+
+TEST(engine_refuses_less_than_a_page) {
+    sluice_model *model = NULL;
+    sluice_engine *engine = NULL;
+    struct sluice_engine_options o = options_for(64, 1);
+    o.kv_bytes = 100;
+    EXPECT_INT(sluice_model_open(&model, test_data(models[0])), SLUICE_OK);
+    EXPECT_INT(sluice_engine_open(&engine, model, &o), SLUICE_ERR_ARGUMENT);
+    EXPECT(strstr(sluice_engine_error(engine), "kv_bytes is 100, expected at least"));
+    sluice_engine_close(engine);
+    o.memory_limit = 300000000;
+    o.kv_bytes = 1ull << 33;
+    EXPECT_INT(sluice_engine_open(&engine, model, &o), SLUICE_ERR_MEMORY);
+    EXPECT(strstr(sluice_engine_error(engine), "kv_bytes 268435456"));
+    sluice_engine_close(engine);
+    sluice_model_close(model);
 }
 
 /* ---- saved sequences --------------------------------------------------------------------------

@@ -68,11 +68,15 @@ static int compare_op(sluice_engine *one, sluice_engine *other, uint32_t i, stru
 }
 
 int compare_step(sluice_engine *one, sluice_engine *other, bool as_json) {
-    uint32_t rows = batch_begin(one), worst_op = 0;
+    uint32_t rows = 0, other_rows = 0, worst_op = 0;
     double worst = 0;
+    int status = batch_begin(one, &rows, &one->err);
+    if (!status)
+        status = batch_begin(other, &other_rows, &one->err);
+    if (status)
+        return fail(&one->err);
     json_t *list = json_array();
-    int status = SLUICE_OK;
-    CHECK(rows > 0 && batch_begin(other) == rows);
+    CHECK(rows > 0 && other_rows == rows);
     const struct plan *plan = one->plans[one->last_plan];
     CHECK(other->plans[other->last_plan]->n_ops == plan->n_ops &&
           other->plans[other->last_plan]->max_rows == plan->max_rows);

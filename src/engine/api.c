@@ -273,6 +273,19 @@ void sluice_engine_counters(const sluice_engine *e, struct sluice_counters *out)
     };
 }
 
+void sluice_engine_pages(const sluice_engine *e, struct sluice_pages *out) {
+    if (!out)
+        return;
+    *out = (struct sluice_pages){0};
+    if (is_loaded(e))
+        *out = (struct sluice_pages){
+            .total = e->state.pages.n,
+            .free = pages_available(&e->state.pages),
+            .tokens = PAGE,
+            .starved = e->n_starved,
+        };
+}
+
 void sluice_engine_choice(const sluice_engine *e, struct sluice_choice *out) {
     if (!out)
         return;
@@ -399,6 +412,10 @@ void sluice_seq_tokens(const sluice_seq *seq, const int32_t **tokens, uint32_t *
         *n = s->n_tokens;
     if (waiting)
         *waiting = s->n_tokens - s->length;
+}
+
+bool sluice_seq_is_starved(const sluice_seq *seq) {
+    return is_open(seq) && slot_of(seq)->is_starved;
 }
 
 int sluice_seq_want(sluice_seq *seq, unsigned wants) {

@@ -23,49 +23,68 @@ static uint32_t waiting(const struct slot *s) {
     return s->is_open ? s->n_tokens - s->length : 0;
 }
 
-/* The part that fits into the room; no rows when none does. */
-static struct part part_of(const struct sluice_engine *e, uint32_t slot, struct room room) {
+/* The part that fits into the room; no rows when none does. `pages`: rows that there are pages for.
+ */
+static struct part part_of(const struct sluice_engine *e, uint32_t slot, uint32_t pages,
+                           struct room room) {
     const struct slot *s = &e->state.slots[slot];
     unsigned wants = e->seqs[slot]->wants;
-    uint32_t all = waiting(s);
-    uint32_t rows = min_u32(all, room.rows);
-    rows = e->kind->max_rows ? state_rows_to_last(&e->state, slot, rows)
-                             : min_u32(rows, state_room(&e->state, slot));
-    if (wants & SLUICE_WANT_ALL_LOGITS) {
-        rows = min_u32(rows, room.outputs);
-        return (struct part){slot, rows, rows};
-    }
-    if (rows < all || wants == 0)
-        return (struct part){slot, rows, 0};
-    if (room.outputs == 0) /* the last row has to wait for the next step */
-        return (struct part){slot, rows - 1, 0};
-    return (struct part){slot, rows, 1};
+    uint32_t all = waiting(s), rows = min_u32(min_u32(all, room.rows), pages);
+    struct part part = {.slot = slot};
+    part.rows = e->kind->max_rows ? state_rows_to_last(&e->state, slot, rows)
+                                  : min_u32(rows, state_room(&e->state, slot));
+    if (wants & SLUICE_WANT_ALL_LOGITS)
+        part.rows = part.outputs = min_u32(part.rows, room.outputs);
+    else if (part.rows == all && wants && room.outputs == 0)
+        part.rows--; /* the last row has to wait for the next step */
+    else
+        part.outputs = part.rows == all && wants;
+    return part;
+}
+
+/* The sequence's part, with its pages, where there is room and there are pages. */
+static int add_part(struct sluice_engine *e, uint32_t slot, struct room *room, struct err *err) {
+    uint32_t pages = state_page_room(&e->state, slot);
+    struct part part = part_of(e, slot, pages, *room);
+    e->state.slots[slot].is_starved = pages == 0;
+    e->n_starved += pages == 0;
+    if (part.rows == 0)
+        return SLUICE_OK;
+    int status = state_reserve(&e->state, slot, part.rows, &part.first_change, err);
+    e->parts[e->n_parts++] = part;
+    room->rows -= part.rows;
+    room->outputs -= part.outputs;
+    return status;
 }
 
 /* Adds the parts of sequences that generate (one token waits), or of the others. */
-static void add_parts(struct sluice_engine *e, bool is_generating, struct room *room) {
-    for (uint32_t i = 0; i < e->setup.n_seqs && room->rows > 0; i++) {
+static int add_parts(struct sluice_engine *e, bool is_generating, struct room *room,
+                     struct err *err) {
+    int status = SLUICE_OK;
+    for (uint32_t i = 0; !status && i < e->setup.n_seqs && room->rows > 0; i++) {
         uint32_t slot = (e->first_slot + i) % e->setup.n_seqs;
         uint32_t n = waiting(&e->state.slots[slot]);
-        if (n == 0 || (n == 1) != is_generating)
-            continue;
-        struct part part = part_of(e, slot, *room);
-        if (part.rows == 0)
-            continue;
-        e->parts[e->n_parts++] = part;
-        room->rows -= part.rows;
-        room->outputs -= part.outputs;
+        if (n > 0 && (n == 1) == is_generating)
+            status = add_part(e, slot, room, err);
     }
+    return status;
 }
 
-static struct room compose(struct sluice_engine *e) {
+/* Pages are taken here; what fails after it leaves them with their slots, which need them next. */
+static int compose(struct sluice_engine *e, struct room *used, struct err *err) {
     const struct room all = {e->plans[e->n_plans - 1]->max_rows, e->setup.outputs};
     struct room left = all;
-    e->n_parts = 0;
-    add_parts(e, true, &left);
-    add_parts(e, false, &left);
+    for (uint32_t i = 0; i < e->setup.n_seqs; i++)
+        e->state.slots[i].is_starved = false;
+    e->n_parts = e->n_starved = 0;
+    int status = add_parts(e, true, &left, err);
+    if (!status)
+        status = add_parts(e, false, &left, err);
     e->first_slot = (e->first_slot + 1) % e->setup.n_seqs;
-    return (struct room){all.rows - left.rows, all.outputs - left.outputs};
+    *used = (struct room){all.rows - left.rows, all.outputs - left.outputs};
+    if (!status && e->n_starved && e->n_parts == 0)
+        status = state_out_of_pages(&e->state, err);
+    return status;
 }
 
 /* ---- IO ---------------------------------------------------------------------------------------
@@ -139,16 +158,19 @@ static void fill_outputs(struct sluice_seq *seq, const struct part *part, bool i
     }
 }
 
-/* Every part is reserved room for `steps` times its rows. */
-static void fill_io(struct sluice_engine *e, struct io_view *v, uint32_t steps) {
+static void fill_changes(const struct slot *s, const struct part *part, struct io_view *v) {
+    for (uint32_t i = part->first_change; i < s->n_pages; i++)
+        v->changes[v->header->n_changes++] = (struct io_change){part->slot, i, s->pages[i], 0};
+}
+
+static void fill_io(struct sluice_engine *e, struct io_view *v) {
     uint32_t n_biases = 0;
     *v->header = (struct io_header){.step = e->n_steps + 1};
     for (uint32_t i = 0; i < e->n_parts; i++) {
         const struct part *part = &e->parts[i];
         const struct slot *s = &e->state.slots[part->slot];
         struct sluice_seq *seq = e->seqs[part->slot];
-        v->header->n_changes += state_reserve(&e->state, part->slot, steps * part->rows,
-                                              v->changes + v->header->n_changes);
+        fill_changes(s, part, v);
         fill_rows(s, part, v);
         fill_outputs(seq, part, part->rows == waiting(s), v, &n_biases);
         seq->logits_step = e->n_steps + 1;
@@ -238,17 +260,19 @@ static int collect(struct sluice_engine *e, const struct io_view *v, struct err 
 static void begin(struct sluice_engine *e, uint32_t steps) {
     struct io_view v = view_io(e, e->last_plan);
     e->n_steps += steps - 1; /* the last of them is the one that logits and flag speak of */
-    fill_io(e, &v, steps);
+    fill_io(e, &v);
     e->n_steps++;
 }
 
-uint32_t batch_begin(struct sluice_engine *e) {
-    struct room used = compose(e);
-    if (used.rows == 0)
-        return 0;
+int batch_begin(struct sluice_engine *e, uint32_t *rows, struct err *err) {
+    struct room used;
+    int status = compose(e, &used, err);
+    *rows = status ? 0 : used.rows;
+    if (*rows == 0)
+        return status;
     e->last_plan = engine_plan_for(e, used.rows, used.outputs);
     begin(e, 1);
-    return used.rows;
+    return SLUICE_OK;
 }
 
 int batch_end(struct sluice_engine *e, struct err *err) {
@@ -258,8 +282,10 @@ int batch_end(struct sluice_engine *e, struct err *err) {
 
 int batch_step(struct sluice_engine *e, uint32_t *rows, double *seconds, struct err *err) {
     *rows = 0;
+    uint32_t n = 0;
     int status = batch_check_cancel(e, err);
-    uint32_t n = status ? 0 : batch_begin(e);
+    if (!status)
+        status = batch_begin(e, &n, err);
     if (n == 0)
         return status;
     status = run(e, 1, seconds, err);
@@ -274,16 +300,30 @@ int batch_step(struct sluice_engine *e, uint32_t *rows, double *seconds, struct 
 
 /* Whether all that waits is one token of sequences that want the next, with room for a burst. */
 static bool can_burst(const struct sluice_engine *e) {
+    uint32_t n_pages = 0;
     for (uint32_t i = 0; i < e->n_parts; i++) {
         const struct part *part = &e->parts[i];
         const struct slot *s = &e->state.slots[part->slot];
         if (waiting(s) != 1 || part->outputs != 1 ||
             e->seqs[part->slot]->wants != SLUICE_WANT_TOKEN ||
             state_room(&e->state, part->slot) < IO_BURST ||
+            part->first_change < pages_for(s->length) || /* IO has room for a change a row */
             e->setup.context - s->n_tokens < IO_BURST - 1)
             return false;
+        n_pages += pages_for(s->length + IO_BURST) - s->n_pages;
     }
-    return e->kind->has_burst && e->kind->has_burst(e->backend, e->last_plan);
+    return !e->n_starved && n_pages <= pages_available(&e->state.pages) && e->kind->has_burst &&
+           e->kind->has_burst(e->backend, e->last_plan);
+}
+
+/* The pages of all steps; those of the first are there. */
+static int reserve_burst(struct sluice_engine *e, struct err *err) {
+    int status = SLUICE_OK;
+    for (uint32_t i = 0; !status && i < e->n_parts; i++) {
+        uint32_t ignored;
+        status = state_reserve(&e->state, e->parts[i].slot, IO_BURST, &ignored, err);
+    }
+    return status;
 }
 
 /* The tokens on the way become part of the sequences; the last one is the one picked. */
@@ -305,11 +345,13 @@ int batch_burst(struct sluice_engine *e, uint32_t n, uint32_t *steps, struct err
     int status = batch_check_cancel(e, err);
     if (status)
         return status;
-    struct room used = compose(e);
-    if (used.rows == 0)
-        return SLUICE_OK;
+    struct room used;
+    if ((status = compose(e, &used, err)) || used.rows == 0)
+        return status;
     e->last_plan = engine_plan_for(e, used.rows, used.outputs);
     uint32_t together = n >= IO_BURST && can_burst(e) ? IO_BURST : 1;
+    if (together > 1 && (status = reserve_burst(e, err)))
+        return status;
     begin(e, together);
     status = run(e, together, NULL, err);
     if (!status)

@@ -16,6 +16,7 @@ enum {
     MAX_SEQUENCES = 4096,
     MAX_PREFILL = 4096,
     MAX_SNAPSHOTS = 1 << 20,
+    MAX_PAGES = 1 << 28,
     MAX_THREADS = 1024,
 };
 
@@ -79,6 +80,7 @@ static int fill_setup(struct setup *s, const struct sluice_engine_options *o,
     s->context = (uint32_t)context;
     s->pages_per_seq = (s->context + IO_PAGE_POSITIONS - 1) / IO_PAGE_POSITIONS;
     s->n_seqs = o->sequences;
+    s->n_pages = s->n_seqs * s->pages_per_seq;
     s->batch = min_u32(o->batch, o->sequences);
     if (kind->max_rows) /* wider steps are cut into several */
         s->batch = min_u32(s->batch, kind->max_rows);
@@ -105,7 +107,7 @@ static int make_plan(const struct sluice_engine *e, struct plan **out, uint32_t 
         .max_outputs = min_u32(rows, s->outputs),
         .n_slots = s->n_seqs,
         .n_cells = n_cells,
-        .n_pages = s->n_seqs * s->pages_per_seq,
+        .n_pages = s->n_pages,
         .pages_per_seq = s->pages_per_seq,
         .kv_type = s->kv_type,
         .n_vocab = c->n_vocab,
@@ -119,20 +121,41 @@ static int make_plan(const struct sluice_engine *e, struct plan **out, uint32_t 
     return status;
 }
 
+/* As many pages as the budget buys; 0: what all sequences at full length need. */
+static int plan_pages(struct setup *s, uint64_t budget, uint64_t page_bytes, struct err *err) {
+    if (budget == 0 || page_bytes == 0)
+        return SLUICE_OK;
+    if (budget < page_bytes)
+        return err_set(
+            err, SLUICE_ERR_ARGUMENT, "kv_bytes is %llu, expected at least %llu: %d positions",
+            (unsigned long long)budget, (unsigned long long)page_bytes, IO_PAGE_POSITIONS);
+    uint64_t n = budget / page_bytes;
+    s->n_pages = n < MAX_PAGES ? (uint32_t)n : MAX_PAGES;
+    return SLUICE_OK;
+}
+
 /* As many snapshots as the budget buys and the context can use; none where going back is a cut. */
-static int plan_snapshots(struct sluice_engine *e, uint64_t budget, struct err *err) {
+static void plan_snapshots(struct setup *s, uint64_t budget, const struct state_layout *layout) {
+    if (!layout->n_recurrent)
+        return;
+    uint64_t useful = (uint64_t)s->n_seqs * (s->context / s->grid);
+    uint64_t bought = budget / layout->recurrent_bytes;
+    uint64_t n = bought < useful ? bought : useful;
+    s->n_snapshots = n < MAX_SNAPSHOTS ? (uint32_t)n : MAX_SNAPSHOTS;
+}
+
+/* How many pages and snapshots there will be: a plan without them says what each takes. */
+static int plan_state_memory(struct sluice_engine *e, const struct sluice_engine_options *o,
+                             struct err *err) {
     struct plan *probe;
     struct state_layout layout = {0};
-    struct setup *s = &e->setup;
-    int status = make_plan(e, &probe, 1, s->n_seqs, err);
+    int status = make_plan(e, &probe, 1, e->setup.n_seqs, err);
     if (!status)
         status = state_layout_of(&layout, probe, &e->arena, err);
-    if (!status && layout.n_recurrent) {
-        uint64_t useful = (uint64_t)s->n_seqs * (s->context / s->grid);
-        uint64_t bought = budget / layout.recurrent_bytes;
-        uint64_t n = bought < useful ? bought : useful;
-        s->n_snapshots = n < MAX_SNAPSHOTS ? (uint32_t)n : MAX_SNAPSHOTS;
-    }
+    if (!status)
+        status = plan_pages(&e->setup, o->kv_bytes, layout.page_bytes, err);
+    if (!status)
+        plan_snapshots(&e->setup, o->snapshot_bytes, &layout);
     plan_free(probe);
     return status;
 }
@@ -241,7 +264,7 @@ int engine_prepare(struct sluice_engine **out, struct sluice_model *model,
     int status;
     if ((status = check_options(o, err)) || (status = open_backend(e, o, err)) ||
         (status = fill_setup(&e->setup, o, &model->model->config, e->kind, err)) ||
-        (status = plan_snapshots(e, o->snapshot_bytes, err)) || (status = make_plans(e, err)))
+        (status = plan_state_memory(e, o, err)) || (status = make_plans(e, err)))
         return status;
     status = predict(e, err);
     return !status && !o->prefill && e->kind->max_rows ? choose_widest(e, o, err) : status;
@@ -255,6 +278,7 @@ static int make_tables(struct sluice_engine *e, struct err *err) {
         .grid = s->grid,
         .context = s->context,
         .pages_per_seq = s->pages_per_seq,
+        .n_pages = s->n_pages,
         .n_vocab = e->model->model->config.n_vocab,
     };
     e->state.kind = e->kind;

@@ -29,6 +29,7 @@ struct sluice_model {
 /* The options with every default filled in. */
 struct setup {
     uint32_t context, pages_per_seq;
+    uint32_t n_pages; /* of all sequences together */
     uint32_t n_seqs, batch, prefill;
     uint32_t outputs; /* rows of a step that may go through the head */
     uint32_t n_snapshots, grid;
@@ -58,6 +59,7 @@ struct sluice_seq {
 /* A sequence's part of a step. */
 struct part {
     uint32_t slot, rows, outputs;
+    uint32_t first_change; /* entries of its page table change from this one on */
 };
 
 enum { MAX_PLANS = 24, SPARE_HANDLES = 64 };
@@ -82,6 +84,7 @@ struct sluice_engine {
     /* The running or last step. */
     struct part *parts; /* (n_seqs) */
     uint32_t n_parts, last_plan;
+    uint32_t n_starved;
     uint32_t first_slot; /* who is asked first: it goes round */
     uint64_t n_steps, n_rows;
 };
@@ -127,7 +130,7 @@ int fit_check(const struct sluice_engine *e, const struct sluice_engine_options 
 int batch_step(struct sluice_engine *e, uint32_t *rows, double *seconds, struct err *err);
 /* The two halves of a step, for a caller that runs e->last_plan itself: IO filled in, results
  * taken. No rows: nothing waits, and there is no step. */
-uint32_t batch_begin(struct sluice_engine *e);
+int batch_begin(struct sluice_engine *e, uint32_t *rows, struct err *err);
 int batch_end(struct sluice_engine *e, struct err *err);
 /* Up to n steps as one submission: *steps says how many it was; 0: nothing waits. */
 int batch_burst(struct sluice_engine *e, uint32_t n, uint32_t *steps, struct err *err);

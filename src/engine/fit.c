@@ -69,6 +69,14 @@ static void find_advice(const struct sluice_engine *e, const struct sluice_engin
         }
     }
     o = *options;
+    for (o.kv_bytes /= 2; o.kv_bytes >= e->state.layout.page_bytes && o.kv_bytes; o.kv_bytes /= 2)
+        if (would_fit(e, &o, limit)) {
+            char number[24];
+            snprintf(number, sizeof number, "%llu", (unsigned long long)o.kv_bytes);
+            add_advice(text, size, "kv_bytes %s", number);
+            break;
+        }
+    o = *options;
     o.batch = o.sequences = 1;
     if (options->batch > 1 && would_fit(e, &o, limit))
         add_advice(text, size, "--batch %s", "1");

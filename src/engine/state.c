@@ -3,11 +3,13 @@
  * In: slot numbers and lengths from batch.c and api.c.  Out: which item of STATE belongs to whom.
  *
  * (1) A slot is open or closed. A closed one has no pages, no snapshots, no tokens.
- * (2) An open slot has exactly the pages that its length needs. A page's count of references is
- *     the number of slots that have it; it is on the free list when that is 0, and only then.
- * (3) There are as many pages as all slots at full length need, so that taking one never fails.
- * (4) A page that several slots have is only read: the positions a slot will write next lie in
- *     pages it has alone.
+ * (2) Between steps an open slot has exactly the pages that its length needs. A page's count of
+ *     references is the number of slots that have it.
+ * (3) Pages are taken as a slot grows, all that a step's rows need or none. There may be fewer than
+ *     all slots at full length need: a slot that finds none is left out of the step and loses
+ *     nothing.
+ * (4) A slot writes only to pages that it may write to (pages.c). One that others read up to the
+ *     slot's length or beyond is copied first, by the step that writes.
  * (5) A recurrent state is valid at the slot's length and nowhere else. It cannot be cut back:
  *     going back restores the newest snapshot at or before the target (at worst the empty state)
  *     and leaves the tokens from there on waiting, to be processed again.
@@ -23,12 +25,6 @@
 
 #include "base/size.h"
 #include "plan/build.h"
-
-enum { PAGE = IO_PAGE_POSITIONS };
-
-static uint32_t pages_for(uint32_t positions) {
-    return (positions + PAGE - 1) / PAGE;
-}
 
 /* ---- the layout -------------------------------------------------------------------------------
  */
@@ -143,35 +139,14 @@ int state_init(struct state *st, const struct state_options *options, struct are
                struct err *err) {
     st->options = *options;
     st->n_grid = options->n_snapshots ? options->context / options->grid : 0;
-    st->n_pages = options->n_slots * options->pages_per_seq;
     st->slots = arena_array(arena, options->n_slots, sizeof *st->slots);
     st->snapshots = arena_array(arena, options->n_snapshots, sizeof *st->snapshots);
-    st->page_refs = arena_array(arena, st->n_pages, sizeof *st->page_refs);
-    st->free_pages = arena_array(arena, st->n_pages, sizeof *st->free_pages);
     st->counts = arena_array(arena, options->n_vocab, sizeof *st->counts);
-    bool is_made = st->slots && st->snapshots && st->page_refs && st->free_pages && st->counts;
+    bool is_made =
+        st->slots && st->snapshots && st->counts && pages_init(&st->pages, options->n_pages, arena);
     for (uint32_t i = 0; is_made && i < options->n_slots; i++)
         is_made = make_slot(st, &st->slots[i], arena);
-    if (!is_made)
-        return err_memory(err, "the tables of sequences");
-    while (st->n_free < st->n_pages) { /* the lowest number is taken first */
-        st->free_pages[st->n_free] = st->n_pages - 1 - st->n_free;
-        st->n_free++;
-    }
-    return SLUICE_OK;
-}
-
-static uint32_t take_page(struct state *st) {
-    CHECK(st->n_free > 0);
-    uint32_t page = st->free_pages[--st->n_free];
-    st->page_refs[page] = 1;
-    return page;
-}
-
-static void drop_page(struct state *st, uint32_t page) {
-    CHECK(st->page_refs[page] > 0);
-    if (--st->page_refs[page] == 0)
-        st->free_pages[st->n_free++] = page;
+    return is_made ? SLUICE_OK : err_memory(err, "the tables of sequences");
 }
 
 /* ---- snapshots --------------------------------------------------------------------------------
@@ -230,6 +205,68 @@ static uint32_t find_snapshot(const struct state *st, const struct slot *s, uint
     return st->n_grid;
 }
 
+/* ---- pages ------------------------------------------------------------------------------------
+ */
+
+/* Those from entry n on. */
+static void drop_pages(struct state *st, uint32_t slot, uint32_t n) {
+    struct slot *s = &st->slots[slot];
+    while (s->n_pages > n)
+        page_drop(&st->pages, s->pages[--s->n_pages], slot);
+}
+
+bool state_must_copy(const struct state *st, uint32_t slot) {
+    const struct slot *s = &st->slots[slot];
+    uint32_t place = s->length % PAGE;
+    return place && !page_is_writable(&st->pages, s->pages[s->length / PAGE], slot, place);
+}
+
+uint32_t state_page_room(const struct state *st, uint32_t slot) {
+    const struct slot *s = &st->slots[slot];
+    uint64_t n = (uint64_t)s->n_pages + pages_available(&st->pages) - state_must_copy(st, slot);
+    uint64_t end = n * PAGE;
+    return end <= s->length
+               ? 0
+               : (uint32_t)(end - s->length < UINT32_MAX ? end - s->length : UINT32_MAX);
+}
+
+/* The page that position `length` goes to becomes one that the slot may write to. */
+static int own_last_page(struct state *st, uint32_t slot, struct err *err) {
+    struct slot *s = &st->slots[slot];
+    uint32_t *entry = &s->pages[s->length / PAGE];
+    if (!state_must_copy(st, slot)) {
+        page_own(&st->pages, *entry, slot);
+        return SLUICE_OK;
+    }
+    uint32_t own = page_take(&st->pages, slot);
+    int status = copy_pieces(st, st->layout.paged, st->layout.n_paged, own, *entry, err);
+    page_drop(&st->pages, status ? own : *entry, slot);
+    if (!status)
+        *entry = own;
+    return status;
+}
+
+/* A burst reserves for tokens that are not known yet. */
+int state_reserve(struct state *st, uint32_t slot, uint32_t rows, uint32_t *first,
+                  struct err *err) {
+    struct slot *s = &st->slots[slot];
+    uint32_t needed = pages_for(s->length + rows);
+    bool is_copied = state_must_copy(st, slot);
+    CHECK(s->length + rows <= st->options.context && rows <= state_page_room(st, slot));
+    *first = s->n_pages - is_copied;
+    int status = s->length % PAGE ? own_last_page(st, slot, err) : SLUICE_OK;
+    while (!status && s->n_pages < needed)
+        s->pages[s->n_pages++] = page_take(&st->pages, slot);
+    return status;
+}
+
+int state_out_of_pages(const struct state *st, struct err *err) {
+    return err_set(err, SLUICE_ERR_MEMORY,
+                   "all %u pages of the KV cache are in use, expected a free one: close a sequence "
+                   "or open the engine with more (kv_bytes)",
+                   st->pages.n);
+}
+
 /* ---- a slot's life ----------------------------------------------------------------------------
  */
 
@@ -254,22 +291,9 @@ void state_close(struct state *st, uint32_t slot) {
     struct slot *s = &st->slots[slot];
     CHECK(s->is_open);
     drop_snapshots(st, s, 0);
-    while (s->n_pages > 0)
-        drop_page(st, s->pages[--s->n_pages]);
+    drop_pages(st, slot, 0);
     s->length = s->n_tokens = 0;
-    s->is_open = false;
-}
-
-/* A burst reserves for tokens that are not known yet. */
-uint32_t state_reserve(struct state *st, uint32_t slot, uint32_t rows, struct io_change *changes) {
-    struct slot *s = &st->slots[slot];
-    uint32_t n = 0, needed = pages_for(s->length + rows);
-    CHECK(s->length + rows <= st->options.context && s->n_tokens <= st->options.context);
-    for (; s->n_pages < needed; s->n_pages++, n++) {
-        s->pages[s->n_pages] = take_page(st);
-        changes[n] = (struct io_change){slot, s->n_pages, s->pages[s->n_pages], 0};
-    }
-    return n;
+    s->is_open = s->is_starved = false;
 }
 
 uint32_t state_room(const struct state *st, uint32_t slot) {
@@ -295,21 +319,14 @@ int state_advance(struct state *st, uint32_t slot, uint32_t rows, struct err *er
 /* ---- fork -------------------------------------------------------------------------------------
  */
 
-/* Full pages become common property; one that is begun is copied, for both will write to it. */
-static int share_pages(struct state *st, const struct slot *from, struct slot *to,
-                       struct err *err) {
-    uint32_t full = from->length / PAGE;
-    int status = SLUICE_OK;
+/* Pages become common property, also one that is begun: the old slot goes on writing after what the
+ * new one reads, and the new one copies it before it writes. */
+static void share_pages(struct state *st, const struct slot *from, struct slot *to) {
     for (uint32_t i = 0; i < from->n_pages; i++) {
-        to->pages[i] = i < full ? from->pages[i] : take_page(st);
-        if (i < full)
-            st->page_refs[to->pages[i]]++;
-        else if (!status)
-            status = copy_pieces(st, st->layout.paged, st->layout.n_paged, to->pages[i],
-                                 from->pages[i], err);
+        page_share(&st->pages, from->pages[i], min_u32(from->length - i * PAGE, PAGE));
+        to->pages[i] = from->pages[i];
     }
     to->n_pages = from->n_pages;
-    return status;
 }
 
 int state_fork(struct state *st, uint32_t from, uint32_t *to, struct err *err) {
@@ -321,10 +338,10 @@ int state_fork(struct state *st, uint32_t from, uint32_t *to, struct err *err) {
     status = copy_recurrent(st, *to, from, err);
     if (!status)
         status = copy_piece(st, st->layout.counts, *to, from, err);
-    if (!status)
-        status = share_pages(st, old, new, err);
-    if (!status)
+    if (!status) {
+        share_pages(st, old, new);
         status = write_table(st, *to, new->n_pages, err);
+    }
     if (status) {
         state_close(st, *to);
         return status;
@@ -357,24 +374,6 @@ static int restore(struct state *st, uint32_t slot, uint32_t n, uint32_t *length
     return copy_recurrent(st, slot, st->options.n_slots + number, err);
 }
 
-/* The page that position `length` will go to, when it is begun and others have it too, becomes
- * the slot's own. */
-static int own_last_page(struct state *st, uint32_t slot, uint32_t length, struct err *err) {
-    struct slot *s = &st->slots[slot];
-    uint32_t index = length / PAGE, old = s->pages[index];
-    if (length % PAGE == 0 || st->page_refs[old] == 1)
-        return SLUICE_OK;
-    uint32_t own = take_page(st);
-    int status = copy_pieces(st, st->layout.paged, st->layout.n_paged, own, old, err);
-    if (status) {
-        drop_page(st, own);
-        return status;
-    }
-    drop_page(st, old);
-    s->pages[index] = own;
-    return write_table(st, slot, index + 1, err);
-}
-
 /* The slot's memory becomes that of its first n positions, or of fewer: then tokens wait. */
 static int go_back(struct state *st, uint32_t slot, uint32_t n, struct err *err) {
     struct slot *s = &st->slots[slot];
@@ -382,12 +381,9 @@ static int go_back(struct state *st, uint32_t slot, uint32_t n, struct err *err)
     int status = is_recurrent(st) ? restore(st, slot, n, &length, err) : SLUICE_OK;
     if (!status)
         status = write_counts(st, slot, length, err);
-    if (!status)
-        status = own_last_page(st, slot, length, err);
     if (status)
         return status;
-    while (s->n_pages > pages_for(length))
-        drop_page(st, s->pages[--s->n_pages]);
+    drop_pages(st, slot, pages_for(length));
     s->length = length;
     return SLUICE_OK;
 }
@@ -403,8 +399,10 @@ int state_rewind(struct state *st, uint32_t slot, uint32_t n, uint32_t held, str
     return SLUICE_OK;
 }
 
+/* A page that the step copied may not have come to stand in the table. */
 int state_undo(struct state *st, uint32_t slot, struct err *err) {
-    return go_back(st, slot, st->slots[slot].length, err);
+    int status = go_back(st, slot, st->slots[slot].length, err);
+    return status ? status : write_table(st, slot, st->slots[slot].n_pages, err);
 }
 
 /* ---- save and load ----------------------------------------------------------------------------
@@ -413,8 +411,10 @@ int state_undo(struct state *st, uint32_t slot, struct err *err) {
 int state_adopt(struct state *st, uint32_t slot, uint32_t length, struct err *err) {
     struct slot *s = &st->slots[slot];
     CHECK(s->is_open && s->n_pages == 0 && length <= s->n_tokens);
+    if (pages_for(length) > pages_available(&st->pages))
+        return state_out_of_pages(st, err);
     while (s->n_pages < pages_for(length))
-        s->pages[s->n_pages++] = take_page(st);
+        s->pages[s->n_pages++] = page_take(&st->pages, slot);
     s->length = length;
     int status = write_counts(st, slot, length, err);
     return status ? status : write_table(st, slot, s->n_pages, err);
@@ -452,8 +452,12 @@ static const char *broken_slot(const struct state *st, const struct slot *s) {
         return "(1) a slot is longer than its tokens, or than the context";
     if (s->n_pages != pages_for(s->length))
         return "(2) a slot has other pages than its length needs";
-    if (s->length % PAGE && st->page_refs[s->pages[s->n_pages - 1]] != 1)
-        return "(4) a page that will be written is shared";
+    for (uint32_t i = 0; i < s->n_pages; i++) {
+        const struct page *p = &st->pages.at[s->pages[i]];
+        bool is_own = p->refs == 1 || p->owner == (uint32_t)(s - st->slots);
+        if (!is_own && p->frozen < min_u32(s->length - i * PAGE, PAGE))
+            return "(4) a page may be written where another slot reads it";
+    }
     for (uint32_t i = 0; i < st->n_grid; i++)
         if (s->snapshots[i] != NO_SNAPSHOT && (i + 1) * st->options.grid > s->n_tokens)
             return "(6) a snapshot is of a position after the last token";
@@ -483,15 +487,15 @@ const char *state_broken(const struct state *st) {
         if (broken)
             return broken;
     }
-    for (uint32_t i = 0; i < st->n_pages; i++) {
-        if (count_page(st, i) != st->page_refs[i])
+    for (uint32_t i = 0; i < st->pages.n; i++) {
+        if (count_page(st, i) != st->pages.at[i].refs)
             return "(2) a page's references are miscounted";
-        n_unused += st->page_refs[i] == 0;
+        n_unused += st->pages.at[i].refs == 0;
     }
-    for (uint32_t i = 0; i < st->n_free; i++)
-        if (st->page_refs[st->free_pages[i]] != 0)
+    for (uint32_t i = 0; i < st->pages.n_free; i++)
+        if (st->pages.at[st->pages.free[i]].refs != 0)
             return "(2) a page in use is on the free list";
-    if (n_unused != st->n_free)
+    if (n_unused != st->pages.n_free)
         return "(2) the free list has lost a page, or has one twice";
     for (uint32_t i = 0; i < st->options.n_snapshots; i++)
         if (count_snapshot(st, i) != st->snapshots[i].refs)

@@ -3,6 +3,7 @@
 #define ENGINE_STATE_H
 
 #include "backend/backend.h"
+#include "engine/pages.h"
 #include "plan/io.h"
 #include "plan/plan.h"
 
@@ -32,8 +33,9 @@ struct slot {
     uint32_t length;     /* positions that its memory holds */
     uint32_t n_tokens;   /* tokens known; those from `length` on wait */
     int32_t *tokens;     /* (context) */
-    uint32_t n_pages;    /* = pages that `length` positions need */
+    uint32_t n_pages;    /* those that `length` positions need; in a step, its rows' too */
     uint32_t *pages;     /* (pages_per_seq) */
+    bool is_starved;     /* tokens waited in the last step, and there was no page for them */
     uint32_t *snapshots; /* (n_grid) that of position (i + 1) * grid, or NO_SNAPSHOT */
 };
 
@@ -44,7 +46,7 @@ struct snapshot {
 
 struct state_options {
     uint32_t n_slots, n_snapshots, grid;
-    uint32_t context, pages_per_seq, n_vocab;
+    uint32_t context, pages_per_seq, n_pages, n_vocab;
 };
 
 struct state {
@@ -55,10 +57,7 @@ struct state {
     struct slot *slots;         /* (n_slots) */
     struct snapshot *snapshots; /* (n_snapshots) number i has the memory of slot n_slots + i */
     uint32_t n_grid;
-    uint32_t n_pages;
-    uint32_t *page_refs;  /* (n_pages) slots that have it */
-    uint32_t *free_pages; /* (n_pages) a stack */
-    uint32_t n_free;
+    struct pages pages;
     uint16_t *counts; /* (n_vocab) room to count in */
     uint64_t clock;
     uint64_t n_taken, n_used;
@@ -72,14 +71,18 @@ int state_init(struct state *st, const struct state_options *options, struct are
 int state_open(struct state *st, uint32_t *slot, struct err *err);
 void state_close(struct state *st, uint32_t slot);
 
-/* Gives the slot the pages of its next `rows` positions and lists what that changes in its table;
- * returns how many changes. Cannot fail: see invariant (3). */
-uint32_t state_reserve(struct state *st, uint32_t slot, uint32_t rows, struct io_change *changes);
 /* Rows that the next step may add without jumping over a place for a snapshot. */
 uint32_t state_room(const struct state *st, uint32_t slot);
 /* Rows, of `most` that wait, for a step that may jump over such places: up to the last one among
  * them, or all where there is none. */
 uint32_t state_rows_to_last(const struct state *st, uint32_t slot, uint32_t most);
+/* Rows that there are pages for. */
+uint32_t state_page_room(const struct state *st, uint32_t slot);
+/* Gives the slot the pages of its next `rows` positions, at most state_page_room, to write to.
+ * *first: the first entry of its table that changes; those up to its last page do. */
+int state_reserve(struct state *st, uint32_t slot, uint32_t rows, uint32_t *first, struct err *err);
+/* Whether such a step begins with the copy of a page that others read. */
+bool state_must_copy(const struct state *st, uint32_t slot);
 /* A step added so many rows. Takes a snapshot where it is due. */
 int state_advance(struct state *st, uint32_t slot, uint32_t rows, struct err *err);
 
@@ -92,7 +95,7 @@ int state_fork(struct state *st, uint32_t from, uint32_t *to, struct err *err);
 int state_rewind(struct state *st, uint32_t slot, uint32_t n, uint32_t held, struct err *err);
 
 /* An open, empty slot becomes one of `length` positions whose tokens are in place: its pages and
- * tables, not their contents. For load. */
+ * tables, not their contents. SLUICE_ERR_MEMORY when there are too few pages. For load. */
 int state_adopt(struct state *st, uint32_t slot, uint32_t length, struct err *err);
 
 /* Calls fn for every stretch of STATE that a slot's content is made of, in an order that depends
@@ -101,6 +104,9 @@ typedef int stretch_fn(void *user, uint64_t offset, uint64_t bytes, struct err *
 int state_each_stretch(const struct state *st, uint32_t slot, stretch_fn *fn, void *user,
                        struct err *err);
 uint64_t state_stretch_bytes(const struct state *st, uint32_t length);
+
+/* SLUICE_ERR_MEMORY, in words. */
+int state_out_of_pages(const struct state *st, struct err *err);
 
 /* The first broken invariant in words, NULL when all hold. For tests. */
 const char *state_broken(const struct state *st);

@@ -1,0 +1,48 @@
+/* pages.h - the pages of the KV cache: who has them, and who may write to them. */
+#ifndef ENGINE_PAGES_H
+#define ENGINE_PAGES_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "base/arena.h"
+#include "plan/io.h"
+
+enum { PAGE = IO_PAGE_POSITIONS, NO_PAGE = UINT32_MAX, NO_OWNER = UINT32_MAX };
+
+struct page {
+    uint32_t refs;   /* holders; 0: it is free */
+    uint32_t owner;  /* the one slot that may append to it while others have it, or NO_OWNER */
+    uint32_t frozen; /* its first so many positions are read by others than the owner */
+};
+
+struct pages {
+    struct page *at; /* (n) */
+    uint32_t n;
+    uint32_t *free; /* (n) a stack */
+    uint32_t n_free;
+};
+
+/* Tables from the arena; false when memory ran out. */
+bool pages_init(struct pages *p, uint32_t n, struct arena *arena);
+
+/* Pages that can be taken now. */
+uint32_t pages_available(const struct pages *p);
+
+/* A free page, which `owner` alone has. There must be one. */
+uint32_t page_take(struct pages *p, uint32_t owner);
+/* One more holder, which reads the first `positions` of the page. */
+void page_share(struct pages *p, uint32_t page, uint32_t positions);
+/* `holder`: a slot, or NO_OWNER for any other. */
+void page_drop(struct pages *p, uint32_t page, uint32_t holder);
+
+/* Whether a slot that has the page may write from `place` on. */
+bool page_is_writable(const struct pages *p, uint32_t page, uint32_t slot, uint32_t place);
+/* The slot begins to write: sharers from now on know whose page it is. It must be writable. */
+void page_own(struct pages *p, uint32_t page, uint32_t slot);
+
+static inline uint32_t pages_for(uint32_t positions) {
+    return (positions + PAGE - 1) / PAGE;
+}
+
+#endif

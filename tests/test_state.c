@@ -1,0 +1,322 @@
+/* test_state.c - the memory of sequences against a simple model of it.
+ *
+ * A backend of plain memory stands in for a device. What a step would write is a function of the
+ * tokens before it: the key of a position and the recurrent state are hashes of them. So whatever
+ * was shared, copied, restored or taken from others can be told from what should be there. */
+#include "base/size.h"
+#include "engine/state.h"
+#include "test.h"
+
+enum {
+    N_SLOTS = 6,
+    CONTEXT = 1400,
+    PER_SEQ = (CONTEXT + PAGE - 1) / PAGE,
+    N_PAGES = 13, /* far fewer than all at full length need */
+    N_SNAPSHOTS = 5,
+    GRID = 192,
+};
+
+/* ---- a backend of plain memory ----------------------------------------------------------------
+ */
+
+struct backend {
+    uint8_t *bytes;
+};
+
+static int plain_write(struct backend *b, uint64_t offset, uint64_t bytes, const void *from,
+                       struct err *err) {
+    (void)err;
+    memcpy(b->bytes + offset, from, bytes);
+    return SLUICE_OK;
+}
+
+static int plain_read(struct backend *b, uint64_t offset, uint64_t bytes, void *to,
+                      struct err *err) {
+    (void)err;
+    memcpy(to, b->bytes + offset, bytes);
+    return SLUICE_OK;
+}
+
+static int plain_copy(struct backend *b, uint64_t to, uint64_t from, uint64_t bytes,
+                      struct err *err) {
+    (void)err;
+    memmove(b->bytes + to, b->bytes + from, bytes);
+    return SLUICE_OK;
+}
+
+static int plain_clear(struct backend *b, uint64_t offset, uint64_t bytes, struct err *err) {
+    (void)err;
+    memset(b->bytes + offset, 0, bytes);
+    return SLUICE_OK;
+}
+
+static const struct backend_kind plain = {
+    .name = "plain",
+    .write_state = plain_write,
+    .read_state = plain_read,
+    .copy_state = plain_copy,
+    .clear_state = plain_clear,
+};
+
+/* ---- the world --------------------------------------------------------------------------------
+ */
+
+struct world {
+    struct state st;
+    struct backend backend;
+    struct arena arena;
+    struct piece recurrent, keys;
+    int32_t (*tokens)[CONTEXT];      /* (N_SLOTS) what each slot was given ... */
+    uint64_t (*hashes)[CONTEXT + 1]; /* ... and the hash of its first i tokens */
+    uint32_t n[N_SLOTS];
+    bool is_open[N_SLOTS];
+    uint64_t random;
+    uint64_t n_starved, n_cut;
+};
+
+static uint32_t draw(struct world *w, uint32_t n) {
+    w->random = w->random * 6364136223846793005u + 1442695040888963407u;
+    return (uint32_t)(w->random >> 33) % n;
+}
+
+static uint64_t hash_after(uint64_t before, int32_t token) {
+    uint64_t x = (before ^ (uint64_t)(uint32_t)token) * 0x9E3779B97F4A7C15u;
+    return (x ^ x >> 29) + 1;
+}
+
+static bool world_open(struct world *w, uint64_t seed, bool is_recurrent) {
+    memset(w, 0, sizeof *w);
+    w->random = seed;
+    const struct state_options options = {
+        .n_slots = N_SLOTS,
+        .n_snapshots = is_recurrent ? N_SNAPSHOTS : 0,
+        .grid = GRID,
+        .context = CONTEXT,
+        .pages_per_seq = PER_SEQ,
+        .n_pages = N_PAGES,
+        .n_vocab = 4,
+    };
+    const uint64_t n_items = N_SLOTS + N_SNAPSHOTS;
+    struct state_layout *l = &w->st.layout;
+    w->recurrent = (struct piece){0, sizeof(uint64_t)};
+    l->table = (struct piece){w->recurrent.bytes * n_items, PER_SEQ * sizeof(uint32_t)};
+    w->keys = (struct piece){l->table.offset + l->table.bytes * n_items, PAGE * sizeof(uint64_t)};
+    l->recurrent = &w->recurrent;
+    l->n_recurrent = is_recurrent;
+    l->paged = &w->keys;
+    l->n_paged = 1;
+    l->recurrent_bytes = is_recurrent ? w->recurrent.bytes : 0;
+    l->page_bytes = w->keys.bytes;
+    w->backend.bytes = calloc(1, w->keys.offset + w->keys.bytes * N_PAGES);
+    w->tokens = calloc(N_SLOTS, sizeof *w->tokens);
+    w->hashes = calloc(N_SLOTS, sizeof *w->hashes);
+    w->st.kind = &plain;
+    w->st.backend = &w->backend;
+    struct err err;
+    int status = state_init(&w->st, &options, &w->arena, &err);
+    EXPECT_INT(status, SLUICE_OK);
+    return status == SLUICE_OK;
+}
+
+static void world_close(struct world *w) {
+    free(w->backend.bytes);
+    free(w->tokens);
+    free(w->hashes);
+    arena_free(&w->arena);
+}
+
+static uint64_t *key_at(struct world *w, uint32_t slot, uint32_t position) {
+    const struct piece *t = &w->st.layout.table;
+    const uint32_t *table =
+        (const uint32_t *)(w->backend.bytes + t->offset + slot * t->bytes); /* as a step sees it */
+    uint32_t page = table[position / PAGE];
+    if (page >= N_PAGES)
+        page = 0;
+    return (uint64_t *)(w->backend.bytes + w->keys.offset + page * w->keys.bytes) + position % PAGE;
+}
+
+static uint64_t *recurrent_at(struct world *w, uint32_t slot) {
+    return (uint64_t *)w->backend.bytes + slot;
+}
+
+/* ---- what is there ----------------------------------------------------------------------------
+ */
+
+static bool is_right(struct world *w, uint32_t slot) {
+    const struct slot *s = &w->st.slots[slot];
+    if (s->is_open != w->is_open[slot] || s->n_tokens != w->n[slot] ||
+        memcmp(s->tokens, w->tokens[slot], s->n_tokens * sizeof *s->tokens) != 0)
+        return false;
+    for (uint32_t i = 0; i < s->length; i++)
+        if (*key_at(w, slot, i) != w->hashes[slot][i + 1])
+            return false;
+    return !w->st.layout.n_recurrent || !s->is_open ||
+           *recurrent_at(w, slot) == w->hashes[slot][s->length];
+}
+
+static uint32_t pages_held(const struct world *w) {
+    bool is_held[N_PAGES] = {0};
+    uint32_t n = 0;
+    for (uint32_t i = 0; i < N_SLOTS; i++)
+        for (uint32_t k = 0; k < w->st.slots[i].n_pages; k++)
+            is_held[w->st.slots[i].pages[k]] = true;
+    for (uint32_t i = 0; i < N_PAGES; i++)
+        n += is_held[i];
+    return n;
+}
+
+static bool world_check(struct world *w, uint64_t i) {
+    const char *broken = state_broken(&w->st);
+    for (uint32_t slot = 0; !broken && slot < N_SLOTS; slot++)
+        if (!is_right(w, slot))
+            broken = "a slot holds something else than its tokens make";
+    if (!broken && pages_held(w) + pages_available(&w->st.pages) != N_PAGES)
+        broken = "pages are lost";
+    if (broken)
+        test_fail(__FILE__, __LINE__, "after %llu operations: %s", (unsigned long long)i, broken);
+    return !broken;
+}
+
+/* ---- operations -------------------------------------------------------------------------------
+ */
+
+static void hash_from(struct world *w, uint32_t slot, uint32_t first) {
+    for (uint32_t i = first; i < w->n[slot]; i++)
+        w->hashes[slot][i + 1] = hash_after(w->hashes[slot][i], w->tokens[slot][i]);
+}
+
+/* Few different tokens, so that beginnings are often the same. */
+static void op_feed(struct world *w, uint32_t slot) {
+    struct slot *s = &w->st.slots[slot];
+    uint32_t n = min_u32(1 + draw(w, draw(w, 2) ? 400 : 3), CONTEXT - s->n_tokens);
+    int32_t kind = (int32_t)draw(w, 3);
+    for (uint32_t i = 0; i < n; i++)
+        s->tokens[s->n_tokens + i] = w->tokens[slot][w->n[slot] + i] = kind;
+    s->n_tokens += n;
+    w->n[slot] += n;
+    hash_from(w, slot, w->n[slot] - n);
+}
+
+/* A step with one sequence; it may be cut off, and then what it wrote is junk. */
+static void op_step(struct world *w, uint32_t slot) {
+    struct slot *s = &w->st.slots[slot];
+    struct err err;
+    uint32_t rows = min_u32(s->n_tokens - s->length, 1 + draw(w, draw(w, 2) ? 500 : 4)), first;
+    rows = min_u32(min_u32(rows, state_room(&w->st, slot)), state_page_room(&w->st, slot));
+    w->n_starved += s->n_tokens > s->length && rows == 0;
+    if (rows == 0)
+        return;
+    EXPECT_INT(state_reserve(&w->st, slot, rows, &first, &err), SLUICE_OK);
+    const struct piece *t = &w->st.layout.table;
+    uint32_t *table = (uint32_t *)(w->backend.bytes + t->offset + slot * t->bytes);
+    for (uint32_t i = first; i < s->n_pages; i++)
+        table[i] = s->pages[i];
+    bool is_cut = draw(w, 10) == 0;
+    for (uint32_t i = s->length; i < s->length + rows; i++)
+        *key_at(w, slot, i) = is_cut ? 77 : w->hashes[slot][i + 1];
+    if (w->st.layout.n_recurrent)
+        *recurrent_at(w, slot) = is_cut ? 77 : w->hashes[slot][s->length + rows];
+    w->n_cut += is_cut;
+    EXPECT_INT(is_cut ? state_undo(&w->st, slot, &err) : state_advance(&w->st, slot, rows, &err),
+               SLUICE_OK);
+}
+
+static void op_open(struct world *w) {
+    struct err err;
+    uint32_t slot;
+    if (state_open(&w->st, &slot, &err) == SLUICE_OK) {
+        w->is_open[slot] = true;
+        w->n[slot] = 0;
+    }
+}
+
+static void op_fork(struct world *w, uint32_t from) {
+    struct err err;
+    uint32_t to;
+    if (state_fork(&w->st, from, &to, &err) != SLUICE_OK)
+        return;
+    w->is_open[to] = true;
+    w->n[to] = w->n[from];
+    memcpy(w->tokens[to], w->tokens[from], sizeof *w->tokens);
+    memcpy(w->hashes[to], w->hashes[from], sizeof *w->hashes);
+}
+
+static void op_rewind(struct world *w, uint32_t slot) {
+    struct err err;
+    uint32_t n = w->n[slot] - draw(w, draw(w, 2) ? w->n[slot] + 1 : min_u32(w->n[slot], 40) + 1);
+    EXPECT_INT(state_rewind(&w->st, slot, n, n - (n > 0 && draw(w, 2)), &err), SLUICE_OK);
+    w->n[slot] = n;
+}
+
+static void op_close(struct world *w, uint32_t slot) {
+    state_close(&w->st, slot);
+    w->is_open[slot] = false;
+    w->n[slot] = 0;
+}
+
+/* What load does: tokens in place, then pages, then their contents. */
+static void op_adopt(struct world *w) {
+    struct err err;
+    uint32_t slot;
+    if (state_open(&w->st, &slot, &err) != SLUICE_OK)
+        return;
+    w->is_open[slot] = true;
+    w->n[slot] = 0;
+    op_feed(w, slot);
+    uint32_t length = draw(w, w->n[slot] + 1);
+    if (state_adopt(&w->st, slot, length, &err) != SLUICE_OK) {
+        op_close(w, slot);
+        return;
+    }
+    for (uint32_t i = 0; i < length; i++)
+        *key_at(w, slot, i) = w->hashes[slot][i + 1];
+    *recurrent_at(w, slot) = w->hashes[slot][length];
+}
+
+static void operate(struct world *w) {
+    uint32_t slot = draw(w, N_SLOTS), what = draw(w, 32);
+    if (!w->is_open[slot]) {
+        if (what < 4)
+            op_adopt(w);
+        else
+            op_open(w);
+    } else if (what < 10) {
+        op_feed(w, slot);
+    } else if (what < 27) {
+        op_step(w, slot);
+    } else if (what < 29) {
+        op_fork(w, slot);
+    } else if (what < 31) {
+        op_rewind(w, slot);
+    } else {
+        op_close(w, slot);
+    }
+}
+
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+enum { N_OPERATIONS = 60000 };
+#else
+enum { N_OPERATIONS = 1000000 };
+#endif
+
+TEST(engine_state_a_million_operations) {
+    for (int is_recurrent = 0; is_recurrent < 2; is_recurrent++) {
+        struct world w;
+        uint64_t i = 0;
+        if (!world_open(&w, 1 + (uint64_t)is_recurrent, is_recurrent))
+            return;
+        for (; i < N_OPERATIONS / 2; i++) {
+            operate(&w);
+            if (i % (i < 2000 ? 1 : 97) == 0 && !world_check(&w, i))
+                break;
+        }
+        for (uint32_t slot = 0; slot < N_SLOTS; slot++)
+            if (w.is_open[slot])
+                op_close(&w, slot);
+        world_check(&w, i);
+        EXPECT_INT(pages_available(&w.st.pages), N_PAGES);
+        test_note("%llu operations, %llu steps without a page, %llu cut off", (unsigned long long)i,
+                  (unsigned long long)w.n_starved, (unsigned long long)w.n_cut);
+        world_close(&w);
+    }
+}
