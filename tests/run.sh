@@ -116,7 +116,7 @@ flavour() {
 
 # For an emulated machine: everything but the tests that run the story model for hundreds of steps,
 # which would take half an hour there.
-emulated="err_ size utf8 str hash_ arena pool log_ cpu_ gguf safetensors folder json filemap outfile kernels
+emulated="err_ size utf8 str hash_ tier_ arena pool log_ cpu_ gguf safetensors folder json filemap outfile kernels
     quant_ plan_ delta mixture hub recode jinja chat text_ engine_refuses engine_memory
     engine_snapshots engine_sampling engine_text engine_threads_share"
 
@@ -126,7 +126,7 @@ all() {
     quick
     flavour "clang, release" "" "" CC=clang
     flavour "clang, sanitizers" "" "" CC=clang MODE=asan
-    flavour "gcc, thread sanitizer" "" "pool recode log_ engine thread" MODE=tsan
+    flavour "gcc, thread sanitizer" "" "pool recode log_ engine thread tier_" MODE=tsan
     suite "gcc, no SIMD" env SLUICE_CPU=none build/tests
     export SLUICE_TEST_SHORT=1
     case $(uname -m) in

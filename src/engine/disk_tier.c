@@ -1,0 +1,906 @@
+/* disk_tier.c - a folder for KV pages and snapshots: the table of our files, the thread that writes
+ * and removes them, and the bound on their bytes.
+ *
+ * (1) An object is free, or it is in the index. `own` is the bytes of all files that are there or
+ *     will be: states WAITING, WRITING and WRITTEN, unless freed.
+ * (2) What the thread has to do is a queue of objects: WAITING to be written, or REMOVING. First
+ *     in, first out: so a file that is removed and put again is there in the end.
+ * (3) While it is WAITING or WRITING an object's host object is pinned, and its tokens are in
+ *     a place of their own.
+ * (4) The thread holds the lock for tables alone, never for files. */
+#include "engine/disk_tier.h"
+
+#include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <signal.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/file.h>
+#include <sys/stat.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "base/log.h"
+#include "base/size.h"
+
+enum { MAX_WAITING = 1024, READ_BYTES = 1 << 20, MAX_OLDEST = 64, NS = 1000000000 };
+
+enum object_state { FREE, WAITING, WRITING, WRITTEN, LOST, REMOVING };
+
+struct disk_object {
+    enum object_state state;
+    bool is_freed; /* by its owner, before the thread was done with it */
+    struct disk_meta meta;
+    int64_t used;         /* when it was written or read last, in nanoseconds */
+    uint32_t host_object; /* while WAITING or WRITING */
+    uint32_t place;       /* of its tokens, likewise */
+    uint32_t next;        /* in the queue, or free */
+    uint32_t chain;       /* in the index */
+    uint32_t walk;        /* the last one that saw its file */
+};
+
+struct disk_tier {
+    struct disk_options options;
+    char *folder;     /* its path */
+    int root, own_fd; /* descriptors of the folder, and of our identity's in it */
+    struct disk_object *objects;
+    uint32_t *buckets, mask; /* the index by name */
+    int32_t *tokens;         /* (MAX_WAITING, max_tokens) */
+    uint32_t *places, n_places;
+    int32_t *head;             /* (max_tokens) of the file that is read */
+    struct disk_buffer buffer; /* for reading */
+    char *entries;             /* for listing folders */
+
+    pthread_mutex_t lock;
+    pthread_cond_t work, idle;
+    uint32_t first_free, first, last; /* objects: free, and in the queue */
+    uint64_t own, others, waiting;    /* bytes */
+    uint64_t since_walk;              /* bytes written */
+    uint64_t wanted;                  /* bytes that put found no room for */
+    int64_t last_walk;
+    uint32_t n_walks;
+    int64_t last_news; /* of the thread alone */
+    bool is_busy, has_thread;
+    atomic_bool stop; /* no file is begun or gone on with */
+    bool is_ending;
+    pthread_t thread;
+    struct disk_counters count;
+};
+
+static int64_t nanoseconds(struct timespec t) {
+    return (int64_t)t.tv_sec * NS + t.tv_nsec;
+}
+
+/* By the clock that file systems use: a precise one would be milliseconds ahead of it. */
+static int64_t now(void) {
+    struct timespec t;
+    clock_gettime(CLOCK_REALTIME_COARSE, &t);
+    return nanoseconds(t);
+}
+
+static uint64_t file_bytes(const struct disk_object *o) {
+    return disk_file_bytes(o->meta.n_tokens, o->meta.bytes);
+}
+
+/* ---- tables, under the lock -------------------------------------------------------------------
+ */
+
+static uint32_t *bucket_of(struct disk_tier *d, const struct disk_meta *m) {
+    return &d->buckets[(m->hash.low ^ m->position * 2654435761u ^ m->kind) & d->mask];
+}
+
+static uint32_t find(struct disk_tier *d, const struct disk_meta *m) {
+    for (uint32_t i = *bucket_of(d, m); i != DISK_NONE; i = d->objects[i].chain) {
+        const struct disk_meta *other = &d->objects[i].meta;
+        if (hash128_equal(other->hash, m->hash) && other->position == m->position &&
+            other->kind == m->kind)
+            return i;
+    }
+    return DISK_NONE;
+}
+
+static uint32_t take_object(struct disk_tier *d, const struct disk_meta *meta) {
+    uint32_t i = d->first_free, *bucket = bucket_of(d, meta);
+    if (i == DISK_NONE)
+        return i;
+    struct disk_object *o = &d->objects[i];
+    d->first_free = o->next;
+    *o = (struct disk_object){.meta = *meta, .next = DISK_NONE, .chain = *bucket};
+    *bucket = i;
+    return i;
+}
+
+static void release(struct disk_tier *d, uint32_t i) {
+    uint32_t *at = bucket_of(d, &d->objects[i].meta);
+    while (*at != i)
+        at = &d->objects[*at].chain;
+    *at = d->objects[i].chain;
+    d->objects[i] = (struct disk_object){.next = d->first_free};
+    d->first_free = i;
+}
+
+static void enqueue(struct disk_tier *d, uint32_t i) {
+    d->objects[i].next = DISK_NONE;
+    if (d->first == DISK_NONE)
+        d->first = i;
+    else
+        d->objects[d->last].next = i;
+    d->last = i;
+    pthread_cond_signal(&d->work);
+}
+
+static uint32_t dequeue(struct disk_tier *d) {
+    uint32_t i = d->first;
+    d->first = d->objects[i].next;
+    return i;
+}
+
+/* The file is gone, or never came: it counts no more. */
+static void lose(struct disk_tier *d, struct disk_object *o) {
+    if (!o->is_freed)
+        d->own -= file_bytes(o);
+    o->state = LOST;
+}
+
+/* ---- folders ----------------------------------------------------------------------------------
+ */
+
+/* The folder and those above it, as far as they are not there. */
+static void make_folders(char *path) {
+    for (char *p = path + 1; *p; p++) {
+        if (*p != '/')
+            continue;
+        *p = 0;
+        mkdir(path, 0700);
+        *p = '/';
+    }
+    mkdir(path, 0700);
+}
+
+static int open_folder(int at, const char *name, int flags) {
+    return openat(at, name, O_RDONLY | O_DIRECTORY | O_CLOEXEC | flags);
+}
+
+/* Opens our folders, making what is not there. False and errno when that fails. */
+static bool open_folders(struct disk_tier *d, int *root, int *own) {
+    char name[DISK_FOLDER_BYTES];
+    disk_file_folder(d->options.identity, name);
+    make_folders(d->folder);
+    *own = -1;
+    *root = open_folder(AT_FDCWD, d->folder, 0);
+    if (*root >= 0 && (mkdirat(*root, name, 0700) == 0 || errno == EEXIST))
+        *own = open_folder(*root, name, O_NOFOLLOW);
+    return *own >= 0;
+}
+
+/* After somebody has deleted the folder: a new one under the same descriptors, which the other
+ * thread may be using. */
+static bool renew_folders(struct disk_tier *d) {
+    int root, own;
+    bool is_made = open_folders(d, &root, &own) && dup3(root, d->root, O_CLOEXEC) >= 0 &&
+                   dup3(own, d->own_fd, O_CLOEXEC) >= 0;
+    if (own >= 0)
+        close(own);
+    if (root >= 0)
+        close(root);
+    return is_made;
+}
+
+/* Calls fn for every name in a folder, but for "." and "..". */
+enum { ENTRY_BYTES = 32768 };
+static void each_name(struct disk_tier *d, int folder,
+                      void (*fn)(struct disk_tier *d, int folder, const char *name, void *user),
+                      void *user) {
+    ssize_t n;
+    lseek(folder, 0, SEEK_SET);
+    while ((n = getdents64(folder, d->entries, ENTRY_BYTES)) > 0)
+        for (ssize_t at = 0; at < n;) {
+            struct dirent64 *entry = (struct dirent64 *)(d->entries + at);
+            at += entry->d_reclen;
+            if (strcmp(entry->d_name, ".") != 0 && strcmp(entry->d_name, "..") != 0)
+                fn(d, folder, entry->d_name, user);
+        }
+}
+
+static bool stat_file(int folder, const char *name, struct stat *st) {
+    return fstatat(folder, name, st, AT_SYMLINK_NOFOLLOW) == 0 && S_ISREG(st->st_mode);
+}
+
+/* ---- files that are not ours ------------------------------------------------------------------
+ */
+
+/* A file of another process, an earlier run or another identity. */
+struct stranger {
+    int64_t used;
+    uint64_t bytes;
+    struct hash128 identity;
+    char name[DISK_NAME_BYTES];
+};
+
+struct walk {
+    uint32_t number;
+    uint64_t bytes; /* of all strangers */
+    struct hash128 identity;
+    uint32_t n;
+    struct stranger oldest[MAX_OLDEST]; /* the longest unused first */
+};
+
+static void note_stranger(struct walk *w, const char *name, const struct stat *st) {
+    struct stranger s = {nanoseconds(st->st_mtim), (uint64_t)st->st_size, w->identity, ""};
+    w->bytes += s.bytes;
+    memcpy(s.name, name, strnlen(name, DISK_NAME_BYTES - 1));
+    uint32_t i = w->n;
+    if (i == MAX_OLDEST && w->oldest[--i].used <= s.used)
+        return;
+    for (; i > 0 && w->oldest[i - 1].used > s.used; i--)
+        w->oldest[i] = w->oldest[i - 1];
+    w->oldest[i] = s;
+    w->n += w->n < MAX_OLDEST;
+}
+
+/* A temporary file that no process is writing. Where files can't be locked, an old one. */
+static bool is_abandoned(int folder, const char *name, const struct stat *st) {
+    const int64_t hour = 3600ll * NS;
+    int fd = openat(folder, name, O_WRONLY | O_NOFOLLOW | O_NONBLOCK | O_NOCTTY | O_CLOEXEC);
+    if (fd < 0)
+        return false;
+    int status = flock(fd, LOCK_EX | LOCK_NB), why = errno;
+    close(fd);
+    return status == 0 || (why != EWOULDBLOCK && now() - nanoseconds(st->st_mtim) > hour);
+}
+
+static bool is_ours(struct disk_tier *d, const struct disk_meta *meta, uint32_t walk) {
+    pthread_mutex_lock(&d->lock);
+    uint32_t i = find(d, meta);
+    if (i != DISK_NONE)
+        d->objects[i].walk = walk;
+    pthread_mutex_unlock(&d->lock);
+    return i != DISK_NONE;
+}
+
+static void look_at_file(struct disk_tier *d, int folder, const char *name, void *user) {
+    struct walk *w = user;
+    struct disk_meta meta;
+    struct stat st;
+    bool is_temporary = disk_file_is_temporary(name);
+    if ((!is_temporary && !disk_file_parse(name, &meta)) || !stat_file(folder, name, &st))
+        return;
+    if (is_temporary && is_abandoned(folder, name, &st))
+        unlinkat(folder, name, 0);
+    else if (is_temporary)
+        w->bytes += (uint64_t)st.st_size;
+    else if (!hash128_equal(w->identity, d->options.identity) || !is_ours(d, &meta, w->number))
+        note_stranger(w, name, &st);
+}
+
+static struct hash128 identity_of(const char *folder_name) {
+    struct hash128 h = {0};
+    char half[17] = "";
+    memcpy(half, folder_name, 16);
+    h.high = strtoull(half, NULL, 16);
+    h.low = strtoull(folder_name + 16, NULL, 16);
+    return h;
+}
+
+/* Folders are listed first: one buffer serves all listings. */
+enum { MAX_FOLDERS = 256 };
+struct folders {
+    uint32_t n;
+    struct hash128 identities[MAX_FOLDERS];
+};
+
+static void note_folder(struct disk_tier *d, int folder, const char *name, void *user) {
+    struct folders *f = user;
+    (void)d, (void)folder;
+    if (disk_file_is_folder(name) && f->n < MAX_FOLDERS)
+        f->identities[f->n++] = identity_of(name);
+}
+
+static void look_at_folder(struct disk_tier *d, struct walk *w, struct hash128 identity) {
+    char name[DISK_FOLDER_BYTES];
+    disk_file_folder(identity, name);
+    int fd = open_folder(d->root, name, O_NOFOLLOW);
+    if (fd < 0)
+        return;
+    w->identity = identity;
+    each_name(d, fd, look_at_file, w);
+    close(fd);
+    if (!hash128_equal(identity, d->options.identity))
+        unlinkat(d->root, name, AT_REMOVEDIR); /* stays unless it is empty */
+}
+
+/* Looks at every file in the folder: counts the others', cleans up after dead writers, and finds
+ * out which of ours have vanished. */
+static void walk_folder(struct disk_tier *d, struct walk *w) {
+    struct folders folders = {0};
+    *w = (struct walk){.number = ++d->n_walks};
+    each_name(d, d->root, note_folder, &folders);
+    for (uint32_t i = 0; i < folders.n; i++)
+        look_at_folder(d, w, folders.identities[i]);
+    pthread_mutex_lock(&d->lock);
+    for (uint32_t i = 0; i < d->options.max_objects; i++) {
+        struct disk_object *o = &d->objects[i];
+        if (o->state == WRITTEN && o->walk != w->number)
+            lose(d, o);
+    }
+    d->others = w->bytes;
+    d->since_walk = 0;
+    d->last_walk = now();
+    pthread_mutex_unlock(&d->lock);
+}
+
+static int64_t oldest_own(const struct disk_tier *d) {
+    int64_t oldest = INT64_MAX;
+    for (uint32_t i = 0; i < d->options.max_objects; i++)
+        if (d->objects[i].state == WRITTEN && d->objects[i].used < oldest)
+            oldest = d->objects[i].used;
+    return oldest;
+}
+
+static bool is_over(const struct disk_tier *d) {
+    return size_plus(size_plus(d->own, d->others), d->wanted) > d->options.max_bytes;
+}
+
+static void remove_stranger(struct disk_tier *d, const struct stranger *s) {
+    char name[DISK_FOLDER_BYTES];
+    disk_file_folder(s->identity, name);
+    int fd = open_folder(d->root, name, O_NOFOLLOW);
+    if (fd < 0)
+        return;
+    unlinkat(fd, s->name, 0);
+    close(fd);
+}
+
+/* Removes others' files that were unused for longer than any of ours, as far as there is no room.
+ * Returns whether it may find more. */
+static bool remove_strangers(struct disk_tier *d, const struct walk *w) {
+    pthread_mutex_lock(&d->lock);
+    int64_t limit = oldest_own(d);
+    uint32_t n = 0;
+    for (; n < w->n && w->oldest[n].used < limit && is_over(d); n++) {
+        d->others -= w->oldest[n].bytes;
+        d->count.removed++;
+        pthread_mutex_unlock(&d->lock);
+        remove_stranger(d, &w->oldest[n]);
+        pthread_mutex_lock(&d->lock);
+    }
+    bool is_more = n == MAX_OLDEST && is_over(d);
+    pthread_mutex_unlock(&d->lock);
+    return is_more;
+}
+
+/* Keeps the bound: see (3) in the header. */
+static void make_room(struct disk_tier *d) {
+    struct walk w;
+    do
+        walk_folder(d, &w);
+    while (remove_strangers(d, &w));
+    pthread_mutex_lock(&d->lock);
+    d->wanted = 0;
+    pthread_mutex_unlock(&d->lock);
+}
+
+/* Walking costs a stat a file: at most every few seconds when there is no room, and now and then
+ * to see what others write. */
+static bool is_walk_due(const struct disk_tier *d) {
+    const int64_t pause = 5ll * NS;
+    int64_t since = now() - d->last_walk;
+    return d->since_walk > d->options.max_bytes / 8 ||
+           (d->wanted && (since > pause || since < 0 || d->n_walks < 2));
+}
+
+/* ---- the thread -------------------------------------------------------------------------------
+ */
+
+/* A full disk fails every file: one line a minute says so. */
+static bool is_news(struct disk_tier *d) {
+    const int64_t minute = 60ll * NS;
+    int64_t at = now();
+    bool is_due = d->last_news == 0 || at - d->last_news > minute || at < d->last_news;
+    if (is_due)
+        d->last_news = at;
+    return is_due;
+}
+
+static void write_object(struct disk_tier *d, struct disk_object *o) {
+    const int32_t *tokens = d->tokens + (uint64_t)o->place * d->options.max_tokens;
+    int why = ECANCELED;
+    for (int tries = 0; !atomic_load(&d->stop) && tries < 2; tries++) {
+        why = disk_file_write(d->own_fd, d->options.identity, &o->meta, tokens, d->options.host,
+                              o->host_object, &d->stop);
+        if (why != ENOENT || !renew_folders(d))
+            break;
+    }
+    pthread_mutex_lock(&d->lock);
+    o->state = WRITTEN;
+    o->used = now();
+    if (why) {
+        lose(d, o);
+        d->count.failed += why != ECANCELED;
+    } else {
+        d->count.written++;
+        d->count.written_bytes += file_bytes(o);
+        d->since_walk += file_bytes(o);
+    }
+    pthread_mutex_unlock(&d->lock);
+    if (why && why != ECANCELED && is_news(d))
+        log_line(LOG_WARN, "%s: cannot write to the cache: %s; conversations go on without it",
+                 d->folder, strerror(why));
+}
+
+static void remove_object(struct disk_tier *d, const struct disk_meta *meta) {
+    char name[DISK_NAME_BYTES];
+    disk_file_name(meta, name);
+    unlinkat(d->own_fd, name, 0);
+}
+
+/* One object of the queue, with the lock held, which is given up in between. */
+static void serve(struct disk_tier *d) {
+    uint32_t i = dequeue(d);
+    struct disk_object *o = &d->objects[i];
+    bool has_host = o->state == WAITING, is_due = has_host && !o->is_freed;
+    if (is_due && size_plus(d->own, d->others) > d->options.max_bytes) {
+        is_due = false; /* others have written more than was known when it was put */
+        lose(d, o);
+    }
+    if (is_due)
+        o->state = WRITING;
+    pthread_mutex_unlock(&d->lock);
+    if (is_due)
+        write_object(d, o);
+    pthread_mutex_lock(&d->lock);
+    bool is_removed = o->state == REMOVING || (o->state == WRITTEN && o->is_freed);
+    d->count.removed += is_removed;
+    pthread_mutex_unlock(&d->lock);
+    if (is_removed)
+        remove_object(d, &o->meta);
+    if (has_host)
+        host_tier_unpin(d->options.host, o->host_object);
+    pthread_mutex_lock(&d->lock);
+    if (has_host) {
+        d->waiting -= o->meta.bytes;
+        d->places[d->n_places++] = o->place;
+    }
+    if (is_removed || o->is_freed)
+        release(d, i);
+}
+
+static void *thread_main(void *user) {
+    struct disk_tier *d = user;
+    pthread_mutex_lock(&d->lock);
+    for (;;) {
+        bool is_due = !d->is_ending && is_walk_due(d);
+        d->is_busy = is_due || d->first != DISK_NONE;
+        if (!d->is_busy) {
+            pthread_cond_broadcast(&d->idle);
+            if (d->is_ending)
+                break;
+            pthread_cond_wait(&d->work, &d->lock);
+        } else if (is_due) {
+            pthread_mutex_unlock(&d->lock);
+            make_room(d);
+            pthread_mutex_lock(&d->lock);
+        } else {
+            serve(d);
+        }
+    }
+    pthread_mutex_unlock(&d->lock);
+    return NULL;
+}
+
+/* Signals are for the program's own threads; a file beyond its size limit is then an error. */
+static bool start_thread(struct disk_tier *d) {
+    sigset_t all, kept;
+    sigfillset(&all);
+    pthread_sigmask(SIG_BLOCK, &all, &kept);
+    d->has_thread = pthread_create(&d->thread, NULL, thread_main, d) == 0;
+    pthread_sigmask(SIG_SETMASK, &kept, NULL);
+    return d->has_thread;
+}
+
+/* ---- open and close ---------------------------------------------------------------------------
+ */
+
+static bool make_tables(struct disk_tier *d) {
+    const struct disk_options *o = &d->options;
+    uint32_t n_buckets = 1u << shift_of(o->max_objects);
+    d->mask = n_buckets - 1;
+    d->objects = calloc(o->max_objects, sizeof *d->objects);
+    d->buckets = malloc(n_buckets * sizeof *d->buckets);
+    d->tokens = calloc(MAX_WAITING * (size_t)o->max_tokens + 1, sizeof *d->tokens);
+    d->places = malloc(MAX_WAITING * sizeof *d->places);
+    d->head = calloc((size_t)o->max_tokens + 1, sizeof *d->head);
+    d->buffer = (struct disk_buffer){malloc(READ_BYTES), READ_BYTES};
+    d->entries = malloc(ENTRY_BYTES);
+    if (!d->objects || !d->buckets || !d->tokens || !d->places || !d->head || !d->buffer.at ||
+        !d->entries)
+        return false;
+    memset(d->buckets, 0xFF, n_buckets * sizeof *d->buckets);
+    for (uint32_t i = 0; i < o->max_objects; i++)
+        d->objects[i].next = i + 1 < o->max_objects ? i + 1 : DISK_NONE;
+    while (d->n_places < MAX_WAITING) {
+        d->places[d->n_places] = d->n_places;
+        d->n_places++;
+    }
+    return true;
+}
+
+static struct disk_tier *make_tier(const struct disk_options *options) {
+    struct disk_tier *d = calloc(1, sizeof *d);
+    if (!d)
+        return NULL;
+    pthread_condattr_t clock;
+    pthread_condattr_init(&clock);
+    pthread_condattr_setclock(&clock, CLOCK_MONOTONIC);
+    d->options = *options;
+    d->root = d->own_fd = -1;
+    d->first = d->last = DISK_NONE;
+    pthread_mutex_init(&d->lock, NULL);
+    pthread_cond_init(&d->work, NULL);
+    pthread_cond_init(&d->idle, &clock);
+    pthread_condattr_destroy(&clock);
+    d->folder = strdup(options->folder);
+    if (d->folder && make_tables(d))
+        return d;
+    disk_tier_close(d);
+    return NULL;
+}
+
+int disk_tier_open(struct disk_tier **out, const struct disk_options *options, struct err *err) {
+    CHECK(options->max_objects > 0 && options->max_objects < DISK_NONE / 4);
+    *out = NULL;
+    struct disk_tier *d = make_tier(options);
+    if (!d)
+        return err_memory(err, "the tables of the cache on disk");
+    int status = SLUICE_OK;
+    if (options->folder[0] == 0 || !open_folders(d, &d->root, &d->own_fd) ||
+        faccessat(d->own_fd, ".", W_OK, AT_EACCESS) != 0)
+        status = err_set(err, SLUICE_ERR_IO, "%s: cannot use it as the cache's folder: %s",
+                         options->folder, options->folder[0] ? strerror(errno) : "it has no name");
+    if (!status) {
+        make_room(d);
+        if (!start_thread(d))
+            status = err_memory(err, "the thread of the cache on disk");
+    }
+    if (status) {
+        disk_tier_close(d);
+        return status;
+    }
+    *out = d;
+    return SLUICE_OK;
+}
+
+/* Waits until nothing is left to do, or until `seconds` have passed (below 0: any). */
+static void wait_idle(struct disk_tier *d, double seconds) {
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    int64_t until = nanoseconds(t) + (int64_t)(seconds * NS);
+    t = (struct timespec){.tv_sec = until / NS, .tv_nsec = until % NS};
+    int status = 0;
+    while ((d->is_busy || d->first != DISK_NONE || (!d->is_ending && is_walk_due(d))) &&
+           status != ETIMEDOUT)
+        status = seconds < 0 ? pthread_cond_wait(&d->idle, &d->lock)
+                             : pthread_cond_timedwait(&d->idle, &d->lock, &t);
+}
+
+static void end_thread(struct disk_tier *d) {
+    pthread_mutex_lock(&d->lock);
+    d->is_ending = true;
+    wait_idle(d, d->options.seconds_for_close);
+    atomic_store(&d->stop, true);
+    pthread_cond_signal(&d->work);
+    pthread_mutex_unlock(&d->lock);
+    pthread_join(d->thread, NULL);
+}
+
+void disk_tier_close(struct disk_tier *d) {
+    if (!d)
+        return;
+    if (d->has_thread)
+        end_thread(d);
+    if (d->own_fd >= 0)
+        close(d->own_fd);
+    if (d->root >= 0)
+        close(d->root);
+    pthread_cond_destroy(&d->idle);
+    pthread_cond_destroy(&d->work);
+    pthread_mutex_destroy(&d->lock);
+    free(d->folder);
+    free(d->objects);
+    free(d->buckets);
+    free(d->tokens);
+    free(d->places);
+    free(d->head);
+    free(d->buffer.at);
+    free(d->entries);
+    free(d);
+}
+
+/* ---- what is there ----------------------------------------------------------------------------
+ */
+
+struct found {
+    struct disk_meta meta;
+    int64_t used;
+    uint64_t bytes;
+};
+
+struct collection {
+    struct found *list;
+    uint32_t n, capacity;
+};
+
+static void collect(struct disk_tier *d, int folder, const char *name, void *user) {
+    struct collection *c = user;
+    struct found f = {0};
+    struct stat st;
+    (void)d;
+    if (c->n == c->capacity || !disk_file_parse(name, &f.meta) || !stat_file(folder, name, &st))
+        return;
+    f.used = nanoseconds(st.st_mtim);
+    f.bytes = (uint64_t)st.st_size;
+    c->list[c->n++] = f;
+}
+
+static int by_age(const void *a, const void *b) {
+    int64_t x = ((const struct found *)a)->used, y = ((const struct found *)b)->used;
+    return (x < y) - (x > y); /* the newest first */
+}
+
+static int by_position(const void *a, const void *b) {
+    const struct disk_meta *x = &((const struct found *)a)->meta;
+    const struct disk_meta *y = &((const struct found *)b)->meta;
+    if (x->position != y->position)
+        return x->position < y->position ? -1 : 1;
+    return (int)x->kind - (int)y->kind; /* a snapshot after the block it hangs on */
+}
+
+static bool check_found(struct disk_tier *d, struct found *f) {
+    char name[DISK_NAME_BYTES];
+    uint64_t bytes;
+    disk_file_name(&f->meta, name);
+    int fd = disk_file_open(d->own_fd, name, &bytes);
+    if (fd < 0)
+        return false;
+    bool is_good = disk_file_read_head(fd, bytes, d->options.identity, &f->meta, d->head,
+                                       d->options.max_tokens);
+    close(fd);
+    return is_good;
+}
+
+/* A file that fits becomes ours, if the cache wants it. */
+static void adopt(struct disk_tier *d, struct found *f, disk_scan_fn *fn, void *user) {
+    if (!check_found(d, f))
+        return;
+    pthread_mutex_lock(&d->lock);
+    uint32_t i = take_object(d, &f->meta);
+    pthread_mutex_unlock(&d->lock);
+    if (i == DISK_NONE)
+        return;
+    struct disk_object *o = &d->objects[i];
+    o->used = f->used;
+    bool is_wanted = fn(user, i, &o->meta, d->head);
+    pthread_mutex_lock(&d->lock);
+    if (is_wanted) {
+        o->state = WRITTEN;
+        d->own += f->bytes;
+        d->others -= f->bytes < d->others ? f->bytes : d->others;
+    } else {
+        release(d, i);
+    }
+    pthread_mutex_unlock(&d->lock);
+}
+
+void disk_tier_scan(struct disk_tier *d, disk_scan_fn *fn, void *user) {
+    struct collection c = {.capacity = 4 * d->options.max_objects};
+    c.list = calloc(c.capacity, sizeof *c.list);
+    if (!c.list)
+        return;
+    each_name(d, d->own_fd, collect, &c);
+    qsort(c.list, c.n, sizeof *c.list, by_age);
+    uint64_t bytes = 0;
+    uint32_t n = 0; /* the newest ones, as many as the bounds allow */
+    while (n < c.n && n < d->options.max_objects &&
+           (bytes += c.list[n].bytes) <= d->options.max_bytes)
+        n++;
+    qsort(c.list, n, sizeof *c.list, by_position);
+    for (uint32_t i = 0; i < n; i++)
+        adopt(d, &c.list[i], fn, user);
+    free(c.list);
+}
+
+/* ---- put, get, free ---------------------------------------------------------------------------
+ */
+
+uint64_t disk_tier_cost(uint32_t n_tokens, uint64_t bytes) {
+    return disk_file_bytes(n_tokens, bytes);
+}
+
+static uint64_t room_of(const struct disk_tier *d) {
+    uint64_t used = size_plus(d->own, d->others);
+    return used < d->options.max_bytes ? d->options.max_bytes - used : 0;
+}
+
+uint64_t disk_tier_room(struct disk_tier *d) {
+    pthread_mutex_lock(&d->lock);
+    uint64_t room = room_of(d);
+    pthread_mutex_unlock(&d->lock);
+    return room;
+}
+
+/* Whether an object may be put; if it is for bytes that others have, the thread shall look. */
+static bool is_room_for(struct disk_tier *d, const struct disk_meta *meta) {
+    uint64_t bytes = disk_file_bytes(meta->n_tokens, meta->bytes);
+    if (bytes > room_of(d)) {
+        uint64_t share = d->options.max_bytes / 16; /* so that few walks do */
+        if (d->others)
+            d->wanted = bytes > share ? bytes : share;
+        pthread_cond_signal(&d->work);
+        return false;
+    }
+    uint64_t most = d->options.max_waiting ? d->options.max_waiting : UINT64_MAX;
+    return d->n_places > 0 && (d->waiting == 0 || size_plus(d->waiting, meta->bytes) <= most);
+}
+
+uint32_t disk_tier_put(struct disk_tier *d, const struct disk_meta *meta, const int32_t *tokens,
+                       uint32_t host_object) {
+    CHECK(meta->n_tokens <= d->options.max_tokens && meta->kind < DISK_KINDS);
+    CHECK(host_tier_bytes(d->options.host, host_object) == meta->bytes);
+    pthread_mutex_lock(&d->lock);
+    uint32_t i = is_room_for(d, meta) ? take_object(d, meta) : DISK_NONE;
+    if (i != DISK_NONE) {
+        struct disk_object *o = &d->objects[i];
+        o->state = WAITING;
+        o->host_object = host_object;
+        o->place = d->places[--d->n_places];
+        if (meta->n_tokens)
+            memcpy(d->tokens + (uint64_t)o->place * d->options.max_tokens, tokens,
+                   meta->n_tokens * sizeof *tokens);
+        host_tier_pin(d->options.host, host_object);
+        d->own += file_bytes(o);
+        d->waiting += meta->bytes;
+        enqueue(d, i);
+    }
+    pthread_mutex_unlock(&d->lock);
+    return i;
+}
+
+/* Reads the file of an object. The status is take's. */
+static int read_file(struct disk_tier *d, const struct disk_meta *meta, const int32_t *tokens,
+                     tier_take_fn *take, void *user, bool *is_found, struct err *err) {
+    char name[DISK_NAME_BYTES];
+    struct disk_meta found = *meta;
+    uint64_t bytes;
+    int status = SLUICE_OK;
+    disk_file_name(meta, name);
+    int fd = disk_file_open(d->own_fd, name, &bytes);
+    *is_found = fd >= 0 &&
+                disk_file_read_head(fd, bytes, d->options.identity, &found, d->head,
+                                    d->options.max_tokens) &&
+                found.n_tokens == meta->n_tokens && found.bytes == meta->bytes &&
+                hash128_equal(found.parent, meta->parent) &&
+                (!meta->n_tokens || memcmp(d->head, tokens, meta->n_tokens * sizeof *tokens) == 0);
+    if (*is_found) {
+        status = disk_file_read_payload(fd, d->options.identity, meta, tokens, d->buffer, take,
+                                        user, is_found, err);
+        futimens(fd, NULL); /* used now */
+    }
+    if (fd >= 0)
+        close(fd);
+    if (fd >= 0 && !status && !*is_found) {
+        log_line(LOG_WARN, "%s: %s is damaged; it is removed", d->folder, name);
+        unlinkat(d->own_fd, name, 0);
+    }
+    return status;
+}
+
+int disk_tier_get(struct disk_tier *d, uint32_t object, const int32_t *tokens, tier_take_fn *take,
+                  void *user, bool *is_found, struct err *err) {
+    struct disk_object *o = &d->objects[object];
+    *is_found = false;
+    pthread_mutex_lock(&d->lock);
+    CHECK(o->state != FREE && !o->is_freed);
+    bool is_waiting = o->state == WAITING || o->state == WRITING, is_there = o->state == WRITTEN;
+    if (is_waiting) /* so that it stays when the thread is done with it meanwhile */
+        host_tier_pin(d->options.host, o->host_object);
+    uint32_t host_object = o->host_object;
+    pthread_mutex_unlock(&d->lock);
+    if (is_waiting) {
+        int status = host_tier_get(d->options.host, host_object, take, user, err);
+        host_tier_unpin(d->options.host, host_object);
+        *is_found = !status;
+        return status;
+    }
+    if (!is_there)
+        return SLUICE_OK;
+    int status = read_file(d, &o->meta, tokens, take, user, is_found, err);
+    pthread_mutex_lock(&d->lock);
+    if (*is_found) {
+        o->used = now();
+        d->count.read++;
+        d->count.read_bytes += file_bytes(o);
+    } else if (!status && o->state == WRITTEN) {
+        d->count.damaged++;
+        lose(d, o);
+    }
+    pthread_mutex_unlock(&d->lock);
+    return status;
+}
+
+void disk_tier_free(struct disk_tier *d, uint32_t object) {
+    struct disk_object *o = &d->objects[object];
+    pthread_mutex_lock(&d->lock);
+    CHECK(o->state != FREE && !o->is_freed);
+    if (o->state == LOST) {
+        release(d, object);
+    } else {
+        o->is_freed = true;
+        d->own -= file_bytes(o);
+        if (o->state == WRITTEN) {
+            o->state = REMOVING;
+            enqueue(d, object);
+        }
+    }
+    pthread_mutex_unlock(&d->lock);
+}
+
+/* ---- for whoever watches ----------------------------------------------------------------------
+ */
+
+void disk_tier_flush(struct disk_tier *d) {
+    pthread_mutex_lock(&d->lock);
+    pthread_cond_signal(&d->work);
+    wait_idle(d, -1);
+    pthread_mutex_unlock(&d->lock);
+}
+
+bool disk_tier_is_written(struct disk_tier *d, uint32_t object) {
+    pthread_mutex_lock(&d->lock);
+    bool is_written = d->objects[object].state == WRITTEN;
+    pthread_mutex_unlock(&d->lock);
+    return is_written;
+}
+
+void disk_tier_counters(struct disk_tier *d, struct disk_counters *out) {
+    pthread_mutex_lock(&d->lock);
+    *out = d->count;
+    pthread_mutex_unlock(&d->lock);
+}
+
+static const char *find_broken(struct disk_tier *d) {
+    uint64_t own = 0, waiting = 0;
+    uint32_t n_free = 0, n_used = 0, n_places = 0;
+    for (uint32_t i = d->first_free; i != DISK_NONE; i = d->objects[i].next, n_free++)
+        if (n_free > d->options.max_objects || d->objects[i].state != FREE)
+            return "(1) the free list is damaged";
+    for (uint32_t i = 0; i < d->options.max_objects; i++) {
+        const struct disk_object *o = &d->objects[i];
+        bool has_host = o->state == WAITING || o->state == WRITING;
+        n_used += o->state != FREE;
+        n_places += has_host;
+        waiting += has_host ? o->meta.bytes : 0;
+        own += !o->is_freed && (has_host || o->state == WRITTEN) ? file_bytes(o) : 0;
+        uint32_t at = o->state == FREE ? i : *bucket_of(d, &o->meta);
+        while (at != i && at != DISK_NONE)
+            at = d->objects[at].chain;
+        if (at != i)
+            return "(1) an object is not in the index";
+    }
+    if (n_free + n_used != d->options.max_objects)
+        return "(1) an object is lost";
+    if (own != d->own)
+        return "(1) the bytes of our files are miscounted";
+    if (waiting != d->waiting || n_places + d->n_places != MAX_WAITING)
+        return "(3) what waits is miscounted";
+    return NULL;
+}
+
+/* Between two objects of the queue the thread may hold one that is neither: it is waited for. */
+const char *disk_tier_broken(struct disk_tier *d) {
+    disk_tier_flush(d);
+    pthread_mutex_lock(&d->lock);
+    const char *what = find_broken(d);
+    pthread_mutex_unlock(&d->lock);
+    return what;
+}

@@ -1,0 +1,90 @@
+/* disk_tier.h - a folder for what should outlive the process: KV pages and snapshots, one file
+ * each.
+ *
+ *   FOLDER/IDENTITY/POSITION-HASH.block and .snapshot, as in disk_file.h
+ *
+ * A store and nothing more, as the host tier is. IDENTITY stands for all that a state's bits depend
+ * on (weights, types, backend ...); files of one identity are never seen by another.
+ *
+ * (1) A file appears whole or not at all: written under a temporary name, synced, renamed. It never
+ *     changes after that.
+ * (2) Any file may vanish, be cut or be damaged at any time, by any process: that is a miss, and
+ *     never an error of the conversation that asked. The checksum is verified by every get.
+ * (3) The folder with all its identities holds at most max_bytes, and an eighth more for every
+ *     other process that writes to it just now. Files of others, of earlier runs and of other
+ *     identities are removed when they were unused for longer than any of our own.
+ * (4) Several processes may share a folder. One may remove what another knows of: see (2).
+ * (5) Nothing that is no regular file is opened or followed. Conversations are private: folders are
+ *     created for the owner alone.
+ *
+ * Files are written and removed by a thread of the tier. All calls come from one other thread;
+ * nothing is allocated after open. */
+#ifndef ENGINE_DISK_TIER_H
+#define ENGINE_DISK_TIER_H
+
+#include "engine/disk_file.h"
+
+enum { DISK_NONE = UINT32_MAX };
+
+struct disk_options {
+    const char *folder; /* created if need be */
+    struct hash128 identity;
+    uint64_t max_bytes;
+    uint32_t max_objects;
+    uint32_t max_tokens;      /* of an object */
+    uint64_t max_waiting;     /* bytes that may wait to be written; 0: any */
+    struct host_tier *host;   /* where objects to be written are; borrowed */
+    double seconds_for_close; /* after which close gives up on what is not written; 0: at once */
+};
+
+/* Counted since open. */
+struct disk_counters {
+    uint64_t written, read, removed; /* files */
+    uint64_t written_bytes, read_bytes;
+    uint64_t failed;  /* could not be written */
+    uint64_t damaged; /* found cut, changed or vanished */
+};
+
+struct disk_tier;
+
+/* SLUICE_ERR_IO when the folder can't be made or written to. */
+int disk_tier_open(struct disk_tier **out, const struct disk_options *options, struct err *err);
+/* Writes what waits for at most seconds_for_close, drops the rest and ends the thread. The newest
+ * conversations are what a user comes back to, so they are worth a wait, but not an endless one.
+ * Takes NULL. */
+void disk_tier_close(struct disk_tier *d);
+
+/* Calls fn once for every object that is there, positions ascending, so that parents come before
+ * children. When fn returns false the object stays in the folder, but is not ours. Headers and
+ * tokens have been checked, payloads not. To be called at most once, before anything is put. */
+typedef bool disk_scan_fn(void *user, uint32_t object, const struct disk_meta *meta,
+                          const int32_t *tokens);
+void disk_tier_scan(struct disk_tier *d, disk_scan_fn *fn, void *user);
+
+/* What a file for so many tokens and bytes takes, and what may still be put. */
+uint64_t disk_tier_cost(uint32_t n_tokens, uint64_t bytes);
+uint64_t disk_tier_room(struct disk_tier *d);
+
+/* The payload is that of an object in the host tier, which stays pinned until it is written.
+ * DISK_NONE when there is no room: for the bytes, for one more object, or in the queue. meta->bytes
+ * is the host object's size. */
+uint32_t disk_tier_put(struct disk_tier *d, const struct disk_meta *meta, const int32_t *tokens,
+                       uint32_t host_object);
+
+/* *is_found says whether `take` got the whole payload, unchanged, of an object of these very tokens
+ * (as many as were put). When it is false, also after an error of `take`, what it got is to be
+ * thrown away. An object that was not found is still to be freed. */
+int disk_tier_get(struct disk_tier *d, uint32_t object, const int32_t *tokens, tier_take_fn *take,
+                  void *user, bool *is_found, struct err *err);
+void disk_tier_free(struct disk_tier *d, uint32_t object);
+
+/* Waits until everything put so far is written or has failed. */
+void disk_tier_flush(struct disk_tier *d);
+/* False when the object waits to be written, or could not be. */
+bool disk_tier_is_written(struct disk_tier *d, uint32_t object);
+void disk_tier_counters(struct disk_tier *d, struct disk_counters *out);
+
+/* The first broken invariant of the tables in words, NULL when all hold. For tests. */
+const char *disk_tier_broken(struct disk_tier *d);
+
+#endif
