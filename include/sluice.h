@@ -102,7 +102,9 @@ int sluice_encode(const sluice_model *model, const char *text, size_t length, un
  * "tools" (an array), "add_generation_prompt" (default true: the ids end where the answer begins)
  * and "enable_thinking"; other members are passed to the template as variables. The text of a
  * message never becomes a control token. *n and `capacity` as above. On failure `error` (may be
- * NULL) holds one line that says why. */
+ * NULL) holds one line that says why. Templates are programs: one that takes more than about two
+ * seconds of processor time, or too much memory, is SLUICE_ERR_FORMAT, so the call always ends;
+ * sluice_engine_cancel has no effect on it. */
 int sluice_encode_chat(const sluice_model *model, const char *request, int32_t *tokens,
                        size_t capacity, size_t *n, char *error, size_t error_size);
 

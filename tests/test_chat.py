@@ -3,13 +3,14 @@
 
 Needs only Python 3. Prints one line for a test that fails, and "N passed, N failed" at the end.
 """
-import fcntl, json, os, pty, re, select, signal, struct, subprocess, sys, tempfile, termios, time, traceback
+import atexit, fcntl, json, os, pty, re, select, shutil, signal, struct, subprocess, sys, tempfile, termios, time, traceback
 from pathlib import Path
 
 SLUICE = os.path.abspath(sys.argv[1])
 WORDS = sys.argv[2:]
 SHIPPED = Path(__file__).resolve().parent.parent / "models/stories-27m-q4_k_m.gguf"
 TMP = Path(tempfile.mkdtemp())
+atexit.register(shutil.rmtree, TMP, ignore_errors=True)
 HISTORY = TMP / "history"
 QUICK = ("--temp", 0, "-n", 3)
 PATIENCE = 20
@@ -277,6 +278,36 @@ def test_control_c_stops_reading():
     assert t.end() == 0
 
 
+def processor_ticks(pid):
+    return sum(map(int, Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[11:13]))
+
+
+def test_control_c_stops_a_template():
+    """A template that works for a second or so; Ctrl-C comes when it has begun."""
+    template = TMP / "template"
+    template.write_text("{% set s = 'ab' * 50000 %}{% for i in range(90000) %}{% if s.find('bb') > 0 %}x{% endif %}{% endfor %}")
+    p = subprocess.Popen(arguments((*QUICK, "--chat-template", template)), stdin=subprocess.PIPE,
+                         stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment())
+    assert b"context" in p.stderr.readline()
+    before = processor_ticks(p.pid)
+    p.stdin.write(b"Hi\n")
+    p.stdin.flush()
+    deadline = time.time() + PATIENCE
+    while processor_ticks(p.pid) < before + 5 and time.time() < deadline:
+        time.sleep(0.005)
+    p.send_signal(signal.SIGINT)
+    out, err = p.communicate(timeout=PATIENCE)
+    assert p.returncode == 0 and not out and err == b"(interrupted: the question is taken back)\n", (p.returncode, err)
+    p = subprocess.Popen(arguments((*QUICK, "--chat-template", template, "-p", "Hi")), stdout=subprocess.PIPE,
+                         stderr=subprocess.PIPE, env=environment())
+    assert b"context" in p.stderr.readline()
+    before = processor_ticks(p.pid)
+    while processor_ticks(p.pid) < before + 5 and time.time() < deadline + PATIENCE:
+        time.sleep(0.005)
+    p.send_signal(signal.SIGINT)
+    assert p.communicate(timeout=PATIENCE)[0] == b"" and p.returncode == 130
+
+
 def test_the_terminal_is_left_as_it_was():
     for stop in (lambda t: t.type(b"\x04"), lambda t: os.kill(t.pid, signal.SIGTERM), lambda t: t.type(b"/quit\r")):
         t = Terminal(*QUICK)
@@ -468,7 +499,7 @@ def main():
     tests = [f for n, f in globals().items() if n.startswith("test_") and (not WORDS or any(w in n for w in WORDS))]
     passed = failed = 0
     for test in tests:
-        started = time.time()
+        started = sum(os.times()[:4])
         try:
             test()
             passed += 1
@@ -477,7 +508,7 @@ def main():
             line = traceback.extract_tb(e.__traceback__)[-1].lineno
             print(f"{test.__name__} (line {line}): {str(e) or repr(e)}")
         if os.environ.get("TIMES"):
-            print(f"{time.time() - started:6.2f} s {test.__name__}")
+            print(f"{sum(os.times()[:4]) - started:6.2f} s {test.__name__}")
     print(f"{passed} passed, {failed} failed")
     return failed > 0
 

@@ -3,7 +3,7 @@
 
 Needs only Python 3. Prints one line for a test that fails, and "N passed, N failed" at the end.
 """
-import array, fcntl, json, math, os, pty, re, signal, struct, subprocess, sys, tempfile, termios, time, traceback
+import array, atexit, fcntl, json, math, os, pty, re, shutil, signal, struct, subprocess, sys, tempfile, termios, time, traceback
 from pathlib import Path
 
 SLUICE = os.path.abspath(sys.argv[1])
@@ -13,6 +13,7 @@ REFERENCE = DATA / "reference"
 SHIPPED = ROOT / "models/stories-27m-q4_k_m.gguf"
 TINY = REFERENCE / "qwen35-dense-a/model-f32.gguf"
 TMP = Path(tempfile.mkdtemp())
+atexit.register(shutil.rmtree, TMP, ignore_errors=True)
 
 
 def run(*args, stdin=b"", env=None):
@@ -83,6 +84,7 @@ def test_run_refuses():
     bad(2, "--kv", "run", "-p", "x", "--kv", "q7")
     bad(2, "--backend", "run", "-p", "x", "--backend", "abacus")
     bad(2, "--temp", "run", "-p", "x", "--temp", "-1")
+    bad(2, "--temp is 1e-38, expected 0, or 1e-06 to 100", "run", "-p", "x", "--temp", "1e-38")
     bad(2, "--top-p", "run", "-p", "x", "--top-p", "2")
     bad(2, "-n", "run", "-p", "x", "-n", "-2")
     bad(2, "--context", "run", "-p", "x", "-c", "-2")
@@ -394,6 +396,25 @@ def test_interrupted_text_has_its_figures():
     assert p.returncode == 130 and json.loads(out)["end"] == "interrupted", (p.returncode, out, err)
 
 
+def test_interrupted_while_loading():
+    """Weights of random numbers, which take long enough; a bar is on the screen when Ctrl-C comes."""
+    model = "synth:qwen35-0.8b:q4_k_m"
+    (TMP / "ids").write_text("1 2 3\n")
+    (TMP / "template").write_text("{{ messages[0].content }}")
+    for args in (("run", "-p", "x", "--prompt-cache", TMP / "left"), ("chat", "--chat-template", TMP / "template"), ("bench",), ("ppl", "-f", ROOT / "docs/style.md"),
+                 ("logits", "--tokens", TMP / "ids", "-o", TMP / "left")):
+        code, seen = terminal(args[0], "-m", model, "-t", 1, *args[1:], until=b"loading")
+        assert code == 130, (args, code, seen)
+        assert seen.endswith("\r\x1b[Ksluice: interrupted while loading\r\n") and seen.count("sluice") == 1, (args, seen)
+        assert not list(TMP.glob("*left*")), args
+    p = subprocess.Popen([SLUICE, "run", "-m", model, "-p", "x", "-t", "2"], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    deadline = time.time() + 60
+    while time.time() < deadline and len(os.listdir(f"/proc/{p.pid}/task")) == 1:
+        time.sleep(0.02)  # until the engine has its threads
+    p.send_signal(signal.SIGINT)
+    assert p.communicate(timeout=60) == (b"", b"sluice: interrupted while loading\n") and p.returncode == 130
+
+
 def test_interrupted_prompt_ends_at_once():
     p = subprocess.Popen([SLUICE, "run", "-t", "1", "-c", "40000", "-n", "1"], stdin=subprocess.PIPE,
                          stdout=subprocess.PIPE, stderr=subprocess.PIPE)
@@ -532,13 +553,22 @@ def test_logprobs():
 
 
 def test_prompt_cache():
+    check_prompt_cache(TINY)
+
+
+def test_prompt_cache_of_attention_alone():
+    check_prompt_cache(REFERENCE / "llama-a/model-f32.gguf")
+
+
+def check_prompt_cache(model):
     path = TMP / "cache"
+    path.unlink(missing_ok=True)
     prompt = "Once upon a time there was a fox who liked the wood"
 
     def ask(text, *more):
-        out, err = good("run", TINY, "-p", text, "-n", 6, "--temp", 0, "--json", "--prompt-cache", path, *more)
+        out, err = good("run", model, "-p", text, "-n", 6, "--temp", 0, "--json", "--prompt-cache", path, *more)
         found = json.loads(out)
-        assert found["text"] == json.loads(good("run", TINY, "-p", text, "-n", 6, "--temp", 0, "--json", *more)[0])["text"]
+        assert found["text"] == json.loads(good("run", model, "-p", text, "-n", 6, "--temp", 0, "--json", *more)[0])["text"]
         return found["prompt_tokens"], found["prompt_tokens_kept"], err
 
     n, kept, err = ask(prompt)
@@ -549,6 +579,9 @@ def test_prompt_cache():
     m, kept, err = ask(prompt + " and the lake")
     assert m > n and kept == n - 1 and err == "" and path.read_bytes() != before
     assert ask(prompt + " and the lake") == (m, m - 1, "")
+    # A prompt that turns off in the middle: a KV cache is cut back, a recurrent state begins anew.
+    m, kept, err = ask(prompt.replace("liked", "loved"))
+    assert kept == 0 and "another prompt" in err if model == TINY else 0 < kept < n - 1 and err == "", (kept, err)
     n, kept, err = ask("The dog")
     assert kept == 0 and len(err.splitlines()) == 1 and "another prompt" in err and ask("The dog")[1] == n - 1
     for damage in (b"", b"nonsense", path.read_bytes()[:-3]):
@@ -556,7 +589,7 @@ def test_prompt_cache():
         n, kept, err = ask("The dog")
         assert kept == 0 and len(err.splitlines()) == 1 and "anew" in err, (damage[:9], err)
         assert ask("The dog")[1] == n - 1
-    n, kept, err = ask("The dog", "--kv", "q8_0")
+    n, kept, err = ask("The dog", "--kv", "f32")
     assert kept == 0 and "anew" in err
     out, err = good("run", "-p", "The dog", "-n", 2, "--prompt-cache", TMP / "no/such/folder")
     assert out and "warning" in err and "no/such" in err, err
@@ -583,6 +616,7 @@ def main():
     for name, test in list(globals().items()):
         if not name.startswith("test_") or (len(sys.argv) > 2 and sys.argv[2] not in name):
             continue
+        started = sum(os.times()[:4])
         try:
             test()
             passed += 1
@@ -590,6 +624,8 @@ def main():
             failed += 1
             line = traceback.extract_tb(e.__traceback__)[-1]
             print(f"{name}: {e or line.line}")
+        if os.environ.get("TIMES"):
+            print(f"{sum(os.times()[:4]) - started:6.2f} s {name}")
     print(f"{passed} passed, {failed} failed")
     return 1 if failed else 0
 

@@ -3,15 +3,30 @@
 
 #include <errno.h>
 #include <signal.h>
+#include <unistd.h>
 
+#include "base/outfile.h"
 #include "cmd/faults.h"
+#include "cmd/say.h"
 
-static atomic_bool flag;
+static atomic_bool flag, loads, has_bar;
 static _Atomic(sluice_engine *) running;
+
+/* Nothing asks whether to stop while weights are read and packed, and nothing has to be kept. */
+static void end_loading(void) {
+    static const char line[] = "\r\033[Ksluice: interrupted while loading\n";
+    const char *at = atomic_load(&has_bar) ? line : line + 4;
+    outfile_abandon_all();
+    ssize_t written = write(STDERR_FILENO, at, (size_t)(line + sizeof line - 1 - at));
+    (void)written; /* there is nobody else to tell */
+    _exit(EXIT_INTERRUPTED);
+}
 
 static void handle(int number) {
     int kept = errno;
     sluice_engine *engine = atomic_load(&running);
+    if (number == SIGINT && atomic_load(&loads))
+        end_loading();
     if (number != SIGINT || !engine || atomic_exchange(&flag, true))
         faults_end_by(number);
     else
@@ -30,6 +45,11 @@ void interrupt_install(sluice_engine *engine) {
         if (!stays)
             sigaction(signals[i], &action, NULL);
     }
+}
+
+void interrupt_while_loading(bool is_loading) {
+    atomic_store(&has_bar, isatty(STDERR_FILENO));
+    atomic_store(&loads, is_loading);
 }
 
 const atomic_bool *interrupt_flag(void) {

@@ -4,7 +4,8 @@
  *     half-written stays.
  * (2) With an engine the first SIGINT only asks: the flag is raised and the engine's step ends
  *     early. Whoever reads the flag stops, says its figures and returns EXIT_INTERRUPTED.
- * (3) A second SIGINT before interrupt_reset ends the program as in (1). */
+ * (3) A second SIGINT before interrupt_reset ends the program as in (1).
+ * (4) While a model loads a SIGINT ends the program at once, with a line and EXIT_INTERRUPTED. */
 #ifndef CMD_INTERRUPT_H
 #define CMD_INTERRUPT_H
 
@@ -18,6 +19,9 @@
  * ignored where it was when the program began (nohup); SIGINT does not: scripts start their
  * background jobs with it ignored, and kill -INT is to end them all the same. */
 void interrupt_install(sluice_engine *engine);
+
+/* A model loads from now on, or (false) does no longer. */
+void interrupt_while_loading(bool is_loading);
 
 /* The flag, for those who poll it. Never NULL. */
 const atomic_bool *interrupt_flag(void);

@@ -124,6 +124,9 @@ int common_check(const struct common *c, const char *verb) {
         if (ints[i].value < ints[i].least || ints[i].value > ints[i].most)
             return complain(EXIT_USAGE, "%s: %s is %d, expected %d to %d", verb, ints[i].name,
                             ints[i].value, ints[i].least, ints[i].most);
+    if (c->temperature > 0 && c->temperature < 1e-6f) /* the engine's bound */
+        return complain(EXIT_USAGE, "%s: --temp is %g, expected 0, or 1e-06 to 100", verb,
+                        (double)c->temperature);
     if (c->seed < -1)
         return complain(EXIT_USAGE, "%s: --seed is %lld, expected 0 or more", verb,
                         (long long)c->seed);
@@ -235,9 +238,11 @@ int common_open_model(struct common *c, sluice_model **model) {
     const char *path = model_path(c->model, &err);
     if (!path)
         return fail(&err);
-    int exit = sluice_model_open(model, path) == SLUICE_OK
-                   ? fill_biases(c, *model)
-                   : complain(EXIT_WORLD, "%s", sluice_model_error(*model));
+    interrupt_while_loading(true);
+    int status = sluice_model_open(model, path);
+    interrupt_while_loading(false);
+    int exit = status == SLUICE_OK ? fill_biases(c, *model)
+                                   : complain(EXIT_WORLD, "%s", sluice_model_error(*model));
     if (!exit)
         return 0;
     sluice_model_close(*model);
@@ -271,9 +276,11 @@ int common_open_engine(sluice_model *model, const struct sluice_engine_options *
     struct err err = {0};
     o.progress = show_loading;
     o.user = &bar;
+    interrupt_while_loading(true);
     int status = engine_prepare(engine, model, &o, taps, &err);
     if (!status)
         status = engine_load(*engine, &o, &err);
+    interrupt_while_loading(false);
     progress_end(&bar);
     if (!status) {
         warn_of_context(*engine);
