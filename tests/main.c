@@ -1,6 +1,7 @@
 /* main.c - runs the tests: all, or those whose names contain one of the arguments. */
 #include <stdarg.h>
 #include <sys/stat.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "test.h"
@@ -98,7 +99,10 @@ int main(int argc, char **argv) {
         if (!is_wanted(t->name, argc, argv))
             continue;
         has_failed = is_skipped = false;
+        clock_t started = clock();
         t->run();
+        if (getenv("TIMES"))
+            printf("%7.2f s %s\n", (double)(clock() - started) / CLOCKS_PER_SEC, t->name);
         if (has_failed || is_skipped)
             printf(" (%s)\n", t->name);
         failed += has_failed;

@@ -9,47 +9,95 @@ cd "$(dirname "$0")/.."
 unset MAKEFLAGS MFLAGS MAKELEVEL # the makes below have jobs of their own
 passed=0 failed=0 skipped=0
 
-# suite NAME COMMAND...: a command whose last line is "N passed, N failed"; one that ends without
-# such a line counts as one failure.
-suite() {
-    local name=$1 out line
+# ---- running ------------------------------------------------------------------------------------
+
+mkdir -p build/tmp
+folder=$(mktemp -d build/tmp/run.XXXXXX)
+trap 'rm -rf "$folder"' EXIT
+n_started=0 n_shown=0
+at_once=$(nproc)
+[ "$at_once" -le 4 ] || at_once=4 # most suites have threads of their own
+
+# run_job NUMBER COMMAND...: leaves the output, the exit status and the seconds of processor time.
+run_job() {
+    local job=$folder/$1 status
     shift
-    out=$("$@" 2>&1)
-    local status=$?
-    line=$(printf '%s\n' "$out" | grep -E '^[0-9]+ passed, [0-9]+ failed' | tail -n 1)
-    if [ -z "$line" ]; then
-        printf '%s\n' "$out" | tail -n 20
+    "$@" >"$job.out" 2>&1 </dev/null
+    status=$?
+    times | awk 'NR == 2 { split($1 "m" $2, t, /[ms]+/); printf "%.0f\n", 60 * (t[1] + t[3]) + t[2] + t[4] }' >"$job.seconds"
+    echo $status >"$job.status"
+}
+
+# start KIND NAME COMMAND...: beside others, as many as there are processors (four at most); `finish`
+# waits for all of them. What they say is shown in the order they were started in. KIND: suite or check.
+start() {
+    local job=$folder/$n_started
+    printf '%s\n' "$1" "$2" >"$job.name"
+    run_job $n_started "${@:3}" &
+    n_started=$((n_started + 1))
+    while [ "$(jobs -rp | wc -l)" -ge "$at_once" ]; do
+        wait -n
+        show_finished
+    done
+}
+suite() { start suite "$@"; }
+check() { start check "$@"; }
+
+finish() {
+    wait
+    show_finished
+}
+
+show_finished() {
+    while [ -f "$folder/$n_shown.status" ]; do
+        show "$folder/$n_shown"
+        n_shown=$((n_shown + 1))
+    done
+}
+
+# ---- adding up ----------------------------------------------------------------------------------
+
+# A suite's last line is "N passed, N failed"; one that ends without such a line counts as one
+# failure. A check passes by its exit status.
+show() {
+    local job=$1 kind name line status
+    { read -r kind; read -r name; } <"$job.name"
+    status=$(<"$job.status")
+    line=$(grep -E '^[0-9]+ passed, [0-9]+ failed' "$job.out" | tail -n 1)
+    if [ "$kind" = check ]; then
+        line=$([ "$status" -eq 0 ] && echo "1 passed, 0 failed" || echo "0 passed, 1 failed")
+        [ "$status" -eq 0 ] || cat "$job.out"
+    elif [ -z "$line" ]; then
+        tail -n 20 "$job.out"
         line="0 passed, 1 failed"
     else
-        printf '%s\n' "$out" | grep -vE '^[0-9]+ passed, [0-9]+ failed'
-        [ $status -eq 0 ] || [[ $line != *", 0 failed"* ]] || line="${line%%,*}, 1 failed"
+        grep -vE '^[0-9]+ passed, [0-9]+ failed' "$job.out"
+        [ "$status" -eq 0 ] || [[ $line != *", 0 failed"* ]] || line="${line%%,*}, 1 failed"
     fi
-    printf '%-34s %s\n' "$name" "$line"
+    printf '%-34s %-24s %4s s\n' "$name" "$line" "$(<"$job.seconds")"
     [[ $line =~ ^([0-9]+)\ passed,\ ([0-9]+)\ failed(,\ ([0-9]+)\ skipped)? ]]
     passed=$((passed + BASH_REMATCH[1]))
     failed=$((failed + BASH_REMATCH[2]))
     skipped=$((skipped + ${BASH_REMATCH[4]:-0}))
 }
 
-# check NAME COMMAND...: a command that passes by its exit status.
-check() {
-    local name=$1 out
-    shift
-    if out=$("$@" 2>&1); then
-        printf '%-34s %s\n' "$name" "passed"
-        passed=$((passed + 1))
-    else
-        printf '%s\n%-34s %s\n' "$out" "$name" "FAILED"
-        failed=$((failed + 1))
-    fi
-}
-
 close() {
+    finish
+    list_files >"$folder/after"
+    check "no file is left in the tree" diff "$folder/before" "$folder/after"
+    finish
     printf '%d passed, %d failed' $passed $failed
     [ $skipped -eq 0 ] || printf ', %d skipped' $skipped
     printf '\n'
     [ $failed -eq 0 ] && [ $passed -gt 0 ]
 }
+
+# Everything but what is built: tests write there or into temporary folders.
+list_files() {
+    find . \( -path ./build -o -path ./.git \) -prune -o -print | sort
+}
+
+# ---- the suites ---------------------------------------------------------------------------------
 
 check_cuda() {
     local nvcc
@@ -78,21 +126,22 @@ sanitized() {
     suite "$1, sanitizers" env ASAN_OPTIONS=detect_leaks=0 python3 "$2" build/asan/sluice "${@:3}"
 }
 
+# The longest first.
 quick() {
-    check "includes point downwards" bash tools/check_layers.sh
-    suite "unit tests, release" build/tests
     suite "unit tests, sanitizers" build/asan/tests
-    suite "command line, release" python3 tests/test_cli.py build/sluice
+    suite "unit tests, release" build/tests
     sanitized "command line" tests/test_cli.py
-    suite "verbs that run a model, release" python3 tests/test_verbs.py build/sluice
+    suite "command line, release" python3 tests/test_cli.py build/sluice
     sanitized "verbs that run a model" tests/test_verbs.py
-    suite "leaks, once a verb" bash tests/test_leaks.sh build/asan/sluice
+    suite "verbs that run a model, release" python3 tests/test_verbs.py build/sluice
     suite "conversations, release" python3 tests/test_chat.py build/sluice
     sanitized "conversations" tests/test_chat.py lines paste history characters control_c terminal \
         read_or_written settings
+    suite "leaks, once a verb" bash tests/test_leaks.sh build/asan/sluice
     suite "conversations, leaks" python3 tests/test_chat.py build/asan/sluice edited several_lines_through
-    check "sluice.h as C++" g++ -fsyntax-only -x c++ include/sluice.h
     replay_all
+    check "includes point downwards" bash tools/check_layers.sh
+    check "sluice.h as C++" g++ -fsyntax-only -x c++ include/sluice.h
     check_cuda
 }
 
@@ -105,13 +154,14 @@ make_quietly() {
 flavour() {
     local name=$1 runner=$2 words=$3
     shift 3
+    finish # a build and its tests have the machine to themselves
     if ! make_quietly test-binaries "$@"; then
         check "$name" false
         return
     fi
-    local folder
-    folder=$(make -s --no-print-directory where "$@")
-    suite "$name" $runner "$folder/tests" $words
+    local built
+    built=$(make -s --no-print-directory where "$@")
+    suite "$name" $runner "$built/tests" $words
 }
 
 # For an emulated machine: everything but the tests that run the story model for hundreds of steps,
@@ -121,7 +171,6 @@ emulated="err_ size utf8 str hash_ tier_ arena pool log_ cpu_ gguf safetensors f
     engine_snapshots engine_sampling engine_text engine_threads_share"
 
 all() {
-    mkdir -p build/tmp
     make_quietly test-binaries && make_quietly MODE=asan test-binaries replays || { echo "0 passed, 1 failed"; exit 1; }
     quick
     flavour "clang, release" "" "" CC=clang
@@ -141,6 +190,7 @@ all() {
     esac
 }
 
+list_files >"$folder/before"
 case ${1:-} in
     quick) quick ;;
     all) all ;;

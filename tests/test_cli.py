@@ -887,6 +887,7 @@ def main():
     for t in TESTS:
         if len(sys.argv) > 2 and not any(word in t.__name__ for word in sys.argv[2:]):
             continue
+        started = sum(os.times()[:4])
         try:
             t()
             passed += 1
@@ -894,6 +895,8 @@ def main():
             failed += 1
             where = traceback.extract_tb(e.__traceback__)[1] if len(traceback.extract_tb(e.__traceback__)) > 1 else None
             print(f"test_cli.py:{where.lineno if where else 0}: {e or type(e).__name__} ({t.__name__})")
+        if os.environ.get("TIMES"):
+            print(f"{sum(os.times()[:4]) - started:6.2f} s {t.__name__}")
     print(f"{passed} passed, {failed} failed")
     return 1 if failed else 0
 
