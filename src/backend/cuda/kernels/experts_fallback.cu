@@ -10,20 +10,55 @@
 #include "backend/cuda/kernels/fallback.cuh"
 #include "backend/cuda/ops/experts_fallback.h"
 
-/* ---- EXPERTS_IN ------------------------------------------------------------------------------ */
-
-/* This warp's tasks: those of the shared expert, then place by place. */
-struct experts_in_source {
-    const struct experts_in_fallback_params &p;
+/* What both have of a source of tasks (weight_pipeline), and the rows of one. */
+template <class PARAMS> struct experts_source {
+    const PARAMS &p;
     const struct fallback_format &format;
-    uint32_t k, first, end, step, task_rows, shared_tasks, routed_tasks;
+    uint32_t k, first, end, step, task_rows;
     uint64_t row_bytes;
 
-    __device__ __forceinline__ experts_in_source(const struct experts_in_fallback_params &params)
+    __device__ __forceinline__ experts_source(const PARAMS &params)
         : p(params), format(params.format) {
         k = p.k;
         task_rows = 32 / lanes_of_row(format, k);
         row_bytes = p.routed.n ? p.routed.row_bytes : p.shared.row_bytes;
+    }
+
+    /* The task from row `row` on, of the n rows that begin at row `begin` of a place's matrix.
+     * Tags: the place, and `row`. */
+    __device__ __forceinline__ struct weight_rows
+    rows_of(uint32_t place, bool is_shared, uint32_t begin, uint32_t n, uint32_t row) const {
+        const struct cuda_matrix &w = is_shared ? p.shared : p.routed;
+        uint64_t expert = is_shared ? 0 : p.choice[blockIdx.y * p.choice_stride + place];
+        return {w.data + expert * w.plane_bytes + (begin + row) * row_bytes,
+                min(n - row, task_rows),
+                {place, row}};
+    }
+};
+
+/* The kernels' common beginning; false: the grid has more rows than the step. */
+static __device__ __forceinline__ bool begin_row(const struct cuda_io &io) {
+    pdl_launch_dependents();
+    pdl_wait(io);
+    return blockIdx.y < io.header->n_rows;
+}
+
+/* All tasks of this warp, with the activations of the grid's row. */
+template <bool IS_INT8, class SOURCE, class SINK>
+static __device__ __forceinline__ void run_tasks(const SOURCE &source, uint8_t *shared, SINK sink) {
+    weight_pipeline<SOURCE> pipeline(source, shared);
+    act_batch a = {source.p.acts, blockIdx.y, blockIdx.y + 1};
+    pipeline.template run<IS_INT8, 1>(a, sink);
+}
+
+/* ---- EXPERTS_IN ------------------------------------------------------------------------------ */
+
+/* This warp's tasks: those of the shared expert, then place by place. */
+struct experts_in_source : experts_source<struct experts_in_fallback_params> {
+    uint32_t shared_tasks, routed_tasks;
+
+    __device__ __forceinline__ experts_in_source(const struct experts_in_fallback_params &params)
+        : experts_source(params) {
         shared_tasks = (p.shared.n + task_rows - 1) / task_rows;
         routed_tasks = (p.routed.n + task_rows - 1) / task_rows;
         first = threadIdx.x / 32 * gridDim.x + blockIdx.x;
@@ -31,21 +66,12 @@ struct experts_in_source {
         end = shared_tasks + p.used * routed_tasks;
     }
 
-    /* Tags: the place, and the first row. */
     __device__ __forceinline__ struct weight_rows rows(uint32_t task) const {
         if (task < shared_tasks)
-            return rows_of(p.shared, 0, p.used, task * task_rows);
+            return rows_of(p.used, true, 0, p.shared.n, task * task_rows);
         task -= shared_tasks;
         uint32_t place = task / routed_tasks;
-        return rows_of(p.routed, p.choice[blockIdx.y * p.choice_stride + place], place,
-                       (task - place * routed_tasks) * task_rows);
-    }
-
-    __device__ __forceinline__ struct weight_rows
-    rows_of(const struct cuda_matrix &w, uint64_t expert, uint32_t place, uint32_t row) const {
-        return {w.data + expert * w.plane_bytes + row * row_bytes,
-                min(w.n - row, task_rows),
-                {place, row}};
+        return rows_of(place, false, 0, p.routed.n, (task - place * routed_tasks) * task_rows);
     }
 
     __device__ __forceinline__ uint32_t act_column(uint32_t) const {
@@ -56,37 +82,27 @@ struct experts_in_source {
 template <bool IS_INT8>
 static __device__ __forceinline__ void experts_in(const struct experts_in_fallback_params &p) {
     extern __shared__ __align__(16) uint8_t shared[];
-    pdl_launch_dependents();
-    pdl_wait(p.io);
-    if (blockIdx.y >= p.io.header->n_rows)
+    if (!begin_row(p.io))
         return;
-    experts_in_source source(p);
-    weight_pipeline<experts_in_source> pipeline(source, shared);
-    act_batch a = {p.acts, blockIdx.y, blockIdx.y + 1};
-    pipeline.template run<IS_INT8, 1>(
-        a, [&](uint32_t place, uint32_t n, uint32_t lane, uint32_t row, auto &sum) {
-            const struct cuda_matrix &w = place == p.used ? p.shared : p.routed;
-            float *out = p.hidden + blockIdx.y * p.hidden_stride + (uint64_t)place * p.routed_width;
-            if (lane == 0 && n + row < w.n)
-                fallback_store(p.epilogue, sum[0], out + n + row);
-        });
+    run_tasks<IS_INT8>(experts_in_source(p), shared,
+                       [&](uint32_t place, uint32_t n, uint32_t lane, uint32_t row, auto &sum) {
+                           const struct cuda_matrix &w = place == p.used ? p.shared : p.routed;
+                           float *out = p.hidden + blockIdx.y * p.hidden_stride +
+                                        (uint64_t)place * p.routed_width;
+                           if (lane == 0 && n + row < w.n)
+                               fallback_store(p.epilogue, sum[0], out + n + row);
+                       });
 }
 
 /* ---- EXPERTS_OUT ----------------------------------------------------------------------------- */
 
-/* This warp's tasks for the block's outputs, place by place. */
-struct experts_out_source {
-    const struct experts_out_fallback_params &p;
-    const struct fallback_format &format;
-    uint32_t k, first, end, step, task_rows, place_tasks, places;
+/* This warp's tasks for the block's outputs, place by place; places are those of this launch. */
+struct experts_out_source : experts_source<struct experts_out_fallback_params> {
+    uint32_t place_tasks, places;
     uint32_t output, n; /* the block's first, and how many: 0, there are none left */
-    uint64_t row_bytes;
 
     __device__ __forceinline__ experts_out_source(const struct experts_out_fallback_params &params)
-        : p(params), format(params.format) {
-        k = p.k;
-        task_rows = 32 / lanes_of_row(format, k);
-        row_bytes = p.routed.n ? p.routed.row_bytes : p.shared.row_bytes;
+        : experts_source(params) {
         places = routed_places() + (p.shared.n != 0);
         output = min(blockIdx.x * p.block_outputs, p.width);
         n = min(p.block_outputs, p.width - output);
@@ -100,15 +116,9 @@ struct experts_out_source {
         return p.routed.n ? p.used : 0;
     }
 
-    /* Tags: the place among those of this launch, and the first of the block's outputs. */
     __device__ __forceinline__ struct weight_rows rows(uint32_t task) const {
         uint32_t place = task / place_tasks, row = (task - place * place_tasks) * task_rows;
-        bool is_shared = place == routed_places();
-        const struct cuda_matrix &w = is_shared ? p.shared : p.routed;
-        uint64_t expert = is_shared ? 0 : p.choice[blockIdx.y * p.choice_stride + place];
-        return {w.data + expert * w.plane_bytes + (output + row) * row_bytes,
-                min(n - row, task_rows),
-                {place, row}};
+        return rows_of(place, place == routed_places(), output, n, row);
     }
 
     __device__ __forceinline__ uint32_t act_column(uint32_t place) const {
@@ -119,19 +129,15 @@ struct experts_out_source {
 template <bool IS_INT8>
 static __device__ __forceinline__ void experts_out(const struct experts_out_fallback_params &p) {
     extern __shared__ __align__(16) uint8_t shared[];
-    pdl_launch_dependents();
-    pdl_wait(p.io);
-    if (blockIdx.y >= p.io.header->n_rows)
+    if (!begin_row(p.io))
         return;
     experts_out_source source(p);
-    weight_pipeline<experts_out_source> pipeline(source, shared);
     float *results = (float *)(shared + FALLBACK_PIPELINE_BYTES); /* (places, block_outputs) */
-    act_batch a = {p.acts, blockIdx.y, blockIdx.y + 1};
-    pipeline.template run<IS_INT8, 1>(
-        a, [&](uint32_t place, uint32_t i, uint32_t lane, uint32_t row, auto &sum) {
-            if (lane == 0 && i + row < source.n)
-                results[place * p.block_outputs + i + row] = sum[0];
-        });
+    run_tasks<IS_INT8>(source, shared,
+                       [&](uint32_t place, uint32_t i, uint32_t lane, uint32_t row, auto &sum) {
+                           if (lane == 0 && i + row < source.n)
+                               results[place * p.block_outputs + i + row] = sum[0];
+                       });
     __syncthreads();
     const float *weight =
         p.weight + blockIdx.y * p.weight_stride + (p.used - source.routed_places());

@@ -186,66 +186,41 @@ static __device__ __forceinline__ void st_async(uint32_t to, uint2 x, uint32_t b
 
 /* ---- loads ----------------------------------------------------------------------------------- */
 
+/* A load of 1, 2 or 4 words, issued where it stands. C: the asm constraint of a word. */
+#define LOAD1(NAME, T, C, INSTRUCTION)                                                             \
+    static __device__ __forceinline__ T NAME(const void *p) {                                      \
+        T v;                                                                                       \
+        asm volatile(INSTRUCTION " %0, [%1];" : "=" C(v) : "l"(p));                                \
+        return v;                                                                                  \
+    }
+#define LOAD2(NAME, T, C, INSTRUCTION)                                                             \
+    static __device__ __forceinline__ T NAME(const void *p) {                                      \
+        T v;                                                                                       \
+        asm volatile(INSTRUCTION " {%0, %1}, [%2];" : "=" C(v.x), "=" C(v.y) : "l"(p));            \
+        return v;                                                                                  \
+    }
+#define LOAD4(NAME, T, C, INSTRUCTION)                                                             \
+    static __device__ __forceinline__ T NAME(const void *p) {                                      \
+        T v;                                                                                       \
+        asm volatile(INSTRUCTION " {%0, %1, %2, %3}, [%4];"                                        \
+                     : "=" C(v.x), "=" C(v.y), "=" C(v.z), "=" C(v.w)                              \
+                     : "l"(p));                                                                    \
+        return v;                                                                                  \
+    }
+
 /* Weights are read once a step: past L1, by plain loads, which the compiler leaves before a
  * pdl_wait where .nc loads would sink below it (and after one where .nc loads would rise above
  * it). */
-static __device__ __forceinline__ uint4 ld_no_allocate(const void *p) {
-    uint4 v;
-    asm volatile("ld.global.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
-                 : "l"(p));
-    return v;
-}
-
-static __device__ __forceinline__ float ld_no_allocate_f32(const float *p) {
-    float x;
-    asm volatile("ld.global.L1::no_allocate.f32 %0, [%1];" : "=f"(x) : "l"(p));
-    return x;
-}
-
-static __device__ __forceinline__ float4 ld_no_allocate_f32x4(const float *p) {
-    float4 x;
-    asm volatile("ld.global.L1::no_allocate.v4.f32 {%0, %1, %2, %3}, [%4];"
-                 : "=f"(x.x), "=f"(x.y), "=f"(x.z), "=f"(x.w)
-                 : "l"(p));
-    return x;
-}
-
-/* Loads that are issued where they stand. */
-static __device__ __forceinline__ float ld_volatile_f32(const float *p) {
-    float x;
-    asm volatile("ld.global.f32 %0, [%1];" : "=f"(x) : "l"(p));
-    return x;
-}
-
-static __device__ __forceinline__ uint2 ld_volatile_u32x2(const void *p) {
-    uint2 x;
-    asm volatile("ld.global.v2.u32 {%0, %1}, [%2];" : "=r"(x.x), "=r"(x.y) : "l"(p));
-    return x;
-}
-
-static __device__ __forceinline__ uint4 ld_volatile_u32x4(const void *p) {
-    uint4 x;
-    asm volatile("ld.global.v4.u32 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(x.x), "=r"(x.y), "=r"(x.z), "=r"(x.w)
-                 : "l"(p));
-    return x;
-}
-
+LOAD4(ld_no_allocate, uint4, "r", "ld.global.L1::no_allocate.v4.u32")
+LOAD1(ld_no_allocate_f32, float, "f", "ld.global.L1::no_allocate.f32")
+LOAD4(ld_no_allocate_f32x4, float4, "f", "ld.global.L1::no_allocate.v4.f32")
+/* Through L1. */
+LOAD1(ld_volatile_f32, float, "f", "ld.global.f32")
+LOAD2(ld_volatile_u32x2, uint2, "r", "ld.global.v2.u32")
+LOAD4(ld_volatile_u32x4, uint4, "r", "ld.global.v4.u32")
 /* Past L1. */
-static __device__ __forceinline__ float2 ld_cg_f32x2(const float *p) {
-    float2 x;
-    asm volatile("ld.global.cg.v2.f32 {%0, %1}, [%2];" : "=f"(x.x), "=f"(x.y) : "l"(p));
-    return x;
-}
-
-static __device__ __forceinline__ float4 ld_cg_f32x4(const float *p) {
-    float4 x;
-    asm volatile("ld.global.cg.v4.f32 {%0, %1, %2, %3}, [%4];"
-                 : "=f"(x.x), "=f"(x.y), "=f"(x.z), "=f"(x.w)
-                 : "l"(p));
-    return x;
-}
+LOAD2(ld_cg_f32x2, float2, "f", "ld.global.cg.v2.f32")
+LOAD4(ld_cg_f32x4, float4, "f", "ld.global.cg.v4.f32")
 
 /* Predicated, not branched: before a branch the compiler waits for every load in flight. */
 static __device__ __forceinline__ void ld_cg_f32x4_if(bool is_wanted, const float4 *at, float4 &v) {
