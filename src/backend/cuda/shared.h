@@ -19,7 +19,7 @@ struct cuda_io {
     const struct io_output *outputs;
     struct io_output *host_outputs; /* mapped host memory */
     const struct io_bias *biases;   /* mapped host memory: rarely read */
-    uint64_t *stamp;                /* when this kernel's turn came, in ns; one a kernel */
+    uint64_t *stamp;                /* when this kernel's wait was over, in ns; one a kernel */
 };
 
 /* A weight matrix, or several of one shape (experts). */

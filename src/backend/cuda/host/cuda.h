@@ -52,7 +52,7 @@ struct recorder {
     uint64_t work_used, counters_used;
 };
 
-/* Where an operand lies on the device; NULL for one that is not there. */
+/* An operand's address on the device; NULL for one that is not there. */
 void *recorder_at(struct recorder *r, const struct operand *o);
 struct cuda_matrix recorder_matrix(struct recorder *r, const struct operand *weight);
 /* Workspace of the running op alone (256-aligned): the next op's kernels overwrite it. */
