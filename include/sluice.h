@@ -25,8 +25,8 @@
  * and its sequences are used by one thread at a time, but for sluice_engine_cancel; different
  * engines are independent of each other. A text belongs to one thread at a time.
  *
- * Memory. Nothing is allocated after sluice_engine_open by opening, feeding, stepping, forking or
- * rewinding sequences. */
+ * Memory. Nothing is allocated after sluice_engine_open by opening, feeding, stepping, resuming,
+ * forking or rewinding sequences. */
 #ifndef SLUICE_H
 #define SLUICE_H
 
@@ -152,10 +152,10 @@ struct sluice_engine_options {
                           * takes no more than an eighth of the memory that is free */
     uint32_t
         all_outputs; /* most rows of logits in one step, for SLUICE_WANT_ALL_LOGITS; 0: batch */
-    uint64_t snapshot_bytes; /* memory for snapshots of recurrent state, which make
-                              * sluice_seq_rewind cheap; unused by plain transformers */
-    uint32_t snapshot_every; /* tokens between two snapshots, at least 1; CUDA's wide steps over a
-                              * prompt take only the last one of those they pass */
+    uint64_t snapshot_bytes; /* memory for snapshots of recurrent state, which sluice_seq_resume and
+                              * sluice_seq_rewind go on from; unused by plain transformers */
+    uint32_t snapshot_every; /* tokens between two snapshots; 0: as many as have a KV cache of the
+                              * size of a snapshot, at least 256 */
     uint64_t memory_limit;   /* most bytes to allocate; 0: what the machine has free */
     /* Called while weights are loaded, with the bytes done so far. May be NULL. */
     void (*progress)(void *user, uint64_t done, uint64_t total);
@@ -213,7 +213,8 @@ void sluice_engine_memory(const sluice_engine *engine, struct sluice_memory *out
 
 /* Pages of the KV cache. */
 struct sluice_pages {
-    uint32_t total, free;
+    uint32_t total;
+    uint32_t free;    /* unused, or only kept for later conversations */
     uint32_t tokens;  /* of a page */
     uint32_t starved; /* sequences that found none in the last step */
 };
@@ -226,6 +227,10 @@ struct sluice_counters {
     uint64_t host_copies, host_copy_bytes; /* of state to and from the host, between steps */
     uint64_t allocations;                  /* of the backend, all of them in open */
     uint64_t snapshots_taken, snapshots_used;
+    uint64_t resumed;       /* calls of sluice_seq_resume ... */
+    uint64_t resumed_hits;  /* ... that found something ... */
+    uint64_t tokens_reused; /* ... and how much */
+    uint64_t evicted;       /* blocks and snapshots that had to make room */
 };
 void sluice_engine_counters(const sluice_engine *engine, struct sluice_counters *out);
 
@@ -246,11 +251,30 @@ typedef struct sluice_seq sluice_seq;
 /* An empty sequence. SLUICE_ERR_ARGUMENT when the engine's `sequences` are all open. *out is NULL
  * on failure. */
 int sluice_seq_open(sluice_seq **out, sluice_engine *engine);
-void sluice_seq_close(sluice_seq *seq); /* takes NULL */
+/* What it read stays known, as long as there is room, for sluice_seq_resume. Takes NULL. */
+void sluice_seq_close(sluice_seq *seq);
 
 /* Appends tokens; they wait for the next steps. All or none: SLUICE_ERR_ARGUMENT for a token
  * outside the vocabulary and for more than the context holds. `tokens` may be NULL when n is 0. */
 int sluice_seq_feed(sluice_seq *seq, const int32_t *tokens, size_t n);
+
+/* How much of a sequence was known already. */
+struct sluice_reuse {
+    uint32_t tokens;  /* that need not be read */
+    uint32_t matched; /* the longest beginning that any conversation had in common with it */
+    char why[96];     /* why not all but the last: "no snapshot between 512 and 811" */
+};
+/* As sluice_seq_feed; then takes over what is known of the sequence's beginning from all
+ * conversations of the engine, open and closed: all of it but the last token, so that one can be
+ * sampled after it. The bits are those that reading it all would give. Models with recurrent state
+ * go on from snapshots: see snapshot_every and sluice_seq_mark. `reuse` may be NULL. */
+int sluice_seq_resume(sluice_seq *seq, const int32_t *tokens, size_t n, struct sluice_reuse *reuse);
+
+/* A snapshot is to be kept after the first n tokens: a place that later conversations will share
+ * (the end of a system prompt, of a turn, of the prompt). n is at most the tokens fed and at least
+ * those processed; SLUICE_ERR_ARGUMENT also for more than 16 that are still to come. Models without
+ * recurrent state need none and ignore it. */
+int sluice_seq_mark(sluice_seq *seq, uint32_t n);
 
 /* The tokens fed so far, and how many at their end still wait. Each pointer may be NULL; *tokens is
  * valid until the next call with this sequence. */
@@ -315,8 +339,7 @@ int sluice_seq_fork(sluice_seq **out, const sluice_seq *seq);
 
 /* Keeps the first n tokens: the sequence is as if no more had been fed, and the next token is the
  * one after the n-th. Some of the n may wait again and be processed a second time, with the same
- * bits.
- */
+ * bits; fewer of them when more tokens are fed first. */
 int sluice_seq_rewind(sluice_seq *seq, uint32_t n);
 
 /* Writes the whole sequence but its wants and sampling to a file, which appears complete or not at

@@ -40,6 +40,7 @@ struct oracle_seq {
     int32_t token; /* sampled after the first n_sampled tokens; -1: none */
     uint32_t n_sampled;
     bool is_given;     /* by sluice_seq_next */
+    bool is_rewound;   /* tokens fed next may spare it some that wait */
     uint32_t rows;     /* of logits; the last is after token n - waiting */
     sluice_seq *fresh; /* fed with these tokens and nothing else ... */
     int32_t fed[ORACLE_CONTEXT];
@@ -210,6 +211,7 @@ static uint32_t follow_seq(struct oracle *o, struct oracle_seq *s, bool is_one_s
         sluice_seq_logits(s->seq, &(const float *){0}, &s->rows); /* their values are checked */
     if (done == 0)
         return 0;
+    s->is_rewound = false;
     s->token = -1;
     s->n_sampled = s->n - waiting;
     s->is_given = false;
@@ -350,7 +352,7 @@ static void begin_seq(struct oracle *o, struct oracle_seq *s, sluice_seq *seq) {
     s->wants = SLUICE_WANT_TOKEN;
     s->sampling = sluice_sampling_default(o->model);
     s->token = -1;
-    s->is_given = false;
+    s->is_given = s->is_rewound = false;
 }
 
 static void copy_seq(struct oracle_seq *to, const struct oracle_seq *from) {
@@ -360,6 +362,7 @@ static void copy_seq(struct oracle_seq *to, const struct oracle_seq *from) {
     to->token = from->token;
     to->n_sampled = from->n_sampled;
     to->is_given = from->is_given;
+    to->is_rewound = from->is_rewound;
 }
 
 static void call_open(struct oracle *o) {
@@ -408,6 +411,7 @@ static void call_save_and_load(struct oracle *o, struct oracle_seq *s) {
     copy_seq(to, s);
     to->token = expected_token(s);
     to->n_sampled = to->n;
+    to->is_rewound = false;
 }
 
 static void call_rewind(struct oracle *o, struct oracle_seq *s) {
@@ -423,6 +427,7 @@ static void call_rewind(struct oracle *o, struct oracle_seq *s) {
     s->n = n;
     s->rows = 0;
     s->is_given = false;
+    s->is_rewound = true;
     if (n < s->n_sampled)
         s->token = -1;
     sluice_seq_tokens(s->seq, NULL, NULL, &s->waiting);
@@ -436,21 +441,40 @@ static void call_rewind(struct oracle *o, struct oracle_seq *s) {
 static void call_feed(struct oracle *o, struct oracle_seq *s) {
     int32_t tokens[ORACLE_CONTEXT] = {0};
     uint32_t n = oracle_draw(o, 24) ? oracle_draw(o, 12) : oracle_draw(o, 256), step = 1 + n;
-    uint32_t wrong = oracle_draw(o, 8);
+    uint32_t wrong = oracle_draw(o, 8), waiting;
+    bool resumes = oracle_draw(o, 3) == 0;
+    struct sluice_reuse reuse = {0};
     for (uint32_t i = 0; i < n; i++)
         tokens[i] = (int32_t)((wrong * 37 + i * step) % (uint32_t)o->facts.n_logits);
     if (wrong == 7 && n)
         tokens[n - 1] = n % 2 ? -1 : o->facts.n_logits;
-    int status = sluice_seq_feed(s->seq, tokens, n);
+    int status =
+        resumes ? sluice_seq_resume(s->seq, tokens, n, &reuse) : sluice_seq_feed(s->seq, tokens, n);
     bool can = n <= ORACLE_CONTEXT - s->n && !(wrong == 7 && n);
     SAME(status == (can ? SLUICE_OK : SLUICE_ERR_ARGUMENT));
     SAME(sluice_seq_feed(s->seq, NULL, 1) == SLUICE_ERR_ARGUMENT);
     SAME(sluice_seq_feed(s->seq, tokens, SIZE_MAX) == SLUICE_ERR_ARGUMENT);
+    SAME(sluice_seq_resume(s->seq, tokens, SIZE_MAX, NULL) == SLUICE_ERR_ARGUMENT);
     if (status)
         return;
     memcpy(s->tokens + s->n, tokens, n * sizeof *tokens);
     s->n += n;
     s->waiting += n;
+    sluice_seq_tokens(s->seq, NULL, NULL, &waiting);
+    SAME(waiting <= s->waiting && (waiting > 0 || s->waiting == 0));
+    SAME(waiting == s->waiting || resumes || (s->is_rewound && n > 0));
+    SAME(!resumes || reuse.tokens == s->waiting - waiting);
+    if (waiting < s->waiting)
+        s->rows = 0;
+    s->waiting = waiting;
+}
+
+/* What it does shows only in what is reused later. */
+static void call_mark(struct oracle *o, struct oracle_seq *s) {
+    uint32_t n = oracle_draw(o, 2) ? s->n - s->n * oracle_draw(o, 9) / 16 : oracle_draw(o, 256);
+    int status = sluice_seq_mark(s->seq, n);
+    SAME((n >= s->n - s->waiting && n <= s->n) || status == SLUICE_ERR_ARGUMENT);
+    SAME(!status || status == SLUICE_ERR_ARGUMENT);
 }
 
 static void call_want(struct oracle *o, struct oracle_seq *s) {
@@ -502,6 +526,9 @@ static void call_bad(struct oracle *o, sluice_seq *seq) {
     SAME(!seq || strstr(sluice_engine_error(o->engine), "closed"));
     SAME(sluice_seq_next(seq, &token) == SLUICE_ERR_ARGUMENT && token == 3);
     SAME(sluice_seq_want(seq, 1) == SLUICE_ERR_ARGUMENT);
+    SAME(sluice_seq_resume(seq, tokens, 1, NULL) == SLUICE_ERR_ARGUMENT);
+    SAME(sluice_seq_mark(seq, 0) == SLUICE_ERR_ARGUMENT);
+    SAME(!sluice_seq_is_starved(seq));
     SAME(sluice_seq_set_sampling(seq, &sampling) == SLUICE_ERR_ARGUMENT);
     SAME(sluice_seq_rewind(seq, 0) == SLUICE_ERR_ARGUMENT);
     SAME(sluice_seq_fork(&out, seq) == SLUICE_ERR_ARGUMENT && !out);
@@ -554,9 +581,10 @@ static void call_on_engine(struct oracle *o, uint32_t which) {
 
 static void call_on_seq(struct oracle *o, uint32_t which, struct oracle_seq *s) {
     static void (*const calls[])(struct oracle *, struct oracle_seq *) = {
-        call_feed, call_feed,      call_feed, call_next,     call_next, call_next,
-        call_want, call_sampling,  call_fork, call_rewind,   call_null, call_save_and_load,
-        call_next, call_cancelled, call_feed, call_sampling, call_want, call_close,
+        call_feed,     call_feed,          call_feed,     call_next,      call_next,
+        call_next,     call_want,          call_sampling, call_fork,      call_rewind,
+        call_null,     call_save_and_load, call_next,     call_cancelled, call_feed,
+        call_sampling, call_want,          call_close,    call_mark,
     };
     calls[which % (sizeof calls / sizeof *calls)](o, s);
 }
@@ -567,7 +595,7 @@ static void oracle_run(struct oracle *o, const uint8_t *bytes, size_t size) {
     o->size = size;
     o->at = 0;
     while (o->at < o->size) {
-        uint32_t which = oracle_draw(o, 27);
+        uint32_t which = oracle_draw(o, 28);
         struct oracle_seq *s = oracle_any(o);
         if (which < 9)
             call_on_engine(o, which);

@@ -30,6 +30,10 @@ void test_fail(const char *file, int line, const char *format, ...) {
     fflush(stdout);
 }
 
+bool test_has_failed(void) {
+    return has_failed;
+}
+
 void test_skip(const char *format, ...) {
     is_skipped = true;
     va_list args;

@@ -25,6 +25,7 @@ void test_register(struct test *t);
 void test_fail(const char *file, int line, const char *format, ...)
     __attribute__((format(printf, 3, 4)));
 /* Counts the running test as skipped, with a reason: it is not counted as passed. */
+bool test_has_failed(void); /* the test that runs */
 void test_skip(const char *format, ...) __attribute__((format(printf, 1, 2)));
 
 /* One line that is always printed: how much a test found to run, or a figure to keep. */

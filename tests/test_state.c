@@ -14,6 +14,7 @@ enum {
     N_PAGES = 13, /* far fewer than all at full length need */
     N_SNAPSHOTS = 5,
     GRID = 192,
+    N_KNOWN = 5,
 };
 
 /* ---- a backend of plain memory ----------------------------------------------------------------
@@ -71,7 +72,9 @@ struct world {
     uint32_t n[N_SLOTS];
     bool is_open[N_SLOTS];
     uint64_t random;
-    uint64_t n_starved, n_cut;
+    int32_t (*known)[CONTEXT]; /* (N_KNOWN) what closed slots had */
+    uint32_t n_known[N_KNOWN];
+    uint64_t n_starved, n_cut, n_resumed, n_reused;
 };
 
 static uint32_t draw(struct world *w, uint32_t n) {
@@ -110,6 +113,7 @@ static bool world_open(struct world *w, uint64_t seed, bool is_recurrent) {
     w->backend.bytes = calloc(1, w->keys.offset + w->keys.bytes * N_PAGES);
     w->tokens = calloc(N_SLOTS, sizeof *w->tokens);
     w->hashes = calloc(N_SLOTS, sizeof *w->hashes);
+    w->known = calloc(N_KNOWN, sizeof *w->known);
     w->st.kind = &plain;
     w->st.backend = &w->backend;
     struct err err;
@@ -122,6 +126,7 @@ static void world_close(struct world *w) {
     free(w->backend.bytes);
     free(w->tokens);
     free(w->hashes);
+    free(w->known);
     arena_free(&w->arena);
 }
 
@@ -202,11 +207,13 @@ static void op_step(struct world *w, uint32_t slot) {
     struct slot *s = &w->st.slots[slot];
     struct err err;
     uint32_t rows = min_u32(s->n_tokens - s->length, 1 + draw(w, draw(w, 2) ? 500 : 4)), first;
-    rows = min_u32(min_u32(rows, state_room(&w->st, slot)), state_page_room(&w->st, slot));
+    rows = min_u32(rows, state_page_room(&w->st, slot));
     w->n_starved += s->n_tokens > s->length && rows == 0;
     if (rows == 0)
         return;
     EXPECT_INT(state_reserve(&w->st, slot, rows, &first, &err), SLUICE_OK);
+    state_begin_step(&w->st);
+    state_plan_snapshots(&w->st, slot, rows);
     const struct piece *t = &w->st.layout.table;
     uint32_t *table = (uint32_t *)(w->backend.bytes + t->offset + slot * t->bytes);
     for (uint32_t i = first; i < s->n_pages; i++)
@@ -216,6 +223,11 @@ static void op_step(struct world *w, uint32_t slot) {
         *key_at(w, slot, i) = is_cut ? 77 : w->hashes[slot][i + 1];
     if (w->st.layout.n_recurrent)
         *recurrent_at(w, slot) = is_cut ? 77 : w->hashes[slot][s->length + rows];
+    for (uint32_t i = 0; i < s->n_planned; i++) {
+        const struct planned *p = &w->st.planned[s->first_planned + i];
+        EXPECT(p->position > s->length && p->position < s->length + rows);
+        *recurrent_at(w, p->cell) = is_cut ? 77 : w->hashes[slot][p->position];
+    }
     w->n_cut += is_cut;
     EXPECT_INT(is_cut ? state_undo(&w->st, slot, &err) : state_advance(&w->st, slot, rows, &err),
                SLUICE_OK);
@@ -248,8 +260,42 @@ static void op_rewind(struct world *w, uint32_t slot) {
     w->n[slot] = n;
 }
 
+static void op_mark(struct world *w, uint32_t slot) {
+    const struct slot *s = &w->st.slots[slot];
+    struct err err;
+    int status = state_mark(&w->st, slot, s->length + draw(w, s->n_tokens - s->length + 1), &err);
+    EXPECT(status == SLUICE_OK || s->n_marks == MAX_MARKS);
+}
+
+/* The beginning of a slot that was closed, and something else after it. */
+static void op_resume(struct world *w) {
+    struct err err;
+    uint32_t slot, from = draw(w, N_KNOWN), n = draw(w, w->n_known[from] + 1);
+    struct state_found found;
+    if (state_open(&w->st, &slot, &err) != SLUICE_OK)
+        return;
+    struct slot *s = &w->st.slots[slot];
+    w->is_open[slot] = true;
+    w->n[slot] = s->n_tokens = n;
+    memcpy(w->tokens[slot], w->known[from], n * sizeof *s->tokens);
+    memcpy(s->tokens, w->known[from], n * sizeof *s->tokens);
+    hash_from(w, slot, 0);
+    if (draw(w, 2))
+        op_feed(w, slot);
+    EXPECT_INT(state_resume(&w->st, slot, &found, &err), SLUICE_OK);
+    EXPECT(found.held == s->length && found.matched <= s->n_tokens);
+    EXPECT(s->length < s->n_tokens || s->n_tokens == 0);
+    if (!w->st.layout.n_recurrent)
+        EXPECT_INT(found.held, min_u32(found.matched, s->n_tokens ? s->n_tokens - 1 : 0));
+    w->n_resumed++;
+    w->n_reused += found.held;
+}
+
 static void op_close(struct world *w, uint32_t slot) {
-    state_close(&w->st, slot);
+    uint32_t to = draw(w, N_KNOWN);
+    memcpy(w->known[to], w->tokens[slot], w->n[slot] * sizeof **w->known);
+    w->n_known[to] = w->n[slot];
+    state_close(&w->st, slot, draw(w, 4) > 0);
     w->is_open[slot] = false;
     w->n[slot] = 0;
 }
@@ -278,10 +324,14 @@ static void operate(struct world *w) {
     if (!w->is_open[slot]) {
         if (what < 4)
             op_adopt(w);
+        else if (what < 24)
+            op_resume(w);
         else
             op_open(w);
     } else if (what < 10) {
         op_feed(w, slot);
+    } else if (what < 11) {
+        op_mark(w, slot);
     } else if (what < 27) {
         op_step(w, slot);
     } else if (what < 29) {
@@ -315,8 +365,13 @@ TEST(engine_state_a_million_operations) {
                 op_close(&w, slot);
         world_check(&w, i);
         EXPECT_INT(pages_available(&w.st.pages), N_PAGES);
-        test_note("%llu operations, %llu steps without a page, %llu cut off", (unsigned long long)i,
-                  (unsigned long long)w.n_starved, (unsigned long long)w.n_cut);
+        EXPECT(w.n_reused > 0 && w.n_starved > 0 && w.n_cut > 0);
+        test_note("%llu operations: %llu steps without a page, %llu cut off; %llu slots resumed, "
+                  "%llu tokens each; %llu evicted",
+                  (unsigned long long)i, (unsigned long long)w.n_starved,
+                  (unsigned long long)w.n_cut, (unsigned long long)w.n_resumed,
+                  (unsigned long long)(w.n_reused / (w.n_resumed ? w.n_resumed : 1)),
+                  (unsigned long long)w.st.cache.n_evicted);
         world_close(&w);
     }
 }

@@ -186,7 +186,6 @@ struct sluice_engine_options sluice_engine_options_default(void) {
         .sequences = 1,
         .batch = 1,
         .snapshot_bytes = 128 << 20,
-        .snapshot_every = 256,
     };
 }
 
@@ -270,6 +269,10 @@ void sluice_engine_counters(const sluice_engine *e, struct sluice_counters *out)
         .allocations = c.allocations,
         .snapshots_taken = e->state.n_taken,
         .snapshots_used = e->state.n_used,
+        .resumed = e->n_resumed,
+        .resumed_hits = e->n_hits,
+        .tokens_reused = e->n_reused,
+        .evicted = e->state.cache.n_evicted,
     };
 }
 
@@ -370,7 +373,7 @@ int sluice_seq_open(sluice_seq **out, sluice_engine *e) {
 void sluice_seq_close(sluice_seq *seq) {
     if (!is_open(seq))
         return;
-    state_close(&seq->engine->state, seq->slot);
+    state_close(&seq->engine->state, seq->slot, true);
     seq->is_open = false;
     seq->closed_at = ++seq->engine->n_closed;
 }
@@ -379,7 +382,8 @@ static struct slot *slot_of(const struct sluice_seq *seq) {
     return &seq->engine->state.slots[seq->slot];
 }
 
-int sluice_seq_feed(sluice_seq *seq, const int32_t *tokens, size_t n) {
+/* Appends the tokens, or changes nothing. */
+static int append(sluice_seq *seq, const int32_t *tokens, size_t n) {
     int status = check_open(seq);
     if (!status && n > 0)
         status = check_pointer(seq->engine, tokens, "tokens");
@@ -400,6 +404,66 @@ int sluice_seq_feed(sluice_seq *seq, const int32_t *tokens, size_t n) {
         memcpy(s->tokens + s->n_tokens, tokens, n * sizeof *tokens);
     s->n_tokens += (uint32_t)n;
     return SLUICE_OK;
+}
+
+/* After going back tokens wait that had to be processed again to sample after the last one kept.
+ * With more tokens after it that need not be. */
+int sluice_seq_feed(sluice_seq *seq, const int32_t *tokens, size_t n) {
+    int status = append(seq, tokens, n);
+    struct state_found ignored;
+    if (status || n == 0 || !slot_of(seq)->is_rewound)
+        return status;
+    return state_resume(&seq->engine->state, seq->slot, &ignored, &seq->engine->err);
+}
+
+static void explain_reuse(struct sluice_reuse *r, uint32_t held, uint32_t matched, uint32_t n) {
+    if (held + 1 >= n)
+        r->why[0] = 0;
+    else if (matched == 0)
+        snprintf(r->why, sizeof r->why, "no conversation began like this");
+    else if (held < matched && held + 1 < n)
+        snprintf(r->why, sizeof r->why, "no snapshot between %u and %u", held + 1,
+                 min_u32(matched, n - 1));
+    else
+        snprintf(r->why, sizeof r->why, "differs from every known conversation at token %u",
+                 matched);
+}
+
+int sluice_seq_resume(sluice_seq *seq, const int32_t *tokens, size_t n,
+                      struct sluice_reuse *reuse) {
+    struct sluice_reuse ignored, *r = reuse ? reuse : &ignored;
+    struct state_found found;
+    *r = (struct sluice_reuse){0};
+    int status = append(seq, tokens, n);
+    if (status)
+        return status;
+    struct sluice_engine *e = seq->engine;
+    const struct slot *s = slot_of(seq);
+    uint32_t before = s->length;
+    if ((status = state_resume(&e->state, seq->slot, &found, &e->err)))
+        return status;
+    if (found.held > before)
+        seq->n_logits = 0; /* they are no longer those after the newest token processed */
+    r->tokens = found.held - before;
+    r->matched = found.matched;
+    explain_reuse(r, found.held, found.matched, s->n_tokens);
+    e->n_resumed++;
+    e->n_hits += r->tokens > 0;
+    e->n_reused += r->tokens;
+    return SLUICE_OK;
+}
+
+int sluice_seq_mark(sluice_seq *seq, uint32_t n) {
+    int status = check_open(seq);
+    if (status)
+        return status;
+    struct sluice_engine *e = seq->engine;
+    const struct slot *s = slot_of(seq);
+    if (n < s->length || n > s->n_tokens)
+        return err_set(&e->err, SLUICE_ERR_ARGUMENT,
+                       "a mark after %u tokens, expected %u to %u: those processed and those fed",
+                       n, s->length, s->n_tokens);
+    return state_mark(&e->state, seq->slot, n, &e->err);
 }
 
 void sluice_seq_tokens(const sluice_seq *seq, const int32_t **tokens, uint32_t *n,

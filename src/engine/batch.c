@@ -30,9 +30,7 @@ static struct part part_of(const struct sluice_engine *e, uint32_t slot, uint32_
     const struct slot *s = &e->state.slots[slot];
     unsigned wants = e->seqs[slot]->wants;
     uint32_t all = waiting(s), rows = min_u32(min_u32(all, room.rows), pages);
-    struct part part = {.slot = slot};
-    part.rows = e->kind->max_rows ? state_rows_to_last(&e->state, slot, rows)
-                                  : min_u32(rows, state_room(&e->state, slot));
+    struct part part = {.slot = slot, .rows = rows};
     if (wants & SLUICE_WANT_ALL_LOGITS)
         part.rows = part.outputs = min_u32(part.rows, room.outputs);
     else if (part.rows == all && wants && room.outputs == 0)
@@ -51,6 +49,7 @@ static int add_part(struct sluice_engine *e, uint32_t slot, struct room *room, s
     if (part.rows == 0)
         return SLUICE_OK;
     int status = state_reserve(&e->state, slot, part.rows, &part.first_change, err);
+    state_plan_snapshots(&e->state, slot, part.rows);
     e->parts[e->n_parts++] = part;
     room->rows -= part.rows;
     room->outputs -= part.outputs;
@@ -77,6 +76,7 @@ static int compose(struct sluice_engine *e, struct room *used, struct err *err) 
     for (uint32_t i = 0; i < e->setup.n_seqs; i++)
         e->state.slots[i].is_starved = false;
     e->n_parts = e->n_starved = 0;
+    state_begin_step(&e->state);
     int status = add_parts(e, true, &left, err);
     if (!status)
         status = add_parts(e, false, &left, err);
@@ -114,7 +114,8 @@ static struct io_view view_io(const struct sluice_engine *e, uint32_t plan) {
     };
 }
 
-static void fill_rows(const struct slot *s, const struct part *part, struct io_view *v) {
+static void fill_rows(const struct state *st, const struct part *part, struct io_view *v) {
+    const struct slot *s = &st->slots[part->slot];
     struct io_header *h = v->header;
     for (uint32_t i = 0; i < part->rows; i++) {
         v->rows[h->n_rows + i] = (struct io_row){
@@ -124,6 +125,10 @@ static void fill_rows(const struct slot *s, const struct part *part, struct io_v
             .segment = h->n_segments,
         };
         v->to[h->n_rows + i] = i + 1 < part->rows ? IO_NO_CELL : part->slot;
+    }
+    for (uint32_t i = 0; i < s->n_planned; i++) {
+        const struct planned *p = &st->planned[s->first_planned + i];
+        v->to[h->n_rows + p->position - s->length - 1] = p->cell;
     }
     v->segments[h->n_segments++] = (struct io_segment){
         .cell = part->slot,
@@ -171,7 +176,7 @@ static void fill_io(struct sluice_engine *e, struct io_view *v) {
         const struct slot *s = &e->state.slots[part->slot];
         struct sluice_seq *seq = e->seqs[part->slot];
         fill_changes(s, part, v);
-        fill_rows(s, part, v);
+        fill_rows(&e->state, part, v);
         fill_outputs(seq, part, part->rows == waiting(s), v, &n_biases);
         seq->logits_step = e->n_steps + 1;
     }

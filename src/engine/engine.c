@@ -43,7 +43,7 @@ static int check_options(const struct sluice_engine_options *o, struct err *err)
         {"sequences", o->sequences, 1, MAX_SEQUENCES},
         {"batch (--batch)", o->batch, 1, MAX_SEQUENCES},
         {"prefill", o->prefill, 0, MAX_PREFILL},
-        {"snapshot_every", o->snapshot_every, 1, MAX_CONTEXT},
+        {"snapshot_every", o->snapshot_every, 0, MAX_CONTEXT},
     };
     int status = SLUICE_OK;
     for (size_t i = 0; !status && i < sizeof ranges / sizeof *ranges; i++)
@@ -90,7 +90,6 @@ static int fill_setup(struct setup *s, const struct sluice_engine_options *o,
     if (kind->max_rows && !o->prefill && (uint64_t)s->context * s->n_seqs < s->prefill)
         s->prefill = max_u32(s->context * s->n_seqs, s->batch); /* no step can have more */
     s->outputs = min_u32(max_u32(o->all_outputs, s->batch), s->prefill);
-    s->grid = o->snapshot_every;
     s->exact = o->exact;
     return SLUICE_OK;
 }
@@ -134,11 +133,21 @@ static int plan_pages(struct setup *s, uint64_t budget, uint64_t page_bytes, str
     return SLUICE_OK;
 }
 
-/* As many snapshots as the budget buys and the context can use; none where going back is a cut. */
+/* Snapshots on the grid take no more memory than the KV cache of the tokens between them. */
+static uint32_t usual_grid(const struct state_layout *layout) {
+    uint64_t pages = layout->page_bytes
+                         ? (layout->recurrent_bytes + layout->page_bytes - 1) / layout->page_bytes
+                         : 1;
+    uint64_t grid = IO_PAGE_POSITIONS * (pages ? pages : 1);
+    return grid < MAX_CONTEXT ? (uint32_t)grid : MAX_CONTEXT;
+}
+
+/* As many snapshots as the budget buys and pages can go with; none where going back is a cut. */
 static void plan_snapshots(struct setup *s, uint64_t budget, const struct state_layout *layout) {
     if (!layout->n_recurrent)
         return;
-    uint64_t useful = (uint64_t)s->n_seqs * (s->context / s->grid);
+    uint64_t useful =
+        s->n_pages * (1 + (uint64_t)IO_PAGE_POSITIONS / min_u32(s->grid, IO_PAGE_POSITIONS));
     uint64_t bought = budget / layout->recurrent_bytes;
     uint64_t n = bought < useful ? bought : useful;
     s->n_snapshots = n < MAX_SNAPSHOTS ? (uint32_t)n : MAX_SNAPSHOTS;
@@ -154,6 +163,7 @@ static int plan_state_memory(struct sluice_engine *e, const struct sluice_engine
         status = state_layout_of(&layout, probe, &e->arena, err);
     if (!status)
         status = plan_pages(&e->setup, o->kv_bytes, layout.page_bytes, err);
+    e->setup.grid = o->snapshot_every ? o->snapshot_every : usual_grid(&layout);
     if (!status)
         plan_snapshots(&e->setup, o->snapshot_bytes, &layout);
     plan_free(probe);

@@ -87,6 +87,7 @@ struct sluice_engine {
     uint32_t n_starved;
     uint32_t first_slot; /* who is asked first: it goes round */
     uint64_t n_steps, n_rows;
+    uint64_t n_resumed, n_hits, n_reused; /* see struct sluice_counters */
 };
 
 /* ---- engine.c ---------------------------------------------------------------------------------

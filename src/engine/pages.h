@@ -12,6 +12,7 @@ enum { PAGE = IO_PAGE_POSITIONS, NO_PAGE = UINT32_MAX, NO_OWNER = UINT32_MAX };
 
 struct page {
     uint32_t refs;   /* holders; 0: it is free */
+    uint32_t kept;   /* those of them that are the prefix cache's */
     uint32_t owner;  /* the one slot that may append to it while others have it, or NO_OWNER */
     uint32_t frozen; /* its first so many positions are read by others than the owner */
 };
@@ -21,20 +22,33 @@ struct pages {
     uint32_t n;
     uint32_t *free; /* (n) a stack */
     uint32_t n_free;
+    uint32_t n_idle; /* pages that only the prefix cache has */
+    /* Of the prefix cache. `settle` hears when a page becomes idle or is no longer; `reclaim` frees
+     * at least one idle page. */
+    void (*settle)(void *user, uint32_t page);
+    void (*reclaim)(void *user);
+    void *user;
 };
 
 /* Tables from the arena; false when memory ran out. */
 bool pages_init(struct pages *p, uint32_t n, struct arena *arena);
 
-/* Pages that can be taken now. */
+/* Pages that can be taken now: free, or kept for later only. */
 uint32_t pages_available(const struct pages *p);
 
-/* A free page, which `owner` alone has. There must be one. */
+/* A page that `owner` alone has. There must be one available. */
 uint32_t page_take(struct pages *p, uint32_t owner);
-/* One more holder, which reads the first `positions` of the page. */
+/* One more slot that reads the first `positions` of the page. */
 void page_share(struct pages *p, uint32_t page, uint32_t positions);
-/* `holder`: a slot, or NO_OWNER for any other. */
-void page_drop(struct pages *p, uint32_t page, uint32_t holder);
+void page_drop(struct pages *p, uint32_t page, uint32_t slot);
+/* The same for the prefix cache. */
+void page_keep(struct pages *p, uint32_t page, uint32_t positions);
+void page_unkeep(struct pages *p, uint32_t page);
+
+/* Whether only the prefix cache has it. */
+static inline bool page_is_idle(const struct pages *p, uint32_t page) {
+    return p->at[page].refs > 0 && p->at[page].refs == p->at[page].kept;
+}
 
 /* Whether a slot that has the page may write from `place` on. */
 bool page_is_writable(const struct pages *p, uint32_t page, uint32_t slot, uint32_t place);

@@ -215,7 +215,7 @@ static int place(struct sluice_engine *e, const uint8_t *data, const struct save
     if (!status)
         status = state_each_stretch(&e->state, *slot, take_stretch, &r, err);
     if (status)
-        state_close(&e->state, *slot);
+        state_close(&e->state, *slot, false);
     return status;
 }
 

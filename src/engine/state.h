@@ -1,9 +1,9 @@
-/* state.h - the memory of sequences: slots, attention pages, snapshots. */
+/* state.h - the memory of sequences: slots, pages of the KV cache, recurrent state, snapshots. */
 #ifndef ENGINE_STATE_H
 #define ENGINE_STATE_H
 
 #include "backend/backend.h"
-#include "engine/pages.h"
+#include "engine/cache.h"
 #include "plan/io.h"
 #include "plan/plan.h"
 
@@ -26,26 +26,32 @@ struct state_layout {
 int state_layout_of(struct state_layout *layout, const struct plan *plan, struct arena *arena,
                     struct err *err);
 
-enum { NO_SNAPSHOT = UINT32_MAX };
+enum { MAX_MARKS = 16 };
 
 struct slot {
     bool is_open;
-    uint32_t length;     /* positions that its memory holds */
-    uint32_t n_tokens;   /* tokens known; those from `length` on wait */
-    int32_t *tokens;     /* (context) */
-    uint32_t n_pages;    /* those that `length` positions need; in a step, its rows' too */
-    uint32_t *pages;     /* (pages_per_seq) */
-    bool is_starved;     /* tokens waited in the last step, and there was no page for them */
-    uint32_t *snapshots; /* (n_grid) that of position (i + 1) * grid, or NO_SNAPSHOT */
+    uint32_t length;           /* positions that its memory holds */
+    uint32_t n_tokens;         /* tokens known; those from `length` on wait */
+    int32_t *tokens;           /* (context) */
+    uint32_t n_pages;          /* those that `length` positions need; in a step, its rows' too */
+    uint32_t *pages;           /* (pages_per_seq) */
+    uint32_t block;            /* its last page that the cache knows, with all before it */
+    uint32_t marks[MAX_MARKS]; /* positions after `length` for snapshots, ascending */
+    uint32_t n_marks;
+    uint32_t first_planned, n_planned; /* snapshots that the running step takes, in state's list */
+    bool is_rewound; /* since its last step, to a place before the last token that was kept */
+    bool is_starved; /* tokens waited in the last step, and there was no page for them */
 };
 
-struct snapshot {
-    uint32_t refs; /* slots that have it */
-    uint64_t used; /* when: the one longest unused goes first */
+/* A snapshot that a step takes on its way: the state after the first `position` tokens is stored to
+ * the cell. */
+struct planned {
+    uint32_t position, cell;
 };
 
 struct state_options {
-    uint32_t n_slots, n_snapshots, grid;
+    uint32_t n_slots;
+    uint32_t n_snapshots, grid; /* cells for snapshots, and the tokens between two of them */
     uint32_t context, pages_per_seq, n_pages, n_vocab;
 };
 
@@ -54,12 +60,13 @@ struct state {
     struct backend *backend; /* both borrowed */
     struct state_layout layout;
     struct state_options options;
-    struct slot *slots;         /* (n_slots) */
-    struct snapshot *snapshots; /* (n_snapshots) number i has the memory of slot n_slots + i */
-    uint32_t n_grid;
+    struct slot *slots; /* (n_slots) number i has cell i; the cells after those are the cache's */
     struct pages pages;
-    uint16_t *counts; /* (n_vocab) room to count in */
-    uint64_t clock;
+    struct cache cache;
+    struct planned *planned; /* (n_snapshots) of the running step, slot by slot */
+    uint32_t n_planned;
+    uint32_t *room_pages; /* (pages_per_seq) room to list pages in */
+    uint16_t *counts;     /* (n_vocab) room to count in */
     uint64_t n_taken, n_used;
 };
 
@@ -69,21 +76,26 @@ int state_init(struct state *st, const struct state_options *options, struct are
 
 /* A free slot, empty: zero states, zero counts. SLUICE_ERR_ARGUMENT when there is none. */
 int state_open(struct state *st, uint32_t *slot, struct err *err);
-void state_close(struct state *st, uint32_t slot);
+/* is_kept: what it holds stays in the cache, as long as there is room. */
+void state_close(struct state *st, uint32_t slot, bool is_kept);
 
-/* Rows that the next step may add without jumping over a place for a snapshot. */
+/* A snapshot is to be taken after the first n tokens, length <= n <= n_tokens. */
+int state_mark(struct state *st, uint32_t slot, uint32_t n, struct err *err);
+/* Rows up to the next place for a snapshot. */
 uint32_t state_room(const struct state *st, uint32_t slot);
-/* Rows, of `most` that wait, for a step that may jump over such places: up to the last one among
- * them, or all where there is none. */
-uint32_t state_rows_to_last(const struct state *st, uint32_t slot, uint32_t most);
 /* Rows that there are pages for. */
 uint32_t state_page_room(const struct state *st, uint32_t slot);
 /* Gives the slot the pages of its next `rows` positions, at most state_page_room, to write to.
  * *first: the first entry of its table that changes; those up to its last page do. */
 int state_reserve(struct state *st, uint32_t slot, uint32_t rows, uint32_t *first, struct err *err);
+/* Before a step's first slot. */
+void state_begin_step(struct state *st);
+/* Plans the snapshots in the middle of the slot's next `rows` positions: its `planned`. One at
+ * their end is taken by state_advance. */
+void state_plan_snapshots(struct state *st, uint32_t slot, uint32_t rows);
 /* Whether such a step begins with the copy of a page that others read. */
 bool state_must_copy(const struct state *st, uint32_t slot);
-/* A step added so many rows. Takes a snapshot where it is due. */
+/* A step added so many rows, and the snapshots that were planned. */
 int state_advance(struct state *st, uint32_t slot, uint32_t rows, struct err *err);
 
 /* A step with this slot was cut off: the slot is as before it, but that more of its tokens may
@@ -93,6 +105,15 @@ int state_undo(struct state *st, uint32_t slot, struct err *err);
 int state_fork(struct state *st, uint32_t from, uint32_t *to, struct err *err);
 /* Keeps the first n tokens, n <= n_tokens, of which those from `held` <= n on wait. */
 int state_rewind(struct state *st, uint32_t slot, uint32_t n, uint32_t held, struct err *err);
+
+/* What state_resume found. */
+struct state_found {
+    uint32_t held;    /* the slot's length now */
+    uint32_t matched; /* of its tokens, known from this or another conversation */
+};
+/* Takes over what the cache and other slots have of the slot's tokens, but for the last one, where
+ * that is more than the slot holds. */
+int state_resume(struct state *st, uint32_t slot, struct state_found *found, struct err *err);
 
 /* An open, empty slot becomes one of `length` positions whose tokens are in place: its pages and
  * tables, not their contents. SLUICE_ERR_MEMORY when there are too few pages. For load. */

@@ -1,0 +1,115 @@
+/* cache.h - the prefix cache: what is known of the beginnings of conversations, live ones included.
+ *
+ * A tree over the tokens of all conversations. A block is PAGE tokens after those of its parent,
+ * and the page with their keys and values. A snapshot is a position that a sequence can go on from:
+ * the block before it, a tail of fewer than PAGE tokens with the page they are in, and, for models
+ * with recurrent state, a cell: the memory of one such state. Models without need no snapshots to
+ * go on from anywhere; theirs are the tails of sequences that were closed. */
+#ifndef ENGINE_CACHE_H
+#define ENGINE_CACHE_H
+
+#include "base/hash.h"
+#include "engine/pages.h"
+
+enum { CACHE_ROOT = 0, NO_ENTRY = UINT32_MAX, NO_CELL = UINT32_MAX };
+
+enum entry_kind { ENTRY_BLOCK, ENTRY_SNAPSHOT, ENTRY_KINDS };
+
+/* Why an entry may have to go: its page is wanted, or its cell. */
+enum cache_heap { HEAP_PAGES, HEAP_CELLS, CACHE_HEAPS };
+
+struct entry {
+    enum entry_kind kind;
+    struct hash128 hash;                         /* of all tokens up to its end */
+    uint32_t position;                           /* tokens up to its end */
+    uint32_t n_tokens;                           /* of its own: PAGE, or those of the tail */
+    uint32_t parent;                             /* a block; the root is its own */
+    uint32_t first[ENTRY_KINDS], next, previous; /* children by kind, and siblings */
+    uint32_t next_in_bucket;                     /* of blocks; of free entries: the next free one */
+    uint32_t page, next_of_page;                 /* NO_PAGE: a snapshot without a tail */
+    uint32_t cell;
+    uint32_t n_children;
+    /* What it is worth keeping: see worth() in cache.c. */
+    uint32_t uses;
+    double since, priority;
+    uint32_t heap_at[CACHE_HEAPS]; /* its place, or NO_ENTRY */
+};
+
+struct cache_options {
+    uint32_t n_entries;           /* besides the root */
+    uint32_t first_cell, n_cells; /* numbers of the cells that snapshots may have */
+    bool is_recurrent;
+    uint64_t page_bytes, cell_bytes;
+};
+
+struct heap {
+    uint32_t *at;
+    uint32_t n;
+};
+
+struct cache {
+    struct cache_options options;
+    struct pages *pages;   /* borrowed */
+    struct entry *entries; /* (n_entries + 1), the root first */
+    int32_t *tokens;       /* (n_entries + 1, PAGE) */
+    uint32_t first_free;
+    uint32_t *buckets; /* (n_buckets, a power of two) */
+    uint32_t n_buckets;
+    uint32_t *of_page;    /* (pages) the first entry that has it */
+    uint32_t *free_cells; /* (n_cells) a stack */
+    uint32_t n_free_cells;
+    struct heap heaps[CACHE_HEAPS];
+    double clock;
+    uint64_t n_evicted;
+};
+
+/* Tables from the arena; false when memory ran out. */
+bool cache_init(struct cache *c, const struct cache_options *options, struct pages *pages,
+                struct arena *arena);
+
+static inline const struct entry *cache_entry(const struct cache *c, uint32_t e) {
+    return &c->entries[e];
+}
+static inline int32_t *cache_tokens(const struct cache *c, uint32_t e) {
+    return c->tokens + (size_t)e * PAGE;
+}
+
+/* The block of these PAGE tokens after `parent`. When it is not known yet it is from now on, with
+ * this page; else its page may be another, with the same bits. NO_ENTRY: there is no room. */
+uint32_t cache_block(struct cache *c, uint32_t parent, const int32_t *tokens, uint32_t page);
+
+/* A snapshot after `block` and n tokens more, of which there is none yet. `page` has their keys and
+ * values, NO_PAGE when n is 0. The cell becomes the cache's. False: there is no room. */
+bool cache_snapshot(struct cache *c, uint32_t block, const int32_t *tokens, uint32_t n,
+                    uint32_t page, uint32_t cell);
+
+bool cache_has_snapshot(const struct cache *c, uint32_t block, const int32_t *tokens, uint32_t n);
+
+/* A cell for a snapshot; the least useful snapshot may have to go for it. NO_CELL: there are none.
+ */
+uint32_t cache_take_cell(struct cache *c);
+void cache_return_cell(struct cache *c, uint32_t cell);
+
+/* What is known of the beginning of n tokens. */
+struct match {
+    uint32_t block;    /* the last whole one */
+    uint32_t position; /* its end */
+    uint32_t tail;     /* tokens in common after it, with ... */
+    uint32_t entry;    /* ... the beginning of this entry; NO_ENTRY: none */
+};
+struct match cache_match(const struct cache *c, const int32_t *tokens, uint32_t n);
+
+/* The newest snapshot of the first `most` of these tokens or fewer, which go through `block`;
+ * NO_ENTRY: none. */
+uint32_t cache_snapshot_before(const struct cache *c, uint32_t block, const int32_t *tokens,
+                               uint32_t most);
+/* The block on the way to `block` that ends at or before a position. */
+uint32_t cache_block_before(const struct cache *c, uint32_t block, uint32_t position);
+
+/* An entry, and the blocks before it, were of use. */
+void cache_use(struct cache *c, uint32_t e);
+
+/* The first broken invariant in words, NULL when all hold. For tests. */
+const char *cache_broken(const struct cache *c);
+
+#endif

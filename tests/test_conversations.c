@@ -1,0 +1,205 @@
+/* test_conversations.c - what is known of a conversation's beginning is taken over, and gives the
+ * bits that reading it all would give. */
+#include "conversations.h"
+
+static const char *const models[] = {
+    "reference/qwen35-dense-a/model-f32.gguf",
+    "reference/llama-a/model-q8_0.gguf",
+    "reference/qwen35-moe-a/model-f32.gguf",
+};
+enum { N_MODELS = sizeof models / sizeof *models, HYBRID = 0, PLAIN = 1 };
+
+/* ---- random schedules -------------------------------------------------------------------------
+ */
+
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+enum { N_ANSWERS = 6 };
+#else
+enum { N_ANSWERS = 24 };
+#endif
+
+TEST(engine_conversations_in_any_schedule_as_in_a_cold_run) {
+    for (uint32_t i = 0; i < 2 * N_MODELS && !test_has_failed(); i++) {
+        const struct talk_setup setup = {
+            .path = test_data(models[i % N_MODELS]),
+            .backend = "cpu",
+            .pages = i < N_MODELS ? 7 : 24,
+            .snapshots = i < N_MODELS ? 3 : 12,
+            .every = i < N_MODELS ? 96 : 0,
+            .prefill = i % 2 ? 50 : 300,
+            .threads = 1 + i % 2,
+            .seed = 100 + i,
+        };
+        talk_run(&setup, getenv("SLUICE_TEST_SHORT") ? N_ANSWERS / 4 : N_ANSWERS);
+    }
+}
+
+/* ---- what clients send ------------------------------------------------------------------------
+ */
+
+struct rig {
+    sluice_model *model;
+    sluice_engine *engine;
+    struct sluice_facts facts;
+};
+
+static bool rig_open(struct rig *r, const char *path, uint32_t sequences) {
+    struct sluice_engine_options o = sluice_engine_options_default();
+    *r = (struct rig){0};
+    o.backend = "cpu";
+    o.context = 1500;
+    o.sequences = o.batch = sequences;
+    o.threads = 1;
+    o.kv_bytes = 64 << 20;
+    int status = sluice_model_open(&r->model, test_data(path));
+    if (!status)
+        status = sluice_engine_open(&r->engine, r->model, &o);
+    if (status)
+        test_fail(__FILE__, __LINE__, "%s%s", sluice_model_error(r->model),
+                  sluice_engine_error(r->engine));
+    sluice_model_facts(r->model, &r->facts);
+    return !status;
+}
+
+static void rig_close(struct rig *r) {
+    sluice_engine_close(r->engine);
+    sluice_model_close(r->model);
+}
+
+static void fill(struct rig *r, int32_t *tokens, uint32_t n, uint64_t seed) {
+    for (uint32_t i = 0; i < n; i++) {
+        seed = seed * 6364136223846793005u + 1442695040888963407u;
+        tokens[i] = (int32_t)((seed >> 33) % (uint64_t)r->facts.n_tokens);
+    }
+}
+
+/* A first conversation: 300 tokens of system prompt, a question up to 400, an answer up to 560, of
+ * which the last token is sampled and not read. Snapshots are asked for after system prompt and
+ * question. */
+enum { SYSTEM = 300, QUESTION = 400, ANSWER = 560 };
+
+static void first_turn(struct rig *r, int32_t *tokens) {
+    sluice_seq *seq;
+    uint32_t n;
+    fill(r, tokens, QUESTION, 1);
+    EXPECT_INT(sluice_seq_open(&seq, r->engine), SLUICE_OK);
+    EXPECT_INT(sluice_seq_resume(seq, tokens, QUESTION, NULL), SLUICE_OK);
+    EXPECT_INT(sluice_seq_mark(seq, SYSTEM), SLUICE_OK);
+    EXPECT_INT(sluice_seq_mark(seq, QUESTION), SLUICE_OK);
+    for (n = QUESTION; n < ANSWER; n++)
+        EXPECT_INT(sluice_seq_next(seq, &tokens[n]), SLUICE_OK);
+    sluice_seq_close(seq);
+}
+
+static void make_other(struct rig *r, int32_t *tokens, uint32_t at) {
+    tokens[at] = (tokens[at] + 1) % r->facts.n_tokens;
+}
+
+TEST(engine_what_clients_send_is_known) {
+    static const struct {
+        const char *what;
+        uint32_t n, other;      /* tokens of the first turn, the one that is another; 0: none */
+        uint32_t more;          /* new tokens after them */
+        uint32_t plain, hybrid; /* expected reuse */
+        const char *why, *hybrid_why;
+    } cases[] = {
+        {"tool results appended", ANSWER, 0, 50, ANSWER - 1, ANSWER - 1, "at token 559",
+         "at token 559"},
+        {"the same again", ANSWER, 0, 0, ANSWER - 1, ANSWER - 1, "", ""},
+        {"the question again", QUESTION, 0, 0, QUESTION - 1, SYSTEM, "", "between 301 and 399"},
+        {"a changed time near the end", ANSWER, 520, 9, 520, 512, "at token 520",
+         "between 513 and 520"},
+        {"thinking stripped", QUESTION + 20, 0, 80, QUESTION + 20, QUESTION, "at token 420",
+         "between 401 and 420"},
+        {"a branch from the middle", 350, 0, 40, 350, SYSTEM, "at token 350",
+         "between 301 and 350"},
+        {"the same system prompt", SYSTEM, 0, 200, SYSTEM, SYSTEM, "at token 300", "at token 300"},
+        {"another system prompt", SYSTEM, 0, 200, 0, 0, "no conversation", "no conversation"},
+    };
+    for (int m = 0; m < 2; m++) {
+        struct rig r;
+        static int32_t tokens[ANSWER], prompt[1500];
+        if (!rig_open(&r, models[m], 1))
+            return;
+        r.engine->state.options.grid = 256;
+        first_turn(&r, tokens);
+        for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+            struct sluice_reuse reuse;
+            sluice_seq *seq;
+            memcpy(prompt, tokens, cases[i].n * sizeof *prompt);
+            fill(&r, prompt + cases[i].n, cases[i].more, 50 + i);
+            if (cases[i].more)
+                prompt[cases[i].n] = cases[i].n < ANSWER ? tokens[cases[i].n] : 0;
+            if (cases[i].more)
+                make_other(&r, prompt, cases[i].n); /* it differs from the first turn there */
+            if (cases[i].other)
+                make_other(&r, prompt, cases[i].other);
+            if (cases[i].plain == 0)
+                make_other(&r, prompt, 0);
+            EXPECT_INT(sluice_seq_open(&seq, r.engine), SLUICE_OK);
+            EXPECT_INT(sluice_seq_resume(seq, prompt, cases[i].n + cases[i].more, &reuse),
+                       SLUICE_OK);
+            uint32_t expected = m == HYBRID ? cases[i].hybrid : cases[i].plain;
+            const char *why = m == HYBRID ? cases[i].hybrid_why : cases[i].why;
+            if (reuse.tokens != expected || !strstr(reuse.why, why) || !why[0] != !reuse.why[0])
+                test_fail(__FILE__, __LINE__,
+                          "%s: %s: %u tokens reused (\"%s\"), expected %u (\"%s\")", models[m],
+                          cases[i].what, reuse.tokens, reuse.why, expected, why);
+            /* Nothing was read, so nothing more is known. */
+            sluice_seq_close(seq);
+        }
+        rig_close(&r);
+    }
+}
+
+/* A conversation that runs is known as well: its full pages, and where state is recurrent its
+ * snapshots. */
+TEST(engine_live_conversations_are_known) {
+    for (int m = 0; m < 2; m++) {
+        struct rig r;
+        int32_t tokens[700], token;
+        sluice_seq *one, *two;
+        struct sluice_reuse reuse;
+        struct sluice_pages before, after;
+        if (!rig_open(&r, models[m], 2))
+            return;
+        fill(&r, tokens, 700, 3);
+        EXPECT_INT(sluice_seq_open(&one, r.engine), SLUICE_OK);
+        EXPECT_INT(sluice_seq_feed(one, tokens, 600), SLUICE_OK);
+        EXPECT_INT(sluice_seq_mark(one, 590), SLUICE_OK);
+        EXPECT_INT(sluice_seq_next(one, &token), SLUICE_OK);
+        sluice_engine_pages(r.engine, &before);
+        EXPECT_INT(sluice_seq_open(&two, r.engine), SLUICE_OK);
+        EXPECT_INT(sluice_seq_resume(two, tokens, 700, &reuse), SLUICE_OK);
+        EXPECT_INT(reuse.tokens, m == HYBRID ? 590 : 600);
+        sluice_engine_pages(r.engine, &after);
+        EXPECT_INT(after.free, before.free); /* shared, also the page that is begun */
+        EXPECT_INT(sluice_seq_next(two, &token), SLUICE_OK);
+        sluice_engine_pages(r.engine, &after);
+        EXPECT_INT(after.free, before.free - 1); /* now it writes to it */
+        EXPECT(state_broken(&r.engine->state) == NULL);
+        rig_close(&r);
+    }
+}
+
+/* Going back to a place with a snapshot and on from there reads nothing twice. */
+TEST(engine_rewind_to_a_snapshot_reads_nothing_twice) {
+    struct rig r;
+    int32_t tokens[500], token;
+    sluice_seq *seq;
+    uint32_t waiting;
+    if (!rig_open(&r, models[HYBRID], 1))
+        return;
+    fill(&r, tokens, 500, 4);
+    EXPECT_INT(sluice_seq_open(&seq, r.engine), SLUICE_OK);
+    EXPECT_INT(sluice_seq_feed(seq, tokens, 300), SLUICE_OK);
+    EXPECT_INT(sluice_seq_mark(seq, 123), SLUICE_OK);
+    EXPECT_INT(sluice_seq_next(seq, &token), SLUICE_OK);
+    EXPECT_INT(sluice_seq_rewind(seq, 123), SLUICE_OK);
+    sluice_seq_tokens(seq, NULL, NULL, &waiting);
+    EXPECT_INT(waiting, 123); /* one must be sampled after the last, and no snapshot is before it */
+    EXPECT_INT(sluice_seq_feed(seq, tokens + 400, 7), SLUICE_OK);
+    sluice_seq_tokens(seq, NULL, NULL, &waiting);
+    EXPECT_INT(waiting, 7);
+    rig_close(&r);
+}
