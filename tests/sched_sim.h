@@ -9,18 +9,19 @@
 #ifndef TESTS_SCHED_SIM_H
 #define TESTS_SCHED_SIM_H
 
+#include "engine/engine.h"
 #include "serve/scheduler.h"
 #include "sluice.h"
 #include "test.h"
 
-enum { SIM_PROMPTS = 24, SIM_SEEDS = 3, SIM_MOST = 40, SIM_MAX_PROMPT = 700 };
+enum { SIM_PROMPTS = 24, SIM_SEEDS = 3, SIM_MAX_NEW = 560, SIM_MAX_PROMPT = 700 };
 
 struct sim_prompt {
     int32_t tokens[SIM_MAX_PROMPT];
     uint32_t n;
     /* Of the cold runs, by seed; they do not end. */
-    int32_t expected[SIM_SEEDS][SIM_MOST];
-    uint64_t logits[SIM_SEEDS][SIM_MOST]; /* checksums */
+    int32_t expected[SIM_SEEDS][SIM_MAX_NEW];
+    uint64_t logits[SIM_SEEDS][SIM_MAX_NEW]; /* checksums */
 };
 
 struct sim {
@@ -32,10 +33,12 @@ struct sim {
     uint64_t random;
     uint64_t steps;
     uint32_t n_live; /* answers */
+    uint32_t max_new;
     bool compares_logits;
     /* Counted. */
     uint32_t n_accepted, n_ended, n_full, ends[SCHED_END_FAILED + 1];
-    uint64_t most_steps; /* that an answer took, from its submission on */
+    uint64_t most_steps; /* that an answer took, from its submission on ... */
+    uint64_t bound;      /* ... and at most so many for each that was there before it, see below */
 };
 
 /* One request, and what must become of it. */
@@ -51,12 +54,16 @@ struct sim_job {
     uint32_t n[SIM_SEEDS];
     bool has_ended[SIM_SEEDS];
     uint64_t submitted;
+    uint32_t n_before; /* answers in the scheduler when it was submitted */
 };
 
 struct sim_options {
     struct sluice_engine_options engine;
     uint32_t queue;
+    uint32_t min_prompt; /* but for a few that are short */
     uint32_t max_prompt; /* up to SIM_MAX_PROMPT */
+    uint32_t max_new;    /* up to SIM_MAX_NEW */
+    uint32_t pages;      /* of the KV cache; 0: enough for all */
     uint64_t seed;
 };
 
@@ -99,7 +106,7 @@ static bool sim_cold_run(struct sim *sim, sluice_engine *engine, struct sim_prom
     bool is_fine = !sluice_seq_open(&seq, engine) && !sluice_seq_set_sampling(seq, &sampling) &&
                    !sluice_seq_want(seq, SLUICE_WANT_TOKEN | SLUICE_WANT_LOGITS) &&
                    !sluice_seq_feed(seq, p->tokens, p->n);
-    for (uint32_t i = 0; is_fine && i < SIM_MOST; i++) {
+    for (uint32_t i = 0; is_fine && i < sim->max_new; i++) {
         is_fine = !sluice_seq_next(seq, &p->expected[seed][i]) &&
                   !sluice_seq_logits(seq, &logits, &rows) && rows == 1;
         if (is_fine)
@@ -112,11 +119,11 @@ static bool sim_cold_run(struct sim *sim, sluice_engine *engine, struct sim_prom
 }
 
 /* Random tokens, many of them after the beginning of an earlier prompt. */
-static void sim_make_prompt(struct sim *sim, uint32_t number, uint32_t max) {
+static void sim_make_prompt(struct sim *sim, uint32_t number, uint32_t min, uint32_t max) {
     struct sim_prompt *p = &sim->prompts[number];
     const struct sim_prompt *other = number ? &sim->prompts[sim_draw(sim, number)] : p;
     uint32_t common = number && sim_draw(sim, 3) ? sim_draw(sim, other->n + 1) : 0;
-    p->n = sim_draw(sim, 4) ? 1 + sim_draw(sim, max) : 1 + sim_draw(sim, 8);
+    p->n = 1 + (sim_draw(sim, 4) ? min + sim_draw(sim, max - min) : sim_draw(sim, 8));
     for (uint32_t i = 0; i < p->n; i++)
         p->tokens[i] =
             i < common ? other->tokens[i] : (int32_t)sim_draw(sim, (uint32_t)sim->facts.n_tokens);
@@ -131,7 +138,7 @@ static bool sim_make_prompts(struct sim *sim, const struct sim_options *o) {
     if (!is_fine)
         test_fail(__FILE__, __LINE__, "%s", sluice_engine_error(engine));
     for (uint32_t i = 0; is_fine && i < SIM_PROMPTS; i++) {
-        sim_make_prompt(sim, i, o->max_prompt);
+        sim_make_prompt(sim, i, o->min_prompt, o->max_prompt);
         for (uint32_t seed = 0; is_fine && seed < SIM_SEEDS; seed++)
             is_fine = sim_cold_run(sim, engine, &sim->prompts[i], seed);
     }
@@ -142,14 +149,36 @@ static bool sim_make_prompts(struct sim *sim, const struct sim_options *o) {
 /* ---- open and close ---------------------------------------------------------------------------
  */
 
+/* The engine, with so many pages as wanted. */
+static bool sim_open_engine(struct sim *sim, const struct sim_options *o) {
+    struct sluice_engine_options options = o->engine;
+    if (sluice_engine_open(&sim->engine, sim->model, &options))
+        return false;
+    if (o->pages == 0)
+        return true;
+    options.kv_bytes = o->pages * sim->engine->state.layout.page_bytes;
+    sluice_engine_close(sim->engine);
+    return !sluice_engine_open(&sim->engine, sim->model, &options);
+}
+
+/* Steps that the oldest answer of all takes at most. First it waits for a sequence and for pages:
+ * nothing starts before it, and of those that run at least one goes on by a token, or is set back,
+ * in a step. Then it runs itself; others are set back when it finds no page. Prompts take turns, so
+ * it may get a row only once in as many steps as there are sequences. */
+static uint64_t sim_bound(const struct sim_options *o) {
+    uint64_t n = o->engine.sequences;
+    return n * ((n + 1) * (o->max_prompt + o->max_new) + 2 * n);
+}
+
 static bool sim_open(struct sim *sim, const char *path, const struct sim_options *o) {
     const struct sched_options options = {.queue = o->queue};
     struct err err = {0};
     memset(sim, 0, sizeof *sim);
     sim->random = o->seed;
     sim->compares_logits = true;
-    bool is_fine = !sluice_model_open(&sim->model, path) &&
-                   !sluice_engine_open(&sim->engine, sim->model, &o->engine) &&
+    sim->max_new = o->max_new;
+    sim->bound = sim_bound(o);
+    bool is_fine = !sluice_model_open(&sim->model, path) && sim_open_engine(sim, o) &&
                    !sched_open(&sim->sched, sim->model, sim->engine, &options, &err);
     if (!is_fine)
         test_fail(__FILE__, __LINE__, "%s%s%s", sluice_model_error(sim->model),
@@ -220,8 +249,10 @@ static void sim_on_end(void *user, const struct sched_report *r) {
     sim->ends[r->end]++;
     sim->n_ended++;
     sim->n_live--;
-    if (sim->steps - job->submitted > sim->most_steps)
-        sim->most_steps = sim->steps - job->submitted;
+    uint64_t steps = sim->steps - job->submitted;
+    EXPECT(steps <= (job->n_before + 1) * sim->bound);
+    if (steps > sim->most_steps)
+        sim->most_steps = steps;
 }
 
 /* A job like any other; the caller may change it before it is submitted. */
@@ -230,14 +261,14 @@ static struct sim_job sim_job(struct sim *sim) {
         .sim = sim,
         .prompt = &sim->prompts[sim_draw(sim, SIM_PROMPTS)],
         .answers = sim_draw(sim, 4) ? 1 : 1 + sim_draw(sim, SIM_SEEDS),
-        .most = 1 + sim_draw(sim, SIM_MOST),
+        .most = 1 + sim_draw(sim, sim->max_new),
         .wants_logits = sim_draw(sim, 8) == 0,
         .end = -1,
-        .stop_at = sim_draw(sim, 8) ? 0 : 1 + sim_draw(sim, SIM_MOST),
-        .cancel_at = sim_draw(sim, 8) ? 0 : 1 + sim_draw(sim, SIM_MOST),
+        .stop_at = sim_draw(sim, 10) ? 0 : 1 + sim_draw(sim, sim->max_new),
+        .cancel_at = sim_draw(sim, 10) ? 0 : 1 + sim_draw(sim, sim->max_new),
     };
-    if (sim_draw(sim, 4) == 0)
-        job.end = job.prompt->expected[0][sim_draw(sim, SIM_MOST)];
+    if (sim_draw(sim, 8) == 0)
+        job.end = job.prompt->expected[0][sim_draw(sim, sim->max_new)];
     return job;
 }
 
@@ -264,6 +295,7 @@ static bool sim_submit(struct sim_job *job, uint32_t capacity) {
     EXPECT(!status || strstr(err.text, "queue is full"));
     EXPECT((job->id != 0) == (status == 0));
     job->submitted = sim->steps;
+    job->n_before = sim->n_live;
     sim->n_accepted += status ? 0 : job->answers;
     sim->n_live += status ? 0 : job->answers;
     sim->n_full += status != 0;
@@ -298,7 +330,7 @@ static void sim_run(struct sim *sim, uint32_t n, uint32_t capacity) {
             jobs[next] = sim_job(sim);
             next += sim_submit(&jobs[next], capacity);
         }
-        if (next > 0 && sim_draw(sim, 40) == 0)
+        if (next > 0 && sim_draw(sim, 2 * sim->max_new) == 0)
             sim_cancel(&jobs[next - 1 - sim_draw(sim, next < 30 ? next : 30)]);
         sim_step(sim);
     }
