@@ -4,6 +4,10 @@
 set -eu
 folder=$1
 shift
+grep -q 'Used [0-9]* registers' "$folder/$1.ptxas" || {
+    echo "fatbins.sh: CUDA_ARCHS has no machine code, expected one code=sm_..: the list of kernels is made of it" >&2
+    exit 1
+}
 echo '#include "backend/cuda/host/fatbins.h"'
 # .incbin: every assembler and linker takes it.
 for name in "$@"; do
