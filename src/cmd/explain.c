@@ -164,9 +164,17 @@ static int time_ops(struct explain *x) {
 /* ---- output -----------------------------------------------------------------------------------
  */
 
+static struct op_use use_of(const struct explain *x) {
+    return (struct op_use){(uint32_t)x->rows, (uint32_t)x->sequences, (uint32_t)x->depth + 1};
+}
+
 static struct op_traffic traffic_of(const struct explain *x, uint32_t i) {
-    struct op_use use = {(uint32_t)x->rows, (uint32_t)x->sequences, (uint32_t)x->depth + 1};
-    return op_traffic(&x->plan->ops[i], use);
+    return op_traffic(&x->plan->ops[i], use_of(x));
+}
+
+/* TFLOP/s of so many operations. */
+static double speed_of(double flops, double seconds) {
+    return seconds > 0 ? 1e-12 * flops / seconds : 0;
 }
 
 /* How near an op is to what its bytes of weights and state allow, in percent. */
@@ -175,6 +183,13 @@ static double percent_of_limit(const struct explain *x, const struct op_traffic 
     if (seconds <= 0 || x->bandwidth <= 0)
         return 0;
     return 100 * (double)(t->weights + t->state) / 1e9 / x->bandwidth / seconds;
+}
+
+/* The columns of a timed op, or of all. */
+static void print_times(const struct explain *x, const struct op_traffic *t, double flops,
+                        double seconds) {
+    printf(" %9.1f %5.0f %8.3g", 1e6 * seconds, percent_of_limit(x, t, seconds),
+           speed_of(flops, seconds));
 }
 
 /* Kernel k of op i; false after the last, and on backends without kernels. */
@@ -212,6 +227,8 @@ static json_t *op_json(const struct explain *x, uint32_t i) {
         json_object_set_new(row, "us", json_real(1e6 * x->seconds[i]));
         json_object_set_new(row, "percent_of_limit",
                             json_real(percent_of_limit(x, &t, x->seconds[i])));
+        double tflops = speed_of(op_flops(op, use_of(x)), x->seconds[i]);
+        json_object_set_new(row, "tflop_s", json_real(tflops));
     }
     if (x->has_kernels)
         json_object_set_new(row, "kernels", kernels_json(x, i));
@@ -243,7 +260,7 @@ static void print_op(const struct explain *x, uint32_t i) {
     printf("%4u %-11s %5s %-9s %10s %10s", i, op_name(op->kind), layer, op->role,
            human_bytes(t.read), human_bytes(t.written));
     if (x->seconds)
-        printf(" %9.1f %5.0f", 1e6 * x->seconds[i], percent_of_limit(x, &t, x->seconds[i]));
+        print_times(x, &t, op_flops(op, use_of(x)), x->seconds[i]);
     struct operand_ref refs[MAX_OPERANDS];
     uint32_t n = x->has_kernels ? 0 : op_operands(op, refs);
     for (uint32_t k = 0; k < n; k++) {
@@ -260,11 +277,11 @@ static void print_op(const struct explain *x, uint32_t i) {
 
 static void print_table(const struct explain *x) {
     struct op_traffic sum = {0};
-    double seconds = 0;
+    double seconds = 0, flops = 0;
     printf("%d row%s at depth %d; W weights, S state, X scratch, I io; -> is written\n\n", x->rows,
            x->rows == 1 ? "" : "s", x->depth);
     printf("%4s %-11s %5s %-9s %10s %10s%s  %s\n", "#", "op", "layer", "role", "read", "written",
-           x->seconds ? "        us %limit" : "",
+           x->seconds ? "        us %limit  TFLOP/s" : "",
            x->has_kernels ? "kernels: (grid) x threads, shared memory, registers" : "operands");
     for (uint32_t i = 0; i < x->plan->n_ops; i++) {
         struct op_traffic t = traffic_of(x, i);
@@ -273,13 +290,15 @@ static void print_table(const struct explain *x) {
         sum.written += t.written;
         sum.weights += t.weights;
         sum.state += t.state;
+        flops += op_flops(&x->plan->ops[i], use_of(x));
         seconds += x->seconds ? x->seconds[i] : 0;
     }
     printf("%4s %-11s %5s %-9s %10s %10s", "", "all", "", "", human_bytes(sum.read),
            human_bytes(sum.written));
-    if (x->seconds)
-        printf(" %9.1f %5.0f  of %.2f GB/s", 1e6 * seconds, percent_of_limit(x, &sum, seconds),
-               x->bandwidth);
+    if (x->seconds) {
+        print_times(x, &sum, flops, seconds);
+        printf("  of %.2f GB/s", x->bandwidth);
+    }
     printf("\n\nweights %s, state %s, scratch %s, io %s bytes\n",
            human_count(x->plan->bytes[REGION_WEIGHTS]), human_count(x->plan->bytes[REGION_STATE]),
            human_count(x->plan->bytes[REGION_SCRATCH]), human_count(x->plan->bytes[REGION_IO]));

@@ -317,6 +317,9 @@ TEST(cuda_delta) {
         {1, 1, 20, 12, 2, HEADS_GROUPED, 5},     {4, 8, 256, 64, 8, HEADS_TILED, 12},
         {2, 4, 16, 16, 4, HEADS_GROUPED, 64},    {16, 32, 128, 128, 4, HEADS_GROUPED, 4},
         {16, 16, 128, 128, 4, HEADS_TILED, 3},   {16, 64, 128, 128, 4, HEADS_GROUPED, 8},
+        {16, 32, 128, 128, 4, HEADS_TILED, 300}, {2, 6, 64, 32, 4, HEADS_GROUPED, 257},
+        {3, 6, 48, 40, 3, HEADS_TILED, 130},     {4, 8, 256, 64, 8, HEADS_TILED, 100},
+        {2, 2, 65, 33, 5, HEADS_TILED, 90},      {2, 4, 192, 200, 4, HEADS_GROUPED, 75},
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         const struct delta_case *c = &cases[i];
@@ -449,7 +452,8 @@ static void *read_state(struct rig *r) {
 }
 
 /* A row's bits are its own: alone in a plan of one row, or among other sequences, as many as there
- * is room for or fewer; every third step the last of them has all rows that are left. */
+ * is room for or fewer; every third step the last of them has all rows that are left. Where there
+ * is more room than sequences, every other one has several rows. */
 static void check_delta_rows(const struct delta_case *c, uint64_t seed) {
     enum { SLOTS = 24, STEPS = 7 };
     struct delta_case alone = *c;
@@ -462,11 +466,14 @@ static void check_delta_rows(const struct delta_case *c, uint64_t seed) {
     is_open = rig_open(&many) && is_open;
     for (uint32_t step = 0; is_open && step < STEPS; step++) {
         struct run runs[SLOTS];
-        uint32_t n = c->rows - step % c->rows, rows = 0, row = 0;
+        uint32_t most = c->rows < SLOTS ? c->rows : SLOTS, n = most - step % most;
+        uint32_t rows = 0, row = 0;
         for (uint32_t k = 0; k < n; k++) {
-            uint32_t slot = (k * 5 + step) % SLOTS;
-            runs[k] =
-                (struct run){slot, at[slot], k + 1 == n && step % 3 == 2 ? c->rows - rows : 1};
+            uint32_t slot = (k * 5 + step) % SLOTS, some = 1 + (7 * k + step) % (c->rows / n);
+            runs[k] = (struct run){slot, at[slot],
+                                   k + 1 == n && step % 3 == 2 ? c->rows - rows
+                                   : k % 2                     ? some
+                                                               : 1};
             at[slot] += runs[k].n_rows;
             rows += runs[k].n_rows;
         }
@@ -495,9 +502,9 @@ static void check_delta_rows(const struct delta_case *c, uint64_t seed) {
 }
 
 TEST(cuda_delta_rows_are_independent) {
-    static const uint32_t buckets[] = {2, 3, 4, 5, 8, 16, 24}, heads[] = {16, 32, 48, 64};
+    static const uint32_t buckets[] = {2, 3, 4, 5, 8, 16, 24, 33, 200}, heads[] = {16, 32, 48, 64};
     for (size_t h = 0; h < 4; h++)
-        for (size_t i = 0; i < 7; i++)
+        for (size_t i = 0; i < 9; i++)
             check_delta_rows(&(struct delta_case){16, heads[h], 128, 128, 4,
                                                   i % 2 ? HEADS_TILED : HEADS_GROUPED, buckets[i]},
                              4200 + h);

@@ -90,6 +90,26 @@ static __device__ __forceinline__ float *window_at(const struct delta_params &p,
     return p.window + ((uint64_t)cell * p.conv_width + entry_of(p, position)) * p.channels;
 }
 
+/* The inputs up to a row of the segment become a cell's window, for the tile's channels. In place,
+ * those before the segment are there already. */
+static __device__ __forceinline__ void store_window(const struct delta_params &p,
+                                                    const struct head_tile &tile,
+                                                    const struct io_segment &g, uint32_t row,
+                                                    uint32_t cell, uint32_t tile_columns,
+                                                    uint32_t thread, uint32_t n_threads) {
+    uint32_t position = g.first_position + row, n = 2 * p.key_width + tile_columns;
+    uint32_t kept = min(cell == g.cell ? row : position, p.conv_width - 1) + 1;
+    for (uint32_t i = thread; i < n * kept; i += n_threads) {
+        uint32_t back = i / n;
+        int c = channel_of(p, tile, i % n);
+        if (c < 0 || (i % n < 2 * p.key_width && !tile.is_key_owner))
+            continue;
+        window_at(p, cell, position - back)[c] =
+            back <= row ? p.in[(uint64_t)(g.first_row + row - back) * p.in_stride + c]
+                        : window_at(p, g.cell, position - back)[c];
+    }
+}
+
 /* ---- pointwise functions ----------------------------------------------------------------------
  */
 

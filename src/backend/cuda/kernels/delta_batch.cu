@@ -263,25 +263,6 @@ static __device__ __forceinline__ void prefill_rule(float (&s)[J][M], const floa
     delta_rule<J, M>(s, q, k, v, norms, gate, out, n_columns);
 }
 
-/* The inputs up to a row of the segment become a cell's window, for the tile's channels. In place,
- * those before the segment are there already. */
-static __device__ __forceinline__ void store_window(const struct delta_params &p,
-                                                    const struct head_tile &tile,
-                                                    const struct io_segment &g, uint32_t row,
-                                                    uint32_t cell, uint32_t tile_columns) {
-    uint32_t position = g.first_position + row, n = 2 * p.key_width + tile_columns;
-    uint32_t kept = min(cell == g.cell ? row : position, p.conv_width - 1) + 1;
-    for (uint32_t i = threadIdx.x; i < n * kept; i += THREADS) {
-        uint32_t back = i / n;
-        int c = channel_of(p, tile, i % n);
-        if (c < 0 || (i % n < 2 * p.key_width && !tile.is_key_owner))
-            continue;
-        window_at(p, cell, position - back)[c] =
-            back <= row ? p.in[(uint64_t)(g.first_row + row - back) * p.in_stride + c]
-                        : window_at(p, g.cell, position - back)[c];
-    }
-}
-
 /* is_convolved: this block has waited for phase 1 already. The state is loaded before that. */
 template <int J, int M>
 static __device__ __forceinline__ void
@@ -316,7 +297,7 @@ prefill_segment(const struct delta_params &p, const struct head_tile &tile,
                 continue;
             store_state<J, M>(s, state + cell * p.state_stride, p.key_width, n_columns,
                               p.is_state_vec4);
-            store_window(p, tile, g, first + r, cell, L::TILE);
+            store_window(p, tile, g, first + r, cell, L::TILE, threadIdx.x, THREADS);
         }
         __syncthreads(); /* the next iteration overwrites this stage */
     }
@@ -830,7 +811,7 @@ static __device__ __forceinline__ void delta_batch(const struct delta_params &p)
     copy_segments<J, M>(p, dynamic);
     uint32_t n_rows = p.io.header->n_rows, n_segments = p.io.header->n_segments;
     __syncthreads();
-    bool has_prefill = n_rows != n_segments;
+    bool has_prefill = n_rows != n_segments && !p.has_scan;
     if (has_prefill)
         convolve_prefill<M, false>(p);
     if (p.is_full && p.conv_width == 4)

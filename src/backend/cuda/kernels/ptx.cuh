@@ -266,6 +266,26 @@ static __device__ __forceinline__ uint2 ld_shared_u32x2(const void *p) {
     return x;
 }
 
+/* The same of floats, from addresses of smem_addr. Volatile: they stay where they are among
+ * shuffles. */
+static __device__ __forceinline__ float ld_shared_f32(uint32_t at) {
+    float x;
+    asm volatile("ld.shared.f32 %0, [%1];" : "=f"(x) : "r"(at));
+    return x;
+}
+
+static __device__ __forceinline__ float2 ld_shared_f32x2(uint32_t at) {
+    float2 x;
+    asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];" : "=f"(x.x), "=f"(x.y) : "r"(at));
+    return x;
+}
+
+static __device__ __forceinline__ void ld_shared_f32x4(uint32_t at, float *x) {
+    asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];"
+                 : "=f"(x[0]), "=f"(x[1]), "=f"(x[2]), "=f"(x[3])
+                 : "r"(at));
+}
+
 /* ---- synchronisation ------------------------------------------------------------------------- */
 
 static __device__ __forceinline__ uint32_t atomic_inc_acq_rel_gpu(uint32_t *counter) {
@@ -286,6 +306,11 @@ static __device__ __forceinline__ uint32_t atomic_inc_acq_rel_cta(uint32_t *coun
 /* Barrier 1, of the first `threads` threads of a block. */
 static __device__ __forceinline__ void named_barrier_sync(uint32_t threads) {
     asm volatile("bar.sync 1, %0;" ::"r"(threads) : "memory");
+}
+
+/* Any barrier of a block, 1 to 15, of so many of its threads. */
+static __device__ __forceinline__ void any_barrier_sync(uint32_t barrier, uint32_t threads) {
+    asm volatile("bar.sync %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
 }
 
 /* ---- arithmetic ------------------------------------------------------------------------------ */

@@ -2,9 +2,11 @@
  *
  *   1 row                                                 delta_decode_J_KEY
  *   2 to 32, 128-wide keys, full tiles, conv_width 4      delta_batch_max32_J_KEY
- *   everything else                                       delta_batch_J_KEY
+ *   2 to 32, everything else                              delta_batch_J_KEY
+ *   more                                                  delta_conv_KEY, delta_scan_C_KEY for
+ *                                                         prefill segments, then delta_batch_J_KEY
  *
- * J: columns of a warp in decode segments. KEY: dk padded to 128 or 256. */
+ * J: columns of a warp in decode segments. C: columns of a lane. KEY: dk padded to 128 or 256. */
 #include "backend/cuda/ops/delta.h"
 
 #include <math.h>
@@ -78,9 +80,10 @@ static int record_decode(struct recorder *r, const struct op_delta *d) {
 }
 
 /* Workspace and counters of prefill segments. */
-static void reserve_workspace(struct recorder *r, struct delta_params *p) {
+static void reserve_workspace(struct recorder *r, struct delta_params *p,
+                              struct delta_tiling tiling) {
     uint64_t rows = p->max_rows;
-    p->padded_value = p->prefill_tiling.tiles * DELTA_WARPS * p->prefill_tiling.columns;
+    p->padded_value = tiling.tiles * DELTA_WARPS * tiling.columns;
     p->conv_qk = recorder_work(r, rows * p->key_heads * 2 * p->padded_key * sizeof(float));
     p->conv_v = recorder_work(r, rows * p->value_heads * p->padded_value * sizeof(float));
     p->norms = recorder_work(r, rows * p->key_heads * sizeof *p->norms);
@@ -147,6 +150,40 @@ static void plan_batch_tilings(struct recorder *r, const struct op_delta *d, str
                             : tiling_for(d, r->n_sms, 1, 4);
 }
 
+/* Columns of a lane in delta_scan: one where that gives an SM a tile at most, else two, of which
+ * each is faster, since a lane then reads q and k from shared memory once for both (1024 rows of
+ * qwen35-4b: 241 us with two, 289 with one, 628 with four; qwen35-0.8b: 232 with two, 193 with
+ * one).
+ */
+static struct delta_tiling scan_tiling_for(const struct op_delta *d, uint32_t n_sms) {
+    return tiling_for(d, n_sms, 1, d->key_width > 128 ? 1 : 2);
+}
+
+/* delta_conv and delta_scan, which has a block an SM: of its shared memory no two fit. */
+static int record_scan(struct recorder *r, struct delta_params *p) {
+    enum { ONE_PER_SM_SHARED = 116 << 10 };
+    bool is_wide = p->padded_key == 256;
+    uint32_t stages =
+        DELTA_SCAN_STAGES * DELTA_SCAN_STAGE_BYTES(p->scan_tiling.columns, p->padded_key);
+    uint32_t groups = min_u32(r->b->max_shared / stages, DELTA_SCAN_GROUPS);
+    struct cuda_launch conv = {
+        .kernel = is_wide ? "delta_conv_256" : "delta_conv_128",
+        .grid = {div_up(p->key_heads + p->value_heads, DELTA_CONV_WARPS),
+                 div_up(p->max_rows, DELTA_SCAN_ROWS), 1},
+        .threads = DELTA_CONV_WARPS * 32,
+    };
+    struct cuda_launch scan = {
+        .kernel = is_wide                       ? "delta_scan_1_256"
+                  : p->scan_tiling.columns == 2 ? "delta_scan_2_128"
+                                                : "delta_scan_1_128",
+        .grid = {r->n_sms, 1, 1},
+        .threads = max_u32(groups, 1) * DELTA_SCAN_WARPS * 32,
+        .shared = max_u32(groups * stages, min_u32(ONE_PER_SM_SHARED, r->b->max_shared)),
+    };
+    int status = recorder_launch(r, &conv, p, sizeof *p);
+    return status ? status : recorder_launch(r, &scan, p, sizeof *p);
+}
+
 static int record_batch(struct recorder *r, const struct op_delta *d) {
     /* Shared memory of which two blocks do not fit an SM, but one and one of PROJECT's do, to the
      * byte: the kernels have 16 more, and 128 is the granularity. Without it the SMs that are free
@@ -157,7 +194,16 @@ static int record_batch(struct recorder *r, const struct op_delta *d) {
     p.is_conv_vec4 = p.is_state_vec4 && p.channels % 4 == 0 && p.in_stride % 4 == 0 &&
                      ((uintptr_t)p.in | (uintptr_t)p.window | (uintptr_t)p.conv_weights) % 16 == 0;
     plan_batch_tilings(r, d, &p, blocks);
-    reserve_workspace(r, &p);
+    p.has_scan = p.max_rows > DELTA_MAX32_ROWS;
+    p.scan_tiling = scan_tiling_for(d, r->n_sms);
+    reserve_workspace(r, &p, p.has_scan ? p.scan_tiling : p.prefill_tiling);
+    uint32_t shared = batch_shared(&p);
+    p.scans_all = p.has_scan && shared > r->b->max_shared;
+    if (p.has_scan) {
+        int status = record_scan(r, &p);
+        if (status || p.scans_all)
+            return status;
+    }
     uint32_t least = per_sm == 1 ? min_u32(ONE_PER_SM_SHARED, r->b->max_shared - 1024) : 0;
     struct cuda_launch launch = {
         .kernel = p.blocks_per_tile
@@ -165,7 +211,7 @@ static int record_batch(struct recorder *r, const struct op_delta *d) {
                       : BATCH_KERNELS[p.decode_tiling.columns / 2][p.padded_key / 256],
         .grid = {blocks, 1, 1},
         .threads = DELTA_WARPS * 32,
-        .shared = max_u32(batch_shared(&p), least),
+        .shared = max_u32(shared, least),
     };
     return recorder_launch(r, &launch, &p, sizeof p);
 }

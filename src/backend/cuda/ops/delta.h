@@ -11,15 +11,24 @@
 #include "backend/cuda/shared.h"
 
 enum {
-    DELTA_WARPS = 16,          /* of a block */
-    DELTA_MAX_WIDTH = 256,     /* of a key or value head */
-    DELTA_STAGES = 2,          /* decode: states in shared memory, or in flight to it */
-    DELTA_PREFILL_ROWS = 8,    /* prefill: rows of a stage, of which there are two */
-    DELTA_JOB_BYTES = 48,      /* struct decode_job */
-    DELTA_MAX32_ROWS = 32,     /* largest plan of delta_batch_max32 */
-    DELTA_MAX32_COLUMNS = 2,   /* its columns of a warp in prefill segments */
-    DELTA_MAX32_JOB_BYTES = 32 /* struct max32_job */
+    DELTA_WARPS = 16,           /* of a block */
+    DELTA_MAX_WIDTH = 256,      /* of a key or value head */
+    DELTA_STAGES = 2,           /* decode: states in shared memory, or in flight to it */
+    DELTA_PREFILL_ROWS = 8,     /* prefill: rows of a stage, of which there are two */
+    DELTA_JOB_BYTES = 48,       /* struct decode_job */
+    DELTA_MAX32_ROWS = 32,      /* largest plan of delta_batch_max32 */
+    DELTA_MAX32_COLUMNS = 2,    /* its columns of a warp in prefill segments */
+    DELTA_MAX32_JOB_BYTES = 32, /* struct max32_job */
+    DELTA_CONV_WARPS = 8,       /* of a block of delta_conv */
+    DELTA_SCAN_GROUPS = 2,      /* of warps of a block of delta_scan, at most, */
+    DELTA_SCAN_WARPS = 4,       /* warps of a group, */
+    DELTA_SCAN_ROWS = 8,        /* rows of its stages, */
+    DELTA_SCAN_STAGES = 4       /* and how many there are */
 };
+
+/* Of delta_scan: a stage's q, k, v of a tile, norms and gates. */
+#define DELTA_SCAN_STAGE_BYTES(columns, key)                                                       \
+    (DELTA_SCAN_ROWS * (2 * (key) + DELTA_WARPS * (columns) + 8) * 4)
 
 /* What a row's q and k of a key head give the rule: 1 / (|q| sqrt(dk)), 1 / |k|, and q . k with
  * both applied. */
@@ -51,11 +60,12 @@ struct delta_params {
     float *state;              /* (cells, B, dv, dk) */
     float *window;             /* (cells, conv_width, C) */
     float *out;                /* (R, out_stride) */
-    /* Workspace: rows of prefill segments after the convolution; widths padded with zeros. */
-    float *conv_qk;            /* (R, A, 2, padded_key) */
-    float *conv_v;             /* (R, B, padded_value) */
-    struct delta_norms *norms; /* (R, A) */
-    struct delta_gate *gates;  /* (R, B) */
+    /* Workspace: rows of prefill segments after the convolution; widths padded with zeros. Left:
+     * delta_batch. Right: delta_scan, where rows of a head tile, of T columns, are contiguous. */
+    float *conv_qk;            /* (R, A, 2, padded_key), (A, R, 2, padded_key) */
+    float *conv_v;             /* (R, B, padded_value), (B, padded_value / T, R, T) */
+    struct delta_norms *norms; /* (R, A), (A, R) */
+    struct delta_gate *gates;  /* (R, B), (B, R) */
     struct delta_counters *counters;
     uint64_t in_stride, out_stride;
     uint64_t state_stride; /* values of a cell's state */
@@ -70,7 +80,9 @@ struct delta_params {
     uint32_t is_state_vec4;   /* keys, and so states, are whole 16-byte vectors */
     uint32_t is_conv_vec4;    /* and so are rows of `in` and of the window, and the weights */
     uint32_t is_full;         /* is_state_vec4, dk == padded_key, and all tiles are full */
-    struct delta_tiling decode_tiling;
+    uint32_t has_scan;        /* delta_scan has the prefill segments, delta_batch the others */
+    uint32_t scans_all;       /* delta_scan has all segments */
+    struct delta_tiling decode_tiling, scan_tiling;
     struct delta_tiling prefill_tiling;
     uint32_t padded_key, padded_value;
     float q_scale; /* 1 / sqrt(dk) */
