@@ -612,6 +612,9 @@ TEST(cuda_attend) {
         {16, 2, 128, 128, 8, 600, DT_F16, ROPE_HALVES, true},
         {24, 2, 256, 64, 5, 400, DT_F16, ROPE_HALVES, true},
         {20, 20, 64, 32, 32, 700, DT_F16, ROPE_NEIGHBOURS, false},
+        {8, 2, 256, 64, 150, 1200, DT_F16, ROPE_HALVES, true},
+        {6, 2, 64, 64, 140, 1300, DT_F16, ROPE_HALVES, false},
+        {3, 1, 128, 128, 99, 1400, DT_F16, ROPE_HALVES, true},
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         const struct attend_case *c = &cases[i];
@@ -639,6 +642,75 @@ TEST(cuda_attend) {
         }
         rig_end(&r);
     }
+}
+
+/* Segments of random lengths, rows that generate among them, as long as the first slot has room. */
+static uint32_t random_runs(struct rig *r, const struct attend_case *c, uint32_t at[3],
+                            struct run *runs) {
+    uint32_t n = 0, left = c->rows;
+    for (uint32_t slot = 0; slot < 3 && left; slot++) {
+        uint32_t most = slot == 2 ? left : rig_below(r, 3) ? 1 + rig_below(r, left) : 1;
+        uint32_t rows = c->context - at[slot] < most ? c->context - at[slot] : most;
+        if (!rows)
+            continue;
+        runs[n++] = (struct run){slot, at[slot], rows};
+        at[slot] += rows;
+        left -= rows;
+    }
+    return n;
+}
+
+/* A row's bits are its own: alone, or in any step among others. */
+static void check_attend_rows(const struct attend_case *c, uint64_t seed) {
+    struct attend_case alone = *c;
+    struct rig one, many;
+    uint32_t at[3] = {0}, n;
+    struct run runs[3];
+    alone.rows = 1;
+    struct operand pages = build_attend(&one, &alone, seed);
+    build_attend(&many, c, seed);
+    bool is_open = rig_open(&one);
+    is_open = rig_open(&many) && is_open;
+    if (is_open) {
+        deal_pages(&one, &pages);
+        many.random = one.random;
+        deal_pages(&many, &pages);
+    }
+    while (is_open && (n = random_runs(&many, c, at, runs)) > 0) {
+        uint32_t row = 0, differing = 0;
+        rig_step(&many, RIG_CUDA, runs, n, 9);
+        for (uint32_t k = 0; k < n; k++)
+            for (uint32_t i = 0; i < runs[k].n_rows; i++, row++) {
+                rig_step(&one, RIG_CUDA, &(struct run){runs[k].slot, runs[k].first_position + i, 1},
+                         1, 9);
+                if (memcmp(rig_output(&one, RIG_CUDA, 0, 0), rig_output(&many, RIG_CUDA, 0, row),
+                           one.options.tap_width * sizeof(float)) != 0 &&
+                    differing++ == 0)
+                    test_fail(__FILE__, __LINE__,
+                              "%u heads of %u, steps of %u rows: position %u has other bits alone",
+                              c->heads, c->width, c->rows, runs[k].first_position + i);
+            }
+        is_open = differing == 0;
+    }
+    rig_end(&one);
+    rig_end(&many);
+}
+
+TEST(cuda_attend_rows_are_independent) {
+    static const struct attend_case cases[] = {
+        {16, 4, 256, 64, 33, 1700, DT_F16, ROPE_HALVES, true},
+        {16, 4, 256, 64, 700, 2500, DT_F16, ROPE_HALVES, true},
+        {8, 1, 256, 64, 200, 1100, DT_F16, ROPE_HALVES, true},
+        {32, 8, 128, 128, 128, 2100, DT_F16, ROPE_HALVES, true},
+        {7, 1, 128, 128, 450, 2600, DT_F16, ROPE_NEIGHBOURS, false},
+        {9, 3, 64, 64, 300, 2400, DT_F16, ROPE_NEIGHBOURS, false},
+        {24, 24, 64, 64, 140, 1500, DT_F16, ROPE_HALVES, false},
+        {16, 2, 256, 64, 3, 700, DT_F16, ROPE_HALVES, true},
+        {20, 4, 128, 128, 8, 1600, DT_F16, ROPE_HALVES, true},
+        {6, 3, 64, 64, 32, 1300, DT_F16, ROPE_HALVES, true},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
+        check_attend_rows(&cases[i], 5100 + i);
 }
 
 /* ---- ROUTE and EXPERTS ------------------------------------------------------------------------

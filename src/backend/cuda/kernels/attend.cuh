@@ -11,16 +11,23 @@
  * Scores s are to base 2 (scale times log2 e), and a maximum is rounded up to an integer: combining
  * only ever multiplies by powers of two, which is exact and needs no exponentials.
  *
- * Heads of 64, 128 and 256 over an fp16 cache use the tensor cores, m16n8k16. Q and the softmax
- * weights are fp32 and enter as two fp16 each, high and low: 22 bits of them count.
+ * Heads of 64, 128 and 256 over an fp16 cache use the tensor cores: fp16 operands, fp32 sums. Q is
+ * rounded to fp16 after scaling by a power of two, softmax weights are rounded to fp16.
  *
- *   QK   A: 16 positions x 16 columns of K       B: 16 columns x 8 queries
- *        every 64 columns are a sum of their own
- *   PV   A: 16 rows (high weights of 8 queries, then their low ones) x 16 positions
- *        B: 16 positions x 8 columns of V
+ *   QK   every score is one chain of MMAs over its columns, 16 a step
+ *   PV   every value of a split's O is one chain of MMAs over its positions, 16 a step
+ *
+ * All kernels, whatever the shape of their MMAs (m16n8k16, wgmma), walk these chains in the same
+ * order, from zero; the order within a step of 16 does not change the bits on sm_90. So a row's
+ * bits are the same in all of them.
+ *
+ *   m16n8k16 QK   A: 16 positions x 16 columns of K       B: 16 columns x 8 queries
+ *   m16n8k16 PV   A: weights of 8 queries (rows 8 to 15 are zero) x 16 positions
+ *                 B: 16 positions x 8 columns of V
  *
  * In fragments g = lane / 4 and t = lane % 4. The order of columns (QK) and positions (PV) within
- * an MMA's k is free: chosen so that a lane loads 16 consecutive bytes of K or V, without ldmatrix.
+ * an MMA's k is 4 t to 4 t + 3 for lane t, so that a lane loads consecutive bytes, without
+ * ldmatrix.
  */
 #ifndef BACKEND_CUDA_KERNELS_ATTEND_CUH
 #define BACKEND_CUDA_KERNELS_ATTEND_CUH
@@ -217,6 +224,35 @@ static __device__ __forceinline__ struct split_layout split_layout_of(const stru
     return l;
 }
 
+/* Rows of a segment that share a tile: their splits have the same length. */
+struct row_tile {
+    uint32_t first, n; /* first: in the segment */
+};
+
+/* Finds the tile of that index, where tiles have up to `most` rows; returns the number of tiles if
+ * there are no more. */
+static __device__ __forceinline__ uint32_t walk_row_tiles(const struct attend_params &p,
+                                                          const struct io_segment &s, uint32_t most,
+                                                          uint32_t index, struct row_tile *tile) {
+    uint32_t done = 0, tiles = 0;
+    while (done < s.n_rows) {
+        uint32_t position = s.first_position + done, rows = s.n_rows - done;
+        struct split_layout l = split_layout_of(p, position);
+        if (position < p.short_positions)
+            rows = min(rows, p.short_positions - position);
+        else if (l.length != 1u << p.max_split_shift)
+            rows = min(rows, l.per_group * l.length - position);
+        uint32_t n = (rows + most - 1) / most;
+        if (index < tiles + n) {
+            uint32_t first = (index - tiles) * most;
+            tile->first = done + first, tile->n = min(most, rows - first);
+            return tiles;
+        }
+        tiles += n, done += rows;
+    }
+    return tiles;
+}
+
 /* ---- combining ------------------------------------------------------------------------------- */
 
 /* 2^(a - b) for integers a <= b. */
@@ -254,92 +290,108 @@ static __device__ __forceinline__ float combine_value(float x, float part, struc
 
 /* ---- tensor cores ---------------------------------------------------------------------------- */
 
-/* Two fp32 values: rounded to fp16, and the remainders as fp16. */
-struct high_low {
-    uint32_t high, low;
-};
-
-static __device__ __forceinline__ struct high_low high_low_of(float x, float y) {
-    __half2 high = __floats2half2_rn(x, y);
-    float2 back = __half22float2(high);
-    __half2 low = __floats2half2_rn(__fsub_rn(x, back.x), __fsub_rn(y, back.y));
-    struct high_low s = {*(uint32_t *)&high, *(uint32_t *)&low};
-    return s;
+/* Two fp32 values rounded to fp16, the first in the lower half. */
+static __device__ __forceinline__ uint32_t f16x2_of(float x, float y) {
+    __half2 h = __floats2half2_rn(x, y);
+    return *(uint32_t *)&h;
 }
 
-/* c += 16 positions x 32 columns of K times 8 queries, high and low. Lane (g, t) has 8 columns from
- * 8 t on of position g (k0) and of g + 8 (k8); q0 and q1 are the queries' fragments. */
-static __device__ __forceinline__ void qk_mma(float (&c)[4][4], uint4 k0, uint4 k8, uint4 q0,
-                                              uint4 q1) {
-    mma_m16n8k16_f16(c[0], k0.x, k8.x, k0.y, k8.y, q0.x, q0.y);
-    mma_m16n8k16_f16(c[1], k0.x, k8.x, k0.y, k8.y, q0.z, q0.w);
-    mma_m16n8k16_f16(c[2], k0.z, k8.z, k0.w, k8.w, q1.x, q1.y);
-    mma_m16n8k16_f16(c[3], k0.z, k8.z, k0.w, k8.w, q1.z, q1.w);
+/* c += 16 positions x 16 columns of K times 8 queries. Lane (g, t) has columns 4 t to 4 t + 3 of
+ * position g (k0) and of g + 8 (k8); q is the queries' fragment. After all columns score k of a
+ * lane is that of position g + k / 2 * 8 and query 2 t + k % 2. */
+static __device__ __forceinline__ void qk_mma(float (&c)[4], uint2 k0, uint2 k8, uint2 q) {
+    mma_m16n8k16_f16(c, k0.x, k8.x, k0.y, k8.y, q.x, q.y);
 }
 
-/* Score k of a lane: position g + k / 2 * 8, query 2 t + k % 2. */
-static __device__ __forceinline__ float qk_score(const float (&c)[4][4], int k) {
-    return (c[0][k] + c[2][k]) + (c[1][k] + c[3][k]);
+/* Softmax weights are 2^(s - max) times this power of two, so that small ones stay normal in fp16;
+ * so are their sum and O, and the quotient is what it was. */
+static constexpr float WEIGHT_EXPONENT = 15;
+
+/* What scores are shifted by, from their largest: it is rounded up, and -1e30 where there is none.
+ */
+static __device__ __forceinline__ float rounded_max(float score, float factor) {
+    return fmaxf(ceilf(__fmul_rn(score, factor)), -1e30f);
 }
 
-/* Softmax weights are in [0, 1]: scaled up, so that small ones stay normal in fp16. */
-static constexpr float WEIGHT_SCALE = 1024.0f;
+static __device__ __forceinline__ float softmax_weight(float score, float factor, float max) {
+    return ex2_approx(fmaf(score, factor, WEIGHT_EXPONENT - max));
+}
 
-/* c += 8 queries' weights times 16 positions x 64 columns of V. Lane (g, t) has 8 columns from 8 g
+/* C consecutive columns of V, as a lane loads them. */
+template <int C> struct v_columns { uint32_t x[C / 2]; };
+
+template <int C>
+static __device__ __forceinline__ struct v_columns<C> load_v_columns(const void *from) {
+    struct v_columns<C> v;
+    if constexpr (C == 8)
+        *(uint4 *)v.x = *(const uint4 *)from;
+    else if constexpr (C == 4)
+        *(uint2 *)v.x = *(const uint2 *)from;
+    else
+        v.x[0] = *(const uint32_t *)from;
+    return v;
+}
+
+/* c += 8 queries' weights times 16 positions x 8 C columns of V. Lane (g, t) has C columns from C g
  * on of positions 4 t to 4 t + 3, and the weights of these positions for query g. */
-static __device__ __forceinline__ void pv_mma(float (&c)[8][4], const uint4 (&v)[4],
-                                              float4 weights) {
-    struct high_low x = high_low_of(weights.x * WEIGHT_SCALE, weights.y * WEIGHT_SCALE);
-    struct high_low y = high_low_of(weights.z * WEIGHT_SCALE, weights.w * WEIGHT_SCALE);
-    const uint32_t *v0 = (const uint32_t *)&v[0], *v1 = (const uint32_t *)&v[1];
-    const uint32_t *v2 = (const uint32_t *)&v[2], *v3 = (const uint32_t *)&v[3];
+template <int C>
+static __device__ __forceinline__ void pv_mma(float (&c)[C][4], const struct v_columns<C> (&v)[4],
+                                              uint2 weights) {
 #pragma unroll
-    for (int k = 0; k < 8; k++) {
+    for (int k = 0; k < C; k++) {
         const uint32_t column = k % 2 ? 0x7632 : 0x5410; /* upper or lower fp16 of each word */
-        mma_m16n8k16_f16(c[k], x.high, x.low, y.high, y.low,
-                         __byte_perm(v0[k / 2], v1[k / 2], column),
-                         __byte_perm(v2[k / 2], v3[k / 2], column));
+        mma_m16n8k16_f16(c[k], weights.x, 0, weights.y, 0,
+                         __byte_perm(v[0].x[k / 2], v[1].x[k / 2], column),
+                         __byte_perm(v[2].x[k / 2], v[3].x[k / 2], column));
     }
 }
 
-/* Adds high and low: of 64 columns lane (g, t) has 16 from 16 t on, for query g. */
-static __device__ __forceinline__ void store_pv(const float (&c)[8][4], float4 *to) {
+/* Of 8 C columns lane (g, t) has 2 C from 2 C t on, for query g. */
+template <int C>
+static __device__ __forceinline__ void store_pv(const float (&c)[C][4], float *to) {
 #pragma unroll
-    for (int k = 0; k < 4; k++) {
+    for (int i = 0; i < 2 * C; i += 4) {
         float o[4];
 #pragma unroll
-        for (int r = 0; r < 4; r++) {
-            int column = k % 2 * 4 + r;
-            o[r] = (c[column][k / 2] + c[column][k / 2 + 2]) * (1 / WEIGHT_SCALE);
-        }
-        to[k] = make_float4(o[0], o[1], o[2], o[3]);
+        for (int r = 0; r < 4; r++)
+            o[r] = c[(i + r) % C][(i + r) / C];
+        *(float4 *)(to + i) = make_float4(o[0], o[1], o[2], o[3]);
     }
 }
 
-/* A warp writes a query as B fragments (a lane's words: high 0, high 1, low 0, low 1) and the
- * factor that its scores are multiplied by. The query is scaled by the power of two that brings its
- * largest value into [256, 512): in the middle of fp16's range. */
-template <int D>
-static __device__ __forceinline__ void pack_query(const struct attend_params &p,
-                                                  const float2 (&x)[D / 64], uint4 (*fragments)[32],
-                                                  float *score_factor, uint32_t query) {
-    uint32_t lane = threadIdx.x % 32;
+/* The power of two that brings a query's largest value into [256, 512), in the middle of fp16's
+ * range, as an exponent. By one warp. */
+template <int M> static __device__ __forceinline__ int query_exponent(const float2 (&x)[M]) {
     float most = 0;
 #pragma unroll
-    for (int b = 0; b < D / 64; b++)
+    for (int b = 0; b < M; b++)
         most = fmaxf(most, fmaxf(fabsf(x[b].x), fabsf(x[b].y)));
     int up = 135 - (int)(__reduce_max_sync(0xffffffffu, __float_as_uint(most)) >> 23);
-    up = up > 120 ? 120 : up; /* all values tiny, or zero */
+    return up > 120 ? 120 : up; /* all values tiny, or zero */
+}
+
+/* What the scores of a query are multiplied by that was scaled by 2^up. */
+static __device__ __forceinline__ float score_factor_of(const struct attend_params &p, int up) {
+    return __fmul_rn(p.scale * LOG2_E, __int_as_float((127 - up) << 23));
+}
+
+/* A warp writes a query as B fragments, of columns 16 b to 16 b + 15 each, and the factor that its
+ * scores are multiplied by. */
+template <int D>
+static __device__ __forceinline__ void pack_query(const struct attend_params &p,
+                                                  const float2 (&x)[D / 64], uint2 (*fragments)[32],
+                                                  float *score_factor, uint32_t query) {
+    uint32_t lane = threadIdx.x % 32;
+    int up = query_exponent<D / 64>(x);
     float factor = __int_as_float((127 + up) << 23);
 #pragma unroll
     for (uint32_t b = 0; b < D / 64; b++) {
         uint32_t i = 64 * b + 2 * lane;
-        struct high_low pair = high_low_of(x[b].x * factor, x[b].y * factor);
-        uint32_t *to = (uint32_t *)&fragments[i / 32 * 2 + i % 8 / 4][query * 4 + i % 32 / 8];
-        to[i % 4 / 2] = pair.high, to[2 + i % 4 / 2] = pair.low;
+        uint32_t *to = (uint32_t *)&fragments[i / 16][query * 4 + i % 16 / 4];
+        to[i % 4 / 2] = f16x2_of(x[b].x * factor, x[b].y * factor);
     }
     if (lane == 0)
-        score_factor[query] = __fmul_rn(p.scale * LOG2_E, __int_as_float((127 - up) << 23));
+        score_factor[query] = score_factor_of(p, up);
 }
 
 /* A warp writes a key or value head as fp16. */

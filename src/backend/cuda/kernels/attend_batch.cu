@@ -2,10 +2,12 @@
  *
  * Blocks of 8 warps loop over (query tile, chunk of splits); a tile's queries are heads of one row,
  * or of consecutive rows of a segment. K and V go from global memory straight into registers, in
- * fragment order, 8 loads of 16 bytes in flight a lane; a cached position is read once a tile, 4 D
- * bytes. Partials are combined as attend_split.cuh says.
+ * fragment order, 16 loads of up to 8 bytes in flight a lane; a cached position is read once a
+ * tile, 4 D bytes. A block computes one split at a time, of narrow heads two. Partials are combined
+ * as attend_split.cuh says.
  *
  * attend_batch_D         any number of rows: attend_rope_store has made queries and stored K and V.
+ *                        On sm_90 attend_wide.cu has the longer segments.
  * attend_batch_fused_D   up to 32 rows: blocks norm and rotate the heads they need themselves, and
  *                        take keys and values of this step's rows from shared memory, never from
  *                        the cache. Before griddepcontrol.wait they read the rows that IO holds by
@@ -32,14 +34,23 @@ struct step_rows {
     uint32_t tile_mask, max_chunks;      /* rows that begin a tile; the most chunks of a tile */
 };
 
+/* A pass is the splits that a block computes at once. Of V a warp has a slab of columns of one of
+ * them, a lane LANE_COLUMNS. */
+template <int D> struct pass {
+    static constexpr int SPLITS = D > 128 ? 1 : 2;
+    static constexpr int SLABS = ATTEND_WARPS / SPLITS, LANE_COLUMNS = D / SLABS / 8;
+    static_assert(SPLITS * ATTEND_MAX_SPLIT <= PAGE, "a pass is in one page");
+};
+
 /* NEW: the most new positions of an item; 0: not fused. */
 template <int D, int NEW> struct batch_shared {
-    uint4 query[D / 16][32];                                     /* B fragments */
-    alignas(16) float scores[ATTEND_TILE_QUERIES][SCORE_STRIDE]; /* then softmax weights */
-    union {                                                      /* one after the other: */
+    uint2 query[D / 16][32]; /* B fragments */
+    alignas(16) float scores[ATTEND_TILE_QUERIES][SCORE_STRIDE];
+    alignas(16) __half weights[ATTEND_TILE_QUERIES][SCORE_STRIDE]; /* after softmax */
+    union {                                                        /* one after the other: */
         struct short_shared_if<D> short_context;
-        alignas(16) float pv[512 / D][ATTEND_TILE_QUERIES][D]; /* a split's, by warp of a slab */
-        float scratch[ATTEND_WARPS][D];                        /* RoPE */
+        alignas(16) float pv[pass<D>::SPLITS][ATTEND_TILE_QUERIES * D];
+        float scratch[ATTEND_WARPS][D]; /* RoPE */
     };
     alignas(16) float out[ATTEND_TILE_QUERIES * D]; /* O of the chunk; each thread its own values */
     float score_factor[ATTEND_TILE_QUERIES];
@@ -51,57 +62,62 @@ template <int D, int NEW> struct batch_shared {
     uint32_t n_items, first_item; /* of the step; which of the two is the first */
 };
 
-/* ---- a split --------------------------------------------------------------------------------- */
+/* ---- a pass ---------------------------------------------------------------------------------- */
 
 /* First position, how many, how many of them are in the cache; and which of the new positions comes
  * after those. */
-struct split_range {
+struct position_range {
     uint32_t begin, n, n_cached, first_new;
 };
 
-/* A lane's loads of a split: of K a warp has K_TILES M16 tiles of positions, of V, for a slab of 64
- * columns, every WARPS_PER_SLAB-th step of 16 positions. DEPTH are in flight: 8 measured better
- * than 12 or 16, which spill registers. */
+/* A lane's loads of a pass: of K a warp has K_TILES M16 tiles of positions, of V all positions of a
+ * split. DEPTH are in flight. */
 template <int D> struct kv_stream {
-    static constexpr int SLABS = D / 64, WARPS_PER_SLAB = ATTEND_WARPS / SLABS;
-    static constexpr int V_STEPS = ATTEND_MAX_SPLIT(D) / 16 / WARPS_PER_SLAB;
-    static constexpr int K_TILES = ATTEND_MAX_SPLIT(D) / 16 / ATTEND_WARPS, K_TILE_LOADS = D / 16;
+    static constexpr int SLABS = pass<D>::SLABS, C = pass<D>::LANE_COLUMNS;
+    static constexpr int K_TILES = pass<D>::SPLITS, K_TILE_LOADS = D / 8;
+    static constexpr int V_STEPS = ATTEND_MAX_SPLIT / 16;
     static constexpr int K_LOADS = K_TILES * K_TILE_LOADS, LOADS = K_LOADS + 4 * V_STEPS;
-    static constexpr int DEPTH = 8;
-    uint4 data[DEPTH];
+    static constexpr int DEPTH = 16;
+    uint2 data[DEPTH];
     const uint8_t *keys, *values; /* this lane's first */
-    uint32_t n;                   /* positions to load */
-    struct split_range at;
+    uint32_t n, n_values;         /* positions to load: of the pass, of the lane's split */
+    uint32_t split_n;             /* positions of the lane's split, cached or new */
+    uint32_t first_new_value;     /* the new position after its cached ones */
+    struct position_range at;
 
     __device__ __forceinline__ void load(int i) {
         if (i >= LOADS)
             return;
-        uint32_t lane = threadIdx.x % 32, warp = threadIdx.x / 32, offset, position;
-        const uint8_t *from;
+        uint32_t lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+        data[i % DEPTH] = make_uint2(0, 0);
         if (i < K_LOADS) {
-            int part = i % K_TILE_LOADS;
-            offset = i / K_TILE_LOADS * ATTEND_WARPS * 16 + part % 2 * 8;
-            position = warp * 16 + lane / 4 + offset;
-            from = keys + offset * (2 * D) + part / 2 * 64;
+            int step = i % K_TILE_LOADS / 2;
+            uint32_t offset = i / K_TILE_LOADS * ATTEND_WARPS * 16 + i % 2 * 8;
+            if (warp * 16 + lane / 4 + offset < n)
+                data[i % DEPTH] = ld_no_allocate_u32x2(keys + offset * (2 * D) + step * 32);
         } else {
             int j = i - K_LOADS;
-            offset = j / 4 * WARPS_PER_SLAB * 16 + j % 4;
-            position = warp / SLABS * 16 + 4 * (lane % 4) + offset;
-            from = values + offset * (2 * D);
+            uint32_t offset = j / 4 * 16 + j % 4;
+            if (4 * (lane % 4) + offset >= n_values)
+                return;
+            if (C == 4)
+                data[i % DEPTH] = ld_no_allocate_u32x2(values + offset * (2 * D));
+            else
+                data[i % DEPTH].x = ld_no_allocate_u32(values + offset * (2 * D));
         }
-        if (position < n)
-            data[i % DEPTH] = ld_no_allocate(from);
-        else
-            data[i % DEPTH] = make_uint4(0, 0, 0, 0);
     }
 
-    /* Called before anything that waits. */
+    /* `length`: of a split. Called before anything that waits. */
     __device__ __forceinline__ void begin(const uint8_t *k, const uint8_t *v,
-                                          struct split_range split) {
+                                          struct position_range range, uint32_t length) {
         uint32_t lane = threadIdx.x % 32, warp = threadIdx.x / 32, g = lane / 4, t = lane % 4;
-        keys = k + (warp * 16 + g) * (2 * D) + t * 16;
-        values = v + (warp / SLABS * 16 + 4 * t) * (2 * D) + warp % SLABS * 128 + g * 16;
-        at = split, n = split.n_cached;
+        uint32_t first = warp / SLABS * length; /* of the lane's split */
+        keys = k + (warp * 16 + g) * (2 * D) + t * 8;
+        values = v + (first + 4 * t) * (2 * D) + (warp % SLABS * 8 + g) * (2 * C);
+        at = range, n = range.n_cached;
+        n_values = n > first ? min(n - first, length) : 0;
+        split_n = range.n > first ? min(range.n - first, length) : 0;
+        first_new_value = range.first_new + (first > n ? first - n : 0);
 #pragma unroll
         for (int i = 0; i < DEPTH; i++)
             load(i);
@@ -115,80 +131,118 @@ static __device__ __forceinline__ void qk(struct kv_stream<D> &q, struct batch_s
 #pragma unroll
     for (int i = 0; i < q.K_TILES; i++) {
         uint32_t first = (warp + i * ATTEND_WARPS) * 16;
-        float sum[4];
+        float c[4] = {};
 #pragma unroll
-        for (int slab = 0; slab < D / 64; slab++) {
-            float c[4][4] = {};
-#pragma unroll
-            for (int b = 2 * slab; b < 2 * slab + 2; b++) {
-                int at = i * q.K_TILE_LOADS + 2 * b;
-                uint4 k0 = q.data[at % q.DEPTH], k8 = q.data[(at + 1) % q.DEPTH];
-                if (NEW && first + 16 > q.n && first < q.at.n) {
-                    uint32_t new0 = first + g - q.n, new8 = new0 + 8; /* huge: in the cache */
-                    if (new0 < q.at.n - q.n)
-                        k0 = s.new_keys[q.at.first_new + new0][4 * b + t];
-                    if (new8 < q.at.n - q.n)
-                        k8 = s.new_keys[q.at.first_new + new8][4 * b + t];
-                }
-                if (first < q.at.n)
-                    qk_mma(c, k0, k8, s.query[2 * b][lane], s.query[2 * b + 1][lane]);
-                q.load(at + q.DEPTH);
-                q.load(at + 1 + q.DEPTH);
+        for (int step = 0; step < D / 16; step++) {
+            int at = i * q.K_TILE_LOADS + 2 * step;
+            uint2 k0 = q.data[at % q.DEPTH], k8 = q.data[(at + 1) % q.DEPTH];
+            if (NEW && first + 16 > q.n && first < q.at.n) {
+                uint32_t new0 = first + g - q.n, new8 = new0 + 8; /* huge: in the cache */
+                if (new0 < q.at.n - q.n)
+                    k0 = ((const uint2 *)s.new_keys[q.at.first_new + new0])[4 * step + t];
+                if (new8 < q.at.n - q.n)
+                    k8 = ((const uint2 *)s.new_keys[q.at.first_new + new8])[4 * step + t];
             }
-#pragma unroll
-            for (int k = 0; k < 4; k++)
-                sum[k] = slab ? sum[k] + qk_score(c, k) : qk_score(c, k);
+            if (first < q.at.n)
+                qk_mma(c, k0, k8, s.query[step][lane]);
+            q.load(at + q.DEPTH);
+            q.load(at + 1 + q.DEPTH);
         }
 #pragma unroll
         for (int k = 0; k < 4; k++) {
             uint32_t query = 2 * t + k % 2, position = first + g + k / 2 * 8;
             if (query < queries)
-                s.scores[query][position] = sum[k];
+                s.scores[query][position] = c[k];
         }
     }
 }
 
+/* Warp q: query q's scores of a split become weights, zero from n on, and (max, sum) is combined
+ * into the chunk's. Lane l has positions 2 l, 2 l + 1 and those 64 further; weights are summed by
+ * pairs, then over a lane, then by warp_sum: attend_decode.cu and attend_wide.cu do the same. */
+static __device__ __forceinline__ void softmax(const float *scores, __half *weights, float factor,
+                                               uint32_t n, struct combine_shared &s,
+                                               struct rescale *rescale, uint32_t query) {
+    constexpr int PAIRS = ATTEND_MAX_SPLIT / 64;
+    uint32_t lane = threadIdx.x % 32;
+    float2 x[PAIRS];
+    float max = -INFINITY, sum = 0;
+#pragma unroll
+    for (int i = 0; i < PAIRS; i++) {
+        uint32_t position = 2 * lane + 64 * i;
+        x[i] = make_float2(-INFINITY, -INFINITY);
+        if (position < n)
+            x[i].x = scores[position];
+        if (position + 1 < n)
+            x[i].y = scores[position + 1];
+        max = fmaxf(max, fmaxf(x[i].x, x[i].y));
+    }
+    max = rounded_max(warp_max(max), factor);
+#pragma unroll
+    for (int i = 0; i < PAIRS; i++) {
+        x[i].x = softmax_weight(x[i].x, factor, max), x[i].y = softmax_weight(x[i].y, factor, max);
+        sum += x[i].x + x[i].y;
+        *(uint32_t *)&weights[2 * lane + 64 * i] = f16x2_of(x[i].x, x[i].y);
+    }
+    struct max_sum part = {max, warp_sum(sum)}, all = s.state[query];
+    __syncwarp(); /* all lanes have read it */
+    struct rescale f = combine(&all, part);
+    if (lane == 0)
+        s.state[query] = all, *rescale = f;
+    __syncwarp();
+}
+
 template <int D, int NEW>
 static __device__ __forceinline__ void pv(struct kv_stream<D> &q, struct batch_shared<D, NEW> &s,
-                                          uint32_t queries) {
+                                          uint32_t queries, uint32_t length) {
+    constexpr int C = q.C;
     uint32_t lane = threadIdx.x % 32, warp = threadIdx.x / 32, g = lane / 4, t = lane % 4;
-    uint32_t slab = warp % q.SLABS, in_slab = warp / q.SLABS;
-    float c[8][4] = {};
+    uint32_t slab = warp % q.SLABS, split = warp / q.SLABS;
+    float c[C][4] = {};
 #pragma unroll
     for (int i = 0; i < q.V_STEPS; i++) {
-        uint32_t first = (in_slab + i * q.WARPS_PER_SLAB) * 16;
+        uint32_t first = 16 * i;
         int at = q.K_LOADS + 4 * i;
-        if (first < q.at.n) {
-            uint4 v[4];
+        if (first < q.split_n) {
+            struct v_columns<C> v[4];
 #pragma unroll
             for (int r = 0; r < 4; r++) {
-                v[r] = q.data[(at + r) % q.DEPTH];
-                uint32_t new_r = first + 4 * t + r - q.n;
-                if (NEW && new_r < q.at.n - q.n)
-                    v[r] = s.new_values[q.at.first_new + new_r][slab * 8 + g];
+                uint2 x = q.data[(at + r) % q.DEPTH];
+                uint32_t new_r = first + 4 * t + r - q.n_values; /* huge: in the cache */
+                if (NEW && new_r < q.split_n - q.n_values) {
+                    const __half *own = (const __half *)s.new_values[q.first_new_value + new_r];
+                    v[r] = load_v_columns<C>(own + (slab * 8 + g) * C);
+                    continue;
+                }
+                v[r].x[0] = x.x;
+                if (C == 4)
+                    v[r].x[C / 2 - 1] = x.y;
             }
-            pv_mma(c, v, *(const float4 *)&s.scores[g][first + 4 * t]);
+            pv_mma<C>(c, v, *(const uint2 *)&s.weights[g][split * length + first + 4 * t]);
         }
 #pragma unroll
         for (int r = 0; r < 4; r++)
             q.load(at + r + q.DEPTH);
     }
-    if (g < queries)
-        store_pv(c, (float4 *)&s.pv[in_slab][g][slab * 64 + t * 16]);
+    if (g < queries && q.split_n)
+        store_pv<C>(c, &s.pv[split][g * D + (slab * 8 + 2 * t) * C]);
 }
 
-/* QK, softmax, PV of a split, combined into the chunk's O. */
+/* QK, softmax, PV of a pass, its splits combined into the chunk's O. */
 template <int D, int NEW>
-static __device__ __forceinline__ void run_split(struct kv_stream<D> &q,
-                                                 struct batch_shared<D, NEW> &s, bool is_first) {
-    uint32_t warp = threadIdx.x / 32, queries = s.tile.n_queries;
+static __device__ __forceinline__ void run_pass(struct kv_stream<D> &q,
+                                                struct batch_shared<D, NEW> &s, bool is_first) {
+    uint32_t warp = threadIdx.x / 32, queries = s.tile.n_queries, length = s.tile.splits.length;
+    uint32_t splits = (q.at.n + length - 1) / length;
     qk<D, NEW>(q, s, queries);
     __syncthreads();
     if (warp < queries)
-        softmax<ATTEND_MAX_SPLIT(D)>(s.scores[warp], s.score_factor[warp],
-                                     visible_positions(s.tile, warp, q.at.begin), s.combine, warp);
+        for (uint32_t i = 0; i < splits; i++)
+            softmax(s.scores[warp] + i * length, s.weights[warp] + i * length, s.score_factor[warp],
+                    visible_positions(s.tile, warp, q.at.begin + i * length), s.combine,
+                    &s.combine.rescale[i][warp], warp);
     __syncthreads();
-    pv<D, NEW>(q, s, queries);
+    pv<D, NEW>(q, s, queries, length);
     __syncthreads();
     using O = struct out_regs<D>;
 #pragma unroll
@@ -196,25 +250,30 @@ static __device__ __forceinline__ void run_split(struct kv_stream<D> &q,
         uint32_t e = O::at(j), query = e / D;
         if (query >= queries)
             break;
-        struct rescale f = s.combine.rescale[0][query];
-        float x[O::V], part[O::V];
-        copy_vector<O::V>(x, &s.pv[0][query][e % D]);
+        float x[O::V] = {}, part[O::V];
+        if (!is_first)
+            copy_vector<O::V>(x, s.out + e);
 #pragma unroll
-        for (int k = 1; k < q.WARPS_PER_SLAB; k++) {
-            copy_vector<O::V>(part, &s.pv[k][query][e % D]);
+        for (uint32_t i = 0; i < pass<D>::SPLITS; i++) {
+            if (i >= splits)
+                break;
+            copy_vector<O::V>(part, &s.pv[i][e]);
 #pragma unroll
             for (int v = 0; v < O::V; v++)
-                x[v] += part[v];
+                x[v] = combine_value(x[v], part[v], s.combine.rescale[i][query]);
         }
-        copy_vector<O::V>(part, s.out + e);
-#pragma unroll
-        for (int v = 0; v < O::V; v++)
-            x[v] = combine_value(is_first ? 0 : part[v], x[v], f);
         copy_vector<O::V>(s.out + e, x);
     }
 }
 
-/* O of a chunk, from where run_split left it. */
+/* Those of queries that a tile lacks stay zero. */
+template <int D, int NEW>
+static __device__ __forceinline__ void clear_weights(struct batch_shared<D, NEW> &s) {
+    for (uint32_t i = threadIdx.x; i < sizeof s.weights / sizeof(uint32_t); i += THREADS)
+        ((uint32_t *)s.weights)[i] = 0;
+}
+
+/* O of a chunk, from where run_pass left it. */
 template <int D, int NEW>
 static __device__ __forceinline__ struct out_regs<D>
 load_out(const struct batch_shared<D, NEW> &s) {
@@ -232,7 +291,7 @@ load_out(const struct batch_shared<D, NEW> &s) {
 template <int NEW>
 static __device__ __forceinline__ struct short_kv
 short_kv_at(const struct attend_params &p, const struct batch_shared<64, NEW> &s, uint64_t offset,
-            struct split_range at) {
+            struct position_range at) {
     constexpr uint32_t ROW = 2 * 64;
     uint32_t lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
     struct short_kv r;
@@ -240,7 +299,7 @@ short_kv_at(const struct attend_params &p, const struct batch_shared<64, NEW> &s
     for (uint32_t i = 0; i < 2; i++) {
         uint32_t k = min(g + 8 * i, at.n - 1);
         const uint8_t *from_new = (const uint8_t *)s.new_keys[at.first_new + k - at.n_cached];
-        r.key[i] = (k < at.n_cached ? p.keys + offset + k * ROW : from_new) + t * 16;
+        r.key[i] = (k < at.n_cached ? p.keys + offset + k * ROW : from_new) + t * 8;
     }
 #pragma unroll
     for (uint32_t i = 0; i < 4; i++) {
@@ -255,7 +314,7 @@ short_kv_at(const struct attend_params &p, const struct batch_shared<64, NEW> &s
 template <int NEW>
 static __device__ __forceinline__ void
 run_short(const struct attend_params &p, struct batch_shared<64, NEW> &s,
-          const struct query_tile &tile, uint64_t offset, struct split_range at) {
+          const struct query_tile &tile, uint64_t offset, struct position_range at) {
     uint32_t t = threadIdx.x % 4;
     if (at.begin < tile.splits.n_positions) {
         const uint32_t visible[2] = {visible_positions(tile, 2 * t, at.begin),
@@ -282,13 +341,16 @@ static __device__ __forceinline__ void load_queries(const struct attend_params &
     if (i >= tile.n_queries)
         return;
     uint32_t row = row_of_query(tile, i), head = tile.first_head + i - row * tile.n_heads;
-    const float2 *from =
-        (const float2 *)(p.queries + ((uint64_t)(tile.row + row) * p.heads + head) * D);
-    float2 x[D / 64];
+    uint32_t at = (tile.row + row) * p.heads + head;
+    const uint2 *from = (const uint2 *)((const __half *)p.queries + (uint64_t)at * D);
 #pragma unroll
-    for (int m = 0; m < D / 64; m++)
-        x[m] = from[lane + 32 * m];
-    pack_query<D>(p, x, s.query, s.score_factor, i);
+    for (int b = 0; b < D / 128 + 1; b++) {
+        uint32_t column = 4 * lane + 128 * b;
+        if (column < D)
+            s.query[column / 16][i * 4 + lane % 4] = __ldcg(from + lane + 32 * b);
+    }
+    if (lane == 0)
+        s.score_factor[i] = __ldcg(p.query_factors + at);
 }
 
 template <int D>
@@ -297,14 +359,15 @@ run_chunk(const struct attend_params &p, struct batch_shared<D, 0> &s,
           const struct query_tile &tile, uint32_t chunk, bool has_queries) {
     uint32_t first = chunk * chunk_splits(p, tile.splits);
     uint32_t end = min(first + chunk_splits(p, tile.splits), tile.splits.count);
-    for (uint32_t split = first; split < end; split++) {
+    for (uint32_t split = first; split < end; split += pass<D>::SPLITS) {
         uint32_t begin = split * tile.splits.length;
-        uint32_t n = min(tile.splits.length, tile.splits.n_positions - begin);
+        uint32_t n = min((min(split + pass<D>::SPLITS, end) - split) * tile.splits.length,
+                         tile.splits.n_positions - begin);
         uint64_t at = cache_offset(p, tile.slot, tile.kv_head, begin);
         bool is_first = split == first;
         struct kv_stream<D> q;
-        q.begin(p.keys + at, p.values + at, {begin, n, n, 0});
-        __syncthreads(); /* the last split's shared memory is free */
+        q.begin(p.keys + at, p.values + at, {begin, n, n, 0}, tile.splits.length);
+        __syncthreads(); /* the last pass's shared memory is free */
         if (is_first) {
             reset_state(s.combine);
             if (threadIdx.x == 0)
@@ -313,7 +376,7 @@ run_chunk(const struct attend_params &p, struct batch_shared<D, 0> &s,
                 load_queries<D>(p, s, tile);
         }
         __syncthreads();
-        run_split<D, 0>(q, s, is_first);
+        run_pass<D, 0>(q, s, is_first);
     }
     struct out_regs<D> m = load_out<D, 0>(s);
     combine_and_store<D>(p, s.tile, s.combine, m, chunk);
@@ -338,19 +401,18 @@ static __device__ __forceinline__ void attend_batch(const struct attend_params &
     __shared__ struct batch_shared<D, 0> s;
     __shared__ struct row_tiles row_tiles;
     uint32_t tid = threadIdx.x;
-    for (uint32_t i = tid; i < ATTEND_TILE_QUERIES * SCORE_STRIDE; i += THREADS)
-        s.scores[0][i] = 0; /* weights of queries that a tile lacks */
+    clear_weights<D, 0>(s);
     pdl_wait(p.io);
     if (tid < 32)
-        find_row_tiles(p, row_tiles, p.io.header->n_rows);
+        find_row_tiles(p, row_tiles);
     __syncthreads();
     uint32_t per_row = p.kv_heads * p.tiles_per_kv, n_tiles = per_row * row_tiles.n;
     uint32_t loaded = ~0u; /* the tile whose queries are in shared memory */
     for (uint32_t i = blockIdx.x; i < n_tiles * row_tiles.max_chunks; i += gridDim.x) {
         uint32_t chunk = i / n_tiles, index = i % n_tiles, row_tile = index / per_row;
-        uint32_t row = row_tiles.first_row[row_tile];
-        uint32_t n_rows = row_tiles.first_row[row_tile + 1] - row;
-        struct query_tile tile = query_tile_of(p, row, n_rows, index % per_row);
+        struct query_tile tile =
+            query_tile_of(p, row_tiles.row(row_tile), row_tiles.n_rows(row_tile), index % per_row);
+        tile.index = index; /* partials for the rows that are here */
         if (chunk >= n_chunks(p, tile.splits))
             continue;
         if (!is_short(tile.splits))
@@ -444,10 +506,11 @@ static __device__ __forceinline__ uint64_t item_cache_offset(const struct attend
     return (((uint64_t)page * p.kv_heads + f.tile.kv_head) * PAGE + position % PAGE) * p.row_bytes;
 }
 
-static __device__ __forceinline__ struct split_range split_range_at(const struct fused_item &f,
-                                                                    uint32_t begin) {
+/* Positions from `begin` on, at most n. */
+static __device__ __forceinline__ struct position_range range_at(const struct fused_item &f,
+                                                                 uint32_t begin, uint32_t n) {
     uint32_t end = f.tile.splits.n_positions;
-    struct split_range at = {begin, begin < end ? min(f.tile.splits.length, end - begin) : 0, 0, 0};
+    struct position_range at = {begin, begin < end ? min(n, end - begin) : 0, 0, 0};
     if (f.new_begin > begin)
         at.n_cached = min(at.n, f.new_begin - begin);
     else
@@ -530,14 +593,16 @@ static __device__ __forceinline__ void
 run_item(const struct attend_params &p, struct batch_shared<D, NEW> &s, const struct fused_item &f,
          struct head_regs<D / 64, D> &head) {
     bool is_short_item = D == 64 && is_short(f.tile.splits);
-    for (uint32_t split = f.first; split < f.end; split++) {
-        uint32_t begin = is_short_item ? threadIdx.x / 32 * 16 : split * f.tile.splits.length;
-        struct split_range at = split_range_at(f, begin);
+    for (uint32_t split = f.first; split < f.end; split += pass<D>::SPLITS) {
+        uint32_t length = f.tile.splits.length, splits = min(pass<D>::SPLITS, f.end - split);
+        struct position_range at = is_short_item ? range_at(f, threadIdx.x / 32 * 16, 16)
+                                                 : range_at(f, split * length, splits * length);
+        uint32_t begin = at.begin;
         uint64_t offset = at.n_cached ? item_cache_offset(p, f, begin) : 0;
         struct kv_stream<D> q;
         if (!is_short_item)
-            q.begin(p.keys + offset, p.values + offset, at);
-        __syncthreads(); /* the last split's shared memory is free */
+            q.begin(p.keys + offset, p.values + offset, at, length);
+        __syncthreads(); /* the last pass's shared memory is free */
         if (split == f.first) {
             reset_state(s.combine);
             if (threadIdx.x == 0)
@@ -552,7 +617,7 @@ run_item(const struct attend_params &p, struct batch_shared<D, NEW> &s, const st
                 run_short<NEW>(p, s, f.tile, offset, at);
                 return;
             }
-        run_split<D, NEW>(q, s, split == f.first);
+        run_pass<D, NEW>(q, s, split == f.first);
     }
     struct out_regs<D> m = load_out<D, NEW>(s);
     combine_and_store<D>(p, s.tile, s.combine, m, f.chunk);
@@ -570,8 +635,7 @@ static __device__ __forceinline__ void attend_batch_fused(const struct attend_pa
     uint32_t warp = threadIdx.x / 32, index = blockIdx.x, current = 0;
     struct head_regs<D / 64, D> head;
     struct step_rows r;
-    for (uint32_t i = threadIdx.x; i < ATTEND_TILE_QUERIES * SCORE_STRIDE; i += THREADS)
-        s.scores[0][i] = 0; /* weights of queries that a tile lacks */
+    clear_weights<D, ATTEND_FUSED_ROWS>(s);
     if (warp == 0) {
         r = load_step_rows(p);
         bool is_valid = are_valid(p, r);

@@ -5,7 +5,7 @@
  *   cluster        a group of splits of a query tile, one item after the other
  *   block          a split: K, then V, through a pipeline of 4 stages of 16 KiB
  *   warp 8         the producer: bulk copies, two mbarriers (full, empty) a stage
- *   warps 0 to 7   consumers: of each stage a warp has 16 positions x a slab of 64 columns
+ *   warps 0 to 7   consumers: of K a warp has 16 positions of the split, of V a slab of columns
  *
  * Cluster combine is a reduce-scatter through DSMEM: each block sends every other block its share
  * of the split's O (st.async, counted by an mbarrier), and combines its own share over the R
@@ -39,15 +39,18 @@ struct imax_sum {
 /* R: blocks of a cluster. */
 template <int D, int R> struct decode_shared {
     static constexpr int STAGE_POSITIONS = ATTEND_STAGE_BYTES / (2 * D);
-    static constexpr int SLABS = D / 64, WARPS_PER_SLAB = ATTEND_WARPS / SLABS;
-    static constexpr int MAX_SPLIT = ATTEND_MAX_SPLIT(D);
+    static constexpr int SLABS = D < 128 ? D / 16 : ATTEND_WARPS; /* of columns, in PV */
+    static constexpr int LANE_COLUMNS = D / SLABS / 8;
+    static constexpr int MAX_SPLIT = ATTEND_MAX_SPLIT;
+    static_assert(MAX_SPLIT <= 16 * ATTEND_WARPS, "QK: a warp an M16 tile");
+    static_assert(MAX_SPLIT <= STAGE_POSITIONS * ATTEND_STAGES, "stage_release");
     uint4 stages[ATTEND_STAGES][ATTEND_STAGE_BYTES / 16];
-    uint4 query[D / 16][32];                                     /* B fragments */
-    float weights[ATTEND_TILE_QUERIES][MAX_SPLIT + 16];          /* after softmax */
-    union {                                                      /* one after the other: */
-        float scratch[ATTEND_WARPS][D];                          /* RoPE */
-        float scores[SLABS][ATTEND_TILE_QUERIES][MAX_SPLIT + 4]; /* a slab's part of QK */
-        alignas(16) float pv[WARPS_PER_SLAB][ATTEND_TILE_QUERIES * D];
+    uint2 query[D / 16][32];                             /* B fragments */
+    __half weights[ATTEND_TILE_QUERIES][MAX_SPLIT + 16]; /* after softmax; no bank conflicts */
+    union {                                              /* one after the other: */
+        float scratch[ATTEND_WARPS][D];                  /* RoPE */
+        float scores[ATTEND_TILE_QUERIES][MAX_SPLIT + 4];
+        alignas(16) float pv[ATTEND_TILE_QUERIES * D];
         struct short_shared_if<D> short_context;
     };
     uint4 new_key[D / 8], new_value[D / 8]; /* of the row itself */
@@ -359,7 +362,8 @@ static __device__ __forceinline__ const uint8_t *stage_wait(struct decode_shared
     return (const uint8_t *)s.stages[stage];
 }
 
-/* By every consumer warp. */
+/* By every consumer warp, also by those that did not use it: between two releases of a stage all of
+ * them meet at a barrier, as K and V of a split are no more fills than there are stages. */
 template <int D, int R>
 static __device__ __forceinline__ void stage_release(struct decode_shared<D, R> &s, uint32_t fill) {
     __syncwarp();
@@ -367,40 +371,63 @@ static __device__ __forceinline__ void stage_release(struct decode_shared<D, R> 
         mbarrier_arrive(&s.empty[fill % ATTEND_STAGES]);
 }
 
-/* QK: a warp has an M16 tile of positions and a slab of 64 columns of every stage. */
+/* 64 columns of a position, 4 steps of an MMA, from `at` on (the lane's first column). All
+ * positions start at the same bank: lanes g, g + 1 ... load their steps in different orders. */
+static __device__ __forceinline__ void load_key_steps(uint2 (&x)[4], const uint8_t *at,
+                                                      uint32_t g) {
+#pragma unroll
+    for (uint32_t i = 0; i < 4; i++)
+        x[i] = *(const uint2 *)(at + (i ^ g % 4) * 32);
+#pragma unroll
+    for (int i = 0; i < 4; i += 2) {
+        uint2 a = x[i], b = x[i + 1];
+        x[i] = g & 1 ? b : a, x[i + 1] = g & 1 ? a : b;
+    }
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+        uint2 a = x[i], b = x[i + 2];
+        x[i] = g & 2 ? b : a, x[i + 2] = g & 2 ? a : b;
+    }
+}
+
+/* QK: a warp has an M16 tile of the split's positions. */
 template <int D, int R>
 static __device__ __forceinline__ void qk(struct decode_shared<D, R> &s, const struct item &item,
                                           uint32_t &fill, uint32_t phase_offset) {
     uint32_t lane = threadIdx.x % 32, warp = threadIdx.x / 32, g = lane / 4, t = lane % 4;
-    uint32_t slab = warp % s.SLABS, m_tile = warp / s.SLABS, offset = (m_tile * 16 + g) * (2 * D);
-    for (uint32_t base = 0; base < item.n; base += s.STAGE_POSITIONS, fill++) {
-        const uint8_t *keys =
-            stage_wait<D, R>(s, fill, phase_offset) + offset + slab * 128 + t * 16;
-        uint32_t first = base + m_tile * 16;
-        if (first < item.n) {
-            bool has_new = item.has_new && (item.n - 1) / 16 == first / 16;
-            /* All positions start at the same bank: odd ones load their upper 32 columns first. */
-            const uint8_t *one = keys + g % 2 * 64, *two = keys + (g + 1) % 2 * 64;
-            uint4 x[2] = {*(const uint4 *)one, *(const uint4 *)two};
-            uint4 y[2] = {*(const uint4 *)(one + 8 * (2 * D)), *(const uint4 *)(two + 8 * (2 * D))};
-            float c[4][4] = {};
+    uint32_t first = warp * 16, stage = first / s.STAGE_POSITIONS;
+    uint32_t stages = (item.n + s.STAGE_POSITIONS - 1) / s.STAGE_POSITIONS;
+    for (uint32_t i = 0; i < stages;
+         i++) /* V is copied there when the stage's own warps are done */
+        if (i != stage)
+            stage_release<D, R>(s, fill + i);
+    if (first < item.n) {
+        const uint8_t *keys = stage_wait<D, R>(s, fill + stage, phase_offset) +
+                              (first % s.STAGE_POSITIONS + g) * (2 * D) + t * 8;
+        bool has_new = item.has_new && (item.n - 1) / 16 == warp;
+        float c[4] = {};
 #pragma unroll
-            for (uint32_t b = 0; b < 2; b++) {
-                uint4 k0 = g % 2 == b ? x[0] : x[1], k8 = g % 2 == b ? y[0] : y[1];
+        for (uint32_t slab = 0; slab < D / 64; slab++) {
+            uint2 k0[4], k8[4];
+            load_key_steps(k0, keys + slab * 128, g);
+            load_key_steps(k8, keys + slab * 128 + 8 * (2 * D), g);
+#pragma unroll
+            for (uint32_t b = 0; b < 4; b++) {
                 if (has_new) {
-                    uint4 own = s.new_key[slab * 8 + b * 4 + t];
-                    k0 = first + g == item.n - 1 ? own : k0;
-                    k8 = first + g + 8 == item.n - 1 ? own : k8;
+                    uint2 own = ((const uint2 *)s.new_key)[(slab * 4 + b) * 4 + t];
+                    k0[b] = first + g == item.n - 1 ? own : k0[b];
+                    k8[b] = first + g + 8 == item.n - 1 ? own : k8[b];
                 }
-                uint32_t block = 2 * (slab * 2 + b);
-                qk_mma(c, k0, k8, s.query[block][lane], s.query[block + 1][lane]);
+                qk_mma(c, k0[b], k8[b], s.query[slab * 4 + b][lane]);
             }
-#pragma unroll
-            for (int k = 0; k < 4; k++)
-                s.scores[slab][2 * t + k % 2][first + g + k / 2 * 8] = qk_score(c, k);
         }
-        stage_release<D, R>(s, fill);
+#pragma unroll
+        for (int k = 0; k < 4; k++)
+            s.scores[2 * t + k % 2][first + g + k / 2 * 8] = c[k];
     }
+    if (stage < stages)
+        stage_release<D, R>(s, fill + stage);
+    fill += stages;
 }
 
 /* A bijection of the bits of a float that orders them as int; its own inverse. */
@@ -408,33 +435,29 @@ static __device__ __forceinline__ int ordered_int(int bits) {
     return bits ^ (bits >> 31 & 0x7fffffff);
 }
 
-/* Softmax: warp q adds the slabs of query q's scores and turns them into weights, in the order of
- * attend_split.cuh's softmax(); (max, sum) goes to all blocks of the cluster where they combine. */
+/* Softmax: warp q turns query q's scores into weights, in the order of attend_batch.cu's
+ * softmax(); (max, sum) goes to all blocks of the cluster where they combine. */
 template <int D, int R>
 static __device__ __forceinline__ void softmax(struct decode_shared<D, R> &s, uint32_t n,
                                                uint32_t q, bool is_combined, uint32_t buffer) {
     uint32_t lane = threadIdx.x % 32;
-    float x[s.MAX_SPLIT / 32], max = -INFINITY, sum = 0, factor = s.score_factor[q];
+    float2 x[s.MAX_SPLIT / 64];
+    float max = -INFINITY, sum = 0, factor = s.score_factor[q];
 #pragma unroll
-    for (int i = 0; i < s.MAX_SPLIT / 32; i++) {
-        if (32 * i >= n)
-            break;
-        float score = s.scores[0][q][lane + 32 * i];
-#pragma unroll
-        for (int k = 1; k < s.SLABS; k++)
-            score += s.scores[k][q][lane + 32 * i];
-        x[i] = lane + 32 * i < n ? __fmul_rn(score, factor) : -INFINITY;
-        max = fmaxf(max, x[i]);
+    for (int i = 0; i < s.MAX_SPLIT / 64; i++) {
+        uint32_t position = 2 * lane + 64 * i;
+        float2 score = *(const float2 *)&s.scores[q][position];
+        x[i].x = position < n ? score.x : -INFINITY;
+        x[i].y = position + 1 < n ? score.y : -INFINITY;
+        max = fmaxf(max, fmaxf(x[i].x, x[i].y));
     }
     int order = __reduce_max_sync(0xffffffffu, ordered_int(__float_as_int(max)));
-    max = ceilf(__int_as_float(ordered_int(order)));
+    max = rounded_max(__int_as_float(ordered_int(order)), factor);
 #pragma unroll
-    for (int i = 0; i < s.MAX_SPLIT / 32; i++) {
-        if (32 * i >= n)
-            break;
-        x[i] = lane + 32 * i < n ? exp2f(__fsub_rn(x[i], max)) : 0.0f;
-        sum += x[i];
-        s.weights[q][lane + 32 * i] = x[i];
+    for (int i = 0; i < s.MAX_SPLIT / 64; i++) {
+        x[i].x = softmax_weight(x[i].x, factor, max), x[i].y = softmax_weight(x[i].y, factor, max);
+        sum += x[i].x + x[i].y;
+        *(uint32_t *)&s.weights[q][2 * lane + 64 * i] = f16x2_of(x[i].x, x[i].y);
     }
     sum = warp_sum(sum);
     float most = 1 << 29;
@@ -446,36 +469,39 @@ static __device__ __forceinline__ void softmax(struct decode_shared<D, R> &s, ui
                  dsmem_addr(&s.shares_full[buffer], lane));
 }
 
-/* PV: a warp has a slab of 64 columns and 16 positions of every stage. */
+/* PV: a warp has a slab of columns of all positions. */
 template <int D, int R>
 static __device__ __forceinline__ void pv(struct decode_shared<D, R> &s, const struct item &item,
                                           uint32_t &fill, uint32_t phase_offset) {
-    uint32_t lane = threadIdx.x % 32, warp = threadIdx.x / 32, g = lane / 4, t = lane % 4;
-    uint32_t slab = warp % s.SLABS, in_slab = warp / s.SLABS;
-    uint32_t offset = (in_slab * 16 + 4 * t) * (2 * D) + slab * 128 + g * 16;
-    float c[8][4] = {};
+    constexpr int C = s.LANE_COLUMNS;
+    uint32_t lane = threadIdx.x % 32, slab = threadIdx.x / 32, g = lane / 4, t = lane % 4;
+    uint32_t column = slab * (D / s.SLABS) + g * C, offset = 4 * t * (2 * D) + column * 2;
+    float c[C][4] = {};
     for (uint32_t base = 0; base < item.n; base += s.STAGE_POSITIONS, fill++) {
         const uint8_t *values = stage_wait<D, R>(s, fill, phase_offset) + offset;
-        uint32_t first = base + in_slab * 16;
-        if (first < item.n) {
-            uint4 v[4];
+        uint32_t end = slab < s.SLABS ? min(item.n, base + s.STAGE_POSITIONS) : 0;
+#pragma unroll 2
+        for (uint32_t first = base; first < end; first += 16, values += 16 * (2 * D)) {
+            struct v_columns<C> v[4];
 #pragma unroll
             for (int r = 0; r < 4; r++)
-                v[r] = *(const uint4 *)(values + r * (2 * D));
+                v[r] = load_v_columns<C>(values + r * (2 * D));
             if (first + 16 > item.n_cached) { /* not copied there: 0 times it must be 0 */
-                uint4 own = s.new_value[slab * 8 + g], none = make_uint4(0, 0, 0, 0);
+                struct v_columns<C> own = load_v_columns<C>((const __half *)s.new_value + column),
+                                    none = {};
 #pragma unroll
                 for (uint32_t r = 0; r < 4; r++) {
                     uint32_t position = first + 4 * t + r;
-                    v[r] = position < item.n_cached ? v[r] : position < item.n ? own : none;
+                    if (position >= item.n_cached)
+                        v[r] = position < item.n ? own : none;
                 }
             }
-            pv_mma(c, v, *(const float4 *)&s.weights[g][first + 4 * t]);
+            pv_mma<C>(c, v, *(const uint2 *)&s.weights[g][first + 4 * t]);
         }
         stage_release<D, R>(s, fill);
     }
-    if (g < item.n_queries)
-        store_pv(c, (float4 *)&s.pv[in_slab][g * D + slab * 64 + t * 16]);
+    if (slab < s.SLABS && g < item.n_queries)
+        store_pv<C>(c, &s.pv[g * D + slab * (D / s.SLABS) + t * 2 * C]);
 }
 
 template <int D, int R>
@@ -524,19 +550,6 @@ static __device__ __forceinline__ void store_out(const struct attend_params &p,
     p.out[(uint64_t)item.first_head * D + e] = a.x * rcp_approx(a.all.sum);
 }
 
-/* Values e to e + 3 of the split's O: sums of the warps of a slab. */
-template <int D, int R>
-static __device__ __forceinline__ float4 sum_warps(const struct decode_shared<D, R> &s,
-                                                   uint32_t e) {
-    float4 x = *(const float4 *)&s.pv[0][e];
-#pragma unroll
-    for (int k = 1; k < s.WARPS_PER_SLAB; k++) {
-        float4 y = *(const float4 *)&s.pv[k][e];
-        x.x += y.x, x.y += y.y, x.z += y.z, x.w += y.w;
-    }
-    return x;
-}
-
 /* The output where there is one split. */
 template <int D, int R>
 static __device__ __forceinline__ void store_one_split(const struct attend_params &p,
@@ -544,7 +557,7 @@ static __device__ __forceinline__ void store_one_split(const struct attend_param
                                                        const struct item &item) {
 #pragma unroll 1
     for (uint32_t e = 4 * threadIdx.x; e < item.n_queries * D; e += 4 * THREADS) {
-        float4 x = sum_warps<D, R>(s, e);
+        float4 x = *(const float4 *)&s.pv[e];
         const float *values = (const float *)&x;
 #pragma unroll
         for (int i = 0; i < 4; i++) {
@@ -564,7 +577,7 @@ static __device__ __forceinline__ void send_shares(struct decode_shared<D, R> &s
     float inverse = __frcp_rn((float)item.n_queries);
 #pragma unroll 1
     for (uint32_t e = 4 * threadIdx.x; e < item.n_queries * D; e += 4 * THREADS) {
-        float4 x = sum_warps<D, R>(s, e);
+        float4 x = *(const float4 *)&s.pv[e];
         uint32_t to = (uint32_t)(((float)(e / (D / R)) + 0.5f) * inverse); /* e / share */
         st_async(dsmem_addr(&s.shares[buffer][rank * share + e - to * share], to), x,
                  dsmem_addr(&s.shares_full[buffer], to));
@@ -709,7 +722,7 @@ run_short(const struct attend_params &p, struct decode_shared<64, R> &s, const s
 #pragma unroll
         for (uint32_t i = 0; i < 2; i++) {
             const uint8_t *key = keys + (g + 8 * i) * ROW;
-            from.key[i] = (g + 8 * i < own ? key : (const uint8_t *)s.new_key) + t * 16;
+            from.key[i] = (g + 8 * i < own ? key : (const uint8_t *)s.new_key) + t * 8;
         }
 #pragma unroll
         for (uint32_t i = 0; i < 4; i++) {
@@ -783,8 +796,8 @@ static __device__ __forceinline__ void attend_decode(const struct attend_params 
         return;
     }
     struct item item = item_tile(p, blockIdx.x / R);
-    for (uint32_t i = tid; i < sizeof s.weights / sizeof(float); i += THREADS)
-        s.weights[0][i] = 0; /* of queries that the tile lacks */
+    for (uint32_t i = tid; i < sizeof s.weights / sizeof(uint32_t); i += THREADS)
+        ((uint32_t *)s.weights)[i] = 0; /* of queries that the tile lacks */
     cluster_arrive();
     cluster_wait();    /* all blocks' mbarriers are initialised */
     if (tid < D / 8) { /* into L1, before they are needed */

@@ -1,11 +1,11 @@
 /* attend_fallback.cu - ATTEND of all widths and cache types that attend_batch.cu has not, by plain
- * fp32 arithmetic; and the kernel before both, which fills the KV cache.
+ * fp32 arithmetic; and the kernel before all that have many rows, which fills the KV cache.
  *
- * attend_rope_store      a warp a head of a row: queries normed and rotated to memory; keys, normed
- *                        and rotated, and values into the cache, encoded as its type.
- * attend_fallback_TYPE   blocks loop over (query tile of one row, chunk of splits). QK: a warp has
- *                        four positions at a time; PV: a thread has two columns. Partials are
- *                        combined as attend_split.cuh says. */
+ * attend_rope_store      a warp a head of a row: queries normed and rotated to memory, for tensor
+ *                        cores scaled and rounded to fp16; keys, normed and rotated, and values
+ * into the cache, encoded as its type. Clears the counters of attend_wide.cu. attend_fallback_TYPE
+ * blocks loop over (query tile of one row, chunk of splits). QK: a warp has four positions at a
+ * time; PV: a thread has two columns. Partials are combined as attend_split.cuh says. */
 #include "backend/cuda/kernels/attend_split.cuh"
 #include "quant/q4_0.h"
 #include "quant/q8_0.h"
@@ -78,6 +78,26 @@ static __device__ void encode(const struct attend_params &p, uint8_t *to, const 
     }
 }
 
+/* A query into memory: as it is, or as pack_query() has it. */
+template <class Regs>
+static __device__ __forceinline__ void store_query(const struct attend_params &p, const Regs &regs,
+                                                   uint64_t head) {
+    uint32_t lane = threadIdx.x % 32;
+    if (!p.query_factors) {
+        regs.store(p, (float *)p.queries + head * p.head_width);
+        return;
+    }
+    int up = query_exponent(regs.x);
+    float factor = __int_as_float((127 + up) << 23);
+    uint32_t *to = (uint32_t *)((__half *)p.queries + head * p.head_width) + lane;
+#pragma unroll
+    for (int m = 0; m < ATTEND_MAX_WIDTH / 64; m++)
+        if (regs.has(p, m))
+            to[32 * m] = f16x2_of(regs.x[m].x * factor, regs.x[m].y * factor);
+    if (lane == 0)
+        p.query_factors[head] = score_factor_of(p, up);
+}
+
 extern "C" __global__ void __launch_bounds__(THREADS)
     attend_rope_store(const __grid_constant__ struct attend_params p) {
     __shared__ float scratch[ATTEND_WARPS][ATTEND_MAX_WIDTH];
@@ -86,6 +106,9 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     uint32_t warp = threadIdx.x / 32, d = p.head_width;
     uint32_t heads = p.heads + 2 * p.kv_heads, items = p.io.header->n_rows * heads;
     float *x = scratch[warp];
+    for (uint32_t i = blockIdx.x * THREADS + threadIdx.x; i < p.n_wide_work;
+         i += gridDim.x * THREADS)
+        p.wide_work[i] = 0;
     for (uint32_t i = blockIdx.x * ATTEND_WARPS + warp; i < items; i += gridDim.x * ATTEND_WARPS) {
         uint32_t row = i / heads, head = i % heads;
         const float *in = p.in + row * p.in_stride;
@@ -95,7 +118,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
             regs.load(p, in + head * p.q_stride, row);
             regs.load_norm(p, p.q_norm);
             regs.norm_and_rotate(p, p.q_norm, row, x);
-            regs.store(p, p.queries + ((uint64_t)row * p.heads + head) * d);
+            store_query(p, regs, (uint64_t)row * p.heads + head);
         } else if (head < p.heads + p.kv_heads) {
             head -= p.heads;
             regs.load(p, in + p.k_column + head * d, row);
@@ -242,7 +265,8 @@ static __device__ __forceinline__ void attend_fallback(const struct attend_param
         struct query_tile tile = query_tile_of(p, index / per_row, 1, index % per_row);
         if (chunk >= n_chunks(p, tile.splits))
             continue;
-        const float *query = p.queries + ((uint64_t)tile.row * p.heads + tile.first_head) * d;
+        const float *query =
+            (const float *)p.queries + ((uint64_t)tile.row * p.heads + tile.first_head) * d;
         __syncthreads();
         reset_state(s.combine);
         for (uint32_t e = tid; e < tile.n_queries * d; e += THREADS)

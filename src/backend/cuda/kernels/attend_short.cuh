@@ -15,8 +15,7 @@ struct short_shared {
     static constexpr int SPLITS = ATTEND_SHORT_POSITIONS(64) / 16;
     static_assert(SPLITS <= ATTEND_WARPS, "a warp each");
     alignas(16) struct max_sum state[SPLITS][ATTEND_TILE_QUERIES];
-    /* For odd pairs of queries positions 8 to 15 come first: no bank conflicts. */
-    alignas(16) float weights[SPLITS][ATTEND_TILE_QUERIES][16];
+    alignas(16) __half weights[SPLITS][ATTEND_TILE_QUERIES][16];
     alignas(16) float pv[SPLITS][ATTEND_TILE_QUERIES * 64];
 };
 
@@ -24,7 +23,7 @@ struct short_shared {
 template <int D> struct short_shared_if {};
 template <> struct short_shared_if<64> { struct short_shared s; };
 
-/* A lane's addresses: keys of positions g and g + 8, from column 8 t on; values of positions 4 t to
+/* A lane's addresses: keys of positions g and g + 8, from column 4 t on; values of positions 4 t to
  * 4 t + 3, from column 8 g on. Masked positions may point at any that is visible. */
 struct short_kv {
     const uint8_t *key[2], *value[4];
@@ -42,27 +41,26 @@ static __device__ __forceinline__ float over_positions(float x, bool is_max) {
 
 /* Scores become weights; returns those of query g at positions 4 t to 4 t + 3. Queries 2 t and
  * 2 t + 1 see `visible` positions of the split. */
-static __device__ __forceinline__ float4 short_softmax(struct short_shared &s,
-                                                       const float (&score)[4],
-                                                       const float *factors, uint32_t split,
-                                                       const uint32_t (&visible)[2]) {
-    float(*weights)[16] = s.weights[split];
+static __device__ __forceinline__ uint2 short_softmax(struct short_shared &s,
+                                                      const float (&score)[4], const float *factors,
+                                                      uint32_t split,
+                                                      const uint32_t (&visible)[2]) {
+    __half(*weights)[16] = s.weights[split];
     uint32_t lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
     float2 factor = *(const float2 *)&factors[2 * t];
     float x[4];
     struct max_sum part[2];
 #pragma unroll
     for (int k = 0; k < 4; k++)
-        x[k] = g + k / 2 * 8 < visible[k % 2] ? __fmul_rn(score[k], k % 2 ? factor.y : factor.x)
-                                              : -INFINITY;
+        x[k] = g + k / 2 * 8 < visible[k % 2] ? score[k] : -INFINITY;
 #pragma unroll
     for (int q = 0; q < 2; q++)
-        part[q].max = ceilf(over_positions(fmaxf(x[q], x[q + 2]), true));
+        part[q].max =
+            rounded_max(over_positions(fmaxf(x[q], x[q + 2]), true), q ? factor.y : factor.x);
 #pragma unroll
     for (int k = 0; k < 4; k++) {
-        float weight = exp2f(__fsub_rn(x[k], part[k % 2].max));
-        x[k] = g + k / 2 * 8 < visible[k % 2] ? weight : 0.0f;
-        weights[2 * t + k % 2][(g + k / 2 * 8) ^ (t % 2 * 8)] = x[k];
+        x[k] = softmax_weight(x[k], k % 2 ? factor.y : factor.x, part[k % 2].max);
+        weights[2 * t + k % 2][g + k / 2 * 8] = __float2half_rn(x[k]);
     }
 #pragma unroll
     for (int q = 0; q < 2; q++)
@@ -71,32 +69,29 @@ static __device__ __forceinline__ float4 short_softmax(struct short_shared &s,
         *(float4 *)&s.state[split][2 * t] =
             make_float4(part[0].max, part[0].sum, part[1].max, part[1].sum);
     __syncwarp();
-    return *(const float4 *)&weights[g][(4 * t) ^ (g / 2 % 2 * 8)];
+    return *(const uint2 *)&weights[g][4 * t];
 }
 
 /* QK, softmax and PV of this warp's split. `wait_values` is called before values are read. */
 template <class Wait>
 static __device__ __forceinline__ void
-short_split(struct short_shared &s, const struct short_kv &from, const uint4 (*query)[32],
+short_split(struct short_shared &s, const struct short_kv &from, const uint2 (*query)[32],
             const float *factors, uint32_t n_queries, const uint32_t (&visible)[2],
             Wait wait_values) {
     uint32_t lane = threadIdx.x % 32, split = threadIdx.x / 32, g = lane / 4, t = lane % 4;
-    float qk[4][4] = {}, pv[8][4] = {}, score[4];
+    float score[4] = {}, pv[8][4] = {};
 #pragma unroll
-    for (int b = 0; b < 2; b++)
-        qk_mma(qk, *(const uint4 *)(from.key[0] + b * 64), *(const uint4 *)(from.key[1] + b * 64),
-               query[2 * b][lane], query[2 * b + 1][lane]);
-#pragma unroll
-    for (int k = 0; k < 4; k++)
-        score[k] = qk_score(qk, k);
+    for (int b = 0; b < 4; b++)
+        qk_mma(score, *(const uint2 *)(from.key[0] + b * 32),
+               *(const uint2 *)(from.key[1] + b * 32), query[b][lane]);
     wait_values();
-    uint4 v[4];
+    struct v_columns<8> v[4];
 #pragma unroll
     for (int r = 0; r < 4; r++)
-        v[r] = *(const uint4 *)from.value[r];
-    pv_mma(pv, v, short_softmax(s, score, factors, split, visible));
+        v[r] = load_v_columns<8>(from.value[r]);
+    pv_mma<8>(pv, v, short_softmax(s, score, factors, split, visible));
     if (g < n_queries)
-        store_pv(pv, (float4 *)&s.pv[split][g * 64 + t * 16]);
+        store_pv<8>(pv, &s.pv[split][g * 64 + t * 16]);
 }
 
 /* Values e to e + 3 of the tile's output: all splits combined, divided by the sum. */

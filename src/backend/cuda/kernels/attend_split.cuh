@@ -86,37 +86,47 @@ static __device__ uint32_t max_chunks(const struct attend_params &p, uint32_t n_
 
 /* Up to tile_rows consecutive rows of a segment share their query tiles. */
 struct row_tiles {
-    uint16_t
-        *first_row; /* (max_rows + 1), dynamic shared memory: in order; after the last: n_rows */
+    uint16_t *tile; /* (max_rows), dynamic shared memory: first row, and how many less one */
     uint32_t n, max_chunks;
+    static_assert(ATTEND_MAX_ROWS <= 4096 && ATTEND_TILE_QUERIES <= 16, "12 and 4 bits");
+
+    __device__ __forceinline__ uint32_t row(uint32_t i) const {
+        return tile[i] & 4095u;
+    }
+
+    __device__ __forceinline__ uint32_t n_rows(uint32_t i) const {
+        return (tile[i] >> 12) + 1u;
+    }
 };
 
-/* By one warp. A tile ends where the length of splits changes. */
-static __device__ void find_row_tiles(const struct attend_params &p, struct row_tiles &tiles,
-                                      uint32_t n_rows) {
-    extern __shared__ uint16_t first_row[];
-    uint32_t lane = threadIdx.x % 32, count = 0, most = 0;
-    for (uint32_t base = 0; base < n_rows; base += 32) {
-        uint32_t row = base + lane;
-        bool is_first = false;
-        if (row < n_rows) {
-            struct io_row at = p.io.rows[row];
-            uint32_t offset = row - p.io.segments[at.segment].first_row;
-            struct split_layout l = split_layout_of(p, at.position);
-            is_first =
-                offset % p.tile_rows == 0 || l.length != split_layout_of(p, at.position - 1).length;
-            most = max(most, n_chunks(p, l));
+/* By one warp, a lane a segment; without those that attend_wide.cu has. */
+static __device__ void find_row_tiles(const struct attend_params &p, struct row_tiles &tiles) {
+    extern __shared__ uint16_t row_tile_table[];
+    uint32_t lane = threadIdx.x % 32, count = 0, most = 0, segments = p.io.header->n_segments;
+    for (uint32_t base = 0; base < segments; base += 32) {
+        struct io_segment s = {};
+        struct row_tile t;
+        if (base + lane < segments)
+            s = p.io.segments[base + lane];
+        if (p.wide_rows && s.n_rows >= ATTEND_WIDE_ROWS)
+            s.n_rows = 0;
+        uint32_t n = walk_row_tiles(p, s, p.tile_rows, ~0u, &t), end = n;
+        if (n)
+            most = max(most, n_chunks(p, split_layout_of(p, s.first_position + s.n_rows - 1)));
+        for (uint32_t i = 1; i < 32; i *= 2) {
+            uint32_t other = __shfl_up_sync(0xffffffffu, end, i);
+            end += lane >= i ? other : 0;
         }
-        uint32_t mask = __ballot_sync(0xffffffffu, is_first);
-        if (is_first)
-            first_row[count + __popc(mask & ((1u << lane) - 1))] = (uint16_t)row;
-        count += __popc(mask);
+        for (uint32_t i = 0; i < n; i++) {
+            walk_row_tiles(p, s, p.tile_rows, i, &t);
+            row_tile_table[count + end - n + i] =
+                (uint16_t)((s.first_row + t.first) | (t.n - 1) << 12);
+        }
+        count += __shfl_sync(0xffffffffu, end, 31);
     }
     most = __reduce_max_sync(0xffffffffu, most);
-    if (lane == 0) {
-        first_row[count] = (uint16_t)n_rows;
-        tiles = {first_row, count, most};
-    }
+    if (lane == 0)
+        tiles.tile = row_tile_table, tiles.n = count, tiles.max_chunks = most;
 }
 
 /* ---- combining partials ---------------------------------------------------------------------- */

@@ -64,6 +64,14 @@ static __device__ __forceinline__ void cp_async_16(uint32_t to, const void *from
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");
 }
 
+/* Zeros instead where it is not wanted; `from` must be an address all the same. */
+static __device__ __forceinline__ void cp_async_16_or_zero(uint32_t to, const void *from,
+                                                           bool is_wanted) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from),
+                 "r"(is_wanted ? 16 : 0)
+                 : "memory");
+}
+
 static __device__ __forceinline__ void cp_async_4(uint32_t to, const void *from) {
     asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(to), "l"(from) : "memory");
 }
@@ -113,6 +121,13 @@ static __device__ __forceinline__ void mbarrier_expect_tx(uint32_t barrier, uint
 static __device__ __forceinline__ void mbarrier_arrive(uint32_t barrier) {
 #if __CUDA_ARCH__ >= 900
     asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
+#endif
+}
+
+/* Arrives when this thread's cp.async so far are complete. */
+static __device__ __forceinline__ void cp_async_arrive(uint32_t barrier) {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(barrier) : "memory");
 #endif
 }
 
@@ -212,6 +227,8 @@ static __device__ __forceinline__ void st_async(uint32_t to, uint2 x, uint32_t b
  * pdl_wait where .nc loads would sink below it (and after one where .nc loads would rise above
  * it). */
 LOAD4(ld_no_allocate, uint4, "r", "ld.global.L1::no_allocate.v4.u32")
+LOAD2(ld_no_allocate_u32x2, uint2, "r", "ld.global.L1::no_allocate.v2.u32")
+LOAD1(ld_no_allocate_u32, uint32_t, "r", "ld.global.L1::no_allocate.u32")
 LOAD1(ld_no_allocate_f32, float, "f", "ld.global.L1::no_allocate.f32")
 LOAD4(ld_no_allocate_f32x4, float4, "f", "ld.global.L1::no_allocate.v4.f32")
 /* Through L1. */
@@ -311,6 +328,16 @@ static __device__ __forceinline__ void named_barrier_sync(uint32_t threads) {
 /* Any barrier of a block, 1 to 15, of so many of its threads. */
 static __device__ __forceinline__ void any_barrier_sync(uint32_t barrier, uint32_t threads) {
     asm volatile("bar.sync %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
+}
+
+static __device__ __forceinline__ uint32_t ld_acquire(const uint32_t *p) {
+    uint32_t x;
+    asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(x) : "l"(p) : "memory");
+    return x;
+}
+
+static __device__ __forceinline__ void st_release(uint32_t *p, uint32_t x) {
+    asm volatile("st.release.gpu.global.u32 [%0], %1;" ::"l"(p), "r"(x) : "memory");
 }
 
 /* ---- arithmetic ------------------------------------------------------------------------------ */
@@ -440,5 +467,110 @@ static __device__ __forceinline__ void mma_m16n8k16_f16(float (&c)[4], uint32_t 
         : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
         : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
 }
+
+/* ---- wgmma and setmaxnreg: sm_90a alone ------------------------------------------------------ */
+
+#if __CUDA_ARCH_FEAT_SM90_ALL
+template <int N> static __device__ __forceinline__ void setmaxnreg_inc(void) {
+    asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(N));
+}
+
+template <int N> static __device__ __forceinline__ void setmaxnreg_dec(void) {
+    asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(N));
+}
+
+/* Before the first wgmma after other instructions wrote its registers. */
+static __device__ __forceinline__ void wgmma_fence(void) {
+    asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
+}
+
+static __device__ __forceinline__ void wgmma_commit(void) {
+    asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
+}
+
+/* All but the N youngest groups are complete. */
+template <int N> static __device__ __forceinline__ void wgmma_wait(void) {
+    asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(N) : "memory");
+}
+
+#define WGMMA_R4(c, i) "+f"(c[i]), "+f"(c[i + 1]), "+f"(c[i + 2]), "+f"(c[i + 3])
+#define WGMMA_R8(c, i) WGMMA_R4(c, i), WGMMA_R4(c, i + 4)
+#define WGMMA_R16(c, i) WGMMA_R8(c, i), WGMMA_R8(c, i + 8)
+#define WGMMA_R32(c, i) WGMMA_R16(c, i), WGMMA_R16(c, i + 16)
+
+/* c = or += a * b^T: rows of 16 columns in shared memory, 64 of a, as many of b as c has columns.
+ */
+template <bool ADDS>
+static __device__ __forceinline__ void wgmma_f16(float (&c)[8], uint64_t a, uint64_t b) {
+    asm volatile("{\n"
+                 ".reg .pred p;\n"
+                 "setp.ne.b32 p, %10, 0;\n"
+                 "wgmma.mma_async.sync.aligned.m64n16k16.f32.f16.f16 "
+                 "{%0, %1, %2, %3, %4, %5, %6, %7}, "
+                 "%8, %9, p, 1, 1, 0, 0;\n"
+                 "}"
+                 : WGMMA_R8(c, 0)
+                 : "l"(a), "l"(b), "n"(ADDS));
+}
+
+template <bool ADDS>
+static __device__ __forceinline__ void wgmma_f16(float (&c)[16], uint64_t a, uint64_t b) {
+    asm volatile("{\n"
+                 ".reg .pred p;\n"
+                 "setp.ne.b32 p, %18, 0;\n"
+                 "wgmma.mma_async.sync.aligned.m64n32k16.f32.f16.f16 "
+                 "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15}, "
+                 "%16, %17, p, 1, 1, 0, 0;\n"
+                 "}"
+                 : WGMMA_R16(c, 0)
+                 : "l"(a), "l"(b), "n"(ADDS));
+}
+
+template <bool ADDS>
+static __device__ __forceinline__ void wgmma_f16(float (&c)[32], uint64_t a, uint64_t b) {
+    asm volatile("{\n"
+                 ".reg .pred p;\n"
+                 "setp.ne.b32 p, %34, 0;\n"
+                 "wgmma.mma_async.sync.aligned.m64n64k16.f32.f16.f16 "
+                 "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
+                 "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31}, "
+                 "%32, %33, p, 1, 1, 0, 0;\n"
+                 "}"
+                 : WGMMA_R32(c, 0)
+                 : "l"(a), "l"(b), "n"(ADDS));
+}
+
+template <bool ADDS>
+static __device__ __forceinline__ void wgmma_f16(float (&c)[64], uint64_t a, uint64_t b) {
+    asm volatile("{\n"
+                 ".reg .pred p;\n"
+                 "setp.ne.b32 p, %66, 0;\n"
+                 "wgmma.mma_async.sync.aligned.m64n128k16.f32.f16.f16 "
+                 "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
+                 "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "
+                 "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "
+                 "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63}, "
+                 "%64, %65, p, 1, 1, 0, 0;\n"
+                 "}"
+                 : WGMMA_R32(c, 0), WGMMA_R32(c, 32)
+                 : "l"(a), "l"(b), "n"(ADDS));
+}
+
+/* c = or += a * b: a (64 x 16) in registers, b 16 rows of 64 columns in shared memory. */
+template <bool ADDS>
+static __device__ __forceinline__ void wgmma_f16(float (&c)[32], const uint32_t (&a)[4],
+                                                 uint64_t b) {
+    asm volatile("{\n"
+                 ".reg .pred p;\n"
+                 "setp.ne.b32 p, %37, 0;\n"
+                 "wgmma.mma_async.sync.aligned.m64n64k16.f32.f16.f16 "
+                 "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
+                 "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31}, "
+                 "{%32, %33, %34, %35}, %36, p, 1, 1, 1;\n"
+                 "}"
+                 : WGMMA_R32(c, 0)
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "n"(ADDS));
+}
+#endif
 
 #endif

@@ -2,7 +2,8 @@
  *
  *   fp16 cache, heads of 64, 128, 256   1 row          attend_decode_*       (sm_90 and later)
  *                                       up to 32       attend_batch_fused_*
- *                                       more           attend_rope_store, attend_batch_*
+ *                                       more           attend_rope_store, attend_batch_*,
+ *                                                      attend_wide_*         (sm_90 alone)
  *   everything else                                    attend_rope_store, attend_fallback_* */
 #include "backend/cuda/ops/attend.h"
 
@@ -64,7 +65,7 @@ static struct attend_params params_of(struct recorder *r, const struct op_attend
 static void plan_tensor_splits(struct attend_params *p) {
     p->short_positions = ATTEND_SHORT_POSITIONS(p->head_width);
     p->min_split_shift = p->head_width > 128 ? 5 : 6;
-    p->max_split_shift = ATTEND_MAX_SPLIT(p->head_width) == 128 ? 7 : 8;
+    p->max_split_shift = 7;
     p->group_splits =
         p->kv_heads * p->tiles_per_kv > 16 ? ATTEND_GROUP_SPLITS / 2 : ATTEND_GROUP_SPLITS;
 }
@@ -89,7 +90,10 @@ static uint32_t max_splits(const struct attend_params *p) {
 static void plan_partials(struct recorder *r, struct attend_params *p) {
     uint32_t splits = max_splits(p), groups = div_up(splits, p->group_splits);
     uint32_t queries = p->tiles_per_kv > 1 ? ATTEND_TILE_QUERIES : p->q_per_kv * p->tile_rows;
-    uint64_t tiles = (uint64_t)r->plan->max_rows * p->kv_heads * p->tiles_per_kv;
+    uint64_t rows = r->plan->max_rows, short_rows = (uint64_t)p->n_slots * (ATTEND_WIDE_ROWS - 1);
+    if (p->wide_rows && rows > short_rows) /* longer segments leave no partials */
+        rows = short_rows;
+    uint64_t tiles = rows * p->kv_heads * p->tiles_per_kv;
     p->partial_floats = (queries * (p->head_width + 2) + 3) / 4 * 4;
     uint64_t bytes = tiles * (splits + groups) * p->partial_floats * sizeof(float);
     bool is_split_each =
@@ -150,22 +154,37 @@ static int launch_rope_store(struct recorder *r, const struct attend_params *p) 
     return recorder_launch(r, &launch, p, sizeof *p);
 }
 
+/* Prompts: a block an SM. The tiles of a segment are one more than its rows fill for every length
+ * of splits, of which there are up to four. */
+static int launch_wide(struct recorder *r, const struct attend_params *p, const char *kernel) {
+    struct cuda_launch launch = {
+        .kernel = kernel,
+        .grid = {r->n_sms, 1, 1},
+        .threads = 3 * 128,
+        .shared = ATTEND_WIDE_SHARED(p->head_width),
+    };
+    return recorder_launch(r, &launch, p, sizeof *p);
+}
+
+static void plan_wide(struct recorder *r, struct attend_params *p) {
+    uint32_t rows = r->plan->max_rows;
+    uint32_t tiles = div_up(rows, p->wide_rows) + 4 * div_up(rows, ATTEND_WIDE_ROWS);
+    p->n_wide_work = 1 + 2 * tiles * p->kv_heads;
+    p->wide_work = recorder_work(r, (uint64_t)p->n_wide_work * sizeof(uint32_t));
+    p->wide_states = recorder_work(r, (uint64_t)rows * p->heads * 2 * sizeof(float));
+}
+
 /* Head widths that have tensor-core kernels, over an fp16 cache. */
+#define TENSOR_KERNELS(width)                                                                      \
+    {                                                                                              \
+        width, {"attend_decode_" #width "_4", "attend_decode_" #width "_8"},                       \
+            "attend_batch_fused_" #width, "attend_batch_" #width, "attend_wide_" #width            \
+    }
 static const struct tensor_kernels {
     uint32_t width;
     const char *decode[2]; /* in clusters of 4, of 8 */
-    const char *fused, *batch;
-} TENSOR[] = {
-    {64, {"attend_decode_64_4", "attend_decode_64_8"}, "attend_batch_fused_64", "attend_batch_64"},
-    {128,
-     {"attend_decode_128_4", "attend_decode_128_8"},
-     "attend_batch_fused_128",
-     "attend_batch_128"},
-    {256,
-     {"attend_decode_256_4", "attend_decode_256_8"},
-     "attend_batch_fused_256",
-     "attend_batch_256"},
-};
+    const char *fused, *batch, *wide;
+} TENSOR[] = {TENSOR_KERNELS(64), TENSOR_KERNELS(128), TENSOR_KERNELS(256)};
 
 static const struct {
     enum dtype type;
@@ -222,14 +241,24 @@ int record_attend(struct recorder *r, const struct op *op) {
         return launch_decode(r, &p, tensor->decode[p.group_splits == ATTEND_GROUP_SPLITS]);
     if (tensor && p.q_per_kv < ATTEND_TILE_QUERIES)
         p.tile_rows = ATTEND_TILE_QUERIES / p.q_per_kv;
+    bool is_fused = tensor && r->plan->max_rows <= ATTEND_FUSED_ROWS;
+    if (tensor && !is_fused && r->b->capability == 90 &&
+        ATTEND_WIDE_SHARED(p.head_width) <= r->b->max_shared)
+        p.wide_rows = ATTEND_WIDE_QUERIES / p.q_per_kv;
     plan_partials(r, &p);
-    if (tensor && r->plan->max_rows <= ATTEND_FUSED_ROWS)
+    if (is_fused)
         return launch_batch(r, &p, tensor->fused, ATTEND_FUSED_SHARED(p.head_width));
+    if (p.wide_rows)
+        plan_wide(r, &p);
+    uint64_t heads = (uint64_t)r->plan->max_rows * a->heads;
     p.queries =
-        recorder_work(r, (uint64_t)r->plan->max_rows * a->heads * a->head_width * sizeof(float));
+        recorder_work(r, heads * a->head_width * (tensor ? sizeof(uint16_t) : sizeof(float)));
+    if (tensor)
+        p.query_factors = recorder_work(r, heads * sizeof(float));
     status = launch_rope_store(r, &p);
-    uint32_t row_tiles = (r->plan->max_rows + 1) * (uint32_t)sizeof(uint16_t);
-    return status ? status
-                  : launch_batch(r, &p, tensor ? tensor->batch : fallback_kernel(a),
-                                 tensor ? row_tiles : 0);
+    uint32_t row_tiles = r->plan->max_rows * (uint32_t)sizeof(uint16_t);
+    if (!status)
+        status = launch_batch(r, &p, tensor ? tensor->batch : fallback_kernel(a),
+                              tensor ? row_tiles : 0);
+    return status || !p.wide_rows ? status : launch_wide(r, &p, tensor->wide);
 }

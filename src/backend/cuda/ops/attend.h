@@ -13,8 +13,11 @@ enum {
     ATTEND_WARPS = 8,        /* of a block that compute: beside them decode has a producer warp */
     ATTEND_TILE_QUERIES = 8, /* N of the MMAs */
     ATTEND_MAX_WIDTH = 512,  /* of a head */
+    ATTEND_MAX_SPLIT = 128,  /* positions of the longest split */
     ATTEND_GROUP_SPLITS = 8, /* the most splits of a group, and blocks of a cluster */
     ATTEND_MAX_ROWS = 4096,
+    ATTEND_WIDE_ROWS = 16,     /* segments of so many rows have a kernel of their own, */
+    ATTEND_WIDE_QUERIES = 128, /* which computes so many queries at once */
     ATTEND_FUSED_ROWS = 32,    /* up to so many, one kernel also does norm, RoPE and KV store */
     ATTEND_STAGES = 4,         /* of decode's pipeline */
     ATTEND_STAGE_BYTES = 16384 /* keys, or values, of as many positions as fit */
@@ -23,12 +26,11 @@ enum {
 /* Up to so many positions splits are 16 long and a warp computes one alone. Only for narrow heads:
  * at 256 columns it was slower (6.3 us against 5.9). */
 #define ATTEND_SHORT_POSITIONS(width) ((width) == 64 ? 128 : 0)
-/* Positions of the longest split. */
-#define ATTEND_MAX_SPLIT(width) ((width) > 128 ? 128 : 256)
 /* Bytes of dynamic shared memory; the kernels assert that their structs fit. */
 #define ATTEND_DECODE_SHARED(width)                                                                \
-    (ATTEND_STAGES * ATTEND_STAGE_BYTES + ((width) > 128 ? 49664 : (width) > 64 ? 40960 : 39424))
-#define ATTEND_FUSED_SHARED(width) (192 * (width) + ((width) > 64 ? 27776 : 32384))
+    (ATTEND_STAGES * ATTEND_STAGE_BYTES + ((width) > 128 ? 33280 : (width) > 64 ? 18560 : 27904))
+#define ATTEND_FUSED_SHARED(width) (192 * (width) + ((width) > 64 ? 21216 : 32992))
+#define ATTEND_WIDE_SHARED(width) ((width) > 64 ? 232448 : 118784)
 
 /* RoPE by where a value's partner is, seen from a lane that holds values 2 l, 2 l + 1 and every
  * 64th after them. */
@@ -48,9 +50,12 @@ struct attend_params {
     uint8_t *keys, *values;       /* the KV cache: (P, G, IO_PAGE_POSITIONS, d) */
     const int32_t *page_table;    /* (S, pages_per_slot) */
     float *out;                   /* (R, out_stride) */
-    float *queries;               /* (R, H, d), normed and rotated by attend_rope_store */
+    void *queries;                /* (R, H, d), normed and rotated by attend_rope_store: f32, or */
+    float *query_factors;         /* (R, H) where it is there: then they are fp16 and scaled */
     float *partials;              /* (R, G, tiles_per_kv, n_partials, partial_floats) */
     uint32_t *counters;           /* (R, G, tiles_per_kv, counters_per_tile), zero between steps */
+    uint32_t *wide_work; /* of attend_wide: items taken, then a flag a tile and warpgroup */
+    float *wide_states;  /* of attend_wide: (R, H, 2), max and sum */
     uint64_t in_stride, out_stride;
     uint32_t q_stride, k_column, v_column;
     uint32_t heads, kv_heads, head_width, rotary;
@@ -65,6 +70,8 @@ struct attend_params {
     uint32_t group_splits;                     /* splits of a group */
     uint32_t chunk_splits;                     /* splits of a chunk: 1 or group_splits */
     uint32_t n_partials, partial_floats, counters_per_tile;
+    uint32_t wide_rows;   /* rows of a tile of attend_wide; 0: batch has all segments */
+    uint32_t n_wide_work; /* words */
     float eps, scale;
 };
 
