@@ -319,6 +319,86 @@ TEST(serve_reads_a_prompt_once_for_all_its_answers) {
     }
 }
 
+/* ---- nothing is read twice --------------------------------------------------------------------
+ */
+
+/* Two requests that begin alike and arrive together: the second waits until the first has read what
+ * they share, in full pages, and takes it over. */
+TEST(serve_waits_for_a_prefix_that_is_being_read) {
+    for (int m = 0; m < N_ARCHS; m++) {
+        struct rig r;
+        struct result a, b, other;
+        struct sim_options o = options_of(4, 0, 0);
+        struct sched_counters c;
+        uint64_t rows;
+        if (!rig_open(&r, write_tiny(archs[m]), &o))
+            continue;
+        submit_plain(&r, &a, 600, 4);
+        struct sched_request q = request_of(&r, 700, 4);
+        prompt[600] = (prompt[600] + 1) % 80;
+        EXPECT_INT(submit(&r, &b, &q), SLUICE_OK);
+        q.prompt = prompt + 1; /* begins otherwise: waits for nobody */
+        q.n_prompt = 20;
+        EXPECT_INT(submit(&r, &other, &q), SLUICE_OK);
+        sched_step(r.sched, NULL);
+        sched_counters(r.sched, &c);
+        EXPECT(c.running == 2 && c.waiting == 1);
+        step_all(&r);
+        rows_of(&r, &rows);
+        EXPECT(a.n == 4 && b.n == 4);
+        EXPECT(b.report.reuse.tokens / IO_PAGE_POSITIONS >= 2);
+        EXPECT_INT(b.report.n_read, 700 + 3 - b.report.reuse.tokens);
+        EXPECT_INT(rows, 603 + 703 - b.report.reuse.tokens + 23);
+        rig_close(&r);
+    }
+}
+
+/* One that waits for another's prefix starts when that one is cancelled, and reads for itself. */
+TEST(serve_waits_for_no_prefix_of_a_cancelled_request) {
+    struct rig r;
+    struct result a, b;
+    struct sim_options o = options_of(4, 0, 0);
+    struct sched_counters c;
+    if (!rig_open(&r, write_tiny("qwen35"), &o))
+        return;
+    submit_plain(&r, &a, 900, 4);
+    submit_plain(&r, &b, 900, 4);
+    sched_step(r.sched, NULL);
+    sched_counters(r.sched, &c);
+    EXPECT(c.running == 1 && c.waiting == 1);
+    EXPECT(sched_cancel(r.sched, a.id));
+    sched_step(r.sched, NULL);
+    sched_counters(r.sched, &c);
+    EXPECT(c.running == 1 && c.waiting == 0 && a.n_ended == 1);
+    step_all(&r);
+    EXPECT_INT(b.n, 4);
+    rig_close(&r);
+}
+
+/* The next turn of a conversation, and one that branches from its first question. */
+TEST(serve_next_turn_reads_only_what_is_new) {
+    for (int m = 0; m < N_ARCHS; m++) {
+        struct rig r;
+        struct result first, next, branch;
+        struct sim_options o = options_of(2, 0, 0);
+        if (!rig_open(&r, write_tiny(archs[m]), &o))
+            continue;
+        submit_plain(&r, &first, 300, 50);
+        step_all(&r);
+        struct sched_request q = request_of(&r, 400, 3);
+        memcpy(prompt + 300, first.tokens, 50 * sizeof *prompt);
+        EXPECT_INT(submit(&r, &next, &q), SLUICE_OK);
+        step_all(&r);
+        EXPECT_INT(next.report.reuse.tokens, 349); /* the 50th was never fed */
+        EXPECT_INT(next.report.n_read, 400 + 2 - 349);
+        prompt[300] = (prompt[300] + 1) % 80;
+        EXPECT_INT(submit(&r, &branch, &q), SLUICE_OK);
+        step_all(&r);
+        EXPECT_INT(branch.report.reuse.tokens, 300); /* the end of the prompt was marked */
+        rig_close(&r);
+    }
+}
+
 TEST(serve_starts_in_order) {
     struct rig r;
     struct result out[6];

@@ -19,13 +19,17 @@
 #include <string.h>
 
 #include "base/clock.h"
+#include "base/hash.h"
 #include "base/size.h"
 
 struct request {
     uint64_t id;                /* 0: free */
     struct sched_request asked; /* its pointers lead into memory */
-    void *memory;
-    uint32_t most; /* new tokens that fit, and are wanted */
+    void *memory;               /* hashes, biases, ends, tokens */
+    uint64_t *hashes;           /* (answers, pages of tokens) */
+    int32_t *tokens;            /* (answers, n_prompt + most) */
+    uint32_t most;              /* new tokens that fit, and are wanted */
+    uint32_t turn; /* tokens of the prompt up to its last end of a turn; 0: there is none */
     uint32_t live;
     bool is_cancelled;
     double submitted;
@@ -37,10 +41,12 @@ struct answer {
     uint64_t age;               /* smaller is older */
     int32_t *tokens;            /* (n_prompt + most) */
     uint32_t n;
-    sluice_seq *seq; /* NULL: it waits */
+    uint64_t *hashes; /* of each full page of tokens and all before it */
+    sluice_seq *seq;  /* NULL: it waits */
     uint32_t n_fed;
     uint32_t n_found;    /* tokens that its sequence had, processed, when it was opened */
     bool is_stem;        /* it reads the prompt but for the last token, then others fork from it */
+    bool is_cold;        /* it starts without what the engine knows of it */
     bool is_suspect;     /* it took part in a step that failed, and has to show that it can run */
     uint64_t started_at; /* count of steps */
     struct sched_report report;
@@ -237,6 +243,44 @@ void sched_close(struct sched *s) {
     free(s);
 }
 
+/* ---- tokens and what they have in common ------------------------------------------------------
+ */
+
+static void hash_page(const struct sched *s, struct answer *a, uint32_t i) {
+    uint64_t before = i ? a->hashes[i - 1] : 0;
+    uint64_t own = hash64_of(a->tokens + i * s->page, s->page * sizeof *a->tokens);
+    a->hashes[i] = (before ^ own) * 0x9e3779b97f4a7c15u;
+}
+
+static void push_token(const struct sched *s, struct answer *a, int32_t token) {
+    a->tokens[a->n++] = token;
+    if (a->n % s->page == 0)
+        hash_page(s, a, a->n / s->page - 1);
+}
+
+/* How many tokens at their beginning, in full pages, are the same. The hashes are compared, not the
+ * tokens: a mistake would make an answer wait in vain, no more. */
+static uint32_t common_tokens(const struct sched *s, const struct answer *a,
+                              const struct answer *b) {
+    uint32_t same = 0, most = min_u32(a->n, b->n) / s->page;
+    while (same < most) {
+        uint32_t middle = (same + most + 1) / 2;
+        if (a->hashes[middle - 1] == b->hashes[middle - 1])
+            same = middle;
+        else
+            most = middle - 1;
+    }
+    return same * s->page;
+}
+
+/* The tokens that it shares with one that runs, which has read them. */
+static uint32_t shared_tokens(const struct sched *s, const struct answer *a) {
+    uint32_t n = 0;
+    for (const struct answer *r = s->running.first; r; r = r->next)
+        n = max_u32(n, min_u32(common_tokens(s, a, r), n_processed(r)));
+    return n;
+}
+
 /* ---- submit -----------------------------------------------------------------------------------
  */
 
@@ -281,33 +325,36 @@ static struct request *find_place(struct sched *s) {
     return &s->requests[i];
 }
 
-/* The request's own copy of what its pointers lead to, and room for the tokens of its answers. */
-static bool copy_request(struct request *r, const struct sched_request *q) {
+/* The request's memory: a copy of what its pointers lead to, and room for its answers. */
+static bool copy_request(const struct sched *s, struct request *r, const struct sched_request *q) {
     size_t n_tokens = q->n_prompt + r->most, answers = max_u32(q->answers, 1);
+    size_t hash_bytes = answers * (n_tokens / s->page) * sizeof(uint64_t);
     size_t bias_bytes = q->sampling.n_biases * sizeof *q->sampling.biases;
     size_t end_bytes = q->n_ends * sizeof *q->ends;
-    size_t token_bytes = n_tokens * sizeof *q->prompt;
-    char *at = r->memory = malloc(bias_bytes + end_bytes + answers * token_bytes);
+    char *at = malloc(hash_bytes + bias_bytes + end_bytes + answers * n_tokens * sizeof(int32_t));
     if (!at)
         return false;
     r->asked = *q;
     r->asked.answers = (uint32_t)answers;
+    r->memory = r->hashes = (uint64_t *)at;
     if (q->sampling.n_biases)
-        r->asked.sampling.biases = memcpy(at, q->sampling.biases, bias_bytes);
+        r->asked.sampling.biases = memcpy(at + hash_bytes, q->sampling.biases, bias_bytes);
     if (q->n_ends)
-        r->asked.ends = memcpy(at + bias_bytes, q->ends, end_bytes);
-    r->asked.prompt = (int32_t *)(at + bias_bytes + end_bytes);
+        r->asked.ends = memcpy(at + hash_bytes + bias_bytes, q->ends, end_bytes);
+    r->tokens = (int32_t *)(at + hash_bytes + bias_bytes + end_bytes);
     return true;
 }
 
 static void add_answer(struct sched *s, struct request *r, uint32_t number,
                        const struct sched_request *q) {
     struct answer *a = s->free_answers;
+    size_t n_tokens = q->n_prompt + r->most;
     s->free_answers = a->next;
     *a = (struct answer){
         .request = r,
         .age = s->next_age++,
-        .tokens = (int32_t *)r->asked.prompt + (size_t)number * (q->n_prompt + r->most),
+        .tokens = r->tokens + number * n_tokens,
+        .hashes = r->hashes + number * (n_tokens / s->page),
         .n = (uint32_t)q->n_prompt,
         .report = {.request = r->id,
                    .answer = number,
@@ -315,8 +362,18 @@ static void add_answer(struct sched *s, struct request *r, uint32_t number,
                    .n_prompt = (uint32_t)q->n_prompt},
     };
     memcpy(a->tokens, q->prompt, q->n_prompt * sizeof *q->prompt);
+    for (uint32_t i = 0; i < a->n / s->page; i++)
+        hash_page(s, a, i);
     s->n_used++;
     list_insert(&s->waiting, a);
+}
+
+/* Tokens up to the last that ends a turn; the next question will probably differ after it. */
+static uint32_t find_turn(const struct sched *s, const struct sched_request *q) {
+    size_t n = q->n_prompt;
+    while (n > 0 && !sluice_token_is_end(s->model, q->prompt[n - 1]))
+        n--;
+    return (uint32_t)n;
 }
 
 int sched_submit(struct sched *s, const struct sched_request *q, uint64_t *id, struct err *err) {
@@ -330,12 +387,13 @@ int sched_submit(struct sched *s, const struct sched_request *q, uint64_t *id, s
     *r = (struct request){.submitted = seconds_now()};
     /* The last token of an answer is never fed, so it needs no place in the context. */
     r->most = min_u32(q->most, s->context - (uint32_t)q->n_prompt + 1);
-    if (!copy_request(r, q)) {
+    if (!copy_request(s, r, q)) {
         s->counters.refused++;
         return err_memory(err, "a request");
     }
     r->id = s->next_serial++ * s->n_answers + (uint64_t)(r - s->requests);
     r->live = r->asked.answers;
+    r->turn = find_turn(s, q);
     for (uint32_t i = 0; i < r->live; i++)
         add_answer(s, r, i, q);
     s->counters.requests++;
@@ -410,6 +468,30 @@ static struct answer *waiting_sibling(const struct sched *s, const struct answer
     return other;
 }
 
+/* Where the next request is likely to go on: snapshots are kept there. */
+static int mark(const struct answer *a) {
+    const uint32_t places[] = {a->request->turn, a->report.n_prompt - a->is_stem};
+    int status = SLUICE_OK;
+    for (int i = 0; !status && i < 2; i++)
+        if (places[i] > a->n_found)
+            status = sluice_seq_mark(a->seq, places[i]);
+    return status;
+}
+
+/* Feeds an empty sequence the first n tokens, with what the engine knows of them. */
+static int resume(struct answer *a, uint32_t n) {
+    struct sluice_reuse reuse = {0};
+    int status = a->is_cold ? sluice_seq_feed(a->seq, a->tokens, n)
+                            : sluice_seq_resume(a->seq, a->tokens, n, &reuse);
+    if (status)
+        return status;
+    if (a->report.times_set_back == 0)
+        a->report.reuse = reuse;
+    a->n_fed = n;
+    a->n_found = reuse.tokens;
+    return mark(a);
+}
+
 static void start(struct sched *s, struct answer *a) {
     a->n_found = 0;
     int status = sluice_seq_open(&a->seq, s->engine);
@@ -421,34 +503,48 @@ static void start(struct sched *s, struct answer *a) {
     begin_running(s, a);
     status = set_up(a);
     if (!status)
-        status = feed_to(a, a->n - a->is_stem);
+        status = resume(a, a->n - a->is_stem);
     if (status)
         fail(s, a, status);
 }
 
-/* Whether an older answer reads what this one needs too: it is shared, not read twice. */
+/* Whether r, which runs, is to read what `a` needs too. */
+static bool reads_for(const struct sched *s, const struct answer *r, const struct answer *a) {
+    uint32_t n = n_processed(r);
+    return (r->is_stem && r->request == a->request) ||
+           (r->n_fed - n > 1 && common_tokens(s, a, r) > n);
+}
+
+/* What an older answer is reading is not read a second time beside it. Younger ones are not waited
+ * for: there is no end of them. */
 static bool waits_for_prefix(const struct sched *s, const struct answer *a) {
     for (const struct answer *r = s->running.first; r && r->age < a->age; r = r->next)
-        if (r->request == a->request && r->is_stem)
+        if (reads_for(s, r, a))
             return true;
     return false;
 }
 
-/* Pages that those which run will take for tokens they have. */
-static uint32_t promised_pages(const struct sched *s) {
-    uint32_t n = 0;
-    for (const struct answer *a = s->running.first; a; a = a->next)
-        n += div_up(a->n, s->page) - div_up(n_processed(a), s->page);
-    return n;
+/* Pages that it will take for tokens it has. A page that it took over in part is copied before it
+ * is written to. */
+static uint32_t pages_to_come(const struct sched *s, const struct answer *a) {
+    uint32_t n = n_processed(a);
+    uint32_t held = n > a->n_found ? div_up(n, s->page) : n / s->page;
+    return div_up(a->n, s->page) - held;
 }
 
-/* Whether there are pages for one that needs so many, and some for those that run to grow into: a
- * page for every fourth. With one for each, few were ever set back, and 200 requests on four pages
- * took a fifth more steps. All pages are there for one that is alone. */
+/* Whether there are pages for one that needs so many, for those that run, and some for these to
+ * grow into: a page for every fourth. With one for each, few were ever set back, and 200 requests
+ * on four pages took a fifth more steps. While any lacks a page none is given to others. All pages
+ * are there for one that is alone. */
 static bool has_room(const struct sched *s, uint32_t needed) {
     struct sluice_pages pages;
+    if (s->running.n == 0)
+        return true;
     sluice_engine_pages(s->engine, &pages);
-    return s->running.n == 0 || pages.free >= needed + promised_pages(s) + s->running.n / 4;
+    needed += s->running.n / 4;
+    for (const struct answer *a = s->running.first; a; a = a->next)
+        needed += pages_to_come(s, a);
+    return pages.starved == 0 && pages.free >= needed;
 }
 
 static struct answer *find_suspect(const struct list *list) {
@@ -468,15 +564,20 @@ static void admit_suspect(struct sched *s) {
 }
 
 static void admit(struct sched *s) {
+    enum { MOST_LOOKED_AT = 64 }; /* of those that wait for a prefix: a step must not take long */
+    uint32_t n = 0;
     if (s->n_suspects > 0) {
         admit_suspect(s);
         return;
     }
     for (struct answer *a = s->waiting.first, *next; a && s->running.n < s->n_sequences; a = next) {
         next = a->next;
-        if (waits_for_prefix(s, a))
+        if (waits_for_prefix(s, a)) {
+            if (++n == MOST_LOOKED_AT)
+                break;
             continue;
-        if (!has_room(s, div_up(a->n + 1, s->page)))
+        }
+        if (!has_room(s, div_up(a->n + 1, s->page) - shared_tokens(s, a) / s->page))
             break;
         start(s, a);
     }
@@ -495,6 +596,7 @@ static int branch(struct sched *s, struct answer *stem) {
         if (sluice_seq_fork(&a->seq, stem->seq))
             break;
         a->n_fed = a->n_found = stem->n_fed;
+        a->report.reuse = (struct sluice_reuse){.tokens = a->n_fed, .matched = a->n_fed};
         begin_running(s, a);
         int status = set_up(a);
         if (status)
@@ -564,7 +666,7 @@ static bool take(struct sched *s, struct answer *a, int32_t token, const float *
         return false;
     }
     clear_suspicion(s, a);
-    a->tokens[a->n++] = token;
+    push_token(s, a, token);
     if (a->report.n_new++ == 0)
         a->report.first_seconds = now - r->submitted;
     s->counters.tokens++;
@@ -662,6 +764,19 @@ static void suspect_all(struct sched *s) {
     }
 }
 
+/* None of those that run found a page. One that is alone may itself hold, with what it took over,
+ * the page it lacks: then it reads all of its tokens again. */
+static void run_out(struct sched *s, int status) {
+    struct answer *a = youngest(s);
+    bool is_alone = s->running.n == 1;
+    if (is_alone && a->is_cold) {
+        fail(s, a, status);
+        return;
+    }
+    a->is_cold = is_alone;
+    set_back(s, a);
+}
+
 /* After a step of the engine that failed. A step that was cut off is done again. */
 static int recover(struct sched *s, int status) {
     struct answer *suspect = find_suspect(&s->running);
@@ -669,8 +784,8 @@ static int recover(struct sched *s, int status) {
         return SLUICE_OK;
     if (status == SLUICE_ERR_DEVICE)
         return end_all(s, status);
-    if (status == SLUICE_ERR_MEMORY && s->running.n > 1) /* none found a page */
-        set_back(s, youngest(s));
+    if (status == SLUICE_ERR_MEMORY)
+        run_out(s, status);
     else if (suspect || s->running.n == 1)
         fail(s, suspect ? suspect : s->running.first, status);
     else

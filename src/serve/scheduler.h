@@ -9,6 +9,9 @@
  * the youngest is set back: its sequence is closed and it waits again, in its old place. None is
  * lost and none starves: docs/design.md says why.
  *
+ * Nothing is read twice: an answer takes over what the engine knows of its tokens, and one whose
+ * beginning an older one is just reading waits for that one.
+ *
  * The tokens of an answer depend on its prompt, sampling and seed alone, not on what runs beside
  * it, nor on whether it was set back.
  *
@@ -59,6 +62,7 @@ struct sched_report {
     uint32_t n_prompt; /* tokens of the prompt */
     uint32_t n_new;    /* tokens handed out */
     uint32_t n_read;   /* tokens that the engine processed for it, those read again included */
+    struct sluice_reuse reuse; /* when it started first: what need not be read, and why not more */
     uint32_t times_set_back;
     uint32_t steps;       /* of the engine, from its first start to its end */
     double start_seconds; /* until it got a sequence; 0: never */
