@@ -156,7 +156,12 @@ struct sluice_engine_options {
                               * sluice_seq_rewind go on from; unused by plain transformers */
     uint32_t snapshot_every; /* tokens between two snapshots; 0: as many as have a KV cache of the
                               * size of a snapshot, at least 256 */
-    uint64_t memory_limit;   /* most bytes to allocate; 0: what the machine has free */
+    uint64_t cache_bytes;    /* host memory for what earlier conversations leave, and the device has
+                              * no room for; 0: none */
+    const char *cache_dir;   /* folder for the same, which outlives the engine: created if need be,
+                              * for the owner alone; safe to delete. NULL: none */
+    uint64_t cache_dir_bytes; /* most bytes in it */
+    uint64_t memory_limit;    /* most bytes to allocate; 0: what the machine has free */
     /* Called while weights are loaded, with the bytes done so far. May be NULL. */
     void (*progress)(void *user, uint64_t done, uint64_t total);
     void *user;
@@ -230,7 +235,9 @@ struct sluice_counters {
     uint64_t resumed;       /* calls of sluice_seq_resume ... */
     uint64_t resumed_hits;  /* ... that found something ... */
     uint64_t tokens_reused; /* ... and how much */
-    uint64_t evicted;       /* blocks and snapshots that had to make room */
+    uint64_t evicted;       /* blocks and snapshots that had to leave the device, */
+    uint64_t spilled;       /* that went to host memory or disk, */
+    uint64_t loaded;        /* and that were read from there */
 };
 void sluice_engine_counters(const sluice_engine *engine, struct sluice_counters *out);
 
@@ -260,7 +267,8 @@ int sluice_seq_feed(sluice_seq *seq, const int32_t *tokens, size_t n);
 
 /* How much of a sequence was known already. */
 struct sluice_reuse {
-    uint32_t tokens;  /* that need not be read */
+    uint32_t tokens;             /* that need not be read; as a sum: */
+    uint32_t device, host, disk; /* by where they were */
     uint32_t matched; /* the longest beginning that any conversation had in common with it */
     char why[96];     /* why not all but the last: "no snapshot between 512 and 811" */
 };

@@ -40,8 +40,9 @@ struct talks {
     uint32_t n_known;
     struct talk_answer answers[TALK_SEQS];
     /* Counted. */
-    uint32_t n_done, n_forked, n_rewound, n_cancelled, n_cut, n_set_back;
-    uint64_t n_read, n_reused;
+    uint32_t n_done, n_forked, n_rewound, n_cancelled, n_cut, n_set_back, n_restarted;
+    uint64_t n_read, n_reused, n_host, n_disk;
+    struct sluice_engine_options options; /* of the engine */
 };
 
 static uint32_t talk_draw(struct talks *t, uint32_t n) {
@@ -117,7 +118,10 @@ static void talk_start(struct talks *t, struct talk_answer *a) {
     for (uint32_t i = talk_draw(t, 3); i > 0; i--)
         TALK_OK(t, sluice_seq_mark(a->seq, n - talk_draw(t, waiting)));
     t->n_read += n;
+    EXPECT_INT(reuse.device + reuse.host + reuse.disk, reuse.tokens);
     t->n_reused += reuse.tokens;
+    t->n_host += reuse.host;
+    t->n_disk += reuse.disk;
 }
 
 static void talk_begin(struct talks *t, struct talk_answer *a) {
@@ -289,9 +293,23 @@ static void talk_step(struct talks *t) {
             talk_collect(t, a);
 }
 
+/* The engine is closed and opened anew; what it knew is in its folder. */
+static void talk_restart(struct talks *t) {
+    for (struct talk_answer *a = t->answers; a < t->answers + TALK_SEQS; a++)
+        if (a->seq && talk_draw(t, 2))
+            talk_set_back(t, a);
+    sluice_engine_close(t->engine);
+    for (struct talk_answer *a = t->answers; a < t->answers + TALK_SEQS; a++)
+        a->seq = NULL;
+    TALK_OK(t, sluice_engine_open(&t->engine, t->model, &t->options));
+    t->n_restarted++;
+}
+
 static void talk_round(struct talks *t) {
     struct talk_answer *a = &t->answers[talk_draw(t, TALK_SEQS)];
     uint32_t event = talk_draw(t, 40);
+    if (t->options.cache_dir && talk_draw(t, 25) == 0)
+        talk_restart(t);
     if (!a->is_there)
         talk_begin(t, a);
     if (!a->seq)
@@ -315,6 +333,9 @@ static void talk_round(struct talks *t) {
 struct talk_setup {
     const char *path, *backend;
     uint32_t pages, snapshots, every, prefill, threads;
+    uint32_t host; /* pages' and cells' worth of host memory */
+    const char
+        *folder; /* and folder below it; NULL: none. Then the engine is opened anew at times */
     uint64_t seed;
 };
 
@@ -352,6 +373,10 @@ static bool talk_open(struct talks *t, const struct talk_setup *setup) {
     o.kv_bytes = setup->pages * talk_page_bytes(t->model, setup->backend, &cell);
     o.snapshot_bytes = setup->snapshots * cell;
     o.snapshot_every = setup->every;
+    o.cache_bytes = setup->host * (o.kv_bytes / setup->pages + cell);
+    o.cache_dir = setup->folder;
+    o.cache_dir_bytes = 1 << 30;
+    t->options = o;
     is_open = is_open && sluice_engine_open(&t->engine, t->model, &o) == SLUICE_OK;
     for (int i = 0; i < TALK_SEQS; i++)
         t->answers[i].logits = calloc((size_t)t->facts.n_logits, sizeof(float));
@@ -382,12 +407,15 @@ static void talk_run(const struct talk_setup *setup, uint32_t n_answers) {
              round++)
             talk_round(t);
         sluice_engine_counters(t->engine, &c);
-        EXPECT(t->n_reused > 0 && (test_has_failed() || t->n_done == n_answers));
+        EXPECT(t->n_reused > 0 && (test_has_failed() || t->n_done >= n_answers));
+        EXPECT(!setup->host || t->n_host + t->n_disk > 0);
         test_note("%u answers: %u%% of %llu tokens reused; %u forked, %u rewound, %u cancelled, "
-                  "%u cut, %u set back; %llu snapshots taken, %llu used, %llu evicted",
+                  "%u cut, %u set back, %u restarts; %llu tokens from host memory, %llu from disk; "
+                  "%llu snapshots taken, %llu used, %llu evicted",
                   t->n_done, (unsigned)(100 * t->n_reused / (t->n_read ? t->n_read : 1)),
                   (unsigned long long)t->n_read, t->n_forked, t->n_rewound, t->n_cancelled,
-                  t->n_cut, t->n_set_back, (unsigned long long)c.snapshots_taken,
+                  t->n_cut, t->n_set_back, t->n_restarted, (unsigned long long)t->n_host,
+                  (unsigned long long)t->n_disk, (unsigned long long)c.snapshots_taken,
                   (unsigned long long)c.snapshots_used, (unsigned long long)c.evicted);
     }
     talk_close(t);

@@ -1,5 +1,7 @@
 /* test_conversations.c - what is known of a conversation's beginning is taken over, and gives the
  * bits that reading it all would give. */
+#include <ftw.h>
+
 #include "conversations.h"
 
 static const char *const models[] = {
@@ -15,23 +17,52 @@ enum { N_MODELS = sizeof models / sizeof *models, HYBRID = 0, PLAIN = 1 };
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
 enum { N_ANSWERS = 6 };
 #else
-enum { N_ANSWERS = 24 };
+enum { N_ANSWERS = 18 };
 #endif
 
+static int remove_one(const char *path, const struct stat *st, int kind, struct FTW *at) {
+    (void)st, (void)kind, (void)at;
+    return remove(path);
+}
+
+static void remove_folder(const char *path) {
+    nftw(path, remove_one, 8, FTW_DEPTH | FTW_PHYS);
+}
+
+/* Another byte in the middle of every file. */
+static int damage_one(const char *path, const struct stat *st, int kind, struct FTW *at) {
+    (void)at;
+    FILE *f = kind == FTW_F ? fopen(path, "r+b") : NULL;
+    if (!f)
+        return 0;
+    fseek(f, (long)st->st_size / 2, SEEK_SET);
+    int byte = fgetc(f);
+    fseek(f, (long)st->st_size / 2, SEEK_SET);
+    fputc(byte ^ 1, f);
+    fclose(f);
+    return 0;
+}
+
 TEST(engine_conversations_in_any_schedule_as_in_a_cold_run) {
-    for (uint32_t i = 0; i < 2 * N_MODELS && !test_has_failed(); i++) {
+    char folder[] = "/tmp/sluice-talks-XXXXXX";
+    EXPECT(mkdtemp(folder) != NULL);
+    for (uint32_t i = 0; i < 4 * N_MODELS && !test_has_failed(); i++) {
+        bool is_poor = i % (2 * N_MODELS) < N_MODELS, has_tiers = i >= 2 * N_MODELS;
         const struct talk_setup setup = {
             .path = test_data(models[i % N_MODELS]),
             .backend = "cpu",
-            .pages = i < N_MODELS ? 7 : 24,
-            .snapshots = i < N_MODELS ? 3 : 12,
-            .every = i < N_MODELS ? 96 : 0,
+            .pages = is_poor ? 7 : 24,
+            .snapshots = is_poor ? 3 : 12,
+            .every = is_poor ? 96 : 0,
+            .host = has_tiers ? 10 : 0,
+            .folder = has_tiers && !is_poor ? folder : NULL,
             .prefill = i % 2 ? 50 : 300,
             .threads = 1 + i % 2,
             .seed = 100 + i,
         };
-        talk_run(&setup, getenv("SLUICE_TEST_SHORT") ? N_ANSWERS / 4 : N_ANSWERS);
+        talk_run(&setup, getenv("SLUICE_TEST_SHORT") ? N_ANSWERS / 3 : N_ANSWERS);
     }
+    remove_folder(folder);
 }
 
 /* ---- what clients send ------------------------------------------------------------------------
@@ -202,4 +233,82 @@ TEST(engine_rewind_to_a_snapshot_reads_nothing_twice) {
     sluice_seq_tokens(seq, NULL, NULL, &waiting);
     EXPECT_INT(waiting, 7);
     rig_close(&r);
+}
+
+/* ---- what outlives the engine -----------------------------------------------------------------
+ */
+
+/* A conversation of an earlier engine is known, unless model or KV cache are others; and it is no
+ * error when files are gone or damaged meanwhile. */
+TEST(engine_conversations_survive_in_a_folder) {
+    enum { N = 600 };
+    char folder[] = "/tmp/sluice-kept-XXXXXX";
+    EXPECT(mkdtemp(folder) != NULL);
+    for (int m = 0; m < 2; m++) {
+        float *logits[4] = {0};
+        /* A first engine, the same again, one with another KV cache, one whose files are damaged.
+         */
+        for (int turn = 0; turn < 4; turn++) {
+            struct sluice_engine_options o = sluice_engine_options_default();
+            struct sluice_reuse reuse;
+            struct rig r = {0};
+            sluice_seq *seq = NULL;
+            int32_t tokens[N], token;
+            const float *at = NULL;
+            uint32_t rows = 0;
+            o.backend = "cpu";
+            o.threads = 1;
+            o.context = 700;
+            o.kv_type = turn == 2 ? "f32" : "f16";
+            o.cache_dir = folder;
+            o.cache_dir_bytes = 100 << 20;
+            if (turn == 3)
+                nftw(folder, damage_one, 8, FTW_PHYS);
+            EXPECT_INT(sluice_model_open(&r.model, test_data(models[m])), SLUICE_OK);
+            EXPECT_INT(sluice_engine_open(&r.engine, r.model, &o), SLUICE_OK);
+            sluice_model_facts(r.model, &r.facts);
+            fill(&r, tokens, N, 9);
+            EXPECT_INT(sluice_seq_open(&seq, r.engine), SLUICE_OK);
+            EXPECT_INT(sluice_seq_want(seq, SLUICE_WANT_TOKEN | SLUICE_WANT_LOGITS), SLUICE_OK);
+            EXPECT_INT(sluice_seq_resume(seq, tokens, N, &reuse), SLUICE_OK);
+            EXPECT_INT(sluice_seq_mark(seq, N - 1), SLUICE_OK);
+            EXPECT_INT(reuse.tokens, turn == 1 ? N - 1 : 0);
+            EXPECT_INT(reuse.disk, turn == 1 ? N - 1 : 0);
+            EXPECT_INT(sluice_seq_next(seq, &token), SLUICE_OK);
+            EXPECT_INT(sluice_seq_logits(seq, &at, &rows), SLUICE_OK);
+            size_t bytes = (size_t)r.facts.n_logits * sizeof *at;
+            logits[turn] = malloc(bytes);
+            if (rows == 1)
+                memcpy(logits[turn], at, bytes);
+            if (turn % 2)
+                EXPECT(memcmp(logits[0], logits[turn], bytes) == 0);
+            if (turn == 0) /* else the engine's close does it */
+                sluice_seq_close(seq);
+            rig_close(&r);
+        }
+        for (int i = 0; i < 4; i++)
+            free(logits[i]);
+    }
+    remove_folder(folder);
+}
+
+TEST(engine_refuses_tiers_that_hold_nothing) {
+    sluice_model *model = NULL;
+    EXPECT_INT(sluice_model_open(&model, test_data(models[0])), SLUICE_OK);
+    for (int i = 0; i < 3; i++) {
+        static const char *const says[] = {"cache_bytes is 5", "cache_dir_bytes is 0", "/dev/null"};
+        struct sluice_engine_options o = sluice_engine_options_default();
+        sluice_engine *engine = NULL;
+        o.backend = "cpu";
+        o.cache_bytes = i == 0 ? 5 : 0;
+        o.cache_dir = i == 0 ? NULL : "/dev/null/x";
+        o.cache_dir_bytes = i == 2 ? 1 << 30 : 0;
+        EXPECT_INT(sluice_engine_open(&engine, model, &o),
+                   i == 2 ? SLUICE_ERR_IO : SLUICE_ERR_ARGUMENT);
+        if (!strstr(sluice_engine_error(engine), says[i]))
+            test_fail(__FILE__, __LINE__, "\"%s\", expected %s in it", sluice_engine_error(engine),
+                      says[i]);
+        sluice_engine_close(engine);
+    }
+    sluice_model_close(model);
 }

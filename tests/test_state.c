@@ -15,6 +15,7 @@ enum {
     N_SNAPSHOTS = 5,
     GRID = 192,
     N_KNOWN = 5,
+    N_LOWER = 40,
 };
 
 /* ---- a backend of plain memory ----------------------------------------------------------------
@@ -74,7 +75,8 @@ struct world {
     uint64_t random;
     int32_t (*known)[CONTEXT]; /* (N_KNOWN) what closed slots had */
     uint32_t n_known[N_KNOWN];
-    uint64_t n_starved, n_cut, n_resumed, n_reused;
+    uint64_t n_starved, n_cut, n_resumed, n_reused, n_from_host;
+    struct host_tier host;
 };
 
 static uint32_t draw(struct world *w, uint32_t n) {
@@ -87,7 +89,7 @@ static uint64_t hash_after(uint64_t before, int32_t token) {
     return (x ^ x >> 29) + 1;
 }
 
-static bool world_open(struct world *w, uint64_t seed, bool is_recurrent) {
+static bool world_open(struct world *w, uint64_t seed, bool is_recurrent, bool has_host) {
     memset(w, 0, sizeof *w);
     w->random = seed;
     const struct state_options options = {
@@ -98,6 +100,7 @@ static bool world_open(struct world *w, uint64_t seed, bool is_recurrent) {
         .pages_per_seq = PER_SEQ,
         .n_pages = N_PAGES,
         .n_vocab = 4,
+        .n_lower = has_host ? N_LOWER : 0,
     };
     const uint64_t n_items = N_SLOTS + N_SNAPSHOTS;
     struct state_layout *l = &w->st.layout;
@@ -118,11 +121,17 @@ static bool world_open(struct world *w, uint64_t seed, bool is_recurrent) {
     w->st.backend = &w->backend;
     struct err err;
     int status = state_init(&w->st, &options, &w->arena, &err);
+    if (!status && has_host)
+        status = host_tier_open(&w->host, N_LOWER * 2100 / 2, 700, &err);
+    if (!status && has_host)
+        state_attach(&w->st, &w->host, NULL);
     EXPECT_INT(status, SLUICE_OK);
     return status == SLUICE_OK;
 }
 
 static void world_close(struct world *w) {
+    state_detach(&w->st);
+    host_tier_close(&w->host);
     free(w->backend.bytes);
     free(w->tokens);
     free(w->hashes);
@@ -285,10 +294,12 @@ static void op_resume(struct world *w) {
     EXPECT_INT(state_resume(&w->st, slot, &found, &err), SLUICE_OK);
     EXPECT(found.held == s->length && found.matched <= s->n_tokens);
     EXPECT(s->length < s->n_tokens || s->n_tokens == 0);
-    if (!w->st.layout.n_recurrent)
+    if (!w->st.layout.n_recurrent && !found.lacks_pages)
         EXPECT_INT(found.held, min_u32(found.matched, s->n_tokens ? s->n_tokens - 1 : 0));
     w->n_resumed++;
     w->n_reused += found.held;
+    w->n_from_host += found.from[TIER_HOST];
+    EXPECT_INT(found.from[TIER_DEVICE] + found.from[TIER_HOST], found.held);
 }
 
 static void op_close(struct world *w, uint32_t slot) {
@@ -350,12 +361,12 @@ enum { N_OPERATIONS = 1000000 };
 #endif
 
 TEST(engine_state_a_million_operations) {
-    for (int is_recurrent = 0; is_recurrent < 2; is_recurrent++) {
+    for (uint32_t kind = 0; kind < 4; kind++) {
         struct world w;
         uint64_t i = 0;
-        if (!world_open(&w, 1 + (uint64_t)is_recurrent, is_recurrent))
+        if (!world_open(&w, 1 + kind, kind & 1, kind & 2))
             return;
-        for (; i < N_OPERATIONS / 2; i++) {
+        for (; i < N_OPERATIONS / 4; i++) {
             operate(&w);
             if (i % (i < 2000 ? 1 : 97) == 0 && !world_check(&w, i))
                 break;
@@ -367,11 +378,15 @@ TEST(engine_state_a_million_operations) {
         EXPECT_INT(pages_available(&w.st.pages), N_PAGES);
         EXPECT(w.n_reused > 0 && w.n_starved > 0 && w.n_cut > 0);
         test_note("%llu operations: %llu steps without a page, %llu cut off; %llu slots resumed, "
-                  "%llu tokens each; %llu evicted",
+                  "%llu tokens each, %llu from the host; %llu evicted",
                   (unsigned long long)i, (unsigned long long)w.n_starved,
                   (unsigned long long)w.n_cut, (unsigned long long)w.n_resumed,
                   (unsigned long long)(w.n_reused / (w.n_resumed ? w.n_resumed : 1)),
+                  (unsigned long long)(w.n_from_host / (w.n_resumed ? w.n_resumed : 1)),
                   (unsigned long long)w.st.cache.n_evicted);
+        EXPECT((w.n_from_host > 0) == (kind >= 2));
+        if (kind >= 2)
+            EXPECT(host_tier_broken(&w.host) == NULL);
         world_close(&w);
     }
 }

@@ -273,6 +273,8 @@ void sluice_engine_counters(const sluice_engine *e, struct sluice_counters *out)
         .resumed_hits = e->n_hits,
         .tokens_reused = e->n_reused,
         .evicted = e->state.cache.n_evicted,
+        .spilled = e->state.cache.n_spilled,
+        .loaded = e->state.cache.n_loaded,
     };
 }
 
@@ -416,9 +418,13 @@ int sluice_seq_feed(sluice_seq *seq, const int32_t *tokens, size_t n) {
     return state_resume(&seq->engine->state, seq->slot, &ignored, &seq->engine->err);
 }
 
-static void explain_reuse(struct sluice_reuse *r, uint32_t held, uint32_t matched, uint32_t n) {
+static void explain_reuse(struct sluice_reuse *r, const struct state_found *found, uint32_t n) {
+    uint32_t held = found->held, matched = found->matched;
     if (held + 1 >= n)
         r->why[0] = 0;
+    else if (found->lacks_pages)
+        snprintf(r->why, sizeof r->why, "no free pages of the KV cache for tokens from %u on",
+                 held);
     else if (matched == 0)
         snprintf(r->why, sizeof r->why, "no conversation began like this");
     else if (held < matched && held + 1 < n)
@@ -446,7 +452,10 @@ int sluice_seq_resume(sluice_seq *seq, const int32_t *tokens, size_t n,
         seq->n_logits = 0; /* they are no longer those after the newest token processed */
     r->tokens = found.held - before;
     r->matched = found.matched;
-    explain_reuse(r, found.held, found.matched, s->n_tokens);
+    r->disk = min_u32(r->tokens, found.from[TIER_DISK]);
+    r->host = min_u32(r->tokens - r->disk, found.from[TIER_HOST]);
+    r->device = r->tokens - r->disk - r->host;
+    explain_reuse(r, &found, s->n_tokens);
     e->n_resumed++;
     e->n_hits += r->tokens > 0;
     e->n_reused += r->tokens;

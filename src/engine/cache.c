@@ -3,17 +3,22 @@
  * (1) An entry's tokens, after those of its ancestors, are what its page and cell were made from.
  *     Entries are found by a hash of all these tokens and compared token by token.
  * (2) No two blocks, and no two snapshots, of one parent have the same tokens.
- * (3) A block stays as long as it has children; so what is known of a beginning has no gaps.
+ * (3) An entry is in one tier or several; it is removed when it is in none. A block stays as long
+ * as it has children; so what is known of a beginning has no gaps. An entry is on the device only
+ *     if the blocks before it are.
  * (4) A slot that has the page of a block has those of all blocks before it. So a page that only
  *     the cache has (an idle one) is a leaf's, or there is a leaf after it whose page is idle too:
  *     idle pages can all be reclaimed, one after the other.
- * (5) HEAP_PAGES has the leaves whose page is idle, and snapshots without a page after such a
- *     block; HEAP_CELLS has the entries with a cell. Both have the least useful one on top.
+ * (5) Each heap has the entries that may go for one reason, the least useful on top. HEAP_PAGES has
+ *     those with no other after them on the device whose page is idle, and snapshots without a page
+ *     after such a block; HEAP_CELLS those with a cell; HEAP_HOST and HEAP_DISK those in that tier
+ *     with no other after them in it. One that is pinned is in none.
  *
  * Which one goes first: Greedy-Dual-Size-Frequency. An entry's priority is the clock when it was
  * last used plus uses * cost / bytes, where cost is the tokens that would have to be read again
  * without it; the one with the lowest goes, and the clock rises to its priority. So what is large,
- * cheap to read again, seldom used or long unused goes first, and one number weighs all four. */
+ * cheap to read again, seldom used or long unused goes first, and one number weighs all four. The
+ * rule is the same in all tiers. */
 #include "engine/cache.h"
 
 #include <string.h>
@@ -66,17 +71,29 @@ static bool is_idle(const struct cache *c, uint32_t e) {
 }
 
 /* Into the heaps it belongs to, and out of the others; and to its place in them. */
+static bool belongs_to(const struct cache *c, uint32_t e, enum cache_heap which) {
+    const struct entry *at = &c->entries[e];
+    if (e == CACHE_ROOT || at->pins)
+        return false;
+    switch (which) {
+    case HEAP_PAGES:
+        return cache_is_in(c, e, TIER_DEVICE) && !at->n_below[TIER_DEVICE] && is_idle(c, e);
+    case HEAP_CELLS:
+        return at->cell != NO_CELL;
+    case HEAP_HOST:
+        return cache_is_in(c, e, TIER_HOST) && !at->n_below[TIER_HOST];
+    default:
+        return cache_is_in(c, e, TIER_DISK) && !at->n_below[TIER_DISK];
+    }
+}
+
 static void place(struct cache *c, uint32_t e) {
     const struct entry *at = &c->entries[e];
-    const bool belongs[CACHE_HEAPS] = {
-        [HEAP_PAGES] = e != CACHE_ROOT && at->n_children == 0 && is_idle(c, e),
-        [HEAP_CELLS] = at->cell != NO_CELL,
-    };
     for (int i = 0; i < CACHE_HEAPS; i++) {
-        bool is_there = at->heap_at[i] != NO_ENTRY;
-        if (is_there && !belongs[i]) {
+        bool is_there = at->heap_at[i] != NO_ENTRY, belongs = belongs_to(c, e, i);
+        if (is_there && !belongs) {
             heap_remove(c, i, e);
-        } else if (belongs[i]) {
+        } else if (belongs) {
             if (!is_there)
                 heap_put(c, i, c->heaps[i].n++, e);
             heap_sift(c, i, at->heap_at[i]);
@@ -124,12 +141,17 @@ static uint32_t position_before(const struct cache *c, uint32_t snapshot) {
     return found == NO_ENTRY ? 0 : c->entries[found].position;
 }
 
+uint64_t cache_payload_bytes(const struct cache *c, uint32_t e) {
+    const struct entry *at = &c->entries[e];
+    bool has_cell = at->kind == ENTRY_SNAPSHOT && c->options.is_recurrent;
+    return (at->n_tokens ? c->options.page_bytes : 0) + (has_cell ? c->options.cell_bytes : 0);
+}
+
 /* Where state is recurrent a block alone is of no use: it goes as soon as nothing comes after it.
  */
 static double worth(const struct cache *c, uint32_t e) {
     const struct entry *at = &c->entries[e];
-    uint64_t bytes = (at->page == NO_PAGE ? 0 : c->options.page_bytes) +
-                     (at->cell == NO_CELL ? 0 : c->options.cell_bytes);
+    uint64_t bytes = cache_payload_bytes(c, e);
     uint32_t cost = at->n_tokens;
     if (c->options.is_recurrent)
         cost = at->kind == ENTRY_BLOCK ? 0 : at->position - position_before(c, e);
@@ -176,17 +198,39 @@ static uint32_t find_block(const struct cache *c, uint32_t parent, const int32_t
     return e;
 }
 
-/* A new entry with these tokens, linked to its parent and its page. */
-static uint32_t add_entry(struct cache *c, struct entry made, const int32_t *tokens) {
+/* An entry comes to a tier, or leaves it. */
+static void set_tier(struct cache *c, uint32_t e, enum tier tier, uint32_t object) {
+    struct entry *at = &c->entries[e];
+    bool was_there = at->object[tier] != NO_OBJECT;
+    at->object[tier] = object;
+    c->entries[at->parent].n_below[tier] += (uint32_t)(object != NO_OBJECT) - was_there;
+    place(c, e);
+    place(c, at->parent);
+}
+
+static uint32_t take_entry(struct cache *c) {
     uint32_t e = c->first_free;
+    if (e != NO_ENTRY)
+        c->first_free = c->entries[e].next_in_bucket;
+    else if (c->n_fresh <= c->options.n_entries)
+        e = c->n_fresh++;
+    return e;
+}
+
+/* A new entry with these tokens, linked to its parent; it is in no tier yet. */
+static uint32_t add_entry(struct cache *c, struct entry made, const int32_t *tokens) {
+    uint32_t e = take_entry(c);
     if (e == NO_ENTRY)
         return e;
     struct entry *at = &c->entries[e], *parent = &c->entries[made.parent];
-    c->first_free = at->next_in_bucket;
     *at = made;
     at->position = parent->position + made.n_tokens;
-    at->first[ENTRY_BLOCK] = at->first[ENTRY_SNAPSHOT] = at->previous = NO_ENTRY;
-    at->heap_at[HEAP_PAGES] = at->heap_at[HEAP_CELLS] = at->next_in_bucket = NO_ENTRY;
+    at->page = at->cell = at->next_of_page = at->next_in_bucket = at->previous = NO_ENTRY;
+    for (int i = 0; i < CACHE_HEAPS; i++)
+        at->heap_at[i] = NO_ENTRY;
+    for (int i = 0; i < TIERS; i++)
+        at->object[i] = NO_OBJECT;
+    at->first[ENTRY_BLOCK] = at->first[ENTRY_SNAPSHOT] = NO_ENTRY;
     at->next = parent->first[made.kind];
     at->uses = 1;
     memcpy(cache_tokens(c, e), tokens, made.n_tokens * sizeof *tokens);
@@ -194,14 +238,40 @@ static uint32_t add_entry(struct cache *c, struct entry made, const int32_t *tok
         c->entries[at->next].previous = e;
     parent->first[made.kind] = e;
     parent->n_children++;
-    place(c, made.parent);
-    if (made.page != NO_PAGE) {
-        at->next_of_page = c->of_page[made.page];
-        c->of_page[made.page] = e;
-        page_keep(c->pages, made.page, made.n_tokens);
+    if (made.kind == ENTRY_BLOCK) {
+        at->next_in_bucket = *bucket_of(c, made.hash);
+        *bucket_of(c, made.hash) = e;
     }
-    touch(c, e);
     return e;
+}
+
+static uint32_t add_block(struct cache *c, uint32_t parent, const int32_t *tokens,
+                          struct hash128 hash) {
+    const struct entry made = {
+        .kind = ENTRY_BLOCK, .hash = hash, .n_tokens = PAGE, .parent = parent};
+    return add_entry(c, made, tokens);
+}
+
+static uint32_t add_snapshot(struct cache *c, uint32_t block, const int32_t *tokens, uint32_t n) {
+    const struct entry made = {.kind = ENTRY_SNAPSHOT,
+                               .hash = hash_of(c, block, tokens, n),
+                               .n_tokens = n,
+                               .parent = block};
+    return add_entry(c, made, tokens);
+}
+
+/* The entry is on the device from now on. */
+static void put_on_device(struct cache *c, uint32_t e, uint32_t page, uint32_t cell) {
+    struct entry *at = &c->entries[e];
+    at->page = page;
+    at->cell = cell;
+    if (page != NO_PAGE) {
+        at->next_of_page = c->of_page[page];
+        c->of_page[page] = e;
+        page_keep(c->pages, page, at->n_tokens);
+    }
+    set_tier(c, e, TIER_DEVICE, 0);
+    touch(c, e);
 }
 
 static void unlink_from(uint32_t *list, struct cache *c, uint32_t e, bool is_page) {
@@ -210,73 +280,239 @@ static void unlink_from(uint32_t *list, struct cache *c, uint32_t e, bool is_pag
     *list = is_page ? c->entries[e].next_of_page : c->entries[e].next_in_bucket;
 }
 
+static void take_off_device(struct cache *c, uint32_t e) {
+    struct entry *at = &c->entries[e];
+    uint32_t page = at->page, cell = at->cell;
+    if (page != NO_PAGE)
+        unlink_from(&c->of_page[page], c, e, true);
+    at->page = NO_PAGE;
+    at->cell = NO_CELL;
+    set_tier(c, e, TIER_DEVICE, NO_OBJECT);
+    if (page != NO_PAGE)
+        page_unkeep(c->pages, page);
+    if (cell != NO_CELL)
+        cache_return_cell(c, cell);
+}
+
+static void leave_tier(struct cache *c, uint32_t e, enum tier tier) {
+    uint32_t object = c->entries[e].object[tier];
+    if (object == NO_OBJECT)
+        return;
+    if (tier == TIER_DEVICE)
+        take_off_device(c, e);
+    else if (tier == TIER_HOST)
+        host_tier_free(c->lower.host, object);
+    else
+        disk_tier_free(c->lower.disk, object);
+    set_tier(c, e, tier, NO_OBJECT);
+}
+
 /* Takes an entry without children out of the tree. */
 static void remove_entry(struct cache *c, uint32_t e) {
     struct entry *at = &c->entries[e];
     struct entry *parent = &c->entries[at->parent];
-    CHECK(e != CACHE_ROOT && at->n_children == 0);
-    for (int i = 0; i < CACHE_HEAPS; i++)
-        if (at->heap_at[i] != NO_ENTRY)
-            heap_remove(c, i, e);
+    CHECK(e != CACHE_ROOT && at->n_children == 0 && at->pins == 0);
+    for (int i = 0; i < TIERS; i++)
+        leave_tier(c, e, i);
     *(at->previous == NO_ENTRY ? &parent->first[at->kind] : &c->entries[at->previous].next) =
         at->next;
     if (at->next != NO_ENTRY)
         c->entries[at->next].previous = at->previous;
     if (at->kind == ENTRY_BLOCK)
         unlink_from(bucket_of(c, at->hash), c, e, false);
-    if (at->page != NO_PAGE) {
-        unlink_from(&c->of_page[at->page], c, e, true);
-        page_unkeep(c->pages, at->page);
-    }
-    if (at->cell != NO_CELL)
-        cache_return_cell(c, at->cell);
     parent->n_children--;
     place(c, at->parent);
     at->next_in_bucket = c->first_free;
     c->first_free = e;
 }
 
+/* An entry that is in no tier goes, and what comes after it. */
+static void remove_if_lost(struct cache *c, uint32_t top) {
+    for (int i = 0; i < TIERS; i++)
+        if (cache_is_in(c, top, i))
+            return;
+    for (uint32_t e = top, next;; e = next) {
+        const uint32_t *first = c->entries[e].first;
+        next = first[ENTRY_BLOCK] != NO_ENTRY ? first[ENTRY_BLOCK] : first[ENTRY_SNAPSHOT];
+        if (next != NO_ENTRY)
+            continue;
+        next = c->entries[e].parent;
+        remove_entry(c, e);
+        if (e == top)
+            return;
+    }
+}
+
 uint32_t cache_block(struct cache *c, uint32_t parent, const int32_t *tokens, uint32_t page) {
     struct hash128 hash = hash_of(c, parent, tokens, PAGE);
     uint32_t e = find_block(c, parent, tokens, hash);
-    if (e != NO_ENTRY)
-        return e;
-    const struct entry made = {.kind = ENTRY_BLOCK,
-                               .hash = hash,
-                               .n_tokens = PAGE,
-                               .parent = parent,
-                               .page = page,
-                               .cell = NO_CELL};
-    e = add_entry(c, made, tokens);
     if (e == NO_ENTRY)
-        return e;
-    c->entries[e].next_in_bucket = *bucket_of(c, hash);
-    *bucket_of(c, hash) = e;
+        e = add_block(c, parent, tokens, hash);
+    if (e != NO_ENTRY && !cache_is_in(c, e, TIER_DEVICE))
+        put_on_device(c, e, page, NO_CELL);
     return e;
 }
 
 bool cache_snapshot(struct cache *c, uint32_t block, const int32_t *tokens, uint32_t n,
                     uint32_t page, uint32_t cell) {
     CHECK(n < PAGE && (n > 0) == (page != NO_PAGE));
-    const struct entry made = {.kind = ENTRY_SNAPSHOT,
-                               .hash = hash_of(c, block, tokens, n),
-                               .n_tokens = n,
-                               .parent = block,
-                               .page = page,
-                               .cell = cell};
-    return add_entry(c, made, tokens) != NO_ENTRY;
+    uint32_t e = best_snapshot(c, block, tokens, n);
+    if (e == NO_ENTRY || c->entries[e].n_tokens != n)
+        e = add_snapshot(c, block, tokens, n);
+    if (e == NO_ENTRY || cache_is_in(c, e, TIER_DEVICE))
+        return false;
+    put_on_device(c, e, page, cell);
+    return true;
 }
 
 bool cache_has_snapshot(const struct cache *c, uint32_t block, const int32_t *tokens, uint32_t n) {
     uint32_t found = best_snapshot(c, block, tokens, n);
-    return found != NO_ENTRY && c->entries[found].n_tokens == n;
+    return found != NO_ENTRY && c->entries[found].n_tokens == n &&
+           cache_is_in(c, found, TIER_DEVICE);
+}
+
+void cache_restore_page(struct cache *c, uint32_t e, uint32_t page) {
+    put_on_device(c, e, page, NO_CELL);
+}
+
+/* ---- the tiers below --------------------------------------------------------------------------
+ */
+
+/* Room for so many bytes in a tier below, for which the least useful there go. What they had may be
+ * free only when it is written to disk. */
+static void make_room(struct cache *c, enum tier tier, uint64_t cost) {
+    enum cache_heap which = tier == TIER_HOST ? HEAP_HOST : HEAP_DISK;
+    struct cache_lower *l = &c->lower;
+    uint64_t room = tier == TIER_HOST ? host_tier_room(l->host) : disk_tier_room(l->disk);
+    while (room < cost && c->heaps[which].n > 0) {
+        uint32_t e = c->heaps[which].at[0];
+        uint64_t bytes = cache_payload_bytes(c, e);
+        room += tier == TIER_HOST ? host_tier_cost(l->host, bytes)
+                                  : disk_tier_cost(c->entries[e].n_tokens, bytes);
+        leave_tier(c, e, tier);
+        remove_if_lost(c, e);
+    }
+}
+
+static void write_to_disk(struct cache *c, uint32_t e) {
+    const struct entry *at = &c->entries[e];
+    const struct disk_meta meta = {
+        .kind = at->kind == ENTRY_BLOCK ? DISK_BLOCK : DISK_SNAPSHOT,
+        .position = at->position,
+        .hash = at->hash,
+        .parent = c->entries[at->parent].hash,
+        .n_tokens = at->n_tokens,
+        .bytes = cache_payload_bytes(c, e),
+    };
+    make_room(c, TIER_DISK, disk_tier_cost(meta.n_tokens, meta.bytes));
+    set_tier(c, e, TIER_DISK,
+             disk_tier_put(c->lower.disk, &meta, cache_tokens(c, e), at->object[TIER_HOST]));
+}
+
+/* Copies an entry of the device to the tiers below, unless it is there or of no use without the
+ * device. `waits`: for the disk, when there is no room for it before. */
+static void spill(struct cache *c, uint32_t e, bool waits) {
+    struct cache_lower *l = &c->lower;
+    struct cache_payload payload = {l->user, e};
+    struct err ignored;
+    uint64_t bytes = cache_payload_bytes(c, e);
+    uint32_t object = NO_OBJECT;
+    bool is_useless = c->options.is_recurrent && c->entries[e].kind == ENTRY_BLOCK &&
+                      c->entries[e].n_children == 0;
+    if (!l->host || is_useless || !cache_is_in(c, e, TIER_DEVICE) || cache_is_in(c, e, TIER_HOST) ||
+        cache_is_in(c, e, TIER_DISK))
+        return;
+    make_room(c, TIER_HOST, host_tier_cost(l->host, bytes));
+    int status = host_tier_put(l->host, bytes, l->fill, &payload, &object, &ignored);
+    if (status == SLUICE_ERR_MEMORY && waits && l->disk) {
+        disk_tier_flush(l->disk);
+        status = host_tier_put(l->host, bytes, l->fill, &payload, &object, &ignored);
+    }
+    if (status)
+        return;
+    set_tier(c, e, TIER_HOST, object);
+    c->n_spilled++;
+    if (l->disk)
+        write_to_disk(c, e);
+}
+
+void cache_write_through(struct cache *c, uint32_t e) {
+    for (; c->lower.disk && e != CACHE_ROOT && !cache_is_in(c, e, TIER_DISK);
+         e = c->entries[e].parent)
+        spill(c, e, false);
+}
+
+void cache_pin(struct cache *c, uint32_t e, bool is_pinned) {
+    for (; e != CACHE_ROOT; e = c->entries[e].parent) {
+        c->entries[e].pins += is_pinned ? 1 : UINT32_MAX;
+        place(c, e);
+    }
+}
+
+int cache_load(struct cache *c, uint32_t e, tier_take_fn *take, void *user, bool *is_found,
+               struct err *err) {
+    const struct entry *at = &c->entries[e];
+    *is_found = false;
+    c->n_loaded++;
+    if (at->object[TIER_HOST] == NO_OBJECT)
+        return disk_tier_get(c->lower.disk, at->object[TIER_DISK], cache_tokens(c, e), take, user,
+                             is_found, err);
+    int status = host_tier_get(c->lower.host, at->object[TIER_HOST], take, user, err);
+    *is_found = status == SLUICE_OK;
+    return status;
+}
+
+void cache_lose(struct cache *c, uint32_t e) {
+    leave_tier(c, e, cache_is_in(c, e, TIER_HOST) ? TIER_HOST : TIER_DISK);
+    remove_if_lost(c, e);
+}
+
+/* An object of an earlier run: its parent came before it. */
+static bool add_from_disk(void *user, uint32_t object, const struct disk_meta *meta,
+                          const int32_t *tokens) {
+    struct cache *c = user;
+    uint32_t n = meta->n_tokens, parent = CACHE_ROOT, e;
+    bool is_block = meta->kind == DISK_BLOCK;
+    if (is_block ? n != PAGE : n >= PAGE)
+        return false;
+    if (meta->position > n) {
+        parent = *bucket_of(c, meta->parent);
+        while (parent != NO_ENTRY && !hash128_equal(c->entries[parent].hash, meta->parent))
+            parent = c->entries[parent].next_in_bucket;
+    }
+    if (parent == NO_ENTRY || c->entries[parent].position + n != meta->position ||
+        !hash128_equal(hash_of(c, parent, tokens, n), meta->hash))
+        return false;
+    e = is_block ? add_block(c, parent, tokens, meta->hash) : add_snapshot(c, parent, tokens, n);
+    if (e == NO_ENTRY)
+        return false;
+    set_tier(c, e, TIER_DISK, object);
+    if (meta->bytes == cache_payload_bytes(c, e)) {
+        touch(c, e);
+        return true;
+    }
+    set_tier(c, e, TIER_DISK, NO_OBJECT);
+    remove_if_lost(c, e);
+    return false;
+}
+
+void cache_attach(struct cache *c, const struct cache_lower *lower) {
+    c->lower = *lower;
+    if (lower->disk)
+        disk_tier_scan(lower->disk, add_from_disk, c);
+}
+
+void cache_detach(struct cache *c) {
+    for (uint32_t e = 1; c->lower.disk && e < c->n_fresh; e++)
+        spill(c, e, true);
+    c->lower = (struct cache_lower){0};
 }
 
 /* ---- who goes ---------------------------------------------------------------------------------
  */
 
-/* The least useful entry of a heap goes. What it is worth may have risen, as others before it are
- * gone: then it is looked at again. */
+/* The least useful entry of a heap leaves the device. What it is worth may have risen, as others
+ * before it are gone: then it is looked at again. */
 static void evict(struct cache *c, enum cache_heap which) {
     for (;;) {
         CHECK(c->heaps[which].n > 0);
@@ -291,7 +527,9 @@ static void evict(struct cache *c, enum cache_heap which) {
         if (c->clock < at->priority)
             c->clock = at->priority;
         c->n_evicted++;
-        remove_entry(c, e);
+        spill(c, e, false);
+        take_off_device(c, e);
+        remove_if_lost(c, e);
         return;
     }
 }
@@ -377,10 +615,10 @@ bool cache_init(struct cache *c, const struct cache_options *options, struct pag
     c->buckets = arena_array(arena, c->n_buckets, sizeof *c->buckets);
     c->of_page = arena_array(arena, pages->n, sizeof *c->of_page);
     c->free_cells = arena_array(arena, options->n_cells, sizeof *c->free_cells);
+    bool has_heaps = true;
     for (int i = 0; i < CACHE_HEAPS; i++)
-        c->heaps[i].at = arena_array(arena, n, sizeof *c->heaps[i].at);
-    if (!c->entries || !c->tokens || !c->buckets || !c->of_page || !c->free_cells ||
-        !c->heaps[HEAP_PAGES].at || !c->heaps[HEAP_CELLS].at)
+        has_heaps &= (c->heaps[i].at = arena_array(arena, n, sizeof *c->heaps[i].at)) != NULL;
+    if (!c->entries || !c->tokens || !c->buckets || !c->of_page || !c->free_cells || !has_heaps)
         return false;
     c->entries[CACHE_ROOT] = (struct entry){
         .first = {NO_ENTRY, NO_ENTRY},
@@ -388,13 +626,10 @@ bool cache_init(struct cache *c, const struct cache_options *options, struct pag
         .previous = NO_ENTRY,
         .page = NO_PAGE,
         .cell = NO_CELL,
-        .heap_at = {NO_ENTRY, NO_ENTRY},
+        .heap_at = {NO_ENTRY, NO_ENTRY, NO_ENTRY, NO_ENTRY},
     };
     c->first_free = NO_ENTRY;
-    for (uint32_t e = options->n_entries; e > 0; e--) {
-        c->entries[e].next_in_bucket = c->first_free;
-        c->first_free = e;
-    }
+    c->n_fresh = 1;
     memset(c->buckets, 0xff, c->n_buckets * sizeof *c->buckets);
     memset(c->of_page, 0xff, pages->n * sizeof *c->of_page);
     for (uint32_t i = 0; i < options->n_cells; i++)
@@ -408,33 +643,20 @@ bool cache_init(struct cache *c, const struct cache_options *options, struct pag
 /* ---- invariants -------------------------------------------------------------------------------
  */
 
-/* How many entries stand below one, itself included; 0: a link is broken. */
-static uint32_t count_below(const struct cache *c, uint32_t e, const char **broken) {
-    uint32_t n = 1, n_children = 0;
-    for (int kind = 0; kind < ENTRY_KINDS; kind++)
-        for (uint32_t k = c->entries[e].first[kind]; k != NO_ENTRY; k = c->entries[k].next) {
-            const struct entry *at = &c->entries[k];
-            if (at->parent != e || (int)at->kind != kind)
-                *broken = "(3) a child has another parent";
-            if (at->position != c->entries[e].position + at->n_tokens)
-                *broken = "(1) an entry's position is wrong";
-            n += count_below(c, k, broken);
-            n_children++;
-        }
-    if (n_children != c->entries[e].n_children)
-        *broken = "(3) children are miscounted";
-    return n;
-}
-
-static const char *broken_heaps(const struct cache *c, uint32_t e) {
+static const char *broken_entry(const struct cache *c, uint32_t e) {
     const struct entry *at = &c->entries[e];
-    bool is_leaf = e != CACHE_ROOT && at->n_children == 0;
-    if ((at->heap_at[HEAP_PAGES] != NO_ENTRY) != (is_leaf && is_idle(c, e)))
-        return "(5) a leaf is not where it can be reclaimed, or should not be";
-    if ((at->heap_at[HEAP_CELLS] != NO_ENTRY) != (at->cell != NO_CELL))
-        return "(5) a cell is not where it can be reclaimed";
+    bool is_somewhere = e == CACHE_ROOT;
+    for (int i = 0; i < TIERS; i++)
+        is_somewhere |= cache_is_in(c, e, i);
+    if (!is_somewhere)
+        return "(3) an entry is in no tier";
+    if (e != CACHE_ROOT && at->parent != CACHE_ROOT && cache_is_in(c, e, TIER_DEVICE) &&
+        !cache_is_in(c, at->parent, TIER_DEVICE))
+        return "(3) an entry is on the device, and the block before it is not";
     for (int i = 0; i < CACHE_HEAPS; i++) {
         uint32_t place_of = at->heap_at[i];
+        if ((place_of != NO_ENTRY) != belongs_to(c, e, i))
+            return "(5) an entry is not in its heap, or in another";
         if (place_of == NO_ENTRY)
             continue;
         if (c->heaps[i].at[place_of] != e)
@@ -445,13 +667,37 @@ static const char *broken_heaps(const struct cache *c, uint32_t e) {
     return NULL;
 }
 
+/* How many entries stand below one, itself included; 0: a link is broken. */
+static uint32_t count_below(const struct cache *c, uint32_t e, const char **broken) {
+    uint32_t n = 1, n_children = 0, n_below[TIERS] = {0};
+    const char *own = broken_entry(c, e);
+    if (own)
+        *broken = own;
+    for (int kind = 0; kind < ENTRY_KINDS; kind++)
+        for (uint32_t k = c->entries[e].first[kind]; k != NO_ENTRY; k = c->entries[k].next) {
+            const struct entry *at = &c->entries[k];
+            if (at->parent != e || (int)at->kind != kind)
+                *broken = "(3) a child has another parent";
+            if (at->position != c->entries[e].position + at->n_tokens)
+                *broken = "(1) an entry's position is wrong";
+            n += count_below(c, k, broken);
+            n_children++;
+            for (int i = 0; i < TIERS; i++)
+                n_below[i] += cache_is_in(c, k, i);
+        }
+    if (n_children != c->entries[e].n_children ||
+        memcmp(n_below, c->entries[e].n_below, sizeof n_below) != 0)
+        *broken = "(3) children are miscounted";
+    return n;
+}
+
 const char *cache_broken(const struct cache *c) {
     const char *broken = NULL;
-    uint32_t n_free = 0, n_cells = c->n_free_cells, n = c->options.n_entries + 1;
+    uint32_t n_free = 0, n_cells = c->n_free_cells + c->heaps[HEAP_CELLS].n;
     uint64_t n_kept = 0, n_linked = 0;
     for (uint32_t e = c->first_free; e != NO_ENTRY; e = c->entries[e].next_in_bucket)
         n_free++;
-    if (count_below(c, CACHE_ROOT, &broken) + n_free != n)
+    if (count_below(c, CACHE_ROOT, &broken) + n_free != c->n_fresh)
         return "(3) an entry is neither in the tree nor free";
     if (broken)
         return broken;
@@ -463,15 +709,11 @@ const char *cache_broken(const struct cache *c) {
                 return "(1) an entry is listed with another page";
             if (c->entries[e].kind == ENTRY_BLOCK && page_is_idle(c->pages, page))
                 for (uint32_t k = c->entries[e].first[0]; k != NO_ENTRY; k = c->entries[k].next)
-                    if (!page_is_idle(c->pages, c->entries[k].page))
+                    if (cache_is_in(c, k, TIER_DEVICE) &&
+                        !page_is_idle(c->pages, c->entries[k].page))
                         return "(4) a slot has the page of a block, but not of the one before";
-            if ((broken = broken_heaps(c, e)))
-                return broken;
         }
     }
-    for (uint32_t i = 0; i < c->heaps[HEAP_CELLS].n; i++, n_cells++)
-        if ((broken = broken_heaps(c, c->heaps[HEAP_CELLS].at[i])))
-            return broken;
     if (n_cells != c->options.n_cells)
         return "(5) a cell is lost, or there is a step";
     return n_kept == n_linked ? NULL : "(1) kept pages are miscounted";

@@ -4,19 +4,27 @@
  * and the page with their keys and values. A snapshot is a position that a sequence can go on from:
  * the block before it, a tail of fewer than PAGE tokens with the page they are in, and, for models
  * with recurrent state, a cell: the memory of one such state. Models without need no snapshots to
- * go on from anywhere; theirs are the tails of sequences that were closed. */
+ * go on from anywhere; theirs are the tails of sequences that were closed.
+ *
+ * What has to leave the device goes to host memory, where there is such a tier, and from there to
+ * disk. The tree is the only index of all three. */
 #ifndef ENGINE_CACHE_H
 #define ENGINE_CACHE_H
 
 #include "base/hash.h"
+#include "engine/disk_tier.h"
 #include "engine/pages.h"
 
 enum { CACHE_ROOT = 0, NO_ENTRY = UINT32_MAX, NO_CELL = UINT32_MAX };
 
 enum entry_kind { ENTRY_BLOCK, ENTRY_SNAPSHOT, ENTRY_KINDS };
 
-/* Why an entry may have to go: its page is wanted, or its cell. */
-enum cache_heap { HEAP_PAGES, HEAP_CELLS, CACHE_HEAPS };
+enum tier { TIER_DEVICE, TIER_HOST, TIER_DISK, TIERS };
+enum { NO_OBJECT = UINT32_MAX };
+_Static_assert((uint32_t)HOST_NONE == NO_OBJECT && (uint32_t)DISK_NONE == NO_OBJECT, "no object");
+
+/* Why an entry may have to go: its page is wanted, or its cell, or its room in a lower tier. */
+enum cache_heap { HEAP_PAGES, HEAP_CELLS, HEAP_HOST, HEAP_DISK, CACHE_HEAPS };
 
 struct entry {
     enum entry_kind kind;
@@ -26,9 +34,11 @@ struct entry {
     uint32_t parent;                             /* a block; the root is its own */
     uint32_t first[ENTRY_KINDS], next, previous; /* children by kind, and siblings */
     uint32_t next_in_bucket;                     /* of blocks; of free entries: the next free one */
-    uint32_t page, next_of_page;                 /* NO_PAGE: a snapshot without a tail */
-    uint32_t cell;
-    uint32_t n_children;
+    uint32_t object[TIERS];      /* in each; NO_OBJECT: it is not there. On the device it is 0 */
+    uint32_t page, next_of_page; /* on the device, but for a snapshot without a tail */
+    uint32_t cell;               /* of a snapshot on the device */
+    uint32_t n_children, n_below[TIERS]; /* all, and those that are in a tier */
+    uint32_t pins;                       /* it is being read: it stays where it is */
     /* What it is worth keeping: see worth() in cache.c. */
     uint32_t uses;
     double since, priority;
@@ -42,6 +52,18 @@ struct cache_options {
     uint64_t page_bytes, cell_bytes;
 };
 
+/* The tiers below the device; NULL: there is none. `fill` hands out an entry's payload. */
+struct cache_payload {
+    void *user;
+    uint32_t entry;
+};
+struct cache_lower {
+    struct host_tier *host;
+    struct disk_tier *disk;
+    tier_fill_fn *fill; /* user: a struct cache_payload */
+    void *user;
+};
+
 struct heap {
     uint32_t *at;
     uint32_t n;
@@ -49,18 +71,20 @@ struct heap {
 
 struct cache {
     struct cache_options options;
-    struct pages *pages;   /* borrowed */
-    struct entry *entries; /* (n_entries + 1), the root first */
-    int32_t *tokens;       /* (n_entries + 1, PAGE) */
-    uint32_t first_free;
-    uint32_t *buckets; /* (n_buckets, a power of two) */
+    struct pages *pages; /* borrowed */
+    struct cache_lower lower;
+    struct entry *entries;        /* (n_entries + 1), the root first */
+    int32_t *tokens;              /* (n_entries + 1, PAGE) */
+    uint32_t first_free, n_fresh; /* a list, and those from n_fresh on, never used */
+    uint32_t *buckets;            /* (n_buckets, a power of two) */
     uint32_t n_buckets;
     uint32_t *of_page;    /* (pages) the first entry that has it */
     uint32_t *free_cells; /* (n_cells) a stack */
     uint32_t n_free_cells;
     struct heap heaps[CACHE_HEAPS];
     double clock;
-    uint64_t n_evicted;
+    uint64_t n_evicted; /* from the device */
+    uint64_t n_spilled, n_loaded;
 };
 
 /* Tables from the arena; false when memory ran out. */
@@ -74,15 +98,23 @@ static inline int32_t *cache_tokens(const struct cache *c, uint32_t e) {
     return c->tokens + (size_t)e * PAGE;
 }
 
-/* The block of these PAGE tokens after `parent`. When it is not known yet it is from now on, with
- * this page; else its page may be another, with the same bits. NO_ENTRY: there is no room. */
+/* The tiers below, with what the disk has from earlier runs. */
+void cache_attach(struct cache *c, const struct cache_lower *lower);
+/* Everything goes to disk, where there is one; the tiers are not used after that. */
+void cache_detach(struct cache *c);
+
+/* The block of these PAGE tokens after `parent`, on the device. When it is not there yet it is from
+ * now on, with this page; else its page may be another, with the same bits. NO_ENTRY: there is no
+ * room. */
 uint32_t cache_block(struct cache *c, uint32_t parent, const int32_t *tokens, uint32_t page);
 
-/* A snapshot after `block` and n tokens more, of which there is none yet. `page` has their keys and
- * values, NO_PAGE when n is 0. The cell becomes the cache's. False: there is no room. */
+/* A snapshot after `block` and n tokens more, on the device, where none is there yet. `page` has
+ * their keys and values, NO_PAGE when n is 0. The cell becomes the cache's. False: there is no
+ * room.
+ */
 bool cache_snapshot(struct cache *c, uint32_t block, const int32_t *tokens, uint32_t n,
                     uint32_t page, uint32_t cell);
-
+/* Whether there is such a snapshot on the device. */
 bool cache_has_snapshot(const struct cache *c, uint32_t block, const int32_t *tokens, uint32_t n);
 
 /* A cell for a snapshot; the least useful snapshot may have to go for it. NO_CELL: there are none.
@@ -108,6 +140,23 @@ uint32_t cache_block_before(const struct cache *c, uint32_t block, uint32_t posi
 
 /* An entry, and the blocks before it, were of use. */
 void cache_use(struct cache *c, uint32_t e);
+
+static inline bool cache_is_in(const struct cache *c, uint32_t e, enum tier tier) {
+    return c->entries[e].object[tier] != NO_OBJECT;
+}
+/* Of an entry's page and cell, as one object. */
+uint64_t cache_payload_bytes(const struct cache *c, uint32_t e);
+/* An entry and the blocks before it stay where they are, or may go again. */
+void cache_pin(struct cache *c, uint32_t e, bool is_pinned);
+/* Reads an entry's payload from the tier below that has it. Not found: what `take` got is void. */
+int cache_load(struct cache *c, uint32_t e, tier_take_fn *take, void *user, bool *is_found,
+               struct err *err);
+/* An entry that was not found is gone from that tier. It is not pinned. */
+void cache_lose(struct cache *c, uint32_t e);
+/* A block that was loaded is on the device again. */
+void cache_restore_page(struct cache *c, uint32_t e, uint32_t page);
+/* An entry and the blocks before it go to disk as well, where there is one. */
+void cache_write_through(struct cache *c, uint32_t e);
 
 /* The first broken invariant in words, NULL when all hold. For tests. */
 const char *cache_broken(const struct cache *c);

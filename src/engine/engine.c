@@ -165,6 +165,8 @@ static int plan_state_memory(struct sluice_engine *e, const struct sluice_engine
         status = plan_pages(&e->setup, o->kv_bytes, layout.page_bytes, err);
     e->setup.grid = o->snapshot_every ? o->snapshot_every : usual_grid(&layout);
     if (!status)
+        status = tiers_plan(&e->setup, o, &layout, err);
+    if (!status)
         plan_snapshots(&e->setup, o->snapshot_bytes, &layout);
     plan_free(probe);
     return status;
@@ -289,6 +291,7 @@ static int make_tables(struct sluice_engine *e, struct err *err) {
         .context = s->context,
         .pages_per_seq = s->pages_per_seq,
         .n_pages = s->n_pages,
+        .n_lower = s->n_host + s->n_disk,
         .n_vocab = e->model->model->config.n_vocab,
     };
     e->state.kind = e->kind;
@@ -321,6 +324,8 @@ int engine_load(struct sluice_engine *e, const struct sluice_engine_options *o, 
         status =
             e->kind->load(e->backend, (struct backend_weights){w->base, w->bytes, w->synthetic},
                           e->plans, e->n_plans, o->progress, o->user, err);
+    if (!status)
+        status = tiers_open(e, o, err);
     e->is_loaded = status == SLUICE_OK;
     return status;
 }
@@ -328,6 +333,7 @@ int engine_load(struct sluice_engine *e, const struct sluice_engine_options *o, 
 void engine_close(struct sluice_engine *e) {
     if (!e)
         return;
+    tiers_close(e);
     if (e->kind)
         e->kind->close(e->backend);
     for (uint32_t i = 0; i < e->n_plans; i++)

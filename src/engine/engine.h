@@ -1,7 +1,8 @@
 /* engine.h - the structs of the handles of sluice.h, and what the files of this folder share.
  *
  * engine.c opens: options to plans, plans to a backend, all of it checked against the memory there
- * is. batch.c runs a step. state.c owns the memory of sequences. save.c writes and reads them as
+ * is. batch.c runs a step. state.c owns the memory of sequences, pages.c and cache.c know who has
+ * which part of it; tiers.c opens what is below the device. save.c writes and reads them as
  * files, sampler.c knows how tokens are picked, text.c turns them into text, api.c is the public
  * face of it all. */
 #ifndef ENGINE_ENGINE_H
@@ -33,6 +34,8 @@ struct setup {
     uint32_t n_seqs, batch, prefill;
     uint32_t outputs; /* rows of a step that may go through the head */
     uint32_t n_snapshots, grid;
+    uint64_t host_bytes, disk_bytes; /* of the tiers below the device */
+    uint32_t n_host, n_disk;         /* objects that they can hold */
     enum dtype kv_type;
     bool exact, has_taps;
 };
@@ -78,6 +81,8 @@ struct sluice_engine {
     bool is_loaded;
     atomic_bool cancel; /* wanted; taken back by the call that reports it */
     struct state state;
+    struct host_tier host; /* the tiers below the device; a zero one and NULL: there are none */
+    struct disk_tier *disk;
     struct sluice_seq *handles; /* (n_seqs + SPARE_HANDLES) */
     struct sluice_seq **seqs;   /* (n_seqs) the handle of an open slot */
     uint64_t n_closed;
@@ -111,6 +116,18 @@ uint32_t engine_plan_for(const struct sluice_engine *e, uint32_t rows, uint32_t 
 static inline void *engine_io(const struct sluice_engine *e, uint64_t offset) {
     return e->kind->io(e->backend) + offset;
 }
+
+/* ---- tiers.c ----------------------------------------------------------------------------------
+ */
+
+/* How large the tiers below the device are, for objects of these sizes. */
+int tiers_plan(struct setup *s, const struct sluice_engine_options *options,
+               const struct state_layout *layout, struct err *err);
+/* The model is loaded. What an earlier run left in the folder is known after it. */
+int tiers_open(struct sluice_engine *e, const struct sluice_engine_options *options,
+               struct err *err);
+/* What is known goes to the folder, where there is one. Takes engines that have no tiers. */
+void tiers_close(struct sluice_engine *e);
 
 /* ---- fit.c ------------------------------------------------------------------------------------
  */
@@ -154,6 +171,9 @@ uint32_t sampler_fill(const struct sluice_seq *seq, struct io_output *out, struc
 /* ---- save.c -----------------------------------------------------------------------------------
  */
 
+/* Of the model: shapes and types of all weights in the order of use, and the first bytes of each.
+ * They must be loaded. */
+uint64_t save_fingerprint(const struct sluice_engine *e);
 int save_write(const struct sluice_seq *seq, const char *path, struct err *err);
 /* What a file has besides the content of a slot. */
 struct saved {

@@ -32,8 +32,7 @@ _Static_assert(sizeof(struct save_header) == 64, "save_header");
 
 static const char magic[8] = {'S', 'L', 'U', 'I', 'C', 'E', 'S', 'Q'};
 
-/* Shapes and types of all weights in the order of use, and the first bytes of each. */
-static uint64_t fingerprint_of(const struct sluice_engine *e) {
+uint64_t save_fingerprint(const struct sluice_engine *e) {
     enum { SAMPLE = 64 };
     struct hash h;
     struct plan *plan = e->plans[0];
@@ -103,7 +102,7 @@ static struct save_header header_of(const struct sluice_engine *e) {
     struct save_header h = {
         .version = SAVE_VERSION,
         .kv_type = e->setup.kv_type,
-        .fingerprint = fingerprint_of(e),
+        .fingerprint = save_fingerprint(e),
         .is_exact = e->setup.exact,
     };
     memcpy(h.magic, magic, sizeof magic);

@@ -65,6 +65,10 @@ int state_layout_of(struct state_layout *l, const struct plan *plan, struct aren
     return SLUICE_OK;
 }
 
+static bool is_recurrent(const struct state *st) {
+    return st->layout.n_recurrent > 0;
+}
+
 static uint64_t item(struct piece p, uint32_t i) {
     return p.offset + i * p.bytes;
 }
@@ -125,12 +129,84 @@ static int write_counts(struct state *st, uint32_t slot, uint32_t n, struct err 
                                  st->layout.counts.bytes, st->counts, err);
 }
 
-/* ---- tables -----------------------------------------------------------------------------------
+/* ---- the tiers below --------------------------------------------------------------------------
  */
 
-static bool is_recurrent(const struct state *st) {
-    return st->layout.n_recurrent > 0;
+/* An entry's payload: the recurrent state of a cell, then the keys and values of a page; each only
+ * where the entry has it. */
+struct payload {
+    const struct state *st;
+    uint32_t cell, page; /* where it is or goes to on the device; NO_CELL, NO_PAGE: not needed */
+    bool has_cell, has_page;
+};
+
+/* Calls one of read_state and write_state for every stretch of bytes [at, at + n) of the payload.
+ */
+static int move_pieces(const struct payload *p, uint64_t at, uint64_t n, uint8_t *host, bool is_in,
+                       struct err *err) {
+    const struct state_layout *l = &p->st->layout;
+    uint32_t n_pieces = (p->has_cell ? l->n_recurrent : 0) + (p->has_page ? l->n_paged : 0);
+    uint32_t n_cell = p->has_cell ? l->n_recurrent : 0;
+    uint64_t begin = 0;
+    int status = SLUICE_OK;
+    for (uint32_t i = 0; !status && i < n_pieces; i++) {
+        bool is_cell = i < n_cell;
+        struct piece piece = is_cell ? l->recurrent[i] : l->paged[i - n_cell];
+        uint64_t from = at > begin ? at : begin;
+        uint64_t to = at + n < begin + piece.bytes ? at + n : begin + piece.bytes;
+        uint32_t which = is_cell ? p->cell : p->page;
+        uint64_t offset = item(piece, which) + from - begin;
+        begin += piece.bytes;
+        if (from >= to || which == UINT32_MAX)
+            continue;
+        status = is_in ? p->st->kind->write_state(p->st->backend, offset, to - from,
+                                                  host + (from - at), err)
+                       : p->st->kind->read_state(p->st->backend, offset, to - from,
+                                                 host + (from - at), err);
+    }
+    return status;
 }
+
+static struct payload payload_of(const struct state *st, uint32_t e) {
+    const struct entry *at = cache_entry(&st->cache, e);
+    return (struct payload){
+        .st = st,
+        .cell = at->cell,
+        .page = at->page,
+        .has_cell = at->kind == ENTRY_SNAPSHOT && is_recurrent(st),
+        .has_page = at->n_tokens > 0,
+    };
+}
+
+static int fill_payload(void *user, uint64_t at, uint64_t n, void *to, struct err *err) {
+    const struct cache_payload *which = user;
+    struct payload p = payload_of(which->user, which->entry);
+    return move_pieces(&p, at, n, to, false, err);
+}
+
+static int take_payload(void *user, uint64_t at, uint64_t n, const void *from, struct err *err) {
+    return move_pieces(user, at, n, (uint8_t *)from, true, err);
+}
+
+/* An entry that is not on the device into a cell and a page; either may be none. */
+static int load_entry(struct state *st, uint32_t e, uint32_t cell, uint32_t page, bool *is_found,
+                      struct err *err) {
+    struct payload p = payload_of(st, e);
+    p.cell = cell;
+    p.page = page;
+    return cache_load(&st->cache, e, take_payload, &p, is_found, err);
+}
+
+void state_attach(struct state *st, struct host_tier *host, struct disk_tier *disk) {
+    cache_attach(&st->cache, &(struct cache_lower){host, disk, fill_payload, st});
+}
+
+void state_detach(struct state *st) {
+    cache_detach(&st->cache);
+}
+
+/* ---- tables -----------------------------------------------------------------------------------
+ */
 
 static bool make_slot(struct state *st, struct slot *s, struct arena *arena) {
     s->tokens = arena_array(arena, st->options.context, sizeof *s->tokens);
@@ -143,7 +219,7 @@ static bool make_slot(struct state *st, struct slot *s, struct arena *arena) {
 static struct cache_options cache_options_of(const struct state *st) {
     const struct state_options *o = &st->options;
     return (struct cache_options){
-        .n_entries = o->n_pages + (is_recurrent(st) ? o->n_snapshots : o->n_pages),
+        .n_entries = o->n_pages + (is_recurrent(st) ? o->n_snapshots : o->n_pages) + o->n_lower,
         .first_cell = o->n_slots,
         .n_cells = o->n_snapshots,
         .is_recurrent = is_recurrent(st),
@@ -160,7 +236,8 @@ int state_init(struct state *st, const struct state_options *options, struct are
     st->counts = arena_array(arena, options->n_vocab, sizeof *st->counts);
     st->planned = arena_array(arena, options->n_snapshots, sizeof *st->planned);
     st->room_pages = arena_array(arena, options->pages_per_seq, sizeof *st->room_pages);
-    bool is_made = st->slots && st->counts && st->planned && st->room_pages &&
+    st->room_blocks = arena_array(arena, options->pages_per_seq, sizeof *st->room_blocks);
+    bool is_made = st->slots && st->counts && st->planned && st->room_pages && st->room_blocks &&
                    pages_init(&st->pages, options->n_pages, arena) &&
                    cache_init(&st->cache, &cache, &st->pages, arena);
     for (uint32_t i = 0; is_made && i < options->n_slots; i++)
@@ -289,6 +366,17 @@ static int take_snapshot(struct state *st, uint32_t slot, struct err *err) {
     return status;
 }
 
+/* What a closed slot leaves goes to disk at once, where there is one: it is then safe, whatever
+ * happens to the process. */
+static void write_through(struct state *st, const struct slot *s) {
+    uint32_t e = cache_snapshot_before(&st->cache, s->block, s->tokens, s->length);
+    if (e != NO_ENTRY &&
+        cache_entry(&st->cache, e)->position >= cache_entry(&st->cache, s->block)->position)
+        cache_write_through(&st->cache, e);
+    else if (!is_recurrent(st))
+        cache_write_through(&st->cache, s->block);
+}
+
 void state_begin_step(struct state *st) {
     st->n_planned = 0;
 }
@@ -349,8 +437,9 @@ void state_close(struct state *st, uint32_t slot, bool is_kept) {
     struct err ignored; /* the device's: then nothing is kept */
     CHECK(s->is_open);
     end_planned(st, slot, false);
-    if (is_kept && enter_blocks(st, slot, &ignored) == SLUICE_OK)
-        take_snapshot(st, slot, &ignored);
+    if (is_kept && enter_blocks(st, slot, &ignored) == SLUICE_OK &&
+        take_snapshot(st, slot, &ignored) == SLUICE_OK)
+        write_through(st, s);
     drop_pages(st, slot, 0);
     s->length = s->n_tokens = s->n_marks = 0;
     s->block = CACHE_ROOT;
@@ -455,25 +544,44 @@ int state_fork(struct state *st, uint32_t from, uint32_t *to, struct err *err) {
 /* ---- rewind -----------------------------------------------------------------------------------
  */
 
-/* The recurrent state becomes that of a snapshot; NO_ENTRY: the empty one. */
-static int restore(struct state *st, uint32_t slot, uint32_t snapshot, struct err *err) {
+/* The recurrent state becomes that of a snapshot, wherever it is; NO_ENTRY: the empty one. */
+static int restore(struct state *st, uint32_t slot, uint32_t snapshot, bool *is_found,
+                   struct err *err) {
+    *is_found = true;
     if (snapshot == NO_ENTRY)
         return zero_recurrent(st, slot, err);
-    cache_use(&st->cache, snapshot);
     st->n_used++;
-    return copy_recurrent(st, slot, cache_entry(&st->cache, snapshot)->cell, err);
+    uint32_t cell = cache_entry(&st->cache, snapshot)->cell;
+    return cell == NO_CELL ? load_entry(st, snapshot, slot, NO_PAGE, is_found, err)
+                           : copy_recurrent(st, slot, cell, err);
+}
+
+/* The recurrent state of the newest snapshot at or before n; *length: its position. */
+static int restore_before(struct state *st, uint32_t slot, uint32_t n, uint32_t *length,
+                          struct err *err) {
+    const struct slot *s = &st->slots[slot];
+    for (;;) {
+        bool is_found;
+        uint32_t snapshot = cache_snapshot_before(&st->cache, s->block, s->tokens, n);
+        *length = snapshot == NO_ENTRY ? 0 : cache_entry(&st->cache, snapshot)->position;
+        int status = restore(st, slot, snapshot, &is_found, err);
+        if (status)
+            return status;
+        if (!is_found) {
+            cache_lose(&st->cache, snapshot);
+            continue;
+        }
+        if (snapshot != NO_ENTRY)
+            cache_use(&st->cache, snapshot);
+        return SLUICE_OK;
+    }
 }
 
 /* The slot's memory becomes that of its first n positions, or of fewer: then tokens wait. */
 static int go_back(struct state *st, uint32_t slot, uint32_t n, struct err *err) {
     struct slot *s = &st->slots[slot];
     uint32_t length = n;
-    int status = SLUICE_OK;
-    if (is_recurrent(st)) {
-        uint32_t snapshot = cache_snapshot_before(&st->cache, s->block, s->tokens, n);
-        length = snapshot == NO_ENTRY ? 0 : cache_entry(&st->cache, snapshot)->position;
-        status = restore(st, slot, snapshot, err);
-    }
+    int status = is_recurrent(st) ? restore_before(st, slot, n, &length, err) : SLUICE_OK;
     if (!status)
         status = write_counts(st, slot, length, err);
     if (status)
@@ -510,12 +618,13 @@ int state_undo(struct state *st, uint32_t slot, struct err *err) {
 /* Where a slot may go on from: whole blocks, then a part of a page. */
 struct target {
     uint32_t position, block;
-    uint32_t page;     /* of the part; NO_PAGE: there is none */
+    uint32_t tail; /* the entry whose page has the part; NO_ENTRY: another slot's page has ... */
+    uint32_t page; /* ... or there is none: NO_PAGE */
     uint32_t snapshot; /* of the recurrent state, else NO_ENTRY */
 };
 
 /* Tokens in common with what other slots hold after the block that was found, where that is more
- * than the cache has. */
+ * than the cache has; *page: where they are. */
 static void match_slots(const struct state *st, uint32_t slot, struct match *m, uint32_t *page) {
     const struct slot *s = &st->slots[slot];
     for (uint32_t i = 0; i < st->options.n_slots; i++) {
@@ -528,6 +637,7 @@ static void match_slots(const struct state *st, uint32_t slot, struct match *m, 
         if (at - m->position <= m->tail)
             continue;
         m->tail = at - m->position;
+        m->entry = NO_ENTRY;
         *page = other->pages[m->position / PAGE];
     }
 }
@@ -536,78 +646,190 @@ static void match_slots(const struct state *st, uint32_t slot, struct match *m, 
 static struct target cut_at(const struct state *st, const struct match *m, uint32_t page,
                             uint32_t most) {
     uint32_t position = min_u32(m->position + m->tail, most);
-    struct target t = {.position = position, .page = NO_PAGE, .snapshot = NO_ENTRY};
+    struct target t = {
+        .position = position, .page = NO_PAGE, .tail = NO_ENTRY, .snapshot = NO_ENTRY};
     t.block = cache_block_before(&st->cache, m->block, position);
     if (position % PAGE == 0)
         return t;
+    t.tail = m->entry;
     t.page = page;
     for (uint32_t b = m->block; b != t.block; b = cache_entry(&st->cache, b)->parent)
-        t.page = cache_entry(&st->cache, b)->page;
+        t.tail = b;
     return t;
 }
 
 static struct target snapshot_at(const struct state *st, const struct slot *s,
                                  const struct match *m, uint32_t most) {
-    struct target t = {.page = NO_PAGE, .block = CACHE_ROOT};
+    struct target t = {.page = NO_PAGE, .tail = NO_ENTRY, .block = CACHE_ROOT};
     t.snapshot = cache_snapshot_before(&st->cache, m->block, s->tokens, most);
     if (t.snapshot == NO_ENTRY)
         return t;
     const struct entry *e = cache_entry(&st->cache, t.snapshot);
     t.position = e->position;
     t.block = e->parent;
-    t.page = e->page;
+    t.tail = e->n_tokens ? t.snapshot : NO_ENTRY;
     return t;
 }
 
-static struct target find_target(const struct state *st, uint32_t slot, uint32_t *matched) {
+static struct target find_target(const struct state *st, uint32_t slot, uint32_t most,
+                                 uint32_t *matched) {
     const struct slot *s = &st->slots[slot];
     struct match m = cache_match(&st->cache, s->tokens, s->n_tokens);
-    uint32_t most = s->n_tokens - 1;
-    uint32_t page = m.entry == NO_ENTRY ? NO_PAGE : cache_entry(&st->cache, m.entry)->page;
+    uint32_t page = NO_PAGE;
     match_slots(st, slot, &m, &page);
     *matched = m.position + m.tail;
     return is_recurrent(st) ? snapshot_at(st, s, &m, min_u32(most, *matched))
                             : cut_at(st, &m, page, most);
 }
 
-/* The slot gets the pages of the target in place of its own. */
-static void take_pages(struct state *st, uint32_t slot, const struct target *t) {
-    struct slot *s = &st->slots[slot];
-    uint32_t n = pages_for(t->position), i = t->position / PAGE;
-    if (n > i) {
-        st->room_pages[i] = t->page;
-        page_share(&st->pages, t->page, t->position % PAGE);
+/* Lists the target's blocks in room_blocks and its pages in room_pages, those on the device taken
+ * by the slot, NO_PAGE for the others. Returns how many others. */
+static uint32_t share_target(struct state *st, const struct target *t) {
+    uint32_t i = t->position / PAGE, part = t->position % PAGE, n_missing = 0;
+    if (part) {
+        uint32_t page = t->tail == NO_ENTRY ? t->page : cache_entry(&st->cache, t->tail)->page;
+        st->room_pages[i] = page;
+        n_missing += page == NO_PAGE;
+        if (page != NO_PAGE)
+            page_share(&st->pages, page, part);
     }
     for (uint32_t b = t->block; b != CACHE_ROOT; b = cache_entry(&st->cache, b)->parent) {
-        st->room_pages[--i] = cache_entry(&st->cache, b)->page;
-        page_share(&st->pages, st->room_pages[i], PAGE);
+        uint32_t page = cache_entry(&st->cache, b)->page;
+        st->room_blocks[--i] = b;
+        st->room_pages[i] = page;
+        n_missing += page == NO_PAGE;
+        if (page != NO_PAGE)
+            page_share(&st->pages, page, PAGE);
     }
+    return n_missing;
+}
+
+static void drop_target(struct state *st, uint32_t slot, const struct target *t) {
+    for (uint32_t i = 0; i < pages_for(t->position); i++)
+        if (st->room_pages[i] != NO_PAGE)
+            page_drop(&st->pages, st->room_pages[i], slot);
+}
+
+/* The tier that an entry is read from. */
+static enum tier tier_of(const struct state *st, uint32_t e) {
+    enum tier tier = TIER_DEVICE;
+    while (!cache_is_in(&st->cache, e, tier))
+        tier++;
+    return tier;
+}
+
+/* Where the first page is that finds no room. */
+static uint32_t position_of_missing(const struct state *st, uint32_t n) {
+    uint32_t i = 0;
+    while (st->room_pages[i] != NO_PAGE || n-- > 0)
+        i++;
+    return i * PAGE;
+}
+
+/* Reads the blocks that are not on the device, from the first on; *lost: one that was not found. */
+static int load_blocks(struct state *st, uint32_t slot, const struct target *t,
+                       struct state_found *found, uint32_t *lost, struct err *err) {
+    int status = SLUICE_OK;
+    for (uint32_t i = 0; !status && *lost == NO_ENTRY && i < t->position / PAGE; i++) {
+        uint32_t e = st->room_blocks[i];
+        bool is_found = true;
+        found->from[tier_of(st, e)] += PAGE;
+        if (st->room_pages[i] != NO_PAGE)
+            continue;
+        st->room_pages[i] = page_take(&st->pages, slot);
+        status = load_entry(st, e, NO_CELL, st->room_pages[i], &is_found, err);
+        if (!is_found)
+            *lost = e;
+        else if (!status)
+            cache_restore_page(&st->cache, e, st->room_pages[i]);
+    }
+    return status;
+}
+
+/* The part of a page after the blocks, and the recurrent state. What is not on the device comes
+ * straight to the slot. */
+static int load_tail(struct state *st, uint32_t slot, const struct target *t,
+                     struct state_found *found, uint32_t *lost, struct err *err) {
+    uint32_t i = t->position / PAGE, part = t->position % PAGE;
+    bool is_found = true, is_missing = part && st->room_pages[i] == NO_PAGE;
+    int status = SLUICE_OK;
+    found->from[t->tail == NO_ENTRY ? TIER_DEVICE : tier_of(st, t->tail)] += part;
+    if (is_missing) {
+        st->room_pages[i] = page_take(&st->pages, slot);
+        status = load_entry(st, t->tail, is_recurrent(st) ? slot : NO_CELL, st->room_pages[i],
+                            &is_found, err);
+        st->n_used += is_recurrent(st);
+    } else if (is_recurrent(st)) {
+        status = restore(st, slot, t->snapshot, &is_found, err);
+    }
+    if (!is_found)
+        *lost = is_missing ? t->tail : t->snapshot;
+    return status;
+}
+
+/* The slot gets the target's pages in place of its own. */
+static void take_pages(struct state *st, uint32_t slot, const struct target *t) {
+    struct slot *s = &st->slots[slot];
     drop_pages(st, slot, 0);
-    memcpy(s->pages, st->room_pages, n * sizeof *s->pages);
-    s->n_pages = n;
+    s->n_pages = pages_for(t->position);
+    memcpy(s->pages, st->room_pages, s->n_pages * sizeof *s->pages);
     s->block = t->block;
     s->length = t->position;
+    pass_marks(s);
+}
+
+/* Moves the slot to the target. When that cannot be, as something of it is not to be found or finds
+ * no room, *most is less, or what was lost is no longer known, and *is_done false. */
+static int take_over(struct state *st, uint32_t slot, const struct target *t, uint32_t *most,
+                     struct state_found *found, bool *is_done, struct err *err) {
+    uint32_t end = t->snapshot != NO_ENTRY ? t->snapshot : t->tail != NO_ENTRY ? t->tail : t->block;
+    uint32_t lost = NO_ENTRY;
+    cache_pin(&st->cache, end, true);
+    uint32_t n_missing = share_target(st, t), n_room = pages_available(&st->pages);
+    int status = SLUICE_OK;
+    bool has_room = n_missing <= n_room, is_touched = false;
+    memset(found->from, 0, sizeof found->from);
+    if (has_room)
+        status = load_blocks(st, slot, t, found, &lost, err);
+    if ((is_touched = has_room && !status && lost == NO_ENTRY))
+        status = load_tail(st, slot, t, found, &lost, err);
+    cache_pin(&st->cache, end, false);
+    *is_done = has_room && !status && lost == NO_ENTRY;
+    if (*is_done) {
+        take_pages(st, slot, t);
+        cache_use(&st->cache, end);
+        return SLUICE_OK;
+    }
+    if (!has_room)
+        *most = position_of_missing(st, n_room);
+    found->lacks_pages |= !has_room;
+    drop_target(st, slot, t);
+    if (lost != NO_ENTRY)
+        cache_lose(&st->cache, lost);
+    if (!status && is_touched && is_recurrent(st)) /* its state may be half another */
+        status = go_back(st, slot, st->slots[slot].length, err);
+    return status;
 }
 
 int state_resume(struct state *st, uint32_t slot, struct state_found *found, struct err *err) {
     struct slot *s = &st->slots[slot];
-    *found = (struct state_found){.held = s->length};
-    if (s->n_tokens == 0)
-        return SLUICE_OK;
-    struct target t = find_target(st, slot, &found->matched);
-    if (t.position <= s->length)
-        return SLUICE_OK;
-    if (!is_recurrent(st))
-        cache_use(&st->cache, t.block);
-    int status = is_recurrent(st) ? restore(st, slot, t.snapshot, err) : SLUICE_OK;
-    if (!status)
-        status = write_counts(st, slot, t.position, err);
-    if (status)
-        return status;
-    take_pages(st, slot, &t);
-    pass_marks(s);
+    uint32_t most = s->n_tokens - 1, before = s->length;
+    bool is_done = s->n_tokens == 0;
+    int status = SLUICE_OK;
+    *found = (struct state_found){0};
+    while (!status && !is_done) {
+        struct target t = find_target(st, slot, most, &found->matched);
+        if (t.position <= s->length)
+            break;
+        status = take_over(st, slot, &t, &most, found, &is_done, err);
+    }
     found->held = s->length;
-    return write_table(st, slot, 0, err);
+    if (status || s->length <= before) {
+        memset(found->from, 0, sizeof found->from);
+        return status;
+    }
+    status = write_counts(st, slot, s->length, err);
+    return status ? status : write_table(st, slot, 0, err);
 }
 
 /* ---- save and load ----------------------------------------------------------------------------

@@ -53,6 +53,7 @@ struct state_options {
     uint32_t n_slots;
     uint32_t n_snapshots, grid; /* cells for snapshots, and the tokens between two of them */
     uint32_t context, pages_per_seq, n_pages, n_vocab;
+    uint32_t n_lower; /* blocks and snapshots that the tiers below hold */
 };
 
 struct state {
@@ -65,8 +66,8 @@ struct state {
     struct cache cache;
     struct planned *planned; /* (n_snapshots) of the running step, slot by slot */
     uint32_t n_planned;
-    uint32_t *room_pages; /* (pages_per_seq) room to list pages in */
-    uint16_t *counts;     /* (n_vocab) room to count in */
+    uint32_t *room_pages, *room_blocks; /* (pages_per_seq) room to list pages and blocks in */
+    uint16_t *counts;                   /* (n_vocab) room to count in */
     uint64_t n_taken, n_used;
 };
 
@@ -108,8 +109,10 @@ int state_rewind(struct state *st, uint32_t slot, uint32_t n, uint32_t held, str
 
 /* What state_resume found. */
 struct state_found {
-    uint32_t held;    /* the slot's length now */
-    uint32_t matched; /* of its tokens, known from this or another conversation */
+    uint32_t held;        /* the slot's length now */
+    uint32_t matched;     /* of its tokens, known from this or another conversation */
+    uint32_t from[TIERS]; /* tokens taken over, by where they were */
+    bool lacks_pages;     /* more was known, and there was no room for it */
 };
 /* Takes over what the cache and other slots have of the slot's tokens, but for the last one, where
  * that is more than the slot holds. */
@@ -125,6 +128,11 @@ typedef int stretch_fn(void *user, uint64_t offset, uint64_t bytes, struct err *
 int state_each_stretch(const struct state *st, uint32_t slot, stretch_fn *fn, void *user,
                        struct err *err);
 uint64_t state_stretch_bytes(const struct state *st, uint32_t length);
+
+/* The tiers below the device, either may be NULL; and what of the device goes to them at the end.
+ */
+void state_attach(struct state *st, struct host_tier *host, struct disk_tier *disk);
+void state_detach(struct state *st);
 
 /* SLUICE_ERR_MEMORY, in words. */
 int state_out_of_pages(const struct state *st, struct err *err);

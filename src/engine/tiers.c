@@ -1,0 +1,107 @@
+/* tiers.c - opening and closing what is below the device: host memory and a folder for the blocks
+ * and snapshots of the prefix cache. */
+#include <string.h>
+
+#include "base/cpu.h"
+#include "engine/engine.h"
+
+enum {
+    MAX_OBJECTS = 1 << 18,
+    MOST_WAITING = 8,   /* objects on their way to disk, where host memory is for nothing else */
+    CLOSE_SECONDS = 20, /* for what is on its way when the engine is closed */
+    TIER_IDENTITY = 1,  /* changes when the meaning of an object's bytes does */
+};
+
+static uint64_t smaller_part(const struct state_layout *l) {
+    uint64_t page = l->page_bytes, cell = l->recurrent_bytes;
+    uint64_t least = !page || (cell && cell < page) ? cell : page;
+    return least ? least : 1;
+}
+
+static uint32_t objects_in(uint64_t bytes, uint64_t least) {
+    uint64_t n = bytes / least;
+    return n < MAX_OBJECTS ? (uint32_t)n : MAX_OBJECTS;
+}
+
+int tiers_plan(struct setup *s, const struct sluice_engine_options *o,
+               const struct state_layout *layout, struct err *err) {
+    uint64_t most = layout->page_bytes + layout->recurrent_bytes;
+    bool has_disk = o->cache_dir && o->cache_dir[0];
+    if (o->cache_bytes && o->cache_bytes < most)
+        return err_set(err, SLUICE_ERR_ARGUMENT,
+                       "cache_bytes is %llu, expected 0 or at least %llu: a snapshot",
+                       (unsigned long long)o->cache_bytes, (unsigned long long)most);
+    if (has_disk && o->cache_dir_bytes < most)
+        return err_set(err, SLUICE_ERR_ARGUMENT,
+                       "cache_dir_bytes is %llu, expected at least %llu: a snapshot",
+                       (unsigned long long)o->cache_dir_bytes, (unsigned long long)most);
+    s->host_bytes = o->cache_bytes;
+    if (has_disk && s->host_bytes < MOST_WAITING * most)
+        s->host_bytes = MOST_WAITING * most;
+    s->disk_bytes = has_disk ? o->cache_dir_bytes : 0;
+    s->n_host = objects_in(s->host_bytes, smaller_part(layout));
+    s->n_disk = objects_in(s->disk_bytes, smaller_part(layout));
+    return SLUICE_OK;
+}
+
+/* All that the bits of a state depend on. */
+static struct hash128 identity_of(const struct sluice_engine *e) {
+    char device[128] = "";
+    struct {
+        uint64_t fingerprint, page_bytes, recurrent_bytes;
+        uint32_t version, kv_type, is_exact, positions;
+    } facts = {
+        .fingerprint = save_fingerprint(e),
+        .page_bytes = e->state.layout.page_bytes,
+        .recurrent_bytes = e->state.layout.recurrent_bytes,
+        .version = TIER_IDENTITY,
+        .kv_type = e->setup.kv_type,
+        .is_exact = e->setup.exact,
+        .positions = PAGE,
+    };
+    if (!e->kind->uses_host_weights)
+        e->kind->device_line(e->device, device, sizeof device);
+    const char *name = e->kind->uses_host_weights ? cpu_feature_names() : device;
+    struct hash h;
+    hash_begin(&h);
+    hash_add(&h, &facts, sizeof facts);
+    hash_add(&h, e->kind->name, strlen(e->kind->name) + 1);
+    hash_add(&h, name, strlen(name));
+    return hash128_end(&h);
+}
+
+static int open_disk(struct sluice_engine *e, const char *folder, struct err *err) {
+    const struct disk_options options = {
+        .folder = folder,
+        .identity = identity_of(e),
+        .max_bytes = e->setup.disk_bytes,
+        .max_objects = e->setup.n_disk,
+        .max_tokens = PAGE,
+        .host = &e->host,
+        .seconds_for_close = CLOSE_SECONDS,
+    };
+    return disk_tier_open(&e->disk, &options, err);
+}
+
+int tiers_open(struct sluice_engine *e, const struct sluice_engine_options *o, struct err *err) {
+    uint64_t least = smaller_part(&e->state.layout);
+    if (e->setup.host_bytes == 0)
+        return SLUICE_OK;
+    int status = host_tier_open(&e->host, e->setup.host_bytes,
+                                least < HOST_UNIT_BYTES ? least : HOST_UNIT_BYTES, err);
+    if (!status && e->setup.disk_bytes)
+        status = open_disk(e, o->cache_dir, err);
+    if (!status)
+        state_attach(&e->state, &e->host, e->disk);
+    return status;
+}
+
+void tiers_close(struct sluice_engine *e) {
+    for (uint32_t i = 0; e->is_loaded && e->disk && i < e->setup.n_seqs; i++)
+        if (e->state.slots[i].is_open) /* what it read so far is to be found again, too */
+            state_close(&e->state, i, true);
+    if (e->is_loaded)
+        state_detach(&e->state);
+    disk_tier_close(e->disk);
+    host_tier_close(&e->host);
+}

@@ -1,0 +1,25 @@
+/* test_cuda_conversations.c - random schedules of conversations on the CUDA backend: every token,
+ * and the bits of the last logits, as in a cold run. */
+#include "conversations.h"
+
+TEST(cuda_conversations_in_any_schedule_as_in_a_cold_run) {
+    static const char *const models[] = {
+        "reference/qwen35-dense-a/model-q8_0.gguf",
+        "reference/llama-k/model-q4_k_m.gguf",
+        "reference/qwen35-moe-a/model-f32.gguf",
+    };
+    enum { N_MODELS = sizeof models / sizeof *models };
+    for (uint32_t i = 0; i < 3 * N_MODELS && !test_has_failed(); i++) {
+        const struct talk_setup setup = {
+            .path = test_data(models[i % N_MODELS]),
+            .backend = "cuda",
+            .pages = i < N_MODELS ? 7 : 24,
+            .snapshots = i < N_MODELS ? 3 : 12,
+            .every = i < N_MODELS ? 96 : 0,
+            .prefill = i % 2 ? 50 : 1000,
+            .host = i < 2 * N_MODELS ? 0 : 10,
+            .seed = 100 + i,
+        };
+        talk_run(&setup, 60);
+    }
+}
