@@ -105,8 +105,10 @@ int main(int argc, char **argv) {
         has_failed = is_skipped = false;
         clock_t started = clock();
         t->run();
-        if (getenv("TIMES"))
+        if (getenv("TIMES")) {
             printf("%7.2f s %s\n", (double)(clock() - started) / CLOCKS_PER_SEC, t->name);
+            fflush(stdout);
+        }
         if (has_failed || is_skipped)
             printf(" (%s)\n", t->name);
         failed += has_failed;

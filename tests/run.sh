@@ -113,6 +113,7 @@ check_cuda() {
 
 # replay FOLDER: every corpus file through its fuzz entry, in a sanitizer build.
 replay_all() {
+    export SLUICE_TEST_FULL=1
     local entry
     for entry in tests/fuzz/fuzz_*.c; do
         entry=$(basename "$entry" .c)

@@ -348,9 +348,7 @@ static int write_html(const struct explain *x) {
     struct err err = {0};
     struct outfile out = {.fd = -1};
     const char *path = output_path(x->html), *replaced = output_replaces_model(x->html);
-    int status = model_protect(x->model->model, path, &err);
-    if (!status)
-        status = outfile_open(&out, path, &err);
+    int status = outfile_open(&out, path, &err);
     if (!status)
         status = put_line(&out, &err,
                           "<!doctype html><meta charset=utf-8><title>one step</title><style>"
@@ -396,6 +394,9 @@ static int open_engine(struct explain *x) {
 }
 
 static int explain(struct explain *x) {
+    struct err err = {0};
+    if (x->html && model_protect(x->model->model, output_path(x->html), &err))
+        return fail(&err); /* before anything is timed */
     int exit = open_engine(x);
     if (exit)
         return exit;
