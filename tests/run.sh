@@ -24,7 +24,8 @@ run_job() {
     shift
     "$@" >"$job.out" 2>&1 </dev/null
     status=$?
-    times | awk 'NR == 2 { split($1 "m" $2, t, /[ms]+/); printf "%.0f\n", 60 * (t[1] + t[3]) + t[2] + t[4] }' >"$job.seconds"
+    times >"$job.times" # in this shell: a pipeline's has other children
+    awk 'NR == 2 { split($1 "m" $2, t, /[ms]+/); printf "%.0f\n", 60 * (t[1] + t[3]) + t[2] + t[4] }' "$job.times" >"$job.seconds"
     echo $status >"$job.status"
 }
 
