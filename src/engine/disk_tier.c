@@ -468,6 +468,9 @@ static void serve(struct disk_tier *d) {
 
 static void *thread_main(void *user) {
     struct disk_tier *d = user;
+    sigset_t all; /* signals are for the program; a file beyond its size limit is then an error */
+    sigfillset(&all);
+    pthread_sigmask(SIG_BLOCK, &all, NULL);
     pthread_mutex_lock(&d->lock);
     for (;;) {
         bool is_due = !d->is_ending && is_walk_due(d);
@@ -487,16 +490,6 @@ static void *thread_main(void *user) {
     }
     pthread_mutex_unlock(&d->lock);
     return NULL;
-}
-
-/* Signals are for the program's own threads; a file beyond its size limit is then an error. */
-static bool start_thread(struct disk_tier *d) {
-    sigset_t all, kept;
-    sigfillset(&all);
-    pthread_sigmask(SIG_BLOCK, &all, &kept);
-    d->has_thread = pthread_create(&d->thread, NULL, thread_main, d) == 0;
-    pthread_sigmask(SIG_SETMASK, &kept, NULL);
-    return d->has_thread;
 }
 
 /* ---- open and close ---------------------------------------------------------------------------
@@ -560,7 +553,8 @@ int disk_tier_open(struct disk_tier **out, const struct disk_options *options, s
                          options->folder, options->folder[0] ? strerror(errno) : "it has no name");
     if (!status) {
         make_room(d);
-        if (!start_thread(d))
+        d->has_thread = pthread_create(&d->thread, NULL, thread_main, d) == 0;
+        if (!d->has_thread)
             status = err_memory(err, "the thread of the cache on disk");
     }
     if (status) {
