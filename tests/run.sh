@@ -19,10 +19,11 @@ at_once=$(nproc)
 [ "$at_once" -le 4 ] || at_once=4 # most suites have threads of their own
 
 # run_job NUMBER COMMAND...: leaves the output, the exit status and the seconds of processor time.
+# The shell ignores SIGINT and SIGQUIT for what it starts beside itself; tests send them.
 run_job() {
     local job=$folder/$1 status
     shift
-    "$@" >"$job.out" 2>&1 </dev/null
+    env --default-signal=INT,QUIT "$@" >"$job.out" 2>&1 </dev/null
     status=$?
     times >"$job.times" # in this shell: a pipeline's has other children
     awk 'NR == 2 { split($1 "m" $2, t, /[ms]+/); printf "%.0f\n", 60 * (t[1] + t[3]) + t[2] + t[4] }' "$job.times" >"$job.seconds"
