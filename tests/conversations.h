@@ -252,7 +252,8 @@ static int talk_cut_wait(struct backend *b, struct err *err) {
     for (uint32_t i = 0; i < e->n_parts; i++)
         for (uint32_t k = 0; k < e->state.layout.n_recurrent; k++) {
             struct piece p = e->state.layout.recurrent[k];
-            backend_cpu.clear_state(b, p.offset + e->parts[i].slot * p.bytes, p.bytes, err);
+            uint32_t cell = e->state.slots[e->parts[i].slot].cell;
+            backend_cpu.clear_state(b, p.offset + cell * p.bytes, p.bytes, err);
         }
     atomic_store(&e->cancel, true);
     return err_set(err, SLUICE_ERR_CANCELLED, "cut off");

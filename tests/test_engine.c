@@ -615,7 +615,8 @@ static void expect_as_fresh(struct churn *c, const sluice_seq *seq) {
     const struct state *fresh_state = &fresh.engine->state;
     for (uint32_t i = 0; i < st->layout.n_recurrent; i++) {
         struct piece a = st->layout.recurrent[i], b = fresh_state->layout.recurrent[i];
-        EXPECT(memcmp(c->r.engine->backend->region[REGION_STATE] + a.offset + seq->slot * a.bytes,
+        EXPECT(memcmp(c->r.engine->backend->region[REGION_STATE] + a.offset +
+                          st->slots[seq->slot].cell * a.bytes,
                       fresh.engine->backend->region[REGION_STATE] + b.offset, a.bytes) == 0);
     }
     struct piece a = st->layout.counts, b = fresh_state->layout.counts;

@@ -13,6 +13,7 @@ enum {
     PER_SEQ = (CONTEXT + PAGE - 1) / PAGE,
     N_PAGES = 13, /* far fewer than all at full length need */
     N_SNAPSHOTS = 5,
+    N_SPARE = 4,
     GRID = 192,
     N_KNOWN = 5,
     N_LOWER = 40,
@@ -75,7 +76,7 @@ struct world {
     uint64_t random;
     int32_t (*known)[CONTEXT]; /* (N_KNOWN) what closed slots had */
     uint32_t n_known[N_KNOWN];
-    uint64_t n_starved, n_cut, n_resumed, n_reused, n_from_host;
+    uint64_t n_starved, n_cut, n_kept, n_resumed, n_reused, n_from_host;
     struct host_tier host;
 };
 
@@ -95,6 +96,7 @@ static bool world_open(struct world *w, uint64_t seed, bool is_recurrent, bool h
     const struct state_options options = {
         .n_slots = N_SLOTS,
         .n_snapshots = is_recurrent ? N_SNAPSHOTS : 0,
+        .n_spare = is_recurrent ? N_SPARE : 0,
         .grid = GRID,
         .context = CONTEXT,
         .pages_per_seq = PER_SEQ,
@@ -102,7 +104,7 @@ static bool world_open(struct world *w, uint64_t seed, bool is_recurrent, bool h
         .n_vocab = 4,
         .n_lower = has_host ? N_LOWER : 0,
     };
-    const uint64_t n_items = N_SLOTS + N_SNAPSHOTS;
+    const uint64_t n_items = N_SLOTS + N_SPARE + N_SNAPSHOTS;
     struct state_layout *l = &w->st.layout;
     w->recurrent = (struct piece){0, sizeof(uint64_t)};
     l->table = (struct piece){w->recurrent.bytes * n_items, PER_SEQ * sizeof(uint32_t)};
@@ -149,8 +151,8 @@ static uint64_t *key_at(struct world *w, uint32_t slot, uint32_t position) {
     return (uint64_t *)(w->backend.bytes + w->keys.offset + page * w->keys.bytes) + position % PAGE;
 }
 
-static uint64_t *recurrent_at(struct world *w, uint32_t slot) {
-    return (uint64_t *)w->backend.bytes + slot;
+static uint64_t *recurrent_at(struct world *w, uint32_t cell) {
+    return (uint64_t *)w->backend.bytes + cell;
 }
 
 /* ---- what is there ----------------------------------------------------------------------------
@@ -165,7 +167,7 @@ static bool is_right(struct world *w, uint32_t slot) {
         if (*key_at(w, slot, i) != w->hashes[slot][i + 1])
             return false;
     return !w->st.layout.n_recurrent || !s->is_open ||
-           *recurrent_at(w, slot) == w->hashes[slot][s->length];
+           *recurrent_at(w, s->cell) == w->hashes[slot][s->length];
 }
 
 static uint32_t pages_held(const struct world *w) {
@@ -207,38 +209,68 @@ static void op_feed(struct world *w, uint32_t slot) {
     for (uint32_t i = 0; i < n; i++)
         s->tokens[s->n_tokens + i] = w->tokens[slot][w->n[slot] + i] = kind;
     s->n_tokens += n;
+    s->n_drafts = 0;
     w->n[slot] += n;
     hash_from(w, slot, w->n[slot] - n);
+}
+
+/* Guesses of what comes after the slot's tokens, and their hashes. */
+static void draft(struct world *w, uint32_t slot) {
+    struct slot *s = &w->st.slots[slot];
+    s->n_drafts = min_u32(draw(w, draw(w, 4) ? 6 : 300), CONTEXT - s->n_tokens);
+    for (uint32_t i = w->n[slot]; i < w->n[slot] + s->n_drafts; i++) {
+        s->tokens[i] = w->tokens[slot][i] = (int32_t)draw(w, 3);
+        w->hashes[slot][i + 1] = hash_after(w->hashes[slot][i], w->tokens[slot][i]);
+    }
+}
+
+/* What a step of so many rows writes, the drafted ones included; cut off: junk. */
+static void write_rows(struct world *w, uint32_t slot, uint32_t rows, bool is_cut) {
+    const struct slot *s = &w->st.slots[slot];
+    uint32_t end = s->length + rows;
+    for (uint32_t i = s->length; i < end; i++)
+        *key_at(w, slot, i) = is_cut ? 77 : w->hashes[slot][i + 1];
+    if (!w->st.layout.n_recurrent)
+        return;
+    *recurrent_at(w, s->cell) = is_cut ? 77 : w->hashes[slot][end];
+    for (uint32_t i = 0; i < s->n_drafted; i++)
+        *recurrent_at(w, w->st.spare[s->first_spare + i]) =
+            is_cut ? 77 : w->hashes[slot][end - s->n_drafted + i];
+    for (uint32_t i = 0; i < s->n_planned; i++) {
+        const struct planned *p = &w->st.planned[s->first_planned + i];
+        EXPECT(p->position > s->length && p->position < end - s->n_drafted);
+        *recurrent_at(w, p->cell) = is_cut ? 77 : w->hashes[slot][p->position];
+    }
 }
 
 /* A step with one sequence; it may be cut off, and then what it wrote is junk. */
 static void op_step(struct world *w, uint32_t slot) {
     struct slot *s = &w->st.slots[slot];
     struct err err;
-    uint32_t rows = min_u32(s->n_tokens - s->length, 1 + draw(w, draw(w, 2) ? 500 : 4)), first;
-    rows = min_u32(rows, state_page_room(&w->st, slot));
-    w->n_starved += s->n_tokens > s->length && rows == 0;
+    uint32_t all = s->n_tokens - s->length, room = state_page_room(&w->st, slot), drafted = 0;
+    uint32_t rows = min_u32(min_u32(all, 1 + draw(w, draw(w, 2) ? 500 : 4)), room), first;
+    w->n_starved += all > 0 && rows == 0;
     if (rows == 0)
         return;
-    EXPECT_INT(state_reserve(&w->st, slot, rows, &first, &err), SLUICE_OK);
     state_begin_step(&w->st);
+    if (rows == all && draw(w, 2)) {
+        draft(w, slot);
+        drafted = state_plan_drafts(&w->st, slot, min_u32(s->n_drafts, room - rows));
+    }
+    EXPECT_INT(state_reserve(&w->st, slot, rows + drafted, &first, &err), SLUICE_OK);
     state_plan_snapshots(&w->st, slot, rows);
     const struct piece *t = &w->st.layout.table;
     uint32_t *table = (uint32_t *)(w->backend.bytes + t->offset + slot * t->bytes);
     for (uint32_t i = first; i < s->n_pages; i++)
         table[i] = s->pages[i];
     bool is_cut = draw(w, 10) == 0;
-    for (uint32_t i = s->length; i < s->length + rows; i++)
-        *key_at(w, slot, i) = is_cut ? 77 : w->hashes[slot][i + 1];
-    if (w->st.layout.n_recurrent)
-        *recurrent_at(w, slot) = is_cut ? 77 : w->hashes[slot][s->length + rows];
-    for (uint32_t i = 0; i < s->n_planned; i++) {
-        const struct planned *p = &w->st.planned[s->first_planned + i];
-        EXPECT(p->position > s->length && p->position < s->length + rows);
-        *recurrent_at(w, p->cell) = is_cut ? 77 : w->hashes[slot][p->position];
-    }
+    write_rows(w, slot, rows + drafted, is_cut);
     w->n_cut += is_cut;
-    EXPECT_INT(is_cut ? state_undo(&w->st, slot, &err) : state_advance(&w->st, slot, rows, &err),
+    uint32_t kept = drafted ? draw(w, drafted + 1) : 0;
+    w->n_kept += is_cut ? 0 : kept;
+    w->n[slot] += is_cut ? 0 : kept;
+    EXPECT_INT(is_cut ? state_undo(&w->st, slot, &err)
+                      : state_advance(&w->st, slot, rows, kept, &err),
                SLUICE_OK);
 }
 
@@ -327,7 +359,7 @@ static void op_adopt(struct world *w) {
     }
     for (uint32_t i = 0; i < length; i++)
         *key_at(w, slot, i) = w->hashes[slot][i + 1];
-    *recurrent_at(w, slot) = w->hashes[slot][length];
+    *recurrent_at(w, w->st.slots[slot].cell) = w->hashes[slot][length];
 }
 
 static void operate(struct world *w) {
@@ -376,7 +408,7 @@ TEST(engine_state_a_million_operations) {
                 op_close(&w, slot);
         world_check(&w, i);
         EXPECT_INT(pages_available(&w.st.pages), N_PAGES);
-        EXPECT(w.n_reused > 0 && w.n_starved > 0 && w.n_cut > 0);
+        EXPECT(w.n_reused > 0 && w.n_starved > 0 && w.n_cut > 0 && w.n_kept > 0);
         test_note("%llu operations: %llu steps without a page, %llu cut off; %llu slots resumed, "
                   "%llu tokens each, %llu from the host; %llu evicted",
                   (unsigned long long)i, (unsigned long long)w.n_starved,

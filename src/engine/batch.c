@@ -124,14 +124,14 @@ static void fill_rows(const struct state *st, const struct part *part, struct io
             .slot = part->slot,
             .segment = h->n_segments,
         };
-        v->to[h->n_rows + i] = i + 1 < part->rows ? IO_NO_CELL : part->slot;
+        v->to[h->n_rows + i] = i + 1 < part->rows ? IO_NO_CELL : s->cell;
     }
     for (uint32_t i = 0; i < s->n_planned; i++) {
         const struct planned *p = &st->planned[s->first_planned + i];
         v->to[h->n_rows + p->position - s->length - 1] = p->cell;
     }
     v->segments[h->n_segments++] = (struct io_segment){
-        .cell = part->slot,
+        .cell = s->cell,
         .first_row = h->n_rows,
         .n_rows = part->rows,
         .first_position = s->length,
@@ -255,7 +255,7 @@ static int collect(struct sluice_engine *e, const struct io_view *v, struct err 
         seq->is_given = false;
         seq->picked_at = e->state.slots[part->slot].length + part->rows;
         e->n_rows += part->rows;
-        int status = state_advance(&e->state, part->slot, part->rows, err);
+        int status = state_advance(&e->state, part->slot, part->rows, 0, err);
         if (status)
             return status;
     }

@@ -17,6 +17,9 @@
  *     to `block` are those of that block and the ones before it: where another conversation had
  *     the same tokens before, the slot takes its page and gives up its own.
  * (7) counts[slot] says how often each token stands among the slot's first `length` tokens.
+ * (8) Every cell is a slot's, spare, or the cache's. A step that verifies drafts stores the state
+ *     after every row that may be the last kept to a spare cell, and the slot takes the one of the
+ *     row that is: no copy.
  *
  * What may fail comes first, what changes the tables after it. */
 #include "engine/state.h"
@@ -76,14 +79,14 @@ static uint64_t item(struct piece p, uint32_t i) {
 /* ---- moving contents --------------------------------------------------------------------------
  */
 
-static int write_zeros(const struct state *st, struct piece p, uint32_t slot, struct err *err) {
-    return st->kind->clear_state(st->backend, item(p, slot), p.bytes, err);
+static int write_zeros(const struct state *st, struct piece p, uint32_t i, struct err *err) {
+    return st->kind->clear_state(st->backend, item(p, i), p.bytes, err);
 }
 
-static int zero_recurrent(const struct state *st, uint32_t slot, struct err *err) {
+static int zero_recurrent(const struct state *st, uint32_t cell, struct err *err) {
     int status = SLUICE_OK;
     for (uint32_t i = 0; !status && i < st->layout.n_recurrent; i++)
-        status = write_zeros(st, st->layout.recurrent[i], slot, err);
+        status = write_zeros(st, st->layout.recurrent[i], cell, err);
     return status;
 }
 
@@ -220,7 +223,7 @@ static struct cache_options cache_options_of(const struct state *st) {
     const struct state_options *o = &st->options;
     return (struct cache_options){
         .n_entries = o->n_pages + (is_recurrent(st) ? o->n_snapshots : o->n_pages) + o->n_lower,
-        .first_cell = o->n_slots,
+        .first_cell = o->n_slots + o->n_spare,
         .n_cells = o->n_snapshots,
         .is_recurrent = is_recurrent(st),
         .page_bytes = st->layout.page_bytes,
@@ -235,13 +238,18 @@ int state_init(struct state *st, const struct state_options *options, struct are
     st->slots = arena_array(arena, options->n_slots, sizeof *st->slots);
     st->counts = arena_array(arena, options->n_vocab, sizeof *st->counts);
     st->planned = arena_array(arena, options->n_snapshots, sizeof *st->planned);
+    st->spare = arena_array(arena, options->n_spare, sizeof *st->spare);
     st->room_pages = arena_array(arena, options->pages_per_seq, sizeof *st->room_pages);
     st->room_blocks = arena_array(arena, options->pages_per_seq, sizeof *st->room_blocks);
-    bool is_made = st->slots && st->counts && st->planned && st->room_pages && st->room_blocks &&
-                   pages_init(&st->pages, options->n_pages, arena) &&
+    bool is_made = st->slots && st->counts && st->planned && st->spare && st->room_pages &&
+                   st->room_blocks && pages_init(&st->pages, options->n_pages, arena) &&
                    cache_init(&st->cache, &cache, &st->pages, arena);
-    for (uint32_t i = 0; is_made && i < options->n_slots; i++)
+    for (uint32_t i = 0; is_made && i < options->n_slots; i++) {
+        st->slots[i].cell = i;
         is_made = make_slot(st, &st->slots[i], arena);
+    }
+    for (uint32_t i = 0; is_made && i < options->n_spare; i++)
+        st->spare[i] = options->n_slots + i;
     return is_made ? SLUICE_OK : err_memory(err, "the tables of sequences");
 }
 
@@ -358,7 +366,7 @@ static int take_snapshot(struct state *st, uint32_t slot, struct err *err) {
         return SLUICE_OK;
     if (is_recurrent(st) && (cell = cache_take_cell(&st->cache)) == NO_CELL)
         return SLUICE_OK;
-    int status = is_recurrent(st) ? copy_recurrent(st, cell, slot, err) : SLUICE_OK;
+    int status = is_recurrent(st) ? copy_recurrent(st, cell, s->cell, err) : SLUICE_OK;
     if (!status)
         keep_snapshot(st, slot, s->length, cell);
     else
@@ -378,7 +386,7 @@ static void write_through(struct state *st, const struct slot *s) {
 }
 
 void state_begin_step(struct state *st) {
-    st->n_planned = 0;
+    st->n_planned = st->n_spare_used = 0;
 }
 
 /* The last places come first: they spare most. A single step leaves half of the cells to others. */
@@ -412,6 +420,32 @@ static void end_planned(struct state *st, uint32_t slot, bool is_there) {
     }
 }
 
+uint32_t state_plan_drafts(struct state *st, uint32_t slot, uint32_t n) {
+    struct slot *s = &st->slots[slot];
+    if (is_recurrent(st))
+        n = min_u32(n, st->options.n_spare - st->n_spare_used);
+    s->first_spare = st->n_spare_used;
+    s->n_drafted = n;
+    st->n_spare_used += is_recurrent(st) ? n : 0;
+    return n;
+}
+
+static void swap(uint32_t *a, uint32_t *b) {
+    uint32_t was = *a;
+    *a = *b;
+    *b = was;
+}
+
+/* The state after the first `position` tokens, in a spare cell, becomes a snapshot; another cell of
+ * the cache's is spare then. */
+static void keep_spare(struct state *st, uint32_t slot, uint32_t position, uint32_t *spare) {
+    uint32_t cell = cache_take_cell(&st->cache);
+    if (cell == NO_CELL)
+        return;
+    swap(spare, &cell);
+    keep_snapshot(st, slot, position, cell);
+}
+
 /* ---- a slot's life ----------------------------------------------------------------------------
  */
 
@@ -422,7 +456,7 @@ int state_open(struct state *st, uint32_t *slot, struct err *err) {
     if (i == st->options.n_slots)
         return err_set(err, SLUICE_ERR_ARGUMENT,
                        "%u sequences are open, expected fewer: the engine has room for no more", i);
-    int status = zero_recurrent(st, i, err);
+    int status = zero_recurrent(st, st->slots[i].cell, err);
     if (!status && st->layout.counts.bytes)
         status = write_zeros(st, st->layout.counts, i, err);
     if (status)
@@ -441,7 +475,7 @@ void state_close(struct state *st, uint32_t slot, bool is_kept) {
         take_snapshot(st, slot, &ignored) == SLUICE_OK)
         write_through(st, s);
     drop_pages(st, slot, 0);
-    s->length = s->n_tokens = s->n_marks = 0;
+    s->length = s->n_tokens = s->n_drafts = s->n_marks = 0;
     s->block = CACHE_ROOT;
     s->is_open = s->is_starved = s->is_rewound = false;
 }
@@ -469,15 +503,44 @@ static uint32_t pass_marks(struct slot *s) {
     return last;
 }
 
-int state_advance(struct state *st, uint32_t slot, uint32_t rows, struct err *err) {
+/* Whether a snapshot is to be kept after the first n tokens; on_mark: they are marked. */
+static bool is_due(const struct state *st, uint32_t n, bool on_mark) {
+    return st->options.n_snapshots && (on_mark || n % st->options.grid == 0);
+}
+
+/* The slot gets the state after the drafted rows that are kept. `first`: the position of the first
+ * spare cell's; on_mark: it is marked. Full pages are in the cache. */
+static void end_drafts(struct state *st, uint32_t slot, uint32_t first, uint32_t kept,
+                       bool on_mark) {
     struct slot *s = &st->slots[slot];
-    s->length += rows;
+    if (!is_recurrent(st))
+        return;
+    if (kept < s->n_drafted)
+        swap(&s->cell, &st->spare[s->first_spare + kept]);
+    for (uint32_t i = 0; i < kept; i++)
+        if (is_due(st, first + i, i == 0 && on_mark))
+            keep_spare(st, slot, first + i, &st->spare[s->first_spare + i]);
+}
+
+/* Rows that are not kept have pages, too; what is written there will be written over. */
+int state_advance(struct state *st, uint32_t slot, uint32_t rows, uint32_t kept, struct err *err) {
+    struct slot *s = &st->slots[slot];
+    uint32_t first = s->length + rows;
+    CHECK(kept <= s->n_drafted && (s->n_drafted == 0 || first == s->n_tokens));
+    s->length = first;
+    bool on_mark = s->n_marks && pass_marks(s) == first;
+    s->n_tokens += kept;
+    s->length += kept;
     s->is_rewound = false;
-    bool is_marked = s->n_marks && pass_marks(s) == s->length;
-    bool is_due = is_marked || (st->options.n_snapshots && s->length % st->options.grid == 0);
+    drop_pages(st, slot, pages_for(s->length));
     int status = enter_blocks(st, slot, err);
     end_planned(st, slot, status == SLUICE_OK);
-    return status || !is_due ? status : take_snapshot(st, slot, err);
+    end_drafts(st, slot, first, kept, on_mark);
+    s->n_drafted = 0;
+    if (s->length == s->n_tokens)
+        s->n_drafts = 0;
+    return status || !is_due(st, s->length, kept == 0 && on_mark) ? status
+                                                                  : take_snapshot(st, slot, err);
 }
 
 int state_mark(struct state *st, uint32_t slot, uint32_t n, struct err *err) {
@@ -520,7 +583,7 @@ int state_fork(struct state *st, uint32_t from, uint32_t *to, struct err *err) {
         return status;
     const struct slot *old = &st->slots[from];
     struct slot *new = &st->slots[*to];
-    status = copy_recurrent(st, *to, from, err);
+    status = copy_recurrent(st, new->cell, old->cell, err);
     if (!status)
         status = copy_piece(st, st->layout.counts, *to, from, err);
     if (!status) {
@@ -547,13 +610,14 @@ int state_fork(struct state *st, uint32_t from, uint32_t *to, struct err *err) {
 /* The recurrent state becomes that of a snapshot, wherever it is; NO_ENTRY: the empty one. */
 static int restore(struct state *st, uint32_t slot, uint32_t snapshot, bool *is_found,
                    struct err *err) {
+    uint32_t own = st->slots[slot].cell;
     *is_found = true;
     if (snapshot == NO_ENTRY)
-        return zero_recurrent(st, slot, err);
+        return zero_recurrent(st, own, err);
     st->n_used++;
     uint32_t cell = cache_entry(&st->cache, snapshot)->cell;
-    return cell == NO_CELL ? load_entry(st, snapshot, slot, NO_PAGE, is_found, err)
-                           : copy_recurrent(st, slot, cell, err);
+    return cell == NO_CELL ? load_entry(st, snapshot, own, NO_PAGE, is_found, err)
+                           : copy_recurrent(st, own, cell, err);
 }
 
 /* The recurrent state of the newest snapshot at or before n; *length: its position. */
@@ -601,6 +665,7 @@ int state_rewind(struct state *st, uint32_t slot, uint32_t n, uint32_t held, str
     while (s->n_marks && s->marks[s->n_marks - 1] > n)
         s->n_marks--;
     s->n_tokens = n;
+    s->n_drafts = 0;
     s->is_rewound = s->length < n;
     return SLUICE_OK;
 }
@@ -608,6 +673,7 @@ int state_rewind(struct state *st, uint32_t slot, uint32_t n, uint32_t held, str
 /* A page that the step copied may not have come to stand in the table. */
 int state_undo(struct state *st, uint32_t slot, struct err *err) {
     end_planned(st, slot, false);
+    st->slots[slot].n_drafted = 0;
     int status = go_back(st, slot, st->slots[slot].length, err);
     return status ? status : write_table(st, slot, 0, err);
 }
@@ -756,8 +822,8 @@ static int load_tail(struct state *st, uint32_t slot, const struct target *t,
     found->from[t->tail == NO_ENTRY ? TIER_DEVICE : tier_of(st, t->tail)] += part;
     if (is_missing) {
         st->room_pages[i] = page_take(&st->pages, slot);
-        status = load_entry(st, t->tail, is_recurrent(st) ? slot : NO_CELL, st->room_pages[i],
-                            &is_found, err);
+        status = load_entry(st, t->tail, is_recurrent(st) ? st->slots[slot].cell : NO_CELL,
+                            st->room_pages[i], &is_found, err);
         st->n_used += is_recurrent(st);
     } else if (is_recurrent(st)) {
         status = restore(st, slot, t->snapshot, &is_found, err);
@@ -853,7 +919,7 @@ int state_each_stretch(const struct state *st, uint32_t slot, stretch_fn *fn, vo
     const struct slot *s = &st->slots[slot];
     int status = SLUICE_OK;
     for (uint32_t i = 0; !status && i < l->n_recurrent; i++)
-        status = fn(user, item(l->recurrent[i], slot), l->recurrent[i].bytes, err);
+        status = fn(user, item(l->recurrent[i], s->cell), l->recurrent[i].bytes, err);
     for (uint32_t p = 0; !status && p < s->n_pages; p++)
         for (uint32_t i = 0; !status && i < l->n_paged; i++)
             status = fn(user, item(l->paged[i], s->pages[p]), l->paged[i].bytes, err);
@@ -870,10 +936,11 @@ uint64_t state_stretch_bytes(const struct state *st, uint32_t length) {
 static const char *broken_slot(const struct state *st, uint32_t slot) {
     const struct slot *s = &st->slots[slot];
     if (!s->is_open)
-        return s->n_pages || s->n_marks || s->n_tokens || s->length || s->block != CACHE_ROOT
+        return s->n_pages || s->n_marks || s->n_tokens || s->n_drafts || s->length ||
+                       s->block != CACHE_ROOT
                    ? "(1) a closed slot has memory"
                    : NULL;
-    if (s->length > s->n_tokens || s->n_tokens > st->options.context)
+    if (s->length > s->n_tokens || s->n_tokens + s->n_drafts > st->options.context)
         return "(1) a slot is longer than its tokens, or than the context";
     if (s->n_pages != pages_for(s->length))
         return "(2) a slot has other pages than its length needs";
@@ -923,8 +990,33 @@ static const char *broken_pages(const struct state *st) {
     return n_idle != st->pages.n_idle ? "(2) idle pages are miscounted" : NULL;
 }
 
+/* How many have a cell: slots, the spare ones, the cache. */
+static uint32_t count_cell(const struct state *st, uint32_t cell) {
+    const struct cache *c = &st->cache;
+    uint32_t n = 0;
+    for (uint32_t i = 0; i < st->options.n_slots; i++)
+        n += st->slots[i].cell == cell;
+    for (uint32_t i = 0; i < st->options.n_spare; i++)
+        n += st->spare[i] == cell;
+    for (uint32_t i = 0; i < c->n_free_cells; i++)
+        n += c->free_cells[i] == cell;
+    for (uint32_t i = 0; i < c->heaps[HEAP_CELLS].n; i++)
+        n += cache_entry(c, c->heaps[HEAP_CELLS].at[i])->cell == cell;
+    return n;
+}
+
+static const char *broken_cells(const struct state *st) {
+    uint32_t n = st->options.n_slots + st->options.n_spare + st->cache.options.n_cells;
+    for (uint32_t i = 0; i < n; i++)
+        if (count_cell(st, i) != 1)
+            return "(8) a cell is lost, or has two owners";
+    return NULL;
+}
+
 const char *state_broken(const struct state *st) {
     const char *broken = broken_pages(st);
+    if (!broken)
+        broken = broken_cells(st);
     for (uint32_t i = 0; !broken && i < st->options.n_slots; i++)
         broken = broken_slot(st, i);
     return broken ? broken : cache_broken(&st->cache);

@@ -14,12 +14,12 @@ struct piece {
 
 /* STATE as the ops of a plan use it. */
 struct state_layout {
-    struct piece *recurrent; /* an item a slot: delta-net states and conv windows */
+    struct piece *recurrent; /* an item a cell: delta-net states and conv windows */
     uint32_t n_recurrent;
     struct piece *paged; /* an item a page: keys and values of each layer */
     uint32_t n_paged;
     struct piece table, counts; /* an item a slot */
-    uint64_t recurrent_bytes;   /* of a slot */
+    uint64_t recurrent_bytes;   /* of a cell */
     uint64_t slot_bytes;        /* of a slot, all of it */
     uint64_t page_bytes;        /* of a page in all layers */
 };
@@ -33,12 +33,15 @@ struct slot {
     uint32_t length;           /* positions that its memory holds */
     uint32_t n_tokens;         /* tokens known; those from `length` on wait */
     int32_t *tokens;           /* (context) */
+    uint32_t n_drafts;         /* guesses of what comes next, in `tokens` after those known */
+    uint32_t cell;             /* with its recurrent state */
     uint32_t n_pages;          /* those that `length` positions need; in a step, its rows' too */
     uint32_t *pages;           /* (pages_per_seq) */
     uint32_t block;            /* its last page that the cache knows, with all before it */
     uint32_t marks[MAX_MARKS]; /* positions after `length` for snapshots, ascending */
     uint32_t n_marks;
     uint32_t first_planned, n_planned; /* snapshots that the running step takes, in state's list */
+    uint32_t first_spare, n_drafted;   /* drafts that it verifies, and their first spare cell */
     bool is_rewound; /* since its last step, to a place before the last token that was kept */
     bool is_starved; /* tokens waited in the last step, and there was no page for them */
 };
@@ -52,6 +55,7 @@ struct planned {
 struct state_options {
     uint32_t n_slots;
     uint32_t n_snapshots, grid; /* cells for snapshots, and the tokens between two of them */
+    uint32_t n_spare;           /* cells for drafts: as many in one step */
     uint32_t context, pages_per_seq, n_pages, n_vocab;
     uint32_t n_lower; /* blocks and snapshots that the tiers below hold */
 };
@@ -61,11 +65,13 @@ struct state {
     struct backend *backend; /* both borrowed */
     struct state_layout layout;
     struct state_options options;
-    struct slot *slots; /* (n_slots) number i has cell i; the cells after those are the cache's */
+    struct slot *slots; /* (n_slots) */
     struct pages pages;
     struct cache cache;
     struct planned *planned; /* (n_snapshots) of the running step, slot by slot */
     uint32_t n_planned;
+    uint32_t *spare; /* (n_spare) cells; the first n_spare_used are the running step's */
+    uint32_t n_spare_used;
     uint32_t *room_pages, *room_blocks; /* (pages_per_seq) room to list pages and blocks in */
     uint16_t *counts;                   /* (n_vocab) room to count in */
     uint64_t n_taken, n_used;
@@ -94,10 +100,16 @@ void state_begin_step(struct state *st);
 /* Plans the snapshots in the middle of the slot's next `rows` positions: its `planned`. One at
  * their end is taken by state_advance. */
 void state_plan_snapshots(struct state *st, uint32_t slot, uint32_t rows);
+/* The step is to verify up to n of the slot's drafts, in rows after all that wait; returns how many
+ * there are cells for. The state after the last row but n_drafted - i goes to spare cell number
+ * first_spare + i, that after the last to the slot's own. Where state is not recurrent none is
+ * needed. */
+uint32_t state_plan_drafts(struct state *st, uint32_t slot, uint32_t n);
 /* Whether such a step begins with the copy of a page that others read. */
 bool state_must_copy(const struct state *st, uint32_t slot);
-/* A step added so many rows, and the snapshots that were planned. */
-int state_advance(struct state *st, uint32_t slot, uint32_t rows, struct err *err);
+/* A step added so many rows, and the snapshots that were planned; of the drafted rows after these
+ * the first `kept` were right. */
+int state_advance(struct state *st, uint32_t slot, uint32_t rows, uint32_t kept, struct err *err);
 
 /* A step with this slot was cut off: the slot is as before it, but that more of its tokens may
  * wait. */

@@ -513,7 +513,8 @@ static uint64_t hash_state(sluice_engine *e, const sluice_seq *seq) {
     for (uint32_t i = 0; i < l->n_recurrent; i++) {
         struct piece p = l->recurrent[i];
         void *bytes = malloc(p.bytes);
-        if (e->kind->read_state(e->backend, p.offset + seq->slot * p.bytes, p.bytes, bytes, &err))
+        uint64_t at = p.offset + e->state.slots[seq->slot].cell * p.bytes;
+        if (e->kind->read_state(e->backend, at, p.bytes, bytes, &err))
             test_fail(__FILE__, __LINE__, "%s", err.text);
         hash = hash_of(bytes, p.bytes, hash);
         free(bytes);
