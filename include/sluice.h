@@ -212,6 +212,8 @@ struct sluice_memory {
     uint64_t scratch, io;
     uint64_t packed, workspace; /* of the backend: repacked weights, temporary buffers */
     uint64_t driver;            /* of the device's driver, where known; not in total */
+    uint64_t cache; /* of the host, for what the device has no room for: cache_bytes, or what files
+                     * of cache_dir are written from; not in total */
     uint64_t total;
 };
 void sluice_engine_memory(const sluice_engine *engine, struct sluice_memory *out);
@@ -283,6 +285,10 @@ int sluice_seq_resume(sluice_seq *seq, const int32_t *tokens, size_t n, struct s
  * those processed; SLUICE_ERR_ARGUMENT also for more than 16 that are still to come. Models without
  * recurrent state need none and ignore it. */
 int sluice_seq_mark(sluice_seq *seq, uint32_t n);
+
+/* Marks, of the tokens fed that are not processed yet, the ends of turns that later conversations
+ * are likely to share: after the first end token (of the system prompt) and after the last two. */
+int sluice_seq_mark_turns(sluice_seq *seq);
 
 /* The tokens fed so far, and how many at their end still wait. Each pointer may be NULL; *tokens is
  * valid until the next call with this sequence. */

@@ -495,6 +495,31 @@ def test_full_is_drop_or_stop():
     assert code == 2 and "--full is 'maybe', expected drop or stop" in err
 
 
+def kept(args, stdin):
+    """Tokens of each prompt, and how many of them were known; and the texts."""
+    out, _ = good(*QUICK, "--json", *args, stdin=stdin)
+    answers = [json.loads(line) for line in out.splitlines()]
+    return [(a["prompt_tokens"], a["prompt_tokens_kept"]) for a in answers], [a["text"] for a in answers]
+
+
+def test_a_folder_keeps_what_was_read():
+    folder, path = TMP / "cache", save_path()
+    args = ("--cache-dir", folder, "--system", "You tell stories of animals, and you tell them well.")
+    talk = b"Tell me of a fox.\nAnd of a cat?\n"
+    first, texts = kept(args, talk + f"/save {path}\n".encode())
+    assert first[0][1] == 0, first
+    again, same = kept(args, talk)
+    assert same == texts and all(k == n - 1 for n, k in again), again
+    other, _ = kept(args, b"What is a bird?\n")
+    assert other[0][1] > 10, other  # the system message, which another conversation read
+    loaded, _ = kept(args, f"/load {path}\nAnd of a dog?\n".encode())
+    assert loaded[0][1] >= again[-1][0], loaded
+    for file in folder.rglob("*.snapshot"):
+        file.write_bytes(file.read_bytes()[:100])
+    damaged, same = kept(args, talk)
+    assert same == texts and damaged[0][1] == 0, damaged
+
+
 def main():
     tests = [f for n, f in globals().items() if n.startswith("test_") and (not WORDS or any(w in n for w in WORDS))]
     passed = failed = 0

@@ -296,7 +296,8 @@ TEST(engine_refuses_tiers_that_hold_nothing) {
     sluice_model *model = NULL;
     EXPECT_INT(sluice_model_open(&model, test_data(models[0])), SLUICE_OK);
     for (int i = 0; i < 3; i++) {
-        static const char *const says[] = {"cache_bytes is 5", "cache_dir_bytes is 0", "/dev/null"};
+        static const char *const says[] = {"(--cache-bytes) is 5", "(--cache-dir-bytes) is 0",
+                                           "/dev/null"};
         struct sluice_engine_options o = sluice_engine_options_default();
         sluice_engine *engine = NULL;
         o.backend = "cpu";

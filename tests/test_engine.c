@@ -731,13 +731,13 @@ TEST(engine_refuses_less_than_a_page) {
     o.kv_bytes = 100;
     EXPECT_INT(sluice_model_open(&model, test_data(models[0])), SLUICE_OK);
     EXPECT_INT(sluice_engine_open(&engine, model, &o), SLUICE_ERR_ARGUMENT);
-    EXPECT(strstr(sluice_engine_error(engine), "kv_bytes is 100, expected at least"));
+    EXPECT(strstr(sluice_engine_error(engine), "kv_bytes (--kv-bytes) is 100, expected at least"));
     sluice_engine_close(engine);
     o.memory_limit = 300000000;
     o.snapshot_bytes = 0;
     o.kv_bytes = 1ull << 33;
     EXPECT_INT(sluice_engine_open(&engine, model, &o), SLUICE_ERR_MEMORY);
-    EXPECT(strstr(sluice_engine_error(engine), "kv_bytes 268435456"));
+    EXPECT(strstr(sluice_engine_error(engine), "--kv-bytes 268435456"));
     sluice_engine_close(engine);
     sluice_model_close(model);
 }

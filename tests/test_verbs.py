@@ -257,6 +257,38 @@ def test_inspect_predicts_the_memory():
     bad(2, "--batch", "inspect", SHIPPED, "--batch", -1)
 
 
+def test_inspect_says_what_conversations_may_leave():
+    plan = json.loads(good("inspect", SHIPPED, "--json", "--kv-bytes", "4M", "--snapshot-bytes", "10M",
+                           "--cache-bytes", "64m", "--cache-dir", TMP / "not made")[0])["memory"]
+    assert plan["pages"] == (4 << 20) // plan["page_bytes"] and plan["page_tokens"] == 256, plan
+    assert plan["snapshots"] == (10 << 20) // plan["snapshot_bytes"] and plan["snapshot_every"] % 256 == 0, plan
+    assert 63 << 20 < plan["cache_bytes"] <= 64 << 20 and plan["cache_dir_bytes"] == 8 << 30, plan
+    assert plan["backend"] == "cpu" and plan["context"] == 2048, plan
+    assert not (TMP / "not made").exists()
+    text = good("inspect", SHIPPED, "--cache-bytes", "64M")[0].decode()
+    assert "of recurrent state" in text and "\n  host memory " in text, text
+
+
+def test_sizes_of_the_cache_are_checked():
+    bad(2, "--cache-bytes is '10x', expected bytes, such as 512M or 4G", "run", SHIPPED, "--cache-bytes", "10x")
+    for value in ("", "-1", "K", "4GB", "99999999999G", "99999999999999999999"):
+        bad(2, "expected bytes", "run", SHIPPED, "--kv-bytes", value)
+    bad(2, "--cache-dir-bytes is given, expected --cache-dir", "run", SHIPPED, "--cache-dir-bytes", "1G")
+    bad(2, "--cache-dir is '', expected a folder", "run", SHIPPED, "--cache-dir", "")
+    bad(1, "--cache-bytes) needs 109951.163 GB, expected at most", "run", SHIPPED, "-p", "a", "--cache-bytes", "100T")
+    bad(1, "--kv-bytes) is 1, expected at least", "run", SHIPPED, "-p", "a", "--kv-bytes", 1)
+    bad(1, "--cache-bytes) is 1, expected 0 or at least", "run", SHIPPED, "-p", "a", "--cache-bytes", 1)
+
+
+def test_run_reads_nothing_twice_with_a_folder():
+    folder, prompt = TMP / "kept prompts", "Once upon a time there was a dog. " * 12
+    args = ("run", SHIPPED, "--temp", 0, "-n", 4, "--json", "--cache-dir", folder, "-p")
+    first, again, longer = (json.loads(good(*args, p)[0]) for p in (prompt, prompt, prompt + "And a cat, too."))
+    assert first["prompt_tokens_kept"] == 0 and again["text"] == first["text"], (first, again)
+    assert again["prompt_tokens_kept"] == again["prompt_tokens"] - 1, again
+    assert longer["prompt_tokens_kept"] >= first["prompt_tokens"] - 2, longer
+
+
 def test_devices_lists_what_there_is():
     text = good("devices")[0].decode()
     assert any(line.startswith("cpu: ") for line in text.splitlines()), text

@@ -273,7 +273,7 @@ int cmd_bench(int argc, char **argv) {
             "that\nlimits it, with the same threads in the same run.",
         .example = "sluice bench -m model.gguf -p 512 -n 128 --json",
         .opts = opts,
-        .n_opts = common_opts(opts, 7, &b.common, WITH_ENGINE | WITH_JSON),
+        .n_opts = common_opts(opts, 7, &b.common, WITH_ENGINE | WITH_CACHE | WITH_JSON),
         .model = &b.common.model,
     };
     int exit = opts_parse(&usage, argc, argv, NULL);

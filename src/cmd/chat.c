@@ -82,8 +82,8 @@ int cmd_chat(int argc, char **argv) {
                  "~/.local/state/sluice/history.",
         .example = "sluice chat -p 'Tell me a story about a fox.'",
         .opts = opts,
-        .n_opts =
-            common_opts(opts, 6, &t.common, WITH_ENGINE | WITH_SAMPLING | WITH_STOP | WITH_JSON),
+        .n_opts = common_opts(opts, 6, &t.common,
+                              WITH_ENGINE | WITH_CACHE | WITH_SAMPLING | WITH_STOP | WITH_JSON),
         .model = &t.common.model,
     };
     int exit = opts_parse(&usage, argc, argv, NULL);

@@ -175,19 +175,30 @@ static int facts_of_folder(json_t *facts, const char *path, struct err *err) {
 
 static json_t *memory_json(const struct sluice_engine *e) {
     struct sluice_memory m;
-    struct sluice_choice choice;
     sluice_engine_memory(e, &m);
-    sluice_engine_choice(e, &choice);
     const struct {
         const char *name;
         uint64_t bytes;
     } rows[] = {
-        {"weights", m.weights}, {"state", m.state},         {"scratch", m.scratch}, {"io", m.io},
-        {"packed", m.packed},   {"workspace", m.workspace}, {"total", m.total},
+        {"weights", m.weights},
+        {"state", m.state},
+        {"scratch", m.scratch},
+        {"io", m.io},
+        {"packed", m.packed},
+        {"workspace", m.workspace},
+        {"total", m.total},
+        {"pages", e->setup.n_pages},
+        {"page_tokens", IO_PAGE_POSITIONS},
+        {"page_bytes", e->state.layout.page_bytes},
+        {"snapshots", e->setup.n_snapshots},
+        {"snapshot_bytes", e->state.layout.recurrent_bytes},
+        {"snapshot_every", e->state.layout.recurrent_bytes ? e->setup.grid : 0},
+        {"cache_bytes", m.cache},
+        {"cache_dir_bytes", e->setup.disk_bytes},
     };
-    json_t *out =
-        json_pack("{s:s, s:i, s:i, s:s}", "backend", choice.backend, "context", (int)choice.context,
-                  "sequences", (int)choice.sequences, "kv", choice.kv_type);
+    json_t *out = json_pack("{s:s, s:i, s:i, s:s}", "backend", e->kind->name, "context",
+                            (int)e->setup.context, "sequences", (int)e->setup.n_seqs, "kv",
+                            dtype_name(e->setup.kv_type));
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++)
         json_object_set_new(out, rows[i].name, json_integer((json_int_t)rows[i].bytes));
     return out;
@@ -347,6 +358,22 @@ static void print_tensor(const json_t *t) {
            human_bytes(number(t, "bytes")));
 }
 
+/* What conversations leave, and where it may go. */
+static void print_cache(const json_t *m) {
+    static const char *const below[][2] = {{"cache_bytes", "host memory"},
+                                           {"cache_dir_bytes", "folder, at most"}};
+    printf("\nconversations\n  %s page%s of %llu tokens, %s bytes each\n",
+           human_count(number(m, "pages")), number(m, "pages") == 1 ? "" : "s",
+           (unsigned long long)number(m, "page_tokens"), human_count(number(m, "page_bytes")));
+    if (number(m, "snapshot_bytes"))
+        printf("  %s snapshot%s of recurrent state, %s bytes each, one every %s tokens\n",
+               human_count(number(m, "snapshots")), number(m, "snapshots") == 1 ? "" : "s",
+               human_count(number(m, "snapshot_bytes")), human_count(number(m, "snapshot_every")));
+    for (size_t i = 0; i < sizeof below / sizeof *below; i++)
+        if (number(m, below[i][0]))
+            printf("  %s %s bytes\n", below[i][1], human_count(number(m, below[i][0])));
+}
+
 static void print_memory(const json_t *m) {
     static const char *const rows[][2] = {
         {"weights", "mapped from the file"},
@@ -364,6 +391,7 @@ static void print_memory(const json_t *m) {
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++)
         printf("  %-10s %20s bytes  %s\n", rows[i][0], human_count(number(m, rows[i][0])),
                rows[i][1]);
+    print_cache(m);
 }
 
 static void print_text(json_t *facts) {
@@ -396,6 +424,11 @@ static void print_text(json_t *facts) {
     json_array_foreach(tensors, i, row) print_tensor(row);
 }
 
+static bool has_cache(const struct common *c) {
+    return c->cache_dir || c->kv_bytes != UINT64_MAX || c->snapshot_bytes != UINT64_MAX ||
+           c->cache_bytes != UINT64_MAX;
+}
+
 int cmd_inspect(int argc, char **argv) {
     bool as_json = false, is_full = false;
     struct common c = common_default();
@@ -414,13 +447,13 @@ int cmd_inspect(int argc, char **argv) {
             "to the byte. Nothing is loaded.",
         .example = "sluice inspect models/stories-27m-q4_k_m.gguf",
         .opts = opts,
-        .n_opts = common_opts(opts, 3, &c, WITH_ENGINE),
+        .n_opts = common_opts(opts, 3, &c, WITH_ENGINE | WITH_CACHE),
         .model = &c.model,
     };
     const struct common none = c;
     int exit = opts_parse(&usage, argc, argv, NULL);
     bool is_asked = c.context != none.context || c.batch || strcmp(c.kv, none.kv) != 0 || c.exact ||
-                    strcmp(c.backend, none.backend) != 0 || c.device;
+                    strcmp(c.backend, none.backend) != 0 || c.device || has_cache(&c);
     c.batch = c.batch ? c.batch : 1;
     if (exit == OPTS_GO_ON)
         exit = common_check(&c, "inspect");

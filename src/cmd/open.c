@@ -34,6 +34,10 @@ struct common common_default(void) {
         .frequency_penalty = NAN,
         .top_k = -1,
         .seed = -1,
+        .kv_bytes = UINT64_MAX,
+        .snapshot_bytes = UINT64_MAX,
+        .cache_bytes = UINT64_MAX,
+        .cache_dir_bytes = UINT64_MAX,
     };
 }
 
@@ -50,6 +54,11 @@ int common_opts(struct opt *table, int n, struct common *c, unsigned groups) {
         {WITH_ENGINE, {"--context", 'c', OPT_INT, &c->context, "N", "positions; 0: the file's; usually that, at most 8192"}},
         {WITH_ENGINE, {"--kv", 0, OPT_STRING, &c->kv, "TYPE", "KV cache: f32, f16, q8_0, q4_0"}},
         {WITH_ENGINE, {"--exact", 0, OPT_FLAG, &c->exact, NULL, "f32 activations and f32 KV cache"}},
+        {WITH_CACHE, {"--kv-bytes", 0, OPT_SIZE, &c->kv_bytes, "SIZE", "KV cache of all sequences; none: all of them at full length"}},
+        {WITH_CACHE, {"--snapshot-bytes", 0, OPT_SIZE, &c->snapshot_bytes, "SIZE", "snapshots of recurrent state on the device"}},
+        {WITH_CACHE, {"--cache-bytes", 0, OPT_SIZE, &c->cache_bytes, "SIZE", "host memory for what was read and the device has no room for"}},
+        {WITH_CACHE, {"--cache-dir", 0, OPT_STRING, &c->cache_dir, "DIR", "a folder that keeps what was read, for the next time"}},
+        {WITH_CACHE, {"--cache-dir-bytes", 0, OPT_SIZE, &c->cache_dir_bytes, "SIZE", "most bytes in it; 8G unless given"}},
         {WITH_SAMPLING, {"--temp", 0, OPT_FLOAT, &c->temperature, "T", "temperature; 0: always the best token"}},
         {WITH_SAMPLING, {"--top-k", 0, OPT_INT, &c->top_k, "K", "only the K best; 0: all"}},
         {WITH_SAMPLING, {"--top-p", 0, OPT_FLOAT, &c->top_p, "P", "only the best that make up P together"}},
@@ -130,6 +139,11 @@ int common_check(const struct common *c, const char *verb) {
     if (c->seed < -1)
         return complain(EXIT_USAGE, "%s: --seed is %lld, expected 0 or more", verb,
                         (long long)c->seed);
+    if (c->cache_dir && !c->cache_dir[0])
+        return complain(EXIT_USAGE, "%s: --cache-dir is '', expected a folder", verb);
+    if (!c->cache_dir && c->cache_dir_bytes != UINT64_MAX)
+        return complain(EXIT_USAGE, "%s: --cache-dir-bytes is given, expected --cache-dir with it",
+                        verb);
     static const char *const kv_types[] = {"f32", "f16", "q8_0", "q4_0"};
     bool is_known = false;
     for (size_t i = 0; i < sizeof kv_types / sizeof *kv_types; i++)
@@ -152,6 +166,20 @@ int common_check(const struct common *c, const char *verb) {
     return check_device(c, verb);
 }
 
+static uint64_t given_or(uint64_t given, uint64_t otherwise) {
+    return given == UINT64_MAX ? otherwise : given;
+}
+
+static void fill_cache(const struct common *c, struct sluice_engine_options *o) {
+    static const uint64_t usual_snapshots = 256ull << 20, usual_folder = 8ull << 30;
+    o->kv_bytes = given_or(c->kv_bytes, 0);
+    o->cache_bytes = given_or(c->cache_bytes, 0);
+    o->cache_dir = c->cache_dir;
+    o->cache_dir_bytes = given_or(c->cache_dir_bytes, usual_folder);
+    bool is_kept = o->cache_dir || o->cache_bytes;
+    o->snapshot_bytes = given_or(c->snapshot_bytes, is_kept ? usual_snapshots : 0);
+}
+
 struct sluice_engine_options common_engine(const struct common *c) {
     struct sluice_engine_options o = sluice_engine_options_default();
     o.backend = c->backend;
@@ -161,7 +189,7 @@ struct sluice_engine_options common_engine(const struct common *c) {
     o.kv_type = c->kv;
     o.context = c->context == INT_MIN ? -1 : c->context;
     o.sequences = o.batch = (uint32_t)c->batch;
-    o.snapshot_bytes = 0; /* what goes back asks for them */
+    fill_cache(c, &o);
     return o;
 }
 

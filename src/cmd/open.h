@@ -12,6 +12,9 @@ struct common {
     const char *model, *backend, *kv;
     int threads, device, context, batch;
     bool exact, as_json;
+    /* What is kept of conversations. UINT64_MAX: not given. */
+    const char *cache_dir;
+    uint64_t kv_bytes, snapshot_bytes, cache_bytes, cache_dir_bytes;
     /* NaN and -1: not given. */
     float temperature, top_p, min_p, repeat_penalty, presence_penalty, frequency_penalty;
     int top_k;
@@ -30,8 +33,9 @@ enum option_group {
     WITH_SAMPLING = 2, /* --temp ... --seed, --logit-bias, --ignore-eos */
     WITH_STOP = 4,
     WITH_JSON = 8,
+    WITH_CACHE = 16, /* --kv-bytes --snapshot-bytes --cache-bytes --cache-dir --cache-dir-bytes */
 };
-enum { MAX_COMMON_OPTS = 24 };
+enum { MAX_COMMON_OPTS = 32 };
 
 /* Appends the rows of the groups to a table that has n; returns how many it has then. */
 int common_opts(struct opt *table, int n, struct common *c, unsigned groups);
@@ -40,7 +44,8 @@ int common_opts(struct opt *table, int n, struct common *c, unsigned groups);
  * there are no lines for people from now on, unless -v asked for them. */
 int common_check(const struct common *c, const char *verb);
 
-/* The engine's options from the command line's. */
+/* The engine's options from the command line's. Snapshots of recurrent state are kept, where none
+ * is said about them, if there is a cache in host memory or on disk. */
 struct sluice_engine_options common_engine(const struct common *c);
 /* The model's own sampling with what the command line says instead. A seed that is not given is
  * drawn. The biases are those of *c. */

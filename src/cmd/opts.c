@@ -193,6 +193,22 @@ static bool set_int(const struct opt *o, const char *text) {
     return true;
 }
 
+/* Bytes: a whole number, then nothing or K, M, G or T, each 1024 times the one before. */
+static bool set_size(const struct opt *o, const char *text) {
+    static const char units[] = "KMGT";
+    char *end;
+    errno = 0;
+    unsigned long long v = strtoull(text, &end, 10);
+    if (text[0] < '0' || text[0] > '9' || errno)
+        return false;
+    const char *unit = *end ? strchr(units, *end & ~0x20) : NULL;
+    unsigned shift = unit ? 10 * (unsigned)(unit - units + 1) : 0;
+    if ((*end && !unit) || (unit && end[1]) || v > (UINT64_MAX - 1) >> shift)
+        return false;
+    *(uint64_t *)o->value = (uint64_t)v << shift;
+    return true;
+}
+
 static bool set_float(const struct opt *o, const char *text) {
     char *end;
     float v = strtof(text, &end);
@@ -217,6 +233,9 @@ static int set_value(const struct usage *u, const struct opt *o, const char *tex
              (o->kind == OPT_INT64 && !parse_int(text, INT64_MIN, INT64_MAX, o->value)))
         return complain(EXIT_USAGE, "%s: %s is '%s', expected a whole number", u->verb, o->name,
                         text);
+    else if (o->kind == OPT_SIZE && !set_size(o, text))
+        return complain(EXIT_USAGE, "%s: %s is '%s', expected bytes, such as 512M or 4G", u->verb,
+                        o->name, text);
     else if (o->kind == OPT_FLOAT && !set_float(o, text))
         return complain(EXIT_USAGE, "%s: %s is '%s', expected a number", u->verb, o->name, text);
     else if (o->kind == OPT_LIST && !add_to_list(o, text))

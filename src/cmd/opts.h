@@ -15,6 +15,7 @@ enum opt_kind {
     OPT_HELP,
     OPT_INT, /* from here on with one */
     OPT_INT64,
+    OPT_SIZE, /* bytes: 512M, 4G */
     OPT_FLOAT,
     OPT_STRING,
     OPT_LIST,
@@ -30,7 +31,8 @@ struct opt {
     const char *name; /* "--json", or "-m" for one that has only a letter */
     char letter;      /* 0: none */
     enum opt_kind kind;
-    void *value; /* bool, int, int64_t, float, const char * or struct opt_list, by kind */
+    void *value; /* bool, int, int64_t, uint64_t, float, const char * or struct opt_list, by kind
+                  */
     const char *placeholder, *help;
 };
 

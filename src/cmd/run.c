@@ -167,6 +167,17 @@ static int feed_up_to(struct run *r, size_t n) {
     return common_work_off(r->engine, "prompt", waiting);
 }
 
+/* Feeds the prompt with what --cache-dir has of it. */
+static int resume_prompt(struct run *r) {
+    struct sluice_reuse reuse;
+    uint32_t last = (uint32_t)r->n_prompt - 1;
+    if (sluice_seq_resume(r->seq, r->tokens, r->n_prompt, &reuse) ||
+        sluice_seq_mark_turns(r->seq) || (last > reuse.tokens && sluice_seq_mark(r->seq, last)))
+        return fail_engine(r->engine);
+    r->n_cached = reuse.tokens;
+    return 0;
+}
+
 static int feed_prompt(struct run *r) {
     double started = seconds_now();
     uint32_t before;
@@ -176,6 +187,8 @@ static int feed_prompt(struct run *r) {
         exit = feed_up_to(r, r->n_prompt - 1);
         if (!exit)
             exit = save_cache(r, before);
+    } else {
+        exit = resume_prompt(r);
     }
     if (!exit)
         exit = feed_up_to(r, r->n_prompt);
@@ -312,8 +325,8 @@ int cmd_run(int argc, char **argv) {
                  "and how\nfast to standard error. With neither model nor prompt: a story.",
         .example = "sluice run -p 'Once upon a time' -n 200 --seed 1",
         .opts = opts,
-        .n_opts =
-            common_opts(opts, 7, &r.common, WITH_ENGINE | WITH_SAMPLING | WITH_STOP | WITH_JSON),
+        .n_opts = common_opts(opts, 7, &r.common,
+                              WITH_ENGINE | WITH_CACHE | WITH_SAMPLING | WITH_STOP | WITH_JSON),
         .model = &r.common.model,
     };
     int exit = opts_parse(&usage, argc, argv, NULL);

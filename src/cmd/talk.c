@@ -59,19 +59,23 @@ static int render_dropping(struct talk *t, size_t room, struct ids *ids, struct 
     return status;
 }
 
-/* Makes the sequence hold exactly these tokens, keeping what it has of them already. The last one
- * is worked off again in any case: the answer begins after it. */
+/* Makes the sequence hold exactly these tokens, keeping what it or any conversation before it has
+ * of them already. The last one is worked off again in any case: the answer begins after it. */
 static int feed_prompt(struct talk *t, const struct ids *ids, size_t *n_fed) {
     const int32_t *old;
-    uint32_t n_old, common = 0;
+    uint32_t n_old, waiting, common = 0;
     sluice_seq_tokens(t->seq, &old, &n_old, NULL);
     while (common < n_old && common + 1 < ids->len && old[common] == ids->at[common])
         common++;
     if (sluice_seq_rewind(t->seq, common) ||
-        sluice_seq_feed(t->seq, ids->at + common, ids->len - common))
+        sluice_seq_resume(t->seq, ids->at + common, ids->len - common, NULL))
         return fail_engine(t->engine);
-    *n_fed = ids->len - common;
-    return common_work_off(t->engine, "prompt", *n_fed);
+    sluice_seq_tokens(t->seq, NULL, NULL, &waiting);
+    if (sluice_seq_mark_turns(t->seq) ||
+        (waiting > 1 && sluice_seq_mark(t->seq, (uint32_t)ids->len - 1)))
+        return fail_engine(t->engine);
+    *n_fed = waiting;
+    return common_work_off(t->engine, "prompt", waiting);
 }
 
 static int read_prompt(struct talk *t, size_t *n_fed) {
@@ -292,7 +296,8 @@ int talk_open(struct talk *t) {
         return fail(&err);
     struct sluice_engine_options o = common_engine(&t->common);
     o.sequences = 2; /* one to load into while the other is kept */
-    o.snapshot_bytes = 256 << 20;
+    if (t->common.snapshot_bytes == UINT64_MAX)
+        o.snapshot_bytes = 256 << 20; /* what goes back asks for them */
     int exit = common_open_engine(t->model, &o, false, &t->engine);
     if (exit)
         return exit;

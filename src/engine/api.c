@@ -475,6 +475,32 @@ int sluice_seq_mark(sluice_seq *seq, uint32_t n) {
     return state_mark(&e->state, seq->slot, n, &e->err);
 }
 
+/* As many as there is room for. */
+static int mark_end(sluice_seq *seq, uint32_t n) {
+    const struct slot *s = slot_of(seq);
+    bool is_new = n > s->length && n <= s->n_tokens && s->n_marks < MAX_MARKS;
+    return is_new ? state_mark(&seq->engine->state, seq->slot, n, &seq->engine->err) : SLUICE_OK;
+}
+
+int sluice_seq_mark_turns(sluice_seq *seq) {
+    enum { LAST = 2 };
+    int status = check_open(seq);
+    if (status)
+        return status;
+    const struct sluice_model *model = seq->engine->model;
+    const struct slot *s = slot_of(seq);
+    uint32_t first = 1;
+    while (first <= s->n_tokens && !sluice_token_is_end(model, s->tokens[first - 1]))
+        first++;
+    status = mark_end(seq, first);
+    for (uint32_t n = s->n_tokens, i = 0; !status && n > s->length && i < LAST; n--)
+        if (sluice_token_is_end(model, s->tokens[n - 1])) {
+            status = mark_end(seq, n);
+            i++;
+        }
+    return status;
+}
+
 void sluice_seq_tokens(const sluice_seq *seq, const int32_t **tokens, uint32_t *n,
                        uint32_t *waiting) {
     static const struct slot closed;

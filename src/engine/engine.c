@@ -125,9 +125,10 @@ static int plan_pages(struct setup *s, uint64_t budget, uint64_t page_bytes, str
     if (budget == 0 || page_bytes == 0)
         return SLUICE_OK;
     if (budget < page_bytes)
-        return err_set(
-            err, SLUICE_ERR_ARGUMENT, "kv_bytes is %llu, expected at least %llu: %d positions",
-            (unsigned long long)budget, (unsigned long long)page_bytes, IO_PAGE_POSITIONS);
+        return err_set(err, SLUICE_ERR_ARGUMENT,
+                       "kv_bytes (--kv-bytes) is %llu, expected at least %llu: %d positions",
+                       (unsigned long long)budget, (unsigned long long)page_bytes,
+                       IO_PAGE_POSITIONS);
     uint64_t n = budget / page_bytes;
     s->n_pages = n < MAX_PAGES ? (uint32_t)n : MAX_PAGES;
     return SLUICE_OK;
@@ -357,6 +358,7 @@ struct sluice_memory engine_memory_of(const struct sluice_engine *e,
         .packed = m->packed,
         .workspace = m->workspace,
         .driver = m->driver,
+        .cache = e->setup.host_bytes,
         .total = total,
     };
 }

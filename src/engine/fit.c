@@ -73,7 +73,7 @@ static void find_advice(const struct sluice_engine *e, const struct sluice_engin
         if (would_fit(e, &o, limit)) {
             char number[24];
             snprintf(number, sizeof number, "%llu", (unsigned long long)o.kv_bytes);
-            add_advice(text, size, "kv_bytes %s", number);
+            add_advice(text, size, "--kv-bytes %s", number);
             break;
         }
     o = *options;
@@ -89,12 +89,26 @@ int fit_limit(const struct sluice_engine *e, const struct sluice_engine_options 
                                                   : SLUICE_OK;
 }
 
+/* The cache in host memory, beside what the engine takes of that. */
+static int check_cache(const struct sluice_engine *e, uint64_t limit, struct err *err) {
+    uint64_t taken = engine_memory_of(e, &e->predicted).total;
+    uint64_t left = e->kind->available ? fit_available() : limit > taken ? limit - taken : 0;
+    if (e->setup.host_bytes <= left)
+        return SLUICE_OK;
+    return err_set(err, SLUICE_ERR_MEMORY,
+                   "the cache in host memory (--cache-bytes) needs %.3f GB, expected at most the "
+                   "%.3f that are free beside the model",
+                   (double)e->setup.host_bytes / 1e9, (double)left / 1e9);
+}
+
 int fit_check(const struct sluice_engine *e, const struct sluice_engine_options *o,
               struct err *err) {
     uint64_t limit;
     int status = fit_limit(e, o, &limit, err);
-    if (status || fits(e, limit))
+    if (status)
         return status;
+    if (fits(e, limit))
+        return check_cache(e, limit, err);
     struct sluice_memory m = engine_memory_of(e, &e->predicted);
     char advice[128];
     find_advice(e, o, limit, advice, sizeof advice);

@@ -18,6 +18,11 @@ static uint64_t smaller_part(const struct state_layout *l) {
     return least ? least : 1;
 }
 
+static uint64_t unit_of(const struct state_layout *l) {
+    uint64_t least = smaller_part(l);
+    return least < HOST_UNIT_BYTES ? least : HOST_UNIT_BYTES;
+}
+
 static uint32_t objects_in(uint64_t bytes, uint64_t least) {
     uint64_t n = bytes / least;
     return n < MAX_OBJECTS ? (uint32_t)n : MAX_OBJECTS;
@@ -28,16 +33,19 @@ int tiers_plan(struct setup *s, const struct sluice_engine_options *o,
     uint64_t most = layout->page_bytes + layout->recurrent_bytes;
     bool has_disk = o->cache_dir && o->cache_dir[0];
     if (o->cache_bytes && o->cache_bytes < most)
-        return err_set(err, SLUICE_ERR_ARGUMENT,
-                       "cache_bytes is %llu, expected 0 or at least %llu: a snapshot",
-                       (unsigned long long)o->cache_bytes, (unsigned long long)most);
+        return err_set(
+            err, SLUICE_ERR_ARGUMENT,
+            "cache_bytes (--cache-bytes) is %llu, expected 0 or at least %llu: a snapshot",
+            (unsigned long long)o->cache_bytes, (unsigned long long)most);
     if (has_disk && o->cache_dir_bytes < most)
-        return err_set(err, SLUICE_ERR_ARGUMENT,
-                       "cache_dir_bytes is %llu, expected at least %llu: a snapshot",
-                       (unsigned long long)o->cache_dir_bytes, (unsigned long long)most);
+        return err_set(
+            err, SLUICE_ERR_ARGUMENT,
+            "cache_dir_bytes (--cache-dir-bytes) is %llu, expected at least %llu: a snapshot",
+            (unsigned long long)o->cache_dir_bytes, (unsigned long long)most);
     s->host_bytes = o->cache_bytes;
     if (has_disk && s->host_bytes < MOST_WAITING * most)
         s->host_bytes = MOST_WAITING * most;
+    s->host_bytes -= s->host_bytes % unit_of(layout);
     s->disk_bytes = has_disk ? o->cache_dir_bytes : 0;
     s->n_host = objects_in(s->host_bytes, smaller_part(layout));
     s->n_disk = objects_in(s->disk_bytes, smaller_part(layout));
@@ -84,11 +92,9 @@ static int open_disk(struct sluice_engine *e, const char *folder, struct err *er
 }
 
 int tiers_open(struct sluice_engine *e, const struct sluice_engine_options *o, struct err *err) {
-    uint64_t least = smaller_part(&e->state.layout);
     if (e->setup.host_bytes == 0)
         return SLUICE_OK;
-    int status = host_tier_open(&e->host, e->setup.host_bytes,
-                                least < HOST_UNIT_BYTES ? least : HOST_UNIT_BYTES, err);
+    int status = host_tier_open(&e->host, e->setup.host_bytes, unit_of(&e->state.layout), err);
     if (!status && e->setup.disk_bytes)
         status = open_disk(e, o->cache_dir, err);
     if (!status)

@@ -29,7 +29,6 @@ struct request {
     uint64_t *hashes;           /* (answers, pages of tokens) */
     int32_t *tokens;            /* (answers, n_prompt + most) */
     uint32_t most;              /* new tokens that fit, and are wanted */
-    uint32_t turn; /* tokens of the prompt up to its last end of a turn; 0: there is none */
     uint32_t live;
     bool is_cancelled;
     double submitted;
@@ -368,14 +367,6 @@ static void add_answer(struct sched *s, struct request *r, uint32_t number,
     list_insert(&s->waiting, a);
 }
 
-/* Tokens up to the last that ends a turn; the next question will probably differ after it. */
-static uint32_t find_turn(const struct sched *s, const struct sched_request *q) {
-    size_t n = q->n_prompt;
-    while (n > 0 && !sluice_token_is_end(s->model, q->prompt[n - 1]))
-        n--;
-    return (uint32_t)n;
-}
-
 int sched_submit(struct sched *s, const struct sched_request *q, uint64_t *id, struct err *err) {
     int status = check_request(s, q, err);
     *id = 0;
@@ -393,7 +384,6 @@ int sched_submit(struct sched *s, const struct sched_request *q, uint64_t *id, s
     }
     r->id = s->next_serial++ * s->n_answers + (uint64_t)(r - s->requests);
     r->live = r->asked.answers;
-    r->turn = find_turn(s, q);
     for (uint32_t i = 0; i < r->live; i++)
         add_answer(s, r, i, q);
     s->counters.requests++;
@@ -468,14 +458,12 @@ static struct answer *waiting_sibling(const struct sched *s, const struct answer
     return other;
 }
 
-/* Where the next request is likely to go on: snapshots are kept there. */
+/* Where the next request is likely to go on: snapshots are kept there. The prompt's own is before
+ * its last token, as the same prompt, sent again, has to read one. */
 static int mark(const struct answer *a) {
-    const uint32_t places[] = {a->request->turn, a->report.n_prompt - a->is_stem};
-    int status = SLUICE_OK;
-    for (int i = 0; !status && i < 2; i++)
-        if (places[i] > a->n_found)
-            status = sluice_seq_mark(a->seq, places[i]);
-    return status;
+    int status = sluice_seq_mark_turns(a->seq);
+    uint32_t last = a->report.n_prompt - 1;
+    return status || last <= a->n_found ? status : sluice_seq_mark(a->seq, last);
 }
 
 /* Feeds an empty sequence the first n tokens, with what the engine knows of them. */
