@@ -35,7 +35,8 @@ static const char environment[] =
     "NO_COLOR          not empty: no colour on terminals\n"
     "SLUICE_NO_MMAP    set: files are read into memory instead of mapped\n"
     "SLUICE_CPU        instruction sets to use, for diagnosis: \"avx2\", \"none\" ...\n"
-    "SLUICE_CUDA_TRACE 1: times of CUDA kernels stay readable after a fault, for diagnosis\n";
+    "SLUICE_CUDA_TRACE 1: times of CUDA kernels stay readable after a fault, for diagnosis\n"
+    "SLUICE_CUDA_CAPABILITY  80: the kernels of older GPUs (compute 8.0), for diagnosis\n";
 
 static void print_version(void) {
     printf("sluice %s\nbackends:", sluice_version());

@@ -15,6 +15,14 @@ static int attribute(CUdevice device, CUdevice_attribute what) {
     return value;
 }
 
+/* SLUICE_CUDA_CAPABILITY=80: the kernels of an older device, for tests on a newer one. */
+static void lower_capability(struct backend *b) {
+    const char *wanted = getenv("SLUICE_CUDA_CAPABILITY");
+    int capability = wanted ? atoi(wanted) : 0;
+    if (capability > 0 && capability < b->capability)
+        b->capability = capability;
+}
+
 static int find_device(struct backend *b, int number, struct err *err) {
     int count = 0, status = driver_open(err);
     if (!status)
@@ -33,6 +41,7 @@ static int find_device(struct backend *b, int number, struct err *err) {
         (uint32_t)attribute(b->device, CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN);
     b->capability = 10 * attribute(b->device, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR) +
                     attribute(b->device, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR);
+    lower_capability(b);
     if (b->capability < 80)
         return err_set(err, SLUICE_ERR_UNSUPPORTED,
                        "CUDA device %d has compute capability %d.%d, expected 8.0 or later", number,

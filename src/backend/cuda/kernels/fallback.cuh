@@ -72,7 +72,7 @@ static __device__ __forceinline__ void dot_int8(const struct fallback_format &f,
     }
 }
 
-/* The same with f32 rows. */
+/* The same with f32 rows, which begin at multiples of 16 bytes. */
 template <int R>
 static __device__ __forceinline__ void dot_f32(const struct fallback_format &f, const uint8_t *w,
                                                uint32_t g, const act_batch &a, uint32_t column,
@@ -80,11 +80,17 @@ static __device__ __forceinline__ void dot_f32(const struct fallback_format &f, 
     struct unpacked u;
     unpack_group(f.type, w, g, u);
 #pragma unroll
-    for (int i = 0; i < 32; i++) {
-        float y = unpacked_value(&u, i);
+    for (int i = 0; i < 32; i += 4) {
+        float y0 = unpacked_value(&u, i), y1 = unpacked_value(&u, i + 1),
+              y2 = unpacked_value(&u, i + 2), y3 = unpacked_value(&u, i + 3);
 #pragma unroll
-        for (int r = 0; r < R; r++)
-            sum[r] = __fmaf_rn(y, a.acts.x[a.row(r) * a.acts.x_stride + column + i], sum[r]);
+        for (int r = 0; r < R; r++) {
+            float4 x = *(const float4 *)(a.acts.x + a.row(r) * a.acts.x_stride + column + i);
+            sum[r] = __fmaf_rn(y0, x.x, sum[r]);
+            sum[r] = __fmaf_rn(y1, x.y, sum[r]);
+            sum[r] = __fmaf_rn(y2, x.z, sum[r]);
+            sum[r] = __fmaf_rn(y3, x.w, sum[r]);
+        }
     }
 }
 

@@ -96,13 +96,15 @@ int record_experts_in(struct recorder *r, const struct op *op) {
 /* ---- EXPERTS_OUT ------------------------------------------------------------------------------
  */
 
-/* The part of hidden that a launch reads: quantized, or as it is. */
+/* The part of hidden that a launch reads: quantized, or as it is where f32 rows begin at multiples
+ * of 16 bytes. */
 static int record_hidden(struct recorder *r, const struct op *op, const struct operand *weight,
                          uint64_t first, uint64_t n, struct fallback_acts *out) {
     const struct op_experts_out *o = &op->experts_out;
     float *hidden = recorder_at(r, &o->hidden);
     hidden = hidden ? hidden + first : NULL;
-    if (fallback_is_f32(r, weight)) {
+    bool is_f32 = fallback_is_f32(r, weight);
+    if (is_f32 && first % 4 == 0 && o->hidden.stride % 4 == 0) {
         *out = (struct fallback_acts){.x = hidden, .x_stride = o->hidden.stride};
         return SLUICE_OK;
     }
@@ -114,7 +116,7 @@ static int record_hidden(struct recorder *r, const struct op *op, const struct o
         .prologue = PROLOGUE_NONE,
         .act_group = op_act_group(op),
     };
-    int status = record_fallback_quantize(r, r->plan->max_rows, true, &q);
+    int status = record_fallback_quantize(r, r->plan->max_rows, !is_f32, &q);
     *out = q.to;
     return status;
 }
