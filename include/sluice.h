@@ -86,6 +86,11 @@ void sluice_model_facts(const sluice_model *model, struct sluice_facts *out);
 /* True for tokens that end an answer (EOS, end of turn). */
 bool sluice_token_is_end(const sluice_model *model, int32_t token);
 
+/* The bytes a token stands for in an answer, maybe only a part of a character, maybe 0 bytes among
+ * them; not terminated. Of length 0 for control tokens, for those that no text becomes and for ids
+ * outside the vocabulary. Never NULL; lives as long as the model. */
+const char *sluice_token_text(const sluice_model *model, int32_t token, size_t *length);
+
 enum sluice_encode_flags {
     SLUICE_ENCODE_SPECIAL = 1, /* control tokens written as text ("<|im_end|>") become their ids */
     SLUICE_ENCODE_BOS = 2,     /* adds BOS before and EOS after, where the model wants them */

@@ -13,8 +13,9 @@ declare -A may=(
     [model]="plan file quant base"
     [backend]="plan quant base"
     [engine]="model plan backend text base"
-    [serve]="base"
-    [cmd]="serve engine model backend plan text file quant base"
+    [grammar]="base"
+    [serve]="grammar base"
+    [cmd]="serve grammar engine model backend plan text file quant base"
 )
 bad=0
 while IFS=: read -r file line include; do

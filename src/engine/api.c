@@ -99,6 +99,18 @@ bool sluice_token_is_end(const sluice_model *m, int32_t token) {
            tokenizer_is_end(m->tokenizer, token);
 }
 
+const char *sluice_token_text(const sluice_model *m, int32_t token, size_t *length) {
+    struct str bytes = {"", 0};
+    if (m && m->tokenizer && token >= 0 && token < tokenizer_count(m->tokenizer)) {
+        enum token_type type = tokenizer_type(m->tokenizer, token);
+        if (type == TOKEN_NORMAL || type == TOKEN_USER || type == TOKEN_BYTE)
+            bytes = tokenizer_bytes(m->tokenizer, token);
+    }
+    if (length)
+        *length = bytes.len;
+    return bytes.at ? bytes.at : "";
+}
+
 /* Hands ids out, and frees them. */
 static int ids_out(struct ids *ids, int status, int32_t *tokens, size_t capacity, size_t *n,
                    struct err *err) {

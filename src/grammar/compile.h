@@ -1,0 +1,10 @@
+/* compile.h - how grammars are made of expressions, for those who read one. */
+#ifndef GRAMMAR_COMPILE_H
+#define GRAMMAR_COMPILE_H
+
+#include "grammar/expr.h"
+#include "grammar/grammar.h"
+
+int grammar_compile(struct grammar **out, struct builder *b, uint32_t root, struct err *err);
+
+#endif

@@ -1,0 +1,69 @@
+/* grammar.h - structured output: which tokens may come next so that an answer follows a grammar.
+ *
+ * A grammar is GBNF or a JSON schema, compiled to a pushdown automaton over bytes (program.h). The
+ * vocabulary's texts are a trie (texts.h). A matcher knows how far an answer has got and gives the
+ * mask of its next token: the walk of the trie with the automaton, cached in the grammar by state
+ * (masks.h).
+ *
+ * What an answer has to follow begins where the matcher is opened: free text before it (thinking,
+ * the words before a tool call) is the caller's, who opens a matcher, or begins to ask it, after
+ * the token that ends the free text. The matcher is then fed every token from there on.
+ *
+ * Threads. Grammars and texts may be shared by threads; a matcher belongs to one at a time. A
+ * grammar must outlive its matchers, and so must the texts. */
+#ifndef GRAMMAR_GRAMMAR_H
+#define GRAMMAR_GRAMMAR_H
+
+#include <jansson.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "base/err.h"
+
+/* ---- grammars ---------------------------------------------------------------------------------
+ *
+ * SLUICE_ERR_FORMAT: it is not a grammar; SLUICE_ERR_UNSUPPORTED: it is one, but not for us. The
+ * text of the error is one line that names the rule and line, or the keyword and its place. *out is
+ * NULL on failure. Hostile input costs at most some 50 ms and 64 MB. */
+
+struct grammar;
+
+/* GBNF as llama.cpp has it: rules `name ::= ...`, the first is "root". Literals, classes, `.`,
+ * groups, `|`, `* + ?`, `{n} {n,} {n,m}`, comments. Left recursion is refused. */
+int grammar_of_gbnf(struct grammar **out, const char *text, size_t length, struct err *err);
+
+void grammar_close(struct grammar *g); /* takes NULL */
+
+/* ---- the vocabulary ---------------------------------------------------------------------------
+ */
+
+struct token_texts;
+
+/* Once a model: a walk over all tokens, some 0.1 s at 248k. SLUICE_ERR_UNSUPPORTED for a model
+ * without a tokenizer. The model is not needed after it. */
+int token_texts_open(struct token_texts **out, const sluice_model *model, struct err *err);
+void token_texts_close(struct token_texts *t); /* takes NULL */
+
+/* ---- an answer --------------------------------------------------------------------------------
+ */
+
+struct matcher;
+
+int matcher_open(struct matcher **out, const struct grammar *g, const struct token_texts *t,
+                 struct err *err);
+void matcher_close(struct matcher *m); /* takes NULL */
+
+/* Bit t % 32 of word t / 32: token t may come next; end tokens where the answer may end. Valid
+ * until the next call with this matcher. All zero only where the vocabulary cannot write what has
+ * to follow, or memory ran out. */
+const uint32_t *matcher_mask(struct matcher *m);
+
+/* The answer goes on with this token. False: it is not allowed, and nothing has changed. Every
+ * token of the mask is allowed; of those that are not in it a few are too (masks.h). */
+bool matcher_accept(struct matcher *m, int32_t token);
+
+bool matcher_may_end(const struct matcher *m);  /* the text so far is complete */
+bool matcher_must_end(const struct matcher *m); /* nothing but the end may follow */
+
+#endif

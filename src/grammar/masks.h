@@ -1,0 +1,37 @@
+/* masks.h - masks of tokens by state, computed when first asked for and kept.
+ *
+ * What tokens a stack of frames allows is found part by part. The first part is the walk of the
+ * trie with the threads at the top alone: tokens that fit, and the *exits*, nodes of the trie at
+ * which the threads' rule has ended with bytes left. The next part walks from these exits on with
+ * the frame below, and so on until there are no exits. A part depends on the frames down to it and
+ * on nothing else, so it is shared by all stacks that begin alike: the inside of a string is walked
+ * once, not once a property.
+ *
+ * Walks run on sets of threads with empty stacks below them, made into states of a deterministic
+ * automaton as they are met, so that a node of the trie costs a lookup.
+ *
+ * Counts of loops are rounded where that cannot be seen: with 16 or more rounds left, a token may
+ * have no more of them than the power of two that is left. Masks then lack a token that would just
+ * fit, and never have one that does not.
+ *
+ * (1) All memory is bounded: a cache that has grown too large is emptied before the next mask.
+ * (2) A lock guards it all: grammars are shared by threads. */
+#ifndef GRAMMAR_MASKS_H
+#define GRAMMAR_MASKS_H
+
+#include "grammar/program.h"
+#include "grammar/texts.h"
+#include "grammar/threads.h"
+
+struct masks;
+
+int masks_open(struct masks **out, const struct program *p, const struct token_texts *t,
+               struct err *err);
+void masks_close(struct masks *m); /* takes NULL */
+
+/* Adds the tokens that these threads allow to `mask`. They are sorted (thread_set_sort); `frames`
+ * has their stacks. False when memory ran out. */
+bool masks_add(struct masks *m, const struct thread *threads, uint32_t n,
+               const struct frames *frames, uint32_t *mask);
+
+#endif
