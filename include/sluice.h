@@ -223,6 +223,9 @@ struct sluice_memory {
 };
 void sluice_engine_memory(const sluice_engine *engine, struct sluice_memory *out);
 
+/* What no open sequence holds is forgotten, in host memory and in the files of cache_dir too. */
+int sluice_engine_forget(sluice_engine *engine);
+
 /* Pages of the KV cache. */
 struct sluice_pages {
     uint32_t total;
@@ -231,6 +234,12 @@ struct sluice_pages {
     uint32_t starved; /* sequences that found none in the last step */
 };
 void sluice_engine_pages(const sluice_engine *engine, struct sluice_pages *out);
+
+/* What the calls that moved KV pages and snapshots from one place to another took. */
+struct sluice_moved {
+    uint64_t bytes;
+    double seconds;
+};
 
 /* Counted since open. A step is one submission and one wait, and so is a burst of several steps. */
 struct sluice_counters {
@@ -245,6 +254,8 @@ struct sluice_counters {
     uint64_t evicted;       /* blocks and snapshots that had to leave the device, */
     uint64_t spilled;       /* that went to host memory or disk, */
     uint64_t loaded;        /* and that were read from there */
+    struct sluice_moved to_host, from_host, from_disk; /* their bytes, to and from the device */
+    struct sluice_moved to_disk;                       /* from host memory, beside the steps */
 };
 void sluice_engine_counters(const sluice_engine *engine, struct sluice_counters *out);
 

@@ -296,6 +296,14 @@ static void rows_of(const struct rig *r, uint64_t *rows) {
     *rows = c.rows;
 }
 
+/* By where they were, as sums that agree with the reports. */
+static void expect_counted(const struct rig *r, uint64_t reused) {
+    struct sched_counters c;
+    sched_counters(r->sched, &c);
+    EXPECT_INT(c.reused, reused);
+    EXPECT_INT(c.device + c.host + c.disk, reused);
+}
+
 /* But for its last token, which every answer needs a row of its own for. */
 TEST(serve_reads_a_prompt_once_for_all_its_answers) {
     for (int m = 0; m < N_ARCHS; m++) {
@@ -312,8 +320,12 @@ TEST(serve_reads_a_prompt_once_for_all_its_answers) {
         rows_of(&r, &rows);
         EXPECT_INT(rows, 399 + 5 * 6);
         EXPECT_INT(out.n, 5 * 6);
+        EXPECT_INT(out.report.reuse.tokens, 399);
+        EXPECT_INT(out.report.reuse.device, 399);
+        expect_counted(&r, 4 * 399);
         submit_plain(&r, &alone, 400, 6);
         step_all(&r);
+        expect_counted(&r, 5 * 399);
         EXPECT(memcmp(alone.tokens, out.tokens, 6 * sizeof *alone.tokens) == 0);
         rig_close(&r);
     }
@@ -348,6 +360,7 @@ TEST(serve_waits_for_a_prefix_that_is_being_read) {
         EXPECT(a.n == 4 && b.n == 4);
         EXPECT(b.report.reuse.tokens / IO_PAGE_POSITIONS >= 2);
         EXPECT_INT(b.report.n_read, 700 + 3 - b.report.reuse.tokens);
+        expect_counted(&r, b.report.reuse.tokens);
         EXPECT_INT(rows, 603 + 703 - b.report.reuse.tokens + 23);
         rig_close(&r);
     }
@@ -375,6 +388,61 @@ TEST(serve_waits_for_no_prefix_of_a_cancelled_request) {
     rig_close(&r);
 }
 
+/* Prompts that no page is left for go to host memory and come back from there. */
+TEST(serve_counts_what_comes_from_host_memory) {
+    for (int m = 0; m < N_ARCHS; m++) {
+        struct rig r;
+        struct result out, again;
+        struct sim_options o = options_of(1, 0, 0);
+        o.engine.cache_bytes = 8 << 20;
+        o.engine.snapshot_bytes = 40 << 10;
+        if (!rig_open(&r, write_tiny(archs[m]), &o))
+            continue;
+        submit_plain(&r, &out, 700, 4);
+        step_all(&r);
+        struct sched_request q = request_of(&r, 1000, 4);
+        for (int i = 0; i < 3; i++) {
+            prompt[0] = (prompt[0] + 1) % 80;
+            EXPECT_INT(submit(&r, &out, &q), SLUICE_OK);
+            step_all(&r);
+        }
+        submit_plain(&r, &again, 700, 4);
+        step_all(&r);
+        const struct sluice_reuse *reuse = &again.report.reuse;
+        EXPECT(reuse->tokens > 500 && reuse->host > 0);
+        EXPECT_INT(reuse->device + reuse->host + reuse->disk, reuse->tokens);
+        EXPECT_INT(again.report.n_read, 700 + 3 - reuse->tokens);
+        expect_counted(&r, reuse->tokens);
+        rig_close(&r);
+    }
+}
+
+/* The report is of an answer's first start; the counters are of all. */
+TEST(serve_reports_the_first_start_of_one_set_back) {
+    struct rig r;
+    struct result a, b;
+    struct sim_options o = options_of(2, 0, 0);
+    struct sched_counters c;
+    const char *path = write_tiny("qwen35");
+    if (!rig_open(&r, path, &o))
+        return;
+    o.engine.kv_bytes = 4 * r.engine->state.layout.page_bytes;
+    rig_close(&r);
+    if (!rig_open(&r, path, &o))
+        return;
+    submit_plain(&r, &a, 400, 300);
+    struct sched_request q = request_of(&r, 250, 300);
+    q.prompt = prompt + 7;
+    EXPECT_INT(submit(&r, &b, &q), SLUICE_OK);
+    step_all(&r);
+    sched_counters(r.sched, &c);
+    EXPECT(b.report.times_set_back > 0);
+    EXPECT_INT(b.report.reuse.tokens, 0);
+    EXPECT(c.reused > 0 && c.device + c.host + c.disk == c.reused);
+    EXPECT(b.report.n_read >= b.report.n_prompt + b.report.n_new - 1);
+    rig_close(&r);
+}
+
 /* The next turn of a conversation, and one that branches from its first question. */
 TEST(serve_next_turn_reads_only_what_is_new) {
     for (int m = 0; m < N_ARCHS; m++) {
@@ -398,6 +466,11 @@ TEST(serve_next_turn_reads_only_what_is_new) {
         EXPECT_INT(submit(&r, &branch, &q), SLUICE_OK);
         step_all(&r);
         EXPECT_INT(branch.report.reuse.tokens, 399); /* the same prompt again reads one token */
+        EXPECT_INT(sluice_engine_forget(r.engine), SLUICE_OK);
+        EXPECT(state_broken(&r.engine->state) == NULL);
+        EXPECT_INT(submit(&r, &branch, &q), SLUICE_OK);
+        step_all(&r);
+        EXPECT_INT(branch.report.reuse.tokens, 0);
         rig_close(&r);
     }
 }

@@ -269,6 +269,23 @@ def test_inspect_says_what_conversations_may_leave():
     assert "of recurrent state" in text and "\n  host memory " in text, text
 
 
+def test_bench_replays_a_trace():
+    trace = TMP / "trace.txt"
+    making = [sys.executable, ROOT / "bench/cache/trace.py", "--context", "600", "--conversations", "4", "--gap", "2"]
+    trace.write_bytes(subprocess.run(making, stdout=subprocess.PIPE, check=True).stdout)
+    assert subprocess.run(making, stdout=subprocess.PIPE, check=True).stdout == trace.read_bytes()
+    found = [json.loads(good("bench", TINY, "--trace", trace, "--reuse", reuse, "--batch", 3, "--snapshot-bytes", "4M",
+                             "--cache-bytes", "4M", "--json")[0]) for reuse in ("none", "live", "all")]
+    none, live, every = found
+    assert none["answers"] == live["answers"] == every["answers"], found
+    assert none["reused_tokens"] == 0 and live["reused_tokens"] < every["reused_tokens"] > every["prompt_tokens"] / 3, found
+    for line, text in ((b"", "no request"), (b"0 0 t1:5", "line 1: expected"), (b"0 1", "empty"), (b"0 1 x", "part 1"),
+                       (b"0 4 t1:5\n0 1 a0:2:3", "line 2: part 1"), (b"0 1 a0:0:1", "part 1")):
+        trace.write_bytes(line)
+        bad(1, text, "bench", TINY, "--trace", trace)
+    bad(2, "--reuse is 'x', expected none, live or all", "bench", TINY, "--reuse", "x")
+
+
 def test_sizes_of_the_cache_are_checked():
     bad(2, "--cache-bytes is '10x', expected bytes, such as 512M or 4G", "run", SHIPPED, "--cache-bytes", "10x")
     for value in ("", "-1", "K", "4GB", "99999999999G", "99999999999999999999"):

@@ -4,7 +4,8 @@
  * given depth: a sequence of that length is made once and forked for every repeat. What is said of
  * the repeats is their median, and their spread: (largest - smallest) / median. A single sequence
  * also hands its logits to the host at every token; several are only told which token was picked.
- * With --scheduler the same tokens are generated once more, by requests through the scheduler. */
+ * With --scheduler the same tokens are generated once more, by requests through the scheduler.
+ * With --trace requests of a file are replayed instead: bench_trace.h. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -12,6 +13,7 @@
 
 #include "base/cpu.h"
 #include "cmd/bench_scheduler.h"
+#include "cmd/bench_trace.h"
 #include "cmd/cmd.h"
 #include "cmd/open.h"
 #include "cmd/progress.h"
@@ -22,6 +24,8 @@ struct bench {
     struct common common;
     int n_prompt, n_new, depth, repeats;
     bool is_burst, has_scheduler;
+    const char *trace_path, *reuse;
+    struct trace *trace;
     sluice_model *model;
     sluice_engine *engine;
     sluice_seq *base; /* of the length `depth`; NULL when that is 0 */
@@ -249,12 +253,40 @@ static int check(const struct bench *b) {
     if (b->has_scheduler && (b->depth > 0 || b->n_new == 0))
         return complain(EXIT_USAGE, "bench: --scheduler with %s, expected %s",
                         b->depth > 0 ? "--depth" : "-n 0", b->depth > 0 ? "none" : "-n 1 or more");
+    enum trace_reuse ignored;
+    if (!trace_reuse_find(b->reuse, &ignored))
+        return complain(EXIT_USAGE, "bench: --reuse is '%s', expected none, live or all", b->reuse);
     return common_check(&b->common, "bench");
 }
 
+static int replay(struct bench *b) {
+    struct bench_trace run = {
+        .model = b->model,
+        .engine = b->engine,
+        .trace = b->trace,
+        .has_bursts = b->is_burst,
+        .as_json = b->common.as_json,
+    };
+    trace_reuse_find(b->reuse, &run.reuse);
+    return bench_trace(&run);
+}
+
+/* The engine as the command line and the trace want it. */
+static struct sluice_engine_options options_of(const struct bench *b) {
+    struct sluice_engine_options o = common_engine(&b->common);
+    o.sequences += b->depth > 0;
+    if (b->common.context >= 0)
+        return o;
+    o.context = b->trace ? (int64_t)trace_longest(b->trace)
+                         : b->depth + (b->n_prompt > b->n_new ? b->n_prompt : b->n_new) + 1;
+    return o;
+}
+
 int cmd_bench(int argc, char **argv) {
-    struct bench b = {.common = common_default(), .n_prompt = 512, .n_new = 128, .repeats = 5};
-    struct opt opts[MAX_COMMON_OPTS + 7] = {
+    struct bench b = {
+        .common = common_default(), .n_prompt = 512, .n_new = 128, .repeats = 5, .reuse = "all"};
+    struct err err = {0};
+    struct opt opts[MAX_COMMON_OPTS + 9] = {
         {"--prompt", 'p', OPT_INT, &b.n_prompt, "N", "tokens of the prompt; 0: no prefill"},
         {"--tokens", 'n', OPT_INT, &b.n_new, "N", "tokens to generate; 0: no decode"},
         {"--depth", 0, OPT_INT, &b.depth, "N", "tokens that stand before them"},
@@ -263,6 +295,10 @@ int cmd_bench(int argc, char **argv) {
          "several tokens a submission where the backend can"},
         {"--scheduler", 0, OPT_FLAG, &b.has_scheduler, NULL,
          "the same tokens by requests through the scheduler, too"},
+        {"--trace", 0, OPT_STRING, &b.trace_path, "FILE",
+         "replay its requests, --batch of them together (bench/cache/)"},
+        {"--reuse", 0, OPT_STRING, &b.reuse, "WHAT",
+         "with --trace: none, live (of those that run), or all that was read"},
         {"--repeats", 'r', OPT_INT, &b.repeats, "N", "of each measurement; 5 unless given"},
     };
     const struct usage usage = {
@@ -273,7 +309,7 @@ int cmd_bench(int argc, char **argv) {
             "that\nlimits it, with the same threads in the same run.",
         .example = "sluice bench -m model.gguf -p 512 -n 128 --json",
         .opts = opts,
-        .n_opts = common_opts(opts, 7, &b.common, WITH_ENGINE | WITH_CACHE | WITH_JSON),
+        .n_opts = common_opts(opts, 9, &b.common, WITH_ENGINE | WITH_CACHE | WITH_JSON),
         .model = &b.common.model,
     };
     int exit = opts_parse(&usage, argc, argv, NULL);
@@ -284,18 +320,18 @@ int cmd_bench(int argc, char **argv) {
     exit = common_open_model(&b.common, &b.model);
     if (!exit)
         exit = make_prompt(&b);
+    if (!exit && b.trace_path && trace_read(&b.trace, b.trace_path, &err))
+        exit = fail(&err);
     if (!exit) {
-        struct sluice_engine_options o = common_engine(&b.common);
-        o.sequences += b.depth > 0;
-        if (b.common.context < 0)
-            o.context = b.depth + (b.n_prompt > b.n_new ? b.n_prompt : b.n_new) + 1;
+        struct sluice_engine_options o = options_of(&b);
         exit = common_open_engine(b.model, &o, false, &b.engine);
     }
     if (!exit) {
         common_announce(&b.common, b.model, b.engine);
-        exit = run(&b);
+        exit = b.trace ? replay(&b) : run(&b);
     }
     free(b.prompt);
+    trace_free(b.trace);
     sluice_engine_close(b.engine);
     sluice_model_close(b.model);
     return exit;

@@ -265,6 +265,7 @@ void sluice_engine_memory(const sluice_engine *e, struct sluice_memory *out) {
 
 void sluice_engine_counters(const sluice_engine *e, struct sluice_counters *out) {
     struct backend_counters c = {0};
+    struct disk_counters disk;
     if (!out)
         return;
     *out = (struct sluice_counters){0};
@@ -287,7 +288,21 @@ void sluice_engine_counters(const sluice_engine *e, struct sluice_counters *out)
         .evicted = e->state.cache.n_evicted,
         .spilled = e->state.cache.n_spilled,
         .loaded = e->state.cache.n_loaded,
+        .to_host = e->state.cache.to_host,
+        .from_host = e->state.cache.from_host,
+        .from_disk = e->state.cache.from_disk,
     };
+    if (e->disk) {
+        disk_tier_counters(e->disk, &disk);
+        out->to_disk = (struct sluice_moved){disk.written_bytes, disk.written_seconds};
+    }
+}
+
+int sluice_engine_forget(sluice_engine *e) {
+    if (!is_loaded(e))
+        return SLUICE_ERR_ARGUMENT;
+    cache_forget(&e->state.cache);
+    return SLUICE_OK;
 }
 
 void sluice_engine_pages(const sluice_engine *e, struct sluice_pages *out) {

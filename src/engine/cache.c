@@ -23,6 +23,7 @@
 
 #include <string.h>
 
+#include "base/clock.h"
 #include "base/err.h"
 #include "base/size.h"
 
@@ -409,6 +410,11 @@ static void write_to_disk(struct cache *c, uint32_t e) {
              disk_tier_put(c->lower.disk, &meta, cache_tokens(c, e), at->object[TIER_HOST]));
 }
 
+static void count_moved(struct sluice_moved *moved, uint64_t bytes, double started) {
+    moved->bytes += bytes;
+    moved->seconds += seconds_now() - started;
+}
+
 /* Copies an entry of the device to the tiers below, unless it is there or of no use without the
  * device. `waits`: for the disk, when there is no room for it before. */
 static void spill(struct cache *c, uint32_t e, bool waits) {
@@ -423,6 +429,7 @@ static void spill(struct cache *c, uint32_t e, bool waits) {
         cache_is_in(c, e, TIER_DISK))
         return;
     make_room(c, TIER_HOST, host_tier_cost(l->host, bytes));
+    double started = seconds_now();
     int status = host_tier_put(l->host, bytes, l->fill, &payload, &object, &ignored);
     if (status == SLUICE_ERR_MEMORY && waits && l->disk) {
         disk_tier_flush(l->disk);
@@ -430,6 +437,7 @@ static void spill(struct cache *c, uint32_t e, bool waits) {
     }
     if (status)
         return;
+    count_moved(&c->to_host, bytes, started);
     set_tier(c, e, TIER_HOST, object);
     c->n_spilled++;
     if (l->disk)
@@ -452,13 +460,19 @@ void cache_pin(struct cache *c, uint32_t e, bool is_pinned) {
 int cache_load(struct cache *c, uint32_t e, tier_take_fn *take, void *user, bool *is_found,
                struct err *err) {
     const struct entry *at = &c->entries[e];
+    bool is_in_host = at->object[TIER_HOST] != NO_OBJECT;
+    double started = seconds_now();
+    int status;
     *is_found = false;
     c->n_loaded++;
-    if (at->object[TIER_HOST] == NO_OBJECT)
-        return disk_tier_get(c->lower.disk, at->object[TIER_DISK], cache_tokens(c, e), take, user,
-                             is_found, err);
-    int status = host_tier_get(c->lower.host, at->object[TIER_HOST], take, user, err);
-    *is_found = status == SLUICE_OK;
+    if (is_in_host) {
+        status = host_tier_get(c->lower.host, at->object[TIER_HOST], take, user, err);
+        *is_found = status == SLUICE_OK;
+    } else {
+        status = disk_tier_get(c->lower.disk, at->object[TIER_DISK], cache_tokens(c, e), take, user,
+                               is_found, err);
+    }
+    count_moved(is_in_host ? &c->from_host : &c->from_disk, cache_payload_bytes(c, e), started);
     return status;
 }
 
@@ -531,6 +545,21 @@ static void evict(struct cache *c, enum cache_heap which) {
         take_off_device(c, e);
         remove_if_lost(c, e);
         return;
+    }
+}
+
+void cache_forget(struct cache *c) {
+    for (uint32_t e = 1; e < c->n_fresh; e++) {
+        bool is_below = cache_is_in(c, e, TIER_HOST) || cache_is_in(c, e, TIER_DISK);
+        leave_tier(c, e, TIER_HOST);
+        leave_tier(c, e, TIER_DISK);
+        if (is_below)
+            remove_if_lost(c, e);
+    }
+    while (c->heaps[HEAP_PAGES].n > 0) {
+        uint32_t e = c->heaps[HEAP_PAGES].at[0];
+        take_off_device(c, e);
+        remove_if_lost(c, e);
     }
 }
 

@@ -85,6 +85,7 @@ struct cache {
     double clock;
     uint64_t n_evicted; /* from the device */
     uint64_t n_spilled, n_loaded;
+    struct sluice_moved to_host, from_host, from_disk;
 };
 
 /* Tables from the arena; false when memory ran out. */
@@ -157,6 +158,9 @@ void cache_lose(struct cache *c, uint32_t e);
 void cache_restore_page(struct cache *c, uint32_t e, uint32_t page);
 /* An entry and the blocks before it go to disk as well, where there is one. */
 void cache_write_through(struct cache *c, uint32_t e);
+
+/* All entries that no slot holds the pages of leave all tiers. */
+void cache_forget(struct cache *c);
 
 /* The first broken invariant in words, NULL when all hold. For tests. */
 const char *cache_broken(const struct cache *c);

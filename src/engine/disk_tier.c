@@ -21,6 +21,7 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "base/clock.h"
 #include "base/log.h"
 #include "base/size.h"
 
@@ -406,6 +407,7 @@ static bool is_news(struct disk_tier *d) {
 static void write_object(struct disk_tier *d, struct disk_object *o) {
     const int32_t *tokens = d->tokens + (uint64_t)o->place * d->options.max_tokens;
     int why = ECANCELED;
+    double started = seconds_now();
     for (int tries = 0; !atomic_load(&d->stop) && tries < 2; tries++) {
         why = disk_file_write(d->own_fd, d->options.identity, &o->meta, tokens, d->options.host,
                               o->host_object, &d->stop);
@@ -421,6 +423,7 @@ static void write_object(struct disk_tier *d, struct disk_object *o) {
     } else {
         d->count.written++;
         d->count.written_bytes += file_bytes(o);
+        d->count.written_seconds += seconds_now() - started;
         d->since_walk += file_bytes(o);
     }
     pthread_mutex_unlock(&d->lock);

@@ -41,8 +41,9 @@ struct disk_options {
 struct disk_counters {
     uint64_t written, read, removed; /* files */
     uint64_t written_bytes, read_bytes;
-    uint64_t failed;  /* could not be written */
-    uint64_t damaged; /* found cut, changed or vanished */
+    double written_seconds; /* of the thread */
+    uint64_t failed;        /* could not be written */
+    uint64_t damaged;       /* found cut, changed or vanished */
 };
 
 struct disk_tier;

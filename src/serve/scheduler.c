@@ -64,7 +64,7 @@ struct sched {
     uint32_t page;        /* tokens of a page */
     uint32_t n_sequences; /* that may run */
     uint32_t n_answers;   /* in the table below: also the number of requests */
-    bool has_no_bursts;
+    bool has_no_bursts, has_no_reuse;
     struct answer *answers;
     struct request *requests;
     struct answer *free_answers;
@@ -138,6 +138,7 @@ int sched_open(struct sched **out, const sluice_model *model, sluice_engine *eng
         .n_sequences = choice.sequences,
         .n_answers = choice.sequences + options->queue,
         .has_no_bursts = options->has_no_bursts,
+        .has_no_reuse = options->has_no_reuse,
         .next_serial = 1,
     };
     sluice_model_facts(model, &s->facts);
@@ -275,7 +276,7 @@ static uint32_t common_tokens(const struct sched *s, const struct answer *a,
 /* The tokens that it shares with one that runs, which has read them. */
 static uint32_t shared_tokens(const struct sched *s, const struct answer *a) {
     uint32_t n = 0;
-    for (const struct answer *r = s->running.first; r; r = r->next)
+    for (const struct answer *r = s->running.first; r && !a->is_cold; r = r->next)
         n = max_u32(n, min_u32(common_tokens(s, a, r), n_processed(r)));
     return n;
 }
@@ -355,6 +356,7 @@ static void add_answer(struct sched *s, struct request *r, uint32_t number,
         .tokens = r->tokens + number * n_tokens,
         .hashes = r->hashes + number * (n_tokens / s->page),
         .n = (uint32_t)q->n_prompt,
+        .is_cold = s->has_no_reuse,
         .report = {.request = r->id,
                    .answer = number,
                    .end_token = -1,
@@ -466,8 +468,15 @@ static int mark(const struct answer *a) {
     return status || last <= a->n_found ? status : sluice_seq_mark(a->seq, last);
 }
 
+static void count_reuse(struct sched *s, const struct sluice_reuse *reuse) {
+    s->counters.reused += reuse->tokens;
+    s->counters.device += reuse->device;
+    s->counters.host += reuse->host;
+    s->counters.disk += reuse->disk;
+}
+
 /* Feeds an empty sequence the first n tokens, with what the engine knows of them. */
-static int resume(struct answer *a, uint32_t n) {
+static int resume(struct sched *s, struct answer *a, uint32_t n) {
     struct sluice_reuse reuse = {0};
     int status = a->is_cold ? sluice_seq_feed(a->seq, a->tokens, n)
                             : sluice_seq_resume(a->seq, a->tokens, n, &reuse);
@@ -475,6 +484,7 @@ static int resume(struct answer *a, uint32_t n) {
         return status;
     if (a->report.times_set_back == 0)
         a->report.reuse = reuse;
+    count_reuse(s, &reuse);
     a->n_fed = n;
     a->n_found = reuse.tokens;
     return mark(a);
@@ -491,7 +501,7 @@ static void start(struct sched *s, struct answer *a) {
     begin_running(s, a);
     status = set_up(a);
     if (!status)
-        status = resume(a, a->n - a->is_stem);
+        status = resume(s, a, a->n - a->is_stem);
     if (status)
         fail(s, a, status);
 }
@@ -507,7 +517,7 @@ static bool reads_for(const struct sched *s, const struct answer *r, const struc
  * for: there is no end of them. */
 static bool waits_for_prefix(const struct sched *s, const struct answer *a) {
     for (const struct answer *r = s->running.first; r && r->age < a->age; r = r->next)
-        if (reads_for(s, r, a))
+        if (!s->has_no_reuse && reads_for(s, r, a))
             return true;
     return false;
 }
@@ -584,7 +594,10 @@ static int branch(struct sched *s, struct answer *stem) {
         if (sluice_seq_fork(&a->seq, stem->seq))
             break;
         a->n_fed = a->n_found = stem->n_fed;
-        a->report.reuse = (struct sluice_reuse){.tokens = a->n_fed, .matched = a->n_fed};
+        struct sluice_reuse reuse = {.tokens = a->n_fed, .device = a->n_fed, .matched = a->n_fed};
+        if (a->report.times_set_back == 0)
+            a->report.reuse = reuse;
+        count_reuse(s, &reuse);
         begin_running(s, a);
         int status = set_up(a);
         if (status)
@@ -761,7 +774,7 @@ static void run_out(struct sched *s, int status) {
         fail(s, a, status);
         return;
     }
-    a->is_cold = is_alone;
+    a->is_cold = is_alone || s->has_no_reuse;
     set_back(s, a);
 }
 

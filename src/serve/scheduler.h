@@ -62,7 +62,8 @@ struct sched_report {
     uint32_t n_prompt; /* tokens of the prompt */
     uint32_t n_new;    /* tokens handed out */
     uint32_t n_read;   /* tokens that the engine processed for it, those read again included */
-    struct sluice_reuse reuse; /* when it started first: what need not be read, and why not more */
+    struct sluice_reuse reuse; /* when it started first: what need not be read, and why not more;
+                                * of answers that share a prompt: what the first has read */
     uint32_t times_set_back;
     uint32_t steps;       /* of the engine, from its first start to its end */
     double start_seconds; /* until it got a sequence; 0: never */
@@ -98,6 +99,7 @@ struct sched_request {
 struct sched_options {
     uint32_t queue;     /* answers that may wait when all sequences of the engine are taken */
     bool has_no_bursts; /* every submission is one step: a request that arrives waits less */
+    bool has_no_reuse;  /* nothing is taken over from other requests: to measure what it is worth */
 };
 
 /* Model and engine are borrowed. On failure *out is NULL. */
@@ -131,6 +133,9 @@ struct sched_counters {
     uint64_t tokens;                     /* handed out */
     uint64_t steps, submissions;         /* of the engine: a burst is several steps at once */
     uint64_t set_back;                   /* how often an answer was */
+    uint64_t reused;                     /* tokens that answers need not read when they start, also
+                                          * those set back; as a sum: */
+    uint64_t device, host, disk;         /* by where they were */
     double engine_seconds;               /* in the engine's steps */
     double own_seconds;                  /* in sched_step besides, callbacks included */
 };

@@ -1,0 +1,46 @@
+/* bench_trace.h - a trace of conversations, for bench: requests that follow from each other.
+ *
+ * A text file, a request a line, in the order of their arrival; bench/cache/trace.py writes such.
+ * Lines that begin with # say something to people.
+ *
+ *   CONVERSATION NEW PART ...
+ *
+ * CONVERSATION is a number: a request waits until the one before it in the same conversation has
+ * ended. NEW is how many tokens are generated. The parts make up the prompt:
+ *
+ *   tSEED:N          N tokens of a text that SEED stands for
+ *   aREQUEST:FROM:N  N tokens of the answer to an earlier request (the first is 0), from FROM on
+ *   e                the token that ends a turn */
+#ifndef CMD_BENCH_TRACE_H
+#define CMD_BENCH_TRACE_H
+
+#include "base/err.h"
+#include "sluice.h"
+
+struct trace;
+
+/* Errors name the line. */
+int trace_read(struct trace **out, const char *path, struct err *err);
+void trace_free(struct trace *t);              /* takes NULL */
+uint32_t trace_longest(const struct trace *t); /* tokens of the longest prompt and its answer */
+
+enum trace_reuse {
+    REUSE_NONE, /* every request reads all of its prompt */
+    REUSE_LIVE, /* what sequences that run hold is taken over by others that begin alike */
+    REUSE_ALL,  /* what any conversation has read */
+};
+/* By name; false: there is none of it. */
+bool trace_reuse_find(const char *name, enum trace_reuse *out);
+
+struct bench_trace {
+    const sluice_model *model;
+    sluice_engine *engine;
+    struct trace *trace;
+    enum trace_reuse reuse;
+    bool has_bursts, as_json;
+};
+
+/* Replays the trace once and prints what it took. 0, or the exit status after one line. */
+int bench_trace(const struct bench_trace *b);
+
+#endif
