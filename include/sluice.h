@@ -363,8 +363,14 @@ struct sluice_sampling sluice_sampling_default(const sluice_model *model);
 /* How the next tokens are sampled. On SLUICE_ERR_ARGUMENT the text names the value. */
 int sluice_seq_set_sampling(sluice_seq *seq, const struct sluice_sampling *sampling);
 
-/* A second sequence with the same tokens, wants, sampling and sampled token. Full pages of the KV
- * cache are shared. *out is NULL on failure. */
+/* The next tokens are among those of the mask alone, until it is changed: bit t % 32 of word t / 32
+ * allows token t, for all n_tokens of the model. It is copied. NULL: all tokens, as at first.
+ * Biases and penalties choose among what it allows, and cannot forbid all of it.
+ * SLUICE_ERR_ARGUMENT for one that allows none. A sequence with a mask takes no part in bursts. */
+int sluice_seq_set_mask(sluice_seq *seq, const uint32_t *mask);
+
+/* A second sequence with the same tokens, wants, sampling, mask and sampled token. Full pages of
+ * the KV cache are shared. *out is NULL on failure. */
 int sluice_seq_fork(sluice_seq **out, const sluice_seq *seq);
 
 /* Keeps the first n tokens: the sequence is as if no more had been fed, and the next token is the
@@ -372,12 +378,12 @@ int sluice_seq_fork(sluice_seq **out, const sluice_seq *seq);
  * bits; fewer of them when more tokens are fed first. */
 int sluice_seq_rewind(sluice_seq *seq, uint32_t n);
 
-/* Writes the whole sequence but its wants and sampling to a file, which appears complete or not at
- * all. */
+/* Writes the whole sequence but its wants, sampling and mask to a file, which appears complete or
+ * not at all. */
 int sluice_seq_save(const sluice_seq *seq, const char *path);
 
-/* A sequence from such a file, with default wants and sampling. SLUICE_ERR_FORMAT for a damaged
- * file and for one of another model or KV cache type. *out is NULL on failure. */
+/* A sequence from such a file, with default wants and sampling and no mask. SLUICE_ERR_FORMAT for a
+ * damaged file and for one of another model or KV cache type. *out is NULL on failure. */
 int sluice_seq_load(sluice_seq **out, sluice_engine *engine, const char *path);
 
 #ifdef __cplusplus

@@ -901,6 +901,69 @@ TEST(engine_sampling_parameters_reach_the_pick) {
     rig_close(&r);
 }
 
+/* Every token is of the mask, greedy and sampled, whatever the biases; a fork has it too. */
+TEST(engine_sampling_obeys_the_mask) {
+    struct rig r;
+    struct sluice_engine_options o = options_for(64, 3);
+    if (!rig_open(&r, "reference/qwen35-dense-a/model-f32.gguf", &o))
+        return;
+    static const int32_t prompt[] = {5, 6, 7}, allowed[] = {3, 64, 97, 445};
+    struct sluice_bias biases[] = {
+        {3, -INFINITY}, {64, -INFINITY}, {97, -INFINITY}, {445, -INFINITY}};
+    uint32_t mask[14] = {0}, other[14] = {[1] = 1u << 9};
+    for (int i = 0; i < 4; i++)
+        mask[allowed[i] / 32] |= 1u << allowed[i] % 32;
+    for (int kind = 0; kind < 24; kind++) {
+        struct sluice_sampling s = {.temperature = kind % 2 ? 1 + (float)kind : 0,
+                                    .top_k = kind % 3 == 1 ? 20 : 0,
+                                    .top_p = kind % 4 < 2 ? 1 : 0.9f,
+                                    .min_p = kind % 5 == 0 ? 0.01f : 0,
+                                    .repeat_penalty = kind % 3 == 2 ? 2 : 1,
+                                    .seed = (uint64_t)kind,
+                                    .biases = biases,
+                                    .n_biases = kind % 7 == 3 ? 4 : 0};
+        sluice_seq *seq, *plain, *fork;
+        int32_t token, free_token, best = allowed[0];
+        const float *logits;
+        uint32_t rows;
+        EXPECT_INT(sluice_seq_open(&seq, r.engine), SLUICE_OK);
+        EXPECT_INT(sluice_seq_open(&plain, r.engine), SLUICE_OK);
+        EXPECT_INT(sluice_seq_set_sampling(seq, &s), SLUICE_OK);
+        EXPECT_INT(sluice_seq_set_mask(seq, mask), SLUICE_OK);
+        EXPECT_INT(sluice_seq_want(seq, SLUICE_WANT_TOKEN | SLUICE_WANT_LOGITS), SLUICE_OK);
+        EXPECT_INT(sluice_seq_feed(seq, prompt, 3), SLUICE_OK);
+        EXPECT_INT(sluice_seq_feed(plain, prompt, 3), SLUICE_OK);
+        EXPECT_INT(sluice_seq_next(seq, &token), SLUICE_OK);
+        EXPECT_INT(sluice_seq_next(plain, &free_token), SLUICE_OK);
+        EXPECT(mask[token / 32] >> token % 32 & 1);
+        EXPECT_INT(sluice_seq_logits(seq, &logits, &rows), SLUICE_OK);
+        for (int i = 1; rows && i < 4; i++)
+            best = logits[allowed[i]] > logits[best] ? allowed[i] : best;
+        if (rows && s.temperature == 0 && s.n_biases == 0)
+            EXPECT_INT(token, best);
+        EXPECT_INT(sluice_seq_fork(&fork, seq), SLUICE_OK);
+        EXPECT_INT(sluice_seq_set_mask(seq, other), SLUICE_OK);
+        for (int i = 0; i < 4; i++) {
+            EXPECT_INT(sluice_seq_next(seq, &token), SLUICE_OK);
+            EXPECT_INT(token, i ? 41 : token); /* the first was sampled before */
+            EXPECT_INT(sluice_seq_next(fork, &token), SLUICE_OK);
+            EXPECT(mask[token / 32] >> token % 32 & 1);
+        }
+        sluice_seq_close(seq);
+        sluice_seq_close(plain);
+        sluice_seq_close(fork);
+    }
+    sluice_seq *seq;
+    uint32_t none[14] = {[13] = 3u << 30}; /* only of what is no token */
+    EXPECT_INT(sluice_seq_open(&seq, r.engine), SLUICE_OK);
+    EXPECT_INT(sluice_seq_set_mask(seq, none), SLUICE_ERR_ARGUMENT);
+    EXPECT(strstr(sluice_engine_error(r.engine), "allows no token"));
+    EXPECT_INT(sluice_seq_set_mask(seq, mask), SLUICE_OK);
+    EXPECT_INT(sluice_seq_set_mask(seq, NULL), SLUICE_OK);
+    EXPECT_INT(sluice_seq_set_mask(NULL, mask), SLUICE_ERR_ARGUMENT);
+    rig_close(&r);
+}
+
 TEST(engine_sampling_defaults_come_from_the_file) {
     static const struct {
         const char *path;

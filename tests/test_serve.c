@@ -749,6 +749,92 @@ TEST(serve_simulation_with_bursts) {
     sim_close(&sim);
 }
 
+/* ---- masks ----------------------------------------------------------------------------------
+ */
+
+/* Two answers of a prompt. They are free for some tokens; then token t has to be followed by one of
+ * t + 1 .. t + 3. */
+struct masked {
+    struct result result; /* first: note_token and note_end take it for theirs */
+    uint32_t n_free, n_logits;
+    int32_t last[2];
+    uint32_t n[2], n_wrong;
+    uint32_t mask[64];
+};
+
+static bool may_follow(const struct masked *m, int32_t before, int32_t token) {
+    int32_t n = (int32_t)m->n_logits;
+    return (token - before + n) % n >= 1 && (token - before + n) % n <= 3;
+}
+
+static const uint32_t *give_mask(void *user, uint32_t answer) {
+    struct masked *m = user;
+    if (m->n[answer] < m->n_free)
+        return NULL;
+    memset(m->mask, 0, sizeof m->mask);
+    for (uint32_t i = 0; i < m->n_logits; i++)
+        if (may_follow(m, m->last[answer], (int32_t)i))
+            m->mask[i / 32] |= 1u << i % 32;
+    return m->mask;
+}
+
+static bool check_token(void *user, const struct sched_token *t) {
+    struct masked *m = user;
+    if (m->n[t->answer] >= m->n_free)
+        m->n_wrong += !may_follow(m, m->last[t->answer], t->token);
+    m->last[t->answer] = t->token;
+    m->n[t->answer]++;
+    return note_token(user, t);
+}
+
+/* With bursts beside them and before them, and set back for want of pages. */
+TEST(serve_answers_obey_their_masks) {
+    for (int kind = 0; kind < 4; kind++) {
+        struct rig r;
+        struct result plain[3];
+        struct sched_counters count;
+        struct sim_options o = options_of(5, 8, 0);
+        static struct masked alone, m;
+        const char *path = write_tiny(archs[kind % 2]);
+        if (!rig_open(&r, path, &o))
+            return;
+        o.engine.kv_bytes = 4 * r.engine->state.layout.page_bytes; /* all together need 7 */
+        rig_close(&r);
+        if (!rig_open(&r, path, &o))
+            return;
+        give_bursts(r.engine);
+        struct sched_request q = request_of(&r, 200, 90);
+        q.on_token = check_token;
+        q.on_mask = give_mask;
+        q.answers = 2;
+        q.sampling.temperature = 1;
+        for (int run = 0; run < 2; run++) {
+            struct masked *to = run ? &m : &alone;
+            *to = (struct masked){.n_free = kind < 2 ? 0 : 13,
+                                  .n_logits = (uint32_t)r.facts.n_tokens};
+            for (int i = 0; run && i < 3; i++)
+                submit_plain(&r, &plain[i], 250, 100);
+            EXPECT_INT(submit(&r, &to->result, &q), SLUICE_OK);
+            step_all(&r);
+            EXPECT_INT(to->result.n, 180);
+            EXPECT_INT(to->n_wrong, 0);
+        }
+        sched_counters(r.sched, &count);
+        EXPECT(count.set_back > 0);
+        EXPECT(memcmp(alone.last, m.last, sizeof m.last) == 0);
+        EXPECT(bursts.n > 0 || kind < 2);
+        EXPECT(sched_broken(r.sched) == NULL);
+        /* One that allows nothing fails its answer alone. */
+        m = (struct masked){.n_free = 0, .n_logits = 0};
+        EXPECT_INT(submit(&r, &m.result, &q), SLUICE_OK);
+        submit_plain(&r, &plain[0], 5, 5);
+        step_all(&r);
+        EXPECT_INT(m.result.report.end, SCHED_END_FAILED);
+        EXPECT_INT(plain[0].report.end, SCHED_END_MOST);
+        rig_close(&r);
+    }
+}
+
 /* ---- what is sampled --------------------------------------------------------------------------
  */
 

@@ -640,6 +640,27 @@ int sluice_seq_set_sampling(sluice_seq *seq, const struct sluice_sampling *sampl
     return SLUICE_OK;
 }
 
+/* Whether it allows one of the first n tokens. */
+static bool allows_any(const uint32_t *mask, uint32_t n) {
+    uint32_t any = n % 32 ? mask[n / 32] & ((1u << n % 32) - 1) : 0;
+    for (uint32_t i = 0; i < n / 32; i++)
+        any |= mask[i];
+    return any;
+}
+
+int sluice_seq_set_mask(sluice_seq *seq, const uint32_t *mask) {
+    int status = check_open(seq);
+    if (status)
+        return status;
+    struct sluice_engine *e = seq->engine;
+    if (mask && !allows_any(mask, seq->n_pick))
+        return err_set(&e->err, SLUICE_ERR_ARGUMENT, "the mask allows no token, expected one");
+    seq->has_mask = mask;
+    if (mask)
+        memcpy(engine_mask(e, seq->slot), mask, e->mask_words * sizeof *mask);
+    return SLUICE_OK;
+}
+
 int sluice_seq_fork(sluice_seq **out, const sluice_seq *seq) {
     uint32_t slot;
     if (out)
@@ -655,6 +676,9 @@ int sluice_seq_fork(sluice_seq **out, const sluice_seq *seq) {
     *copy = *seq;
     copy->slot = slot;
     copy->sampling.biases = copy->biases;
+    if (copy->has_mask)
+        memcpy(engine_mask(seq->engine, slot), engine_mask(seq->engine, seq->slot),
+               seq->engine->mask_words * sizeof(uint32_t));
     copy->n_logits = 0;
     *out = copy;
     return SLUICE_OK;

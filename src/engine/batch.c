@@ -8,6 +8,8 @@
  *     output. Outputs stand in the order of parts.
  * (3) What a row computes does not depend on the other rows, so neither does any result on how
  *     parts are cut. */
+#include <string.h>
+
 #include "base/size.h"
 #include "engine/engine.h"
 #include "plan/io.h"
@@ -99,6 +101,7 @@ struct io_view {
     struct io_output *outputs;
     struct io_change *changes;
     struct io_bias *biases;
+    uint32_t *masks;
 };
 
 static struct io_view view_io(const struct sluice_engine *e, uint32_t plan) {
@@ -111,6 +114,7 @@ static struct io_view view_io(const struct sluice_engine *e, uint32_t plan) {
         .outputs = engine_io(e, io->outputs),
         .changes = engine_io(e, io->changes),
         .biases = engine_io(e, io->biases),
+        .masks = engine_io(e, io->masks),
     };
 }
 
@@ -139,6 +143,16 @@ static void fill_rows(const struct state *st, const struct part *part, struct io
     h->n_rows += part->rows;
 }
 
+static void fill_mask(const struct sluice_seq *seq, struct io_output *out, struct io_view *v) {
+    const struct sluice_engine *e = seq->engine;
+    size_t words = IO_MASK_WORDS(e->model->model->config.n_vocab);
+    if (!seq->has_mask)
+        return;
+    out->flags |= IO_HAS_MASK;
+    memcpy(v->masks + words * (size_t)(out - v->outputs), engine_mask(e, seq->slot),
+           e->mask_words * sizeof *v->masks);
+}
+
 /* Outputs of the part's last rows, which are the last filled in. */
 static void fill_outputs(struct sluice_seq *seq, const struct part *part, bool is_last,
                          struct io_view *v, uint32_t *n_biases) {
@@ -160,6 +174,7 @@ static void fill_outputs(struct sluice_seq *seq, const struct part *part, bool i
             continue;
         out->flags |= IO_WANTS_TOKEN;
         *n_biases += sampler_fill(seq, out, v->biases + *n_biases);
+        fill_mask(seq, out, v);
     }
 }
 
@@ -310,7 +325,7 @@ static bool can_burst(const struct sluice_engine *e) {
         const struct part *part = &e->parts[i];
         const struct slot *s = &e->state.slots[part->slot];
         if (waiting(s) != 1 || part->outputs != 1 ||
-            e->seqs[part->slot]->wants != SLUICE_WANT_TOKEN ||
+            e->seqs[part->slot]->wants != SLUICE_WANT_TOKEN || e->seqs[part->slot]->has_mask ||
             state_room(&e->state, part->slot) < IO_BURST ||
             part->first_change < pages_for(s->length) || /* IO has room for a change a row */
             e->setup.context - s->n_tokens < IO_BURST - 1)

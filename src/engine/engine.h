@@ -51,6 +51,7 @@ struct sluice_seq {
     struct sluice_sampling sampling; /* its biases are those below */
     struct sluice_bias biases[SLUICE_MAX_BIASES];
     uint32_t n_pick; /* ids below this may be picked */
+    bool has_mask;   /* those that engine_mask of its slot allows, alone */
     int32_t token;   /* picked after the first picked_at tokens; -1: none */
     uint32_t picked_at;
     bool is_given; /* sluice_seq_next handed this token out */
@@ -85,6 +86,8 @@ struct sluice_engine {
     struct disk_tier *disk;
     struct sluice_seq *handles; /* (n_seqs + SPARE_HANDLES) */
     struct sluice_seq **seqs;   /* (n_seqs) the handle of an open slot */
+    uint32_t *masks;            /* (n_seqs, mask_words) */
+    uint32_t mask_words;
     uint64_t n_closed;
     /* The running or last step. */
     struct part *parts; /* (n_seqs) */
@@ -115,6 +118,11 @@ uint32_t engine_plan_for(const struct sluice_engine *e, uint32_t rows, uint32_t 
 /* A place in IO as the host sees it. */
 static inline void *engine_io(const struct sluice_engine *e, uint64_t offset) {
     return e->kind->io(e->backend) + offset;
+}
+
+/* The mask of a slot's sequence, where that has one. */
+static inline uint32_t *engine_mask(const struct sluice_engine *e, uint32_t slot) {
+    return e->masks + (size_t)slot * e->mask_words;
 }
 
 /* ---- tiers.c ----------------------------------------------------------------------------------

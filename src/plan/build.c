@@ -151,6 +151,9 @@ static void lay_io_out(struct plan *plan) {
     io->outputs = grow_by(&at, outputs * sizeof(struct io_output), IO_ALIGN);
     io->changes = grow_by(&at, io->max_changes * sizeof(struct io_change), IO_ALIGN);
     io->biases = grow_by(&at, io->max_biases * sizeof(struct io_bias), IO_ALIGN);
+    io->masks =
+        grow_by(&at, size_times(outputs * IO_MASK_WORDS((uint64_t)plan->n_vocab), sizeof(uint32_t)),
+                IO_ALIGN);
     io->burst = grow_by(&at, outputs * IO_BURST * sizeof(int32_t), IO_ALIGN);
     io->taps = grow_by(&at, size_times(taps, sizeof(float)), IO_ALIGN);
     io->logits = grow_by(&at, size_times(outputs * plan->n_vocab, sizeof(float)), IO_ALIGN);

@@ -23,6 +23,7 @@ enum {
 enum io_row_flag {
     IO_WANTS_LOGITS = 1, /* its logits are copied out */
     IO_WANTS_TOKEN = 2,  /* a token is picked for it */
+    IO_HAS_MASK = 8,     /* one that its row of the masks allows */
 };
 
 enum { IO_NO_CELL = 0xffffffffu };
@@ -78,6 +79,14 @@ struct io_bias {
     int32_t token;
     float bias;
 };
+
+/* Words of a row of masks: bit t % 32 of word t / 32 allows token t, one of the first n_vocab of
+ * the output at least. */
+#define IO_MASK_WORDS(n_vocab) (((n_vocab) + 127) / 128 * 4)
+
+/* Below all logits that mean something: what an allowed token has at least, whatever its biases, so
+ * that none that is not allowed is ever picked in its place. */
+#define IO_LEAST_ALLOWED (-1e30f)
 
 #ifdef __cplusplus
 #define IO_ASSERT static_assert

@@ -185,7 +185,7 @@ uint32_t op_act_group(const struct op *op);
 
 /* Where the parts of IO lie. */
 struct io_layout {
-    uint64_t rows, segments, to, outputs, changes, biases, burst, taps, logits, bytes;
+    uint64_t rows, segments, to, outputs, changes, biases, masks, burst, taps, logits, bytes;
     uint32_t max_changes, max_biases;
 };
 

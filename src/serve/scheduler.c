@@ -43,6 +43,7 @@ struct answer {
     uint64_t *hashes; /* of each full page of tokens and all before it */
     sluice_seq *seq;  /* NULL: it waits */
     uint32_t n_fed;
+    uint32_t n_masked;   /* tokens that it had when its sequence was given a mask; 0: none was */
     uint32_t n_found;    /* tokens that its sequence had, processed, when it was opened */
     bool is_stem;        /* it reads the prompt but for the last token, then others fork from it */
     bool is_cold;        /* it starts without what the engine knows of it */
@@ -163,7 +164,7 @@ static void close_sequence(struct sched *s, struct answer *a) {
     a->report.n_read += n_processed(a) - a->n_found;
     sluice_seq_close(a->seq);
     a->seq = NULL;
-    a->n_fed = 0;
+    a->n_fed = a->n_masked = 0;
     a->is_stem = false;
     list_remove(&s->running, a);
 }
@@ -609,12 +610,27 @@ static int branch(struct sched *s, struct answer *stem) {
 /* ---- a step -----------------------------------------------------------------------------------
  */
 
+static const uint32_t *mask_of(const struct answer *a) {
+    const struct sched_request *q = &a->request->asked;
+    return q->on_mask ? q->on_mask(q->user, a->report.answer) : NULL;
+}
+
+/* Tells the sequence what may come next, once for every token handed out. */
+static int set_mask(struct answer *a) {
+    if (!a->request->asked.on_mask || a->n_masked == a->n)
+        return SLUICE_OK;
+    a->n_masked = a->n;
+    return sluice_seq_set_mask(a->seq, mask_of(a));
+}
+
 /* Feeds the answer the token it was handed out last. */
 static int feed_one(struct sched *s, struct answer *a) {
     if (a->is_stem && n_processed(a) < a->n_fed)
         return SLUICE_OK;
     int status = a->is_stem ? branch(s, a) : SLUICE_OK;
-    return status || a->n_fed == a->n ? status : feed_to(a, a->n);
+    if (!status && a->n_fed < a->n)
+        status = feed_to(a, a->n);
+    return status ? status : set_mask(a);
 }
 
 /* All that run, or the suspect alone: the others have no token that waits then. */
@@ -691,6 +707,16 @@ static const float *last_logits(const struct answer *a) {
     return at;
 }
 
+/* Drops what a burst sampled after the last token handed out: that one changed what may come. */
+static void drop_rest(struct sched *s, struct answer *a) {
+    a->report.n_read += n_processed(a) - a->n_found;
+    int status = sluice_seq_rewind(a->seq, a->n);
+    a->n_fed = a->n;
+    a->n_found = n_processed(a);
+    if (status)
+        fail(s, a, status);
+}
+
 /* What the step sampled for an answer: one token, or those of a burst, which are fed already. */
 static void take_all(struct sched *s, struct answer *a, double now) {
     const int32_t *tokens;
@@ -699,9 +725,14 @@ static void take_all(struct sched *s, struct answer *a, double now) {
     if (token < 0 || a->n_fed < a->n) /* none, or one that was handed out before */
         return;
     sluice_seq_tokens(a->seq, &tokens, &n, NULL);
-    for (; a->n_fed < n; a->n_fed++)
+    for (; a->n_fed < n; a->n_fed++) {
         if (!take(s, a, tokens[a->n_fed], NULL, now))
             return;
+        if (mask_of(a)) {
+            drop_rest(s, a);
+            return;
+        }
+    }
     take(s, a, token, last_logits(a), now);
 }
 

@@ -75,6 +75,11 @@ struct sched_report {
  * function of the scheduler. */
 /* A token; false: the answer ends here (a stop string was found). */
 typedef bool sched_token_fn(void *user, const struct sched_token *token);
+/* The mask of the answer's next token, as sluice_seq_set_mask has it; NULL: any token may come. It
+ * is a function of the tokens of this answer that were handed out so far, and may be asked for more
+ * than once after each. May call nothing of the scheduler. A mask that allows nothing fails the
+ * answer. */
+typedef const uint32_t *sched_mask_fn(void *user, uint32_t answer);
 /* The end, exactly once for every answer of a request that was accepted. */
 typedef void sched_end_fn(void *user, const struct sched_report *report);
 
@@ -89,6 +94,7 @@ struct sched_request {
     size_t n_ends;                   /* 0 and ends not NULL: none does */
     bool wants_logits;               /* with every token; then there are no bursts */
     sched_token_fn *on_token;
+    sched_mask_fn *on_mask; /* NULL: every token may come, always */
     sched_end_fn *on_end;
     void *user;
 };

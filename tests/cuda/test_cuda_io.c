@@ -148,8 +148,23 @@ static struct io_output ask(struct rig *r, uint32_t i, uint32_t kind, uint64_t s
         o.repeat_penalty = 1.5f, o.frequency_penalty = 0.25f;
     if (kind >= 2 && i % 4 == 1)
         o.n_bias = 3, o.first_bias = 3 * i;
+    if (kind >= 2 && i % 5 == 2)
+        o.flags |= IO_HAS_MASK;
     o.temperature = kind == 3 ? 0.8f : 0;
     return o;
+}
+
+/* Few tokens, all but a few, or one. */
+static void fill_mask(struct rig *r, uint8_t *io, uint32_t i, uint64_t step) {
+    uint32_t words = IO_MASK_WORDS(r->plan->n_vocab);
+    uint32_t *mask = (uint32_t *)(io + r->plan->io.masks) + i * words;
+    for (uint32_t w = 0; w < words; w++) {
+        uint32_t some = (uint32_t)((step + i + w) * 2654435761u);
+        mask[w] = step % 3 == 0   ? some & some >> 7 & some << 9
+                  : step % 3 == 1 ? ~some | some << 3
+                                  : 0;
+    }
+    mask[step % 30] |= 1u << i % 32;
 }
 
 static void pick_step(struct rig *r, int backend, uint32_t n, uint32_t kind, uint64_t step) {
@@ -167,6 +182,7 @@ static void pick_step(struct rig *r, int backend, uint32_t n, uint32_t kind, uin
         rows[i] = (struct io_row){(int32_t)token, (uint32_t)step, slot, i};
         segments[i] = (struct io_segment){slot, i, 1, (uint32_t)step};
         outputs[i] = ask(r, i, kind, step);
+        fill_mask(r, io, i, step);
         for (uint32_t k = 0; k < 3; k++)
             biases[3 * i + k] = (struct io_bias){(int32_t)(token + k), 9.0f - (float)k};
     }
@@ -181,6 +197,13 @@ static void pick_step(struct rig *r, int backend, uint32_t n, uint32_t kind, uin
 static int32_t token_of(struct rig *r, int backend, uint32_t i) {
     const uint8_t *io = rig_kinds[backend]->io(r->b[backend]);
     return ((const struct io_output *)(io + r->plan->io.outputs))[i].token;
+}
+
+static bool is_allowed(struct rig *r, uint32_t i, int32_t token) {
+    const uint8_t *io = rig_kinds[RIG_CPU]->io(r->b[RIG_CPU]);
+    const uint32_t *mask =
+        (const uint32_t *)(io + r->plan->io.masks) + i * IO_MASK_WORDS(r->plan->n_vocab);
+    return token >= 0 && mask[token / 32] >> token % 32 & 1;
 }
 
 static const float *logits_of(struct rig *r, int backend, const struct operand *wanted,
@@ -213,6 +236,9 @@ static void check_pick(uint32_t vocab, uint32_t rows, enum dtype type) {
             int32_t a = token_of(&r, RIG_CPU, i), b = token_of(&r, RIG_CUDA, i);
             sampled += kind == 3;
             differ += a != b;
+            if (o.flags & IO_HAS_MASK && o.flags & IO_WANTS_TOKEN && !is_allowed(&r, i, b))
+                test_fail(__FILE__, __LINE__, "V %u, row %u of %u, kind %u: token %d is masked",
+                          vocab, i, n, kind, b);
             if (a != b && kind != 3)
                 test_fail(__FILE__, __LINE__, "V %u, row %u of %u, kind %u: token %d, not %d",
                           vocab, i, n, kind, b, a);

@@ -1,8 +1,9 @@
 /* pick.c - PICK on the CPU: a token for every output that wants one.
  *
- * In this order: logit biases; penalties by how often a token stands in the sequence; temperature;
- * top-k; top-p of what is left; min-p. Then one draw: a function of (seed, position) alone, so that
- * the same request gives the same tokens whatever shares its steps. */
+ * In this order: logit biases; penalties by how often a token stands in the sequence; the mask of
+ * what is allowed; temperature; top-k; top-p of what is left; min-p. Then one draw: a function of
+ * (seed, position) alone, so that the same request gives the same tokens whatever shares its steps.
+ */
 #include <math.h>
 #include <string.h>
 
@@ -47,6 +48,17 @@ static void apply_penalties(const struct io_output *o, const uint16_t *counts, f
             continue;
         x[i] = x[i] > 0 ? x[i] / o->repeat_penalty : x[i] * o->repeat_penalty;
         x[i] -= o->presence_penalty + o->frequency_penalty * (float)counts[i];
+    }
+}
+
+static void apply_mask(const struct cpu_step *s, const struct io_output *o, float *x) {
+    uint32_t words = IO_MASK_WORDS(s->plan->n_vocab);
+    const uint8_t *io = s->b->region[REGION_IO];
+    const uint32_t *mask =
+        (const uint32_t *)(io + s->plan->io.masks) + (uint64_t)(o - s->outputs) * words;
+    for (uint32_t i = 0; i < o->n_vocab; i++) {
+        bool is_allowed = mask[i / 32] >> i % 32 & 1;
+        x[i] = is_allowed ? fmaxf(x[i], IO_LEAST_ALLOWED) : -INFINITY;
     }
 }
 
@@ -169,6 +181,8 @@ static int32_t draw_best(const float *p, uint64_t *keys, uint32_t n, const struc
         count = passing(p, keys, taken, taken == limit, o, total);
         taken *= 8;
     }
+    while (count > 1 && p[index_of(keys[count - 1])] == 0) /* not allowed */
+        count--;
     double sum = 0;
     for (uint32_t i = 0; i < count; i++)
         sum += p[index_of(keys[i])];
@@ -198,7 +212,7 @@ static int32_t pick_token(struct cpu_step *s, const struct op_pick *p, uint32_t 
     const struct io_output *o = &s->outputs[i];
     const struct io_row *row = &s->rows[o->row];
     const float *logits = row_of(s, &p->logits, i);
-    bool is_changed = o->n_bias || has_penalties(o);
+    bool has_mask = o->flags & IO_HAS_MASK, is_changed = has_mask || o->n_bias || has_penalties(o);
     if (o->temperature <= 0 && !is_changed)
         return argmax(logits, o->n_vocab);
     float *x = row_of(s, &p->room, i);
@@ -207,6 +221,8 @@ static int32_t pick_token(struct cpu_step *s, const struct op_pick *p, uint32_t 
     if (p->counts.n_dims && has_penalties(o))
         apply_penalties(
             o, (const uint16_t *)at(s, &p->counts) + (uint64_t)row->slot * p->counts.stride, x);
+    if (has_mask)
+        apply_mask(s, o, x);
     if (o->temperature <= 0)
         return argmax(x, o->n_vocab);
     return sample(o, x, (uint64_t *)at(s, &p->order) + (uint64_t)i * p->order.stride,

@@ -265,6 +265,7 @@ static void find_io(struct recorder *r) {
             .outputs = device_at(b->io_copy.at, plan->io.outputs),
             .host_outputs = device_at(b->io_device, plan->io.outputs),
             .biases = device_at(b->io_device, plan->io.biases),
+            .masks = device_at(b->io_device, plan->io.masks),
         };
 }
 

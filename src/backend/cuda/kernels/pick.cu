@@ -5,7 +5,7 @@
  * takes its range of the row's vocabulary. With more rows than blocks a group is one block and
  * takes several rows.
  *
- *   argmax     the row's largest key (logit, then lower index), after biases and penalties: a
+ *   argmax     the row's largest key (logit, then lower index), after biases, penalties and mask: a
  *              greedy row is done by the last block of its group. A logit that is NaN or infinite
  *              before them makes the largest key of all, and the token IO_NOT_FINITE.
  *   -- barrier of the group --
@@ -25,6 +25,8 @@
  * Reads the logits once (greedy) or three times (sampled); a single row that is greedy or wants
  * logits alone, whose argmax the LM head has found, reads none. H200, greedy, one row: 1.6 us, 12
  * as three kernels. */
+#include <float.h>
+
 #include "backend/cuda/kernels/common.cuh"
 #include "backend/cuda/ops/pick.h"
 
@@ -239,9 +241,9 @@ static __device__ bool has_penalties(const struct io_output *o) {
     return (o->repeat_penalty != 1) | (o->presence_penalty != 0) | (o->frequency_penalty != 0);
 }
 
-/* By biases or penalties. */
+/* By biases, penalties or a mask. */
 static __device__ bool is_adjusted(const struct io_output *o) {
-    return o->n_bias || has_penalties(o);
+    return o->n_bias || has_penalties(o) || (o->flags & IO_HAS_MASK) != 0;
 }
 
 static __device__ bool is_sampled(const struct io_output *o) {
@@ -361,6 +363,19 @@ static __device__ void apply_penalties(const struct pick_params &p, const struct
     __syncthreads();
 }
 
+/* A mask's words come from the host's memory: each block reads those of its range once. */
+static __device__ void apply_mask(const struct pick_params &p, uint32_t row, struct range range,
+                                  float *x) {
+    const uint32_t *mask = p.io.masks + (uint64_t)row * IO_MASK_WORDS(p.vocab);
+    for (uint32_t i = range.begin + 4 * threadIdx.x; i < range.end; i += 4 * PICK_THREADS) {
+        uint32_t bits = mask[i / 32] >> i % 32;
+        for (uint32_t k = 0; k < 4 && i + k < range.end; k++)
+            x[i + k] =
+                bits >> k & 1 ? fmaxf(x[i + k], IO_LEAST_ALLOWED) : -__int_as_float(0x7f800000);
+    }
+    __syncthreads();
+}
+
 /* ---- argmax ---------------------------------------------------------------------------------- */
 
 struct best {
@@ -424,7 +439,7 @@ static __device__ void copy_range(const float *x, struct range range, float *to)
         store4(to, i, range.end, load4(x, i, range.end));
 }
 
-/* Biases and penalties on a copy of the range's logits, and its largest key then. */
+/* Biases, penalties and mask on a copy of the range's logits, and its largest key then. */
 static __device__ uint64_t adjust(const struct pick_params &p, const struct io_output *o,
                                   struct range range, const float *logits, float *adjusted) {
     copy_range(logits, range, adjusted);
@@ -432,6 +447,8 @@ static __device__ uint64_t adjust(const struct pick_params &p, const struct io_o
     apply_biases(p, o, range, adjusted);
     if (p.counts && has_penalties(o))
         apply_penalties(p, o, range, adjusted);
+    if (o->flags & IO_HAS_MASK)
+        apply_mask(p, (uint32_t)(o - p.io.outputs), range, adjusted);
     return argmax_range<false>(adjusted, range, &o->n_vocab);
 }
 
@@ -620,10 +637,13 @@ static __device__ uint32_t last_bin(const struct io_output *o, const struct soft
     return last;
 }
 
-/* The range's tokens up to that bin, appended to the row's list: one atomicAdd a warp. */
+/* The range's tokens up to that bin, but for those at -infinity if there are others, appended to
+ * the row's list: one atomicAdd a warp. */
 static __device__ void gather_candidates(const float *x, struct range range,
                                          const struct softmax &m, uint32_t last, uint64_t *list,
                                          uint32_t *length) {
+    const float infinity = __int_as_float(0x7f800000),
+                least = m.max > -infinity ? -FLT_MAX : -infinity;
     uint32_t lane = threadIdx.x % 32, i = range.begin + 4 * threadIdx.x;
     float4 next = load4(x, i, range.end);
     for (uint32_t first = range.begin; first < range.end; first += 4 * PICK_THREADS) {
@@ -632,7 +652,7 @@ static __device__ void gather_candidates(const float *x, struct range range,
         next = load4(x, i += 4 * PICK_THREADS, range.end);
 #pragma unroll
         for (int k = 0; k < 4; k++) {
-            bool is_in = at(v, k) == at(v, k) && bin_of(m, at(v, k)) <= last;
+            bool is_in = at(v, k) >= least && bin_of(m, at(v, k)) <= last;
             masks[k] = __ballot_sync(0xffffffffu, is_in);
             n += __popc(masks[k]);
         }
