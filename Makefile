@@ -220,6 +220,15 @@ $(B)/generate: examples/generate.c $(B)/libsluice.a
 	$(call say,LD,$@)
 	$(Q)$(CC) $(CPPFLAGS) $(CFLAGS) $(LDFLAGS) $^ $(LIBS) -o $@
 
+# All verbs in one process, for leak detection.
+$(B)/obj/every_verb_main.o: src/cmd/main.c | $(NEEDS)
+	$(call say,CC,$@)
+	$(Q)$(CC) $(CPPFLAGS) $(CFLAGS) -Wno-missing-prototypes -Dmain=sluice_main -MMD -MP -c $< -o $@
+$(B)/every_verb: $(call objects,tests/leaks/every_verb.c $(filter-out src/cmd/main.c,$(filter src/cmd/%,$(SOURCES)))) \
+    $(B)/obj/every_verb_main.o $(B)/libsluice.a
+	$(call say,LD,$@)
+	$(Q)$(CC) $(LDFLAGS) $^ $(EDIT_LIBS) $(LIBS) -o $@
+
 # What one flavour needs to be tested; tests/run.sh runs the flavours and adds up.
 test-binaries: $(B)/sluice $(B)/tests $(B)/generate build/data/unpacked
 where:
@@ -240,7 +249,7 @@ endif
 
 test: | $(STAMPS)/test
 	@$(MAKE) --no-print-directory test-binaries
-	@$(MAKE) --no-print-directory MODE=asan test-binaries replays
+	@$(MAKE) --no-print-directory MODE=asan test-binaries replays build/asan/every_verb
 	@bash tests/run.sh quick
 
 test-all: | $(STAMPS)/test $(STAMPS)/fuzz
@@ -299,4 +308,4 @@ clean:
 .SECONDARY:
 
 -include $(FATBINS:.fatbin=.d)
--include $(patsubst %.o,%.d,$(call objects,$(SOURCES) $(TESTS) $(CUDA_TESTS) $(wildcard tests/fuzz/*.c)))
+-include $(patsubst %.o,%.d,$(call objects,$(SOURCES) $(TESTS) $(CUDA_TESTS) $(wildcard tests/fuzz/*.c tests/leaks/*.c))) $(B)/obj/every_verb_main.d

@@ -113,13 +113,14 @@ check_cuda() {
         -c tests/quant_cuda.cu -o build/tmp/quant_cuda.o
 }
 
-# replay FOLDER: every corpus file through its fuzz entry, in a sanitizer build.
+# Every corpus file through its fuzz entry, in a sanitizer build; $leaks: 1, and for leaks.
 replay_all() {
     export SLUICE_TEST_FULL=1
     local entry
     for entry in tests/fuzz/fuzz_*.c; do
         entry=$(basename "$entry" .c)
-        suite "corpus of ${entry#fuzz_}" "build/asan/replay/$entry" "tests/fuzz/corpus/${entry#fuzz_}"
+        suite "corpus of ${entry#fuzz_}" env ASAN_OPTIONS=detect_leaks=$leaks "build/asan/replay/$entry" \
+            "tests/fuzz/corpus/${entry#fuzz_}"
     done
 }
 
@@ -140,7 +141,7 @@ quick() {
     suite "conversations, release" python3 tests/test_chat.py build/sluice
     sanitized "conversations" tests/test_chat.py lines paste history characters control_c terminal \
         read_or_written settings
-    suite "leaks, once a verb" bash tests/test_leaks.sh build/asan/sluice
+    suite "leaks, once a verb" bash tests/test_leaks.sh build/asan/every_verb
     suite "conversations, leaks" python3 tests/test_chat.py build/asan/sluice edited several_lines_through
     replay_all
     check "includes point downwards" bash tools/check_layers.sh
@@ -174,7 +175,7 @@ emulated="err_ size utf8 str hash_ tier_ arena pool log_ cpu_ gguf safetensors f
     engine_snapshots engine_sampling engine_text engine_threads_share"
 
 all() {
-    make_quietly test-binaries && make_quietly MODE=asan test-binaries replays || { echo "0 passed, 1 failed"; exit 1; }
+    make_quietly test-binaries && make_quietly MODE=asan test-binaries replays build/asan/every_verb || { echo "0 passed, 1 failed"; exit 1; }
     quick
     flavour "clang, release" "" "" CC=clang
     flavour "clang, sanitizers" "" "" CC=clang MODE=asan
@@ -195,8 +196,8 @@ all() {
 
 list_files >"$folder/before"
 case ${1:-} in
-    quick) quick ;;
-    all) all ;;
+    quick) leaks=0 && quick ;;
+    all) leaks=1 && all ;;
     *) echo "usage: run.sh quick|all" >&2; exit 2 ;;
 esac
 close
