@@ -1,11 +1,14 @@
 /* attend.c - ATTEND on the CPU: head norms, rotary embedding, cache, split attention.
  *
- * First every row's keys and values go into the cache, rounded to its type. Then each thread takes
- * its share of (block of rows of a segment, KV head). Positions come in splits of
- * IO_PAGE_POSITIONS; a split gives each query a maximum, a sum and a PV, which are combined
- * with the query's own in split order. So a query's bits depend on its sequence alone. */
-#include <math.h>
-
+ * First every row's keys and values go into the cache, rounded to its type. Then queries of one KV
+ * head and of up to ATTEND_QUERIES / group rows of a segment, a block, meet the positions they see,
+ * in splits of ATTEND_POSITIONS: a kernel (kernels.h) gives each query a maximum, a sum and a PV of
+ * the split, and these are combined with the query's own in split order.
+ *
+ * Where there are blocks enough, threads share them out and combine as they go. Otherwise (one row,
+ * a few) they share out the splits of all blocks, keep what comes of each, and combine it after a
+ * barrier. Both are the same sums in the same order: a query's bits depend on its sequence alone.
+ */
 #include "backend/cpu/cpu.h"
 #include "backend/cpu/vec.h"
 
@@ -58,161 +61,215 @@ static void store_rows(struct cpu_step *s, const struct op_attend *a) {
     }
 }
 
-/* n positions of a page as f32: in place, or decoded into the room. */
-static const float *decode_tile(const struct op_attend *a, const uint8_t *from, uint32_t n,
-                                float *room) {
-    uint64_t values = (uint64_t)n * a->head_width;
-    if (a->keys.type == DT_F32)
-        return (const float *)from;
-    if (a->keys.type == DT_F16)
-        row_from_f16(room, (const uint16_t *)from, values);
-    else
-        dtype_info(a->keys.type)->decode(from, room, values);
-    return room;
-}
-
-/* ---- one block of rows, one KV head -----------------------------------------------------------
+/* ---- blocks of queries -------------------------------------------------------------------------
  */
 
 struct block {
     const struct io_segment *segment;
-    uint32_t first, n_rows; /* in the segment */
-    uint32_t head;          /* KV head */
-    uint32_t group;         /* query heads to it */
+    uint32_t first, n_rows;    /* in the segment */
+    uint32_t head;             /* KV head */
+    uint32_t group, n_queries; /* query heads to it; times the rows */
+    uint32_t n_splits;
+    uint64_t at;   /* of its first split among those of all blocks */
+    uint64_t part; /* of its first query and split among all that are kept */
 };
 
-/* How many positions of the split that begins at `begin` a row sees. */
-static uint32_t seen_of(const struct block *k, uint32_t row, uint32_t begin) {
-    uint32_t position = k->segment->first_position + k->first + row;
-    uint32_t seen = position + 1 > begin ? position + 1 - begin : 0;
-    return seen < IO_PAGE_POSITIONS ? seen : IO_PAGE_POSITIONS;
-}
-
-static CLONES void compute_qk(const float *query, const float *keys, uint32_t n, uint32_t width,
-                              float scale, float *out) {
-    for (uint32_t p = 0; p < n; p++, keys += width) {
-        vec sum = {0};
-        uint32_t i = 0;
-        for (; i + LANES <= width; i += LANES)
-            sum += vec_load(query + i) * vec_load(keys + i);
-        float rest = 0;
-        for (; i < width; i++)
-            rest += query[i] * keys[i];
-        out[p] = (vec_sum(sum) + rest) * scale;
-    }
-}
-
-static CLONES void compute_pv(float *out, const float *weights, const float *values, uint32_t n,
-                              uint32_t width) {
-    uint32_t i = 0;
-    for (; i + LANES <= width; i += LANES) {
-        vec sum = {0};
-        for (uint32_t p = 0; p < n; p++)
-            sum += vec_load(values + (uint64_t)p * width + i) * weights[p];
-        vec_store(out + i, sum);
-    }
-    for (; i < width; i++) {
-        float sum = 0;
-        for (uint32_t p = 0; p < n; p++)
-            sum += values[(uint64_t)p * width + i] * weights[p];
-        out[i] = sum;
-    }
-}
-
-/* What a query has seen so far. */
-struct softmax {
-    float max, sum;
+/* All blocks of a step, one after the other. */
+struct blocks {
+    uint32_t rows; /* of a block, at most */
+    struct block now;
+    uint32_t next_segment, next_first, next_head;
 };
+
+static uint32_t splits_of(const struct io_segment *g, uint32_t rows) {
+    return (g->first_position + rows - 1) / ATTEND_POSITIONS + 1;
+}
+
+/* The next block; false after the last. */
+static bool next_block(struct cpu_step *s, const struct op_attend *a, struct blocks *b) {
+    uint64_t at = b->now.at + b->now.n_splits;
+    uint64_t part = b->now.part + (uint64_t)b->now.n_splits * b->now.n_queries;
+    if (b->next_segment == s->io->n_segments)
+        return false;
+    const struct io_segment *g = &s->segments[b->next_segment];
+    uint32_t left = g->n_rows - b->next_first, rows = left < b->rows ? left : b->rows;
+    b->now = (struct block){.segment = g,
+                            .first = b->next_first,
+                            .n_rows = rows,
+                            .head = b->next_head,
+                            .group = a->heads / a->kv_heads,
+                            .n_queries = rows * (a->heads / a->kv_heads),
+                            .n_splits = splits_of(g, b->next_first + rows),
+                            .at = at,
+                            .part = part};
+    if (++b->next_head < a->kv_heads)
+        return true;
+    b->next_head = 0;
+    b->next_first += rows;
+    if (b->next_first == g->n_rows)
+        b->next_segment++, b->next_first = 0;
+    return true;
+}
+
+/* Row and query head of query q. */
+static uint32_t row_of_query(const struct block *k, uint32_t q) {
+    return k->segment->first_row + k->first + q / k->group;
+}
+
+static uint32_t head_of_query(const struct block *k, uint32_t q) {
+    return k->head * k->group + q % k->group;
+}
+
+static void load_queries(struct cpu_step *s, const struct op_attend *a, const struct block *k) {
+    uint32_t stride = attend_stride(a->head_width);
+    for (uint32_t q = 0; q < k->n_queries; q++) {
+        float *query = s->room->query + (uint64_t)q * stride;
+        head_of(s, a, row_of_query(k, q), head_of_query(k, q) * a->q_stride, &a->q_norm, query);
+        for (uint32_t i = 0; i < a->head_width; i++)
+            query[i] *= a->scale;
+        memset(query + a->head_width, 0, (stride - a->head_width) * sizeof *query);
+    }
+}
+
+static void run_split(struct cpu_step *s, const struct op_attend *a, const struct block *k,
+                      uint32_t split, struct softmax *sums, float *pv) {
+    uint32_t begin = split * ATTEND_POSITIONS, seen[ATTEND_QUERIES];
+    uint32_t slot = s->rows[k->segment->first_row].slot;
+    for (uint32_t q = 0; q < k->n_queries; q++) {
+        uint32_t end = k->segment->first_position + k->first + q / k->group + 1;
+        uint32_t n = end > begin ? end - begin : 0;
+        seen[q] = n < ATTEND_POSITIONS ? n : ATTEND_POSITIONS;
+    }
+    s->b->attend->run(&(struct attend_split){
+        .type = (enum dtype)a->keys.type,
+        .width = a->head_width,
+        .keys = cache_at(s, a, &a->keys, slot, k->head, begin),
+        .values = cache_at(s, a, &a->values, slot, k->head, begin),
+        .queries = s->room->query,
+        .seen = seen,
+        .n_queries = k->n_queries,
+        .sums = sums,
+        .pv = pv,
+        .tile = s->room->keys,
+        .qk = s->room->qk,
+    });
+}
 
 /* Combines the softmax and PV of a split with those of the query. */
 static void combine(struct softmax *f, float *pv, struct softmax split, const float *part,
                     uint32_t width) {
+    if (split.sum == 0)
+        return;
     if (f->sum == 0) {
         *f = split;
         memcpy(pv, part, width * sizeof *pv);
         return;
     }
     float max = split.max > f->max ? split.max : f->max;
-    float old = expf(f->max - max), now = expf(split.max - max);
-    row_mix(pv, old, part, now, width);
-    f->sum = f->sum * old + split.sum * now;
+    float factors[2] = {f->max, split.max};
+    row_exp(factors, max, 2);
+    row_mix(pv, factors[0], part, factors[1], width);
+    f->sum = f->sum * factors[0] + split.sum * factors[1];
     f->max = max;
 }
 
-static void load_queries(struct cpu_step *s, const struct op_attend *a, const struct block *k) {
-    for (uint32_t q = 0; q < k->n_rows * k->group; q++) {
-        uint32_t row = k->segment->first_row + k->first + q / k->group;
-        uint32_t head = k->head * k->group + q % k->group;
-        head_of(s, a, row, head * a->q_stride, &a->q_norm,
-                s->room->query + (uint64_t)q * a->head_width);
-    }
+static void store_query(struct cpu_step *s, const struct op_attend *a, const struct block *k,
+                        uint32_t q, const float *pv, float sum) {
+    float *out = row_of(s, &a->out, row_of_query(k, q));
+    out += (uint64_t)head_of_query(k, q) * a->head_width;
+    for (uint32_t i = 0; i < a->head_width; i++)
+        out[i] = pv[i] / sum;
 }
 
-static void run_split(struct cpu_step *s, const struct op_attend *a, const struct block *k,
-                      uint32_t begin, struct softmax *sums) {
-    struct cpu_room *room = s->room;
-    uint32_t width = a->head_width, slot = s->rows[k->segment->first_row].slot;
-    uint32_t n = seen_of(k, k->n_rows - 1, begin), queries = k->n_rows * k->group;
-    struct softmax splits[ATTEND_BLOCK_ROWS * MAX_GROUP];
-    const float *keys =
-        decode_tile(a, cache_at(s, a, &a->keys, slot, k->head, begin), n, room->keys);
-    for (uint32_t q = 0; q < queries; q++) {
-        uint32_t seen = seen_of(k, q / k->group, begin);
-        float *qk = room->qk + (uint64_t)q * IO_PAGE_POSITIONS;
-        if (!seen)
-            continue;
-        compute_qk(room->query + (uint64_t)q * width, keys, seen, width, a->scale, qk);
-        splits[q].max = row_max(qk, seen);
-        splits[q].sum = row_exp(qk, splits[q].max, seen);
-    }
-    const float *values =
-        decode_tile(a, cache_at(s, a, &a->values, slot, k->head, begin), n, room->keys);
-    for (uint32_t q = 0; q < queries; q++) {
-        uint32_t seen = seen_of(k, q / k->group, begin);
-        if (!seen)
-            continue;
-        compute_pv(room->part, room->qk + (uint64_t)q * IO_PAGE_POSITIONS, values, seen, width);
-        combine(&sums[q], room->pv + (uint64_t)q * width, splits[q], room->part, width);
-    }
-}
+/* ---- blocks shared out -------------------------------------------------------------------------
+ */
 
 static void run_block(struct cpu_step *s, const struct op_attend *a, const struct block *k) {
-    struct softmax sums[ATTEND_BLOCK_ROWS * MAX_GROUP] = {0};
-    uint32_t last = k->segment->first_position + k->first + k->n_rows - 1;
+    struct softmax sums[ATTEND_QUERIES] = {0}, of_split[ATTEND_QUERIES];
+    uint32_t stride = attend_stride(a->head_width);
     load_queries(s, a, k);
-    for (uint32_t begin = 0; begin <= last && !is_cancelled(s); begin += IO_PAGE_POSITIONS)
-        run_split(s, a, k, begin, sums);
-    for (uint32_t q = 0; q < k->n_rows * k->group; q++) {
-        uint32_t row = k->segment->first_row + k->first + q / k->group;
-        uint32_t head = k->head * k->group + q % k->group;
-        float *out = row_of(s, &a->out, row) + (uint64_t)head * a->head_width;
-        const float *pv = s->room->pv + (uint64_t)q * a->head_width;
-        for (uint32_t i = 0; i < a->head_width; i++)
-            out[i] = pv[i] / sums[q].sum;
+    for (uint32_t split = 0; split < k->n_splits && !is_cancelled(s); split++) {
+        run_split(s, a, k, split, of_split, s->room->part);
+        for (uint32_t q = 0; q < k->n_queries; q++)
+            combine(&sums[q], s->room->pv + (uint64_t)q * stride, of_split[q],
+                    s->room->part + (uint64_t)q * stride, a->head_width);
     }
+    for (uint32_t q = 0; q < k->n_queries; q++)
+        store_query(s, a, k, q, s->room->pv + (uint64_t)q * stride, sums[q].sum);
 }
 
 /* Blocks are dealt out like cards: later rows see more and cost more. */
+static void run_blocks(struct cpu_step *s, const struct op_attend *a, uint32_t rows) {
+    struct blocks b = {.rows = rows};
+    for (uint32_t dealt = 0; next_block(s, a, &b); dealt++)
+        if (dealt % (uint32_t)s->threads == (uint32_t)s->thread)
+            run_block(s, a, &b.now);
+}
+
+/* ---- splits shared out -------------------------------------------------------------------------
+ */
+
+/* Splits of the blocks, as evenly as they come: thread t has those from total * t / threads on. */
+static void run_splits(struct cpu_step *s, const struct op_attend *a, uint32_t rows,
+                       uint64_t total) {
+    uint64_t begin = total * (uint64_t)s->thread / (uint64_t)s->threads;
+    uint64_t end = total * (uint64_t)(s->thread + 1) / (uint64_t)s->threads;
+    uint32_t stride = attend_stride(a->head_width);
+    for (struct blocks b = {.rows = rows}; next_block(s, a, &b);) {
+        const struct block *k = &b.now;
+        if (k->at + k->n_splits <= begin || k->at >= end)
+            continue;
+        load_queries(s, a, k);
+        for (uint32_t split = 0; split < k->n_splits && !is_cancelled(s); split++) {
+            uint64_t part = k->part + (uint64_t)split * k->n_queries;
+            if (k->at + split >= begin && k->at + split < end)
+                run_split(s, a, k, split, s->b->part_sums + part, s->b->parts + part * stride);
+        }
+    }
+}
+
+/* A query's parts in the order of the splits. */
+static void combine_query(struct cpu_step *s, const struct op_attend *a, const struct block *k,
+                          uint32_t q) {
+    struct softmax sum = {0};
+    for (uint32_t split = 0; split < k->n_splits; split++) {
+        uint64_t part = k->part + (uint64_t)split * k->n_queries + q;
+        combine(&sum, s->room->pv, s->b->part_sums[part],
+                s->b->parts + part * attend_stride(a->head_width), a->head_width);
+    }
+    store_query(s, a, k, q, s->room->pv, sum.sum);
+}
+
+static void combine_parts(struct cpu_step *s, const struct op_attend *a, uint32_t rows) {
+    struct share share = share_of(s, s->io->n_rows * a->heads, 1);
+    uint32_t at = 0;
+    for (struct blocks b = {.rows = rows}; next_block(s, a, &b) && !is_cancelled(s);)
+        for (uint32_t q = 0; q < b.now.n_queries; q++, at++)
+            if (at >= share.begin && at < share.end)
+                combine_query(s, a, &b.now, q);
+}
+
+/* ---- the op ------------------------------------------------------------------------------------
+ */
+
 void cpu_attend(struct cpu_step *s) {
     const struct op_attend *a = &s->op->op->attend;
+    uint32_t most = ATTEND_QUERIES / (a->heads / a->kv_heads), enough = 4 * (uint32_t)s->threads;
+    uint32_t n_blocks = 0;
+    struct blocks b = {.rows = most};
     store_rows(s, a);
+    while (next_block(s, a, &b))
+        n_blocks++;
+    uint64_t splits = b.now.at + b.now.n_splits;
+    uint64_t parts = b.now.part + (uint64_t)b.now.n_splits * b.now.n_queries;
     barrier(s);
-    uint32_t dealt = 0;
-    for (uint32_t i = 0; i < s->io->n_segments; i++) {
-        const struct io_segment *g = &s->segments[i];
-        for (uint32_t first = 0; first < g->n_rows; first += ATTEND_BLOCK_ROWS)
-            for (uint32_t head = 0; head < a->kv_heads; head++) {
-                if (dealt++ % (uint32_t)s->threads != (uint32_t)s->thread)
-                    continue;
-                uint32_t left = g->n_rows - first;
-                run_block(s, a,
-                          &(struct block){
-                              .segment = g,
-                              .first = first,
-                              .n_rows = left < ATTEND_BLOCK_ROWS ? left : ATTEND_BLOCK_ROWS,
-                              .head = head,
-                              .group = a->heads / a->kv_heads,
-                          });
-            }
+    if (s->threads > 1 && n_blocks < enough && parts <= s->b->n_parts) {
+        run_splits(s, a, most, splits);
+        barrier(s);
+        combine_parts(s, a, most);
+        return;
     }
+    uint32_t rows = s->io->n_rows * a->kv_heads / enough;
+    rows = rows > most ? most : rows;
+    run_blocks(s, a, rows ? rows : 1);
 }

@@ -32,6 +32,7 @@ static int cpu_open(struct backend **out, const struct backend_options *options,
     b->exact = options->exact;
     b->cancel = options->cancel ? options->cancel : &never;
     b->features = cpu_features();
+    b->attend = attend_find(b->features);
     int status = pool_open(&b->pool, b->threads, err);
     if (status) {
         free(b);
@@ -160,7 +161,7 @@ static void pack_chunks(void *context, uint64_t begin, uint64_t end) {
 /* The largest need of any op, in values; UINT64_MAX: more than can be counted. */
 struct needs {
     uint64_t rows, n_rows, conv, list, tile, taps;
-    uint64_t width, group, key_width;
+    uint64_t width, parts, key_width;
 };
 
 /* Values of a DELTA's convolution, in whole cache lines. */
@@ -180,8 +181,16 @@ static void add_pairs(struct needs *n, uint64_t rows, const struct operand *choi
     grow(&n->list, size_plus(pairs, size_plus(matrices->dims[2], 2)));
 }
 
-static void add_needs(struct needs *n, const struct plan *plan, const struct op *op,
-                      bool is_first) {
+/* The parts that threads keep where they share out splits: of so many rows that blocks of one row
+ * would not be enough for all threads, at the sequences' full length. */
+static uint64_t parts_of(const struct op_attend *a, uint64_t rows, int threads) {
+    uint64_t few = (4 * (uint64_t)threads + a->kv_heads - 1) / a->kv_heads;
+    uint64_t splits = size_times(a->pages.dims[0], IO_PAGE_POSITIONS / ATTEND_POSITIONS);
+    return threads > 1 ? size_times(size_times(rows < few ? rows : few, a->heads), splits) : 0;
+}
+
+static void add_needs(struct needs *n, const struct plan *plan, const struct op *op, bool is_first,
+                      int threads) {
     uint64_t rows = plan->max_rows;
     grow(&n->n_rows, rows);
     grow(&n->tile, 2 * (TILE_VALUES > rows * 64 ? TILE_VALUES : rows * 64));
@@ -194,7 +203,7 @@ static void add_needs(struct needs *n, const struct plan *plan, const struct op 
     }
     if (op->kind == OP_ATTEND) {
         grow(&n->width, op->attend.head_width);
-        grow(&n->group, op->attend.heads / op->attend.kv_heads);
+        grow(&n->parts, parts_of(&op->attend, rows, threads));
     }
     if (op->kind == OP_ROUTE) {
         grow(&n->rows, size_times(rows, op->route.in.dims[0]));
@@ -213,11 +222,11 @@ static void add_needs(struct needs *n, const struct plan *plan, const struct op 
     }
 }
 
-static struct needs needs_of(struct plan *const *plans, uint32_t n_plans) {
+static struct needs needs_of(struct plan *const *plans, uint32_t n_plans, int threads) {
     struct needs n = {0};
     for (uint32_t p = 0; p < n_plans; p++)
         for (uint32_t i = 0; i < plans[p]->n_ops; i++)
-            add_needs(&n, plans[p], &plans[p]->ops[i], p == 0);
+            add_needs(&n, plans[p], &plans[p]->ops[i], p == 0, threads);
     return n;
 }
 
@@ -235,19 +244,22 @@ static void *cut(struct cutter *c, uint64_t count, uint64_t size) {
 
 static void cut_rooms(struct backend *b, struct cutter *c, const struct needs *n,
                       struct cpu_room *rooms) {
-    uint64_t queries = ATTEND_BLOCK_ROWS * n->group; /* groups and widths are small: check_plans */
+    uint64_t stride = attend_stride((uint32_t)n->width); /* small: check_plans */
     b->rows = cut(c, n->rows, sizeof(float));
     b->groups = cut(c, size_plus(n->rows / 32, n->n_rows), sizeof *b->groups);
     b->conv = cut(c, n->conv, sizeof(float));
     b->list = cut(c, n->list, sizeof *b->list);
+    b->n_parts = n->parts;
+    b->parts = cut(c, n->parts, stride * sizeof(float));
+    b->part_sums = cut(c, n->parts, sizeof *b->part_sums);
     for (int t = 0; t < b->threads; t++) {
         struct cpu_room room = {
             .tile = cut(c, n->tile, sizeof(float)),
-            .keys = cut(c, IO_PAGE_POSITIONS * n->width, sizeof(float)),
-            .qk = cut(c, queries * IO_PAGE_POSITIONS, sizeof(float)),
-            .query = cut(c, queries * n->width, sizeof(float)),
-            .pv = cut(c, queries * n->width, sizeof(float)),
-            .part = cut(c, n->width, sizeof(float)),
+            .keys = cut(c, ATTEND_POSITIONS * stride, sizeof(float)),
+            .qk = cut(c, ATTEND_QUERIES * ATTEND_POSITIONS, sizeof(float)),
+            .query = cut(c, ATTEND_QUERIES * stride, sizeof(float)),
+            .pv = cut(c, ATTEND_QUERIES * stride, sizeof(float)),
+            .part = cut(c, ATTEND_QUERIES * stride, sizeof(float)),
             .delta = cut(c, DELTA_BLOCK_ROWS * 2 * n->key_width, sizeof(float)),
         };
         if (rooms)
@@ -262,11 +274,11 @@ static int check_plans(struct plan *const *plans, uint32_t n_plans, struct err *
             if (op->kind != OP_ATTEND)
                 continue;
             uint32_t group = op->attend.heads / op->attend.kv_heads;
-            if (group > MAX_GROUP || op->attend.head_width > 1024)
+            if (group > ATTEND_QUERIES || op->attend.head_width > ATTEND_MAX_WIDTH)
                 return err_set(err, SLUICE_ERR_UNSUPPORTED,
                                "attention has %u query heads of %u to a KV head, expected at most "
-                               "%d of 1024",
-                               group, op->attend.head_width, MAX_GROUP);
+                               "%d of %d",
+                               group, op->attend.head_width, ATTEND_QUERIES, ATTEND_MAX_WIDTH);
         }
     return SLUICE_OK;
 }
@@ -282,7 +294,7 @@ static void region_needs(struct plan *const *plans, uint32_t n_plans,
 static int cpu_predict(struct backend *b, struct plan *const *plans, uint32_t n_plans,
                        struct backend_memory *out, struct err *err) {
     struct backend scratch = {.threads = b->threads, .exact = b->exact, .features = b->features};
-    struct needs needs = needs_of(plans, n_plans);
+    struct needs needs = needs_of(plans, n_plans, b->threads);
     struct cutter count = {0};
     uint64_t bytes[REGION_COUNT];
     int status = check_plans(plans, n_plans, err);
@@ -392,7 +404,7 @@ static int cpu_load(struct backend *b, struct backend_weights weights, struct pl
                     uint32_t n_plans, void (*progress)(void *user, uint64_t done, uint64_t total),
                     void *user, struct err *err) {
     struct backend_memory m;
-    struct needs needs = needs_of(plans, n_plans);
+    struct needs needs = needs_of(plans, n_plans, b->threads);
     int status = cpu_predict(b, plans, n_plans, &m, err);
     if (!status)
         status = make_blocks(b, &m, err);

@@ -49,9 +49,9 @@ struct cpu_packed {
 /* One thread's own room. */
 struct cpu_room {
     float *tile;              /* results of a few weight rows for all rows */
-    float *keys;              /* (IO_PAGE_POSITIONS, d), decoded */
-    float *qk;                /* (queries of a block, IO_PAGE_POSITIONS) */
-    float *query, *pv, *part; /* (queries of a block, d) */
+    float *keys;              /* (ATTEND_POSITIONS, d), decoded */
+    float *qk;                /* (ATTEND_QUERIES, ATTEND_POSITIONS) */
+    float *query, *pv, *part; /* (ATTEND_QUERIES, d) */
     float *delta;             /* (DELTA_BLOCK_ROWS, 2, dk) */
 };
 
@@ -60,6 +60,7 @@ struct backend {
     int threads;
     bool exact;
     uint32_t features;
+    const struct attend_kernel *attend;
     uint8_t *region[REGION_COUNT];
     uint64_t bytes[REGION_COUNT];
     struct cpu_recording *recordings;
@@ -72,7 +73,10 @@ struct backend {
     float *rows;              /* (R or R * U, K) */
     struct act_group *groups; /* the same as int8 */
     float *conv;              /* (R, C) */
-    uint32_t *list;           /* experts: pairs sorted by expert, and where each expert's begin */
+    float *parts; /* (n_parts, d): PV of a query and a split, where threads share splits */
+    struct softmax *part_sums;
+    uint64_t n_parts;
+    uint32_t *list; /* experts: pairs sorted by expert, and where each expert's begin */
     struct cpu_room *rooms;
     struct backend_counters counters;
     /* The running step. */
@@ -106,7 +110,7 @@ typedef void cpu_op_fn(struct cpu_step *s);
 #undef OP
 
 /* Rows of a tile's weights: about what fits the first cache together with the activations. */
-enum { TILE_VALUES = 16384, ATTEND_BLOCK_ROWS = 8, DELTA_BLOCK_ROWS = 32, MAX_GROUP = 64 };
+enum { TILE_VALUES = 16384, DELTA_BLOCK_ROWS = 32 };
 
 /* ---- shared by the ops ------------------------------------------------------------------------
  */

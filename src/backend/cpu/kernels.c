@@ -38,6 +38,18 @@ const struct kernel *kernel_find(enum dtype type, bool exact, uint32_t features)
     return NULL;
 }
 
+const struct attend_kernel *attend_at(size_t i) {
+    return i < sizeof tables / sizeof *tables ? &tables[i]->attend : NULL;
+}
+
+const struct attend_kernel *attend_find(uint32_t features) {
+    const struct attend_kernel *k;
+    for (size_t i = 0; (k = attend_at(i)); i++)
+        if ((k->features & ~features) == 0)
+            return k;
+    return NULL;
+}
+
 static void fill_group(struct act_group *a, const int8_t *q, float scale, int32_t sum) {
     int32_t low = 0;
     memcpy(a->q, q, sizeof a->q);

@@ -1,6 +1,7 @@
-/* kernels.h - products of weight rows and activation rows, per type and instruction set.
+/* kernels.h - products of weight rows and activation rows, and attention over a split of
+ * positions: what has code for each instruction set.
  *
- * The one inner loop of the CPU backend. A kernel knows one weight type, one instruction set and
+ * The inner loops of the CPU backend. A kernel knows one weight type, one instruction set and
  * one numeric mode; a table gives the best one this machine can run.
  * (1) out[r][n] is a function of weight row n and activation row r alone: the order of its sums
  *     depends on K, never on how many rows share the call or on where they begin.
@@ -74,5 +75,53 @@ const struct kernel *kernel_find(enum dtype type, bool exact, uint32_t features)
 
 /* All rows of the table, for tests: best first within a type and mode. */
 const struct kernel *kernel_at(size_t i); /* NULL after the last */
+
+/* ---- attention over one split -----------------------------------------------------------------
+ */
+
+enum {
+    ATTEND_POSITIONS = 128,  /* of a split */
+    ATTEND_QUERIES = 64,     /* that share the reading of a split */
+    ATTEND_MAX_WIDTH = 1024, /* of a head */
+};
+
+/* Values from one query, or its PV, to the next: zeros fill up the last vector. */
+static inline uint32_t attend_stride(uint32_t width) {
+    return (width + 15) / 16 * 16;
+}
+
+/* What a query has seen: the largest QK, and the sum of e^(QK - max). */
+struct softmax {
+    float max, sum;
+};
+
+/* Queries of one KV head against up to ATTEND_POSITIONS positions of it. */
+struct attend_split {
+    enum dtype type; /* of the cache */
+    uint32_t width;
+    const void *keys, *values; /* (seen, width) of `type`; ATTEND_POSITIONS rows can be read */
+    const float *queries;      /* (n_queries, stride), already scaled */
+    const uint32_t *seen;      /* (n_queries) positions: never fewer than the query before */
+    uint32_t n_queries;
+    struct softmax *sums; /* out: (n_queries) */
+    float *pv;            /* out: (n_queries, stride), the sum over positions of e^(QK - max) V */
+    float *tile;          /* room: (ATTEND_POSITIONS, stride) */
+    float *qk;            /* room: (n_queries, ATTEND_POSITIONS) */
+};
+
+/* Queries that see nothing get max 0, sum 0, and zeros. All instruction sets give the same bits,
+ * and a query the same in any company: qk  four fused chains over i % 4, (0 + 1) + (2 + 3) sum
+ * sixteen chains over p % 16, added as a tree: l and l + 8, l + 4 ... pv  one fused chain over the
+ * positions, for each value */
+typedef void attend_fn(const struct attend_split *split);
+
+struct attend_kernel {
+    const char *name;
+    uint32_t features; /* of base/cpu.h that it needs */
+    attend_fn *run;
+};
+
+const struct attend_kernel *attend_find(uint32_t features); /* the best one; never NULL */
+const struct attend_kernel *attend_at(size_t i);            /* NULL after the last */
 
 #endif

@@ -155,6 +155,18 @@ INLINE float sum_lanes(__m256 v) {
 #define V_SUM(v) sum_lanes(v)
 #include "backend/cpu/kernels_decode.h"
 
+/* ---- attention ------------------------------------------------------------------------------- */
+
+#define V_FUSED(a, b, c) _mm256_fmadd_ps(a, b, c)
+#define V_MAX(a, b) _mm256_max_ps(a, b)
+#define V_FOUR(p) _mm256_broadcast_ps((const __m128 *)(const void *)(p))
+#define V_PAIRS(a, b) _mm256_hadd_ps(a, b)
+#define V_WEIGHTS const float *
+#define V_LOAD_WEIGHTS(p) (p)
+#define V_WEIGHT(w, i) V_SET((w)[i])
+#define ATTEND_ROWS 3
+#include "backend/cpu/kernels_attend.h"
+
 /* ---- the rows -------------------------------------------------------------------------------- */
 
 #define INT8_ROW(TYPE, type)                                                                       \
@@ -171,6 +183,7 @@ static const struct kernel rows[] = {
     /* clang-format on */
 };
 
-const struct kernel_rows kernels_avx2 = {rows, sizeof rows / sizeof *rows};
+const struct kernel_rows kernels_avx2 = {
+    rows, sizeof rows / sizeof *rows, {"attend avx2", CPU_AVX2, attend_split}};
 
 #endif

@@ -315,6 +315,18 @@ INLINE float sum_lanes(__m512 v) {
 #define V_SUM(v) sum_lanes(v)
 #include "backend/cpu/kernels_decode.h"
 
+/* ---- attention ------------------------------------------------------------------------------- */
+
+#define V_FUSED(a, b, c) _mm512_fmadd_ps(a, b, c)
+#define V_MAX(a, b) _mm512_max_ps(a, b)
+#define V_FOUR(p) _mm512_broadcast_f32x4(_mm_loadu_ps(p))
+#define V_PAIRS(a, b) (_mm512_shuffle_ps(a, b, 0x88) + _mm512_shuffle_ps(a, b, 0xdd))
+#define V_WEIGHTS const float *
+#define V_LOAD_WEIGHTS(p) (p)
+#define V_WEIGHT(w, i) V_SET((w)[i])
+#define ATTEND_ROWS 5
+#include "backend/cpu/kernels_attend.h"
+
 /* ---- the rows -------------------------------------------------------------------------------- */
 
 #define VNNI (CPU_AVX2 | CPU_AVX512 | CPU_AVX512_VNNI)
@@ -336,6 +348,7 @@ static const struct kernel rows[] = {
     /* clang-format on */
 };
 
-const struct kernel_rows kernels_avx512 = {rows, sizeof rows / sizeof *rows};
+const struct kernel_rows kernels_avx512 = {
+    rows, sizeof rows / sizeof *rows, {"attend avx512", VNNI, attend_split}};
 
 #endif

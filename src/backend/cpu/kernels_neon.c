@@ -539,6 +539,18 @@ INLINE float half_to_f32(uint16_t half) {
 #define V_SUM(v) vaddvq_f32(v)
 #include "backend/cpu/kernels_decode.h"
 
+/* ---- attention ------------------------------------------------------------------------------- */
+
+#define V_FUSED(a, b, c) vfmaq_f32(c, a, b)
+#define V_MAX(a, b) vmaxq_f32(a, b)
+#define V_FOUR(p) vld1q_f32(p)
+#define V_PAIRS(a, b) vpaddq_f32(a, b)
+#define V_WEIGHTS float32x4_t
+#define V_LOAD_WEIGHTS(p) vld1q_f32(p)
+#define V_WEIGHT(w, i) vdupq_laneq_f32(w, i)
+#define ATTEND_ROWS 5
+#include "backend/cpu/kernels_attend.h"
+
 /* ---- the rows -------------------------------------------------------------------------------- */
 
 #define INT8_ROW(TYPE, type, isa, name, needs)                                                     \
@@ -559,6 +571,7 @@ static const struct kernel rows[] = {
     /* clang-format on */
 };
 
-const struct kernel_rows kernels_neon = {rows, sizeof rows / sizeof *rows};
+const struct kernel_rows kernels_neon = {
+    rows, sizeof rows / sizeof *rows, {"attend neon", CPU_NEON, attend_split}};
 
 #endif

@@ -120,6 +120,55 @@ static inline vec bf16_load(const uint8_t *p) {
     PROJECT_DECODED(NAME, name)
 #include "quant/types.def"
 
+/* ---- attention ------------------------------------------------------------------------------- */
+
+/* a b + c rounded once, for processors without an instruction for it: the product is exact in f64,
+ * and a sum that is not is made odd in its last bit, so that rounding it again to f32 is as
+ * rounding once. */
+static inline float fused(float a, float b, float c) {
+#ifdef __FP_FAST_FMAF
+    return __builtin_fmaf(a, b, c);
+#else
+    double product = (double)a * b, sum = product + c;
+    double part = sum - product, error = (product - (sum - part)) + (c - part);
+    uint64_t bits;
+    memcpy(&bits, &sum, sizeof bits);
+    if (error != 0 && bits % 2 == 0)
+        bits += (error > 0) == (sum > 0) ? 1 : (uint64_t)-1;
+    memcpy(&sum, &bits, sizeof sum);
+    return (float)sum;
+#endif
+}
+
+static inline vec vec_fused(vec a, vec b, vec c) {
+    return (vec){fused(a[0], b[0], c[0]), fused(a[1], b[1], c[1]), fused(a[2], b[2], c[2]),
+                 fused(a[3], b[3], c[3])};
+}
+
+static inline vec vec_larger(vec a, vec b) {
+    return (vec){a[0] > b[0] ? a[0] : b[0], a[1] > b[1] ? a[1] : b[1], a[2] > b[2] ? a[2] : b[2],
+                 a[3] > b[3] ? a[3] : b[3]};
+}
+
+static inline vec vec_pairs(vec a, vec b) {
+    return (vec){a[0] + a[1], a[2] + a[3], b[0] + b[1], b[2] + b[3]};
+}
+
+static inline vec vec_set(float x) {
+    return (vec){x, x, x, x};
+}
+
+#define V_FUSED(a, b, c) vec_fused(a, b, c)
+#define V_MAX(a, b) vec_larger(a, b)
+#define V_FOUR(p) vec_load(p)
+#define V_PAIRS(a, b) vec_pairs(a, b)
+#define V_SET(x) vec_set(x)
+#define V_WEIGHTS const float *
+#define V_LOAD_WEIGHTS(p) (p)
+#define V_WEIGHT(w, i) V_SET((w)[i])
+#define ATTEND_ROWS 3
+#include "backend/cpu/kernels_attend.h"
+
 /* ---- the rows -------------------------------------------------------------------------------- */
 
 static const struct kernel rows[] = {
@@ -132,4 +181,5 @@ static const struct kernel rows[] = {
     /* clang-format on */
 };
 
-const struct kernel_rows kernels_portable = {rows, sizeof rows / sizeof *rows};
+const struct kernel_rows kernels_portable = {
+    rows, sizeof rows / sizeof *rows, {"attend portable", 0, attend_split}};

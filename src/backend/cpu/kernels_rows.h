@@ -43,6 +43,7 @@ static inline size_t stride_of(const struct activations *acts) {
 struct kernel_rows {
     const struct kernel *at;
     size_t count;
+    struct attend_kernel attend;
 };
 
 extern const struct kernel_rows kernels_portable;

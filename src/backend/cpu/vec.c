@@ -1,8 +1,6 @@
 /* vec.c - rows of floats, sixteen at a time. */
 #include "backend/cpu/vec.h"
 
-#include "quant/f16.h"
-
 CLONES float row_dot(const float *a, const float *b, size_t n) {
     vec sum = {0};
     size_t i = 0;
@@ -88,20 +86,4 @@ CLONES float row_exp(float *x, float shift, size_t n) {
         sum += vec_load(a);
     }
     return vec_sum(sum);
-}
-
-CLONES void row_from_f16(float *y, const uint16_t *x, size_t n) {
-    /* Exponent and mantissa moved into place and multiplied by 2^112 are the value, subnormals
-     * too; only infinities and NaNs need their exponent set. */
-    for (size_t i = 0; i < n; i++) {
-        uint32_t h = x[i], sign = (h & 0x8000u) << 16, rest = (h & 0x7FFFu) << 13;
-        float f;
-        memcpy(&f, &rest, sizeof f);
-        f *= 0x1p112f;
-        uint32_t bits;
-        memcpy(&bits, &f, sizeof bits);
-        bits |= rest >= 0x0F800000u ? 0x7F800000u : 0;
-        bits |= sign;
-        memcpy(y + i, &bits, sizeof bits);
-    }
 }

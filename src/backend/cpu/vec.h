@@ -121,7 +121,5 @@ void row_add(float *y, const float *x, size_t n);
 void row_mix(float *y, float a, const float *x, float b, size_t n);
 /* x = e^(x - shift); returns their sum */
 float row_exp(float *x, float shift, size_t n);
-/* f16 to f32, exactly */
-void row_from_f16(float *y, const uint16_t *x, size_t n);
 
 #endif

@@ -1,0 +1,402 @@
+/* kernels_attend.h - attention of some queries over one split of positions: the body, for one
+ * instruction set. The contract, and the order of the sums, are in kernels.h.
+ *
+ *   QK       a tile is four vectors of positions and up to ATTEND_ROWS queries. A vector holds four
+ *            values of each of its positions; a query's four values meet all of them. Pairs of
+ * lanes are added at the end, which leaves the results in the order of the positions: so position
+ * 4g + v is part g of vector v. softmax  max, e^(QK - max), sum, in one vector after the other PV
+ * a tile is four vectors of values and up to ATTEND_ROWS queries, over all positions
+ *
+ * Few queries (one row of a step) meet f16 and f32 where they lie, so that a split is read once and
+ * nothing is written. For more, or other types, keys and then values are decoded into split->tile,
+ * keys in the order of the vectors.
+ *
+ * Included by each kernels_<set>.c after kernels_f32.h or kernels_decode.h, which first defines
+ *   V_FUSED(a, b, c)   a b + c, rounded once
+ *   V_MAX(a, b)        a > b ? a : b, but a NaN in b stays
+ *   V_FOUR(p)          four floats, repeated
+ *   V_PAIRS(a, b)      per four lanes: a0 + a1, a2 + a3, b0 + b1, b2 + b3
+ *   V_SET(x)
+ *   V_WEIGHTS          four weights of a query: V_LOAD_WEIGHTS(p), V_WEIGHT(w, i) a vector of one
+ *   ATTEND_ROWS        queries whose sums stay in registers: 3 or 5
+ * and gets attend_split. */
+
+enum {
+    ATTEND_PARTS = LANES / 4,        /* positions of a vector */
+    ATTEND_BLOCK = 4 * ATTEND_PARTS, /* positions of a tile of QK */
+    ATTEND_RUN = 32,                 /* positions of a tile of PV */
+    ATTEND_DIRECT = ATTEND_ROWS,     /* so many queries meet the cache where it lies */
+    ATTEND_CHUNKS = 16 / LANES,      /* vectors of the sixteen chains of a sum */
+};
+
+#if ATTEND_ROWS > 3
+#define FOR_EACH_ATTEND_ROWS(X) X(1) X(2) X(3) X(4) X(5)
+#else
+#define FOR_EACH_ATTEND_ROWS(X) X(1) X(2) X(3)
+#endif
+
+typedef uint32_t attend_bits __attribute__((vector_size(4 * LANES)));
+
+/* ---- reading the cache ----------------------------------------------------------------------- */
+
+/* n whole rows of the cache, of one width, to f32. */
+static TARGET void attend_decode(const struct attend_split *s, const uint8_t *from, uint32_t n,
+                                 float *to) {
+    if (s->type == DT_F16)
+        decode_f16(from, to, n);
+    else if (s->type == DT_F32)
+        decode_f32(from, to, n);
+    else if (s->type == DT_Q8_0)
+        decode_q8_0(from, to, n);
+    else if (s->type == DT_Q4_0)
+        decode_q4_0(from, to, n);
+    else
+        dtype_info((uint32_t)s->type)->decode(from, to, n);
+}
+
+static size_t attend_row_bytes(const struct attend_split *s) {
+    const struct dtype_info *info = dtype_info((uint32_t)s->type);
+    return (size_t)(s->width / info->block_values) * info->block_bytes;
+}
+
+/* n positions into the tile, row by row, zeros up to the stride. */
+static TARGET void attend_decode_rows(const struct attend_split *s, const uint8_t *from,
+                                      uint32_t n) {
+    uint32_t stride = attend_stride(s->width);
+    if (s->width == stride) {
+        attend_decode(s, from, n * s->width, s->tile);
+        return;
+    }
+    for (uint32_t p = 0; p < n; p++, from += attend_row_bytes(s)) {
+        float *to = s->tile + (size_t)p * stride;
+        attend_decode(s, from, s->width, to);
+        memset(to + s->width, 0, (stride - s->width) * sizeof *to);
+    }
+}
+
+/* n keys into the tile in the order of QK's vectors: [block][i / 4][vector][part][i % 4]. */
+static TARGET void attend_decode_keys(const struct attend_split *s, const uint8_t *from,
+                                      uint32_t n) {
+    _Alignas(64) float row[ATTEND_MAX_WIDTH];
+    uint32_t fours = (s->width + 3) / 4;
+    memset(row + s->width, 0, (4 * fours - s->width) * sizeof *row);
+    for (uint32_t p = 0; p < n; p++, from += attend_row_bytes(s)) {
+        uint32_t in_block = p % ATTEND_BLOCK;
+        float *to = s->tile + (size_t)(p / ATTEND_BLOCK * fours) * 4 * LANES;
+        to += in_block % 4 * LANES + in_block / 4 * 4;
+        attend_decode(s, from, s->width, row);
+        for (uint32_t i = 0; i < fours; i++, to += 4 * LANES)
+            memcpy(to, row + 4 * i, 4 * sizeof *to);
+    }
+}
+
+/* ---- QK -------------------------------------------------------------------------------------- */
+
+/* Keys of whole tiles: how far it is from a vector of positions to the next, from four values to
+ * the next four, and from a tile to the next. */
+struct attend_keys {
+    const uint8_t *at;
+    size_t vector, four, tile;
+};
+
+/* The qk of some queries and of a tile, or two. */
+typedef void attend_qk_fn(const struct attend_keys *keys, const float *query, size_t stride,
+                          uint32_t fours, float *out);
+
+/* `tiles` tiles (1 or 2) against `rows` queries: constants where this is inlined. */
+F32_INLINE void attend_qk_tile(const struct attend_keys *keys, f32_load_fn *load, int tiles,
+                               const float *query, size_t stride, int rows, uint32_t fours,
+                               float *out) {
+    VEC acc[2][4][ATTEND_ROWS];
+    const uint8_t *at = keys->at;
+    UNROLL for (int t = 0; t < tiles; t++) UNROLL for (int v = 0; v < 4; v++)
+        UNROLL for (int q = 0; q < rows; q++) acc[t][v][q] = V_ZERO();
+    for (uint32_t i = 0; i < fours; i++, at += keys->four, query += 4) {
+        VEC key[2][4];
+        UNROLL for (int t = 0; t < tiles; t++) UNROLL for (int v = 0; v < 4; v++) key[t][v] =
+            load(at + (size_t)t * keys->tile + (size_t)v * keys->vector);
+        UNROLL for (int q = 0; q < rows; q++) {
+            VEC x = V_FOUR(query + (size_t)q * stride);
+            UNROLL for (int t = 0; t < tiles; t++) UNROLL for (int v = 0; v < 4; v++) acc[t][v][q] =
+                V_FUSED(key[t][v], x, acc[t][v][q]);
+        }
+    }
+    UNROLL for (int q = 0; q < rows; q++) UNROLL for (int t = 0; t < tiles; t++) {
+        VEC low = V_PAIRS(acc[t][0][q], acc[t][1][q]), high = V_PAIRS(acc[t][2][q], acc[t][3][q]);
+        VEC sum = V_PAIRS(low, high);
+        V_STORE(out + (size_t)q * ATTEND_POSITIONS + t * ATTEND_BLOCK, sum);
+    }
+}
+
+/* A query alone takes two tiles: a chain needs others beside it. */
+enum { ATTEND_ALONE = 2 };
+#define ATTEND_QK(type, load, rows)                                                                \
+    static TARGET void attend_qk_##type##_##rows(const struct attend_keys *keys,                   \
+                                                 const float *query, size_t stride,                \
+                                                 uint32_t fours, float *out) {                     \
+        attend_qk_tile(keys, load, rows == 1 ? ATTEND_ALONE : 1, query, stride, rows, fours, out); \
+    }
+#define ATTEND_QK_ROWS(rows) ATTEND_QK(f16, half_load, rows) ATTEND_QK(f32, f32_load, rows)
+FOR_EACH_ATTEND_ROWS(ATTEND_QK_ROWS)
+
+#define ATTEND_ENTRY_QK_F16(rows) attend_qk_f16_##rows,
+#define ATTEND_ENTRY_QK_F32(rows) attend_qk_f32_##rows,
+static attend_qk_fn *const attend_qk_f16[] = {NULL, FOR_EACH_ATTEND_ROWS(ATTEND_ENTRY_QK_F16)};
+static attend_qk_fn *const attend_qk_f32[] = {NULL, FOR_EACH_ATTEND_ROWS(ATTEND_ENTRY_QK_F32)};
+
+/* How many of n queries go together next: as even as can be. */
+static inline uint32_t attend_rows(uint32_t n) {
+    uint32_t turns = (n + ATTEND_ROWS - 1) / ATTEND_ROWS;
+    return (n + turns - 1) / turns;
+}
+
+/* qk of queries [first, n_queries) and n positions, rounded up to whole tiles, or pairs of them. */
+static TARGET void attend_qk(const struct attend_split *s, attend_qk_fn *const *tiles,
+                             struct attend_keys keys, uint32_t first, uint32_t n) {
+    uint32_t stride = attend_stride(s->width), fours = (s->width + 3) / 4;
+    for (uint32_t q = first, rows; q < s->n_queries; q += rows) {
+        rows = attend_rows(s->n_queries - q);
+        uint32_t n_tiles = rows == 1 ? ATTEND_ALONE : 1;
+        struct attend_keys at = keys;
+        for (uint32_t p = 0; p < n; p += n_tiles * ATTEND_BLOCK, at.at += n_tiles * keys.tile)
+            tiles[rows](&at, s->queries + (size_t)q * stride, stride, fours,
+                        s->qk + (size_t)q * ATTEND_POSITIONS + p);
+    }
+}
+
+/* A vector of one position is part of a row of the cache. */
+static bool attend_is_direct(const struct attend_split *s, uint32_t first, uint32_t align) {
+    return (s->type == DT_F16 || s->type == DT_F32) && s->width % align == 0 &&
+           s->n_queries - first <= ATTEND_DIRECT;
+}
+
+static TARGET void attend_run_keys(const struct attend_split *s, uint32_t first, uint32_t n) {
+    size_t row = attend_row_bytes(s);
+    struct attend_keys keys = {s->keys, row, s->type == DT_F16 ? 8 : 16, 4 * row};
+    if (ATTEND_PARTS == 1 && attend_is_direct(s, first, 4)) {
+        attend_qk(s, s->type == DT_F16 ? attend_qk_f16 : attend_qk_f32, keys, first, n);
+        return;
+    }
+    keys.at = (const uint8_t *)s->tile;
+    if (ATTEND_PARTS == 1) {
+        attend_decode_rows(s, s->keys, n);
+        keys.four = 16;
+        keys.vector = attend_stride(s->width) * sizeof(float);
+        keys.tile = 4 * keys.vector;
+    } else {
+        attend_decode_keys(s, s->keys, n);
+        keys.vector = LANES * sizeof(float);
+        keys.four = 4 * keys.vector;
+        keys.tile = (s->width + 3) / 4 * keys.four;
+    }
+    attend_qk(s, attend_qk_f32, keys, first, n);
+}
+
+/* ---- softmax --------------------------------------------------------------------------------- */
+
+/* e^x for x <= 0 to about 1e-7 of itself, NaN for NaN: 2^n times a polynomial in what is left of
+ * the exponent. Below -87 the value there. Adding 1.5 * 2^23 rounds to an integer, n, which then is
+ * in the low bits; ln 2 is subtracted in two parts. */
+F32_INLINE VEC attend_exp(VEC x) {
+    x = V_MAX(V_SET(-87.0f), x);
+    VEC shifted = V_FUSED(x, V_SET(1.44269504f), V_SET(12582912.0f));
+    VEC n = shifted - V_SET(12582912.0f);
+    VEC r = V_FUSED(n, V_SET(-0.693359375f), x);
+    r = V_FUSED(n, V_SET(2.12194440e-4f), r);
+    VEC p = V_FUSED(V_SET(1.9875691500e-4f), r, V_SET(1.3981999507e-3f));
+    p = V_FUSED(p, r, V_SET(8.3334519073e-3f));
+    p = V_FUSED(p, r, V_SET(4.1665795894e-2f));
+    p = V_FUSED(p, r, V_SET(1.6666665459e-1f));
+    p = V_FUSED(p, r, V_SET(5.0000001201e-1f));
+    p = V_FUSED(p, r * r, r) + V_SET(1.0f);
+    return p * (VEC)(((attend_bits)shifted << 23) + 0x3F800000u);
+}
+
+/* The largest of n values, a multiple of 16. */
+F32_INLINE float attend_max(const float *qk, uint32_t n) {
+    VEC best[ATTEND_CHUNKS];
+    float lanes[LANES];
+    UNROLL for (int c = 0; c < ATTEND_CHUNKS; c++) best[c] = V_LOAD(qk + c * LANES);
+    for (uint32_t p = 16; p < n; p += 16)
+        UNROLL for (int c = 0; c < ATTEND_CHUNKS; c++) best[c] =
+            V_MAX(V_LOAD(qk + p + c * LANES), best[c]);
+    UNROLL for (int c = 1; c < ATTEND_CHUNKS; c++) best[0] = V_MAX(best[c], best[0]);
+    V_STORE(lanes, best[0]);
+    for (int l = 1; l < LANES; l++)
+        lanes[0] = lanes[l] > lanes[0] ? lanes[l] : lanes[0];
+    return lanes[0];
+}
+
+/* x = e^(x - max) for sixteen values. */
+F32_INLINE void attend_exps(float *x, VEC max) {
+    VEC y[ATTEND_CHUNKS];
+    UNROLL for (int c = 0; c < ATTEND_CHUNKS; c++) y[c] = V_LOAD(x + c * LANES);
+    UNROLL for (int c = 0; c < ATTEND_CHUNKS; c++) y[c] = attend_exp(y[c] - max);
+    UNROLL for (int c = 0; c < ATTEND_CHUNKS; c++) V_STORE(x + c * LANES, y[c]);
+}
+
+/* Sixteen chains added as a tree. */
+F32_INLINE float attend_sum(VEC *sum) {
+    float lanes[LANES];
+    UNROLL for (int half = ATTEND_CHUNKS / 2; half > 0; half /= 2)
+        UNROLL for (int c = 0; c < half; c++) sum[c] = sum[c] + sum[c + half];
+    V_STORE(lanes, sum[0]);
+    UNROLL for (int half = LANES / 2; half > 0; half /= 2) UNROLL for (int l = 0; l < half; l++)
+        lanes[l] += lanes[l + half];
+    return lanes[0];
+}
+
+/* qk = e^(qk - max) for n >= 1 positions, zeros up to a multiple of 16. */
+static TARGET struct softmax attend_softmax(float *qk, uint32_t n) {
+    uint32_t padded = (n + 15) / 16 * 16;
+    for (uint32_t p = n; p < padded; p++)
+        qk[p] = qk[0];
+    struct softmax result = {.max = attend_max(qk, padded)};
+    VEC max = V_SET(result.max), sum[ATTEND_CHUNKS];
+    UNROLL for (int c = 0; c < ATTEND_CHUNKS; c++) sum[c] = V_ZERO();
+    for (uint32_t p = 0; p < padded; p += 16) {
+        attend_exps(qk + p, max);
+        for (uint32_t i = n; i < p + 16; i++)
+            qk[i] = 0;
+        UNROLL for (int c = 0; c < ATTEND_CHUNKS; c++) sum[c] = sum[c] + V_LOAD(qk + p + c * LANES);
+    }
+    result.sum = attend_sum(sum);
+    return result;
+}
+
+/* ---- PV -------------------------------------------------------------------------------------- */
+
+struct attend_values {
+    const uint8_t *at;
+    size_t row, vector; /* bytes to the next position, and to the next vector of values */
+};
+
+/* out += weights x values over n positions, for one or four vectors and some queries. */
+typedef void attend_pv_fn(struct attend_values v, uint32_t n, const float *weights, float *out,
+                          size_t stride);
+
+/* rows and vectors are constants where this is inlined. */
+F32_INLINE void attend_pv_tile(struct attend_values v, f32_load_fn *load, uint32_t n,
+                               const float *weights, int rows, int vectors, float *out,
+                               size_t stride) {
+    VEC acc[ATTEND_ROWS][4];
+    UNROLL for (int q = 0; q < rows; q++) UNROLL for (int c = 0; c < vectors; c++) acc[q][c] =
+        V_LOAD(out + (size_t)q * stride + c * LANES);
+    uint32_t p = 0;
+    for (; p + 4 <= n; p += 4, weights += 4) {
+        V_WEIGHTS four[ATTEND_ROWS];
+        UNROLL for (int q = 0; q < rows; q++) four[q] =
+            V_LOAD_WEIGHTS(weights + (size_t)q * ATTEND_POSITIONS);
+        UNROLL for (int i = 0; i < 4; i++, v.at += v.row) {
+            UNROLL for (int c = 0; c < vectors; c++) {
+                VEC value = load(v.at + (size_t)c * v.vector);
+                UNROLL for (int q = 0; q < rows; q++) acc[q][c] =
+                    V_FUSED(value, V_WEIGHT(four[q], i), acc[q][c]);
+            }
+        }
+    }
+    for (; p < n; p++, v.at += v.row, weights++) {
+        UNROLL for (int c = 0; c < vectors; c++) {
+            VEC value = load(v.at + (size_t)c * v.vector);
+            UNROLL for (int q = 0; q < rows; q++) acc[q][c] =
+                V_FUSED(value, V_SET(weights[(size_t)q * ATTEND_POSITIONS]), acc[q][c]);
+        }
+    }
+    UNROLL for (int q = 0; q < rows; q++) UNROLL for (int c = 0; c < vectors; c++)
+        V_STORE(out + (size_t)q * stride + c * LANES, acc[q][c]);
+}
+
+#define ATTEND_PV(type, load, rows, vectors)                                                       \
+    static TARGET void attend_pv_##type##_##rows##_##vectors(                                      \
+        struct attend_values v, uint32_t n, const float *weights, float *out, size_t stride) {     \
+        attend_pv_tile(v, load, n, weights, rows, vectors, out, stride);                           \
+    }
+#define ATTEND_PV_ROWS(rows)                                                                       \
+    ATTEND_PV(f16, half_load, rows, 1)                                                             \
+    ATTEND_PV(f16, half_load, rows, 4)                                                             \
+    ATTEND_PV(f32, f32_load, rows, 1)                                                              \
+    ATTEND_PV(f32, f32_load, rows, 4)
+FOR_EACH_ATTEND_ROWS(ATTEND_PV_ROWS)
+
+/* [rows][four vectors instead of one] */
+typedef attend_pv_fn *const attend_pv_table[2];
+#define ATTEND_ENTRY_PV_F16(rows) {attend_pv_f16_##rows##_1, attend_pv_f16_##rows##_4},
+#define ATTEND_ENTRY_PV_F32(rows) {attend_pv_f32_##rows##_1, attend_pv_f32_##rows##_4},
+static const attend_pv_table attend_pv_f16[] = {{NULL, NULL},
+                                                FOR_EACH_ATTEND_ROWS(ATTEND_ENTRY_PV_F16)};
+static const attend_pv_table attend_pv_f32[] = {{NULL, NULL},
+                                                FOR_EACH_ATTEND_ROWS(ATTEND_ENTRY_PV_F32)};
+
+/* All values of the head, four vectors at a time while there are so many. */
+static TARGET void attend_pv_width(attend_pv_fn *const *tiles, struct attend_values v, uint32_t n,
+                                   const float *weights, uint32_t vectors, float *out,
+                                   size_t stride) {
+    for (; vectors >= 4; vectors -= 4, v.at += 4 * v.vector, out += 4 * LANES)
+        tiles[1](v, n, weights, out, stride);
+    for (; vectors > 0; vectors--, v.at += v.vector, out += LANES)
+        tiles[0](v, n, weights, out, stride);
+}
+
+/* Positions [begin, end) that a query sees. */
+F32_INLINE uint32_t attend_seen(const struct attend_split *s, uint32_t q, uint32_t begin,
+                                uint32_t end) {
+    uint32_t seen = s->seen[q] < end ? s->seen[q] : end;
+    return seen > begin ? seen - begin : 0;
+}
+
+/* Queries [q, q + rows) and positions [begin, end): together over those that all of them see, then
+ * each goes on alone. */
+static TARGET void attend_pv_some(const struct attend_split *s, const attend_pv_table *tiles,
+                                  struct attend_values v, uint32_t q, uint32_t rows, uint32_t begin,
+                                  uint32_t end) {
+    uint32_t stride = attend_stride(s->width), vectors = (s->width + LANES - 1) / LANES;
+    uint32_t common = attend_seen(s, q, begin, end);
+    const float *weights = s->qk + (size_t)q * ATTEND_POSITIONS + begin;
+    float *out = s->pv + (size_t)q * stride;
+    v.at += begin * v.row;
+    attend_pv_width(tiles[rows], v, common, weights, vectors, out, stride);
+    v.at += common * v.row;
+    for (uint32_t r = 1; r < rows; r++) {
+        uint32_t more = attend_seen(s, q + r, begin, end) - common;
+        if (more)
+            attend_pv_width(tiles[1], v, more, weights + (size_t)r * ATTEND_POSITIONS + common,
+                            vectors, out + (size_t)r * stride, stride);
+    }
+}
+
+/* A few positions meet all queries while they are in L1. */
+static TARGET void attend_pv(const struct attend_split *s, const attend_pv_table *tiles,
+                             struct attend_values v, uint32_t first) {
+    uint32_t n = s->seen[s->n_queries - 1];
+    for (uint32_t p = 0; p < n; p += ATTEND_RUN)
+        for (uint32_t q = first, rows; q < s->n_queries; q += rows) {
+            rows = attend_rows(s->n_queries - q);
+            attend_pv_some(s, tiles, v, q, rows, p, p + ATTEND_RUN);
+        }
+}
+
+static TARGET void attend_run_values(const struct attend_split *s, uint32_t first, uint32_t n) {
+    bool is_direct = attend_is_direct(s, first, LANES), is_f16 = is_direct && s->type == DT_F16;
+    struct attend_values v = {s->values, attend_row_bytes(s), is_f16 ? 2 * LANES : 4 * LANES};
+    if (!is_direct) {
+        attend_decode_rows(s, s->values, n);
+        v.at = (const uint8_t *)s->tile;
+        v.row = attend_stride(s->width) * sizeof(float);
+    }
+    attend_pv(s, is_f16 ? attend_pv_f16 : attend_pv_f32, v, first);
+}
+
+/* ---- a split --------------------------------------------------------------------------------- */
+
+static TARGET void attend_split(const struct attend_split *s) {
+    uint32_t first = 0, n = s->seen[s->n_queries - 1];
+    memset(s->pv, 0, (size_t)s->n_queries * attend_stride(s->width) * sizeof *s->pv);
+    for (; first < s->n_queries && s->seen[first] == 0; first++)
+        s->sums[first] = (struct softmax){0};
+    if (first == s->n_queries)
+        return;
+    attend_run_keys(s, first, n);
+    for (uint32_t q = first; q < s->n_queries; q++)
+        s->sums[q] = attend_softmax(s->qk + (size_t)q * ATTEND_POSITIONS, s->seen[q]);
+    attend_run_values(s, first, n);
+}
