@@ -6,6 +6,7 @@
 #   make test DATA=DIR               the tests on another copy of the reference data
 #   make V=1                         the commands shown
 #   make STATIC=1                    the libraries linked in, for machines that lack them
+#   make SERVER=0                    without `sluice serve`, and so without libmicrohttpd
 
 .DELETE_ON_ERROR:
 MAKEFLAGS += --no-builtin-rules
@@ -55,6 +56,11 @@ LIBS     := $(static) -ljansson -lutf8proc $(dynamic) -lm
 # The line editor, of the program alone; a static one does not bring what it needs itself.
 EDIT_LIBS := $(static) -ledit $(if $(STATIC),-lbsd -lmd -ltinfo) $(dynamic)
 
+# The server needs libmicrohttpd. Debian's static one wants GnuTLS and p11-kit, which has no static
+# library: STATIC=1 leaves the server out, as SERVER=0 does, and `sluice serve` says so.
+SERVER ?= $(if $(STATIC),0,1)
+SERVE_LIBS := $(if $(filter 1,$(SERVER)),-lmicrohttpd)
+
 # CUDA is compiled in where its compiler is found (CUDA=0: not even then). The kernels are the same
 # for every flavour: one fatbin a .cu file, in build/cuda.
 NVCC       ?= $(firstword $(shell command -v nvcc 2>/dev/null) $(wildcard /usr/local/cuda/bin/nvcc))
@@ -65,10 +71,11 @@ CUDA_HOME  ?= $(abspath $(dir $(realpath $(NVCC)))/..)
 CPPFLAGS   += -DSLUICE_CUDA
 endif
 
-SOURCES := $(filter-out $(if $(filter 1,$(CUDA)),,src/backend/cuda/%),$(wildcard src/*/*.c src/*/*/*.c src/*/*/*/*.c))
+SOURCES := $(filter-out $(if $(filter 1,$(CUDA)),,src/backend/cuda/%) $(if $(filter 1,$(SERVER)),,src/serve/http/%),$(wildcard src/*/*.c src/*/*/*.c src/*/*/*/*.c))
 KERNELS := $(if $(filter 1,$(CUDA)),$(wildcard src/backend/cuda/*/*.cu))
 FATBINS := $(patsubst %.cu,build/cuda/%.fatbin,$(notdir $(KERNELS)))
-LIBRARY := $(filter-out src/cmd/%,$(SOURCES))
+PROGRAM := $(filter src/cmd/% src/serve/http/%,$(SOURCES))
+LIBRARY := $(filter-out $(PROGRAM),$(SOURCES))
 TESTS   := $(wildcard tests/*.c)
 FUZZERS := $(patsubst tests/fuzz/fuzz_%.c,%,$(wildcard tests/fuzz/fuzz_*.c))
 
@@ -158,9 +165,11 @@ $(B)/libsluice.so: $(LIBRARY_OBJECTS) src/libsluice.map
 	$(Q)$(CC) $(LDFLAGS) -shared -Wl,-soname,$(SONAME) -Wl,--version-script=src/libsluice.map $(filter %.o,$^) $(filter -l%,$(LIBS)) -o $@
 	$(Q)ln -sf libsluice.so $(B)/$(SONAME)
 
-$(B)/sluice: $(call objects,$(filter src/cmd/%,$(SOURCES))) $(B)/libsluice.a
+$(B)/sluice: $(call objects,$(PROGRAM)) $(B)/libsluice.a
 	$(call say,LD,$@)
-	$(Q)$(CC) $(LDFLAGS) $^ $(EDIT_LIBS) $(LIBS) -o $@
+	$(Q)$(CC) $(LDFLAGS) $^ $(EDIT_LIBS) $(SERVE_LIBS) $(LIBS) -o $@
+
+$(call objects,src/cmd/serve.c): CPPFLAGS += $(if $(filter 1,$(SERVER)),-DSLUICE_SERVER)
 
 # The shipped model tells a story.
 run: $(B)/sluice

@@ -104,8 +104,9 @@ int sluice_encode(const sluice_model *model, const char *text, size_t length, un
 
 /* A conversation to token ids, by the model's own chat template. `request`: a JSON object with
  * "messages" (an array of objects with "role" and "content", as in the OpenAI API) and optionally
- * "tools" (an array), "add_generation_prompt" (default true: the ids end where the answer begins)
- * and "enable_thinking"; other members are passed to the template as variables. The text of a
+ * "tools" (an array), "add_generation_prompt" (default true: the ids end where the answer begins),
+ * "enable_thinking" and "chat_template" (a Jinja template in place of the model's own); other
+ * members are passed to the template as variables. The text of a
  * message never becomes a control token. *n and `capacity` as above. On failure `error` (may be
  * NULL) holds one line that says why. Templates are programs: one that takes more than about two
  * seconds of processor time, or too much memory, is SLUICE_ERR_FORMAT, so the call always ends;

@@ -142,6 +142,9 @@ quick() {
     sanitized "conversations" tests/test_chat.py lines paste history characters control_c terminal \
         read_or_written settings
     suite "leaks, once a verb" bash tests/test_leaks.sh build/asan/every_verb
+    suite "server, release" env SECONDS=5 python3 tests/test_server.py build/sluice
+    suite "server, sanitizers and leaks" python3 tests/test_server.py build/asan/sluice openai_logprobs no_request garbage \
+        pipelined goes_away next_turn
     suite "conversations, leaks" python3 tests/test_chat.py build/asan/sluice edited several_lines_through
     replay_all
     check "includes point downwards" bash tools/check_layers.sh

@@ -33,11 +33,13 @@ need_build() {
     need libutf8proc-dev has_header gcc utf8proc.h
     need libedit-dev has_header gcc histedit.h
     need libxxhash-dev has_header gcc xxhash.h
+    need libmicrohttpd-dev has_header gcc microhttpd.h
 }
 need_test() {
     need_build
     need xz-utils have xz
     need python3 have python3
+    need python3-venv python3 -c 'import venv, ensurepip' 2>/dev/null
     need g++ have g++
     need libpcre2-dev has_header gcc pcre2.h
 }
@@ -58,6 +60,7 @@ need_cross() { # need_cross TRIPLET
     need "libutf8proc-dev:$arch" has_library "$cc" utf8proc
     need "libedit-dev:$arch" has_library "$cc" edit
     need "libxxhash-dev:$arch" has_header "$cc" xxhash.h
+    need "libmicrohttpd-dev:$arch" has_library "$cc" microhttpd
     need "libpcre2-dev:$arch" has_library "$cc" pcre2-8
     [ "$(uname -m)" = "${1%%-*}" ] || need qemu-user-static have "qemu-${1%%-*}-static"
     [ ${#missing[@]} -eq 0 ] || foreign=$arch
@@ -72,7 +75,7 @@ case $purpose in
     test) need_test ;;
     fuzz) need_test; need clang have clang; need llvm have llvm-symbolizer ;;
     lint) need_build; need clang-format have clang-format; need cppcheck have cppcheck ;;
-    bench) need_test; need python3-venv python3 -c 'import venv, ensurepip' 2>/dev/null ;;
+    bench) need_test ;;
     cross-*) need_cross "${purpose#cross-}" ;;
     *) echo "setup: unknown purpose $purpose" >&2; exit 1 ;;
 esac
@@ -114,6 +117,15 @@ if [ "$purpose" = fuzz ] && ! has_fuzzer; then
     if [ "$(id -u)" = 0 ]; then sudo=; else sudo="sudo -n"; fi
     DEBIAN_FRONTEND=noninteractive $sudo $line >/dev/null 2>&1
     has_fuzzer || { echo "setup: clang cannot link a fuzzer; type as root:  $line" >&2; exit 1; }
+fi
+
+# The server is tested with the clients that people use, in an environment of their own. Without
+# them (no network) those tests are skipped, and say so.
+clients=build/venv-test
+if [ "$purpose" = test ] && ! $clients/bin/python -c 'import openai, anthropic, ollama' 2>/dev/null; then
+    echo "setup: installing the Python packages openai, anthropic, ollama into $clients"
+    { python3 -m venv $clients && $clients/bin/pip install --quiet --disable-pip-version-check openai anthropic ollama; } \
+        >/dev/null 2>&1 || echo "setup: they could not be installed: the tests with these clients are skipped"
 fi
 
 case $purpose in

@@ -31,6 +31,7 @@ static void print_help(FILE *to) {
 
 static const char environment[] =
     "SLUICE_MODEL      the model when none is named: a GGUF file or a folder\n"
+    "SLUICE_API_KEY    the key that clients of serve must send\n"
     "SLUICE_HISTORY    the file with chat's history; empty: none is kept\n"
     "NO_COLOR          not empty: no colour on terminals\n"
     "SLUICE_NO_MMAP    set: files are read into memory instead of mapped\n"

@@ -150,8 +150,11 @@ static int encode_request(const sluice_model *m, json_t *json, struct ids *ids, 
         .with_generation_prompt = !prompt || json_is_true(prompt),
         .extra = json,
     };
+    const json_t *source = json_object_get(json, "chat_template");
+    struct str text = {json_string_value(source), json_string_length(source)};
     struct chat *chat = NULL;
-    int status = chat_from_tokenizer(&chat, m->tokenizer, err);
+    int status = json_is_string(source) ? chat_from_template(&chat, m->tokenizer, text, err)
+                                        : chat_from_tokenizer(&chat, m->tokenizer, err);
     if (!status)
         status = chat_encode(chat, m->tokenizer, &request, ids, err);
     chat_close(chat);

@@ -1,0 +1,260 @@
+/* serve.c - the verb serve: a server for the clients people have. */
+#ifndef SLUICE_SERVER
+
+#include "cmd/cmd.h"
+
+int cmd_serve(int argc, char **argv) {
+    (void)argc;
+    (void)argv;
+    return complain(EXIT_WORLD, "serve: this build has no server (SERVER=0 or STATIC=1)");
+}
+
+#else
+
+#include <errno.h>
+#include <fcntl.h>
+#include <signal.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "base/filemap.h"
+#include "cmd/cmd.h"
+#include "cmd/interrupt.h"
+#include "cmd/open.h"
+#include "engine/engine.h"
+#include "serve/http/server.h"
+
+struct serve {
+    struct common common;
+    struct server_options server;
+    const char *template; /* a file */
+    const char *name;
+    int batch, queue, drain, idle, most_answers, connections;
+    uint64_t body_bytes;
+    struct opt_list cors, allowed;
+};
+
+/* ---- options ----------------------------------------------------------------------------------
+ */
+
+static int check(struct serve *s) {
+    const struct {
+        const char *name;
+        int value, least, most;
+    } ints[] = {
+        {"--port", s->server.port, 0, 65535},
+        {"--batch", s->batch, 1, 4096},
+        {"--queue", s->queue, 0, 1 << 20},
+        {"--drain", s->drain, 0, 86400},
+        {"--idle", s->idle, 1, 86400},
+        {"--max-n", s->most_answers, 1, 4096},
+        {"--connections", s->connections, 4, 65536},
+    };
+    const char *prefix = s->server.prefix;
+    for (size_t i = 0; i < sizeof ints / sizeof *ints; i++) {
+        int exit = check_range("serve", ints[i].name, ints[i].value, ints[i].least, ints[i].most);
+        if (exit != OPTS_GO_ON)
+            return exit;
+    }
+    if (s->body_bytes < 1024 || s->body_bytes > 1 << 30)
+        return complain(EXIT_USAGE, "serve: --max-body is %llu, expected 1K to 1G",
+                        (unsigned long long)s->body_bytes);
+    if (*prefix && (prefix[0] != '/' || prefix[strlen(prefix) - 1] == '/'))
+        return complain(EXIT_USAGE, "serve: --prefix is '%s', expected one like /llm", prefix);
+    if (s->server.api_key && !*s->server.api_key)
+        return complain(EXIT_USAGE, "serve: --api-key is '', expected a text");
+    return OPTS_GO_ON;
+}
+
+static int parse(struct serve *s, int argc, char **argv) {
+    /* clang-format off */
+    struct opt opts[MAX_COMMON_OPTS + 24] = {
+        {"--host", 0, OPT_STRING, &s->server.host, "ADDRESS", "where to listen; usually 127.0.0.1: this machine alone"},
+        {"--port", 0, OPT_INT, &s->server.port, "N", "usually 8080; 0: any free one"},
+        {"--unix", 0, OPT_STRING, &s->server.unix_path, "PATH", "listen on a Unix socket instead"},
+        {"--api-key", 0, OPT_STRING, &s->server.api_key, "KEY", "that clients must send; or $SLUICE_API_KEY"},
+        {"--cors", 0, OPT_LIST, &s->cors, "ORIGIN", "pages of ORIGIN may use it; '*': all; several times"},
+        {"--allow-host", 0, OPT_LIST, &s->allowed, "NAME", "a further name it answers to; several times"},
+        {"--prefix", 0, OPT_STRING, &s->server.prefix, "PATH", "before all paths, for a reverse proxy"},
+        {"--name", 0, OPT_STRING, &s->name, "NAME", "of the model, for clients; usually its file's"},
+        {"--chat-template", 0, OPT_STRING, &s->template, "FILE", "a Jinja template instead of the model's own"},
+        {"--batch", 0, OPT_INT, &s->batch, "N", "answers at the same time"},
+        {"--queue", 0, OPT_INT, &s->queue, "N", "answers that may wait; more are refused with 429"},
+        {"--max-body", 0, OPT_SIZE, &s->body_bytes, "SIZE", "of a request; usually 16M"},
+        {"--max-n", 0, OPT_INT, &s->most_answers, "N", "answers of one request"},
+        {"--connections", 0, OPT_INT, &s->connections, "N", "at the same time"},
+        {"--idle", 0, OPT_INT, &s->idle, "SECONDS", "a connection has to bring a whole request in this time"},
+        {"--drain", 0, OPT_INT, &s->drain, "SECONDS", "after SIGTERM, for answers that run"},
+        {"--access-log", 0, OPT_STRING, &s->server.access_log, "FILE", "a line of JSON for each request; '-': standard error"},
+        {"--log-prompts", 0, OPT_FLAG, &s->server.logs_prompts, NULL, "requests whole in the access log"},
+    };
+    /* clang-format on */
+    const struct usage usage = {
+        .verb = "serve",
+        .synopsis = "[MODEL] [--host ADDRESS] [--port N] [options]",
+        .about =
+            "A server for clients of the OpenAI API, at /v1. Listens to this machine alone "
+            "unless\n--host says otherwise. The options of sampling are for requests that do "
+            "not say.\nSIGTERM and Ctrl-C let running answers end, a second one ends it at once.",
+        .example = "sluice serve model.gguf --port 8080",
+        .opts = opts,
+        .n_opts = common_opts(opts, 18, &s->common, WITH_ENGINE | WITH_SAMPLING | WITH_CACHE),
+        .model = &s->common.model,
+    };
+    int exit = opts_parse(&usage, argc, argv, NULL);
+    if (exit == OPTS_GO_ON)
+        exit = common_check(&s->common, "serve");
+    return exit == OPTS_GO_ON ? check(s) : exit;
+}
+
+/* A socket that systemd listens on for us; -1: none. */
+static int inherited_socket(void) {
+    enum { FIRST = 3 };
+    const char *pid = getenv("LISTEN_PID"), *n = getenv("LISTEN_FDS");
+    bool is_ours = pid && n && strtol(pid, NULL, 10) == (long)getpid() && strtol(n, NULL, 10) >= 1;
+    unsetenv("LISTEN_PID");
+    unsetenv("LISTEN_FDS");
+    return is_ours ? FIRST : -1;
+}
+
+/* ---- running ----------------------------------------------------------------------------------
+ */
+
+/* A signal may arrive in any thread: its handler only tells the one that waits. */
+static int stop_pipe[2] = {-1, -1};
+
+static void on_stop(int number) {
+    (void)number;
+    ssize_t n = write(stop_pipe[1], "", 1);
+    (void)n; /* full: it is told already */
+}
+
+static int catch_signals(void) {
+    static const int signals[] = {SIGTERM, SIGINT, SIGHUP};
+    signal(SIGPIPE, SIG_IGN); /* a client that went away is an error of writing */
+    if (stop_pipe[0] < 0 && pipe2(stop_pipe, O_CLOEXEC))
+        return complain(EXIT_WORLD, "serve: no pipe for signals");
+    for (size_t i = 0; i < sizeof signals / sizeof *signals; i++) {
+        struct sigaction old, action = {.sa_handler = on_stop, .sa_flags = SA_RESTART};
+        if (sigaction(signals[i], NULL, &old) == 0 && old.sa_handler != SIG_IGN)
+            sigaction(signals[i], &action, NULL);
+    }
+    return 0;
+}
+
+/* A second signal while it drains ends the program. */
+static void wait_and_drain(struct server *server, int seconds) {
+    char byte;
+    while (read(stop_pipe[0], &byte, 1) < 0 && errno == EINTR)
+        ;
+    say(SAY_NORMAL, "draining: running answers have %d s", seconds);
+    interrupt_install(NULL);
+    server_drain(server, seconds);
+}
+
+static int serve(struct serve *s, sluice_model *model, sluice_engine *engine) {
+    struct err err = {0};
+    struct server *server;
+    struct filemap map = {.fd = -1};
+    char *template = NULL;
+    if (s->template && filemap_read(&map, s->template, &err) == SLUICE_OK)
+        template = strndup((const char *)map.data, map.size);
+    filemap_close(&map);
+    if (s->template && !template)
+        return fail(&err);
+    s->server.model = model;
+    s->server.engine = engine;
+    s->server.template = template;
+    s->server.sampling = common_sampling(&s->common, model);
+    int exit = catch_signals();
+    if (!exit && server_open(&server, &s->server, &err))
+        exit = fail(&err);
+    if (!exit) {
+        say(SAY_NORMAL, "listening on %s", server_address(server));
+        wait_and_drain(server, s->drain);
+        server_close(server);
+    }
+    free(template);
+    return exit;
+}
+
+static struct sluice_engine_options engine_options(const struct serve *s) {
+    struct sluice_engine_options o = common_engine(&s->common);
+    o.sequences = o.batch = (uint32_t)s->batch;
+    if (s->common.snapshot_bytes == UINT64_MAX)
+        o.snapshot_bytes = 512 << 20; /* every turn of a conversation goes on from one */
+    return o;
+}
+
+/* The file's or folder's name without its ending. */
+static char *model_name(const char *path) {
+    char *copy = strdup(path);
+    size_t n = copy ? strlen(copy) : 0;
+    while (n > 1 && copy[n - 1] == '/')
+        copy[--n] = 0;
+    char *slash = copy ? strrchr(copy, '/') : NULL;
+    char *name = strdup(slash && slash[1] ? slash + 1 : copy ? copy : "model");
+    free(copy);
+    if (name && strlen(name) > 5 && strcmp(name + strlen(name) - 5, ".gguf") == 0)
+        name[strlen(name) - 5] = 0;
+    return name;
+}
+
+static int open_and_serve(struct serve *s) {
+    sluice_model *model;
+    sluice_engine *engine = NULL;
+    int exit = common_open_model(&s->common, &model);
+    if (exit)
+        return exit;
+    if (!model->tokenizer) {
+        exit = complain(EXIT_WORLD, "%s", sluice_model_error(model));
+    } else {
+        struct sluice_engine_options o = engine_options(s);
+        exit = common_open_engine(model, &o, false, &engine);
+    }
+    if (!exit) {
+        char *name = s->name ? strdup(s->name) : model_name(model->model->path);
+        s->server.name = name ? name : "model";
+        common_announce(&s->common, model, engine);
+        exit = serve(s, model, engine);
+        free(name);
+    }
+    sluice_engine_close(engine);
+    sluice_model_close(model);
+    return exit;
+}
+
+int cmd_serve(int argc, char **argv) {
+    static struct serve s;
+    s = (struct serve){
+        .common = common_default(),
+        .server = server_options_default(),
+        .batch = 16,
+        .queue = 256,
+        .drain = 30,
+        .idle = 60,
+        .most_answers = 16,
+        .connections = 1024,
+        .body_bytes = 16 << 20,
+    };
+    int exit = parse(&s, argc, argv);
+    if (exit != OPTS_GO_ON)
+        return exit;
+    const char *key = getenv("SLUICE_API_KEY");
+    if (!s.server.api_key && key && *key)
+        s.server.api_key = key;
+    s.server.inherited_fd = inherited_socket();
+    s.server.queue = (uint32_t)s.queue;
+    s.server.most_answers = (uint32_t)s.most_answers;
+    s.server.connections = (unsigned)s.connections;
+    s.server.idle_seconds = s.idle;
+    s.server.body_bytes = (size_t)s.body_bytes;
+    for (int i = 0; i < s.cors.n; i++)
+        s.server.cors[s.server.n_cors++] = s.cors.at[i];
+    for (int i = 0; i < s.allowed.n; i++)
+        s.server.allowed[s.server.n_allowed++] = s.allowed.at[i];
+    return open_and_serve(&s);
+}
+
+#endif

@@ -1,0 +1,295 @@
+/* answer.c - one answer: tokens in, pieces of reasoning, content and calls of tools out. */
+#include "serve/answer.h"
+
+#include <stdio.h>
+#include <sys/random.h>
+
+enum phase {
+    PHASE_RAW,    /* everything is content */
+    PHASE_BEGINS, /* nothing but white space so far: thinking may follow */
+    PHASE_THINKS, /* inside <think> */
+    PHASE_ENDS,   /* after </think>: white space is dropped */
+    PHASE_SAYS,
+};
+
+static const char think_open[] = "<think>", think_close[] = "</think>";
+
+void answer_make_id(const char *prefix, char out[32]) {
+    static const char letters[] = "abcdefghijklmnopqrstuvwxyz0123456789";
+    unsigned char random[20];
+    if (getrandom(random, sizeof random, 0) != sizeof random)
+        memset(random, 7, sizeof random);
+    size_t n = strlen(prefix);
+    memcpy(out, prefix, n);
+    for (size_t i = 0; i < sizeof random && n < 31; i++)
+        out[n++] = letters[random[i] % 36];
+    out[n] = 0;
+}
+
+/* ---- pieces -----------------------------------------------------------------------------------
+ */
+
+static void give(struct answer *a, enum answer_piece kind, struct str text) {
+    if (text.len == 0)
+        return;
+    struct buffer *all = kind == PIECE_CONTENT ? &a->content : &a->reasoning;
+    a->has_failed |= !buffer_add(all, text.at, text.len);
+    a->on_piece(a->user, a, &(struct piece){.kind = kind, .text = text});
+}
+
+static void give_call(struct answer *a, const struct tool_event *event) {
+    if (a->ask->has_one_call && a->n_calls > 0)
+        return;
+    struct answer_call *more = realloc(a->calls, (a->n_calls + 1) * sizeof *more);
+    a->has_failed |= !more;
+    if (!more)
+        return;
+    a->calls = more;
+    struct answer_call *call = &a->calls[a->n_calls];
+    *call =
+        (struct answer_call){.name = strdup(event->name), .arguments = strdup(event->arguments)};
+    answer_make_id("call_", call->id);
+    a->n_calls++;
+    a->has_failed |= !call->name || !call->arguments;
+    if (!a->has_failed)
+        a->on_piece(a->user, a, &(struct piece){.kind = PIECE_CALL, .call = call});
+}
+
+static void on_tool_event(void *user, const struct tool_event *event) {
+    if (event->name)
+        give_call(user, event);
+    else
+        give(user, PIECE_CONTENT, event->text);
+}
+
+static void say(struct answer *a, struct str text) {
+    if (a->parser)
+        tool_parser_push(a->parser, text);
+    else
+        give(a, PIECE_CONTENT, text);
+}
+
+/* ---- thinking ---------------------------------------------------------------------------------
+ */
+
+static size_t n_spaces(struct str s) {
+    size_t n = 0;
+    while (n < s.len && strchr(" \t\r\n", s.at[n]) && s.at[n])
+        n++;
+    return n;
+}
+
+/* How much of s may be given: all but what may be the beginning of the tag, and the white space
+ * before that or at the end. */
+static size_t safe_length(struct str s, const char *tag) {
+    size_t n = 0;
+    while (n < s.len) {
+        size_t left = s.len - n, most = left < strlen(tag) ? left : strlen(tag);
+        if (memcmp(s.at + n, tag, most) == 0)
+            break;
+        n++;
+    }
+    while (n > 0 && strchr(" \t\r\n", s.at[n - 1]) && s.at[n - 1])
+        n--;
+    return n;
+}
+
+/* Each looks at the beginning of what is held; false: it waits for more. */
+static bool begin(struct answer *a) {
+    struct str held = buffer_str(&a->held);
+    size_t spaces = n_spaces(held);
+    struct str rest = str_skip(held, spaces);
+    size_t n = strlen(think_open);
+    if (rest.len < n && memcmp(rest.at, think_open, rest.len) == 0)
+        return false;
+    a->phase = str_starts(rest, think_open) ? PHASE_THINKS : PHASE_SAYS;
+    if (a->phase == PHASE_THINKS)
+        buffer_drop(&a->held, spaces + n);
+    return true;
+}
+
+static bool think(struct answer *a) {
+    struct str held = buffer_str(&a->held);
+    size_t skipped = a->reasoning.len == 0 ? n_spaces(held) : 0;
+    struct str rest = str_skip(held, skipped);
+    size_t n = safe_length(rest, think_close);
+    give(a, PIECE_REASONING, (struct str){rest.at, n});
+    rest = str_skip(rest, n);
+    size_t spaces = n_spaces(rest);
+    bool has_ended = str_starts(str_skip(rest, spaces), think_close);
+    buffer_drop(&a->held, skipped + n + (has_ended ? spaces + strlen(think_close) : 0));
+    if (has_ended)
+        a->phase = PHASE_ENDS;
+    return has_ended;
+}
+
+static bool skip_after_thinking(struct answer *a) {
+    size_t spaces = n_spaces(buffer_str(&a->held));
+    buffer_drop(&a->held, spaces);
+    if (a->held.len > 0)
+        a->phase = PHASE_SAYS;
+    return a->held.len > 0;
+}
+
+static void take_text(struct answer *a, struct str text) {
+    bool goes_on = true;
+    if (a->phase == PHASE_RAW || (a->phase == PHASE_SAYS && a->held.len == 0)) {
+        say(a, text);
+        return;
+    }
+    buffer_add(&a->held, text.at, text.len);
+    while (goes_on && a->held.len > 0) {
+        switch (a->phase) {
+        case PHASE_BEGINS:
+            goes_on = begin(a);
+            break;
+        case PHASE_THINKS:
+            goes_on = think(a);
+            break;
+        case PHASE_ENDS:
+            goes_on = skip_after_thinking(a);
+            break;
+        default:
+            say(a, buffer_str(&a->held));
+            a->held.len = 0;
+        }
+    }
+}
+
+/* ---- tokens -----------------------------------------------------------------------------------
+ */
+
+int answer_open(struct answer *a, const struct ask_model *m, const struct ask *ask, uint32_t number,
+                answer_piece_fn *on_piece, void *user) {
+    *a = (struct answer){.m = m, .ask = ask, .number = number, .on_piece = on_piece, .user = user};
+    a->phase = !ask->messages         ? PHASE_RAW
+               : ask->starts_thinking ? PHASE_THINKS
+               : m->think_open >= 0   ? PHASE_BEGINS
+                                      : PHASE_SAYS;
+    int status = sluice_text_open(&a->text, m->model, ask->stops, ask->n_stops);
+    if (!status && ask->messages && ask->tools && ask->tool_choice != TOOLS_NONE) {
+        a->parser = tool_parser_open(ask->tools, on_tool_event, a);
+        status = a->parser ? SLUICE_OK : SLUICE_ERR_MEMORY;
+    }
+    return status;
+}
+
+void answer_close(struct answer *a) {
+    for (size_t i = 0; i < a->n_calls; i++) {
+        free(a->calls[i].name);
+        free(a->calls[i].arguments);
+    }
+    for (size_t i = 0; i < a->n_said; i++)
+        free(a->said[i].logprobs);
+    free(a->calls);
+    free(a->said);
+    free(a->tokens);
+    buffer_free(&a->content);
+    buffer_free(&a->reasoning);
+    buffer_free(&a->held);
+    sluice_text_close(a->text);
+    tool_parser_close(a->parser);
+}
+
+static bool keep_token(struct answer *a, int32_t token) {
+    if (a->n_tokens == a->capacity) {
+        size_t capacity = 2 * a->capacity + 64;
+        int32_t *more = realloc(a->tokens, capacity * sizeof *more);
+        if (!more)
+            return false;
+        a->tokens = more;
+        a->capacity = capacity;
+    }
+    a->tokens[a->n_tokens++] = token;
+    return true;
+}
+
+static bool keep_logprobs(struct answer *a, int32_t token, struct job_logprobs *logprobs) {
+    if (a->n_said == a->said_capacity) {
+        size_t capacity = 2 * a->said_capacity + 64;
+        struct answer_token *more = realloc(a->said, capacity * sizeof *more);
+        if (!more)
+            return false;
+        a->said = more;
+        a->said_capacity = capacity;
+    }
+    a->said[a->n_said++] = (struct answer_token){token, logprobs};
+    return true;
+}
+
+/* Control tokens give no text, but these mean something here. */
+static const char *marker_of(const struct ask_model *m, int32_t token) {
+    return token < 0                                       ? NULL
+           : token == m->think_open && m->think_is_silent  ? think_open
+           : token == m->think_close && m->think_is_silent ? think_close
+           : token == m->python_tag                        ? "<|python_tag|>"
+                                                           : NULL;
+}
+
+static void push_text(struct answer *a, int32_t token) {
+    const char *at;
+    size_t length;
+    a->has_failed |= sluice_text_push(a->text, token, &at, &length) != SLUICE_OK;
+    take_text(a, (struct str){at, length});
+}
+
+void answer_push(struct answer *a, int32_t token, struct job_logprobs *logprobs) {
+    if (a->has_stopped || !keep_token(a, token)) {
+        free(logprobs);
+        a->has_failed |= !a->has_stopped;
+        return;
+    }
+    bool thinks = a->phase == PHASE_THINKS || a->phase == PHASE_ENDS;
+    a->n_reasoning += thinks;
+    if (!logprobs || thinks || !keep_logprobs(a, token, logprobs))
+        free(logprobs);
+    const char *marker = a->phase == PHASE_RAW ? NULL : marker_of(a->m, token);
+    push_text(a, marker ? SLUICE_TEXT_END : token);
+    if (marker)
+        take_text(a, str_of(marker));
+    a->has_stopped = sluice_text_has_stopped(a->text);
+}
+
+static enum answer_finish finish_of(const struct answer *a, const struct job_end *end) {
+    enum sched_end why = end->report.end;
+    if (why == SCHED_END_FAILED)
+        return FINISH_FAILED;
+    if (!a->has_stopped && (why == SCHED_END_MOST || why == SCHED_END_FULL))
+        return FINISH_LENGTH;
+    if (!a->has_stopped && why == SCHED_END_CANCELLED)
+        return FINISH_CUT;
+    return a->n_calls > 0 ? FINISH_CALLS : FINISH_END;
+}
+
+void answer_end(struct answer *a, const struct job_end *end) {
+    if (!a->has_stopped)
+        push_text(a, SLUICE_TEXT_END);
+    if (a->phase == PHASE_BEGINS)
+        a->phase = PHASE_SAYS;
+    struct str held = buffer_str(&a->held);
+    if (a->phase == PHASE_THINKS && a->reasoning.len > 0)
+        give(a, PIECE_REASONING, held);
+    else if (a->phase == PHASE_SAYS)
+        say(a, held);
+    a->held.len = 0;
+    if (a->parser) {
+        tool_parser_end(a->parser);
+        a->has_failed |= tool_parser_has_failed(a->parser);
+    }
+    a->end = end;
+    a->finish = finish_of(a, end);
+}
+
+json_t *answer_message(const struct answer *a) {
+    json_t *message = json_pack("{s:s, s:o}", "role", "assistant", "content",
+                                json_of_text(buffer_str(&a->content)));
+    json_t *calls = a->n_calls > 0 ? json_array() : NULL;
+    for (size_t i = 0; i < a->n_calls; i++)
+        json_array_append_new(calls,
+                              json_pack("{s:s, s:s, s:{s:s, s:o}}", "id", a->calls[i].id, "type",
+                                        "function", "function", "name", a->calls[i].name,
+                                        "arguments", json_loads(a->calls[i].arguments, 0, NULL)));
+    if (calls)
+        json_object_set_new(message, "tool_calls", calls);
+    return message;
+}

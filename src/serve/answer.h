@@ -1,0 +1,85 @@
+/* answer.h - one answer: tokens in, pieces of reasoning, content and calls of tools out.
+ *
+ * (1) All pieces of a kind together are what `content`, `reasoning` and `calls` hold at the end.
+ * (2) Reasoning is what stands between <think> and </think> at the answer's beginning, without the
+ *     white space around it; calls of tools are looked for after that alone. */
+#ifndef SERVE_ANSWER_H
+#define SERVE_ANSWER_H
+
+#include "serve/ask.h"
+#include "serve/tool_calls.h"
+
+struct answer_call {
+    char id[32]; /* made up */
+    char *name, *arguments;
+};
+
+enum answer_piece { PIECE_CONTENT, PIECE_REASONING, PIECE_CALL };
+
+struct piece {
+    enum answer_piece kind;
+    struct str text;                /* not of a call */
+    const struct answer_call *call; /* of a call: the newest, whole */
+};
+
+enum answer_finish {
+    FINISH_NOT_YET,
+    FINISH_END,    /* the model ended it, or a stop text was found: `stop` */
+    FINISH_CALLS,  /* and there were calls */
+    FINISH_LENGTH, /* as many tokens as asked for, or as fit */
+    FINISH_CUT,    /* cancelled: the server shuts down */
+    FINISH_FAILED, /* `end` says why */
+};
+
+struct answer_token {
+    int32_t token;
+    struct job_logprobs *logprobs;
+};
+
+struct answer;
+typedef void answer_piece_fn(void *user, struct answer *answer, const struct piece *piece);
+
+struct answer {
+    const struct ask_model *m;
+    const struct ask *ask;
+    uint32_t number;
+    answer_piece_fn *on_piece;
+    void *user;
+
+    struct buffer content, reasoning;
+    struct answer_call *calls;
+    size_t n_calls;
+    int32_t *tokens; /* all that were sampled */
+    size_t n_tokens, capacity;
+    size_t n_reasoning;        /* tokens of it */
+    struct answer_token *said; /* those of the content, with log probabilities where wanted */
+    size_t n_said, said_capacity;
+    enum answer_finish finish;
+    const struct job_end *end;
+    bool has_stopped; /* by a stop text: the rest is not wanted */
+    bool has_failed;  /* memory ran out */
+    size_t n_told;    /* of said: for those who tell them piece by piece */
+
+    /* Its own. */
+    sluice_text *text;
+    struct tool_parser *parser;
+    struct buffer held;
+    int phase;
+};
+
+/* Returns SLUICE_OK or SLUICE_ERR_MEMORY; answer_close in any case. `a` begins with zeros. */
+int answer_open(struct answer *a, const struct ask_model *m, const struct ask *ask, uint32_t number,
+                answer_piece_fn *on_piece, void *user);
+void answer_close(struct answer *a);
+
+/* Takes the logprobs (may be NULL). Nothing happens after has_stopped. */
+void answer_push(struct answer *a, int32_t token, struct job_logprobs *logprobs);
+void answer_end(struct answer *a, const struct job_end *end);
+
+/* The answer as a message of the conversation, as ask_read_messages would make it. */
+json_t *answer_message(const struct answer *a);
+
+/* Random letters and digits after a prefix: "call_", "chatcmpl-" ... */
+void answer_make_id(const char *prefix, char out[32]);
+
+#endif

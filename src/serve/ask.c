@@ -1,0 +1,496 @@
+/* ask.c - what a client asks for, whichever API it speaks. */
+#include "serve/ask.h"
+
+#include <ctype.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+/* ---- the model --------------------------------------------------------------------------------
+ */
+
+/* The token that a text is; -1: it is not one. */
+static int32_t token_of(const sluice_model *model, const char *text) {
+    int32_t tokens[4];
+    size_t n = 0;
+    bool is_one =
+        sluice_encode(model, text, strlen(text), SLUICE_ENCODE_SPECIAL, tokens, 4, &n) == 0 &&
+        n == 1;
+    return is_one ? tokens[0] : -1;
+}
+
+/* True for a control token: one that gives no text. */
+static bool is_silent(const sluice_model *model, int32_t token) {
+    sluice_text *text;
+    const char *at;
+    size_t length, all = 0;
+    if (token < 0 || sluice_text_open(&text, model, NULL, 0))
+        return false;
+    if (sluice_text_push(text, token, &at, &length) == SLUICE_OK)
+        all += length;
+    if (sluice_text_push(text, SLUICE_TEXT_END, &at, &length) == SLUICE_OK)
+        all += length;
+    sluice_text_close(text);
+    return all == 0;
+}
+
+void ask_model_fill(struct ask_model *m, const sluice_model *model) {
+    static const char closing[] = "\n</think>\n\n";
+    m->model = model;
+    sluice_model_facts(model, &m->facts);
+    m->think_open = token_of(model, "<think>");
+    m->think_close = token_of(model, "</think>");
+    m->think_is_silent = is_silent(model, m->think_close);
+    m->python_tag = token_of(model, "<|python_tag|>");
+    m->n_closing = 0;
+    if (m->think_close >= 0 &&
+        sluice_encode(model, closing, sizeof closing - 1, SLUICE_ENCODE_SPECIAL, m->closing,
+                      sizeof m->closing / sizeof *m->closing, &m->n_closing))
+        m->n_closing = 0;
+}
+
+/* ---- requests ---------------------------------------------------------------------------------
+ */
+
+static uint64_t drawn_seed(void) {
+    struct timespec now;
+    clock_gettime(CLOCK_REALTIME, &now);
+    uint64_t x = (uint64_t)now.tv_sec * 1000000007u + (uint64_t)now.tv_nsec;
+    x = (x ^ x >> 31) * 0x9E3779B97F4A7C15u;
+    return (x ^ x >> 29) >> 1;
+}
+
+struct ask *ask_open(json_t *root, const struct ask_model *m) {
+    struct ask *ask = calloc(1, sizeof *ask);
+    if (!ask)
+        return NULL;
+    ask->root = json_incref(root);
+    ask->n = 1;
+    ask->most = ask->n_top = ask->thinking_budget = -1;
+    ask->sampling = m->sampling;
+    ask->sampling.seed = drawn_seed();
+    for (size_t i = 0; i < m->sampling.n_biases; i++)
+        ask->biases[i] = m->sampling.biases[i];
+    ask->sampling.biases = ask->biases;
+    return ask;
+}
+
+void ask_close(struct ask *ask) {
+    if (!ask)
+        return;
+    for (uint32_t i = 0; i < ask->n_prompts; i++)
+        free((void *)ask->prompts[i].tokens);
+    json_decref(ask->messages);
+    json_decref(ask->tools);
+    json_decref(ask->variables);
+    json_decref(ask->root);
+    free(ask);
+}
+
+void ask_set_variable(struct ask *ask, const char *name, json_t *value) {
+    static const char *const ours[] = {"messages", "tools", "add_generation_prompt",
+                                       "chat_template"};
+    bool is_ours = false;
+    for (size_t i = 0; i < sizeof ours / sizeof *ours; i++)
+        is_ours |= strcmp(name, ours[i]) == 0;
+    if (!ask->variables)
+        ask->variables = json_object();
+    if (is_ours)
+        json_decref(value);
+    else
+        json_object_set_new(ask->variables, name, value);
+}
+
+void ask_read_stops(struct ask *ask, struct fields *f, const char *name) {
+    const json_t *stop = fields_any(f, name), *one;
+    size_t n = json_is_array(stop) ? json_array_size(stop) : stop ? 1 : 0;
+    if (n > ASK_MAX_STOPS)
+        fields_refuse(f, name, "%s has %zu texts, expected at most %d", name, n, ASK_MAX_STOPS);
+    for (size_t i = 0; !f->wrong && i < n; i++) {
+        one = json_is_array(stop) ? json_array_get(stop, i) : stop;
+        size_t length = json_string_length(one);
+        if (!json_is_string(one))
+            fields_refuse(f, name, "%s is %s, expected a string or an array of strings", name,
+                          json_kind(one));
+        else if (strlen(json_string_value(one)) != length)
+            fields_refuse(f, name, "%s has a zero byte, expected a text without", name);
+        else if (length > 0) /* an empty one never stops anything */
+            ask->stops[ask->n_stops++] = json_string_value(one);
+    }
+}
+
+static void read_biases(struct ask *ask, struct fields *f, const struct ask_model *m) {
+    const json_t *biases = NULL;
+    const char *key;
+    json_t *value;
+    fields_object(f, "logit_bias", &biases);
+    json_object_foreach((json_t *)biases, key, value) {
+        char *end;
+        long token = strtol(key, &end, 10);
+        double bias = json_number_value(value);
+        if (*key == 0 || *end || token < 0 || token >= m->facts.n_tokens) {
+            fields_refuse(f, "logit_bias", "logit_bias has the key '%.40s', expected a token id",
+                          key);
+            return;
+        }
+        if (!json_is_number(value) || !(fabs(bias) <= 1000)) {
+            fields_refuse(f, "logit_bias", "logit_bias of %ld is %s, expected a number up to 100",
+                          token, json_kind(value));
+            return;
+        }
+        if (ask->sampling.n_biases == SLUICE_MAX_BIASES) {
+            fields_refuse(f, "logit_bias", "logit_bias has more than %d tokens", SLUICE_MAX_BIASES);
+            return;
+        }
+        /* In the OpenAI API -100 means never. */
+        ask->biases[ask->sampling.n_biases++] =
+            (struct sluice_bias){(int32_t)token, bias <= -100 ? -INFINITY : (float)bias};
+    }
+}
+
+void ask_read_sampling(struct ask *ask, struct fields *f, const struct ask_model *m) {
+    struct sluice_sampling *s = &ask->sampling;
+    int64_t top_k = s->top_k, seed = -1;
+    fields_float(f, "temperature", 0, 100, &s->temperature);
+    fields_float(f, "top_p", 0, 1, &s->top_p);
+    fields_float(f, "min_p", 0, 1, &s->min_p);
+    fields_float(f, "repeat_penalty", 0.01, 100, &s->repeat_penalty);
+    fields_float(f, "repetition_penalty", 0.01, 100, &s->repeat_penalty);
+    fields_float(f, "presence_penalty", -100, 100, &s->presence_penalty);
+    fields_float(f, "frequency_penalty", -100, 100, &s->frequency_penalty);
+    fields_int(f, "top_k", -1, INT32_MAX, &top_k);
+    fields_int(f, "seed", INT64_MIN, INT64_MAX, &seed);
+    fields_bool(f, "stream", &ask->is_streamed);
+    fields_bool(f, "ignore_eos", &ask->ignores_ends);
+    read_biases(ask, f, m);
+    s->top_k = top_k > 0 ? (uint32_t)top_k : 0;
+    if (fields_any(f, "seed"))
+        s->seed = (uint64_t)seed;
+    if (s->temperature > 0 && s->temperature < 1e-6f)
+        s->temperature = 0;
+}
+
+/* ---- messages ---------------------------------------------------------------------------------
+ */
+
+static bool add_part(struct fields *f, const json_t *part, const char *where, struct buffer *text) {
+    const char *type = json_string_value(json_object_get(part, "type"));
+    const json_t *its =
+        json_object_get(part, type && strcmp(type, "refusal") == 0 ? "refusal" : "text");
+    if (!json_is_object(part) || !type)
+        fields_refuse(f, "messages", "%s has a part that is %s, expected an object with a type",
+                      where, json_kind(part));
+    else if (strcmp(type, "text") != 0 && strcmp(type, "refusal") != 0 &&
+             strcmp(type, "input_text") != 0 && strcmp(type, "output_text") != 0)
+        fields_refuse(f, "messages", "%s has a part of type %.40s; this model reads text alone",
+                      where, type);
+    else if (!json_is_string(its))
+        fields_refuse(f, "messages", "%s has a text that is %s, expected a string", where,
+                      json_kind(its));
+    else
+        buffer_add(text, json_string_value(its), json_string_length(its));
+    return !f->wrong;
+}
+
+json_t *ask_content(struct fields *f, const json_t *content, const char *where) {
+    struct buffer text = {0};
+    json_t *part, *whole = NULL;
+    size_t i;
+    if (!content || json_is_null(content))
+        return json_string("");
+    if (json_is_string(content))
+        return json_incref((json_t *)content);
+    if (!json_is_array(content)) {
+        fields_refuse(f, "messages", "%s is %s, expected a string or an array of parts", where,
+                      json_kind(content));
+        return NULL;
+    }
+    json_array_foreach(content, i, part) {
+        if (!add_part(f, part, where, &text))
+            break;
+    }
+    if (!f->wrong && !text.has_failed)
+        whole = json_stringn(text.at ? text.at : "", text.len);
+    buffer_free(&text);
+    return whole;
+}
+
+/* Calls as templates want them: the arguments an object. */
+static json_t *plain_calls(struct fields *f, const json_t *calls, const char *where) {
+    json_t *out = json_array(), *call;
+    size_t i;
+    json_array_foreach(calls, i, call) {
+        const json_t *function = json_object_get(call, "function");
+        const char *name = json_string_value(json_object_get(function, "name"));
+        const json_t *arguments = json_object_get(function, "arguments");
+        const char *id = json_string_value(json_object_get(call, "id"));
+        if (!name) {
+            fields_refuse(f, "messages", "%s.tool_calls[%zu] has no function with a name", where,
+                          i);
+            break;
+        }
+        json_t *read = json_is_string(arguments)
+                           ? json_loads(json_string_value(arguments), JSON_REJECT_DUPLICATES, NULL)
+                           : NULL;
+        json_t *plain = read && json_is_object(read) ? json_incref(read)
+                        : arguments                  ? json_incref((json_t *)arguments)
+                                                     : json_object();
+        json_decref(read);
+        json_array_append_new(out,
+                              json_pack("{s:s*, s:s, s:{s:s, s:o}}", "id", id, "type", "function",
+                                        "function", "name", name, "arguments", plain));
+    }
+    return out;
+}
+
+static json_t *plain_message(struct fields *f, const json_t *message, size_t number) {
+    char where[48];
+    snprintf(where, sizeof where, "messages[%zu]", number);
+    if (!json_is_object(message)) {
+        fields_refuse(f, "messages", "%s is %s, expected an object", where, json_kind(message));
+        return NULL;
+    }
+    const char *role = json_string_value(json_object_get(message, "role"));
+    const json_t *calls = json_object_get(message, "tool_calls");
+    static const char *const kept[] = {"name", "tool_call_id", "tool_name", "reasoning_content"};
+    if (!role || !*role) {
+        fields_refuse(f, "messages", "%s.role is %s, expected a string", where,
+                      json_kind(json_object_get(message, "role")));
+        return NULL;
+    }
+    snprintf(where, sizeof where, "messages[%zu].content", number);
+    json_t *content = ask_content(f, json_object_get(message, "content"), where);
+    if (f->wrong)
+        return NULL;
+    snprintf(where, sizeof where, "messages[%zu]", number);
+    json_t *out = json_pack("{s:s, s:o}", "role", strcmp(role, "developer") == 0 ? "system" : role,
+                            "content", content);
+    for (size_t i = 0; i < sizeof kept / sizeof *kept; i++) {
+        json_t *value = json_object_get(message, kept[i]);
+        if (json_is_string(value))
+            json_object_set(out, kept[i], value);
+    }
+    if (calls && !json_is_null(calls) && !json_is_array(calls))
+        fields_refuse(f, "messages", "%s.tool_calls is %s, expected an array", where,
+                      json_kind(calls));
+    else if (json_array_size(calls) > 0)
+        json_object_set_new(out, "tool_calls", plain_calls(f, calls, where));
+    return out;
+}
+
+void ask_read_messages(struct ask *ask, struct fields *f, const json_t *messages) {
+    json_t *message;
+    size_t i;
+    if (f->wrong)
+        return;
+    ask->messages = json_array();
+    json_array_foreach(messages, i, message) {
+        json_t *plain = plain_message(f, message, i);
+        json_array_append_new(ask->messages, plain);
+        if (f->wrong)
+            return;
+    }
+    if (json_array_size(messages) == 0)
+        fields_refuse(f, "messages", "messages is %s, expected an array with a message",
+                      messages ? "empty" : "not there");
+}
+
+void ask_read_tools(struct ask *ask, struct fields *f, const json_t *tools) {
+    json_t *tool;
+    size_t i;
+    json_array_foreach(tools, i, tool) {
+        const char *name =
+            json_string_value(json_object_get(json_object_get(tool, "function"), "name"));
+        if (!name || !*name) {
+            fields_refuse(f, "tools", "tools[%zu] has no function with a name", i);
+            return;
+        }
+    }
+    if (!f->wrong && json_array_size(tools) > 0)
+        ask->tools = json_incref((json_t *)tools);
+}
+
+/* ---- prompts ----------------------------------------------------------------------------------
+ */
+
+struct ids {
+    int32_t *at;
+    size_t n;
+};
+
+static int too_long(const struct ask_model *m, size_t n, struct err *err) {
+    return err_set(err, SLUICE_ERR_ARGUMENT,
+                   "the prompt has %zu tokens, expected at most %u: the context is %u", n,
+                   m->context - 1, m->context);
+}
+
+/* Takes the tokens as one more prompt, or frees them. */
+static int add_prompt(struct ask *ask, const struct ask_model *m, struct ids ids, struct err *err) {
+    int status = SLUICE_OK;
+    if (ids.n == 0)
+        status =
+            err_set(err, SLUICE_ERR_ARGUMENT, "the prompt has no tokens, expected one or more");
+    else if (ids.n >= m->context)
+        status = too_long(m, ids.n, err);
+    else if (ask->n_prompts == ASK_MAX_PROMPTS)
+        status = err_set(err, SLUICE_ERR_ARGUMENT, "more than %d prompts", ASK_MAX_PROMPTS);
+    if (status)
+        free(ids.at);
+    else
+        ask->prompts[ask->n_prompts++] = (struct job_prompt){ids.at, ids.n};
+    return status;
+}
+
+/* The first n messages as tokens, to free. */
+static int encode_messages(const struct ask *ask, const struct ask_model *m, size_t n,
+                           bool with_answer, struct ids *out, struct err *err) {
+    json_t *request = ask->variables ? json_deep_copy(ask->variables) : json_object();
+    json_t *messages = json_array();
+    for (size_t i = 0; i < n; i++)
+        json_array_append(messages, json_array_get(ask->messages, i));
+    json_object_set_new(request, "messages", messages);
+    json_object_set_new(request, "add_generation_prompt", json_boolean(with_answer));
+    if (ask->tools && ask->tool_choice != TOOLS_NONE)
+        json_object_set(request, "tools", ask->tools);
+    if (m->template)
+        json_object_set_new(request, "chat_template", json_string(m->template));
+    char *text = json_dumps(request, JSON_COMPACT);
+    size_t capacity = m->context;
+    *out = (struct ids){malloc(capacity * sizeof *out->at), 0};
+    int status = text && out->at ? sluice_encode_chat(m->model, text, out->at, capacity, &out->n,
+                                                      err->text, sizeof err->text)
+                                 : err_memory(err, "a prompt");
+    if (status == SLUICE_ERR_ARGUMENT && out->n > capacity)
+        status = too_long(m, out->n, err);
+    err->code = status;
+    if (status) {
+        free(out->at);
+        *out = (struct ids){0};
+    }
+    json_decref(request);
+    free(text);
+    return status;
+}
+
+static size_t count_ends(const struct ask_model *m, const struct ids *ids) {
+    size_t n = 0;
+    for (size_t i = 0; i < ids->n; i++)
+        n += sluice_token_is_end(m->model, ids->at[i]);
+    return n;
+}
+
+/* Where the which-th end token stands, from 1 on; ids->n when there are fewer. */
+static size_t find_end(const struct ask_model *m, const struct ids *ids, size_t which) {
+    size_t i = 0;
+    for (; i < ids->n; i++)
+        if (sluice_token_is_end(m->model, ids->at[i]) && --which == 0)
+            break;
+    return i;
+}
+
+/* Replaces the beginning of the prompt, up to the end of an answer that is kept, by the tokens that
+ * were sampled. An end token closes every answer, and no message can write one: so the answer's end
+ * is found by their number in the conversation up to it. */
+static void splice(const struct ask *ask, const struct ask_model *m, size_t n_messages,
+                   const struct ids *kept, struct ids *prompt) {
+    struct err ignored;
+    struct ids before;
+    if (encode_messages(ask, m, n_messages, false, &before, &ignored))
+        return;
+    size_t n_ends = count_ends(m, &before);
+    size_t end = n_ends > 0 ? find_end(m, prompt, n_ends) : prompt->n;
+    size_t n = kept->n + prompt->n - end;
+    free(before.at);
+    if (end == prompt->n || n >= m->context)
+        return;
+    int32_t *at = malloc(n * sizeof *at);
+    if (!at)
+        return;
+    memcpy(at, kept->at, kept->n * sizeof *at);
+    memcpy(at + kept->n, prompt->at + end, (prompt->n - end) * sizeof *at);
+    free(prompt->at);
+    *prompt = (struct ids){at, n};
+}
+
+/* The longest beginning of the conversation whose last answer is kept. */
+static void replay_answers(struct ask *ask, const struct ask_model *m, struct replay *replay,
+                           struct ids *prompt) {
+    size_t n = json_array_size(ask->messages), n_kept = 0;
+    struct ids kept = {0};
+    for (size_t i = 0; i < n; i++) {
+        const json_t *message = json_array_get(ask->messages, i);
+        const char *role = json_string_value(json_object_get(message, "role"));
+        ask->name = replay_add(ask->name, message);
+        size_t n_found;
+        int32_t *found = replay && role && strcmp(role, "assistant") == 0
+                             ? replay_get(replay, ask->name, &n_found)
+                             : NULL;
+        if (!found)
+            continue;
+        free(kept.at);
+        kept = (struct ids){found, n_found};
+        n_kept = i + 1;
+    }
+    if (kept.at)
+        splice(ask, m, n_kept, &kept, prompt);
+    free(kept.at);
+}
+
+/* Whether the last thing that the template wrote of thinking opens it. */
+static bool ends_in_thinking(const struct ask_model *m, const struct ids *prompt) {
+    for (size_t i = prompt->n; m->think_open >= 0 && i > 0 && prompt->n - i < 16; i--) {
+        if (prompt->at[i - 1] == m->think_open)
+            return true;
+        if (prompt->at[i - 1] == m->think_close)
+            return false;
+    }
+    return false;
+}
+
+int ask_encode(struct ask *ask, const struct ask_model *m, struct replay *replay, struct err *err) {
+    struct ids prompt;
+    int status = encode_messages(ask, m, json_array_size(ask->messages), true, &prompt, err);
+    if (status)
+        return status;
+    ask->name = replay_start(ask->tool_choice == TOOLS_NONE ? NULL : ask->tools, ask->variables);
+    replay_answers(ask, m, replay, &prompt);
+    ask->starts_thinking = ends_in_thinking(m, &prompt);
+    return add_prompt(ask, m, prompt, err);
+}
+
+int ask_add_text(struct ask *ask, const struct ask_model *m, struct str text, struct err *err) {
+    struct ids ids = {malloc(m->context * sizeof *ids.at), 0};
+    if (!ids.at)
+        return err_memory(err, "a prompt");
+    int status =
+        sluice_encode(m->model, text.at, text.len, SLUICE_ENCODE_BOS | SLUICE_ENCODE_SPECIAL,
+                      ids.at, m->context, &ids.n);
+    if (status) {
+        free(ids.at);
+        return ids.n > m->context ? too_long(m, ids.n, err)
+                                  : err_set(err, status, "%s", sluice_status_text(status));
+    }
+    return add_prompt(ask, m, ids, err);
+}
+
+int ask_add_ids(struct ask *ask, const struct ask_model *m, const json_t *list, struct err *err) {
+    struct ids ids = {calloc(json_array_size(list) + 1, sizeof *ids.at), json_array_size(list)};
+    json_t *id;
+    size_t i;
+    if (!ids.at)
+        return err_memory(err, "a prompt");
+    json_array_foreach(list, i, id) {
+        json_int_t value = json_integer_value(id);
+        if (!json_is_integer(id) || value < 0 || value >= m->facts.n_tokens) {
+            free(ids.at);
+            return err_set(err, SLUICE_ERR_ARGUMENT,
+                           "prompt has a token that is %s, expected 0 to %d",
+                           json_is_integer(id) ? "outside the vocabulary" : json_kind(id),
+                           m->facts.n_tokens - 1);
+        }
+        ids.at[i] = (int32_t)value;
+    }
+    return add_prompt(ask, m, ids, err);
+}

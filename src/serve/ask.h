@@ -1,0 +1,94 @@
+/* ask.h - what a client asks for, whichever API it speaks, and the tokens of its prompt.
+ *
+ * Each API fills a struct ask from its own JSON; from there on all are treated alike. */
+#ifndef SERVE_ASK_H
+#define SERVE_ASK_H
+
+#include "serve/fields.h"
+#include "serve/replay.h"
+#include "serve/worker.h"
+
+/* ---- the model --------------------------------------------------------------------------------
+ */
+
+/* What of the model all requests need. */
+struct ask_model {
+    const sluice_model *model;
+    const char *name;     /* as clients see it */
+    const char *template; /* a chat template; NULL: the model's own */
+    uint32_t context;
+    struct sluice_facts facts;
+    struct sluice_sampling sampling;             /* what a request does not say */
+    int32_t think_open, think_close, python_tag; /* tokens; -1: it has none */
+    bool think_is_silent;                        /* control tokens, which give no text */
+    int32_t closing[16];                         /* what ends thinking that takes too long */
+    size_t n_closing;
+};
+void ask_model_fill(struct ask_model *m, const sluice_model *model);
+
+/* ---- requests ---------------------------------------------------------------------------------
+ */
+
+enum { ASK_MAX_STOPS = 16, ASK_MAX_TOP = 20, ASK_MAX_PROMPTS = 256 };
+
+enum ask_tools { TOOLS_AUTO, TOOLS_NONE, TOOLS_REQUIRED };
+
+struct ask {
+    json_t *root; /* the request: what is borrowed below lives as long */
+
+    /* A conversation: messages in the OpenAI form whose contents are strings; or, NULL, a text. */
+    json_t *messages;
+    json_t *tools;     /* an array in the OpenAI form; NULL: none */
+    json_t *variables; /* of the template, an object; NULL: none */
+    enum ask_tools tool_choice;
+    bool has_one_call; /* calls after the first are dropped: parallel_tool_calls is false */
+
+    bool is_streamed, has_usage; /* usage in the stream */
+    bool echoes;                 /* the prompt is part of the answer's text */
+    int64_t n, most, n_top;      /* -1: no limit, no log probabilities */
+    struct sluice_sampling sampling;
+    struct sluice_bias biases[SLUICE_MAX_BIASES];
+    const char *stops[ASK_MAX_STOPS];
+    size_t n_stops;
+    int64_t thinking_budget; /* tokens; below 0: no limit */
+    bool ignores_ends;
+
+    /* Filled by ask_encode. */
+    struct job_prompt prompts[ASK_MAX_PROMPTS];
+    uint32_t n_prompts;
+    bool starts_thinking; /* the prompt ends inside a <think> */
+    struct hash128 name;  /* of the conversation, for replay */
+};
+
+/* Takes a reference of root. NULL when memory ran out. */
+struct ask *ask_open(json_t *root, const struct ask_model *m);
+void ask_close(struct ask *ask); /* takes NULL */
+
+/* The fields that have the same names and meaning in all OpenAI calls (and others): temperature,
+ * top_p, top_k, min_p, penalties, seed, n, stop, logit_bias, stream. */
+void ask_read_sampling(struct ask *ask, struct fields *f, const struct ask_model *m);
+void ask_read_stops(struct ask *ask, struct fields *f, const char *name);
+/* Sets a variable of the template; takes the value. Those with a meaning of their own (messages,
+ * chat_template ...) stay as they are. */
+void ask_set_variable(struct ask *ask, const char *name, json_t *value);
+
+/* A message's content: a string, or an array of parts with texts, joined. NULL and the field is
+ * noted as wrong for anything else; images are refused by name. null is "". */
+json_t *ask_content(struct fields *f, const json_t *content, const char *where);
+/* Fills messages from an array in the OpenAI form; a member "tool_calls" has its arguments as
+ * objects afterwards. */
+void ask_read_messages(struct ask *ask, struct fields *f, const json_t *messages);
+/* Fills tools, and checks that each has a name. */
+void ask_read_tools(struct ask *ask, struct fields *f, const json_t *tools);
+
+/* ---- prompts ----------------------------------------------------------------------------------
+ */
+
+/* The tokens of the conversation; those of earlier answers as they were sampled. `replay` may be
+ * NULL. SLUICE_ERR_ARGUMENT: the template does not take it, or it is longer than the context. */
+int ask_encode(struct ask *ask, const struct ask_model *m, struct replay *replay, struct err *err);
+/* One more prompt, of a text or of ids. */
+int ask_add_text(struct ask *ask, const struct ask_model *m, struct str text, struct err *err);
+int ask_add_ids(struct ask *ask, const struct ask_model *m, const json_t *ids, struct err *err);
+
+#endif

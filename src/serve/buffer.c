@@ -1,0 +1,28 @@
+/* buffer.c - a growing text. */
+#include "serve/buffer.h"
+
+#include <stdarg.h>
+#include <stdio.h>
+
+bool buffer_printf(struct buffer *b, const char *format, ...) {
+    char line[256];
+    va_list args;
+    va_start(args, format);
+    int n = vsnprintf(line, sizeof line, format, args);
+    va_end(args);
+    return buffer_add(b, line, n < 0 ? 0 : (size_t)n < sizeof line ? (size_t)n : sizeof line - 1);
+}
+
+json_t *json_of_text(struct str s) {
+    json_t *whole = json_stringn(s.at ? s.at : "", s.len);
+    struct buffer fixed = {0};
+    while (!whole && s.len > 0) {
+        size_t n = utf8_length(s);
+        buffer_add(&fixed, n ? s.at : "\xEF\xBF\xBD", n ? n : 3);
+        s = str_skip(s, n ? n : 1);
+    }
+    if (!whole && !fixed.has_failed)
+        whole = json_stringn(fixed.at ? fixed.at : "", fixed.len);
+    buffer_free(&fixed);
+    return whole;
+}

@@ -1,0 +1,37 @@
+/* fields.h - the members of a request's JSON object, each with the type it must have.
+ *
+ * A member that is not there, or null, leaves the value as it was. A wrong one is named:
+ * "temperature is a string, expected a number from 0 to 2". */
+#ifndef SERVE_FIELDS_H
+#define SERVE_FIELDS_H
+
+#include <jansson.h>
+
+#include "base/err.h"
+
+/* Reads one after the other: after a failure the others do nothing. */
+struct fields {
+    const json_t *object;
+    const char *wrong; /* the first wrong member's name; NULL: none so far. Borrowed. */
+    struct err err;
+};
+
+void fields_float(struct fields *f, const char *name, double least, double most, float *value);
+void fields_int(struct fields *f, const char *name, int64_t least, int64_t most, int64_t *value);
+void fields_bool(struct fields *f, const char *name, bool *value);
+/* Borrowed, and without zero bytes. */
+void fields_string(struct fields *f, const char *name, const char **value);
+/* Borrowed, never null; NULL when it is not there. */
+void fields_array(struct fields *f, const char *name, const json_t **value);
+void fields_object(struct fields *f, const char *name, const json_t **value);
+
+/* Any member, NULL also for null. */
+const json_t *fields_any(const struct fields *f, const char *name);
+/* Notes that a member is wrong, unless one was before. Returns SLUICE_ERR_ARGUMENT. */
+int fields_refuse(struct fields *f, const char *name, const char *format, ...)
+    __attribute__((format(printf, 3, 4)));
+
+/* "a string", "an array" ... for messages; "nothing" for NULL. */
+const char *json_kind(const json_t *value);
+
+#endif

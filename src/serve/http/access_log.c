@@ -1,0 +1,81 @@
+/* access_log.c - a line of JSON for every response. */
+#include "serve/http/access_log.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <unistd.h>
+
+#include "base/clock.h"
+#include "serve/http/exchange.h"
+
+struct access_log {
+    int fd;
+    bool has_prompts;
+};
+
+int access_log_open(struct access_log **out, const char *path, bool has_prompts, struct err *err) {
+    struct access_log *log = calloc(1, sizeof *log);
+    *out = NULL;
+    if (!log)
+        return err_memory(err, "the access log");
+    log->has_prompts = has_prompts;
+    log->fd = strcmp(path, "-") == 0 ? dup(STDERR_FILENO)
+                                     : open(path, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0600);
+    if (log->fd < 0) {
+        free(log);
+        return err_set(err, SLUICE_ERR_IO, "%s: %s", path, strerror(errno));
+    }
+    *out = log;
+    return SLUICE_OK;
+}
+
+void access_log_close(struct access_log *log) {
+    if (!log)
+        return;
+    close(log->fd);
+    free(log);
+}
+
+static void add_tokens(const struct exchange *x, json_t *line) {
+    struct usage_counts u = exchange_usage(x);
+    double first =
+        x->n_answers > 0 && x->answers[0].end ? x->answers[0].end->report.first_seconds : 0;
+    json_object_set_new(line, "prompt_tokens", json_integer((json_int_t)u.prompt));
+    json_object_set_new(line, "cached_tokens", json_integer((json_int_t)u.cached));
+    json_object_set_new(line, "new_tokens", json_integer((json_int_t)u.new_tokens));
+    json_object_set_new(line, "answers", json_integer(x->n_answers));
+    json_object_set_new(line, "streamed", json_boolean(x->ask->is_streamed));
+    if (first > 0)
+        json_object_set_new(line, "first_token_seconds", json_real(first));
+}
+
+/* One write a line, so that lines of several threads do not mix. */
+void access_log_write(struct access_log *log, struct exchange *x) {
+    char when[32];
+    struct tm utc;
+    struct buffer text = {0};
+    if (!log)
+        return;
+    gmtime_r(&x->created, &utc);
+    strftime(when, sizeof when, "%Y-%m-%dT%H:%M:%SZ", &utc);
+    pthread_mutex_lock(&x->lock);
+    json_t *line =
+        json_pack("{s:s, s:s, s:s, s:o, s:i, s:f, s:I}", "time", when, "id", x->id, "method",
+                  x->method, "path", json_of_text(str_of(x->path ? x->path : "")), "status",
+                  x->status, "seconds", seconds_now() - x->arrived, "bytes", (json_int_t)x->bytes);
+    if (line && x->has_job && x->is_over && x->n_ended == x->n_answers)
+        add_tokens(x, line);
+    if (line && (x->is_gone || x->is_cut))
+        json_object_set_new(line, "cut", json_string(x->is_cut ? "slow reader" : "client gone"));
+    if (line && log->has_prompts && x->body.len > 0)
+        json_object_set_new(line, "request", json_of_text(buffer_str(&x->body)));
+    pthread_mutex_unlock(&x->lock);
+    buffer_json(&text, line);
+    buffer_add(&text, "\n", 1);
+    if (!text.has_failed) {
+        ssize_t n = write(log->fd, text.at, text.len);
+        (void)n; /* a full disk must not end answers */
+    }
+    buffer_free(&text);
+}

@@ -1,0 +1,327 @@
+/* api_openai.c - the OpenAI API: /v1/chat/completions, /v1/completions, /v1/models. */
+#include <stdio.h>
+
+#include "serve/http/inside.h"
+
+/* ---- what is asked ----------------------------------------------------------------------------
+ */
+
+static void read_stream_options(struct ask *ask, struct fields *f) {
+    struct fields inner = {0};
+    fields_object(f, "stream_options", &inner.object);
+    if (inner.object)
+        fields_bool(&inner, "include_usage", &ask->has_usage);
+    if (inner.wrong)
+        fields_refuse(f, "stream_options", "stream_options.%s", inner.err.text);
+}
+
+static void read_response_format(struct fields *f) {
+    const json_t *format = NULL;
+    fields_object(f, "response_format", &format);
+    const char *type = json_string_value(json_object_get(format, "type"));
+    if (format && !type)
+        fields_refuse(f, "response_format", "response_format has no type, expected text");
+    else if (type && strcmp(type, "text") != 0)
+        fields_refuse(f, "response_format", "response_format is not supported yet");
+    else if (fields_any(f, "grammar"))
+        fields_refuse(f, "grammar", "grammar is not supported yet");
+}
+
+/* "none", "low" ...: templates may know the word; of others thinking goes on or off. */
+static void read_thinking(struct ask *ask, struct fields *f) {
+    const char *effort = NULL, *key;
+    const json_t *variables = NULL;
+    json_t *value;
+    bool thinks = true;
+    fields_string(f, "reasoning_effort", &effort);
+    fields_object(f, "chat_template_kwargs", &variables);
+    fields_bool(f, "enable_thinking", &thinks);
+    fields_int(f, "thinking_budget", 0, INT32_MAX, &ask->thinking_budget);
+    if (f->wrong)
+        return;
+    if (effort) {
+        ask_set_variable(ask, "reasoning_effort", json_string(effort));
+        ask_set_variable(ask, "enable_thinking", json_boolean(strcmp(effort, "none") != 0));
+    }
+    if (fields_any(f, "enable_thinking"))
+        ask_set_variable(ask, "enable_thinking", json_boolean(thinks));
+    json_object_foreach((json_t *)variables, key, value)
+        ask_set_variable(ask, key, json_incref(value));
+}
+
+static void read_tool_choice(struct ask *ask, struct fields *f) {
+    const json_t *choice = fields_any(f, "tool_choice");
+    const char *word = json_string_value(choice);
+    bool in_parallel = true;
+    fields_bool(f, "parallel_tool_calls", &in_parallel);
+    ask->has_one_call = !in_parallel;
+    if (!choice || (word && strcmp(word, "auto") == 0))
+        return;
+    if (word && strcmp(word, "none") == 0)
+        ask->tool_choice = TOOLS_NONE;
+    else if (word ? strcmp(word, "required") == 0 : json_is_object(choice))
+        fields_refuse(f, "tool_choice",
+                      "tool_choice other than auto and none is not supported yet");
+    else
+        fields_refuse(f, "tool_choice",
+                      "tool_choice is %s, expected none, auto, required or a function",
+                      word ? word : json_kind(choice));
+}
+
+static void read_lengths(struct ask *ask, struct fields *f) {
+    fields_int(f, "max_tokens", 1, INT32_MAX, &ask->most);
+    fields_int(f, "max_completion_tokens", 1, INT32_MAX, &ask->most);
+    fields_int(f, "n", 1, INT32_MAX, &ask->n);
+}
+
+static void read_chat(struct ask *ask, struct fields *f, const struct ask_model *m) {
+    const json_t *messages = NULL, *tools = NULL;
+    bool has_logprobs = false;
+    int64_t n_top = 0;
+    fields_array(f, "messages", &messages);
+    ask_read_messages(ask, f, messages);
+    fields_array(f, "tools", &tools);
+    ask_read_tools(ask, f, tools);
+    ask_read_sampling(ask, f, m);
+    ask_read_stops(ask, f, "stop");
+    read_lengths(ask, f);
+    read_stream_options(ask, f);
+    read_response_format(f);
+    read_thinking(ask, f);
+    read_tool_choice(ask, f);
+    fields_bool(f, "logprobs", &has_logprobs);
+    fields_int(f, "top_logprobs", 0, ASK_MAX_TOP, &n_top);
+    ask->n_top = has_logprobs ? n_top : -1;
+}
+
+/* ---- what is answered -------------------------------------------------------------------------
+ */
+
+static json_t *usage_of(const struct exchange *x) {
+    struct usage_counts u = exchange_usage(x);
+    return json_pack("{s:I, s:I, s:I, s:{s:I}, s:{s:I}}", "prompt_tokens", (json_int_t)u.prompt,
+                     "completion_tokens", (json_int_t)u.new_tokens, "total_tokens",
+                     (json_int_t)(u.prompt + u.new_tokens), "prompt_tokens_details",
+                     "cached_tokens", (json_int_t)u.cached, "completion_tokens_details",
+                     "reasoning_tokens", (json_int_t)u.reasoning);
+}
+
+static const char *finish_word(const struct answer *a) {
+    static const char *const words[] = {
+        [FINISH_NOT_YET] = NULL,    [FINISH_END] = "stop",   [FINISH_CALLS] = "tool_calls",
+        [FINISH_LENGTH] = "length", [FINISH_CUT] = "length", [FINISH_FAILED] = "error",
+    };
+    return words[a->finish];
+}
+
+/* A token's own text, which may be part of a character, and its bytes. */
+static json_t *token_text(const struct ask_model *m, int32_t token) {
+    struct buffer text = {0};
+    sluice_text *detok = NULL;
+    const char *at;
+    size_t n;
+    if (sluice_text_open(&detok, m->model, NULL, 0) == SLUICE_OK) {
+        if (sluice_text_push(detok, token, &at, &n) == SLUICE_OK)
+            buffer_add(&text, at, n);
+        if (sluice_text_push(detok, SLUICE_TEXT_END, &at, &n) == SLUICE_OK)
+            buffer_add(&text, at, n);
+    }
+    sluice_text_close(detok);
+    json_t *out = json_of_text(buffer_str(&text));
+    buffer_free(&text);
+    return out;
+}
+
+static json_t *number(float logprob) {
+    return json_real(logprob > -9999.0f ? (double)logprob
+                                        : -9999.0); /* as the API says for never */
+}
+
+static json_t *logprob_entry(const struct ask_model *m, int32_t token, float logprob) {
+    json_t *text = token_text(m, token), *bytes = json_array();
+    for (size_t i = 0; i < json_string_length(text); i++)
+        json_array_append_new(bytes, json_integer((unsigned char)json_string_value(text)[i]));
+    return json_pack("{s:o, s:o, s:o}", "token", text, "logprob", number(logprob), "bytes", bytes);
+}
+
+/* Of the content's tokens from `from` on; null when none were asked for. */
+static json_t *chat_logprobs(const struct answer *a, size_t from) {
+    if (a->ask->n_top < 0)
+        return json_null();
+    json_t *content = json_array();
+    for (size_t i = from; i < a->n_said; i++) {
+        const struct job_logprobs *l = a->said[i].logprobs;
+        json_t *entry = logprob_entry(a->m, a->said[i].token, l->logprob), *top = json_array();
+        for (uint32_t k = 0; k < l->n; k++)
+            json_array_append_new(top, logprob_entry(a->m, l->top[k].token, l->top[k].logprob));
+        json_object_set_new(entry, "top_logprobs", top);
+        json_array_append_new(content, entry);
+    }
+    return json_pack("{s:o, s:n}", "content", content, "refusal");
+}
+
+static json_t *call_json(const struct answer_call *call) {
+    return json_pack("{s:s, s:s, s:{s:s, s:s}}", "id", call->id, "type", "function", "function",
+                     "name", call->name, "arguments", call->arguments);
+}
+
+/* ---- streams ----------------------------------------------------------------------------------
+ */
+
+struct chunk {
+    const char *id_prefix, *object;
+};
+
+static void begin_chunk(struct exchange *x, const struct chunk *c) {
+    buffer_printf(&x->draft, "data: {\"id\":\"%s%s\",\"object\":\"%s\",\"created\":%lld,\"model\":",
+                  c->id_prefix, x->id, c->object, (long long)x->created);
+    buffer_json(&x->draft, json_of_text(str_of(x->server->model.name)));
+}
+
+/* A chunk of one choice, whose `what` ("delta", "text") is `value`. */
+static void put_chunk(struct exchange *x, const struct chunk *c, struct answer *a, const char *what,
+                      json_t *value, json_t *logprobs) {
+    const char *finish = finish_word(a);
+    begin_chunk(x, c);
+    buffer_printf(&x->draft, ",\"choices\":[{\"index\":%u,\"%s\":", a->number, what);
+    buffer_json(&x->draft, value);
+    buffer_puts(&x->draft, ",\"logprobs\":");
+    buffer_json(&x->draft, logprobs);
+    buffer_printf(&x->draft, finish ? ",\"finish_reason\":\"%s\"}]" : ",\"finish_reason\":null}]",
+                  finish);
+    buffer_puts(&x->draft, x->ask->has_usage ? ",\"usage\":null}\n\n" : "}\n\n");
+}
+
+static void put_end(struct exchange *x, const struct chunk *c) {
+    if (x->ask->has_usage) {
+        begin_chunk(x, c);
+        buffer_puts(&x->draft, ",\"choices\":[],\"usage\":");
+        buffer_json(&x->draft, usage_of(x));
+        buffer_puts(&x->draft, "}\n\n");
+    }
+    buffer_puts(&x->draft, "data: [DONE]\n\n");
+}
+
+static void put_failure(struct exchange *x, const char *message) {
+    buffer_puts(&x->draft, "data: ");
+    buffer_json(&x->draft, api_error(API_OPENAI, 500, message, NULL));
+    buffer_puts(&x->draft, "\n\ndata: [DONE]\n\n");
+}
+
+/* ---- chat -------------------------------------------------------------------------------------
+ */
+
+static const struct chunk chat_chunk = {"chatcmpl-", "chat.completion.chunk"};
+
+static void put_delta(struct exchange *x, struct answer *a, json_t *delta) {
+    json_t *logprobs = chat_logprobs(a, a->n_told);
+    a->n_told = a->n_said;
+    put_chunk(x, &chat_chunk, a, "delta", delta, logprobs);
+}
+
+static void chat_begin(struct exchange *x) {
+    for (uint32_t i = 0; i < x->n_answers; i++)
+        put_delta(x, &x->answers[i], json_pack("{s:s, s:s}", "role", "assistant", "content", ""));
+}
+
+static void chat_piece(struct exchange *x, struct answer *a, const struct piece *piece) {
+    static const char *const names[] = {"content", "reasoning_content"};
+    if (piece->kind != PIECE_CALL) {
+        put_delta(x, a, json_pack("{s:o}", names[piece->kind], json_of_text(piece->text)));
+        return;
+    }
+    json_t *call = call_json(piece->call);
+    json_object_set_new(call, "index", json_integer((json_int_t)a->n_calls - 1));
+    put_delta(x, a, json_pack("{s:[o]}", "tool_calls", call));
+}
+
+static void chat_end(struct exchange *x, struct answer *a) {
+    put_delta(x, a, json_object());
+}
+
+static void chat_done(struct exchange *x) {
+    put_end(x, &chat_chunk);
+}
+
+static json_t *chat_choice(const struct answer *a) {
+    bool is_silent = a->content.len == 0 && a->n_calls > 0;
+    json_t *message = json_pack("{s:s, s:o}", "role", "assistant", "content",
+                                is_silent ? json_null() : json_of_text(buffer_str(&a->content)));
+    json_t *calls = json_array();
+    if (a->reasoning.len > 0)
+        json_object_set_new(message, "reasoning_content", json_of_text(buffer_str(&a->reasoning)));
+    for (size_t i = 0; i < a->n_calls; i++)
+        json_array_append_new(calls, call_json(&a->calls[i]));
+    if (a->n_calls > 0)
+        json_object_set(message, "tool_calls", calls);
+    json_decref(calls);
+    return json_pack("{s:i, s:o, s:o, s:s}", "index", (int)a->number, "message", message,
+                     "logprobs", chat_logprobs(a, 0), "finish_reason", finish_word(a));
+}
+
+static json_t *whole_of(struct exchange *x, const char *prefix, const char *object,
+                        json_t *(*choice)(const struct answer *a)) {
+    char id[64];
+    json_t *choices = json_array();
+    for (uint32_t i = 0; i < x->n_answers; i++)
+        json_array_append_new(choices, choice(&x->answers[i]));
+    snprintf(id, sizeof id, "%s%s", prefix, x->id);
+    return json_pack("{s:s, s:s, s:I, s:o, s:o, s:o}", "id", id, "object", object, "created",
+                     (json_int_t)x->created, "model", json_of_text(str_of(x->server->model.name)),
+                     "choices", choices, "usage", usage_of(x));
+}
+
+static json_t *chat_whole(struct exchange *x) {
+    return whole_of(x, "chatcmpl-", "chat.completion", chat_choice);
+}
+
+static const struct style chat_style = {
+    .stream_type = "text/event-stream",
+    .begin = chat_begin,
+    .piece = chat_piece,
+    .end = chat_end,
+    .done = chat_done,
+    .fail = put_failure,
+    .whole = chat_whole,
+};
+
+void openai_chat(struct exchange *x) {
+    const struct server *s = x->server;
+    struct err err = {0};
+    json_t *root = exchange_json(x);
+    struct ask *ask = root ? ask_open(root, &s->model) : NULL;
+    struct fields f = {.object = root};
+    int status;
+    if (root && !ask)
+        exchange_refuse(x, 500, NULL, "out of memory for a request");
+    json_decref(root);
+    if (!ask)
+        return;
+    read_chat(ask, &f, &s->model);
+    if (f.wrong)
+        exchange_refuse_field(x, &f);
+    else if ((status = ask_encode(ask, &s->model, s->replay, &err)))
+        exchange_refuse_status(x, status == SLUICE_ERR_FORMAT ? SLUICE_ERR_ARGUMENT : status, &err);
+    else {
+        exchange_start(x, ask, &chat_style);
+        return;
+    }
+    ask_close(ask);
+}
+
+/* ---- models -----------------------------------------------------------------------------------
+ */
+
+static json_t *model_json(const struct server *s) {
+    return json_pack("{s:o, s:s, s:I, s:s, s:{s:i, s:i, s:I, s:s}}", "id",
+                     json_of_text(str_of(s->model.name)), "object", "model", "created",
+                     (json_int_t)s->created, "owned_by", "sluice", "meta", "context",
+                     (int)s->model.context, "trained_context", (int)s->model.facts.context,
+                     "parameters", (json_int_t)s->model.facts.parameters, "architecture",
+                     s->model.facts.architecture);
+}
+
+void openai_models(struct exchange *x) {
+    exchange_reply(x, 200,
+                   json_pack("{s:s, s:[o]}", "object", "list", "data", model_json(x->server)));
+}

@@ -1,0 +1,422 @@
+/* exchange.c - a request and its response, from the first header to the last byte. */
+#include "serve/http/exchange.h"
+
+#include <stdarg.h>
+#include <stdio.h>
+
+#include "base/clock.h"
+#include "serve/http/guard.h"
+#include "serve/http/inside.h"
+
+struct exchange *exchange_open(struct server *server, struct MHD_Connection *connection,
+                               const char *method, const char *path) {
+    struct exchange *x = calloc(1, sizeof *x);
+    if (!x)
+        return NULL;
+    x->server = server;
+    x->connection = connection;
+    x->refs = 1;
+    x->arrived = seconds_now();
+    x->created = time(NULL);
+    x->path = strdup(path);
+    snprintf(x->method, sizeof x->method, "%s", method);
+    answer_make_id("", x->id);
+    pthread_mutex_init(&x->lock, NULL);
+    job_begin(&x->job);
+    server->metrics.exchanges++;
+    return x;
+}
+
+void exchange_release(struct exchange *x) {
+    if (atomic_fetch_sub(&x->refs, 1) > 1)
+        return;
+    for (uint32_t i = 0; i < x->n_answers; i++)
+        answer_close(&x->answers[i]);
+    free(x->answers);
+    ask_close(x->ask);
+    job_news_free(&x->news);
+    job_free(&x->job);
+    buffer_free(&x->body);
+    buffer_free(&x->draft);
+    buffer_free(&x->out);
+    free(x->path);
+    pthread_mutex_destroy(&x->lock);
+    free(x);
+}
+
+/* ---- replies ----------------------------------------------------------------------------------
+ */
+
+/* Under the lock. */
+static void resume(struct exchange *x) {
+    if (!x->is_suspended)
+        return;
+    x->is_suspended = false;
+    MHD_resume_connection(x->connection);
+}
+
+void exchange_reply_text(struct exchange *x, int status, const char *type, struct str text) {
+    pthread_mutex_lock(&x->lock);
+    x->out.len = x->n_sent = 0;
+    buffer_add(&x->out, text.at, text.len);
+    x->reply = REPLY_WHOLE;
+    x->status = x->out.has_failed ? 500 : status;
+    x->type = type;
+    x->is_over = true;
+    resume(x);
+    pthread_mutex_unlock(&x->lock);
+}
+
+void exchange_reply(struct exchange *x, int status, json_t *body) {
+    struct buffer text = {0};
+    if (!buffer_json(&text, body)) {
+        text.len = 0;
+        status = 500;
+    }
+    exchange_reply_text(x, status, "application/json", buffer_str(&text));
+    buffer_free(&text);
+}
+
+void exchange_refuse(struct exchange *x, int status, const char *param, const char *format, ...) {
+    char message[512];
+    va_list args;
+    va_start(args, format);
+    vsnprintf(message, sizeof message, format, args);
+    va_end(args);
+    size_t n = strlen(message); /* a character may have been cut */
+    while (n > 0 && !utf8_valid((struct str){message, n}))
+        message[--n] = 0;
+    if (status == 429 || status == 503)
+        x->retry_after = "1";
+    exchange_reply(
+        x, status,
+        api_error(x->route ? x->route->api : api_of_path(x->path), status, message, param));
+}
+
+void exchange_refuse_field(struct exchange *x, const struct fields *f) {
+    exchange_refuse(x, 400, f->wrong, "%s", f->err.text);
+}
+
+void exchange_refuse_status(struct exchange *x, int status, const struct err *err) {
+    int code = status == SLUICE_ERR_ARGUMENT    ? 400
+               : status == SLUICE_ERR_MEMORY    ? 429
+               : status == SLUICE_ERR_DEVICE    ? 503
+               : status == SLUICE_ERR_CANCELLED ? 503
+                                                : 500;
+    exchange_refuse(x, code, NULL, "%s", err->text);
+}
+
+json_t *exchange_json(struct exchange *x) {
+    json_error_t where;
+    struct str body = buffer_str(&x->body);
+    json_t *root = json_loadb(body.at, body.len,
+                              JSON_ALLOW_NUL | JSON_REJECT_DUPLICATES | JSON_DECODE_ANY, &where);
+    if (root && json_is_object(root))
+        return root;
+    if (root)
+        exchange_refuse(x, 400, NULL, "the body is %s, expected a JSON object", json_kind(root));
+    else
+        exchange_refuse(x, 400, NULL, "the body is no JSON: line %d: %s", where.line, where.text);
+    json_decref(root);
+    return NULL;
+}
+
+/* ---- answers ----------------------------------------------------------------------------------
+ */
+
+static struct exchange *of_job(struct job *job) {
+    return (struct exchange *)((char *)job - offsetof(struct exchange, job));
+}
+
+static void on_wake(struct job *job) {
+    struct exchange *x = of_job(job);
+    writer_add(x->server->writer, x);
+}
+
+static void on_release(struct job *job) {
+    exchange_release(of_job(job));
+}
+
+static void on_piece(void *user, struct answer *a, const struct piece *piece) {
+    struct exchange *x = user;
+    if (x->ask->is_streamed)
+        x->style->piece(x, a, piece);
+}
+
+static void fill_job(struct exchange *x) {
+    const struct ask_model *m = &x->server->model;
+    const struct ask *ask = x->ask;
+    struct job *job = &x->job;
+    job->prompts = ask->prompts;
+    job->n_prompts = ask->n_prompts;
+    job->answers = (uint32_t)ask->n;
+    job->most = ask->most > 0 && ask->most < m->context ? (uint32_t)ask->most : m->context;
+    job->sampling = ask->sampling;
+    job->n_top = (int)ask->n_top;
+    job->ignores_ends = ask->ignores_ends;
+    job->wake = on_wake;
+    job->release = on_release;
+    job->thinking = (struct job_thinking){
+        .budget = ask->thinking_budget,
+        .is_open = ask->starts_thinking,
+        .open = m->think_open,
+        .close = m->think_close,
+        .closing = m->closing,
+        .n_closing = m->n_closing,
+    };
+}
+
+static int open_answers(struct exchange *x) {
+    uint32_t n = x->ask->n_prompts * (uint32_t)x->ask->n;
+    int status = SLUICE_OK;
+    x->answers = calloc(n, sizeof *x->answers);
+    if (!x->answers)
+        return SLUICE_ERR_MEMORY;
+    while (!status && x->n_answers < n) {
+        struct answer *a = &x->answers[x->n_answers];
+        status = answer_open(a, &x->server->model, x->ask, x->n_answers++, on_piece, x);
+    }
+    return status;
+}
+
+void exchange_start(struct exchange *x, struct ask *ask, const struct style *style) {
+    struct server *s = x->server;
+    struct err err = {0};
+    x->ask = ask;
+    x->style = style;
+    if (ask->n > s->options.most_answers) {
+        exchange_refuse(x, 400, "n", "n is %lld, expected at most %u", (long long)ask->n,
+                        s->options.most_answers);
+        return;
+    }
+    if (open_answers(x)) {
+        exchange_refuse(x, 500, NULL, "out of memory for a request");
+        return;
+    }
+    fill_job(x);
+    x->refs++;
+    int status = worker_submit(s->worker, &x->job, &err);
+    if (status) {
+        x->refs--;
+        exchange_refuse_status(x, status, &err);
+        return;
+    }
+    pthread_mutex_lock(&x->lock);
+    x->has_job = true;
+    if (x->is_gone)
+        worker_cancel(&x->job);
+    pthread_mutex_unlock(&x->lock);
+}
+
+void exchange_abandon(struct exchange *x) {
+    pthread_mutex_lock(&x->lock);
+    if (x->has_job && !x->is_over && !x->is_gone) {
+        x->server->metrics.gone++;
+        worker_cancel(&x->job);
+    }
+    x->is_gone |= !x->is_over; /* one that has everything may go */
+    pthread_mutex_unlock(&x->lock);
+}
+
+struct usage_counts exchange_usage(const struct exchange *x) {
+    struct usage_counts u = {0};
+    for (uint32_t p = 0; p < x->ask->n_prompts; p++)
+        u.prompt += x->ask->prompts[p].n;
+    for (uint32_t i = 0; i < x->n_answers; i++) {
+        const struct answer *a = &x->answers[i];
+        u.new_tokens += a->n_tokens;
+        u.reasoning += a->n_reasoning;
+        if (a->end && i % x->ask->n == 0) /* answers of a prompt share it */
+            u.cached += a->end->report.reuse.tokens;
+    }
+    return u;
+}
+
+/* ---- writing ----------------------------------------------------------------------------------
+ */
+
+/* The conversation with this answer, for its next turn. */
+static void remember(struct exchange *x, const struct answer *a) {
+    if (!x->ask->messages || a->has_stopped || a->has_failed || a->finish == FINISH_FAILED ||
+        a->finish == FINISH_CUT)
+        return;
+    const struct job_prompt *p = &x->ask->prompts[0];
+    int32_t *tokens = malloc((p->n + a->n_tokens) * sizeof *tokens);
+    json_t *message = answer_message(a);
+    if (tokens && message) {
+        memcpy(tokens, p->tokens, p->n * sizeof *tokens);
+        if (a->n_tokens)
+            memcpy(tokens + p->n, a->tokens, a->n_tokens * sizeof *tokens);
+        replay_put(x->server->replay, replay_add(x->ask->name, message), tokens,
+                   p->n + a->n_tokens);
+    }
+    json_decref(message);
+    free(tokens);
+}
+
+static void take_event(struct exchange *x, struct job_event *event) {
+    struct answer *a = &x->answers[event->choice];
+    if (event->token != JOB_END) {
+        answer_push(a, event->token, event->logprobs);
+        event->logprobs = NULL;
+        if (a->has_stopped || a->has_failed)
+            x->job.is_enough[event->choice] = true;
+        return;
+    }
+    answer_end(a, &x->job.ends[event->choice]);
+    x->n_ended++;
+    remember(x, a);
+    if (x->ask->is_streamed && x->style->end)
+        x->style->end(x, a);
+}
+
+/* Why the model's answers cannot be given; NULL: they can. */
+static const char *failure_of(const struct exchange *x) {
+    for (uint32_t i = 0; i < x->n_answers; i++) {
+        const struct answer *a = &x->answers[i];
+        if (a->has_failed)
+            return "out of memory for an answer";
+        if (a->finish == FINISH_FAILED)
+            return a->end->error;
+    }
+    return NULL;
+}
+
+static int failure_code(const struct exchange *x) {
+    for (uint32_t i = 0; i < x->n_answers; i++)
+        if (x->answers[i].finish == FINISH_FAILED)
+            return x->answers[i].end->report.status == SLUICE_ERR_ARGUMENT ? 400 : 500;
+    return 500;
+}
+
+static void finish(struct exchange *x) {
+    const char *failure = failure_of(x);
+    if (x->job.status) {
+        struct err err = {0};
+        memcpy(err.text, x->job.error, sizeof x->job.error);
+        exchange_refuse_status(x, x->job.status, &err);
+    } else if (x->ask->is_streamed && failure) {
+        x->style->fail(x, failure);
+    } else if (x->ask->is_streamed) {
+        if (x->style->done)
+            x->style->done(x);
+    } else if (failure) {
+        exchange_refuse(x, failure_code(x), NULL, "%s", failure);
+    } else {
+        exchange_reply(x, 200, x->style->whole(x));
+    }
+}
+
+/* What was written goes out; `is_over`: nothing follows. */
+static void flush(struct exchange *x, bool is_over) {
+    pthread_mutex_lock(&x->lock);
+    bool is_wanted = !x->is_gone && !x->is_cut;
+    if (x->has_begun && is_wanted) {
+        x->reply = REPLY_STREAM;
+        x->status = 200;
+        x->type = x->style->stream_type;
+        buffer_add(&x->out, x->draft.at, x->draft.len);
+        if (x->draft.has_failed || x->out.has_failed ||
+            x->out.len - x->n_sent > x->server->options.backlog_bytes) {
+            x->is_cut = true;
+            x->server->metrics.cut++;
+            worker_cancel(&x->job);
+        }
+    }
+    x->draft.len = 0;
+    x->is_over |= is_over;
+    if (x->out.len > x->n_sent || x->is_over || x->is_cut)
+        resume(x);
+    pthread_mutex_unlock(&x->lock);
+}
+
+void exchange_write(struct exchange *x) {
+    job_take(&x->job, &x->news);
+    if (x->news.is_accepted && !x->has_begun && x->ask->is_streamed) {
+        x->has_begun = true;
+        if (x->style->begin)
+            x->style->begin(x);
+    }
+    for (size_t i = 0; i < x->news.n_events; i++)
+        take_event(x, &x->news.events[i]);
+    x->news.n_events = 0;
+    bool is_over = x->news.is_over;
+    if (is_over)
+        finish(x);
+    flush(x, is_over);
+}
+
+/* ---- sending ----------------------------------------------------------------------------------
+ */
+
+static ssize_t read_out(void *user, uint64_t position, char *to, size_t most) {
+    struct exchange *x = user;
+    ssize_t n = 0;
+    (void)position;
+    pthread_mutex_lock(&x->lock);
+    size_t there = x->out.len - x->n_sent;
+    if (x->is_cut) {
+        n = MHD_CONTENT_READER_END_WITH_ERROR;
+    } else if (there > 0) {
+        n = (ssize_t)(there < most ? there : most);
+        memcpy(to, x->out.at + x->n_sent, (size_t)n);
+        x->n_sent += (size_t)n;
+        x->bytes += (size_t)n;
+        if (x->n_sent == x->out.len)
+            x->out.len = x->n_sent = 0;
+        else if (x->n_sent > 65536) {
+            buffer_drop(&x->out, x->n_sent);
+            x->n_sent = 0;
+        }
+    } else if (x->is_over) {
+        n = MHD_CONTENT_READER_END_OF_STREAM;
+    } else {
+        x->is_suspended = true;
+        MHD_suspend_connection(x->connection);
+    }
+    pthread_mutex_unlock(&x->lock);
+    return n;
+}
+
+/* Under the lock. */
+static enum MHD_Result queue(struct exchange *x) {
+    enum { BLOCK = 16384 };
+    struct MHD_Response *response =
+        x->reply == REPLY_STREAM
+            ? MHD_create_response_from_callback(MHD_SIZE_UNKNOWN, BLOCK, read_out, x, NULL)
+            : MHD_create_response_from_buffer(x->out.len, x->out.at ? x->out.at : "",
+                                              MHD_RESPMEM_MUST_COPY);
+    if (!response)
+        return MHD_NO;
+    if (x->type)
+        MHD_add_response_header(response, "Content-Type", x->type);
+    MHD_add_response_header(response, "X-Request-Id", x->id);
+    if (x->retry_after)
+        MHD_add_response_header(response, "Retry-After", x->retry_after);
+    if (x->status == 401)
+        MHD_add_response_header(response, "WWW-Authenticate", "Bearer");
+    if (x->server->is_draining)
+        MHD_add_response_header(response, "Connection", "close");
+    guard_add_headers(x, response);
+    x->bytes += x->reply == REPLY_WHOLE ? x->out.len : 0;
+    if (x->status > 0 && x->status < METRICS_CODES)
+        x->server->metrics.answers_by_code[x->status]++;
+    enum MHD_Result result = MHD_queue_response(x->connection, (unsigned)x->status, response);
+    MHD_destroy_response(response);
+    return result;
+}
+
+enum MHD_Result exchange_respond(struct exchange *x) {
+    enum MHD_Result result = MHD_YES;
+    pthread_mutex_lock(&x->lock);
+    if (x->reply != REPLY_NONE)
+        result = queue(x);
+    else if (x->is_over || x->is_cut) /* the client is gone */
+        result = MHD_NO;
+    else {
+        x->is_suspended = true;
+        MHD_suspend_connection(x->connection);
+    }
+    pthread_mutex_unlock(&x->lock);
+    return result;
+}

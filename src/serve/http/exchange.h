@@ -1,0 +1,108 @@
+/* exchange.h - a request and its response, from the first header to the last byte.
+ *
+ * libmicrohttpd's threads bring the request and fetch the response; a route's handler either
+ * answers at once (exchange_reply, exchange_refuse) or starts answers of the model
+ * (exchange_start). Then the writer's thread takes over: it alone touches `answers` and `draft`,
+ * and what it moves to `out` is sent. While there is nothing to send the connection is suspended.
+ *
+ * (1) An exchange lives as long as the connection, the worker or the writer's queue refers to it.
+ * (2) When the client goes away its job is cancelled; when it reads too slowly, it is cut off. */
+#ifndef SERVE_HTTP_EXCHANGE_H
+#define SERVE_HTTP_EXCHANGE_H
+
+#include <microhttpd.h>
+#include <time.h>
+
+#include "serve/answer.h"
+#include "serve/http/routes.h"
+#include "serve/http/server.h"
+
+struct exchange;
+
+/* How an API writes the answers of the model. All are called by the writer's thread and append to
+ * draft; those that are NULL do nothing. */
+struct style {
+    const char *stream_type; /* of the content */
+    void (*begin)(struct exchange *x);
+    void (*piece)(struct exchange *x, struct answer *a, const struct piece *piece);
+    void (*end)(struct exchange *x, struct answer *a);     /* an answer has ended */
+    void (*done)(struct exchange *x);                      /* all have */
+    void (*fail)(struct exchange *x, const char *message); /* in a stream that has begun */
+    json_t *(*whole)(struct exchange *x); /* the response when it is not streamed */
+};
+
+enum reply { REPLY_NONE, REPLY_WHOLE, REPLY_STREAM };
+
+struct exchange {
+    struct server *server;
+    struct MHD_Connection *connection; /* NULL: completed */
+    struct peer *peer;
+    const struct route *route; /* NULL: no such path */
+    atomic_int refs;
+    char id[32], method[12], *path;
+    double arrived; /* seconds_now */
+    time_t created;
+    struct buffer body;
+    bool is_too_long, is_handled;
+
+    /* The model's answers. */
+    struct ask *ask;
+    const struct style *style;
+    struct job job;
+    bool has_job;
+    struct answer *answers;
+    uint32_t n_answers, n_ended;
+    bool has_begun; /* style->begin was called */
+    struct buffer draft;
+    int block, n_blocks; /* for a style that numbers parts of its answer */
+    struct job_news news;
+    bool is_queued; /* with the writer, under its lock */
+    struct exchange *next_queued;
+
+    pthread_mutex_t lock; /* for what follows */
+    enum reply reply;
+    int status;
+    const char *type, *retry_after;
+    struct buffer out;
+    size_t n_sent; /* of out */
+    uint64_t bytes;
+    bool is_over; /* nothing will be added to out */
+    bool is_cut, is_gone, is_suspended;
+};
+
+/* ---- for handlers -----------------------------------------------------------------------------
+ */
+
+/* The request's body, which must be an object; NULL: it is refused already. To json_decref. */
+json_t *exchange_json(struct exchange *x);
+void exchange_reply(struct exchange *x, int status, json_t *body); /* takes the body */
+void exchange_reply_text(struct exchange *x, int status, const char *type, struct str text);
+/* The API's own error; `param` is the wrong field, NULL: none. */
+void exchange_refuse(struct exchange *x, int status, const char *param, const char *format, ...)
+    __attribute__((format(printf, 4, 5)));
+/* The same for a wrong field, and for a failed call. */
+void exchange_refuse_field(struct exchange *x, const struct fields *f);
+void exchange_refuse_status(struct exchange *x, int status, const struct err *err);
+/* Takes the ask. Answers begin, or it is refused. */
+void exchange_start(struct exchange *x, struct ask *ask, const struct style *style);
+
+/* Tokens of all answers, for usage. */
+struct usage_counts {
+    uint64_t prompt, cached, new_tokens, reasoning;
+};
+struct usage_counts exchange_usage(const struct exchange *x);
+
+/* ---- for the writer and the server ------------------------------------------------------------
+ */
+
+struct exchange *exchange_open(struct server *server, struct MHD_Connection *connection,
+                               const char *method, const char *path);
+void exchange_release(struct exchange *x); /* one reference */
+/* New tokens and ends become text; the writer's thread. */
+void exchange_write(struct exchange *x);
+/* The client is gone: its answers end. Any thread. */
+void exchange_abandon(struct exchange *x);
+/* Sends what there is, or suspends the connection. libmicrohttpd's thread. */
+enum MHD_Result exchange_respond(struct exchange *x);
+
+#endif

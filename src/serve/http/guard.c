@@ -1,0 +1,129 @@
+/* guard.c - who may use the server.
+ *
+ * A web page elsewhere must not drive a server on this machine. Its requests carry an Origin, which
+ * is refused unless allowed; and if its own name is made to point here (DNS rebinding), the Host
+ * that the browser sends is not one of ours. */
+#include "serve/http/guard.h"
+
+#include <strings.h>
+
+#include "serve/http/inside.h"
+
+static const char *header(const struct exchange *x, const char *name) {
+    return MHD_lookup_connection_value(x->connection, MHD_HEADER_KIND, name);
+}
+
+/* ---- names ------------------------------------------------------------------------------------
+ */
+
+/* Without the port. */
+static struct str host_name(const char *host) {
+    const char *end = host[0] == '[' ? strchr(host, ']') : strchr(host, ':');
+    if (host[0] == '[')
+        return end ? (struct str){host, (size_t)(end - host) + 1} : str_of(host);
+    return end && !strchr(end + 1, ':') ? (struct str){host, (size_t)(end - host)} : str_of(host);
+}
+
+static bool is_name(struct str name, const char *z) {
+    return name.len == strlen(z) && strncasecmp(name.at, z, name.len) == 0;
+}
+
+static bool is_address_127(struct str name) {
+    bool is = str_starts(name, "127.");
+    for (size_t i = 0; is && i < name.len; i++)
+        is = (name.at[i] >= '0' && name.at[i] <= '9') || name.at[i] == '.';
+    return is;
+}
+
+bool guard_is_local_name(const char *host) {
+    struct str name = host_name(host);
+    static const char suffix[] = ".localhost";
+    size_t n = sizeof suffix - 1;
+    return is_name(name, "localhost") || is_name(name, "[::1]") || is_name(name, "::1") ||
+           is_address_127(name) ||
+           (name.len > n && strncasecmp(name.at + name.len - n, suffix, n) == 0);
+}
+
+static bool is_allowed_host(const struct server *s, const char *host) {
+    struct str name = host_name(host);
+    if (!s->is_loopback || guard_is_local_name(host))
+        return true;
+    if (s->options.host && is_name(name, s->options.host))
+        return true;
+    for (int i = 0; i < s->options.n_allowed; i++)
+        if (strcmp(s->options.allowed[i], "*") == 0 || is_name(name, s->options.allowed[i]))
+            return true;
+    return false;
+}
+
+bool guard_is_same_origin(const char *origin, const char *host) {
+    const char *at = strstr(origin, "://");
+    return at &&
+           (strncasecmp(origin, "http://", 7) == 0 || strncasecmp(origin, "https://", 8) == 0) &&
+           strcasecmp(at + 3, host) == 0;
+}
+
+static bool is_allowed_origin(const struct server *s, const char *origin) {
+    for (int i = 0; i < s->options.n_cors; i++)
+        if (strcmp(s->options.cors[i], "*") == 0 || strcasecmp(s->options.cors[i], origin) == 0)
+            return true;
+    return false;
+}
+
+/* ---- keys -------------------------------------------------------------------------------------
+ */
+
+bool guard_same_text(const char *given, const char *expected) {
+    size_t n = strlen(expected), n_given = strlen(given);
+    volatile unsigned char differs = n != n_given;
+    for (size_t i = 0; i < n; i++)
+        differs |= (unsigned char)expected[i] ^ (unsigned char)given[n_given ? i % n_given : 0];
+    return !differs;
+}
+
+static bool has_key(const struct exchange *x, const char *key) {
+    const char *bearer = header(x, "Authorization"), *plain = header(x, "x-api-key");
+    bool is_good = plain && guard_same_text(plain, key);
+    if (bearer && strncasecmp(bearer, "Bearer ", 7) == 0)
+        is_good |= guard_same_text(bearer + 7, key);
+    return is_good;
+}
+
+/* ---- requests ---------------------------------------------------------------------------------
+ */
+
+bool guard_admits(struct exchange *x) {
+    const struct server *s = x->server;
+    const char *host = header(x, "Host"), *origin = header(x, "Origin");
+    if (host && !is_allowed_host(s, host))
+        exchange_refuse(x, 403, NULL,
+                        "the host name '%.80s' is not this server's; --allow-host adds it", host);
+    else if (origin && !is_allowed_origin(s, origin) &&
+             !(host && guard_is_same_origin(origin, host)))
+        exchange_refuse(x, 403, NULL, "pages of '%.80s' may not use this server; --cors allows it",
+                        origin);
+    else if (s->options.api_key && !(x->route && x->route->is_open) &&
+             strcmp(x->method, "OPTIONS") != 0 && !has_key(x, s->options.api_key))
+        exchange_refuse(x, 401, NULL, "the API key is %s",
+                        header(x, "Authorization") || header(x, "x-api-key") ? "wrong" : "missing");
+    else
+        return true;
+    return false;
+}
+
+void guard_add_headers(const struct exchange *x, struct MHD_Response *response) {
+    const char *origin = x->connection ? header(x, "Origin") : NULL;
+    MHD_add_response_header(response, "X-Content-Type-Options", "nosniff");
+    MHD_add_response_header(response, "Cache-Control", "no-store");
+    if (!origin || !is_allowed_origin(x->server, origin))
+        return;
+    MHD_add_response_header(response, "Access-Control-Allow-Origin", origin);
+    MHD_add_response_header(response, "Vary", "Origin");
+    if (strcmp(x->method, "OPTIONS") == 0) {
+        MHD_add_response_header(response, "Access-Control-Allow-Methods", "GET, POST, OPTIONS");
+        const char *asked = header(x, "Access-Control-Request-Headers");
+        MHD_add_response_header(response, "Access-Control-Allow-Headers",
+                                asked ? asked : "Authorization, Content-Type");
+        MHD_add_response_header(response, "Access-Control-Max-Age", "600");
+    }
+}

@@ -1,0 +1,27 @@
+/* inside.h - the server's parts, for its own files. */
+#ifndef SERVE_HTTP_INSIDE_H
+#define SERVE_HTTP_INSIDE_H
+
+#include "serve/http/exchange.h"
+#include "serve/http/peers.h"
+#include "serve/http/writer.h"
+
+struct server {
+    struct server_options options;
+    struct ask_model model;
+    struct metrics metrics;
+    struct replay *replay;
+    struct worker *worker;
+    struct writer *writer;
+    struct peers *peers;
+    struct access_log *log; /* NULL: none */
+    struct MHD_Daemon *daemon;
+    int listener;
+    bool is_loopback; /* only this machine's programs reach it: names are checked */
+    bool has_unlink;  /* of the Unix socket's path */
+    time_t created;
+    atomic_bool is_draining;
+    char address[256];
+};
+
+#endif

@@ -1,0 +1,178 @@
+/* peers.c - the connections, and a thread that watches them.
+ *
+ * (1) A peer is in the list from peer_open to peer_close, and its socket is open in that time.
+ * (2) Events name peers by number, as a peer may be gone when its event is looked at. */
+#include "serve/http/peers.h"
+
+#include <pthread.h>
+#include <signal.h>
+#include <stdlib.h>
+#include <sys/epoll.h>
+#include <sys/eventfd.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include "base/clock.h"
+#include "serve/http/exchange.h"
+
+struct peer {
+    int fd;
+    uint64_t number;
+    double since; /* it waits for a request */
+    bool is_gone, is_shut;
+    struct exchange *exchange;
+    struct peer *next, *previous;
+};
+
+struct peers {
+    pthread_t thread;
+    bool has_thread;
+    int epoll, poke;
+    double idle_seconds;
+    pthread_mutex_t lock;
+    struct peer *list;
+    uint64_t last;
+    bool is_closing;
+};
+
+static void wake(struct peers *p) {
+    uint64_t one = 1;
+    ssize_t n = write(p->poke, &one, sizeof one);
+    (void)n; /* full: it is awake */
+}
+
+struct peer *peer_open(struct peers *p, int fd) {
+    struct peer *peer = calloc(1, sizeof *peer);
+    if (!peer)
+        return NULL;
+    pthread_mutex_lock(&p->lock);
+    bool was_empty = !p->list;
+    *peer = (struct peer){.fd = fd, .number = ++p->last, .since = seconds_now(), .next = p->list};
+    if (p->list)
+        p->list->previous = peer;
+    p->list = peer;
+    struct epoll_event event = {.events = EPOLLRDHUP | EPOLLET, .data.u64 = peer->number};
+    epoll_ctl(p->epoll, EPOLL_CTL_ADD, fd, &event);
+    pthread_mutex_unlock(&p->lock);
+    if (was_empty)
+        wake(p);
+    return peer;
+}
+
+void peer_close(struct peers *p, struct peer *peer) {
+    if (!peer)
+        return;
+    pthread_mutex_lock(&p->lock);
+    epoll_ctl(p->epoll, EPOLL_CTL_DEL, peer->fd, NULL);
+    if (peer->next)
+        peer->next->previous = peer->previous;
+    *(peer->previous ? &peer->previous->next : &p->list) = peer->next;
+    pthread_mutex_unlock(&p->lock);
+    free(peer);
+}
+
+bool peer_works(struct peers *p, struct peer *peer, struct exchange *x) {
+    if (!peer)
+        return true;
+    pthread_mutex_lock(&p->lock);
+    bool is_there = !peer->is_gone;
+    peer->exchange = x;
+    if (!x)
+        peer->since = seconds_now();
+    pthread_mutex_unlock(&p->lock);
+    return is_there;
+}
+
+static void on_gone(struct peers *p, uint64_t number) {
+    pthread_mutex_lock(&p->lock);
+    for (struct peer *peer = p->list; peer; peer = peer->next)
+        if (peer->number == number) {
+            peer->is_gone = true;
+            if (peer->exchange)
+                exchange_abandon(peer->exchange);
+        }
+    pthread_mutex_unlock(&p->lock);
+}
+
+/* Milliseconds until the next look; -1: there is nothing to look at. */
+static int shut_idle(struct peers *p) {
+    double now = seconds_now();
+    pthread_mutex_lock(&p->lock);
+    for (struct peer *peer = p->list; peer; peer = peer->next)
+        if (!peer->exchange && !peer->is_shut && now - peer->since > p->idle_seconds) {
+            peer->is_shut = true;
+            shutdown(peer->fd, SHUT_RDWR); /* libmicrohttpd sees it and closes */
+        }
+    int milliseconds = p->list ? 500 : -1;
+    pthread_mutex_unlock(&p->lock);
+    return milliseconds;
+}
+
+static bool is_closing(struct peers *p) {
+    pthread_mutex_lock(&p->lock);
+    bool is = p->is_closing;
+    pthread_mutex_unlock(&p->lock);
+    return is;
+}
+
+static void *watch(void *user) {
+    struct peers *p = user;
+    struct epoll_event events[32];
+    while (!is_closing(p)) {
+        int n = epoll_wait(p->epoll, events, 32, shut_idle(p));
+        for (int i = 0; i < n; i++) {
+            uint64_t ignored;
+            if (events[i].data.u64)
+                on_gone(p, events[i].data.u64);
+            else if (read(p->poke, &ignored, sizeof ignored) < 0)
+                break;
+        }
+    }
+    return NULL;
+}
+
+int peers_open(struct peers **out, double idle_seconds, struct err *err) {
+    struct peers *p = calloc(1, sizeof *p);
+    struct epoll_event event = {.events = EPOLLIN};
+    sigset_t all, before;
+    *out = p;
+    if (!p)
+        return err_memory(err, "the connections");
+    p->idle_seconds = idle_seconds;
+    pthread_mutex_init(&p->lock, NULL);
+    p->epoll = epoll_create1(EPOLL_CLOEXEC);
+    p->poke = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+    bool is_good =
+        p->epoll >= 0 && p->poke >= 0 && epoll_ctl(p->epoll, EPOLL_CTL_ADD, p->poke, &event) == 0;
+    sigfillset(&all);
+    pthread_sigmask(SIG_BLOCK, &all, &before);
+    p->has_thread = is_good && pthread_create(&p->thread, NULL, watch, p) == 0;
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    if (p->has_thread)
+        return SLUICE_OK;
+    peers_close(p);
+    *out = NULL;
+    return err_memory(err, "the thread that watches connections");
+}
+
+void peers_close(struct peers *p) {
+    if (!p)
+        return;
+    pthread_mutex_lock(&p->lock);
+    p->is_closing = true;
+    pthread_mutex_unlock(&p->lock);
+    wake(p);
+    if (p->has_thread)
+        pthread_join(p->thread, NULL);
+    while (p->list) {
+        struct peer *next = p->list->next;
+        free(p->list);
+        p->list = next;
+    }
+    if (p->epoll >= 0)
+        close(p->epoll);
+    if (p->poke >= 0)
+        close(p->poke);
+    pthread_mutex_destroy(&p->lock);
+    free(p);
+}

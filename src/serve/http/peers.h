@@ -1,0 +1,26 @@
+/* peers.h - the connections, and a thread that watches them.
+ *
+ * libmicrohttpd sees neither that the client of a suspended connection went away, nor that one
+ * sends its request a byte a minute. This does: the exchange of a client that is gone is abandoned,
+ * and a connection that brings no whole request in its time is shut. */
+#ifndef SERVE_HTTP_PEERS_H
+#define SERVE_HTTP_PEERS_H
+
+#include "base/err.h"
+
+struct peers;
+struct peer;
+struct exchange;
+
+int peers_open(struct peers **out, double idle_seconds, struct err *err);
+void peers_close(struct peers *p); /* takes NULL */
+
+/* A connection with this socket begins, or ends. NULL when memory ran out: it is not watched. */
+struct peer *peer_open(struct peers *p, int fd);
+void peer_close(struct peers *p, struct peer *peer); /* takes NULL */
+
+/* The connection works on this exchange from now on; NULL: it waits for a request again. False: the
+ * client is gone already. `peer` may be NULL. */
+bool peer_works(struct peers *p, struct peer *peer, struct exchange *x);
+
+#endif

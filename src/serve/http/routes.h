@@ -1,0 +1,36 @@
+/* routes.h - the table of paths: routes.def. */
+#ifndef SERVE_HTTP_ROUTES_H
+#define SERVE_HTTP_ROUTES_H
+
+#include <jansson.h>
+#include <stdbool.h>
+
+struct exchange;
+
+/* Whose shape errors have. */
+enum api { API_OPENAI, API_ANTHROPIC, API_OLLAMA, API_COUNT };
+
+/* Answers at once or starts answers; the body is whole. */
+typedef void route_fn(struct exchange *x);
+
+struct route {
+    const char *method, *path;
+    route_fn *handle;
+    enum api api;
+    bool is_open; /* needs no API key */
+};
+
+#define ROUTE(method, path, function, api, is_open) route_fn function;
+#include "serve/http/routes.def"
+#undef ROUTE
+
+/* The route of a method and path; NULL: none. Then *allowed is the method that the path takes, NULL
+ * when there is no such path. HEAD is GET. */
+const struct route *route_find(const char *method, const char *path, const char **allowed);
+/* Whose path this is, for errors before a route is found. */
+enum api api_of_path(const char *path);
+
+/* An error in the shape of an API (errors.c). `param` is the wrong field; NULL: none. */
+json_t *api_error(enum api api, int status, const char *message, const char *param);
+
+#endif

@@ -1,0 +1,365 @@
+/* server.c - the HTTP server: listening, requests to routes, draining. */
+#include "serve/http/server.h"
+
+#include <arpa/inet.h>
+#include <errno.h>
+#include <netdb.h>
+#include <signal.h>
+#include <stdio.h>
+#include <sys/stat.h>
+#include <sys/un.h>
+#include <unistd.h>
+
+#include "base/clock.h"
+#include "base/log.h"
+#include "serve/http/access_log.h"
+#include "serve/http/guard.h"
+#include "serve/http/inside.h"
+
+struct server_options server_options_default(void) {
+    return (struct server_options){
+        .name = "model",
+        .sampling = sluice_sampling_default(NULL),
+        .host = "127.0.0.1",
+        .port = 8080,
+        .inherited_fd = -1,
+        .prefix = "",
+        .queue = 256,
+        .most_answers = 16,
+        .body_bytes = 16 << 20,
+        .backlog_bytes = 1 << 20,
+        .connections = 1024,
+        .idle_seconds = 60,
+    };
+}
+
+/* ---- requests ---------------------------------------------------------------------------------
+ */
+
+/* The path after the prefix; NULL: it has another. */
+static const char *after_prefix(const struct server *s, const char *path) {
+    size_t n = strlen(s->options.prefix);
+    if (strncmp(path, s->options.prefix, n) != 0 || (path[n] != '/' && path[n] != 0))
+        return NULL;
+    return path[n] ? path + n : "/";
+}
+
+/* The headers are there. False: the request is answered already. */
+static bool admit(struct exchange *x) {
+    const struct server *s = x->server;
+    const char *path = after_prefix(s, x->path), *allowed = NULL;
+    const char *length =
+        MHD_lookup_connection_value(x->connection, MHD_HEADER_KIND, "Content-Length");
+    x->route = path ? route_find(x->method, path, &allowed) : NULL;
+    if (!guard_admits(x))
+        return false;
+    if (strcmp(x->method, "OPTIONS") == 0 && s->options.n_cors > 0)
+        exchange_reply_text(x, 204, NULL, STR(""));
+    else if (!x->route && allowed)
+        exchange_refuse(x, 405, NULL, "%s is %s, expected %s", x->path, x->method, allowed);
+    else if (!x->route)
+        exchange_refuse(x, 404, NULL, "there is no %.200s", x->path);
+    else if (s->is_draining && !x->route->is_open)
+        exchange_refuse(x, 503, NULL, "the server is shutting down");
+    else if (length && strtoull(length, NULL, 10) > s->options.body_bytes)
+        exchange_refuse(x, 413, NULL, "the body has %.24s bytes, expected at most %zu", length,
+                        s->options.body_bytes);
+    else
+        return true;
+    return false;
+}
+
+static void take_body(struct exchange *x, const char *data, size_t n) {
+    if (x->body.len + n > x->server->options.body_bytes || !buffer_add(&x->body, data, n))
+        x->is_too_long = true;
+}
+
+static enum MHD_Result handle(struct exchange *x) {
+    struct server *s = x->server;
+    if (!x->is_handled && !peer_works(s->peers, x->peer, x))
+        return MHD_NO;
+    if (!x->is_handled && x->is_too_long)
+        exchange_refuse(x, 413, NULL, "the body has more than %zu bytes", s->options.body_bytes);
+    else if (!x->is_handled)
+        x->route->handle(x);
+    x->is_handled = true;
+    return exchange_respond(x);
+}
+
+static struct peer *peer_of(struct MHD_Connection *connection) {
+    const union MHD_ConnectionInfo *info =
+        MHD_get_connection_info(connection, MHD_CONNECTION_INFO_SOCKET_CONTEXT);
+    return info ? info->socket_context : NULL;
+}
+
+/* A response that comes before the body closes the connection: so only where there is one. */
+static bool has_body(struct MHD_Connection *c) {
+    const char *length = MHD_lookup_connection_value(c, MHD_HEADER_KIND, "Content-Length");
+    return MHD_lookup_connection_value(c, MHD_HEADER_KIND, "Transfer-Encoding") ||
+           (length && strcmp(length, "0") != 0);
+}
+
+/* Called with the headers, with each part of the body, at its end, and when a suspended connection
+ * goes on. */
+static enum MHD_Result on_request(void *user, struct MHD_Connection *connection, const char *url,
+                                  const char *method, const char *version, const char *data,
+                                  size_t *n_data, void **context) {
+    struct exchange *x = *context;
+    (void)version;
+    if (!x) {
+        x = exchange_open(user, connection, method, url);
+        if (!x || !x->path)
+            return MHD_NO;
+        *context = x;
+        x->peer = peer_of(connection);
+        x->is_handled = !admit(x);
+        return x->is_handled && has_body(connection) ? exchange_respond(x) : MHD_YES;
+    }
+    if (*n_data > 0) {
+        take_body(x, data, *n_data);
+        *n_data = 0;
+        return MHD_YES;
+    }
+    return handle(x);
+}
+
+static void on_completed(void *user, struct MHD_Connection *connection, void **context,
+                         enum MHD_RequestTerminationCode code) {
+    struct exchange *x = *context;
+    struct server *s = user;
+    (void)connection;
+    if (!x)
+        return;
+    peer_works(s->peers, x->peer, NULL);
+    if (code != MHD_REQUEST_TERMINATED_COMPLETED_OK)
+        exchange_abandon(x);
+    access_log_write(s->log, x);
+    s->metrics.exchanges--;
+    exchange_release(x);
+}
+
+static void on_connection(void *user, struct MHD_Connection *connection, void **socket_context,
+                          enum MHD_ConnectionNotificationCode code) {
+    struct server *s = user;
+    if (code == MHD_CONNECTION_NOTIFY_STARTED) {
+        const union MHD_ConnectionInfo *info =
+            MHD_get_connection_info(connection, MHD_CONNECTION_INFO_CONNECTION_FD);
+        *socket_context = info ? peer_open(s->peers, info->connect_fd) : NULL;
+        s->metrics.connections++;
+    } else {
+        peer_close(s->peers, *socket_context);
+        *socket_context = NULL;
+        s->metrics.connections--;
+    }
+}
+
+/* ---- listening --------------------------------------------------------------------------------
+ */
+
+static int listen_unix(struct server *s, struct err *err) {
+    const char *path = s->options.unix_path;
+    struct sockaddr_un address = {.sun_family = AF_UNIX};
+    struct stat before;
+    if (strlen(path) >= sizeof address.sun_path)
+        return err_set(err, SLUICE_ERR_ARGUMENT,
+                       "%s: %zu bytes, expected fewer than %zu for a socket", path, strlen(path),
+                       sizeof address.sun_path);
+    memcpy(address.sun_path, path, strlen(path));
+    s->listener = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+    if (s->listener < 0)
+        return err_set(err, SLUICE_ERR_IO, "%s: %s", path, strerror(errno));
+    if (lstat(path, &before) == 0 && S_ISSOCK(before.st_mode)) {
+        if (connect(s->listener, (struct sockaddr *)&address, sizeof address) == 0)
+            return err_set(err, SLUICE_ERR_IO, "%s: another server listens there", path);
+        unlink(path); /* left by one that was killed */
+    }
+    if (bind(s->listener, (struct sockaddr *)&address, sizeof address) || listen(s->listener, 512))
+        return err_set(err, SLUICE_ERR_IO, "%s: %s", path, strerror(errno));
+    s->has_unlink = true;
+    s->is_loopback = false;
+    snprintf(s->address, sizeof s->address, "unix:%s", path);
+    return SLUICE_OK;
+}
+
+static bool is_loopback(const struct sockaddr *a) {
+    if (a->sa_family == AF_INET)
+        return (ntohl(((const struct sockaddr_in *)a)->sin_addr.s_addr) >> 24) == 127;
+    return a->sa_family == AF_INET6 &&
+           IN6_IS_ADDR_LOOPBACK(&((const struct sockaddr_in6 *)a)->sin6_addr);
+}
+
+static void write_address(struct server *s, const struct sockaddr *a, socklen_t size) {
+    char host[128] = "?", port[16] = "?";
+    getnameinfo(a, size, host, sizeof host, port, sizeof port, NI_NUMERICHOST | NI_NUMERICSERV);
+    bool is_six = strchr(host, ':') != NULL;
+    snprintf(s->address, sizeof s->address, "http://%s%s%s:%s%s", is_six ? "[" : "", host,
+             is_six ? "]" : "", port, s->options.prefix);
+}
+
+static int listen_tcp(struct server *s, struct err *err) {
+    const char *host = s->options.host;
+    char port[16];
+    struct addrinfo *found, want = {.ai_family = AF_UNSPEC,
+                                    .ai_socktype = SOCK_STREAM,
+                                    .ai_flags = AI_PASSIVE | AI_NUMERICSERV};
+    struct sockaddr_storage bound;
+    socklen_t size = sizeof bound;
+    int one = 1;
+    snprintf(port, sizeof port, "%d", s->options.port);
+    int problem = getaddrinfo(host, port, &want, &found);
+    if (problem)
+        return err_set(err, SLUICE_ERR_IO, "%s: %s", host, gai_strerror(problem));
+    s->listener =
+        socket(found->ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, found->ai_protocol);
+    bool is_good = s->listener >= 0 &&
+                   setsockopt(s->listener, SOL_SOCKET, SO_REUSEADDR, &one, sizeof one) == 0 &&
+                   bind(s->listener, found->ai_addr, found->ai_addrlen) == 0 &&
+                   listen(s->listener, 512) == 0 &&
+                   getsockname(s->listener, (struct sockaddr *)&bound, &size) == 0;
+    int number = errno;
+    s->is_loopback = is_loopback(found->ai_addr);
+    freeaddrinfo(found);
+    if (!is_good)
+        return err_set(err, SLUICE_ERR_IO, "%s port %s: %s", host, port, strerror(number));
+    write_address(s, (struct sockaddr *)&bound, size);
+    return SLUICE_OK;
+}
+
+static int listen_inherited(struct server *s, struct err *err) {
+    struct sockaddr_storage bound;
+    socklen_t size = sizeof bound;
+    s->listener = s->options.inherited_fd;
+    if (getsockname(s->listener, (struct sockaddr *)&bound, &size))
+        return err_set(err, SLUICE_ERR_IO, "descriptor %d (LISTEN_FDS): %s", s->listener,
+                       strerror(errno));
+    s->is_loopback = is_loopback((struct sockaddr *)&bound);
+    if (bound.ss_family == AF_UNIX)
+        snprintf(s->address, sizeof s->address, "unix:%.100s",
+                 ((struct sockaddr_un *)&bound)->sun_path);
+    else
+        write_address(s, (struct sockaddr *)&bound, size);
+    return SLUICE_OK;
+}
+
+static int start_listening(struct server *s, struct err *err) {
+    return s->options.inherited_fd >= 0 ? listen_inherited(s, err)
+           : s->options.unix_path       ? listen_unix(s, err)
+                                        : listen_tcp(s, err);
+}
+
+/* ---- opening and closing ----------------------------------------------------------------------
+ */
+
+static void log_mhd(void *user, const char *format, va_list args) {
+    char line[256];
+    (void)user;
+    vsnprintf(line, sizeof line, format, args);
+    size_t n = strlen(line);
+    if (n > 0 && line[n - 1] == '\n')
+        line[n - 1] = 0;
+    log_line(LOG_DEBUG, "http: %s", line);
+}
+
+static int start_daemon(struct server *s, struct err *err) {
+    enum { THREADS = 4, HEADER_BYTES = 32768 };
+    unsigned timeout = s->options.idle_seconds > 1 ? (unsigned)s->options.idle_seconds : 1;
+    sigset_t all, before;
+    sigfillset(&all);
+    pthread_sigmask(SIG_BLOCK, &all, &before);
+    s->daemon = MHD_start_daemon(
+        MHD_USE_EPOLL_INTERNAL_THREAD | MHD_ALLOW_SUSPEND_RESUME | MHD_USE_ERROR_LOG | MHD_USE_ITC,
+        0, NULL, NULL, on_request, s, MHD_OPTION_LISTEN_SOCKET, s->listener,
+        MHD_OPTION_EXTERNAL_LOGGER, log_mhd, NULL, MHD_OPTION_NOTIFY_COMPLETED, on_completed, s,
+        MHD_OPTION_NOTIFY_CONNECTION, on_connection, s, MHD_OPTION_CONNECTION_TIMEOUT, timeout,
+        MHD_OPTION_CONNECTION_LIMIT, s->options.connections, MHD_OPTION_CONNECTION_MEMORY_LIMIT,
+        (size_t)HEADER_BYTES, MHD_OPTION_THREAD_POOL_SIZE, (unsigned)THREADS,
+        MHD_OPTION_STRICT_FOR_CLIENT, 1, MHD_OPTION_END);
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    return s->daemon ? SLUICE_OK
+                     : err_set(err, SLUICE_ERR_IO, "%s: the HTTP server did not start", s->address);
+}
+
+static void fill_model(struct server *s) {
+    struct sluice_choice choice;
+    sluice_engine_choice(s->options.engine, &choice);
+    s->model = (struct ask_model){
+        .name = s->options.name,
+        .template = s->options.template,
+        .context = choice.context,
+        .sampling = s->options.sampling,
+    };
+    ask_model_fill(&s->model, s->options.model);
+}
+
+int server_open(struct server **out, const struct server_options *options, struct err *err) {
+    enum { REPLAY_BYTES = 64 << 20 };
+    struct server *s = calloc(1, sizeof *s);
+    *out = NULL;
+    if (!s)
+        return err_memory(err, "the server");
+    s->options = *options;
+    s->listener = -1;
+    s->created = time(NULL);
+    metrics_begin(&s->metrics);
+    fill_model(s);
+    struct worker_options w = {options->model, options->engine, options->queue, &s->metrics};
+    int status = start_listening(s, err);
+    if (!status && !(s->replay = replay_open(REPLAY_BYTES)))
+        status = err_memory(err, "earlier answers");
+    if (!status && options->access_log)
+        status = access_log_open(&s->log, options->access_log, options->logs_prompts, err);
+    if (!status)
+        status = writer_open(&s->writer, err);
+    if (!status)
+        status = peers_open(&s->peers, options->idle_seconds, err);
+    if (!status)
+        status = worker_open(&s->worker, &w, err);
+    if (!status)
+        status = start_daemon(s, err);
+    if (status)
+        server_close(s);
+    else
+        *out = s;
+    return status;
+}
+
+const char *server_address(const struct server *s) {
+    return s->address;
+}
+
+void server_drain(struct server *s, double seconds) {
+    const struct timespec nap = {.tv_nsec = 10 * 1000 * 1000};
+    double end = seconds_now() + seconds;
+    s->is_draining = true;
+    if (s->daemon && s->listener >= 0) {
+        MHD_quiesce_daemon(s->daemon);
+        close(s->listener);
+        s->listener = -1;
+    }
+    while (s->metrics.exchanges > 0 && seconds_now() < end)
+        nanosleep(&nap, NULL);
+}
+
+/* The worker ends all answers and the writer writes their ends: no connection is suspended then, as
+ * libmicrohttpd demands, and what was said of them is sent before it stops. */
+void server_close(struct server *s) {
+    if (!s)
+        return;
+    if (s->daemon)
+        server_drain(s, 0);
+    worker_stop(s->worker);
+    writer_close(s->writer);
+    if (s->daemon) {
+        server_drain(s, 1);
+        MHD_stop_daemon(s->daemon);
+    } else if (s->listener >= 0) {
+        close(s->listener);
+    }
+    worker_close(s->worker);
+    peers_close(s->peers);
+    if (s->has_unlink)
+        unlink(s->options.unix_path);
+    access_log_close(s->log);
+    replay_close(s->replay);
+    free(s);
+}

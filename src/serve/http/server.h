@@ -1,0 +1,57 @@
+/* server.h - the HTTP server: its options, opening, draining, closing.
+ *
+ * Threads: the caller's, a few of libmicrohttpd's that read requests, render prompts and send
+ * responses (exchange.h), the worker that runs the engine (worker.h), the writer that turns tokens
+ * into the text of responses (writer.h), and one that watches connections (peers.h). All sleep when
+ * there is nothing to do. */
+#ifndef SERVE_HTTP_SERVER_H
+#define SERVE_HTTP_SERVER_H
+
+#include "base/err.h"
+#include "sluice.h"
+
+enum { SERVER_MAX_NAMES = 64 };
+
+/* Begin with server_options_default. All is borrowed until server_close. */
+struct server_options {
+    const sluice_model *model;
+    sluice_engine *engine;           /* the server's until it is closed */
+    const char *name;                /* of the model, for clients */
+    const char *template;            /* a chat template's text; NULL: the model's own */
+    struct sluice_sampling sampling; /* what requests do not say */
+
+    const char *host; /* an address or name; NULL where unix_path or inherited_fd is given */
+    int port;         /* 0: any free one */
+    const char *unix_path;
+    int inherited_fd;                   /* a socket that listens already (systemd); -1: none */
+    const char *prefix;                 /* before all paths: "/llm"; "": none */
+    const char *api_key;                /* NULL: none is asked for */
+    const char *cors[SERVER_MAX_NAMES]; /* origins of pages that may use it; "*": all */
+    int n_cors;
+    const char *allowed[SERVER_MAX_NAMES]; /* further host names it answers to; "*": all */
+    int n_allowed;
+
+    uint32_t queue;         /* answers that may wait */
+    uint32_t most_answers;  /* of one request: `n` */
+    size_t body_bytes;      /* of a request at most */
+    size_t backlog_bytes;   /* written for a client and not read by it; then it is cut off */
+    unsigned connections;   /* at most */
+    double idle_seconds;    /* a connection has so long to bring a whole request */
+    const char *access_log; /* a file, "-": stderr, NULL: none */
+    bool logs_prompts;
+};
+struct server_options server_options_default(void);
+
+struct server;
+
+/* Listens and serves from here on. *out is NULL on failure. */
+int server_open(struct server **out, const struct server_options *options, struct err *err);
+/* Where it listens: "http://127.0.0.1:8080", "unix:/run/sluice.sock". */
+const char *server_address(const struct server *server);
+/* No new connections, no new requests; returns when all running ones are answered, or after so many
+ * seconds, when they are cut off. */
+void server_drain(struct server *server, double seconds);
+/* What still runs is cut off. Takes NULL. */
+void server_close(struct server *server);
+
+#endif

@@ -1,0 +1,39 @@
+/* tool_calls.h - finds the calls of tools in what a model says, while it says it.
+ *
+ * In: text in pieces, cut anywhere.  Out: the text that is no call, as soon as that is certain, and
+ * calls, each whole. Known are
+ *
+ *   <tool_call>{"name": "f", "arguments": {...}}</tool_call>          Hermes, Qwen3
+ *   <tool_call><function=f><parameter=x>...</parameter></function></tool_call>      Qwen3.5
+ *   {"name": "f", "parameters": {...}}    at the beginning, maybe after <|python_tag|>: Llama 3.x
+ *
+ * (1) What looks like a call and is none comes out as text, byte for byte: nothing is lost but
+ *     white space around calls.
+ * (2) What comes out does not depend on how the text was cut. */
+#ifndef SERVE_TOOL_CALLS_H
+#define SERVE_TOOL_CALLS_H
+
+#include <jansson.h>
+
+#include "serve/buffer.h"
+
+struct tool_parser;
+
+struct tool_event {
+    struct str text;       /* or, where name is not NULL: a call */
+    const char *name;      /* valid during the call, as all of it */
+    const char *arguments; /* a JSON object as text */
+};
+typedef void tool_event_fn(void *user, const struct tool_event *event);
+
+/* tools: an array as in the OpenAI API, borrowed; it says which parameters are strings, and which
+ * names a call without tags may have. NULL when memory ran out. */
+struct tool_parser *tool_parser_open(const json_t *tools, tool_event_fn *on_event, void *user);
+void tool_parser_close(struct tool_parser *p); /* takes NULL */
+
+void tool_parser_push(struct tool_parser *p, struct str text);
+/* The text has ended: what was held back comes out. */
+void tool_parser_end(struct tool_parser *p);
+bool tool_parser_has_failed(const struct tool_parser *p); /* memory ran out */
+
+#endif

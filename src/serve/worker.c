@@ -1,0 +1,619 @@
+/* worker.c - the thread that owns the engine and its scheduler. */
+#include "serve/worker.h"
+
+#include <math.h>
+#include <signal.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/clock.h"
+
+/* One answer that is being made. */
+struct job_choice {
+    struct job *job;
+    uint32_t number;
+    uint32_t n_new; /* tokens handed out */
+    double last;    /* when the last one was */
+    /* With a thinking budget: what was handed out, to go on from. */
+    int32_t *tokens;
+    uint32_t capacity, n_thought;
+    bool is_thinking, is_to_close;
+    struct sched_report before; /* its thinking was cut short: the report of the first part */
+    bool has_gone_on;
+};
+
+struct worker {
+    const sluice_model *model;
+    sluice_engine *engine;
+    struct sched *sched;
+    struct metrics *metrics;
+    int32_t n_logits, n_tokens;
+    pthread_t thread;
+    bool has_thread;
+
+    pthread_mutex_t lock;
+    pthread_cond_t wakes;
+    struct job *inbox, **inbox_end; /* by `next` */
+    bool has_cancels, is_closing;
+    struct worker_state state;
+
+    /* The thread's own. */
+    struct job *jobs;     /* that run, by next and previous */
+    struct job **touched; /* a job has at least one answer, so most_answers are enough */
+    size_t n_touched;
+    double now; /* of the step whose tokens are handed out; 0: not looked at yet */
+    struct {
+        int32_t token;
+        float logit;
+    } top[32];
+};
+
+/* ---- what a job is told -----------------------------------------------------------------------
+ */
+
+static void touch(struct worker *w, struct job *job) {
+    if (job->is_touched)
+        return;
+    CHECK(w->n_touched < w->state.most_answers);
+    job->is_touched = true;
+    w->touched[w->n_touched++] = job;
+}
+
+/* False when memory ran out: the answer has to end. */
+static bool append(struct job *job, struct job_event event) {
+    pthread_mutex_lock(&job->lock);
+    bool has_room = job->n_events < job->capacity;
+    if (!has_room) {
+        size_t capacity = 2 * job->capacity + 16;
+        struct job_event *more = realloc(job->events, capacity * sizeof *more);
+        has_room = more != NULL;
+        if (more) {
+            job->events = more;
+            job->capacity = capacity;
+        }
+    }
+    if (has_room)
+        job->events[job->n_events++] = event;
+    pthread_mutex_unlock(&job->lock);
+    touch(job->worker, job);
+    return has_room;
+}
+
+void job_take(struct job *job, struct job_news *news) {
+    struct job_event *events = news->events;
+    size_t capacity = news->capacity;
+    pthread_mutex_lock(&job->lock);
+    *news = (struct job_news){job->events, job->n_events, job->capacity, job->is_accepted,
+                              job->is_over};
+    job->events = events;
+    job->capacity = capacity;
+    job->n_events = 0;
+    pthread_mutex_unlock(&job->lock);
+}
+
+void job_news_free(struct job_news *news) {
+    for (size_t i = 0; i < news->n_events; i++)
+        free(news->events[i].logprobs);
+    free(news->events);
+    *news = (struct job_news){0};
+}
+
+/* ---- log probabilities ------------------------------------------------------------------------
+ */
+
+/* The n likeliest into w->top, best first; of equals the lower id. */
+static void find_top(struct worker *w, const float *logits, uint32_t n) {
+    uint32_t found = 0;
+    for (int32_t t = 0; t < w->n_tokens; t++) {
+        if (found == n && !(logits[t] > w->top[n - 1].logit))
+            continue;
+        uint32_t at = found < n ? found++ : n - 1;
+        for (; at > 0 && logits[t] > w->top[at - 1].logit; at--)
+            w->top[at] = w->top[at - 1];
+        w->top[at].token = t;
+        w->top[at].logit = logits[t];
+    }
+}
+
+static double log_sum(const float *logits, int32_t n) {
+    float best = logits[0];
+    double sum = 0;
+    for (int32_t i = 1; i < n; i++)
+        best = logits[i] > best ? logits[i] : best;
+    for (int32_t i = 0; i < n; i++)
+        sum += (double)expf(logits[i] - best);
+    return log(sum) + (double)best;
+}
+
+static struct job_logprobs *logprobs_of(struct worker *w, const float *logits, int32_t token,
+                                        int n_top) {
+    uint32_t most = sizeof w->top / sizeof *w->top,
+             n = (uint32_t)n_top < most ? (uint32_t)n_top : most;
+    n = n < (uint32_t)w->n_tokens ? n : (uint32_t)w->n_tokens;
+    struct job_logprobs *out = malloc(sizeof *out + n * sizeof *out->top);
+    if (!out)
+        return NULL;
+    double sum = log_sum(logits, w->n_tokens);
+    if (n > 0)
+        find_top(w, logits, n);
+    out->logprob = (float)((double)logits[token] - sum);
+    out->n = n;
+    for (uint32_t i = 0; i < n; i++) {
+        out->top[i].token = w->top[i].token;
+        out->top[i].logprob = (float)((double)w->top[i].logit - sum);
+    }
+    return out;
+}
+
+/* ---- thinking ---------------------------------------------------------------------------------
+ */
+
+/* Keeps the token; true when the budget is used up by it. */
+static bool think(struct job_choice *c, int32_t token) {
+    const struct job_thinking *t = &c->job->thinking;
+    if (c->n_new >= c->capacity) {
+        uint32_t capacity = 2 * c->capacity + 64;
+        int32_t *more = realloc(c->tokens, capacity * sizeof *more);
+        if (!more)
+            return false; /* no limit then */
+        c->tokens = more;
+        c->capacity = capacity;
+    }
+    c->tokens[c->n_new] = token;
+    if (token == t->close)
+        c->is_thinking = false;
+    else if (token == t->open)
+        c->is_thinking = true;
+    else if (c->is_thinking)
+        c->n_thought++;
+    return c->is_thinking && c->n_thought >= t->budget && t->n_closing > 0;
+}
+
+static bool has_budget(const struct job *job) {
+    return job->thinking.budget >= 0 && job->thinking.close >= 0;
+}
+
+/* ---- callbacks of the scheduler ---------------------------------------------------------------
+ */
+
+/* A request of the scheduler: the choices of a prompt, or one that goes on after its thinking. */
+struct run {
+    struct job *job;
+    uint32_t prompt, first; /* its first choice */
+    uint64_t *id;           /* in the job's requests */
+};
+
+static bool hand_out(struct worker *w, struct job_choice *c, int32_t token, const float *logits) {
+    struct job *job = c->job;
+    struct job_event event = {.choice = c->number, .token = token};
+    if (job->is_enough[c->number])
+        return false;
+    if (job->n_top >= 0 && logits)
+        event.logprobs = logprobs_of(w, logits, token, job->n_top);
+    if (c->n_new > 0)
+        histogram_add(&w->metrics->between_tokens, w->now - c->last);
+    c->last = w->now;
+    bool is_told = append(job, event);
+    if (!is_told)
+        free(event.logprobs);
+    bool is_used_up = has_budget(job) && think(c, token);
+    c->n_new++;
+    c->is_to_close = is_used_up && c->n_new + job->thinking.n_closing < job->most;
+    return is_told && !c->is_to_close;
+}
+
+static struct job_choice *choice_of(struct run *run, uint32_t answer) {
+    return &run->job->choices[run->first + answer];
+}
+
+static bool on_token(void *user, const struct sched_token *token) {
+    struct run *run = user;
+    struct worker *w = run->job->worker;
+    if (w->now == 0)
+        w->now = seconds_now();
+    return hand_out(w, choice_of(run, token->answer), token->token, token->logits);
+}
+
+static void count_end(struct worker *w, const struct sched_report *r) {
+    struct metrics *m = w->metrics;
+    m->prompt_tokens += r->n_prompt;
+    m->cached_tokens += r->reuse.tokens;
+    m->cached_device += r->reuse.device;
+    m->cached_host += r->reuse.host;
+    m->cached_disk += r->reuse.disk;
+    m->new_tokens += r->n_new;
+    if (r->first_seconds > 0)
+        histogram_add(&m->first_token, r->first_seconds);
+    histogram_add(&m->whole, r->seconds);
+}
+
+static void end_choice(struct job_choice *c, const struct sched_report *report) {
+    struct job *job = c->job;
+    struct job_end *end = &job->ends[c->number];
+    end->report = *report;
+    if (c->has_gone_on) {
+        end->report.n_prompt = c->before.n_prompt;
+        end->report.reuse = c->before.reuse;
+        end->report.first_seconds = c->before.first_seconds;
+    }
+    strncpy(end->error, report->error, sizeof end->error - 1);
+    end->report.error = end->error;
+    end->report.n_new = c->n_new;
+    append(job, (struct job_event){.choice = c->number, .token = JOB_END});
+    job->n_left--;
+    pthread_mutex_lock(&job->worker->lock);
+    job->worker->state.n_answers--;
+    pthread_mutex_unlock(&job->worker->lock);
+}
+
+static int start_run(struct worker *w, struct run *run, const struct sched_request *request,
+                     struct err *err);
+
+/* What was thought so far, closed, is the prompt of a request that goes on. */
+static bool go_on(struct worker *w, struct job_choice *c, uint32_t prompt,
+                  const struct sched_report *report) {
+    struct job *job = c->job;
+    const struct job_prompt *p = &job->prompts[prompt];
+    const struct job_thinking *t = &job->thinking;
+    struct err err;
+    size_t n = p->n + c->n_new + t->n_closing;
+    int32_t *tokens = malloc(n * sizeof *tokens);
+    struct run *run = calloc(1, sizeof *run);
+    bool is_good = tokens && run;
+    if (is_good) {
+        memcpy(tokens, p->tokens, p->n * sizeof *tokens);
+        memcpy(tokens + p->n, c->tokens, c->n_new * sizeof *tokens);
+        memcpy(tokens + p->n + c->n_new, t->closing, t->n_closing * sizeof *tokens);
+        c->is_to_close = c->is_thinking = false;
+        for (size_t i = 0; is_good && i < t->n_closing; i++)
+            is_good = hand_out(w, c, t->closing[i], NULL);
+    }
+    if (is_good) {
+        struct sched_request request = {
+            .prompt = tokens,
+            .n_prompt = n,
+            .most = job->most - c->n_new,
+            .sampling = job->sampling,
+        };
+        *run = (struct run){.job = job, .prompt = prompt, .first = c->number};
+        run->id = &job->requests[job->n_prompts + c->number];
+        c->before = *report;
+        c->has_gone_on = true;
+        request.sampling.seed += c->number;
+        is_good = start_run(w, run, &request, &err) == SLUICE_OK;
+    }
+    if (!is_good)
+        free(run);
+    free(tokens);
+    return is_good;
+}
+
+static void on_end(void *user, const struct sched_report *report) {
+    struct run *run = user;
+    struct job *job = run->job;
+    struct worker *w = job->worker;
+    struct job_choice *c = choice_of(run, report->answer);
+    count_end(w, report);
+    bool goes_on = c->is_to_close && report->end == SCHED_END_STOPPED && !job->is_cancelled &&
+                   go_on(w, c, run->prompt, report);
+    if (!goes_on)
+        end_choice(c, report);
+    if (report->answers_left > 0)
+        return;
+    *run->id = 0;
+    free(run);
+}
+
+/* ---- jobs -------------------------------------------------------------------------------------
+ */
+
+/* The scheduler calls on_end once for each answer of a request it accepted; run is freed then. */
+static int start_run(struct worker *w, struct run *run, const struct sched_request *request,
+                     struct err *err) {
+    static const int32_t none[1];
+    struct sched_request r = *request;
+    r.ends = run->job->ignores_ends ? none : NULL;
+    r.wants_logits = run->job->n_top >= 0;
+    r.on_token = on_token;
+    r.on_end = on_end;
+    r.user = run;
+    return sched_submit(w->sched, &r, run->id, err);
+}
+
+static int start_prompt(struct worker *w, struct job *job, uint32_t p, struct err *err) {
+    struct run *run = calloc(1, sizeof *run);
+    if (!run)
+        return err_memory(err, "a request");
+    *run =
+        (struct run){.job = job, .prompt = p, .first = p * job->answers, .id = &job->requests[p]};
+    struct sched_request request = {
+        .prompt = job->prompts[p].tokens,
+        .n_prompt = job->prompts[p].n,
+        .most = job->most,
+        .answers = job->answers,
+        .sampling = job->sampling,
+    };
+    request.sampling.seed += run->first;
+    int status = start_run(w, run, &request, err);
+    if (status)
+        free(run);
+    return status;
+}
+
+static void unlink_job(struct worker *w, struct job *job) {
+    if (job->next)
+        job->next->previous = job->previous;
+    if (job->previous)
+        job->previous->next = job->next;
+    else
+        w->jobs = job->next;
+}
+
+static void cancel_requests(struct worker *w, struct job *job) {
+    for (uint32_t i = 0; i < job->n_prompts + job->n_choices; i++)
+        if (job->requests[i])
+            sched_cancel(w->sched, job->requests[i]);
+}
+
+/* All prompts or, after a refusal, none: those that were accepted are cancelled. */
+static void start_job(struct worker *w, struct job *job) {
+    struct err err = {0};
+    int status = job->is_cancelled ? err_set(&err, SLUICE_ERR_CANCELLED, "cancelled") : SLUICE_OK;
+    job->next = w->jobs;
+    job->previous = NULL;
+    if (w->jobs)
+        w->jobs->previous = job;
+    w->jobs = job;
+    uint32_t p = 0;
+    for (; !status && p < job->n_prompts; p++)
+        status = start_prompt(w, job, p, &err);
+    pthread_mutex_lock(&job->lock);
+    job->is_accepted = !status;
+    job->status = status;
+    memcpy(job->error, err.text, sizeof job->error - 1);
+    pthread_mutex_unlock(&job->lock);
+    touch(w, job);
+    if (!status)
+        return;
+    cancel_requests(w, job);
+    uint32_t n_lost = (job->n_prompts - (p > 0 ? p - 1 : 0)) * job->answers;
+    job->n_left -= n_lost;
+    pthread_mutex_lock(&w->lock);
+    w->state.n_answers -= n_lost;
+    pthread_mutex_unlock(&w->lock);
+}
+
+void job_begin(struct job *job) {
+    *job = (struct job){
+        .n_top = -1, .answers = 1, .thinking = {.budget = -1, .open = -1, .close = -1}};
+    pthread_mutex_init(&job->lock, NULL);
+}
+
+void job_free(struct job *job) {
+    struct job_news rest = {job->events, job->n_events, job->capacity, false, false};
+    job_news_free(&rest);
+    free(job->ends);
+    free(job->is_enough);
+    pthread_mutex_destroy(&job->lock);
+}
+
+static void free_parts(struct job *job) {
+    for (uint32_t i = 0; job->choices && i < job->n_choices; i++)
+        free(job->choices[i].tokens);
+    free(job->choices);
+    free(job->requests);
+    job->choices = NULL;
+    job->requests = NULL;
+}
+
+static void wake_touched(struct worker *w) {
+    size_t n = w->n_touched;
+    w->n_touched = 0;
+    for (size_t i = 0; i < n; i++) {
+        struct job *job = w->touched[i];
+        bool is_over = job->n_left == 0;
+        job->is_touched = false;
+        if (is_over) {
+            unlink_job(w, job);
+            free_parts(job);
+            pthread_mutex_lock(&job->lock);
+            job->is_over = true;
+            pthread_mutex_unlock(&job->lock);
+        }
+        job->wake(job);
+        if (is_over)
+            job->release(job);
+    }
+}
+
+/* ---- the thread -------------------------------------------------------------------------------
+ */
+
+/* Sleeps until there is something to do; false: the worker is closing. */
+static bool take_inbox(struct worker *w, bool is_idle) {
+    pthread_mutex_lock(&w->lock);
+    while (is_idle && !w->inbox && !w->has_cancels && !w->is_closing)
+        pthread_cond_wait(&w->wakes, &w->lock);
+    struct job *job = w->inbox;
+    bool has_cancels = w->has_cancels, goes_on = !w->is_closing;
+    w->inbox = NULL;
+    w->inbox_end = &w->inbox;
+    w->has_cancels = false;
+    pthread_mutex_unlock(&w->lock);
+    while (job) {
+        struct job *next = job->next;
+        start_job(w, job);
+        job = next;
+    }
+    for (job = has_cancels ? w->jobs : NULL; job; job = job->next)
+        if (job->is_cancelled)
+            cancel_requests(w, job);
+    return goes_on;
+}
+
+static void publish(struct worker *w, int status) {
+    struct worker_state s;
+    sched_counters(w->sched, &s.sched);
+    sluice_engine_counters(w->engine, &s.engine);
+    sluice_engine_pages(w->engine, &s.pages);
+    uint64_t rows = s.engine.rows - w->state.engine.rows;
+    uint64_t steps = s.engine.steps - w->state.engine.steps;
+    if (steps > 0)
+        histogram_add(&w->metrics->batch_rows, (double)rows / (double)steps);
+    pthread_mutex_lock(&w->lock);
+    w->state.sched = s.sched;
+    w->state.engine = s.engine;
+    w->state.pages = s.pages;
+    w->state.has_failed |= status == SLUICE_ERR_DEVICE;
+    pthread_mutex_unlock(&w->lock);
+}
+
+static void *work(void *user) {
+    struct worker *w = user;
+    bool worked = false;
+    while (take_inbox(w, !worked)) {
+        w->now = 0;
+        int status = sched_step(w->sched, &worked);
+        worked &= status != SLUICE_ERR_DEVICE;
+        publish(w, status);
+        wake_touched(w);
+    }
+    sched_close(w->sched); /* ends what is left */
+    wake_touched(w);
+    return NULL;
+}
+
+/* ---- from other threads -----------------------------------------------------------------------
+ */
+
+static int prepare(struct job *job, struct err *err) {
+    job->n_choices = job->n_left = job->n_prompts * job->answers;
+    job->choices = calloc(job->n_choices, sizeof *job->choices);
+    job->requests = calloc(job->n_prompts + job->n_choices, sizeof *job->requests);
+    job->ends = calloc(job->n_choices, sizeof *job->ends);
+    job->is_enough = calloc(job->n_choices, sizeof *job->is_enough);
+    if (!job->choices || !job->requests || !job->ends || !job->is_enough) {
+        free_parts(job);
+        return err_memory(err, "a request");
+    }
+    for (uint32_t i = 0; i < job->n_choices; i++)
+        job->choices[i] =
+            (struct job_choice){.job = job, .number = i, .is_thinking = job->thinking.is_open};
+    return SLUICE_OK;
+}
+
+static int admit(struct worker *w, const struct job *job, struct err *err) {
+    struct worker_state *s = &w->state;
+    if (s->has_failed || w->is_closing)
+        return err_set(err, SLUICE_ERR_DEVICE, s->has_failed ? "the device failed" : "closing");
+    if (job->n_choices > s->most_answers)
+        return err_set(err, SLUICE_ERR_ARGUMENT, "%u answers are asked for, expected at most %u",
+                       job->n_choices, s->most_answers);
+    if (s->n_answers + job->n_choices > s->most_answers)
+        return err_set(err, SLUICE_ERR_MEMORY, "%u answers run or wait, and there is room for %u",
+                       s->n_answers, s->most_answers);
+    return SLUICE_OK;
+}
+
+int worker_submit(struct worker *w, struct job *job, struct err *err) {
+    int status = prepare(job, err);
+    if (status)
+        return status;
+    job->worker = w;
+    job->next = NULL;
+    pthread_mutex_lock(&w->lock);
+    status = admit(w, job, err);
+    if (!status) {
+        w->state.n_answers += job->n_choices;
+        *w->inbox_end = job;
+        w->inbox_end = &job->next;
+        pthread_cond_signal(&w->wakes);
+    }
+    pthread_mutex_unlock(&w->lock);
+    if (status)
+        free_parts(job);
+    return status;
+}
+
+void worker_cancel(struct job *job) {
+    struct worker *w = job->worker;
+    atomic_store(&job->is_cancelled, true);
+    pthread_mutex_lock(&w->lock);
+    w->has_cancels = true;
+    pthread_cond_signal(&w->wakes);
+    pthread_mutex_unlock(&w->lock);
+}
+
+void worker_state(struct worker *w, struct worker_state *out) {
+    pthread_mutex_lock(&w->lock);
+    *out = w->state;
+    pthread_mutex_unlock(&w->lock);
+}
+
+/* Signals are for the thread that waits for them. */
+static int start_thread(struct worker *w, struct err *err) {
+    sigset_t all, before;
+    sigfillset(&all);
+    pthread_sigmask(SIG_BLOCK, &all, &before);
+    w->has_thread = pthread_create(&w->thread, NULL, work, w) == 0;
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    return w->has_thread ? SLUICE_OK : err_memory(err, "the worker's thread");
+}
+
+int worker_open(struct worker **out, const struct worker_options *o, struct err *err) {
+    struct worker *w = calloc(1, sizeof *w);
+    struct sched_options options = {.queue = o->queue};
+    struct sluice_facts facts;
+    struct sluice_choice choice;
+    *out = w;
+    if (!w)
+        return err_memory(err, "the worker");
+    sluice_model_facts(o->model, &facts);
+    sluice_engine_choice(o->engine, &choice);
+    w->model = o->model;
+    w->engine = o->engine;
+    w->metrics = o->metrics;
+    w->n_logits = facts.n_logits;
+    w->n_tokens = facts.n_tokens;
+    w->inbox_end = &w->inbox;
+    w->state.most_answers = choice.sequences + o->queue;
+    pthread_mutex_init(&w->lock, NULL);
+    pthread_cond_init(&w->wakes, NULL);
+    w->touched = calloc(w->state.most_answers, sizeof *w->touched);
+    int status = w->touched ? sched_open(&w->sched, o->model, o->engine, &options, err)
+                            : err_memory(err, "the worker");
+    if (!status) {
+        publish(w, SLUICE_OK);
+        status = start_thread(w, err);
+    }
+    if (!status)
+        return SLUICE_OK;
+    worker_close(w);
+    *out = NULL;
+    return status;
+}
+
+void worker_stop(struct worker *w) {
+    if (!w)
+        return;
+    pthread_mutex_lock(&w->lock);
+    w->is_closing = true;
+    pthread_cond_signal(&w->wakes);
+    pthread_mutex_unlock(&w->lock);
+    if (w->has_thread)
+        pthread_join(w->thread, NULL);
+    w->has_thread = false;
+}
+
+void worker_close(struct worker *w) {
+    if (!w)
+        return;
+    bool has_run = w->has_thread || w->is_closing;
+    worker_stop(w);
+    if (!has_run)
+        sched_close(w->sched);
+    pthread_cond_destroy(&w->wakes);
+    pthread_mutex_destroy(&w->lock);
+    free(w->touched);
+    free(w);
+}

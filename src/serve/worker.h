@@ -1,0 +1,132 @@
+/* worker.h - the thread that owns the engine and its scheduler: jobs in, tokens out.
+ *
+ * A job is what one client asked for: prompts, and answers to each. Any thread submits and cancels
+ * jobs; nothing but the worker's thread touches the engine. It hands tokens out by appending them
+ * to the job's list and calling its `wake`, after every step that brought the job something: so the
+ * engine waits for nobody. It sleeps while there is no job.
+ *
+ * (1) A job that was accepted is woken until `is_over`, and `release` is called once after that.
+ * (2) A cancelled job gets no more tokens from the next step on; its answers end as cancelled. */
+#ifndef SERVE_WORKER_H
+#define SERVE_WORKER_H
+
+#include <pthread.h>
+#include <stdatomic.h>
+
+#include "serve/metrics.h"
+#include "serve/scheduler.h"
+
+struct job_prompt {
+    const int32_t *tokens;
+    size_t n;
+};
+
+/* Log probabilities of a token and of the likeliest, best first. */
+struct job_logprobs {
+    float logprob;
+    uint32_t n;
+    struct {
+        int32_t token;
+        float logprob;
+    } top[];
+};
+
+enum { JOB_END = -1 };
+
+struct job_event {
+    uint32_t choice;               /* answer i of prompt p is choice p * answers + i */
+    int32_t token;                 /* JOB_END: the choice has ended, as `ends` says */
+    struct job_logprobs *logprobs; /* where wanted; the reader frees it */
+};
+
+struct job_end {
+    struct sched_report report; /* its error is in `error` */
+    char error[200];
+};
+
+/* Tokens that a model may spend on thinking; then the tokens `close` are put in its mouth. */
+struct job_thinking {
+    int64_t budget;         /* below 0: no limit */
+    bool is_open;           /* the prompt ends inside of it */
+    int32_t open, close;    /* the tokens that begin and end it; -1: the model has none */
+    const int32_t *closing; /* what to put in: `close` and what follows it */
+    size_t n_closing;
+};
+
+struct job_choice; /* the worker's own */
+
+/* Begin with job_begin and fill in the first part; all is borrowed until release. */
+struct job {
+    const struct job_prompt *prompts;
+    uint32_t n_prompts, answers, most;
+    struct sluice_sampling sampling; /* choice i: seed + i */
+    int n_top;                       /* the likeliest tokens to tell with each; below 0: none */
+    bool ignores_ends;               /* no token ends an answer */
+    struct job_thinking thinking;
+    void (*wake)(struct job *job);    /* by the worker's thread; must be quick */
+    void (*release)(struct job *job); /* the same, once, last */
+
+    /* Read by anyone with job_take. */
+    pthread_mutex_t lock;
+    struct job_event *events;
+    size_t n_events, capacity;
+    bool is_accepted, is_over;
+    int status; /* why it was refused; SLUICE_OK: it was not */
+    char error[200];
+    struct job_end *ends; /* one a choice; valid after its JOB_END */
+
+    atomic_bool *is_enough; /* one a choice, set by anyone: it ends with its next token */
+
+    /* The worker's own. */
+    atomic_bool is_cancelled;
+    struct worker *worker;
+    struct job *next, *previous;
+    struct job_choice *choices;
+    uint32_t n_choices, n_left;
+    uint64_t *requests; /* of the scheduler, 0: none; one a prompt, one a choice that goes on */
+    bool is_touched;
+};
+
+void job_begin(struct job *job);
+void job_free(struct job *job); /* of a job that was never taken, or was released */
+
+/* What a reader takes from a job at once; give the same struct again, it keeps the memory. */
+struct job_news {
+    struct job_event *events;
+    size_t n_events, capacity;
+    bool is_accepted, is_over;
+};
+void job_take(struct job *job, struct job_news *news);
+void job_news_free(struct job_news *news); /* also the logprobs that nobody took */
+
+struct worker_options {
+    const sluice_model *model; /* borrowed */
+    sluice_engine *engine;     /* borrowed; the worker's until worker_close returns */
+    uint32_t queue;            /* answers that may wait when all sequences are taken */
+    struct metrics *metrics;   /* borrowed */
+};
+
+int worker_open(struct worker **out, const struct worker_options *options, struct err *err);
+/* Ends all jobs, as cancelled, and the thread; further jobs are refused. Takes NULL. */
+void worker_stop(struct worker *worker);
+void worker_close(struct worker *worker); /* stopped or not; nobody may use it then. Takes NULL. */
+
+/* Takes a job: SLUICE_OK, or
+ *   SLUICE_ERR_ARGUMENT   more answers than ever fit
+ *   SLUICE_ERR_MEMORY     too many wait already, or memory ran out: later it may be taken
+ *   SLUICE_ERR_DEVICE     the engine failed for good, or the worker is closing
+ * and err says why. What the scheduler refuses later is told by `status` and is_over. */
+int worker_submit(struct worker *worker, struct job *job, struct err *err);
+void worker_cancel(struct job *job); /* of a job that was taken and is not released */
+
+/* As of the last step. */
+struct worker_state {
+    struct sched_counters sched;
+    struct sluice_counters engine;
+    struct sluice_pages pages;
+    uint32_t n_answers, most_answers; /* taken and not ended; the most there may be */
+    bool has_failed;                  /* the device is gone */
+};
+void worker_state(struct worker *worker, struct worker_state *out);
+
+#endif

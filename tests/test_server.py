@@ -1,0 +1,597 @@
+#!/usr/bin/env python3
+"""test_server.py SLUICE [WORDS] - `sluice serve` from outside: the clients people use, and abuse.
+
+Runs in the environment that tools/setup.sh makes (build/venv-test); without its clients the tests
+that need them are skipped. All connections stay on this machine. SECONDS sets how long the load lasts.
+"""
+import atexit, contextlib, http.client, json, os, random, re, shutil, signal, socket, subprocess, sys, tempfile, threading, time
+import traceback
+from pathlib import Path
+
+VENV = Path(__file__).resolve().parent.parent / "build/venv-test/bin/python"
+if VENV.exists() and Path(sys.prefix) != VENV.parent.parent:
+    os.execv(VENV, [str(VENV), *sys.argv])
+
+try:
+    import openai
+except ImportError:
+    openai = None
+
+SLUICE = os.path.abspath(sys.argv[1])
+WORDS = sys.argv[2:]
+ROOT = Path(__file__).resolve().parent.parent
+SHIPPED = ROOT / "models/stories-27m-q4_k_m.gguf"
+TMP = Path(tempfile.mkdtemp())
+atexit.register(shutil.rmtree, TMP, ignore_errors=True)
+PATIENCE = 60
+SECONDS = float(os.environ.get("SECONDS", 5))
+FOX = [{"role": "user", "content": "Tell me a story about a fox."}]
+
+
+class Skip(Exception):
+    pass
+
+
+# ---- servers ---------------------------------------------------------------------------------------
+
+class Server:
+    """A server of its own; kill it with stop()."""
+
+    def __init__(self, *args, **env):
+        self.log = tempfile.TemporaryFile(dir=TMP)
+        self.process = subprocess.Popen([SLUICE, "serve", "-m", str(SHIPPED), "--port", "0", *map(str, args)],
+                                        stderr=self.log, stdin=subprocess.DEVNULL,
+                                        env={**os.environ, "NO_COLOR": "1", **env})
+        end = time.time() + PATIENCE
+        while b"listening on " not in self.text():
+            assert self.process.poll() is None and time.time() < end, self.text().decode()
+            time.sleep(0.02)
+        self.address = re.search(rb"listening on (\S+)", self.text())[1].decode()
+        found = re.search(r"http://(.+):(\d+)", self.address)
+        self.host, self.port = (found[1], int(found[2])) if found else (None, None)
+
+    def text(self):
+        self.log.seek(0)
+        return self.log.read()
+
+    def stop(self, number=signal.SIGTERM, seconds=PATIENCE):
+        self.process.send_signal(number)
+        try:
+            return self.process.wait(seconds)
+        finally:
+            self.process.kill()
+            self.process.wait()
+
+    def connect(self, timeout=PATIENCE):
+        return http.client.HTTPConnection(self.host, self.port, timeout=timeout)
+
+    def request(self, method, path, body=None, headers={}):
+        """Status, headers and body, as JSON where it is."""
+        with contextlib.closing(self.connect()) as c:
+            c.request(method, path, json.dumps(body) if isinstance(body, (dict, list)) else body, headers)
+            r = c.getresponse()
+            text = r.read()
+        is_json = r.getheader("Content-Type", "").startswith("application/json")
+        return r.status, r.headers, json.loads(text) if is_json and text else text.decode()
+
+    def chat(self, messages=FOX, path="/v1/chat/completions", **fields):
+        status, _, body = self.request("POST", path, {"messages": messages, "max_tokens": 8, "temperature": 0, **fields})
+        assert status == 200, body
+        return body
+
+    def raw(self, *parts, wait=PATIENCE, pause=0.0):
+        """What comes back for these bytes, until the server closes or says nothing more for a moment."""
+        with socket.create_connection((self.host, self.port), timeout=wait) as s:
+            got = b""
+            try:
+                for part in parts:
+                    s.sendall(part)
+                    time.sleep(pause)
+                s.settimeout(wait)
+                while more := s.recv(65536):
+                    got += more
+                    s.settimeout(0.3)
+            except (socket.timeout, ConnectionError):
+                pass
+            return got
+
+    def metric(self, name):
+        text = self.request("GET", "/metrics")[2]
+        return float(re.search(rf"^sluice_{re.escape(name)} (\S+)$", text, re.M)[1])
+
+    def wait_until_idle(self, seconds=PATIENCE):
+        end = time.time() + seconds
+        while self.metric("answers_running") or self.metric("answers_waiting"):
+            assert time.time() < end, "answers still run"
+            time.sleep(0.02)
+
+
+shared = None
+
+
+def server():
+    """The one that most tests use: it must survive them all."""
+    global shared
+    if not shared:
+        shared = Server("--batch", 8, "--queue", 64, "--idle", 30, "-c", 512)
+        atexit.register(shared.process.kill)
+    assert shared.process.poll() is None, f"the server ended: {shared.text().decode()}"
+    return shared
+
+
+@contextlib.contextmanager
+def own(*args, **env):
+    s = Server(*args, **env)
+    try:
+        yield s
+        assert s.process.poll() is None, f"the server ended: {s.text().decode()}"
+    finally:
+        code = s.stop()
+    assert code == 0, f"exits {code}: {s.text().decode()}"
+
+
+def events(response):
+    """The events of a stream: data as JSON."""
+    for line in response:
+        if line.startswith(b"data: ") and line.strip() != b"data: [DONE]":
+            yield json.loads(line[6:])
+
+
+def stream(s, path, body):
+    c = s.connect()
+    c.request("POST", path, json.dumps(body))
+    r = c.getresponse()
+    assert r.status == 200, r.read()
+    return c, r
+
+
+# ---- the OpenAI API --------------------------------------------------------------------------------
+
+def openai_client(s, **kw):
+    if not openai:
+        raise Skip("the openai client is not installed")
+    return openai.OpenAI(base_url=f"{s.address}/v1", api_key=kw.pop("api_key", "none"), max_retries=0, timeout=PATIENCE, **kw)
+
+
+def test_openai_chat():
+    c = openai_client(server())
+    r = c.chat.completions.create(model="any", messages=FOX, max_tokens=12, temperature=0)
+    assert r.choices[0].message.content.startswith("Once upon a time") and r.choices[0].finish_reason == "length", r
+    assert r.usage.completion_tokens == 12 and r.usage.total_tokens == r.usage.prompt_tokens + 12, r.usage
+    again = c.chat.completions.create(model="any", messages=FOX, max_tokens=12, temperature=0)
+    assert again.choices[0].message.content == r.choices[0].message.content
+    assert again.usage.prompt_tokens_details.cached_tokens > 0, again.usage
+    assert [m.id for m in c.models.list()] == [SHIPPED.stem]
+
+
+def test_openai_streams_what_it_would_answer():
+    c = openai_client(server())
+    args = dict(model="any", messages=FOX, max_tokens=30, temperature=0.7, seed=5, n=3)
+    whole = c.chat.completions.create(**args)
+    texts, ends, usage = ["", "", ""], [None] * 3, None
+    for chunk in c.chat.completions.create(**args, stream=True, stream_options={"include_usage": True}):
+        usage = chunk.usage or usage
+        for choice in chunk.choices:
+            texts[choice.index] += choice.delta.content or ""
+            ends[choice.index] = choice.finish_reason or ends[choice.index]
+    assert texts == [x.message.content for x in whole.choices] and len(set(texts)) == 3, texts
+    assert ends == ["length"] * 3 and usage.completion_tokens == 90, usage
+
+
+def test_openai_parts_roles_and_ends():
+    c = openai_client(server())
+    parts = [{"role": "developer", "content": "You tell stories."},
+             {"role": "user", "content": [{"type": "text", "text": "Tell me a story "}, {"type": "text", "text": "about a fox."}]}]
+    plain = [{"role": "system", "content": "You tell stories."}, FOX[0]]
+    a, b = (c.chat.completions.create(model="m", messages=m, temperature=0, max_completion_tokens=8) for m in (parts, plain))
+    assert a.choices[0].message.content == b.choices[0].message.content
+    assert a.usage.prompt_tokens == b.usage.prompt_tokens
+    r = c.chat.completions.create(model="m", messages=[{"role": "user", "content": "Who are you?"}], temperature=0)
+    assert r.choices[0].finish_reason == "stop" and r.usage.completion_tokens < 100, r
+
+
+def test_openai_stop_texts():
+    c = openai_client(server())
+    args = dict(model="m", messages=FOX, max_tokens=60, temperature=0)
+    whole = c.chat.completions.create(**args).choices[0].message.content
+    stop = whole[20:24]
+    for streamed in (False, True):
+        r = c.chat.completions.create(**args, stop=["never there", stop], stream=streamed)
+        if streamed:
+            chunks = [x.choices[0] for x in r]
+            text, end = "".join(x.delta.content or "" for x in chunks), chunks[-1].finish_reason
+        else:
+            text, end = r.choices[0].message.content, r.choices[0].finish_reason
+        assert text == whole[:whole.index(stop)] and end == "stop", (text, end)
+
+
+def test_openai_logprobs():
+    c = openai_client(server())
+    args = dict(model="m", messages=FOX, max_tokens=6, temperature=0, logprobs=True, top_logprobs=3)
+    r = c.chat.completions.create(**args).choices[0]
+    assert "".join(t.token for t in r.logprobs.content) == r.message.content and len(r.logprobs.content) == 6
+    for t in r.logprobs.content:
+        assert len(t.top_logprobs) == 3 and t.top_logprobs[0].token == t.token and t.top_logprobs[0].logprob == t.logprob <= 0
+        assert t.top_logprobs[0].logprob >= t.top_logprobs[1].logprob >= t.top_logprobs[2].logprob
+        assert bytes(t.bytes).decode() == t.token
+    chunks = [x.choices[0] for x in c.chat.completions.create(**args, stream=True)]
+    told = [t for x in chunks if x.logprobs for t in x.logprobs.content]
+    assert [(t.token, t.logprob) for t in told] == [(t.token, t.logprob) for t in r.logprobs.content]
+
+
+def test_openai_seed_bias_and_penalties():
+    s = server()
+    args = dict(max_tokens=20, temperature=1.0)
+    text = lambda **kw: s.chat(**{**args, **kw})["choices"][0]["message"]["content"]
+    assert text(seed=1) == text(seed=1) != text(seed=2)
+    first = s.chat(max_tokens=1, logprobs=True)["choices"][0]
+    ids = json.loads(subprocess.run([SLUICE, "tokenize", "-m", str(SHIPPED), "-p", first["message"]["content"], "--json"],
+                                    stdout=subprocess.PIPE, check=True).stdout)
+    assert s.chat(max_tokens=1, logit_bias={str(ids[0]): -100})["choices"][0]["message"]["content"] != first["message"]["content"]
+    assert text(temperature=0, presence_penalty=2, frequency_penalty=2) != text(temperature=0)
+
+
+def test_openai_errors():
+    c = openai_client(server())
+    for fields, words in ((dict(temperature="hot"), "temperature is a string"), (dict(n=0), "n is 0, expected 1"),
+                          (dict(n=1000), "n is 1000, expected at most"), (dict(max_tokens=0), "max_tokens is 0"),
+                          (dict(stop=[3]), "stop is a number"), (dict(logit_bias={"x": 1}), "logit_bias has the key 'x'"),
+                          (dict(messages=[]), "messages is empty"), (dict(messages=[{"role": 3}]), "messages[0].role is a number"),
+                          (dict(messages=[{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]), "image_url"),
+                          (dict(top_logprobs=99, logprobs=True), "top_logprobs is 99"),
+                          (dict(tools=[{"type": "function"}]), "tools[0] has no function"),
+                          (dict(messages=[{"role": "user", "content": "fox " * 3000}]), "expected at most 511")):
+        try:
+            c.chat.completions.create(**{"model": "m", "messages": FOX, **fields})
+            assert False, f"{fields} is taken"
+        except openai.BadRequestError as e:
+            assert words in e.body["message"], (fields, e.body)
+            assert e.body["type"] == "invalid_request_error"
+            if "messages" not in fields or fields["messages"] == []:
+                assert e.body["param"] in fields, e.body
+    try:
+        c.chat.completions.create(model="m", messages=[{"role": "user", "content": "fox " * 3000}])
+    except openai.BadRequestError as e:
+        assert e.code == "context_length_exceeded", e.body
+
+
+def test_unknown_fields_are_ignored():
+    assert server().chat(user="me", metadata={"a": [1]}, store=True, service_tier="auto", temperature=None)["choices"]
+
+
+def test_next_turn_continues_from_what_was_sampled():
+    s = server()
+    first = s.chat(max_tokens=40, temperature=0.9, seed=3)
+    said = first["choices"][0]["message"]
+    messages = FOX + [said, {"role": "user", "content": "And then?"}]
+    cached = s.chat(messages)["usage"]["prompt_tokens_details"]["cached_tokens"]
+    assert cached >= first["usage"]["total_tokens"] - 2, (cached, first["usage"])
+
+
+# ---- paths, keys, origins --------------------------------------------------------------------------
+
+def test_paths_and_methods():
+    s = server()
+    for method, path, status in (("GET", "/nothing", 404), ("GET", "/v1/chat/completions", 405), ("DELETE", "/health", 405),
+                                 ("GET", "/health", 200), ("HEAD", "/health", 200), ("GET", "/../etc/passwd", 404),
+                                 ("GET", "/v1/models", 200), ("GET", "/%2e%2e/x", 404), ("OPTIONS", "/health", 405)):
+        found, headers, body = s.request(method, path)
+        assert found == status, (method, path, found, body)
+        assert headers["X-Content-Type-Options"] == "nosniff"
+        if status >= 400 and method != "HEAD":
+            assert body["error"]["message"], body
+
+
+def test_bodies_that_are_no_request():
+    s = server()
+    for body, words in ((b"", "no JSON"), (b"[]", "an array"), (b"{", "no JSON"), (b"\xff\xfe", "no JSON"), (b'{"a":1,"a":2}', "no JSON"),
+                        (b'"x"', "a string"), (b"{}", "messages is not there"), (b"[" * 100000, "no JSON"),
+                        (b'{"messages": {"a": 1}}', "messages is an object"), (b'{"messages": [3]}', "messages[0] is a number")):
+        status, _, answer = s.request("POST", "/v1/chat/completions", body)
+        assert status == 400 and words in answer["error"]["message"], (body[:20], answer)
+
+
+def test_api_key():
+    with own("--api-key", "secret") as s:
+        for headers, status in (({}, 401), ({"Authorization": "Bearer wrong"}, 401), ({"Authorization": "Bearer secret"}, 200),
+                                ({"Authorization": "Bearer secretsecret"}, 401), ({"Authorization": "secret"}, 401),
+                                ({"x-api-key": "secret"}, 200), ({"x-api-key": "Secret"}, 401), ({"Authorization": "Bearer "}, 401)):
+            assert s.request("GET", "/v1/models", headers=headers)[0] == status, headers
+        assert s.request("GET", "/health")[0] == 200
+        assert s.request("POST", "/v1/chat/completions", {"messages": FOX})[0] == 401
+        if openai:
+            assert len(list(openai_client(s, api_key="secret").models.list())) == 1
+            try:
+                openai_client(s, api_key="other").models.list()
+                assert False, "another key is taken"
+            except openai.AuthenticationError as e:
+                assert e.body["code"] == "invalid_api_key"
+
+
+def test_pages_elsewhere_cannot_use_it():
+    s = server()
+    here = f"127.0.0.1:{s.port}"
+    for headers, status in (({"Origin": "https://evil.example"}, 403), ({"Origin": "null"}, 403), ({"Origin": f"http://{here}"}, 200),
+                            ({"Host": "evil.example"}, 403), ({"Host": f"evil.example:{s.port}"}, 403), ({"Host": "localhost:1"}, 200),
+                            ({"Host": "127.0.0.1.evil.example"}, 403), ({"Host": "[::1]:8080"}, 200), ({"Host": "LOCALHOST"}, 200),
+                            ({"Host": "evil.example", "Origin": "http://evil.example"}, 403), ({"Host": "notlocalhost"}, 403),
+                            ({"Host": "chat.localhost", "Origin": "http://chat.localhost"}, 200)):
+        status_found, answer_headers, _ = s.request("GET", "/v1/models", headers=headers)
+        assert status_found == status, (headers, status_found)
+        assert "Access-Control-Allow-Origin" not in answer_headers
+    with own("--cors", "https://good.example", "--allow-host", "proxy.example", "--prefix", "/llm") as s:
+        status, headers, _ = s.request("OPTIONS", "/llm/v1/chat/completions",
+                                       headers={"Origin": "https://good.example", "Access-Control-Request-Headers": "x-mine"})
+        assert status == 204 and headers["Access-Control-Allow-Origin"] == "https://good.example", headers
+        assert headers["Access-Control-Allow-Headers"] == "x-mine"
+        assert s.request("GET", "/llm/v1/models", headers={"Origin": "https://good.example"})[0] == 200
+        assert s.request("GET", "/llm/v1/models", headers={"Origin": "https://bad.example"})[0] == 403
+        assert s.request("GET", "/llm/v1/models", headers={"Host": "proxy.example"})[0] == 200
+        assert s.request("GET", "/v1/models")[0] == 404 and s.request("GET", "/llmx/v1/models")[0] == 404
+
+
+def test_unix_socket_and_inherited_socket():
+    path = TMP / "socket"
+    with own("--unix", path) as s:
+        assert s.address == f"unix:{path}"
+        with socket.socket(socket.AF_UNIX) as c:
+            c.connect(str(path))
+            c.sendall(b"GET /health HTTP/1.1\r\nHost: whatever\r\nConnection: close\r\n\r\n")
+            assert b"200 OK" in c.recv(4096)
+    assert not path.exists()
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+        command = f'exec env LISTEN_PID=$$ LISTEN_FDS=1 "$0" serve -m "$1" 3<&{listener.fileno()}'
+        p = subprocess.Popen(["bash", "-c", command, SLUICE, str(SHIPPED)], pass_fds=[listener.fileno()],
+                             stderr=subprocess.PIPE)
+        line = ""
+        while "listening" not in line:
+            line = p.stderr.readline().decode()
+            assert line, "it ended"
+        assert f":{port}" in line, line
+        c = http.client.HTTPConnection("127.0.0.1", port, timeout=PATIENCE)
+        c.request("GET", "/health")
+        assert c.getresponse().status == 200
+        p.terminate()
+        assert p.wait(PATIENCE) == 0
+        p.stderr.close()
+
+
+def test_command_lines_that_are_wrong():
+    with contextlib.closing(socket.create_server(("127.0.0.1", 0))) as taken:
+        for args, code, words in ((["--port", "99999"], 2, "--port is 99999"), (["--prefix", "x"], 2, "--prefix is 'x'"),
+                                  (["--port", str(taken.getsockname()[1])], 1, "Address already in use"),
+                                  (["--host", "no.such.name.invalid"], 1, "no.such.name.invalid"),
+                                  (["--unix", "/nowhere/x/y"], 1, "/nowhere/x/y"),
+                                  (["--chat-template", "/nowhere"], 1, "/nowhere")):
+            p = subprocess.run([SLUICE, "serve", "-m", str(SHIPPED), *args], stderr=subprocess.PIPE, timeout=PATIENCE)
+            assert p.returncode == code and words in p.stderr.decode().splitlines()[-1], (args, p.stderr)
+
+
+def test_access_log_has_no_prompts_unless_asked():
+    for args, has_prompt in (([], False), (["--log-prompts"], True)):
+        log = TMP / f"log{has_prompt}"
+        with own("--access-log", log, *args) as s:
+            s.chat()
+            s.request("GET", "/nothing")
+        lines = [json.loads(line) for line in log.read_text().splitlines()]
+        assert [line["status"] for line in lines] == [200, 404], lines
+        assert lines[0]["new_tokens"] == 8 and lines[0]["path"] == "/v1/chat/completions" and lines[0]["first_token_seconds"] > 0
+        assert ("fox" in log.read_text()) == has_prompt
+        assert log.stat().st_mode & 0o077 == 0
+
+
+def test_metrics_are_prometheus_text():
+    s = server()
+    s.chat()
+    text = s.request("GET", "/metrics")[2]
+    for line in text.splitlines():
+        assert re.fullmatch(r"# (HELP|TYPE) sluice_\w+ .+|sluice_\w+(\{\w+=\"[^\"]+\"\})? [0-9.e+-]+", line), line
+    for name in ("first_token_seconds", "between_tokens_seconds", "step_rows", "responses_total", "cached_tokens_total"):
+        assert f"# TYPE sluice_{name} " in text, name
+
+
+# ---- abuse -----------------------------------------------------------------------------------------
+
+def test_garbage():
+    s = server()
+    head = b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\n"
+    for bytes_ in (b"\x00" * 100, b"GET\r\n\r\n", b"GET / HTTP/9.9\r\n\r\n", os.urandom(5000), b"\r\n" * 50, b"GET " + b"/" * 100000 + b" HTTP/1.1\r\n\r\n",
+                   head + b"X: " + b"y" * 100000 + b"\r\n\r\n", head + b"Content-Length: -5\r\n\r\n", head + b"Content-Length: 99999999999999999999\r\n\r\n",
+                   head + b"Transfer-Encoding: chunked\r\n\r\nzz\r\n", head + b"Content-Length: 10\r\n\r\n{}", head + b"Content-Length: 999999999\r\n\r\n"):
+        got = s.raw(bytes_, wait=0.5)
+        assert got == b"" or got.startswith(b"HTTP/1."), got[:60]
+        if got:
+            assert int(got.split()[1]) >= 400 or b"HTTP/9.9" in bytes_, got[:60]
+    assert s.request("GET", "/health")[0] == 200
+
+
+def test_bodies_that_are_too_long():
+    with own("--max-body", "4K") as s:
+        for headers in ({}, {"Transfer-Encoding": "chunked"}):
+            body = json.dumps({"messages": FOX, "user": "x" * 9000}).encode()
+            with contextlib.closing(s.connect()) as c:
+                try:
+                    c.request("POST", "/v1/chat/completions", iter([body]) if headers else body, headers, encode_chunked=bool(headers))
+                    r = c.getresponse()
+                    assert r.status == 413 and "error" in json.loads(r.read()), r.status
+                except (BrokenPipeError, ConnectionResetError):
+                    pass  # closed while we were still sending
+        s.chat()
+
+
+def test_pipelined_requests_are_answered_in_order():
+    s = server()
+    one = lambda path: f"GET {path} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode()
+    body = json.dumps({"messages": FOX, "max_tokens": 3}).encode()
+    post = b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n" % len(body) + body
+    got = s.raw(one("/health") + post + one("/nothing") + post + one("/v1/models"))
+    assert [int(x) for x in re.findall(rb"HTTP/1.1 (\d+)", got)] == [200, 200, 404, 200, 200], got
+
+
+def test_slow_requests_are_shut():
+    with own("--idle", 1) as s:
+        started = time.time()
+        c = socket.create_connection((s.host, s.port), timeout=PATIENCE)
+        c.sendall(b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\n")
+        try:
+            while time.time() < started + PATIENCE:
+                c.sendall(b"X-A: b\r\n")  # a header every now and then
+                time.sleep(0.2)
+        except ConnectionError:
+            pass
+        c.close()
+        assert time.time() - started < 10, "it may send forever"
+        s.chat(max_tokens=200)  # which takes longer than --idle on no machine, but must not count
+
+
+def test_a_client_that_goes_away_frees_its_sequence():
+    s = server()
+    s.wait_until_idle()
+    gone = s.metric("clients_gone_total")
+    for streamed in (True, False):
+        c = s.connect()
+        c.request("POST", "/v1/chat/completions", json.dumps({"messages": FOX, "max_tokens": 400, "ignore_eos": True, "stream": streamed}))
+        if streamed:
+            c.getresponse().readline()
+        else:
+            time.sleep(0.1)
+        c.sock.shutdown(socket.SHUT_RDWR)
+        c.close()
+        s.wait_until_idle(10)
+    assert s.metric("clients_gone_total") == gone + 2
+
+
+def test_slow_readers_harm_nobody():
+    with own("--batch", 4, "-c", 2048) as s:
+        slow = []
+        for _ in range(3):
+            c = socket.create_connection((s.host, s.port), timeout=PATIENCE)
+            c.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            body = json.dumps({"messages": FOX, "stream": True, "ignore_eos": True, "max_tokens": 1500}).encode()
+            c.sendall(b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
+            slow.append(c)
+        assert s.chat(max_tokens=20)["usage"]["completion_tokens"] == 20
+        for c in slow:
+            c.close()
+        s.wait_until_idle()
+
+
+def test_a_full_queue_is_refused():
+    with own("--batch", 1, "--queue", 1, "-c", 2048) as s:
+        running = [stream(s, "/v1/chat/completions", {"messages": FOX, "stream": True, "ignore_eos": True, "max_tokens": 1500}) for _ in range(2)]
+        status, headers, body = s.request("POST", "/v1/chat/completions", {"messages": FOX})
+        assert status == 429 and headers["Retry-After"] and body["error"]["type"] == "rate_limit_error", body
+        status, _, body = s.request("POST", "/v1/chat/completions", {"messages": FOX, "n": 5})
+        assert status == 400 and "answers" in body["error"]["message"], body
+        for c, r in running:
+            c.sock.shutdown(socket.SHUT_RDWR)
+            c.close()
+        s.wait_until_idle()
+        s.chat()
+
+
+def test_many_streams_with_random_disconnects():
+    """No error that was not asked for, and the right text for everyone who stays."""
+    s = server()
+    s.wait_until_idle()
+    prompts = ["a fox", "a cat", "the moon", "a ship"]
+    body = lambda i, **kw: {"messages": [{"role": "user", "content": f"Tell me a story about {prompts[i]}."}],
+                            "max_tokens": 24, "temperature": 0, **kw}
+    right = [s.request("POST", "/v1/chat/completions", body(i))[2]["choices"][0]["message"]["content"] for i in range(4)]
+    problems, done, end = [], [0, 0], time.time() + SECONDS
+
+    def client(seed):
+        rng = random.Random(seed)
+        while time.time() < end and not problems:
+            i = rng.randrange(4)
+            try:
+                c, r = stream(s, "/v1/chat/completions", body(i, stream=True))
+                text, leaves = "", rng.random() < 0.4
+                for event in events(r):
+                    text += event["choices"][0]["delta"].get("content", "")
+                    if leaves and rng.random() < 0.15:
+                        c.sock.shutdown(socket.SHUT_RDWR)
+                        break
+                else:
+                    if text != right[i]:
+                        problems.append(f"{text!r} instead of {right[i]!r}")
+                    done[0] += 1
+                done[1] += 1
+                c.close()
+            except Exception as e:
+                problems.append(repr(e))
+
+    threads = [threading.Thread(target=client, args=(i,)) for i in range(24)]
+    for t in threads:
+        t.start()
+    for t in threads:
+        t.join()
+    assert not problems, problems[0]
+    assert done[0] > 0, done
+    s.wait_until_idle()
+
+
+def test_sigterm_drains():
+    s = Server("--drain", 30)
+    c, r = stream(s, "/v1/chat/completions", {"messages": FOX, "stream": True, "max_tokens": 60, "ignore_eos": True})
+    r.readline()
+    s.process.terminate()
+    time.sleep(0.05)
+    try:
+        with socket.create_connection((s.host, s.port), timeout=2) as other:
+            other.sendall(b"GET /v1/models HTTP/1.1\r\nHost: localhost\r\n\r\n")
+            assert other.recv(100) == b"", "it still takes connections"
+    except OSError:
+        pass
+    last = list(events(r))[-1]
+    assert last["choices"][0]["finish_reason"] == "length", last
+    assert s.process.wait(PATIENCE) == 0
+
+
+def test_drain_has_an_end():
+    s = Server("--drain", 0, "-c", 2048)
+    c, r = stream(s, "/v1/chat/completions", {"messages": FOX, "stream": True, "max_tokens": 2000, "ignore_eos": True})
+    r.readline()
+    started = time.time()
+    assert s.stop() == 0 and time.time() - started < 15
+    assert b"[DONE]" in r.read()
+
+
+def test_idle_takes_no_processor_time():
+    s = server()
+    s.wait_until_idle()
+    ticks = lambda: sum(map(int, Path(f"/proc/{s.process.pid}/stat").read_text().rsplit(")", 1)[1].split()[11:13]))
+    time.sleep(0.2)
+    before = ticks()
+    time.sleep(1)
+    assert ticks() - before <= 2, "more than 2 % of a processor while nothing is asked"
+
+
+def main():
+    tests = [f for n, f in globals().items() if n.startswith("test_") and (not WORDS or any(w in n for w in WORDS))]
+    passed = failed = skipped = 0
+    for test in tests:
+        started = time.time()
+        try:
+            test()
+            passed += 1
+        except Skip as e:
+            skipped += 1
+            print(f"{test.__name__}: skipped: {e}")
+        except Exception as e:
+            failed += 1
+            line = [f for f in traceback.extract_tb(e.__traceback__) if f.filename == __file__][-1].lineno
+            print(f"{test.__name__} (line {line}): {str(e) or repr(e)}")
+        if os.environ.get("TIMES"):
+            print(f"{time.time() - started:6.2f} s {test.__name__}")
+    if shared:
+        code = shared.stop()
+        if code != 0:
+            failed += 1
+            print(f"the shared server exits {code}: {shared.text().decode()[-2000:]}")
+    print(f"{passed} passed, {failed} failed" + (f", {skipped} skipped" if skipped else ""))
+    return failed > 0
+
+
+sys.exit(main())
