@@ -547,7 +547,7 @@ INLINE float half_to_f32(uint16_t half) {
 #define V_PAIRS(a, b) vpaddq_f32(a, b)
 #define V_WEIGHTS float32x4_t
 #define V_LOAD_WEIGHTS(p) vld1q_f32(p)
-#define V_WEIGHT(w, i) vdupq_laneq_f32(w, i)
+#define V_WEIGHT(w, i) vdupq_n_f32((w)[i]) /* a lane of a register where loops are unrolled */
 #define ATTEND_ROWS 5
 #include "backend/cpu/kernels_attend.h"
 
