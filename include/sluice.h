@@ -380,7 +380,8 @@ int sluice_seq_fork(sluice_seq **out, const sluice_seq *seq);
 int sluice_seq_rewind(sluice_seq *seq, uint32_t n);
 
 /* Writes the whole sequence but its wants, sampling and mask to a file, which appears complete or
- * not at all. */
+ * not at all. It may replace a saved sequence or an empty file; SLUICE_ERR_ARGUMENT for any other
+ * file that exists. */
 int sluice_seq_save(const sluice_seq *seq, const char *path);
 
 /* A sequence from such a file, with default wants and sampling and no mask. SLUICE_ERR_FORMAT for a

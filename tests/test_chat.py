@@ -72,7 +72,7 @@ class Terminal:
                 os._exit(127)
         fcntl.ioctl(self.fd, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
         self.seen = b""
-        self.wait_for(b"> ")
+        self.greeting = self.wait_for(b"> ")
 
     def read(self, seconds):
         if not select.select([self.fd], [], [], seconds)[0]:
@@ -167,6 +167,18 @@ def test_history_is_bounded_and_survives_damage():
     HISTORY.write_bytes(b"x" * (3 << 20))
     t = Terminal(*QUICK)
     assert t.end() == 0 and HISTORY.stat().st_size <= 1 << 20
+
+
+def test_history_is_no_other_file():
+    other = TMP / "model"
+    data = SHIPPED.read_bytes()[: 3 << 20]
+    other.write_bytes(data)
+    other.chmod(0o644)
+    t = Terminal(*QUICK, SLUICE_HISTORY=str(other))
+    assert b"is not a history file" in t.greeting, t.greeting
+    t.ask(b"Who are you?")
+    assert t.end() == 0
+    assert other.read_bytes() == data and other.stat().st_mode & 0o777 == 0o644
 
 
 def test_default_place_of_the_history():

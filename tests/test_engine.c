@@ -790,6 +790,11 @@ TEST(engine_refuses_damaged_sequences) {
     sluice_seq_next(seq, &token);
     EXPECT_INT(sluice_seq_save(seq, good), SLUICE_OK);
     EXPECT(sluice_seq_save(seq, "/nowhere/at/all") == SLUICE_ERR_IO);
+    write_file(bad, "a text", 6);
+    EXPECT(sluice_seq_save(seq, bad) == SLUICE_ERR_ARGUMENT);
+    EXPECT(strstr(sluice_engine_error(r.engine), "left as it is") != NULL);
+    write_file(bad, "", 0);
+    EXPECT_INT(sluice_seq_save(seq, bad), SLUICE_OK);
     sluice_seq_close(seq);
     char *bytes = test_read_file(good, &size);
     for (size_t i = 0; bytes && i < size; i += i < 300 ? 1 : size / 50) {

@@ -178,6 +178,22 @@ def test_chat_does_not_save_over_the_model():
     assert "is a file of the input" in err and model.read_bytes() == SHIPPED.read_bytes(), err
 
 
+def test_chat_saves_over_nothing_but_its_own():
+    text, config, talk = TMP / "note", TMP / "config.json", TMP / "talk"
+    for path in (text, config):
+        path.write_text("[1, 2]")
+    template = TMP / "own.jinja"
+    template.write_text("{{ messages[-1].content }}")
+    for path, named in ((text, text), (TMP / "config", config), (template, template)):
+        code, out, err = run("chat", "-n", 2, "--chat-template", template, stdin=f"Hello.\n/save {path}\n".encode())
+        assert code == 1 and f"{named}: exists" in err and "left as it is" in err, err
+    assert text.read_text() == config.read_text() == "[1, 2]" and not (TMP / "config").exists()
+    assert template.read_text().startswith("{{")
+    talk.write_bytes(b"")
+    for _ in range(2):
+        good("chat", "-n", 2, stdin=f"Hello.\n/save {talk}\n".encode())
+
+
 def test_logits():
     folder = REFERENCE / "qwen35-dense-a"
     prompts = [list(map(int, l.split())) for l in (folder / "tokens.txt").read_text().splitlines()]
@@ -549,6 +565,14 @@ def test_the_model_is_a_word_an_option_or_a_variable():
         good(*verb)
 
 
+def test_numbers_may_follow_their_letter():
+    assert good("run", "-p", "Once", "-n5", "--temp", 0)[0] == good("run", "-p", "Once", "-n", 5, "--temp", 0)[0]
+
+
+def test_one_token_has_no_speed():
+    assert good("run", "-p", "Once", "-n", 1)[1].endswith("; 1 token\n")
+
+
 def test_llama_cpp_names_mean_the_same():
     want = good("run", "-p", "Once", "-n", 6, "-c", 64, "--temp", 0.7, "--seed", 3)[0]
     assert want == good("run", "--prompt", "Once", "--n-predict", 6, "--ctx-size", 64, "--temperature", 0.7, "-s", 3)[0]
@@ -644,11 +668,17 @@ def check_prompt_cache(model):
     assert kept == 0 and "another prompt" in err if model == TINY else 0 < kept < n - 1 and err == "", (kept, err)
     n, kept, err = ask("The dog")
     assert kept == 0 and len(err.splitlines()) == 1 and "another prompt" in err and ask("The dog")[1] == n - 1
-    for damage in (b"", b"nonsense", path.read_bytes()[:-3]):
+    for damage in (b"", path.read_bytes()[:9], path.read_bytes()[:-3]):
         path.write_bytes(damage)
         n, kept, err = ask("The dog")
         assert kept == 0 and len(err.splitlines()) == 1 and "anew" in err, (damage[:9], err)
         assert ask("The dog")[1] == n - 1
+    for other in (b"a text", b"GGUF"):  # of somebody else: not read, not replaced
+        path.write_bytes(other)
+        n, kept, err = ask("The dog")
+        assert kept == 0 and "left as it is" in err and path.read_bytes() == other, err
+    path.unlink()
+    n, kept, err = ask("The dog")
     n, kept, err = ask("The dog", "--kv", "f32")
     assert kept == 0 and "anew" in err
     out, err = good("run", "-p", "The dog", "-n", 2, "--prompt-cache", TMP / "no/such/folder")

@@ -27,6 +27,8 @@ static int save(struct talk *t, const char *path) {
     struct err err = {0};
     if (!json_path(path, other, sizeof other))
         return complain(EXIT_WORLD, "/save: the path has %zu bytes, expected fewer", strlen(path));
+    if (conversation_check_replaced(other, &err))
+        return fail(&err);
     if (sluice_seq_save(t->seq, path))
         return fail_engine(t->engine);
     if (conversation_save(&t->conversation, other, &err))

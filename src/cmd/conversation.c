@@ -2,6 +2,7 @@
 #include "cmd/conversation.h"
 
 #include <stdlib.h>
+#include <sys/stat.h>
 
 #include "base/outfile.h"
 #include "cmd/cmd.h"
@@ -179,6 +180,17 @@ int conversation_save(const struct conversation *c, const char *path, struct err
     outfile_abort(&out);
     free(text);
     return status;
+}
+
+int conversation_check_replaced(const char *path, struct err *err) {
+    struct stat st;
+    if (stat(path, &st) != 0 || !S_ISREG(st.st_mode) || st.st_size == 0)
+        return SLUICE_OK;
+    json_t *old = conversation_read(path, err);
+    json_decref(old);
+    return old ? SLUICE_OK
+               : err_set(err, SLUICE_ERR_ARGUMENT,
+                         "%s: exists and is not a saved conversation; it is left as it is", path);
 }
 
 json_t *conversation_read(const char *path, struct err *err) {

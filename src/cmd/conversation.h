@@ -52,5 +52,7 @@ bool conversation_back(struct conversation *c); /* false: there is no fork */
  * error when it has none. */
 int conversation_save(const struct conversation *c, const char *path, struct err *err);
 json_t *conversation_read(const char *path, struct err *err);
+/* An error when there is a file at the path that conversation_save did not write. */
+int conversation_check_replaced(const char *path, struct err *err);
 
 #endif

@@ -484,8 +484,10 @@ static int open_terminal(struct editor *e, int fd, struct err *err) {
     history_w(e->past, &event, H_SETSIZE, HISTORY_ENTRIES);
     history_w(e->past, &event, H_SETUNIQUE, 1);
     history_open(&e->history);
-    if (history_read(&e->history, remember, e, err))
+    if (history_read(&e->history, remember, e, err)) {
         fprintf(e->out, "(%s)\n", err->text);
+        history_close(&e->history);
+    }
     return open_wake(e, err);
 }
 

@@ -45,6 +45,13 @@ void history_close(struct history *h) {
     *h = (struct history){0};
 }
 
+/* Text, as far as its beginning tells: a model's first bytes hold zeros. */
+static bool is_text(int fd) {
+    char begin[64];
+    ssize_t n = pread(fd, begin, sizeof begin, 0);
+    return n < 0 || !memchr(begin, 0, (size_t)n);
+}
+
 /* Opened and locked; -1 without an error: no regular file, or none to be read. */
 static int open_locked(const struct history *h, int flags, struct err *err) {
     struct stat facts;
@@ -57,6 +64,11 @@ static int open_locked(const struct history *h, int flags, struct err *err) {
     }
     if (fstat(fd, &facts) != 0 || !S_ISREG(facts.st_mode)) {
         close(fd);
+        return -1;
+    }
+    if (!is_text(fd)) {
+        close(fd);
+        err_set(err, SLUICE_ERR_FORMAT, "%s: is not a history file; it is left as it is", h->path);
         return -1;
     }
     if ((facts.st_mode & 077) != 0)
