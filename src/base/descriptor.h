@@ -6,6 +6,7 @@
 #define BASE_DESCRIPTOR_H
 
 #include <errno.h>
+#include <fcntl.h>
 #include <poll.h>
 #include <stdbool.h>
 #include <stddef.h>
@@ -29,6 +30,16 @@ static inline int descriptor_of_path(const char *path) {
         return number;
     }
     return -1;
+}
+
+/* Standard streams that were closed when the program began are opened, so that no file takes their
+ * numbers: a model as the prompt, progress in an output file. Reading or writing them still fails.
+ */
+static inline void descriptors_reserve(void) {
+    static const int flags[] = {O_WRONLY, O_RDONLY, O_RDONLY};
+    for (int fd = 0; fd < 3; fd++)
+        if (fcntl(fd, F_GETFD) < 0 && open("/dev/null", flags[fd]) != fd)
+            return; /* the lowest number that is free is this one */
 }
 
 /* After a call that failed: whether that was because the descriptor does not block (whoever shares

@@ -4,6 +4,7 @@
 
 #include "backend/backend.h"
 #include "base/cpu.h"
+#include "base/descriptor.h"
 #include "cmd/cmd.h"
 #include "cmd/faults.h"
 #include "cmd/interrupt.h"
@@ -87,6 +88,7 @@ static bool is_one_of(const char *word, const char *a, const char *b) {
 }
 
 int main(int argc, char **argv) {
+    descriptors_reserve();
     faults_install();
     interrupt_install(NULL);
     if (argc < 2) {
