@@ -157,10 +157,13 @@ def mistyped_words_get_the_nearest_right_one():
     bad(2, "did you mean chat?", "chta")
     bad(2, "did you mean tokenize?", "tokenise")
     for wrong, right in [("--tmep", "--temp"), ("--top-kk", "--top-k"), ("--contxt", "--context"), ("--repeat", "--repeat-penalty"),
-                         ("-temp", "--temp"), ("--jsn", "--json"), ("--quite", "--quiet"), ("--tmep=0.5", "--temp")]:
+                         ("-temp", "--temp"), ("--jsn", "--json"), ("--quite", "--quiet"), ("--tmep=0.5", "--temp"),
+                         ("--temprature", "--temperature"), ("--ctx-sise", "--ctx-size")]:
         bad(2, f"did you mean {right}?", "run", wrong)
     bad(2, "see sluice run --help", "run", "--xyzzy")
     bad(2, "see sluice run --help", "run", "-x")
+    bad(2, "unknown option '-n-4'", "run", "-n-4")
+    bad(2, "--quiet takes no value", "run", "-q5")
 
 
 @test
@@ -724,6 +727,21 @@ def inspect_shows_hostile_text_as_escapes():
 
 
 @test
+def messages_show_hostile_names_as_question_marks():
+    evil = "a\x1b[2J\x07\u009b31m\u202e\x7fz"
+    model = REFERENCE / "llama-a/model-f32.gguf"
+    with tempfile.TemporaryDirectory() as d:
+        os.mkdir(f"{d}/{evil}")
+        for args in ((evil,), ("run", f"--{evil}"), ("run", "--temp", evil), ("run", "-m", evil), ("inspect", f"{d}/{evil}"),
+                     ("quantize", model, "-", evil), ("quantize", model, f"{d}/{evil}/out.gguf", "q8_0")):
+            code, out, err = run(*args)
+            assert not out and len(err.splitlines()) == 1 and not [c for c in err[:-1] if not c.isprintable()], (args, err)
+    with tempfile.TemporaryDirectory() as d:
+        make_gguf(f"{d}/a.gguf", [("general.architecture", 8, text_value(b"a\x1bname" * 8))])
+        bad(1, "general.architecture is 'a?name", "run", f"{d}/a.gguf", "-p", "x")
+
+
+@test
 def many_keys_take_no_time():
     keys = [(f"key.{i}", 4, struct.pack("<I", i)) for i in range(200000)]
     with tempfile.TemporaryDirectory() as d:
@@ -761,6 +779,24 @@ def standard_input_of_every_kind():
         ours.close()
         assert p.communicate()[0] == want and p.returncode == 0
     bad(1, "standard input: is a directory", "tokenize", stdin=os.open("/", os.O_RDONLY))
+
+
+@test
+def closed_streams_are_no_files():
+    """A file that is opened first would take the number of a closed stream."""
+    model = REFERENCE / "llama-a/model-f32.gguf"
+    with tempfile.TemporaryDirectory() as d:
+        def shell(line):
+            p = subprocess.run(["sh", "-c", line, "sh", SLUICE, model, f"{d}/out"], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+            return p.returncode, p.stdout, p.stderr.decode()
+        for verb in ("run", "tokenize", "detokenize"):
+            code, out, err = shell(f'"$1" {verb} "$2" <&-')
+            assert code == 1 and not out and "standard input" in err, (verb, err)
+        code, out, err = shell('"$1" run "$2" -q -n 3 -p a >&-')
+        assert code == 1 and err == "sluice: cannot write to standard output\n", err
+        assert shell('"$1" quantize "$2" - q8_0 2>&-')[0] == 0
+        assert shell('"$1" quantize "$2" "$3" q8_0 <&- >&- 2>&-')[0] == 0
+        assert Path(f"{d}/out").read_bytes() == good("quantize", model, "-", "q8_0")
 
 
 # ---- a model that speaks ------------------------------------------------------------------------

@@ -22,16 +22,13 @@ const char *sluice_status_text(int status) {
     return i < sizeof text / sizeof *text ? text[i] : "unknown status";
 }
 
-/* Names and values from hostile files end up in error texts, and those on terminals: what is not
- * printable UTF-8 becomes '?'. A character cut in half by the buffer's end goes the same way. */
-static void make_printable(char *s) {
+/* A character cut in half by the buffer's end becomes '?' as well. */
+void err_make_printable(char *s) {
     size_t len = strlen(s);
     for (size_t i = 0; i < len;) {
-        unsigned char c = (unsigned char)s[i];
-        size_t n = utf8_length((struct str){s + i, len - i});
-        /* U+0080..U+009F are terminal controls too. */
-        bool control = c < 0x20 || c == 0x7F || (c == 0xC2 && (unsigned char)s[i + 1] < 0xA0);
-        if (n == 0 || control)
+        uint32_t c = 0;
+        size_t n = utf8_decode((struct str){s + i, len - i}, &c);
+        if (n == 0 || utf8_is_control(c))
             for (size_t end = i + (n ? n : 1); i < end; i++)
                 s[i] = '?';
         else
@@ -47,7 +44,7 @@ int err_set(struct err *err, int code, const char *format, ...) {
     va_start(args, format);
     vsnprintf(err->text, sizeof err->text, format, args);
     va_end(args);
-    make_printable(err->text);
+    err_make_printable(err->text);
     return code;
 }
 
@@ -66,7 +63,7 @@ int err_prefix(struct err *err, const char *format, ...) {
     va_end(args);
     if (n > 0 && (size_t)n < sizeof err->text)
         snprintf(err->text + n, sizeof err->text - (size_t)n, ": %s", was);
-    make_printable(err->text);
+    err_make_printable(err->text);
     return err->code;
 }
 

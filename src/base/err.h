@@ -23,6 +23,10 @@ int err_memory(struct err *err, const char *what);
 /* Puts "prefix: " before the text that is already there, and returns the code. */
 int err_prefix(struct err *err, const char *format, ...) __attribute__((format(printf, 2, 3)));
 
+/* Names and values from hostile files end up in messages, and those on terminals: every byte that
+ * is not part of printable UTF-8 becomes '?'. */
+void err_make_printable(char *text);
+
 /* A broken promise of our own: says where, and aborts. Kept in release builds. */
 #define CHECK(cond) ((cond) ? (void)0 : check_failed(#cond, __FILE__, __LINE__))
 _Noreturn void check_failed(const char *cond, const char *file, int line);

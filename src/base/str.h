@@ -63,6 +63,13 @@ size_t utf8_put(uint32_t character, char out[4]);
 
 bool utf8_valid(struct str s);
 
+/* Controls (C0, DEL, C1) and the marks that reorder text: what must not reach a terminal from a
+ * file. */
+static inline bool utf8_is_control(uint32_t c) {
+    return c < 0x20 || (c >= 0x7F && c < 0xA0) || (c >= 0x202A && c <= 0x202E) ||
+           (c >= 0x2066 && c <= 0x2069);
+}
+
 /* A 64-bit hash under a key drawn once per process, so that no file can choose collisions. */
 uint64_t str_hash(struct str s);
 

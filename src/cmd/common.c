@@ -64,8 +64,8 @@ int tokenizer_of_model(struct tokenizer **out, const char *path, struct err *err
     }
     struct gguf *g;
     int status = gguf_open(&g, path, err);
-    if (!status && (status = tokenizer_from_gguf(out, g, err)))
-        err_prefix(err, "%s", path);
+    if (!status)
+        status = tokenizer_from_gguf(out, g, err);
     gguf_close(g);
     return status;
 }
@@ -131,7 +131,7 @@ void print_json_line(json_t *value) {
 size_t quote_one(struct str s, char out[8]) {
     uint32_t c = 0;
     size_t n = utf8_decode(s, &c);
-    bool is_plain = n > 0 && c >= 0x20 && (c < 0x7F || c >= 0xA0) && c != '"' && c != '\\';
+    bool is_plain = n > 0 && !utf8_is_control(c) && c != '"' && c != '\\';
     if (is_plain)
         snprintf(out, 8, "%.*s", (int)n, s.at);
     else if (c == '\n' || c == '\t' || c == '"' || c == '\\')

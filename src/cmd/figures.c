@@ -21,7 +21,7 @@ static double rate(const struct figures *f) {
 void figures_say(const struct figures *f) {
     struct sluice_counters c;
     uint32_t depth;
-    char parts[48] = "";
+    char parts[48] = "", speed[32] = "";
     sluice_engine_counters(f->engine, &c);
     sluice_seq_tokens(f->out->seq, NULL, &depth, NULL);
     uint64_t bytes = common_step_bytes(f->engine, 1, depth);
@@ -29,9 +29,11 @@ void figures_say(const struct figures *f) {
         snprintf(parts, sizeof parts, " (%zu left)", f->n_left);
     else if (f->n_cached)
         snprintf(parts, sizeof parts, " (%zu kept)", f->n_cached);
-    say(SAY_NORMAL, "prompt %zu token%s%s, %.1f tok/s; %zu token%s, %.1f tok/s%s", f->n_prompt,
+    if (rate(f) > 0)
+        snprintf(speed, sizeof speed, ", %.1f tok/s", rate(f));
+    say(SAY_NORMAL, "prompt %zu token%s%s, %.1f tok/s; %zu token%s%s%s", f->n_prompt,
         f->n_prompt == 1 ? "" : "s", parts, prompt_rate(f), f->out->n_new,
-        f->out->n_new == 1 ? "" : "s", rate(f),
+        f->out->n_new == 1 ? "" : "s", speed,
         f->out->end == GENERATE_INTERRUPTED ? ", interrupted" : "");
     say(SAY_ALL, "%s a token, %.2f GB/s; %llu submissions, %llu waits; seed %llu",
         human_bytes(bytes), rate(f) * (double)bytes / 1e9, (unsigned long long)c.submissions,

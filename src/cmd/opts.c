@@ -61,6 +61,7 @@ static const struct {
     {"-d", "--depth", OPT_INT},
     {"--repetitions", "--repeats", OPT_INT},
 };
+enum { N_ALIASES = sizeof aliases / sizeof *aliases };
 
 /* What has another name and another meaning there, or no need here. */
 static const struct {
@@ -98,6 +99,14 @@ static bool is_name(const struct opt *o, const char *word) {
            (o->letter && word[0] == '-' && word[1] == o->letter && word[2] == 0);
 }
 
+/* This verb's option that the k-th alias means; NULL: it has none. */
+static const struct opt *aliased(const struct usage *u, int k) {
+    for (int i = 0; i < u->n_opts; i++)
+        if (u->opts[i].kind == aliases[k].kind && is_name(&u->opts[i], aliases[k].ours))
+            return &u->opts[i];
+    return NULL;
+}
+
 static const struct opt *find(const struct usage *u, const char *word) {
     for (int i = 0; i < u->n_opts; i++)
         if (is_name(&u->opts[i], word))
@@ -105,10 +114,9 @@ static const struct opt *find(const struct usage *u, const char *word) {
     for (int i = 0; i < N_EVERYWHERE; i++)
         if (is_name(&everywhere[i], word))
             return &everywhere[i];
-    for (size_t k = 0; k < sizeof aliases / sizeof *aliases; k++)
-        for (int i = 0; strcmp(word, aliases[k].theirs) == 0 && i < u->n_opts; i++)
-            if (u->opts[i].kind == aliases[k].kind && is_name(&u->opts[i], aliases[k].ours))
-                return &u->opts[i];
+    for (int k = 0; k < N_ALIASES; k++)
+        if (strcmp(word, aliases[k].theirs) == 0)
+            return aliased(u, k);
     return NULL;
 }
 
@@ -156,7 +164,7 @@ const char *opts_nearest(const char *word, const char *const *names, int n) {
 
 static int unknown(const struct usage *u, const char *word) {
     enum { MAX_NAMES = 64 };
-    const char *names[MAX_NAMES + N_EVERYWHERE];
+    const char *names[MAX_NAMES + N_EVERYWHERE + N_ALIASES];
     int n = 0;
     for (size_t i = 0; i < sizeof answers / sizeof *answers; i++)
         if (strcmp(word, answers[i].theirs) == 0)
@@ -166,6 +174,9 @@ static int unknown(const struct usage *u, const char *word) {
         names[n++] = u->opts[i].name;
     for (int i = 0; i < N_EVERYWHERE; i++)
         names[n++] = everywhere[i].name;
+    for (int k = 0; k < N_ALIASES; k++)
+        if (aliased(u, k))
+            names[n++] = aliases[k].theirs;
     const char *nearest = opts_nearest(word, names, n);
     if (nearest)
         return complain(EXIT_USAGE, "%s: unknown option '%s'; did you mean %s?", u->verb, word,
@@ -275,29 +286,39 @@ static int set_switch(const struct usage *u, const struct opt *o) {
     return OPTS_GO_ON;
 }
 
-/* The option's name as we spell it: without its value, with dashes. */
-static void name_of(const char *word, const char *equals, char *name, size_t size) {
-    snprintf(name, size, "%.*s", equals ? (int)(equals - word) : INT_MAX, word);
+/* The option's name as we spell it: its first `length` bytes, with dashes. */
+static void name_of(const char *word, size_t length, char *name, size_t size) {
+    snprintf(name, size, "%.*s", (int)length, word);
     for (char *c = name; word[1] == '-' && *c; c++)
         *c = *c == '_' ? '-' : *c;
 }
 
+/* The value within the word, after = or, a number, after the letter (-n128); NULL: there is none.
+ */
+static const char *attached_value(const char *word, size_t *name_length) {
+    const char *equals = word[1] == '-' ? strchr(word, '=') : NULL;
+    bool has_number =
+        word[1] != '-' && word[2] && strspn(word + 2, "0123456789.") == strlen(word + 2);
+    *name_length = equals ? (size_t)(equals - word) : has_number ? 2 : strlen(word);
+    return equals ? equals + 1 : has_number ? word + 2 : NULL;
+}
+
 /* The option at argv[*i], whose value may be the next word. */
 static int take_option(const struct usage *u, int argc, char **argv, int *i) {
-    const char *word = argv[*i], *equals = word[1] == '-' ? strchr(word, '=') : NULL;
+    size_t name_length;
+    const char *value = attached_value(argv[*i], &name_length);
     char name[64];
-    name_of(word, equals, name, sizeof name);
+    name_of(argv[*i], name_length, name, sizeof name);
     const struct opt *o = find(u, name);
     if (!o)
-        return unknown(u, equals ? name : word);
-    if (o->kind < OPT_INT && equals)
-        return complain(EXIT_USAGE, "%s: %s takes no value, found '%s'", u->verb, o->name,
-                        equals + 1);
+        return unknown(u, value ? name : argv[*i]);
+    if (o->kind < OPT_INT && value)
+        return complain(EXIT_USAGE, "%s: %s takes no value, found '%s'", u->verb, o->name, value);
     if (o->kind < OPT_INT)
         return set_switch(u, o);
-    if (!equals && *i + 1 == argc)
+    if (!value && *i + 1 == argc)
         return complain(EXIT_USAGE, "%s: %s needs a value (%s)", u->verb, o->name, o->placeholder);
-    return set_value(u, o, equals ? equals + 1 : argv[++*i]);
+    return set_value(u, o, value ? value : argv[++*i]);
 }
 
 int opts_parse(const struct usage *u, int argc, char **argv, const char **words) {

@@ -10,6 +10,7 @@
 #include <sys/ioctl.h>
 #include <unistd.h>
 
+#include "base/err.h"
 #include "cmd/interrupt.h"
 
 static enum say_level shown = SAY_NORMAL;
@@ -36,15 +37,34 @@ static bool has_colour(void) {
 #define DIM "\033[2m"
 #define PLAIN "\033[0m"
 
+/* The message without what steers terminals, as one line or as the lines it has; malloced, NULL: no
+ * memory. */
+static char *printable(const char *format, va_list args, bool has_lines) {
+    char *text;
+    if (vasprintf(&text, format, args) < 0)
+        return NULL;
+    for (char *line = text, *end; line; line = end) {
+        end = has_lines ? strchr(line, '\n') : NULL;
+        if (end)
+            *end = 0;
+        err_make_printable(line);
+        if (end)
+            *end++ = '\n';
+    }
+    return text;
+}
+
 /* `head` in that colour and the rest as it is; without a head all of it is coloured. */
 static void print_line(const char *colour, const char *head, const char *format, va_list args) {
     bool is_coloured = has_colour();
+    char *text = printable(format, args, !*head);
     say_end_line();
     fputs(is_coloured ? colour : "", stderr);
     fputs(head, stderr);
     fputs(is_coloured && *head ? PLAIN : "", stderr);
-    vfprintf(stderr, format, args);
+    fputs(text ? text : "out of memory", stderr);
     fputs(is_coloured && !*head ? PLAIN "\n" : "\n", stderr);
+    free(text);
 }
 
 void say(enum say_level level, const char *format, ...) {

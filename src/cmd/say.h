@@ -1,7 +1,8 @@
 /* say.h - what the program tells people: text on stdout, lines about it on stderr.
  *
  * (1) A line on stderr never glues to the text: one that is still open on stdout is ended first.
- * (2) Colour only on a terminal, and not when NO_COLOR is set or TERM is dumb. */
+ * (2) What a line on stderr names (files, options) can't steer the terminal.
+ * (3) Colour only on a terminal, and not when NO_COLOR is set or TERM is dumb. */
 #ifndef CMD_SAY_H
 #define CMD_SAY_H
 

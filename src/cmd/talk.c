@@ -274,11 +274,10 @@ static int open_template(struct talk *t, struct err *err) {
         status = filemap_read(&map, t->template, err);
         struct str source = {(const char *)map.data, map.size};
         if (!status && source.len == 0)
-            status = err_set(err, SLUICE_ERR_FORMAT, "the file is empty, expected a template");
-        if (!status)
-            status = chat_from_template(&t->chat, tokenizer, source, err);
-        if (status)
-            err_prefix(err, "--chat-template %s", t->template);
+            status = err_set(err, SLUICE_ERR_FORMAT, "%s: is empty, expected a chat template",
+                             t->template);
+        else if (!status && (status = chat_from_template(&t->chat, tokenizer, source, err)))
+            err_prefix(err, "%s", t->template);
         filemap_close(&map);
     } else {
         status = chat_from_tokenizer(&t->chat, tokenizer, err);

@@ -135,9 +135,13 @@ int config_read(struct config *c, const struct gguf *keys, struct err *err) {
     int status, got = gguf_get_str(keys, "general.architecture", &arch, err);
     if (got < 0)
         return got;
-    if (got == 0 || arch.len == 0 || arch.len >= sizeof c->arch)
+    if (got == 0)
         return err_set(err, SLUICE_ERR_FORMAT, "%s: key general.architecture is missing",
                        keys->path);
+    if (arch.len == 0 || arch.len >= sizeof c->arch)
+        return err_set(err, SLUICE_ERR_FORMAT,
+                       "%s: key general.architecture is '%.*s', expected a name of 1 to %zu bytes",
+                       keys->path, STR_ARG(arch), sizeof c->arch - 1);
     memcpy(c->arch, arch.at, arch.len);
     c->arch[arch.len] = 0;
     if ((status = refuse_unsupported(c, keys, err)) ||
