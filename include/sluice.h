@@ -196,8 +196,8 @@ int sluice_engine_step(sluice_engine *engine, uint32_t *rows);
  * in sluice_seq_tokens, but for the last, which is in sluice_seq_token. *steps (may be NULL): how
  * many steps were made. That is 1, as in sluice_engine_step, unless the backend can do more and
  * every sequence with waiting tokens has exactly one, wants SLUICE_WANT_TOKEN alone and has room in
- * its context; 0 when no token waited. Tokens beyond the end of an answer are taken back with
- * sluice_seq_rewind. */
+ * its context; 0 when no token waited. A sequence that samples a token that ends an answer
+ * (sluice_token_is_end) goes no further: that token is in sluice_seq_token. */
 int sluice_engine_burst(sluice_engine *engine, uint32_t n, uint32_t *steps);
 
 /* Makes the running step, burst or sluice_seq_next return SLUICE_ERR_CANCELLED, or the next one

@@ -253,7 +253,8 @@ static int talk_cut_wait(struct backend *b, struct err *err) {
         for (uint32_t k = 0; k < e->state.layout.n_recurrent; k++) {
             struct piece p = e->state.layout.recurrent[k];
             uint32_t cell = e->state.slots[e->parts[i].slot].cell;
-            backend_cpu.clear_state(b, p.offset + cell * p.bytes, p.bytes, err);
+            const struct backend_copy lost = {p.offset + cell * p.bytes, BACKEND_ZEROS, p.bytes};
+            backend_cpu.copy_state(b, &lost, 1, err);
         }
     atomic_store(&e->cancel, true);
     return err_set(err, SLUICE_ERR_CANCELLED, "cut off");

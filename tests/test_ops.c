@@ -261,7 +261,8 @@ static void check_cells(uint32_t width) {
     }
     for (uint32_t first = 0; first + MAX_ROWS <= ROWS; first++) {
         uint32_t to[MAX_ROWS], n = 1 + first % MAX_ROWS, begin = CELLS - 1;
-        backend_cpu.clear_state(r.b, 0, r.plan->bytes[REGION_STATE], NULL);
+        const struct backend_copy all = {0, BACKEND_ZEROS, r.plan->bytes[REGION_STATE]};
+        backend_cpu.copy_state(r.b, &all, 1, NULL);
         for (uint32_t t = 0; t < first; t++)
             step_cells(&r, begin, t, 1, &begin);
         for (uint32_t i = 0; i < n; i++)

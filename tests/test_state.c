@@ -33,32 +33,31 @@ static int plain_write(struct backend *b, uint64_t offset, uint64_t bytes, const
     return SLUICE_OK;
 }
 
-static int plain_read(struct backend *b, uint64_t offset, uint64_t bytes, void *to,
+static int plain_move(struct backend *b, const struct backend_move *list, uint32_t n, bool is_in,
                       struct err *err) {
     (void)err;
-    memcpy(to, b->bytes + offset, bytes);
+    for (const struct backend_move *m = list; m < list + n; m++)
+        memcpy(is_in ? b->bytes + m->offset : m->host, is_in ? m->host : b->bytes + m->offset,
+               m->bytes);
     return SLUICE_OK;
 }
 
-static int plain_copy(struct backend *b, uint64_t to, uint64_t from, uint64_t bytes,
+static int plain_copy(struct backend *b, const struct backend_copy *list, uint32_t n,
                       struct err *err) {
     (void)err;
-    memmove(b->bytes + to, b->bytes + from, bytes);
-    return SLUICE_OK;
-}
-
-static int plain_clear(struct backend *b, uint64_t offset, uint64_t bytes, struct err *err) {
-    (void)err;
-    memset(b->bytes + offset, 0, bytes);
+    for (const struct backend_copy *c = list; c < list + n; c++)
+        if (c->from == BACKEND_ZEROS)
+            memset(b->bytes + c->to, 0, c->bytes);
+        else
+            memcpy(b->bytes + c->to, b->bytes + c->from, c->bytes);
     return SLUICE_OK;
 }
 
 static const struct backend_kind plain = {
     .name = "plain",
     .write_state = plain_write,
-    .read_state = plain_read,
+    .move_state = plain_move,
     .copy_state = plain_copy,
-    .clear_state = plain_clear,
 };
 
 /* ---- the world --------------------------------------------------------------------------------

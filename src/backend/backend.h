@@ -31,8 +31,9 @@ struct backend_memory {
     uint64_t driver; /* what the device's driver takes for itself, where that is known */
 };
 
-/* Everything a backend did since it was opened. Host copies are read_state and write_state, of the
- * CPU too; allocations are the blocks that load makes. A step adds to neither. */
+/* Everything a backend did since it was opened. Host copies are read_state, write_state and
+ * move_state, of the CPU too; allocations are the blocks that load makes. A step adds to neither.
+ */
 struct backend_counters {
     uint64_t submissions, waits, host_copies, allocations;
     uint64_t host_copy_bytes;
@@ -54,10 +55,24 @@ struct backend_kernel {
     int registers;   /* a thread */
 };
 
+/* A stretch of STATE that becomes a copy of another, or zeros. */
+#define BACKEND_ZEROS UINT64_MAX
+struct backend_copy {
+    uint64_t to, from, bytes; /* from BACKEND_ZEROS: zeros */
+};
+
+/* A stretch of STATE and the host's memory that it goes to or comes from. */
+struct backend_move {
+    uint64_t offset, bytes;
+    void *host;
+};
+
 struct backend;
 
 struct backend_kind {
     const char *name;       /* "cpu" */
+    uint32_t numerics;      /* another one whenever the bits of any result are others: what an
+                             * earlier version kept is not taken for this one's */
     bool uses_host_weights; /* where the host mapped them: they count once */
     uint32_t max_rows;      /* of a step; 0: any. Where there is a limit, every doubling up to it
                              * gets a recording, since narrow steps wait for latency, not for
@@ -101,9 +116,17 @@ struct backend_kind {
                       struct err *err);
     int (*write_state)(struct backend *b, uint64_t offset, uint64_t bytes, const void *from,
                        struct err *err);
-    int (*copy_state)(struct backend *b, uint64_t to, uint64_t from, uint64_t bytes,
+    /* Several at once: together they take little more than their bytes do. Copies do not overlap,
+     * and need not be done when the call returns: what follows sees them done. */
+    int (*move_state)(struct backend *b, const struct backend_move *list, uint32_t n, bool is_in,
                       struct err *err);
-    int (*clear_state)(struct backend *b, uint64_t offset, uint64_t bytes, struct err *err);
+    int (*copy_state)(struct backend *b, const struct backend_copy *list, uint32_t n,
+                      struct err *err);
+
+    /* Host memory that move_state will use often: it is faster for it. Unpinned before it is freed.
+     * NULL: it makes no difference. */
+    int (*pin)(struct backend *b, void *memory, uint64_t bytes, struct err *err);
+    void (*unpin)(struct backend *b, void *memory);
 
     void (*memory)(const struct backend *b, struct backend_memory *out); /* really allocated */
     void (*counters)(const struct backend *b, struct backend_counters *out);

@@ -213,17 +213,28 @@ static int logits_error(const struct sluice_engine *e, uint32_t position, struct
                    e->model->model->path, position);
 }
 
+/* Steps of a burst that count for an output: those up to the first that picked an end. */
+static uint32_t steps_of(const struct sluice_engine *e, const struct io_view *v, uint32_t output,
+                         uint32_t steps) {
+    const int32_t *burst = engine_io(e, e->plans[e->last_plan]->io.burst);
+    for (uint32_t k = 0; k + 1 < steps; k++)
+        for (uint32_t i = 0; i < v->header->n_ends; i++)
+            if (burst[output * IO_BURST + k] == v->header->ends[i])
+                return k + 1;
+    return steps;
+}
+
 /* What is made of logits that are NaN or infinite means nothing. They come from weights that are
  * so, or from activations that overflow. The backend has looked at them. */
 static int check_outputs(const struct sluice_engine *e, uint32_t steps, struct err *err) {
     struct io_view v = view_io(e, e->last_plan);
     const int32_t *burst = engine_io(e, e->plans[e->last_plan]->io.burst);
     for (uint32_t i = 0; i < v.header->n_outputs; i++) {
-        uint32_t position = v.rows[v.outputs[i].row].position;
-        for (uint32_t k = 0; k + 1 < steps; k++)
+        uint32_t position = v.rows[v.outputs[i].row].position, n = steps_of(e, &v, i, steps);
+        for (uint32_t k = 0; k + 1 < n; k++)
             if (burst[i * IO_BURST + k] == IO_NOT_FINITE)
                 return logits_error(e, position + k, err);
-        if (v.outputs[i].token == IO_NOT_FINITE)
+        if (n == steps && v.outputs[i].token == IO_NOT_FINITE)
             return logits_error(e, position + steps - 1, err);
     }
     return SLUICE_OK;
@@ -346,6 +357,17 @@ static int reserve_burst(struct sluice_engine *e, struct err *err) {
     return status;
 }
 
+/* Tokens that end an answer end the burst of its sequence, if what that is made of can stay as it
+ * is: the state at the end of an answer is where the next turn goes on. */
+static void fill_ends(struct sluice_engine *e, uint32_t spare_cell) {
+    struct io_header *h = engine_io(e, 0);
+    h->spare_cell = spare_cell;
+    if (e->state.layout.n_recurrent && spare_cell == NO_CELL)
+        return;
+    h->n_ends = e->n_ends;
+    memcpy(h->ends, e->ends, sizeof h->ends);
+}
+
 /* The tokens on the way become part of the sequences; the last one is the one picked. */
 static int collect_burst(struct sluice_engine *e, struct err *err) {
     struct io_view v = view_io(e, e->last_plan);
@@ -353,9 +375,12 @@ static int collect_burst(struct sluice_engine *e, struct err *err) {
     for (uint32_t i = 0; i < e->n_parts; i++) {
         struct slot *s = &e->state.slots[e->parts[i].slot];
         uint32_t output = e->seqs[e->parts[i].slot]->first_output;
-        for (uint32_t k = 0; k + 1 < IO_BURST; k++)
+        uint32_t n = steps_of(e, &v, output, IO_BURST);
+        for (uint32_t k = 0; k + 1 < n; k++)
             s->tokens[s->n_tokens++] = burst[output * IO_BURST + k];
-        e->parts[i].rows = IO_BURST;
+        if (n < IO_BURST)
+            v.outputs[output].token = burst[output * IO_BURST + n - 1];
+        e->parts[i].rows = n;
     }
     return collect(e, &v, err);
 }
@@ -372,8 +397,12 @@ int batch_burst(struct sluice_engine *e, uint32_t n, uint32_t *steps, struct err
     uint32_t together = n >= IO_BURST && can_burst(e) ? IO_BURST : 1;
     if (together > 1 && (status = reserve_burst(e, err)))
         return status;
+    uint32_t spare = together > 1 ? state_borrow_cell(&e->state) : NO_CELL;
     begin(e, together);
+    if (together > 1)
+        fill_ends(e, spare);
     status = run(e, together, NULL, err);
+    state_return_cell(&e->state, spare);
     if (!status)
         status = together > 1 ? collect_burst(e, err) : batch_end(e, err);
     *steps = status ? 0 : together;

@@ -306,6 +306,9 @@ static int make_tables(struct sluice_engine *e, struct err *err) {
         return err_memory(err, "the tables of sequences");
     for (uint32_t i = 0; i < s->n_seqs + SPARE_HANDLES; i++)
         e->handles[i].engine = e;
+    for (int32_t t = 0; t < e->model->n_tokens && e->n_ends < IO_MAX_ENDS; t++)
+        if (sluice_token_is_end(e->model, t))
+            e->ends[e->n_ends++] = t;
     return state_init(&e->state, &options, &e->arena, err);
 }
 

@@ -84,6 +84,9 @@ struct sluice_engine {
     struct state state;
     struct host_tier host; /* the tiers below the device; a zero one and NULL: there are none */
     struct disk_tier *disk;
+    bool is_pinned;            /* the host tier's memory is */
+    int32_t ends[IO_MAX_ENDS]; /* tokens that end an answer */
+    uint32_t n_ends;
     struct sluice_seq *handles; /* (n_seqs + SPARE_HANDLES) */
     struct sluice_seq **seqs;   /* (n_seqs) the handle of an open slot */
     uint32_t *masks;            /* (n_seqs, mask_words) */

@@ -20,7 +20,7 @@
 typedef int tier_fill_fn(void *user, uint64_t at, uint64_t n, void *to, struct err *err);
 typedef int tier_take_fn(void *user, uint64_t at, uint64_t n, const void *from, struct err *err);
 
-enum { HOST_UNIT_BYTES = 256 << 10, HOST_NONE = UINT32_MAX };
+enum { HOST_UNIT_BYTES = 2 << 20, HOST_NONE = UINT32_MAX };
 
 /* An object is named by its first unit. */
 struct host_object {

@@ -79,34 +79,30 @@ static uint64_t item(struct piece p, uint32_t i) {
 /* ---- moving contents --------------------------------------------------------------------------
  */
 
-static int write_zeros(const struct state *st, struct piece p, uint32_t i, struct err *err) {
-    return st->kind->clear_state(st->backend, item(p, i), p.bytes, err);
-}
-
-static int zero_recurrent(const struct state *st, uint32_t cell, struct err *err) {
-    int status = SLUICE_OK;
-    for (uint32_t i = 0; !status && i < st->layout.n_recurrent; i++)
-        status = write_zeros(st, st->layout.recurrent[i], cell, err);
-    return status;
-}
-
-static int copy_piece(const struct state *st, struct piece p, uint32_t to, uint32_t from,
-                      struct err *err) {
-    return p.bytes == 0
-               ? SLUICE_OK
-               : st->kind->copy_state(st->backend, item(p, to), item(p, from), p.bytes, err);
-}
-
+/* n pieces of item `to` become those of item `from`, NO_CELL: zeros. */
 static int copy_pieces(const struct state *st, const struct piece *list, uint32_t n, uint32_t to,
                        uint32_t from, struct err *err) {
-    int status = SLUICE_OK;
-    for (uint32_t i = 0; !status && i < n; i++)
-        status = copy_piece(st, list[i], to, from, err);
-    return status;
+    uint32_t n_copies = 0;
+    for (uint32_t i = 0; i < n; i++)
+        if (list[i].bytes)
+            st->copies[n_copies++] = (struct backend_copy){
+                .to = item(list[i], to),
+                .from = from == NO_CELL ? BACKEND_ZEROS : item(list[i], from),
+                .bytes = list[i].bytes,
+            };
+    return n_copies ? st->kind->copy_state(st->backend, st->copies, n_copies, err) : SLUICE_OK;
 }
 
 static int copy_recurrent(const struct state *st, uint32_t to, uint32_t from, struct err *err) {
     return copy_pieces(st, st->layout.recurrent, st->layout.n_recurrent, to, from, err);
+}
+
+static int zero_recurrent(const struct state *st, uint32_t cell, struct err *err) {
+    return copy_recurrent(st, cell, NO_CELL, err);
+}
+
+static int copy_counts(const struct state *st, uint32_t to, uint32_t from, struct err *err) {
+    return copy_pieces(st, &st->layout.counts, 1, to, from, err);
 }
 
 /* Entries of the slot's table from `first` on. */
@@ -143,16 +139,15 @@ struct payload {
     bool has_cell, has_page;
 };
 
-/* Calls one of read_state and write_state for every stretch of bytes [at, at + n) of the payload.
- */
+/* Moves every stretch of bytes [at, at + n) of the payload, all in one call. */
 static int move_pieces(const struct payload *p, uint64_t at, uint64_t n, uint8_t *host, bool is_in,
                        struct err *err) {
     const struct state_layout *l = &p->st->layout;
     uint32_t n_pieces = (p->has_cell ? l->n_recurrent : 0) + (p->has_page ? l->n_paged : 0);
     uint32_t n_cell = p->has_cell ? l->n_recurrent : 0;
     uint64_t begin = 0;
-    int status = SLUICE_OK;
-    for (uint32_t i = 0; !status && i < n_pieces; i++) {
+    uint32_t n_moves = 0;
+    for (uint32_t i = 0; i < n_pieces; i++) {
         bool is_cell = i < n_cell;
         struct piece piece = is_cell ? l->recurrent[i] : l->paged[i - n_cell];
         uint64_t from = at > begin ? at : begin;
@@ -162,12 +157,10 @@ static int move_pieces(const struct payload *p, uint64_t at, uint64_t n, uint8_t
         begin += piece.bytes;
         if (from >= to || which == UINT32_MAX)
             continue;
-        status = is_in ? p->st->kind->write_state(p->st->backend, offset, to - from,
-                                                  host + (from - at), err)
-                       : p->st->kind->read_state(p->st->backend, offset, to - from,
-                                                 host + (from - at), err);
+        p->st->moves[n_moves++] = (struct backend_move){offset, to - from, host + (from - at)};
     }
-    return status;
+    return n_moves ? p->st->kind->move_state(p->st->backend, p->st->moves, n_moves, is_in, err)
+                   : SLUICE_OK;
 }
 
 static struct payload payload_of(const struct state *st, uint32_t e) {
@@ -241,8 +234,12 @@ int state_init(struct state *st, const struct state_options *options, struct are
     st->spare = arena_array(arena, options->n_spare, sizeof *st->spare);
     st->room_pages = arena_array(arena, options->pages_per_seq, sizeof *st->room_pages);
     st->room_blocks = arena_array(arena, options->pages_per_seq, sizeof *st->room_blocks);
-    bool is_made = st->slots && st->counts && st->planned && st->spare && st->room_pages &&
-                   st->room_blocks && pages_init(&st->pages, options->n_pages, arena) &&
+    uint32_t n_pieces = st->layout.n_recurrent + st->layout.n_paged + 1;
+    st->copies = arena_array(arena, n_pieces, sizeof *st->copies);
+    st->moves = arena_array(arena, n_pieces, sizeof *st->moves);
+    bool is_made = st->copies && st->moves && st->slots && st->counts && st->planned && st->spare &&
+                   st->room_pages && st->room_blocks &&
+                   pages_init(&st->pages, options->n_pages, arena) &&
                    cache_init(&st->cache, &cache, &st->pages, arena);
     for (uint32_t i = 0; is_made && i < options->n_slots; i++) {
         st->slots[i].cell = i;
@@ -446,6 +443,17 @@ static void keep_spare(struct state *st, uint32_t slot, uint32_t position, uint3
     keep_snapshot(st, slot, position, cell);
 }
 
+uint32_t state_borrow_cell(struct state *st) {
+    if (!is_recurrent(st))
+        return NO_CELL;
+    return st->options.n_spare ? st->spare[0] : cache_take_cell(&st->cache);
+}
+
+void state_return_cell(struct state *st, uint32_t cell) {
+    if (cell != NO_CELL && !st->options.n_spare)
+        cache_return_cell(&st->cache, cell);
+}
+
 /* ---- a slot's life ----------------------------------------------------------------------------
  */
 
@@ -457,8 +465,8 @@ int state_open(struct state *st, uint32_t *slot, struct err *err) {
         return err_set(err, SLUICE_ERR_ARGUMENT,
                        "%u sequences are open, expected fewer: the engine has room for no more", i);
     int status = zero_recurrent(st, st->slots[i].cell, err);
-    if (!status && st->layout.counts.bytes)
-        status = write_zeros(st, st->layout.counts, i, err);
+    if (!status)
+        status = copy_counts(st, i, NO_CELL, err);
     if (status)
         return status;
     st->slots[i].is_open = true;
@@ -585,7 +593,7 @@ int state_fork(struct state *st, uint32_t from, uint32_t *to, struct err *err) {
     struct slot *new = &st->slots[*to];
     status = copy_recurrent(st, new->cell, old->cell, err);
     if (!status)
-        status = copy_piece(st, st->layout.counts, *to, from, err);
+        status = copy_counts(st, *to, from, err);
     if (!status) {
         share_pages(st, old, new);
         status = write_table(st, *to, 0, err);

@@ -74,6 +74,8 @@ struct state {
     uint32_t n_spare_used;
     uint32_t *room_pages, *room_blocks; /* (pages_per_seq) room to list pages and blocks in */
     uint16_t *counts;                   /* (n_vocab) room to count in */
+    struct backend_copy *copies;        /* (pieces of a slot and a page) room to list them in */
+    struct backend_move *moves;
     uint64_t n_taken, n_used;
 };
 
@@ -107,6 +109,10 @@ void state_plan_snapshots(struct state *st, uint32_t slot, uint32_t rows);
 uint32_t state_plan_drafts(struct state *st, uint32_t slot, uint32_t n);
 /* Whether such a step begins with the copy of a page that others read. */
 bool state_must_copy(const struct state *st, uint32_t slot);
+/* A cell that nobody's state is in, for a step to store to what is of no use; NO_CELL: there is
+ * none. To be returned before anything else is done. */
+uint32_t state_borrow_cell(struct state *st);
+void state_return_cell(struct state *st, uint32_t cell);
 /* A step added so many rows, and the snapshots that were planned; of the drafted rows after these
  * the first `kept` were right. */
 int state_advance(struct state *st, uint32_t slot, uint32_t rows, uint32_t kept, struct err *err);

@@ -3,6 +3,7 @@
 #include <string.h>
 
 #include "base/cpu.h"
+#include "base/log.h"
 #include "engine/engine.h"
 
 enum {
@@ -57,12 +58,13 @@ static struct hash128 identity_of(const struct sluice_engine *e) {
     char device[128] = "";
     struct {
         uint64_t fingerprint, page_bytes, recurrent_bytes;
-        uint32_t version, kv_type, is_exact, positions;
+        uint32_t version, numerics, kv_type, is_exact, positions, zero;
     } facts = {
         .fingerprint = save_fingerprint(e),
         .page_bytes = e->state.layout.page_bytes,
         .recurrent_bytes = e->state.layout.recurrent_bytes,
         .version = TIER_IDENTITY,
+        .numerics = e->kind->numerics,
         .kv_type = e->setup.kv_type,
         .is_exact = e->setup.exact,
         .positions = PAGE,
@@ -91,10 +93,23 @@ static int open_disk(struct sluice_engine *e, const char *folder, struct err *er
     return disk_tier_open(&e->disk, &options, err);
 }
 
+/* Where it cannot be, copies are slower, and that is all. */
+static void pin_host(struct sluice_engine *e) {
+    struct err why;
+    if (!e->kind->pin)
+        return;
+    uint64_t bytes = e->host.n_units * e->host.unit_bytes;
+    e->is_pinned = e->kind->pin(e->backend, e->host.memory, bytes, &why) == SLUICE_OK;
+    if (!e->is_pinned)
+        log_line(LOG_INFO, "the cache in host memory is not pinned: %s", why.text);
+}
+
 int tiers_open(struct sluice_engine *e, const struct sluice_engine_options *o, struct err *err) {
     if (e->setup.host_bytes == 0)
         return SLUICE_OK;
     int status = host_tier_open(&e->host, e->setup.host_bytes, unit_of(&e->state.layout), err);
+    if (!status)
+        pin_host(e);
     if (!status && e->setup.disk_bytes)
         status = open_disk(e, o->cache_dir, err);
     if (!status)
@@ -109,5 +124,7 @@ void tiers_close(struct sluice_engine *e) {
     if (e->is_loaded)
         state_detach(&e->state);
     disk_tier_close(e->disk);
+    if (e->is_pinned)
+        e->kind->unpin(e->backend, e->host.memory);
     host_tier_close(&e->host);
 }

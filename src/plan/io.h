@@ -18,6 +18,7 @@
 enum {
     IO_PAGE_POSITIONS = 256, /* positions of a page of KV cache, and of a split */
     IO_BURST = 8,            /* steps of a burst: each sequence goes on from its own tokens */
+    IO_MAX_ENDS = 6,         /* tokens that end an answer */
 };
 
 enum io_row_flag {
@@ -32,12 +33,16 @@ enum { IO_NO_CELL = 0xffffffffu };
 enum { IO_NOT_FINITE = -2 };
 
 struct io_header {
-    uint32_t n_rows;     /* rows of this step, at most the plan's */
-    uint32_t n_segments; /* runs of rows of one sequence */
-    uint32_t n_outputs;  /* rows that go through the head, at most the plan's */
-    uint32_t n_changes;  /* page-table changes to apply before the step */
-    uint64_t step;       /* counts up; a completion flag for backends that need one */
-    uint32_t reserved[10];
+    uint32_t n_rows;      /* rows of this step, at most the plan's */
+    uint32_t n_segments;  /* runs of rows of one sequence */
+    uint32_t n_outputs;   /* rows that go through the head, at most the plan's */
+    uint32_t n_changes;   /* page-table changes to apply before the step */
+    uint64_t step;        /* counts up; a completion flag for backends that need one */
+    uint32_t reserved[2]; /* a backend's own */
+    /* Of a burst: an output that one of these tokens is picked for is over. What its sequence is
+     * made of stays as it was before that token; the steps left store to the spare cell. */
+    uint32_t n_ends, spare_cell;
+    int32_t ends[IO_MAX_ENDS];
 };
 
 /* One row: a token at a position of a sequence. */
@@ -66,8 +71,8 @@ struct io_output {
     uint32_t n_bias, first_bias; /* logit biases, in the list of biases */
     uint32_t n_vocab;            /* tokens that may be picked: padding rows are after them */
     uint64_t seed;
-    int32_t token; /* out: the token picked, or IO_NOT_FINITE */
-    uint32_t reserved;
+    int32_t token;    /* out: the token picked, or IO_NOT_FINITE */
+    uint32_t is_over; /* 0; on the device, in a burst: see ends */
 };
 
 /* Page `index` of a slot's table becomes `page`. */

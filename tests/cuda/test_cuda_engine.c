@@ -661,14 +661,20 @@ TEST(cuda_bursts) {
                 EXPECT_INT(sluice_seq_feed(seqs[i], &token, 1), SLUICE_OK);
             }
             sluice_engine_counters(engine, &before);
-            for (uint32_t done = 0, steps = 1; done < TOKENS && steps; done += steps) {
+            uint32_t shortest = 0;
+            for (uint32_t steps = 1;
+                 shortest <= TOKENS && steps;) { /* ends of answers hold some up */
                 if (sluice_engine_burst(engine, pass ? TOKENS : 1, &steps)) {
                     test_fail(__FILE__, __LINE__, "%s", sluice_engine_error(engine));
                     goto out;
                 }
+                shortest = UINT32_MAX;
                 for (int i = 0; i < n_seqs; i++) {
                     int32_t token = sluice_seq_token(seqs[i]);
+                    uint32_t n;
                     EXPECT_INT(sluice_seq_feed(seqs[i], &token, 1), SLUICE_OK);
+                    sluice_seq_tokens(seqs[i], NULL, &n, NULL);
+                    shortest = n < shortest ? n : shortest;
                 }
             }
             sluice_engine_counters(engine, &after);
@@ -699,6 +705,68 @@ TEST(cuda_bursts) {
             for (int i = 0; i < n_seqs; i++)
                 sluice_seq_close(seqs[i]);
         }
+out:
+    sluice_engine_close(engine);
+    sluice_model_close(model);
+}
+
+/* A burst in which an answer ends leaves the state before the token that ends it; and going on from
+ * there, the bits of single steps. */
+TEST(cuda_bursts_stop_at_an_end) {
+    enum { SEQS = 3, TOKENS = 60, PLACE = 21 }; /* no first token of a burst, and no last */
+    struct sluice_engine_options o = sluice_engine_options_default();
+    sluice_model *model;
+    sluice_engine *engine = NULL;
+    static int32_t single[SEQS][TOKENS];
+    uint64_t state_at[SEQS] = {0};
+    int n_stopped = 0;
+    o.backend = "cuda";
+    o.context = 1024;
+    o.sequences = o.batch = SEQS;
+    EXPECT_INT(sluice_model_open(&model, story_model), SLUICE_OK);
+    if (sluice_engine_open(&engine, model, &o)) {
+        test_fail(__FILE__, __LINE__, "%s", sluice_engine_error(engine));
+        goto out;
+    }
+    engine->n_ends = 0;
+    for (int pass = 0; pass < 2; pass++)
+        for (int i = 0; i < SEQS; i++) {
+            sluice_seq *seq;
+            struct sluice_sampling s = sluice_sampling_default(model);
+            uint32_t steps, n = 1;
+            int32_t token = 50 + i;
+            s.temperature = i % 2 ? 0 : 0.9f;
+            s.repeat_penalty = i == 2 ? 1.3f : 1; /* tokens after the end must not be counted */
+            s.seed = 5 + (uint64_t)i;
+            if (pass) {
+                engine->ends[0] = single[i][PLACE];
+                engine->n_ends = 1;
+            }
+            EXPECT_INT(sluice_seq_open(&seq, engine), SLUICE_OK);
+            EXPECT_INT(sluice_seq_set_sampling(seq, &s), SLUICE_OK);
+            while (n < TOKENS) {
+                const int32_t *tokens;
+                EXPECT_INT(sluice_seq_feed(seq, &token, 1), SLUICE_OK);
+                if (sluice_engine_burst(engine, pass ? TOKENS : 1, &steps))
+                    break;
+                token = sluice_seq_token(seq);
+                sluice_seq_tokens(seq, &tokens, &n, NULL);
+                for (uint32_t k = 0; k < n && k < TOKENS; k++)
+                    if (pass == 0)
+                        single[i][k] = tokens[k];
+                    else
+                        EXPECT_INT(tokens[k], single[i][k]);
+                if (n == PLACE && pass == 0)
+                    state_at[i] = hash_state(engine, seq);
+                else if (n == PLACE && token == engine->ends[0]) {
+                    EXPECT(hash_state(engine, seq) == state_at[i]);
+                    n_stopped++;
+                }
+            }
+            EXPECT(n >= TOKENS);
+            sluice_seq_close(seq);
+        }
+    EXPECT_INT(n_stopped, SEQS);
 out:
     sluice_engine_close(engine);
     sluice_model_close(model);

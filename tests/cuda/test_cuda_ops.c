@@ -415,7 +415,8 @@ static void check_cells(const struct delta_case *c, uint32_t before, uint32_t n,
     for (uint32_t i = 0; is_open && i <= n; i++) {
         if (!stored[i])
             continue;
-        rig_kinds[RIG_CUDA]->clear_state(r.b[RIG_CUDA], 0, r.plan->bytes[REGION_STATE], NULL);
+        const struct backend_copy all = {0, BACKEND_ZEROS, r.plan->bytes[REGION_STATE]};
+        rig_kinds[RIG_CUDA]->copy_state(r.b[RIG_CUDA], &all, 1, NULL);
         rig_step(&r, RIG_CUDA, &(struct run){0, 0, before}, 1, 9);
         if (i > 0)
             rig_step(&r, RIG_CUDA, &(struct run){0, before, i}, 1, 9);

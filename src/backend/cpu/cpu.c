@@ -585,16 +585,29 @@ static int cpu_write_state(struct backend *b, uint64_t offset, uint64_t bytes, c
     return SLUICE_OK;
 }
 
-static int cpu_copy_state(struct backend *b, uint64_t to, uint64_t from, uint64_t bytes,
-                          struct err *err) {
+static int cpu_move_state(struct backend *b, const struct backend_move *list, uint32_t n,
+                          bool is_in, struct err *err) {
+    uint64_t bytes = 0;
     (void)err;
-    memmove(state_at(b, to, bytes), state_at(b, from, bytes), bytes);
+    for (uint32_t i = 0; i < n; i++) {
+        uint8_t *state = state_at(b, list[i].offset, list[i].bytes);
+        memcpy(is_in ? state : list[i].host, is_in ? list[i].host : state, list[i].bytes);
+        bytes += list[i].bytes;
+    }
+    count_copy(b, bytes);
     return SLUICE_OK;
 }
 
-static int cpu_clear_state(struct backend *b, uint64_t offset, uint64_t bytes, struct err *err) {
+static int cpu_copy_state(struct backend *b, const struct backend_copy *list, uint32_t n,
+                          struct err *err) {
     (void)err;
-    memset(state_at(b, offset, bytes), 0, bytes);
+    for (uint32_t i = 0; i < n; i++) {
+        uint8_t *to = state_at(b, list[i].to, list[i].bytes);
+        if (list[i].from == BACKEND_ZEROS)
+            memset(to, 0, list[i].bytes);
+        else
+            memcpy(to, state_at(b, list[i].from, list[i].bytes), list[i].bytes);
+    }
     return SLUICE_OK;
 }
 
@@ -620,6 +633,7 @@ static bool cpu_device_line(int i, char *out, size_t size) {
 
 const struct backend_kind backend_cpu = {
     .name = "cpu",
+    .numerics = 1,
     .uses_host_weights = true,
     .prefill = 256,
     .open = cpu_open,
@@ -631,8 +645,8 @@ const struct backend_kind backend_cpu = {
     .wait = cpu_wait,
     .read_state = cpu_read_state,
     .write_state = cpu_write_state,
+    .move_state = cpu_move_state,
     .copy_state = cpu_copy_state,
-    .clear_state = cpu_clear_state,
     .memory = cpu_memory,
     .counters = cpu_counters,
     .time_ops = cpu_time_ops,

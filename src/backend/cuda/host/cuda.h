@@ -123,6 +123,7 @@ struct backend {
     CUstream stream;
     CUmodule modules[MAX_MODULES];
     uint32_t n_modules, n_sms;
+    CUfunction copy;                    /* of cuda_copy_state */
     struct project_schedule *schedules; /* of project_schedule.c, in the arena */
     int capability;                     /* 90: 9.0 */
     uint32_t max_shared;                /* bytes of shared memory that a block may ask for */
@@ -170,8 +171,12 @@ bool cuda_op_kernel(const struct backend *b, uint32_t plan, uint32_t op, uint32_
 int cuda_read_state(struct backend *b, uint64_t offset, uint64_t bytes, void *to, struct err *err);
 int cuda_write_state(struct backend *b, uint64_t offset, uint64_t bytes, const void *from,
                      struct err *err);
-int cuda_copy_state(struct backend *b, uint64_t to, uint64_t from, uint64_t bytes, struct err *err);
-int cuda_clear_state(struct backend *b, uint64_t offset, uint64_t bytes, struct err *err);
+int cuda_move_state(struct backend *b, const struct backend_move *list, uint32_t n, bool is_in,
+                    struct err *err);
+int cuda_copy_state(struct backend *b, const struct backend_copy *list, uint32_t n,
+                    struct err *err);
+int cuda_pin(struct backend *b, void *memory, uint64_t bytes, struct err *err);
+void cuda_unpin(struct backend *b, void *memory);
 int cuda_peek(struct backend *b, enum region region, uint64_t offset, uint64_t bytes, void *to,
               struct err *err);
 int cuda_poke(struct backend *b, enum region region, uint64_t offset, uint64_t bytes,

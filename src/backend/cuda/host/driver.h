@@ -28,6 +28,8 @@
     DRIVER(free, cuMemFree_v2)                                                                     \
     DRIVER(host_alloc, cuMemHostAlloc)                                                             \
     DRIVER(host_free, cuMemFreeHost)                                                               \
+    DRIVER(host_register, cuMemHostRegister_v2)                                                    \
+    DRIVER(host_unregister, cuMemHostUnregister)                                                   \
     DRIVER(host_address, cuMemHostGetDevicePointer_v2)                                             \
     DRIVER(copy_in, cuMemcpyHtoDAsync_v2)                                                          \
     DRIVER(copy_out, cuMemcpyDtoHAsync_v2)                                                         \

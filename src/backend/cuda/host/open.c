@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "backend/cuda/host/cuda.h"
+#include "backend/cuda/ops/state.h"
 #include "base/size.h"
 
 /* ---- devices ----------------------------------------------------------------------------------
@@ -282,6 +283,8 @@ static int cuda_load(struct backend *b, struct backend_weights weights, struct p
     int status = cuda_available(b, &before, err);
     if (!status)
         status = cuda_load_modules(b, err);
+    if (!status && !(b->copy = cuda_function(b, COPY_KERNEL)))
+        status = err_set(err, SLUICE_ERR_DEVICE, "no CUDA kernel %s in this program", COPY_KERNEL);
     if (!status)
         status = make_blocks(b, plans, n_plans, err);
     if (!status)
@@ -321,6 +324,7 @@ static void cuda_counters(const struct backend *b, struct backend_counters *out)
 
 const struct backend_kind backend_cuda = {
     .name = "cuda",
+    .numerics = 1,
     .max_rows = 4096,
     .prefill = 4096,
     .open = cuda_open,
@@ -335,8 +339,10 @@ const struct backend_kind backend_cuda = {
     .submit_burst = cuda_submit_burst,
     .read_state = cuda_read_state,
     .write_state = cuda_write_state,
+    .move_state = cuda_move_state,
     .copy_state = cuda_copy_state,
-    .clear_state = cuda_clear_state,
+    .pin = cuda_pin,
+    .unpin = cuda_unpin,
     .memory = cuda_memory,
     .counters = cuda_counters,
     .time_ops = cuda_time_ops,

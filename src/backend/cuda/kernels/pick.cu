@@ -858,6 +858,8 @@ static __device__ bool pick_row(const struct pick_params &p, const struct block_
 static __device__ void count_tokens(const struct pick_params &p) {
     for (uint32_t r = threadIdx.x; p.counts && r < p.io.header->n_rows; r += PICK_THREADS) {
         const struct io_row row = p.io.rows[r];
+        if (p.step > 0 && p.io.outputs[r].is_over) /* in a burst row r is output r */
+            continue;
         unsigned short *count = p.counts + (uint64_t)row.slot * p.counts_stride + row.token;
         unsigned short seen = *(volatile unsigned short *)count, was;
         do {
@@ -869,16 +871,31 @@ static __device__ void count_tokens(const struct pick_params &p) {
     }
 }
 
+static __device__ bool is_end(const struct pick_params &p, int32_t token) {
+    bool is_one = false;
+    for (uint32_t i = 0; i < p.io.header->n_ends; i++)
+        is_one |= token == p.io.header->ends[i];
+    return is_one;
+}
+
 /* In a burst every sequence goes on from the token that was picked for it; where there is none,
- * from any: the host drops the burst. */
+ * from any: the host drops the burst. After a token that ends an answer its recurrent state stays
+ * as it is, and all that follows is dropped. */
 static __device__ void advance(const struct pick_params &p) {
     for (uint32_t i = threadIdx.x; i < p.io.header->n_outputs; i += PICK_THREADS) {
         int32_t token = __ldcg(&p.io.outputs[i].token);
-        struct io_row *row = (struct io_row *)&p.io.rows[p.io.outputs[i].row];
+        uint32_t at = p.io.outputs[i].row, spare = p.io.header->spare_cell;
+        struct io_row *row = (struct io_row *)&p.io.rows[at];
+        struct io_segment *segment = (struct io_segment *)&p.io.segments[row->segment];
         p.burst[i * IO_BURST + p.step] = token;
         row->token = max(token, 0);
         row->position++;
-        ((struct io_segment *)&p.io.segments[row->segment])->first_position++;
+        segment->first_position++;
+        if (!is_end(p, token))
+            continue;
+        ((struct io_output *)p.io.outputs)[i].is_over = 1;
+        if (spare != IO_NO_CELL)
+            segment->cell = ((uint32_t *)p.io.to)[at] = spare;
     }
 }
 
