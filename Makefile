@@ -233,10 +233,10 @@ $(B)/generate: examples/generate.c $(B)/libsluice.a
 $(B)/obj/every_verb_main.o: src/cmd/main.c | $(NEEDS)
 	$(call say,CC,$@)
 	$(Q)$(CC) $(CPPFLAGS) $(CFLAGS) -Wno-missing-prototypes -Dmain=sluice_main -MMD -MP -c $< -o $@
-$(B)/every_verb: $(call objects,tests/leaks/every_verb.c $(filter-out src/cmd/main.c,$(filter src/cmd/%,$(SOURCES)))) \
+$(B)/every_verb: $(call objects,tests/leaks/every_verb.c $(filter-out src/cmd/main.c,$(PROGRAM))) \
     $(B)/obj/every_verb_main.o $(B)/libsluice.a
 	$(call say,LD,$@)
-	$(Q)$(CC) $(LDFLAGS) $^ $(EDIT_LIBS) $(LIBS) -o $@
+	$(Q)$(CC) $(LDFLAGS) $^ $(EDIT_LIBS) $(SERVE_LIBS) $(LIBS) -o $@
 
 # What one flavour needs to be tested; tests/run.sh runs the flavours and adds up.
 test-binaries: $(B)/sluice $(B)/tests $(B)/generate build/data/unpacked

@@ -13,9 +13,9 @@ if VENV.exists() and Path(sys.prefix) != VENV.parent.parent:
     os.execv(VENV, [str(VENV), *sys.argv])
 
 try:
-    import openai
+    import anthropic, ollama, openai
 except ImportError:
-    openai = None
+    anthropic = ollama = openai = None
 
 SLUICE = os.path.abspath(sys.argv[1])
 WORDS = sys.argv[2:]
@@ -266,6 +266,153 @@ def test_next_turn_continues_from_what_was_sampled():
     messages = FOX + [said, {"role": "user", "content": "And then?"}]
     cached = s.chat(messages)["usage"]["prompt_tokens_details"]["cached_tokens"]
     assert cached >= first["usage"]["total_tokens"] - 2, (cached, first["usage"])
+
+
+def test_openai_completions():
+    c = openai_client(server())
+    r = c.completions.create(model="m", prompt="Once upon a time", max_tokens=10, temperature=0)
+    assert r.choices[0].text.startswith(",") and r.usage.completion_tokens == 10 and r.choices[0].finish_reason == "length", r
+    ids = server().request("POST", "/tokenize", {"content": "Once upon a time"})[2]["tokens"]
+    several = c.completions.create(model="m", prompt=["Once upon a time", "The fox"], n=2, max_tokens=10, temperature=0)
+    assert [x.index for x in several.choices] == [0, 1, 2, 3]
+    assert several.choices[0].text == several.choices[1].text == r.choices[0].text != several.choices[2].text
+    assert c.completions.create(model="m", prompt=ids, max_tokens=10, temperature=0).choices[0].text == r.choices[0].text
+    assert c.completions.create(model="m", prompt=[ids], max_tokens=10, temperature=0).choices[0].text == r.choices[0].text
+    echo = c.completions.create(model="m", prompt="Once upon a time", echo=True, max_tokens=10, temperature=0)
+    assert echo.choices[0].text == "Once upon a time" + r.choices[0].text
+    streamed = c.completions.create(model="m", prompt="Once upon a time", max_tokens=10, temperature=0, stream=True, echo=True)
+    assert "".join(x.choices[0].text for x in streamed) == echo.choices[0].text
+    lp = c.completions.create(model="m", prompt="Once upon a time", max_tokens=4, temperature=0, logprobs=2).choices[0]
+    assert "".join(lp.logprobs.tokens) == lp.text and lp.logprobs.text_offset[0] == 0 and len(lp.logprobs.top_logprobs[0]) == 2
+    for prompt, words in (("", "no tokens"), ([], "prompt is empty"), ({}, "prompt is an object"), ([[]], "prompt is empty"),
+                          ([99999999], "outside the vocabulary"), ([1, "x"], "a token that is a string"), (["x", 3], "prompt has a number")):
+        status, _, body = server().request("POST", "/v1/completions", {"prompt": prompt})
+        assert status == 400 and words in body["error"]["message"], (prompt, body)
+
+
+def test_tokenize_and_back():
+    s = server()
+    for text in ("Once upon a time", "", "é ü 漢字 \U0001f98a", "a\0b", "<|im_end|>"):
+        if text:
+            ids = s.request("POST", "/tokenize", {"content": text})[2]["tokens"]
+            assert s.request("POST", "/detokenize", {"tokens": ids})[2]["content"] == text
+    assert s.request("POST", "/tokenize", {"content": "<|im_end|>", "special": True})[2] == {"tokens": [2], "count": 1}
+    assert s.request("POST", "/tokenize", {"messages": FOX})[2]["count"] == s.chat()["usage"]["prompt_tokens"]
+    assert s.request("POST", "/tokenize", {"content": 3})[0] == 400 and s.request("POST", "/detokenize", {"tokens": [-1]})[0] == 400
+    assert s.request("POST", "/detokenize", {"tokens": []})[2] == {"content": ""}
+
+
+# ---- the Anthropic API -----------------------------------------------------------------------------
+
+COLD = {"extra_body": {"temperature": 0}}  # not every version of the client has a name for it
+
+
+def anthropic_client(s):
+    if not anthropic:
+        raise Skip("the anthropic client is not installed")
+    return anthropic.Anthropic(base_url=s.address, api_key="none", max_retries=0, timeout=PATIENCE)
+
+
+def test_anthropic_messages():
+    s = server()
+    c = anthropic_client(s)
+    args = dict(model="any", messages=FOX, max_tokens=12, **COLD)
+    r = c.messages.create(**args)
+    right = s.chat(max_tokens=12)
+    assert r.content[0].type == "text" and r.content[0].text == right["choices"][0]["message"]["content"]
+    assert r.stop_reason == "max_tokens" and r.usage.output_tokens == 12 and r.role == "assistant"
+    assert r.usage.input_tokens + r.usage.cache_read_input_tokens == right["usage"]["prompt_tokens"]
+    with c.messages.stream(**args) as stream_:
+        text = "".join(stream_.text_stream)
+        last = stream_.get_final_message()
+    assert text == r.content[0].text == last.content[0].text and last.stop_reason == "max_tokens" and last.usage.output_tokens == 12
+    kinds = [e.type for e in c.messages.create(**args, stream=True)]
+    assert kinds[:3] == ["message_start", "content_block_start", "content_block_delta"], kinds
+    assert kinds[-3:] == ["content_block_stop", "message_delta", "message_stop"], kinds
+    n = c.messages.count_tokens(model="any", messages=FOX).input_tokens
+    assert n == right["usage"]["prompt_tokens"]
+
+
+def test_anthropic_blocks_system_and_stops():
+    s = server()
+    c = anthropic_client(s)
+    plain = c.messages.create(model="m", system="You tell stories.", messages=FOX, max_tokens=8, **COLD)
+    blocks = c.messages.create(model="m", system=[{"type": "text", "text": "You tell stories."}], max_tokens=8, **COLD,
+                               messages=[{"role": "user", "content": [{"type": "text", "text": FOX[0]["content"]}]}])
+    assert plain.content[0].text == blocks.content[0].text
+    stop = plain.content[0].text[6:10]
+    r = c.messages.create(model="m", system="You tell stories.", messages=FOX, max_tokens=30, **COLD, stop_sequences=["zzz", stop])
+    assert r.stop_reason == "stop_sequence" and r.stop_sequence == stop and r.content[0].text == plain.content[0].text[:6], r
+    turns = [FOX[0], {"role": "assistant", "content": [{"type": "thinking", "thinking": "hm", "signature": ""}, {"type": "text", "text": "Once."},
+                                                       {"type": "tool_use", "id": "t1", "name": "f", "input": {"a": 1}}]},
+             {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "t1", "content": "42"}, {"type": "text", "text": "Go on."}]}]
+    tools = [{"name": "f", "description": "what", "input_schema": {"type": "object", "properties": {"a": {"type": "integer"}}}}]
+    assert c.messages.create(model="m", messages=turns, tools=tools, max_tokens=4).usage.output_tokens > 0
+
+
+def test_anthropic_errors():
+    c = anthropic_client(server())
+    for fields, words in ((dict(extra_body={"temperature": "hot"}), "temperature is a string"), (dict(max_tokens=0), "max_tokens is 0"),
+                          (dict(messages=[{"role": "user", "content": [{"type": "image", "source": {}}]}]), "type image"),
+                          (dict(messages=[{"role": "robot", "content": "x"}]), "role is 'robot'"), (dict(messages=[]), "messages is empty"),
+                          (dict(tools=[{"name": "x"}]), "tools[0]"), (dict(stop_sequences=3), "stop_sequences is a number")):
+        try:
+            c.messages.create(**{"model": "m", "messages": FOX, "max_tokens": 5, **fields})
+            assert False, f"{fields} is taken"
+        except anthropic.BadRequestError as e:
+            assert words in e.body["error"]["message"] and e.body["error"]["type"] == "invalid_request_error", (fields, e.body)
+    with own("--api-key", "k") as s:
+        try:
+            anthropic_client(s).messages.create(model="m", messages=FOX, max_tokens=5)
+            assert False, "another key is taken"
+        except anthropic.AuthenticationError as e:
+            assert e.body["error"]["type"] == "authentication_error"
+    assert server().request("GET", "/v1/messages/nothing")[2]["type"] == "error"
+
+
+# ---- the Ollama API --------------------------------------------------------------------------------
+
+def ollama_client(s):
+    if not ollama:
+        raise Skip("the ollama client is not installed")
+    return ollama.Client(host=s.address, timeout=PATIENCE)
+
+
+def test_ollama_chat_and_generate():
+    s = server()
+    c = ollama_client(s)
+    options = {"temperature": 0, "num_predict": 10}
+    right = s.chat(max_tokens=10)["choices"][0]["message"]["content"]
+    r = c.chat(model="any", messages=FOX, options=options)
+    assert r.message.content == right and r.done and r.done_reason == "length" and r.eval_count == 10 and r.total_duration > 0
+    parts = list(c.chat(model="any", messages=FOX, options=options, stream=True))
+    assert "".join(p.message.content for p in parts) == right and parts[-1].done and parts[-1].eval_count == 10
+    g = c.generate(model="any", prompt=FOX[0]["content"], options=options)
+    assert g.response == right and g.done
+    parts = list(c.generate(model="any", prompt="Once upon a time", raw=True, options=options, stream=True))
+    assert "".join(p.response for p in parts).startswith(",")
+    assert c.generate(model="any").done_reason == "load"
+    stopped = c.chat(model="any", messages=FOX, options={**options, "stop": [right[5:8]]})
+    assert stopped.message.content == right[:5] and stopped.done_reason == "stop"
+
+
+def test_ollama_models_and_errors():
+    s = server()
+    c = ollama_client(s)
+    assert c.list().models[0].model == SHIPPED.stem and c.list().models[0].details.family == "qwen35"
+    shown = c.show("any")
+    assert shown.modelinfo["general.architecture"] == "qwen35" and "completion" in shown.capabilities
+    assert c.ps().models[0].model == SHIPPED.stem
+    assert s.request("GET", "/api/version")[2]["version"]
+    for body, words in (({"messages": FOX, "options": {"temperature": "hot"}}, "options.temperature is a string"),
+                        ({"messages": [{"role": "user", "content": "x", "images": ["aGk="]}]}, "images"), ({"messages": "x"}, "messages is a string")):
+        status, _, answer = s.request("POST", "/api/chat", {"model": "m", **body})
+        assert status == 400 and words in answer["error"], answer
+    try:
+        c.chat(model="m", messages=FOX, options={"top_p": 7})
+        assert False, "top_p 7 is taken"
+    except ollama.ResponseError as e:
+        assert e.status_code == 400 and "top_p" in e.error
 
 
 # ---- paths, keys, origins --------------------------------------------------------------------------

@@ -94,8 +94,9 @@ static int parse(struct serve *s, int argc, char **argv) {
         .verb = "serve",
         .synopsis = "[MODEL] [--host ADDRESS] [--port N] [options]",
         .about =
-            "A server for clients of the OpenAI API, at /v1. Listens to this machine alone "
-            "unless\n--host says otherwise. The options of sampling are for requests that do "
+            "A server for clients of the OpenAI, Anthropic and Ollama APIs. Listens to this "
+            "machine "
+            "alone\nunless --host says otherwise. The options of sampling are for requests that do "
             "not say.\nSIGTERM and Ctrl-C let running answers end, a second one ends it at once.",
         .example = "sluice serve model.gguf --port 8080",
         .opts = opts,

@@ -293,3 +293,22 @@ json_t *answer_message(const struct answer *a) {
         json_object_set_new(message, "tool_calls", calls);
     return message;
 }
+
+/* The one that begins first in all that was sampled. */
+const char *answer_stop_text(const struct answer *a) {
+    struct buffer all = {0};
+    const char *first = NULL, *found = NULL;
+    if (!a->has_stopped)
+        return NULL;
+    ask_decode(a->m, a->tokens, a->n_tokens, &all);
+    for (size_t i = 0; i < a->ask->n_stops; i++) {
+        const char *stop = a->ask->stops[i];
+        const char *at = all.len ? memmem(all.at, all.len, stop, strlen(stop)) : NULL;
+        if (at && (!first || at < first)) {
+            first = at;
+            found = stop;
+        }
+    }
+    buffer_free(&all);
+    return found;
+}

@@ -79,6 +79,9 @@ void answer_end(struct answer *a, const struct job_end *end);
 /* The answer as a message of the conversation, as ask_read_messages would make it. */
 json_t *answer_message(const struct answer *a);
 
+/* The stop text that ended it, borrowed from its ask; NULL: none did. */
+const char *answer_stop_text(const struct answer *a);
+
 /* Random letters and digits after a prefix: "call_", "chatcmpl-" ... */
 void answer_make_id(const char *prefix, char out[32]);
 

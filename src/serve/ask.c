@@ -172,6 +172,32 @@ void ask_read_sampling(struct ask *ask, struct fields *f, const struct ask_model
         s->temperature = 0;
 }
 
+void ask_read_format(struct ask *ask, struct fields *f) {
+    const json_t *format = NULL;
+    (void)ask;
+    fields_object(f, "response_format", &format);
+    const char *type = json_string_value(json_object_get(format, "type"));
+    if (format && !type)
+        fields_refuse(f, "response_format", "response_format has no type, expected text");
+    else if (type && strcmp(type, "text") != 0)
+        fields_refuse(f, "response_format", "response_format is not supported yet");
+    else if (fields_any(f, "grammar"))
+        fields_refuse(f, "grammar", "grammar is not supported yet");
+}
+
+void ask_read_ollama_format(struct ask *ask, struct fields *f) {
+    const json_t *format = fields_any(f, "format");
+    (void)ask;
+    if (format && !(json_is_string(format) && json_string_length(format) == 0))
+        fields_refuse(f, "format", "format is not supported yet");
+}
+
+void ask_require_tool(struct ask *ask, struct fields *f, const char *name) {
+    (void)ask;
+    (void)name;
+    fields_refuse(f, "tool_choice", "tool_choice other than auto and none is not supported yet");
+}
+
 /* ---- messages ---------------------------------------------------------------------------------
  */
 
@@ -460,19 +486,34 @@ int ask_encode(struct ask *ask, const struct ask_model *m, struct replay *replay
     return add_prompt(ask, m, prompt, err);
 }
 
-int ask_add_text(struct ask *ask, const struct ask_model *m, struct str text, struct err *err) {
+int ask_add_encoded(struct ask *ask, const struct ask_model *m, struct str text, unsigned flags,
+                    struct err *err) {
     struct ids ids = {malloc(m->context * sizeof *ids.at), 0};
     if (!ids.at)
         return err_memory(err, "a prompt");
-    int status =
-        sluice_encode(m->model, text.at, text.len, SLUICE_ENCODE_BOS | SLUICE_ENCODE_SPECIAL,
-                      ids.at, m->context, &ids.n);
+    int status = sluice_encode(m->model, text.at, text.len, flags, ids.at, m->context, &ids.n);
     if (status) {
         free(ids.at);
         return ids.n > m->context ? too_long(m, ids.n, err)
                                   : err_set(err, status, "%s", sluice_status_text(status));
     }
     return add_prompt(ask, m, ids, err);
+}
+
+int ask_add_text(struct ask *ask, const struct ask_model *m, struct str text, struct err *err) {
+    return ask_add_encoded(ask, m, text, SLUICE_ENCODE_BOS | SLUICE_ENCODE_SPECIAL, err);
+}
+
+void ask_decode(const struct ask_model *m, const int32_t *tokens, size_t n, struct buffer *out) {
+    sluice_text *text;
+    const char *at;
+    size_t length;
+    if (sluice_text_open(&text, m->model, NULL, 0))
+        return;
+    for (size_t i = 0; i <= n; i++)
+        if (sluice_text_push(text, i < n ? tokens[i] : SLUICE_TEXT_END, &at, &length) == SLUICE_OK)
+            buffer_add(out, at, length);
+    sluice_text_close(text);
 }
 
 int ask_add_ids(struct ask *ask, const struct ask_model *m, const json_t *list, struct err *err) {

@@ -4,6 +4,7 @@
 #ifndef SERVE_ASK_H
 #define SERVE_ASK_H
 
+#include "serve/buffer.h"
 #include "serve/fields.h"
 #include "serve/replay.h"
 #include "serve/worker.h"
@@ -68,6 +69,11 @@ void ask_close(struct ask *ask); /* takes NULL */
  * top_p, top_k, min_p, penalties, seed, n, stop, logit_bias, stream. */
 void ask_read_sampling(struct ask *ask, struct fields *f, const struct ask_model *m);
 void ask_read_stops(struct ask *ask, struct fields *f, const char *name);
+/* response_format and grammar; Ollama's `format`. */
+void ask_read_format(struct ask *ask, struct fields *f);
+void ask_read_ollama_format(struct ask *ask, struct fields *f);
+/* Tools have to be called: any, or the one of that name. After ask_read_tools. */
+void ask_require_tool(struct ask *ask, struct fields *f, const char *name);
 /* Sets a variable of the template; takes the value. Those with a meaning of their own (messages,
  * chat_template ...) stay as they are. */
 void ask_set_variable(struct ask *ask, const char *name, json_t *value);
@@ -87,8 +93,14 @@ void ask_read_tools(struct ask *ask, struct fields *f, const json_t *tools);
 /* The tokens of the conversation; those of earlier answers as they were sampled. `replay` may be
  * NULL. SLUICE_ERR_ARGUMENT: the template does not take it, or it is longer than the context. */
 int ask_encode(struct ask *ask, const struct ask_model *m, struct replay *replay, struct err *err);
-/* One more prompt, of a text or of ids. */
+/* One more prompt, of a text (with control tokens and what the model wants around it, or with
+ * sluice_encode's flags as given) or of ids. */
 int ask_add_text(struct ask *ask, const struct ask_model *m, struct str text, struct err *err);
+int ask_add_encoded(struct ask *ask, const struct ask_model *m, struct str text, unsigned flags,
+                    struct err *err);
 int ask_add_ids(struct ask *ask, const struct ask_model *m, const json_t *ids, struct err *err);
+
+/* Appends the text of tokens; one that cannot be is left out. */
+void ask_decode(const struct ask_model *m, const int32_t *tokens, size_t n, struct buffer *out);
 
 #endif

@@ -1,30 +1,18 @@
-/* api_openai.c - the OpenAI API: /v1/chat/completions, /v1/completions, /v1/models. */
+/* api_openai.c - the OpenAI API: /v1/chat/completions, /v1/models, and what its calls share. */
 #include <stdio.h>
 
-#include "serve/http/inside.h"
+#include "serve/http/openai.h"
 
 /* ---- what is asked ----------------------------------------------------------------------------
  */
 
-static void read_stream_options(struct ask *ask, struct fields *f) {
+void openai_read_stream_options(struct ask *ask, struct fields *f) {
     struct fields inner = {0};
     fields_object(f, "stream_options", &inner.object);
     if (inner.object)
         fields_bool(&inner, "include_usage", &ask->has_usage);
     if (inner.wrong)
         fields_refuse(f, "stream_options", "stream_options.%s", inner.err.text);
-}
-
-static void read_response_format(struct fields *f) {
-    const json_t *format = NULL;
-    fields_object(f, "response_format", &format);
-    const char *type = json_string_value(json_object_get(format, "type"));
-    if (format && !type)
-        fields_refuse(f, "response_format", "response_format has no type, expected text");
-    else if (type && strcmp(type, "text") != 0)
-        fields_refuse(f, "response_format", "response_format is not supported yet");
-    else if (fields_any(f, "grammar"))
-        fields_refuse(f, "grammar", "grammar is not supported yet");
 }
 
 /* "none", "low" ...: templates may know the word; of others thinking goes on or off. */
@@ -57,18 +45,21 @@ static void read_tool_choice(struct ask *ask, struct fields *f) {
     ask->has_one_call = !in_parallel;
     if (!choice || (word && strcmp(word, "auto") == 0))
         return;
+    const char *name =
+        json_string_value(json_object_get(json_object_get(choice, "function"), "name"));
     if (word && strcmp(word, "none") == 0)
         ask->tool_choice = TOOLS_NONE;
-    else if (word ? strcmp(word, "required") == 0 : json_is_object(choice))
-        fields_refuse(f, "tool_choice",
-                      "tool_choice other than auto and none is not supported yet");
+    else if (word && strcmp(word, "required") == 0)
+        ask_require_tool(ask, f, NULL);
+    else if (name)
+        ask_require_tool(ask, f, name);
     else
         fields_refuse(f, "tool_choice",
                       "tool_choice is %s, expected none, auto, required or a function",
                       word ? word : json_kind(choice));
 }
 
-static void read_lengths(struct ask *ask, struct fields *f) {
+void openai_read_lengths(struct ask *ask, struct fields *f) {
     fields_int(f, "max_tokens", 1, INT32_MAX, &ask->most);
     fields_int(f, "max_completion_tokens", 1, INT32_MAX, &ask->most);
     fields_int(f, "n", 1, INT32_MAX, &ask->n);
@@ -84,9 +75,9 @@ static void read_chat(struct ask *ask, struct fields *f, const struct ask_model 
     ask_read_tools(ask, f, tools);
     ask_read_sampling(ask, f, m);
     ask_read_stops(ask, f, "stop");
-    read_lengths(ask, f);
-    read_stream_options(ask, f);
-    read_response_format(f);
+    openai_read_lengths(ask, f);
+    openai_read_stream_options(ask, f);
+    ask_read_format(ask, f);
     read_thinking(ask, f);
     read_tool_choice(ask, f);
     fields_bool(f, "logprobs", &has_logprobs);
@@ -97,7 +88,7 @@ static void read_chat(struct ask *ask, struct fields *f, const struct ask_model 
 /* ---- what is answered -------------------------------------------------------------------------
  */
 
-static json_t *usage_of(const struct exchange *x) {
+json_t *openai_usage(const struct exchange *x) {
     struct usage_counts u = exchange_usage(x);
     return json_pack("{s:I, s:I, s:I, s:{s:I}, s:{s:I}}", "prompt_tokens", (json_int_t)u.prompt,
                      "completion_tokens", (json_int_t)u.new_tokens, "total_tokens",
@@ -106,7 +97,7 @@ static json_t *usage_of(const struct exchange *x) {
                      "reasoning_tokens", (json_int_t)u.reasoning);
 }
 
-static const char *finish_word(const struct answer *a) {
+const char *openai_finish(const struct answer *a) {
     static const char *const words[] = {
         [FINISH_NOT_YET] = NULL,    [FINISH_END] = "stop",   [FINISH_CALLS] = "tool_calls",
         [FINISH_LENGTH] = "length", [FINISH_CUT] = "length", [FINISH_FAILED] = "error",
@@ -114,34 +105,25 @@ static const char *finish_word(const struct answer *a) {
     return words[a->finish];
 }
 
-/* A token's own text, which may be part of a character, and its bytes. */
-static json_t *token_text(const struct ask_model *m, int32_t token) {
+json_t *openai_token_text(const struct ask_model *m, int32_t token) {
     struct buffer text = {0};
-    sluice_text *detok = NULL;
-    const char *at;
-    size_t n;
-    if (sluice_text_open(&detok, m->model, NULL, 0) == SLUICE_OK) {
-        if (sluice_text_push(detok, token, &at, &n) == SLUICE_OK)
-            buffer_add(&text, at, n);
-        if (sluice_text_push(detok, SLUICE_TEXT_END, &at, &n) == SLUICE_OK)
-            buffer_add(&text, at, n);
-    }
-    sluice_text_close(detok);
+    ask_decode(m, &token, 1, &text);
     json_t *out = json_of_text(buffer_str(&text));
     buffer_free(&text);
     return out;
 }
 
-static json_t *number(float logprob) {
+json_t *openai_number(float logprob) {
     return json_real(logprob > -9999.0f ? (double)logprob
                                         : -9999.0); /* as the API says for never */
 }
 
 static json_t *logprob_entry(const struct ask_model *m, int32_t token, float logprob) {
-    json_t *text = token_text(m, token), *bytes = json_array();
+    json_t *text = openai_token_text(m, token), *bytes = json_array();
     for (size_t i = 0; i < json_string_length(text); i++)
         json_array_append_new(bytes, json_integer((unsigned char)json_string_value(text)[i]));
-    return json_pack("{s:o, s:o, s:o}", "token", text, "logprob", number(logprob), "bytes", bytes);
+    return json_pack("{s:o, s:o, s:o}", "token", text, "logprob", openai_number(logprob), "bytes",
+                     bytes);
 }
 
 /* Of the content's tokens from `from` on; null when none were asked for. */
@@ -168,20 +150,15 @@ static json_t *call_json(const struct answer_call *call) {
 /* ---- streams ----------------------------------------------------------------------------------
  */
 
-struct chunk {
-    const char *id_prefix, *object;
-};
-
-static void begin_chunk(struct exchange *x, const struct chunk *c) {
+static void begin_chunk(struct exchange *x, const struct openai_chunk *c) {
     buffer_printf(&x->draft, "data: {\"id\":\"%s%s\",\"object\":\"%s\",\"created\":%lld,\"model\":",
                   c->id_prefix, x->id, c->object, (long long)x->created);
     buffer_json(&x->draft, json_of_text(str_of(x->server->model.name)));
 }
 
-/* A chunk of one choice, whose `what` ("delta", "text") is `value`. */
-static void put_chunk(struct exchange *x, const struct chunk *c, struct answer *a, const char *what,
-                      json_t *value, json_t *logprobs) {
-    const char *finish = finish_word(a);
+void openai_put_chunk(struct exchange *x, const struct openai_chunk *c, struct answer *a,
+                      const char *what, json_t *value, json_t *logprobs) {
+    const char *finish = openai_finish(a);
     begin_chunk(x, c);
     buffer_printf(&x->draft, ",\"choices\":[{\"index\":%u,\"%s\":", a->number, what);
     buffer_json(&x->draft, value);
@@ -192,17 +169,17 @@ static void put_chunk(struct exchange *x, const struct chunk *c, struct answer *
     buffer_puts(&x->draft, x->ask->has_usage ? ",\"usage\":null}\n\n" : "}\n\n");
 }
 
-static void put_end(struct exchange *x, const struct chunk *c) {
+void openai_put_end(struct exchange *x, const struct openai_chunk *c) {
     if (x->ask->has_usage) {
         begin_chunk(x, c);
         buffer_puts(&x->draft, ",\"choices\":[],\"usage\":");
-        buffer_json(&x->draft, usage_of(x));
+        buffer_json(&x->draft, openai_usage(x));
         buffer_puts(&x->draft, "}\n\n");
     }
     buffer_puts(&x->draft, "data: [DONE]\n\n");
 }
 
-static void put_failure(struct exchange *x, const char *message) {
+void openai_put_failure(struct exchange *x, const char *message) {
     buffer_puts(&x->draft, "data: ");
     buffer_json(&x->draft, api_error(API_OPENAI, 500, message, NULL));
     buffer_puts(&x->draft, "\n\ndata: [DONE]\n\n");
@@ -211,12 +188,12 @@ static void put_failure(struct exchange *x, const char *message) {
 /* ---- chat -------------------------------------------------------------------------------------
  */
 
-static const struct chunk chat_chunk = {"chatcmpl-", "chat.completion.chunk"};
+static const struct openai_chunk chat_chunk = {"chatcmpl-", "chat.completion.chunk"};
 
 static void put_delta(struct exchange *x, struct answer *a, json_t *delta) {
     json_t *logprobs = chat_logprobs(a, a->n_told);
     a->n_told = a->n_said;
-    put_chunk(x, &chat_chunk, a, "delta", delta, logprobs);
+    openai_put_chunk(x, &chat_chunk, a, "delta", delta, logprobs);
 }
 
 static void chat_begin(struct exchange *x) {
@@ -240,7 +217,7 @@ static void chat_end(struct exchange *x, struct answer *a) {
 }
 
 static void chat_done(struct exchange *x) {
-    put_end(x, &chat_chunk);
+    openai_put_end(x, &chat_chunk);
 }
 
 static json_t *chat_choice(const struct answer *a) {
@@ -256,11 +233,11 @@ static json_t *chat_choice(const struct answer *a) {
         json_object_set(message, "tool_calls", calls);
     json_decref(calls);
     return json_pack("{s:i, s:o, s:o, s:s}", "index", (int)a->number, "message", message,
-                     "logprobs", chat_logprobs(a, 0), "finish_reason", finish_word(a));
+                     "logprobs", chat_logprobs(a, 0), "finish_reason", openai_finish(a));
 }
 
-static json_t *whole_of(struct exchange *x, const char *prefix, const char *object,
-                        json_t *(*choice)(const struct answer *a)) {
+json_t *openai_whole(struct exchange *x, const char *prefix, const char *object,
+                     json_t *(*choice)(const struct answer *a)) {
     char id[64];
     json_t *choices = json_array();
     for (uint32_t i = 0; i < x->n_answers; i++)
@@ -268,11 +245,11 @@ static json_t *whole_of(struct exchange *x, const char *prefix, const char *obje
     snprintf(id, sizeof id, "%s%s", prefix, x->id);
     return json_pack("{s:s, s:s, s:I, s:o, s:o, s:o}", "id", id, "object", object, "created",
                      (json_int_t)x->created, "model", json_of_text(str_of(x->server->model.name)),
-                     "choices", choices, "usage", usage_of(x));
+                     "choices", choices, "usage", openai_usage(x));
 }
 
 static json_t *chat_whole(struct exchange *x) {
-    return whole_of(x, "chatcmpl-", "chat.completion", chat_choice);
+    return openai_whole(x, "chatcmpl-", "chat.completion", chat_choice);
 }
 
 static const struct style chat_style = {
@@ -281,32 +258,18 @@ static const struct style chat_style = {
     .piece = chat_piece,
     .end = chat_end,
     .done = chat_done,
-    .fail = put_failure,
+    .fail = openai_put_failure,
     .whole = chat_whole,
 };
 
 void openai_chat(struct exchange *x) {
     const struct server *s = x->server;
-    struct err err = {0};
-    json_t *root = exchange_json(x);
-    struct ask *ask = root ? ask_open(root, &s->model) : NULL;
-    struct fields f = {.object = root};
-    int status;
-    if (root && !ask)
-        exchange_refuse(x, 500, NULL, "out of memory for a request");
-    json_decref(root);
+    struct fields f;
+    struct ask *ask = exchange_ask(x, &f);
     if (!ask)
         return;
     read_chat(ask, &f, &s->model);
-    if (f.wrong)
-        exchange_refuse_field(x, &f);
-    else if ((status = ask_encode(ask, &s->model, s->replay, &err)))
-        exchange_refuse_status(x, status == SLUICE_ERR_FORMAT ? SLUICE_ERR_ARGUMENT : status, &err);
-    else {
-        exchange_start(x, ask, &chat_style);
-        return;
-    }
-    ask_close(ask);
+    exchange_converse(x, ask, &f, &chat_style);
 }
 
 /* ---- models -----------------------------------------------------------------------------------

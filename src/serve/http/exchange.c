@@ -179,7 +179,8 @@ static int open_answers(struct exchange *x) {
     return status;
 }
 
-void exchange_start(struct exchange *x, struct ask *ask, const struct style *style) {
+/* Takes the ask. */
+static void start(struct exchange *x, struct ask *ask, const struct style *style) {
     struct server *s = x->server;
     struct err err = {0};
     x->ask = ask;
@@ -206,6 +207,34 @@ void exchange_start(struct exchange *x, struct ask *ask, const struct style *sty
     if (x->is_gone)
         worker_cancel(&x->job);
     pthread_mutex_unlock(&x->lock);
+}
+
+struct ask *exchange_ask(struct exchange *x, struct fields *f) {
+    json_t *root = exchange_json(x);
+    struct ask *ask = root ? ask_open(root, &x->server->model) : NULL;
+    *f = (struct fields){.object = root};
+    if (root && !ask)
+        exchange_refuse(x, 500, NULL, "out of memory for a request");
+    json_decref(root); /* the ask has it */
+    return ask;
+}
+
+void exchange_converse(struct exchange *x, struct ask *ask, const struct fields *f,
+                       const struct style *style) {
+    const struct server *s = x->server;
+    struct err err = {0};
+    int status = SLUICE_OK;
+    if (!f->wrong && ask->messages)
+        status = ask_encode(ask, &s->model, s->replay, &err);
+    if (!f->wrong && !status) {
+        start(x, ask, style);
+        return;
+    }
+    if (f->wrong)
+        exchange_refuse_field(x, f);
+    else /* a template that fails does so for what it was given */
+        exchange_refuse_status(x, status == SLUICE_ERR_FORMAT ? SLUICE_ERR_ARGUMENT : status, &err);
+    ask_close(ask);
 }
 
 void exchange_abandon(struct exchange *x) {

@@ -2,7 +2,7 @@
  *
  * libmicrohttpd's threads bring the request and fetch the response; a route's handler either
  * answers at once (exchange_reply, exchange_refuse) or starts answers of the model
- * (exchange_start). Then the writer's thread takes over: it alone touches `answers` and `draft`,
+ * (exchange_converse). Then the writer's thread takes over: it alone touches `answers` and `draft`,
  * and what it moves to `out` is sent. While there is nothing to send the connection is suspended.
  *
  * (1) An exchange lives as long as the connection, the worker or the writer's queue refers to it.
@@ -83,8 +83,12 @@ void exchange_refuse(struct exchange *x, int status, const char *param, const ch
 /* The same for a wrong field, and for a failed call. */
 void exchange_refuse_field(struct exchange *x, const struct fields *f);
 void exchange_refuse_status(struct exchange *x, int status, const struct err *err);
-/* Takes the ask. Answers begin, or it is refused. */
-void exchange_start(struct exchange *x, struct ask *ask, const struct style *style);
+/* An ask of the request's body, and the fields to fill it from; NULL: it is refused already. */
+struct ask *exchange_ask(struct exchange *x, struct fields *f);
+/* Takes the ask, encodes its messages where it has some, and starts its answers; or refuses it,
+ * also where a field was wrong. */
+void exchange_converse(struct exchange *x, struct ask *ask, const struct fields *f,
+                       const struct style *style);
 
 /* Tokens of all answers, for usage. */
 struct usage_counts {

@@ -1,0 +1,330 @@
+/* api_ollama.c - the Ollama API: /api/chat, /api/generate, /api/tags, /api/show, /api/ps,
+ * /api/version. */
+#include <stdio.h>
+
+#include "serve/http/inside.h"
+
+/* ---- what is asked ----------------------------------------------------------------------------
+ */
+
+/* The object "options": Ollama's names for what others call by the same or other ones. */
+static void read_options(struct ask *ask, struct fields *f, const struct ask_model *m) {
+    struct fields o = {0};
+    fields_object(f, "options", &o.object);
+    if (o.object && !f->wrong) {
+        ask_read_sampling(ask, &o, m);
+        ask_read_stops(ask, &o, "stop");
+        fields_int(&o, "num_predict", -2, INT32_MAX, &ask->most); /* -1, -2: no limit */
+    }
+    if (o.wrong)
+        fields_refuse(f, "options", "options.%s", o.err.text);
+    ask->is_streamed = true; /* unless said otherwise */
+    fields_bool(f, "stream", &ask->is_streamed);
+    if (ask->most == 0)
+        ask->most = 1;
+}
+
+/* "think": true, false, or a word for how much. */
+static void read_think(struct ask *ask, struct fields *f) {
+    const json_t *think = fields_any(f, "think");
+    const char *word = json_string_value(think);
+    if (think && !json_is_boolean(think) && !word)
+        fields_refuse(f, "think", "think is %s, expected true, false or a word", json_kind(think));
+    else if (word)
+        ask_set_variable(ask, "reasoning_effort", json_string(word));
+    if (think)
+        ask_set_variable(ask, "enable_thinking", json_boolean(word || json_is_true(think)));
+}
+
+static void refuse_images(struct fields *f, const json_t *from) {
+    if (json_array_size(json_object_get(from, "images")) > 0)
+        fields_refuse(f, "images", "images are not supported: this model reads text alone");
+}
+
+static void read_chat(struct ask *ask, struct fields *f, const struct ask_model *m) {
+    const json_t *messages = NULL, *tools = NULL;
+    json_t *message;
+    size_t i;
+    fields_array(f, "messages", &messages);
+    json_array_foreach(messages, i, message) {
+        refuse_images(f, message);
+    }
+    ask_read_messages(ask, f, messages);
+    json_array_foreach(ask->messages, i, message) { /* its name for reasoning */
+        json_t *thinking = json_object_get(json_array_get(messages, i), "thinking");
+        if (json_is_string(thinking))
+            json_object_set(message, "reasoning_content", thinking);
+    }
+    fields_array(f, "tools", &tools);
+    ask_read_tools(ask, f, tools);
+    read_options(ask, f, m);
+    read_think(ask, f);
+    ask_read_ollama_format(ask, f);
+}
+
+static void read_generate(struct ask *ask, struct fields *f, const struct ask_model *m) {
+    const char *system = NULL;
+    const json_t *prompt = fields_any(f, "prompt");
+    bool is_raw = false;
+    struct err err = {0};
+    refuse_images(f, f->object);
+    fields_string(f, "system", &system);
+    fields_bool(f, "raw", &is_raw);
+    read_options(ask, f, m);
+    read_think(ask, f);
+    ask_read_ollama_format(ask, f);
+    if (prompt && !json_is_string(prompt))
+        fields_refuse(f, "prompt", "prompt is %s, expected a string", json_kind(prompt));
+    if (f->wrong || !prompt)
+        return;
+    struct str text = {json_string_value(prompt), json_string_length(prompt)};
+    if (is_raw) {
+        if (ask_add_text(ask, m, text, &err))
+            fields_refuse(f, "prompt", "%s", err.text);
+        return;
+    }
+    ask->messages = json_array();
+    if (system)
+        json_array_append_new(ask->messages,
+                              json_pack("{s:s, s:s}", "role", "system", "content", system));
+    json_array_append_new(ask->messages,
+                          json_pack("{s:s, s:O}", "role", "user", "content", prompt));
+}
+
+/* ---- what is answered -------------------------------------------------------------------------
+ */
+
+static void write_time(time_t when, char out[32]) {
+    struct tm utc;
+    gmtime_r(&when, &utc);
+    strftime(out, 32, "%Y-%m-%dT%H:%M:%SZ", &utc);
+}
+
+static json_t *begin_line(const struct exchange *x, bool is_done) {
+    char when[32];
+    write_time(time(NULL), when);
+    return json_pack("{s:o, s:s, s:b}", "model", json_of_text(str_of(x->server->model.name)),
+                     "created_at", when, "done", is_done);
+}
+
+/* Why it ended, tokens and nanoseconds. */
+static void add_end(const struct exchange *x, json_t *line) {
+    const struct answer *a = &x->answers[0];
+    const struct sched_report *r = &a->end->report;
+    bool is_cut = a->finish == FINISH_LENGTH || a->finish == FINISH_CUT;
+    double first = r->first_seconds > 0 ? r->first_seconds : r->seconds;
+    json_t *end = json_pack(
+        "{s:s, s:I, s:I, s:I, s:I, s:I, s:I}", "done_reason", is_cut ? "length" : "stop",
+        "total_duration", (json_int_t)(r->seconds * 1e9), "load_duration", (json_int_t)0,
+        "prompt_eval_count", (json_int_t)x->ask->prompts[0].n, "prompt_eval_duration",
+        (json_int_t)((first - r->start_seconds) * 1e9), "eval_count", (json_int_t)a->n_tokens,
+        "eval_duration", (json_int_t)((r->seconds - first) * 1e9));
+    json_object_update(line, end);
+    json_decref(end);
+}
+
+static json_t *call_json(const struct answer_call *call) {
+    return json_pack("{s:{s:s, s:o}}", "function", "name", call->name, "arguments",
+                     json_loads(call->arguments, 0, NULL));
+}
+
+static json_t *calls_json(const struct answer *a) {
+    json_t *calls = json_array();
+    for (size_t i = 0; i < a->n_calls; i++)
+        json_array_append_new(calls, call_json(&a->calls[i]));
+    return calls;
+}
+
+static void put_line(struct exchange *x, json_t *line) {
+    buffer_json(&x->draft, line);
+    buffer_puts(&x->draft, "\n");
+}
+
+static void put_failure(struct exchange *x, const char *message) {
+    put_line(x, api_error(API_OLLAMA, 500, message, NULL));
+}
+
+/* ---- chat -------------------------------------------------------------------------------------
+ */
+
+static json_t *chat_message(struct str content, struct str thinking) {
+    json_t *message =
+        json_pack("{s:s, s:o}", "role", "assistant", "content", json_of_text(content));
+    if (thinking.len > 0)
+        json_object_set_new(message, "thinking", json_of_text(thinking));
+    return message;
+}
+
+static void chat_piece(struct exchange *x, struct answer *a, const struct piece *piece) {
+    struct str none = STR("");
+    json_t *line = begin_line(x, false);
+    json_t *message = piece->kind == PIECE_CONTENT ? chat_message(piece->text, none)
+                                                   : chat_message(none, piece->text);
+    (void)a;
+    if (piece->kind == PIECE_CALL)
+        json_object_set_new(message, "tool_calls", json_pack("[o]", call_json(piece->call)));
+    json_object_set_new(line, "message", message);
+    put_line(x, line);
+}
+
+static void chat_done(struct exchange *x) {
+    json_t *line = begin_line(x, true);
+    json_object_set_new(line, "message", chat_message(STR(""), STR("")));
+    add_end(x, line);
+    put_line(x, line);
+}
+
+static json_t *chat_whole(struct exchange *x) {
+    const struct answer *a = &x->answers[0];
+    json_t *line = begin_line(x, true);
+    json_t *message = chat_message(buffer_str(&a->content), buffer_str(&a->reasoning));
+    if (a->n_calls > 0)
+        json_object_set_new(message, "tool_calls", calls_json(a));
+    json_object_set_new(line, "message", message);
+    add_end(x, line);
+    return line;
+}
+
+static const struct style chat_style = {
+    .stream_type = "application/x-ndjson",
+    .piece = chat_piece,
+    .done = chat_done,
+    .fail = put_failure,
+    .whole = chat_whole,
+};
+
+/* A request without messages or prompt only asks whether the model is there. */
+static void reply_loaded(struct exchange *x, struct ask *ask, bool is_chat) {
+    json_t *line = begin_line(x, true);
+    json_object_set_new(line, "done_reason", json_string("load"));
+    if (is_chat)
+        json_object_set_new(line, "message", chat_message(STR(""), STR("")));
+    else
+        json_object_set_new(line, "response", json_string(""));
+    ask_close(ask);
+    exchange_reply(x, 200, line);
+}
+
+void ollama_chat(struct exchange *x) {
+    struct fields f;
+    struct ask *ask = exchange_ask(x, &f);
+    if (!ask)
+        return;
+    const json_t *messages = fields_any(&f, "messages");
+    if (!messages || (json_is_array(messages) && json_array_size(messages) == 0)) {
+        reply_loaded(x, ask, true);
+        return;
+    }
+    read_chat(ask, &f, &x->server->model);
+    exchange_converse(x, ask, &f, &chat_style);
+}
+
+/* ---- generate ---------------------------------------------------------------------------------
+ */
+
+static void text_piece(struct exchange *x, struct answer *a, const struct piece *piece) {
+    bool thinks = piece->kind == PIECE_REASONING;
+    json_t *line = begin_line(x, false);
+    (void)a;
+    json_object_set_new(line, "response", thinks ? json_string("") : json_of_text(piece->text));
+    if (thinks)
+        json_object_set_new(line, "thinking", json_of_text(piece->text));
+    put_line(x, line);
+}
+
+static void text_done(struct exchange *x) {
+    json_t *line = begin_line(x, true);
+    json_object_set_new(line, "response", json_string(""));
+    add_end(x, line);
+    put_line(x, line);
+}
+
+static json_t *text_whole(struct exchange *x) {
+    const struct answer *a = &x->answers[0];
+    json_t *line = begin_line(x, true);
+    json_object_set_new(line, "response", json_of_text(buffer_str(&a->content)));
+    if (a->reasoning.len > 0)
+        json_object_set_new(line, "thinking", json_of_text(buffer_str(&a->reasoning)));
+    add_end(x, line);
+    return line;
+}
+
+static const struct style text_style = {
+    .stream_type = "application/x-ndjson",
+    .piece = text_piece,
+    .done = text_done,
+    .fail = put_failure,
+    .whole = text_whole,
+};
+
+void ollama_generate(struct exchange *x) {
+    struct fields f;
+    struct ask *ask = exchange_ask(x, &f);
+    if (!ask)
+        return;
+    read_generate(ask, &f, &x->server->model);
+    if (!f.wrong && !ask->messages && ask->n_prompts == 0)
+        reply_loaded(x, ask, false);
+    else
+        exchange_converse(x, ask, &f, &text_style);
+}
+
+/* ---- the model --------------------------------------------------------------------------------
+ */
+
+static json_t *details_json(const struct server *s) {
+    char size[32];
+    double n = (double)s->model.facts.parameters;
+    snprintf(size, sizeof size, n >= 1e9 ? "%.1fB" : "%.1fM", n >= 1e9 ? n / 1e9 : n / 1e6);
+    return json_pack("{s:s, s:s, s:s, s:[s], s:s, s:s}", "parent_model", "", "format", "gguf",
+                     "family", s->model.facts.architecture, "families", s->model.facts.architecture,
+                     "parameter_size", size, "quantization_level", "");
+}
+
+static json_t *model_json(const struct server *s) {
+    char when[32];
+    struct sluice_memory memory;
+    write_time(s->created, when);
+    sluice_engine_memory(s->options.engine, &memory);
+    return json_pack("{s:o, s:o, s:s, s:I, s:s, s:o}", "name", json_of_text(str_of(s->model.name)),
+                     "model", json_of_text(str_of(s->model.name)), "modified_at", when, "size",
+                     (json_int_t)memory.weights, "digest", "", "details", details_json(s));
+}
+
+void ollama_tags(struct exchange *x) {
+    exchange_reply(x, 200, json_pack("{s:[o]}", "models", model_json(x->server)));
+}
+
+void ollama_ps(struct exchange *x) {
+    struct sluice_memory memory;
+    json_t *model = model_json(x->server);
+    sluice_engine_memory(x->server->options.engine, &memory);
+    json_object_set_new(model, "size_vram", json_integer((json_int_t)memory.total));
+    json_object_set_new(model, "context_length", json_integer(x->server->model.context));
+    exchange_reply(x, 200, json_pack("{s:[o]}", "models", model));
+}
+
+void ollama_show(struct exchange *x) {
+    const struct server *s = x->server;
+    char key[80], when[32];
+    json_t *info = json_pack("{s:s, s:I}", "general.architecture", s->model.facts.architecture,
+                             "general.parameter_count", (json_int_t)s->model.facts.parameters);
+    snprintf(key, sizeof key, "%.40s.context_length", s->model.facts.architecture);
+    json_object_set_new(info, key, json_integer(s->model.facts.context));
+    snprintf(key, sizeof key, "%.40s.embedding_length", s->model.facts.architecture);
+    json_object_set_new(info, key, json_integer(s->model.facts.width));
+    snprintf(key, sizeof key, "%.40s.block_count", s->model.facts.architecture);
+    json_object_set_new(info, key, json_integer(s->model.facts.layers));
+    json_t *capabilities = json_pack("[s, s]", "completion", "tools");
+    if (s->model.think_close >= 0)
+        json_array_append_new(capabilities, json_string("thinking"));
+    write_time(s->created, when);
+    exchange_reply(x, 200,
+                   json_pack("{s:s, s:s, s:s, s:o, s:o, s:o, s:s}", "modelfile", "", "parameters",
+                             "", "template", "", "details", details_json(s), "model_info", info,
+                             "capabilities", capabilities, "modified_at", when));
+}
+
+void ollama_version(struct exchange *x) {
+    exchange_reply(x, 200, json_pack("{s:s}", "version", sluice_version()));
+}

@@ -1,0 +1,32 @@
+/* openai.h - what the calls of the OpenAI API share. */
+#ifndef SERVE_HTTP_OPENAI_H
+#define SERVE_HTTP_OPENAI_H
+
+#include "serve/http/inside.h"
+
+void openai_read_stream_options(struct ask *ask, struct fields *f);
+/* max_tokens, max_completion_tokens and n. */
+void openai_read_lengths(struct ask *ask, struct fields *f);
+
+json_t *openai_usage(const struct exchange *x);
+const char *openai_finish(const struct answer *a); /* NULL: not yet */
+/* A token's own text. */
+json_t *openai_token_text(const struct ask_model *m, int32_t token);
+json_t *openai_number(float logprob);
+
+/* What chunks of a stream begin with. */
+struct openai_chunk {
+    const char *id_prefix, *object;
+};
+/* A chunk of one choice, whose `what` ("delta", "text") is `value`; takes both values. */
+void openai_put_chunk(struct exchange *x, const struct openai_chunk *c, struct answer *a,
+                      const char *what, json_t *value, json_t *logprobs);
+/* Usage, where asked for, and [DONE]. */
+void openai_put_end(struct exchange *x, const struct openai_chunk *c);
+void openai_put_failure(struct exchange *x, const char *message);
+
+/* A response that is not streamed. */
+json_t *openai_whole(struct exchange *x, const char *id_prefix, const char *object,
+                     json_t *(*choice)(const struct answer *a));
+
+#endif
