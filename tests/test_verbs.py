@@ -458,7 +458,11 @@ def test_interrupted_text_has_its_figures():
     time.sleep(0.3)
     p.send_signal(signal.SIGINT)
     out, err = p.communicate(timeout=60)
-    assert p.returncode == 130 and json.loads(out)["end"] == "interrupted", (p.returncode, out, err)
+    found = json.loads(out)
+    assert p.returncode == 130 and found["end"] == "interrupted", (p.returncode, out, err)
+    assert found["tokens"] == 0 or found["prompt_tok_s"] > 0, found  # the prompt was read
+    code, seen = terminal("run", "--ignore-eos", "-c", 100000, "--temp", 0, "-p", "Once upon a time", until=b"time, there")
+    assert code == 130 and re.search(r"prompt 4 tokens, .*tok/s; \d+ tokens.*, interrupted", seen), seen
 
 
 def test_interrupted_while_loading():

@@ -246,7 +246,8 @@ static int continue_text(struct run *r) {
 static void report(const struct run *r) {
     uint32_t fed, waiting;
     sluice_seq_tokens(r->seq, NULL, &fed, &waiting);
-    size_t n_read = fed - waiting;
+    /* A step cut short may have a recurrent state begin anew: tokens that were read wait again. */
+    size_t n_read = r->out.n_new > 0 ? r->n_prompt : fed - waiting;
     const struct figures figures = {
         .engine = r->engine,
         .out = &r->out,
