@@ -91,7 +91,7 @@ LIBRARY_OBJECTS = $(call objects,$(LIBRARY)) $(if $(FATBINS),$(B)/obj/fatbins.o)
 all: $(B)/sluice $(B)/libsluice.a $(B)/libsluice.so
 
 help:
-	@sed -n 's/^#   //p' Makefile; echo "targets: all run test test-all test-cuda asan fuzz bench install uninstall clean format lint"
+	@sed -n 's/^#   //p' Makefile; echo "targets: all run smollm2 qwen2.5-coder test test-all test-cuda asan fuzz bench install uninstall clean format lint"
 
 # ---- set-up -----------------------------------------------------------------------------------
 

@@ -160,8 +160,8 @@ def mistyped_words_get_the_nearest_right_one():
                          ("-temp", "--temp"), ("--jsn", "--json"), ("--quite", "--quiet"), ("--tmep=0.5", "--temp"),
                          ("--temprature", "--temperature"), ("--ctx-sise", "--ctx-size")]:
         bad(2, f"did you mean {right}?", "run", wrong)
-    bad(2, "see sluice run --help", "run", "--xyzzy")
-    bad(2, "see sluice run --help", "run", "-x")
+    bad(2, "see sluice help run", "run", "--xyzzy")
+    bad(2, "see sluice help run", "run", "-x")
     bad(2, "unknown option '-n-4'", "run", "-n-4")
     bad(2, "--quiet takes no value", "run", "-q5")
 

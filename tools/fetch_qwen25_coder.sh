@@ -36,4 +36,4 @@ if ! echo "$sum  $work/model" | sha256sum --check --status; then
 fi
 mv "$work/model" "$out"
 chmod 644 "$out"
-echo "$out: try  build/sluice chat -m $out"
+echo "$out: try  build/sluice chat $out"

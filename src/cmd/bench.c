@@ -287,19 +287,21 @@ int cmd_bench(int argc, char **argv) {
         .common = common_default(), .n_prompt = 512, .n_new = 128, .repeats = 5, .reuse = "all"};
     struct err err = {0};
     struct opt opts[MAX_COMMON_OPTS + 9] = {
-        {"--prompt", 'p', OPT_INT, &b.n_prompt, "N", "tokens of the prompt; 0: no prefill"},
-        {"--tokens", 'n', OPT_INT, &b.n_new, "N", "tokens to generate; 0: no decode"},
-        {"--depth", 0, OPT_INT, &b.depth, "N", "tokens that stand before them"},
-        {"--batch", 0, OPT_INT, &b.common.batch, "N", "sequences that generate together"},
+        {"--prompt", 'p', OPT_INT, &b.n_prompt, "N",
+         "tokens in the prompt; 0: no prefill; default: 512"},
+        {"--tokens", 'n', OPT_INT, &b.n_new, "N", "tokens to generate; 0: no decode; default: 128"},
+        {"--depth", 0, OPT_INT, &b.depth, "N", "tokens already in the context; default: 0"},
+        {"--batch", 0, OPT_INT, &b.common.batch, "N",
+         "sequences that generate together; default: 1"},
         {"--burst", 0, OPT_FLAG, &b.is_burst, NULL,
-         "several tokens a submission where the backend can"},
+         "several tokens per submission, if the backend can"},
         {"--scheduler", 0, OPT_FLAG, &b.has_scheduler, NULL,
-         "the same tokens by requests through the scheduler, too"},
+         "also generate the same tokens through the scheduler"},
         {"--trace", 0, OPT_STRING, &b.trace_path, "FILE",
          "replay its requests, --batch of them together (bench/cache/)"},
         {"--reuse", 0, OPT_STRING, &b.reuse, "WHAT",
          "with --trace: none, live (of those that run), or all that was read"},
-        {"--repeats", 'r', OPT_INT, &b.repeats, "N", "of each measurement; 5 unless given"},
+        {"--repeats", 'r', OPT_INT, &b.repeats, "N", "repeats of each measurement; default: 5"},
     };
     const struct usage usage = {
         .verb = "bench",

@@ -64,22 +64,26 @@ int cmd_chat(int argc, char **argv) {
     struct talk t = {.common = common_default(), .n = -1};
     struct chat_options o = {.full = "drop"};
     struct opt opts[MAX_COMMON_OPTS + 8] = {
-        {"--prompt", 'p', OPT_STRING, &o.one_shot, "TEXT", "one question, one answer"},
-        {"--system", 0, OPT_STRING, &o.system, "TEXT", "what the model is told first"},
+        {"--prompt", 'p', OPT_STRING, &o.one_shot, "TEXT",
+         "ask one question, print the answer and exit"},
+        {"--system", 0, OPT_STRING, &o.system, "TEXT", "system message"},
         {"--chat-template", 0, OPT_STRING, &t.template, "FILE",
          "a Jinja template instead of the model's own"},
-        {"--think", 0, OPT_STRING, &t.think, "on|off", "thinking, where the model can"},
-        {"--tokens", 'n', OPT_INT, &t.n, "N", "of an answer at most; none: until it ends"},
+        {"--think", 0, OPT_STRING, &t.think, "on|off", "let the model think first, if it can"},
+        {"--tokens", 'n', OPT_INT, &t.n, "N",
+         "at most N tokens per answer; default: until it ends"},
         {"--full", 0, OPT_STRING, &o.full, "drop|stop",
-         "when the context is full: drop the oldest turns, or stop"},
+         "when the context is full: drop the oldest turns (default) or stop"},
     };
     const struct usage usage = {
         .verb = "chat",
         .synopsis = "[MODEL] [-p TEXT] [--system TEXT] [--think on|off] [options]",
-        .about = "A conversation in the terminal, by the model's own template. /help lists what "
-                 "else can be\ntyped; Ctrl-C ends an answer, Ctrl-D the program. What was typed is "
-                 "kept in the file\nSLUICE_HISTORY (empty: not at all), usually "
-                 "~/.local/state/sluice/history.",
+        .about =
+            "A conversation in the terminal, formatted by the model's own chat template. /help "
+            "lists "
+            "the\ncommands; Ctrl-C ends an answer, Ctrl-D the conversation. What you type is kept "
+            "in the file\n$SLUICE_HISTORY (empty: not at all), by default "
+            "~/.local/state/sluice/history.",
         .example = "sluice chat -p 'Tell me a story about a fox.'",
         .opts = opts,
         .n_opts = common_opts(opts, 6, &t.common,

@@ -122,7 +122,7 @@ enum { MAX_SETTINGS = MAX_COMMON_OPTS + 1 };
 /* The numbers among the options that may change between two answers. */
 static int make_settings(struct talk *t, struct opt settings[MAX_SETTINGS]) {
     struct opt rows[MAX_SETTINGS] = {
-        {"--tokens", 'n', OPT_INT, &t->n, "N", "of an answer at most; -1: until it ends"}};
+        {"--tokens", 'n', OPT_INT, &t->n, "N", "at most this many per answer; -1: until it ends"}};
     int n_rows = common_opts(rows, 1, &t->common, WITH_SAMPLING), n = 0;
     for (int i = 0; i < n_rows; i++)
         if (rows[i].kind == OPT_INT || rows[i].kind == OPT_INT64 || rows[i].kind == OPT_FLOAT)
@@ -197,17 +197,17 @@ static const struct command {
     int (*run)(struct talk *t, const char *argument); /* "": no argument */
 } commands[] = {
     {"/help", "", "this list", NOTHING, help},
-    {"/system", "TEXT", "what the model is told first; none: shown; \"\": removed", TAKES,
+    {"/system", "TEXT", "set the system message; without TEXT: show it; \"\": remove it", TAKES,
      set_system},
-    {"/set", "NAME VALUE", "how answers are made, e.g. /set temp 0.5; none: listed", TAKES, set},
+    {"/set", "NAME VALUE", "change a setting: /set temp 0.5; without NAME: list them", TAKES, set},
     {"/regenerate", "", "another answer to the last question", NOTHING, regenerate},
-    {"/undo", "", "take the last question and its answer back", NOTHING, undo},
-    {"/clear", "", "begin anew; the system message stays", NOTHING, clear},
-    {"/fork", "", "try something; /back returns to this point", NOTHING, fork_talk},
-    {"/back", "", "leave a fork", NOTHING, back},
-    {"/save", "FILE", "keep the conversation in a file (and FILE.json)", NEEDS, save},
-    {"/load", "FILE", "go on with one that was kept", NEEDS, load},
-    {"/quit", "", "the end, as Ctrl-D", NOTHING, quit},
+    {"/undo", "", "remove the last question and its answer", NOTHING, undo},
+    {"/clear", "", "start over; the system message stays", NOTHING, clear},
+    {"/fork", "", "mark this point; /back returns to it", NOTHING, fork_talk},
+    {"/back", "", "return to the last /fork", NOTHING, back},
+    {"/save", "FILE", "save the conversation to FILE and FILE.json", NEEDS, save},
+    {"/load", "FILE", "continue a saved conversation", NEEDS, load},
+    {"/quit", "", "leave; so does Ctrl-D", NOTHING, quit},
     {"/exit", "", "the same", NOTHING, quit},
 };
 enum { N_COMMANDS = sizeof commands / sizeof *commands };
@@ -217,10 +217,11 @@ static int help(struct talk *t, const char *unused) {
     (void)unused;
     for (int i = 0; i < N_COMMANDS; i++)
         say(ASKED_FOR, "  %-12s%-12s %s", commands[i].name, commands[i].argument, commands[i].help);
-    say(ASKED_FOR,
-        "A line that begins with / and is none of these is a message. A message goes on in the\n"
-        "next line after a \\ at the end or Alt-Enter, within \"\"\" ... \"\"\", and when it is\n"
-        "pasted. Ctrl-C ends an answer, Ctrl-D the program.");
+    say(ASKED_FOR, "Any other line that begins with / is a message. For a message of several lines "
+                   "end a line\n"
+                   "with \\ or Alt-Enter, put it between \"\"\" and \"\"\", or paste it. Ctrl-C "
+                   "ends an answer,\n"
+                   "Ctrl-D the conversation.");
     return 0;
 }
 
@@ -253,7 +254,7 @@ static int run_command(struct talk *t, const struct command *c, struct str rest)
     if (c->takes == NEEDS && !*argument)
         exit = complain(EXIT_WORLD, "%s needs a %s", c->name, c->argument);
     else if (c->takes == NOTHING && *argument)
-        exit = complain(EXIT_WORLD, "%s stands alone, found '%s' after it", c->name, argument);
+        exit = complain(EXIT_WORLD, "%s takes no argument, found '%s'", c->name, argument);
     else
         exit = c->run(t, argument);
     free(argument);

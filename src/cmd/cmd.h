@@ -15,7 +15,7 @@ typedef int verb_fn(int argc, char **argv);
 #include "cmd/verbs.def"
 #undef VERB
 
-#define MODEL_HELP "a GGUF file or a folder; none: $SLUICE_MODEL, or the one that ships"
+#define MODEL_HELP "GGUF file or folder; default: $SLUICE_MODEL, or the model that ships"
 
 /* Complains with the error's text; returns the exit status for it. */
 int fail(const struct err *err);

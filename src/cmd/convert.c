@@ -182,10 +182,12 @@ int cmd_convert(int argc, char **argv) {
     const char *type = NULL, *name = NULL;
     bool no_mtp = false;
     const struct opt opts[] = {
-        {"--type", 0, OPT_STRING, &type, "TYPE", "the matrices' format, by default the folder's"},
-        {"--name", 0, OPT_STRING, &name, "NAME", "general.name, by default the folder's"},
-        {"--no-mtp", 0, OPT_FLAG, &no_mtp, NULL, "leave the draft block out"},
-        {"--threads", 't', OPT_INT, &threads, "N", "threads, by default one a processor"},
+        {"--type", 0, OPT_STRING, &type, "TYPE",
+         "format of the matrices; default: as in the folder"},
+        {"--name", 0, OPT_STRING, &name, "NAME", "general.name; default: the folder's name"},
+        {"--no-mtp", 0, OPT_FLAG, &no_mtp, NULL,
+         "leave out the draft (multi-token prediction) block"},
+        {"--threads", 't', OPT_INT, &threads, "N", "threads; default: one per processor"},
     };
     char types[ARCH_LIST], about[384 + sizeof types];
     snprintf(

@@ -8,13 +8,13 @@
 
 int cmd_devices(int argc, char **argv) {
     bool as_json = false;
-    struct opt opts[] = {{"--json", 0, OPT_FLAG, &as_json, NULL, "as a JSON array"}};
+    struct opt opts[] = {{"--json", 0, OPT_FLAG, &as_json, NULL, "print a JSON array"}};
     const struct usage usage = {
         .verb = "devices",
         .synopsis = "[--json]",
-        .about =
-            "Lists every backend's devices, the one that is used by itself first. --backend and\n"
-            "--device of the other verbs choose.",
+        .about = "Lists the devices of every backend, the default first. The other verbs choose "
+                 "one with\n"
+                 "--backend and --device.",
         .example = "sluice devices",
         .opts = opts,
         .n_opts = 1,

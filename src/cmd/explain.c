@@ -419,18 +419,18 @@ static int explain(struct explain *x) {
 int cmd_explain(int argc, char **argv) {
     struct explain x = {.common = common_default(), .rows = 1, .repeats = 21};
     struct opt opts[MAX_COMMON_OPTS + 8] = {
-        {"--rows", 0, OPT_INT, &x.rows, "N", "rows of the step; 1 unless given"},
+        {"--rows", 0, OPT_INT, &x.rows, "N", "rows in the step; default: 1"},
         {"--sequences", 0, OPT_INT, &x.sequences, "N",
-         "whose rows they are; unless given one each, or of more than 128 rows a single prompt"},
-        {"--depth", 0, OPT_INT, &x.depth, "N", "positions that stand before them"},
+         "sequences they belong to; default: one per row, 1 above 128 rows"},
+        {"--depth", 0, OPT_INT, &x.depth, "N", "positions already in the context; default: 0"},
         {"--time", 0, OPT_FLAG, &x.is_timed, NULL,
-         "run it: microseconds, and percent of the limit"},
+         "run it: microseconds per op, and percent of the memory bandwidth"},
         {"--kernels", 0, OPT_FLAG, &x.has_kernels, NULL,
          "each op's kernels: grid, threads, shared memory, registers"},
         {"--html", 0, OPT_STRING, &x.html, "FILE",
-         "with --time: the same as a picture; -: to standard output, alone"},
+         "with --time: draw it as a web page; -: standard output"},
         {"--compare", 0, OPT_STRING, &x.compare, "NAME",
-         "run the step on the CPU and on this backend: how far each op's results are apart"},
+         "run it on the CPU and on this backend: how far each op's results differ"},
     };
     const struct usage usage = {
         .verb = "explain",

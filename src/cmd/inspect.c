@@ -435,8 +435,9 @@ int cmd_inspect(int argc, char **argv) {
     c.batch = 0; /* not given */
     struct opt opts[MAX_COMMON_OPTS + 8] = {
         {"--json", 0, OPT_FLAG, &as_json, NULL, "print one JSON object"},
-        {"--full", 0, OPT_FLAG, &is_full, NULL, "with --json: long arrays whole"},
-        {"--batch", 0, OPT_INT, &c.batch, "N", "sequences, for the memory plan"},
+        {"--full", 0, OPT_FLAG, &is_full, NULL, "with --json: don't shorten long arrays"},
+        {"--batch", 0, OPT_INT, &c.batch, "N",
+         "number of sequences to plan memory for; default: 1"},
     };
     const struct usage usage = {
         .verb = "inspect",

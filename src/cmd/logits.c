@@ -207,18 +207,19 @@ int cmd_logits(int argc, char **argv) {
     struct filemap *prompts = &l.prompts;
     struct opt opts[MAX_COMMON_OPTS + 8] = {
         {"--tokens", 0, OPT_STRING, &l.tokens, "FILE",
-         "token ids separated by spaces, a prompt a line"},
+         "token ids separated by spaces, one prompt per line"},
         {"--output", 'o', OPT_STRING, &l.out, "OUT",
-         "f32 logits of every position, row by row; -: standard output"},
-        {"--layers", 0, OPT_FLAG, &l.layers, NULL, "OUT.layers: the residual along the layers"},
+         "f32 logits of each position, row by row; -: standard output"},
+        {"--layers", 0, OPT_FLAG, &l.layers, NULL,
+         "also write OUT.layers: the residual stream after each layer"},
         {"--greedy", 0, OPT_INT, &l.greedy, "N", "print the N ids that follow each prompt"},
     };
     const struct usage usage = {
         .verb = "logits",
         .synopsis = "[MODEL] --tokens FILE [-o OUT [--layers]] [--greedy N] [options]",
         .about =
-            "Writes a model's logits, unmasked, for prompts given as token ids. Ids are fed as "
-            "they are, each\nprompt from an empty sequence; end tokens are not heeded.",
+            "Writes a model's raw logits for prompts given as token ids. Nothing is added to the "
+            "ids, each\nprompt starts from an empty context, and end tokens don't end anything.",
         .example = "sluice logits --tokens ids.txt -o logits.bin --exact",
         .opts = opts,
         .n_opts = common_opts(opts, 4, &l.common, WITH_ENGINE),

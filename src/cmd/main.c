@@ -25,19 +25,21 @@ static void print_help(FILE *to) {
     fprintf(to, "usage: sluice VERB [options]\n\n");
     for (int i = 0; i < N_VERBS; i++)
         fprintf(to, "  %-12s %s\n", verbs[i].name, verbs[i].summary);
-    fprintf(to,
-            "\nsluice help VERB tells more, sluice help environment which variables there are;\n"
-            "sluice --version says which this is.\n");
+    fprintf(
+        to,
+        "\nsluice help VERB shows its options, sluice help environment the variables it reads,\n"
+        "sluice --version the version. Without a model: the small one that ships with it.\n");
 }
 
 static const char environment[] =
-    "SLUICE_MODEL      the model when none is named: a GGUF file or a folder\n"
+    "SLUICE_MODEL      the model to use when none is given: a GGUF file or a folder\n"
     "SLUICE_API_KEY    the key that clients of serve must send\n"
-    "SLUICE_HISTORY    the file with chat's history; empty: none is kept\n"
-    "NO_COLOR          not empty: no colour on terminals\n"
-    "SLUICE_NO_MMAP    set: files are read into memory instead of mapped\n"
+    "LISTEN_FDS        number of sockets that systemd passes to serve, for the process LISTEN_PID\n"
+    "SLUICE_HISTORY    chat's history file; empty: no history is kept\n"
+    "NO_COLOR          if not empty: no colour on terminals\n"
+    "SLUICE_NO_MMAP    if set: files are read into memory instead of mapped\n"
     "SLUICE_CPU        instruction sets to use, for diagnosis: \"avx2\", \"none\" ...\n"
-    "SLUICE_CUDA_TRACE 1: times of CUDA kernels stay readable after a fault, for diagnosis\n"
+    "SLUICE_CUDA_TRACE 1: kernel times stay readable after a CUDA fault, for diagnosis\n"
     "SLUICE_CUDA_CAPABILITY  80: the kernels of older GPUs (compute 8.0), for diagnosis\n";
 
 static void print_version(void) {
@@ -61,7 +63,7 @@ static int unknown_verb(const char *word) {
     const char *nearest = opts_nearest(word, names, N_VERBS);
     if (nearest)
         return complain(EXIT_USAGE, "unknown verb '%s'; did you mean %s?", word, nearest);
-    return complain(EXIT_USAGE, "unknown verb '%s'; sluice --help lists them", word);
+    return complain(EXIT_USAGE, "unknown verb '%s'; sluice help lists them", word);
 }
 
 static int run_verb(int argc, char **argv) {

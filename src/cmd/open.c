@@ -48,29 +48,29 @@ int common_opts(struct opt *table, int n, struct common *c, unsigned groups) {
         struct opt opt;
     } rows[] = {
         {WITH_ENGINE, {"--model", 'm', OPT_STRING, &c->model, "MODEL", MODEL_HELP}},
-        {WITH_ENGINE, {"--backend", 0, OPT_STRING, &c->backend, "NAME", "auto, or one of those that `sluice devices` lists"}},
-        {WITH_ENGINE, {"--device", 0, OPT_INT, &c->device, "N", "which, where there are several"}},
-        {WITH_ENGINE, {"--threads", 't', OPT_INT, &c->threads, "N", "of the CPU; 0: one a processor"}},
-        {WITH_ENGINE, {"--context", 'c', OPT_INT, &c->context, "N", "positions; 0: the file's; usually that, at most 8192"}},
-        {WITH_ENGINE, {"--kv", 0, OPT_STRING, &c->kv, "TYPE", "KV cache: f32, f16, q8_0, q4_0"}},
+        {WITH_ENGINE, {"--backend", 0, OPT_STRING, &c->backend, "NAME", "auto (default), or one that `sluice devices` lists"}},
+        {WITH_ENGINE, {"--device", 0, OPT_INT, &c->device, "N", "which device of that backend; default: 0"}},
+        {WITH_ENGINE, {"--threads", 't', OPT_INT, &c->threads, "N", "CPU threads; 0 (default): one per processor"}},
+        {WITH_ENGINE, {"--context", 'c', OPT_INT, &c->context, "N", "context length; 0: the model's; default: the model's, at most 8192"}},
+        {WITH_ENGINE, {"--kv", 0, OPT_STRING, &c->kv, "TYPE", "type of the KV cache: f32, f16 (default), q8_0, q4_0"}},
         {WITH_ENGINE, {"--exact", 0, OPT_FLAG, &c->exact, NULL, "f32 activations and f32 KV cache"}},
-        {WITH_CACHE, {"--kv-bytes", 0, OPT_SIZE, &c->kv_bytes, "SIZE", "KV cache of all sequences; none: all of them at full length"}},
-        {WITH_CACHE, {"--snapshot-bytes", 0, OPT_SIZE, &c->snapshot_bytes, "SIZE", "snapshots of recurrent state on the device"}},
-        {WITH_CACHE, {"--cache-bytes", 0, OPT_SIZE, &c->cache_bytes, "SIZE", "host memory for what was read and the device has no room for"}},
-        {WITH_CACHE, {"--cache-dir", 0, OPT_STRING, &c->cache_dir, "DIR", "a folder that keeps what was read, for the next time"}},
-        {WITH_CACHE, {"--cache-dir-bytes", 0, OPT_SIZE, &c->cache_dir_bytes, "SIZE", "most bytes in it; 8G unless given"}},
-        {WITH_SAMPLING, {"--temp", 0, OPT_FLOAT, &c->temperature, "T", "temperature; 0: always the best token"}},
-        {WITH_SAMPLING, {"--top-k", 0, OPT_INT, &c->top_k, "K", "only the K best; 0: all"}},
-        {WITH_SAMPLING, {"--top-p", 0, OPT_FLOAT, &c->top_p, "P", "only the best that make up P together"}},
-        {WITH_SAMPLING, {"--min-p", 0, OPT_FLOAT, &c->min_p, "P", "only those P times as likely as the best"}},
-        {WITH_SAMPLING, {"--repeat-penalty", 0, OPT_FLOAT, &c->repeat_penalty, "X", "for tokens that were there; 1: none"}},
-        {WITH_SAMPLING, {"--presence-penalty", 0, OPT_FLOAT, &c->presence_penalty, "X", "the same, subtracted once"}},
-        {WITH_SAMPLING, {"--frequency-penalty", 0, OPT_FLOAT, &c->frequency_penalty, "X", "the same, subtracted each time"}},
-        {WITH_SAMPLING, {"--logit-bias", 0, OPT_LIST, &c->logit_biases, "T=X", "add X to a token's logit: ID=X or 'text'=X; several times"}},
-        {WITH_SAMPLING, {"--ignore-eos", 0, OPT_FLAG, &c->ignore_eos, NULL, "never end the text: end tokens are not picked"}},
-        {WITH_SAMPLING, {"--seed", 0, OPT_INT64, &c->seed, "N", "the same seed gives the same text; none: drawn"}},
-        {WITH_STOP, {"--stop", 0, OPT_LIST, &c->stops, "TEXT", "ends the answer; may be given several times"}},
-        {WITH_JSON, {"--json", 0, OPT_FLAG, &c->as_json, NULL, "one JSON object on standard output"}},
+        {WITH_CACHE, {"--kv-bytes", 0, OPT_SIZE, &c->kv_bytes, "SIZE", "size of the KV cache; default: room for every sequence in full"}},
+        {WITH_CACHE, {"--snapshot-bytes", 0, OPT_SIZE, &c->snapshot_bytes, "SIZE", "device memory for snapshots of recurrent state"}},
+        {WITH_CACHE, {"--cache-bytes", 0, OPT_SIZE, &c->cache_bytes, "SIZE", "host memory for cached prompts that don't fit on the device"}},
+        {WITH_CACHE, {"--cache-dir", 0, OPT_STRING, &c->cache_dir, "DIR", "folder that keeps processed prompts, for later runs too"}},
+        {WITH_CACHE, {"--cache-dir-bytes", 0, OPT_SIZE, &c->cache_dir_bytes, "SIZE", "size limit of that folder; default: 8G"}},
+        {WITH_SAMPLING, {"--temp", 0, OPT_FLOAT, &c->temperature, "T", "temperature; 0: always the likeliest token"}},
+        {WITH_SAMPLING, {"--top-k", 0, OPT_INT, &c->top_k, "K", "sample from the K likeliest tokens; 0: all"}},
+        {WITH_SAMPLING, {"--top-p", 0, OPT_FLOAT, &c->top_p, "P", "sample from the likeliest tokens that sum up to P"}},
+        {WITH_SAMPLING, {"--min-p", 0, OPT_FLOAT, &c->min_p, "P", "drop tokens less than P times as likely as the likeliest"}},
+        {WITH_SAMPLING, {"--repeat-penalty", 0, OPT_FLOAT, &c->repeat_penalty, "X", "divide the logits of tokens seen before by X; 1: off"}},
+        {WITH_SAMPLING, {"--presence-penalty", 0, OPT_FLOAT, &c->presence_penalty, "X", "subtract X from the logits of tokens seen before"}},
+        {WITH_SAMPLING, {"--frequency-penalty", 0, OPT_FLOAT, &c->frequency_penalty, "X", "the same, for each time it was seen"}},
+        {WITH_SAMPLING, {"--logit-bias", 0, OPT_LIST, &c->logit_biases, "T=X", "add X to a token's logit: ID=X or 'text'=X; repeatable"}},
+        {WITH_SAMPLING, {"--ignore-eos", 0, OPT_FLAG, &c->ignore_eos, NULL, "go on after the end: never sample end tokens"}},
+        {WITH_SAMPLING, {"--seed", 0, OPT_INT64, &c->seed, "N", "same seed, same text; default: random"}},
+        {WITH_STOP, {"--stop", 0, OPT_LIST, &c->stops, "TEXT", "stop before TEXT; repeatable"}},
+        {WITH_JSON, {"--json", 0, OPT_FLAG, &c->as_json, NULL, "print one JSON object"}},
     };
     /* clang-format on */
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++)
@@ -358,9 +358,11 @@ void common_announce(const struct common *c, const sluice_model *model,
                  threads == 1 ? "" : "s");
     else
         snprintf(where, sizeof where, "%s", choice.device);
-    say(SAY_NORMAL, "%s (%s, %.1f M parameters); %s; context %u",
+    double millions = (double)facts.parameters / 1e6;
+    bool has_billions = millions >= 999.5;
+    say(SAY_NORMAL, "%s (%s, %.1f %c parameters); %s; context %u",
         slash && slash[1] ? slash + 1 : model->model->path, facts.architecture,
-        (double)facts.parameters / 1e6, where, choice.context);
+        has_billions ? millions / 1e3 : millions, has_billions ? 'B' : 'M', where, choice.context);
     say(SAY_ALL, "%s%s, %u sequence%s, kv %s; %s: weights %s, state %s, work %s", choice.backend,
         c->exact ? ", exact" : "", choice.sequences, choice.sequences == 1 ? "" : "s",
         choice.kv_type, human_bytes(memory.total), human_bytes(memory.weights + memory.packed),

@@ -23,9 +23,9 @@ static void print_row(const struct opt *o) {
 }
 
 static const struct opt everywhere[] = {
-    {"--verbose", 'v', OPT_VERBOSE, NULL, NULL, "say more: memory, submissions"},
-    {"--quiet", 'q', OPT_QUIET, NULL, NULL, "say nothing but errors"},
-    {"--help", 'h', OPT_HELP, NULL, NULL, "this"},
+    {"--verbose", 'v', OPT_VERBOSE, NULL, NULL, "print more: memory, submissions, seed"},
+    {"--quiet", 'q', OPT_QUIET, NULL, NULL, "print nothing but errors"},
+    {"--help", 'h', OPT_HELP, NULL, NULL, "print this help"},
 };
 enum { N_EVERYWHERE = sizeof everywhere / sizeof *everywhere };
 
@@ -67,31 +67,31 @@ enum { N_ALIASES = sizeof aliases / sizeof *aliases };
 static const struct {
     const char *theirs, *answer;
 } answers[] = {
-    {"-ngl", "all layers run on one device; --backend and --device choose it"},
-    {"--n-gpu-layers", "all layers run on one device; --backend and --device choose it"},
-    {"--gpu-layers", "all layers run on one device; --backend and --device choose it"},
-    {"-ctk", "it is --kv TYPE here, for keys and values alike"},
-    {"-ctv", "it is --kv TYPE here, for keys and values alike"},
-    {"--cache-type-k", "it is --kv TYPE here, for keys and values alike"},
-    {"--cache-type-v", "it is --kv TYPE here, for keys and values alike"},
-    {"--reverse-prompt", "it is --stop TEXT here"},
-    {"-fa", "attention is always fused here; leave it out"},
-    {"--flash-attn", "attention is always fused here; leave it out"},
-    {"-b", "the width of a step is chosen by itself; leave it out"},
-    {"--batch-size", "the width of a step is chosen by itself; leave it out"},
-    {"-ub", "the width of a step is chosen by itself; leave it out"},
-    {"--ubatch-size", "the width of a step is chosen by itself; leave it out"},
+    {"-ngl", "all layers run on one device; choose it with --backend and --device"},
+    {"--n-gpu-layers", "all layers run on one device; choose it with --backend and --device"},
+    {"--gpu-layers", "all layers run on one device; choose it with --backend and --device"},
+    {"-ctk", "use --kv TYPE, for keys and values alike"},
+    {"-ctv", "use --kv TYPE, for keys and values alike"},
+    {"--cache-type-k", "use --kv TYPE, for keys and values alike"},
+    {"--cache-type-v", "use --kv TYPE, for keys and values alike"},
+    {"--reverse-prompt", "use --stop TEXT"},
+    {"-fa", "attention is always fused; leave it out"},
+    {"--flash-attn", "attention is always fused; leave it out"},
+    {"-b", "the batch size is chosen automatically; leave it out"},
+    {"--batch-size", "the batch size is chosen automatically; leave it out"},
+    {"-ub", "the batch size is chosen automatically; leave it out"},
+    {"--ubatch-size", "the batch size is chosen automatically; leave it out"},
     {"--no-mmap", "set SLUICE_NO_MMAP=1 in the environment instead"},
-    {"--jinja", "templates always run here; leave it out"},
-    {"--color", "terminals have it by themselves; NO_COLOR=1 turns it off"},
-    {"--no-display-prompt", "only a terminal sees the prompt; leave it out"},
-    {"--log-disable", "it is -q here"},
-    {"-cnv", "conversations are `sluice chat`"},
-    {"--conversation", "conversations are `sluice chat`"},
-    {"-i", "conversations are `sluice chat`"},
-    {"--interactive", "conversations are `sluice chat`"},
-    {"-no-cnv", "a text is continued by `sluice run`"},
-    {"--no-conversation", "a text is continued by `sluice run`"},
+    {"--jinja", "the model's template is always used; leave it out"},
+    {"--color", "colour is automatic on terminals; NO_COLOR=1 turns it off"},
+    {"--no-display-prompt", "only terminals show the prompt; leave it out"},
+    {"--log-disable", "use -q"},
+    {"-cnv", "use `sluice chat`"},
+    {"--conversation", "use `sluice chat`"},
+    {"-i", "use `sluice chat`"},
+    {"--interactive", "use `sluice chat`"},
+    {"-no-cnv", "use `sluice run`"},
+    {"--no-conversation", "use `sluice run`"},
 };
 
 static bool is_name(const struct opt *o, const char *word) {
@@ -181,7 +181,7 @@ static int unknown(const struct usage *u, const char *word) {
     if (nearest)
         return complain(EXIT_USAGE, "%s: unknown option '%s'; did you mean %s?", u->verb, word,
                         nearest);
-    return complain(EXIT_USAGE, "%s: unknown option '%s'; see sluice %s --help", u->verb, word,
+    return complain(EXIT_USAGE, "%s: unknown option '%s'; see sluice help %s", u->verb, word,
                     u->verb);
 }
 
@@ -263,11 +263,11 @@ static int take_word(const struct usage *u, const char **words, int *n_words, co
         return OPTS_GO_ON;
     }
     if (!u->model)
-        return complain(EXIT_USAGE, "%s: unexpected argument '%s'; see sluice %s --help", u->verb,
+        return complain(EXIT_USAGE, "%s: unexpected argument '%s'; see sluice help %s", u->verb,
                         word, u->verb);
     if (*u->model)
         return complain(EXIT_USAGE,
-                        "%s: unexpected argument '%s': the model is '%s'; see sluice %s --help",
+                        "%s: unexpected argument '%s': the model is '%s'; see sluice help %s",
                         u->verb, word, *u->model, u->verb);
     *u->model = word;
     return OPTS_GO_ON;

@@ -93,15 +93,18 @@ static int encode_file(struct ppl *p) {
 int cmd_ppl(int argc, char **argv) {
     struct ppl p = {.common = common_default(), .window = 512};
     struct opt opts[MAX_COMMON_OPTS + 8] = {
-        {"--file", 'f', OPT_STRING, &p.file, "TEXT", "the text to score"},
-        {"--window", 0, OPT_INT, &p.window, "N", "tokens of a window; 512 unless given"},
-        {"--windows", 0, OPT_INT, &p.max_windows, "N", "score no more than the first N; 0: all"},
+        {"--file", 'f', OPT_STRING, &p.file, "TEXT", "text to score; -: standard input"},
+        {"--window", 0, OPT_INT, &p.window, "N", "tokens per window; default: 512"},
+        {"--windows", 0, OPT_INT, &p.max_windows, "N",
+         "score the first N windows only; 0 (default): all"},
     };
     const struct usage usage = {
         .verb = "ppl",
         .synopsis = "[MODEL] -f TEXT [--window 512] [options]",
-        .about = "Scores a text: cut into windows, each from an empty sequence, tokens 2 to the "
-                 "last of each\nscored. nll is the mean of -log p, perplexity its exponential.",
+        .about =
+            "Scores a text, cut into windows that each start from an empty context. All tokens of "
+            "a "
+            "window\nbut the first are scored. nll is the mean of -log p, perplexity is exp(nll).",
         .example = "sluice ppl -f stories.txt --exact --json",
         .opts = opts,
         .n_opts = common_opts(opts, 3, &p.common, WITH_ENGINE | WITH_JSON),

@@ -192,7 +192,7 @@ static void report(const struct job *j, const char *path, const char *replaced, 
 int cmd_quantize(int argc, char **argv) {
     int threads = cpu_count();
     const struct opt opts[] = {
-        {"--threads", 't', OPT_INT, &threads, "N", "threads, by default one a processor"},
+        {"--threads", 't', OPT_INT, &threads, "N", "threads; default: one per processor"},
     };
     char about[256];
     snprintf(about, sizeof about,

@@ -308,22 +308,23 @@ int cmd_run(int argc, char **argv) {
     struct opt opts[MAX_COMMON_OPTS + 8] = {
         {"--prompt", 'p', OPT_STRING, &r.prompt, "TEXT", "the text to continue"},
         {"--file", 'f', OPT_STRING, &r.file, "FILE",
-         "the same from a file; - or neither: standard input"},
-        {"--tokens", 'n', OPT_INT, &r.n, "N", "tokens at most; none: until the text ends"},
+         "read the prompt from FILE; - (default): standard input"},
+        {"--tokens", 'n', OPT_INT, &r.n, "N", "at most N tokens; default: until the text ends"},
         {"--special", 0, OPT_FLAG, &r.special, NULL,
-         "control tokens in the prompt become their ids"},
+         "parse control tokens, such as <|im_start|>, in the prompt"},
         {"--keep-newline", 0, OPT_FLAG, &r.keep_newline, NULL,
-         "keep the newline at the end of a file or pipe"},
+         "keep the last newline of a file or pipe"},
         {"--prompt-cache", 0, OPT_STRING, &r.cache, "FILE",
-         "keep the prompt worked off in a file, for the next time"},
+         "save the processed prompt to FILE, and reuse it"},
         {"--logprobs", 0, OPT_INT, &r.n_logprobs, "N",
-         "log probability of every token, and of the N likeliest"},
+         "log probability of each token and of the N likeliest"},
     };
     const struct usage usage = {
         .verb = "run",
         .synopsis = "[MODEL] [-p TEXT | -f FILE] [-n N] [options]",
-        .about = "Continues a text. What follows goes to standard output as it comes, which model "
-                 "and how\nfast to standard error. With neither model nor prompt: a story.",
+        .about = "Continues a text. The continuation goes to standard output as it is generated, "
+                 "the model and\nthe speed to standard error. Without a model and a prompt it "
+                 "tells a story.",
         .example = "sluice run -p 'Once upon a time' -n 200 --seed 1",
         .opts = opts,
         .n_opts = common_opts(opts, 7, &r.common,

@@ -70,20 +70,21 @@ int cmd_tokenize(int argc, char **argv) {
     struct tokenize t = {.nfc = "auto"};
     const struct opt opts[] = {
         {"--model", 'm', OPT_STRING, &t.model, "MODEL", MODEL_HELP},
-        {"--prompt", 'p', OPT_STRING, &t.prompt, "TEXT", "the text"},
+        {"--prompt", 'p', OPT_STRING, &t.prompt, "TEXT", "text to tokenize"},
         {"--file", 'f', OPT_STRING, &t.file, "FILE",
-         "the same from a file; - or neither: standard input"},
-        {"--pieces", 0, OPT_FLAG, &t.pieces, NULL, "a token a line: its id and its text"},
+         "read the text from FILE; - (default): standard input"},
+        {"--pieces", 0, OPT_FLAG, &t.pieces, NULL, "one token per line: its id and its text"},
         {"--bos", 0, OPT_FLAG, &t.bos, NULL, "add BOS (and EOS) where the model wants them"},
-        {"--special", 0, OPT_FLAG, &t.special, NULL, "control tokens in the text become their ids"},
+        {"--special", 0, OPT_FLAG, &t.special, NULL,
+         "parse control tokens, such as <|im_start|>, in the text"},
         {"--nfc", 0, OPT_STRING, &t.nfc, "WHEN",
-         "normalise first: on, off, or as the model says (auto)"},
+         "normalise to NFC first: on, off, or as the model says (auto)"},
         {"--json", 0, OPT_FLAG, &t.as_json, NULL, "print a JSON array"},
     };
     const struct usage usage = {
         .verb = "tokenize",
         .synopsis = "[MODEL] [-p TEXT | -f FILE | < TEXT] [--pieces] [options]",
-        .about = "Prints the token ids of a text, which is taken byte for byte.",
+        .about = "Prints the token ids of a text, taken byte for byte.",
         .example = "sluice tokenize -p 'Once upon a time' --pieces",
         .opts = opts,
         .n_opts = sizeof opts / sizeof *opts,
