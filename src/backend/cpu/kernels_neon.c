@@ -1,23 +1,22 @@
-/* kernels_neon.c - products with NEON: SDOT for single rows, SMMLA for pairs of them.
+/* kernels_neon.c - products with NEON: SDOT alone, or SMMLA for pairs of rows.
  *
- * int8: a tile is eight weight rows; a vector holds eight values of two of them (kernels_pack.h,
- * T = 8, U = 8), so a group of 32 is w[step][pair], 4 x 4 vectors, which stay in registers while
- * the activation rows pass by. A pair of activation rows meets them as
+ * int8: a tile is eight weight rows; a group of 32 values of them is sixteen vectors, which stay in
+ * registers while the activation rows pass by. They are packed (kernels_pack.h, T = 8) in one of
+ * two orders: with SMMLA a vector holds eight values of two rows (U = 8), w[step][pair]; with SDOT
+ * alone four values of four rows (U = 4), w[four / 2][2 (four % 2) + half tile].
  *
- *   smmla: [a b] x [x y] -> [a.x, a.y, b.x, b.y]      eight values a step, 32 products
- *   sdot:  [a b] x [x x] -> [a.x' a.x" b.x' b.x"]     halves of eight values, then added in pairs
+ *   smmla, U = 8:  [a b] x [x y]   -> [a.x, a.y, b.x, b.y]     eight values, 32 products
+ *   sdot,  U = 8:  [a b] x [x x]   -> [a.x' a.x" b.x' b.x"]    halves of them, added in pairs
+ *   sdot,  U = 4:  [a b c d] x x   -> [a.x b.x c.x d.x]        four values of x, by element
  *
- * Both give the same integers. Then, in f32, with the sub-block scales s and minimums m of the 256
+ * All give the same integers. Then, in f32, with the sub-block scales s and minimums m of the 256
  * value types still integers (a multiplication is cheaper than a conversion and one more rounding):
  *
  *   part = fma(f32(s dot + s' dot'), x.scale, part)      for each group of a block
  *   low  = fma(f32(m), x.scale * sum(x.q), low)
  *   acc  = fma(part, d, acc) - low * dmin                once a block
  *
- * |s dot + s' dot'| stays below 2^24, so the conversion is exact.
- *
- * Instructions on vectors for one row of activations, four weight rows and a group of q4_k: 8 to
- * open, 8 sdot, 1 to add pairs, 7 for scales: 24 for 74 bytes. */
+ * |s dot + s' dot'| stays below 2^24, so the conversion is exact. */
 #include "backend/cpu/kernels_rows.h"
 
 #if defined(__aarch64__)
@@ -37,14 +36,14 @@ enum { TILE = 8, TILES = 8, MAX_ACTS = 8 };
 /* ---- opening a group ------------------------------------------------------------------------- */
 
 struct opened {
-    int8x16_t w[4][4];                /* [step][pair], plus the type's bias */
+    int8x16_t w[4][4];                /* as above, plus the type's bias */
     int32x4_t scale[2][2], min[2][2]; /* [run][half tile]; types with sub-blocks */
 };
 
 /* Opens group g of a packed block; phase = g % phases is a constant where this is inlined. */
 typedef void open_fn(const uint8_t *block, int g, int phase, struct opened *out);
 
-/* Unit i of the quants: eight bytes of each row of pair p. */
+/* Vector p of the i-th 64 bytes of the quants. */
 INLINE uint8x16_t quants(const uint8_t *block, int i, int p) {
     return vld1q_u8(block + 64 * i + 16 * p);
 }
@@ -76,8 +75,21 @@ INLINE void open_nibbles(const uint8_t *from, struct opened *out) {
     }
 }
 
-/* Value 8s + c's bit stands at bit 2s + c / 4 of its row's byte c % 4. */
-INLINE void add_fifth_bits(const uint8_t *words, struct opened *out) {
+/* A value's bit stands at bit i / 4 of its row's byte i % 4. U = 4: at the same for a whole vector.
+ */
+INLINE void add_fifth_bits_4(const uint8_t *words, struct opened *out) {
+    uint8x16_t bits[2] = {vld1q_u8(words), vld1q_u8(words + 16)};
+    UNROLL for (int four = 0; four < 8; four++) {
+        UNROLL for (int h = 0; h < 2; h++) {
+            uint8x16_t moved = vshlq_u8(bits[h], vdupq_n_s8((int8_t)(4 - four)));
+            int8x16_t *w = &out->w[four / 2][2 * (four % 2) + h];
+            *w = vorrq_s8(*w, as_signed(vandq_u8(moved, vdupq_n_u8(16))));
+        }
+    }
+}
+
+/* U = 8: value 8s + c's bit stands at bit 2s + c / 4. */
+INLINE void add_fifth_bits_8(const uint8_t *words, struct opened *out) {
     static const int8_t left[16] = {4, 4, 4, 4, 3, 3, 3, 3, 4, 4, 4, 4, 3, 3, 3, 3};
     int8x16_t shift = vld1q_s8(left);
     uint32x4_t four[2] = {vreinterpretq_u32_u8(vld1q_u8(words)),
@@ -113,7 +125,6 @@ INLINE void open_q4_0(const uint8_t *block, int g, int phase, struct opened *out
 INLINE void open_q5_0(const uint8_t *block, int g, int phase, struct opened *out) {
     (void)g, (void)phase;
     open_nibbles(block, out);
-    add_fifth_bits(block + TILE * PACK_WORDS_q5_0, out);
 }
 
 #define open_q5_1 open_q5_0
@@ -222,7 +233,9 @@ INLINE void open_q6_k(const uint8_t *block, int g, int phase, struct opened *out
 
 struct format {
     enum dtype type;
+    int unit; /* U: 4 or 8 */
     open_fn *open;
+    uint32_t words;               /* where fifth bits stand; 0: none */
     uint32_t groups, block_bytes; /* of a packed block */
     uint32_t f16s;                /* where d stands; for mxfp4 the exponents */
     int phases;                   /* groups that are opened in different ways */
@@ -242,8 +255,9 @@ INLINE int32_t bias_of(const struct format *f, const struct act_group *a, int ru
     return f->bias_log2 ? minus * (1 << f->bias_log2) : 0;
 }
 
-INLINE TARGET_SDOT struct dots dots_of_one(const struct format *f, const struct opened *w,
-                                           const struct act_group *a) {
+/* U = 8. */
+INLINE TARGET_SDOT struct dots dots_in_pairs(const struct format *f, const struct opened *w,
+                                             const struct act_group *a) {
     struct dots out = {0};
     int steps = 4 / f->runs;
     UNROLL for (int h = 0; h < f->runs; h++) {
@@ -258,6 +272,33 @@ INLINE TARGET_SDOT struct dots dots_of_one(const struct format *f, const struct 
         out.of[h][0] = vpaddq_s32(dot[0], dot[1]);
         out.of[h][1] = vpaddq_s32(dot[2], dot[3]);
     }
+    return out;
+}
+
+/* Four values of both halves of the tile; the lane must be a constant in any build. */
+#define DOT_FOUR(run, four)                                                                        \
+    do {                                                                                           \
+        const int8x16_t *four_ = &w->w[(four) / 2][2 * ((four) % 2)];                              \
+        out.of[run][0] = vdotq_laneq_s32(out.of[run][0], four_[0], x[(four) / 4], (four) % 4);     \
+        out.of[run][1] = vdotq_laneq_s32(out.of[run][1], four_[1], x[(four) / 4], (four) % 4);     \
+    } while (0)
+
+/* U = 4. */
+INLINE TARGET_SDOT struct dots dots_in_fours(const struct format *f, const struct opened *w,
+                                             const struct act_group *a) {
+    struct dots out;
+    int8x16_t x[2] = {vld1q_s8(a->q), vld1q_s8(a->q + 16)};
+    const int last = f->runs - 1;
+    UNROLL for (int h = 0; h < 2; h++) UNROLL for (int i = 0; i < 2; i++) out.of[h][i] =
+        vdupq_n_s32(h <= last ? bias_of(f, a, h) : 0);
+    DOT_FOUR(0, 0);
+    DOT_FOUR(0, 1);
+    DOT_FOUR(0, 2);
+    DOT_FOUR(0, 3);
+    DOT_FOUR(last, 4);
+    DOT_FOUR(last, 5);
+    DOT_FOUR(last, 6);
+    DOT_FOUR(last, 7);
     return out;
 }
 
@@ -343,31 +384,50 @@ INLINE void add_partial(const struct format *f, const uint8_t *block, const stru
     }
 }
 
-/* One block of a tile against one row, or against `acts` rows in pairs. */
-INLINE TARGET_SDOT void add_block_to_one(const struct format *f, const uint8_t *block,
-                                         const struct act_group *rows, float32x4_t (*sums)[2]) {
-    struct partial part = {{vdupq_n_f32(0), vdupq_n_f32(0)}, {vdupq_n_f32(0), vdupq_n_f32(0)}};
-    for (int g = 0; g < (int)f->groups; g += f->phases) {
-        UNROLL for (int phase = 0; phase < f->phases; phase++) {
-            struct opened w;
-            f->open(block, g + phase, phase, &w);
-            struct dots dots = dots_of_one(f, &w, rows + g + phase);
-            add_dots(f, &w, rows + g + phase, &dots, &part);
-        }
-    }
-    add_partial(f, block, rows, &part, sums[0]);
+INLINE void open_group(const struct format *f, const uint8_t *block, int g, int phase,
+                       struct opened *out) {
+    f->open(block, g, phase, out);
+    if (f->words && f->unit == 4)
+        add_fifth_bits_4(block + f->words, out);
+    else if (f->words)
+        add_fifth_bits_8(block + f->words, out);
 }
 
-INLINE TARGET_MMLA void add_block_to_pairs(const struct format *f, const uint8_t *block,
-                                           const struct act_group *rows, size_t stride, int acts,
-                                           float32x4_t (*sums)[2]) {
-    struct partial part[MAX_ACTS];
+INLINE void clear_partials(struct partial *part, int acts) {
     UNROLL for (int r = 0; r < acts; r++) UNROLL for (int i = 0; i < 2; i++) part[r].part[i] =
         part[r].low[i] = vdupq_n_f32(0);
+}
+
+/* One block of a tile against `acts` rows, one by one or in pairs. */
+INLINE TARGET_SDOT void add_block_sdot(const struct format *f, const uint8_t *block,
+                                       const struct act_group *rows, size_t stride, int acts,
+                                       float32x4_t (*sums)[2]) {
+    struct partial part[MAX_ACTS];
+    clear_partials(part, acts);
     for (int g = 0; g < (int)f->groups; g += f->phases) {
         UNROLL for (int phase = 0; phase < f->phases; phase++) {
             struct opened w;
-            f->open(block, g + phase, phase, &w);
+            open_group(f, block, g + phase, phase, &w);
+            UNROLL for (int r = 0; r < acts; r++) {
+                const struct act_group *a = rows + (size_t)r * stride + g + phase;
+                struct dots dots = f->unit == 4 ? dots_in_fours(f, &w, a) : dots_in_pairs(f, &w, a);
+                add_dots(f, &w, a, &dots, &part[r]);
+            }
+        }
+    }
+    UNROLL for (int r = 0; r < acts; r++)
+        add_partial(f, block, rows + (size_t)r * stride, &part[r], sums[r]);
+}
+
+INLINE TARGET_MMLA void add_block_mmla(const struct format *f, const uint8_t *block,
+                                       const struct act_group *rows, size_t stride, int acts,
+                                       float32x4_t (*sums)[2]) {
+    struct partial part[MAX_ACTS];
+    clear_partials(part, acts);
+    for (int g = 0; g < (int)f->groups; g += f->phases) {
+        UNROLL for (int phase = 0; phase < f->phases; phase++) {
+            struct opened w;
+            open_group(f, block, g + phase, phase, &w);
             UNROLL for (int r = 0; r < acts; r += 2) {
                 const struct act_group *a = rows + (size_t)r * stride + g + phase;
                 struct dots to_a, to_b;
@@ -381,59 +441,57 @@ INLINE TARGET_MMLA void add_block_to_pairs(const struct format *f, const uint8_t
         add_partial(f, block, rows + (size_t)r * stride, &part[r], sums[r]);
 }
 
-/* Asks for the tile's next block, which comes up when the other tiles have had their turn. */
-INLINE void fetch_ahead(const struct format *f, const uint8_t *block) {
-    uint32_t ahead = f->groups == 1 ? 2 : 1;
-    for (uint32_t i = 0; i < f->block_bytes; i += 64)
-        __builtin_prefetch(block + ahead * f->block_bytes + i);
-}
-
 struct tiles {
     const uint8_t *at;
     size_t bytes;           /* of one */
     uint32_t count, groups; /* groups: K / 32 */
 };
 
-/* Some tiles in turn, block by block, so that memory is read in several streams. */
-INLINE TARGET_SDOT void add_to_one(const struct format *f, struct tiles tiles,
-                                   const struct act_group *rows, float32x4_t (*sums)[MAX_ACTS][2]) {
-    for (uint32_t at = 0; at < tiles.groups; at += f->groups, tiles.at += f->block_bytes) {
-        for (uint32_t t = 0; t < tiles.count; t++) {
-            fetch_ahead(f, tiles.at + t * tiles.bytes);
-            add_block_to_one(f, tiles.at + t * tiles.bytes, rows + at, sums[t]);
-        }
-    }
+/* Asks for what this block will be followed by, AHEAD bytes later. */
+INLINE void fetch_ahead(const struct format *f, const uint8_t *block) {
+    enum { AHEAD = 1024 };
+    for (uint32_t i = 0; i < f->block_bytes; i += 64)
+        __builtin_prefetch(block + AHEAD + i);
 }
 
-INLINE TARGET_MMLA void add_to_pairs(const struct format *f, struct tiles tiles,
-                                     const struct act_group *rows, size_t stride, int acts,
-                                     float32x4_t (*sums)[MAX_ACTS][2]) {
-    for (uint32_t at = 0; at < tiles.groups; at += f->groups, tiles.at += f->block_bytes) {
-        for (uint32_t t = 0; t < tiles.count; t++) {
-            fetch_ahead(f, tiles.at + t * tiles.bytes);
-            add_block_to_pairs(f, tiles.at + t * tiles.bytes, rows + at, stride, acts, sums[t]);
-        }
+/* One tile after the other, as memory has them: Neoverse cores read one stream at 19.6 GB/s a core
+ * (N1) and eight side by side at 12.3. */
+#define ADD_TILES(name, TARGET_IT, add_block)                                                      \
+    INLINE TARGET_IT void name(const struct format *f, struct tiles tiles,                         \
+                               const struct act_group *rows, size_t stride, int acts,              \
+                               float32x4_t(*sums)[MAX_ACTS][2]) {                                  \
+        for (uint32_t t = 0; t < tiles.count; t++) {                                               \
+            const uint8_t *block = tiles.at + t * tiles.bytes;                                     \
+            for (uint32_t at = 0; at < tiles.groups; at += f->groups, block += f->block_bytes) {   \
+                fetch_ahead(f, block);                                                             \
+                add_block(f, block, rows + at, stride, acts, sums[t]);                             \
+            }                                                                                      \
+        }                                                                                          \
     }
-}
+ADD_TILES(add_tiles_sdot, TARGET_SDOT, add_block_sdot)
+ADD_TILES(add_tiles_mmla, TARGET_MMLA, add_block_mmla)
 
-/* Some rows: one with SDOT; eight, four or two with SMMLA. Says how many. */
+/* Some rows: eight, four, two or one. Says how many. */
 INLINE TARGET_SDOT uint32_t add_sdot(const struct format *f, struct tiles tiles,
                                      const struct act_group *rows, size_t stride, uint32_t acts,
                                      float32x4_t (*sums)[MAX_ACTS][2]) {
-    (void)stride, (void)acts;
-    return add_to_one(f, tiles, rows, sums), 1;
+    if (acts >= 4)
+        return add_tiles_sdot(f, tiles, rows, stride, 4, sums), 4;
+    if (acts >= 2)
+        return add_tiles_sdot(f, tiles, rows, stride, 2, sums), 2;
+    return add_tiles_sdot(f, tiles, rows, stride, 1, sums), 1;
 }
 
 INLINE TARGET_MMLA uint32_t add_mmla(const struct format *f, struct tiles tiles,
                                      const struct act_group *rows, size_t stride, uint32_t acts,
                                      float32x4_t (*sums)[MAX_ACTS][2]) {
     if (acts >= 8)
-        return add_to_pairs(f, tiles, rows, stride, 8, sums), 8;
+        return add_tiles_mmla(f, tiles, rows, stride, 8, sums), 8;
     if (acts >= 4)
-        return add_to_pairs(f, tiles, rows, stride, 4, sums), 4;
+        return add_tiles_mmla(f, tiles, rows, stride, 4, sums), 4;
     if (acts >= 2)
-        return add_to_pairs(f, tiles, rows, stride, 2, sums), 2;
-    return add_to_one(f, tiles, rows, sums), 1;
+        return add_tiles_mmla(f, tiles, rows, stride, 2, sums), 2;
+    return add_tiles_sdot(f, tiles, rows, stride, 1, sums), 1;
 }
 
 static void store_sums(float32x4_t (*sums)[MAX_ACTS][2], uint32_t acts, uint32_t columns,
@@ -445,13 +503,19 @@ static void store_sums(float32x4_t (*sums)[MAX_ACTS][2], uint32_t acts, uint32_t
     }
 }
 
-/* The kernels of one type: with SDOT alone, and with both. */
-#define PROJECT_WITH(type, add_some, name, TARGET_IT)                                              \
+#define PROJECT_WITH(TYPE, type, unit, add_some, name, TARGET_IT)                                  \
+    static uint64_t name##_bytes_##type(uint32_t k, uint32_t n) {                                  \
+        return packed_bytes(DT_##TYPE, (struct packing){TILE, unit, 0}, k, n);                     \
+    }                                                                                              \
+    static void name##_pack_##type(const void *from, uint32_t k, uint32_t n, void *to) {           \
+        pack_rows(DT_##TYPE, (struct packing){TILE, unit, 0}, from, k, n, to);                     \
+    }                                                                                              \
     static TARGET_IT void name##_##type(const void *weights, uint32_t first, uint32_t count,       \
                                         const struct activations *acts, float *out,                \
                                         size_t out_stride) {                                       \
+        const struct format *f = &format_##type##_##unit;                                          \
         struct tiles tiles = {.groups = acts->k / 32};                                             \
-        tiles.bytes = (size_t)(tiles.groups / format_##type.groups) * format_##type.block_bytes;   \
+        tiles.bytes = (size_t)(tiles.groups / f->groups) * f->block_bytes;                         \
         tiles.at = (const uint8_t *)weights + first / TILE * tiles.bytes;                          \
         for (uint32_t n = 0; n < count; n += TILES * TILE, tiles.at += TILES * tiles.bytes) {      \
             uint32_t columns = count - n < TILES * TILE ? count - n : TILES * TILE;                \
@@ -460,45 +524,45 @@ static void store_sums(float32x4_t (*sums)[MAX_ACTS][2], uint32_t acts, uint32_t
                 float32x4_t sums[TILES][MAX_ACTS][2];                                              \
                 memset(sums, 0, sizeof sums);                                                      \
                 const struct act_group *from = acts->groups + r * stride_of(acts);                 \
-                done = add_some(&format_##type, tiles, from, stride_of(acts), acts->n_rows - r,    \
-                                sums);                                                             \
+                done = add_some(f, tiles, from, stride_of(acts), acts->n_rows - r, sums);          \
                 store_sums(sums, done, columns, out + r * out_stride + n, out_stride);             \
             }                                                                                      \
         }                                                                                          \
     }
 
-#define PROJECT(TYPE, type, phases, runs, bias_log2, has_min)                                      \
-    static const struct format format_##type = {DT_##TYPE,                                         \
-                                                open_##type,                                       \
-                                                PACK_GROUPS_##type,                                \
-                                                TILE * PACK_SIZE_##type,                           \
-                                                TILE * PACK_HALVES_##type,                         \
-                                                phases,                                            \
-                                                runs,                                              \
-                                                bias_log2,                                         \
-                                                has_min};                                          \
-    static uint64_t bytes_##type(uint32_t k, uint32_t n) {                                         \
-        return packed_bytes(DT_##TYPE, (struct packing){TILE, 8, 0}, k, n);                        \
-    }                                                                                              \
-    static void pack_##type(const void *from, uint32_t k, uint32_t n, void *to) {                  \
-        pack_rows(DT_##TYPE, (struct packing){TILE, 8, 0}, from, k, n, to);                        \
-    }                                                                                              \
-    PROJECT_WITH(type, add_sdot, project_sdot, TARGET_SDOT)                                        \
-    PROJECT_WITH(type, add_mmla, project_mmla, TARGET_MMLA)
+#define FORMAT(TYPE, type, unit, words, phases, runs, bias_log2, has_min)                          \
+    static const struct format format_##type##_##unit = {DT_##TYPE,                                \
+                                                         unit,                                     \
+                                                         open_##type,                              \
+                                                         words,                                    \
+                                                         PACK_GROUPS_##type,                       \
+                                                         TILE * PACK_SIZE_##type,                  \
+                                                         TILE * PACK_HALVES_##type,                \
+                                                         phases,                                   \
+                                                         runs,                                     \
+                                                         bias_log2,                                \
+                                                         has_min};
 
-PROJECT(Q4_0, q4_0, 1, 1, 3, false)
-PROJECT(Q4_1, q4_1, 1, 1, 0, true)
-PROJECT(Q5_0, q5_0, 1, 1, 4, false)
-PROJECT(Q5_1, q5_1, 1, 1, 0, true)
-PROJECT(Q8_0, q8_0, 1, 1, 0, false)
-PROJECT(Q2_K, q2_k, 4, 2, 0, true)
-PROJECT(Q3_K, q3_k, 4, 2, 2, false)
-PROJECT(Q4_K, q4_k, 2, 1, 0, true)
-PROJECT(Q5_K, q5_k, 2, 1, 0, true)
-PROJECT(Q6_K, q6_k, 4, 2, 5, false)
-PROJECT(IQ4_NL, iq4_nl, 1, 1, 0, false)
-PROJECT(IQ4_XS, iq4_xs, 1, 1, 0, false)
-PROJECT(MXFP4, mxfp4, 1, 1, 0, false)
+/* The kernels of one type: with SDOT alone, and with both. */
+#define PROJECT(TYPE, type, words, phases, runs, bias_log2, has_min)                               \
+    FORMAT(TYPE, type, 4, words, phases, runs, bias_log2, has_min)                                 \
+    FORMAT(TYPE, type, 8, words, phases, runs, bias_log2, has_min)                                 \
+    PROJECT_WITH(TYPE, type, 4, add_sdot, project_sdot, TARGET_SDOT)                               \
+    PROJECT_WITH(TYPE, type, 8, add_mmla, project_mmla, TARGET_MMLA)
+
+PROJECT(Q4_0, q4_0, 0, 1, 1, 3, false)
+PROJECT(Q4_1, q4_1, 0, 1, 1, 0, true)
+PROJECT(Q5_0, q5_0, TILE *PACK_WORDS_q5_0, 1, 1, 4, false)
+PROJECT(Q5_1, q5_1, TILE *PACK_WORDS_q5_1, 1, 1, 0, true)
+PROJECT(Q8_0, q8_0, 0, 1, 1, 0, false)
+PROJECT(Q2_K, q2_k, 0, 4, 2, 0, true)
+PROJECT(Q3_K, q3_k, 0, 4, 2, 2, false)
+PROJECT(Q4_K, q4_k, 0, 2, 1, 0, true)
+PROJECT(Q5_K, q5_k, 0, 2, 1, 0, true)
+PROJECT(Q6_K, q6_k, 0, 4, 2, 5, false)
+PROJECT(IQ4_NL, iq4_nl, 0, 1, 1, 0, false)
+PROJECT(IQ4_XS, iq4_xs, 0, 1, 1, 0, false)
+PROJECT(MXFP4, mxfp4, 0, 1, 1, 0, false)
 
 /* ---- f32 activations ------------------------------------------------------------------------- */
 
@@ -554,7 +618,8 @@ INLINE float half_to_f32(uint16_t half) {
 /* ---- the rows -------------------------------------------------------------------------------- */
 
 #define INT8_ROW(TYPE, type, isa, name, needs)                                                     \
-    {#type " " isa, DT_##TYPE, false, needs, TILE, bytes_##type, pack_##type, name##_##type},
+    {#type " " isa,       DT_##TYPE,          false,        needs, TILE,                           \
+     name##_bytes_##type, name##_pack_##type, name##_##type},
 #define MMLA_ROW(TYPE, type)                                                                       \
     INT8_ROW(TYPE, type, "i8mm", project_mmla, CPU_NEON | CPU_DOTPROD | CPU_I8MM)
 #define SDOT_ROW(TYPE, type) INT8_ROW(TYPE, type, "dotprod", project_sdot, CPU_NEON | CPU_DOTPROD)
