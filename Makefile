@@ -77,7 +77,7 @@ FATBINS := $(patsubst %.cu,build/cuda/%.fatbin,$(notdir $(KERNELS)))
 PROGRAM := $(filter src/cmd/% src/serve/http/%,$(SOURCES))
 LIBRARY := $(filter-out $(PROGRAM),$(SOURCES))
 TESTS   := $(wildcard tests/*.c)
-FUZZERS := $(patsubst tests/fuzz/fuzz_%.c,%,$(wildcard tests/fuzz/fuzz_*.c))
+FUZZERS := $(filter-out $(if $(filter 1,$(SERVER)),,request),$(patsubst tests/fuzz/fuzz_%.c,%,$(wildcard tests/fuzz/fuzz_*.c)))
 
 # V=1 shows the commands.
 Q   := $(if $(V),,@)
@@ -246,6 +246,9 @@ where:
 # The fuzz entries without a fuzzer, to replay their corpora.
 replays: $(patsubst %,$(B)/replay/fuzz_%,$(FUZZERS))
 $(B)/replay/fuzz_plan build/fuzz/fuzz_plan: $(B)/obj/tests/random_model.o
+# Requests go through the server's own handlers.
+$(B)/replay/fuzz_request build/fuzz/fuzz_request: $(call objects,$(filter src/serve/http/%,$(SOURCES)))
+$(B)/replay/fuzz_request build/fuzz/fuzz_request: LIBS := $(B)/libsluice.a $(SERVE_LIBS) $(LIBS)
 $(B)/replay/fuzz_%: $(B)/obj/tests/fuzz/fuzz_%.o $(B)/obj/tests/fuzz/replay.o $(B)/libsluice.a
 	@mkdir -p $(@D)
 	$(call say,LD,$@)

@@ -268,6 +268,94 @@ def test_next_turn_continues_from_what_was_sampled():
     assert cached >= first["usage"]["total_tokens"] - 2, (cached, first["usage"])
 
 
+def test_formats():
+    s = server()
+    c = openai_client(s)
+    text = lambda **kw: c.chat.completions.create(model="m", messages=FOX, **kw).choices[0]
+    r = c.chat.completions.create(model="m", messages=FOX, n=4, temperature=1.5, extra_body={"grammar": 'root ::= "yes" | "no"'})
+    assert all(x.message.content in ("yes", "no") and x.finish_reason == "stop" for x in r.choices), r
+    short = 'root ::= "{\\"a\\": " [0-9]{1,3} "}"'
+    r = text(temperature=1, extra_body={"grammar": short}, stop=["}"], logprobs=True)
+    assert re.fullmatch(r'\{"a": \d{1,3}', r.message.content), r
+    for i in range(3):
+        r = text(temperature=1.5, seed=i, max_tokens=150, response_format={"type": "json_object"})
+        if r.finish_reason == "stop":
+            assert isinstance(json.loads(r.message.content), dict)
+        else:
+            assert r.message.content.startswith("{")
+    for fields, words in ((dict(grammar="root ::= x"), "rule x"), (dict(response_format={"type": "xml"}), "response_format.type is 'xml'"),
+                          (dict(response_format={"type": "json_schema"}), "has no schema"), (dict(response_format=3), "response_format is a number")):
+        status, _, body = s.request("POST", "/v1/chat/completions", {"messages": FOX, **fields})
+        assert status == 400 and words in body["error"]["message"], body
+
+
+# The story model calls no tools by itself: a grammar puts words into its mouth.
+WEATHER = {"name": "weather", "description": "The weather", "parameters": {"type": "object", "properties": {"city": {"type": "string"}, "days": {"type": "integer"}}}}
+FORMS = {"hermes": '<tool_call>\n{"name": "weather", "arguments": {"city": "Rome", "days": 3}}\n</tool_call>',
+         "qwen35": "<tool_call>\n<function=weather>\n<parameter=city>\nRome\n</parameter>\n<parameter=days>\n3\n</parameter>\n</function>\n</tool_call>",
+         "llama": '{"name": "weather", "parameters": {"city": "Rome", "days": 3}}'}
+RIGHT = {"city": "Rome", "days": 3}
+
+
+def mouth(text):
+    return {"grammar": "root ::= " + json.dumps(text), "temperature": 0}
+
+
+def test_tools_openai():
+    c = openai_client(server())
+    tools = [{"type": "function", "function": WEATHER}]
+    args = dict(model="m", messages=FOX, tools=tools)
+    for name, form in FORMS.items():
+        said = "Let me look.\n" if name != "llama" else ""
+        r = c.chat.completions.create(**args, extra_body=mouth(said + form)).choices[0]
+        assert r.finish_reason == "tool_calls" and (r.message.content or "") == said.strip(), (name, r)
+        call = r.message.tool_calls[0]
+        assert call.function.name == "weather" and json.loads(call.function.arguments) == RIGHT and call.id, (name, call)
+        parts, text, ends = {}, "", []
+        for chunk in c.chat.completions.create(**args, stream=True, extra_body=mouth(said + form)):
+            delta = chunk.choices[0].delta
+            text += delta.content or ""
+            ends.append(chunk.choices[0].finish_reason)
+            for t in delta.tool_calls or []:
+                parts[t.index] = parts.get(t.index, "") + t.function.arguments
+        assert text == said.strip() and json.loads(parts[0]) == RIGHT and ends[-1] == "tool_calls", (name, text, parts)
+        # the next turn begins with the tokens of the call, however the template writes it
+        turns = FOX + [r.message.to_dict(), {"role": "tool", "tool_call_id": call.id, "content": "sunny"}]
+        again = c.chat.completions.create(**{**args, "messages": turns}, max_tokens=2)
+        assert again.usage.prompt_tokens_details.cached_tokens > 30, (name, again.usage)
+    both = FORMS["hermes"] + "\n" + FORMS["qwen35"]
+    assert len(c.chat.completions.create(**args, extra_body=mouth(both)).choices[0].message.tool_calls) == 2
+    assert len(c.chat.completions.create(**args, parallel_tool_calls=False, extra_body=mouth(both)).choices[0].message.tool_calls) == 1
+    broken = FORMS["hermes"].replace("}}", "}")
+    for extra in (dict(tool_choice="none"), {}):
+        text = FORMS["hermes"] if extra else broken
+        r = c.chat.completions.create(**args, **extra, extra_body=mouth(text)).choices[0]
+        assert r.message.content == text and not r.message.tool_calls and r.finish_reason == "stop", r
+
+
+def test_tools_anthropic_and_ollama():
+    s = server()
+    c = anthropic_client(s)
+    tool = {"name": "weather", "description": "x", "input_schema": WEATHER["parameters"]}
+    args = dict(model="m", messages=FOX, max_tokens=200, tools=[tool], extra_body=mouth("Look.\n" + FORMS["qwen35"]))
+    r = c.messages.create(**args)
+    assert [b.type for b in r.content] == ["text", "tool_use"] and r.stop_reason == "tool_use", r
+    assert r.content[1].input == RIGHT and r.content[1].name == "weather" and r.content[0].text == "Look."
+    with c.messages.stream(**args) as stream_:
+        last = stream_.get_final_message()
+    assert [b.type for b in last.content] == ["text", "tool_use"] and last.content[1].input == RIGHT and last.stop_reason == "tool_use"
+    turns = FOX + [{"role": "assistant", "content": [b.to_dict() for b in r.content]},
+                   {"role": "user", "content": [{"type": "tool_result", "tool_use_id": r.content[1].id, "content": [{"type": "text", "text": "sunny"}]}]}]
+    again = c.messages.create(model="m", messages=turns, max_tokens=2, tools=[tool])
+    assert again.usage.cache_read_input_tokens > 30, again.usage
+    for streamed in (False, True):
+        status, _, body = s.request("POST", "/api/chat", {"messages": FOX, "tools": [{"type": "function", "function": WEATHER}], "stream": streamed,
+                                                         **mouth(FORMS["hermes"])})
+        lines = [json.loads(x) for x in body.splitlines()] if streamed else [body]
+        calls = [t for x in lines for t in x["message"].get("tool_calls", [])]
+        assert calls == [{"function": {"name": "weather", "arguments": RIGHT}}], lines
+
+
 def test_openai_completions():
     c = openai_client(server())
     r = c.completions.create(model="m", prompt="Once upon a time", max_tokens=10, temperature=0)

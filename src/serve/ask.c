@@ -82,6 +82,7 @@ void ask_close(struct ask *ask) {
         return;
     for (uint32_t i = 0; i < ask->n_prompts; i++)
         free((void *)ask->prompts[i].tokens);
+    format_release(ask->format);
     json_decref(ask->messages);
     json_decref(ask->tools);
     json_decref(ask->variables);
@@ -172,24 +173,51 @@ void ask_read_sampling(struct ask *ask, struct fields *f, const struct ask_model
         s->temperature = 0;
 }
 
-void ask_read_format(struct ask *ask, struct fields *f) {
-    const json_t *format = NULL;
-    (void)ask;
-    fields_object(f, "response_format", &format);
-    const char *type = json_string_value(json_object_get(format, "type"));
-    if (format && !type)
-        fields_refuse(f, "response_format", "response_format has no type, expected text");
-    else if (type && strcmp(type, "text") != 0)
-        fields_refuse(f, "response_format", "response_format is not supported yet");
-    else if (fields_any(f, "grammar"))
-        fields_refuse(f, "grammar", "grammar is not supported yet");
+/* Whatever is wrong is told of the field. */
+static void set_format(struct ask *ask, struct fields *f, const char *name,
+                       const struct ask_model *m, enum format_kind kind, struct str text) {
+    struct err err = {0};
+    if (f->wrong)
+        return;
+    if (ask->format)
+        fields_refuse(f, name, "%s is one format too many, expected one", name);
+    else if (formats_find(m->formats, kind, text, &ask->format, &err))
+        fields_refuse(f, name, "%s%s%s", kind == FORMAT_GBNF ? "" : name,
+                      kind == FORMAT_GBNF ? "" : ": ", err.text); /* a grammar's says so itself */
 }
 
-void ask_read_ollama_format(struct ask *ask, struct fields *f) {
-    const json_t *format = fields_any(f, "format");
-    (void)ask;
-    if (format && !(json_is_string(format) && json_string_length(format) == 0))
-        fields_refuse(f, "format", "format is not supported yet");
+void ask_set_schema(struct ask *ask, struct fields *f, const char *name, const struct ask_model *m,
+                    const json_t *schema) {
+    char *text = schema ? json_dumps(schema, JSON_COMPACT | JSON_ENCODE_ANY) : strdup("");
+    if (text)
+        set_format(ask, f, name, m, schema ? FORMAT_SCHEMA : FORMAT_JSON, str_of(text));
+    else
+        fields_refuse(f, name, "out of memory for a schema");
+    free(text);
+}
+
+void ask_read_format(struct ask *ask, struct fields *f, const struct ask_model *m) {
+    static const char name[] = "response_format";
+    const json_t *format = NULL;
+    const char *grammar = NULL;
+    fields_object(f, name, &format);
+    fields_string(f, "grammar", &grammar);
+    const char *type = json_string_value(json_object_get(format, "type"));
+    const json_t *schema = json_object_get(json_object_get(format, "json_schema"), "schema");
+    if (grammar && !f->wrong)
+        set_format(ask, f, "grammar", m, FORMAT_GBNF, str_of(grammar));
+    if (!format || f->wrong)
+        return;
+    if (type && strcmp(type, "json_object") == 0)
+        ask_set_schema(ask, f, name, m, NULL);
+    else if (type && strcmp(type, "json_schema") == 0 && schema)
+        ask_set_schema(ask, f, name, m, schema);
+    else if (type && strcmp(type, "json_schema") == 0)
+        fields_refuse(f, name, "response_format.json_schema has no schema");
+    else if (!type || strcmp(type, "text") != 0)
+        fields_refuse(f, name,
+                      "response_format.type is '%.40s', expected text, json_object or json_schema",
+                      type ? type : "");
 }
 
 void ask_require_tool(struct ask *ask, struct fields *f, const char *name) {
@@ -464,15 +492,17 @@ static void replay_answers(struct ask *ask, const struct ask_model *m, struct re
     free(kept.at);
 }
 
-/* Whether the last thing that the template wrote of thinking opens it. */
-static bool ends_in_thinking(const struct ask_model *m, const struct ids *prompt) {
-    for (size_t i = prompt->n; m->think_open >= 0 && i > 0 && prompt->n - i < 16; i--) {
-        if (prompt->at[i - 1] == m->think_open)
-            return true;
-        if (prompt->at[i - 1] == m->think_close)
-            return false;
+/* What the template wrote last of thinking: begun, over, or nothing, so that the model may begin.
+ */
+static void look_for_thinking(struct ask *ask, const struct ask_model *m,
+                              const struct ids *prompt) {
+    enum { NEAR = 16 };
+    ask->may_think = m->think_open >= 0;
+    for (size_t i = prompt->n; ask->may_think && i > 0 && prompt->n - i < NEAR; i--) {
+        ask->starts_thinking = prompt->at[i - 1] == m->think_open;
+        if (ask->starts_thinking || prompt->at[i - 1] == m->think_close)
+            ask->may_think = false;
     }
-    return false;
 }
 
 int ask_encode(struct ask *ask, const struct ask_model *m, struct replay *replay, struct err *err) {
@@ -482,7 +512,7 @@ int ask_encode(struct ask *ask, const struct ask_model *m, struct replay *replay
         return status;
     ask->name = replay_start(ask->tool_choice == TOOLS_NONE ? NULL : ask->tools, ask->variables);
     replay_answers(ask, m, replay, &prompt);
-    ask->starts_thinking = ends_in_thinking(m, &prompt);
+    look_for_thinking(ask, m, &prompt);
     return add_prompt(ask, m, prompt, err);
 }
 

@@ -15,6 +15,7 @@
 /* What of the model all requests need. */
 struct ask_model {
     const sluice_model *model;
+    struct formats *formats;
     const char *name;     /* as clients see it */
     const char *template; /* a chat template; NULL: the model's own */
     uint32_t context;
@@ -53,11 +54,13 @@ struct ask {
     size_t n_stops;
     int64_t thinking_budget; /* tokens; below 0: no limit */
     bool ignores_ends;
+    struct format *format; /* that answers follow; NULL: none */
 
     /* Filled by ask_encode. */
     struct job_prompt prompts[ASK_MAX_PROMPTS];
     uint32_t n_prompts;
     bool starts_thinking; /* the prompt ends inside a <think> */
+    bool may_think;       /* or an answer may begin with one */
     struct hash128 name;  /* of the conversation, for replay */
 };
 
@@ -69,9 +72,11 @@ void ask_close(struct ask *ask); /* takes NULL */
  * top_p, top_k, min_p, penalties, seed, n, stop, logit_bias, stream. */
 void ask_read_sampling(struct ask *ask, struct fields *f, const struct ask_model *m);
 void ask_read_stops(struct ask *ask, struct fields *f, const char *name);
-/* response_format and grammar; Ollama's `format`. */
-void ask_read_format(struct ask *ask, struct fields *f);
-void ask_read_ollama_format(struct ask *ask, struct fields *f);
+/* response_format and grammar, in the OpenAI form. */
+void ask_read_format(struct ask *ask, struct fields *f, const struct ask_model *m);
+/* The same for a schema (a JSON object) or, NULL, any JSON object, given in that field. */
+void ask_set_schema(struct ask *ask, struct fields *f, const char *name, const struct ask_model *m,
+                    const json_t *schema);
 /* Tools have to be called: any, or the one of that name. After ask_read_tools. */
 void ask_require_tool(struct ask *ask, struct fields *f, const char *name);
 /* Sets a variable of the template; takes the value. Those with a meaning of their own (messages,

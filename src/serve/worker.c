@@ -18,6 +18,10 @@ struct job_choice {
     int32_t *tokens;
     uint32_t capacity, n_thought;
     bool is_thinking, is_to_close;
+    /* With a format. */
+    struct matcher *matcher;
+    uint32_t
+        *mask; /* the matcher's or, while it thinks, all but end tokens; with room for a bit more */
     struct sched_report before; /* its thinking was cut short: the report of the first part */
     bool has_gone_on;
 };
@@ -27,7 +31,9 @@ struct worker {
     sluice_engine *engine;
     struct sched *sched;
     struct metrics *metrics;
-    int32_t n_logits, n_tokens;
+    int32_t n_tokens;
+    uint32_t n_words;  /* of a mask */
+    uint32_t *no_ends; /* all tokens but those that end an answer */
     pthread_t thread;
     bool has_thread;
 
@@ -148,8 +154,21 @@ static struct job_logprobs *logprobs_of(struct worker *w, const float *logits, i
 /* ---- thinking ---------------------------------------------------------------------------------
  */
 
-/* Keeps the token; true when the budget is used up by it. */
-static bool think(struct job_choice *c, int32_t token) {
+/* Whether the token belongs to thinking, its marks included. */
+static bool follow_thinking(struct job_choice *c, int32_t token) {
+    const struct job_thinking *t = &c->job->thinking;
+    bool was_thinking = c->is_thinking;
+    if (token == t->close && t->close >= 0)
+        c->is_thinking = false;
+    else if (token == t->open && t->open >= 0 && c->n_new == 0)
+        c->is_thinking = true;
+    else
+        c->n_thought += was_thinking;
+    return was_thinking || c->is_thinking;
+}
+
+/* Keeps the token to go on from it; true when the budget is used up. */
+static bool spend_thought(struct job_choice *c, int32_t token) {
     const struct job_thinking *t = &c->job->thinking;
     if (c->n_new >= c->capacity) {
         uint32_t capacity = 2 * c->capacity + 64;
@@ -160,17 +179,36 @@ static bool think(struct job_choice *c, int32_t token) {
         c->capacity = capacity;
     }
     c->tokens[c->n_new] = token;
-    if (token == t->close)
-        c->is_thinking = false;
-    else if (token == t->open)
-        c->is_thinking = true;
-    else if (c->is_thinking)
-        c->n_thought++;
     return c->is_thinking && c->n_thought >= t->budget && t->n_closing > 0;
 }
 
 static bool has_budget(const struct job *job) {
     return job->thinking.budget >= 0 && job->thinking.close >= 0;
+}
+
+/* ---- formats ----------------------------------------------------------------------------------
+ */
+
+static void set_bit(uint32_t *mask, int32_t token) {
+    mask[token / 32] |= 1u << token % 32;
+}
+
+/* What may come next: while it thinks, anything but an end; at the beginning thinking too. */
+static const uint32_t *mask_of(struct worker *w, struct job_choice *c) {
+    const struct job_thinking *t = &c->job->thinking;
+    if (c->is_thinking)
+        return w->no_ends;
+    const uint32_t *mask = matcher_mask(c->matcher);
+    if (c->n_new > 0 || !t->may_open || t->open < 0)
+        return mask;
+    memcpy(c->mask, mask, w->n_words * sizeof *mask);
+    set_bit(c->mask, t->open);
+    return c->mask;
+}
+
+/* False: nothing may follow this token. */
+static bool follow_format(struct job_choice *c, int32_t token) {
+    return !c->matcher || (matcher_accept(c->matcher, token) && !matcher_must_end(c->matcher));
 }
 
 /* ---- callbacks of the scheduler ---------------------------------------------------------------
@@ -196,10 +234,11 @@ static bool hand_out(struct worker *w, struct job_choice *c, int32_t token, cons
     bool is_told = append(job, event);
     if (!is_told)
         free(event.logprobs);
-    bool is_used_up = has_budget(job) && think(c, token);
+    bool goes_on = follow_thinking(c, token) || follow_format(c, token);
+    bool is_used_up = has_budget(job) && spend_thought(c, token);
     c->n_new++;
     c->is_to_close = is_used_up && c->n_new + job->thinking.n_closing < job->most;
-    return is_told && !c->is_to_close;
+    return is_told && goes_on && !c->is_to_close;
 }
 
 static struct job_choice *choice_of(struct run *run, uint32_t answer) {
@@ -212,6 +251,11 @@ static bool on_token(void *user, const struct sched_token *token) {
     if (w->now == 0)
         w->now = seconds_now();
     return hand_out(w, choice_of(run, token->answer), token->token, token->logits);
+}
+
+static const uint32_t *on_mask(void *user, uint32_t answer) {
+    struct run *run = user;
+    return mask_of(run->job->worker, choice_of(run, answer));
 }
 
 static void count_end(struct worker *w, const struct sched_report *r) {
@@ -315,6 +359,7 @@ static int start_run(struct worker *w, struct run *run, const struct sched_reque
     r.ends = run->job->ignores_ends ? none : NULL;
     r.wants_logits = run->job->n_top >= 0;
     r.on_token = on_token;
+    r.on_mask = run->job->format ? on_mask : NULL;
     r.on_end = on_end;
     r.user = run;
     return sched_submit(w->sched, &r, run->id, err);
@@ -398,8 +443,11 @@ void job_free(struct job *job) {
 }
 
 static void free_parts(struct job *job) {
-    for (uint32_t i = 0; job->choices && i < job->n_choices; i++)
+    for (uint32_t i = 0; job->choices && i < job->n_choices; i++) {
         free(job->choices[i].tokens);
+        free(job->choices[i].mask);
+        matcher_close(job->choices[i].matcher);
+    }
     free(job->choices);
     free(job->requests);
     job->choices = NULL;
@@ -486,7 +534,17 @@ static void *work(void *user) {
 /* ---- from other threads -----------------------------------------------------------------------
  */
 
-static int prepare(struct job *job, struct err *err) {
+static int prepare_choice(const struct worker *w, struct job *job, uint32_t i, struct err *err) {
+    struct job_choice *c = &job->choices[i];
+    *c = (struct job_choice){.job = job, .number = i, .is_thinking = job->thinking.is_open};
+    if (!job->format)
+        return SLUICE_OK;
+    c->mask = calloc(w->n_words, sizeof *c->mask);
+    return c->mask ? matcher_open(&c->matcher, job->format->grammar, job->format->texts, err)
+                   : err_memory(err, "a mask");
+}
+
+static int prepare(const struct worker *w, struct job *job, struct err *err) {
     job->n_choices = job->n_left = job->n_prompts * job->answers;
     job->choices = calloc(job->n_choices, sizeof *job->choices);
     job->requests = calloc(job->n_prompts + job->n_choices, sizeof *job->requests);
@@ -496,10 +554,12 @@ static int prepare(struct job *job, struct err *err) {
         free_parts(job);
         return err_memory(err, "a request");
     }
-    for (uint32_t i = 0; i < job->n_choices; i++)
-        job->choices[i] =
-            (struct job_choice){.job = job, .number = i, .is_thinking = job->thinking.is_open};
-    return SLUICE_OK;
+    int status = SLUICE_OK;
+    for (uint32_t i = 0; !status && i < job->n_choices; i++)
+        status = prepare_choice(w, job, i, err);
+    if (status)
+        free_parts(job);
+    return status;
 }
 
 static int admit(struct worker *w, const struct job *job, struct err *err) {
@@ -516,7 +576,7 @@ static int admit(struct worker *w, const struct job *job, struct err *err) {
 }
 
 int worker_submit(struct worker *w, struct job *job, struct err *err) {
-    int status = prepare(job, err);
+    int status = prepare(w, job, err);
     if (status)
         return status;
     job->worker = w;
@@ -573,15 +633,20 @@ int worker_open(struct worker **out, const struct worker_options *o, struct err 
     w->model = o->model;
     w->engine = o->engine;
     w->metrics = o->metrics;
-    w->n_logits = facts.n_logits;
     w->n_tokens = facts.n_tokens;
+    w->n_words = ((uint32_t)facts.n_tokens + 31) / 32;
+    w->no_ends = calloc(w->n_words, sizeof *w->no_ends);
+    for (int32_t t = 0; w->no_ends && t < w->n_tokens; t++)
+        if (!sluice_token_is_end(w->model, t))
+            set_bit(w->no_ends, t);
     w->inbox_end = &w->inbox;
     w->state.most_answers = choice.sequences + o->queue;
     pthread_mutex_init(&w->lock, NULL);
     pthread_cond_init(&w->wakes, NULL);
     w->touched = calloc(w->state.most_answers, sizeof *w->touched);
-    int status = w->touched ? sched_open(&w->sched, o->model, o->engine, &options, err)
-                            : err_memory(err, "the worker");
+    int status = w->touched && w->no_ends
+                     ? sched_open(&w->sched, o->model, o->engine, &options, err)
+                     : err_memory(err, "the worker");
     if (!status) {
         publish(w, SLUICE_OK);
         status = start_thread(w, err);
@@ -615,5 +680,6 @@ void worker_close(struct worker *w) {
     pthread_cond_destroy(&w->wakes);
     pthread_mutex_destroy(&w->lock);
     free(w->touched);
+    free(w->no_ends);
     free(w);
 }

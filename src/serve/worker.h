@@ -13,6 +13,7 @@
 #include <pthread.h>
 #include <stdatomic.h>
 
+#include "serve/formats.h"
 #include "serve/metrics.h"
 #include "serve/scheduler.h"
 
@@ -48,6 +49,7 @@ struct job_end {
 struct job_thinking {
     int64_t budget;         /* below 0: no limit */
     bool is_open;           /* the prompt ends inside of it */
+    bool may_open;          /* an answer may begin with it */
     int32_t open, close;    /* the tokens that begin and end it; -1: the model has none */
     const int32_t *closing; /* what to put in: `close` and what follows it */
     size_t n_closing;
@@ -63,6 +65,7 @@ struct job {
     int n_top;                       /* the likeliest tokens to tell with each; below 0: none */
     bool ignores_ends;               /* no token ends an answer */
     struct job_thinking thinking;
+    const struct format *format;      /* that answers follow after their thinking; NULL: none */
     void (*wake)(struct job *job);    /* by the worker's thread; must be quick */
     void (*release)(struct job *job); /* the same, once, last */
 

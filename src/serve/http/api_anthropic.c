@@ -193,11 +193,31 @@ static void read_thinking(struct ask *ask, struct fields *f) {
     ask_set_variable(ask, "enable_thinking", json_boolean(type && strcmp(type, "disabled") != 0));
 }
 
+/* output_config: the effort, and a format of the answer. */
+static void read_output(struct ask *ask, struct fields *f, const struct ask_model *m) {
+    const json_t *output = NULL;
+    fields_object(f, "output_config", &output);
+    const char *effort = string_of(output, "effort");
+    const json_t *format = json_object_get(output, "format");
+    const char *type = string_of(format, "type");
+    if (effort)
+        ask_set_variable(ask, "reasoning_effort", json_string(effort));
+    if (!json_is_object(format) || f->wrong)
+        return;
+    if (type && strcmp(type, "json_schema") == 0 && json_object_get(format, "schema"))
+        ask_set_schema(ask, f, "output_config", m, json_object_get(format, "schema"));
+    else
+        fields_refuse(f, "output_config", "output_config.format is '%.40s', expected a json_schema",
+                      type ? type : "");
+}
+
 static void read_all(struct ask *ask, struct fields *f, const struct ask_model *m) {
     read_messages(ask, f);
     read_tools(ask, f);
     read_tool_choice(ask, f);
     read_thinking(ask, f);
+    read_output(ask, f, m);
+    ask_read_format(ask, f, m); /* ours: grammar */
     ask_read_sampling(ask, f, m);
     ask_read_stops(ask, f, "stop_sequences");
 }

@@ -37,7 +37,7 @@ static void read_all(struct ask *ask, struct fields *f, const struct ask_model *
     ask_read_stops(ask, f, "stop");
     openai_read_lengths(ask, f);
     openai_read_stream_options(ask, f);
-    ask_read_format(ask, f);
+    ask_read_format(ask, f, m);
     fields_int(f, "logprobs", 0, ASK_MAX_TOP, &ask->n_top);
     fields_bool(f, "echo", &ask->echoes);
     fields_string(f, "suffix", &suffix);

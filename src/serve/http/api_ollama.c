@@ -36,6 +36,18 @@ static void read_think(struct ask *ask, struct fields *f) {
         ask_set_variable(ask, "enable_thinking", json_boolean(word || json_is_true(think)));
 }
 
+/* "json", or a schema. */
+static void read_format(struct ask *ask, struct fields *f, const struct ask_model *m) {
+    const json_t *format = fields_any(f, "format");
+    const char *word = json_string_value(format);
+    if (json_is_object(format) || (word && strcmp(word, "json") == 0))
+        ask_set_schema(ask, f, "format", m, word ? NULL : format);
+    else if (format && !(word && !*word))
+        fields_refuse(f, "format", "format is %s, expected json or a schema",
+                      word ? word : json_kind(format));
+    ask_read_format(ask, f, m); /* ours: grammar */
+}
+
 static void refuse_images(struct fields *f, const json_t *from) {
     if (json_array_size(json_object_get(from, "images")) > 0)
         fields_refuse(f, "images", "images are not supported: this model reads text alone");
@@ -59,7 +71,7 @@ static void read_chat(struct ask *ask, struct fields *f, const struct ask_model 
     ask_read_tools(ask, f, tools);
     read_options(ask, f, m);
     read_think(ask, f);
-    ask_read_ollama_format(ask, f);
+    read_format(ask, f, m);
 }
 
 static void read_generate(struct ask *ask, struct fields *f, const struct ask_model *m) {
@@ -72,7 +84,7 @@ static void read_generate(struct ask *ask, struct fields *f, const struct ask_mo
     fields_bool(f, "raw", &is_raw);
     read_options(ask, f, m);
     read_think(ask, f);
-    ask_read_ollama_format(ask, f);
+    read_format(ask, f, m);
     if (prompt && !json_is_string(prompt))
         fields_refuse(f, "prompt", "prompt is %s, expected a string", json_kind(prompt));
     if (f->wrong || !prompt)

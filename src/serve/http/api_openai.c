@@ -77,7 +77,7 @@ static void read_chat(struct ask *ask, struct fields *f, const struct ask_model 
     ask_read_stops(ask, f, "stop");
     openai_read_lengths(ask, f);
     openai_read_stream_options(ask, f);
-    ask_read_format(ask, f);
+    ask_read_format(ask, f, m);
     read_thinking(ask, f);
     read_tool_choice(ask, f);
     fields_bool(f, "logprobs", &has_logprobs);

@@ -154,11 +154,13 @@ static void fill_job(struct exchange *x) {
     job->sampling = ask->sampling;
     job->n_top = (int)ask->n_top;
     job->ignores_ends = ask->ignores_ends;
+    job->format = ask->format;
     job->wake = on_wake;
     job->release = on_release;
     job->thinking = (struct job_thinking){
         .budget = ask->thinking_budget,
         .is_open = ask->starts_thinking,
+        .may_open = ask->may_think,
         .open = m->think_open,
         .close = m->think_close,
         .closing = m->closing,

@@ -304,6 +304,8 @@ int server_open(struct server **out, const struct server_options *options, struc
     fill_model(s);
     struct worker_options w = {options->model, options->engine, options->queue, &s->metrics};
     int status = start_listening(s, err);
+    if (!status && !(s->model.formats = formats_open(options->model)))
+        status = err_memory(err, "formats of answers");
     if (!status && !(s->replay = replay_open(REPLAY_BYTES)))
         status = err_memory(err, "earlier answers");
     if (!status && options->access_log)
@@ -361,5 +363,6 @@ void server_close(struct server *s) {
         unlink(s->options.unix_path);
     access_log_close(s->log);
     replay_close(s->replay);
+    formats_close(s->model.formats);
     free(s);
 }

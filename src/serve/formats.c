@@ -1,0 +1,153 @@
+/* formats.c - the grammars that answers must follow, compiled once and kept. */
+#include "serve/formats.h"
+
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdlib.h>
+
+#include "base/hash.h"
+
+enum { KEPT = 16 };
+
+struct entry {
+    struct format format; /* first */
+    struct grammar *grammar;
+    atomic_int refs;
+    struct hash128 name;
+    uint64_t used;
+};
+
+struct formats {
+    const sluice_model *model;
+    pthread_mutex_t lock;
+    struct token_texts *texts; /* made when first asked for */
+    struct entry *kept[KEPT];
+    uint64_t clock;
+};
+
+struct formats *formats_open(const sluice_model *model) {
+    struct formats *f = calloc(1, sizeof *f);
+    if (!f)
+        return NULL;
+    f->model = model;
+    pthread_mutex_init(&f->lock, NULL);
+    return f;
+}
+
+void formats_close(struct formats *f) {
+    if (!f)
+        return;
+    for (int i = 0; i < KEPT; i++)
+        format_release(f->kept[i] ? &f->kept[i]->format : NULL);
+    token_texts_close(f->texts);
+    pthread_mutex_destroy(&f->lock);
+    free(f);
+}
+
+struct format *format_share(struct format *format) {
+    if (format)
+        atomic_fetch_add(&((struct entry *)format)->refs, 1);
+    return format;
+}
+
+void format_release(struct format *format) {
+    struct entry *e = (struct entry *)format;
+    if (!e || atomic_fetch_sub(&e->refs, 1) > 1)
+        return;
+    grammar_close(e->grammar);
+    free(e);
+}
+
+/* White space is short, so that no answer is nothing but that. */
+static const char json_object_gbnf[] =
+    "root ::= object\n"
+    "object ::= \"{\" ws (string ws \":\" ws value (ws \",\" ws string ws \":\" ws value)*)? ws "
+    "\"}\"\n"
+    "array ::= \"[\" ws (value (ws \",\" ws value)*)? ws \"]\"\n"
+    "value ::= object | array | string | number | \"true\" | \"false\" | \"null\"\n"
+    "string ::= \"\\\"\" ([^\"\\\\\\x00-\\x1F] | \"\\\\\" ([\"\\\\/bfnrt] | \"u\" "
+    "[0-9a-fA-F]{4}))* \"\\\"\"\n"
+    "number ::= \"-\"? (\"0\" | [1-9] [0-9]{0,15}) (\".\" [0-9]{1,16})? ([eE] [-+]? [0-9]{1,3})?\n"
+    "ws ::= [ ]? | \"\\n\" [ ]{0,20}\n";
+
+static int compile(struct grammar **out, enum format_kind kind, struct str text, struct err *err) {
+    switch (kind) {
+    case FORMAT_GBNF:
+        return grammar_of_gbnf(out, text.at, text.len, err);
+    case FORMAT_JSON:
+        return grammar_of_gbnf(out, json_object_gbnf, sizeof json_object_gbnf - 1, err);
+    default:
+        return err_set(err, SLUICE_ERR_UNSUPPORTED, "a JSON schema is not supported yet");
+    }
+}
+
+/* The newest in place of the one not used for longest. Under the lock. */
+static void keep(struct formats *f, struct entry *e) {
+    int oldest = 0;
+    for (int i = 0; i < KEPT && f->kept[oldest]; i++)
+        if (!f->kept[i] || f->kept[i]->used < f->kept[oldest]->used)
+            oldest = i;
+    if (f->kept[oldest])
+        format_release(&f->kept[oldest]->format);
+    f->kept[oldest] = e;
+    e->used = ++f->clock;
+    format_share(&e->format);
+}
+
+static struct format *find(struct formats *f, struct hash128 name) {
+    for (int i = 0; i < KEPT; i++)
+        if (f->kept[i] && hash128_equal(f->kept[i]->name, name)) {
+            f->kept[i]->used = ++f->clock;
+            return format_share(&f->kept[i]->format);
+        }
+    return NULL;
+}
+
+static struct hash128 name_of(enum format_kind kind, struct str text) {
+    struct hash h;
+    unsigned char byte = (unsigned char)kind;
+    hash_begin(&h);
+    hash_add(&h, &byte, 1);
+    hash_add(&h, text.at, text.len);
+    return hash128_end(&h);
+}
+
+static int make(struct formats *f, enum format_kind kind, struct str text, struct entry **out,
+                struct err *err) {
+    struct entry *e = calloc(1, sizeof *e);
+    int status = e ? compile(&e->grammar, kind, text, err) : err_memory(err, "a grammar");
+    pthread_mutex_lock(&f->lock);
+    if (!status && !f->texts)
+        status = token_texts_open(&f->texts, f->model, err);
+    pthread_mutex_unlock(&f->lock);
+    if (status) {
+        if (e)
+            grammar_close(e->grammar);
+        free(e);
+        return status;
+    }
+    e->format = (struct format){e->grammar, f->texts};
+    e->refs = 1;
+    *out = e;
+    return SLUICE_OK;
+}
+
+int formats_find(struct formats *f, enum format_kind kind, struct str text, struct format **out,
+                 struct err *err) {
+    struct hash128 name = name_of(kind, text);
+    struct entry *e;
+    pthread_mutex_lock(&f->lock);
+    *out = find(f, name);
+    pthread_mutex_unlock(&f->lock);
+    if (*out)
+        return SLUICE_OK;
+    int status = make(f, kind, text, &e, err); /* two may do so at once: no harm */
+    if (status)
+        return status;
+    e->name = name;
+    *out = &e->format;
+    pthread_mutex_lock(&f->lock);
+    keep(f, e);
+    pthread_mutex_unlock(&f->lock);
+    return SLUICE_OK;
+}

@@ -1,0 +1,32 @@
+/* formats.h - the grammars that answers must follow, compiled once and kept.
+ *
+ * Clients send the same schema with every request, and a grammar keeps the masks of its states: so
+ * the ones used last are kept, and shared by all answers that follow them. */
+#ifndef SERVE_FORMATS_H
+#define SERVE_FORMATS_H
+
+#include "base/str.h"
+#include "grammar/grammar.h"
+
+struct formats;
+
+enum format_kind { FORMAT_GBNF, FORMAT_JSON, FORMAT_SCHEMA };
+
+/* One of them; shared, and closed with its last reference. */
+struct format {
+    const struct grammar *grammar;
+    const struct token_texts *texts; /* of the model */
+};
+
+/* NULL when memory ran out. The model is borrowed. */
+struct formats *formats_open(const sluice_model *model);
+void formats_close(struct formats *f); /* after all references are released; takes NULL */
+
+/* Any thread. `text`: the grammar or the schema; of FORMAT_JSON (any JSON object) none. A reference
+ * for format_release in *out. */
+int formats_find(struct formats *f, enum format_kind kind, struct str text, struct format **out,
+                 struct err *err);
+struct format *format_share(struct format *format); /* one reference more; takes NULL */
+void format_release(struct format *format);         /* takes NULL */
+
+#endif

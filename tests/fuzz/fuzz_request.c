@@ -1,0 +1,54 @@
+/* fuzz_request.c - any bytes as the body of a request: the first byte chooses the path.
+ *
+ * The body is read, its messages are rendered and encoded, its grammar is compiled; then it is
+ * refused, as no request may have an answer here: the engine is not what is tested. */
+#include <stdio.h>
+
+#include "serve/http/inside.h"
+
+int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t size);
+
+static route_fn *const handlers[] = {openai_chat,     openai_complete, anthropic_messages,
+                                     anthropic_count, ollama_chat,     ollama_generate,
+                                     own_tokenize,    own_detokenize};
+
+static struct server server;
+static sluice_model *model;
+
+static void close_all(void) {
+    replay_close(server.replay);
+    formats_close(server.model.formats);
+    sluice_model_close(model);
+}
+
+static void open_or_die(void) {
+    if (sluice_model_open(&model, "models/stories-27m-q4_k_m.gguf")) {
+        fprintf(stderr, "%s\n", sluice_model_error(model));
+        abort();
+    }
+    server.options = server_options_default();
+    server.options.most_answers = 0;
+    server.model = (struct ask_model){.name = "model", .context = 512};
+    ask_model_fill(&server.model, model);
+    server.model.formats = formats_open(model);
+    server.replay = replay_open(1 << 20);
+    atexit(close_all);
+}
+
+int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t size) {
+    if (!model)
+        open_or_die();
+    if (size == 0)
+        return 0;
+    struct exchange *x = exchange_open(&server, NULL, "POST", "/v1/messages");
+    buffer_add(&x->body, (const char *)bytes + 1, size - 1);
+    handlers[bytes[0] % (sizeof handlers / sizeof *handlers)](x);
+    if (x->reply != REPLY_WHOLE || x->status < 200 || x->status >= 600)
+        abort();
+    json_t *reply = json_loadb(x->out.at, x->out.len, JSON_DECODE_ANY, NULL);
+    if (!reply)
+        abort(); /* every answer is JSON */
+    json_decref(reply);
+    exchange_release(x);
+    return 0;
+}

@@ -1,0 +1,273 @@
+/* test_worker.c - the worker's thread: tokens, cancelling, thinking with a budget; and answers made
+ * of its tokens. */
+#include "base/clock.h"
+#include "random_model.h"
+#include "serve/answer.h"
+#include "test.h"
+
+/* ---- a worker on a tiny model -----------------------------------------------------------------
+ */
+
+struct rig {
+    sluice_model *model;
+    sluice_engine *engine;
+    struct worker *worker;
+    struct metrics metrics;
+};
+
+static bool rig_open(struct rig *r) {
+    const struct random_model m = {.seed = 5,
+                                   .arch = "qwen35",
+                                   .hidden = 32,
+                                   .layers = 2,
+                                   .heads = 2,
+                                   .kv_heads = 1,
+                                   .head_width = 16,
+                                   .ffn = 32,
+                                   .vocab = 90,
+                                   .key_heads = 1,
+                                   .value_heads = 2,
+                                   .key_width = 16,
+                                   .value_width = 16,
+                                   .type = DT_F32};
+    const char *path = test_temporary("worker");
+    struct sluice_engine_options o = sluice_engine_options_default();
+    struct err err = {0};
+    o.backend = "cpu";
+    o.threads = 1;
+    o.context = 256;
+    o.sequences = o.batch = 4;
+    *r = (struct rig){0};
+    metrics_begin(&r->metrics);
+    bool is_good = !random_model_write(&m, path, &err) && !sluice_model_open(&r->model, path) &&
+                   !sluice_engine_open(&r->engine, r->model, &o);
+    const struct worker_options options = {r->model, r->engine, 4, &r->metrics};
+    is_good = is_good && !worker_open(&r->worker, &options, &err);
+    if (!is_good)
+        test_fail(__FILE__, __LINE__, "%s%s", err.text, sluice_engine_error(r->engine));
+    return is_good;
+}
+
+static void rig_close(struct rig *r) {
+    worker_close(r->worker);
+    sluice_engine_close(r->engine);
+    sluice_model_close(r->model);
+}
+
+/* A job and what came of it. */
+struct watch {
+    struct job job; /* first */
+    atomic_bool is_released;
+    atomic_int n_woken;
+};
+
+static void on_wake(struct job *job) {
+    ((struct watch *)job)->n_woken++;
+}
+
+static void on_release(struct job *job) {
+    atomic_store(&((struct watch *)job)->is_released, true);
+}
+
+static const int32_t prompt_tokens[] = {3, 5, 8, 13, 21, 34};
+static const struct job_prompt prompt = {prompt_tokens, 6};
+
+static void watch_begin(struct watch *w, uint32_t most) {
+    memset(w, 0, sizeof *w);
+    job_begin(&w->job);
+    w->job.prompts = &prompt;
+    w->job.n_prompts = 1;
+    w->job.most = most;
+    w->job.ignores_ends = true;
+    w->job.sampling = sluice_sampling_default(NULL);
+    w->job.sampling.seed = 11;
+    w->job.wake = on_wake;
+    w->job.release = on_release;
+}
+
+static void wait_for(const struct watch *w) {
+    const struct timespec nap = {.tv_nsec = 1000 * 1000};
+    double end = seconds_now() + 30;
+    while (!w->is_released && seconds_now() < end)
+        nanosleep(&nap, NULL);
+    EXPECT(w->is_released);
+}
+
+/* Runs the job; its tokens of choice 0, at most `most`. */
+static uint32_t run(struct rig *r, struct watch *w, int32_t *tokens, uint32_t most) {
+    struct err err = {0};
+    struct job_news news = {0};
+    uint32_t n = 0, n_ends = 0;
+    EXPECT_INT(worker_submit(r->worker, &w->job, &err), SLUICE_OK);
+    wait_for(w);
+    job_take(&w->job, &news);
+    EXPECT(news.is_over && news.is_accepted);
+    for (size_t i = 0; i < news.n_events; i++) {
+        n_ends += news.events[i].token == JOB_END;
+        if (news.events[i].choice == 0 && news.events[i].token != JOB_END && n < most)
+            tokens[n++] = news.events[i].token;
+    }
+    EXPECT_INT(n_ends, w->job.n_choices);
+    job_news_free(&news);
+    return n;
+}
+
+TEST(serve_worker_hands_out_all_answers) {
+    struct rig r;
+    struct watch one, several;
+    int32_t a[32], b[32];
+    if (rig_open(&r)) {
+        watch_begin(&one, 20);
+        watch_begin(&several, 20);
+        several.job.answers = 3;
+        several.job.n_top = 2;
+        EXPECT_INT(run(&r, &one, a, 32), 20);
+        EXPECT_INT(run(&r, &several, b, 32), 20);
+        EXPECT(memcmp(a, b, 20 * sizeof *a) == 0);
+        EXPECT_INT(one.job.ends[0].report.n_new, 20);
+        EXPECT_INT(one.job.ends[0].report.end, SCHED_END_MOST);
+        job_free(&one.job);
+        job_free(&several.job);
+    }
+    rig_close(&r);
+}
+
+TEST(serve_worker_refuses_and_cancels) {
+    struct rig r;
+    struct watch running[8], many, more;
+    struct err err = {0};
+    struct worker_state state;
+    if (rig_open(&r)) {
+        watch_begin(&many, 10);
+        many.job.answers = 9;
+        EXPECT_INT(worker_submit(r.worker, &many.job, &err), SLUICE_ERR_ARGUMENT);
+        for (int i = 0; i < 8; i++) {
+            watch_begin(&running[i], 200);
+            EXPECT_INT(worker_submit(r.worker, &running[i].job, &err), SLUICE_OK);
+        }
+        watch_begin(&more, 10);
+        EXPECT_INT(worker_submit(r.worker, &more.job, &err), SLUICE_ERR_MEMORY);
+        for (int i = 0; i < 8; i++)
+            worker_cancel(&running[i].job);
+        for (int i = 0; i < 8; i++) {
+            wait_for(&running[i]);
+            job_free(&running[i].job);
+        }
+        worker_state(r.worker, &state);
+        EXPECT_INT(state.n_answers, 0);
+        job_free(&many.job);
+        job_free(&more.job);
+    }
+    rig_close(&r);
+}
+
+TEST(serve_worker_ends_thinking_by_its_budget) {
+    static const int32_t closing[] = {7, 9};
+    struct rig r;
+    struct watch free_, bound;
+    int32_t a[64], b[64];
+    if (rig_open(&r)) {
+        watch_begin(&free_, 5);
+        EXPECT_INT(run(&r, &free_, a, 64), 5);
+        watch_begin(&bound, 20);
+        bound.job.thinking = (struct job_thinking){.budget = 5,
+                                                   .is_open = true,
+                                                   .open = 89,
+                                                   .close = 7,
+                                                   .closing = closing,
+                                                   .n_closing = 2};
+        EXPECT_INT(run(&r, &bound, b, 64), 20);
+        EXPECT(memcmp(a, b, 5 * sizeof *a) == 0);
+        EXPECT_INT(b[5], 7);
+        EXPECT_INT(b[6], 9);
+        EXPECT_INT(bound.job.ends[0].report.n_new, 20);
+        EXPECT_INT(bound.job.ends[0].report.n_prompt, 6);
+        job_free(&free_.job);
+        job_free(&bound.job);
+    }
+    rig_close(&r);
+}
+
+TEST(serve_worker_closes_with_jobs_that_run) {
+    struct rig r;
+    struct watch w;
+    struct err err = {0};
+    if (rig_open(&r)) {
+        watch_begin(&w, 200);
+        EXPECT_INT(worker_submit(r.worker, &w.job, &err), SLUICE_OK);
+        worker_stop(r.worker);
+        EXPECT(w.is_released);
+        EXPECT(worker_submit(r.worker, &w.job, &err) == SLUICE_ERR_DEVICE);
+        job_free(&w.job);
+    }
+    rig_close(&r);
+}
+
+/* ---- answers ----------------------------------------------------------------------------------
+ */
+
+static void note_piece(void *user, struct answer *a, const struct piece *piece) {
+    struct buffer *all = user;
+    static const char *const names[] = {"C", "R", "T"};
+    (void)a;
+    buffer_puts(all, names[piece->kind]);
+    if (piece->kind == PIECE_CALL)
+        buffer_puts(all, piece->call->name);
+    else
+        buffer_add(all, piece->text.at, piece->text.len);
+}
+
+/* What an answer with this text is split into. */
+static void expect_split(const struct ask_model *m, const struct ask *ask, const char *text,
+                         const char *reasoning, const char *content, size_t n_calls) {
+    struct answer a = {0};
+    struct buffer pieces = {0};
+    struct job_end end = {.report = {.end = SCHED_END_TOKEN}};
+    int32_t tokens[512];
+    size_t n = 0;
+    EXPECT_INT(sluice_encode(m->model, text, strlen(text), 0, tokens, 512, &n), SLUICE_OK);
+    EXPECT_INT(answer_open(&a, m, ask, 0, note_piece, &pieces), SLUICE_OK);
+    for (size_t i = 0; i < n; i++)
+        answer_push(&a, tokens[i], NULL);
+    answer_end(&a, &end);
+    buffer_add(&a.reasoning, "", 1);
+    buffer_add(&a.content, "", 1);
+    EXPECT_STR(a.reasoning.at, reasoning);
+    EXPECT_STR(a.content.at, content);
+    EXPECT_INT(a.n_calls, n_calls);
+    EXPECT_INT(a.finish, n_calls ? FINISH_CALLS : FINISH_END);
+    answer_close(&a);
+    buffer_free(&pieces);
+}
+
+TEST(serve_answer_splits_thinking_and_calls) {
+    sluice_model *model;
+    struct ask_model m = {0};
+    if (sluice_model_open(&model, "models/stories-27m-q4_k_m.gguf"))
+        test_fail(__FILE__, __LINE__, "%s", sluice_model_error(model));
+    ask_model_fill(&m, model);
+    m.think_open = m.think_close = m.facts.n_tokens; /* as of a model that thinks */
+    struct ask ask = {.messages = json_array(), .n = 1};
+    static const char call[] = "<tool_call>{\"name\": \"f\", \"arguments\": {}}</tool_call>";
+    char text[256];
+    expect_split(&m, &ask, "Hello.", "", "Hello.", 0);
+    expect_split(&m, &ask, "<think>\nhm, so\n</think>\n\nHello.", "hm, so", "Hello.", 0);
+    expect_split(&m, &ask, " \n<think>a < b</think>c", "a < b", "c", 0);
+    expect_split(&m, &ask, "<think></think>\n\nHello\n\nyou.", "", "Hello\n\nyou.", 0);
+    expect_split(&m, &ask, "<think>never ends \n", "never ends \n", "", 0);
+    expect_split(&m, &ask, "<thi", "", "<thi", 0);
+    expect_split(&m, &ask, "Say <think>x</think>", "", "Say <think>x</think>", 0);
+    expect_split(&m, &ask, call, "", call, 0); /* no tools were given */
+    ask.tools = json_loads("[{\"type\": \"function\", \"function\": {\"name\": \"f\"}}]", 0, NULL);
+    expect_split(&m, &ask, call, "", "", 1);
+    snprintf(text, sizeof text, "<think>I call %s now</think>\nYes.\n%s", call, call);
+    char reasoning[128];
+    snprintf(reasoning, sizeof reasoning, "I call %s now", call);
+    expect_split(&m, &ask, text, reasoning, "Yes.", 1); /* never inside of thinking */
+    ask.starts_thinking = true;
+    expect_split(&m, &ask, "hm\n</think>\n\nHello.", "hm", "Hello.", 0);
+    expect_split(&m, &ask, "\nhm", "hm", "", 0);
+    json_decref(ask.tools);
+    json_decref(ask.messages);
+    sluice_model_close(model);
+}
