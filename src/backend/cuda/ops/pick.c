@@ -8,9 +8,9 @@ static void set_end(struct recorder *r, struct pick_params *p) {
     const struct backend *b = r->b;
     if (r->is_counting || r->op + 1 < r->plan->n_ops)
         return;
+    p->step = r->step;
     if (r->step + 1 < r->n_steps) {
         p->burst = (int32_t *)(uintptr_t)(b->io_device + r->plan->io.burst);
-        p->step = r->step;
     } else {
         p->done = (uint64_t *)(uintptr_t)b->done_device;
         p->end_stamp = recorder_end_stamp(r);
