@@ -224,6 +224,11 @@ $(call objects,$(wildcard tests/cuda/*.c)): CPPFLAGS += -Itests -Itests/cuda
 test-cuda: $(B)/sluice $(B)/tests-cuda build/data/unpacked
 	@$(B)/tests-cuda
 
+# Random answers to JSON schemas, for tests/test_schemas.py.
+$(B)/walk: $(B)/obj/tests/walk/walk.o $(B)/libsluice.a
+	$(call say,LD,$@)
+	$(Q)$(CC) $(LDFLAGS) $^ $(LIBS) -o $@
+
 # The example program is built as a user would.
 $(B)/generate: examples/generate.c $(B)/libsluice.a
 	$(call say,LD,$@)
@@ -239,7 +244,7 @@ $(B)/every_verb: $(call objects,tests/leaks/every_verb.c $(filter-out src/cmd/ma
 	$(Q)$(CC) $(LDFLAGS) $^ $(EDIT_LIBS) $(SERVE_LIBS) $(LIBS) -o $@
 
 # What one flavour needs to be tested; tests/run.sh runs the flavours and adds up.
-test-binaries: $(B)/sluice $(B)/tests $(B)/generate build/data/unpacked
+test-binaries: $(B)/sluice $(B)/tests $(B)/generate $(B)/walk build/data/unpacked
 where:
 	@echo $(B)
 

@@ -119,12 +119,12 @@ if [ "$purpose" = fuzz ] && ! has_fuzzer; then
     has_fuzzer || { echo "setup: clang cannot link a fuzzer; type as root:  $line" >&2; exit 1; }
 fi
 
-# The server is tested with the clients that people use, in an environment of their own. Without
+# The server is tested with the clients that people use, and structured output with jsonschema, in an environment of their own. Without
 # them (no network) those tests are skipped, and say so.
 clients=build/venv-test
-if [ "$purpose" = test ] && ! $clients/bin/python -c 'import openai, anthropic, ollama' 2>/dev/null; then
-    echo "setup: installing the Python packages openai, anthropic, ollama into $clients"
-    { python3 -m venv $clients && $clients/bin/pip install --quiet --disable-pip-version-check openai anthropic ollama; } \
+if [ "$purpose" = test ] && ! $clients/bin/python -c 'import openai, anthropic, ollama, jsonschema' 2>/dev/null; then
+    echo "setup: installing the Python packages openai, anthropic, ollama, jsonschema into $clients"
+    { python3 -m venv $clients && $clients/bin/pip install --quiet --disable-pip-version-check openai anthropic ollama jsonschema; } \
         >/dev/null 2>&1 || echo "setup: they could not be installed: the tests with these clients are skipped"
 fi
 

@@ -33,6 +33,13 @@ struct grammar;
  * groups, `|`, `* + ?`, `{n} {n,} {n,m}`, comments. Left recursion is refused. */
 int grammar_of_gbnf(struct grammar **out, const char *text, size_t length, struct err *err);
 
+/* Values that are valid for a JSON schema; docs/usage.md lists the keywords. What is not supported
+ * is refused by name. The schema is not needed after it. */
+int grammar_of_schema(struct grammar **out, const json_t *schema, struct err *err);
+
+/* Any JSON object. */
+int grammar_of_json_object(struct grammar **out, struct err *err);
+
 void grammar_close(struct grammar *g); /* takes NULL */
 
 /* ---- the vocabulary ---------------------------------------------------------------------------

@@ -1,0 +1,94 @@
+/* schema.h - JSON schemas to expressions: what the files of the compiler share.
+ *
+ * schema.c goes through a schema and writes values of each type; schema_merge.c makes one schema of
+ * several that all hold ($ref with siblings, allOf, the parts of anyOf) and knows when two exclude
+ * each other (oneOf); schema_text.c writes strings, schema_number.c numbers; pattern.c reads
+ * regular expressions, format.c has the formats. */
+#ifndef GRAMMAR_SCHEMA_H
+#define GRAMMAR_SCHEMA_H
+
+#include <jansson.h>
+
+#include "grammar/expr.h"
+
+struct schema {
+    struct builder *b;
+    const json_t *root;
+    json_t *made; /* an array of all schemas that were made on the way */
+    struct err *err;
+    int status; /* the first failure */
+    char path[256];
+    uint32_t depth, n_compiled, n_merged;
+    struct ref *refs; /* targets that have a rule */
+    uint32_t n_refs, ref_capacity;
+    /* Rules that all schemas share; UINT32_MAX: not made yet. */
+    uint32_t value, string, character;
+};
+
+/* Notes the first failure, with the place in the schema, and returns an expression that never
+ * matches. */
+const struct expr *schema_fail(struct schema *s, int code, const char *format, ...)
+    __attribute__((format(printf, 3, 4)));
+
+/* Types as bits. */
+enum {
+    TYPE_NULL = 1,
+    TYPE_BOOLEAN = 2,
+    TYPE_INTEGER = 4,
+    TYPE_NUMBER = 8, /* with TYPE_INTEGER: an integer is a number */
+    TYPE_STRING = 16,
+    TYPE_ARRAY = 32,
+    TYPE_OBJECT = 64,
+    TYPE_ANY = 127,
+};
+
+/* Refuses keywords that are not supported, by name. */
+bool schema_check(struct schema *s, const json_t *schema);
+
+/* ---- schema_merge.c ---- */
+
+/* The schema, an object, without $ref and allOf. Lives as long as s; {} after a failure. */
+const json_t *schema_flatten(struct schema *s, const json_t *schema);
+/* Both hold, of flat ones. */
+const json_t *schema_merge(struct schema *s, const json_t *a, const json_t *b);
+/* The schema's own types: what `type`, enum and const leave. */
+unsigned schema_types(struct schema *s, const json_t *flat);
+/* What a $ref leads to; NULL after a failure. */
+const json_t *schema_resolve(struct schema *s, const char *ref);
+/* True when no value that is written for `a` is valid for b; both flat. */
+bool schema_excludes(struct schema *s, const json_t *a, const json_t *b);
+/* Whether a value is valid, as far as the simple keywords (type, lengths, limits) say. */
+bool schema_value_fits(struct schema *s, const json_t *flat, const json_t *value);
+/* The same object without a key. Lives as long as s. */
+const json_t *schema_without(struct schema *s, const json_t *object, const char *key);
+
+/* ---- schema_text.c ---- */
+
+const struct expr *text_character(struct schema *s); /* one of a string, escaped or not */
+const struct expr *text_string(struct schema *s);    /* any string, with its quotes */
+const struct expr *text_of(struct schema *s, const json_t *flat); /* a string by its keywords */
+/* These characters as they stand in a JSON string: those that must be escaped in one way. */
+const struct expr *text_class(struct builder *b, const struct char_range *ranges, uint32_t n,
+                              bool is_negated);
+const struct expr *text_literal(struct builder *b, struct str text); /* without quotes */
+/* A string, with its quotes and without escapes, that is none of these. */
+const struct expr *text_other_key(struct schema *s, const struct str *keys, uint32_t n);
+
+/* ---- schema_number.c ---- */
+
+const struct expr *number_of(struct schema *s, const json_t *flat, bool is_integer);
+/* A number of the schema as it is written; room for 40 bytes. */
+void number_write(const json_t *value, char out[40]);
+
+/* ---- pattern.c, format.c ---- */
+
+/* Characters of a JSON string between its quotes, and how many there may be. */
+struct piece {
+    const struct expr *e;
+    uint64_t min, max; /* max: UINT32_MAX and more: no limit */
+};
+/* What a regular expression finds, anywhere in the string unless it is anchored. */
+bool pattern_read(struct schema *s, const char *regex, struct piece *out);
+bool format_find(struct schema *s, const char *name, struct piece *out);
+
+#endif

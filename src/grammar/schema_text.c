@@ -1,0 +1,256 @@
+/* schema_text.c - strings of JSON. */
+#include <stdlib.h>
+#include <string.h>
+
+#include "grammar/schema.h"
+
+/* ---- characters -------------------------------------------------------------------------------
+ */
+
+static const struct char_range escaped[] = {{0, 0x1F}, {'"', '"'}, {'\\', '\\'}};
+
+static const struct expr *hex(struct builder *b, uint32_t n) {
+    static const struct char_range ranges[] = {{'0', '9'}, {'A', 'F'}, {'a', 'f'}};
+    return expr_repeat(b, expr_class(b, ranges, 3, false), n, n);
+}
+
+static const struct expr *one_of(struct builder *b, const char *characters) {
+    struct char_range ranges[32];
+    uint32_t n = 0;
+    for (; characters[n]; n++)
+        ranges[n] = (struct char_range){(uint8_t)characters[n], (uint8_t)characters[n]};
+    return expr_class(b, ranges, n, false);
+}
+
+/* After \u: a character that is no half of one, or both halves. */
+static const struct expr *code(struct builder *b) {
+    const struct expr *d = expr_choice(
+        b, &(struct expr_list){
+               .n = 3,
+               .at = (const struct expr *[]){
+                   expr_pair(b, one_of(b, "0123456789abcefABCEF"), hex(b, 3)),
+                   expr_triple(b, one_of(b, "dD"), one_of(b, "01234567"), hex(b, 2)),
+                   expr_sequence(b, &(struct expr_list){
+                                        .n = 6,
+                                        .at = (const struct expr *[]){
+                                            one_of(b, "dD"), one_of(b, "89abAB"), hex(b, 2),
+                                            expr_text(b, "\\u"),
+                                            expr_pair(b, one_of(b, "dD"), one_of(b, "cdefCDEF")),
+                                            hex(b, 2)}})}});
+    return expr_pair(b, expr_text(b, "u"), d);
+}
+
+const struct expr *text_character(struct schema *s) {
+    struct builder *b = s->b;
+    if (s->character == UINT32_MAX) {
+        const struct expr *escape =
+            expr_pair(b, expr_text(b, "\\"), expr_either(b, one_of(b, "\"\\/bfnrt"), code(b)));
+        uint32_t rule = builder_rule(b, STR("a character"));
+        if (b->is_out_of_memory)
+            return expr_never(b);
+        b->rules[rule].body = expr_either(b, expr_class(b, escaped, 3, true), escape);
+        s->character = rule;
+    }
+    return expr_rule(b, s->character);
+}
+
+const struct expr *text_string(struct schema *s) {
+    struct builder *b = s->b;
+    if (s->string == UINT32_MAX) {
+        const struct expr *quote = expr_text(b, "\""), *c = text_character(s);
+        uint32_t rule = builder_rule(b, STR("a string"));
+        if (b->is_out_of_memory)
+            return expr_never(b);
+        b->rules[rule].body = expr_triple(
+            b, quote, expr_repeat(b, b->rules[c->rule].body, 0, REPEAT_NO_LIMIT), quote);
+        s->string = rule;
+    }
+    return expr_rule(b, s->string);
+}
+
+/* A character as it must be written. */
+static const struct expr *escape_of(struct builder *b, uint32_t c) {
+    static const char letters[] = "bfnrt", values[] = "\b\f\n\r\t";
+    const char *at = c ? strchr(values, (int)c) : NULL;
+    char text[8];
+    if (at)
+        snprintf(text, sizeof text, "\\%c", letters[at - values]);
+    else if (c < 0x20)
+        snprintf(text, sizeof text, "\\u%04x", c);
+    else
+        snprintf(text, sizeof text, c == '"' || c == '\\' ? "\\%c" : "%c", (char)c);
+    return expr_text(b, text);
+}
+
+static bool is_in(const struct expr *e, uint32_t c) {
+    for (uint32_t i = 0; i < e->n; i++)
+        if (c >= e->ranges[i].first && c <= e->ranges[i].last)
+            return true;
+    return false;
+}
+
+const struct expr *text_class(struct builder *b, const struct char_range *ranges, uint32_t n,
+                              bool is_negated) {
+    const struct expr *all = expr_class(b, ranges, n, is_negated);
+    struct expr_list list = {0};
+    struct char_range *plain = arena_array(&b->arena, all->n + 3ull, sizeof *plain);
+    if (all->kind != EXPR_CLASS || !plain) {
+        b->is_out_of_memory |= !plain;
+        return expr_never(b);
+    }
+    for (uint32_t c = 0; c < 0x80; c++)
+        if ((c < 0x20 || c == '"' || c == '\\') && is_in(all, c))
+            expr_push(b, &list, escape_of(b, c));
+    /* What is in it and need not be escaped: neither in the rest nor in `escaped`. */
+    const struct expr *rest = expr_class(b, all->ranges, all->n, true);
+    struct char_range *not_in = arena_array(&b->arena, rest->n + 3ull, sizeof *not_in);
+    if (rest->kind != EXPR_CLASS || !not_in) {
+        b->is_out_of_memory = true;
+        return expr_never(b);
+    }
+    memcpy(not_in, escaped, sizeof escaped);
+    if (rest->n)
+        memcpy(not_in + 3, rest->ranges, rest->n * sizeof *not_in);
+    expr_push(b, &list, expr_class(b, not_in, rest->n + 3, true));
+    return expr_choice(b, &list);
+}
+
+const struct expr *text_literal(struct builder *b, struct str text) {
+    struct expr_list list = {0};
+    size_t from = 0;
+    for (size_t i = 0; i <= text.len; i++) {
+        uint8_t c = i < text.len ? (uint8_t)text.at[i] : 'x';
+        bool is_plain = c >= 0x20 && c != '"' && c != '\\';
+        if (is_plain && i < text.len)
+            continue;
+        expr_push(b, &list, expr_bytes(b, (struct str){text.at + from, i - from}));
+        if (i < text.len)
+            expr_push(b, &list, escape_of(b, c));
+        from = i + 1;
+    }
+    /* As one literal where it can be, so that choices of them share their beginnings. */
+    struct str joined = {NULL, 0};
+    for (uint32_t i = 0; i < list.n; i++)
+        joined.len += list.at[i]->bytes.len;
+    char *at = arena_alloc(&b->arena, joined.len + 1);
+    if (!at) {
+        b->is_out_of_memory = true;
+        return expr_never(b);
+    }
+    joined.at = at;
+    for (uint32_t i = 0; i < list.n; i++) {
+        if (list.at[i]->bytes.len)
+            memcpy(at, list.at[i]->bytes.at, list.at[i]->bytes.len);
+        at += list.at[i]->bytes.len;
+    }
+    return expr_bytes(b, joined);
+}
+
+/* ---- other keys -------------------------------------------------------------------------------
+ */
+
+static int compare_keys(const void *a, const void *b) {
+    const struct str *x = a, *y = b;
+    int order = memcmp(x->at, y->at, x->len < y->len ? x->len : y->len);
+    return order ? order : x->len < y->len ? -1 : x->len > y->len;
+}
+
+/* Characters, then the quote, that make none of the sorted keys, which have `from` bytes in common
+ * that were read already. */
+static const struct expr *other_from(struct schema *s, const struct str *keys, uint32_t n,
+                                     size_t from) {
+    struct builder *b = s->b;
+    struct expr_list list = {0};
+    struct char_range *taken = arena_array(&b->arena, n + 3ull, sizeof *taken);
+    const struct expr *quote = expr_text(b, "\"");
+    const struct expr *plain = expr_class(b, escaped, 3, true);
+    uint32_t i = 0, n_taken = 3;
+    if (!taken) {
+        b->is_out_of_memory = true;
+        return expr_never(b);
+    }
+    memcpy(taken, escaped, sizeof escaped);
+    bool is_key = n && keys[0].len == from;
+    while (i < n && keys[i].len == from)
+        i++;
+    while (i < n) {
+        uint32_t same = i, c;
+        size_t length = utf8_decode(str_skip(keys[i], from), &c);
+        while (same < n && keys[same].len >= from + length &&
+               memcmp(keys[same].at + from, keys[i].at + from, length) == 0)
+            same++;
+        struct str character = {keys[i].at + from, length};
+        taken[n_taken++] = (struct char_range){c, c};
+        if (c >= 0x20 && c != '"' && c != '\\')
+            expr_push(b, &list,
+                      expr_pair(b, expr_bytes(b, character),
+                                other_from(s, keys + i, same - i, from + length)));
+        i = same;
+    }
+    expr_push(b, &list,
+              expr_triple(b, expr_class(b, taken, n_taken, true),
+                          expr_repeat(b, plain, 0, REPEAT_NO_LIMIT), quote));
+    if (!is_key)
+        expr_push(b, &list, quote);
+    return expr_choice(b, &list);
+}
+
+const struct expr *text_other_key(struct schema *s, const struct str *keys, uint32_t n) {
+    struct str *sorted = arena_array(&s->b->arena, n, sizeof *sorted);
+    size_t longest = 0;
+    if (!sorted) {
+        s->b->is_out_of_memory = true;
+        return expr_never(s->b);
+    }
+    for (uint32_t i = 0; i < n; i++) {
+        sorted[i] = keys[i];
+        longest = keys[i].len > longest ? keys[i].len : longest;
+    }
+    if (longest > 256)
+        return schema_fail(s, SLUICE_ERR_UNSUPPORTED,
+                           "additionalProperties beside a property name of more than 256 bytes");
+    if (n)
+        qsort(sorted, n, sizeof *sorted, compare_keys);
+    return expr_pair(s->b, expr_text(s->b, "\""), other_from(s, sorted, n, 0));
+}
+
+/* ---- strings by their keywords ----------------------------------------------------------------
+ */
+
+static bool read_length(struct schema *s, const json_t *flat, const char *key, uint32_t *out) {
+    const json_t *value = json_object_get(flat, key);
+    double x = json_number_value(value);
+    if (!value)
+        return true;
+    if (!json_is_number(value) || x < 0 || x != (double)(uint64_t)x) {
+        schema_fail(s, SLUICE_ERR_FORMAT, "%s is no count, expected 0 or more", key);
+        return false;
+    }
+    *out = x > (1 << 24) ? 1 << 24 : (uint32_t)x;
+    return true;
+}
+
+const struct expr *text_of(struct schema *s, const json_t *flat) {
+    struct builder *b = s->b;
+    const char *pattern = json_string_value(json_object_get(flat, "pattern"));
+    const char *format = json_string_value(json_object_get(flat, "format"));
+    uint32_t min = 0, max = REPEAT_NO_LIMIT;
+    struct piece piece;
+    if (!read_length(s, flat, "minLength", &min) || !read_length(s, flat, "maxLength", &max))
+        return expr_never(b);
+    if (pattern && format)
+        return schema_fail(s, SLUICE_ERR_UNSUPPORTED, "pattern and format together");
+    const struct expr *quote = expr_text(b, "\"");
+    if (!pattern && !format && min == 0 && max == REPEAT_NO_LIMIT)
+        return text_string(s);
+    if (!pattern && !format)
+        return expr_triple(b, quote, expr_repeat(b, text_character(s), min, max), quote);
+    if (pattern ? !pattern_read(s, pattern, &piece) : !format_find(s, format, &piece))
+        return expr_never(b);
+    if (piece.min < min || (piece.max > max && max != REPEAT_NO_LIMIT)) {
+        const char *key = piece.min < min ? "minLength" : "maxLength";
+        return schema_fail(s, SLUICE_ERR_UNSUPPORTED, "%s beside a %s that does not imply it", key,
+                           pattern ? "pattern" : "format");
+    }
+    return expr_triple(b, quote, piece.e, quote);
+}
