@@ -3,11 +3,13 @@
 #include <pthread.h>
 #include <stdatomic.h>
 #include <sys/mman.h>
+#include <sys/stat.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
 #include "backend/cpu/cpu.h"
 #include "engine/engine.h"
+#include "random_model.h"
 #include "sluice.h"
 #include "test.h"
 
@@ -67,10 +69,9 @@ struct rig {
     struct sluice_facts facts;
 };
 
-/* One that must open; the path of a reference is relative to the test data. */
-static bool rig_open(struct rig *r, const char *path, const struct sluice_engine_options *options) {
+static bool rig_open_file(struct rig *r, const char *full,
+                          const struct sluice_engine_options *options) {
     *r = (struct rig){0};
-    const char *full = path[0] == 'm' ? path : test_data(path);
     if (sluice_model_open(&r->model, full)) {
         test_fail(__FILE__, __LINE__, "%s", sluice_model_error(r->model));
         return false;
@@ -81,6 +82,11 @@ static bool rig_open(struct rig *r, const char *path, const struct sluice_engine
         return false;
     }
     return true;
+}
+
+/* One that must open; the path of a reference is relative to the test data. */
+static bool rig_open(struct rig *r, const char *path, const struct sluice_engine_options *options) {
+    return rig_open_file(r, path[0] == 'm' ? path : test_data(path), options);
 }
 
 static void rig_close(struct rig *r) {
@@ -541,6 +547,69 @@ TEST(engine_memory_is_as_predicted_and_as_allocated) {
         sluice_model_close(model);
     }
 }
+
+#ifndef IS_SANITIZED
+/* A line "NAME  N kB" of this process's status, in bytes. */
+static double status_bytes(const char *name) {
+    char line[256];
+    double kilobytes = 0;
+    FILE *f = fopen("/proc/self/status", "re");
+    while (f && fgets(line, sizeof line, f))
+        if (strncmp(line, name, strlen(name)) == 0)
+            kilobytes = atof(line + strlen(name));
+    if (f)
+        fclose(f);
+    return 1024 * kilobytes;
+}
+
+/* From here on the peak is counted anew. */
+static bool forget_peak(void) {
+    FILE *f = fopen("/proc/self/clear_refs", "we");
+    bool is_done = f && fputs("5", f) >= 0;
+    return f && fclose(f) == 0 && is_done;
+}
+
+/* Weights are in memory once: packed, and the file's pages let go. */
+TEST(engine_weights_are_in_memory_once) {
+    const struct random_model m = {.seed = 5,
+                                   .arch = "llama",
+                                   .hidden = 512,
+                                   .layers = 6,
+                                   .heads = 8,
+                                   .kv_heads = 2,
+                                   .head_width = 64,
+                                   .ffn = 2048,
+                                   .vocab = 2048,
+                                   .type = DT_Q8_0};
+    const char *path = test_temporary("once.gguf");
+    struct sluice_engine_options o = options_for(64, 1);
+    struct sluice_memory memory;
+    struct rig r;
+    struct err err;
+    EXPECT_INT(random_model_write(&m, path, &err), SLUICE_OK);
+    o.prefill = 32;
+    struct stat file = {0};
+    EXPECT_INT(stat(path, &file), 0);
+    double before = status_bytes("VmRSS:");
+    if (!forget_peak()) {
+        test_skip("the peak of resident memory cannot be set back here");
+        return;
+    }
+    if (!rig_open_file(&r, path, &o))
+        return;
+    double peak = status_bytes("VmHWM:") - before, size = (double)file.st_size;
+    sluice_engine_memory(r.engine, &memory);
+    double rest = (double)(memory.state + memory.scratch + memory.io + memory.workspace);
+    if (!(peak <= 1.1 * (size + rest)))
+        test_fail(__FILE__, __LINE__, "%.1f MB at the peak, expected the file's %.1f and %.1f",
+                  peak / 1e6, size / 1e6, rest / 1e6);
+    EXPECT((double)(memory.weights + memory.packed) <= 1.05 * size);
+    int32_t token = 0;
+    generate(open_seq(&r, 1, 5), &token, 1); /* EMBED reads the file again */
+    rig_close(&r);
+    unlink(path);
+}
+#endif
 
 TEST(engine_refuses_what_does_not_fit_and_says_what_would) {
     struct rig r;

@@ -23,12 +23,16 @@ struct backend_options {
     /* A backend that can stop in the middle of a step looks at it; once set it stays set until wait
      * has returned. NULL: no step is ever cancelled. */
     const atomic_bool *cancel;
+    /* The first so many bytes of WEIGHTS are mapped from files: a backend that packs weights in
+     * host memory lets go of their pages once they are packed. 0: none are. */
+    uint64_t mapped;
 };
 
 /* What memory is for, in bytes. `other` is the backend's own: packed weights, workspace. */
 struct backend_memory {
     uint64_t weights, state, scratch, io, packed, workspace;
-    uint64_t driver; /* what the device's driver takes for itself, where that is known */
+    uint64_t driver;   /* what the device's driver takes for itself, where that is known */
+    uint64_t released; /* mapped weights that are let go once they are packed; not in `weights` */
 };
 
 /* Everything a backend did since it was opened. Host copies are read_state, write_state and

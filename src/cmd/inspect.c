@@ -376,11 +376,11 @@ static void print_cache(const json_t *m) {
 
 static void print_memory(const json_t *m) {
     static const char *const rows[][2] = {
-        {"weights", "mapped from the file"},
+        {"weights", "used where the file is mapped"},
         {"state", "attention pages, delta-net states, counts"},
         {"scratch", "activations"},
         {"io", "what differs between steps, and logits"},
-        {"packed", "weights in the kernels' order"},
+        {"packed", "weights in the kernels' order; the file's pages are let go"},
         {"workspace", "the backend's room to work"},
         {"total", ""},
     };

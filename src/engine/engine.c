@@ -226,7 +226,12 @@ static int open_backend(struct sluice_engine *e, const struct sluice_engine_opti
         return err_set(err, SLUICE_ERR_ARGUMENT, "backend is '%s', expected %s", name,
                        backend_names(names, sizeof names));
     }
-    const struct backend_options options = {o->device, o->threads, o->exact, &e->cancel};
+    const struct weights *w = e->model->model->weights;
+    const struct backend_options options = {.device = o->device,
+                                            .threads = o->threads,
+                                            .exact = o->exact,
+                                            .cancel = &e->cancel,
+                                            .mapped = w->synthetic ? 0 : w->file_bytes};
     e->device = o->device;
     return e->kind->open(&e->backend, &options, err);
 }
@@ -244,7 +249,7 @@ static bool is_narrow_enough(const struct sluice_engine *e, uint64_t limit) {
 static int predict(struct sluice_engine *e, struct err *err) {
     int status = e->kind->predict(e->backend, e->plans, e->n_plans, &e->predicted, err);
     if (e->kind->uses_host_weights) /* plans only know where their last one ends */
-        e->predicted.weights = e->model->weight_bytes;
+        e->predicted.weights = e->model->weight_bytes - e->predicted.released;
     return status;
 }
 

@@ -116,6 +116,6 @@ int fit_check(const struct sluice_engine *e, const struct sluice_engine_options 
                    "%s: a context of %u (-c) with %u sequences (--batch) needs %.3f GB, of which "
                    "%.3f for weights, and %.3f are free; %s%s",
                    e->model->model->path, e->setup.context, e->setup.n_seqs, (double)m.total / 1e9,
-                   (double)m.weights / 1e9, (double)limit / 1e9,
+                   (double)(m.weights + m.packed) / 1e9, (double)limit / 1e9,
                    advice[0] ? "what would fit: " : "no -c, --kv or --batch would fit", advice);
 }

@@ -30,6 +30,7 @@ static int cpu_open(struct backend **out, const struct backend_options *options,
         return err_memory(err, "the CPU backend");
     b->threads = options->threads > 0 ? options->threads : cpu_count();
     b->exact = options->exact;
+    b->mapped = options->mapped;
     b->cancel = options->cancel ? options->cancel : &never;
     b->features = cpu_features();
     b->attend = attend_find(b->features);
@@ -104,6 +105,37 @@ static const struct cpu_packed *find_packed(const struct backend *b, const struc
     return NULL;
 }
 
+/* A multiple of every machine's page. */
+enum { WEIGHTS_GRAIN = 64 << 10 };
+
+/* From the first value of a weight to the last. */
+static uint64_t span_of(const struct operand *o) {
+    return ((uint64_t)o->plane * (o->dims[2] - 1) + o->dims[1]) * operand_row_bytes(o);
+}
+
+static bool is_mapped(const struct backend *b, const struct operand *o) {
+    return o->offset + span_of(o) <= b->mapped;
+}
+
+/* A weight may be packed for two kernels; it is let go of once. */
+static void count_released(struct backend *b, const struct operand *o) {
+    for (uint32_t i = 0; i < b->n_packed; i++)
+        if (b->packed[i].offset == o->offset)
+            return;
+    if (is_mapped(b, o))
+        b->released += (uint64_t)o->dims[1] * o->dims[2] * operand_row_bytes(o);
+}
+
+/* Nobody reads the file's bytes again but EMBED, a few rows, and engines that are opened later:
+ * they are read anew then. */
+static void let_go(struct backend *b, const struct operand *o) {
+    const uint64_t page = WEIGHTS_GRAIN;
+    uint64_t begin = (o->offset + page - 1) / page * page;
+    uint64_t end = (o->offset + span_of(o)) / page * page;
+    if (is_mapped(b, o) && begin < end)
+        madvise(b->region[REGION_WEIGHTS] + begin, end - begin, MADV_DONTNEED);
+}
+
 /* Lists what will be packed; plans share weights, so the first plan has them all. */
 static int list_packed(struct backend *b, const struct plan *plan, struct err *err) {
     const struct operand *weights[MAX_WEIGHTS];
@@ -119,6 +151,7 @@ static int list_packed(struct backend *b, const struct plan *plan, struct err *e
             if (!kernel || !kernel->pack || find_packed(b, o, kernel))
                 continue;
             uint64_t plane;
+            count_released(b, o);
             CHECK(size_align(kernel->packed_bytes(o->dims[0], o->dims[1]), 64, &plane));
             b->packed[b->n_packed++] = (struct cpu_packed){.offset = o->offset,
                                                            .kernel = kernel,
@@ -139,7 +172,6 @@ struct pack_job {
 
 /* Rows packed at once, so that threads can share one big matrix; a multiple of every tile. */
 enum { CHUNK_ROWS = 256 };
-
 static void pack_chunks(void *context, uint64_t begin, uint64_t end) {
     struct pack_job *job = context;
     const struct operand *o = job->p->operand;
@@ -293,7 +325,8 @@ static void region_needs(struct plan *const *plans, uint32_t n_plans,
 
 static int cpu_predict(struct backend *b, struct plan *const *plans, uint32_t n_plans,
                        struct backend_memory *out, struct err *err) {
-    struct backend scratch = {.threads = b->threads, .exact = b->exact, .features = b->features};
+    struct backend scratch = {
+        .threads = b->threads, .exact = b->exact, .features = b->features, .mapped = b->mapped};
     struct needs needs = needs_of(plans, n_plans, b->threads);
     struct cutter count = {0};
     uint64_t bytes[REGION_COUNT];
@@ -313,7 +346,8 @@ static int cpu_predict(struct backend *b, struct plan *const *plans, uint32_t n_
                                    .scratch = bytes[REGION_SCRATCH],
                                    .io = bytes[REGION_IO],
                                    .packed = scratch.packed_bytes,
-                                   .workspace = count.used};
+                                   .workspace = count.used,
+                                   .released = scratch.released};
     return SLUICE_OK;
 }
 
@@ -425,6 +459,7 @@ static int cpu_load(struct backend *b, struct backend_weights weights, struct pl
         const struct operand *o = b->packed[i].operand;
         uint64_t chunks = ((uint64_t)o->dims[1] + CHUNK_ROWS - 1) / CHUNK_ROWS * o->dims[2];
         pool_for(b->pool, chunks, 1, pack_chunks, &(struct pack_job){b, &b->packed[i]});
+        let_go(b, o);
         if (progress)
             progress(user, b->packed[i].at + b->packed[i].bytes, b->packed_bytes);
     }
@@ -615,7 +650,8 @@ static int cpu_copy_state(struct backend *b, const struct backend_copy *list, ui
 }
 
 static void cpu_memory(const struct backend *b, struct backend_memory *out) {
-    *out = (struct backend_memory){.weights = b->bytes[REGION_WEIGHTS],
+    *out = (struct backend_memory){.weights = b->bytes[REGION_WEIGHTS] - b->released,
+                                   .released = b->released,
                                    .state = b->bytes[REGION_STATE],
                                    .scratch = b->bytes[REGION_SCRATCH],
                                    .io = b->bytes[REGION_IO],

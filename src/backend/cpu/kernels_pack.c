@@ -171,11 +171,22 @@ uint64_t packed_bytes(enum dtype type, struct packing p, uint32_t k, uint32_t n)
     return rows * (k / l->values) * row_block_bytes(l);
 }
 
+/* n bytes of quants, a row's unit by unit; a constant unit makes its copies moves. */
+static inline __attribute__((always_inline)) void
+place_units(uint8_t *to, const uint8_t *from, uint32_t n, uint32_t unit, uint32_t apart) {
+    for (uint32_t i = 0; i < n; i += unit, to += apart)
+        memcpy(to, from + i, unit);
+}
+
 /* One row's parts into their places in a packed block. */
 static void place(const struct layout *l, struct packing p, uint32_t row, const struct parts *from,
                   uint8_t *to) {
-    for (uint32_t i = 0; i < l->quants; i += p.unit)
-        memcpy(to + i * p.rows + row * p.unit, from->quants + i, p.unit);
+    if (p.unit == 4)
+        place_units(to + row * 4, from->quants, l->quants, 4, 4 * p.rows);
+    else if (p.unit == 8)
+        place_units(to + row * 8, from->quants, l->quants, 8, 8 * p.rows);
+    else
+        place_units(to + row * p.unit, from->quants, l->quants, p.unit, p.unit * p.rows);
     to += l->quants * p.rows;
     for (uint32_t i = 0; i < l->words; i++)
         memcpy(to + (i * p.rows + row) * 4, &from->words[i], 4);
@@ -190,13 +201,14 @@ static void place(const struct layout *l, struct packing p, uint32_t row, const 
 /* The parts of a block, or zeros after the matrix's last row. */
 static void read_parts(const struct layout *l, struct packing p, const uint8_t *block,
                        uint32_t bytes, struct parts *parts) {
-    memset(parts, 0, sizeof *parts);
-    if (block) {
+    if (!block) {
+        memset(parts, 0, sizeof *parts);
+    } else {
         _Alignas(8) uint8_t copy[256]; /* blocks may lie at odd addresses */
         memcpy(copy, block, bytes);
         l->parts(copy, parts);
     }
-    if (l->type == DT_Q8_0)
+    if (l->type == DT_Q8_0 && p.flip_q8_0)
         for (uint32_t i = 0; i < l->quants; i++)
             parts->quants[i] ^= p.flip_q8_0;
 }
