@@ -169,6 +169,8 @@ $(B)/sluice: $(call objects,$(PROGRAM)) $(B)/libsluice.a
 	$(call say,LD,$@)
 	$(Q)$(CC) $(LDFLAGS) $^ $(EDIT_LIBS) $(SERVE_LIBS) $(LIBS) -o $@
 
+# The page is part of the program.
+$(call objects,src/serve/http/page.c): $(wildcard src/serve/http/page/*)
 $(call objects,src/cmd/serve.c): CPPFLAGS += $(if $(filter 1,$(SERVER)),-DSLUICE_SERVER)
 
 # The shipped model tells a story.

@@ -517,6 +517,16 @@ def test_paths_and_methods():
             assert body["error"]["message"], body
 
 
+def test_the_page_loads_nothing_from_elsewhere():
+    s = server()
+    for path, type_ in (("/", "text/html"), ("/page.css", "text/css")):
+        status, headers, text = s.request("GET", path)
+        assert status == 200 and headers["Content-Type"].startswith(type_) and text, path
+        policy = headers["Content-Security-Policy"]
+        assert "default-src 'none'" in policy and "unsafe" not in policy and "frame-ancestors 'none'" in policy
+        assert not re.search(r"(src|href)=\"(https?:)?//", text)
+
+
 def test_bodies_that_are_no_request():
     s = server()
     for body, words in ((b"", "no JSON"), (b"[]", "an array"), (b"{", "no JSON"), (b"\xff\xfe", "no JSON"), (b'{"a":1,"a":2}', "no JSON"),

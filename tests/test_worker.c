@@ -190,15 +190,17 @@ TEST(serve_worker_ends_thinking_by_its_budget) {
 
 TEST(serve_worker_closes_with_jobs_that_run) {
     struct rig r;
-    struct watch w;
+    struct watch w, late;
     struct err err = {0};
     if (rig_open(&r)) {
         watch_begin(&w, 200);
+        watch_begin(&late, 200);
         EXPECT_INT(worker_submit(r.worker, &w.job, &err), SLUICE_OK);
         worker_stop(r.worker);
         EXPECT(w.is_released);
-        EXPECT(worker_submit(r.worker, &w.job, &err) == SLUICE_ERR_DEVICE);
+        EXPECT_INT(worker_submit(r.worker, &late.job, &err), SLUICE_ERR_DEVICE);
         job_free(&w.job);
+        job_free(&late.job);
     }
     rig_close(&r);
 }

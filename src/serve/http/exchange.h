@@ -63,6 +63,7 @@ struct exchange {
     enum reply reply;
     int status;
     const char *type, *retry_after;
+    bool has_page_policy; /* it is part of the page */
     struct buffer out;
     size_t n_sent; /* of out */
     uint64_t bytes;

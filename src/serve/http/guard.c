@@ -114,7 +114,16 @@ bool guard_admits(struct exchange *x) {
 void guard_add_headers(const struct exchange *x, struct MHD_Response *response) {
     const char *origin = x->connection ? header(x, "Origin") : NULL;
     MHD_add_response_header(response, "X-Content-Type-Options", "nosniff");
-    MHD_add_response_header(response, "Cache-Control", "no-store");
+    MHD_add_response_header(response, "Cache-Control",
+                            x->has_page_policy ? "no-cache" : "no-store");
+    if (x->has_page_policy) {
+        MHD_add_response_header(
+            response, "Content-Security-Policy",
+            "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' "
+            "data:; font-src 'self'; connect-src 'self'; base-uri 'none'; "
+            "form-action 'none'; frame-ancestors 'none'");
+        MHD_add_response_header(response, "Referrer-Policy", "no-referrer");
+    }
     if (!origin || !is_allowed_origin(x->server, origin))
         return;
     MHD_add_response_header(response, "Access-Control-Allow-Origin", origin);
