@@ -20,10 +20,13 @@ enum {
     MAX_BYTES = 48 << 20,       /* of parts; a cache that has more is emptied */
     MAX_STATE_BYTES = 16 << 20, /* of the threads of states */
     MAX_THREADS = 2048,         /* of a state; more are dropped */
-    EXACT_ROUNDS = 16,          /* rounds left, below which a loop's count is not rounded */
+    EXACT_ROUNDS = 8,           /* rounds left, below which a loop's count is not rounded */
     UNKNOWN = 0,
     DEAD = 1,
 };
+
+/* A number in `next`: the state, whether its rule may end there, and whether it can only end. */
+enum { EXITS = 1 << 30, ENDS = 1 << 29, STATE = ENDS - 1 };
 
 struct state {
     struct thread *threads;
@@ -184,7 +187,10 @@ static uint32_t find_next(struct masks *m, uint32_t state, uint8_t byte) {
     for (uint32_t i = 0; i < s->n && is_ok; i++)
         is_ok = thread_set_step(&m->set, m->p, &m->frames, s->threads[i], byte);
     uint32_t next = is_ok ? intern(m) : UNKNOWN;
-    next = next == UNKNOWN ? DEAD : next;
+    if (next <= DEAD)
+        next = DEAD;
+    else if (m->states[next].may_exit)
+        next |= m->states[next].n ? EXITS : EXITS | ENDS;
     m->next[256ul * state + byte] = next;
     return next;
 }
@@ -208,12 +214,12 @@ static void walk(struct masks *m, uint32_t from, uint32_t state) {
             i = node->skip;
             continue;
         }
-        m->path[node->depth] = at;
+        m->path[node->depth] = at & STATE;
         for (uint32_t k = node->first_token; k < nodes[i + 1].first_token; k++)
             m->found[m->n_found++] = t->sorted[k];
-        if (m->states[at].may_exit && node->skip > i + 1)
+        if (at & EXITS && node->skip > i + 1)
             m->exits[m->n_exits++] = i;
-        i = m->states[at].n ? i + 1 : node->skip;
+        i = at & ENDS ? node->skip : i + 1;
     }
 }
 

@@ -10,7 +10,7 @@
  * Walks run on sets of threads with empty stacks below them, made into states of a deterministic
  * automaton as they are met, so that a node of the trie costs a lookup.
  *
- * Counts of loops are rounded where that cannot be seen: with 16 or more rounds left, a token may
+ * Counts of loops are rounded where that cannot be seen: with 8 or more rounds left, a token may
  * have no more of them than the power of two that is left. Masks then lack a token that would just
  * fit, and never have one that does not.
  *
