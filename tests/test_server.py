@@ -626,6 +626,20 @@ def test_access_log_has_no_prompts_unless_asked():
         assert log.stat().st_mode & 0o077 == 0
 
 
+def test_access_log_is_no_other_file():
+    other, fifo, log = TMP / "other", TMP / "fifo", TMP / "again"
+    other.write_text("a text")
+    os.mkfifo(fifo)
+    for path, words in ((other, "left as it is"), (fifo, "nobody reads this FIFO"), (TMP, "Is a directory")):
+        p = subprocess.run([SLUICE, "serve", "-m", str(SHIPPED), "--port", "0", "--access-log", path], stderr=subprocess.PIPE, timeout=PATIENCE)
+        assert p.returncode == 1 and words in p.stderr.decode().splitlines()[-1], (path, p.stderr)
+    assert other.read_text() == "a text"
+    for n in (1, 2):
+        with own("--access-log", log) as s:
+            s.request("GET", "/nothing")
+        assert len(log.read_text().splitlines()) == n
+
+
 def test_metrics_are_prometheus_text():
     s = server()
     s.chat()

@@ -229,6 +229,22 @@ void outfile_abort(struct outfile *out) {
     *out = (struct outfile){.fd = -1};
 }
 
+int outfile_check_like(const char *path, const char *begin, size_t n, const char *what,
+                       struct err *err) {
+    struct stat st;
+    struct filemap map;
+    if (stat(path, &st) != 0 || !S_ISREG(st.st_mode) || st.st_size == 0)
+        return SLUICE_OK;
+    int status = filemap_open(&map, path, err);
+    if (status)
+        return status;
+    bool is_alike = map.size >= n && memcmp(map.data, begin, n) == 0;
+    filemap_close(&map);
+    return is_alike ? SLUICE_OK
+                    : err_set(err, SLUICE_ERR_ARGUMENT,
+                              "%s: exists and is not %s; it is left as it is", path, what);
+}
+
 static void unlink_file(const char *path) {
     unlink(path);
 }

@@ -35,6 +35,11 @@ int outfile_commit(struct outfile *out, struct err *err);
 /* Drops what was written. Takes zeroed, committed and aborted files too. */
 void outfile_abort(struct outfile *out);
 
+/* An error when there is a file at the path that is neither empty nor begins with these bytes: what
+ * is written replaces or extends nothing but its like. `what` is that, for the error. */
+int outfile_check_like(const char *path, const char *begin, size_t n, const char *what,
+                       struct err *err);
+
 /* Unlinks the temporary files of all that are open now; they can't be committed any more.
  * Async-signal-safe: for the handlers of a program that is about to end. */
 void outfile_abandon_all(void);

@@ -7,7 +7,6 @@
  * whole before anything changes. */
 #include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
 
 #include "base/filemap.h"
 #include "base/hash.h"
@@ -110,22 +109,6 @@ static struct save_header header_of(const struct sluice_engine *e) {
     return h;
 }
 
-/* A file that is there is only replaced by its like: a mistyped name costs no model and no text. */
-static int check_replaced(const char *path, struct err *err) {
-    struct stat st;
-    struct filemap map;
-    if (stat(path, &st) != 0 || !S_ISREG(st.st_mode) || st.st_size == 0)
-        return SLUICE_OK;
-    int status = filemap_open(&map, path, err);
-    if (status)
-        return status;
-    bool is_ours = map.size >= sizeof magic && memcmp(map.data, magic, sizeof magic) == 0;
-    filemap_close(&map);
-    return is_ours ? SLUICE_OK
-                   : err_set(err, SLUICE_ERR_ARGUMENT,
-                             "%s: exists and is not a saved sequence; it is left as it is", path);
-}
-
 int save_write(const struct sluice_seq *seq, const char *path, struct err *err) {
     const struct sluice_engine *e = seq->engine;
     const struct slot *s = &e->state.slots[seq->slot];
@@ -139,7 +122,7 @@ int save_write(const struct sluice_seq *seq, const char *path, struct err *err) 
     hash_begin(&w.hash);
     int status = w.chunk ? model_protect(e->model->model, path, err) : err_memory(err, path);
     if (!status)
-        status = check_replaced(path, err);
+        status = outfile_check_like(path, magic, sizeof magic, "a saved sequence", err);
     if (!status)
         status = outfile_open(&w.out, path, err);
     if (!status)

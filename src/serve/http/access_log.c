@@ -7,6 +7,7 @@
 #include <unistd.h>
 
 #include "base/clock.h"
+#include "base/outfile.h"
 #include "serve/http/exchange.h"
 
 struct access_log {
@@ -14,17 +15,31 @@ struct access_log {
     bool has_prompts;
 };
 
+static const char line_begin[] = "{\"time\":";
+
+/* Without waiting for the reader of a FIFO, neither here nor with a line. */
+static int open_file(const char *path) {
+    return open(path, O_WRONLY | O_CREAT | O_APPEND | O_NONBLOCK | O_NOCTTY | O_CLOEXEC, 0600);
+}
+
 int access_log_open(struct access_log **out, const char *path, bool has_prompts, struct err *err) {
-    struct access_log *log = calloc(1, sizeof *log);
+    bool is_stderr = strcmp(path, "-") == 0;
     *out = NULL;
+    int status = is_stderr ? SLUICE_OK
+                           : outfile_check_like(path, line_begin, sizeof line_begin - 1,
+                                                "an access log", err);
+    if (status)
+        return status;
+    struct access_log *log = calloc(1, sizeof *log);
     if (!log)
         return err_memory(err, "the access log");
     log->has_prompts = has_prompts;
-    log->fd = strcmp(path, "-") == 0 ? dup(STDERR_FILENO)
-                                     : open(path, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0600);
+    log->fd = is_stderr ? dup(STDERR_FILENO) : open_file(path);
     if (log->fd < 0) {
+        int why = errno;
         free(log);
-        return err_set(err, SLUICE_ERR_IO, "%s: %s", path, strerror(errno));
+        return err_set(err, SLUICE_ERR_IO, "%s: cannot open: %s", path,
+                       why == ENXIO ? "nobody reads this FIFO" : strerror(why));
     }
     *out = log;
     return SLUICE_OK;
@@ -75,7 +90,7 @@ void access_log_write(struct access_log *log, struct exchange *x) {
     buffer_add(&text, "\n", 1);
     if (!text.has_failed) {
         ssize_t n = write(log->fd, text.at, text.len);
-        (void)n; /* a full disk must not end answers */
+        (void)n; /* a full disk or pipe must not end answers */
     }
     buffer_free(&text);
 }

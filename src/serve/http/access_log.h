@@ -7,7 +7,7 @@
 struct access_log;
 struct exchange;
 
-/* path "-": stderr. The file is appended to. */
+/* path "-": stderr. The file is appended to; one that is no access log is left alone. */
 int access_log_open(struct access_log **out, const char *path, bool has_prompts, struct err *err);
 void access_log_close(struct access_log *log); /* takes NULL */
 
