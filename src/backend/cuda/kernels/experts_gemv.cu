@@ -128,10 +128,10 @@ accumulate_tasks(const TASKS &tasks, struct pipeline<TASKS> &pipeline, const uin
             stage = stage + 1 == pipeline.smem.stages ? 0 : stage + 1;
             phase ^= stage == 0;
         }
-        float sum = task_sum<SET>(type, own, acc[0]);
+        sum_task<SET, 1>(type, own, acc);
         uint32_t row = stored_row<SET>(type, m.lane_shift);
         if (row != ~0u)
-            tasks.store_sum(t, row, sum);
+            tasks.store_sum(t, row, acc[0][0]);
     }
 }
 

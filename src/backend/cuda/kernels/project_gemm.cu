@@ -14,8 +14,8 @@
  * filled before griddepcontrol.wait. The last warp copies the K slabs, each with an mbarrier of its
  * own, and computes the norm's factors.
  *
- * Order of sums, that of the gemv kernels, so a row's bits are too: spans of a K block as a tree, K
- * blocks of a split from 0 on, splits from 0 on, then factor, bias, epilogue.
+ * Order of sums, that of the gemv kernels, so a row's bits are too: spans of a K block one by one,
+ * K blocks of a split from 0 on, splits from 0 on, then factor, bias, epilogue.
  *
  * Reads a row block's weights once, and K (1 + 4 / act_group + 1 / 8) bytes a row in every thread
  * block (stream-K: its K slabs only), from L2. Stream-K writes and reads 512 bytes for every M16

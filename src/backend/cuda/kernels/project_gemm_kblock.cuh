@@ -7,7 +7,8 @@
  *
  * A span is the columns that a lane of a gemv kernel has (tiles.h): 128, of Q8_0 64. Its sum here
  * is the sum there, bit for bit: integers are exact in any order, the float operations are the same
- * and in the same order, and spans are added as lanes are there (project_gemv.cuh, order of sums).
+ * and in the same order, and spans are added as lanes are there, in order (project_gemv.cuh, order
+ * of sums).
  *
  * All registers are taken, and spills are slow where shared memory leaves no room for L1. So what
  * is cheap to compute again is not kept: volatile_lane and opaque (ptx.cuh) hide from the compiler
@@ -153,8 +154,8 @@ static __device__ __forceinline__ uint32_t unpack_min(uint32_t scales, uint32_t 
     return *reinterpret_cast<uint32_t *>(&h);
 }
 
-/* Span `x` of the slab. Minimums times sums of activations are an fp16 mma, in which all values and
- * results are integers that fp16 and f32 hold exactly. */
+/* out += span `x` of the slab. Minimums times sums of activations are an fp16 mma, in which all
+ * values and results are integers that fp16 and f32 hold exactly. */
 template <int TYPE, int N8>
 static __device__ __forceinline__ void mma_span_q4(const struct span_cursor<TYPE> &w,
                                                    const struct slab_view &a, uint32_t x,
@@ -212,7 +213,8 @@ static __device__ __forceinline__ void mma_span_q4(const struct span_cursor<TYPE
         for (int i = 0; i < 4; i++) {
             float value = __fmul_rn(d[i / 2].x, (float)sum[t][i]);
             value = __fmaf_rn(-d[i / 2].y, min_sum[i], value);
-            out[t][i] = __fmul_rn(i % 2 ? as.y : as.x, value);
+            value = __fmul_rn(i % 2 ? as.y : as.x, value);
+            out[t][i] = __fadd_rn(out[t][i], value);
         }
     }
 }
@@ -259,9 +261,11 @@ static __device__ __forceinline__ void mma_span_q6(const struct span_cursor<IS_Q
     for (int t = 0; t < N8; t++) {
         float2 as = read_smem<float2>(a.scales + x * a.rows * 4 + t * 32);
 #pragma unroll
-        for (int i = 0; i < 4; i++)
-            out[t][i] =
-                __fmul_rn(i % 2 ? as.y : as.x, __fmul_rn(d[i / 2].x, (float)(sum[t][i] >> 2)));
+        for (int i = 0; i < 4; i++) {
+            float value = __fmul_rn(d[i / 2].x, (float)(sum[t][i] >> 2));
+            value = __fmul_rn(i % 2 ? as.y : as.x, value);
+            out[t][i] = __fadd_rn(out[t][i], value);
+        }
     }
 }
 
@@ -288,6 +292,7 @@ static __device__ __forceinline__ void mma_span_q8(const struct span_cursor<IS_Q
 #pragma unroll
     for (int t = 0; t < N8; t++) {
         uint32_t b[4];
+        float value[4];
         ldmatrix_x4(b, a.int8 + t * a.n8_pitch + x * 64);
 #pragma unroll
         for (int block = 0; block < 2; block++) {
@@ -298,10 +303,13 @@ static __device__ __forceinline__ void mma_span_q8(const struct span_cursor<IS_Q
 #pragma unroll
             for (int i = 0; i < 4; i++) {
                 float scale = __fmul_rn(block ? d[i / 2].y : d[i / 2].x, i % 2 ? as.y : as.x);
-                out[t][i] = block ? __fmaf_rn(scale, unbias(c[i]), out[t][i])
-                                  : __fmul_rn(scale, unbias(c[i]));
+                value[i] = block ? __fmaf_rn(scale, unbias(c[i]), value[i])
+                                 : __fmul_rn(scale, unbias(c[i]));
             }
         }
+#pragma unroll
+        for (int i = 0; i < 4; i++)
+            out[t][i] = __fadd_rn(out[t][i], value[i]);
     }
 }
 
@@ -333,44 +341,27 @@ static __device__ __forceinline__ void mma_span(const struct span_cursor<TYPE> &
 /* ---- one K block ------------------------------------------------------------------------------
  */
 
-/* acc += K block; x: its first span in the slab. Its 2, 4 or 8 spans are added as a tree, as the
- * lanes of a gemv kernel are: neighbours, pairs, and with eight the two halves; the first half is
- * kept in local memory meanwhile. A sum starts with -0, to which adding changes nothing. */
+/* acc += K block; x: its first span in the slab. Its 2, 4 or 8 spans are added one by one. A sum
+ * starts with -0, to which adding changes nothing. */
 template <int TYPE, int N8>
 static __device__ __forceinline__ void
 mma_kblock(struct span_cursor<TYPE> w, const struct slab_view &a, uint32_t x, float (&acc)[N8][4]) {
     float sum[N8][4];
-    volatile float first_half[N8][4];
     uint32_t pairs = GEMM_M / w.tile_rows;
 #pragma unroll
     for (int i = 0; i < 4 * N8; i++)
         sum[i / 4][i % 4] = -0.0f;
 #pragma unroll 1
-    for (uint32_t pair = 0; pair < pairs; pair++) {
+    for (; pairs; pairs--) {
         float2 d[2];
-        float even[N8][4], odd[N8][4];
-        if (pair == 2)
-#pragma unroll
-            for (int i = 0; i < 4 * N8; i++) {
-                first_half[i / 4][i % 4] = sum[i / 4][i % 4];
-                sum[i / 4][i % 4] = -0.0f;
-            }
         load_d<TYPE>(w, d);
-        mma_span<TYPE, N8>(w, a, x, d, even);
+        mma_span<TYPE, N8>(w, a, x, d, sum);
         w.next_span();
-        mma_span<TYPE, N8>(w, a, x + 1, d, odd);
+        mma_span<TYPE, N8>(w, a, x + 1, d, sum);
         w.next_span();
         w.next_d();
         x += 2;
-#pragma unroll
-        for (int i = 0; i < 4 * N8; i++)
-            sum[i / 4][i % 4] =
-                __fadd_rn(sum[i / 4][i % 4], __fadd_rn(even[i / 4][i % 4], odd[i / 4][i % 4]));
     }
-    if (pairs == 4)
-#pragma unroll
-        for (int i = 0; i < 4 * N8; i++)
-            sum[i / 4][i % 4] = __fadd_rn(first_half[i / 4][i % 4], sum[i / 4][i % 4]);
 #pragma unroll
     for (int i = 0; i < 4 * N8; i++)
         acc[i / 4][i % 4] = __fadd_rn(acc[i / 4][i % 4], sum[i / 4][i % 4]);

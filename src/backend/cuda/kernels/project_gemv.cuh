@@ -26,11 +26,11 @@
  *   Q6_K        I likewise over 8 x 16 columns; v = as * (d * I)
  *   Q8_0        v = (d * as) * dot of the first 32 columns; v = fma(d * as, dot, v) of the others
  *
- * (beside K-quants both `as` of Q8_0 are those of 128 columns); the lanes of a row are added, l
- * with l ^ T, l ^ 2 T, ... below 32; that is added to the sum of the K blocks before, which begins
- * at 0. Types with f32 activations: a lane adds its columns one by one, K block by K block; at the
- * task's end the lanes of a row are added, neighbours first: l with l ^ 1, l ^ 2, l ^ 4, ... Then K
- * splits in order, beginning with 0; then factor, bias, epilogue.
+ * (beside K-quants both `as` of Q8_0 are those of 128 columns); the lanes of a row are added one
+ * after the other, in order of their columns; that is added to the sum of the K blocks before,
+ * which begins at 0. Types with f32 activations: a lane adds its columns one by one, K block by K
+ * block; at the task's end the lanes of a row are added, neighbours first: l with l ^ 1, l ^ 2, l ^
+ * 4, ... Then K splits in order, beginning with 0; then factor, bias, epilogue.
  *
  * SET: the weight types that a kernel is compiled for, a bit each. Fewer types are fewer
  * instructions, and all products of a layer sharing one kernel keeps them cached (README, rule 5).
@@ -305,21 +305,35 @@ find_lane_share(const struct qact_view &a, uint32_t type, uint32_t lane_shift) {
     return {row_lanes, index, (index / 2 << row_shift | row) * 4, a.addr + index * 16};
 }
 
-/* Adds the 2, 4 or 8 lanes that share a row of an int8 type: those T, 2 T, ... apart. */
-static __device__ __forceinline__ float reduce_int8_lanes(float v, uint32_t row_lanes) {
-    v = add_if_above<4>(v, __shfl_xor_sync(~0u, v, 4), row_lanes);
-    v = add_if_above<2>(v, __shfl_xor_sync(~0u, v, 8), row_lanes);
-    return __fadd_rn(v, __shfl_xor_sync(~0u, v, 16));
+/* Several rows: by branches, since registers are few, and rows hide each other's latency. */
+template <int R, int LANES>
+static __device__ __forceinline__ void add_last_of_lanes(float (&acc)[R][4]) {
+#pragma unroll
+    for (int r = 0; r < R; r++) {
+        float sum = acc[r][1];
+#pragma unroll
+        for (int i = 1; i < LANES; i++)
+            sum = __fadd_rn(sum, __shfl_down_sync(~0u, acc[r][1], i * (32 / LANES)));
+        acc[r][0] = __fadd_rn(acc[r][0], sum);
+    }
 }
 
-/* int8 types: acc[r][0] is the row's sum so far, acc[r][1] the lane's value of the latest K block.
- * It is reduced a K block late, while the next one's first shared loads are in flight. */
+/* int8 types: acc[r][0] is the row's sum so far (in the lane of the row's first columns),
+ * acc[r][1] the lane's value of the latest K block. It is reduced a K block late, while the next
+ * one's first shared loads are in flight. */
 template <int R>
 static __device__ __forceinline__ void add_last_kblock(const struct lane_share &own,
                                                        float (&acc)[R][4]) {
-#pragma unroll
-    for (int r = 0; r < R; r++)
-        acc[r][0] = __fadd_rn(acc[r][0], reduce_int8_lanes(acc[r][1], own.row_lanes));
+    if (R == 1) {
+        acc[0][0] = __fadd_rn(acc[0][0], add_lanes_in_order(acc[0][1], own.row_lanes));
+        return;
+    }
+    if (own.row_lanes == 4)
+        add_last_of_lanes<R, 4>(acc);
+    else if (own.row_lanes == 2)
+        add_last_of_lanes<R, 2>(acc);
+    else
+        add_last_of_lanes<R, 8>(acc);
 }
 
 /* sum of min[i] * sums[i]: four sums that fit 16 bits, four mins of 6 bits. */
@@ -595,12 +609,17 @@ static __device__ __forceinline__ uint32_t stored_row(uint32_t type, uint32_t la
     return index < 4 ? (lane >> lane_shift) * 4 + index % 2 * 2 + index / 2 % 2 : ~0u;
 }
 
-template <int SET>
-static __device__ __forceinline__ float task_sum(uint32_t type, const struct lane_share &own,
-                                                 const float (&acc)[4]) {
-    if (is_int8<SET>(type))
-        return __fadd_rn(acc[0], reduce_int8_lanes(acc[1], own.row_lanes));
-    return reduce_f32_lanes(acc, own.row_lanes, threadIdx.x % 32);
+/* The task's sums of R rows, in acc[r][0]. */
+template <int SET, int R>
+static __device__ __forceinline__ void sum_task(uint32_t type, const struct lane_share &own,
+                                                float (&acc)[R][4]) {
+    if (is_int8<SET>(type)) {
+        add_last_kblock<R>(own, acc);
+        return;
+    }
+#pragma unroll
+    for (int r = 0; r < R; r++)
+        acc[r][0] = reduce_f32_lanes(acc[r], own.row_lanes, threadIdx.x % 32);
 }
 
 static __device__ __forceinline__ float add_bias(const struct project_segment &s, uint32_t n,
@@ -668,9 +687,10 @@ run_tasks(const struct project_params &p, struct kblock_loader &l, uint32_t warp
         }
         uint32_t row = stored_row<SET>(type, s.lane_shift), n = (t.tile << s.row_shift) + row;
         bool stores = row != ~0u;
+        sum_task<SET, R>(type, own, acc);
 #pragma unroll
         for (int r = 0; r < R; r++) {
-            float v = task_sum<SET>(type, own, acc[r]);
+            float v = acc[r][0];
             if (!p.is_direct) {
                 if (stores)
                     partials[(r + i * R) * PROJECT_TILE_ROWS + row] = v;
@@ -819,14 +839,14 @@ static __device__ __forceinline__ void project_gemv(const struct project_params 
             mbarrier_init_stages(mbars, 1); /* for the qacts; the pipeline uses cp.async */
         __syncthreads();
     }
-    struct col8 weights = {};
-    struct row_threads threads = row_threads_of(p.in);
-    if (IS_FUSED)
-        load_first_norm_weights(threads, p.in, weights);
     if (has_task) {
         find_task(p, warp, t);
         fill_pipeline<SET, IS_BULK>(p, l, base_addr + pipeline, mbars);
     }
+    struct col8 weights = {};
+    struct row_threads threads = row_threads_of(p.in);
+    if (IS_FUSED)
+        load_first_norm_weights(threads, p.in, weights);
     /* A row has threads_per_row threads to combine its results. */
     uint32_t threads_per_row = blockDim.x / R;
     uint32_t r = R == 1 ? 0 : threadIdx.x / threads_per_row;

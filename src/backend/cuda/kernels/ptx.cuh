@@ -72,6 +72,10 @@ static __device__ __forceinline__ void cp_async_16_or_zero(uint32_t to, const vo
                  : "memory");
 }
 
+static __device__ __forceinline__ void cp_async_8(uint32_t to, const void *from) {
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 8;" ::"r"(to), "l"(from) : "memory");
+}
+
 static __device__ __forceinline__ void cp_async_4(uint32_t to, const void *from) {
     asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(to), "l"(from) : "memory");
 }
@@ -382,16 +386,32 @@ static __device__ __forceinline__ uint32_t opaque_add(uint32_t a, uint32_t b) {
     return r;
 }
 
-/* v + w where n > MORE: predicated, no branch and no select. */
-template <uint32_t MORE>
-static __device__ __forceinline__ float add_if_above(float v, float w, uint32_t n) {
-    asm("{\n"
-        ".reg .pred p;\n"
-        "setp.gt.u32 p, %1, %3;\n"
-        "@p add.rn.f32 %0, %0, %2;\n"
-        "}"
-        : "+f"(v)
-        : "r"(n), "f"(w), "n"(MORE));
+/* v of lane l, then those of lanes l + 32 / n, l + 64 / n, ... below 32, added one after the other;
+ * n is 2, 4 or 8, the same for all lanes. For lanes below 32 / n: others get no meaningful sum. The
+ * shuffles are predicated, not branched, and independent of each other. */
+static __device__ __forceinline__ float add_lanes_in_order(float v, uint32_t n) {
+    asm volatile("{\n"
+                 ".reg .pred p4, p8;\n"
+                 ".reg .b32 v1, v2, v3, v4, v5, v6, v7;\n"
+                 "setp.gt.u32 p4, %1, 2;\n"
+                 "setp.gt.u32 p8, %1, 4;\n"
+                 "@p8 shfl.sync.down.b32 v1, %0, 4, 31, -1;\n"
+                 "@p4 shfl.sync.down.b32 v2, %0, 8, 31, -1;\n"
+                 "@p8 shfl.sync.down.b32 v3, %0, 12, 31, -1;\n"
+                 "shfl.sync.down.b32 v4, %0, 16, 31, -1;\n"
+                 "@p8 shfl.sync.down.b32 v5, %0, 20, 31, -1;\n"
+                 "@p4 shfl.sync.down.b32 v6, %0, 24, 31, -1;\n"
+                 "@p8 shfl.sync.down.b32 v7, %0, 28, 31, -1;\n"
+                 "@p8 add.rn.f32 %0, %0, v1;\n"
+                 "@p4 add.rn.f32 %0, %0, v2;\n"
+                 "@p8 add.rn.f32 %0, %0, v3;\n"
+                 "add.rn.f32 %0, %0, v4;\n"
+                 "@p8 add.rn.f32 %0, %0, v5;\n"
+                 "@p4 add.rn.f32 %0, %0, v6;\n"
+                 "@p8 add.rn.f32 %0, %0, v7;\n"
+                 "}"
+                 : "+f"(v)
+                 : "r"(n));
     return v;
 }
 
@@ -569,6 +589,39 @@ static __device__ __forceinline__ void wgmma_f16(float (&c)[32], const uint32_t 
                  "{%32, %33, %34, %35}, %36, p, 1, 1, 1;\n"
                  "}"
                  : WGMMA_R32(c, 0)
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "n"(ADDS));
+}
+
+/* c = or += a * b^T: a (64 x 16) in registers, b 64 or 128 rows of 16 columns in shared memory. */
+template <bool ADDS>
+static __device__ __forceinline__ void wgmma_f16_t(float (&c)[32], const uint32_t (&a)[4],
+                                                   uint64_t b) {
+    asm volatile("{\n"
+                 ".reg .pred p;\n"
+                 "setp.ne.b32 p, %37, 0;\n"
+                 "wgmma.mma_async.sync.aligned.m64n64k16.f32.f16.f16 "
+                 "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
+                 "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31}, "
+                 "{%32, %33, %34, %35}, %36, p, 1, 1, 0;\n"
+                 "}"
+                 : WGMMA_R32(c, 0)
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "n"(ADDS));
+}
+
+template <bool ADDS>
+static __device__ __forceinline__ void wgmma_f16_t(float (&c)[64], const uint32_t (&a)[4],
+                                                   uint64_t b) {
+    asm volatile("{\n"
+                 ".reg .pred p;\n"
+                 "setp.ne.b32 p, %69, 0;\n"
+                 "wgmma.mma_async.sync.aligned.m64n128k16.f32.f16.f16 "
+                 "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
+                 "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "
+                 "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "
+                 "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63}, "
+                 "{%64, %65, %66, %67}, %68, p, 1, 1, 0;\n"
+                 "}"
+                 : WGMMA_R32(c, 0), WGMMA_R32(c, 32)
                  : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "n"(ADDS));
 }
 #endif
