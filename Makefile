@@ -121,7 +121,7 @@ build/cuda/%.fatbin: %.cu
 	    -MMD -MF $(@:.fatbin=.d) -MT $@ $< -o $@ 2>$(@:.fatbin=.ptxas) || { cat $(@:.fatbin=.ptxas); exit 1; }
 
 # wgmma is for 9.0 alone, in machine code of its own; elsewhere these kernels are empty and not used.
-WGMMA := attend_wide
+WGMMA := attend_wide project_wide
 $(WGMMA:%=build/cuda/%.fatbin): override CUDA_ARCHS := arch=compute_90a,code=sm_90a arch=compute_80,code=compute_80
 
 build/cuda/fatbins.c: $(FATBINS) tools/fatbins.sh

@@ -94,7 +94,7 @@ static void check_project(const struct project_case *c, uint64_t seed) {
 }
 
 TEST(cuda_project_types) {
-    static const uint32_t rows[] = {1, 2, 3, 5, 8, 9, 16, 33};
+    static const uint32_t rows[] = {1, 2, 3, 5, 8, 9, 16, 33, 130};
     for (uint32_t t = 0; t < FORMAT_TYPES; t++)
         for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
             struct project_case c = {.k = i % 2 ? 768 : 2560,
@@ -234,6 +234,81 @@ TEST(cuda_project_rows_are_independent) {
             }
             rig_end(&one);
             rig_end(&many);
+        }
+}
+
+/* A product of many rows: some of them, alone, have the same bits. */
+static void check_wide_rows(const struct project_case *wide, uint64_t seed) {
+    struct project_case c = *wide;
+    struct rig one, many, random = {.random = seed};
+    build_project(&many, &c, seed);
+    c.rows = 1;
+    build_project(&one, &c, seed);
+    bool is_open = rig_open(&one);
+    is_open = rig_open(&many) && is_open;
+    if (is_open)
+        rig_step(&many, RIG_CUDA, &(struct run){0, 0, wide->rows}, 1, 5);
+    for (uint32_t i = 0; is_open && i < 24; i++) {
+        uint32_t row = i == 0 ? wide->rows - 1 : rig_below(&random, wide->rows), n = 0;
+        rig_step(&one, RIG_CUDA, &(struct run){0, row, 1}, 1, 5);
+        const float *a = rig_output(&one, RIG_CUDA, 0, 0), *b = rig_output(&many, RIG_CUDA, 0, row);
+        while (n < one.options.tap_width && memcmp(&a[n], &b[n], sizeof *a) == 0)
+            n++;
+        if (n < one.options.tap_width) {
+            test_fail(__FILE__, __LINE__,
+                      "K %u, N %u %u %u of %s %s %s, %u rows, prologue %d, epilogue %d: row %u, "
+                      "column %u is %.9g alone, %.9g here",
+                      c.k, c.n[0], c.n[1], c.n[2], dtype_name(c.types[0]), dtype_name(c.types[1]),
+                      dtype_name(c.types[2]), wide->rows, c.prologue, c.epilogue, row, n,
+                      (double)a[n], (double)b[n]);
+            break;
+        }
+    }
+    rig_end(&one);
+    rig_end(&many);
+}
+
+TEST(cuda_project_wide_rows_are_independent) {
+    static const enum dtype types[] = {DT_Q4_K, DT_Q6_K, DT_Q5_K, DT_Q8_0};
+    static const uint32_t widths[] = {256, 512, 768, 1024, 1280, 2048, 2560, 3584};
+    struct rig r = {.random = 91};
+    for (uint32_t i = 0; i < 16; i++) {
+        struct project_case c = {.k = widths[rig_below(&r, 8)],
+                                 .rows = i == 0 ? 3003 : 128 + rig_below(&r, 600),
+                                 .n_segments = 1 + rig_below(&r, 3),
+                                 .has_bias = rig_below(&r, 2),
+                                 .head_width = 128};
+        c.prologue = (enum prologue)rig_below(&r, 4);
+        c.epilogue = (enum epilogue)rig_below(&r, 3);
+        c.f32_last = c.prologue <= PROLOGUE_NORM && rig_below(&r, 3) == 0 && c.n_segments > 1;
+        if (c.epilogue == EPILOGUE_SWIGLU)
+            c.n_segments = 2, c.f32_last = false;
+        if (c.epilogue == EPILOGUE_ADD)
+            c.n_segments = 1, c.f32_last = false;
+        for (uint32_t s = 0; s < c.n_segments; s++) {
+            bool is_same = s && (c.epilogue == EPILOGUE_SWIGLU || rig_below(&r, 2));
+            c.types[s] = is_same ? c.types[0] : i < 4 ? types[i] : types[rig_below(&r, 4)];
+            c.n[s] = c.epilogue == EPILOGUE_SWIGLU && s ? c.n[0] : 1 + rig_below(&r, 700);
+        }
+        check_wide_rows(&c, 3700 + i);
+    }
+}
+
+/* Tiles of 4, 8 and 16 rows, several K splits, several tiles a thread block. */
+TEST(cuda_project_wide_shapes) {
+    static const struct project_case cases[] = {
+        {.k = 1024, .rows = 1500, .n_segments = 3, .n = {2048, 512, 64}, .f32_last = true},
+        {.k = 3584, .rows = 3003, .n_segments = 1, .n = {1024}, .epilogue = EPILOGUE_ADD},
+        {.k = 2048, .rows = 2990, .n_segments = 1, .n = {1024}, .epilogue = EPILOGUE_ADD},
+        {.k = 1024, .rows = 400, .n_segments = 2, .n = {3584, 3584}, .epilogue = EPILOGUE_SWIGLU},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
+        for (uint32_t type = 0; type < 2; type++) {
+            struct project_case c = cases[i];
+            c.prologue = c.epilogue == EPILOGUE_ADD ? PROLOGUE_NONE : PROLOGUE_NORM;
+            for (uint32_t s = 0; s < c.n_segments; s++)
+                c.types[s] = type ? DT_Q6_K : DT_Q4_K;
+            check_wide_rows(&c, 3900 + i);
         }
 }
 

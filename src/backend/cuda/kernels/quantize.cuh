@@ -14,7 +14,7 @@
  * by shuffles. What a group becomes depends on the row alone, not on how many warps share it: the
  * thread blocks of a product may each quantize their rows, or read rows that another kernel has
  * quantized. Where values go is decided by the type QACT: uint8_t * is project.h's layout; another
- * type brings its own qact_word, qact_floats and qact_group.
+ * type brings its own qact_word (or qact_store), qact_floats and qact_group.
  *
  * Bytes: 4 a column of x, of g and of w, each read once by every thread block that quantizes. */
 #ifndef BACKEND_CUDA_KERNELS_QUANTIZE_CUH
@@ -130,6 +130,13 @@ static __device__ __forceinline__ float4 *qact_floats(uint8_t *qact,
     return (float4 *)(qact + (in.wants_int8 ? project_int8_bytes(in.k) : 0));
 }
 
+/* Stores the int8 values of columns 4 i ...; a layout whose values are no bytes has its own. */
+template <class QACT>
+static __device__ __forceinline__ void qact_store(const QACT &qact, uint32_t k, uint32_t i,
+                                                  uint32_t q) {
+    *(uint32_t *)qact_word(qact, k, i) = q;
+}
+
 /* Stores the scale and the sum of quants of 32 columns. */
 static __device__ __forceinline__ void qact_group(uint8_t *qact, uint32_t k, uint32_t i,
                                                   float scale, int sum) {
@@ -217,7 +224,7 @@ static __device__ __forceinline__ void store_int8(const struct project_input &in
         sum += __shfl_xor_sync(~0u, sum, lane);
 #pragma unroll
     for (int h = 0; h < 2; h++)
-        *(uint32_t *)qact_word(qact, in.k, i + h * COL8_STEP) = q[h];
+        qact_store(qact, in.k, i + h * COL8_STEP, q[h]);
     uint32_t h = threadIdx.x % 8; /* lanes 0 and 1 of eight store the two groups' scale and sum */
     if (h < 2) {
         int low = (int16_t)sum;

@@ -2,7 +2,8 @@
  * (project_schedule.c), and the kernels' arguments and names.
  *
  * Up to four rows, and types with f32 activations, go to the gemv kernels; five rows and more of
- * int8 activations to project_gemm.c; rows as in the file, and --exact, to project_fallback.c. */
+ * int8 activations to project_gemm.c, 128 and more on Hopper to project_wide.c; rows as in the
+ * file, and --exact, to project_fallback.c. */
 #include "backend/cuda/ops/project.h"
 
 #include <stdio.h>
@@ -11,6 +12,7 @@
 #include "backend/cuda/ops/project_fallback.h"
 #include "backend/cuda/ops/project_gemm.h"
 #include "backend/cuda/ops/project_schedule.h"
+#include "backend/cuda/ops/project_wide.h"
 #include "base/size.h"
 
 enum {
@@ -315,7 +317,8 @@ int record_project(struct recorder *r, const struct op *op) {
         return err_memory(r->err, "the schedule of a product");
     struct project_params p = arguments_of(r, op, s);
     int status;
-    if (record_project_gemm(r, &p, shape.types, &status))
+    if (record_project_wide(r, &p, shape.types, &status) ||
+        record_project_gemm(r, &p, shape.types, &status))
         return status;
     if (shape.f32_from_global &&
         s->rows <= PROJECT_FUSED_ROWS) { /* those kernels need the qact's */

@@ -1,0 +1,222 @@
+/* project_wide.c - recording PROJECT on wgmma: the activations' image, a product for each type, F32
+ * segments. Tiles and K splits are those of the gemv kernels, so that the order of sums, and with
+ * it a row's bits, is the same. */
+#include "backend/cuda/ops/project_wide.h"
+
+#include <stdio.h>
+
+#include "base/size.h"
+
+enum {
+    QUANTIZE_THREADS = 512, /* at most */
+    COST_128 = 17,          /* time of a tile of 128 rows, and of one of 64 */
+    COST_64 = 10,
+    MAX_SPREAD = 8, /* K splits of a tile over thread blocks: their sums go through memory */
+};
+
+/* What the kernels of an op share. */
+struct wide_op {
+    const struct project_params *p;
+    uint8_t *image;
+    float *factors; /* NULL: no norm */
+};
+
+/* ---- the image --------------------------------------------------------------------------------
+ */
+
+/* Threads of a row: as few rounds as QUANTIZE_THREADS allow, then as few threads. */
+static uint32_t quantize_threads(const struct project_input *in) {
+    uint32_t col8s = in->k / PROJECT_COLS, rounds = div_up(col8s, QUANTIZE_THREADS);
+    return div_up(div_up(col8s, rounds), 32) * 32;
+}
+
+static int record_quantize(struct recorder *r, const struct wide_op *w, bool is_q8_0) {
+    const struct project_input *in = &w->p->in;
+    struct wide_quantize_params q = {.io = w->p->io,
+                                     .in = *in,
+                                     .image = w->image,
+                                     .factors = w->factors,
+                                     .row_limit = w->p->row_limit,
+                                     .image_rows = wide_image_rows(w->p->row_limit),
+                                     .is_q8_0 = is_q8_0};
+    struct cuda_launch launch = {
+        .kernel = "project_wide_quantize",
+        .grid = {w->p->row_limit, 1, 1},
+        .threads = quantize_threads(in),
+        .shared = max_u32(in->k / PROJECT_GROUP, in->k / in->head_width) * 4,
+    };
+    q.in.wants_f32 = 0;
+    return recorder_launch(r, &launch, &q, sizeof q);
+}
+
+/* ---- products ---------------------------------------------------------------------------------
+ */
+
+/* Bytes of a stage: stage_layout of project_wide.cu. */
+static uint32_t stage_bytes(uint32_t type, uint32_t rows) {
+    uint32_t bytes = rows * (256 + (type == IS_Q8_0 ? 16 : 20));
+    bytes = div_up(bytes, 128) * 128 + (type == IS_Q8_0 ? 8 : 4) * WIDE_PIECE;
+    switch (type) {
+    case IS_Q4_K:
+        bytes += WIDE_N * 10;
+        break;
+    case IS_Q5_K:
+        bytes += WIDE_PIECE + WIDE_N * 10;
+        break;
+    case IS_Q6_K:
+        bytes += 2 * WIDE_PIECE + WIDE_N * 12;
+        break;
+    default:
+        bytes += WIDE_N * 8;
+    }
+    return div_up(bytes, 1024) * 1024;
+}
+
+/* Tiles that n weight rows are. */
+static uint32_t n_blocks(const struct wide_params *w, uint32_t n) {
+    return div_up(n, w->epilogue == EPILOGUE_SWIGLU ? WIDE_N / 2 : WIDE_N);
+}
+
+static uint32_t count_tiles(const struct wide_params *w, uint32_t rows, uint32_t bucket) {
+    uint32_t blocks = 0;
+    for (uint32_t i = 0; i < w->n_segments; i++)
+        blocks += n_blocks(w, w->segments[i].n);
+    return blocks * div_up(bucket, rows);
+}
+
+/* Rows of activations of a tile: with 128 weights are unpacked half as often, with 64 fewer SMs are
+ * idle at the end. Q6_K and Q8_0 have several sums at once: 64. */
+static uint32_t choose_rows(const struct wide_params *w, uint32_t type, uint32_t bucket,
+                            uint32_t n_sms) {
+    uint32_t rounds_64 = div_up(count_tiles(w, 64, bucket), n_sms);
+    uint32_t rounds_128 = div_up(count_tiles(w, 128, bucket), n_sms);
+    if (type == IS_Q6_K || type == IS_Q8_0)
+        return 64;
+    return rounds_64 * COST_64 < rounds_128 * COST_128 ? 64 : 128;
+}
+
+/* K splits over thread blocks, where there are fewer tiles than SMs. */
+static void spread_splits(struct recorder *r, struct wide_params *w, uint32_t rows,
+                          uint32_t bucket) {
+    uint32_t tiles = count_tiles(w, rows, bucket), first = 0;
+    w->row_blocks = div_up(bucket, rows);
+    w->is_spread =
+        rows == 64 && w->max_splits > 1 && w->max_splits <= MAX_SPREAD && tiles * 2 <= r->n_sms * 3;
+    if (!w->is_spread)
+        return;
+    for (uint32_t i = 0; i < w->n_segments; i++) {
+        w->segments[i].first_tile = first;
+        first += w->row_blocks * n_blocks(w, w->segments[i].n);
+    }
+    w->partials = recorder_work(r, (uint64_t)tiles * w->max_splits * rows * WIDE_N * 4);
+    w->arrivals = recorder_counters(r, tiles);
+}
+
+/* All segments of a type. */
+static int record_product(struct recorder *r, const struct wide_op *op, uint32_t type) {
+    const struct project_params *p = op->p;
+    struct wide_params w = {.io = p->io,
+                            .in = p->in,
+                            .image = op->image,
+                            .image_rows = wide_image_rows(p->row_limit),
+                            .group_bytes = (uint64_t)wide_image_rows(p->row_limit) * WIDE_ROW_BYTES,
+                            .factors = op->factors,
+                            .out = p->out,
+                            .out_stride = p->out_stride,
+                            .epilogue = p->epilogue,
+                            .has_bias = p->has_bias};
+    for (uint32_t i = 0; i < p->n_segments; i++)
+        if (p->segments[i].type == type) {
+            w.max_splits = max_u32(w.max_splits, p->segments[i].splits);
+            w.segments[w.n_segments++] = p->segments[i];
+        }
+    w.n_segments = p->epilogue == EPILOGUE_SWIGLU ? 1 : w.n_segments;
+    uint32_t rows = choose_rows(&w, type, p->row_limit, r->n_sms);
+    spread_splits(r, &w, rows, p->row_limit);
+    uint32_t splits = w.max_splits > 1 && !w.is_spread ? rows * WIDE_N * 4 : 0;
+    w.stage_bytes = stage_bytes(type, rows);
+    w.stages =
+        min_u32((PROJECT_SHARED_ALONE - WIDE_RING - splits) / w.stage_bytes, WIDE_MAX_STAGES);
+    w.splits_at = WIDE_RING + w.stages * w.stage_bytes;
+    char name[48];
+    snprintf(name, sizeof name, "project_wide_%s_%u",
+             type == IS_Q5_K ? "q5" : project_set_name(type), rows);
+    struct cuda_launch launch = {.kernel = name,
+                                 .grid = {r->n_sms, 1, 1},
+                                 .threads = WIDE_THREADS,
+                                 .shared = w.splits_at + splits};
+    return recorder_launch(r, &launch, &w, sizeof w);
+}
+
+/* ---- F32 segments -----------------------------------------------------------------------------
+ */
+
+static int record_f32(struct recorder *r, const struct wide_op *op) {
+    const struct project_params *p = op->p;
+    struct wide_f32_params w = {.io = p->io,
+                                .in = p->in,
+                                .factors = op->factors,
+                                .out = p->out,
+                                .out_stride = p->out_stride,
+                                .epilogue = p->epilogue};
+    for (uint32_t i = 0; i < p->n_segments; i++)
+        if (p->segments[i].type == IS_F32) {
+            w.n_tiles += p->segments[i].n_tiles;
+            w.segments[w.n_segments++] = p->segments[i];
+        }
+    /* 16 rows a block, and 8 warps, a tile each; where that leaves SMs idle 4 rows and 4 warps. */
+    bool is_16 = div_up(p->row_limit, 16) * div_up(w.n_tiles, 8) >= r->n_sms;
+    uint32_t rows = is_16 ? 16 : 4, warps = is_16 ? 8 : 4;
+    struct cuda_launch launch = {.kernel = is_16 ? "project_wide_f32_16" : "project_wide_f32_4",
+                                 .grid = {div_up(p->row_limit, rows), div_up(w.n_tiles, warps), 1},
+                                 .threads = warps * 32,
+                                 .shared = rows * WIDE_F32_COLUMNS * 4};
+    return recorder_launch(r, &launch, &w, sizeof w);
+}
+
+/* ---- recording --------------------------------------------------------------------------------
+ */
+
+/* Gate and up share tiles. */
+static bool are_gate_up_alike(const struct project_params *p) {
+    const struct project_segment *a = &p->segments[0], *b = &p->segments[1];
+    return a->type == b->type && a->n == b->n && a->row_shift == b->row_shift &&
+           a->splits == b->splits;
+}
+
+static bool has_f32_tiles(const struct project_params *p) {
+    for (uint32_t i = 0; i < p->n_segments; i++)
+        if (p->segments[i].type == IS_F32 && p->segments[i].row_shift != shift_of(WIDE_F32_TILE))
+            return false;
+    return true;
+}
+
+static bool is_for_wide(const struct recorder *r, const struct project_params *p, uint32_t set) {
+    bool is_swiglu = p->epilogue == EPILOGUE_SWIGLU;
+    return r->b->capability == 90 && r->b->max_shared >= PROJECT_SHARED_ALONE &&
+           p->row_limit >= WIDE_MIN_ROWS && set & WIDE_TYPES &&
+           !(set & ~(uint32_t)(WIDE_TYPES | IS_F32)) && (!is_swiglu || are_gate_up_alike(p)) &&
+           (!(set & IS_F32) || (p->f32_from_global && !is_swiglu && has_f32_tiles(p)));
+}
+
+bool record_project_wide(struct recorder *r, const struct project_params *p, uint32_t set,
+                         int *status) {
+    if (!is_for_wide(r, p, set))
+        return false;
+    uint64_t rows = wide_image_rows(p->row_limit), groups = p->in.k / WIDE_GROUP;
+    struct wide_op op = {.p = p, .image = recorder_work(r, groups * rows * WIDE_ROW_BYTES)};
+    if (p->in.prologue == PROLOGUE_NORM)
+        op.factors = recorder_work(r, rows * sizeof(float));
+    *status = 0;
+    for (int is_q8_0 = 0; is_q8_0 < 2 && !*status; is_q8_0++) {
+        uint32_t types = set & (is_q8_0 ? IS_Q8_0 : IS_K_QUANT);
+        if (types)
+            *status = record_quantize(r, &op, is_q8_0);
+        for (uint32_t type = 1; type <= IS_Q8_0 && !*status; type *= 2)
+            if (types & type)
+                *status = record_product(r, &op, type);
+    }
+    if (set & IS_F32 && !*status)
+        *status = record_f32(r, &op);
+    return true;
+}
