@@ -417,6 +417,24 @@ TEST(serve_counts_what_comes_from_host_memory) {
     }
 }
 
+/* Where there are pages for all at full length, all start at once. */
+TEST(serve_starts_all_that_can_never_run_out) {
+    struct rig r;
+    struct result out[8];
+    struct sim_options o = options_of(8, 0, 0);
+    struct sched_counters c;
+    o.engine.context = 100; /* a page for each */
+    if (!rig_open(&r, write_tiny("qwen35"), &o))
+        return;
+    for (int i = 0; i < 8; i++)
+        submit_plain(&r, &out[i], 5, 20);
+    sched_step(r.sched, NULL);
+    sched_counters(r.sched, &c);
+    EXPECT_INT(c.running, 8);
+    step_all(&r);
+    rig_close(&r);
+}
+
 /* The report is of an answer's first start; the counters are of all. */
 TEST(serve_reports_the_first_start_of_one_set_back) {
     struct rig r;

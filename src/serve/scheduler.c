@@ -531,6 +531,11 @@ static uint32_t pages_to_come(const struct sched *s, const struct answer *a) {
     return div_up(a->n, s->page) - held;
 }
 
+/* Pages that it may need for tokens it does not have yet. Its last one is never fed. */
+static uint32_t pages_to_grow(const struct sched *s, const struct answer *a) {
+    return div_up(a->report.n_prompt + a->request->most - 1, s->page) - div_up(a->n, s->page);
+}
+
 /* Whether there are pages for one that needs so many, for those that run, and some for these to
  * grow into: a page for every fourth. With one for each, few were ever set back, and 200 requests
  * on four pages took a fifth more steps. While any lacks a page none is given to others. All pages
@@ -540,9 +545,12 @@ static bool has_room(const struct sched *s, uint32_t needed) {
     if (s->running.n == 0)
         return true;
     sluice_engine_pages(s->engine, &pages);
-    needed += s->running.n / 4;
-    for (const struct answer *a = s->running.first; a; a = a->next)
+    uint32_t growth = 0;
+    for (const struct answer *a = s->running.first; a; a = a->next) {
         needed += pages_to_come(s, a);
+        growth += pages_to_grow(s, a);
+    }
+    needed += min_u32(s->running.n / 4, growth);
     return pages.starved == 0 && pages.free >= needed;
 }
 
