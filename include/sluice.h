@@ -158,6 +158,8 @@ struct sluice_engine_options {
                           * takes no more than an eighth of the memory that is free */
     uint32_t
         all_outputs; /* most rows of logits in one step, for SLUICE_WANT_ALL_LOGITS; 0: batch */
+    uint32_t drafts; /* most drafted tokens in one step, for sluice_seq_draft, 0 to 256: each takes
+                      * a recurrent state and a row of logits; 0, the default: none */
     uint64_t snapshot_bytes; /* memory for snapshots of recurrent state, which sluice_seq_resume and
                               * sluice_seq_rewind go on from; unused by plain transformers */
     uint32_t snapshot_every; /* tokens between two snapshots; 0: as many as have a KV cache of the
@@ -186,7 +188,8 @@ void sluice_engine_close(sluice_engine *engine); /* takes NULL */
 const char *sluice_engine_error(const sluice_engine *engine);
 
 /* Runs the model once over tokens that wait, of all sequences that have some, as many as fit into
- * `prefill` and `batch`. *rows (may be NULL): how many tokens were processed; 0: none waited.
+ * `prefill` and `batch`. *rows (may be NULL): how many tokens were processed, drafted ones
+ * included; 0: none waited.
  * A sequence that finds no free page of the KV cache is left out and loses nothing (see
  * sluice_seq_is_starved); SLUICE_ERR_MEMORY when no other could run either. SLUICE_ERR_FORMAT:
  * logits are NaN or infinite, as the model's weights are damaged. */
@@ -245,6 +248,7 @@ struct sluice_moved {
 /* Counted since open. A step is one submission and one wait, and so is a burst of several steps. */
 struct sluice_counters {
     uint64_t steps, rows;
+    uint64_t drafted, drafts_kept; /* of the rows, see sluice_seq_draft */
     uint64_t submissions, waits;
     uint64_t host_copies, host_copy_bytes; /* of state to and from the host, between steps */
     uint64_t allocations;                  /* of the backend, all of them in open */
@@ -316,6 +320,20 @@ void sluice_seq_tokens(const sluice_seq *seq, const int32_t **tokens, uint32_t *
  * goes on by itself when there is one: other sequences must be closed or rewound. */
 bool sluice_seq_is_starved(const sluice_seq *seq);
 
+/* Guesses which tokens come after those fed, the last of which must still wait. The step that
+ * samples after that one verifies them, all in one submission: it samples after each of them, too,
+ * as if it had been fed, and keeps those that it would have sampled itself, up to the first that is
+ * wrong. After it sluice_seq_tokens has the ones that were kept, and sluice_seq_token the one after
+ * them; sluice_seq_logits has a row for each. So tokens and bits are those without any drafts, at
+ * any temperature, and only the number of steps is another.
+ *
+ * A hint: as many as the engine has room for in that step (its `drafts`, the context, free pages)
+ * are taken, up to the first that ends an answer, and the rest is ignored; so are all without
+ * SLUICE_WANT_TOKEN, and those of a sequence with a mask. They are gone after that step, when more
+ * tokens are fed, and after sluice_seq_rewind; n = 0 takes them back. A fork has none.
+ * SLUICE_ERR_ARGUMENT for a token outside the vocabulary: nothing changes then. */
+int sluice_seq_draft(sluice_seq *seq, const int32_t *tokens, size_t n);
+
 enum sluice_want {
     SLUICE_WANT_TOKEN = 1,      /* sample a token after the last token fed (the default) */
     SLUICE_WANT_LOGITS = 2,     /* the logits after the last token fed */
@@ -367,7 +385,8 @@ int sluice_seq_set_sampling(sluice_seq *seq, const struct sluice_sampling *sampl
 /* The next tokens are among those of the mask alone, until it is changed: bit t % 32 of word t / 32
  * allows token t, for all n_tokens of the model. It is copied. NULL: all tokens, as at first.
  * Biases and penalties choose among what it allows, and cannot forbid all of it.
- * SLUICE_ERR_ARGUMENT for one that allows none. A sequence with a mask takes no part in bursts. */
+ * SLUICE_ERR_ARGUMENT for one that allows none. A sequence with a mask takes no part in bursts,
+ * and no drafts are taken for it. */
 int sluice_seq_set_mask(sluice_seq *seq, const uint32_t *mask);
 
 /* A second sequence with the same tokens, wants, sampling, mask and sampled token. Full pages of

@@ -1,6 +1,7 @@
 /* test_ops.c - single ops of the CPU backend against figures from elsewhere. */
 #include "backend/backend.h"
 #include "cells.h"
+#include "pick_drafts.h"
 #include "plan/build.h"
 #include "plan/io.h"
 #include "test.h"
@@ -496,4 +497,13 @@ TEST(ops_share_scales_as_the_plan_says) {
                       dtype_name(cases[i / 3].types[1]), right, wrong, 160 - group);
     }
     free(r);
+}
+
+/* ---- PICK
+ * ----------------------------------------------------------------------------------------
+ */
+
+TEST(pick_of_drafts_is_that_of_a_row_after_the_other) {
+    check_picks_of_drafts(&backend_cpu, 1);
+    check_picks_of_drafts(&backend_cpu, 3);
 }

@@ -278,6 +278,8 @@ void sluice_engine_counters(const sluice_engine *e, struct sluice_counters *out)
     *out = (struct sluice_counters){
         .steps = e->n_steps,
         .rows = e->n_rows,
+        .drafted = e->n_drafted,
+        .drafts_kept = e->n_kept,
         .submissions = c.submissions,
         .waits = c.waits,
         .host_copies = c.host_copies,
@@ -414,6 +416,15 @@ static struct slot *slot_of(const struct sluice_seq *seq) {
     return &seq->engine->state.slots[seq->slot];
 }
 
+static int check_tokens(struct sluice_engine *e, const int32_t *tokens, size_t n) {
+    uint32_t n_vocab = e->model->model->config.n_vocab;
+    for (size_t i = 0; i < n; i++)
+        if (tokens[i] < 0 || (uint32_t)tokens[i] >= n_vocab)
+            return err_set(&e->err, SLUICE_ERR_ARGUMENT, "token %d at place %zu, expected 0 to %u",
+                           tokens[i], i, n_vocab - 1);
+    return SLUICE_OK;
+}
+
 /* Appends the tokens, or changes nothing. */
 static int append(sluice_seq *seq, const int32_t *tokens, size_t n) {
     int status = check_open(seq);
@@ -423,18 +434,15 @@ static int append(sluice_seq *seq, const int32_t *tokens, size_t n) {
         return status;
     struct sluice_engine *e = seq->engine;
     struct slot *s = slot_of(seq);
-    uint32_t n_vocab = e->model->model->config.n_vocab;
     if (n > e->setup.context - s->n_tokens)
         return err_set(&e->err, SLUICE_ERR_ARGUMENT,
                        "%zu tokens to add to %u, expected at most %u in all, the context (-c)", n,
                        s->n_tokens, e->setup.context);
-    for (size_t i = 0; i < n; i++)
-        if (tokens[i] < 0 || (uint32_t)tokens[i] >= n_vocab)
-            return err_set(&e->err, SLUICE_ERR_ARGUMENT, "token %d at place %zu, expected 0 to %u",
-                           tokens[i], i, n_vocab - 1);
-    if (n > 0)
-        memcpy(s->tokens + s->n_tokens, tokens, n * sizeof *tokens);
+    if (n == 0 || (status = check_tokens(e, tokens, n)))
+        return status;
+    memcpy(s->tokens + s->n_tokens, tokens, n * sizeof *tokens);
     s->n_tokens += (uint32_t)n;
+    s->n_drafts = 0;
     return SLUICE_OK;
 }
 
@@ -446,6 +454,25 @@ int sluice_seq_feed(sluice_seq *seq, const int32_t *tokens, size_t n) {
     if (status || n == 0 || !slot_of(seq)->is_rewound)
         return status;
     return state_resume(&seq->engine->state, seq->slot, &ignored, &seq->engine->err);
+}
+
+int sluice_seq_draft(sluice_seq *seq, const int32_t *tokens, size_t n) {
+    int status = check_open(seq);
+    if (!status && n > 0)
+        status = check_pointer(seq->engine, tokens, "tokens");
+    if (!status)
+        status = check_tokens(seq->engine, tokens, n);
+    if (status)
+        return status;
+    const struct setup *setup = &seq->engine->setup;
+    struct slot *s = slot_of(seq);
+    uint32_t most = min_u32(setup->drafts, setup->context - s->n_tokens), room = 0;
+    while (room < most && room < n && !sluice_token_is_end(seq->engine->model, tokens[room]))
+        room++;
+    s->n_drafts = s->length == s->n_tokens ? 0 : room;
+    if (s->n_drafts)
+        memcpy(s->tokens + s->n_tokens, tokens, s->n_drafts * sizeof *tokens);
+    return SLUICE_OK;
 }
 
 static void explain_reuse(struct sluice_reuse *r, const struct state_found *found, uint32_t n) {

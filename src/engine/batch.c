@@ -6,7 +6,9 @@
  * (1) A part's rows are consecutive positions of its sequence, from its length on.
  * (2) Only the last token that waits asks for a token; with SLUICE_WANT_ALL_LOGITS every row is an
  *     output. Outputs stand in the order of parts.
- * (3) What a row computes does not depend on the other rows, so neither does any result on how
+ * (3) Drafts are rows after the last token that waits, each an output that wants a token, where
+ *     there is room that no other sequence needs.
+ * (4) What a row computes does not depend on the other rows, so neither does any result on how
  *     parts are cut. */
 #include <string.h>
 
@@ -18,7 +20,7 @@
  */
 
 struct room {
-    uint32_t rows, outputs;
+    uint32_t rows, outputs, drafts;
 };
 
 static uint32_t waiting(const struct slot *s) {
@@ -42,6 +44,30 @@ static struct part part_of(const struct sluice_engine *e, uint32_t slot, uint32_
     return part;
 }
 
+/* Rows that drafts may have after so many others: to the end of the page, or of one more, if each
+ * other sequence can have one, too. */
+static uint32_t draft_room(const struct state *st, uint32_t slot, uint32_t rows) {
+    const struct slot *s = &st->slots[slot];
+    uint32_t end = s->length + rows, in_page = pages_for(end) * PAGE - end;
+    uint32_t needed = pages_for(end) - s->n_pages + state_must_copy(st, slot);
+    return pages_available(&st->pages) < needed + st->options.n_slots ? in_page : in_page + PAGE;
+}
+
+/* Adds the sequence's drafts to its part, where that samples a token. */
+static void add_drafts(struct sluice_engine *e, struct part *part, uint32_t pages,
+                       struct room room) {
+    const struct slot *s = &e->state.slots[part->slot];
+    const struct sluice_seq *seq = e->seqs[part->slot];
+    bool is_sampled = part->outputs > 0 && part->rows == waiting(s) &&
+                      (seq->wants & SLUICE_WANT_TOKEN) && !seq->has_mask;
+    uint32_t n = is_sampled ? min_u32(s->n_drafts, room.drafts) : 0;
+    n = min_u32(n, min_u32(room.rows, pages) - part->rows);
+    n = min_u32(n, draft_room(&e->state, part->slot, part->rows));
+    part->drafted = state_plan_drafts(&e->state, part->slot, n);
+    part->rows += part->drafted;
+    part->outputs += part->drafted;
+}
+
 /* The sequence's part, with its pages, where there is room and there are pages. */
 static int add_part(struct sluice_engine *e, uint32_t slot, struct room *room, struct err *err) {
     uint32_t pages = state_page_room(&e->state, slot);
@@ -50,11 +76,13 @@ static int add_part(struct sluice_engine *e, uint32_t slot, struct room *room, s
     e->n_starved += pages == 0;
     if (part.rows == 0)
         return SLUICE_OK;
+    add_drafts(e, &part, pages, *room);
     int status = state_reserve(&e->state, slot, part.rows, &part.first_change, err);
-    state_plan_snapshots(&e->state, slot, part.rows);
+    state_plan_snapshots(&e->state, slot, part.rows - part.drafted);
     e->parts[e->n_parts++] = part;
     room->rows -= part.rows;
-    room->outputs -= part.outputs;
+    room->outputs -= part.outputs - part.drafted;
+    room->drafts -= part.drafted;
     return status;
 }
 
@@ -73,7 +101,7 @@ static int add_parts(struct sluice_engine *e, bool is_generating, struct room *r
 
 /* Pages are taken here; what fails after it leaves them with their slots, which need them next. */
 static int compose(struct sluice_engine *e, struct room *used, struct err *err) {
-    const struct room all = {e->plans[e->n_plans - 1]->max_rows, e->setup.outputs};
+    const struct room all = {e->plans[e->n_plans - 1]->max_rows, e->setup.outputs, e->setup.drafts};
     struct room left = all;
     for (uint32_t i = 0; i < e->setup.n_seqs; i++)
         e->state.slots[i].is_starved = false;
@@ -83,7 +111,8 @@ static int compose(struct sluice_engine *e, struct room *used, struct err *err) 
     if (!status)
         status = add_parts(e, false, &left, err);
     e->first_slot = (e->first_slot + 1) % e->setup.n_seqs;
-    *used = (struct room){all.rows - left.rows, all.outputs - left.outputs};
+    uint32_t drafts = all.drafts - left.drafts;
+    *used = (struct room){all.rows - left.rows, all.outputs - left.outputs + drafts, drafts};
     if (!status && e->n_starved && e->n_parts == 0)
         status = state_out_of_pages(&e->state, err);
     return status;
@@ -118,22 +147,30 @@ static struct io_view view_io(const struct sluice_engine *e, uint32_t plan) {
     };
 }
 
+/* Where the states after the part's rows go. */
+static void fill_cells(const struct state *st, const struct part *part, uint32_t *to) {
+    const struct slot *s = &st->slots[part->slot];
+    for (uint32_t i = 0; i < part->rows; i++)
+        to[i] = i + 1 < part->rows ? IO_NO_CELL : s->cell;
+    for (uint32_t i = 0; i < s->n_planned; i++) {
+        const struct planned *p = &st->planned[s->first_planned + i];
+        to[p->position - s->length - 1] = p->cell;
+    }
+    for (uint32_t i = 0; st->layout.n_recurrent && i < part->drafted; i++)
+        to[part->rows - 1 - part->drafted + i] = st->spare[s->first_spare + i];
+}
+
 static void fill_rows(const struct state *st, const struct part *part, struct io_view *v) {
     const struct slot *s = &st->slots[part->slot];
     struct io_header *h = v->header;
-    for (uint32_t i = 0; i < part->rows; i++) {
+    for (uint32_t i = 0; i < part->rows; i++)
         v->rows[h->n_rows + i] = (struct io_row){
             .token = s->tokens[s->length + i],
             .position = s->length + i,
             .slot = part->slot,
             .segment = h->n_segments,
         };
-        v->to[h->n_rows + i] = i + 1 < part->rows ? IO_NO_CELL : s->cell;
-    }
-    for (uint32_t i = 0; i < s->n_planned; i++) {
-        const struct planned *p = &st->planned[s->first_planned + i];
-        v->to[h->n_rows + p->position - s->length - 1] = p->cell;
-    }
+    fill_cells(st, part, v->to + h->n_rows);
     v->segments[h->n_segments++] = (struct io_segment){
         .cell = s->cell,
         .first_row = h->n_rows,
@@ -159,21 +196,23 @@ static void fill_outputs(struct sluice_seq *seq, const struct part *part, bool i
     struct io_header *h = v->header;
     bool wants_logits = seq->wants & (SLUICE_WANT_LOGITS | SLUICE_WANT_ALL_LOGITS);
     bool wants_token = is_last && (seq->wants & SLUICE_WANT_TOKEN);
+    uint32_t first_bias = *n_biases;
     seq->first_output = h->n_outputs;
     seq->n_logits = wants_logits ? part->outputs : 0;
+    h->n_drafts += part->drafted;
     for (uint32_t i = part->outputs; i > 0; i--) {
         struct io_output *out = &v->outputs[h->n_outputs++];
         *out = (struct io_output){
             .row = h->n_rows - i,
-            .flags = wants_logits ? IO_WANTS_LOGITS : 0,
-            .first_bias = *n_biases,
+            .flags = (wants_logits ? IO_WANTS_LOGITS : 0) | (i <= part->drafted ? IO_DRAFTED : 0),
+            .first_bias = first_bias,
             .n_vocab = seq->engine->model->model->config.n_vocab,
             .token = -1,
         };
-        if (i > 1 || !wants_token)
+        if (i > part->drafted + 1 || !wants_token)
             continue;
         out->flags |= IO_WANTS_TOKEN;
-        *n_biases += sampler_fill(seq, out, v->biases + *n_biases);
+        *n_biases = first_bias + sampler_fill(seq, out, v->biases + first_bias);
         fill_mask(seq, out, v);
     }
 }
@@ -192,7 +231,7 @@ static void fill_io(struct sluice_engine *e, struct io_view *v) {
         struct sluice_seq *seq = e->seqs[part->slot];
         fill_changes(s, part, v);
         fill_rows(&e->state, part, v);
-        fill_outputs(seq, part, part->rows == waiting(s), v, &n_biases);
+        fill_outputs(seq, part, part->rows - part->drafted == waiting(s), v, &n_biases);
         seq->logits_step = e->n_steps + 1;
     }
 }
@@ -224,20 +263,47 @@ static uint32_t steps_of(const struct sluice_engine *e, const struct io_view *v,
     return steps;
 }
 
+/* How many of the part's drafts are the tokens that were picked. */
+static uint32_t count_kept(const struct sluice_engine *e, const struct part *part,
+                           const struct io_view *v) {
+    const struct slot *s = &e->state.slots[part->slot];
+    const struct io_output *out = v->outputs + e->seqs[part->slot]->first_output + part->outputs;
+    uint32_t n = 0;
+    while (n < part->drafted && (out - part->drafted - 1 + n)->token == s->tokens[s->n_tokens + n])
+        n++;
+    return n;
+}
+
+/* Outputs of the part that are not in vain. */
+static uint32_t true_outputs(const struct part *part) {
+    return part->outputs - part->drafted + part->kept;
+}
+
 /* What is made of logits that are NaN or infinite means nothing. They come from weights that are
  * so, or from activations that overflow. The backend has looked at them. */
-static int check_outputs(const struct sluice_engine *e, uint32_t steps, struct err *err) {
-    struct io_view v = view_io(e, e->last_plan);
+static int check_part(const struct sluice_engine *e, const struct part *part,
+                      const struct io_view *v, uint32_t steps, struct err *err) {
     const int32_t *burst = engine_io(e, e->plans[e->last_plan]->io.burst);
-    for (uint32_t i = 0; i < v.header->n_outputs; i++) {
-        uint32_t position = v.rows[v.outputs[i].row].position, n = steps_of(e, &v, i, steps);
+    uint32_t first = e->seqs[part->slot]->first_output;
+    for (uint32_t i = first; i < first + true_outputs(part); i++) {
+        uint32_t position = v->rows[v->outputs[i].row].position, n = steps_of(e, v, i, steps);
         for (uint32_t k = 0; k + 1 < n; k++)
             if (burst[i * IO_BURST + k] == IO_NOT_FINITE)
                 return logits_error(e, position + k, err);
-        if (n == steps && v.outputs[i].token == IO_NOT_FINITE)
+        if (n == steps && v->outputs[i].token == IO_NOT_FINITE)
             return logits_error(e, position + steps - 1, err);
     }
     return SLUICE_OK;
+}
+
+static int check_outputs(struct sluice_engine *e, uint32_t steps, struct err *err) {
+    struct io_view v = view_io(e, e->last_plan);
+    int status = SLUICE_OK;
+    for (uint32_t i = 0; !status && i < e->n_parts; i++) {
+        e->parts[i].kept = count_kept(e, &e->parts[i], &v);
+        status = check_part(e, &e->parts[i], &v, steps, err);
+    }
+    return status;
 }
 
 /* After a step that failed with `status`. One that was cut off, or whose results are no numbers,
@@ -275,13 +341,17 @@ static int collect(struct sluice_engine *e, const struct io_view *v, struct err 
         struct sluice_seq *seq = e->seqs[part->slot];
         seq->token = -1;
         if (part->outputs > 0) {
-            const struct io_output *last = &v->outputs[seq->first_output + part->outputs - 1];
+            const struct io_output *last = &v->outputs[seq->first_output + true_outputs(part) - 1];
             seq->token = last->flags & IO_WANTS_TOKEN ? last->token : -1;
         }
         seq->is_given = false;
-        seq->picked_at = e->state.slots[part->slot].length + part->rows;
+        seq->n_logits = seq->n_logits ? true_outputs(part) : 0;
+        uint32_t rows = part->rows - part->drafted;
+        seq->picked_at = e->state.slots[part->slot].length + rows + part->kept;
         e->n_rows += part->rows;
-        int status = state_advance(&e->state, part->slot, part->rows, 0, err);
+        e->n_drafted += part->drafted;
+        e->n_kept += part->kept;
+        int status = state_advance(&e->state, part->slot, rows, part->kept, err);
         if (status)
             return status;
     }

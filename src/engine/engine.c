@@ -15,6 +15,7 @@ enum {
     MAX_CONTEXT = 1 << 24,
     MAX_SEQUENCES = 4096,
     MAX_PREFILL = 4096,
+    MAX_DRAFTS = 256,
     MAX_SNAPSHOTS = 1 << 20,
     MAX_PAGES = 1 << 28,
     MAX_THREADS = 1024,
@@ -43,6 +44,7 @@ static int check_options(const struct sluice_engine_options *o, struct err *err)
         {"sequences", o->sequences, 1, MAX_SEQUENCES},
         {"batch (--batch)", o->batch, 1, MAX_SEQUENCES},
         {"prefill", o->prefill, 0, MAX_PREFILL},
+        {"drafts", o->drafts, 0, MAX_DRAFTS},
         {"snapshot_every", o->snapshot_every, 0, MAX_CONTEXT},
     };
     int status = SLUICE_OK;
@@ -84,7 +86,8 @@ static int fill_setup(struct setup *s, const struct sluice_engine_options *o,
     s->batch = min_u32(o->batch, o->sequences);
     if (kind->max_rows) /* wider steps are cut into several */
         s->batch = min_u32(s->batch, kind->max_rows);
-    s->prefill = max_u32(o->prefill ? o->prefill : kind->prefill, s->batch);
+    s->drafts = o->drafts;
+    s->prefill = max_u32(o->prefill ? o->prefill : kind->prefill, s->batch + s->drafts);
     if (kind->max_rows)
         s->prefill = min_u32(s->prefill, kind->max_rows);
     if (kind->max_rows && !o->prefill && (uint64_t)s->context * s->n_seqs < s->prefill)
@@ -103,7 +106,7 @@ static int make_plan(const struct sluice_engine *e, struct plan **out, uint32_t 
     const struct config *c = &e->model->model->config;
     const struct plan_options options = {
         .max_rows = rows,
-        .max_outputs = min_u32(rows, s->outputs),
+        .max_outputs = min_u32(rows, s->outputs + s->drafts),
         .n_slots = s->n_seqs,
         .n_cells = n_cells,
         .n_pages = s->n_pages,
@@ -198,7 +201,7 @@ static int make_plans(struct sluice_engine *e, struct err *err) {
     CHECK(n <= MAX_PLANS);
     for (; e->n_plans < n; e->n_plans++) {
         int status = make_plan(e, &e->plans[e->n_plans], widths[e->n_plans],
-                               e->setup.n_seqs + e->setup.n_snapshots, err);
+                               e->setup.n_seqs + e->setup.drafts + e->setup.n_snapshots, err);
         if (status)
             return status;
         CHECK(e->plans[e->n_plans]->bytes[REGION_STATE] == e->plans[0]->bytes[REGION_STATE]);
@@ -293,6 +296,7 @@ static int make_tables(struct sluice_engine *e, struct err *err) {
     const struct state_options options = {
         .n_slots = s->n_seqs,
         .n_snapshots = s->n_snapshots,
+        .n_spare = e->state.layout.n_recurrent ? s->drafts : 0,
         .grid = s->grid,
         .context = s->context,
         .pages_per_seq = s->pages_per_seq,

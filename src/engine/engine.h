@@ -32,7 +32,8 @@ struct setup {
     uint32_t context, pages_per_seq;
     uint32_t n_pages; /* of all sequences together */
     uint32_t n_seqs, batch, prefill;
-    uint32_t outputs; /* rows of a step that may go through the head */
+    uint32_t outputs; /* rows of a step that may go through the head, and ... */
+    uint32_t drafts;  /* ... so many drafted ones besides */
     uint32_t n_snapshots, grid;
     uint64_t host_bytes, disk_bytes; /* of the tiers below the device */
     uint32_t n_host, n_disk;         /* objects that they can hold */
@@ -63,7 +64,8 @@ struct sluice_seq {
 /* A sequence's part of a step. */
 struct part {
     uint32_t slot, rows, outputs;
-    uint32_t first_change; /* entries of its page table change from this one on */
+    uint32_t drafted, kept; /* of both the last ones, and how many of these were right */
+    uint32_t first_change;  /* entries of its page table change from this one on */
 };
 
 enum { MAX_PLANS = 24, SPARE_HANDLES = 64 };
@@ -97,7 +99,7 @@ struct sluice_engine {
     uint32_t n_parts, last_plan;
     uint32_t n_starved;
     uint32_t first_slot; /* who is asked first: it goes round */
-    uint64_t n_steps, n_rows;
+    uint64_t n_steps, n_rows, n_drafted, n_kept;
     uint64_t n_resumed, n_hits, n_reused; /* see struct sluice_counters */
 };
 

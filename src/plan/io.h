@@ -9,7 +9,12 @@
  * after a row is stored, IO_NO_CELL: nowhere. The last row of a segment always stores. It may store
  * to the cell that its segment began with (a state that is updated in place, as in most steps) or
  * to another, which leaves the first one as it was: a snapshot. A segment of one row is in place.
- * Rows before the last store to cells that nobody else uses in this step. */
+ * Rows before the last store to cells that nobody else uses in this step.
+ *
+ * The last rows of a segment may hold drafts: guesses of the tokens that come next. They and the
+ * row before them are all outputs that want a token. A drafted row is kept if the row before it is,
+ * and its token was picked for that one: then all is as if it had come later in a row of its own.
+ * The others have been in vain; the host takes no notice of what they wrote. */
 #ifndef PLAN_IO_H
 #define PLAN_IO_H
 
@@ -18,12 +23,13 @@
 enum {
     IO_PAGE_POSITIONS = 256, /* positions of a page of KV cache, and of a split */
     IO_BURST = 8,            /* steps of a burst: each sequence goes on from its own tokens */
-    IO_MAX_ENDS = 6,         /* tokens that end an answer */
+    IO_MAX_ENDS = 5,         /* tokens that end an answer */
 };
 
 enum io_row_flag {
     IO_WANTS_LOGITS = 1, /* its logits are copied out */
     IO_WANTS_TOKEN = 2,  /* a token is picked for it */
+    IO_DRAFTED = 4,      /* its row holds a draft; the output before it is that of the row before */
     IO_HAS_MASK = 8,     /* one that its row of the masks allows */
 };
 
@@ -43,6 +49,7 @@ struct io_header {
      * made of stays as it was before that token; the steps left store to the spare cell. */
     uint32_t n_ends, spare_cell;
     int32_t ends[IO_MAX_ENDS];
+    uint32_t n_drafts; /* outputs that are IO_DRAFTED */
 };
 
 /* One row: a token at a position of a sequence. */

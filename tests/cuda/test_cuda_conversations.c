@@ -1,14 +1,22 @@
 /* test_cuda_conversations.c - random schedules of conversations on the CUDA backend: every token,
- * and the bits of the last logits, as in a cold run. */
+ * and the bits of the last logits, as in a cold run; drafted tokens, and all that they leave, as in
+ * a run without. */
 #include "conversations.h"
+#include "drafts.h"
+
+static const char *const models[] = {
+    "reference/qwen35-dense-a/model-q8_0.gguf",
+    "reference/llama-k/model-q4_k_m.gguf",
+    "reference/qwen35-moe-a/model-f32.gguf",
+};
+enum { N_MODELS = sizeof models / sizeof *models };
+
+TEST(cuda_drafts_give_the_bits_of_a_run_without) {
+    for (uint32_t i = 0; i < N_MODELS && !test_has_failed(); i++)
+        draft_run(test_data(models[i]), "cuda", 1 + i);
+}
 
 TEST(cuda_conversations_in_any_schedule_as_in_a_cold_run) {
-    static const char *const models[] = {
-        "reference/qwen35-dense-a/model-q8_0.gguf",
-        "reference/llama-k/model-q4_k_m.gguf",
-        "reference/qwen35-moe-a/model-f32.gguf",
-    };
-    enum { N_MODELS = sizeof models / sizeof *models };
     for (uint32_t i = 0; i < 3 * N_MODELS && !test_has_failed(); i++) {
         const struct talk_setup setup = {
             .path = test_data(models[i % N_MODELS]),
@@ -18,6 +26,7 @@ TEST(cuda_conversations_in_any_schedule_as_in_a_cold_run) {
             .every = i < N_MODELS ? 96 : 0,
             .prefill = i % 2 ? 50 : 1000,
             .host = i < 2 * N_MODELS ? 0 : 10,
+            .drafts = i % 2 ? 7 : 3,
             .seed = 100 + i,
         };
         talk_run(&setup, 60);

@@ -4,6 +4,7 @@
  * draw falls between two that rounding cannot tell apart. */
 #include "cells.h"
 #include "formats.h"
+#include "pick_drafts.h"
 #include "rig.h"
 
 /* ---- EMBED ------------------------------------------------------------------------------------
@@ -276,6 +277,10 @@ static void check_head(uint32_t vocab, uint32_t rows, enum dtype type) {
         }
     }
     rig_end(&r);
+}
+
+TEST(cuda_pick_of_drafts_is_that_of_a_row_after_the_other) {
+    check_picks_of_drafts(rig_kinds[RIG_CUDA], 1);
 }
 
 TEST(cuda_pick) {

@@ -3,7 +3,9 @@
  * In this order: logit biases; penalties by how often a token stands in the sequence; the mask of
  * what is allowed; temperature; top-k; top-p of what is left; min-p. Then one draw: a function of
  * (seed, position) alone, so that the same request gives the same tokens whatever shares its steps.
- */
+ *
+ * Penalties count the tokens up to the output's own row. Those of drafted rows are in the counts
+ * only after the step, where the row is kept. */
 #include <math.h>
 #include <string.h>
 
@@ -30,11 +32,16 @@ static double draw(uint64_t seed, uint32_t position) {
 /* ---- what changes logits ----------------------------------------------------------------------
  */
 
-static void apply_biases(const struct cpu_step *s, const struct io_output *o, float *x) {
+enum { ALL_TOKENS = -1 };
+
+/* Of one token, or of all. */
+static void apply_biases(const struct cpu_step *s, const struct io_output *o, int32_t token,
+                         float *x) {
     const uint8_t *io = s->b->region[REGION_IO];
     const struct io_bias *bias = (const struct io_bias *)(io + s->plan->io.biases) + o->first_bias;
     for (uint32_t i = 0; i < o->n_bias; i++)
-        if (bias[i].token >= 0 && (uint32_t)bias[i].token < o->n_vocab)
+        if (bias[i].token >= 0 && (uint32_t)bias[i].token < o->n_vocab &&
+            (token == ALL_TOKENS || token == bias[i].token))
             x[bias[i].token] += bias[i].bias;
 }
 
@@ -42,12 +49,37 @@ static bool has_penalties(const struct io_output *o) {
     return o->repeat_penalty != 1 || o->presence_penalty != 0 || o->frequency_penalty != 0;
 }
 
+static float penalized(const struct io_output *o, float x, uint32_t count) {
+    x = x > 0 ? x / o->repeat_penalty : x * o->repeat_penalty;
+    return x - (o->presence_penalty + o->frequency_penalty * (float)count);
+}
+
 static void apply_penalties(const struct io_output *o, const uint16_t *counts, float *x) {
-    for (uint32_t i = 0; i < o->n_vocab; i++) {
-        if (counts[i] == 0)
+    for (uint32_t i = 0; i < o->n_vocab; i++)
+        if (counts[i])
+            x[i] = penalized(o, x[i], counts[i]);
+}
+
+/* How often the token is in the drafted rows up to output i's own. */
+static uint32_t count_drafts(const struct cpu_step *s, uint32_t i, int32_t token) {
+    uint32_t n = 0;
+    for (; s->outputs[i].flags & IO_DRAFTED; i--)
+        n += s->rows[s->outputs[i].row].token == token;
+    return n;
+}
+
+/* The logits of tokens in the drafted rows up to output i's own, made anew. */
+static void penalize_drafts(const struct cpu_step *s, uint32_t i, const uint16_t *counts,
+                            const float *logits, float *x) {
+    const struct io_output *o = &s->outputs[i];
+    for (uint32_t k = i; s->outputs[k].flags & IO_DRAFTED; k--) {
+        int32_t token = s->rows[s->outputs[k].row].token;
+        if ((uint32_t)token >= o->n_vocab)
             continue;
-        x[i] = x[i] > 0 ? x[i] / o->repeat_penalty : x[i] * o->repeat_penalty;
-        x[i] -= o->presence_penalty + o->frequency_penalty * (float)counts[i];
+        uint32_t count = counts[token] + count_drafts(s, i, token);
+        x[token] = logits[token];
+        apply_biases(s, o, token, x);
+        x[token] = penalized(o, x[token], count < UINT16_MAX ? count : UINT16_MAX);
     }
 }
 
@@ -208,6 +240,10 @@ static int32_t sample(const struct io_output *o, float *x, uint64_t *keys, uint3
     return is_cut ? draw_best(x, keys, n, o, total, r) : draw_any(x, n, r * total);
 }
 
+static uint16_t *counts_of(struct cpu_step *s, const struct op_pick *p, uint32_t slot) {
+    return (uint16_t *)at(s, &p->counts) + (uint64_t)slot * p->counts.stride;
+}
+
 static int32_t pick_token(struct cpu_step *s, const struct op_pick *p, uint32_t i) {
     const struct io_output *o = &s->outputs[i];
     const struct io_row *row = &s->rows[o->row];
@@ -217,10 +253,12 @@ static int32_t pick_token(struct cpu_step *s, const struct op_pick *p, uint32_t 
         return argmax(logits, o->n_vocab);
     float *x = row_of(s, &p->room, i);
     memcpy(x, logits, o->n_vocab * sizeof *x);
-    apply_biases(s, o, x);
-    if (p->counts.n_dims && has_penalties(o))
-        apply_penalties(
-            o, (const uint16_t *)at(s, &p->counts) + (uint64_t)row->slot * p->counts.stride, x);
+    apply_biases(s, o, ALL_TOKENS, x);
+    if (p->counts.n_dims && has_penalties(o)) {
+        const uint16_t *counts = counts_of(s, p, row->slot);
+        apply_penalties(o, counts, x);
+        penalize_drafts(s, i, counts, logits, x);
+    }
     if (has_mask)
         apply_mask(s, o, x);
     if (o->temperature <= 0)
@@ -229,11 +267,31 @@ static int32_t pick_token(struct cpu_step *s, const struct op_pick *p, uint32_t 
                   row->position);
 }
 
+static void count_token(struct cpu_step *s, const struct op_pick *p, const struct io_row *row) {
+    uint16_t *count = counts_of(s, p, row->slot) + row->token;
+    *count += *count < UINT16_MAX;
+}
+
+/* Of all rows but drafted ones. Outputs stand in the order of rows. */
 static void count_tokens(struct cpu_step *s, const struct op_pick *p) {
-    for (uint32_t r = 0; p->counts.n_dims && r < s->io->n_rows; r++) {
-        uint16_t *count = (uint16_t *)at(s, &p->counts) +
-                          (uint64_t)s->rows[r].slot * p->counts.stride + s->rows[r].token;
-        *count += *count < UINT16_MAX;
+    for (uint32_t r = 0, i = 0; p->counts.n_dims && r < s->io->n_rows; r++) {
+        while (i < s->io->n_outputs && s->outputs[i].row < r)
+            i++;
+        bool is_output = i < s->io->n_outputs && s->outputs[i].row == r;
+        if (!is_output || !(s->outputs[i].flags & IO_DRAFTED))
+            count_token(s, p, &s->rows[r]);
+    }
+}
+
+/* Of drafted rows that are kept, when all tokens are picked. */
+static void count_kept_drafts(struct cpu_step *s, const struct op_pick *p) {
+    bool is_kept = true;
+    for (uint32_t i = 0; p->counts.n_dims && i < s->io->n_outputs; i++) {
+        const struct io_row *row = &s->rows[s->outputs[i].row];
+        bool is_drafted = s->outputs[i].flags & IO_DRAFTED;
+        is_kept = !is_drafted || (is_kept && s->outputs[i - 1].token == row->token);
+        if (is_drafted && is_kept)
+            count_token(s, p, row);
     }
 }
 
@@ -253,4 +311,9 @@ void cpu_pick(struct cpu_step *s) {
         else if (o->flags & IO_WANTS_TOKEN)
             o->token = pick_token(s, p, i);
     }
+    if (s->io->n_drafts == 0)
+        return;
+    barrier(s);
+    if (s->thread == 0)
+        count_kept_drafts(s, p);
 }

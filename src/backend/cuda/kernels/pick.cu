@@ -325,16 +325,16 @@ static __device__ void apply_biases(const struct pick_params &p, const struct io
     __syncthreads();
 }
 
-/* This step's tokens of the row's sequence that are in the range: penalties count them, though
- * `counts` has them only after the step. */
+/* This step's tokens of the sequence up to a row that are in the range: penalties count them,
+ * though `counts` has them only after the step. */
 static __device__ uint32_t gather_tokens(const struct pick_params &p, uint32_t slot,
-                                         struct range range, int32_t *tokens) {
+                                         uint32_t last_row, struct range range, int32_t *tokens) {
     __shared__ uint32_t n;
     __syncthreads();
     if (threadIdx.x == 0)
         n = 0;
     __syncthreads();
-    for (uint32_t r = threadIdx.x; r < p.io.header->n_rows; r += PICK_THREADS) {
+    for (uint32_t r = threadIdx.x; r <= last_row; r += PICK_THREADS) {
         const struct io_row row = p.io.rows[r];
         if (row.slot == slot && row.token >= (int32_t)range.begin && row.token < (int32_t)range.end)
             tokens[atomicAdd(&n, 1)] = row.token;
@@ -351,7 +351,7 @@ static __device__ float penalized(const struct io_output *o, float x, uint32_t c
 static __device__ void apply_penalties(const struct pick_params &p, const struct io_output *o,
                                        struct range range, float *x) {
     extern __shared__ int32_t tokens[];
-    uint32_t slot = p.io.rows[o->row].slot, n = gather_tokens(p, slot, range, tokens);
+    uint32_t slot = p.io.rows[o->row].slot, n = gather_tokens(p, slot, o->row, range, tokens);
     const uint16_t *counts = p.counts + (uint64_t)slot * p.counts_stride;
     for (uint32_t i = range.begin + threadIdx.x; i < range.end; i += PICK_THREADS) {
         uint32_t count = counts[i];
@@ -854,9 +854,33 @@ static __device__ bool pick_row(const struct pick_params &p, const struct block_
     return true;
 }
 
+/* Whether output i's row is kept: it holds no draft, or all drafts up to it are right. */
+static __device__ bool is_kept(const struct pick_params &p, uint32_t i) {
+    for (; p.io.outputs[i].flags & IO_DRAFTED; i--)
+        if (p.io.rows[p.io.outputs[i].row].token != __ldcg(&p.io.outputs[i - 1].token))
+            return false;
+    return true;
+}
+
+/* Which of the step's rows are in vain, in the block's shared memory. */
+static __device__ const int32_t *find_rows_in_vain(const struct pick_params &p) {
+    extern __shared__ int32_t is_in_vain[];
+    __syncthreads();
+    for (uint32_t r = threadIdx.x; r < p.io.header->n_rows; r += PICK_THREADS)
+        is_in_vain[r] = 0;
+    __syncthreads();
+    for (uint32_t i = threadIdx.x; i < p.io.header->n_outputs; i += PICK_THREADS)
+        is_in_vain[p.io.outputs[i].row] = !is_kept(p, i);
+    __syncthreads();
+    return is_in_vain;
+}
+
 /* The step's tokens into the counts, which saturate: the same in any order. */
 static __device__ void count_tokens(const struct pick_params &p) {
+    const int32_t *is_in_vain = p.io.header->n_drafts ? find_rows_in_vain(p) : NULL;
     for (uint32_t r = threadIdx.x; p.counts && r < p.io.header->n_rows; r += PICK_THREADS) {
+        if (is_in_vain && is_in_vain[r])
+            continue;
         const struct io_row row = p.io.rows[r];
         if (p.step > 0 && p.io.outputs[r].is_over) /* in a burst row r is output r */
             continue;
