@@ -268,7 +268,7 @@ struct sluice_choice {
     const char *backend; /* static */
     char device[128];
     const char *kv_type; /* static */
-    uint32_t context, sequences, batch;
+    uint32_t context, sequences, batch, drafts;
 };
 /* What was chosen where the options left a choice, to show to the user. */
 void sluice_engine_choice(const sluice_engine *engine, struct sluice_choice *out);

@@ -63,6 +63,7 @@ static int chat(struct talk *t, const struct chat_options *o) {
 int cmd_chat(int argc, char **argv) {
     struct talk t = {.common = common_default(), .n = -1};
     struct chat_options o = {.full = "drop"};
+    t.common.draft = USUAL_DRAFT;
     struct opt opts[MAX_COMMON_OPTS + 8] = {
         {"--prompt", 'p', OPT_STRING, &o.one_shot, "TEXT",
          "ask one question, print the answer and exit"},
@@ -87,7 +88,8 @@ int cmd_chat(int argc, char **argv) {
         .example = "sluice chat -p 'Tell me a story about a fox.'",
         .opts = opts,
         .n_opts = common_opts(opts, 6, &t.common,
-                              WITH_ENGINE | WITH_CACHE | WITH_SAMPLING | WITH_STOP | WITH_JSON),
+                              WITH_ENGINE | WITH_CACHE | WITH_DRAFT | WITH_SAMPLING | WITH_STOP |
+                                  WITH_JSON),
         .model = &t.common.model,
     };
     int exit = opts_parse(&usage, argc, argv, NULL);

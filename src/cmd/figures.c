@@ -35,9 +35,11 @@ void figures_say(const struct figures *f) {
         f->n_prompt == 1 ? "" : "s", parts, prompt_rate(f), f->out->n_new,
         f->out->n_new == 1 ? "" : "s", speed,
         f->out->end == GENERATE_INTERRUPTED ? ", interrupted" : "");
-    say(SAY_ALL, "%s a token, %.2f GB/s; %llu submissions, %llu waits; seed %llu",
+    say(SAY_ALL,
+        "%s a token, %.2f GB/s; %llu submissions, %llu waits; %llu of %llu drafts kept; seed %llu",
         human_bytes(bytes), rate(f) * (double)bytes / 1e9, (unsigned long long)c.submissions,
-        (unsigned long long)c.waits, (unsigned long long)f->seed);
+        (unsigned long long)c.waits, (unsigned long long)c.drafts_kept,
+        (unsigned long long)c.drafted, (unsigned long long)f->seed);
 }
 
 json_t *figures_json(const struct figures *f, struct str text) {
@@ -53,13 +55,15 @@ json_t *figures_json(const struct figures *f, struct str text) {
     sluice_engine_counters(f->engine, &c);
     sluice_engine_choice(f->engine, &choice);
     sluice_engine_memory(f->engine, &memory);
-    return json_pack("{s:o, s:s, s:I, s:f, s:I, s:I, s:f, s:I, s:o, s:s, s:s, s:I, s:I, s:I, s:I}",
-                     "text", json_text(text), "end", ends[f->out->end], "tokens",
-                     (json_int_t)f->out->n_new, "tok_s", rate(f), "prompt_tokens",
-                     (json_int_t)f->n_prompt, "prompt_tokens_kept", (json_int_t)f->n_cached,
-                     "prompt_tok_s", prompt_rate(f), "seed", (json_int_t)f->seed, "model",
-                     json_text(str_of(f->engine->model->model->path)), "backend", choice.backend,
-                     "device", choice.device, "context", (json_int_t)choice.context, "memory_bytes",
-                     (json_int_t)memory.total, "submissions", (json_int_t)c.submissions, "waits",
-                     (json_int_t)c.waits);
+    return json_pack(
+        "{s:o, s:s, s:I, s:f, s:I, s:I, s:f, s:I, s:o, s:s, s:s, s:I, s:I, s:I, s:I, s:I, "
+        "s:I}",
+        "text", json_text(text), "end", ends[f->out->end], "tokens", (json_int_t)f->out->n_new,
+        "tok_s", rate(f), "prompt_tokens", (json_int_t)f->n_prompt, "prompt_tokens_kept",
+        (json_int_t)f->n_cached, "prompt_tok_s", prompt_rate(f), "seed", (json_int_t)f->seed,
+        "model", json_text(str_of(f->engine->model->model->path)), "backend", choice.backend,
+        "device", choice.device, "context", (json_int_t)choice.context, "memory_bytes",
+        (json_int_t)memory.total, "submissions", (json_int_t)c.submissions, "drafted",
+        (json_int_t)c.drafted, "drafts_kept", (json_int_t)c.drafts_kept, "waits",
+        (json_int_t)c.waits);
 }

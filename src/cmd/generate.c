@@ -1,9 +1,12 @@
 /* generate.c - the token loop that run and chat share. */
 #include "cmd/generate.h"
 
+#include <stdlib.h>
+
 #include "base/clock.h"
 #include "cmd/interrupt.h"
 #include "cmd/open.h"
+#include "serve/lookup.h"
 
 /* ---- loops ------------------------------------------------------------------------------------
  */
@@ -69,20 +72,66 @@ static bool is_full(const struct generate *g) {
     return n >= choice.context;
 }
 
-/* Feeds a token and makes the next, or several where the backend goes on by itself. What it made
- * after the end is not looked at. */
-static bool advance(struct generate *g, struct loop *loop, int *exit) {
+/* Drafts what will probably come, where the text repeats itself. */
+struct drafting {
+    void *memory; /* NULL: nothing is drafted */
+    uint32_t most, context;
+    struct lookup lookup;
+    struct pace pace;
+};
+
+static void drafting_open(struct drafting *d, const struct generate *g) {
+    struct sluice_choice choice;
+    sluice_engine_choice(g->engine, &choice);
+    *d = (struct drafting){.most = choice.drafts, .context = choice.context};
+    if (g->see || choice.drafts == 0) /* logits are those of the last token alone */
+        return;
+    d->memory = malloc(lookup_bytes(d->context));
+    if (d->memory)
+        lookup_init(&d->lookup, d->memory, d->context);
+}
+
+/* Returns the rows of the next step. */
+static uint32_t draft(struct drafting *d, struct generate *g) {
+    struct pace_step step = {1, 1};
+    const int32_t *tokens;
+    uint32_t n;
+    size_t left = g->most - g->n_new - 1;
+    sluice_seq_tokens(g->seq, &tokens, &n, NULL);
+    if (d->memory &&
+        lookup_guess(&d->lookup, tokens, n, left < d->most ? (uint32_t)left : d->most)) {
+        uint32_t drafted = pace_choose(&d->pace, &step, &d->lookup);
+        sluice_seq_draft(g->seq, d->lookup.guess, drafted);
+    }
+    return step.rows;
+}
+
+/* One submission for the token that waits. */
+static int submit(struct drafting *d, struct generate *g) {
+    size_t left = g->most - g->n_new;
+    uint32_t steps = 0, rows = draft(d, g);
+    double started = seconds_now();
+    int status = common_burst(g->engine, left < UINT32_MAX ? (uint32_t)left : UINT32_MAX, &steps);
+    if (!status && steps)
+        pace_note(&d->pace, rows, (seconds_now() - started) / steps);
+    return status;
+}
+
+/* Feeds a token and makes the next, or several where the backend goes on by itself or drafts were
+ * right. What it made after the end is not looked at. */
+static bool advance(struct generate *g, struct loop *loop, struct drafting *d, int *exit) {
     const int32_t *tokens;
     int32_t token = sluice_seq_token(g->seq);
     uint32_t n, before;
-    size_t left = g->most - g->n_new;
-    if (is_full(g) && (!g->make_room || !g->make_room(g->user, exit)))
+    bool has_shrunk = is_full(g);
+    if (has_shrunk && (!g->make_room || !g->make_room(g->user, exit)))
         return end_by(g, *exit               ? GENERATE_FAILED
                          : interrupt_asked() ? GENERATE_INTERRUPTED
                                              : GENERATE_CONTEXT_FULL);
+    if (has_shrunk && d->memory)
+        lookup_init(&d->lookup, d->memory, d->context);
     sluice_seq_tokens(g->seq, NULL, &before, NULL);
-    if (sluice_seq_feed(g->seq, &token, 1) ||
-        common_burst(g->engine, left < UINT32_MAX ? (uint32_t)left : UINT32_MAX, NULL)) {
+    if (sluice_seq_feed(g->seq, &token, 1) || submit(d, g)) {
         if (interrupt_asked())
             return end_by(g, GENERATE_INTERRUPTED);
         *exit = fail_engine(g->engine);
@@ -97,19 +146,22 @@ static bool advance(struct generate *g, struct loop *loop, int *exit) {
 
 int generate(struct generate *g) {
     struct loop loop = {0};
+    struct drafting drafting;
     struct sluice_counters before, after;
     double started = seconds_now();
     int exit = 0;
     g->n_new = 0;
     g->end = GENERATE_MOST_TOKENS;
+    drafting_open(&drafting, g);
     sluice_engine_counters(g->engine, &before);
     bool goes_on = g->most > 0 && take(g, &loop, sluice_seq_token(g->seq), &exit);
     while (goes_on)
-        goes_on = advance(g, &loop, &exit);
+        goes_on = advance(g, &loop, &drafting, &exit);
     if (!exit)
         exit = show_token(g, SLUICE_TEXT_END);
     sluice_engine_counters(g->engine, &after);
     g->seconds = seconds_now() - started;
     g->submissions = after.submissions - before.submissions;
+    free(drafting.memory);
     return exit;
 }

@@ -55,6 +55,7 @@ int common_opts(struct opt *table, int n, struct common *c, unsigned groups) {
         {WITH_ENGINE, {"--context", 'c', OPT_INT, &c->context, "N", "context length; 0: the model's; default: the model's, at most 8192"}},
         {WITH_ENGINE, {"--kv", 0, OPT_STRING, &c->kv, "TYPE", "type of the KV cache: f32, f16 (default), q8_0, q4_0"}},
         {WITH_ENGINE, {"--exact", 0, OPT_FLAG, &c->exact, NULL, "f32 activations and f32 KV cache"}},
+        {WITH_DRAFT, {"--draft", 0, OPT_INT, &c->draft, "N", "tokens to guess ahead where text repeats itself; 0: none; default: 7"}},
         {WITH_CACHE, {"--kv-bytes", 0, OPT_SIZE, &c->kv_bytes, "SIZE", "size of the KV cache; default: room for every sequence in full"}},
         {WITH_CACHE, {"--snapshot-bytes", 0, OPT_SIZE, &c->snapshot_bytes, "SIZE", "device memory for snapshots of recurrent state"}},
         {WITH_CACHE, {"--cache-bytes", 0, OPT_SIZE, &c->cache_bytes, "SIZE", "host memory for cached prompts that don't fit on the device"}},
@@ -123,6 +124,7 @@ int common_check(const struct common *c, const char *verb) {
         {"--threads", c->threads, 0, 1024},
         {"--device", c->device, 0, 1024},
         {"--batch", c->batch, 1, 4096},
+        {"--draft", c->draft, 0, 256},
         {"--top-k", c->top_k, -1, INT_MAX},
     };
     for (size_t i = 0; i < sizeof floats / sizeof *floats; i++)
@@ -190,6 +192,7 @@ struct sluice_engine_options common_engine(const struct common *c) {
     o.kv_type = c->kv;
     o.context = c->context == INT_MIN ? -1 : c->context;
     o.sequences = o.batch = (uint32_t)c->batch;
+    o.drafts = (uint32_t)c->draft;
     fill_cache(c, &o);
     return o;
 }

@@ -10,7 +10,7 @@
 /* Filled by opts_parse; begin with common_default. */
 struct common {
     const char *model, *backend, *kv;
-    int threads, device, context, batch;
+    int threads, device, context, batch, draft;
     bool exact, as_json;
     /* What is kept of conversations. UINT64_MAX: not given. */
     const char *cache_dir;
@@ -27,12 +27,15 @@ struct common {
 };
 
 struct common common_default(void);
+/* What verbs that generate text set --draft to. */
+enum { USUAL_DRAFT = 7 };
 
 enum option_group {
     WITH_ENGINE = 1,   /* -m --backend --device -t -c --kv --exact */
     WITH_SAMPLING = 2, /* --temp ... --seed, --logit-bias, --ignore-eos */
     WITH_STOP = 4,
     WITH_JSON = 8,
+    WITH_DRAFT = 32, /* --draft */
     WITH_CACHE = 16, /* --kv-bytes --snapshot-bytes --cache-bytes --cache-dir --cache-dir-bytes */
 };
 enum { MAX_COMMON_OPTS = 32 };

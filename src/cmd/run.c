@@ -305,6 +305,7 @@ static int check(const struct run *r) {
 
 int cmd_run(int argc, char **argv) {
     struct run r = {.common = common_default(), .n = -1, .n_logprobs = -1, .map = {.fd = -1}};
+    r.common.draft = USUAL_DRAFT;
     struct opt opts[MAX_COMMON_OPTS + 8] = {
         {"--prompt", 'p', OPT_STRING, &r.prompt, "TEXT", "the text to continue"},
         {"--file", 'f', OPT_STRING, &r.file, "FILE",
@@ -328,7 +329,8 @@ int cmd_run(int argc, char **argv) {
         .example = "sluice run -p 'Once upon a time' -n 200 --seed 1",
         .opts = opts,
         .n_opts = common_opts(opts, 7, &r.common,
-                              WITH_ENGINE | WITH_CACHE | WITH_SAMPLING | WITH_STOP | WITH_JSON),
+                              WITH_ENGINE | WITH_CACHE | WITH_DRAFT | WITH_SAMPLING | WITH_STOP |
+                                  WITH_JSON),
         .model = &r.common.model,
     };
     int exit = opts_parse(&usage, argc, argv, NULL);

@@ -100,7 +100,8 @@ static int parse(struct serve *s, int argc, char **argv) {
             "not say.\nSIGTERM and Ctrl-C let running answers end, a second one ends it at once.",
         .example = "sluice serve model.gguf --port 8080",
         .opts = opts,
-        .n_opts = common_opts(opts, 18, &s->common, WITH_ENGINE | WITH_SAMPLING | WITH_CACHE),
+        .n_opts = common_opts(opts, 18, &s->common,
+                              WITH_ENGINE | WITH_SAMPLING | WITH_CACHE | WITH_DRAFT),
         .model = &s->common.model,
     };
     int exit = opts_parse(&usage, argc, argv, NULL);
@@ -239,6 +240,7 @@ int cmd_serve(int argc, char **argv) {
         .connections = 1024,
         .body_bytes = 16 << 20,
     };
+    s.common.draft = USUAL_DRAFT;
     int exit = parse(&s, argc, argv);
     if (exit != OPTS_GO_ON)
         return exit;

@@ -335,6 +335,7 @@ void sluice_engine_choice(const sluice_engine *e, struct sluice_choice *out) {
         .context = e->setup.context,
         .sequences = e->setup.n_seqs,
         .batch = e->setup.batch,
+        .drafts = e->setup.drafts,
     };
     e->kind->device_line(e->device, out->device, sizeof out->device);
 }

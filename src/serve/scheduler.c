@@ -21,14 +21,16 @@
 #include "base/clock.h"
 #include "base/hash.h"
 #include "base/size.h"
+#include "serve/lookup.h"
 
 struct request {
     uint64_t id;                /* 0: free */
     struct sched_request asked; /* its pointers lead into memory */
-    void *memory;               /* hashes, biases, ends, tokens */
+    void *memory;               /* hashes, biases, ends, tokens, lookups */
     uint64_t *hashes;           /* (answers, pages of tokens) */
     int32_t *tokens;            /* (answers, n_prompt + most) */
-    uint32_t most;              /* new tokens that fit, and are wanted */
+    char *lookups; /* (answers) each of lookup_bytes; NULL: its tokens are not drafted */
+    uint32_t most; /* new tokens that fit, and are wanted */
     uint32_t live;
     bool is_cancelled;
     double submitted;
@@ -43,12 +45,14 @@ struct answer {
     uint64_t *hashes; /* of each full page of tokens and all before it */
     sluice_seq *seq;  /* NULL: it waits */
     uint32_t n_fed;
-    uint32_t n_masked;   /* tokens that it had when its sequence was given a mask; 0: none was */
-    uint32_t n_found;    /* tokens that its sequence had, processed, when it was opened */
-    bool is_stem;        /* it reads the prompt but for the last token, then others fork from it */
-    bool is_cold;        /* it starts without what the engine knows of it */
-    bool is_suspect;     /* it took part in a step that failed, and has to show that it can run */
-    uint64_t started_at; /* count of steps */
+    uint32_t n_masked;    /* tokens that it had when its sequence was given a mask; 0: none was */
+    struct lookup lookup; /* where its request has them */
+    uint32_t n_drafted;   /* tokens for the next step */
+    uint32_t n_found;     /* tokens that its sequence had, processed, when it was opened */
+    bool is_stem;         /* it reads the prompt but for the last token, then others fork from it */
+    bool is_cold;         /* it starts without what the engine knows of it */
+    bool is_suspect;      /* it took part in a step that failed, and has to show that it can run */
+    uint64_t started_at;  /* count of steps */
     struct sched_report report;
 };
 
@@ -74,7 +78,11 @@ struct sched {
     uint32_t n_cancelled; /* requests that are marked */
     uint32_t n_suspects;
     uint64_t next_age, next_serial;
-    struct err failure; /* why the engine will never run again; code 0: it will */
+    uint32_t drafts; /* most of a step; 0: none */
+    struct pace pace;
+    struct pace_step step; /* the next one */
+    bool is_paced;         /* it has no rows of prompts */
+    struct err failure;    /* why the engine will never run again; code 0: it will */
     struct sched_counters counters;
 };
 
@@ -140,6 +148,7 @@ int sched_open(struct sched **out, const sluice_model *model, sluice_engine *eng
         .n_answers = choice.sequences + options->queue,
         .has_no_bursts = options->has_no_bursts,
         .has_no_reuse = options->has_no_reuse,
+        .drafts = options->has_no_lookup ? 0 : choice.drafts,
         .next_serial = 1,
     };
     sluice_model_facts(model, &s->facts);
@@ -164,7 +173,7 @@ static void close_sequence(struct sched *s, struct answer *a) {
     a->report.n_read += n_processed(a) - a->n_found;
     sluice_seq_close(a->seq);
     a->seq = NULL;
-    a->n_fed = a->n_masked = 0;
+    a->n_fed = a->n_masked = a->n_drafted = 0;
     a->is_stem = false;
     list_remove(&s->running, a);
 }
@@ -332,7 +341,10 @@ static bool copy_request(const struct sched *s, struct request *r, const struct 
     size_t hash_bytes = answers * (n_tokens / s->page) * sizeof(uint64_t);
     size_t bias_bytes = q->sampling.n_biases * sizeof *q->sampling.biases;
     size_t end_bytes = q->n_ends * sizeof *q->ends;
-    char *at = malloc(hash_bytes + bias_bytes + end_bytes + answers * n_tokens * sizeof(int32_t));
+    size_t token_bytes = answers * n_tokens * sizeof(int32_t);
+    bool has_lookups = s->drafts && !q->wants_logits && !q->on_mask;
+    size_t lookup = has_lookups ? answers * lookup_bytes((uint32_t)n_tokens) : 0;
+    char *at = malloc(hash_bytes + bias_bytes + end_bytes + token_bytes + lookup);
     if (!at)
         return false;
     r->asked = *q;
@@ -343,6 +355,7 @@ static bool copy_request(const struct sched *s, struct request *r, const struct 
     if (q->n_ends)
         r->asked.ends = memcpy(at + hash_bytes + bias_bytes, q->ends, end_bytes);
     r->tokens = (int32_t *)(at + hash_bytes + bias_bytes + end_bytes);
+    r->lookups = has_lookups ? (char *)r->tokens + token_bytes : NULL;
     return true;
 }
 
@@ -366,6 +379,9 @@ static void add_answer(struct sched *s, struct request *r, uint32_t number,
     memcpy(a->tokens, q->prompt, q->n_prompt * sizeof *q->prompt);
     for (uint32_t i = 0; i < a->n / s->page; i++)
         hash_page(s, a, i);
+    if (r->lookups)
+        lookup_init(&a->lookup, r->lookups + number * lookup_bytes((uint32_t)n_tokens),
+                    (uint32_t)n_tokens);
     s->n_used++;
     list_insert(&s->waiting, a);
 }
@@ -652,6 +668,39 @@ static void feed(struct sched *s) {
     }
 }
 
+/* How many tokens of it wait. */
+static uint32_t waiting_of(const struct answer *a) {
+    uint32_t waiting;
+    sluice_seq_tokens(a->seq, NULL, NULL, &waiting);
+    return waiting;
+}
+
+/* Drafts what will probably follow the one token of it that waits; at most `most` tokens. */
+static uint32_t draft_one(struct sched *s, struct answer *a, uint32_t most) {
+    uint32_t n = 0, left = a->request->most - a->report.n_new - 1;
+    if (a->request->lookups && lookup_guess(&a->lookup, a->tokens, a->n, min_u32(most, left)))
+        n = pace_choose(&s->pace, &s->step, &a->lookup);
+    if ((n || a->n_drafted) && sluice_seq_draft(a->seq, a->lookup.guess, n))
+        n = 0;
+    a->n_drafted = n;
+    return n;
+}
+
+/* Only in steps without rows of prompts: those take longer, and nobody knows how long. */
+static void draft(struct sched *s) {
+    uint32_t n = 0, most = s->drafts;
+    s->is_paced = true;
+    for (const struct answer *a = s->running.first; a; a = a->next) {
+        uint32_t waiting = waiting_of(a);
+        s->is_paced &= waiting <= 1;
+        n += waiting;
+    }
+    s->step = (struct pace_step){n, n};
+    for (struct answer *a = s->running.first; a && s->is_paced && most; a = a->next)
+        if (waiting_of(a) == 1)
+            most -= draft_one(s, a, most);
+}
+
 /* Steps that may be made at once: nobody waits, and none gets more tokens than it wants. */
 static uint32_t steps_at_once(const struct sched *s) {
     uint32_t n = s->waiting.n || s->has_no_bursts ? 1 : UINT32_MAX;
@@ -725,7 +774,18 @@ static void drop_rest(struct sched *s, struct answer *a) {
         fail(s, a, status);
 }
 
-/* What the step sampled for an answer: one token, or those of a burst, which are fed already. */
+/* Of a step that fed so many tokens. */
+static void count_drafts(struct sched *s, struct answer *a, uint32_t n_fed) {
+    uint32_t n_kept = a->n_drafted ? n_fed : 0;
+    a->report.n_drafted += a->n_drafted;
+    a->report.n_kept += n_kept;
+    s->counters.drafted += a->n_drafted;
+    s->counters.drafts_kept += n_kept;
+    a->n_drafted = 0;
+}
+
+/* What the step sampled for an answer: one token, or those of a burst
+ * or of drafts, which are fed already. */
 static void take_all(struct sched *s, struct answer *a, double now) {
     const int32_t *tokens;
     uint32_t n;
@@ -733,6 +793,7 @@ static void take_all(struct sched *s, struct answer *a, double now) {
     if (token < 0 || a->n_fed < a->n) /* none, or one that was handed out before */
         return;
     sluice_seq_tokens(a->seq, &tokens, &n, NULL);
+    count_drafts(s, a, n - a->n_fed);
     for (; a->n_fed < n; a->n_fed++) {
         if (!take(s, a, tokens[a->n_fed], NULL, now))
             return;
@@ -843,15 +904,17 @@ static int run(struct sched *s, double *engine_seconds) {
     *engine_seconds = seconds_now() - started;
     s->counters.steps += steps;
     s->counters.submissions += steps > 0;
+    if (s->is_paced && steps)
+        pace_note(&s->pace, s->step.rows, *engine_seconds / steps);
     return status;
 }
 
-/* Drafted tokens will be fed after the sampled one, between feed and run. */
 int sched_step(struct sched *s, bool *worked) {
     double started = seconds_now(), engine_seconds = 0;
     bool has_swept = sweep(s);
     admit(s);
     feed(s);
+    draft(s);
     bool has_work = s->running.n > 0;
     int status = has_work ? run(s, &engine_seconds) : SLUICE_OK;
     if (status)

@@ -9,6 +9,9 @@
  * the youngest is set back: its sequence is closed and it waits again, in its old place. None is
  * lost and none starves: docs/design.md says why.
  *
+ * Where a text repeats itself its next tokens are drafted (lookup.h), and several come out of one
+ * step; they are the same as without.
+ *
  * Nothing is read twice: an answer takes over what the engine knows of its tokens, and one whose
  * beginning an older one is just reading waits for that one.
  *
@@ -62,8 +65,9 @@ struct sched_report {
     uint32_t n_prompt; /* tokens of the prompt */
     uint32_t n_new;    /* tokens handed out */
     uint32_t n_read;   /* tokens that the engine processed for it, those read again included */
-    struct sluice_reuse reuse; /* when it started first: what need not be read, and why not more;
-                                * of answers that share a prompt: what the first has read */
+    struct sluice_reuse reuse;  /* when it started first: what need not be read, and why not more;
+                                 * of answers that share a prompt: what the first has read */
+    uint32_t n_drafted, n_kept; /* tokens that were drafted, and those of them that were right */
     uint32_t times_set_back;
     uint32_t steps;       /* of the engine, from its first start to its end */
     double start_seconds; /* until it got a sequence; 0: never */
@@ -105,6 +109,7 @@ struct sched_request {
 struct sched_options {
     uint32_t queue;     /* answers that may wait when all sequences of the engine are taken */
     bool has_no_bursts; /* every submission is one step: a request that arrives waits less */
+    bool has_no_lookup; /* no tokens are drafted; nor are they where the engine has no drafts */
     bool has_no_reuse;  /* nothing is taken over from other requests: to measure what it is worth */
 };
 
@@ -138,6 +143,7 @@ struct sched_counters {
     uint64_t requests, refused, answers; /* accepted, refused; answers that ended */
     uint64_t tokens;                     /* handed out */
     uint64_t steps, submissions;         /* of the engine: a burst is several steps at once */
+    uint64_t drafted, drafts_kept;       /* tokens, as in the reports */
     uint64_t set_back;                   /* how often an answer was */
     uint64_t reused;                     /* tokens that answers need not read when they start, also
                                           * those set back; as a sum: */

@@ -1,0 +1,160 @@
+/* lookup.c - drafts by prompt lookup.
+ *
+ * In: the tokens of a text, as it grows.  Out: guesses of what follows.
+ *
+ * (1) Every place of the text but the last that has three tokens before it is in the index: in the
+ *     list of the bucket of their hash, newest first.
+ * (2) Buckets are not verified: what is found is compared token by token. */
+#include "serve/lookup.h"
+
+#include <string.h>
+
+#include "base/size.h"
+
+enum {
+    LEAST = 3,       /* tokens in common: fewer are right too seldom */
+    LONGEST = 32,    /* that are compared */
+    PLACES = 16,     /* of a bucket that are looked at */
+    RETRY = 64,      /* guesses that are declined before one is drafted all the same */
+    RETRY_TOKENS = 3 /* and how much of it */
+};
+
+/* ---- the index --------------------------------------------------------------------------------
+ */
+
+static uint32_t buckets_for(uint32_t capacity) {
+    uint32_t n = 16;
+    while (n < capacity && n < 1u << 30)
+        n *= 2;
+    return n;
+}
+
+size_t lookup_bytes(uint32_t capacity) {
+    return ((size_t)buckets_for(capacity) + capacity) * sizeof(uint32_t);
+}
+
+void lookup_init(struct lookup *l, void *memory, uint32_t capacity) {
+    *l = (struct lookup){.newest = memory, .n_buckets = buckets_for(capacity), .rightness = 0.5f};
+    l->previous = l->newest + l->n_buckets;
+    memset(l->newest, 0, l->n_buckets * sizeof *l->newest);
+}
+
+/* Of the three tokens before `at`. */
+static uint32_t *bucket_of(const struct lookup *l, const int32_t *at) {
+    uint64_t x = (uint32_t)at[-1] + 0x9E3779B97F4A7C15u * (uint32_t)at[-2];
+    x = (x ^ x >> 29) * 0xBF58476D1CE4E5B9u + (uint32_t)at[-3];
+    x = (x ^ x >> 32) * 0x94D049BB133111EBu;
+    return &l->newest[x >> 33 & (l->n_buckets - 1)];
+}
+
+/* All places before the last of n tokens. */
+static void extend(struct lookup *l, const int32_t *tokens, uint32_t n) {
+    for (l->n = max_u32(l->n, LEAST); l->n < n; l->n++) {
+        uint32_t *bucket = bucket_of(l, tokens + l->n);
+        l->previous[l->n] = *bucket;
+        *bucket = l->n + 1;
+    }
+}
+
+/* How many tokens before a are those before b, where b < a. */
+static uint32_t common(const int32_t *tokens, uint32_t a, uint32_t b) {
+    uint32_t n = 0;
+    while (n < b && n < LONGEST && tokens[a - 1 - n] == tokens[b - 1 - n])
+        n++;
+    return n;
+}
+
+/* The place whose tokens before it are the last of all, most of them, the newest of several such;
+ * 0: there is none. */
+static uint32_t find(const struct lookup *l, const int32_t *tokens, uint32_t n) {
+    uint32_t best = 0, longest = LEAST - 1, at = *bucket_of(l, tokens + n);
+    for (uint32_t i = 0; i < PLACES && at && longest < LONGEST; i++, at = l->previous[at - 1]) {
+        uint32_t same = common(tokens, n, at - 1);
+        if (same > longest) {
+            longest = same;
+            best = at - 1;
+        }
+    }
+    return best;
+}
+
+/* ---- guesses ----------------------------------------------------------------------------------
+ */
+
+/* Compares the last guess with what came. */
+static void learn(struct lookup *l, const int32_t *tokens, uint32_t n) {
+    const float newest = 0.15f;
+    for (uint32_t i = 0; i < l->n_guess && l->guess_at + i < n; i++) {
+        bool is_right = l->guess[i] == tokens[l->guess_at + i];
+        l->rightness += newest * ((float)is_right - l->rightness);
+        if (!is_right)
+            break;
+    }
+    l->n_guess = 0;
+}
+
+/* A text that repeats itself goes on from its own end. */
+uint32_t lookup_guess(struct lookup *l, const int32_t *tokens, uint32_t n, uint32_t most) {
+    learn(l, tokens, n);
+    if (n <= LEAST)
+        return 0;
+    extend(l, tokens, n);
+    uint32_t at = find(l, tokens, n), period = n - at;
+    if (at == 0)
+        return 0;
+    l->n_guess = min_u32(most, LOOKUP_MOST);
+    l->guess_at = n;
+    for (uint32_t i = 0; i < l->n_guess; i++)
+        l->guess[i] = i < period ? tokens[at + i] : l->guess[i - period];
+    return l->n_guess;
+}
+
+/* ---- how much to draft ------------------------------------------------------------------------
+ */
+
+static uint32_t size_of(uint32_t rows) {
+    uint32_t i = 0;
+    while (i + 1 < PACE_SIZES && 1u << i < rows)
+        i++;
+    return i;
+}
+
+void pace_note(struct pace *p, uint32_t rows, double seconds) {
+    const double newest = 0.25;
+    double *at = &p->seconds[size_of(rows)];
+    *at = *at > 0 ? *at + newest * (seconds - *at) : seconds;
+}
+
+/* A size that was never run is thought to take no longer than the next smaller one: then it is
+ * tried. */
+static double seconds_of(const struct pace *p, uint32_t rows) {
+    uint32_t i = size_of(rows);
+    while (i > 0 && p->seconds[i] == 0)
+        i--;
+    return p->seconds[i] > 0 ? p->seconds[i] : 1;
+}
+
+uint32_t pace_choose(const struct pace *p, struct pace_step *step, struct lookup *l) {
+    double best = step->tokens / seconds_of(p, step->rows), tokens = step->tokens, chance = 1;
+    struct pace_step with = *step;
+    uint32_t n = 0;
+    for (uint32_t i = 1; i <= l->n_guess; i++) {
+        chance *= l->rightness;
+        tokens += chance;
+        double rate = tokens / seconds_of(p, step->rows + i);
+        if (rate <= best)
+            continue;
+        best = rate;
+        n = i;
+        with = (struct pace_step){step->rows + i, tokens};
+    }
+    l->n_declined = n ? 0 : l->n_declined + (l->n_guess > 0);
+    if (l->n_declined < RETRY) {
+        *step = with;
+        return n;
+    }
+    l->n_declined = 0;
+    n = min_u32(l->n_guess, RETRY_TOKENS);
+    step->rows += n;
+    return n;
+}

@@ -1,0 +1,64 @@
+/* lookup.h - drafts by prompt lookup: what followed the newest tokens when they stood in the text
+ * before will probably follow them again.
+ *
+ * A lookup is an index over one text, prompt and answer. A draft is what came after the longest and
+ * newest earlier place whose tokens are the text's last three or more. How many tokens of it are
+ * worth a row each is told by a pace: how often guesses in this text were right, and what steps of
+ * so many rows take, both measured as it goes. Guesses that were not drafted are compared with what
+ * comes, too: so drafting stops where it does not pay, and begins again where it would.
+ *
+ * Nothing is allocated: the caller brings a lookup's memory along. */
+#ifndef SERVE_LOOKUP_H
+#define SERVE_LOOKUP_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+enum { LOOKUP_MOST = 32 }; /* tokens of a draft */
+
+struct lookup {
+    uint32_t *newest; /* (buckets) by the hash of three tokens: 1 + the place after them; 0: none */
+    uint32_t *previous; /* (capacity) by such a place: the one before it, in the same bucket */
+    uint32_t n_buckets; /* a power of two */
+    uint32_t n;         /* tokens that are in the index */
+    float rightness;    /* share of guesses that were right, the newest counting most */
+    int32_t guess[LOOKUP_MOST]; /* of the tokens after the first guess_at */
+    uint32_t n_guess, guess_at;
+    uint32_t n_declined; /* guesses in a row that were not thought worth a draft */
+};
+
+/* For a text of at most so many tokens; a multiple of 4. */
+size_t lookup_bytes(uint32_t capacity);
+/* memory: lookup_bytes of it, aligned to 4. */
+void lookup_init(struct lookup *l, void *memory, uint32_t capacity);
+
+/* What probably comes after these n tokens, which begin with those of earlier calls: the lookup's
+ * `guess`. Returns how many tokens it is, 0 to `most`. What came since the last guess is learnt
+ * from. */
+uint32_t lookup_guess(struct lookup *l, const int32_t *tokens, uint32_t n, uint32_t most);
+
+/* ---- how much to draft ------------------------------------------------------------------------
+ */
+
+enum { PACE_SIZES = 13 }; /* steps of up to 1, 2, 4 ... 4096 rows */
+
+/* Of an engine. Begin with {0}. */
+struct pace {
+    double seconds[PACE_SIZES]; /* of a step, the newest counting most; 0: there was none */
+};
+
+/* A step that is being put together. Begin with as many rows and tokens as sequences take part. */
+struct pace_step {
+    uint32_t rows;
+    double tokens; /* that will probably come out of it */
+};
+
+/* A step of so many rows, without any of a prompt, took so long. */
+void pace_note(struct pace *p, uint32_t rows, double seconds);
+
+/* How many tokens of the lookup's guess are worth being drafted in the step, which they are added
+ * to: as many as make the most tokens a second. */
+uint32_t pace_choose(const struct pace *p, struct pace_step *step, struct lookup *l);
+
+#endif
