@@ -83,6 +83,7 @@ def by_hand():
     yield obj(**{f"property_number_{i}": [S, I, B, N][i % 4] for i in range(40)})
     yield obj([], **{f"p{i}": [S, I, B, N][i % 4] for i in range(60)})
     yield {"enum": [f"country-{i:03}" for i in range(300)]}
+    yield {"type": "string", "enum": [f"{i * 7919 % 20011:05}" for i in range(20000)]}
     yield obj(text={"type": "string", "minLength": 10, "maxLength": 40})
     yield obj(text={"type": "string", "minLength": 100})
     yield {"type": "string", "minLength": 3, "maxLength": 3}

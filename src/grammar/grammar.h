@@ -25,7 +25,7 @@
  *
  * SLUICE_ERR_FORMAT: it is not a grammar; SLUICE_ERR_UNSUPPORTED: it is one, but not for us. The
  * text of the error is one line that names the rule and line, or the keyword and its place. *out is
- * NULL on failure. Hostile input costs at most some 50 ms and 64 MB. */
+ * NULL on failure. Hostile input costs a fraction of a second and 64 MB. */
 
 struct grammar;
 

@@ -262,7 +262,8 @@ static const struct expr *write_values(struct schema *s, const json_t *flat, con
     for (int k = 0; unsure[k]; k++)
         if (json_object_get(flat, unsure[k]))
             return schema_fail(s, SLUICE_ERR_UNSUPPORTED, "enum or const beside %s", unsure[k]);
-    json_array_foreach(values, i, each) if (schema_value_fits(s, flat, each))
+    const json_t *others = schema_without(s, schema_without(s, flat, "enum"), "const");
+    json_array_foreach(values, i, each) if (schema_value_fits(s, others, each))
         expr_push(s->b, &list, literal(s, each));
     return expr_choice(s->b, &list);
 }
