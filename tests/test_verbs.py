@@ -697,6 +697,16 @@ def test_warnings():
     assert "warning" not in good("run", "-n", 1, "-c", 2048)[1]
     for verb in (("run", "-n", 1), ("inspect",), ("explain",), ("bench",)):
         bad(1, "0 (cpu: ", *verb, "--backend", "cpu", "--device", 3)
+    folder = TMP / "no-template"
+    folder.mkdir()
+    for name in ("config.json", "tokenizer.json", "model.safetensors"):
+        (folder / name).write_bytes((REFERENCE / "llama-a" / name).read_bytes())
+    config = json.loads((REFERENCE / "llama-a/tokenizer_config.json").read_text())
+    del config["chat_template"]
+    (folder / "tokenizer_config.json").write_text(json.dumps(config))
+    first = good("chat", folder, "-p", "Hi", "-n", 2)[1].splitlines()[0]
+    assert "warning" in first and "no chat template" in first, first
+    assert "warning" not in good("chat", REFERENCE / "llama-a", "-p", "Hi", "-n", 2)[1]
 
 
 def test_run_notices_a_full_device():
