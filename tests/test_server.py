@@ -517,14 +517,33 @@ def test_paths_and_methods():
             assert body["error"]["message"], body
 
 
-def test_the_page_loads_nothing_from_elsewhere():
-    s = server()
-    for path, type_ in (("/", "text/html"), ("/page.css", "text/css")):
-        status, headers, text = s.request("GET", path)
-        assert status == 200 and headers["Content-Type"].startswith(type_) and text, path
-        policy = headers["Content-Security-Policy"]
-        assert "default-src 'none'" in policy and "unsafe" not in policy and "frame-ancestors 'none'" in policy
-        assert not re.search(r"(src|href)=\"(https?:)?//", text)
+PAGE = {"/": "text/html", "/style.css": "text/css", "/app.js": "text/javascript", "/markdown.js": "text/javascript", "/icon.svg": "image/svg+xml"}
+
+
+def test_page_files():
+    """The page needs no key, loads nothing from elsewhere, and runs no script but its own."""
+    with own("--api-key", "secret", "--prefix", "/a/llm") as s:
+        for path, kind in PAGE.items():
+            status, headers, text = s.request("GET", "/a/llm" + path)
+            assert status == 200 and headers["Content-Type"].split(";")[0] == kind, (path, status, headers["Content-Type"])
+            assert text.encode() == (ROOT / "src/serve/http/page" / (path[1:] or "index.html")).read_bytes(), path
+            policy = dict(rule.strip().split(" ", 1) for rule in headers["Content-Security-Policy"].split(";"))
+            assert policy["default-src"] == policy["base-uri"] == policy["form-action"] == policy["frame-ancestors"] == "'none'"
+            assert policy["script-src"] == policy["style-src"] == policy["connect-src"] == "'self'" and "unsafe" not in str(policy)
+            assert headers["X-Content-Type-Options"] == "nosniff" and headers["Referrer-Policy"] == "no-referrer"
+            assert headers["Cache-Control"] == "no-cache"
+            assert not re.sub(r"http://www\.w3\.org/2000/svg", "", text).count("http://www"), path
+            assert "innerHTML" not in text and "insertAdjacentHTML" not in text and "document.write" not in text, path
+            assert s.request("POST", "/a/llm" + path)[0] in (401, 405)
+            status, headers, text = s.request("HEAD", "/a/llm" + path)
+            assert status == 200 and not text
+        html = s.request("GET", "/a/llm/")[2]
+        assert re.findall(r"<script[^>]*>(.*?)</script>", html, re.S) == [""] and "<style" not in html
+        assert not re.search(r"\s(on\w+|style)=", html) and not re.search(r"(src|href)=\"(/|\w+:)", html), "inline or absolute"
+        status, headers, _ = s.request("GET", "/a/llm")
+        assert status == 308 and headers["Location"] == "./llm/"
+        assert s.request("GET", "/a/llm/v1/models")[0] == 401
+        assert s.request("GET", "/")[0] == 401
 
 
 def test_bodies_that_are_no_request():

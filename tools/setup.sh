@@ -122,10 +122,18 @@ fi
 # The server is tested with the clients that people use, and structured output with jsonschema, in an environment of their own. Without
 # them (no network) those tests are skipped, and say so.
 clients=build/venv-test
-if [ "$purpose" = test ] && ! $clients/bin/python -c 'import openai, anthropic, ollama, jsonschema' 2>/dev/null; then
-    echo "setup: installing the Python packages openai, anthropic, ollama, jsonschema into $clients"
-    { python3 -m venv $clients && $clients/bin/pip install --quiet --disable-pip-version-check openai anthropic ollama jsonschema; } \
+if [ "$purpose" = test ] && ! $clients/bin/python -c 'import openai, anthropic, ollama, jsonschema, selenium' 2>/dev/null; then
+    echo "setup: installing the Python packages openai, anthropic, ollama, jsonschema, selenium into $clients"
+    { python3 -m venv $clients && $clients/bin/pip install --quiet --disable-pip-version-check openai anthropic ollama jsonschema selenium; } \
         >/dev/null 2>&1 || echo "setup: they could not be installed: the tests with these clients are skipped"
+fi
+
+# The server's page is tested in a browser; without one that test is skipped, and says so.
+if [ "$purpose" = test ] && ! { have chromium && have chromedriver; } && have apt-get; then
+    if [ "$(id -u)" = 0 ]; then sudo=; else sudo="sudo -n"; fi
+    echo "setup: installing chromium and chromium-driver"
+    DEBIAN_FRONTEND=noninteractive $sudo apt-get install -y --no-install-recommends chromium chromium-driver fonts-dejavu-core >/dev/null 2>&1 ||
+        echo "setup: they could not be installed: the test of the page is skipped"
 fi
 
 case $purpose in

@@ -40,6 +40,7 @@ void exchange_release(struct exchange *x) {
     buffer_free(&x->draft);
     buffer_free(&x->out);
     free(x->path);
+    free(x->location);
     pthread_mutex_destroy(&x->lock);
     free(x);
 }
@@ -424,6 +425,8 @@ static enum MHD_Result queue(struct exchange *x) {
     MHD_add_response_header(response, "X-Request-Id", x->id);
     if (x->retry_after)
         MHD_add_response_header(response, "Retry-After", x->retry_after);
+    if (x->location)
+        MHD_add_response_header(response, "Location", x->location);
     if (x->status == 401)
         MHD_add_response_header(response, "WWW-Authenticate", "Bearer");
     if (x->server->is_draining)

@@ -64,6 +64,7 @@ struct exchange {
     int status;
     const char *type, *retry_after;
     bool has_page_policy; /* it is part of the page */
+    char *location;       /* where a redirection points; NULL: it is none; owned */
     struct buffer out;
     size_t n_sent; /* of out */
     uint64_t bytes;

@@ -1,28 +1,58 @@
-/* page.c - the files of page/, which are part of the program, and their paths.
+/* page.c - the page to chat on: the files of src/serve/http/page, which are bytes of the program.
  *
- * They come with a policy that lets a browser load and ask nothing but this server: no script or
- * style in the page's text, nothing from elsewhere, no frame around it. */
-#include "serve/http/exchange.h"
+ * Nothing of the page is secret, so it needs no key; what it asks the server for does. */
+#include <stdio.h>
 
-/* The bytes of a file of page/, from its symbol to the symbol's end. */
-#define EMBED(symbol, file)                                                                        \
-    extern const char symbol[], symbol##_end[];                                                    \
-    __asm__(".pushsection .rodata\n.global " #symbol "\n.global " #symbol "_end\n" #symbol         \
-            ":\n.incbin \"src/serve/http/page/" file "\"\n" #symbol                                \
-            "_end:\n.byte 0\n.popsection\n")
+#include "serve/http/inside.h"
 
-EMBED(page_index_html, "index.html");
-EMBED(page_css, "page.css");
+/* .incbin: every assembler takes it. Paths are from the repository's root, where make runs. */
+#define EMBED(name, path)                                                                          \
+    __asm__(".section .rodata\n"                                                                   \
+            ".globl page_" #name "\n.globl page_" #name "_end\n"                                   \
+            "page_" #name ":\n.incbin \"" path "\"\npage_" #name "_end:\n.byte 0\n.previous");     \
+    __attribute__((visibility("hidden"))) extern const char page_##name[], page_##name##_end[]
 
-static void reply(struct exchange *x, const char *type, const char *at, const char *end) {
-    x->has_page_policy = true;
-    exchange_reply_text(x, 200, type, (struct str){at, (size_t)(end - at)});
+EMBED(html, "src/serve/http/page/index.html");
+EMBED(style, "src/serve/http/page/style.css");
+EMBED(app, "src/serve/http/page/app.js");
+EMBED(markdown, "src/serve/http/page/markdown.js");
+EMBED(icon, "src/serve/http/page/icon.svg");
+
+struct file {
+    const char *path, *type, *begin, *end;
+};
+
+static const struct file files[] = {
+    {"/", "text/html; charset=utf-8", page_html, page_html_end},
+    {"/style.css", "text/css; charset=utf-8", page_style, page_style_end},
+    {"/app.js", "text/javascript; charset=utf-8", page_app, page_app_end},
+    {"/markdown.js", "text/javascript; charset=utf-8", page_markdown, page_markdown_end},
+    {"/icon.svg", "image/svg+xml", page_icon, page_icon_end},
+};
+
+/* The page's addresses are relative: "/llm" without its slash would lose the prefix. */
+static bool redirect_to_folder(struct exchange *x) {
+    const char *last = strrchr(x->path, '/');
+    if (last && last[1] == 0)
+        return false;
+    if (asprintf(&x->location, "./%s/", last ? last + 1 : "") < 0) {
+        x->location = NULL;
+        exchange_refuse(x, 500, NULL, "out of memory for a redirection");
+        return true;
+    }
+    exchange_reply_text(x, 308, "text/plain", STR(""));
+    return true;
 }
 
-void page_index(struct exchange *x) {
-    reply(x, "text/html; charset=utf-8", page_index_html, page_index_html_end);
-}
-
-void page_style(struct exchange *x) {
-    reply(x, "text/css; charset=utf-8", page_css, page_css_end);
+void page_file(struct exchange *x) {
+    const char *path = x->route->path;
+    if (strcmp(path, "/") == 0 && redirect_to_folder(x))
+        return;
+    for (size_t i = 0; i < sizeof files / sizeof *files; i++) {
+        const struct file *f = &files[i];
+        if (strcmp(path, f->path) != 0)
+            continue;
+        x->has_page_policy = true;
+        exchange_reply_text(x, 200, f->type, (struct str){f->begin, (size_t)(f->end - f->begin)});
+    }
 }

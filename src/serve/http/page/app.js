@@ -1,0 +1,668 @@
+// app.js - the page: conversations, settings, and answers as they come.
+//
+// A conversation is a tree of messages: {id, parent, role, content, thinking, stats, children, pick}, where
+// `pick` is the child that is shown. Editing a message and asking again add a sibling; nothing is overwritten.
+// All of it lives in this browser's storage; the server knows the shared beginning of branches by its cache.
+
+import { render, copyText } from "./markdown.js";
+
+const $ = (id) => document.getElementById(id);
+const PREFIX = "sluice.chat.";
+const NUMBERS = ["temperature", "top_p", "max_tokens", "seed"];
+
+// ---- small parts ---------------------------------------------------------------------------------
+
+const SVG = "http://www.w3.org/2000/svg";
+const ICONS = {
+  plus: "M12 5v14M5 12h14",
+  close: "M6 6l12 12M18 6L6 18",
+  menu: "M4 7h16M4 12h16M4 17h16",
+  sliders: "M4 8h9M17 8h3M4 16h3M11 16h9M15 6v4M9 14v4",
+  send: "M12 19V6M6 11l6-6 6 6",
+  stop: "M8 8h8v8H8z",
+  theme: "M12 4a8 8 0 100 16zM12 4a8 8 0 010 16",
+  copy: "M9 9h10v10H9zM5 15V5h10",
+  again: "M19 12a7 7 0 11-2-5l2 2M19 4v5h-5",
+  edit: "M5 19l1-4L16 5l3 3L9 18z",
+  trash: "M5 7h14M10 7V5h4v2M7 7l1 12h8l1-12",
+  left: "M14 7l-5 5 5 5",
+  right: "M10 7l5 5-5 5",
+};
+
+function svg(tag, attributes) {
+  const e = document.createElementNS(SVG, tag);
+  for (const [name, value] of Object.entries(attributes)) e.setAttribute(name, value);
+  return e;
+}
+
+function icon(name) {
+  const e = svg("svg", { viewBox: "0 0 24 24", "aria-hidden": "true", class: "i" });
+  e.append(svg("path", { d: ICONS[name] }));
+  return e;
+}
+
+function make(tag, className, ...children) {
+  const e = document.createElement(tag);
+  if (className) e.className = className;
+  e.append(...children);
+  return e;
+}
+
+function button(name, label, act, className = "icon") {
+  const b = make("button", className, icon(name));
+  b.type = "button";
+  b.title = label;
+  b.setAttribute("aria-label", label);
+  b.addEventListener("click", act);
+  return b;
+}
+
+function setIcon(b, name, label) {
+  b.querySelector("svg").replaceWith(icon(name));
+  b.setAttribute("aria-label", label);
+  b.title = label;
+}
+
+let toastTimer;
+function toast(text, action, act) {
+  $("toast").replaceChildren(text);
+  if (action) {
+    const b = make("button", "", action);
+    b.addEventListener("click", () => { $("toast").replaceChildren(); act(); });
+    $("toast").append(b);
+  }
+  clearTimeout(toastTimer);
+  toastTimer = setTimeout(() => $("toast").replaceChildren(), 7000);
+}
+
+const makeId = () => Array.from(crypto.getRandomValues(new Uint8Array(9)), (b) => b.toString(36).padStart(2, "0")).join("");
+
+// ---- storage -------------------------------------------------------------------------------------
+
+function stored(storage, key) {
+  try { return storage.getItem(key); } catch { return null; }
+}
+
+function store(key, value) {
+  try {
+    localStorage.setItem(key, value);
+  } catch {
+    toast("The browser's storage is full or off: this conversation is not kept.");
+  }
+}
+
+function isChat(c) {
+  return c && typeof c.id === "string" && typeof c.title === "string" && c.nodes && c.nodes.root &&
+    Object.values(c.nodes).every((n) => Array.isArray(n.children) && n.children.every((id) => c.nodes[id]));
+}
+
+function readChat(key) {
+  try {
+    const c = JSON.parse(stored(localStorage, key));
+    return isChat(c) ? c : null;
+  } catch {
+    return null;
+  }
+}
+
+const chats = new Map(); // id: chat
+const running = new Map(); // a chat's id: {node, abort}
+let chat = null; // the one that is shown
+
+function loadChats() {
+  let keys = [];
+  try { keys = Object.keys(localStorage); } catch { return; }
+  for (const key of keys.filter((k) => k.startsWith(PREFIX))) {
+    const c = readChat(key);
+    if (c) chats.set(c.id, c);
+  }
+}
+
+function save(c) {
+  if (chats.has(c.id)) store(PREFIX + c.id, JSON.stringify(c));
+}
+
+function lastSettings() {
+  try { return JSON.parse(stored(localStorage, "sluice.settings")) || {}; } catch { return {}; }
+}
+
+function newChat() {
+  const root = { id: "root", parent: null, role: "root", content: "", children: [], pick: null };
+  return { id: makeId(), title: "", isNamed: false, at: Date.now(), settings: lastSettings(), nodes: { root } };
+}
+
+// ---- the tree ------------------------------------------------------------------------------------
+
+function shownPath(c) {
+  const path = [];
+  for (let n = c.nodes.root; n.pick && c.nodes[n.pick]; path.push(n)) n = c.nodes[n.pick];
+  return path;
+}
+
+function addNode(c, parent, role, content) {
+  const node = { id: makeId(), parent: parent.id, role, content, children: [], pick: null };
+  c.nodes[node.id] = node;
+  parent.children.push(node.id);
+  parent.pick = node.id;
+  c.at = Date.now();
+  return node;
+}
+
+function showNode(c, node) {
+  for (let n = node; n.parent; n = c.nodes[n.parent]) c.nodes[n.parent].pick = n.id;
+  save(c);
+  drawAll();
+}
+
+// ---- the server ----------------------------------------------------------------------------------
+
+function headers() {
+  const key = stored(sessionStorage, "sluice.key");
+  return { "Content-Type": "application/json", ...(key ? { Authorization: `Bearer ${key}` } : {}) };
+}
+
+let asking = null; // the key is asked for once, whoever needs it
+function askKey(hint) {
+  asking ||= new Promise((resolve) => {
+    const finish = (value) => { asking = null; $("key-dialog").close(); resolve(value); };
+    $("key-hint").textContent = hint;
+    $("key").value = "";
+    $("key-form").onsubmit = (e) => {
+      e.preventDefault();
+      try { sessionStorage.setItem("sluice.key", $("key").value.trim()); } catch { /* asked again then */ }
+      finish(true);
+    };
+    $("key-cancel").onclick = () => finish(false);
+    $("key-dialog").oncancel = (e) => { e.preventDefault(); finish(false); };
+    $("key-dialog").showModal();
+  });
+  return asking;
+}
+
+async function call(path, options = {}) {
+  for (;;) {
+    const hadKey = !!stored(sessionStorage, "sluice.key");
+    const response = await fetch(path, { ...options, headers: headers() });
+    if (response.status === 401 && (await askKey(hadKey ? "The key was wrong." : "It is kept until this tab is closed."))) continue;
+    if (response.ok) return response;
+    let message = `the server answers ${response.status}`;
+    try { message = (await response.json()).error.message || message; } catch { /* no JSON */ }
+    throw new Error(message);
+  }
+}
+
+async function* events(response) {
+  const reader = response.body.getReader(), decoder = new TextDecoder();
+  for (let rest = "";;) {
+    const { done, value } = await reader.read();
+    const lines = (rest + (done ? decoder.decode() + "\n" : decoder.decode(value, { stream: true }))).split("\n");
+    rest = lines.pop();
+    for (const line of lines) {
+      const data = line.startsWith("data:") ? line.slice(5).trim() : "";
+      if (data === "[DONE]") return;
+      if (data) yield JSON.parse(data);
+    }
+    if (done) throw new Error("the connection ended before the answer did");
+  }
+}
+
+function requestOf(c, node) {
+  const messages = [];
+  for (let n = c.nodes[node.parent]; n.role !== "root"; n = c.nodes[n.parent]) {
+    if (n.role === "assistant" && !n.content) continue;
+    messages.unshift({ role: n.role, content: n.content, ...(n.thinking ? { reasoning_content: n.thinking } : {}) });
+  }
+  if (c.settings.system) messages.unshift({ role: "system", content: c.settings.system });
+  const body = { messages, stream: true, stream_options: { include_usage: true } };
+  for (const name of NUMBERS) if (Number.isFinite(c.settings[name])) body[name] = c.settings[name];
+  return body;
+}
+
+// Adds what an event says to the node.
+function take(node, event) {
+  const now = performance.now(), s = node.stats;
+  if (event.error) throw new Error(event.error.message || "the server failed");
+  const choice = event.choices && event.choices[0];
+  const delta = (choice && choice.delta) || {};
+  if (delta.content || delta.reasoning_content) {
+    s.first ??= now;
+    s.last = now;
+    s.tokens = (s.tokens || 0) + 1;
+    node.thinking = (node.thinking || "") + (delta.reasoning_content || "");
+    node.content += delta.content || "";
+  }
+  for (const t of delta.tool_calls || []) node.content += `\n\n\`\`\`json\n${JSON.stringify(t.function, null, 2)}\n\`\`\`\n`;
+  if (choice && choice.finish_reason) s.finish = choice.finish_reason;
+  if (event.usage) {
+    s.tokens = event.usage.completion_tokens;
+    s.prompt = event.usage.prompt_tokens;
+    s.cached = (event.usage.prompt_tokens_details || {}).cached_tokens || 0;
+    s.isExact = true;
+  }
+}
+
+async function answer(c, parent) {
+  if (running.has(c.id)) return;
+  const node = addNode(c, parent, "assistant", "");
+  const abort = new AbortController();
+  let saved = performance.now();
+  node.stats = { begun: saved };
+  running.set(c.id, { node, abort });
+  if (c === chat) { drawAll(); toEnd(); }
+  drawList();
+  try {
+    const response = await call("v1/chat/completions", { method: "POST", body: JSON.stringify(requestOf(c, node)), signal: abort.signal });
+    for await (const event of events(response)) {
+      take(node, event);
+      drawSoon(c, node);
+      if (performance.now() - saved > 2000) {
+        saved = performance.now();
+        save(c);
+      }
+    }
+  } catch (e) {
+    if (abort.signal.aborted) node.stats.finish = "stopped";
+    else node.error = e instanceof TypeError ? "The server cannot be reached." : e.message;
+  }
+  settle(node.stats);
+  running.delete(c.id);
+  save(c);
+  if (c === chat) {
+    const isAtEnd = atEnd();
+    drawAll();
+    if (isAtEnd) toEnd();
+  }
+  drawList();
+  checkHealth();
+}
+
+// Times of this page's clock become durations, which last.
+function settle(s) {
+  if (s.first !== undefined) s.wait = s.first - s.begun;
+  if (s.last !== undefined) s.took = s.last - s.first;
+  delete s.begun; delete s.first; delete s.last;
+}
+
+function stop() {
+  const r = chat && running.get(chat.id);
+  if (r) r.abort.abort();
+  return !!r;
+}
+
+// ---- what is shown: messages ---------------------------------------------------------------------
+
+function statsText(s) {
+  if (!s) return "";
+  const isLive = s.begun !== undefined;
+  const took = isLive ? (s.last ?? 0) - (s.first ?? 0) : s.took;
+  const parts = [];
+  if (isLive && s.first === undefined) return "reading the prompt";
+  if (s.tokens) parts.push(`${s.tokens} token${s.tokens === 1 ? "" : "s"}`);
+  if (s.tokens > 1 && took > 0) parts.push(`${((s.tokens - 1) / took * 1000).toFixed(1)} tok/s`);
+  const wait = isLive ? s.first - s.begun : s.wait;
+  if (wait !== undefined) parts.push(`first after ${(wait / 1000).toFixed(2)} s`);
+  if (s.isExact) parts.push(`${s.cached} of ${s.prompt} prompt tokens cached`);
+  if (s.finish === "length") parts.push("cut at the limit");
+  if (s.finish === "stopped") parts.push("stopped");
+  return parts.join(" · ");
+}
+
+const drawn = new Map(); // a node's id: its parts on the page
+
+function siblingsOf(c, node) {
+  const all = c.nodes[node.parent].children;
+  if (all.length < 2) return [];
+  const at = all.indexOf(node.id), isBusy = running.has(c.id);
+  const go = (step) => {
+    const b = button(step < 0 ? "left" : "right", step < 0 ? "Earlier branch" : "Later branch", () => showNode(c, c.nodes[all[at + step]]));
+    b.disabled = !all[at + step] || isBusy;
+    return b;
+  };
+  return [make("span", "siblings", go(-1), make("span", "", `${at + 1}/${all.length}`), go(1))];
+}
+
+function copyButton(node) {
+  return button("copy", "Copy", async () => toast((await copyText(node.content)) ? "Copied." : "The browser did not allow copying."));
+}
+
+function drawMessage(c, node) {
+  const isRunning = running.get(c.id)?.node === node, isBusy = running.has(c.id);
+  const body = make("div", "body"), bar = make("div", "bar"), stats = make("span", "stats");
+  const article = make("article", node.role, body, bar);
+  const parts = { article, body, stats };
+  article.setAttribute("aria-label", node.role === "user" ? "You" : "Answer");
+  if (node.role === "assistant") {
+    parts.thought = make("details", "thinking", make("summary", "", "Thinking"), make("div", "text"));
+    parts.text = make("div", "md");
+    parts.error = make("p", "error");
+    parts.error.setAttribute("role", "alert");
+    body.append(parts.thought, parts.text, parts.error);
+    bar.append(...siblingsOf(c, node));
+    if (!isRunning) {
+      const again = button("again", "Answer again", () => answer(c, c.nodes[node.parent]));
+      again.disabled = isBusy;
+      bar.append(copyButton(node), again);
+    }
+    bar.append(stats);
+  } else {
+    parts.text = make("div", "plain", node.content);
+    body.append(parts.text);
+    const edit = button("edit", "Edit as a new branch", () => drawEditor(c, node, parts));
+    edit.disabled = isBusy;
+    bar.append(...siblingsOf(c, node), copyButton(node), edit);
+  }
+  drawn.set(node.id, parts);
+  update(c, node);
+  return article;
+}
+
+// What changes while an answer comes.
+function update(c, node) {
+  const p = drawn.get(node.id);
+  if (!p || node.role !== "assistant") return;
+  const isRunning = running.get(c.id)?.node === node;
+  const isThinking = isRunning && !node.content && !!node.thinking;
+  p.article.classList.toggle("running", isRunning);
+  p.article.setAttribute("aria-busy", isRunning);
+  p.thought.hidden = !node.thinking;
+  p.thought.firstChild.textContent = isThinking ? "Thinking …" : "Thinking";
+  p.thought.lastChild.textContent = node.thinking || "";
+  render(p.text, node.content);
+  p.text.classList.toggle("empty", isRunning && !node.content && !node.thinking);
+  p.error.hidden = !node.error;
+  p.error.textContent = node.error || "";
+  p.stats.textContent = statsText(node.stats);
+}
+
+let pending = null;
+function drawSoon(c, node) {
+  if (c !== chat || pending) return;
+  pending = requestAnimationFrame(() => {
+    pending = null;
+    if (c !== chat) return;
+    const isAtEnd = atEnd();
+    update(c, node);
+    if (isAtEnd) toEnd();
+  });
+}
+
+function drawEditor(c, node, parts) {
+  const area = make("textarea");
+  const close = () => { drawAll(); $("input").focus(); };
+  const send = () => {
+    if (!area.value.trim() || running.has(c.id)) return;
+    answer(c, addNode(c, c.nodes[node.parent], "user", area.value.trim()));
+    $("input").focus();
+  };
+  const yes = make("button", "primary", "Send as a branch"), no = make("button", "", "Cancel");
+  area.value = node.content;
+  area.setAttribute("aria-label", "Edit the message");
+  yes.addEventListener("click", send);
+  no.addEventListener("click", close);
+  area.addEventListener("keydown", (e) => {
+    if (e.key === "Enter" && !e.shiftKey && !e.isComposing) { e.preventDefault(); send(); }
+    if (e.key === "Escape") { e.stopPropagation(); close(); }
+  });
+  area.addEventListener("input", () => fit(area));
+  parts.article.classList.add("editing");
+  parts.article.replaceChildren(area, make("div", "actions", no, yes));
+  fit(area);
+  area.focus();
+}
+
+const scroll = $("scroll");
+const atEnd = () => scroll.scrollHeight - scroll.scrollTop - scroll.clientHeight < 60;
+function toEnd() { scroll.scrollTop = scroll.scrollHeight; }
+
+function fit(area) {
+  area.style.height = "auto";
+  area.style.height = `${area.scrollHeight + 2}px`;
+}
+
+const STARTS = ["Tell me a story about a fox and the moon.", "Write a short poem about rain.", "Explain how a river lock works."];
+
+function emptyView() {
+  const box = make("div", "welcome", make("h2", "", "What shall it be?"), make("p", "", "Conversations are kept in this browser alone."));
+  for (const text of STARTS) {
+    const b = make("button", "start", text);
+    b.addEventListener("click", () => { $("input").value = text; fit($("input")); $("input").focus(); });
+    box.append(b);
+  }
+  return box;
+}
+
+function drawAll() {
+  const isRunning = running.has(chat.id), path = shownPath(chat);
+  drawn.clear();
+  $("log").replaceChildren(...(path.length ? path.map((n) => drawMessage(chat, n)) : [emptyView()]));
+  $("title").textContent = chat.title || "New chat";
+  document.title = chat.title ? `${chat.title} · Sluice` : "Sluice";
+  setIcon($("send"), isRunning ? "stop" : "send", isRunning ? "Stop" : "Send");
+  $("send").classList.toggle("stop", isRunning);
+  drawTree();
+}
+
+// ---- what is shown: the tree ---------------------------------------------------------------------
+
+function drawTree() {
+  const STEP = 26, R = 7;
+  if ($("panel").hidden) return;
+  const all = Object.values(chat.nodes).filter((n) => n.role !== "root");
+  if (!all.length) {
+    $("tree").replaceChildren(make("p", "hint", "Edit a message or ask again: branches are drawn here."));
+    return;
+  }
+  const place = new Map(), shown = new Set(shownPath(chat).map((n) => n.id));
+  let column = 0, deepest = 0;
+  const waiting = [["root", 0]]; // in order: the first child goes on below, the others begin columns
+  while (waiting.length) {
+    const [id, depth] = waiting.pop(), n = chat.nodes[id];
+    if (id !== "root") place.set(id, { x: column * STEP + STEP / 2, y: depth * STEP - STEP / 2 });
+    deepest = Math.max(deepest, depth);
+    if (!n.children.length) column++;
+    for (const child of [...n.children].reverse()) waiting.push([child, depth + 1]);
+  }
+  const width = column * STEP, height = deepest * STEP;
+  const picture = svg("svg", { width, height, viewBox: `0 0 ${width} ${height}`, role: "group", "aria-label": "The tree of messages" });
+  for (const n of all) {
+    const to = place.get(n.id), from = place.get(n.parent), isShown = shown.has(n.id) ? " shown" : "";
+    if (from) picture.prepend(svg("path", { class: `edge${isShown}`, d: `M${from.x} ${from.y}C${from.x} ${to.y - 8} ${to.x} ${from.y + 8} ${to.x} ${to.y}` }));
+    const dot = svg("circle", { class: `node ${n.role}${isShown}`, cx: to.x, cy: to.y, r: R, tabindex: 0, role: "button" });
+    const label = `${n.role === "user" ? "You" : "Answer"}: ${n.content.slice(0, 60)}`;
+    dot.setAttribute("aria-label", label);
+    dot.append(svg("title", {}));
+    dot.firstChild.textContent = label;
+    const go = () => {
+      if (running.has(chat.id)) return;
+      showNode(chat, n);
+      drawn.get(n.id)?.article.scrollIntoView({ block: "center" });
+    };
+    dot.addEventListener("click", go);
+    dot.addEventListener("keydown", (e) => { if (e.key === "Enter" || e.key === " ") { e.preventDefault(); go(); } });
+    picture.append(dot);
+  }
+  $("tree").replaceChildren(picture);
+}
+
+// ---- what is shown: the list ---------------------------------------------------------------------
+
+function drawList() {
+  const sorted = [...chats.values()].sort((a, b) => b.at - a.at);
+  $("chats").replaceChildren(...sorted.map((c) => {
+    const open = make("button", "open", c.title || "New chat");
+    open.addEventListener("click", () => { openChat(c); closeSidebar(); });
+    const item = make("li", "", open, button("edit", `Rename ${c.title}`, () => rename(c, item)), button("trash", `Delete ${c.title}`, () => remove(c)));
+    if (c === chat) { item.className = "current"; open.setAttribute("aria-current", "page"); }
+    if (running.has(c.id)) item.classList.add("busy");
+    return item;
+  }));
+}
+
+function rename(c, item) {
+  const input = make("input");
+  let isDone = false;
+  const finish = (keep) => {
+    if (isDone) return;
+    isDone = true;
+    const title = input.value.trim().slice(0, 120);
+    if (keep && title) { c.title = title; c.isNamed = true; save(c); }
+    drawList();
+    if (c === chat) $("title").textContent = c.title;
+  };
+  input.value = c.title;
+  input.setAttribute("aria-label", "The conversation's name");
+  input.addEventListener("keydown", (e) => {
+    if (e.key === "Enter" && !e.isComposing) finish(true);
+    if (e.key === "Escape") { e.stopPropagation(); finish(false); }
+  });
+  input.addEventListener("blur", () => finish(true));
+  item.replaceChildren(input);
+  input.focus();
+  input.select();
+}
+
+function remove(c) {
+  running.get(c.id)?.abort.abort();
+  chats.delete(c.id);
+  try { localStorage.removeItem(PREFIX + c.id); } catch { /* it is not there then */ }
+  if (c === chat) openChat(newChat());
+  drawList();
+  toast("Deleted.", "Undo", () => { chats.set(c.id, c); save(c); openChat(c); });
+}
+
+function openChat(c) {
+  chat = c;
+  drawAll();
+  drawList();
+  fillSettings();
+  toEnd();
+  if (chats.has(c.id)) store("sluice.current", c.id);
+  if (!matchMedia("(pointer: coarse)").matches) $("input").focus();
+}
+
+// ---- settings, colours, state --------------------------------------------------------------------
+
+function fillSettings() {
+  const form = $("settings");
+  form.elements.system.value = chat.settings.system || "";
+  for (const name of NUMBERS) form.elements[name].value = chat.settings[name] ?? "";
+}
+
+function readSettings() {
+  const form = $("settings"), s = { system: form.elements.system.value };
+  for (const name of NUMBERS) {
+    const field = form.elements[name];
+    if (field.value !== "" && field.validity.valid) s[name] = Number(field.value);
+    field.setAttribute("aria-invalid", !field.validity.valid);
+  }
+  chat.settings = s;
+  store("sluice.settings", JSON.stringify(s));
+  save(chat);
+}
+
+const THEMES = { system: "as the system", light: "light", dark: "dark" };
+function setTheme(name) {
+  if (name === "system") delete document.documentElement.dataset.theme;
+  else document.documentElement.dataset.theme = name;
+  setIcon($("theme"), "theme", `Colours: ${THEMES[name]}`);
+}
+
+function nextTheme() {
+  const isDark = matchMedia("(prefers-color-scheme: dark)").matches;
+  const order = isDark ? ["system", "light", "dark"] : ["system", "dark", "light"];
+  const now = stored(localStorage, "sluice.theme") || "system";
+  const next = order[(order.indexOf(now) + 1) % 3];
+  store("sluice.theme", next);
+  setTheme(next);
+  toast(`Colours: ${THEMES[next]}.`);
+}
+
+function togglePanel(isOpen) {
+  $("panel").hidden = !isOpen;
+  $("open-panel").setAttribute("aria-expanded", isOpen);
+  if (isOpen) drawTree();
+}
+
+const closeSidebar = () => document.body.classList.remove("with-sidebar");
+
+async function checkHealth() {
+  let text = "the server cannot be reached", isGood = false;
+  try {
+    const h = await (await fetch("health")).json();
+    isGood = h.status === "ok";
+    text = isGood ? "the server is ready" : `the server: ${h.status}`;
+    $("model").textContent = h.model || "";
+    $("model").title = h.model || "";
+  } catch { /* said above */ }
+  $("health").classList.toggle("good", isGood);
+  $("health").classList.toggle("bad", !isGood);
+  $("health").setAttribute("aria-label", text);
+  $("health").title = text;
+}
+
+// ---- what is typed and clicked -------------------------------------------------------------------
+
+function send() {
+  const text = $("input").value.trim();
+  if (!text || running.has(chat.id)) return;
+  const path = shownPath(chat);
+  const user = addNode(chat, path[path.length - 1] || chat.nodes.root, "user", text);
+  if (!chat.title) chat.title = text.split("\n")[0].slice(0, 60);
+  chats.set(chat.id, chat);
+  store("sluice.current", chat.id);
+  $("input").value = "";
+  fit($("input"));
+  answer(chat, user);
+}
+
+function onKey(e) {
+  if ((e.ctrlKey || e.metaKey) && !e.altKey && e.key.toLowerCase() === "k") {
+    e.preventDefault();
+    openChat(newChat());
+    closeSidebar();
+    $("input").focus();
+  } else if (e.key === "Escape" && !$("key-dialog").open && !stop()) {
+    if (document.body.classList.contains("with-sidebar")) closeSidebar();
+    else togglePanel(false);
+    $("input").focus();
+  }
+}
+
+function start() {
+  for (const b of document.querySelectorAll("[data-icon]")) b.prepend(icon(b.dataset.icon));
+  setTheme(THEMES[stored(localStorage, "sluice.theme")] ? stored(localStorage, "sluice.theme") : "system");
+  loadChats();
+  for (const c of chats.values()) // an answer that a reload cut off
+    for (const n of Object.values(c.nodes))
+      if (n.stats && n.stats.begun !== undefined) { settle(n.stats); n.stats.finish = "stopped"; }
+  $("new").addEventListener("click", () => { openChat(newChat()); closeSidebar(); $("input").focus(); });
+  $("open-sidebar").addEventListener("click", () => document.body.classList.add("with-sidebar"));
+  $("close-sidebar").addEventListener("click", closeSidebar);
+  $("shade").addEventListener("click", closeSidebar);
+  $("open-panel").addEventListener("click", () => togglePanel($("panel").hidden));
+  $("close-panel").addEventListener("click", () => { togglePanel(false); $("open-panel").focus(); });
+  $("theme").addEventListener("click", nextTheme);
+  $("settings").addEventListener("input", readSettings);
+  $("settings").addEventListener("submit", (e) => e.preventDefault());
+  $("composer").addEventListener("submit", (e) => { e.preventDefault(); if (!stop()) send(); });
+  $("input").addEventListener("input", () => fit($("input")));
+  $("input").addEventListener("keydown", (e) => {
+    if (e.key === "Enter" && !e.shiftKey && !e.isComposing) { e.preventDefault(); send(); }
+  });
+  document.addEventListener("keydown", onKey);
+  addEventListener("pagehide", () => { for (const id of running.keys()) save(chats.get(id) || chat); });
+  addEventListener("storage", (e) => { // another tab
+    const id = e.key && e.key.startsWith(PREFIX) ? e.key.slice(PREFIX.length) : null;
+    if (!id || running.has(id)) return;
+    const c = readChat(e.key);
+    if (c) chats.set(id, c);
+    else chats.delete(id);
+    if (c && chat.id === id) { chat = c; drawAll(); }
+    drawList();
+  });
+  openChat(chats.get(stored(localStorage, "sluice.current")) || newChat());
+  checkHealth();
+  call("v1/models").catch(() => {}); // asks for the key now, where one is needed
+}
+
+start();

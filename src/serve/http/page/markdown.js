@@ -1,0 +1,259 @@
+// markdown.js - Markdown as DOM nodes.
+//
+// Text becomes text nodes and a fixed set of elements, never HTML: whatever an answer contains stays text.
+// Links lead to http and https alone. While an answer grows, blocks that stay the same keep their nodes.
+
+const MOST_DEPTH = 12; // of quotes, lists and emphasis inside each other; deeper ones stay plain
+
+function make(tag, className, ...children) {
+  const e = document.createElement(tag);
+  if (className) e.className = className;
+  e.append(...children);
+  return e;
+}
+
+// ---- inline --------------------------------------------------------------------------------------
+
+function link(url, label, depth) {
+  let parsed;
+  try { parsed = new URL(url); } catch { return null; }
+  if (parsed.protocol !== "http:" && parsed.protocol !== "https:") return null;
+  const a = make("a");
+  a.href = parsed.href;
+  a.rel = "noopener noreferrer";
+  a.target = "_blank";
+  if (label === null) a.append(url);
+  else inline(a, label, depth + 1, true);
+  return a;
+}
+
+const isWord = (c) => c !== undefined && /[\p{L}\p{N}_]/u.test(c);
+const isBlank = (c) => c === undefined || /\s/.test(c);
+
+// The run of `mark` that closes one that ends before `from`; -1: none.
+function closing(text, mark, from) {
+  const c = mark[0];
+  for (let at = text.indexOf(mark, from); at >= 0; at = text.indexOf(mark, at)) {
+    let end = at;
+    while (text[end] === c) end++;
+    const fits = end - at === mark.length || (end - at === 3 && mark.length < 3);
+    if (fits && at > from && !isBlank(text[at - 1]) && text[at - 1] !== "\\" && !(c === "_" && isWord(text[end])))
+      return end - mark.length;
+    at = end;
+  }
+  return -1;
+}
+
+const emphasis = { "***": ["strong", "em"], "**": ["strong"], "__": ["strong"], "*": ["em"], "_": ["em"], "~~": ["del"] };
+
+// An element at text[i] and the index after it; null: plain text.
+function element(text, i, depth, inLink) {
+  const c = text[i];
+  let run = i;
+  while (text[run] === c) run++;
+  const mark = text.slice(i, run);
+  if (c === "`") {
+    for (let at = text.indexOf(mark, run); at >= 0; at = text.indexOf(mark, at)) {
+      let end = at;
+      while (text[end] === "`") end++;
+      if (end - at === mark.length) return [make("code", "", text.slice(run, at).replace(/^ (.*\S.*) $/s, "$1")), end];
+      at = end;
+    }
+    return null;
+  }
+  if (emphasis[mark]) {
+    if (isBlank(text[run]) || (c === "_" && isWord(text[i - 1]))) return null;
+    const end = closing(text, mark, run);
+    if (end < 0) return null;
+    const outer = make(emphasis[mark][0]);
+    const inner = emphasis[mark][1] ? outer.appendChild(make(emphasis[mark][1])) : outer;
+    inline(inner, text.slice(run, end), depth + 1, inLink);
+    return [outer, end + mark.length];
+  }
+  if (c === "[" && !inLink) {
+    const found = /^\[([^\[\]]{1,1000})\]\(\s*<?([^\s()<>]*(?:\([^\s()<>]*\)[^\s()<>]*)*)>?(?:\s+"[^"]{0,500}")?\s*\)/.exec(text.slice(i, i + 4000));
+    const a = found && link(found[2], found[1], depth);
+    return a ? [a, i + found[0].length] : null;
+  }
+  if (c === "h" && !inLink && !isWord(text[i - 1]) && /^https?:\/\/[^\s]/.test(text.slice(i, i + 9))) {
+    const url = /^[^\s<>"`]+/.exec(text.slice(i, i + 4000))[0].replace(/[.,;:!?'")\]*_~]+$/, "");
+    const a = link(url, null, depth);
+    return a ? [a, i + url.length] : null;
+  }
+  return null;
+}
+
+function inline(into, text, depth = 0, inLink = false) {
+  let plain = "";
+  for (let i = 0; i < text.length;) {
+    const c = text[i];
+    if (c === "\\" && i + 1 < text.length && /[!-\/:-@\[-`{-~]/.test(text[i + 1])) {
+      plain += text[i + 1];
+      i += 2;
+      continue;
+    }
+    const found = depth < MOST_DEPTH && "`*_~[h".includes(c) ? element(text, i, depth, inLink) : null;
+    if (found) {
+      into.append(plain, found[0]);
+      plain = "";
+      i = found[1];
+    } else if ("`*_~".includes(c)) { // the whole run is plain
+      let end = i;
+      while (text[end] === c) end++;
+      plain += text.slice(i, end);
+      i = end;
+    } else {
+      plain += c;
+      i++;
+    }
+  }
+  into.append(plain);
+}
+
+// ---- blocks --------------------------------------------------------------------------------------
+
+const FENCE = /^( {0,3})(`{3,}|~{3,})\s*([^`\s]*)[^`]*$/;
+const HEADING = /^ {0,3}(#{1,6})\s+(.*?)\s*#*\s*$/;
+const RULE = /^ {0,3}([-*_])\s*(?:\1\s*){2,}$/;
+const ITEM = /^(\s*)([-*+]|\d{1,9}[.)])(\s+|$)(.*)$/;
+const QUOTE = /^ {0,3}> ?(.*)$/;
+const TABLE = /^\s*\|?\s*:?-+:?\s*(\|\s*:?-+:?\s*)*\|?\s*$/;
+
+const indent = (line) => /^\s*/.exec(line)[0].replace(/\t/g, "    ").length;
+const cells = (line) => line.trim().replace(/^\||\|$/g, "").split("|").map((s) => s.trim());
+
+// [{kind, lines, ...}] of a text's lines.
+function split(lines) {
+  const blocks = [];
+  for (let i = 0; i < lines.length;) {
+    const line = lines[i];
+    let found;
+    if (/^\s*$/.test(line)) {
+      i++;
+    } else if ((found = FENCE.exec(line))) {
+      const [, pad, mark, language] = found;
+      const isEnd = (l) => l.trim().length >= mark.length && l.trim() === mark[0].repeat(l.trim().length);
+      let end = i + 1;
+      while (end < lines.length && !isEnd(lines[end])) end++;
+      const code = lines.slice(i + 1, end).map((l) => l.slice(Math.min(pad.length, indent(l))));
+      blocks.push({ kind: "code", language, lines: code });
+      i = end + 1;
+    } else if ((found = HEADING.exec(line))) {
+      blocks.push({ kind: "h" + found[1].length, lines: [found[2]] });
+      i++;
+    } else if (RULE.test(line)) {
+      blocks.push({ kind: "hr", lines: [] });
+      i++;
+    } else if (QUOTE.test(line)) {
+      const inner = [];
+      while (i < lines.length && QUOTE.test(lines[i])) inner.push(QUOTE.exec(lines[i++])[1]);
+      blocks.push({ kind: "quote", lines: inner });
+    } else if (ITEM.test(line)) {
+      let end = i + 1;
+      while (end < lines.length && (ITEM.test(lines[end]) && !RULE.test(lines[end]) || indent(lines[end]) > indent(line) ||
+             (/^\s*$/.test(lines[end]) && end + 1 < lines.length && (ITEM.test(lines[end + 1]) || indent(lines[end + 1]) > indent(line))))) end++;
+      blocks.push({ kind: "list", lines: lines.slice(i, end) });
+      i = end;
+    } else if (line.includes("|") && i + 1 < lines.length && TABLE.test(lines[i + 1]) && cells(line).length === cells(lines[i + 1]).length) {
+      let end = i + 2;
+      while (end < lines.length && lines[end].includes("|")) end++;
+      blocks.push({ kind: "table", lines: lines.slice(i, end) });
+      i = end;
+    } else {
+      let end = i + 1;
+      while (end < lines.length && !/^\s*$/.test(lines[end]) && !FENCE.test(lines[end]) && !HEADING.test(lines[end]) &&
+             !QUOTE.test(lines[end]) && !ITEM.test(lines[end]) && !RULE.test(lines[end])) end++;
+      blocks.push({ kind: "p", lines: lines.slice(i, end) });
+      i = end;
+    }
+  }
+  return blocks;
+}
+
+function codeBlock({ language, lines }) {
+  const text = lines.join("\n");
+  const copy = make("button", "copy", "Copy");
+  copy.type = "button";
+  copy.setAttribute("aria-label", "Copy the code");
+  copy.addEventListener("click", async () => {
+    copy.textContent = (await copyText(text)) ? "Copied" : "Not copied";
+    setTimeout(() => { copy.textContent = "Copy"; }, 1500);
+  });
+  const pre = make("pre", "", make("code", "", text));
+  pre.tabIndex = 0;
+  return make("div", "code", make("div", "bar", make("span", "", language || "text"), copy), pre);
+}
+
+function list(lines, depth) {
+  const first = ITEM.exec(lines[0]);
+  const isOrdered = /\d/.test(first[2]);
+  const out = make(isOrdered ? "ol" : "ul");
+  if (isOrdered) out.start = parseInt(first[2], 10);
+  const base = indent(lines[0]);
+  for (let i = 0; i < lines.length;) {
+    const found = ITEM.exec(lines[i]);
+    const inner = [found ? found[4] : lines[i].trim()];
+    const least = base + (found ? found[2].length : 0) + 1;
+    for (i++; i < lines.length && !(ITEM.test(lines[i]) && indent(lines[i]) < Math.min(least, base + 2)); i++)
+      inner.push(lines[i].replace(/\t/g, "    ").slice(Math.min(least, indent(lines[i]))));
+    const item = out.appendChild(make("li"));
+    const blocks = split(inner);
+    for (const b of blocks) {
+      if (b.kind === "p" && b === blocks[0]) inline(item, b.lines.join("\n").trim()); // no paragraph in tight items
+      else item.append(block(b, depth + 1));
+    }
+  }
+  return out;
+}
+
+function table(lines) {
+  const row = (line, tag) => make("tr", "", ...cells(line).map((text) => {
+    const cell = make(tag);
+    inline(cell, text);
+    return cell;
+  }));
+  const body = make("tbody", "", ...lines.slice(2).map((l) => row(l, "td")));
+  return make("div", "table", make("table", "", make("thead", "", row(lines[0], "th")), body));
+}
+
+function block(b, depth) {
+  if (depth > MOST_DEPTH) return make("p", "", b.lines.join("\n"));
+  if (b.kind === "code") return codeBlock(b);
+  if (b.kind === "hr") return make("hr");
+  if (b.kind === "list") return list(b.lines, depth);
+  if (b.kind === "table") return table(b.lines);
+  if (b.kind === "quote") return make("blockquote", "", ...split(b.lines).map((inner) => block(inner, depth + 1)));
+  const out = make(b.kind);
+  inline(out, b.lines.join("\n").trim());
+  return out;
+}
+
+// Makes `into` show the text. Blocks that it shows already stay.
+export function render(into, text) {
+  const blocks = split(text.replace(/\r\n?/g, "\n").split("\n"));
+  blocks.forEach((b, i) => {
+    const source = `${b.kind} ${b.language || ""}\n${b.lines.join("\n")}`;
+    const old = into.children[i];
+    if (old && old.source === source) return;
+    const fresh = block(b, 0);
+    fresh.source = source;
+    if (old) old.replaceWith(fresh);
+    else into.append(fresh);
+  });
+  while (into.children.length > blocks.length) into.lastChild.remove();
+}
+
+// The clipboard is there on https and localhost alone; elsewhere the old way.
+export async function copyText(text) {
+  try {
+    await navigator.clipboard.writeText(text);
+    return true;
+  } catch {
+    const area = document.body.appendChild(make("textarea", "away"));
+    area.value = text;
+    area.select();
+    const isDone = document.execCommand("copy");
+    area.remove();
+    return isDone;
+  }
+}

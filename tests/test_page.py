@@ -1,0 +1,290 @@
+#!/usr/bin/env python3
+"""test_page.py SLUICE - the page of `sluice serve` in a real browser: Debian's chromium, driven by selenium.
+
+Without them it is skipped. Screenshots are kept in build/screenshots.
+"""
+import json, os, re, signal, subprocess, sys, tempfile, time
+from pathlib import Path
+from shutil import which
+
+ROOT = Path(__file__).resolve().parent.parent
+VENV = ROOT / "build/venv-test/bin/python"
+try:
+    from selenium import webdriver
+    from selenium.webdriver.common.by import By
+    from selenium.webdriver.common.keys import Keys
+except ImportError:
+    if VENV.exists() and Path(sys.prefix) != VENV.parent.parent:
+        os.execv(VENV, [str(VENV), *sys.argv])
+    webdriver = None
+
+SLUICE = os.path.abspath(sys.argv[1])
+SHOTS = ROOT / "build/screenshots"
+PATIENCE = 60
+HOSTILE = """# Heading <b>not bold</b>
+
+<script>window.hit = 1</script> and <img src=x onerror="window.hit = 2"> stay text, **bold**, *italic*, `code <i>`.
+
+[good](https://example.com/a_(b)) [bad](javascript:window.hit=3) [data](data:text/html,<script>window.hit=4</script>)
+https://example.com/plain. snake_case_word and 2 * 3 * 4
+
+- one
+- two
+  1. inner
+  2. more
+
+| a | b |
+|---|---|
+| 1 | <svg onload=window.hit=5> |
+
+> quoted
+
+```html
+<script>window.hit = 6</script>
+```
+""" + "> " * 3000 + "deep\n\n" + "*" * 3000 + "_[`" * 1000
+
+
+class Server:
+    def __init__(self, *args):
+        self.log = tempfile.TemporaryFile()
+        self.process = subprocess.Popen([SLUICE, "serve", "-m", str(ROOT / "models/stories-27m-q4_k_m.gguf"), "--port", "0", *args],
+                                        stderr=self.log, stdin=subprocess.DEVNULL, env={**os.environ, "NO_COLOR": "1"})
+        end = time.time() + PATIENCE
+        while not (found := re.search(rb"listening on (\S+)", self.text())):
+            assert self.process.poll() is None and time.time() < end, self.text().decode()
+            time.sleep(0.02)
+        self.address = found[1].decode()
+
+    def text(self):
+        self.log.seek(0)
+        return self.log.read()
+
+    def stop(self):
+        self.process.send_signal(signal.SIGTERM)
+        code = self.process.wait(PATIENCE)
+        assert code == 0, f"exits {code}: {self.text().decode()}"
+
+
+def browser():
+    options = webdriver.ChromeOptions()
+    options.binary_location = which("chromium")
+    for word in ("--headless=new", "--no-sandbox", "--disable-dev-shm-usage", "--disable-gpu", "--window-size=1280,860"):
+        options.add_argument(word)
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
+    return webdriver.Chrome(options=options, service=webdriver.ChromeService(which("chromedriver")))
+
+
+class Page:
+    def __init__(self, driver):
+        self.d = driver
+
+    def all(self, css):
+        return self.d.find_elements(By.CSS_SELECTOR, css)
+
+    def one(self, css):
+        return self.d.find_element(By.CSS_SELECTOR, css)
+
+    def js(self, text, *args):
+        return self.d.execute_script(text, *args)
+
+    def wait(self, what, test):
+        end = time.time() + PATIENCE
+        while not test():
+            assert time.time() < end, f"never: {what}"
+            time.sleep(0.05)
+
+    def click(self, css):
+        self.js("arguments[0].click()", self.one(css))
+
+    def say(self, text):
+        self.one("#input").send_keys(text, Keys.ENTER)
+
+    def is_busy(self):
+        return bool(self.all("#send.stop"))
+
+    def answered(self):
+        self.wait("an answer ends", lambda: not self.is_busy() and self.all("article.assistant"))
+
+    def set(self, name, value):
+        self.js("const e = document.getElementById('settings').elements[arguments[0]]; e.value = arguments[1];"
+                "e.dispatchEvent(new Event('input', {bubbles: true}))", name, str(value))
+
+    def shot(self, name):
+        SHOTS.mkdir(parents=True, exist_ok=True)
+        self.d.save_screenshot(str(SHOTS / f"{name}.png"))
+
+    def check_log(self, but=()):
+        bad = [e["message"] for e in self.d.get_log("browser") if e["level"] == "SEVERE" and not any(b in e["message"] for b in but)]
+        assert not bad, bad
+
+
+def check_chat(p):
+    p.shot("welcome")
+    p.set("max_tokens", 60)
+    p.set("temperature", 0)
+    p.say("Tell me a story about a fox.")
+    p.answered()
+    first = p.one("article.assistant .md").text
+    assert len(first) > 60, first
+    stats = p.one("article.assistant .stats").text
+    assert re.match(r"60 tokens · [\d.]+ tok/s · first after [\d.]+ s · \d+ of \d+ prompt tokens cached · cut at the limit$", stats), stats
+    p.say("And then?")
+    p.answered()
+    stats = p.all("article.assistant .stats")[1].text
+    assert int(re.search(r"(\d+) of \d+ prompt", stats)[1]) >= 60, f"the first turn is not found in the cache: {stats}"
+    p.shot("chat")
+
+
+def check_stop(p):
+    p.set("max_tokens", "")
+    p.set("system", "You tell long stories.")
+    p.say("A long one")
+    p.wait("text comes", lambda: p.all("article.assistant.running .md p"))
+    p.one("#input").send_keys(Keys.ESCAPE)
+    p.answered()
+    assert p.all("article.assistant .stats")[-1].text.endswith("stopped")
+    p.set("max_tokens", 24)
+    p.set("system", "")
+
+
+def check_branches(p):
+    p.js("document.querySelectorAll('article.user')[1].querySelector('[aria-label^=Edit]').click()")
+    area = p.one("article.editing textarea")
+    assert area.get_attribute("value") == "And then?"
+    area.send_keys(Keys.CONTROL, "a")
+    area.send_keys("Was it a red fox?", Keys.ENTER)
+    p.answered()
+    assert [e.text for e in p.all("article.user .plain")] == ["Tell me a story about a fox.", "Was it a red fox?"]
+    assert p.one("article.user .siblings").text == "2/2"
+    p.js("[...document.querySelectorAll('[aria-label=\"Answer again\"]')].pop().click()")
+    p.answered()
+    assert p.all("article.assistant .siblings")[-1].text == "2/2"
+    p.click("#open-panel")
+    assert len(p.all("#tree circle")) == 9 and len(p.all("#tree circle.shown")) == 4
+    p.shot("branches")
+    p.click("article.user .siblings [aria-label='Earlier branch']")
+    assert len(p.all("article")) == 6 and p.one("article.user .siblings").text == "1/2"
+    p.click("#close-panel")
+
+
+def check_reload(p):
+    before = [e.text for e in p.all("article .body")]
+    p.d.refresh()
+    p.wait("the conversation is back", lambda: p.all("article"))
+    assert [e.text for e in p.all("article .body")] == before
+    assert p.one("#chats .open").text == "Tell me a story about a fox."
+    assert p.js("return JSON.parse(localStorage['sluice.settings']).max_tokens") == 24
+
+
+def check_list(p):
+    p.one("body").send_keys(Keys.CONTROL, "k")
+    assert not p.all("article") and p.js("return document.activeElement.id") == "input"
+    p.say("Second")
+    p.answered()
+    assert len(p.all("#chats li")) == 2
+    p.click("#chats li.current [aria-label^=Rename]")
+    p.one("#chats input").send_keys("Named <b>so</b>", Keys.ENTER)
+    assert p.one("#title").text == "Named <b>so</b>" == p.one("#chats li.current .open").text
+    p.click("#chats li.current [aria-label^=Delete]")
+    assert len(p.all("#chats li")) == 1
+    p.click("#toast button")
+    assert len(p.all("#chats li")) == 2
+
+
+def check_hostile_text(p):
+    nodes = {"root": {"id": "root", "parent": None, "role": "root", "content": "", "children": ["u"], "pick": "u"},
+             "u": {"id": "u", "parent": "root", "role": "user", "content": "<img src=x onerror='window.hit=7'>", "children": ["a"], "pick": "a"},
+             "a": {"id": "a", "parent": "u", "role": "assistant", "content": HOSTILE, "thinking": "<script>window.hit=8</script>", "children": [], "pick": None}}
+    chat = {"id": "x", "title": "<img src=x onerror='window.hit=9'>", "at": 9e15, "settings": {}, "nodes": nodes}
+    p.js("localStorage['sluice.chat.x'] = arguments[0]; localStorage['sluice.current'] = 'x';"
+         "localStorage['sluice.chat.y'] = '{\"id\": \"y\", \"nodes\": 5}'; localStorage['sluice.chat.z'] = 'no JSON'", json.dumps(chat))
+    p.d.refresh()
+    p.wait("the conversation is shown", lambda: p.all("article.assistant .md h1"))
+    time.sleep(0.2)
+    assert p.js("return window.hit") is None, "text was run"
+    assert not p.all("article img, article script, #chats img") and not p.all(".md svg")
+    assert p.one(".md h1").text == "Heading <b>not bold</b>"
+    text = p.one(".md").text
+    assert "<script>window.hit = 1</script>" in text and 'onerror="window.hit = 2"' in text and "snake_case_word and 2 * 3 * 4" in text
+    assert [e.get_attribute("href") for e in p.all(".md a")] == ["https://example.com/a_(b)", "https://example.com/plain"]
+    assert all("noopener" in e.get_attribute("rel") for e in p.all(".md a"))
+    assert p.one(".md strong").text == "bold" and p.one(".md em").text == "italic" and p.one(".md p code").text == "code <i>"
+    assert [e.text for e in p.all(".md ul > li > ol > li")] == ["inner", "more"] and len(p.all(".md td")) == 2
+    assert p.one(".md pre").text == "<script>window.hit = 6</script>" and p.all(".md .copy")
+    assert not p.js("return document.querySelector('.thinking').open")
+    p.js("document.getElementById('scroll').scrollTop = 0")
+    p.shot("markdown")
+
+
+def check_phone(p):
+    p.d.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", {"width": 390, "height": 844, "deviceScaleFactor": 2, "mobile": True})
+    p.d.execute_cdp_cmd("Emulation.setTouchEmulationEnabled", {"enabled": True})
+    p.d.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": [{"name": "prefers-color-scheme", "value": "dark"}]})
+    p.d.refresh()
+    p.wait("the conversation is shown", lambda: p.all("article.assistant .md h1"))
+    assert p.js("return document.documentElement.scrollWidth") <= 390, "wider than the phone"
+    assert not p.one("#sidebar").is_displayed()
+    p.js("document.getElementById('scroll').scrollTop = 0")
+    p.shot("phone-dark")
+    p.click("#open-sidebar")
+    p.wait("the list comes", lambda: p.one("#sidebar").is_displayed())
+    time.sleep(0.3)
+    p.shot("phone-list")
+    p.js("document.querySelectorAll('#chats .open')[2].click()")
+    p.wait("the list goes", lambda: not p.one("#sidebar").is_displayed())
+    p.shot("phone-chat")
+
+
+def check_names(p):
+    """Every control says what it is."""
+    bad = p.js("return [...document.querySelectorAll('button, input, textarea, summary, [role=button]')]"
+               ".filter((e) => !(e.getAttribute('aria-label') || e.textContent.trim() || e.closest('label'))).map((e) => e.outerHTML)")
+    assert not bad, bad
+
+
+def check_key(driver):
+    s = Server("--api-key", "secret", "--prefix", "/llm")
+    try:
+        p = Page(driver)
+        driver.get(s.address)  # with the prefix, without a slash
+        p.wait("the key is asked for", lambda: p.one("#key-dialog").is_displayed())
+        p.one("#key").send_keys("wrong", Keys.ENTER)
+        p.wait("it was wrong", lambda: "wrong" in p.one("#key-hint").text)
+        p.shot("key")
+        p.one("#key").send_keys("secret", Keys.ENTER)
+        p.wait("the dialog goes", lambda: not p.one("#key-dialog").is_displayed())
+        p.set("max_tokens", 8)
+        p.say("Hello")
+        p.answered()
+        assert p.one("article.assistant .md").text
+        assert p.js("return sessionStorage['sluice.key']") == "secret" and "secret" not in p.js("return JSON.stringify(localStorage)")
+        p.check_log(but=("401",))
+    finally:
+        s.stop()
+
+
+def main():
+    if not webdriver or not which("chromium") or not which("chromedriver"):
+        print("0 passed, 0 failed, 1 skipped: chromium, chromium-driver and selenium are needed")
+        return
+    s, driver = Server(), browser()
+    try:
+        p = Page(driver)
+        driver.get(s.address)
+        p.wait("the page starts", lambda: p.all(".welcome"))
+        checks = (check_chat, check_stop, check_branches, check_reload, check_list, check_hostile_text, check_names, check_phone)
+        for check in checks:
+            check(p)
+            p.check_log()
+        check_key(driver)
+        print(f"{len(checks) + 1} passed, 0 failed")
+    except BaseException:
+        Page(driver).shot("failed")
+        raise
+    finally:
+        driver.quit()
+        s.stop()
+
+
+main()
