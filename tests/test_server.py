@@ -333,6 +333,46 @@ def test_tools_openai():
         assert r.message.content == text and not r.message.tool_calls and r.finish_reason == "stop", r
 
 
+def test_tools_that_are_required():
+    s = server()
+    c = openai_client(s)
+    other = {"name": "clock", "parameters": {"type": "object", "properties": {"zone": {"enum": ["UTC", "CET"]}}, "required": ["zone"], "additionalProperties": False}}
+    days = {"name": "days", "parameters": {"type": "object", "properties": {"n": {"type": "integer", "minimum": 1, "maximum": 9}}, "required": ["n"],
+                                          "additionalProperties": False}}
+    tools = [{"type": "function", "function": f} for f in (other, days)]
+    right = lambda name, a: a in ({"zone": "UTC"}, {"zone": "CET"}) if name == "clock" else 1 <= a["n"] <= 9 and len(a) == 1
+    for choice, names in (("required", ("clock", "days")), ({"type": "function", "function": {"name": "days"}}, ("days",))):
+        for streamed in (False, True):
+            r = c.chat.completions.create(model="m", messages=FOX, tools=tools, tool_choice=choice, stream=streamed, temperature=1.2, seed=4, max_tokens=300)
+            chunks = list(r) if streamed else None
+            calls = [t for x in chunks for t in x.choices[0].delta.tool_calls or []] if streamed else r.choices[0].message.tool_calls
+            end = chunks[-1].choices[0].finish_reason if streamed else r.choices[0].finish_reason
+            assert len(calls) == 1 and calls[0].function.name in names and end == "tool_calls", calls
+            assert right(calls[0].function.name, json.loads(calls[0].function.arguments)), calls
+    status, _, body = s.request("POST", "/v1/chat/completions", {"messages": FOX, "tools": tools, "tool_choice": {"type": "function", "function": {"name": "no"}}})
+    assert status == 400 and "no, which is not among the tools" in body["error"]["message"], body
+    tool = {"name": "clock", "input_schema": other["parameters"]}
+    r = anthropic_client(s).messages.create(model="m", messages=FOX, max_tokens=250, tools=[tool], tool_choice={"type": "any"}, **COLD)
+    assert r.stop_reason == "tool_use" and right("clock", r.content[-1].input), r
+
+
+def test_schemas():
+    s = server()
+    schema = {"type": "object", "properties": {"kind": {"enum": ["fox", "cat"]}, "age": {"type": "integer", "minimum": 0, "maximum": 20}},
+              "required": ["kind", "age"], "additionalProperties": False}
+    good = lambda text: json.loads(text)["kind"] in ("fox", "cat") and 0 <= json.loads(text)["age"] <= 20
+    r = openai_client(s).chat.completions.create(model="m", messages=FOX, n=3, temperature=1.3, max_tokens=400, seed=1,
+                                                 response_format={"type": "json_schema", "json_schema": {"name": "x", "schema": schema}})
+    assert all(good(x.message.content) and x.finish_reason == "stop" for x in r.choices), r
+    assert good(ollama_client(s).chat(model="m", messages=FOX, format=schema).message.content)
+    r = anthropic_client(s).messages.create(model="m", messages=FOX, max_tokens=250,
+                                            extra_body={"output_config": {"format": {"type": "json_schema", "schema": schema}}})
+    assert good(r.content[0].text), r
+    status, _, body = s.request("POST", "/v1/chat/completions", {"messages": FOX, "response_format": {
+        "type": "json_schema", "json_schema": {"schema": {"type": "nonsense"}}}})
+    assert status == 400 and body["error"]["param"] == "response_format", body
+
+
 def test_tools_anthropic_and_ollama():
     s = server()
     c = anthropic_client(s)

@@ -220,10 +220,41 @@ void ask_read_format(struct ask *ask, struct fields *f, const struct ask_model *
                       type ? type : "");
 }
 
-void ask_require_tool(struct ask *ask, struct fields *f, const char *name) {
-    (void)ask;
-    (void)name;
-    fields_refuse(f, "tool_choice", "tool_choice other than auto and none is not supported yet");
+/* {"name": NAME, "arguments": its parameters} of the tools that may be called. */
+static json_t *call_schemas(const struct ask *ask, const char *name) {
+    json_t *out = json_array(), *tool;
+    size_t i;
+    json_array_foreach(ask->tools, i, tool) {
+        const json_t *function = json_object_get(tool, "function");
+        json_t *its = json_object_get(function, "name");
+        json_t *parameters = json_object_get(function, "parameters");
+        if (name && strcmp(json_string_value(its), name) != 0)
+            continue;
+        parameters = json_object_size(parameters) > 0 ? json_incref(parameters)
+                                                      : json_pack("{s:s}", "type", "object");
+        json_array_append_new(out, json_pack("{s:s, s:{s:{s:O}, s:o}, s:[s, s], s:b}", "type",
+                                             "object", "properties", "name", "const", its,
+                                             "arguments", parameters, "required", "name",
+                                             "arguments", "additionalProperties", 0));
+    }
+    return out;
+}
+
+void ask_require_tool(struct ask *ask, struct fields *f, const struct ask_model *m,
+                      const char *name) {
+    json_t *schemas = call_schemas(ask, name);
+    size_t n = json_array_size(schemas);
+    if (n == 0)
+        fields_refuse(f, "tool_choice", "tool_choice wants %.80s, which is not among the tools",
+                      name ? name : "a tool");
+    json_t *schema =
+        n == 1 ? json_incref(json_array_get(schemas, 0)) : json_pack("{s:O}", "anyOf", schemas);
+    if (n > 0)
+        ask_set_schema(ask, f, "tool_choice", m, schema);
+    ask->is_call_begun = true;
+    ask_set_variable(ask, "enable_thinking", json_false());
+    json_decref(schema);
+    json_decref(schemas);
 }
 
 /* ---- messages ---------------------------------------------------------------------------------
@@ -505,6 +536,28 @@ static void look_for_thinking(struct ask *ask, const struct ask_model *m,
     }
 }
 
+static int append_text(const struct ask_model *m, struct ids *prompt, const char *text,
+                       struct err *err) {
+    int32_t tokens[32], *more;
+    size_t n = 0;
+    int status = sluice_encode(m->model, text, strlen(text), SLUICE_ENCODE_SPECIAL, tokens, 32, &n);
+    if (status)
+        return err_set(err, status, "%s", sluice_status_text(status));
+    if (!(more = realloc(prompt->at, (prompt->n + n) * sizeof *more)))
+        return err_memory(err, "a prompt");
+    memcpy(more + prompt->n, tokens, n * sizeof *more);
+    *prompt = (struct ids){more, prompt->n + n};
+    return SLUICE_OK;
+}
+
+/* The answer goes on after the call's first tag; thinking that the template began ends first. */
+static int begin_call(struct ask *ask, const struct ask_model *m, struct ids *prompt,
+                      struct err *err) {
+    int status = ask->starts_thinking ? append_text(m, prompt, "\n</think>\n\n", err) : SLUICE_OK;
+    ask->starts_thinking = ask->may_think = false;
+    return status ? status : append_text(m, prompt, ASK_CALL_BEGIN, err);
+}
+
 int ask_encode(struct ask *ask, const struct ask_model *m, struct replay *replay, struct err *err) {
     struct ids prompt;
     int status = encode_messages(ask, m, json_array_size(ask->messages), true, &prompt, err);
@@ -513,6 +566,10 @@ int ask_encode(struct ask *ask, const struct ask_model *m, struct replay *replay
     ask->name = replay_start(ask->tool_choice == TOOLS_NONE ? NULL : ask->tools, ask->variables);
     replay_answers(ask, m, replay, &prompt);
     look_for_thinking(ask, m, &prompt);
+    if (ask->is_call_begun && (status = begin_call(ask, m, &prompt, err))) {
+        free(prompt.at);
+        return status;
+    }
     return add_prompt(ask, m, prompt, err);
 }
 

@@ -33,7 +33,10 @@ void ask_model_fill(struct ask_model *m, const sluice_model *model);
 
 enum { ASK_MAX_STOPS = 16, ASK_MAX_TOP = 20, ASK_MAX_PROMPTS = 256 };
 
-enum ask_tools { TOOLS_AUTO, TOOLS_NONE, TOOLS_REQUIRED };
+/* What a call that is required begins with, before its JSON. */
+#define ASK_CALL_BEGIN "<tool_call>\n"
+
+enum ask_tools { TOOLS_AUTO, TOOLS_NONE };
 
 struct ask {
     json_t *root; /* the request: what is borrowed below lives as long */
@@ -43,7 +46,8 @@ struct ask {
     json_t *tools;     /* an array in the OpenAI form; NULL: none */
     json_t *variables; /* of the template, an object; NULL: none */
     enum ask_tools tool_choice;
-    bool has_one_call; /* calls after the first are dropped: parallel_tool_calls is false */
+    bool is_call_begun; /* a call is required, and the prompt ends with its beginning */
+    bool has_one_call;  /* calls after the first are dropped: parallel_tool_calls is false */
 
     bool is_streamed, has_usage; /* usage in the stream */
     bool echoes;                 /* the prompt is part of the answer's text */
@@ -77,8 +81,9 @@ void ask_read_format(struct ask *ask, struct fields *f, const struct ask_model *
 /* The same for a schema (a JSON object) or, NULL, any JSON object, given in that field. */
 void ask_set_schema(struct ask *ask, struct fields *f, const char *name, const struct ask_model *m,
                     const json_t *schema);
-/* Tools have to be called: any, or the one of that name. After ask_read_tools. */
-void ask_require_tool(struct ask *ask, struct fields *f, const char *name);
+/* A tool has to be called: any, or the one of that name. After ask_read_tools. */
+void ask_require_tool(struct ask *ask, struct fields *f, const struct ask_model *m,
+                      const char *name);
 /* Sets a variable of the template; takes the value. Those with a meaning of their own (messages,
  * chat_template ...) stay as they are. */
 void ask_set_variable(struct ask *ask, const char *name, json_t *value);

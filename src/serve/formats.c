@@ -58,27 +58,17 @@ void format_release(struct format *format) {
     free(e);
 }
 
-/* White space is short, so that no answer is nothing but that. */
-static const char json_object_gbnf[] =
-    "root ::= object\n"
-    "object ::= \"{\" ws (string ws \":\" ws value (ws \",\" ws string ws \":\" ws value)*)? ws "
-    "\"}\"\n"
-    "array ::= \"[\" ws (value (ws \",\" ws value)*)? ws \"]\"\n"
-    "value ::= object | array | string | number | \"true\" | \"false\" | \"null\"\n"
-    "string ::= \"\\\"\" ([^\"\\\\\\x00-\\x1F] | \"\\\\\" ([\"\\\\/bfnrt] | \"u\" "
-    "[0-9a-fA-F]{4}))* \"\\\"\"\n"
-    "number ::= \"-\"? (\"0\" | [1-9] [0-9]{0,15}) (\".\" [0-9]{1,16})? ([eE] [-+]? [0-9]{1,3})?\n"
-    "ws ::= [ ]? | \"\\n\" [ ]{0,20}\n";
+static int compile_schema(struct grammar **out, struct str text, struct err *err) {
+    json_t *schema = json_loadb(text.at, text.len, JSON_DECODE_ANY, NULL);
+    int status = schema ? grammar_of_schema(out, schema, err) : err_memory(err, "a schema");
+    json_decref(schema);
+    return status;
+}
 
 static int compile(struct grammar **out, enum format_kind kind, struct str text, struct err *err) {
-    switch (kind) {
-    case FORMAT_GBNF:
-        return grammar_of_gbnf(out, text.at, text.len, err);
-    case FORMAT_JSON:
-        return grammar_of_gbnf(out, json_object_gbnf, sizeof json_object_gbnf - 1, err);
-    default:
-        return err_set(err, SLUICE_ERR_UNSUPPORTED, "a JSON schema is not supported yet");
-    }
+    return kind == FORMAT_GBNF   ? grammar_of_gbnf(out, text.at, text.len, err)
+           : kind == FORMAT_JSON ? grammar_of_json_object(out, err)
+                                 : compile_schema(out, text, err);
 }
 
 /* The newest in place of the one not used for longest. Under the lock. */

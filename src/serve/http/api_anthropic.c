@@ -157,7 +157,7 @@ static void read_tools(struct ask *ask, struct fields *f) {
     json_decref(out);
 }
 
-static void read_tool_choice(struct ask *ask, struct fields *f) {
+static void read_tool_choice(struct ask *ask, struct fields *f, const struct ask_model *m) {
     const json_t *choice = NULL;
     fields_object(f, "tool_choice", &choice);
     const char *type = string_of(choice, "type");
@@ -167,9 +167,9 @@ static void read_tool_choice(struct ask *ask, struct fields *f) {
     if (type && strcmp(type, "none") == 0)
         ask->tool_choice = TOOLS_NONE;
     else if (type && strcmp(type, "any") == 0)
-        ask_require_tool(ask, f, NULL);
+        ask_require_tool(ask, f, m, NULL);
     else if (type && strcmp(type, "tool") == 0 && string_of(choice, "name"))
-        ask_require_tool(ask, f, string_of(choice, "name"));
+        ask_require_tool(ask, f, m, string_of(choice, "name"));
     else if (!type || strcmp(type, "auto") != 0)
         fields_refuse(f, "tool_choice",
                       "tool_choice.type is '%.40s', expected auto, any, tool or none",
@@ -190,7 +190,8 @@ static void read_thinking(struct ask *ask, struct fields *f) {
         fields_refuse(f, "thinking",
                       "thinking.type is '%.40s', expected enabled, disabled or adaptive",
                       type ? type : "");
-    ask_set_variable(ask, "enable_thinking", json_boolean(type && strcmp(type, "disabled") != 0));
+    bool thinks = type && strcmp(type, "disabled") != 0 && !ask->is_call_begun;
+    ask_set_variable(ask, "enable_thinking", json_boolean(thinks));
 }
 
 /* output_config: the effort, and a format of the answer. */
@@ -214,7 +215,7 @@ static void read_output(struct ask *ask, struct fields *f, const struct ask_mode
 static void read_all(struct ask *ask, struct fields *f, const struct ask_model *m) {
     read_messages(ask, f);
     read_tools(ask, f);
-    read_tool_choice(ask, f);
+    read_tool_choice(ask, f, m);
     read_thinking(ask, f);
     read_output(ask, f, m);
     ask_read_format(ask, f, m); /* ours: grammar */

@@ -37,7 +37,7 @@ static void read_thinking(struct ask *ask, struct fields *f) {
         ask_set_variable(ask, key, json_incref(value));
 }
 
-static void read_tool_choice(struct ask *ask, struct fields *f) {
+static void read_tool_choice(struct ask *ask, struct fields *f, const struct ask_model *m) {
     const json_t *choice = fields_any(f, "tool_choice");
     const char *word = json_string_value(choice);
     bool in_parallel = true;
@@ -50,9 +50,9 @@ static void read_tool_choice(struct ask *ask, struct fields *f) {
     if (word && strcmp(word, "none") == 0)
         ask->tool_choice = TOOLS_NONE;
     else if (word && strcmp(word, "required") == 0)
-        ask_require_tool(ask, f, NULL);
+        ask_require_tool(ask, f, m, NULL);
     else if (name)
-        ask_require_tool(ask, f, name);
+        ask_require_tool(ask, f, m, name);
     else
         fields_refuse(f, "tool_choice",
                       "tool_choice is %s, expected none, auto, required or a function",
@@ -79,7 +79,7 @@ static void read_chat(struct ask *ask, struct fields *f, const struct ask_model 
     openai_read_stream_options(ask, f);
     ask_read_format(ask, f, m);
     read_thinking(ask, f);
-    read_tool_choice(ask, f);
+    read_tool_choice(ask, f, m);
     fields_bool(f, "logprobs", &has_logprobs);
     fields_int(f, "top_logprobs", 0, ASK_MAX_TOP, &n_top);
     ask->n_top = has_logprobs ? n_top : -1;
