@@ -324,7 +324,7 @@ static void cuda_counters(const struct backend *b, struct backend_counters *out)
 
 const struct backend_kind backend_cuda = {
     .name = "cuda",
-    .numerics = 1,
+    .numerics = 2, /* 2: one order of sums for all products */
     .max_rows = 4096,
     .prefill = 4096,
     .open = cuda_open,
