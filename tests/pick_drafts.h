@@ -17,6 +17,7 @@ struct pick_rig {
     struct backend *b;
     float table[PICK_VOCAB * PICK_VOCAB];
     struct operand counts;
+    uint64_t step;
 };
 
 static bool pick_open(struct pick_rig *r, uint32_t threads) {
@@ -58,8 +59,8 @@ static void pick_rows(struct pick_rig *r, uint32_t slot, uint32_t position, cons
     struct io_row *rows = (struct io_row *)(io + r->plan->io.rows);
     struct io_output *outputs = (struct io_output *)(io + r->plan->io.outputs);
     struct io_bias *biases = (struct io_bias *)(io + r->plan->io.biases);
-    *(struct io_header *)io =
-        (struct io_header){.n_rows = n, .n_segments = 1, .n_outputs = n, .n_drafts = n - 1};
+    *(struct io_header *)io = (struct io_header){
+        .n_rows = n, .n_segments = 1, .n_outputs = n, .n_drafts = n - 1, .step = ++r->step};
     *(struct io_segment *)(io + r->plan->io.segments) =
         (struct io_segment){.n_rows = n, .first_position = position};
     biases[0] = (struct io_bias){5, 0.5f};
