@@ -8,14 +8,17 @@ model's own output is the material, so that any model has tasks that it can do:
 
   edit      its text, a changed name in it, and the text once more from the beginning
   summary   its text, then the first words of every sentence, as a list, to be gone on with
+  refrain   the same sentence over and over
   story     a text that does not repeat itself: nothing should be lost
 """
 import json
+import os
 import subprocess
 import sys
 
-SLUICE = "build/sluice"
+SLUICE = os.environ.get("SLUICE", "build/sluice")
 DRAFTS = (3, 7, 15)
+REPEATS = 5
 OPENING = "Once upon a time, there was a little girl named Lily."
 
 
@@ -36,21 +39,27 @@ def tasks(model, options):
     return {
         "edit": text + "\n\n" + edited + "\n\n" + text[:60],
         "summary": text + "\n\n" + notes + text + "\n\n- ",
+        "refrain": (OPENING + "\n") * 8,
         "story": "One day, a small brown dog",
     }
+
+
+def best_of(runs):
+    return max(runs, key=lambda r: r["tok_s"])
 
 
 def main():
     model, options = sys.argv[1], sys.argv[3:]
     print(f"{'task':8} {'draft':>5} {'tok/s':>8} {'x':>5} {'tokens a submission':>20} {'kept':>10}")
     for name, prompt in tasks(model, options).items():
-        base = None
-        for draft in (0, *DRAFTS):
-            best = max((run(model, prompt, 200, draft, options) for _ in range(3)),
-                       key=lambda r: r["tok_s"])
-            if base is None:
-                base = best
-            elif best["text"] != base["text"]:
+        runs = {draft: [] for draft in (0, *DRAFTS)}
+        for _ in range(REPEATS):  # in turn, as machines have moods
+            for draft in runs:
+                runs[draft].append(run(model, prompt, 200, draft, options))
+        base = best_of(runs[0])
+        for draft in runs:
+            best = best_of(runs[draft])
+            if best["text"] != base["text"]:
                 sys.exit(f"{name}: another text with --draft {draft} than without")
             per = best["tokens"] / max(1, best["submissions"])
             kept = f"{best['drafts_kept']}/{best['drafted']}"

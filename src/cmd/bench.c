@@ -166,9 +166,10 @@ static void print_json(const struct bench *b, const struct measured *f) {
                "\"own_us\": %.2f}",
                scheduled->median, scheduled->spread, scheduled->median / decode->median, b->own_us);
     printf(", \"steps\": %llu, \"submissions\": %llu, \"waits\": %llu, \"host_copies\": %llu, "
-           "\"memory_bytes\": %llu}\n",
+           "\"drafted\": %llu, \"drafts_kept\": %llu, \"memory_bytes\": %llu}\n",
            (unsigned long long)c->steps, (unsigned long long)c->submissions,
            (unsigned long long)c->waits, (unsigned long long)c->host_copies,
+           (unsigned long long)c->drafted, (unsigned long long)c->drafts_kept,
            (unsigned long long)memory.total);
 }
 
@@ -191,9 +192,10 @@ static void print_text(const struct bench *b, const struct measured *f) {
             "own a submission\n",
             scheduled->median, 100 * scheduled->spread, 100 * scheduled->median / decode->median,
             b->own_us);
-    printf("%llu steps, %llu submissions, %llu waits, %llu host copies\n",
+    printf("%llu steps, %llu submissions, %llu waits, %llu host copies, %llu of %llu drafts kept\n",
            (unsigned long long)c->steps, (unsigned long long)c->submissions,
-           (unsigned long long)c->waits, (unsigned long long)c->host_copies);
+           (unsigned long long)c->waits, (unsigned long long)c->host_copies,
+           (unsigned long long)c->drafts_kept, (unsigned long long)c->drafted);
 }
 
 /* ---- the verb ---------------------------------------------------------------------------------
@@ -296,7 +298,7 @@ int cmd_bench(int argc, char **argv) {
         {"--burst", 0, OPT_FLAG, &b.is_burst, NULL,
          "several tokens per submission, if the backend can"},
         {"--scheduler", 0, OPT_FLAG, &b.has_scheduler, NULL,
-         "also generate the same tokens through the scheduler"},
+         "also generate the same tokens through the scheduler, with --draft by lookup"},
         {"--trace", 0, OPT_STRING, &b.trace_path, "FILE",
          "replay its requests, --batch of them together (bench/cache/)"},
         {"--reuse", 0, OPT_STRING, &b.reuse, "WHAT",
@@ -311,7 +313,8 @@ int cmd_bench(int argc, char **argv) {
             "that\nlimits it, with the same threads in the same run.",
         .example = "sluice bench -m model.gguf -p 512 -n 128 --json",
         .opts = opts,
-        .n_opts = common_opts(opts, 9, &b.common, WITH_ENGINE | WITH_CACHE | WITH_JSON),
+        .n_opts =
+            common_opts(opts, 9, &b.common, WITH_ENGINE | WITH_CACHE | WITH_DRAFT | WITH_JSON),
         .model = &b.common.model,
     };
     int exit = opts_parse(&usage, argc, argv, NULL);

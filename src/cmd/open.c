@@ -55,7 +55,7 @@ int common_opts(struct opt *table, int n, struct common *c, unsigned groups) {
         {WITH_ENGINE, {"--context", 'c', OPT_INT, &c->context, "N", "context length; 0: the model's; default: the model's, at most 8192"}},
         {WITH_ENGINE, {"--kv", 0, OPT_STRING, &c->kv, "TYPE", "type of the KV cache: f32, f16 (default), q8_0, q4_0"}},
         {WITH_ENGINE, {"--exact", 0, OPT_FLAG, &c->exact, NULL, "f32 activations and f32 KV cache"}},
-        {WITH_DRAFT, {"--draft", 0, OPT_INT, &c->draft, "N", "tokens to guess ahead where text repeats itself; 0: none; default: 7"}},
+        {WITH_DRAFT, {"--draft", 0, OPT_INT, &c->draft, "N", "tokens to guess ahead where text repeats itself; 0: none; default: 7, in bench 0"}},
         {WITH_CACHE, {"--kv-bytes", 0, OPT_SIZE, &c->kv_bytes, "SIZE", "size of the KV cache; default: room for every sequence in full"}},
         {WITH_CACHE, {"--snapshot-bytes", 0, OPT_SIZE, &c->snapshot_bytes, "SIZE", "device memory for snapshots of recurrent state"}},
         {WITH_CACHE, {"--cache-bytes", 0, OPT_SIZE, &c->cache_bytes, "SIZE", "host memory for cached prompts that don't fit on the device"}},
