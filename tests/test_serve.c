@@ -137,7 +137,7 @@ struct result {
     bool submits;           /* another like itself, when it ends */
     struct sched_request request;
     uint64_t id;
-    int32_t tokens[256];
+    int32_t tokens[256]; /* the first of them */
     uint32_t n, n_ended;
     struct sched_report report; /* of the answer that ended last */
     char error[200];
@@ -145,7 +145,7 @@ struct result {
 
 static bool note_token(void *user, const struct sched_token *t) {
     struct result *r = user;
-    if (t->answer == 0)
+    if (t->answer == 0 && t->index < sizeof r->tokens / sizeof *r->tokens)
         r->tokens[t->index] = t->token;
     r->n++;
     return true;
