@@ -215,7 +215,7 @@ void sluice_engine_cancel(sluice_engine *engine);
 
 /* Bytes, exactly as allocated. */
 struct sluice_memory {
-    uint64_t weights;   /* as mapped, without those that are packed and whose pages are let go */
+    uint64_t weights;   /* as mapped, without those that are packed and whose pages are released */
     uint64_t state;     /* KV cache, recurrent state, token counts */
     uint64_t snapshots; /* the part of state that is snapshots */
     uint64_t scratch, io;

@@ -201,6 +201,23 @@ static void keys(struct writer *w) {
 /* ---- models -----------------------------------------------------------------------------------
  */
 
+struct random_model random_tiny(const char *arch) {
+    return (struct random_model){.seed = 5,
+                                 .arch = arch,
+                                 .hidden = 32,
+                                 .layers = 2,
+                                 .heads = 2,
+                                 .kv_heads = 1,
+                                 .head_width = 16,
+                                 .ffn = 32,
+                                 .vocab = 90,
+                                 .key_heads = 1,
+                                 .value_heads = 2,
+                                 .key_width = 16,
+                                 .value_width = 16,
+                                 .type = DT_F32};
+}
+
 struct random_model random_moe(uint64_t seed) {
     static const uint32_t widths[] = {1, 8, 17, 32, 48, 64, 80, 96, 100, 160, 256};
     uint64_t random = random_mix(seed + 1);

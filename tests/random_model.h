@@ -25,6 +25,9 @@ struct random_model {
     float damage;
 };
 
+/* As small as they come. */
+struct random_model random_tiny(const char *arch);
+
 /* A mixture of experts whose widths are no round numbers. */
 struct random_model random_moe(uint64_t seed);
 

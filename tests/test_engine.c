@@ -569,7 +569,7 @@ static bool forget_peak(void) {
     return f && fclose(f) == 0 && is_done;
 }
 
-/* Weights are in memory once: packed, and the file's pages let go. */
+/* Weights are in memory once: packed, and the file's pages released. */
 TEST(engine_weights_are_in_memory_once) {
     const struct random_model m = {.seed = 5,
                                    .arch = "llama",

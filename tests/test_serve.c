@@ -16,26 +16,8 @@
 /* ---- models -----------------------------------------------------------------------------------
  */
 
-/* As small as they come; one with recurrent state, one without. */
-static struct random_model tiny(const char *arch) {
-    return (struct random_model){.seed = 5,
-                                 .arch = arch,
-                                 .hidden = 32,
-                                 .layers = 2,
-                                 .heads = 2,
-                                 .kv_heads = 1,
-                                 .head_width = 16,
-                                 .ffn = 32,
-                                 .vocab = 90,
-                                 .key_heads = 1,
-                                 .value_heads = 2,
-                                 .key_width = 16,
-                                 .value_width = 16,
-                                 .type = DT_F32};
-}
-
 static const char *write_tiny(const char *arch) {
-    const struct random_model m = tiny(arch);
+    const struct random_model m = random_tiny(arch);
     const char *path = test_temporary(arch);
     struct err err = {0};
     if (random_model_write(&m, path, &err))
@@ -599,7 +581,7 @@ TEST(serve_fails_bad_sampling_alone) {
 /* A model with a damaged embedding: only requests with that token fail, whenever it comes. */
 TEST(serve_fails_the_request_whose_logits_are_no_numbers) {
     enum { BAD = 89, N = 9 };
-    struct random_model m = tiny("qwen35");
+    struct random_model m = random_tiny("qwen35");
     struct err err = {0};
     struct rig r;
     struct result out[N], alone;

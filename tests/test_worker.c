@@ -16,20 +16,7 @@ struct rig {
 };
 
 static bool rig_open(struct rig *r) {
-    const struct random_model m = {.seed = 5,
-                                   .arch = "qwen35",
-                                   .hidden = 32,
-                                   .layers = 2,
-                                   .heads = 2,
-                                   .kv_heads = 1,
-                                   .head_width = 16,
-                                   .ffn = 32,
-                                   .vocab = 90,
-                                   .key_heads = 1,
-                                   .value_heads = 2,
-                                   .key_width = 16,
-                                   .value_width = 16,
-                                   .type = DT_F32};
+    const struct random_model m = random_tiny("qwen35");
     const char *path = test_temporary("worker");
     struct sluice_engine_options o = sluice_engine_options_default();
     struct err err = {0};

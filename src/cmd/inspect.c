@@ -380,7 +380,7 @@ static void print_memory(const json_t *m) {
         {"state", "attention pages, delta-net states, counts"},
         {"scratch", "activations"},
         {"io", "what differs between steps, and logits"},
-        {"packed", "weights in the kernels' order; the file's pages are let go"},
+        {"packed", "weights in the kernels' order; the file's pages are released"},
         {"workspace", "the backend's room to work"},
         {"total", ""},
     };

@@ -104,12 +104,12 @@ bool schema_check(struct schema *s, const json_t *schema) {
     return true;
 }
 
-static bool read_count(struct schema *s, const json_t *flat, const char *key, uint32_t *out) {
+bool schema_count(struct schema *s, const json_t *flat, const char *key, uint32_t *out) {
     const json_t *value = json_object_get(flat, key);
     double x = json_number_value(value);
     if (!value)
         return true;
-    if (!json_is_number(value) || x < 0 || x != (double)(uint64_t)x) {
+    if (!json_is_number(value) || x < 0 || x >= 0x1p63 || x != (double)(uint64_t)x) {
         schema_fail(s, SLUICE_ERR_FORMAT, "%s is no count, expected 0 or more", key);
         return false;
     }
@@ -291,7 +291,8 @@ static bool read_items(struct schema *s, const json_t *flat, struct items *out) 
         schema_fail(s, SLUICE_ERR_UNSUPPORTED, "prefixItems is no array of up to %d", MAX_PREFIX);
         return false;
     }
-    if (!read_count(s, flat, "minItems", &out->min) || !read_count(s, flat, "maxItems", &out->max))
+    if (!schema_count(s, flat, "minItems", &out->min) ||
+        !schema_count(s, flat, "maxItems", &out->max))
         return false;
     bool is_open = !prefix || out->min > out->n_prefix;
     size_t place = enter(s, "items", NULL);
@@ -354,15 +355,6 @@ struct members {
     uint32_t min, max;
 };
 
-static bool is_required(const json_t *flat, const char *name) {
-    const json_t *each;
-    size_t i;
-    json_array_foreach(json_object_get(flat, "required"), i,
-                       each) if (json_is_string(each) &&
-                                 strcmp(json_string_value(each), name) == 0) return true;
-    return false;
-}
-
 static void add_member(struct schema *s, struct members *m, const json_t *flat, const char *name,
                        const json_t *schema) {
     struct builder *b = s->b;
@@ -370,7 +362,7 @@ static void add_member(struct schema *s, struct members *m, const json_t *flat, 
     uint32_t i = m->n++;
     const struct expr *text = text_literal(b, str_of(name));
     m->names[i] = str_of(name);
-    m->is_required[i] = is_required(flat, name);
+    m->is_required[i] = schema_requires(flat, name);
     m->values[i] = schema ? as_rule(s, compile(s, schema)) : any_value(s);
     m->keys[i] =
         expr_pair(b, expr_triple(b, expr_text(b, "\""), text, expr_text(b, "\"")), colon(s));
@@ -411,8 +403,8 @@ static bool read_members(struct schema *s, const json_t *flat, struct members *m
         if (!is_known)
             add_member(s, m, flat, json_string_value(each), rest);
     }
-    return !s->status && read_count(s, flat, "minProperties", &m->min) &&
-           read_count(s, flat, "maxProperties", &m->max);
+    return !s->status && schema_count(s, flat, "minProperties", &m->min) &&
+           schema_count(s, flat, "maxProperties", &m->max);
 }
 
 /* The key of members by a pattern. */

@@ -44,6 +44,8 @@ enum {
 
 /* Refuses keywords that are not supported, by name. */
 bool schema_check(struct schema *s, const json_t *schema);
+/* The count that a key has, at most 2^24; *out stays where there is none. False: it is no count. */
+bool schema_count(struct schema *s, const json_t *flat, const char *key, uint32_t *out);
 
 /* ---- schema_merge.c ---- */
 
@@ -55,6 +57,8 @@ const json_t *schema_merge(struct schema *s, const json_t *a, const json_t *b);
 unsigned schema_types(struct schema *s, const json_t *flat);
 /* What a $ref leads to; NULL after a failure. */
 const json_t *schema_resolve(struct schema *s, const char *ref);
+/* Whether a member must be there. */
+bool schema_requires(const json_t *flat, const char *name);
 /* True when no value that is written for `a` is valid for b; both flat. */
 bool schema_excludes(struct schema *s, const json_t *a, const json_t *b);
 /* Whether a value is valid, as far as the simple keywords (type, lengths, limits) say. */

@@ -375,7 +375,7 @@ const json_t *schema_flatten(struct schema *s, const json_t *schema) {
 /* ---- when two exclude each other --------------------------------------------------------------
  */
 
-static bool is_required(const json_t *flat, const char *name) {
+bool schema_requires(const json_t *flat, const char *name) {
     const json_t *each;
     size_t i;
     json_array_foreach(json_object_get(flat, "required"), i,
@@ -388,7 +388,7 @@ static bool is_required(const json_t *flat, const char *name) {
 static bool may_have(const json_t *flat, const char *name) {
     const json_t *properties = json_object_get(flat, "properties");
     const json_t *rest = json_object_get(flat, "additionalProperties");
-    if (json_object_get(properties, name) || is_required(flat, name))
+    if (json_object_get(properties, name) || schema_requires(flat, name))
         return true;
     return rest ? !json_is_false(rest) : !properties;
 }

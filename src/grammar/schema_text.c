@@ -217,26 +217,13 @@ const struct expr *text_other_key(struct schema *s, const struct str *keys, uint
 /* ---- strings by their keywords ----------------------------------------------------------------
  */
 
-static bool read_length(struct schema *s, const json_t *flat, const char *key, uint32_t *out) {
-    const json_t *value = json_object_get(flat, key);
-    double x = json_number_value(value);
-    if (!value)
-        return true;
-    if (!json_is_number(value) || x < 0 || x != (double)(uint64_t)x) {
-        schema_fail(s, SLUICE_ERR_FORMAT, "%s is no count, expected 0 or more", key);
-        return false;
-    }
-    *out = x > (1 << 24) ? 1 << 24 : (uint32_t)x;
-    return true;
-}
-
 const struct expr *text_of(struct schema *s, const json_t *flat) {
     struct builder *b = s->b;
     const char *pattern = json_string_value(json_object_get(flat, "pattern"));
     const char *format = json_string_value(json_object_get(flat, "format"));
     uint32_t min = 0, max = REPEAT_NO_LIMIT;
     struct piece piece;
-    if (!read_length(s, flat, "minLength", &min) || !read_length(s, flat, "maxLength", &max))
+    if (!schema_count(s, flat, "minLength", &min) || !schema_count(s, flat, "maxLength", &max))
         return expr_never(b);
     if (pattern && format)
         return schema_fail(s, SLUICE_ERR_UNSUPPORTED, "pattern and format together");

@@ -117,7 +117,7 @@ static bool is_mapped(const struct backend *b, const struct operand *o) {
     return o->offset + span_of(o) <= b->mapped;
 }
 
-/* A weight may be packed for two kernels; it is let go of once. */
+/* A weight may be packed for two kernels; it is released once. */
 static void count_released(struct backend *b, const struct operand *o) {
     for (uint32_t i = 0; i < b->n_packed; i++)
         if (b->packed[i].offset == o->offset)

@@ -63,7 +63,7 @@ struct backend {
     const struct attend_kernel *attend;
     uint8_t *region[REGION_COUNT];
     uint64_t bytes[REGION_COUNT];
-    uint64_t mapped, released; /* of WEIGHTS: from files; of these, packed and let go */
+    uint64_t mapped, released; /* of WEIGHTS: from files; of these, packed and released */
     struct cpu_recording *recordings;
     uint32_t n_recordings;
     struct cpu_packed *packed;
