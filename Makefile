@@ -110,6 +110,13 @@ $(B)/obj/%.o: %.c | $(NEEDS)
 	$(call say,CC,$@)
 	$(Q)$(CC) $(CPPFLAGS) $(CFLAGS) -MMD -MP -c $< -o $@
 
+# Tests and fuzzing are what clang is for here; the program for any processor is gcc's.
+ifneq ($(filter clang%,$(notdir $(CC))),)
+ifneq ($(filter aarch64%,$(or $(CROSS),$(shell uname -m))),)
+$(B)/obj/src/backend/cpu/kernels_neon.o: CFLAGS += -march=armv8.2-a+dotprod+i8mm
+endif
+endif
+
 # ---- kernels ----------------------------------------------------------------------------------
 
 # The assembler's report is kept: it lists the kernels.

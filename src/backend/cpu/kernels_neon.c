@@ -28,8 +28,13 @@
 
 #define TARGET
 #define INLINE static inline __attribute__((always_inline))
+#ifdef __clang__ /* version 14 has no such attribute: the Makefile names both for the file */
+#define TARGET_SDOT
+#define TARGET_MMLA
+#else
 #define TARGET_SDOT __attribute__((target("arch=armv8.2-a+dotprod")))
 #define TARGET_MMLA __attribute__((target("arch=armv8.2-a+dotprod+i8mm")))
+#endif
 
 enum { TILE = 8, TILES = 8, MAX_ACTS = 8 };
 
