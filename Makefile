@@ -274,8 +274,8 @@ export SLUICE_TEST_DATA := $(abspath $(DATA))
 endif
 
 test: | $(STAMPS)/test
-	@$(MAKE) --no-print-directory test-binaries
-	@$(MAKE) --no-print-directory MODE=asan test-binaries replays build/asan/every_verb
+	+@bash tests/run.sh build $(MAKE) --no-print-directory test-binaries
+	+@bash tests/run.sh build $(MAKE) --no-print-directory MODE=asan test-binaries replays build/asan/every_verb
 	@bash tests/run.sh quick
 
 test-all: | $(STAMPS)/test $(STAMPS)/fuzz

@@ -1,4 +1,5 @@
 /* main.c - runs the tests: all, or those whose names contain one of the arguments. */
+#include <signal.h>
 #include <stdarg.h>
 #include <sys/stat.h>
 #include <time.h>
@@ -7,6 +8,7 @@
 #include "test.h"
 
 static struct test *tests;
+static const char *running; /* the test that runs, or NULL */
 static bool has_failed, is_skipped;
 
 void test_register(struct test *t) {
@@ -22,11 +24,12 @@ void test_fail(const char *file, int line, const char *format, ...) {
     if (has_failed)
         return;
     has_failed = true;
-    printf("%s:%d: ", file, line);
+    printf("FAILED %s:%d: ", file, line);
     va_list args;
     va_start(args, format);
     vprintf(format, args);
     va_end(args);
+    printf(" (%s)\n", running);
     fflush(stdout);
 }
 
@@ -41,6 +44,7 @@ void test_skip(const char *format, ...) {
     printf("skipped: ");
     vprintf(format, args);
     va_end(args);
+    printf(" (%s)\n", running);
 }
 
 void test_note(const char *format, ...) {
@@ -90,6 +94,45 @@ char *test_read_file(const char *path, size_t *size) {
     return data;
 }
 
+/* A test that kills the program is named too. Only calls that are safe in a signal handler. */
+static void name_the_dead(void) {
+    static const char before[] = "\nFAILED ", after[] = ": died\n";
+    if (!running)
+        return;
+    ssize_t n = write(1, before, sizeof before - 1);
+    n += write(1, running, strlen(running));
+    n += write(1, after, sizeof after - 1);
+    (void)n;
+}
+
+#ifndef __has_feature
+#define __has_feature(x) 0
+#endif
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__) ||                               \
+    __has_feature(address_sanitizer) || __has_feature(thread_sanitizer)
+void __sanitizer_set_death_callback(void (*callback)(void));
+void __ubsan_on_report(void);
+void __ubsan_on_report(void) {
+    name_the_dead();
+}
+
+static void name_deaths(void) {
+    __sanitizer_set_death_callback(name_the_dead);
+}
+#else
+static void die(int signal_number) {
+    name_the_dead();
+    raise(signal_number); /* the default action, after SA_RESETHAND */
+}
+
+static void name_deaths(void) {
+    static const int deadly[] = {SIGABRT, SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGTERM};
+    for (size_t i = 0; i < sizeof deadly / sizeof *deadly; i++)
+        sigaction(deadly[i], &(struct sigaction){.sa_handler = die, .sa_flags = (int)SA_RESETHAND},
+                  NULL);
+}
+#endif
+
 static bool is_wanted(const char *name, int argc, char **argv) {
     for (int i = 1; i < argc; i++)
         if (strstr(name, argv[i]))
@@ -99,18 +142,19 @@ static bool is_wanted(const char *name, int argc, char **argv) {
 
 int main(int argc, char **argv) {
     int passed = 0, failed = 0, skipped = 0;
+    name_deaths();
     for (struct test *t = tests; t; t = t->next) {
         if (!is_wanted(t->name, argc, argv))
             continue;
         has_failed = is_skipped = false;
         clock_t started = clock();
+        running = t->name;
         t->run();
+        running = NULL;
         if (getenv("TIMES")) {
             printf("%7.2f s %s\n", (double)(clock() - started) / CLOCKS_PER_SEC, t->name);
             fflush(stdout);
         }
-        if (has_failed || is_skipped)
-            printf(" (%s)\n", t->name);
         failed += has_failed;
         skipped += !has_failed && is_skipped;
         passed += !has_failed && !is_skipped;

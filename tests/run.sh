@@ -1,12 +1,14 @@
 #!/usr/bin/env bash
-# run.sh quick|all - runs the suites and adds up; the last line is "N passed, N failed".
+# run.sh quick|all - runs the suites and adds up; the last line is "N passed, N failed", and what
+# failed stands just before it.
 #
+#   build COMMAND...   a build: when it fails, it ends with what failed and "0 passed, 1 failed"
 #   quick   native, release and sanitizers (make test)
 #   all     gcc and clang, every instruction set this machine has, threads under TSan, and the
 #           other architecture under qemu (make test-all)
 set -u
 cd "$(dirname "$0")/.."
-unset MAKEFLAGS MFLAGS MAKELEVEL # the makes below have jobs of their own
+[ "${1:-}" = build ] || unset MAKEFLAGS MFLAGS MAKELEVEL # the makes below have jobs of their own
 passed=0 failed=0 skipped=0
 
 # ---- running ------------------------------------------------------------------------------------
@@ -59,24 +61,32 @@ show_finished() {
 
 # ---- adding up ----------------------------------------------------------------------------------
 
-# A suite's last line is "N passed, N failed"; one that ends without such a line counts as one
-# failure. A check passes by its exit status.
+# What failed, short: the lines that say so, or the last ones.
+what_failed() {
+    local lines
+    lines=$(grep -aE '^FAILED |ERROR: |SUMMARY: |runtime error: |error: |undefined reference|\*\*\*' "$1") || lines=$(tail -n 5 "$1")
+    head -n 20 <<<"$lines" | cut -c 1-300 | sed 's/^/    /'
+}
+
+# A suite's last line is "N passed, N failed", and each of its failures is a line that begins with
+# FAILED; one that ends without a last line counts as one failure. A check passes by its exit status.
 show() {
     local job=$1 kind name line status
     { read -r kind; read -r name; } <"$job.name"
     status=$(<"$job.status")
-    line=$(grep -E '^[0-9]+ passed, [0-9]+ failed' "$job.out" | tail -n 1)
+    line=$(grep -aE '^[0-9]+ passed, [0-9]+ failed' "$job.out" | tail -n 1)
     if [ "$kind" = check ]; then
         line=$([ "$status" -eq 0 ] && echo "1 passed, 0 failed" || echo "0 passed, 1 failed")
         [ "$status" -eq 0 ] || cat "$job.out"
     elif [ -z "$line" ]; then
-        tail -n 20 "$job.out"
+        tail -n 40 "$job.out"
         line="0 passed, 1 failed"
     else
-        grep -vE '^[0-9]+ passed, [0-9]+ failed' "$job.out"
+        grep -avE '^[0-9]+ passed, [0-9]+ failed' "$job.out"
         [ "$status" -eq 0 ] || [[ $line != *", 0 failed"* ]] || line="${line%%,*}, 1 failed"
     fi
     printf '%-34s %-24s %4s s\n' "$name" "$line" "$(<"$job.seconds")"
+    [[ $line == *", 0 failed"* ]] || { echo "  $name (exit status $status)" && what_failed "$job.out"; } >>"$folder/failures"
     [[ $line =~ ^([0-9]+)\ passed,\ ([0-9]+)\ failed(,\ ([0-9]+)\ skipped)? ]]
     passed=$((passed + BASH_REMATCH[1]))
     failed=$((failed + BASH_REMATCH[2]))
@@ -88,6 +98,7 @@ close() {
     list_files >"$folder/after"
     check "no file is left in the tree" diff "$folder/before" "$folder/after"
     finish
+    [ ! -f "$folder/failures" ] || { echo "failed:" && cat "$folder/failures"; }
     printf '%d passed, %d failed' $passed $failed
     [ $skipped -eq 0 ] || printf ', %d skipped' $skipped
     printf '\n'
@@ -156,7 +167,21 @@ quick() {
 }
 
 make_quietly() {
-    make --no-print-directory -j"$(nproc)" "$@" >build/tmp/make.log 2>&1 || { tail -n 20 build/tmp/make.log; return 1; }
+    make --no-print-directory -j"$(nproc)" "$@" >build/tmp/make.log 2>&1
+}
+
+# build COMMAND...: runs it with its output shown.
+build() {
+    set -o pipefail
+    "$@" 2>&1 | tee build/tmp/make.log || build_failed
+}
+
+build_failed() {
+    echo "failed:"
+    echo "  the build"
+    what_failed build/tmp/make.log
+    echo "0 passed, 1 failed"
+    exit 1
 }
 
 # flavour NAME RUNNER WORDS MAKE-VARIABLES...: builds and runs the unit tests of one cell of the
@@ -166,7 +191,8 @@ flavour() {
     shift 3
     finish # a build and its tests have the machine to themselves
     if ! make_quietly test-binaries "$@"; then
-        check "$name" false
+        check "$name" bash -c 'cat build/tmp/make.log && false'
+        finish
         return
     fi
     local built
@@ -181,7 +207,7 @@ emulated="err_ size utf8 str hash_ tier_ arena pool log_ cpu_ gguf safetensors f
     engine_snapshots engine_sampling engine_text engine_threads_share"
 
 all() {
-    make_quietly test-binaries && make_quietly MODE=asan test-binaries replays build/asan/every_verb || { echo "0 passed, 1 failed"; exit 1; }
+    make_quietly test-binaries && make_quietly MODE=asan test-binaries replays build/asan/every_verb || build_failed
     quick
     flavour "clang, release" "" "" CC=clang
     flavour "clang, sanitizers" "" "" CC=clang MODE=asan
@@ -204,6 +230,7 @@ list_files >"$folder/before"
 case ${1:-} in
     quick) leaks=0 && quick ;;
     all) leaks=1 && all ;;
-    *) echo "usage: run.sh quick|all" >&2; exit 2 ;;
+    build) build "${@:2}"; exit ;;
+    *) echo "usage: run.sh quick|all|build COMMAND..." >&2; exit 2 ;;
 esac
 close

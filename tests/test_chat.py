@@ -543,7 +543,7 @@ def main():
         except Exception as e:
             failed += 1
             line = traceback.extract_tb(e.__traceback__)[-1].lineno
-            print(f"{test.__name__} (line {line}): {str(e) or repr(e)}")
+            print(f"FAILED {test.__name__} (line {line}): {str(e) or repr(e)}")
         if os.environ.get("TIMES"):
             print(f"{sum(os.times()[:4]) - started:6.2f} s {test.__name__}")
     print(f"{passed} passed, {failed} failed")

@@ -3,7 +3,7 @@
 
 Without them it is skipped. Screenshots are kept in build/screenshots.
 """
-import json, os, re, signal, subprocess, sys, tempfile, time
+import json, os, re, signal, subprocess, sys, tempfile, time, traceback
 from pathlib import Path
 from shutil import which
 
@@ -269,22 +269,29 @@ def main():
         print("0 passed, 0 failed, 1 skipped: chromium, chromium-driver and selenium are needed")
         return
     s, driver = Server(), browser()
+    passed, running = 0, "the page starts"
     try:
         p = Page(driver)
         driver.get(s.address)
         p.wait("the page starts", lambda: p.all(".welcome"))
-        checks = (check_chat, check_stop, check_branches, check_reload, check_list, check_hostile_text, check_names, check_phone)
-        for check in checks:
+        for check in (check_chat, check_stop, check_branches, check_reload, check_list, check_hostile_text, check_names, check_phone):
+            running = check.__name__
             check(p)
             p.check_log()
+            passed += 1
+        running = check_key.__name__
         check_key(driver)
-        print(f"{len(checks) + 1} passed, 0 failed")
-    except BaseException:
+        passed += 1
+        print(f"{passed} passed, 0 failed")
+    except Exception as e:
+        traceback.print_exc(file=sys.stdout)
+        print(f"FAILED {running}: {str(e) or repr(e)}")
+        print(f"{passed} passed, 1 failed")
         Page(driver).shot("failed")
-        raise
+        return 1
     finally:
         driver.quit()
         s.stop()
 
 
-main()
+sys.exit(main())

@@ -727,7 +727,7 @@ def main():
         except Exception as e:
             failed += 1
             line = traceback.extract_tb(e.__traceback__)[-1]
-            print(f"{name}: {e or line.line}")
+            print(f"FAILED {name}: {e or line.line}")
         if os.environ.get("TIMES"):
             print(f"{sum(os.times()[:4]) - started:6.2f} s {name}")
     print(f"{passed} passed, {failed} failed")

@@ -28,7 +28,7 @@ int main(int argc, char **argv) {
         passed += status == atoi(expected);
         failed += status != atoi(expected);
         if (status != atoi(expected))
-            fprintf(results, "%s %s: exit status %d, expected %s\n", words[1],
+            fprintf(results, "FAILED %s %s: exit status %d, expected %s\n", words[1],
                     n > 2 ? words[2] : "", status, expected);
     }
     fprintf(results, "%d passed, %d failed\n", passed, failed);
