@@ -295,6 +295,15 @@ def test_bench_replays_a_trace():
     none, live, every = found
     assert none["answers"] == live["answers"] == every["answers"], found
     assert none["reused_tokens"] == 0 and live["reused_tokens"] < every["reused_tokens"] > every["prompt_tokens"] / 3, found
+    assert none["step"]["rows"] > every["step"]["rows"] and every["step"]["p50_ms"] <= every["step"]["longest_ms"], found
+    part = json.loads(good("bench", TINY, "--trace", trace, "--conversations", 2, "--batch", 3, "--json")[0])
+    assert 0 < part["requests"] < every["requests"], (part, every)
+    trace.write_bytes(b"# 1 follows from 0\n0 3 t1:5\n1 1 a0:1:2\n1 1 t2:4\n")
+    other = json.loads(good("bench", TINY, "--trace", trace, "--batch", 3, "--json")[0])
+    assert other["requests"] == 3 and other["prompt_tokens"] == 11, other
+    trace.write_bytes(b"7 3 t1:5")
+    bad(2, "leaves no request", "bench", TINY, "--trace", trace, "--conversations", 7)
+    bad(2, "--conversations is -1", "bench", TINY, "--conversations", -1)
     for line, text in ((b"", "no request"), (b"0 0 t1:5", "line 1: expected"), (b"0 1", "empty"), (b"0 1 x", "part 1"),
                        (b"0 4 t1:5\n0 1 a0:2:3", "line 2: part 1"), (b"0 1 a0:0:1", "part 1")):
         trace.write_bytes(line)

@@ -25,6 +25,7 @@ struct bench {
     int n_prompt, n_new, depth, repeats;
     bool is_burst, has_scheduler;
     const char *trace_path, *reuse;
+    int conversations; /* of the trace; 0: all */
     struct trace *trace;
     sluice_model *model;
     sluice_engine *engine;
@@ -248,6 +249,8 @@ static int check(const struct bench *b) {
     if ((exit = check_range("bench", "-p", b->n_prompt, 0, MAX_TOKENS)) != OPTS_GO_ON ||
         (exit = check_range("bench", "-n", b->n_new, 0, MAX_TOKENS)) != OPTS_GO_ON ||
         (exit = check_range("bench", "--depth", b->depth, 0, MAX_TOKENS)) != OPTS_GO_ON ||
+        (exit = check_range("bench", "--conversations", b->conversations, 0, MAX_TOKENS)) !=
+            OPTS_GO_ON ||
         (exit = check_range("bench", "--repeats", b->repeats, 1, MAX_REPEATS)) != OPTS_GO_ON)
         return exit;
     if (b->n_prompt == 0 && b->n_new == 0)
@@ -288,7 +291,7 @@ int cmd_bench(int argc, char **argv) {
     struct bench b = {
         .common = common_default(), .n_prompt = 512, .n_new = 128, .repeats = 5, .reuse = "all"};
     struct err err = {0};
-    struct opt opts[MAX_COMMON_OPTS + 9] = {
+    struct opt opts[MAX_COMMON_OPTS + 10] = {
         {"--prompt", 'p', OPT_INT, &b.n_prompt, "N",
          "tokens in the prompt; 0: no prefill; default: 512"},
         {"--tokens", 'n', OPT_INT, &b.n_new, "N", "tokens to generate; 0: no decode; default: 128"},
@@ -303,6 +306,8 @@ int cmd_bench(int argc, char **argv) {
          "replay its requests, --batch of them together (bench/cache/)"},
         {"--reuse", 0, OPT_STRING, &b.reuse, "WHAT",
          "with --trace: none, live (of those that run), or all that was read"},
+        {"--conversations", 0, OPT_INT, &b.conversations, "N",
+         "with --trace: the first N of them alone; default: all"},
         {"--repeats", 'r', OPT_INT, &b.repeats, "N", "repeats of each measurement; default: 5"},
     };
     const struct usage usage = {
@@ -314,7 +319,7 @@ int cmd_bench(int argc, char **argv) {
         .example = "sluice bench -m model.gguf -p 512 -n 128 --json",
         .opts = opts,
         .n_opts =
-            common_opts(opts, 9, &b.common, WITH_ENGINE | WITH_CACHE | WITH_DRAFT | WITH_JSON),
+            common_opts(opts, 10, &b.common, WITH_ENGINE | WITH_CACHE | WITH_DRAFT | WITH_JSON),
         .model = &b.common.model,
     };
     int exit = opts_parse(&usage, argc, argv, NULL);
@@ -327,6 +332,9 @@ int cmd_bench(int argc, char **argv) {
         exit = make_prompt(&b);
     if (!exit && b.trace_path && trace_read(&b.trace, b.trace_path, &err))
         exit = fail(&err);
+    if (!exit && b.trace && b.conversations && !trace_cut(b.trace, (uint32_t)b.conversations))
+        exit = complain(EXIT_USAGE, "bench: --conversations %d leaves no request of %s",
+                        b.conversations, b.trace_path);
     if (!exit) {
         struct sluice_engine_options o = options_of(&b);
         exit = common_open_engine(b.model, &o, false, &b.engine);

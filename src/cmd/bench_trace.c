@@ -23,7 +23,7 @@ struct trace_part {
 struct trace_request {
     uint32_t conversation, n_new, n_prompt;
     uint32_t first_part, n_parts;
-    bool has_ended;
+    bool is_left_out, is_sent, has_ended;
     int32_t *answer; /* (n_new) */
     uint32_t n_answer;
     struct sched_report report;
@@ -159,6 +159,23 @@ uint32_t trace_longest(const struct trace *t) {
     return t->longest;
 }
 
+static bool needs_one_left_out(const struct trace *t, const struct trace_request *q) {
+    for (uint32_t p = q->first_part; p < q->first_part + q->n_parts; p++)
+        if (t->parts[p].kind == 'a' && t->requests[t->parts[p].what].is_left_out)
+            return true;
+    return false;
+}
+
+uint32_t trace_cut(struct trace *t, uint32_t conversations) {
+    uint32_t n = 0;
+    for (uint32_t i = 0; i < t->n; i++) {
+        struct trace_request *q = &t->requests[i];
+        q->is_left_out = q->conversation >= conversations || needs_one_left_out(t, q);
+        n += !q->is_left_out;
+    }
+    return n;
+}
+
 static const char *const reuse_names[] = {"none", "live", "all"};
 
 bool trace_reuse_find(const char *name, enum trace_reuse *out) {
@@ -173,17 +190,25 @@ bool trace_reuse_find(const char *name, enum trace_reuse *out) {
 /* ---- replaying --------------------------------------------------------------------------------
  */
 
+/* Seconds of steps. */
+struct steps {
+    double *seconds; /* (n) */
+    uint32_t n, capacity;
+    double longest_move; /* of all steps: to and from the tiers below, in the step's way */
+};
+
 struct replay {
     const struct bench_trace *b;
     struct trace *trace;
     struct sched *sched;
     struct sluice_facts facts;
     int32_t *prompt;    /* (longest) */
-    uint32_t *last;     /* (n_conversations) the newest request that was sent, and 1; 0: none */
-    uint32_t next;      /* request to send */
-    uint32_t n_ended;   /* of those sent */
+    uint32_t *before;   /* (n) the request before it in its conversation, and 1; 0: none */
+    uint32_t first;     /* request that was not sent, nor left out */
+    uint32_t n_running; /* of those sent */
     bool has_news;      /* some have ended since the last look */
     struct err failure; /* of the first that failed */
+    struct steps steps;
 };
 
 /* Any token but one that ends a turn. */
@@ -222,15 +247,15 @@ static void on_end(void *user, const struct sched_report *report) {
     struct sent *s = user;
     s->request->report = *report;
     s->request->has_ended = s->replay->has_news = true;
-    s->replay->n_ended++;
+    s->replay->n_running--;
     if (report->status && !s->replay->failure.code)
         err_set(&s->replay->failure, report->status, "%s", report->error);
     free(s);
 }
 
-static int send_one(struct replay *r, struct err *err) {
+static int send_one(struct replay *r, uint32_t number, struct err *err) {
     static const int32_t none[1];
-    struct trace_request *q = &r->trace->requests[r->next];
+    struct trace_request *q = &r->trace->requests[number];
     struct sent *s = malloc(sizeof *s);
     uint64_t id;
     if (!s)
@@ -241,7 +266,7 @@ static int send_one(struct replay *r, struct err *err) {
         .prompt = r->prompt,
         .n_prompt = q->n_prompt,
         .most = q->n_new,
-        .sampling = {.temperature = 1, .top_p = 1, .repeat_penalty = 1, .seed = r->next},
+        .sampling = {.temperature = 1, .top_p = 1, .repeat_penalty = 1, .seed = number},
         .ends = none,
         .on_token = on_token,
         .on_end = on_end,
@@ -250,29 +275,63 @@ static int send_one(struct replay *r, struct err *err) {
     int status = sched_submit(r->sched, &request, &id, err);
     if (status)
         free(s);
-    r->last[q->conversation] = ++r->next;
+    q->is_sent = true;
+    r->n_running++;
     return status;
 }
 
-/* In order of arrival, as many as run together; one that follows from an answer waits for it. */
+/* What it follows from is there. */
+static bool is_ready(const struct replay *r, uint32_t number) {
+    const struct trace_request *all = r->trace->requests, *q = &all[number];
+    if (r->before[number] && !all[r->before[number] - 1].has_ended)
+        return false;
+    for (uint32_t p = q->first_part; p < q->first_part + q->n_parts; p++)
+        if (r->trace->parts[p].kind == 'a' && !all[r->trace->parts[p].what].has_ended)
+            return false;
+    return true;
+}
+
+/* As many as run together. The first in order of arrival that follow from nothing that still runs:
+ * who waits for an answer holds nobody else up. */
 static int send_some(struct replay *r, uint32_t most, struct err *err) {
+    const struct trace *t = r->trace;
     int status = SLUICE_OK;
-    while (!status && r->next < r->trace->n && r->next - r->n_ended < most) {
-        uint32_t before = r->last[r->trace->requests[r->next].conversation];
-        if (before && !r->trace->requests[before - 1].has_ended)
-            break;
-        status = send_one(r, err);
-    }
+    while (r->first < t->n && (t->requests[r->first].is_sent || t->requests[r->first].is_left_out))
+        r->first++;
+    for (uint32_t i = r->first; !status && i < t->n && r->n_running < most; i++)
+        if (!t->requests[i].is_sent && !t->requests[i].is_left_out && is_ready(r, i))
+            status = send_one(r, i, err);
     return status;
+}
+
+static double seconds_moving(const struct replay *r) {
+    struct sluice_counters c;
+    sluice_engine_counters(r->b->engine, &c);
+    return c.to_host.seconds + c.from_host.seconds + c.from_disk.seconds;
+}
+
+/* A step, and what it took. */
+static int step_once(struct replay *r, bool *worked, struct err *err) {
+    struct steps *s = &r->steps;
+    if (!grow((void **)&s->seconds, s->n, &s->capacity, sizeof *s->seconds))
+        return err_memory(err, "the times of steps");
+    double moving = seconds_moving(r), started = seconds_now();
+    int status = sched_step(r->sched, worked);
+    if (status)
+        return err_set(err, status, "%s", sluice_engine_error(r->b->engine));
+    s->seconds[s->n++] = seconds_now() - started;
+    moving = seconds_moving(r) - moving;
+    s->longest_move = moving > s->longest_move ? moving : s->longest_move;
+    return SLUICE_OK;
 }
 
 static int replay_all(struct replay *r, uint32_t most, struct err *err) {
     bool worked = true;
     int status = SLUICE_OK;
-    while (!status && (r->next < r->trace->n || worked)) {
+    while (!status && (r->first < r->trace->n || worked)) {
         status = send_some(r, most, err);
-        if (!status && (status = sched_step(r->sched, &worked)))
-            err_set(err, status, "%s", sluice_engine_error(r->b->engine));
+        if (!status)
+            status = step_once(r, &worked, err);
         if (r->has_news && r->b->reuse == REUSE_LIVE)
             sluice_engine_forget(r->b->engine);
         r->has_news = false;
@@ -287,10 +346,18 @@ static int replay_all(struct replay *r, uint32_t most, struct err *err) {
 
 struct took {
     double seconds, first_p50, first_p99;
+    double step_p50, step_p99, step_most;
+    uint32_t n; /* requests */
     uint64_t n_prompt, n_new, n_reused, n_hits, device, host, disk;
     struct hash128 answers; /* of all tokens: the same whatever is reused */
     struct sluice_counters counters;
 };
+
+/* The value that so much of the list is below; it gets sorted. */
+static double quantile(double *list, uint32_t n, double part) {
+    qsort(list, n, sizeof *list, compare_doubles);
+    return n ? list[(uint32_t)(part * (n - 1))] : 0;
+}
 
 static struct took sum_up(struct replay *r, double *first) {
     struct took t = {0};
@@ -299,6 +366,8 @@ static struct took sum_up(struct replay *r, double *first) {
     for (uint32_t i = 0; i < r->trace->n; i++) {
         const struct trace_request *q = &r->trace->requests[i];
         const struct sluice_reuse *reuse = &q->report.reuse;
+        if (q->is_left_out)
+            continue;
         t.n_prompt += q->n_prompt;
         t.n_new += q->n_answer;
         t.n_reused += reuse->tokens;
@@ -306,15 +375,18 @@ static struct took sum_up(struct replay *r, double *first) {
         t.device += reuse->device;
         t.host += reuse->host;
         t.disk += reuse->disk;
-        first[i] = q->report.first_seconds;
+        first[t.n++] = q->report.first_seconds;
         hash_add(&h, q->answer, q->n_answer * sizeof *q->answer);
         say(SAY_ALL, "request %u: prompt %u, reused %u (%u host, %u disk), first token %.1f ms; %s",
-            i, q->n_prompt, reuse->tokens, reuse->host, reuse->disk, 1e3 * first[i], reuse->why);
+            i, q->n_prompt, reuse->tokens, reuse->host, reuse->disk, 1e3 * q->report.first_seconds,
+            reuse->why);
     }
     t.answers = hash128_end(&h);
-    qsort(first, r->trace->n, sizeof *first, compare_doubles);
-    t.first_p50 = first[r->trace->n / 2];
-    t.first_p99 = first[(uint64_t)r->trace->n * 99 / 100];
+    t.first_p50 = quantile(first, t.n, 0.5);
+    t.first_p99 = quantile(first, t.n, 0.99);
+    t.step_p50 = quantile(r->steps.seconds, r->steps.n, 0.5);
+    t.step_p99 = quantile(r->steps.seconds, r->steps.n, 0.99);
+    t.step_most = quantile(r->steps.seconds, r->steps.n, 1);
     sluice_engine_counters(r->b->engine, &t.counters);
     return t;
 }
@@ -327,21 +399,29 @@ static json_t *moved_json(const struct sluice_moved *m) {
     return json_pack("{s:I, s:f}", "bytes", (json_int_t)m->bytes, "gb_s", rate_of(m));
 }
 
+static json_t *steps_json(const struct replay *r, const struct took *t) {
+    return json_pack("{s:I, s:I, s:I, s:f, s:f, s:f, s:f}", "steps", (json_int_t)t->counters.steps,
+                     "submissions", (json_int_t)t->counters.submissions, "rows",
+                     (json_int_t)t->counters.rows, "p50_ms", 1e3 * t->step_p50, "p99_ms",
+                     1e3 * t->step_p99, "longest_ms", 1e3 * t->step_most, "longest_move_ms",
+                     1e3 * r->steps.longest_move);
+}
+
 static void print_json(const struct replay *r, const struct took *t) {
     const struct sluice_counters *c = &t->counters;
     print_json_line(json_pack(
-        "{s:s, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:f, s:f, s:f, s:f, s:I, s:I, s:I, s:I, "
-        "s:o, s:o, s:o, s:o, s:I}",
-        "reuse", reuse_names[r->b->reuse], "requests", (json_int_t)r->trace->n, "hits",
+        "{s:s, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:f, s:f, s:f, s:f, s:o, s:I, s:I, s:I, "
+        "s:I, s:o, s:o, s:o, s:o, s:I}",
+        "reuse", reuse_names[r->b->reuse], "requests", (json_int_t)t->n, "hits",
         (json_int_t)t->n_hits, "prompt_tokens", (json_int_t)t->n_prompt, "reused_tokens",
         (json_int_t)t->n_reused, "device", (json_int_t)t->device, "host", (json_int_t)t->host,
         "disk", (json_int_t)t->disk, "new_tokens", (json_int_t)t->n_new, "seconds", t->seconds,
         "tok_s", (double)(t->n_prompt + t->n_new) / t->seconds, "first_p50_ms", 1e3 * t->first_p50,
-        "first_p99_ms", 1e3 * t->first_p99, "snapshots", (json_int_t)c->snapshots_taken, "evicted",
-        (json_int_t)c->evicted, "spilled", (json_int_t)c->spilled, "loaded", (json_int_t)c->loaded,
-        "to_host", moved_json(&c->to_host), "from_host", moved_json(&c->from_host), "to_disk",
-        moved_json(&c->to_disk), "from_disk", moved_json(&c->from_disk), "answers",
-        (json_int_t)(t->answers.low >> 1)));
+        "first_p99_ms", 1e3 * t->first_p99, "step", steps_json(r, t), "snapshots",
+        (json_int_t)c->snapshots_taken, "evicted", (json_int_t)c->evicted, "spilled",
+        (json_int_t)c->spilled, "loaded", (json_int_t)c->loaded, "to_host", moved_json(&c->to_host),
+        "from_host", moved_json(&c->from_host), "to_disk", moved_json(&c->to_disk), "from_disk",
+        moved_json(&c->from_disk), "answers", (json_int_t)(t->answers.low >> 1)));
 }
 
 static void print_moved(const char *name, const struct sluice_moved *m) {
@@ -354,13 +434,17 @@ static void print_text(const struct replay *r, const struct took *t) {
     printf(
         "reuse %s: %u requests, %.1f %% hit; %s prompt tokens, %.1f %% reused (%s device, %s host, "
         "%s disk); %s new\n",
-        reuse_names[r->b->reuse], r->trace->n, 100.0 * (double)t->n_hits / r->trace->n,
-        human_count(t->n_prompt), 100.0 * (double)t->n_reused / (double)t->n_prompt,
-        human_count(t->device), human_count(t->host), human_count(t->disk), human_count(t->n_new));
+        reuse_names[r->b->reuse], t->n, 100.0 * (double)t->n_hits / t->n, human_count(t->n_prompt),
+        100.0 * (double)t->n_reused / (double)t->n_prompt, human_count(t->device),
+        human_count(t->host), human_count(t->disk), human_count(t->n_new));
     printf("%.2f s, %.0f tok/s of prompts and answers; first token after %.1f ms (p50), %.1f ms "
            "(p99)\n",
            t->seconds, (double)(t->n_prompt + t->n_new) / t->seconds, 1e3 * t->first_p50,
            1e3 * t->first_p99);
+    printf("%llu steps with %s rows in %llu submissions: %.1f ms (p50), %.1f (p99), %.1f at most, "
+           "of which %.1f for moving state\n",
+           (unsigned long long)c->steps, human_count(c->rows), (unsigned long long)c->submissions,
+           1e3 * t->step_p50, 1e3 * t->step_p99, 1e3 * t->step_most, 1e3 * r->steps.longest_move);
     printf("%llu snapshots taken; %llu blocks and snapshots evicted, %llu spilled, %llu loaded; "
            "answers %016llx\n",
            (unsigned long long)c->snapshots_taken, (unsigned long long)c->evicted,
@@ -372,20 +456,34 @@ static void print_text(const struct replay *r, const struct took *t) {
     print_moved("from disk", &c->from_disk);
 }
 
+/* Who comes before whom in their conversations. */
+static bool list_befores(struct replay *r) {
+    uint32_t *last = calloc(r->trace->n_conversations, sizeof *last);
+    r->before = calloc(r->trace->n, sizeof *r->before);
+    for (uint32_t i = 0; last && r->before && i < r->trace->n; i++) {
+        uint32_t *at = &last[r->trace->requests[i].conversation];
+        r->before[i] = *at;
+        if (!r->trace->requests[i].is_left_out)
+            *at = i + 1;
+    }
+    free(last);
+    return last && r->before;
+}
+
 static int run(struct replay *r, struct err *err) {
     struct sluice_choice choice;
     double *first = malloc(r->trace->n * sizeof *first), started = seconds_now();
     r->prompt = malloc(r->trace->longest * sizeof *r->prompt);
-    r->last = calloc(r->trace->n_conversations, sizeof *r->last);
-    if (!first || !r->prompt || !r->last) {
+    if (!first || !r->prompt || !list_befores(r)) {
         free(first);
         return err_memory(err, "a replay");
     }
     sluice_engine_choice(r->b->engine, &choice);
     int status = replay_all(r, choice.sequences, err);
     if (!status) {
+        double seconds = seconds_now() - started;
         struct took took = sum_up(r, first);
-        took.seconds = seconds_now() - started;
+        took.seconds = seconds;
         (r->b->as_json ? print_json : print_text)(r, &took);
     }
     free(first);
@@ -405,6 +503,7 @@ int bench_trace(const struct bench_trace *b) {
         status = run(&r, &err);
     sched_close(r.sched);
     free(r.prompt);
-    free(r.last);
+    free(r.before);
+    free(r.steps.seconds);
     return status ? fail(&err) : 0;
 }

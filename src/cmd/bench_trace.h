@@ -6,7 +6,8 @@
  *   CONVERSATION NEW PART ...
  *
  * CONVERSATION is a number: a request waits until the one before it in the same conversation has
- * ended. NEW is how many tokens are generated. The parts make up the prompt:
+ * ended, and those whose answers it repeats. NEW is how many tokens are generated. The parts make
+ * up the prompt:
  *
  *   tSEED:N          N tokens of a text that SEED stands for
  *   aREQUEST:FROM:N  N tokens of the answer to an earlier request (the first is 0), from FROM on
@@ -23,6 +24,10 @@ struct trace;
 int trace_read(struct trace **out, const char *path, struct err *err);
 void trace_free(struct trace *t);              /* takes NULL */
 uint32_t trace_longest(const struct trace *t); /* tokens of the longest prompt and its answer */
+
+/* Leaves out all conversations but those with the first so many numbers; returns the requests left.
+ */
+uint32_t trace_cut(struct trace *t, uint32_t conversations);
 
 enum trace_reuse {
     REUSE_NONE, /* every request reads all of its prompt */
