@@ -4,7 +4,7 @@
 Runs in the environment that tools/setup.sh makes (build/venv-test); without its clients the tests
 that need them are skipped. All connections stay on this machine. SECONDS sets how long the load lasts.
 """
-import atexit, contextlib, http.client, json, os, random, re, shutil, signal, socket, subprocess, sys, tempfile, threading, time
+import atexit, contextlib, http.client, json, os, random, re, shutil, signal, socket, struct, subprocess, sys, tempfile, threading, time
 import traceback
 from pathlib import Path
 
@@ -39,7 +39,7 @@ class Server:
 
     def __init__(self, *args, **env):
         self.log = tempfile.TemporaryFile(dir=TMP)
-        self.process = subprocess.Popen([SLUICE, "serve", "-m", str(SHIPPED), "--port", "0", *map(str, args)],
+        self.process = subprocess.Popen([SLUICE, "serve", *([] if "-m" in args else ["-m", str(SHIPPED)]), "--port", "0", *map(str, args)],
                                         stderr=self.log, stdin=subprocess.DEVNULL,
                                         env={**os.environ, "NO_COLOR": "1", **env})
         end = time.time() + PATIENCE
@@ -428,6 +428,204 @@ def test_tokenize_and_back():
     assert s.request("POST", "/tokenize", {"messages": FOX})[2]["count"] == s.chat()["usage"]["prompt_tokens"]
     assert s.request("POST", "/tokenize", {"content": 3})[0] == 400 and s.request("POST", "/detokenize", {"tokens": [-1]})[0] == 400
     assert s.request("POST", "/detokenize", {"tokens": []})[2] == {"content": ""}
+
+
+# ---- the OpenAI API's responses -------------------------------------------------------------------
+
+TOLD = ["response.created", "response.in_progress"]
+MESSAGE = ["response.output_item.added", "response.content_part.added", "response.output_text.delta", "response.output_text.done",
+           "response.content_part.done", "response.output_item.done"]
+CALL = ["response.output_item.added", "response.function_call_arguments.delta", "response.function_call_arguments.done", "response.output_item.done"]
+TOOL = {"type": "function", "strict": False, **WEATHER}
+
+
+def once(words):
+    """The words without repetitions of the one before."""
+    return [w for i, w in enumerate(words) if i == 0 or w != words[i - 1]]
+
+
+def test_responses():
+    s = server()
+    c = openai_client(s)
+    args = dict(model="m", input=FOX[0]["content"], max_output_tokens=12, temperature=0, metadata={"a": "b"})
+    r = c.responses.create(**args)
+    right = s.chat(max_tokens=12)
+    assert r.output_text == right["choices"][0]["message"]["content"] and r.status == "incomplete", r
+    assert r.incomplete_details.reason == "max_output_tokens" and r.metadata == {"a": "b"} and r.model == SHIPPED.stem
+    assert r.usage.input_tokens == right["usage"]["prompt_tokens"] and r.usage.output_tokens == 12
+    assert c.responses.create(**args).usage.input_tokens_details.cached_tokens > 0
+    assert c.responses.input_tokens.count(model="m", input=args["input"]).input_tokens == r.usage.input_tokens
+    r = c.responses.create(model="m", input="Who are you?", temperature=0)
+    assert r.status == "completed" and r.incomplete_details is None and r.error is None, r
+    plain = [{"role": "system", "content": "You tell\n\nstories."}, FOX[0]]
+    right = s.chat(plain)["choices"][0]["message"]["content"]
+    for given in (dict(instructions="You tell\n\nstories.", input=FOX), dict(input=plain), dict(instructions="You tell", input=[{"role": "developer",
+                  "content": "stories."}, {"type": "message", "role": "user", "content": [{"type": "input_text", "text": FOX[0]["content"]}]}])):
+        assert c.responses.create(model="m", max_output_tokens=8, temperature=0, **given).output_text == right, given
+
+
+def test_responses_stream():
+    c = openai_client(server())
+    args = dict(model="m", input=FOX, max_output_tokens=20, temperature=0.7, top_p=0.9, extra_body={"seed": 5})
+    whole = c.responses.create(**args)
+    told = list(c.responses.create(**args, stream=True))
+    assert once([e.type for e in told]) == TOLD + MESSAGE + ["response.incomplete"], [e.type for e in told]
+    assert [e.sequence_number for e in told] == list(range(len(told)))
+    assert "".join(e.delta for e in told if e.type == "response.output_text.delta") == whole.output_text == told[-1].response.output_text
+    assert told[-1].response.usage.output_tokens == 20 and told[0].response.status == "in_progress" and not told[0].response.output
+    with c.responses.stream(**args) as stream_:
+        texts = [e.snapshot for e in stream_ if e.type == "response.output_text.delta"]
+    assert texts[-1] == whole.output_text
+    with c.responses.stream(model="m", input="Who are you?", temperature=0) as stream_:
+        last = stream_.get_final_response()
+    assert last.status == "completed" and last.output_text == c.responses.create(model="m", input="Who are you?", temperature=0).output_text
+    told = list(c.responses.create(**args, stream=True, include=["message.output_text.logprobs"], top_logprobs=2))
+    part = told[-1].response.output[0].content[0]
+    assert "".join(t.token for t in part.logprobs) == part.text == whole.output_text and len(part.logprobs[0].top_logprobs) == 2, part
+    assert [t.token for e in told if e.type == "response.output_text.delta" for t in e.logprobs] == [t.token for t in part.logprobs]
+
+
+def test_responses_tools():
+    c = openai_client(server())
+    args = dict(model="m", input=FOX, tools=[TOOL])
+    r = c.responses.create(**args, extra_body=mouth("Let me look.\n" + FORMS["qwen35"]))
+    assert [o.type for o in r.output] == ["message", "function_call"] and r.output_text == "Let me look." and r.status == "completed", r
+    call = r.output[1]
+    assert call.name == "weather" and json.loads(call.arguments) == RIGHT and call.call_id, call
+    told = list(c.responses.create(**args, stream=True, extra_body=mouth("Let me look.\n" + FORMS["qwen35"])))
+    assert once([e.type for e in told]) == TOLD + MESSAGE + CALL + ["response.completed"], [e.type for e in told]
+    assert [e.output_index for e in told if e.type == "response.output_item.done"] == [0, 1]
+    assert json.loads(told[-1].response.output[1].arguments) == RIGHT
+    result = {"type": "function_call_output", "call_id": call.call_id, "output": "sunny"}
+    again = c.responses.create(model="m", tools=[TOOL], input=FOX + [o.to_dict() for o in r.output] + [result], max_output_tokens=2)
+    kept = c.responses.create(model="m", tools=[TOOL], input=[result], previous_response_id=r.id, max_output_tokens=2)
+    assert again.usage.input_tokens_details.cached_tokens > 30 and again.usage.input_tokens == kept.usage.input_tokens, (again.usage, kept.usage)
+    for choice in ("required", {"type": "function", "name": "weather"}):
+        strict = {**TOOL, "parameters": {**WEATHER["parameters"], "properties": {"days": {"type": "integer", "minimum": 1, "maximum": 9}},
+                                         "required": ["days"], "additionalProperties": False}}
+        r = c.responses.create(model="m", input=FOX, tools=[strict], tool_choice=choice, max_output_tokens=200)
+        assert [o.type for o in r.output] == ["function_call"] and 1 <= json.loads(r.output[0].arguments)["days"] <= 9, r
+    r = c.responses.create(**args, tool_choice="none", extra_body=mouth(FORMS["hermes"]))
+    assert r.output_text == FORMS["hermes"], r
+    # two turns' items of one assistant
+    turns = [FOX[0], {"type": "reasoning", "id": "r", "summary": [], "content": [{"type": "reasoning_text", "text": "hm"}]},
+             {"type": "function_call", "call_id": "1", "name": "weather", "arguments": "{}"},
+             {"type": "function_call", "call_id": "2", "name": "weather", "arguments": "no JSON"},
+             {"type": "function_call_output", "call_id": "1", "output": [{"type": "input_text", "text": "sunny"}]},
+             {"type": "function_call_output", "call_id": "2", "output": "rain"}]
+    assert c.responses.create(model="m", tools=[TOOL], input=turns, max_output_tokens=2).usage.output_tokens > 0
+
+
+def test_responses_formats():
+    import pydantic
+
+    class Animal(pydantic.BaseModel):
+        model_config = pydantic.ConfigDict(extra="forbid")
+        age: int = pydantic.Field(ge=1, le=20)
+        wild: bool
+
+    c = openai_client(server())
+    r = c.responses.parse(model="m", input=FOX, text_format=Animal, max_output_tokens=200)
+    assert 1 <= r.output_parsed.age <= 20 and isinstance(r.output_parsed.wild, bool), r
+    with c.responses.stream(model="m", input=FOX, text_format=Animal, max_output_tokens=200) as stream_:
+        assert 1 <= stream_.get_final_response().output_parsed.age <= 20
+    r = c.responses.create(model="m", input=FOX, text={"format": {"type": "json_object"}}, max_output_tokens=20)
+    assert r.output_text.startswith("{"), r
+
+
+def test_responses_are_stored():
+    s = server()
+    c = openai_client(s)
+    first = c.responses.create(model="m", input=FOX, instructions="Be kind.", max_output_tokens=10, temperature=0)
+    assert c.responses.retrieve(first.id).to_dict() == first.to_dict()
+    args = dict(model="m", input="And then?", instructions="Be kind.", max_output_tokens=10, temperature=0)
+    second = c.responses.create(**args, previous_response_id=first.id)
+    turns = [{"role": "system", "content": "Be kind."}, FOX[0], {"role": "assistant", "content": first.output_text}, {"role": "user", "content": "And then?"}]
+    right = s.chat(turns, max_tokens=10)
+    assert second.output_text == right["choices"][0]["message"]["content"] and second.previous_response_id == first.id
+    assert second.usage.input_tokens_details.cached_tokens >= first.usage.total_tokens - 2, (first.usage, second.usage)
+    third = c.responses.create(**{**args, "input": "Go on."}, previous_response_id=second.id, stream=True)
+    third = list(third)[-1].response
+    assert third.usage.input_tokens > second.usage.input_tokens and c.responses.retrieve(third.id).output_text == third.output_text
+    c.responses.delete(first.id)
+    unstored = c.responses.create(**args, store=False)
+    for id in (first.id, unstored.id, "resp_never"):
+        try:
+            c.responses.retrieve(id)
+            assert False, f"{id} is there"
+        except openai.NotFoundError as e:
+            assert "no response" in e.body["message"]
+        try:
+            c.responses.create(**args, previous_response_id=id)
+            assert False, f"{id} is taken"
+        except openai.BadRequestError as e:
+            assert e.code == "previous_response_not_found" and e.param == "previous_response_id", e.body
+    for path in ("/v1/responses/..%2f..%2fetc", "/v1/responses/", "/v1/responses/a.b", "/v1/responses/" + "a" * 65, "/v1/responses/a/b"):
+        assert s.request("GET", path)[0] == 404, path
+
+
+def test_responses_errors():
+    s = server()
+    for fields, words, param in (({}, "input is nothing", "input"), ({"input": []}, "input is empty", "input"), ({"input": [3]}, "input[0] is a number", "input"),
+                                 ({"input": [{"type": "computer_call"}]}, "input[0] is of type computer_call", "input"),
+                                 ({"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}]}, "type input_image", "input"),
+                                 ({"input": [{"type": "function_call", "name": "x"}]}, "input[0]: a function_call has no", "input"),
+                                 ({"input": "x", "tools": [{"type": "web_search"}]}, "tools[0] is of type web_search", "tools"),
+                                 ({"input": "x", "text": {"format": {"type": "xml"}}}, "text.format.type is 'xml'", "text"),
+                                 ({"input": "x", "text": {"format": {"type": "json_schema", "schema": {"type": "no"}}}}, "text: ", "text"),
+                                 ({"input": "x", "background": True}, "background is true", "background"),
+                                 ({"input": "x", "conversation": "conv_1"}, "conversation is not supported", "conversation"),
+                                 ({"input": "x", "metadata": 3}, "metadata is a number", "metadata"), ({"input": "x", "instructions": []}, "instructions is an array", "instructions"),
+                                 ({"input": "x", "max_output_tokens": 0}, "max_output_tokens is 0", "max_output_tokens"),
+                                 ({"input": "fox " * 3000}, "expected at most 511", None)):
+        status, _, body = s.request("POST", "/v1/responses", fields)
+        assert status == 400 and words in body["error"]["message"] and body["error"]["param"] == param, (fields, body)
+
+
+def thinking_model():
+    """The story model, two of whose tokens are <think> and </think>, and a template that begins to think."""
+    path, template = TMP / "thinks.gguf", TMP / "thinks.jinja"
+    data = bytearray(SHIPPED.read_bytes())
+
+    def array(name):  # where its values begin, and how many there are
+        at = data.index(struct.pack("<Q", len(name)) + name) + 8 + len(name)
+        return at + 16, struct.unpack_from("<Q", data, at + 8)[0]
+
+    at, n = array(b"tokenizer.ggml.tokens")
+    types, _ = array(b"tokenizer.ggml.token_type")
+    places = {}
+    for i in range(n):
+        length, = struct.unpack_from("<Q", data, at)
+        places[length] = (i, at + 8)  # the last of that length
+        at += 8 + length
+    for word in (b"<think>", b"</think>"):
+        i, place = places[len(word)]
+        data[place:place + len(word)] = word
+        struct.pack_into("<i", data, types + 4 * i, 4)  # defined by the user: never made of pieces
+    path.write_bytes(data)
+    template.write_text("{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+                        "<|im_start|>assistant\n<think>\n")
+    return ["-m", path, "--chat-template", template]
+
+
+def test_thinking():
+    with own(*thinking_model()) as s:
+        extra = {"thinking_budget": 6, **mouth("Hi.")}
+        chat = s.chat(**extra, max_tokens=40)
+        thought, usage = chat["choices"][0]["message"]["reasoning_content"], chat["usage"]
+        assert thought and chat["choices"][0]["message"]["content"] == "Hi." and usage["completion_tokens_details"]["reasoning_tokens"] >= 6, chat
+        r = anthropic_client(s).messages.create(model="m", messages=FOX, max_tokens=40, thinking={"type": "enabled", "budget_tokens": 6}, extra_body=mouth("Hi."))
+        assert [b.type for b in r.content] == ["thinking", "text"] and r.content[0].thinking == thought, r
+        c = openai_client(s)
+        args = dict(model="m", input=FOX, reasoning={"effort": "low"}, max_output_tokens=40, extra_body=extra)
+        r = c.responses.create(**args)
+        assert [o.type for o in r.output] == ["reasoning", "message"] and r.output_text == "Hi." and r.reasoning.effort == "low", r
+        assert r.output[0].content[0].text == thought and r.usage.output_tokens_details.reasoning_tokens >= 6, r
+        told = list(c.responses.create(**args, stream=True))
+        assert once([e.type for e in told]) == TOLD + [e.replace("output_text", "reasoning_text") for e in MESSAGE] + MESSAGE + ["response.completed"]
+        assert "".join(e.delta for e in told if e.type == "response.reasoning_text.delta") == thought
+        again = c.responses.create(**{**args, "input": "And?"}, previous_response_id=r.id)
+        assert again.usage.input_tokens_details.cached_tokens >= r.usage.total_tokens - 2, (r.usage, again.usage)
 
 
 # ---- the Anthropic API -----------------------------------------------------------------------------

@@ -209,7 +209,7 @@ TEST(serve_fields_name_what_is_wrong) {
  */
 
 TEST(serve_replay_keeps_the_newest_and_finds_by_what_was_said) {
-    struct replay *r = replay_open(40000);
+    struct store *r = store_open(40000);
     struct hash128 start = replay_start(NULL, NULL), name;
     int32_t tokens[1000] = {1, 2, 3};
     size_t n = 0;
@@ -233,7 +233,18 @@ TEST(serve_replay_keeps_the_newest_and_finds_by_what_was_said) {
     EXPECT(found && n == 1000);
     free(found);
     EXPECT(replay_get(r, replay_add(start, a), &n) == NULL); /* the oldest went */
-    replay_close(r);
+    EXPECT(store_drop(r, name) && !store_drop(r, name) && !replay_get(r, name, &n));
+    char *much = calloc(1, 50000);
+    store_put(r, start, much, 50000); /* more than there may be: the others stay */
+    free(much);
+    EXPECT(!replay_get(r, start, &n));
+    name = start;
+    for (int i = 0; i < 49; i++)
+        name = replay_add(name, c);
+    found = replay_get(r, name, &n);
+    EXPECT(found && n == 1000);
+    free(found);
+    store_close(r);
     json_decref(a);
     json_decref(b);
     json_decref(c);

@@ -260,26 +260,27 @@ void ask_require_tool(struct ask *ask, struct fields *f, const struct ask_model 
 /* ---- messages ---------------------------------------------------------------------------------
  */
 
-static bool add_part(struct fields *f, const json_t *part, const char *where, struct buffer *text) {
+static bool add_part(struct fields *f, const char *name, const json_t *part, const char *where,
+                     struct buffer *text) {
     const char *type = json_string_value(json_object_get(part, "type"));
     const json_t *its =
         json_object_get(part, type && strcmp(type, "refusal") == 0 ? "refusal" : "text");
     if (!json_is_object(part) || !type)
-        fields_refuse(f, "messages", "%s has a part that is %s, expected an object with a type",
-                      where, json_kind(part));
+        fields_refuse(f, name, "%s has a part that is %s, expected an object with a type", where,
+                      json_kind(part));
     else if (strcmp(type, "text") != 0 && strcmp(type, "refusal") != 0 &&
              strcmp(type, "input_text") != 0 && strcmp(type, "output_text") != 0)
-        fields_refuse(f, "messages", "%s has a part of type %.40s; this model reads text alone",
-                      where, type);
+        fields_refuse(f, name, "%s has a part of type %.40s; this model reads text alone", where,
+                      type);
     else if (!json_is_string(its))
-        fields_refuse(f, "messages", "%s has a text that is %s, expected a string", where,
+        fields_refuse(f, name, "%s has a text that is %s, expected a string", where,
                       json_kind(its));
     else
         buffer_add(text, json_string_value(its), json_string_length(its));
     return !f->wrong;
 }
 
-json_t *ask_content(struct fields *f, const json_t *content, const char *where) {
+json_t *ask_content(struct fields *f, const char *name, const json_t *content, const char *where) {
     struct buffer text = {0};
     json_t *part, *whole = NULL;
     size_t i;
@@ -288,12 +289,12 @@ json_t *ask_content(struct fields *f, const json_t *content, const char *where) 
     if (json_is_string(content))
         return json_incref((json_t *)content);
     if (!json_is_array(content)) {
-        fields_refuse(f, "messages", "%s is %s, expected a string or an array of parts", where,
+        fields_refuse(f, name, "%s is %s, expected a string or an array of parts", where,
                       json_kind(content));
         return NULL;
     }
     json_array_foreach(content, i, part) {
-        if (!add_part(f, part, where, &text))
+        if (!add_part(f, name, part, where, &text))
             break;
     }
     if (!f->wrong && !text.has_failed)
@@ -346,7 +347,7 @@ static json_t *plain_message(struct fields *f, const json_t *message, size_t num
         return NULL;
     }
     snprintf(where, sizeof where, "messages[%zu].content", number);
-    json_t *content = ask_content(f, json_object_get(message, "content"), where);
+    json_t *content = ask_content(f, "messages", json_object_get(message, "content"), where);
     if (f->wrong)
         return NULL;
     snprintf(where, sizeof where, "messages[%zu]", number);
@@ -500,7 +501,7 @@ static void splice(const struct ask *ask, const struct ask_model *m, size_t n_me
 }
 
 /* The longest beginning of the conversation whose last answer is kept. */
-static void replay_answers(struct ask *ask, const struct ask_model *m, struct replay *replay,
+static void replay_answers(struct ask *ask, const struct ask_model *m, struct store *replay,
                            struct ids *prompt) {
     size_t n = json_array_size(ask->messages), n_kept = 0;
     struct ids kept = {0};
@@ -558,7 +559,7 @@ static int begin_call(struct ask *ask, const struct ask_model *m, struct ids *pr
     return status ? status : append_text(m, prompt, ASK_CALL_BEGIN, err);
 }
 
-int ask_encode(struct ask *ask, const struct ask_model *m, struct replay *replay, struct err *err) {
+int ask_encode(struct ask *ask, const struct ask_model *m, struct store *replay, struct err *err) {
     struct ids prompt;
     int status = encode_messages(ask, m, json_array_size(ask->messages), true, &prompt, err);
     if (status)

@@ -88,9 +88,9 @@ void ask_require_tool(struct ask *ask, struct fields *f, const struct ask_model 
  * chat_template ...) stay as they are. */
 void ask_set_variable(struct ask *ask, const char *name, json_t *value);
 
-/* A message's content: a string, or an array of parts with texts, joined. NULL and the field is
- * noted as wrong for anything else; images are refused by name. null is "". */
-json_t *ask_content(struct fields *f, const json_t *content, const char *where);
+/* A message's content: a string, or an array of parts with texts, joined. NULL and the field `name`
+ * is noted as wrong, at `where`, for anything else; images are refused by name. null is "". */
+json_t *ask_content(struct fields *f, const char *name, const json_t *content, const char *where);
 /* Fills messages from an array in the OpenAI form; a member "tool_calls" has its arguments as
  * objects afterwards. */
 void ask_read_messages(struct ask *ask, struct fields *f, const json_t *messages);
@@ -102,7 +102,7 @@ void ask_read_tools(struct ask *ask, struct fields *f, const json_t *tools);
 
 /* The tokens of the conversation; those of earlier answers as they were sampled. `replay` may be
  * NULL. SLUICE_ERR_ARGUMENT: the template does not take it, or it is longer than the context. */
-int ask_encode(struct ask *ask, const struct ask_model *m, struct replay *replay, struct err *err);
+int ask_encode(struct ask *ask, const struct ask_model *m, struct store *replay, struct err *err);
 /* One more prompt, of a text (with control tokens and what the model wants around it, or with
  * sluice_encode's flags as given) or of ids. */
 int ask_add_text(struct ask *ask, const struct ask_model *m, struct str text, struct err *err);

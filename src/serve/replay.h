@@ -3,29 +3,21 @@
  * A client sends its whole conversation with every turn, and a template may render an answer in
  * other tokens than were sampled (thinking left out, calls written anew): then nothing after that
  * place would be known to the engine's cache. So the tokens of a conversation up to the end of each
- * answer are kept, found by the hash of its messages. The least recently used go first. */
+ * answer are kept in a store, found by the hash of its messages. */
 #ifndef SERVE_REPLAY_H
 #define SERVE_REPLAY_H
 
 #include <jansson.h>
 
-#include "base/err.h"
-#include "base/hash.h"
-
-struct replay;
-
-/* Keeps at most so many bytes of tokens. NULL when memory ran out. */
-struct replay *replay_open(size_t most_bytes);
-void replay_close(struct replay *r); /* takes NULL */
+#include "serve/store.h"
 
 /* A conversation's name: that of nothing with these tools and variables (each may be NULL), and of
  * `before` with one message more. Of a message role, content and tool calls count. */
 struct hash128 replay_start(const json_t *tools, const json_t *variables);
 struct hash128 replay_add(struct hash128 before, const json_t *message);
 
-/* Keeps a copy, in place of what it has under that name. Any thread. */
-void replay_put(struct replay *r, struct hash128 name, const int32_t *tokens, size_t n);
-/* A copy to free, or NULL. Any thread. */
-int32_t *replay_get(struct replay *r, struct hash128 name, size_t *n);
+/* As store_put and store_get, of tokens. */
+void replay_put(struct store *s, struct hash128 name, const int32_t *tokens, size_t n);
+int32_t *replay_get(struct store *s, struct hash128 name, size_t *n);
 
 #endif

@@ -221,11 +221,10 @@ struct run {
     uint64_t *id;           /* in the job's requests */
 };
 
-static bool hand_out(struct worker *w, struct job_choice *c, int32_t token, const float *logits) {
+/* The token goes to the job's reader. */
+static bool tell(struct worker *w, struct job_choice *c, int32_t token, const float *logits) {
     struct job *job = c->job;
     struct job_event event = {.choice = c->number, .token = token};
-    if (job->is_enough[c->number])
-        return false;
     if (job->n_top >= 0 && logits)
         event.logprobs = logprobs_of(w, logits, token, job->n_top);
     if (c->n_new > 0)
@@ -234,6 +233,14 @@ static bool hand_out(struct worker *w, struct job_choice *c, int32_t token, cons
     bool is_told = append(job, event);
     if (!is_told)
         free(event.logprobs);
+    return is_told;
+}
+
+static bool hand_out(struct worker *w, struct job_choice *c, int32_t token, const float *logits) {
+    const struct job *job = c->job;
+    if (job->is_enough[c->number])
+        return false;
+    bool is_told = tell(w, c, token, logits);
     bool goes_on = follow_thinking(c, token) || follow_format(c, token);
     bool is_used_up = has_budget(job) && spend_thought(c, token);
     c->n_new++;
@@ -309,8 +316,8 @@ static bool go_on(struct worker *w, struct job_choice *c, uint32_t prompt,
         memcpy(tokens + p->n, c->tokens, c->n_new * sizeof *tokens);
         memcpy(tokens + p->n + c->n_new, t->closing, t->n_closing * sizeof *tokens);
         c->is_to_close = c->is_thinking = false;
-        for (size_t i = 0; is_good && i < t->n_closing; i++)
-            is_good = hand_out(w, c, t->closing[i], NULL);
+        for (size_t i = 0; is_good && i < t->n_closing; i++, c->n_new++)
+            is_good = tell(w, c, t->closing[i], NULL); /* a format begins after it */
     }
     if (is_good) {
         struct sched_request request = {

@@ -8,20 +8,26 @@
 
 int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t size);
 
-static route_fn *const handlers[] = {openai_chat,     openai_complete, anthropic_messages,
-                                     anthropic_count, ollama_chat,     ollama_generate,
-                                     own_tokenize,    own_detokenize};
+static route_fn *const handlers[] = {
+    openai_chat,     openai_complete, anthropic_messages, anthropic_count, ollama_chat,
+    ollama_generate, own_tokenize,    own_detokenize,     openai_respond,  openai_respond_count};
 
 static struct server server;
 static sluice_model *model;
 
 static void close_all(void) {
-    replay_close(server.replay);
+    store_close(server.replay);
+    store_close(server.responses);
     formats_close(server.model.formats);
     sluice_model_close(model);
 }
 
 static void open_or_die(void) {
+    static const char stored[] = "{\"response\":{\"id\":\"resp_a\"},\"turns\":[{\"role\":\"user\","
+                                 "\"content\":\"Hi\"},{\"role\":"
+                                 "\"assistant\",\"content\":\"\",\"tool_calls\":[{\"function\":{"
+                                 "\"name\":\"f\",\"arguments\":{}}}]"
+                                 "}]}";
     if (sluice_model_open(&model, "models/stories-27m-q4_k_m.gguf")) {
         fprintf(stderr, "%s\n", sluice_model_error(model));
         abort();
@@ -31,7 +37,9 @@ static void open_or_die(void) {
     server.model = (struct ask_model){.name = "model", .context = 512};
     ask_model_fill(&server.model, model);
     server.model.formats = formats_open(model);
-    server.replay = replay_open(1 << 20);
+    server.replay = store_open(1 << 20);
+    server.responses = store_open(1 << 20);
+    store_put(server.responses, hash128_of("resp_a", 6), stored, sizeof stored - 1);
     atexit(close_all);
 }
 

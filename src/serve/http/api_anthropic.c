@@ -22,7 +22,7 @@ static const char *string_of(const json_t *block, const char *name) {
 
 static void add_result(struct turn *t, const json_t *block) {
     const char *id = string_of(block, "tool_use_id");
-    json_t *content = ask_content(t->f, json_object_get(block, "content"), t->where);
+    json_t *content = ask_content(t->f, "messages", json_object_get(block, "content"), t->where);
     if (!id)
         fields_refuse(t->f, "messages", "%s: a tool_result has no tool_use_id", t->where);
     json_array_append_new(t->to, json_pack("{s:s, s:s*, s:o*}", "role", "tool", "tool_call_id", id,
@@ -118,7 +118,7 @@ static void read_messages(struct ask *ask, struct fields *f) {
         return;
     ask->messages = json_array();
     if (system) {
-        json_t *text = ask_content(f, system, "system");
+        json_t *text = ask_content(f, "system", system, "system");
         json_array_append_new(ask->messages,
                               json_pack("{s:s, s:o*}", "role", "system", "content", text));
     }

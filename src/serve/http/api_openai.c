@@ -16,8 +16,8 @@ void openai_read_stream_options(struct ask *ask, struct fields *f) {
 }
 
 /* "none", "low" ...: templates may know the word; of others thinking goes on or off. */
-static void read_thinking(struct ask *ask, struct fields *f) {
-    const char *effort = NULL, *key;
+void openai_read_thinking(struct ask *ask, struct fields *f, const char *effort) {
+    const char *key;
     const json_t *variables = NULL;
     json_t *value;
     bool thinks = true;
@@ -37,7 +37,7 @@ static void read_thinking(struct ask *ask, struct fields *f) {
         ask_set_variable(ask, key, json_incref(value));
 }
 
-static void read_tool_choice(struct ask *ask, struct fields *f, const struct ask_model *m) {
+void openai_read_tool_choice(struct ask *ask, struct fields *f, const struct ask_model *m) {
     const json_t *choice = fields_any(f, "tool_choice");
     const char *word = json_string_value(choice);
     bool in_parallel = true;
@@ -45,8 +45,8 @@ static void read_tool_choice(struct ask *ask, struct fields *f, const struct ask
     ask->has_one_call = !in_parallel;
     if (!choice || (word && strcmp(word, "auto") == 0))
         return;
-    const char *name =
-        json_string_value(json_object_get(json_object_get(choice, "function"), "name"));
+    const json_t *function = json_object_get(choice, "function");
+    const char *name = json_string_value(json_object_get(function ? function : choice, "name"));
     if (word && strcmp(word, "none") == 0)
         ask->tool_choice = TOOLS_NONE;
     else if (word && strcmp(word, "required") == 0)
@@ -78,8 +78,8 @@ static void read_chat(struct ask *ask, struct fields *f, const struct ask_model 
     openai_read_lengths(ask, f);
     openai_read_stream_options(ask, f);
     ask_read_format(ask, f, m);
-    read_thinking(ask, f);
-    read_tool_choice(ask, f, m);
+    openai_read_thinking(ask, f, NULL);
+    openai_read_tool_choice(ask, f, m);
     fields_bool(f, "logprobs", &has_logprobs);
     fields_int(f, "top_logprobs", 0, ASK_MAX_TOP, &n_top);
     ask->n_top = has_logprobs ? n_top : -1;
@@ -126,10 +126,7 @@ static json_t *logprob_entry(const struct ask_model *m, int32_t token, float log
                      bytes);
 }
 
-/* Of the content's tokens from `from` on; null when none were asked for. */
-static json_t *chat_logprobs(const struct answer *a, size_t from) {
-    if (a->ask->n_top < 0)
-        return json_null();
+json_t *openai_logprobs(const struct answer *a, size_t from) {
     json_t *content = json_array();
     for (size_t i = from; i < a->n_said; i++) {
         const struct job_logprobs *l = a->said[i].logprobs;
@@ -139,7 +136,14 @@ static json_t *chat_logprobs(const struct answer *a, size_t from) {
         json_object_set_new(entry, "top_logprobs", top);
         json_array_append_new(content, entry);
     }
-    return json_pack("{s:o, s:n}", "content", content, "refusal");
+    return content;
+}
+
+/* null when none were asked for. */
+static json_t *chat_logprobs(const struct answer *a, size_t from) {
+    return a->ask->n_top < 0
+               ? json_null()
+               : json_pack("{s:o, s:n}", "content", openai_logprobs(a, from), "refusal");
 }
 
 static json_t *call_json(const struct answer_call *call) {

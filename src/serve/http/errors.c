@@ -15,6 +15,8 @@ static json_t *openai_error(int status, const char *message, const char *param) 
     const char *code = status == 401 ? "invalid_api_key"
                        : strstr(message, "expected at most") && strstr(message, "the context is")
                            ? "context_length_exceeded"
+                       : strstr(message, "previous_response_id") && strstr(message, "not kept")
+                           ? "previous_response_not_found"
                            : NULL;
     return json_pack("{s:{s:s, s:s, s:s?, s:s?}}", "error", "message", message, "type", type,
                      "param", param, "code", code);

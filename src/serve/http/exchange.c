@@ -33,6 +33,8 @@ void exchange_release(struct exchange *x) {
     for (uint32_t i = 0; i < x->n_answers; i++)
         answer_close(&x->answers[i]);
     free(x->answers);
+    if (x->own)
+        x->release_own(x->own);
     ask_close(x->ask);
     job_news_free(&x->news);
     job_free(&x->job);
@@ -140,7 +142,7 @@ static void on_release(struct job *job) {
 
 static void on_piece(void *user, struct answer *a, const struct piece *piece) {
     struct exchange *x = user;
-    if (x->ask->is_streamed)
+    if (x->ask->is_streamed || x->style->has_all_pieces)
         x->style->piece(x, a, piece);
 }
 

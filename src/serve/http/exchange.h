@@ -29,6 +29,7 @@ struct style {
     void (*done)(struct exchange *x);                      /* all have */
     void (*fail)(struct exchange *x, const char *message); /* in a stream that has begun */
     json_t *(*whole)(struct exchange *x); /* the response when it is not streamed */
+    bool has_all_pieces;                  /* `piece` is called for that one, too */
 };
 
 enum reply { REPLY_NONE, REPLY_WHOLE, REPLY_STREAM };
@@ -40,7 +41,8 @@ struct exchange {
     const struct route *route; /* NULL: no such path */
     atomic_int refs;
     char id[32], method[12], *path;
-    double arrived; /* seconds_now */
+    const char *name; /* the id at the end of the path; NULL: its route has none */
+    double arrived;   /* seconds_now */
     time_t created;
     struct buffer body;
     bool is_too_long, is_handled;
@@ -55,6 +57,8 @@ struct exchange {
     bool has_begun; /* style->begin was called */
     struct buffer draft;
     int block, n_blocks; /* for a style that numbers parts of its answer */
+    void *own;           /* what else a style needs */
+    void (*release_own)(void *own);
     struct job_news news;
     bool is_queued; /* with the writer, under its lock */
     struct exchange *next_queued;

@@ -129,7 +129,8 @@ void guard_add_headers(const struct exchange *x, struct MHD_Response *response) 
     MHD_add_response_header(response, "Access-Control-Allow-Origin", origin);
     MHD_add_response_header(response, "Vary", "Origin");
     if (strcmp(x->method, "OPTIONS") == 0) {
-        MHD_add_response_header(response, "Access-Control-Allow-Methods", "GET, POST, OPTIONS");
+        MHD_add_response_header(response, "Access-Control-Allow-Methods",
+                                "GET, POST, DELETE, OPTIONS");
         const char *asked = header(x, "Access-Control-Request-Headers");
         MHD_add_response_header(response, "Access-Control-Allow-Headers",
                                 asked ? asked : "Authorization, Content-Type");

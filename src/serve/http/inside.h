@@ -10,7 +10,8 @@ struct server {
     struct server_options options;
     struct ask_model model;
     struct metrics metrics;
-    struct replay *replay;
+    struct store *replay;
+    struct store *responses; /* of /v1/responses, by their ids */
     struct worker *worker;
     struct writer *writer;
     struct peers *peers;

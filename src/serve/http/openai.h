@@ -8,11 +8,19 @@ void openai_read_stream_options(struct ask *ask, struct fields *f);
 /* max_tokens, max_completion_tokens and n. */
 void openai_read_lengths(struct ask *ask, struct fields *f);
 
+/* reasoning_effort, enable_thinking, thinking_budget, chat_template_kwargs; `effort` (may be NULL)
+ * where the request says nothing of it. */
+void openai_read_thinking(struct ask *ask, struct fields *f, const char *effort);
+/* tool_choice, which names a function in its "function" or itself, and parallel_tool_calls. */
+void openai_read_tool_choice(struct ask *ask, struct fields *f, const struct ask_model *m);
+
 json_t *openai_usage(const struct exchange *x);
 const char *openai_finish(const struct answer *a); /* NULL: not yet */
 /* A token's own text. */
 json_t *openai_token_text(const struct ask_model *m, int32_t token);
 json_t *openai_number(float logprob);
+/* The content's tokens from `from` on, an array. */
+json_t *openai_logprobs(const struct answer *a, size_t from);
 
 /* What chunks of a stream begin with. */
 struct openai_chunk {

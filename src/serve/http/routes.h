@@ -10,6 +10,8 @@ struct exchange;
 /* Whose shape errors have. */
 enum api { API_OPENAI, API_ANTHROPIC, API_OLLAMA, API_COUNT };
 
+enum { ROUTE_MAX_ID = 64 };
+
 /* Answers at once or starts answers; the body is whole. */
 typedef void route_fn(struct exchange *x);
 
@@ -24,9 +26,11 @@ struct route {
 #include "serve/http/routes.def"
 #undef ROUTE
 
-/* The route of a method and path; NULL: none. Then *allowed is the method that the path takes, NULL
- * when there is no such path. HEAD is GET. */
-const struct route *route_find(const char *method, const char *path, const char **allowed);
+/* The route of a method and path; NULL: none. Then *allowed is a method that the path takes, NULL
+ * when there is no such path. HEAD is GET. *id: what stands for the path's *, inside of `path`;
+ * NULL: it has none. */
+const struct route *route_find(const char *method, const char *path, const char **allowed,
+                               const char **id);
 /* Whose path this is, for errors before a route is found. */
 enum api api_of_path(const char *path);
 

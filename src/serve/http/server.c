@@ -50,7 +50,7 @@ static bool admit(struct exchange *x) {
     const char *path = after_prefix(s, x->path), *allowed = NULL;
     const char *length =
         MHD_lookup_connection_value(x->connection, MHD_HEADER_KIND, "Content-Length");
-    x->route = path ? route_find(x->method, path, &allowed) : NULL;
+    x->route = path ? route_find(x->method, path, &allowed, &x->name) : NULL;
     if (!guard_admits(x))
         return false;
     if (strcmp(x->method, "OPTIONS") == 0 && s->options.n_cors > 0)
@@ -292,7 +292,7 @@ static void fill_model(struct server *s) {
 }
 
 int server_open(struct server **out, const struct server_options *options, struct err *err) {
-    enum { REPLAY_BYTES = 64 << 20 };
+    enum { REPLAY_BYTES = 64 << 20, RESPONSES_BYTES = 64 << 20 };
     struct server *s = calloc(1, sizeof *s);
     *out = NULL;
     if (!s)
@@ -306,8 +306,10 @@ int server_open(struct server **out, const struct server_options *options, struc
     int status = start_listening(s, err);
     if (!status && !(s->model.formats = formats_open(options->model)))
         status = err_memory(err, "formats of answers");
-    if (!status && !(s->replay = replay_open(REPLAY_BYTES)))
+    if (!status && !(s->replay = store_open(REPLAY_BYTES)))
         status = err_memory(err, "earlier answers");
+    if (!status && !(s->responses = store_open(RESPONSES_BYTES)))
+        status = err_memory(err, "earlier responses");
     if (!status && options->access_log)
         status = access_log_open(&s->log, options->access_log, options->logs_prompts, err);
     if (!status)
@@ -362,7 +364,8 @@ void server_close(struct server *s) {
     if (s->has_unlink)
         unlink(s->options.unix_path);
     access_log_close(s->log);
-    replay_close(s->replay);
+    store_close(s->replay);
+    store_close(s->responses);
     formats_close(s->model.formats);
     free(s);
 }

@@ -1,0 +1,21 @@
+/* store.h - bytes kept in memory under a name, at most so many of them: those that were not used
+ * for longest go first. Any thread. */
+#ifndef SERVE_STORE_H
+#define SERVE_STORE_H
+
+#include "base/hash.h"
+
+struct store;
+
+/* Keeps at most so many bytes. NULL when memory ran out. */
+struct store *store_open(size_t most_bytes);
+void store_close(struct store *s); /* takes NULL */
+
+/* Keeps a copy, in place of what it has under that name; nothing when memory ran out or it
+ * is more than there may be. */
+void store_put(struct store *s, struct hash128 name, const void *bytes, size_t n);
+/* A copy to free, or NULL: it is not there, or memory ran out. */
+void *store_get(struct store *s, struct hash128 name, size_t *n);
+bool store_drop(struct store *s, struct hash128 name); /* false: it is not there */
+
+#endif
