@@ -3,7 +3,7 @@
 
 Needs only Python 3. Prints one line for a test that fails, and "N passed, N failed" at the end.
 """
-import json, os, re, shutil, signal, socket, stat, struct, subprocess, sys, tempfile, time, traceback
+import fcntl, json, os, re, shutil, signal, socket, stat, struct, subprocess, sys, tempfile, termios, time, traceback
 from pathlib import Path
 
 SLUICE = os.path.abspath(sys.argv[1])
@@ -502,8 +502,11 @@ def start(*args, **kw):
     return subprocess.Popen([SLUICE, *map(str, args)], stderr=subprocess.PIPE, **kw)
 
 
-def wait_until(condition, seconds=60):
-    end = time.time() + seconds
+PATIENCE = 300  # for what comes at once on an idle machine
+
+
+def wait_until(condition):
+    end = time.time() + PATIENCE
     while not condition():
         assert time.time() < end, "waited too long"
         time.sleep(0.002)
@@ -626,7 +629,7 @@ def signals_leave_nothing_behind():
             p = start("quantize", SHIPPED, f"{d}/out.gguf", "q5_k_m", "-t", 1)
             wait_until(lambda: len(os.listdir(d)) > 1)
             p.send_signal(number)
-            _, err = p.communicate(timeout=60)
+            _, err = p.communicate(timeout=PATIENCE)
             assert p.returncode == -number, (number, p.returncode, err)
             assert os.listdir(d) == ["out.gguf"] and Path(f"{d}/out.gguf").read_bytes() == b"precious"
 
@@ -640,7 +643,7 @@ def a_full_disk_leaves_nothing_behind():
 
     with tempfile.TemporaryDirectory() as d:
         p = start("quantize", SHIPPED, f"{d}/out.gguf", "q8_0", preexec_fn=small_files)
-        _, err = p.communicate(timeout=120)
+        _, err = p.communicate(timeout=PATIENCE)
         last = err.decode().splitlines()[-1]
         assert p.returncode == 1 and last == f"sluice: {d}/out.gguf: cannot write: File too large", err
         assert os.listdir(d) == []
@@ -666,10 +669,12 @@ def a_model_truncated_while_in_use():
         model = Path(d) / "model.gguf"
         shutil.copy(SHIPPED, model)
         p = start("run", "-m", model, "-n", 5, stdin=subprocess.PIPE)
-        wait_until(lambda: b"model.gguf" in Path(f"/proc/{p.pid}/maps").read_bytes())
-        time.sleep(1)
+        p.stdin.write(b"Once upon ")
+        p.stdin.flush()
+        # The model is open when the prompt is read: the pipe is empty again.
+        wait_until(lambda: fcntl.ioctl(p.stdin, termios.FIONREAD, bytes(4)) == bytes(4))
         os.truncate(model, 100000)
-        _, err = p.communicate(b"Once upon a time", timeout=60)
+        _, err = p.communicate(b"a time", timeout=PATIENCE)
         last = err.decode().splitlines()[-1]
         assert p.returncode == 1 and last.startswith(f"sluice: {model}: was truncated while in use"), (p.returncode, err)
         shutil.copy(SHIPPED, model)
@@ -679,7 +684,7 @@ def a_model_truncated_while_in_use():
             fifo.read(1)
             os.truncate(model, 100000)
             fifo.read()
-        _, err = p.communicate(timeout=60)
+        _, err = p.communicate(timeout=PATIENCE)
         last = err.decode().splitlines()[-1]
         assert p.returncode == 1 and last.startswith(f"sluice: {model}: was truncated while in use"), err
 
@@ -746,9 +751,9 @@ def many_keys_take_no_time():
     keys = [(f"key.{i}", 4, struct.pack("<I", i)) for i in range(200000)]
     with tempfile.TemporaryDirectory() as d:
         make_gguf(f"{d}/in.gguf", keys)
-        started = time.time()
+        started = sum(os.times()[2:4])
         good("quantize", f"{d}/in.gguf", f"{d}/out.gguf", "f16")
-        assert time.time() - started < 40, "comparing each with each takes minutes"
+        assert sum(os.times()[2:4]) - started < 40, "comparing each with each takes minutes"
         assert len(inspect(f"{d}/out.gguf")["keys"]) == len(keys) + 1
 
 

@@ -6,9 +6,9 @@
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/sysmacros.h>
+#include <time.h>
 #include <unistd.h>
 
-#include "base/clock.h"
 #include "base/filemap.h"
 #include "base/log.h"
 #include "base/outfile.h"
@@ -781,7 +781,7 @@ TEST(gguf_write_many_keys) {
     void *header = NULL;
     size_t size = 0;
     char name[32];
-    double started = seconds_now();
+    clock_t started = clock();
     EXPECT_INT(gguf_writer_open(&w, NULL, 0, &err), 0);
     for (uint32_t i = 0; i < 2 * KEYS; i++) {
         snprintf(name, sizeof name, "key.%u", i / 2);
@@ -796,7 +796,7 @@ TEST(gguf_write_many_keys) {
         EXPECT(str_is(g->keys[i].name, name) && gguf_get_u32(g, name, &value, &err) == 1);
         EXPECT_INT(value, 2 * i + 1);
     }
-    EXPECT(seconds_now() - started < 15); /* comparing each with each takes minutes */
+    EXPECT((clock() - started) / CLOCKS_PER_SEC < 30); /* comparing each with each takes minutes */
     gguf_close(g);
     free(header);
     gguf_writer_abort(w);

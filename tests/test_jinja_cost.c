@@ -258,7 +258,8 @@ static void *set_later(void *flag) {
 
 static const char *const long_running[] = {
     endless,
-    "{% set s = 'x' * 30000000 %}{{ s is upper }}{{ s.isalpha() }}{{ s.split('y') }}{{ s|lower }}",
+    "{% set s = 'x' * 30000000 %}{% for i in range(999) %}{% if s is upper or not s.isalpha() or "
+    "s.split('y')|length > 1 or s|lower != s %}{% endif %}{% endfor %}",
     "{% set s = 'x' * 30000000 %}{% for i in range(999) %}{{ 'y' in s }}{% endfor %}",
     "{% for i in range(99999) %}{{ range(9999)|list|sort|tojson }}{% endfor %}",
 };

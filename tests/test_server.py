@@ -23,8 +23,9 @@ ROOT = Path(__file__).resolve().parent.parent
 SHIPPED = ROOT / "models/stories-27m-q4_k_m.gguf"
 TMP = Path(tempfile.mkdtemp())
 atexit.register(shutil.rmtree, TMP, ignore_errors=True)
-PATIENCE = 60
+PATIENCE = 300  # for what comes at once on an idle machine
 SECONDS = float(os.environ.get("SECONDS", 5))
+CONTEXT, LONG = 32000, 31000  # an answer that takes minutes: it runs until it is ended
 FOX = [{"role": "user", "content": "Tell me a story about a fox."}]
 
 
@@ -79,28 +80,38 @@ class Server:
         assert status == 200, body
         return body
 
-    def raw(self, *parts, wait=PATIENCE, pause=0.0):
-        """What comes back for these bytes, until the server closes or says nothing more for a moment."""
-        with socket.create_connection((self.host, self.port), timeout=wait) as s:
+    def raw(self, bytes_, wait=PATIENCE):
+        """What comes back for these bytes, until the server closes or says nothing for so long."""
+        with socket.create_connection((self.host, self.port), timeout=PATIENCE) as s:
             got = b""
             try:
-                for part in parts:
-                    s.sendall(part)
-                    time.sleep(pause)
+                s.sendall(bytes_)
                 s.settimeout(wait)
                 while more := s.recv(65536):
                     got += more
-                    s.settimeout(0.3)
             except (socket.timeout, ConnectionError):
                 pass
             return got
+
+    def raw_or_none(self, bytes_):
+        """b"" too where nobody listens."""
+        try:
+            return self.raw(bytes_)
+        except OSError:
+            return b""
 
     def metric(self, name):
         text = self.request("GET", "/metrics")[2]
         return float(re.search(rf"^sluice_{re.escape(name)} (\S+)$", text, re.M)[1])
 
-    def wait_until_idle(self, seconds=PATIENCE):
-        end = time.time() + seconds
+    def wait_for(self, name, value):
+        end = time.time() + PATIENCE
+        while self.metric(name) != value:
+            assert time.time() < end, f"{name} is {self.metric(name)}, expected {value}"
+            time.sleep(0.02)
+
+    def wait_until_idle(self):
+        end = time.time() + PATIENCE
         while self.metric("answers_running") or self.metric("answers_waiting"):
             assert time.time() < end, "answers still run"
             time.sleep(0.02)
@@ -938,53 +949,53 @@ def test_bodies_that_are_too_long():
 
 def test_pipelined_requests_are_answered_in_order():
     s = server()
-    one = lambda path: f"GET {path} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode()
+    one = lambda path, more="": f"GET {path} HTTP/1.1\r\nHost: localhost\r\n{more}\r\n".encode()
     body = json.dumps({"messages": FOX, "max_tokens": 3}).encode()
     post = b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n" % len(body) + body
-    got = s.raw(one("/health") + post + one("/nothing") + post + one("/v1/models"))
+    got = s.raw(one("/health") + post + one("/nothing") + post + one("/v1/models", "Connection: close\r\n"))
     assert [int(x) for x in re.findall(rb"HTTP/1.1 (\d+)", got)] == [200, 200, 404, 200, 200], got
 
 
 def test_slow_requests_are_shut():
     with own("--idle", 1) as s:
-        started = time.time()
+        end, is_shut = time.time() + PATIENCE, False
         c = socket.create_connection((s.host, s.port), timeout=PATIENCE)
         c.sendall(b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\n")
         try:
-            while time.time() < started + PATIENCE:
+            while time.time() < end:
                 c.sendall(b"X-A: b\r\n")  # a header every now and then
                 time.sleep(0.2)
         except ConnectionError:
-            pass
+            is_shut = True
         c.close()
-        assert time.time() - started < 10, "it may send forever"
-        s.chat(max_tokens=200)  # which takes longer than --idle on no machine, but must not count
+        assert is_shut, "it may send forever"
+        s.chat(max_tokens=200)  # may take longer than --idle
 
 
 def test_a_client_that_goes_away_frees_its_sequence():
-    s = server()
-    s.wait_until_idle()
-    gone = s.metric("clients_gone_total")
-    for streamed in (True, False):
-        c = s.connect()
-        c.request("POST", "/v1/chat/completions", json.dumps({"messages": FOX, "max_tokens": 400, "ignore_eos": True, "stream": streamed}))
-        if streamed:
-            c.getresponse().readline()
-        else:
-            time.sleep(0.1)
-        c.sock.shutdown(socket.SHUT_RDWR)
-        c.close()
-        s.wait_until_idle(10)
-    assert s.metric("clients_gone_total") == gone + 2
+    with own("--batch", 2, "-c", CONTEXT) as s:
+        gone = s.metric("clients_gone_total")
+        for streamed in (True, False):
+            c = s.connect()
+            c.request("POST", "/v1/chat/completions", json.dumps({"messages": FOX, "ignore_eos": True, "stream": streamed, "max_tokens": LONG}))
+            if streamed:
+                c.getresponse().readline()
+            else:
+                s.wait_for("answers_running", 1)
+            c.sock.shutdown(socket.SHUT_RDWR)
+            c.close()
+            s.wait_until_idle()
+            gone += 1
+            s.wait_for("clients_gone_total", gone)
 
 
 def test_slow_readers_harm_nobody():
-    with own("--batch", 4, "-c", 2048) as s:
+    with own("--batch", 4, "-c", CONTEXT) as s:
         slow = []
         for _ in range(3):
             c = socket.create_connection((s.host, s.port), timeout=PATIENCE)
             c.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-            body = json.dumps({"messages": FOX, "stream": True, "ignore_eos": True, "max_tokens": 1500}).encode()
+            body = json.dumps({"messages": FOX, "stream": True, "ignore_eos": True, "max_tokens": LONG}).encode()
             c.sendall(b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
             slow.append(c)
         assert s.chat(max_tokens=20)["usage"]["completion_tokens"] == 20
@@ -994,8 +1005,8 @@ def test_slow_readers_harm_nobody():
 
 
 def test_a_full_queue_is_refused():
-    with own("--batch", 1, "--queue", 1, "-c", 2048) as s:
-        running = [stream(s, "/v1/chat/completions", {"messages": FOX, "stream": True, "ignore_eos": True, "max_tokens": 1500}) for _ in range(2)]
+    with own("--batch", 1, "--queue", 1, "-c", CONTEXT) as s:
+        running = [stream(s, "/v1/chat/completions", {"messages": FOX, "stream": True, "ignore_eos": True, "max_tokens": LONG}) for _ in range(2)]
         status, headers, body = s.request("POST", "/v1/chat/completions", {"messages": FOX})
         assert status == 429 and headers["Retry-After"] and body["error"]["type"] == "rate_limit_error", body
         status, _, body = s.request("POST", "/v1/chat/completions", {"messages": FOX, "n": 5})
@@ -1049,29 +1060,25 @@ def test_many_streams_with_random_disconnects():
 
 
 def test_sigterm_drains():
-    s = Server("--drain", 30)
-    c, r = stream(s, "/v1/chat/completions", {"messages": FOX, "stream": True, "max_tokens": 60, "ignore_eos": True})
+    s = Server("--drain", PATIENCE)
+    c, r = stream(s, "/v1/chat/completions", {"messages": FOX, "stream": True, "max_tokens": 300, "ignore_eos": True})
     r.readline()
     s.process.terminate()
-    time.sleep(0.05)
-    try:
-        with socket.create_connection((s.host, s.port), timeout=2) as other:
-            other.sendall(b"GET /v1/models HTTP/1.1\r\nHost: localhost\r\n\r\n")
-            assert other.recv(100) == b"", "it still takes connections"
-    except OSError:
-        pass
+    end = time.time() + PATIENCE
+    while s.raw_or_none(b"GET /v1/models HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"):
+        assert time.time() < end, "it still takes connections"
     last = list(events(r))[-1]
     assert last["choices"][0]["finish_reason"] == "length", last
     assert s.process.wait(PATIENCE) == 0
 
 
 def test_drain_has_an_end():
-    s = Server("--drain", 0, "-c", 2048)
-    c, r = stream(s, "/v1/chat/completions", {"messages": FOX, "stream": True, "max_tokens": 2000, "ignore_eos": True})
+    s = Server("--drain", 0, "-c", CONTEXT)
+    c, r = stream(s, "/v1/chat/completions", {"messages": FOX, "stream": True, "max_tokens": LONG, "ignore_eos": True})
     r.readline()
-    started = time.time()
-    assert s.stop() == 0 and time.time() - started < 15
-    assert b"[DONE]" in r.read()
+    assert s.stop() == 0
+    text = r.read()
+    assert b"[DONE]" in text and text.count(b"data: ") < LONG
 
 
 def test_idle_takes_no_processor_time():

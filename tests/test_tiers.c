@@ -230,7 +230,7 @@ static struct disk_options options_for(const char *folder) {
         .max_bytes = 1 << 26,
         .max_objects = 256,
         .max_tokens = MAX_TOKENS,
-        .seconds_for_close = 60,
+        .seconds_for_close = 600,
     };
 }
 
@@ -1110,29 +1110,39 @@ TEST(tier_disk_bound_may_shrink) {
 /* ---- disk: the end ----------------------------------------------------------------------------
  */
 
+/* How many of 100 objects are found after a close. */
+static uint32_t put_and_close(const struct disk_options *options) {
+    struct rig r;
+    struct list l;
+    uint32_t n_put = 0;
+    if (!rig_open(&r, options))
+        return 0;
+    for (uint32_t i = 0; i < 100; i++)
+        n_put += put_disk(&r, 1 + i) != DISK_NONE;
+    rig_close(&r);
+    EXPECT_INT(n_put, 100);
+    EXPECT_INT(count_files(options->folder, ".tmp", NULL), 0);
+    if (!rig_open(&r, options))
+        return 0;
+    uint32_t n = scan(&r, &l);
+    for (uint32_t i = 0; i < n; i++)
+        EXPECT(get_disk(&r, l.objects[i], l.seeds[i]));
+    rig_close(&r);
+    return n;
+}
+
 TEST(tier_disk_close_writes_what_waits) {
     for (int is_patient = 0; is_patient < 2; is_patient++) {
         const char *folder = strdup(test_temporary("tier-close"));
         struct disk_options options = options_for(folder);
-        options.seconds_for_close = is_patient ? 60 : 0;
-        struct rig r;
-        struct list l;
-        uint32_t n_put = 0;
-        if (!rig_open(&r, &options))
-            return;
-        for (uint32_t i = 0; i < 100; i++)
-            n_put += put_disk(&r, 1 + i) != DISK_NONE;
-        rig_close(&r);
-        EXPECT_INT(n_put, 100);
-        EXPECT_INT(count_files(folder, ".tmp", NULL), 0);
-        if (!rig_open(&r, &options))
-            return;
-        uint32_t n = scan(&r, &l);
+        options.seconds_for_close = is_patient ? 600 : 0;
+        /* The thread may have written all before it is told to end: once in 30 it was not. */
+        uint32_t n = 100;
+        for (int i = 0; n == 100 && i < (is_patient ? 1 : 30); i++) {
+            n = put_and_close(&options);
+            remove_tree(folder);
+        }
         EXPECT(is_patient ? n == 100 : n < 100);
-        for (uint32_t i = 0; i < n; i++)
-            EXPECT(get_disk(&r, l.objects[i], l.seeds[i]));
-        rig_close(&r);
-        remove_tree(folder);
         free((char *)folder);
     }
 }
@@ -1142,13 +1152,20 @@ TEST(tier_disk_bounds_what_waits) {
     struct disk_options options = options_for(folder);
     options.max_waiting = 1; /* one object at a time, of any size */
     struct rig r;
-    uint32_t n_put = 0;
+    uint32_t n_put = 200;
     if (!rig_open(&r, &options))
         return;
-    for (uint32_t i = 0; i < 200; i++)
-        n_put += put_disk(&r, 1 + i) != DISK_NONE;
+    for (int round = 0; n_put == 200 && round < 30; round++) { /* the thread may be quick */
+        uint32_t objects[200];
+        n_put = 0;
+        for (uint32_t i = 0; i < 200; i++)
+            n_put += (objects[i] = put_disk(&r, 1 + i)) != DISK_NONE;
+        disk_tier_flush(r.disk);
+        for (uint32_t i = 0; i < 200; i++)
+            if (objects[i] != DISK_NONE)
+                disk_tier_free(r.disk, objects[i]);
+    }
     EXPECT(n_put >= 1 && n_put < 200);
-    disk_tier_flush(r.disk);
     EXPECT(put_disk(&r, 500) != DISK_NONE);
     rig_close(&r);
     remove_tree(folder);

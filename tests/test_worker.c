@@ -45,11 +45,15 @@ static void rig_close(struct rig *r) {
 struct watch {
     struct job job; /* first */
     atomic_bool is_released;
-    atomic_int n_woken;
+    pthread_mutex_t *gate; /* or NULL; while it is locked, the worker waits at the first token */
 };
 
 static void on_wake(struct job *job) {
-    ((struct watch *)job)->n_woken++;
+    struct watch *w = (struct watch *)job;
+    if (w->gate) {
+        pthread_mutex_lock(w->gate);
+        pthread_mutex_unlock(w->gate);
+    }
 }
 
 static void on_release(struct job *job) {
@@ -74,7 +78,7 @@ static void watch_begin(struct watch *w, uint32_t most) {
 
 static void wait_for(const struct watch *w) {
     const struct timespec nap = {.tv_nsec = 1000 * 1000};
-    double end = seconds_now() + 30;
+    double end = seconds_now() + 300;
     while (!w->is_released && seconds_now() < end)
         nanosleep(&nap, NULL);
     EXPECT(w->is_released);
@@ -124,18 +128,22 @@ TEST(serve_worker_refuses_and_cancels) {
     struct watch running[8], many, more;
     struct err err = {0};
     struct worker_state state;
+    pthread_mutex_t gate = PTHREAD_MUTEX_INITIALIZER;
     if (rig_open(&r)) {
         watch_begin(&many, 10);
         many.job.answers = 9;
         EXPECT_INT(worker_submit(r.worker, &many.job, &err), SLUICE_ERR_ARGUMENT);
+        pthread_mutex_lock(&gate); /* none of them ends before all are there */
         for (int i = 0; i < 8; i++) {
             watch_begin(&running[i], 200);
+            running[i].gate = &gate;
             EXPECT_INT(worker_submit(r.worker, &running[i].job, &err), SLUICE_OK);
         }
         watch_begin(&more, 10);
         EXPECT_INT(worker_submit(r.worker, &more.job, &err), SLUICE_ERR_MEMORY);
         for (int i = 0; i < 8; i++)
             worker_cancel(&running[i].job);
+        pthread_mutex_unlock(&gate);
         for (int i = 0; i < 8; i++) {
             wait_for(&running[i]);
             job_free(&running[i].job);
@@ -146,6 +154,7 @@ TEST(serve_worker_refuses_and_cancels) {
         job_free(&more.job);
     }
     rig_close(&r);
+    pthread_mutex_destroy(&gate);
 }
 
 TEST(serve_worker_ends_thinking_by_its_budget) {
