@@ -461,9 +461,9 @@ pv(struct wide_shared<D> &s, const struct consume_state &c, uint32_t sub,
 #pragma unroll
         for (int k = 0; k < L / 16; k++) {
             if (k == 0)
-                wgmma_f16<false>(part, weights[k], describe(values, 0));
+                wgmma_f16<false, true>(part, weights[k], describe(values, 0));
             else
-                wgmma_f16<true>(part, weights[k], describe(values, k * 16 * 128));
+                wgmma_f16<true, true>(part, weights[k], describe(values, k * 16 * 128));
         }
         wgmma_commit();
         wgmma_wait<0>();

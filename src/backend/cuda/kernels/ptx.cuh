@@ -576,8 +576,9 @@ static __device__ __forceinline__ void wgmma_f16(float (&c)[64], uint64_t a, uin
                  : "l"(a), "l"(b), "n"(ADDS));
 }
 
-/* c = or += a * b: a (64 x 16) in registers, b 16 rows of 64 columns in shared memory. */
-template <bool ADDS>
+/* c = or += a * b^T: a (64 x 16) in registers, b in shared memory, K-major (64 or 128 rows of 16
+ * columns) or MN-major (16 rows of as many columns). */
+template <bool ADDS, bool MN_MAJOR_B = false>
 static __device__ __forceinline__ void wgmma_f16(float (&c)[32], const uint32_t (&a)[4],
                                                  uint64_t b) {
     asm volatile("{\n"
@@ -586,31 +587,15 @@ static __device__ __forceinline__ void wgmma_f16(float (&c)[32], const uint32_t 
                  "wgmma.mma_async.sync.aligned.m64n64k16.f32.f16.f16 "
                  "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
                  "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31}, "
-                 "{%32, %33, %34, %35}, %36, p, 1, 1, 1;\n"
+                 "{%32, %33, %34, %35}, %36, p, 1, 1, %38;\n"
                  "}"
                  : WGMMA_R32(c, 0)
-                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "n"(ADDS));
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "n"(ADDS), "n"(MN_MAJOR_B));
 }
 
-/* c = or += a * b^T: a (64 x 16) in registers, b 64 or 128 rows of 16 columns in shared memory. */
-template <bool ADDS>
-static __device__ __forceinline__ void wgmma_f16_t(float (&c)[32], const uint32_t (&a)[4],
-                                                   uint64_t b) {
-    asm volatile("{\n"
-                 ".reg .pred p;\n"
-                 "setp.ne.b32 p, %37, 0;\n"
-                 "wgmma.mma_async.sync.aligned.m64n64k16.f32.f16.f16 "
-                 "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
-                 "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31}, "
-                 "{%32, %33, %34, %35}, %36, p, 1, 1, 0;\n"
-                 "}"
-                 : WGMMA_R32(c, 0)
-                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "n"(ADDS));
-}
-
-template <bool ADDS>
-static __device__ __forceinline__ void wgmma_f16_t(float (&c)[64], const uint32_t (&a)[4],
-                                                   uint64_t b) {
+template <bool ADDS, bool MN_MAJOR_B = false>
+static __device__ __forceinline__ void wgmma_f16(float (&c)[64], const uint32_t (&a)[4],
+                                                 uint64_t b) {
     asm volatile("{\n"
                  ".reg .pred p;\n"
                  "setp.ne.b32 p, %69, 0;\n"
@@ -619,10 +604,10 @@ static __device__ __forceinline__ void wgmma_f16_t(float (&c)[64], const uint32_
                  "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "
                  "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "
                  "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63}, "
-                 "{%64, %65, %66, %67}, %68, p, 1, 1, 0;\n"
+                 "{%64, %65, %66, %67}, %68, p, 1, 1, %70;\n"
                  "}"
                  : WGMMA_R32(c, 0), WGMMA_R32(c, 32)
-                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "n"(ADDS));
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "n"(ADDS), "n"(MN_MAJOR_B));
 }
 #endif
 

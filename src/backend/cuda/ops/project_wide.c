@@ -1,4 +1,4 @@
-/* project_wide.c - recording PROJECT on wgmma: the activations' image, a product for each type, F32
+/* project_wide.c - recording PROJECT on wgmma: quantized activations, a product for each type, F32
  * segments. Tiles and K splits are those of the gemv kernels, so that the order of sums, and with
  * it a row's bits, is the same. */
 #include "backend/cuda/ops/project_wide.h"
@@ -11,17 +11,18 @@ enum {
     QUANTIZE_THREADS = 512, /* at most */
     COST_128 = 17,          /* time of a tile of 128 rows, and of one of 64 */
     COST_64 = 10,
-    MAX_SPREAD = 8, /* K splits of a tile over thread blocks: their sums go through memory */
+    MAX_SPLIT_K = 8, /* K splits of a tile over thread blocks: their sums go through memory */
 };
 
 /* What the kernels of an op share. */
 struct wide_op {
     const struct project_params *p;
-    uint8_t *image;
+    uint8_t *qact;
     float *factors; /* NULL: no norm */
 };
 
-/* ---- the image --------------------------------------------------------------------------------
+/* ---- quantized activations
+ * --------------------------------------------------------------------------------
  */
 
 /* Threads of a row: as few rounds as QUANTIZE_THREADS allow, then as few threads. */
@@ -34,10 +35,10 @@ static int record_quantize(struct recorder *r, const struct wide_op *w, bool is_
     const struct project_input *in = &w->p->in;
     struct wide_quantize_params q = {.io = w->p->io,
                                      .in = *in,
-                                     .image = w->image,
+                                     .qact = w->qact,
                                      .factors = w->factors,
                                      .row_limit = w->p->row_limit,
-                                     .image_rows = wide_image_rows(w->p->row_limit),
+                                     .qact_rows = wide_qact_rows(w->p->row_limit),
                                      .is_q8_0 = is_q8_0};
     struct cuda_launch launch = {
         .kernel = "project_wide_quantize",
@@ -52,19 +53,19 @@ static int record_quantize(struct recorder *r, const struct wide_op *w, bool is_
 /* ---- products ---------------------------------------------------------------------------------
  */
 
-/* Bytes of a stage: stage_layout of project_wide.cu. */
+/* Bytes of a stage: stage_layout of project_wide_types.cuh. */
 static uint32_t stage_bytes(uint32_t type, uint32_t rows) {
     uint32_t bytes = rows * (256 + (type == IS_Q8_0 ? 16 : 20));
-    bytes = div_up(bytes, 128) * 128 + (type == IS_Q8_0 ? 8 : 4) * WIDE_PIECE;
+    bytes = div_up(bytes, 128) * 128 + (type == IS_Q8_0 ? 8 : 4) * WIDE_CHUNK;
     switch (type) {
     case IS_Q4_K:
         bytes += WIDE_N * 10;
         break;
     case IS_Q5_K:
-        bytes += WIDE_PIECE + WIDE_N * 10;
+        bytes += WIDE_CHUNK + WIDE_N * 10;
         break;
     case IS_Q6_K:
-        bytes += 2 * WIDE_PIECE + WIDE_N * 12;
+        bytes += 2 * WIDE_CHUNK + WIDE_N * 12;
         break;
     default:
         bytes += WIDE_N * 8;
@@ -96,13 +97,13 @@ static uint32_t choose_rows(const struct wide_params *w, uint32_t type, uint32_t
 }
 
 /* K splits over thread blocks, where there are fewer tiles than SMs. */
-static void spread_splits(struct recorder *r, struct wide_params *w, uint32_t rows,
-                          uint32_t bucket) {
+static void split_over_blocks(struct recorder *r, struct wide_params *w, uint32_t rows,
+                              uint32_t bucket) {
     uint32_t tiles = count_tiles(w, rows, bucket), first = 0;
     w->row_blocks = div_up(bucket, rows);
-    w->is_spread =
-        rows == 64 && w->max_splits > 1 && w->max_splits <= MAX_SPREAD && tiles * 2 <= r->n_sms * 3;
-    if (!w->is_spread)
+    w->is_split_k = rows == 64 && w->max_splits > 1 && w->max_splits <= MAX_SPLIT_K &&
+                    tiles * 2 <= r->n_sms * 3;
+    if (!w->is_split_k)
         return;
     for (uint32_t i = 0; i < w->n_segments; i++) {
         w->segments[i].first_tile = first;
@@ -117,9 +118,9 @@ static int record_product(struct recorder *r, const struct wide_op *op, uint32_t
     const struct project_params *p = op->p;
     struct wide_params w = {.io = p->io,
                             .in = p->in,
-                            .image = op->image,
-                            .image_rows = wide_image_rows(p->row_limit),
-                            .group_bytes = (uint64_t)wide_image_rows(p->row_limit) * WIDE_ROW_BYTES,
+                            .qact = op->qact,
+                            .qact_rows = wide_qact_rows(p->row_limit),
+                            .group_bytes = (uint64_t)wide_qact_rows(p->row_limit) * WIDE_ROW_BYTES,
                             .factors = op->factors,
                             .out = p->out,
                             .out_stride = p->out_stride,
@@ -132,12 +133,12 @@ static int record_product(struct recorder *r, const struct wide_op *op, uint32_t
         }
     w.n_segments = p->epilogue == EPILOGUE_SWIGLU ? 1 : w.n_segments;
     uint32_t rows = choose_rows(&w, type, p->row_limit, r->n_sms);
-    spread_splits(r, &w, rows, p->row_limit);
-    uint32_t splits = w.max_splits > 1 && !w.is_spread ? rows * WIDE_N * 4 : 0;
+    split_over_blocks(r, &w, rows, p->row_limit);
+    uint32_t splits = w.max_splits > 1 && !w.is_split_k ? rows * WIDE_N * 4 : 0;
     w.stage_bytes = stage_bytes(type, rows);
     w.stages =
-        min_u32((PROJECT_SHARED_ALONE - WIDE_RING - splits) / w.stage_bytes, WIDE_MAX_STAGES);
-    w.splits_at = WIDE_RING + w.stages * w.stage_bytes;
+        min_u32((PROJECT_SHARED_ALONE - WIDE_STAGES_AT - splits) / w.stage_bytes, WIDE_MAX_STAGES);
+    w.splits_at = WIDE_STAGES_AT + w.stages * w.stage_bytes;
     char name[48];
     snprintf(name, sizeof name, "project_wide_%s_%u",
              type == IS_Q5_K ? "q5" : project_set_name(type), rows);
@@ -203,8 +204,8 @@ bool record_project_wide(struct recorder *r, const struct project_params *p, uin
                          int *status) {
     if (!is_for_wide(r, p, set))
         return false;
-    uint64_t rows = wide_image_rows(p->row_limit), groups = p->in.k / WIDE_GROUP;
-    struct wide_op op = {.p = p, .image = recorder_work(r, groups * rows * WIDE_ROW_BYTES)};
+    uint64_t rows = wide_qact_rows(p->row_limit), groups = p->in.k / WIDE_GROUP;
+    struct wide_op op = {.p = p, .qact = recorder_work(r, groups * rows * WIDE_ROW_BYTES)};
     if (p->in.prologue == PROLOGUE_NORM)
         op.factors = recorder_work(r, rows * sizeof(float));
     *status = 0;

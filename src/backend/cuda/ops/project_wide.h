@@ -2,23 +2,24 @@
  *
  *   out[row][n] = epilogue(factor[row] * sum over k of w[n][k] * a[row][k])
  *
- * Kernels of an op: project_wide_quantize makes the activations' image and the norm's factors,
- * project_wide_* multiply it with the tiles of the int8 segments, one for each type that they have,
+ * Kernels of an op: project_wide_quantize quantizes the activations and computes the norm's
+ * factors, project_wide_<type> multiplies them with the tiles of the segments of a type,
  * project_wide_f32 does the F32 segments. Tiles and K splits are those of the gemv kernels, so a
  * row's bits are, too.
  *
- * The image has the columns in groups of 128, and of a group all rows of the bucket, R (rounded up:
- * wide_image_rows), as four arrays, so that any 32 i rows are four runs of bytes:
+ * Quantized activations (qact) have the columns in groups of 128, and of a group all rows of the
+ * bucket, R (rounded up: wide_qact_rows), as four arrays, so that any 32 i rows are four runs of
+ * bytes:
  *
- *   numbers   two panels of 64 columns; a row of a panel is 128 bytes of fp16, its 16-byte pieces
- *             swizzled as wgmma wants them: piece p of row r is at p ^ r % 8. Which column is where
- *             in a row is in project_wide.cu (image_word)
+ *   numbers   two panels of 64 columns; a row of a panel is 128 bytes of fp16, its 16-byte chunks
+ *             swizzled as wgmma wants them: chunk p of row r is at p ^ r % 8. Which column is where
+ *             in a row is in project_wide_quantize.cu (qact_word)
  *   scales    f32, 32 rows at a time: K-quants (rows 8 i + 2 j and the next, i = 0, 1; then i = 2,
  *             3), j = 0 ... 3; Q8_0: four such arrays, one for each 32 columns
  *   sums      K-quants, half2, 32 rows at a time: (row % 8, block of 32 columns, row / 8 % 4): the
  *             sum of 32 int8 values as its even part and the rest, both exact in fp16
  *
- * K-quants and Q8_0 have different images: an op with both is quantized twice. */
+ * K-quants and Q8_0 want them in different order: an op with both is quantized twice. */
 #ifndef BACKEND_CUDA_OPS_PROJECT_WIDE_H
 #define BACKEND_CUDA_OPS_PROJECT_WIDE_H
 
@@ -29,38 +30,38 @@ enum {
     WIDE_GROUP = 128,   /* columns of a stage */
     WIDE_N = 128,       /* weight rows of a tile of the product: 64 a multiplying warpgroup */
     WIDE_THREADS = 384, /* two warpgroups multiply, one copies */
-    WIDE_PIECE = WIDE_N * 16 + 32, /* 16 bytes of every weight row, and room against conflicts */
+    WIDE_CHUNK = WIDE_N * 16 + 32, /* 16 bytes of every weight row, padded against bank conflicts */
     WIDE_TYPES = IS_K_QUANT | IS_Q8_0,
-    WIDE_ROW_BYTES = 276, /* of a row and group in the image */
-    WIDE_ROW_STEP = 128,  /* the image's rows are a multiple of it */
-    WIDE_RING = 1024,     /* offset of the stages in shared memory, after the mbarriers */
+    WIDE_ROW_BYTES = 276,  /* of a row and group of qact */
+    WIDE_ROW_STEP = 128,   /* qact's rows are a multiple of it */
+    WIDE_STAGES_AT = 1024, /* offset of the stages in shared memory, after the mbarriers */
     WIDE_MAX_STAGES = 6,
     WIDE_LAST = 128,         /* offset in shared memory: whether this block is a tile's last */
     WIDE_F32_COLUMNS = 1024, /* that project_wide_f32 has in shared memory at once */
     WIDE_F32_TILE = 4,
 };
 
-/* Rows of the image. */
-HOST_DEVICE uint32_t wide_image_rows(uint32_t bucket) {
+/* Rows of qact. */
+HOST_DEVICE uint32_t wide_qact_rows(uint32_t bucket) {
     return (bucket + WIDE_ROW_STEP - 1) / WIDE_ROW_STEP * WIDE_ROW_STEP;
 }
 
 struct wide_params {
     struct cuda_io io;
     struct project_input in;
-    const uint8_t *image;
-    uint64_t group_bytes; /* of the image */
-    uint32_t image_rows;
+    const uint8_t *qact;
+    uint64_t group_bytes; /* of qact */
+    uint32_t qact_rows;
     const float *factors; /* of the norm, a row each; NULL: there are none */
     float *out;
     uint32_t out_stride, epilogue, has_bias;
     uint32_t n_segments; /* SwiGLU: 1, gate; up follows it */
     uint32_t stages, stage_bytes;
-    uint32_t splits_at; /* offset in shared memory: sums of the K splits before */
-    uint32_t is_spread; /* tiles are few: different thread blocks multiply the K splits of one, and
+    uint32_t splits_at;  /* offset in shared memory: sums of the K splits before */
+    uint32_t is_split_k; /* tiles are few: different thread blocks multiply the K splits of one, and
                            the last of them adds */
-    float *partials;    /* (tile, split, four values, thread, value) */
-    uint32_t *arrivals; /* a tile each; 0 between two steps */
+    float *partials;     /* (tile, split, four values, thread, value) */
+    uint32_t *arrivals;  /* a tile each; 0 between two steps */
     uint32_t max_splits;
     uint32_t row_blocks; /* of the bucket, as tiles count them: segments' first_tile, too */
     struct project_segment segments[PROJECT_SEGMENTS]; /* of one type */
@@ -69,9 +70,9 @@ struct wide_params {
 struct wide_quantize_params {
     struct cuda_io io;
     struct project_input in;
-    uint8_t *image;
+    uint8_t *qact;
     float *factors;
-    uint32_t row_limit, image_rows, is_q8_0;
+    uint32_t row_limit, qact_rows, is_q8_0;
 };
 
 struct wide_f32_params {

@@ -1,0 +1,84 @@
+/* project_wide_quantize.cu - quantized activations in the form that project_wide.cu multiplies
+ * (ops/project_wide.h), and the norm's factors. */
+#include "backend/cuda/kernels/project_gemv.cuh"
+#include "backend/cuda/ops/project_wide.h"
+
+/* A row of the quantized activations: quantize.cuh's QACT. Index i counts four columns. */
+struct wide_qact_row {
+    uint8_t *data; /* of all rows */
+    uint32_t row, rows, is_q8_0;
+
+    __device__ __forceinline__ uint8_t *group(uint32_t i) const {
+        return data + (uint64_t)(i / 32) * rows * WIDE_ROW_BYTES;
+    }
+};
+
+static __device__ __forceinline__ float4 *qact_floats(const struct wide_qact_row &,
+                                                      const struct project_input &) {
+    return NULL; /* there are none */
+}
+
+/* Where two fp16 go: 4 bytes of k step `step` (of 16 columns), of its lower or upper 8. */
+static __device__ __forceinline__ uint32_t *qact_word(const struct wide_qact_row &to, uint32_t i,
+                                                      uint32_t step, uint32_t upper, uint32_t j) {
+    uint32_t chunk = (step % 4 * 2 + upper) ^ (to.row % 8);
+    return (uint32_t *)(to.group(i) + (step / 4 * to.rows + to.row) * 128 + chunk * 16 + j * 4);
+}
+
+/* K-quants: steps 2 w and 2 w + 1 have columns 4 w, 4 w + 2 and 4 w + 1, 4 w + 3 of the halves of
+ * all four blocks of 32 columns: so that thread j of wgmma has block j, its low nibbles in the
+ * step's lower columns and its high ones in the upper. Q8_0: a step has 16 columns, thread j four
+ * neighbours. */
+static __device__ __forceinline__ void qact_store(const struct wide_qact_row &to, uint32_t,
+                                                  uint32_t i, uint32_t q) {
+    const __half2 bias = __float2half2_rn(1152);
+    uint32_t flipped = q ^ 0x80808080u, block = i / 8 % 4, w = i % 4, upper = i / 4 % 2;
+    uint32_t a = __byte_perm(flipped, 0x64646464u, to.is_q8_0 ? 0x4140 : 0x4240),
+             b = __byte_perm(flipped, 0x64646464u, to.is_q8_0 ? 0x4342 : 0x4341);
+    __half2 first = __hsub2(*reinterpret_cast<__half2 *>(&a), bias),
+            second = __hsub2(*reinterpret_cast<__half2 *>(&b), bias);
+    uint32_t *at =
+        to.is_q8_0 ? qact_word(to, i, i / 4 % 8, 0, w) : qact_word(to, i, 2 * w, upper, block);
+    uint32_t *next =
+        to.is_q8_0 ? qact_word(to, i, i / 4 % 8, 1, w) : qact_word(to, i, 2 * w + 1, upper, block);
+    *at = *reinterpret_cast<uint32_t *>(&first);
+    *next = *reinterpret_cast<uint32_t *>(&second);
+}
+
+static __device__ __forceinline__ void qact_group(const struct wide_qact_row &to, uint32_t,
+                                                  uint32_t i, float scale, int sum) {
+    uint8_t *at = to.group(i) + to.rows * 256;
+    uint32_t row = to.row, n8 = row / 8, block = i / 8 % 4;
+    uint32_t scales = to.is_q8_0 ? n8 / 4 * 512 + block * 128 : n8 / 4 * 128;
+    *(float *)(at + scales + n8 % 4 / 2 * 64 + row % 8 / 2 * 16 + (n8 % 2 * 2 + row % 2) * 4) =
+        scale;
+    if (!to.is_q8_0)
+        *(__half2 *)(at + to.rows * 4 + n8 / 4 * 512 + (row % 8 * 4 + block) * 16 + n8 % 4 * 4) =
+            __floats2half2_rn((float)(sum & ~1), (float)(sum & 1));
+}
+
+/* A block a row. Rows after the step's last are left as they are: a quantized row meets its
+ * own results alone. Shared memory: sums of squares of 128 columns, or a factor a head. */
+extern "C" __global__ void __maxnreg__(56)
+    project_wide_quantize(const __grid_constant__ struct wide_quantize_params p) {
+    extern __shared__ float wide_red[];
+    pdl_launch_dependents();
+    uint32_t row = blockIdx.x;
+    struct wide_qact_row to = {p.qact, row, p.qact_rows, p.is_q8_0};
+    struct row_threads threads = row_threads_of(p.in);
+    struct col8 weights = {};
+    load_first_norm_weights(threads, p.in, weights);
+    pdl_wait(p.io);
+    if (row >= count_rows(p.io, p.in))
+        return;
+    struct row_source source = {row, p.row_limit, false};
+    quantize_row<IS_INT8>(threads, p.io, p.in, source, weights, to, wide_red);
+    if (p.in.prologue != PROLOGUE_NORM)
+        return;
+    __syncthreads();
+    if (threadIdx.x >= 32)
+        return;
+    float factor = row_factor(p.in, wide_red);
+    if (threadIdx.x == 0)
+        p.factors[row] = factor;
+}
