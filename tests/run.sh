@@ -153,7 +153,7 @@ quick() {
     sanitized "conversations" tests/test_chat.py lines paste history characters control_c terminal \
         read_or_written settings
     suite "leaks, once a verb" bash tests/test_leaks.sh build/asan/every_verb
-    suite "server, release" env SECONDS=5 python3 tests/test_server.py build/sluice
+    suite "server, release" env SECONDS=$load python3 tests/test_server.py build/sluice
     suite "server, sanitizers and leaks" python3 tests/test_server.py build/asan/sluice openai_logprobs no_request garbage \
         pipelined goes_away next_turn page_files
     suite "the page in a browser" python3 tests/test_page.py build/sluice
@@ -228,8 +228,8 @@ all() {
 
 list_files >"$folder/before"
 case ${1:-} in
-    quick) leaks=0 && quick ;;
-    all) leaks=1 && all ;;
+    quick) leaks=0 load=30 && quick ;;
+    all) leaks=1 load=300 && all ;;
     build) build "${@:2}"; exit ;;
     *) echo "usage: run.sh quick|all|build COMMAND..." >&2; exit 2 ;;
 esac

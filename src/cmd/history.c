@@ -144,7 +144,7 @@ static bool cut(int fd, const char *at, size_t len) {
 
 int history_read(const struct history *h, void (*each)(void *user, struct str entry), void *user,
                  struct err *err) {
-    size_t len;
+    size_t len = 0;
     bool is_whole;
     err->code = SLUICE_OK;
     int fd = h->path ? open_locked(h, 0, err) : -1;

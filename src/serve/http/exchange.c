@@ -323,9 +323,18 @@ static int failure_code(const struct exchange *x) {
     return 500;
 }
 
+static bool is_gone(struct exchange *x) {
+    pthread_mutex_lock(&x->lock);
+    bool is = x->is_gone;
+    pthread_mutex_unlock(&x->lock);
+    return is;
+}
+
 static void finish(struct exchange *x) {
     const char *failure = failure_of(x);
-    if (x->job.status) {
+    if (is_gone(x)) {
+        return; /* its connection is closed without a response */
+    } else if (x->job.status) {
         struct err err = {0};
         memcpy(err.text, x->job.error, sizeof x->job.error);
         exchange_refuse_status(x, x->job.status, &err);
