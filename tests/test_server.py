@@ -29,6 +29,13 @@ CONTEXT, LONG = 32000, 31000  # an answer that takes minutes: it runs until it i
 FOX = [{"role": "user", "content": "Tell me a story about a fox."}]
 
 
+def wait_until(condition, what):
+    end = time.time() + PATIENCE
+    while not condition():
+        assert time.time() < end, f"waited {PATIENCE} s until {what}"
+        time.sleep(0.02)
+
+
 class Skip(Exception):
     pass
 
@@ -106,10 +113,7 @@ class Server:
         return float(re.search(rf"^sluice_{re.escape(name)} (\S+)$", text, re.M)[1])
 
     def wait_for(self, name, value):
-        end = time.time() + PATIENCE
-        while (found := self.metric(name)) != value:
-            assert time.time() < end, f"{name} is {found}, expected {value}"
-            time.sleep(0.02)
+        wait_until(lambda: self.metric(name) == value, f"{name} is {value}")
 
     def resident_bytes(self):
         """Memory in use but for the engine's state: that is allocated once, and in use as soon as it was touched."""
@@ -126,10 +130,7 @@ class Server:
         return len(os.listdir(f"/proc/{self.process.pid}/task"))
 
     def wait_until_idle(self):
-        end = time.time() + PATIENCE
-        while self.metric("answers_running") or self.metric("answers_waiting"):
-            assert time.time() < end, "answers still run"
-            time.sleep(0.02)
+        wait_until(lambda: not self.metric("answers_running") and not self.metric("answers_waiting"), "no answer runs")
 
 
 shared = None
@@ -901,6 +902,7 @@ def test_access_log_has_no_prompts_unless_asked():
         log = TMP / f"log{has_prompt}"
         with own("--access-log", log, *args) as s:
             s.chat()
+            wait_until(log.read_text, "a line in the log")  # a line is written after the answer was sent
             s.request("GET", "/nothing")
         lines = [json.loads(line) for line in log.read_text().splitlines()]
         assert [line["status"] for line in lines] == [200, 404], lines
@@ -1233,10 +1235,14 @@ def test_idle_takes_no_processor_time():
     s = server()
     s.wait_until_idle()
     ticks = lambda: sum(map(int, Path(f"/proc/{s.process.pid}/stat").read_text().rsplit(")", 1)[1].split()[11:13]))
-    time.sleep(0.2)
     before = ticks()
-    time.sleep(1)
-    assert ticks() - before <= 2, "more than 2 % of a processor while nothing is asked"
+    for _ in range(10):  # what the last answer left may still be written to the cache
+        time.sleep(1)
+        now = ticks()
+        if now - before <= 2:
+            return
+        before = now
+    assert False, "more than 2 % of a processor in each of ten seconds while nothing is asked"
 
 
 def main():
