@@ -5,8 +5,7 @@
 
 #include <math.h>
 
-#include "quant/f16.h"
-#include "quant/quant.h"
+#include "quant/types.h"
 
 /* An IEEE half by its definition. */
 static inline double half_value(int h) {
@@ -18,7 +17,7 @@ static inline double half_value(int h) {
 }
 
 /* Element i of a block as scale * number - minimum, straight from the specification: byte by byte,
- * nothing shared with the headers. */
+ * nothing shared with the headers but the grids, which tests/data/grids.tar.xz checks. */
 struct element {
     double scale, number, minimum;
 };
@@ -113,11 +112,82 @@ static inline struct element q5_k_element(const uint8_t *b, int i) {
     return e;
 }
 
-enum { NO_FP16 = -1 };
+/* ---- types with a grid: the level of value i of an entry, and its sign ------------------------
+ */
+
+static inline int grid_sign(int seven, int i) {
+    return i < 7 ? (seven >> i & 1 ? -1 : 1) : __builtin_popcount((unsigned)seven) % 2 ? -1 : 1;
+}
+
+static inline int iq2_level(uint32_t entry, int i) {
+    static const int levels[4] = {8, 25, 43};
+    return levels[entry >> 2 * i & 3];
+}
+
+static inline struct element iq2_xxs_element(const uint8_t *b, int i) {
+    const uint8_t *at = b + 2 + 8 * (i / 32);
+    uint32_t rest = at[4] | at[5] << 8 | at[6] << 16 | (uint32_t)at[7] << 24;
+    int seven = (int)(rest >> 7 * (i % 32 / 8) & 127);
+    return (struct element){
+        h_at(b, 0) * (0.5 + (rest >> 28)) / 4,
+        iq2_level(iq2_xxs_grid(at[i % 32 / 8]), i % 8) * grid_sign(seven, i % 8), 0};
+}
+
+static inline struct element iq2_xs_element(const uint8_t *b, int i) {
+    int q = b[2 + i / 8 * 2] | b[3 + i / 8 * 2] << 8,
+        scale = b[66 + i / 32] >> i % 32 / 16 * 4 & 15;
+    return (struct element){h_at(b, 0) * (0.5 + scale) / 4,
+                            iq2_level(iq2_xs_grid(q & 511), i % 8) * grid_sign(q >> 9, i % 8), 0};
+}
+
+static inline struct element iq2_s_element(const uint8_t *b, int i) {
+    int index = b[2 + i / 8] | (b[66 + i / 32] >> i % 32 / 8 * 2 & 3) << 8;
+    int scale = b[74 + i / 32] >> i % 32 / 16 * 4 & 15, sign = b[34 + i / 8] >> i % 8 & 1 ? -1 : 1;
+    return (struct element){h_at(b, 0) * (0.5 + scale) / 4,
+                            iq2_level(iq2_s_grid(index), i % 8) * sign, 0};
+}
+
+static inline struct element iq3_xxs_element(const uint8_t *b, int i) {
+    static const int levels[8] = {4, 12, 20, 28, 36, 44, 52, 62};
+    const uint8_t *at = b + 66 + 4 * (i / 32);
+    uint32_t rest = at[0] | at[1] << 8 | at[2] << 16 | (uint32_t)at[3] << 24;
+    int seven = (int)(rest >> 7 * (i % 32 / 8) & 127);
+    int level = levels[iq3_xxs_grid(b[2 + i / 4]) >> 3 * (i % 4) & 7];
+    return (struct element){h_at(b, 0) * (0.5 + (rest >> 28)) / 2, level * grid_sign(seven, i % 8),
+                            0};
+}
+
+static inline struct element iq3_s_element(const uint8_t *b, int i) {
+    int index = b[2 + i / 4] | (b[66 + i / 32] >> i % 32 / 4 & 1) << 8;
+    int scale = b[106 + i / 64] >> i % 64 / 32 * 4 & 15, sign = b[74 + i / 8] >> i % 8 & 1 ? -1 : 1;
+    int level = 1 + 2 * (int)(iq3_s_grid(index) >> 3 * (i % 4) & 7);
+    return (struct element){h_at(b, 0) * (1 + 2 * scale), level * sign, 0};
+}
+
+static inline struct element iq1_s_element(const uint8_t *b, int i) {
+    int high = b[34 + i / 32 * 2] | b[35 + i / 32 * 2] << 8;
+    int index = b[2 + i / 8] | (high >> i % 32 / 8 * 3 & 7) << 8;
+    double value = (double)(iq1_grid(index) >> 2 * (i % 8) & 3) - 1;
+    return (struct element){h_at(b, 0) * (2 * (high >> 12 & 7) + 1),
+                            value + (high >> 15 ? -0.125 : 0.125), 0};
+}
+
+static inline struct element iq1_m_element(const uint8_t *b, int i) {
+    int high = b[32 + i / 16] >> i % 16 / 8 * 4 & 15, index = b[i / 8] | (high & 7) << 8;
+    int scales = b[48 + i / 64 * 2] | b[49 + i / 64 * 2] << 8;
+    int d = b[49] >> 4 | b[51] >> 4 << 4 | b[53] >> 4 << 8 | b[55] >> 4 << 12;
+    double value = (double)(iq1_grid(index) >> 2 * (i % 8) & 3) - 1;
+    return (struct element){half_value(d) * (2 * (scales >> i % 64 / 16 * 3 & 7) + 1),
+                            value + (high & 8 ? -0.125 : 0.125), 0};
+}
+
+enum { NO_FP16 = -1, SPREAD_FP16 = -2 };
 
 static const struct format {
     enum dtype type;
-    int d_at, m_at; /* fp16: scale and minimum, or NO_FP16; d NO_FP16: byte 0 is an exponent */
+    /* fp16: scale and minimum, or NO_FP16; d NO_FP16: byte 0 is an exponent; SPREAD_FP16: the upper
+     * nibbles of bytes 49, 51, 53, 55 */
+    int d_at, m_at;
     struct element (*element)(const uint8_t *b, int i);
 } formats[] = {
     {DT_Q4_0, 0, NO_FP16, q4_0_element},
@@ -132,6 +202,13 @@ static const struct format {
     {DT_Q6_K, 208, NO_FP16, q6_k_element},
     {DT_IQ4_NL, 0, NO_FP16, iq4_nl_element},
     {DT_IQ4_XS, 0, NO_FP16, iq4_xs_element},
+    {DT_IQ2_XXS, 0, NO_FP16, iq2_xxs_element},
+    {DT_IQ2_XS, 0, NO_FP16, iq2_xs_element},
+    {DT_IQ2_S, 0, NO_FP16, iq2_s_element},
+    {DT_IQ3_XXS, 0, NO_FP16, iq3_xxs_element},
+    {DT_IQ3_S, 0, NO_FP16, iq3_s_element},
+    {DT_IQ1_S, 0, NO_FP16, iq1_s_element},
+    {DT_IQ1_M, SPREAD_FP16, NO_FP16, iq1_m_element},
     {DT_MXFP4, NO_FP16, NO_FP16, mxfp4_element},
 };
 
@@ -151,15 +228,20 @@ static inline const struct format *format_of(enum dtype type) {
     return NULL;
 }
 
+/* Writes an fp16 to where a format has it; nothing for NO_FP16. */
+static inline void format_put_half(uint8_t *block, int at, uint16_t half) {
+    for (int i = 0; at == SPREAD_FP16 && i < 4; i++)
+        block[49 + 2 * i] = (uint8_t)((block[49 + 2 * i] & 15) | (half >> 4 * i & 15) << 4);
+    if (at >= 0)
+        memcpy(block + at, &half, 2);
+}
+
 /* Replaces a block's scale and minimum. An exponent becomes the nearest. */
 static inline void format_put_scales(const struct format *f, uint8_t *block, float d, float m) {
-    uint16_t half[2] = {f16_from_f32(d), f16_from_f32(m)};
     if (f->d_at == NO_FP16)
         block[0] = (uint8_t)(128 + (int)lrintf(log2f(fabsf(d) + 1e-9f)));
-    else
-        memcpy(block + f->d_at, &half[0], 2);
-    if (f->m_at != NO_FP16)
-        memcpy(block + f->m_at, &half[1], 2);
+    format_put_half(block, f->d_at, f16_from_f32(d));
+    format_put_half(block, f->m_at, f16_from_f32(m));
 }
 
 #endif

@@ -124,6 +124,16 @@ check_cuda() {
         -c tests/quant_cuda.cu -o build/tmp/quant_cuda.o
 }
 
+# Types with a grid against gguf-py, on random blocks.
+check_grids() {
+    if ! build/venv-gguf/bin/python -c 'import gguf' 2>/dev/null; then
+        echo "grids: gguf-py was not found, left out"
+        return
+    fi
+    build/venv-gguf/bin/python tools/make_grids.py --random 2000
+    suite "random blocks against gguf-py" env SLUICE_TEST_GRIDS=build/grids build/tests quant_grids
+}
+
 # Every corpus file through its fuzz entry, in a sanitizer build; $leaks: 1, and for leaks.
 replay_all() {
     export SLUICE_TEST_FULL=1
@@ -209,6 +219,7 @@ emulated="err_ size utf8 str hash_ tier_ arena pool log_ cpu_ gguf safetensors f
 all() {
     make_quietly test-binaries && make_quietly MODE=asan test-binaries replays build/asan/every_verb || build_failed
     quick
+    check_grids
     flavour "clang, release" "" "" CC=clang
     flavour "clang, sanitizers" "" "" CC=clang MODE=asan
     flavour "gcc, thread sanitizer" "" "pool recode log_ engine thread tier_" MODE=tsan

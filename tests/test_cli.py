@@ -189,6 +189,8 @@ def wrong_command_lines_exit_with_2():
     bad(2, "missing argument", "quantize", "a", "b")
     bad(2, "missing argument", "convert", "a")
     bad(2, "type is 'q9'", "quantize", "a", "b", "q9")
+    bad(2, "IQ2_XS is only read here", "quantize", "a", "b", "iq2_xs")
+    bad(2, "IQ1_M is only read here", "convert", "a", "b", "--type", "iq1_m")
     bad(2, "--type is 'q9'", "convert", "a", "b", "--type", "q9")
     bad(2, "expected a whole number", "quantize", "a", "b", "q8_0", "-t", "two")
     bad(2, "expected 1 to 1024", "quantize", "a", "b", "q8_0", "-t", "0")

@@ -82,6 +82,9 @@ TEST(mixture_types_of_single_tensors) {
         {"q6_k", "blk.0.ffn_up.weight", 1024, true, 0, DT_Q6_K},
         {"q4_0", "output.weight", 1024, true, 0, DT_Q6_K},
         {"q4_0", "blk.0.ffn_down.weight", 1024, true, 0, DT_Q4_0},
+        {"iq2_xxs", "output.weight", 1024, true, 0, DT_Q6_K},
+        {"iq2_xxs", "blk.0.ffn_down.weight", 1024, true, 0, DT_IQ2_XXS},
+        {"iq1_m", "blk.0.ffn_down.weight", 576, true, 0, DT_Q4_0},
         {"BF16", "output.weight", 1024, true, 0, DT_BF16},
         {"f16", "blk.0.attn_v.weight", 33, true, 0, DT_F16},
     };

@@ -230,7 +230,7 @@ static void spoil_weight(struct op *op) {
     op->project.segments[0].weight = weight(96, 32, DT_F32);
 }
 static void spoil_type(struct op *op) {
-    op->project.segments[0].weight.type = DT_IQ2_S;
+    op->project.segments[0].weight.type = DT_TQ1_0;
 }
 static void spoil_column(struct op *op) {
     op->project.segments[0].column = 1;
@@ -265,7 +265,7 @@ TEST(plan_refuses_what_does_not_fit) {
     static const struct wrong cases[] = {
         {"norm is (32) F32, expected (64) F32", spoil_norm},
         {"weight is (32, 96) F32, expected (32, 64) F32", spoil_weight},
-        {"weight is (32, 64) IQ2_S", spoil_type},
+        {"weight is (32, 64) TQ1_0", spoil_type},
         {"column", spoil_column},
         {"weight is STATE, expected WEIGHTS", spoil_region},
         {"eps", spoil_eps},

@@ -303,16 +303,11 @@ static const struct golden {
     /* clang-format on */
 };
 
-static void put_half(uint8_t *b, int at, uint16_t half) {
-    if (at != NO_FP16)
-        memcpy(b + at, &half, 2);
-}
-
 static void golden_block(const struct golden *g, uint8_t *b) {
     for (int k = 0; k < 292; k++)
         b[k] = (uint8_t)(37 * k + 11);
-    put_half(b, g->d_at, 0x3800);
-    put_half(b, g->m_at, 0x3400);
+    format_put_half(b, g->d_at, 0x3800);
+    format_put_half(b, g->m_at, 0x3400);
 }
 
 TEST(quant_golden_blocks) {
@@ -411,8 +406,8 @@ TEST(quant_decodes_every_byte_value_everywhere) {
         for (int v = 0; v < 256; v++) {
             uint8_t b[292];
             memset(b, v, sizeof b);
-            put_half(b, formats[k].d_at, 0x2e66);
-            put_half(b, formats[k].m_at, 0x2cd1);
+            format_put_half(b, formats[k].d_at, 0x2e66);
+            format_put_half(b, formats[k].m_at, 0x2cd1);
             expect_decoded(formats[k].type, b);
         }
     }
@@ -429,8 +424,8 @@ TEST(quant_decodes_random_blocks) {
             for (int i = 0; i < COUNT(b); i++)
                 b[i] = (uint8_t)random_bits();
             if (round < 144) {
-                put_half(b, formats[k].d_at, special[round % 12]);
-                put_half(b, formats[k].m_at, special[round / 12]);
+                format_put_half(b, formats[k].d_at, special[round % 12]);
+                format_put_half(b, formats[k].m_at, special[round / 12]);
             }
             expect_decoded(formats[k].type, b);
         }
@@ -452,6 +447,42 @@ TEST(quant_decodes_rows_of_floats) {
         EXPECT(same(y[i], f32_from_bits((653 * i & 0xffff) << 16)));
     dtype_info(DT_F32)->decode(odd + 1, y, 50);
     EXPECT(memcmp(odd + 1, y, 200) == 0);
+}
+
+/* ---- grids against gguf-py ------------------------------------------------------------------- */
+
+/* Blocks and their values, bit for bit, as tools/make_grids.py wrote them: of tests/data, or of the
+ * folder SLUICE_TEST_GRIDS. */
+static void expect_reference(enum dtype type, const char *folder) {
+    const struct dtype_info *info = dtype_info(type);
+    char path[512];
+    size_t n_bytes = 0, value_bytes = 0;
+    snprintf(path, sizeof path, "%s/%s.blocks", folder, info->name);
+    char *blocks = test_read_file(path, &n_bytes);
+    snprintf(path, sizeof path, "%s/%s.values", folder, info->name);
+    char *values = test_read_file(path, &value_bytes);
+    size_t n = n_bytes / info->block_bytes * info->block_values;
+    float *found = calloc(n + 1, sizeof *found);
+    EXPECT(n > 0 && n * sizeof *found == value_bytes);
+    if (blocks && values && n * sizeof *found == value_bytes) {
+        info->decode(blocks, found, n);
+        size_t wrong = 0;
+        for (size_t i = 0; i < n; i++)
+            wrong += memcmp(&found[i], values + i * sizeof *found, sizeof *found) != 0;
+        if (wrong)
+            test_fail(__FILE__, __LINE__, "%s: %zu of %zu values differ", info->name, wrong, n);
+    }
+    free(found);
+    free(values);
+    free(blocks);
+}
+
+TEST(quant_grids_match_the_reference) {
+    static const enum dtype types[] = {DT_IQ2_XXS, DT_IQ2_XS, DT_IQ2_S, DT_IQ3_XXS,
+                                       DT_IQ3_S,   DT_IQ1_S,  DT_IQ1_M};
+    const char *folder = getenv("SLUICE_TEST_GRIDS");
+    for (int k = 0; k < COUNT(types); k++)
+        expect_reference(types[k], folder ? folder : test_data("grids"));
 }
 
 /* ---- quantizers ------------------------------------------------------------------------------ */

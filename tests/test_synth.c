@@ -106,6 +106,7 @@ TEST(synth_has_the_tensors_of_the_tools_files) {
         for (size_t k = 0; k < sizeof types / sizeof *types; k++)
             if (k == 0 || i == 0) /* the others have one type throughout */
                 n += compare_with_tool(models[i], types[k]);
+    n += compare_with_tool("qwen35-tiny", "iq2_xxs") + compare_with_tool("smollm2-135m", "iq3_s");
     if (n == 0)
         test_skip("no python3 to ask");
 }
@@ -192,4 +193,14 @@ static void generate(const char *path) {
 TEST(synth_models_run) {
     generate("synth:qwen35-tiny:q4_k_m");
     generate("synth:qwen35-tiny:bf16");
+}
+
+TEST(synth_models_with_grids_run) {
+    static const char *const types[] = {"iq1_s", "iq1_m",   "iq2_xxs", "iq2_xs",
+                                        "iq2_s", "iq3_xxs", "iq3_s"};
+    for (size_t i = 0; i < sizeof types / sizeof *types; i++) {
+        char path[64];
+        snprintf(path, sizeof path, "synth:qwen35-tiny:%s", types[i]);
+        generate(path);
+    }
 }

@@ -365,6 +365,8 @@ def test_synthetic_models_need_no_file():
     assert out == good("run", "-m", "synth:qwen35-tiny:q4_k_m", "-p", "abc", "-n", 6, "--temp", 0)[0]
     tensors = json.loads(good("inspect", "synth:qwen35-27b:q4_k_m", "--json")[0])["tensors"]
     assert len(tensors) > 800
+    tensors = json.loads(good("inspect", "synth:qwen35-tiny:iq2_xs", "--json")[0])["tensors"]
+    assert "IQ2_XS" in {t["type"] for t in tensors}
     bad(1, "synth", "run", "-m", "synth:no-such-model:q8_0", "-n", 1)
     bad(1, "synth", "run", "-m", "synth:qwen35-tiny:q9_9", "-n", 1)
 

@@ -4,6 +4,7 @@
 #   build            the compiler and the libraries
 #   test             what the tests need on top
 #   fuzz, lint, bench
+#   gguf             gguf-py, the reference of number formats (test-all)
 #   cross-TRIPLET    a cross compiler, its libraries, and qemu to run what it makes
 #
 # Looks first and installs only what is missing: with apt, as root or through sudo. Elsewhere, or
@@ -75,7 +76,7 @@ case $purpose in
     test) need_test ;;
     fuzz) need_test; need clang have clang; need llvm have llvm-symbolizer ;;
     lint) need_build; need clang-format have clang-format; need cppcheck have cppcheck ;;
-    bench) need_test ;;
+    bench | gguf) need_test ;;
     cross-*) need_cross "${purpose#cross-}" ;;
     *) echo "setup: unknown purpose $purpose" >&2; exit 1 ;;
 esac
@@ -126,6 +127,13 @@ if [ "$purpose" = test ] && ! $clients/bin/python -c 'import openai, anthropic, 
     echo "setup: installing the Python packages openai, anthropic, ollama, jsonschema, selenium into $clients"
     { python3 -m venv $clients && $clients/bin/pip install --quiet --disable-pip-version-check openai anthropic ollama jsonschema selenium; } \
         >/dev/null 2>&1 || echo "setup: they could not be installed: the tests with these clients are skipped"
+fi
+
+# The types with a grid are compared with gguf-py on random blocks; without it that is left out.
+if [ "$purpose" = gguf ] && ! build/venv-gguf/bin/python -c 'import gguf' 2>/dev/null; then
+    echo "setup: installing the Python package gguf into build/venv-gguf"
+    { python3 -m venv build/venv-gguf && build/venv-gguf/bin/pip install --quiet --disable-pip-version-check gguf; } \
+        >/dev/null 2>&1 || echo "setup: it could not be installed: the comparison with gguf-py is left out"
 fi
 
 # The server's page is tested in a browser; without one that test is skipped, and says so.

@@ -213,6 +213,10 @@ int cmd_convert(int argc, char **argv) {
     if (type && !mixture)
         return complain(EXIT_USAGE, "convert: --type is '%s', expected one of %s", type,
                         mixture_names());
+    if (mixture && !mixture_is_written(mixture))
+        return complain(EXIT_USAGE,
+                        "convert: %s is only read here, not written; expected one of %s",
+                        mixture_name(mixture), mixture_names());
     if (threads < 1 || threads > 1024)
         return complain(EXIT_USAGE, "convert: --threads is %d, expected 1 to 1024", threads);
     struct err err = {0};

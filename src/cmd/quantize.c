@@ -216,6 +216,10 @@ int cmd_quantize(int argc, char **argv) {
     if (!j.mixture)
         return complain(EXIT_USAGE, "quantize: type is '%s', expected one of %s", words[2],
                         mixture_names());
+    if (!mixture_is_written(j.mixture))
+        return complain(EXIT_USAGE,
+                        "quantize: %s is only read here, not written; expected one of %s",
+                        mixture_name(j.mixture), mixture_names());
     if (threads < 1 || threads > 1024)
         return complain(EXIT_USAGE, "quantize: --threads is %d, expected 1 to 1024", threads);
     struct err err = {0};

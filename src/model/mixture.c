@@ -32,6 +32,14 @@ static const struct mixture mixtures[] = {
     {"Q5_0",   DT_Q5_0, RULE_HEAD,    8},
     {"Q4_1",   DT_Q4_1, RULE_HEAD,    3},
     {"Q4_0",   DT_Q4_0, RULE_HEAD,    2},
+    /* Only read: for synthetic models. */
+    {"IQ1_S",   DT_IQ1_S,   RULE_HEAD, 24},
+    {"IQ1_M",   DT_IQ1_M,   RULE_HEAD, 31},
+    {"IQ2_XXS", DT_IQ2_XXS, RULE_HEAD, 19},
+    {"IQ2_XS",  DT_IQ2_XS,  RULE_HEAD, 20},
+    {"IQ2_S",   DT_IQ2_S,   RULE_HEAD, 28},
+    {"IQ3_XXS", DT_IQ3_XXS, RULE_HEAD, 23},
+    {"IQ3_S",   DT_IQ3_S,   RULE_HEAD, 26},
 };
 /* clang-format on */
 
@@ -48,6 +56,14 @@ const char *mixture_name(const struct mixture *m) {
 
 const char *mixture_names(void) {
     return "F32 F16 BF16 Q8_0 Q6_K Q5_K_M Q5_K_S Q4_K_M Q4_K_S Q5_1 Q5_0 Q4_1 Q4_0";
+}
+
+const char *mixture_read_names(void) {
+    return "IQ1_S IQ1_M IQ2_XXS IQ2_XS IQ2_S IQ3_XXS IQ3_S";
+}
+
+bool mixture_is_written(const struct mixture *m) {
+    return dtype_info(m->base)->encode != NULL;
 }
 
 uint32_t mixture_file_type(const struct mixture *m) {
@@ -124,6 +140,7 @@ static enum dtype fit_row(enum dtype type, uint64_t row_values) {
     if (row_values % 256 != 0) {
         type = type == DT_Q4_K ? DT_Q5_0 : type == DT_Q5_K ? DT_Q5_1 : type;
         type = type == DT_Q6_K ? DT_Q8_0 : type;
+        type = dtype_info(type)->block_values == 256 ? DT_Q4_0 : type; /* fewer bits than Q4_K */
     }
     return row_values % dtype_info(type)->block_values == 0 ? type : DT_F16;
 }

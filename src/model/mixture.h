@@ -15,8 +15,11 @@ struct mixture; /* a row of the table in mixture.c */
 const struct mixture *mixture_find(const char *name);
 
 const char *mixture_name(const struct mixture *m);
-/* All names, separated by spaces. Static. */
+/* The names of those that can be written, and of those that cannot, separated by spaces. Static. */
 const char *mixture_names(void);
+const char *mixture_read_names(void);
+/* Whether its base type has a quantizer. */
+bool mixture_is_written(const struct mixture *m);
 /* What general.file_type says of such a file. */
 uint32_t mixture_file_type(const struct mixture *m);
 /* Whether the type quantizes, i.e. is not F32, F16 or BF16. */

@@ -311,8 +311,8 @@ static int find_shape(const char *path, struct maker *m, struct err *err) {
         return err_set(err, SLUICE_ERR_ARGUMENT, "%s: the model is '%.*s', expected one of%s", path,
                        STR_ARG(name), names);
     if (!m->mixture)
-        return err_set(err, SLUICE_ERR_ARGUMENT, "%s: the type is '%s', expected one of %s", path,
-                       colon ? colon + 1 : "", mixture_names());
+        return err_set(err, SLUICE_ERR_ARGUMENT, "%s: the type is '%s', expected one of %s %s",
+                       path, colon ? colon + 1 : "", mixture_names(), mixture_read_names());
     m->file = (struct mixture_file){.n_layers = m->shape->layers,
                                     .has_output = !m->shape->is_tied,
                                     .n_values = m->shape->layers};
