@@ -253,7 +253,7 @@ $(B)/every_verb: $(call objects,tests/leaks/every_verb.c $(filter-out src/cmd/ma
 	$(Q)$(CC) $(LDFLAGS) $^ $(EDIT_LIBS) $(SERVE_LIBS) $(LIBS) -o $@
 
 # What one flavour needs to be tested; tests/run.sh runs the flavours and adds up.
-test-binaries: $(B)/sluice $(B)/tests $(B)/generate $(B)/walk build/data/unpacked
+test-binaries: $(B)/sluice $(if $(filter build,$(B)),$(B)/libsluice.so) $(B)/tests $(B)/generate $(B)/walk build/data/unpacked
 where:
 	@echo $(B)
 

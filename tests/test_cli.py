@@ -806,6 +806,49 @@ def closed_streams_are_no_files():
         assert Path(f"{d}/out").read_bytes() == good("quantize", model, "-", "q8_0")
 
 
+# ---- installed ----------------------------------------------------------------------------------
+
+@test
+def installed_and_removed_again():
+    """What is built now is installed, a program is built against it as a user would, and nothing stays."""
+    if Path(SLUICE) != ROOT / "build/sluice":
+        return
+    version = (ROOT / "VERSION").read_text().strip()
+    soname = f"libsluice.so.{version.split('.')[0]}"
+    with tempfile.TemporaryDirectory() as d:
+        env = {k: v for k, v in os.environ.items() if k not in ("MAKEFLAGS", "MFLAGS", "MAKELEVEL")}
+
+        def shell(*words, **more):
+            p = subprocess.run([str(w) for w in words], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, cwd=d, env={**env, **more})
+            assert p.returncode == 0, (words, p.stdout)
+            return p.stdout.decode()
+
+        def make(target):
+            shell("make", "-C", ROOT, "-s", "-o", "all", target, f"DESTDIR={d}/root", "PREFIX=/opt/it")
+
+        root = Path(d) / "root/opt/it"
+        make("install")
+        assert os.readlink(root / "lib/libsluice.so") == soname and os.readlink(root / "lib" / soname) == f"libsluice.so.{version}"
+        assert f"[{soname}]" in shell("readelf", "-d", root / f"lib/libsluice.so.{version}")
+        shell("cmp", root / "bin/sluice", SLUICE)
+        assert shell(root / "bin/sluice", "--version").startswith(f"sluice {version}")
+        assert "26,798,384 parameters" in shell(root / "bin/sluice", "inspect")  # the model is found from any folder
+        config = {"PKG_CONFIG_PATH": root / "lib/pkgconfig", "PKG_CONFIG_SYSROOT_DIR": f"{d}/root"}
+        assert shell("pkg-config", "--modversion", "sluice", **config).strip() == version
+        flags = shell("pkg-config", "--cflags", "--libs", "sluice", **config).split()
+        shell("cc", ROOT / "examples/generate.c", *flags, "-o", "shared")
+        assert f"[{soname}]" in shell("readelf", "-d", "shared")
+        flags = shell("pkg-config", "--static", "--cflags", "--libs", "sluice", **config).split()
+        shell("cc", ROOT / "examples/generate.c", *(root / "lib/libsluice.a" if f == "-lsluice" else f for f in flags), "-o", "static")
+        for program in ("shared", "static"):
+            p = subprocess.run([f"{d}/{program}", ROOT / "README.md", "x"], env={**env, "LD_LIBRARY_PATH": root / "lib"}, stderr=subprocess.PIPE)
+            assert p.returncode == 1 and b"is no GGUF file" in p.stderr, p.stderr
+        tiny = REFERENCE / "llama-a/model-f32.gguf"
+        assert shell("./shared", tiny, "ab", LD_LIBRARY_PATH=root / "lib") == shell("./static", tiny, "ab") != ""
+        make("uninstall")
+        assert not [p for p in Path(d, "root").rglob("*") if not p.is_dir()] and not (root / "share/sluice").exists()
+
+
 # ---- a model that speaks ------------------------------------------------------------------------
 
 SANITIZED = "asan" in SLUICE or "tsan" in SLUICE
