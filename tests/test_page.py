@@ -172,6 +172,35 @@ def check_branches(p):
     p.click("#close-panel")
 
 
+def check_plan(p):
+    """The step: a row a layer, a block an op; by mouse and by keys."""
+    p.click("#open-plan")
+    p.wait("the step is measured", lambda: "Measured" in p.one("#plan-state").text)
+    rows = [e.get_attribute("aria-label") for e in p.all("#plan-rows .row")]
+    assert rows[0] == "Embedding" and rows[-2:] == ["Output head", "Sampling"], rows
+    assert rows[1:-2] == [f"Layer {i}, {'attention' if i % 4 == 3 else 'recurrent'}" for i in range(8)], rows
+    options = p.all("#plan-rows [role=option]")
+    assert len(options) == 43 and all("µs" in o.get_attribute("aria-label") or "ms" in o.get_attribute("aria-label") for o in options)
+    tiles = p.one("#plan-tiles").text
+    assert "tok/s" in tiles and "a token" in tiles and "steps/s" in tiles and "19.2 MB" in tiles, tiles
+    assert p.js("return document.activeElement.id") == "plan-rows"
+    rows_box = p.one("#plan-rows")
+    for keys, words in ((Keys.HOME, "Embedding op 0"), (Keys.ARROW_DOWN, "Mixer, in layer 0"), (Keys.ARROW_RIGHT, "Recurrent state layer 0"),
+                        (Keys.ARROW_DOWN * 3, "Attention layer 3"), (Keys.END, "Sampling op 42"), (Keys.ARROW_UP * 2, "Mixer, in layer 7")):
+        rows_box.send_keys(keys)
+        assert words in p.one("#plan-detail").text.replace("\n", " "), (words, p.one("#plan-detail").text)
+    assert p.js("return document.getElementById(arguments[0]).getAttribute('aria-selected')", rows_box.get_attribute("aria-activedescendant")) == "true"
+    p.shot("plan")
+    p.click("#plan-by [value=bytes]")
+    assert "MB" in p.all("#plan-rows [role=option]")[1].get_attribute("aria-label") or "kB" in p.all("#plan-rows [role=option]")[1].get_attribute("aria-label")
+    widths = p.js("return [...document.querySelectorAll('#plan-rows .line')].map((e) => e.scrollWidth <= e.clientWidth + 1)")
+    assert all(widths), "a row is wider than its scale"
+    p.click("#plan-by [value=time]")
+    rows_box.send_keys(Keys.ESCAPE)
+    assert not p.one("#plan-dialog").is_displayed() and p.js("return document.activeElement.id") == "open-plan"
+    assert len(p.all("article")) > 0
+
+
 def check_reload(p):
     before = [e.text for e in p.all("article .body")]
     p.d.refresh()
@@ -231,6 +260,11 @@ def check_phone(p):
     assert not p.one("#sidebar").is_displayed()
     p.js("document.getElementById('scroll').scrollTop = 0")
     p.shot("phone-dark")
+    p.click("#open-plan")
+    p.wait("the step is measured", lambda: "Measured" in p.one("#plan-state").text)
+    assert p.js("const d = document.getElementById('plan-dialog'); return d.scrollWidth <= 390 && d.clientWidth <= 390"), "wider than the phone"
+    p.shot("phone-plan")
+    p.click("#plan-close")
     p.click("#open-sidebar")
     p.wait("the list comes", lambda: p.one("#sidebar").is_displayed())
     time.sleep(0.3)
@@ -278,7 +312,7 @@ def main():
         p = Page(driver)
         driver.get(s.address)
         p.wait("the page starts", lambda: p.all(".welcome"))
-        for check in (check_chat, check_stop, check_branches, check_reload, check_list, check_hostile_text, check_names, check_phone):
+        for check in (check_chat, check_stop, check_branches, check_plan, check_reload, check_list, check_hostile_text, check_names, check_phone):
             running = check.__name__
             check(p)
             p.check_log()

@@ -782,7 +782,40 @@ def test_paths_and_methods():
             assert body["error"]["message"], body
 
 
-PAGE = {"/": "text/html", "/style.css": "text/css", "/app.js": "text/javascript", "/markdown.js": "text/javascript", "/icon.svg": "image/svg+xml"}
+def test_plan():
+    """What a step does, and how long each op takes; measuring waits for answers, and changes none."""
+    with own("--api-key", "secret", "--batch", 2) as s:
+        headers = {"Authorization": "Bearer secret"}
+        ask = lambda method: s.request(method, "/v1/plan", headers=headers)
+        assert s.request("GET", "/v1/plan")[0] == s.request("POST", "/v1/plan")[0] == 401
+        status, _, plan = ask("GET")
+        assert status == 200 and not plan["timed"] and plan["rows"] == 1, plan
+        layers = sorted({op["layer"] for op in plan["ops"]})
+        assert layers == list(range(-1, 8)) and {op["op"] for op in plan["ops"]} == {"embed", "project", "delta", "attend", "pick"}
+        assert all(op["read"] > 0 and "us" not in op for op in plan["ops"])
+        body = {"messages": FOX, "max_tokens": 120, "temperature": 0, "ignore_eos": True}
+        right = s.request("POST", CHAT, body, headers)[2]["choices"][0]["message"]["content"]
+        c = s.connect()
+        c.request("POST", CHAT, json.dumps({**body, "stream": True}), headers)
+        r = c.getresponse()
+        r.readline()
+        status, _, timed = ask("POST")
+        assert status == 200 and timed["timed"] and [op["role"] for op in timed["ops"]] == [op["role"] for op in plan["ops"]], timed
+        assert all(op["us"] > 0 for op in timed["ops"]) and ask("GET")[2] == timed
+        assert "".join(e["choices"][0]["delta"].get("content") or "" for e in events(r)) == right
+        end = s.request("POST", CHAT, {**body, "n": 2}, headers)[2]
+        assert {x["message"]["content"] for x in end["choices"]} == {right} and "timings" not in end
+
+
+def test_timings():
+    for fields, n in (({"max_tokens": 9, "ignore_eos": True}, 9), ({"max_tokens": 1}, 1)):
+        t = server().chat(**fields)["timings"]
+        assert t["predicted_n"] == n and t["prompt_ms"] > 0 and t["cache_n"] + t["prompt_n"] > 0, t
+        assert t["submissions"] <= n - 1 and t["submissions_per_token"] <= 1 and (n == 1 or t["predicted_per_second"] > 0), t
+
+
+PAGE = {"/": "text/html", "/style.css": "text/css", "/app.js": "text/javascript", "/markdown.js": "text/javascript",
+        "/parts.js": "text/javascript", "/plan.js": "text/javascript", "/icon.svg": "image/svg+xml"}
 
 
 def test_page_files():

@@ -184,6 +184,57 @@ TEST(serve_worker_ends_thinking_by_its_budget) {
     rig_close(&r);
 }
 
+/* A task: how many answers there were when it was run, and whether the engine could be used. */
+struct note {
+    struct worker_task task; /* first */
+    struct worker *worker;
+    atomic_int n_runs;
+    uint32_t n_answers;
+    bool has_engine;
+};
+
+static void run_note(struct worker_task *task, bool has_engine) {
+    struct note *n = (struct note *)task;
+    struct worker_state state;
+    worker_state(n->worker, &state);
+    n->n_answers = state.n_answers;
+    n->has_engine = has_engine;
+    n->n_runs++;
+}
+
+TEST(serve_worker_runs_tasks_when_nothing_is_asked) {
+    struct rig r;
+    struct watch w;
+    struct note notes[2], late;
+    struct err err = {0};
+    pthread_mutex_t gate = PTHREAD_MUTEX_INITIALIZER;
+    const struct timespec nap = {.tv_nsec = 1000 * 1000};
+    if (rig_open(&r)) {
+        watch_begin(&w, 20);
+        w.gate = &gate;
+        pthread_mutex_lock(&gate);
+        EXPECT_INT(worker_submit(r.worker, &w.job, &err), SLUICE_OK);
+        for (int i = 0; i < 2; i++) {
+            notes[i] = (struct note){.task.run = run_note, .worker = r.worker};
+            worker_add_task(r.worker, &notes[i].task);
+        }
+        EXPECT_INT(notes[0].n_runs, 0);
+        pthread_mutex_unlock(&gate);
+        wait_for(&w);
+        for (double end = seconds_now() + 300; !notes[1].n_runs && seconds_now() < end;)
+            nanosleep(&nap, NULL);
+        for (int i = 0; i < 2; i++)
+            EXPECT(notes[i].n_runs == 1 && notes[i].n_answers == 0 && notes[i].has_engine);
+        worker_stop(r.worker);
+        late = (struct note){.task.run = run_note, .worker = r.worker, .has_engine = true};
+        worker_add_task(r.worker, &late.task);
+        EXPECT(late.n_runs == 1 && !late.has_engine);
+        job_free(&w.job);
+    }
+    rig_close(&r);
+    pthread_mutex_destroy(&gate);
+}
+
 TEST(serve_worker_closes_with_jobs_that_run) {
     struct rig r;
     struct watch w, late;

@@ -22,7 +22,7 @@ int cmd_serve(int argc, char **argv) {
 #include "cmd/cmd.h"
 #include "cmd/interrupt.h"
 #include "cmd/open.h"
-#include "engine/engine.h"
+#include "cmd/step_facts.h"
 #include "serve/http/server.h"
 
 struct serve {
@@ -155,6 +155,24 @@ static void wait_and_drain(struct server *server, int seconds) {
     server_drain(server, seconds);
 }
 
+/* The plan of a step with one row, which is what a reader of one answer waits for. */
+static json_t *plan_of(void *user, bool is_timed) {
+    sluice_engine *engine = user;
+    struct step_facts f = {.engine = engine, .rows = 1, .sequences = 1, .repeats = 5};
+    struct sluice_choice choice;
+    f.has_kernels = engine->kind->op_kernel != NULL;
+    step_facts_find(&f);
+    json_t *plan = is_timed && step_facts_time(&f) ? NULL : step_facts_json(&f, false);
+    sluice_engine_choice(engine, &choice);
+    if (plan) {
+        json_object_set_new(plan, "timed", json_boolean(is_timed));
+        json_object_set_new(plan, "backend", json_string(choice.backend));
+        json_object_set_new(plan, "device", json_string(choice.device));
+    }
+    step_facts_free(&f);
+    return plan;
+}
+
 static int serve(struct serve *s, sluice_model *model, sluice_engine *engine) {
     struct err err = {0};
     struct server *server;
@@ -168,6 +186,8 @@ static int serve(struct serve *s, sluice_model *model, sluice_engine *engine) {
     s->server.model = model;
     s->server.engine = engine;
     s->server.template = template;
+    s->server.plan = plan_of;
+    s->server.plan_user = engine;
     s->server.sampling = common_sampling(&s->common, model);
     int exit = catch_signals();
     if (!exit && server_open(&server, &s->server, &err))

@@ -53,6 +53,7 @@ struct answer {
     bool is_cold;         /* it starts without what the engine knows of it */
     bool is_suspect;      /* it took part in a step that failed, and has to show that it can run */
     uint64_t started_at;  /* count of steps */
+    uint64_t first_at;    /* count of submissions at its first token */
     struct sched_report report;
 };
 
@@ -208,6 +209,8 @@ static void end(struct sched *s, struct answer *a, enum sched_end why, const str
     report.error = err ? err->text : "";
     report.seconds = seconds_now() - r->submitted;
     report.steps = report.start_seconds > 0 ? (uint32_t)(s->counters.steps - a->started_at) : 0;
+    report.submissions =
+        report.first_seconds > 0 ? (uint32_t)(s->counters.submissions - a->first_at) : 0;
     a->request = NULL;
     a->next = s->free_answers;
     s->free_answers = a;
@@ -741,8 +744,10 @@ static bool take(struct sched *s, struct answer *a, int32_t token, const float *
     }
     clear_suspicion(s, a);
     push_token(s, a, token);
-    if (a->report.n_new++ == 0)
+    if (a->report.n_new++ == 0) {
         a->report.first_seconds = now - r->submitted;
+        a->first_at = s->counters.submissions;
+    }
     s->counters.tokens++;
     bool goes_on = call_on_token(a, logits);
     if (r->is_cancelled)

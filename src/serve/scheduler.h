@@ -70,6 +70,7 @@ struct sched_report {
     uint32_t n_drafted, n_kept; /* tokens that were drafted, and those of them that were right */
     uint32_t times_set_back;
     uint32_t steps;       /* of the engine, from its first start to its end */
+    uint32_t submissions; /* to the device, after its first token */
     double start_seconds; /* until it got a sequence; 0: never */
     double first_seconds; /* until its first token; 0: there was none */
     double seconds;       /* until its end */

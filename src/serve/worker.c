@@ -40,6 +40,7 @@ struct worker {
     pthread_mutex_t lock;
     pthread_cond_t wakes;
     struct job *inbox, **inbox_end; /* by `next` */
+    struct worker_task *tasks, **tasks_end;
     bool has_cancels, is_closing;
     struct worker_state state;
 
@@ -487,7 +488,7 @@ static void wake_touched(struct worker *w) {
 /* Sleeps until there is something to do; false: the worker is closing. */
 static bool take_inbox(struct worker *w, bool is_idle) {
     pthread_mutex_lock(&w->lock);
-    while (is_idle && !w->inbox && !w->has_cancels && !w->is_closing)
+    while (is_idle && !w->inbox && !w->has_cancels && !w->is_closing && !(w->tasks && !w->jobs))
         pthread_cond_wait(&w->wakes, &w->lock);
     struct job *job = w->inbox;
     bool has_cancels = w->has_cancels, goes_on = !w->is_closing;
@@ -504,6 +505,19 @@ static bool take_inbox(struct worker *w, bool is_idle) {
         if (job->is_cancelled)
             cancel_requests(w, job);
     return goes_on;
+}
+
+/* The oldest task, if there is time for it now; else NULL. */
+static struct worker_task *take_task(struct worker *w, bool is_idle) {
+    pthread_mutex_lock(&w->lock);
+    struct worker_task *task = is_idle && !w->inbox ? w->tasks : NULL;
+    if (task) {
+        w->tasks = task->next;
+        if (!w->tasks)
+            w->tasks_end = &w->tasks;
+    }
+    pthread_mutex_unlock(&w->lock);
+    return task;
 }
 
 static void publish(struct worker *w, int status) {
@@ -532,9 +546,14 @@ static void *work(void *user) {
         worked &= status != SLUICE_ERR_DEVICE;
         publish(w, status);
         wake_touched(w);
+        struct worker_task *task = take_task(w, !worked && !w->jobs);
+        if (task)
+            task->run(task, !w->state.has_failed);
     }
     sched_close(w->sched); /* ends what is left */
     wake_touched(w);
+    for (struct worker_task *task; (task = take_task(w, true));)
+        task->run(task, false);
     return NULL;
 }
 
@@ -611,6 +630,20 @@ void worker_cancel(struct job *job) {
     pthread_mutex_unlock(&w->lock);
 }
 
+void worker_add_task(struct worker *w, struct worker_task *task) {
+    pthread_mutex_lock(&w->lock);
+    bool is_late = w->is_closing;
+    task->next = NULL;
+    if (!is_late) {
+        *w->tasks_end = task;
+        w->tasks_end = &task->next;
+        pthread_cond_signal(&w->wakes);
+    }
+    pthread_mutex_unlock(&w->lock);
+    if (is_late)
+        task->run(task, false);
+}
+
 void worker_state(struct worker *w, struct worker_state *out) {
     pthread_mutex_lock(&w->lock);
     *out = w->state;
@@ -647,6 +680,7 @@ int worker_open(struct worker **out, const struct worker_options *o, struct err 
         if (!sluice_token_is_end(w->model, t))
             set_bit(w->no_ends, t);
     w->inbox_end = &w->inbox;
+    w->tasks_end = &w->tasks;
     w->state.most_answers = choice.sequences + o->queue;
     pthread_mutex_init(&w->lock, NULL);
     pthread_cond_init(&w->wakes, NULL);

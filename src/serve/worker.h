@@ -122,6 +122,16 @@ void worker_close(struct worker *worker); /* stopped or not; nobody may use it t
 int worker_submit(struct worker *worker, struct job *job, struct err *err);
 void worker_cancel(struct job *job); /* of a job that was taken and is not released */
 
+/* Something else to do with the engine than answers: once, by the worker's thread, when no answer
+ * runs or waits. Answers that are asked for meanwhile wait for it. */
+struct worker_task {
+    /* has_engine: false when the worker closes or the device failed, and nothing can be done. */
+    void (*run)(struct worker_task *task, bool has_engine);
+    struct worker_task *next; /* the worker's own */
+};
+/* The task must live until it was run; that happens in any case. Any thread. */
+void worker_add_task(struct worker *worker, struct worker_task *task);
+
 /* As of the last step. */
 struct worker_state {
     struct sched_counters sched;

@@ -97,6 +97,23 @@ json_t *openai_usage(const struct exchange *x) {
                      "reasoning_tokens", (json_int_t)u.reasoning);
 }
 
+/* In the words of llama.cpp's server, and what the device was asked to do. Submissions are those
+ * after the first token, for the tokens after it and the one that ended the answer. */
+json_t *openai_timings(const struct exchange *x) {
+    const struct job_end *end = x->n_answers == 1 ? x->answers[0].end : NULL;
+    if (!end)
+        return NULL;
+    const struct sched_report *r = &end->report;
+    double first = r->first_seconds, rest = r->seconds - first;
+    uint32_t n_after = r->n_new > 0 ? r->n_new - 1 : 0, n_waits = n_after + (r->end_token >= 0);
+    return json_pack("{s:i, s:i, s:f, s:i, s:f, s:f, s:i, s:i, s:f}", "cache_n",
+                     (int)r->reuse.tokens, "prompt_n", (int)(r->n_prompt - r->reuse.tokens),
+                     "prompt_ms", 1e3 * first, "predicted_n", (int)r->n_new, "predicted_ms",
+                     1e3 * rest, "predicted_per_second", rest > 0 ? n_after / rest : 0, "steps",
+                     (int)r->steps, "submissions", (int)r->submissions, "submissions_per_token",
+                     n_waits ? (double)r->submissions / n_waits : 0);
+}
+
 const char *openai_finish(const struct answer *a) {
     static const char *const words[] = {
         [FINISH_NOT_YET] = NULL,    [FINISH_END] = "stop",   [FINISH_CALLS] = "tool_calls",
@@ -178,6 +195,11 @@ void openai_put_end(struct exchange *x, const struct openai_chunk *c) {
         begin_chunk(x, c);
         buffer_puts(&x->draft, ",\"choices\":[],\"usage\":");
         buffer_json(&x->draft, openai_usage(x));
+        json_t *timings = openai_timings(x);
+        if (timings) {
+            buffer_puts(&x->draft, ",\"timings\":");
+            buffer_json(&x->draft, timings);
+        }
         buffer_puts(&x->draft, "}\n\n");
     }
     buffer_puts(&x->draft, "data: [DONE]\n\n");
@@ -247,9 +269,9 @@ json_t *openai_whole(struct exchange *x, const char *prefix, const char *object,
     for (uint32_t i = 0; i < x->n_answers; i++)
         json_array_append_new(choices, choice(&x->answers[i]));
     snprintf(id, sizeof id, "%s%s", prefix, x->id);
-    return json_pack("{s:s, s:s, s:I, s:o, s:o, s:o}", "id", id, "object", object, "created",
+    return json_pack("{s:s, s:s, s:I, s:o, s:o, s:o, s:o*}", "id", id, "object", object, "created",
                      (json_int_t)x->created, "model", json_of_text(str_of(x->server->model.name)),
-                     "choices", choices, "usage", openai_usage(x));
+                     "choices", choices, "usage", openai_usage(x), "timings", openai_timings(x));
 }
 
 static json_t *chat_whole(struct exchange *x) {

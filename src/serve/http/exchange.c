@@ -421,8 +421,8 @@ static ssize_t read_out(void *user, uint64_t position, char *to, size_t most) {
     return n;
 }
 
-/* Under the lock. */
-static enum MHD_Result queue(struct exchange *x) {
+/* Under the lock. NULL: memory ran out. */
+static struct MHD_Response *make_response(struct exchange *x) {
     enum { BLOCK = 16384 };
     struct MHD_Response *response =
         x->reply == REPLY_STREAM
@@ -430,7 +430,7 @@ static enum MHD_Result queue(struct exchange *x) {
             : MHD_create_response_from_buffer(x->out.len, x->out.at ? x->out.at : "",
                                               MHD_RESPMEM_MUST_COPY);
     if (!response)
-        return MHD_NO;
+        return NULL;
     if (x->type)
         MHD_add_response_header(response, "Content-Type", x->type);
     MHD_add_response_header(response, "X-Request-Id", x->id);
@@ -446,22 +446,27 @@ static enum MHD_Result queue(struct exchange *x) {
     x->bytes += x->reply == REPLY_WHOLE ? x->out.len : 0;
     if (x->status > 0 && x->status < METRICS_CODES)
         x->server->metrics.answers_by_code[x->status]++;
-    enum MHD_Result result = MHD_queue_response(x->connection, (unsigned)x->status, response);
-    MHD_destroy_response(response);
-    return result;
+    return response;
 }
 
+/* The response is queued without the lock: libmicrohttpd calls read_out with its own of the
+ * response held, and takes that one here. */
 enum MHD_Result exchange_respond(struct exchange *x) {
-    enum MHD_Result result = MHD_YES;
+    struct MHD_Response *response = NULL;
     pthread_mutex_lock(&x->lock);
-    if (x->reply != REPLY_NONE)
-        result = queue(x);
-    else if (x->is_over || x->is_cut) /* the client is gone */
-        result = MHD_NO;
-    else {
+    bool has_reply = x->reply != REPLY_NONE;
+    bool waits = !has_reply && !x->is_over && !x->is_cut; /* or else the client is gone */
+    unsigned status = (unsigned)x->status;
+    if (has_reply)
+        response = make_response(x);
+    if (waits) {
         x->is_suspended = true;
         MHD_suspend_connection(x->connection);
     }
     pthread_mutex_unlock(&x->lock);
+    if (!response)
+        return waits ? MHD_YES : MHD_NO;
+    enum MHD_Result result = MHD_queue_response(x->connection, status, response);
+    MHD_destroy_response(response);
     return result;
 }

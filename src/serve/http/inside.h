@@ -16,6 +16,9 @@ struct server {
     struct writer *writer;
     struct peers *peers;
     struct access_log *log; /* NULL: none */
+    pthread_mutex_t plan_lock;
+    struct buffer plan; /* as JSON, under the lock; empty: there is none */
+    double planned_at;  /* seconds_now */
     struct MHD_Daemon *daemon;
     int listener;
     bool is_loopback; /* only this machine's programs reach it: names are checked */
@@ -24,5 +27,9 @@ struct server {
     atomic_bool is_draining;
     char address[256];
 };
+
+/* The plan of a step, where the options tell it; plan_close also after a failure (plan.c). */
+int plan_open(struct server *server, struct err *err);
+void plan_close(struct server *server);
 
 #endif

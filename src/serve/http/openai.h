@@ -15,6 +15,8 @@ void openai_read_thinking(struct ask *ask, struct fields *f, const char *effort)
 void openai_read_tool_choice(struct ask *ask, struct fields *f, const struct ask_model *m);
 
 json_t *openai_usage(const struct exchange *x);
+/* How fast the answer was; NULL where there are several. */
+json_t *openai_timings(const struct exchange *x);
 const char *openai_finish(const struct answer *a); /* NULL: not yet */
 /* A token's own text. */
 json_t *openai_token_text(const struct ask_model *m, int32_t token);

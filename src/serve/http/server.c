@@ -303,7 +303,9 @@ int server_open(struct server **out, const struct server_options *options, struc
     metrics_begin(&s->metrics);
     fill_model(s);
     struct worker_options w = {options->model, options->engine, options->queue, &s->metrics};
-    int status = start_listening(s, err);
+    int status = plan_open(s, err);
+    if (!status)
+        status = start_listening(s, err);
     if (!status && !(s->model.formats = formats_open(options->model)))
         status = err_memory(err, "formats of answers");
     if (!status && !(s->replay = store_open(REPLAY_BYTES)))
@@ -367,5 +369,6 @@ void server_close(struct server *s) {
     store_close(s->replay);
     store_close(s->responses);
     formats_close(s->model.formats);
+    plan_close(s);
     free(s);
 }

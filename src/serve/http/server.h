@@ -7,6 +7,8 @@
 #ifndef SERVE_HTTP_SERVER_H
 #define SERVE_HTTP_SERVER_H
 
+#include <jansson.h>
+
 #include "base/err.h"
 #include "sluice.h"
 
@@ -31,12 +33,17 @@ struct server_options {
     const char *allowed[SERVER_MAX_NAMES]; /* further host names it answers to; "*": all */
     int n_allowed;
 
-    uint32_t queue;         /* answers that may wait */
-    uint32_t most_answers;  /* of one request: `n` */
-    size_t body_bytes;      /* of a request at most */
-    size_t backlog_bytes;   /* written for a client and not read by it; then it is cut off */
-    unsigned connections;   /* at most */
-    double idle_seconds;    /* a connection has so long to bring a whole request */
+    uint32_t queue;        /* answers that may wait */
+    uint32_t most_answers; /* of one request: `n` */
+    size_t body_bytes;     /* of a request at most */
+    size_t backlog_bytes;  /* written for a client and not read by it; then it is cut off */
+    unsigned connections;  /* at most */
+    double idle_seconds;   /* a connection has so long to bring a whole request */
+    /* The plan of a step as JSON, NULL: it failed. is_timed: it is run for that, by the thread that
+     * owns the engine. NULL: the server has none to show. */
+    json_t *(*plan)(void *user, bool is_timed);
+    void *plan_user;
+
     const char *access_log; /* a file, "-": stderr, NULL: none */
     bool logs_prompts;
 };

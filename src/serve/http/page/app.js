@@ -5,63 +5,13 @@
 // All of it lives in this browser's storage; the server knows the shared beginning of branches by its cache.
 
 import { render, copyText } from "./markdown.js";
+import { $, make, svg, icon, button, setIcon } from "./parts.js";
+import { startPlan, openPlan, noteRate } from "./plan.js";
 
-const $ = (id) => document.getElementById(id);
 const PREFIX = "sluice.chat.";
 const NUMBERS = ["temperature", "top_p", "max_tokens", "seed"];
 
 // ---- small parts ---------------------------------------------------------------------------------
-
-const SVG = "http://www.w3.org/2000/svg";
-const ICONS = {
-  plus: "M12 5v14M5 12h14",
-  close: "M6 6l12 12M18 6L6 18",
-  menu: "M4 7h16M4 12h16M4 17h16",
-  sliders: "M4 8h9M17 8h3M4 16h3M11 16h9M15 6v4M9 14v4",
-  send: "M12 19V6M6 11l6-6 6 6",
-  stop: "M8 8h8v8H8z",
-  theme: "M12 4a8 8 0 100 16zM12 4a8 8 0 010 16",
-  copy: "M9 9h10v10H9zM5 15V5h10",
-  again: "M19 12a7 7 0 11-2-5l2 2M19 4v5h-5",
-  edit: "M5 19l1-4L16 5l3 3L9 18z",
-  trash: "M5 7h14M10 7V5h4v2M7 7l1 12h8l1-12",
-  left: "M14 7l-5 5 5 5",
-  right: "M10 7l5 5-5 5",
-};
-
-function svg(tag, attributes) {
-  const e = document.createElementNS(SVG, tag);
-  for (const [name, value] of Object.entries(attributes)) e.setAttribute(name, value);
-  return e;
-}
-
-function icon(name) {
-  const e = svg("svg", { viewBox: "0 0 24 24", "aria-hidden": "true", class: "i" });
-  e.append(svg("path", { d: ICONS[name] }));
-  return e;
-}
-
-function make(tag, className, ...children) {
-  const e = document.createElement(tag);
-  if (className) e.className = className;
-  e.append(...children);
-  return e;
-}
-
-function button(name, label, act, className = "icon") {
-  const b = make("button", className, icon(name));
-  b.type = "button";
-  b.title = label;
-  b.setAttribute("aria-label", label);
-  b.addEventListener("click", act);
-  return b;
-}
-
-function setIcon(b, name, label) {
-  b.querySelector("svg").replaceWith(icon(name));
-  b.setAttribute("aria-label", label);
-  b.title = label;
-}
 
 let toastTimer;
 function toast(text, action, act) {
@@ -239,6 +189,16 @@ function take(node, event) {
     s.cached = (event.usage.prompt_tokens_details || {}).cached_tokens || 0;
     s.isExact = true;
   }
+  if (event.timings) {
+    s.speed = event.timings.predicted_per_second;
+    s.submissions = event.timings.submissions_per_token;
+  }
+}
+
+// Tokens a second: the server's own figure once it is there.
+function speedOf(s) {
+  const took = s.begun !== undefined ? (s.last ?? 0) - (s.first ?? 0) : s.took;
+  return s.speed || (s.tokens > 1 && took > 0 ? (s.tokens - 1) / took * 1000 : 0);
 }
 
 async function answer(c, parent) {
@@ -254,6 +214,7 @@ async function answer(c, parent) {
     const response = await call("v1/chat/completions", { method: "POST", body: JSON.stringify(requestOf(c, node)), signal: abort.signal });
     for await (const event of events(response)) {
       take(node, event);
+      noteRate(speedOf(node.stats), node.stats.submissions, !node.stats.isExact);
       drawSoon(c, node);
       if (performance.now() - saved > 2000) {
         saved = performance.now();
@@ -265,6 +226,7 @@ async function answer(c, parent) {
     else node.error = e instanceof TypeError ? "The server cannot be reached." : e.message;
   }
   settle(node.stats);
+  noteRate(speedOf(node.stats), node.stats.submissions, false);
   running.delete(c.id);
   save(c);
   if (c === chat) {
@@ -294,11 +256,10 @@ function stop() {
 function statsText(s) {
   if (!s) return "";
   const isLive = s.begun !== undefined;
-  const took = isLive ? (s.last ?? 0) - (s.first ?? 0) : s.took;
-  const parts = [];
+  const speed = speedOf(s), parts = [];
   if (isLive && s.first === undefined) return "reading the prompt";
   if (s.tokens) parts.push(`${s.tokens} token${s.tokens === 1 ? "" : "s"}`);
-  if (s.tokens > 1 && took > 0) parts.push(`${((s.tokens - 1) / took * 1000).toFixed(1)} tok/s`);
+  if (speed) parts.push(`${speed.toFixed(1)} tok/s`);
   const wait = isLive ? s.first - s.begun : s.wait;
   if (wait !== undefined) parts.push(`first after ${(wait / 1000).toFixed(2)} s`);
   if (s.isExact) parts.push(`${s.cached} of ${s.prompt} prompt tokens cached`);
@@ -621,7 +582,7 @@ function onKey(e) {
     openChat(newChat());
     closeSidebar();
     $("input").focus();
-  } else if (e.key === "Escape" && !$("key-dialog").open && !stop()) {
+  } else if (e.key === "Escape" && !document.querySelector("dialog[open]") && !stop()) {
     if (document.body.classList.contains("with-sidebar")) closeSidebar();
     else togglePanel(false);
     $("input").focus();
@@ -641,6 +602,8 @@ function start() {
   $("shade").addEventListener("click", closeSidebar);
   $("open-panel").addEventListener("click", () => togglePanel($("panel").hidden));
   $("close-panel").addEventListener("click", () => { togglePanel(false); $("open-panel").focus(); });
+  $("open-plan").addEventListener("click", openPlan);
+  startPlan(call);
   $("theme").addEventListener("click", nextTheme);
   $("settings").addEventListener("input", readSettings);
   $("settings").addEventListener("submit", (e) => e.preventDefault());

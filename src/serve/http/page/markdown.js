@@ -3,14 +3,9 @@
 // Text becomes text nodes and a fixed set of elements, never HTML: whatever an answer contains stays text.
 // Links lead to http and https alone. While an answer grows, blocks that stay the same keep their nodes.
 
-const MOST_DEPTH = 12; // of quotes, lists and emphasis inside each other; deeper ones stay plain
+import { make } from "./parts.js";
 
-function make(tag, className, ...children) {
-  const e = document.createElement(tag);
-  if (className) e.className = className;
-  e.append(...children);
-  return e;
-}
+const MOST_DEPTH = 12; // of quotes, lists and emphasis inside each other; deeper ones stay plain
 
 // ---- inline --------------------------------------------------------------------------------------
 

@@ -1,0 +1,85 @@
+/* plan.c - the plan of a step: what each op reads, and how long it takes.
+ *
+ * GET /v1/plan tells what is known, POST /v1/plan has the step timed first: by the worker's thread,
+ * when no answer runs or waits, so that answers are not slowed down by it. Whoever asks while one
+ * waits for that gets the figures of the same run. */
+#include "base/clock.h"
+#include "serve/http/inside.h"
+
+/* Takes the plan; NULL: memory ran out or it failed, and the one that is known stays. */
+static bool keep(struct server *s, json_t *plan) {
+    struct buffer text = {0};
+    bool is_good = plan && buffer_json(&text, plan);
+    if (!is_good) {
+        buffer_free(&text);
+        return false;
+    }
+    pthread_mutex_lock(&s->plan_lock);
+    buffer_free(&s->plan);
+    s->plan = text;
+    s->planned_at = seconds_now();
+    pthread_mutex_unlock(&s->plan_lock);
+    return true;
+}
+
+static void tell(struct exchange *x) {
+    struct server *s = x->server;
+    pthread_mutex_lock(&s->plan_lock);
+    exchange_reply_text(x, 200, "application/json", buffer_str(&s->plan));
+    pthread_mutex_unlock(&s->plan_lock);
+}
+
+int plan_open(struct server *s, struct err *err) {
+    const struct server_options *o = &s->options;
+    pthread_mutex_init(&s->plan_lock, NULL);
+    return !o->plan || keep(s, o->plan(o->plan_user, false)) ? SLUICE_OK
+                                                             : err_memory(err, "the plan");
+}
+
+void plan_close(struct server *s) {
+    buffer_free(&s->plan);
+    pthread_mutex_destroy(&s->plan_lock);
+}
+
+/* ---- handlers ---------------------------------------------------------------------------------
+ */
+
+void own_plan(struct exchange *x) {
+    if (x->server->options.plan)
+        tell(x);
+    else
+        exchange_refuse(x, 404, NULL, "there is no plan");
+}
+
+struct measure {
+    struct worker_task task;
+    struct exchange *x;
+};
+
+static void measure(struct worker_task *task, bool has_engine) {
+    struct measure *m = (struct measure *)task;
+    struct exchange *x = m->x;
+    struct server *s = x->server;
+    bool is_known = s->planned_at > x->arrived; /* only this thread sets it now */
+    if (!has_engine)
+        exchange_refuse(x, 503, NULL, "the server is shutting down or its device failed");
+    else if (is_known || keep(s, s->options.plan(s->options.plan_user, true)))
+        tell(x);
+    else
+        exchange_refuse(x, 500, NULL, "the step cannot be timed");
+    exchange_release(x);
+    free(m);
+}
+
+void own_measure(struct exchange *x) {
+    struct measure *m = x->server->options.plan ? malloc(sizeof *m) : NULL;
+    if (!x->server->options.plan)
+        exchange_refuse(x, 404, NULL, "there is no plan");
+    else if (!m)
+        exchange_refuse(x, 500, NULL, "out of memory for a request");
+    if (!m)
+        return;
+    *m = (struct measure){.task.run = measure, .x = x};
+    x->refs++;
+    worker_add_task(x->server->worker, &m->task);
+}
