@@ -354,7 +354,7 @@ def quantize_keeps_keys_and_shapes():
     source = REFERENCE / "qwen35-dense-a/model-f32.gguf"
     before = inspect(source)
     with tempfile.TemporaryDirectory() as d:
-        for kind in "F32 F16 BF16 Q8_0 Q6_K Q5_K_M Q5_K_S Q4_K_M Q4_K_S Q5_1 Q5_0 Q4_1 Q4_0".split():
+        for kind in "F32 F16 BF16 Q8_0 Q6_K Q5_K_M Q5_K_S Q4_K_M Q4_K_S Q3_K_L Q3_K_M Q3_K_S Q2_K Q2_K_S Q5_1 Q5_0 Q4_1 Q4_0".split():
             out = Path(d) / f"{kind}.gguf"
             good("quantize", source, out, kind.lower())
             after = inspect(out)

@@ -82,6 +82,27 @@ TEST(mixture_types_of_single_tensors) {
         {"q6_k", "blk.0.ffn_up.weight", 1024, true, 0, DT_Q6_K},
         {"q4_0", "output.weight", 1024, true, 0, DT_Q6_K},
         {"q4_0", "blk.0.ffn_down.weight", 1024, true, 0, DT_Q4_0},
+        {"q3_k_s", "blk.0.attn_v.weight", 1024, true, 0, DT_Q3_K},
+        {"q3_k_m", "blk.1.attn_v.weight", 1024, true, 1, DT_Q5_K},
+        {"q3_k_m", "blk.2.attn_qkv.weight", 1024, true, 2, DT_Q4_K},
+        {"q3_k_m", "blk.0.ffn_down.weight", 1024, true, 0, DT_Q5_K},
+        {"q3_k_m", "blk.1.ffn_down_exps.weight", 1024, true, 0, DT_Q4_K},
+        {"q3_k_m", "blk.1.attn_output.weight", 1024, true, 0, DT_Q4_K},
+        {"q3_k_m", "blk.1.ssm_out.weight", 1024, true, 0, DT_Q3_K},
+        {"q3_k_m", "token_embd.weight", 1024, true, 0, DT_Q3_K},
+        {"q3_k_l", "blk.9.attn_v.weight", 1024, true, 9, DT_Q5_K},
+        {"q3_k_l", "blk.9.ffn_down.weight", 1024, true, 0, DT_Q5_K},
+        {"q3_k_l", "blk.9.attn_output.weight", 1024, true, 0, DT_Q5_K},
+        {"q3_k_l", "blk.9.attn_q.weight", 1024, true, 0, DT_Q3_K},
+        {"q2_k", "blk.9.attn_v.weight", 1024, true, 9, DT_Q4_K},
+        {"q2_k", "blk.9.ffn_down.weight", 1024, true, 0, DT_Q3_K},
+        {"q2_k", "blk.9.attn_output.weight", 1024, true, 0, DT_Q3_K},
+        {"q2_k", "blk.9.ffn_up.weight", 1024, true, 0, DT_Q2_K},
+        {"q2_k", "blk.9.ffn_up.weight", 576, true, 0, DT_Q4_0},
+        {"q2_k", "output.weight", 1024, true, 0, DT_Q6_K},
+        {"q2_k_s", "blk.2.ffn_down.weight", 1024, true, 0, DT_Q4_K},
+        {"q2_k_s", "blk.3.ffn_down.weight", 1024, true, 0, DT_Q2_K},
+        {"q2_k_s", "blk.3.attn_v.weight", 1024, true, 3, DT_Q4_K},
         {"iq2_xxs", "output.weight", 1024, true, 0, DT_Q6_K},
         {"iq2_xxs", "blk.0.ffn_down.weight", 1024, true, 0, DT_IQ2_XXS},
         {"iq1_m", "blk.0.ffn_down.weight", 576, true, 0, DT_Q4_0},
@@ -90,13 +111,17 @@ TEST(mixture_types_of_single_tensors) {
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         struct mixture_file file = {
-            .n_layers = 24, .n_values = 24, .has_output = cases[i].has_output};
+            .n_layers = 24, .n_values = 24, .has_output = cases[i].has_output, .gqa = 4};
         enum dtype found = mixture_type(mixture_find(cases[i].mixture), &file,
                                         str_of(cases[i].name), cases[i].row, cases[i].value_index);
         if (found != cases[i].expected)
             test_fail(__FILE__, __LINE__, "%s %s is %s, expected %s", cases[i].mixture,
                       cases[i].name, dtype_name(found), dtype_name(cases[i].expected));
     }
+    struct mixture_file alone = {.n_layers = 24, .n_values = 24, .gqa = 3};
+    struct str value = STR("blk.9.attn_v.weight");
+    EXPECT_INT(mixture_type(mixture_find("q2_k"), &alone, value, 1024, 9), DT_Q3_K);
+    EXPECT_INT(mixture_type(mixture_find("q2_k_s"), &alone, value, 1024, 9), DT_Q2_K);
     EXPECT(mixture_find("q4") == NULL);
     EXPECT(mixture_find("") == NULL);
 }

@@ -505,6 +505,8 @@ static const struct {
     {DT_Q4_1, 1.0 / 15 * 1.01, 0x1p-24},
     {DT_Q5_0, 1.0 / 16 * 1.01, 0x1p-24},
     {DT_Q5_1, 1.0 / 31 * 1.02, 0x1p-24},
+    {DT_Q2_K, 0.5, 0x1p-24},
+    {DT_Q3_K, 0.25, 0x1p-24},
     {DT_Q4_K, 0.09, 0x1p-24},
     {DT_Q5_K, 0.05, 0x1p-24},
     {DT_Q6_K, 0.02, 0x1p-24},
@@ -567,7 +569,7 @@ TEST(quant_huge_values_end_at_the_types_end) {
         {DT_F16, 65504},         {DT_BF16, 3e38f},       {DT_Q8_0, 65504 * 127},
         {DT_Q4_0, 65504 * 7},    {DT_Q4_1, 65504 * 14},  {DT_Q5_0, 65504 * 15},
         {DT_Q5_1, 65504 * 30},   {DT_Q4_K, 65504 * 900}, {DT_Q5_K, 65504 * 1900},
-        {DT_Q6_K, 65504 * 3900},
+        {DT_Q6_K, 65504 * 3900}, {DT_Q2_K, 65504 * 40},  {DT_Q3_K, 65504 * 120},
     };
     for (int k = 0; k < COUNT(ends); k++) {
         for (int i = 0; i < N; i++)
@@ -597,8 +599,9 @@ TEST(quant_grid_values_come_back) {
         enum dtype type;
         int low, high;
     } grids[] = {
-        {DT_Q8_0, -127, 127}, {DT_Q4_0, -8, 7},   {DT_Q4_1, -3, 12},   {DT_Q5_0, -16, 15},
-        {DT_Q5_1, 5, 36},     {DT_Q6_K, -32, 31}, {DT_F16, -500, 500}, {DT_BF16, -100, 100},
+        {DT_Q8_0, -127, 127}, {DT_Q4_0, -8, 7},    {DT_Q4_1, -3, 12},
+        {DT_Q5_0, -16, 15},   {DT_Q5_1, 5, 36},    {DT_Q3_K, -4, 3},
+        {DT_Q6_K, -32, 31},   {DT_F16, -500, 500}, {DT_BF16, -100, 100},
     };
     for (int k = 0; k < COUNT(grids); k++) {
         int span = grids[k].high - grids[k].low + 1;
@@ -632,46 +635,46 @@ static float nearest_half(float v) {
     return f16_to_f32(f16_from_f32(v));
 }
 
-/* Q4_K and Q5_K by the plain rule: scale and minimum from the range. Decoded at once. */
+/* Q2_K, Q4_K and Q5_K by the plain rule: scale and minimum from the range. Decoded at once. */
 static void plain_with_minimum(const float *in, float *out, float codes) {
-    float scale[8], min[8], top_scale = 0, top_min = 0;
-    for (int s = 0; s < 8; s++) {
-        float lo = 0, hi = in[32 * s];
-        for (int i = 0; i < 32; i++) {
-            lo = fminf(lo, in[32 * s + i]);
-            hi = fmaxf(hi, in[32 * s + i]);
+    int n = codes == 3 ? 16 : 32;
+    float scale[16], min[16], top_scale = 0, top_min = 0, most = codes == 3 ? 15 : 63;
+    for (int s = 0; s < 256 / n; s++) {
+        float lo = 0, hi = in[n * s];
+        for (int i = 0; i < n; i++) {
+            lo = fminf(lo, in[n * s + i]);
+            hi = fmaxf(hi, in[n * s + i]);
         }
         scale[s] = (hi - lo) / codes;
         min[s] = -lo;
         top_scale = fmaxf(top_scale, scale[s]);
         top_min = fmaxf(top_min, min[s]);
     }
-    float d = nearest_half(top_scale / 63), dmin = nearest_half(top_min / 63);
-    for (int s = 0; s < 8; s++) {
+    float d = nearest_half(top_scale / most), dmin = nearest_half(top_min / most);
+    for (int s = 0; s < 256 / n; s++) {
         float step = d * rintf(scale[s] / d), m = dmin > 0 ? dmin * rintf(min[s] / dmin) : 0;
-        for (int i = 32 * s; i < 32 * s + 32; i++) {
+        for (int i = n * s; i < n * s + n; i++) {
             float q = step > 0 ? rintf((in[i] + m) / step) : 0;
             out[i] = step * fminf(fmaxf(q, 0), codes) - m;
         }
     }
 }
 
-/* Q6_K by the plain rule: the extreme value is -32 steps. Decoded at once. */
-static void plain_q6_k(const float *in, float *out, float unused) {
-    (void)unused;
-    float scale[16], top = 0;
+/* Q3_K and Q6_K by the plain rule: the extreme value is -codes steps. Decoded at once. */
+static void plain_signed(const float *in, float *out, float codes) {
+    float scale[16], top = 0, most = codes == 4 ? 32 : 128;
     for (int k = 0; k < 16; k++) {
         float extreme = 0;
         for (int i = 16 * k; i < 16 * k + 16; i++)
             extreme = fabsf(in[i]) > fabsf(extreme) ? in[i] : extreme;
-        scale[k] = extreme / -32;
+        scale[k] = extreme / -codes;
         top = fabsf(scale[k]) > fabsf(top) ? scale[k] : top;
     }
-    float d = nearest_half(top / -128);
+    float d = nearest_half(top / -most);
     for (int k = 0; k < 16; k++) {
-        float step = d * fminf(rintf(scale[k] / d), 127);
+        float step = d * fminf(rintf(scale[k] / d), most - 1);
         for (int i = 16 * k; i < 16 * k + 16; i++)
-            out[i] = step * (step != 0 ? fminf(fmaxf(rintf(in[i] / step), -32), 31) : 0);
+            out[i] = step * (step != 0 ? fminf(fmaxf(rintf(in[i] / step), -codes), codes - 1) : 0);
     }
 }
 
@@ -700,7 +703,9 @@ static const struct {
 } searches[] = {
     {DT_Q4_K, plain_with_minimum, 15, 32, 0.91, 0.90, 0.92, 0.94},
     {DT_Q5_K, plain_with_minimum, 31, 32, 0.92, 0.91, 0.93, 0.93},
-    {DT_Q6_K, plain_q6_k, 0, 16, 0.91, 0.88, 0.96, 0.91},
+    {DT_Q2_K, plain_with_minimum, 3, 16, 0.87, 0.81, 0.84, 0.92},
+    {DT_Q3_K, plain_signed, 4, 16, 0.94, 0.89, 0.96, 0.93},
+    {DT_Q6_K, plain_signed, 32, 16, 0.91, 0.88, 0.96, 0.91},
 };
 
 TEST(quant_search_beats_the_plain_rule) {
@@ -747,7 +752,8 @@ static const struct {
 } fingerprints[] = {
     {DT_Q8_0, 0xdc682a52139bb124u}, {DT_Q4_0, 0x3a3dea39c17a6055u}, {DT_Q4_1, 0xf24a106a243aeb8du},
     {DT_Q5_0, 0x15b9ff138cf42960u}, {DT_Q5_1, 0x4ef296f4b42b26ebu}, {DT_Q4_K, 0xcec8233b496672ffu},
-    {DT_Q5_K, 0x9f2dfd7bcd3e6dd1u}, {DT_Q6_K, 0x80a377bf826f012au},
+    {DT_Q5_K, 0x9f2dfd7bcd3e6dd1u}, {DT_Q2_K, 0x5f0837719363b54bu}, {DT_Q3_K, 0x71364aaf55b3f2f0u},
+    {DT_Q6_K, 0x80a377bf826f012au},
 };
 
 TEST(quant_encodes_the_same_bits_everywhere) {

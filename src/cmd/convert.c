@@ -45,6 +45,7 @@ static int choose_types(struct job *j, struct err *err) {
     if (!j->types)
         return err_memory(err, "the list of types");
     j->file.n_layers = h->n_layers + h->n_mtp;
+    j->file.gqa = h->n_kv_heads ? h->n_heads / h->n_kv_heads : 1;
     for (uint32_t i = 0; i < h->n_tensors; i++) {
         j->file.has_output |= strcmp(h->tensors[i].name, "output.weight") == 0;
         j->file.n_values += mixture_counts_as_value(str_of(h->tensors[i].name));

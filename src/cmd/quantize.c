@@ -29,6 +29,18 @@ struct job {
 /* ---- what each tensor becomes -----------------------------------------------------------------
  */
 
+/* Query heads that share a KV head; 1 for a file that does not say it in two plain numbers. */
+static uint32_t count_gqa(const struct gguf *in, struct str arch) {
+    char key[128];
+    uint32_t heads = 0, kv_heads = 0;
+    struct err ignored = {0};
+    snprintf(key, sizeof key, "%.*s.attention.head_count", STR_ARG(arch));
+    bool is_known = gguf_get_u32(in, key, &heads, &ignored) > 0;
+    snprintf(key, sizeof key, "%.*s.attention.head_count_kv", STR_ARG(arch));
+    is_known &= gguf_get_u32(in, key, &kv_heads, &ignored) > 0;
+    return is_known && kv_heads ? heads / kv_heads : 1;
+}
+
 static int count_layers(struct job *j, struct err *err) {
     struct str arch = {0};
     int got = gguf_get_str(j->in, "general.architecture", &arch, err);
@@ -42,6 +54,7 @@ static int count_layers(struct job *j, struct err *err) {
     if (j->file.n_layers > MAX_LAYERS)
         return err_set(err, SLUICE_ERR_FORMAT, "%s: %s is %u, expected at most %d", j->in->path,
                        key, j->file.n_layers, MAX_LAYERS);
+    j->file.gqa = count_gqa(j->in, arch);
     return SLUICE_OK;
 }
 

@@ -8,6 +8,10 @@ enum rule {
     RULE_HEAD,   /* only the head gets more bits */
     RULE_SMALL,  /* _S: a few tensors more at the front */
     RULE_MEDIUM, /* _M: half of the value and down projections Q6_K */
+    RULE_2,      /* Q2_K: value, output and down projections get more */
+    RULE_2_S,    /* Q2_K_S: the down projections at the front do */
+    RULE_3_M,    /* Q3_K_M: as Q2_K, with Q4_K and a few Q5_K */
+    RULE_3_L,    /* Q3_K_L: with Q5_K */
 };
 
 struct mixture {
@@ -28,6 +32,11 @@ static const struct mixture mixtures[] = {
     {"Q5_K_S", DT_Q5_K, RULE_HEAD,   16},
     {"Q4_K_M", DT_Q4_K, RULE_MEDIUM, 15},
     {"Q4_K_S", DT_Q4_K, RULE_SMALL,  14},
+    {"Q3_K_L", DT_Q3_K, RULE_3_L,    13},
+    {"Q3_K_M", DT_Q3_K, RULE_3_M,    12},
+    {"Q3_K_S", DT_Q3_K, RULE_HEAD,   11},
+    {"Q2_K",   DT_Q2_K, RULE_2,      10},
+    {"Q2_K_S", DT_Q2_K, RULE_2_S,    21},
     {"Q5_1",   DT_Q5_1, RULE_HEAD,    9},
     {"Q5_0",   DT_Q5_0, RULE_HEAD,    8},
     {"Q4_1",   DT_Q4_1, RULE_HEAD,    3},
@@ -55,7 +64,8 @@ const char *mixture_name(const struct mixture *m) {
 }
 
 const char *mixture_names(void) {
-    return "F32 F16 BF16 Q8_0 Q6_K Q5_K_M Q5_K_S Q4_K_M Q4_K_S Q5_1 Q5_0 Q4_1 Q4_0";
+    return "F32 F16 BF16 Q8_0 Q6_K Q5_K_M Q5_K_S Q4_K_M Q4_K_S Q3_K_L Q3_K_M Q3_K_S Q2_K Q2_K_S "
+           "Q5_1 Q5_0 Q4_1 Q4_0";
 }
 
 const char *mixture_read_names(void) {
@@ -109,6 +119,53 @@ static bool gets_more_bits(uint32_t i, uint32_t n) {
     return i < n / 8 || i >= 7 * n / 8 || (i - n / 8) % 3 == 2;
 }
 
+/* Attention values: few rows where query heads share them, and every head reads them. */
+static enum dtype value_type(const struct mixture *m, const struct mixture_file *file,
+                             uint32_t index) {
+    switch (m->rule) {
+    case RULE_MEDIUM:
+        return gets_more_bits(index, file->n_values) ? DT_Q6_K : m->base;
+    case RULE_SMALL:
+        return index < 4 ? DT_Q5_K : m->base;
+    case RULE_2:
+        return file->gqa >= 4 ? DT_Q4_K : DT_Q3_K;
+    case RULE_2_S:
+        return file->gqa >= 4 ? DT_Q4_K : m->base;
+    case RULE_3_M:
+        return index < 2 ? DT_Q5_K : DT_Q4_K;
+    case RULE_3_L:
+        return DT_Q5_K;
+    default:
+        return m->base;
+    }
+}
+
+static enum dtype down_type(const struct mixture *m, uint32_t layer, uint32_t n_layers) {
+    switch (m->rule) {
+    case RULE_MEDIUM:
+        return gets_more_bits(layer, n_layers) ? DT_Q6_K : m->base;
+    case RULE_SMALL:
+        return layer < n_layers / 8 ? DT_Q5_K : m->base;
+    case RULE_2:
+        return DT_Q3_K;
+    case RULE_2_S:
+        return layer < n_layers / 8 ? DT_Q4_K : m->base;
+    case RULE_3_M:
+        return layer < n_layers / 16 ? DT_Q5_K : DT_Q4_K;
+    case RULE_3_L:
+        return DT_Q5_K;
+    default:
+        return m->base;
+    }
+}
+
+static enum dtype attention_out_type(const struct mixture *m) {
+    return m->rule == RULE_2     ? DT_Q3_K
+           : m->rule == RULE_3_M ? DT_Q4_K
+           : m->rule == RULE_3_L ? DT_Q5_K
+                                 : m->base;
+}
+
 static enum dtype wanted_type(const struct mixture *m, const struct mixture_file *file,
                               struct str name, uint32_t value_index) {
     bool is_lm_head =
@@ -119,19 +176,13 @@ static enum dtype wanted_type(const struct mixture *m, const struct mixture_file
         return DT_Q6_K;
     uint32_t layer = 0;
     block_index(name, &layer);
-    if (mixture_counts_as_value(name)) {
-        if (m->rule == RULE_MEDIUM && gets_more_bits(value_index, file->n_values))
-            return DT_Q6_K;
-        if (m->rule == RULE_SMALL && value_index < 4)
-            return DT_Q5_K;
-    }
+    if (mixture_counts_as_value(name))
+        return value_type(m, file, value_index);
     if (is_part(name, "ffn_down.weight") || is_part(name, "ffn_down_exps.weight") ||
-        is_part(name, "ffn_down_shexp.weight")) {
-        if (m->rule == RULE_MEDIUM && gets_more_bits(layer, file->n_layers))
-            return DT_Q6_K;
-        if (m->rule == RULE_SMALL && layer < file->n_layers / 8)
-            return DT_Q5_K;
-    }
+        is_part(name, "ffn_down_shexp.weight"))
+        return down_type(m, layer, file->n_layers);
+    if (is_part(name, "attn_output.weight"))
+        return attention_out_type(m);
     return m->base;
 }
 

@@ -30,6 +30,7 @@ struct mixture_file {
     uint32_t n_layers; /* blocks, draft blocks counted in */
     bool has_output;   /* an output.weight, i.e. embeddings that are not tied */
     uint32_t n_values; /* tensors that count as attention values, see mixture_counts_as_value */
+    uint32_t gqa;      /* query heads that share a KV head */
 };
 
 /* The tensor names that count as attention values: attn_v.weight and attn_qkv.weight. */

@@ -315,7 +315,8 @@ static int find_shape(const char *path, struct maker *m, struct err *err) {
                        path, colon ? colon + 1 : "", mixture_names(), mixture_read_names());
     m->file = (struct mixture_file){.n_layers = m->shape->layers,
                                     .has_output = !m->shape->is_tied,
-                                    .n_values = m->shape->layers};
+                                    .n_values = m->shape->layers,
+                                    .gqa = m->shape->heads / m->shape->kv_heads};
     return SLUICE_OK;
 }
 

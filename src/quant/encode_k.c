@@ -1,7 +1,8 @@
 /* encode_k.c - quantizers of the K types: a search for scales and minimums.
  *
- * A sub-block's values x become y = s q - m, with q whole and 0..15 or so (Q6_K: signed, no m), and
- * s and m themselves are small whole multiples of two fp16 values of the super-block. The error is
+ * A sub-block's values x become y = s q - m, with q whole and 0..15 or so (Q3_K, Q6_K: signed, no
+ * m), and s and m themselves are small whole multiples of two fp16 values of the super-block. The
+ * error is
  *
  *     E(s, m) = sum w (s q - m - x)^2,    w = 1 + |x| / rms of the sub-block
  *
@@ -24,6 +25,8 @@
 
 #include "base/err.h"
 #include "quant/encode.h"
+#include "quant/q2_k.h"
+#include "quant/q3_k.h"
 #include "quant/q4_k.h"
 #include "quant/q5_k.h"
 #include "quant/q6_k.h"
@@ -80,7 +83,7 @@ static float most(f4 x) {
 
 /* ---- sub-blocks ------------------------------------------------------------------------------ */
 
-/* Four sub-blocks of n = 32 (Q4_K, Q5_K) or 16 (Q6_K) values. */
+/* Four sub-blocks of n = 32 (Q4_K, Q5_K) or 16 (Q2_K, Q3_K, Q6_K) values. */
 struct group {
     f4 x[32], w[32];
     f4 sw, sx, sxx; /* sums of w, w x, w x x */
@@ -180,27 +183,35 @@ static inline f4 spread(float codes, int step) {
 }
 
 /* Later steps start from the best minimum so far: so the search leaves the line it began on. */
-static inline struct fit search(const struct group *g, float codes) {
+static inline struct fit search(const struct group *g, int n, float codes) {
     f4 span = g->high - g->low;
     struct fit best = {.m = -g->low, .error = all(FLT_MAX)};
     for (int step = 0; step < STEPS; step++) {
         f4 factor = ratio(spread(codes, step), span);
-        struct sums t = measure(g, 32, best.m, factor, 0, codes);
+        struct sums t = measure(g, n, best.m, factor, 0, codes);
         struct fit f = solve(g, &t);
         keep_better(&best, &f);
     }
-    struct sums t = measure(g, 32, best.m, ratio(all(1), best.s), 0, codes);
+    struct sums t = measure(g, n, best.m, ratio(all(1), best.s), 0, codes);
     struct fit f = solve(g, &t);
     keep_better(&best, &f);
     return best;
 }
 
-/* ---- super-blocks with minimums: Q4_K, Q5_K -------------------------------------------------- */
+/* ---- super-blocks with minimums: Q2_K, Q4_K, Q5_K -------------------------------------------- */
+
+enum { MAX_GROUPS = 4 };
+
+struct shape {
+    int n, groups; /* values of a sub-block; groups of four sub-blocks */
+    float codes;   /* quants are 0..codes */
+    float top;     /* scales and minimums are 0..top */
+};
 
 /* A super-block as it will be stored, but for the quants. */
 struct scales {
     uint16_t d, dmin;
-    f4 sc[2], mn[2]; /* whole, 1..63 and 0..63 */
+    f4 sc[MAX_GROUPS], mn[MAX_GROUPS]; /* whole, 1..top and 0..top */
     float error;
 };
 
@@ -210,36 +221,38 @@ static inline f4 step_of(uint16_t half) {
 
 /* Gives every sub-block the multiples of d and dmin nearest to its best, and prices that. A scale
  * of 0 would turn all values into one: 1 is never worse, since quants may still all be equal. */
-static void snap(const struct group *g, const struct fit *f, struct scales *to) {
+static inline void snap(struct shape sh, const struct group *g, const struct fit *f,
+                        struct scales *to) {
     f4 d = step_of(to->d), dmin = step_of(to->dmin), error = all(0);
     f4 per_d = ratio(all(1), d), per_dmin = ratio(all(1), dmin);
-    for (int k = 0; k < 2; k++) {
-        to->sc[k] = round_within(f[k].s * per_d, 1, 63);
+    for (int k = 0; k < sh.groups; k++) {
+        to->sc[k] = round_within(f[k].s * per_d, 1, sh.top);
         f4 s = d * to->sc[k];
-        to->mn[k] = round_within(best_min(&g[k], &f[k].sums, s) * per_dmin, 0, 63);
+        to->mn[k] = round_within(best_min(&g[k], &f[k].sums, s) * per_dmin, 0, sh.top);
         error += price(&g[k], &f[k].sums, s, dmin * to->mn[k]);
     }
     to->error = total(error);
 }
 
-/* The half among some near top / 63 with the least error: into d, or into dmin. */
-static void search_step(const struct group *g, const struct fit *f, float top, bool is_min,
-                        struct scales *best) {
+/* The half among some near largest / top with the least error: into d, or into dmin. */
+static inline void search_step(struct shape sh, const struct group *g, const struct fit *f,
+                               float largest, bool is_min, struct scales *best) {
     struct scales trial = *best;
     best->error = FLT_MAX;
     for (int step = 0; step < D_STEPS; step++) {
-        uint16_t half = f16_from_scale(top / (64.0f - 0.5f * (float)step));
+        uint16_t half = f16_from_scale(largest / (sh.top + 1.0f - 0.5f * (float)step));
         *(is_min ? &trial.dmin : &trial.d) = half;
-        snap(g, f, &trial);
+        snap(sh, g, f, &trial);
         if (trial.error < best->error)
             *best = trial;
     }
 }
 
 /* The d and dmin that suit the multiples and the quants best: E is a quadratic form in them too. */
-static void refit(const struct group *g, const struct fit *f, struct scales *to) {
+static inline void refit(struct shape sh, const struct group *g, const struct fit *f,
+                         struct scales *to) {
     f4 dd4 = all(0), d4 = all(0), mm4 = all(0), m4 = all(0), dm4 = all(0);
-    for (int k = 0; k < 2; k++) {
+    for (int k = 0; k < sh.groups; k++) {
         f4 sc = to->sc[k], mn = to->mn[k];
         dd4 += sc * sc * f[k].sums.qq;
         d4 += sc * f[k].sums.xq;
@@ -260,29 +273,30 @@ static void refit(const struct group *g, const struct fit *f, struct scales *to)
 }
 
 /* Rounds against the scales as stored; f gets them, the sums and the error. */
-static void measure_stored(const struct group *g, float codes, const struct scales *at,
-                           struct fit *f) {
-    for (int k = 0; k < 2; k++) {
+static inline void measure_stored(struct shape sh, const struct group *g, const struct scales *at,
+                                  struct fit *f) {
+    for (int k = 0; k < sh.groups; k++) {
         f[k].s = step_of(at->d) * at->sc[k];
         f[k].m = step_of(at->dmin) * at->mn[k];
-        f[k].sums = measure(&g[k], 32, f[k].m, ratio(all(1), f[k].s), 0, codes);
+        f[k].sums = measure(&g[k], sh.n, f[k].m, ratio(all(1), f[k].s), 0, sh.codes);
         f[k].error = price(&g[k], &f[k].sums, f[k].s, f[k].m);
     }
 }
 
 /* Moves each sub-block's scale by one where that helps: the price of a scale with the quants of
  * another misleads where scales are small numbers, as next to a sub-block of much larger values. */
-static void nudge(const struct group *g, float codes, float by, struct fit *f, struct scales *at) {
-    struct fit moved[2];
+static inline void nudge(struct shape sh, const struct group *g, float by, struct fit *f,
+                         struct scales *at) {
+    struct fit moved[MAX_GROUPS];
     struct scales trial = *at;
     f4 d = step_of(at->d), per_dmin = ratio(all(1), step_of(at->dmin));
-    for (int k = 0; k < 2; k++) {
-        trial.sc[k] = round_within(at->sc[k] + by, 1, 63);
+    for (int k = 0; k < sh.groups; k++) {
+        trial.sc[k] = round_within(at->sc[k] + by, 1, sh.top);
         f4 m = best_min(&g[k], &f[k].sums, d * trial.sc[k]);
-        trial.mn[k] = round_within(m * per_dmin, 0, 63);
+        trial.mn[k] = round_within(m * per_dmin, 0, sh.top);
     }
-    measure_stored(g, codes, &trial, moved);
-    for (int k = 0; k < 2; k++) {
+    measure_stored(sh, g, &trial, moved);
+    for (int k = 0; k < sh.groups; k++) {
         i4 helps = moved[k].error < f[k].error;
         at->sc[k] = pick(helps, trial.sc[k], at->sc[k]);
         at->mn[k] = pick(helps, trial.mn[k], at->mn[k]);
@@ -290,29 +304,37 @@ static void nudge(const struct group *g, float codes, float by, struct fit *f, s
     }
 }
 
-/* Finds the scales of 256 values for quants 0..codes. */
-static struct scales search_scales(const struct group *g, float codes) {
-    struct fit f[2] = {search(&g[0], codes), search(&g[1], codes)}, best_fit[2] = {0};
-    struct scales trial = {.dmin = f16_from_scale(most(larger(f[0].m, f[1].m)) / 63)};
-    search_step(g, f, most(larger(f[0].s, f[1].s)), false, &trial);
-    search_step(g, f, most(larger(f[0].m, f[1].m)), true, &trial);
+/* Finds the scales of 256 values. */
+static inline struct scales search_scales(struct shape sh, const struct group *g) {
+    struct fit f[MAX_GROUPS], best_fit[MAX_GROUPS];
+    f4 s = all(0), m = all(0);
+    for (int k = 0; k < sh.groups; k++) {
+        f[k] = best_fit[k] = search(&g[k], sh.n, sh.codes);
+        s = larger(s, f[k].s);
+        m = larger(m, f[k].m);
+    }
+    struct scales trial = {.dmin = f16_from_scale(most(m) / sh.top)};
+    search_step(sh, g, f, most(s), false, &trial);
+    search_step(sh, g, f, most(m), true, &trial);
 
     struct scales best = {.error = FLT_MAX};
     for (int round = 0; round < ROUNDS; round++) {
-        measure_stored(g, codes, &trial, f);
-        trial.error = total(f[0].error + f[1].error);
+        f4 error = all(0);
+        measure_stored(sh, g, &trial, f);
+        for (int k = 0; k < sh.groups; k++)
+            error += f[k].error;
+        trial.error = total(error);
         if (trial.error < best.error) {
             best = trial;
-            best_fit[0] = f[0];
-            best_fit[1] = f[1];
+            memcpy(best_fit, f, sizeof best_fit);
         }
-        refit(g, f, &trial);
-        for (int k = 0; k < 2; k++)
+        refit(sh, g, f, &trial);
+        for (int k = 0; k < sh.groups; k++)
             f[k] = solve(&g[k], &f[k].sums);
-        snap(g, f, &trial);
+        snap(sh, g, f, &trial);
     }
-    nudge(g, codes, 1, best_fit, &best);
-    nudge(g, codes, -1, best_fit, &best);
+    nudge(sh, g, 1, best_fit, &best);
+    nudge(sh, g, -1, best_fit, &best);
     return best;
 }
 
@@ -327,14 +349,15 @@ static void pack_scales(const struct scales *from, uint8_t *to) {
 }
 
 /* The quants that go with the scales. */
-static void round_quants(const struct group *g, float codes, const struct scales *at, uint8_t *q) {
-    for (int k = 0; k < 2; k++) {
+static inline void round_quants(struct shape sh, const struct group *g, const struct scales *at,
+                                uint8_t *q) {
+    for (int k = 0; k < sh.groups; k++) {
         f4 factor = ratio(all(1), step_of(at->d) * at->sc[k]);
         f4 m = step_of(at->dmin) * at->mn[k];
-        for (int i = 0; i < 32; i++) {
-            f4 v = round_within((g[k].x[i] + m) * factor, 0, codes);
+        for (int i = 0; i < sh.n; i++) {
+            f4 v = round_within((g[k].x[i] + m) * factor, 0, sh.codes);
             for (int lane = 0; lane < 4; lane++)
-                q[128 * k + 32 * lane + i] = (uint8_t)v[lane];
+                q[sh.n * (4 * k + lane) + i] = (uint8_t)v[lane];
         }
     }
 }
@@ -347,19 +370,38 @@ static void pack_nibbles(const uint8_t *q, uint8_t *qs) {
 
 /* Finds scales and quants of 256 values. What no scale can reach is cut off first, which also
  * keeps the sums finite. */
-static struct scales quantize(const float *x, float codes, uint8_t *q) {
-    const float reach = F16_MAX * 63 * codes;
-    struct group g[2];
-    group_load(&g[0], x, 32, reach);
-    group_load(&g[1], x + 128, 32, reach);
-    struct scales best = search_scales(g, codes);
-    round_quants(g, codes, &best, q);
+static inline struct scales quantize(struct shape sh, const float *x, uint8_t *q) {
+    struct group g[MAX_GROUPS];
+    for (int k = 0; k < sh.groups; k++)
+        group_load(&g[k], x + 4 * sh.n * k, sh.n, F16_MAX * sh.top * sh.codes);
+    struct scales best = search_scales(sh, g);
+    round_quants(sh, g, &best, q);
     return best;
+}
+
+/* Two bits of each value: 2 x 32 bytes, four runs of 32 values in each. */
+static void pack_pairs(const uint8_t *q, uint8_t *qs) {
+    for (int h = 0; h < 2; h++)
+        for (int l = 0; l < 32; l++) {
+            const uint8_t *v = q + 128 * h + l;
+            qs[32 * h + l] =
+                (uint8_t)((v[0] & 3) | (v[32] & 3) << 2 | (v[64] & 3) << 4 | (v[96] & 3) << 6);
+        }
+}
+
+static void q2_k_encode_block(const float *x, struct q2_k *b) {
+    uint8_t q[256];
+    struct scales best = quantize((struct shape){16, 4, 3, 15}, x, q);
+    b->d = best.d;
+    b->dmin = best.dmin;
+    for (int k = 0; k < 16; k++)
+        b->scales[k] = (uint8_t)((int)best.sc[k / 4][k % 4] | (int)best.mn[k / 4][k % 4] << 4);
+    pack_pairs(q, b->qs);
 }
 
 static void q4_k_encode_block(const float *x, struct q4_k *b) {
     uint8_t q[256];
-    struct scales best = quantize(x, 15, q);
+    struct scales best = quantize((struct shape){32, 2, 15, 63}, x, q);
     b->d = best.d;
     b->dmin = best.dmin;
     pack_scales(&best, b->scales);
@@ -368,7 +410,7 @@ static void q4_k_encode_block(const float *x, struct q4_k *b) {
 
 static void q5_k_encode_block(const float *x, struct q5_k *b) {
     uint8_t q[256];
-    struct scales best = quantize(x, 31, q);
+    struct scales best = quantize((struct shape){32, 2, 31, 63}, x, q);
     b->d = best.d;
     b->dmin = best.dmin;
     pack_scales(&best, b->scales);
@@ -381,11 +423,16 @@ static void q5_k_encode_block(const float *x, struct q5_k *b) {
     }
 }
 
-/* ---- super-blocks without: Q6_K -------------------------------------------------------------- */
+/* ---- super-blocks without: Q3_K, Q6_K -------------------------------------------------------- */
 
-struct scales6 {
+struct signed_shape {
+    float codes; /* quants are -codes..codes - 1 */
+    float top;   /* scales are -top..top - 1 */
+};
+
+struct signed_scales {
     uint16_t d;
-    f4 sc[4]; /* whole, -128..127, not 0 */
+    f4 sc[4]; /* whole, not 0 */
     float error;
 };
 
@@ -395,29 +442,30 @@ static inline f4 inverse(f4 x) {
     return pick(x < 0.0f, -size, size);
 }
 
-/* Measures with the quants of a factor, -32..31, and solves for s, of either sign. */
-static inline struct fit measure6(const struct group *g, f4 factor) {
-    struct fit f = {.sums = measure(g, 16, all(0), factor, -32, 31)};
+/* Measures with the quants of a factor, and solves for s, of either sign. */
+static inline struct fit measure_signed(struct signed_shape sh, const struct group *g, f4 factor) {
+    struct fit f = {.sums = measure(g, 16, all(0), factor, -sh.codes, sh.codes - 1)};
     f.s = ratio(f.sums.xq, f.sums.qq);
     f.error = price(g, &f.sums, f.s, all(0));
     return f;
 }
 
-/* The extreme value takes the code -32, of which there is no positive twin. */
-static inline struct fit search6(const struct group *g) {
+/* The extreme value takes the code -codes, of which there is no positive twin. */
+static inline struct fit search_signed(struct signed_shape sh, const struct group *g) {
     f4 extreme = pick(-g->low > g->high, g->low, g->high);
     struct fit best = {.error = all(FLT_MAX)};
     for (int step = 0; step < STEPS; step++) {
-        struct fit f = measure6(g, -spread(32, step) * inverse(extreme));
+        struct fit f = measure_signed(sh, g, -spread(sh.codes, step) * inverse(extreme));
         keep_better(&best, &f);
     }
     return best;
 }
 
-static void snap6(const struct group *g, const struct fit *f, struct scales6 *to) {
+static inline void snap_signed(struct signed_shape sh, const struct group *g, const struct fit *f,
+                               struct signed_scales *to) {
     f4 d = step_of(to->d), per_d = inverse(d), error = all(0);
     for (int k = 0; k < 4; k++) {
-        f4 sc = round_within(f[k].s * per_d, -128, 127);
+        f4 sc = round_within(f[k].s * per_d, -sh.top, sh.top - 1);
         to->sc[k] = pick(sc == 0.0f, all(1), sc);
         error += price(&g[k], &f[k].sums, d * to->sc[k], all(0));
     }
@@ -425,7 +473,7 @@ static void snap6(const struct group *g, const struct fit *f, struct scales6 *to
 }
 
 /* The d that suits the multiples and the quants best. */
-static void refit6(const struct fit *f, struct scales6 *to) {
+static void refit_signed(const struct fit *f, struct signed_scales *to) {
     f4 dd = all(0), d = all(0);
     for (int k = 0; k < 4; k++) {
         dd += to->sc[k] * to->sc[k] * f[k].sums.qq;
@@ -436,70 +484,95 @@ static void refit6(const struct fit *f, struct scales6 *to) {
 }
 
 /* Rounds against the scales as stored: their error, and in f the sums and what they would like. */
-static float measure_stored6(const struct group *g, const struct scales6 *at, struct fit *f) {
+static inline float measure_stored_signed(struct signed_shape sh, const struct group *g,
+                                          const struct signed_scales *at, struct fit *f) {
     f4 error = all(0);
     for (int k = 0; k < 4; k++) {
         f4 s = step_of(at->d) * at->sc[k];
-        f[k] = measure6(&g[k], inverse(s));
+        f[k] = measure_signed(sh, &g[k], inverse(s));
         error += price(&g[k], &f[k].sums, s, all(0));
     }
     return total(error);
 }
 
-/* The first d: the largest scale becomes about -128. */
-static struct scales6 search_step6(const struct group *g, const struct fit *f) {
-    float top = 0;
+/* The first d: the largest scale becomes about -top. */
+static inline struct signed_scales search_step_signed(struct signed_shape sh, const struct group *g,
+                                                      const struct fit *f) {
+    float largest = 0;
     for (int k = 0; k < 4; k++)
         for (int lane = 0; lane < 4; lane++)
-            top = fabsf(f[k].s[lane]) > fabsf(top) ? f[k].s[lane] : top;
-    struct scales6 trial = {0}, best = {.error = FLT_MAX};
+            largest = fabsf(f[k].s[lane]) > fabsf(largest) ? f[k].s[lane] : largest;
+    struct signed_scales trial = {0}, best = {.error = FLT_MAX};
     for (int step = 0; step < D_STEPS; step++) {
-        trial.d = f16_from_scale(top / (0.5f * (float)step - 129.0f));
-        snap6(g, f, &trial);
+        trial.d = f16_from_scale(largest / (0.5f * (float)step - (sh.top + 1.0f)));
+        snap_signed(sh, g, f, &trial);
         if (trial.error < best.error)
             best = trial;
     }
     return best;
 }
 
-static struct scales6 search_scales6(const struct group *g) {
+static inline struct signed_scales search_scales_signed(struct signed_shape sh,
+                                                        const struct group *g) {
     struct fit f[4];
     for (int k = 0; k < 4; k++)
-        f[k] = search6(&g[k]);
-    struct scales6 trial = search_step6(g, f), best = {.error = FLT_MAX};
+        f[k] = search_signed(sh, &g[k]);
+    struct signed_scales trial = search_step_signed(sh, g, f), best = {.error = FLT_MAX};
     for (int round = 0; round < ROUNDS; round++) {
-        trial.error = measure_stored6(g, &trial, f);
+        trial.error = measure_stored_signed(sh, g, &trial, f);
         if (trial.error < best.error)
             best = trial;
-        refit6(f, &trial);
-        snap6(g, f, &trial);
+        refit_signed(f, &trial);
+        snap_signed(sh, g, f, &trial);
     }
     return best;
 }
 
-/* The scales as bytes and the quants, 0..63, that go with them. */
-static void round_quants6(const struct group *g, const struct scales6 *at, int8_t *scales,
-                          uint8_t *q) {
+/* The quants, from 0 on, that go with the scales. */
+static inline void round_quants_signed(struct signed_shape sh, const struct group *g,
+                                       const struct signed_scales *at, uint8_t *q) {
     for (int k = 0; k < 4; k++) {
         f4 factor = inverse(step_of(at->d) * at->sc[k]);
-        for (int lane = 0; lane < 4; lane++)
-            scales[4 * k + lane] = (int8_t)at->sc[k][lane];
         for (int i = 0; i < 16; i++) {
-            f4 v = round_within(g[k].x[i] * factor, -32, 31) + 32.0f;
+            f4 v = round_within(g[k].x[i] * factor, -sh.codes, sh.codes - 1) + sh.codes;
             for (int lane = 0; lane < 4; lane++)
                 q[64 * k + 16 * lane + i] = (uint8_t)v[lane];
         }
     }
 }
 
-static void q6_k_encode_block(const float *x, struct q6_k *b) {
+/* Finds scales and quants of 256 values. */
+static inline struct signed_scales quantize_signed(struct signed_shape sh, const float *x,
+                                                   uint8_t *q) {
     struct group g[4];
-    uint8_t q[256];
     for (int k = 0; k < 4; k++)
-        group_load(&g[k], x + 64 * k, 16, F16_MAX * 128 * 32);
-    struct scales6 best = search_scales6(g);
+        group_load(&g[k], x + 64 * k, 16, F16_MAX * sh.top * sh.codes);
+    struct signed_scales best = search_scales_signed(sh, g);
+    round_quants_signed(sh, g, &best, q);
+    return best;
+}
+
+static void q3_k_encode_block(const float *x, struct q3_k *b) {
+    uint8_t q[256];
+    struct signed_scales best = quantize_signed((struct signed_shape){4, 32}, x, q);
+    memset(b, 0, sizeof *b);
     b->d = best.d;
-    round_quants6(g, &best, b->scales, q);
+    pack_pairs(q, b->qs);
+    for (int i = 0; i < 256; i++)
+        b->hmask[i % 32] |= (uint8_t)(q[i] >> 2 << i / 32);
+    for (int k = 0; k < 16; k++) {
+        int scale = (int)best.sc[k / 4][k % 4] + 32;
+        b->scales[k % 8] |= (uint8_t)((scale & 15) << 4 * (k / 8));
+        b->scales[8 + k % 4] |= (uint8_t)(scale >> 4 << 2 * (k / 4));
+    }
+}
+
+static void q6_k_encode_block(const float *x, struct q6_k *b) {
+    uint8_t q[256];
+    struct signed_scales best = quantize_signed((struct signed_shape){32, 128}, x, q);
+    b->d = best.d;
+    for (int k = 0; k < 16; k++)
+        b->scales[k] = (int8_t)best.sc[k / 4][k % 4];
     for (int h = 0; h < 2; h++) {
         for (int l = 0; l < 32; l++) {
             const uint8_t *v = q + 128 * h + l;
@@ -523,6 +596,8 @@ static void q6_k_encode_block(const float *x, struct q6_k *b) {
         }                                                                                          \
     }
 
+BLOCK_ENCODE(q2_k)
+BLOCK_ENCODE(q3_k)
 BLOCK_ENCODE(q4_k)
 BLOCK_ENCODE(q5_k)
 BLOCK_ENCODE(q6_k)
