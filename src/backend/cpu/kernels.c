@@ -11,6 +11,8 @@ static const struct kernel_rows *const tables[] = {
     &kernels_avx512,
     &kernels_avx2,
 #elif defined(__aarch64__)
+    &kernels_neon_mmla,
+    &kernels_neon_sdot,
     &kernels_neon,
 #endif
     &kernels_portable,
@@ -39,7 +41,10 @@ const struct kernel *kernel_find(enum dtype type, bool exact, uint32_t features)
 }
 
 const struct attend_kernel *attend_at(size_t i) {
-    return i < sizeof tables / sizeof *tables ? &tables[i]->attend : NULL;
+    for (size_t t = 0; t < sizeof tables / sizeof *tables; t++)
+        if (tables[t]->attend.run && i-- == 0)
+            return &tables[t]->attend;
+    return NULL;
 }
 
 const struct attend_kernel *attend_find(uint32_t features) {

@@ -1,6 +1,7 @@
 /* kernels_pack.c - puts the rows of quantized matrices side by side; see kernels_pack.h. */
 #include "backend/cpu/kernels_pack.h"
 
+#if defined(__x86_64__)
 #include <string.h>
 
 #include "base/err.h"
@@ -171,22 +172,11 @@ uint64_t packed_bytes(enum dtype type, struct packing p, uint32_t k, uint32_t n)
     return rows * (k / l->values) * row_block_bytes(l);
 }
 
-/* n bytes of quants, a row's unit by unit; a constant unit makes its copies moves. */
-static inline __attribute__((always_inline)) void
-place_units(uint8_t *to, const uint8_t *from, uint32_t n, uint32_t unit, uint32_t apart) {
-    for (uint32_t i = 0; i < n; i += unit, to += apart)
-        memcpy(to, from + i, unit);
-}
-
 /* One row's parts into their places in a packed block. */
 static void place(const struct layout *l, struct packing p, uint32_t row, const struct parts *from,
                   uint8_t *to) {
-    if (p.unit == 4)
-        place_units(to + row * 4, from->quants, l->quants, 4, 4 * p.rows);
-    else if (p.unit == 8)
-        place_units(to + row * 8, from->quants, l->quants, 8, 8 * p.rows);
-    else
-        place_units(to + row * p.unit, from->quants, l->quants, p.unit, p.unit * p.rows);
+    for (uint32_t i = 0; i < l->quants; i += 4)
+        memcpy(to + i * p.rows + row * 4, from->quants + i, 4);
     to += l->quants * p.rows;
     for (uint32_t i = 0; i < l->words; i++)
         memcpy(to + (i * p.rows + row) * 4, &from->words[i], 4);
@@ -231,3 +221,5 @@ void pack_rows(enum dtype type, struct packing p, const void *rows, uint32_t k, 
         }
     }
 }
+
+#endif

@@ -1,17 +1,16 @@
-/* kernels_pack.h - the packed order of quantized matrices: rows side by side in tiles.
+/* kernels_pack.h - the packed order of quantized matrices on x86: rows side by side in tiles.
  *
  * The fast int8 kernels hold T weight rows in the lanes of a vector, so that no lanes are ever
  * added up. Packing cuts the matrix into tiles of T rows (the last filled up with zeros), and
  * stores a tile block after block along K. A packed block has four parts, each holding its items
  * of all T rows side by side:
  *
- *   quants  [i / U][row][i % U]   the block's bytes of quants, in units of U bytes
+ *   quants  [i / 4][row][i % 4]   the block's bytes of quants, in units of four
  *   words   [i][row]  u32         the fifth bits of q5_0 and q5_1, value 4j + b's at bit 8b + j
  *   f16s  [i][row]  f16         d, then m or dmin
  *   bytes   [i][row]  u8, i8      sub-block scales, then minimums; the exponent of mxfp4
  *
- * T and U belong to the instruction set: x86 multiplies four bytes a lane (U = 4; T = 8 or 16),
- * ARM eight bytes of a pair of rows (U = 8, T = 8).
+ * T is 8 or 16, a vector's lanes. ARM has an order of its own, kernels_neon_pack.h.
  *
  * Scales of six bits are opened into bytes, so a few types grow; PACKED_TYPES tells by how much.
  * (Opening them into f32 would save two or three instructions a group and cost a third more
@@ -42,8 +41,8 @@
 
 /* A tile's shape. */
 struct packing {
-    uint32_t rows, unit; /* T and U */
-    uint8_t flip_q8_0;   /* the quants of q8_0 are stored xor this: 0x80 makes them unsigned */
+    uint32_t rows;     /* T */
+    uint8_t flip_q8_0; /* the quants of q8_0 are stored xor this: 0x80 makes them unsigned */
 };
 
 uint64_t packed_bytes(enum dtype type, struct packing p, uint32_t k, uint32_t n);

@@ -43,14 +43,14 @@ static inline size_t stride_of(const struct activations *acts) {
 struct kernel_rows {
     const struct kernel *at;
     size_t count;
-    struct attend_kernel attend;
+    struct attend_kernel attend; /* run is NULL where another file has it */
 };
 
 extern const struct kernel_rows kernels_portable;
 #if defined(__x86_64__)
 extern const struct kernel_rows kernels_avx512, kernels_avx2;
 #elif defined(__aarch64__)
-extern const struct kernel_rows kernels_neon;
+extern const struct kernel_rows kernels_neon_mmla, kernels_neon_sdot, kernels_neon;
 #endif
 
 #endif

@@ -1,7 +1,7 @@
 /* kernels_x86.h - int8 products on x86: the body, for one instruction set.
  *
  * T weight rows are the T lanes of a vector; four values of a row are the bytes of its lane
- * (kernels_pack.h, U = 4). For each group of 32 along K the quants are opened into eight vectors,
+ * (kernels_pack.h). For each group of 32 along K the quants are opened into eight vectors,
  * which stay in registers while up to eight activation rows pass by:
  *
  *   dot = -bias * sum(x.q) + w[0] x.q[0..3] + ... + w[7] x.q[28..31]      exact
@@ -282,10 +282,10 @@ INLINE void project(const struct format *f, const void *weights, uint32_t first,
     static const struct format format_##type = {                                                   \
         open_##type, PACK_GROUPS_##type, TILE * PACK_SIZE_##type, runs, bias_log2, has_min, most}; \
     static uint64_t bytes_##type(uint32_t k, uint32_t n) {                                         \
-        return packed_bytes(DT_##TYPE, (struct packing){TILE, 4, WHOLE_FLIP}, k, n);               \
+        return packed_bytes(DT_##TYPE, (struct packing){TILE, WHOLE_FLIP}, k, n);                  \
     }                                                                                              \
     static void pack_##type(const void *from, uint32_t k, uint32_t n, void *to) {                  \
-        pack_rows(DT_##TYPE, (struct packing){TILE, 4, WHOLE_FLIP}, from, k, n, to);               \
+        pack_rows(DT_##TYPE, (struct packing){TILE, WHOLE_FLIP}, from, k, n, to);                  \
     }                                                                                              \
     static TARGET void project_##type(const void *weights, uint32_t first, uint32_t count,         \
                                       const struct activations *acts, float *out,                  \

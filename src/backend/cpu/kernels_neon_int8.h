@@ -1,0 +1,580 @@
+/* kernels_neon_int8.h - products of packed rows with int8 activations, for SDOT and for SMMLA.
+ *
+ * kernels_neon_sdot.c and kernels_neon_mmla.c define UNIT (4 or 8), TARGET, ISA and NEEDS, include
+ * this file and get `rows`, the kernels of every type. Matrices are packed as
+ * kernels_neon_pack.h says: a group of 32 values of four weight rows is opened into eight vectors,
+ * which the activation rows pass by, up to eight of them; one or two meet all eight weight rows.
+ *
+ * A sum of integers starts at the bits of a large float whose last bit counts as one (or a half, a
+ * quarter ... where the opened values are too large by a power of two): read as a float, less what
+ * it began with, it is the sum. That is one instruction that both pipes of a small core run, where
+ * a conversion takes one of them for two cycles, as an integer multiplication does. Scales become
+ * floats in the same way, so in the types of 256 values, with scales s and minimums m,
+ *
+ *   part = fma(s dot + s' dot', x.scale, part)           for each group of a block
+ *   low  = fma(m, x.scale * sum(x.q), low)
+ *   acc  = fma(part, d, acc) - low * dmin                once a block
+ *
+ * |s dot + s' dot'| stays below 2^24: nothing is rounded before x.scale. */
+#include <arm_neon.h>
+#include <string.h>
+
+#include "backend/cpu/kernels_neon_pack.h"
+#include "base/cpu.h"
+
+#define INLINE static inline __attribute__((always_inline))
+
+enum {
+    TILES = 8,    /* that an activation row meets in turn */
+    MAX_ACTS = 8, /* rows at once */
+    CHUNK = 8,    /* groups between visits to the sums: a block of 256 values */
+};
+
+/* ---- opening half a tile ----------------------------------------------------------------------
+ */
+
+typedef void open_fn(const uint8_t *from, int8x16_t *w /* (8) */);
+
+INLINE int8x16_t masked(uint8x16_t v, uint8_t mask) {
+    return vreinterpretq_s8_u8(vandq_u8(v, vdupq_n_u8(mask)));
+}
+
+INLINE int8x16_t as_signed(uint8x16_t v) {
+    return vreinterpretq_s8_u8(v);
+}
+
+INLINE void open_2(const uint8_t *from, int8x16_t *w) {
+    UNROLL for (int i = 0; i < 2; i++) {
+        uint8x16_t v = vld1q_u8(from + 16 * i), high = vshrq_n_u8(v, 4);
+        w[2 * i] = masked(v, 3);
+        w[2 * i + 4] = masked(v, 12);
+        w[2 * i + 1] = masked(high, 3);
+        w[2 * i + 5] = masked(high, 12);
+    }
+}
+
+INLINE void open_3(const uint8_t *from, int8x16_t *w) {
+    uint8x16_t v[3] = {vld1q_u8(from), vld1q_u8(from + 16), vld1q_u8(from + 32)};
+    UNROLL for (int i = 0; i < 3; i++) {
+        w[2 * i] = masked(v[i], 0xe0);
+        w[2 * i + 1] = masked(vshlq_n_u8(v[i], 3), 0xe0);
+    }
+    w[6] = as_signed(vsliq_n_u8(vshlq_n_u8(v[2], 5), v[0], 6));
+    w[7] = masked(vsliq_n_u8(vshlq_n_u8(v[2], 4), v[1], 6), 0xe0);
+}
+
+INLINE void open_4(const uint8_t *from, int8x16_t *w) {
+    UNROLL for (int i = 0; i < 4; i++) {
+        uint8x16_t v = vld1q_u8(from + 16 * i);
+        w[i] = masked(v, 15);
+        w[i + 4] = as_signed(vshrq_n_u8(v, 4));
+    }
+}
+
+INLINE void open_4_signed(const uint8_t *from, int8x16_t *w) {
+    UNROLL for (int i = 0; i < 4; i++) {
+        uint8x16_t v = vld1q_u8(from + 16 * i);
+        w[i] = as_signed(vshlq_n_u8(v, 4));
+        w[i + 4] = masked(v, 0xf0);
+    }
+}
+
+INLINE void open_5(const uint8_t *from, int8x16_t *w) {
+    uint8x16_t v[5];
+    UNROLL for (int i = 0; i < 5; i++) {
+        v[i] = vld1q_u8(from + 16 * i);
+        w[i] = masked(v[i], 31);
+    }
+    w[5] = as_signed(vsriq_n_u8(vshrq_n_u8(v[0], 3), v[3], 6));
+    w[6] = as_signed(vsriq_n_u8(vshrq_n_u8(v[1], 3), v[4], 6));
+    uint8x16_t last = vsriq_n_u8(vshrq_n_u8(v[2], 3), vshlq_n_u8(v[3], 2), 6);
+    w[7] = as_signed(vsriq_n_u8(last, vshlq_n_u8(v[4], 2), 7));
+}
+
+INLINE void open_5_signed(const uint8_t *from, int8x16_t *w) {
+    uint8x16_t v[5];
+    UNROLL for (int i = 0; i < 5; i++) {
+        v[i] = vld1q_u8(from + 16 * i);
+        w[i] = masked(v[i], 0xf8);
+    }
+    w[5] = as_signed(vsliq_n_u8(vshlq_n_u8(v[3], 3), v[0], 5));
+    w[6] = as_signed(vsliq_n_u8(vshlq_n_u8(v[4], 3), v[1], 5));
+    uint8x16_t last = vsliq_n_u8(vshlq_n_u8(v[4], 1), vshrq_n_u8(v[3], 2), 4);
+    w[7] = masked(vsliq_n_u8(last, v[2], 5), 0xf8);
+}
+
+INLINE void open_6(const uint8_t *from, int8x16_t *w) {
+    UNROLL for (int i = 0; i < 2; i++) {
+        uint8x16_t v[3];
+        UNROLL for (int j = 0; j < 3; j++) {
+            v[j] = vld1q_u8(from + 16 * (3 * i + j));
+            w[4 * i + j] = masked(v[j], 0xfc);
+        }
+        uint8x16_t last = vsliq_n_u8(vshlq_n_u8(v[2], 2), v[1], 4);
+        w[4 * i + 3] = as_signed(vsliq_n_u8(last, v[0], 6));
+    }
+}
+
+INLINE void open_8(const uint8_t *from, int8x16_t *w) {
+    UNROLL for (int i = 0; i < 8; i++) w[i] = as_signed(vld1q_u8(from + 16 * i));
+}
+
+INLINE void open_table(const int8_t *values, const uint8_t *from, int8x16_t *w) {
+    int8x16_t table = vld1q_s8(values);
+    open_4(from, w);
+    UNROLL for (int i = 0; i < 8; i++) w[i] = vqtbl1q_s8(table, vreinterpretq_u8_s8(w[i]));
+}
+
+static const int8_t iq4_values[16] = {-127, -104, -83, -65, -49, -35, -22, -10,
+                                      1,    13,   25,  38,  53,  69,  89,  113};
+static const int8_t mxfp4_values[16] = {0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12};
+
+INLINE void open_iq4(const uint8_t *from, int8x16_t *w) {
+    open_table(iq4_values, from, w);
+}
+
+INLINE void open_mxfp4(const uint8_t *from, int8x16_t *w) {
+    open_table(mxfp4_values, from, w);
+}
+
+/* ---- floats from integers -------------------------------------------------------------------- */
+
+struct format {
+    enum dtype type;
+    open_fn *open;
+    int groups, runs;           /* of a block; scales in a group: 1 or 2 */
+    int shift[2];               /* of a run's values: they are opened times 2^shift */
+    uint32_t half;              /* bytes of half a tile's group */
+    uint32_t bytes, f16s, size; /* in a packed block: scales, d; and all */
+    bool has_min;
+};
+
+/* The bits of 1.5 * 2^(23 - shift). */
+INLINE int32_t start_bits(int shift) {
+    return 0x4b400000 - (shift << 23);
+}
+
+INLINE float32x4_t sum_of(int32x4_t dot, int shift) {
+    float32x4_t start = vreinterpretq_f32_s32(vdupq_n_s32(start_bits(shift)));
+    return vsubq_f32(vreinterpretq_f32_s32(dot), start);
+}
+
+/* Four of the eight signed bytes at p. In this and what follows `half` is a constant where it is
+ * inlined; the halves of many rows, which are no constants, are in p. */
+INLINE float32x4_t four_bytes(const uint8_t *p, int half) {
+    int16x8_t wide = vmovl_s8(vreinterpret_s8_u8(vld1_u8(p)));
+    int32x4_t start = vdupq_n_s32(start_bits(0));
+    return sum_of(half ? vaddw_high_s16(start, wide) : vaddw_s16(start, vget_low_s16(wide)), 0);
+}
+
+/* The same of low or high nibbles. */
+INLINE float32x4_t four_nibbles(const uint8_t *p, int half, int is_high) {
+    uint8x8_t both = vld1_u8(p);
+    uint8x8_t one = is_high ? vshr_n_u8(both, 4) : vand_u8(both, vdup_n_u8(15));
+    uint16x8_t wide = vmovl_u8(one);
+    uint32x4_t start = vdupq_n_u32((uint32_t)start_bits(0));
+    uint32x4_t sum = half ? vaddw_high_u16(start, wide) : vaddw_u16(start, vget_low_u16(wide));
+    return sum_of(vreinterpretq_s32_u32(sum), 0);
+}
+
+INLINE float32x4_t four_f16s(const uint8_t *p, int half) {
+    return vcvt_f32_f16(vreinterpret_f16_u8(vld1_u8(p + 8 * half)));
+}
+
+/* mxfp4_scale of four exponents. */
+INLINE float32x4_t four_exponents(const uint8_t *p, int half) {
+    uint16x8_t wide = vmovl_u8(vld1_u8(p));
+    int32x4_t e =
+        vreinterpretq_s32_u32(half ? vmovl_high_u16(wide) : vmovl_u16(vget_low_u16(wide)));
+    int32x4_t small = vshlq_s32(vdupq_n_s32(0x00200000), e);
+    int32x4_t normal = vshlq_n_s32(vsubq_s32(e, vdupq_n_s32(1)), 23);
+    return vreinterpretq_f32_s32(vbslq_s32(vcltq_s32(e, vdupq_n_s32(2)), small, normal));
+}
+
+/* Where half a tile's parts of a block stand. */
+struct half {
+    const uint8_t *quants, *bytes, *f16s;
+};
+
+INLINE struct half half_of(const struct format *f, const uint8_t *block, int half) {
+    return (struct half){block + (uint32_t)half * f->half, block + f->bytes + 4 * half,
+                         block + f->f16s + 8 * half};
+}
+
+INLINE float32x4_t d_of(const struct format *f, struct half at, int half) {
+    return f->type == DT_MXFP4 ? four_exponents(at.bytes, half) : four_f16s(at.f16s, half);
+}
+
+INLINE float32x4_t second_of(struct half at, int half) {
+    return four_f16s(at.f16s + 2 * NEON_TILE, half);
+}
+
+/* The scales of a group, for each run. */
+INLINE void load_scales(const struct format *f, struct half from, int g, int half, float32x4_t *s) {
+    bool is_pair = f->runs == 2 || f->has_min; /* two bytes a row, not one */
+    const uint8_t *at = from.bytes + NEON_TILE * (is_pair ? 2 : 1) * g;
+    UNROLL for (int run = 0; run < f->runs; run++) s[run] =
+        f->type == DT_Q2_K ? four_nibbles(at + NEON_TILE * run, half, 0)
+                           : four_bytes(at + NEON_TILE * run, half);
+}
+
+/* ---- blocks ---------------------------------------------------------------------------------- */
+
+/* The rows of a call: groups of row r at `at + r * stride`. */
+struct rows {
+    const struct act_group *at;
+    size_t stride;
+};
+
+INLINE const struct act_group *group_of(struct rows rows, int r, int g) {
+    return rows.at + (size_t)r * rows.stride + g;
+}
+
+/* A group's sum for four weight rows, before the activations' scale. */
+INLINE float32x4_t whole_of(const struct format *f, const int32x4_t *dot, const float32x4_t *s) {
+    float32x4_t whole = sum_of(dot[0], f->shift[0]);
+    if (f->groups > 1)
+        whole = vmulq_f32(whole, s[0]);
+    if (f->runs == 2)
+        whole = vfmaq_f32(whole, sum_of(dot[1], f->shift[1]), s[1]);
+    return whole;
+}
+
+#if UNIT == 4
+
+/* dot += [. . . .] x x: four values of four weight rows with four of x by element, four times. In
+ * assembly, because gcc 12 copies sums from one to the next, and a core adds to a sum every cycle
+ * only if it stays where it is. One sum is half of what a core can do, and its queues are short:
+ * two or four go on in turns. */
+INLINE TARGET void dot_two(int32x4_t *dot, const int8x16_t *v, const int8x16_t *w, int8x16_t x) {
+    __asm__("sdot %0.4s, %2.16b, %10.4b[0]\n\t"
+            "sdot %1.4s, %6.16b, %10.4b[0]\n\t"
+            "sdot %0.4s, %3.16b, %10.4b[1]\n\t"
+            "sdot %1.4s, %7.16b, %10.4b[1]\n\t"
+            "sdot %0.4s, %4.16b, %10.4b[2]\n\t"
+            "sdot %1.4s, %8.16b, %10.4b[2]\n\t"
+            "sdot %0.4s, %5.16b, %10.4b[3]\n\t"
+            "sdot %1.4s, %9.16b, %10.4b[3]"
+            : "+&w"(dot[0]), "+&w"(dot[1])
+            : "w"(v[0]), "w"(v[1]), "w"(v[2]), "w"(v[3]), "w"(w[0]), "w"(w[1]), "w"(w[2]),
+              "w"(w[3]), "w"(x));
+}
+
+#define DOT_FOUR(w, i)                                                                             \
+    "sdot %0.4s, " w ".16b, %8.4b[" i "]\n\t"                                                      \
+    "sdot %1.4s, " w ".16b, %9.4b[" i "]\n\t"                                                      \
+    "sdot %2.4s, " w ".16b, %10.4b[" i "]\n\t"                                                     \
+    "sdot %3.4s, " w ".16b, %11.4b[" i "]\n\t"
+INLINE TARGET void dot_four(int32x4_t *dot, const int8x16_t *w, const int8x16_t *x) {
+    __asm__(DOT_FOUR("%4", "0") DOT_FOUR("%5", "1") DOT_FOUR("%6", "2") DOT_FOUR("%7", "3")
+            : "+&w"(dot[0]), "+&w"(dot[1]), "+&w"(dot[2]), "+&w"(dot[3])
+            : "w"(w[0]), "w"(w[1]), "w"(w[2]), "w"(w[3]), "w"(x[0]), "w"(x[1]), "w"(x[2]),
+              "w"(x[3]));
+}
+
+/* Both halves of a tile with one row. */
+INLINE TARGET void multiply_one(const struct format *f, int8x16_t (*w)[8], float32x4_t (*s)[2],
+                                const struct act_group *a, float32x4_t *whole /* (2) */) {
+    const int last = f->runs - 1;
+    int32x4_t dot[2][2]; /* [run][half] */
+    UNROLL for (int run = 0; run < f->runs; run++) dot[run][0] = dot[run][1] =
+        vdupq_n_s32(start_bits(f->shift[run]));
+    dot_two(dot[0], w[0], w[1], vld1q_s8(a->q));
+    dot_two(dot[last], w[0] + 4, w[1] + 4, vld1q_s8(a->q + 16));
+    UNROLL for (int h = 0; h < 2; h++) whole[h] =
+        whole_of(f, (int32x4_t[2]){dot[0][h], dot[last][h]}, s[h]);
+}
+
+/* Half a tile with four rows from `rows` on. */
+INLINE TARGET void multiply_four(const struct format *f, const int8x16_t *w, const float32x4_t *s,
+                                 struct rows rows, int g, float32x4_t *whole /* (4) */) {
+    const int last = f->runs - 1;
+    int32x4_t dot[2][4]; /* [run][row] */
+    UNROLL for (int run = 0; run < 2; run++) {
+        int8x16_t x[4];
+        UNROLL for (int r = 0; r < 4; r++) {
+            x[r] = vld1q_s8(group_of(rows, r, g)->q + 16 * run);
+            if (run <= last)
+                dot[run][r] = vdupq_n_s32(start_bits(f->shift[run]));
+        }
+        dot_four(dot[run <= last ? run : last], w + 4 * run, x);
+    }
+    UNROLL for (int r = 0; r < 4; r++) whole[r] =
+        whole_of(f, (int32x4_t[2]){dot[0][r], dot[last][r]}, s);
+}
+
+/* The wholes of group g: both halves of a tile for one or two rows, one for four or eight. */
+INLINE TARGET void multiply(const struct format *f, int8x16_t (*w)[8], float32x4_t (*s)[2],
+                            struct rows rows, int g, int acts, float32x4_t (*whole)[MAX_ACTS]) {
+    UNROLL for (int r = 0; r < acts && acts <= 2; r++) {
+        float32x4_t both[2];
+        multiply_one(f, w, s, group_of(rows, r, g), both);
+        whole[0][r] = both[0];
+        whole[1][r] = both[1];
+    }
+    UNROLL for (int r = 0; r < acts && acts > 2; r += 4) {
+        struct rows from = {group_of(rows, r, 0), rows.stride};
+        multiply_four(f, w[0], s[0], from, g, whole[0] + r);
+    }
+}
+
+#else
+
+/* Sums of four weight rows with one row, for each run: [a b] x [x x] -> [a.x' a.x" b.x' b.x"],
+ * halves of the sums, added in pairs. */
+INLINE TARGET void dots_of_one(const struct format *f, const int8x16_t *w,
+                               const struct act_group *a, int32x4_t *dot) {
+    const int steps = 4 / f->runs;
+    UNROLL for (int run = 0; run < f->runs; run++) {
+        int64x2_t start = vdupq_n_s64(start_bits(f->shift[run]));
+        int32x4_t pair[2] = {vreinterpretq_s32_s64(start), vreinterpretq_s32_s64(start)};
+        UNROLL for (int step = steps * run; step < steps * (run + 1); step++) {
+            int8x8_t eight = vld1_s8(a->q + 8 * step);
+            int8x16_t x = vcombine_s8(eight, eight);
+            UNROLL for (int p = 0; p < 2; p++) pair[p] = vdotq_s32(pair[p], w[2 * step + p], x);
+        }
+        dot[run] = vpaddq_s32(pair[0], pair[1]);
+    }
+}
+
+/* Of two rows by SMMLA: [a b] x [x y] -> [a.x a.y b.x b.y]. */
+INLINE TARGET void dots_of_two(const struct format *f, const int8x16_t *w,
+                               const struct act_group *a, const struct act_group *b,
+                               int32x4_t *to_a, int32x4_t *to_b) {
+    const int steps = 4 / f->runs;
+    UNROLL for (int run = 0; run < f->runs; run++) {
+        int32x4_t start = vdupq_n_s32(start_bits(f->shift[run])), pair[2] = {start, start};
+        UNROLL for (int step = steps * run; step < steps * (run + 1); step++) {
+            int8x16_t x = vcombine_s8(vld1_s8(a->q + 8 * step), vld1_s8(b->q + 8 * step));
+            UNROLL for (int p = 0; p < 2; p++) pair[p] = vmmlaq_s32(pair[p], w[2 * step + p], x);
+        }
+        to_a[run] = vuzp1q_s32(pair[0], pair[1]);
+        to_b[run] = vuzp2q_s32(pair[0], pair[1]);
+    }
+}
+
+/* The wholes of group g: both halves of a tile for one or two rows, one for four or eight. */
+INLINE TARGET void multiply(const struct format *f, int8x16_t (*w)[8], float32x4_t (*s)[2],
+                            struct rows rows, int g, int acts, float32x4_t (*whole)[MAX_ACTS]) {
+    const int halves = acts > 2 ? 1 : 2;
+    UNROLL for (int h = 0; h < halves; h++) {
+        int32x4_t dot[2][2];
+        if (acts == 1) {
+            dots_of_one(f, w[h], group_of(rows, 0, g), dot[0]);
+            whole[h][0] = whole_of(f, dot[0], s[h]);
+        }
+        UNROLL for (int r = 0; r + 1 < acts; r += 2) {
+            dots_of_two(f, w[h], group_of(rows, r, g), group_of(rows, r + 1, g), dot[0], dot[1]);
+            whole[h][r] = whole_of(f, dot[0], s[h]);
+            whole[h][r + 1] = whole_of(f, dot[1], s[h]);
+        }
+    }
+}
+
+#endif
+
+/* Asks for what comes AHEAD bytes after a group of a tile. */
+INLINE void fetch_ahead(const uint8_t *at, uint32_t bytes) {
+    enum { AHEAD = 1024 };
+    UNROLL for (uint32_t i = 0; i < bytes; i += 64) __builtin_prefetch(at + AHEAD + i);
+}
+
+/* What the minimums of group g take away, before dmin. */
+INLINE void add_low(const struct format *f, struct half from, int half, struct rows rows, int g,
+                    int acts, float32x4_t *low) {
+    const uint8_t *at = from.bytes + 2 * NEON_TILE * g;
+    float32x4_t m[2];
+    UNROLL for (int run = 0; run < 2; run++) m[run] =
+        f->runs == 1 ? four_bytes(at + NEON_TILE, half)
+                     : four_nibbles(at + NEON_TILE * run, half, 1);
+    UNROLL for (int r = 0; r < acts; r++) {
+        const struct act_group *a = group_of(rows, r, g);
+        if (f->runs == 1) {
+            low[r] = vfmaq_n_f32(low[r], m[0], a->offset);
+        } else {
+            float32x4_t whole = vmulq_n_f32(m[0], (float)-a->minus_half[0]);
+            whole = vfmaq_n_f32(whole, m[1], (float)-a->minus_half[1]);
+            low[r] = vfmaq_n_f32(low[r], whole, a->scale);
+        }
+    }
+}
+
+/* A block of 256 values: `halves` half tiles from `first` on, for all rows. Many rows have no
+ * registers to spare for their minimums: those are added up before. */
+INLINE TARGET void add_block(const struct format *f, const uint8_t *block, int first, int halves,
+                             struct rows rows, int acts, float32x4_t (*sums)[MAX_ACTS]) {
+    const bool is_apart = f->has_min && acts > 2;
+    const uint32_t group_bytes = f->size / (uint32_t)f->groups;
+    const struct half at = half_of(f, block, first);
+    float32x4_t part[2][MAX_ACTS], low[2][MAX_ACTS];
+    UNROLL for (int h = 0; h < halves; h++) UNROLL for (int r = 0; r < acts; r++) part[h][r] =
+        low[h][r] = vdupq_n_f32(0);
+    for (int g = 0; is_apart && g < f->groups; g++)
+        UNROLL for (int h = 0; h < halves; h++) add_low(f, at, h, rows, g, acts, low[h]);
+    for (int g = 0; g < f->groups; g++) {
+        int8x16_t w[2][8];
+        float32x4_t s[2][2], whole[2][MAX_ACTS];
+        if (halves == 2)
+            fetch_ahead(block + (uint32_t)g * group_bytes, group_bytes);
+        UNROLL for (int h = 0; h < halves; h++) {
+            f->open(at.quants + (uint32_t)(2 * g + h) * f->half, w[h]);
+            load_scales(f, at, g, h, s[h]);
+        }
+        multiply(f, w, s, rows, g, acts, whole);
+        UNROLL for (int h = 0; h < halves; h++) {
+            UNROLL for (int r = 0; r < acts; r++) part[h][r] =
+                vfmaq_n_f32(part[h][r], whole[h][r], group_of(rows, r, g)->scale);
+            if (f->has_min && !is_apart)
+                add_low(f, at, h, rows, g, acts, low[h]);
+        }
+    }
+    UNROLL for (int h = 0; h < halves; h++) {
+        float32x4_t d = d_of(f, at, h);
+        UNROLL for (int r = 0; r < acts; r++) {
+            float32x4_t sum = vfmaq_f32(sums[first + h][r], part[h][r], d);
+            if (f->has_min)
+                sum = vfmsq_f32(sum, low[h][r], second_of(at, h));
+            sums[first + h][r] = sum;
+        }
+    }
+}
+
+/* `n` blocks of 32 values. */
+INLINE TARGET void add_blocks(const struct format *f, const uint8_t *block, int n, int first,
+                              int halves, struct rows rows, int acts,
+                              float32x4_t (*sums)[MAX_ACTS]) {
+    float32x4_t sum[2][MAX_ACTS];
+    UNROLL for (int h = 0; h < halves; h++) UNROLL for (int r = 0; r < acts; r++) sum[h][r] =
+        sums[first + h][r];
+    for (int g = 0; g < n; g++, block += f->size) {
+        int8x16_t w[2][8];
+        const struct half at = half_of(f, block, first);
+        if (halves == 2)
+            fetch_ahead(block, f->size);
+        float32x4_t none[2][2] = {{vdupq_n_f32(0)}}, whole[2][MAX_ACTS];
+        UNROLL for (int h = 0; h < halves; h++) f->open(at.quants + (uint32_t)h * f->half, w[h]);
+        multiply(f, w, none, rows, g, acts, whole);
+        UNROLL for (int h = 0; h < halves; h++) {
+            float32x4_t d = d_of(f, at, h);
+            UNROLL for (int r = 0; r < acts; r++) {
+                const struct act_group *a = group_of(rows, r, g);
+                sum[h][r] = vfmaq_f32(sum[h][r], vmulq_n_f32(whole[h][r], a->scale), d);
+                if (f->has_min)
+                    sum[h][r] = vfmaq_n_f32(sum[h][r], second_of(at, h), a->offset);
+            }
+        }
+    }
+    UNROLL for (int h = 0; h < halves; h++) UNROLL for (int r = 0; r < acts; r++)
+        sums[first + h][r] = sum[h][r];
+}
+
+/* ---- tiles ----------------------------------------------------------------------------------- */
+
+struct tiles {
+    const uint8_t *at;
+    size_t bytes;           /* of one */
+    uint32_t count, groups; /* groups: K / 32 */
+};
+
+/* One tile after the other, as memory has them: Neoverse cores read one stream at 19.6 GB/s a core
+ * (N1) and eight side by side at 12.3. */
+INLINE TARGET void add_tiles(const struct format *f, struct tiles tiles, struct rows rows, int acts,
+                             float32x4_t (*sums)[2][MAX_ACTS]) {
+    const int halves = acts > 2 ? 1 : 2; /* more would not fit into the registers */
+    for (uint32_t t = 0; t < tiles.count; t++) {
+        const uint8_t *at = tiles.at + t * tiles.bytes;
+        const uint32_t step = f->groups > 1 || halves == 1 ? CHUNK : tiles.groups;
+        for (uint32_t g = 0; g < tiles.groups; g += step) {
+            struct rows from = {rows.at + g, rows.stride};
+            int n = tiles.groups - g < step ? (int)(tiles.groups - g) : (int)step;
+            uint32_t bytes = f->groups > 1 ? f->size : (uint32_t)n * f->size;
+            for (int first = 0; first < 2; first += halves) {
+                if (f->groups > 1)
+                    add_block(f, at, first, halves, from, acts, sums[t]);
+                else
+                    add_blocks(f, at, n, first, halves, from, acts, sums[t]);
+            }
+            at += bytes;
+        }
+    }
+}
+
+/* Some rows: eight, four, two or one. Says how many. */
+INLINE TARGET uint32_t add_some(const struct format *f, struct tiles tiles, struct rows rows,
+                                uint32_t acts, float32x4_t (*sums)[2][MAX_ACTS]) {
+    if (acts >= 8)
+        return add_tiles(f, tiles, rows, 8, sums), 8;
+    if (acts >= 4)
+        return add_tiles(f, tiles, rows, 4, sums), 4;
+    if (acts >= 2)
+        return add_tiles(f, tiles, rows, 2, sums), 2;
+    return add_tiles(f, tiles, rows, 1, sums), 1;
+}
+
+static void store_sums(float32x4_t (*sums)[2][MAX_ACTS], uint32_t acts, uint32_t columns,
+                       float *out, size_t out_stride) {
+    for (uint32_t n = 0; n < columns; n += 4) {
+        size_t lanes = columns - n < 4 ? columns - n : 4;
+        for (uint32_t r = 0; r < acts; r++)
+            memcpy(out + r * out_stride + n, &sums[n / 8][n / 4 % 2][r], lanes * sizeof *out);
+    }
+}
+
+/* ---- kernels --------------------------------------------------------------------------------- */
+
+INLINE TARGET void project(const struct format *f, const void *weights, uint32_t first,
+                           uint32_t count, const struct activations *acts, float *out,
+                           size_t out_stride) {
+    struct tiles tiles = {.groups = acts->k / 32};
+    tiles.bytes = (size_t)(tiles.groups / (uint32_t)f->groups) * f->size;
+    tiles.at = (const uint8_t *)weights + first / NEON_TILE * tiles.bytes;
+    const uint32_t most = TILES * NEON_TILE;
+    for (uint32_t n = 0; n < count; n += most, tiles.at += TILES * tiles.bytes) {
+        uint32_t columns = count - n < most ? count - n : most;
+        tiles.count = (columns + NEON_TILE - 1) / NEON_TILE;
+        for (uint32_t r = 0, done; r < acts->n_rows; r += done) {
+            float32x4_t sums[TILES][2][MAX_ACTS];
+            memset(sums, 0, sizeof sums);
+            struct rows rows = {acts->groups + r * stride_of(acts), stride_of(acts)};
+            done = add_some(f, tiles, rows, acts->n_rows - r, sums);
+            store_sums(sums, done, columns, out + r * out_stride + n, out_stride);
+        }
+    }
+}
+
+#define PROJECT(TYPE, type, open, runs, shift_0, shift_1, has_min)                                 \
+    static const struct format format_##type = {DT_##TYPE,          open,                          \
+                                                NEON_GROUPS_##type, runs,                          \
+                                                {shift_0, shift_1}, NEON_HALF_##type,              \
+                                                NEON_BYTES_##type,  NEON_F16S_##type,              \
+                                                NEON_SIZE_##type,   has_min};                      \
+    static uint64_t bytes_##type(uint32_t k, uint32_t n) {                                         \
+        return neon_packed_bytes(DT_##TYPE, k, n);                                                 \
+    }                                                                                              \
+    static void pack_##type(const void *from, uint32_t k, uint32_t n, void *to) {                  \
+        neon_pack(DT_##TYPE, UNIT, from, k, n, to);                                                \
+    }                                                                                              \
+    static TARGET void project_##type(const void *weights, uint32_t first, uint32_t count,         \
+                                      const struct activations *acts, float *out,                  \
+                                      size_t out_stride) {                                         \
+        project(&format_##type, weights, first, count, acts, out, out_stride);                     \
+    }
+
+PROJECT(Q4_0, q4_0, open_4_signed, 1, 4, 4, false)
+PROJECT(Q4_1, q4_1, open_4, 1, 0, 0, true)
+PROJECT(Q5_0, q5_0, open_5_signed, 1, 3, 3, false)
+PROJECT(Q5_1, q5_1, open_5, 1, 0, 0, true)
+PROJECT(Q8_0, q8_0, open_8, 1, 0, 0, false)
+PROJECT(Q2_K, q2_k, open_2, 2, 0, 2, true)
+PROJECT(Q3_K, q3_k, open_3, 2, 5, 5, false)
+PROJECT(Q4_K, q4_k, open_4, 1, 0, 0, true)
+PROJECT(Q5_K, q5_k, open_5, 1, 0, 0, true)
+PROJECT(Q6_K, q6_k, open_6, 2, 2, 2, false)
+PROJECT(IQ4_NL, iq4_nl, open_iq4, 1, 0, 0, false)
+PROJECT(IQ4_XS, iq4_xs, open_iq4, 1, 0, 0, false)
+PROJECT(MXFP4, mxfp4, open_mxfp4, 1, 0, 0, false)
+
+#define INT8_ROW(TYPE, type)                                                                       \
+    {#type " " ISA, DT_##TYPE, false, NEEDS, NEON_TILE, bytes_##type, pack_##type, project_##type},
+
+static const struct kernel rows[] = {FOR_EACH_FAST_TYPE(INT8_ROW)};

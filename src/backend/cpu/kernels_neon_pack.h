@@ -1,0 +1,68 @@
+/* kernels_neon_pack.h - the packed order of quantized matrices on ARM: eight rows side by side.
+ *
+ * A matrix is cut into tiles of eight rows (the last filled up with zeros), a tile is stored block
+ * after block along K. In a packed block
+ *
+ *   quants  [group of 32][half tile][BITS vectors of 16 bytes]
+ *   bytes   [group][i][row]   sub-block scales, then minimums or the second half's scales; the
+ *                             exponent of mxfp4
+ *   f16s    [i][row]          d, then m or dmin
+ *
+ * Four rows of a group are eight vectors w[0..7] of int8: with SDOT alone w[j] has values 4j..4j+3
+ * of each row (unit 4); with SMMLA w[2s] has values 8s..8s+7 of the first two rows and w[2s + 1] of
+ * the others (unit 8). So the first four vectors are values 0..15 either way. BITS vectors hold the
+ * eight, so that few instructions open them; what an instruction would cost most to clear or to
+ * shift stays where it is, and the opened vectors are the values times a power of two:
+ *
+ *   2 bits  w0 w4 w1 w5 from the lowest up, then w2 w6 w3 w7; w4..w7 times 4
+ *   3 bits  signed, times 32: a byte has two values on top; its two lowest bits hold w6 and w7:
+ *           w0 w1 (w6 / 2), w2 w3 (w7 / 2), w4 w5 (w7 % 2) (w6 % 2)
+ *   4 bits  w0..w3 in the low nibbles, w4..w7 in the high ones; if signed, times 16
+ *   5 bits  w0..w4, and in three bits w5 / 4, w6 / 4, w7 / 4, (w5 % 4, w7 / 2 % 2),
+ *           (w6 % 4, w7 % 2); if signed w0..w4 are on top, times 8
+ *   6 bits  signed, times 4: three values on top; their lowest bits hold the fourth
+ *
+ * Nothing grows but by scales of six bits opened into bytes: q4_k has 148 bytes a row (144 in the
+ * file), q5_k 180 (176), q3_k 114 (110), iq4_xs 138 (136). */
+#ifndef BACKEND_CPU_KERNELS_NEON_PACK_H
+#define BACKEND_CPU_KERNELS_NEON_PACK_H
+
+#include "backend/cpu/kernels_rows.h"
+
+enum { NEON_TILE = 8 };
+
+/* X(TYPE, type, values, bits, bytes of a group, f16s): of one row's block. */
+/* clang-format off */
+#define NEON_TYPES(X)                                                                              \
+    X(Q4_0,   q4_0,    32, 4, 0, 1)                                                                \
+    X(Q4_1,   q4_1,    32, 4, 0, 2)                                                                \
+    X(Q5_0,   q5_0,    32, 5, 0, 1)                                                                \
+    X(Q5_1,   q5_1,    32, 5, 0, 2)                                                                \
+    X(Q8_0,   q8_0,    32, 8, 0, 1)                                                                \
+    X(Q2_K,   q2_k,   256, 2, 2, 2) /* two of scale and minimum, as in the file */                 \
+    X(Q3_K,   q3_k,   256, 3, 2, 1) /* scales less 32 */                                           \
+    X(Q4_K,   q4_k,   256, 4, 2, 2) /* scale, minimum */                                           \
+    X(Q5_K,   q5_k,   256, 5, 2, 2)                                                                \
+    X(Q6_K,   q6_k,   256, 6, 2, 1)                                                                \
+    X(IQ4_NL, iq4_nl,  32, 4, 0, 1) /* the numbers of the values in their table */                 \
+    X(IQ4_XS, iq4_xs, 256, 4, 1, 1) /* scales less 32 */                                           \
+    X(MXFP4,  mxfp4,   32, 4, 1, 0)
+/* clang-format on */
+
+/* Groups of a block, and where its parts stand in a tile's block. */
+enum {
+#define X(TYPE, type, values, bits, bytes, f16s)                                                   \
+    NEON_GROUPS_##type = (values) / 32, NEON_HALF_##type = 16 * (bits),                            \
+    NEON_BYTES_##type = NEON_GROUPS_##type * 2 * NEON_HALF_##type,                                 \
+    NEON_F16S_##type = NEON_BYTES_##type + NEON_GROUPS_##type * NEON_TILE * (bytes),               \
+    NEON_SIZE_##type = NEON_F16S_##type + NEON_TILE * 2 * (f16s),
+    NEON_TYPES(X)
+#undef X
+};
+
+/* unit: 4 or 8. */
+uint64_t neon_packed_bytes(enum dtype type, uint32_t k, uint32_t n);
+void neon_pack(enum dtype type, uint32_t unit, const void *rows, uint32_t k, uint32_t n,
+               void *packed);
+
+#endif
