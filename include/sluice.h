@@ -261,6 +261,7 @@ struct sluice_counters {
     uint64_t loaded;        /* and that were read from there */
     struct sluice_moved to_host, from_host, from_disk; /* their bytes, to and from the device */
     struct sluice_moved to_disk;                       /* from host memory, beside the steps */
+    double held_up_seconds; /* that calls took for all this, and not beside the steps */
 };
 void sluice_engine_counters(const sluice_engine *engine, struct sluice_counters *out);
 

@@ -53,11 +53,20 @@ static int plain_copy(struct backend *b, const struct backend_copy *list, uint32
     return SLUICE_OK;
 }
 
+/* By the thread of the host tier. */
+static int plain_peek(struct backend *b, enum region region, uint64_t offset, uint64_t bytes,
+                      void *to, struct err *err) {
+    (void)region, (void)err;
+    memcpy(to, b->bytes + offset, bytes);
+    return SLUICE_OK;
+}
+
 static const struct backend_kind plain = {
     .name = "plain",
     .write_state = plain_write,
     .move_state = plain_move,
     .copy_state = plain_copy,
+    .peek = plain_peek,
 };
 
 /* ---- the world --------------------------------------------------------------------------------
@@ -105,13 +114,14 @@ static bool world_open(struct world *w, uint64_t seed, bool is_recurrent, bool h
     };
     const uint64_t n_items = N_SLOTS + N_SPARE + N_SNAPSHOTS;
     struct state_layout *l = &w->st.layout;
-    w->recurrent = (struct piece){0, sizeof(uint64_t)};
-    l->table = (struct piece){w->recurrent.bytes * n_items, PER_SEQ * sizeof(uint32_t)};
-    w->keys = (struct piece){l->table.offset + l->table.bytes * n_items, PAGE * sizeof(uint64_t)};
+    w->recurrent = (struct piece){0, sizeof(uint64_t), 1};
+    l->table = (struct piece){w->recurrent.bytes * n_items, PER_SEQ * sizeof(uint32_t), 1};
+    w->keys =
+        (struct piece){l->table.offset + l->table.bytes * n_items, PAGE * sizeof(uint64_t), 1};
     l->recurrent = &w->recurrent;
     l->n_recurrent = is_recurrent;
     l->paged = &w->keys;
-    l->n_paged = 1;
+    l->n_paged = l->n_heads = 1;
     l->recurrent_bytes = is_recurrent ? w->recurrent.bytes : 0;
     l->page_bytes = w->keys.bytes;
     w->backend.bytes = calloc(1, w->keys.offset + w->keys.bytes * N_PAGES);
@@ -125,7 +135,7 @@ static bool world_open(struct world *w, uint64_t seed, bool is_recurrent, bool h
     if (!status && has_host)
         status = host_tier_open(&w->host, N_LOWER * 2100 / 2, 700, &err);
     if (!status && has_host)
-        state_attach(&w->st, &w->host, NULL);
+        status = state_attach(&w->st, &w->host, NULL, &err);
     EXPECT_INT(status, SLUICE_OK);
     return status == SLUICE_OK;
 }
@@ -263,6 +273,7 @@ static void op_step(struct world *w, uint32_t slot) {
     for (uint32_t i = first; i < s->n_pages; i++)
         table[i] = s->pages[i];
     bool is_cut = draw(w, 10) == 0;
+    state_copy_ahead(&w->st); /* beside the step */
     write_rows(w, slot, rows + drafted, is_cut);
     w->n_cut += is_cut;
     uint32_t kept = drafted ? draw(w, drafted + 1) : 0;
@@ -416,8 +427,13 @@ TEST(engine_state_a_million_operations) {
                   (unsigned long long)(w.n_from_host / (w.n_resumed ? w.n_resumed : 1)),
                   (unsigned long long)w.st.cache.n_evicted);
         EXPECT((w.n_from_host > 0) == (kind >= 2));
-        if (kind >= 2)
+        if (kind >= 2) {
+            uint64_t beside = host_tier_filled(&w.host).bytes;
             EXPECT(host_tier_broken(&w.host) == NULL);
+            EXPECT(beside > 0);
+            test_note("%llu bytes were copied to the host beside steps, %llu held one up",
+                      (unsigned long long)beside, (unsigned long long)w.st.cache.to_host.bytes);
+        }
         world_close(&w);
     }
 }

@@ -71,6 +71,8 @@ struct backend_move {
     void *host;
 };
 
+enum { BACKEND_FENCES = 64 };
+
 struct backend;
 
 struct backend_kind {
@@ -126,6 +128,14 @@ struct backend_kind {
                       struct err *err);
     int (*copy_state)(struct backend *b, const struct backend_copy *list, uint32_t n,
                       struct err *err);
+
+    /* Bytes of STATE to the host beside steps, by one other thread: nothing writes them meanwhile.
+     * They are as they were when the backend's own thread called `fence` with the same number,
+     * below BACKEND_FENCES. Both NULL: what was asked for is done when a call returns, and another
+     * thread may peek. */
+    int (*fence)(struct backend *b, uint32_t number, struct err *err);
+    int (*move_beside)(struct backend *b, uint32_t fence, const struct backend_move *list,
+                       uint32_t n, struct err *err);
 
     /* Host memory that move_state will use often: it is faster for it. Unpinned before it is freed.
      * NULL: it makes no difference. */

@@ -304,10 +304,10 @@ static int send_some(struct replay *r, uint32_t most, struct err *err) {
     return status;
 }
 
-static double seconds_moving(const struct replay *r) {
+static double seconds_held_up(const struct replay *r) {
     struct sluice_counters c;
     sluice_engine_counters(r->b->engine, &c);
-    return c.to_host.seconds + c.from_host.seconds + c.from_disk.seconds;
+    return c.held_up_seconds;
 }
 
 /* A step, and what it took. */
@@ -315,12 +315,12 @@ static int step_once(struct replay *r, bool *worked, struct err *err) {
     struct steps *s = &r->steps;
     if (!grow((void **)&s->seconds, s->n, &s->capacity, sizeof *s->seconds))
         return err_memory(err, "the times of steps");
-    double moving = seconds_moving(r), started = seconds_now();
+    double moving = seconds_held_up(r), started = seconds_now();
     int status = sched_step(r->sched, worked);
     if (status)
         return err_set(err, status, "%s", sluice_engine_error(r->b->engine));
     s->seconds[s->n++] = seconds_now() - started;
-    moving = seconds_moving(r) - moving;
+    moving = seconds_held_up(r) - moving;
     s->longest_move = moving > s->longest_move ? moving : s->longest_move;
     return SLUICE_OK;
 }

@@ -297,6 +297,14 @@ void sluice_engine_counters(const sluice_engine *e, struct sluice_counters *out)
         .from_host = e->state.cache.from_host,
         .from_disk = e->state.cache.from_disk,
     };
+    const struct cache *cache = &e->state.cache;
+    out->held_up_seconds = cache->to_host.seconds + cache->from_host.seconds +
+                           cache->from_disk.seconds + cache->waited_seconds;
+    if (e->host.n_units) {
+        struct sluice_moved beside = host_tier_filled((struct host_tier *)&e->host);
+        out->to_host.bytes += beside.bytes;
+        out->to_host.seconds += beside.seconds;
+    }
     if (e->disk) {
         disk_tier_counters(e->disk, &disk);
         out->to_disk = (struct sluice_moved){disk.written_bytes, disk.written_seconds};

@@ -324,6 +324,8 @@ static int undo(struct sluice_engine *e, int status, struct err *err) {
 static int submit_and_wait(struct sluice_engine *e, uint32_t steps, struct err *err) {
     int status = steps > 1 ? e->kind->submit_burst(e->backend, e->last_plan, err)
                            : e->kind->submit(e->backend, e->last_plan, err);
+    if (!status)
+        state_copy_ahead(&e->state);
     return status ? status : e->kind->wait(e->backend, err);
 }
 

@@ -308,13 +308,24 @@ static void leave_tier(struct cache *c, uint32_t e, enum tier tier) {
     set_tier(c, e, tier, NO_OBJECT);
 }
 
+static void forget_due(struct cache *c, uint32_t e) {
+    uint32_t i = 0;
+    if (!c->entries[e].is_due)
+        return;
+    while (c->due[i] != e)
+        i++;
+    memmove(c->due + i, c->due + i + 1, (--c->n_due - i) * sizeof *c->due);
+    c->entries[e].is_due = false;
+}
+
 /* Takes an entry without children out of the tree. */
 static void remove_entry(struct cache *c, uint32_t e) {
     struct entry *at = &c->entries[e];
     struct entry *parent = &c->entries[at->parent];
     CHECK(e != CACHE_ROOT && at->n_children == 0 && at->pins == 0);
-    for (int i = 0; i < TIERS; i++)
+    for (int i = TIERS; i-- > 0;)
         leave_tier(c, e, i);
+    forget_due(c, e);
     *(at->previous == NO_ENTRY ? &parent->first[at->kind] : &c->entries[at->previous].next) =
         at->next;
     if (at->next != NO_ENTRY)
@@ -384,7 +395,8 @@ void cache_restore_page(struct cache *c, uint32_t e, uint32_t page) {
 static void make_room(struct cache *c, enum tier tier, uint64_t cost) {
     enum cache_heap which = tier == TIER_HOST ? HEAP_HOST : HEAP_DISK;
     struct cache_lower *l = &c->lower;
-    uint64_t room = tier == TIER_HOST ? host_tier_room(l->host) : disk_tier_room(l->disk);
+    uint64_t room = tier == TIER_HOST ? host_tier_room(l->host) + host_tier_leaving(l->host)
+                                      : disk_tier_room(l->disk);
     while (room < cost && c->heaps[which].n > 0) {
         uint32_t e = c->heaps[which].at[0];
         uint64_t bytes = cache_payload_bytes(c, e);
@@ -415,18 +427,31 @@ static void count_moved(struct sluice_moved *moved, uint64_t bytes, double start
     moved->seconds += seconds_now() - started;
 }
 
-/* Copies an entry of the device to the tiers below, unless it is there or of no use without the
- * device. `waits`: for the disk, when there is no room for it before. */
+/* Whether an entry of the device is nowhere else, and of use without the device. */
+static bool is_only_here(const struct cache *c, uint32_t e) {
+    bool is_useless = c->options.is_recurrent && c->entries[e].kind == ENTRY_BLOCK &&
+                      c->entries[e].n_children == 0;
+    return c->lower.host && !is_useless && cache_is_in(c, e, TIER_DEVICE) &&
+           !cache_is_in(c, e, TIER_HOST) && !cache_is_in(c, e, TIER_DISK);
+}
+
+/* It is in host memory from now on, and on its way to disk where there is one. */
+static void note_spilled(struct cache *c, uint32_t e, uint32_t object) {
+    set_tier(c, e, TIER_HOST, object);
+    c->n_spilled++;
+    if (c->lower.disk)
+        write_to_disk(c, e);
+}
+
+/* Copies an entry of the device to the tiers below, if it is only there. `waits`: for the disk,
+ * when there is no room for it before. */
 static void spill(struct cache *c, uint32_t e, bool waits) {
     struct cache_lower *l = &c->lower;
     struct cache_payload payload = {l->user, e};
     struct err ignored;
     uint64_t bytes = cache_payload_bytes(c, e);
     uint32_t object = NO_OBJECT;
-    bool is_useless = c->options.is_recurrent && c->entries[e].kind == ENTRY_BLOCK &&
-                      c->entries[e].n_children == 0;
-    if (!l->host || is_useless || !cache_is_in(c, e, TIER_DEVICE) || cache_is_in(c, e, TIER_HOST) ||
-        cache_is_in(c, e, TIER_DISK))
+    if (!is_only_here(c, e))
         return;
     make_room(c, TIER_HOST, host_tier_cost(l->host, bytes));
     double started = seconds_now();
@@ -438,16 +463,135 @@ static void spill(struct cache *c, uint32_t e, bool waits) {
     if (status)
         return;
     count_moved(&c->to_host, bytes, started);
-    set_tier(c, e, TIER_HOST, object);
-    c->n_spilled++;
-    if (l->disk)
-        write_to_disk(c, e);
+    note_spilled(c, e, object);
+}
+
+/* The same beside the steps. False: there is no room just now. */
+static bool spill_later(struct cache *c, uint32_t e) {
+    const struct entry *at = &c->entries[e];
+    uint64_t bytes = cache_payload_bytes(c, e);
+    struct err ignored;
+    uint32_t object;
+    const struct host_source from = {at->cell, at->page, at->n_tokens};
+    make_room(c, TIER_HOST, host_tier_cost(c->lower.host, bytes));
+    if (host_tier_put_later(c->lower.host, bytes, from, &object, &ignored))
+        return false;
+    note_spilled(c, e, object);
+    return true;
+}
+
+/* An entry that leaves the device is in the tiers below, if there is room and it is worth it. */
+static void finish_spill(struct cache *c, uint32_t e) {
+    double started = seconds_now();
+    if (cache_is_in(c, e, TIER_HOST)) {
+        if (!host_tier_wait(c->lower.host, c->entries[e].object[TIER_HOST]))
+            leave_tier(c, e, TIER_HOST);
+        c->waited_seconds += seconds_now() - started;
+    }
+    spill(c, e, false);
+}
+
+/* ---- ahead of need ----------------------------------------------------------------------------
+ */
+
+/* Of the entries on the way to e, the first that is not on disk; NO_ENTRY: all are. */
+static uint32_t first_not_on_disk(const struct cache *c, uint32_t e) {
+    uint32_t first = NO_ENTRY;
+    for (; e != CACHE_ROOT; e = c->entries[e].parent)
+        if (!cache_is_in(c, e, TIER_DISK))
+            first = e;
+    return first;
+}
+
+/* Whatever of them finds room, parents first, so that a process that is killed leaves beginnings.
+ */
+static void copy_due(struct cache *c) {
+    while (c->n_due > 0) {
+        uint32_t e = c->due[0], next = first_not_on_disk(c, e);
+        if (next != NO_ENTRY && is_only_here(c, next) && !spill_later(c, next))
+            return;
+        if (next != NO_ENTRY && !cache_is_in(c, next, TIER_DISK) && cache_is_in(c, next, TIER_HOST))
+            write_to_disk(c, next);
+        if (next == NO_ENTRY || !cache_is_in(c, next, TIER_DISK)) /* done, or the disk is full */
+            forget_due(c, e);
+    }
 }
 
 void cache_write_through(struct cache *c, uint32_t e) {
-    for (; c->lower.disk && e != CACHE_ROOT && !cache_is_in(c, e, TIER_DISK);
-         e = c->entries[e].parent)
-        spill(c, e, false);
+    if (!c->lower.disk || e == CACHE_ROOT || c->entries[e].is_due)
+        return;
+    if (c->n_due == MAX_DUE)
+        forget_due(c, c->due[0]);
+    c->due[c->n_due++] = e;
+    c->entries[e].is_due = true;
+    copy_due(c);
+}
+
+void cache_copy_due(struct cache *c) {
+    do
+        copy_due(c);
+    while (c->n_due > 0 && host_tier_wait_any(c->lower.host));
+}
+
+/* A place in the order in which entries will go: one of a heap, or (at NO_ENTRY) a block that will
+ * be a leaf when the one after it is gone. */
+struct place {
+    uint32_t entry, at;
+};
+enum { AHEAD = 16, MAX_FRONT = 3 * AHEAD + 1 };
+
+static void add_place(struct place *front, uint32_t *n, uint32_t e, uint32_t at) {
+    front[(*n)++] = (struct place){e, at};
+}
+
+/* The next `most` entries that would have to go, in that order, if nothing was used meanwhile. */
+static uint32_t list_next(const struct cache *c, enum cache_heap which, uint32_t most,
+                          uint32_t out[AHEAD]) {
+    const struct heap *h = &c->heaps[which];
+    struct place front[MAX_FRONT];
+    uint32_t n_front = 0, n = 0;
+    if (h->n > 0)
+        add_place(front, &n_front, h->at[0], 0);
+    while (n < most && n_front > 0) {
+        uint32_t best = 0;
+        for (uint32_t i = 1; i < n_front; i++)
+            if (c->entries[front[i].entry].priority < c->entries[front[best].entry].priority)
+                best = i;
+        struct place p = front[best];
+        front[best] = front[--n_front];
+        out[n++] = p.entry;
+        for (uint32_t at = 2 * p.at + 1; p.at != NO_ENTRY && at <= 2 * p.at + 2 && at < h->n; at++)
+            add_place(front, &n_front, h->at[at], at);
+        uint32_t parent = c->entries[p.entry].parent;
+        if (which == HEAP_PAGES && parent != CACHE_ROOT && is_idle(c, parent) &&
+            c->entries[parent].n_below[TIER_DEVICE] == 1)
+            add_place(front, &n_front, parent, NO_ENTRY);
+    }
+    return n;
+}
+
+/* The next so many of a heap are to be able to leave at once. */
+static void copy_next(struct cache *c, enum cache_heap which, uint32_t most) {
+    uint32_t next[AHEAD], n = list_next(c, which, most, next);
+    bool has_room = true;
+    for (uint32_t i = 0; has_room && i < n; i++)
+        if (is_only_here(c, next[i]))
+            has_room = spill_later(c, next[i]);
+}
+
+void cache_copy_ahead(struct cache *c) {
+    const struct cache_options *o = &c->options;
+    if (!c->lower.host)
+        return;
+    /* No more than a part of host memory: copies would only push each other out. */
+    const struct host_tier *host = c->lower.host;
+    uint64_t room = host->n_units * host->unit_bytes / 4 / (o->page_bytes + o->cell_bytes);
+    uint32_t ahead = room < AHEAD ? (uint32_t)room : AHEAD;
+    copy_due(c);
+    if (c->pages->n_free < ahead)
+        copy_next(c, HEAP_PAGES, ahead - c->pages->n_free);
+    if (o->n_cells && c->n_free_cells < ahead)
+        copy_next(c, HEAP_CELLS, ahead - c->n_free_cells);
 }
 
 void cache_pin(struct cache *c, uint32_t e, bool is_pinned) {
@@ -517,6 +661,8 @@ void cache_attach(struct cache *c, const struct cache_lower *lower) {
 }
 
 void cache_detach(struct cache *c) {
+    while (c->lower.host && host_tier_wait_any(c->lower.host))
+        continue;
     for (uint32_t e = 1; c->lower.disk && e < c->n_fresh; e++)
         spill(c, e, true);
     c->lower = (struct cache_lower){0};
@@ -541,7 +687,7 @@ static void evict(struct cache *c, enum cache_heap which) {
         if (c->clock < at->priority)
             c->clock = at->priority;
         c->n_evicted++;
-        spill(c, e, false);
+        finish_spill(c, e);
         take_off_device(c, e);
         remove_if_lost(c, e);
         return;

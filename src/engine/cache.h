@@ -39,6 +39,7 @@ struct entry {
     uint32_t cell;               /* of a snapshot on the device */
     uint32_t n_children, n_below[TIERS]; /* all, and those that are in a tier */
     uint32_t pins;                       /* it is being read: it stays where it is */
+    bool is_due;                         /* it is in the list of what is to go to disk */
     /* What it is worth keeping: see worth() in cache.c. */
     uint32_t uses;
     double since, priority;
@@ -69,6 +70,8 @@ struct heap {
     uint32_t n;
 };
 
+enum { MAX_DUE = 64 };
+
 struct cache {
     struct cache_options options;
     struct pages *pages; /* borrowed */
@@ -83,9 +86,11 @@ struct cache {
     uint32_t n_free_cells;
     struct heap heaps[CACHE_HEAPS];
     double clock;
-    uint64_t n_evicted; /* from the device */
+    uint64_t n_evicted;           /* from the device */
+    uint32_t due[MAX_DUE], n_due; /* entries that are to go to disk with all before them */
     uint64_t n_spilled, n_loaded;
-    struct sluice_moved to_host, from_host, from_disk;
+    struct sluice_moved to_host, from_host, from_disk; /* by the caller's thread */
+    double waited_seconds;                             /* for the thread that copies to the host */
 };
 
 /* Tables from the arena; false when memory ran out. */
@@ -156,8 +161,15 @@ int cache_load(struct cache *c, uint32_t e, tier_take_fn *take, void *user, bool
 void cache_lose(struct cache *c, uint32_t e);
 /* A block that was loaded is on the device again. */
 void cache_restore_page(struct cache *c, uint32_t e, uint32_t page);
-/* An entry and the blocks before it go to disk as well, where there is one. */
+/* An entry and the blocks before it are to go to disk as well, where there is one: as far as there
+ * is room on the way, and the rest with the calls of cache_copy_ahead. */
 void cache_write_through(struct cache *c, uint32_t e);
+/* Begins to copy to the tiers below, beside the steps, what is to be written through and what will
+ * have to leave the device next: then it can go without anybody waiting. To be called once a step.
+ */
+void cache_copy_ahead(struct cache *c);
+/* Waits until all that is to be written through is on its way, as far as there is room for it. */
+void cache_copy_due(struct cache *c);
 
 /* All entries that no slot holds the pages of leave all tiers. */
 void cache_forget(struct cache *c);

@@ -169,7 +169,9 @@ static int put_payload(void *user, uint64_t at, uint64_t n, const void *from, st
 }
 
 static int put_all(struct writer *w, const struct disk_header *h, const int32_t *tokens,
-                   const struct host_tier *host, uint32_t host_object) {
+                   struct host_tier *host, uint32_t host_object) {
+    if (!host_tier_wait(host, host_object))
+        return fail(w, ECANCELED);
     /* A full disk is found out before gigabytes are written; not every file system can tell. */
     uint64_t bytes = disk_file_bytes(h->n_tokens, h->bytes);
     if (fallocate(w->fd, 0, 0, (off_t)bytes) != 0 && errno != EOPNOTSUPP && errno != ENOSYS)
@@ -188,7 +190,7 @@ static int put_all(struct writer *w, const struct disk_header *h, const int32_t 
 }
 
 int disk_file_write(int folder, struct hash128 identity, const struct disk_meta *meta,
-                    const int32_t *tokens, const struct host_tier *host, uint32_t host_object,
+                    const int32_t *tokens, struct host_tier *host, uint32_t host_object,
                     const atomic_bool *stop) {
     char temporary[DISK_NAME_BYTES], name[DISK_NAME_BYTES];
     struct disk_header h = header_of(identity, meta, tokens);

@@ -40,9 +40,10 @@ bool disk_file_is_folder(const char *name);
 uint64_t disk_file_bytes(uint32_t n_tokens, uint64_t payload);
 
 /* Writes the file into the folder, whole or not at all. 0, or an errno; ECANCELED when *stop was
- * set. The temporary file is locked while it is written: one that is not is a dead process's. */
+ * set or the object could not be filled. The temporary file is locked while it is written: one that
+ * is not is a dead process's. */
 int disk_file_write(int folder, struct hash128 identity, const struct disk_meta *meta,
-                    const int32_t *tokens, const struct host_tier *host, uint32_t host_object,
+                    const int32_t *tokens, struct host_tier *host, uint32_t host_object,
                     const atomic_bool *stop);
 
 /* A descriptor of a regular file, nothing followed, nothing waited for; -1: there is none.

@@ -804,9 +804,11 @@ int disk_tier_get(struct disk_tier *d, uint32_t object, const int32_t *tokens, t
     uint32_t host_object = o->host_object;
     pthread_mutex_unlock(&d->lock);
     if (is_waiting) {
-        int status = host_tier_get(d->options.host, host_object, take, user, err);
+        int status = SLUICE_OK;
+        if ((*is_found = host_tier_wait(d->options.host, host_object)))
+            status = host_tier_get(d->options.host, host_object, take, user, err);
         host_tier_unpin(d->options.host, host_object);
-        *is_found = !status;
+        *is_found &= !status;
         return status;
     }
     if (!is_there)

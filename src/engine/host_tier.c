@@ -4,13 +4,16 @@
  * (2) An object's chain has as many units as its bytes need and does not change while it lives: so
  *     whoever has it pinned walks it without the lock.
  * (3) An object that was freed lives on while it is pinned, and no longer.
+ * (4) A job pins its object. Jobs are done in order; the thread holds the lock for tables alone.
  *
  * Units last given back are taken first: memory that was never needed is never touched. */
 #include "engine/host_tier.h"
 
+#include <signal.h>
 #include <stdlib.h>
 #include <sys/mman.h>
 
+#include "base/clock.h"
 #include "base/size.h"
 
 static uint32_t units_for(const struct host_tier *h, uint64_t bytes) {
@@ -48,6 +51,8 @@ int host_tier_open(struct host_tier *h, uint64_t bytes, uint64_t unit_bytes, str
     h->objects = calloc(n, sizeof *h->objects);
     h->n_units = h->n_free = (uint32_t)n;
     pthread_mutex_init(&h->lock, NULL);
+    pthread_cond_init(&h->work, NULL);
+    pthread_cond_init(&h->done, NULL);
     if (!h->memory || !h->next || !h->objects) {
         host_tier_close(h);
         return err_set(err, SLUICE_ERR_MEMORY,
@@ -59,13 +64,25 @@ int host_tier_open(struct host_tier *h, uint64_t bytes, uint64_t unit_bytes, str
     return SLUICE_OK;
 }
 
+static void end_thread(struct host_tier *h) {
+    pthread_mutex_lock(&h->lock);
+    h->is_ending = true;
+    pthread_cond_signal(&h->work);
+    pthread_mutex_unlock(&h->lock);
+    pthread_join(h->thread, NULL);
+}
+
 void host_tier_close(struct host_tier *h) {
     if (h->n_units == 0)
         return;
+    if (h->has_thread)
+        end_thread(h);
     if (h->memory)
         munmap(h->memory, h->n_units * h->unit_bytes);
     free(h->next);
     free(h->objects);
+    pthread_cond_destroy(&h->done);
+    pthread_cond_destroy(&h->work);
     pthread_mutex_destroy(&h->lock);
     *h = (struct host_tier){0};
 }
@@ -82,6 +99,13 @@ uint64_t host_tier_room(struct host_tier *h) {
     uint64_t room = h->n_free * h->unit_bytes;
     pthread_mutex_unlock(&h->lock);
     return room;
+}
+
+uint64_t host_tier_leaving(struct host_tier *h) {
+    pthread_mutex_lock(&h->lock);
+    uint64_t bytes = h->n_leaving * h->unit_bytes;
+    pthread_mutex_unlock(&h->lock);
+    return bytes;
 }
 
 /* A chain of n units, or HOST_NONE when so many are not free. */
@@ -138,19 +162,28 @@ static bool next_run(const struct host_tier *h, uint64_t n, struct run *r) {
     return true;
 }
 
-int host_tier_put(struct host_tier *h, uint64_t n, tier_fill_fn *fill, void *user, uint32_t *object,
-                  struct err *err) {
+/* Room for an object of n bytes; SLUICE_ERR_MEMORY when there is none. Under the lock. */
+static int reserve_object(struct host_tier *h, uint64_t n, enum host_state state, uint32_t *object,
+                          struct err *err) {
     CHECK(n > 0);
-    pthread_mutex_lock(&h->lock);
     uint32_t first = take_units(h, units_for(h, n));
-    if (first != HOST_NONE)
-        h->objects[first] = (struct host_object){.bytes = n};
-    pthread_mutex_unlock(&h->lock);
     if (first == HOST_NONE)
         return err_set(err, SLUICE_ERR_MEMORY,
                        "the cache in host memory has no room for %llu bytes",
                        (unsigned long long)n);
-    int status = SLUICE_OK;
+    h->objects[first] = (struct host_object){.bytes = n, .state = state};
+    *object = first;
+    return SLUICE_OK;
+}
+
+int host_tier_put(struct host_tier *h, uint64_t n, tier_fill_fn *fill, void *user, uint32_t *object,
+                  struct err *err) {
+    uint32_t first;
+    pthread_mutex_lock(&h->lock);
+    int status = reserve_object(h, n, HOST_FILLED, &first, err);
+    pthread_mutex_unlock(&h->lock);
+    if (status)
+        return status;
     struct run r = {.next = first};
     while (!status && next_run(h, n, &r))
         status = fill(user, r.at, r.bytes, unit_at(h, r.unit), err);
@@ -166,6 +199,7 @@ int host_tier_get(const struct host_tier *h, uint32_t object, tier_take_fn *take
     uint64_t n = living(h, object)->bytes;
     int status = SLUICE_OK;
     struct run r = {.next = object};
+    CHECK(living(h, object)->state == HOST_FILLED);
     while (!status && next_run(h, n, &r))
         status = take(user, r.at, r.bytes, unit_at(h, r.unit), err);
     return status;
@@ -175,13 +209,34 @@ uint64_t host_tier_bytes(const struct host_tier *h, uint32_t object) {
     return living(h, object)->bytes;
 }
 
+/* One pin less. */
+static void unpin(struct host_tier *h, uint32_t object) {
+    struct host_object *o = living(h, object);
+    CHECK(o->pins > 0);
+    if (--o->pins > 0 || !o->is_freed)
+        return;
+    h->n_leaving -= units_for(h, o->bytes);
+    give_back(h, object);
+}
+
+static bool is_under_way(const struct host_object *o) {
+    return o->state == HOST_WAITING || o->state == HOST_FILLING;
+}
+
+/* What the thread has not begun with, and nobody else waits for, it need not fill. */
 void host_tier_free(struct host_tier *h, uint32_t object) {
     pthread_mutex_lock(&h->lock);
     struct host_object *o = living(h, object);
     CHECK(!o->is_freed);
+    if (o->state == HOST_WAITING && o->pins == 1)
+        o->state = HOST_FAILED;
+    while (is_under_way(o))
+        pthread_cond_wait(&h->done, &h->lock);
     o->is_freed = true;
     if (o->pins == 0)
         give_back(h, object);
+    else
+        h->n_leaving += units_for(h, o->bytes);
     pthread_mutex_unlock(&h->lock);
 }
 
@@ -195,11 +250,114 @@ void host_tier_pin(struct host_tier *h, uint32_t object) {
 
 void host_tier_unpin(struct host_tier *h, uint32_t object) {
     pthread_mutex_lock(&h->lock);
-    struct host_object *o = living(h, object);
-    CHECK(o->pins > 0);
-    if (--o->pins == 0 && o->is_freed)
-        give_back(h, object);
+    unpin(h, object);
     pthread_mutex_unlock(&h->lock);
+}
+
+/* ---- the thread -------------------------------------------------------------------------------
+ */
+
+static int fill_object(const struct host_tier *h, uint32_t number, const struct host_job *job) {
+    uint64_t n = h->objects[job->object].bytes;
+    struct run r = {.next = job->object};
+    struct err ignored; /* the device's: whoever uses it next hears of it */
+    int status = SLUICE_OK;
+    while (!status && next_run(h, n, &r))
+        status = h->filler.fill(h->filler.user, number, job->from, r.at, r.bytes,
+                                unit_at(h, r.unit), &ignored);
+    return status;
+}
+
+/* The first job, with the lock held, which is given up in between. */
+static void do_job(struct host_tier *h) {
+    uint32_t number = h->first_job;
+    const struct host_job *job = &h->jobs[number];
+    struct host_object *o = &h->objects[job->object];
+    if (o->state == HOST_WAITING) {
+        o->state = HOST_FILLING;
+        pthread_mutex_unlock(&h->lock);
+        double started = seconds_now();
+        int status = fill_object(h, number, job);
+        pthread_mutex_lock(&h->lock);
+        o->state = status ? HOST_FAILED : HOST_FILLED;
+        h->filled.bytes += status ? 0 : o->bytes;
+        h->filled.seconds += seconds_now() - started;
+    }
+    unpin(h, job->object);
+    h->first_job = (number + 1) % HOST_JOBS;
+    h->n_jobs--;
+    pthread_cond_broadcast(&h->done);
+}
+
+static void *thread_main(void *user) {
+    struct host_tier *h = user;
+    sigset_t all; /* signals are for the program */
+    sigfillset(&all);
+    pthread_sigmask(SIG_BLOCK, &all, NULL);
+    pthread_mutex_lock(&h->lock);
+    while (!h->is_ending)
+        if (h->n_jobs > 0)
+            do_job(h);
+        else
+            pthread_cond_wait(&h->work, &h->lock);
+    pthread_mutex_unlock(&h->lock);
+    return NULL;
+}
+
+int host_tier_start(struct host_tier *h, const struct host_filler *filler, struct err *err) {
+    h->filler = *filler;
+    h->has_thread = pthread_create(&h->thread, NULL, thread_main, h) == 0;
+    return h->has_thread ? SLUICE_OK : err_memory(err, "the thread of the cache in host memory");
+}
+
+int host_tier_put_later(struct host_tier *h, uint64_t n, struct host_source from, uint32_t *object,
+                        struct err *err) {
+    CHECK(h->has_thread);
+    pthread_mutex_lock(&h->lock);
+    uint32_t number = (h->first_job + h->n_jobs) % HOST_JOBS;
+    int status =
+        h->n_jobs == HOST_JOBS
+            ? err_set(err, SLUICE_ERR_MEMORY, "%d copies to host memory wait already", HOST_JOBS)
+            : h->filler.fence(h->filler.user, number, err);
+    if (!status)
+        status = reserve_object(h, n, HOST_WAITING, object, err);
+    if (!status) {
+        h->objects[*object].pins = 1;
+        h->jobs[number] = (struct host_job){*object, from};
+        h->n_jobs++;
+        pthread_cond_signal(&h->work);
+    }
+    pthread_mutex_unlock(&h->lock);
+    return status;
+}
+
+struct sluice_moved host_tier_filled(struct host_tier *h) {
+    pthread_mutex_lock(&h->lock);
+    struct sluice_moved filled = h->filled;
+    pthread_mutex_unlock(&h->lock);
+    return filled;
+}
+
+bool host_tier_wait(struct host_tier *h, uint32_t object) {
+    pthread_mutex_lock(&h->lock);
+    const struct host_object *o = living(h, object);
+    while (is_under_way(o))
+        pthread_cond_wait(&h->done, &h->lock);
+    bool is_filled = o->state == HOST_FILLED;
+    pthread_mutex_unlock(&h->lock);
+    return is_filled;
+}
+
+bool host_tier_wait_any(struct host_tier *h) {
+    pthread_mutex_lock(&h->lock);
+    bool is_any = h->n_jobs > 0;
+    if (is_any) {
+        uint32_t number = h->first_job;
+        while (h->n_jobs > 0 && h->first_job == number)
+            pthread_cond_wait(&h->done, &h->lock);
+    }
+    pthread_mutex_unlock(&h->lock);
+    return is_any;
 }
 
 /* ---- invariants -------------------------------------------------------------------------------
@@ -219,7 +377,7 @@ static uint32_t mark_chain(const struct host_tier *h, uint32_t first, bool *is_s
 static const char *find_broken(const struct host_tier *h, bool *is_seen) {
     if (mark_chain(h, h->first_free, is_seen) != h->n_free)
         return "(1) the free list is longer or shorter than counted";
-    uint64_t sum = h->n_free;
+    uint64_t sum = h->n_free, n_leaving = 0;
     for (uint32_t i = 0; i < h->n_units; i++) {
         const struct host_object *o = &h->objects[i];
         if (o->bytes == 0)
@@ -230,7 +388,10 @@ static const char *find_broken(const struct host_tier *h, bool *is_seen) {
         if (o->is_freed && o->pins == 0)
             return "(3) an object that was freed and is not pinned has units";
         sum += n;
+        n_leaving += o->is_freed ? n : 0;
     }
+    if (n_leaving != h->n_leaving)
+        return "(3) units that are to be free are miscounted";
     return sum == h->n_units ? NULL : "(1) a unit is lost";
 }
 

@@ -5,7 +5,7 @@
  * after that.
  *
  * Threads: one thread puts, gets and frees. Another may unpin what that thread has pinned for it,
- * and get it until then. */
+ * and get it until then. A thread of the tier fills what is put with host_tier_put_later. */
 #ifndef ENGINE_HOST_TIER_H
 #define ENGINE_HOST_TIER_H
 
@@ -14,19 +14,44 @@
 #include <stdint.h>
 
 #include "base/err.h"
+#include "sluice.h"
 
 /* How bytes come in and go out: n bytes of the object from byte `at` on; in ascending order, each
  * byte once. A status other than SLUICE_OK ends the call, which returns it. */
 typedef int tier_fill_fn(void *user, uint64_t at, uint64_t n, void *to, struct err *err);
 typedef int tier_take_fn(void *user, uint64_t at, uint64_t n, const void *from, struct err *err);
 
-enum { HOST_UNIT_BYTES = 2 << 20, HOST_NONE = UINT32_MAX };
+enum { HOST_UNIT_BYTES = 2 << 20, HOST_NONE = UINT32_MAX, HOST_JOBS = 64 };
+
+/* Where the bytes of an object that is put to be filled later are, as its owner knows it. */
+struct host_source {
+    uint32_t cell, page, positions;
+};
+
+/* Who fills such objects: `fence` is called by put_later, for a job's number below HOST_JOBS;
+ * `fill` by the tier's thread, with the same number, when it comes to the job. The bytes are those
+ * of the moment of `fence`, and stay where they are until the object is filled. */
+struct host_filler {
+    void *user;
+    int (*fence)(void *user, uint32_t job, struct err *err);
+    int (*fill)(void *user, uint32_t job, struct host_source from, uint64_t at, uint64_t n,
+                void *to, struct err *err);
+};
+
+enum host_state { HOST_FILLED, HOST_WAITING, HOST_FILLING, HOST_FAILED };
 
 /* An object is named by its first unit. */
 struct host_object {
     uint64_t bytes; /* 0: no object begins here */
     uint32_t pins;
     bool is_freed; /* by its owner; its units follow when the last pin goes */
+    enum host_state state;
+};
+
+/* An object to be filled, which it pins. */
+struct host_job {
+    uint32_t object;
+    struct host_source from;
 };
 
 struct host_tier {
@@ -37,23 +62,47 @@ struct host_tier {
     struct host_object *objects; /* (n_units) */
     pthread_mutex_t lock;        /* of all that follows, and of objects' pins */
     uint32_t first_free, n_free;
+    uint32_t n_leaving; /* units of objects that were freed and are pinned */
+    struct host_filler filler;
+    struct host_job jobs[HOST_JOBS]; /* a ring: the first n_jobs from first_job on */
+    uint32_t first_job, n_jobs;
+    pthread_cond_t work, done;
+    bool has_thread, is_ending;
+    pthread_t thread;
+    struct sluice_moved filled; /* by the thread */
 };
 
 /* As many units (0: of HOST_UNIT_BYTES) as `bytes` hold, at least one. */
 int host_tier_open(struct host_tier *h, uint64_t bytes, uint64_t unit_bytes, struct err *err);
-void host_tier_close(struct host_tier *h); /* nothing is pinned any more; takes zeroed ones too */
+/* Nothing is pinned any more but by jobs, which are dropped. Takes zeroed ones too. */
+void host_tier_close(struct host_tier *h);
+/* The thread, for host_tier_put_later. */
+int host_tier_start(struct host_tier *h, const struct host_filler *filler, struct err *err);
 
-/* What an object of so many bytes takes, and what is free. */
+/* What an object of so many bytes takes, what is free, and what will be besides when nothing that
+ * was freed is pinned any more. */
 uint64_t host_tier_cost(const struct host_tier *h, uint64_t bytes);
 uint64_t host_tier_room(struct host_tier *h);
+uint64_t host_tier_leaving(struct host_tier *h);
 
 /* A new object of n > 0 bytes that `fill` provides. SLUICE_ERR_MEMORY when it finds no room; then,
  * and when fill fails, nothing has changed. */
 int host_tier_put(struct host_tier *h, uint64_t n, tier_fill_fn *fill, void *user, uint32_t *object,
                   struct err *err);
+/* The same, filled by the thread. SLUICE_ERR_MEMORY also when HOST_JOBS wait already. */
+int host_tier_put_later(struct host_tier *h, uint64_t n, struct host_source from, uint32_t *object,
+                        struct err *err);
+/* Waits until it is filled, where that is to be done later; false: that failed. */
+bool host_tier_wait(struct host_tier *h, uint32_t object);
+/* Waits until a job is done; false: there is none. */
+bool host_tier_wait_any(struct host_tier *h);
+/* Of an object that is filled. */
 int host_tier_get(const struct host_tier *h, uint32_t object, tier_take_fn *take, void *user,
                   struct err *err);
 uint64_t host_tier_bytes(const struct host_tier *h, uint32_t object);
+/* What the thread has copied so far. */
+struct sluice_moved host_tier_filled(struct host_tier *h);
+/* The thread is done with it when this returns. */
 void host_tier_free(struct host_tier *h, uint32_t object);
 
 /* A pinned object keeps its bytes until it is unpinned as often, even when it is freed before. */

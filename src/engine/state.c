@@ -35,13 +35,19 @@
 static struct piece piece_of(const struct operand *o) {
     if (o->n_dims == 0)
         return (struct piece){0};
-    return (struct piece){o->offset, operand_bytes(o) / o->dims[o->n_dims - 1]};
+    return (struct piece){o->offset, operand_bytes(o) / o->dims[o->n_dims - 1], 1};
 }
 
 static void add_piece(struct piece *list, uint32_t *n, const struct operand *o, uint64_t *sum) {
     struct piece p = piece_of(o);
     list[(*n)++] = p;
     *sum += p.bytes;
+}
+
+static void add_paged(struct state_layout *l, const struct operand *o) {
+    add_piece(l->paged, &l->n_paged, o, &l->page_bytes);
+    l->paged[l->n_paged - 1].n_heads = o->dims[2];
+    l->n_heads += o->dims[2];
 }
 
 int state_layout_of(struct state_layout *l, const struct plan *plan, struct arena *arena,
@@ -58,8 +64,8 @@ int state_layout_of(struct state_layout *l, const struct plan *plan, struct aren
             add_piece(l->recurrent, &l->n_recurrent, &op->delta.state, &l->recurrent_bytes);
             add_piece(l->recurrent, &l->n_recurrent, &op->delta.window, &l->recurrent_bytes);
         } else if (op->kind == OP_ATTEND) {
-            add_piece(l->paged, &l->n_paged, &op->attend.keys, &l->page_bytes);
-            add_piece(l->paged, &l->n_paged, &op->attend.values, &l->page_bytes);
+            add_paged(l, &op->attend.keys);
+            add_paged(l, &op->attend.values);
         } else if (op->kind == OP_PICK) {
             l->counts = piece_of(&op->pick.counts);
         }
@@ -132,35 +138,64 @@ static int write_counts(struct state *st, uint32_t slot, uint32_t n, struct err 
  */
 
 /* An entry's payload: the recurrent state of a cell, then the keys and values of a page; each only
- * where the entry has it. */
+ * where the entry has it. Of a page that is begun only the entry's positions are moved: those after
+ * them may be another's, who writes there. */
 struct payload {
     const struct state *st;
     uint32_t cell, page; /* where it is or goes to on the device; NO_CELL, NO_PAGE: not needed */
-    bool has_cell, has_page;
+    uint32_t positions;  /* of the page; 0: the entry has none */
+    bool has_cell;
 };
 
-/* Moves every stretch of bytes [at, at + n) of the payload, all in one call. */
+/* Stretches of a payload as a list of moves. */
+struct move_list {
+    uint64_t at, n; /* bytes [at, at + n) of the payload are in ... */
+    uint8_t *host;  /* ... this memory */
+    uint64_t begin; /* of the next stretch, in the payload */
+    struct backend_move *moves;
+    uint32_t n_moves;
+};
+
+/* The next stretch of the payload: so many bytes, of which the first `used` are moved to or from
+ * this place in STATE; none: it is not needed. */
+static void add_stretch(struct move_list *l, uint64_t offset, uint64_t bytes, uint64_t used) {
+    uint64_t from = l->at > l->begin ? l->at : l->begin, end = l->begin + used;
+    uint64_t to = l->at + l->n < end ? l->at + l->n : end;
+    if (from < to)
+        l->moves[l->n_moves++] =
+            (struct backend_move){offset + from - l->begin, to - from, l->host + (from - l->at)};
+    l->begin += bytes;
+}
+
+static void add_page(struct move_list *l, const struct payload *p, struct piece piece) {
+    bool is_whole = p->positions == PAGE;
+    uint32_t n = is_whole ? 1 : piece.n_heads;
+    uint64_t bytes = piece.bytes / n, used = is_whole ? bytes : bytes / PAGE * p->positions;
+    for (uint32_t i = 0; i < n; i++)
+        add_stretch(l, item(piece, p->page) + i * bytes, bytes, p->page == NO_PAGE ? 0 : used);
+}
+
+/* Lists every stretch of bytes [at, at + n) of the payload and where it is in host memory; returns
+ * how many there are. */
+static uint32_t list_moves(const struct payload *p, uint64_t at, uint64_t n, uint8_t *host,
+                           struct backend_move *moves) {
+    const struct state_layout *layout = &p->st->layout;
+    struct move_list l = {.at = at, .n = n, .host = host, .moves = moves};
+    for (uint32_t i = 0; p->has_cell && i < layout->n_recurrent; i++) {
+        struct piece piece = layout->recurrent[i];
+        add_stretch(&l, item(piece, p->cell), piece.bytes, p->cell == NO_CELL ? 0 : piece.bytes);
+    }
+    for (uint32_t i = 0; p->positions && i < layout->n_paged; i++)
+        add_page(&l, p, layout->paged[i]);
+    return l.n_moves;
+}
+
+/* Moves them all in one call. */
 static int move_pieces(const struct payload *p, uint64_t at, uint64_t n, uint8_t *host, bool is_in,
                        struct err *err) {
-    const struct state_layout *l = &p->st->layout;
-    uint32_t n_pieces = (p->has_cell ? l->n_recurrent : 0) + (p->has_page ? l->n_paged : 0);
-    uint32_t n_cell = p->has_cell ? l->n_recurrent : 0;
-    uint64_t begin = 0;
-    uint32_t n_moves = 0;
-    for (uint32_t i = 0; i < n_pieces; i++) {
-        bool is_cell = i < n_cell;
-        struct piece piece = is_cell ? l->recurrent[i] : l->paged[i - n_cell];
-        uint64_t from = at > begin ? at : begin;
-        uint64_t to = at + n < begin + piece.bytes ? at + n : begin + piece.bytes;
-        uint32_t which = is_cell ? p->cell : p->page;
-        uint64_t offset = item(piece, which) + from - begin;
-        begin += piece.bytes;
-        if (from >= to || which == UINT32_MAX)
-            continue;
-        p->st->moves[n_moves++] = (struct backend_move){offset, to - from, host + (from - at)};
-    }
-    return n_moves ? p->st->kind->move_state(p->st->backend, p->st->moves, n_moves, is_in, err)
-                   : SLUICE_OK;
+    const struct state *st = p->st;
+    uint32_t n_moves = list_moves(p, at, n, host, st->moves);
+    return n_moves ? st->kind->move_state(st->backend, st->moves, n_moves, is_in, err) : SLUICE_OK;
 }
 
 static struct payload payload_of(const struct state *st, uint32_t e) {
@@ -169,8 +204,8 @@ static struct payload payload_of(const struct state *st, uint32_t e) {
         .st = st,
         .cell = at->cell,
         .page = at->page,
+        .positions = at->n_tokens,
         .has_cell = at->kind == ENTRY_SNAPSHOT && is_recurrent(st),
-        .has_page = at->n_tokens > 0,
     };
 }
 
@@ -193,8 +228,37 @@ static int load_entry(struct state *st, uint32_t e, uint32_t cell, uint32_t page
     return cache_load(&st->cache, e, take_payload, &p, is_found, err);
 }
 
-void state_attach(struct state *st, struct host_tier *host, struct disk_tier *disk) {
-    cache_attach(&st->cache, &(struct cache_lower){host, disk, fill_payload, st});
+_Static_assert((int)HOST_JOBS <= (int)BACKEND_FENCES, "a fence for every job");
+
+/* The same by the host tier's thread, beside steps. */
+static int fence(void *user, uint32_t job, struct err *err) {
+    const struct state *st = user;
+    return st->kind->fence ? st->kind->fence(st->backend, job, err) : SLUICE_OK;
+}
+
+static int fill_beside(void *user, uint32_t job, struct host_source from, uint64_t at, uint64_t n,
+                       void *to, struct err *err) {
+    struct state *st = user;
+    const struct payload p = {st, from.cell, from.page, from.positions, from.cell != NO_CELL};
+    uint32_t n_moves = list_moves(&p, at, n, to, st->moves_beside);
+    if (st->kind->move_beside)
+        return st->kind->move_beside(st->backend, job, st->moves_beside, n_moves, err);
+    int status = SLUICE_OK;
+    for (const struct backend_move *m = st->moves_beside; !status && n_moves-- > 0; m++)
+        status = st->kind->peek(st->backend, REGION_STATE, m->offset, m->bytes, m->host, err);
+    return status;
+}
+
+int state_attach(struct state *st, struct host_tier *host, struct disk_tier *disk,
+                 struct err *err) {
+    int status = host_tier_start(host, &(struct host_filler){st, fence, fill_beside}, err);
+    if (!status)
+        cache_attach(&st->cache, &(struct cache_lower){host, disk, fill_payload, st});
+    return status;
+}
+
+void state_copy_ahead(struct state *st) {
+    cache_copy_ahead(&st->cache);
 }
 
 void state_detach(struct state *st) {
@@ -236,9 +300,11 @@ int state_init(struct state *st, const struct state_options *options, struct are
     st->room_blocks = arena_array(arena, options->pages_per_seq, sizeof *st->room_blocks);
     uint32_t n_pieces = st->layout.n_recurrent + st->layout.n_paged + 1;
     st->copies = arena_array(arena, n_pieces, sizeof *st->copies);
-    st->moves = arena_array(arena, n_pieces, sizeof *st->moves);
-    bool is_made = st->copies && st->moves && st->slots && st->counts && st->planned && st->spare &&
-                   st->room_pages && st->room_blocks &&
+    uint32_t n_moves = st->layout.n_recurrent + st->layout.n_heads;
+    st->moves = arena_array(arena, n_moves, sizeof *st->moves);
+    st->moves_beside = arena_array(arena, n_moves, sizeof *st->moves);
+    bool is_made = st->copies && st->moves && st->moves_beside && st->slots && st->counts &&
+                   st->planned && st->spare && st->room_pages && st->room_blocks &&
                    pages_init(&st->pages, options->n_pages, arena) &&
                    cache_init(&st->cache, &cache, &st->pages, arena);
     for (uint32_t i = 0; is_made && i < options->n_slots; i++) {
@@ -371,8 +437,8 @@ static int take_snapshot(struct state *st, uint32_t slot, struct err *err) {
     return status;
 }
 
-/* What a closed slot leaves goes to disk at once, where there is one: it is then safe, whatever
- * happens to the process. */
+/* What a closed slot leaves goes to disk, where there is one: it is then safe, whatever happens to
+ * the process. */
 static void write_through(struct state *st, const struct slot *s) {
     uint32_t e = cache_snapshot_before(&st->cache, s->block, s->tokens, s->length);
     if (e != NO_ENTRY &&
@@ -474,18 +540,28 @@ int state_open(struct state *st, uint32_t *slot, struct err *err) {
     return SLUICE_OK;
 }
 
+static bool is_any_open(const struct state *st) {
+    uint32_t i = 0;
+    while (i < st->options.n_slots && !st->slots[i].is_open)
+        i++;
+    return i < st->options.n_slots;
+}
+
 void state_close(struct state *st, uint32_t slot, bool is_kept) {
     struct slot *s = &st->slots[slot];
     struct err ignored; /* the device's: then nothing is kept */
     CHECK(s->is_open);
     end_planned(st, slot, false);
-    if (is_kept && enter_blocks(st, slot, &ignored) == SLUICE_OK &&
-        take_snapshot(st, slot, &ignored) == SLUICE_OK)
-        write_through(st, s);
+    bool is_known = is_kept && enter_blocks(st, slot, &ignored) == SLUICE_OK &&
+                    take_snapshot(st, slot, &ignored) == SLUICE_OK;
     drop_pages(st, slot, 0);
+    if (is_known)
+        write_through(st, s);
     s->length = s->n_tokens = s->n_drafts = s->n_marks = 0;
     s->block = CACHE_ROOT;
     s->is_open = s->is_starved = s->is_rewound = false;
+    if (!is_any_open(st)) /* nobody waits; and who knows when the next step comes */
+        cache_copy_due(&st->cache);
 }
 
 /* The next position that is to become a snapshot; UINT32_MAX: there is none. */

@@ -10,14 +10,15 @@
 /* A part of STATE that is one item after the other: item i lies at offset + i * bytes. */
 struct piece {
     uint64_t offset, bytes; /* bytes 0: there is none */
+    uint32_t n_heads;       /* of a page: so many times PAGE positions */
 };
 
 /* STATE as the ops of a plan use it. */
 struct state_layout {
     struct piece *recurrent; /* an item a cell: delta-net states and conv windows */
     uint32_t n_recurrent;
-    struct piece *paged; /* an item a page: keys and values of each layer */
-    uint32_t n_paged;
+    struct piece *paged;        /* an item a page: keys and values of each layer */
+    uint32_t n_paged, n_heads;  /* those, and the heads of all */
     struct piece table, counts; /* an item a slot */
     uint64_t recurrent_bytes;   /* of a cell */
     uint64_t slot_bytes;        /* of a slot, all of it */
@@ -75,7 +76,7 @@ struct state {
     uint32_t *room_pages, *room_blocks; /* (pages_per_seq) room to list pages and blocks in */
     uint16_t *counts;                   /* (n_vocab) room to count in */
     struct backend_copy *copies;        /* (pieces of a slot and a page) room to list them in */
-    struct backend_move *moves;
+    struct backend_move *moves, *moves_beside; /* those of the host tier's thread */
     uint64_t n_taken, n_used;
 };
 
@@ -147,9 +148,11 @@ int state_each_stretch(const struct state *st, uint32_t slot, stretch_fn *fn, vo
                        struct err *err);
 uint64_t state_stretch_bytes(const struct state *st, uint32_t length);
 
-/* The tiers below the device, either may be NULL; and what of the device goes to them at the end.
+/* The tiers below the device, `disk` may be NULL; and what of the device goes to them at the end.
  */
-void state_attach(struct state *st, struct host_tier *host, struct disk_tier *disk);
+int state_attach(struct state *st, struct host_tier *host, struct disk_tier *disk, struct err *err);
+/* Once a step, best while it runs: what will have to leave the device goes to host memory. */
+void state_copy_ahead(struct state *st);
 void state_detach(struct state *st);
 
 /* SLUICE_ERR_MEMORY, in words. */

@@ -112,9 +112,7 @@ int tiers_open(struct sluice_engine *e, const struct sluice_engine_options *o, s
         pin_host(e);
     if (!status && e->setup.disk_bytes)
         status = open_disk(e, o->cache_dir, err);
-    if (!status)
-        state_attach(&e->state, &e->host, e->disk);
-    return status;
+    return status ? status : state_attach(&e->state, &e->host, e->disk, err);
 }
 
 void tiers_close(struct sluice_engine *e) {

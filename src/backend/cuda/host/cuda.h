@@ -148,8 +148,11 @@ struct backend {
     double submitted_at;
     double late; /* seconds that the host usually oversleeps */
     CUstream aside;
-    CUgraphExec idle; /* a graph that does nothing, see cuda_wait */
-    bool is_broken;   /* the context is lost: every call fails */
+    CUgraphExec idle;               /* a graph that does nothing, see cuda_wait */
+    CUstream beside;                /* of cuda_move_beside, and what it waits for */
+    CUevent fences[BACKEND_FENCES]; /* before it begins, */
+    CUevent moved;                  /* and when it is done */
+    atomic_bool is_broken;          /* the context is lost: every call fails */
 };
 
 /* open.c */
@@ -175,6 +178,9 @@ int cuda_move_state(struct backend *b, const struct backend_move *list, uint32_t
                     struct err *err);
 int cuda_copy_state(struct backend *b, const struct backend_copy *list, uint32_t n,
                     struct err *err);
+int cuda_fence(struct backend *b, uint32_t number, struct err *err);
+int cuda_move_beside(struct backend *b, uint32_t fence, const struct backend_move *list, uint32_t n,
+                     struct err *err);
 int cuda_pin(struct backend *b, void *memory, uint64_t bytes, struct err *err);
 void cuda_unpin(struct backend *b, void *memory);
 int cuda_peek(struct backend *b, enum region region, uint64_t offset, uint64_t bytes, void *to,

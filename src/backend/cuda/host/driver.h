@@ -44,6 +44,7 @@
     DRIVER(stream_destroy, cuStreamDestroy_v2)                                                     \
     DRIVER(stream_sync, cuStreamSynchronize)                                                       \
     DRIVER(stream_query, cuStreamQuery)                                                            \
+    DRIVER(stream_wait, cuStreamWaitEvent)                                                         \
     DRIVER(capture_begin, cuStreamBeginCapture_v2)                                                 \
     DRIVER(capture_end, cuStreamEndCapture)                                                        \
     DRIVER(launch, cuLaunchKernelEx)                                                               \

@@ -83,6 +83,30 @@ static void free_block(struct cuda_block *block) {
     *block = (struct cuda_block){0};
 }
 
+/* What cuda_move_beside needs. The thread that waits for it sleeps. */
+static int open_beside(struct backend *b, struct err *err) {
+    int status =
+        driver_check(driver.stream_create(&b->beside, CU_STREAM_NON_BLOCKING), "a stream", err);
+    if (!status)
+        status = driver_check(
+            driver.event_create(&b->moved, CU_EVENT_BLOCKING_SYNC | CU_EVENT_DISABLE_TIMING),
+            "an event", err);
+    for (uint32_t i = 0; !status && i < BACKEND_FENCES; i++)
+        status = driver_check(driver.event_create(&b->fences[i], CU_EVENT_DISABLE_TIMING),
+                              "an event", err);
+    return status;
+}
+
+static void close_beside(struct backend *b) {
+    for (uint32_t i = 0; i < BACKEND_FENCES; i++)
+        if (b->fences[i])
+            driver.event_destroy(b->fences[i]);
+    if (b->moved)
+        driver.event_destroy(b->moved);
+    if (b->beside)
+        driver.stream_destroy(b->beside);
+}
+
 /* A lost context frees nothing by name; releasing it frees everything. */
 static void cuda_close(struct backend *b) {
     if (!b)
@@ -91,6 +115,7 @@ static void cuda_close(struct backend *b) {
         driver.context_set(b->context);
         if (b->aside)
             driver.stream_sync(b->aside);
+        close_beside(b);
         for (uint32_t i = 0; i < b->n_recordings; i++) {
             if (b->recordings[i].graph)
                 driver.graph_exec_destroy(b->recordings[i].graph);
@@ -145,6 +170,8 @@ static int cuda_open(struct backend **out, const struct backend_options *options
     if (!status)
         status =
             driver_check(driver.stream_create(&b->aside, CU_STREAM_NON_BLOCKING), "a stream", err);
+    if (!status)
+        status = open_beside(b, err);
     if (status) {
         cuda_close(b);
         return status;
@@ -341,6 +368,8 @@ const struct backend_kind backend_cuda = {
     .write_state = cuda_write_state,
     .move_state = cuda_move_state,
     .copy_state = cuda_copy_state,
+    .fence = cuda_fence,
+    .move_beside = cuda_move_beside,
     .pin = cuda_pin,
     .unpin = cuda_unpin,
     .memory = cuda_memory,

@@ -109,6 +109,29 @@ int cuda_copy_state(struct backend *b, const struct backend_copy *list, uint32_t
     return status;
 }
 
+int cuda_fence(struct backend *b, uint32_t number, struct err *err) {
+    CHECK(number < BACKEND_FENCES);
+    int status = cuda_enter(b, err);
+    return status ? status
+                  : driver_check(driver.event_record(b->fences[number], b->stream), "a fence", err);
+}
+
+/* A stream of its own: the steps that follow the fence run meanwhile. */
+int cuda_move_beside(struct backend *b, uint32_t fence, const struct backend_move *list, uint32_t n,
+                     struct err *err) {
+    CHECK(fence < BACKEND_FENCES);
+    int status = cuda_enter(b, err);
+    CUresult result = status ? CUDA_SUCCESS : driver.stream_wait(b->beside, b->fences[fence], 0);
+    for (uint32_t i = 0; !status && result == CUDA_SUCCESS && i < n; i++)
+        result = driver.copy_out(list[i].host, state_at(b, list[i].offset, list[i].bytes),
+                                 list[i].bytes, b->beside);
+    if (!status && result == CUDA_SUCCESS)
+        result = driver.event_record(b->moved, b->beside);
+    if (!status && result == CUDA_SUCCESS)
+        result = driver.event_sync(b->moved);
+    return status ? status : driver_check(result, "copying state", err);
+}
+
 int cuda_pin(struct backend *b, void *memory, uint64_t bytes, struct err *err) {
     int status = cuda_enter(b, err);
     return status

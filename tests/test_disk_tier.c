@@ -1,4 +1,4 @@
-/* test_tiers.c - host memory and disk as stores: random operations against a simple model, failing
+/* test_disk_tier.c - a folder as a store: random operations against a simple model, failing
  * callbacks, killed writers, damaged and strange files, several processes, full disks, bounds. */
 #include <dirent.h>
 #include <errno.h>
@@ -15,197 +15,9 @@
 #include "base/log.h"
 #include "engine/disk_tier.h"
 #include "test.h"
+#include "tiers.h"
 
-static uint64_t random_next(uint64_t *s) {
-    *s += 0x9E3779B97F4A7C15u;
-    uint64_t x = (*s ^ *s >> 30) * 0xBF58476D1CE4E5B9u;
-    x = (x ^ x >> 27) * 0x94D049BB133111EBu;
-    return x ^ x >> 31;
-}
-
-static uint32_t below(uint64_t *s, uint32_t n) {
-    return (uint32_t)(random_next(s) % n);
-}
-
-/* ---- contents: a function of an object's seed and the byte's number ---------------------------
- */
-
-static uint8_t byte_of(uint64_t seed, uint64_t at) {
-    uint64_t x = (seed + at / 8 + 1) * 0x9E3779B97F4A7C15u;
-    return (uint8_t)((x ^ x >> 31) >> at % 8 * 8);
-}
-
-struct stream {
-    uint64_t seed, at; /* where the next call must go on */
-    uint64_t fails_at; /* the call that reaches this byte fails */
-    bool is_wrong;
-};
-
-static int stream_step(struct stream *s, uint64_t at, uint64_t n, struct err *err) {
-    s->is_wrong |= at != s->at;
-    s->at += n;
-    return s->fails_at >= at && s->fails_at < at + n
-               ? err_set(err, SLUICE_ERR_DEVICE, "the device is gone")
-               : SLUICE_OK;
-}
-
-static int fill(void *user, uint64_t at, uint64_t n, void *to, struct err *err) {
-    struct stream *s = user;
-    for (uint64_t i = 0; i < n; i++)
-        ((uint8_t *)to)[i] = byte_of(s->seed, at + i);
-    return stream_step(s, at, n, err);
-}
-
-static int take(void *user, uint64_t at, uint64_t n, const void *from, struct err *err) {
-    struct stream *s = user;
-    for (uint64_t i = 0; i < n; i++)
-        s->is_wrong |= ((const uint8_t *)from)[i] != byte_of(s->seed, at + i);
-    return stream_step(s, at, n, err);
-}
-
-static struct stream stream_of(uint64_t seed) {
-    return (struct stream){.seed = seed, .fails_at = UINT64_MAX};
-}
-
-static uint32_t put_host(struct host_tier *h, uint64_t seed, uint64_t n) {
-    struct stream s = stream_of(seed);
-    uint32_t object = HOST_NONE;
-    return host_tier_put(h, n, fill, &s, &object, NULL) == SLUICE_OK ? object : HOST_NONE;
-}
-
-/* ---- host memory ------------------------------------------------------------------------------
- */
-
-enum { HOST_MODEL = 64 };
-
-struct host_model {
-    struct host_tier tier;
-    struct kept {
-        uint32_t object;
-        uint64_t seed, bytes; /* 0: none */
-        uint32_t pins;
-        bool is_freed;
-    } kept[HOST_MODEL];
-    uint64_t random;
-};
-
-static uint64_t model_room(const struct host_model *m) {
-    uint64_t used = 0;
-    for (int i = 0; i < HOST_MODEL; i++)
-        used += host_tier_cost(&m->tier, m->kept[i].bytes);
-    return m->tier.n_units * m->tier.unit_bytes - used;
-}
-
-static void host_put(struct host_model *m, struct kept *k) {
-    uint64_t n = 1 + below(&m->random, below(&m->random, 4) ? 1000 : 40000);
-    uint64_t room = model_room(m), cost = host_tier_cost(&m->tier, n);
-    struct stream s = stream_of(random_next(&m->random));
-    if (below(&m->random, 3) == 0)
-        s.fails_at = below(&m->random, (uint32_t)n);
-    struct err err = {0};
-    uint32_t object = 12345;
-    int expected = cost > room               ? SLUICE_ERR_MEMORY
-                   : s.fails_at < UINT64_MAX ? SLUICE_ERR_DEVICE
-                                             : SLUICE_OK;
-    EXPECT_INT(host_tier_put(&m->tier, n, fill, &s, &object, &err), expected);
-    EXPECT(!s.is_wrong && (expected != SLUICE_ERR_MEMORY || s.at == 0));
-    if (expected == SLUICE_OK) {
-        EXPECT_INT(s.at, n);
-        EXPECT_INT(host_tier_bytes(&m->tier, object), n);
-        *k = (struct kept){.object = object, .seed = s.seed, .bytes = n};
-    } else {
-        EXPECT_INT(object, 12345);
-    }
-}
-
-static void host_get(struct host_model *m, struct kept *k) {
-    struct stream s = stream_of(k->seed);
-    if (below(&m->random, 3) == 0)
-        s.fails_at = below(&m->random, (uint32_t)k->bytes);
-    int expected = s.fails_at < UINT64_MAX ? SLUICE_ERR_DEVICE : SLUICE_OK;
-    EXPECT_INT(host_tier_get(&m->tier, k->object, take, &s, NULL), expected);
-    EXPECT(!s.is_wrong && (expected || s.at == k->bytes));
-}
-
-static void host_operation(struct host_model *m) {
-    struct kept *k = &m->kept[below(&m->random, HOST_MODEL)];
-    if (k->bytes == 0) {
-        host_put(m, k);
-        return;
-    }
-    switch (below(&m->random, 5)) {
-    case 0:
-        if (!k->is_freed) {
-            host_tier_free(&m->tier, k->object);
-            k->is_freed = true;
-        }
-        break;
-    case 1:
-        if (!k->is_freed || k->pins) {
-            host_tier_pin(&m->tier, k->object);
-            k->pins++;
-        }
-        break;
-    case 2:
-        if (k->pins) {
-            host_tier_unpin(&m->tier, k->object);
-            k->pins--;
-        }
-        break;
-    default:
-        host_get(m, k);
-    }
-    if (k->is_freed && k->pins == 0)
-        *k = (struct kept){0};
-}
-
-TEST(tier_host_is_as_its_model) {
-    for (uint64_t seed = 0; seed < 2; seed++) {
-        struct host_model m = {.random = seed};
-        struct err err;
-        EXPECT_INT(host_tier_open(&m.tier, 300 * 1024, 1024, &err), SLUICE_OK);
-        for (int i = 0; i < 30000; i++) {
-            host_operation(&m);
-            EXPECT_INT(host_tier_room(&m.tier), model_room(&m));
-            const char *broken = i % 64 ? NULL : host_tier_broken(&m.tier);
-            if (broken)
-                test_fail(__FILE__, __LINE__, "%s", broken);
-        }
-        for (int i = 0; i < HOST_MODEL; i++) {
-            struct kept *k = &m.kept[i];
-            if (k->bytes && !k->is_freed)
-                host_tier_free(&m.tier, k->object);
-            while (k->bytes && k->pins-- > 0)
-                host_tier_unpin(&m.tier, k->object);
-        }
-        EXPECT_INT(host_tier_room(&m.tier), 300 * 1024);
-        EXPECT(host_tier_broken(&m.tier) == NULL);
-        host_tier_close(&m.tier);
-        host_tier_close(&m.tier);
-    }
-}
-
-TEST(tier_host_refuses_what_it_cannot_hold) {
-    struct host_tier h;
-    struct err err = {0};
-    EXPECT_INT(host_tier_open(&h, 4095, 4096, &err), SLUICE_ERR_ARGUMENT);
-    EXPECT(strstr(err.text, "4095") && strstr(err.text, "4096"));
-    host_tier_close(&h);
-    EXPECT_INT(host_tier_open(&h, UINT64_MAX / 2, 1 << 12, &err), SLUICE_ERR_ARGUMENT);
-    host_tier_close(&h);
-    EXPECT_INT(host_tier_open(&h, UINT64_MAX / 2, 1ull << 40, &err), SLUICE_ERR_MEMORY);
-    host_tier_close(&h);
-    EXPECT_INT(host_tier_open(&h, 3 * HOST_UNIT_BYTES + 5, 0, &err), SLUICE_OK);
-    EXPECT_INT(host_tier_room(&h), 3 * HOST_UNIT_BYTES);
-    EXPECT_INT(put_host(&h, 1, 3 * HOST_UNIT_BYTES + 1), HOST_NONE);
-    EXPECT(put_host(&h, 1, UINT64_MAX) == HOST_NONE);
-    EXPECT(put_host(&h, 1, 3 * HOST_UNIT_BYTES) != HOST_NONE);
-    EXPECT_INT(host_tier_room(&h), 0);
-    EXPECT_INT(put_host(&h, 1, 1), HOST_NONE);
-    host_tier_close(&h);
-}
-
-/* ---- disk: helpers ----------------------------------------------------------------------------
+/* ---- helpers ----------------------------------------------------------------------------------
  */
 
 static const struct hash128 own_identity = {0x1234, 0x5678}, other_identity = {0x1234, 0x5679};
@@ -379,7 +191,7 @@ static uint32_t count_files(const char *folder, const char *ending, uint64_t *by
     return count_in(own_folder(folder), ending, bytes);
 }
 
-/* ---- disk: random operations ------------------------------------------------------------------
+/* ---- random operations ------------------------------------------------------------------------
  */
 
 enum { DISK_MODEL = 120 };
@@ -504,7 +316,7 @@ TEST(tier_disk_is_as_its_model) {
     free((char *)folder);
 }
 
-/* ---- disk: files that are not as they should be -----------------------------------------------
+/* ---- files that are not as they should be -----------------------------------------------------
  */
 
 static void patch(const char *path, off_t at, const void *bytes, size_t n) {
@@ -750,7 +562,7 @@ TEST(tier_disk_opens_where_it_may) {
     remove_tree(deep);
 }
 
-/* ---- disk: what happens meanwhile -------------------------------------------------------------
+/* ---- what happens meanwhile -------------------------------------------------------------------
  */
 
 TEST(tier_disk_folder_may_be_deleted) {
@@ -918,7 +730,7 @@ TEST(tier_disk_leaves_running_writers_alone) {
     free((char *)folder);
 }
 
-/* ---- disk: no room ----------------------------------------------------------------------------
+/* ---- no room ----------------------------------------------------------------------------------
  */
 
 static int n_lines;
@@ -1107,7 +919,7 @@ TEST(tier_disk_bound_may_shrink) {
     free((char *)folder);
 }
 
-/* ---- disk: the end ----------------------------------------------------------------------------
+/* ---- the end ----------------------------------------------------------------------------------
  */
 
 /* How many of 100 objects are found after a close. */
@@ -1167,6 +979,63 @@ TEST(tier_disk_bounds_what_waits) {
     }
     EXPECT(n_put >= 1 && n_put < 200);
     EXPECT(put_disk(&r, 500) != DISK_NONE);
+    rig_close(&r);
+    remove_tree(folder);
+    free((char *)folder);
+}
+
+/* ---- objects that are not filled yet ----------------------------------------------------------
+ */
+
+static int no_fence(void *user, uint32_t job, struct err *err) {
+    (void)user, (void)job, (void)err;
+    return SLUICE_OK;
+}
+
+/* The object of `cell`, when the gate is open; cell 7 fails. */
+static int fill_at_the_gate(void *user, uint32_t job, struct host_source from, uint64_t at,
+                            uint64_t n, void *to, struct err *err) {
+    struct stream s = {.seed = from.cell, .at = at, .fails_at = UINT64_MAX};
+    (void)job;
+    pthread_mutex_lock(user);
+    pthread_mutex_unlock(user);
+    return from.cell == 7 ? err_set(err, SLUICE_ERR_DEVICE, "gone") : fill(&s, at, n, to, err);
+}
+
+TEST(tier_disk_writes_what_is_filled_later) {
+    const char *folder = strdup(test_temporary("tier-later"));
+    pthread_mutex_t gate = PTHREAD_MUTEX_INITIALIZER;
+    struct rig r;
+    struct disk_options o = options_for(folder);
+    struct err err;
+    int32_t tokens[2][MAX_TOKENS];
+    uint32_t host[2], disk[2];
+    bool is_found;
+    if (!rig_open(&r, &o))
+        return;
+    const struct host_filler filler = {&gate, no_fence, fill_at_the_gate};
+    EXPECT_INT(host_tier_start(&r.host, &filler, &err), SLUICE_OK);
+    pthread_mutex_lock(&gate);
+    for (uint32_t i = 0; i < 2; i++) {
+        uint32_t cell = i ? 7 : 3;
+        struct disk_meta meta = meta_of(cell, tokens[i]);
+        EXPECT_INT(host_tier_put_later(&r.host, meta.bytes, (struct host_source){.cell = cell},
+                                       &host[i], &err),
+                   SLUICE_OK);
+        disk[i] = disk_tier_put(r.disk, &meta, tokens[i], host[i]);
+        EXPECT(disk[i] != DISK_NONE && !disk_tier_is_written(r.disk, disk[i]));
+    }
+    pthread_mutex_unlock(&gate);
+    struct stream s = stream_of(3); /* found, whether it is filled, written, or neither */
+    EXPECT_INT(disk_tier_get(r.disk, disk[0], tokens[0], take, &s, &is_found, &err), SLUICE_OK);
+    EXPECT(is_found && !s.is_wrong);
+    EXPECT_INT(disk_tier_get(r.disk, disk[1], tokens[1], take, &s, &is_found, &err), SLUICE_OK);
+    EXPECT(!is_found);
+    disk_tier_flush(r.disk);
+    EXPECT(disk_tier_is_written(r.disk, disk[0]) && !disk_tier_is_written(r.disk, disk[1]));
+    EXPECT(disk_tier_broken(r.disk) == NULL);
+    for (uint32_t i = 0; i < 2; i++)
+        host_tier_free(&r.host, host[i]);
     rig_close(&r);
     remove_tree(folder);
     free((char *)folder);
