@@ -312,6 +312,7 @@ def test_bench_replays_a_trace():
     none, live, every = found
     assert none["answers"] == live["answers"] == every["answers"], found
     assert none["reused_tokens"] == 0 and live["reused_tokens"] < every["reused_tokens"] > every["prompt_tokens"] / 3, found
+    assert every["spilled"] > 0 and every["limits"]["memcpy_gb_s"] > 0 and every["limits"]["write_gb_s"] == 0, every
     assert none["step"]["rows"] > every["step"]["rows"] and every["step"]["p50_ms"] <= every["step"]["longest_ms"], found
     part = json.loads(good("bench", TINY, "--trace", trace, "--conversations", 2, "--batch", 3, "--json")[0])
     assert 0 < part["requests"] < every["requests"], (part, every)

@@ -271,6 +271,7 @@ static int replay(struct bench *b) {
         .trace = b->trace,
         .has_bursts = b->is_burst,
         .as_json = b->common.as_json,
+        .cache_dir = b->common.cache_dir,
     };
     trace_reuse_find(b->reuse, &run.reuse);
     return bench_trace(&run);

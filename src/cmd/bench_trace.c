@@ -10,6 +10,7 @@
 #include "base/filemap.h"
 #include "base/hash.h"
 #include "cmd/cmd.h"
+#include "cmd/limits.h"
 #include "serve/scheduler.h"
 
 enum { MAX_REQUESTS = 1 << 20, MAX_LENGTH = 1 << 24 };
@@ -351,6 +352,7 @@ struct took {
     uint64_t n_prompt, n_new, n_reused, n_hits, device, host, disk;
     struct hash128 answers; /* of all tokens: the same whatever is reused */
     struct sluice_counters counters;
+    struct limits limits; /* measured where anything was moved */
 };
 
 /* The value that so much of the list is below; it gets sorted. */
@@ -388,6 +390,8 @@ static struct took sum_up(struct replay *r, double *first) {
     t.step_p99 = quantile(r->steps.seconds, r->steps.n, 0.99);
     t.step_most = quantile(r->steps.seconds, r->steps.n, 1);
     sluice_engine_counters(r->b->engine, &t.counters);
+    if (t.counters.spilled || t.counters.loaded)
+        t.limits = limits_measure(r->b->cache_dir);
     return t;
 }
 
@@ -407,11 +411,16 @@ static json_t *steps_json(const struct replay *r, const struct took *t) {
                      1e3 * r->steps.longest_move);
 }
 
+static json_t *limits_json(const struct limits *l) {
+    return json_pack("{s:f, s:f, s:f, s:f}", "memcpy_gb_s", l->copy, "first_memcpy_gb_s",
+                     l->first_copy, "write_gb_s", l->write, "read_gb_s", l->read);
+}
+
 static void print_json(const struct replay *r, const struct took *t) {
     const struct sluice_counters *c = &t->counters;
     print_json_line(json_pack(
         "{s:s, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:f, s:f, s:f, s:f, s:o, s:I, s:I, s:I, "
-        "s:I, s:o, s:o, s:o, s:o, s:I}",
+        "s:I, s:o, s:o, s:o, s:o, s:o, s:I}",
         "reuse", reuse_names[r->b->reuse], "requests", (json_int_t)t->n, "hits",
         (json_int_t)t->n_hits, "prompt_tokens", (json_int_t)t->n_prompt, "reused_tokens",
         (json_int_t)t->n_reused, "device", (json_int_t)t->device, "host", (json_int_t)t->host,
@@ -421,12 +430,20 @@ static void print_json(const struct replay *r, const struct took *t) {
         (json_int_t)c->snapshots_taken, "evicted", (json_int_t)c->evicted, "spilled",
         (json_int_t)c->spilled, "loaded", (json_int_t)c->loaded, "to_host", moved_json(&c->to_host),
         "from_host", moved_json(&c->from_host), "to_disk", moved_json(&c->to_disk), "from_disk",
-        moved_json(&c->from_disk), "answers", (json_int_t)(t->answers.low >> 1)));
+        moved_json(&c->from_disk), "limits", limits_json(&t->limits), "answers",
+        (json_int_t)(t->answers.low >> 1)));
 }
 
 static void print_moved(const char *name, const struct sluice_moved *m) {
     if (m->bytes)
         printf("%-10s %10s  %6.2f GB/s\n", name, human_bytes(m->bytes), rate_of(m));
+}
+
+static void print_limits(const struct limits *l) {
+    if (l->copy > 0)
+        printf("memcpy %.2f GB/s, %.2f into memory that was never used\n", l->copy, l->first_copy);
+    if (l->write > 0)
+        printf("a file there: written and synced %.2f GB/s, read %.2f\n", l->write, l->read);
 }
 
 static void print_text(const struct replay *r, const struct took *t) {
@@ -454,6 +471,7 @@ static void print_text(const struct replay *r, const struct took *t) {
     print_moved("from host", &c->from_host);
     print_moved("to disk", &c->to_disk);
     print_moved("from disk", &c->from_disk);
+    print_limits(&t->limits);
 }
 
 /* Who comes before whom in their conversations. */

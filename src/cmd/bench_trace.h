@@ -43,6 +43,7 @@ struct bench_trace {
     struct trace *trace;
     enum trace_reuse reuse;
     bool has_bursts, as_json;
+    const char *cache_dir; /* NULL: there is none */
 };
 
 /* Replays the trace once and prints what it took. 0, or the exit status after one line. */
