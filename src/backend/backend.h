@@ -24,7 +24,7 @@ struct backend_options {
      * has returned. NULL: no step is ever cancelled. */
     const atomic_bool *cancel;
     /* The first so many bytes of WEIGHTS are mapped from files: a backend that packs weights in
-     * host memory lets go of their pages once they are packed. 0: none are. */
+     * host memory frees their pages once they are packed. 0: none are. */
     uint64_t mapped;
 };
 

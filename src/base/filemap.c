@@ -32,7 +32,7 @@ static bool try_map(struct filemap *map, const char *path, size_t size) {
     if (!entry)
         return false;
     void *p = mmap(NULL, size, PROT_READ, MAP_PRIVATE, map->fd, 0);
-    /* The size may have changed between fstat and mmap: what lies after the end raises SIGBUS. */
+    /* The size may have changed between fstat and mmap: an access after the end raises SIGBUS. */
     struct stat st;
     if (p == MAP_FAILED || fstat(map->fd, &st) != 0 || (uint64_t)st.st_size < size) {
         if (p != MAP_FAILED)

@@ -16,7 +16,7 @@ int fail(const struct err *err) {
     return complain(EXIT_WORLD, "%s", err->text);
 }
 
-/* From where the program lies: in the tree (build/sluice, build/FLAVOUR/sluice) or installed. */
+/* From where the program is: in the tree (build/sluice, build/FLAVOUR/sluice) or installed. */
 static bool find_shipped(char *out, size_t size) {
     static const char *const places[] = {"../models/", "../../models/", "../share/sluice/models/"};
     char exe[PATH_MAX];

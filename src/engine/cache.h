@@ -53,7 +53,7 @@ struct cache_options {
     uint64_t page_bytes, cell_bytes;
 };
 
-/* The tiers below the device; NULL: there is none. `fill` hands out an entry's payload. */
+/* The tiers below the device; NULL: there is none. `fill` returns an entry's payload. */
 struct cache_payload {
     void *user;
     uint32_t entry;

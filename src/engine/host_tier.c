@@ -139,7 +139,7 @@ static struct host_object *living(const struct host_tier *h, uint32_t object) {
 /* ---- objects ----------------------------------------------------------------------------------
  */
 
-/* Units of a chain that lie one after the other in memory: the fewer calls, the faster a device
+/* Units of a chain that follow each other in memory: the fewer calls, the faster a device
  * copies. */
 struct run {
     uint32_t unit, next;

@@ -7,7 +7,7 @@
 #include "plan/io.h"
 #include "plan/plan.h"
 
-/* A part of STATE that is one item after the other: item i lies at offset + i * bytes. */
+/* A part of STATE that is one item after the other: item i is at offset + i * bytes. */
 struct piece {
     uint64_t offset, bytes; /* bytes 0: there is none */
     uint32_t n_heads;       /* of a page: so many times PAGE positions */
@@ -47,7 +47,7 @@ struct slot {
     bool is_starved; /* tokens waited in the last step, and there was no page for them */
 };
 
-/* A snapshot that a step takes on its way: the state after the first `position` tokens is stored to
+/* A snapshot that a step takes: the state after the first `position` tokens is stored to
  * the cell. */
 struct planned {
     uint32_t position, cell;

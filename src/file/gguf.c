@@ -273,7 +273,7 @@ static int find_alignment(struct gguf *g, struct err *err) {
 
 /* ---- tensors ---- */
 
-/* Where a tensor lies in the data section. */
+/* A tensor's place in the data section. */
 struct span {
     uint64_t begin, end;
     uint32_t tensor;

@@ -1,7 +1,7 @@
 /* gguf.h - GGUF files: typed keys and named tensors, read in place.
  *
  * In: a path (or bytes, for tests).  Out: keys and tensors that point into the mapping.
- * (1) Everything a struct gguf hands out is inside the mapping or its arena, checked at open:
+ * (1) Everything a struct gguf returns is inside the mapping or its arena, checked at open:
  *     whoever holds one never checks bounds again.
  * (2) Names of keys and tensors are valid UTF-8 without NUL and unique; string values may hold any
  *     byte, as the tokens of a vocabulary do.
@@ -16,7 +16,7 @@
 #include "base/str.h"
 #include "file/tensor.h"
 
-/* Numbers are read and written as they lie in memory. */
+/* Numbers are read and written in host byte order. */
 _Static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "GGUF needs a little-endian host");
 
 /* What a file may say at most; the reader refuses more and the writer writes no more. */

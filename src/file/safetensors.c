@@ -44,7 +44,7 @@ struct shard {
     uint32_t first, count; /* its tensors */
 };
 
-/* Where a tensor lies in its buffer. */
+/* A tensor's place in its buffer. */
 struct span {
     uint64_t begin, end;
     const struct tensor *tensor;

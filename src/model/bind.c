@@ -7,7 +7,7 @@
 
 /* A tensor of the file or folder under our name, whichever it is. */
 struct found {
-    const struct tensor *tensor;  /* what lies in the file; NULL: made by the hub */
+    const struct tensor *tensor;  /* of the file; NULL: made by the hub */
     const struct hub_tensor *hub; /* NULL: a GGUF file */
     uint32_t n_dims;
     uint64_t dims[4];

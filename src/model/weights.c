@@ -1,4 +1,4 @@
-/* weights.c - the WEIGHTS region: where every tensor lies. */
+/* weights.c - the WEIGHTS region: where every tensor is. */
 #include "model/weights.h"
 
 #include <errno.h>

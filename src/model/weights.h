@@ -1,4 +1,4 @@
-/* weights.h - the WEIGHTS region: where every tensor lies.
+/* weights.h - the WEIGHTS region: where every tensor is.
  *
  * One span of addresses: the model's files one after the other, then a tail for what no file
  * holds in the form that is needed (vectors to f32, gathered experts, rotary frequencies).
@@ -43,7 +43,7 @@ int weights_map(struct weights *w, struct err *err);
 void weights_unmap(struct weights *w); /* what is mapped, if anything */
 void weights_free(struct weights *w);  /* takes NULL */
 
-/* The offset of a tensor that is used as it lies in its file. */
+/* The offset of a tensor that is used as it is in its file. */
 uint64_t weights_offset(const struct weights *w, const struct tensor *t);
 
 /* Room in the tail for a tensor that `fill` makes. NULL when memory, or the numbers for it, ran

@@ -204,7 +204,7 @@ static bool make_room(struct plan *plan) {
     return true;
 }
 
-/* Into zeroed memory, and no more than the op's own member: what lies after that in a union is
+/* Into zeroed memory, and no more than the op's own member: what is after that in a union is
  * not ours, and plans are compared as bytes. */
 static void copy_op(struct op *to, const struct op *from) {
     static const size_t sizes[] = {

@@ -41,7 +41,7 @@ struct operand operand_columns(struct operand whole, uint32_t first, uint32_t wi
 struct operand plan_tap(const struct plan *plan, uint32_t number);
 struct operand plan_logits(const struct plan *plan);
 
-/* Adds a copy of `op`, whose operands fit together and lie inside their regions. */
+/* Adds a copy of `op`, whose operands fit together and are inside their regions. */
 int plan_add(struct plan *plan, const struct op *op, struct err *err);
 
 /* Lays scratch out and closes the plan. */
@@ -62,7 +62,7 @@ uint32_t op_operands(struct op *op, struct operand_ref refs[MAX_OPERANDS]);
 
 const char *op_name(enum op_kind kind);
 
-/* Bytes of one row (dims[0]) and of the whole operand as it lies in memory. UINT64_MAX: more than
+/* Bytes of one row (dims[0]) and of the whole operand in memory. UINT64_MAX: more than
  * can be counted, or no whole number of the type's blocks; no operand of a plan is so. */
 uint64_t operand_row_bytes(const struct operand *o);
 uint64_t operand_bytes(const struct operand *o);

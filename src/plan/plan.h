@@ -68,7 +68,7 @@ struct segment {
 struct op_project {
     struct operand in;   /* (R, K) f32 */
     struct operand norm; /* f32: (K) or (d) */
-    struct operand gate; /* (R, K) f32, in heads of head_width that lie gate_stride apart */
+    struct operand gate; /* (R, K) f32, in heads of head_width, gate_stride apart */
     struct operand out;  /* (R, N of all segments) f32; SwiGLU (R, N); head (O, V) */
     struct segment segments[MAX_SEGMENTS];
     uint32_t n_segments;
@@ -183,7 +183,7 @@ struct op {
  * it, other types keep 32. */
 uint32_t op_act_group(const struct op *op);
 
-/* Where the parts of IO lie. */
+/* Offsets of the parts of IO. */
 struct io_layout {
     uint64_t rows, segments, to, outputs, changes, biases, masks, burst, taps, logits, bytes;
     uint32_t max_changes, max_biases;

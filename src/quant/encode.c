@@ -145,7 +145,7 @@ static void q8_0_encode_block(const float *x, struct q8_0 *b) {
     }
 }
 
-/* dst may lie at any address, the structs want an even one. */
+/* dst may have any address, the structs want an even one. */
 #define BLOCK_ENCODE(type)                                                                         \
     void type##_encode(const float *src, void *dst, size_t n) {                                    \
         CHECK(n % 32 == 0);                                                                        \

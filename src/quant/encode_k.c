@@ -584,7 +584,7 @@ static void q6_k_encode_block(const float *x, struct q6_k *b) {
     }
 }
 
-/* dst may lie at any address, the structs want an even one. */
+/* dst may have any address, the structs want an even one. */
 #define BLOCK_ENCODE(type)                                                                         \
     void type##_encode(const float *src, void *dst, size_t n) {                                    \
         CHECK(n % 256 == 0);                                                                       \

@@ -6,7 +6,7 @@
 
 struct q5_0 {
     uint16_t d;     /* half */
-    uint8_t qh[4];  /* 32 bits, value i's fifth at bit i; bytes, for they lie at offset 2 */
+    uint8_t qh[4];  /* 32 bits, value i's fifth at bit i; bytes, since their offset is 2 */
     uint8_t qs[16]; /* values 0..15 in the low nibbles, 16..31 in the high ones */
 };
 static_assert(sizeof(struct q5_0) == 22, "q5_0 is packed");

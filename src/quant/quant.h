@@ -23,7 +23,7 @@ enum dtype {
 typedef void dtype_decode_fn(const void *src, float *dst, size_t n);
 
 /* Quantizes n values (a multiple of block_values; usually one row) into consecutive blocks.
- * Values must be finite, and then the decoded ones are: what lies beyond a type's reach goes to its
+ * Values must be finite, and then the decoded ones are: what is beyond a type's range goes to its
  * end. The same bits on every machine; a block depends on its own values only. dst needs no
  * alignment. */
 typedef void dtype_encode_fn(const float *src, void *dst, size_t n);

@@ -161,7 +161,7 @@ static bool str_splitlines(struct run *run, const struct call *call, struct valu
 }
 
 /* The part of a text that optional start and end arguments leave; *begin is its first
- * character's number. False (without error): start lies after the end. */
+ * character's number. False (without error): start is after the end. */
 static bool narrow(struct run *run, const struct call *call, bool *is_there, struct str *out,
                    int64_t *begin) {
     int64_t count = (int64_t)call->self.string->chars, end = count;

@@ -308,7 +308,7 @@ bool jinja_item(struct run *run, struct value a, struct value key, struct value 
                                     jinja_type_name(a), STR_ARG(key.string->text));
 }
 
-/* Python's slice.indices: bounds that count from the end or lie outside, made plain. */
+/* Python's slice.indices: bounds that count from the end or are outside, made plain. */
 static int64_t clamp_bound(int64_t bound, int64_t count, int64_t step) {
     if (bound < 0)
         bound = bound < -count ? -1 : bound + count;

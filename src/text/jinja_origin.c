@@ -2,10 +2,10 @@
  *
  * A conversation's words must not become control tokens, the template's own must. Both are mixed in
  * the output, and templates cut, join and compare texts on the way. So every byte of a text has an
- * origin, found by where it lies: strings are never changed and never copied but by jinja_put and
+ * origin, found by its address: strings are never changed and never copied but by jinja_put and
  * jinja_string_copy, and a part of a string points into the whole.
- * (1) The template's source and literals lie in jinja->text: its own.
- * (2) What was taken off the output lies in `kept`, with the origins it had there beside it.
+ * (1) The template's source and literals are in jinja->text: its own.
+ * (2) What was taken off the output is in `kept`, with the origins it had there beside it.
  * (3) Anything else (the caller's JSON, numbers, what is made character by character) is a value.
  * A mistake here can only make a text plain that was not, never the other way round. */
 #include <stdlib.h>

@@ -237,7 +237,7 @@ bool jinja_origins_put(struct run *run, struct str text);
 void jinja_origins_follow(struct run *run, size_t mark, struct str text);
 /* Appends the origins of what was put since `start`. */
 bool jinja_origins_give(struct run *run, size_t start, struct text_buffer *to);
-/* A copy of a text that lies in out or anywhere, with its origins. NULL: the error is set. */
+/* A copy of a text in out or anywhere else, with its origins. NULL: the error is set. */
 char *jinja_origins_keep(struct run *run, struct str text);
 
 struct json_style {

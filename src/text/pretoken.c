@@ -143,7 +143,7 @@ static size_t first_gpt2(const struct pretoken_pass *pass, struct view v) {
     return blank_run(v, run_of(v, v.at, CHAR_SPACE));
 }
 
-/* Each character of `mask` alone, what lies between whole. */
+/* Each character of `mask` alone, what is between them whole. */
 static size_t first_each(const struct pretoken_pass *pass, struct view v) {
     size_t size;
     if (class_at(v, v.at, &size) & pass->mask)
@@ -151,7 +151,7 @@ static size_t first_each(const struct pretoken_pass *pass, struct view v) {
     return (size_t)(run_without(v, v.at, pass->mask) - v.at);
 }
 
-/* Each run of `mask` whole, what lies between whole. */
+/* Each run of `mask` whole, what is between them whole. */
 static size_t first_run(const struct pretoken_pass *pass, struct view v) {
     size_t size;
     if (class_at(v, v.at, &size) & pass->mask)
@@ -159,7 +159,7 @@ static size_t first_run(const struct pretoken_pass *pass, struct view v) {
     return (size_t)(run_without(v, v.at, pass->mask) - v.at);
 }
 
-/* Three ASCII digits, or what lies before the next three. */
+/* Three ASCII digits, or what is before the next three. */
 static size_t first_three(const struct pretoken_pass *pass, struct view v) {
     (void)pass;
     int digits = 0;

@@ -29,7 +29,7 @@ struct special_scan {
     bool with_control; /* control and unknown tokens count too, not only user-defined ones */
     struct str text;   /* valid UTF-8 */
     const char *own;   /* control tokens only of bytes where this is not 0; NULL: anywhere */
-    size_t at;         /* what lies before is done */
+    size_t at;         /* what is before it is done */
 };
 
 /* The next stretch of plain text (may be empty) and the token after it, -1 at the end. False when

@@ -406,7 +406,7 @@ static void record_weights(struct backend *b, struct cpu_op *c) {
     }
 }
 
-/* The convolution's weights by tap, so that channels lie side by side. */
+/* The convolution's weights by tap, so that channels are side by side. */
 static const float *turn_taps(const struct backend *b, const struct op_delta *d, float *to) {
     const float *from = (const float *)(b->region[d->conv.region] + d->conv.offset);
     uint32_t channels = d->window.dims[0];

@@ -15,7 +15,7 @@ enum {
     MIN_WARPS = 3,
     FEW_WARPS = 5,      /* so few that two share a tile of 32 rows */
     F32_WARPS = 4,      /* at least, and twice as many at most, where there are F32 segments */
-    STAGES = 2,         /* with more, activations come late: they queue behind weights */
+    STAGES = 2,         /* with more, activations come late: they queue after weights */
     STREAM_K_TILES = 4, /* with fewer M16 tiles a thread block: stream-K */
     KBLOCK_COST = 2304, /* of a tile's K block, besides its bytes, when thread blocks are cut */
     MIN_THREADS = 128,
