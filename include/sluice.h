@@ -70,6 +70,14 @@ void sluice_model_close(sluice_model *model); /* takes NULL */
  * NULL; lives as long as the model. */
 const char *sluice_model_error(const sluice_model *model);
 
+/* How the hidden states of a text become one vector, as its file says. */
+enum sluice_pooling {
+    SLUICE_POOL_MEAN = 1, /* their mean */
+    SLUICE_POOL_FIRST = 2,
+    SLUICE_POOL_LAST = 3, /* the last one: also where the file does not say */
+    SLUICE_POOL_RANK = 4, /* by a classifier, which nothing here runs */
+};
+
 struct sluice_facts {
     const char *architecture; /* "qwen35"; lives as long as the model */
     uint32_t layers, width;
@@ -80,6 +88,7 @@ struct sluice_facts {
     bool adds_bos;       /* SLUICE_ENCODE_BOS puts `bos` first */
     int32_t bos, eos;    /* -1: none */
     uint64_t parameters; /* of all tensors */
+    enum sluice_pooling pooling;
 };
 void sluice_model_facts(const sluice_model *model, struct sluice_facts *out);
 
@@ -160,6 +169,8 @@ struct sluice_engine_options {
         all_outputs; /* most rows of logits in one step, for SLUICE_WANT_ALL_LOGITS; 0: batch */
     uint32_t drafts; /* most drafted tokens in one step, for sluice_seq_draft, 0 to 256: each takes
                       * a recurrent state and a row of logits; 0, the default: none */
+    bool hidden;     /* steps hand out hidden states, for SLUICE_WANT_HIDDEN; on CUDA there are no
+                      * bursts then */
     uint64_t snapshot_bytes; /* memory for snapshots of recurrent state, which sluice_seq_resume and
                               * sluice_seq_rewind go on from; unused by plain transformers */
     uint32_t snapshot_every; /* tokens between two snapshots; 0: as many as have a KV cache of the
@@ -270,6 +281,7 @@ struct sluice_choice {
     char device[128];
     const char *kv_type; /* static */
     uint32_t context, sequences, batch, drafts;
+    bool hidden;
 };
 /* What was chosen where the options left a choice, to show to the user. */
 void sluice_engine_choice(const sluice_engine *engine, struct sluice_choice *out);
@@ -336,11 +348,14 @@ bool sluice_seq_is_starved(const sluice_seq *seq);
 int sluice_seq_draft(sluice_seq *seq, const int32_t *tokens, size_t n);
 
 enum sluice_want {
-    SLUICE_WANT_TOKEN = 1,      /* sample a token after the last token fed (the default) */
-    SLUICE_WANT_LOGITS = 2,     /* the logits after the last token fed */
-    SLUICE_WANT_ALL_LOGITS = 4, /* the logits after every token */
+    SLUICE_WANT_TOKEN = 1,       /* sample a token after the last token fed (the default) */
+    SLUICE_WANT_LOGITS = 2,      /* the logits after the last token fed */
+    SLUICE_WANT_ALL_LOGITS = 4,  /* the logits after every token */
+    SLUICE_WANT_HIDDEN = 8,      /* the hidden state after the last token fed */
+    SLUICE_WANT_ALL_HIDDEN = 16, /* the hidden states after every token */
 };
-/* What the next steps compute: any of these or'ed together, or 0. */
+/* What the next steps compute: any of these or'ed together, or 0. SLUICE_ERR_ARGUMENT for hidden
+ * states of an engine that was opened without them. */
 int sluice_seq_want(sluice_seq *seq, unsigned wants);
 
 /* The token sampled after the last one fed; -1 when there is none: tokens wait, none was fed, or
@@ -357,6 +372,10 @@ int sluice_seq_next(sluice_seq *seq, int32_t *token);
  * processed; 0 rows when the sequence took no part or wanted none. *at is valid until the next
  * step. */
 int sluice_seq_logits(const sluice_seq *seq, const float **at, uint32_t *rows);
+
+/* The same for hidden states: rows of `width` values, what the head makes logits of, after the
+ * final norm. */
+int sluice_seq_hidden(const sluice_seq *seq, const float **at, uint32_t *rows);
 
 struct sluice_bias {
     int32_t token;

@@ -1,5 +1,6 @@
 /* test_engine.c - the engine through its public face: the same bits however sequences are cut,
  * batched, forked, rewound or saved; memory known to the byte; nothing allocated in a step. */
+#include <math.h>
 #include <pthread.h>
 #include <stdatomic.h>
 #include <sys/mman.h>
@@ -633,6 +634,91 @@ TEST(engine_refuses_what_does_not_fit_and_says_what_would) {
     EXPECT(strstr(sluice_engine_error(engine), "no -c") != NULL);
     sluice_engine_close(engine);
     sluice_model_close(model);
+}
+
+/* ---- hidden states ----------------------------------------------------------------------------
+ */
+
+/* The largest difference of a row of logits from head x hidden, beside the largest logit. */
+static double head_difference(const struct rig *r, const float *logits, const float *hidden) {
+    const struct model *m = r->model->model;
+    const float *head = (const float *)(m->weights->base + m->head.offset);
+    double worst = 0, largest = 0;
+    for (int32_t v = 0; v < r->facts.n_logits; v++, head += r->facts.width) {
+        double sum = 0;
+        for (uint32_t i = 0; i < r->facts.width; i++)
+            sum += (double)head[i] * (double)hidden[i];
+        worst = fmax(worst, fabs(sum - (double)logits[v]));
+        largest = fmax(largest, fabs((double)logits[v]));
+    }
+    return worst / largest;
+}
+
+/* The hidden states of 11 tokens, read as the wants say; (11, width). Returns how many came. */
+static uint32_t read_hidden(const struct rig *r, unsigned wants, float *out, double *worst) {
+    int32_t tokens[11];
+    const float *logits = NULL, *hidden = NULL;
+    uint32_t n = 0, rows = 0, n_logits, n_hidden;
+    sluice_seq *seq;
+    fill_tokens(tokens, 11, 3, r->facts.n_tokens);
+    EXPECT_INT(sluice_seq_open(&seq, r->engine), SLUICE_OK);
+    EXPECT_INT(sluice_seq_want(seq, wants), SLUICE_OK);
+    EXPECT_INT(sluice_seq_feed(seq, tokens, 11), SLUICE_OK);
+    while (sluice_engine_step(r->engine, &rows) == SLUICE_OK && rows) {
+        EXPECT_INT(sluice_seq_logits(seq, &logits, &n_logits), SLUICE_OK);
+        EXPECT_INT(sluice_seq_hidden(seq, &hidden, &n_hidden), SLUICE_OK);
+        for (uint32_t i = 0; i < n_hidden && n < 11; i++, n++) {
+            const float *row = hidden + (size_t)i * r->facts.width;
+            memcpy(out + (size_t)n * r->facts.width, row, r->facts.width * sizeof *row);
+            if (i < n_logits)
+                *worst = fmax(
+                    *worst,
+                    head_difference(r, logits + (size_t)(i * (uint32_t)r->facts.n_logits), row));
+        }
+    }
+    sluice_seq_close(seq);
+    return n;
+}
+
+/* What the head makes logits of, the same bits for the last row alone and in an engine that hands
+ * out the residual of every layer (which is compared with references). */
+TEST(engine_hidden_states_are_what_the_head_reads) {
+    static const char *const archs[] = {"llama", "qwen35"};
+    const char *path = test_temporary("hidden.gguf");
+    struct sluice_engine_options o = options_for(64, 1);
+    struct rig r;
+    struct err err;
+    float all[11 * 32], last[32], taps[11 * 32];
+    o.exact = o.hidden = true;
+    o.all_outputs = 4;
+    for (int i = 0; i < 2; i++) {
+        struct random_model m = random_tiny(archs[i]);
+        double worst = 0;
+        EXPECT_INT(random_model_write(&m, path, &err), SLUICE_OK);
+        if (!rig_open_file(&r, path, &o))
+            return;
+        const unsigned both = SLUICE_WANT_ALL_HIDDEN | SLUICE_WANT_ALL_LOGITS;
+        EXPECT_INT(r.facts.pooling, SLUICE_POOL_LAST);
+        EXPECT_INT(read_hidden(&r, both, all, &worst), 11);
+        EXPECT(worst < 1e-5);
+        EXPECT_INT(read_hidden(&r, SLUICE_WANT_HIDDEN, last, &worst), 1);
+        EXPECT(memcmp(last, all + 10 * 32, sizeof last) == 0);
+        EXPECT_INT(read_hidden(&r, SLUICE_WANT_TOKEN, last, &worst), 0);
+        sluice_engine_close(r.engine);
+        EXPECT_INT(engine_prepare(&r.engine, r.model, &o, true, &err), SLUICE_OK);
+        EXPECT_INT(engine_load(r.engine, &o, &err), SLUICE_OK);
+        EXPECT_INT(read_hidden(&r, SLUICE_WANT_ALL_HIDDEN, taps, &worst), 11);
+        EXPECT(memcmp(taps, all, sizeof all) == 0);
+        rig_close(&r);
+    }
+    o.hidden = false;
+    sluice_seq *seq;
+    if (!rig_open_file(&r, path, &o))
+        return;
+    EXPECT_INT(sluice_seq_open(&seq, r.engine), SLUICE_OK);
+    EXPECT_INT(sluice_seq_want(seq, SLUICE_WANT_HIDDEN), SLUICE_ERR_ARGUMENT);
+    rig_close(&r);
+    unlink(path);
 }
 
 /* ---- the allocator of slots and pages ---------------------------------------------------------

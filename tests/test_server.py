@@ -655,6 +655,66 @@ def test_thinking():
         assert again.usage.input_tokens_details.cached_tokens >= r.usage.total_tokens - 2, (r.usage, again.usage)
 
 
+def cosine(a, b):
+    return sum(x * y for x, y in zip(a, b)) / (sum(x * x for x in a) * sum(y * y for y in b)) ** 0.5
+
+
+def test_embeddings():
+    s = server()
+    c = openai_client(s)
+    texts = ["The cat sat on the mat.", "Once upon a time", "x"]
+    r = c.embeddings.create(model="m", input=texts)  # base64 on the wire
+    plain = c.embeddings.create(model="m", input=texts, encoding_format="float")
+    assert [d.index for d in r.data] == [0, 1, 2] and len(r.data[0].embedding) == 512 and r.model == SHIPPED.stem
+    for a, b in zip(r.data, plain.data):
+        assert max(abs(x - y) for x, y in zip(a.embedding, b.embedding)) < 1e-7, (a.embedding[:3], b.embedding[:3])
+        assert abs(sum(x * x for x in a.embedding) - 1) < 1e-5
+    assert cosine(r.data[0].embedding, r.data[1].embedding) < 0.999
+    ids = [s.request("POST", "/tokenize", {"content": t, "bos": True})[2]["tokens"] for t in texts]
+    assert r.usage.prompt_tokens == r.usage.total_tokens == sum(map(len, ids)), r.usage
+    assert [d.embedding for d in c.embeddings.create(model="m", input=ids).data] == [d.embedding for d in r.data]
+    for given in (texts[1], ids[1]):
+        assert c.embeddings.create(model="m", input=given).data[0].embedding == r.data[1].embedding, given
+    short = c.embeddings.create(model="m", input=texts[0], dimensions=100).data[0].embedding
+    assert len(short) == 100 and abs(cosine(short, r.data[0].embedding[:100]) - 1) < 1e-6 and abs(sum(x * x for x in short) - 1) < 1e-5
+    o = ollama_client(s)
+    e = o.embed(model="m", input=texts)
+    assert [list(v) for v in e.embeddings] == [d.embedding for d in plain.data] and e.prompt_eval_count == r.usage.prompt_tokens
+    assert list(o.embeddings(model="m", prompt=texts[1]).embedding) == plain.data[1].embedding
+    for fields, words, param in (({}, "input is nothing", "input"), ({"input": []}, "input is empty", "input"), ({"input": ""}, "no tokens", "input"),
+                                 ({"input": ["a", 3]}, "input has a number", "input"), ({"input": "x", "dimensions": 513}, "dimensions is 513", "dimensions"),
+                                 ({"input": "x", "dimensions": 0}, "dimensions is 0", "dimensions"),
+                                 ({"input": "x", "encoding_format": "hex"}, "encoding_format is 'hex'", "encoding_format"),
+                                 ({"input": "fox " * 3000}, "expected at most 511", "input"), ({"input": [99999999]}, "outside the vocabulary", "input")):
+        status, _, body = s.request("POST", "/v1/embeddings", fields)
+        assert status == 400 and words in body["error"]["message"] and body["error"]["param"] == param, (fields, body)
+
+
+def pooling_model(kind):
+    """The story model with a pooling_type, which takes the place of general.type."""
+    path, data = TMP / f"pools{kind}.gguf", SHIPPED.read_bytes()
+    text = lambda s: struct.pack("<Q", len(s)) + s
+    entry = lambda key, value: text(key) + struct.pack("<I", 8) + text(value)
+    old = entry(b"general.type", b"model") + entry(b"general.name", b"Sluice Stories")
+    new = text(b"qwen35.pooling_type") + struct.pack("<II", 4, kind)
+    new += entry(b"general.name", b"x" * (len(old) - len(new) - len(entry(b"general.name", b""))))
+    assert data.count(old) == 1 and len(new) == len(old)
+    path.write_bytes(data.replace(old, new))
+    return path
+
+
+def test_embeddings_pool_as_the_model_says():
+    ask = lambda s: s.request("POST", "/v1/embeddings", {"input": ["Once upon a time", "x"]})
+    last = [d["embedding"] for d in ask(server())[2]["data"]]
+    with own("-m", pooling_model(1)) as s:
+        mean = [d["embedding"] for d in ask(s)[2]["data"]]
+        assert cosine(mean[0], last[0]) < 0.999 and mean[1] == last[1] and abs(sum(x * x for x in mean[0]) - 1) < 1e-5
+        assert [d["embedding"] for d in ask(s)[2]["data"]] == mean
+    with own("-m", pooling_model(2)) as s:
+        status, _, body = ask(s)
+        assert status == 400 and "pooling_type is 2" in body["error"]["message"], body
+
+
 # ---- the Anthropic API -----------------------------------------------------------------------------
 
 COLD = {"extra_body": {"temperature": 0}}  # not every version of the client has a name for it

@@ -1,5 +1,7 @@
 /* test_worker.c - the worker's thread: tokens, cancelling, thinking with a budget; and answers made
  * of its tokens. */
+#include <math.h>
+
 #include "base/clock.h"
 #include "random_model.h"
 #include "serve/answer.h"
@@ -24,6 +26,7 @@ static bool rig_open(struct rig *r) {
     o.threads = 1;
     o.context = 256;
     o.sequences = o.batch = 4;
+    o.hidden = true;
     *r = (struct rig){0};
     metrics_begin(&r->metrics);
     bool is_good = !random_model_write(&m, path, &err) && !sluice_model_open(&r->model, path) &&
@@ -119,6 +122,73 @@ TEST(serve_worker_hands_out_all_answers) {
         EXPECT_INT(one.job.ends[0].report.end, SCHED_END_MOST);
         job_free(&one.job);
         job_free(&several.job);
+    }
+    rig_close(&r);
+}
+
+/* Hidden states of all the prompt's tokens, (n, 32), by an engine of its own. */
+static void read_hidden(sluice_model *model, const struct job_prompt *p, float *out) {
+    struct sluice_engine_options o = sluice_engine_options_default();
+    const float *at;
+    uint32_t rows, n = 0;
+    sluice_engine *engine = NULL;
+    sluice_seq *seq = NULL;
+    o.backend = "cpu";
+    o.threads = 1;
+    o.context = 256;
+    o.hidden = true;
+    EXPECT_INT(sluice_engine_open(&engine, model, &o), SLUICE_OK);
+    EXPECT_INT(sluice_seq_open(&seq, engine), SLUICE_OK);
+    EXPECT_INT(sluice_seq_want(seq, SLUICE_WANT_ALL_HIDDEN), SLUICE_OK);
+    EXPECT_INT(sluice_seq_feed(seq, p->tokens, p->n), SLUICE_OK);
+    while (n < p->n && !sluice_engine_step(engine, NULL) && !sluice_seq_hidden(seq, &at, &rows)) {
+        memcpy(out + (size_t)n * 32, at, rows * 32 * sizeof *at);
+        n += rows;
+    }
+    EXPECT_INT(n, p->n);
+    sluice_engine_close(engine);
+}
+
+TEST(serve_worker_pools_hidden_states) {
+    int32_t tokens[40];
+    const struct job_prompt prompts[] = {{prompt_tokens, 6}, {tokens, 40}};
+    float rows[40 * 32];
+    struct rig r;
+    for (int i = 0; i < 40; i++)
+        tokens[i] = 3 + i * 7 % 80;
+    for (int round = 0; rig_open(&r) && round < 3; round++, rig_close(&r)) {
+        float found[2 * 32] = {0};
+        bool is_mean = round > 0;
+        struct watch w;
+        watch_begin(&w, 1);
+        w.job.prompts = prompts;
+        w.job.n_prompts = 2;
+        w.job.hidden = found;
+        w.job.pools_mean = is_mean;
+        run(&r, &w, tokens, 0);
+        if (round == 2) { /* what is known by now makes no difference */
+            job_free(&w.job);
+            watch_begin(&w, 1);
+            w.job.prompts = prompts;
+            w.job.n_prompts = 2;
+            w.job.hidden = found;
+            w.job.pools_mean = true;
+            run(&r, &w, tokens, 0);
+        }
+        for (int p = 0; p < 2; p++) {
+            size_t n = prompts[p].n;
+            double worst = 0;
+            read_hidden(r.model, &prompts[p], rows);
+            for (int i = 0; i < 32; i++) {
+                double sum = 0;
+                for (size_t k = is_mean ? 0 : n - 1; k < n; k++)
+                    sum += (double)rows[k * 32 + (size_t)i];
+                worst =
+                    fmax(worst, fabs(sum / (is_mean ? (double)n : 1) - (double)found[p * 32 + i]));
+            }
+            EXPECT(worst < (is_mean ? 1e-5 : 1e-30));
+        }
+        job_free(&w.job);
     }
     rig_close(&r);
 }

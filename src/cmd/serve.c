@@ -32,6 +32,7 @@ struct serve {
     const char *name;
     int batch, queue, drain, idle, most_answers, connections;
     uint64_t body_bytes;
+    bool embeddings;
     struct opt_list cors, allowed;
 };
 
@@ -87,6 +88,7 @@ static int parse(struct serve *s, int argc, char **argv) {
         {"--idle", 0, OPT_INT, &s->idle, "SECONDS", "a connection has to bring a whole request in this time"},
         {"--drain", 0, OPT_INT, &s->drain, "SECONDS", "after SIGTERM, for answers that run"},
         {"--access-log", 0, OPT_STRING, &s->server.access_log, "FILE", "a line of JSON for each request; '-': standard error"},
+        {"--embeddings", 0, OPT_FLAG, &s->embeddings, NULL, "hand out hidden states, for /v1/embeddings; the CPU does so anyway"},
         {"--log-prompts", 0, OPT_FLAG, &s->server.logs_prompts, NULL, "requests whole in the access log"},
     };
     /* clang-format on */
@@ -100,7 +102,7 @@ static int parse(struct serve *s, int argc, char **argv) {
             "not say.\nSIGTERM and Ctrl-C let running answers end, a second one ends it at once.",
         .example = "sluice serve model.gguf --port 8080",
         .opts = opts,
-        .n_opts = common_opts(opts, 18, &s->common,
+        .n_opts = common_opts(opts, 19, &s->common,
                               WITH_ENGINE | WITH_SAMPLING | WITH_CACHE | WITH_DRAFT),
         .model = &s->common.model,
     };
@@ -203,7 +205,9 @@ static int serve(struct serve *s, sluice_model *model, sluice_engine *engine) {
 
 static struct sluice_engine_options engine_options(const struct serve *s) {
     struct sluice_engine_options o = common_engine(&s->common);
+    const struct backend_kind *kind = backend_find(o.backend);
     o.sequences = o.batch = (uint32_t)s->batch;
+    o.hidden = s->embeddings || (kind && !kind->has_burst); /* there it costs bursts */
     if (s->common.snapshot_bytes == UINT64_MAX)
         o.snapshot_bytes = 512 << 20; /* every turn of a conversation goes on from one */
     return o;

@@ -91,6 +91,7 @@ void sluice_model_facts(const sluice_model *m, struct sluice_facts *out) {
         .bos = m->tokenizer ? tokenizer_bos(m->tokenizer) : -1,
         .eos = m->tokenizer ? tokenizer_eos(m->tokenizer) : -1,
         .parameters = count_parameters(m->model),
+        .pooling = c->pooling ? (enum sluice_pooling)c->pooling : SLUICE_POOL_LAST,
     };
 }
 
@@ -344,6 +345,7 @@ void sluice_engine_choice(const sluice_engine *e, struct sluice_choice *out) {
         .sequences = e->setup.n_seqs,
         .batch = e->setup.batch,
         .drafts = e->setup.drafts,
+        .hidden = e->setup.n_taps > 0,
     };
     e->kind->device_line(e->device, out->device, sizeof out->device);
 }
@@ -515,7 +517,8 @@ int sluice_seq_resume(sluice_seq *seq, const int32_t *tokens, size_t n,
     if ((status = state_resume(&e->state, seq->slot, &found, &e->err)))
         return status;
     if (found.held > before)
-        seq->n_logits = 0; /* they are no longer those after the newest token processed */
+        seq->n_logits = seq->n_hidden =
+            0; /* they are no longer those after the newest token processed */
     r->tokens = found.held - before;
     r->matched = found.matched;
     r->disk = min_u32(r->tokens, found.from[TIER_DISK]);
@@ -584,10 +587,14 @@ bool sluice_seq_is_starved(const sluice_seq *seq) {
 }
 
 int sluice_seq_want(sluice_seq *seq, unsigned wants) {
-    const unsigned all = SLUICE_WANT_TOKEN | SLUICE_WANT_LOGITS | SLUICE_WANT_ALL_LOGITS;
+    const unsigned hidden = SLUICE_WANT_HIDDEN | SLUICE_WANT_ALL_HIDDEN,
+                   all = SLUICE_WANT_TOKEN | SLUICE_WANT_LOGITS | SLUICE_WANT_ALL_LOGITS | hidden;
     int status = check_open(seq);
     if (status)
         return status;
+    if ((wants & hidden) && seq->engine->setup.n_taps == 0)
+        return err_set(&seq->engine->err, SLUICE_ERR_ARGUMENT,
+                       "hidden states are wanted, expected an engine opened with `hidden`");
     if (wants & ~all)
         return err_set(&seq->engine->err, SLUICE_ERR_ARGUMENT, "wants is %u, expected 0 to %u",
                        wants, all);
@@ -641,20 +648,37 @@ int sluice_seq_next(sluice_seq *seq, int32_t *token) {
     return SLUICE_OK;
 }
 
-int sluice_seq_logits(const sluice_seq *seq, const float **at, uint32_t *rows) {
+static int check_rows(const struct sluice_seq *seq, const float **at, const uint32_t *rows) {
     int status = check_open(seq);
     if (!status)
         status = check_pointer(seq->engine, at, "at");
-    if (!status)
-        status = check_pointer(seq->engine, rows, "rows");
+    return status ? status : check_pointer(seq->engine, rows, "rows");
+}
+
+int sluice_seq_logits(const sluice_seq *seq, const float **at, uint32_t *rows) {
+    int status = check_rows(seq, at, rows);
     if (status)
         return status;
     const struct sluice_engine *e = seq->engine;
-    bool took_part = seq->n_logits > 0 && seq->logits_step == e->n_steps;
     const struct plan *plan = e->plans[e->last_plan];
     const float *logits = engine_io(e, plan->io.logits);
-    *at = took_part ? logits + (size_t)seq->first_output * plan->n_vocab : NULL;
-    *rows = took_part ? seq->n_logits : 0;
+    *rows = seq->logits_step == e->n_steps ? seq->n_logits : 0;
+    *at = *rows ? logits + (size_t)seq->first_output * plan->n_vocab : NULL;
+    return SLUICE_OK;
+}
+
+int sluice_seq_hidden(const sluice_seq *seq, const float **at, uint32_t *rows) {
+    int status = check_rows(seq, at, rows);
+    if (status)
+        return status;
+    const struct sluice_engine *e = seq->engine;
+    const struct plan *plan = e->plans[e->last_plan];
+    *rows = seq->logits_step == e->n_steps ? seq->n_hidden : 0;
+    *at = NULL;
+    if (*rows) {
+        const float *hidden = engine_io(e, plan_tap(plan, plan->n_taps - 1).offset);
+        *at = hidden + (size_t)seq->first_output * plan->tap_width;
+    }
     return SLUICE_OK;
 }
 
@@ -718,7 +742,7 @@ int sluice_seq_fork(sluice_seq **out, const sluice_seq *seq) {
     if (copy->has_mask)
         memcpy(engine_mask(seq->engine, slot), engine_mask(seq->engine, seq->slot),
                seq->engine->mask_words * sizeof(uint32_t));
-    copy->n_logits = 0;
+    copy->n_logits = copy->n_hidden = 0;
     *out = copy;
     return SLUICE_OK;
 }
@@ -740,7 +764,7 @@ int sluice_seq_rewind(sluice_seq *seq, uint32_t n) {
     status = state_rewind(&e->state, seq->slot, n, n > 0 && !has_token ? n - 1 : n, &e->err);
     if (status)
         return status;
-    seq->n_logits = 0;
+    seq->n_logits = seq->n_hidden = 0;
     seq->is_given = false;
     return SLUICE_OK;
 }

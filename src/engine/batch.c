@@ -4,8 +4,8 @@
  * one that is still reading its prompt. Generating ones come first, so that a long prompt never
  * makes them wait.
  * (1) A part's rows are consecutive positions of its sequence, from its length on.
- * (2) Only the last token that waits asks for a token; with SLUICE_WANT_ALL_LOGITS every row is an
- *     output. Outputs stand in the order of parts.
+ * (2) Only the last token that waits asks for a token; with SLUICE_WANT_ALL_LOGITS or
+ *     SLUICE_WANT_ALL_HIDDEN every row is an output. Outputs stand in the order of parts.
  * (3) Drafts are rows after the last token that waits, each an output that wants a token, where
  *     there is room that no other sequence needs.
  * (4) What a row computes does not depend on the other rows, so neither does any result on how
@@ -35,7 +35,7 @@ static struct part part_of(const struct sluice_engine *e, uint32_t slot, uint32_
     unsigned wants = e->seqs[slot]->wants;
     uint32_t all = waiting(s), rows = min_u32(min_u32(all, room.rows), pages);
     struct part part = {.slot = slot, .rows = rows};
-    if (wants & SLUICE_WANT_ALL_LOGITS)
+    if (wants & (SLUICE_WANT_ALL_LOGITS | SLUICE_WANT_ALL_HIDDEN))
         part.rows = part.outputs = min_u32(part.rows, room.outputs);
     else if (part.rows == all && wants && room.outputs == 0)
         part.rows--; /* the last row has to wait for the next step */
@@ -199,6 +199,7 @@ static void fill_outputs(struct sluice_seq *seq, const struct part *part, bool i
     uint32_t first_bias = *n_biases;
     seq->first_output = h->n_outputs;
     seq->n_logits = wants_logits ? part->outputs : 0;
+    seq->n_hidden = seq->wants & (SLUICE_WANT_HIDDEN | SLUICE_WANT_ALL_HIDDEN) ? part->outputs : 0;
     h->n_drafts += part->drafted;
     for (uint32_t i = part->outputs; i > 0; i--) {
         struct io_output *out = &v->outputs[h->n_outputs++];
@@ -310,7 +311,7 @@ static int check_outputs(struct sluice_engine *e, uint32_t steps, struct err *er
  * leaves sequences as before it. */
 static int undo(struct sluice_engine *e, int status, struct err *err) {
     for (uint32_t i = 0; i < e->n_parts; i++)
-        e->seqs[e->parts[i].slot]->n_logits = 0;
+        e->seqs[e->parts[i].slot]->n_logits = e->seqs[e->parts[i].slot]->n_hidden = 0;
     if (status != SLUICE_ERR_CANCELLED && status != SLUICE_ERR_FORMAT)
         return status;
     for (uint32_t i = 0; i < e->n_parts; i++) {
@@ -348,6 +349,7 @@ static int collect(struct sluice_engine *e, const struct io_view *v, struct err 
         }
         seq->is_given = false;
         seq->n_logits = seq->n_logits ? true_outputs(part) : 0;
+        seq->n_hidden = seq->n_hidden ? true_outputs(part) : 0;
         uint32_t rows = part->rows - part->drafted;
         seq->picked_at = e->state.slots[part->slot].length + rows + part->kept;
         e->n_rows += part->rows;

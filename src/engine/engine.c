@@ -113,8 +113,8 @@ static int make_plan(const struct sluice_engine *e, struct plan **out, uint32_t 
         .pages_per_seq = s->pages_per_seq,
         .kv_type = s->kv_type,
         .n_vocab = c->n_vocab,
-        .n_taps = s->has_taps ? c->n_layers + 2 : 0,
-        .tap_width = s->has_taps ? c->hidden : 0,
+        .n_taps = s->n_taps,
+        .tap_width = s->n_taps ? c->hidden : 0,
     };
     int status = model_plan(out, e->model->model, &options, err);
     if (status == SLUICE_ERR_MEMORY)
@@ -281,7 +281,7 @@ int engine_prepare(struct sluice_engine **out, struct sluice_model *model,
         return err_set(err, SLUICE_ERR_ARGUMENT, "the model is not open%s%s", model ? ": " : "",
                        model ? model->err.text : "");
     e->model = model;
-    e->setup.has_taps = has_taps;
+    e->setup.n_taps = has_taps ? model->model->config.n_layers + 2 : o->hidden;
     int status;
     if ((status = check_options(o, err)) || (status = open_backend(e, o, err)) ||
         (status = fill_setup(&e->setup, o, &model->model->config, e->kind, err)) ||

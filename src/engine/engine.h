@@ -38,7 +38,8 @@ struct setup {
     uint64_t host_bytes, disk_bytes; /* of the tiers below the device */
     uint32_t n_host, n_disk;         /* objects that they can hold */
     enum dtype kv_type;
-    bool exact, has_taps;
+    bool exact;
+    uint32_t n_taps; /* of a plan; its last one is the hidden state */
 };
 
 /* A handle. Closed ones are used again as late as possible, so that a caller who goes on with one
@@ -58,7 +59,7 @@ struct sluice_seq {
     bool is_given; /* sluice_seq_next handed this token out */
     /* Of the engine's last step. */
     uint64_t logits_step;
-    uint32_t first_output, n_logits;
+    uint32_t first_output, n_logits, n_hidden;
 };
 
 /* A sequence's part of a step. */

@@ -34,7 +34,7 @@ static bool would_fit(const struct sluice_engine *e, const struct sluice_engine_
                       uint64_t limit) {
     struct sluice_engine *other;
     struct err ignored;
-    int status = engine_prepare(&other, e->model, o, e->setup.has_taps, &ignored);
+    int status = engine_prepare(&other, e->model, o, e->setup.n_taps > 1, &ignored);
     bool yes = status == SLUICE_OK && fits(other, limit);
     engine_close(other);
     return yes;

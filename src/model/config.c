@@ -130,6 +130,13 @@ static int read_eps(struct config *c, const struct gguf *keys, struct err *err) 
     return SLUICE_OK;
 }
 
+/* Whoever pools says which it knows. */
+static int read_pooling(struct config *c, const struct gguf *keys, struct err *err) {
+    char full[128];
+    int got = gguf_get_u32(keys, full_name(c, "pooling_type", full), &c->pooling, err);
+    return got < 0 ? got : SLUICE_OK;
+}
+
 int config_read(struct config *c, const struct gguf *keys, struct err *err) {
     struct str arch;
     int status, got = gguf_get_str(keys, "general.architecture", &arch, err);
@@ -149,7 +156,7 @@ int config_read(struct config *c, const struct gguf *keys, struct err *err) {
         (status = config_u32(c, keys, "embedding_length", 1 << 17, true, &c->hidden, err)) ||
         (status = config_u32(c, keys, "context_length", 1u << 30, true, &c->context, err)) ||
         (status = config_u32(c, keys, "attention.head_count", 1 << 12, true, &c->heads, err)) ||
-        (status = read_eps(c, keys, err)))
+        (status = read_pooling(c, keys, err)) || (status = read_eps(c, keys, err)))
         return status;
     c->kv_heads = c->heads;
     c->head_width = c->hidden / c->heads;

@@ -31,6 +31,7 @@ struct config {
     uint32_t n_vocab;  /* rows of the embedding and the head */
     uint32_t n_tokens; /* of them, real tokens */
     float eps;
+    uint32_t pooling; /* as enum sluice_pooling; 0: the file does not say */
     uint32_t heads, kv_heads, head_width;
     struct rope rope;
     bool is_recurrent[MAX_LAYERS]; /* a delta-net layer */

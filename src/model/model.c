@@ -218,8 +218,6 @@ int model_load(struct model *m, struct err *err) {
 
 static int emit_tap(struct plan *plan, uint32_t number, int layer, struct operand x,
                     struct operand norm, float eps, struct err *err) {
-    if (!plan->n_taps)
-        return SLUICE_OK;
     struct op op = {
         .kind = OP_TAP,
         .layer = layer,
@@ -278,12 +276,13 @@ static int emit_head(const struct model *m, struct plan *plan, const struct plan
     return status ? status : plan_add(plan, &pick, err);
 }
 
-/* Every layer, and a tap after it where plans have them. */
+/* Every layer, and a tap after it where plans have one for each. */
 static int emit_layers(const struct emit *e) {
-    int status = SLUICE_OK;
+    bool has_taps = e->plan->n_taps > 1;
+    int status = has_taps ? emit_tap(e->plan, 0, -1, e->x, (struct operand){0}, 0, e->err) : 0;
     for (uint32_t i = 0; !status && i < e->m->config.n_layers; i++) {
         status = e->m->arch->emit_layer(e, i);
-        if (!status)
+        if (!status && has_taps)
             status = emit_tap(e->plan, i + 1, (int)i, e->x, (struct operand){0}, 0, e->err);
     }
     return status;
@@ -301,10 +300,9 @@ int model_plan(struct plan **out, const struct model *m, const struct plan_optio
         plan_scratch_of(plan, DT_F32, (uint32_t[4]){2, c->rope.dims / 2, plan->max_rows});
     const struct emit e = {m, plan, options, x, angles, err};
     plan_page_table(plan, options->pages_per_seq, options->n_slots);
-    if ((status = emit_embed(m, plan, x, angles, err)) ||
-        (status = emit_tap(plan, 0, -1, x, (struct operand){0}, 0, err)) ||
-        (status = emit_layers(&e)) ||
-        (status = emit_tap(plan, c->n_layers + 1, -1, x, m->final_norm, c->eps, err)) ||
+    if ((status = emit_embed(m, plan, x, angles, err)) || (status = emit_layers(&e)) ||
+        (plan->n_taps &&
+         (status = emit_tap(plan, plan->n_taps - 1, -1, x, m->final_norm, c->eps, err))) ||
         (status = emit_head(m, plan, options, x, err)) || (status = plan_finish(plan, err))) {
         plan_free(plan);
         *out = NULL;

@@ -72,7 +72,8 @@ int model_load(struct model *m, struct err *err);
  * weights->synthetic bytes are left out, which such a backend makes itself. */
 int model_map(struct model *m, struct err *err);
 
-/* A whole step of the model for these options. */
+/* A whole step of the model for these options. Taps: none, one after the final norm, or that one
+ * last, after those of the embedding and of each layer. */
 int model_plan(struct plan **out, const struct model *m, const struct plan_options *options,
                struct err *err);
 

@@ -83,6 +83,7 @@ void ask_close(struct ask *ask) {
     for (uint32_t i = 0; i < ask->n_prompts; i++)
         free((void *)ask->prompts[i].tokens);
     format_release(ask->format);
+    free(ask->hidden);
     json_decref(ask->messages);
     json_decref(ask->tools);
     json_decref(ask->variables);

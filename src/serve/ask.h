@@ -19,6 +19,7 @@ struct ask_model {
     const char *name;     /* as clients see it */
     const char *template; /* a chat template; NULL: the model's own */
     uint32_t context;
+    bool has_hidden; /* its engine hands hidden states out */
     struct sluice_facts facts;
     struct sluice_sampling sampling;             /* what a request does not say */
     int32_t think_open, think_close, python_tag; /* tokens; -1: it has none */
@@ -59,6 +60,7 @@ struct ask {
     int64_t thinking_budget; /* tokens; below 0: no limit */
     bool ignores_ends;
     struct format *format; /* that answers follow; NULL: none */
+    float *hidden;         /* (n_prompts, width) for hidden states; NULL: none are wanted; owned */
 
     /* Filled by ask_encode. */
     struct job_prompt prompts[ASK_MAX_PROMPTS];

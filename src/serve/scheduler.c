@@ -294,6 +294,30 @@ static uint32_t shared_tokens(const struct sched *s, const struct answer *a) {
     return n;
 }
 
+/* ---- tokens that are read for what comes out of them ------------------------------------------
+ */
+
+/* Of several answers the first reads for all. */
+static unsigned reads_of(const struct answer *a) {
+    return a->report.answer == 0 ? a->request->asked.reads : 0;
+}
+
+static bool reads_all(const struct answer *a) {
+    return reads_of(a) & (SLUICE_WANT_ALL_LOGITS | SLUICE_WANT_ALL_HIDDEN);
+}
+
+static void call_on_rows(const struct answer *a) {
+    struct sched_rows rows = {0};
+    uint32_t n_logits = 0, n_hidden = 0;
+    if (!reads_of(a) || sluice_seq_logits(a->seq, &rows.logits, &n_logits) ||
+        sluice_seq_hidden(a->seq, &rows.hidden, &n_hidden))
+        return;
+    rows.n = max_u32(n_logits, n_hidden);
+    rows.first = n_processed(a) - rows.n;
+    if (rows.n > 0)
+        a->request->asked.on_rows(a->request->asked.user, &rows);
+}
+
 /* ---- submit -----------------------------------------------------------------------------------
  */
 
@@ -345,7 +369,7 @@ static bool copy_request(const struct sched *s, struct request *r, const struct 
     size_t bias_bytes = q->sampling.n_biases * sizeof *q->sampling.biases;
     size_t end_bytes = q->n_ends * sizeof *q->ends;
     size_t token_bytes = answers * n_tokens * sizeof(int32_t);
-    bool has_lookups = s->drafts && !q->wants_logits && !q->on_mask;
+    bool has_lookups = s->drafts && !q->wants_logits && !q->reads && !q->on_mask;
     size_t lookup = has_lookups ? answers * lookup_bytes((uint32_t)n_tokens) : 0;
     char *at = malloc(hash_bytes + bias_bytes + end_bytes + token_bytes + lookup);
     if (!at)
@@ -373,12 +397,12 @@ static void add_answer(struct sched *s, struct request *r, uint32_t number,
         .tokens = r->tokens + number * n_tokens,
         .hashes = r->hashes + number * (n_tokens / s->page),
         .n = (uint32_t)q->n_prompt,
-        .is_cold = s->has_no_reuse,
         .report = {.request = r->id,
                    .answer = number,
                    .end_token = -1,
                    .n_prompt = (uint32_t)q->n_prompt},
     };
+    a->is_cold = s->has_no_reuse || reads_all(a);
     memcpy(a->tokens, q->prompt, q->n_prompt * sizeof *q->prompt);
     for (uint32_t i = 0; i < a->n / s->page; i++)
         hash_page(s, a, i);
@@ -449,7 +473,7 @@ static bool sweep(struct sched *s) {
 static int set_up(struct answer *a) {
     const struct sched_request *q = &a->request->asked;
     struct sluice_sampling sampling = q->sampling;
-    unsigned wants = SLUICE_WANT_TOKEN | (q->wants_logits ? SLUICE_WANT_LOGITS : 0);
+    unsigned wants = SLUICE_WANT_TOKEN | (q->wants_logits ? SLUICE_WANT_LOGITS : 0) | reads_of(a);
     sampling.seed += a->report.answer;
     int status = sluice_seq_want(a->seq, a->is_stem ? 0 : wants);
     return status ? status : sluice_seq_set_sampling(a->seq, &sampling);
@@ -517,7 +541,7 @@ static void start(struct sched *s, struct answer *a) {
         fail(s, a, status);
         return;
     }
-    a->is_stem = a->n > 1 && a->report.n_new == 0 && waiting_sibling(s, a);
+    a->is_stem = a->n > 1 && a->report.n_new == 0 && !reads_of(a) && waiting_sibling(s, a);
     begin_running(s, a);
     status = set_up(a);
     if (!status)
@@ -537,7 +561,7 @@ static bool reads_for(const struct sched *s, const struct answer *r, const struc
  * for: there is no end of them. */
 static bool waits_for_prefix(const struct sched *s, const struct answer *a) {
     for (const struct answer *r = s->running.first; r && r->age < a->age; r = r->next)
-        if (!s->has_no_reuse && reads_for(s, r, a))
+        if (!a->is_cold && reads_for(s, r, a))
             return true;
     return false;
 }
@@ -761,12 +785,12 @@ static bool take(struct sched *s, struct answer *a, int32_t token, const float *
     return false;
 }
 
-static const float *last_logits(const struct answer *a) {
+static const float *last_logits(const struct sched *s, const struct answer *a) {
     const float *at;
     uint32_t rows = 0;
     if (!a->request->asked.wants_logits || sluice_seq_logits(a->seq, &at, &rows) || rows == 0)
         return NULL;
-    return at;
+    return at + (size_t)(rows - 1) * (size_t)s->facts.n_logits;
 }
 
 /* Drops what a burst sampled after the last token handed out: that one changed what may come. */
@@ -807,15 +831,17 @@ static void take_all(struct sched *s, struct answer *a, double now) {
             return;
         }
     }
-    take(s, a, token, last_logits(a), now);
+    take(s, a, token, last_logits(s, a), now);
 }
 
 static void hand_out(struct sched *s) {
     double now = seconds_now();
     for (struct answer *a = s->running.first, *next; a; a = next) {
         next = a->next;
-        if (!a->is_stem && !a->request->is_cancelled) /* maybe by one before it in this list */
-            take_all(s, a, now);
+        if (a->is_stem || a->request->is_cancelled) /* maybe by one before it in this list */
+            continue;
+        call_on_rows(a);
+        take_all(s, a, now);
     }
 }
 
@@ -879,7 +905,7 @@ static void run_out(struct sched *s, int status) {
         fail(s, a, status);
         return;
     }
-    a->is_cold = is_alone || s->has_no_reuse;
+    a->is_cold = is_alone || s->has_no_reuse || reads_all(a);
     set_back(s, a);
 }
 

@@ -85,6 +85,14 @@ typedef bool sched_token_fn(void *user, const struct sched_token *token);
  * than once after each. May call nothing of the scheduler. A mask that allows nothing fails the
  * answer. */
 typedef const uint32_t *sched_mask_fn(void *user, uint32_t answer);
+/* What a step made of tokens of the prompt that the first answer has just read. */
+struct sched_rows {
+    uint32_t first, n;   /* tokens [first, first + n) of the answer, also those after the prompt */
+    const float *logits; /* (n, n_logits) after each; NULL where not wanted; valid in the call */
+    const float *hidden; /* (n, width) */
+};
+/* An answer that is set back reads its tokens again, and hands out the same. */
+typedef void sched_rows_fn(void *user, const struct sched_rows *rows);
 /* The end, exactly once for every answer of a request that was accepted. */
 typedef void sched_end_fn(void *user, const struct sched_report *report);
 
@@ -98,6 +106,10 @@ struct sched_request {
     const int32_t *ends;             /* tokens that end an answer; NULL: sluice_token_is_end */
     size_t n_ends;                   /* 0 and ends not NULL: none does */
     bool wants_logits;               /* with every token; then there are no bursts */
+    unsigned reads; /* what on_rows gets: SLUICE_WANT_HIDDEN, of the prompt's last token, or
+                     * SLUICE_WANT_ALL_LOGITS, SLUICE_WANT_ALL_HIDDEN: of all, which are then read
+                     * whatever the engine knows of them; 0: nothing */
+    sched_rows_fn *on_rows;
     sched_token_fn *on_token;
     sched_mask_fn *on_mask; /* NULL: every token may come, always */
     sched_end_fn *on_end;

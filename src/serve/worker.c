@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include "base/clock.h"
+#include "base/size.h"
 
 /* One answer that is being made. */
 struct job_choice {
@@ -32,6 +33,7 @@ struct worker {
     struct sched *sched;
     struct metrics *metrics;
     int32_t n_tokens;
+    uint32_t width;    /* of a hidden state */
     uint32_t n_words;  /* of a mask */
     uint32_t *no_ends; /* all tokens but those that end an answer */
     pthread_t thread;
@@ -266,6 +268,23 @@ static const uint32_t *on_mask(void *user, uint32_t answer) {
     return mask_of(run->job->worker, choice_of(run, answer));
 }
 
+/* A prompt that is read a second time begins again. */
+static void on_rows(void *user, const struct sched_rows *rows) {
+    const struct run *run = user;
+    const struct job *job = run->job;
+    uint32_t width = job->worker->width, n_prompt = (uint32_t)job->prompts[run->prompt].n;
+    uint32_t end = min_u32(rows->first + rows->n, n_prompt);
+    float *to = job->hidden + (size_t)run->prompt * width;
+    if (!rows->hidden || rows->first >= end)
+        return;
+    if (rows->first == 0 || !job->pools_mean)
+        memset(to, 0, width * sizeof *to);
+    for (uint32_t r = job->pools_mean ? rows->first : end - 1; r < end; r++)
+        for (uint32_t i = 0; i < width; i++)
+            to[i] += rows->hidden[(size_t)(r - rows->first) * width + i] /
+                     (job->pools_mean ? (float)n_prompt : 1);
+}
+
 static void count_end(struct worker *w, const struct sched_report *r) {
     struct metrics *m = w->metrics;
     m->prompt_tokens += r->n_prompt;
@@ -366,6 +385,10 @@ static int start_run(struct worker *w, struct run *run, const struct sched_reque
     struct sched_request r = *request;
     r.ends = run->job->ignores_ends ? none : NULL;
     r.wants_logits = run->job->n_top >= 0;
+    r.reads = !run->job->hidden      ? 0
+              : run->job->pools_mean ? SLUICE_WANT_ALL_HIDDEN
+                                     : SLUICE_WANT_HIDDEN;
+    r.on_rows = on_rows;
     r.on_token = on_token;
     r.on_mask = run->job->format ? on_mask : NULL;
     r.on_end = on_end;
@@ -674,6 +697,7 @@ int worker_open(struct worker **out, const struct worker_options *o, struct err 
     w->engine = o->engine;
     w->metrics = o->metrics;
     w->n_tokens = facts.n_tokens;
+    w->width = facts.width;
     w->n_words = ((uint32_t)facts.n_tokens + 31) / 32;
     w->no_ends = calloc(w->n_words, sizeof *w->no_ends);
     for (int32_t t = 0; w->no_ends && t < w->n_tokens; t++)

@@ -65,6 +65,9 @@ struct job {
     int n_top;                       /* the likeliest tokens to tell with each; below 0: none */
     bool ignores_ends;               /* no token ends an answer */
     struct job_thinking thinking;
+    float *hidden;                    /* (n_prompts, width) gets the pooled hidden state of each
+                                       * prompt, before its first answer ends; NULL: not wanted */
+    bool pools_mean;                  /* the mean of all its tokens, not that of the last */
     const struct format *format;      /* that answers follow after their thinking; NULL: none */
     void (*wake)(struct job *job);    /* by the worker's thread; must be quick */
     void (*release)(struct job *job); /* the same, once, last */

@@ -8,9 +8,10 @@
 
 int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t size);
 
-static route_fn *const handlers[] = {
-    openai_chat,     openai_complete, anthropic_messages, anthropic_count, ollama_chat,
-    ollama_generate, own_tokenize,    own_detokenize,     openai_respond,  openai_respond_count};
+static route_fn *const handlers[] = {openai_chat,          openai_complete, anthropic_messages,
+                                     anthropic_count,      ollama_chat,     ollama_generate,
+                                     own_tokenize,         own_detokenize,  openai_respond,
+                                     openai_respond_count, openai_embed,    ollama_embed};
 
 static struct server server;
 static sluice_model *model;
@@ -34,7 +35,7 @@ static void open_or_die(void) {
     }
     server.options = server_options_default();
     server.options.most_answers = 0;
-    server.model = (struct ask_model){.name = "model", .context = 512};
+    server.model = (struct ask_model){.name = "model", .context = 512, .has_hidden = true};
     ask_model_fill(&server.model, model);
     server.model.formats = formats_open(model);
     server.replay = store_open(1 << 20);

@@ -4,9 +4,8 @@
 /* ---- what is asked ----------------------------------------------------------------------------
  */
 
-/* A text, ids, or an array of either. */
-static int add_prompts(struct ask *ask, const struct ask_model *m, const json_t *prompt,
-                       struct err *err) {
+int openai_add_prompts(struct ask *ask, const struct ask_model *m, const char *name,
+                       const json_t *prompt, struct err *err) {
     int status = SLUICE_OK;
     const json_t *first = json_array_get(prompt, 0);
     if (json_is_string(prompt))
@@ -16,15 +15,15 @@ static int add_prompts(struct ask *ask, const struct ask_model *m, const json_t 
         return ask_add_ids(ask, m, prompt, err);
     if (!json_is_array(prompt) || !first)
         return err_set(err, SLUICE_ERR_ARGUMENT,
-                       "prompt is %s, expected a text, tokens or an array of these",
+                       "%s is %s, expected a text, tokens or an array of these", name,
                        json_is_array(prompt) ? "empty" : json_kind(prompt));
     for (size_t i = 0; !status && i < json_array_size(prompt); i++) {
         const json_t *one = json_array_get(prompt, i);
         if (json_is_string(one) || json_is_array(one))
-            status = add_prompts(ask, m, one, err);
+            status = openai_add_prompts(ask, m, name, one, err);
         else
             status = err_set(err, SLUICE_ERR_ARGUMENT,
-                             "prompt has %s, expected texts or arrays of tokens", json_kind(one));
+                             "%s has %s, expected texts or arrays of tokens", name, json_kind(one));
     }
     return status;
 }
@@ -45,7 +44,8 @@ static void read_all(struct ask *ask, struct fields *f, const struct ask_model *
         fields_refuse(f, "suffix", "suffix is not supported: this model only continues texts");
     if (!f->wrong && ask->echoes && ask->n_top >= 0)
         fields_refuse(f, "echo", "echo with logprobs is not supported");
-    if (!f->wrong && add_prompts(ask, m, json_object_get(f->object, "prompt"), &err))
+    if (!f->wrong &&
+        openai_add_prompts(ask, m, "prompt", json_object_get(f->object, "prompt"), &err))
         fields_refuse(f, "prompt", "%s", err.text);
 }
 

@@ -158,6 +158,8 @@ static void fill_job(struct exchange *x) {
     job->n_top = (int)ask->n_top;
     job->ignores_ends = ask->ignores_ends;
     job->format = ask->format;
+    job->hidden = ask->hidden;
+    job->pools_mean = m->facts.pooling == SLUICE_POOL_MEAN;
     job->wake = on_wake;
     job->release = on_release;
     job->thinking = (struct job_thinking){

@@ -14,6 +14,10 @@ void openai_read_thinking(struct ask *ask, struct fields *f, const char *effort)
 /* tool_choice, which names a function in its "function" or itself, and parallel_tool_calls. */
 void openai_read_tool_choice(struct ask *ask, struct fields *f, const struct ask_model *m);
 
+/* Prompts of a field: a text, ids, or an array of either. */
+int openai_add_prompts(struct ask *ask, const struct ask_model *m, const char *name,
+                       const json_t *prompt, struct err *err);
+
 json_t *openai_usage(const struct exchange *x);
 /* How fast the answer was; NULL where there are several. */
 json_t *openai_timings(const struct exchange *x);

@@ -286,6 +286,7 @@ static void fill_model(struct server *s) {
         .name = s->options.name,
         .template = s->options.template,
         .context = choice.context,
+        .has_hidden = choice.hidden,
         .sampling = s->options.sampling,
     };
     ask_model_fill(&s->model, s->options.model);
