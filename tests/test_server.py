@@ -828,6 +828,62 @@ def test_ollama_models_and_errors():
         assert e.status_code == 400 and "top_p" in e.error
 
 
+# ---- snapshots -------------------------------------------------------------------------------------
+
+def test_snapshots():
+    folder = TMP / "kept"
+    turns = [FOX[0]]
+    with own("--cache-dir", folder, "-c", 1024, "--cache-dir-bytes", "64M") as s:
+        post = lambda path, body=None: s.request("POST", path, body)
+        said = s.chat(turns, max_tokens=80, temperature=0.9, seed=3)
+        turns.append(said["choices"][0]["message"])
+        status, _, saved = post("/v1/snapshots", {"id": "fox-1", "messages": turns})
+        assert status == 200 and saved["id"] == "fox-1" and saved["tokens"] >= said["usage"]["total_tokens"] - 1 and saved["messages"] == 2, saved
+        right = s.chat(turns + [{"role": "user", "content": "And then?"}])
+        went_on = s.chat([{"role": "user", "content": "And then?"}], snapshot="fox-1")
+        assert went_on["choices"] == right["choices"] and went_on["usage"]["prompt_tokens"] == right["usage"]["prompt_tokens"], (went_on, right)
+        status, _, forked = post("/v1/snapshots/fox-1/fork", {"id": "fox-2"})
+        assert status == 200 and forked == {**saved, "id": "fox-2"}, forked
+        made = post("/v1/snapshots/fox-1/fork")[2]["id"]
+        assert s.request("GET", f"/v1/snapshots/{made}")[2]["messages"] == s.request("GET", "/v1/snapshots/fox-2")[2]["messages"]
+        assert s.request("DELETE", f"/v1/snapshots/{made}")[2]["deleted"] and s.request("GET", f"/v1/snapshots/{made}")[0] == 404
+        assert {x["id"] for x in s.request("GET", "/v1/snapshots")[2]["data"]} == {"fox-1", "fox-2"}
+        assert s.request("DELETE", "/v1/snapshots/fox-1")[0] == 200 and not (folder / "snapshots/fox-1.json").exists()
+        kept = folder / "snapshots/fox-2.json"
+        assert kept.stat().st_mode & 0o077 == 0 and (folder / "snapshots").stat().st_mode & 0o077 == 0
+    (folder / "snapshots/no id.json").write_text("{}")
+    (folder / "snapshots/damaged.json").write_text('{"messages": [')
+    (folder / "snapshots/hostile.json").write_text('{"messages": [3], "tokens": ["x", -1], "covers": 99, "tools": [4]}')
+    (folder / "snapshots/link.json").symlink_to("/etc/passwd")
+    with own("--cache-dir", folder, "-c", 1024, "--cache-dir-bytes", "64M") as s:  # another process
+        assert [x["id"] for x in s.request("GET", "/v1/snapshots")[2]["data"] if x["id"].startswith("fox")] == ["fox-2"]
+        status, _, back = s.request("POST", "/v1/snapshots/fox-2/restore")
+        assert status == 200 and back["cached_tokens"] > 60 and back["from"]["disk"] == back["cached_tokens"], back
+        again = s.chat([{"role": "user", "content": "And then?"}], snapshot="fox-2")
+        assert again["choices"] == right["choices"] and again["usage"]["prompt_tokens_details"]["cached_tokens"] >= saved["tokens"] - 1, again
+        c = anthropic_client(s).messages.create(model="m", max_tokens=8, messages=[{"role": "user", "content": "And then?"}],
+                                                extra_body={"snapshot": "fox-2", "temperature": 0})
+        assert c.content[0].text == right["choices"][0]["message"]["content"]
+        for method, path, body, status, words in (
+                ("GET", "/v1/snapshots/damaged", None, 404, "no snapshot damaged"), ("POST", "/v1/snapshots/hostile/restore", {}, 400, "messages[0] is a number"),
+                ("GET", "/v1/snapshots/link", None, 404, "no snapshot"), ("GET", "/v1/snapshots/..%2ffox-2", None, 404, "there is no"),
+                ("POST", "/v1/snapshots/never/fork", {}, 404, "no snapshot never"), ("POST", "/v1/snapshots/fox-2/fork", {"id": "../x"}, 400, "id is '../x'"),
+                ("POST", "/v1/snapshots", {"id": "a/b", "messages": turns}, 400, "id is 'a/b'"), ("POST", "/v1/snapshots", {"id": "x"}, 400, "messages is not there"),
+                ("POST", "/v1/snapshots", {"id": "", "messages": turns}, 400, "id is ''"), ("DELETE", "/v1/snapshots", None, 405, "expected"),
+                ("POST", "/v1/chat/completions", {"messages": turns, "snapshot": "../../etc/passwd"}, 400, "no snapshot"),
+                ("POST", "/v1/chat/completions", {"messages": turns, "snapshot": 3}, 400, "snapshot is a number"),
+                ("POST", "/v1/responses", {"input": "x", "snapshot": "fox-2"}, 400, "snapshot is not supported")):
+            found, _, answer = s.request(method, path, body)
+            assert found == status and words in json.dumps(answer), (path, found, answer)
+        long = [{"role": "user", "content": "x" * 1_500_000}]  # a sixteenth of the folder is for snapshots
+        codes = [s.request("POST", "/v1/snapshots", {"id": f"big{i}", "messages": long})[0] for i in (1, 2, 1, 3)]
+        assert codes == [200, 200, 200, 507], codes
+    s = server()  # in memory
+    assert s.request("POST", "/v1/snapshots", {"id": "here", "messages": turns})[0] == 200
+    assert s.chat([{"role": "user", "content": "And then?"}], snapshot="here")["usage"]["prompt_tokens"] == right["usage"]["prompt_tokens"]
+    assert [x["id"] for x in s.request("GET", "/v1/snapshots")[2]["data"]] == ["here"] and s.request("DELETE", "/v1/snapshots/here")[0] == 200
+
+
 # ---- paths, keys, origins --------------------------------------------------------------------------
 
 def test_paths_and_methods():

@@ -203,10 +203,15 @@ static int serve(struct serve *s, sluice_model *model, sluice_engine *engine) {
     return exit;
 }
 
-static struct sluice_engine_options engine_options(const struct serve *s) {
+static struct sluice_engine_options engine_options(struct serve *s) {
     struct sluice_engine_options o = common_engine(&s->common);
     const struct backend_kind *kind = backend_find(o.backend);
     o.sequences = o.batch = (uint32_t)s->batch;
+    if (o.cache_dir) { /* snapshots have a part of the folder's budget */
+        s->server.snapshot_dir = o.cache_dir;
+        s->server.snapshot_bytes = o.cache_dir_bytes / 16;
+        o.cache_dir_bytes -= s->server.snapshot_bytes;
+    }
     o.hidden = s->embeddings || (kind && !kind->has_burst); /* there it costs bursts */
     if (s->common.snapshot_bytes == UINT64_MAX)
         o.snapshot_bytes = 512 << 20; /* every turn of a conversation goes on from one */

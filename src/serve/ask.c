@@ -501,25 +501,48 @@ static void splice(const struct ask *ask, const struct ask_model *m, size_t n_me
     *prompt = (struct ids){at, n};
 }
 
+/* Of the first n messages. */
+static struct hash128 name_of(const struct ask *ask, size_t n) {
+    struct hash128 name =
+        replay_start(ask->tool_choice == TOOLS_NONE ? NULL : ask->tools, ask->variables);
+    for (size_t i = 0; i < n; i++)
+        name = replay_add(name, json_array_get(ask->messages, i));
+    return name;
+}
+
+int32_t *ask_kept(const struct ask *ask, struct store *replay, size_t *n_messages, size_t *n) {
+    struct hash128 name = name_of(ask, 0);
+    int32_t *kept = NULL;
+    for (size_t i = 0; i < json_array_size(ask->messages); i++) {
+        const json_t *message = json_array_get(ask->messages, i);
+        const char *role = json_string_value(json_object_get(message, "role"));
+        size_t n_found;
+        name = replay_add(name, message);
+        int32_t *found =
+            role && strcmp(role, "assistant") == 0 ? replay_get(replay, name, &n_found) : NULL;
+        if (!found)
+            continue;
+        free(kept);
+        kept = found;
+        *n = n_found;
+        *n_messages = i + 1;
+    }
+    return kept;
+}
+
+void ask_keep(const struct ask *ask, struct store *replay, size_t n_messages, const int32_t *tokens,
+              size_t n) {
+    replay_put(replay, name_of(ask, n_messages), tokens, n);
+}
+
 /* The longest beginning of the conversation whose last answer is kept. */
 static void replay_answers(struct ask *ask, const struct ask_model *m, struct store *replay,
                            struct ids *prompt) {
-    size_t n = json_array_size(ask->messages), n_kept = 0;
+    size_t n_kept = 0;
     struct ids kept = {0};
-    for (size_t i = 0; i < n; i++) {
-        const json_t *message = json_array_get(ask->messages, i);
-        const char *role = json_string_value(json_object_get(message, "role"));
-        ask->name = replay_add(ask->name, message);
-        size_t n_found;
-        int32_t *found = replay && role && strcmp(role, "assistant") == 0
-                             ? replay_get(replay, ask->name, &n_found)
-                             : NULL;
-        if (!found)
-            continue;
-        free(kept.at);
-        kept = (struct ids){found, n_found};
-        n_kept = i + 1;
-    }
+    ask->name = name_of(ask, json_array_size(ask->messages));
+    if (replay)
+        kept.at = ask_kept(ask, replay, &n_kept, &kept.n);
     if (kept.at)
         splice(ask, m, n_kept, &kept, prompt);
     free(kept.at);
@@ -565,7 +588,6 @@ int ask_encode(struct ask *ask, const struct ask_model *m, struct store *replay,
     int status = encode_messages(ask, m, json_array_size(ask->messages), true, &prompt, err);
     if (status)
         return status;
-    ask->name = replay_start(ask->tool_choice == TOOLS_NONE ? NULL : ask->tools, ask->variables);
     replay_answers(ask, m, replay, &prompt);
     look_for_thinking(ask, m, &prompt);
     if (ask->is_call_begun && (status = begin_call(ask, m, &prompt, err))) {

@@ -8,10 +8,10 @@
 
 int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t size);
 
-static route_fn *const handlers[] = {openai_chat,          openai_complete, anthropic_messages,
-                                     anthropic_count,      ollama_chat,     ollama_generate,
-                                     own_tokenize,         own_detokenize,  openai_respond,
-                                     openai_respond_count, openai_embed,    ollama_embed};
+static route_fn *const handlers[] = {
+    openai_chat,     openai_complete, anthropic_messages, anthropic_count, ollama_chat,
+    ollama_generate, own_tokenize,    own_detokenize,     openai_respond,  openai_respond_count,
+    openai_embed,    ollama_embed,    snapshot_save,      snapshot_fork,   snapshot_restore};
 
 static struct server server;
 static sluice_model *model;
@@ -19,6 +19,7 @@ static sluice_model *model;
 static void close_all(void) {
     store_close(server.replay);
     store_close(server.responses);
+    snapshots_close(server.snapshots);
     formats_close(server.model.formats);
     sluice_model_close(model);
 }
@@ -29,6 +30,9 @@ static void open_or_die(void) {
                                  "\"assistant\",\"content\":\"\",\"tool_calls\":[{\"function\":{"
                                  "\"name\":\"f\",\"arguments\":{}}}]"
                                  "}]}";
+    static const char snapshot[] =
+        "{\"messages\":[{\"role\":\"user\",\"content\":\"Hi\"},{\"role\":\"assistant\",\"content\":"
+        "\"Hello\"}],\"tokens\":[1,2,3,2],\"covers\":2,\"vocabulary\":\"0\"}";
     if (sluice_model_open(&model, "models/stories-27m-q4_k_m.gguf")) {
         fprintf(stderr, "%s\n", sluice_model_error(model));
         abort();
@@ -41,6 +45,10 @@ static void open_or_die(void) {
     server.replay = store_open(1 << 20);
     server.responses = store_open(1 << 20);
     store_put(server.responses, hash128_of("resp_a", 6), stored, sizeof stored - 1);
+    struct err err;
+    if (snapshots_open(&server.snapshots, NULL, 1 << 20, &err) ||
+        snapshots_put(server.snapshots, "a", str_of(snapshot), &err))
+        abort();
     atexit(close_all);
 }
 
@@ -50,6 +58,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t size) {
     if (size == 0)
         return 0;
     struct exchange *x = exchange_open(&server, NULL, "POST", "/v1/messages");
+    strcpy(x->name, "a");
     buffer_add(&x->body, (const char *)bytes + 1, size - 1);
     handlers[bytes[0] % (sizeof handlers / sizeof *handlers)](x);
     if (x->reply != REPLY_WHOLE || x->status < 200 || x->status >= 600)

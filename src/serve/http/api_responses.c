@@ -307,7 +307,7 @@ static void read_logprobs(struct ask *ask, struct fields *f) {
 
 /* What would change the answer, and is not done. */
 static void refuse_missing(struct fields *f) {
-    static const char *const missing[] = {"conversation", "prompt"};
+    static const char *const missing[] = {"conversation", "prompt", "snapshot"};
     bool in_background = false;
     fields_bool(f, "background", &in_background);
     if (in_background)

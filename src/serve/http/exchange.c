@@ -7,6 +7,7 @@
 #include "base/clock.h"
 #include "serve/http/guard.h"
 #include "serve/http/inside.h"
+#include "serve/http/snapshot.h"
 
 struct exchange *exchange_open(struct server *server, struct MHD_Connection *connection,
                                const char *method, const char *path) {
@@ -226,11 +227,13 @@ struct ask *exchange_ask(struct exchange *x, struct fields *f) {
     return ask;
 }
 
-void exchange_converse(struct exchange *x, struct ask *ask, const struct fields *f,
+void exchange_converse(struct exchange *x, struct ask *ask, struct fields *f,
                        const struct style *style) {
     const struct server *s = x->server;
     struct err err = {0};
     int status = SLUICE_OK;
+    if (!f->wrong && ask->messages)
+        snapshot_begin(s, ask, f);
     if (!f->wrong && ask->messages)
         status = ask_encode(ask, &s->model, s->replay, &err);
     if (!f->wrong && !status) {

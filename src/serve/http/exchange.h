@@ -41,8 +41,8 @@ struct exchange {
     const struct route *route; /* NULL: no such path */
     atomic_int refs;
     char id[32], method[12], *path;
-    const char *name; /* the id at the end of the path; NULL: its route has none */
-    double arrived;   /* seconds_now */
+    char name[SNAPSHOT_MAX_ID + 1]; /* the id in the path; "": its route has none */
+    double arrived;                 /* seconds_now */
     time_t created;
     struct buffer body;
     bool is_too_long, is_handled;
@@ -91,9 +91,10 @@ void exchange_refuse_field(struct exchange *x, const struct fields *f);
 void exchange_refuse_status(struct exchange *x, int status, const struct err *err);
 /* An ask of the request's body, and the fields to fill it from; NULL: it is refused already. */
 struct ask *exchange_ask(struct exchange *x, struct fields *f);
-/* Takes the ask, encodes its messages where it has some, and starts its answers; or refuses it,
+/* Takes the ask, encodes its messages where it has some (after those of the snapshot that the field
+ * `snapshot` names), and starts its answers; or refuses it,
  * also where a field was wrong. */
-void exchange_converse(struct exchange *x, struct ask *ask, const struct fields *f,
+void exchange_converse(struct exchange *x, struct ask *ask, struct fields *f,
                        const struct style *style);
 
 /* Tokens of all answers, for usage. */

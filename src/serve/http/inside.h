@@ -12,6 +12,7 @@ struct server {
     struct metrics metrics;
     struct store *replay;
     struct store *responses; /* of /v1/responses, by their ids */
+    struct snapshots *snapshots;
     struct worker *worker;
     struct writer *writer;
     struct peers *peers;

@@ -9,24 +9,25 @@ static const struct route routes[] = {
 #undef ROUTE
 };
 
-/* A * at the end of a route's path stands for an id: letters, digits, _ and -. Nothing else of a
- * request names anything the server keeps. */
-static bool matches(const char *route, const char *path, const char **id) {
-    static const char alphabet[] =
-        "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_-";
+/* A * in a route's path stands for an id. Nothing else of a path names anything the server keeps.
+ */
+static bool matches(const char *route, const char *path, char id[SNAPSHOT_MAX_ID + 1]) {
     size_t n = strcspn(route, "*");
-    *id = NULL;
+    *id = 0;
     if (route[n] == 0)
         return strcmp(route, path) == 0;
     if (strncmp(route, path, n) != 0)
         return false;
-    size_t length = strlen(path + n);
-    *id = path + n;
-    return length >= 1 && length <= ROUTE_MAX_ID && strspn(path + n, alphabet) == length;
+    size_t length = strcspn(path + n, "/");
+    if (length > SNAPSHOT_MAX_ID)
+        return false;
+    memcpy(id, path + n, length);
+    id[length] = 0;
+    return snapshot_id_is_good(id) && strcmp(route + n + 1, path + n + length) == 0;
 }
 
 const struct route *route_find(const char *method, const char *path, const char **allowed,
-                               const char **id) {
+                               char id[SNAPSHOT_MAX_ID + 1]) {
     *allowed = NULL;
     if (strcmp(method, "HEAD") == 0)
         method = "GET";

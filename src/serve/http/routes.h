@@ -5,12 +5,12 @@
 #include <jansson.h>
 #include <stdbool.h>
 
+#include "serve/snapshots.h"
+
 struct exchange;
 
 /* Whose shape errors have. */
 enum api { API_OPENAI, API_ANTHROPIC, API_OLLAMA, API_COUNT };
-
-enum { ROUTE_MAX_ID = 64 };
 
 /* Answers at once or starts answers; the body is whole. */
 typedef void route_fn(struct exchange *x);
@@ -27,10 +27,10 @@ struct route {
 #undef ROUTE
 
 /* The route of a method and path; NULL: none. Then *allowed is a method that the path takes, NULL
- * when there is no such path. HEAD is GET. *id: what stands for the path's *, inside of `path`;
- * NULL: it has none. */
+ * when there is no such path. HEAD is GET. `id`: what stands for the path's *, "" where it has
+ * none. */
 const struct route *route_find(const char *method, const char *path, const char **allowed,
-                               const char **id);
+                               char id[SNAPSHOT_MAX_ID + 1]);
 /* Whose path this is, for errors before a route is found. */
 enum api api_of_path(const char *path);
 

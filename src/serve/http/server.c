@@ -28,6 +28,7 @@ struct server_options server_options_default(void) {
         .most_answers = 16,
         .body_bytes = 16 << 20,
         .backlog_bytes = 1 << 20,
+        .snapshot_bytes = 64 << 20,
         .connections = 1024,
         .idle_seconds = 60,
     };
@@ -50,7 +51,7 @@ static bool admit(struct exchange *x) {
     const char *path = after_prefix(s, x->path), *allowed = NULL;
     const char *length =
         MHD_lookup_connection_value(x->connection, MHD_HEADER_KIND, "Content-Length");
-    x->route = path ? route_find(x->method, path, &allowed, &x->name) : NULL;
+    x->route = path ? route_find(x->method, path, &allowed, x->name) : NULL;
     if (!guard_admits(x))
         return false;
     if (strcmp(x->method, "OPTIONS") == 0 && s->options.n_cors > 0)
@@ -313,6 +314,8 @@ int server_open(struct server **out, const struct server_options *options, struc
         status = err_memory(err, "earlier answers");
     if (!status && !(s->responses = store_open(RESPONSES_BYTES)))
         status = err_memory(err, "earlier responses");
+    if (!status)
+        status = snapshots_open(&s->snapshots, options->snapshot_dir, options->snapshot_bytes, err);
     if (!status && options->access_log)
         status = access_log_open(&s->log, options->access_log, options->logs_prompts, err);
     if (!status)
@@ -369,6 +372,7 @@ void server_close(struct server *s) {
     access_log_close(s->log);
     store_close(s->replay);
     store_close(s->responses);
+    snapshots_close(s->snapshots);
     formats_close(s->model.formats);
     plan_close(s);
     free(s);

@@ -44,7 +44,9 @@ struct server_options {
     json_t *(*plan)(void *user, bool is_timed);
     void *plan_user;
 
-    const char *access_log; /* a file, "-": stderr, NULL: none */
+    const char *snapshot_dir; /* folder for that of /v1/snapshots; NULL: they are in memory */
+    uint64_t snapshot_bytes;  /* of them at most */
+    const char *access_log;   /* a file, "-": stderr, NULL: none */
     bool logs_prompts;
 };
 struct server_options server_options_default(void);

@@ -1,0 +1,41 @@
+/* snapshots.h - conversations that clients keep under an id of theirs.
+ *
+ * A snapshot is a text (JSON, of whoever keeps it). With a folder it is a file of its own,
+ * FOLDER/snapshots/ID.json, for the owner alone, and is there again after a restart; without one it
+ * is in memory. Unlike what a cache holds, none is ever dropped to make room: one that does not fit
+ * is refused.
+ *
+ * (1) Ids are 1 to 64 letters, digits, _ and -: no other path is ever made of what a client sends.
+ * (2) A file appears whole or not at all. */
+#ifndef SERVE_SNAPSHOTS_H
+#define SERVE_SNAPSHOTS_H
+
+#include <jansson.h>
+#include <time.h>
+
+#include "base/err.h"
+#include "base/str.h"
+
+enum { SNAPSHOT_MAX_ID = 64 };
+
+struct snapshots;
+
+/* What is in the folder (NULL: none) is known afterwards. At most so many bytes. */
+int snapshots_open(struct snapshots **out, const char *folder, uint64_t most_bytes,
+                   struct err *err);
+void snapshots_close(struct snapshots *s); /* takes NULL */
+
+bool snapshot_id_is_good(const char *id);
+
+/* All of them may be called by any thread, with ids that are good. */
+
+/* In place of the one that has the id. SLUICE_ERR_MEMORY: there is no room for it. */
+int snapshots_put(struct snapshots *s, const char *id, struct str text, struct err *err);
+/* A copy to free, terminated; NULL: there is none, or it cannot be read. */
+char *snapshots_get(struct snapshots *s, const char *id, size_t *n);
+bool snapshots_drop(struct snapshots *s, const char *id); /* false: there is none */
+
+/* An array of {"id", "object": "snapshot", "created_at", "bytes"}, the oldest first. */
+json_t *snapshots_list(struct snapshots *s);
+
+#endif
