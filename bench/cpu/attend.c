@@ -98,6 +98,7 @@ static void attend_splits(struct job *job) {
             .pv = pv,
             .tile = tile,
             .qk = qk,
+            .next = c->at + (s + 1) * c->split_bytes,
         });
     job->seconds = now() - begin;
 }
@@ -175,9 +176,9 @@ int main(int argc, char **argv) {
     static const struct {
         enum dtype type;
         uint32_t width, group;
-    } shapes[] = {{DT_F16, 64, 1},  {DT_F16, 64, 3},   {DT_F16, 128, 4},
-                  {DT_F16, 128, 8}, {DT_F16, 256, 4},  {DT_F32, 64, 3},
-                  {DT_Q8_0, 64, 3}, {DT_Q8_0, 128, 4}, {DT_Q4_0, 128, 4}};
+    } shapes[] = {{DT_F16, 64, 1},   {DT_F16, 64, 3},  {DT_F16, 128, 4}, {DT_F16, 128, 6},
+                  {DT_F16, 128, 8},  {DT_F16, 256, 4}, {DT_F32, 64, 3},  {DT_Q8_0, 64, 3},
+                  {DT_Q8_0, 128, 4}, {DT_Q4_0, 128, 4}};
     uint64_t mib = 256;
     int repeats = 7, threads = cpu_count() < MAX_THREADS ? cpu_count() : MAX_THREADS;
     bool all = false;

@@ -152,6 +152,9 @@ static void run_split(struct cpu_step *s, const struct op_attend *a, const struc
         .pv = pv,
         .tile = s->room->keys,
         .qk = s->room->qk,
+        .next = split + 1 < k->n_splits
+                    ? cache_at(s, a, &a->keys, slot, k->head, begin + ATTEND_POSITIONS)
+                    : NULL,
     });
 }
 
@@ -166,8 +169,8 @@ static void combine(struct softmax *f, float *pv, struct softmax split, const fl
         return;
     }
     float max = split.max > f->max ? split.max : f->max;
-    float factors[2] = {f->max, split.max};
-    row_exp(factors, max, 2);
+    float factors[16] = {f->max, split.max}; /* a whole vector is the fastest */
+    row_exp(factors, max, 16);
     row_mix(pv, factors[0], part, factors[1], width);
     f->sum = f->sum * factors[0] + split.sum * factors[1];
     f->max = max;

@@ -107,6 +107,7 @@ struct attend_split {
     float *pv;            /* out: (n_queries, stride), the sum over positions of e^(QK - max) V */
     float *tile;          /* room: (ATTEND_POSITIONS, stride) */
     float *qk;            /* room: (n_queries, ATTEND_POSITIONS) */
+    const void *next;     /* the keys of the split after this one, to be fetched; NULL: unknown */
 };
 
 /* Queries that see nothing get max 0, sum 0, and zeros. All instruction sets give the same bits,

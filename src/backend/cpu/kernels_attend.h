@@ -17,8 +17,10 @@
  *   V_FOUR(p)          four floats, repeated
  *   V_PAIRS(a, b)      per four lanes: a0 + a1, a2 + a3, b0 + b1, b2 + b3
  *   V_SET(x)
+ *   V_ADDEND(c, x)     optional: V_SET(c) for a sum with a product of x
  *   V_WEIGHTS          four weights of a query: V_LOAD_WEIGHTS(p), V_WEIGHT(w, i) a vector of one
  *   ATTEND_ROWS        queries whose sums stay in registers: 3 or 5
+ *   ATTEND_ONE         optional: a header with code for the queries of one row
  * and gets attend_split. */
 
 enum {
@@ -36,6 +38,17 @@ enum {
 #endif
 
 typedef uint32_t attend_bits __attribute__((vector_size(4 * LANES)));
+
+#ifndef V_ADDEND
+#define V_ADDEND(c, x) V_SET(c)
+#endif
+#ifdef ATTEND_ONE
+#include ATTEND_ONE
+#else
+#define attend_is_one(s, first) ((void)(s), (void)(first), false)
+#define attend_one_qk(s, first, n) ((void)0)
+#define attend_one_pv(s, first, n) 0
+#endif
 
 /* ---- reading the cache ----------------------------------------------------------------------- */
 
@@ -171,6 +184,10 @@ static bool attend_is_direct(const struct attend_split *s, uint32_t first, uint3
 }
 
 static TARGET void attend_run_keys(const struct attend_split *s, uint32_t first, uint32_t n) {
+    if (attend_is_one(s, first)) {
+        attend_one_qk(s, first, n);
+        return;
+    }
     size_t row = attend_row_bytes(s);
     struct attend_keys keys = {s->keys, row, s->type == DT_F16 ? 8 : 16, 4 * row};
     if (ATTEND_PARTS == 1 && attend_is_direct(s, first, 4)) {
@@ -199,15 +216,15 @@ static TARGET void attend_run_keys(const struct attend_split *s, uint32_t first,
  * in the low bits; ln 2 is subtracted in two parts. */
 F32_INLINE VEC attend_exp(VEC x) {
     x = V_MAX(V_SET(-87.0f), x);
-    VEC shifted = V_FUSED(x, V_SET(1.44269504f), V_SET(12582912.0f));
+    VEC shifted = V_FUSED(x, V_SET(1.44269504f), V_ADDEND(12582912.0f, x));
     VEC n = shifted - V_SET(12582912.0f);
     VEC r = V_FUSED(n, V_SET(-0.693359375f), x);
     r = V_FUSED(n, V_SET(2.12194440e-4f), r);
-    VEC p = V_FUSED(V_SET(1.9875691500e-4f), r, V_SET(1.3981999507e-3f));
-    p = V_FUSED(p, r, V_SET(8.3334519073e-3f));
-    p = V_FUSED(p, r, V_SET(4.1665795894e-2f));
-    p = V_FUSED(p, r, V_SET(1.6666665459e-1f));
-    p = V_FUSED(p, r, V_SET(5.0000001201e-1f));
+    VEC p = V_FUSED(V_SET(1.9875691500e-4f), r, V_ADDEND(1.3981999507e-3f, r));
+    p = V_FUSED(p, r, V_ADDEND(8.3334519073e-3f, r));
+    p = V_FUSED(p, r, V_ADDEND(4.1665795894e-2f, r));
+    p = V_FUSED(p, r, V_ADDEND(1.6666665459e-1f, r));
+    p = V_FUSED(p, r, V_ADDEND(5.0000001201e-1f, r));
     p = V_FUSED(p, r * r, r) + V_SET(1.0f);
     return p * (VEC)(((attend_bits)shifted << 23) + 0x3F800000u);
 }
@@ -253,13 +270,13 @@ static TARGET struct softmax attend_softmax(float *qk, uint32_t n) {
         qk[p] = qk[0];
     struct softmax result = {.max = attend_max(qk, padded)};
     VEC max = V_SET(result.max), sum[ATTEND_CHUNKS];
-    UNROLL for (int c = 0; c < ATTEND_CHUNKS; c++) sum[c] = V_ZERO();
-    for (uint32_t p = 0; p < padded; p += 16) {
+    for (uint32_t p = 0; p < padded; p += 16)
         attend_exps(qk + p, max);
-        for (uint32_t i = n; i < p + 16; i++)
-            qk[i] = 0;
+    for (uint32_t p = n; p < padded; p++)
+        qk[p] = 0;
+    UNROLL for (int c = 0; c < ATTEND_CHUNKS; c++) sum[c] = V_ZERO();
+    for (uint32_t p = 0; p < padded; p += 16)
         UNROLL for (int c = 0; c < ATTEND_CHUNKS; c++) sum[c] = sum[c] + V_LOAD(qk + p + c * LANES);
-    }
     result.sum = attend_sum(sum);
     return result;
 }
@@ -364,11 +381,11 @@ static TARGET void attend_pv_some(const struct attend_split *s, const attend_pv_
     }
 }
 
-/* A few positions meet all queries while they are in L1. */
+/* Positions from `begin` on: a few meet all queries while they are in L1. */
 static TARGET void attend_pv(const struct attend_split *s, const attend_pv_table *tiles,
-                             struct attend_values v, uint32_t first) {
+                             struct attend_values v, uint32_t first, uint32_t begin) {
     uint32_t n = s->seen[s->n_queries - 1];
-    for (uint32_t p = 0; p < n; p += ATTEND_RUN)
+    for (uint32_t p = begin; p < n; p += ATTEND_RUN)
         for (uint32_t q = first, rows; q < s->n_queries; q += rows) {
             rows = attend_rows(s->n_queries - q);
             attend_pv_some(s, tiles, v, q, rows, p, p + ATTEND_RUN);
@@ -376,14 +393,16 @@ static TARGET void attend_pv(const struct attend_split *s, const attend_pv_table
 }
 
 static TARGET void attend_run_values(const struct attend_split *s, uint32_t first, uint32_t n) {
-    bool is_direct = attend_is_direct(s, first, LANES), is_f16 = is_direct && s->type == DT_F16;
+    bool is_one = attend_is_one(s, first), is_direct = is_one || attend_is_direct(s, first, LANES);
+    bool is_f16 = is_direct && s->type == DT_F16;
     struct attend_values v = {s->values, attend_row_bytes(s), is_f16 ? 2 * LANES : 4 * LANES};
     if (!is_direct) {
         attend_decode_rows(s, s->values, n);
         v.at = (const uint8_t *)s->tile;
         v.row = attend_stride(s->width) * sizeof(float);
     }
-    attend_pv(s, is_f16 ? attend_pv_f16 : attend_pv_f32, v, first);
+    uint32_t begin = is_one ? attend_one_pv(s, first, n) : 0;
+    attend_pv(s, is_f16 ? attend_pv_f16 : attend_pv_f32, v, first, begin);
 }
 
 /* ---- a split --------------------------------------------------------------------------------- */

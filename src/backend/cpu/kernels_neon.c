@@ -59,7 +59,17 @@ INLINE float half_to_f32(uint16_t half) {
 #define V_WEIGHTS float32x4_t
 #define V_LOAD_WEIGHTS(p) vld1q_f32(p)
 #define V_WEIGHT(w, i) vdupq_n_f32((w)[i]) /* a lane of a register where loops are unrolled */
+/* Loaded: FMLA's addend is its result, and a copy costs as much as a product. x makes each load its
+ * own. */
+#define V_ADDEND(c, x)                                                                             \
+    ({                                                                                             \
+        static const float addend_[4] __attribute__((aligned(16))) = {c, c, c, c};                 \
+        float32x4_t loaded_;                                                                       \
+        __asm__("ldr %q0, %1" : "=w"(loaded_) : "m"(addend_), "w"(x));                             \
+        loaded_;                                                                                   \
+    })
 #define ATTEND_ROWS 5
+#define ATTEND_ONE "backend/cpu/kernels_attend_neon.h"
 #include "backend/cpu/kernels_attend.h"
 
 /* ---- the rows -------------------------------------------------------------------------------- */

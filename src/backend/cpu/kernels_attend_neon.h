@@ -1,0 +1,184 @@
+/* kernels_attend_neon.h - attention of one row over a split, on NEON: up to eight queries of a KV
+ * head that see the same positions meet f16 keys and values where they lie.
+ *
+ * Four products are one FMLA, which two pipes can do; the conversion of four f16 is two cycles of
+ * one of the pipes (Neoverse N1, V0). So four values of one position and g queries are (2 + g) / 2
+ * cycles at least, and a conversion has to be issued long before its products, among older ones:
+ * otherwise products that wait for it fill the queue of the other pipe (measured: 72 to 77 % of
+ * that limit where the compiler orders them, 92 to 100 % three steps ahead).
+ *
+ *   step     four values of ONE_TILE positions (QK), or one position of ONE_TILE vectors (PV)
+ *   ring     converted values of four steps: while step i is multiplied, step i + 3 is converted
+ *
+ * Statements with one instruction each, volatile, keep this order; registers are the compiler's.
+ * The sums are those of kernels.h. Included by kernels_attend.h. */
+
+enum { ONE_QUERIES = 8, ONE_STEPS = 4 };
+
+/* Positions, or vectors of values, of a tile: what fits the registers beside the sums. */
+#define ONE_TILE(rows) ((rows) <= 3 ? 4 : 2)
+enum { ONE_TILE_MOST = 4 };
+
+#define FOR_EACH_ONE_ROWS(X) X(1) X(2) X(3) X(4) X(5) X(6) X(7) X(8)
+
+typedef uint8_t one_halves[8];
+
+/* Four f16, now. */
+#define ONE_LOAD(v, p)                                                                             \
+    __asm__ volatile("ldr %d0, %1\n\tfcvtl %0.4s, %0.4h"                                           \
+                     : "=w"(v)                                                                     \
+                     : "m"(*(const one_halves *)(const void *)(p)))
+/* sum += a * b, or a * b[lane], now. */
+#define ONE_FUSED(sum, a, b)                                                                       \
+    __asm__ volatile("fmla %0.4s, %1.4s, %2.4s" : "+w"(sum) : "w"(a), "w"(b))
+#define ONE_FUSED_LANE(sum, a, b, lane)                                                            \
+    __asm__ volatile("fmla %0.4s, %1.4s, %2.s[" #lane "]" : "+w"(sum) : "w"(a), "w"(b))
+
+/* What comes next, a part of it with each tile step: 32 bytes for every position or vector. */
+INLINE const uint8_t *one_fetch(const uint8_t *at, int tile) {
+    __builtin_prefetch(at);
+    if (tile == 4)
+        __builtin_prefetch(at + 64);
+    return at + 32 * tile;
+}
+
+/* ---- QK -------------------------------------------------------------------------------------- */
+
+/* A step: products of ring[now] with four values of each query, and the loads of ring[now + 3]. */
+INLINE void one_qk_step(float32x4_t (*acc)[ONE_TILE_MOST], float32x4_t (*ring)[ONE_TILE_MOST],
+                        int now, const float *query, size_t stride, int rows, int tile,
+                        const uint8_t *ahead, size_t row) {
+    float32x4_t x[ONE_QUERIES];
+    UNROLL for (int q = 0; q < rows; q++) x[q] = vld1q_f32(query + (size_t)q * stride);
+    UNROLL for (int p = 0; p < tile; p++) {
+        UNROLL for (int q = 0; q < rows; q++) ONE_FUSED(acc[q][p], ring[now][p], x[q]);
+        ONE_LOAD(ring[(now + 3) % ONE_STEPS][p], ahead + (size_t)p * row);
+    }
+}
+
+INLINE void one_qk_store(float32x4_t (*acc)[ONE_TILE_MOST], int rows, int tile, float *out) {
+    UNROLL for (int q = 0; q < rows; q++) {
+        float32x4_t low = vpaddq_f32(acc[q][0], acc[q][1]);
+        if (tile == 4)
+            vst1q_f32(out + (size_t)q * ATTEND_POSITIONS,
+                      vpaddq_f32(low, vpaddq_f32(acc[q][2], acc[q][3])));
+        else
+            vst1_f32(out + (size_t)q * ATTEND_POSITIONS, vget_low_f32(vpaddq_f32(low, low)));
+    }
+}
+
+/* qk of `rows` queries and n positions, rounded up to whole tiles. Asks for the values too. */
+INLINE void one_qk(const struct attend_split *s, uint32_t first, uint32_t n, int rows) {
+    const int tile = ONE_TILE(rows);
+    const size_t row = 2 * (size_t)s->width, stride = attend_stride(s->width);
+    const uint8_t *at = s->keys, *fetch = s->values;
+    const float *queries = s->queries + first * stride;
+    float32x4_t acc[ONE_QUERIES][ONE_TILE_MOST], ring[ONE_STEPS][ONE_TILE_MOST];
+    UNROLL for (int u = 0; u < ONE_STEPS - 1; u++) UNROLL for (int p = 0; p < tile; p++)
+        ONE_LOAD(ring[u][p], at + (size_t)p * row + 8 * u);
+    for (uint32_t p = 0; p < n; p += (uint32_t)tile) {
+        const uint8_t *next = p + (uint32_t)tile < n ? at + (size_t)tile * row : at;
+        const float *query = queries;
+        UNROLL for (int q = 0; q < rows; q++) UNROLL for (int t = 0; t < tile; t++) acc[q][t] =
+            vdupq_n_f32(0);
+        for (uint32_t i = 0; i < s->width; i += 16, at += 32, query += 16) {
+            const uint8_t *ahead = i + 16 < s->width ? at + 32 : next;
+            fetch = one_fetch(fetch, tile);
+            one_qk_step(acc, ring, 0, query, stride, rows, tile, at + 24, row);
+            UNROLL for (int u = 1; u < ONE_STEPS; u++) one_qk_step(
+                acc, ring, u, query + 4 * u, stride, rows, tile, ahead + 8 * (u - 1), row);
+        }
+        at = next;
+        one_qk_store(acc, rows, tile, s->qk + (size_t)first * ATTEND_POSITIONS + p);
+    }
+}
+
+/* ---- PV -------------------------------------------------------------------------------------- */
+
+/* A step: position `now` of four. */
+#define ONE_PV_STEP(now)                                                                           \
+    INLINE void one_pv_step_##now(float32x4_t(*acc)[ONE_TILE_MOST],                                \
+                                  float32x4_t(*ring)[ONE_TILE_MOST], const float32x4_t *weights,   \
+                                  int rows, int tile, const uint8_t *ahead) {                      \
+        UNROLL for (int v = 0; v < tile; v++) {                                                    \
+            UNROLL for (int q = 0; q < rows; q++)                                                  \
+                ONE_FUSED_LANE(acc[q][v], ring[now][v], weights[q], now);                          \
+            ONE_LOAD(ring[(now + 3) % ONE_STEPS][v], ahead + 8 * v);                               \
+        }                                                                                          \
+    }
+ONE_PV_STEP(0)
+ONE_PV_STEP(1)
+ONE_PV_STEP(2)
+ONE_PV_STEP(3)
+
+/* One tile of vectors over n positions, a multiple of four. */
+INLINE const uint8_t *one_pv_tile(const uint8_t *at, size_t row, const float *weights, uint32_t n,
+                                  int rows, float *out, size_t stride, const uint8_t *fetch) {
+    const int tile = ONE_TILE(rows);
+    float32x4_t acc[ONE_QUERIES][ONE_TILE_MOST], ring[ONE_STEPS][ONE_TILE_MOST];
+    UNROLL for (int u = 0; u < ONE_STEPS - 1; u++) UNROLL for (int v = 0; v < tile; v++)
+        ONE_LOAD(ring[u][v], at + (size_t)u * row + 8 * v);
+    UNROLL for (int q = 0; q < rows; q++) UNROLL for (int v = 0; v < tile; v++) acc[q][v] =
+        vdupq_n_f32(0);
+    for (uint32_t p = 0; p < n; p += 4, weights += 4) {
+        const uint8_t *ahead = p + 4 < n ? at + 4 * row : at;
+        float32x4_t four[ONE_QUERIES];
+        UNROLL for (int q = 0; q < rows; q++) four[q] =
+            vld1q_f32(weights + (size_t)q * ATTEND_POSITIONS);
+        fetch = one_fetch(fetch, tile);
+        one_pv_step_0(acc, ring, four, rows, tile, at + 3 * row);
+        one_pv_step_1(acc, ring, four, rows, tile, ahead);
+        one_pv_step_2(acc, ring, four, rows, tile, ahead + row);
+        one_pv_step_3(acc, ring, four, rows, tile, ahead + 2 * row);
+        at = ahead;
+    }
+    UNROLL for (int q = 0; q < rows; q++) UNROLL for (int v = 0; v < tile; v++)
+        vst1q_f32(out + (size_t)q * stride + 4 * v, acc[q][v]);
+    return fetch;
+}
+
+/* The first n positions, a multiple of four. Asks for the next split's keys too. */
+INLINE void one_pv(const struct attend_split *s, uint32_t first, uint32_t n, int rows) {
+    const uint32_t values = 4 * ONE_TILE(rows);
+    const size_t stride = attend_stride(s->width);
+    const float *weights = s->qk + (size_t)first * ATTEND_POSITIONS;
+    const uint8_t *fetch = s->next ? s->next : s->keys;
+    for (uint32_t i = 0; i < s->width; i += values)
+        fetch = one_pv_tile((const uint8_t *)s->values + 2 * i, 2 * (size_t)s->width, weights, n,
+                            rows, s->pv + first * stride + i, stride, fetch);
+}
+
+/* ---- a split --------------------------------------------------------------------------------- */
+
+typedef void one_fn(const struct attend_split *s, uint32_t first, uint32_t n);
+
+#define ONE_ROWS(rows)                                                                             \
+    static void one_qk_##rows(const struct attend_split *s, uint32_t first, uint32_t n) {          \
+        one_qk(s, first, n, rows);                                                                 \
+    }                                                                                              \
+    static void one_pv_##rows(const struct attend_split *s, uint32_t first, uint32_t n) {          \
+        one_pv(s, first, n, rows);                                                                 \
+    }
+FOR_EACH_ONE_ROWS(ONE_ROWS)
+
+/* [rows] */
+#define ONE_ENTRY_QK(rows) one_qk_##rows,
+#define ONE_ENTRY_PV(rows) one_pv_##rows,
+static one_fn *const one_qk_rows[] = {NULL, FOR_EACH_ONE_ROWS(ONE_ENTRY_QK)};
+static one_fn *const one_pv_rows[] = {NULL, FOR_EACH_ONE_ROWS(ONE_ENTRY_PV)};
+
+/* Whether the queries from `first` on are such a row. */
+static bool attend_is_one(const struct attend_split *s, uint32_t first) {
+    return s->type == DT_F16 && s->width % 16 == 0 && s->n_queries - first <= ONE_QUERIES &&
+           s->seen[first] == s->seen[s->n_queries - 1];
+}
+
+static void attend_one_qk(const struct attend_split *s, uint32_t first, uint32_t n) {
+    one_qk_rows[s->n_queries - first](s, first, n);
+}
+
+/* Returns how many positions are done: the others are no whole four. */
+static uint32_t attend_one_pv(const struct attend_split *s, uint32_t first, uint32_t n) {
+    one_pv_rows[s->n_queries - first](s, first, n / 4 * 4);
+    return n / 4 * 4;
+}
