@@ -181,11 +181,12 @@ INLINE float32x4_t four_f16s(const uint8_t *p, int half) {
     return vcvt_f32_f16(vreinterpret_f16_u8(vld1_u8(p + 8 * half)));
 }
 
-/* mxfp4_scale of four exponents. */
+/* mxfp4_scale of four exponents. They end the block: no more than four can be read. */
 INLINE float32x4_t four_exponents(const uint8_t *p, int half) {
-    uint16x8_t wide = vmovl_u8(vld1_u8(p));
-    int32x4_t e =
-        vreinterpretq_s32_u32(half ? vmovl_high_u16(wide) : vmovl_u16(vget_low_u16(wide)));
+    uint32_t four;
+    memcpy(&four, p + 4 * half, sizeof four);
+    uint16x4_t wide = vget_low_u16(vmovl_u8(vcreate_u8(four)));
+    int32x4_t e = vreinterpretq_s32_u32(vmovl_u16(wide));
     int32x4_t small = vshlq_s32(vdupq_n_s32(0x00200000), e);
     int32x4_t normal = vshlq_n_s32(vsubq_s32(e, vdupq_n_s32(1)), 23);
     return vreinterpretq_f32_s32(vbslq_s32(vcltq_s32(e, vdupq_n_s32(2)), small, normal));
