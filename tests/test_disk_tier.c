@@ -919,6 +919,30 @@ TEST(tier_disk_bound_may_shrink) {
     free((char *)folder);
 }
 
+/* A file of a good name that is larger than the bound goes, whenever it came; the others stay. */
+TEST(tier_disk_huge_file_goes_alone) {
+    const char *folder = strdup(test_temporary("tier-huge"));
+    struct disk_options options = options_for(folder);
+    struct rig r;
+    struct list l;
+    char path[400];
+    if (!rig_open(&r, &options))
+        return;
+    EXPECT_INT(put_many(&r, 1, 10), 10);
+    rig_close(&r);
+    snprintf(path, sizeof path, "%s/00000100-%032x.block", folder_of(folder, own_identity), 1);
+    int fd = open(path, O_WRONLY | O_CREAT, 0600);
+    EXPECT(fd >= 0 && ftruncate(fd, 1ll << 40) == 0);
+    close(fd);
+    if (!rig_open(&r, &options))
+        return;
+    EXPECT_INT(scan(&r, &l), 10);
+    EXPECT(access(path, F_OK) != 0);
+    rig_close(&r);
+    remove_tree(folder);
+    free((char *)folder);
+}
+
 /* ---- the end ----------------------------------------------------------------------------------
  */
 

@@ -926,4 +926,45 @@ TEST(serve_step_allocates_nothing) {
     EXPECT_INT(n_allocations, before);
     rig_close(&r);
 }
+
+/* Nor do the threads of the tiers, when conversations go to host memory and disk and come back. */
+TEST(serve_step_with_tiers_allocates_nothing) {
+    struct rig r;
+    struct result out[8];
+    struct sched_counters c;
+    struct sluice_counters moved;
+    struct sim_options o = options_of(2, 8, 0);
+    const char *folder = strdup(test_temporary("serve-tiers"));
+    o.engine.snapshot_bytes = 100 << 10;
+    o.engine.cache_bytes = 400 << 10; /* a part of it all: the rest is on disk alone */
+    o.engine.cache_dir = folder;
+    o.engine.cache_dir_bytes = 64 << 20;
+    if (!rig_open(&r, write_tiny("qwen35"), &o))
+        return;
+    unsigned long long n = 0;
+    for (uint32_t round = 0; round < 3; round++) {
+        struct sched_request q = request_of(&r, 900, 4);
+        for (uint32_t i = 0; i < 8; i++) {
+            prompt[0] = (int32_t)i;
+            EXPECT_INT(submit(&r, &out[i], &q), SLUICE_OK);
+        }
+        bool worked = true;
+        unsigned long long before = n_allocations;
+        while (worked)
+            sched_step(r.sched, &worked);
+        n += n_allocations - before;
+    }
+    EXPECT_INT(n, 0);
+    sched_counters(r.sched, &c);
+    sluice_engine_counters(r.engine, &moved);
+    EXPECT(moved.spilled > 8 && c.host + c.disk > 0);
+    test_note("%llu spilled; tokens from the device %llu, host %llu, disk %llu",
+              (unsigned long long)moved.spilled, (unsigned long long)c.device,
+              (unsigned long long)c.host, (unsigned long long)c.disk);
+    rig_close(&r);
+    char command[600];
+    snprintf(command, sizeof command, "rm -rf '%s'", folder);
+    EXPECT_INT(system(command), 0);
+    free((char *)folder);
+}
 #endif

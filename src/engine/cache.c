@@ -453,8 +453,8 @@ static void spill(struct cache *c, uint32_t e, bool waits) {
     uint32_t object = NO_OBJECT;
     if (!is_only_here(c, e))
         return;
-    make_room(c, TIER_HOST, host_tier_cost(l->host, bytes));
     double started = seconds_now();
+    make_room(c, TIER_HOST, host_tier_cost(l->host, bytes));
     int status = host_tier_put(l->host, bytes, l->fill, &payload, &object, &ignored);
     if (status == SLUICE_ERR_MEMORY && waits && l->disk) {
         disk_tier_flush(l->disk);

@@ -227,9 +227,13 @@ struct walk {
     struct stranger oldest[MAX_OLDEST]; /* the longest unused first */
 };
 
-static void note_stranger(struct walk *w, const char *name, const struct stat *st) {
+/* One that is larger than all files may be together goes before any other. */
+static void note_stranger(struct walk *w, const char *name, const struct stat *st,
+                          uint64_t max_bytes) {
     struct stranger s = {nanoseconds(st->st_mtim), (uint64_t)st->st_size, w->identity, ""};
-    w->bytes += s.bytes;
+    if (s.bytes > max_bytes)
+        s.used = INT64_MIN;
+    w->bytes = size_plus(w->bytes, s.bytes);
     memcpy(s.name, name, strnlen(name, DISK_NAME_BYTES - 1));
     uint32_t i = w->n;
     if (i == MAX_OLDEST && w->oldest[--i].used <= s.used)
@@ -270,9 +274,9 @@ static void look_at_file(struct disk_tier *d, int folder, const char *name, void
     if (is_temporary && is_abandoned(folder, name, &st))
         unlinkat(folder, name, 0);
     else if (is_temporary)
-        w->bytes += (uint64_t)st.st_size;
+        w->bytes = size_plus(w->bytes, (uint64_t)st.st_size);
     else if (!hash128_equal(w->identity, d->options.identity) || !is_ours(d, &meta, w->number))
-        note_stranger(w, name, &st);
+        note_stranger(w, name, &st, d->options.max_bytes);
 }
 
 static struct hash128 identity_of(const char *folder_name) {
@@ -360,7 +364,7 @@ static bool remove_strangers(struct disk_tier *d, const struct walk *w) {
     int64_t limit = oldest_own(d);
     uint32_t n = 0;
     for (; n < w->n && w->oldest[n].used < limit && is_over(d); n++) {
-        d->others -= w->oldest[n].bytes;
+        d->others -= w->oldest[n].bytes < d->others ? w->oldest[n].bytes : d->others;
         d->count.removed++;
         pthread_mutex_unlock(&d->lock);
         remove_stranger(d, &w->oldest[n]);
@@ -696,11 +700,13 @@ void disk_tier_scan(struct disk_tier *d, disk_scan_fn *fn, void *user) {
         return;
     each_name(d, d->own_fd, collect, &c);
     qsort(c.list, c.n, sizeof *c.list, by_age);
-    uint64_t bytes = 0;
+    uint64_t room = d->options.max_bytes;
     uint32_t n = 0; /* the newest ones, as many as the bounds allow */
-    while (n < c.n && n < d->options.max_objects &&
-           (bytes += c.list[n].bytes) <= d->options.max_bytes)
-        n++;
+    for (uint32_t i = 0; i < c.n && n < d->options.max_objects; i++)
+        if (c.list[i].bytes <= room) {
+            room -= c.list[i].bytes;
+            c.list[n++] = c.list[i];
+        }
     qsort(c.list, n, sizeof *c.list, by_position);
     for (uint32_t i = 0; i < n; i++)
         adopt(d, &c.list[i], fn, user);
