@@ -701,11 +701,19 @@ def models_are_files_or_folders():
                 for args in (("inspect", path), ("run", "-m", path, "-p", "x"), ("tokenize", "-m", path),
                              ("quantize", path, f"{d}/out", "q8_0"), ("bench", "-m", path), ("chat", "-m", path, "-p", "x")):
                     bad(1, f"{path}: is {kind}, expected a file", *args)
+        for path, kind in (("/dev/tty", "a character device"), ("/dev/random", "a character device"), ("/proc/self/fd", "")):
+            bad(1, f"{path}: is {kind}" if kind else "config.json", "run", "-m", path, "-p", "x")
+        if os.path.exists("/proc/kmsg"):  # of 0 bytes, and whoever reads it waits for the next message
+            for args in (("inspect", "/proc/kmsg"), ("run", "-m", "/proc/kmsg", "-p", "x"), ("quantize", "/proc/kmsg", f"{d}/out", "q8_0")):
+                bad(1, "/proc/kmsg: has 0 bytes" if os.geteuid() == 0 else "/proc/kmsg: ", *args)
         folder = Path(d) / "hub"
         shutil.copytree(REFERENCE / "llama-a", folder)
         os.remove(folder / "tokenizer.json")
         os.mkfifo(folder / "tokenizer.json")
         bad(1, "tokenizer.json: is a FIFO, expected a file", "inspect", folder)
+        os.remove(folder / "config.json")
+        os.symlink("/proc/kmsg", folder / "config.json")
+        bad(1, "config.json", "inspect", folder)
 
 
 @test

@@ -355,10 +355,13 @@ def test_devices_lists_what_there_is():
     found = json.loads(good("devices", "--json")[0])
     assert [d["about"] for d in found] == text.splitlines() and found[-1]["backend"] == "cpu"
     bad(2, "expected auto", "run", "--backend", "abacus", "-n", 1)
-    if not any(d["backend"] == "cuda" for d in found) and b"cuda" in Path(SLUICE).read_bytes():
+    built = good("--version")[0].decode().splitlines()[1].removeprefix("backends:").split()
+    if not any(d["backend"] == "cuda" for d in found):
         for args in (("run", "-n", 1), ("inspect", SHIPPED)):
-            code, _, err = run(*args, "--backend", "cuda")
-            assert code in (1, 2) and len(err.splitlines()) == 1, err
+            if "cuda" in built:
+                bad(1, "CUDA", *args, "--backend", "cuda")
+            else:
+                bad(2, "--backend is 'cuda', expected auto or cpu: this build has no CUDA", *args, "--backend", "cuda")
 
 
 def test_synthetic_models_need_no_file():

@@ -23,10 +23,17 @@ const struct backend_kind *backend_find(const char *name) {
     return NULL;
 }
 
-const char *backend_names(char *out, size_t size) {
+const char *backend_names(const char *found, char *out, size_t size) {
     size_t used = (size_t)snprintf(out, size, "auto");
     for (int i = 0; backend_at(i) && used < size; i++)
         used += (size_t)snprintf(out + used, size - used, "%s%s", backend_at(i + 1) ? ", " : " or ",
                                  backend_at(i)->name);
+#ifndef SLUICE_CUDA
+    if (strcmp(found, "cuda") == 0 && used < size)
+        snprintf(out + used, size - used,
+                 ": this build has no CUDA (it was made without nvcc, or with CUDA=0)");
+#else
+    (void)found;
+#endif
     return out;
 }

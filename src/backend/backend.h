@@ -176,7 +176,8 @@ struct backend_kind {
 /* By name; "auto" is the first that has a device. NULL: none of that name. */
 const struct backend_kind *backend_find(const char *name);
 const struct backend_kind *backend_at(int i); /* NULL after the last */
-/* "auto, cuda or cpu", in `out`, which it returns. */
-const char *backend_names(char *out, size_t size);
+/* What is expected instead of a name that is not found: "auto, cuda or cpu", in `out`, which it
+ * returns. For a backend that this build was made without, it says so. */
+const char *backend_names(const char *found, char *out, size_t size);
 
 #endif

@@ -105,6 +105,10 @@ static int take_content(struct filemap *map, const char *path, bool may_stream, 
         return wrong_kind(path, st.st_mode, err);
     if (!S_ISREG(st.st_mode))
         return read_all(map, path, 0, FILEMAP_MAX_STREAM, err);
+    if (st.st_size == 0 && !may_stream) { /* as /proc/kmsg seems, which waits when it is read */
+        map->data = calloc(1, 1);
+        return map->data ? SLUICE_OK : err_memory(err, path);
+    }
     if (st.st_size > 0 && (uint64_t)st.st_size <= SIZE_MAX / 2 &&
         try_map(map, path, (size_t)st.st_size))
         return SLUICE_OK;

@@ -285,9 +285,9 @@ int cmd_explain(int argc, char **argv) {
         (exit = check_range("explain", "--depth", x.facts.depth, 0, MAX_TOKENS)) != OPTS_GO_ON)
         return exit;
     if (x.compare && !backend_find(x.compare)) {
-        char names[64];
+        char names[128];
         return complain(EXIT_USAGE, "explain: --compare is '%s', expected %s", x.compare,
-                        backend_names(names, sizeof names));
+                        backend_names(x.compare, names, sizeof names));
     }
     if (x.html && !x.is_timed)
         return complain(EXIT_USAGE, "explain: --html needs --time");

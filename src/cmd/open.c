@@ -97,7 +97,7 @@ static int check_device(const struct common *c, const char *verb) {
     const struct backend_kind *kind = backend_find(c->backend);
     if (!kind)
         return complain(EXIT_USAGE, "%s: --backend is '%s', expected %s", verb, c->backend,
-                        backend_names(all, sizeof all));
+                        backend_names(c->backend, all, sizeof all));
     if (kind->device_line(0, line, sizeof line) && !kind->device_line(c->device, line, sizeof line))
         return complain(EXIT_WORLD, "%s: --device is %d, expected %s", verb, c->device,
                         device_lines(kind, all, sizeof all));

@@ -225,9 +225,9 @@ static int open_backend(struct sluice_engine *e, const struct sluice_engine_opti
     const char *name = o->backend ? o->backend : "auto";
     e->kind = backend_find(name);
     if (!e->kind) {
-        char names[64];
+        char names[128];
         return err_set(err, SLUICE_ERR_ARGUMENT, "backend is '%s', expected %s", name,
-                       backend_names(names, sizeof names));
+                       backend_names(name, names, sizeof names));
     }
     const struct weights *w = e->model->model->weights;
     const struct backend_options options = {.device = o->device,
