@@ -1,6 +1,7 @@
 /* main.c - runs the tests: all, or those whose names contain one of the arguments. */
 #include <signal.h>
 #include <stdarg.h>
+#include <sys/mman.h>
 #include <sys/stat.h>
 #include <time.h>
 #include <unistd.h>
@@ -132,6 +133,27 @@ static void name_deaths(void) {
                   NULL);
 }
 #endif
+
+/* A page that knows the size, the memory at the end of its own, and the page that cannot be
+ * touched. */
+void *test_guarded(size_t size) {
+    size_t page = (size_t)sysconf(_SC_PAGESIZE), bytes = (size + page - 1) / page * page;
+    uint8_t *at =
+        mmap(NULL, bytes + 2 * page, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (at == MAP_FAILED || mprotect(at + page + bytes, page, PROT_NONE) != 0)
+        abort();
+    memcpy(at, &bytes, sizeof bytes);
+    return at + page + bytes - size;
+}
+
+void test_guarded_free(const void *memory) {
+    if (!memory)
+        return;
+    size_t page = (size_t)sysconf(_SC_PAGESIZE), bytes;
+    uint8_t *at = (uint8_t *)((uintptr_t)memory / page * page) - page;
+    memcpy(&bytes, at, sizeof bytes);
+    munmap(at, bytes + 2 * page);
+}
 
 static bool is_wanted(const char *name, int argc, char **argv) {
     for (int i = 1; i < argc; i++)

@@ -24,7 +24,7 @@ struct trial {
 
 static uint8_t *random_cache(struct trial *t, float *decoded) {
     size_t n = (size_t)ATTEND_POSITIONS * t->width;
-    uint8_t *cache = aligned_alloc(64, (ATTEND_POSITIONS * (size_t)t->row_bytes + 63) / 64 * 64);
+    uint8_t *cache = test_guarded((ATTEND_POSITIONS * (size_t)t->row_bytes + 63) / 64 * 64);
     for (size_t i = 0; i < n; i++)
         decoded[i] = random_float();
     for (uint32_t p = 0; p < ATTEND_POSITIONS; p++)
@@ -48,10 +48,10 @@ static struct trial trial_make(enum dtype type, uint32_t width, uint32_t n_queri
         t.decoded[i] = malloc((size_t)ATTEND_POSITIONS * width * sizeof(float));
     t.keys = random_cache(&t, t.decoded[0]);
     t.values = random_cache(&t, t.decoded[1]);
-    t.queries = aligned_alloc(64, (size_t)n_queries * t.stride * sizeof(float));
-    t.pv = aligned_alloc(64, (size_t)n_queries * t.stride * sizeof(float));
-    t.tile = aligned_alloc(64, (size_t)ATTEND_POSITIONS * t.stride * sizeof(float));
-    t.qk = aligned_alloc(64, (size_t)n_queries * ATTEND_POSITIONS * sizeof(float));
+    t.queries = test_guarded((size_t)n_queries * t.stride * sizeof(float));
+    t.pv = test_guarded((size_t)n_queries * t.stride * sizeof(float));
+    t.tile = test_guarded((size_t)ATTEND_POSITIONS * t.stride * sizeof(float));
+    t.qk = test_guarded((size_t)n_queries * ATTEND_POSITIONS * sizeof(float));
     for (uint32_t i = 0; i < n_queries * t.stride; i++)
         t.queries[i] = i % t.stride < width ? random_float() : 0;
     for (uint32_t q = 0; q < n_queries; q++) {
@@ -62,12 +62,12 @@ static struct trial trial_make(enum dtype type, uint32_t width, uint32_t n_queri
 }
 
 static void trial_free(struct trial *t) {
-    free(t->keys);
-    free(t->values);
-    free(t->queries);
-    free(t->pv);
-    free(t->tile);
-    free(t->qk);
+    test_guarded_free(t->keys);
+    test_guarded_free(t->values);
+    test_guarded_free(t->queries);
+    test_guarded_free(t->pv);
+    test_guarded_free(t->tile);
+    test_guarded_free(t->qk);
     free(t->decoded[0]);
     free(t->decoded[1]);
 }

@@ -47,15 +47,15 @@ static void random_scalars(enum dtype type, uint8_t *at, size_t n) {
 struct matrix {
     enum dtype type;
     uint32_t k, n;
-    uint8_t *memory, *rows; /* rows lies two bytes into its memory: no alignment to lean on */
+    uint8_t *memory, *rows; /* rows end at a guard, or are two bytes off: no alignment to lean on */
     float *values;          /* decoded, (n, k) */
 };
 
 static struct matrix matrix_make(enum dtype type, uint32_t k, uint32_t n, bool is_plain) {
     const struct dtype_info *info = dtype_info((uint32_t)type);
     size_t blocks = (size_t)k * n / info->block_values, bytes = blocks * info->block_bytes;
-    struct matrix m = {.type = type, .k = k, .n = n, .memory = malloc(bytes + 2)};
-    m.rows = m.memory + 2;
+    struct matrix m = {.type = type, .k = k, .n = n, .memory = test_guarded(bytes + 2)};
+    m.rows = m.memory + (seed & 1 ? 2 : 0);
     m.values = malloc((size_t)k * n * sizeof *m.values);
     if (info->block_values == 1)
         random_scalars(type, m.rows, blocks);
@@ -66,7 +66,7 @@ static struct matrix matrix_make(enum dtype type, uint32_t k, uint32_t n, bool i
 }
 
 static void matrix_free(struct matrix *m) {
-    free(m->memory);
+    test_guarded_free(m->memory);
     free(m->values);
 }
 
@@ -75,7 +75,7 @@ static void matrix_free(struct matrix *m) {
 /* The int8 form is left out where K is no multiple of 32. */
 static struct activations acts_make(uint32_t n_rows, uint32_t k, bool is_plain) {
     size_t n = (size_t)n_rows * k;
-    float *x = malloc(n * sizeof *x);
+    float *x = test_guarded(n * sizeof *x);
     for (size_t i = 0; i < n; i++) {
         x[i] = is_plain ? (float)(int)(random_bits() % 5) - 2.0f : random_float();
         if (is_plain && i % 32 == 7)
@@ -86,7 +86,7 @@ static struct activations acts_make(uint32_t n_rows, uint32_t k, bool is_plain) 
     struct activations acts = {.n_rows = n_rows, .k = k, .x = x, .x_stride = k};
     if (k % 32 == 0) {
         acts.group_stride = act_group_stride(k);
-        struct act_group *groups = aligned_alloc(64, n_rows * acts.group_stride * sizeof *groups);
+        struct act_group *groups = test_guarded(n_rows * acts.group_stride * sizeof *groups);
         for (uint32_t r = 0; r < n_rows; r++)
             act_groups(x + (size_t)r * k, k, 32, groups + r * acts.group_stride);
         acts.groups = groups;
@@ -95,8 +95,8 @@ static struct activations acts_make(uint32_t n_rows, uint32_t k, bool is_plain) 
 }
 
 static void acts_free(struct activations *acts) {
-    free((void *)(uintptr_t)acts->x);
-    free((void *)(uintptr_t)acts->groups);
+    test_guarded_free(acts->x);
+    test_guarded_free(acts->groups);
 }
 
 /* Row r's value k as a kernel of this mode sees it. */
@@ -114,15 +114,16 @@ static void *packed(const struct kernel *k, const struct matrix *m) {
     if (!k->pack)
         return NULL;
     size_t bytes = k->packed_bytes(m->k, m->n);
-    uint8_t *memory = aligned_alloc(64, (bytes + 63) / 64 * 64);
+    uint8_t *memory = test_guarded((bytes + 63) / 64 * 64);
     k->pack(m->rows, m->k, m->n, memory);
     return memory;
 }
 
-/* The whole product in pieces of `step` weight rows (0: at once). free() the result. */
+/* The whole product in pieces of `step` weight rows (0: at once). test_guarded_free() the result.
+ */
 static float *product(const struct kernel *k, const struct matrix *m, const void *weights,
                       const struct activations *acts, uint32_t step) {
-    float *out = malloc((size_t)acts->n_rows * m->n * sizeof *out);
+    float *out = test_guarded((size_t)acts->n_rows * m->n * sizeof *out);
     for (size_t i = 0; i < (size_t)acts->n_rows * m->n; i++)
         out[i] = NAN;
     step = step ? step : m->n;
@@ -177,8 +178,8 @@ static void check_shape(const struct kernel *k, uint32_t in, uint32_t n, uint32_
     void *weights = packed(k, &m);
     float *out = product(k, &m, weights, &acts, 0);
     check_product(k, &m, &acts, out, is_plain);
-    free(out);
-    free(weights);
+    test_guarded_free(out);
+    test_guarded_free(weights);
     acts_free(&acts);
     matrix_free(&m);
 }
@@ -229,8 +230,8 @@ TEST(kernels_find_every_weight) {
         void *weights = packed(k, &m);
         float *out = product(k, &m, weights, &acts, 0);
         check_product(k, &m, &acts, out, k->type != DT_F32);
-        free(out);
-        free(weights);
+        test_guarded_free(out);
+        test_guarded_free(weights);
         matrix_free(&m);
     }
     free(groups);
@@ -263,16 +264,16 @@ TEST(kernels_independent_of_rows) {
                 some.groups += from * acts.group_stride;
                 float *out = product(k, &m, weights, &some, 0);
                 check_same(k, &m, all, out, from, counts[i], "from those among 64");
-                free(out);
+                test_guarded_free(out);
             }
         }
         for (uint32_t tiles = 1; tiles < 4; tiles++) {
             float *out = product(k, &m, weights, &acts, tiles * k->tile_rows);
             check_same(k, &m, all, out, 0, ROWS, "when the matrix is split");
-            free(out);
+            test_guarded_free(out);
         }
-        free(all);
-        free(weights);
+        test_guarded_free(all);
+        test_guarded_free(weights);
         acts_free(&acts);
         matrix_free(&m);
     }
@@ -291,7 +292,7 @@ TEST(kernels_keep_to_their_columns) {
         k->run(weights ? weights : m.rows, 0, N, &acts, out, STRIDE);
         for (int i = 0; i < ROWS * STRIDE; i++)
             EXPECT((out[i] == 12345.0f) == (i % STRIDE >= N));
-        free(weights);
+        test_guarded_free(weights);
         acts_free(&acts);
         matrix_free(&m);
     }
@@ -311,8 +312,8 @@ TEST(kernels_pass_on_nan) {
         float *out = product(k, &m, weights, &acts, 0);
         for (int n = 0; n < N; n++)
             EXPECT(isnan(out[n]));
-        free(out);
-        free(weights);
+        test_guarded_free(out);
+        test_guarded_free(weights);
         matrix_free(&m);
     }
 }
