@@ -38,8 +38,8 @@ const char *test_temporary(const char *name);
 /* A whole file; fails the test and returns NULL when it is not there. free() it. A zero byte
  * stands after the end. */
 char *test_read_file(const char *path, size_t *size);
-/* Memory whose last byte lies before a page that cannot be touched, so that code without a sanitizer
- * dies of a read after the end as well. Aligned as far as its size is a multiple. */
+/* Memory whose last byte lies before a page that cannot be touched, so that code without a
+ * sanitizer dies of a read after the end as well. Aligned as far as its size is a multiple. */
 void *test_guarded(size_t size);
 void test_guarded_free(const void *memory); /* NULL is fine */
 

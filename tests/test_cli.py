@@ -857,6 +857,14 @@ def installed_and_removed_again():
         assert not [p for p in Path(d, "root").rglob("*") if not p.is_dir()] and not (root / "share/sluice").exists()
 
 
+@test
+def make_uses_all_processors():
+    env = {k: v for k, v in os.environ.items() if k not in ("MAKEFLAGS", "MFLAGS", "MAKELEVEL")}
+    for more, jobs in (((), len(os.sched_getaffinity(0))), (("-j3",), 3)):
+        text = subprocess.run(["make", "-C", str(ROOT), "-pn", *more, "where"], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env=env).stdout.decode()
+        assert re.search(rf"^MAKEFLAGS = .*-j{jobs}\b", text, re.M), re.search(r"^MAKEFLAGS.*", text, re.M)
+
+
 # ---- a model that speaks ------------------------------------------------------------------------
 
 SANITIZED = "asan" in SLUICE or "tsan" in SLUICE

@@ -1041,6 +1041,8 @@ def test_command_lines_that_are_wrong():
                                   (["--port", str(taken.getsockname()[1])], 1, "Address already in use"),
                                   (["--host", "no.such.name.invalid"], 1, "no.such.name.invalid"),
                                   (["--unix", "/nowhere/x/y"], 1, "/nowhere/x/y"),
+                                  (["--unix", ""], 2, "--unix is '', expected a path"), (["--host", ""], 2, "--host is ''"),
+                                  (["--name", ""], 2, "--name is ''"), (["--api-key", ""], 2, "--api-key is ''"),
                                   (["--chat-template", "/nowhere"], 1, "/nowhere")):
             p = subprocess.run([SLUICE, "serve", "-m", str(SHIPPED), *args], stderr=subprocess.PIPE, timeout=PATIENCE)
             assert p.returncode == code and words in p.stderr.decode().splitlines()[-1], (args, p.stderr)

@@ -63,8 +63,18 @@ static int check(struct serve *s) {
                         (unsigned long long)s->body_bytes);
     if (*prefix && (prefix[0] != '/' || prefix[strlen(prefix) - 1] == '/'))
         return complain(EXIT_USAGE, "serve: --prefix is '%s', expected one like /llm", prefix);
-    if (s->server.api_key && !*s->server.api_key)
-        return complain(EXIT_USAGE, "serve: --api-key is '', expected a text");
+    const struct {
+        const char *name, *value, *expected;
+    } texts[] = {
+        {"--api-key", s->server.api_key, "a text"},
+        {"--host", s->server.host, "an address"},
+        {"--unix", s->server.unix_path, "a path"},
+        {"--name", s->name, "a name"},
+    };
+    for (size_t i = 0; i < sizeof texts / sizeof *texts; i++)
+        if (texts[i].value && !*texts[i].value)
+            return complain(EXIT_USAGE, "serve: %s is '', expected %s", texts[i].name,
+                            texts[i].expected);
     return OPTS_GO_ON;
 }
 
