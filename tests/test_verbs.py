@@ -329,6 +329,43 @@ def test_bench_replays_a_trace():
     bad(2, "--reuse is 'x', expected none, live or all", "bench", TINY, "--reuse", "x")
 
 
+def test_texts_follow_a_grammar():
+    path = TMP / "rules.gbnf"
+    path.write_text('root ::= "The " ("fox" | "cat") " said: " [a-z ]{3,20} "."\n')
+    for seed in (1, 2):
+        out = good("run", "-p", "Once upon a time", "--grammar", path, "--seed", seed, "-q")[0].decode()
+        assert re.fullmatch(r"The (fox|cat) said: [a-z ]{3,20}\.\n", out), out
+    found = json.loads(good("run", "-p", "Once", "--grammar", path, "--seed", 1, "--json", "--logprobs", 1)[0])
+    assert found["end"] == "end" and found["text"].startswith("The ") and len(found["logprobs"]) == found["tokens"], found
+    assert found["submissions"] == found["tokens"], found
+
+
+def test_answers_follow_a_schema():
+    schema = {"type": "object", "properties": {"name": {"type": "string", "maxLength": 12}, "age": {"type": "integer", "minimum": 1, "maximum": 99}},
+              "required": ["name", "age"], "additionalProperties": False}
+    path = TMP / "schema.json"
+    path.write_text(json.dumps(schema))
+    for given in (path, "  " + json.dumps(schema)):
+        for verb in ("run", "chat"):
+            out = json.loads(good(verb, "-p", "Who are you?", "--json-schema", given, "--seed", 3, "-q")[0])
+            assert set(out) == {"name", "age"} and len(out["name"]) <= 12 and 1 <= out["age"] <= 99, out
+    two = good("chat", "--json-schema", path, "--seed", 3, "--json", "-q", stdin=b"Who are you?\nAnd you?\n")[0].splitlines()
+    assert len(two) == 2 and all(set(json.loads(json.loads(line)["text"])) == {"name", "age"} for line in two), two
+
+
+def test_grammars_that_are_none():
+    path = TMP / "none"
+    path.write_text("root = x")
+    for verb in ("run", "chat"):
+        bad(1, f"{path}: grammar, line 1", verb, "-p", "a", "--grammar", path, "-q")
+        bad(1, "/nowhere: cannot open", verb, "-p", "a", "--json-schema", "/nowhere", "-q")
+        bad(1, f"{path}: no JSON: line 1", verb, "-p", "a", "--json-schema", path, "-q")
+        bad(1, "--json-schema: no JSON", verb, "-p", "a", "--json-schema", "{", "-q")
+        bad(1, "--json-schema: schema, at #: type is not one of", verb, "-p", "a", "--json-schema", '{"type": "word"}', "-q")
+        bad(2, "--grammar and --json-schema are both given", verb, "-p", "a", "--grammar", path, "--json-schema", "{}")
+        bad(2, "--ignore-eos and --json-schema are both given", verb, "-p", "a", "--ignore-eos", "--json-schema", "{}")
+
+
 def test_sizes_of_the_cache_are_checked():
     bad(2, "--cache-bytes is '10x', expected bytes, such as 512M or 4G", "run", SHIPPED, "--cache-bytes", "10x")
     for value in ("", "-1", "K", "4GB", "99999999999G", "99999999999999999999"):

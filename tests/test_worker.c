@@ -3,6 +3,7 @@
 #include <math.h>
 
 #include "base/clock.h"
+#include "grammar/texts.h"
 #include "random_model.h"
 #include "serve/answer.h"
 #include "test.h"
@@ -252,6 +253,42 @@ TEST(serve_worker_ends_thinking_by_its_budget) {
         job_free(&bound.job);
     }
     rig_close(&r);
+}
+
+/* What ends thinking is no part of what has to follow the grammar. */
+TEST(serve_worker_follows_a_format_after_thinking_that_was_cut) {
+    static const int32_t closing[] = {7, 9};
+    struct rig r;
+    struct watch w;
+    struct err err = {0};
+    struct grammar *grammar;
+    struct token_texts *texts;
+    struct str words[90];
+    int32_t tokens[32];
+    static const char gbnf[] = "root ::= [x] [y] [x] [y] [x]";
+    for (int i = 0; i < 90; i++)
+        words[i] = i == 50 ? STR("x") : i == 60 ? STR("y") : STR("other");
+    EXPECT_INT(grammar_of_gbnf(&grammar, gbnf, sizeof gbnf - 1, &err), SLUICE_OK);
+    EXPECT_INT(token_texts_make(&texts, words, 90, NULL, 0, &err), SLUICE_OK);
+    const struct format format = {grammar, texts};
+    if (rig_open(&r)) {
+        watch_begin(&w, 20);
+        w.job.format = &format;
+        w.job.thinking = (struct job_thinking){.budget = 3,
+                                               .is_open = true,
+                                               .open = 89,
+                                               .close = 7,
+                                               .closing = closing,
+                                               .n_closing = 2};
+        EXPECT_INT(run(&r, &w, tokens, 32), 3 + 2 + 5);
+        for (int i = 0; i < 7; i++)
+            EXPECT_INT(tokens[3 + i], i < 2 ? closing[i] : i % 2 ? 60 : 50);
+        EXPECT_INT(w.job.ends[0].report.end, SCHED_END_STOPPED);
+        job_free(&w.job);
+    }
+    rig_close(&r);
+    token_texts_close(texts);
+    grammar_close(grammar);
 }
 
 /* A task: how many answers there were when it was run, and whether the engine could be used. */

@@ -64,7 +64,7 @@ int cmd_chat(int argc, char **argv) {
     struct talk t = {.common = common_default(), .n = -1};
     struct chat_options o = {.full = "drop"};
     t.common.draft = USUAL_DRAFT;
-    struct opt opts[MAX_COMMON_OPTS + 8] = {
+    struct opt opts[MAX_COMMON_OPTS + N_CONSTRAINT_OPTS + 8] = {
         {"--prompt", 'p', OPT_STRING, &o.one_shot, "TEXT",
          "ask one question, print the answer and exit"},
         {"--system", 0, OPT_STRING, &o.system, "TEXT", "system message"},
@@ -87,7 +87,7 @@ int cmd_chat(int argc, char **argv) {
             "~/.local/state/sluice/history.",
         .example = "sluice chat -p 'Tell me a story about a fox.'",
         .opts = opts,
-        .n_opts = common_opts(opts, 6, &t.common,
+        .n_opts = common_opts(opts, constraint_opts(opts, 6, &t.constraint), &t.common,
                               WITH_ENGINE | WITH_CACHE | WITH_DRAFT | WITH_SAMPLING | WITH_STOP |
                                   WITH_JSON),
         .model = &t.common.model,
@@ -95,6 +95,8 @@ int cmd_chat(int argc, char **argv) {
     int exit = opts_parse(&usage, argc, argv, NULL);
     if (exit == OPTS_GO_ON)
         exit = common_check(&t.common, "chat");
+    if (exit == OPTS_GO_ON)
+        exit = constraint_check(&t.constraint, "chat", t.common.ignore_eos);
     if (exit != OPTS_GO_ON)
         return exit;
     if (t.think && strcmp(t.think, "on") != 0 && strcmp(t.think, "off") != 0)

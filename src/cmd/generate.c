@@ -43,6 +43,7 @@ static bool end_by(struct generate *g, enum generate_end why) {
 
 /* Shows a token; false: it was the last, g->end says why. */
 static bool take(struct generate *g, struct loop *loop, int32_t token, int *exit) {
+    bool is_last = false;
     if (!g->is_endless && sluice_token_is_end(g->model, token))
         return end_by(g, GENERATE_END_TOKEN);
     if (g->see)
@@ -50,8 +51,12 @@ static bool take(struct generate *g, struct loop *loop, int32_t token, int *exit
     if (!*exit)
         *exit = show_token(g, token);
     g->n_new++;
+    if (!*exit)
+        *exit = constraint_take(g->constraint, g->seq, token, &is_last);
     if (*exit)
         return end_by(g, GENERATE_FAILED);
+    if (is_last)
+        return end_by(g, GENERATE_END_TOKEN);
     if (sluice_text_has_stopped(g->text))
         return end_by(g, GENERATE_STOP_STRING);
     if (g->n_new >= g->most)

@@ -4,6 +4,7 @@
 #ifndef CMD_GENERATE_H
 #define CMD_GENERATE_H
 
+#include "cmd/constraint.h"
 #include "sluice.h"
 
 /* Why a text ended. */
@@ -35,6 +36,8 @@ struct generate {
     sluice_text *text; /* begins anew, with its stop strings */
     size_t most;       /* tokens; SIZE_MAX: no limit */
     bool is_endless;   /* goes on after end tokens and in loops (--ignore-eos) */
+    struct constraint
+        *constraint; /* that the text follows, begun before the prompt was worked off */
     /* Whole characters, as they are known. Nonzero ends the loop with that exit status. */
     int (*show)(void *user, const char *at, size_t length);
     /* May be NULL. Every token that counts, before its text is shown, while the logits it was

@@ -17,6 +17,7 @@ static const char story[] = "Once upon a time";
 
 struct run {
     struct common common;
+    struct constraint constraint;
     const char *prompt, *file, *cache;
     int n, n_logprobs;
     bool special, keep_newline, is_story;
@@ -154,7 +155,8 @@ static int open_seq(struct run *r) {
         status = sluice_seq_set_sampling(r->seq, &sampling);
     if (!status)
         status = sluice_seq_want(r->seq, wants);
-    return status ? fail_engine(r->engine) : 0;
+    return status ? fail_engine(r->engine)
+                  : constraint_begin(&r->constraint, r->seq, r->tokens, r->n_prompt, false);
 }
 
 /* Feeds the tokens up to n and works off what waits. */
@@ -229,6 +231,7 @@ static int continue_text(struct run *r) {
     r->out.most = r->n < 0 ? SIZE_MAX : (size_t)r->n;
     r->out.text = r->text;
     r->out.is_endless = r->common.ignore_eos;
+    r->out.constraint = &r->constraint;
     r->out.show = show;
     r->out.see = r->n_logprobs >= 0 ? see : NULL;
     r->out.user = r;
@@ -300,13 +303,14 @@ static int check(const struct run *r) {
                         MAX_LOGPROBS);
     if (r->prompt && r->file)
         return complain(EXIT_USAGE, "run: -p and -f are both given, expected one of them");
-    return common_check(&r->common, "run");
+    int exit = constraint_check(&r->constraint, "run", r->common.ignore_eos);
+    return exit == OPTS_GO_ON ? common_check(&r->common, "run") : exit;
 }
 
 int cmd_run(int argc, char **argv) {
     struct run r = {.common = common_default(), .n = -1, .n_logprobs = -1, .map = {.fd = -1}};
     r.common.draft = USUAL_DRAFT;
-    struct opt opts[MAX_COMMON_OPTS + 8] = {
+    struct opt opts[MAX_COMMON_OPTS + N_CONSTRAINT_OPTS + 8] = {
         {"--prompt", 'p', OPT_STRING, &r.prompt, "TEXT", "the text to continue"},
         {"--file", 'f', OPT_STRING, &r.file, "FILE",
          "read the prompt from FILE; - (default): standard input"},
@@ -328,7 +332,7 @@ int cmd_run(int argc, char **argv) {
                  "tells a story.",
         .example = "sluice run -p 'Once upon a time' -n 200 --seed 1",
         .opts = opts,
-        .n_opts = common_opts(opts, 7, &r.common,
+        .n_opts = common_opts(opts, constraint_opts(opts, 7, &r.constraint), &r.common,
                               WITH_ENGINE | WITH_CACHE | WITH_DRAFT | WITH_SAMPLING | WITH_STOP |
                                   WITH_JSON),
         .model = &r.common.model,
@@ -346,10 +350,13 @@ int cmd_run(int argc, char **argv) {
     if (!exit)
         exit = encode_prompt(&r);
     if (!exit)
+        exit = constraint_open(&r.constraint, r.model);
+    if (!exit)
         exit = common_open_engine(r.model, &options, false, &r.engine);
     if (!exit)
         exit = run(&r);
     interrupt_install(NULL);
+    constraint_close(&r.constraint);
     free(r.tokens);
     text_buffer_free(&r.kept);
     logprobs_free(&r.logprobs);

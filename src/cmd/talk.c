@@ -86,7 +86,9 @@ static int read_prompt(struct talk *t, size_t *n_fed) {
     int status = render_dropping(t, room, &ids, &err);
     int exit = status == SLUICE_ERR_CANCELLED ? EXIT_INTERRUPTED
                : status                       ? fail(&err)
-                                              : feed_prompt(t, &ids, n_fed);
+                        : constraint_begin(&t->constraint, t->seq, ids.at, ids.len, true);
+    if (!exit)
+        exit = feed_prompt(t, &ids, n_fed);
     t->n_prompt = ids.len;
     ids_free(&ids);
     return exit;
@@ -173,6 +175,7 @@ static int answer(struct talk *t) {
         .text = t->text,
         .most = t->n < 0 ? SIZE_MAX : (size_t)t->n,
         .is_endless = t->common.ignore_eos,
+        .constraint = &t->constraint,
         .show = show,
         .make_room = make_room,
         .user = t,
@@ -291,13 +294,16 @@ int talk_open(struct talk *t) {
     struct err err = {0};
     if (!t->model->tokenizer)
         return complain(EXIT_WORLD, "%s", sluice_model_error(t->model));
+    int exit = constraint_open(&t->constraint, t->model);
+    if (exit)
+        return exit;
     if (open_template(t, &err) || conversation_clear(&t->conversation, &err))
         return fail(&err);
     struct sluice_engine_options o = common_engine(&t->common);
     o.sequences = 2; /* one to load into while the other is kept */
     if (t->common.snapshot_bytes == UINT64_MAX)
         o.snapshot_bytes = 256 << 20; /* what goes back asks for them */
-    int exit = common_open_engine(t->model, &o, false, &t->engine);
+    exit = common_open_engine(t->model, &o, false, &t->engine);
     if (exit)
         return exit;
     if (sluice_seq_open(&t->seq, t->engine))
@@ -308,6 +314,7 @@ int talk_open(struct talk *t) {
 }
 
 void talk_close(struct talk *t) {
+    constraint_close(&t->constraint);
     conversation_free(&t->conversation);
     text_buffer_free(&t->answer);
     chat_close(t->chat);

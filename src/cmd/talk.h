@@ -2,6 +2,7 @@
 #ifndef CMD_TALK_H
 #define CMD_TALK_H
 
+#include "cmd/constraint.h"
 #include "cmd/conversation.h"
 #include "cmd/open.h"
 #include "text/tokenizer.h"
@@ -12,8 +13,9 @@
 struct talk {
     /* Set by the caller. common's sampling is what is in force, once the talk is open. */
     struct common common;
-    const char *template; /* a file; NULL: the model's own */
-    const char *think;    /* "on", "off"; NULL: as the model likes */
+    struct constraint constraint; /* that every answer follows */
+    const char *template;         /* a file; NULL: the model's own */
+    const char *think;            /* "on", "off"; NULL: as the model likes */
     bool stops_when_full;
     int n; /* tokens of an answer; -1: no limit */
     sluice_model *model;

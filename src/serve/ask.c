@@ -8,6 +8,8 @@
 #include <string.h>
 #include <time.h>
 
+#include "serve/follow.h"
+
 /* ---- the model --------------------------------------------------------------------------------
  */
 
@@ -548,17 +550,12 @@ static void replay_answers(struct ask *ask, const struct ask_model *m, struct st
     free(kept.at);
 }
 
-/* What the template wrote last of thinking: begun, over, or nothing, so that the model may begin.
- */
 static void look_for_thinking(struct ask *ask, const struct ask_model *m,
                               const struct ids *prompt) {
-    enum { NEAR = 16 };
-    ask->may_think = m->think_open >= 0;
-    for (size_t i = prompt->n; ask->may_think && i > 0 && prompt->n - i < NEAR; i--) {
-        ask->starts_thinking = prompt->at[i - 1] == m->think_open;
-        if (ask->starts_thinking || prompt->at[i - 1] == m->think_close)
-            ask->may_think = false;
-    }
+    struct follow f = {.open = m->think_open, .close = m->think_close};
+    follow_look(&f, prompt->at, prompt->n);
+    ask->starts_thinking = f.is_thinking;
+    ask->may_think = f.may_open;
 }
 
 static int append_text(const struct ask_model *m, struct ids *prompt, const char *text,

@@ -8,6 +8,7 @@
 
 #include "base/clock.h"
 #include "base/size.h"
+#include "serve/follow.h"
 
 /* One answer that is being made. */
 struct job_choice {
@@ -18,11 +19,8 @@ struct job_choice {
     /* With a thinking budget: what was handed out, to go on from. */
     int32_t *tokens;
     uint32_t capacity, n_thought;
-    bool is_thinking, is_to_close;
-    /* With a format. */
-    struct matcher *matcher;
-    uint32_t
-        *mask; /* the matcher's or, while it thinks, all but end tokens; with room for a bit more */
+    bool is_to_close;
+    struct follow follow;
     struct sched_report before; /* its thinking was cut short: the report of the first part */
     bool has_gone_on;
 };
@@ -34,7 +32,6 @@ struct worker {
     struct metrics *metrics;
     int32_t n_tokens;
     uint32_t width;    /* of a hidden state */
-    uint32_t n_words;  /* of a mask */
     uint32_t *no_ends; /* all tokens but those that end an answer */
     pthread_t thread;
     bool has_thread;
@@ -157,17 +154,12 @@ static struct job_logprobs *logprobs_of(struct worker *w, const float *logits, i
 /* ---- thinking ---------------------------------------------------------------------------------
  */
 
-/* Whether the token belongs to thinking, its marks included. */
-static bool follow_thinking(struct job_choice *c, int32_t token) {
-    const struct job_thinking *t = &c->job->thinking;
-    bool was_thinking = c->is_thinking;
-    if (token == t->close && t->close >= 0)
-        c->is_thinking = false;
-    else if (token == t->open && t->open >= 0 && c->n_new == 0)
-        c->is_thinking = true;
-    else
-        c->n_thought += was_thinking;
-    return was_thinking || c->is_thinking;
+/* False: nothing may follow this token. */
+static bool follow(struct job_choice *c, int32_t token) {
+    bool was_thinking = c->follow.is_thinking;
+    enum follow_kind kind = follow_token(&c->follow, token);
+    c->n_thought += was_thinking && c->follow.is_thinking;
+    return kind != FOLLOW_LAST;
 }
 
 /* Keeps the token to go on from it; true when the budget is used up. */
@@ -182,36 +174,11 @@ static bool spend_thought(struct job_choice *c, int32_t token) {
         c->capacity = capacity;
     }
     c->tokens[c->n_new] = token;
-    return c->is_thinking && c->n_thought >= t->budget && t->n_closing > 0;
+    return c->follow.is_thinking && c->n_thought >= t->budget && t->n_closing > 0;
 }
 
 static bool has_budget(const struct job *job) {
     return job->thinking.budget >= 0 && job->thinking.close >= 0;
-}
-
-/* ---- formats ----------------------------------------------------------------------------------
- */
-
-static void set_bit(uint32_t *mask, int32_t token) {
-    mask[token / 32] |= 1u << token % 32;
-}
-
-/* What may come next: while it thinks, anything but an end; at the beginning thinking too. */
-static const uint32_t *mask_of(struct worker *w, struct job_choice *c) {
-    const struct job_thinking *t = &c->job->thinking;
-    if (c->is_thinking)
-        return w->no_ends;
-    const uint32_t *mask = matcher_mask(c->matcher);
-    if (c->n_new > 0 || !t->may_open || t->open < 0)
-        return mask;
-    memcpy(c->mask, mask, w->n_words * sizeof *mask);
-    set_bit(c->mask, t->open);
-    return c->mask;
-}
-
-/* False: nothing may follow this token. */
-static bool follow_format(struct job_choice *c, int32_t token) {
-    return !c->matcher || (matcher_accept(c->matcher, token) && !matcher_must_end(c->matcher));
 }
 
 /* ---- callbacks of the scheduler ---------------------------------------------------------------
@@ -244,7 +211,7 @@ static bool hand_out(struct worker *w, struct job_choice *c, int32_t token, cons
     if (job->is_enough[c->number])
         return false;
     bool is_told = tell(w, c, token, logits);
-    bool goes_on = follow_thinking(c, token) || follow_format(c, token);
+    bool goes_on = follow(c, token);
     bool is_used_up = has_budget(job) && spend_thought(c, token);
     c->n_new++;
     c->is_to_close = is_used_up && c->n_new + job->thinking.n_closing < job->most;
@@ -265,7 +232,7 @@ static bool on_token(void *user, const struct sched_token *token) {
 
 static const uint32_t *on_mask(void *user, uint32_t answer) {
     struct run *run = user;
-    return mask_of(run->job->worker, choice_of(run, answer));
+    return follow_mask(&choice_of(run, answer)->follow);
 }
 
 /* A prompt that is read a second time begins again. */
@@ -335,7 +302,7 @@ static bool go_on(struct worker *w, struct job_choice *c, uint32_t prompt,
         memcpy(tokens, p->tokens, p->n * sizeof *tokens);
         memcpy(tokens + p->n, c->tokens, c->n_new * sizeof *tokens);
         memcpy(tokens + p->n + c->n_new, t->closing, t->n_closing * sizeof *tokens);
-        c->is_to_close = c->is_thinking = false;
+        c->is_to_close = c->follow.is_thinking = false;
         for (size_t i = 0; is_good && i < t->n_closing; i++, c->n_new++)
             is_good = tell(w, c, t->closing[i], NULL); /* a format begins after it */
     }
@@ -476,8 +443,7 @@ void job_free(struct job *job) {
 static void free_parts(struct job *job) {
     for (uint32_t i = 0; job->choices && i < job->n_choices; i++) {
         free(job->choices[i].tokens);
-        free(job->choices[i].mask);
-        matcher_close(job->choices[i].matcher);
+        follow_close(&job->choices[i].follow);
     }
     free(job->choices);
     free(job->requests);
@@ -585,12 +551,15 @@ static void *work(void *user) {
 
 static int prepare_choice(const struct worker *w, struct job *job, uint32_t i, struct err *err) {
     struct job_choice *c = &job->choices[i];
-    *c = (struct job_choice){.job = job, .number = i, .is_thinking = job->thinking.is_open};
-    if (!job->format)
-        return SLUICE_OK;
-    c->mask = calloc(w->n_words, sizeof *c->mask);
-    return c->mask ? matcher_open(&c->matcher, job->format->grammar, job->format->texts, err)
-                   : err_memory(err, "a mask");
+    const struct job_thinking *t = &job->thinking;
+    *c = (struct job_choice){.job = job, .number = i};
+    int status = follow_open(&c->follow, job->format, w->n_tokens, err);
+    c->follow.open = t->open;
+    c->follow.close = t->close;
+    c->follow.may_open = t->may_open;
+    c->follow.is_thinking = t->is_open;
+    c->follow.no_ends = w->no_ends;
+    return status;
 }
 
 static int prepare(const struct worker *w, struct job *job, struct err *err) {
@@ -698,11 +667,7 @@ int worker_open(struct worker **out, const struct worker_options *o, struct err 
     w->metrics = o->metrics;
     w->n_tokens = facts.n_tokens;
     w->width = facts.width;
-    w->n_words = ((uint32_t)facts.n_tokens + 31) / 32;
-    w->no_ends = calloc(w->n_words, sizeof *w->no_ends);
-    for (int32_t t = 0; w->no_ends && t < w->n_tokens; t++)
-        if (!sluice_token_is_end(w->model, t))
-            set_bit(w->no_ends, t);
+    w->no_ends = follow_no_ends(w->model);
     w->inbox_end = &w->inbox;
     w->tasks_end = &w->tasks;
     w->state.most_answers = choice.sequences + o->queue;

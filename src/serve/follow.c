@@ -1,0 +1,75 @@
+/* follow.c - what may come next in an answer that follows a grammar. */
+#include "serve/follow.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/size.h"
+
+static void set_bit(uint32_t *mask, int32_t token) {
+    mask[token / 32] |= 1u << token % 32;
+}
+
+uint32_t *follow_no_ends(const sluice_model *model) {
+    struct sluice_facts facts;
+    sluice_model_facts(model, &facts);
+    uint32_t *mask = calloc(div_up((uint32_t)facts.n_tokens, 32) + 1ul, sizeof *mask);
+    for (int32_t t = 0; mask && t < facts.n_tokens; t++)
+        if (!sluice_token_is_end(model, t))
+            set_bit(mask, t);
+    return mask;
+}
+
+int follow_open(struct follow *f, const struct format *format, int32_t n_tokens, struct err *err) {
+    *f = (struct follow){.open = -1, .close = -1, .n_words = div_up((uint32_t)n_tokens, 32)};
+    if (!format)
+        return SLUICE_OK;
+    f->mask = calloc(f->n_words + 1ul, sizeof *f->mask);
+    return f->mask ? matcher_open(&f->matcher, format->grammar, format->texts, err)
+                   : err_memory(err, "a mask");
+}
+
+void follow_close(struct follow *f) {
+    matcher_close(f->matcher);
+    free(f->mask);
+    *f = (struct follow){0};
+}
+
+void follow_look(struct follow *f, const int32_t *prompt, size_t n) {
+    enum { NEAR = 16 };
+    f->is_thinking = false;
+    f->may_open = f->open >= 0;
+    for (size_t i = n; f->may_open && i > 0 && n - i < NEAR; i--) {
+        f->is_thinking = prompt[i - 1] == f->open;
+        if (f->is_thinking || prompt[i - 1] == f->close)
+            f->may_open = false;
+    }
+}
+
+/* While it thinks, anything but an end; at the beginning thinking too. */
+const uint32_t *follow_mask(struct follow *f) {
+    if (!f->matcher)
+        return NULL;
+    if (f->is_thinking)
+        return f->no_ends;
+    const uint32_t *mask = matcher_mask(f->matcher);
+    if (f->n_tokens > 0 || !f->may_open || f->open < 0)
+        return mask;
+    memcpy(f->mask, mask, f->n_words * sizeof *mask);
+    set_bit(f->mask, f->open);
+    return f->mask;
+}
+
+enum follow_kind follow_token(struct follow *f, int32_t token) {
+    bool was_thinking = f->is_thinking;
+    if (f->close >= 0 && token == f->close)
+        f->is_thinking = false;
+    else if (f->open >= 0 && token == f->open && f->n_tokens == 0)
+        f->is_thinking = true;
+    f->n_tokens++;
+    if (was_thinking || f->is_thinking)
+        return FOLLOW_THOUGHT;
+    bool goes_on =
+        !f->matcher || (matcher_accept(f->matcher, token) && !matcher_must_end(f->matcher));
+    return goes_on ? FOLLOW_SAID : FOLLOW_LAST;
+}

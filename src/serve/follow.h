@@ -1,0 +1,44 @@
+/* follow.h - what may come next in an answer that follows a grammar. Thinking before it is free.
+ *
+ * In: every token of the answer, in order. Out: the mask of the next one, and whether one may come
+ * at all. The worker and the verbs that generate text use it alike. */
+#ifndef SERVE_FOLLOW_H
+#define SERVE_FOLLOW_H
+
+#include "serve/formats.h"
+
+struct follow {
+    /* Set by the caller after follow_open. */
+    int32_t open, close;     /* tokens that begin and end thinking; -1: the model has none */
+    bool may_open;           /* the answer may begin with thinking */
+    bool is_thinking;        /* it is, or begins inside of it */
+    const uint32_t *no_ends; /* all tokens but those that end an answer; borrowed */
+
+    uint32_t n_tokens;       /* so far */
+    struct matcher *matcher; /* NULL: it follows nothing */
+    uint32_t *mask;          /* the matcher's, with a bit more */
+    uint32_t n_words;
+};
+
+enum follow_kind {
+    FOLLOW_THOUGHT, /* a token of thinking, or one of its marks */
+    FOLLOW_SAID,
+    FOLLOW_LAST, /* nothing may follow it, or it does not fit */
+};
+
+/* The mask of all tokens that do not end an answer; NULL: memory ran out. To free. */
+uint32_t *follow_no_ends(const sluice_model *model);
+
+/* Follows nothing where format is NULL. *f is set; follow_close in any case. */
+int follow_open(struct follow *f, const struct format *format, int32_t n_tokens, struct err *err);
+void follow_close(struct follow *f);
+
+/* Sets is_thinking and may_open by what the prompt has of thinking last: begun, over, or nothing,
+ * so that the model may begin. */
+void follow_look(struct follow *f, const int32_t *prompt, size_t n);
+
+/* What may come next; NULL: any token. Valid until the next call. */
+const uint32_t *follow_mask(struct follow *f);
+enum follow_kind follow_token(struct follow *f, int32_t token);
+
+#endif
