@@ -13,7 +13,6 @@
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
-#include <signal.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/file.h>
@@ -24,6 +23,7 @@
 #include "base/clock.h"
 #include "base/log.h"
 #include "base/size.h"
+#include "base/thread.h"
 
 enum { MAX_WAITING = 1024, READ_BYTES = 1 << 20, MAX_OLDEST = 64, NS = 1000000000 };
 
@@ -473,11 +473,9 @@ static void serve(struct disk_tier *d) {
         release(d, i);
 }
 
+/* With SIGXFSZ blocked a file beyond the limit of sizes is an error, as it should be. */
 static void *thread_main(void *user) {
     struct disk_tier *d = user;
-    sigset_t all; /* signals are for the program; a file beyond its size limit is then an error */
-    sigfillset(&all);
-    pthread_sigmask(SIG_BLOCK, &all, NULL);
     pthread_mutex_lock(&d->lock);
     for (;;) {
         bool is_due = !d->is_ending && is_walk_due(d);
@@ -560,7 +558,7 @@ int disk_tier_open(struct disk_tier **out, const struct disk_options *options, s
                          options->folder, options->folder[0] ? strerror(errno) : "it has no name");
     if (!status) {
         make_room(d);
-        d->has_thread = pthread_create(&d->thread, NULL, thread_main, d) == 0;
+        d->has_thread = thread_start(&d->thread, thread_main, d);
         if (!d->has_thread)
             status = err_memory(err, "the thread of the cache on disk");
     }

@@ -9,12 +9,12 @@
  * Units last given back are taken first: memory that was never needed is never touched. */
 #include "engine/host_tier.h"
 
-#include <signal.h>
 #include <stdlib.h>
 #include <sys/mman.h>
 
 #include "base/clock.h"
 #include "base/size.h"
+#include "base/thread.h"
 
 static uint32_t units_for(const struct host_tier *h, uint64_t bytes) {
     uint64_t n = bytes / h->unit_bytes + (bytes % h->unit_bytes != 0);
@@ -291,9 +291,6 @@ static void do_job(struct host_tier *h) {
 
 static void *thread_main(void *user) {
     struct host_tier *h = user;
-    sigset_t all; /* signals are for the program */
-    sigfillset(&all);
-    pthread_sigmask(SIG_BLOCK, &all, NULL);
     pthread_mutex_lock(&h->lock);
     while (!h->is_ending)
         if (h->n_jobs > 0)
@@ -306,7 +303,7 @@ static void *thread_main(void *user) {
 
 int host_tier_start(struct host_tier *h, const struct host_filler *filler, struct err *err) {
     h->filler = *filler;
-    h->has_thread = pthread_create(&h->thread, NULL, thread_main, h) == 0;
+    h->has_thread = thread_start(&h->thread, thread_main, h);
     return h->has_thread ? SLUICE_OK : err_memory(err, "the thread of the cache in host memory");
 }
 

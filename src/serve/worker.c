@@ -2,12 +2,12 @@
 #include "serve/worker.h"
 
 #include <math.h>
-#include <signal.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "base/clock.h"
 #include "base/size.h"
+#include "base/thread.h"
 #include "serve/follow.h"
 
 /* One answer that is being made. */
@@ -642,16 +642,6 @@ void worker_state(struct worker *w, struct worker_state *out) {
     pthread_mutex_unlock(&w->lock);
 }
 
-/* Signals are for the thread that waits for them. */
-static int start_thread(struct worker *w, struct err *err) {
-    sigset_t all, before;
-    sigfillset(&all);
-    pthread_sigmask(SIG_BLOCK, &all, &before);
-    w->has_thread = pthread_create(&w->thread, NULL, work, w) == 0;
-    pthread_sigmask(SIG_SETMASK, &before, NULL);
-    return w->has_thread ? SLUICE_OK : err_memory(err, "the worker's thread");
-}
-
 int worker_open(struct worker **out, const struct worker_options *o, struct err *err) {
     struct worker *w = calloc(1, sizeof *w);
     struct sched_options options = {.queue = o->queue};
@@ -679,7 +669,8 @@ int worker_open(struct worker **out, const struct worker_options *o, struct err 
                      : err_memory(err, "the worker");
     if (!status) {
         publish(w, SLUICE_OK);
-        status = start_thread(w, err);
+        w->has_thread = thread_start(&w->thread, work, w);
+        status = w->has_thread ? SLUICE_OK : err_memory(err, "the worker's thread");
     }
     if (!status)
         return SLUICE_OK;

@@ -5,7 +5,6 @@
 #include "serve/http/peers.h"
 
 #include <pthread.h>
-#include <signal.h>
 #include <stdlib.h>
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
@@ -13,6 +12,7 @@
 #include <unistd.h>
 
 #include "base/clock.h"
+#include "base/thread.h"
 #include "serve/http/exchange.h"
 
 struct peer {
@@ -134,7 +134,6 @@ static void *watch(void *user) {
 int peers_open(struct peers **out, double idle_seconds, struct err *err) {
     struct peers *p = calloc(1, sizeof *p);
     struct epoll_event event = {.events = EPOLLIN};
-    sigset_t all, before;
     *out = p;
     if (!p)
         return err_memory(err, "the connections");
@@ -144,10 +143,7 @@ int peers_open(struct peers **out, double idle_seconds, struct err *err) {
     p->poke = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
     bool is_good =
         p->epoll >= 0 && p->poke >= 0 && epoll_ctl(p->epoll, EPOLL_CTL_ADD, p->poke, &event) == 0;
-    sigfillset(&all);
-    pthread_sigmask(SIG_BLOCK, &all, &before);
-    p->has_thread = is_good && pthread_create(&p->thread, NULL, watch, p) == 0;
-    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    p->has_thread = is_good && thread_start(&p->thread, watch, p);
     if (p->has_thread)
         return SLUICE_OK;
     peers_close(p);

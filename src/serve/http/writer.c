@@ -1,8 +1,7 @@
 /* writer.c - the thread that turns tokens into the text of responses. */
 #include "serve/http/writer.h"
 
-#include <signal.h>
-
+#include "base/thread.h"
 #include "serve/http/exchange.h"
 
 struct writer {
@@ -54,17 +53,13 @@ void writer_add(struct writer *w, struct exchange *x) {
 
 int writer_open(struct writer **out, struct err *err) {
     struct writer *w = calloc(1, sizeof *w);
-    sigset_t all, before;
     *out = w;
     if (!w)
         return err_memory(err, "the writer");
     w->end = &w->first;
     pthread_mutex_init(&w->lock, NULL);
     pthread_cond_init(&w->wakes, NULL);
-    sigfillset(&all);
-    pthread_sigmask(SIG_BLOCK, &all, &before);
-    w->has_thread = pthread_create(&w->thread, NULL, work, w) == 0;
-    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    w->has_thread = thread_start(&w->thread, work, w);
     if (w->has_thread)
         return SLUICE_OK;
     writer_close(w);

@@ -1,0 +1,20 @@
+/* thread.h - starting a thread that is not to be disturbed. */
+#ifndef BASE_THREAD_H
+#define BASE_THREAD_H
+
+#include <pthread.h>
+#include <signal.h>
+#include <stdbool.h>
+
+/* A thread that has all signals blocked: they are for the program's own threads. To be joined.
+ * False: there is none, as memory or the system's limit ran out. */
+static inline bool thread_start(pthread_t *out, void *(*run)(void *user), void *user) {
+    sigset_t all, before;
+    sigfillset(&all);
+    pthread_sigmask(SIG_BLOCK, &all, &before);
+    bool is_started = pthread_create(out, NULL, run, user) == 0;
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    return is_started;
+}
+
+#endif
