@@ -33,6 +33,9 @@ expect 0 ppl -f docs/style.md --window 32 --windows 1
 expect 0 explain --json
 expect 0 bench -m "$gguf" -p 4 -n 4 -r 1
 expect 0 quantize "$gguf" "$tmp/q8.gguf" Q8_0
+expect 0 imatrix -f docs/style.md --window 32 --windows 1 -o "$tmp/imatrix.gguf"
+expect 1 quantize "$gguf" "$tmp/q4.gguf" Q4_0 --imatrix "$tmp/imatrix.gguf"
+expect 1 quantize "$gguf" "$tmp/q4.gguf" Q4_0 --imatrix "$tmp/tokens"
 expect 1 quantize "$tmp/tokens" "$tmp/q8.gguf" Q8_0
 expect 0 convert "$tiny" "$tmp/moe.gguf"
 "$program" "$tmp/lines" </dev/null >"$tmp/out" 2>"$tmp/err" 3>"$tmp/results"

@@ -6,6 +6,7 @@
 #include "file/folder.h"
 #include "file/gguf.h"
 #include "model/hub.h"
+#include "model/imatrix.h"
 #include "model/mixture.h"
 #include "model/recode.h"
 #include "test.h"
@@ -385,4 +386,157 @@ TEST(hub_refuses_configs_that_cannot_be_run) {
         hub_close(hub);
         folder_close(folder);
     }
+}
+
+/* ---- importance matrices ----------------------------------------------------------------------
+ */
+
+/* Two entries: one of three columns, one of two experts of which the second was never chosen. */
+static struct imatrix_entry importance[] = {
+    {STR("blk.0.a.weight"), 3, 1, (float[]){30, 0, 60}, (float[]){10}},
+    {STR("blk.0.b.weight"), 4, 2, (float[]){1, 3, 0, 0}, (float[]){5, 0}},
+};
+
+static size_t write_importance(const char *path, char **bytes) {
+    struct imatrix m = {.entries = importance,
+                        .n_entries = 2,
+                        .dataset = STR("texts"),
+                        .n_chunks = 7,
+                        .chunk_size = 512};
+    struct err err = {0};
+    size_t size = 0;
+    EXPECT_INT(imatrix_write(&m, path, &err), SLUICE_OK);
+    *bytes = test_read_file(path, &size);
+    return size;
+}
+
+/* The weights of a tensor of that name and shape; 0 when that fails, -1 when there are none. */
+static int weights_for(const struct imatrix *m, struct str name, const uint64_t *dims, float *out,
+                       struct err *err) {
+    struct tensor t = {.name = name, .n_dims = 3, .dims = {dims[0], dims[1], dims[2], 1}};
+    float *weights;
+    uint64_t n;
+    if (imatrix_weights(m, &t, &weights, &n, err))
+        return 0;
+    if (!weights)
+        return -1;
+    memcpy(out, weights, n * dims[0] * sizeof *out);
+    free(weights);
+    return (int)n;
+}
+
+TEST(imatrix_comes_back_and_weighs) {
+    const char *path = test_temporary("imatrix.gguf");
+    char *bytes;
+    struct imatrix *m;
+    struct err err = {0};
+    float w[8];
+    write_importance(path, &bytes);
+    free(bytes);
+    if (imatrix_open(&m, path, &err)) {
+        test_fail(__FILE__, __LINE__, "%s", err.text);
+        return;
+    }
+    EXPECT_INT(m->n_entries, 2);
+    EXPECT(str_is(m->dataset, "texts") && m->n_chunks == 7 && m->chunk_size == 512);
+    for (int i = 0; i < 2; i++) {
+        EXPECT(str_equal(m->entries[i].name, importance[i].name));
+        EXPECT(memcmp(m->entries[i].sums, importance[i].sums,
+                      importance[i].n_sums * sizeof(float)) == 0);
+        EXPECT(memcmp(m->entries[i].counts, importance[i].counts,
+                      importance[i].n_counts * sizeof(float)) == 0);
+    }
+    EXPECT_INT(weights_for(m, importance[0].name, (uint64_t[]){3, 9, 1}, w, &err), 1);
+    EXPECT(w[0] == 1 && w[1] > 0 && w[1] < 0.001 && w[2] == 2);
+    EXPECT_INT(weights_for(m, importance[1].name, (uint64_t[]){2, 9, 2}, w, &err), 2);
+    EXPECT(w[0] == 0.5f && w[1] == 1.5f && w[2] == 1 && w[3] == 1);
+    EXPECT_INT(weights_for(m, STR("blk.1.a.weight"), (uint64_t[]){3, 9, 1}, w, &err), -1);
+    EXPECT_INT(weights_for(m, importance[0].name, (uint64_t[]){4, 9, 1}, w, &err), 0);
+    EXPECT(strstr(err.text, "3 sums and 1 counts for blk.0.a.weight"));
+    EXPECT_INT(weights_for(m, importance[1].name, (uint64_t[]){4, 9, 1}, w, &err), 0);
+    imatrix_close(m);
+}
+
+/* An older file: entries of a name, calls, values; then chunks and the text's name. */
+static size_t old_importance(uint8_t *to) {
+    static const struct {
+        int32_t n_entries, length;
+        char name[16];
+        int32_t calls, n_values;
+        float values[4];
+        int32_t chunks, text_length;
+        char text[4];
+    } file = {1, 16, "blk.0.ab.weight!", 3, 4, {1, 3, 0, 4}, 9, 4, "text"};
+    memcpy(to, &file, sizeof file);
+    return sizeof file;
+}
+
+TEST(imatrix_reads_the_older_form) {
+    uint8_t file[128];
+    struct imatrix *m;
+    struct err err = {0};
+    float w[4];
+    size_t size = old_importance(file);
+    if (imatrix_parse(&m, file, size, &err)) {
+        test_fail(__FILE__, __LINE__, "%s", err.text);
+        return;
+    }
+    EXPECT_INT(m->n_entries, 1);
+    EXPECT(str_is(m->dataset, "text") && m->n_chunks == 9);
+    EXPECT_INT(weights_for(m, STR("blk.0.ab.weight!"), (uint64_t[]){4, 9, 1}, w, &err), 1);
+    EXPECT(w[0] == 0.5f && w[1] == 1.5f && w[3] == 2);
+    EXPECT_INT(weights_for(m, STR("blk.0.ab.weight!"), (uint64_t[]){2, 9, 2}, w, &err), 2);
+    EXPECT(w[0] == 0.5f && w[1] == 1.5f && w[3] == 2);
+    imatrix_close(m);
+}
+
+static void expect_refused(const void *bytes, size_t size, const char *expected) {
+    struct imatrix *m;
+    struct err err = {0};
+    uint8_t *copy = malloc(size + 1); /* of its own, so that sanitizers see its end */
+    memcpy(copy, bytes, size);
+    if (imatrix_parse(&m, copy, size, &err) == SLUICE_OK)
+        test_fail(__FILE__, __LINE__, "%zu bytes are taken", size);
+    else if (!strstr(err.text, expected))
+        test_fail(__FILE__, __LINE__, "\"%s\", expected \"%s\" in it", err.text, expected);
+    EXPECT(m == NULL);
+    imatrix_close(m);
+    free(copy);
+}
+
+TEST(imatrix_refuses_what_is_wrong) {
+    uint8_t old[128], wrong[128];
+    char *bytes;
+    size_t size = write_importance(test_temporary("whole.gguf"), &bytes);
+    for (size_t n = 0; bytes && n + GGUF_ALIGNMENT <= size; n++) /* the end is padding */
+        expect_refused(bytes, n, "");
+    free(bytes);
+    size = old_importance(old);
+    for (size_t n = 0; n < size - 12; n++) /* what comes after the entries may be missing */
+        expect_refused(old, n, "");
+    static const struct {
+        size_t at;
+        uint32_t value;
+        const char *expected;
+    } cases[] = {
+        {0, 0, "neither GGUF nor an older"},
+        {0, 0x7fffffff, "neither GGUF nor an older"},
+        {4, 0, "its name is no text"},
+        {4, 0x80000000, "its name is no text"},
+        {24, 0xffffffff, "its counts are wrong"},
+        {28, 0, "its counts are wrong"},
+        {28, 0x7fffffff, "its counts are wrong"},
+        {32, 0xbf800000, "sum 0 is -1, expected 0 or more"},
+        {36, 0x7fc00000, "sum 1 is nan"},
+        {36, 0x7f800000, "sum 1 is inf"},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        memcpy(wrong, old, size);
+        memcpy(wrong + cases[i].at, &cases[i].value, 4);
+        expect_refused(wrong, size, cases[i].expected);
+    }
+    struct imatrix *m;
+    struct err err = {0};
+    EXPECT(imatrix_open(&m, test_data("reference/llama-a/model-f32.gguf"), &err) < 0);
+    EXPECT(strstr(err.text, "expected 'imatrix'"));
 }

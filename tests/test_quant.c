@@ -737,6 +737,70 @@ TEST(quant_search_beats_the_plain_rule) {
     }
 }
 
+/* ---- weights of errors ------------------------------------------------------------------------
+ */
+
+static double weighted_error(const float *w) {
+    double sum = 0;
+    for (int i = 0; i < N; i++)
+        sum += w[i] * ((double)x[i] - y[i]) * ((double)x[i] - y[i]);
+    return sum;
+}
+
+/* With weights, the error that they weigh is less than without, by at least this part. */
+static const struct {
+    enum dtype type;
+    double part;
+} weighed[] = {
+    {DT_Q4_0, 0.8}, {DT_Q4_1, 0.9},  {DT_Q5_0, 0.85}, {DT_Q5_1, 0.9}, {DT_Q2_K, 0.75},
+    {DT_Q3_K, 0.8}, {DT_Q4_K, 0.85}, {DT_Q5_K, 0.9},  {DT_Q6_K, 0.9},
+};
+
+TEST(quant_weights_count) {
+    static float w[N];
+    static uint8_t plain[sizeof coded];
+    seed = 77;
+    for (int i = 0; i < N; i++) { /* a few columns count a hundred times as much as most */
+        w[i] = 0.1f + 0.2f * (uniform() + 1);
+        w[i] *= random_bits() % 16 == 0 ? 40 : 1;
+    }
+    fill(x, N, &(struct shape){"bell", spread_bell, true});
+    for (int k = 0; k < COUNT(weighed); k++) {
+        const struct dtype_info *info = dtype_info(weighed[k].type);
+        size_t bytes = (size_t)N / info->block_values * info->block_bytes;
+        encode_and_decode(weighed[k].type);
+        double before = weighted_error(w);
+        memcpy(plain, coded + 1, bytes);
+        info->encode_weighted(x, NULL, coded + 1, N);
+        EXPECT(memcmp(plain, coded + 1, bytes) == 0);
+        info->encode_weighted(x, w, coded + 1, N);
+        info->decode(coded + 1, y, N);
+        if (!(weighted_error(w) <= weighed[k].part * before))
+            test_fail(__FILE__, __LINE__, "%s: %g of the error without weights, expected %g",
+                      info->name, weighted_error(w) / before, weighed[k].part);
+    }
+    EXPECT(!dtype_info(DT_F16)->encode_weighted);
+}
+
+/* Whatever the values, with weights far apart: finite numbers come out. */
+TEST(quant_weights_leave_results_finite) {
+    static float w[N];
+    for (int i = 0; i < N; i++)
+        w[i] = i % 7 == 0 ? 1e-4f : i % 31 == 0 ? 1e4f : 1;
+    for (int s = 0; s < COUNT(shapes); s++) {
+        fill(x, N, &shapes[s]);
+        for (int k = 0; k < COUNT(weighed); k++) {
+            const struct dtype_info *info = dtype_info(weighed[k].type);
+            info->encode_weighted(x, w, coded, N);
+            info->decode(coded, y, N);
+            for (int i = 0; i < N; i++)
+                if (!isfinite(y[i]))
+                    test_fail(__FILE__, __LINE__, "%s of %s: [%d] is %g for %g", info->name,
+                              shapes[s].name, i, y[i], x[i]);
+        }
+    }
+}
+
 /* ---- the same bits everywhere ---------------------------------------------------------------- */
 
 static uint64_t hash(const uint8_t *bytes, size_t n, uint64_t h) {

@@ -3,6 +3,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "engine/engine.h"
 #include "file/safetensors.h"
 #include "random_model.h"
 #include "sluice.h"
@@ -516,4 +517,96 @@ TEST(random_models_of_impossible_size) {
     sluice_engine_close(engine);
     sluice_model_close(model);
     remove(path);
+}
+
+/* ---- who observes products --------------------------------------------------------------------
+ */
+
+/* Rows and squares by the matrices' offsets. */
+struct seen {
+    pthread_mutex_t lock;
+    struct {
+        uint64_t offset, rows;
+        double squares;
+        uint32_t matrices; /* of a stack, one more than the highest */
+    } at[64];
+    uint32_t n;
+};
+
+static void note_rows(void *user, const struct operand *weight, uint32_t matrix, const float *x,
+                      uint32_t n) {
+    struct seen *seen = user;
+    pthread_mutex_lock(&seen->lock);
+    uint32_t i = 0;
+    while (i < seen->n && seen->at[i].offset != weight->offset)
+        i++;
+    seen->n += i == seen->n;
+    seen->at[i].offset = weight->offset;
+    seen->at[i].rows += n;
+    seen->at[i].matrices = matrix >= seen->at[i].matrices ? matrix + 1 : seen->at[i].matrices;
+    for (uint64_t k = 0; k < (uint64_t)n * weight->dims[0]; k++)
+        seen->at[i].squares += (double)x[k] * x[k];
+    pthread_mutex_unlock(&seen->lock);
+}
+
+/* Runs N_TOKENS in steps of 8 rows with an observer. */
+static void observe_model(const char *path, int threads, struct seen *seen) {
+    struct sluice_engine_options o = sluice_engine_options_default();
+    const struct backend_observer observer = {note_rows, seen};
+    sluice_model *model = NULL;
+    sluice_engine *engine = NULL;
+    sluice_seq *seq = NULL;
+    int32_t tokens[N_TOKENS];
+    uint32_t rows = 1;
+    o.backend = "cpu";
+    o.context = 256;
+    o.threads = threads;
+    o.prefill = 8;
+    for (int i = 0; i < N_TOKENS; i++)
+        tokens[i] = i * 7919 % 50;
+    int status = sluice_model_open(&model, path) || sluice_engine_open(&engine, model, &o) ||
+                 sluice_seq_open(&seq, engine) || sluice_seq_feed(seq, tokens, N_TOKENS);
+    EXPECT_INT(status, 0);
+    if (!status)
+        engine->kind->observe(engine->backend, &observer);
+    while (!status && rows > 0)
+        status = sluice_engine_step(engine, &rows);
+    EXPECT_INT(status, 0);
+    sluice_seq_close(seq);
+    sluice_engine_close(engine);
+    sluice_model_close(model);
+}
+
+/* Every product of every layer is heard of once a row, an expert's for the rows that chose it; the
+ * LM head's is not. The same numbers for any number of threads, but for the order of sums here. */
+TEST(random_models_products_are_observed) {
+    struct random_model m = random_moe(3);
+    const char *path = test_temporary("observed.gguf");
+    m.experts = 7;
+    m.used = 3;
+    static struct seen seen[2];
+    if (!write_model(&m, path))
+        return;
+    for (int i = 0; i < 2; i++) {
+        seen[i].n = 0;
+        pthread_mutex_init(&seen[i].lock, NULL);
+        observe_model(path, 1 + 2 * i, &seen[i]);
+        pthread_mutex_destroy(&seen[i].lock);
+    }
+    EXPECT_INT(seen[0].n, seen[1].n);
+    EXPECT(seen[0].n > 8);
+    uint32_t stacks = 0;
+    for (uint32_t i = 0; i < seen[0].n; i++) {
+        bool is_stack = seen[0].at[i].matrices > 1;
+        stacks += is_stack;
+        EXPECT_INT(seen[0].at[i].rows, is_stack ? N_TOKENS * m.used : N_TOKENS);
+        EXPECT(seen[0].at[i].matrices <= m.experts || !is_stack);
+        EXPECT(seen[0].at[i].squares > 0 && isfinite(seen[0].at[i].squares));
+        for (uint32_t k = 0; k < seen[1].n; k++)
+            if (seen[1].at[k].offset == seen[0].at[i].offset) {
+                EXPECT_INT(seen[1].at[k].rows, seen[0].at[i].rows);
+                EXPECT_NEAR(seen[1].at[k].squares / seen[0].at[i].squares, 1, 1e-9);
+            }
+    }
+    EXPECT_INT(stacks, 3 * m.layers);
 }

@@ -401,6 +401,34 @@ def test_devices_lists_what_there_is():
                 bad(2, "--backend is 'cuda', expected auto or cpu: this build has no CUDA", *args, "--backend", "cuda")
 
 
+def test_imatrix_is_collected_and_used():
+    """Counts are the tokens run; quantize takes it, says so in the file, and refuses another model's."""
+    text, matrix, plain, weighed = TMP / "text.txt", TMP / "im.gguf", TMP / "plain.gguf", TMP / "weighed.gguf"
+    text.write_text("Once upon a time there was a little girl. " * 40)
+    out, err = good("imatrix", SHIPPED, "-f", text, "-o", matrix, "--window", 64, "--windows", 2)
+    assert not out and "62 tensors, 2 windows of 64 tokens" in err, err
+    listed = json.loads(good("inspect", matrix, "--json")[0])
+    assert listed["keys"]["general.type"]["value"] == "imatrix" and listed["keys"]["imatrix.chunk_count"]["value"] == 2
+    names = {t["name"]: t["dims"] for t in listed["tensors"]}
+    assert names["blk.0.ffn_down.weight.in_sum2"] == [1024, 1] and names["blk.0.ffn_down.weight.counts"] == [1, 1], names
+    good("quantize", SHIPPED, plain, "q2_k", "-q")
+    err = good("quantize", SHIPPED, weighed, "q2_k", "--imatrix", matrix)[1]
+    assert "weights for 58 of 58 matrices" in err, err
+    assert plain.read_bytes() != weighed.read_bytes()
+    keys = json.loads(good("inspect", weighed, "--json")[0])["keys"]
+    assert keys["quantize.imatrix.file"]["value"] == str(matrix) and keys["quantize.imatrix.entries_count"]["value"] == 62, keys
+    bad(1, "sums and 1 counts for blk.", "quantize", TINY, TMP / "x.gguf", "q4_0", "--imatrix", matrix)
+    bad(1, "general.type is 'model', expected 'imatrix'", "quantize", TINY, TMP / "x.gguf", "q4_0", "--imatrix", SHIPPED)
+    bad(1, "neither GGUF nor an older", "quantize", TINY, TMP / "x.gguf", "q4_0", "--imatrix", text)
+    bad(1, "cannot open", "quantize", TINY, TMP / "x.gguf", "q4_0", "--imatrix", TMP / "none")
+    assert not (TMP / "x.gguf").exists()
+    bad(1, "tokens, expected at least a window", "imatrix", SHIPPED, "-f", text, "-o", TMP / "y", "--window", 4096)
+    bad(2, "-o FILE is missing", "imatrix", SHIPPED, "-f", text)
+    bad(2, "-f TEXT is missing", "imatrix", SHIPPED, "-o", TMP / "y")
+    bad(2, "--backend is 'cuda'", "imatrix", SHIPPED, "-f", text, "-o", TMP / "y", "--backend", "cuda")
+    bad(1, "is a file of the input", "imatrix", SHIPPED, "-f", text, "-o", SHIPPED, "--window", 64)
+
+
 def test_synthetic_models_need_no_file():
     out, err = good("run", "-m", "synth:qwen35-tiny:q4_k_m", "-p", "abc", "-n", 6, "--temp", 0)
     assert out == good("run", "-m", "synth:qwen35-tiny:q4_k_m", "-p", "abc", "-n", 6, "--temp", 0)[0]

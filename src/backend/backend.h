@@ -75,6 +75,15 @@ enum { BACKEND_FENCES = 64 };
 
 struct backend;
 
+/* Hears of what products read. `weight` is a PROJECT's segment or a stack of experts, `matrix`
+ * which one of the stack; x: (n, K) f32, after the prologue, before they are quantized. Of the LM
+ * head nothing is heard. Calls come from several threads at once, never for the same matrix. */
+struct backend_observer {
+    void (*rows)(void *user, const struct operand *weight, uint32_t matrix, const float *x,
+                 uint32_t n);
+    void *user;
+};
+
 struct backend_kind {
     const char *name;       /* "cpu" */
     uint32_t numerics;      /* another one whenever the bits of any result are others: what an
@@ -164,6 +173,10 @@ struct backend_kind {
     /* Bytes a second that the device reads from its memory, measured now. NULL: it is the host's.
      */
     int (*bandwidth)(struct backend *b, double *bytes_per_second, struct err *err);
+
+    /* Who hears of the products of steps from now on; NULL: nobody. Between steps. NULL: a backend
+     * that cannot be observed. */
+    void (*observe)(struct backend *b, const struct backend_observer *observer);
 
     /* One line about device i, false after the last. */
     bool (*device_line)(int i, char *out, size_t size);

@@ -398,6 +398,25 @@ int common_work_off(sluice_engine *engine, const char *what, uint64_t tokens) {
     return status ? fail_engine(engine) : 0;
 }
 
+int common_encode_file(const sluice_model *model, const char *path, size_t window,
+                       struct ids *out) {
+    struct err err = {0};
+    struct filemap map = {.fd = -1};
+    if (!model->tokenizer)
+        return complain(EXIT_WORLD, "%s", sluice_model_error(model));
+    int status = filemap_read(&map, path, &err);
+    if (!status)
+        status = tokenizer_encode(model->tokenizer, (struct str){(const char *)map.data, map.size},
+                                  0, out, &err);
+    filemap_close(&map);
+    if (status)
+        return fail(&err);
+    if (out->len < window)
+        return complain(EXIT_WORLD, "%s: %zu tokens, expected at least a window of %zu (--window)",
+                        path, out->len, window);
+    return 0;
+}
+
 /* ---- measures ---------------------------------------------------------------------------------
  */
 

@@ -7,6 +7,8 @@
 #include "cmd/progress.h"
 #include "sluice.h"
 
+struct ids; /* text/tokenizer.h */
+
 /* Filled by opts_parse; begin with common_default. */
 struct common {
     const char *model, *backend, *kv;
@@ -61,6 +63,10 @@ int common_open(struct common *c, const struct sluice_engine_options *options, b
 int common_open_model(struct common *c, sluice_model **model);
 int common_open_engine(sluice_model *model, const struct sluice_engine_options *options, bool taps,
                        sluice_engine **engine);
+
+/* A whole text as tokens, without BOS; "-" is standard input. Fewer than a window of them are an
+ * error. */
+int common_encode_file(const sluice_model *model, const char *path, size_t window, struct ids *out);
 
 /* How many rows may hand out logits in one step, for the verbs that want all of them: as many as
  * `useful` and a reasonable room for them allow. */

@@ -8,7 +8,6 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "base/filemap.h"
 #include "cmd/cmd.h"
 #include "cmd/open.h"
 #include "engine/engine.h"
@@ -72,24 +71,6 @@ static int score(struct ppl *p) {
     return 0;
 }
 
-static int encode_file(struct ppl *p) {
-    struct err err = {0};
-    struct filemap map = {.fd = -1};
-    if (!p->model->tokenizer)
-        return complain(EXIT_WORLD, "%s", sluice_model_error(p->model));
-    int status = filemap_read(&map, p->file, &err);
-    if (!status)
-        status = tokenizer_encode(p->model->tokenizer,
-                                  (struct str){(const char *)map.data, map.size}, 0, &p->ids, &err);
-    filemap_close(&map);
-    if (status)
-        return fail(&err);
-    if (p->ids.len < (size_t)p->window)
-        return complain(EXIT_WORLD, "%s: %zu tokens, expected at least a window of %d (--window)",
-                        p->file, p->ids.len, p->window);
-    return 0;
-}
-
 int cmd_ppl(int argc, char **argv) {
     struct ppl p = {.common = common_default(), .window = 512};
     struct opt opts[MAX_COMMON_OPTS + 8] = {
@@ -122,7 +103,7 @@ int cmd_ppl(int argc, char **argv) {
         return exit;
     exit = common_open_model(&p.common, &p.model);
     if (!exit)
-        exit = encode_file(&p);
+        exit = common_encode_file(p.model, p.file, (size_t)p.window, &p.ids);
     if (!exit) {
         struct sluice_engine_options o = common_engine(&p.common);
         o.context = p.window;

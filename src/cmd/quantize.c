@@ -9,6 +9,7 @@
 #include "cmd/output.h"
 #include "cmd/progress.h"
 #include "file/gguf_write.h"
+#include "model/imatrix.h"
 #include "model/mixture.h"
 #include "model/recode.h"
 
@@ -23,6 +24,9 @@ struct job {
     struct gguf_writer *out;
     struct pool *pool;
     struct progress progress;
+    const struct imatrix *imatrix; /* NULL: none */
+    const char *imatrix_path;
+    uint32_t n_quantized, n_weighed; /* tensors; of them those with an entry in it */
     uint64_t read_bytes, written_bytes;
 };
 
@@ -102,6 +106,19 @@ static int choose_types(struct job *j, struct err *err) {
 /* ---- writing ----------------------------------------------------------------------------------
  */
 
+/* What the weights came from, under the names that others use. */
+static int write_imatrix_keys(struct job *j, struct err *err) {
+    const struct imatrix *m = j->imatrix;
+    int status = gguf_write_str(j->out, "quantize.imatrix.file", str_of(j->imatrix_path), err);
+    if (!status && m->dataset.len)
+        status = gguf_write_str(j->out, "quantize.imatrix.dataset", m->dataset, err);
+    if (!status)
+        status = gguf_write_u32(j->out, "quantize.imatrix.entries_count", m->n_entries, err);
+    if (!status && m->n_chunks)
+        status = gguf_write_u32(j->out, "quantize.imatrix.chunks_count", m->n_chunks, err);
+    return status;
+}
+
 static int write_keys(struct job *j, struct err *err) {
     int status = SLUICE_OK;
     for (uint32_t i = 0; !status && i < j->in->n_keys; i++)
@@ -111,7 +128,11 @@ static int write_keys(struct job *j, struct err *err) {
         status = gguf_write_u32(j->out, "general.file_type", mixture_file_type(j->mixture), err);
     if (!status && mixture_is_quantized(j->mixture))
         status = gguf_write_u32(j->out, "general.quantization_version", 2, err);
-    return status;
+    return status || !j->imatrix ? status : write_imatrix_keys(j, err);
+}
+
+static bool is_quantized(uint32_t type) {
+    return dtype_info(type)->block_values > 1;
 }
 
 static void read_rows(const void *source, uint64_t first, uint64_t count, float *out) {
@@ -125,36 +146,46 @@ static int write_bytes(void *sink, const void *bytes, uint64_t size, struct err 
     return gguf_write_data(sink, bytes, size, err);
 }
 
-static int write_tensor(struct job *j, uint32_t i, struct err *err) {
-    const struct tensor *t = &j->in->tensors[i];
-    int status;
-    if (j->types[i] == (uint32_t)t->type) {
-        status = gguf_write_data(j->out, t->data, t->bytes, err);
-    } else {
-        char name[128];
-        snprintf(name, sizeof name, "%.*s", STR_ARG(t->name));
-        status = recode_tensor(
-            &(struct recode){
-                .name = name,
-                .width = t->dims[0],
-                .rows = t->n_values / t->dims[0],
-                .to = (enum dtype)j->types[i],
-                .read = read_rows,
-                .source = t,
-                .write = write_bytes,
-                .sink = j->out,
-            },
-            j->pool, err);
-        if (status && status != SLUICE_ERR_IO) /* a failed write names its file itself */
-            err_prefix(err, "%s", j->in->path);
-    }
-    j->read_bytes += t->bytes;
-    progress_update(&j->progress, j->read_bytes);
+/* Weights of errors go to the types that have a choice. */
+static int recode(struct job *j, const struct tensor *t, enum dtype to, struct err *err) {
+    char name[128];
+    float *weights = NULL;
+    uint64_t n_weights = 0;
+    int status = SLUICE_OK;
+    snprintf(name, sizeof name, "%.*s", STR_ARG(t->name));
+    if (j->imatrix && is_quantized(to))
+        status = imatrix_weights(j->imatrix, t, &weights, &n_weights, err);
+    if (status)
+        return err_prefix(err, "%s", j->imatrix_path);
+    j->n_quantized += is_quantized(to);
+    j->n_weighed += weights != NULL;
+    status = recode_tensor(
+        &(struct recode){
+            .name = name,
+            .width = t->dims[0],
+            .rows = t->n_values / t->dims[0],
+            .to = to,
+            .weights = weights,
+            .n_weights = n_weights,
+            .read = read_rows,
+            .source = t,
+            .write = write_bytes,
+            .sink = j->out,
+        },
+        j->pool, err);
+    free(weights);
+    if (status && status != SLUICE_ERR_IO) /* a failed write names its file itself */
+        err_prefix(err, "%s", j->in->path);
     return status;
 }
 
-static bool is_quantized(uint32_t type) {
-    return dtype_info(type)->block_values > 1;
+static int write_tensor(struct job *j, uint32_t i, struct err *err) {
+    const struct tensor *t = &j->in->tensors[i];
+    int status = j->types[i] == (uint32_t)t->type ? gguf_write_data(j->out, t->data, t->bytes, err)
+                                                  : recode(j, t, (enum dtype)j->types[i], err);
+    j->read_bytes += t->bytes;
+    progress_update(&j->progress, j->read_bytes);
+    return status;
 }
 
 /* What was rounded once is rounded again, to another grid. */
@@ -200,11 +231,17 @@ static void report(const struct job *j, const char *path, const char *replaced, 
     say(SAY_NORMAL, "%s: %s, %s from %s, %.1f s, %.2f GB/s%s", path, mixture_name(j->mixture),
         human_bytes(j->written_bytes), human_bytes(j->in->file_bytes), seconds,
         (double)j->read_bytes / 1e9 / seconds, replaced);
+    if (j->imatrix)
+        say(SAY_NORMAL, "%s: weights for %u of %u matrices", j->imatrix_path, j->n_weighed,
+            j->n_quantized);
 }
 
 int cmd_quantize(int argc, char **argv) {
     int threads = cpu_count();
+    const char *imatrix_path = NULL;
     const struct opt opts[] = {
+        {"--imatrix", 0, OPT_STRING, &imatrix_path, "FILE",
+         "weigh errors by an importance matrix (sluice imatrix; GGUF or the older .dat)"},
         {"--threads", 't', OPT_INT, &threads, "N", "threads; default: one per processor"},
     };
     char about[256];
@@ -213,7 +250,7 @@ int cmd_quantize(int argc, char **argv) {
              mixture_names());
     const struct usage usage = {
         .verb = "quantize",
-        .synopsis = "IN OUT TYPE [-t N]",
+        .synopsis = "IN OUT TYPE [--imatrix FILE] [-t N]",
         .about = about,
         .example = "sluice quantize model-f32.gguf model-q4_k_m.gguf q4_k_m",
         .opts = opts,
@@ -237,11 +274,16 @@ int cmd_quantize(int argc, char **argv) {
         return complain(EXIT_USAGE, "quantize: --threads is %d, expected 1 to 1024", threads);
     struct err err = {0};
     struct gguf *in = NULL;
+    struct imatrix *imatrix = NULL;
     double started = seconds_now();
     int status = gguf_open(&in, words[0], &err);
     j.in = in;
     if (!status)
         status = filemap_protect(in->parts, in->n_parts, output_path(words[1]), &err);
+    if (!status && imatrix_path)
+        status = imatrix_open(&imatrix, imatrix_path, &err);
+    j.imatrix = imatrix;
+    j.imatrix_path = imatrix_path;
     if (!status)
         status = choose_types(&j, &err);
     if (!status)
@@ -253,6 +295,7 @@ int cmd_quantize(int argc, char **argv) {
         report(&j, words[1], replaced, seconds_now() - started);
     pool_close(j.pool);
     free(j.types);
+    imatrix_close(imatrix);
     gguf_close(in);
     return status ? fail(&err) : 0;
 }

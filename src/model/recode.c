@@ -28,15 +28,23 @@ static bool is_sound(const float *x, uint64_t n, float limit) {
     return ok;
 }
 
+static void encode_row(const struct recode *r, uint64_t row, const float *x, uint8_t *to) {
+    const struct dtype_info *type = dtype_info(r->to);
+    if (r->weights && type->encode_weighted)
+        type->encode_weighted(x, r->weights + row / (r->rows / r->n_weights) * r->width, to,
+                              r->width);
+    else
+        type->encode(x, to, r->width);
+}
+
 static void encode_rows(void *context, uint64_t begin, uint64_t end) {
     struct batch *b = context;
     const struct recode *r = b->r;
-    const struct dtype_info *type = dtype_info(r->to);
     float *x = b->values + begin * r->width;
     r->read(r->source, b->first_row + begin, end - begin, x);
     for (uint64_t row = begin; row < end; row++, x += r->width) {
         if (is_sound(x, r->width, largest(r->to)))
-            type->encode(x, b->bytes + row * b->row_bytes, r->width);
+            encode_row(r, b->first_row + row, x, b->bytes + row * b->row_bytes);
         else
             atomic_store(&b->bad_row, b->first_row + row + 1);
     }

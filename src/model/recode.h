@@ -13,6 +13,10 @@ struct recode {
     const char *name; /* for messages */
     uint64_t width, rows;
     enum dtype to; /* a type that can encode, whose block divides width */
+    /* How much errors count: (n_weights, width), each for rows / n_weights rows; NULL: all alike.
+     */
+    const float *weights;
+    uint64_t n_weights;
     /* Rows [first, first + count) as f32; called from several threads. */
     void (*read)(const void *source, uint64_t first, uint64_t count, float *out);
     const void *source;

@@ -1,5 +1,6 @@
-/* encode.c - quantizers of the plain types: the scale follows from the block's largest value, and
- * the values are rounded against the scale as it is stored.
+/* encode.c - quantizers of the plain types: the scale follows from the block's largest value, or is
+ * searched for near that where errors have weights, and the values are rounded against the scale as
+ * it is stored.
  *
  * K-quants, where scales are searched for, are in encode_k.c. */
 #include "quant/encode.h"
@@ -81,18 +82,82 @@ static void pack_fifth_bits(const int8_t *q, uint8_t *qh) {
     memcpy(qh, &bits, sizeof bits);
 }
 
+/* ---- searches, where errors have weights ------------------------------------------------------
+ */
+
+/* The error of y = d (q - shift) + offset. */
+static float price(const float *x, const float *w, const int8_t *q, float d, float shift,
+                   float offset) {
+    float sum = 0;
+    for (int i = 0; i < 32; i++) {
+        float error = d * ((float)q[i] - shift) + offset - x[i];
+        sum += w[i] * error * error;
+    }
+    return sum;
+}
+
+/* The best scale among some that put the extreme value at more or fewer codes than there are. An
+ * error that overflows is never the least: then the plain scale stays. */
+static uint16_t search_signed_scale(const float *x, const float *w, float top, float codes,
+                                    struct range to) {
+    enum { STEPS = 15 };
+    uint16_t best = f16_from_scale(top / -codes);
+    float least = FLT_MAX;
+    for (int step = 0; step < STEPS; step++) {
+        int8_t q[32];
+        uint16_t d = f16_from_scale(top / -(codes + 0.25f * (float)(step - STEPS / 2)));
+        round_values(x, 0, inverse(f16_to_f32(d)), codes, to, q);
+        float error = price(x, w, q, f16_to_f32(d), codes, 0);
+        if (error < least) {
+            least = error;
+            best = d;
+        }
+    }
+    return best;
+}
+
+/* The same for a range, whose ends are cut off or moved apart. */
+static struct range search_range(const float *x, const float *w, struct range r, float most) {
+    enum { STEPS = 7 };
+    struct range best = r;
+    float least = FLT_MAX, part = (r.high - r.low) / most * 0.25f;
+    for (int step = 0; step < STEPS * STEPS; step++) {
+        int8_t q[32];
+        struct range to = {r.low + part * (float)(step % STEPS - 1),
+                           r.high - part * (float)(step / STEPS - 1)};
+        float offset = f16_to_f32(f16_from_f32_clamped(to.low)), d = (to.high - offset) / most;
+        d = f16_to_f32(f16_from_scale(d > 0 ? d : 0));
+        round_values(x, offset, inverse(d), 0, (struct range){0, most}, q);
+        float error = price(x, w, q, d, 0, offset);
+        if (error < least) {
+            least = error;
+            best = to;
+        }
+    }
+    return best;
+}
+
+/* ---- blocks -----------------------------------------------------------------------------------
+ */
+
 /* Symmetric types use the one code more that they have below zero for the extreme value: the
  * scale is negative where that is positive. */
-static uint16_t signed_scale(const float *x, float codes_below_zero, int8_t *q) {
-    uint16_t d = f16_from_scale(extreme(range_of(x)) / -codes_below_zero);
+static uint16_t signed_scale(const float *x, const float *w, float codes_below_zero, int8_t *q) {
+    float top = extreme(range_of(x));
     struct range to = {0, 2 * codes_below_zero - 1};
+    uint16_t d = f16_from_scale(top / -codes_below_zero);
+    if (w)
+        d = search_signed_scale(x, w, top, codes_below_zero, to);
     round_values(x, 0, inverse(f16_to_f32(d)), codes_below_zero, to, q);
     return d;
 }
 
 /* Types with an offset: it is stored first, then the scale reaches from there to the top. */
-static void offset_scale(const float *x, float most, uint16_t *d, uint16_t *m, int8_t *q) {
+static void offset_scale(const float *x, const float *w, float most, uint16_t *d, uint16_t *m,
+                         int8_t *q) {
     struct range r = range_of(x);
+    if (w)
+        r = search_range(x, w, r, most);
     *m = f16_from_f32_clamped(r.low);
     float offset = f16_to_f32(*m);
     float scale = r.high / most - offset / most; /* the difference itself could overflow */
@@ -100,28 +165,28 @@ static void offset_scale(const float *x, float most, uint16_t *d, uint16_t *m, i
     round_values(x, offset, inverse(f16_to_f32(*d)), 0, (struct range){0, most}, q);
 }
 
-static void q4_0_encode_block(const float *x, struct q4_0 *b) {
+static void q4_0_encode_block(const float *x, const float *w, struct q4_0 *b) {
     int8_t q[32];
-    b->d = signed_scale(x, 8, q);
+    b->d = signed_scale(x, w, 8, q);
     pack_nibbles(q, b->qs);
 }
 
-static void q5_0_encode_block(const float *x, struct q5_0 *b) {
+static void q5_0_encode_block(const float *x, const float *w, struct q5_0 *b) {
     int8_t q[32];
-    b->d = signed_scale(x, 16, q);
+    b->d = signed_scale(x, w, 16, q);
     pack_nibbles(q, b->qs);
     pack_fifth_bits(q, b->qh);
 }
 
-static void q4_1_encode_block(const float *x, struct q4_1 *b) {
+static void q4_1_encode_block(const float *x, const float *w, struct q4_1 *b) {
     int8_t q[32];
-    offset_scale(x, 15, &b->d, &b->m, q);
+    offset_scale(x, w, 15, &b->d, &b->m, q);
     pack_nibbles(q, b->qs);
 }
 
-static void q5_1_encode_block(const float *x, struct q5_1 *b) {
+static void q5_1_encode_block(const float *x, const float *w, struct q5_1 *b) {
     int8_t q[32];
-    offset_scale(x, 31, &b->d, &b->m, q);
+    offset_scale(x, w, 31, &b->d, &b->m, q);
     pack_nibbles(q, b->qs);
     pack_fifth_bits(q, b->qh);
 }
@@ -129,7 +194,8 @@ static void q5_1_encode_block(const float *x, struct q5_1 *b) {
 /* Q8_0 is what everybody's converters write, byte for byte: quants are rounded half away from
  * zero against the scale before it becomes a half. The other types round against the scale that
  * is stored, which is a little better; here that is so only where the scale exceeds a half. */
-static void q8_0_encode_block(const float *x, struct q8_0 *b) {
+static void q8_0_encode_block(const float *x, const float *w, struct q8_0 *b) {
+    (void)w;
     struct range r = range_of(x);
     float scale = (-r.low > r.high ? -r.low : r.high) / 127.0f;
     b->d = f16_from_f32_clamped(scale);
@@ -147,14 +213,17 @@ static void q8_0_encode_block(const float *x, struct q8_0 *b) {
 
 /* dst may have any address, the structs want an even one. */
 #define BLOCK_ENCODE(type)                                                                         \
-    void type##_encode(const float *src, void *dst, size_t n) {                                    \
+    void type##_encode_weighted(const float *src, const float *weights, void *dst, size_t n) {     \
         CHECK(n % 32 == 0);                                                                        \
         uint8_t *at = dst;                                                                         \
         for (size_t i = 0; i < n; i += 32, at += sizeof(struct type)) {                            \
             struct type block;                                                                     \
-            type##_encode_block(src + i, &block);                                                  \
+            type##_encode_block(src + i, weights ? weights + i : NULL, &block);                    \
             memcpy(at, &block, sizeof block);                                                      \
         }                                                                                          \
+    }                                                                                              \
+    void type##_encode(const float *src, void *dst, size_t n) {                                    \
+        type##_encode_weighted(src, NULL, dst, n);                                                 \
     }
 
 BLOCK_ENCODE(q4_0)

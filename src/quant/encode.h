@@ -15,6 +15,10 @@ static_assert(FLT_EVAL_METHOD == 0, "f32 arithmetic must round to f32");
 dtype_encode_fn f32_encode, f16_encode, bf16_encode;
 dtype_encode_fn q4_0_encode, q4_1_encode, q5_0_encode, q5_1_encode, q8_0_encode;
 dtype_encode_fn q2_k_encode, q3_k_encode, q4_k_encode, q5_k_encode, q6_k_encode;
+dtype_encode_weighted_fn q4_0_encode_weighted, q4_1_encode_weighted, q5_0_encode_weighted,
+    q5_1_encode_weighted, q8_0_encode_weighted;
+dtype_encode_weighted_fn q2_k_encode_weighted, q3_k_encode_weighted, q4_k_encode_weighted,
+    q5_k_encode_weighted, q6_k_encode_weighted;
 
 /* Adding this leaves no room for a fraction, so the addition rounds, half to even, any number
  * smaller than 2^22; the low bits of the sum are the integer. rintf is a call on plain x86-64. */

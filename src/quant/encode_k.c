@@ -4,7 +4,7 @@
  * m), and s and m themselves are small whole multiples of two fp16 values of the super-block. The
  * error is
  *
- *     E(s, m) = sum w (s q - m - x)^2,    w = 1 + |x| / rms of the sub-block
+ *     E(s, m) = sum w (s q - m - x)^2,    w = (1 + |x| / rms of the sub-block) * the given weight
  *
  * and for given q a quadratic form in s and m, whose coefficients are six sums. So one pass over
  * the values ("measure": round, sum) lets us solve for the best s and m, and price any others,
@@ -101,8 +101,9 @@ struct fit {
     struct sums sums;
 };
 
-/* Values beyond +-limit are cut off there. */
-static inline void group_load(struct group *g, const float *x, int n, float limit) {
+/* Values beyond +-limit are cut off there. weights may be NULL. */
+static inline void group_load(struct group *g, const float *x, const float *weights, int n,
+                              float limit) {
     f4 squares = all(0);
     g->low = all(0);
     for (int i = 0; i < n; i++) {
@@ -120,6 +121,8 @@ static inline void group_load(struct group *g, const float *x, int n, float limi
     f4 inverse = ratio(all(1), rms);
     for (int i = 0; i < n; i++) {
         f4 x_i = g->x[i], w = 1.0f + size4(x_i) * inverse;
+        if (weights)
+            w *= (f4){weights[i], weights[n + i], weights[2 * n + i], weights[3 * n + i]};
         g->w[i] = w;
         g->sw += w;
         g->sx += w * x_i;
@@ -370,10 +373,11 @@ static void pack_nibbles(const uint8_t *q, uint8_t *qs) {
 
 /* Finds scales and quants of 256 values. What no scale can reach is cut off first, which also
  * keeps the sums finite. */
-static inline struct scales quantize(struct shape sh, const float *x, uint8_t *q) {
+static inline struct scales quantize(struct shape sh, const float *x, const float *w, uint8_t *q) {
     struct group g[MAX_GROUPS];
     for (int k = 0; k < sh.groups; k++)
-        group_load(&g[k], x + 4 * sh.n * k, sh.n, F16_MAX * sh.top * sh.codes);
+        group_load(&g[k], x + 4 * sh.n * k, w ? w + 4 * sh.n * k : NULL, sh.n,
+                   F16_MAX * sh.top * sh.codes);
     struct scales best = search_scales(sh, g);
     round_quants(sh, g, &best, q);
     return best;
@@ -389,9 +393,9 @@ static void pack_pairs(const uint8_t *q, uint8_t *qs) {
         }
 }
 
-static void q2_k_encode_block(const float *x, struct q2_k *b) {
+static void q2_k_encode_block(const float *x, const float *w, struct q2_k *b) {
     uint8_t q[256];
-    struct scales best = quantize((struct shape){16, 4, 3, 15}, x, q);
+    struct scales best = quantize((struct shape){16, 4, 3, 15}, x, w, q);
     b->d = best.d;
     b->dmin = best.dmin;
     for (int k = 0; k < 16; k++)
@@ -399,18 +403,18 @@ static void q2_k_encode_block(const float *x, struct q2_k *b) {
     pack_pairs(q, b->qs);
 }
 
-static void q4_k_encode_block(const float *x, struct q4_k *b) {
+static void q4_k_encode_block(const float *x, const float *w, struct q4_k *b) {
     uint8_t q[256];
-    struct scales best = quantize((struct shape){32, 2, 15, 63}, x, q);
+    struct scales best = quantize((struct shape){32, 2, 15, 63}, x, w, q);
     b->d = best.d;
     b->dmin = best.dmin;
     pack_scales(&best, b->scales);
     pack_nibbles(q, b->qs);
 }
 
-static void q5_k_encode_block(const float *x, struct q5_k *b) {
+static void q5_k_encode_block(const float *x, const float *w, struct q5_k *b) {
     uint8_t q[256];
-    struct scales best = quantize((struct shape){32, 2, 31, 63}, x, q);
+    struct scales best = quantize((struct shape){32, 2, 31, 63}, x, w, q);
     b->d = best.d;
     b->dmin = best.dmin;
     pack_scales(&best, b->scales);
@@ -543,18 +547,18 @@ static inline void round_quants_signed(struct signed_shape sh, const struct grou
 
 /* Finds scales and quants of 256 values. */
 static inline struct signed_scales quantize_signed(struct signed_shape sh, const float *x,
-                                                   uint8_t *q) {
+                                                   const float *w, uint8_t *q) {
     struct group g[4];
     for (int k = 0; k < 4; k++)
-        group_load(&g[k], x + 64 * k, 16, F16_MAX * sh.top * sh.codes);
+        group_load(&g[k], x + 64 * k, w ? w + 64 * k : NULL, 16, F16_MAX * sh.top * sh.codes);
     struct signed_scales best = search_scales_signed(sh, g);
     round_quants_signed(sh, g, &best, q);
     return best;
 }
 
-static void q3_k_encode_block(const float *x, struct q3_k *b) {
+static void q3_k_encode_block(const float *x, const float *w, struct q3_k *b) {
     uint8_t q[256];
-    struct signed_scales best = quantize_signed((struct signed_shape){4, 32}, x, q);
+    struct signed_scales best = quantize_signed((struct signed_shape){4, 32}, x, w, q);
     memset(b, 0, sizeof *b);
     b->d = best.d;
     pack_pairs(q, b->qs);
@@ -567,9 +571,9 @@ static void q3_k_encode_block(const float *x, struct q3_k *b) {
     }
 }
 
-static void q6_k_encode_block(const float *x, struct q6_k *b) {
+static void q6_k_encode_block(const float *x, const float *w, struct q6_k *b) {
     uint8_t q[256];
-    struct signed_scales best = quantize_signed((struct signed_shape){32, 128}, x, q);
+    struct signed_scales best = quantize_signed((struct signed_shape){32, 128}, x, w, q);
     b->d = best.d;
     for (int k = 0; k < 16; k++)
         b->scales[k] = (int8_t)best.sc[k / 4][k % 4];
@@ -586,14 +590,17 @@ static void q6_k_encode_block(const float *x, struct q6_k *b) {
 
 /* dst may have any address, the structs want an even one. */
 #define BLOCK_ENCODE(type)                                                                         \
-    void type##_encode(const float *src, void *dst, size_t n) {                                    \
+    void type##_encode_weighted(const float *src, const float *weights, void *dst, size_t n) {     \
         CHECK(n % 256 == 0);                                                                       \
         uint8_t *at = dst;                                                                         \
         for (size_t i = 0; i < n; i += 256, at += sizeof(struct type)) {                           \
             struct type block;                                                                     \
-            type##_encode_block(src + i, &block);                                                  \
+            type##_encode_block(src + i, weights ? weights + i : NULL, &block);                    \
             memcpy(at, &block, sizeof block);                                                      \
         }                                                                                          \
+    }                                                                                              \
+    void type##_encode(const float *src, void *dst, size_t n) {                                    \
+        type##_encode_weighted(src, NULL, dst, n);                                                 \
     }
 
 BLOCK_ENCODE(q2_k)

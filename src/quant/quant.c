@@ -66,14 +66,17 @@ static inline void decode_unpacked(const struct unpacked *u, float *y) {
 /* ---- the table ------------------------------------------------------------------------------- */
 
 #define NONE NULL
-#define PLAIN_TYPE(NAME, name, id, bytes) [id] = {#NAME, 1, bytes, name##_decode, name##_encode},
+#define NONE_weighted NULL
+#define PLAIN_TYPE(NAME, name, id, bytes)                                                          \
+    [id] = {#NAME, 1, bytes, name##_decode, name##_encode, NULL},
 #define BLOCK_TYPE(NAME, name, id, values, bytes, run, encode)                                     \
-    [id] = {#NAME, values, bytes, name##_decode, encode},
-#define SIZED_TYPE(NAME, id, values, bytes) [id] = {#NAME, values, bytes, NULL, NULL},
+    [id] = {#NAME, values, bytes, name##_decode, encode, encode##_weighted},
+#define SIZED_TYPE(NAME, id, values, bytes) [id] = {#NAME, values, bytes, NULL, NULL, NULL},
 static const struct dtype_info types[DT_COUNT] = {
 #include "quant/types.def"
 };
 #undef NONE
+#undef NONE_weighted
 
 const struct dtype_info *dtype_info(uint32_t id) {
     return id < DT_COUNT && types[id].name ? &types[id] : NULL;

@@ -28,12 +28,17 @@ typedef void dtype_decode_fn(const void *src, float *dst, size_t n);
  * alignment. */
 typedef void dtype_encode_fn(const float *src, void *dst, size_t n);
 
+/* The same where the square of each value's error counts as much as its weight, which is above 0,
+ * and best 1 on average. weights: (n), or NULL: all alike, and the bytes are those of encode. */
+typedef void dtype_encode_weighted_fn(const float *src, const float *weights, void *dst, size_t n);
+
 struct dtype_info {
     const char *name;      /* "Q4_K"; NULL in the table's holes */
     uint32_t block_values; /* a row is a multiple of this */
     uint32_t block_bytes;
-    dtype_decode_fn *decode; /* NULL: sizes only */
-    dtype_encode_fn *encode; /* NULL: decode only */
+    dtype_decode_fn *decode;                   /* NULL: sizes only */
+    dtype_encode_fn *encode;                   /* NULL: decode only */
+    dtype_encode_weighted_fn *encode_weighted; /* NULL: there is no choice to make, as in floats */
 };
 
 /* NULL for an id that is no type. */

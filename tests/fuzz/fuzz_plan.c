@@ -39,7 +39,11 @@ static uint32_t take(struct input *in) {
 
 static struct random_model take_model(struct input *in) {
     static const char *const archs[] = {"llama", "qwen2", "qwen3", "qwen35", "qwen35moe"};
-    struct random_model m = {.arch = archs[take(in) % 5], .type = DT_COUNT};
+    uint32_t kind = take(in);
+    const struct dtype_info *type = dtype_info(kind / 5 % DT_COUNT);
+    struct random_model m = {.arch = archs[kind % 5], .type = DT_COUNT};
+    if (type && type->decode && type->block_values > 1) /* else any of those that are written */
+        m.type = (enum dtype)(kind / 5 % DT_COUNT);
     m.seed = take(in);
     bool is_hybrid = strncmp(m.arch, "qwen35", 6) == 0;
     m.layers = 1 + take(in) % 4;

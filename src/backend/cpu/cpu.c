@@ -670,6 +670,10 @@ static bool cpu_device_line(int i, char *out, size_t size) {
     return true;
 }
 
+static void cpu_observe(struct backend *b, const struct backend_observer *observer) {
+    b->observer = observer;
+}
+
 const struct backend_kind backend_cpu = {
     .name = "cpu",
     .numerics = 1,
@@ -692,5 +696,6 @@ const struct backend_kind backend_cpu = {
     .run_op = cpu_run_op,
     .peek = cpu_peek,
     .poke = cpu_poke,
+    .observe = cpu_observe,
     .device_line = cpu_device_line,
 };

@@ -80,6 +80,7 @@ struct backend {
     uint32_t *list; /* experts: pairs sorted by expert, and where each expert's begin */
     struct cpu_room *rooms;
     struct backend_counters counters;
+    const struct backend_observer *observer; /* NULL: nobody */
     /* The running step. */
     const struct cpu_recording *running;
     double *op_seconds; /* NULL: not timed */
@@ -154,6 +155,14 @@ static inline struct share share_of(const struct cpu_step *s, uint32_t count, ui
 static inline uint32_t tile_rows(uint32_t n, uint32_t grain) {
     uint32_t rows = TILE_VALUES / n / grain * grain;
     return rows ? rows : grain;
+}
+
+/* Tells an observer of n rows of x that a matrix meets. turn: spreads the calls over threads. */
+static inline void observe(struct cpu_step *s, uint32_t turn, const struct operand *weight,
+                           uint32_t matrix, const float *x, uint32_t n) {
+    const struct backend_observer *o = s->b->observer;
+    if (o && turn % (uint32_t)s->threads == (uint32_t)s->thread)
+        o->rows(o->user, weight, matrix, x, n);
 }
 
 /* y = rms norm of x, times w. */

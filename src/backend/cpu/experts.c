@@ -110,6 +110,8 @@ static void run_expert_in(struct cpu_step *s, const struct op_experts_in *e, con
     struct share share = share_of(s, width, grain);
     uint32_t step = tile_rows(n, grain);
     struct activations acts = cpu_activations(s->b, first, n, e->in.dims[0]);
+    observe(s, expert, is_shared ? &e->shared_gate : &e->gate, is_shared ? 0 : expert, acts.x, n);
+    observe(s, expert, is_shared ? &e->shared_up : &e->up, is_shared ? 0 : expert, acts.x, n);
     for (uint32_t f = share.begin; f < share.end && !is_cancelled(s); f += step) {
         uint32_t count = share.end - f < step ? share.end - f : step;
         float *a = s->room->tile, *b = a + (uint64_t)count * n;
@@ -187,6 +189,8 @@ static void run_expert_out(struct cpu_step *s, const struct op_experts_out *e,
                                .groups = at_first.groups,
                                .group_stride = act_group_stride(at_first.k)};
     uint32_t step = tile_rows(n, down->kernel->tile_rows);
+    bool is_shared = expert == p->experts;
+    observe(s, expert, is_shared ? &e->shared_down : &e->down, is_shared ? 0 : expert, acts.x, n);
     for (uint32_t d = share.begin; d < share.end && !is_cancelled(s); d += step)
         down->kernel->run(matrix_of(down, expert == p->experts ? 0 : expert), d,
                           share.end - d < step ? share.end - d : step, &acts,

@@ -144,6 +144,8 @@ void cpu_project(struct cpu_step *s) {
     if (n == 0)
         return;
     struct activations acts = cpu_activations(s->b, 0, n, p->in.dims[0]);
+    for (uint32_t i = 0; i < p->n_segments && !p->is_lm_head; i++)
+        observe(s, i, &p->segments[i].weight, 0, acts.x, n);
     if (p->epilogue == EPILOGUE_SWIGLU) {
         run_swiglu(s, &acts);
         return;
