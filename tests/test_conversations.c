@@ -1,6 +1,9 @@
 /* test_conversations.c - what is known of a conversation's beginning is taken over, and gives the
  * bits that reading it all would give. */
 #include <ftw.h>
+#include <signal.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 #include "conversations.h"
 #include "random_model.h"
@@ -323,6 +326,68 @@ TEST(engine_conversations_survive_in_a_folder) {
             free(logits[i]);
     }
     remove_folder(folder);
+}
+
+static uint32_t n_whole_files;
+
+static int count_whole(const char *path, const struct stat *st, int kind, struct FTW *at) {
+    (void)st;
+    n_whole_files += kind == FTW_F && path[at->base] != '.';
+    return 0;
+}
+
+/* Reads n tokens; `reuse` as resume says it. */
+static void read_once(const char *path, const char *folder, uint32_t n, struct sluice_reuse *reuse,
+                      bool is_killed) {
+    struct sluice_engine_options o = sluice_engine_options_default();
+    struct rig r = {0};
+    sluice_seq *seq = NULL;
+    int32_t tokens[1000], token;
+    o.backend = "cpu";
+    o.threads = 1;
+    o.context = 1000;
+    o.snapshot_bytes = 4 << 20;
+    o.cache_dir = folder;
+    o.cache_dir_bytes = 100 << 20;
+    EXPECT_INT(sluice_model_open(&r.model, path), SLUICE_OK);
+    EXPECT_INT(sluice_engine_open(&r.engine, r.model, &o), SLUICE_OK);
+    sluice_model_facts(r.model, &r.facts);
+    fill(&r, tokens, n, 9);
+    EXPECT_INT(sluice_seq_open(&seq, r.engine), SLUICE_OK);
+    EXPECT_INT(sluice_seq_resume(seq, tokens, n, reuse), SLUICE_OK);
+    EXPECT_INT(sluice_seq_next(seq, &token), SLUICE_OK);
+    sluice_seq_close(seq);
+    while (is_killed)
+        pause();
+    rig_close(&r);
+}
+
+/* What was closed comes to disk without another call, and outlives a process that is killed. */
+TEST(engine_closed_conversations_survive_kill) {
+    enum { N = 900, SECONDS = 60 };
+    for (int m = 0; m < 2; m++) {
+        char folder[] = "/tmp/sluice-kept-XXXXXX";
+        struct sluice_reuse reuse;
+        EXPECT(mkdtemp(folder) != NULL);
+        pid_t child = fork();
+        if (child == 0) {
+            read_once(test_data(models[m]), folder, N, &reuse, true);
+            _exit(1);
+        }
+        const uint32_t expected = N / 256 + 1; /* blocks, and the end */
+        for (int i = 0; n_whole_files < expected && i < SECONDS * 100; i++) {
+            n_whole_files = 0;
+            usleep(10000);
+            nftw(folder, count_whole, 8, FTW_PHYS);
+        }
+        kill(child, SIGKILL);
+        EXPECT_INT(waitpid(child, NULL, 0), child);
+        EXPECT(n_whole_files >= expected);
+        n_whole_files = 0;
+        read_once(test_data(models[m]), folder, N + 50, &reuse, false); /* the next turn */
+        EXPECT_INT(reuse.disk, N);
+        remove_folder(folder);
+    }
 }
 
 TEST(engine_refuses_tiers_that_hold_nothing) {
