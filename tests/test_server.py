@@ -445,6 +445,66 @@ def test_openai_completions():
         assert status == 400 and words in body["error"]["message"], (prompt, body)
 
 
+def test_echo_with_logprobs():
+    s = server()
+    c = openai_client(s)
+    start = s.request("POST", "/tokenize", {"content": "Once upon a time", "bos": True})[2]["tokens"]
+    made = c.completions.create(model="m", prompt=start, max_tokens=10, temperature=0, logprobs=3).choices[0]
+    ids = s.request("POST", "/tokenize", {"content": "Once upon a time" + made.text, "bos": True})[2]["tokens"]
+    assert len(ids) == len(start) + 10
+    for given in (ids, "Once upon a time" + made.text):
+        r = c.completions.create(model="m", prompt=given, max_tokens=0, echo=True, logprobs=3)
+        told, n = r.choices[0].logprobs, len(ids)
+        assert r.choices[0].text == "Once upon a time" + made.text and r.usage.completion_tokens == 0, r
+        assert len(told.tokens) == len(told.token_logprobs) == len(told.top_logprobs) == len(told.text_offset) == n
+        assert told.token_logprobs[0] is None and told.top_logprobs[0] is None
+        assert told.token_logprobs[-10:] == made.logprobs.token_logprobs and told.tokens[-10:] == made.logprobs.tokens  # bit for bit
+        assert told.top_logprobs[-10:] == made.logprobs.top_logprobs and told.text_offset[0] == 0
+        for token, at in zip(told.tokens, told.text_offset):
+            assert r.choices[0].text.encode()[at:].startswith(token.encode()), (token, at)
+    args = dict(model="m", prompt=[ids[:7], ids], n=2, max_tokens=3, temperature=0, echo=True, logprobs=1)
+    whole = c.completions.create(**args)
+    assert [len(x.logprobs.tokens) for x in whole.choices] == [10, 10, len(ids) + 3, len(ids) + 3]
+    assert whole.choices[2].logprobs == whole.choices[3].logprobs and whole.choices[2].logprobs.token_logprobs[-13:-3] == made.logprobs.token_logprobs
+    texts, tokens, values, offsets = [""] * 4, [[] for _ in range(4)], [[] for _ in range(4)], [[] for _ in range(4)]
+    for chunk in c.completions.create(**args, stream=True):
+        for x in chunk.choices:
+            texts[x.index] += x.text
+            tokens[x.index] += x.logprobs.tokens
+            values[x.index] += x.logprobs.token_logprobs
+            offsets[x.index] += x.logprobs.text_offset
+    for x in whole.choices:
+        i = x.index
+        assert (texts[i], tokens[i], values[i], offsets[i]) == (x.text, x.logprobs.tokens, x.logprobs.token_logprobs, x.logprobs.text_offset), x
+
+
+def test_logprobs_of_parts_of_characters():
+    r = openai_client(server()).chat.completions.create(model="m", messages=FOX, logprobs=True, top_logprobs=1, extra_body={"grammar": 'root ::= "a\U0001f98a漢"'})
+    told = r.choices[0].logprobs.content
+    assert b"".join(bytes(t.bytes) for t in told) == "a\U0001f98a漢".encode() and len(told) > 3, told
+
+
+def test_tools_whose_parameters_refer_to_themselves():
+    s = server()
+    c = openai_client(s)
+    parameters = {"$defs": {"zone": {"enum": ["UTC", "CET"]}, "pair": {"type": "object", "properties": {"a": {"$ref": "#/$defs/zone"}}, "required": ["a"],
+                                                                      "additionalProperties": False}},
+                  "type": "object", "properties": {"p": {"$ref": "#/$defs/pair"}}, "required": ["p"], "additionalProperties": False}
+    other = {**parameters, "$defs": {**parameters["$defs"], "zone": {"enum": ["EST"]}}}
+    tools = [{"type": "function", "function": {"name": n, "parameters": p}} for n, p in (("clock", parameters), ("watch", other))]
+    right = lambda call: json.loads(call.function.arguments)["p"]["a"] in (("UTC", "CET") if call.function.name == "clock" else ("EST",))
+    for choice in ("required", {"type": "function", "function": {"name": "watch"}}, {"type": "function", "function": {"name": "clock"}}):
+        r = c.chat.completions.create(model="m", messages=FOX, tools=tools, tool_choice=choice, max_tokens=100).choices[0].message
+        assert right(r.tool_calls[0]), r
+    tool = {"name": "clock", "input_schema": parameters}
+    r = anthropic_client(s).messages.create(model="m", messages=FOX, max_tokens=100, tools=[tool], tool_choice={"type": "any"})
+    assert r.content[-1].input["p"]["a"] in ("UTC", "CET"), r
+    lost = {"type": "object", "properties": {"x": {"$ref": "#/$defs/no"}}}
+    status, _, body = s.request("POST", "/v1/chat/completions", {"messages": FOX, "tool_choice": "required",
+                                                                "tools": [{"type": "function", "function": {"name": "f", "parameters": lost}}]})
+    assert status == 400 and "leads to no schema" in body["error"]["message"], body
+
+
 def test_tokenize_and_back():
     s = server()
     for text in ("Once upon a time", "", "é ü 漢字 \U0001f98a", "a\0b", "<|im_end|>"):

@@ -65,7 +65,7 @@ static void on_release(struct job *job) {
 }
 
 static const int32_t prompt_tokens[] = {3, 5, 8, 13, 21, 34};
-static const struct job_prompt prompt = {prompt_tokens, 6};
+static const struct job_prompt prompt = {.tokens = prompt_tokens, .n = 6};
 
 static void watch_begin(struct watch *w, uint32_t most) {
     memset(w, 0, sizeof *w);
@@ -152,7 +152,8 @@ static void read_hidden(sluice_model *model, const struct job_prompt *p, float *
 
 TEST(serve_worker_pools_hidden_states) {
     int32_t tokens[40];
-    const struct job_prompt prompts[] = {{prompt_tokens, 6}, {tokens, 40}};
+    const struct job_prompt prompts[] = {{.tokens = prompt_tokens, .n = 6},
+                                         {.tokens = tokens, .n = 40}};
     float rows[40 * 32];
     struct rig r;
     for (int i = 0; i < 40; i++)

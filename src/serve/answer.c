@@ -236,9 +236,9 @@ static void push_text(struct answer *a, int32_t token) {
 }
 
 void answer_push(struct answer *a, int32_t token, struct job_logprobs *logprobs) {
-    if (a->has_stopped || !keep_token(a, token)) {
+    if (a->has_stopped || a->ask->is_silent || !keep_token(a, token)) {
         free(logprobs);
-        a->has_failed |= !a->has_stopped;
+        a->has_failed |= !a->has_stopped && !a->ask->is_silent;
         return;
     }
     bool thinks = a->phase == PHASE_THINKS || a->phase == PHASE_ENDS;

@@ -82,8 +82,13 @@ struct ask *ask_open(json_t *root, const struct ask_model *m) {
 void ask_close(struct ask *ask) {
     if (!ask)
         return;
-    for (uint32_t i = 0; i < ask->n_prompts; i++)
-        free((void *)ask->prompts[i].tokens);
+    for (uint32_t i = 0; i < ask->n_prompts; i++) {
+        const struct job_prompt *p = &ask->prompts[i];
+        for (size_t k = 0; p->logprobs && k < p->n; k++)
+            free(p->logprobs[k]);
+        free(p->logprobs);
+        free((void *)p->tokens);
+    }
     format_release(ask->format);
     free(ask->hidden);
     json_decref(ask->messages);
@@ -223,41 +228,75 @@ void ask_read_format(struct ask *ask, struct fields *f, const struct ask_model *
                       type ? type : "");
 }
 
+/* Every "$ref": "#..." becomes BASE...; false: there is none. */
+static bool move_refs(json_t *schema, const char *base) {
+    const char *key;
+    json_t *value;
+    size_t i;
+    bool has_refs = false;
+    json_array_foreach(schema, i, value) has_refs |= move_refs(value, base);
+    json_object_foreach(schema, key, value) {
+        const char *ref = strcmp(key, "$ref") == 0 ? json_string_value(value) : NULL;
+        if (ref && ref[0] == '#')
+            json_object_set_new(schema, key, json_sprintf("%s%s", base, ref + 1));
+        has_refs |= ref || move_refs(value, base);
+    }
+    return has_refs;
+}
+
+/* A tool's parameters as part of another schema: those that refer to themselves ($defs) stand whole
+ * among its definitions. */
+static json_t *parameters_of(const json_t *function, size_t number, json_t *definitions) {
+    json_t *parameters = json_deep_copy(json_object_get(function, "parameters"));
+    char name[24], base[40];
+    snprintf(name, sizeof name, "%zu", number);
+    snprintf(base, sizeof base, "#/$defs/%s", name);
+    if (json_object_size(parameters) == 0) {
+        json_decref(parameters);
+        return json_pack("{s:s}", "type", "object");
+    }
+    if (!move_refs(parameters, base))
+        return parameters;
+    json_object_set_new(definitions, name, parameters);
+    return json_pack("{s:s}", "$ref", base);
+}
+
 /* {"name": NAME, "arguments": its parameters} of the tools that may be called. */
-static json_t *call_schemas(const struct ask *ask, const char *name) {
+static json_t *call_schemas(const struct ask *ask, const char *name, json_t *definitions) {
     json_t *out = json_array(), *tool;
     size_t i;
     json_array_foreach(ask->tools, i, tool) {
         const json_t *function = json_object_get(tool, "function");
         json_t *its = json_object_get(function, "name");
-        json_t *parameters = json_object_get(function, "parameters");
         if (name && strcmp(json_string_value(its), name) != 0)
             continue;
-        parameters = json_object_size(parameters) > 0 ? json_incref(parameters)
-                                                      : json_pack("{s:s}", "type", "object");
-        json_array_append_new(out, json_pack("{s:s, s:{s:{s:O}, s:o}, s:[s, s], s:b}", "type",
-                                             "object", "properties", "name", "const", its,
-                                             "arguments", parameters, "required", "name",
-                                             "arguments", "additionalProperties", 0));
+        json_array_append_new(out,
+                              json_pack("{s:s, s:{s:{s:O}, s:o}, s:[s, s], s:b}", "type", "object",
+                                        "properties", "name", "const", its, "arguments",
+                                        parameters_of(function, i, definitions), "required", "name",
+                                        "arguments", "additionalProperties", 0));
     }
     return out;
 }
 
 void ask_require_tool(struct ask *ask, struct fields *f, const struct ask_model *m,
                       const char *name) {
-    json_t *schemas = call_schemas(ask, name);
+    json_t *definitions = json_object(), *schemas = call_schemas(ask, name, definitions);
     size_t n = json_array_size(schemas);
     if (n == 0)
         fields_refuse(f, "tool_choice", "tool_choice wants %.80s, which is not among the tools",
                       name ? name : "a tool");
     json_t *schema =
         n == 1 ? json_incref(json_array_get(schemas, 0)) : json_pack("{s:O}", "anyOf", schemas);
+    if (json_object_size(definitions) > 0)
+        json_object_set(schema, "$defs", definitions);
     if (n > 0)
         ask_set_schema(ask, f, "tool_choice", m, schema);
     ask->is_call_begun = true;
     ask_set_variable(ask, "enable_thinking", json_false());
     json_decref(schema);
     json_decref(schemas);
+    json_decref(definitions);
 }
 
 /* ---- messages ---------------------------------------------------------------------------------
@@ -428,7 +467,7 @@ static int add_prompt(struct ask *ask, const struct ask_model *m, struct ids ids
     if (status)
         free(ids.at);
     else
-        ask->prompts[ask->n_prompts++] = (struct job_prompt){ids.at, ids.n};
+        ask->prompts[ask->n_prompts++] = (struct job_prompt){ids.at, ids.n, NULL};
     return status;
 }
 

@@ -52,6 +52,7 @@ struct ask {
 
     bool is_streamed, has_usage; /* usage in the stream */
     bool echoes;                 /* the prompt is part of the answer's text */
+    bool is_silent;              /* and all of it: the one token that is sampled is dropped */
     int64_t n, most, n_top;      /* -1: no limit, no log probabilities */
     struct sluice_sampling sampling;
     struct sluice_bias biases[SLUICE_MAX_BIASES];

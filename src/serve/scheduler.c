@@ -550,10 +550,10 @@ static void start(struct sched *s, struct answer *a) {
         fail(s, a, status);
 }
 
-/* Whether r, which runs, is to read what `a` needs too. */
+/* Whether r, which runs, is to read what `a` needs too, or tells what it reads for both. */
 static bool reads_for(const struct sched *s, const struct answer *r, const struct answer *a) {
     uint32_t n = n_processed(r);
-    return (r->is_stem && r->request == a->request) ||
+    return (r->request == a->request && (r->is_stem || (reads_of(r) && n < r->report.n_prompt))) ||
            (r->n_fed - n > 1 && common_tokens(s, a, r) > n);
 }
 

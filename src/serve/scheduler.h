@@ -91,7 +91,8 @@ struct sched_rows {
     const float *logits; /* (n, n_logits) after each; NULL where not wanted; valid in the call */
     const float *hidden; /* (n, width) */
 };
-/* An answer that is set back reads its tokens again, and hands out the same. */
+/* An answer that is set back reads its tokens again, and hands out the same. Other answers of the
+ * request begin after it. */
 typedef void sched_rows_fn(void *user, const struct sched_rows *rows);
 /* The end, exactly once for every answer of a request that was accepted. */
 typedef void sched_end_fn(void *user, const struct sched_report *report);

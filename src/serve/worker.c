@@ -31,8 +31,8 @@ struct worker {
     struct sched *sched;
     struct metrics *metrics;
     int32_t n_tokens;
-    uint32_t width;    /* of a hidden state */
-    uint32_t *no_ends; /* all tokens but those that end an answer */
+    uint32_t width, n_logits; /* of a hidden state, of a row of logits */
+    uint32_t *no_ends;        /* all tokens but those that end an answer */
     pthread_t thread;
     bool has_thread;
 
@@ -235,14 +235,24 @@ static const uint32_t *on_mask(void *user, uint32_t answer) {
     return follow_mask(&choice_of(run, answer)->follow);
 }
 
+/* Each is put in once: somebody may read it when the prompt is read a second time. */
+static void tell_prompt(struct worker *w, const struct job *job, const struct job_prompt *p,
+                        const struct sched_rows *rows) {
+    for (uint32_t i = 0; i < rows->n; i++) {
+        size_t next = (size_t)rows->first + i + 1;
+        if (next < p->n && !p->logprobs[next])
+            p->logprobs[next] =
+                logprobs_of(w, rows->logits + (size_t)i * w->n_logits, p->tokens[next], job->n_top);
+    }
+}
+
 /* A prompt that is read a second time begins again. */
-static void on_rows(void *user, const struct sched_rows *rows) {
-    const struct run *run = user;
+static void pool(const struct run *run, const struct sched_rows *rows) {
     const struct job *job = run->job;
     uint32_t width = job->worker->width, n_prompt = (uint32_t)job->prompts[run->prompt].n;
     uint32_t end = min_u32(rows->first + rows->n, n_prompt);
     float *to = job->hidden + (size_t)run->prompt * width;
-    if (!rows->hidden || rows->first >= end)
+    if (rows->first >= end)
         return;
     if (rows->first == 0 || !job->pools_mean)
         memset(to, 0, width * sizeof *to);
@@ -250,6 +260,22 @@ static void on_rows(void *user, const struct sched_rows *rows) {
         for (uint32_t i = 0; i < width; i++)
             to[i] += rows->hidden[(size_t)(r - rows->first) * width + i] /
                      (job->pools_mean ? (float)n_prompt : 1);
+}
+
+static void on_rows(void *user, const struct sched_rows *rows) {
+    const struct run *run = user;
+    const struct job_prompt *p = &run->job->prompts[run->prompt];
+    if (run->job->hidden && rows->hidden)
+        pool(run, rows);
+    if (p->logprobs && rows->logits)
+        tell_prompt(run->job->worker, run->job, p, rows);
+}
+
+static unsigned reads_of(const struct run *run) {
+    const struct job *job = run->job;
+    return job->hidden ? job->pools_mean ? SLUICE_WANT_ALL_HIDDEN : SLUICE_WANT_HIDDEN
+           : job->prompts[run->prompt].logprobs ? SLUICE_WANT_ALL_LOGITS
+                                                : 0;
 }
 
 static void count_end(struct worker *w, const struct sched_report *r) {
@@ -352,9 +378,7 @@ static int start_run(struct worker *w, struct run *run, const struct sched_reque
     struct sched_request r = *request;
     r.ends = run->job->ignores_ends ? none : NULL;
     r.wants_logits = run->job->n_top >= 0;
-    r.reads = !run->job->hidden      ? 0
-              : run->job->pools_mean ? SLUICE_WANT_ALL_HIDDEN
-                                     : SLUICE_WANT_HIDDEN;
+    r.reads = reads_of(run);
     r.on_rows = on_rows;
     r.on_token = on_token;
     r.on_mask = run->job->format ? on_mask : NULL;
@@ -657,6 +681,7 @@ int worker_open(struct worker **out, const struct worker_options *o, struct err 
     w->metrics = o->metrics;
     w->n_tokens = facts.n_tokens;
     w->width = facts.width;
+    w->n_logits = (uint32_t)facts.n_logits;
     w->no_ends = follow_no_ends(w->model);
     w->inbox_end = &w->inbox;
     w->tasks_end = &w->tasks;

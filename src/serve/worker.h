@@ -17,9 +17,13 @@
 #include "serve/metrics.h"
 #include "serve/scheduler.h"
 
+struct job_logprobs;
+
 struct job_prompt {
     const int32_t *tokens;
     size_t n;
+    struct job_logprobs **logprobs; /* (n) those of its tokens but the first are put here before its
+                                     * first answer begins; NULL: not wanted */
 };
 
 /* Log probabilities of a token and of the likeliest, best first. */

@@ -28,25 +28,45 @@ int openai_add_prompts(struct ask *ask, const struct ask_model *m, const char *n
     return status;
 }
 
+static void want_prompt_logprobs(struct ask *ask, struct fields *f) {
+    for (uint32_t i = 0; i < ask->n_prompts; i++) {
+        struct job_prompt *p = &ask->prompts[i];
+        p->logprobs = calloc(p->n, sizeof(struct job_logprobs *));
+        if (!p->logprobs)
+            fields_refuse(f, "logprobs", "out of memory for log probabilities");
+    }
+}
+
+/* None at all where the prompt is echoed: for those who want its log probabilities. */
+static void read_lengths(struct ask *ask, struct fields *f) {
+    int64_t most = -1;
+    fields_bool(f, "echo", &ask->echoes);
+    fields_int(f, "max_tokens", ask->echoes ? 0 : 1, INT32_MAX, &most);
+    ask->is_silent = most == 0;
+    if (!ask->is_silent)
+        openai_read_lengths(ask, f);
+    else
+        ask->most = 1;
+}
+
 static void read_all(struct ask *ask, struct fields *f, const struct ask_model *m) {
     struct err err = {0};
     const char *suffix = "";
     ask->most = 16; /* the API's own default */
     ask_read_sampling(ask, f, m);
     ask_read_stops(ask, f, "stop");
-    openai_read_lengths(ask, f);
+    read_lengths(ask, f);
     openai_read_stream_options(ask, f);
     ask_read_format(ask, f, m);
     fields_int(f, "logprobs", 0, ASK_MAX_TOP, &ask->n_top);
-    fields_bool(f, "echo", &ask->echoes);
     fields_string(f, "suffix", &suffix);
     if (!f->wrong && *suffix)
         fields_refuse(f, "suffix", "suffix is not supported: this model only continues texts");
-    if (!f->wrong && ask->echoes && ask->n_top >= 0)
-        fields_refuse(f, "echo", "echo with logprobs is not supported");
     if (!f->wrong &&
         openai_add_prompts(ask, m, "prompt", json_object_get(f->object, "prompt"), &err))
         fields_refuse(f, "prompt", "%s", err.text);
+    if (!f->wrong && ask->echoes && ask->n_top >= 0)
+        want_prompt_logprobs(ask, f);
 }
 
 /* ---- what is answered -------------------------------------------------------------------------
@@ -54,60 +74,85 @@ static void read_all(struct ask *ask, struct fields *f, const struct ask_model *
 
 static const struct openai_chunk text_chunk = {"cmpl-", "text_completion"};
 
-/* The prompt of an answer, where it is to be echoed. */
-static struct str echo_of(const struct answer *a) {
+static const struct job_prompt *prompt_of(const struct answer *a) {
+    return &a->ask->prompts[a->number / (size_t)a->ask->n];
+}
+
+/* The prompt of an answer, where it is to be echoed: as it was sent, or the text of its tokens. */
+static void add_echo(const struct answer *a, struct buffer *text) {
     const json_t *prompt = json_object_get(a->ask->root, "prompt");
-    if (json_is_array(prompt))
+    const struct job_prompt *p = prompt_of(a);
+    if (json_is_array(json_array_get(prompt, 0)) || json_is_string(json_array_get(prompt, 0)))
         prompt = json_array_get(prompt, a->number / (size_t)a->ask->n);
-    bool has_text = a->ask->echoes && json_is_string(prompt);
-    return has_text ? (struct str){json_string_value(prompt), json_string_length(prompt)} : STR("");
+    if (a->ask->echoes && json_is_string(prompt))
+        buffer_add(text, json_string_value(prompt), json_string_length(prompt));
+    else if (a->ask->echoes)
+        ask_decode(a->m, p->tokens, p->n, text);
 }
 
-/* The tokens from `from` on in this call's own form; `offset`: bytes of text before them. */
-static json_t *logprobs_of(const struct answer *a, size_t from) {
-    json_t *tokens = json_array(), *values = json_array(), *tops = json_array(),
-           *offsets = json_array();
-    size_t offset = 0;
-    if (a->ask->n_top < 0)
-        from = a->n_said;
-    for (size_t i = 0; i < a->n_said; i++) {
-        const struct job_logprobs *l = a->said[i].logprobs;
-        json_t *text = openai_token_text(a->m, a->said[i].token), *top = json_object();
-        size_t length = json_string_length(text);
-        for (uint32_t k = 0; i >= from && k < l->n; k++) {
-            json_t *other = openai_token_text(a->m, l->top[k].token);
-            if (other && !json_object_get(top, json_string_value(other)))
-                json_object_set_new(top, json_string_value(other),
-                                    openai_number(l->top[k].logprob));
-            json_decref(other);
-        }
-        if (i >= from) {
-            json_array_append(tokens, text);
-            json_array_append_new(values, openai_number(l->logprob));
-            json_array_append(tops, top);
-            json_array_append_new(offsets, json_integer((json_int_t)offset));
-        }
-        json_decref(text);
-        json_decref(top);
-        offset += length;
+/* Tokens in this call's own form. */
+struct token_lists {
+    json_t *tokens, *values, *tops, *offsets;
+    size_t offset; /* bytes of text before the next */
+};
+
+/* `l` NULL: nothing is known of it, as of the first token of a prompt. */
+static void add_token(struct token_lists *to, const struct ask_model *m, int32_t token,
+                      const struct job_logprobs *l) {
+    struct str bytes, ignored;
+    json_t *top = l ? json_object() : json_null();
+    for (uint32_t k = 0; l && k < l->n; k++) {
+        json_t *other = openai_token_text(m, l->top[k].token, &ignored);
+        if (other && !json_object_get(top, json_string_value(other)))
+            json_object_set_new(top, json_string_value(other), openai_number(l->top[k].logprob));
+        json_decref(other);
     }
-    json_t *all = json_pack("{s:o, s:o, s:o, s:o}", "tokens", tokens, "token_logprobs", values,
-                            "top_logprobs", tops, "text_offset", offsets);
-    if (a->ask->n_top >= 0)
-        return all;
-    json_decref(all);
-    return json_null();
+    json_array_append_new(to->tokens, openai_token_text(m, token, &bytes));
+    json_array_append_new(to->values, l ? openai_number(l->logprob) : json_null());
+    json_array_append_new(to->tops, top);
+    json_array_append_new(to->offsets, json_integer((json_int_t)to->offset));
+    to->offset += bytes.len;
 }
 
+/* Bytes of text before token `from` of what was said. */
+static size_t offset_of(const struct answer *a, size_t from) {
+    const struct job_prompt *p = prompt_of(a);
+    size_t offset = 0, n;
+    for (size_t i = 0; p->logprobs && i < p->n; i++, offset += n)
+        sluice_token_text(a->m->model, p->tokens[i], &n);
+    for (size_t i = 0; i < from; i++, offset += n)
+        sluice_token_text(a->m->model, a->said[i].token, &n);
+    return offset;
+}
+
+/* The tokens from `from` on, after those of the prompt where they are to be told; null where none
+ * were asked for. */
+static json_t *logprobs_of(const struct answer *a, bool has_prompt, size_t from) {
+    const struct job_prompt *p = prompt_of(a);
+    if (a->ask->n_top < 0)
+        return json_null();
+    has_prompt &= p->logprobs != NULL;
+    struct token_lists to = {json_array(), json_array(), json_array(), json_array(),
+                             has_prompt ? 0 : offset_of(a, from)};
+    for (size_t i = 0; has_prompt && i < p->n; i++)
+        add_token(&to, a->m, p->tokens[i], p->logprobs[i]);
+    for (size_t i = from; i < a->n_said; i++)
+        add_token(&to, a->m, a->said[i].token, a->said[i].logprobs);
+    return json_pack("{s:o, s:o, s:o, s:o}", "tokens", to.tokens, "token_logprobs", to.values,
+                     "top_logprobs", to.tops, "text_offset", to.offsets);
+}
+
+/* The echo goes before the first text: only then its log probabilities are known. */
 static void put_text(struct exchange *x, struct answer *a, struct str text) {
-    json_t *logprobs = logprobs_of(a, a->n_told);
+    struct buffer all = {0};
+    json_t *logprobs = logprobs_of(a, !a->is_echoed, a->n_told);
+    if (!a->is_echoed)
+        add_echo(a, &all);
+    buffer_add(&all, text.at, text.len);
+    a->is_echoed = true;
     a->n_told = a->n_said;
-    openai_put_chunk(x, &text_chunk, a, "text", json_of_text(text), logprobs);
-}
-
-static void text_begin(struct exchange *x) {
-    for (uint32_t i = 0; x->ask->echoes && i < x->n_answers; i++)
-        put_text(x, &x->answers[i], echo_of(&x->answers[i]));
+    openai_put_chunk(x, &text_chunk, a, "text", json_of_text(buffer_str(&all)), logprobs);
+    buffer_free(&all);
 }
 
 static void text_piece(struct exchange *x, struct answer *a, const struct piece *piece) {
@@ -124,11 +169,11 @@ static void text_done(struct exchange *x) {
 
 static json_t *text_choice(const struct answer *a) {
     struct buffer text = {0};
-    struct str echo = echo_of(a), content = buffer_str(&a->content);
-    buffer_add(&text, echo.at, echo.len);
+    struct str content = buffer_str(&a->content);
+    add_echo(a, &text);
     buffer_add(&text, content.at, content.len);
     json_t *out = json_pack("{s:i, s:o, s:o, s:s}", "index", (int)a->number, "text",
-                            json_of_text(buffer_str(&text)), "logprobs", logprobs_of(a, 0),
+                            json_of_text(buffer_str(&text)), "logprobs", logprobs_of(a, true, 0),
                             "finish_reason", openai_finish(a));
     buffer_free(&text);
     return out;
@@ -140,7 +185,6 @@ static json_t *text_whole(struct exchange *x) {
 
 static const struct style text_style = {
     .stream_type = "text/event-stream",
-    .begin = text_begin,
     .piece = text_piece,
     .end = text_end,
     .done = text_done,

@@ -122,12 +122,9 @@ const char *openai_finish(const struct answer *a) {
     return words[a->finish];
 }
 
-json_t *openai_token_text(const struct ask_model *m, int32_t token) {
-    struct buffer text = {0};
-    ask_decode(m, &token, 1, &text);
-    json_t *out = json_of_text(buffer_str(&text));
-    buffer_free(&text);
-    return out;
+json_t *openai_token_text(const struct ask_model *m, int32_t token, struct str *bytes) {
+    bytes->at = sluice_token_text(m->model, token, &bytes->len);
+    return json_of_text(*bytes);
 }
 
 json_t *openai_number(float logprob) {
@@ -136,9 +133,10 @@ json_t *openai_number(float logprob) {
 }
 
 static json_t *logprob_entry(const struct ask_model *m, int32_t token, float logprob) {
-    json_t *text = openai_token_text(m, token), *bytes = json_array();
-    for (size_t i = 0; i < json_string_length(text); i++)
-        json_array_append_new(bytes, json_integer((unsigned char)json_string_value(text)[i]));
+    struct str its;
+    json_t *text = openai_token_text(m, token, &its), *bytes = json_array();
+    for (size_t i = 0; i < its.len; i++)
+        json_array_append_new(bytes, json_integer((unsigned char)its.at[i]));
     return json_pack("{s:o, s:o, s:o}", "token", text, "logprob", openai_number(logprob), "bytes",
                      bytes);
 }

@@ -22,8 +22,8 @@ json_t *openai_usage(const struct exchange *x);
 /* How fast the answer was; NULL where there are several. */
 json_t *openai_timings(const struct exchange *x);
 const char *openai_finish(const struct answer *a); /* NULL: not yet */
-/* A token's own text. */
-json_t *openai_token_text(const struct ask_model *m, int32_t token);
+/* A token's own text, and its bytes, which may be a part of a character. */
+json_t *openai_token_text(const struct ask_model *m, int32_t token, struct str *bytes);
 json_t *openai_number(float logprob);
 /* The content's tokens from `from` on, an array. */
 json_t *openai_logprobs(const struct answer *a, size_t from);
