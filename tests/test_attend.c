@@ -134,6 +134,9 @@ static const struct shape {
     {DT_Q4_0, 96, 64, 2, 126}, {DT_F16, 1024, 12, 12, 5}, {DT_F16, 64, 2, 1, 0},
     {DT_F16, 128, 4, 4, 2},    {DT_F16, 32, 7, 7, 126},   {DT_F16, 128, 6, 6, 64},
     {DT_F16, 16, 8, 8, 113},   {DT_F16, 256, 2, 2, 127},  {DT_F16, 48, 5, 5, 39},
+    {DT_Q8_0, 32, 1, 1, 128},  {DT_Q8_0, 128, 4, 4, 127}, {DT_Q8_0, 256, 8, 8, 3},
+    {DT_Q8_0, 96, 2, 2, 65},   {DT_Q4_0, 32, 7, 7, 126},  {DT_Q4_0, 128, 4, 4, 128},
+    {DT_Q4_0, 64, 1, 1, 1},    {DT_Q4_0, 96, 3, 3, 4},
 };
 
 #define FOR_EACH_SHAPE(t)                                                                          \
@@ -173,6 +176,39 @@ TEST(attend_same_bits_on_all_instruction_sets) {
                               k->name, t.width, q);
         }
         free(pv);
+    }
+}
+
+/* Blocks of any size, with scales that are not normal numbers among them, and queries up to the
+ * largest: every kernel has portable C's bits. */
+TEST(attend_same_bits_at_any_scale) {
+    static const float scales[] = {1e-30f, 1e-7f, 2e-6f, 1, 3e4f, 4e6f},
+                       sizes[] = {1e-30f, 1, 1e31f};
+    const struct attend_kernel *k, *portable = attend_find(0);
+    for (size_t c = 0; c < 6; c++) {
+        struct trial t = trial_make(c % 2 ? DT_Q8_0 : DT_Q4_0, 64, 3, 3, 23);
+        float *pv = malloc(3 * 64 * sizeof *pv), row[64];
+        for (uint32_t p = 0; p < ATTEND_POSITIONS; p++) {
+            for (uint32_t i = 0; i < 64; i++)
+                row[i] = random_float() * scales[(c / 2 + p + i / 32) % 6];
+            dtype_info((uint32_t)t.type)->encode(row, t.keys + p * t.row_bytes, 64);
+            dtype_info((uint32_t)t.type)->encode(row, t.values + p * t.row_bytes, 64);
+        }
+        for (uint32_t i = 0; i < 3 * 64; i++)
+            t.queries[i] *= sizes[c / 2];
+        run(portable, &t, 0, 3);
+        memcpy(pv, t.pv, 3 * 64 * sizeof *pv);
+        for (size_t i = 0; (k = attend_at(i)); i++) {
+            if (!can_run(k))
+                continue;
+            run(k, &t, 0, 3);
+            for (uint32_t q = 0; q < 3 * 64; q++)
+                if (memcmp(&pv[q], &t.pv[q], sizeof *pv) != 0 && !(isnan(pv[q]) && isnan(t.pv[q])))
+                    test_fail(__FILE__, __LINE__, "%s, case %zu: pv[%u] is %g, expected %g",
+                              k->name, c, q, t.pv[q], pv[q]);
+        }
+        free(pv);
+        trial_free(&t);
     }
 }
 

@@ -26,7 +26,7 @@
 enum {
     ATTEND_PARTS = LANES / 4,        /* positions of a vector */
     ATTEND_BLOCK = 4 * ATTEND_PARTS, /* positions of a tile of QK */
-    ATTEND_RUN = 32,                 /* positions of a tile of PV */
+    ATTEND_RUN = 32,                 /* positions that are decoded, and meet all queries in L1 */
     ATTEND_DIRECT = ATTEND_ROWS,     /* so many queries meet the cache where it lies */
     ATTEND_CHUNKS = 16 / LANES,      /* vectors of the sixteen chains of a sum */
 };
@@ -46,7 +46,7 @@ typedef uint32_t attend_bits __attribute__((vector_size(4 * LANES)));
 #include ATTEND_ONE
 #else
 #define attend_is_one(s, first) ((void)(s), (void)(first), false)
-#define attend_one_qk(s, first, n) ((void)0)
+#define attend_one_qk(s, first, n) false
 #define attend_one_pv(s, first, n) 0
 #endif
 
@@ -163,15 +163,17 @@ static inline uint32_t attend_rows(uint32_t n) {
     return (n + turns - 1) / turns;
 }
 
-/* qk of queries [first, n_queries) and n positions, rounded up to whole tiles, or pairs of them. */
+/* qk of queries [first, n_queries) and positions [begin, end), rounded up to whole tiles, or pairs
+ * of them. keys.at is of the first of them. */
 static TARGET void attend_qk(const struct attend_split *s, attend_qk_fn *const *tiles,
-                             struct attend_keys keys, uint32_t first, uint32_t n) {
+                             struct attend_keys keys, uint32_t first, uint32_t begin,
+                             uint32_t end) {
     uint32_t stride = attend_stride(s->width), fours = (s->width + 3) / 4;
     for (uint32_t q = first, rows; q < s->n_queries; q += rows) {
         rows = attend_rows(s->n_queries - q);
         uint32_t n_tiles = rows == 1 ? ATTEND_ALONE : 1;
         struct attend_keys at = keys;
-        for (uint32_t p = 0; p < n; p += n_tiles * ATTEND_BLOCK, at.at += n_tiles * keys.tile)
+        for (uint32_t p = begin; p < end; p += n_tiles * ATTEND_BLOCK, at.at += n_tiles * keys.tile)
             tiles[rows](&at, s->queries + (size_t)q * stride, stride, fours,
                         s->qk + (size_t)q * ATTEND_POSITIONS + p);
     }
@@ -184,29 +186,28 @@ static bool attend_is_direct(const struct attend_split *s, uint32_t first, uint3
 }
 
 static TARGET void attend_run_keys(const struct attend_split *s, uint32_t first, uint32_t n) {
-    if (attend_is_one(s, first)) {
-        attend_one_qk(s, first, n);
+    if (attend_is_one(s, first) && attend_one_qk(s, first, n))
         return;
-    }
     size_t row = attend_row_bytes(s);
     struct attend_keys keys = {s->keys, row, s->type == DT_F16 ? 8 : 16, 4 * row};
     if (ATTEND_PARTS == 1 && attend_is_direct(s, first, 4)) {
-        attend_qk(s, s->type == DT_F16 ? attend_qk_f16 : attend_qk_f32, keys, first, n);
+        attend_qk(s, s->type == DT_F16 ? attend_qk_f16 : attend_qk_f32, keys, first, 0, n);
         return;
     }
-    keys.at = (const uint8_t *)s->tile;
+    keys = (struct attend_keys){(const uint8_t *)s->tile, LANES * sizeof(float),
+                                4 * LANES * sizeof(float),
+                                (s->width + 3) / 4 * 4 * LANES * sizeof(float)};
     if (ATTEND_PARTS == 1) {
-        attend_decode_rows(s, s->keys, n);
         keys.four = 16;
         keys.vector = attend_stride(s->width) * sizeof(float);
         keys.tile = 4 * keys.vector;
-    } else {
-        attend_decode_keys(s, s->keys, n);
-        keys.vector = LANES * sizeof(float);
-        keys.four = 4 * keys.vector;
-        keys.tile = (s->width + 3) / 4 * keys.four;
     }
-    attend_qk(s, attend_qk_f32, keys, first, n);
+    for (uint32_t p = 0; p < n; p += ATTEND_RUN) {
+        uint32_t end = p + ATTEND_RUN < n ? p + ATTEND_RUN : n;
+        (ATTEND_PARTS == 1 ? attend_decode_rows
+                           : attend_decode_keys)(s, (const uint8_t *)s->keys + p * row, end - p);
+        attend_qk(s, attend_qk_f32, keys, first, p, end);
+    }
 }
 
 /* ---- softmax --------------------------------------------------------------------------------- */
@@ -361,8 +362,8 @@ F32_INLINE uint32_t attend_seen(const struct attend_split *s, uint32_t q, uint32
     return seen > begin ? seen - begin : 0;
 }
 
-/* Queries [q, q + rows) and positions [begin, end): together over those that all of them see, then
- * each goes on alone. */
+/* Queries [q, q + rows) and positions [begin, end), of which v.at is the first: together over those
+ * that all of them see, then each goes on alone. */
 static TARGET void attend_pv_some(const struct attend_split *s, const attend_pv_table *tiles,
                                   struct attend_values v, uint32_t q, uint32_t rows, uint32_t begin,
                                   uint32_t end) {
@@ -370,7 +371,6 @@ static TARGET void attend_pv_some(const struct attend_split *s, const attend_pv_
     uint32_t common = attend_seen(s, q, begin, end);
     const float *weights = s->qk + (size_t)q * ATTEND_POSITIONS + begin;
     float *out = s->pv + (size_t)q * stride;
-    v.at += begin * v.row;
     attend_pv_width(tiles[rows], v, common, weights, vectors, out, stride);
     v.at += common * v.row;
     for (uint32_t r = 1; r < rows; r++) {
@@ -382,27 +382,31 @@ static TARGET void attend_pv_some(const struct attend_split *s, const attend_pv_
 }
 
 /* Positions from `begin` on: a few meet all queries while they are in L1. */
-static TARGET void attend_pv(const struct attend_split *s, const attend_pv_table *tiles,
-                             struct attend_values v, uint32_t first, uint32_t begin) {
-    uint32_t n = s->seen[s->n_queries - 1];
-    for (uint32_t p = begin; p < n; p += ATTEND_RUN)
+static TARGET void attend_pv(const struct attend_split *s, bool is_direct, uint32_t first,
+                             uint32_t begin, uint32_t n) {
+    bool is_f16 = is_direct && s->type == DT_F16;
+    size_t row = attend_row_bytes(s);
+    struct attend_values v = {NULL, row, is_f16 ? 2 * LANES : 4 * LANES};
+    if (!is_direct)
+        v.row = attend_stride(s->width) * sizeof(float);
+    for (uint32_t p = begin; p < n; p += ATTEND_RUN) {
+        uint32_t end = p + ATTEND_RUN < n ? p + ATTEND_RUN : n;
+        const uint8_t *from = (const uint8_t *)s->values + p * row;
+        if (!is_direct)
+            attend_decode_rows(s, from, end - p);
+        v.at = is_direct ? from : (const uint8_t *)s->tile;
         for (uint32_t q = first, rows; q < s->n_queries; q += rows) {
             rows = attend_rows(s->n_queries - q);
-            attend_pv_some(s, tiles, v, q, rows, p, p + ATTEND_RUN);
+            attend_pv_some(s, is_f16 ? attend_pv_f16 : attend_pv_f32, v, q, rows, p, end);
         }
+    }
 }
 
 static TARGET void attend_run_values(const struct attend_split *s, uint32_t first, uint32_t n) {
-    bool is_one = attend_is_one(s, first), is_direct = is_one || attend_is_direct(s, first, LANES);
-    bool is_f16 = is_direct && s->type == DT_F16;
-    struct attend_values v = {s->values, attend_row_bytes(s), is_f16 ? 2 * LANES : 4 * LANES};
-    if (!is_direct) {
-        attend_decode_rows(s, s->values, n);
-        v.at = (const uint8_t *)s->tile;
-        v.row = attend_stride(s->width) * sizeof(float);
-    }
+    bool is_one = attend_is_one(s, first);
     uint32_t begin = is_one ? attend_one_pv(s, first, n) : 0;
-    attend_pv(s, is_f16 ? attend_pv_f16 : attend_pv_f32, v, first, begin);
+    bool is_loaded = s->type == DT_F16 || s->type == DT_F32;
+    attend_pv(s, (is_one && is_loaded) || attend_is_direct(s, first, LANES), first, begin, n);
 }
 
 /* ---- a split --------------------------------------------------------------------------------- */

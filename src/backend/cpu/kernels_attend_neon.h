@@ -1,5 +1,6 @@
 /* kernels_attend_neon.h - attention of one row over a split, on NEON: up to eight queries of a KV
- * head that see the same positions meet f16 keys and values where they lie.
+ * head that see the same positions meet keys and values where they lie: f16 here, q8_0 and q4_0 in
+ * kernels_attend_neon_blocks.h.
  *
  * Four products are one FMLA, which two pipes can do; the conversion of four f16 is two cycles of
  * one of the pipes (Neoverse N1, V0). So four values of one position and g queries are (2 + g) / 2
@@ -167,18 +168,28 @@ FOR_EACH_ONE_ROWS(ONE_ROWS)
 static one_fn *const one_qk_rows[] = {NULL, FOR_EACH_ONE_ROWS(ONE_ENTRY_QK)};
 static one_fn *const one_pv_rows[] = {NULL, FOR_EACH_ONE_ROWS(ONE_ENTRY_PV)};
 
+#include "backend/cpu/kernels_attend_neon_blocks.h"
+
 /* Whether the queries from `first` on are such a row. */
 static bool attend_is_one(const struct attend_split *s, uint32_t first) {
-    return s->type == DT_F16 && s->width % 16 == 0 && s->n_queries - first <= ONE_QUERIES &&
-           s->seen[first] == s->seen[s->n_queries - 1];
+    bool is_blocks = s->type == DT_Q8_0 || s->type == DT_Q4_0;
+    return (is_blocks || (s->type == DT_F16 && s->width % 16 == 0)) &&
+           s->n_queries - first <= ONE_QUERIES && s->seen[first] == s->seen[s->n_queries - 1];
 }
 
-static void attend_one_qk(const struct attend_split *s, uint32_t first, uint32_t n) {
+/* False: not done. */
+static bool attend_one_qk(const struct attend_split *s, uint32_t first, uint32_t n) {
+    if (s->type != DT_F16)
+        return blocks_run_keys(s, first, n);
     one_qk_rows[s->n_queries - first](s, first, n);
+    return true;
 }
 
 /* Returns how many positions are done: the others are no whole four. */
 static uint32_t attend_one_pv(const struct attend_split *s, uint32_t first, uint32_t n) {
-    one_pv_rows[s->n_queries - first](s, first, n / 4 * 4);
+    if (s->type == DT_F16)
+        one_pv_rows[s->n_queries - first](s, first, n / 4 * 4);
+    else if (n >= 4)
+        blocks_run_values(s, first, n / 4 * 4);
     return n / 4 * 4;
 }
