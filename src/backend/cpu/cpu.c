@@ -382,6 +382,8 @@ static int make_blocks(struct backend *b, const struct backend_memory *m, struct
     /* Read from end to end in every step: a fault and a TLB entry for 2 MiB instead of 4 KiB. */
     if (b->packed_block)
         madvise(b->packed_block, m->packed, MADV_HUGEPAGE);
+    if (b->region[REGION_STATE])
+        madvise(b->region[REGION_STATE], m->state, MADV_HUGEPAGE);
     b->rooms = calloc((size_t)b->threads, sizeof *b->rooms);
     return b->rooms ? SLUICE_OK : err_memory(err, "the threads' room");
 }

@@ -2,24 +2,29 @@
 #include "backend/cpu/vec.h"
 
 CLONES float row_dot(const float *a, const float *b, size_t n) {
-    vec sum = {0};
+    vec sum[VECS] = {{0}};
     size_t i = 0;
     for (; i + LANES <= n; i += LANES)
-        sum += vec_load(a + i) * vec_load(b + i);
-    if (i < n)
-        sum += vec_load_some(a + i, n - i, 0) * vec_load_some(b + i, n - i, 0);
+        EACH_VEC(u) sum[u] += vec_load(a + i + u * VEC_LANES) * vec_load(b + i + u * VEC_LANES);
+    if (i < n) {
+        float x[LANES] = {0}, y[LANES] = {0};
+        memcpy(x, a + i, (n - i) * sizeof *x);
+        memcpy(y, b + i, (n - i) * sizeof *y);
+        EACH_VEC(u) sum[u] += vec_load(x + u * VEC_LANES) * vec_load(y + u * VEC_LANES);
+    }
     return vec_sum(sum);
 }
 
 CLONES float row_max(const float *x, size_t n) {
-    vec best = vec_all(x[0]);
+    vec best[VECS];
+    EACH_VEC(u) best[u] = vec_all(x[0]);
     size_t i = 0;
     for (; i + LANES <= n; i += LANES)
-        best = vec_max(vec_load(x + i), best);
-    if (i < n)
-        best = vec_max(vec_load_some(x + i, n - i, x[0]), best);
+        EACH_VEC(u) best[u] = vec_max(vec_load(x + i + u * VEC_LANES), best[u]);
     float a[LANES];
-    vec_store(a, best);
+    memcpy(a, best, sizeof a);
+    for (; i < n; i++)
+        a[0] = x[i] > a[0] ? x[i] : a[0];
     for (int k = 1; k < LANES; k++)
         a[0] = a[k] > a[0] ? a[k] : a[0];
     return a[0];
@@ -29,7 +34,7 @@ CLONES float row_max(const float *x, size_t n) {
 #define FOR_ROW(n, y, expression)                                                                  \
     do {                                                                                           \
         size_t i = 0;                                                                              \
-        for (; i + LANES <= (n); i += LANES) {                                                     \
+        for (; i + VEC_LANES <= (n); i += VEC_LANES) {                                             \
             vec v = expression(vec_load);                                                          \
             vec_store((y) + i, v);                                                                 \
         }                                                                                          \
@@ -72,18 +77,21 @@ CLONES void row_mix(float *y, float a, const float *x, float b, size_t n) {
 }
 
 CLONES float row_exp(float *x, float shift, size_t n) {
-    vec sum = {0};
+    vec sum[VECS] = {{0}};
     size_t i = 0;
-    for (; i + LANES <= n; i += LANES) {
-        vec v = vec_exp(vec_load(x + i) - shift);
-        vec_store(x + i, v);
-        sum += v;
-    }
+    for (; i + LANES <= n; i += LANES)
+        EACH_VEC(u) {
+            vec v = vec_exp(vec_load(x + i + u * VEC_LANES) - shift);
+            vec_store(x + i + u * VEC_LANES, v);
+            sum[u] += v;
+        }
     if (i < n) {
         float a[LANES] = {0};
-        vec_store_some(a, vec_exp(vec_load_some(x + i, n - i, 0) - shift), n - i);
+        memcpy(a, x + i, (n - i) * sizeof *x);
+        EACH_VEC(u) vec_store(a + u * VEC_LANES, vec_exp(vec_load(a + u * VEC_LANES) - shift));
+        memset(a + (n - i), 0, (LANES - (n - i)) * sizeof *a);
         memcpy(x + i, a, (n - i) * sizeof *x);
-        sum += vec_load(a);
+        EACH_VEC(u) sum[u] += vec_load(a + u * VEC_LANES);
     }
     return vec_sum(sum);
 }

@@ -1,9 +1,10 @@
-/* vec.h - sixteen floats at a time, on every processor alike.
+/* vec.h - rows of floats in vectors, on every processor alike.
  *
- * Plain vector extensions of gcc and clang: the compiler makes one AVX-512 register of a vec, two
- * AVX, four SSE or NEON ones. Sums run in sixteen lanes that are added in a fixed order at the
- * end, and nothing is fused, so results are the same bits on every machine. CLONES compiles a
- * function for several instruction sets and picks one at load. */
+ * Plain vector extensions of gcc and clang. Sums run in sixteen lanes, VECS vectors, that are added
+ * in a fixed order at the end, and nothing is fused, so results are the same bits on every machine.
+ * On aarch64 a vec is a register: gcc 12 keeps longer ones in memory. On x86-64 it is an AVX-512
+ * register, two AVX or four SSE ones. CLONES compiles a function for several instruction sets and
+ * picks one at load. */
 #ifndef BACKEND_CPU_VEC_H
 #define BACKEND_CPU_VEC_H
 
@@ -26,10 +27,21 @@
 #define CLONES
 #endif
 
-enum { LANES = 16 };
+#if defined(__aarch64__)
+enum { VEC_LANES = 4 };
+#else
+enum { VEC_LANES = 16 };
+#endif
+enum { LANES = 16, VECS = LANES / VEC_LANES };
 
-typedef float vec __attribute__((vector_size(64)));
-typedef int32_t ivec __attribute__((vector_size(64)));
+typedef float vec __attribute__((vector_size(4 * VEC_LANES)));
+typedef int32_t ivec __attribute__((vector_size(4 * VEC_LANES)));
+
+#ifdef __clang__
+#define EACH_VEC(u) _Pragma("unroll") for (int u = 0; u < VECS; u++)
+#else
+#define EACH_VEC(u) _Pragma("GCC unroll 4") for (int u = 0; u < VECS; u++)
+#endif
 
 /* Macros, as a function that takes or returns a vec has another calling convention on every
  * instruction set, inlined or not. */
@@ -57,17 +69,24 @@ typedef int32_t ivec __attribute__((vector_size(64)));
         vec_choose(min_a_ < min_b_, min_a_, min_b_);                                               \
     })
 
-/* The lanes added as a tree: i and i + 8, then i + 4 ... */
-#define vec_sum(v)                                                                                 \
+/* The sixteen lanes of VECS vectors added as a tree: i and i + 8, then i + 4 ... */
+#if defined(__aarch64__)
+#define vec_sum(vecs)                                                                              \
     ({                                                                                             \
-        vec sum_v_ = (v);                                                                          \
+        const vec *sum_v_ = (vecs), sum_ = (sum_v_[0] + sum_v_[2]) + (sum_v_[1] + sum_v_[3]);      \
+        (sum_[0] + sum_[2]) + (sum_[1] + sum_[3]);                                                 \
+    })
+#else
+#define vec_sum(vecs)                                                                              \
+    ({                                                                                             \
         float sum_[LANES];                                                                         \
-        memcpy(sum_, &sum_v_, sizeof sum_);                                                        \
+        memcpy(sum_, (vecs), sizeof sum_);                                                         \
         for (int half_ = LANES / 2; half_ > 0; half_ /= 2)                                         \
             for (int i_ = 0; i_ < half_; i_++)                                                     \
                 sum_[i_] += sum_[i_ + half_];                                                      \
         sum_[0];                                                                                   \
     })
+#endif
 
 /* e^x to about 1e-7 of itself: 2^n times a polynomial in what is left of the exponent. Arguments
  * beyond +-87 give the value there. NaN stays NaN. Adding 1.5 * 2^23 rounds to an integer, n, which
@@ -90,17 +109,17 @@ typedef int32_t ivec __attribute__((vector_size(64)));
 
 #define vec_sigmoid(x) (1.0f / (1.0f + vec_exp(-(x))))
 
-/* The first n < LANES values; the others as given. */
+/* The first n < VEC_LANES values; the others as given. */
 #define vec_load_some(p, n, fill)                                                                  \
     ({                                                                                             \
-        float some_[LANES];                                                                        \
-        for (size_t k_ = 0; k_ < LANES; k_++)                                                      \
+        float some_[VEC_LANES];                                                                    \
+        for (size_t k_ = 0; k_ < VEC_LANES; k_++)                                                  \
             some_[k_] = k_ < (n) ? (p)[k_] : (fill);                                               \
         vec_load(some_);                                                                           \
     })
 #define vec_store_some(p, v, n)                                                                    \
     ({                                                                                             \
-        float part_[LANES];                                                                        \
+        float part_[VEC_LANES];                                                                    \
         vec_store(part_, v);                                                                       \
         memcpy((p), part_, (n) * sizeof(float));                                                   \
     })
