@@ -305,6 +305,91 @@ TEST(grammar_ends) {
     token_texts_close(t);
 }
 
+/* ---- plain characters ---- */
+
+/* Texts that are not known to be plain: all of them are walked. */
+static struct token_texts *without_plain(const struct str *texts, int32_t n) {
+    struct token_texts *t;
+    struct err err = {0};
+    EXPECT_INT(token_texts_make(&t, texts, n, NULL, 0, &err), SLUICE_OK);
+    for (uint32_t i = 0; i < t->n_nodes; i++) {
+        t->nodes[i].plain = TEXT_NOT_PLAIN;
+        t->nodes[i].has_other = 1;
+    }
+    memset(t->plain, 0, (TEXT_MAX_PLAIN + 1ul) * t->n_words * sizeof *t->plain);
+    t->n_char_nodes = 0;
+    return t;
+}
+
+/* Random answers: the masks are those of the plain walk, bit by bit. */
+static void expect_same_masks(const char *source, const struct token_texts *a,
+                              const struct token_texts *b) {
+    struct grammar *g = gbnf(source), *h = gbnf(source);
+    for (int i = 0; g && h && i < 6; i++) {
+        struct matcher *x = matcher_of(g, a), *y = matcher_of(h, b);
+        for (int k = 0; k < 40 && !matcher_must_end(x); k++) {
+            bool is_same = memcmp(matcher_mask(x), matcher_mask(y), a->n_words * 4) == 0;
+            if (!is_same)
+                test_fail(__FILE__, __LINE__, "%s: masks differ after %d tokens", source, k);
+            int32_t token = random_allowed(x, a);
+            if (token < 0 || !is_same)
+                break;
+            EXPECT(matcher_accept(x, token) && matcher_accept(y, token));
+        }
+        matcher_close(x);
+        matcher_close(y);
+    }
+    grammar_close(g);
+    grammar_close(h);
+}
+
+TEST(grammar_masks_of_plain_texts_are_those_of_the_walk) {
+    static const char *const units[] = {"a", " ", "\xC3\xA9", "\xE2\x82\xAC", "\xF0\x9F\x98\x80",
+                                        "z"};
+    static const char *const others[] = {
+        "\"",       "\\",       "\\n",     "\"}",        "a\"b", "\xC3",         "\xA9",   "\n",
+        "\xE2\x82", "\x82\xAC", "\\u00e9", "ab\xF0\x9F", "\x7F", "\xED\xA0\x80", "x\",\"y"};
+    static const char *const grammars[] = {
+        "root ::= \"\\\"\" c* \"\\\"\"",
+        "root ::= \"\\\"\" c{0,5} \"\\\"\"",
+        "root ::= \"\\\"\" c{2,9} \"\\\"\"",
+        "root ::= \"\\\"\" c{3,70} \"\\\"\"",
+        "root ::= (\"\\\"\" c{0,20} \"\\\"\"){1,3}",
+        "root ::= c{0,12} [a-z]*",
+        "root ::= c{1,12}",
+        "root ::= (c | \"ab\"){2,30} \"\\\"\"",
+        "root ::= c{0,3} c{2,6} \"\\\"\" c*",
+        "root ::= (c{1,3} \"\\\"\"){0,9}",
+        "root ::= [a-z ]{0,6} \"\\\"\" c+",
+        "root ::= . c{4,} \"\\\"\"",
+    };
+    enum { N_OTHERS = sizeof others / sizeof *others, N = 60 + 5 * 30 + 95 + N_OTHERS };
+    static char room[N][200], rule[128];
+    struct str texts[N];
+    int32_t n = 0;
+    for (int i = 0; i < 6; i++)
+        for (int length = 1; length <= (i ? 30 : 60); length++, n++)
+            for (int k = 0; k < length; k++)
+                strcat(room[n], units[k % 3 == 2 ? (i + k) % 6 : i]);
+    for (int c = 0x20; c < 0x7F; c++)
+        room[n++][0] = (char)c;
+    for (int i = 0; i < N_OTHERS; i++)
+        strcat(room[n++], others[i]);
+    for (int i = 0; i < N; i++)
+        texts[i] = str_of(room[i]);
+    struct token_texts *a, *b = without_plain(texts, N);
+    struct err err = {0};
+    EXPECT_INT(token_texts_make(&a, texts, N, NULL, 0, &err), SLUICE_OK);
+    EXPECT(a->n_char_nodes > 0);
+    random_state = 3;
+    for (size_t i = 0; i < sizeof grammars / sizeof *grammars; i++) {
+        snprintf(rule, sizeof rule, "%s\nc ::= [^\"\\\\\\x00-\\x1F] | \"\\\\n\"\n", grammars[i]);
+        expect_same_masks(rule, a, b);
+    }
+    token_texts_close(a);
+    token_texts_close(b);
+}
+
 /* ---- a vocabulary of 248k ---- */
 
 static struct token_texts *qwen_texts(void) {
@@ -392,6 +477,10 @@ TEST(grammar_masks_of_a_large_vocabulary) {
     test_note("a schema of 9 properties: compiled in %.0f us",
               1e6 * (processor_seconds() - started));
     if (t && g && of_order) {
+        uint32_t n_plain = 0;
+        for (uint32_t i = 0; i < t->n_words; i++)
+            n_plain += (uint32_t)__builtin_popcount(t->plain[TEXT_MAX_PLAIN * t->n_words + i]);
+        test_note("%u of %d tokens are plain characters", n_plain, t->n_tokens);
         measure_masks("any JSON", g, t);
         measure_masks("a schema", of_order, t);
     }

@@ -10,6 +10,11 @@
  * Walks run on sets of threads with empty stacks below them, made into states of a deterministic
  * automaton as they are met, so that a node of the trie costs a lookup.
  *
+ * Two things make the first walk of a state cheap. Bytes that no instruction tells apart are one
+ * class, and what one of them leads to is known for all. And texts of plain characters (texts.h)
+ * are not walked where every plain character leads from the state to one and the same state, as
+ * inside of strings: the vocabulary knows the masks of those with at most n characters.
+ *
  * Counts of loops are rounded where that cannot be seen: with 8 or more rounds left, a token may
  * have no more of them than the power of two that is left. Masks then lack a token that would just
  * fit, and never have one that does not.

@@ -52,6 +52,80 @@ static uint32_t sort_tokens(struct token_texts *t) {
     return n;
 }
 
+/* ---- plain characters -------------------------------------------------------------------------
+ */
+
+uint32_t text_plain_begin(uint8_t byte, uint8_t *low, uint8_t *high) {
+    *low = byte == 0xE0 ? 0xA0 : byte == 0xF0 ? 0x90 : 0x80;
+    *high = byte == 0xED ? 0x9F : byte == 0xF4 ? 0x8F : 0xBF; /* no surrogates, up to U+10FFFF */
+    if (byte < 0x80)
+        return byte >= 0x20 && byte < 0x7F && byte != '"' && byte != '\\';
+    return byte < 0xC2 ? 0 : byte < 0xE0 ? 2 : byte < 0xF0 ? 3 : byte < 0xF5 ? 4 : 0;
+}
+
+/* Bytes of the plain character that a text begins with; 0: it begins with another. */
+static uint32_t plain_length(struct str text) {
+    uint8_t low, high;
+    uint32_t n = text_plain_begin((uint8_t)text.at[0], &low, &high);
+    bool is_good = n > 0 && n <= text.len;
+    for (uint32_t i = 1; i < n && is_good; i++) {
+        uint8_t byte = (uint8_t)text.at[i];
+        is_good = i == 1 ? byte >= low && byte <= high : byte >= 0x80 && byte <= 0xBF;
+    }
+    return is_good ? n : 0;
+}
+
+/* Plain characters of the rest of the text from each byte on, or TEXT_NOT_PLAIN. */
+static void count_plain(struct str text, uint8_t rest[MAX_DEPTH + 1]) {
+    rest[text.len] = 0;
+    for (size_t i = text.len; i-- > 0;) {
+        uint32_t n = plain_length(str_skip(text, i));
+        rest[i] = n && rest[i + n] < TEXT_MAX_PLAIN ? rest[i + n] + 1 : TEXT_NOT_PLAIN;
+    }
+}
+
+/* What fill_nodes needs of a token: its nodes know what is below them. */
+static void note_plain(struct token_texts *t, int32_t token, const uint32_t *path) {
+    uint8_t rest[MAX_DEPTH + 1];
+    struct str text = t->texts[token];
+    count_plain(text, rest);
+    bool is_other = rest[0] == TEXT_NOT_PLAIN;
+    if (!is_other)
+        t->plain[(size_t)rest[0] * t->n_words + (uint32_t)token / 32] |= 1u << token % 32;
+    for (size_t d = 0; d <= text.len; d++) {
+        struct text_node *node = &t->nodes[path[d]];
+        node->has_other |= is_other;
+        if (rest[d] > node->plain)
+            node->plain = rest[d];
+    }
+}
+
+/* Masks of exactly so many characters become those of at most so many. */
+static void sum_plain(struct token_texts *t) {
+    for (size_t i = t->n_words; i < (TEXT_MAX_PLAIN + 1ul) * t->n_words; i++)
+        t->plain[i] |= t->plain[i - t->n_words];
+}
+
+static uint32_t list_char_nodes(struct token_texts *t, uint32_t *out) {
+    uint32_t n = 0, skip;
+    for (uint32_t i = 1; i < t->n_nodes; i = skip) { /* the first bytes */
+        uint8_t low, high;
+        uint32_t bytes = text_plain_begin(t->nodes[i].byte, &low, &high);
+        skip = t->nodes[i].skip;
+        for (uint32_t k = i; bytes && k < skip;) {
+            const struct text_node *node = &t->nodes[k];
+            bool is_char = node->depth == bytes, has_below = node->skip > k + 1;
+            if (is_char && has_below && !node->has_other) {
+                if (out)
+                    out[n] = k;
+                n++;
+            }
+            k = is_char ? node->skip : k + 1;
+        }
+    }
+    return n;
+}
+
 /* ---- nodes ------------------------------------------------------------------------------------
  */
 
@@ -88,6 +162,7 @@ static void fill_nodes(struct token_texts *t, uint32_t n) {
                 .first_token = i, .depth = (uint16_t)(depth + 1), .byte = (uint8_t)text.at[depth]};
             path[++depth] = used++;
         }
+        note_plain(t, t->sorted[i], path);
         if (depth > t->max_depth)
             t->max_depth = depth;
         before = text;
@@ -112,9 +187,16 @@ static int make(struct token_texts *t, const struct str *texts, const int32_t *e
         return err_set(err, SLUICE_ERR_UNSUPPORTED, "the vocabulary's texts are too long");
     t->nodes = arena_array(&t->arena, nodes + 1, sizeof *t->nodes);
     t->ends = arena_array(&t->arena, n_ends, sizeof *t->ends);
-    if (!t->nodes || !t->ends)
+    t->plain = arena_array(&t->arena, (TEXT_MAX_PLAIN + 1ull) * t->n_words, sizeof *t->plain);
+    if (!t->nodes || !t->ends || !t->plain)
         return err_memory(err, "the texts of a vocabulary");
     fill_nodes(t, n);
+    sum_plain(t);
+    t->n_char_nodes = list_char_nodes(t, NULL);
+    t->char_nodes = arena_array(&t->arena, t->n_char_nodes, sizeof *t->char_nodes);
+    if (!t->char_nodes)
+        return err_memory(err, "the texts of a vocabulary");
+    list_char_nodes(t, t->char_nodes);
     t->n_ends = n_ends;
     for (uint32_t i = 0; i < n_ends; i++)
         t->ends[i] = ends[i];

@@ -11,10 +11,19 @@
 struct text_node {
     uint32_t skip;
     uint32_t first_token; /* in `sorted`; up to the next node's: the tokens that end here */
-    uint16_t depth;
+    uint16_t depth : 15;
+    uint16_t has_other : 1; /* some text at or below it is not of plain characters alone */
     uint8_t byte;
-    uint8_t zero;
+    uint8_t plain; /* characters of the longest text below, all of them plain; or TEXT_NOT_PLAIN */
 };
+
+/* A plain character is one that JSON strings hold as it is and that nearly every class of
+ * characters has: U+0020 to U+007E but quote and backslash, and all from U+0080 on, whole. */
+enum { TEXT_NOT_PLAIN = 255, TEXT_MAX_PLAIN = 32 };
+
+/* Of the byte that a plain character begins with: its bytes, and the second one's limits; 0: none
+ * begins so. Bytes after the second are 0x80 to 0xBF. */
+uint32_t text_plain_begin(uint8_t byte, uint8_t *low, uint8_t *high);
 
 struct token_texts {
     struct arena arena;
@@ -25,7 +34,11 @@ struct token_texts {
     struct text_node *nodes; /* (n_nodes + 1) */
     uint32_t n_nodes, max_depth;
     int32_t *sorted; /* tokens by their texts */
-    int32_t *ends;   /* tokens that end an answer */
+    /* Texts of plain characters alone, at most TEXT_MAX_PLAIN of them. */
+    uint32_t *plain;      /* (TEXT_MAX_PLAIN + 1, n_words) the mask of those with at most so many */
+    uint32_t *char_nodes; /* nodes of one plain character without has_other, with more below */
+    uint32_t n_char_nodes;
+    int32_t *ends; /* tokens that end an answer */
     uint32_t n_ends;
 };
 
