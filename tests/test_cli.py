@@ -604,6 +604,14 @@ def writing_over_the_input_is_refused():
         for name in ("model-00002-of-00002.safetensors", "config.json", "model.safetensors.index.json"):
             bad(1, f"{name}: is a file of the input", "convert", folder, folder / name)
         good("convert", folder, folder / "model.gguf")
+        text = Path(d) / "text"
+        text.write_text("Once upon a time there was a fox. " * 40)
+        small = ("imatrix", "-m", model, "--window", 16, "--windows", 1)
+        bad(1, "text: is a file of the input", *small, "-f", text, "-o", text)
+        with open(text) as stdin:
+            bad(1, "text: is a file of the input", *small, "-f", "-", "-o", text, stdin=stdin)
+        good(*small, "-f", text, "-o", f"{d}/matrix")
+        bad(1, "matrix: is a file of the input", "quantize", model, f"{d}/matrix", "q8_0", "--imatrix", f"{d}/matrix")
 
 
 @test

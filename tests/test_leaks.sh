@@ -33,6 +33,14 @@ expect 0 ppl -f docs/style.md --window 32 --windows 1
 expect 0 explain --json
 expect 0 bench -m "$gguf" -p 4 -n 4 -r 1
 expect 0 quantize "$gguf" "$tmp/q8.gguf" Q8_0
+expect 0 imatrix "$gguf" -f docs/style.md --window 32 --windows 1 -o "$tmp/matrix"
+expect 0 quantize "$gguf" "$tmp/q4.gguf" Q4_K_M --imatrix "$tmp/matrix"
+expect 1 imatrix "$gguf" -f docs/style.md -o "$gguf"
+expect 0 run "$gguf" -p ab -n 4 --cache-dir "$tmp/cache" --draft 3
+expect 0 run "$gguf" -p ab -n 4 --cache-dir "$tmp/cache" --prompt-cache "$tmp/prompt"
+expect 0 run "$gguf" -p ab -n 4 --json-schema '{"type": "boolean"}'
+expect 1 run "$gguf" -p ab -n 4 --grammar "$tmp/tokens"
+expect 0 detokenize
 expect 0 imatrix -f docs/style.md --window 32 --windows 1 -o "$tmp/imatrix.gguf"
 expect 1 quantize "$gguf" "$tmp/q4.gguf" Q4_0 --imatrix "$tmp/imatrix.gguf"
 expect 1 quantize "$gguf" "$tmp/q4.gguf" Q4_0 --imatrix "$tmp/tokens"

@@ -190,6 +190,14 @@ int filemap_protect(const struct filemap *files, uint32_t n, const char *path, s
     return SLUICE_OK;
 }
 
+int filemap_protect_path(const char *input, const char *path, struct err *err) {
+    struct stat st;
+    if ((strcmp(input, "-") == 0 ? fstat(STDIN_FILENO, &st) : stat(input, &st)) != 0)
+        return SLUICE_OK;
+    const struct filemap file = {.device = st.st_dev, .inode = S_ISREG(st.st_mode) ? st.st_ino : 0};
+    return filemap_protect(&file, 1, path, err);
+}
+
 void filemap_close(struct filemap *map) {
     if (map->is_mapped) {
         registry_remove(&mapped_files, map->entry);

@@ -47,6 +47,8 @@ bool filemap_is(const struct filemap *map, const char *path);
 
 /* Refuses a path that is to be written and names one of these files, which are being read. */
 int filemap_protect(const struct filemap *files, uint32_t n, const char *path, struct err *err);
+/* The same for one input that is no longer open; "-" is standard input. */
+int filemap_protect_path(const char *input, const char *path, struct err *err);
 
 /* "a directory", "a FIFO" ... Static. */
 const char *file_kind(mode_t mode);

@@ -174,7 +174,8 @@ static int open_engine(struct collector *c) {
 static int collect(struct collector *c) {
     const struct backend_observer observer = {add_rows, c};
     int exit = common_encode_file(c->model, c->file, (size_t)c->window, &c->ids);
-    if (!exit && (make_entries(c) || model_protect(c->model->model, output_path(c->out), &c->err)))
+    if (!exit && (make_entries(c) || model_protect(c->model->model, output_path(c->out), &c->err) ||
+                  filemap_protect_path(c->file, output_path(c->out), &c->err)))
         exit = fail(&c->err);
     if (!exit)
         exit = open_engine(c);

@@ -282,6 +282,8 @@ int cmd_quantize(int argc, char **argv) {
         status = filemap_protect(in->parts, in->n_parts, output_path(words[1]), &err);
     if (!status && imatrix_path)
         status = imatrix_open(&imatrix, imatrix_path, &err);
+    if (!status && imatrix_path)
+        status = filemap_protect_path(imatrix_path, output_path(words[1]), &err);
     j.imatrix = imatrix;
     j.imatrix_path = imatrix_path;
     if (!status)
