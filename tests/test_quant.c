@@ -816,7 +816,7 @@ static const struct {
 } fingerprints[] = {
     {DT_Q8_0, 0xdc682a52139bb124u}, {DT_Q4_0, 0x3a3dea39c17a6055u}, {DT_Q4_1, 0xf24a106a243aeb8du},
     {DT_Q5_0, 0x15b9ff138cf42960u}, {DT_Q5_1, 0x4ef296f4b42b26ebu}, {DT_Q4_K, 0xcec8233b496672ffu},
-    {DT_Q5_K, 0x9f2dfd7bcd3e6dd1u}, {DT_Q2_K, 0x5f0837719363b54bu}, {DT_Q3_K, 0x71364aaf55b3f2f0u},
+    {DT_Q5_K, 0x9f2dfd7bcd3e6dd1u}, {DT_Q2_K, 0xeaf1691d29a5a5f3u}, {DT_Q3_K, 0x71364aaf55b3f2f0u},
     {DT_Q6_K, 0x80a377bf826f012au},
 };
 

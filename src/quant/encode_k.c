@@ -185,6 +185,22 @@ static inline f4 spread(float codes, int step) {
     return all(codes - 1.8f + 0.3f * (float)step);
 }
 
+/* With few codes it pays to cut off both ends: steps around the middle of the span, each followed
+ * by a second round. */
+static inline void search_centred(const struct group *g, int n, float codes, struct fit *best) {
+    f4 span = g->high - g->low, middle = (g->high + g->low) * 0.5f;
+    for (int step = 0; step < STEPS; step++) {
+        f4 factor = ratio(spread(codes + 1.0f, step), span);
+        f4 m = larger(0.5f * codes * ratio(all(1), factor) - middle, all(0));
+        struct sums t = measure(g, n, m, factor, 0, codes);
+        struct fit f = solve(g, &t);
+        keep_better(best, &f);
+        t = measure(g, n, f.m, ratio(all(1), f.s), 0, codes);
+        f = solve(g, &t);
+        keep_better(best, &f);
+    }
+}
+
 /* Later steps start from the best minimum so far: so the search leaves the line it began on. */
 static inline struct fit search(const struct group *g, int n, float codes) {
     f4 span = g->high - g->low;
@@ -198,6 +214,8 @@ static inline struct fit search(const struct group *g, int n, float codes) {
     struct sums t = measure(g, n, best.m, ratio(all(1), best.s), 0, codes);
     struct fit f = solve(g, &t);
     keep_better(&best, &f);
+    if (codes < 4)
+        search_centred(g, n, codes, &best);
     return best;
 }
 
