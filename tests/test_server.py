@@ -1217,6 +1217,30 @@ def test_a_client_that_goes_away_frees_its_sequence():
             s.wait_for("clients_gone_total", gone)
 
 
+def test_clients_that_close_their_side():
+    """They get what is answered at once; an answer of the model ends, as nobody can tell them from clients that are gone."""
+    s = server()
+    s.wait_until_idle()
+
+    def ask(path, body):
+        text = json.dumps(body).encode()
+        with socket.create_connection((s.host, s.port), timeout=PATIENCE) as c:
+            c.sendall(b"POST %s HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n" % (path.encode(), len(text)) + text)
+            c.shutdown(socket.SHUT_WR)
+            got = b""
+            while more := c.recv(65536):
+                got += more
+        return got
+
+    for _ in range(20):
+        assert b"200 OK" in ask("/tokenize", {"content": "x"})
+        assert b"400 Bad Request" in ask("/v1/chat/completions", {"messages": []})
+    gone = s.metric("clients_gone_total")
+    assert b"[DONE]" not in ask("/v1/chat/completions", {"messages": FOX, "max_tokens": 400, "ignore_eos": True, "stream": True})
+    s.wait_until_idle()
+    assert s.metric("clients_gone_total") == gone + 1
+
+
 def test_slow_readers_harm_nobody():
     with own("--batch", 4, "-c", CONTEXT) as s:
         slow = []

@@ -187,6 +187,29 @@ static int open_answers(struct exchange *x) {
     return status;
 }
 
+/* Under the lock. */
+static void abandon(struct exchange *x) {
+    if (x->has_job && !x->is_over && !x->is_gone) {
+        x->server->metrics.gone++;
+        worker_cancel(&x->job);
+    }
+    x->is_gone |= !x->is_over; /* one that has everything may go */
+}
+
+void exchange_abandon(struct exchange *x) {
+    pthread_mutex_lock(&x->lock);
+    abandon(x);
+    pthread_mutex_unlock(&x->lock);
+}
+
+void exchange_half_close(struct exchange *x) {
+    pthread_mutex_lock(&x->lock);
+    x->is_half = true;
+    if (x->has_job)
+        abandon(x);
+    pthread_mutex_unlock(&x->lock);
+}
+
 /* Takes the ask. */
 static void start(struct exchange *x, struct ask *ask, const struct style *style) {
     struct server *s = x->server;
@@ -214,6 +237,8 @@ static void start(struct exchange *x, struct ask *ask, const struct style *style
     x->has_job = true;
     if (x->is_gone)
         worker_cancel(&x->job);
+    else if (x->is_half)
+        abandon(x);
     pthread_mutex_unlock(&x->lock);
 }
 
@@ -245,16 +270,6 @@ void exchange_converse(struct exchange *x, struct ask *ask, struct fields *f,
     else /* a template that fails does so for what it was given */
         exchange_refuse_status(x, status == SLUICE_ERR_FORMAT ? SLUICE_ERR_ARGUMENT : status, &err);
     ask_close(ask);
-}
-
-void exchange_abandon(struct exchange *x) {
-    pthread_mutex_lock(&x->lock);
-    if (x->has_job && !x->is_over && !x->is_gone) {
-        x->server->metrics.gone++;
-        worker_cancel(&x->job);
-    }
-    x->is_gone |= !x->is_over; /* one that has everything may go */
-    pthread_mutex_unlock(&x->lock);
 }
 
 struct usage_counts exchange_usage(const struct exchange *x) {

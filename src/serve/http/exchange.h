@@ -74,6 +74,7 @@ struct exchange {
     uint64_t bytes;
     bool is_over; /* nothing will be added to out */
     bool is_cut, is_gone, is_suspended;
+    bool is_half; /* the client sends nothing more, and may be gone */
 };
 
 /* ---- for handlers -----------------------------------------------------------------------------
@@ -113,6 +114,10 @@ void exchange_release(struct exchange *x); /* one reference */
 void exchange_write(struct exchange *x);
 /* The client is gone: its answers end. Any thread. */
 void exchange_abandon(struct exchange *x);
+/* The client has closed its side: it is gone, or waits for the rest, and there is no way to tell.
+ * What is answered at once goes out; answers of the model end, as libmicrohttpd (0.9.75) closes a
+ * suspended connection when it finds that end. Any thread. */
+void exchange_half_close(struct exchange *x);
 /* Sends what there is, or suspends the connection. libmicrohttpd's thread. */
 enum MHD_Result exchange_respond(struct exchange *x);
 

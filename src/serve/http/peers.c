@@ -20,6 +20,7 @@ struct peer {
     uint64_t number;
     double since; /* it waits for a request */
     bool is_gone, is_shut;
+    bool is_half; /* it sends nothing more; whether it reads is not known */
     struct exchange *exchange;
     struct peer *next, *previous;
 };
@@ -71,6 +72,12 @@ void peer_close(struct peers *p, struct peer *peer) {
     free(peer);
 }
 
+/* The end that came together with a request is news to libmicrohttpd once more: it has read only
+ * the request, and would wait for another. What was sent can still be read. */
+static void end_reading(const struct peer *peer) {
+    shutdown(peer->fd, SHUT_RD);
+}
+
 bool peer_works(struct peers *p, struct peer *peer, struct exchange *x) {
     if (!peer)
         return true;
@@ -79,18 +86,30 @@ bool peer_works(struct peers *p, struct peer *peer, struct exchange *x) {
     peer->exchange = x;
     if (!x)
         peer->since = seconds_now();
+    if (x && peer->is_half)
+        exchange_half_close(x);
+    else if (peer->is_half)
+        end_reading(peer);
     pthread_mutex_unlock(&p->lock);
     return is_there;
 }
 
-static void on_gone(struct peers *p, uint64_t number) {
+/* The end of what a client sends may be the end of the client, too. */
+static void on_event(struct peers *p, uint64_t number, uint32_t events) {
+    bool is_gone = events & (EPOLLHUP | EPOLLERR);
     pthread_mutex_lock(&p->lock);
-    for (struct peer *peer = p->list; peer; peer = peer->next)
-        if (peer->number == number) {
-            peer->is_gone = true;
-            if (peer->exchange)
-                exchange_abandon(peer->exchange);
-        }
+    for (struct peer *peer = p->list; peer; peer = peer->next) {
+        if (peer->number != number)
+            continue;
+        peer->is_gone |= is_gone;
+        peer->is_half = true;
+        if (peer->exchange && is_gone)
+            exchange_abandon(peer->exchange);
+        else if (peer->exchange)
+            exchange_half_close(peer->exchange);
+        else
+            end_reading(peer);
+    }
     pthread_mutex_unlock(&p->lock);
 }
 
@@ -123,7 +142,7 @@ static void *watch(void *user) {
         for (int i = 0; i < n; i++) {
             uint64_t ignored;
             if (events[i].data.u64)
-                on_gone(p, events[i].data.u64);
+                on_event(p, events[i].data.u64, events[i].events);
             else if (read(p->poke, &ignored, sizeof ignored) < 0)
                 break;
         }
