@@ -20,13 +20,12 @@
  *   V_ADDEND(c, x)     optional: V_SET(c) for a sum with a product of x
  *   V_WEIGHTS          four weights of a query: V_LOAD_WEIGHTS(p), V_WEIGHT(w, i) a vector of one
  *   ATTEND_ROWS        queries whose sums stay in registers: 3 or 5
- *   ATTEND_ONE         optional: a header with code for the queries of one row
+ *   ATTEND_ONE         optional: a header with its own tiles, and code for the queries of one row
  * and gets attend_split. */
 
 enum {
     ATTEND_PARTS = LANES / 4,        /* positions of a vector */
     ATTEND_BLOCK = 4 * ATTEND_PARTS, /* positions of a tile of QK */
-    ATTEND_RUN = 32,                 /* positions that are decoded, and meet all queries in L1 */
     ATTEND_DIRECT = ATTEND_ROWS,     /* so many queries meet the cache where it lies */
     ATTEND_CHUNKS = 16 / LANES,      /* vectors of the sixteen chains of a sum */
 };
@@ -42,6 +41,19 @@ typedef uint32_t attend_bits __attribute__((vector_size(4 * LANES)));
 #ifndef V_ADDEND
 #define V_ADDEND(c, x) V_SET(c)
 #endif
+/* Keys of whole tiles: how far it is from a vector of positions to the next, from four values to
+ * the next four, and from a tile to the next. */
+struct attend_keys {
+    const uint8_t *at;
+    size_t vector, four, tile;
+};
+
+/* Values of positions. */
+struct attend_values {
+    const uint8_t *at;
+    size_t row, vector; /* bytes to the next position, and to the next vector of values */
+};
+
 #ifdef ATTEND_ONE
 #include ATTEND_ONE
 #else
@@ -65,6 +77,12 @@ static TARGET void attend_decode(const struct attend_split *s, const uint8_t *fr
         decode_q4_0(from, to, n);
     else
         dtype_info((uint32_t)s->type)->decode(from, to, n);
+}
+
+/* Positions that are decoded, and meet all queries while they are in L1: 32 KiB of f32. */
+static uint32_t attend_run(const struct attend_split *s) {
+    uint32_t run = 8192 / attend_stride(s->width) / 32 * 32;
+    return run < 32 ? 32 : run > ATTEND_POSITIONS ? ATTEND_POSITIONS : run;
 }
 
 static size_t attend_row_bytes(const struct attend_split *s) {
@@ -105,17 +123,11 @@ static TARGET void attend_decode_keys(const struct attend_split *s, const uint8_
 
 /* ---- QK -------------------------------------------------------------------------------------- */
 
-/* Keys of whole tiles: how far it is from a vector of positions to the next, from four values to
- * the next four, and from a tile to the next. */
-struct attend_keys {
-    const uint8_t *at;
-    size_t vector, four, tile;
-};
-
 /* The qk of some queries and of a tile, or two. */
 typedef void attend_qk_fn(const struct attend_keys *keys, const float *query, size_t stride,
                           uint32_t fours, float *out);
 
+#ifndef ATTEND_ONE
 /* `tiles` tiles (1 or 2) against `rows` queries: constants where this is inlined. */
 F32_INLINE void attend_qk_tile(const struct attend_keys *keys, f32_load_fn *load, int tiles,
                                const float *query, size_t stride, int rows, uint32_t fours,
@@ -140,6 +152,7 @@ F32_INLINE void attend_qk_tile(const struct attend_keys *keys, f32_load_fn *load
         V_STORE(out + (size_t)q * ATTEND_POSITIONS + t * ATTEND_BLOCK, sum);
     }
 }
+#endif
 
 /* A query alone takes two tiles: a chain needs others beside it. */
 enum { ATTEND_ALONE = 2 };
@@ -202,8 +215,8 @@ static TARGET void attend_run_keys(const struct attend_split *s, uint32_t first,
         keys.vector = attend_stride(s->width) * sizeof(float);
         keys.tile = 4 * keys.vector;
     }
-    for (uint32_t p = 0; p < n; p += ATTEND_RUN) {
-        uint32_t end = p + ATTEND_RUN < n ? p + ATTEND_RUN : n;
+    for (uint32_t p = 0, run = attend_run(s); p < n; p += run) {
+        uint32_t end = p + run < n ? p + run : n;
         (ATTEND_PARTS == 1 ? attend_decode_rows
                            : attend_decode_keys)(s, (const uint8_t *)s->keys + p * row, end - p);
         attend_qk(s, attend_qk_f32, keys, first, p, end);
@@ -284,15 +297,11 @@ static TARGET struct softmax attend_softmax(float *qk, uint32_t n) {
 
 /* ---- PV -------------------------------------------------------------------------------------- */
 
-struct attend_values {
-    const uint8_t *at;
-    size_t row, vector; /* bytes to the next position, and to the next vector of values */
-};
-
 /* out += weights x values over n positions, for one or four vectors and some queries. */
 typedef void attend_pv_fn(struct attend_values v, uint32_t n, const float *weights, float *out,
                           size_t stride);
 
+#ifndef ATTEND_ONE
 /* rows and vectors are constants where this is inlined. */
 F32_INLINE void attend_pv_tile(struct attend_values v, f32_load_fn *load, uint32_t n,
                                const float *weights, int rows, int vectors, float *out,
@@ -323,6 +332,7 @@ F32_INLINE void attend_pv_tile(struct attend_values v, f32_load_fn *load, uint32
     UNROLL for (int q = 0; q < rows; q++) UNROLL for (int c = 0; c < vectors; c++)
         V_STORE(out + (size_t)q * stride + c * LANES, acc[q][c]);
 }
+#endif
 
 #define ATTEND_PV(type, load, rows, vectors)                                                       \
     static TARGET void attend_pv_##type##_##rows##_##vectors(                                      \
@@ -389,8 +399,8 @@ static TARGET void attend_pv(const struct attend_split *s, bool is_direct, uint3
     struct attend_values v = {NULL, row, is_f16 ? 2 * LANES : 4 * LANES};
     if (!is_direct)
         v.row = attend_stride(s->width) * sizeof(float);
-    for (uint32_t p = begin; p < n; p += ATTEND_RUN) {
-        uint32_t end = p + ATTEND_RUN < n ? p + ATTEND_RUN : n;
+    for (uint32_t p = begin, run = attend_run(s); p < n; p += run) {
+        uint32_t end = p + run < n ? p + run : n;
         const uint8_t *from = (const uint8_t *)s->values + p * row;
         if (!is_direct)
             attend_decode_rows(s, from, end - p);
