@@ -127,8 +127,10 @@ $(B)/obj/src/backend/cpu/kernels_neon_sdot.o: CFLAGS += -march=armv8.2-a+dotprod
 $(B)/obj/src/backend/cpu/kernels_neon_mmla.o: CFLAGS += -march=armv8.2-a+dotprod+i8mm
 endif
 else
-# These are written in the order that suits the cores; gcc's own costs q8_0 a seventh.
-$(B)/obj/src/backend/cpu/kernels_neon_sdot.o: CFLAGS += -fno-schedule-insns
+# These are written in the order that suits the cores: gcc's own costs q8_0 a seventh (SDOT), or
+# registers (SMMLA). Where variables are at each instruction takes gcc long to find out.
+$(B)/obj/src/backend/cpu/kernels_neon_sdot.o $(B)/obj/src/backend/cpu/kernels_neon_mmla.o: \
+    CFLAGS += -fno-schedule-insns -fno-var-tracking
 endif
 
 # ---- kernels ----------------------------------------------------------------------------------

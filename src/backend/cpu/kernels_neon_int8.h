@@ -1,19 +1,23 @@
-/* kernels_neon_int8.h - products of packed rows with int8 activations, for SDOT and for SMMLA.
+/* kernels_neon_int8.h - products of packed rows with int8 activations, for SDOT
+ * and for SMMLA.
  *
- * kernels_neon_sdot.c and kernels_neon_mmla.c define UNIT (4 or 8), TARGET, ISA and NEEDS, include
- * this file and get `rows`, the kernels of every type. Matrices are packed as
- * kernels_neon_pack.h says: a group of 32 values of four weight rows is opened into eight vectors,
- * which the activation rows pass by, up to eight of them; one or two meet all eight weight rows.
+ * kernels_neon_sdot.c and kernels_neon_mmla.c define UNIT (4 or 8), TARGET, ISA
+ * and NEEDS, include this file and get `rows`, the kernels of every type.
+ * Matrices are packed as kernels_neon_pack.h says: a group of 32 values of four
+ * weight rows is opened into eight vectors, which the activation rows pass by,
+ * up to eight of them; one or two meet all eight weight rows.
  *
- * A sum of integers starts at the bits of a large float whose last bit counts as one (or a half, a
- * quarter ... where the opened values are too large by a power of two): read as a float, less what
- * it began with, it is the sum. That is one instruction that both pipes of a small core run, where
- * a conversion takes one of them for two cycles, as an integer multiplication does. Scales become
- * floats in the same way, so in the types of 256 values, with scales s and minimums m,
+ * A sum of integers starts at the bits of a large float whose last bit counts
+ * as one (or a half, a quarter ... where the opened values are too large by a
+ * power of two): read as a float, less what it began with, it is the sum. That
+ * is one instruction that both pipes of a small core run, where a conversion
+ * takes one of them for two cycles, as an integer multiplication does. Scales
+ * become floats in the same way, so in the types of 256 values, with scales s
+ * and minimums m,
  *
- *   part = fma(s dot + s' dot', x.scale, part)           for each group of a block
- *   low  = fma(m, x.scale * sum(x.q), low)
- *   acc  = fma(part, d, acc) - low * dmin                once a block
+ *   part = fma(s dot + s' dot', x.scale, part)           for each group of a
+ * block low  = fma(m, x.scale * sum(x.q), low) acc  = fma(part, d, acc) - low *
+ * dmin                once a block
  *
  * |s dot + s' dot'| stays below 2^24: nothing is rounded before x.scale. */
 #include <arm_neon.h>
@@ -30,7 +34,8 @@ enum {
     CHUNK = 8,    /* groups between visits to the sums: a block of 256 values */
 };
 
-/* ---- opening half a tile ----------------------------------------------------------------------
+/* ---- opening half a tile
+ * ----------------------------------------------------------------------
  */
 
 typedef void open_fn(const uint8_t *from, int8x16_t *w /* (8) */);
@@ -137,7 +142,8 @@ INLINE void open_mxfp4(const uint8_t *from, int8x16_t *w) {
     open_table(mxfp4_values, from, w);
 }
 
-/* ---- floats from integers -------------------------------------------------------------------- */
+/* ---- floats from integers
+ * -------------------------------------------------------------------- */
 
 struct format {
     enum dtype type;
@@ -159,8 +165,9 @@ INLINE float32x4_t sum_of(int32x4_t dot, int shift) {
     return vsubq_f32(vreinterpretq_f32_s32(dot), start);
 }
 
-/* Four of the eight signed bytes at p. In this and what follows `half` is a constant where it is
- * inlined; the halves of many rows, which are no constants, are in p. */
+/* Four of the eight signed bytes at p. In this and what follows `half` is a
+ * constant where it is inlined; the halves of many rows, which are no
+ * constants, are in p. */
 INLINE float32x4_t four_bytes(const uint8_t *p, int half) {
     int16x8_t wide = vmovl_s8(vreinterpret_s8_u8(vld1_u8(p)));
     int32x4_t start = vdupq_n_s32(start_bits(0));
@@ -181,7 +188,8 @@ INLINE float32x4_t four_f16s(const uint8_t *p, int half) {
     return vcvt_f32_f16(vreinterpret_f16_u8(vld1_u8(p + 8 * half)));
 }
 
-/* mxfp4_scale of four exponents. They end the block: no more than four can be read. */
+/* mxfp4_scale of four exponents. They end the block: no more than four can be
+ * read. */
 INLINE float32x4_t four_exponents(const uint8_t *p, int half) {
     uint32_t four;
     memcpy(&four, p + 4 * half, sizeof four);
@@ -219,7 +227,9 @@ INLINE void load_scales(const struct format *f, struct half from, int g, int hal
                            : four_bytes(at + NEON_TILE * run, half);
 }
 
-/* ---- blocks ---------------------------------------------------------------------------------- */
+/* ---- blocks
+ * ----------------------------------------------------------------------------------
+ */
 
 /* The rows of a call: groups of row r at `at + r * stride`. */
 struct rows {
@@ -243,10 +253,11 @@ INLINE float32x4_t whole_of(const struct format *f, const int32x4_t *dot, const 
 
 #if UNIT == 4
 
-/* dot += [. . . .] x x: four values of four weight rows with four of x by element, four times. In
- * assembly, because gcc 12 copies sums from one to the next, and a core adds to a sum every cycle
- * only if it stays where it is. One sum is half of what a core can do, and its queues are short:
- * two or four go on in turns. */
+/* dot += [. . . .] x x: four values of four weight rows with four of x by
+ * element, four times. In assembly, because gcc 12 copies sums from one to the
+ * next, and a core adds to a sum every cycle only if it stays where it is. One
+ * sum is half of what a core can do, and its queues are short: two or four go
+ * on in turns. */
 INLINE TARGET void dot_two(int32x4_t *dot, const int8x16_t *v, const int8x16_t *w, int8x16_t x) {
     __asm__("sdot %0.4s, %2.16b, %10.4b[0]\n\t"
             "sdot %1.4s, %6.16b, %10.4b[0]\n\t"
@@ -304,7 +315,8 @@ INLINE TARGET void multiply_four(const struct format *f, const int8x16_t *w, con
         whole_of(f, (int32x4_t[2]){dot[0][r], dot[last][r]}, s);
 }
 
-/* The wholes of group g: both halves of a tile for one or two rows, one for four or eight. */
+/* The wholes of group g: both halves of a tile for one or two rows, one for
+ * four or eight. */
 INLINE TARGET void multiply(const struct format *f, int8x16_t (*w)[8], float32x4_t (*s)[2],
                             struct rows rows, int g, int acts, float32x4_t (*whole)[MAX_ACTS]) {
     UNROLL for (int r = 0; r < acts && acts <= 2; r++) {
@@ -321,8 +333,15 @@ INLINE TARGET void multiply(const struct format *f, int8x16_t (*w)[8], float32x4
 
 #else
 
-/* Sums of four weight rows with one row, for each run: [a b] x [x x] -> [a.x' a.x" b.x' b.x"],
- * halves of the sums, added in pairs. */
+/* Values 8 step .. 8 step + 7 of a and of b. Two steps share their loads. */
+INLINE int8x16_t two_eights(const int8_t *a, const int8_t *b, int step) {
+    int64x2_t x = vreinterpretq_s64_s8(vld1q_s8(a + step / 2 * 16));
+    int64x2_t y = vreinterpretq_s64_s8(vld1q_s8(b + step / 2 * 16));
+    return vreinterpretq_s8_s64(step % 2 ? vtrn2q_s64(x, y) : vtrn1q_s64(x, y));
+}
+
+/* Sums of four weight rows with one row, for each run: [a b] x [x x] -> [a.x'
+ * a.x" b.x' b.x"], halves of the sums, added in pairs. */
 INLINE TARGET void dots_of_one(const struct format *f, const int8x16_t *w,
                                const struct act_group *a, int32x4_t *dot) {
     const int steps = 4 / f->runs;
@@ -330,8 +349,7 @@ INLINE TARGET void dots_of_one(const struct format *f, const int8x16_t *w,
         int64x2_t start = vdupq_n_s64(start_bits(f->shift[run]));
         int32x4_t pair[2] = {vreinterpretq_s32_s64(start), vreinterpretq_s32_s64(start)};
         UNROLL for (int step = steps * run; step < steps * (run + 1); step++) {
-            int8x8_t eight = vld1_s8(a->q + 8 * step);
-            int8x16_t x = vcombine_s8(eight, eight);
+            int8x16_t x = two_eights(a->q, a->q, step);
             UNROLL for (int p = 0; p < 2; p++) pair[p] = vdotq_s32(pair[p], w[2 * step + p], x);
         }
         dot[run] = vpaddq_s32(pair[0], pair[1]);
@@ -346,7 +364,7 @@ INLINE TARGET void dots_of_two(const struct format *f, const int8x16_t *w,
     UNROLL for (int run = 0; run < f->runs; run++) {
         int32x4_t start = vdupq_n_s32(start_bits(f->shift[run])), pair[2] = {start, start};
         UNROLL for (int step = steps * run; step < steps * (run + 1); step++) {
-            int8x16_t x = vcombine_s8(vld1_s8(a->q + 8 * step), vld1_s8(b->q + 8 * step));
+            int8x16_t x = two_eights(a->q, b->q, step);
             UNROLL for (int p = 0; p < 2; p++) pair[p] = vmmlaq_s32(pair[p], w[2 * step + p], x);
         }
         to_a[run] = vuzp1q_s32(pair[0], pair[1]);
@@ -354,7 +372,8 @@ INLINE TARGET void dots_of_two(const struct format *f, const int8x16_t *w,
     }
 }
 
-/* The wholes of group g: both halves of a tile for one or two rows, one for four or eight. */
+/* The wholes of group g: both halves of a tile for one or two rows, one for
+ * four or eight. */
 INLINE TARGET void multiply(const struct format *f, int8x16_t (*w)[8], float32x4_t (*s)[2],
                             struct rows rows, int g, int acts, float32x4_t (*whole)[MAX_ACTS]) {
     const int halves = acts > 2 ? 1 : 2;
@@ -400,8 +419,9 @@ INLINE void add_low(const struct format *f, struct half from, int half, struct r
     }
 }
 
-/* A block of 256 values: `halves` half tiles from `first` on, for all rows. Many rows have no
- * registers to spare for their minimums: those are added up before. */
+/* A block of 256 values: `halves` half tiles from `first` on, for all rows.
+ * Many rows have no registers to spare for their minimums: those are added up
+ * before. */
 INLINE TARGET void add_block(const struct format *f, const uint8_t *block, int first, int halves,
                              struct rows rows, int acts, float32x4_t (*sums)[MAX_ACTS]) {
     const bool is_apart = f->has_min && acts > 2;
@@ -469,7 +489,9 @@ INLINE TARGET void add_blocks(const struct format *f, const uint8_t *block, int 
         sums[first + h][r] = sum[h][r];
 }
 
-/* ---- tiles ----------------------------------------------------------------------------------- */
+/* ---- tiles
+ * -----------------------------------------------------------------------------------
+ */
 
 struct tiles {
     const uint8_t *at;
@@ -477,8 +499,8 @@ struct tiles {
     uint32_t count, groups; /* groups: K / 32 */
 };
 
-/* One tile after the other, as memory has them: Neoverse cores read one stream at 19.6 GB/s a core
- * (N1) and eight side by side at 12.3. */
+/* One tile after the other, as memory has them: Neoverse cores read one stream
+ * at 19.6 GB/s a core (N1) and eight side by side at 12.3. */
 INLINE TARGET void add_tiles(const struct format *f, struct tiles tiles, struct rows rows, int acts,
                              float32x4_t (*sums)[2][MAX_ACTS]) {
     const int halves = acts > 2 ? 1 : 2; /* more would not fit into the registers */
@@ -500,16 +522,23 @@ INLINE TARGET void add_tiles(const struct format *f, struct tiles tiles, struct 
     }
 }
 
-/* Some rows: eight, four, two or one. Says how many. */
-INLINE TARGET uint32_t add_some(const struct format *f, struct tiles tiles, struct rows rows,
-                                uint32_t acts, float32x4_t (*sums)[2][MAX_ACTS]) {
+/* add_tiles for eight, four, two and one row: functions of their own, or
+ * compiling takes long. */
+typedef void add_fn(struct tiles tiles, struct rows rows, float32x4_t (*sums)[2][MAX_ACTS]);
+struct adders {
+    add_fn *eight, *four, *two, *one;
+};
+
+/* Some rows. Says how many. */
+static uint32_t add_some(const struct adders *add, struct tiles tiles, struct rows rows,
+                         uint32_t acts, float32x4_t (*sums)[2][MAX_ACTS]) {
     if (acts >= 8)
-        return add_tiles(f, tiles, rows, 8, sums), 8;
+        return add->eight(tiles, rows, sums), 8;
     if (acts >= 4)
-        return add_tiles(f, tiles, rows, 4, sums), 4;
+        return add->four(tiles, rows, sums), 4;
     if (acts >= 2)
-        return add_tiles(f, tiles, rows, 2, sums), 2;
-    return add_tiles(f, tiles, rows, 1, sums), 1;
+        return add->two(tiles, rows, sums), 2;
+    return add->one(tiles, rows, sums), 1;
 }
 
 static void store_sums(float32x4_t (*sums)[2][MAX_ACTS], uint32_t acts, uint32_t columns,
@@ -521,11 +550,13 @@ static void store_sums(float32x4_t (*sums)[2][MAX_ACTS], uint32_t acts, uint32_t
     }
 }
 
-/* ---- kernels --------------------------------------------------------------------------------- */
+/* ---- kernels
+ * ---------------------------------------------------------------------------------
+ */
 
-INLINE TARGET void project(const struct format *f, const void *weights, uint32_t first,
-                           uint32_t count, const struct activations *acts, float *out,
-                           size_t out_stride) {
+static void project(const struct format *f, const struct adders *add, const void *weights,
+                    uint32_t first, uint32_t count, const struct activations *acts, float *out,
+                    size_t out_stride) {
     struct tiles tiles = {.groups = acts->k / 32};
     tiles.bytes = (size_t)(tiles.groups / (uint32_t)f->groups) * f->size;
     tiles.at = (const uint8_t *)weights + first / NEON_TILE * tiles.bytes;
@@ -537,11 +568,17 @@ INLINE TARGET void project(const struct format *f, const void *weights, uint32_t
             float32x4_t sums[TILES][2][MAX_ACTS];
             memset(sums, 0, sizeof sums);
             struct rows rows = {acts->groups + r * stride_of(acts), stride_of(acts)};
-            done = add_some(f, tiles, rows, acts->n_rows - r, sums);
+            done = add_some(add, tiles, rows, acts->n_rows - r, sums);
             store_sums(sums, done, columns, out + r * out_stride + n, out_stride);
         }
     }
 }
+
+#define ADD(type, name, acts)                                                                      \
+    static TARGET void add_##name##_##type(struct tiles tiles, struct rows rows,                   \
+                                           float32x4_t(*sums)[2][MAX_ACTS]) {                      \
+        add_tiles(&format_##type, tiles, rows, acts, sums);                                        \
+    }
 
 #define PROJECT(TYPE, type, open, runs, shift_0, shift_1, has_min)                                 \
     static const struct format format_##type = {DT_##TYPE,          open,                          \
@@ -555,10 +592,15 @@ INLINE TARGET void project(const struct format *f, const void *weights, uint32_t
     static void pack_##type(const void *from, uint32_t k, uint32_t n, void *to) {                  \
         neon_pack(DT_##TYPE, UNIT, from, k, n, to);                                                \
     }                                                                                              \
-    static TARGET void project_##type(const void *weights, uint32_t first, uint32_t count,         \
-                                      const struct activations *acts, float *out,                  \
-                                      size_t out_stride) {                                         \
-        project(&format_##type, weights, first, count, acts, out, out_stride);                     \
+    ADD(type, eight, 8)                                                                            \
+    ADD(type, four, 4)                                                                             \
+    ADD(type, two, 2)                                                                              \
+    ADD(type, one, 1)                                                                              \
+    static void project_##type(const void *weights, uint32_t first, uint32_t count,                \
+                               const struct activations *acts, float *out, size_t out_stride) {    \
+        static const struct adders add = {add_eight_##type, add_four_##type, add_two_##type,       \
+                                          add_one_##type};                                         \
+        project(&format_##type, &add, weights, first, count, acts, out, out_stride);               \
     }
 
 PROJECT(Q4_0, q4_0, open_4_signed, 1, 4, 4, false)
