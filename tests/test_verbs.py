@@ -423,7 +423,7 @@ def test_imatrix_is_collected_and_used():
     bad(1, "sums and 1 counts for blk.", "quantize", TINY, TMP / "x.gguf", "q4_0", "--imatrix", matrix)
     bad(1, "general.type is 'model', expected 'imatrix'", "quantize", TINY, TMP / "x.gguf", "q4_0", "--imatrix", SHIPPED)
     bad(1, "neither GGUF nor an older", "quantize", TINY, TMP / "x.gguf", "q4_0", "--imatrix", text)
-    bad(1, "cannot open", "quantize", TINY, TMP / "x.gguf", "q4_0", "--imatrix", TMP / "none")
+    bad(1, "cannot open", "quantize", TINY, TMP / "x.gguf", "q4_0", "--imatrix", TMP / "no/such/matrix")
     assert not (TMP / "x.gguf").exists()
     bad(1, "tokens, expected at least a window", "imatrix", SHIPPED, "-f", text, "-o", TMP / "y", "--window", 4096)
     bad(2, "-o FILE is missing", "imatrix", SHIPPED, "-f", text)
