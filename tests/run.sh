@@ -165,7 +165,7 @@ quick() {
     suite "leaks, once a verb" bash tests/test_leaks.sh build/asan/every_verb
     suite "server, release" env SECONDS=$load python3 tests/test_server.py build/sluice
     suite "server, sanitizers and leaks" python3 tests/test_server.py build/asan/sluice openai_logprobs no_request garbage \
-        pipelined goes_away next_turn page_files
+        pipelined goes_away next_turn page_files responses_are responses_tools echo_with embeddings_of_texts
     suite "the page in a browser" python3 tests/test_page.py build/sluice
     suite "JSON schemas, release" python3 tests/test_schemas.py build/walk
     suite "JSON schemas, sanitizers" python3 tests/test_schemas.py build/asan/walk

@@ -719,7 +719,7 @@ def cosine(a, b):
     return sum(x * y for x, y in zip(a, b)) / (sum(x * x for x in a) * sum(y * y for y in b)) ** 0.5
 
 
-def test_embeddings():
+def test_embeddings_of_texts():
     s = server()
     c = openai_client(s)
     texts = ["The cat sat on the mat.", "Once upon a time", "x"]
@@ -967,7 +967,7 @@ def test_plan():
         status, _, plan = ask("GET")
         assert status == 200 and not plan["timed"] and plan["rows"] == 1, plan
         layers = sorted({op["layer"] for op in plan["ops"]})
-        assert layers == list(range(-1, 8)) and {op["op"] for op in plan["ops"]} == {"embed", "project", "delta", "attend", "pick"}
+        assert layers == list(range(-1, 8)) and {op["op"] for op in plan["ops"]} == {"embed", "project", "delta", "attend", "tap", "pick"}
         assert all(op["read"] > 0 and "us" not in op for op in plan["ops"])
         body = {"messages": FOX, "max_tokens": 120, "temperature": 0, "ignore_eos": True}
         right = s.request("POST", CHAT, body, headers)[2]["choices"][0]["message"]["content"]
@@ -1434,6 +1434,9 @@ def test_load():
         assert codes <= {"200", "400", "404"}, codes
         assert s.n_threads() == threads
         s.wait_for("connections", 1)
+        end = time.time() + PATIENCE  # the connection that asked last may not be closed yet
+        while s.n_files() > files and time.time() < end:
+            time.sleep(0.02)
         assert s.n_files() <= files, f"{s.n_files()} descriptors, before {files}"
         early = [size for n, size in load.sizes if 4 * CLIENTS <= n < 8 * CLIENTS]
         late = [size for n, size in load.sizes if n >= 8 * CLIENTS]
