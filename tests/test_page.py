@@ -144,6 +144,7 @@ def check_stop(p):
          "o && o.body ? {...o, body: JSON.stringify({...JSON.parse(o.body), ignore_eos: true})} : o)")
     p.say("A long one")
     p.wait("text comes", lambda: p.all("article.assistant.running .md p"))
+    assert p.js("return [...document.querySelectorAll('.running .stats')].every((e) => /tok.s|cached/.test(e.textContent))"), "no figures while it runs"
     p.one("#input").send_keys(Keys.ESCAPE)
     p.answered()
     p.js("window.fetch = window.own_fetch")
@@ -178,15 +179,15 @@ def check_plan(p):
     p.wait("the step is measured", lambda: "Measured" in p.one("#plan-state").text)
     rows = [e.get_attribute("aria-label") for e in p.all("#plan-rows .row")]
     assert rows[0] == "Embedding" and rows[-2:] == ["Output head", "Sampling"], rows
-    assert rows[1:-2] == [f"Layer {i}, {'attention' if i % 4 == 3 else 'recurrent'}" for i in range(8)], rows
+    assert rows[-3] == "Hidden states" and rows[1:-3] == [f"Layer {i}, {'attention' if i % 4 == 3 else 'recurrent'}" for i in range(8)], rows
     options = p.all("#plan-rows [role=option]")
-    assert len(options) == 43 and all("µs" in o.get_attribute("aria-label") or "ms" in o.get_attribute("aria-label") for o in options)
+    assert len(options) == 44 and all("µs" in o.get_attribute("aria-label") or "ms" in o.get_attribute("aria-label") for o in options)
     tiles = p.one("#plan-tiles").text
     assert "tok/s" in tiles and "a token" in tiles and "steps/s" in tiles and "19.2 MB" in tiles, tiles
     assert p.js("return document.activeElement.id") == "plan-rows"
     rows_box = p.one("#plan-rows")
     for keys, words in ((Keys.HOME, "Embedding op 0"), (Keys.ARROW_DOWN, "Mixer, in layer 0"), (Keys.ARROW_RIGHT, "Recurrent state layer 0"),
-                        (Keys.ARROW_DOWN * 3, "Attention layer 3"), (Keys.END, "Sampling op 42"), (Keys.ARROW_UP * 2, "Mixer, in layer 7")):
+                        (Keys.ARROW_DOWN * 3, "Attention layer 3"), (Keys.END, "Sampling op 43"), (Keys.ARROW_UP * 3, "Mixer, in layer 7")):
         rows_box.send_keys(keys)
         assert words in p.one("#plan-detail").text.replace("\n", " "), (words, p.one("#plan-detail").text)
     assert p.js("return document.getElementById(arguments[0]).getAttribute('aria-selected')", rows_box.get_attribute("aria-activedescendant")) == "true"

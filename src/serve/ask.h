@@ -50,7 +50,8 @@ struct ask {
     bool is_call_begun; /* a call is required, and the prompt ends with its beginning */
     bool has_one_call;  /* calls after the first are dropped: parallel_tool_calls is false */
 
-    bool is_streamed, has_usage; /* usage in the stream */
+    bool is_streamed, has_usage; /* usage in the stream: at its end, or ... */
+    bool has_live_usage;         /* ... with every chunk */
     bool echoes;                 /* the prompt is part of the answer's text */
     bool is_silent;              /* and all of it: the one token that is sampled is dropped */
     int64_t n, most, n_top;      /* -1: no limit, no log probabilities */

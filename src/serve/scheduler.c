@@ -752,6 +752,7 @@ static bool call_on_token(struct answer *a, const float *logits) {
         .answer = a->report.answer,
         .index = a->report.n_new - 1,
         .token = a->tokens[a->n - 1],
+        .n_reused = a->report.reuse.tokens,
         .logits = logits,
     };
     return !r->asked.on_token || r->asked.on_token(r->asked.user, &token);

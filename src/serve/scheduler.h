@@ -40,6 +40,7 @@ struct sched_token {
     uint32_t answer;     /* which of the request's, from 0 on */
     uint32_t index;      /* which of the answer's tokens, from 0 on */
     int32_t token;       /* never one that ends the answer */
+    uint32_t n_reused;   /* tokens of the prompt that need not be read */
     const float *logits; /* that it was sampled from, where wanted, else NULL; valid during the call
                           */
 };

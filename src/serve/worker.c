@@ -225,9 +225,12 @@ static struct job_choice *choice_of(struct run *run, uint32_t answer) {
 static bool on_token(void *user, const struct sched_token *token) {
     struct run *run = user;
     struct worker *w = run->job->worker;
+    struct job_choice *c = choice_of(run, token->answer);
     if (w->now == 0)
         w->now = seconds_now();
-    return hand_out(w, choice_of(run, token->answer), token->token, token->logits);
+    if (token->index == 0 && token->answer == 0 && !c->has_gone_on)
+        run->job->n_cached += token->n_reused;
+    return hand_out(w, c, token->token, token->logits);
 }
 
 static const uint32_t *on_mask(void *user, uint32_t answer) {

@@ -85,6 +85,8 @@ struct job {
     char error[200];
     struct job_end *ends; /* one a choice; valid after its JOB_END */
 
+    atomic_uint
+        n_cached; /* prompt tokens that were known, of the prompts whose answers have begun */
     atomic_bool *is_enough; /* one a choice, set by anyone: it ends with its next token */
 
     /* The worker's own. */

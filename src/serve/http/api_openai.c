@@ -11,6 +11,8 @@ void openai_read_stream_options(struct ask *ask, struct fields *f) {
     fields_object(f, "stream_options", &inner.object);
     if (inner.object)
         fields_bool(&inner, "include_usage", &ask->has_usage);
+    if (inner.object)
+        fields_bool(&inner, "continuous_usage_stats", &ask->has_live_usage);
     if (inner.wrong)
         fields_refuse(f, "stream_options", "stream_options.%s", inner.err.text);
 }
@@ -185,7 +187,11 @@ void openai_put_chunk(struct exchange *x, const struct openai_chunk *c, struct a
     buffer_json(&x->draft, logprobs);
     buffer_printf(&x->draft, finish ? ",\"finish_reason\":\"%s\"}]" : ",\"finish_reason\":null}]",
                   finish);
-    buffer_puts(&x->draft, x->ask->has_usage ? ",\"usage\":null}\n\n" : "}\n\n");
+    if (x->ask->has_usage)
+        buffer_puts(&x->draft, ",\"usage\":");
+    if (x->ask->has_usage)
+        buffer_json(&x->draft, x->ask->has_live_usage ? openai_usage(x) : json_null());
+    buffer_puts(&x->draft, "}\n\n");
 }
 
 void openai_put_end(struct exchange *x, const struct openai_chunk *c) {

@@ -283,6 +283,8 @@ struct usage_counts exchange_usage(const struct exchange *x) {
         if (a->end && i % x->ask->n == 0) /* answers of a prompt share it */
             u.cached += a->end->report.reuse.tokens;
     }
+    if (x->n_ended < x->n_answers)
+        u.cached = x->job.n_cached;
     return u;
 }
 

@@ -98,7 +98,7 @@ struct ask *exchange_ask(struct exchange *x, struct fields *f);
 void exchange_converse(struct exchange *x, struct ask *ask, struct fields *f,
                        const struct style *style);
 
-/* Tokens of all answers, for usage. */
+/* Tokens of all answers so far, for usage. */
 struct usage_counts {
     uint64_t prompt, cached, new_tokens, reasoning;
 };

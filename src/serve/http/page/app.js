@@ -163,7 +163,7 @@ function requestOf(c, node) {
     messages.unshift({ role: n.role, content: n.content, ...(n.thinking ? { reasoning_content: n.thinking } : {}) });
   }
   if (c.settings.system) messages.unshift({ role: "system", content: c.settings.system });
-  const body = { messages, stream: true, stream_options: { include_usage: true } };
+  const body = { messages, stream: true, stream_options: { include_usage: true, continuous_usage_stats: true } };
   for (const name of NUMBERS) if (Number.isFinite(c.settings[name])) body[name] = c.settings[name];
   return body;
 }
@@ -187,7 +187,7 @@ function take(node, event) {
     s.tokens = event.usage.completion_tokens;
     s.prompt = event.usage.prompt_tokens;
     s.cached = (event.usage.prompt_tokens_details || {}).cached_tokens || 0;
-    s.isExact = true;
+    s.isExact = !choice; // the last one
   }
   if (event.timings) {
     s.speed = event.timings.predicted_per_second;
@@ -262,7 +262,7 @@ function statsText(s) {
   if (speed) parts.push(`${speed.toFixed(1)} tok/s`);
   const wait = isLive ? s.first - s.begun : s.wait;
   if (wait !== undefined) parts.push(`first after ${(wait / 1000).toFixed(2)} s`);
-  if (s.isExact) parts.push(`${s.cached} of ${s.prompt} prompt tokens cached`);
+  if (s.prompt) parts.push(`${s.cached} of ${s.prompt} prompt tokens cached`);
   if (s.finish === "length") parts.push("cut at the limit");
   if (s.finish === "stopped") parts.push("stopped");
   return parts.join(" · ");

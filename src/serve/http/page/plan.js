@@ -8,10 +8,10 @@ import { $, make } from "./parts.js";
 
 const PARTS = { // by an op's role, "mix" by its name
   embed: "Embedding", "mix in": "Mixer, in", delta: "Recurrent state", attend: "Attention", "mix out": "Mixer, out",
-  "ffn route": "Router", "ffn in": "Feed-forward, in", "ffn out": "Feed-forward, out", head: "Output head", pick: "Sampling",
+  "ffn route": "Router", "ffn in": "Feed-forward, in", "ffn out": "Feed-forward, out", tap: "Hidden states", head: "Output head", pick: "Sampling",
 };
 
-const SHORT = { embed: "Embed", head: "Head", pick: "Pick" };
+const SHORT = { embed: "Embed", tap: "Tap", head: "Head", pick: "Pick" };
 
 let plan = null, call = null, isBusy = false, byBytes = false, chosen = -1;
 const rate = {}; // of the newest answer: speed, submissions, isLive
