@@ -167,6 +167,11 @@ static void change_source(struct later *l, uint32_t i, uint64_t seed) {
         l->source[i][at] = byte_of(seed, at);
 }
 
+static bool finish(struct later *l, uint32_t object, uint64_t seed) {
+    struct stream s = stream_of(seed);
+    return host_tier_finish(&l->tier, object, fill, &s);
+}
+
 /* Objects are put, waited for, read, pinned, freed at any time; a source is used again as soon as
  * its object was freed or is filled. */
 TEST(tier_host_fills_later) {
@@ -194,7 +199,8 @@ TEST(tier_host_fills_later) {
         } else if (below(&random, 2)) {
             host_tier_free(&l->tier, objects[i]);
             seeds[i] = 0;
-        } else if (host_tier_wait(&l->tier, objects[i])) {
+        } else if (below(&random, 2) ? host_tier_wait(&l->tier, objects[i])
+                                     : finish(l, objects[i], seeds[i])) {
             struct stream s = stream_of(seeds[i]);
             change_source(l, i, 0);
             EXPECT_INT(host_tier_get(&l->tier, objects[i], take, &s, &err), SLUICE_OK);

@@ -161,6 +161,7 @@ static double worth(const struct cache *c, uint32_t e) {
 
 static void touch(struct cache *c, uint32_t e) {
     c->entries[e].since = c->clock;
+    c->entries[e].is_copied = false;
     c->entries[e].priority = c->clock + worth(c, e);
     place(c, e);
 }
@@ -427,17 +428,21 @@ static void count_moved(struct sluice_moved *moved, uint64_t bytes, double start
     moved->seconds += seconds_now() - started;
 }
 
-/* Whether an entry of the device is nowhere else, and of use without the device. */
+/* Whether an entry of the device is nowhere else, and of use without the device. One that was
+ * copied and has given way to better ones below is not worth another copy: what is copied ahead
+ * would push each other out, step by step. */
 static bool is_only_here(const struct cache *c, uint32_t e) {
     bool is_useless = c->options.is_recurrent && c->entries[e].kind == ENTRY_BLOCK &&
                       c->entries[e].n_children == 0;
-    return c->lower.host && !is_useless && cache_is_in(c, e, TIER_DEVICE) &&
-           !cache_is_in(c, e, TIER_HOST) && !cache_is_in(c, e, TIER_DISK);
+    return c->lower.host && !is_useless && !c->entries[e].is_copied &&
+           cache_is_in(c, e, TIER_DEVICE) && !cache_is_in(c, e, TIER_HOST) &&
+           !cache_is_in(c, e, TIER_DISK);
 }
 
 /* It is in host memory from now on, and on its way to disk where there is one. */
 static void note_spilled(struct cache *c, uint32_t e, uint32_t object) {
     set_tier(c, e, TIER_HOST, object);
+    c->entries[e].is_copied = true;
     c->n_spilled++;
     if (c->lower.disk)
         write_to_disk(c, e);
@@ -483,8 +488,10 @@ static bool spill_later(struct cache *c, uint32_t e) {
 /* An entry that leaves the device is in the tiers below, if there is room and it is worth it. */
 static void finish_spill(struct cache *c, uint32_t e) {
     double started = seconds_now();
+    struct cache_payload payload = {c->lower.user, e};
     if (cache_is_in(c, e, TIER_HOST)) {
-        if (!host_tier_wait(c->lower.host, c->entries[e].object[TIER_HOST]))
+        if (!host_tier_finish(c->lower.host, c->entries[e].object[TIER_HOST], c->lower.fill,
+                              &payload))
             leave_tier(c, e, TIER_HOST);
         c->waited_seconds += seconds_now() - started;
     }
@@ -585,7 +592,7 @@ void cache_copy_ahead(struct cache *c) {
         return;
     /* No more than a part of host memory: copies would only push each other out. */
     const struct host_tier *host = c->lower.host;
-    uint64_t room = host->n_units * host->unit_bytes / 4 / (o->page_bytes + o->cell_bytes);
+    uint64_t room = host->n_units * host->unit_bytes / 8 / (o->page_bytes + o->cell_bytes);
     uint32_t ahead = room < AHEAD ? (uint32_t)room : AHEAD;
     copy_due(c);
     if (c->pages->n_free < ahead)

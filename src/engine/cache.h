@@ -40,6 +40,8 @@ struct entry {
     uint32_t n_children, n_below[TIERS]; /* all, and those that are in a tier */
     uint32_t pins;                       /* it is being read: it stays where it is */
     bool is_due;                         /* it is in the list of what is to go to disk */
+    bool is_copied; /* it was copied to the tiers below since its last use, whether it still is
+                     * there or not */
     /* What it is worth keeping: see worth() in cache.c. */
     uint32_t uses;
     double since, priority;

@@ -176,6 +176,17 @@ static int reserve_object(struct host_tier *h, uint64_t n, enum host_state state
     return SLUICE_OK;
 }
 
+/* An object's bytes, by the caller's thread. */
+static int fill_here(const struct host_tier *h, uint32_t object, tier_fill_fn *fill, void *user,
+                     struct err *err) {
+    uint64_t n = h->objects[object].bytes;
+    int status = SLUICE_OK;
+    struct run r = {.next = object};
+    while (!status && next_run(h, n, &r))
+        status = fill(user, r.at, r.bytes, unit_at(h, r.unit), err);
+    return status;
+}
+
 int host_tier_put(struct host_tier *h, uint64_t n, tier_fill_fn *fill, void *user, uint32_t *object,
                   struct err *err) {
     uint32_t first;
@@ -184,10 +195,7 @@ int host_tier_put(struct host_tier *h, uint64_t n, tier_fill_fn *fill, void *use
     pthread_mutex_unlock(&h->lock);
     if (status)
         return status;
-    struct run r = {.next = first};
-    while (!status && next_run(h, n, &r))
-        status = fill(user, r.at, r.bytes, unit_at(h, r.unit), err);
-    if (status)
+    if ((status = fill_here(h, first, fill, user, err)))
         host_tier_free(h, first);
     else
         *object = first;
@@ -343,6 +351,24 @@ bool host_tier_wait(struct host_tier *h, uint32_t object) {
     bool is_filled = o->state == HOST_FILLED;
     pthread_mutex_unlock(&h->lock);
     return is_filled;
+}
+
+bool host_tier_finish(struct host_tier *h, uint32_t object, tier_fill_fn *fill, void *user) {
+    struct err ignored;
+    pthread_mutex_lock(&h->lock);
+    struct host_object *o = living(h, object);
+    bool is_ours = o->state == HOST_WAITING;
+    if (is_ours)
+        o->state = HOST_FILLING;
+    pthread_mutex_unlock(&h->lock);
+    if (!is_ours)
+        return host_tier_wait(h, object);
+    int status = fill_here(h, object, fill, user, &ignored);
+    pthread_mutex_lock(&h->lock);
+    o->state = status ? HOST_FAILED : HOST_FILLED;
+    pthread_cond_broadcast(&h->done);
+    pthread_mutex_unlock(&h->lock);
+    return status == SLUICE_OK;
 }
 
 bool host_tier_wait_any(struct host_tier *h) {

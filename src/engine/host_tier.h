@@ -94,6 +94,8 @@ int host_tier_put_later(struct host_tier *h, uint64_t n, struct host_source from
                         struct err *err);
 /* Waits until it is filled, where that is to be done later; false: that failed. */
 bool host_tier_wait(struct host_tier *h, uint32_t object);
+/* The same for the thread that puts, which fills it itself where the tier's has not begun to. */
+bool host_tier_finish(struct host_tier *h, uint32_t object, tier_fill_fn *fill, void *user);
 /* Waits until a job is done; false: there is none. */
 bool host_tier_wait_any(struct host_tier *h);
 /* Of an object that is filled. */
