@@ -223,6 +223,8 @@ all() {
     flavour "clang, release" "" "" CC=clang
     flavour "clang, sanitizers" "" "" CC=clang MODE=asan
     flavour "gcc, thread sanitizer" "" "pool recode log_ engine thread tier_" MODE=tsan
+    suite "server under load, TSan" env SECONDS=30 python3 tests/test_server.py build/tsan/sluice test_load
+    suite "server under load, sanitizers" env SECONDS=30 python3 tests/test_server.py build/asan/sluice test_load
     suite "gcc, no SIMD" env SLUICE_CPU=none build/tests
     export SLUICE_TEST_SHORT=1
     case $(uname -m) in
