@@ -315,8 +315,9 @@ def test_bench_replays_a_trace():
         none, live = replay("none"), replay("live")
         assert none["answers"] == live["answers"] == every["answers"], (none, live, every)
         assert none["reused_tokens"] == 0 and live["reused_tokens"] < every["reused_tokens"], (none, live, every)
+        assert none["step"]["rows"] > every["step"]["rows"], (none, every)
     assert every["spilled"] > 0 and every["limits"]["memcpy_gb_s"] > 0 and every["limits"]["write_gb_s"] == 0, every
-    assert none["step"]["rows"] > every["step"]["rows"] and every["step"]["p50_ms"] <= every["step"]["longest_ms"], found
+    assert every["step"]["p50_ms"] <= every["step"]["longest_ms"], every
     part = json.loads(good("bench", TINY, "--trace", trace, "--conversations", 2, "--batch", 3, "--json")[0])
     assert 0 < part["requests"] < every["requests"], (part, every)
     trace.write_bytes(b"# 1 follows from 0\n0 3 t1:5\n1 1 a0:1:2\n1 1 t2:4\n")
