@@ -17,7 +17,8 @@ mkdir -p build/tmp
 folder=$(mktemp -d build/tmp/run.XXXXXX)
 trap 'rm -rf "$folder"' EXIT
 n_started=0 n_shown=0
-at_once=$(nproc)
+# Suites wait for servers, terminals and signals half of the time: two for each processor.
+at_once=$((2 * $(nproc)))
 [ "$at_once" -le 4 ] || at_once=4 # most suites have threads of their own
 
 # run_job NUMBER COMMAND...: leaves the output, the exit status and the seconds of processor time.
@@ -32,7 +33,7 @@ run_job() {
     echo $status >"$job.status"
 }
 
-# start KIND NAME COMMAND...: beside others, as many as there are processors (four at most); `finish`
+# start KIND NAME COMMAND...: beside others, at most `at_once`; `finish`
 # waits for all of them. What they say is shown in the order they were started in. KIND: suite or check.
 start() {
     local job=$folder/$n_started
