@@ -150,6 +150,17 @@ static void read_hidden(sluice_model *model, const struct job_prompt *p, float *
     sluice_engine_close(engine);
 }
 
+/* Runs a job over two prompts, without an answer. */
+static void pool_hidden(struct rig *r, struct watch *w, const struct job_prompt prompts[2],
+                        bool is_mean, float *found) {
+    watch_begin(w, 1);
+    w->job.prompts = prompts;
+    w->job.n_prompts = 2;
+    w->job.hidden = found;
+    w->job.pools_mean = is_mean;
+    run(r, w, NULL, 0);
+}
+
 TEST(serve_worker_pools_hidden_states) {
     int32_t tokens[40];
     const struct job_prompt prompts[] = {{.tokens = prompt_tokens, .n = 6},
@@ -162,20 +173,10 @@ TEST(serve_worker_pools_hidden_states) {
         float found[2 * 32] = {0};
         bool is_mean = round > 0;
         struct watch w;
-        watch_begin(&w, 1);
-        w.job.prompts = prompts;
-        w.job.n_prompts = 2;
-        w.job.hidden = found;
-        w.job.pools_mean = is_mean;
-        run(&r, &w, tokens, 0);
+        pool_hidden(&r, &w, prompts, is_mean, found);
         if (round == 2) { /* what is known by now makes no difference */
             job_free(&w.job);
-            watch_begin(&w, 1);
-            w.job.prompts = prompts;
-            w.job.n_prompts = 2;
-            w.job.hidden = found;
-            w.job.pools_mean = true;
-            run(&r, &w, tokens, 0);
+            pool_hidden(&r, &w, prompts, true, found);
         }
         for (int p = 0; p < 2; p++) {
             size_t n = prompts[p].n;

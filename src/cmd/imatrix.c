@@ -93,7 +93,8 @@ static int make_entries(struct collector *c) {
     return SLUICE_OK;
 }
 
-static int run_window(struct collector *c, const int32_t *tokens, size_t n) {
+static int run_window(void *user, const int32_t *tokens, uint32_t n) {
+    struct collector *c = user;
     sluice_seq *seq;
     struct sluice_facts facts;
     sluice_model_facts(c->model, &facts);
@@ -108,21 +109,10 @@ static int run_window(struct collector *c, const int32_t *tokens, size_t n) {
 }
 
 static int run_text(struct collector *c) {
-    size_t window = (size_t)c->window, n = c->ids.len / window;
-    if (c->max_windows && (size_t)c->max_windows < n)
-        n = (size_t)c->max_windows;
-    struct token_bar bar;
-    int exit = 0;
-    token_bar_start(&bar, "reading", n * window);
-    for (size_t i = 0; !exit && i < n; i++) {
-        exit = run_window(c, c->ids.at + i * window, window);
-        token_bar_update(&bar, (i + 1) * window);
-    }
-    token_bar_end(&bar);
     c->matrix.dataset = str_of(c->file);
-    c->matrix.n_chunks = (uint32_t)n;
-    c->matrix.chunk_size = (uint32_t)window;
-    return exit;
+    c->matrix.n_chunks = (uint32_t)common_count_windows(&c->ids, c->window, c->max_windows);
+    c->matrix.chunk_size = (uint32_t)c->window;
+    return common_each_window(&c->ids, c->window, c->max_windows, "reading", run_window, c);
 }
 
 /* ---- the file ---------------------------------------------------------------------------------

@@ -323,16 +323,22 @@ int common_open_engine(sluice_model *model, const struct sluice_engine_options *
     return fail(&err);
 }
 
-int common_open(struct common *c, const struct sluice_engine_options *options, bool taps,
-                sluice_model **model, sluice_engine **engine) {
-    *engine = NULL;
-    int exit = common_open_model(c, model);
-    if (!exit)
-        exit = common_open_engine(*model, options, taps, engine);
-    if (exit) {
-        sluice_model_close(*model);
-        *model = NULL;
+size_t common_count_windows(const struct ids *ids, int window, int most) {
+    size_t n = ids->len / (size_t)window;
+    return most && (size_t)most < n ? (size_t)most : n;
+}
+
+int common_each_window(const struct ids *ids, int window, int most, const char *label,
+                       int (*on)(void *user, const int32_t *tokens, uint32_t n), void *user) {
+    size_t n = common_count_windows(ids, window, most), n_tokens = (size_t)window;
+    struct token_bar bar;
+    int exit = 0;
+    token_bar_start(&bar, label, n * n_tokens);
+    for (size_t i = 0; !exit && i < n; i++) {
+        exit = on(user, ids->at + i * n_tokens, (uint32_t)window);
+        token_bar_update(&bar, (i + 1) * n_tokens);
     }
+    token_bar_end(&bar);
     return exit;
 }
 

@@ -56,10 +56,8 @@ struct sluice_engine_options common_engine(const struct common *c);
  * drawn. The biases are those of *c. */
 struct sluice_sampling common_sampling(const struct common *c, const sluice_model *model);
 
-/* A model and an engine with a bar for loading. On failure both are closed and NULL, one line is on
+/* A model, and an engine with a bar for loading. On failure it is closed and NULL, one line is on
  * stderr, and the exit status is returned; 0 when all is well. `taps`: see engine_prepare. */
-int common_open(struct common *c, const struct sluice_engine_options *options, bool taps,
-                sluice_model **model, sluice_engine **engine);
 int common_open_model(struct common *c, sluice_model **model);
 int common_open_engine(sluice_model *model, const struct sluice_engine_options *options, bool taps,
                        sluice_engine **engine);
@@ -67,6 +65,12 @@ int common_open_engine(sluice_model *model, const struct sluice_engine_options *
 /* A whole text as tokens, without BOS; "-" is standard input. Fewer than a window of them are an
  * error. */
 int common_encode_file(const sluice_model *model, const char *path, size_t window, struct ids *out);
+/* Windows of a text, `most` of them at most; 0: all. A tail that fills none is dropped. */
+size_t common_count_windows(const struct ids *ids, int window, int most);
+/* Calls `on` with each of them, under a bar of that label; ends with the first exit status that is
+ * not 0, and returns it. */
+int common_each_window(const struct ids *ids, int window, int most, const char *label,
+                       int (*on)(void *user, const int32_t *tokens, uint32_t n), void *user);
 
 /* How many rows may hand out logits in one step, for the verbs that want all of them: as many as
  * `useful` and a reasonable room for them allow. */

@@ -23,7 +23,8 @@ struct ppl {
     uint64_t scored;
 };
 
-static int score_window(struct ppl *p, const int32_t *tokens, uint32_t n) {
+static int score_window(void *user, const int32_t *tokens, uint32_t n) {
+    struct ppl *p = user;
     sluice_seq *seq;
     struct sluice_facts facts;
     sluice_model_facts(p->model, &facts);
@@ -46,25 +47,17 @@ static int score_window(struct ppl *p, const int32_t *tokens, uint32_t n) {
 }
 
 static int score(struct ppl *p) {
-    size_t window = (size_t)p->window, n = p->ids.len / window;
-    if (p->max_windows && (size_t)p->max_windows < n)
-        n = (size_t)p->max_windows;
-    struct token_bar bar;
-    token_bar_start(&bar, "scoring", n * window);
-    for (size_t i = 0; i < n; i++) {
-        int exit = score_window(p, p->ids.at + i * window, (uint32_t)window);
-        if (exit)
-            return exit;
-        token_bar_update(&bar, (i + 1) * window);
-    }
-    token_bar_end(&bar);
+    int exit = common_each_window(&p->ids, p->window, p->max_windows, "scoring", score_window, p);
+    if (exit)
+        return exit;
     double nll = p->nll / (double)p->scored;
     if (p->common.as_json)
         print_json_line(json_pack("{s:o, s:o, s:I}", "nll", json_number_or_null(nll), "ppl",
                                   json_number_or_null(exp(nll)), "scored", (json_int_t)p->scored));
     else if (isfinite(nll))
-        printf("nll %.6f  perplexity %.6f  scored %llu tokens in %zu windows of %zu\n", nll,
-               exp(nll), (unsigned long long)p->scored, n, window);
+        printf("nll %.6f  perplexity %.6f  scored %llu tokens in %zu windows of %d\n", nll,
+               exp(nll), (unsigned long long)p->scored,
+               common_count_windows(&p->ids, p->window, p->max_windows), p->window);
     if (!isfinite(nll))
         return complain(EXIT_WORLD, "%s: its logits are not finite: nll is %g",
                         p->model->model->path, nll);

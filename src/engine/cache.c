@@ -439,7 +439,7 @@ static bool is_only_here(const struct cache *c, uint32_t e) {
            !cache_is_in(c, e, TIER_DISK);
 }
 
-/* It is in host memory from now on, and on its way to disk where there is one. */
+/* It is in host memory from now on, and being written to disk where there is one. */
 static void note_spilled(struct cache *c, uint32_t e, uint32_t object) {
     set_tier(c, e, TIER_HOST, object);
     c->entries[e].is_copied = true;

@@ -170,7 +170,8 @@ void cache_write_through(struct cache *c, uint32_t e);
  * have to leave the device next: then it can go without anybody waiting. To be called once a step.
  */
 void cache_copy_ahead(struct cache *c);
-/* Waits until all that is to be written through is on its way, as far as there is room for it. */
+/* Waits until all that is to be written through is being written, as far as there is room for it.
+ */
 void cache_copy_due(struct cache *c);
 
 /* All entries that no slot holds the pages of leave all tiers. */

@@ -425,6 +425,11 @@ void ask_read_messages(struct ask *ask, struct fields *f, const json_t *messages
                       messages ? "empty" : "not there");
 }
 
+json_t *ask_tool(const char *name, const char *description, json_t *parameters) {
+    return json_pack("{s:s, s:{s:s*, s:s*, s:O*}}", "type", "function", "function", "name", name,
+                     "description", description, "parameters", parameters);
+}
+
 void ask_read_tools(struct ask *ask, struct fields *f, const json_t *tools) {
     json_t *tool;
     size_t i;

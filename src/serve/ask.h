@@ -98,6 +98,8 @@ json_t *ask_content(struct fields *f, const char *name, const json_t *content, c
 /* Fills messages from an array in the OpenAI form; a member "tool_calls" has its arguments as
  * objects afterwards. */
 void ask_read_messages(struct ask *ask, struct fields *f, const json_t *messages);
+/* A tool in the form of chat completions; name, description and parameters may be NULL. */
+json_t *ask_tool(const char *name, const char *description, json_t *parameters);
 /* Fills tools, and checks that each has a name. */
 void ask_read_tools(struct ask *ask, struct fields *f, const json_t *tools);
 

@@ -6,6 +6,10 @@
 #include <stdio.h>
 #include <string.h>
 
+const char *json_text_of(const json_t *object, const char *name) {
+    return json_string_value(json_object_get(object, name));
+}
+
 const char *json_kind(const json_t *value) {
     static const char *const kinds[] = {
         [JSON_OBJECT] = "an object", [JSON_ARRAY] = "an array", [JSON_STRING] = "a string",

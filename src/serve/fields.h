@@ -31,6 +31,8 @@ const json_t *fields_any(const struct fields *f, const char *name);
 int fields_refuse(struct fields *f, const char *name, const char *format, ...)
     __attribute__((format(printf, 3, 4)));
 
+/* A member that is a string; NULL: it is not one. */
+const char *json_text_of(const json_t *object, const char *name);
 /* "a string", "an array" ... for messages; "nothing" for NULL. */
 const char *json_kind(const json_t *value);
 

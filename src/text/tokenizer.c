@@ -311,10 +311,6 @@ bool tokenizer_adds_bos(const struct tokenizer *t) {
     return t->adds_bos && t->bos >= 0;
 }
 
-bool tokenizer_adds_eos(const struct tokenizer *t) {
-    return t->adds_eos && t->eos >= 0;
-}
-
 bool tokenizer_uses_nfc(const struct tokenizer *t) {
     return t->has_nfc;
 }

@@ -96,7 +96,6 @@ enum token_type tokenizer_type(const struct tokenizer *t, int32_t id); /* TOKEN_
 int32_t tokenizer_bos(const struct tokenizer *t);
 int32_t tokenizer_eos(const struct tokenizer *t);
 bool tokenizer_adds_bos(const struct tokenizer *t);
-bool tokenizer_adds_eos(const struct tokenizer *t);
 bool tokenizer_uses_nfc(const struct tokenizer *t);
 bool tokenizer_is_end(const struct tokenizer *t, int32_t id);              /* ends a generation */
 int32_t tokenizer_find(const struct tokenizer *t, struct str stored_text); /* looks at them all */

@@ -16,12 +16,8 @@ struct turn {
     json_t *calls;
 };
 
-static const char *string_of(const json_t *block, const char *name) {
-    return json_string_value(json_object_get(block, name));
-}
-
 static void add_result(struct turn *t, const json_t *block) {
-    const char *id = string_of(block, "tool_use_id");
+    const char *id = json_text_of(block, "tool_use_id");
     json_t *content = ask_content(t->f, "messages", json_object_get(block, "content"), t->where);
     if (!id)
         fields_refuse(t->f, "messages", "%s: a tool_result has no tool_use_id", t->where);
@@ -30,7 +26,7 @@ static void add_result(struct turn *t, const json_t *block) {
 }
 
 static void add_call(struct turn *t, const json_t *block) {
-    const char *name = string_of(block, "name");
+    const char *name = json_text_of(block, "name");
     json_t *input = json_object_get(block, "input");
     if (!name || !json_is_object(input)) {
         fields_refuse(t->f, "messages", "%s: a tool_use has no name or no input", t->where);
@@ -39,7 +35,7 @@ static void add_call(struct turn *t, const json_t *block) {
     if (!t->calls)
         t->calls = json_array();
     json_array_append_new(t->calls, json_pack("{s:s*, s:s, s:{s:s, s:O}}", "id",
-                                              string_of(block, "id"), "type", "function",
+                                              json_text_of(block, "id"), "type", "function",
                                               "function", "name", name, "arguments", input));
 }
 
@@ -53,7 +49,7 @@ static void add_text(struct turn *t, const json_t *block, const char *name, stru
 }
 
 static void add_block(struct turn *t, const json_t *block) {
-    const char *type = string_of(block, "type");
+    const char *type = json_text_of(block, "type");
     if (!type)
         fields_refuse(t->f, "messages", "%s has a block without a type", t->where);
     else if (strcmp(type, "text") == 0)
@@ -85,7 +81,7 @@ static void end_turn(struct turn *t, const char *role, bool is_plain) {
 
 static void read_message(struct fields *f, json_t *to, const json_t *message, size_t number) {
     struct turn t = {.f = f, .to = to};
-    const char *role = string_of(message, "role");
+    const char *role = json_text_of(message, "role");
     const json_t *content = json_object_get(message, "content");
     json_t *block;
     size_t i;
@@ -140,7 +136,7 @@ static void read_tools(struct ask *ask, struct fields *f) {
     size_t i;
     fields_array(f, "tools", &tools);
     json_array_foreach(tools, i, tool) {
-        const char *name = string_of(tool, "name"), *type = string_of(tool, "type");
+        const char *name = json_text_of(tool, "name"), *type = json_text_of(tool, "type");
         json_t *schema = json_object_get(tool, "input_schema");
         if (type && strcmp(type, "custom") != 0)
             fields_refuse(f, "tools", "tools[%zu] is of type %.40s, expected a custom tool", i,
@@ -148,10 +144,7 @@ static void read_tools(struct ask *ask, struct fields *f) {
         else if (!name || !json_is_object(schema))
             fields_refuse(f, "tools", "tools[%zu] has no name or no input_schema", i);
         else
-            json_array_append_new(out,
-                                  json_pack("{s:s, s:{s:s, s:s*, s:O}}", "type", "function",
-                                            "function", "name", name, "description",
-                                            string_of(tool, "description"), "parameters", schema));
+            json_array_append_new(out, ask_tool(name, json_text_of(tool, "description"), schema));
     }
     ask_read_tools(ask, f, out);
     json_decref(out);
@@ -160,7 +153,7 @@ static void read_tools(struct ask *ask, struct fields *f) {
 static void read_tool_choice(struct ask *ask, struct fields *f, const struct ask_model *m) {
     const json_t *choice = NULL;
     fields_object(f, "tool_choice", &choice);
-    const char *type = string_of(choice, "type");
+    const char *type = json_text_of(choice, "type");
     ask->has_one_call = json_is_true(json_object_get(choice, "disable_parallel_tool_use"));
     if (!choice || f->wrong)
         return;
@@ -168,8 +161,8 @@ static void read_tool_choice(struct ask *ask, struct fields *f, const struct ask
         ask->tool_choice = TOOLS_NONE;
     else if (type && strcmp(type, "any") == 0)
         ask_require_tool(ask, f, m, NULL);
-    else if (type && strcmp(type, "tool") == 0 && string_of(choice, "name"))
-        ask_require_tool(ask, f, m, string_of(choice, "name"));
+    else if (type && strcmp(type, "tool") == 0 && json_text_of(choice, "name"))
+        ask_require_tool(ask, f, m, json_text_of(choice, "name"));
     else if (!type || strcmp(type, "auto") != 0)
         fields_refuse(f, "tool_choice",
                       "tool_choice.type is '%.40s', expected auto, any, tool or none",
@@ -180,7 +173,7 @@ static void read_tool_choice(struct ask *ask, struct fields *f, const struct ask
 static void read_thinking(struct ask *ask, struct fields *f) {
     struct fields inner = {0};
     fields_object(f, "thinking", &inner.object);
-    const char *type = string_of(inner.object, "type");
+    const char *type = json_text_of(inner.object, "type");
     fields_int(&inner, "budget_tokens", 1, INT32_MAX, &ask->thinking_budget);
     if (inner.wrong)
         fields_refuse(f, "thinking", "thinking.%s", inner.err.text);
@@ -198,9 +191,9 @@ static void read_thinking(struct ask *ask, struct fields *f) {
 static void read_output(struct ask *ask, struct fields *f, const struct ask_model *m) {
     const json_t *output = NULL;
     fields_object(f, "output_config", &output);
-    const char *effort = string_of(output, "effort");
+    const char *effort = json_text_of(output, "effort");
     const json_t *format = json_object_get(output, "format");
-    const char *type = string_of(format, "type");
+    const char *type = json_text_of(format, "type");
     if (effort)
         ask_set_variable(ask, "reasoning_effort", json_string(effort));
     if (!json_is_object(format) || f->wrong)

@@ -90,7 +90,7 @@ static void read_chat(struct ask *ask, struct fields *f, const struct ask_model 
 /* ---- what is answered -------------------------------------------------------------------------
  */
 
-json_t *openai_usage(const struct exchange *x) {
+static json_t *usage_json(const struct exchange *x) {
     struct usage_counts u = exchange_usage(x);
     return json_pack("{s:I, s:I, s:I, s:{s:I}, s:{s:I}}", "prompt_tokens", (json_int_t)u.prompt,
                      "completion_tokens", (json_int_t)u.new_tokens, "total_tokens",
@@ -99,9 +99,10 @@ json_t *openai_usage(const struct exchange *x) {
                      "reasoning_tokens", (json_int_t)u.reasoning);
 }
 
-/* In the words of llama.cpp's server, and what the device was asked to do. Submissions are those
- * after the first token, for the tokens after it and the one that ended the answer. */
-json_t *openai_timings(const struct exchange *x) {
+/* How fast the answer was, NULL where there are several: in the words of llama.cpp's server, and
+ * what the device was asked to do. Submissions are those after the first token, for the tokens
+ * after it and the one that ended the answer. */
+static json_t *timings_json(const struct exchange *x) {
     const struct job_end *end = x->n_answers == 1 ? x->answers[0].end : NULL;
     if (!end)
         return NULL;
@@ -190,7 +191,7 @@ void openai_put_chunk(struct exchange *x, const struct openai_chunk *c, struct a
     if (x->ask->has_usage)
         buffer_puts(&x->draft, ",\"usage\":");
     if (x->ask->has_usage)
-        buffer_json(&x->draft, x->ask->has_live_usage ? openai_usage(x) : json_null());
+        buffer_json(&x->draft, x->ask->has_live_usage ? usage_json(x) : json_null());
     buffer_puts(&x->draft, "}\n\n");
 }
 
@@ -198,8 +199,8 @@ void openai_put_end(struct exchange *x, const struct openai_chunk *c) {
     if (x->ask->has_usage) {
         begin_chunk(x, c);
         buffer_puts(&x->draft, ",\"choices\":[],\"usage\":");
-        buffer_json(&x->draft, openai_usage(x));
-        json_t *timings = openai_timings(x);
+        buffer_json(&x->draft, usage_json(x));
+        json_t *timings = timings_json(x);
         if (timings) {
             buffer_puts(&x->draft, ",\"timings\":");
             buffer_json(&x->draft, timings);
@@ -275,7 +276,7 @@ json_t *openai_whole(struct exchange *x, const char *prefix, const char *object,
     snprintf(id, sizeof id, "%s%s", prefix, x->id);
     return json_pack("{s:s, s:s, s:I, s:o, s:o, s:o, s:o*}", "id", id, "object", object, "created",
                      (json_int_t)x->created, "model", json_of_text(str_of(x->server->model.name)),
-                     "choices", choices, "usage", openai_usage(x), "timings", openai_timings(x));
+                     "choices", choices, "usage", usage_json(x), "timings", timings_json(x));
 }
 
 static json_t *chat_whole(struct exchange *x) {

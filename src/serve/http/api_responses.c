@@ -90,14 +90,10 @@ void openai_response_delete(struct exchange *x) {
 /* ---- input ------------------------------------------------------------------------------------
  */
 
-static const char *string_of(const json_t *item, const char *name) {
-    return json_string_value(json_object_get(item, name));
-}
-
 /* Items of one turn of the assistant (reasoning, text, calls) are one message. */
 static json_t *assistant_turn(json_t *turns) {
     json_t *last = json_array_get(turns, json_array_size(turns) - 1);
-    const char *role = string_of(last, "role");
+    const char *role = json_text_of(last, "role");
     if (role && strcmp(role, "assistant") == 0)
         return last;
     json_array_append_new(turns, json_pack("{s:s, s:s}", "role", "assistant", "content", ""));
@@ -105,7 +101,7 @@ static json_t *assistant_turn(json_t *turns) {
 }
 
 static void add_message(struct fields *f, json_t *turns, const json_t *item, const char *where) {
-    const char *role = string_of(item, "role");
+    const char *role = json_text_of(item, "role");
     if (!role || !*role) {
         fields_refuse(f, "input", "%s.role is %s, expected a string", where,
                       json_kind(json_object_get(item, "role")));
@@ -122,7 +118,7 @@ static void add_message(struct fields *f, json_t *turns, const json_t *item, con
 }
 
 static void add_call(struct fields *f, json_t *turns, const json_t *item, const char *where) {
-    const char *name = string_of(item, "name"), *arguments = string_of(item, "arguments");
+    const char *name = json_text_of(item, "name"), *arguments = json_text_of(item, "arguments");
     if (!name || !arguments) {
         fields_refuse(f, "input", "%s: a function_call has no name or no arguments", where);
         return;
@@ -133,12 +129,12 @@ static void add_call(struct fields *f, json_t *turns, const json_t *item, const 
         json_object_set_new(turn, "tool_calls", calls);
     }
     json_array_append_new(calls, json_pack("{s:s*, s:s, s:{s:s, s:s}}", "id",
-                                           string_of(item, "call_id"), "type", "function",
+                                           json_text_of(item, "call_id"), "type", "function",
                                            "function", "name", name, "arguments", arguments));
 }
 
 static void add_result(struct fields *f, json_t *turns, const json_t *item, const char *where) {
-    const char *id = string_of(item, "call_id");
+    const char *id = json_text_of(item, "call_id");
     json_t *content = ask_content(f, "input", json_object_get(item, "output"), where);
     if (!id)
         fields_refuse(f, "input", "%s: a function_call_output has no call_id", where);
@@ -165,7 +161,7 @@ static void add_reasoning(json_t *turns, const json_t *item) {
 
 static void add_item(struct fields *f, json_t *turns, const json_t *item, size_t number) {
     char where[32];
-    const char *type = string_of(item, "type");
+    const char *type = json_text_of(item, "type");
     snprintf(where, sizeof where, "input[%zu]", number);
     if (!json_is_object(item))
         fields_refuse(f, "input", "%s is %s, expected an item", where, json_kind(item));
@@ -218,7 +214,7 @@ static json_t *earlier_turns(const struct server *s, struct fields *f) {
 /* Templates know one system message: instructions and one that the input begins with are joined. */
 static json_t *with_instructions(const json_t *turns, const char *instructions) {
     json_t *messages = json_copy((json_t *)turns), *first = json_array_get(messages, 0);
-    const char *role = string_of(first, "role");
+    const char *role = json_text_of(first, "role");
     struct buffer text = {0};
     if (!instructions)
         return messages;
@@ -257,15 +253,12 @@ static void read_tools(struct ask *ask, struct fields *f) {
     size_t i;
     fields_array(f, "tools", &tools);
     json_array_foreach(tools, i, tool) {
-        const char *type = string_of(tool, "type"), *name = string_of(tool, "name");
+        const char *type = json_text_of(tool, "type"), *name = json_text_of(tool, "name");
         if (!type || strcmp(type, "function") != 0)
             fields_refuse(f, "tools", "tools[%zu] is of type %.40s, expected function", i,
                           type ? type : json_kind(json_object_get(tool, "type")));
-        json_t *function = json_pack("{s:s*, s:s*, s:O*}", "name", name, "description",
-                                     string_of(tool, "description"), "parameters",
-                                     json_object_get(tool, "parameters"));
-        json_array_append_new(out,
-                              json_pack("{s:s, s:o}", "type", "function", "function", function));
+        json_array_append_new(out, ask_tool(name, json_text_of(tool, "description"),
+                                            json_object_get(tool, "parameters")));
     }
     ask_read_tools(ask, f, out);
     json_decref(out);
@@ -275,7 +268,7 @@ static void read_text(struct ask *ask, struct fields *f, const struct ask_model 
     const json_t *text = NULL;
     fields_object(f, "text", &text);
     const json_t *format = json_object_get(text, "format");
-    const char *type = string_of(format, "type");
+    const char *type = json_text_of(format, "type");
     if (!format || json_is_null(format) || f->wrong)
         return;
     const json_t *schema = json_object_get(format, "schema");
@@ -330,7 +323,7 @@ static void read_all(const struct server *s, struct response *r, struct ask *ask
     read_input(s, r, ask, f);
     read_tools(ask, f);
     fields_object(f, "reasoning", &reasoning);
-    openai_read_thinking(ask, f, string_of(reasoning, "effort"));
+    openai_read_thinking(ask, f, json_text_of(reasoning, "effort"));
     openai_read_tool_choice(ask, f, m);
     read_text(ask, f, m);
     ask_read_format(ask, f, m); /* ours: grammar */
@@ -566,7 +559,7 @@ static json_t *whole(struct exchange *x) {
 static void done(struct exchange *x) {
     char event[32];
     json_t *response = whole(x);
-    snprintf(event, sizeof event, "response.%s", string_of(response, "status"));
+    snprintf(event, sizeof event, "response.%s", json_text_of(response, "status"));
     put(x, event, json_pack("{s:o}", "response", response));
 }
 

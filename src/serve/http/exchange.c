@@ -110,7 +110,8 @@ void exchange_refuse_status(struct exchange *x, int status, const struct err *er
     exchange_refuse(x, code, NULL, "%s", err->text);
 }
 
-json_t *exchange_json(struct exchange *x) {
+/* The request's body, which must be an object; NULL: it is refused already. To json_decref. */
+static json_t *read_body(struct exchange *x) {
     json_error_t where;
     struct str body = buffer_str(&x->body);
     json_t *root = json_loadb(body.at, body.len,
@@ -243,7 +244,7 @@ static void start(struct exchange *x, struct ask *ask, const struct style *style
 }
 
 struct ask *exchange_ask(struct exchange *x, struct fields *f) {
-    json_t *root = exchange_json(x);
+    json_t *root = read_body(x);
     struct ask *ask = root ? ask_open(root, &x->server->model) : NULL;
     *f = (struct fields){.object = root};
     if (root && !ask)

@@ -80,8 +80,6 @@ struct exchange {
 /* ---- for handlers -----------------------------------------------------------------------------
  */
 
-/* The request's body, which must be an object; NULL: it is refused already. To json_decref. */
-json_t *exchange_json(struct exchange *x);
 void exchange_reply(struct exchange *x, int status, json_t *body); /* takes the body */
 void exchange_reply_text(struct exchange *x, int status, const char *type, struct str text);
 /* The API's own error; `param` is the wrong field, NULL: none. */
