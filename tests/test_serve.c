@@ -224,8 +224,8 @@ TEST(serve_refuses) {
         return;
     struct sched_request good = request_of(&r, 1025, 5);
     good.n_prompt = 3;
-    struct sched_request bad[7];
-    for (int i = 0; i < 7; i++)
+    struct sched_request bad[9];
+    for (int i = 0; i < 9; i++)
         bad[i] = good;
     bad[0].n_prompt = 0;
     bad[1].prompt = NULL;
@@ -234,10 +234,13 @@ TEST(serve_refuses) {
     bad[4].n_prompt = 1025;
     bad[5].answers = 4;
     bad[6].sampling.n_biases = 1;
+    bad[7].n_marks = SCHED_MARKS + 1;
+    bad[8].n_marks = 2;
+    bad[8].marks[1] = 3;
     static const char *const words[] = {
-        "empty",    "empty",     "0 new",         "token 90 at place 1",
-        "1025 tok", "4 answers", "1 logit biases"};
-    for (int i = 0; i < 7; i++) {
+        "empty",     "empty",          "0 new",   "token 90 at place 1",  "1025 tok",
+        "4 answers", "1 logit biases", "5 marks", "a mark after 3 tokens"};
+    for (int i = 0; i < 9; i++) {
         EXPECT_INT(submit(&r, &out, &bad[i]), SLUICE_ERR_ARGUMENT);
         EXPECT(strstr(out.error, words[i]));
         EXPECT_INT(out.id, 0);
@@ -473,6 +476,30 @@ TEST(serve_next_turn_reads_only_what_is_new) {
         EXPECT_INT(branch.report.reuse.tokens, 0);
         rig_close(&r);
     }
+}
+
+/* One that goes on from a place that the first was asked to mark, in the middle of its prompt. */
+TEST(serve_keeps_snapshots_where_it_was_asked_to) {
+    struct rig r;
+    struct result first, branch;
+    struct sim_options o = options_of(2, 0, 0);
+    if (!rig_open(&r, write_tiny("qwen35"), &o))
+        return;
+    struct sched_request q = request_of(&r, 400, 3);
+    q.marks[0] = 333;
+    q.marks[1] = 100;
+    q.n_marks = 2;
+    q.answers = 2;
+    EXPECT_INT(submit(&r, &first, &q), SLUICE_OK);
+    step_all(&r);
+    q.answers = 1;
+    for (int i = 0; i < 2; i++) { /* the later place first, as each branch has marks of its own */
+        prompt[340 - 200 * i] = (prompt[340 - 200 * i] + 1) % 80;
+        EXPECT_INT(submit(&r, &branch, &q), SLUICE_OK);
+        step_all(&r);
+        EXPECT_INT(branch.report.reuse.tokens, i ? 100 : 333);
+    }
+    rig_close(&r);
 }
 
 TEST(serve_starts_in_order) {

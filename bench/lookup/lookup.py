@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 """lookup.py - what prompt lookup is worth on text that repeats itself.
 
-    bench/lookup/lookup.py MODEL [-- options of `sluice run`]
+    bench/lookup/lookup.py MODEL [--drafts 3,7,15] [--repeats 5] [-- options of `sluice run`]
 
-Each task is run with --draft 0 and with each of DRAFTS, greedily; the texts must be the same. The
+Each task is run with --draft 0 and with each of --drafts, greedily; the texts must be the same. The
 model's own output is the material, so that any model has tasks that it can do:
 
   edit      its text, a changed name in it, and the text once more from the beginning
@@ -11,14 +11,13 @@ model's own output is the material, so that any model has tasks that it can do:
   refrain   the same sentence over and over
   story     a text that does not repeat itself: nothing should be lost
 """
+import argparse
 import json
 import os
 import subprocess
 import sys
 
 SLUICE = os.environ.get("SLUICE", "build/sluice")
-DRAFTS = (3, 7, 15)
-REPEATS = 5
 OPENING = "Once upon a time, there was a little girl named Lily."
 
 
@@ -49,11 +48,17 @@ def best_of(runs):
 
 
 def main():
-    model, options = sys.argv[1], sys.argv[3:]
+    parser = argparse.ArgumentParser()
+    parser.add_argument("model")
+    parser.add_argument("--drafts", default="3,7,15", type=lambda s: [int(n) for n in s.split(",")])
+    parser.add_argument("--repeats", default=5, type=int)
+    end = sys.argv.index("--") if "--" in sys.argv else len(sys.argv)
+    args, options = parser.parse_args(sys.argv[1:end]), sys.argv[end + 1:]
+    model = args.model
     print(f"{'task':8} {'draft':>5} {'tok/s':>8} {'x':>5} {'tokens a submission':>20} {'kept':>10}")
     for name, prompt in tasks(model, options).items():
-        runs = {draft: [] for draft in (0, *DRAFTS)}
-        for _ in range(REPEATS):  # in turn, as machines have moods
+        runs = {draft: [] for draft in (0, *args.drafts)}
+        for _ in range(args.repeats):  # in turn, as machines have moods
             for draft in runs:
                 runs[draft].append(run(model, prompt, 200, draft, options))
         base = best_of(runs[0])

@@ -233,6 +233,25 @@ static void make_prompt(struct replay *r, const struct trace_request *q) {
     }
 }
 
+/* As an engine marks a conversation whose model has a token that ends a turn: after the first turn
+ * and the last two. Models without one, made of random weights, are to be measured alike. */
+static void mark_turns(const struct replay *r, const struct trace_request *q,
+                       struct sched_request *request) {
+    uint32_t at = 0, n = 0, ends[3] = {0};
+    for (uint32_t p = q->first_part; p < q->first_part + q->n_parts; p++) {
+        const struct trace_part *part = &r->trace->parts[p];
+        at += part->n;
+        if (part->kind != 'e' || at == q->n_prompt)
+            continue;
+        if (n == 3)
+            ends[1] = ends[2];
+        n += n < 3;
+        ends[n - 1] = at;
+    }
+    memcpy(request->marks, ends, sizeof ends);
+    request->n_marks = n;
+}
+
 struct sent {
     struct replay *replay;
     struct trace_request *request;
@@ -263,7 +282,7 @@ static int send_one(struct replay *r, uint32_t number, struct err *err) {
         return err_memory(err, "a request");
     *s = (struct sent){r, q};
     make_prompt(r, q);
-    const struct sched_request request = {
+    struct sched_request request = {
         .prompt = r->prompt,
         .n_prompt = q->n_prompt,
         .most = q->n_new,
@@ -273,6 +292,7 @@ static int send_one(struct replay *r, uint32_t number, struct err *err) {
         .on_end = on_end,
         .user = s,
     };
+    mark_turns(r, q, &request);
     int status = sched_submit(r->sched, &request, &id, err);
     if (status)
         free(s);

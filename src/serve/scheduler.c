@@ -329,6 +329,18 @@ static int check_tokens(const struct sched *s, const struct sched_request *q, st
     return SLUICE_OK;
 }
 
+static int check_marks(const struct sched_request *q, struct err *err) {
+    if (q->n_marks > SCHED_MARKS)
+        return err_set(err, SLUICE_ERR_ARGUMENT, "%u marks, expected at most %d", q->n_marks,
+                       SCHED_MARKS);
+    for (uint32_t i = 0; i < q->n_marks; i++)
+        if (q->marks[i] >= q->n_prompt)
+            return err_set(err, SLUICE_ERR_ARGUMENT,
+                           "a mark after %u tokens, expected fewer than the prompt's %zu",
+                           q->marks[i], q->n_prompt);
+    return SLUICE_OK;
+}
+
 static int check_request(const struct sched *s, const struct sched_request *q, struct err *err) {
     if (s->failure.code)
         return err_set(err, s->failure.code, "%s", s->failure.text);
@@ -351,7 +363,8 @@ static int check_request(const struct sched *s, const struct sched_request *q, s
         return err_set(err, SLUICE_ERR_MEMORY,
                        "the queue is full: %u answers wait or run, expected fewer than %u",
                        s->n_used, s->n_answers);
-    return check_tokens(s, q, err);
+    int status = check_marks(q, err);
+    return status ? status : check_tokens(s, q, err);
 }
 
 /* A free place for a request. */
@@ -504,12 +517,18 @@ static struct answer *waiting_sibling(const struct sched *s, const struct answer
     return other;
 }
 
+static int mark_at(const struct answer *a, uint32_t n) {
+    return n > a->n_found ? sluice_seq_mark(a->seq, n) : SLUICE_OK;
+}
+
 /* Where the next request is likely to go on: snapshots are kept there. The prompt's own is before
  * its last token, as the same prompt, sent again, has to read one. */
 static int mark(const struct answer *a) {
+    const struct sched_request *q = &a->request->asked;
     int status = sluice_seq_mark_turns(a->seq);
-    uint32_t last = a->report.n_prompt - 1;
-    return status || last <= a->n_found ? status : sluice_seq_mark(a->seq, last);
+    for (uint32_t i = 0; !status && i < q->n_marks; i++)
+        status = mark_at(a, q->marks[i]);
+    return status ? status : mark_at(a, a->report.n_prompt - 1);
 }
 
 static void count_reuse(struct sched *s, const struct sluice_reuse *reuse) {

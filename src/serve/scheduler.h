@@ -98,6 +98,8 @@ typedef void sched_rows_fn(void *user, const struct sched_rows *rows);
 /* The end, exactly once for every answer of a request that was accepted. */
 typedef void sched_end_fn(void *user, const struct sched_report *report);
 
+enum { SCHED_MARKS = 4 };
+
 /* Begin with {0}. All is copied; pointers may be NULL where their count is 0. */
 struct sched_request {
     const int32_t *prompt; /* at least one token */
@@ -107,10 +109,13 @@ struct sched_request {
     struct sluice_sampling sampling; /* answer i is sampled with seed + i */
     const int32_t *ends;             /* tokens that end an answer; NULL: sluice_token_is_end */
     size_t n_ends;                   /* 0 and ends not NULL: none does */
-    bool wants_logits;               /* with every token; then there are no bursts */
-    unsigned reads; /* what on_rows gets: SLUICE_WANT_HIDDEN, of the prompt's last token, or
-                     * SLUICE_WANT_ALL_LOGITS, SLUICE_WANT_ALL_HIDDEN: of all, which are then read
-                     * whatever the engine knows of them; 0: nothing */
+    uint32_t marks[SCHED_MARKS]; /* tokens of the prompt, fewer than all, after which other requests
+                                  * may go on: snapshots are kept there as at the ends of turns */
+    uint32_t n_marks;
+    bool wants_logits; /* with every token; then there are no bursts */
+    unsigned reads;    /* what on_rows gets: SLUICE_WANT_HIDDEN, of the prompt's last token, or
+                        * SLUICE_WANT_ALL_LOGITS, SLUICE_WANT_ALL_HIDDEN: of all, which are then read
+                        * whatever the engine knows of them; 0: nothing */
     sched_rows_fn *on_rows;
     sched_token_fn *on_token;
     sched_mask_fn *on_mask; /* NULL: every token may come, always */
