@@ -56,10 +56,12 @@ LIBS     := $(static) -ljansson -lutf8proc $(dynamic) -lm
 # The line editor, of the program alone; a static one does not bring what it needs itself.
 EDIT_LIBS := $(static) -ledit $(if $(STATIC),-lbsd -lmd -ltinfo) $(dynamic)
 
-# The server needs libmicrohttpd. Debian's static one wants GnuTLS and p11-kit, which has no static
-# library: STATIC=1 leaves the server out, as SERVER=0 does, and `sluice serve` says so.
-SERVER ?= $(if $(STATIC),0,1)
-SERVE_LIBS := $(if $(filter 1,$(SERVER)),-lmicrohttpd)
+# The server needs libmicrohttpd. The static one of the distributions refers to GnuTLS, of which there
+# is no static library to link. The server never asks for TLS: STATIC=1 has functions that do nothing
+# in GnuTLS's place, made from the names that this library lacks.
+SERVER     ?= 1
+SERVE_LIBS := $(if $(filter 1,$(SERVER)),$(static) -lmicrohttpd $(dynamic))
+NO_TLS     := $(if $(STATIC),$(if $(filter 1,$(SERVER)),$(B)/obj/no_tls.o))
 
 # CUDA is compiled in where its compiler is found (CUDA=0: not even then). The kernels are the same
 # for every flavour: one fatbin a .cu file, in build/cuda.
@@ -188,9 +190,20 @@ $(B)/libsluice.so: $(LIBRARY_OBJECTS) src/libsluice.map
 	$(Q)$(CC) $(LDFLAGS) -shared -Wl,-soname,$(SONAME) -Wl,--version-script=src/libsluice.map $(filter %.o,$^) $(filter -l%,$(LIBS)) -o $@
 	$(Q)ln -sf libsluice.so $(B)/$(SONAME)
 
-$(B)/sluice: $(call objects,$(PROGRAM)) $(B)/libsluice.a
+$(B)/sluice: $(call objects,$(PROGRAM)) $(NO_TLS) $(B)/libsluice.a
 	$(call say,LD,$@)
 	$(Q)$(CC) $(LDFLAGS) $^ $(EDIT_LIBS) $(SERVE_LIBS) $(LIBS) -o $@
+
+$(B)/no_tls.c: | $(NEEDS)
+	@mkdir -p $(@D)
+	$(Q)$(CC) $(filter -L%,$(LDFLAGS)) -nostdlib -r -Wl,--whole-archive -Wl,-Bstatic -lmicrohttpd -o $(B)/microhttpd.o
+	$(Q)$(if $(CROSS),$(CROSS)-)nm -u $(B)/microhttpd.o | sed -n 's/.* U \(gnutls_.*\)/long \1(void);\nlong \1(void) { return 0; }/p' > $@
+	@rm $(B)/microhttpd.o
+
+$(B)/obj/no_tls.o: $(B)/no_tls.c
+	@mkdir -p $(@D)
+	$(call say,CC,$@)
+	$(Q)$(CC) $(CFLAGS) -c $< -o $@
 
 # The page is part of the program.
 $(call objects,src/serve/http/page.c): $(wildcard src/serve/http/page/*)
@@ -264,7 +277,7 @@ $(B)/obj/every_verb_main.o: src/cmd/main.c | $(NEEDS)
 	$(call say,CC,$@)
 	$(Q)$(CC) $(CPPFLAGS) $(CFLAGS) -Wno-missing-prototypes -Dmain=sluice_main -MMD -MP -c $< -o $@
 $(B)/every_verb: $(call objects,tests/leaks/every_verb.c $(filter-out src/cmd/main.c,$(PROGRAM))) \
-    $(B)/obj/every_verb_main.o $(B)/libsluice.a
+    $(B)/obj/every_verb_main.o $(NO_TLS) $(B)/libsluice.a
 	$(call say,LD,$@)
 	$(Q)$(CC) $(LDFLAGS) $^ $(EDIT_LIBS) $(SERVE_LIBS) $(LIBS) -o $@
 
@@ -277,7 +290,7 @@ where:
 replays: $(patsubst %,$(B)/replay/fuzz_%,$(FUZZERS))
 $(B)/replay/fuzz_plan build/fuzz/fuzz_plan: $(B)/obj/tests/random_model.o
 # Requests go through the server's own handlers.
-$(B)/replay/fuzz_request build/fuzz/fuzz_request: $(call objects,$(filter src/serve/http/%,$(SOURCES)))
+$(B)/replay/fuzz_request build/fuzz/fuzz_request: $(call objects,$(filter src/serve/http/%,$(SOURCES))) $(NO_TLS)
 $(B)/replay/fuzz_request build/fuzz/fuzz_request: LIBS := $(B)/libsluice.a $(SERVE_LIBS) $(LIBS)
 $(B)/replay/fuzz_%: $(B)/obj/tests/fuzz/fuzz_%.o $(B)/obj/tests/fuzz/replay.o $(B)/libsluice.a
 	@mkdir -p $(@D)

@@ -6,7 +6,7 @@
 int cmd_serve(int argc, char **argv) {
     (void)argc;
     (void)argv;
-    return complain(EXIT_WORLD, "serve: this build has no server (SERVER=0 or STATIC=1)");
+    return complain(EXIT_WORLD, "serve: this build has no server (SERVER=0)");
 }
 
 #else
