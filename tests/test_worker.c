@@ -32,7 +32,7 @@ static bool rig_open(struct rig *r) {
     metrics_begin(&r->metrics);
     bool is_good = !random_model_write(&m, path, &err) && !sluice_model_open(&r->model, path) &&
                    !sluice_engine_open(&r->engine, r->model, &o);
-    const struct worker_options options = {r->model, r->engine, 4, &r->metrics};
+    const struct worker_options options = {r->model, r->engine, 4, &r->metrics, false};
     is_good = is_good && !worker_open(&r->worker, &options, &err);
     if (!is_good)
         test_fail(__FILE__, __LINE__, "%s%s", err.text, sluice_engine_error(r->engine));

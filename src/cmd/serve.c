@@ -92,6 +92,7 @@ static int parse(struct serve *s, int argc, char **argv) {
         {"--chat-template", 0, OPT_STRING, &s->template, "FILE", "a Jinja template instead of the model's own"},
         {"--batch", 0, OPT_INT, &s->batch, "N", "answers at the same time"},
         {"--queue", 0, OPT_INT, &s->queue, "N", "answers that may wait; more are refused with 429"},
+        {"--no-burst", 0, OPT_FLAG, &s->server.has_no_bursts, NULL, "one token a submission: requests that arrive wait less, on a GPU"},
         {"--max-body", 0, OPT_SIZE, &s->body_bytes, "SIZE", "of a request; usually 16M"},
         {"--max-n", 0, OPT_INT, &s->most_answers, "N", "answers of one request"},
         {"--connections", 0, OPT_INT, &s->connections, "N", "at the same time"},
@@ -112,7 +113,7 @@ static int parse(struct serve *s, int argc, char **argv) {
             "not say.\nSIGTERM and Ctrl-C let running answers end, a second one ends it at once.",
         .example = "sluice serve model.gguf --port 8080",
         .opts = opts,
-        .n_opts = common_opts(opts, 19, &s->common,
+        .n_opts = common_opts(opts, 20, &s->common,
                               WITH_ENGINE | WITH_SAMPLING | WITH_CACHE | WITH_DRAFT),
         .model = &s->common.model,
     };

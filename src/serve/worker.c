@@ -671,7 +671,7 @@ void worker_state(struct worker *w, struct worker_state *out) {
 
 int worker_open(struct worker **out, const struct worker_options *o, struct err *err) {
     struct worker *w = calloc(1, sizeof *w);
-    struct sched_options options = {.queue = o->queue};
+    struct sched_options options = {.queue = o->queue, .has_no_bursts = o->has_no_bursts};
     struct sluice_facts facts;
     struct sluice_choice choice;
     *out = w;

@@ -116,6 +116,7 @@ struct worker_options {
     sluice_engine *engine;     /* borrowed; the worker's until worker_close returns */
     uint32_t queue;            /* answers that may wait when all sequences are taken */
     struct metrics *metrics;   /* borrowed */
+    bool has_no_bursts;        /* every submission is one step */
 };
 
 int worker_open(struct worker **out, const struct worker_options *options, struct err *err);

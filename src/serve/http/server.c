@@ -304,7 +304,8 @@ int server_open(struct server **out, const struct server_options *options, struc
     s->created = time(NULL);
     metrics_begin(&s->metrics);
     fill_model(s);
-    struct worker_options w = {options->model, options->engine, options->queue, &s->metrics};
+    struct worker_options w = {options->model, options->engine, options->queue, &s->metrics,
+                               options->has_no_bursts};
     int status = plan_open(s, err);
     if (!status)
         status = start_listening(s, err);

@@ -34,6 +34,7 @@ struct server_options {
     int n_allowed;
 
     uint32_t queue;        /* answers that may wait */
+    bool has_no_bursts;    /* every submission is one step */
     uint32_t most_answers; /* of one request: `n` */
     size_t body_bytes;     /* of a request at most */
     size_t backlog_bytes;  /* written for a client and not read by it; then it is cut off */
