@@ -152,7 +152,8 @@ typedef struct sluice_engine sluice_engine;
 
 /* Begin with sluice_engine_options_default. */
 struct sluice_engine_options {
-    const char *backend; /* "auto", "cpu", "cuda"; NULL: "auto" */
+    const char *backend; /* "auto", "cpu", "cuda"; NULL: "auto". SLUICE_BACKEND in
+                            the environment says what "auto" is. */
     int device;          /* number of the device, where the backend has several */
     int threads;         /* of the CPU backend, at most 1024; 0: one per processor */
     bool exact;          /* f32 activations and f32 KV cache */

@@ -9,6 +9,7 @@
 set -u
 cd "$(dirname "$0")/.."
 [ "${1:-}" = build ] || unset MAKEFLAGS MFLAGS MAKELEVEL # the makes below have jobs of their own
+export SLUICE_BACKEND=cpu # also where there is a GPU: its own tests are `make test-cuda`
 passed=0 failed=0 skipped=0
 
 # ---- running ------------------------------------------------------------------------------------

@@ -231,7 +231,7 @@ TEST(tier_host_closes_with_jobs_that_wait) {
         EXPECT_INT(
             host_tier_start(&l->tier, &(struct host_filler){l, fence_later, fill_later}, &err),
             SLUICE_OK);
-        for (int i = 0; i < HOST_JOBS; i++)
+        for (uint32_t i = 0; i < HOST_JOBS; i++)
             EXPECT_INT(
                 host_tier_put_later(&l->tier, SOURCE_BYTES, (struct host_source){0}, &object, &err),
                 SLUICE_OK);

@@ -666,6 +666,8 @@ def test_the_model_is_a_word_an_option_or_a_variable():
     assert want != good("run", SHIPPED, "-p", "ab", "-n", 4, "--temp", 0, env={"SLUICE_MODEL": str(TINY)})[0]
     assert want != good("run", "-p", "ab", "-n", 4, "--temp", 0, env={"SLUICE_MODEL": ""})[0]
     bad(1, "no/such", "inspect", env={"SLUICE_MODEL": "no/such"})
+    bad(2, "SLUICE_BACKEND is 'gpu', expected auto", "run", "-p", "ab", env={"SLUICE_BACKEND": "gpu"})
+    assert want == good("run", TINY, "-p", "ab", "-n", 4, "--temp", 0, "--backend", "cpu", env={"SLUICE_BACKEND": "gpu"})[0]
     bad(1, "empty", "run", env={"SLUICE_MODEL": str(SHIPPED)})  # the story is the shipped model's own
     bad(2, "unexpected argument 'b'", "run", "a", "b")
     for verb in (("explain", TINY, "--json"), ("inspect", TINY), ("tokenize", TINY, "-p", "x")):

@@ -2,6 +2,7 @@
 #include "backend/backend.h"
 
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 static const struct backend_kind *const kinds[] = {
@@ -14,8 +15,14 @@ const struct backend_kind *backend_at(int i) {
     return i >= 0 && (size_t)i < sizeof kinds / sizeof *kinds ? kinds[i] : NULL;
 }
 
+const char *backend_meant(const char *name) {
+    const char *preset = getenv("SLUICE_BACKEND");
+    return strcmp(name, "auto") == 0 && preset && *preset ? preset : name;
+}
+
 const struct backend_kind *backend_find(const char *name) {
     char line[256];
+    name = backend_meant(name);
     for (int i = 0; backend_at(i); i++)
         if (strcmp(name, "auto") == 0 ? backend_at(i)->device_line(0, line, sizeof line)
                                       : strcmp(name, backend_at(i)->name) == 0)

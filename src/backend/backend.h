@@ -186,6 +186,8 @@ struct backend_kind {
 #include "backend/backends.def"
 #undef BACKEND
 
+/* The name that is meant: where that is "auto", the one in SLUICE_BACKEND, if there is one. */
+const char *backend_meant(const char *name);
 /* By name; "auto" is the first that has a device. NULL: none of that name. */
 const struct backend_kind *backend_find(const char *name);
 const struct backend_kind *backend_at(int i); /* NULL after the last */

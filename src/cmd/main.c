@@ -33,6 +33,7 @@ static void print_help(FILE *to) {
 
 static const char environment[] =
     "SLUICE_MODEL      the model to use when none is given: a GGUF file or a folder\n"
+    "SLUICE_BACKEND    what --backend auto means: a backend that sluice devices lists\n"
     "SLUICE_API_KEY    the key that clients of serve must send\n"
     "LISTEN_FDS        number of sockets that systemd passes to serve, for the process LISTEN_PID\n"
     "SLUICE_HISTORY    chat's history file; empty: no history is kept\n"

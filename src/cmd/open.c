@@ -95,9 +95,11 @@ static const char *device_lines(const struct backend_kind *kind, char *out, size
 static int check_device(const struct common *c, const char *verb) {
     char line[256], all[1024];
     const struct backend_kind *kind = backend_find(c->backend);
+    const char *name = backend_meant(c->backend);
     if (!kind)
-        return complain(EXIT_USAGE, "%s: --backend is '%s', expected %s", verb, c->backend,
-                        backend_names(c->backend, all, sizeof all));
+        return complain(EXIT_USAGE, "%s: %s is '%s', expected %s", verb,
+                        name == c->backend ? "--backend" : "SLUICE_BACKEND", name,
+                        backend_names(name, all, sizeof all));
     if (kind->device_line(0, line, sizeof line) && !kind->device_line(c->device, line, sizeof line))
         return complain(EXIT_WORLD, "%s: --device is %d, expected %s", verb, c->device,
                         device_lines(kind, all, sizeof all));

@@ -226,8 +226,9 @@ static int open_backend(struct sluice_engine *e, const struct sluice_engine_opti
     e->kind = backend_find(name);
     if (!e->kind) {
         char names[128];
-        return err_set(err, SLUICE_ERR_ARGUMENT, "backend is '%s', expected %s", name,
-                       backend_names(name, names, sizeof names));
+        return err_set(err, SLUICE_ERR_ARGUMENT, "backend is '%s', expected %s",
+                       backend_meant(name),
+                       backend_names(backend_meant(name), names, sizeof names));
     }
     const struct weights *w = e->model->model->weights;
     const struct backend_options options = {.device = o->device,
