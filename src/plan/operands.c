@@ -138,7 +138,8 @@ static void add_bytes(struct op_traffic *t, const struct operand *o, uint64_t by
         t->scratch += bytes;
 }
 
-static bool is_head(const struct op *op) {
+/* Whether it computes outputs, not rows. */
+static bool is_of_outputs(const struct op *op) {
     return op->kind == OP_PICK || op->kind == OP_TAP ||
            (op->kind == OP_PROJECT && op->project.is_lm_head);
 }
@@ -168,7 +169,7 @@ static uint64_t touched(const struct op *op, const struct operand *o, bool is_wr
         return operand_bytes(o) / o->dims[2] * experts_read(op, o->dims[2], use.rows);
     if (o->region == REGION_WEIGHTS)
         return operand_bytes(o);
-    return row * (is_head(op) ? use.sequences : use.rows);
+    return row * (is_of_outputs(op) ? use.sequences : use.rows);
 }
 
 struct op_traffic op_traffic(const struct op *op, struct op_use use) {
@@ -202,7 +203,7 @@ static double experts_flops(const struct op *op) {
 }
 
 double op_flops(const struct op *op, struct op_use use) {
-    double n = is_head(op) ? use.sequences : use.rows, sum = 0;
+    double n = is_of_outputs(op) ? use.sequences : use.rows, sum = 0;
     switch (op->kind) {
     case OP_PROJECT:
         for (uint32_t i = 0; i < op->project.n_segments; i++)
