@@ -11,7 +11,16 @@
 /* ---- loops ------------------------------------------------------------------------------------
  */
 
-bool loop_push(struct loop *loop, int32_t token) {
+/* The same few tokens over and over: looked for by its period. */
+enum { LOOP_PERIODS = 64 };
+struct loop {
+    int32_t last[LOOP_PERIODS];      /* the newest tokens, a ring */
+    uint32_t repeated[LOOP_PERIODS]; /* newest tokens in a row that equal the one so far back */
+    uint64_t n;
+};
+
+/* Takes a token; true: at least 200 of the newest tokens, and 8 rounds of them, are repetition. */
+static bool loop_push(struct loop *loop, int32_t token) {
     enum { TOKENS = 200, ROUNDS = 8 };
     bool is_loop = false;
     for (uint64_t period = 1; period <= LOOP_PERIODS && period <= loop->n; period++) {

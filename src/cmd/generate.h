@@ -18,16 +18,6 @@ enum generate_end {
     GENERATE_FAILED,
 };
 
-/* The same few tokens over and over: looked for by its period. */
-enum { LOOP_PERIODS = 64 };
-struct loop {
-    int32_t last[LOOP_PERIODS];      /* the newest tokens, a ring */
-    uint32_t repeated[LOOP_PERIODS]; /* newest tokens in a row that equal the one so far back */
-    uint64_t n;
-};
-/* Takes a token; true: at least 200 of the newest tokens, and 8 rounds of them, are repetition. */
-bool loop_push(struct loop *loop, int32_t token);
-
 struct generate {
     /* Set by the caller. */
     const sluice_model *model;

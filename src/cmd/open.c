@@ -464,7 +464,8 @@ static void read_all(void *context, uint64_t begin, uint64_t end) {
     __atomic_fetch_xor(&s->sink, sum[0][0] ^ sum[0][7], __ATOMIC_RELAXED);
 }
 
-double common_bandwidth(int threads) {
+/* GB/s that so many threads read from memory together; the best of some tries. */
+static double measure_bandwidth(int threads) {
     enum { TRIES = 8, GRAIN = 1 << 16, HUGE = 2 << 20 }; /* four megabytes a piece */
     uint64_t bytes = fit_available() > 4ull << 30 ? 1ull << 30 : 1ull << 28, n = bytes / 64;
     struct err err;
@@ -491,6 +492,6 @@ double common_limit(const sluice_engine *engine, int threads) {
     double bytes = 0;
     struct err ignored;
     if (!engine->kind->bandwidth)
-        return common_bandwidth(threads);
+        return measure_bandwidth(threads);
     return engine->kind->bandwidth(engine->backend, &bytes, &ignored) ? 0 : bytes / 1e9;
 }

@@ -91,10 +91,8 @@ int common_work_off(sluice_engine *engine, const char *what, uint64_t tokens);
 /* Bytes of weights and state that a step of so many rows touches at that depth. */
 uint64_t common_step_bytes(const sluice_engine *engine, uint32_t rows, uint32_t depth);
 
-/* GB/s that so many threads (0: one a processor) read from memory together; the best of some tries.
- * 0 when memory ran out. */
-double common_bandwidth(int threads);
-/* GB/s that the engine's device reads from its memory, measured now: the limit of its steps. */
+/* GB/s that the engine's device reads from its memory, measured now: the limit of its steps. The
+ * CPU reads with so many threads, 0: one a processor. 0 when memory ran out. */
 double common_limit(const sluice_engine *engine, int threads);
 
 /* Says why a call on the engine failed; returns the exit status. */

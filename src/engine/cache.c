@@ -142,7 +142,8 @@ static uint32_t position_before(const struct cache *c, uint32_t snapshot) {
     return found == NO_ENTRY ? 0 : c->entries[found].position;
 }
 
-uint64_t cache_payload_bytes(const struct cache *c, uint32_t e) {
+/* Of an entry's page and cell, as one object. */
+static uint64_t payload_bytes(const struct cache *c, uint32_t e) {
     const struct entry *at = &c->entries[e];
     bool has_cell = at->kind == ENTRY_SNAPSHOT && c->options.is_recurrent;
     return (at->n_tokens ? c->options.page_bytes : 0) + (has_cell ? c->options.cell_bytes : 0);
@@ -152,7 +153,7 @@ uint64_t cache_payload_bytes(const struct cache *c, uint32_t e) {
  */
 static double worth(const struct cache *c, uint32_t e) {
     const struct entry *at = &c->entries[e];
-    uint64_t bytes = cache_payload_bytes(c, e);
+    uint64_t bytes = payload_bytes(c, e);
     uint32_t cost = at->n_tokens;
     if (c->options.is_recurrent)
         cost = at->kind == ENTRY_BLOCK ? 0 : at->position - position_before(c, e);
@@ -400,7 +401,7 @@ static void make_room(struct cache *c, enum tier tier, uint64_t cost) {
                                       : disk_tier_room(l->disk);
     while (room < cost && c->heaps[which].n > 0) {
         uint32_t e = c->heaps[which].at[0];
-        uint64_t bytes = cache_payload_bytes(c, e);
+        uint64_t bytes = payload_bytes(c, e);
         room += tier == TIER_HOST ? host_tier_cost(l->host, bytes)
                                   : disk_tier_cost(c->entries[e].n_tokens, bytes);
         leave_tier(c, e, tier);
@@ -416,7 +417,7 @@ static void write_to_disk(struct cache *c, uint32_t e) {
         .hash = at->hash,
         .parent = c->entries[at->parent].hash,
         .n_tokens = at->n_tokens,
-        .bytes = cache_payload_bytes(c, e),
+        .bytes = payload_bytes(c, e),
     };
     make_room(c, TIER_DISK, disk_tier_cost(meta.n_tokens, meta.bytes));
     set_tier(c, e, TIER_DISK,
@@ -454,7 +455,7 @@ static void spill(struct cache *c, uint32_t e, bool waits) {
     struct cache_lower *l = &c->lower;
     struct cache_payload payload = {l->user, e};
     struct err ignored;
-    uint64_t bytes = cache_payload_bytes(c, e);
+    uint64_t bytes = payload_bytes(c, e);
     uint32_t object = NO_OBJECT;
     if (!is_only_here(c, e))
         return;
@@ -474,7 +475,7 @@ static void spill(struct cache *c, uint32_t e, bool waits) {
 /* The same beside the steps. False: there is no room just now. */
 static bool spill_later(struct cache *c, uint32_t e) {
     const struct entry *at = &c->entries[e];
-    uint64_t bytes = cache_payload_bytes(c, e);
+    uint64_t bytes = payload_bytes(c, e);
     struct err ignored;
     uint32_t object;
     const struct host_source from = {at->cell, at->page, at->n_tokens};
@@ -623,7 +624,7 @@ int cache_load(struct cache *c, uint32_t e, tier_take_fn *take, void *user, bool
         status = disk_tier_get(c->lower.disk, at->object[TIER_DISK], cache_tokens(c, e), take, user,
                                is_found, err);
     }
-    count_moved(is_in_host ? &c->from_host : &c->from_disk, cache_payload_bytes(c, e), started);
+    count_moved(is_in_host ? &c->from_host : &c->from_disk, payload_bytes(c, e), started);
     return status;
 }
 
@@ -652,7 +653,7 @@ static bool add_from_disk(void *user, uint32_t object, const struct disk_meta *m
     if (e == NO_ENTRY)
         return false;
     set_tier(c, e, TIER_DISK, object);
-    if (meta->bytes == cache_payload_bytes(c, e)) {
+    if (meta->bytes == payload_bytes(c, e)) {
         touch(c, e);
         return true;
     }

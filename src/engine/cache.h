@@ -152,8 +152,6 @@ void cache_use(struct cache *c, uint32_t e);
 static inline bool cache_is_in(const struct cache *c, uint32_t e, enum tier tier) {
     return c->entries[e].object[tier] != NO_OBJECT;
 }
-/* Of an entry's page and cell, as one object. */
-uint64_t cache_payload_bytes(const struct cache *c, uint32_t e);
 /* An entry and the blocks before it stay where they are, or may go again. */
 void cache_pin(struct cache *c, uint32_t e, bool is_pinned);
 /* Reads an entry's payload from the tier below that has it. Not found: what `take` got is void. */

@@ -44,10 +44,10 @@ void formats_close(struct formats *f) {
     free(f);
 }
 
-struct format *format_share(struct format *format) {
-    if (format)
-        atomic_fetch_add(&((struct entry *)format)->refs, 1);
-    return format;
+/* One reference more. */
+static struct format *share(struct entry *e) {
+    atomic_fetch_add(&e->refs, 1);
+    return &e->format;
 }
 
 void format_release(struct format *format) {
@@ -81,14 +81,14 @@ static void keep(struct formats *f, struct entry *e) {
         format_release(&f->kept[oldest]->format);
     f->kept[oldest] = e;
     e->used = ++f->clock;
-    format_share(&e->format);
+    share(e);
 }
 
 static struct format *find(struct formats *f, struct hash128 name) {
     for (int i = 0; i < KEPT; i++)
         if (f->kept[i] && hash128_equal(f->kept[i]->name, name)) {
             f->kept[i]->used = ++f->clock;
-            return format_share(&f->kept[i]->format);
+            return share(f->kept[i]);
         }
     return NULL;
 }

@@ -26,7 +26,6 @@ void formats_close(struct formats *f); /* after all references are released; tak
  * for format_release in *out. */
 int formats_find(struct formats *f, enum format_kind kind, struct str text, struct format **out,
                  struct err *err);
-struct format *format_share(struct format *format); /* one reference more; takes NULL */
-void format_release(struct format *format);         /* takes NULL */
+void format_release(struct format *format); /* takes NULL */
 
 #endif

@@ -35,7 +35,8 @@ static bool is_address_127(struct str name) {
     return is;
 }
 
-bool guard_is_local_name(const char *host) {
+/* Whether "name:port" is a name of this machine alone. */
+static bool is_local_name(const char *host) {
     struct str name = host_name(host);
     static const char suffix[] = ".localhost";
     size_t n = sizeof suffix - 1;
@@ -46,7 +47,7 @@ bool guard_is_local_name(const char *host) {
 
 static bool is_allowed_host(const struct server *s, const char *host) {
     struct str name = host_name(host);
-    if (!s->is_loopback || guard_is_local_name(host))
+    if (!s->is_loopback || is_local_name(host))
         return true;
     if (s->options.host && is_name(name, s->options.host))
         return true;
@@ -56,7 +57,8 @@ static bool is_allowed_host(const struct server *s, const char *host) {
     return false;
 }
 
-bool guard_is_same_origin(const char *origin, const char *host) {
+/* Whether an origin is that of the host it was sent to. */
+static bool is_same_origin(const char *origin, const char *host) {
     const char *at = strstr(origin, "://");
     return at &&
            (strncasecmp(origin, "http://", 7) == 0 || strncasecmp(origin, "https://", 8) == 0) &&
@@ -73,7 +75,8 @@ static bool is_allowed_origin(const struct server *s, const char *origin) {
 /* ---- keys -------------------------------------------------------------------------------------
  */
 
-bool guard_same_text(const char *given, const char *expected) {
+/* Whether the texts are equal, in a time that does not depend on how far they are. */
+static bool is_same_text(const char *given, const char *expected) {
     size_t n = strlen(expected), n_given = strlen(given);
     volatile unsigned char differs = n != n_given;
     for (size_t i = 0; i < n; i++)
@@ -83,9 +86,9 @@ bool guard_same_text(const char *given, const char *expected) {
 
 static bool has_key(const struct exchange *x, const char *key) {
     const char *bearer = header(x, "Authorization"), *plain = header(x, "x-api-key");
-    bool is_good = plain && guard_same_text(plain, key);
+    bool is_good = plain && is_same_text(plain, key);
     if (bearer && strncasecmp(bearer, "Bearer ", 7) == 0)
-        is_good |= guard_same_text(bearer + 7, key);
+        is_good |= is_same_text(bearer + 7, key);
     return is_good;
 }
 
@@ -98,8 +101,7 @@ bool guard_admits(struct exchange *x) {
     if (host && !is_allowed_host(s, host))
         exchange_refuse(x, 403, NULL,
                         "the host name '%.80s' is not this server's; --allow-host adds it", host);
-    else if (origin && !is_allowed_origin(s, origin) &&
-             !(host && guard_is_same_origin(origin, host)))
+    else if (origin && !is_allowed_origin(s, origin) && !(host && is_same_origin(origin, host)))
         exchange_refuse(x, 403, NULL, "pages of '%.80s' may not use this server; --cors allows it",
                         origin);
     else if (s->options.api_key && !(x->route && x->route->is_open) &&
