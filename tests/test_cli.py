@@ -805,6 +805,49 @@ def standard_input_of_every_kind():
 
 
 @test
+def nothing_is_waited_for_in_vain():
+    """Every text that is read from a FIFO, and every file written to one, without anybody at its other end."""
+    with tempfile.TemporaryDirectory() as d:
+        Path(f"{d}/ids").write_text("1 2 3\n")
+        os.mkfifo(f"{d}/in")
+        os.mkfifo(f"{d}/out")
+        reading = [("run", "-f"), ("run", "-p", "x", "--grammar"), ("run", "-p", "x", "--json-schema"), ("tokenize", "-f"),
+                   ("chat", "-p", "x", "--chat-template"), ("bench", "--trace"), ("ppl", "-f"),
+                   ("imatrix", "-o", f"{d}/matrix", "-f"), ("logits", "-o", f"{d}/logits", "--tokens")]
+        writing = [("quantize", REFERENCE / "llama-a/model-f32.gguf", f"{d}/out", "q8_0"), ("convert", REFERENCE / "llama-a", f"{d}/out"),
+                   ("logits", "--tokens", f"{d}/ids", "-o", f"{d}/out")]
+        jobs = [(args, "in: is a FIFO that nobody writes to", start(*args, f"{d}/in", stdin=subprocess.DEVNULL)) for args in reading]
+        jobs += [(args, "out: is a FIFO that nobody reads", start(*args, stdin=subprocess.DEVNULL)) for args in writing]
+        saving = start("chat", stdin=subprocess.PIPE)
+        jobs.append((("chat", "/save"), "out: is a FIFO that nobody reads", saving))
+        saving.stdin.write(f"/save {d}/out\n".encode())
+        saving.stdin.close()
+        saving.stdin = None
+        for args, text, p in jobs:
+            err = p.communicate(timeout=PATIENCE)[1].decode()
+            assert p.returncode == 1 and text in err.splitlines()[-1], (args, p.returncode, err)
+        assert sorted(os.listdir(d)) == ["ids", "in", "out"]
+        p = start("tokenize", "-f", f"{d}/in", stdout=subprocess.PIPE)
+        Path(f"{d}/in").write_bytes(b"upon a time")
+        assert p.communicate()[0] == good("tokenize", "-p", "upon a time")
+
+
+@test
+def outputs_are_checked_before_the_work():
+    with tempfile.TemporaryDirectory() as d:
+        Path(f"{d}/ids").write_text("1 2 3\n")
+        Path(f"{d}/text").write_text("Once upon a time there was a fox. " * 40)
+        for args in (("imatrix", "-f", f"{d}/text", "-o"), ("explain", "--time", "--html"), ("logits", "--tokens", f"{d}/ids", "-o"),
+                     ("quantize", SHIPPED), ("convert", REFERENCE / "llama-a")):
+            more = ("q8_0",) if args[0] == "quantize" else ()
+            bad(1, "file: cannot create: No such file or directory", *args, f"{d}/no/file", *more)
+            bad(1, f"{d}: cannot create: Is a directory", *args, d, *more)
+        code, _, err = run("run", "-p", "Once upon", "-n", 1, "--prompt-cache", f"{d}/no/file")
+        assert code == 0 and "the prompt is not saved" in err.splitlines()[0], err
+        assert sorted(os.listdir(d)) == ["ids", "text"]
+
+
+@test
 def closed_streams_are_no_files():
     """A file that is opened first would take the number of a closed stream."""
     model = REFERENCE / "llama-a/model-f32.gguf"

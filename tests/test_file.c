@@ -6,6 +6,7 @@
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/sysmacros.h>
+#include <sys/un.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -1586,6 +1587,64 @@ TEST(filemap_reads_texts_of_every_kind) {
     EXPECT(rmdir(folder) == 0);
 }
 
+struct late_writer {
+    const char *path, *text;
+};
+
+static void *write_late(void *arg) {
+    const struct late_writer *w = arg;
+    int fd = open(w->path, O_WRONLY); /* waits for the reader */
+    EXPECT(write(fd, w->text, strlen(w->text)) == (ssize_t)strlen(w->text));
+    close(fd);
+    return NULL;
+}
+
+TEST(filemap_waits_for_writers_and_for_nothing_else) {
+    struct filemap map;
+    struct err err = {0};
+    char folder[512], path[600];
+    fresh_folder(folder, "waits");
+    snprintf(path, sizeof path, "%s/fifo", folder);
+    EXPECT(mkfifo(path, 0600) == 0);
+    static const char *const texts[] = {"late, but there", ""};
+    for (size_t i = 0; i < COUNT(texts); i++) {
+        pthread_t thread;
+        struct late_writer writer = {path, texts[i]};
+        EXPECT(pthread_create(&thread, NULL, write_late, &writer) == 0);
+        EXPECT_INT(filemap_read(&map, path, &err), 0);
+        EXPECT(str_is((struct str){(const char *)map.data, map.size}, texts[i]));
+        filemap_close(&map);
+        pthread_join(thread, NULL);
+    }
+    unlink(path);
+
+    snprintf(path, sizeof path, "%s/socket", folder);
+    struct sockaddr_un address = {.sun_family = AF_UNIX};
+    int fd = socket(AF_UNIX, SOCK_STREAM, 0);
+    if (strlen(path) < sizeof address.sun_path) {
+        memcpy(address.sun_path, path, strlen(path) + 1);
+        EXPECT(bind(fd, (struct sockaddr *)&address, sizeof address) == 0);
+        EXPECT(filemap_read(&map, path, &err) == SLUICE_ERR_IO);
+        EXPECT(strstr(err.text, "/socket: is a socket, expected a file") != NULL);
+        unlink(path);
+    }
+    close(fd);
+    EXPECT(rmdir(folder) == 0);
+
+    EXPECT(filemap_read(&map, "/dev/zero", &err) == SLUICE_ERR_IO);
+    EXPECT_STR(err.text, "/dev/zero: does not end, expected at most 1048576 bytes");
+    EXPECT(filemap_read(&map, "/dev/null", &err) == 0 && map.size == 0);
+    filemap_close(&map);
+    EXPECT(filemap_read(&map, "/proc/self/status", &err) == 0 && map.size > 100);
+    filemap_close(&map);
+    fd = open("/proc/kmsg", O_RDONLY | O_NONBLOCK); /* root's alone */
+    if (fd >= 0) {
+        EXPECT(filemap_read(&map, "/proc/kmsg", &err) == SLUICE_ERR_IO);
+        EXPECT(strstr(err.text, "/proc/kmsg: ") == err.text);
+        close(fd);
+    }
+}
+
 TEST(filemap_knows_its_file) {
     struct filemap map, other;
     struct err err = {0};
@@ -1786,6 +1845,30 @@ TEST(outfile_writes_special_files_straight) {
     EXPECT(strstr(err.text, ": cannot create: Is a directory") != NULL);
     EXPECT(outfile_open(&out, "", &err) == SLUICE_ERR_IO);
     EXPECT(rmdir(folder) == 0);
+}
+
+TEST(outfile_is_checked_before_the_work) {
+    char folder[512], path[600];
+    struct err err = {0};
+    fresh_folder(folder, "checked");
+    snprintf(path, sizeof path, "%s/new", folder);
+    EXPECT_INT(outfile_check(path, &err), 0);
+    EXPECT(rmdir(folder) == 0 && mkdir(folder, 0700) == 0); /* nothing is left there */
+    write_out(path, "old");
+    EXPECT_INT(outfile_check(path, &err), 0);
+    expect_content(path, "old");
+    unlink(path);
+    EXPECT(mkfifo(path, 0600) == 0);
+    EXPECT_INT(outfile_check(path, &err), 0); /* a reader may come yet */
+    struct outfile out;
+    EXPECT(outfile_open(&out, path, &err) == SLUICE_ERR_IO);
+    EXPECT(strstr(err.text, "/new: is a FIFO that nobody reads") != NULL);
+    unlink(path);
+    EXPECT(outfile_check(folder, &err) == SLUICE_ERR_IO);
+    EXPECT(strstr(err.text, ": cannot create: Is a directory") != NULL);
+    EXPECT(rmdir(folder) == 0);
+    EXPECT(outfile_check(path, &err) == SLUICE_ERR_IO);
+    EXPECT(strstr(err.text, "/new: cannot create: No such file or directory") != NULL);
 }
 
 TEST(outfile_takes_the_longest_name) {

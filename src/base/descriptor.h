@@ -1,4 +1,4 @@
-/* descriptor.h - descriptors that were open when the program began: their names, and waiting.
+/* descriptor.h - descriptors that were open when the program began: their names; and waiting.
  *
  * Opening a path like /dev/stdin makes a new description of the file, which begins at its start,
  * and fails for sockets. Whoever asks here first uses the descriptor itself, at its position. */
@@ -48,5 +48,8 @@ static inline bool wait_for(int fd, short event) {
     struct pollfd p = {.fd = fd, .events = event};
     return (errno == EAGAIN || errno == EWOULDBLOCK) && (poll(&p, 1, -1) > 0 || errno == EINTR);
 }
+
+/* How long a FIFO's other end is waited for: enough for whoever starts both ends at once. */
+enum { FIFO_PATIENCE_MS = 3000 };
 
 #endif

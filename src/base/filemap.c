@@ -14,7 +14,8 @@
 
 static struct registry mapped_files;
 
-const char *file_kind(mode_t mode) {
+/* "a directory", "a FIFO" ... Static. */
+static const char *file_kind(mode_t mode) {
     return S_ISREG(mode)    ? "a regular file"
            : S_ISDIR(mode)  ? "a directory"
            : S_ISFIFO(mode) ? "a FIFO"
@@ -48,21 +49,78 @@ static bool try_map(struct filemap *map, const char *path, size_t size) {
     return true;
 }
 
-/* Reads to the end. `hint` is the size the file claims; a pipe claims 0. `most`: 0 or a limit. */
-static int read_all(struct filemap *map, const char *path, size_t hint, size_t most,
-                    struct err *err) {
-    size_t capacity = hint + 1; /* one more, so that a file of that size ends in one read */
+/* ---- reading ----------------------------------------------------------------------------------
+ */
+
+static int cannot_open(const char *path, struct err *err) {
+    return err_set(err, SLUICE_ERR_IO, "%s: cannot open: %s", path, strerror(errno));
+}
+
+static int wrong_kind(const char *path, mode_t mode, struct err *err) {
+    return err_set(err, SLUICE_ERR_IO, "%s: is %s, expected a file", path, file_kind(mode));
+}
+
+/* What is being read, to its end. */
+struct source {
+    const char *path; /* for errors */
+    int fd;
+    size_t hint;       /* the size it claims */
+    size_t most;       /* bytes it may have; 0: any number */
+    bool is_awaited;   /* a terminal, pipe or socket; files and devices have what they have */
+    bool lacks_writer; /* a FIFO that we opened: its writer may be yet to come */
+};
+
+static struct source source_of(const char *path, int fd, const struct stat *st, bool is_own) {
+    enum { MOST_OF_A_DEVICE = 1 << 20 };
+    bool is_file = S_ISREG(st->st_mode) && st->st_size > 0; /* those of /proc claim 0 */
+    bool is_device = S_ISCHR(st->st_mode) && !isatty(fd);
+    return (struct source){
+        .path = path,
+        .fd = fd,
+        .hint = is_file && !is_own ? (size_t)st->st_size : 0,
+        .most = is_file     ? 0
+                : is_device ? MOST_OF_A_DEVICE
+                            : FILEMAP_MAX_STREAM,
+        .is_awaited = !S_ISREG(st->st_mode) && !is_device,
+        .lacks_writer = S_ISFIFO(st->st_mode) && !is_own,
+    };
+}
+
+/* As read, once there is something or the end has come; negative: the error. */
+static ssize_t read_some(struct source *s, void *at, size_t n, struct err *err) {
+    struct pollfd p = {.fd = s->fd, .events = POLLIN};
+    if (!s->is_awaited && poll(&p, 1, 0) == 0)
+        return err_set(err, SLUICE_ERR_IO, "%s: does not end, expected a text", s->path);
+    ssize_t got;
+    do
+        got = read(s->fd, at, n);
+    while (got < 0 && (errno == EINTR || (s->is_awaited && wait_for(s->fd, POLLIN))));
+    if (got < 0)
+        return err_set(err, SLUICE_ERR_IO, "%s: cannot read: %s", s->path, strerror(errno));
+    bool may_come = s->lacks_writer && got == 0;
+    s->lacks_writer = false;
+    if (!may_come)
+        return got;
+    /* A FIFO without a writer seems to be at its end. One that came without a word lets the read
+     * wait; one that came and left ends the poll. */
+    bool has_come = poll(&p, 1, FIFO_PATIENCE_MS) > 0;
+    got = read_some(s, at, n, err);
+    if (got == 0 && !has_come)
+        return err_set(err, SLUICE_ERR_IO, "%s: is a FIFO that nobody writes to", s->path);
+    return got;
+}
+
+static int read_all(struct filemap *map, struct source *s, struct err *err) {
+    size_t capacity = s->hint + 1; /* one more, so that a file of that size ends in one read */
     if (capacity < 4096)
         capacity = 4096;
     uint8_t *data = malloc(capacity);
     size_t size = 0;
     while (data) {
-        ssize_t n = read(map->fd, data + size, capacity - size);
-        if (n < 0 && (errno == EINTR || wait_for(map->fd, POLLIN)))
-            continue;
+        ssize_t n = read_some(s, data + size, capacity - size, err);
         if (n < 0) {
             free(data);
-            return err_set(err, SLUICE_ERR_IO, "%s: cannot read: %s", path, strerror(errno));
+            return (int)n;
         }
         if (n == 0) {
             map->data = data;
@@ -70,10 +128,10 @@ static int read_all(struct filemap *map, const char *path, size_t hint, size_t m
             return SLUICE_OK;
         }
         size += (size_t)n;
-        if (most && size > most) {
+        if (s->most && size > s->most) {
             free(data);
-            return err_set(err, SLUICE_ERR_IO, "%s: does not end, expected at most %zu bytes", path,
-                           most);
+            return err_set(err, SLUICE_ERR_IO, "%s: does not end, expected at most %zu bytes",
+                           s->path, s->most);
         }
         if (size < capacity)
             continue;
@@ -83,15 +141,8 @@ static int read_all(struct filemap *map, const char *path, size_t hint, size_t m
         data = more;
         capacity *= 2;
     }
-    return err_set(err, SLUICE_ERR_MEMORY, "%s: out of memory reading %zu bytes", path, capacity);
-}
-
-static int cannot_open(const char *path, struct err *err) {
-    return err_set(err, SLUICE_ERR_IO, "%s: cannot open: %s", path, strerror(errno));
-}
-
-static int wrong_kind(const char *path, mode_t mode, struct err *err) {
-    return err_set(err, SLUICE_ERR_IO, "%s: is %s, expected a file", path, file_kind(mode));
+    return err_set(err, SLUICE_ERR_MEMORY, "%s: out of memory reading %zu bytes", s->path,
+                   capacity);
 }
 
 /* What an open descriptor holds: mapped, read whole, or read to the end of a stream. */
@@ -103,20 +154,26 @@ static int take_content(struct filemap *map, const char *path, bool may_stream, 
     map->inode = st.st_ino;
     if (!S_ISREG(st.st_mode) && (S_ISDIR(st.st_mode) || !may_stream))
         return wrong_kind(path, st.st_mode, err);
-    if (!S_ISREG(st.st_mode))
-        return read_all(map, path, 0, FILEMAP_MAX_STREAM, err);
-    if (st.st_size == 0 && !may_stream) { /* as /proc/kmsg seems, which waits when it is read */
+    if (S_ISREG(st.st_mode) && st.st_size == 0 && !may_stream) {
         map->data = calloc(1, 1);
         return map->data ? SLUICE_OK : err_memory(err, path);
     }
-    if (st.st_size > 0 && (uint64_t)st.st_size <= SIZE_MAX / 2 &&
+    if (S_ISREG(st.st_mode) && st.st_size > 0 && (uint64_t)st.st_size <= SIZE_MAX / 2 &&
         try_map(map, path, (size_t)st.st_size))
         return SLUICE_OK;
-    return read_all(map, path, st.st_size > 0 ? (size_t)st.st_size : 0, 0, err);
+    struct source source = source_of(path, map->fd, &st, false);
+    return read_all(map, &source, err);
 }
 
+/* Looks before it opens: that alone waits with a FIFO, and does things to some devices. */
 static int open_path(struct filemap *map, const char *path, bool may_stream, struct err *err) {
-    map->fd = open(path, O_RDONLY | O_CLOEXEC | O_NOCTTY);
+    struct stat st;
+    if (stat(path, &st) != 0)
+        return cannot_open(path, err);
+    bool is_stream = S_ISFIFO(st.st_mode) || S_ISCHR(st.st_mode);
+    if (!S_ISREG(st.st_mode) && !(is_stream && may_stream))
+        return wrong_kind(path, st.st_mode, err);
+    map->fd = open(path, O_RDONLY | O_CLOEXEC | O_NOCTTY | O_NONBLOCK);
     if (map->fd < 0)
         return cannot_open(path, err);
     int status = take_content(map, path, may_stream, err);
@@ -129,12 +186,6 @@ static int open_path(struct filemap *map, const char *path, bool may_stream, str
 
 int filemap_open(struct filemap *map, const char *path, struct err *err) {
     *map = (struct filemap){.fd = -1};
-    /* Before it is opened: that alone hangs with a FIFO, and does things to some devices. */
-    struct stat st;
-    if (stat(path, &st) != 0)
-        return cannot_open(path, err);
-    if (!S_ISREG(st.st_mode))
-        return wrong_kind(path, st.st_mode, err);
     return open_path(map, path, false, err);
 }
 
@@ -153,10 +204,8 @@ int filemap_read(struct filemap *map, const char *path, struct err *err) {
         return wrong_kind(name, st.st_mode, err);
     map->device = st.st_dev;
     map->inode = st.st_ino;
-    map->fd = own;
-    int status = read_all(map, name, 0, S_ISREG(st.st_mode) ? 0 : FILEMAP_MAX_STREAM, err);
-    map->fd = -1;
-    return status;
+    struct source source = source_of(name, own, &st, true);
+    return read_all(map, &source, err);
 }
 
 bool filemap_map_at(const struct filemap *map, void *at) {

@@ -5,7 +5,6 @@
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
-#include <sys/types.h>
 
 #include "base/err.h"
 
@@ -24,9 +23,11 @@ struct filemap {
  * when read: nothing here can prevent that, but filemap_at says which file it was. */
 int filemap_open(struct filemap *map, const char *path, struct err *err);
 
-/* The same for a text, which may be any kind of file: pipes, terminals and sockets are read to
+/* The same for a text, which may be a stream too: pipes, FIFOs, terminals and devices are read to
  * their end, at most FILEMAP_MAX_STREAM bytes. "-" is standard input. A path that means a
- * descriptor of our own (/dev/stdin, /dev/fd/N) is read from where that descriptor stands. */
+ * descriptor of our own (/dev/stdin, /dev/fd/N) is read from where that descriptor stands, and may
+ * be a socket. Errors, instead of waiting: a FIFO that nobody writes to, and files and devices that
+ * have no end, such as /proc/kmsg. */
 enum { FILEMAP_MAX_STREAM = 1 << 30 };
 int filemap_read(struct filemap *map, const char *path, struct err *err);
 
@@ -49,8 +50,5 @@ bool filemap_is(const struct filemap *map, const char *path);
 int filemap_protect(const struct filemap *files, uint32_t n, const char *path, struct err *err);
 /* The same for one input that is no longer open; "-" is standard input. */
 int filemap_protect_path(const char *input, const char *path, struct err *err);
-
-/* "a directory", "a FIFO" ... Static. */
-const char *file_kind(mode_t mode);
 
 #endif

@@ -97,6 +97,18 @@ static int open_temporary(struct outfile *out, const struct stat *old) {
     return -1;
 }
 
+/* Waits for a FIFO's reader; EINTR ends that. -1 and errno on failure. */
+static int open_fifo(const char *path) {
+    enum { STEP_MS = 20 };
+    for (int waited = 0;; waited += STEP_MS) {
+        int fd = open(path, O_WRONLY | O_CLOEXEC | O_NONBLOCK);
+        if (fd >= 0 || errno != ENXIO || waited >= FIFO_PATIENCE_MS)
+            return fd;
+        if (poll(NULL, 0, STEP_MS) < 0)
+            return -1;
+    }
+}
+
 /* The descriptor to write to; -1 and errno on failure. */
 static int open_target(struct outfile *out) {
     struct stat st;
@@ -105,12 +117,22 @@ static int open_target(struct outfile *out) {
         return fcntl(own, F_DUPFD_CLOEXEC, 0);
     if (stat(out->target, &st) != 0)
         return errno == ENOENT && out->target[0] ? open_temporary(out, NULL) : -1;
+    if (S_ISFIFO(st.st_mode))
+        return open_fifo(out->target);
     if (!S_ISREG(st.st_mode))
         return open(out->target, O_WRONLY | O_CLOEXEC | O_NOCTTY);
     /* Renaming asks the folder alone; a file that is write-protected is to stay. */
     if (faccessat(AT_FDCWD, out->target, W_OK, AT_EACCESS) != 0)
         return -1;
     return open_temporary(out, &st);
+}
+
+static int cannot_create(const char *path, struct err *err) {
+    struct stat st;
+    if (errno == ENXIO && stat(path, &st) == 0 && S_ISFIFO(st.st_mode))
+        return err_set(err, SLUICE_ERR_IO, "%s: is a FIFO that nobody reads", path);
+    return err_set(err, errno == ENOMEM ? SLUICE_ERR_MEMORY : SLUICE_ERR_IO,
+                   "%s: cannot create: %s", path, strerror(errno));
 }
 
 int outfile_open(struct outfile *out, const char *path, struct err *err) {
@@ -122,10 +144,20 @@ int outfile_open(struct outfile *out, const char *path, struct err *err) {
         out->fd = open_target(out);
     if (out->fd >= 0)
         return SLUICE_OK;
-    int code = err_set(err, errno == ENOMEM ? SLUICE_ERR_MEMORY : SLUICE_ERR_IO,
-                       "%s: cannot create: %s", path, strerror(errno));
+    int code = cannot_create(path, err);
     outfile_abort(out);
     return code;
+}
+
+int outfile_check(const char *path, struct err *err) {
+    struct outfile out;
+    struct stat st;
+    if (descriptor_of_path(path) < 0 && stat(path, &st) == 0 && S_ISFIFO(st.st_mode))
+        return faccessat(AT_FDCWD, path, W_OK, AT_EACCESS) == 0 ? SLUICE_OK
+                                                                : cannot_create(path, err);
+    int status = outfile_open(&out, path, err);
+    outfile_abort(&out);
+    return status;
 }
 
 /* ---- bytes ------------------------------------------------------------------------------------

@@ -224,7 +224,8 @@ static int open_engine(struct explain *x) {
 
 static int explain(struct explain *x) {
     struct err err = {0};
-    if (x->html && model_protect(x->model->model, output_path(x->html), &err))
+    if (x->html && (model_protect(x->model->model, output_path(x->html), &err) ||
+                    outfile_check(output_path(x->html), &err)))
         return fail(&err); /* before anything is timed */
     int exit = open_engine(x);
     if (exit)

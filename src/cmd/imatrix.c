@@ -10,6 +10,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/outfile.h"
 #include "cmd/cmd.h"
 #include "cmd/open.h"
 #include "cmd/output.h"
@@ -161,11 +162,23 @@ static int open_engine(struct collector *c) {
     return 0;
 }
 
+/* Before the work: that it can be written, and is none of the files that are read. */
+static int check_output(struct collector *c) {
+    const char *path = output_path(c->out);
+    int status = model_protect(c->model->model, path, &c->err);
+    if (!status)
+        status = filemap_protect_path(c->file, path, &c->err);
+    if (!status)
+        status = outfile_check(path, &c->err);
+    return status ? fail(&c->err) : 0;
+}
+
 static int collect(struct collector *c) {
     const struct backend_observer observer = {add_rows, c};
-    int exit = common_encode_file(c->model, c->file, (size_t)c->window, &c->ids);
-    if (!exit && (make_entries(c) || model_protect(c->model->model, output_path(c->out), &c->err) ||
-                  filemap_protect_path(c->file, output_path(c->out), &c->err)))
+    int exit = check_output(c);
+    if (!exit)
+        exit = common_encode_file(c->model, c->file, (size_t)c->window, &c->ids);
+    if (!exit && make_entries(c))
         exit = fail(&c->err);
     if (!exit)
         exit = open_engine(c);

@@ -186,13 +186,12 @@ static int open_and_run(struct logits *l, struct str text) {
     if (l->common.context < 0)
         o.context = (int64_t)longest + l->greedy;
     o.all_outputs = common_outputs(l->model, longest);
-    int exit = common_open_engine(l->model, &o, l->layers, &l->engine);
-    if (exit)
-        return exit;
     const char *replaced = l->out ? output_replaces_model(l->out) : "";
     int status = open_outputs(l, layers_path, sizeof layers_path);
-    if (!status)
-        status = run_prompts(l, text);
+    int exit = status ? fail(&l->err) : common_open_engine(l->model, &o, l->layers, &l->engine);
+    if (exit)
+        return exit;
+    status = run_prompts(l, text);
     if (!status && l->out)
         status = outfile_commit(&l->rows, &l->err);
     if (!status && l->layers)

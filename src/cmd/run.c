@@ -3,9 +3,11 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include "base/filemap.h"
+#include "base/outfile.h"
 #include "cmd/cmd.h"
 #include "cmd/figures.h"
 #include "cmd/interrupt.h"
@@ -126,6 +128,20 @@ static int load_cache(struct run *r) {
     if (!status && r->n_cached == 0)
         warn("%s: of another prompt; this one is read anew", r->cache);
     return status;
+}
+
+/* Before the work: a file that can be neither read nor made is given up. */
+static void check_cache(struct run *r) {
+    struct err err = {0};
+    struct stat st;
+    if (!r->cache || (stat(r->cache, &st) == 0 && S_ISREG(st.st_mode)))
+        return;
+    if (access(r->cache, F_OK) == 0)
+        err_set(&err, SLUICE_ERR_ARGUMENT, "%s: is no regular file", r->cache);
+    else if (!outfile_check(r->cache, &err))
+        return;
+    warn("%s; the prompt is not saved", err.text);
+    r->cache = NULL;
 }
 
 static int save_cache(struct run *r, uint32_t n_before) {
@@ -345,8 +361,10 @@ int cmd_run(int argc, char **argv) {
     r.logprobs.n_top = r.n_logprobs > 0 ? (uint32_t)r.n_logprobs : 0;
     struct sluice_engine_options options = common_engine(&r.common);
     exit = common_open_model(&r.common, &r.model);
-    if (!exit)
+    if (!exit) {
+        check_cache(&r);
         exit = read_prompt(&r);
+    }
     if (!exit)
         exit = encode_prompt(&r);
     if (!exit)
