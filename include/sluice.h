@@ -315,6 +315,12 @@ struct sluice_reuse {
  * go on from snapshots: see snapshot_every and sluice_seq_mark. `reuse` may be NULL. */
 int sluice_seq_resume(sluice_seq *seq, const int32_t *tokens, size_t n, struct sluice_reuse *reuse);
 
+/* Begins to read what sluice_seq_resume would take over of n such tokens from the files of
+ * cache_dir, beside the steps. *is_ready: nothing of it is on its way (any more), and resuming
+ * waits for no file; until then it can be asked again, with the same tokens. Who resumes at once
+ * loses nothing but the time that steps of other sequences wait for it. */
+int sluice_engine_fetch(sluice_engine *engine, const int32_t *tokens, size_t n, bool *is_ready);
+
 /* A snapshot is to be kept after the first n tokens: a place that later conversations will share
  * (the end of a system prompt, of a turn, of the prompt). n is at most the tokens fed and at least
  * those processed; SLUICE_ERR_ARGUMENT also for more than 16 that are still to come. Models without

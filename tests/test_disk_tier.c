@@ -13,7 +13,7 @@
 #include <unistd.h>
 
 #include "base/log.h"
-#include "engine/disk_tier.h"
+#include "engine/disk_fetch.h"
 #include "test.h"
 #include "tiers.h"
 
@@ -1061,6 +1061,115 @@ TEST(tier_disk_writes_what_is_filled_later) {
     for (uint32_t i = 0; i < 2; i++)
         host_tier_free(&r.host, host[i]);
     rig_close(&r);
+    remove_tree(folder);
+    free((char *)folder);
+}
+
+/* ---- into host memory ahead of need -----------------------------------------------------------
+ */
+
+/* What is fetched of an object, whatever else happens to it meanwhile. */
+struct fetched {
+    uint64_t seed;
+    uint32_t disk, host; /* DISK_NONE, HOST_NONE: freed */
+    bool is_spoiled;
+};
+
+static void fetch_disk(struct rig *r, struct disk_fetch *f, struct fetched *o) {
+    int32_t tokens[MAX_TOKENS];
+    struct err err;
+    struct disk_meta meta = meta_of(o->seed, tokens);
+    EXPECT_INT(host_tier_reserve(&r->host, meta.bytes, &o->host, &err), SLUICE_OK);
+    disk_fetch_begin(f, o->disk, tokens, o->host);
+}
+
+static void check_fetched(struct rig *r, const struct fetched *o) {
+    struct stream s = stream_of(o->seed);
+    struct err err;
+    bool is_filled = host_tier_wait(&r->host, o->host);
+    EXPECT(!host_tier_is_under_way(&r->host, o->host));
+    EXPECT(is_filled == !o->is_spoiled);
+    if (is_filled)
+        EXPECT_INT(host_tier_get(&r->host, o->host, take, &s, &err), SLUICE_OK);
+    EXPECT(!s.is_wrong);
+}
+
+/* Objects are fetched, waited for, filled by somebody else, and freed in either tier at any time;
+ * some of their files are spoiled. */
+TEST(tier_disk_is_fetched_to_host_memory) {
+    enum { N = 60 };
+    const char *folder = strdup(test_temporary("tier-fetch"));
+    struct disk_options options = options_for(folder);
+    struct fetched objects[N];
+    struct disk_fetch *f;
+    struct rig r;
+    struct err err;
+    uint64_t random = 3;
+    if (!rig_open(&r, &options))
+        return;
+    EXPECT_INT(disk_fetch_open(&f, r.disk, &r.host, MAX_TOKENS, &err), SLUICE_OK);
+    for (uint32_t i = 0; i < N; i++)
+        objects[i] = (struct fetched){1 + i, put_disk(&r, 1 + i), HOST_NONE, i % 7 == 0};
+    disk_tier_flush(r.disk);
+    for (uint32_t i = 0; i < N; i++)
+        if (objects[i].is_spoiled)
+            EXPECT_INT(truncate(path_of(folder, objects[i].seed), 100), 0);
+    for (uint32_t i = 0; i < N; i++) {
+        struct fetched *o = &objects[i];
+        struct stream s = stream_of(o->seed);
+        EXPECT(disk_fetch_has_room(f));
+        fetch_disk(&r, f, o);
+        uint32_t how = below(&random, 4);
+        if (how == 0 && !o->is_spoiled) { /* evicted from the device, which has it too */
+            EXPECT(host_tier_finish(&r.host, o->host, fill, &s));
+        } else if (how == 1) { /* its room is wanted by others */
+            host_tier_free(&r.host, o->host);
+            o->host = HOST_NONE;
+        } else if (how == 2 && !o->is_spoiled) { /* found, or gone before it was read */
+            disk_tier_free(r.disk, o->disk);
+            o->disk = DISK_NONE;
+            o->is_spoiled = !host_tier_wait(&r.host, o->host);
+        }
+    }
+    for (uint32_t i = 0; i < N; i++) {
+        if (objects[i].host != HOST_NONE) {
+            check_fetched(&r, &objects[i]);
+            host_tier_free(&r.host, objects[i].host);
+        }
+        if (objects[i].disk != DISK_NONE)
+            disk_tier_free(r.disk, objects[i].disk);
+    }
+    EXPECT(disk_fetch_moved(f).bytes > 0);
+    disk_fetch_close(f);
+    EXPECT(disk_tier_broken(r.disk) == NULL);
+    rig_close(&r);
+    remove_tree(folder);
+    free((char *)folder);
+}
+
+/* What waits at the end is dropped: it is neither filled nor pinned. */
+TEST(tier_disk_fetch_ends_with_files_that_wait) {
+    const char *folder = strdup(test_temporary("tier-fetch-end"));
+    struct disk_options options = options_for(folder);
+    struct fetched objects[100];
+    struct disk_fetch *f;
+    struct rig r;
+    struct err err;
+    if (!rig_open(&r, &options))
+        return;
+    EXPECT_INT(disk_fetch_open(&f, r.disk, &r.host, MAX_TOKENS, &err), SLUICE_OK);
+    for (uint32_t i = 0; i < 100; i++)
+        objects[i] = (struct fetched){1 + i, put_disk(&r, 1 + i), HOST_NONE, false};
+    disk_tier_flush(r.disk);
+    for (uint32_t i = 0; i < 100; i++)
+        fetch_disk(&r, f, &objects[i]);
+    disk_fetch_close(f);
+    for (uint32_t i = 0; i < 100; i++) {
+        EXPECT(!host_tier_is_under_way(&r.host, objects[i].host));
+        host_tier_free(&r.host, objects[i].host);
+    }
+    rig_close(&r);
+    disk_fetch_close(NULL);
     remove_tree(folder);
     free((char *)folder);
 }

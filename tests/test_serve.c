@@ -402,6 +402,55 @@ TEST(serve_counts_what_comes_from_host_memory) {
     }
 }
 
+/* Nobody waits for a file but the answer that needs it; it does so when it is alone. What comes of
+ * it, and what the report says, is the same. */
+TEST(serve_reads_files_beside_the_steps_of_others) {
+    for (int m = 0; m < N_ARCHS; m++)
+        for (int is_alone = 0; is_alone < 2; is_alone++) {
+            struct rig r;
+            struct result first, other, again;
+            struct sched_counters c;
+            struct sim_options o = options_of(2, 2, 0);
+            char *folder = strdup(test_temporary("serve-fetch"));
+            o.engine.cache_dir = folder;
+            o.engine.cache_dir_bytes = 64 << 20;
+            const char *path = write_tiny(archs[m]);
+            if (!rig_open(&r, path, &o))
+                continue;
+            submit_plain(&r, &first, 700, 4);
+            step_all(&r);
+            rig_close(&r);
+            if (!rig_open(&r, path, &o))
+                continue;
+            r.engine->state.cache.lower.least_fetch = 0;
+            struct sched_request q = request_of(&r, 1000, 300);
+            q.prompt = prompt + 701;
+            q.n_prompt = 20;
+            other = (struct result){0};
+            if (!is_alone) {
+                EXPECT_INT(submit(&r, &other, &q), SLUICE_OK);
+                EXPECT_INT(sched_step(r.sched, NULL), SLUICE_OK);
+            }
+            submit_plain(&r, &again, 700, 4);
+            EXPECT_INT(sched_step(r.sched, NULL), SLUICE_OK);
+            sched_counters(r.sched, &c);
+            EXPECT_INT(c.running, 1); /* the other one, or it alone */
+            EXPECT_INT(c.waiting, !is_alone);
+            while (!again.n_ended)
+                EXPECT_INT(sched_step(r.sched, NULL), SLUICE_OK);
+            EXPECT(is_alone || !other.n_ended);
+            EXPECT(again.report.reuse.tokens >= 699);
+            EXPECT_INT(again.report.reuse.disk, again.report.reuse.tokens);
+            EXPECT(memcmp(again.tokens, first.tokens, 4 * sizeof *first.tokens) == 0);
+            EXPECT(state_broken(&r.engine->state) == NULL);
+            rig_close(&r);
+            char command[600];
+            snprintf(command, sizeof command, "rm -rf '%s'", folder);
+            EXPECT_INT(system(command), 0);
+            free(folder);
+        }
+}
+
 /* Where there are pages for all at full length, all start at once. */
 TEST(serve_starts_all_that_can_never_run_out) {
     struct rig r;

@@ -135,7 +135,7 @@ static bool world_open(struct world *w, uint64_t seed, bool is_recurrent, bool h
     if (!status && has_host)
         status = host_tier_open(&w->host, N_LOWER * 2100 / 2, 700, &err);
     if (!status && has_host)
-        status = state_attach(&w->st, &w->host, NULL, &err);
+        status = state_attach(&w->st, &w->host, NULL, NULL, &err);
     EXPECT_INT(status, SLUICE_OK);
     return status == SLUICE_OK;
 }

@@ -309,6 +309,9 @@ void sluice_engine_counters(const sluice_engine *e, struct sluice_counters *out)
     if (e->disk) {
         disk_tier_counters(e->disk, &disk);
         out->to_disk = (struct sluice_moved){disk.written_bytes, disk.written_seconds};
+        struct sluice_moved beside = disk_fetch_moved(e->fetch);
+        out->from_disk.bytes += beside.bytes;
+        out->from_disk.seconds += beside.seconds;
     }
 }
 
@@ -528,6 +531,19 @@ int sluice_seq_resume(sluice_seq *seq, const int32_t *tokens, size_t n,
     e->n_resumed++;
     e->n_hits += r->tokens > 0;
     e->n_reused += r->tokens;
+    return SLUICE_OK;
+}
+
+int sluice_engine_fetch(sluice_engine *e, const int32_t *tokens, size_t n, bool *is_ready) {
+    if (!is_loaded(e))
+        return SLUICE_ERR_ARGUMENT;
+    int status = check_pointer(e, is_ready, "is_ready");
+    if (!status && n > 0)
+        status = check_pointer(e, tokens, "tokens");
+    if (status)
+        return status;
+    uint32_t most = min_u32(e->setup.context, n < UINT32_MAX ? (uint32_t)n : UINT32_MAX);
+    *is_ready = !e->fetch || most == 0 || !state_fetch(&e->state, tokens, most);
     return SLUICE_OK;
 }
 

@@ -308,6 +308,8 @@ static void leave_tier(struct cache *c, uint32_t e, enum tier tier) {
     else
         disk_tier_free(c->lower.disk, object);
     set_tier(c, e, tier, NO_OBJECT);
+    if (tier == TIER_HOST)
+        c->entries[e].is_fetched = false;
 }
 
 static void forget_due(struct cache *c, uint32_t e) {
@@ -609,17 +611,88 @@ void cache_pin(struct cache *c, uint32_t e, bool is_pinned) {
     }
 }
 
+enum tier cache_tier(const struct cache *c, uint32_t e) {
+    enum tier tier = TIER_DEVICE;
+    while (!cache_is_in(c, e, tier))
+        tier++;
+    return tier == TIER_HOST && c->entries[e].is_fetched ? TIER_DISK : tier;
+}
+
+/* Whether an entry is to be read from a file; one that is just being written is in memory yet. */
+static bool is_on_disk_alone(const struct cache *c, uint32_t e) {
+    return cache_tier(c, e) == TIER_DISK && !cache_is_in(c, e, TIER_HOST) &&
+           disk_tier_is_written(c->lower.disk, c->entries[e].object[TIER_DISK]);
+}
+
+/* False: there is no room just now. */
+static bool fetch_one(struct cache *c, uint32_t e) {
+    const struct cache_lower *l = &c->lower;
+    uint64_t bytes = payload_bytes(c, e);
+    struct err ignored;
+    uint32_t object;
+    if (!disk_fetch_has_room(l->fetch))
+        return false;
+    make_room(c, TIER_HOST, host_tier_cost(l->host, bytes));
+    if (host_tier_reserve(l->host, bytes, &object, &ignored))
+        return false;
+    disk_fetch_begin(l->fetch, c->entries[e].object[TIER_DISK], cache_tokens(c, e), object);
+    set_tier(c, e, TIER_HOST, object);
+    c->entries[e].is_fetched = true;
+    touch(c, e); /* or it would be the first to go again */
+    return true;
+}
+
+/* What of an entry and the blocks before it is on its way, and the bytes that are only on disk. */
+static bool is_any_coming(const struct cache *c, uint32_t e, uint64_t *on_disk) {
+    bool is_any = false;
+    *on_disk = 0;
+    for (; e != CACHE_ROOT; e = c->entries[e].parent) {
+        uint32_t object = c->entries[e].object[TIER_HOST];
+        if (cache_is_in(c, e, TIER_DEVICE))
+            continue;
+        if (object != NO_OBJECT)
+            is_any |= host_tier_is_under_way(c->lower.host, object);
+        else if (is_on_disk_alone(c, e))
+            *on_disk += payload_bytes(c, e);
+    }
+    return is_any;
+}
+
+bool cache_fetch(struct cache *c, uint32_t e) {
+    const struct cache_lower *l = &c->lower;
+    uint64_t on_disk;
+    if (!l->fetch)
+        return false;
+    bool is_coming = is_any_coming(c, e, &on_disk);
+    if (on_disk == 0 || on_disk < l->least_fetch)
+        return is_coming;
+    /* Half of host memory: what one conversation needs is not to drive out all others. */
+    uint64_t room = l->host->n_units * l->host->unit_bytes / 2;
+    cache_pin(c, e, true);
+    for (uint32_t at = e; at != CACHE_ROOT; at = c->entries[at].parent) {
+        uint64_t cost = host_tier_cost(l->host, payload_bytes(c, at));
+        if (cost <= room && is_on_disk_alone(c, at))
+            is_coming |= fetch_one(c, at);
+        if (c->entries[at].is_fetched)
+            room -= cost < room ? cost : room;
+    }
+    cache_pin(c, e, false);
+    return is_coming;
+}
+
 int cache_load(struct cache *c, uint32_t e, tier_take_fn *take, void *user, bool *is_found,
                struct err *err) {
-    const struct entry *at = &c->entries[e];
+    struct entry *at = &c->entries[e];
     bool is_in_host = at->object[TIER_HOST] != NO_OBJECT;
     double started = seconds_now();
-    int status;
+    int status = SLUICE_OK;
     *is_found = false;
     c->n_loaded++;
+    at->is_fetched = false;
     if (is_in_host) {
-        status = host_tier_get(c->lower.host, at->object[TIER_HOST], take, user, err);
-        *is_found = status == SLUICE_OK;
+        if ((*is_found = host_tier_wait(c->lower.host, at->object[TIER_HOST])))
+            status = host_tier_get(c->lower.host, at->object[TIER_HOST], take, user, err);
+        *is_found &= status == SLUICE_OK;
     } else {
         status = disk_tier_get(c->lower.disk, at->object[TIER_DISK], cache_tokens(c, e), take, user,
                                is_found, err);

@@ -12,7 +12,7 @@
 #define ENGINE_CACHE_H
 
 #include "base/hash.h"
-#include "engine/disk_tier.h"
+#include "engine/disk_fetch.h"
 #include "engine/pages.h"
 
 enum { CACHE_ROOT = 0, NO_ENTRY = UINT32_MAX, NO_CELL = UINT32_MAX };
@@ -40,8 +40,9 @@ struct entry {
     uint32_t n_children, n_below[TIERS]; /* all, and those that are in a tier */
     uint32_t pins;                       /* it is being read: it stays where it is */
     bool is_due;                         /* it is in the list of what is to go to disk */
-    bool is_copied; /* it was copied to the tiers below since its last use, whether it still is
-                     * there or not */
+    bool is_fetched; /* in host memory for a load to come: what it is read from is the disk */
+    bool is_copied;  /* it was copied to the tiers below since its last use, whether it still is
+                      * there or not */
     /* What it is worth keeping: see worth() in cache.c. */
     uint32_t uses;
     double since, priority;
@@ -63,7 +64,9 @@ struct cache_payload {
 struct cache_lower {
     struct host_tier *host;
     struct disk_tier *disk;
-    tier_fill_fn *fill; /* user: a struct cache_payload */
+    struct disk_fetch *fetch; /* where there is a disk */
+    uint64_t least_fetch; /* fewer bytes are not fetched: a load has them sooner than a step ends */
+    tier_fill_fn *fill;   /* user: a struct cache_payload */
     void *user;
 };
 
@@ -157,6 +160,12 @@ void cache_pin(struct cache *c, uint32_t e, bool is_pinned);
 /* Reads an entry's payload from the tier below that has it. Not found: what `take` got is void. */
 int cache_load(struct cache *c, uint32_t e, tier_take_fn *take, void *user, bool *is_found,
                struct err *err);
+/* The tier that an entry comes from. */
+enum tier cache_tier(const struct cache *c, uint32_t e);
+/* Begins to read an entry and the blocks before it from disk into host memory, beside the steps, as
+ * far as they are nowhere else, worth it, and there is room. Returns whether any of them is on its
+ * way: a load would wait for it. */
+bool cache_fetch(struct cache *c, uint32_t e);
 /* An entry that was not found is gone from that tier. It is not pinned. */
 void cache_lose(struct cache *c, uint32_t e);
 /* A block that was loaded is on the device again. */

@@ -49,8 +49,7 @@ struct disk_tier {
     uint32_t *buckets, mask; /* the index by name */
     int32_t *tokens;         /* (MAX_WAITING, max_tokens) */
     uint32_t *places, n_places;
-    int32_t *head;             /* (max_tokens) of the file that is read */
-    struct disk_buffer buffer; /* for reading */
+    struct disk_reader reader; /* of the calls' own thread */
     char *entries;             /* for listing folders */
 
     pthread_mutex_t lock;
@@ -500,6 +499,17 @@ static void *thread_main(void *user) {
 /* ---- open and close ---------------------------------------------------------------------------
  */
 
+bool disk_reader_init(struct disk_reader *r, uint32_t max_tokens) {
+    r->head = calloc((size_t)max_tokens + 1, sizeof *r->head);
+    r->buffer = (struct disk_buffer){malloc(READ_BYTES), READ_BYTES};
+    return r->head && r->buffer.at;
+}
+
+void disk_reader_free(struct disk_reader *r) {
+    free(r->head);
+    free(r->buffer.at);
+}
+
 static bool make_tables(struct disk_tier *d) {
     const struct disk_options *o = &d->options;
     uint32_t n_buckets = 1u << shift_of(o->max_objects);
@@ -508,11 +518,9 @@ static bool make_tables(struct disk_tier *d) {
     d->buckets = malloc(n_buckets * sizeof *d->buckets);
     d->tokens = calloc(MAX_WAITING * (size_t)o->max_tokens + 1, sizeof *d->tokens);
     d->places = malloc(MAX_WAITING * sizeof *d->places);
-    d->head = calloc((size_t)o->max_tokens + 1, sizeof *d->head);
-    d->buffer = (struct disk_buffer){malloc(READ_BYTES), READ_BYTES};
     d->entries = malloc(ENTRY_BYTES);
-    if (!d->objects || !d->buckets || !d->tokens || !d->places || !d->head || !d->buffer.at ||
-        !d->entries)
+    if (!d->objects || !d->buckets || !d->tokens || !d->places || !d->entries ||
+        !disk_reader_init(&d->reader, o->max_tokens))
         return false;
     memset(d->buckets, 0xFF, n_buckets * sizeof *d->buckets);
     for (uint32_t i = 0; i < o->max_objects; i++)
@@ -610,8 +618,7 @@ void disk_tier_close(struct disk_tier *d) {
     free(d->buckets);
     free(d->tokens);
     free(d->places);
-    free(d->head);
-    free(d->buffer.at);
+    disk_reader_free(&d->reader);
     free(d->entries);
     free(d);
 }
@@ -662,7 +669,7 @@ static bool check_found(struct disk_tier *d, struct found *f) {
     int fd = disk_file_open(d->own_fd, name, &bytes);
     if (fd < 0)
         return false;
-    bool is_good = disk_file_read_head(fd, bytes, d->options.identity, &f->meta, d->head,
+    bool is_good = disk_file_read_head(fd, bytes, d->options.identity, &f->meta, d->reader.head,
                                        d->options.max_tokens);
     close(fd);
     return is_good;
@@ -679,7 +686,7 @@ static void adopt(struct disk_tier *d, struct found *f, disk_scan_fn *fn, void *
         return;
     struct disk_object *o = &d->objects[i];
     o->used = f->used;
-    bool is_wanted = fn(user, i, &o->meta, d->head);
+    bool is_wanted = fn(user, i, &o->meta, d->reader.head);
     pthread_mutex_lock(&d->lock);
     if (is_wanted) {
         o->state = WRITTEN;
@@ -769,21 +776,23 @@ uint32_t disk_tier_put(struct disk_tier *d, const struct disk_meta *meta, const 
 
 /* Reads the file of an object. The status is take's. */
 static int read_file(struct disk_tier *d, const struct disk_meta *meta, const int32_t *tokens,
-                     tier_take_fn *take, void *user, bool *is_found, struct err *err) {
+                     struct disk_reader *reader, tier_take_fn *take, void *user, bool *is_found,
+                     struct err *err) {
     char name[DISK_NAME_BYTES];
     struct disk_meta found = *meta;
     uint64_t bytes;
     int status = SLUICE_OK;
     disk_file_name(meta, name);
     int fd = disk_file_open(d->own_fd, name, &bytes);
-    *is_found = fd >= 0 &&
-                disk_file_read_head(fd, bytes, d->options.identity, &found, d->head,
-                                    d->options.max_tokens) &&
-                found.n_tokens == meta->n_tokens && found.bytes == meta->bytes &&
-                hash128_equal(found.parent, meta->parent) &&
-                (!meta->n_tokens || memcmp(d->head, tokens, meta->n_tokens * sizeof *tokens) == 0);
+    *is_found =
+        fd >= 0 &&
+        disk_file_read_head(fd, bytes, d->options.identity, &found, reader->head,
+                            d->options.max_tokens) &&
+        found.n_tokens == meta->n_tokens && found.bytes == meta->bytes &&
+        hash128_equal(found.parent, meta->parent) &&
+        (!meta->n_tokens || memcmp(reader->head, tokens, meta->n_tokens * sizeof *tokens) == 0);
     if (*is_found) {
-        status = disk_file_read_payload(fd, d->options.identity, meta, tokens, d->buffer, take,
+        status = disk_file_read_payload(fd, d->options.identity, meta, tokens, reader->buffer, take,
                                         user, is_found, err);
         futimens(fd, NULL); /* used now */
     }
@@ -794,6 +803,33 @@ static int read_file(struct disk_tier *d, const struct disk_meta *meta, const in
         unlinkat(d->own_fd, name, 0);
     }
     return status;
+}
+
+int disk_tier_read(struct disk_tier *d, const struct disk_meta *meta, const int32_t *tokens,
+                   struct disk_reader *reader, tier_take_fn *take, void *user, bool *is_found,
+                   struct err *err) {
+    int status = read_file(d, meta, tokens, reader, take, user, is_found, err);
+    pthread_mutex_lock(&d->lock);
+    uint32_t i = find(d, meta); /* it may have been freed meanwhile */
+    struct disk_object *o = i == DISK_NONE ? NULL : &d->objects[i];
+    if (*is_found) {
+        d->count.read++;
+        d->count.read_bytes += disk_file_bytes(meta->n_tokens, meta->bytes);
+        if (o)
+            o->used = now();
+    } else if (!status && o && o->state == WRITTEN) {
+        d->count.damaged++;
+        lose(d, o);
+    }
+    pthread_mutex_unlock(&d->lock);
+    return status;
+}
+
+struct disk_meta disk_tier_meta(struct disk_tier *d, uint32_t object) {
+    pthread_mutex_lock(&d->lock);
+    struct disk_meta meta = d->objects[object].meta;
+    pthread_mutex_unlock(&d->lock);
+    return meta;
 }
 
 int disk_tier_get(struct disk_tier *d, uint32_t object, const int32_t *tokens, tier_take_fn *take,
@@ -815,20 +851,8 @@ int disk_tier_get(struct disk_tier *d, uint32_t object, const int32_t *tokens, t
         *is_found &= !status;
         return status;
     }
-    if (!is_there)
-        return SLUICE_OK;
-    int status = read_file(d, &o->meta, tokens, take, user, is_found, err);
-    pthread_mutex_lock(&d->lock);
-    if (*is_found) {
-        o->used = now();
-        d->count.read++;
-        d->count.read_bytes += file_bytes(o);
-    } else if (!status && o->state == WRITTEN) {
-        d->count.damaged++;
-        lose(d, o);
-    }
-    pthread_mutex_unlock(&d->lock);
-    return status;
+    return is_there ? disk_tier_read(d, &o->meta, tokens, &d->reader, take, user, is_found, err)
+                    : SLUICE_OK;
 }
 
 void disk_tier_free(struct disk_tier *d, uint32_t object) {

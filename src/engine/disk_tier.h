@@ -17,8 +17,8 @@
  * (5) Nothing that is no regular file is opened or followed. Conversations are private: folders are
  *     created for the owner alone.
  *
- * Files are written and removed by a thread of the tier. All calls come from one other thread;
- * nothing is allocated after open. */
+ * Files are written and removed by a thread of the tier. All calls come from one other thread, but
+ * for disk_tier_read; nothing is allocated after open. */
 #ifndef ENGINE_DISK_TIER_H
 #define ENGINE_DISK_TIER_H
 
@@ -78,6 +78,20 @@ uint32_t disk_tier_put(struct disk_tier *d, const struct disk_meta *meta, const 
 int disk_tier_get(struct disk_tier *d, uint32_t object, const int32_t *tokens, tier_take_fn *take,
                   void *user, bool *is_found, struct err *err);
 void disk_tier_free(struct disk_tier *d, uint32_t object);
+
+/* What an object's file is called and holds. */
+struct disk_meta disk_tier_meta(struct disk_tier *d, uint32_t object);
+/* The same for a file, by any thread, which brings its own memory. That the file is not there, or
+ * no good, is noted where it is known of. */
+struct disk_reader {
+    int32_t *head; /* (max_tokens) */
+    struct disk_buffer buffer;
+};
+bool disk_reader_init(struct disk_reader *r, uint32_t max_tokens); /* false: memory ran out */
+void disk_reader_free(struct disk_reader *r);
+int disk_tier_read(struct disk_tier *d, const struct disk_meta *meta, const int32_t *tokens,
+                   struct disk_reader *reader, tier_take_fn *take, void *user, bool *is_found,
+                   struct err *err);
 
 /* Waits until everything put so far is written or has failed. */
 void disk_tier_flush(struct disk_tier *d);

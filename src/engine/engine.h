@@ -87,6 +87,7 @@ struct sluice_engine {
     struct state state;
     struct host_tier host; /* the tiers below the device; a zero one and NULL: there are none */
     struct disk_tier *disk;
+    struct disk_fetch *fetch;
     bool is_pinned;            /* the host tier's memory is */
     int32_t ends[IO_MAX_ENDS]; /* tokens that end an answer */
     uint32_t n_ends;

@@ -4,12 +4,14 @@
  * (2) An object's chain has as many units as its bytes need and does not change while it lives: so
  *     whoever has it pinned walks it without the lock.
  * (3) An object that was freed lives on while it is pinned, and no longer.
- * (4) A job pins its object. Jobs are done in order; the thread holds the lock for tables alone.
+ * (4) A job pins its object, and so does another thread that is to fill one. Jobs are done in
+ * order; the thread holds the lock for tables alone.
  *
  * Units last given back are taken first: memory that was never needed is never touched. */
 #include "engine/host_tier.h"
 
 #include <stdlib.h>
+#include <string.h>
 #include <sys/mman.h>
 
 #include "base/clock.h"
@@ -334,6 +336,60 @@ int host_tier_put_later(struct host_tier *h, uint64_t n, struct host_source from
     }
     pthread_mutex_unlock(&h->lock);
     return status;
+}
+
+/* ---- filled by others -------------------------------------------------------------------------
+ */
+
+int host_tier_reserve(struct host_tier *h, uint64_t n, uint32_t *object, struct err *err) {
+    pthread_mutex_lock(&h->lock);
+    int status = reserve_object(h, n, HOST_WAITING, object, err);
+    if (!status)
+        h->objects[*object].pins = 1;
+    pthread_mutex_unlock(&h->lock);
+    return status;
+}
+
+bool host_tier_begin(struct host_tier *h, uint32_t object) {
+    pthread_mutex_lock(&h->lock);
+    struct host_object *o = living(h, object);
+    bool is_wanted = o->state == HOST_WAITING;
+    if (is_wanted)
+        o->state = HOST_FILLING;
+    else
+        unpin(h, object);
+    pthread_mutex_unlock(&h->lock);
+    return is_wanted;
+}
+
+void host_tier_write(const struct host_tier *h, uint32_t object, uint64_t at, uint64_t n,
+                     const void *from) {
+    struct run r = {.next = object};
+    while (n > 0 && next_run(h, living(h, object)->bytes, &r)) {
+        if (at >= r.at + r.bytes)
+            continue;
+        uint64_t part = r.at + r.bytes - at < n ? r.at + r.bytes - at : n;
+        memcpy(unit_at(h, r.unit) + (at - r.at), from, part);
+        from = (const uint8_t *)from + part;
+        at += part;
+        n -= part;
+    }
+    CHECK(n == 0);
+}
+
+void host_tier_end(struct host_tier *h, uint32_t object, bool is_filled) {
+    pthread_mutex_lock(&h->lock);
+    living(h, object)->state = is_filled ? HOST_FILLED : HOST_FAILED;
+    unpin(h, object);
+    pthread_cond_broadcast(&h->done);
+    pthread_mutex_unlock(&h->lock);
+}
+
+bool host_tier_is_under_way(struct host_tier *h, uint32_t object) {
+    pthread_mutex_lock(&h->lock);
+    bool is_it = is_under_way(living(h, object));
+    pthread_mutex_unlock(&h->lock);
+    return is_it;
 }
 
 struct sluice_moved host_tier_filled(struct host_tier *h) {

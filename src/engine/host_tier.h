@@ -5,7 +5,8 @@
  * after that.
  *
  * Threads: one thread puts, gets and frees. Another may unpin what that thread has pinned for it,
- * and get it until then. A thread of the tier fills what is put with host_tier_put_later. */
+ * and get it until then. A thread of the tier fills what is put with host_tier_put_later, any other
+ * what is put with host_tier_reserve. */
 #ifndef ENGINE_HOST_TIER_H
 #define ENGINE_HOST_TIER_H
 
@@ -92,6 +93,18 @@ int host_tier_put(struct host_tier *h, uint64_t n, tier_fill_fn *fill, void *use
 /* The same, filled by the thread. SLUICE_ERR_MEMORY also when HOST_JOBS wait already. */
 int host_tier_put_later(struct host_tier *h, uint64_t n, struct host_source from, uint32_t *object,
                         struct err *err);
+/* A new object that another thread is to fill, which has it pinned. SLUICE_ERR_MEMORY when it finds
+ * no room. */
+int host_tier_reserve(struct host_tier *h, uint64_t n, uint32_t *object, struct err *err);
+/* By that thread, each once: begins to fill it (false: nobody wants it any more, or it was filled
+ * otherwise, and it is no longer pinned), writes to it, and has done so or has failed. */
+bool host_tier_begin(struct host_tier *h, uint32_t object);
+void host_tier_write(const struct host_tier *h, uint32_t object, uint64_t at, uint64_t n,
+                     const void *from);
+void host_tier_end(struct host_tier *h, uint32_t object, bool is_filled);
+/* Whether it is still to be filled. */
+bool host_tier_is_under_way(struct host_tier *h, uint32_t object);
+
 /* Waits until it is filled, where that is to be done later; false: that failed. */
 bool host_tier_wait(struct host_tier *h, uint32_t object);
 /* The same for the thread that puts, which fills it itself where the tier's has not begun to. */

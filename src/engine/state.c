@@ -249,11 +249,14 @@ static int fill_beside(void *user, uint32_t job, struct host_source from, uint64
     return status;
 }
 
+enum { LEAST_FETCH = 4 << 20 }; /* read in 2 ms or less */
+
 int state_attach(struct state *st, struct host_tier *host, struct disk_tier *disk,
-                 struct err *err) {
+                 struct disk_fetch *fetch, struct err *err) {
     int status = host_tier_start(host, &(struct host_filler){st, fence, fill_beside}, err);
     if (!status)
-        cache_attach(&st->cache, &(struct cache_lower){host, disk, fill_payload, st});
+        cache_attach(&st->cache,
+                     &(struct cache_lower){host, disk, fetch, LEAST_FETCH, fill_payload, st});
     return status;
 }
 
@@ -860,14 +863,6 @@ static void drop_target(struct state *st, uint32_t slot, const struct target *t)
             page_drop(&st->pages, st->room_pages[i], slot);
 }
 
-/* The tier that an entry is read from. */
-static enum tier tier_of(const struct state *st, uint32_t e) {
-    enum tier tier = TIER_DEVICE;
-    while (!cache_is_in(&st->cache, e, tier))
-        tier++;
-    return tier;
-}
-
 /* Where the first page is that finds no room. */
 static uint32_t position_of_missing(const struct state *st, uint32_t n) {
     uint32_t i = 0;
@@ -883,7 +878,7 @@ static int load_blocks(struct state *st, uint32_t slot, const struct target *t,
     for (uint32_t i = 0; !status && *lost == NO_ENTRY && i < t->position / PAGE; i++) {
         uint32_t e = st->room_blocks[i];
         bool is_found = true;
-        found->from[tier_of(st, e)] += PAGE;
+        found->from[cache_tier(&st->cache, e)] += PAGE;
         if (st->room_pages[i] != NO_PAGE)
             continue;
         st->room_pages[i] = page_take(&st->pages, slot);
@@ -903,7 +898,7 @@ static int load_tail(struct state *st, uint32_t slot, const struct target *t,
     uint32_t i = t->position / PAGE, part = t->position % PAGE;
     bool is_found = true, is_missing = part && st->room_pages[i] == NO_PAGE;
     int status = SLUICE_OK;
-    found->from[t->tail == NO_ENTRY ? TIER_DEVICE : tier_of(st, t->tail)] += part;
+    found->from[t->tail == NO_ENTRY ? TIER_DEVICE : cache_tier(&st->cache, t->tail)] += part;
     if (is_missing) {
         st->room_pages[i] = page_take(&st->pages, slot);
         status = load_entry(st, t->tail, is_recurrent(st) ? st->slots[slot].cell : NO_CELL,
@@ -980,6 +975,15 @@ int state_resume(struct state *st, uint32_t slot, struct state_found *found, str
     }
     status = write_counts(st, slot, s->length, err);
     return status ? status : write_table(st, slot, 0, err);
+}
+
+bool state_fetch(struct state *st, const int32_t *tokens, uint32_t n) {
+    struct match m = cache_match(&st->cache, tokens, n);
+    uint32_t end = m.entry == NO_ENTRY ? m.block : m.entry;
+    if (is_recurrent(st))
+        end =
+            cache_snapshot_before(&st->cache, m.block, tokens, min_u32(n - 1, m.position + m.tail));
+    return end != NO_ENTRY && end != CACHE_ROOT && cache_fetch(&st->cache, end);
 }
 
 /* ---- save and load ----------------------------------------------------------------------------

@@ -148,9 +148,14 @@ int state_each_stretch(const struct state *st, uint32_t slot, stretch_fn *fn, vo
                        struct err *err);
 uint64_t state_stretch_bytes(const struct state *st, uint32_t length);
 
-/* The tiers below the device, `disk` may be NULL; and what of the device goes to them at the end.
- */
-int state_attach(struct state *st, struct host_tier *host, struct disk_tier *disk, struct err *err);
+/* Begins to bring what state_resume would read of n > 0 such tokens from disk to host memory,
+ * beside the steps. Returns whether any of it is on its way. */
+bool state_fetch(struct state *st, const int32_t *tokens, uint32_t n);
+
+/* The tiers below the device, disk and fetch may be NULL; and what of the device goes to them at
+ * the end. */
+int state_attach(struct state *st, struct host_tier *host, struct disk_tier *disk,
+                 struct disk_fetch *fetch, struct err *err);
 /* Once a step, best while it runs: what will have to leave the device goes to host memory. */
 void state_copy_ahead(struct state *st);
 void state_detach(struct state *st);

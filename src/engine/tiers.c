@@ -112,7 +112,9 @@ int tiers_open(struct sluice_engine *e, const struct sluice_engine_options *o, s
         pin_host(e);
     if (!status && e->setup.disk_bytes)
         status = open_disk(e, o->cache_dir, err);
-    return status ? status : state_attach(&e->state, &e->host, e->disk, err);
+    if (!status && e->disk)
+        status = disk_fetch_open(&e->fetch, e->disk, &e->host, PAGE, err);
+    return status ? status : state_attach(&e->state, &e->host, e->disk, e->fetch, err);
 }
 
 void tiers_close(struct sluice_engine *e) {
@@ -121,6 +123,7 @@ void tiers_close(struct sluice_engine *e) {
             state_close(&e->state, i, true);
     if (e->is_loaded)
         state_detach(&e->state);
+    disk_fetch_close(e->fetch);
     disk_tier_close(e->disk);
     if (e->is_pinned)
         e->kind->unpin(e->backend, e->host.memory);

@@ -51,6 +51,7 @@ struct answer {
     uint32_t n_found;     /* tokens that its sequence had, processed, when it was opened */
     bool is_stem;         /* it reads the prompt but for the last token, then others fork from it */
     bool is_cold;         /* it starts without what the engine knows of it */
+    bool is_fetched;      /* it has waited for the disk, and starts whatever came of that */
     bool is_suspect;      /* it took part in a step that failed, and has to show that it can run */
     uint64_t started_at;  /* count of steps */
     uint64_t first_at;    /* count of submissions at its first token */
@@ -494,6 +495,7 @@ static int set_up(struct answer *a) {
 
 /* Puts an answer whose sequence was just opened among those that run. */
 static void begin_running(struct sched *s, struct answer *a) {
+    a->is_fetched = false;
     list_remove(&s->waiting, a);
     list_insert(&s->running, a);
     if (a->report.start_seconds == 0) {
@@ -585,6 +587,16 @@ static bool waits_for_prefix(const struct sched *s, const struct answer *a) {
     return false;
 }
 
+/* What is known of it on disk comes to host memory beside the steps of others, once: it may have
+ * to leave that again before the answer starts, and is read from the disk then. */
+static bool waits_for_disk(struct sched *s, struct answer *a) {
+    bool is_ready = true;
+    if (!a->is_cold && !a->is_fetched && sluice_engine_fetch(s->engine, a->tokens, a->n, &is_ready))
+        is_ready = true; /* starting says why */
+    a->is_fetched |= is_ready;
+    return !is_ready;
+}
+
 /* Pages that it will take for tokens it has. A page that it took over in part is copied before it
  * is written to. */
 static uint32_t pages_to_come(const struct sched *s, const struct answer *a) {
@@ -632,8 +644,11 @@ static void admit_suspect(struct sched *s) {
     start(s, find_suspect(&s->waiting));
 }
 
+/* Those that wait for a prefix or for the disk let others go first; when only the disk is waited
+ * for, the oldest does so. */
 static void admit(struct sched *s) {
-    enum { MOST_LOOKED_AT = 64 }; /* of those that wait for a prefix: a step must not take long */
+    enum { MOST_LOOKED_AT = 64 }; /* of those that wait: a step must not take long */
+    struct answer *oldest = NULL;
     uint32_t n = 0;
     if (s->n_suspects > 0) {
         admit_suspect(s);
@@ -648,8 +663,16 @@ static void admit(struct sched *s) {
         }
         if (!has_room(s, div_up(a->n + 1, s->page) - shared_tokens(s, a) / s->page))
             break;
+        if (waits_for_disk(s, a)) {
+            oldest = oldest ? oldest : a;
+            if (++n == MOST_LOOKED_AT)
+                break;
+            continue;
+        }
         start(s, a);
     }
+    if (oldest && s->running.n == 0)
+        start(s, oldest);
 }
 
 /* ---- several answers of one prompt ------------------------------------------------------------

@@ -1,0 +1,30 @@
+/* disk_fetch.h - files of the disk tier into host memory, ahead of need: by a thread of its own,
+ * beside the steps and beside the thread that writes files.
+ *
+ * Which object is worth it is for the cache to know. Calls come from the thread that uses both
+ * tiers; nothing is allocated after open. */
+#ifndef ENGINE_DISK_FETCH_H
+#define ENGINE_DISK_FETCH_H
+
+#include "engine/disk_tier.h"
+
+enum { FETCH_JOBS = 256 };
+
+struct disk_fetch;
+
+/* Tiers are borrowed and closed after it; max_tokens: of an object. */
+int disk_fetch_open(struct disk_fetch **out, struct disk_tier *disk, struct host_tier *host,
+                    uint32_t max_tokens, struct err *err);
+/* What it has not begun with is dropped. Takes NULL. */
+void disk_fetch_close(struct disk_fetch *f);
+
+/* Whether fewer than FETCH_JOBS wait. */
+bool disk_fetch_has_room(struct disk_fetch *f);
+/* The payload of an object of these tokens that is on disk goes to an object that host_tier_reserve
+ * has made. There is room. One that is not found, or no good, leaves that unfilled. */
+void disk_fetch_begin(struct disk_fetch *f, uint32_t object, const int32_t *tokens,
+                      uint32_t host_object);
+/* What it has read so far. */
+struct sluice_moved disk_fetch_moved(struct disk_fetch *f);
+
+#endif
