@@ -412,9 +412,14 @@ int sluice_seq_set_sampling(sluice_seq *seq, const struct sluice_sampling *sampl
 /* The next tokens are among those of the mask alone, until it is changed: bit t % 32 of word t / 32
  * allows token t, for all n_tokens of the model. It is copied. NULL: all tokens, as at first.
  * Biases and penalties choose among what it allows, and cannot forbid all of it.
- * SLUICE_ERR_ARGUMENT for one that allows none. A sequence with a mask takes no part in bursts,
- * and no drafts are taken for it. */
+ * SLUICE_ERR_ARGUMENT for one that allows none. A sequence with a mask takes no part in bursts
+ * unless it is said after what the mask holds, and no drafts are taken for it. */
 int sluice_seq_set_mask(sluice_seq *seq, const uint32_t *mask);
+
+/* The mask will be the same after these tokens, as it is inside of a string. In a burst the
+ * sequence goes no further after any other: that token is in sluice_seq_token. It is copied, and
+ * forgotten by sluice_seq_set_mask. NULL: it is not known. SLUICE_ERR_ARGUMENT without a mask. */
+int sluice_seq_keep_mask(sluice_seq *seq, const uint32_t *after);
 
 /* A second sequence with the same tokens, wants, sampling, mask and sampled token. Full pages of
  * the KV cache are shared. *out is NULL on failure. */

@@ -1134,8 +1134,13 @@ TEST(engine_sampling_obeys_the_mask) {
     EXPECT_INT(sluice_seq_set_mask(seq, none), SLUICE_ERR_ARGUMENT);
     EXPECT(strstr(sluice_engine_error(r.engine), "allows no token"));
     EXPECT_INT(sluice_seq_set_mask(seq, mask), SLUICE_OK);
+    EXPECT_INT(sluice_seq_keep_mask(seq, mask), SLUICE_OK);
+    EXPECT_INT(sluice_seq_keep_mask(seq, NULL), SLUICE_OK);
     EXPECT_INT(sluice_seq_set_mask(seq, NULL), SLUICE_OK);
+    EXPECT_INT(sluice_seq_keep_mask(seq, mask), SLUICE_ERR_ARGUMENT);
+    EXPECT(strstr(sluice_engine_error(r.engine), "no mask to keep"));
     EXPECT_INT(sluice_seq_set_mask(NULL, mask), SLUICE_ERR_ARGUMENT);
+    EXPECT_INT(sluice_seq_keep_mask(NULL, mask), SLUICE_ERR_ARGUMENT);
     rig_close(&r);
 }
 

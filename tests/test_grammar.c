@@ -82,6 +82,65 @@ static bool takes(const struct grammar *g, const struct token_texts *t, const ch
     return is_ok;
 }
 
+/* Where the mask is the same after some tokens, it is after each of them. */
+TEST(grammar_masks_that_hold) {
+    static const struct {
+        const char *grammar, *text;
+        bool holds;
+    } cases[] = {
+        {"root ::= \"\\\"\" [^\"\\\\\\x00-\\x1f]* \"\\\"\"", "", false},
+        {"root ::= \"\\\"\" [^\"\\\\\\x00-\\x1f]* \"\\\"\"", "\"", true},
+        {"root ::= \"\\\"\" [^\"\\\\\\x00-\\x1f]* \"\\\"\"", "\"ab", true},
+        {"root ::= \"\\\"\" [^\"\\\\\\x00-\\x1f]* \"\\\"\"", "\"ab\"", false},
+        {"root ::= \"\\\"\" [^\"\\\\\\x00-\\x1f]{0,9} \"\\\"\"", "\"ab", false},
+        {"root ::= [a-z]* \"!\"", "ab", false},
+        {"root ::= [^\\n]* \"\\n\"", "", true},
+        {"root ::= [^\\n]*", "", false}, /* it may end */
+    };
+    struct token_texts *t = small_texts();
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        struct grammar *g = gbnf(cases[i].grammar);
+        struct matcher *m = matcher_of(g, t);
+        for (const char *at = cases[i].text; *at; at++)
+            EXPECT(matcher_accept(m, (uint8_t)*at));
+        const uint32_t *keeps = matcher_keeps(m);
+        EXPECT_INT(keeps != NULL, cases[i].holds);
+        uint32_t before[(N_SMALL + 32) / 32];
+        memcpy(before, matcher_mask(m), sizeof before);
+        for (int32_t token = 0; keeps && token < N_SMALL; token++)
+            if (keeps[token / 32] >> token % 32 & 1) {
+                EXPECT(matcher_accept(m, token));
+                EXPECT(memcmp(before, matcher_mask(m), t->n_words * sizeof *before) == 0);
+            }
+        matcher_close(m);
+        grammar_close(g);
+    }
+    token_texts_close(t);
+}
+
+/* Inside of a property's string, and in no other place of the object. */
+TEST(grammar_masks_hold_in_strings_of_schemas) {
+    const char *text = "{\"name\":\"abc\\n\",\"n\":1}";
+    json_t *schema = json_loads("{\"type\": \"object\", \"properties\": {\"name\": {\"type\": "
+                                "\"string\"}, \"n\": {\"type\": \"integer\"}}, \"required\": "
+                                "[\"name\", \"n\"], \"additionalProperties\": false}",
+                                0, NULL);
+    struct token_texts *t = small_texts();
+    struct grammar *g = NULL;
+    struct err err = {0};
+    EXPECT_INT(grammar_of_schema(&g, schema, &err), SLUICE_OK);
+    struct matcher *m = matcher_of(g, t);
+    for (size_t i = 0; i < strlen(text); i++) {
+        bool is_inside = i >= 9 && i <= 14 && i != 13; /* before its byte; 13: after a backslash */
+        EXPECT_INT(matcher_keeps(m) != NULL, is_inside);
+        EXPECT(matcher_accept(m, (uint8_t)text[i]));
+    }
+    matcher_close(m);
+    grammar_close(g);
+    json_decref(schema);
+    token_texts_close(t);
+}
+
 /* ---- GBNF ---- */
 
 TEST(grammar_gbnf_decides) {

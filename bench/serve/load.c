@@ -1,10 +1,11 @@
 /* load.c - streams of completions against a server, and how long their tokens take.
  *
  * usage: load --port N [--streams N] [--rounds N] [--tokens N] [--prompt N] [--words N] [--apart]
- *             [--seed N]
+ *             [--seed N] [--fields TEXT]
  *
  * Every stream is a connection that is kept and sends POST /v1/completions with "stream": true,
  * greedy, end tokens ignored; the prompt is N tokens by number, others in every request.
+ * --fields '"grammar": "..."' adds fields to every request.
  *
  *   together (usual)   all streams begin at once, and again when all have ended: --rounds times,
  *                      after one that is not counted. Tokens a second are those of a whole round,
@@ -58,6 +59,7 @@ struct times {
 struct load {
     int port, n_streams, n_rounds, n_tokens, n_prompt, n_words;
     bool is_apart;
+    const char *fields;
     uint64_t random;
     int epoll;
     struct stream streams[MAX_STREAMS];
@@ -118,8 +120,8 @@ static size_t write_request(struct load *l, const struct stream *s, char *to, si
     char *body = to + HEAD_BYTES;
     size_t n = (size_t)snprintf(body, most,
                                 "{\"stream\":true,\"temperature\":0,\"ignore_eos\":true,"
-                                "\"max_tokens\":%u,\"prompt\":[",
-                                s->wanted);
+                                "\"max_tokens\":%u,%s%s\"prompt\":[",
+                                s->wanted, l->fields, *l->fields ? "," : "");
     for (int i = 0; i < l->n_prompt; i++)
         n += (size_t)sprintf(body + n, "%s%u", i ? "," : "", draw(l, (uint32_t)l->n_words));
     n += (size_t)sprintf(body + n, "]}");
@@ -135,7 +137,7 @@ static size_t write_request(struct load *l, const struct stream *s, char *to, si
 }
 
 static void stream_send(struct load *l, struct stream *s) {
-    size_t most = HEAD_BYTES + 256 + 12 * (size_t)l->n_prompt;
+    size_t most = HEAD_BYTES + 256 + strlen(l->fields) + 12 * (size_t)l->n_prompt;
     char *request = malloc(most);
     if (!request)
         die("out of memory for a request");
@@ -264,13 +266,20 @@ int main(int argc, char **argv) {
     static struct load l = {.port = 8080, .n_streams = 1, .n_rounds = 3, .n_tokens = 128};
     int seed = 1, is_apart = 0, number;
     const struct option options[] = {
-        {"port", 1, NULL, 'p'},   {"streams", 1, NULL, 's'}, {"rounds", 1, NULL, 'r'},
-        {"tokens", 1, NULL, 'n'}, {"prompt", 1, NULL, 'i'},  {"words", 1, NULL, 'w'},
-        {"seed", 1, NULL, 'e'},   {"apart", 0, NULL, 'a'},   {0},
+        {"port", 1, NULL, 'p'},   {"streams", 1, NULL, 's'},
+        {"rounds", 1, NULL, 'r'}, {"tokens", 1, NULL, 'n'},
+        {"prompt", 1, NULL, 'i'}, {"words", 1, NULL, 'w'},
+        {"seed", 1, NULL, 'e'},   {"apart", 0, NULL, 'a'},
+        {"fields", 1, NULL, 'f'}, {0},
     };
     l.n_prompt = 1;
     l.n_words = 256;
+    l.fields = "";
     for (int c; (c = getopt_long(argc, argv, "", options, NULL)) != -1;) {
+        if (c == 'f') {
+            l.fields = optarg;
+            continue;
+        }
         number = optarg ? atoi(optarg) : 1;
         if (c == '?' || number < 1)
             die("the options are in the head of load.c, numbers are 1 or more");

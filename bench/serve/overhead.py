@@ -38,7 +38,7 @@ class Server:
     def load(self, a, streams, *more):
         before = self.seconds
         out = subprocess.run([f"{HERE}/build/load", "--port", str(self.port), "--streams", str(streams), "--rounds",
-                              str(a.rounds), "--tokens", str(a.tokens), "--words", str(a.words), *more],
+                              str(a.rounds), "--tokens", str(a.tokens), "--words", str(a.words), "--fields", a.fields, *more],
                              capture_output=True, text=True)
         if out.returncode:
             sys.exit(out.stderr)
@@ -86,6 +86,7 @@ def main():
     p.add_argument("--apart", type=int, default=0, metavar="N")
     p.add_argument("--no-burst", action="store_true")
     p.add_argument("--idle", type=float, default=0, metavar="SECONDS")
+    p.add_argument("--fields", default="", help="""further fields of requests, e.g. '"grammar": "..."'""")
     p.add_argument("--options", default="")
     a = p.parse_args()
     streams = [int(n) for n in a.streams.split(",")]

@@ -100,7 +100,12 @@ void constraint_close(struct constraint *c) {
  */
 
 static int set_mask(struct constraint *c, sluice_seq *seq) {
-    return sluice_seq_set_mask(seq, follow_mask(&c->follow)) ? fail_engine(seq->engine) : 0;
+    const uint32_t *mask = follow_mask(&c->follow);
+    int status = sluice_seq_set_mask(seq, mask);
+    const uint32_t *keeps = mask && !status ? follow_keeps(&c->follow) : NULL;
+    if (keeps)
+        status = sluice_seq_keep_mask(seq, keeps);
+    return status ? fail_engine(seq->engine) : 0;
 }
 
 int constraint_begin(struct constraint *c, sluice_seq *seq, const int32_t *prompt, size_t n,

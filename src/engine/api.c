@@ -735,8 +735,23 @@ int sluice_seq_set_mask(sluice_seq *seq, const uint32_t *mask) {
     if (mask && !allows_any(mask, seq->n_pick))
         return err_set(&e->err, SLUICE_ERR_ARGUMENT, "the mask allows no token, expected one");
     seq->has_mask = mask;
+    seq->keeps_mask = false;
     if (mask)
         memcpy(engine_mask(e, seq->slot), mask, e->mask_words * sizeof *mask);
+    return SLUICE_OK;
+}
+
+int sluice_seq_keep_mask(sluice_seq *seq, const uint32_t *after) {
+    int status = check_open(seq);
+    if (!status && !seq->has_mask)
+        status = err_set(&seq->engine->err, SLUICE_ERR_ARGUMENT,
+                         "the sequence has no mask to keep, expected one");
+    if (status)
+        return status;
+    struct sluice_engine *e = seq->engine;
+    seq->keeps_mask = after;
+    if (after)
+        memcpy(engine_keeps(e, seq->slot), after, e->mask_words * sizeof *after);
     return SLUICE_OK;
 }
 
@@ -757,7 +772,7 @@ int sluice_seq_fork(sluice_seq **out, const sluice_seq *seq) {
     copy->sampling.biases = copy->biases;
     if (copy->has_mask)
         memcpy(engine_mask(seq->engine, slot), engine_mask(seq->engine, seq->slot),
-               seq->engine->mask_words * sizeof(uint32_t));
+               2 * seq->engine->mask_words * sizeof(uint32_t));
     copy->n_logits = copy->n_hidden = 0;
     *out = copy;
     return SLUICE_OK;

@@ -130,7 +130,7 @@ struct io_view {
     struct io_output *outputs;
     struct io_change *changes;
     struct io_bias *biases;
-    uint32_t *masks;
+    uint32_t *masks, *keeps;
 };
 
 static struct io_view view_io(const struct sluice_engine *e, uint32_t plan) {
@@ -144,6 +144,7 @@ static struct io_view view_io(const struct sluice_engine *e, uint32_t plan) {
         .changes = engine_io(e, io->changes),
         .biases = engine_io(e, io->biases),
         .masks = engine_io(e, io->masks),
+        .keeps = engine_io(e, io->keeps),
     };
 }
 
@@ -182,12 +183,16 @@ static void fill_rows(const struct state *st, const struct part *part, struct io
 
 static void fill_mask(const struct sluice_seq *seq, struct io_output *out, struct io_view *v) {
     const struct sluice_engine *e = seq->engine;
-    size_t words = IO_MASK_WORDS(e->model->model->config.n_vocab);
+    size_t first = (size_t)(out - v->outputs) * IO_MASK_WORDS(e->model->model->config.n_vocab);
+    size_t bytes = e->mask_words * sizeof *v->masks;
     if (!seq->has_mask)
         return;
     out->flags |= IO_HAS_MASK;
-    memcpy(v->masks + words * (size_t)(out - v->outputs), engine_mask(e, seq->slot),
-           e->mask_words * sizeof *v->masks);
+    memcpy(v->masks + first, engine_mask(e, seq->slot), bytes);
+    if (!seq->keeps_mask)
+        return;
+    out->flags |= IO_KEEPS_MASK;
+    memcpy(v->keeps + first, engine_keeps(e, seq->slot), bytes);
 }
 
 /* Outputs of the part's last rows, which are the last filled in. */
@@ -253,14 +258,25 @@ static int logits_error(const struct sluice_engine *e, uint32_t position, struct
                    e->model->model->path, position);
 }
 
-/* Steps of a burst that count for an output: those up to the first that picked an end. */
+/* Whether a burst goes no further for an output after this token. */
+static bool is_last(const struct sluice_engine *e, const struct io_view *v, uint32_t output,
+                    int32_t token) {
+    uint32_t words = IO_MASK_WORDS(e->model->model->config.n_vocab);
+    const uint32_t *keeps = v->keeps + (size_t)output * words;
+    bool is_one = v->outputs[output].flags & IO_KEEPS_MASK && token >= 0 &&
+                  !(keeps[token / 32] >> token % 32 & 1);
+    for (uint32_t i = 0; i < v->header->n_ends; i++)
+        is_one |= token == v->header->ends[i];
+    return is_one;
+}
+
+/* Steps of a burst that count for an output. */
 static uint32_t steps_of(const struct sluice_engine *e, const struct io_view *v, uint32_t output,
                          uint32_t steps) {
     const int32_t *burst = engine_io(e, e->plans[e->last_plan]->io.burst);
     for (uint32_t k = 0; k + 1 < steps; k++)
-        for (uint32_t i = 0; i < v->header->n_ends; i++)
-            if (burst[output * IO_BURST + k] == v->header->ends[i])
-                return k + 1;
+        if (is_last(e, v, output, burst[output * IO_BURST + k]))
+            return k + 1;
     return steps;
 }
 
@@ -409,9 +425,9 @@ static bool can_burst(const struct sluice_engine *e) {
     for (uint32_t i = 0; i < e->n_parts; i++) {
         const struct part *part = &e->parts[i];
         const struct slot *s = &e->state.slots[part->slot];
-        if (waiting(s) != 1 || part->outputs != 1 ||
-            e->seqs[part->slot]->wants != SLUICE_WANT_TOKEN || e->seqs[part->slot]->has_mask ||
-            state_room(&e->state, part->slot) < IO_BURST ||
+        const struct sluice_seq *seq = e->seqs[part->slot];
+        if (waiting(s) != 1 || part->outputs != 1 || seq->wants != SLUICE_WANT_TOKEN ||
+            (seq->has_mask && !seq->keeps_mask) || state_room(&e->state, part->slot) < IO_BURST ||
             part->first_change < pages_for(s->length) || /* IO has room for a change a row */
             e->setup.context - s->n_tokens < IO_BURST - 1)
             return false;
@@ -442,6 +458,15 @@ static void fill_ends(struct sluice_engine *e, uint32_t spare_cell) {
     memcpy(h->ends, e->ends, sizeof h->ends);
 }
 
+/* Whether a burst may run without a spare cell: a sequence that goes no further then does so only
+ * because its answer has ended. */
+static bool can_run_on(const struct sluice_engine *e) {
+    bool has_masks = false;
+    for (uint32_t i = 0; i < e->n_parts; i++)
+        has_masks |= e->seqs[e->parts[i].slot]->has_mask;
+    return !has_masks || e->state.layout.n_recurrent == 0;
+}
+
 /* The tokens on the way become part of the sequences; the last one is the one picked. */
 static int collect_burst(struct sluice_engine *e, struct err *err) {
     struct io_view v = view_io(e, e->last_plan);
@@ -468,10 +493,13 @@ int batch_burst(struct sluice_engine *e, uint32_t n, uint32_t *steps, struct err
     if ((status = compose(e, &used, err)) || used.rows == 0)
         return status;
     e->last_plan = engine_plan_for(e, used.rows, used.outputs);
-    uint32_t together = n >= IO_BURST && can_burst(e) ? IO_BURST : 1;
-    if (together > 1 && (status = reserve_burst(e, err)))
+    bool can = n >= IO_BURST && can_burst(e);
+    uint32_t spare = can ? state_borrow_cell(&e->state) : NO_CELL;
+    uint32_t together = can && (spare != NO_CELL || can_run_on(e)) ? IO_BURST : 1;
+    if (together > 1 && (status = reserve_burst(e, err))) {
+        state_return_cell(&e->state, spare);
         return status;
-    uint32_t spare = together > 1 ? state_borrow_cell(&e->state) : NO_CELL;
+    }
     begin(e, together);
     if (together > 1)
         fill_ends(e, spare);

@@ -311,7 +311,7 @@ static int make_tables(struct sluice_engine *e, struct err *err) {
     e->seqs = arena_array(&e->arena, s->n_seqs, sizeof *e->seqs);
     e->parts = arena_array(&e->arena, s->n_seqs, sizeof *e->parts);
     e->mask_words = div_up((uint32_t)e->model->n_tokens, 32);
-    e->masks = arena_array(&e->arena, (uint64_t)s->n_seqs * e->mask_words, sizeof *e->masks);
+    e->masks = arena_array(&e->arena, 2 * (uint64_t)s->n_seqs * e->mask_words, sizeof *e->masks);
     if (!e->handles || !e->seqs || !e->parts || !e->masks)
         return err_memory(err, "the tables of sequences");
     for (uint32_t i = 0; i < s->n_seqs + SPARE_HANDLES; i++)

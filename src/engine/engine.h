@@ -54,6 +54,7 @@ struct sluice_seq {
     struct sluice_bias biases[SLUICE_MAX_BIASES];
     uint32_t n_pick; /* ids below this may be picked */
     bool has_mask;   /* those that engine_mask of its slot allows, alone */
+    bool keeps_mask; /* after the tokens of engine_keeps */
     int32_t token;   /* picked after the first picked_at tokens; -1: none */
     uint32_t picked_at;
     bool is_given; /* sluice_seq_next handed this token out */
@@ -93,7 +94,7 @@ struct sluice_engine {
     uint32_t n_ends;
     struct sluice_seq *handles; /* (n_seqs + SPARE_HANDLES) */
     struct sluice_seq **seqs;   /* (n_seqs) the handle of an open slot */
-    uint32_t *masks;            /* (n_seqs, mask_words) */
+    uint32_t *masks;            /* (n_seqs, 2, mask_words): the mask, and after what it holds */
     uint32_t mask_words;
     uint64_t n_closed;
     /* The running or last step. */
@@ -129,7 +130,12 @@ static inline void *engine_io(const struct sluice_engine *e, uint64_t offset) {
 
 /* The mask of a slot's sequence, where that has one. */
 static inline uint32_t *engine_mask(const struct sluice_engine *e, uint32_t slot) {
-    return e->masks + (size_t)slot * e->mask_words;
+    return e->masks + 2 * (size_t)slot * e->mask_words;
+}
+
+/* The tokens after which it holds, where that is known. */
+static inline uint32_t *engine_keeps(const struct sluice_engine *e, uint32_t slot) {
+    return engine_mask(e, slot) + e->mask_words;
 }
 
 /* ---- tiers.c ----------------------------------------------------------------------------------

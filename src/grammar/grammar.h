@@ -66,6 +66,10 @@ void matcher_close(struct matcher *m); /* takes NULL */
  * to follow, or memory ran out. */
 const uint32_t *matcher_mask(struct matcher *m);
 
+/* Tokens after each of which the mask is the same again, in the same form; NULL: none that are
+ * known. So several tokens can be sampled under one mask. Lives as long as the texts. */
+const uint32_t *matcher_keeps(struct matcher *m);
+
 /* The answer goes on with this token. False: it is not allowed, and nothing has changed. Every
  * token of the mask is allowed; of those that are not in it a few are too (masks.h). */
 bool matcher_accept(struct matcher *m, int32_t token);

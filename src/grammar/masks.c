@@ -536,14 +536,18 @@ static void add_to_mask(const struct masks *m, const struct part *part, uint32_t
         mask[part->tokens[i] / 32] |= 1u << part->tokens[i] % 32;
 }
 
-/* Of threads with the same stack. */
-static bool add_group(struct masks *m, const struct thread *threads, uint32_t n,
-                      const struct frames *frames, uint32_t *mask) {
+/* Of threads with the same stack, without it; UNKNOWN where there is no room. */
+static uint32_t state_of(struct masks *m, const struct thread *threads, uint32_t n) {
     bool is_ok = true;
     thread_set_clear(&m->set);
     for (uint32_t i = 0; i < n && is_ok; i++)
         is_ok = thread_set_add(&m->set, m->p, &m->frames, threads[i].pc, FRAME_BASE);
-    uint32_t state = is_ok ? intern(m) : UNKNOWN;
+    return is_ok ? intern(m) : UNKNOWN;
+}
+
+static bool add_group(struct masks *m, const struct thread *threads, uint32_t n,
+                      const struct frames *frames, uint32_t *mask) {
+    uint32_t state = state_of(m, threads, n);
     uint32_t part = state > DEAD ? first_part(m, state) : 0;
     for (uint32_t frame = threads[0].frame; part;) {
         add_to_mask(m, &m->parts[part], mask);
@@ -572,4 +576,15 @@ bool masks_add(struct masks *m, const struct thread *threads, uint32_t n,
     }
     pthread_mutex_unlock(&m->lock);
     return is_ok;
+}
+
+bool masks_are_steady(struct masks *m, const struct thread *threads, uint32_t n) {
+    for (uint32_t i = 1; i < n; i++)
+        if (threads[i].frame != threads[0].frame)
+            return false;
+    pthread_mutex_lock(&m->lock);
+    uint32_t state = n > 0 && !is_too_large(m) ? state_of(m, threads, n) : UNKNOWN;
+    bool is_steady = state > DEAD && after_plain(m, state) == state;
+    pthread_mutex_unlock(&m->lock);
+    return is_steady;
 }

@@ -39,4 +39,8 @@ void masks_close(struct masks *m); /* takes NULL */
 bool masks_add(struct masks *m, const struct thread *threads, uint32_t n,
                const struct frames *frames, uint32_t *mask);
 
+/* Whether these threads are where they were after any text of plain characters (texts.h), as inside
+ * of a string: false also where that is not known. */
+bool masks_are_steady(struct masks *m, const struct thread *threads, uint32_t n);
+
 #endif

@@ -154,6 +154,12 @@ const uint32_t *matcher_mask(struct matcher *m) {
     return m->mask;
 }
 
+const uint32_t *matcher_keeps(struct matcher *m) {
+    bool is_steady =
+        !m->has_ended && !m->set.may_exit && masks_are_steady(m->masks, m->set.threads, m->set.n);
+    return is_steady ? m->t->plain + (size_t)TEXT_MAX_PLAIN * m->t->n_words : NULL;
+}
+
 static bool is_end(const struct token_texts *t, int32_t token) {
     for (uint32_t i = 0; i < t->n_ends; i++)
         if (t->ends[i] == token)

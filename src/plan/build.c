@@ -143,6 +143,7 @@ static void lay_io_out(struct plan *plan) {
     struct io_layout *io = &plan->io;
     uint64_t at = sizeof(struct io_header), rows = plan->max_rows, outputs = plan->max_outputs;
     uint64_t taps = size_times(outputs * plan->n_taps, plan->tap_width);
+    uint64_t masks = size_times(outputs * IO_MASK_WORDS((uint64_t)plan->n_vocab), sizeof(uint32_t));
     io->max_changes = plan->max_rows;
     io->max_biases = BIASES_PER_OUTPUT * plan->max_outputs;
     io->rows = grow_by(&at, rows * sizeof(struct io_row), IO_ALIGN);
@@ -151,9 +152,8 @@ static void lay_io_out(struct plan *plan) {
     io->outputs = grow_by(&at, outputs * sizeof(struct io_output), IO_ALIGN);
     io->changes = grow_by(&at, io->max_changes * sizeof(struct io_change), IO_ALIGN);
     io->biases = grow_by(&at, io->max_biases * sizeof(struct io_bias), IO_ALIGN);
-    io->masks =
-        grow_by(&at, size_times(outputs * IO_MASK_WORDS((uint64_t)plan->n_vocab), sizeof(uint32_t)),
-                IO_ALIGN);
+    io->masks = grow_by(&at, masks, IO_ALIGN);
+    io->keeps = grow_by(&at, masks, IO_ALIGN);
     io->burst = grow_by(&at, outputs * IO_BURST * sizeof(int32_t), IO_ALIGN);
     io->taps = grow_by(&at, size_times(taps, sizeof(float)), IO_ALIGN);
     io->logits = grow_by(&at, size_times(outputs * plan->n_vocab, sizeof(float)), IO_ALIGN);

@@ -31,6 +31,7 @@ enum io_row_flag {
     IO_WANTS_TOKEN = 2,  /* a token is picked for it */
     IO_DRAFTED = 4,      /* its row holds a draft; the output before it is that of the row before */
     IO_HAS_MASK = 8,     /* one that its row of the masks allows */
+    IO_KEEPS_MASK = 16,  /* in a burst: it is over after a token that its row of keeps has not */
 };
 
 enum { IO_NO_CELL = 0xffffffffu };
@@ -45,8 +46,9 @@ struct io_header {
     uint32_t n_changes;   /* page-table changes to apply before the step */
     uint64_t step;        /* counts up; a completion flag for backends that need one */
     uint32_t reserved[2]; /* a backend's own */
-    /* Of a burst: an output that one of these tokens is picked for is over. What its sequence is
-     * made of stays as it was before that token; the steps left store to the spare cell. */
+    /* Of a burst: an output that one of these tokens is picked for is over, and so is one whose
+     * mask does not hold after its token (IO_KEEPS_MASK). What its sequence is made of stays as it
+     * was before that token; the steps left store to the spare cell. */
     uint32_t n_ends, spare_cell;
     int32_t ends[IO_MAX_ENDS];
     uint32_t n_drafts; /* outputs that are IO_DRAFTED */
@@ -92,8 +94,8 @@ struct io_bias {
     float bias;
 };
 
-/* Words of a row of masks: bit t % 32 of word t / 32 allows token t, one of the first n_vocab of
- * the output at least. */
+/* Words of a row of masks, and of keeps: bit t % 32 of word t / 32 allows token t, one of the first
+ * n_vocab of the output at least. */
 #define IO_MASK_WORDS(n_vocab) (((n_vocab) + 127) / 128 * 4)
 
 /* Below all logits that mean something: what an allowed token has at least, whatever its biases, so

@@ -185,7 +185,7 @@ uint32_t op_act_group(const struct op *op);
 
 /* Offsets of the parts of IO. */
 struct io_layout {
-    uint64_t rows, segments, to, outputs, changes, biases, masks, burst, taps, logits, bytes;
+    uint64_t rows, segments, to, outputs, changes, biases, masks, keeps, burst, taps, logits, bytes;
     uint32_t max_changes, max_biases;
 };
 

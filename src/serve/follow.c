@@ -60,6 +60,18 @@ const uint32_t *follow_mask(struct follow *f) {
     return f->mask;
 }
 
+/* Thinking goes on until it is closed. */
+const uint32_t *follow_keeps(struct follow *f) {
+    if (!f->matcher || (f->n_tokens == 0 && f->may_open && !f->is_thinking))
+        return NULL;
+    if (!f->is_thinking)
+        return matcher_keeps(f->matcher);
+    memcpy(f->mask, f->no_ends, f->n_words * sizeof *f->mask);
+    if (f->close >= 0)
+        f->mask[f->close / 32] &= ~(1u << f->close % 32);
+    return f->mask;
+}
+
 enum follow_kind follow_token(struct follow *f, int32_t token) {
     bool was_thinking = f->is_thinking;
     if (f->close >= 0 && token == f->close)

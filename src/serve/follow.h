@@ -39,6 +39,8 @@ void follow_look(struct follow *f, const int32_t *prompt, size_t n);
 
 /* What may come next; NULL: any token. Valid until the next call. */
 const uint32_t *follow_mask(struct follow *f);
+/* Tokens after which that is the same; NULL: none that are known. Valid until the next call. */
+const uint32_t *follow_keeps(struct follow *f);
 enum follow_kind follow_token(struct follow *f, int32_t token);
 
 #endif

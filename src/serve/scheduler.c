@@ -45,7 +45,8 @@ struct answer {
     uint64_t *hashes; /* of each full page of tokens and all before it */
     sluice_seq *seq;  /* NULL: it waits */
     uint32_t n_fed;
-    uint32_t n_masked;    /* tokens that it had when its sequence was given a mask; 0: none was */
+    uint32_t n_masked; /* tokens that it had when its sequence was told its mask; 0: it was not */
+    bool has_mask;     /* it was told one, not that any token may come */
     struct lookup lookup; /* where its request has them */
     uint32_t n_drafted;   /* tokens for the next step */
     uint32_t n_found;     /* tokens that its sequence had, processed, when it was opened */
@@ -176,6 +177,7 @@ static void close_sequence(struct sched *s, struct answer *a) {
     sluice_seq_close(a->seq);
     a->seq = NULL;
     a->n_fed = a->n_masked = a->n_drafted = 0;
+    a->has_mask = false;
     a->is_stem = false;
     list_remove(&s->running, a);
 }
@@ -712,8 +714,14 @@ static const uint32_t *mask_of(const struct answer *a) {
 static int set_mask(struct answer *a) {
     if (!a->request->asked.on_mask || a->n_masked == a->n)
         return SLUICE_OK;
+    const struct sched_request *q = &a->request->asked;
+    const uint32_t *mask = mask_of(a);
     a->n_masked = a->n;
-    return sluice_seq_set_mask(a->seq, mask_of(a));
+    a->has_mask = mask;
+    int status = sluice_seq_set_mask(a->seq, mask);
+    const uint32_t *keeps =
+        mask && !status && q->on_keeps ? q->on_keeps(q->user, a->report.answer) : NULL;
+    return keeps ? sluice_seq_keep_mask(a->seq, keeps) : status;
 }
 
 /* Feeds the answer the token it was handed out last. */
@@ -869,7 +877,7 @@ static void take_all(struct sched *s, struct answer *a, double now) {
     for (; a->n_fed < n; a->n_fed++) {
         if (!take(s, a, tokens[a->n_fed], NULL, now))
             return;
-        if (mask_of(a)) {
+        if (!a->has_mask && mask_of(a)) { /* with one, the sequence went no further than it held */
             drop_rest(s, a);
             return;
         }

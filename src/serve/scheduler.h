@@ -86,6 +86,9 @@ typedef bool sched_token_fn(void *user, const struct sched_token *token);
  * than once after each. May call nothing of the scheduler. A mask that allows nothing fails the
  * answer. */
 typedef const uint32_t *sched_mask_fn(void *user, uint32_t answer);
+/* Tokens after which that mask will be the same, as sluice_seq_keep_mask has them; NULL: not known.
+ * So that answers with a mask take part in bursts. */
+typedef const uint32_t *sched_keeps_fn(void *user, uint32_t answer);
 /* What a step made of tokens of the prompt that the first answer has just read. */
 struct sched_rows {
     uint32_t first, n;   /* tokens [first, first + n) of the answer, also those after the prompt */
@@ -118,7 +121,8 @@ struct sched_request {
                         * whatever the engine knows of them; 0: nothing */
     sched_rows_fn *on_rows;
     sched_token_fn *on_token;
-    sched_mask_fn *on_mask; /* NULL: every token may come, always */
+    sched_mask_fn *on_mask;   /* NULL: every token may come, always */
+    sched_keeps_fn *on_keeps; /* asked right after a mask was given; NULL: it never is known */
     sched_end_fn *on_end;
     void *user;
 };

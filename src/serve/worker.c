@@ -238,6 +238,11 @@ static const uint32_t *on_mask(void *user, uint32_t answer) {
     return follow_mask(&choice_of(run, answer)->follow);
 }
 
+static const uint32_t *on_keeps(void *user, uint32_t answer) {
+    struct run *run = user;
+    return follow_keeps(&choice_of(run, answer)->follow);
+}
+
 /* Each is put in once: somebody may read it when the prompt is read a second time. */
 static void tell_prompt(struct worker *w, const struct job *job, const struct job_prompt *p,
                         const struct sched_rows *rows) {
@@ -385,6 +390,7 @@ static int start_run(struct worker *w, struct run *run, const struct sched_reque
     r.on_rows = on_rows;
     r.on_token = on_token;
     r.on_mask = run->job->format ? on_mask : NULL;
+    r.on_keeps = on_keeps;
     r.on_end = on_end;
     r.user = run;
     return sched_submit(w->sched, &r, run->id, err);

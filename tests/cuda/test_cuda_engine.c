@@ -772,6 +772,94 @@ out:
     sluice_model_close(model);
 }
 
+/* Every fifth token changes which of two masks holds: odd tokens and those, or even ones and those.
+ */
+static void set_kind(sluice_seq *seq, uint32_t *mask, int32_t n_tokens, int kind) {
+    uint32_t words = ((uint32_t)n_tokens + 31) / 32;
+    memset(mask, 0, words * sizeof *mask);
+    for (int32_t i = 0; i < n_tokens; i++)
+        if (i % 5 == 0 || i % 2 == kind)
+            mask[i / 32] |= 1u << i % 32;
+    EXPECT_INT(sluice_seq_set_mask(seq, mask), SLUICE_OK);
+    for (int32_t i = 0; i < n_tokens; i += 5)
+        mask[i / 32] &= ~(1u << i % 32);
+    EXPECT_INT(sluice_seq_keep_mask(seq, mask), SLUICE_OK);
+}
+
+/* Bursts under masks stop where these change, and give the tokens of single steps. */
+TEST(cuda_bursts_under_masks) {
+    enum { SEQS = 3, TOKENS = 120 };
+    struct sluice_engine_options o = sluice_engine_options_default();
+    struct sluice_facts facts;
+    struct sluice_counters before, after;
+    sluice_model *model;
+    sluice_engine *engine = NULL;
+    static int32_t single[SEQS][TOKENS];
+    static uint32_t mask[1 << 13];
+    o.backend = "cuda";
+    o.context = 1024;
+    o.sequences = o.batch = SEQS;
+    EXPECT_INT(sluice_model_open(&model, story_model), SLUICE_OK);
+    sluice_model_facts(model, &facts);
+    if (sluice_engine_open(&engine, model, &o)) {
+        test_fail(__FILE__, __LINE__, "%s", sluice_engine_error(engine));
+        goto out;
+    }
+    engine->n_ends = 0;
+    for (int pass = 0; pass < 2; pass++) {
+        sluice_seq *seqs[SEQS];
+        int kinds[SEQS] = {0};
+        uint32_t seen[SEQS], shortest = 0, steps;
+        for (int i = 0; i < SEQS; i++) {
+            struct sluice_sampling s = sluice_sampling_default(model);
+            int32_t token = 50 + i;
+            s.temperature = i % 2 ? 0 : 0.9f;
+            s.repeat_penalty = i == 2 ? 1.3f : 1;
+            s.seed = 5 + (uint64_t)i;
+            EXPECT_INT(sluice_seq_open(&seqs[i], engine), SLUICE_OK);
+            EXPECT_INT(sluice_seq_set_sampling(seqs[i], &s), SLUICE_OK);
+            EXPECT_INT(sluice_seq_feed(seqs[i], &token, 1), SLUICE_OK);
+            seen[i] = 1;
+        }
+        sluice_engine_counters(engine, &before);
+        while (shortest < TOKENS) {
+            for (int i = 0; i < SEQS; i++)
+                set_kind(seqs[i], mask, facts.n_tokens, kinds[i]);
+            if (sluice_engine_burst(engine, pass ? TOKENS : 1, &steps)) {
+                test_fail(__FILE__, __LINE__, "%s", sluice_engine_error(engine));
+                goto out;
+            }
+            shortest = UINT32_MAX;
+            for (int i = 0; i < SEQS; i++) {
+                const int32_t *tokens;
+                int32_t token = sluice_seq_token(seqs[i]);
+                uint32_t n;
+                EXPECT_INT(sluice_seq_feed(seqs[i], &token, 1), SLUICE_OK);
+                sluice_seq_tokens(seqs[i], &tokens, &n, NULL);
+                for (; seen[i] < n; seen[i]++) {
+                    EXPECT(tokens[seen[i]] % 5 == 0 || tokens[seen[i]] % 2 == kinds[i]);
+                    kinds[i] ^= tokens[seen[i]] % 5 == 0;
+                    if (seen[i] < TOKENS && pass == 0)
+                        single[i][seen[i]] = tokens[seen[i]];
+                    else if (seen[i] < TOKENS)
+                        EXPECT_INT(tokens[seen[i]], single[i][seen[i]]);
+                }
+                shortest = n < shortest ? n : shortest;
+            }
+        }
+        sluice_engine_counters(engine, &after);
+        test_note("%llu steps in %llu submissions",
+                  (unsigned long long)(after.steps - before.steps),
+                  (unsigned long long)(after.submissions - before.submissions));
+        for (int i = 0; i < SEQS; i++)
+            sluice_seq_close(seqs[i]);
+    }
+    EXPECT(after.submissions - before.submissions < (after.steps - before.steps) / 4);
+out:
+    sluice_engine_close(engine);
+    sluice_model_close(model);
+}
+
 /* Save on one engine, load in another, rewind and fork: state goes through the host and back. */
 TEST(cuda_resume) {
     struct sluice_engine_options o = sluice_engine_options_default();

@@ -19,7 +19,7 @@ struct cuda_io {
     const struct io_output *outputs;
     struct io_output *host_outputs; /* mapped host memory */
     const struct io_bias *biases;   /* mapped host memory: rarely read, as are the masks */
-    const uint32_t *masks;          /* (outputs, IO_MASK_WORDS) */
+    const uint32_t *masks, *keeps;  /* (outputs, IO_MASK_WORDS) */
     uint64_t *stamp;                /* when this kernel's wait was over, in ns; one a kernel */
 };
 

@@ -266,6 +266,7 @@ static void find_io(struct recorder *r) {
             .host_outputs = device_at(b->io_device, plan->io.outputs),
             .biases = device_at(b->io_device, plan->io.biases),
             .masks = device_at(b->io_device, plan->io.masks),
+            .keeps = device_at(b->io_device, plan->io.keeps),
         };
 }
 

@@ -895,16 +895,19 @@ static __device__ void count_tokens(const struct pick_params &p) {
     }
 }
 
-static __device__ bool is_end(const struct pick_params &p, int32_t token) {
-    bool is_one = false;
-    for (uint32_t i = 0; i < p.io.header->n_ends; i++)
-        is_one |= token == p.io.header->ends[i];
+/* Whether the sequence of output i goes no further in this burst. */
+static __device__ bool is_last(const struct pick_params &p, uint32_t i, int32_t token) {
+    const uint32_t *keeps = p.io.keeps + (uint64_t)i * IO_MASK_WORDS(p.vocab);
+    bool is_one = (p.io.outputs[i].flags & IO_KEEPS_MASK) && token >= 0 &&
+                  !(keeps[token / 32] >> token % 32 & 1);
+    for (uint32_t k = 0; k < p.io.header->n_ends; k++)
+        is_one |= token == p.io.header->ends[k];
     return is_one;
 }
 
 /* In a burst every sequence goes on from the token that was picked for it; where there is none,
- * from any: the host drops the burst. After a token that ends an answer its recurrent state stays
- * as it is, and all that follows is dropped. */
+ * from any: the host drops the burst. After a token that ends an answer, or its mask, its recurrent
+ * state stays as it is, and all that follows is dropped. */
 static __device__ void advance(const struct pick_params &p) {
     for (uint32_t i = threadIdx.x; i < p.io.header->n_outputs; i += PICK_THREADS) {
         int32_t token = __ldcg(&p.io.outputs[i].token);
@@ -915,7 +918,7 @@ static __device__ void advance(const struct pick_params &p) {
         row->token = max(token, 0);
         row->position++;
         segment->first_position++;
-        if (!is_end(p, token))
+        if (!is_last(p, i, token))
             continue;
         ((struct io_output *)p.io.outputs)[i].is_over = 1;
         if (spare != IO_NO_CELL)
