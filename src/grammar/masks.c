@@ -335,10 +335,11 @@ static uint32_t rounds_left(const struct masks *m, uint32_t state, uint32_t afte
     return is_even ? l->max - loop.count : 0;
 }
 
-/* How many plain characters can be read from here, at most TEXT_MAX_PLAIN; *end: where one more
- * leads, if they are fewer. */
+/* How many plain characters can be read from here, at most `most`; *end: where one more leads, if
+ * they are fewer. Beyond TEXT_MAX_PLAIN they are counted only where each leads to the same threads,
+ * or to the same but for a round of a loop. */
 static uint32_t count_plain(struct masks *m, uint32_t state, uint32_t most, uint32_t *end) {
-    for (uint32_t i = 0; i < most; i++) {
+    for (uint32_t i = 0; i < most && i < TEXT_MAX_PLAIN; i++) {
         *end = after_plain(m, state);
         if (!is_state(*end))
             return i;
@@ -351,7 +352,7 @@ static uint32_t count_plain(struct masks *m, uint32_t state, uint32_t most, uint
         }
         state = *end;
     }
-    return most;
+    return min_u32(most, TEXT_MAX_PLAIN);
 }
 
 /* Whether every text of so many plain characters can be read, and no rule ends on the way. */
@@ -430,14 +431,15 @@ static void *keep(struct masks *m, const void *from, size_t bytes) {
 /* What the walks found, and texts of up to so many plain characters, as a part; 0 when memory ran
  * out. */
 static uint32_t add_part(struct masks *m, uint32_t plain) {
-    const uint32_t *known = m->t->plain + (size_t)plain * m->t->n_words;
     struct part part = {.n_tokens = m->n_found, .n_exits = m->n_exits};
     part.exits = keep(m, m->exits, m->n_exits * sizeof *m->exits);
     if (m->n_found < (plain ? FEW_TOKENS : m->t->n_words)) {
         part.tokens = keep(m, m->found, m->n_found * sizeof *m->found);
         part.plain = (uint8_t)plain;
     } else {
-        part.bits = keep(m, known, m->t->n_words * sizeof *known);
+        part.bits = arena_array(&m->part_arena, m->t->n_words, sizeof *part.bits);
+        if (part.bits)
+            token_texts_add_plain(m->t, plain, part.bits);
         for (uint32_t i = 0; part.bits && i < m->n_found; i++)
             part.bits[m->found[i] / 32] |= 1u << m->found[i] % 32;
     }
@@ -451,8 +453,8 @@ static uint32_t add_part(struct masks *m, uint32_t plain) {
 static uint32_t first_part(struct masks *m, uint32_t state) {
     if (m->states[state].part)
         return m->states[state].part;
-    uint32_t end = UNKNOWN, n = count_plain(m, state, TEXT_MAX_PLAIN, &end);
-    bool is_char = n == 0 && end == LEAVES, is_known = n == TEXT_MAX_PLAIN || end == DEAD;
+    uint32_t end = UNKNOWN, n = count_plain(m, state, TEXT_MOST_PLAIN, &end);
+    bool is_char = n == 0 && end == LEAVES, is_known = n >= TEXT_MAX_PLAIN || end == DEAD;
     m->n_found = m->n_exits = 0;
     walk(m, 0, state, is_char || is_known);
     uint32_t part = add_part(m, is_char ? 1 : is_known ? n : 0);
@@ -507,8 +509,8 @@ static uint32_t next_part(struct masks *m, uint32_t part, struct frame frame) {
     uint32_t state = state_after(m, frame), n = 0, end = UNKNOWN;
     m->n_found = m->n_exits = 0;
     if (state > DEAD && m->parts[part].is_char && !m->states[state].may_exit)
-        n = count_plain(m, state, TEXT_MAX_PLAIN - 1, &end);
-    bool is_known = n == TEXT_MAX_PLAIN - 1 || end == DEAD;
+        n = count_plain(m, state, TEXT_MOST_PLAIN - 1, &end);
+    bool is_known = n >= TEXT_MAX_PLAIN - 1 || end == DEAD;
     for (uint32_t i = 0; state > DEAD && i < m->parts[part].n_exits; i++)
         go_on(m, m->parts[part].exits[i], state, is_known);
     for (uint32_t i = 0;
@@ -527,9 +529,8 @@ static uint32_t next_part(struct masks *m, uint32_t part, struct frame frame) {
  */
 
 static void add_to_mask(const struct masks *m, const struct part *part, uint32_t *mask) {
-    const uint32_t *plain = m->t->plain + (size_t)part->plain * m->t->n_words;
-    for (uint32_t i = 0; part->plain && i < m->t->n_words; i++)
-        mask[i] |= plain[i];
+    if (part->plain)
+        token_texts_add_plain(m->t, part->plain, mask);
     for (uint32_t i = 0; part->bits && i < m->t->n_words; i++)
         mask[i] |= part->bits[i];
     for (uint32_t i = 0; !part->bits && i < part->n_tokens; i++)

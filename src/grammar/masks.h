@@ -17,7 +17,7 @@
  *
  * Counts of loops are rounded where that cannot be seen: with 8 or more rounds left, a token may
  * have no more of them than the power of two that is left. Masks then lack a token that would just
- * fit, and never have one that does not.
+ * fit, and never have one that does not. They may also lack plain texts of more than 32 characters.
  *
  * (1) All memory is bounded: a cache that has grown too large is emptied before the next mask.
  * (2) A lock guards it all: grammars are shared by threads. */

@@ -80,7 +80,7 @@ static void count_plain(struct str text, uint8_t rest[MAX_DEPTH + 1]) {
     rest[text.len] = 0;
     for (size_t i = text.len; i-- > 0;) {
         uint32_t n = plain_length(str_skip(text, i));
-        rest[i] = n && rest[i + n] < TEXT_MAX_PLAIN ? rest[i + n] + 1 : TEXT_NOT_PLAIN;
+        rest[i] = n && rest[i + n] < TEXT_MOST_PLAIN ? rest[i + n] + 1 : TEXT_NOT_PLAIN;
     }
 }
 
@@ -90,7 +90,9 @@ static void note_plain(struct token_texts *t, int32_t token, const uint32_t *pat
     struct str text = t->texts[token];
     count_plain(text, rest);
     bool is_other = rest[0] == TEXT_NOT_PLAIN;
-    if (!is_other)
+    if (!is_other && rest[0] > TEXT_MAX_PLAIN)
+        t->longs[t->n_longs++] = (struct long_text){token, rest[0]};
+    else if (!is_other)
         t->plain[(size_t)rest[0] * t->n_words + (uint32_t)token / 32] |= 1u << token % 32;
     for (size_t d = 0; d <= text.len; d++) {
         struct text_node *node = &t->nodes[path[d]];
@@ -104,6 +106,15 @@ static void note_plain(struct token_texts *t, int32_t token, const uint32_t *pat
 static void sum_plain(struct token_texts *t) {
     for (size_t i = t->n_words; i < (TEXT_MAX_PLAIN + 1ul) * t->n_words; i++)
         t->plain[i] |= t->plain[i - t->n_words];
+}
+
+void token_texts_add_plain(const struct token_texts *t, uint32_t n, uint32_t *mask) {
+    const uint32_t *known = t->plain + (size_t)min_u32(n, TEXT_MAX_PLAIN) * t->n_words;
+    for (uint32_t i = 0; i < t->n_words; i++)
+        mask[i] |= known[i];
+    for (uint32_t i = 0; n > TEXT_MAX_PLAIN && i < t->n_longs; i++)
+        if (t->longs[i].n <= n)
+            mask[t->longs[i].token / 32] |= 1u << t->longs[i].token % 32;
 }
 
 static uint32_t list_char_nodes(struct token_texts *t, uint32_t *out) {
@@ -147,6 +158,14 @@ static uint64_t count_nodes(const struct token_texts *t, uint32_t n) {
     return nodes;
 }
 
+/* Texts that may be long ones: no fewer than there are. */
+static uint64_t count_longs(const struct token_texts *t, uint32_t n) {
+    uint64_t longs = 0;
+    for (uint32_t i = 0; i < n; i++)
+        longs += t->texts[t->sorted[i]].len > TEXT_MAX_PLAIN;
+    return longs;
+}
+
 /* A token adds the nodes that the one before it in order does not share. `path`: the node at each
  * depth, whose end is known when another takes its place. */
 static void fill_nodes(struct token_texts *t, uint32_t n) {
@@ -187,8 +206,9 @@ static int make(struct token_texts *t, const struct str *texts, const int32_t *e
         return err_set(err, SLUICE_ERR_UNSUPPORTED, "the vocabulary's texts are too long");
     t->nodes = arena_array(&t->arena, nodes + 1, sizeof *t->nodes);
     t->ends = arena_array(&t->arena, n_ends, sizeof *t->ends);
+    t->longs = arena_array(&t->arena, count_longs(t, n), sizeof *t->longs);
     t->plain = arena_array(&t->arena, (TEXT_MAX_PLAIN + 1ull) * t->n_words, sizeof *t->plain);
-    if (!t->nodes || !t->ends || !t->plain)
+    if (!t->nodes || !t->ends || !t->longs || !t->plain)
         return err_memory(err, "the texts of a vocabulary");
     fill_nodes(t, n);
     sum_plain(t);

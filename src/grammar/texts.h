@@ -19,7 +19,16 @@ struct text_node {
 
 /* A plain character is one that JSON strings hold as it is and that nearly every class of
  * characters has: U+0020 to U+007E but quote and backslash, and all from U+0080 on, whole. */
-enum { TEXT_NOT_PLAIN = 255, TEXT_MAX_PLAIN = 32 };
+enum {
+    TEXT_NOT_PLAIN = 255,
+    TEXT_MOST_PLAIN = 254, /* characters of a plain text */
+    TEXT_MAX_PLAIN = 32,   /* of those that have masks; longer ones are few, and in a list */
+};
+
+struct long_text {
+    int32_t token;
+    uint32_t n; /* plain characters */
+};
 
 /* Of the byte that a plain character begins with: its bytes, and the second one's limits; 0: none
  * begins so. Bytes after the second are 0x80 to 0xBF. */
@@ -34,13 +43,18 @@ struct token_texts {
     struct text_node *nodes; /* (n_nodes + 1) */
     uint32_t n_nodes, max_depth;
     int32_t *sorted; /* tokens by their texts */
-    /* Texts of plain characters alone, at most TEXT_MAX_PLAIN of them. */
-    uint32_t *plain;      /* (TEXT_MAX_PLAIN + 1, n_words) the mask of those with at most so many */
+    /* Texts of plain characters alone. */
+    uint32_t *plain; /* (TEXT_MAX_PLAIN + 1, n_words) the mask of those with at most so many */
+    struct long_text *longs;
+    uint32_t n_longs;
     uint32_t *char_nodes; /* nodes of one plain character without has_other, with more below */
     uint32_t n_char_nodes;
     int32_t *ends; /* tokens that end an answer */
     uint32_t n_ends;
 };
+
+/* Adds the texts of at most n plain characters to a mask. */
+void token_texts_add_plain(const struct token_texts *t, uint32_t n, uint32_t *mask);
 
 /* Of n texts, which are copied; ends as in the struct. */
 int token_texts_make(struct token_texts **out, const struct str *texts, int32_t n,
