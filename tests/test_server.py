@@ -937,6 +937,14 @@ def test_snapshots():
         c = anthropic_client(s).messages.create(model="m", max_tokens=8, messages=[{"role": "user", "content": "And then?"}],
                                                 extra_body={"snapshot": "fox-2", "temperature": 0})
         assert c.content[0].text == right["choices"][0]["message"]["content"]
+        ask = lambda **more: s.request("POST", "/v1/responses", {"input": "And then?", "temperature": 0, "max_output_tokens": 8, **more})[2]
+        first = ask(snapshot="fox-2")
+        assert first["output"][0]["content"][0]["text"] == c.content[0].text, first
+        assert first["usage"]["input_tokens_details"]["cached_tokens"] >= saved["tokens"] - 1, first["usage"]
+        second = ask(previous_response_id=first["id"])  # the snapshot is part of the conversation
+        assert second["usage"]["input_tokens"] > first["usage"]["input_tokens"] + 8, (first["usage"], second["usage"])
+        told = ask(snapshot="fox-2", instructions="Be brief.")
+        assert told["usage"]["input_tokens"] > first["usage"]["input_tokens"], (first["usage"], told["usage"])
         for method, path, body, status, words in (
                 ("GET", "/v1/snapshots/damaged", None, 404, "no snapshot damaged"), ("POST", "/v1/snapshots/hostile/restore", {}, 400, "messages[0] is a number"),
                 ("GET", "/v1/snapshots/link", None, 404, "no snapshot"), ("GET", "/v1/snapshots/..%2ffox-2", None, 404, "there is no"),
@@ -945,7 +953,8 @@ def test_snapshots():
                 ("POST", "/v1/snapshots", {"id": "", "messages": turns}, 400, "id is ''"), ("DELETE", "/v1/snapshots", None, 405, "expected"),
                 ("POST", "/v1/chat/completions", {"messages": turns, "snapshot": "../../etc/passwd"}, 400, "no snapshot"),
                 ("POST", "/v1/chat/completions", {"messages": turns, "snapshot": 3}, 400, "snapshot is a number"),
-                ("POST", "/v1/responses", {"input": "x", "snapshot": "fox-2"}, 400, "snapshot is not supported")):
+                ("POST", "/v1/responses", {"input": "x", "snapshot": "fox-3"}, 400, "no snapshot fox-3"),
+                ("POST", "/v1/responses", {"input": "x", "snapshot": "fox-2", "previous_response_id": "resp_1"}, 400, "expected one")):
             found, _, answer = s.request(method, path, body)
             assert found == status and words in json.dumps(answer), (path, found, answer)
         long = [{"role": "user", "content": "x" * 1_500_000}]  # a sixteenth of the folder is for snapshots

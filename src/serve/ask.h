@@ -50,6 +50,7 @@ struct ask {
     bool is_call_begun; /* a call is required, and the prompt ends with its beginning */
     bool has_one_call;  /* calls after the first are dropped: parallel_tool_calls is false */
 
+    bool has_snapshot;           /* its messages begin with those of the snapshot that it names */
     bool is_streamed, has_usage; /* usage in the stream: at its end, or ... */
     bool has_live_usage;         /* ... with every chunk */
     bool echoes;                 /* the prompt is part of the answer's text */

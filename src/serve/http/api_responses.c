@@ -8,6 +8,7 @@
 #include <stdio.h>
 
 #include "serve/http/openai.h"
+#include "serve/http/snapshot.h"
 
 enum item { NO_ITEM, ITEM_REASONING, ITEM_MESSAGE };
 
@@ -232,20 +233,6 @@ static json_t *with_instructions(const json_t *turns, const char *instructions) 
     return messages;
 }
 
-static void read_input(const struct server *s, struct response *r, struct ask *ask,
-                       struct fields *f) {
-    const char *instructions = NULL;
-    fields_string(f, "instructions", &instructions);
-    r->turns = earlier_turns(s, f);
-    read_items(f, r->turns);
-    json_t *messages = with_instructions(r->turns, instructions);
-    ask_read_messages(ask, f, messages);
-    json_decref(messages);
-}
-
-/* ---- what else is asked -----------------------------------------------------------------------
- */
-
 /* Here a function stands in its tool itself. */
 static void read_tools(struct ask *ask, struct fields *f) {
     const json_t *tools = NULL;
@@ -263,6 +250,30 @@ static void read_tools(struct ask *ask, struct fields *f) {
     ask_read_tools(ask, f, out);
     json_decref(out);
 }
+
+/* Instructions change how a snapshot's conversation begins: it is then read anew. */
+static void read_input(const struct server *s, struct response *r, struct ask *ask,
+                       struct fields *f) {
+    const char *instructions = NULL;
+    json_t *snapshot = snapshot_named(s, f);
+    fields_string(f, "instructions", &instructions);
+    if (snapshot && fields_any(f, "previous_response_id"))
+        fields_refuse(f, "snapshot", "snapshot and previous_response_id are there, expected one");
+    r->turns =
+        snapshot ? json_deep_copy(json_object_get(snapshot, "messages")) : earlier_turns(s, f);
+    read_items(f, r->turns);
+    json_t *messages = with_instructions(r->turns, instructions);
+    ask_read_messages(ask, f, messages);
+    read_tools(ask, f);
+    ask->has_snapshot = snapshot != NULL;
+    if (snapshot && !f->wrong)
+        snapshot_fill(s, ask, f, snapshot, !instructions);
+    json_decref(messages);
+    json_decref(snapshot);
+}
+
+/* ---- what else is asked -----------------------------------------------------------------------
+ */
 
 static void read_text(struct ask *ask, struct fields *f, const struct ask_model *m) {
     const json_t *text = NULL;
@@ -300,7 +311,7 @@ static void read_logprobs(struct ask *ask, struct fields *f) {
 
 /* What would change the answer, and is not done. */
 static void refuse_missing(struct fields *f) {
-    static const char *const missing[] = {"conversation", "prompt", "snapshot"};
+    static const char *const missing[] = {"conversation", "prompt"};
     bool in_background = false;
     fields_bool(f, "background", &in_background);
     if (in_background)
@@ -321,7 +332,6 @@ static void read_all(const struct server *s, struct response *r, struct ask *ask
     r->is_stored = true;
     refuse_missing(f);
     read_input(s, r, ask, f);
-    read_tools(ask, f);
     fields_object(f, "reasoning", &reasoning);
     openai_read_thinking(ask, f, json_text_of(reasoning, "effort"));
     openai_read_tool_choice(ask, f, m);

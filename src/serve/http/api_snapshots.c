@@ -93,30 +93,40 @@ static void replay(const struct server *s, const struct ask *ask, const json_t *
     free(tokens);
 }
 
+void snapshot_fill(const struct server *s, struct ask *ask, struct fields *f,
+                   const json_t *snapshot, bool begins_so) {
+    const json_t *tools = json_object_get(snapshot, "tools");
+    if (!ask->tools && tools)
+        ask_read_tools(ask, f, tools);
+    if (!f->wrong && begins_so)
+        replay(s, ask, snapshot);
+}
+
 /* The conversation of the ask goes on from the snapshot's. */
 static void go_on(const struct server *s, struct ask *ask, struct fields *f,
                   const json_t *snapshot) {
-    const json_t *tools = json_object_get(snapshot, "tools");
     json_t *asked = ask->messages;
     ask->messages = NULL;
     ask_read_messages(ask, f, json_object_get(snapshot, "messages"));
     if (ask->messages)
         json_array_extend(ask->messages, asked);
     json_decref(asked);
-    if (!ask->tools && tools)
-        ask_read_tools(ask, f, tools);
-    if (!f->wrong)
-        replay(s, ask, snapshot);
+    snapshot_fill(s, ask, f, snapshot, true);
 }
 
-void snapshot_begin(const struct server *s, struct ask *ask, struct fields *f) {
+json_t *snapshot_named(const struct server *s, struct fields *f) {
     const char *id = NULL;
     fields_string(f, "snapshot", &id);
     json_t *snapshot = id && snapshot_id_is_good(id) ? find(s, id) : NULL;
+    if (id && !snapshot)
+        fields_refuse(f, "snapshot", "there is no snapshot %.80s", id);
+    return snapshot;
+}
+
+void snapshot_begin(const struct server *s, struct ask *ask, struct fields *f) {
+    json_t *snapshot = snapshot_named(s, f);
     if (snapshot)
         go_on(s, ask, f, snapshot);
-    else if (id)
-        fields_refuse(f, "snapshot", "there is no snapshot %.80s", id);
     json_decref(snapshot);
 }
 

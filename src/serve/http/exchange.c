@@ -258,7 +258,7 @@ void exchange_converse(struct exchange *x, struct ask *ask, struct fields *f,
     const struct server *s = x->server;
     struct err err = {0};
     int status = SLUICE_OK;
-    if (!f->wrong && ask->messages)
+    if (!f->wrong && ask->messages && !ask->has_snapshot)
         snapshot_begin(s, ask, f);
     if (!f->wrong && ask->messages)
         status = ask_encode(ask, &s->model, s->replay, &err);
