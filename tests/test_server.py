@@ -728,6 +728,40 @@ def test_thinking():
         assert again.usage.input_tokens_details.cached_tokens >= r.usage.total_tokens - 2, (r.usage, again.usage)
 
 
+def test_thinking_with_real_templates():
+    """Qwen3.5's template begins to think, Qwen3's leaves that to the model: on, off, with a budget, streamed, and in the next turn, in all APIs."""
+    model = thinking_model()[1]
+    for name in ("qwen35", "qwen3"):
+        with own("-m", model, "--chat-template", ROOT / f"tests/data/templates/{name}.jinja", "-c", 1024) as s:
+            think, = s.request("POST", "/tokenize", {"content": "<think>", "parse_special": True})[2]["tokens"][-1:]
+            opens = {} if name == "qwen35" else {"logit_bias": {str(think): 100}}  # the model's part
+            extra = {**mouth("Hi."), **opens, "thinking_budget": 6}
+            plain = s.chat(**mouth("Hi."), reasoning_effort="none")
+            ways = [s.chat(**mouth("Hi."), **off) for off in ({"enable_thinking": False}, {"chat_template_kwargs": {"enable_thinking": False}})]
+            for chat in (plain, *ways):
+                message = chat["choices"][0]["message"]
+                assert message["content"] == "Hi." and not message.get("reasoning_content") and chat["usage"]["prompt_tokens"] == plain["usage"]["prompt_tokens"], chat
+            chat = s.chat(**extra, max_tokens=40)
+            message, usage = chat["choices"][0]["message"], chat["usage"]
+            thought = message["reasoning_content"]
+            assert thought and message["content"] == "Hi." and 6 <= usage["completion_tokens_details"]["reasoning_tokens"] <= 12, chat
+            for turn in (message, {"role": "assistant", "content": "Hi."}):  # templates strip what was thought; clients may too
+                usage_2 = s.chat([*FOX, turn, {"role": "user", "content": "And?"}], max_tokens=4)["usage"]
+                assert usage_2["prompt_tokens_details"]["cached_tokens"] >= usage["total_tokens"] - 2, (usage, usage_2)
+            at_once = s.chat(**{**extra, "thinking_budget": 0}, max_tokens=40)["choices"][0]["message"]
+            assert at_once["content"] == "Hi." and len(at_once.get("reasoning_content") or "") < len(thought), at_once
+            pieces = [c.choices[0].delta.model_dump() for c in openai_client(s).chat.completions.create(
+                model="m", messages=FOX, max_tokens=40, stream=True, reasoning_effort="high", extra_body=extra)]
+            assert "".join(p.get("reasoning_content") or "" for p in pieces) == thought and "".join(p["content"] or "" for p in pieces) == "Hi.", pieces
+            r = anthropic_client(s).messages.create(model="m", messages=FOX, max_tokens=40, thinking={"type": "enabled", "budget_tokens": 6},
+                                                    extra_body={**mouth("Hi."), **opens})
+            assert [b.type for b in r.content] == ["thinking", "text"] and r.content[0].thinking == thought and r.content[1].text == "Hi.", r
+            r = anthropic_client(s).messages.create(model="m", messages=FOX, max_tokens=40, extra_body=mouth("Hi."))
+            assert [b.type for b in r.content] == ["text"], r
+            said = s.request("POST", "/api/chat", {"messages": FOX, "stream": False, "think": False, **mouth("Hi.")})[2]["message"]
+            assert said["content"] == "Hi." and "thinking" not in said, said
+
+
 def cosine(a, b):
     return sum(x * y for x, y in zip(a, b)) / (sum(x * x for x in a) * sum(y * y for y in b)) ** 0.5
 
