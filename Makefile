@@ -147,9 +147,11 @@ build/cuda/%.fatbin: %.cu
 	$(Q)$(NVCC) -fatbin -std=c++17 -O3 -Xptxas -v -Isrc -Iinclude $(patsubst %,-gencode '%',$(CUDA_ARCHS)) \
 	    -MMD -MF $(@:.fatbin=.d) -MT $@ $< -o $@ 2>$(@:.fatbin=.ptxas) || { cat $(@:.fatbin=.ptxas); exit 1; }
 
-# wgmma is for 9.0 alone, in machine code of its own; elsewhere these kernels are empty and not used.
-WGMMA := attend_wide project_wide
-$(WGMMA:%=build/cuda/%.fatbin): override CUDA_ARCHS := arch=compute_90a,code=sm_90a arch=compute_80,code=compute_80
+# Kernels that are used from 9.0 on are compiled for that alone, those with wgmma, which 9.0 alone has, as machine code.
+HOPPER := attend_decode project_wide_f32 project_wide_quantize
+WGMMA := attend_wide limits_wgmma project_wide
+$(HOPPER:%=build/cuda/%.fatbin): override CUDA_ARCHS := arch=compute_90,code=[sm_90,compute_90]
+$(WGMMA:%=build/cuda/%.fatbin): override CUDA_ARCHS := arch=compute_90a,code=sm_90a
 
 build/cuda/fatbins.c: $(FATBINS) tools/fatbins.sh
 	@bash tools/fatbins.sh build/cuda $(basename $(notdir $(FATBINS))) > $@

@@ -2,18 +2,19 @@
  * which kernels a plan becomes, for models of true size. Nothing is launched. */
 #ifdef SLUICE_CUDA
 #include "backend/cuda/host/cuda.h"
+#include "backend/cuda/ops/state.h"
 #include "model/model.h"
 #include "test.h"
 
 static const char *const models[] = {
     "models/stories-27m-q4_k_m.gguf", "synth:qwen35-4b:q4_k_m",      "synth:qwen35-tiny:bf16",
-    "synth:smollm2-135m:q4_k_m",      "synth:qwen35-35b-a3b:q4_k_m",
+    "synth:smollm2-135m:q4_k_m",      "synth:qwen35-35b-a3b:q4_k_m", "synth:qwen35-tiny:q8_0",
 };
 
 /* Plans of some widths: their weights all have places that do not overlap, their ops all have
  * kernels, and what the kernels ask for is the same each time. */
 static void check_model(const char *path, uint32_t n_sms, bool is_exact) {
-    static const uint32_t widths[] = {1, 3, 128, 4096};
+    static const uint32_t widths[] = {1, 2, 3, 8, 16, 32, 128, 4096};
     struct model *m;
     struct err err = {0};
     bool is_big = n_sms > 100;
@@ -60,6 +61,15 @@ TEST(cuda_host_plans_become_kernels) {
     for (size_t i = 0; i < sizeof models / sizeof *models; i++)
         check_model(models[i], 132, false);
     check_model(models[0], 132, true);
+}
+
+/* Kernels that are launched outside of plans. */
+TEST(cuda_host_other_kernels) {
+    static const char *const names[] = {COPY_KERNEL, "repack",     "synth_fill",
+                                        "peak_mma",  "peak_wgmma", "read_memory"};
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++)
+        if (!cuda_find_kernel(names[i]))
+            test_fail(__FILE__, __LINE__, "no kernel %s", names[i]);
 }
 
 /* Devices that have 99 KB of shared memory: products on tiles are cut to it, the fallback (widths

@@ -174,6 +174,10 @@ struct backend_kind {
      */
     int (*bandwidth)(struct backend *b, double *bytes_per_second, struct err *err);
 
+    /* Floating-point operations a second of its fp16 tensor cores with f32 sums, measured now.
+     * NULL: it has none. */
+    int (*peak)(struct backend *b, double *flops_per_second, struct err *err);
+
     /* Who hears of the products of steps from now on; NULL: nobody. Between steps. NULL: a backend
      * that cannot be observed. */
     void (*observe)(struct backend *b, const struct backend_observer *observer);

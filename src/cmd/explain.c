@@ -66,6 +66,8 @@ static void print_times(const struct explain *x, const struct op_traffic *t, dou
                         double seconds) {
     printf(" %9.1f %5.0f %8.3g", 1e6 * seconds, step_facts_percent(&x->facts, t, seconds),
            step_facts_speed(flops, seconds));
+    if (x->facts.peak > 0)
+        printf(" %5.1f", step_facts_peak_percent(&x->facts, flops, seconds));
 }
 
 static void print_json(const struct explain *x) {
@@ -105,7 +107,9 @@ static void print_table(const struct explain *x) {
     printf("%d row%s at depth %d; W weights, S state, X scratch, I io; -> is written\n\n",
            x->facts.rows, x->facts.rows == 1 ? "" : "s", x->facts.depth);
     printf("%4s %-11s %5s %-9s %10s %10s%s  %s\n", "#", "op", "layer", "role", "read", "written",
-           x->facts.seconds ? "        us %limit  TFLOP/s" : "",
+           !x->facts.seconds   ? ""
+           : x->facts.peak > 0 ? "        us %limit  TFLOP/s %peak"
+                               : "        us %limit  TFLOP/s",
            x->facts.has_kernels ? "kernels: (grid) x threads, shared memory, registers"
                                 : "operands");
     for (uint32_t i = 0; i < x->facts.plan->n_ops; i++) {
@@ -123,6 +127,8 @@ static void print_table(const struct explain *x) {
     if (x->facts.seconds) {
         print_times(x, &sum, flops, seconds);
         printf("  of %.2f GB/s", x->facts.bandwidth);
+        if (x->facts.peak > 0)
+            printf(" and %.0f TFLOP/s (fp16 tensor cores)", x->facts.peak);
     }
     printf("\n\nweights %s, state %s, scratch %s, io %s bytes\n",
            human_count(x->facts.plan->bytes[REGION_WEIGHTS]),
@@ -237,8 +243,10 @@ static int explain(struct explain *x) {
                         x->engine->kind->name);
     x->facts.engine = x->engine;
     step_facts_find(&x->facts);
-    if (x->is_timed && !(exit = step_facts_time(&x->facts)))
+    if (x->is_timed && !(exit = step_facts_time(&x->facts))) {
         x->facts.bandwidth = common_limit(x->engine, x->common.threads);
+        x->facts.peak = common_peak(x->engine);
+    }
     if (!exit && x->html)
         exit = write_html(x);
     if (!exit && !(x->html && output_is_stdout(x->html)))
@@ -255,7 +263,8 @@ int cmd_explain(int argc, char **argv) {
         {"--depth", 0, OPT_INT, &x.facts.depth, "N",
          "positions already in the context; default: 0"},
         {"--time", 0, OPT_FLAG, &x.is_timed, NULL,
-         "run it: microseconds per op, and percent of the memory bandwidth"},
+         "run it: microseconds per op, percent of the memory bandwidth and of the tensor cores' "
+         "peak"},
         {"--kernels", 0, OPT_FLAG, &x.facts.has_kernels, NULL,
          "each op's kernels: grid, threads, shared memory, registers"},
         {"--html", 0, OPT_STRING, &x.html, "FILE",

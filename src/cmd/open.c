@@ -495,3 +495,11 @@ double common_limit(const sluice_engine *engine, int threads) {
         return measure_bandwidth(threads);
     return engine->kind->bandwidth(engine->backend, &bytes, &ignored) ? 0 : bytes / 1e9;
 }
+
+double common_peak(const sluice_engine *engine) {
+    double flops = 0;
+    struct err ignored;
+    return engine->kind->peak && !engine->kind->peak(engine->backend, &flops, &ignored)
+               ? flops / 1e12
+               : 0;
+}

@@ -94,6 +94,8 @@ uint64_t common_step_bytes(const sluice_engine *engine, uint32_t rows, uint32_t 
 /* GB/s that the engine's device reads from its memory, measured now: the limit of its steps. The
  * CPU reads with so many threads, 0: one a processor. 0 when memory ran out. */
 double common_limit(const sluice_engine *engine, int threads);
+/* TFLOP/s of its fp16 tensor cores, measured now; 0: it has none. */
+double common_peak(const sluice_engine *engine);
 
 /* Says why a call on the engine failed; returns the exit status. */
 int fail_engine(const sluice_engine *engine);

@@ -119,6 +119,10 @@ double step_facts_speed(double flops, double seconds) {
     return seconds > 0 ? 1e-12 * flops / seconds : 0;
 }
 
+double step_facts_peak_percent(const struct step_facts *f, double flops, double seconds) {
+    return f->peak > 0 ? 100 * step_facts_speed(flops, seconds) / f->peak : 0;
+}
+
 double step_facts_percent(const struct step_facts *f, const struct op_traffic *t, double seconds) {
     if (seconds <= 0 || f->bandwidth <= 0)
         return 0;
@@ -174,12 +178,15 @@ static json_t *op_json(const struct step_facts *f, uint32_t i, bool has_operands
     if (has_operands)
         json_object_set_new(row, "operands", operands_json(op));
     if (f->seconds) {
-        double tflops = step_facts_speed(op_flops(op, step_facts_use(f)), f->seconds[i]);
+        double flops = op_flops(op, step_facts_use(f));
         json_object_set_new(row, "us", json_real(1e6 * f->seconds[i]));
         if (f->bandwidth > 0)
             json_object_set_new(row, "percent_of_limit",
                                 json_real(step_facts_percent(f, &t, f->seconds[i])));
-        json_object_set_new(row, "tflop_s", json_real(tflops));
+        json_object_set_new(row, "tflop_s", json_real(step_facts_speed(flops, f->seconds[i])));
+        if (f->peak > 0)
+            json_object_set_new(row, "percent_of_peak",
+                                json_real(step_facts_peak_percent(f, flops, f->seconds[i])));
     }
     if (f->has_kernels)
         json_object_set_new(row, "kernels", kernels_json(f, i));
@@ -198,5 +205,7 @@ json_t *step_facts_json(const struct step_facts *f, bool has_operands) {
                             (json_int_t)p->bytes[REGION_IO], "ops", ops);
     if (f->bandwidth > 0)
         json_object_set_new(all, "bandwidth_gb_s", json_real(f->bandwidth));
+    if (f->peak > 0)
+        json_object_set_new(all, "peak_tflop_s", json_real(f->peak));
     return all;
 }

@@ -18,6 +18,7 @@ struct step_facts {
     uint32_t plan_number;
     double *seconds;  /* of each op, the median of all repeats; NULL: not timed; owned */
     double bandwidth; /* GB/s of the device; 0: not known */
+    double peak;      /* TFLOP/s of its tensor cores; 0: not known */
 };
 
 void step_facts_find(struct step_facts *f);
@@ -39,8 +40,9 @@ struct op_use step_facts_use(const struct step_facts *f);
 struct op_traffic step_facts_traffic(const struct step_facts *f, uint32_t op);
 /* How near an op is to what its bytes of weights and state allow, in percent; 0: not known. */
 double step_facts_percent(const struct step_facts *f, const struct op_traffic *t, double seconds);
-/* TFLOP/s of so many operations. */
+/* TFLOP/s of so many operations, and how near that is to the peak, in percent; 0: not known. */
 double step_facts_speed(double flops, double seconds);
+double step_facts_peak_percent(const struct step_facts *f, double flops, double seconds);
 /* Kernel k of an op; false after the last, and on backends without kernels. */
 bool step_facts_kernel(const struct step_facts *f, uint32_t op, uint32_t k,
                        struct backend_kernel *out);

@@ -187,7 +187,10 @@ int cuda_peek(struct backend *b, enum region region, uint64_t offset, uint64_t b
               struct err *err);
 int cuda_poke(struct backend *b, enum region region, uint64_t offset, uint64_t bytes,
               const void *from, struct err *err);
+
+/* limits.c: what the device can do, measured now. */
 int cuda_bandwidth(struct backend *b, double *bytes_per_second, struct err *err);
+int cuda_peak(struct backend *b, double *flops_per_second, struct err *err);
 
 /* load.c: where every weight of the plans goes, and the upload. */
 int cuda_place_weights(struct backend *b, struct plan *const *plans, uint32_t n_plans,

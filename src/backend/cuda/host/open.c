@@ -380,5 +380,6 @@ const struct backend_kind backend_cuda = {
     .peek = cuda_peek,
     .poke = cuda_poke,
     .bandwidth = cuda_bandwidth,
+    .peak = cuda_peak,
     .device_line = cuda_device_line,
 };

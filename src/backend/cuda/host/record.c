@@ -9,6 +9,7 @@
 #include "backend/cuda/host/cuda.h"
 #include "backend/cuda/host/fatbins.h"
 #include "backend/cuda/ops/embed.h"
+#include "backend/cuda/ops/limits.h"
 #include "base/size.h"
 
 static cuda_record_fn *const functions[] = {
@@ -25,8 +26,10 @@ enum { WORK_ALIGN = 256 };
 int cuda_load_modules(struct backend *b, struct err *err) {
     for (const struct cuda_fatbin *fatbin = cuda_fatbins; fatbin->name; fatbin++) {
         CHECK(b->n_modules < MAX_MODULES);
-        int status = driver_check(driver.module_load(&b->modules[b->n_modules], fatbin->bytes),
-                                  fatbin->name, err);
+        CUresult result = driver.module_load(&b->modules[b->n_modules], fatbin->bytes);
+        if (result == CUDA_ERROR_NO_BINARY_FOR_GPU)
+            continue; /* kernels for newer devices */
+        int status = driver_check(result, fatbin->name, err);
         if (status) {
             err_prefix(err, "loading the CUDA kernels for a device of capability %d.%d",
                        b->capability / 10, b->capability % 10);
@@ -34,7 +37,11 @@ int cuda_load_modules(struct backend *b, struct err *err) {
         }
         b->n_modules++;
     }
-    return SLUICE_OK;
+    return b->n_modules
+               ? SLUICE_OK
+               : err_set(err, SLUICE_ERR_UNSUPPORTED,
+                         "no CUDA kernels for a device of capability %d.%d in this program",
+                         b->capability / 10, b->capability % 10);
 }
 
 static int compare_kernels(const void *name, const void *kernel) {

@@ -1,9 +1,7 @@
-/* state.c - STATE and SCRATCH to and from the host, between steps; and the bandwidth of the device.
- */
+/* state.c - STATE and SCRATCH to and from the host, between steps. */
 #include "backend/cuda/ops/state.h"
 
 #include "backend/cuda/host/cuda.h"
-#include "backend/cuda/ops/embed.h"
 #include "base/size.h"
 
 /* ---- STATE ------------------------------------------------------------------------------------
@@ -143,49 +141,4 @@ void cuda_unpin(struct backend *b, void *memory) {
     struct err ignored;
     if (cuda_enter(b, &ignored) == SLUICE_OK)
         driver.host_unregister(memory);
-}
-
-/* ---- the limit --------------------------------------------------------------------------------
- */
-
-/* Two gigabytes, or a quarter of what is free: much more than the caches hold. */
-int cuda_bandwidth(struct backend *b, double *bytes_per_second, struct err *err) {
-    enum { TRIES = 12 };
-    uint64_t available;
-    CUdeviceptr room = 0;
-    CUevent events[2] = {0};
-    int status = cuda_available(b, &available, err);
-    uint64_t bytes = available / 4 < 2ull << 30 ? available / 4 / 65536 * 65536 : 2ull << 30;
-    struct read_params p = {.bytes = bytes, .sink = (uint32_t *)(uintptr_t)b->counters.at};
-    struct cuda_node node = {
-        .params = &p,
-        .launch = {.kernel = "read_memory", .grid = {b->n_sms * 8, 1, 1}, .threads = 512},
-    };
-    *bytes_per_second = 0;
-    if (status || (status = driver_check(driver.alloc(&room, bytes), "memory to read", err)) ||
-        (status = driver_check(driver.event_create(&events[0], 0), "an event", err)) ||
-        (status = driver_check(driver.event_create(&events[1], 0), "an event", err)) ||
-        (status = driver_check(driver.set_bytes(room, 0, bytes, b->stream), "memory", err)))
-        goto out;
-    p.from = (const uint8_t *)(uintptr_t)room;
-    node.function = cuda_function(b, node.launch.kernel);
-    for (int i = 0; !status && i < TRIES; i++) {
-        float ms = 0;
-        if ((status = driver_check(driver.event_record(events[0], b->stream), "an event", err)) ||
-            (status = cuda_run_node(b, &node, false, err)) ||
-            (status = driver_check(driver.event_record(events[1], b->stream), "an event", err)) ||
-            (status = driver_check(driver.stream_sync(b->stream), "reading memory", err)) ||
-            (status =
-                 driver_check(driver.event_milliseconds(&ms, events[0], events[1]), "timing", err)))
-            break;
-        double rate = (double)bytes / (1e-3 * ms);
-        *bytes_per_second = rate > *bytes_per_second ? rate : *bytes_per_second;
-    }
-out:
-    for (int i = 0; i < 2; i++)
-        if (events[i])
-            driver.event_destroy(events[i]);
-    if (room)
-        driver.free(room);
-    return status;
 }

@@ -22,14 +22,6 @@
  * at 256 positions on an H200: 4.7 us, 11.0 before this kernel. */
 #include "backend/cuda/kernels/attend_short.cuh"
 
-#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
-#define CLUSTER_DIMS(ranks) __cluster_dims__(ranks, 1, 1)
-#else
-#define CLUSTER_DIMS(ranks)
-#endif
-
-#if __CUDA_ARCH__ >= 900
-
 /* struct max_sum with the maximum as int. */
 struct imax_sum {
     int max;
@@ -810,16 +802,11 @@ static __device__ __forceinline__ void attend_decode(const struct attend_params 
     run_consumers<D, R>(p, s, item);
 }
 
-#define DECODE_BODY(D, R) attend_decode<D, R>(p)
-#else
-#define DECODE_BODY(D, R)
-#endif
-
 #define DECODE_KERNEL(D, R)                                                                        \
-    extern "C" __global__ void CLUSTER_DIMS(R) __launch_bounds__(THREADS + 32, 2)                  \
+    extern "C" __global__ void __cluster_dims__(R, 1, 1) __launch_bounds__(THREADS + 32, 2)        \
         attend_decode_##D##_##R(const __grid_constant__ struct attend_params p) {                  \
         pdl_launch_dependents();                                                                   \
-        DECODE_BODY(D, R);                                                                         \
+        attend_decode<D, R>(p);                                                                    \
     }
 DECODE_KERNEL(64, 4)
 DECODE_KERNEL(64, 8)

@@ -21,8 +21,6 @@
  * Reads 4 D bytes a position and tile, and queries twice (2 D bytes) an item. */
 #include "backend/cuda/kernels/attend.cuh"
 
-#if __CUDA_ARCH_FEAT_SM90_ALL
-
 enum {
     TILE_QUERIES = ATTEND_WIDE_QUERIES,
     TILE_POSITIONS = 128,
@@ -650,16 +648,11 @@ template <int D> static __device__ __forceinline__ void attend_wide(const struct
     }
 }
 
-#define WIDE_BODY(D) attend_wide<D>(p)
-#else
-#define WIDE_BODY(D)
-#endif
-
 #define WIDE_KERNEL(D)                                                                             \
     extern "C" __global__ void __launch_bounds__(384, 1)                                           \
         attend_wide_##D(const __grid_constant__ struct attend_params p) {                          \
         pdl_launch_dependents();                                                                   \
-        WIDE_BODY(D);                                                                              \
+        attend_wide<D>(p);                                                                         \
     }
 WIDE_KERNEL(64)
 WIDE_KERNEL(128)

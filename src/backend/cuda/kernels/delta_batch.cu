@@ -820,12 +820,7 @@ static __device__ __forceinline__ void delta_batch(const struct delta_params &p)
         decode_segments<J, M, 8, false>(p, dynamic, n_segments);
     if (!has_prefill)
         return;
-    if (p.prefill_tiling.columns == 1)
-        prefill_segments<1, M>(p, dynamic);
-    else if (p.prefill_tiling.columns == 2)
-        prefill_segments<2, M>(p, dynamic);
-    else
-        prefill_segments<4, M>(p, dynamic);
+    prefill_segments<DELTA_PREFILL_COLUMNS, M>(p, dynamic);
     reset_counters(p);
 }
 
@@ -840,7 +835,7 @@ static __device__ __forceinline__ void delta_batch_max32(const struct delta_para
     if (n.x == n.y)
         return;
     convolve_prefill<M, true>(p); /* after its barriers nobody reads y any more */
-    prefill_segments<DELTA_MAX32_COLUMNS, M>(p, dynamic);
+    prefill_segments<DELTA_PREFILL_COLUMNS, M>(p, dynamic);
     reset_counters(p);
 }
 

@@ -1,4 +1,4 @@
-/* embed.cu - EMBED, TAP, the flag that ends a step, and the bandwidth test.
+/* embed.cu - EMBED, TAP and the flag that ends a step.
  *
  * EMBED is the step's first kernel. Of its grid (column blocks, rows + 1), block (c, row)
  * dequantizes its columns of the row's embedding with 384 threads, and the others of (0, row)
@@ -159,23 +159,4 @@ extern "C" __global__ void step_done(const __grid_constant__ struct done_params 
     pdl_wait(p.io);
     __threadfence_system();
     *(volatile uint64_t *)p.done = p.io.header->step;
-}
-
-/* Reads all bytes once, four 16-byte loads of a thread in flight. */
-extern "C" __global__ void __launch_bounds__(512)
-    read_memory(const __grid_constant__ struct read_params p) {
-    uint64_t n = p.bytes / 16, step = (uint64_t)gridDim.x * blockDim.x;
-    uint64_t i = (uint64_t)blockIdx.x * blockDim.x + threadIdx.x;
-    uint32_t sum = 0;
-    for (; i + 3 * step < n; i += 4 * step) {
-        uint4 v[4];
-        for (int k = 0; k < 4; k++)
-            v[k] = ld_no_allocate(p.from + (i + k * step) * 16);
-        for (int k = 0; k < 4; k++)
-            sum += v[k].x ^ v[k].y ^ v[k].z ^ v[k].w;
-    }
-    for (; i < n; i += step)
-        sum += ld_no_allocate(p.from + i * 16).x;
-    if (sum == 0x12345678) /* never, the memory is zero: but the compiler must not drop the loads */
-        *p.sink = 0;
 }

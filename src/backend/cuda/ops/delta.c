@@ -145,9 +145,7 @@ static void plan_batch_tilings(struct recorder *r, const struct op_delta *d, str
                  p->value_width % (DELTA_WARPS * p->decode_tiling.columns) == 0;
     p->max_jobs = div_up(p->max_segments * p->value_heads * p->decode_tiling.tiles, blocks);
     p->blocks_per_tile = max32_blocks_per_tile(p, blocks);
-    p->prefill_tiling = p->blocks_per_tile
-                            ? tiling_for(d, r->n_sms, DELTA_MAX32_COLUMNS, DELTA_MAX32_COLUMNS)
-                            : tiling_for(d, r->n_sms, 1, 4);
+    p->prefill_tiling = tiling_for(d, r->n_sms, DELTA_PREFILL_COLUMNS, DELTA_PREFILL_COLUMNS);
 }
 
 /* Columns of a lane in delta_scan: one where that gives an SM a tile at most, else two, of which

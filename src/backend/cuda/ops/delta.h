@@ -14,10 +14,10 @@ enum {
     DELTA_WARPS = 16,           /* of a block */
     DELTA_MAX_WIDTH = 256,      /* of a key or value head */
     DELTA_STAGES = 2,           /* decode: states in shared memory, or in flight to it */
-    DELTA_PREFILL_ROWS = 8,     /* prefill: rows of a stage, of which there are two */
+    DELTA_PREFILL_ROWS = 8,     /* prefill: rows of a stage, of which there are two, */
+    DELTA_PREFILL_COLUMNS = 2,  /* and columns of a warp */
     DELTA_JOB_BYTES = 48,       /* struct decode_job */
     DELTA_MAX32_ROWS = 32,      /* largest plan of delta_batch_max32 */
-    DELTA_MAX32_COLUMNS = 2,    /* its columns of a warp in prefill segments */
     DELTA_MAX32_JOB_BYTES = 32, /* struct max32_job */
     DELTA_CONV_WARPS = 8,       /* of a block of delta_conv */
     DELTA_SCAN_GROUPS = 2,      /* of warps of a block of delta_scan, at most, */

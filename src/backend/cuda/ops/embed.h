@@ -1,4 +1,4 @@
-/* embed.h - arguments of the kernels for EMBED, TAP, the end of a step and the bandwidth test. */
+/* embed.h - arguments of the kernels for EMBED, TAP and the end of a step. */
 #ifndef BACKEND_CUDA_OPS_EMBED_H
 #define BACKEND_CUDA_OPS_EMBED_H
 
@@ -41,13 +41,6 @@ struct tap_params {
 struct done_params {
     struct cuda_io io;
     uint64_t *done; /* mapped host memory */
-};
-
-/* A plain read of memory: its speed is the limit that figures are compared with. */
-struct read_params {
-    const uint8_t *from;
-    uint64_t bytes; /* a multiple of 16 */
-    uint32_t *sink;
 };
 
 #endif
