@@ -328,6 +328,86 @@ TEST(engine_conversations_survive_in_a_folder) {
     remove_folder(folder);
 }
 
+/* One of six prompts, in pairs that begin alike; what it is followed by: token and logits. */
+static int32_t ask_shared(struct rig *r, uint32_t which, float *logits,
+                          struct sluice_reuse *reuse) {
+    int32_t tokens[900], token = -1;
+    uint32_t n = 400 + 90 * which, rows = 0;
+    sluice_seq *seq = NULL;
+    const float *at = NULL;
+    fill(r, tokens, n, 1 + which / 2);
+    EXPECT_INT(sluice_seq_open(&seq, r->engine), SLUICE_OK);
+    EXPECT_INT(sluice_seq_want(seq, SLUICE_WANT_TOKEN | SLUICE_WANT_LOGITS), SLUICE_OK);
+    EXPECT_INT(sluice_seq_resume(seq, tokens, n, reuse), SLUICE_OK);
+    EXPECT_INT(sluice_seq_mark(seq, n - 1), SLUICE_OK);
+    EXPECT_INT(sluice_seq_next(seq, &token), SLUICE_OK);
+    EXPECT_INT(sluice_seq_logits(seq, &at, &rows), SLUICE_OK);
+    if (rows == 1)
+        memcpy(logits, at, (size_t)r->facts.n_logits * sizeof *at);
+    sluice_seq_close(seq);
+    return token;
+}
+
+/* Two engines write to one folder with room for few of their files: each removes what the other
+ * knows of, and neither ever answers otherwise than alone. One that opens later knows them all. */
+TEST(engine_two_on_one_folder_answer_as_alone) {
+    enum { ROUNDS = 30, PROMPTS = 6 };
+    for (int m = 0; m < 2; m++) {
+        char folder[] = "/tmp/sluice-kept-XXXXXX";
+        struct sluice_engine_options o = sluice_engine_options_default();
+        struct rig rigs[3] = {0}; /* the third is alone */
+        float *right[PROMPTS], *logits;
+        int32_t tokens[PROMPTS];
+        struct sluice_reuse reuse;
+        uint64_t random = 5, from_disk = 0;
+        EXPECT(mkdtemp(folder) != NULL);
+        o.backend = "cpu";
+        o.threads = 1;
+        o.context = 1000;
+        EXPECT_INT(sluice_model_open(&rigs[0].model, test_data(models[m])), SLUICE_OK);
+        sluice_model_facts(rigs[0].model, &rigs[0].facts);
+        size_t bytes = (size_t)rigs[0].facts.n_logits * sizeof *logits;
+        logits = calloc(1, bytes);
+        for (int i = 2; i >= 0; i--) {
+            rigs[i].model = rigs[0].model;
+            rigs[i].facts = rigs[0].facts;
+            o.cache_dir = i == 2 ? NULL : folder;
+            o.kv_bytes = i == 2 ? 0 : 6 * rigs[2].engine->state.layout.page_bytes;
+            o.snapshot_bytes = i == 2 ? 0 : 3 * rigs[2].engine->state.layout.recurrent_bytes;
+            o.cache_dir_bytes = i == 2 ? 0
+                                       : 12 * (rigs[2].engine->state.layout.page_bytes +
+                                               rigs[2].engine->state.layout.recurrent_bytes);
+            EXPECT_INT(sluice_engine_open(&rigs[i].engine, rigs[0].model, &o), SLUICE_OK);
+        }
+        for (uint32_t i = 0; i < PROMPTS; i++) {
+            right[i] = calloc(1, bytes);
+            tokens[i] = ask_shared(&rigs[2], i, right[i], &reuse);
+            sluice_engine_forget(rigs[2].engine);
+        }
+        for (int i = 0; i < ROUNDS; i++) {
+            random = random * 6364136223846793005u + 1442695040888963407u;
+            uint32_t which = (uint32_t)(random >> 33) % PROMPTS, who = (uint32_t)(random >> 60) % 2;
+            if (i == ROUNDS / 2) { /* the other one goes on */
+                sluice_engine_close(rigs[1].engine);
+                EXPECT_INT(sluice_engine_open(&rigs[1].engine, rigs[0].model, &o), SLUICE_OK);
+            }
+            EXPECT_INT(ask_shared(&rigs[who], which, logits, &reuse), tokens[which]);
+            EXPECT(memcmp(logits, right[which], bytes) == 0);
+            from_disk += reuse.disk;
+        }
+        EXPECT(from_disk > 0);
+        for (int i = 0; i < 3; i++) {
+            EXPECT(state_broken(&rigs[i].engine->state) == NULL);
+            sluice_engine_close(rigs[i].engine);
+        }
+        sluice_model_close(rigs[0].model);
+        for (uint32_t i = 0; i < PROMPTS; i++)
+            free(right[i]);
+        free(logits);
+        remove_folder(folder);
+    }
+}
+
 static uint32_t n_whole_files;
 
 static int count_whole(const char *path, const struct stat *st, int kind, struct FTW *at) {

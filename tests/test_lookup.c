@@ -128,7 +128,17 @@ TEST(lookup_learns_what_comes) {
 /* ---- through the scheduler --------------------------------------------------------------------
  */
 
-enum { N_PROMPT = 90, N_NEW = 120, N_REQUESTS = 3 };
+enum { N_PROMPT = 90, N_NEW = 120, N_REQUESTS = 6 };
+
+/* Greedy, and whatever else people ask for. */
+static const struct sluice_sampling samplings[N_REQUESTS] = {
+    {.temperature = 0, .top_p = 1, .repeat_penalty = 1},
+    {.temperature = 0, .top_p = 1, .repeat_penalty = 1.05f},
+    {.temperature = 0.3f, .top_p = 1, .repeat_penalty = 1, .seed = 3},
+    {.temperature = 0.7f, .top_p = 0.9f, .top_k = 40, .repeat_penalty = 1, .seed = 4},
+    {.temperature = 1, .top_p = 1, .min_p = 0.05f, .repeat_penalty = 1, .seed = 5},
+    {.temperature = 2, .top_p = 1, .repeat_penalty = 1.1f, .presence_penalty = 0.2f, .seed = 6},
+};
 
 struct answers {
     int32_t tokens[N_REQUESTS][N_NEW];
@@ -164,10 +174,7 @@ static void submit(struct sched *s, const sluice_model *model, struct asked *ask
     const struct sched_request q = {.prompt = prompt,
                                     .n_prompt = N_PROMPT,
                                     .most = N_NEW - asked->number,
-                                    .sampling = {.temperature = asked->number == 2 ? 0.3f : 0,
-                                                 .top_p = 1,
-                                                 .repeat_penalty = 1,
-                                                 .seed = 3},
+                                    .sampling = samplings[asked->number],
                                     .ends = none,
                                     .on_token = on_token,
                                     .on_end = on_end,

@@ -1043,6 +1043,8 @@ def test_timings():
     for fields, n in (({"max_tokens": 9, "ignore_eos": True}, 9), ({"max_tokens": 1}, 1)):
         t = server().chat(**fields)["timings"]
         assert t["predicted_n"] == n and t["prompt_ms"] > 0 and t["cache_n"] + t["prompt_n"] > 0, t
+        assert sum(t["cache_from"][tier] for tier in ("device", "host", "disk")) == t["cache_n"], t
+        assert bool(t["cache_from"]["why_not_more"]) == (t["prompt_n"] > 1), t
         assert t["submissions"] <= n - 1 and t["submissions_per_token"] <= 1 and (n == 1 or t["predicted_per_second"] > 0), t
 
 
@@ -1174,6 +1176,7 @@ def test_access_log_has_no_prompts_unless_asked():
         lines = [json.loads(line) for line in log.read_text().splitlines()]
         assert [line["status"] for line in lines] == [200, 404], lines
         assert lines[0]["new_tokens"] == 8 and lines[0]["path"] == "/v1/chat/completions" and lines[0]["first_token_seconds"] > 0
+        assert lines[0]["cached_from"] == {"device": 0, "host": 0, "disk": 0, "why_not_more": "no conversation began like this"}, lines
         assert ("fox" in log.read_text()) == has_prompt
         assert log.stat().st_mode & 0o077 == 0
 

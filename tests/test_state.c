@@ -24,6 +24,7 @@ enum {
 
 struct backend {
     uint8_t *bytes;
+    uint64_t n_copied; /* bytes, within it */
 };
 
 static int plain_write(struct backend *b, uint64_t offset, uint64_t bytes, const void *from,
@@ -50,6 +51,8 @@ static int plain_copy(struct backend *b, const struct backend_copy *list, uint32
             memset(b->bytes + c->to, 0, c->bytes);
         else
             memcpy(b->bytes + c->to, b->bytes + c->from, c->bytes);
+    for (const struct backend_copy *c = list; c < list + n; c++)
+        b->n_copied += c->from == BACKEND_ZEROS ? 0 : c->bytes;
     return SLUICE_OK;
 }
 
@@ -436,4 +439,79 @@ TEST(engine_state_a_million_operations) {
         }
         world_close(&w);
     }
+}
+
+/* ---- what a fork costs ------------------------------------------------------------------------
+ */
+
+enum { LONG = 32 * 1024, LONG_PAGES = LONG / PAGE + 3, CELL_BYTES = 4096, LONG_CELLS = 2 + 40 };
+
+static void step_long(struct state *st, uint32_t slot, uint32_t rows) {
+    struct err err;
+    uint32_t first;
+    state_begin_step(st);
+    EXPECT_INT(state_reserve(st, slot, rows, &first, &err), SLUICE_OK);
+    state_plan_snapshots(st, slot, rows);
+    EXPECT_INT(state_advance(st, slot, rows, 0, &err), SLUICE_OK);
+}
+
+/* A fork of 32k tokens copies the recurrent state and no page; the step after it copies the page
+ * that is begun. Going back to a snapshot copies that. */
+TEST(engine_state_fork_of_32k_shares_its_pages) {
+    struct piece recurrent = {0, CELL_BYTES, 1};
+    struct piece table = {LONG_CELLS * CELL_BYTES, LONG_PAGES * sizeof(uint32_t), 1};
+    struct piece keys = {table.offset + 2 * table.bytes, PAGE * 16, 1};
+    struct backend backend = {calloc(1, keys.offset + LONG_PAGES * keys.bytes), 0};
+    struct arena arena = {0};
+    struct state st = {
+        .kind = &plain,
+        .backend = &backend,
+        .layout = {.recurrent = &recurrent,
+                   .n_recurrent = 1,
+                   .paged = &keys,
+                   .n_paged = 1,
+                   .n_heads = 1,
+                   .table = table,
+                   .recurrent_bytes = CELL_BYTES,
+                   .page_bytes = keys.bytes},
+    };
+    const struct state_options options = {.n_slots = 2,
+                                          .n_snapshots = LONG_CELLS - 2,
+                                          .grid = 1024,
+                                          .context = LONG_PAGES * PAGE,
+                                          .pages_per_seq = LONG_PAGES,
+                                          .n_pages = LONG_PAGES,
+                                          .n_vocab = 4};
+    uint32_t slot, other, n = LONG - 100;
+    struct err err;
+    EXPECT(backend.bytes != NULL);
+    EXPECT_INT(state_init(&st, &options, &arena, &err), SLUICE_OK);
+    EXPECT_INT(state_open(&st, &slot, &err), SLUICE_OK);
+    for (uint32_t i = 0; i < n; i++)
+        st.slots[slot].tokens[i] = (int32_t)(i * 7919 >> 8 & 3);
+    st.slots[slot].n_tokens = n;
+    for (uint32_t i = 0; i < n; i += 4096)
+        step_long(&st, slot, min_u32(4096, n - i));
+    uint32_t n_free = pages_available(&st.pages);
+    backend.n_copied = 0;
+    EXPECT_INT(state_fork(&st, slot, &other, &err), SLUICE_OK);
+    EXPECT_INT(backend.n_copied, CELL_BYTES);
+    EXPECT_INT(pages_available(&st.pages), n_free);
+    EXPECT_INT(st.slots[other].length, n);
+    EXPECT(memcmp(st.slots[slot].pages, st.slots[other].pages, LONG / PAGE * sizeof(uint32_t)) ==
+           0);
+    st.slots[other].tokens[n] = 1;
+    st.slots[other].n_tokens++;
+    step_long(&st, other, 1);
+    EXPECT_INT(backend.n_copied, CELL_BYTES + keys.bytes);
+    EXPECT_INT(pages_available(&st.pages), n_free - 1);
+    EXPECT_INT(state_rewind(&st, other, LONG / 2, LONG / 2, &err), SLUICE_OK);
+    EXPECT_INT(st.slots[other].length, LONG / 2); /* nothing is to be read again */
+    EXPECT_INT(backend.n_copied, 2 * CELL_BYTES + keys.bytes);
+    EXPECT(state_broken(&st) == NULL);
+    state_close(&st, other, true);
+    state_close(&st, slot, true);
+    EXPECT_INT(pages_available(&st.pages), LONG_PAGES);
+    free(backend.bytes);
+    arena_free(&arena);
 }

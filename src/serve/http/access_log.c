@@ -54,10 +54,12 @@ void access_log_close(struct access_log *log) {
 
 static void add_tokens(const struct exchange *x, json_t *line) {
     struct usage_counts u = exchange_usage(x);
-    double first =
-        x->n_answers > 0 && x->answers[0].end ? x->answers[0].end->report.first_seconds : 0;
+    const struct job_end *end = x->n_answers > 0 ? x->answers[0].end : NULL;
+    double first = end ? end->report.first_seconds : 0;
     json_object_set_new(line, "prompt_tokens", json_integer((json_int_t)u.prompt));
     json_object_set_new(line, "cached_tokens", json_integer((json_int_t)u.cached));
+    if (end)
+        json_object_set_new(line, "cached_from", exchange_reuse(&end->report.reuse));
     json_object_set_new(line, "new_tokens", json_integer((json_int_t)u.new_tokens));
     json_object_set_new(line, "answers", json_integer(x->n_answers));
     json_object_set_new(line, "streamed", json_boolean(x->ask->is_streamed));

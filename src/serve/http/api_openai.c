@@ -109,11 +109,12 @@ static json_t *timings_json(const struct exchange *x) {
     const struct sched_report *r = &end->report;
     double first = r->first_seconds, rest = r->seconds - first;
     uint32_t n_after = r->n_new > 0 ? r->n_new - 1 : 0, n_waits = n_after + (r->end_token >= 0);
-    return json_pack("{s:i, s:i, s:f, s:i, s:f, s:f, s:i, s:i, s:f}", "cache_n",
-                     (int)r->reuse.tokens, "prompt_n", (int)(r->n_prompt - r->reuse.tokens),
-                     "prompt_ms", 1e3 * first, "predicted_n", (int)r->n_new, "predicted_ms",
-                     1e3 * rest, "predicted_per_second", rest > 0 ? n_after / rest : 0, "steps",
-                     (int)r->steps, "submissions", (int)r->submissions, "submissions_per_token",
+    return json_pack("{s:i, s:o, s:i, s:f, s:i, s:f, s:f, s:i, s:i, s:f}", "cache_n",
+                     (int)r->reuse.tokens, "cache_from", exchange_reuse(&r->reuse), "prompt_n",
+                     (int)(r->n_prompt - r->reuse.tokens), "prompt_ms", 1e3 * first, "predicted_n",
+                     (int)r->n_new, "predicted_ms", 1e3 * rest, "predicted_per_second",
+                     rest > 0 ? n_after / rest : 0, "steps", (int)r->steps, "submissions",
+                     (int)r->submissions, "submissions_per_token",
                      n_waits ? (double)r->submissions / n_waits : 0);
 }
 

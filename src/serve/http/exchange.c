@@ -289,6 +289,11 @@ struct usage_counts exchange_usage(const struct exchange *x) {
     return u;
 }
 
+json_t *exchange_reuse(const struct sluice_reuse *r) {
+    return json_pack("{s:I, s:I, s:I, s:s}", "device", (json_int_t)r->device, "host",
+                     (json_int_t)r->host, "disk", (json_int_t)r->disk, "why_not_more", r->why);
+}
+
 /* ---- writing ----------------------------------------------------------------------------------
  */
 

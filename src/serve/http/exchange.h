@@ -101,6 +101,8 @@ struct usage_counts {
     uint64_t prompt, cached, new_tokens, reasoning;
 };
 struct usage_counts exchange_usage(const struct exchange *x);
+/* Tokens of the prompt that were known, by where they were, and why not more. */
+json_t *exchange_reuse(const struct sluice_reuse *reuse);
 
 /* ---- for the writer and the server ------------------------------------------------------------
  */
