@@ -915,7 +915,32 @@ static void build_experts(struct rig *r, const struct experts_case *c, uint32_t 
     rig_tap(r, 1, weight);
 }
 
-/* Against the CPU; and a row alone has the bits that it has among others. */
+/* A step of n rows, in a plan for at least as many: a row alone has the bits that it has among
+ * others; and up to 70 rows against the CPU. Of many rows every seventh, and the last. */
+static void check_experts(struct rig *many, struct rig *one, const struct experts_case *c,
+                          uint32_t n) {
+    uint32_t step = n > 16 ? 7 : 1;
+    bool has_cpu = n <= 70;
+    for (int b = has_cpu ? RIG_CPU : RIG_CUDA; b < RIG_BACKENDS; b++)
+        rig_step(many, b, &(struct run){0, 0, n}, 1, 5);
+    for (uint32_t row = (n - 1) % step; row < n; row += step) {
+        const float *cuda = rig_output(many, RIG_CUDA, 0, row);
+        if (has_cpu) {
+            EXPECT_NEAR(rig_distance(rig_output(many, RIG_CPU, 1, row),
+                                     rig_output(many, RIG_CUDA, 1, row), c->used + 1),
+                        0, F32_BOUND);
+            EXPECT_NEAR(rig_distance(rig_output(many, RIG_CPU, 0, row), cuda, c->width), 0,
+                        INT8_BOUND);
+        }
+        rig_step(one, RIG_CUDA, &(struct run){0, row, 1}, 1, 5);
+        if (memcmp(rig_output(one, RIG_CUDA, 0, 0), cuda, c->width * sizeof(float)) != 0)
+            test_fail(__FILE__, __LINE__,
+                      "width %u, %u of %u experts: row %u of %u has other bits alone", c->width,
+                      c->used, c->experts, row, n);
+    }
+}
+
+/* Plans of few rows and of many (experts_wide.h), full and not. */
 TEST(cuda_experts_mixed) {
     static const struct experts_case cases[] = {
         {DT_Q4_K, DT_Q4_K, DT_Q6_K, DT_Q4_K, DT_Q6_K, 1024, 512, 512, 5, 3},
@@ -927,30 +952,21 @@ TEST(cuda_experts_mixed) {
         {DT_Q4_K, DT_Q4_K, DT_Q6_K, DT_Q4_K, DT_Q6_K, 768, 256, 512, 4, 1},
         {DT_Q4_K, DT_Q4_K, DT_Q4_K, DT_BF16, DT_Q4_K, 512, 256, 256, 4, 3},
         {DT_F32, DT_F32, DT_Q8_0, DT_F32, DT_F32, 96, 32, 64, 700, 9},
+        {DT_Q5_K, DT_Q5_K, DT_Q5_K, DT_Q5_K, DT_Q5_K, 512, 256, 256, 100, 7},
+        {DT_Q4_K, DT_Q4_K, DT_Q6_K, DT_Q8_0, DT_Q4_K, 1024, 256, 256, 33, 2},
     };
-    static const uint32_t rows[] = {3, 12};
+    static const uint32_t rows[] = {3, 12, 70, 530};
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
-        const struct experts_case *c = &cases[i];
         struct rig one;
-        build_experts(&one, c, 1, 6500 + i);
+        build_experts(&one, &cases[i], 1, 6500 + i);
         bool is_open = rig_open(&one);
         for (size_t n = 0; n < sizeof rows / sizeof *rows; n++) {
             struct rig many;
-            build_experts(&many, c, rows[n], 6500 + i);
+            build_experts(&many, &cases[i], rows[n], 6500 + i);
             is_open = rig_open(&many) && is_open;
-            for (int b = 0; is_open && b < RIG_BACKENDS; b++)
-                rig_step(&many, b, &(struct run){0, 0, rows[n]}, 1, 5);
-            for (uint32_t row = 0; is_open && row < rows[n]; row++) {
-                const float *cuda = rig_output(&many, RIG_CUDA, 0, row);
-                EXPECT_NEAR(rig_distance(rig_output(&many, RIG_CPU, 1, row),
-                                         rig_output(&many, RIG_CUDA, 1, row), c->used + 1),
-                            0, F32_BOUND);
-                EXPECT_NEAR(rig_distance(rig_output(&many, RIG_CPU, 0, row), cuda, c->width), 0,
-                            INT8_BOUND);
-                rig_step(&one, RIG_CUDA, &(struct run){0, row, 1}, 1, 5);
-                if (memcmp(rig_output(&one, RIG_CUDA, 0, 0), cuda, c->width * sizeof(float)) != 0)
-                    test_fail(__FILE__, __LINE__, "case %zu, row %u of %u has other bits alone", i,
-                              row, rows[n]);
+            if (is_open) {
+                check_experts(&many, &one, &cases[i], rows[n]);
+                check_experts(&many, &one, &cases[i], rows[n] / 2 + 1);
             }
             rig_end(&many);
         }

@@ -508,6 +508,7 @@ static __device__ __forceinline__ void project_wide(const struct wide_params &p)
 
 #endif
 
+#ifndef WIDE_PRODUCT_ALONE /* experts_wide.cu has the product, not these kernels */
 /* project_wide_<type>_<rows of a tile>: a type each, since ptxas spills where one kernel has two.
  */
 #if __CUDA_ARCH_FEAT_SM90_ALL
@@ -529,3 +530,4 @@ WIDE_KERNEL(q5, IS_Q5_K, 64)
 WIDE_KERNEL(q5, IS_Q5_K, 128)
 WIDE_KERNEL(q6, IS_Q6_K, 64)
 WIDE_KERNEL(q8, IS_Q8_0, 64)
+#endif

@@ -163,6 +163,31 @@ static __device__ __forceinline__ void cp_async_bulk(uint32_t to, const uint8_t 
 #endif
 }
 
+/* From shared memory, written before fence_proxy_async; of the thread's running group of stores. */
+static __device__ __forceinline__ void bulk_store(float *to, uint32_t from, uint32_t bytes) {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(to), "r"(from),
+                 "r"(bytes)
+                 : "memory");
+#endif
+}
+
+static __device__ __forceinline__ void bulk_store_commit(void) {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("cp.async.bulk.commit_group;" ::: "memory");
+#endif
+}
+
+/* All of the thread's stores have read shared memory; IS_DONE: and have written. */
+template <bool IS_DONE> static __device__ __forceinline__ void bulk_store_wait(void) {
+#if __CUDA_ARCH__ >= 900
+    if (IS_DONE)
+        asm volatile("cp.async.bulk.wait_group 0;" ::: "memory");
+    else
+        asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory");
+#endif
+}
+
 /* ---- clusters -------------------------------------------------------------------------------- */
 
 /* Says that this block runs and its mbarriers are initialised; orders no other memory, which would
@@ -576,8 +601,22 @@ static __device__ __forceinline__ void wgmma_f16(float (&c)[64], uint64_t a, uin
                  : "l"(a), "l"(b), "n"(ADDS));
 }
 
-/* c = or += a * b^T: a (64 x 16) in registers, b in shared memory, K-major (64 or 128 rows of 16
- * columns) or MN-major (16 rows of as many columns). */
+/* c = or += a * b^T: a (64 x 16) in registers, b in shared memory, K-major (32, 64 or 128 rows of
+ * 16 columns) or MN-major (16 rows of as many columns). */
+template <bool ADDS, bool MN_MAJOR_B = false>
+static __device__ __forceinline__ void wgmma_f16(float (&c)[16], const uint32_t (&a)[4],
+                                                 uint64_t b) {
+    asm volatile("{\n"
+                 ".reg .pred p;\n"
+                 "setp.ne.b32 p, %21, 0;\n"
+                 "wgmma.mma_async.sync.aligned.m64n32k16.f32.f16.f16 "
+                 "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15}, "
+                 "{%16, %17, %18, %19}, %20, p, 1, 1, %22;\n"
+                 "}"
+                 : WGMMA_R16(c, 0)
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "n"(ADDS), "n"(MN_MAJOR_B));
+}
+
 template <bool ADDS, bool MN_MAJOR_B = false>
 static __device__ __forceinline__ void wgmma_f16(float (&c)[32], const uint32_t (&a)[4],
                                                  uint64_t b) {

@@ -247,3 +247,164 @@ extern "C" __global__ void __maxnreg__(64) route(const __grid_constant__ struct 
             __syncthreads();
         }
 }
+
+/* ---- many rows --------------------------------------------------------------------------------
+ *
+ * The same sums for rows of up to 4 * ROUTE_THREADS columns, 16 rows a thread block, which keeps
+ * them in registers and reads the router once. Warp w has the columns that warp w has above; a
+ * thread has four rows and the columns of lanes l, l + 8, l + 16 and l + 24, so that the first two
+ * levels of the sum are its own and three are left. Then a warp chooses for a row. */
+
+enum { THREAD_ROWS = 4, WARP_SUMS = ROUTE_WIDE_BATCH * ROUTE_WIDE_ROWS };
+
+/* A thread's columns of a row. */
+struct columns {
+    float4 v[4];
+};
+
+static __device__ __forceinline__ struct columns load_columns(const struct route_params &p,
+                                                              const float *row, uint32_t first) {
+    struct columns c;
+#pragma unroll
+    for (int h = 0; h < 4; h++)
+        c.v[h] = load_input4(p, row, first + 8 * h);
+    return c;
+}
+
+/* The thread's part of a dot product: each lane's columns, then lanes 16 apart, then 8. */
+static __device__ __forceinline__ float dot_columns(const struct columns &w,
+                                                    const struct columns &x) {
+    float s[4];
+#pragma unroll
+    for (int h = 0; h < 4; h++)
+        s[h] = dot(w.v[h], x.v[h], 0);
+    return __fadd_rn(__fadd_rn(s[0], s[2]), __fadd_rn(s[1], s[3]));
+}
+
+/* Adds lanes 4, 2 and 1 apart; lane l of eight has row l / 2 of its four in the end. */
+static __device__ __forceinline__ void store_sums(const float (&s)[THREAD_ROWS], float *sums) {
+    uint32_t lane = threadIdx.x % 32;
+    bool is_upper = lane & 4;
+    float a[2];
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+        float other = __shfl_xor_sync(~0u, is_upper ? s[i] : s[i + 2], 4);
+        a[i] = __fadd_rn(is_upper ? s[i + 2] : s[i], other);
+    }
+    is_upper = lane & 2;
+    float other = __shfl_xor_sync(~0u, is_upper ? a[0] : a[1], 2);
+    float v = __fadd_rn(is_upper ? a[1] : a[0], other);
+    v = __fadd_rn(v, __shfl_xor_sync(~0u, v, 1));
+    if (lane % 2 == 0)
+        sums[lane / 8 * THREAD_ROWS + lane / 2 % 4] = v;
+}
+
+/* The warps' sums, 8 apart first. */
+template <int N> static __device__ __forceinline__ float add_warps(const float *sums) {
+    if constexpr (N == WARPS)
+        return sums[0];
+    else
+        return __fadd_rn(add_warps<2 * N>(sums), add_warps<2 * N>(sums + N * WARP_SUMS));
+}
+
+/* Router rows base ... of a batch; `router` has the first, and after it the next batch's. */
+static __device__ __forceinline__ void add_batch(const struct route_params &p,
+                                                 const struct columns (&x)[THREAD_ROWS],
+                                                 const struct columns &norm, struct columns &router,
+                                                 uint32_t base, uint32_t n, float *sums) {
+    uint32_t first = threadIdx.x / 32 * 32 + threadIdx.x % 8;
+#pragma unroll 1
+    for (uint32_t i = 0; i < ROUTE_WIDE_BATCH && base + i < n; i++, sums += ROUTE_WIDE_ROWS) {
+        struct columns w;
+#pragma unroll
+        for (int h = 0; h < 4; h++)
+            w.v[h] = make_float4(
+                __fmul_rn(router.v[h].x, norm.v[h].x), __fmul_rn(router.v[h].y, norm.v[h].y),
+                __fmul_rn(router.v[h].z, norm.v[h].z), __fmul_rn(router.v[h].w, norm.v[h].w));
+        router = load_columns(p, router_row(p, min(base + i + 1, n - 1), n), first);
+        float s[THREAD_ROWS];
+#pragma unroll
+        for (int r = 0; r < THREAD_ROWS; r++)
+            s[r] = dot_columns(w, x[r]);
+        store_sums(s, sums);
+    }
+}
+
+/* By a warp: the best experts of a row, whose keys it consumes. */
+static __device__ void choose_wide(const struct route_params &p, uint32_t row, uint32_t *keys,
+                                   float *top) {
+    uint32_t lane = threadIdx.x % 32, *choice = p.choice + row * p.choice_stride;
+    float *weight = p.weight + row * p.weight_stride;
+#pragma unroll 1
+    for (uint32_t i = 0; i < p.used; i++) {
+        uint32_t best = 0, at = ~0u;
+#pragma unroll 4
+        for (uint32_t e = lane; e < p.experts; e += 32) {
+            uint32_t key = keys[e];
+            at = key > best ? e : at;
+            best = max(best, key);
+        }
+        uint32_t most = __reduce_max_sync(~0u, best);
+        at = __reduce_min_sync(~0u, best == most ? at : ~0u);
+        if (lane == 0) {
+            choice[i] = at;
+            top[i] = from_order_bits(most);
+            keys[at] = 0;
+        }
+        __syncwarp();
+    }
+    if (lane == 0) {
+        float gate = p.shared_gate ? from_order_bits(keys[p.experts]) : 0;
+        choice[p.used] = p.experts;
+        weight[p.used] = p.shared_gate ? 1 / (1 + expf(-gate)) : 0;
+    }
+    float sum = 0;
+    for (uint32_t j = lane; j < p.used; j += 32)
+        sum += expf(top[j] - top[0]);
+    sum = warp_sum(sum);
+    for (uint32_t j = lane; j < p.used; j += 32)
+        weight[j] = expf(top[j] - top[0]) / sum;
+}
+
+/* Shared memory: sums (warp, router row of a batch, row); keys (row, E + 1); logits of the rows'
+ * best. */
+extern "C" __global__ void __launch_bounds__(ROUTE_THREADS, 1)
+    route_wide(const __grid_constant__ struct route_params p) {
+    extern __shared__ __align__(16) uint32_t keys[];
+    __shared__ float factors[ROUTE_WIDE_ROWS];
+    uint32_t warp = threadIdx.x / 32, lane = threadIdx.x % 32, column = warp * 32 + lane % 8;
+    uint32_t n = p.experts + (p.shared_gate != NULL), stride = p.experts + 1;
+    uint32_t *logits = keys + WARPS * WARP_SUMS;
+    float *sums = (float *)keys, *top = (float *)(logits + ROUTE_WIDE_ROWS * stride);
+    struct columns x[THREAD_ROWS], norm = load_columns(p, p.norm, column),
+                                   router = load_columns(p, router_row(p, 0, n), column);
+    pdl_wait(p.io);
+    pdl_launch_dependents();
+    uint32_t n_rows = p.io.header->n_rows, first = blockIdx.x * ROUTE_WIDE_ROWS;
+    if (first >= n_rows)
+        return;
+    float squares[THREAD_ROWS];
+#pragma unroll
+    for (int r = 0; r < THREAD_ROWS; r++) {
+        uint32_t row = min(first + lane / 8 * THREAD_ROWS + r, n_rows - 1);
+        x[r] = load_columns(p, p.in + row * p.in_stride, column);
+        squares[r] = dot_columns(x[r], x[r]);
+    }
+    store_sums(squares, sums + warp * WARP_SUMS);
+    __syncthreads();
+    if (threadIdx.x < ROUTE_WIDE_ROWS)
+        factors[threadIdx.x] = norm_factor(add_warps<1>(sums + threadIdx.x), p.width, p.eps);
+    __syncthreads();
+#pragma unroll 1
+    for (uint32_t base = 0; base < n; base += ROUTE_WIDE_BATCH) {
+        add_batch(p, x, norm, router, base, n, sums + warp * WARP_SUMS);
+        __syncthreads();
+        uint32_t e = base + threadIdx.x / ROUTE_WIDE_ROWS, row = threadIdx.x % ROUTE_WIDE_ROWS;
+        if (e < n)
+            logits[row * stride + e] =
+                key_of(__fmul_rn(add_warps<1>(sums + threadIdx.x), factors[row]));
+        __syncthreads();
+    }
+    if (first + warp < n_rows)
+        choose_wide(p, first + warp, logits + warp * stride, top + warp * p.used);
+}

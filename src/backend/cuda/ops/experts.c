@@ -5,6 +5,7 @@
 #include <stdio.h>
 
 #include "backend/cuda/host/cuda.h"
+#include "backend/cuda/ops/experts_wide.h"
 #include "base/size.h"
 
 enum {
@@ -160,26 +161,40 @@ static bool is_tiled(struct recorder *r, const struct op *op) {
  * that one are then complete when this one starts. */
 static bool follows_late_release(struct recorder *r, enum op_kind kind) {
     const struct op *before = recorder_neighbour(r, -1);
-    return before && before->kind == kind && (kind == OP_ROUTE || is_tiled(r, before));
+    return before && before->kind == kind &&
+           (kind == OP_ROUTE || (is_tiled(r, before) && !experts_is_wide(r, before)));
 }
 
-bool record_experts_in_gemv(struct recorder *r, const struct op *op, int *status) {
+struct project_input experts_input(struct recorder *r, const struct op *op) {
+    const struct operand *in = input_of(op);
+    struct project_input out = {.x = recorder_at(r, in),
+                                .k = in->dims[0],
+                                .x_stride = in->stride,
+                                .prologue = PROLOGUE_NONE,
+                                .head_width = in->dims[0],
+                                .can_vec4 = 1,
+                                .wants_int8 = 1,
+                                .act_group = op_act_group(op)};
+    if (op->kind == OP_EXPERTS_IN) {
+        out.prologue = PROLOGUE_NORM;
+        out.norm = recorder_at(r, &op->experts_in.norm);
+        out.eps = op->experts_in.eps;
+    }
+    return out;
+}
+
+bool record_experts_in_tiled(struct recorder *r, const struct op *op, int *status) {
     const struct op_experts_in *o = &op->experts_in;
     if (!is_tiled(r, op))
         return false;
+    if (experts_is_wide(r, op)) {
+        *status = record_experts_in_wide(r, op);
+        return true;
+    }
     uint32_t rows = tile_rows(op), set = 0;
     struct experts_in_gemv_params p = {
         .io = r->io,
-        .in = {.x = recorder_at(r, &o->in),
-               .norm = recorder_at(r, &o->norm),
-               .k = o->in.dims[0],
-               .x_stride = o->in.stride,
-               .prologue = PROLOGUE_NORM,
-               .head_width = o->in.dims[0],
-               .can_vec4 = 1,
-               .wants_int8 = 1,
-               .eps = o->eps,
-               .act_group = op_act_group(op)},
+        .in = experts_input(r, op),
         .choice = recorder_at(r, &o->choice),
         .hidden = recorder_at(r, &o->hidden),
         .choice_stride = o->choice.stride,
@@ -209,21 +224,18 @@ bool record_experts_in_gemv(struct recorder *r, const struct op *op, int *status
     return true;
 }
 
-bool record_experts_out_gemv(struct recorder *r, const struct op *op, int *status) {
+bool record_experts_out_tiled(struct recorder *r, const struct op *op, int *status) {
     const struct op_experts_out *o = &op->experts_out;
     if (!is_tiled(r, op))
         return false;
+    if (experts_is_wide(r, op)) {
+        *status = record_experts_out_wide(r, op);
+        return true;
+    }
     uint32_t rows = tile_rows(op), set = 0, k = o->hidden.dims[0];
     struct experts_out_gemv_params p = {
         .io = r->io,
-        .in = {.x = recorder_at(r, &o->hidden),
-               .k = k,
-               .x_stride = o->hidden.stride,
-               .prologue = PROLOGUE_NONE,
-               .head_width = k,
-               .can_vec4 = 1,
-               .wants_int8 = 1,
-               .act_group = op_act_group(op)},
+        .in = experts_input(r, op),
         .choice = recorder_at(r, &o->choice),
         .weight = recorder_at(r, &o->weight),
         .x = recorder_at(r, &o->x),

@@ -65,9 +65,12 @@ bool experts_can_tile(const struct op *op);
 /* The tiles of one of them; false: `weight` is none of the op's matrices. */
 bool experts_tile_format(const struct op *op, const struct operand *weight,
                          struct tile_format *out);
-/* False: the op's weights are not tiled, and nothing was recorded. */
-bool record_experts_in_gemv(struct recorder *r, const struct op *op, int *status);
-bool record_experts_out_gemv(struct recorder *r, const struct op *op, int *status);
+/* The activations that the op quantizes, with its norm. */
+struct project_input experts_input(struct recorder *r, const struct op *op);
+/* By these kernels, or for many rows those of experts_wide.h. False: the op's weights are not
+ * tiled, and nothing was recorded. */
+bool record_experts_in_tiled(struct recorder *r, const struct op *op, int *status);
+bool record_experts_out_tiled(struct recorder *r, const struct op *op, int *status);
 #endif
 
 #endif

@@ -75,7 +75,7 @@ static bool needs_int8(const struct recorder *r, const struct op_experts_in *o) 
 int record_experts_in(struct recorder *r, const struct op *op) {
     const struct op_experts_in *o = &op->experts_in;
     int status;
-    if (record_experts_in_gemv(r, op, &status))
+    if (record_experts_in_tiled(r, op, &status))
         return status;
     struct fallback_quantize_params q = {
         .io = r->io,
@@ -160,7 +160,7 @@ static int record_out(struct recorder *r, const struct op *op, const struct oper
 int record_experts_out(struct recorder *r, const struct op *op) {
     const struct op_experts_out *o = &op->experts_out;
     int status;
-    if (record_experts_out_gemv(r, op, &status))
+    if (record_experts_out_tiled(r, op, &status))
         return status;
     if (!o->shared_down.n_dims)
         return record_out(r, op, &o->down, NULL);

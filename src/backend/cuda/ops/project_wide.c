@@ -53,8 +53,7 @@ static int record_quantize(struct recorder *r, const struct wide_op *w, bool is_
 /* ---- products ---------------------------------------------------------------------------------
  */
 
-/* Bytes of a stage: stage_layout of project_wide_types.cuh. */
-static uint32_t stage_bytes(uint32_t type, uint32_t rows) {
+uint32_t wide_stage_bytes(uint32_t type, uint32_t rows) {
     uint32_t bytes = rows * (256 + (type == IS_Q8_0 ? 16 : 20));
     bytes = div_up(bytes, 128) * 128 + (type == IS_Q8_0 ? 8 : 4) * WIDE_CHUNK;
     switch (type) {
@@ -135,7 +134,7 @@ static int record_product(struct recorder *r, const struct wide_op *op, uint32_t
     uint32_t rows = choose_rows(&w, type, p->row_limit, r->n_sms);
     split_over_blocks(r, &w, rows, p->row_limit);
     uint32_t splits = w.max_splits > 1 && !w.is_split_k ? rows * WIDE_N * 4 : 0;
-    w.stage_bytes = stage_bytes(type, rows);
+    w.stage_bytes = wide_stage_bytes(type, rows);
     w.stages =
         min_u32((PROJECT_SHARED_ALONE - WIDE_STAGES_AT - splits) / w.stage_bytes, WIDE_MAX_STAGES);
     w.splits_at = WIDE_STAGES_AT + w.stages * w.stage_bytes;

@@ -85,6 +85,9 @@ struct wide_f32_params {
 };
 
 #ifndef __CUDACC__
+/* Bytes of a stage of the pipeline, for tiles of so many rows: stage_layout of
+ * project_wide_types.cuh. */
+uint32_t wide_stage_bytes(uint32_t type, uint32_t rows);
 /* Records a PROJECT whose K splits project.c has chosen; `set` is its types. False: not one for
  * these kernels, and nothing was recorded. */
 bool record_project_wide(struct recorder *r, const struct project_params *p, uint32_t set,

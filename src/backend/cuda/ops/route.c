@@ -10,10 +10,27 @@ enum {
     GROUP_ROWS = 8, /* rows that share thread blocks, which keep router rows in registers */
     MAX_ROW_GROUPS = 8,
     MAX_TOPK_BLOCKS = 64, /* they wait for others, so they must never fill the device */
+    WIDE_MIN_ROWS = 512,
 };
 
 static bool is_aligned(const struct op_route *o) {
     return o->in.offset % 16 == 0 && o->in.stride % 4 == 0 && o->in.dims[0] % 4 == 0;
+}
+
+/* For many rows. False: not for this op. */
+static bool record_wide(struct recorder *r, const struct route_params *p, int *status) {
+    enum { MAX_SHARED = 160 << 10 };
+    uint64_t words = (uint64_t)ROUTE_THREADS / 32 * ROUTE_WIDE_BATCH * ROUTE_WIDE_ROWS +
+                     (uint64_t)ROUTE_WIDE_ROWS * (p->experts + 1 + p->used);
+    if (p->row_limit < WIDE_MIN_ROWS || p->width > 4 * ROUTE_THREADS || !p->is_aligned ||
+        words * sizeof(uint32_t) > min_u32(MAX_SHARED, r->b->max_shared))
+        return false;
+    struct cuda_launch launch = {.kernel = "route_wide",
+                                 .grid = {div_up(p->row_limit, ROUTE_WIDE_ROWS), 1, 1},
+                                 .threads = ROUTE_THREADS,
+                                 .shared = (uint32_t)(words * sizeof(uint32_t))};
+    *status = recorder_launch(r, &launch, p, sizeof *p);
+    return true;
 }
 
 int record_route(struct recorder *r, const struct op *op) {
@@ -41,6 +58,9 @@ int record_route(struct recorder *r, const struct op *op) {
         .is_aligned = is_aligned(o),
         .eps = o->eps,
     };
+    int status;
+    if (record_wide(r, &p, &status))
+        return status;
     uint64_t warps = div_up(experts, ROUTE_WARP_EXPERTS),
              kept = min_u32(o->used, ROUTE_WARP_EXPERTS);
     uint64_t shared = (warps * (ROUTE_WARP_EXPERTS + 2 * kept) + o->used) * sizeof(uint32_t);

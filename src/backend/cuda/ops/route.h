@@ -8,6 +8,8 @@ enum {
     ROUTE_BLOCK_LOGITS = 2, /* router rows of a thread block, at most */
     ROUTE_THREADS = 512,
     ROUTE_WARP_EXPERTS = 32, /* experts that a warp sorts */
+    ROUTE_WIDE_ROWS = 16,    /* of a thread block of route_wide, at most */
+    ROUTE_WIDE_BATCH = 32,   /* router rows between two barriers of route_wide */
 };
 
 struct route_params {
