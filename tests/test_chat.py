@@ -71,7 +71,7 @@ class Terminal:
                 os.execve(SLUICE, arguments(args), environment(**env))
             finally:
                 os._exit(127)
-        self.seen = b""
+        self.seen, self.has_ended = b"", False
         self.greeting = self.wait_for(b"> ")
 
     def read(self, seconds):
@@ -82,12 +82,14 @@ class Terminal:
         except OSError:
             more = b""
         self.seen += more
+        self.has_ended = not more
         return bool(more)
 
     def wait_for(self, what, seconds=PATIENCE):
         """Returns what was shown up to there, and forgets it."""
         end = time.time() + seconds
         while what not in self.seen:
+            assert not self.has_ended, f"it ended without {what!r}, after {self.seen[-400:]!r}"
             assert time.time() < end, f"no {what!r} in {seconds} s, only {self.seen[-400:]!r}"
             self.read(0.1)
         before, _, self.seen = self.seen.partition(what)
@@ -567,7 +569,7 @@ def main():
         except Exception as e:
             failed += 1
             line = traceback.extract_tb(e.__traceback__)[-1].lineno
-            print(f"FAILED {test.__name__} (line {line}): {str(e) or repr(e)}")
+            print(f"FAILED {test.__name__} (line {line}): {str(e) or repr(e)}", flush=True)
         if os.environ.get("TIMES"):
             print(f"{sum(os.times()[:4]) - started:6.2f} s {test.__name__}")
     print(f"{passed} passed, {failed} failed")

@@ -1045,7 +1045,7 @@ def main():
         except Exception as e:
             failed += 1
             where = traceback.extract_tb(e.__traceback__)[1] if len(traceback.extract_tb(e.__traceback__)) > 1 else None
-            print(f"FAILED test_cli.py:{where.lineno if where else 0}: {e or type(e).__name__} ({t.__name__})")
+            print(f"FAILED test_cli.py:{where.lineno if where else 0}: {e or type(e).__name__} ({t.__name__})", flush=True)
         if os.environ.get("TIMES"):
             print(f"{sum(os.times()[:4]) - started:6.2f} s {t.__name__}")
     print(f"{passed} passed, {failed} failed")

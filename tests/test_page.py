@@ -324,7 +324,7 @@ def main():
         print(f"{passed} passed, 0 failed")
     except Exception as e:
         traceback.print_exc(file=sys.stdout)
-        print(f"FAILED {running}: {str(e) or repr(e)}")
+        print(f"FAILED {running}: {str(e) or repr(e)}", flush=True)
         print(f"{passed} passed, 1 failed")
         Page(driver).shot("failed")
         return 1

@@ -273,7 +273,7 @@ def main():
         if not all(word in answer.get("error", "") for word in says.split()):
             failures.append(f"expected {says!r} in {answer}")
     for failure in failures[:12]:
-        print(f"FAILED {failure}")
+        print(f"FAILED {failure}", flush=True)
     ms = sorted(a["ms"] for a in answers if "ms" in a)
     print(f"{len(schemas)} schemas: {n_walks} random answers are valid, {n_tries} instances are taken; compiled in {ms[len(ms) // 2]:.2f} ms, at most {ms[-1]:.1f}")
     print(f"{len(schemas) + len(REFUSED) - len(failures)} passed, {len(failures)} failed")

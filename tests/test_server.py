@@ -1557,14 +1557,14 @@ def main():
         except Exception as e:
             failed += 1
             line = [f for f in traceback.extract_tb(e.__traceback__) if f.filename == __file__][-1].lineno
-            print(f"FAILED {test.__name__} (line {line}): {str(e) or repr(e)}")
+            print(f"FAILED {test.__name__} (line {line}): {str(e) or repr(e)}", flush=True)
         if os.environ.get("TIMES"):
             print(f"{time.time() - started:6.2f} s {test.__name__}")
     if shared:
         code = shared.stop()
         if code != 0:
             failed += 1
-            print(f"FAILED the shared server exits {code}: {shared.text().decode()[-2000:]}")
+            print(f"FAILED the shared server exits {code}: {shared.text().decode()[-2000:]}", flush=True)
     print(f"{passed} passed, {failed} failed" + (f", {skipped} skipped" if skipped else ""))
     return failed > 0
 

@@ -93,7 +93,7 @@ def test_run_refuses():
     bad(1, "-c", "run", "-p", "word " * 100, "-c", 16)
     bad(1, "no/such", "run", "-m", "no/such/model.gguf", "-p", "x")
     bad(1, "no/such", "run", "-f", "no/such/text")
-    bad(1, "-c", "run", "-p", "x", "-c", 1 << 24, "-m", SHIPPED, "--kv", "f32")
+    bad(1, "-c", "run", "-p", "x", "-c", 1 << 24, "-m", "synth:smollm2-1.7b:q4_0", "--kv", "f32")  # 6.6 TB
     bad(2, "--kv", "run", "-p", "x", "--kv", "q7")
     bad(2, "--backend", "run", "-p", "x", "--backend", "abacus")
     bad(2, "--temp", "run", "-p", "x", "--temp", "-1")
@@ -832,7 +832,7 @@ def main():
         except Exception as e:
             failed += 1
             line = traceback.extract_tb(e.__traceback__)[-1]
-            print(f"FAILED {name}: {e or line.line}")
+            print(f"FAILED {name}: {e or line.line}", flush=True)
         if os.environ.get("TIMES"):
             print(f"{sum(os.times()[:4]) - started:6.2f} s {name}")
     print(f"{passed} passed, {failed} failed")
