@@ -177,6 +177,13 @@ function choose(i, isScrolled) {
   tell(chosen);
 }
 
+// What a whole line stands for: the largest layer, or what is not much larger, so that no sliver is left for a next line.
+function scaleOf(rows, layers) {
+  const largest = (some) => Math.max(...some.map((r) => sum(r.ops.map((i) => plan.ops[i]), valueOf)));
+  const all = largest(rows), layer = layers.length ? largest(layers) : all;
+  return all < 1.5 * layer ? all : layer;
+}
+
 function draw() {
   $("plan-by").hidden = !plan || !plan.timed;
   $("plan-measure").disabled = isBusy || !plan;
@@ -185,7 +192,7 @@ function draw() {
   if (!plan) return;
   const rows = rowsOf(plan.ops);
   const layers = rows.filter((r) => r.layer >= 0);
-  const scale = Math.max(...(layers.length ? layers : rows).map((r) => sum(r.ops.map((i) => plan.ops[i]), valueOf)));
+  const scale = scaleOf(rows, layers);
   const kinds = layers.map(kindOf), count = (k) => kinds.filter((x) => x === k).length;
   const words = [count("delta") && `${count("delta")} recurrent`, count("attend") && `${count("attend")} attention`].filter(Boolean);
   $("plan-about").textContent = `${layers.length} layers: ${words.join(" and ")}. One row, depth ${plan.depth}, on ${plan.device || plan.backend}.`;
