@@ -251,6 +251,12 @@ struct sluice_pages {
 };
 void sluice_engine_pages(const sluice_engine *engine, struct sluice_pages *out);
 
+/* Bytes of KV pages and snapshots that hold something, of open sequences or kept for later ones. */
+struct sluice_kept {
+    uint64_t device, host, disk;
+};
+void sluice_engine_kept(sluice_engine *engine, struct sluice_kept *out);
+
 /* What the calls that moved KV pages and snapshots from one place to another took. */
 struct sluice_moved {
     uint64_t bytes;

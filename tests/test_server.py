@@ -1201,8 +1201,14 @@ def test_metrics_are_prometheus_text():
     text = s.request("GET", "/metrics")[2]
     for line in text.splitlines():
         assert re.fullmatch(r"# (HELP|TYPE) sluice_\w+ .+|sluice_\w+(\{\w+=\"[^\"]+\"\})? [0-9.e+-]+", line), line
-    for name in ("first_token_seconds", "between_tokens_seconds", "step_rows", "responses_total", "cached_tokens_total"):
+    for name in ("first_token_seconds", "between_tokens_seconds", "step_rows", "responses_total", "cached_tokens_total", "cache_bytes", "cache_moved_bytes_total"):
         assert f"# TYPE sluice_{name} " in text, name
+    with own("--cache-dir", TMP / "metrics", "--cache-dir-bytes", "64M", "--cache-bytes", "64M") as s:
+        tier = lambda name: float(re.search(rf'^sluice_cache_bytes{{tier="{name}"}} (\S+)$', s.request("GET", "/metrics")[2], re.M)[1])
+        assert tier("disk") == 0
+        s.chat()  # what it has read is kept, and goes to disk
+        wait_until(lambda: tier("disk") > 0, "bytes on disk")
+        assert tier("device") > 0
 
 
 # ---- abuse -----------------------------------------------------------------------------------------

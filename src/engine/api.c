@@ -322,6 +322,22 @@ int sluice_engine_forget(sluice_engine *e) {
     return SLUICE_OK;
 }
 
+void sluice_engine_kept(sluice_engine *e, struct sluice_kept *out) {
+    if (!out)
+        return;
+    *out = (struct sluice_kept){0};
+    if (!is_loaded(e))
+        return;
+    const struct cache *c = &e->state.cache;
+    out->device =
+        (uint64_t)(e->state.pages.n - e->state.pages.n_free) * e->state.layout.page_bytes +
+        (uint64_t)(c->options.n_cells - c->n_free_cells) * c->options.cell_bytes;
+    if (e->host.n_units)
+        out->host = e->host.n_units * e->host.unit_bytes - host_tier_room(&e->host);
+    if (e->disk)
+        out->disk = disk_tier_bytes(e->disk);
+}
+
 void sluice_engine_pages(const sluice_engine *e, struct sluice_pages *out) {
     if (!out)
         return;

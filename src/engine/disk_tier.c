@@ -737,6 +737,13 @@ uint64_t disk_tier_room(struct disk_tier *d) {
     return room;
 }
 
+uint64_t disk_tier_bytes(struct disk_tier *d) {
+    pthread_mutex_lock(&d->lock);
+    uint64_t bytes = d->own;
+    pthread_mutex_unlock(&d->lock);
+    return bytes;
+}
+
 /* Whether an object may be put; if it is for bytes that others have, the thread shall look. */
 static bool is_room_for(struct disk_tier *d, const struct disk_meta *meta) {
     uint64_t bytes = disk_file_bytes(meta->n_tokens, meta->bytes);

@@ -60,16 +60,47 @@ static void write_responses(const struct metrics *m, struct buffer *out) {
                           (unsigned long long)m->answers_by_code[code]);
 }
 
-static void write_tiers(const struct metrics *m, struct buffer *out) {
-    const struct {
-        const char *tier;
-        uint64_t tokens;
-    } rows[] = {{"device", m->cached_device}, {"host", m->cached_host}, {"disk", m->cached_disk}};
-    buffer_puts(out, "# HELP sluice_cached_tokens_total prompt tokens that were known already, by "
-                     "where they were\n# TYPE sluice_cached_tokens_total counter\n");
-    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++)
-        buffer_printf(out, "sluice_cached_tokens_total{tier=\"%s\"} %llu\n", rows[i].tier,
-                      (unsigned long long)rows[i].tokens);
+/* A family with a value a label. */
+struct family {
+    const char *name, *type, *help, *label;
+    struct {
+        const char *of;
+        uint64_t value;
+    } rows[4];
+};
+
+static void write_family(const struct family *f, struct buffer *out) {
+    buffer_printf(out, "# HELP sluice_%s %s\n# TYPE sluice_%s %s\n", f->name, f->help, f->name,
+                  f->type);
+    for (size_t i = 0; i < sizeof f->rows / sizeof *f->rows && f->rows[i].of; i++)
+        buffer_printf(out, "sluice_%s{%s=\"%s\"} %llu\n", f->name, f->label, f->rows[i].of,
+                      (unsigned long long)f->rows[i].value);
+}
+
+static void write_tiers(const struct metrics *m, const struct worker_state *s, struct buffer *out) {
+    const struct sluice_counters *c = &s->engine;
+    const struct family families[] = {
+        {"cached_tokens_total",
+         "counter",
+         "prompt tokens that were known already, by where they were",
+         "tier",
+         {{"device", m->cached_device}, {"host", m->cached_host}, {"disk", m->cached_disk}}},
+        {"cache_bytes",
+         "gauge",
+         "of conversations that run or are kept, by where they are",
+         "tier",
+         {{"device", s->kept.device}, {"host", s->kept.host}, {"disk", s->kept.disk}}},
+        {"cache_moved_bytes_total",
+         "counter",
+         "of conversations, moved from tier to tier",
+         "path",
+         {{"to_host", c->to_host.bytes},
+          {"from_host", c->from_host.bytes},
+          {"to_disk", c->to_disk.bytes},
+          {"from_disk", c->from_disk.bytes}}},
+    };
+    for (size_t i = 0; i < sizeof families / sizeof *families; i++)
+        write_family(&families[i], out);
 }
 
 void metrics_write(const struct metrics *m, const struct worker_state *s,
@@ -123,7 +154,7 @@ void metrics_write(const struct metrics *m, const struct worker_state *s,
                       rows[i].name, rows[i].help, rows[i].name, rows[i].type, rows[i].name,
                       rows[i].value);
     write_responses(m, out);
-    write_tiers(m, out);
+    write_tiers(m, s, out);
     write_histogram(&m->first_token, "first_token_seconds", "until an answer's first token", out);
     write_histogram(&m->between_tokens, "between_tokens_seconds", "from token to token", out);
     write_histogram(&m->whole, "answer_seconds", "until an answer's end", out);

@@ -547,6 +547,7 @@ static void publish(struct worker *w, int status) {
     sched_counters(w->sched, &s.sched);
     sluice_engine_counters(w->engine, &s.engine);
     sluice_engine_pages(w->engine, &s.pages);
+    sluice_engine_kept(w->engine, &s.kept);
     uint64_t rows = s.engine.rows - w->state.engine.rows;
     uint64_t steps = s.engine.steps - w->state.engine.steps;
     if (steps > 0)
@@ -555,6 +556,7 @@ static void publish(struct worker *w, int status) {
     w->state.sched = s.sched;
     w->state.engine = s.engine;
     w->state.pages = s.pages;
+    w->state.kept = s.kept;
     w->state.has_failed |= status == SLUICE_ERR_DEVICE;
     pthread_mutex_unlock(&w->lock);
 }

@@ -147,6 +147,7 @@ struct worker_state {
     struct sched_counters sched;
     struct sluice_counters engine;
     struct sluice_pages pages;
+    struct sluice_kept kept;
     uint32_t n_answers, most_answers; /* taken and not ended; the most there may be */
     bool has_failed;                  /* the device is gone */
 };
