@@ -303,13 +303,42 @@ TEST(cuda_project_wide_shapes) {
         {.k = 1024, .rows = 400, .n_segments = 2, .n = {3584, 3584}, .epilogue = EPILOGUE_SWIGLU},
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
-        for (uint32_t type = 0; type < 2; type++) {
+        for (uint32_t type = 0; type < 3; type++) {
             struct project_case c = cases[i];
             c.prologue = c.epilogue == EPILOGUE_ADD ? PROLOGUE_NONE : PROLOGUE_NORM;
             for (uint32_t s = 0; s < c.n_segments; s++)
-                c.types[s] = type ? DT_Q6_K : DT_Q4_K;
+                c.types[s] = type == 2 ? DT_BF16 : type ? DT_Q6_K : DT_Q4_K;
             check_wide_rows(&c, 3900 + i);
         }
+}
+
+/* BF16 weights are multiplied by mma for few rows and by wgmma for many, F32 ones beside them too:
+ * one definition (kernels/project_bf16.cuh). Tiles of 4, 8 and 16 rows, with and without splits. */
+TEST(cuda_project_bf16_rows_are_independent) {
+    static const uint32_t rows[] = {9, 16, 17, 33, 64, 65, 128, 129, 300, 513};
+    static const uint32_t widths[] = {256, 512, 768, 1024, 1280, 2048, 2560, 3584, 9216};
+    struct rig r = {.random = 92};
+    for (uint32_t i = 0; i < 20; i++) {
+        struct project_case c = {.k = widths[rig_below(&r, 9)],
+                                 .rows = i < 10 ? rows[i] : 9 + rig_below(&r, 700),
+                                 .n_segments = 1 + rig_below(&r, 3),
+                                 .has_bias = rig_below(&r, 2),
+                                 .is_lm_head = rig_below(&r, 8) == 0,
+                                 .head_width = 128};
+        c.prologue = (enum prologue)rig_below(&r, 4);
+        c.epilogue = (enum epilogue)rig_below(&r, 3);
+        c.f32_last = rig_below(&r, 2) == 0 && c.n_segments > 1;
+        if (c.epilogue == EPILOGUE_SWIGLU)
+            c.n_segments = 2, c.f32_last = false;
+        if (c.epilogue == EPILOGUE_ADD)
+            c.n_segments = 1, c.f32_last = false;
+        for (uint32_t s = 0; s < c.n_segments; s++) {
+            c.types[s] = DT_BF16;
+            c.n[s] = c.epilogue == EPILOGUE_SWIGLU && s ? c.n[0] : 1 + rig_below(&r, 900);
+        }
+        check_wide_rows(&c, 3950 + i);
+        check_project(&c, 3950 + i);
+    }
 }
 
 /* ---- DELTA ------------------------------------------------------------------------------------

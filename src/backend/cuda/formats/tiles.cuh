@@ -63,6 +63,17 @@ static __device__ __forceinline__ uint32_t tile_word(const uint8_t *p) {
     return *(const uint32_t *)p;
 }
 
+/* BF16. column: of the K block. */
+static __device__ __forceinline__ float4 tile_bf16(const uint8_t *kblock, uint32_t rows,
+                                                   uint32_t row, uint32_t column) {
+    const uint8_t *panel = kblock + column / 64 * rows * 128 + column % 16;
+    uint32_t step = column % 64 / 16;
+    uint32_t a = tile_word(panel + tile_bf16_chunk(rows, row, 2 * step)),
+             b = tile_word(panel + tile_bf16_chunk(rows, row, 2 * step + 1));
+    return make_float4(bf16_to_f32((uint16_t)a), bf16_to_f32((uint16_t)(a >> 16)),
+                       bf16_to_f32((uint16_t)b), bf16_to_f32((uint16_t)(b >> 16)));
+}
+
 /* Values (row, column ... column + 3) of a tiled matrix; column is a multiple of 4. */
 static __device__ inline float4 tile_load4(const struct cuda_matrix *m, uint32_t row,
                                            uint32_t column) {
@@ -70,6 +81,8 @@ static __device__ inline float4 tile_load4(const struct cuda_matrix *m, uint32_t
     const uint8_t *kblock =
         m->data + ((uint64_t)(row / m->tile_rows) * (m->k / columns) + column / columns) *
                       tile_kblock_bytes(m->type);
+    if (m->type == DT_BF16)
+        return tile_bf16(kblock, m->tile_rows, row, column % columns);
     struct tile_position at =
         tile_locate(m->type, m->tile_rows, row % m->tile_rows, column % columns);
     const uint8_t *chunk = kblock + at.chunk * 512 + at.lane * 16;
@@ -80,11 +93,6 @@ static __device__ inline float4 tile_load4(const struct cuda_matrix *m, uint32_t
         chunk += at.i * 2;
         return make_float4(tile_f16(chunk), tile_f16(chunk + 2), tile_f16(chunk + 4),
                            tile_f16(chunk + 6));
-    case DT_BF16: {
-        uint2 v = *(const uint2 *)(chunk + at.i * 2);
-        return make_float4(bf16_to_f32((uint16_t)v.x), bf16_to_f32((uint16_t)(v.x >> 16)),
-                           bf16_to_f32((uint16_t)v.y), bf16_to_f32((uint16_t)(v.y >> 16)));
-    }
     case DT_Q8_0:
         return tile_bytes(tile_f16(kblock + TILE_HIGH_BITS + at.lane * 4 + at.chunk / 2 * 2),
                           tile_word(chunk + at.i));

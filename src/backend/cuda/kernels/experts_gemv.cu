@@ -115,7 +115,7 @@ accumulate_tasks(const TASKS &tasks, struct pipeline<TASKS> &pipeline, const uin
 #pragma unroll 1
     for (uint32_t t = warp; t < tasks.n_tasks; t += EXPERTS_WARPS) {
         const struct experts_matrix &m = tasks.matrix_of(t);
-        struct lane_share own = find_lane_share<SET>(a, m.type, m.lane_shift);
+        struct lane_share own = find_lane_share<SET>(a, m.type, m.lane_shift, 0);
         uint32_t x = tasks.first_kblock(t) << m.lane_shift, end = x + (m.kblocks << m.lane_shift);
         uint32_t type = m.type;
         float acc[1][4] = {};

@@ -28,9 +28,9 @@
  *
  * (beside K-quants both `as` of Q8_0 are those of 128 columns); the lanes of a row are added one
  * after the other, in order of their columns; that is added to the sum of the K blocks before,
- * which begins at 0. Types with f32 activations: a lane adds its columns one by one, K block by K
- * block; at the task's end the lanes of a row are added, neighbours first: l with l ^ 1, l ^ 2, l ^
- * 4, ... Then K splits in order, beginning with 0; then factor, bias, epilogue.
+ * which begins at 0. F16 and F32: a lane adds its columns one by one, K block by K block; at the
+ * task's end the lanes of a row are added, neighbours first: l with l ^ 1, l ^ 2, l ^ 4, ... BF16:
+ * project_bf16.cuh. Then K splits in order, beginning with 0; then factor, bias, epilogue.
  *
  * SET: the weight types that a kernel is compiled for, a bit each. Fewer types are fewer
  * instructions, and all products of a layer sharing one kernel keeps them cached (README, rule 5).
@@ -224,6 +224,7 @@ struct qact_view {
     uint32_t planes[5]; /* offsets of planes 0 to 4; plane 4 + i is planes[4] + planes[i] */
     uint32_t sums_at;   /* offset of the sums of quants */
     const uint8_t *f32; /* the first row's f32 values */
+    bool is_split;      /* they are parts */
 };
 
 /* opaque_add hides that the planes are multiples of one number: the compiler would multiply again
@@ -238,6 +239,7 @@ static __device__ __forceinline__ struct qact_view view_qact(const struct projec
         a.planes[j] = opaque_add(a.planes[j - 1], project_plane(in.k) * 16);
     a.sums_at = project_sums_at(in.k);
     a.f32 = qact + (in.wants_int8 ? project_int8_bytes(in.k) : 0);
+    a.is_split = in.is_split;
     return a;
 }
 
@@ -263,8 +265,10 @@ static __device__ __forceinline__ T act_scale(const struct qact_view &a, uint32_
 }
 
 /* Columns 4 i ... of row r. */
+template <int SET>
 static __device__ __forceinline__ float4 act_f32x4(const struct qact_view &a, int r, uint32_t i) {
-    return ((const float4 *)(a.f32 + r * a.stride))[i];
+    const uint8_t *row = a.f32 + r * a.stride;
+    return is_split<SET>(a.is_split) ? load_bf16_parts(row, i) : ((const float4 *)row)[i];
 }
 
 /* ---- a K block times R rows -------------------------------------------------------------------
@@ -288,6 +292,7 @@ struct lane_share {
     uint32_t index;     /* this lane's among them */
     uint32_t d_at;      /* K-quants: offset of its (d, dmin) in that array, 4 bytes each */
     uint32_t acts;      /* int8: shared address of its columns' activations in K block 0 */
+    struct bf16_lane bf16;
 };
 
 /* Whether a segment's type has int8 activations: mostly SET decides. */
@@ -295,14 +300,21 @@ template <int SET> static __device__ __forceinline__ bool is_int8(uint32_t type)
     return !(SET & ~IS_INT8) || (SET & IS_INT8 && type & IS_INT8);
 }
 
+template <int SET> static __device__ __forceinline__ bool is_bf16(uint32_t type) {
+    return SET == IS_BF16 || (SET & IS_BF16 && type == IS_BF16);
+}
+
 template <int SET>
 static __device__ __forceinline__ struct lane_share
-find_lane_share(const struct qact_view &a, uint32_t type, uint32_t lane_shift) {
+find_lane_share(const struct qact_view &a, uint32_t type, uint32_t lane_shift, uint32_t tile) {
     uint32_t lane = threadIdx.x % 32, row_lanes = 1u << lane_shift, row_shift = 5 - lane_shift;
+    if (is_bf16<SET>(type))
+        return {row_lanes, 0, 0, 0,
+                find_bf16_lane(128u >> lane_shift, tile, smem_addr(a.f32), a.stride)};
     if (!is_int8<SET>(type))
-        return {row_lanes, lane & (row_lanes - 1), 0, 0};
+        return {row_lanes, lane & (row_lanes - 1), 0, 0, {}};
     uint32_t index = lane >> row_shift, row = lane & ((1u << row_shift) - 1);
-    return {row_lanes, index, (index / 2 << row_shift | row) * 4, a.addr + index * 16};
+    return {row_lanes, index, (index / 2 << row_shift | row) * 4, a.addr + index * 16, {}};
 }
 
 /* Several rows: by branches, since registers are few, and rows hide each other's latency. */
@@ -476,31 +488,24 @@ static __device__ __forceinline__ float dot_f32x4(float4 w, float4 x, float acc)
     return __fmaf_rn(w.w, x.w, acc);
 }
 
-/* Four values of F16, or BF16, to f32. */
-template <bool IS_F16_TYPE>
-static __device__ __forceinline__ float4 unpack_16bit(uint32_t a, uint32_t b) {
-    if (IS_F16_TYPE) {
-        float2 x = half2_to_float2(a), y = half2_to_float2(b);
-        return make_float4(x.x, x.y, y.x, y.y);
-    }
-    return make_float4(__uint_as_float(a << 16), __uint_as_float(a & 0xffff0000u),
-                       __uint_as_float(b << 16), __uint_as_float(b & 0xffff0000u));
+static __device__ __forceinline__ float4 unpack_f16(uint32_t a, uint32_t b) {
+    float2 x = half2_to_float2(a), y = half2_to_float2(b);
+    return make_float4(x.x, x.y, y.x, y.y);
 }
 
-/* BF16 and F16: 4 rows by float4s c and c + row_lanes of the activations. */
-template <int R, bool IS_F16_TYPE>
-static __device__ __forceinline__ void dot_16bit(const uint8_t *stage, const struct qact_view &a,
-                                                 uint32_t c, uint32_t row_lanes,
-                                                 float (&acc)[R][4]) {
+/* F16: 4 rows by float4s c and c + row_lanes of the activations. */
+template <int SET, int R>
+static __device__ __forceinline__ void dot_f16(const uint8_t *stage, const struct qact_view &a,
+                                               uint32_t c, uint32_t row_lanes, float (&acc)[R][4]) {
     uint32_t lane = threadIdx.x % 32;
 #pragma unroll
     for (int row = 0; row < 4; row++) {
         uint4 w = ((const uint4 *)stage)[row * 32 + lane];
-        float4 lo = unpack_16bit<IS_F16_TYPE>(w.x, w.y), hi = unpack_16bit<IS_F16_TYPE>(w.z, w.w);
+        float4 lo = unpack_f16(w.x, w.y), hi = unpack_f16(w.z, w.w);
 #pragma unroll
         for (int r = 0; r < R; r++) {
-            acc[r][row] = dot_f32x4(lo, act_f32x4(a, r, c), acc[r][row]);
-            acc[r][row] = dot_f32x4(hi, act_f32x4(a, r, c + row_lanes), acc[r][row]);
+            acc[r][row] = dot_f32x4(lo, act_f32x4<SET>(a, r, c), acc[r][row]);
+            acc[r][row] = dot_f32x4(hi, act_f32x4<SET>(a, r, c + row_lanes), acc[r][row]);
         }
     }
 }
@@ -519,11 +524,11 @@ static __device__ __forceinline__ void dot_f32_with(const uint8_t *stage, ACT ac
     }
 }
 
-template <int R>
+template <int SET, int R>
 static __device__ __forceinline__ void dot_f32(const uint8_t *stage, const struct qact_view &a,
                                                uint32_t c, float (&acc)[R][4]) {
     dot_f32_with<R>(
-        stage, [&](int r) { return act_f32x4(a, r, c); }, acc);
+        stage, [&](int r) { return act_f32x4<SET>(a, r, c); }, acc);
 }
 
 /* Activations of F32 segments from global memory (p.f32_from_global), loaded a K block ahead.
@@ -567,13 +572,13 @@ dot_kblock(uint32_t type, const uint8_t *stage, const struct qact_view &a, uint3
     } else if (SET == IS_Q6_K || (SET & IS_Q6_K && type == IS_Q6_K)) {
         dot_q6_k<R>(stage, a, own, x, acc);
     } else if (SET == IS_F32 || (SET & IS_F32 && type == IS_F32)) {
-        dot_f32<R>(stage, a, x + own.index, acc);
+        dot_f32<SET, R>(stage, a, x + own.index, acc);
     } else if (SET == IS_Q8_0 || (SET & IS_Q8_0 && type == IS_Q8_0)) {
         dot_q8_0<R>(stage, a, own, x, acc);
-    } else if (SET == IS_BF16 || (SET & IS_BF16 && type == IS_BF16)) {
-        dot_16bit<R, false>(stage, a, 2 * x + own.index, own.row_lanes, acc);
+    } else if (is_bf16<SET>(type)) {
+        dot_bf16<R>(smem_addr(stage), 128 / own.row_lanes, x * 8, own.bf16, a.stride, acc);
     } else if (SET == IS_F16 || (SET & IS_F16 && type == IS_F16)) {
-        dot_16bit<R, true>(stage, a, 2 * x + own.index, own.row_lanes, acc);
+        dot_f16<SET, R>(stage, a, 2 * x + own.index, own.row_lanes, acc);
     } else if (SET & IS_Q5_K) {
         dot_q4_k<R, true>(stage, a, own, x, acc);
     }
@@ -603,6 +608,8 @@ static __device__ __forceinline__ float reduce_f32_lanes(const float (&v)[4], ui
 template <int SET>
 static __device__ __forceinline__ uint32_t stored_row(uint32_t type, uint32_t lane_shift) {
     uint32_t lane = threadIdx.x % 32;
+    if (is_bf16<SET>(type))
+        return lane < 128u >> lane_shift ? lane : ~0u;
     if (is_int8<SET>(type))
         return lane < 32u >> lane_shift ? lane : ~0u;
     uint32_t index = lane & ((1u << lane_shift) - 1);
@@ -615,6 +622,10 @@ static __device__ __forceinline__ void sum_task(uint32_t type, const struct lane
                                                 float (&acc)[R][4]) {
     if (is_int8<SET>(type)) {
         add_last_kblock<R>(own, acc);
+        return;
+    }
+    if (is_bf16<SET>(type)) {
+        sum_bf16<R>(acc);
         return;
     }
 #pragma unroll
@@ -660,7 +671,7 @@ run_tasks(const struct project_params &p, struct kblock_loader &l, uint32_t warp
         const struct project_segment &s = p.segments[t.segment];
         uint32_t x = task_first_kblock(s, t.split) << s.lane_shift, type = s.type;
         uint32_t last = x + (task_kblocks(s, t.split) << s.lane_shift);
-        struct lane_share own = find_lane_share<SET>(a, type, s.lane_shift);
+        struct lane_share own = find_lane_share<SET>(a, type, s.lane_shift, t.tile);
         bool is_global =
             R > PROJECT_FUSED_ROWS && SET & IS_F32 && p.f32_from_global && type == IS_F32;
         float acc[R][4] = {};

@@ -20,6 +20,8 @@ static __device__ __forceinline__ void load_f32_columns(const struct wide_f32_pa
         float4 v = __ldcg((const float4 *)(x + column) + c);
         if (p.in.prologue == PROLOGUE_NORM)
             v = mul(v, __ldcg((const float4 *)(p.in.norm + column) + c));
+        if (p.in.is_split)
+            v = join_bf16(split_bf16(v));
         to[row * (WIDE_F32_COLUMNS / 4) + c] = v;
     }
 }

@@ -204,12 +204,38 @@ static __device__ __forceinline__ void cluster_wait(void) {
 #endif
 }
 
+/* Waits for all blocks; what they did before is done. */
+static __device__ __forceinline__ void cluster_sync(void) {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("barrier.cluster.arrive.release.aligned;\n"
+                 "barrier.cluster.wait.acquire.aligned;" ::
+                     : "memory");
+#endif
+}
+
 #if __CUDA_ARCH__ >= 900
 /* The same shared address in the cluster's block of that rank. */
 static __device__ __forceinline__ uint32_t map_to_rank(uint32_t at, uint32_t rank) {
     uint32_t to;
     asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(to) : "r"(at), "r"(rank));
     return to;
+}
+
+/* Arrives at the mbarrier of the cluster's block of that rank. */
+static __device__ __forceinline__ void mbarrier_arrive_rank(uint32_t barrier, uint32_t rank) {
+    asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" ::"r"(map_to_rank(barrier, rank))
+                 : "memory");
+}
+
+/* A bulk copy to the same address of several blocks of the cluster, a bit each, which completes
+ * bytes of each one's mbarrier. */
+static __device__ __forceinline__ void cp_async_bulk_multicast(uint32_t to, const uint8_t *from,
+                                                               uint32_t bytes, uint32_t barrier,
+                                                               uint32_t ranks) {
+    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::"
+                 "cluster [%0], [%1], %2, [%3], %4;" ::"r"(to),
+                 "l"(from), "r"(bytes), "r"(barrier), "h"((uint16_t)ranks)
+                 : "memory");
 }
 
 /* Stores into a block of the cluster, which its mbarrier counts as bytes. */
@@ -306,6 +332,18 @@ static __device__ __forceinline__ uint4 ld_shared_u32x4(const void *p) {
     return x;
 }
 
+/* Predicated, at an address of smem_addr. */
+static __device__ __forceinline__ void ld_shared_u32x4_if(bool is_wanted, uint32_t at, uint4 &x) {
+    asm volatile("{\n"
+                 ".reg .pred p;\n"
+                 "setp.ne.u32 p, %5, 0;\n"
+                 "@p ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];\n"
+                 "}"
+                 : "+r"(x.x), "+r"(x.y), "+r"(x.z), "+r"(x.w)
+                 : "r"(at), "r"((uint32_t)is_wanted)
+                 : "memory");
+}
+
 static __device__ __forceinline__ uint2 ld_shared_u32x2(const void *p) {
     uint2 x;
     asm volatile("ld.shared.v2.u32 {%0, %1}, [%2];" : "=r"(x.x), "=r"(x.y) : "r"(smem_addr(p)));
@@ -388,6 +426,13 @@ static __device__ __forceinline__ float ex2_approx(float x) {
     float y;
     asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
     return y;
+}
+
+/* Two bf16, rounded to nearest; the first in the lower half. */
+static __device__ __forceinline__ uint32_t cvt_bf16x2(float first, float second) {
+    uint32_t r;
+    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(r) : "f"(second), "f"(first));
+    return r;
 }
 
 /* c + dot product of four unsigned and four signed bytes. */
@@ -508,6 +553,15 @@ static __device__ __forceinline__ void mma_m16n8k16_f16(float (&c)[4], uint32_t 
                                                         uint32_t a2, uint32_t a3, uint32_t b0,
                                                         uint32_t b1) {
     asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, "
+        "{%8, %9}, {%0, %1, %2, %3};"
+        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+        : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
+}
+
+static __device__ __forceinline__ void mma_m16n8k16_bf16(float (&c)[4], uint32_t a0, uint32_t a1,
+                                                         uint32_t a2, uint32_t a3, uint32_t b0,
+                                                         uint32_t b1) {
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, "
         "{%8, %9}, {%0, %1, %2, %3};"
         : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
         : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
@@ -648,6 +702,42 @@ static __device__ __forceinline__ void wgmma_f16(float (&c)[64], const uint32_t 
                  : WGMMA_R32(c, 0), WGMMA_R32(c, 32)
                  : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "n"(ADDS), "n"(MN_MAJOR_B));
 }
+/* bf16: c += a * b^T, rows of 16 columns in shared memory, 64 of a, as many of b as c has columns.
+ */
+#define WGMMA_BF16(REGISTERS, N, LIST, A, B, ...)                                                  \
+    static __device__ __forceinline__ void wgmma_bf16(float(&c)[REGISTERS], uint64_t a,            \
+                                                      uint64_t b) {                                \
+        asm volatile("wgmma.mma_async.sync.aligned.m64n" N "k16.f32.bf16.bf16 {" LIST "}, " A      \
+                     ", " B ", 1, 1, 1, 0, 0;"                                                     \
+                     : __VA_ARGS__                                                                 \
+                     : "l"(a), "l"(b));                                                            \
+    }
+
+#define WGMMA_LIST8 "%0, %1, %2, %3, %4, %5, %6, %7"
+#define WGMMA_LIST16 WGMMA_LIST8 ", %8, %9, %10, %11, %12, %13, %14, %15"
+#define WGMMA_LIST32                                                                               \
+    WGMMA_LIST16 ", %16, %17, %18, %19, %20, %21, %22, %23"                                        \
+                 ", %24, %25, %26, %27, %28, %29, %30, %31"
+#define WGMMA_LIST64                                                                               \
+    WGMMA_LIST32 ", %32, %33, %34, %35, %36, %37, %38, %39"                                        \
+                 ", %40, %41, %42, %43, %44, %45, %46, %47"                                        \
+                 ", %48, %49, %50, %51, %52, %53, %54, %55"                                        \
+                 ", %56, %57, %58, %59, %60, %61, %62, %63"
+#define WGMMA_LIST128                                                                              \
+    WGMMA_LIST64 ", %64, %65, %66, %67, %68, %69, %70, %71"                                        \
+                 ", %72, %73, %74, %75, %76, %77, %78, %79"                                        \
+                 ", %80, %81, %82, %83, %84, %85, %86, %87"                                        \
+                 ", %88, %89, %90, %91, %92, %93, %94, %95"                                        \
+                 ", %96, %97, %98, %99, %100, %101, %102, %103"                                    \
+                 ", %104, %105, %106, %107, %108, %109, %110, %111"                                \
+                 ", %112, %113, %114, %115, %116, %117, %118, %119"                                \
+                 ", %120, %121, %122, %123, %124, %125, %126, %127"
+WGMMA_BF16(8, "16", WGMMA_LIST8, "%8", "%9", WGMMA_R8(c, 0))
+WGMMA_BF16(16, "32", WGMMA_LIST16, "%16", "%17", WGMMA_R16(c, 0))
+WGMMA_BF16(32, "64", WGMMA_LIST32, "%32", "%33", WGMMA_R32(c, 0))
+WGMMA_BF16(64, "128", WGMMA_LIST64, "%64", "%65", WGMMA_R32(c, 0), WGMMA_R32(c, 32))
+WGMMA_BF16(128, "256", WGMMA_LIST128, "%128", "%129", WGMMA_R32(c, 0), WGMMA_R32(c, 32),
+           WGMMA_R32(c, 64), WGMMA_R32(c, 96))
 #endif
 
 #endif

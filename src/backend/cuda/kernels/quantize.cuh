@@ -20,7 +20,9 @@
 #ifndef BACKEND_CUDA_KERNELS_QUANTIZE_CUH
 #define BACKEND_CUDA_KERNELS_QUANTIZE_CUH
 
+#include "backend/cuda/formats/tiles.h"
 #include "backend/cuda/kernels/common.cuh"
+#include "backend/cuda/kernels/project_bf16.cuh"
 #include "backend/cuda/ops/project.h"
 
 /* x is the same in all lanes; after this the compiler knows it, and does not expect the lanes to
@@ -137,6 +139,23 @@ static __device__ __forceinline__ void qact_store(const QACT &qact, uint32_t k, 
     *(uint32_t *)qact_word(qact, k, i) = q;
 }
 
+/* Stores the float values of columns 4 i ...; beside BF16 weights, as parts. */
+template <class QACT>
+static __device__ __forceinline__ void
+qact_store_floats(const QACT &qact, const struct project_input &in, bool, uint32_t i, float4 v) {
+    qact_floats(qact, in)[i] = v;
+}
+
+static __device__ __forceinline__ void qact_store_floats(uint8_t *qact,
+                                                         const struct project_input &in,
+                                                         bool is_split, uint32_t i, float4 v) {
+    float4 *to = qact_floats(qact, in);
+    if (is_split)
+        store_bf16_parts((uint8_t *)to, i, v);
+    else
+        to[i] = v;
+}
+
 /* Stores the scale and the sum of quants of 32 columns. */
 static __device__ __forceinline__ void qact_group(uint8_t *qact, uint32_t k, uint32_t i,
                                                   float scale, int sum) {
@@ -161,6 +180,12 @@ static __device__ __forceinline__ bool wants_int8(const struct project_input &in
 template <int SET>
 static __device__ __forceinline__ bool wants_f32(const struct project_input &in) {
     return SET & ~IS_INT8 && (!(SET & IS_INT8) || in.wants_f32);
+}
+
+/* Whether float values are in two parts: the op has BF16 weights. Kernels of BF16 and at most F32
+ * are for such ops alone. */
+template <int SET> static __device__ __forceinline__ bool is_split(bool is_split_op) {
+    return SET & IS_BF16 && (!(SET & ~(IS_BF16 | IS_F32)) || is_split_op);
 }
 
 static __device__ __forceinline__ bool wants_squares(uint32_t prologue) {
@@ -247,15 +272,15 @@ static __device__ __forceinline__ void store_col8(const struct project_input &in
                                                   QACT qact, uint32_t i, struct col8 v,
                                                   float square, float *squares) {
     if (wants_f32<SET>(in)) {
-        float4 *to = qact_floats(qact, in) + i;
         if (prologue == PROLOGUE_GATED_NORM) {
             float f = head_factor(in, reduce_squares(square));
             struct col8 factor = {{make_float4(f, f, f, f), make_float4(f, f, f, f)}};
             v = mul(v, factor);
             prologue = PROLOGUE_NONE;
         }
-        to[0] = v.quad[0];
-        to[COL8_STEP] = v.quad[1];
+#pragma unroll
+        for (int h = 0; h < 2; h++)
+            qact_store_floats(qact, in, is_split<SET>(in.is_split), i + h * COL8_STEP, v.quad[h]);
     }
     if (wants_int8<SET>(in))
         store_int8<SET>(in, prologue, qact, i, v, square);

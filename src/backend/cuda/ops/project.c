@@ -1,7 +1,7 @@
 /* project.c - recording PROJECT on tiled weights: its shape, the schedule for it
  * (project_schedule.c), and the kernels' arguments and names.
  *
- * Up to four rows, and types with f32 activations, go to the gemv kernels; five rows and more of
+ * Up to four rows, and types with float activations, go to the gemv kernels; five rows and more of
  * int8 activations to project_gemm.c, 128 and more on Hopper to project_wide.c; rows as in the
  * file, and --exact, to project_fallback.c. */
 #include "backend/cuda/ops/project.h"
@@ -13,6 +13,7 @@
 #include "backend/cuda/ops/project_gemm.h"
 #include "backend/cuda/ops/project_schedule.h"
 #include "backend/cuda/ops/project_wide.h"
+#include "backend/cuda/ops/project_wide_bf16.h"
 #include "base/size.h"
 
 enum {
@@ -80,12 +81,13 @@ void project_survey(struct recorder *r) {
 
 /* The set of a one-row product's kernel. Instructions that the previous kernel has not run come
  * from memory: so all products of the plan have one kernel, that of all their types, if there is
- * one, and it has this product's types and kind of pipeline. (The LM head's need not be among
- * them.) Measured: README, rule 5. With experts between the products it gains nothing. */
+ * one, and it has this product's types and kind of pipeline, and of activations: those of BF16 are
+ * split. (The LM head's need not be among them.) Measured: README, rule 5. With experts between the
+ * products it gains nothing. */
 static uint32_t shared_set(const struct recorder *r, uint32_t set) {
     uint32_t all = r->products.set;
     bool has_kernel = strcmp(project_set_name(all), "all") != 0 && !r->products.has_experts;
-    return has_kernel && !(set & ~all) &&
+    return has_kernel && !(set & ~all) && (set & IS_BF16) == (all & IS_BF16) &&
                    project_has_deep_pipeline(set) == project_has_deep_pipeline(all)
                ? all
                : set;
@@ -139,6 +141,7 @@ static struct project_input input_of(struct recorder *r, const struct op *op,
         .is_lm_head = o->is_lm_head,
         .wants_int8 = (shape->types & IS_INT8) != 0,
         .wants_f32 = f32_types && !shape->f32_from_global,
+        .is_split = (shape->types & IS_BF16) != 0,
         .eps = o->eps,
         .act_group = op_act_group(op),
     };
@@ -318,6 +321,7 @@ int record_project(struct recorder *r, const struct op *op) {
     struct project_params p = arguments_of(r, op, s);
     int status;
     if (record_project_wide(r, &p, shape.types, &status) ||
+        record_project_wide_bf16(r, &p, shape.types, &status) ||
         record_project_gemm(r, &p, shape.types, &status))
         return status;
     if (shape.f32_from_global &&

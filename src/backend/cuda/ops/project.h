@@ -52,6 +52,7 @@ struct project_input {
     uint32_t can_vec4;              /* may be read 16 bytes at a time: see project.c */
     uint32_t is_lm_head;            /* rows are those that IO lists as outputs */
     uint32_t wants_int8, wants_f32; /* what the qact holds */
+    uint32_t is_split;              /* its f32 values as two bf16 (kernels/project_bf16.cuh) */
     float eps;
     uint32_t act_group; /* columns that share a scale: 32 or 128 */
 };
@@ -114,7 +115,8 @@ enum { DEEP_PIPELINE = IS_Q8_0 | IS_BF16 | IS_F16 };
 
 /* A qact, if it has int8 activations, is eight planes of 16-byte chunks: plane 2 i + h has columns
  * 32 i + 16 h ... of every 128. Then an f32 scale and an int32 sum of quants for every 32 columns.
- * Then f32 activations, if it has any, and 16 unused bytes, which the choice of K splits counts. */
+ * Then f32 activations, if it has any (beside BF16 weights each as two bf16), and 16 unused bytes,
+ * which the choice of K splits counts. */
 HOST_DEVICE uint32_t project_plane(uint32_t k) {
     return k / 128 | 1; /* chunks of a plane: odd, so that eight planes begin in different banks */
 }
@@ -159,7 +161,7 @@ enum {
     PROJECT_SHARED_LEAST = 78000, /* at most two blocks an SM */
 };
 
-/* Lanes that share a row of a tile; with f32 activations, four rows. */
+/* Lanes that share a row of a tile; with f32 activations, four rows (BF16: so many would). */
 static inline uint32_t project_lanes(uint32_t type, uint32_t tile_rows) {
     return (tile_is_int8(type) ? 32 : 128) / tile_rows;
 }

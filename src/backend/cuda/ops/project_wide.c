@@ -151,11 +151,11 @@ static int record_product(struct recorder *r, const struct wide_op *op, uint32_t
 /* ---- F32 segments -----------------------------------------------------------------------------
  */
 
-static int record_f32(struct recorder *r, const struct wide_op *op) {
-    const struct project_params *p = op->p;
+int record_project_wide_f32(struct recorder *r, const struct project_params *p,
+                            const float *factors) {
     struct wide_f32_params w = {.io = p->io,
                                 .in = p->in,
-                                .factors = op->factors,
+                                .factors = factors,
                                 .out = p->out,
                                 .out_stride = p->out_stride,
                                 .epilogue = p->epilogue};
@@ -184,7 +184,10 @@ static bool are_gate_up_alike(const struct project_params *p) {
            a->splits == b->splits;
 }
 
-static bool has_f32_tiles(const struct project_params *p) {
+bool project_can_do_f32(const struct project_params *p) {
+    if (!p->in.can_vec4 || p->in.prologue > PROLOGUE_NORM || p->in.is_lm_head ||
+        p->epilogue == EPILOGUE_SWIGLU)
+        return false;
     for (uint32_t i = 0; i < p->n_segments; i++)
         if (p->segments[i].type == IS_F32 && p->segments[i].row_shift != shift_of(WIDE_F32_TILE))
             return false;
@@ -196,7 +199,7 @@ static bool is_for_wide(const struct recorder *r, const struct project_params *p
     return r->b->capability == 90 && r->b->max_shared >= PROJECT_SHARED_ALONE &&
            p->row_limit >= WIDE_MIN_ROWS && set & WIDE_TYPES &&
            !(set & ~(uint32_t)(WIDE_TYPES | IS_F32)) && (!is_swiglu || are_gate_up_alike(p)) &&
-           (!(set & IS_F32) || (p->f32_from_global && !is_swiglu && has_f32_tiles(p)));
+           (!(set & IS_F32) || (p->f32_from_global && project_can_do_f32(p)));
 }
 
 bool record_project_wide(struct recorder *r, const struct project_params *p, uint32_t set,
@@ -217,6 +220,6 @@ bool record_project_wide(struct recorder *r, const struct project_params *p, uin
                 *status = record_product(r, &op, type);
     }
     if (set & IS_F32 && !*status)
-        *status = record_f32(r, &op);
+        *status = record_project_wide_f32(r, p, op.factors);
     return true;
 }

@@ -92,6 +92,11 @@ uint32_t wide_stage_bytes(uint32_t type, uint32_t rows);
  * these kernels, and nothing was recorded. */
 bool record_project_wide(struct recorder *r, const struct project_params *p, uint32_t set,
                          int *status);
+
+/* Its F32 segments alone, for any kernel of the others; whether they can be done so. */
+int record_project_wide_f32(struct recorder *r, const struct project_params *p,
+                            const float *factors);
+bool project_can_do_f32(const struct project_params *p);
 #endif
 
 #endif

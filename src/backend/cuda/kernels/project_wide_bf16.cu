@@ -1,0 +1,552 @@
+/* project_wide_bf16.cu - PROJECT of BF16 weights for many rows, on wgmma (sm_90a), with the bits of
+ * one row: project_bf16.cuh has the definition.
+ *
+ *   out[row][n] = epilogue(factor[row] * sum over k of w[n][k] * a[row][k])
+ *
+ * A thread block, one an SM, takes tiles of 128 weight rows by ROWS rows of activations; a stage of
+ * its pipeline has 64 columns of both. Weights lie in memory as wgmma reads them (formats/tiles.h):
+ * a warp copies 4 or 8 rows of a panel a lane, and both parts of the activations by two bulk
+ * copies. Two warpgroups have 64 weight rows each. hi of all rows and lo of all rows are the 2 ROWS
+ * columns of one wgmma: a thread ends with both chains of a result, and adds them.
+ *
+ * CLUSTER: two thread blocks have neighbouring weight rows and the same activations. Each copies
+ * one part, for both.
+ *
+ * Bytes: of a tile 128 a weight row and 256 a row of activations (half of that with clusters) for
+ * every 64 columns, out of L2. */
+#include "backend/cuda/kernels/project_gemv.cuh"
+#include "backend/cuda/ops/project_wide_bf16.h"
+
+#if __CUDA_ARCH_FEAT_SM90_ALL
+
+/* ---- the pipeline in shared memory -----------------------------------------------------------
+ */
+
+static __device__ __forceinline__ uint32_t shared_base(void) {
+    extern __shared__ __align__(1024) uint8_t bf16_shared[];
+    return smem_addr(bf16_shared);
+}
+
+/* The stage that is filled, or multiplied, next. */
+template <int ROWS> struct bf16_pipeline {
+    uint32_t stage = 0, phase = 0;
+
+    __device__ __forceinline__ uint32_t at(void) const {
+        return shared_base() + BF16_STAGES_AT + stage * wide_bf16_stage_bytes(ROWS);
+    }
+    __device__ __forceinline__ uint32_t full(void) const {
+        return shared_base() + stage * 8;
+    }
+    __device__ __forceinline__ uint32_t empty(void) const {
+        return shared_base() + 64 + stage * 8;
+    }
+    __device__ __forceinline__ void next(const struct wide_bf16_params &p) {
+        stage = stage + 1 == p.stages ? 0 : stage + 1;
+        phase ^= stage == 0;
+    }
+};
+
+/* ---- tiles of the product --------------------------------------------------------------------
+ */
+
+struct bf16_tile {
+    uint32_t segment, n_block, row_block;
+    uint32_t first_split, end_split; /* K splits that this thread block multiplies */
+};
+
+/* Tiles that n weight rows are; with SwiGLU a tile has half as many rows of each matrix. */
+static __device__ __forceinline__ uint32_t count_n_blocks(const struct wide_bf16_params &p,
+                                                          uint32_t n) {
+    uint32_t rows = p.epilogue == EPILOGUE_SWIGLU ? BF16_N / 2 : BF16_N;
+    return (n + rows - 1) / rows;
+}
+
+/* Tile t of the step (with clusters, of this block's place in them), or one K split of it. Row
+ * blocks in groups, so that those that run together share weights and activations. */
+template <int ROWS, int CLUSTER>
+static __device__ __forceinline__ bool find_tile(const struct wide_bf16_params &p, uint32_t t,
+                                                 uint32_t n_rows, struct bf16_tile &out) {
+    uint32_t row_blocks = (n_rows + ROWS - 1) / ROWS;
+#pragma unroll 1
+    for (uint32_t i = 0; i < p.n_segments; i++) {
+        uint32_t blocks = (count_n_blocks(p, p.segments[i].n) + CLUSTER - 1) / CLUSTER;
+        uint32_t n = row_blocks * blocks, splits = p.segments[i].splits;
+        uint32_t parts = p.is_split_k ? splits : 1;
+        if (t < n * parts) {
+            uint32_t split = t / n;
+            t -= split * n;
+            uint32_t first = t / (blocks * p.group_rows) * p.group_rows;
+            uint32_t group = min(row_blocks - first, p.group_rows);
+            t -= first * blocks;
+            uint32_t block = t / group;
+            out.segment = i;
+            out.row_block = first + t - block * group;
+            out.n_block = block * CLUSTER + (CLUSTER > 1 ? blockIdx.x % CLUSTER : 0);
+            out.first_split = split;
+            out.end_split = p.is_split_k ? split + 1 : splits;
+            return true;
+        }
+        t -= n * parts;
+    }
+    return false;
+}
+
+/* Panels of 64 columns before a split. */
+static __device__ __forceinline__ uint32_t first_panel(const struct project_segment &s,
+                                                       uint32_t split) {
+    return task_first_kblock(s, split) << (4 - s.row_shift);
+}
+
+/* ---- the copying warp ------------------------------------------------------------------------
+ */
+
+/* What a lane copies of every panel: up to 8 rows of a tile. bytes 0: nothing. */
+struct weight_rows {
+    const uint8_t *at;
+    uint32_t to, bytes, step; /* to: in the stage; step: from panel to panel */
+};
+
+/* SwiGLU: 8 rows of gate, then the same of up, in turns. Rows after the last are not stored. */
+static __device__ __forceinline__ struct weight_rows
+find_weight_rows(const struct wide_bf16_params &p, const struct bf16_tile &t) {
+    const struct project_segment &s = p.segments[t.segment];
+    uint32_t lane = threadIdx.x % 32, height = min(1u << s.row_shift, 8);
+    uint32_t r = lane * height; /* of the stage's rows */
+    if (r >= BF16_N)
+        return {NULL, 0, 0, 0};
+    uint32_t n = t.n_block * BF16_N + r;
+    const uint8_t *data = s.data;
+    if (p.epilogue == EPILOGUE_SWIGLU) {
+        data = r / 8 % 2 ? p.segments[1].data : data;
+        n = t.n_block * (BF16_N / 2) + r / 16 * 8 + r % 8;
+    }
+    uint32_t tile = min(n >> s.row_shift, s.n_tiles - 1), step = 128u << s.row_shift;
+    data += (uint64_t)tile * s.kblocks * s.kblock_bytes + (n & ((1u << s.row_shift) - 1)) * 128;
+    return {data, r * 128, height * 128, step};
+}
+
+/* Both parts of a panel. */
+template <int ROWS, int CLUSTER>
+static __device__ __forceinline__ void copy_acts(const struct wide_bf16_params &p,
+                                                 const struct bf16_tile &t, uint32_t panel,
+                                                 const struct bf16_pipeline<ROWS> &pipe) {
+    uint32_t lane = threadIdx.x % 32, part = CLUSTER > 1 ? blockIdx.x % CLUSTER : lane;
+    uint32_t to = pipe.at() + (BF16_N + part * ROWS) * 128;
+    const uint8_t *acts =
+        p.acts + ((uint64_t)(2 * panel + part) * p.act_rows + t.row_block * ROWS) * 128;
+    if (CLUSTER > 1) {
+        if (lane == 0)
+            cp_async_bulk_multicast(to, acts, ROWS * 128, pipe.full(), (1 << CLUSTER) - 1);
+    } else if (lane < 2) {
+        cp_async_bulk(to, acts, ROWS * 128, pipe.full());
+    }
+}
+
+/* A panel's weights, the first copy to a stage. */
+template <int ROWS>
+static __device__ __forceinline__ void copy_weights(const struct weight_rows &own,
+                                                    const struct bf16_pipeline<ROWS> &pipe) {
+    if (threadIdx.x % 32 == 0)
+        mbarrier_expect_tx(pipe.full(), wide_bf16_stage_bytes(ROWS));
+    __syncwarp();
+    if (own.bytes)
+        cp_async_bulk(pipe.at() + own.to, own.at, own.bytes, pipe.full());
+}
+
+/* Panels of a tile; of the first `n_copied` weights are copied already. */
+template <int ROWS, int CLUSTER>
+static __device__ __forceinline__ void copy_tile(const struct wide_bf16_params &p,
+                                                 const struct bf16_tile &t, uint32_t n_copied,
+                                                 struct bf16_pipeline<ROWS> &pipe) {
+    const struct project_segment &s = p.segments[t.segment];
+    uint32_t panel = first_panel(s, t.first_split), end = first_panel(s, t.end_split);
+    struct weight_rows own = find_weight_rows(p, t);
+    own.at += (uint64_t)panel * own.step;
+#pragma unroll 1
+    for (; panel < end; panel++, own.at += own.step) {
+        if (n_copied) {
+            n_copied--;
+        } else {
+            mbarrier_wait(pipe.empty(), pipe.phase ^ 1);
+            copy_weights<ROWS>(own, pipe);
+        }
+        copy_acts<ROWS, CLUSTER>(p, t, panel, pipe);
+        pipe.next(p);
+    }
+}
+
+/* Where all rows are in one block of rows, tiles are known before pdl_wait: weights of the first
+ * stages are copied before it. The number of panels. */
+template <int ROWS>
+static __device__ __forceinline__ uint32_t copy_ahead(const struct wide_bf16_params &p) {
+    bf16_pipeline<ROWS> pipe;
+    struct bf16_tile t;
+    if (p.row_blocks > 1 || !find_tile<ROWS, 1>(p, blockIdx.x, 1, t))
+        return 0;
+    const struct project_segment &s = p.segments[t.segment];
+    uint32_t panel = first_panel(s, t.first_split);
+    uint32_t n = min(first_panel(s, t.end_split) - panel, p.stages);
+    struct weight_rows own = find_weight_rows(p, t);
+    own.at += (uint64_t)panel * own.step;
+#pragma unroll 1
+    for (uint32_t i = 0; i < n; i++, own.at += own.step, pipe.next(p))
+        copy_weights<ROWS>(own, pipe);
+    return n;
+}
+
+template <int ROWS, int CLUSTER>
+static __device__ __forceinline__ void copy_tiles(const struct wide_bf16_params &p) {
+    bf16_pipeline<ROWS> pipe;
+    struct bf16_tile t;
+    uint32_t n_copied = CLUSTER > 1 ? 0 : copy_ahead<ROWS>(p);
+    pdl_wait(p.io);
+    uint32_t n_rows = count_rows(p.io, p.in);
+    if (n_copied && !n_rows) { /* a bulk copy must not outlive its thread block */
+        find_tile<ROWS, 1>(p, blockIdx.x, 1, t);
+        for (; n_copied; n_copied--, pipe.next(p)) {
+            copy_acts<ROWS, 1>(p, t, 0, pipe);
+            mbarrier_wait(pipe.full(), 0);
+        }
+        return;
+    }
+#pragma unroll 1
+    for (uint32_t i = blockIdx.x / CLUSTER; find_tile<ROWS, CLUSTER>(p, i, n_rows, t);
+         i += gridDim.x / CLUSTER, n_copied = 0)
+        copy_tile<ROWS, CLUSTER>(p, t, n_copied, pipe);
+}
+
+/* ---- multiplying -----------------------------------------------------------------------------
+ */
+
+/* Descriptor of rows of 128 bytes, swizzled, 8 of them 1024 bytes. */
+static __device__ __forceinline__ uint64_t describe_rows(uint32_t at) {
+    return (uint64_t)((at & 0x3ffff) >> 4) | (uint64_t)1 << 16 | (uint64_t)(1024 >> 4) << 32 |
+           (uint64_t)1 << 62;
+}
+
+/* The thread's results: weight rows `row` and the one 8 further, of activations rows 2 j and 2 j +
+ * 1 of every 8. */
+struct thread_place {
+    uint32_t row, j;
+
+    __device__ __forceinline__ thread_place(void) {
+        uint32_t thread = volatile_thread();
+        row = thread / 32 * 16 + thread % 32 / 4;
+        j = thread % 4;
+    }
+};
+
+/* A stage is read: in all blocks that copy into it. */
+template <int CLUSTER> static __device__ __forceinline__ void release_stage(uint32_t empty) {
+    if (CLUSTER > 1) {
+        if (volatile_lane() < CLUSTER)
+            mbarrier_arrive_rank(empty, volatile_lane());
+    } else if (volatile_lane() == 0) {
+        mbarrier_arrive(empty);
+    }
+}
+
+/* c += 64 columns. */
+template <int ROWS>
+static __device__ __forceinline__ void multiply_panel(float (&c)[ROWS], uint32_t at) {
+    uint64_t a = describe_rows(at + threadIdx.x / 128 * (64 * 128)),
+             b = describe_rows(at + BF16_N * 128);
+    wgmma_fence();
+#pragma unroll
+    for (int step = 0; step < 4; step++)
+        wgmma_bf16(c, a + step * 2, b + step * 2);
+    wgmma_commit();
+}
+
+/* A K split: both parts of it in c. */
+template <int ROWS, int CLUSTER>
+static __device__ __forceinline__ void multiply_split(const struct wide_bf16_params &p,
+                                                      float (&c)[ROWS], uint32_t panels,
+                                                      struct bf16_pipeline<ROWS> &pipe) {
+    uint32_t before = 0;
+#pragma unroll
+    for (int i = 0; i < ROWS; i++)
+        c[i] = 0;
+#pragma unroll 1
+    for (uint32_t i = 0; i < panels; i++) {
+        mbarrier_wait(pipe.full(), pipe.phase);
+        multiply_panel<ROWS>(c, pipe.at());
+        wgmma_wait<1>();
+        if (i)
+            release_stage<CLUSTER>(before);
+        before = pipe.empty();
+        pipe.next(p);
+    }
+    wgmma_wait<0>();
+    release_stage<CLUSTER>(before);
+#pragma unroll
+    for (int i = 0; i < ROWS; i++) /* nothing is read before the wait */
+        asm volatile("" : "+f"(c[i]));
+}
+
+/* ---- epilogue --------------------------------------------------------------------------------
+ */
+
+/* A tile all of which exists, without biases. */
+template <int ROWS, int EPILOGUE>
+static __device__ __forceinline__ void store_whole(const struct wide_bf16_params &p,
+                                                   float (&v)[ROWS / 2], float *out,
+                                                   const float *factors) {
+#pragma unroll
+    for (int i = 0; i < ROWS / 8; i++) {
+        float2 f = factors ? __ldcg((const float2 *)factors + 4 * i) : make_float2(1, 1);
+#pragma unroll
+        for (int e = 0; e < 4; e++)
+            v[4 * i + e] = __fmul_rn(v[4 * i + e], e % 2 ? f.y : f.x);
+    }
+    if (EPILOGUE == EPILOGUE_ADD) {
+        float was[ROWS / 2];
+#pragma unroll
+        for (int i = 0; i < ROWS / 2; i++)
+            was[i] = __ldcg(out + (uint64_t)p.out_stride * (i / 4 * 8 + i % 2) + i % 4 / 2 * 8);
+#pragma unroll
+        for (int i = 0; i < ROWS / 2; i++)
+            v[i] = __fadd_rn(was[i], v[i]);
+    }
+#pragma unroll
+    for (int i = 0; i < ROWS / 8; i++) {
+        float *next = out + p.out_stride;
+        if (EPILOGUE == EPILOGUE_SWIGLU) {
+            out[0] = swiglu(v[4 * i], v[4 * i + 2]);
+            next[0] = swiglu(v[4 * i + 1], v[4 * i + 3]);
+        } else {
+            out[0] = v[4 * i], next[0] = v[4 * i + 1];
+            out[8] = v[4 * i + 2], next[8] = v[4 * i + 3];
+        }
+        out += (uint64_t)p.out_stride * 8;
+    }
+}
+
+/* One value after the other. row: of the activations; n: weight row of the segment. */
+template <int ROWS>
+static __device__ __forceinline__ void
+store_part(const struct wide_bf16_params &p, const struct project_segment &s,
+           const float (&v)[ROWS / 2], float *out, const float *factors, uint32_t row, uint32_t n,
+           uint32_t n_rows) {
+    bool is_swiglu = p.epilogue == EPILOGUE_SWIGLU;
+#pragma unroll
+    for (int i = 0; i < ROWS / 2; i++) {
+        uint32_t r = i / 4 * 8 + i % 2, column = i % 4 / 2 * 8;
+        if (row + r >= n_rows || n + column >= s.n || (is_swiglu && column))
+            continue;
+        float *to = out + (uint64_t)p.out_stride * r + column,
+              f = factors ? __ldcg(factors + r) : 1;
+        float a = add_bias(s, n + column, __fmul_rn(v[i], f));
+        if (is_swiglu)
+            a = swiglu(a, add_bias(p.segments[1], n, __fmul_rn(v[i ^ 2], f)));
+        *to = p.epilogue == EPILOGUE_ADD ? __fadd_rn(__ldcg(to), a) : a;
+    }
+}
+
+template <int ROWS>
+static __device__ __forceinline__ void store_tile(const struct wide_bf16_params &p,
+                                                  const struct bf16_tile &t, uint32_t n_rows,
+                                                  float (&v)[ROWS / 2]) {
+    const thread_place own;
+    const struct project_segment &s = p.segments[t.segment];
+    bool is_swiglu = p.epilogue == EPILOGUE_SWIGLU;
+    uint32_t columns = is_swiglu ? BF16_N / 2 : BF16_N, row = t.row_block * ROWS + 2 * own.j;
+    uint32_t n = t.n_block * columns + (is_swiglu ? own.row / 16 * 8 + own.row % 8 : own.row);
+    float *out = p.out + (uint64_t)row * p.out_stride + s.column + n;
+    const float *factors = p.factors ? p.factors + row : NULL;
+    if ((t.row_block + 1) * ROWS > n_rows || (t.n_block + 1) * columns > s.n || p.has_bias)
+        store_part<ROWS>(p, s, v, out, factors, row, n, n_rows);
+    else if (is_swiglu)
+        store_whole<ROWS, EPILOGUE_SWIGLU>(p, v, out, factors);
+    else if (p.epilogue == EPILOGUE_ADD)
+        store_whole<ROWS, EPILOGUE_ADD>(p, v, out, factors);
+    else
+        store_whole<ROWS, EPILOGUE_STORE>(p, v, out, factors);
+}
+
+/* ---- the multiplying warpgroups --------------------------------------------------------------
+ */
+
+/* A split's sums to the workspace; the last thread block of the tile's adds all, in order, and has
+ * them in v. */
+template <int ROWS>
+static __device__ __forceinline__ bool
+combine_splits(const struct wide_bf16_params &p, const struct bf16_tile &t, float (&v)[ROWS / 2]) {
+    constexpr uint32_t THREADS = BF16_N * 2;
+    const struct project_segment &s = p.segments[t.segment];
+    uint32_t tile = s.first_tile + t.n_block * p.row_blocks + t.row_block;
+    float4 *partials =
+        (float4 *)p.partials + (uint64_t)tile * p.max_splits * (ROWS / 8) * THREADS + threadIdx.x;
+    float4 *own = partials + (uint64_t)t.first_split * (ROWS / 8) * THREADS;
+#pragma unroll
+    for (int i = 0; i < ROWS / 8; i++)
+        own[i * THREADS] = make_float4(v[4 * i], v[4 * i + 1], v[4 * i + 2], v[4 * i + 3]);
+    uint32_t at = shared_base() + BF16_LAST, *last = (uint32_t *)__cvta_shared_to_generic(at);
+    any_barrier_sync(1, THREADS);
+    if (threadIdx.x == 0) {
+        uint32_t before = atomic_inc_acq_rel_gpu(p.arrivals + tile);
+        *last = before == s.splits - 1;
+        if (*last)
+            p.arrivals[tile] = 0;
+    }
+    any_barrier_sync(1, THREADS);
+    if (!*last)
+        return false;
+#pragma unroll
+    for (int i = 0; i < ROWS / 2; i++)
+        v[i] = 0;
+#pragma unroll 1
+    for (uint32_t split = 0; split < s.splits; split++)
+#pragma unroll
+        for (int i = 0; i < ROWS / 8; i++) {
+            float4 w = __ldcg(partials + (uint64_t)(split * (ROWS / 8) + i) * THREADS);
+            v[4 * i] = __fadd_rn(v[4 * i], w.x);
+            v[4 * i + 1] = __fadd_rn(v[4 * i + 1], w.y);
+            v[4 * i + 2] = __fadd_rn(v[4 * i + 2], w.z);
+            v[4 * i + 3] = __fadd_rn(v[4 * i + 3], w.w);
+        }
+    return true;
+}
+
+template <int ROWS, int CLUSTER>
+static __device__ __forceinline__ void multiply_tile(const struct wide_bf16_params &p,
+                                                     const struct bf16_tile &t, uint32_t n_rows,
+                                                     struct bf16_pipeline<ROWS> &pipe) {
+    const struct project_segment &s = p.segments[t.segment];
+    float c[ROWS], sum[ROWS / 2];
+#pragma unroll
+    for (int i = 0; i < ROWS / 2; i++)
+        sum[i] = 0;
+#pragma unroll 1
+    for (uint32_t split = t.first_split; split < t.end_split; split++) {
+        multiply_split<ROWS, CLUSTER>(p, c, first_panel(s, split + 1) - first_panel(s, split),
+                                      pipe);
+#pragma unroll
+        for (int i = 0; i < ROWS / 2; i++)
+            sum[i] = __fadd_rn(sum[i], __fadd_rn(c[i], c[ROWS / 2 + i]));
+    }
+    if (p.is_split_k && s.splits > 1 && !combine_splits<ROWS>(p, t, sum))
+        return;
+    store_tile<ROWS>(p, t, n_rows, sum);
+}
+
+template <int ROWS, int CLUSTER>
+static __device__ __forceinline__ void multiply_tiles(const struct wide_bf16_params &p) {
+    bf16_pipeline<ROWS> pipe;
+    struct bf16_tile t;
+    pdl_wait(p.io);
+    uint32_t n_rows = count_rows(p.io, p.in);
+#pragma unroll 1
+    for (uint32_t i = blockIdx.x / CLUSTER; find_tile<ROWS, CLUSTER>(p, i, n_rows, t);
+         i += gridDim.x / CLUSTER)
+        multiply_tile<ROWS, CLUSTER>(p, t, n_rows, pipe);
+}
+
+template <int ROWS, int BLOCKS, int CLUSTER>
+static __device__ __forceinline__ void project_wide_bf16(const struct wide_bf16_params &p) {
+    pdl_launch_dependents();
+    if (threadIdx.x == 0) {
+        for (uint32_t i = 0; i < p.stages; i++) {
+            mbarrier_init(shared_base() + i * 8, 1);                /* full: the bytes */
+            mbarrier_init(shared_base() + 64 + i * 8, 8 * CLUSTER); /* empty: multiplying warps */
+        }
+        mbarrier_init_fence();
+    }
+    __syncthreads();
+    if (CLUSTER > 1) {
+        cluster_arrive();
+        cluster_wait();
+    }
+    if (threadIdx.x >= 256) {
+        if (BLOCKS == 1)
+            setmaxnreg_dec<24>();
+        if (threadIdx.x < 288)
+            copy_tiles<ROWS, CLUSTER>(p);
+    } else {
+        if (BLOCKS == 1)
+            setmaxnreg_inc<240>();
+        multiply_tiles<ROWS, CLUSTER>(p);
+    }
+    if (CLUSTER > 1)
+        cluster_sync(); /* the other block may still copy, and arrive, here */
+}
+
+#endif
+
+/* BLOCKS: thread blocks an SM. */
+#if __CUDA_ARCH_FEAT_SM90_ALL
+#define BF16_KERNEL(NAME, ROWS, BLOCKS, CLUSTER)                                                   \
+    extern "C" __global__ void __launch_bounds__(BF16_THREADS, BLOCKS)                             \
+        __cluster_dims__(CLUSTER, 1, 1)                                                            \
+            project_wide_bf16_##NAME(const __grid_constant__ struct wide_bf16_params p) {          \
+        project_wide_bf16<ROWS, BLOCKS, CLUSTER>(p);                                               \
+    }
+#else
+#define BF16_KERNEL(NAME, ROWS, BLOCKS, CLUSTER)                                                   \
+    extern "C" __global__ void project_wide_bf16_##NAME(                                           \
+        const __grid_constant__ struct wide_bf16_params) {                                         \
+    }
+#endif
+
+/* project_wide_bf16_<rows of a tile>; pairs: in clusters of two. */
+BF16_KERNEL(16, 16, 2, 1)
+BF16_KERNEL(32, 32, 2, 1)
+BF16_KERNEL(64, 64, 1, 1)
+BF16_KERNEL(128, 128, 1, 1)
+BF16_KERNEL(128_pairs, 128, 1, 2)
+
+/* ---- splitting the activations ---------------------------------------------------------------
+ */
+
+/* A row of the split activations: quantize.cuh's QACT. Index i counts four columns. */
+struct wide_split_row {
+    uint8_t *data; /* of all rows */
+    uint32_t row, rows;
+};
+
+static __device__ __forceinline__ void qact_store_floats(const struct wide_split_row &to,
+                                                         const struct project_input &, bool,
+                                                         uint32_t i, float4 v) {
+    struct bf16_parts parts = split_bf16(v);
+    uint32_t part = to.rows * 128, chunk = (i % 16 / 4 * 2 ^ to.row % 8) * 16;
+    uint8_t *at = to.data + ((uint64_t)(i / 16) * 2 * to.rows + to.row) * 128 + i % 4 * 4;
+    *(uint32_t *)(at + chunk) = parts.hi.x;
+    *(uint32_t *)(at + (chunk ^ 16)) = parts.hi.y;
+    *(uint32_t *)(at + part + chunk) = parts.lo.x;
+    *(uint32_t *)(at + part + (chunk ^ 16)) = parts.lo.y;
+}
+
+static __device__ __forceinline__ void *qact_word(const struct wide_split_row &, uint32_t,
+                                                  uint32_t) {
+    return NULL; /* there are no int8 values */
+}
+
+static __device__ __forceinline__ void qact_group(const struct wide_split_row &, uint32_t, uint32_t,
+                                                  float, int) {
+}
+
+/* A block a row; rows after the step's last are left as they are. Shared memory: sums of squares of
+ * 128 columns, or a factor a head. */
+extern "C" __global__ void __maxnreg__(56)
+    project_wide_split(const __grid_constant__ struct wide_split_params p) {
+    extern __shared__ float split_red[];
+    pdl_launch_dependents();
+    uint32_t row = blockIdx.x;
+    struct wide_split_row to = {p.acts, row, p.act_rows};
+    struct row_threads threads = row_threads_of(p.in);
+    struct col8 weights = {};
+    load_first_norm_weights(threads, p.in, weights);
+    pdl_wait(p.io);
+    if (row >= count_rows(p.io, p.in))
+        return;
+    struct row_source source = {row, p.row_limit, false};
+    quantize_row<IS_BF16>(threads, p.io, p.in, source, weights, to, split_red);
+    if (p.in.prologue != PROLOGUE_NORM)
+        return;
+    __syncthreads();
+    if (threadIdx.x >= 32)
+        return;
+    float factor = row_factor(p.in, split_red);
+    if (threadIdx.x == 0)
+        p.factors[row] = factor;
+}
