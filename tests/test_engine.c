@@ -612,6 +612,36 @@ TEST(engine_weights_are_in_memory_once) {
 }
 #endif
 
+/* The tokens of two engines of one model, one opened after the other was closed. */
+static void expect_tokens_twice(const char *path, int32_t *tokens, size_t n) {
+    struct sluice_engine_options o = options_for(64, 1);
+    struct rig r;
+    int32_t again[8];
+    EXPECT(n <= 8);
+    if (!rig_open_file(&r, path, &o))
+        return;
+    generate(open_seq(&r, 1, 5), tokens, n);
+    sluice_engine_close(r.engine);
+    EXPECT_INT(sluice_engine_open(&r.engine, r.model, &o), SLUICE_OK);
+    generate(open_seq(&r, 1, 5), again, n);
+    for (size_t i = 0; i < n; i++)
+        EXPECT_INT(again[i], tokens[i]);
+    rig_close(&r);
+}
+
+/* Packing drops the file's pages. Where there is no mapping that can be read again, they must
+ * stay: EMBED reads them, and so does the next engine. */
+TEST(engine_weights_that_are_not_mapped_stay) {
+    int32_t mapped[8], copied[8];
+    expect_tokens_twice(STORIES, mapped, 8);
+    setenv("SLUICE_NO_MMAP", "1", 1);
+    expect_tokens_twice(STORIES, copied, 8);
+    unsetenv("SLUICE_NO_MMAP");
+    for (int i = 0; i < 8; i++)
+        EXPECT_INT(copied[i], mapped[i]);
+    expect_tokens_twice("synth:qwen35-tiny:q4_k_m", mapped, 8);
+}
+
 TEST(engine_refuses_what_does_not_fit_and_says_what_would) {
     struct rig r;
     struct sluice_memory m;

@@ -49,6 +49,7 @@ struct backend_weights {
     uint64_t bytes;
     uint64_t synthetic; /* the first so many bytes are not there: matrices of random values, which a
                          * backend with memory of its own makes by their offset; 0: all are there */
+    uint64_t mapped;    /* as in the options, now that it has been done: at most that */
 };
 
 /* A kernel that an op is made of, for explain. */

@@ -235,7 +235,7 @@ static int open_backend(struct sluice_engine *e, const struct sluice_engine_opti
                                             .threads = o->threads,
                                             .exact = o->exact,
                                             .cancel = &e->cancel,
-                                            .mapped = w->synthetic ? 0 : w->file_bytes};
+                                            .mapped = weights_mapped(w)};
     e->device = o->device;
     return e->kind->open(&e->backend, &options, err);
 }
@@ -337,9 +337,10 @@ int engine_load(struct sluice_engine *e, const struct sluice_engine_options *o, 
     if (!status)
         status = load_weights(e->model, e->kind->uses_host_weights, err);
     if (!status)
-        status =
-            e->kind->load(e->backend, (struct backend_weights){w->base, w->bytes, w->synthetic},
-                          e->plans, e->n_plans, o->progress, o->user, err);
+        status = e->kind->load(
+            e->backend,
+            (struct backend_weights){w->base, w->bytes, w->synthetic, weights_mapped(w)}, e->plans,
+            e->n_plans, o->progress, o->user, err);
     if (!status)
         status = tiers_open(e, o, err);
     e->is_loaded = status == SLUICE_OK;

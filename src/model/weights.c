@@ -90,9 +90,17 @@ static int place_file(struct weights *w, uint32_t i, struct err *err) {
                  PROT_READ | PROT_WRITE) != 0)
         return err_set(err, SLUICE_ERR_MEMORY, "out of memory for %zu bytes of weights",
                        file->size);
+    w->is_copied = true;
     if (!w->synthetic) /* else there is nothing to copy */
         memcpy(at, file->data, file->size);
     return SLUICE_OK;
+}
+
+uint64_t weights_mapped(const struct weights *w) {
+    bool is_mapped = !w->synthetic && !w->is_copied;
+    for (uint32_t i = 0; i < w->n_files; i++)
+        is_mapped &= w->files[i].is_mapped || w->files[i].size == 0;
+    return is_mapped ? w->file_bytes : 0;
 }
 
 int weights_map(struct weights *w, struct err *err) {

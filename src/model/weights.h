@@ -34,6 +34,7 @@ struct weights {
     uint64_t synthetic;  /* the first so many bytes stand nowhere: zero until they are made */
     uint64_t bytes;      /* of the whole region */
     uint8_t *base;       /* NULL until mapped */
+    bool is_copied;      /* some of it: the files' pages can't be dropped and read again */
 };
 
 int weights_new(struct weights **out, const struct filemap *files, uint32_t n_files,
@@ -41,7 +42,10 @@ int weights_new(struct weights **out, const struct filemap *files, uint32_t n_fi
 /* Reserves the span, maps the files into it and fills the tail. */
 int weights_map(struct weights *w, struct err *err);
 void weights_unmap(struct weights *w); /* what is mapped, if anything */
-void weights_free(struct weights *w);  /* takes NULL */
+/* Bytes from the start whose pages may be dropped, since the files still have them; known before
+ * they are mapped. 0 where files had to be read, or were made. */
+uint64_t weights_mapped(const struct weights *w);
+void weights_free(struct weights *w); /* takes NULL */
 
 /* The offset of a tensor that is used as it is in its file. */
 uint64_t weights_offset(const struct weights *w, const struct tensor *t);

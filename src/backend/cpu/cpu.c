@@ -444,6 +444,7 @@ static int cpu_load(struct backend *b, struct backend_weights weights, struct pl
                     void *user, struct err *err) {
     struct backend_memory m;
     struct needs needs = needs_of(plans, n_plans, b->threads);
+    b->mapped = weights.mapped;
     int status = cpu_predict(b, plans, n_plans, &m, err);
     if (!status)
         status = make_blocks(b, &m, err);
