@@ -2,6 +2,7 @@
  * which kernels a plan becomes, for models of true size. Nothing is launched. */
 #ifdef SLUICE_CUDA
 #include "backend/cuda/host/cuda.h"
+#include "backend/cuda/host/fatbins.h"
 #include "backend/cuda/ops/state.h"
 #include "model/model.h"
 #include "test.h"
@@ -70,6 +71,10 @@ TEST(cuda_host_other_kernels) {
     for (size_t i = 0; i < sizeof names / sizeof *names; i++)
         if (!cuda_find_kernel(names[i]))
             test_fail(__FILE__, __LINE__, "no kernel %s", names[i]);
+    size_t n = 0;
+    while (cuda_fatbins[n].name)
+        n++;
+    EXPECT(n > 0 && n <= MAX_MODULES);
 }
 
 /* Devices that have 99 KB of shared memory: products on tiles are cut to it, the fallback (widths

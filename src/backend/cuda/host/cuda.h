@@ -115,7 +115,7 @@ struct cuda_block {
     uint64_t bytes;
 };
 
-enum { MAX_MODULES = 32, MAX_STAMPS = 8192, STAMP_BYTES = MAX_STAMPS * sizeof(uint64_t) };
+enum { MAX_MODULES = 64, MAX_STAMPS = 8192, STAMP_BYTES = MAX_STAMPS * sizeof(uint64_t) };
 
 struct backend {
     CUdevice device;
