@@ -1,6 +1,7 @@
 /* fuzz_grammar.c - any bytes as GBNF: refused by one line, or masks that are obeyed for some
- * tokens.
- */
+ * tokens, and the same again after tokens that are said to keep them. */
+#include <string.h>
+
 #include "grammar/texts.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t size);
@@ -34,7 +35,12 @@ int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t size) {
         for (int32_t i = 0; i < 256 && token < 0; i++)
             if (mask[(first + i) % 256 / 32] >> (first + i) % 256 % 32 & 1)
                 token = (first + i) % 256;
+        const uint32_t *keeps = matcher_keeps(m);
+        uint32_t before[257 / 32 + 1];
+        memcpy(before, mask, sizeof before);
         CHECK(token >= 0 && matcher_accept(m, token));
+        if (keeps && keeps[token / 32] >> token % 32 & 1)
+            CHECK(memcmp(before, matcher_mask(m), sizeof before) == 0);
     }
     matcher_close(m);
     grammar_close(g);
