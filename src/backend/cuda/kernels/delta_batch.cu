@@ -814,7 +814,7 @@ static __device__ __forceinline__ void delta_batch(const struct delta_params &p)
     bool has_prefill = n_rows != n_segments && !p.has_scan;
     if (has_prefill)
         convolve_prefill<M, false>(p);
-    if (p.is_full && p.conv_width == 4)
+    if (M == 4 && p.is_full && p.conv_width == 4) /* wider keys are rare: one path */
         decode_segments<J, M, 4, true>(p, dynamic, n_segments);
     else
         decode_segments<J, M, 8, false>(p, dynamic, n_segments);
@@ -847,7 +847,6 @@ static __device__ __forceinline__ void delta_batch_max32(const struct delta_para
     }
 KERNEL(delta_batch, 2, 128)
 KERNEL(delta_batch, 4, 128)
-KERNEL(delta_batch, 1, 256)
 KERNEL(delta_batch, 2, 256)
 KERNEL(delta_batch_max32, 2, 128)
 KERNEL(delta_batch_max32, 4, 128)

@@ -60,10 +60,10 @@ static struct delta_params params_of(struct recorder *r, const struct op_delta *
 static const char *const DECODE_KERNELS[3][2] = {{"delta_decode_1_128", "delta_decode_1_256"},
                                                  {"delta_decode_2_128", "delta_decode_2_256"},
                                                  {"delta_decode_4_128", "delta_decode_4_256"}};
-static const char *const BATCH_KERNELS[3][2] = {{NULL, "delta_batch_1_256"},
-                                                {"delta_batch_2_128", "delta_batch_2_256"},
+/* By columns of a warp: 2 or 4. */
+static const char *const BATCH_KERNELS[2][2] = {{"delta_batch_2_128", "delta_batch_2_256"},
                                                 {"delta_batch_4_128", NULL}};
-static const char *const BATCH_MAX32_KERNELS[3] = {NULL, "delta_batch_max32_2_128",
+static const char *const BATCH_MAX32_KERNELS[2] = {"delta_batch_max32_2_128",
                                                    "delta_batch_max32_4_128"};
 
 static int record_decode(struct recorder *r, const struct op_delta *d) {
@@ -139,8 +139,7 @@ static uint32_t max32_blocks_per_tile(const struct delta_params *p, uint32_t blo
 
 static void plan_batch_tilings(struct recorder *r, const struct op_delta *d, struct delta_params *p,
                                uint32_t blocks) {
-    uint32_t most = max_decode_columns(p);
-    p->decode_tiling = tiling_for(d, blocks / p->max_rows, most / 2, most);
+    p->decode_tiling = tiling_for(d, blocks / p->max_rows, 2, max_decode_columns(p));
     p->is_full = p->is_state_vec4 && p->key_width == p->padded_key &&
                  p->value_width % (DELTA_WARPS * p->decode_tiling.columns) == 0;
     p->max_jobs = div_up(p->max_segments * p->value_heads * p->decode_tiling.tiles, blocks);
@@ -205,8 +204,8 @@ static int record_batch(struct recorder *r, const struct op_delta *d) {
     uint32_t least = per_sm == 1 ? min_u32(ONE_PER_SM_SHARED, r->b->max_shared - 1024) : 0;
     struct cuda_launch launch = {
         .kernel = p.blocks_per_tile
-                      ? BATCH_MAX32_KERNELS[p.decode_tiling.columns / 2]
-                      : BATCH_KERNELS[p.decode_tiling.columns / 2][p.padded_key / 256],
+                      ? BATCH_MAX32_KERNELS[p.decode_tiling.columns / 4]
+                      : BATCH_KERNELS[p.decode_tiling.columns / 4][p.padded_key / 256],
         .grid = {blocks, 1, 1},
         .threads = DELTA_WARPS * 32,
         .shared = max_u32(shared, least),
