@@ -399,9 +399,11 @@ static struct took sum_up(struct replay *r, double *first) {
         t.disk += reuse->disk;
         first[t.n++] = q->report.first_seconds;
         hash_add(&h, q->answer, q->n_answer * sizeof *q->answer);
-        say(SAY_ALL, "request %u: prompt %u, reused %u (%u host, %u disk), first token %.1f ms; %s",
+        say(SAY_ALL,
+            "request %u: prompt %u, reused %u (%u host, %u disk), first token %.1f ms, answer "
+            "%08x; %s",
             i, q->n_prompt, reuse->tokens, reuse->host, reuse->disk, 1e3 * q->report.first_seconds,
-            reuse->why);
+            (unsigned)hash64_of(q->answer, q->n_answer * sizeof *q->answer), reuse->why);
     }
     t.answers = hash128_end(&h);
     t.first_p50 = quantile(first, t.n, 0.5);
