@@ -466,6 +466,40 @@ TEST(random_steps_whose_logits_are_no_numbers) {
     }
 }
 
+/* Of a matrix by which keys and values are made: no type of the KV cache hides it. */
+TEST(random_caches_of_what_is_no_number) {
+    static const float values[] = {NAN, INFINITY, -INFINITY};
+    static const char *const types[] = {"f32", "f16", "q8_0", "q4_0"};
+    for (int i = 0; i < 24; i++) {
+        struct random_model m = small;
+        const char *path = test_temporary("damaged.gguf");
+        struct sluice_engine_options o = sluice_engine_options_default();
+        sluice_model *model = NULL;
+        sluice_engine *engine = NULL;
+        sluice_seq *seq = NULL;
+        int32_t tokens[] = {1, 2, 3}, token;
+        m.damaged = i / 12 ? "blk.1.attn_v.weight" : "blk.1.attn_k.weight";
+        m.damage = values[i % 3];
+        o.backend = "cpu";
+        o.threads = 1;
+        o.context = 256;
+        o.kv_type = types[i / 3 % 4];
+        if (!write_model(&m, path))
+            continue;
+        EXPECT_INT(sluice_model_open(&model, path), SLUICE_OK);
+        EXPECT_INT(sluice_engine_open(&engine, model, &o), SLUICE_OK);
+        EXPECT_INT(sluice_seq_open(&seq, engine), SLUICE_OK);
+        EXPECT_INT(sluice_seq_feed(seq, tokens, 3), SLUICE_OK);
+        int status = sluice_seq_next(seq, &token);
+        if (status != SLUICE_ERR_FORMAT)
+            test_fail(__FILE__, __LINE__, "%s of %g, %s: %d, expected %d", m.damaged,
+                      (double)m.damage, o.kv_type, status, SLUICE_ERR_FORMAT);
+        sluice_seq_close(seq);
+        sluice_engine_close(engine);
+        sluice_model_close(model);
+    }
+}
+
 /* ---- sizes ------------------------------------------------------------------------------------
  */
 

@@ -22,7 +22,8 @@ void f32_encode(const float *src, void *dst, size_t n) {
 void f16_encode(const float *src, void *dst, size_t n) {
     uint8_t *at = dst;
     for (size_t i = 0; i < n; i++) {
-        uint16_t half = f16_from_f32_clamped(src[i]);
+        bool is_number = src[i] >= -FLT_MAX && src[i] <= FLT_MAX;
+        uint16_t half = is_number ? f16_from_f32_clamped(src[i]) : f16_from_f32(src[i]);
         memcpy(at + 2 * i, &half, sizeof half);
     }
 }
@@ -211,6 +212,15 @@ static void q8_0_encode_block(const float *x, const float *w, struct q8_0 *b) {
     }
 }
 
+/* What is NaN or infinite stays to be seen: the KV cache of damaged weights must not look sound. */
+static void mark_damage(const float *x, uint16_t *d) {
+    float sum = 0;
+    for (int i = 0; i < 32; i++)
+        sum += x[i] - x[i];
+    if (sum != 0)
+        *d = 0x7e00;
+}
+
 /* dst may have any address, the structs want an even one. */
 #define BLOCK_ENCODE(type)                                                                         \
     void type##_encode_weighted(const float *src, const float *weights, void *dst, size_t n) {     \
@@ -219,6 +229,7 @@ static void q8_0_encode_block(const float *x, const float *w, struct q8_0 *b) {
         for (size_t i = 0; i < n; i += 32, at += sizeof(struct type)) {                            \
             struct type block;                                                                     \
             type##_encode_block(src + i, weights ? weights + i : NULL, &block);                    \
+            mark_damage(src + i, &block.d);                                                        \
             memcpy(at, &block, sizeof block);                                                      \
         }                                                                                          \
     }                                                                                              \
