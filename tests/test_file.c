@@ -1844,6 +1844,7 @@ TEST(outfile_writes_special_files_straight) {
     EXPECT(outfile_open(&out, folder, &err) == SLUICE_ERR_IO);
     EXPECT(strstr(err.text, ": cannot create: Is a directory") != NULL);
     EXPECT(outfile_open(&out, "", &err) == SLUICE_ERR_IO);
+    EXPECT_STR(err.text, "'': cannot create: No such file or directory");
     EXPECT(rmdir(folder) == 0);
 }
 

@@ -53,7 +53,8 @@ static bool try_map(struct filemap *map, const char *path, size_t size) {
  */
 
 static int cannot_open(const char *path, struct err *err) {
-    return err_set(err, SLUICE_ERR_IO, "%s: cannot open: %s", path, strerror(errno));
+    return err_set(err, SLUICE_ERR_IO, "%s: cannot open: %s", path[0] ? path : "''",
+                   strerror(errno));
 }
 
 static int wrong_kind(const char *path, mode_t mode, struct err *err) {

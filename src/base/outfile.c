@@ -132,7 +132,7 @@ static int cannot_create(const char *path, struct err *err) {
     if (errno == ENXIO && stat(path, &st) == 0 && S_ISFIFO(st.st_mode))
         return err_set(err, SLUICE_ERR_IO, "%s: is a FIFO that nobody reads", path);
     return err_set(err, errno == ENOMEM ? SLUICE_ERR_MEMORY : SLUICE_ERR_IO,
-                   "%s: cannot create: %s", path, strerror(errno));
+                   "%s: cannot create: %s", path[0] ? path : "''", strerror(errno));
 }
 
 int outfile_open(struct outfile *out, const char *path, struct err *err) {

@@ -146,8 +146,8 @@ static int write_matrix(struct collector *c) {
     if (unseen)
         warn("%u matrices of experts were never chosen: quantize takes their inputs as equal",
              unseen);
-    say(SAY_NORMAL, "%s: %u tensors, %u windows of %u tokens%s", c->out, c->matrix.n_entries,
-        c->matrix.n_chunks, c->matrix.chunk_size, replaced);
+    say(SAY_NORMAL, "%s: %u tensors, %u window%s of %u tokens%s", c->out, c->matrix.n_entries,
+        c->matrix.n_chunks, c->matrix.n_chunks == 1 ? "" : "s", c->matrix.chunk_size, replaced);
     return 0;
 }
 
