@@ -200,6 +200,49 @@ TEST(cuda_random_moe_models) {
     EXPECT(ran > 0);
 }
 
+/* Keys or values that are no numbers: no type of the KV cache hides them. */
+TEST(cuda_caches_of_what_is_no_number) {
+    static const float values[] = {NAN, INFINITY, -INFINITY};
+    static const char *const types[] = {"f32", "f16", "q8_0", "q4_0"};
+    for (int i = 0; i < 24; i++) {
+        const struct random_model m = {.arch = i % 2 ? "llama" : "qwen3",
+                                       .layers = 2,
+                                       .hidden = 256,
+                                       .heads = 4,
+                                       .kv_heads = 2,
+                                       .head_width = 64,
+                                       .ffn = 512,
+                                       .vocab = 300,
+                                       .type = DT_BF16,
+                                       .damaged =
+                                           i / 12 ? "blk.1.attn_v.weight" : "blk.1.attn_k.weight",
+                                       .damage = values[i % 3]};
+        const char *path = test_temporary("damaged.gguf");
+        struct sluice_engine_options o = sluice_engine_options_default();
+        struct err err = {0};
+        sluice_model *model = NULL;
+        sluice_engine *engine = NULL;
+        sluice_seq *seq = NULL;
+        int32_t tokens[] = {1, 2, 3}, token;
+        o.backend = "cuda";
+        o.context = 256;
+        o.kv_type = types[i / 3 % 4];
+        if (random_model_write(&m, path, &err) || sluice_model_open(&model, path) ||
+            sluice_engine_open(&engine, model, &o) || sluice_seq_open(&seq, engine)) {
+            test_fail(__FILE__, __LINE__, "%s %s", err.text, sluice_engine_error(engine));
+        } else {
+            EXPECT_INT(sluice_seq_feed(seq, tokens, 3), SLUICE_OK);
+            int status = sluice_seq_next(seq, &token);
+            if (status != SLUICE_ERR_FORMAT)
+                test_fail(__FILE__, __LINE__, "%s, %s of %g, %s: %d, expected %d", m.arch,
+                          m.damaged, (double)m.damage, o.kv_type, status, SLUICE_ERR_FORMAT);
+        }
+        sluice_seq_close(seq);
+        sluice_engine_close(engine);
+        sluice_model_close(model);
+    }
+}
+
 /* Token 7's embedding is no number, and token 7 is what is picked next. Its step fails, alone, in a
  * burst or with the logits only, and changes nothing. */
 TEST(cuda_steps_whose_logits_are_no_numbers) {

@@ -189,9 +189,11 @@ template <int M, int W> struct head_regs {
 
 /* ---- the KV cache ---------------------------------------------------------------------------- */
 
-/* f16_from_f32_clamped in one conversion: to nearest, larger values become the largest fp16. */
+/* As f16_encode in src/quant: to nearest, larger numbers become the largest fp16; what is none
+ * stays so, which the logits then tell. */
 static __device__ __forceinline__ __half f16_clamped(float x) {
-    return __float2half_rn(fminf(fmaxf(x, -65504.0f), 65504.0f));
+    float number = fminf(fmaxf(x, -65504.0f), 65504.0f);
+    return __float2half_rn(fabsf(x) <= FLT_MAX ? number : x);
 }
 
 /* Bytes from the start of the keys, or values, to a position of a slot in a KV head. */

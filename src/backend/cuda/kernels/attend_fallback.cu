@@ -19,6 +19,11 @@ static __device__ __forceinline__ float warp_min(float x) {
     return -warp_max(-x);
 }
 
+/* The scale of a block: NaN where one of its values is no number. As src/quant/encode.c. */
+static __device__ __forceinline__ uint16_t mark_damage(uint16_t d, float x) {
+    return __all_sync(0xffffffffu, fabsf(x) <= FLT_MAX) ? d : (uint16_t)0x7e00;
+}
+
 /* A block of 32, a value a lane. The same bits as src/quant/encode.c: so no fused multiply-adds. */
 static __device__ void encode_q8_0(uint8_t *to, float x) {
     uint32_t lane = threadIdx.x % 32;
@@ -34,6 +39,7 @@ static __device__ void encode_q8_0(uint8_t *to, float x) {
     int whole = (int)size;
     whole += __fsub_rn(size, (float)whole) >= 0.5f;
     to[2 + lane] = (uint8_t)(int8_t)(v < 0 ? -whole : whole);
+    d = mark_damage(d, x);
     if (lane == 0)
         *(uint16_t *)to = d;
 }
@@ -59,6 +65,7 @@ static __device__ void encode_q4_0(uint8_t *to, float x) {
     uint32_t upper = __shfl_down_sync(0xffffffffu, q, 16);
     if (lane < 16)
         to[2 + lane] = (uint8_t)(q | upper << 4);
+    d = mark_damage(d, x);
     if (lane == 0)
         *(uint16_t *)to = d;
 }
