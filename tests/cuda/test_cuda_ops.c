@@ -333,7 +333,7 @@ TEST(cuda_project_bf16_rows_are_independent) {
         if (c.epilogue == EPILOGUE_ADD)
             c.n_segments = 1, c.f32_last = false;
         for (uint32_t s = 0; s < c.n_segments; s++) {
-            c.types[s] = DT_BF16;
+            c.types[s] = c.f32_last && s + 1 == c.n_segments && i % 2 ? DT_F32 : DT_BF16;
             c.n[s] = c.epilogue == EPILOGUE_SWIGLU && s ? c.n[0] : 1 + rig_below(&r, 900);
         }
         check_wide_rows(&c, 3950 + i);

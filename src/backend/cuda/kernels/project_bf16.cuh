@@ -80,21 +80,42 @@ static __device__ __forceinline__ float4 load_bf16_parts(const uint8_t *at, uint
 
 /* What a lane reads: see tiles.h for the K block. */
 struct bf16_lane {
-    uint32_t weights; /* offset in a panel, of the row whose address it gives ldmatrix */
+    uint32_t weights; /* offset in the K block, of the row whose address it gives ldmatrix */
     uint32_t acts;    /* shared address of its part and columns in the qact of row lane / 8 */
 };
 
-/* qact: shared address of the first row's parts. */
+/* qact: shared address of the first row's parts. Of tiles of 4 rows, the upper half of a matrix of
+ * ldmatrix is the K block's second half. */
 static __device__ __forceinline__ struct bf16_lane find_bf16_lane(uint32_t tile_rows, uint32_t tile,
                                                                   uint32_t qact, uint32_t stride) {
     uint32_t lane = threadIdx.x % 32;
     uint32_t row = tile_rows == 16 ? lane % 16 : lane % tile_rows % 8;
     uint32_t chunk = tile_rows == 16 ? lane / 16 : lane / 8;
-    return {tile_bf16_chunk(tile_rows, tile * tile_rows + row, chunk),
+    uint32_t half = tile_rows == 4 ? lane / 4 % 2 * (TILE_KBLOCK_FLOAT / 2) : 0;
+    return {half + tile_bf16_chunk(tile_rows, tile * tile_rows + row, chunk),
             qact + lane / 8 * stride + lane % 4 * 32 + lane / 4 % 2 * BF16_PART};
 }
 
-/* Two steps, of which a and b are the fragments; T < 16 has no lower rows. */
+/* A K block in registers: its stage is free when it is there. T = 16: step i is a[i]; T = 8: steps
+ * 2 i and 2 i + 1 are its halves; T = 4: the same of lanes 0 to 15, steps 8 + 2 i ... of the
+ * others. stage: shared address. */
+typedef uint32_t bf16_weights[4][4];
+
+static __device__ __forceinline__ void load_bf16_weights(bf16_weights &a, uint32_t stage,
+                                                         uint32_t tile_rows,
+                                                         const struct bf16_lane &own) {
+    if (tile_rows == 16) {
+#pragma unroll
+        for (int i = 0; i < 4; i++)
+            ldmatrix_x4(a[i], stage + (own.weights ^ i * 32));
+        return;
+    }
+#pragma unroll
+    for (int i = 0; i < 4; i++)
+        ldmatrix_x4(a[i], stage + i / 2 * tile_rows * 128 + (own.weights ^ i % 2 * 64));
+}
+
+/* A step of 16 columns. */
 template <int R>
 static __device__ __forceinline__ void mma_bf16_step(float (&acc)[R][4], uint32_t a0, uint32_t a1,
                                                      uint32_t a2, uint32_t a3,
@@ -115,38 +136,41 @@ static __device__ __forceinline__ void load_bf16_acts(uint4 (&b)[(R + 3) / 4], u
     }
 }
 
-/* stage: shared address of the K block; column: its first, of the row. acc[t]: C of mma, rows 4 t
- * ... of activations. */
+/* Eight steps of tiles that have no lower rows. */
 template <int R>
-static __device__ __forceinline__ void dot_bf16(uint32_t stage, uint32_t tile_rows, uint32_t column,
-                                                const struct bf16_lane &own, uint32_t stride,
-                                                float (&acc)[R][4]) {
-    uint32_t acts = own.acts + column * 4;
+static __device__ __forceinline__ void mma_bf16_half(float (&acc)[R][4], const bf16_weights &a,
+                                                     uint32_t acts, uint32_t stride) {
     uint4 b[(R + 3) / 4];
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        load_bf16_acts<R>(b, acts + i * 128, stride);
+        mma_bf16_step<R>(acc, a[i][0], 0, a[i][1], 0, b, 0);
+        mma_bf16_step<R>(acc, a[i][2], 0, a[i][3], 0, b, 1);
+    }
+}
+
+/* column: the K block's first, of the row. acc[t]: C of mma, rows 4 t ... of activations. */
+template <int R>
+static __device__ __forceinline__ void dot_bf16(bf16_weights &a, uint32_t tile_rows,
+                                                uint32_t column, const struct bf16_lane &own,
+                                                uint32_t stride, float (&acc)[R][4]) {
+    uint32_t acts = own.acts + column * 4;
     if (tile_rows == 16) {
+        uint4 b[(R + 3) / 4];
 #pragma unroll
-        for (int u = 0; u < 2; u++) {
-            load_bf16_acts<R>(b, acts + u * 128, stride);
-#pragma unroll
-            for (int s = 0; s < 2; s++) {
-                uint32_t a[4];
-                ldmatrix_x4(a, stage + (own.weights ^ (2 * u + s) * 32));
-                mma_bf16_step<R>(acc, a[0], a[1], a[2], a[3], b, s);
-            }
+        for (int i = 0; i < 4; i++) {
+            if (i % 2 == 0)
+                load_bf16_acts<R>(b, acts + i / 2 * 128, stride);
+            mma_bf16_step<R>(acc, a[i][0], a[i][1], a[i][2], a[i][3], b, i % 2);
         }
         return;
     }
-    uint32_t panel = tile_rows * 128;
-#pragma unroll 1
-    for (uint32_t end = stage + TILE_KBLOCK_FLOAT; stage != end; stage += 2 * panel, acts += 512) {
+    mma_bf16_half<R>(acc, a, acts, stride);
+    if (tile_rows == 4) {
 #pragma unroll
-        for (int u = 0; u < 4; u++) {
-            uint32_t a[4];
-            load_bf16_acts<R>(b, acts + u * 128, stride);
-            ldmatrix_x4(a, stage + u / 2 * panel + (own.weights ^ u % 2 * 64));
-            mma_bf16_step<R>(acc, a[0], 0, a[1], 0, b, 0);
-            mma_bf16_step<R>(acc, a[2], 0, a[3], 0, b, 1);
-        }
+        for (int i = 0; i < 16; i++)
+            a[i / 4][i % 4] = __shfl_xor_sync(~0u, a[i / 4][i % 4], 16);
+        mma_bf16_half<R>(acc, a, acts + 512, stride);
     }
 }
 

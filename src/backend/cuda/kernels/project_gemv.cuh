@@ -562,7 +562,8 @@ dot_f32_global(const struct project_params &p, const uint8_t *stage, const struc
         stage, [&](int r) { return apply_norm_weight(p, a.x[r], a.norm); }, acc);
 }
 
-/* The K block in `stage`, x spans of a lane from the tile's first column. */
+/* The K block in `stage`, x spans of a lane from the tile's first column. BF16 is not here:
+ * project_bf16.cuh. */
 template <int SET, int R>
 static __device__ __forceinline__ void
 dot_kblock(uint32_t type, const uint8_t *stage, const struct qact_view &a, uint32_t x,
@@ -575,8 +576,6 @@ dot_kblock(uint32_t type, const uint8_t *stage, const struct qact_view &a, uint3
         dot_f32<SET, R>(stage, a, x + own.index, acc);
     } else if (SET == IS_Q8_0 || (SET & IS_Q8_0 && type == IS_Q8_0)) {
         dot_q8_0<R>(stage, a, own, x, acc);
-    } else if (is_bf16<SET>(type)) {
-        dot_bf16<R>(smem_addr(stage), 128 / own.row_lanes, x * 8, own.bf16, a.stride, acc);
     } else if (SET == IS_F16 || (SET & IS_F16 && type == IS_F16)) {
         dot_f16<SET, R>(stage, a, 2 * x + own.index, own.row_lanes, acc);
     } else if (SET & IS_Q5_K) {
@@ -687,12 +686,17 @@ run_tasks(const struct project_params &p, struct kblock_loader &l, uint32_t warp
                 cp_async_wait_stages(stages);
                 __syncwarp();
             }
-            if (is_global)
+            bf16_weights weights;
+            if (is_bf16<SET>(type))
+                load_bf16_weights(weights, base + at, 128 / own.row_lanes, own.bf16);
+            else if (is_global)
                 dot_f32_global<R>(p, (const uint8_t *)shared + at, global, acc);
             else
                 dot_kblock<SET, R>(type, (const uint8_t *)shared + at, a, x, own, acc);
             __syncwarp();
             load_kblock<SET, IS_BULK>(p, l, base + at, mbars + stage * 8);
+            if (is_bf16<SET>(type)) /* the chain is long: the stage is filled meanwhile */
+                dot_bf16<R>(weights, 128 / own.row_lanes, x * 8, own.bf16, a.stride, acc);
             stage = stage + 1 == stages ? 0 : stage + 1;
             phase ^= stage == 0;
         }

@@ -5,8 +5,9 @@
  *
  * A thread block, one an SM, takes tiles of 128 weight rows by ROWS rows of activations; a stage of
  * its pipeline has 64 columns of both. Weights lie in memory as wgmma reads them (formats/tiles.h):
- * a warp copies 4 or 8 rows of a panel a lane, and both parts of the activations by two bulk
- * copies. Two warpgroups have 64 weight rows each. hi of all rows and lo of all rows are the 2 ROWS
+ * lanes of four warps copy 4 or 8 rows of a panel each (a warp alone issues its lanes' bulk copies
+ * one after the other, which is too slow), and both parts of the activations are a copy each. Two
+ * warpgroups have 64 weight rows each. hi of all rows and lo of all rows are the 2 ROWS
  * columns of one wgmma: a thread ends with both chains of a result, and adds them.
  *
  * CLUSTER: two thread blocks have neighbouring weight rows and the same activations. Each copies
@@ -97,7 +98,7 @@ static __device__ __forceinline__ uint32_t first_panel(const struct project_segm
     return task_first_kblock(s, split) << (4 - s.row_shift);
 }
 
-/* ---- the copying warp ------------------------------------------------------------------------
+/* ---- the copying warps -----------------------------------------------------------------------
  */
 
 /* What a lane copies of every panel: up to 8 rows of a tile. bytes 0: nothing. */
@@ -110,9 +111,9 @@ struct weight_rows {
 static __device__ __forceinline__ struct weight_rows
 find_weight_rows(const struct wide_bf16_params &p, const struct bf16_tile &t) {
     const struct project_segment &s = p.segments[t.segment];
-    uint32_t lane = threadIdx.x % 32, height = min(1u << s.row_shift, 8);
-    uint32_t r = lane * height; /* of the stage's rows */
-    if (r >= BF16_N)
+    uint32_t warp = threadIdx.x / 32 % 4, height = min(1u << s.row_shift, 8);
+    uint32_t r = warp * 32 + threadIdx.x % 32 * height; /* of the stage's rows */
+    if (threadIdx.x % 32 * height >= 32)
         return {NULL, 0, 0, 0};
     uint32_t n = t.n_block * BF16_N + r;
     const uint8_t *data = s.data;
@@ -130,14 +131,14 @@ template <int ROWS, int CLUSTER>
 static __device__ __forceinline__ void copy_acts(const struct wide_bf16_params &p,
                                                  const struct bf16_tile &t, uint32_t panel,
                                                  const struct bf16_pipeline<ROWS> &pipe) {
-    uint32_t lane = threadIdx.x % 32, part = CLUSTER > 1 ? blockIdx.x % CLUSTER : lane;
+    uint32_t thread = threadIdx.x % 128, part = CLUSTER > 1 ? blockIdx.x % CLUSTER : thread / 32;
     uint32_t to = pipe.at() + (BF16_N + part * ROWS) * 128;
     const uint8_t *acts =
         p.acts + ((uint64_t)(2 * panel + part) * p.act_rows + t.row_block * ROWS) * 128;
     if (CLUSTER > 1) {
-        if (lane == 0)
+        if (thread == 0)
             cp_async_bulk_multicast(to, acts, ROWS * 128, pipe.full(), (1 << CLUSTER) - 1);
-    } else if (lane < 2) {
+    } else if (thread == 0 || thread == 32) {
         cp_async_bulk(to, acts, ROWS * 128, pipe.full());
     }
 }
@@ -146,9 +147,8 @@ static __device__ __forceinline__ void copy_acts(const struct wide_bf16_params &
 template <int ROWS>
 static __device__ __forceinline__ void copy_weights(const struct weight_rows &own,
                                                     const struct bf16_pipeline<ROWS> &pipe) {
-    if (threadIdx.x % 32 == 0)
+    if (threadIdx.x % 128 == 0)
         mbarrier_expect_tx(pipe.full(), wide_bf16_stage_bytes(ROWS));
-    __syncwarp();
     if (own.bytes)
         cp_async_bulk(pipe.at() + own.to, own.at, own.bytes, pipe.full());
 }
@@ -460,8 +460,7 @@ static __device__ __forceinline__ void project_wide_bf16(const struct wide_bf16_
     if (threadIdx.x >= 256) {
         if (BLOCKS == 1)
             setmaxnreg_dec<24>();
-        if (threadIdx.x < 288)
-            copy_tiles<ROWS, CLUSTER>(p);
+        copy_tiles<ROWS, CLUSTER>(p);
     } else {
         if (BLOCKS == 1)
             setmaxnreg_inc<240>();

@@ -19,7 +19,7 @@ enum {
     BF16_MIN_ROWS = 9,     /* of a bucket */
     BF16_MAX_TILE = 128,   /* rows of activations of a tile, at most */
     BF16_N = 128,          /* weight rows of a tile: 64 a multiplying warpgroup */
-    BF16_THREADS = 384,    /* two warpgroups multiply, a warp of the third copies */
+    BF16_THREADS = 384,    /* two warpgroups multiply, one copies */
     BF16_PANEL = 64,       /* columns of a stage */
     BF16_STAGES_AT = 1024, /* offset of the stages in shared memory, after the mbarriers */
     BF16_MAX_STAGES = 8,
