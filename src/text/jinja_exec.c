@@ -57,6 +57,9 @@ static bool assign_attribute(struct run *run, const struct node *target, struct 
     return jinja_string(run, target->text, &key) && jinja_dict_set(run, holder.dict, key, value);
 }
 
+/* Binds a target: a name, a tuple of targets, or a namespace's attribute. */
+static bool assign(struct run *run, const struct node *target, struct value value);
+
 static bool assign_tuple(struct run *run, const struct node *target, struct value value) {
     struct value *items;
     size_t count, expected = 0;
@@ -69,12 +72,12 @@ static bool assign_tuple(struct run *run, const struct node *target, struct valu
                           count < expected ? "not enough" : "too many", expected, count);
     size_t i = 0;
     for (const struct node *t = target->first; t; t = t->next)
-        if (!jinja_assign(run, t, items[i++]))
+        if (!assign(run, t, items[i++]))
             return false;
     return true;
 }
 
-bool jinja_assign(struct run *run, const struct node *target, struct value value) {
+static bool assign(struct run *run, const struct node *target, struct value value) {
     run->line = target->line;
     if (target->kind == NODE_NAME)
         return jinja_bind(run, target->name, value);
@@ -118,7 +121,7 @@ static enum flow exec_set_block(struct run *run, const struct node *n) {
     if (flow != FLOW_ON)
         return flow;
     return flow_of((!n->b || jinja_eval_filters(run, n->b, text, &text)) &&
-                   jinja_assign(run, n->a, text));
+                   assign(run, n->a, text));
 }
 
 static enum flow exec_filter_block(struct run *run, const struct node *n) {
@@ -136,7 +139,7 @@ static enum flow exec_filter_block(struct run *run, const struct node *n) {
 
 static enum flow exec_set(struct run *run, const struct node *n) {
     struct value value;
-    return flow_of(jinja_eval(run, n->b, &value) && jinja_assign(run, n->a, value));
+    return flow_of(jinja_eval(run, n->b, &value) && assign(run, n->a, value));
 }
 
 static enum flow exec_if(struct run *run, const struct node *n) {
@@ -164,7 +167,7 @@ static enum flow exec_with(struct run *run, const struct node *n) {
         struct value value;
         ok = jinja_eval(run, t->next, &value);
         run->scope = inside;
-        ok = ok && jinja_assign(run, t, value);
+        ok = ok && assign(run, t, value);
         run->scope = outside;
     }
     if (!ok)
@@ -200,8 +203,8 @@ static bool loop_pull(struct run *run, struct loop *loop, struct value *out) {
             struct scope *inside = run->scope;
             if (!(run->scope = jinja_scope(run, loop->scope)))
                 return false;
-            bool ok = jinja_assign(run, loop->node->a, item) &&
-                      jinja_eval(run, loop->node->c, &condition);
+            bool ok =
+                assign(run, loop->node->a, item) && jinja_eval(run, loop->node->c, &condition);
             run->scope = inside;
             if (!ok)
                 return false;
@@ -212,7 +215,8 @@ static bool loop_pull(struct run *run, struct loop *loop, struct value *out) {
     return true;
 }
 
-bool jinja_loop_next(struct run *run, struct loop *loop, bool *has_item) {
+/* The next item; *has_item is false at the end. */
+static bool loop_next(struct run *run, struct loop *loop, bool *has_item) {
     struct value item = loop->ahead;
     loop->ahead = (struct value){0};
     if (item.type == VALUE_MISSING && !loop_pull(run, loop, &item))
@@ -346,12 +350,12 @@ static enum flow exec_for_body(struct run *run, struct loop *loop, bool *has_fin
     enum flow flow = FLOW_ON;
     for (bool has_item; flow != FLOW_BREAK;) {
         run->line = loop->node->line;
-        if (!jinja_loop_next(run, loop, &has_item))
+        if (!loop_next(run, loop, &has_item))
             return FLOW_FAILED;
         if (!has_item)
             break;
         if (!open_scope(run, loop->node, loop->scope) || !jinja_bind(run, NAME_LOOP, self) ||
-            !jinja_assign(run, loop->node->a, loop->current))
+            !assign(run, loop->node->a, loop->current))
             return FLOW_FAILED;
         flow = jinja_exec(run, loop->node->first);
         if (flow == FLOW_FAILED)

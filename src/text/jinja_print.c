@@ -110,7 +110,7 @@ static void format_float(double real, char out[40]) {
     }
 }
 
-bool jinja_put_float(struct run *run, double real) {
+static bool put_float(struct run *run, double real) {
     char text[40];
     if (isnan(real))
         return put_z(run, "nan");
@@ -237,7 +237,7 @@ static bool put_repr_any(struct run *run, struct value v) {
     case VALUE_INT:
         return put_int(run, v.integer);
     case VALUE_FLOAT:
-        return jinja_put_float(run, v.real);
+        return put_float(run, v.real);
     case VALUE_STRING:
         if (!v.string->is_markup)
             return put_repr_string(run, v.string->text);
@@ -339,7 +339,7 @@ static bool put_json_float(struct run *run, double real) {
         return put_z(run, "NaN");
     if (isinf(real))
         return put_z(run, real < 0 ? "-Infinity" : "Infinity");
-    return jinja_put_float(run, real);
+    return put_float(run, real);
 }
 
 static bool put_json_scalar(struct run *run, struct value v, const struct json_style *style) {

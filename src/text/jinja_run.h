@@ -14,8 +14,6 @@ struct binding {
 struct scope *jinja_scope(struct run *run, struct scope *parent);
 /* Binds a name in the current scope. */
 bool jinja_bind(struct run *run, uint32_t name, struct value value);
-/* Binds a target: a name, a tuple of targets, or a namespace's attribute. */
-bool jinja_assign(struct run *run, const struct node *target, struct value value);
 
 bool jinja_eval(struct run *run, const struct node *n, struct value *out);
 /* Evaluates filters around a text that is already there. */
@@ -40,8 +38,6 @@ struct loop {
     struct value changed;                  /* the last value given to changed() */
 };
 
-/* The next item; *has_item is false at the end. */
-bool jinja_loop_next(struct run *run, struct loop *loop, bool *has_item);
 bool jinja_loop_attribute(struct run *run, struct loop *loop, struct str name, bool *found,
                           struct value *out);
 

@@ -220,9 +220,8 @@ bool jinja_dict_view(struct run *run, const struct dict *dict, enum seq_kind kin
 bool jinja_put(struct run *run, struct str text);
 bool jinja_put_times(struct run *run, struct str text, uint64_t times);
 bool jinja_put_char(struct run *run, uint32_t character);
-bool jinja_put_str(struct run *run, struct value v);  /* as Python's str() */
-bool jinja_put_repr(struct run *run, struct value v); /* as Python's repr() */
-bool jinja_put_float(struct run *run, double real);
+bool jinja_put_str(struct run *run, struct value v);      /* as Python's str() */
+bool jinja_put_repr(struct run *run, struct value v);     /* as Python's repr() */
 bool jinja_put_escaped(struct run *run, struct str text); /* for HTML */
 /* What was put since `mark` (an earlier run->out->len) as a string, taken off again. */
 bool jinja_take(struct run *run, size_t mark, struct value *out);
