@@ -188,7 +188,9 @@ def test_openai_chat():
     again = c.chat.completions.create(model="any", messages=FOX, max_tokens=12, temperature=0)
     assert again.choices[0].message.content == r.choices[0].message.content
     assert again.usage.prompt_tokens_details.cached_tokens > 0, again.usage
-    assert [m.id for m in c.models.list()] == [SHIPPED.stem]
+    assert [m.id for m in c.models.list()] == [SHIPPED.stem] and c.models.retrieve(SHIPPED.stem).id == SHIPPED.stem
+    status, _, body = server().request("GET", "/v1/models/gpt/9")
+    assert status == 404 and "there is no model gpt/9" in body["error"]["message"], body
 
 
 def test_openai_streams_what_it_would_answer():
@@ -868,6 +870,22 @@ def test_anthropic_blocks_system_and_stops():
              {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "t1", "content": "42"}, {"type": "text", "text": "Go on."}]}]
     tools = [{"name": "f", "description": "what", "input_schema": {"type": "object", "properties": {"a": {"type": "integer"}}}}]
     assert c.messages.create(model="m", messages=turns, tools=tools, max_tokens=4).usage.output_tokens > 0
+
+
+def test_answers_that_are_begun():
+    """A conversation that ends with an answer's beginning is gone on with, and only what is new is told."""
+    s, begun = server(), [*FOX, {"role": "assistant", "content": "Once upon a time, there was a bear"}]
+    say = lambda messages: anthropic_client(s).messages.create(model="m", messages=messages, max_tokens=12, extra_body={"temperature": 0})
+    r = say(begun)
+    prompt = sum((s.request("POST", "/tokenize", body)[2]["tokens"] for body in ({"messages": FOX}, {"content": begun[-1]["content"]})), [])
+    right = s.request("POST", "/v1/completions", {"prompt": prompt, "max_tokens": 12, "temperature": 0})[2]["choices"][0]["text"]
+    assert r.content[0].text == right, (r, right)
+    chat = s.chat(begun, max_tokens=12, continue_final_message=True)
+    assert chat["choices"][0]["message"]["content"] == right and chat["usage"]["prompt_tokens"] == r.usage.input_tokens + r.usage.cache_read_input_tokens, chat
+    assert s.chat(begun, max_tokens=12)["usage"]["prompt_tokens"] > chat["usage"]["prompt_tokens"]  # a further answer, unless asked for
+    whole = [*FOX, {"role": "assistant", "content": begun[-1]["content"] + right}, {"role": "user", "content": "And?"}]
+    n = chat["usage"]["total_tokens"]
+    assert s.chat(whole)["usage"]["prompt_tokens_details"]["cached_tokens"] >= n - 1
 
 
 def test_anthropic_errors():

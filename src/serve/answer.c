@@ -283,8 +283,15 @@ void answer_end(struct answer *a, const struct job_end *end) {
 }
 
 json_t *answer_message(const struct answer *a) {
-    json_t *message = json_pack("{s:s, s:o}", "role", "assistant", "content",
-                                json_of_text(buffer_str(&a->content)));
+    const json_t *begun = a->ask->begun;
+    struct str content = buffer_str(&a->content);
+    struct buffer all = {0};
+    if (begun)
+        buffer_add(&all, json_string_value(begun), json_string_length(begun));
+    buffer_add(&all, content.at, content.len);
+    json_t *message =
+        json_pack("{s:s, s:o}", "role", "assistant", "content", json_of_text(buffer_str(&all)));
+    buffer_free(&all);
     json_t *calls = a->n_calls > 0 ? json_array() : NULL;
     for (size_t i = 0; i < a->n_calls; i++)
         json_array_append_new(calls,

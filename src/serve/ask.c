@@ -91,6 +91,7 @@ void ask_close(struct ask *ask) {
     }
     format_release(ask->format);
     free(ask->hidden);
+    json_decref(ask->begun);
     json_decref(ask->messages);
     json_decref(ask->tools);
     json_decref(ask->variables);
@@ -425,6 +426,17 @@ void ask_read_messages(struct ask *ask, struct fields *f, const json_t *messages
                       messages ? "empty" : "not there");
 }
 
+void ask_continue_last(struct ask *ask, const struct fields *f) {
+    size_t n = json_array_size(ask->messages);
+    const json_t *last = n > 1 ? json_array_get(ask->messages, n - 1) : NULL;
+    const char *role = json_text_of(last, "role"), *text = json_text_of(last, "content");
+    if (f->wrong || !role || strcmp(role, "assistant") != 0 || !text || !*text ||
+        json_object_get(last, "tool_calls"))
+        return;
+    ask->begun = json_incref(json_object_get(last, "content"));
+    json_array_remove(ask->messages, n - 1);
+}
+
 json_t *ask_tool(const char *name, const char *description, json_t *parameters) {
     return json_pack("{s:s, s:{s:s*, s:s*, s:O*}}", "type", "function", "function", "name", name,
                      "description", description, "parameters", parameters);
@@ -602,26 +614,37 @@ static void look_for_thinking(struct ask *ask, const struct ask_model *m,
     ask->may_think = f.may_open;
 }
 
-static int append_text(const struct ask_model *m, struct ids *prompt, const char *text,
-                       struct err *err) {
-    int32_t tokens[32], *more;
-    size_t n = 0;
-    int status = sluice_encode(m->model, text, strlen(text), SLUICE_ENCODE_SPECIAL, tokens, 32, &n);
-    if (status)
-        return err_set(err, status, "%s", sluice_status_text(status));
-    if (!(more = realloc(prompt->at, (prompt->n + n) * sizeof *more)))
+static int append_text(const struct ask_model *m, struct ids *prompt, struct str text,
+                       unsigned flags, struct err *err) {
+    size_t n = 0, room = m->context;
+    int32_t *more = realloc(prompt->at, (prompt->n + room) * sizeof *more);
+    if (!more)
         return err_memory(err, "a prompt");
-    memcpy(more + prompt->n, tokens, n * sizeof *more);
-    *prompt = (struct ids){more, prompt->n + n};
+    prompt->at = more;
+    int status = sluice_encode(m->model, text.at, text.len, flags, more + prompt->n, room, &n);
+    if (status)
+        return n > room ? too_long(m, prompt->n + n, err)
+                        : err_set(err, status, "%s", sluice_status_text(status));
+    prompt->n += n;
     return SLUICE_OK;
 }
 
-/* The answer goes on after the call's first tag; thinking that the template began ends first. */
-static int begin_call(struct ask *ask, const struct ask_model *m, struct ids *prompt,
-                      struct err *err) {
-    int status = ask->starts_thinking ? append_text(m, prompt, "\n</think>\n\n", err) : SLUICE_OK;
+/* What the answer begins with: a text, or a call's first tag. Thinking that the template began ends
+ * first. */
+static int begin_answer(struct ask *ask, const struct ask_model *m, struct ids *prompt,
+                        struct err *err) {
+    struct str begun = {json_string_value(ask->begun), json_string_length(ask->begun)};
+    int status = SLUICE_OK;
+    if (!ask->begun && !ask->is_call_begun)
+        return SLUICE_OK;
+    if (ask->starts_thinking)
+        status = append_text(m, prompt, STR("\n</think>\n\n"), SLUICE_ENCODE_SPECIAL, err);
     ask->starts_thinking = ask->may_think = false;
-    return status ? status : append_text(m, prompt, ASK_CALL_BEGIN, err);
+    if (!status && ask->begun)
+        status = append_text(m, prompt, begun, 0, err);
+    if (!status && ask->is_call_begun)
+        status = append_text(m, prompt, str_of(ASK_CALL_BEGIN), SLUICE_ENCODE_SPECIAL, err);
+    return status;
 }
 
 int ask_encode(struct ask *ask, const struct ask_model *m, struct store *replay, struct err *err) {
@@ -631,7 +654,7 @@ int ask_encode(struct ask *ask, const struct ask_model *m, struct store *replay,
         return status;
     replay_answers(ask, m, replay, &prompt);
     look_for_thinking(ask, m, &prompt);
-    if (ask->is_call_begun && (status = begin_call(ask, m, &prompt, err))) {
+    if ((status = begin_answer(ask, m, &prompt, err))) {
         free(prompt.at);
         return status;
     }

@@ -47,6 +47,7 @@ struct ask {
     json_t *tools;     /* an array in the OpenAI form; NULL: none */
     json_t *variables; /* of the template, an object; NULL: none */
     enum ask_tools tool_choice;
+    json_t *begun;      /* a text that the answer begins with, and that is not told; NULL: none */
     bool is_call_begun; /* a call is required, and the prompt ends with its beginning */
     bool has_one_call;  /* calls after the first are dropped: parallel_tool_calls is false */
 
@@ -99,6 +100,8 @@ json_t *ask_content(struct fields *f, const char *name, const json_t *content, c
 /* Fills messages from an array in the OpenAI form; a member "tool_calls" has its arguments as
  * objects afterwards. */
 void ask_read_messages(struct ask *ask, struct fields *f, const json_t *messages);
+/* The last message, if it is an answer's text, is what the answer begins with. */
+void ask_continue_last(struct ask *ask, const struct fields *f);
 /* A tool in the form of chat completions; name, description and parameters may be NULL. */
 json_t *ask_tool(const char *name, const char *description, json_t *parameters);
 /* Fills tools, and checks that each has a name. */

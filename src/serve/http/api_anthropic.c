@@ -207,6 +207,7 @@ static void read_output(struct ask *ask, struct fields *f, const struct ask_mode
 
 static void read_all(struct ask *ask, struct fields *f, const struct ask_model *m) {
     read_messages(ask, f);
+    ask_continue_last(ask, f);
     read_tools(ask, f);
     read_tool_choice(ask, f, m);
     read_thinking(ask, f);

@@ -69,10 +69,13 @@ void openai_read_lengths(struct ask *ask, struct fields *f) {
 
 static void read_chat(struct ask *ask, struct fields *f, const struct ask_model *m) {
     const json_t *messages = NULL, *tools = NULL;
-    bool has_logprobs = false;
+    bool has_logprobs = false, continues = false;
     int64_t n_top = 0;
     fields_array(f, "messages", &messages);
     ask_read_messages(ask, f, messages);
+    fields_bool(f, "continue_final_message", &continues);
+    if (continues)
+        ask_continue_last(ask, f);
     fields_array(f, "tools", &tools);
     ask_read_tools(ask, f, tools);
     ask_read_sampling(ask, f, m);
@@ -319,4 +322,14 @@ static json_t *model_json(const struct server *s) {
 void openai_models(struct exchange *x) {
     exchange_reply(x, 200,
                    json_pack("{s:s, s:[o]}", "object", "list", "data", model_json(x->server)));
+}
+
+void openai_model(struct exchange *x) {
+    const struct server *s = x->server;
+    const char *name = x->path + strlen(s->options.prefix) + strlen("/v1/models/");
+    if (strcmp(name, s->model.name) == 0)
+        exchange_reply(x, 200, model_json(s));
+    else
+        exchange_refuse(x, 404, "model", "there is no model %.200s, expected %s", name,
+                        s->model.name);
 }

@@ -9,15 +9,17 @@ static const struct route routes[] = {
 #undef ROUTE
 };
 
-/* A * in a route's path stands for an id. Nothing else of a path names anything the server keeps.
- */
+/* A * in a route's path stands for an id, a > at its end for any rest, which is only compared.
+ * Nothing else of a path names anything the server keeps. */
 static bool matches(const char *route, const char *path, char id[SNAPSHOT_MAX_ID + 1]) {
-    size_t n = strcspn(route, "*");
+    size_t n = strcspn(route, "*>");
     *id = 0;
     if (route[n] == 0)
         return strcmp(route, path) == 0;
     if (strncmp(route, path, n) != 0)
         return false;
+    if (route[n] == '>')
+        return path[n] != 0;
     size_t length = strcspn(path + n, "/");
     if (length > SNAPSHOT_MAX_ID)
         return false;
