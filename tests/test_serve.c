@@ -827,6 +827,15 @@ TEST(serve_bursts_when_nobody_waits) {
     EXPECT_INT(submit(&r, &a, &q), SLUICE_OK);
     step_all(&r);
     EXPECT_INT(bursts.n, before);
+    /* Nor where they take too long, once that is known. */
+    const struct sched_options brief = {.burst_seconds = 1e-9};
+    struct err err;
+    sched_close(r.sched);
+    EXPECT_INT(sched_open(&r.sched, r.model, r.engine, &brief, &err), SLUICE_OK);
+    submit_plain(&r, &a, 5, 60);
+    step_all(&r);
+    EXPECT_INT(a.n, 60);
+    EXPECT(bursts.n <= before + 1);
     rig_close(&r);
 }
 

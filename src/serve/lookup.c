@@ -127,6 +127,10 @@ void pace_note(struct pace *p, uint32_t rows, double seconds) {
 
 /* A size that was never run is thought to take a quarter longer than the next smaller one: so it is
  * tried where guesses are mostly right. */
+double pace_seconds(const struct pace *p, uint32_t rows) {
+    return p->seconds[size_of(rows)];
+}
+
 static double seconds_of(const struct pace *p, uint32_t rows) {
     uint32_t i = size_of(rows);
     double factor = 1;

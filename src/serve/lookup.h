@@ -57,6 +57,9 @@ struct pace_step {
 /* A step of so many rows, without any of a prompt, took so long. */
 void pace_note(struct pace *p, uint32_t rows, double seconds);
 
+/* How long a step of so many rows takes; 0: not known. */
+double pace_seconds(const struct pace *p, uint32_t rows);
+
 /* How many tokens of the lookup's guess are worth being drafted in the step, which they are added
  * to: as many as make the most tokens a second. */
 uint32_t pace_choose(const struct pace *p, struct pace_step *step, struct lookup *l);

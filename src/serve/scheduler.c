@@ -73,6 +73,7 @@ struct sched {
     uint32_t n_sequences; /* that may run */
     uint32_t n_answers;   /* in the table below: also the number of requests */
     bool has_no_bursts, has_no_reuse;
+    double burst_seconds; /* at most; 0: any */
     struct answer *answers;
     struct request *requests;
     struct answer *free_answers;
@@ -150,6 +151,7 @@ int sched_open(struct sched **out, const sluice_model *model, sluice_engine *eng
         .n_sequences = choice.sequences,
         .n_answers = choice.sequences + options->queue,
         .has_no_bursts = options->has_no_bursts,
+        .burst_seconds = options->burst_seconds,
         .has_no_reuse = options->has_no_reuse,
         .drafts = options->has_no_lookup ? 0 : choice.drafts,
         .next_serial = 1,
@@ -797,6 +799,9 @@ static uint32_t steps_at_once(const struct sched *s) {
     uint32_t n = s->waiting.n || s->has_no_bursts ? 1 : UINT32_MAX;
     for (const struct answer *a = s->running.first; a && n > 1; a = a->next)
         n = min_u32(n, a->request->most - a->report.n_new);
+    double step = s->burst_seconds > 0 ? pace_seconds(&s->pace, s->step.rows) : 0;
+    if (step > 0 && n > 1 && s->burst_seconds / step < n)
+        n = s->burst_seconds > step ? (uint32_t)(s->burst_seconds / step) : 1;
     return n;
 }
 

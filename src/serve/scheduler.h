@@ -131,10 +131,11 @@ struct sched_request {
  */
 
 struct sched_options {
-    uint32_t queue;     /* answers that may wait when all sequences of the engine are taken */
-    bool has_no_bursts; /* every submission is one step: a request that arrives waits less */
-    bool has_no_lookup; /* no tokens are drafted; nor are they where the engine has no drafts */
-    bool has_no_reuse;  /* nothing is taken over from other requests: to measure what it is worth */
+    uint32_t queue;       /* answers that may wait when all sequences of the engine are taken */
+    bool has_no_bursts;   /* every submission is one step: a request that arrives waits less */
+    double burst_seconds; /* bursts take no longer than this, or are none; 0: any time */
+    bool has_no_lookup;   /* no tokens are drafted; nor are they where the engine has no drafts */
+    bool has_no_reuse; /* nothing is taken over from other requests: to measure what it is worth */
 };
 
 /* Model and engine are borrowed. On failure *out is NULL. */

@@ -679,7 +679,11 @@ void worker_state(struct worker *w, struct worker_state *out) {
 
 int worker_open(struct worker **out, const struct worker_options *o, struct err *err) {
     struct worker *w = calloc(1, sizeof *w);
-    struct sched_options options = {.queue = o->queue, .has_no_bursts = o->has_no_bursts};
+    /* What arrives waits for the end of a burst. It gains some 25 us a step: 1 % of the longest
+     * steps that have one. */
+    const double burst_seconds = 0.020;
+    struct sched_options options = {
+        .queue = o->queue, .has_no_bursts = o->has_no_bursts, .burst_seconds = burst_seconds};
     struct sluice_facts facts;
     struct sluice_choice choice;
     *out = w;
