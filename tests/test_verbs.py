@@ -584,7 +584,7 @@ def test_interrupted_while_loading():
 
 
 def test_interrupted_prompt_ends_at_once():
-    p = subprocess.Popen([SLUICE, "run", "-t", "1", "-c", "40000", "-n", "1"], stdin=subprocess.PIPE,
+    p = subprocess.Popen([SLUICE, "run", "-t", "1", "-c", "40000", "-n", "1", "--backend", "cpu"], stdin=subprocess.PIPE,
                          stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     p.stdin.write(b"Once upon a time there was a fox. " * 3000)
     p.stdin.close()
