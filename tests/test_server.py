@@ -1182,6 +1182,8 @@ def test_command_lines_that_are_wrong():
                                   (["--chat-template", "/nowhere"], 1, "/nowhere")):
             p = subprocess.run([SLUICE, "serve", "-m", str(SHIPPED), *args], stderr=subprocess.PIPE, timeout=PATIENCE)
             assert p.returncode == code and words in p.stderr.decode().splitlines()[-1], (args, p.stderr)
+            if args[0] == "--chat-template":  # before the model is loaded
+                assert len(p.stderr.splitlines()) == 1, p.stderr
 
 
 def test_access_log_has_no_prompts_unless_asked():

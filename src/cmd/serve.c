@@ -187,19 +187,25 @@ static json_t *plan_of(void *user, bool is_timed) {
     return plan;
 }
 
+/* Of --chat-template, for free(); NULL without one. */
+static int read_template(const struct serve *s, char **out) {
+    struct err err = {0};
+    struct filemap map = {.fd = -1};
+    *out = NULL;
+    if (!s->template)
+        return 0;
+    int status = filemap_read(&map, s->template, &err);
+    if (!status && !(*out = strndup((const char *)map.data, map.size)))
+        status = err_memory(&err, s->template);
+    filemap_close(&map);
+    return status ? fail(&err) : 0;
+}
+
 static int serve(struct serve *s, sluice_model *model, sluice_engine *engine) {
     struct err err = {0};
     struct server *server;
-    struct filemap map = {.fd = -1};
-    char *template = NULL;
-    if (s->template && filemap_read(&map, s->template, &err) == SLUICE_OK)
-        template = strndup((const char *)map.data, map.size);
-    filemap_close(&map);
-    if (s->template && !template)
-        return fail(&err);
     s->server.model = model;
     s->server.engine = engine;
-    s->server.template = template;
     s->server.plan = plan_of;
     s->server.plan_user = engine;
     s->server.sampling = common_sampling(&s->common, model);
@@ -211,7 +217,6 @@ static int serve(struct serve *s, sluice_model *model, sluice_engine *engine) {
         wait_and_drain(server, s->drain);
         server_close(server);
     }
-    free(template);
     return exit;
 }
 
@@ -247,12 +252,16 @@ static char *model_name(const char *path) {
 static int open_and_serve(struct serve *s) {
     sluice_model *model;
     sluice_engine *engine = NULL;
+    char *template = NULL;
     int exit = common_open_model(&s->common, &model);
     if (exit)
         return exit;
-    if (!model->tokenizer) {
+    if (!model->tokenizer)
         exit = complain(EXIT_WORLD, "%s", sluice_model_error(model));
-    } else {
+    else
+        exit = read_template(s, &template); /* before the weights are loaded */
+    if (!exit) {
+        s->server.template = template;
         struct sluice_engine_options o = engine_options(s);
         exit = common_open_engine(model, &o, false, &engine);
     }
@@ -265,6 +274,7 @@ static int open_and_serve(struct serve *s) {
     }
     sluice_engine_close(engine);
     sluice_model_close(model);
+    free(template);
     return exit;
 }
 
