@@ -1302,6 +1302,48 @@ def test_a_client_that_goes_away_frees_its_sequence():
             s.wait_for("clients_gone_total", gone)
 
 
+def test_clients_cancel():
+    """With the official clients: a stream that is closed, one that is left, a task that is cancelled, and a timeout."""
+    with own("--batch", 4, "-c", CONTEXT) as s:
+        long = {"max_tokens": LONG, "extra_body": {"ignore_eos": True}}
+
+        def of_openai():
+            with openai_client(s).chat.completions.create(model="m", messages=FOX, stream=True, **long) as answer:
+                next(iter(answer))
+
+        def of_responses():
+            with openai_client(s).responses.create(model="m", input=FOX, stream=True, max_output_tokens=LONG, extra_body=long["extra_body"]) as answer:
+                next(iter(answer))
+
+        def of_anthropic():
+            with anthropic_client(s).messages.stream(model="m", messages=FOX, **long) as answer:
+                next(answer.text_stream)
+
+        def of_ollama():
+            answer = ollama_client(s).generate("m", "Once", stream=True, options={"num_predict": LONG, "ignore_eos": True})
+            next(answer)
+            answer.close()
+
+        async def of_task():
+            async with openai.AsyncOpenAI(base_url=f"{s.address}/v1", api_key="none", max_retries=0) as c:
+                task = asyncio.ensure_future(c.chat.completions.create(model="m", messages=FOX, **long))
+                while not s.metric("answers_running"):
+                    await asyncio.sleep(0.01)
+                task.cancel()
+                with contextlib.suppress(asyncio.CancelledError):
+                    await task
+
+        def of_timeout():
+            with contextlib.suppress(openai.APITimeoutError):
+                openai_client(s).with_options(timeout=0.3).chat.completions.create(model="m", messages=FOX, **long)
+                assert False, "it waits longer than told"
+
+        for gone, cancel in enumerate((of_openai, of_responses, of_anthropic, of_ollama, lambda: asyncio.run(of_task()), of_timeout), 1):
+            cancel()
+            s.wait_until_idle()
+            s.wait_for("clients_gone_total", gone)
+
+
 def test_clients_that_close_their_side():
     """They get what is answered at once; an answer of the model ends, as nobody can tell them from clients that are gone."""
     s = server()
