@@ -227,6 +227,9 @@ all() {
     flavour "gcc, thread sanitizer" "" "pool recode log_ engine thread tier_" MODE=tsan
     suite "server under load, TSan" env SECONDS=30 python3 tests/test_server.py build/tsan/sluice test_load
     suite "server under load, sanitizers" env SECONDS=30 python3 tests/test_server.py build/asan/sluice test_load
+    finish
+    make_quietly STATIC=1 build/static/sluice
+    suite "server, static" python3 tests/test_server.py build/static/sluice openai_chat paths sigterm
     suite "gcc, no SIMD" env SLUICE_CPU=none build/tests
     export SLUICE_TEST_SHORT=1
     case $(uname -m) in
