@@ -301,6 +301,11 @@ TEST(cuda_project_wide_shapes) {
         {.k = 3584, .rows = 3003, .n_segments = 1, .n = {1024}, .epilogue = EPILOGUE_ADD},
         {.k = 2048, .rows = 2990, .n_segments = 1, .n = {1024}, .epilogue = EPILOGUE_ADD},
         {.k = 1024, .rows = 400, .n_segments = 2, .n = {3584, 3584}, .epilogue = EPILOGUE_SWIGLU},
+        /* tiles cut by K blocks: all of few; those after a round of whole ones; 4 rows a tile */
+        {.k = 2560, .rows = 70, .n_segments = 2, .n = {2500, 2500}, .epilogue = EPILOGUE_SWIGLU},
+        {.k = 2560, .rows = 180, .n_segments = 3, .n = {4000, 2100, 40}, .f32_last = true},
+        {.k = 4096, .rows = 100, .n_segments = 1, .n = {2560}, .epilogue = EPILOGUE_ADD},
+        {.k = 9216, .rows = 64, .n_segments = 1, .n = {2560}, .epilogue = EPILOGUE_ADD},
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
         for (uint32_t type = 0; type < 3; type++) {
@@ -452,23 +457,25 @@ TEST(cuda_delta) {
 
 /* Steps of many sequences, most of them with a single row; in every other one the last has more. */
 TEST(cuda_delta_of_many_sequences) {
-    enum { SLOTS = 25 };
+    enum { SLOTS = 25, MANY_SLOTS = 128 };
     static const struct delta_case cases[] = {
         {16, 32, 128, 128, 4, HEADS_GROUPED, 24}, {4, 8, 192, 96, 4, HEADS_TILED, 24},
+        {16, 32, 128, 128, 4, HEADS_TILED, 128},  {16, 32, 128, 128, 4, HEADS_GROUPED, 70},
         {2, 4, 256, 192, 6, HEADS_GROUPED, 20},   {2, 2, 65, 33, 5, HEADS_TILED, 30},
         {16, 32, 128, 128, 4, HEADS_GROUPED, 8},  {16, 64, 128, 128, 4, HEADS_TILED, 8},
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         const struct delta_case *c = &cases[i];
         struct rig r;
-        uint32_t at[SLOTS] = {0};
-        build_delta(&r, c, SLOTS, 4100 + i);
+        uint32_t at[MANY_SLOTS] = {0}, slots = c->rows > 100 ? MANY_SLOTS : SLOTS;
+        build_delta(&r, c, slots, 4100 + i);
         bool is_open = rig_open(&r);
         for (uint32_t step = 0; is_open && step < 5; step++) {
-            struct run runs[SLOTS];
-            uint32_t n = step % 2 ? c->rows - 5 : c->rows < SLOTS ? c->rows : SLOTS, rows = 0;
+            struct run runs[MANY_SLOTS];
+            uint32_t n = step % 2 ? c->rows - 5 : c->rows, rows = 0;
+            n = n < slots ? n : slots;
             for (uint32_t k = 0; k < n; k++) { /* slots in another order than rows */
-                uint32_t slot = (k * 7 + step) % SLOTS,
+                uint32_t slot = (k * 7 + step) % slots,
                          length = k + 1 == n && step % 2 ? c->rows - rows : 1;
                 runs[k] = (struct run){slot, at[slot], length};
                 at[slot] += length;

@@ -2,7 +2,7 @@
  * segments (several), in one kernel a layer. The formula is in delta.cuh.
  *
  * Blocks are persistent: one or two an SM. Where there are prefill segments, their phase 1 comes
- * before the decode segments and phase 2 after them (delta_batch_max32: both after).
+ * before the decode segments and phase 2 after them (delta_batch_tile: both after).
  *
  * delta_batch_J_KEY (J columns a warp in decode segments, keys of up to KEY values)
  *   decode    Jobs (head tile, segment), tile-major, divided evenly: a block has consecutive ones,
@@ -17,10 +17,11 @@
  * segment's own cell, whose window nobody reads any more. A block waits between the phases for
  *             tasks that running blocks have taken: the grid need not be resident at once.
  *
- * delta_batch_max32_J_KEY, plans of up to 32 rows: a block's tile is given by its number, and it
+ * delta_batch_tile_J_KEY, up to 32 segments a block: a block's tile is given by its number, and it
  * has every blocks_per_tile-th segment. Conv weights and gate constants are loaded before
  * griddepcontrol.wait, and after it the inputs of two segments at once. us a layer of qwen35-4b on
- * an H200 at 4, 16 and 32 rows: 6.7, 19.5, 38.7; with delta_batch 11.3, 24.0, 42.8.
+ * an H200 at 4, 16, 32, 64 and 128 rows: 6.7, 19.5, 38.7, 75, 151; with delta_batch 11.3, 24.0,
+ * 42.8, 84, 165.
  *
  * Two kernels, convolution and rule, without prefetch of states took 21.0, 45.9 and 79.8; a plain
  * in-place update of 32 rows' states (64 MB) takes 35.0. What the paths for full tiles (IS_FULL)
@@ -161,13 +162,13 @@ static __device__ __forceinline__ void convolve_head(const struct delta_params &
         convolve_v<W, N>(p, r, head - p.key_heads);
 }
 
-/* IS_MAX32: in delta_batch_max32, which has 4 conv weights, and registers for fewer channels. */
-template <int M, bool IS_MAX32>
+/* IS_TILE: in delta_batch_tile, which has 4 conv weights, and registers for fewer channels. */
+template <int M, bool IS_TILE>
 static __device__ __forceinline__ void convolve_item(const struct delta_params &p, uint32_t i) {
     uint32_t heads = p.key_heads + p.value_heads, row = i / heads, head = i % heads;
     if (row >= p.io.header->n_rows || p.io.segments[p.io.rows[row].segment].n_rows == 1)
         return;
-    if (IS_MAX32)
+    if (IS_TILE)
         convolve_head<4, 2, M>(p, row, head);
     else if (p.conv_width == 4 && p.is_conv_vec4)
         convolve_head<4, 4, M>(p, row, head);
@@ -181,7 +182,7 @@ static __device__ __forceinline__ uint32_t count_conv_tasks(const struct delta_p
 }
 
 /* Thread 0 takes the next task before the block computes this one. */
-template <int M, bool IS_MAX32>
+template <int M, bool IS_TILE>
 static __device__ __forceinline__ void convolve_prefill(const struct delta_params &p) {
     __shared__ uint32_t shared_task;
     uint32_t n_tasks = count_conv_tasks(p), next = 0, n_done = 0;
@@ -196,7 +197,7 @@ static __device__ __forceinline__ void convolve_prefill(const struct delta_param
             break;
         if (threadIdx.x == 0)
             next = atomicAdd(&p.counters->tasks_taken, 1);
-        convolve_item<M, IS_MAX32>(p, task * DELTA_WARPS + threadIdx.x / 32);
+        convolve_item<M, IS_TILE>(p, task * DELTA_WARPS + threadIdx.x / 32);
         __syncthreads(); /* all have read shared_task, and stored their results */
     }
     if (threadIdx.x == 0) {
@@ -634,17 +635,17 @@ static __device__ __forceinline__ void copy_segments(const struct delta_params &
         shared.segments[i] = p.io.segments[i];
 }
 
-/* ---- decode in plans of up to 32 rows -------------------------------------------------------- */
+/* ---- decode by blocks that keep their tile --------------------------------------------------- */
 
 /* A block's i-th segment with its gate, in shared memory; a prefill segment is not computed here.
  */
-struct max32_job {
+struct tile_job {
     struct io_segment segment;
     struct delta_gate gate;
 };
 
-static_assert(sizeof(struct max32_job) == DELTA_MAX32_JOB_BYTES, "max32_job");
-static_assert(DELTA_MAX32_ROWS <= 32, "one warp computes the gates, a job a lane");
+static_assert(sizeof(struct tile_job) == DELTA_TILE_JOB_BYTES, "tile_job");
+static_assert(DELTA_TILE_JOBS <= 32, "one warp computes the gates, a job a lane");
 
 /* One volatile load, issued where it stands: the compiler would make later loads wait for it. */
 static __device__ __forceinline__ struct io_segment load_segment(const struct io_segment *from) {
@@ -657,7 +658,7 @@ static __device__ __forceinline__ uint2 load_counts(const struct io_header *head
     return ld_volatile_u32x2(&header->n_rows);
 }
 
-static __device__ __forceinline__ struct io_segment job_segment(const struct max32_job *job) {
+static __device__ __forceinline__ struct io_segment job_segment(const struct tile_job *job) {
     uint4 g = ld_shared_u32x4(&job->segment);
     return {g.x, g.y, g.z, g.w};
 }
@@ -669,23 +670,23 @@ static __device__ __forceinline__ struct conv_source conv_source_of(const struct
 
 /* A block's tile and its segments first, first + step, ... Only for dk == 32 M, full tiles and a
  * conv width of 4. */
-template <int J, int M> struct max32_tile {
+template <int J, int M> struct block_tile {
     static constexpr uint32_t W = 4, DK = 32 * M, CHANNELS = 2 * DK + DELTA_WARPS * J;
     static constexpr uint32_t STAGE_FLOATS = DELTA_WARPS * J * DK;
-    static_assert(CHANNELS <= THREADS && DELTA_STAGES == 2, "max32_tile");
+    static_assert(CHANNELS <= THREADS && DELTA_STAGES == 2, "block_tile");
 
     struct thread_channels<1, W> channels;
     uint32_t first, step;
     float *warp_state,
         *y; /* dynamic shared memory: the warp's columns in stage 0; y, three times */
-    struct max32_job *jobs;
+    struct tile_job *jobs;
     float *state, *out;        /* of cell 0, and of row 0, at the warp's first column */
     const float *alpha, *beta; /* of row 0 */
     float a, dt;
     bool is_gate_warp; /* the last, which has no channels to convolve */
 
     /* Before griddepcontrol.wait: loads what the tile alone decides. */
-    __device__ __forceinline__ max32_tile(const struct delta_params &p, float *dynamic) {
+    __device__ __forceinline__ block_tile(const struct delta_params &p, float *dynamic) {
         uint32_t tiles = p.value_heads * p.decode_tiling.tiles, rank = blockIdx.x / tiles;
         uint32_t warp = threadIdx.x / 32;
         struct head_tile tile = head_tile_of(p, p.decode_tiling, blockIdx.x - rank * tiles);
@@ -695,10 +696,10 @@ template <int J, int M> struct max32_tile {
         a = is_gate_warp ? ld_no_allocate_f32(p.a + tile.head) : 0;
         dt = is_gate_warp ? ld_no_allocate_f32(p.dt + tile.head) : 0;
         step = p.blocks_per_tile;
-        first = rank < step ? rank : p.max_rows; /* blocks left over only help with prefill */
+        first = rank < step ? rank : p.max_segments; /* blocks left over only help with prefill */
         warp_state = dynamic + warp * J * DK;
         y = dynamic + DELTA_STAGES * STAGE_FLOATS;
-        jobs = (struct max32_job *)(y + 3 * CHANNELS);
+        jobs = (struct tile_job *)(y + 3 * CHANNELS);
         state = p.state + (uint64_t)value * DK;
         out = p.out + value;
         alpha = p.in + p.alpha_column + tile.head, beta = p.in + p.beta_column + tile.head;
@@ -706,7 +707,7 @@ template <int J, int M> struct max32_tile {
 
     __device__ __forceinline__ const struct io_segment *segment(const struct delta_params &p,
                                                                 uint32_t i) const {
-        return p.io.segments + min(first + i * step, p.max_rows - 1);
+        return p.io.segments + min(first + i * step, p.max_segments - 1);
     }
 
     __device__ __forceinline__ bool has(uint32_t i, uint32_t n_segments) const {
@@ -719,7 +720,7 @@ template <int J, int M> struct max32_tile {
     __device__ __forceinline__ uint2 start(const struct delta_params &p) {
         uint32_t lane = threadIdx.x % 32;
         struct io_segment g[2] = {load_segment(segment(p, 0)), load_segment(segment(p, 1))};
-        struct max32_job own = {};
+        struct tile_job own = {};
         if (is_gate_warp)
             own.segment = load_segment(segment(p, lane));
         uint2 n = load_counts(p.io.header);
@@ -825,14 +826,14 @@ static __device__ __forceinline__ void delta_batch(const struct delta_params &p)
 }
 
 template <int J, int M>
-static __device__ __forceinline__ void delta_batch_max32(const struct delta_params &p) {
+static __device__ __forceinline__ void delta_batch_tile(const struct delta_params &p) {
     extern __shared__ float4 aligned[];
     float *dynamic = (float *)aligned;
-    struct max32_tile<J, M> tile(p, dynamic);
+    struct block_tile<J, M> tile(p, dynamic);
     pdl_wait(p.io);
     uint2 n = tile.start(p);
     tile.loop(p, n.y);
-    if (n.x == n.y)
+    if (n.x == n.y || p.has_scan)
         return;
     convolve_prefill<M, true>(p); /* after its barriers nobody reads y any more */
     prefill_segments<DELTA_PREFILL_COLUMNS, M>(p, dynamic);
@@ -848,5 +849,5 @@ static __device__ __forceinline__ void delta_batch_max32(const struct delta_para
 KERNEL(delta_batch, 2, 128)
 KERNEL(delta_batch, 4, 128)
 KERNEL(delta_batch, 2, 256)
-KERNEL(delta_batch_max32, 2, 128)
-KERNEL(delta_batch_max32, 4, 128)
+KERNEL(delta_batch_tile, 2, 128)
+KERNEL(delta_batch_tile, 4, 128)

@@ -1,10 +1,10 @@
 /* delta.c - which kernel a DELTA becomes, how value heads are tiled, and the workspace of prefill.
  *
- *   1 row                                                 delta_decode_J_KEY
- *   2 to 32, 128-wide keys, full tiles, conv_width 4      delta_batch_max32_J_KEY
- *   2 to 32, everything else                              delta_batch_J_KEY
- *   more                                                  delta_conv_KEY, delta_scan_C_KEY for
- *                                                         prefill segments, then delta_batch_J_KEY
+ *   1 row         delta_decode_J_KEY
+ *   2 to 32       delta_batch_tile_J_KEY, or delta_batch_J_KEY
+ *   more          delta_conv_KEY, delta_scan_C_KEY for prefill segments, then one of those two
+ *
+ * delta_batch_tile: 128-wide keys, full tiles, conv_width 4, and room for all segments.
  *
  * J: columns of a warp in decode segments. C: columns of a lane. KEY: dk padded to 128 or 256. */
 #include "backend/cuda/ops/delta.h"
@@ -63,8 +63,8 @@ static const char *const DECODE_KERNELS[3][2] = {{"delta_decode_1_128", "delta_d
 /* By columns of a warp: 2 or 4. */
 static const char *const BATCH_KERNELS[2][2] = {{"delta_batch_2_128", "delta_batch_2_256"},
                                                 {"delta_batch_4_128", NULL}};
-static const char *const BATCH_MAX32_KERNELS[2] = {"delta_batch_max32_2_128",
-                                                   "delta_batch_max32_4_128"};
+static const char *const BATCH_TILE_KERNELS[2] = {"delta_batch_tile_2_128",
+                                                  "delta_batch_tile_4_128"};
 
 static int record_decode(struct recorder *r, const struct op_delta *d) {
     struct delta_params p = params_of(r, d);
@@ -91,14 +91,14 @@ static void reserve_workspace(struct recorder *r, struct delta_params *p,
     p->counters = (struct delta_counters *)recorder_counters(r, sizeof *p->counters / 4);
 }
 
-/* Bytes as delta_batch.cu uses them: decode segments (struct decode_shared, max32_tile), then
+/* Bytes as delta_batch.cu uses them: decode segments (struct decode_shared, block_tile), then
  * prefill segments in the same place. */
 static uint32_t batch_shared(const struct delta_params *p) {
     uint32_t tile = DELTA_WARPS * p->decode_tiling.columns;
     uint32_t prefill_tile = DELTA_WARPS * p->prefill_tiling.columns;
     uint32_t channels = div_up(2 * p->key_width + tile, 4) * 4;
     uint32_t qkv_buffers = p->blocks_per_tile ? 3 : 2;
-    uint32_t jobs = p->blocks_per_tile ? p->max_jobs * DELTA_MAX32_JOB_BYTES
+    uint32_t jobs = p->blocks_per_tile ? p->max_jobs * DELTA_TILE_JOB_BYTES
                                        : p->max_jobs * DELTA_JOB_BYTES +
                                              p->max_segments * (uint32_t)sizeof(struct io_segment);
     uint32_t decode = DELTA_STAGES * tile * p->key_width + qkv_buffers * channels;
@@ -111,27 +111,24 @@ static uint32_t max_decode_columns(const struct delta_params *p) {
     return p->padded_key == 128 ? 4 : 2;
 }
 
-/* Plans whose work is mostly decode segments have two blocks an SM: one computes while the other's
- * states are in flight. Small plans have one, which starts beside PROJECT's block (4 rows of
- * qwen35-4b: 9.0 us with one, 9.4 with two). So do plans of more than 32 rows: their steps are
- * mostly prefill, where two blocks of an SM only slow each other down (not measured). */
+/* Two blocks an SM: one computes while the other's states are in flight. Small plans have one,
+ * which starts beside PROJECT's block (4 rows of qwen35-4b: 9.0 us with one, 9.4 with two). */
 static uint32_t batch_blocks_per_sm(const struct recorder *r, const struct delta_params *p) {
-    enum { MAX_DECODE_ROWS = 32 };
     uint32_t tiles = div_up(p->value_width, DELTA_WARPS * max_decode_columns(p));
-    bool is_small = p->max_rows * p->value_heads * tiles <= 2 * r->n_sms;
-    return p->max_rows > MAX_DECODE_ROWS || is_small ? 1 : 2;
+    return p->max_rows * p->value_heads * tiles <= 2 * r->n_sms ? 1 : 2;
 }
 
-/* Blocks that divide a tile's segments in delta_batch_max32; 0: the plan has to use delta_batch.
- * That is so for other shapes, and where for some number of segments the slowest block would have
- * more jobs than with delta_batch's even division. */
-static uint32_t max32_blocks_per_tile(const struct delta_params *p, uint32_t blocks) {
+/* Blocks that divide a tile's segments in delta_batch_tile; 0: the plan has to use delta_batch.
+ * That is so for other shapes, for more segments than a block has room for, and in small plans
+ * where for some number of segments the slowest block would have more jobs than with delta_batch's
+ * even division. */
+static uint32_t find_blocks_per_tile(const struct delta_params *p, uint32_t blocks) {
     uint32_t tiles = p->value_heads * p->decode_tiling.tiles;
     uint32_t per_tile = min_u32(blocks / tiles, p->max_rows);
     bool has_shape = p->is_full && p->key_width == 128 && p->conv_width == 4;
-    if (p->max_rows > DELTA_MAX32_ROWS || !has_shape || !per_tile)
+    if (!has_shape || !per_tile || div_up(p->max_segments, per_tile) > DELTA_TILE_JOBS)
         return 0;
-    for (uint32_t n = 1; n <= p->max_rows; n++)
+    for (uint32_t n = 1; n <= p->max_rows && p->max_rows <= DELTA_FUSED_ROWS; n++)
         if (div_up(n, per_tile) > div_up(n * tiles, blocks))
             return 0;
     return per_tile;
@@ -143,7 +140,9 @@ static void plan_batch_tilings(struct recorder *r, const struct op_delta *d, str
     p->is_full = p->is_state_vec4 && p->key_width == p->padded_key &&
                  p->value_width % (DELTA_WARPS * p->decode_tiling.columns) == 0;
     p->max_jobs = div_up(p->max_segments * p->value_heads * p->decode_tiling.tiles, blocks);
-    p->blocks_per_tile = max32_blocks_per_tile(p, blocks);
+    p->blocks_per_tile = find_blocks_per_tile(p, blocks);
+    if (p->blocks_per_tile)
+        p->max_jobs = div_up(p->max_segments, p->blocks_per_tile);
     p->prefill_tiling = tiling_for(d, r->n_sms, DELTA_PREFILL_COLUMNS, DELTA_PREFILL_COLUMNS);
 }
 
@@ -191,7 +190,11 @@ static int record_batch(struct recorder *r, const struct op_delta *d) {
     p.is_conv_vec4 = p.is_state_vec4 && p.channels % 4 == 0 && p.in_stride % 4 == 0 &&
                      ((uintptr_t)p.in | (uintptr_t)p.window | (uintptr_t)p.conv_weights) % 16 == 0;
     plan_batch_tilings(r, d, &p, blocks);
-    p.has_scan = p.max_rows > DELTA_MAX32_ROWS;
+    if (p.max_rows > DELTA_FUSED_ROWS && !p.blocks_per_tile && per_sm > 1) {
+        per_sm = 1, blocks = r->n_sms; /* delta_batch of mostly prefill */
+        plan_batch_tilings(r, d, &p, blocks);
+    }
+    p.has_scan = p.max_rows > DELTA_FUSED_ROWS;
     p.scan_tiling = scan_tiling_for(d, r->n_sms);
     reserve_workspace(r, &p, p.has_scan ? p.scan_tiling : p.prefill_tiling);
     uint32_t shared = batch_shared(&p);
@@ -204,7 +207,7 @@ static int record_batch(struct recorder *r, const struct op_delta *d) {
     uint32_t least = per_sm == 1 ? min_u32(ONE_PER_SM_SHARED, r->b->max_shared - 1024) : 0;
     struct cuda_launch launch = {
         .kernel = p.blocks_per_tile
-                      ? BATCH_MAX32_KERNELS[p.decode_tiling.columns / 4]
+                      ? BATCH_TILE_KERNELS[p.decode_tiling.columns / 4]
                       : BATCH_KERNELS[p.decode_tiling.columns / 4][p.padded_key / 256],
         .grid = {blocks, 1, 1},
         .threads = DELTA_WARPS * 32,

@@ -11,19 +11,20 @@
 #include "backend/cuda/shared.h"
 
 enum {
-    DELTA_WARPS = 16,           /* of a block */
-    DELTA_MAX_WIDTH = 256,      /* of a key or value head */
-    DELTA_STAGES = 2,           /* decode: states in shared memory, or in flight to it */
-    DELTA_PREFILL_ROWS = 8,     /* prefill: rows of a stage, of which there are two, */
-    DELTA_PREFILL_COLUMNS = 2,  /* and columns of a warp */
-    DELTA_JOB_BYTES = 48,       /* struct decode_job */
-    DELTA_MAX32_ROWS = 32,      /* largest plan of delta_batch_max32 */
-    DELTA_MAX32_JOB_BYTES = 32, /* struct max32_job */
-    DELTA_CONV_WARPS = 8,       /* of a block of delta_conv */
-    DELTA_SCAN_GROUPS = 2,      /* of warps of a block of delta_scan, at most, */
-    DELTA_SCAN_WARPS = 4,       /* warps of a group, */
-    DELTA_SCAN_ROWS = 8,        /* rows of its stages, */
-    DELTA_SCAN_STAGES = 4       /* and how many there are */
+    DELTA_WARPS = 16,          /* of a block */
+    DELTA_MAX_WIDTH = 256,     /* of a key or value head */
+    DELTA_STAGES = 2,          /* decode: states in shared memory, or in flight to it */
+    DELTA_PREFILL_ROWS = 8,    /* prefill: rows of a stage, of which there are two, */
+    DELTA_PREFILL_COLUMNS = 2, /* and columns of a warp */
+    DELTA_JOB_BYTES = 48,      /* struct decode_job */
+    DELTA_FUSED_ROWS = 32, /* largest plan whose prefill segments have no kernels of their own */
+    DELTA_TILE_JOBS = 32,  /* segments of a block of delta_batch_tile */
+    DELTA_TILE_JOB_BYTES = 32, /* struct tile_job */
+    DELTA_CONV_WARPS = 8,      /* of a block of delta_conv */
+    DELTA_SCAN_GROUPS = 2,     /* of warps of a block of delta_scan, at most, */
+    DELTA_SCAN_WARPS = 4,      /* warps of a group, */
+    DELTA_SCAN_ROWS = 8,       /* rows of its stages, */
+    DELTA_SCAN_STAGES = 4      /* and how many there are */
 };
 
 /* Of delta_scan: a stage's q, k, v of a tile, norms and gates. */
@@ -76,7 +77,7 @@ struct delta_params {
     uint32_t max_rows;        /* R */
     uint32_t max_segments;    /* of a step: no more than rows or slots */
     uint32_t max_jobs;        /* (head tile, decode segment) of a block */
-    uint32_t blocks_per_tile; /* delta_batch_max32: blocks that divide a tile's segments; else 0 */
+    uint32_t blocks_per_tile; /* delta_batch_tile: blocks that divide a tile's segments; else 0 */
     uint32_t is_state_vec4;   /* keys, and so states, are whole 16-byte vectors */
     uint32_t is_conv_vec4;    /* and so are rows of `in` and of the window, and the weights */
     uint32_t is_full;         /* is_state_vec4, dk == padded_key, and all tiles are full */
