@@ -330,6 +330,48 @@ static __device__ __forceinline__ void add_last_of_lanes(float (&acc)[R][4]) {
     }
 }
 
+/* Four rows of activations: lane i of those that share a row of weights adds up row i (of two
+ * lanes, rows 2 i and 2 i + 1; of eight, the first four), in acc[0][0] (and acc[1][0]): its values
+ * come to it by a transposition, 4 shuffles instead of 12 for four lanes. */
+template <int LANES> static __device__ __forceinline__ void add_last_of_four(float (&acc)[4][4]) {
+    constexpr int HIGH = LANES == 8 ? 8 : 16, LOW = HIGH / 2;
+    bool high = threadIdx.x & HIGH, low = threadIdx.x & LOW;
+    float keep[2], got[2];
+#pragma unroll
+    for (int i = 0; i < 2; i++) { /* rows 2, 3 to the upper lanes, 0, 1 to the lower ones */
+        keep[i] = high ? acc[i + 2][1] : acc[i][1];
+        got[i] = __shfl_xor_sync(~0u, high ? acc[i][1] : acc[i + 2][1], HIGH);
+    }
+    if (LANES == 2) {
+        acc[0][0] = __fadd_rn(acc[0][0], __fadd_rn(keep[0], got[0]));
+        acc[1][0] = __fadd_rn(acc[1][0], __fadd_rn(keep[1], got[1]));
+        return;
+    }
+    /* Of lanes i, i ^ 2, i ^ 1, i ^ 3; then by their number. */
+    float a = low ? keep[1] : keep[0], b = low ? got[1] : got[0];
+    float c = __shfl_xor_sync(~0u, low ? keep[0] : keep[1], LOW);
+    float d = __shfl_xor_sync(~0u, low ? got[0] : got[1], LOW);
+    float even[2] = {low ? c : a, low ? d : b}, odd[2] = {low ? a : c, low ? b : d};
+    float v[4] = {high ? even[1] : even[0], high ? odd[1] : odd[0], high ? even[0] : even[1],
+                  high ? odd[0] : odd[1]};
+    float sum = __fadd_rn(__fadd_rn(__fadd_rn(v[0], v[1]), v[2]), v[3]);
+    if (LANES == 8)
+#pragma unroll
+        for (int i = 0; i < 4; i++) /* of lanes 4 to 7 */
+            sum = __fadd_rn(sum, __shfl_down_sync(~0u, v[i], 16));
+    acc[0][0] = __fadd_rn(acc[0][0], sum);
+}
+
+/* At a task's end: all four sums to the lanes that store them. */
+static __device__ __forceinline__ void gather_four(uint32_t row_lanes, float (&acc)[4][4]) {
+    uint32_t tile_rows = 32 / row_lanes, row = threadIdx.x % tile_rows;
+    float first = acc[0][0], second = acc[1][0];
+#pragma unroll
+    for (uint32_t r = 0; r < 4; r++)
+        acc[r][0] = row_lanes == 2 ? __shfl_sync(~0u, r % 2 ? second : first, row + r / 2 * 16)
+                                   : __shfl_sync(~0u, first, row + r * tile_rows);
+}
+
 /* int8 types: acc[r][0] is the row's sum so far (in the lane of the row's first columns),
  * acc[r][1] the lane's value of the latest K block. It is reduced a K block late, while the next
  * one's first shared loads are in flight. */
@@ -338,6 +380,15 @@ static __device__ __forceinline__ void add_last_kblock(const struct lane_share &
                                                        float (&acc)[R][4]) {
     if (R == 1) {
         acc[0][0] = __fadd_rn(acc[0][0], add_lanes_in_order(acc[0][1], own.row_lanes));
+        return;
+    }
+    if constexpr (R == 4) {
+        if (own.row_lanes == 4)
+            add_last_of_four<4>(acc);
+        else if (own.row_lanes == 2)
+            add_last_of_four<2>(acc);
+        else
+            add_last_of_four<8>(acc);
         return;
     }
     if (own.row_lanes == 4)
@@ -621,6 +672,8 @@ static __device__ __forceinline__ void sum_task(uint32_t type, const struct lane
                                                 float (&acc)[R][4]) {
     if (is_int8<SET>(type)) {
         add_last_kblock<R>(own, acc);
+        if constexpr (R == 4)
+            gather_four(own.row_lanes, acc);
         return;
     }
     if (is_bf16<SET>(type)) {
