@@ -638,6 +638,9 @@ template <int D> static __device__ __forceinline__ void attend_wide(const struct
         mbarrier_init_fence();
     }
     pdl_wait(p.io);
+    /* No segment can have as many rows as this kernel is for: steps of decode. */
+    if (p.io.header->n_rows < p.io.header->n_segments + ATTEND_WIDE_ROWS - 1)
+        return;
     __syncthreads();
     if (threadIdx.x < GROUP_THREADS) {
         setmaxnreg_dec<(D > 128 ? 24 : 56)>();
