@@ -1,4 +1,4 @@
-/* project_wide.cu - PROJECT for 128 rows and more, on wgmma (sm_90a), with the bits of one row.
+/* project_wide.cu - PROJECT for 64 rows and more, on wgmma (sm_90a), with the bits of one row.
  *
  *   out[row][n] = epilogue(factor[row] * sum over k of w[n][k] * a[row][k])
  *
@@ -66,8 +66,11 @@ struct pipeline {
  */
 
 struct wide_tile {
-    uint32_t segment, n_block, row_block; /* row_block: of the tile's 64 or 128 rows */
-    uint32_t first_split, end_split;      /* K splits that this thread block multiplies */
+    uint32_t segment, n_block, row_block; /* row_block: of the tile's rows */
+    uint32_t first_kblock, end_kblock;    /* that this thread block multiplies */
+    uint32_t shared;                      /* number among the tiles that are cut */
+    uint32_t own_part, parts;             /* of the tile */
+    uint32_t part, part_step; /* its first among all parts, and how far apart they are */
 };
 
 /* Tiles that n weight rows are; with SwiGLU a tile has half as many rows of each matrix. */
@@ -76,27 +79,90 @@ static __device__ __forceinline__ uint32_t count_tiles(const struct wide_params 
     return (n + rows - 1) / rows;
 }
 
-/* Tile t of the step, or part of one: with p.is_split_k each K split is a thread block's. Row
- * blocks first, so that blocks that run together share weights. */
+static __device__ __forceinline__ uint32_t count_parts(const struct project_segment &s,
+                                                       uint32_t cut) {
+    return cut == WIDE_BY_KBLOCKS ? s.kblocks : cut == WIDE_BY_SPLITS ? s.splits : 1;
+}
+
+/* Groups of columns that the busiest thread block has after the whole rounds; to cut tiles costs as
+ * much as a few more. UINT32_MAX: there is no room for the parts. */
+static __device__ __forceinline__ uint32_t cut_cost(const struct wide_params &p,
+                                                    uint32_t row_blocks, uint32_t whole,
+                                                    uint32_t cut) {
+    uint32_t first = 0, parts = 0, groups = 0;
+#pragma unroll 1
+    for (uint32_t i = 0; i < p.n_segments; i++) {
+        const struct project_segment &s = p.segments[i];
+        uint32_t n = count_parts(s, cut), end = first + row_blocks * count_tiles(p, s.n);
+        parts += (end - min(max(first, whole), end)) * n;
+        groups = max(groups, (s.kblocks + n - 1) / n * (32u >> s.row_shift));
+        first = end;
+    }
+    uint32_t rounds = (parts + gridDim.x - 1) / gridDim.x;
+    return cut == WIDE_UNCUT     ? rounds * groups
+           : parts > p.max_parts ? UINT32_MAX
+                                 : rounds * groups + WIDE_CUT_COST;
+}
+
+template <int ROWS>
+static __device__ __forceinline__ struct wide_division divide_step(const struct wide_params &p,
+                                                                   uint32_t n_rows) {
+    uint32_t row_blocks = (n_rows + ROWS - 1) / ROWS, tiles = 0, best = UINT32_MAX;
+    struct wide_division d = {};
+    for (uint32_t i = 0; i < p.n_segments; i++)
+        tiles += row_blocks * count_tiles(p, p.segments[i].n);
+    d.whole = tiles - tiles % gridDim.x;
+    for (uint32_t cut = WIDE_UNCUT; cut <= WIDE_BY_KBLOCKS; cut++) {
+        uint32_t cost = cut_cost(p, row_blocks, d.whole, cut);
+        if (cost < best)
+            best = cost, d.cut = cut;
+    }
+    return d;
+}
+
+static __device__ __forceinline__ struct wide_division *division(void) {
+    return (struct wide_division *)__cvta_shared_to_generic(shared_base() + WIDE_DIVISION);
+}
+
+/* As values that the compiler knows to be the same in all lanes: see multiply_tile. */
+static __device__ __forceinline__ struct wide_division load_division(void) {
+    return {warp_uniform(division()->whole), warp_uniform(division()->cut)};
+}
+
+/* The t-th tile of the step, or part of one: whole tiles, then parts. Row blocks first, so that
+ * thread blocks that run together share weights. */
 template <int ROWS>
 static __device__ __forceinline__ bool find_tile(const struct wide_params &p, uint32_t t,
                                                  uint32_t n_rows, struct wide_tile &out) {
-    uint32_t row_blocks = (n_rows + ROWS - 1) / ROWS;
+    struct wide_division d = load_division();
+    uint32_t row_blocks = (n_rows + ROWS - 1) / ROWS, whole = d.whole;
+    uint32_t first = 0, cut = t < whole ? (uint32_t)WIDE_UNCUT : d.cut;
+    out.part = t - whole;
+    t = t < whole ? t : out.part;
+    whole = t == out.part ? whole : 0; /* tiles before the first that t counts */
 #pragma unroll 1
     for (uint32_t i = 0; i < p.n_segments; i++) {
-        uint32_t n = row_blocks * count_tiles(p, p.segments[i].n), splits = p.segments[i].splits;
-        uint32_t parts = p.is_split_k ? splits : 1;
+        const struct project_segment &s = p.segments[i];
+        uint32_t end = first + row_blocks * count_tiles(p, s.n), begin = max(first, whole);
+        uint32_t n = end - min(begin, end), parts = count_parts(s, cut);
         if (t < n * parts) {
-            uint32_t split = t / n;
-            t -= split * n;
+            uint32_t part = t / n, tile = begin + t - part * n;
             out.segment = i;
-            out.n_block = t / row_blocks;
-            out.row_block = t - out.n_block * row_blocks;
-            out.first_split = split;
-            out.end_split = p.is_split_k ? split + 1 : splits;
+            out.shared = tile - whole;
+            out.n_block = (tile - first) / row_blocks;
+            out.row_block = tile - first - out.n_block * row_blocks;
+            out.parts = parts;
+            out.part_step = n;
+            out.first_kblock = cut == WIDE_BY_KBLOCKS ? part : task_first_kblock(s, part);
+            out.end_kblock = cut == WIDE_UNCUT        ? s.kblocks
+                             : cut == WIDE_BY_KBLOCKS ? part + 1
+                                                      : task_first_kblock(s, part + 1);
+            out.part -= part * n; /* the tile's first */
+            out.own_part = part;
             return true;
         }
         t -= n * parts;
+        first = end;
     }
     return false;
 }
@@ -104,7 +170,7 @@ static __device__ __forceinline__ bool find_tile(const struct wide_params &p, ui
 /* Groups of a K block. */
 template <int TYPE>
 static __device__ __forceinline__ uint32_t kblock_groups(const struct project_segment &s) {
-    return (TYPE == IS_Q8_0 ? 16u : 32u) >> s.row_shift;
+    return 1u << ((TYPE == IS_Q8_0 ? 4 : 5) - s.row_shift);
 }
 
 /* ---- the copying warpgroup -------------------------------------------------------------------
@@ -185,13 +251,16 @@ static __device__ __forceinline__ void copy_qact(const struct wide_params &p, ui
         cp_async_bulk(at + L::SUMS, scales + p.qact_rows * 4 + first * 16, L::SUM_BYTES, full);
 }
 
-template <int TYPE, int ROWS>
+/* The groups of a tile. n_early: so many have their weights already, or get them now, before
+ * pdl_wait, and nothing else (EARLY). */
+template <int TYPE, int ROWS, bool EARLY>
 static __device__ __forceinline__ void copy_tile(const struct wide_params &p,
-                                                 const struct wide_tile &t, struct pipeline &pipe) {
+                                                 const struct wide_tile &t, struct pipeline &pipe,
+                                                 uint32_t n_early) {
     const struct project_segment &s = p.segments[t.segment];
     uint32_t r = threadIdx.x % 128, row_shift = s.row_shift, in_kblock = kblock_groups<TYPE>(s);
-    uint32_t kblock_bytes = s.kblock_bytes, kblock = task_first_kblock(s, t.first_split);
-    uint32_t left = task_first_kblock(s, t.end_split) - kblock;
+    uint32_t kblock_bytes = s.kblock_bytes, kblock = t.first_kblock;
+    uint32_t left = t.end_kblock - kblock;
     struct weight_row own = find_weight_row(p, t, r);
     const uint8_t *group = p.qact + (uint64_t)kblock * in_kblock * p.group_bytes;
     own.tile += (uint64_t)kblock * kblock_bytes;
@@ -199,11 +268,18 @@ static __device__ __forceinline__ void copy_tile(const struct wide_params &p,
     for (; left; left--, own.tile += kblock_bytes)
 #pragma unroll 1
         for (uint32_t i = 0; i < in_kblock; i++, group += p.group_bytes) {
-            mbarrier_wait(pipe.empty(), pipe.phase ^ 1);
-            if (r == 0)
+            if (EARLY && n_early-- == 0)
+                return;
+            if (!EARLY)
+                mbarrier_wait(pipe.empty(), pipe.phase ^ 1);
+            if (!EARLY && r == 0)
                 copy_qact<TYPE, ROWS>(p, pipe.at(p), group, t.row_block * ROWS, pipe.full());
-            copy_weights<TYPE, ROWS>(pipe.at(p), own.tile, i, own.row, row_shift, r);
-            cp_async_arrive(pipe.full());
+            if (EARLY || n_early == 0) {
+                copy_weights<TYPE, ROWS>(pipe.at(p), own.tile, i, own.row, row_shift, r);
+                cp_async_arrive(pipe.full());
+            } else {
+                n_early--;
+            }
             pipe.next(p);
         }
 }
@@ -383,44 +459,80 @@ static __device__ __forceinline__ void add_splits_before(float (&v)[ROWS / 2], u
     }
 }
 
-/* A split's sums to the workspace; the last thread block of the tile's adds all, in order, and has
+/* Values of a thread that are added up at once, as float4s. */
+template <int ROWS> constexpr int COMBINED = ROWS / 8 < 8 ? ROWS / 8 : 8;
+
+template <int N>
+static __device__ __forceinline__ void load_part(float4 (&v)[N], const float4 *from) {
+#pragma unroll
+    for (int i = 0; i < N; i++)
+        v[i] = __ldcg(from + i * (WIDE_N * 2));
+}
+
+/* The sums of a tile's parts in their order: K blocks of a split, then splits. */
+template <int N>
+static __device__ __forceinline__ void add_parts(const struct project_segment &s, uint32_t parts,
+                                                 const float4 *from, uint64_t step, float *v) {
+    bool is_by_kblocks = parts != s.splits;
+    uint32_t split = 0, left_of_split = is_by_kblocks ? task_kblocks(s, 0) : 1;
+    float sum[4 * N];
+    float4 next[N];
+#pragma unroll
+    for (int i = 0; i < 4 * N; i++)
+        v[i] = sum[i] = 0;
+    load_part<N>(next, from);
+#pragma unroll 1
+    while (parts) {
+        float4 w[N];
+#pragma unroll
+        for (int i = 0; i < N; i++)
+            w[i] = next[i];
+        from += step;
+        if (--parts)
+            load_part<N>(next, from);
+#pragma unroll
+        for (int i = 0; i < N; i++) {
+            sum[4 * i] = __fadd_rn(sum[4 * i], w[i].x);
+            sum[4 * i + 1] = __fadd_rn(sum[4 * i + 1], w[i].y);
+            sum[4 * i + 2] = __fadd_rn(sum[4 * i + 2], w[i].z);
+            sum[4 * i + 3] = __fadd_rn(sum[4 * i + 3], w[i].w);
+        }
+        if (--left_of_split)
+            continue;
+        left_of_split = is_by_kblocks ? task_kblocks(s, ++split) : 1;
+#pragma unroll
+        for (int i = 0; i < 4 * N; i++)
+            v[i] = __fadd_rn(v[i], sum[i]), sum[i] = 0;
+    }
+}
+
+/* A part's sums to the workspace; the last thread block of the tile's adds all, in order, and has
  * them in v. */
 template <int ROWS>
 static __device__ __forceinline__ bool
-combine_splits(const struct wide_params &p, const struct wide_tile &t, float (&v)[ROWS / 2]) {
-    constexpr uint32_t THREADS = WIDE_N * 2;
+combine_parts(const struct wide_params &p, const struct wide_tile &t, float (&v)[ROWS / 2]) {
+    constexpr uint32_t THREADS = WIDE_N * 2, PART = ROWS / 8 * THREADS;
     const struct project_segment &s = p.segments[t.segment];
-    uint32_t tile = s.first_tile + t.n_block * p.row_blocks + t.row_block;
-    float4 *partials =
-        (float4 *)p.partials + (uint64_t)tile * p.max_splits * (ROWS / 8) * THREADS + threadIdx.x;
-    float4 *own = partials + (uint64_t)t.first_split * (ROWS / 8) * THREADS;
+    float4 *first = (float4 *)p.partials + (uint64_t)t.part * PART + threadIdx.x;
+    uint64_t step = (uint64_t)t.part_step * PART;
+    float4 *own = first + t.own_part * step;
 #pragma unroll
     for (int i = 0; i < ROWS / 8; i++)
         own[i * THREADS] = make_float4(v[4 * i], v[4 * i + 1], v[4 * i + 2], v[4 * i + 3]);
     uint32_t at = shared_base() + WIDE_LAST, *last = (uint32_t *)__cvta_shared_to_generic(at);
     any_barrier_sync(1, THREADS);
     if (threadIdx.x == 0) {
-        uint32_t before = atomic_inc_acq_rel_gpu(p.arrivals + tile);
-        *last = before == s.splits - 1;
+        uint32_t before = atomic_inc_acq_rel_gpu(p.arrivals + t.shared);
+        *last = before == t.parts - 1;
         if (*last)
-            p.arrivals[tile] = 0;
+            p.arrivals[t.shared] = 0;
     }
     any_barrier_sync(1, THREADS);
-    if (!*last)
+    if (!warp_uniform(*last))
         return false;
 #pragma unroll
-    for (int i = 0; i < ROWS / 2; i++)
-        v[i] = 0;
-#pragma unroll 1
-    for (uint32_t split = 0; split < s.splits; split++)
-#pragma unroll
-        for (int i = 0; i < ROWS / 8; i++) {
-            float4 w = __ldcg(partials + (uint64_t)(split * (ROWS / 8) + i) * THREADS);
-            v[4 * i] = __fadd_rn(v[4 * i], w.x);
-            v[4 * i + 1] = __fadd_rn(v[4 * i + 1], w.y);
-            v[4 * i + 2] = __fadd_rn(v[4 * i + 2], w.z);
-            v[4 * i + 3] = __fadd_rn(v[4 * i + 3], w.w);
-        }
+    for (int i = 0; i < ROWS / 8; i += COMBINED<ROWS>)
+        add_parts<COMBINED<ROWS>>(s, warp_uniform(t.parts), first + i * THREADS, step, v + 4 * i);
     return true;
 }
 
@@ -430,17 +542,18 @@ static __device__ __forceinline__ void multiply_tile(const struct wide_params &p
                                                      const struct wide_tile &t, uint32_t index,
                                                      struct pipeline &pipe) {
     const struct project_segment &s = p.segments[t.segment];
-    uint32_t left = (task_first_kblock(s, t.end_split) - task_first_kblock(s, t.first_split)) *
-                    kblock_groups<TYPE>(s);
+    uint32_t left = (t.end_kblock - t.first_kblock) * kblock_groups<TYPE>(s); /* groups */
+    uint32_t splits = t.parts > 1 ? 1 : s.splits;
     struct wide_sums<TYPE, ROWS> sums;
     unpack_next<TYPE, ROWS>(p, sums, pipe, left);
 #pragma unroll 1
-    for (uint32_t split = t.first_split; split < t.end_split; split++) {
+    for (uint32_t split = 0; split < splits; split++) {
 #pragma unroll
         for (int i = 0; i < ROWS / 2; i++)
             sums.split[i] = 0;
 #pragma unroll 1
-        for (uint32_t kblock = task_kblocks(s, split); kblock; kblock--) {
+        for (uint32_t kblock = splits > 1 ? task_kblocks(s, split) : left / kblock_groups<TYPE>(s);
+             kblock; kblock--) {
 #pragma unroll
             for (int i = 0; i < ROWS / 2; i++)
                 sums.kblock[i] = -0.0f;
@@ -451,17 +564,17 @@ static __device__ __forceinline__ void multiply_tile(const struct wide_params &p
             for (int i = 0; i < ROWS / 2; i++)
                 sums.split[i] = __fadd_rn(sums.split[i], sums.kblock[i]);
         }
-        if (t.end_split - t.first_split > 1)
+        if (splits > 1)
             add_splits_before<ROWS>(sums.split, shared_base() + p.splits_at, split == 0,
-                                    split + 1 == s.splits);
+                                    split + 1 == splits);
     }
-    struct wide_tile same; /* found again: keeping it costs spills */
+    /* Found again: keeping it costs spills. The same in all lanes: if the compiler did not know,
+     * the loop above would have no addresses in uniform registers, and be 10 % slower. */
+    struct wide_tile same;
     uint32_t n_rows = count_rows(p.io, p.in);
-    find_tile<ROWS>(p, opaque(index), n_rows, same);
-    if constexpr (ROWS == 64) /* with more, registers spill */
-        if (p.is_split_k && p.segments[same.segment].splits > 1 &&
-            !combine_splits<ROWS>(p, same, sums.split))
-            return;
+    find_tile<ROWS>(p, warp_uniform(index), n_rows, same);
+    if (warp_uniform(same.parts) > 1 && !combine_parts<ROWS>(p, same, sums.split))
+        return;
     store_tile<ROWS>(p, same, n_rows, sums.split);
 }
 
@@ -476,12 +589,27 @@ static __device__ __forceinline__ void multiply_tiles(const struct wide_params &
 }
 
 template <int TYPE, int ROWS>
-static __device__ __forceinline__ void copy_tiles(const struct wide_params &p, uint32_t n_rows) {
+static __device__ __forceinline__ void copy_tiles(const struct wide_params &p, uint32_t n_rows,
+                                                  uint32_t n_early) {
     struct pipeline pipe = {0, 0};
     struct wide_tile t;
 #pragma unroll 1
-    for (uint32_t i = blockIdx.x; find_tile<ROWS>(p, i, n_rows, t); i += gridDim.x)
-        copy_tile<TYPE, ROWS>(p, t, pipe);
+    for (uint32_t i = blockIdx.x; find_tile<ROWS>(p, i, n_rows, t); i += gridDim.x, n_early = 0)
+        copy_tile<TYPE, ROWS, false>(p, t, pipe, n_early);
+}
+
+/* Where the bucket is a single block of rows, which tile is a thread block's first is known before
+ * pdl_wait, and its first weights are copied. Returns the groups. */
+template <int TYPE, int ROWS>
+static __device__ __forceinline__ uint32_t copy_early(const struct wide_params &p) {
+    struct pipeline pipe = {0, 0};
+    struct wide_tile t;
+    if (!p.is_early || !find_tile<ROWS>(p, blockIdx.x, ROWS, t))
+        return 0;
+    uint32_t groups = (t.end_kblock - t.first_kblock) * kblock_groups<TYPE>(p.segments[t.segment]);
+    uint32_t n = min(groups, p.stages);
+    copy_tile<TYPE, ROWS, true>(p, t, pipe, n);
+    return n;
 }
 
 template <int TYPE, int ROWS>
@@ -493,13 +621,22 @@ static __device__ __forceinline__ void project_wide(const struct wide_params &p)
             mbarrier_init(shared_base() + 64 + i * 8, 8);  /* empty: the multiplying warps */
         }
         mbarrier_init_fence();
+        if (p.is_early)
+            *division() = divide_step<ROWS>(p, ROWS);
     }
-    __syncthreads();
+    if (p.is_early)
+        __syncthreads();
+    uint32_t n_early = ROWS == 64 && threadIdx.x >= 256 ? copy_early<TYPE, ROWS>(p) : 0;
     pdl_wait(p.io);
     uint32_t n_rows = count_rows(p.io, p.in);
+    if (!p.is_early) {
+        if (threadIdx.x == 0)
+            *division() = divide_step<ROWS>(p, n_rows);
+        __syncthreads();
+    }
     if (threadIdx.x >= 256) {
         setmaxnreg_dec<24>();
-        copy_tiles<TYPE, ROWS>(p, n_rows);
+        copy_tiles<TYPE, ROWS>(p, n_rows, n_early);
     } else {
         setmaxnreg_inc<240>();
         multiply_tiles<TYPE, ROWS>(p, n_rows);

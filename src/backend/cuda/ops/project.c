@@ -2,7 +2,7 @@
  * (project_schedule.c), and the kernels' arguments and names.
  *
  * Up to four rows, and types with float activations, go to the gemv kernels; five rows and more of
- * int8 activations to project_gemm.c, 128 and more on Hopper to project_wide.c; rows as in the
+ * int8 activations to project_gemm.c, 64 and more on Hopper to project_wide.c; rows as in the
  * file, and --exact, to project_fallback.c. */
 #include "backend/cuda/ops/project.h"
 

@@ -9,9 +9,10 @@
 
 enum {
     QUANTIZE_THREADS = 512, /* at most */
-    COST_128 = 17,          /* time of a tile of 128 rows, and of one of 64 */
-    COST_64 = 10,
-    MAX_SPLIT_K = 8, /* K splits of a tile over thread blocks: their sums go through memory */
+    DIVIDED_THREADS = 256,  /* of rows that several thread blocks quantize, at most */
+    GROUP_128 = 25,         /* time of a group of columns of a tile of 128 rows, and of one of 64 */
+    GROUP_64 = 17,
+    PARTS_PER_BLOCK = 4, /* of tiles that thread blocks share: their sums go through memory */
 };
 
 /* What the kernels of an op share. */
@@ -40,10 +41,13 @@ static int record_quantize(struct recorder *r, const struct wide_op *w, bool is_
                                      .row_limit = w->p->row_limit,
                                      .qact_rows = wide_qact_rows(w->p->row_limit),
                                      .is_q8_0 = is_q8_0};
+    bool is_divided = in->prologue != PROLOGUE_NORM && project_is_vec4(in);
+    uint32_t threads =
+        is_divided ? min_u32(DIVIDED_THREADS, quantize_threads(in)) : quantize_threads(in);
     struct cuda_launch launch = {
         .kernel = "project_wide_quantize",
-        .grid = {w->p->row_limit, 1, 1},
-        .threads = quantize_threads(in),
+        .grid = {w->p->row_limit, is_divided ? div_up(in->k / PROJECT_COLS, threads) : 1, 1},
+        .threads = threads,
         .shared = max_u32(in->k / PROJECT_GROUP, in->k / in->head_width) * 4,
     };
     q.in.wants_f32 = 0;
@@ -84,32 +88,24 @@ static uint32_t count_tiles(const struct wide_params *w, uint32_t rows, uint32_t
     return blocks * div_up(bucket, rows);
 }
 
+/* About how long a product takes that has tiles of so many rows: divide_step's estimate. */
+static uint32_t product_cost(const struct wide_params *w, uint32_t rows, uint32_t bucket,
+                             uint32_t n_sms) {
+    const struct project_segment *s = &w->segments[0];
+    uint32_t tiles = count_tiles(w, rows, bucket), rest = tiles % n_sms,
+             in_kblock = 32u >> s->row_shift, groups = s->kblocks * in_kblock;
+    uint32_t cut = div_up(rest * s->kblocks, n_sms) * in_kblock + WIDE_CUT_COST;
+    return (tiles / n_sms * groups + (rest ? min_u32(groups, cut) : 0)) *
+           (rows == 64 ? GROUP_64 : GROUP_128);
+}
+
 /* Rows of activations of a tile: with 128 weights are unpacked half as often, with 64 fewer SMs are
  * idle at the end. Q6_K and Q8_0 have several sums at once: 64. */
 static uint32_t choose_rows(const struct wide_params *w, uint32_t type, uint32_t bucket,
                             uint32_t n_sms) {
-    uint32_t rounds_64 = div_up(count_tiles(w, 64, bucket), n_sms);
-    uint32_t rounds_128 = div_up(count_tiles(w, 128, bucket), n_sms);
-    if (type == IS_Q6_K || type == IS_Q8_0)
+    if (type == IS_Q6_K || type == IS_Q8_0 || bucket <= 64)
         return 64;
-    return rounds_64 * COST_64 < rounds_128 * COST_128 ? 64 : 128;
-}
-
-/* K splits over thread blocks, where there are fewer tiles than SMs. */
-static void split_over_blocks(struct recorder *r, struct wide_params *w, uint32_t rows,
-                              uint32_t bucket) {
-    uint32_t tiles = count_tiles(w, rows, bucket), first = 0;
-    w->row_blocks = div_up(bucket, rows);
-    w->is_split_k = rows == 64 && w->max_splits > 1 && w->max_splits <= MAX_SPLIT_K &&
-                    tiles * 2 <= r->n_sms * 3;
-    if (!w->is_split_k)
-        return;
-    for (uint32_t i = 0; i < w->n_segments; i++) {
-        w->segments[i].first_tile = first;
-        first += w->row_blocks * n_blocks(w, w->segments[i].n);
-    }
-    w->partials = recorder_work(r, (uint64_t)tiles * w->max_splits * rows * WIDE_N * 4);
-    w->arrivals = recorder_counters(r, tiles);
+    return product_cost(w, 64, bucket, n_sms) < product_cost(w, 128, bucket, n_sms) ? 64 : 128;
 }
 
 /* All segments of a type. */
@@ -125,15 +121,19 @@ static int record_product(struct recorder *r, const struct wide_op *op, uint32_t
                             .out_stride = p->out_stride,
                             .epilogue = p->epilogue,
                             .has_bias = p->has_bias};
+    uint32_t max_splits = 0;
     for (uint32_t i = 0; i < p->n_segments; i++)
         if (p->segments[i].type == type) {
-            w.max_splits = max_u32(w.max_splits, p->segments[i].splits);
+            max_splits = max_u32(max_splits, p->segments[i].splits);
             w.segments[w.n_segments++] = p->segments[i];
         }
     w.n_segments = p->epilogue == EPILOGUE_SWIGLU ? 1 : w.n_segments;
     uint32_t rows = choose_rows(&w, type, p->row_limit, r->n_sms);
-    split_over_blocks(r, &w, rows, p->row_limit);
-    uint32_t splits = w.max_splits > 1 && !w.is_split_k ? rows * WIDE_N * 4 : 0;
+    uint32_t splits = max_splits > 1 ? rows * WIDE_N * 4 : 0;
+    w.is_early = rows == 64 && p->row_limit <= rows && !p->in.is_lm_head;
+    w.max_parts = PARTS_PER_BLOCK * r->n_sms;
+    w.partials = recorder_work(r, (uint64_t)w.max_parts * rows * WIDE_N * 4);
+    w.arrivals = recorder_counters(r, r->n_sms);
     w.stage_bytes = wide_stage_bytes(type, rows);
     w.stages =
         min_u32((PROJECT_SHARED_ALONE - WIDE_STAGES_AT - splits) / w.stage_bytes, WIDE_MAX_STAGES);
@@ -196,9 +196,11 @@ bool project_can_do_f32(const struct project_params *p) {
 
 static bool is_for_wide(const struct recorder *r, const struct project_params *p, uint32_t set) {
     bool is_swiglu = p->epilogue == EPILOGUE_SWIGLU;
+    uint32_t types = set & WIDE_TYPES,
+             least = types & (types - 1) ? WIDE_MIXED_ROWS : WIDE_MIN_ROWS;
     return r->b->capability == 90 && r->b->max_shared >= PROJECT_SHARED_ALONE &&
-           p->row_limit >= WIDE_MIN_ROWS && set & WIDE_TYPES &&
-           !(set & ~(uint32_t)(WIDE_TYPES | IS_F32)) && (!is_swiglu || are_gate_up_alike(p)) &&
+           p->row_limit >= least && types && !(set & ~(uint32_t)(WIDE_TYPES | IS_F32)) &&
+           (!is_swiglu || are_gate_up_alike(p)) &&
            (!(set & IS_F32) || (p->f32_from_global && project_can_do_f32(p)));
 }
 

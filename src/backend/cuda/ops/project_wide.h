@@ -1,4 +1,4 @@
-/* project_wide.h - params of PROJECT on wgmma: 128 rows and more, on compute capability 9.0.
+/* project_wide.h - params of PROJECT on wgmma: 64 rows and more, on compute capability 9.0.
  *
  *   out[row][n] = epilogue(factor[row] * sum over k of w[n][k] * a[row][k])
  *
@@ -26,10 +26,11 @@
 #include "backend/cuda/ops/project.h"
 
 enum {
-    WIDE_MIN_ROWS = 128,
-    WIDE_GROUP = 128,   /* columns of a stage */
-    WIDE_N = 128,       /* weight rows of a tile of the product: 64 a multiplying warpgroup */
-    WIDE_THREADS = 384, /* two warpgroups multiply, one copies */
+    WIDE_MIN_ROWS = 64,    /* of a bucket; */
+    WIDE_MIXED_ROWS = 128, /* where segments have several types, and so several kernels */
+    WIDE_GROUP = 128,      /* columns of a stage */
+    WIDE_N = 128,          /* weight rows of a tile of the product: 64 a multiplying warpgroup */
+    WIDE_THREADS = 384,    /* two warpgroups multiply, one copies */
     WIDE_CHUNK = WIDE_N * 16 + 32, /* 16 bytes of every weight row, padded against bank conflicts */
     WIDE_TYPES = IS_K_QUANT | IS_Q8_0,
     WIDE_ROW_BYTES = 276,  /* of a row and group of qact */
@@ -37,6 +38,8 @@ enum {
     WIDE_STAGES_AT = 1024, /* offset of the stages in shared memory, after the mbarriers */
     WIDE_MAX_STAGES = 6,
     WIDE_LAST = 128,         /* offset in shared memory: whether this block is a tile's last */
+    WIDE_DIVISION = 136,     /* likewise: struct wide_division */
+    WIDE_CUT_COST = 8,       /* of adding up the parts of tiles, in groups of 128 columns */
     WIDE_F32_COLUMNS = 1024, /* that project_wide_f32 has in shared memory at once */
     WIDE_F32_TILE = 4,
 };
@@ -57,14 +60,21 @@ struct wide_params {
     uint32_t out_stride, epilogue, has_bias;
     uint32_t n_segments; /* SwiGLU: 1, gate; up follows it */
     uint32_t stages, stage_bytes;
-    uint32_t splits_at;  /* offset in shared memory: sums of the K splits before */
-    uint32_t is_split_k; /* tiles are few: different thread blocks multiply the K splits of one, and
-                           the last of them adds */
-    float *partials;     /* (tile, split, four values, thread, value) */
-    uint32_t *arrivals;  /* a tile each; 0 between two steps */
-    uint32_t max_splits;
-    uint32_t row_blocks; /* of the bucket, as tiles count them: segments' first_tile, too */
+    uint32_t splits_at; /* offset in shared memory: sums of the K splits before */
+    uint32_t max_parts; /* of tiles that thread blocks share, in all */
+    uint32_t is_early;  /* the first weights are copied before pdl_wait */
+    float *partials;    /* (part, four values, thread, value) */
+    uint32_t *arrivals; /* a tile that is shared; 0 between two steps */
     struct project_segment segments[PROJECT_SEGMENTS]; /* of one type */
+};
+
+/* How a step's tiles are divided: as many as make whole rounds of all thread blocks are a block's,
+ * the rest are cut into parts of K, if that is faster: the last block of a tile adds its parts. */
+enum wide_cut { WIDE_UNCUT, WIDE_BY_SPLITS, WIDE_BY_KBLOCKS };
+
+struct wide_division {
+    uint32_t whole; /* tiles */
+    uint32_t cut;   /* enum wide_cut, of the others */
 };
 
 struct wide_quantize_params {
