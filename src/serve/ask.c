@@ -556,7 +556,8 @@ static void splice(const struct ask *ask, const struct ask_model *m, size_t n_me
     memcpy(at, kept->at, kept->n * sizeof *at);
     memcpy(at + kept->n, prompt->at + end, (prompt->n - end) * sizeof *at);
     free(prompt->at);
-    *prompt = (struct ids){at, n};
+    prompt->at = at;
+    prompt->n = n;
 }
 
 /* Of the first n messages. */
