@@ -59,9 +59,9 @@ static bool grow_frames(struct frames *f) {
 
 /* The number of a frame; 0 when there is no room for a new one. */
 static uint32_t frame_of(struct frames *f, struct frame frame) {
-    uint32_t *slot = frame_slot(f, &frame);
-    if (*slot)
-        return *slot;
+    uint32_t known = *frame_slot(f, &frame);
+    if (known)
+        return known;
     if (f->n == THREADS_MAX_FRAMES || (f->n == f->capacity && !grow_frames(f)))
         return 0;
     f->at[f->n] = frame;

@@ -123,10 +123,10 @@ static void find_top(struct worker *w, const float *logits, uint32_t n) {
 
 static double log_sum(const float *logits, int32_t n) {
     float best = logits[0];
-    double sum = 0;
     for (int32_t i = 1; i < n; i++)
         best = logits[i] > best ? logits[i] : best;
-    for (int32_t i = 0; i < n; i++)
+    double sum = (double)expf(logits[0] - best);
+    for (int32_t i = 1; i < n; i++)
         sum += (double)expf(logits[i] - best);
     return log(sum) + (double)best;
 }
