@@ -168,7 +168,7 @@ def stream(s, path, body):
     c = s.connect()
     c.request("POST", path, json.dumps(body))
     r = c.getresponse()
-    assert r.status == 200, r.read()
+    assert r.status == 200 and r.getheader("X-Accel-Buffering") == "no", (r.headers, r.read())
     return c, r
 
 

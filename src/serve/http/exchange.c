@@ -468,6 +468,8 @@ static struct MHD_Response *make_response(struct exchange *x) {
         MHD_add_response_header(response, "Location", x->location);
     if (x->status == 401)
         MHD_add_response_header(response, "WWW-Authenticate", "Bearer");
+    if (x->reply == REPLY_STREAM) /* nginx would collect what is to be read as it comes */
+        MHD_add_response_header(response, "X-Accel-Buffering", "no");
     if (x->server->is_draining)
         MHD_add_response_header(response, "Connection", "close");
     guard_add_headers(x, response);
