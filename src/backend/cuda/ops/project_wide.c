@@ -159,18 +159,26 @@ int record_project_wide_f32(struct recorder *r, const struct project_params *p,
                                 .out = p->out,
                                 .out_stride = p->out_stride,
                                 .epilogue = p->epilogue};
+    uint32_t splits = 1;
     for (uint32_t i = 0; i < p->n_segments; i++)
         if (p->segments[i].type == IS_F32) {
             w.n_tiles += p->segments[i].n_tiles;
+            splits = max_u32(splits, p->segments[i].splits);
             w.segments[w.n_segments++] = p->segments[i];
         }
-    /* 16 rows a block, and 8 warps, a tile each; where that leaves SMs idle 4 rows and 4 warps. */
-    bool is_16 = div_up(p->row_limit, 16) * div_up(w.n_tiles, 8) >= r->n_sms;
-    uint32_t rows = is_16 ? 16 : 4, warps = is_16 ? 8 : 4;
+    /* 16 rows a block, and 8 warps, a tile each; where that leaves SMs idle 4 rows and 4 tiles, and
+     * warps for their splits of K. */
+    uint32_t warps_4 = WIDE_F32_FEW_TILES * min_u32(splits, WIDE_F32_FEW_SPLITS);
+    uint32_t shared_4 = ((WIDE_F32_FEW_ROWS + 1) * p->in.k +
+                         WIDE_F32_FEW_ROWS * splits * WIDE_F32_FEW_TILES * WIDE_F32_TILE) *
+                        4;
+    bool is_16 =
+        div_up(p->row_limit, 16) * div_up(w.n_tiles, 8) >= r->n_sms || shared_4 > r->b->max_shared;
     struct cuda_launch launch = {.kernel = is_16 ? "project_wide_f32_16" : "project_wide_f32_4",
-                                 .grid = {div_up(p->row_limit, rows), div_up(w.n_tiles, warps), 1},
-                                 .threads = warps * 32,
-                                 .shared = rows * WIDE_F32_COLUMNS * 4};
+                                 .grid = {div_up(p->row_limit, is_16 ? 16 : WIDE_F32_FEW_ROWS),
+                                          div_up(w.n_tiles, is_16 ? 8 : WIDE_F32_FEW_TILES), 1},
+                                 .threads = (is_16 ? 8 : warps_4) * 32,
+                                 .shared = is_16 ? 16 * WIDE_F32_COLUMNS * 4 : shared_4};
     return recorder_launch(r, &launch, &w, sizeof w);
 }
 

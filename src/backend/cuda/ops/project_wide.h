@@ -42,6 +42,9 @@ enum {
     WIDE_CUT_COST = 8,       /* of adding up the parts of tiles, in groups of 128 columns */
     WIDE_F32_COLUMNS = 1024, /* that project_wide_f32 has in shared memory at once */
     WIDE_F32_TILE = 4,
+    WIDE_F32_FEW_ROWS = 4, /* of a block of project_wide_f32_4, */
+    WIDE_F32_FEW_TILES = 4,
+    WIDE_F32_FEW_SPLITS = 4, /* and K splits of a tile that it does at once */
 };
 
 /* Rows of qact. */
