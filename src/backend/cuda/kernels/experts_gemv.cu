@@ -155,8 +155,8 @@ struct chosen_experts {
 };
 
 /* n / d, by fastdiv_of(d). */
-static __device__ __forceinline__ uint32_t fastdiv(uint32_t n, uint32_t magic) {
-    return magic ? __umulhi(n, magic) : n;
+static __device__ __forceinline__ uint32_t fastdiv(uint32_t n, uint32_t multiplier) {
+    return multiplier ? __umulhi(n, multiplier) : n;
 }
 
 /* Row 0 always exists: no need to wait for the count. */

@@ -158,8 +158,8 @@ struct qact_row {
     }
 };
 
-/* Two bytes of four as halves. */
-template <uint32_t BYTES> static __device__ __forceinline__ uint32_t halves_of(uint32_t q) {
+/* Two bytes of four as fp16. */
+template <uint32_t BYTES> static __device__ __forceinline__ uint32_t f16x2_of(uint32_t q) {
     uint32_t v = __byte_perm(q ^ 0x80808080u, 0x64646464u, BYTES);
     __half2 h = __hsub2(*reinterpret_cast<__half2 *>(&v), __float2half2_rn(1152));
     return *reinterpret_cast<uint32_t *>(&h);
@@ -180,16 +180,16 @@ struct number_chunks {
         panel = i / 4;
         if (is_q8_0) {
             chunk[0] = i % 4 * 2, chunk[1] = chunk[0] + 1;
-            v[0] = make_uint4(halves_of<0x4140>(q[0]), halves_of<0x4140>(q[1]),
-                              halves_of<0x4140>(q[2]), halves_of<0x4140>(q[3]));
-            v[1] = make_uint4(halves_of<0x4342>(q[0]), halves_of<0x4342>(q[1]),
-                              halves_of<0x4342>(q[2]), halves_of<0x4342>(q[3]));
+            v[0] = make_uint4(f16x2_of<0x4140>(q[0]), f16x2_of<0x4140>(q[1]),
+                              f16x2_of<0x4140>(q[2]), f16x2_of<0x4140>(q[3]));
+            v[1] = make_uint4(f16x2_of<0x4342>(q[0]), f16x2_of<0x4342>(q[1]),
+                              f16x2_of<0x4342>(q[2]), f16x2_of<0x4342>(q[3]));
         } else {
             chunk[0] = w % 2 * 4 + upper, chunk[1] = chunk[0] + 2;
-            v[0] = make_uint4(halves_of<0x4240>(q[0]), halves_of<0x4240>(q[1]),
-                              halves_of<0x4240>(q[2]), halves_of<0x4240>(q[3]));
-            v[1] = make_uint4(halves_of<0x4341>(q[0]), halves_of<0x4341>(q[1]),
-                              halves_of<0x4341>(q[2]), halves_of<0x4341>(q[3]));
+            v[0] = make_uint4(f16x2_of<0x4240>(q[0]), f16x2_of<0x4240>(q[1]),
+                              f16x2_of<0x4240>(q[2]), f16x2_of<0x4240>(q[3]));
+            v[1] = make_uint4(f16x2_of<0x4341>(q[0]), f16x2_of<0x4341>(q[1]),
+                              f16x2_of<0x4341>(q[2]), f16x2_of<0x4341>(q[3]));
         }
     }
 };
