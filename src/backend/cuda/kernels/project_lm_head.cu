@@ -34,7 +34,8 @@ struct lm_head {
     }
 };
 
-/* An LM head is one matrix, so sets of one type are enough. */
+/* An LM head is one matrix, so sets of one type are enough. Q6_K over `all`: 1.0 % of a step of
+ * qwen35-0.8b. */
 #define PROJECT_LM_HEAD(NAME, SET)                                                                 \
     extern "C" __global__ void __maxnreg__(56)                                                     \
         project_lm_head_##NAME(const __grid_constant__ struct project_lm_head_params h) {          \

@@ -79,11 +79,11 @@ void project_survey(struct recorder *r) {
     }
 }
 
-/* The set of a one-row product's kernel. Instructions that the previous kernel has not run come
- * from memory: so all products of the plan have one kernel, that of all their types, if there is
- * one, and it has this product's types and kind of pipeline, and of activations: those of BF16 are
- * split. (The LM head's need not be among them.) Measured: README, rule 5. With experts between the
- * products it gains nothing. */
+/* The set of the kernel of one row, or two of K-quants. Instructions that the previous kernel has
+ * not run come from memory: so all products of the plan have one kernel, that of all their types,
+ * if there is one, and it has this product's types and kind of pipeline, and of activations: those
+ * of BF16 are split. (The LM head's need not be among them.) Measured: README, rule 5. With experts
+ * between the products it gains nothing. */
 static uint32_t shared_set(const struct recorder *r, uint32_t set) {
     uint32_t all = r->products.set;
     bool has_kernel = strcmp(project_set_name(all), "all") != 0 && !r->products.has_experts;
@@ -93,10 +93,18 @@ static uint32_t shared_set(const struct recorder *r, uint32_t set) {
                : set;
 }
 
-/* Eight rows of int8 activations are here only where gemm does not take them: one kernel for all.
- */
-static const char *kernel_set(uint32_t set, uint32_t rows) {
-    return rows == PROJECT_MAX_ROWS && set & IS_INT8 ? "all" : project_set_name(set);
+/* Two rows, and devices below 9.0, have Q4_K and Q6_K together. Eight rows of int8 activations are
+ * here only where gemm does not take them: one kernel for all. */
+static const char *kernel_set(const struct recorder *r, uint32_t set, uint32_t rows) {
+    const uint32_t pair = IS_Q4_K | IS_Q6_K;
+    if (rows == PROJECT_MAX_ROWS && set & IS_INT8)
+        return "all";
+    if (rows == 1 || (rows == 2 && set & pair))
+        set = shared_set(r, set);
+    if ((rows == 2 || r->b->capability < 90) &&
+        (set == IS_Q4_K || set == IS_Q6_K || set == (IS_Q4_K | IS_F32)))
+        set |= pair;
+    return project_set_name(set);
 }
 
 /* ---- input ------------------------------------------------------------------------------------
@@ -292,8 +300,7 @@ static int record_gemv(struct recorder *r, const struct op_project *o,
     if (is_lm_head)
         snprintf(name, sizeof name, "project_lm_head_%s", project_set_name(set));
     else
-        snprintf(name, sizeof name, "project_gemv_%u_%s", s->rows,
-                 kernel_set(s->rows == 1 ? shared_set(r, set) : set, s->rows));
+        snprintf(name, sizeof name, "project_gemv_%u_%s", s->rows, kernel_set(r, set, s->rows));
     if (s->rows > PROJECT_FUSED_ROWS) {
         int status = quantize_rows(r, p, bucket, s->rows);
         if (status)

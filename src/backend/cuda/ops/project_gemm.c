@@ -263,9 +263,10 @@ static int record_gemm(struct recorder *r, const struct gemm_params *g, const st
                        uint32_t row_blocks, uint32_t types) {
     uint32_t warps = g->p.task_warps * g->warps_per_tile;
     uint32_t f32_warps = g->f32_tiles ? min_u32(2 * F32_WARPS, max_warps(g, s) - warps) : 0;
+    const uint32_t pair = IS_Q4_K | IS_Q6_K; /* together below 9.0 */
     char name[48];
     snprintf(name, sizeof name, "project_gemm_%u_%s", 8 * s->n8_tiles / g->warps_per_tile,
-             project_set_name(types));
+             project_set_name(types & ~pair || r->b->capability >= 90 ? types : pair));
     struct cuda_launch launch = {
         .kernel = name,
         .grid = {g->p.n_blocks, row_blocks, 1},
