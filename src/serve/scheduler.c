@@ -648,31 +648,17 @@ static void admit_suspect(struct sched *s) {
     start(s, find_suspect(&s->waiting));
 }
 
-/* Starts it; returns the seconds that those that run have waited for its copy from host memory or
- * disk. */
-static double start_one(struct sched *s, struct answer *a) {
-    uint64_t before = s->counters.host + s->counters.disk;
-    double started = seconds_now();
-    bool is_any = s->running.n > 0;
-    start(s, a);
-    return is_any && s->counters.host + s->counters.disk > before ? seconds_now() - started : 0;
-}
-
 /* Those that wait for a prefix or for the disk let others go first; when only the disk is waited
- * for, the oldest does so. When copies have taken as long as a step of a few sequences, the rest
- * starts with the next one. */
+ * for, the oldest does so. */
 static void admit(struct sched *s) {
-    const double most_copying = 0.004;
     enum { MOST_LOOKED_AT = 64 }; /* of those that wait: a step must not take long */
     struct answer *oldest = NULL;
     uint32_t n = 0;
-    double copying = 0;
     if (s->n_suspects > 0) {
         admit_suspect(s);
         return;
     }
-    for (struct answer *a = s->waiting.first, *next;
-         a && s->running.n < s->n_sequences && copying < most_copying; a = next) {
+    for (struct answer *a = s->waiting.first, *next; a && s->running.n < s->n_sequences; a = next) {
         next = a->next;
         if (waits_for_prefix(s, a)) {
             if (++n == MOST_LOOKED_AT)
@@ -687,7 +673,7 @@ static void admit(struct sched *s) {
                 break;
             continue;
         }
-        copying += start_one(s, a);
+        start(s, a);
     }
     if (oldest && s->running.n == 0)
         start(s, oldest);
