@@ -674,6 +674,32 @@ TEST(cuda_same_bits_in_any_chunks) {
     check_chunks(test_data("reference/qwen35-moe-a/model-f32.gguf"), "f16");
 }
 
+/* Likewise where experts are sorted (experts_wide.h), 5 of 24 of them and a shared one. */
+TEST(cuda_same_bits_of_experts_in_any_chunks) {
+    const struct random_model m = {.arch = "qwen35moe",
+                                   .layers = 2,
+                                   .hidden = 512,
+                                   .heads = 4,
+                                   .kv_heads = 2,
+                                   .head_width = 64,
+                                   .key_heads = 2,
+                                   .value_heads = 4,
+                                   .key_width = 64,
+                                   .value_width = 64,
+                                   .ffn = 256,
+                                   .shared = 256,
+                                   .experts = 24,
+                                   .used = 5,
+                                   .vocab = 300,
+                                   .type = DT_Q4_K};
+    const char *path = test_temporary("sorted.gguf");
+    struct err err = {0};
+    if (random_model_write(&m, path, &err))
+        test_fail(__FILE__, __LINE__, "%s", err.text);
+    else
+        check_chunks(path, "f16");
+}
+
 /* Tokens of bursts are those of single steps, greedy and drawn, for one sequence and for several;
  * and there are eight of them to a submission. */
 TEST(cuda_bursts) {

@@ -6,10 +6,12 @@
  *
  * Bits: a pair's sum has the order of experts_gemv.cu, all of K in one split.
  *
- * A thread block, one an SM, takes tiles one after the other; first the weight rows of an expert,
- * then the next tile of places, so that the blocks that run together share an expert's weights and
- * a tile's activations in L2. Bytes of a tile: as project_wide.cu; weights are read from memory
- * once where an expert's tiles of places follow each other closely enough. */
+ * A thread block takes tiles one after the other; tiles of 32 places need few enough registers for
+ * two thread blocks an SM (EXPERTS_WIDE_BLOCKS), whose warps fill each other's waits. First the
+ * weight rows of an expert, then the next tile of places, so that the blocks that run together
+ * share an expert's weights and a tile's activations in L2. Bytes of a tile: as project_wide.cu;
+ * weights are read from memory once where an expert's tiles of places follow each other closely
+ * enough. */
 #define WIDE_PRODUCT_ALONE
 #include "backend/cuda/kernels/project_wide.cu"
 #include "backend/cuda/ops/experts_wide.h"
@@ -135,14 +137,14 @@ static __device__ __forceinline__ void store_sums(const struct experts_wide_para
                 (own.row - group * 64);
     uint2 pair = __ldcg((const uint2 *)p.order.pairs + t.tile * ROWS + thread % ROWS);
     bulk_store_wait<false>();
-    any_barrier_sync(1 + group, 128);
+    named_barrier_sync(256);
 #pragma unroll
     for (int i = 0; i < ROWS / 8; i++)
 #pragma unroll
         for (int x = 0; x < 4; x++)
             to[(8 * i + x % 2) * (EXPERTS_WIDE_PITCH / 4) + x / 2 * 8] = v[4 * i + x];
     fence_proxy_async();
-    any_barrier_sync(1 + group, 128);
+    named_barrier_sync(256);
     if (thread < ROWS) {
         if (pair.x != ~0u)
             bulk_store(p.out + pair.x * p.row_stride + pair.y * p.pair_stride + t.n_block * WIDE_N +
@@ -208,7 +210,7 @@ static __device__ __forceinline__ void experts_wide(const struct experts_wide_pa
         setmaxnreg_dec<24>();
         copy_expert_tiles<TYPE, ROWS, IS_IN>(p);
     } else {
-        setmaxnreg_inc<240>();
+        setmaxnreg_inc<EXPERTS_WIDE_BLOCKS(TYPE, ROWS) == 2 ? 104 : 240>();
         multiply_expert_tiles<TYPE, ROWS, IS_IN>(p);
     }
 }
@@ -218,7 +220,7 @@ static __device__ __forceinline__ void experts_wide(const struct experts_wide_pa
 /* experts_wide_<in, out>_<type>_<places of a tile>. */
 #if __CUDA_ARCH_FEAT_SM90_ALL
 #define EXPERTS_WIDE_KERNEL(IN_OUT, IS_IN, NAME, TYPE, ROWS)                                       \
-    extern "C" __global__ void __launch_bounds__(WIDE_THREADS, 1)                                  \
+    extern "C" __global__ void __launch_bounds__(WIDE_THREADS, EXPERTS_WIDE_BLOCKS(TYPE, ROWS))    \
         experts_wide_##IN_OUT##_##NAME##_##ROWS(                                                   \
             const __grid_constant__ struct experts_wide_params p) {                                \
         experts_wide<TYPE, ROWS, IS_IN>(p);                                                        \
@@ -232,7 +234,6 @@ static __device__ __forceinline__ void experts_wide(const struct experts_wide_pa
 
 #define EXPERTS_WIDE_KERNELS(NAME, TYPE)                                                           \
     EXPERTS_WIDE_KERNEL(in, true, NAME, TYPE, 32)                                                  \
-    EXPERTS_WIDE_KERNEL(in, true, NAME, TYPE, 64)                                                  \
     EXPERTS_WIDE_KERNEL(out, false, NAME, TYPE, 32)                                                \
     EXPERTS_WIDE_KERNEL(out, false, NAME, TYPE, 64)
 
@@ -240,3 +241,4 @@ EXPERTS_WIDE_KERNELS(q4, IS_Q4_K)
 EXPERTS_WIDE_KERNELS(q5, IS_Q5_K)
 EXPERTS_WIDE_KERNELS(q6, IS_Q6_K)
 EXPERTS_WIDE_KERNELS(q8, IS_Q8_0)
+EXPERTS_WIDE_KERNEL(in, true, q8, IS_Q8_0, 64)

@@ -253,9 +253,14 @@ extern "C" __global__ void __maxnreg__(64) route(const __grid_constant__ struct 
  * The same sums for rows of up to 4 * ROUTE_THREADS columns, 16 rows a thread block, which keeps
  * them in registers and reads the router once. Warp w has the columns that warp w has above; a
  * thread has four rows and the columns of lanes l, l + 8, l + 16 and l + 24, so that the first two
- * levels of the sum are its own and three are left. Then a warp chooses for a row. */
+ * levels of the sum are its own and three are left. Each warp copies its part of the router rows,
+ * 512 bytes, some rows ahead. Then a warp chooses for a row. */
 
-enum { THREAD_ROWS = 4, WARP_SUMS = ROUTE_WIDE_BATCH * ROUTE_WIDE_ROWS };
+enum {
+    THREAD_ROWS = 4,
+    WARP_SUMS = ROUTE_WIDE_BATCH * ROUTE_WIDE_ROWS,
+    SLOT_BYTES = 512, /* a warp's part of a router row */
+};
 
 /* A thread's columns of a row. */
 struct columns {
@@ -307,21 +312,46 @@ template <int N> static __device__ __forceinline__ float add_warps(const float *
         return __fadd_rn(add_warps<2 * N>(sums), add_warps<2 * N>(sums + N * WARP_SUMS));
 }
 
-/* Router rows base ... of a batch; `router` has the first, and after it the next batch's. */
-static __device__ __forceinline__ void add_batch(const struct route_params &p,
-                                                 const struct columns (&x)[THREAD_ROWS],
-                                                 const struct columns &norm, struct columns &router,
-                                                 uint32_t base, uint32_t n, float *sums) {
-    uint32_t first = threadIdx.x / 32 * 32 + threadIdx.x % 8;
-#pragma unroll 1
-    for (uint32_t i = 0; i < ROUTE_WIDE_BATCH && base + i < n; i++, sums += ROUTE_WIDE_ROWS) {
+/* A warp's router rows on their way: row e is in slot e % ROUTE_WIDE_SLOTS. */
+struct router_ring {
+    uint32_t at, n; /* shared memory; rows of the router */
+
+    __device__ __forceinline__ void copy(const struct route_params &p, uint32_t e) const {
+        uint32_t lane = threadIdx.x % 32, i = threadIdx.x; /* float4 of the row */
+        if (e < n)
+            cp_async_16_or_zero(at + e % ROUTE_WIDE_SLOTS * SLOT_BYTES + lane * 16,
+                                router_row(p, e, n) + (4 * i < p.width ? 4 * i : 0),
+                                4 * i < p.width);
+        cp_async_commit();
+    }
+
+    /* By all lanes: row e, times the norm's weights. The slot of the row before it is free then. */
+    __device__ __forceinline__ struct columns take(uint32_t e, const struct columns &norm) const {
         struct columns w;
+        cp_async_wait<ROUTE_WIDE_SLOTS - 2>();
+        __syncwarp();
+        const float4 *from =
+            (const float4 *)__cvta_shared_to_generic(at + e % ROUTE_WIDE_SLOTS * SLOT_BYTES) +
+            threadIdx.x % 8;
 #pragma unroll
-        for (int h = 0; h < 4; h++)
-            w.v[h] = make_float4(
-                __fmul_rn(router.v[h].x, norm.v[h].x), __fmul_rn(router.v[h].y, norm.v[h].y),
-                __fmul_rn(router.v[h].z, norm.v[h].z), __fmul_rn(router.v[h].w, norm.v[h].w));
-        router = load_columns(p, router_row(p, min(base + i + 1, n - 1), n), first);
+        for (int h = 0; h < 4; h++) {
+            float4 v = from[8 * h], m = norm.v[h];
+            w.v[h] = make_float4(__fmul_rn(v.x, m.x), __fmul_rn(v.y, m.y), __fmul_rn(v.z, m.z),
+                                 __fmul_rn(v.w, m.w));
+        }
+        return w;
+    }
+};
+
+/* Router rows base ... of a batch. */
+static __device__ __forceinline__ void
+add_batch(const struct route_params &p, const struct columns (&x)[THREAD_ROWS],
+          const struct columns &norm, const struct router_ring &ring, uint32_t base, float *sums) {
+    uint32_t end = min(base + ROUTE_WIDE_BATCH, ring.n);
+#pragma unroll 1
+    for (uint32_t e = base; e < end; e++, sums += ROUTE_WIDE_ROWS) {
+        struct columns w = ring.take(e, norm);
+        ring.copy(p, e + ROUTE_WIDE_SLOTS - 1);
         float s[THREAD_ROWS];
 #pragma unroll
         for (int r = 0; r < THREAD_ROWS; r++)
@@ -366,23 +396,28 @@ static __device__ void choose_wide(const struct route_params &p, uint32_t row, u
         weight[j] = expf(top[j] - top[0]) / sum;
 }
 
-/* Shared memory: sums (warp, router row of a batch, row); keys (row, E + 1); logits of the rows'
- * best. */
+/* Shared memory: the warps' rings; sums (warp, router row of a batch, row); keys (row, E + 1);
+ * logits of the rows' best. */
 extern "C" __global__ void __launch_bounds__(ROUTE_THREADS, 1)
     route_wide(const __grid_constant__ struct route_params p) {
     extern __shared__ __align__(16) uint32_t keys[];
     __shared__ float factors[ROUTE_WIDE_ROWS];
     uint32_t warp = threadIdx.x / 32, lane = threadIdx.x % 32, column = warp * 32 + lane % 8;
     uint32_t n = p.experts + (p.shared_gate != NULL), stride = p.experts + 1;
-    uint32_t *logits = keys + WARPS * WARP_SUMS;
-    float *sums = (float *)keys, *top = (float *)(logits + ROUTE_WIDE_ROWS * stride);
-    struct columns x[THREAD_ROWS], norm = load_columns(p, p.norm, column),
-                                   router = load_columns(p, router_row(p, 0, n), column);
+    float *sums = (float *)keys + WARPS * ROUTE_WIDE_SLOTS * (SLOT_BYTES / 4);
+    uint32_t *logits = (uint32_t *)sums + WARPS * WARP_SUMS;
+    float *top = (float *)(logits + ROUTE_WIDE_ROWS * stride);
+    struct columns x[THREAD_ROWS], norm = load_columns(p, p.norm, column);
+    const struct router_ring ring = {smem_addr(keys) + warp * (ROUTE_WIDE_SLOTS * SLOT_BYTES), n};
+    for (uint32_t e = 0; e < ROUTE_WIDE_SLOTS - 1; e++)
+        ring.copy(p, e);
     pdl_wait(p.io);
     pdl_launch_dependents();
     uint32_t n_rows = p.io.header->n_rows, first = blockIdx.x * ROUTE_WIDE_ROWS;
-    if (first >= n_rows)
+    if (first >= n_rows) {
+        cp_async_wait_all();
         return;
+    }
     float squares[THREAD_ROWS];
 #pragma unroll
     for (int r = 0; r < THREAD_ROWS; r++) {
@@ -397,7 +432,7 @@ extern "C" __global__ void __launch_bounds__(ROUTE_THREADS, 1)
     __syncthreads();
 #pragma unroll 1
     for (uint32_t base = 0; base < n; base += ROUTE_WIDE_BATCH) {
-        add_batch(p, x, norm, router, base, n, sums + warp * WARP_SUMS);
+        add_batch(p, x, norm, ring, base, sums + warp * WARP_SUMS);
         __syncthreads();
         uint32_t e = base + threadIdx.x / ROUTE_WIDE_ROWS, row = threadIdx.x % ROUTE_WIDE_ROWS;
         if (e < n)

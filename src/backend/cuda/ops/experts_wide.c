@@ -10,7 +10,7 @@
 
 enum {
     MAX_EXPERTS = 4096,  /* whose counts fit the sort's shared memory */
-    PLACES_64_FROM = 32, /* pairs of an expert, on average, from which tiles have 64 places */
+    PLACES_64_FROM = 48, /* pairs of an expert, on average, from which tiles have 64 places */
 };
 
 /* An op and what its kernels share. */
@@ -29,6 +29,16 @@ struct experts_op {
 /* ---- which ops --------------------------------------------------------------------------------
  */
 
+/* Places of a tile. Weights are unpacked half as often for 64, but of 32 two thread blocks fit an
+ * SM (not with Q8_0), and fewer places are empty. IN, whose tiles are long, is then never slower.
+ */
+static uint32_t choose_tile(const struct experts_op *v) {
+    bool has_k_quants =
+        v->routed[0].type != DT_Q8_0 || (v->shared[0].k && v->shared[0].type != DT_Q8_0);
+    bool is_many = (uint64_t)v->rows * v->used >= (uint64_t)PLACES_64_FROM * v->experts;
+    return is_many && !(v->is_in && has_k_quants) ? 64 : 32;
+}
+
 static struct experts_op view(struct recorder *r, const struct op *op) {
     struct experts_op v = {.op = op, .is_in = op->kind == OP_EXPERTS_IN, .rows = r->plan->max_rows};
     const struct op_experts_in *in = &op->experts_in;
@@ -43,7 +53,7 @@ static struct experts_op view(struct recorder *r, const struct op *op) {
     v.used = v.choice->dims[0] - 1;
     v.experts = (v.is_in ? &in->gate : &out->down)->dims[2];
     v.n_experts = v.used + (v.shared[0].k != 0);
-    v.tile = (uint64_t)v.rows * v.used >= (uint64_t)PLACES_64_FROM * v.experts ? 64 : 32;
+    v.tile = choose_tile(&v);
     uint64_t pairs = (uint64_t)v.rows * v.used;
     v.n_tiles = (uint32_t)(pairs / v.tile + (pairs < v.experts ? pairs : v.experts)) +
                 (v.shared[0].k ? div_up(v.rows, v.tile) : 0);
@@ -159,15 +169,16 @@ static int record_product(struct recorder *r, const struct experts_op *v, float 
         .row_stride = v->is_in ? v->op->experts_in.hidden.stride : (uint64_t)(v->used + 1) * width,
         .pair_stride = width,
     };
+    uint32_t blocks = EXPERTS_WIDE_BLOCKS(type, v->tile);
+    uint32_t room = (blocks == 2 ? PROJECT_SHARED : PROJECT_SHARED_ALONE) - WIDE_STAGES_AT;
     uint32_t sums = v->is_in ? 0 : 2 * v->tile * EXPERTS_WIDE_PITCH;
-    p.w.stages =
-        min_u32((PROJECT_SHARED_ALONE - WIDE_STAGES_AT - sums) / p.w.stage_bytes, WIDE_MAX_STAGES);
+    p.w.stages = min_u32((room - sums) / p.w.stage_bytes, WIDE_MAX_STAGES);
     p.sums_at = WIDE_STAGES_AT + p.w.stages * p.w.stage_bytes;
     char name[48];
     snprintf(name, sizeof name, "experts_wide_%s_%s_%u", v->is_in ? "in" : "out",
              type == IS_Q5_K ? "q5" : project_set_name(type), v->tile);
     struct cuda_launch launch = {.kernel = name,
-                                 .grid = {r->n_sms, 1, 1},
+                                 .grid = {blocks * r->n_sms, 1, 1},
                                  .threads = WIDE_THREADS,
                                  .shared = WIDE_STAGES_AT + p.w.stages * p.w.stage_bytes + sums};
     return recorder_launch(r, &launch, &p, sizeof p);

@@ -24,6 +24,9 @@ enum {
     EXPERTS_WIDE_PITCH = 272,  /* bytes of 64 sums of a place in shared memory, padded */
 };
 
+/* Thread blocks an SM, by type and places of a tile. */
+#define EXPERTS_WIDE_BLOCKS(type, places) ((places) == 32 && (type) != IS_Q8_0 ? 2 : 1)
+
 struct experts_pair {
     uint32_t row, i; /* its i-th expert; i = used: the shared one. row ~0: a place without pair */
 };

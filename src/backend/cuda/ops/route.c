@@ -20,7 +20,8 @@ static bool is_aligned(const struct op_route *o) {
 /* For many rows. False: not for this op. */
 static bool record_wide(struct recorder *r, const struct route_params *p, int *status) {
     enum { MAX_SHARED = 160 << 10 };
-    uint64_t words = (uint64_t)ROUTE_THREADS / 32 * ROUTE_WIDE_BATCH * ROUTE_WIDE_ROWS +
+    uint64_t words = (uint64_t)ROUTE_THREADS * 4 * ROUTE_WIDE_SLOTS +
+                     (uint64_t)ROUTE_THREADS / 32 * ROUTE_WIDE_BATCH * ROUTE_WIDE_ROWS +
                      (uint64_t)ROUTE_WIDE_ROWS * (p->experts + 1 + p->used);
     if (p->row_limit < WIDE_MIN_ROWS || p->width > 4 * ROUTE_THREADS || !p->is_aligned ||
         words * sizeof(uint32_t) > min_u32(MAX_SHARED, r->b->max_shared))

@@ -10,6 +10,7 @@ enum {
     ROUTE_WARP_EXPERTS = 32, /* experts that a warp sorts */
     ROUTE_WIDE_ROWS = 16,    /* of a thread block of route_wide, at most */
     ROUTE_WIDE_BATCH = 32,   /* router rows between two barriers of route_wide */
+    ROUTE_WIDE_SLOTS = 8,    /* router rows that a warp of it has in shared memory */
 };
 
 struct route_params {
