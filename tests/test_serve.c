@@ -827,6 +827,14 @@ TEST(serve_bursts_when_nobody_waits) {
     EXPECT_INT(submit(&r, &a, &q), SLUICE_OK);
     step_all(&r);
     EXPECT_INT(bursts.n, before);
+    /* Nor for a first token, which comes at once. */
+    submit_plain(&r, &a, 1, 9);
+    EXPECT_INT(sched_step(r.sched, NULL), SLUICE_OK);
+    EXPECT_INT(a.n, 1);
+    before = bursts.n;
+    step_all(&r);
+    EXPECT_INT(bursts.n, before + 1);
+    before = bursts.n;
     /* Nor where they take too long, once that is known. */
     const struct sched_options brief = {.burst_seconds = 1e-9};
     struct err err;

@@ -780,11 +780,12 @@ static void draft(struct sched *s) {
             most -= draft_one(s, a, most);
 }
 
-/* Steps that may be made at once: nobody waits, and none gets more tokens than it wants. */
+/* Steps that may be made at once: nobody waits, also not for a first token, and none gets more
+ * tokens than it wants. */
 static uint32_t steps_at_once(const struct sched *s) {
     uint32_t n = s->waiting.n || s->has_no_bursts ? 1 : UINT32_MAX;
     for (const struct answer *a = s->running.first; a && n > 1; a = a->next)
-        n = min_u32(n, a->request->most - a->report.n_new);
+        n = min_u32(n, a->report.n_new ? a->request->most - a->report.n_new : 1);
     double step = s->burst_seconds > 0 ? pace_seconds(&s->pace, s->step.rows) : 0;
     if (step > 0 && n > 1 && s->burst_seconds / step < n)
         n = s->burst_seconds > step ? (uint32_t)(s->burst_seconds / step) : 1;
