@@ -991,7 +991,8 @@ static __device__ __forceinline__ void project_gemv(const struct project_params 
     PROJECT_GEMV(__VA_ARGS__, f16, IS_F16)                                                         \
     PROJECT_GEMV(__VA_ARGS__, all, 127)
 
-/* Q4_K and Q6_K together. */
+/* Q4_K and Q6_K together; below 9.0 also with F32. */
+#if __CUDA_ARCH__ >= 900
 #define PROJECT_GEMV_PAIRS(...)                                                                    \
     PROJECT_GEMV(__VA_ARGS__, q4_q6, IS_Q4_K | IS_Q6_K)                                            \
     PROJECT_GEMV(__VA_ARGS__, q4_q6_f32, IS_Q4_K | IS_Q6_K | IS_F32)                               \
@@ -999,13 +1000,16 @@ static __device__ __forceinline__ void project_gemv(const struct project_params 
     PROJECT_GEMV(__VA_ARGS__, q8_f32, IS_Q8_0 | IS_F32)                                            \
     PROJECT_GEMV_FLOAT(__VA_ARGS__)
 
-#if __CUDA_ARCH__ >= 900
 #define PROJECT_GEMV_ALL(...)                                                                      \
     PROJECT_GEMV(__VA_ARGS__, q4, IS_Q4_K)                                                         \
     PROJECT_GEMV(__VA_ARGS__, q6, IS_Q6_K)                                                         \
     PROJECT_GEMV(__VA_ARGS__, q4_f32, IS_Q4_K | IS_F32)                                            \
     PROJECT_GEMV_PAIRS(__VA_ARGS__)
 #else
+#define PROJECT_GEMV_PAIRS(...)                                                                    \
+    PROJECT_GEMV(__VA_ARGS__, q4_q6_f32, IS_Q4_K | IS_Q6_K | IS_F32)                               \
+    PROJECT_GEMV(__VA_ARGS__, q8_f32, IS_Q8_0 | IS_F32)                                            \
+    PROJECT_GEMV_FLOAT(__VA_ARGS__)
 #define PROJECT_GEMV_ALL PROJECT_GEMV_PAIRS
 #endif
 

@@ -42,9 +42,11 @@ struct lm_head {
         project_gemv<SET, 1>(h.p, lm_head{h});                                                     \
     }
 
+#if __CUDA_ARCH__ >= 900 /* below, int8 types have `all` */
 PROJECT_LM_HEAD(q4, IS_Q4_K)
 PROJECT_LM_HEAD(q6, IS_Q6_K)
 PROJECT_LM_HEAD(q8, IS_Q8_0)
+#endif
 PROJECT_LM_HEAD(bf16, IS_BF16)
 PROJECT_LM_HEAD(f16, IS_F16)
 PROJECT_LM_HEAD(all, 127)

@@ -93,17 +93,18 @@ static uint32_t shared_set(const struct recorder *r, uint32_t set) {
                : set;
 }
 
-/* Two rows, and devices below 9.0, have Q4_K and Q6_K together. Eight rows of int8 activations are
- * here only where gemm does not take them: one kernel for all. */
+/* Two rows have Q4_K and Q6_K together; devices below 9.0 also with F32, and Q8_0 with it. Eight
+ * rows of int8 activations are here only where gemm does not take them: one kernel for all. */
 static const char *kernel_set(const struct recorder *r, uint32_t set, uint32_t rows) {
     const uint32_t pair = IS_Q4_K | IS_Q6_K;
     if (rows == PROJECT_MAX_ROWS && set & IS_INT8)
         return "all";
     if (rows == 1 || (rows == 2 && set & pair))
         set = shared_set(r, set);
-    if ((rows == 2 || r->b->capability < 90) &&
-        (set == IS_Q4_K || set == IS_Q6_K || set == (IS_Q4_K | IS_F32)))
+    if (rows == 2 && (set == IS_Q4_K || set == IS_Q6_K || set == (IS_Q4_K | IS_F32)))
         set |= pair;
+    if (r->b->capability < 90 && strcmp(project_set_name(set), "all") != 0)
+        set |= set & pair ? pair | IS_F32 : set & IS_Q8_0 ? IS_F32 : 0;
     return project_set_name(set);
 }
 
@@ -298,7 +299,8 @@ static int record_gemv(struct recorder *r, const struct op_project *o,
     bool is_lm_head = find_pick(r, o, &head);
     char name[48];
     if (is_lm_head)
-        snprintf(name, sizeof name, "project_lm_head_%s", project_set_name(set));
+        snprintf(name, sizeof name, "project_lm_head_%s",
+                 r->b->capability < 90 && set & IS_INT8 ? "all" : project_set_name(set));
     else
         snprintf(name, sizeof name, "project_gemv_%u_%s", s->rows, kernel_set(r, set, s->rows));
     if (s->rows > PROJECT_FUSED_ROWS) {
