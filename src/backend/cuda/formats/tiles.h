@@ -130,7 +130,7 @@ HOST_DEVICE uint32_t tile_columns(uint32_t type, uint32_t rows) {
 
 /* BF16: offset of chunk `chunk` of a panel's row; n: the row in the matrix. */
 HOST_DEVICE uint32_t tile_bf16_chunk(uint32_t rows, uint32_t n, uint32_t chunk) {
-    return n % rows * 128 + (chunk ^ n % 8) * 16;
+    return (n & (rows - 1)) * 128 + (chunk ^ n % 8) * 16;
 }
 
 struct operand;

@@ -80,6 +80,7 @@ static __device__ __forceinline__ float4 load_bf16_parts(const uint8_t *at, uint
 
 /* What a lane reads: see tiles.h for the K block. */
 struct bf16_lane {
+    uint32_t tile_rows;
     uint32_t weights; /* offset in the K block, of the row whose address it gives ldmatrix */
     uint32_t acts;    /* shared address of its part and columns in the qact of row lane / 8 */
 };
@@ -89,10 +90,10 @@ struct bf16_lane {
 static __device__ __forceinline__ struct bf16_lane find_bf16_lane(uint32_t tile_rows, uint32_t tile,
                                                                   uint32_t qact, uint32_t stride) {
     uint32_t lane = threadIdx.x % 32;
-    uint32_t row = tile_rows == 16 ? lane % 16 : lane % tile_rows % 8;
+    uint32_t row = lane & (tile_rows - 1);
     uint32_t chunk = tile_rows == 16 ? lane / 16 : lane / 8;
     uint32_t half = tile_rows == 4 ? lane / 4 % 2 * (TILE_KBLOCK_FLOAT / 2) : 0;
-    return {half + tile_bf16_chunk(tile_rows, tile * tile_rows + row, chunk),
+    return {tile_rows, half + tile_bf16_chunk(tile_rows, tile * tile_rows + row, chunk),
             qact + lane / 8 * stride + lane % 4 * 32 + lane / 4 % 2 * BF16_PART};
 }
 
@@ -102,9 +103,8 @@ static __device__ __forceinline__ struct bf16_lane find_bf16_lane(uint32_t tile_
 typedef uint32_t bf16_weights[4][4];
 
 static __device__ __forceinline__ void load_bf16_weights(bf16_weights &a, uint32_t stage,
-                                                         uint32_t tile_rows,
                                                          const struct bf16_lane &own) {
-    if (tile_rows == 16) {
+    if (own.tile_rows == 16) {
 #pragma unroll
         for (int i = 0; i < 4; i++)
             ldmatrix_x4(a[i], stage + (own.weights ^ i * 32));
@@ -112,7 +112,7 @@ static __device__ __forceinline__ void load_bf16_weights(bf16_weights &a, uint32
     }
 #pragma unroll
     for (int i = 0; i < 4; i++)
-        ldmatrix_x4(a[i], stage + i / 2 * tile_rows * 128 + (own.weights ^ i % 2 * 64));
+        ldmatrix_x4(a[i], stage + i / 2 * own.tile_rows * 128 + (own.weights ^ i % 2 * 64));
 }
 
 /* A step of 16 columns. */
@@ -151,11 +151,11 @@ static __device__ __forceinline__ void mma_bf16_half(float (&acc)[R][4], const b
 
 /* column: the K block's first, of the row. acc[t]: C of mma, rows 4 t ... of activations. */
 template <int R>
-static __device__ __forceinline__ void dot_bf16(bf16_weights &a, uint32_t tile_rows,
-                                                uint32_t column, const struct bf16_lane &own,
-                                                uint32_t stride, float (&acc)[R][4]) {
+static __device__ __forceinline__ void dot_bf16(bf16_weights &a, uint32_t column,
+                                                const struct bf16_lane &own, uint32_t stride,
+                                                float (&acc)[R][4]) {
     uint32_t acts = own.acts + column * 4;
-    if (tile_rows == 16) {
+    if (own.tile_rows == 16) {
         uint4 b[(R + 3) / 4];
 #pragma unroll
         for (int i = 0; i < 4; i++) {
@@ -166,7 +166,7 @@ static __device__ __forceinline__ void dot_bf16(bf16_weights &a, uint32_t tile_r
         return;
     }
     mma_bf16_half<R>(acc, a, acts, stride);
-    if (tile_rows == 4) {
+    if (own.tile_rows == 4) {
 #pragma unroll
         for (int i = 0; i < 16; i++)
             a[i / 4][i % 4] = __shfl_xor_sync(~0u, a[i / 4][i % 4], 16);

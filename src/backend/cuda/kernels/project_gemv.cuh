@@ -743,7 +743,7 @@ run_tasks(const struct project_params &p, struct kblock_loader &l, uint32_t warp
             }
             bf16_weights weights;
             if (is_bf16<SET>(type))
-                load_bf16_weights(weights, base + at, 128 / own.row_lanes, own.bf16);
+                load_bf16_weights(weights, base + at, own.bf16);
             else if (is_global)
                 dot_f32_global<R>(p, (const uint8_t *)shared + at, global, acc);
             else
@@ -751,7 +751,7 @@ run_tasks(const struct project_params &p, struct kblock_loader &l, uint32_t warp
             __syncwarp();
             load_kblock<SET, IS_BULK>(p, l, base + at, mbars + stage * 8);
             if (is_bf16<SET>(type)) /* the chain is long: the stage is filled meanwhile */
-                dot_bf16<R>(weights, 128 / own.row_lanes, x * 8, own.bf16, a.stride, acc);
+                dot_bf16<R>(weights, x * 8, own.bf16, a.stride, acc);
             stage = stage + 1 == stages ? 0 : stage + 1;
             phase ^= stage == 0;
         }
