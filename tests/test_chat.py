@@ -208,6 +208,7 @@ def test_default_place_of_the_history():
         t = Terminal(*QUICK, **{"SLUICE_HISTORY": None, variable: str(home)})
         t.type(b"/undo\r")
         t.wait_for(b"nothing to undo")
+        t.wait_for(b"> ")
         assert t.end() == 0
         assert (home / place).read_text() == "/undo\n"
         assert (home / place).parent.stat().st_mode & 0o777 == 0o700
