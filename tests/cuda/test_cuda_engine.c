@@ -675,6 +675,61 @@ TEST(cuda_same_bits_in_any_chunks) {
 }
 
 /* Likewise where experts are sorted (experts_wide.h), 5 of 24 of them and a shared one. */
+/* The logits after a prompt, in steps as wide as the engine makes them. */
+static uint64_t hash_prompt(sluice_engine *e, uint32_t length) {
+    sluice_seq *seq;
+    int32_t *prompt = calloc(length, sizeof *prompt);
+    uint32_t waiting = length;
+    int status = sluice_seq_open(&seq, e);
+    EXPECT(prompt != NULL);
+    for (uint32_t i = 0; i < length; i++)
+        prompt[i] = chunk_token(e, 0, i);
+    EXPECT_INT(status, SLUICE_OK);
+    sluice_seq_want(seq, SLUICE_WANT_LOGITS);
+    status = sluice_seq_feed(seq, prompt, length);
+    while (!status && waiting) {
+        status = sluice_engine_step(e, NULL);
+        sluice_seq_tokens(seq, NULL, NULL, &waiting);
+    }
+    if (status)
+        test_fail(__FILE__, __LINE__, "%s", sluice_engine_error(e));
+    uint64_t hash = hash_logits(e, seq);
+    sluice_seq_close(seq);
+    sluice_engine_forget(e);
+    free(prompt);
+    return hash;
+}
+
+/* A race shows in steps of a large model that are made again and again, not in small ones: products
+ * whose thread blocks have several tiles each. */
+TEST(cuda_same_bits_again_and_again) {
+    static const uint32_t lengths[] = {64, 128, 500, 1000, 1300, 1649, 3000};
+    enum { LENGTHS = sizeof lengths / sizeof *lengths, TIMES = 6 };
+    uint64_t expected[LENGTHS];
+    sluice_model *model = NULL;
+    EXPECT_INT(sluice_model_open(&model, "synth:qwen35-4b:q4_k_m"), SLUICE_OK);
+    for (int is_wide = 0; is_wide < 2; is_wide++) {
+        struct sluice_engine_options o = sluice_engine_options_default();
+        sluice_engine *e = NULL;
+        o.backend = "cuda";
+        o.context = 3072;
+        o.prefill = is_wide ? 0 : 32;
+        if (sluice_engine_open(&e, model, &o))
+            test_fail(__FILE__, __LINE__, "%s", sluice_engine_error(e));
+        for (size_t i = 0; e && e->is_loaded && i < LENGTHS; i++)
+            for (int n = 0; n < (is_wide ? TIMES : 1); n++) {
+                uint64_t hash = hash_prompt(e, lengths[i]);
+                if (!is_wide)
+                    expected[i] = hash;
+                else if (hash != expected[i])
+                    test_fail(__FILE__, __LINE__, "a prompt of %u has other bits, time %d of %d",
+                              lengths[i], n + 1, TIMES);
+            }
+        sluice_engine_close(e);
+    }
+    sluice_model_close(model);
+}
+
 TEST(cuda_same_bits_of_experts_in_any_chunks) {
     const struct random_model m = {.arch = "qwen35moe",
                                    .layers = 2,
