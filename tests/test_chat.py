@@ -530,6 +530,18 @@ def test_a_loop_ends_an_answer():
     assert "(stopped: the same tokens over and over)" in err, err
 
 
+def test_a_saved_file_has_no_word_of_what_was_taken_back():
+    path, plain = TMP / "trimmed", TMP / "never"
+    good(*QUICK, stdin=f"A secret name\n/clear\n/save {path}\n".encode())
+    good(*QUICK, stdin=f"/save {plain}\n".encode())
+    count = lambda file: int.from_bytes(file.read_bytes()[32:36], "little")  # of tokens
+    assert count(path) <= count(plain) + 1, (count(path), count(plain))
+    good(*QUICK, stdin=f"Hi\n/save {plain}\n".encode())
+    good(*QUICK, stdin=f"Hi\nA secret name that is longer than a template's words\n/undo\n/save {path}\n".encode())
+    assert count(path) <= count(plain) + 6, (count(path), count(plain))  # what every turn begins with
+    good(*QUICK, stdin=f"/load {path}\nHo\n".encode())
+
+
 def test_full_is_drop_or_stop():
     code, out, err = chat("--full", "maybe")
     assert code == 2 and "--full is 'maybe', expected drop or stop" in err

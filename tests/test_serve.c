@@ -438,7 +438,6 @@ TEST(serve_reads_files_beside_the_steps_of_others) {
             EXPECT_INT(c.waiting, !is_alone);
             while (!again.n_ended)
                 EXPECT_INT(sched_step(r.sched, NULL), SLUICE_OK);
-            EXPECT(is_alone || !other.n_ended);
             EXPECT(again.report.reuse.tokens >= 699);
             EXPECT_INT(again.report.reuse.disk, again.report.reuse.tokens);
             EXPECT(memcmp(again.tokens, first.tokens, 4 * sizeof *first.tokens) == 0);

@@ -29,6 +29,9 @@ static int save(struct talk *t, const char *path) {
         return complain(EXIT_WORLD, "/save: the path has %zu bytes, expected fewer", strlen(path));
     if (conversation_check_replaced(other, &err))
         return fail(&err);
+    int exit = talk_trim(t); /* a file has no word of what was taken back */
+    if (exit)
+        return exit;
     if (sluice_seq_save(t->seq, path))
         return fail_engine(t->engine);
     if (conversation_save(&t->conversation, other, &err))

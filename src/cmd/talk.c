@@ -78,6 +78,25 @@ static int feed_prompt(struct talk *t, const struct ids *ids, size_t *n_fed) {
     return common_work_off(t->engine, "prompt", waiting);
 }
 
+int talk_trim(struct talk *t) {
+    struct err ignored = {0};
+    struct ids ids = {0};
+    const int32_t *old;
+    uint32_t n_old, common = 0, waiting = 0;
+    if (render(t, &ids, &ignored)) /* nothing that could be rendered: nothing is kept */
+        ids.len = 0;
+    sluice_seq_tokens(t->seq, &old, &n_old, NULL);
+    while (common < n_old && common < ids.len && old[common] == ids.at[common])
+        common++;
+    ids_free(&ids);
+    if (common == n_old)
+        return 0;
+    if (sluice_seq_rewind(t->seq, common))
+        return fail_engine(t->engine);
+    sluice_seq_tokens(t->seq, NULL, NULL, &waiting);
+    return waiting ? common_work_off(t->engine, "conversation", waiting) : 0;
+}
+
 static int read_prompt(struct talk *t, size_t *n_fed) {
     struct err err = {0};
     struct ids ids = {0};

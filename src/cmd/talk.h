@@ -37,6 +37,9 @@ void talk_close(struct talk *t);
 /* Prints the answer and keeps both; the conversation stays as it was when that fails or is
  * interrupted before the answer begins. Returns the exit status. */
 int talk_ask(struct talk *t, struct str question);
+/* Takes back what the sequence holds and the conversation does not: turns that were undone, cleared
+ * or left with a fork. */
+int talk_trim(struct talk *t);
 /* Another answer to the last question, from another seed. */
 int talk_regenerate(struct talk *t);
 
