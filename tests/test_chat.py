@@ -6,6 +6,8 @@ Needs only Python 3. Prints one line for a test that fails, and "N passed, N fai
 import atexit, fcntl, json, os, pty, re, select, shutil, signal, struct, subprocess, sys, tempfile, termios, time, traceback
 from pathlib import Path
 
+signal.signal(signal.SIGHUP, signal.SIG_DFL)  # also where nohup started the tests
+
 SLUICE = os.path.abspath(sys.argv[1])
 WORDS = sys.argv[2:]
 SHIPPED = Path(__file__).resolve().parent.parent / "models/stories-27m-q4_k_m.gguf"

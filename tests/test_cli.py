@@ -6,6 +6,8 @@ Needs only Python 3. Prints one line for a test that fails, and "N passed, N fai
 import fcntl, json, os, re, shutil, signal, socket, stat, struct, subprocess, sys, tempfile, termios, time, traceback
 from pathlib import Path
 
+signal.signal(signal.SIGHUP, signal.SIG_DFL)  # also where nohup started the tests
+
 SLUICE = os.path.abspath(sys.argv[1])
 ROOT = Path(__file__).resolve().parent.parent
 DATA = Path(os.environ.get("SLUICE_TEST_DATA", ROOT / "build/data"))
