@@ -88,6 +88,8 @@ struct sluice_facts {
     bool adds_bos;       /* SLUICE_ENCODE_BOS puts `bos` first */
     int32_t bos, eos;    /* -1: none */
     uint64_t parameters; /* of all tensors */
+    uint64_t bytes;      /* of all tensors in their files */
+    const char *type;    /* "Q4_K_M", "BF16"; static */
     enum sluice_pooling pooling;
 };
 void sluice_model_facts(const sluice_model *model, struct sluice_facts *out);

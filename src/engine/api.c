@@ -6,6 +6,7 @@
 
 #include "base/size.h"
 #include "engine/engine.h"
+#include "model/mixture.h"
 #include "text/chat.h"
 
 /* ---- models -----------------------------------------------------------------------------------
@@ -63,22 +64,39 @@ const char *sluice_model_error(const sluice_model *m) {
     return m ? m->err.text : "";
 }
 
-static uint64_t count_parameters(const struct model *m) {
-    uint64_t n = 0;
-    for (uint32_t i = 0; m->file && i < m->file->n_tensors; i++)
-        n += m->file->tensors[i].n_values;
-    for (uint32_t i = 0; m->folder && i < m->folder->weights->n_tensors; i++)
-        n += m->folder->weights->tensors[i].n_values;
-    return n;
+static const struct tensor *tensors_of(const struct model *m, uint32_t *n) {
+    *n = m->file ? m->file->n_tensors : m->folder ? m->folder->weights->n_tensors : 0;
+    return m->file ? m->file->tensors : m->folder ? m->folder->weights->tensors : NULL;
+}
+
+/* As the file says, or else the type that most of its values have. */
+static const char *type_of(const struct model *m) {
+    uint64_t sums[DT_COUNT] = {0}, best = 0;
+    uint32_t n, file_type = UINT32_MAX;
+    const struct tensor *tensors = tensors_of(m, &n);
+    struct err ignored;
+    gguf_get_u32(m->keys, "general.file_type", &file_type, &ignored);
+    const struct mixture *mixture = mixture_of_file_type(file_type);
+    const char *name = mixture ? mixture_name(mixture) : "";
+    for (uint32_t i = 0; !mixture && i < n; i++) {
+        const struct tensor *t = &tensors[i];
+        if (t->type < 0 || (sums[t->type] += t->n_values) <= best)
+            continue;
+        best = sums[t->type];
+        name = t->type_name;
+    }
+    return name;
 }
 
 void sluice_model_facts(const sluice_model *m, struct sluice_facts *out) {
     if (!out)
         return;
-    *out = (struct sluice_facts){.architecture = "", .bos = -1, .eos = -1};
+    *out = (struct sluice_facts){.architecture = "", .type = "", .bos = -1, .eos = -1};
     if (!m || !m->is_open)
         return;
     const struct config *c = &m->model->config;
+    uint32_t n;
+    const struct tensor *tensors = tensors_of(m->model, &n);
     *out = (struct sluice_facts){
         .architecture = c->arch,
         .layers = c->n_layers,
@@ -90,9 +108,13 @@ void sluice_model_facts(const sluice_model *m, struct sluice_facts *out) {
         .adds_bos = m->tokenizer && tokenizer_adds_bos(m->tokenizer),
         .bos = m->tokenizer ? tokenizer_bos(m->tokenizer) : -1,
         .eos = m->tokenizer ? tokenizer_eos(m->tokenizer) : -1,
-        .parameters = count_parameters(m->model),
+        .type = type_of(m->model),
         .pooling = c->pooling ? (enum sluice_pooling)c->pooling : SLUICE_POOL_LAST,
     };
+    for (uint32_t i = 0; i < n; i++) {
+        out->parameters += tensors[i].n_values;
+        out->bytes += tensors[i].bytes;
+    }
 }
 
 bool sluice_token_is_end(const sluice_model *m, int32_t token) {

@@ -80,6 +80,13 @@ uint32_t mixture_file_type(const struct mixture *m) {
     return m->file_type;
 }
 
+const struct mixture *mixture_of_file_type(uint32_t file_type) {
+    for (size_t i = 0; i < sizeof mixtures / sizeof *mixtures; i++)
+        if (mixtures[i].file_type == file_type)
+            return &mixtures[i];
+    return NULL;
+}
+
 bool mixture_is_quantized(const struct mixture *m) {
     return m->base != DT_F32 && m->base != DT_F16 && m->base != DT_BF16;
 }

@@ -22,6 +22,7 @@ const char *mixture_read_names(void);
 bool mixture_is_written(const struct mixture *m);
 /* What general.file_type says of such a file. */
 uint32_t mixture_file_type(const struct mixture *m);
+const struct mixture *mixture_of_file_type(uint32_t file_type); /* NULL: none of these */
 /* Whether the type quantizes, i.e. is not F32, F16 or BF16. */
 bool mixture_is_quantized(const struct mixture *m);
 

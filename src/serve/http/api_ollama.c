@@ -62,6 +62,7 @@ static void read_chat(struct ask *ask, struct fields *f, const struct ask_model 
         refuse_images(f, message);
     }
     ask_read_messages(ask, f, messages);
+    ask->continues_last = true;                     /* as its own templates do */
     json_array_foreach(ask->messages, i, message) { /* its name for reasoning */
         json_t *thinking = json_object_get(json_array_get(messages, i), "thinking");
         if (json_is_string(thinking))
@@ -290,17 +291,15 @@ static json_t *details_json(const struct server *s) {
     snprintf(size, sizeof size, n >= 1e9 ? "%.1fB" : "%.1fM", n >= 1e9 ? n / 1e9 : n / 1e6);
     return json_pack("{s:s, s:s, s:s, s:[s], s:s, s:s}", "parent_model", "", "format", "gguf",
                      "family", s->model.facts.architecture, "families", s->model.facts.architecture,
-                     "parameter_size", size, "quantization_level", "");
+                     "parameter_size", size, "quantization_level", s->model.facts.type);
 }
 
 static json_t *model_json(const struct server *s) {
     char when[32];
-    struct sluice_memory memory;
     write_time(s->created, when);
-    sluice_engine_memory(s->options.engine, &memory);
     return json_pack("{s:o, s:o, s:s, s:I, s:s, s:o}", "name", json_of_text(str_of(s->model.name)),
                      "model", json_of_text(str_of(s->model.name)), "modified_at", when, "size",
-                     (json_int_t)memory.weights, "digest", "", "details", details_json(s));
+                     (json_int_t)s->model.facts.bytes, "digest", "", "details", details_json(s));
 }
 
 void ollama_tags(struct exchange *x) {
@@ -309,9 +308,13 @@ void ollama_tags(struct exchange *x) {
 
 void ollama_ps(struct exchange *x) {
     struct sluice_memory memory;
+    struct sluice_choice choice;
     json_t *model = model_json(x->server);
     sluice_engine_memory(x->server->options.engine, &memory);
-    json_object_set_new(model, "size_vram", json_integer((json_int_t)memory.total));
+    sluice_engine_choice(x->server->options.engine, &choice);
+    bool is_on_gpu = strcmp(choice.backend, "cpu") != 0;
+    json_object_set_new(model, "size", json_integer((json_int_t)memory.total));
+    json_object_set_new(model, "size_vram", json_integer(is_on_gpu ? (json_int_t)memory.total : 0));
     json_object_set_new(model, "context_length", json_integer(x->server->model.context));
     exchange_reply(x, 200, json_pack("{s:[o]}", "models", model));
 }
