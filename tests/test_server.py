@@ -279,6 +279,9 @@ def test_openai_errors():
                           (dict(n=1000), "n is 1000, expected at most"), (dict(max_tokens=0), "max_tokens is 0"),
                           (dict(stop=[3]), "stop is a number"), (dict(logit_bias={"x": 1}), "logit_bias has the key 'x'"),
                           (dict(messages=[]), "messages is empty"), (dict(messages=[{"role": 3}]), "messages[0].role is a number"),
+                          (dict(messages=[{"role": "", "content": "x"}]), "messages[0].role is '', expected system, developer, user"),
+                          (dict(messages=[FOX[0], {"role": "robot", "content": "x"}]), "messages[1].role is 'robot'"),
+                          (dict(logit_bias={"+1": 1}), "the key '+1'"), (dict(logit_bias={" 1": 1}), "the key ' 1'"), (dict(logit_bias={"01": 1}), "the key '01'"),
                           (dict(messages=[{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]), "image_url"),
                           (dict(top_logprobs=99, logprobs=True), "top_logprobs is 99"),
                           (dict(tools=[{"type": "function"}]), "tools[0] has no function"),
@@ -454,7 +457,8 @@ def test_openai_completions():
     assert "".join(x.choices[0].text for x in streamed) == echo.choices[0].text
     lp = c.completions.create(model="m", prompt="Once upon a time", max_tokens=4, temperature=0, logprobs=2).choices[0]
     assert "".join(lp.logprobs.tokens) == lp.text and lp.logprobs.text_offset[0] == 0 and len(lp.logprobs.top_logprobs[0]) == 2
-    for prompt, words in (("", "no tokens"), ([], "prompt is empty"), ({}, "prompt is an object"), ([[]], "prompt is empty"),
+    for prompt, words in (("", "no tokens"), ([], "prompt is empty"), ({}, "prompt is an object"), ([[]], "prompt has an empty array"),
+                          ([["x"]], "prompt has a token that is a string"), ([[[1]]], "prompt has a token that is an array"),
                           ([99999999], "outside the vocabulary"), ([1, "x"], "a token that is a string"), (["x", 3], "prompt has a number")):
         status, _, body = server().request("POST", "/v1/completions", {"prompt": prompt})
         assert status == 400 and words in body["error"]["message"], (prompt, body)
@@ -470,13 +474,15 @@ def test_echo_with_logprobs():
     for given in (ids, "Once upon a time" + made.text):
         r = c.completions.create(model="m", prompt=given, max_tokens=0, echo=True, logprobs=3)
         told, n = r.choices[0].logprobs, len(ids)
-        assert r.choices[0].text == "Once upon a time" + made.text and r.usage.completion_tokens == 0, r
+        assert r.choices[0].text == "Once upon a time" + made.text and r.usage.completion_tokens == r.timings["predicted_n"] == 0, r
         assert len(told.tokens) == len(told.token_logprobs) == len(told.top_logprobs) == len(told.text_offset) == n
         assert told.token_logprobs[0] is None and told.top_logprobs[0] is None
         assert told.token_logprobs[-10:] == made.logprobs.token_logprobs and told.tokens[-10:] == made.logprobs.tokens  # bit for bit
         assert told.top_logprobs[-10:] == made.logprobs.top_logprobs and told.text_offset[0] == 0
         for token, at in zip(told.tokens, told.text_offset):
             assert r.choices[0].text.encode()[at:].startswith(token.encode()), (token, at)
+    silent = dict(model="m", prompt=ids, max_tokens=0, echo=True, n=3)
+    assert [x.text for x in c.completions.create(**silent).choices] == ["Once upon a time" + made.text] * 3
     args = dict(model="m", prompt=[ids[:7], ids], n=2, max_tokens=3, temperature=0, echo=True, logprobs=1)
     whole = c.completions.create(**args)
     assert [len(x.logprobs.tokens) for x in whole.choices] == [10, 10, len(ids) + 3, len(ids) + 3]
@@ -528,6 +534,9 @@ def test_tokenize_and_back():
             assert s.request("POST", "/detokenize", {"tokens": ids})[2]["content"] == text
     assert s.request("POST", "/tokenize", {"content": "<|im_end|>", "special": True})[2] == {"tokens": [2], "count": 1}
     assert s.request("POST", "/tokenize", {"messages": FOX})[2]["count"] == s.chat()["usage"]["prompt_tokens"]
+    assert s.request("POST", "/tokenize", {"content": ""})[2] == {"tokens": [], "count": 0}
+    long = s.request("POST", "/tokenize", {"content": "A fox. " * 1000})[2]  # longer than the context
+    assert len(long["tokens"]) == long["count"] > 1000 and s.request("POST", "/detokenize", {"tokens": long["tokens"]})[2]["content"] == "A fox. " * 1000
     assert s.request("POST", "/tokenize", {"content": 3})[0] == 400 and s.request("POST", "/detokenize", {"tokens": [-1]})[0] == 400
     assert s.request("POST", "/detokenize", {"tokens": []})[2] == {"content": ""}
 
@@ -739,6 +748,8 @@ def test_thinking_with_real_templates():
             opens = {} if name == "qwen35" else {"logit_bias": {str(think): 100}}  # the model's part
             extra = {**mouth("Hi."), **opens, "thinking_budget": 6}
             plain = s.chat(**mouth("Hi."), reasoning_effort="none")
+            for fields in ({"reasoning_effort": "none"}, {"enable_thinking": True}, {"tools": [{"type": "function", "function": WEATHER}]}):
+                assert s.request("POST", "/tokenize", {"messages": FOX, **fields})[2]["count"] == s.chat(**fields)["usage"]["prompt_tokens"], fields
             ways = [s.chat(**mouth("Hi."), **off) for off in ({"enable_thinking": False}, {"chat_template_kwargs": {"enable_thinking": False}})]
             for chat in (plain, *ways):
                 message = chat["choices"][0]["message"]
@@ -794,7 +805,8 @@ def test_embeddings_of_texts():
                                  ({"input": ["a", 3]}, "input has a number", "input"), ({"input": "x", "dimensions": 513}, "dimensions is 513", "dimensions"),
                                  ({"input": "x", "dimensions": 0}, "dimensions is 0", "dimensions"),
                                  ({"input": "x", "encoding_format": "hex"}, "encoding_format is 'hex'", "encoding_format"),
-                                 ({"input": "fox " * 3000}, "expected at most 511", "input"), ({"input": [99999999]}, "outside the vocabulary", "input")):
+                                 ({"input": "fox " * 3000}, "expected at most 511", "input"), ({"input": [["x"]]}, "input has a token that is a string", "input"),
+                                 ({"input": [[[1]]]}, "input has a token that is an array", "input"), ({"input": [99999999]}, "outside the vocabulary", "input")):
         status, _, body = s.request("POST", "/v1/embeddings", fields)
         assert status == 400 and words in body["error"]["message"] and body["error"]["param"] == param, (fields, body)
 
@@ -886,6 +898,22 @@ def test_answers_that_are_begun():
     whole = [*FOX, {"role": "assistant", "content": begun[-1]["content"] + right}, {"role": "user", "content": "And?"}]
     n = chat["usage"]["total_tokens"]
     assert s.chat(whole)["usage"]["prompt_tokens_details"]["cached_tokens"] >= n - 1
+    assert s.request("POST", "/v1/snapshots", {"id": "fox", "messages": FOX})[0] == 200
+    later = s.chat(begun[1:], max_tokens=12, continue_final_message=True, snapshot="fox")
+    assert later["choices"] == chat["choices"] and later["usage"]["prompt_tokens"] == chat["usage"]["prompt_tokens"], (later, chat)
+    o = ollama_client(s).chat(model="m", messages=begun, options={"num_predict": 12, "temperature": 0})  # as Ollama's templates have it
+    assert o.message.content == right and o.prompt_eval_count == chat["usage"]["prompt_tokens"], o
+    count = lambda path, **body: s.request("POST", path, body)[2]
+    for body in ({"messages": begun}, {"messages": begun[1:], "snapshot": "fox"}):
+        told = count("/tokenize", continue_final_message=True, **body)
+        assert told["count"] == chat["usage"]["prompt_tokens"] == count("/v1/messages/count_tokens", **body)["input_tokens"], (body, told)
+    alone = s.chat(begun[1:], max_tokens=12, continue_final_message=True)
+    head = count("/tokenize", content="<|im_start|>assistant\n", special=True)["tokens"]
+    assert alone["usage"]["prompt_tokens"] == len(head) + len(prompt) - count("/tokenize", messages=FOX)["count"], alone["usage"]
+    for path, body in (("/tokenize", {"messages": FOX}), ("/v1/messages/count_tokens", {"messages": FOX}), ("/v1/responses/input_tokens", {"input": "x"})):
+        status, _, answer = s.request("POST", path, {**body, "snapshot": "never"})
+        assert status == 400 and "no snapshot never" in json.dumps(answer), (path, answer)
+    assert s.request("DELETE", "/v1/snapshots/fox")[0] == 200
 
 
 def test_anthropic_errors():
@@ -941,9 +969,14 @@ def test_ollama_models_and_errors():
     shown = c.show("any")
     assert shown.modelinfo["general.architecture"] == "qwen35" and "completion" in shown.capabilities
     assert c.ps().models[0].model == SHIPPED.stem
+    listed, details = c.list().models[0], c.list().models[0].details
+    assert abs(listed.size / SHIPPED.stat().st_size - 1) < 0.05 and details.quantization_level == "Q4_K_M" and details.parameter_size == "26.8M", listed
+    running = c.ps().models[0]
+    assert running.size == s.metric("device_memory_bytes") and running.size_vram == 0, running  # nothing of it on a GPU
     assert s.request("GET", "/api/version")[2]["version"]
     for body, words in (({"messages": FOX, "options": {"temperature": "hot"}}, "options.temperature is a string"),
-                        ({"messages": [{"role": "user", "content": "x", "images": ["aGk="]}]}, "images"), ({"messages": "x"}, "messages is a string")):
+                        ({"messages": [{"role": "user", "content": "x", "images": ["aGk="]}]}, "images"),
+                        ({"messages": [{"role": "robot", "content": "x"}]}, "messages[0].role is 'robot'"), ({"messages": "x"}, "messages is a string")):
         status, _, answer = s.request("POST", "/api/chat", {"model": "m", **body})
         assert status == 400 and words in answer["error"], answer
     try:
@@ -1024,7 +1057,8 @@ def test_paths_and_methods():
     s = server()
     for method, path, status in (("GET", "/nothing", 404), ("GET", "/v1/chat/completions", 405), ("DELETE", "/health", 405),
                                  ("GET", "/health", 200), ("HEAD", "/health", 200), ("GET", "/../etc/passwd", 404),
-                                 ("GET", "/v1/models", 200), ("GET", "/%2e%2e/x", 404), ("OPTIONS", "/health", 405)):
+                                 ("GET", "/v1/models", 200), ("GET", "/%2e%2e/x", 404), ("OPTIONS", "/health", 405),
+                                 ("GET", "/health%00", 404), ("GET", "/health%00x", 404), ("GET", "/h%65alth", 200), ("GET", "/v1/models/%00", 404)):
         found, headers, body = s.request(method, path)
         assert found == status, (method, path, found, body)
         assert headers["X-Content-Type-Options"] == "nosniff"
@@ -1054,7 +1088,7 @@ def test_plan():
         assert all(op["us"] > 0 for op in timed["ops"]) and ask("GET")[2] == timed
         assert "".join(e["choices"][0]["delta"].get("content") or "" for e in events(r)) == right
         end = s.request("POST", CHAT, {**body, "n": 2}, headers)[2]
-        assert {x["message"]["content"] for x in end["choices"]} == {right} and "timings" not in end
+        assert {x["message"]["content"] for x in end["choices"]} == {right}
 
 
 def test_timings():
@@ -1064,6 +1098,12 @@ def test_timings():
         assert sum(t["cache_from"][tier] for tier in ("device", "host", "disk")) == t["cache_n"], t
         assert bool(t["cache_from"]["why_not_more"]) == (t["prompt_n"] > 1), t
         assert t["submissions"] <= n - 1 and t["submissions_per_token"] <= 1 and (n == 1 or t["predicted_per_second"] > 0), t
+    r = server().chat(max_tokens=9, ignore_eos=True, n=2)  # those of both, over the time of both
+    t = r["timings"]
+    assert t["predicted_n"] == r["usage"]["completion_tokens"] == 18 and t["predicted_per_second"] > 0 and "submissions" not in t, t
+    assert t["cache_n"] == r["usage"]["prompt_tokens_details"]["cached_tokens"] and t["cache_n"] + t["prompt_n"] == r["usage"]["prompt_tokens"], r
+    c, stream_ = stream(server(), CHAT, {"messages": FOX, "n": 2, "max_tokens": 4, "stream": True, "stream_options": {"include_usage": True}})
+    assert list(events(stream_))[-1]["timings"]["predicted_n"] == 8
 
 
 PAGE = {"/": "text/html", "/style.css": "text/css", "/app.js": "text/javascript", "/markdown.js": "text/javascript",
@@ -1196,7 +1236,7 @@ def test_access_log_has_no_prompts_unless_asked():
         lines = [json.loads(line) for line in log.read_text().splitlines()]
         assert [line["status"] for line in lines] == [200, 404], lines
         assert lines[0]["new_tokens"] == 8 and lines[0]["path"] == "/v1/chat/completions" and lines[0]["first_token_seconds"] > 0
-        assert lines[0]["cached_from"] == {"device": 0, "host": 0, "disk": 0, "why_not_more": "no conversation began like this"}, lines
+        assert lines[0]["cache_from"] == {"device": 0, "host": 0, "disk": 0, "why_not_more": "no conversation began like this"}, lines
         assert ("fox" in log.read_text()) == has_prompt
         assert log.stat().st_mode & 0o077 == 0
 
@@ -1244,6 +1284,23 @@ def test_garbage():
         if got:
             assert int(got.split()[1]) >= 400 or b"HTTP/9.9" in bytes_, got[:60]
     assert s.request("GET", "/health")[0] == 200
+
+
+def test_requests_whose_length_is_not_clear():
+    """A proxy in front may read another end of such a request than we do: it is refused, and nothing after it is read."""
+    s = server()
+    body, chunked = b'{"content": "x"}', b"10\r\n{\"content\": \"x\"}\r\n0\r\n\r\n"
+    after = b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"
+    for headers, rest in ((b"Content-Length: 16\r\nContent-Length: 5\r\n", body), (b"Content-Length: 16\r\nContent-Length: 16\r\n", body),
+                          (b"Content-Length: 0\r\nContent-Length: 16\r\n", body), (b"Content-Length: 16\r\nTransfer-Encoding: chunked\r\n", chunked),
+                          (b"Transfer-Encoding: chunked\r\nContent-Length: 0\r\n", chunked), (b"Transfer-Encoding: identity\r\nContent-Length: 16\r\n", body),
+                          (b"Transfer-Encoding: gzip, chunked\r\n", chunked), (b"Transfer-Encoding: chunked\r\nTransfer-Encoding: chunked\r\n", chunked),
+                          (b"Content-Length: +16\r\n", body), (b"Content-Length: 16, 16\r\n", body), (b"Content-Length: 0x10\r\n", body),
+                          (b"Content-Length: -1\r\n", body), (b"Content-Length: 16\r\nHost: localhost\r\n", body)):
+        got = s.raw(b"POST /tokenize HTTP/1.1\r\nHost: localhost\r\n" + headers + b"\r\n" + rest + after)
+        assert got.startswith(b"HTTP/1.1 400") and b"HTTP/1.1 200" not in got, (headers, got)
+    got = s.raw(b"POST /tokenize HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n" + chunked + after.replace(b"Host", b"Connection: close\r\nHost"))
+    assert got.count(b"HTTP/1.1 200") == 2, got
 
 
 def test_bodies_that_are_too_long():

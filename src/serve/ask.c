@@ -131,23 +131,30 @@ void ask_read_stops(struct ask *ask, struct fields *f, const char *name) {
     }
 }
 
+/* A number as JSON would write it: one key for each. -1: it is none. */
+static int64_t id_of(const char *key) {
+    int64_t id = *key && (key[0] != '0' || !key[1]) ? 0 : -1;
+    for (; *key && id >= 0; key++)
+        id = *key >= '0' && *key <= '9' && id <= INT32_MAX ? 10 * id + (*key - '0') : -1;
+    return id;
+}
+
 static void read_biases(struct ask *ask, struct fields *f, const struct ask_model *m) {
     const json_t *biases = NULL;
     const char *key;
     json_t *value;
     fields_object(f, "logit_bias", &biases);
     json_object_foreach((json_t *)biases, key, value) {
-        char *end;
-        long token = strtol(key, &end, 10);
+        int64_t token = id_of(key);
         double bias = json_number_value(value);
-        if (*key == 0 || *end || token < 0 || token >= m->facts.n_tokens) {
+        if (token < 0 || token >= m->facts.n_tokens) {
             fields_refuse(f, "logit_bias", "logit_bias has the key '%.40s', expected a token id",
                           key);
             return;
         }
         if (!json_is_number(value) || !(fabs(bias) <= 1000)) {
-            fields_refuse(f, "logit_bias", "logit_bias of %ld is %s, expected a number up to 100",
-                          token, json_kind(value));
+            fields_refuse(f, "logit_bias", "logit_bias of %.40s is %s, expected a number up to 100",
+                          key, json_kind(value));
             return;
         }
         if (ask->sampling.n_biases == SLUICE_MAX_BIASES) {
@@ -374,6 +381,24 @@ static json_t *plain_calls(struct fields *f, const json_t *calls, const char *wh
     return out;
 }
 
+/* The role in templates' words; NULL and the field is noted as wrong for one that there is not. */
+static const char *plain_role(struct fields *f, const json_t *message, const char *where) {
+    static const struct {
+        const char *said, *plain;
+    } roles[] = {{"system", "system"},       {"developer", "system"}, {"user", "user"},
+                 {"assistant", "assistant"}, {"tool", "tool"},        {"function", "tool"}};
+    const json_t *value = json_object_get(message, "role");
+    const char *role = json_string_value(value);
+    for (size_t i = 0; role && i < sizeof roles / sizeof *roles; i++)
+        if (strcmp(role, roles[i].said) == 0)
+            return roles[i].plain;
+    fields_refuse(f, "messages",
+                  "%s.role is %s%.40s%s, expected system, developer, user, assistant, tool or "
+                  "function",
+                  where, role ? "'" : "", role ? role : json_kind(value), role ? "'" : "");
+    return NULL;
+}
+
 static json_t *plain_message(struct fields *f, const json_t *message, size_t number) {
     char where[48];
     snprintf(where, sizeof where, "messages[%zu]", number);
@@ -381,21 +406,17 @@ static json_t *plain_message(struct fields *f, const json_t *message, size_t num
         fields_refuse(f, "messages", "%s is %s, expected an object", where, json_kind(message));
         return NULL;
     }
-    const char *role = json_string_value(json_object_get(message, "role"));
+    const char *role = plain_role(f, message, where);
     const json_t *calls = json_object_get(message, "tool_calls");
     static const char *const kept[] = {"name", "tool_call_id", "tool_name", "reasoning_content"};
-    if (!role || !*role) {
-        fields_refuse(f, "messages", "%s.role is %s, expected a string", where,
-                      json_kind(json_object_get(message, "role")));
+    if (!role)
         return NULL;
-    }
     snprintf(where, sizeof where, "messages[%zu].content", number);
     json_t *content = ask_content(f, "messages", json_object_get(message, "content"), where);
     if (f->wrong)
         return NULL;
     snprintf(where, sizeof where, "messages[%zu]", number);
-    json_t *out = json_pack("{s:s, s:o}", "role", strcmp(role, "developer") == 0 ? "system" : role,
-                            "content", content);
+    json_t *out = json_pack("{s:s, s:o}", "role", role, "content", content);
     for (size_t i = 0; i < sizeof kept / sizeof *kept; i++) {
         json_t *value = json_object_get(message, kept[i]);
         if (json_is_string(value))
@@ -424,17 +445,6 @@ void ask_read_messages(struct ask *ask, struct fields *f, const json_t *messages
     if (json_array_size(messages) == 0)
         fields_refuse(f, "messages", "messages is %s, expected an array with a message",
                       messages ? "empty" : "not there");
-}
-
-void ask_continue_last(struct ask *ask, const struct fields *f) {
-    size_t n = json_array_size(ask->messages);
-    const json_t *last = n > 1 ? json_array_get(ask->messages, n - 1) : NULL;
-    const char *role = json_text_of(last, "role"), *text = json_text_of(last, "content");
-    if (f->wrong || !role || strcmp(role, "assistant") != 0 || !text || !*text ||
-        json_object_get(last, "tool_calls"))
-        return;
-    ask->begun = json_incref(json_object_get(last, "content"));
-    json_array_remove(ask->messages, n - 1);
 }
 
 json_t *ask_tool(const char *name, const char *description, json_t *parameters) {
@@ -600,8 +610,7 @@ static void replay_answers(struct ask *ask, const struct ask_model *m, struct st
     size_t n_kept = 0;
     struct ids kept = {0};
     ask->name = name_of(ask, json_array_size(ask->messages));
-    if (replay)
-        kept.at = ask_kept(ask, replay, &n_kept, &kept.n);
+    kept.at = ask_kept(ask, replay, &n_kept, &kept.n);
     if (kept.at)
         splice(ask, m, n_kept, &kept, prompt);
     free(kept.at);
@@ -648,8 +657,21 @@ static int begin_answer(struct ask *ask, const struct ask_model *m, struct ids *
     return status;
 }
 
+static void continue_last(struct ask *ask) {
+    size_t n = json_array_size(ask->messages);
+    const json_t *last = n > 0 ? json_array_get(ask->messages, n - 1) : NULL;
+    const char *role = json_text_of(last, "role"), *text = json_text_of(last, "content");
+    if (!role || strcmp(role, "assistant") != 0 || !text || !*text ||
+        json_object_get(last, "tool_calls"))
+        return;
+    ask->begun = json_incref(json_object_get(last, "content"));
+    json_array_remove(ask->messages, n - 1);
+}
+
 int ask_encode(struct ask *ask, const struct ask_model *m, struct store *replay, struct err *err) {
     struct ids prompt;
+    if (ask->continues_last)
+        continue_last(ask);
     int status = encode_messages(ask, m, json_array_size(ask->messages), true, &prompt, err);
     if (status)
         return status;
@@ -692,22 +714,30 @@ void ask_decode(const struct ask_model *m, const int32_t *tokens, size_t n, stru
     sluice_text_close(text);
 }
 
-int ask_add_ids(struct ask *ask, const struct ask_model *m, const json_t *list, struct err *err) {
-    struct ids ids = {calloc(json_array_size(list) + 1, sizeof *ids.at), json_array_size(list)};
+int ask_read_ids(const struct ask_model *m, const char *name, const json_t *list, int32_t **out,
+                 struct err *err) {
     json_t *id;
     size_t i;
-    if (!ids.at)
-        return err_memory(err, "a prompt");
+    *out = calloc(json_array_size(list) + 1, sizeof **out);
+    if (!*out)
+        return err_memory(err, "tokens");
     json_array_foreach(list, i, id) {
         json_int_t value = json_integer_value(id);
-        if (!json_is_integer(id) || value < 0 || value >= m->facts.n_tokens) {
-            free(ids.at);
-            return err_set(err, SLUICE_ERR_ARGUMENT,
-                           "prompt has a token that is %s, expected 0 to %d",
-                           json_is_integer(id) ? "outside the vocabulary" : json_kind(id),
+        if (!json_is_integer(id) || value < 0 || value >= m->facts.n_tokens)
+            return err_set(err, SLUICE_ERR_ARGUMENT, "%s has a token that is %s, expected 0 to %d",
+                           name, json_is_integer(id) ? "outside the vocabulary" : json_kind(id),
                            m->facts.n_tokens - 1);
-        }
-        ids.at[i] = (int32_t)value;
+        (*out)[i] = (int32_t)value;
     }
-    return add_prompt(ask, m, ids, err);
+    return SLUICE_OK;
+}
+
+int ask_add_ids(struct ask *ask, const struct ask_model *m, const char *name, const json_t *list,
+                struct err *err) {
+    struct ids ids = {NULL, json_array_size(list)};
+    int status = ask_read_ids(m, name, list, &ids.at, err);
+    if (!status)
+        return add_prompt(ask, m, ids, err);
+    free(ids.at);
+    return status;
 }

@@ -47,9 +47,10 @@ struct ask {
     json_t *tools;     /* an array in the OpenAI form; NULL: none */
     json_t *variables; /* of the template, an object; NULL: none */
     enum ask_tools tool_choice;
-    json_t *begun;      /* a text that the answer begins with, and that is not told; NULL: none */
-    bool is_call_begun; /* a call is required, and the prompt ends with its beginning */
-    bool has_one_call;  /* calls after the first are dropped: parallel_tool_calls is false */
+    bool continues_last; /* the last message, if it is an answer's text, becomes `begun` */
+    json_t *begun;       /* a text that the answer begins with, and that is not told; NULL: none */
+    bool is_call_begun;  /* a call is required, and the prompt ends with its beginning */
+    bool has_one_call;   /* calls after the first are dropped: parallel_tool_calls is false */
 
     bool has_snapshot;           /* its messages begin with those of the snapshot that it names */
     bool is_streamed, has_usage; /* usage in the stream: at its end, or ... */
@@ -100,8 +101,6 @@ json_t *ask_content(struct fields *f, const char *name, const json_t *content, c
 /* Fills messages from an array in the OpenAI form; a member "tool_calls" has its arguments as
  * objects afterwards. */
 void ask_read_messages(struct ask *ask, struct fields *f, const json_t *messages);
-/* The last message, if it is an answer's text, is what the answer begins with. */
-void ask_continue_last(struct ask *ask, const struct fields *f);
 /* A tool in the form of chat completions; name, description and parameters may be NULL. */
 json_t *ask_tool(const char *name, const char *description, json_t *parameters);
 /* Fills tools, and checks that each has a name. */
@@ -110,8 +109,8 @@ void ask_read_tools(struct ask *ask, struct fields *f, const json_t *tools);
 /* ---- prompts ----------------------------------------------------------------------------------
  */
 
-/* The tokens of the conversation; those of earlier answers as they were sampled. `replay` may be
- * NULL. SLUICE_ERR_ARGUMENT: the template does not take it, or it is longer than the context. */
+/* The tokens of the conversation; those of earlier answers as they were sampled, where `replay` has
+ * them. SLUICE_ERR_ARGUMENT: the template does not take it, or it is longer than the context. */
 int ask_encode(struct ask *ask, const struct ask_model *m, struct store *replay, struct err *err);
 /* The tokens of the longest beginning of the conversation whose last answer is in `replay`, of so
  * many messages, to free; NULL: there is none. And keeps such tokens, for ask_encode to find. */
@@ -123,8 +122,12 @@ void ask_keep(const struct ask *ask, struct store *replay, size_t n_messages, co
 int ask_add_text(struct ask *ask, const struct ask_model *m, struct str text, struct err *err);
 int ask_add_encoded(struct ask *ask, const struct ask_model *m, struct str text, unsigned flags,
                     struct err *err);
-int ask_add_ids(struct ask *ask, const struct ask_model *m, const json_t *ids, struct err *err);
+int ask_add_ids(struct ask *ask, const struct ask_model *m, const char *name, const json_t *ids,
+                struct err *err); /* an array, in the field `name` */
 
+/* The ids of an array, in the field `name`; *out is to be freed, also on failure. */
+int ask_read_ids(const struct ask_model *m, const char *name, const json_t *list, int32_t **out,
+                 struct err *err);
 /* Appends the text of tokens; one that cannot be is left out. */
 void ask_decode(const struct ask_model *m, const int32_t *tokens, size_t n, struct buffer *out);
 

@@ -59,7 +59,7 @@ static void add_tokens(const struct exchange *x, json_t *line) {
     json_object_set_new(line, "prompt_tokens", json_integer((json_int_t)u.prompt));
     json_object_set_new(line, "cached_tokens", json_integer((json_int_t)u.cached));
     if (end)
-        json_object_set_new(line, "cached_from", exchange_reuse(&end->report.reuse));
+        json_object_set_new(line, "cache_from", exchange_reuse(&end->report.reuse));
     json_object_set_new(line, "new_tokens", json_integer((json_int_t)u.new_tokens));
     json_object_set_new(line, "answers", json_integer(x->n_answers));
     json_object_set_new(line, "streamed", json_boolean(x->ask->is_streamed));

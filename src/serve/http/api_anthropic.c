@@ -207,7 +207,7 @@ static void read_output(struct ask *ask, struct fields *f, const struct ask_mode
 
 static void read_all(struct ask *ask, struct fields *f, const struct ask_model *m) {
     read_messages(ask, f);
-    ask_continue_last(ask, f);
+    ask->continues_last = true;
     read_tools(ask, f);
     read_tool_choice(ask, f, m);
     read_thinking(ask, f);
@@ -367,17 +367,11 @@ void anthropic_messages(struct exchange *x) {
 
 void anthropic_count(struct exchange *x) {
     struct fields f;
-    struct err err = {0};
     struct ask *ask = exchange_ask(x, &f);
-    int status = SLUICE_OK;
     if (!ask)
         return;
     read_all(ask, &f, &x->server->model);
-    if (f.wrong)
-        exchange_refuse_field(x, &f);
-    else if ((status = ask_encode(ask, &x->server->model, x->server->replay, &err)))
-        exchange_refuse_status(x, status == SLUICE_ERR_FORMAT ? SLUICE_ERR_ARGUMENT : status, &err);
-    else
+    if (exchange_encode(x, ask, &f))
         exchange_reply(x, 200, json_pack("{s:I}", "input_tokens", (json_int_t)ask->prompts[0].n));
     ask_close(ask);
 }

@@ -4,27 +4,29 @@
 /* ---- what is asked ----------------------------------------------------------------------------
  */
 
+/* A text, or ids. */
+static int add_one(struct ask *ask, const struct ask_model *m, const char *name, const json_t *one,
+                   struct err *err) {
+    if (json_is_string(one))
+        return ask_add_text(ask, m, (struct str){json_string_value(one), json_string_length(one)},
+                            err);
+    if (json_array_size(one) > 0)
+        return ask_add_ids(ask, m, name, one, err);
+    return err_set(err, SLUICE_ERR_ARGUMENT, "%s has %s, expected texts or arrays of tokens", name,
+                   json_is_array(one) ? "an empty array" : json_kind(one));
+}
+
 int openai_add_prompts(struct ask *ask, const struct ask_model *m, const char *name,
                        const json_t *prompt, struct err *err) {
     int status = SLUICE_OK;
-    const json_t *first = json_array_get(prompt, 0);
-    if (json_is_string(prompt))
-        return ask_add_text(
-            ask, m, (struct str){json_string_value(prompt), json_string_length(prompt)}, err);
-    if (json_is_integer(first))
-        return ask_add_ids(ask, m, prompt, err);
-    if (!json_is_array(prompt) || !first)
+    if (json_is_string(prompt) || json_is_integer(json_array_get(prompt, 0)))
+        return add_one(ask, m, name, prompt, err);
+    if (json_array_size(prompt) == 0)
         return err_set(err, SLUICE_ERR_ARGUMENT,
                        "%s is %s, expected a text, tokens or an array of these", name,
                        json_is_array(prompt) ? "empty" : json_kind(prompt));
-    for (size_t i = 0; !status && i < json_array_size(prompt); i++) {
-        const json_t *one = json_array_get(prompt, i);
-        if (json_is_string(one) || json_is_array(one))
-            status = openai_add_prompts(ask, m, name, one, err);
-        else
-            status = err_set(err, SLUICE_ERR_ARGUMENT,
-                             "%s has %s, expected texts or arrays of tokens", name, json_kind(one));
-    }
+    for (size_t i = 0; !status && i < json_array_size(prompt); i++)
+        status = add_one(ask, m, name, json_array_get(prompt, i), err);
     return status;
 }
 
@@ -46,6 +48,8 @@ static void read_lengths(struct ask *ask, struct fields *f) {
     if (!ask->is_silent)
         openai_read_lengths(ask, f);
     else
+        fields_int(f, "n", 1, INT32_MAX, &ask->n);
+    if (ask->is_silent)
         ask->most = 1;
 }
 

@@ -1,4 +1,5 @@
 /* api_openai.c - the OpenAI API: /v1/chat/completions, /v1/models, and what its calls share. */
+#include <math.h>
 #include <stdio.h>
 
 #include "serve/http/openai.h"
@@ -67,23 +68,25 @@ void openai_read_lengths(struct ask *ask, struct fields *f) {
     fields_int(f, "n", 1, INT32_MAX, &ask->n);
 }
 
-static void read_chat(struct ask *ask, struct fields *f, const struct ask_model *m) {
+void openai_read_conversation(struct ask *ask, struct fields *f) {
     const json_t *messages = NULL, *tools = NULL;
-    bool has_logprobs = false, continues = false;
-    int64_t n_top = 0;
     fields_array(f, "messages", &messages);
     ask_read_messages(ask, f, messages);
-    fields_bool(f, "continue_final_message", &continues);
-    if (continues)
-        ask_continue_last(ask, f);
+    fields_bool(f, "continue_final_message", &ask->continues_last);
     fields_array(f, "tools", &tools);
     ask_read_tools(ask, f, tools);
+    openai_read_thinking(ask, f, NULL);
+}
+
+static void read_chat(struct ask *ask, struct fields *f, const struct ask_model *m) {
+    bool has_logprobs = false;
+    int64_t n_top = 0;
+    openai_read_conversation(ask, f);
     ask_read_sampling(ask, f, m);
     ask_read_stops(ask, f, "stop");
     openai_read_lengths(ask, f);
     openai_read_stream_options(ask, f);
     ask_read_format(ask, f, m);
-    openai_read_thinking(ask, f, NULL);
     openai_read_tool_choice(ask, f, m);
     fields_bool(f, "logprobs", &has_logprobs);
     fields_int(f, "top_logprobs", 0, ASK_MAX_TOP, &n_top);
@@ -102,23 +105,41 @@ static json_t *usage_json(const struct exchange *x) {
                      "reasoning_tokens", (json_int_t)u.reasoning);
 }
 
-/* How fast the answer was, NULL where there are several: in the words of llama.cpp's server, and
- * what the device was asked to do. Submissions are those after the first token, for the tokens
+/* What the device was asked to do for an answer: submissions after the first token, for the tokens
  * after it and the one that ended the answer. */
+static void add_submissions(json_t *timings, const struct sched_report *r) {
+    uint32_t n_waits = (r->n_new > 0 ? r->n_new - 1 : 0) + (r->end_token >= 0);
+    json_object_set_new(timings, "steps", json_integer(r->steps));
+    json_object_set_new(timings, "submissions", json_integer(r->submissions));
+    json_object_set_new(timings, "submissions_per_token",
+                        json_real(n_waits ? (double)r->submissions / n_waits : 0));
+}
+
+/* How fast the answers were, in the words of llama.cpp's server: from the first token of any to the
+ * last of all. NULL: not all have ended. Several share submissions, so these are told of one. */
 static json_t *timings_json(const struct exchange *x) {
-    const struct job_end *end = x->n_answers == 1 ? x->answers[0].end : NULL;
-    if (!end)
-        return NULL;
-    const struct sched_report *r = &end->report;
-    double first = r->first_seconds, rest = r->seconds - first;
-    uint32_t n_after = r->n_new > 0 ? r->n_new - 1 : 0, n_waits = n_after + (r->end_token >= 0);
-    return json_pack("{s:i, s:o, s:i, s:f, s:i, s:f, s:f, s:i, s:i, s:f}", "cache_n",
-                     (int)r->reuse.tokens, "cache_from", exchange_reuse(&r->reuse), "prompt_n",
-                     (int)(r->n_prompt - r->reuse.tokens), "prompt_ms", 1e3 * first, "predicted_n",
-                     (int)r->n_new, "predicted_ms", 1e3 * rest, "predicted_per_second",
-                     rest > 0 ? n_after / rest : 0, "steps", (int)r->steps, "submissions",
-                     (int)r->submissions, "submissions_per_token",
-                     n_waits ? (double)r->submissions / n_waits : 0);
+    struct usage_counts u = exchange_usage(x);
+    double first = INFINITY, last = 0;
+    uint32_t n_after = 0;
+    for (uint32_t i = 0; i < x->n_answers; i++) {
+        const struct job_end *end = x->answers[i].end;
+        if (!end)
+            return NULL;
+        n_after += end->report.n_new > 0 ? end->report.n_new - 1 : 0;
+        first = fmin(first, end->report.first_seconds);
+        last = fmax(last, end->report.seconds);
+    }
+    const struct sched_report *r = &x->answers[0].end->report;
+    json_t *out =
+        json_pack("{s:I, s:I, s:f, s:I, s:f, s:f}", "cache_n", (json_int_t)u.cached, "prompt_n",
+                  (json_int_t)(u.prompt - u.cached), "prompt_ms", 1e3 * first, "predicted_n",
+                  (json_int_t)u.new_tokens, "predicted_ms", 1e3 * (last - first),
+                  "predicted_per_second", last > first ? n_after / (last - first) : 0);
+    if (x->ask->n_prompts == 1)
+        json_object_set_new(out, "cache_from", exchange_reuse(&r->reuse));
+    if (x->n_answers == 1)
+        add_submissions(out, r);
+    return out;
 }
 
 const char *openai_finish(const struct answer *a) {

@@ -1,5 +1,5 @@
 /* api_own.c - Sluice's own paths: health, metrics, tokens. */
-#include "serve/http/inside.h"
+#include "serve/http/openai.h"
 
 void own_health(struct exchange *x) {
     struct worker_state state;
@@ -31,45 +31,62 @@ void own_metrics(struct exchange *x) {
 /* ---- tokens -----------------------------------------------------------------------------------
  */
 
-static json_t *ids_json(const struct job_prompt *p) {
-    json_t *ids = json_array();
-    for (size_t i = 0; i < p->n; i++)
-        json_array_append_new(ids, json_integer(p->tokens[i]));
-    return json_pack("{s:o, s:I}", "tokens", ids, "count", (json_int_t)p->n);
+/* Written as text: a body of megabytes has as many of them. */
+static void reply_tokens(struct exchange *x, const int32_t *tokens, size_t n) {
+    struct buffer text = {0};
+    buffer_puts(&text, "{\"tokens\":[");
+    for (size_t i = 0; i < n; i++)
+        buffer_printf(&text, i ? ",%d" : "%d", tokens[i]);
+    buffer_printf(&text, "],\"count\":%zu}", n);
+    if (text.has_failed)
+        exchange_refuse(x, 500, NULL, "out of memory for tokens");
+    else
+        exchange_reply_text(x, 200, "application/json", buffer_str(&text));
+    buffer_free(&text);
 }
 
-/* {"content": TEXT, "special": false, "bos": false}, or {"messages": [...]} as the model gets them.
- */
-void own_tokenize(struct exchange *x) {
-    const struct ask_model *m = &x->server->model;
-    struct fields f;
-    struct err err = {0};
-    struct ask *ask = exchange_ask(x, &f);
-    const json_t *messages = NULL, *content = NULL;
+static void tokenize_content(struct exchange *x, struct fields *f) {
+    const json_t *content = fields_any(f, "content");
+    const sluice_model *model = x->server->model.model;
     bool has_special = false, has_bos = false;
+    size_t n = 0;
+    fields_bool(f, "special", &has_special);
+    fields_bool(f, "bos", &has_bos);
+    if (!json_is_string(content))
+        fields_refuse(f, "content", "content is %s, expected a string", json_kind(content));
+    if (f->wrong) {
+        exchange_refuse_field(x, f);
+        return;
+    }
+    unsigned flags = (has_special ? SLUICE_ENCODE_SPECIAL : 0) | (has_bos ? SLUICE_ENCODE_BOS : 0);
+    const char *text = json_string_value(content);
+    size_t length = json_string_length(content);
+    sluice_encode(model, text, length, flags, NULL, 0, &n);
+    size_t room = n;
+    int32_t *tokens = calloc(room + 1, sizeof *tokens);
+    int status =
+        tokens ? sluice_encode(model, text, length, flags, tokens, room, &n) : SLUICE_ERR_MEMORY;
+    if (status)
+        exchange_refuse(x, 500, NULL, "content: %s", sluice_status_text(status));
+    else
+        reply_tokens(x, tokens, n);
+    free(tokens);
+}
+
+/* {"content": TEXT, "special": false, "bos": false}, or {"messages": [...]} and what else of a chat
+ * completion is part of the prompt, as the model gets it. */
+void own_tokenize(struct exchange *x) {
+    struct fields f;
+    struct ask *ask = exchange_ask(x, &f);
     if (!ask)
         return;
-    fields_array(&f, "messages", &messages);
-    fields_bool(&f, "special", &has_special);
-    fields_bool(&f, "bos", &has_bos);
-    if (messages)
-        ask_read_messages(ask, &f, messages);
-    else if (!json_is_string(content = fields_any(&f, "content")))
-        fields_refuse(&f, "content", "content is %s, expected a string", json_kind(content));
-    unsigned flags = (has_special ? SLUICE_ENCODE_SPECIAL : 0) | (has_bos ? SLUICE_ENCODE_BOS : 0);
-    int status =
-        f.wrong ? SLUICE_OK
-        : messages
-            ? ask_encode(ask, m, NULL, &err)
-            : ask_add_encoded(ask, m,
-                              (struct str){json_string_value(content), json_string_length(content)},
-                              flags, &err);
-    if (f.wrong)
-        exchange_refuse_field(x, &f);
-    else if (status)
-        exchange_refuse_status(x, status, &err);
-    else
-        exchange_reply(x, 200, ids_json(&ask->prompts[0]));
+    if (fields_any(&f, "messages")) {
+        openai_read_conversation(ask, &f);
+        if (exchange_encode(x, ask, &f))
+            reply_tokens(x, ask->prompts[0].tokens, ask->prompts[0].n);
+    } else {
+        tokenize_content(x, &f);
+    }
     ask_close(ask);
 }
 
@@ -79,22 +96,23 @@ void own_detokenize(struct exchange *x) {
     struct fields f;
     struct err err = {0};
     struct ask *ask = exchange_ask(x, &f);
-    const json_t *tokens = NULL;
+    const json_t *list = NULL;
+    int32_t *tokens = NULL;
     struct buffer text = {0};
     if (!ask)
         return;
-    fields_array(&f, "tokens", &tokens);
-    if (!f.wrong && json_array_size(tokens) > 0 && ask_add_ids(ask, m, tokens, &err))
-        fields_refuse(&f, "tokens", "%s", err.text);
-    else if (!f.wrong && !tokens)
+    fields_array(&f, "tokens", &list);
+    if (!f.wrong && !list)
         fields_refuse(&f, "tokens", "tokens is not there, expected an array");
-    if (f.wrong)
+    if (!f.wrong && ask_read_ids(m, "tokens", list, &tokens, &err))
+        fields_refuse(&f, "tokens", "%s", err.text);
+    if (f.wrong) {
         exchange_refuse_field(x, &f);
-    else {
-        if (ask->n_prompts > 0)
-            ask_decode(m, ask->prompts[0].tokens, ask->prompts[0].n, &text);
+    } else {
+        ask_decode(m, tokens, json_array_size(list), &text);
         exchange_reply(x, 200, json_pack("{s:o}", "content", json_of_text(buffer_str(&text))));
     }
     buffer_free(&text);
+    free(tokens);
     ask_close(ask);
 }

@@ -613,16 +613,10 @@ void openai_respond(struct exchange *x) {
 
 void openai_respond_count(struct exchange *x) {
     struct fields f;
-    struct err err = {0};
     struct ask *ask = read_request(x, &f);
     if (!ask)
         return;
-    int status = f.wrong ? SLUICE_OK : ask_encode(ask, &x->server->model, NULL, &err);
-    if (f.wrong)
-        exchange_refuse_field(x, &f);
-    else if (status)
-        exchange_refuse_status(x, status, &err);
-    else
+    if (exchange_encode(x, ask, &f))
         exchange_reply(x, 200,
                        json_pack("{s:s, s:I}", "object", "response.input_tokens", "input_tokens",
                                  (json_int_t)ask->prompts[0].n));

@@ -253,8 +253,7 @@ struct ask *exchange_ask(struct exchange *x, struct fields *f) {
     return ask;
 }
 
-void exchange_converse(struct exchange *x, struct ask *ask, struct fields *f,
-                       const struct style *style) {
+bool exchange_encode(struct exchange *x, struct ask *ask, struct fields *f) {
     const struct server *s = x->server;
     struct err err = {0};
     int status = SLUICE_OK;
@@ -262,15 +261,19 @@ void exchange_converse(struct exchange *x, struct ask *ask, struct fields *f,
         snapshot_begin(s, ask, f);
     if (!f->wrong && ask->messages)
         status = ask_encode(ask, &s->model, s->replay, &err);
-    if (!f->wrong && !status) {
-        start(x, ask, style);
-        return;
-    }
     if (f->wrong)
         exchange_refuse_field(x, f);
-    else /* a template that fails does so for what it was given */
+    else if (status) /* a template that fails does so for what it was given */
         exchange_refuse_status(x, status == SLUICE_ERR_FORMAT ? SLUICE_ERR_ARGUMENT : status, &err);
-    ask_close(ask);
+    return !f->wrong && !status;
+}
+
+void exchange_converse(struct exchange *x, struct ask *ask, struct fields *f,
+                       const struct style *style) {
+    if (exchange_encode(x, ask, f))
+        start(x, ask, style);
+    else
+        ask_close(ask);
 }
 
 struct usage_counts exchange_usage(const struct exchange *x) {
@@ -470,7 +473,7 @@ static struct MHD_Response *make_response(struct exchange *x) {
         MHD_add_response_header(response, "WWW-Authenticate", "Bearer");
     if (x->reply == REPLY_STREAM) /* nginx would collect what is to be read as it comes */
         MHD_add_response_header(response, "X-Accel-Buffering", "no");
-    if (x->server->is_draining)
+    if (x->server->is_draining || x->ends_connection)
         MHD_add_response_header(response, "Connection", "close");
     guard_add_headers(x, response);
     x->bytes += x->reply == REPLY_WHOLE ? x->out.len : 0;

@@ -46,6 +46,7 @@ struct exchange {
     time_t created;
     struct buffer body;
     bool is_too_long, is_handled;
+    bool ends_connection; /* nothing is read after it */
 
     /* The model's answers. */
     struct ask *ask;
@@ -90,9 +91,10 @@ void exchange_refuse_field(struct exchange *x, const struct fields *f);
 void exchange_refuse_status(struct exchange *x, int status, const struct err *err);
 /* An ask of the request's body, and the fields to fill it from; NULL: it is refused already. */
 struct ask *exchange_ask(struct exchange *x, struct fields *f);
-/* Takes the ask, encodes its messages where it has some (after those of the snapshot that the field
- * `snapshot` names), and starts its answers; or refuses it,
- * also where a field was wrong. */
+/* Encodes the ask's messages, where it has some, after those of the snapshot that the field
+ * `snapshot` names. False: it is refused, also where a field was wrong. */
+bool exchange_encode(struct exchange *x, struct ask *ask, struct fields *f);
+/* Takes the ask, encodes it, and starts its answers; or refuses it. */
 void exchange_converse(struct exchange *x, struct ask *ask, struct fields *f,
                        const struct style *style);
 

@@ -1,4 +1,4 @@
-/* guard.c - who may use the server.
+/* guard.c - who may use the server, and which requests it reads.
  *
  * A web page elsewhere must not drive a server on this machine. Its requests carry an Origin, which
  * is refused unless allowed; and if its own name is made to point here (DNS rebinding), the Host
@@ -92,13 +92,56 @@ static bool has_key(const struct exchange *x, const char *key) {
     return is_good;
 }
 
+/* ---- where a request ends ---------------------------------------------------------------------
+ *
+ * A proxy in front must read the same end of a request as we do, or what it takes for a part of one
+ * client's body is another's request here. */
+
+struct framing {
+    unsigned n_lengths, n_encodings, n_hosts;
+    const char *length, *encoding;
+};
+
+static enum MHD_Result note_header(void *user, enum MHD_ValueKind kind, const char *name,
+                                   const char *value) {
+    struct framing *f = user;
+    (void)kind;
+    if (strcasecmp(name, "Content-Length") == 0) {
+        f->n_lengths++;
+        f->length = value ? value : "";
+    } else if (strcasecmp(name, "Transfer-Encoding") == 0) {
+        f->n_encodings++;
+        f->encoding = value ? value : "";
+    } else if (strcasecmp(name, "Host") == 0) {
+        f->n_hosts++;
+    }
+    return MHD_YES;
+}
+
+/* What is wrong with it; NULL: nothing. */
+static const char *framing_fault(const struct exchange *x) {
+    struct framing f = {.length = "0", .encoding = "chunked"};
+    MHD_get_connection_values(x->connection, MHD_HEADER_KIND, note_header, &f);
+    return f.n_lengths > 1                     ? "Content-Length is there twice, expected once"
+           : f.n_lengths && f.n_encodings      ? "Content-Length and Transfer-Encoding are there, "
+                                                 "expected one"
+           : f.n_encodings > 1                 ? "Transfer-Encoding is there twice, expected once"
+           : strcasecmp(f.encoding, "chunked") ? "Transfer-Encoding is not chunked"
+           : f.length[strspn(f.length, "0123456789")] || !*f.length ? "Content-Length is no number"
+           : f.n_hosts > 1 ? "Host is there twice, expected once"
+                           : NULL;
+}
+
 /* ---- requests ---------------------------------------------------------------------------------
  */
 
 bool guard_admits(struct exchange *x) {
     const struct server *s = x->server;
-    const char *host = header(x, "Host"), *origin = header(x, "Origin");
-    if (host && !is_allowed_host(s, host))
+    const char *host = header(x, "Host"), *origin = header(x, "Origin"), *fault = framing_fault(x);
+    x->ends_connection = fault != NULL;
+    if (fault)
+        exchange_refuse(x, 400, NULL, "%s", fault);
+    else if (host && !is_allowed_host(s, host))
         exchange_refuse(x, 403, NULL,
                         "the host name '%.80s' is not this server's; --allow-host adds it", host);
     else if (origin && !is_allowed_origin(s, origin) && !(host && is_same_origin(origin, host)))

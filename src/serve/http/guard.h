@@ -1,4 +1,4 @@
-/* guard.h - who may use the server: API keys, host names, origins. */
+/* guard.h - who may use the server: API keys, host names, origins; and requests without doubt. */
 #ifndef SERVE_HTTP_GUARD_H
 #define SERVE_HTTP_GUARD_H
 

@@ -5,6 +5,8 @@
 #include "serve/http/inside.h"
 
 void openai_read_stream_options(struct ask *ask, struct fields *f);
+/* messages, continue_final_message, tools, and what openai_read_thinking reads. */
+void openai_read_conversation(struct ask *ask, struct fields *f);
 /* max_tokens, max_completion_tokens and n. */
 void openai_read_lengths(struct ask *ask, struct fields *f);
 

@@ -114,7 +114,8 @@ static enum MHD_Result on_request(void *user, struct MHD_Connection *connection,
         *context = x;
         x->peer = peer_of(connection);
         x->is_handled = !admit(x);
-        return x->is_handled && has_body(connection) ? exchange_respond(x) : MHD_YES;
+        bool is_now = x->is_handled && (x->ends_connection || has_body(connection));
+        return is_now ? exchange_respond(x) : MHD_YES;
     }
     if (*n_data > 0) {
         take_body(x, data, *n_data);
@@ -261,6 +262,13 @@ static void log_mhd(void *user, const char *format, va_list args) {
     log_line(LOG_DEBUG, "http: %s", line);
 }
 
+/* A path with %00 stays as it was written: it would end there. */
+static size_t unescape(void *user, struct MHD_Connection *connection, char *text) {
+    (void)user;
+    (void)connection;
+    return strstr(text, "%00") ? strlen(text) : MHD_http_unescape(text);
+}
+
 static int start_daemon(struct server *s, struct err *err) {
     enum { THREADS = 4, HEADER_BYTES = 32768 };
     unsigned timeout = s->options.idle_seconds > 1 ? (unsigned)s->options.idle_seconds : 1;
@@ -270,11 +278,12 @@ static int start_daemon(struct server *s, struct err *err) {
     s->daemon = MHD_start_daemon(
         MHD_USE_EPOLL_INTERNAL_THREAD | MHD_ALLOW_SUSPEND_RESUME | MHD_USE_ERROR_LOG | MHD_USE_ITC,
         0, NULL, NULL, on_request, s, MHD_OPTION_LISTEN_SOCKET, s->listener,
-        MHD_OPTION_EXTERNAL_LOGGER, log_mhd, NULL, MHD_OPTION_NOTIFY_COMPLETED, on_completed, s,
-        MHD_OPTION_NOTIFY_CONNECTION, on_connection, s, MHD_OPTION_CONNECTION_TIMEOUT, timeout,
-        MHD_OPTION_CONNECTION_LIMIT, s->options.connections, MHD_OPTION_CONNECTION_MEMORY_LIMIT,
-        (size_t)HEADER_BYTES, MHD_OPTION_THREAD_POOL_SIZE, (unsigned)THREADS,
-        MHD_OPTION_STRICT_FOR_CLIENT, 1, MHD_OPTION_END);
+        MHD_OPTION_EXTERNAL_LOGGER, log_mhd, NULL, MHD_OPTION_UNESCAPE_CALLBACK, unescape, NULL,
+        MHD_OPTION_NOTIFY_COMPLETED, on_completed, s, MHD_OPTION_NOTIFY_CONNECTION, on_connection,
+        s, MHD_OPTION_CONNECTION_TIMEOUT, timeout, MHD_OPTION_CONNECTION_LIMIT,
+        s->options.connections, MHD_OPTION_CONNECTION_MEMORY_LIMIT, (size_t)HEADER_BYTES,
+        MHD_OPTION_THREAD_POOL_SIZE, (unsigned)THREADS, MHD_OPTION_STRICT_FOR_CLIENT, 1,
+        MHD_OPTION_END);
     pthread_sigmask(SIG_SETMASK, &before, NULL);
     return s->daemon ? SLUICE_OK
                      : err_set(err, SLUICE_ERR_IO, "%s: the HTTP server did not start", s->address);
