@@ -364,79 +364,40 @@ static __device__ __forceinline__ void multiply_group(const struct wide_params &
 /* ---- epilogue --------------------------------------------------------------------------------
  */
 
-/* A tile all of which exists, without biases. */
-template <int ROWS, int EPILOGUE>
-static __device__ __forceinline__ void
-store_whole(const struct wide_params &p, float (&v)[ROWS / 2], float *out, const float *factors) {
-    float2 f[ROWS / 8];
+/* store_tile's WHOLE. */
+struct whole_tile {
+    template <int ROWS, int EPILOGUE>
+    static __device__ __forceinline__ void store(const struct wide_params &p, float (&v)[ROWS / 2],
+                                                 float *out, const float *factors) {
+        float2 f[ROWS / 8];
 #pragma unroll
-    for (int i = 0; i < ROWS / 8; i++)
-        f[i] = factors ? __ldcg((const float2 *)factors + 4 * i) : make_float2(1, 1);
-    float was[ROWS / 2];
-    if (EPILOGUE == EPILOGUE_ADD)
-#pragma unroll
-        for (int i = 0; i < ROWS / 2; i++)
-            was[i] = __ldcg(out + (uint64_t)p.out_stride * (i / 4 * 8 + i % 2) + i % 4 / 2 * 8);
-#pragma unroll
-    for (int i = 0; i < ROWS / 2; i++) {
-        v[i] = __fmul_rn(v[i], i % 2 ? f[i / 4].y : f[i / 4].x);
+        for (int i = 0; i < ROWS / 8; i++)
+            f[i] = factors ? __ldcg((const float2 *)factors + 4 * i) : make_float2(1, 1);
+        float was[ROWS / 2];
         if (EPILOGUE == EPILOGUE_ADD)
-            v[i] = __fadd_rn(was[i], v[i]);
-    }
 #pragma unroll
-    for (int i = 0; i < ROWS / 8; i++) {
-        float *next = out + p.out_stride;
-        if (EPILOGUE == EPILOGUE_SWIGLU) {
-            out[0] = swiglu(v[4 * i], v[4 * i + 2]);
-            next[0] = swiglu(v[4 * i + 1], v[4 * i + 3]);
-        } else {
-            out[0] = v[4 * i], next[0] = v[4 * i + 1];
-            out[8] = v[4 * i + 2], next[8] = v[4 * i + 3];
+            for (int i = 0; i < ROWS / 2; i++)
+                was[i] = __ldcg(out + (uint64_t)p.out_stride * (i / 4 * 8 + i % 2) + i % 4 / 2 * 8);
+#pragma unroll
+        for (int i = 0; i < ROWS / 2; i++) {
+            v[i] = __fmul_rn(v[i], i % 2 ? f[i / 4].y : f[i / 4].x);
+            if (EPILOGUE == EPILOGUE_ADD)
+                v[i] = __fadd_rn(was[i], v[i]);
         }
-        out += (uint64_t)p.out_stride * 8;
-    }
-}
-
-/* One value after the other. row: of the activations; n: weight row of the segment. */
-template <int ROWS>
-static __device__ __forceinline__ void
-store_part(const struct wide_params &p, const struct project_segment &s, const float (&v)[ROWS / 2],
-           float *out, const float *factors, uint32_t row, uint32_t n, uint32_t n_rows) {
-    bool is_swiglu = p.epilogue == EPILOGUE_SWIGLU;
 #pragma unroll
-    for (int i = 0; i < ROWS / 2; i++) {
-        uint32_t r = i / 4 * 8 + i % 2, column = i % 4 / 2 * 8;
-        if (row + r >= n_rows || n + column >= s.n || (is_swiglu && column))
-            continue;
-        float *to = out + (uint64_t)p.out_stride * r + column,
-              f = factors ? __ldcg(factors + r) : 1;
-        float a = add_bias(s, n + column, __fmul_rn(v[i], f));
-        if (is_swiglu)
-            a = swiglu(a, add_bias(p.segments[1], n, __fmul_rn(v[i ^ 2], f)));
-        *to = p.epilogue == EPILOGUE_ADD ? __fadd_rn(__ldcg(to), a) : a;
+        for (int i = 0; i < ROWS / 8; i++) {
+            float *next = out + p.out_stride;
+            if (EPILOGUE == EPILOGUE_SWIGLU) {
+                out[0] = swiglu(v[4 * i], v[4 * i + 2]);
+                next[0] = swiglu(v[4 * i + 1], v[4 * i + 3]);
+            } else {
+                out[0] = v[4 * i], next[0] = v[4 * i + 1];
+                out[8] = v[4 * i + 2], next[8] = v[4 * i + 3];
+            }
+            out += (uint64_t)p.out_stride * 8;
+        }
     }
-}
-
-template <int ROWS>
-static __device__ __forceinline__ void store_tile(const struct wide_params &p,
-                                                  const struct wide_tile &t, uint32_t n_rows,
-                                                  float (&v)[ROWS / 2]) {
-    const thread_place own;
-    const struct project_segment &s = p.segments[t.segment];
-    bool is_swiglu = p.epilogue == EPILOGUE_SWIGLU;
-    uint32_t columns = is_swiglu ? WIDE_N / 2 : WIDE_N, row = t.row_block * ROWS + 2 * own.j;
-    uint32_t n = t.n_block * columns + (is_swiglu ? own.row / 16 * 8 + own.row % 8 : own.row);
-    float *out = p.out + (uint64_t)row * p.out_stride + s.column + n;
-    const float *factors = p.factors ? p.factors + row : NULL;
-    if ((t.row_block + 1) * ROWS > n_rows || (t.n_block + 1) * columns > s.n || p.has_bias)
-        store_part<ROWS>(p, s, v, out, factors, row, n, n_rows);
-    else if (is_swiglu)
-        store_whole<ROWS, EPILOGUE_SWIGLU>(p, v, out, factors);
-    else if (p.epilogue == EPILOGUE_ADD)
-        store_whole<ROWS, EPILOGUE_ADD>(p, v, out, factors);
-    else
-        store_whole<ROWS, EPILOGUE_STORE>(p, v, out, factors);
-}
+};
 
 /* ---- the multiplying warpgroups --------------------------------------------------------------
  */
@@ -575,7 +536,7 @@ static __device__ __forceinline__ void multiply_tile(const struct wide_params &p
     find_tile<ROWS>(p, warp_uniform(index), n_rows, same);
     if (warp_uniform(same.parts) > 1 && !combine_parts<ROWS>(p, same, sums.split))
         return;
-    store_tile<ROWS>(p, same, n_rows, sums.split);
+    store_tile<ROWS, whole_tile>(p, same, n_rows, sums.split);
 }
 
 template <int TYPE, int ROWS>

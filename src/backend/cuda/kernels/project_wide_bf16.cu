@@ -15,7 +15,7 @@
  *
  * Bytes: of a tile 128 a weight row and 256 a row of activations (half of that with clusters) for
  * every 64 columns, out of L2. */
-#include "backend/cuda/kernels/project_gemv.cuh"
+#include "backend/cuda/kernels/project_wide_store.cuh"
 #include "backend/cuda/ops/project_wide_bf16.h"
 
 #if __CUDA_ARCH_FEAT_SM90_ALL
@@ -58,7 +58,7 @@ struct bf16_tile {
 /* Tiles that n weight rows are; with SwiGLU a tile has half as many rows of each matrix. */
 static __device__ __forceinline__ uint32_t count_n_blocks(const struct wide_bf16_params &p,
                                                           uint32_t n) {
-    uint32_t rows = p.epilogue == EPILOGUE_SWIGLU ? BF16_N / 2 : BF16_N;
+    uint32_t rows = p.epilogue == EPILOGUE_SWIGLU ? WIDE_N / 2 : WIDE_N;
     return (n + rows - 1) / rows;
 }
 
@@ -115,11 +115,11 @@ find_weight_rows(const struct wide_bf16_params &p, const struct bf16_tile &t) {
     uint32_t r = warp * 32 + threadIdx.x % 32 * height; /* of the stage's rows */
     if (threadIdx.x % 32 * height >= 32)
         return {NULL, 0, 0, 0};
-    uint32_t n = t.n_block * BF16_N + r;
+    uint32_t n = t.n_block * WIDE_N + r;
     const uint8_t *data = s.data;
     if (p.epilogue == EPILOGUE_SWIGLU) {
         data = r / 8 % 2 ? p.segments[1].data : data;
-        n = t.n_block * (BF16_N / 2) + r / 16 * 8 + r % 8;
+        n = t.n_block * (WIDE_N / 2) + r / 16 * 8 + r % 8;
     }
     uint32_t tile = min(n >> s.row_shift, s.n_tiles - 1), step = 128u << s.row_shift;
     data += (uint64_t)tile * s.kblocks * s.kblock_bytes + (n & ((1u << s.row_shift) - 1)) * 128;
@@ -132,7 +132,7 @@ static __device__ __forceinline__ void copy_acts(const struct wide_bf16_params &
                                                  const struct bf16_tile &t, uint32_t panel,
                                                  const struct bf16_pipeline<ROWS> &pipe) {
     uint32_t thread = threadIdx.x % 128, part = CLUSTER > 1 ? blockIdx.x % CLUSTER : thread / 32;
-    uint32_t to = pipe.at() + (BF16_N + part * ROWS) * 128;
+    uint32_t to = pipe.at() + (WIDE_N + part * ROWS) * 128;
     const uint8_t *acts =
         p.acts + ((uint64_t)(2 * panel + part) * p.act_rows + t.row_block * ROWS) * 128;
     if (CLUSTER > 1) {
@@ -224,18 +224,6 @@ static __device__ __forceinline__ uint64_t describe_rows(uint32_t at) {
            (uint64_t)1 << 62;
 }
 
-/* The thread's results: weight rows `row` and the one 8 further, of activations rows 2 j and 2 j +
- * 1 of every 8. */
-struct thread_place {
-    uint32_t row, j;
-
-    __device__ __forceinline__ thread_place(void) {
-        uint32_t thread = volatile_thread();
-        row = thread / 32 * 16 + thread % 32 / 4;
-        j = thread % 4;
-    }
-};
-
 /* A stage is read: in all blocks that copy into it. */
 template <int CLUSTER> static __device__ __forceinline__ void release_stage(uint32_t empty) {
     if (CLUSTER > 1) {
@@ -250,7 +238,7 @@ template <int CLUSTER> static __device__ __forceinline__ void release_stage(uint
 template <int ROWS>
 static __device__ __forceinline__ void multiply_panel(float (&c)[ROWS], uint32_t at) {
     uint64_t a = describe_rows(at + threadIdx.x / 128 * (64 * 128)),
-             b = describe_rows(at + BF16_N * 128);
+             b = describe_rows(at + WIDE_N * 128);
     wgmma_fence();
 #pragma unroll
     for (int step = 0; step < 4; step++)
@@ -287,82 +275,42 @@ static __device__ __forceinline__ void multiply_split(const struct wide_bf16_par
 /* ---- epilogue --------------------------------------------------------------------------------
  */
 
-/* A tile all of which exists, without biases. */
-template <int ROWS, int EPILOGUE>
-static __device__ __forceinline__ void store_whole(const struct wide_bf16_params &p,
-                                                   float (&v)[ROWS / 2], float *out,
-                                                   const float *factors) {
+/* store_tile's WHOLE. */
+struct whole_tile {
+    template <int ROWS, int EPILOGUE>
+    static __device__ __forceinline__ void store(const struct wide_bf16_params &p,
+                                                 float (&v)[ROWS / 2], float *out,
+                                                 const float *factors) {
 #pragma unroll
-    for (int i = 0; i < ROWS / 8; i++) {
-        float2 f = factors ? __ldcg((const float2 *)factors + 4 * i) : make_float2(1, 1);
+        for (int i = 0; i < ROWS / 8; i++) {
+            float2 f = factors ? __ldcg((const float2 *)factors + 4 * i) : make_float2(1, 1);
 #pragma unroll
-        for (int e = 0; e < 4; e++)
-            v[4 * i + e] = __fmul_rn(v[4 * i + e], e % 2 ? f.y : f.x);
-    }
-    if (EPILOGUE == EPILOGUE_ADD) {
-        float was[ROWS / 2];
-#pragma unroll
-        for (int i = 0; i < ROWS / 2; i++)
-            was[i] = __ldcg(out + (uint64_t)p.out_stride * (i / 4 * 8 + i % 2) + i % 4 / 2 * 8);
-#pragma unroll
-        for (int i = 0; i < ROWS / 2; i++)
-            v[i] = __fadd_rn(was[i], v[i]);
-    }
-#pragma unroll
-    for (int i = 0; i < ROWS / 8; i++) {
-        float *next = out + p.out_stride;
-        if (EPILOGUE == EPILOGUE_SWIGLU) {
-            out[0] = swiglu(v[4 * i], v[4 * i + 2]);
-            next[0] = swiglu(v[4 * i + 1], v[4 * i + 3]);
-        } else {
-            out[0] = v[4 * i], next[0] = v[4 * i + 1];
-            out[8] = v[4 * i + 2], next[8] = v[4 * i + 3];
+            for (int e = 0; e < 4; e++)
+                v[4 * i + e] = __fmul_rn(v[4 * i + e], e % 2 ? f.y : f.x);
         }
-        out += (uint64_t)p.out_stride * 8;
-    }
-}
-
-/* One value after the other. row: of the activations; n: weight row of the segment. */
-template <int ROWS>
-static __device__ __forceinline__ void
-store_part(const struct wide_bf16_params &p, const struct project_segment &s,
-           const float (&v)[ROWS / 2], float *out, const float *factors, uint32_t row, uint32_t n,
-           uint32_t n_rows) {
-    bool is_swiglu = p.epilogue == EPILOGUE_SWIGLU;
+        if (EPILOGUE == EPILOGUE_ADD) {
+            float was[ROWS / 2];
 #pragma unroll
-    for (int i = 0; i < ROWS / 2; i++) {
-        uint32_t r = i / 4 * 8 + i % 2, column = i % 4 / 2 * 8;
-        if (row + r >= n_rows || n + column >= s.n || (is_swiglu && column))
-            continue;
-        float *to = out + (uint64_t)p.out_stride * r + column,
-              f = factors ? __ldcg(factors + r) : 1;
-        float a = add_bias(s, n + column, __fmul_rn(v[i], f));
-        if (is_swiglu)
-            a = swiglu(a, add_bias(p.segments[1], n, __fmul_rn(v[i ^ 2], f)));
-        *to = p.epilogue == EPILOGUE_ADD ? __fadd_rn(__ldcg(to), a) : a;
+            for (int i = 0; i < ROWS / 2; i++)
+                was[i] = __ldcg(out + (uint64_t)p.out_stride * (i / 4 * 8 + i % 2) + i % 4 / 2 * 8);
+#pragma unroll
+            for (int i = 0; i < ROWS / 2; i++)
+                v[i] = __fadd_rn(was[i], v[i]);
+        }
+#pragma unroll
+        for (int i = 0; i < ROWS / 8; i++) {
+            float *next = out + p.out_stride;
+            if (EPILOGUE == EPILOGUE_SWIGLU) {
+                out[0] = swiglu(v[4 * i], v[4 * i + 2]);
+                next[0] = swiglu(v[4 * i + 1], v[4 * i + 3]);
+            } else {
+                out[0] = v[4 * i], next[0] = v[4 * i + 1];
+                out[8] = v[4 * i + 2], next[8] = v[4 * i + 3];
+            }
+            out += (uint64_t)p.out_stride * 8;
+        }
     }
-}
-
-template <int ROWS>
-static __device__ __forceinline__ void store_tile(const struct wide_bf16_params &p,
-                                                  const struct bf16_tile &t, uint32_t n_rows,
-                                                  float (&v)[ROWS / 2]) {
-    const thread_place own;
-    const struct project_segment &s = p.segments[t.segment];
-    bool is_swiglu = p.epilogue == EPILOGUE_SWIGLU;
-    uint32_t columns = is_swiglu ? BF16_N / 2 : BF16_N, row = t.row_block * ROWS + 2 * own.j;
-    uint32_t n = t.n_block * columns + (is_swiglu ? own.row / 16 * 8 + own.row % 8 : own.row);
-    float *out = p.out + (uint64_t)row * p.out_stride + s.column + n;
-    const float *factors = p.factors ? p.factors + row : NULL;
-    if ((t.row_block + 1) * ROWS > n_rows || (t.n_block + 1) * columns > s.n || p.has_bias)
-        store_part<ROWS>(p, s, v, out, factors, row, n, n_rows);
-    else if (is_swiglu)
-        store_whole<ROWS, EPILOGUE_SWIGLU>(p, v, out, factors);
-    else if (p.epilogue == EPILOGUE_ADD)
-        store_whole<ROWS, EPILOGUE_ADD>(p, v, out, factors);
-    else
-        store_whole<ROWS, EPILOGUE_STORE>(p, v, out, factors);
-}
+};
 
 /* ---- the multiplying warpgroups --------------------------------------------------------------
  */
@@ -372,7 +320,7 @@ static __device__ __forceinline__ void store_tile(const struct wide_bf16_params 
 template <int ROWS>
 static __device__ __forceinline__ bool
 combine_splits(const struct wide_bf16_params &p, const struct bf16_tile &t, float (&v)[ROWS / 2]) {
-    constexpr uint32_t THREADS = BF16_N * 2;
+    constexpr uint32_t THREADS = WIDE_N * 2;
     const struct project_segment &s = p.segments[t.segment];
     uint32_t tile = s.first_tile + t.n_block * p.row_blocks + t.row_block;
     float4 *partials =
@@ -427,7 +375,7 @@ static __device__ __forceinline__ void multiply_tile(const struct wide_bf16_para
     }
     if (p.is_split_k && s.splits > 1 && !combine_splits<ROWS>(p, t, sum))
         return;
-    store_tile<ROWS>(p, t, n_rows, sum);
+    store_tile<ROWS, whole_tile>(p, t, n_rows, sum);
 }
 
 template <int ROWS, int CLUSTER>
@@ -524,28 +472,11 @@ static __device__ __forceinline__ void qact_group(const struct wide_split_row &,
                                                   float, int) {
 }
 
-/* A block a row; rows after the step's last are left as they are. Shared memory: sums of squares of
- * 128 columns, or a factor a head. */
+/* A block a row. Shared memory: sums of squares of 128 columns, or a factor a head. */
 extern "C" __global__ void __maxnreg__(56)
     project_wide_split(const __grid_constant__ struct wide_split_params p) {
     extern __shared__ float split_red[];
     pdl_launch_dependents();
-    uint32_t row = blockIdx.x;
-    struct wide_split_row to = {p.acts, row, p.act_rows};
-    struct row_threads threads = row_threads_of(p.in);
-    struct col8 weights = {};
-    load_first_norm_weights(threads, p.in, weights);
-    pdl_wait(p.io);
-    if (row >= count_rows(p.io, p.in))
-        return;
-    struct row_source source = {row, p.row_limit, false};
-    quantize_row<IS_BF16>(threads, p.io, p.in, source, weights, to, split_red);
-    if (p.in.prologue != PROLOGUE_NORM)
-        return;
-    __syncthreads();
-    if (threadIdx.x >= 32)
-        return;
-    float factor = row_factor(p.in, split_red);
-    if (threadIdx.x == 0)
-        p.factors[row] = factor;
+    struct wide_split_row to = {p.acts, blockIdx.x, p.act_rows};
+    quantize_wide_row<IS_BF16>(row_threads_of(p.in), p, to, split_red);
 }

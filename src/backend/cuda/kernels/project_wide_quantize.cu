@@ -57,33 +57,17 @@ static __device__ __forceinline__ void qact_group(const struct wide_qact_row &to
             __floats2half2_rn((float)(sum & ~1), (float)(sum & 1));
 }
 
-/* A block a row; without a norm of the row, several that divide its columns. Rows after the step's
- * last are left as they are: a quantized row meets its own results alone. Shared memory: sums of
- * squares of 128 columns, or a factor a head. */
+/* A block a row; without a norm of the row, several that divide its columns. Shared memory: sums
+ * of squares of 128 columns, or a factor a head. */
 extern "C" __global__ void __maxnreg__(56)
     project_wide_quantize(const __grid_constant__ struct wide_quantize_params p) {
     extern __shared__ float wide_red[];
     pdl_launch_dependents();
-    uint32_t row = blockIdx.x;
-    struct wide_qact_row to = {p.qact, row, p.qact_rows, p.is_q8_0};
+    struct wide_qact_row to = {p.qact, blockIdx.x, p.qact_rows, p.is_q8_0};
     struct row_threads threads = row_threads_of(p.in);
     if (gridDim.y > 1) {
         uint32_t before = blockIdx.y * blockDim.x;
         threads = {before + threadIdx.x, gridDim.y * blockDim.x, before + threads.warp};
     }
-    struct col8 weights = {};
-    load_first_norm_weights(threads, p.in, weights);
-    pdl_wait(p.io);
-    if (row >= count_rows(p.io, p.in))
-        return;
-    struct row_source source = {row, p.row_limit, false};
-    quantize_row<IS_INT8>(threads, p.io, p.in, source, weights, to, wide_red);
-    if (p.in.prologue != PROLOGUE_NORM)
-        return;
-    __syncthreads();
-    if (threadIdx.x >= 32)
-        return;
-    float factor = row_factor(p.in, wide_red);
-    if (threadIdx.x == 0)
-        p.factors[row] = factor;
+    quantize_wide_row<IS_INT8>(threads, p, to, wide_red);
 }

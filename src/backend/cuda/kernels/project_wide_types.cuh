@@ -3,8 +3,7 @@
 #ifndef BACKEND_CUDA_KERNELS_PROJECT_WIDE_TYPES_CUH
 #define BACKEND_CUDA_KERNELS_PROJECT_WIDE_TYPES_CUH
 
-#include "backend/cuda/kernels/project_gemv.cuh"
-#include "backend/cuda/ops/project_wide.h"
+#include "backend/cuda/kernels/project_wide_store.cuh"
 
 #if __CUDA_ARCH_FEAT_SM90_ALL
 
@@ -56,18 +55,6 @@ static __device__ __forceinline__ __half2 times(__half2 a, float b) {
 template <uint32_t FROM> static __device__ __forceinline__ __half2 int8_pair(uint32_t flipped) {
     return __hsub2(as_half2(__byte_perm(flipped, 0x64646464u, FROM)), __float2half2_rn(1152));
 }
-
-/* A thread's rows of its warpgroup's 64 are `row` and the one 8 further, its block of 32 columns is
- * j. Found again where it is needed: registers are few. */
-struct thread_place {
-    uint32_t row, j;
-
-    __device__ __forceinline__ thread_place(void) {
-        uint32_t thread = volatile_thread();
-        row = thread / 32 * 16 + thread % 32 / 4;
-        j = thread % 4;
-    }
-};
 
 /* Unpacked weights of 64 columns, four steps of 16: what a part of a group is multiplied from. A
  * group has two parts, of Q6_K four: first the lower bits, then the upper. */

@@ -558,4 +558,28 @@ static __device__ __forceinline__ float row_factor(const struct project_input &i
     return norm_factor(warp_sum(sum), in.k, in.eps);
 }
 
+/* A kernel that quantizes row blockIdx.x for wgmma, by `threads`, and stores its norm's factor.
+ * Rows after the step's last are left as they are: a quantized row meets its own results alone.
+ * red: as of quantize_row. */
+template <int SET, class PARAMS, class QACT>
+static __device__ __forceinline__ void
+quantize_wide_row(const struct row_threads &threads, const PARAMS &p, const QACT &to, float *red) {
+    uint32_t row = blockIdx.x;
+    struct col8 weights = {};
+    load_first_norm_weights(threads, p.in, weights);
+    pdl_wait(p.io);
+    if (row >= count_rows(p.io, p.in))
+        return;
+    struct row_source source = {row, p.row_limit, false};
+    quantize_row<SET>(threads, p.io, p.in, source, weights, to, red);
+    if (p.in.prologue != PROLOGUE_NORM)
+        return;
+    __syncthreads();
+    if (threadIdx.x >= 32)
+        return;
+    float factor = row_factor(p.in, red);
+    if (threadIdx.x == 0)
+        p.factors[row] = factor;
+}
+
 #endif

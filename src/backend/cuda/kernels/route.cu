@@ -129,6 +129,17 @@ static __device__ __forceinline__ uint32_t rank_of(const uint32_t *keys, uint32_
     return rank;
 }
 
+/* By a warp: weights of n chosen logits, the largest first. */
+static __device__ __forceinline__ void store_softmax(const float *top, uint32_t n, float *weight) {
+    uint32_t lane = threadIdx.x % 32;
+    float sum = 0;
+    for (uint32_t j = lane; j < n; j += 32)
+        sum += expf(top[j] - top[0]);
+    sum = warp_sum(sum);
+    for (uint32_t j = lane; j < n; j += 32)
+        weight[j] = expf(top[j] - top[0]) / sum;
+}
+
 /* By the thread block. A warp ranks 32 experts and keeps the best; then those of all warps are
  * ranked. Softmax over all experts, normalised again over the chosen, is softmax over the chosen.
  */
@@ -168,14 +179,8 @@ static __device__ void choose_experts(const struct route_params &p, uint32_t row
         }
     }
     __syncthreads();
-    if (warp == 0) {
-        float sum = 0;
-        for (uint32_t j = lane; j < p.used; j += 32)
-            sum += expf(top[j] - top[0]);
-        sum = warp_sum(sum);
-        for (uint32_t j = lane; j < p.used; j += 32)
-            weight[j] = expf(top[j] - top[0]) / sum;
-    }
+    if (warp == 0)
+        store_softmax(top, p.used, weight);
 }
 
 /* By warp 0: adds the warps' sums and publishes the logits of router rows [first, end). */
@@ -388,12 +393,7 @@ static __device__ void choose_wide(const struct route_params &p, uint32_t row, u
         choice[p.used] = p.experts;
         weight[p.used] = p.shared_gate ? 1 / (1 + expf(-gate)) : 0;
     }
-    float sum = 0;
-    for (uint32_t j = lane; j < p.used; j += 32)
-        sum += expf(top[j] - top[0]);
-    sum = warp_sum(sum);
-    for (uint32_t j = lane; j < p.used; j += 32)
-        weight[j] = expf(top[j] - top[0]) / sum;
+    store_softmax(top, p.used, weight);
 }
 
 /* Shared memory: the warps' rings; sums (warp, router row of a batch, row); keys (row, E + 1);

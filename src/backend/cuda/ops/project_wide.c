@@ -76,15 +76,15 @@ uint32_t wide_stage_bytes(uint32_t type, uint32_t rows) {
     return div_up(bytes, 1024) * 1024;
 }
 
-/* Tiles that n weight rows are. */
-static uint32_t n_blocks(const struct wide_params *w, uint32_t n) {
-    return div_up(n, w->epilogue == EPILOGUE_SWIGLU ? WIDE_N / 2 : WIDE_N);
+uint32_t wide_n_blocks(uint32_t epilogue, uint32_t n) {
+    return div_up(n, epilogue == EPILOGUE_SWIGLU ? WIDE_N / 2 : WIDE_N);
 }
 
-static uint32_t count_tiles(const struct wide_params *w, uint32_t rows, uint32_t bucket) {
+uint32_t wide_count_tiles(const struct project_segment *segments, uint32_t n_segments,
+                          uint32_t epilogue, uint32_t rows, uint32_t bucket) {
     uint32_t blocks = 0;
-    for (uint32_t i = 0; i < w->n_segments; i++)
-        blocks += n_blocks(w, w->segments[i].n);
+    for (uint32_t i = 0; i < n_segments; i++)
+        blocks += wide_n_blocks(epilogue, segments[i].n);
     return blocks * div_up(bucket, rows);
 }
 
@@ -92,8 +92,8 @@ static uint32_t count_tiles(const struct wide_params *w, uint32_t rows, uint32_t
 static uint32_t product_cost(const struct wide_params *w, uint32_t rows, uint32_t bucket,
                              uint32_t n_sms) {
     const struct project_segment *s = &w->segments[0];
-    uint32_t tiles = count_tiles(w, rows, bucket), rest = tiles % n_sms,
-             in_kblock = 32u >> s->row_shift, groups = s->kblocks * in_kblock;
+    uint32_t tiles = wide_count_tiles(w->segments, w->n_segments, w->epilogue, rows, bucket),
+             rest = tiles % n_sms, in_kblock = 32u >> s->row_shift, groups = s->kblocks * in_kblock;
     uint32_t cut = div_up(rest * s->kblocks, n_sms) * in_kblock + WIDE_CUT_COST;
     return (tiles / n_sms * groups + (rest ? min_u32(groups, cut) : 0)) *
            (rows == 64 ? GROUP_64 : GROUP_128);

@@ -101,6 +101,11 @@ struct wide_f32_params {
 /* Bytes of a stage of the pipeline, for tiles of so many rows: stage_layout of
  * project_wide_types.cuh. */
 uint32_t wide_stage_bytes(uint32_t type, uint32_t rows);
+/* Tiles that n weight rows are; and all segments with a bucket's rows, `rows` of them a tile. */
+uint32_t wide_n_blocks(uint32_t epilogue, uint32_t n);
+uint32_t wide_count_tiles(const struct project_segment *segments, uint32_t n_segments,
+                          uint32_t epilogue, uint32_t rows, uint32_t bucket);
+
 /* Records a PROJECT whose K splits project.c has chosen; `set` is its types. False: not one for
  * these kernels, and nothing was recorded. */
 bool record_project_wide(struct recorder *r, const struct project_params *p, uint32_t set,

@@ -4,7 +4,6 @@
 
 #include <stdio.h>
 
-#include "backend/cuda/ops/project_wide.h"
 #include "base/size.h"
 
 enum {
@@ -45,16 +44,8 @@ static int record_split(struct recorder *r, const struct bf16_op *op) {
 /* ---- the product ------------------------------------------------------------------------------
  */
 
-/* Tiles that n weight rows are. */
-static uint32_t n_blocks(const struct wide_bf16_params *w, uint32_t n) {
-    return div_up(n, w->epilogue == EPILOGUE_SWIGLU ? BF16_N / 2 : BF16_N);
-}
-
 static uint32_t count_tiles(const struct wide_bf16_params *w, uint32_t rows, uint32_t bucket) {
-    uint32_t blocks = 0;
-    for (uint32_t i = 0; i < w->n_segments; i++)
-        blocks += n_blocks(w, w->segments[i].n);
-    return blocks * div_up(bucket, rows);
+    return wide_count_tiles(w->segments, w->n_segments, w->epilogue, rows, bucket);
 }
 
 /* Rows of activations of a tile: with 128 weights are read half as often, with 64 fewer SMs are
@@ -78,9 +69,9 @@ static void split_over_blocks(struct recorder *r, struct wide_bf16_params *w, ui
         return;
     for (uint32_t i = 0; i < w->n_segments; i++) {
         w->segments[i].first_tile = first;
-        first += w->row_blocks * n_blocks(w, w->segments[i].n);
+        first += w->row_blocks * wide_n_blocks(w->epilogue, w->segments[i].n);
     }
-    w->partials = recorder_work(r, (uint64_t)tiles * w->max_splits * rows * BF16_N * 4);
+    w->partials = recorder_work(r, (uint64_t)tiles * w->max_splits * rows * WIDE_N * 4);
     w->arrivals = recorder_counters(r, tiles);
 }
 

@@ -13,12 +13,11 @@
 #ifndef BACKEND_CUDA_OPS_PROJECT_WIDE_BF16_H
 #define BACKEND_CUDA_OPS_PROJECT_WIDE_BF16_H
 
-#include "backend/cuda/ops/project.h"
+#include "backend/cuda/ops/project_wide.h"
 
 enum {
     BF16_MIN_ROWS = 9,     /* of a bucket */
     BF16_MAX_TILE = 128,   /* rows of activations of a tile, at most */
-    BF16_N = 128,          /* weight rows of a tile: 64 a multiplying warpgroup */
     BF16_THREADS = 384,    /* two warpgroups multiply, one copies */
     BF16_PANEL = 64,       /* columns of a stage */
     BF16_STAGES_AT = 1024, /* offset of the stages in shared memory, after the mbarriers */
@@ -28,7 +27,7 @@ enum {
 
 /* Bytes of a stage: 64 columns of the tile's weights, then of both parts of its activations. */
 HOST_DEVICE uint32_t wide_bf16_stage_bytes(uint32_t rows) {
-    return (BF16_N + 2 * rows) * 128;
+    return (WIDE_N + 2 * rows) * 128;
 }
 
 struct wide_bf16_params {
