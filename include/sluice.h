@@ -324,8 +324,8 @@ struct sluice_reuse {
 int sluice_seq_resume(sluice_seq *seq, const int32_t *tokens, size_t n, struct sluice_reuse *reuse);
 
 /* Begins to read what sluice_seq_resume would take over of n such tokens from the files of
- * cache_dir, beside the steps. *is_ready: nothing of it is on its way (any more), and resuming
- * waits for no file; until then it can be asked again, with the same tokens. Who resumes at once
+ * cache_dir, beside the steps. *is_ready: no read of it is in flight, and resuming waits for
+ * no file; until then it can be asked again, with the same tokens. Who resumes at once
  * loses nothing but the time that steps of other sequences wait for it. */
 int sluice_engine_fetch(sluice_engine *engine, const int32_t *tokens, size_t n, bool *is_ready);
 

@@ -432,10 +432,17 @@ TEST(serve_reads_files_beside_the_steps_of_others) {
                 EXPECT_INT(sched_step(r.sched, NULL), SLUICE_OK);
             }
             submit_plain(&r, &again, 700, 4);
+            uint32_t n_before = other.n;
             EXPECT_INT(sched_step(r.sched, NULL), SLUICE_OK);
             sched_counters(r.sched, &c);
             EXPECT_INT(c.running, 1); /* the other one, or it alone */
             EXPECT_INT(c.waiting, !is_alone);
+            while (c.waiting && !other.n_ended) { /* no step but brings the other one something */
+                EXPECT(other.n > n_before);
+                n_before = other.n;
+                EXPECT_INT(sched_step(r.sched, NULL), SLUICE_OK);
+                sched_counters(r.sched, &c);
+            }
             while (!again.n_ended)
                 EXPECT_INT(sched_step(r.sched, NULL), SLUICE_OK);
             EXPECT(again.report.reuse.tokens >= 699);

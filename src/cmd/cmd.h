@@ -38,8 +38,8 @@ int check_range(const char *verb, const char *option, int value, int least, int 
 /* For qsort: the smallest first. */
 int compare_doubles(const void *a, const void *b);
 
-/* log(sum(exp(logits))): the log probability of token i is logits[i] less this. */
-double log_sum_exp(const float *logits, int32_t n);
+/* How many of the tokens the sequence begins with. */
+uint32_t common_prefix(const sluice_seq *seq, const int32_t *tokens, size_t n);
 
 /* A JSON string of any bytes: those that are not UTF-8 become U+FFFD. */
 json_t *json_text(struct str s);

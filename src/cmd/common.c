@@ -70,14 +70,13 @@ int tokenizer_of_model(struct tokenizer **out, const char *path, struct err *err
     return status;
 }
 
-double log_sum_exp(const float *logits, int32_t n) {
-    int32_t best = 0;
-    for (int32_t i = 1; i < n; i++)
-        best = logits[i] > logits[best] ? i : best;
-    double others = 0;
-    for (int32_t i = 0; i < n; i++)
-        others += i == best ? 0 : expf(logits[i] - logits[best]);
-    return log1p(others) + logits[best];
+uint32_t common_prefix(const sluice_seq *seq, const int32_t *tokens, size_t n) {
+    const int32_t *old;
+    uint32_t n_old, common = 0;
+    sluice_seq_tokens(seq, &old, &n_old, NULL);
+    while (common < n_old && common < n && old[common] == tokens[common])
+        common++;
+    return common;
 }
 
 json_t *json_text(struct str s) {

@@ -5,6 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/log_sum.h"
 #include "cmd/cmd.h"
 
 /* Keeps the n_top best of what it is offered, best first; equal ones in order of their ids. */

@@ -8,6 +8,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "base/log_sum.h"
 #include "cmd/cmd.h"
 #include "cmd/open.h"
 #include "engine/engine.h"

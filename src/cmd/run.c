@@ -111,17 +111,14 @@ static int encode_prompt(struct run *r) {
 
 /* Opens r->seq, from the file if that is of use. */
 static int load_cache(struct run *r) {
-    const int32_t *old;
-    uint32_t n_old, waiting, common = 0;
+    uint32_t waiting;
     if (access(r->cache, F_OK) != 0)
         return sluice_seq_open(&r->seq, r->engine);
     if (sluice_seq_load(&r->seq, r->engine, r->cache)) {
         warn("%s; the prompt is read anew", sluice_engine_error(r->engine));
         return sluice_seq_open(&r->seq, r->engine);
     }
-    sluice_seq_tokens(r->seq, &old, &n_old, NULL);
-    while (common < n_old && common + 1 < r->n_prompt && old[common] == r->tokens[common])
-        common++;
+    uint32_t common = common_prefix(r->seq, r->tokens, r->n_prompt ? r->n_prompt - 1 : 0);
     int status = sluice_seq_rewind(r->seq, common);
     sluice_seq_tokens(r->seq, NULL, NULL, &waiting);
     r->n_cached = common - waiting;

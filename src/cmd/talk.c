@@ -62,11 +62,7 @@ static int render_dropping(struct talk *t, size_t room, struct ids *ids, struct 
 /* Makes the sequence hold exactly these tokens, keeping what it or any conversation before it has
  * of them already. The last one is worked off again in any case: the answer begins after it. */
 static int feed_prompt(struct talk *t, const struct ids *ids, size_t *n_fed) {
-    const int32_t *old;
-    uint32_t n_old, waiting, common = 0;
-    sluice_seq_tokens(t->seq, &old, &n_old, NULL);
-    while (common < n_old && common + 1 < ids->len && old[common] == ids->at[common])
-        common++;
+    uint32_t waiting, common = common_prefix(t->seq, ids->at, ids->len ? ids->len - 1 : 0);
     if (sluice_seq_rewind(t->seq, common) ||
         sluice_seq_resume(t->seq, ids->at + common, ids->len - common, NULL))
         return fail_engine(t->engine);
@@ -81,13 +77,11 @@ static int feed_prompt(struct talk *t, const struct ids *ids, size_t *n_fed) {
 int talk_trim(struct talk *t) {
     struct err ignored = {0};
     struct ids ids = {0};
-    const int32_t *old;
-    uint32_t n_old, common = 0, waiting = 0;
+    uint32_t n_old, waiting = 0;
     if (render(t, &ids, &ignored)) /* nothing that could be rendered: nothing is kept */
         ids.len = 0;
-    sluice_seq_tokens(t->seq, &old, &n_old, NULL);
-    while (common < n_old && common < ids.len && old[common] == ids.at[common])
-        common++;
+    sluice_seq_tokens(t->seq, NULL, &n_old, NULL);
+    uint32_t common = common_prefix(t->seq, ids.at, ids.len);
     ids_free(&ids);
     if (common == n_old)
         return 0;

@@ -642,7 +642,8 @@ static bool fetch_one(struct cache *c, uint32_t e) {
     return true;
 }
 
-/* What of an entry and the blocks before it is on its way, and the bytes that are only on disk. */
+/* Whether reads of an entry and the blocks before it are in flight, and the bytes of them that are
+ * only on disk. */
 static bool is_any_coming(const struct cache *c, uint32_t e, uint64_t *on_disk) {
     bool is_any = false;
     *on_disk = 0;

@@ -163,15 +163,15 @@ int cache_load(struct cache *c, uint32_t e, tier_take_fn *take, void *user, bool
 /* The tier that an entry comes from. */
 enum tier cache_tier(const struct cache *c, uint32_t e);
 /* Begins to read an entry and the blocks before it from disk into host memory, beside the steps, as
- * far as they are nowhere else, worth it, and there is room. Returns whether any of them is on its
- * way: a load would wait for it. */
+ * far as they are nowhere else, worth it, and there is room. Returns whether any such read is in
+ * flight: a load would wait for it. */
 bool cache_fetch(struct cache *c, uint32_t e);
 /* An entry that was not found is gone from that tier. It is not pinned. */
 void cache_lose(struct cache *c, uint32_t e);
 /* A block that was loaded is on the device again. */
 void cache_restore_page(struct cache *c, uint32_t e, uint32_t page);
 /* An entry and the blocks before it are to go to disk as well, where there is one: as far as there
- * is room on the way, and the rest with the calls of cache_copy_ahead. */
+ * is room for the copies, and the rest with the calls of cache_copy_ahead. */
 void cache_write_through(struct cache *c, uint32_t e);
 /* Begins to copy to the tiers below, beside the steps, what is to be written through and what will
  * have to leave the device next: then it can go without anybody waiting. To be called once a step.

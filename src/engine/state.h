@@ -149,7 +149,7 @@ int state_each_stretch(const struct state *st, uint32_t slot, stretch_fn *fn, vo
 uint64_t state_stretch_bytes(const struct state *st, uint32_t length);
 
 /* Begins to bring what state_resume would read of n > 0 such tokens from disk to host memory,
- * beside the steps. Returns whether any of it is on its way. */
+ * beside the steps. Returns whether any read of it is in flight. */
 bool state_fetch(struct state *st, const int32_t *tokens, uint32_t n);
 
 /* The tiers below the device, disk and fetch may be NULL; and what of the device goes to them at

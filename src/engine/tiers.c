@@ -8,7 +8,7 @@
 
 enum {
     MAX_OBJECTS = 1 << 18,
-    MOST_WAITING = 8,   /* objects on their way to disk, where host memory is for nothing else */
+    MOST_WAITING = 8,   /* objects not yet written to disk, where host memory is for nothing else */
     CLOSE_SECONDS = 20, /* for copies in flight when the engine is closed */
     TIER_IDENTITY = 1,  /* changes when the meaning of an object's bytes does */
 };

@@ -1,11 +1,11 @@
 /* worker.c - the thread that owns the engine and its scheduler. */
 #include "serve/worker.h"
 
-#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "base/clock.h"
+#include "base/log_sum.h"
 #include "base/size.h"
 #include "base/thread.h"
 #include "serve/follow.h"
@@ -121,16 +121,6 @@ static void find_top(struct worker *w, const float *logits, uint32_t n) {
     }
 }
 
-static double log_sum(const float *logits, int32_t n) {
-    float best = logits[0];
-    for (int32_t i = 1; i < n; i++)
-        best = logits[i] > best ? logits[i] : best;
-    double sum = (double)expf(logits[0] - best);
-    for (int32_t i = 1; i < n; i++)
-        sum += (double)expf(logits[i] - best);
-    return log(sum) + (double)best;
-}
-
 static struct job_logprobs *logprobs_of(struct worker *w, const float *logits, int32_t token,
                                         int n_top) {
     uint32_t most = sizeof w->top / sizeof *w->top,
@@ -139,7 +129,7 @@ static struct job_logprobs *logprobs_of(struct worker *w, const float *logits, i
     struct job_logprobs *out = malloc(sizeof *out + n * sizeof *out->top);
     if (!out)
         return NULL;
-    double sum = log_sum(logits, w->n_tokens);
+    double sum = log_sum_exp(logits, w->n_tokens);
     if (n > 0)
         find_top(w, logits, n);
     out->logprob = (float)((double)logits[token] - sum);
