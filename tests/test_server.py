@@ -1219,11 +1219,55 @@ def test_command_lines_that_are_wrong():
                                   (["--unix", "/nowhere/x/y"], 1, "/nowhere/x/y"),
                                   (["--unix", ""], 2, "--unix is '', expected a path"), (["--host", ""], 2, "--host is ''"),
                                   (["--name", ""], 2, "--name is ''"), (["--api-key", ""], 2, "--api-key is ''"),
+                                  (["--access-log", "/nowhere/x"], 1, "/nowhere/x"), (["--cache-dir", str(SHIPPED)], 1, str(SHIPPED)),
                                   (["--chat-template", "/nowhere"], 1, "/nowhere")):
             p = subprocess.run([SLUICE, "serve", "-m", str(SHIPPED), *args], stderr=subprocess.PIPE, timeout=PATIENCE)
-            assert p.returncode == code and words in p.stderr.decode().splitlines()[-1], (args, p.stderr)
-            if args[0] == "--chat-template":  # before the model is loaded
-                assert len(p.stderr.splitlines()) == 1, p.stderr
+            assert p.returncode == code and words in p.stderr.decode(), (args, p.stderr)
+            assert len(p.stderr.splitlines()) == 1, p.stderr  # before the model is loaded
+
+
+def free_port():
+    with socket.create_server(("127.0.0.1", 0)) as s:
+        return s.getsockname()[1]
+
+
+def test_requests_while_the_model_loads():
+    """The server waits for its template: a FIFO that is opened and not written yet."""
+    fifo, port = TMP / "template.fifo", free_port()
+    os.mkfifo(fifo)
+    p = subprocess.Popen([SLUICE, "serve", "-m", str(SHIPPED), "--port", str(port), "--chat-template", fifo, "--api-key", "k"],
+                         stderr=subprocess.PIPE, stdin=subprocess.DEVNULL)
+
+    def ask(method, path, body=None, key="k"):
+        with contextlib.closing(http.client.HTTPConnection("127.0.0.1", port, timeout=PATIENCE)) as c:
+            c.request(method, path, body, {"Authorization": f"Bearer {key}"} if key else {})
+            r = c.getresponse()
+            return r.status, r.headers, r.read().decode()
+
+    try:
+        with open(fifo, "w") as template:  # open when the server has opened it
+            for method, path, body in (("GET", "/health", None), ("GET", "/v1/models", None), ("POST", "/v1/chat/completions", "{}"),
+                                       ("POST", "/v1/messages", "{}"), ("POST", "/api/chat", "{}"), ("GET", "/metrics", None)):
+                status, headers, text = ask(method, path, body)
+                assert status == 503 and "the model is loading" in json.dumps(json.loads(text)["error"]), (path, status, text)
+                assert headers["Retry-After"], headers
+            assert ask("GET", "/health", key=None)[0] == 503 and ask("GET", "/v1/models", key="x")[0] == 401
+            assert ask("GET", "/nothing")[0] == 404
+            status, headers, text = ask("GET", "/")
+            assert status == 503 and headers["Content-Type"].startswith("text/html") and "refresh" in text, text
+            template.write("{{ messages[0].content }}")
+        line = ""
+        while "listening" not in line:
+            line = p.stderr.readline().decode()
+            assert line, "it ended"
+        assert ask("GET", "/health")[0] == 200
+        assert ask("POST", "/v1/chat/completions", json.dumps({"messages": FOX, "max_tokens": 2}))[0] == 200
+        p.terminate()
+        assert p.wait(PATIENCE) == 0
+    finally:
+        p.kill()
+        p.wait()
+        p.stderr.close()
 
 
 def test_access_log_has_no_prompts_unless_asked():
@@ -1247,7 +1291,7 @@ def test_access_log_is_no_other_file():
     os.mkfifo(fifo)
     for path, words in ((other, "left as it is"), (fifo, "nobody reads this FIFO"), (TMP, "Is a directory")):
         p = subprocess.run([SLUICE, "serve", "-m", str(SHIPPED), "--port", "0", "--access-log", path], stderr=subprocess.PIPE, timeout=PATIENCE)
-        assert p.returncode == 1 and words in p.stderr.decode().splitlines()[-1], (path, p.stderr)
+        assert p.returncode == 1 and words in p.stderr.decode() and len(p.stderr.splitlines()) == 1, (path, p.stderr)
     assert other.read_text() == "a text"
     for n in (1, 2):
         with own("--access-log", log) as s:

@@ -1,12 +1,14 @@
 /* open.c - the options that verbs with an engine share, and opening as they say. */
 #include "cmd/open.h"
 
+#include <errno.h>
 #include <limits.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/stat.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -284,6 +286,21 @@ int common_open_model(struct common *c, sluice_model **model) {
     return exit;
 }
 
+/* The slash makes a file at this path an error. */
+static int make_folder(const char *path) {
+    char slashed[PATH_MAX];
+    int n = snprintf(slashed, sizeof slashed, "%s/", path);
+    bool is_made = n < (int)sizeof slashed && (mkdir(path, 0700) == 0 || errno == EEXIST);
+    return is_made && access(slashed, W_OK | X_OK) == 0
+               ? 0
+               : complain(EXIT_WORLD, "%s: cannot use it as the cache's folder: %s", path,
+                          strerror(errno));
+}
+
+int common_make_cache_dir(const struct common *c) {
+    return c->cache_dir ? make_folder(c->cache_dir) : 0;
+}
+
 static void warn_of_context(const sluice_engine *engine) {
     struct sluice_facts facts;
     struct sluice_choice choice;
@@ -308,6 +325,9 @@ int common_open_engine(sluice_model *model, const struct sluice_engine_options *
     struct sluice_engine_options o = *options;
     struct progress bar = {0};
     struct err err = {0};
+    int exit = o.cache_dir ? make_folder(o.cache_dir) : 0; /* or it would be found after loading */
+    if (exit)
+        return exit;
     o.progress = show_loading;
     o.user = &bar;
     interrupt_while_loading(true);

@@ -56,6 +56,8 @@ struct sluice_engine_options common_engine(const struct common *c);
  * drawn. The biases are those of *c. */
 struct sluice_sampling common_sampling(const struct common *c, const sluice_model *model);
 
+/* Makes the folder of --cache-dir where there is none; the exit status when it cannot be used. */
+int common_make_cache_dir(const struct common *c);
 /* A model, and an engine with a bar for loading. On failure it is closed and NULL, one line is on
  * stderr, and the exit status is returned; 0 when all is well. `taps`: see engine_prepare. */
 int common_open_model(struct common *c, sluice_model **model);

@@ -147,7 +147,6 @@ static void on_stop(int number) {
 
 static int catch_signals(void) {
     static const int signals[] = {SIGTERM, SIGINT, SIGHUP};
-    signal(SIGPIPE, SIG_IGN); /* a client that went away is an error of writing */
     if (stop_pipe[0] < 0 && pipe2(stop_pipe, O_CLOEXEC))
         return complain(EXIT_WORLD, "serve: no pipe for signals");
     for (size_t i = 0; i < sizeof signals / sizeof *signals; i++) {
@@ -201,34 +200,28 @@ static int read_template(const struct serve *s, char **out) {
     return status ? fail(&err) : 0;
 }
 
-static int serve(struct serve *s, sluice_model *model, sluice_engine *engine) {
+static int serve(struct serve *s, struct server *server, const struct served *served) {
     struct err err = {0};
-    struct server *server;
-    s->server.model = model;
-    s->server.engine = engine;
-    s->server.plan = plan_of;
-    s->server.plan_user = engine;
-    s->server.sampling = common_sampling(&s->common, model);
     int exit = catch_signals();
-    if (!exit && server_open(&server, &s->server, &err))
+    if (!exit && server_start(server, served, &err))
         exit = fail(&err);
     if (!exit) {
         say(SAY_NORMAL, "listening on %s", server_address(server));
         wait_and_drain(server, s->drain);
-        server_close(server);
     }
     return exit;
 }
 
-static struct sluice_engine_options engine_options(struct serve *s) {
+/* Snapshots have a part of the folder's budget. */
+static uint64_t snapshot_bytes(const struct sluice_engine_options *o) {
+    return o->cache_dir_bytes / 16;
+}
+
+static struct sluice_engine_options engine_options(const struct serve *s) {
     struct sluice_engine_options o = common_engine(&s->common);
     const struct backend_kind *kind = backend_find(o.backend);
     o.sequences = o.batch = (uint32_t)s->batch;
-    if (o.cache_dir) { /* snapshots have a part of the folder's budget */
-        s->server.snapshot_dir = o.cache_dir;
-        s->server.snapshot_bytes = o.cache_dir_bytes / 16;
-        o.cache_dir_bytes -= s->server.snapshot_bytes;
-    }
+    o.cache_dir_bytes -= o.cache_dir ? snapshot_bytes(&o) : 0;
     o.hidden = s->embeddings || (kind && !kind->has_burst); /* there it costs bursts */
     if (s->common.snapshot_bytes == UINT64_MAX)
         o.snapshot_bytes = 512 << 20; /* every turn of a conversation goes on from one */
@@ -249,33 +242,55 @@ static char *model_name(const char *path) {
     return name;
 }
 
-static int open_and_serve(struct serve *s) {
+static int load_and_serve(struct serve *s, struct server *server) {
     sluice_model *model;
     sluice_engine *engine = NULL;
-    char *template = NULL;
+    char *template = NULL, *name = NULL;
     int exit = common_open_model(&s->common, &model);
-    if (exit)
-        return exit;
-    if (!model->tokenizer)
+    if (!exit && !model->tokenizer)
         exit = complain(EXIT_WORLD, "%s", sluice_model_error(model));
-    else
+    if (!exit)
         exit = read_template(s, &template); /* before the weights are loaded */
     if (!exit) {
-        s->server.template = template;
         struct sluice_engine_options o = engine_options(s);
         exit = common_open_engine(model, &o, false, &engine);
     }
     if (!exit) {
-        char *name = s->name ? strdup(s->name) : model_name(model->model->path);
-        s->server.name = name ? name : "model";
         common_announce(&s->common, model, engine);
-        exit = serve(s, model, engine);
-        free(name);
+        name = s->name ? strdup(s->name) : model_name(model->model->path);
+        exit = serve(s, server,
+                     &(struct served){.model = model,
+                                      .engine = engine,
+                                      .name = name ? name : "model",
+                                      .template = template,
+                                      .sampling = common_sampling(&s->common, model),
+                                      .plan = plan_of,
+                                      .plan_user = engine});
     }
+    server_close(server); /* before what it borrows */
     sluice_engine_close(engine);
     sluice_model_close(model);
     free(template);
+    free(name);
     return exit;
+}
+
+/* All that can be wrong with addresses, files and folders is said before the model is loaded. */
+static int open_and_serve(struct serve *s) {
+    struct sluice_engine_options o = common_engine(&s->common);
+    struct server *server;
+    struct err err = {0};
+    if (o.cache_dir) {
+        s->server.snapshot_dir = o.cache_dir;
+        s->server.snapshot_bytes = snapshot_bytes(&o);
+    }
+    int exit = common_make_cache_dir(&s->common);
+    if (exit)
+        return exit;
+    signal(SIGPIPE, SIG_IGN); /* a client that went away is an error of writing */
+    if (server_open(&server, &s->server, &err))
+        return fail(&err);
+    return load_and_serve(s, server);
 }
 
 int cmd_serve(int argc, char **argv) {

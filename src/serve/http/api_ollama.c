@@ -310,8 +310,8 @@ void ollama_ps(struct exchange *x) {
     struct sluice_memory memory;
     struct sluice_choice choice;
     json_t *model = model_json(x->server);
-    sluice_engine_memory(x->server->options.engine, &memory);
-    sluice_engine_choice(x->server->options.engine, &choice);
+    sluice_engine_memory(x->server->served.engine, &memory);
+    sluice_engine_choice(x->server->served.engine, &choice);
     bool is_on_gpu = strcmp(choice.backend, "cpu") != 0;
     json_object_set_new(model, "size", json_integer((json_int_t)memory.total));
     json_object_set_new(model, "size_vram", json_integer(is_on_gpu ? (json_int_t)memory.total : 0));

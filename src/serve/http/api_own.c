@@ -19,7 +19,7 @@ void own_metrics(struct exchange *x) {
     struct sluice_memory memory;
     struct buffer text = {0};
     worker_state(x->server->worker, &state);
-    sluice_engine_memory(x->server->options.engine, &memory); /* fixed since open */
+    sluice_engine_memory(x->server->served.engine, &memory); /* fixed since open */
     metrics_write(&x->server->metrics, &state, &memory, &text);
     if (text.has_failed)
         exchange_refuse(x, 500, NULL, "out of memory for metrics");

@@ -8,6 +8,7 @@
 
 struct server {
     struct server_options options;
+    struct served served; /* once is_started; so are model and worker */
     struct ask_model model;
     struct metrics metrics;
     struct store *replay;
@@ -25,12 +26,13 @@ struct server {
     bool is_loopback; /* only this machine's programs reach it: names are checked */
     bool has_unlink;  /* of the Unix socket's path */
     time_t created;
-    atomic_bool is_draining;
+    atomic_bool is_started, is_draining;
     char address[256];
 };
 
-/* The plan of a step, where the options tell it; plan_close also after a failure (plan.c). */
-int plan_open(struct server *server, struct err *err);
+/* The plan of a step (plan.c): its lock, and what is known without running it. */
+void plan_open(struct server *server);
+int plan_start(struct server *server, struct err *err);
 void plan_close(struct server *server);
 
 #endif

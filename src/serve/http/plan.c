@@ -29,10 +29,13 @@ static void tell(struct exchange *x) {
     pthread_mutex_unlock(&s->plan_lock);
 }
 
-int plan_open(struct server *s, struct err *err) {
-    const struct server_options *o = &s->options;
+void plan_open(struct server *s) {
     pthread_mutex_init(&s->plan_lock, NULL);
-    return !o->plan || keep(s, o->plan(o->plan_user, false)) ? SLUICE_OK
+}
+
+int plan_start(struct server *s, struct err *err) {
+    const struct served *m = &s->served;
+    return !m->plan || keep(s, m->plan(m->plan_user, false)) ? SLUICE_OK
                                                              : err_memory(err, "the plan");
 }
 
@@ -45,7 +48,7 @@ void plan_close(struct server *s) {
  */
 
 void own_plan(struct exchange *x) {
-    if (x->server->options.plan)
+    if (x->server->served.plan)
         tell(x);
     else
         exchange_refuse(x, 404, NULL, "there is no plan");
@@ -63,7 +66,7 @@ static void measure(struct worker_task *task, bool has_engine) {
     bool is_known = s->planned_at > x->arrived; /* only this thread sets it now */
     if (!has_engine)
         exchange_refuse(x, 503, NULL, "the server is shutting down or its device failed");
-    else if (is_known || keep(s, s->options.plan(s->options.plan_user, true)))
+    else if (is_known || keep(s, s->served.plan(s->served.plan_user, true)))
         tell(x);
     else
         exchange_refuse(x, 500, NULL, "the step cannot be timed");
@@ -72,8 +75,8 @@ static void measure(struct worker_task *task, bool has_engine) {
 }
 
 void own_measure(struct exchange *x) {
-    struct measure *m = x->server->options.plan ? malloc(sizeof *m) : NULL;
-    if (!x->server->options.plan)
+    struct measure *m = x->server->served.plan ? malloc(sizeof *m) : NULL;
+    if (!x->server->served.plan)
         exchange_refuse(x, 404, NULL, "there is no plan");
     else if (!m)
         exchange_refuse(x, 500, NULL, "out of memory for a request");

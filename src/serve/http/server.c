@@ -18,8 +18,6 @@
 
 struct server_options server_options_default(void) {
     return (struct server_options){
-        .name = "model",
-        .sampling = sluice_sampling_default(NULL),
         .host = "127.0.0.1",
         .port = 8080,
         .inherited_fd = -1,
@@ -45,6 +43,17 @@ static const char *after_prefix(const struct server *s, const char *path) {
     return path[n] ? path + n : "/";
 }
 
+/* A browser asks again by itself. */
+static void refuse_until_started(struct exchange *x) {
+    static const char page[] = "<!doctype html><meta charset=utf-8>"
+                               "<meta http-equiv=refresh content=1><title>Loading</title>"
+                               "<p>The model is loading.";
+    if (strcmp(x->route->path, "/") == 0)
+        exchange_reply_text(x, 503, "text/html; charset=utf-8", str_of(page));
+    else
+        exchange_refuse(x, 503, NULL, "the model is loading");
+}
+
 /* The headers are there. False: the request is answered already. */
 static bool admit(struct exchange *x) {
     const struct server *s = x->server;
@@ -60,6 +69,8 @@ static bool admit(struct exchange *x) {
         exchange_refuse(x, 405, NULL, "%s is %s, expected %s", x->path, x->method, allowed);
     else if (!x->route)
         exchange_refuse(x, 404, NULL, "there is no %.200s", x->path);
+    else if (!s->is_started)
+        refuse_until_started(x);
     else if (s->is_draining && !x->route->is_open)
         exchange_refuse(x, 503, NULL, "the server is shutting down");
     else if (length && strtoull(length, NULL, 10) > s->options.body_bytes)
@@ -291,15 +302,15 @@ static int start_daemon(struct server *s, struct err *err) {
 
 static void fill_model(struct server *s) {
     struct sluice_choice choice;
-    sluice_engine_choice(s->options.engine, &choice);
+    sluice_engine_choice(s->served.engine, &choice);
     s->model = (struct ask_model){
-        .name = s->options.name,
-        .template = s->options.template,
+        .name = s->served.name,
+        .template = s->served.template,
         .context = choice.context,
         .has_hidden = choice.hidden,
-        .sampling = s->options.sampling,
+        .sampling = s->served.sampling,
     };
-    ask_model_fill(&s->model, s->options.model);
+    ask_model_fill(&s->model, s->served.model);
 }
 
 int server_open(struct server **out, const struct server_options *options, struct err *err) {
@@ -312,14 +323,8 @@ int server_open(struct server **out, const struct server_options *options, struc
     s->listener = -1;
     s->created = time(NULL);
     metrics_begin(&s->metrics);
-    fill_model(s);
-    struct worker_options w = {options->model, options->engine, options->queue, &s->metrics,
-                               options->has_no_bursts};
-    int status = plan_open(s, err);
-    if (!status)
-        status = start_listening(s, err);
-    if (!status && !(s->model.formats = formats_open(options->model)))
-        status = err_memory(err, "formats of answers");
+    plan_open(s);
+    int status = start_listening(s, err);
     if (!status && !(s->replay = store_open(REPLAY_BYTES)))
         status = err_memory(err, "earlier answers");
     if (!status && !(s->responses = store_open(RESPONSES_BYTES)))
@@ -333,13 +338,25 @@ int server_open(struct server **out, const struct server_options *options, struc
     if (!status)
         status = peers_open(&s->peers, options->idle_seconds, err);
     if (!status)
-        status = worker_open(&s->worker, &w, err);
-    if (!status)
         status = start_daemon(s, err);
     if (status)
         server_close(s);
     else
         *out = s;
+    return status;
+}
+
+int server_start(struct server *s, const struct served *served, struct err *err) {
+    struct worker_options w = {served->model, served->engine, s->options.queue, &s->metrics,
+                               s->options.has_no_bursts};
+    s->served = *served;
+    fill_model(s);
+    int status = plan_start(s, err);
+    if (!status && !(s->model.formats = formats_open(served->model)))
+        status = err_memory(err, "formats of answers");
+    if (!status)
+        status = worker_open(&s->worker, &w, err);
+    s->is_started = status == SLUICE_OK; /* the daemon's threads look at the rest after this */
     return status;
 }
 

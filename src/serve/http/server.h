@@ -1,5 +1,8 @@
 /* server.h - the HTTP server: its options, opening, draining, closing.
  *
+ * It listens before there is a model: what can go wrong with addresses, files and folders is known
+ * before minutes of loading. Until server_start requests are answered with 503.
+ *
  * Threads: the caller's, a few of libmicrohttpd's that read requests, render prompts and send
  * responses (exchange.h), the worker that runs the engine (worker.h), the writer that turns tokens
  * into the text of responses (writer.h), and one that watches connections (peers.h). All sleep when
@@ -16,12 +19,6 @@ enum { SERVER_MAX_NAMES = 64 };
 
 /* Begin with server_options_default. All is borrowed until server_close. */
 struct server_options {
-    const sluice_model *model;
-    sluice_engine *engine;           /* the server's until it is closed */
-    const char *name;                /* of the model, for clients */
-    const char *template;            /* a chat template's text; NULL: the model's own */
-    struct sluice_sampling sampling; /* what requests do not say */
-
     const char *host; /* an address or name; NULL where unix_path or inherited_fd is given */
     int port;         /* 0: any free one */
     const char *unix_path;
@@ -40,10 +37,6 @@ struct server_options {
     size_t backlog_bytes;  /* written for a client and not read by it; then it is cut off */
     unsigned connections;  /* at most */
     double idle_seconds;   /* a connection has so long to bring a whole request */
-    /* The plan of a step as JSON, NULL: it failed. is_timed: it is run for that, by the thread that
-     * owns the engine. NULL: the server has none to show. */
-    json_t *(*plan)(void *user, bool is_timed);
-    void *plan_user;
 
     const char *snapshot_dir; /* folder for that of /v1/snapshots; NULL: they are in memory */
     uint64_t snapshot_bytes;  /* of them at most */
@@ -52,10 +45,25 @@ struct server_options {
 };
 struct server_options server_options_default(void);
 
+/* What answers. All is borrowed until server_close. */
+struct served {
+    const sluice_model *model;
+    sluice_engine *engine;           /* the server's until it is closed */
+    const char *name;                /* of the model, for clients */
+    const char *template;            /* a chat template's text; NULL: the model's own */
+    struct sluice_sampling sampling; /* what requests do not say */
+    /* The plan of a step as JSON, NULL: it failed. is_timed: it is run for that, by the thread that
+     * owns the engine. NULL: the server has none to show. */
+    json_t *(*plan)(void *user, bool is_timed);
+    void *plan_user;
+};
+
 struct server;
 
-/* Listens and serves from here on. *out is NULL on failure. */
+/* Listens from here on. *out is NULL on failure. */
 int server_open(struct server **out, const struct server_options *options, struct err *err);
+/* Serves from here on, until it is closed. After a failure server_close is all that is left. */
+int server_start(struct server *server, const struct served *served, struct err *err);
 /* Where it listens: "http://127.0.0.1:8080", "unix:/run/sluice.sock". */
 const char *server_address(const struct server *server);
 /* No new connections, no new requests; returns when all running ones are answered, or after so many
