@@ -283,7 +283,9 @@ def test_openai_errors():
                           (dict(messages=[FOX[0], {"role": "robot", "content": "x"}]), "messages[1].role is 'robot'"),
                           (dict(logit_bias={"+1": 1}), "the key '+1'"), (dict(logit_bias={" 1": 1}), "the key ' 1'"), (dict(logit_bias={"01": 1}), "the key '01'"),
                           (dict(messages=[{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]), "image_url"),
-                          (dict(top_logprobs=99, logprobs=True), "top_logprobs is 99"),
+                          (dict(top_logprobs=99, logprobs=True), "top_logprobs is 99"), (dict(top_logprobs=2), "top_logprobs is 2, expected logprobs true"),
+                          (dict(functions=[{"name": "f"}]), "functions is not supported, expected tools"),
+                          (dict(function_call="auto"), "function_call is not supported, expected tool_choice"),
                           (dict(tools=[{"type": "function"}]), "tools[0] has no function"),
                           (dict(messages=[{"role": "user", "content": "fox " * 3000}]), "expected at most 511")):
         try:
@@ -298,6 +300,23 @@ def test_openai_errors():
         c.chat.completions.create(model="m", messages=[{"role": "user", "content": "fox " * 3000}])
     except openai.BadRequestError as e:
         assert e.code == "context_length_exceeded", e.body
+
+
+def test_fields_that_all_calls_have():
+    s = server()
+    for path, body in ((CHAT, {"messages": FOX}), ("/v1/completions", {"prompt": "x"}), ("/v1/responses", {"input": "x"}), ("/v1/embeddings", {"input": "x"}),
+                       ("/v1/messages", {"messages": FOX, "max_tokens": 1}), ("/api/chat", {"messages": FOX}), ("/api/generate", {"prompt": "x"})):
+        status, _, answer = s.request("POST", path, {**body, "model": 3})
+        assert status == 400 and "model is a number, expected a string" in json.dumps(answer), (path, answer)
+        status, _, answer = s.request("POST", path, json.dumps({**body, "seed": 0})[:-2] + "9" * 30 + "}")
+        assert status == 400 and "line 1, column" in json.dumps(answer) and "too big integer" in json.dumps(answer), (path, answer)
+    for body, words in (({"suffix": "x"}, "suffix is not supported"), ({"template": "x"}, "template is not supported"), ({"context": [1]}, "context is not supported"),
+                        ({"images": 3}, "images is a number"), ({"suffix": 3}, "suffix is a number")):
+        status, _, answer = s.request("POST", "/api/generate", {"prompt": "x", **body})
+        assert status == 400 and words in answer["error"], (body, answer)
+    status, _, answer = s.request("POST", "/v1/completions", {"prompt": "x", "best_of": 3, "n": 2})
+    assert status == 400 and "best_of is 3, expected 2" in answer["error"]["message"] and answer["error"]["param"] == "best_of", answer
+    assert s.request("POST", "/v1/completions", {"prompt": "x", "best_of": 2, "n": 2, "max_tokens": 1})[0] == 200
 
 
 def test_unknown_fields_are_ignored():
@@ -688,9 +707,15 @@ def test_responses_errors():
                                  ({"input": "x", "conversation": "conv_1"}, "conversation is not supported", "conversation"),
                                  ({"input": "x", "metadata": 3}, "metadata is a number", "metadata"), ({"input": "x", "instructions": []}, "instructions is an array", "instructions"),
                                  ({"input": "x", "max_output_tokens": 0}, "max_output_tokens is 0", "max_output_tokens"),
+                                 ({"input": [{"role": "robot", "content": "x"}], "instructions": "y"}, "input[0].role is 'robot'", "input"),
+                                 ({"input": "x", "include": [3]}, "include has a number", "include"), ({"input": "x", "truncation": 3}, "truncation is a number", "truncation"),
+                                 ({"input": "x", "stream_options": 3}, "stream_options is a number", "stream_options"),
+                                 ({"input": "x", "top_logprobs": 3}, "top_logprobs is 3, expected include", "top_logprobs"),
                                  ({"input": "fox " * 3000}, "expected at most 511", None)):
         status, _, body = s.request("POST", "/v1/responses", fields)
         assert status == 400 and words in body["error"]["message"] and body["error"]["param"] == param, (fields, body)
+    told = s.request("POST", "/v1/responses", {"input": "x", "max_output_tokens": 1, "temperature": 0.7})[2]
+    assert told["temperature"] == 0.7 and told["top_p"] == 0.95, told  # not 0.699999988
 
 
 def thinking_model():
@@ -1138,8 +1163,8 @@ def test_page_files():
 
 def test_bodies_that_are_no_request():
     s = server()
-    for body, words in ((b"", "no JSON"), (b"[]", "an array"), (b"{", "no JSON"), (b"\xff\xfe", "no JSON"), (b'{"a":1,"a":2}', "no JSON"),
-                        (b'"x"', "a string"), (b"{}", "messages is not there"), (b"[" * 100000, "no JSON"),
+    for body, words in ((b"", "cannot be read as JSON"), (b"[]", "an array"), (b"{", "cannot be read as JSON"), (b"\xff\xfe", "cannot be read as JSON"), (b'{"a":1,"a":2}', "cannot be read as JSON"),
+                        (b'"x"', "a string"), (b"{}", "messages is not there"), (b"[" * 100000, "cannot be read as JSON"),
                         (b'{"messages": {"a": 1}}', "messages is an object"), (b'{"messages": [3]}', "messages[0] is a number")):
         status, _, answer = s.request("POST", "/v1/chat/completions", body)
         assert status == 400 and words in answer["error"]["message"], (body[:20], answer)

@@ -381,8 +381,7 @@ static json_t *plain_calls(struct fields *f, const json_t *calls, const char *wh
     return out;
 }
 
-/* The role in templates' words; NULL and the field is noted as wrong for one that there is not. */
-static const char *plain_role(struct fields *f, const json_t *message, const char *where) {
+const char *ask_role(struct fields *f, const char *name, const json_t *message, const char *where) {
     static const struct {
         const char *said, *plain;
     } roles[] = {{"system", "system"},       {"developer", "system"}, {"user", "user"},
@@ -392,7 +391,7 @@ static const char *plain_role(struct fields *f, const json_t *message, const cha
     for (size_t i = 0; role && i < sizeof roles / sizeof *roles; i++)
         if (strcmp(role, roles[i].said) == 0)
             return roles[i].plain;
-    fields_refuse(f, "messages",
+    fields_refuse(f, name,
                   "%s.role is %s%.40s%s, expected system, developer, user, assistant, tool or "
                   "function",
                   where, role ? "'" : "", role ? role : json_kind(value), role ? "'" : "");
@@ -406,7 +405,7 @@ static json_t *plain_message(struct fields *f, const json_t *message, size_t num
         fields_refuse(f, "messages", "%s is %s, expected an object", where, json_kind(message));
         return NULL;
     }
-    const char *role = plain_role(f, message, where);
+    const char *role = ask_role(f, "messages", message, where);
     const json_t *calls = json_object_get(message, "tool_calls");
     static const char *const kept[] = {"name", "tool_call_id", "tool_name", "reasoning_content"};
     if (!role)

@@ -13,6 +13,16 @@ bool buffer_printf(struct buffer *b, const char *format, ...) {
     return buffer_add(b, line, n < 0 ? 0 : (size_t)n < sizeof line ? (size_t)n : sizeof line - 1);
 }
 
+json_t *json_of_float(float value) {
+    char text[32];
+    for (int digits = 1; digits <= 9; digits++) {
+        snprintf(text, sizeof text, "%.*g", digits, (double)value);
+        if (strtof(text, NULL) == value)
+            break;
+    }
+    return json_real(strtod(text, NULL));
+}
+
 json_t *json_of_text(struct str s) {
     json_t *whole = json_stringn(s.at ? s.at : "", s.len);
     struct buffer fixed = {0};

@@ -72,6 +72,8 @@ static inline bool buffer_json(struct buffer *b, json_t *value) {
 /* printf; at most 255 bytes of it. */
 __attribute__((format(printf, 2, 3))) bool buffer_printf(struct buffer *b, const char *format, ...);
 
+/* A number as it was written: 0.7, not 0.699999988. */
+json_t *json_of_float(float value);
 /* A JSON string of any bytes: those that are not UTF-8 become U+FFFD. */
 json_t *json_of_text(struct str s);
 

@@ -64,6 +64,11 @@ static void read_all(struct ask *ask, struct fields *f, const struct ask_model *
     ask_read_format(ask, f, m);
     fields_int(f, "logprobs", 0, ASK_MAX_TOP, &ask->n_top);
     fields_string(f, "suffix", &suffix);
+    int64_t best_of = ask->n;
+    fields_int(f, "best_of", 1, INT32_MAX, &best_of);
+    if (best_of != ask->n)
+        fields_refuse(f, "best_of", "best_of is %lld, expected %lld: all n answers are told",
+                      (long long)best_of, (long long)ask->n);
     if (!f->wrong && *suffix)
         fields_refuse(f, "suffix", "suffix is not supported: this model only continues texts");
     if (!f->wrong &&

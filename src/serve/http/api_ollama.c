@@ -49,8 +49,26 @@ static void read_format(struct ask *ask, struct fields *f, const struct ask_mode
 }
 
 static void refuse_images(struct fields *f, const json_t *from) {
-    if (json_array_size(json_object_get(from, "images")) > 0)
+    const json_t *images = json_object_get(from, "images");
+    if (images && !json_is_null(images) && !json_is_array(images))
+        fields_refuse(f, "images", "images is %s, expected an array", json_kind(images));
+    else if (json_array_size(images) > 0)
         fields_refuse(f, "images", "images are not supported: this model reads text alone");
+}
+
+/* What would change the prompt, and is not done. */
+static void refuse_missing(struct fields *f) {
+    static const char *const missing[] = {"suffix", "template"};
+    const json_t *context = NULL;
+    for (size_t i = 0; i < sizeof missing / sizeof *missing; i++) {
+        const char *text = "";
+        fields_string(f, missing[i], &text);
+        if (*text)
+            fields_refuse(f, missing[i], "%s is not supported", missing[i]);
+    }
+    fields_array(f, "context", &context);
+    if (json_array_size(context) > 0)
+        fields_refuse(f, "context", "context is not supported, expected messages in /api/chat");
 }
 
 static void read_chat(struct ask *ask, struct fields *f, const struct ask_model *m) {
@@ -81,6 +99,7 @@ static void read_generate(struct ask *ask, struct fields *f, const struct ask_mo
     bool is_raw = false;
     struct err err = {0};
     refuse_images(f, f->object);
+    refuse_missing(f);
     fields_string(f, "system", &system);
     fields_bool(f, "raw", &is_raw);
     read_options(ask, f, m);
@@ -224,7 +243,7 @@ void ollama_chat(struct exchange *x) {
     if (!ask)
         return;
     const json_t *messages = fields_any(&f, "messages");
-    if (!messages || (json_is_array(messages) && json_array_size(messages) == 0)) {
+    if (!f.wrong && (!messages || (json_is_array(messages) && json_array_size(messages) == 0))) {
         reply_loaded(x, ask, true);
         return;
     }

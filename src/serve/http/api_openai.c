@@ -78,6 +78,14 @@ void openai_read_conversation(struct ask *ask, struct fields *f) {
     openai_read_thinking(ask, f, NULL);
 }
 
+/* What tools were called before: without them an answer would be another one. */
+static void refuse_old(struct fields *f) {
+    static const char *const old[][2] = {{"functions", "tools"}, {"function_call", "tool_choice"}};
+    for (size_t i = 0; i < sizeof old / sizeof *old; i++)
+        if (fields_any(f, old[i][0]))
+            fields_refuse(f, old[i][0], "%s is not supported, expected %s", old[i][0], old[i][1]);
+}
+
 static void read_chat(struct ask *ask, struct fields *f, const struct ask_model *m) {
     bool has_logprobs = false;
     int64_t n_top = 0;
@@ -91,6 +99,9 @@ static void read_chat(struct ask *ask, struct fields *f, const struct ask_model 
     fields_bool(f, "logprobs", &has_logprobs);
     fields_int(f, "top_logprobs", 0, ASK_MAX_TOP, &n_top);
     ask->n_top = has_logprobs ? n_top : -1;
+    if (n_top > 0 && !has_logprobs)
+        fields_refuse(f, "top_logprobs", "top_logprobs is %d, expected logprobs true", (int)n_top);
+    refuse_old(f);
 }
 
 /* ---- what is answered -------------------------------------------------------------------------

@@ -102,12 +102,9 @@ static json_t *assistant_turn(json_t *turns) {
 }
 
 static void add_message(struct fields *f, json_t *turns, const json_t *item, const char *where) {
-    const char *role = json_text_of(item, "role");
-    if (!role || !*role) {
-        fields_refuse(f, "input", "%s.role is %s, expected a string", where,
-                      json_kind(json_object_get(item, "role")));
+    const char *role = ask_role(f, "input", item, where);
+    if (!role)
         return;
-    }
     json_t *content = ask_content(f, "input", json_object_get(item, "content"), where);
     json_t *last = strcmp(role, "assistant") == 0 && content ? assistant_turn(turns) : NULL;
     bool is_fresh = last && json_string_length(json_object_get(last, "content")) == 0 &&
@@ -304,9 +301,15 @@ static void read_logprobs(struct ask *ask, struct fields *f) {
     fields_int(f, "top_logprobs", 0, ASK_MAX_TOP, &n_top);
     json_array_foreach(include, i, one) {
         const char *word = json_string_value(one);
-        if (word && strcmp(word, "message.output_text.logprobs") == 0)
+        if (!word)
+            fields_refuse(f, "include", "include has %s, expected strings", json_kind(one));
+        else if (strcmp(word, "message.output_text.logprobs") == 0)
             ask->n_top = n_top;
     }
+    if (n_top > 0 && ask->n_top < 0)
+        fields_refuse(f, "top_logprobs",
+                      "top_logprobs is %d, expected include to have message.output_text.logprobs",
+                      (int)n_top);
 }
 
 /* What would change the answer, and is not done. */
@@ -328,7 +331,8 @@ static void refuse_missing(struct fields *f) {
 static void read_all(const struct server *s, struct response *r, struct ask *ask,
                      struct fields *f) {
     const struct ask_model *m = &s->model;
-    const json_t *reasoning = NULL, *metadata = NULL;
+    const json_t *reasoning = NULL, *metadata = NULL, *options = NULL;
+    const char *truncation;
     r->is_stored = true;
     refuse_missing(f);
     read_input(s, r, ask, f);
@@ -341,6 +345,8 @@ static void read_all(const struct server *s, struct response *r, struct ask *ask
     ask_read_stops(ask, f, "stop");
     fields_int(f, "max_output_tokens", 1, INT32_MAX, &ask->most);
     fields_object(f, "metadata", &metadata);
+    fields_object(f, "stream_options", &options);
+    fields_string(f, "truncation", &truncation);
     fields_bool(f, "store", &r->is_stored);
     read_logprobs(ask, f);
 }
@@ -376,12 +382,13 @@ static json_t *response_json(const struct exchange *x, const char *status) {
     char id[64];
     snprintf(id, sizeof id, "resp_%s", x->id);
     json_t *out = json_pack(
-        "{s:s, s:s, s:I, s:s, s:b, s:n, s:n, s:o, s:o, s:b, s:f, s:f, s:s, s:o}", "id", id,
-        "object", "response", "created_at", (json_int_t)x->created, "status", status, "background",
-        0, "error", "incomplete_details", "model", json_of_text(str_of(x->server->model.name)),
+        "{s:s, s:s, s:I, s:s, s:b, s:n, s:n, s:o, s:o, s:b, s:s, s:o}", "id", id, "object",
+        "response", "created_at", (json_int_t)x->created, "status", status, "background", 0,
+        "error", "incomplete_details", "model", json_of_text(str_of(x->server->model.name)),
         "output", is_over ? json_incref(r->output) : json_array(), "store", r->is_stored,
-        "temperature", (double)s->temperature, "top_p", (double)s->top_p, "truncation", "disabled",
-        "usage", is_over ? usage_json(x) : json_null());
+        "truncation", "disabled", "usage", is_over ? usage_json(x) : json_null());
+    echo(out, x, "temperature", json_of_float(s->temperature));
+    echo(out, x, "top_p", json_of_float(s->top_p));
     echo(out, x, "instructions", json_null());
     echo(out, x, "max_output_tokens", json_null());
     echo(out, x, "metadata", json_object());

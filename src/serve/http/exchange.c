@@ -121,7 +121,8 @@ static json_t *read_body(struct exchange *x) {
     if (root)
         exchange_refuse(x, 400, NULL, "the body is %s, expected a JSON object", json_kind(root));
     else
-        exchange_refuse(x, 400, NULL, "the body is no JSON: line %d: %s", where.line, where.text);
+        exchange_refuse(x, 400, NULL, "the body cannot be read as JSON: line %d, column %d: %s",
+                        where.line, where.column, where.text);
     json_decref(root);
     return NULL;
 }
@@ -246,9 +247,11 @@ static void start(struct exchange *x, struct ask *ask, const struct style *style
 struct ask *exchange_ask(struct exchange *x, struct fields *f) {
     json_t *root = read_body(x);
     struct ask *ask = root ? ask_open(root, &x->server->model) : NULL;
+    const char *any; /* there is one model, whatever it is called */
     *f = (struct fields){.object = root};
     if (root && !ask)
         exchange_refuse(x, 500, NULL, "out of memory for a request");
+    fields_string(f, "model", &any);
     json_decref(root); /* the ask has it */
     return ask;
 }
