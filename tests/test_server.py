@@ -1060,7 +1060,7 @@ def test_snapshots():
                 ("GET", "/v1/snapshots/link", None, 404, "no snapshot"), ("GET", "/v1/snapshots/..%2ffox-2", None, 404, "there is no"),
                 ("POST", "/v1/snapshots/never/fork", {}, 404, "no snapshot never"), ("POST", "/v1/snapshots/fox-2/fork", {"id": "../x"}, 400, "id is '../x'"),
                 ("POST", "/v1/snapshots", {"id": "a/b", "messages": turns}, 400, "id is 'a/b'"), ("POST", "/v1/snapshots", {"id": "x"}, 400, "messages is not there"),
-                ("POST", "/v1/snapshots", {"id": "", "messages": turns}, 400, "id is ''"), ("DELETE", "/v1/snapshots", None, 405, "expected"),
+                ("POST", "/v1/snapshots", {"id": "", "messages": turns}, 400, "id is ''"), ("DELETE", "/v1/snapshots", None, 405, "takes POST, GET, HEAD, not DELETE"),
                 ("POST", "/v1/chat/completions", {"messages": turns, "snapshot": "../../etc/passwd"}, 400, "no snapshot"),
                 ("POST", "/v1/chat/completions", {"messages": turns, "snapshot": 3}, 400, "snapshot is a number"),
                 ("POST", "/v1/responses", {"input": "x", "snapshot": "fox-3"}, 400, "no snapshot fox-3"),
@@ -1089,6 +1089,9 @@ def test_paths_and_methods():
         assert headers["X-Content-Type-Options"] == "nosniff"
         if status >= 400 and method != "HEAD":
             assert body["error"]["message"], body
+        assert headers["Allow"] == (None if status != 405 else "POST" if path.startswith("/v1/chat") else "GET, HEAD"), (path, headers)
+    assert s.request("PUT", "/v1/snapshots/x")[1]["Allow"] == "GET, HEAD, DELETE" and s.request("PUT", "/v1/plan")[1]["Allow"] == "GET, HEAD, POST"
+    assert "takes GET, HEAD, not PUT" in s.request("PUT", "/health")[2]["error"]["message"]
 
 
 def test_plan():
@@ -1365,7 +1368,10 @@ def test_requests_whose_length_is_not_clear():
                           (b"Transfer-Encoding: chunked\r\nContent-Length: 0\r\n", chunked), (b"Transfer-Encoding: identity\r\nContent-Length: 16\r\n", body),
                           (b"Transfer-Encoding: gzip, chunked\r\n", chunked), (b"Transfer-Encoding: chunked\r\nTransfer-Encoding: chunked\r\n", chunked),
                           (b"Content-Length: +16\r\n", body), (b"Content-Length: 16, 16\r\n", body), (b"Content-Length: 0x10\r\n", body),
-                          (b"Content-Length: -1\r\n", body), (b"Content-Length: 16\r\nHost: localhost\r\n", body)):
+                          (b"Content-Length: -1\r\n", body), (b"Content-Length: 16\r\nHost: localhost\r\n", body),
+                          (b"Content-Length : 16\r\n", body), (b"Transfer-Encoding : chunked\r\n", chunked), (b"Content-Length:\r\n 16\r\n", body),
+                          (b"Transfer-Encoding:\r\n\tchunked\r\n", chunked), (b"X: a\r\n Content-Length: 16\r\n", body),
+                          (b"Content-Length: 16\r\nOrigin: http://localhost\r\nOrigin: http://elsewhere\r\n", body)):
         got = s.raw(b"POST /tokenize HTTP/1.1\r\nHost: localhost\r\n" + headers + b"\r\n" + rest + after)
         assert got.startswith(b"HTTP/1.1 400") and b"HTTP/1.1 200" not in got, (headers, got)
     got = s.raw(b"POST /tokenize HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n" + chunked + after.replace(b"Host", b"Connection: close\r\nHost"))

@@ -472,6 +472,8 @@ static struct MHD_Response *make_response(struct exchange *x) {
         MHD_add_response_header(response, "Retry-After", x->retry_after);
     if (x->location)
         MHD_add_response_header(response, "Location", x->location);
+    if (x->status == 405)
+        MHD_add_response_header(response, "Allow", x->allowed);
     if (x->status == 401)
         MHD_add_response_header(response, "WWW-Authenticate", "Bearer");
     if (x->reply == REPLY_STREAM) /* nginx would collect what is to be read as it comes */

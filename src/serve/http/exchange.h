@@ -41,6 +41,7 @@ struct exchange {
     const struct route *route; /* NULL: no such path */
     atomic_int refs;
     char id[32], method[12], *path;
+    char allowed[ROUTE_ALLOWED];    /* methods that the path takes, where it does not this one */
     char name[SNAPSHOT_MAX_ID + 1]; /* the id in the path; "": its route has none */
     double arrived;                 /* seconds_now */
     time_t created;

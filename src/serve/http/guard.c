@@ -5,6 +5,7 @@
  * that the browser sends is not one of ours. */
 #include "serve/http/guard.h"
 
+#include <ctype.h>
 #include <strings.h>
 
 #include "serve/http/inside.h"
@@ -98,14 +99,30 @@ static bool has_key(const struct exchange *x, const char *key) {
  * client's body is another's request here. */
 
 struct framing {
-    unsigned n_lengths, n_encodings, n_hosts;
+    unsigned n_lengths, n_encodings, n_hosts, n_origins;
+    bool is_malformed; /* a name is */
     const char *length, *encoding;
 };
+
+/* Of letters, digits and -_., as all names in use. And libmicrohttpd (0.9.75) appends a line that
+ * goes on the one before to that one's name: "Content-Length:", " 16" has the name
+ * Content-Length16. */
+static bool is_sound_name(const char *name) {
+    static const char *const whole[] = {"Content-Length", "Transfer-Encoding"};
+    size_t n = 0;
+    while (isalnum((unsigned char)name[n]) || (name[n] && strchr("-_.", name[n])))
+        n++;
+    for (size_t i = 0; i < sizeof whole / sizeof *whole; i++)
+        if (n > strlen(whole[i]) && strncasecmp(name, whole[i], strlen(whole[i])) == 0)
+            return false;
+    return n > 0 && name[n] == 0;
+}
 
 static enum MHD_Result note_header(void *user, enum MHD_ValueKind kind, const char *name,
                                    const char *value) {
     struct framing *f = user;
     (void)kind;
+    f->is_malformed |= !is_sound_name(name);
     if (strcasecmp(name, "Content-Length") == 0) {
         f->n_lengths++;
         f->length = value ? value : "";
@@ -114,6 +131,8 @@ static enum MHD_Result note_header(void *user, enum MHD_ValueKind kind, const ch
         f->encoding = value ? value : "";
     } else if (strcasecmp(name, "Host") == 0) {
         f->n_hosts++;
+    } else if (strcasecmp(name, "Origin") == 0) {
+        f->n_origins++;
     }
     return MHD_YES;
 }
@@ -122,14 +141,24 @@ static enum MHD_Result note_header(void *user, enum MHD_ValueKind kind, const ch
 static const char *framing_fault(const struct exchange *x) {
     struct framing f = {.length = "0", .encoding = "chunked"};
     MHD_get_connection_values(x->connection, MHD_HEADER_KIND, note_header, &f);
-    return f.n_lengths > 1                     ? "Content-Length is there twice, expected once"
-           : f.n_lengths && f.n_encodings      ? "Content-Length and Transfer-Encoding are there, "
-                                                 "expected one"
-           : f.n_encodings > 1                 ? "Transfer-Encoding is there twice, expected once"
-           : strcasecmp(f.encoding, "chunked") ? "Transfer-Encoding is not chunked"
-           : f.length[strspn(f.length, "0123456789")] || !*f.length ? "Content-Length is no number"
-           : f.n_hosts > 1 ? "Host is there twice, expected once"
-                           : NULL;
+    const struct {
+        bool is_wrong;
+        const char *what;
+    } faults[] = {
+        {f.is_malformed, "a header's name is malformed"},
+        {f.n_lengths > 1, "Content-Length is there twice, expected once"},
+        {f.n_encodings > 1, "Transfer-Encoding is there twice, expected once"},
+        {f.n_hosts > 1, "Host is there twice, expected once"},
+        {f.n_origins > 1, "Origin is there twice, expected once"},
+        {f.n_lengths && f.n_encodings,
+         "Content-Length and Transfer-Encoding are there, expected one"},
+        {strcasecmp(f.encoding, "chunked") != 0, "Transfer-Encoding is not chunked"},
+        {!*f.length || f.length[strspn(f.length, "0123456789")], "Content-Length is no number"},
+    };
+    for (size_t i = 0; i < sizeof faults / sizeof *faults; i++)
+        if (faults[i].is_wrong)
+            return faults[i].what;
+    return NULL;
 }
 
 /* ---- requests ---------------------------------------------------------------------------------

@@ -1,6 +1,7 @@
 /* routes.c - the table of paths: routes.def. */
 #include "serve/http/routes.h"
 
+#include <stdio.h>
 #include <string.h>
 
 static const struct route routes[] = {
@@ -28,9 +29,9 @@ static bool matches(const char *route, const char *path, char id[SNAPSHOT_MAX_ID
     return snapshot_id_is_good(id) && strcmp(route + n + 1, path + n + length) == 0;
 }
 
-const struct route *route_find(const char *method, const char *path, const char **allowed,
+const struct route *route_find(const char *method, const char *path, char allowed[ROUTE_ALLOWED],
                                char id[SNAPSHOT_MAX_ID + 1]) {
-    *allowed = NULL;
+    *allowed = 0;
     if (strcmp(method, "HEAD") == 0)
         method = "GET";
     for (size_t i = 0; i < sizeof routes / sizeof *routes; i++) {
@@ -38,7 +39,9 @@ const struct route *route_find(const char *method, const char *path, const char 
             continue;
         if (strcmp(method, routes[i].method) == 0)
             return &routes[i];
-        *allowed = routes[i].method;
+        snprintf(allowed + strlen(allowed), ROUTE_ALLOWED - strlen(allowed), "%s%s%s",
+                 *allowed ? ", " : "", routes[i].method,
+                 strcmp(routes[i].method, "GET") == 0 ? ", HEAD" : "");
     }
     return NULL;
 }

@@ -26,10 +26,12 @@ struct route {
 #include "serve/http/routes.def"
 #undef ROUTE
 
-/* The route of a method and path; NULL: none. Then *allowed is a method that the path takes, NULL
- * when there is no such path. HEAD is GET. `id`: what stands for the path's *, "" where it has
+enum { ROUTE_ALLOWED = 32 };
+
+/* The route of a method and path; NULL: none. Then `allowed` are the methods that the path takes,
+ * "" when there is no such path. HEAD is GET. `id`: what stands for the path's *, "" where it has
  * none. */
-const struct route *route_find(const char *method, const char *path, const char **allowed,
+const struct route *route_find(const char *method, const char *path, char allowed[ROUTE_ALLOWED],
                                char id[SNAPSHOT_MAX_ID + 1]);
 /* Whose path this is, for errors before a route is found. */
 enum api api_of_path(const char *path);

@@ -57,16 +57,16 @@ static void refuse_until_started(struct exchange *x) {
 /* The headers are there. False: the request is answered already. */
 static bool admit(struct exchange *x) {
     const struct server *s = x->server;
-    const char *path = after_prefix(s, x->path), *allowed = NULL;
+    const char *path = after_prefix(s, x->path);
     const char *length =
         MHD_lookup_connection_value(x->connection, MHD_HEADER_KIND, "Content-Length");
-    x->route = path ? route_find(x->method, path, &allowed, x->name) : NULL;
+    x->route = path ? route_find(x->method, path, x->allowed, x->name) : NULL;
     if (!guard_admits(x))
         return false;
     if (strcmp(x->method, "OPTIONS") == 0 && s->options.n_cors > 0)
         exchange_reply_text(x, 204, NULL, STR(""));
-    else if (!x->route && allowed)
-        exchange_refuse(x, 405, NULL, "%s is %s, expected %s", x->path, x->method, allowed);
+    else if (!x->route && *x->allowed)
+        exchange_refuse(x, 405, NULL, "%s takes %s, not %s", x->path, x->allowed, x->method);
     else if (!x->route)
         exchange_refuse(x, 404, NULL, "there is no %.200s", x->path);
     else if (!s->is_started)
