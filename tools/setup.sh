@@ -88,7 +88,7 @@ if [ ${#missing[@]} -gt 0 ]; then
     prefix=
     [ -z "$foreign" ] || [ "$(dpkg --print-architecture 2>/dev/null)" = "$foreign" ] ||
         prefix="dpkg --add-architecture $foreign && "
-    line="${prefix}apt-get update && apt-get install -y --no-install-recommends ${missing[*]}"
+    line="${prefix}apt-get update && apt-get -o DPkg::Lock::Timeout=300 install -y --no-install-recommends ${missing[*]}"
     if ! have apt-get; then
         echo "setup: missing for '$purpose': ${missing[*]} (Debian's names). Install these, then run make again." >&2
         exit 1
@@ -115,7 +115,7 @@ fi
 # clang's sanitizer runtime is a package of its own, named for clang's version.
 if [ "$purpose" = fuzz ] && ! has_fuzzer; then
     version=$(clang -dumpversion | cut -d. -f1)
-    line="apt-get install -y --no-install-recommends libclang-rt-$version-dev"
+    line="apt-get -o DPkg::Lock::Timeout=300 install -y --no-install-recommends libclang-rt-$version-dev"
     if [ "$(id -u)" = 0 ]; then sudo=; else sudo="sudo -n"; fi
     DEBIAN_FRONTEND=noninteractive $sudo $line >/dev/null 2>&1
     has_fuzzer || { echo "setup: clang cannot link a fuzzer; type as root:  $line" >&2; exit 1; }
@@ -141,7 +141,7 @@ fi
 if [ "$purpose" = test ] && ! { have chromium && have chromedriver; } && have apt-get; then
     if [ "$(id -u)" = 0 ]; then sudo=; else sudo="sudo -n"; fi
     echo "setup: installing chromium and chromium-driver"
-    DEBIAN_FRONTEND=noninteractive $sudo apt-get install -y --no-install-recommends chromium chromium-driver fonts-dejavu-core >/dev/null 2>&1 ||
+    DEBIAN_FRONTEND=noninteractive $sudo apt-get -o DPkg::Lock::Timeout=300 install -y --no-install-recommends chromium chromium-driver fonts-dejavu-core >/dev/null 2>&1 ||
         echo "setup: they could not be installed: the test of the page is skipped"
 fi
 
