@@ -163,6 +163,12 @@ TEST(grammar_gbnf_decides) {
          {"b", "ab", "aaaaaaaaaaaaaaaaaaaab"},
          {"aaaaaaaaaaaaaaaaaaaaab", "a"}},
         {"root ::= (\"a\" | \"b\"){12}", {"abababababab"}, {"ababababababa", "ab"}},
+        {"root ::= (\"a\" | \"aa\"){2,9} \"b\"",
+         {"aab", "aaaaaaaaaaaab", "aaaaaaaaaaaaaaaaaab"},
+         {"ab", "aaaaaaaaaaaaaaaaaaab", "aa"}},
+        {"root ::= s{9,10} \"b\"\ns ::= \"a\" | \"a\" s",
+         {"aaaaaaaaab", "aaaaaaaaaaaaaaab"},
+         {"aaaaaaaab", "b"}},
         {"root ::= \"(\" root \")\" | \"x\"", {"x", "((x))"}, {"", "((x)", "(x))"}},
         {"root ::= a root | \"\"\na ::= [0-9]+ \",\"", {"", "1,22,"}, {"1", ","}},
         {"# a comment\nroot ::=\n  \"a\" # here\n  | \"b\"\n\nother ::= \"c\"", {"a", "b"}, {"c"}},
@@ -326,6 +332,10 @@ TEST(grammar_masks_are_what_is_accepted) {
         "root ::= \"a\"{3,14} (\"b\" | \"ab\")* .{0,5} \"abc\"?",
         "root ::= item{1,6}\nitem ::= \"[\" item{0,3} \"]\" | [a-c]{2,9} | \"\\\"\" .{0,12} "
         "\"\\\"\"",
+        "root ::= (x | y) [bc]\nx ::= p \"c\"?\ny ::= q \"d\"?\np ::= \"a\" | \"(\" p \")\"\n"
+        "q ::= \"ab\" | \"[\" q \"]\"",
+        "root ::= x x x \"b\"\nx ::= (y | \"b\")*\ny ::= \"a\" y | \"c\" | \"a\"",
+        "root ::= s \"b\"\ns ::= \"a\" s s | \"a\" s \"b\"? s | \"ab\" | \"\"",
     };
     struct token_texts *t = small_texts();
     random_state = 5;
@@ -361,6 +371,357 @@ TEST(grammar_ends) {
     EXPECT(matcher_accept(m, END_TOKEN) && matcher_must_end(m) && !matcher_accept(m, END_TOKEN));
     matcher_close(m);
     grammar_close(g);
+    token_texts_close(t);
+}
+
+/* ---- ambiguity ---- */
+
+/* The most steps that a mask or a token takes over n times the byte; 0: a fault, put in err. */
+static uint64_t most_steps(const struct grammar *g, const struct token_texts *t, const char *text,
+                           int times, struct err *err) {
+    struct matcher *m = NULL;
+    uint64_t most = 0;
+    if (matcher_open(&m, g, t, err))
+        return 0;
+    for (int i = 0; i < times && !matcher_fault(m, err); i++) {
+        matcher_mask(m);
+        most = matcher_steps(m) > most ? matcher_steps(m) : most;
+        if (!matcher_accept(m, (uint8_t)text[(size_t)i % strlen(text)]))
+            break;
+        most = matcher_steps(m) > most ? matcher_steps(m) : most;
+    }
+    most = matcher_fault(m, err) ? 0 : most;
+    matcher_close(m);
+    return most;
+}
+
+/* Each rule is the next one twice, the last may be empty: 2^levels places for the first byte. */
+static struct grammar *doubling(int levels, const char *last) {
+    static char text[1 << 16];
+    size_t n = 0;
+    for (int i = 0; i < levels; i++) {
+        n += i ? (size_t)sprintf(text + n, "r%d", i) : (size_t)sprintf(text + n, "root");
+        n += (size_t)sprintf(text + n, " ::= r%d r%d\n", i + 1, i + 1);
+    }
+    sprintf(text + n, "r%d ::= %s\n", levels, last);
+    return gbnf(text);
+}
+
+/* Twice the levels cost a power of it, not 2^levels. */
+TEST(grammar_doubling_rules_cost_little) {
+    static const char *const lasts[] = {"\"a\"?", "\"a\"*", "\"a\" | \"\"",
+                                        "(\"a\" \"b\"? | \"ab\")?"};
+    struct token_texts *t = small_texts();
+    for (size_t i = 0; i < sizeof lasts / sizeof *lasts; i++) {
+        struct err err = {0};
+        struct grammar *g = doubling(14, lasts[i]), *h = doubling(28, lasts[i]);
+        uint64_t few = most_steps(g, t, "a", 60, &err), more = most_steps(h, t, "a", 60, &err);
+        if (few == 0 || more == 0 || few > 20000 || more > 16 * few)
+            test_fail(__FILE__, __LINE__, "%s: %llu steps of 14 levels, %llu of 28 %s", lasts[i],
+                      (unsigned long long)few, (unsigned long long)more, err.text);
+        grammar_close(g);
+        grammar_close(h);
+    }
+    token_texts_close(t);
+}
+
+/* What can be read in many ways, and takes few steps all the same. */
+TEST(grammar_ambiguity_costs_little) {
+    static const struct {
+        const char *grammar, *text;
+    } cases[] = {
+        {"root ::= (\"a\"?)* \"b\"", "a"},
+        {"root ::= ((\"a\"?)*)* \"b\"", "a"},
+        {"root ::= (((\"a\"?)*)* | \"a\"){3,1000} \"b\"", "a"},
+        {"root ::= \"a\"{1000}{1000}", "a"},
+        {"root ::= (\"a\"?){1000}{1000}", "a"},
+        {"root ::= (\"a\" | \"aa\"){500,1000} \"b\"", "a"},
+        {"root ::= (\"a\"{1,30} \"b\"?){1,30} \"c\"", "a"},
+        {"root ::= s s s s s s s s \"b\"\ns ::= \"a\" s | \"a\" | \"\"", "a"},
+        {"root ::= s \"b\"\ns ::= \"a\" s s | \"a\" | \"\"", "a"},
+        {"root ::= x \"b\"\nx ::= \"a\" y | \"\"\ny ::= \"a\" x x | x x", "a"},
+        {"root ::= \"a\" s \"b\" | \"a\" s \"c\"\n"
+         "s ::= \"a\" s \"b\" | \"a\" s \"c\" | \"a\" s \"b\"? | \"x\"",
+         "a"},
+        {"root ::= (\"a\" | \"a\" | [a-b] | .)* \"!\"", "a"},
+        {"root ::= ([a-z]+ \" \"?)+ \"!\"", "ab "},
+        {"root ::= (([a-z]{0,20} [a-z]{0,20}){0,20} \" \"?){0,20} \"!\"", "ab "},
+    };
+    struct token_texts *t = small_texts();
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        struct err err = {0};
+        struct grammar *g = gbnf(cases[i].grammar);
+        uint64_t steps = g ? most_steps(g, t, cases[i].text, 100, &err) : 0;
+        if (steps == 0 || steps > 40000)
+            test_fail(__FILE__, __LINE__, "%s: %llu steps %s", cases[i].grammar,
+                      (unsigned long long)steps, err.text);
+        grammar_close(g);
+    }
+    token_texts_close(t);
+}
+
+/* What takes too many steps all the same ends with one line that names the limit, at the beginning
+ * or on the way; other answers go on. */
+TEST(grammar_faults_are_named) {
+    static const struct {
+        const char *grammar, *text, *says;
+    } cases[] = {
+        {"root ::= s\ns ::= \"a\" s s \"b\"? | \"a\" s \"c\"? s | \"a\"", "a", "steps"},
+        {"root ::= s \"!\"\ns ::= \"(\" s [a]? [b]? [c]? [d]? | \"x\"", "(((((((((((((((x",
+         "places"},
+        {"root ::= \"(\" s\ns ::= \"(\" s \")\" | \"x\"", "(", "deep"},
+    };
+    struct token_texts *t = small_texts();
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        struct err err = {0};
+        struct grammar *g = gbnf(cases[i].grammar);
+        struct matcher *m = matcher_of(g, t);
+        int32_t last = 0;
+        for (int k = 0; k < 300000 && !matcher_fault(m, &err); k++) {
+            bool is_last = k >= 4000 && strchr(cases[i].text, 'x');
+            last = is_last ? 'x' : (uint8_t)cases[i].text[0];
+            matcher_accept(m, last);
+            if (k < 4000 || is_last)
+                matcher_mask(m);
+        }
+        EXPECT_INT(err.code, SLUICE_ERR_UNSUPPORTED);
+        if (!strstr(err.text, cases[i].says))
+            test_fail(__FILE__, __LINE__, "%s: \"%s\", expected \"%s\"", cases[i].grammar, err.text,
+                      cases[i].says);
+        for (uint32_t k = 0; k < t->n_words; k++)
+            EXPECT_INT(matcher_mask(m)[k], 0);
+        EXPECT(!matcher_accept(m, last) && !matcher_may_end(m) && !matcher_must_end(m));
+        matcher_close(m);
+        m = matcher_of(g, t);
+        EXPECT(!matcher_fault(m, &err) && allows(m, (uint8_t)cases[i].text[0]));
+        matcher_close(m);
+        grammar_close(g);
+    }
+    token_texts_close(t);
+}
+
+/* A rule that may end at each byte, before another one: walks from exits below exits. Once more was
+ * found so than there are tokens, and written past the end of the list. */
+TEST(grammar_exits_below_exits) {
+    enum { N = 60 };
+    char a[N];
+    struct str texts[N + 2];
+    struct token_texts *t;
+    struct err err = {0};
+    memset(a, 'a', N);
+    for (size_t i = 0; i < N; i++)
+        texts[i] = (struct str){a, i + 1};
+    texts[N] = STR("!");
+    texts[N + 1] = STR("aa!");
+    EXPECT_INT(token_texts_make(&t, texts, N + 2, NULL, 0, &err), SLUICE_OK);
+    struct grammar *g =
+        gbnf("root ::= x x x \"!\"\nx ::= (y | \"b\")*\ny ::= \"a\" y | \"c\" | \"a\"\n");
+    struct matcher *m = matcher_of(g, t);
+    for (int32_t i = 0; i < N + 2; i++)
+        EXPECT(allows(m, i));
+    EXPECT(matcher_accept(m, N - 1) && allows(m, N + 1) && matcher_accept(m, N + 1));
+    EXPECT(matcher_must_end(m));
+    matcher_close(m);
+    grammar_close(g);
+    token_texts_close(t);
+}
+
+/* ---- random grammars ---- */
+
+/* Expressions over a and b, of rules 0 to N_RULES - 1, and the texts that they match. */
+enum { N_RULES = 4, MOST_PARTS = 80, MOST_TEXT = 7 };
+
+enum random_kind { PART_EMPTY, PART_BYTES, PART_PAIR, PART_EITHER, PART_REPEAT, PART_RULE };
+
+struct random_part {
+    enum random_kind kind;
+    const char *bytes;
+    int x, y; /* parts, or the rule */
+    uint32_t min, max;
+};
+
+struct random_grammar {
+    struct random_part parts[MOST_PARTS];
+    int n, rules[N_RULES];
+    char text[1 << 13];
+    size_t length;
+    const char *word; /* that is looked for, and bits of where each rule ends, by where it begins */
+    uint32_t ends[N_RULES][MOST_TEXT + 2];
+};
+
+static int random_part(struct random_grammar *r, int depth) {
+    static const char *const words[] = {"a", "b", "ab", "aa", "ba"};
+    static const uint32_t counts[][2] = {{0, 1},  {0, UINT32_MAX}, {1, UINT32_MAX}, {2, 3}, {0, 12},
+                                         {3, 11}, {2, UINT32_MAX}, {9, 9},          {1, 10}};
+    int i = r->n++;
+    struct random_part p = {.kind = PART_BYTES, .bytes = words[random_below(5)]};
+    uint32_t kind = depth > 3 || r->n > MOST_PARTS - 20 ? random_below(4) : random_below(10);
+    if (kind == 0) {
+        p.kind = PART_EMPTY;
+    } else if (kind == 3 || kind == 4) {
+        p.kind = PART_RULE;
+        p.x = (int)random_below(N_RULES);
+    } else if (kind > 4) {
+        p.kind = kind < 7 ? PART_PAIR : kind == 7 ? PART_EITHER : PART_REPEAT;
+        p.x = random_part(r, depth + 1);
+        if (p.kind == PART_REPEAT) {
+            const uint32_t *c = counts[random_below(9)];
+            p.min = c[0];
+            p.max = c[1];
+        } else {
+            p.y = random_part(r, depth + 1);
+        }
+    }
+    r->parts[i] = p;
+    return i;
+}
+
+static void write_part(struct random_grammar *r, int i) {
+    const struct random_part *p = &r->parts[i];
+    char *at = r->text + r->length;
+    if (p->kind == PART_EMPTY)
+        r->length += (size_t)sprintf(at, "\"\" ");
+    else if (p->kind == PART_BYTES)
+        r->length += (size_t)sprintf(at, "\"%s\" ", p->bytes);
+    else if (p->kind == PART_RULE)
+        r->length += (size_t)sprintf(at, p->x ? "r%d " : "root ", p->x);
+    else {
+        r->length += (size_t)sprintf(at, "(");
+        write_part(r, p->x);
+        if (p->kind == PART_EITHER)
+            r->length += (size_t)sprintf(r->text + r->length, "| ");
+        if (p->kind != PART_REPEAT)
+            write_part(r, p->y);
+        r->length += (size_t)sprintf(r->text + r->length, ") ");
+        if (p->kind == PART_REPEAT && p->max == UINT32_MAX)
+            r->length += (size_t)sprintf(r->text + r->length - 1, "{%u,} ", p->min) - 1;
+        else if (p->kind == PART_REPEAT)
+            r->length += (size_t)sprintf(r->text + r->length - 1, "{%u,%u} ", p->min, p->max) - 1;
+    }
+}
+
+static uint32_t ends_of_all(const struct random_grammar *r, int part, uint32_t froms);
+
+/* Where a part that begins at a place may end, as bits; of rules what is known so far. */
+static uint32_t ends_of(const struct random_grammar *r, int part, uint32_t from) {
+    const struct random_part *p = &r->parts[part];
+    if (p->kind == PART_EMPTY)
+        return 1u << from;
+    if (p->kind == PART_BYTES) {
+        size_t n = strlen(p->bytes);
+        return strncmp(r->word + from, p->bytes, n) == 0 ? 1u << (from + n) : 0;
+    }
+    if (p->kind == PART_RULE)
+        return r->ends[p->x][from];
+    if (p->kind == PART_PAIR)
+        return ends_of_all(r, p->y, ends_of(r, p->x, from));
+    if (p->kind == PART_EITHER)
+        return ends_of(r, p->x, from) | ends_of(r, p->y, from);
+    uint32_t at = 1u << from, all = p->min == 0 ? at : 0;
+    for (uint32_t i = 1; i <= p->max && i <= 24; i++) {
+        at = ends_of_all(r, p->x, at);
+        all |= i >= p->min ? at : 0;
+    }
+    return all;
+}
+
+static uint32_t ends_of_all(const struct random_grammar *r, int part, uint32_t froms) {
+    uint32_t all = 0;
+    for (uint32_t i = 0; i <= MOST_TEXT; i++)
+        all |= froms >> i & 1 ? ends_of(r, part, i) : 0;
+    return all;
+}
+
+static bool matches(struct random_grammar *r, const char *word) {
+    bool has_changed = true;
+    r->word = word;
+    memset(r->ends, 0, sizeof r->ends);
+    while (has_changed) {
+        has_changed = false;
+        for (int i = 0; i < N_RULES; i++)
+            for (uint32_t from = 0; from <= strlen(word); from++) {
+                uint32_t ends = ends_of(r, r->rules[i], from);
+                has_changed |= ends != r->ends[i][from];
+                r->ends[i][from] = ends;
+            }
+    }
+    return r->ends[0][0] >> strlen(word) & 1;
+}
+
+/* All words of a and b up to a length: taken, and each byte in its mask, if and only if the grammar
+ * has them. */
+static void expect_same_words(struct random_grammar *r, const struct grammar *g,
+                              const struct token_texts *t) {
+    for (uint32_t length = 0; length <= MOST_TEXT; length++)
+        for (uint32_t bits = 0; bits < 1u << length; bits++) {
+            char word[MOST_TEXT + 4] = {0};
+            for (uint32_t i = 0; i < length; i++)
+                word[i] = bits >> i & 1 ? 'b' : 'a';
+            bool expected = matches(r, word);
+            if (takes(g, t, word, length) != expected)
+                test_fail(__FILE__, __LINE__, "%s: \"%s\", expected %d", r->text, word, expected);
+        }
+}
+
+/* Every byte, and all words of a and b of two to five of them. */
+static struct token_texts *word_texts(void) {
+    enum { N_WORDS = 60 };
+    static char room[N_BYTES + N_WORDS][6];
+    struct str texts[N_BYTES + N_WORDS];
+    struct token_texts *t;
+    struct err err = {0};
+    int32_t n = N_BYTES;
+    for (int i = 0; i < N_BYTES; i++) {
+        room[i][0] = (char)i;
+        texts[i] = (struct str){room[i], 1};
+    }
+    for (uint32_t length = 2; length <= 5; length++)
+        for (uint32_t bits = 0; bits < 1u << length; bits++, n++) {
+            for (uint32_t i = 0; i < length; i++)
+                room[n][i] = bits >> i & 1 ? 'b' : 'a';
+            texts[n] = (struct str){room[n], length};
+        }
+    EXPECT_INT(token_texts_make(&t, texts, n, NULL, 0, &err), SLUICE_OK);
+    return t;
+}
+
+/* Along random answers every token is tried. */
+static void expect_same_walk(const struct grammar *g, const struct token_texts *t) {
+    int32_t path[3];
+    struct matcher *m = matcher_of(g, t);
+    for (size_t n = 0; n < 3; n++) {
+        expect_same_mask(m, g, t, path, n);
+        path[n] = random_allowed(m, t);
+        if (path[n] < 0 || !matcher_accept(m, path[n]))
+            break;
+    }
+    matcher_close(m);
+}
+
+TEST(grammar_random_ones_have_their_words) {
+    static struct random_grammar r;
+    struct token_texts *t = word_texts();
+    uint32_t n_compiled = 0;
+    random_state = 11;
+    for (int i = 0; i < 200; i++) {
+        struct grammar *g = NULL;
+        struct err err = {0};
+        r.n = 0;
+        r.length = 0;
+        for (int k = 0; k < N_RULES; k++) {
+            r.rules[k] = random_part(&r, 0);
+            r.length += (size_t)sprintf(r.text + r.length, k ? "r%d ::= " : "root ::= ", k);
+            write_part(&r, r.rules[k]);
+            r.length += (size_t)sprintf(r.text + r.length, "\n");
+        }
+        if (grammar_of_gbnf(&g, r.text, r.length, &err) == SLUICE_OK) {
+            n_compiled++;
+            expect_same_words(&r, g, t);
+            expect_same_walk(g, t);
+        }
+        grammar_close(g);
+    }
+    EXPECT(n_compiled > 60);
     token_texts_close(t);
 }
 

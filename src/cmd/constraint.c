@@ -100,7 +100,10 @@ void constraint_close(struct constraint *c) {
  */
 
 static int set_mask(struct constraint *c, sluice_seq *seq) {
+    struct err err = {0};
     const uint32_t *mask = follow_mask(&c->follow);
+    if (follow_fault(&c->follow, &err))
+        return fail(&err);
     int status = sluice_seq_set_mask(seq, mask);
     const uint32_t *keeps = mask && !status ? follow_keeps(&c->follow) : NULL;
     if (keeps)

@@ -63,7 +63,7 @@ void matcher_close(struct matcher *m); /* takes NULL */
 
 /* Bit t % 32 of word t / 32: token t may come next; end tokens where the answer may end. Valid
  * until the next call with this matcher. All zero only where the vocabulary cannot write what has
- * to follow, or memory ran out. */
+ * to follow, or after a fault. */
 const uint32_t *matcher_mask(struct matcher *m);
 
 /* Tokens after each of which the mask is the same again, in the same form; NULL: none that are
@@ -73,6 +73,14 @@ const uint32_t *matcher_keeps(struct matcher *m);
 /* The answer goes on with this token. False: it is not allowed, and nothing has changed. Every
  * token of the mask is allowed; of those that are not in it a few are too (masks.h). */
 bool matcher_accept(struct matcher *m, int32_t token);
+
+/* SLUICE_OK, or why the answer cannot be followed any more: SLUICE_ERR_UNSUPPORTED, the grammar is
+ * so ambiguous that to follow it would take too long (one line names the limit), or
+ * SLUICE_ERR_MEMORY. From there on masks are zero and no token is accepted. A mask or a token costs
+ * some ms at most until then. */
+int matcher_fault(const struct matcher *m, struct err *err);
+/* What the last mask or token cost, in steps of settling (threads.h). For tests. */
+uint64_t matcher_steps(const struct matcher *m);
 
 bool matcher_may_end(const struct matcher *m);  /* the text so far is complete */
 bool matcher_must_end(const struct matcher *m); /* nothing but the end may follow */

@@ -1,11 +1,12 @@
 /* masks.c - the walk of the trie, and what is kept of it.
  *
- * A state is a set of threads above an empty stack, sorted, and whether its rule may end here. Its
+ * A state is a set of threads that nothing follows, sorted, and whether its rule may end here. Its
  * row of `next` is filled in as bytes are met. A part (masks.h) begins a chain at a state and goes
- * on below it by frames.
+ * on below it by nodes.
  *
  * (1) State 0 stands for "not known yet" in `next`, state 1 for no threads and no end.
- * (2) Parts and states only grow, until all of it is emptied at once. */
+ * (2) Parts and states only grow, until all of it is emptied at once.
+ * (3) A walk comes to a node of the trie once: so it finds no token and no exit twice. */
 #include "grammar/masks.h"
 
 #include <pthread.h>
@@ -19,9 +20,12 @@ enum {
     MAX_STATES = 1 << 15,
     MAX_BYTES = 48 << 20,       /* of parts; a cache that has more is emptied */
     MAX_STATE_BYTES = 16 << 20, /* of the threads of states */
-    MAX_THREADS = 2048,         /* of a state; more are dropped */
-    FEW_TOKENS = 512,           /* that are kept as a list beside a known mask */
-    EXACT_ROUNDS = 8,           /* rounds left, below which a loop's count is not rounded */
+    MAX_NODES = NODES_MAX / 2,
+    FEW_TOKENS = 512, /* that are kept as a list beside a known mask */
+    EXACT_ROUNDS = 8, /* rounds left, below which a loop's count is not rounded */
+    N_UNIONS = 1024,
+    VISITS_A_STEP = 8, /* nodes of the trie that cost what a step of settling does */
+    STATE_STEPS = 4,   /* what a byte costs that was not met in a state, besides its threads */
     UNKNOWN = 0,
     DEAD = 1,
 };
@@ -37,6 +41,7 @@ struct state {
     uint32_t n;
     uint32_t part;  /* the chain that begins here; 0: none yet */
     uint32_t after; /* where any plain character leads; UNKNOWN, DEAD, LEAVES or MIXED */
+    uint32_t left;  /* rounds_left; NOT_COUNTED: not known yet */
     uint64_t hash;
     bool may_exit;
 };
@@ -46,10 +51,19 @@ struct part {
     int32_t *tokens; /* (n_tokens) */
     uint32_t *exits; /* (n_exits) nodes of the trie */
     uint32_t n_tokens, n_exits;
-    uint8_t plain;           /* texts of up to so many plain characters are in it too */
-    bool is_char;            /* all plain characters are exits: char_nodes too */
-    uint32_t pc, count;      /* the frame that it was made with; of the first in a chain: none */
-    uint32_t child, sibling; /* parts that go on from its exits; 0: none */
+    uint8_t plain;      /* texts of up to so many plain characters are in it too */
+    bool is_char;       /* all plain characters are exits: char_nodes too */
+    uint32_t from, via; /* the part whose exits it goes on from, and by which node of the cache,
+                         * or JOINED and the other part; of the first in a chain: 0 */
+    uint32_t mask;      /* the last mask that it was added to */
+};
+
+/* In place of the node that a part was made with: it has the exits of both, and no tokens. */
+enum { JOINED = 1u << 31, NOT_COUNTED = UINT32_MAX };
+
+/* The state of the threads of two. */
+struct state_union {
+    uint32_t a, b, both;
 };
 
 struct masks {
@@ -57,7 +71,7 @@ struct masks {
     const struct token_texts *t;
     pthread_mutex_t lock;
     struct arena state_arena, part_arena;
-    struct frames frames;
+    struct nodes nodes;
     struct thread_set set;
     struct state *states;
     uint32_t *next;       /* (states, 256) */
@@ -67,11 +81,23 @@ struct masks {
     uint32_t n_slots;
     struct part *parts;
     uint32_t n_parts, part_capacity;
+    uint32_t *part_slots; /* (2 * part_capacity) a hash table by from and via, 0: free */
+    uint32_t n_masks;     /* so far, to tell them apart */
     /* Of the walk that runs. */
-    uint32_t *path;  /* (max_depth + 1) the state at each depth */
-    int32_t *found;  /* (n_tokens) */
-    uint32_t *exits; /* (n_nodes) */
+    uint32_t *path;   /* (max_depth + 1) the state at each depth */
+    int32_t *found;   /* (n_tokens) */
+    uint32_t *exits;  /* (n_nodes) */
+    uint32_t *starts; /* (n_nodes) where it begins, of more than one part */
     uint32_t n_found, n_exits;
+    bool has_no_room; /* for a state: what was found is not all */
+    struct state_union unions[N_UNIONS];
+    /* Of the mask that is made. */
+    uint32_t *pending; /* nodes of the matcher, as a heap: the highest first */
+    uint32_t n_pending, pending_capacity;
+    uint32_t *parts_at; /* of its nodes: the part whose exits lead there; 0: none */
+    uint32_t n_parts_at;
+    struct edge *edges; /* of a node, in groups */
+    uint32_t edge_capacity;
 };
 
 /* ---- classes of bytes -------------------------------------------------------------------------
@@ -110,11 +136,17 @@ static void find_classes(const struct program *p, uint8_t classes[256]) {
 static bool begin(struct masks *m) {
     arena_free(&m->state_arena);
     arena_free(&m->part_arena);
-    frames_free(&m->frames);
+    uint64_t steps = m->nodes.steps, most_steps = m->nodes.most_steps;
+    nodes_free(&m->nodes);
     memset(m->slots, 0, m->n_slots * sizeof *m->slots);
+    memset(m->part_slots, 0, 2ul * m->part_capacity * sizeof *m->part_slots);
+    memset(m->unions, 0, sizeof m->unions);
     m->n_states = 2;
     m->n_parts = 1;
-    return frames_begin(&m->frames);
+    bool is_ok = nodes_begin(&m->nodes);
+    m->nodes.steps = steps;
+    m->nodes.most_steps = most_steps;
+    return is_ok;
 }
 
 static bool make_tables(struct masks *m) {
@@ -126,11 +158,16 @@ static bool make_tables(struct masks *m) {
     m->next = calloc(m->state_capacity, 256 * sizeof *m->next);
     m->slots = calloc(m->n_slots, sizeof *m->slots);
     m->parts = calloc(m->part_capacity, sizeof *m->parts);
+    m->part_slots = calloc(2ul * m->part_capacity, sizeof *m->part_slots);
     m->path = calloc(t->max_depth + 1ul, sizeof *m->path);
     m->found = calloc((size_t)t->n_tokens + 1, sizeof *m->found);
     m->exits = calloc(t->n_nodes + 1ul, sizeof *m->exits);
-    return m->states && m->next && m->slots && m->parts && m->path && m->found && m->exits &&
-           thread_set_begin(&m->set) && begin(m);
+    m->starts = calloc(t->n_nodes + 1ul, sizeof *m->starts);
+    m->pending_capacity = m->edge_capacity = 64;
+    m->pending = calloc(m->pending_capacity, sizeof *m->pending);
+    m->edges = calloc(m->edge_capacity, sizeof *m->edges);
+    return m->states && m->next && m->slots && m->parts && m->part_slots && m->path && m->found &&
+           m->exits && m->starts && m->pending && m->edges && thread_set_begin(&m->set) && begin(m);
 }
 
 int masks_open(struct masks **out, const struct program *p, const struct token_texts *t,
@@ -157,15 +194,20 @@ void masks_close(struct masks *m) {
     pthread_mutex_destroy(&m->lock);
     arena_free(&m->state_arena);
     arena_free(&m->part_arena);
-    frames_free(&m->frames);
+    nodes_free(&m->nodes);
     thread_set_free(&m->set);
     free(m->states);
     free(m->next);
     free(m->slots);
     free(m->parts);
+    free(m->part_slots);
     free(m->path);
     free(m->found);
     free(m->exits);
+    free(m->starts);
+    free(m->pending);
+    free(m->parts_at);
+    free(m->edges);
     free(m);
 }
 
@@ -187,13 +229,14 @@ static bool grow_states(struct masks *m) {
     return true;
 }
 
-/* The state of the set that was made; UNKNOWN when there is no room for it. */
+/* The state of the set that was made; UNKNOWN when there is no room for it, or after a fault. */
 static uint32_t intern(struct masks *m) {
     struct thread_set *s = &m->set;
+    if (m->nodes.fault || !thread_set_finish(s, &m->nodes))
+        return UNKNOWN;
     if (s->n == 0 && !s->may_exit)
         return DEAD;
-    thread_set_sort(s);
-    uint32_t n = min_u32(s->n, MAX_THREADS);
+    uint32_t n = s->n;
     size_t bytes = n * sizeof *s->threads;
     uint64_t hash = hash64_of(s->threads, bytes) ^ s->may_exit;
     uint32_t i = (uint32_t)hash & (m->n_slots - 1);
@@ -206,29 +249,36 @@ static uint32_t intern(struct masks *m) {
     struct thread *copy = m->n_states < MAX_STATES && m->state_arena.used < MAX_STATE_BYTES
                               ? arena_alloc(&m->state_arena, bytes)
                               : NULL;
-    if (!copy || !grow_states(m))
+    if (!copy || !grow_states(m)) {
+        m->has_no_room = true;
         return UNKNOWN;
+    }
     if (n)
         memcpy(copy, s->threads, bytes);
-    m->states[m->n_states] =
-        (struct state){.threads = copy, .n = n, .hash = hash, .may_exit = s->may_exit};
+    m->states[m->n_states] = (struct state){
+        .threads = copy, .n = n, .left = NOT_COUNTED, .hash = hash, .may_exit = s->may_exit};
     memset(m->next + 256ul * m->n_states, 0, 256 * sizeof *m->next);
     m->slots[i] = m->n_states;
     return m->n_states++;
 }
 
-/* Where there is no room for a state there is none: fewer tokens are allowed. */
+/* A number as in `next`. */
+static uint32_t flagged(const struct masks *m, uint32_t state) {
+    if (state <= DEAD || !m->states[state].may_exit)
+        return state;
+    return state | (m->states[state].n ? EXITS : EXITS | ENDS);
+}
+
+/* Where there is no room for a state it is taken for a dead one until the walk ends. */
 static uint32_t find_next(struct masks *m, uint32_t state, uint8_t byte) {
     const struct state *s = &m->states[state];
-    bool is_ok = true;
+    bool is_ok = nodes_work(&m->nodes, s->n / VISITS_A_STEP + STATE_STEPS);
     thread_set_clear(&m->set);
     for (uint32_t i = 0; i < s->n && is_ok; i++)
-        is_ok = thread_set_step(&m->set, m->p, &m->frames, s->threads[i], byte);
-    uint32_t next = is_ok ? intern(m) : UNKNOWN;
-    if (next <= DEAD)
-        next = DEAD;
-    else if (m->states[next].may_exit)
-        next |= m->states[next].n ? EXITS : EXITS | ENDS;
+        is_ok = thread_set_step(&m->set, m->p, &m->nodes, s->threads[i], byte);
+    uint32_t next = flagged(m, intern(m));
+    if (next == UNKNOWN)
+        return DEAD;
     for (uint32_t b = 0; b < 256; b++)
         if (m->classes[b] == m->classes[byte])
             m->next[256ul * state + b] = next;
@@ -283,7 +333,8 @@ static uint32_t after_plain(struct masks *m, uint32_t state) {
             next = after_bytes(m, next, low, high, n - 1);
         all = both(all, next);
     }
-    m->states[state].after = all;
+    if (!m->has_no_room && !m->nodes.fault)
+        m->states[state].after = all;
     return all;
 }
 
@@ -307,32 +358,44 @@ static bool begins_plain(const struct masks *m, uint32_t pc) {
     return false;
 }
 
+/* NULL: it has several. */
+static const struct edge *only_edge(const struct nodes *nodes, uint32_t node) {
+    uint32_t first = nodes->first[node];
+    return nodes->first[node + 1] == first + 1 ? &nodes->edges[first] : NULL;
+}
+
 /* Where a plain character leads to the same threads one round later, and the loop has no minimum
  * left to reach, each of the rounds left reads one: a string with a most length. 0: it is not so.
  */
-static uint32_t rounds_left(const struct masks *m, uint32_t state, uint32_t after) {
+static uint32_t find_rounds_left(const struct masks *m, uint32_t state, uint32_t after) {
     const struct state *a = &m->states[state], *b = &m->states[after];
-    struct frame loop = {0};
+    struct edge loop = {0};
     if (a->n != b->n || a->n == 0 || a->may_exit || b->may_exit)
         return 0;
     for (uint32_t i = 0; i < a->n; i++) {
-        struct frame f = m->frames.at[a->threads[i].frame], g = m->frames.at[b->threads[i].frame];
-        bool is_base = a->threads[i].frame == FRAME_BASE;
-        if (a->threads[i].pc != b->threads[i].pc ||
-            is_base != (b->threads[i].frame == FRAME_BASE) ||
+        bool is_base = a->threads[i].node == NODE_BASE;
+        if (a->threads[i].pc != b->threads[i].pc || is_base != (b->threads[i].node == NODE_BASE) ||
             (is_base && begins_plain(m, a->threads[i].pc)))
             return 0;
         if (is_base)
             continue;
-        if (f.count == FRAME_CALL || f.below != FRAME_BASE || g.below != FRAME_BASE ||
-            f.pc != g.pc || g.count != f.count + 1 ||
-            (loop.pc && (loop.pc != f.pc || loop.count != f.count)))
+        const struct edge *e = only_edge(&m->nodes, a->threads[i].node);
+        const struct edge *f = only_edge(&m->nodes, b->threads[i].node);
+        if (!e || !f || e->count == EDGE_CALL || e->below != NODE_BASE || f->below != NODE_BASE ||
+            e->pc != f->pc || f->count != e->count + 1 ||
+            (loop.pc && (loop.pc != e->pc || loop.count != e->count)))
             return 0;
-        loop = f;
+        loop = *e;
     }
     const struct loop *l = loop.pc ? &m->p->loops[m->p->insts[loop.pc].other] : NULL;
     bool is_even = l && !l->is_nullable && l->max != REPEAT_NO_LIMIT && loop.count >= l->min;
     return is_even ? l->max - loop.count : 0;
+}
+
+static uint32_t rounds_left(struct masks *m, uint32_t state, uint32_t after) {
+    if (m->states[state].left == NOT_COUNTED)
+        m->states[state].left = find_rounds_left(m, state, after);
+    return m->states[state].left;
 }
 
 /* How many plain characters can be read from here, at most `most`; *end: where one more leads, if
@@ -369,46 +432,115 @@ static void find_tokens(struct masks *m, uint32_t from, uint32_t to) {
     m->n_found += to - from;
 }
 
-/* From a node of the trie, with the state there: tokens below it that fit, and exits below it.
- * is_rest: but not at nodes without has_other. */
-static void walk(struct masks *m, uint32_t from, uint32_t state, bool is_rest) {
-    const struct token_texts *t = m->t;
-    const struct text_node *nodes = t->nodes;
-    uint32_t end = nodes[from].skip;
-    if (is_rest && !nodes[from].has_other)
-        return;
-    if (nodes[from].plain != TEXT_NOT_PLAIN && reads_plain(m, state, nodes[from].plain)) {
-        find_tokens(m, nodes[from + 1].first_token, nodes[end].first_token);
-        return;
+/* The threads of a place that was reached and of a state that begins there, as in `next`. */
+static uint32_t unite(struct masks *m, uint32_t at, uint32_t state) {
+    uint32_t a = at & STATE;
+    bool is_ok = true;
+    if (at == DEAD || a == state)
+        return flagged(m, state);
+    struct state_union *u = &m->unions[(a * 31 + state) % N_UNIONS];
+    if (u->both != UNKNOWN && u->a == a && u->b == state)
+        return flagged(m, u->both);
+    thread_set_clear(&m->set);
+    for (int k = 0; k < 2; k++) {
+        const struct state *s = &m->states[k ? state : a];
+        is_ok = is_ok && nodes_work(&m->nodes, s->n);
+        for (uint32_t i = 0; i < s->n && is_ok; i++)
+            is_ok = thread_set_put(&m->set, &m->nodes, s->threads[i]);
+        m->set.may_exit |= s->may_exit;
     }
-    m->path[nodes[from].depth] = state;
-    for (uint32_t i = from + 1; i < end;) {
-        const struct text_node *node = &nodes[i];
-        if (is_rest && !node->has_other) {
-            i = node->skip;
-            continue;
-        }
-        uint32_t above = m->path[node->depth - 1];
-        uint32_t at = next_of(m, above, node->byte);
-        if (at == DEAD) {
-            i = node->skip;
-            continue;
-        }
-        if (!(at & EXITS) && node->plain != TEXT_NOT_PLAIN && reads_plain(m, at, node->plain)) {
-            find_tokens(m, node->first_token, nodes[node->skip].first_token);
-            i = node->skip;
-            continue;
-        }
-        m->path[node->depth] = at & STATE;
+    uint32_t both = intern(m);
+    if (both == UNKNOWN)
+        return DEAD;
+    *u = (struct state_union){a, state, both};
+    return flagged(m, both);
+}
+
+/* What a walk begins with. */
+struct walk {
+    const uint32_t *starts; /* (n) nodes of the trie, from the lowest on */
+    uint32_t n;
+    uint32_t state; /* there */
+    bool is_rest;   /* but not at nodes without has_other */
+    uint32_t next;  /* the next of the starts */
+};
+
+/* On to a node from one of this depth, past those that nothing is known to lead to. */
+static uint32_t leap(struct masks *m, uint32_t depth, uint32_t to) {
+    for (; depth < m->t->nodes[to].depth; depth++)
+        m->path[depth] = DEAD;
+    return to;
+}
+
+/* After a node below which nothing goes on: the next start below it, or the node after all. */
+static uint32_t skip_node(struct masks *m, const struct walk *w, uint32_t i) {
+    const struct text_node *node = &m->t->nodes[i];
+    bool is_below = w->next < w->n && w->starts[w->next] < node->skip;
+    return is_below ? leap(m, node->depth, w->starts[w->next]) : node->skip;
+}
+
+/* What is at a node, and where to go on. */
+static uint32_t walk_node(struct masks *m, struct walk *w, uint32_t i) {
+    const struct text_node *nodes = m->t->nodes, *node = &nodes[i];
+    bool is_start = w->next < w->n && w->starts[w->next] == i;
+    w->next += is_start;
+    if (w->is_rest && !node->has_other)
+        return node->skip;
+    uint32_t at = node->depth ? next_of(m, m->path[node->depth - 1], node->byte) : DEAD;
+    if (at != DEAD)
         find_tokens(m, node->first_token, nodes[i + 1].first_token);
-        if (at & EXITS && node->skip > i + 1)
-            m->exits[m->n_exits++] = i;
-        i = at & ENDS ? node->skip : i + 1;
+    if (is_start)
+        at = unite(m, at, w->state);
+    if (at == DEAD)
+        return skip_node(m, w, i);
+    if (!(at & EXITS) && node->plain != TEXT_NOT_PLAIN && reads_plain(m, at, node->plain)) {
+        find_tokens(m, nodes[i + 1].first_token, nodes[node->skip].first_token);
+        return node->skip;
     }
+    if (at & EXITS && node->skip > i + 1)
+        m->exits[m->n_exits++] = i;
+    if (at & ENDS)
+        return skip_node(m, w, i);
+    m->path[node->depth] = at & STATE;
+    return i + 1;
+}
+
+/* From nodes of the trie, with a state there: tokens below them that fit, and exits at or below
+ * them. A start below another one joins the threads that come from there. */
+static void walk(struct masks *m, struct walk w) {
+    const struct text_node *nodes = m->t->nodes;
+    uint32_t i = 0, end = 0, visits = 0;
+    for (;; visits++) {
+        while (w.next < w.n && w.starts[w.next] < i)
+            w.next++;
+        if (i >= end) {
+            if (w.next == w.n)
+                break;
+            i = leap(m, 0, w.starts[w.next]);
+            end = nodes[i].skip;
+        }
+        i = walk_node(m, &w, i);
+        if (m->has_no_room || m->nodes.fault)
+            break;
+    }
+    nodes_work(&m->nodes, visits / VISITS_A_STEP);
 }
 
 /* ---- parts ------------------------------------------------------------------------------------
  */
+
+/* Where the part after another one is, or goes. */
+static uint32_t *part_slot(const struct masks *m, uint32_t from, uint32_t via) {
+    uint32_t last = 2 * m->part_capacity - 1;
+    uint32_t i =
+        (uint32_t)((from * UINT64_C(0x9E3779B97F4A7C15) ^ via) * UINT64_C(0xBF58476D1CE4E5B9) >>
+                   32) &
+        last;
+    while (m->part_slots[i] &&
+           (m->parts[m->part_slots[i]].from != from || m->parts[m->part_slots[i]].via != via))
+        i = (i + 1) & last;
+    return &m->part_slots[i];
+}
 
 static bool grow_parts(struct masks *m) {
     if (m->n_parts < m->part_capacity)
@@ -417,7 +549,15 @@ static bool grow_parts(struct masks *m) {
     if (!parts)
         return false;
     m->parts = parts;
+    uint32_t *slots = calloc(4ul * m->part_capacity, sizeof *slots);
+    if (!slots)
+        return false;
+    free(m->part_slots);
+    m->part_slots = slots;
     m->part_capacity *= 2;
+    for (uint32_t i = 1; i < m->n_parts; i++)
+        if (m->parts[i].from)
+            *part_slot(m, m->parts[i].from, m->parts[i].via) = i;
     return true;
 }
 
@@ -449,86 +589,132 @@ static uint32_t add_part(struct masks *m, uint32_t plain) {
     return m->n_parts++;
 }
 
-/* The part that a chain begins with; 0 when memory ran out. */
+/* The walk did not come to its end. */
+static bool is_cut(const struct masks *m) {
+    return m->has_no_room || m->nodes.fault;
+}
+
+/* The part that a chain begins with; 0 when there is no room, or after a fault. */
 static uint32_t first_part(struct masks *m, uint32_t state) {
+    static const uint32_t root[] = {0};
     if (m->states[state].part)
         return m->states[state].part;
     uint32_t end = UNKNOWN, n = count_plain(m, state, TEXT_MOST_PLAIN, &end);
     bool is_char = n == 0 && end == LEAVES, is_known = n >= TEXT_MAX_PLAIN || end == DEAD;
     m->n_found = m->n_exits = 0;
-    walk(m, 0, state, is_char || is_known);
-    uint32_t part = add_part(m, is_char ? 1 : is_known ? n : 0);
+    if (!is_cut(m))
+        walk(m, (struct walk){root, 1, state, is_char || is_known, 0});
+    uint32_t part = is_cut(m) ? 0 : add_part(m, is_char ? 1 : is_known ? n : 0);
     m->states[state].part = part;
     if (part)
         m->parts[part].is_char = is_char;
     return part;
 }
 
-/* A frame whose loop has so many rounds left that a token cannot tell. */
-static struct frame round_count(const struct program *p, struct frame f) {
-    if (f.count == FRAME_CALL)
-        return f;
-    const struct loop *loop = &p->loops[p->insts[f.pc].other];
-    uint32_t done = f.count + 1;
+static bool has_exits(const struct masks *m, uint32_t part) {
+    return m->parts[part].n_exits > 0 || (m->parts[part].is_char && m->t->n_char_nodes > 0);
+}
+
+/* An edge whose loop has so many rounds left that a token cannot tell. */
+static struct edge round_count(const struct program *p, struct edge e) {
+    if (e.count == EDGE_CALL)
+        return e;
+    const struct loop *loop = &p->loops[p->insts[e.pc].other];
+    uint32_t done = e.count + 1;
     if (loop->max == REPEAT_NO_LIMIT || done < loop->min || loop->max - done < EXACT_ROUNDS)
-        return f;
+        return e;
     uint32_t left = EXACT_ROUNDS;
     while (left <= (loop->max - done) / 2 && left < 1024)
         left *= 2;
-    f.count = loop->max - left - 1;
-    return f;
+    e.count = loop->max - left - 1;
+    return e;
 }
 
-/* The state with which the frame below goes on; UNKNOWN when there is no room. */
-static uint32_t state_after(struct masks *m, struct frame frame) {
-    frame.below = FRAME_BASE;
+/* The state with which a node of the cache goes on; UNKNOWN when there is no room, or after a
+ * fault. */
+static uint32_t state_after(struct masks *m, uint32_t via) {
+    bool is_ok = true;
     thread_set_clear(&m->set);
-    return thread_set_return(&m->set, m->p, &m->frames, frame) ? intern(m) : UNKNOWN;
+    for (uint32_t i = m->nodes.first[via]; i < m->nodes.first[via + 1] && is_ok; i++)
+        is_ok = thread_set_return(&m->set, m->p, &m->nodes, m->nodes.edges[i]);
+    return intern(m);
 }
 
-static uint32_t find_child(const struct masks *m, uint32_t part, struct frame frame) {
-    uint32_t i = m->parts[part].child;
-    while (i && (m->parts[i].pc != frame.pc || m->parts[i].count != frame.count))
-        i = m->parts[i].sibling;
-    return i;
+static void add_child(struct masks *m, uint32_t part, uint32_t child, uint32_t via) {
+    m->parts[child].from = part;
+    m->parts[child].via = via;
+    *part_slot(m, part, via) = child;
 }
 
-static void go_on(struct masks *m, uint32_t node, uint32_t state, bool is_rest) {
-    if (m->states[state].may_exit)
-        m->exits[m->n_exits++] = node;
-    walk(m, node, state, is_rest);
+/* Two sorted lists as one, without what is in both. */
+static uint32_t merge_lists(const uint32_t *a, uint32_t n_a, const uint32_t *b, uint32_t n_b,
+                            uint32_t *out) {
+    uint32_t n = 0;
+    for (uint32_t i = 0, k = 0; i < n_a || k < n_b;) {
+        uint32_t x = i < n_a ? a[i] : UINT32_MAX, y = k < n_b ? b[k] : UINT32_MAX;
+        out[n++] = min_u32(x, y);
+        i += x <= y;
+        k += y <= x;
+    }
+    return n;
 }
 
-/* The part after this one, for this frame; 0 when memory ran out. Where plain characters are the
- * exits, texts of n more of them fit, one and all, if the state after them reads n. */
-static uint32_t next_part(struct masks *m, uint32_t part, struct frame frame) {
-    frame = round_count(m->p, frame);
-    uint32_t child = find_child(m, part, frame);
+/* The part after this one, by a node of the cache; 0 when there is no room, or after a fault. Where
+ * plain characters are the exits, texts of n more of them fit, one and all, if the state after them
+ * reads n. */
+static uint32_t next_part(struct masks *m, uint32_t part, uint32_t via) {
+    uint32_t child = *part_slot(m, part, via);
     if (child)
         return child;
-    uint32_t state = state_after(m, frame), n = 0, end = UNKNOWN;
+    uint32_t state = state_after(m, via), n = 0, end = UNKNOWN;
+    const struct part *from = &m->parts[part];
     m->n_found = m->n_exits = 0;
-    if (state > DEAD && m->parts[part].is_char && !m->states[state].may_exit)
+    if (state > DEAD && from->is_char && !m->states[state].may_exit)
         n = count_plain(m, state, TEXT_MOST_PLAIN - 1, &end);
     bool is_known = n >= TEXT_MAX_PLAIN - 1 || end == DEAD;
-    for (uint32_t i = 0; state > DEAD && i < m->parts[part].n_exits; i++)
-        go_on(m, m->parts[part].exits[i], state, is_known);
-    for (uint32_t i = 0;
-         m->parts[part].is_char && state > DEAD && !is_known && i < m->t->n_char_nodes; i++)
-        go_on(m, m->t->char_nodes[i], state, false);
-    if (state == UNKNOWN || !(child = add_part(m, is_known ? n + 1 : 0)))
+    struct walk w = {from->exits, from->n_exits, state, is_known, 0};
+    if (from->is_char && !is_known) {
+        w.starts = m->starts;
+        w.n = merge_lists(from->exits, from->n_exits, m->t->char_nodes, m->t->n_char_nodes,
+                          m->starts);
+    }
+    if (state > DEAD && !is_cut(m))
+        walk(m, w);
+    if (state == UNKNOWN || is_cut(m) || !(child = add_part(m, is_known ? n + 1 : 0)))
         return 0;
-    m->parts[child].pc = frame.pc;
-    m->parts[child].count = frame.count;
-    m->parts[child].sibling = m->parts[part].child;
-    m->parts[part].child = child;
+    add_child(m, part, child, via);
     return child;
+}
+
+/* A part with the exits of two; 0 when there is no room, or after a fault. */
+static uint32_t join_parts(struct masks *m, uint32_t a, uint32_t b) {
+    uint32_t both = *part_slot(m, a, JOINED | b);
+    if (both || a == b)
+        return both ? both : a;
+    const struct part *x = &m->parts[a], *y = &m->parts[b];
+    bool is_char = x->is_char || y->is_char;
+    m->n_found = 0;
+    m->n_exits = merge_lists(x->exits, x->n_exits, y->exits, y->n_exits, m->exits);
+    if (!nodes_work(&m->nodes, m->n_exits / VISITS_A_STEP + 1))
+        return 0;
+    if (m->n_exits == x->n_exits && is_char == x->is_char)
+        return a; /* it has them all */
+    both = add_part(m, 0);
+    if (!both)
+        return 0;
+    m->parts[both].is_char = is_char;
+    add_child(m, a, both, JOINED | b);
+    return both;
 }
 
 /* ---- masks ------------------------------------------------------------------------------------
  */
 
-static void add_to_mask(const struct masks *m, const struct part *part, uint32_t *mask) {
+static void add_to_mask(struct masks *m, struct part *part, uint32_t *mask) {
+    if (part->mask == m->n_masks)
+        return;
+    part->mask = m->n_masks;
+    nodes_work(&m->nodes, (part->bits || part->plain ? m->t->n_words : part->n_tokens) / 64);
     if (part->plain)
         token_texts_add_plain(m->t, part->plain, mask);
     for (uint32_t i = 0; part->bits && i < m->t->n_words; i++)
@@ -537,55 +723,149 @@ static void add_to_mask(const struct masks *m, const struct part *part, uint32_t
         mask[part->tokens[i] / 32] |= 1u << part->tokens[i] % 32;
 }
 
-/* Of threads with the same stack, without it; UNKNOWN where there is no room. */
+/* Of threads with the same node, without it; UNKNOWN where there is no room. */
 static uint32_t state_of(struct masks *m, const struct thread *threads, uint32_t n) {
     bool is_ok = true;
     thread_set_clear(&m->set);
     for (uint32_t i = 0; i < n && is_ok; i++)
-        is_ok = thread_set_add(&m->set, m->p, &m->frames, threads[i].pc, FRAME_BASE);
-    return is_ok ? intern(m) : UNKNOWN;
+        is_ok = thread_set_put(&m->set, &m->nodes, (struct thread){threads[i].pc, NODE_BASE});
+    return intern(m);
 }
 
-static bool add_group(struct masks *m, const struct thread *threads, uint32_t n,
-                      const struct frames *frames, uint32_t *mask) {
-    uint32_t state = state_of(m, threads, n);
-    uint32_t part = state > DEAD ? first_part(m, state) : 0;
-    for (uint32_t frame = threads[0].frame; part;) {
-        add_to_mask(m, &m->parts[part], mask);
-        if (m->parts[part].n_exits == 0 || frame == FRAME_BASE)
-            return true;
-        part = next_part(m, part, frames->at[frame]);
-        frame = frames->at[frame].below;
+static bool push_pending(struct masks *m, uint32_t node) {
+    if (m->n_pending == m->pending_capacity) {
+        uint32_t *more = realloc(m->pending, 2ul * m->pending_capacity * sizeof *more);
+        if (!more)
+            return false;
+        m->pending = more;
+        m->pending_capacity *= 2;
     }
-    return false;
+    uint32_t i = m->n_pending++;
+    for (; i > 0 && m->pending[(i - 1) / 2] < node; i = (i - 1) / 2)
+        m->pending[i] = m->pending[(i - 1) / 2];
+    m->pending[i] = node;
+    return true;
 }
 
-static bool is_too_large(const struct masks *m) {
-    return m->part_arena.used > MAX_BYTES || m->state_arena.used >= MAX_STATE_BYTES ||
-           m->n_states > MAX_STATES / 2 || m->frames.n > THREADS_MAX_FRAMES / 2;
+static uint32_t pop_pending(struct masks *m) {
+    uint32_t highest = m->pending[0], last = m->pending[--m->n_pending], i = 0;
+    for (uint32_t k = 1; k < m->n_pending; k = 2 * i + 1) {
+        k += k + 1 < m->n_pending && m->pending[k + 1] > m->pending[k];
+        if (m->pending[k] <= last)
+            break;
+        m->pending[i] = m->pending[k];
+        i = k;
+    }
+    m->pending[i] = last;
+    return highest;
 }
 
-bool masks_add(struct masks *m, const struct thread *threads, uint32_t n,
-               const struct frames *frames, uint32_t *mask) {
+/* The part is of the mask; what its exits lead to is looked at later, once for all that lead to the
+ * same node. */
+static bool add_and_pend(struct masks *m, uint32_t part, uint32_t node, uint32_t *mask) {
+    if (part == 0)
+        return false;
+    add_to_mask(m, &m->parts[part], mask);
+    if (node == NODE_BASE || !has_exits(m, part))
+        return true;
+    uint32_t old = m->parts_at[node];
+    m->parts_at[node] = old ? join_parts(m, old, part) : part;
+    return m->parts_at[node] && (old || push_pending(m, node));
+}
+
+/* The edges of a matcher's node that lead to one below it, as a node of the cache; 0: a fault. */
+static uint32_t via_of(struct masks *m, const struct edge *edges, uint32_t n) {
+    while (n > m->edge_capacity) {
+        struct edge *more = realloc(m->edges, 2ul * m->edge_capacity * sizeof *more);
+        if (!more)
+            return 0;
+        m->edges = more;
+        m->edge_capacity *= 2;
+    }
+    for (uint32_t i = 0; i < n; i++) {
+        m->edges[i] = round_count(m->p, edges[i]);
+        m->edges[i].below = NODE_BASE;
+    }
+    return nodes_work(&m->nodes, n + 3) ? nodes_find(&m->nodes, m->edges, edges_sort(m->edges, n))
+                                        : 0;
+}
+
+/* From the exits that lead to the highest node: others may lead to those below it. */
+static bool go_below(struct masks *m, const struct nodes *nodes, uint32_t *mask) {
+    uint32_t node = pop_pending(m), part = m->parts_at[node], end = nodes->first[node + 1];
     bool is_ok = true;
-    pthread_mutex_lock(&m->lock);
-    for (uint32_t i = 0, same; i < n && is_ok; i = same) {
-        for (same = i + 1; same < n && threads[same].frame == threads[i].frame;)
+    m->parts_at[node] = 0;
+    for (uint32_t i = nodes->first[node], same; i < end && is_ok; i = same) {
+        const struct edge *edges = nodes->edges + i;
+        for (same = i + 1; same < end && nodes->edges[same].below == edges->below;)
             same++;
-        is_ok = !is_too_large(m) || begin(m);
-        is_ok = is_ok && add_group(m, threads + i, same - i, frames, mask);
+        uint32_t via = via_of(m, edges, same - i);
+        is_ok = via && add_and_pend(m, next_part(m, part, via), edges->below, mask);
     }
-    pthread_mutex_unlock(&m->lock);
     return is_ok;
 }
 
-bool masks_are_steady(struct masks *m, const struct thread *threads, uint32_t n) {
+/* Room for a part at each of the matcher's nodes. */
+static bool grow_parts_at(struct masks *m, uint32_t n) {
+    if (n <= m->n_parts_at)
+        return true;
+    free(m->parts_at);
+    m->n_parts_at = 2 * n;
+    m->parts_at = calloc(m->n_parts_at, sizeof *m->parts_at);
+    m->n_parts_at = m->parts_at ? m->n_parts_at : 0;
+    return m->parts_at;
+}
+
+static bool add_all(struct masks *m, const struct thread *threads, uint32_t n,
+                    const struct nodes *nodes, uint32_t *mask) {
+    bool is_ok = grow_parts_at(m, nodes->n);
+    m->n_pending = 0;
+    m->n_masks++;
+    m->has_no_room = false;
+    for (uint32_t i = 0, same; i < n && is_ok; i = same) {
+        for (same = i + 1; same < n && threads[same].node == threads[i].node;)
+            same++;
+        uint32_t state = state_of(m, threads + i, same - i);
+        is_ok = state > DEAD && add_and_pend(m, first_part(m, state), threads[i].node, mask);
+    }
+    while (is_ok && m->n_pending)
+        is_ok = go_below(m, nodes, mask);
+    while (m->n_pending)
+        m->parts_at[m->pending[--m->n_pending]] = 0;
+    return is_ok;
+}
+
+static bool is_too_large(const struct masks *m) {
+    bool is_there = m->nodes.first && m->nodes.edges && m->nodes.slots;
+    return !is_there || m->part_arena.used > MAX_BYTES || m->state_arena.used >= MAX_STATE_BYTES ||
+           m->n_states > MAX_STATES / 2 || m->nodes.n > MAX_NODES ||
+           m->nodes.first[m->nodes.n] > NODES_MAX_EDGES / 2;
+}
+
+enum fault masks_add(struct masks *m, const struct thread *threads, uint32_t n,
+                     const struct nodes *nodes, uint32_t *mask, uint64_t *steps) {
+    pthread_mutex_lock(&m->lock);
+    nodes_allow(&m->nodes, *steps);
+    bool is_ok = (!is_too_large(m) || begin(m)) && add_all(m, threads, n, nodes, mask);
+    if (!is_ok && (m->has_no_room || m->nodes.fault == FAULT_NODES))
+        is_ok = begin(m) && add_all(m, threads, n, nodes, mask); /* with all the room there is */
+    enum fault fault = is_ok ? FAULT_NONE : m->nodes.fault ? m->nodes.fault : FAULT_MEMORY;
+    *steps = m->nodes.steps;
+    if (!is_ok)
+        begin(m); /* nothing half done stays */
+    pthread_mutex_unlock(&m->lock);
+    return fault;
+}
+
+bool masks_are_steady(struct masks *m, const struct thread *threads, uint32_t n, uint64_t steps) {
     for (uint32_t i = 1; i < n; i++)
-        if (threads[i].frame != threads[0].frame)
+        if (threads[i].node != threads[0].node)
             return false;
     pthread_mutex_lock(&m->lock);
+    nodes_allow(&m->nodes, steps);
+    m->has_no_room = false;
     uint32_t state = n > 0 && !is_too_large(m) ? state_of(m, threads, n) : UNKNOWN;
-    bool is_steady = state > DEAD && after_plain(m, state) == state;
+    bool is_steady = state > DEAD && after_plain(m, state) == state && !is_cut(m);
     pthread_mutex_unlock(&m->lock);
     return is_steady;
 }

@@ -1,13 +1,14 @@
 /* masks.h - masks of tokens by state, computed when first asked for and kept.
  *
- * What tokens a stack of frames allows is found part by part. The first part is the walk of the
- * trie with the threads at the top alone: tokens that fit, and the *exits*, nodes of the trie at
- * which the threads' rule has ended with bytes left. The next part walks from these exits on with
- * the frame below, and so on until there are no exits. A part depends on the frames down to it and
- * on nothing else, so it is shared by all stacks that begin alike: the inside of a string is walked
- * once, not once a property.
+ * What tokens the threads of a node allow is found part by part. The first part is the walk of the
+ * trie with the threads alone: tokens that fit, and the *exits*, nodes of the trie at which the
+ * threads' rule has ended with bytes left. The next part walks from these exits on with the edges
+ * of the node, and so on until there are no exits. A part depends on the edges down to it and on
+ * nothing else, so it is shared by all that begin alike: the inside of a string is walked once, not
+ * once a property. Where several parts lead to one node their exits are joined first, so there are
+ * no more parts to a mask than edges.
  *
- * Walks run on sets of threads with empty stacks below them, made into states of a deterministic
+ * Walks run on sets of threads that nothing follows, made into states of a deterministic
  * automaton as they are met, so that a node of the trie costs a lookup.
  *
  * Two things make the first walk of a state cheap. Bytes that no instruction tells apart are one
@@ -34,13 +35,13 @@ int masks_open(struct masks **out, const struct program *p, const struct token_t
                struct err *err);
 void masks_close(struct masks *m); /* takes NULL */
 
-/* Adds the tokens that these threads allow to `mask`. They are sorted (thread_set_sort); `frames`
- * has their stacks. False when memory ran out. */
-bool masks_add(struct masks *m, const struct thread *threads, uint32_t n,
-               const struct frames *frames, uint32_t *mask);
+/* Adds the tokens that these threads allow to `mask`. They are sorted (thread_set_finish); `nodes`
+ * has their nodes. *steps: what it may cost, and what it did. After a fault some are missing. */
+enum fault masks_add(struct masks *m, const struct thread *threads, uint32_t n,
+                     const struct nodes *nodes, uint32_t *mask, uint64_t *steps);
 
 /* Whether these threads are where they were after any text of plain characters (texts.h), as inside
  * of a string: false also where that is not known. */
-bool masks_are_steady(struct masks *m, const struct thread *threads, uint32_t n);
+bool masks_are_steady(struct masks *m, const struct thread *threads, uint32_t n, uint64_t steps);
 
 #endif

@@ -1,7 +1,8 @@
 /* matcher.c - grammars as a whole, and how far an answer has got in one.
  *
- * (1) `threads` are sorted, and all of them can come to the end of the grammar.
- * (2) A grammar keeps the masks of every vocabulary it was used with, to be found by its id. */
+ * (1) The threads of a set are finished, and all of them can come to the end of the grammar.
+ * (2) A grammar keeps the masks of every vocabulary it was used with, to be found by its id.
+ * (3) After a fault nothing is allowed: what is known of the answer may not be all. */
 #include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
@@ -10,7 +11,9 @@
 #include "grammar/compile.h"
 #include "grammar/masks.h"
 
-enum { MAX_KEPT = 512 }; /* threads between two tokens; more are dropped, which allows less */
+/* Of a token: to take it, and to find what may follow it. Some ms; a mask that walks all of a
+ * vocabulary of 250,000 texts takes a third. */
+enum { MAX_STEPS = 1 << 18 };
 
 struct masks_of {
     struct masks_of *next;
@@ -28,12 +31,15 @@ struct matcher {
     const struct grammar *g;
     const struct token_texts *t;
     struct masks *masks;
-    struct frames frames;
-    struct thread_set set;         /* where it is */
-    struct thread_set to, between; /* where a token leads, and before its last byte */
+    struct nodes nodes;
+    uint32_t collect_at, collect_at_edges; /* nodes, or their edges, that are worth a look */
+    struct thread_set set;                 /* where it is */
+    struct thread_set to, between;         /* where a token leads, and before its last byte */
     uint32_t *mask;
     bool has_mask; /* of where it is */
     bool has_ended;
+    enum fault fault;
+    uint64_t steps; /* of the last mask or token */
 };
 
 /* ---- grammars ---------------------------------------------------------------------------------
@@ -102,6 +108,50 @@ static int masks_for(const struct grammar *shared, const struct token_texts *t, 
 /* ---- matchers ---------------------------------------------------------------------------------
  */
 
+enum { FIRST_COLLECT = 4096 };
+
+static int fail(enum fault fault, struct err *err) {
+    switch (fault) {
+    case FAULT_NONE:
+        return SLUICE_OK;
+    case FAULT_STEPS:
+        return err_set(err, SLUICE_ERR_UNSUPPORTED,
+                       "the grammar can be read in too many ways: what comes next takes more than "
+                       "%d steps to find",
+                       MAX_STEPS);
+    case FAULT_THREADS:
+        return err_set(err, SLUICE_ERR_UNSUPPORTED,
+                       "the grammar can be read in too many ways: the answer may be at more than "
+                       "%d places of it",
+                       THREADS_MAX);
+    case FAULT_NODES:
+        return err_set(err, SLUICE_ERR_UNSUPPORTED,
+                       "the answer nests too deep in the grammar: more than %d rules, or %d ways "
+                       "to go on after them",
+                       NODES_MAX, NODES_MAX_EDGES);
+    default:
+        return err_memory(err, "what an answer has to follow");
+    }
+}
+
+int matcher_fault(const struct matcher *m, struct err *err) {
+    return fail(m->fault, err);
+}
+
+uint64_t matcher_steps(const struct matcher *m) {
+    return m->steps;
+}
+
+/* Where the grammar begins. */
+static int begin(struct matcher *m, struct err *err) {
+    const struct program *p = &m->g->program;
+    nodes_allow(&m->nodes, MAX_STEPS);
+    bool is_ok = thread_set_add(&m->set, p, &m->nodes, p->start, NODE_BASE) &&
+                 thread_set_finish(&m->set, &m->nodes);
+    m->steps = m->nodes.steps;
+    return is_ok ? SLUICE_OK : fail(m->nodes.fault, err);
+}
+
 int matcher_open(struct matcher **out, const struct grammar *g, const struct token_texts *t,
                  struct err *err) {
     struct matcher *m = calloc(1, sizeof *m);
@@ -111,15 +161,16 @@ int matcher_open(struct matcher **out, const struct grammar *g, const struct tok
     m->g = g;
     m->t = t;
     m->mask = calloc(t->n_words + 1ul, sizeof *m->mask);
-    bool is_ok = m->mask && frames_begin(&m->frames) && thread_set_begin(&m->set) &&
-                 thread_set_begin(&m->to) && thread_set_begin(&m->between) &&
-                 thread_set_add(&m->set, &g->program, &m->frames, g->program.start, FRAME_BASE);
-    int status = is_ok ? masks_for(g, t, &m->masks, err) : err_memory(err, "a matcher");
+    m->collect_at = m->collect_at_edges = FIRST_COLLECT;
+    bool is_ok = m->mask && nodes_begin(&m->nodes) && thread_set_begin(&m->set) &&
+                 thread_set_begin(&m->to) && thread_set_begin(&m->between);
+    int status = is_ok ? begin(m, err) : err_memory(err, "a matcher");
+    if (!status)
+        status = masks_for(g, t, &m->masks, err);
     if (status) {
         matcher_close(m);
         return status;
     }
-    thread_set_sort(&m->set);
     *out = m;
     return SLUICE_OK;
 }
@@ -127,7 +178,7 @@ int matcher_open(struct matcher **out, const struct grammar *g, const struct tok
 void matcher_close(struct matcher *m) {
     if (!m)
         return;
-    frames_free(&m->frames);
+    nodes_free(&m->nodes);
     thread_set_free(&m->set);
     thread_set_free(&m->to);
     thread_set_free(&m->between);
@@ -136,27 +187,31 @@ void matcher_close(struct matcher *m) {
 }
 
 bool matcher_may_end(const struct matcher *m) {
-    return m->has_ended || m->set.may_exit;
+    return m->has_ended || (m->set.may_exit && !m->fault);
 }
 
 bool matcher_must_end(const struct matcher *m) {
-    return m->has_ended || (m->set.may_exit && m->set.n == 0);
+    return m->has_ended || (m->set.may_exit && m->set.n == 0 && !m->fault);
 }
 
 const uint32_t *matcher_mask(struct matcher *m) {
     if (m->has_mask)
         return m->mask;
+    m->steps = MAX_STEPS;
+    m->has_mask = true;
     memset(m->mask, 0, m->t->n_words * sizeof *m->mask);
-    m->has_mask =
-        m->has_ended || masks_add(m->masks, m->set.threads, m->set.n, &m->frames, m->mask);
+    if (!m->has_ended && !m->fault)
+        m->fault = masks_add(m->masks, m->set.threads, m->set.n, &m->nodes, m->mask, &m->steps);
+    if (m->fault)
+        memset(m->mask, 0, m->t->n_words * sizeof *m->mask);
     for (uint32_t i = 0; matcher_may_end(m) && i < m->t->n_ends; i++)
         m->mask[m->t->ends[i] / 32] |= 1u << m->t->ends[i] % 32;
     return m->mask;
 }
 
 const uint32_t *matcher_keeps(struct matcher *m) {
-    bool is_steady =
-        !m->has_ended && !m->set.may_exit && masks_are_steady(m->masks, m->set.threads, m->set.n);
+    bool is_steady = !m->has_ended && !m->set.may_exit && !m->fault &&
+                     masks_are_steady(m->masks, m->set.threads, m->set.n, MAX_STEPS);
     return is_steady ? m->t->plain + (size_t)TEXT_MAX_PLAIN * m->t->n_words : NULL;
 }
 
@@ -167,14 +222,14 @@ static bool is_end(const struct token_texts *t, int32_t token) {
     return false;
 }
 
-/* One byte from `from` to `to`; false: none can read it, or memory ran out. */
+/* One byte from `from` to `to`; false: none can read it, or a fault. */
 static bool step(struct matcher *m, const struct thread_set *from, struct thread_set *to,
                  uint8_t byte) {
     bool is_ok = true;
     thread_set_clear(to);
     for (uint32_t i = 0; i < from->n && is_ok; i++)
-        is_ok = thread_set_step(to, &m->g->program, &m->frames, from->threads[i], byte);
-    return is_ok && (to->n || to->may_exit);
+        is_ok = thread_set_step(to, &m->g->program, &m->nodes, from->threads[i], byte);
+    return is_ok && thread_set_finish(to, &m->nodes) && (to->n || to->may_exit);
 }
 
 static void swap(struct thread_set *a, struct thread_set *b) {
@@ -197,8 +252,18 @@ static bool step_all(struct matcher *m, struct str text) {
     return true;
 }
 
+/* Nodes that answers have left behind go when they are about as many as the others. */
+static void collect(struct matcher *m) {
+    const struct nodes *nodes = &m->nodes;
+    if (nodes->n < m->collect_at && nodes->first[nodes->n] < m->collect_at_edges)
+        return;
+    nodes_collect(&m->nodes, m->set.threads, m->set.n);
+    m->collect_at = 2 * nodes->n + FIRST_COLLECT;
+    m->collect_at_edges = 2 * nodes->first[nodes->n] + FIRST_COLLECT;
+}
+
 bool matcher_accept(struct matcher *m, int32_t token) {
-    if (token < 0 || token >= m->t->n_tokens || m->has_ended)
+    if (token < 0 || token >= m->t->n_tokens || m->has_ended || m->fault)
         return false;
     struct str text = m->t->texts[token];
     if (is_end(m->t, token)) {
@@ -206,11 +271,16 @@ bool matcher_accept(struct matcher *m, int32_t token) {
             return false;
         m->has_ended = true;
     } else {
-        if (text.len == 0 || !step_all(m, text))
+        nodes_allow(&m->nodes, MAX_STEPS);
+        bool is_ok = text.len > 0 && step_all(m, text);
+        m->steps = m->nodes.steps;
+        m->fault = m->nodes.fault;
+        if (m->fault)
+            m->has_mask = false;
+        if (!is_ok)
             return false;
         swap(&m->set, &m->to);
-        m->set.n = min_u32(m->set.n, MAX_KEPT);
-        thread_set_sort(&m->set);
+        collect(m);
     }
     m->has_mask = false;
     return true;

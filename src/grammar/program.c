@@ -499,7 +499,7 @@ static uint32_t entry_of(struct compiler *c, uint32_t rule) {
     return c->entries[rule];
 }
 
-/* A call that nothing follows needs no frame. */
+/* A call that nothing follows needs no node. */
 static uint32_t emit_call(struct compiler *c, uint32_t rule, uint32_t next) {
     const struct expr *body = c->b->rules[rule].body;
     if (size_of(body, MAX_INLINED + 1) <= MAX_INLINED && !has_rules(body))

@@ -1,10 +1,11 @@
 /* program.h - a grammar compiled: instructions of an automaton over bytes, with a stack.
  *
- * A thread of the automaton is a place (an instruction that reads a byte) and a stack of frames,
- * where to go on when the rule or loop it is in ends. Several threads are alive where the text so
- * far can be read in several ways.
+ * A thread of the automaton is a place (an instruction that reads a byte) and what follows when the
+ * rule or loop it is in ends (threads.h). Several threads are alive where the text so far can be
+ * read in several ways.
  *
- * A counted repetition is a frame with a count, not so many copies: {0,100000} costs what * does.
+ * A counted repetition is a number beside a thread, not so many copies: {0,100000} costs what *
+ * does.
  *
  * (1) Every thread can come to the end: what cannot was left out, or refused.
  * (2) No rule calls itself before it has read a byte, so threads settle after finitely many calls.
@@ -15,7 +16,7 @@
 #include "grammar/expr.h"
 
 enum inst_kind {
-    INST_END,   /* of the rule or the loop's body: pops a frame */
+    INST_END,   /* of the rule or the loop's body: what follows it goes on */
     INST_RANGE, /* a byte of low .. high, then next */
     INST_SET,   /* a byte of sets[other], then next */
     INST_SPLIT, /* next and other */

@@ -1,68 +1,119 @@
-/* threads.h - threads of a program: sets of them, and their stacks.
+/* threads.h - threads of a program: sets of them, and what follows them.
  *
- * Stacks share their frames: a frame is the top of a stack and the number of the frame below it,
- * and equal ones are the same frame. So threads are compared by two numbers. */
+ * A thread is a place and a node. The node says what follows when the rule or loop that the place
+ * is in has ended: an edge for each way to go on, which is a place and the node that follows that.
+ * A rule that several callers call at the same byte of the text is run once, with a node that has
+ * an edge for each of them; so is the body of a loop that is entered after several numbers of
+ * rounds. So threads are as many as places and nodes, and not as the ways to read the text, of
+ * which an ambiguous grammar may have exponentially many.
+ *
+ * While a set is settled its new nodes are fresh, and edges are added to them. thread_set_finish
+ * makes nodes of them, of which equal ones are the same: so threads are compared by two numbers.
+ *
+ * (1) The edges of a node lead to nodes with lower numbers.
+ * (2) Edges are sorted. All of a node are calls, or all are rounds of one loop.
+ * (3) Of one loop and one node below it, one edge at most has as many rounds as the loop needs:
+ *     being at fewer of those allows all that being at more does.
+ *
+ * What a set may cost is limited by steps, threads and nodes; what is more is a fault. */
 #ifndef GRAMMAR_THREADS_H
 #define GRAMMAR_THREADS_H
 
 #include "grammar/program.h"
 
 enum {
-    FRAME_BASE = 0,               /* the empty stack */
-    FRAME_CALL = UINT32_MAX,      /* instead of a count: go on at pc */
-    THREADS_MAX_FRAMES = 1 << 22, /* of a matcher or a cache */
-    THREADS_MAX = 1 << 15, /* in a set; more are dropped, which allows less and nothing wrong */
+    NODE_BASE = 0,          /* the end of everything */
+    EDGE_CALL = UINT32_MAX, /* instead of a count: go on at pc */
+    THREADS_MAX = 1 << 13,  /* in a set */
+    NODES_MAX = 1 << 18,    /* of a matcher or a cache */
+    NODES_MAX_EDGES = 1 << 21,
 };
 
-struct frame {
+enum fault {
+    FAULT_NONE,
+    FAULT_MEMORY,
+    FAULT_STEPS,   /* more than `most_steps` */
+    FAULT_THREADS, /* more than THREADS_MAX */
+    FAULT_NODES,   /* more than NODES_MAX, or than NODES_MAX_EDGES of their edges */
+};
+
+struct edge {
+    uint32_t below;
     uint32_t pc;    /* where to go on, or the loop */
     uint32_t count; /* rounds of the loop before this one */
-    uint32_t below;
 };
 
-struct frames {
-    struct frame *at;
-    uint32_t n, capacity;
+/* Nodes, and the work that was done with them. */
+struct nodes {
+    uint32_t *first; /* (n + 1) of node i: edges first[i] to first[i + 1] */
+    struct edge *edges;
+    uint32_t n, capacity, edge_capacity;
     uint32_t *slots; /* a hash table of numbers, 0: free */
     uint32_t n_slots;
+    uint64_t steps, most_steps;
+    enum fault fault; /* the first since nodes_allow */
 };
 
 struct thread {
-    uint32_t pc, frame;
+    uint32_t pc, node;
 };
+
+struct fresh;
+struct fresh_edge;
+struct seen;
 
 /* A set that is being made. `threads` are those that read a byte. */
 struct thread_set {
     struct thread *threads;
     uint32_t n, capacity;
-    bool may_exit; /* one has come to the end with an empty stack */
-    /* Of settling: what was visited, and what is still to be. */
-    struct thread *visited; /* a hash table: slots of another stamp are free */
-    uint32_t *stamps;
-    uint32_t stamp, n_slots, n_visited;
-    struct thread *todo;
+    bool may_exit; /* one has come to the end with nothing to follow */
+    /* Of settling. */
+    struct seen *seen; /* a hash table: slots of another stamp are free */
+    uint32_t stamp, n_slots, n_seen;
+    struct thread *todo; /* what is still to be visited */
     uint32_t n_todo, todo_capacity;
+    struct fresh *fresh;
+    uint32_t n_fresh, fresh_capacity;
+    struct fresh_edge *edges; /* of the fresh ones */
+    uint32_t n_edges, edge_capacity;
+    struct edge *sorted; /* of one that is finished */
+    uint32_t sorted_capacity;
 };
 
 /* False when memory ran out. Zeroed structs may be freed. */
-bool frames_begin(struct frames *f);
-void frames_free(struct frames *f);
+bool nodes_begin(struct nodes *nodes);
+void nodes_free(struct nodes *nodes);
+/* So many steps from here on. */
+void nodes_allow(struct nodes *nodes, uint64_t steps);
+/* Counts them; false: they are too many. */
+bool nodes_work(struct nodes *nodes, uint64_t steps);
+/* The number of the node with these edges, at least one, sorted; 0: a fault. */
+uint32_t nodes_find(struct nodes *nodes, const struct edge *edges, uint32_t n);
+/* Sorts edges, and leaves out what is there twice; returns how many are left. */
+uint32_t edges_sort(struct edge *edges, uint32_t n);
+/* Forgets the nodes that none of the threads needs; threads and nodes keep their order. False when
+ * memory ran out; nothing has changed then. */
+bool nodes_collect(struct nodes *nodes, struct thread *threads, uint32_t n);
+
 bool thread_set_begin(struct thread_set *s);
 void thread_set_free(struct thread_set *s);
 
+/* All of these are false after a fault. thread_set_clear begins a set; what is added after it is of
+ * one place in the text. */
 void thread_set_clear(struct thread_set *s);
-
-/* Adds all threads that read a byte and are reached from here without reading one. False when
- * memory ran out. */
-bool thread_set_add(struct thread_set *s, const struct program *p, struct frames *f, uint32_t pc,
-                    uint32_t frame);
-/* The same after the rule or round of the loop that the frame stands above has ended. */
-bool thread_set_return(struct thread_set *s, const struct program *p, struct frames *f,
-                       struct frame top);
+/* Adds all threads that read a byte and are reached from here without reading one. */
+bool thread_set_add(struct thread_set *s, const struct program *p, struct nodes *nodes, uint32_t pc,
+                    uint32_t node);
+/* The same after the rule or round of the loop that the edge follows has ended. */
+bool thread_set_return(struct thread_set *s, const struct program *p, struct nodes *nodes,
+                       struct edge edge);
 /* Adds what a byte makes of a thread. */
-bool thread_set_step(struct thread_set *s, const struct program *p, struct frames *f,
+bool thread_set_step(struct thread_set *s, const struct program *p, struct nodes *nodes,
                      struct thread t, uint8_t byte);
-/* By frame, then pc: equal sets are equal arrays. */
-void thread_set_sort(struct thread_set *s);
+/* Adds a thread that reads a byte, as it is. */
+bool thread_set_put(struct thread_set *s, struct nodes *nodes, struct thread t);
+/* Makes nodes of the fresh ones and sorts the threads by node, then pc: equal sets are equal
+ * arrays. The set is complete then. */
+bool thread_set_finish(struct thread_set *s, struct nodes *nodes);
 
 #endif

@@ -83,5 +83,9 @@ enum follow_kind follow_token(struct follow *f, int32_t token) {
         return FOLLOW_THOUGHT;
     bool goes_on =
         !f->matcher || (matcher_accept(f->matcher, token) && !matcher_must_end(f->matcher));
-    return goes_on ? FOLLOW_SAID : FOLLOW_LAST;
+    return goes_on || follow_fault(f, NULL) ? FOLLOW_SAID : FOLLOW_LAST;
+}
+
+int follow_fault(const struct follow *f, struct err *err) {
+    return f->matcher ? matcher_fault(f->matcher, err) : SLUICE_OK;
 }

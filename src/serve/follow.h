@@ -42,5 +42,7 @@ const uint32_t *follow_mask(struct follow *f);
 /* Tokens after which that is the same; NULL: none that are known. Valid until the next call. */
 const uint32_t *follow_keeps(struct follow *f);
 enum follow_kind follow_token(struct follow *f, int32_t token);
+/* As matcher_fault: after one the mask has no token, which is to end the answer. */
+int follow_fault(const struct follow *f, struct err *err);
 
 #endif

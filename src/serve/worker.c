@@ -1,6 +1,7 @@
 /* worker.c - the thread that owns the engine and its scheduler. */
 #include "serve/worker.h"
 
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -292,6 +293,7 @@ static void count_end(struct worker *w, const struct sched_report *r) {
 static void end_choice(struct job_choice *c, const struct sched_report *report) {
     struct job *job = c->job;
     struct job_end *end = &job->ends[c->number];
+    struct err fault;
     end->report = *report;
     if (c->has_gone_on) {
         end->report.n_prompt = c->before.n_prompt;
@@ -299,6 +301,10 @@ static void end_choice(struct job_choice *c, const struct sched_report *report) 
         end->report.first_seconds = c->before.first_seconds;
     }
     strncpy(end->error, report->error, sizeof end->error - 1);
+    if (report->end == SCHED_END_FAILED && follow_fault(&c->follow, &fault)) {
+        end->report.status = fault.code; /* of the engine: the mask allows nothing */
+        snprintf(end->error, sizeof end->error, "%s", fault.text);
+    }
     end->report.error = end->error;
     end->report.n_new = c->n_new;
     append(job, (struct job_event){.choice = c->number, .token = JOB_END});

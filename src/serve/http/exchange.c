@@ -101,8 +101,13 @@ void exchange_refuse_field(struct exchange *x, const struct fields *f) {
     exchange_refuse(x, 400, f->wrong, "%s", f->err.text);
 }
 
+/* What was asked for is wrong, or more than we do. */
+static bool is_the_clients(int status) {
+    return status == SLUICE_ERR_ARGUMENT || status == SLUICE_ERR_UNSUPPORTED;
+}
+
 void exchange_refuse_status(struct exchange *x, int status, const struct err *err) {
-    int code = status == SLUICE_ERR_ARGUMENT    ? 400
+    int code = is_the_clients(status)           ? 400
                : status == SLUICE_ERR_MEMORY    ? 429
                : status == SLUICE_ERR_DEVICE    ? 503
                : status == SLUICE_ERR_CANCELLED ? 503
@@ -353,7 +358,7 @@ static const char *failure_of(const struct exchange *x) {
 static int failure_code(const struct exchange *x) {
     for (uint32_t i = 0; i < x->n_answers; i++)
         if (x->answers[i].finish == FINISH_FAILED)
-            return x->answers[i].end->report.status == SLUICE_ERR_ARGUMENT ? 400 : 500;
+            return is_the_clients(x->answers[i].end->report.status) ? 400 : 500;
     return 500;
 }
 
