@@ -108,9 +108,44 @@ static bool is_listed(const char *list, const char *name) {
     return false;
 }
 
+/* NULL: all. */
+static const char *to_keep(void) {
+    const char *list = getenv("SLUICE_CPU");
+    return list && *list ? list : NULL;
+}
+
+static bool is_feature(const char *name) {
+    for (size_t i = 0; i < sizeof feature_names / sizeof *feature_names; i++)
+        if (strcmp(name, feature_names[i].name) == 0)
+            return true;
+    return strcmp(name, "none") == 0;
+}
+
+const char *cpu_unknown_feature(void) {
+    static char word[32];
+    const char *list = to_keep();
+    for (size_t n; list && *list; list += n) {
+        list += strspn(list, " ,");
+        n = strcspn(list, " ,");
+        snprintf(word, sizeof word, "%.*s", (int)n, list);
+        if (n > 0 && !is_feature(word))
+            return word;
+    }
+    return NULL;
+}
+
+const char *cpu_known_features(void) {
+    static char all[160];
+    size_t len = 0;
+    for (size_t i = 0; i < sizeof feature_names / sizeof *feature_names; i++)
+        len += (size_t)snprintf(all + len, sizeof all - len, "%s%s", i ? " " : "",
+                                feature_names[i].name);
+    return all;
+}
+
 static void find_out(void) {
     features = detect();
-    const char *keep = getenv("SLUICE_CPU");
+    const char *keep = to_keep();
     size_t len = 0;
     for (size_t i = 0; i < sizeof feature_names / sizeof *feature_names; i++) {
         if (keep && !is_listed(keep, feature_names[i].name))

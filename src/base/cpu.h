@@ -20,11 +20,16 @@ enum cpu_feature {
 };
 
 /* The features of this machine that the system also lets us use. For diagnosis, the environment
- * variable SLUICE_CPU names those to keep, e.g. "avx2" or "none". */
+ * variable SLUICE_CPU names those to keep, e.g. "avx2" or "none"; empty: all. */
 uint32_t cpu_features(void);
 
 /* Their names, e.g. "avx2 avx512 avx512_vnni"; "none" when there are none. Static. */
 const char *cpu_feature_names(void);
+
+/* The first word of SLUICE_CPU that is no feature's name; NULL: all are. Static, as are all names
+ * that it may have. */
+const char *cpu_unknown_feature(void);
+const char *cpu_known_features(void);
 
 /* How many threads to run by default: the processors this process may use. */
 int cpu_count(void);

@@ -150,14 +150,35 @@ static int list_settings(struct talk *t) {
     return 0;
 }
 
-static const struct opt *find_setting(const struct opt *settings, int n, struct str name) {
-    while (name.len > 0 && name.at[0] == '-')
-        name = str_skip(name, 1);
+/* The option's name of a setting as it was typed: "temp", "top_k", "--temperature". */
+static void spell_out(struct str typed, char *out, size_t size) {
+    while (typed.len > 0 && typed.at[0] == '-')
+        typed = str_skip(typed, 1);
+    snprintf(out, size, "--%.*s", STR_ARG(typed));
+    for (char *c = out; *c; c++)
+        *c = *c == '_' ? '-' : *c;
+    const char *ours = opts_ours(out);
+    if (ours)
+        snprintf(out, size, "%s", ours);
+}
+
+static const struct opt *find_setting(const struct opt *settings, int n, const char *name) {
     for (int i = 0; i < n; i++)
-        if (str_is(name, settings[i].name + 2) ||
-            (name.len == 1 && name.at[0] == settings[i].letter))
+        if (strcmp(name, settings[i].name) == 0 ||
+            (name[2] == settings[i].letter && name[2] && !name[3]))
             return &settings[i];
     return NULL;
+}
+
+static int no_such_setting(const struct opt *settings, int n, const char *name) {
+    const char *names[MAX_SETTINGS];
+    for (int i = 0; i < n; i++)
+        names[i] = settings[i].name;
+    const char *nearest = opts_nearest(name, names, n);
+    if (nearest)
+        return complain(EXIT_WORLD, "/set: there is no '%s'; did you mean %s?", name + 2,
+                        nearest + 2);
+    return complain(EXIT_WORLD, "/set: there is no '%s'; /set lists what there is", name + 2);
 }
 
 static int set(struct talk *t, const char *text) {
@@ -166,12 +187,14 @@ static int set(struct talk *t, const char *text) {
     int kept_n = t->n;
     if (!*text)
         return list_settings(t);
-    struct str name = {text, strcspn(text, " \t=")};
-    const char *value = text + name.len + strspn(text + name.len, " \t=");
-    const struct opt *o = find_setting(settings, make_settings(t, settings), name);
+    struct str typed = {text, strcspn(text, " \t=")};
+    const char *value = text + typed.len + strspn(text + typed.len, " \t=");
+    char name[64];
+    spell_out(typed, name, sizeof name);
+    int n = make_settings(t, settings);
+    const struct opt *o = find_setting(settings, n, name);
     if (!o)
-        return complain(EXIT_WORLD, "/set: there is no '%.*s'; /set lists what there is",
-                        STR_ARG(name));
+        return no_such_setting(settings, n, name);
     int exit = opts_set("/set", o, value);
     if (exit == OPTS_GO_ON)
         exit = common_check(&t->common, "/set");
@@ -215,6 +238,12 @@ static const struct command {
 };
 enum { N_COMMANDS = sizeof commands / sizeof *commands };
 
+/* What other programs call them. */
+static const struct {
+    const char *theirs, *ours;
+} also[] = {{"/?", "/help"},      {"/bye", "/quit"},         {"/q", "/quit"},
+            {"/reset", "/clear"}, {"/regen", "/regenerate"}, {"/retry", "/regenerate"}};
+
 static int help(struct talk *t, const char *unused) {
     (void)t;
     (void)unused;
@@ -231,18 +260,24 @@ static int help(struct talk *t, const char *unused) {
 /* ---- lines ------------------------------------------------------------------------------------
  */
 
-/* The command that one slip of the finger makes of the word. */
+/* The command that the word most likely meant. */
 static const struct command *find_near(struct str word) {
+    const char *names[N_COMMANDS];
     char *name = strndup(word.at, word.len);
-    const struct command *found = NULL;
-    for (int i = 0; name && !found && i < N_COMMANDS; i++)
-        if (opts_distance(name, commands[i].name) == 1)
-            found = &commands[i];
+    for (int i = 0; i < N_COMMANDS; i++)
+        names[i] = commands[i].name;
+    const char *nearest = name ? opts_nearest(name, names, N_COMMANDS) : NULL;
     free(name);
-    return found;
+    for (int i = 0; nearest && i < N_COMMANDS; i++)
+        if (names[i] == nearest)
+            return &commands[i];
+    return NULL;
 }
 
 static const struct command *find_command(struct str word) {
+    for (size_t i = 0; i < sizeof also / sizeof *also; i++)
+        if (str_is(word, also[i].theirs))
+            word = str_of(also[i].ours);
     for (int i = 0; i < N_COMMANDS; i++)
         if (str_is(word, commands[i].name))
             return &commands[i];
@@ -282,9 +317,10 @@ bool chat_command(struct talk *t, struct str line, int *exit) {
     const struct command *c = find_command(word), *near = c ? NULL : find_near(word);
     if (c)
         *exit = run_command(t, c, rest);
-    else if (near && rest.len == 0)
+    else if (near && (rest.len == 0 || near->takes != NOTHING))
         *exit = complain(EXIT_WORLD,
-                         "%.*s is no command, did you mean %s? To send it, begin with a space",
+                         "there is no %.*s; did you mean %s? To send it as a message, put a space "
+                         "before it",
                          STR_ARG(word), near->name);
     else
         return false;

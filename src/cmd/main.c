@@ -57,8 +57,29 @@ static int finish(int status) {
     return status;
 }
 
+/* What other programs call what we do, or do and we do not. */
+static const struct {
+    const char *theirs, *answer;
+} answers[] = {
+    {"pull", "models are not downloaded; every verb takes a GGUF file or a folder"},
+    {"list", "models are files and folders; `sluice inspect FILE` shows one"},
+    {"show", "use `sluice inspect`"},
+    {"info", "use `sluice inspect`"},
+    {"create", "use `sluice convert` or `sluice quantize`"},
+    {"generate", "use `sluice run`"},
+    {"cli", "use `sluice run` or `sluice chat`"},
+    {"server", "use `sluice serve`"},
+    {"ps", "`sluice devices` lists what models can run on"},
+    {"perplexity", "use `sluice ppl`"},
+    {"embed", "use /v1/embeddings of `sluice serve`"},
+    {"embedding", "use /v1/embeddings of `sluice serve`"},
+};
+
 static int unknown_verb(const char *word) {
     const char *names[N_VERBS];
+    for (size_t i = 0; i < sizeof answers / sizeof *answers; i++)
+        if (strcmp(word, answers[i].theirs) == 0)
+            return complain(EXIT_USAGE, "unknown verb '%s': %s", word, answers[i].answer);
     for (int i = 0; i < N_VERBS; i++)
         names[i] = verbs[i].name;
     const char *nearest = opts_nearest(word, names, N_VERBS);
@@ -98,13 +119,20 @@ int main(int argc, char **argv) {
         print_help(stderr);
         return EXIT_USAGE;
     }
-    int status = 0;
-    if (is_one_of(argv[1], "--version", "version"))
+    bool has_version = is_one_of(argv[1], "--version", "version");
+    bool has_help = is_one_of(argv[1], "--help", "-h"), is_help = strcmp(argv[1], "help") == 0;
+    int status = 0, most = is_help ? 3 : has_version || has_help ? 2 : argc;
+    if (argc > most)
+        status = complain(EXIT_USAGE, "%s: unexpected argument '%s'", argv[1], argv[most]);
+    else if (has_version)
         print_version();
-    else if (is_one_of(argv[1], "--help", "-h"))
+    else if (has_help)
         print_help(stdout);
-    else if (strcmp(argv[1], "help") == 0)
+    else if (is_help)
         status = help(argv[2]);
+    else if (cpu_unknown_feature())
+        status = complain(EXIT_USAGE, "SLUICE_CPU is '%s', expected none, or some of %s",
+                          cpu_unknown_feature(), cpu_known_features());
     else
         status = run_verb(argc - 1, argv + 1);
     return finish(status);

@@ -48,11 +48,28 @@ static const struct {
 } aliases[] = {
     {"--n-predict", "--tokens", OPT_INT},
     {"--predict", "--tokens", OPT_INT},
+    {"--max-tokens", "--tokens", OPT_INT},
     {"--ctx-size", "--context", OPT_INT},
     {"--temperature", "--temp", OPT_FLOAT},
+    {"--repetition-penalty", "--repeat-penalty", OPT_FLOAT},
     {"-s", "--seed", OPT_INT64},
     {"-l", "--logit-bias", OPT_LIST},
     {"--chat-template-file", "--chat-template", OPT_STRING},
+    {"--grammar-file", "--grammar", OPT_STRING},
+    {"--json-schema-file", "--json-schema", OPT_STRING},
+    {"-jf", "--json-schema", OPT_STRING},
+    {"-j", "--json-schema", OPT_STRING},
+    {"--reverse-prompt", "--stop", OPT_LIST},
+    {"-r", "--stop", OPT_LIST},
+    {"--parallel", "--batch", OPT_INT},
+    {"-np", "--batch", OPT_INT},
+    {"--alias", "--name", OPT_STRING},
+    {"-a", "--name", OPT_STRING},
+    {"--api-prefix", "--prefix", OPT_STRING},
+    {"--embedding", "--embeddings", OPT_FLAG},
+    {"--chunks", "--windows", OPT_INT},
+    {"--outtype", "--type", OPT_STRING},
+    {"--model-name", "--name", OPT_STRING},
     {"--system-prompt", "--system", OPT_STRING},
     {"-sys", "--system", OPT_STRING},
     {"--n-prompt", "--prompt", OPT_INT},
@@ -63,36 +80,72 @@ static const struct {
 };
 enum { N_ALIASES = sizeof aliases / sizeof *aliases };
 
-/* What has another name and another meaning there, or no need here. */
+/* What means something else there, or is not needed here. The names are separated by spaces; a * at
+ * the end of one stands for any rest. */
 static const struct {
     const char *theirs, *answer;
 } answers[] = {
-    {"-ngl", "all layers run on one device; choose it with --backend and --device"},
-    {"--n-gpu-layers", "all layers run on one device; choose it with --backend and --device"},
-    {"--gpu-layers", "all layers run on one device; choose it with --backend and --device"},
-    {"-ctk", "use --kv TYPE, for keys and values alike"},
-    {"-ctv", "use --kv TYPE, for keys and values alike"},
-    {"--cache-type-k", "use --kv TYPE, for keys and values alike"},
-    {"--cache-type-v", "use --kv TYPE, for keys and values alike"},
-    {"--reverse-prompt", "use --stop TEXT"},
-    {"-fa", "attention is always fused; leave it out"},
-    {"--flash-attn", "attention is always fused; leave it out"},
-    {"-b", "the batch size is chosen automatically; leave it out"},
-    {"--batch-size", "the batch size is chosen automatically; leave it out"},
-    {"-ub", "the batch size is chosen automatically; leave it out"},
-    {"--ubatch-size", "the batch size is chosen automatically; leave it out"},
-    {"--no-mmap", "set SLUICE_NO_MMAP=1 in the environment instead"},
-    {"--jinja", "the model's template is always used; leave it out"},
-    {"--color", "colour is automatic on terminals; NO_COLOR=1 turns it off"},
+    /* clang-format off */
+    {"-ngl --n-gpu-layers --gpu-layers", "all layers run on one device; choose it with --backend and --device"},
+    {"-mg --main-gpu -sm --split-mode -ts --tensor-split -dev", "the model runs on one device; choose it with --device N"},
+    {"-ot --override-tensor -ncmoe --n-cpu-moe -cmoe --cpu-moe -nkvo --no-kv-offload", "the whole model runs on one device; leave it out"},
+    {"-ctk -ctv --cache-type-k --cache-type-v", "use --kv TYPE, for keys and values alike"},
+    {"-fa --flash-attn", "attention is always fused; leave it out"},
+    {"-b --batch-size -ub --ubatch-size", "the batch size is chosen automatically; leave it out"},
+    {"-tb --threads-batch", "use -t N, for prompts and answers alike"},
+    {"-C --cpu-mask -Cr --cpu-range --numa", "use taskset or numactl"},
+    {"--no-mmap --mmap", "files are mapped; SLUICE_NO_MMAP=1 in the environment reads them instead"},
+    {"--mlock --no-warmup --warmup --check-tensors --perf --no-perf --no-op-offload --no-repack --swa-full", "there is no need for it here; leave it out"},
+    {"-hf -hfr --hf-repo -hff --hf-file -hft --hf-token -mu --model-url -dr --docker-repo --offline", "models are not downloaded; give a GGUF file or a folder with -m"},
+    {"-md --model-draft --draft-* -devd -ngld -cd", "there are no draft models; --draft N guesses from the text itself"},
+    {"--lora* --control-vector* --mmproj* -mm --image --audio", "adapters, images and audio are not supported"},
+    {"--rope-* --yarn-* --override-kv", "it is read from the model's file; leave it out"},
+    {"--samplers --sampler-seq --sampling-seq --typical --typical-p --mirostat* --dry-* --xtc-* --dynatemp-* --top-nsigma --top-n-sigma", "there is no such sampler; use --temp, --top-k, --top-p, --min-p or the penalties"},
+    {"--repeat-last-n", "penalties count the whole text; leave it out"},
+    {"-e --escape --no-escape", "text is taken as it is; bash writes newlines as $'one\\ntwo'"},
+    {"-sp", "control tokens are not printed; leave it out"},
+    {"--in-prefix* --in-suffix -bf --binary-file", "the chat template formats messages; see --chat-template"},
+    {"-sysf --system-prompt-file", "use --system \"$(cat FILE)\""},
+    {"--jinja --no-jinja", "the model's template is always used; leave it out"},
+    {"-co --color", "colour is automatic on terminals; NO_COLOR=1 turns it off"},
     {"--no-display-prompt", "only terminals show the prompt; leave it out"},
+    {"--display-prompt", "terminals show the prompt; leave it out"},
     {"--log-disable", "use -q"},
-    {"-cnv", "use `sluice chat`"},
-    {"--conversation", "use `sluice chat`"},
-    {"-i", "use `sluice chat`"},
-    {"--interactive", "use `sluice chat`"},
-    {"-no-cnv", "use `sluice run`"},
-    {"--no-conversation", "use `sluice run`"},
+    {"-lv --verbosity --log-verbosity --verbose-prompt", "use -v"},
+    {"-cnv --conversation -i --interactive -if --interactive-first", "use `sluice chat`"},
+    {"-mli --multiline-input", "in `sluice chat` end a line with \\ or Alt-Enter, or paste"},
+    {"-no-cnv --no-conversation", "use `sluice run`"},
+    {"-st --single-turn", "use `sluice chat -p TEXT`"},
+    {"--keep --context-shift --no-context-shift", "`sluice chat --full drop|stop` says what happens when the context is full"},
+    {"--reasoning-budget --reasoning-format -rea --reasoning", "use `sluice chat --think on|off`; requests to `sluice serve` say it themselves"},
+    {"-cb --cont-batching --metrics --slots --props --webui --cache-prompt", "it is always on; leave it out"},
+    {"-nocb --no-cont-batching --no-slots --no-webui --no-cache-prompt", "it cannot be turned off; leave it out"},
+    {"--api-key-file", "use SLUICE_API_KEY=\"$(cat FILE)\" in the environment"},
+    {"--ssl-*", "put a reverse proxy in front, for TLS"},
+    {"-to --timeout", "use --idle SECONDS"},
+    {"--slot-save-path", "use --cache-dir DIR"},
+    {"--pooling", "it is read from the model's file; leave it out"},
+    {"--allow-requantize", "it is allowed, with a warning; leave it out"},
+    {"--outfile", "the output file is the second argument"},
+    {"--system -sys --system-prompt --think --chat-template --chat-template-file --full", "use `sluice chat`"},
+    {"--host --port --api-key --alias -a --embedding --embeddings", "use `sluice serve`"},
+    {"--batch -np --parallel", "bench, serve and inspect have it"},
+    {"--gpu --cpu --cuda", "use --backend NAME; `sluice devices` lists them"},
+    {"--stream --no-stream", "text is printed as it is generated; leave it out"},
+    {"--version", "use `sluice --version`"},
+    /* clang-format on */
 };
+
+/* Whether a list of answers names the word. */
+static bool is_listed(const char *names, const char *word) {
+    for (size_t n; *names; names += n + (names[n] == ' ')) {
+        n = strcspn(names, " ");
+        bool is_prefix = names[n - 1] == '*';
+        if (strncmp(names, word, n - is_prefix) == 0 && (is_prefix || word[n] == 0))
+            return true;
+    }
+    return false;
+}
 
 static bool is_name(const struct opt *o, const char *word) {
     return strcmp(o->name, word) == 0 ||
@@ -117,6 +170,13 @@ static const struct opt *find(const struct usage *u, const char *word) {
     for (int k = 0; k < N_ALIASES; k++)
         if (strcmp(word, aliases[k].theirs) == 0)
             return aliased(u, k);
+    return NULL;
+}
+
+const char *opts_ours(const char *theirs) {
+    for (int k = 0; k < N_ALIASES; k++)
+        if (strcmp(theirs, aliases[k].theirs) == 0)
+            return aliases[k].ours;
     return NULL;
 }
 
@@ -147,11 +207,11 @@ int opts_distance(const char *a, const char *b) {
 }
 
 const char *opts_nearest(const char *word, const char *const *names, int n) {
-    size_t dashes = strspn(word, "-"), len = strlen(word + dashes);
+    size_t dashes = strspn(word, "-/"), len = strlen(word + dashes);
     const char *nearest = NULL;
-    int least = len <= 3 ? 2 : len <= 5 ? 3 : 4; /* one more than is near */
+    int least = len <= 5 ? 2 : len <= 8 ? 3 : 4; /* one more than is near */
     for (int i = 0; i < n; i++) {
-        const char *name = names[i] + strspn(names[i], "-");
+        const char *name = names[i] + strspn(names[i], "-/");
         bool is_beginning = len >= 3 && strncmp(name, word + dashes, len) == 0;
         int d = is_beginning ? 1 : opts_distance(word + dashes, name);
         if (d < least && d < (int)len) {
@@ -167,7 +227,7 @@ static int unknown(const struct usage *u, const char *word) {
     const char *names[MAX_NAMES + N_EVERYWHERE + N_ALIASES];
     int n = 0;
     for (size_t i = 0; i < sizeof answers / sizeof *answers; i++)
-        if (strcmp(word, answers[i].theirs) == 0)
+        if (is_listed(answers[i].theirs, word))
             return complain(EXIT_USAGE, "%s: unknown option '%s': %s", u->verb, word,
                             answers[i].answer);
     for (int i = 0; i < u->n_opts && n < MAX_NAMES; i++)
@@ -265,6 +325,11 @@ static int take_word(const struct usage *u, const char **words, int *n_words, co
     if (!u->model)
         return complain(EXIT_USAGE, "%s: unexpected argument '%s'; see sluice help %s", u->verb,
                         word, u->verb);
+    if (*u->model && find(u, "--prompt") && find(u, "--prompt")->kind == OPT_STRING)
+        return complain(EXIT_USAGE,
+                        "%s: unexpected argument '%s': the model is '%s', and a prompt goes after "
+                        "-p",
+                        u->verb, word, *u->model);
     if (*u->model)
         return complain(EXIT_USAGE,
                         "%s: unexpected argument '%s': the model is '%s'; see sluice help %s",

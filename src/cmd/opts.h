@@ -57,6 +57,10 @@ int opts_distance(const char *a, const char *b);
 /* The one of n names that a mistyped word most likely meant; NULL when none is near. */
 const char *opts_nearest(const char *word, const char *const *names, int n);
 
+/* Our name ("--temp") of an option that llama.cpp calls "--temperature"; NULL: it is none of them.
+ */
+const char *opts_ours(const char *theirs);
+
 /* Sets one option that takes a value; `who` begins the line when the text is none. Returns as
  * opts_parse. */
 int opts_set(const char *who, const struct opt *opt, const char *text);
