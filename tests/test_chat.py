@@ -428,11 +428,17 @@ def test_what_is_no_command_is_a_message():
     assert first_message(b"/etc") == "/etc"
     assert first_message(b"/hepl me, what is this?") == "/hepl me, what is this?"
     assert first_message(b" /help") == " /help"
-    for word, meant in ((b"/hepl", "/help"), (b"/regenerte", "/regenerate"), (b"/sett", "/set"), (b"/Undo", "/undo")):
+    for word, meant in ((b"/hepl", "/help"), (b"/regenerte", "/regenerate"), (b"/sett", "/set"), (b"/Undo", "/undo"), (b"/rgenrate", "/regenerate"),
+                        (b"/hepl\n", "/help"), (b"/systm You are a pirate.", "/system"), (b"/sve x", "/save"), (b"/sytem", "/system"),
+                        (b"/reg", "/regenerate"), (b"/sys You are a pirate.", "/system")):
         code, out, err = chat(*QUICK, stdin=word)
         assert code == 1 and not out and f"did you mean {meant}?" in err, err
     code, out, err = chat(*QUICK, stdin=b"/undo it all")
     assert code == 1 and not out and "/undo" in err, err
+    for word in (b"/bye", b"/exit", b"/q", b"/quit"):
+        assert not good(*QUICK, stdin=word + b"\nHello\n")[0]
+    assert "/regenerate" in good(*QUICK, stdin=b"/?")[1]
+    assert "cleared" in good(*QUICK, stdin=b"/reset")[1]
 
 
 def test_help_lists_the_commands():
@@ -444,10 +450,11 @@ def test_help_lists_the_commands():
 
 def test_settings():
     out, err = good(stdin=b"/set temp 0.5\n/set n 7\n/set --top-k=40\n/set seed 12\n/set\n")
+    assert good(stdin=b"/set temperature 0.5\n/set n_predict 7\n/set top_k 40\n/set seed 12\n/set\n") == (out, err)
     values = dict(re.findall(r"^  (\S+) +(\S+)", err, re.M))
     assert values["temp"] == "0.5" and values["tokens"] == "7" and values["top-k"] == "40", values
     assert values["seed"] == "12" and values["top-p"] == "0.95", values
-    for line, fragment in ((b"/set temp hot", "hot"), (b"/set temp -1", "-1"), (b"/set tempo 1", "tempo"),
+    for line, fragment in ((b"/set temp hot", "hot"), (b"/set temp -1", "-1"), (b"/set tempo 1", "did you mean temp?"), (b"/set xyz 1", "/set lists"),
                            (b"/set n", "number"), (b"/set n -2", "-2"), (b"/set top-p 2", "2")):
         code, out, err = chat(stdin=line + b"\n/set\n")
         assert code == 1 and fragment in err.splitlines()[1] and len(err.splitlines()) == 2, err
@@ -485,6 +492,15 @@ def test_templates_from_files():
     assert code == 1 and len(err.splitlines()) == 1 and "template" in err, err
     code, out, err = chat("--chat-template", TMP / "none", "-p", "Hi")
     assert code == 1 and len(err.splitlines()) == 1 and "none" in err, err
+
+
+def test_templates_as_texts():
+    out, err = good(*QUICK, "--chat-template", "{% for m in messages %}{{ m.content }}{% endfor %}", "-p", "Once upon a time", "--temp", "0")
+    assert out, err
+    code, out, err = chat("--chat-template", "{% if %}", "-p", "Hi")
+    assert code == 1 and len(err.splitlines()) == 1 and "--chat-template: " in err, err
+    code, out, err = chat("--chat-template", "chatml", "-p", "Hi")
+    assert code == 1 and "chatml: cannot open: No such file or directory; --chat-template takes a file or the text of a Jinja template" in err, err
 
 
 def test_json_and_quiet():

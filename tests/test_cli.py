@@ -166,19 +166,72 @@ def mistyped_words_get_the_nearest_right_one():
     bad(2, "see sluice help run", "run", "-x")
     bad(2, "unknown option '-n-4'", "run", "-n-4")
     bad(2, "--quiet takes no value", "run", "-q5")
+    for wrong in ("--format", "--steps", "--nocache"):  # no word is near
+        bad(2, "see sluice help run", "run", wrong)
+    bad(2, "use `sluice chat`", "run", "--system", "x")
+    bad(2, "use `sluice serve`", "run", "--port", "1")
 
 
 @test
 def llama_cpp_names_are_answered():
     for word, answer in [("-ngl", "--backend"), ("--n-gpu-layers", "--backend"), ("--cache-type-k", "--kv"),
-                         ("--reverse-prompt", "--stop"), ("-cnv", "sluice chat"), ("--no-mmap", "SLUICE_NO_MMAP"), ("-fa", "leave it out")]:
+                         ("-cnv", "sluice chat"), ("--no-mmap", "SLUICE_NO_MMAP"), ("-fa", "leave it out"), ("-co", "NO_COLOR"),
+                         ("-hf", "not downloaded"), ("--hf-repo", "not downloaded"), ("-e", "$'one\\ntwo'"), ("-sp", "leave it out"),
+                         ("-tb", "-t N"), ("-mg", "--device"), ("--dry-multiplier", "no such sampler"), ("--mirostat", "no such sampler"),
+                         ("--lora-scaled", "not supported"), ("-md", "--draft N"), ("--repeat-last-n", "whole text"), ("--gpu", "--backend")]:
         bad(2, answer, "run", word, "1")
+    for verb, word, answer in [("serve", "--ssl-key-file", "reverse proxy"), ("serve", "--metrics", "always on"), ("serve", "-to", "--idle"),
+                               ("serve", "--api-key-file", "SLUICE_API_KEY"), ("quantize", "--allow-requantize", "leave it out"),
+                               ("convert", "--outfile", "second argument"), ("run", "--grammars", "did you mean --grammar?")]:
+        bad(2, answer, verb, word)
     # Taken: the value is looked at, and complained of by our name.
     for word, ours in [("--n-predict", "--tokens"), ("--predict", "--tokens"), ("--n_predict", "--tokens"), ("--ctx-size", "--context"),
                        ("--ctx_size", "--context"), ("--temperature", "--temp"), ("-s", "--seed"), ("--top_k", "--top-k"),
-                       ("--repeat_penalty", "--repeat-penalty")]:
+                       ("--repeat_penalty", "--repeat-penalty"), ("--max-tokens", "--tokens"), ("--repetition-penalty", "--repeat-penalty")]:
         bad(2, f"{ours} is 'x'", "run", word, "x")
+    bad(2, "--stop is ''", "run", "-r", "")
+    bad(2, "--stop is ''", "chat", "--reverse-prompt", "")
+    bad(2, "--repeats is 'x'", "bench", "-r", "x")
+    bad(2, "--batch is 'x'", "serve", "-np", "x")
+    bad(2, "--name is ''", "serve", "-a", "")
+    bad(2, "--prefix is 'x'", "serve", "--api-prefix", "x")
+    bad(2, "--type is 'q9'", "convert", "a", "b", "--outtype", "q9")
     bad(2, "unknown option '--n-predict'", "logits", "--n-predict", "5")  # --tokens is a file there
+
+
+@test
+def ollama_words_are_answered():
+    for verb, answer in [("pull", "not downloaded"), ("list", "inspect"), ("show", "inspect"), ("create", "convert"), ("generate", "run"),
+                         ("perplexity", "ppl"), ("server", "serve"), ("ps", "devices"), ("embed", "serve")]:
+        bad(2, answer, verb, "x")
+    bad(2, "after -p", "run", SHIPPED, "Why is the sky blue?")
+    bad(2, "after -p", "chat", SHIPPED, "Why is the sky blue?")
+    bad(1, "a GGUF file or a folder", "run", "llama3.2", "-p", "x")
+    bad(1, "a GGUF file or a folder", "run", "Qwen/Qwen3-0.6B", "-p", "x")
+
+
+@test
+def options_that_would_do_nothing_are_refused():
+    for args, words in [(["inspect", "--full"], "--full needs --json"), (["bench", "--reuse", "all"], "--reuse needs --trace FILE"),
+                        (["bench", "--conversations", "3"], "--conversations needs --trace FILE"),
+                        (["serve", "--log-prompts"], "--log-prompts needs --access-log FILE"),
+                        (["explain", "--html", "x"], "--html needs --time"), (["logits", "--tokens", "x", "--greedy", "1", "--layers"], "--layers needs -o OUT"),
+                        (["run", "--exact", "--kv", "q8_0"], "--exact and --kv q8_0"),
+                        (["serve", "--unix", "x", "--port", "8080"], "--unix and --port"), (["serve", "--unix", "x", "--host", "::1"], "--unix and --host")]:
+        bad(2, words, *args)
+    bad(2, "unexpected argument 'words'", "help", "run", "words")
+    bad(2, "unexpected argument 'x'", "--version", "x")
+    bad(2, "unexpected argument 'x'", "--help", "x")
+    bad(2, "unexpected argument 'x'", "devices", "x")
+
+
+@test
+def names_of_instruction_sets_are_checked():
+    bad(2, "SLUICE_CPU is 'foo', expected", "devices", env={"SLUICE_CPU": "foo"})
+    bad(2, "SLUICE_CPU is 'avx3', expected", "devices", env={"SLUICE_CPU": "avx2,avx3"})
+    for value in ("none", "avx2", "avx2 avx512", "neon,dotprod", ""):
+        good("devices", env={"SLUICE_CPU": value})
+    good("help", env={"SLUICE_CPU": "foo"})
 
 
 @test

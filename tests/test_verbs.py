@@ -332,7 +332,7 @@ def test_bench_replays_a_trace():
                        (b"0 4 t1:5\n0 1 a0:2:3", "line 2: part 1"), (b"0 1 a0:0:1", "part 1")):
         trace.write_bytes(line)
         bad(1, text, "bench", TINY, "--trace", trace)
-    bad(2, "--reuse is 'x', expected none, live or all", "bench", TINY, "--reuse", "x")
+    bad(2, "--reuse is 'x', expected none, live or all", "bench", TINY, "--trace", "/nowhere", "--reuse", "x")
 
 
 def test_texts_follow_a_grammar():
@@ -357,6 +357,13 @@ def test_answers_follow_a_schema():
             assert set(out) == {"name", "age"} and len(out["name"]) <= 12 and 1 <= out["age"] <= 99, out
     two = good("chat", "--json-schema", path, "--seed", 3, "--json", "-q", stdin=b"Who are you?\nAnd you?\n")[0].splitlines()
     assert len(two) == 2 and all(set(json.loads(json.loads(line)["text"])) == {"name", "age"} for line in two), two
+
+
+def test_grammars_as_texts():
+    for verb in ("run", "chat"):
+        assert good(verb, "-p", "a", "--grammar", 'root ::= "yes" | "no"', "-q")[0].strip() in (b"yes", b"no")
+        bad(1, "--grammar: grammar, line 1", verb, "-p", "a", "--grammar", 'root ::= "yes', "-q")
+        bad(1, "yes: cannot open: No such file or directory; --grammar takes a file or a grammar in GBNF", verb, "-p", "a", "--grammar", "yes", "-q")
 
 
 def test_grammars_that_are_none():
@@ -442,6 +449,9 @@ def test_synthetic_models_need_no_file():
     assert len(tensors) > 800
     tensors = json.loads(good("inspect", "synth:qwen35-tiny:iq2_xs", "--json")[0])["tensors"]
     assert "IQ2_XS" in {t["type"] for t in tensors}
+    text = good("inspect", "synth:qwen35-tiny:q4_k_m")[0].decode()
+    assert "  synthetic, architecture qwen35\n" in text and "file" not in text.split("keys")[0], text  # both copies are in memory, and said to be
+    assert re.search(r"packed .* a second copy", text) and "released" in good("inspect", SHIPPED)[0].decode(), text
     bad(1, "synth", "run", "-m", "synth:no-such-model:q8_0", "-n", 1)
     bad(1, "synth", "run", "-m", "synth:qwen35-tiny:q9_9", "-n", 1)
 

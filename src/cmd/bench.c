@@ -24,8 +24,8 @@ struct bench {
     struct common common;
     int n_prompt, n_new, depth, repeats;
     bool is_burst, has_scheduler;
-    const char *trace_path, *reuse;
-    int conversations; /* of the trace; 0: all */
+    const char *trace_path, *reuse; /* NULL: not given */
+    int conversations;              /* of the trace; 0: all */
     struct trace *trace;
     sluice_model *model;
     sluice_engine *engine;
@@ -258,8 +258,11 @@ static int check(const struct bench *b) {
     if (b->has_scheduler && (b->depth > 0 || b->n_new == 0))
         return complain(EXIT_USAGE, "bench: --scheduler with %s, expected %s",
                         b->depth > 0 ? "--depth" : "-n 0", b->depth > 0 ? "none" : "-n 1 or more");
+    if (!b->trace_path && (b->reuse || b->conversations))
+        return complain(EXIT_USAGE, "bench: %s needs --trace FILE",
+                        b->reuse ? "--reuse" : "--conversations");
     enum trace_reuse ignored;
-    if (!trace_reuse_find(b->reuse, &ignored))
+    if (b->reuse && !trace_reuse_find(b->reuse, &ignored))
         return complain(EXIT_USAGE, "bench: --reuse is '%s', expected none, live or all", b->reuse);
     return common_check(&b->common, "bench");
 }
@@ -273,7 +276,7 @@ static int replay(struct bench *b) {
         .as_json = b->common.as_json,
         .cache_dir = b->common.cache_dir,
     };
-    trace_reuse_find(b->reuse, &run.reuse);
+    trace_reuse_find(b->reuse ? b->reuse : "all", &run.reuse);
     return bench_trace(&run);
 }
 
@@ -289,8 +292,7 @@ static struct sluice_engine_options options_of(const struct bench *b) {
 }
 
 int cmd_bench(int argc, char **argv) {
-    struct bench b = {
-        .common = common_default(), .n_prompt = 512, .n_new = 128, .repeats = 5, .reuse = "all"};
+    struct bench b = {.common = common_default(), .n_prompt = 512, .n_new = 128, .repeats = 5};
     struct err err = {0};
     struct opt opts[MAX_COMMON_OPTS + 10] = {
         {"--prompt", 'p', OPT_INT, &b.n_prompt, "N",

@@ -20,6 +20,13 @@ typedef int verb_fn(int argc, char **argv);
 /* Complains with the error's text; returns the exit status for it. */
 int fail(const struct err *err);
 
+/* Adds "; HINT" to the error of opening a path, where there is nothing at it. Returns its code. */
+int hint_if_missing(struct err *err, const char *path, const char *hint);
+#define MODEL_HINT "a model is a GGUF file or a folder"
+
+/* What --chat-template gives, a file or the text of a template, to free. */
+int template_read(const char *given, char **out, struct err *err);
+
 /* The model named: `path`, or what SLUICE_MODEL in the environment says; NULL: none. */
 const char *model_named(const char *path);
 /* That, or the one that ships with the program; NULL and an error when it is not to be found.

@@ -1,4 +1,5 @@
 /* common.c - what several verbs share. */
+#include <errno.h>
 #include <limits.h>
 #include <math.h>
 #include <stdio.h>
@@ -6,6 +7,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "base/filemap.h"
 #include "cmd/cmd.h"
 #include "file/folder.h"
 #include "file/gguf.h"
@@ -14,6 +16,29 @@
 
 int fail(const struct err *err) {
     return complain(EXIT_WORLD, "%s", err->text);
+}
+
+int hint_if_missing(struct err *err, const char *path, const char *hint) {
+    size_t n = strlen(err->text);
+    if (access(path, F_OK) != 0 && errno == ENOENT)
+        snprintf(err->text + n, sizeof err->text - n, "; %s", hint);
+    return err->code;
+}
+
+int template_read(const char *given, char **out, struct err *err) {
+    struct filemap map = {.fd = -1};
+    bool is_text = strstr(given, "{%") || strstr(given, "{{");
+    int status = is_text ? SLUICE_OK : filemap_read(&map, given, err);
+    *out = NULL;
+    if (status)
+        return hint_if_missing(err, given,
+                               "--chat-template takes a file or the text of a Jinja template");
+    if (!is_text && map.size == 0)
+        status = err_set(err, SLUICE_ERR_FORMAT, "%s: is empty, expected a chat template", given);
+    else if (!(*out = is_text ? strdup(given) : strndup((const char *)map.data, map.size)))
+        status = err_memory(err, given);
+    filemap_close(&map);
+    return status;
 }
 
 /* From where the program is: in the tree (build/sluice, build/FLAVOUR/sluice) or installed. */
@@ -64,8 +89,9 @@ int tokenizer_of_model(struct tokenizer **out, const char *path, struct err *err
     }
     struct gguf *g;
     int status = gguf_open(&g, path, err);
-    if (!status)
-        status = tokenizer_from_gguf(out, g, err);
+    if (status)
+        return hint_if_missing(err, path, MODEL_HINT);
+    status = tokenizer_from_gguf(out, g, err);
     gguf_close(g);
     return status;
 }

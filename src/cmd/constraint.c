@@ -11,8 +11,8 @@
 #include "serve/ask.h"
 
 int constraint_opts(struct opt *opts, int n, struct constraint *c) {
-    opts[n++] = (struct opt){"--grammar", 0,      OPT_STRING,
-                             &c->grammar, "FILE", "the text follows this grammar (GBNF)"};
+    opts[n++] = (struct opt){"--grammar", 0,           OPT_STRING,
+                             &c->grammar, "FILE|TEXT", "the text follows this grammar (GBNF)"};
     opts[n++] =
         (struct opt){"--json-schema", 0,           OPT_STRING,
                      &c->schema,      "FILE|TEXT", "the text is JSON, valid for this schema"};
@@ -34,9 +34,10 @@ int constraint_check(const struct constraint *c, const char *verb, bool ignores_
 /* ---- compiling --------------------------------------------------------------------------------
  */
 
-/* A schema that is given as text begins like an object. */
-static bool is_text(const char *schema) {
-    return schema[strspn(schema, " \t\r\n")] == '{';
+/* A schema begins like an object, a grammar has a rule; other values are files. */
+static bool is_text(const struct constraint *c) {
+    return c->schema ? c->schema[strspn(c->schema, " \t\r\n")] == '{'
+                     : strstr(c->grammar, "::=") != NULL;
 }
 
 static int check_json(struct str text, struct err *err) {
@@ -58,11 +59,13 @@ static int read_and_compile(struct constraint *c, struct err *err) {
     const char *path = c->schema ? c->schema : c->grammar;
     struct filemap map = {.fd = -1};
     int status;
-    if (c->schema && is_text(c->schema)) {
-        status = compile(c, str_of(c->schema), err);
-        path = "--json-schema";
-    } else if ((status = filemap_read(&map, path, err))) {
-        return status; /* it names the file */
+    if (is_text(c)) {
+        status = compile(c, str_of(path), err);
+        path = c->schema ? "--json-schema" : "--grammar";
+    } else if ((status = filemap_read(&map, path, err))) { /* it names the file */
+        return hint_if_missing(err, path,
+                               c->schema ? "--json-schema takes a file or a schema in JSON"
+                                         : "--grammar takes a file or a grammar in GBNF");
     } else {
         status = compile(c, (struct str){(const char *)map.data, map.size}, err);
     }

@@ -10,8 +10,8 @@
 
 /* Begin with {0}. */
 struct constraint {
-    const char *grammar; /* the options: a file; NULL: not given */
-    const char *schema;  /* a file, or the schema itself */
+    const char *grammar; /* the options: a file, or the text itself; NULL: not given */
+    const char *schema;
 
     struct formats *formats;
     struct format *format; /* NULL: texts are free */

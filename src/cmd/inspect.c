@@ -134,7 +134,7 @@ static int facts_of_gguf(json_t *facts, const char *path, bool is_full, struct e
         return status;
     g = synth ? synth->file : g;
     char format[32];
-    snprintf(format, sizeof format, "GGUF v%u", g->version);
+    snprintf(format, sizeof format, synth ? "synthetic" : "GGUF v%u", g->version);
     const struct gguf_key *arch = gguf_key(g, "general.architecture");
     json_object_set_new(facts, "format", json_string(format));
     json_object_set_new(facts, "files", json_integer(g->n_parts));
@@ -196,9 +196,10 @@ static json_t *memory_json(const struct sluice_engine *e) {
         {"cache_bytes", m.cache},
         {"cache_dir_bytes", e->setup.disk_bytes},
     };
-    json_t *out = json_pack("{s:s, s:i, s:i, s:s}", "backend", e->kind->name, "context",
+    json_t *out = json_pack("{s:s, s:i, s:i, s:s, s:b}", "backend", e->kind->name, "context",
                             (int)e->setup.context, "sequences", (int)e->setup.n_seqs, "kv",
-                            dtype_name(e->setup.kv_type));
+                            dtype_name(e->setup.kv_type), "mapped",
+                            weights_mapped(e->model->model->weights) > 0);
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++)
         json_object_set_new(out, rows[i].name, json_integer((json_int_t)rows[i].bytes));
     return out;
@@ -375,13 +376,15 @@ static void print_cache(const json_t *m) {
 }
 
 static void print_memory(const json_t *m) {
-    static const char *const rows[][2] = {
-        {"weights", "used where the file is mapped"},
-        {"state", "attention pages, delta-net states, counts"},
+    bool is_mapped = json_is_true(json_object_get(m, "mapped"));
+    const char *const rows[][2] = {
+        {"weights", is_mapped ? "used where the file is mapped" : "in memory"},
+        {"state", "KV cache, recurrent states, token counts"},
         {"scratch", "activations"},
-        {"io", "what differs between steps, and logits"},
-        {"packed", "weights in the kernels' order; the file's pages are released"},
-        {"workspace", "the backend's room to work"},
+        {"io", "each step's inputs, and logits"},
+        {"packed", is_mapped ? "weights in the kernels' order; the file's pages are released"
+                             : "weights in the kernels' order, a second copy"},
+        {"workspace", "temporary memory of the backend"},
         {"total", ""},
     };
     printf("\nmemory (%s, context %llu, sequences %llu, kv %s)\n",
@@ -401,10 +404,11 @@ static void print_text(json_t *facts) {
     json_t *row;
     size_t i;
     print_name(text_of(json_object_get(facts, "path")), 0);
-    printf("\n  %s, %s in %llu file%s, architecture ",
-           json_string_value(json_object_get(facts, "format")),
-           human_bytes(number(facts, "file_bytes")), (unsigned long long)number(facts, "files"),
-           number(facts, "files") == 1 ? "" : "s");
+    printf("\n  %s, ", json_string_value(json_object_get(facts, "format")));
+    if (number(facts, "files"))
+        printf("%s in %llu file%s, ", human_bytes(number(facts, "file_bytes")),
+               (unsigned long long)number(facts, "files"), number(facts, "files") == 1 ? "" : "s");
+    printf("architecture ");
     print_name(arch.len ? arch : STR("unknown"), 0);
     printf("\n  %s parameters in %zu tensors, %s bytes\n", human_count(number(facts, "parameters")),
            json_array_size(tensors), human_count(number(facts, "tensor_bytes")));
@@ -460,6 +464,8 @@ int cmd_inspect(int argc, char **argv) {
         exit = common_check(&c, "inspect");
     if (exit != OPTS_GO_ON)
         return exit;
+    if (is_full && !as_json)
+        return complain(EXIT_USAGE, "inspect: --full needs --json");
     struct err err = {0};
     const char *path = model_path(c.model, &err);
     if (!path)
@@ -467,6 +473,8 @@ int cmd_inspect(int argc, char **argv) {
     json_t *facts = json_pack("{s:o}", "path", json_text(str_of(path)));
     int status = folder_is(path) ? facts_of_folder(facts, path, &err)
                                  : facts_of_gguf(facts, path, is_full, &err);
+    if (status)
+        hint_if_missing(&err, path, MODEL_HINT);
     exit = status ? fail(&err) : add_memory(facts, &c, path, is_asked);
     if (!exit && as_json) {
         print_facts(facts, 0, false);

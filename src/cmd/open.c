@@ -151,6 +151,9 @@ int common_check(const struct common *c, const char *verb) {
     if (!c->cache_dir && c->cache_dir_bytes != UINT64_MAX)
         return complain(EXIT_USAGE, "%s: --cache-dir-bytes is given, expected --cache-dir with it",
                         verb);
+    if (c->exact && strcmp(c->kv, "f16") != 0 && strcmp(c->kv, "f32") != 0)
+        return complain(EXIT_USAGE, "%s: --exact and --kv %s are both given, expected one of them",
+                        verb, c->kv);
     static const char *const kv_types[] = {"f32", "f16", "q8_0", "q4_0"};
     bool is_known = false;
     for (size_t i = 0; i < sizeof kv_types / sizeof *kv_types; i++)
@@ -277,8 +280,11 @@ int common_open_model(struct common *c, sluice_model **model) {
     interrupt_while_loading(true);
     int status = sluice_model_open(model, path);
     interrupt_while_loading(false);
-    int exit = status == SLUICE_OK ? fill_biases(c, *model)
-                                   : complain(EXIT_WORLD, "%s", sluice_model_error(*model));
+    if (status) {
+        err_set(&err, status, "%s", sluice_model_error(*model));
+        hint_if_missing(&err, path, MODEL_HINT);
+    }
+    int exit = status ? fail(&err) : fill_biases(c, *model);
     if (!exit)
         return 0;
     sluice_model_close(*model);

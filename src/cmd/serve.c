@@ -13,24 +13,27 @@ int cmd_serve(int argc, char **argv) {
 
 #include <errno.h>
 #include <fcntl.h>
+#include <limits.h>
 #include <signal.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
-#include "base/filemap.h"
 #include "cmd/cmd.h"
 #include "cmd/interrupt.h"
 #include "cmd/open.h"
 #include "cmd/step_facts.h"
 #include "serve/http/server.h"
+#include "text/chat.h"
+
+enum { NOT_GIVEN = INT_MIN };
 
 struct serve {
     struct common common;
     struct server_options server;
-    const char *template; /* a file */
-    const char *name;
-    int batch, queue, drain, idle, most_answers, connections;
+    const char *template;    /* a file, or its text */
+    const char *name, *host; /* NULL: not given */
+    int port, batch, queue, drain, idle, most_answers, connections;
     uint64_t body_bytes;
     bool embeddings;
     struct opt_list cors, allowed;
@@ -44,7 +47,7 @@ static int check(struct serve *s) {
         const char *name;
         int value, least, most;
     } ints[] = {
-        {"--port", s->server.port, 0, 65535},
+        {"--port", s->port == NOT_GIVEN ? 0 : s->port, 0, 65535},
         {"--batch", s->batch, 1, 4096},
         {"--queue", s->queue, 0, 1 << 20},
         {"--drain", s->drain, 0, 86400},
@@ -53,6 +56,11 @@ static int check(struct serve *s) {
         {"--connections", s->connections, 4, 65536},
     };
     const char *prefix = s->server.prefix;
+    if (s->server.unix_path && (s->host || s->port != NOT_GIVEN))
+        return complain(EXIT_USAGE, "serve: --unix and --%s are both given, expected one of them",
+                        s->host ? "host" : "port");
+    if (s->server.logs_prompts && !s->server.access_log)
+        return complain(EXIT_USAGE, "serve: --log-prompts needs --access-log FILE");
     for (size_t i = 0; i < sizeof ints / sizeof *ints; i++) {
         int exit = check_range("serve", ints[i].name, ints[i].value, ints[i].least, ints[i].most);
         if (exit != OPTS_GO_ON)
@@ -67,7 +75,7 @@ static int check(struct serve *s) {
         const char *name, *value, *expected;
     } texts[] = {
         {"--api-key", s->server.api_key, "a text"},
-        {"--host", s->server.host, "an address"},
+        {"--host", s->host, "an address"},
         {"--unix", s->server.unix_path, "a path"},
         {"--name", s->name, "a name"},
     };
@@ -81,8 +89,8 @@ static int check(struct serve *s) {
 static int parse(struct serve *s, int argc, char **argv) {
     /* clang-format off */
     struct opt opts[MAX_COMMON_OPTS + 24] = {
-        {"--host", 0, OPT_STRING, &s->server.host, "ADDRESS", "where to listen; usually 127.0.0.1: this machine alone"},
-        {"--port", 0, OPT_INT, &s->server.port, "N", "usually 8080; 0: any free one"},
+        {"--host", 0, OPT_STRING, &s->host, "ADDRESS", "where to listen; usually 127.0.0.1: this machine alone"},
+        {"--port", 0, OPT_INT, &s->port, "N", "usually 8080; 0: any free one"},
         {"--unix", 0, OPT_STRING, &s->server.unix_path, "PATH", "listen on a Unix socket instead"},
         {"--api-key", 0, OPT_STRING, &s->server.api_key, "KEY", "that clients must send; or $SLUICE_API_KEY"},
         {"--cors", 0, OPT_LIST, &s->cors, "ORIGIN", "pages of ORIGIN may use it; '*': all; several times"},
@@ -186,17 +194,18 @@ static json_t *plan_of(void *user, bool is_timed) {
     return plan;
 }
 
-/* Of --chat-template, for free(); NULL without one. */
-static int read_template(const struct serve *s, char **out) {
+/* Of --chat-template, for free(); NULL without one. One that is wrong is an error of every request,
+ * so it is one here. */
+static int read_template(const struct serve *s, const sluice_model *model, char **out) {
     struct err err = {0};
-    struct filemap map = {.fd = -1};
+    struct chat *chat = NULL;
     *out = NULL;
     if (!s->template)
         return 0;
-    int status = filemap_read(&map, s->template, &err);
-    if (!status && !(*out = strndup((const char *)map.data, map.size)))
-        status = err_memory(&err, s->template);
-    filemap_close(&map);
+    int status = template_read(s->template, out, &err);
+    if (!status && (status = chat_from_template(&chat, model->tokenizer, str_of(*out), &err)))
+        err_prefix(&err, "--chat-template");
+    chat_close(chat);
     return status ? fail(&err) : 0;
 }
 
@@ -250,7 +259,7 @@ static int load_and_serve(struct serve *s, struct server *server) {
     if (!exit && !model->tokenizer)
         exit = complain(EXIT_WORLD, "%s", sluice_model_error(model));
     if (!exit)
-        exit = read_template(s, &template); /* before the weights are loaded */
+        exit = read_template(s, model, &template); /* before the weights are loaded */
     if (!exit) {
         struct sluice_engine_options o = engine_options(s);
         exit = common_open_engine(model, &o, false, &engine);
@@ -298,6 +307,7 @@ int cmd_serve(int argc, char **argv) {
     s = (struct serve){
         .common = common_default(),
         .server = server_options_default(),
+        .port = NOT_GIVEN,
         .batch = 16,
         .queue = 256,
         .drain = 30,
@@ -313,6 +323,8 @@ int cmd_serve(int argc, char **argv) {
     const char *key = getenv("SLUICE_API_KEY");
     if (!s.server.api_key && key && *key)
         s.server.api_key = key;
+    s.server.host = s.host ? s.host : s.server.host;
+    s.server.port = s.port == NOT_GIVEN ? s.server.port : s.port;
     s.server.inherited_fd = inherited_socket();
     s.server.queue = (uint32_t)s.queue;
     s.server.most_answers = (uint32_t)s.most_answers;

@@ -284,17 +284,13 @@ int talk_set_seq(struct talk *t, sluice_seq *seq) {
 
 static int open_template(struct talk *t, struct err *err) {
     const struct tokenizer *tokenizer = t->model->tokenizer;
-    struct filemap map = {.fd = -1};
+    char *source;
     int status;
     if (t->template) {
-        status = filemap_read(&map, t->template, err);
-        struct str source = {(const char *)map.data, map.size};
-        if (!status && source.len == 0)
-            status = err_set(err, SLUICE_ERR_FORMAT, "%s: is empty, expected a chat template",
-                             t->template);
-        else if (!status && (status = chat_from_template(&t->chat, tokenizer, source, err)))
-            err_prefix(err, "%s", t->template);
-        filemap_close(&map);
+        status = template_read(t->template, &source, err);
+        if (!status && (status = chat_from_template(&t->chat, tokenizer, str_of(source), err)))
+            err_prefix(err, "--chat-template");
+        free(source);
     } else {
         status = chat_from_tokenizer(&t->chat, tokenizer, err);
         if (!status && tokenizer_chat_template(tokenizer).len == 0)
