@@ -47,7 +47,8 @@ class Server:
 
     def __init__(self, *args, **env):
         self.log = tempfile.TemporaryFile(dir=TMP)
-        self.process = subprocess.Popen([SLUICE, "serve", *([] if "-m" in args else ["-m", str(SHIPPED)]), "--port", "0", *map(str, args)],
+        self.process = subprocess.Popen([SLUICE, "serve", *([] if "-m" in args else ["-m", str(SHIPPED)]),
+                                         *([] if "--unix" in args else ["--port", "0"]), *map(str, args)],
                                         stderr=self.log, stdin=subprocess.DEVNULL,
                                         env={**os.environ, "NO_COLOR": "1", **env})
         end = time.time() + PATIENCE
