@@ -753,6 +753,15 @@ def test_thinking():
         assert thought and chat["choices"][0]["message"]["content"] == "Hi." and usage["completion_tokens_details"]["reasoning_tokens"] >= 6, chat
         r = anthropic_client(s).messages.create(model="m", messages=FOX, max_tokens=40, thinking={"type": "enabled", "budget_tokens": 6}, extra_body=mouth("Hi."))
         assert [b.type for b in r.content] == ["thinking", "text"] and r.content[0].thinking == thought, r
+        long = {**extra, **mouth(" Hi there\n you")}
+        assert s.chat(**long, max_tokens=40, stop=[" Hi there\n y"])["choices"][0]["message"]["content"] == ""
+        assert s.chat(**long, max_tokens=40, stop=[" Hi there\n x"])["choices"][0]["message"]["content"] == "Hi there\n you"
+        for stops in ([thought[2:5], "i."], [">", "\n", "i."]):  # they are for the answer, not for what is thought before it
+            message = s.chat(**extra, max_tokens=40, stop=stops)["choices"][0]["message"]
+            assert message["reasoning_content"] == thought and message["content"] == "H", (stops, message)
+            r = anthropic_client(s).messages.create(model="m", messages=FOX, max_tokens=40, thinking={"type": "enabled", "budget_tokens": 6}, stop_sequences=stops,
+                                                    extra_body=mouth("Hi."))
+            assert r.content[1].text == "H" and r.stop_reason == "stop_sequence" and r.stop_sequence == "i.", r
         c = openai_client(s)
         args = dict(model="m", input=FOX, reasoning={"effort": "low"}, max_output_tokens=40, extra_body=extra)
         r = c.responses.create(**args)

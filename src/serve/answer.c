@@ -167,6 +167,8 @@ int answer_open(struct answer *a, const struct ask_model *m, const struct ask *a
                : m->think_open >= 0   ? PHASE_BEGINS
                                       : PHASE_SAYS;
     int status = sluice_text_open(&a->text, m->model, ask->stops, ask->n_stops);
+    if (!status)
+        status = sluice_text_open(&a->thoughts, m->model, NULL, 0);
     if (!status && ask->messages && ask->tools && ask->tool_choice != TOOLS_NONE) {
         a->parser = tool_parser_open(ask->tools, on_tool_event, a);
         status = a->parser ? SLUICE_OK : SLUICE_ERR_MEMORY;
@@ -190,6 +192,7 @@ void answer_close(struct answer *a) {
     buffer_free(&a->reasoning);
     buffer_free(&a->held);
     sluice_text_close(a->text);
+    sluice_text_close(a->thoughts);
     tool_parser_close(a->parser);
 }
 
@@ -228,11 +231,28 @@ static const char *marker_of(const struct ask_model *m, int32_t token) {
                                                            : NULL;
 }
 
+/* Whether a token is no part of the answer: thinking, or the white space after it. */
+static bool is_thought(const struct answer *a, int32_t token) {
+    struct str its = {0};
+    if (token >= 0)
+        its.at = sluice_token_text(a->m->model, token, &its.len);
+    return a->phase == PHASE_THINKS ||
+           (a->phase == PHASE_ENDS && !a->has_answered && n_spaces(its) == its.len);
+}
+
 static void push_text(struct answer *a, int32_t token) {
+    bool thinks = is_thought(a, token);
+    sluice_text *text = thinks ? a->thoughts : a->text;
     const char *at;
     size_t length;
-    a->has_failed |= sluice_text_push(a->text, token, &at, &length) != SLUICE_OK;
+    a->has_failed |= sluice_text_push(text, token, &at, &length) != SLUICE_OK;
+    a->has_answered |= a->phase == PHASE_ENDS && !thinks;
     take_text(a, (struct str){at, length});
+    if (!thinks && a->phase == PHASE_THINKS) {
+        /* what it holds back, as it may be the beginning of a stop text, goes before the rest */
+        a->has_failed |= sluice_text_push(text, SLUICE_TEXT_END, &at, &length) != SLUICE_OK;
+        take_text(a, (struct str){at, length});
+    }
 }
 
 void answer_push(struct answer *a, int32_t token, struct job_logprobs *logprobs) {
@@ -246,9 +266,12 @@ void answer_push(struct answer *a, int32_t token, struct job_logprobs *logprobs)
     if (!logprobs || thinks || !keep_logprobs(a, token, logprobs))
         free(logprobs);
     const char *marker = a->phase == PHASE_RAW ? NULL : marker_of(a->m, token);
+    bool was_thought = is_thought(a, token);
     push_text(a, marker ? SLUICE_TEXT_END : token);
     if (marker)
         take_text(a, str_of(marker));
+    if (was_thought || a->phase == PHASE_THINKS)
+        a->n_thoughts = a->n_tokens;
     a->has_stopped = sluice_text_has_stopped(a->text);
 }
 
@@ -303,13 +326,13 @@ json_t *answer_message(const struct answer *a) {
     return message;
 }
 
-/* The one that begins first in all that was sampled. */
+/* The one that begins first in what was sampled after thinking. */
 const char *answer_stop_text(const struct answer *a) {
     struct buffer all = {0};
     const char *first = NULL, *found = NULL;
     if (!a->has_stopped)
         return NULL;
-    ask_decode(a->m, a->tokens, a->n_tokens, &all);
+    ask_decode(a->m, a->tokens + a->n_thoughts, a->n_tokens - a->n_thoughts, &all);
     for (size_t i = 0; i < a->ask->n_stops; i++) {
         const char *stop = a->ask->stops[i];
         const char *at = all.len ? memmem(all.at, all.len, stop, strlen(stop)) : NULL;

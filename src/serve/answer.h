@@ -62,7 +62,9 @@ struct answer {
     bool is_echoed;   /* and its prompt is told */
 
     /* Its own. */
-    sluice_text *text;
+    sluice_text *text, *thoughts; /* stop texts are looked for in the first alone */
+    bool has_answered;            /* after thinking */
+    size_t n_thoughts;            /* tokens up to the end of thinking */
     struct tool_parser *parser;
     struct buffer held;
     int phase;
