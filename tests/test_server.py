@@ -500,7 +500,9 @@ def test_echo_with_logprobs():
         assert told.token_logprobs[-10:] == made.logprobs.token_logprobs and told.tokens[-10:] == made.logprobs.tokens  # bit for bit
         assert told.top_logprobs[-10:] == made.logprobs.top_logprobs and told.text_offset[0] == 0
         for token, at in zip(told.tokens, told.text_offset):
-            assert r.choices[0].text.encode()[at:].startswith(token.encode()), (token, at)
+            assert r.choices[0].text[at:].startswith(token), (token, at)
+    r = c.completions.create(model="m", prompt="\u6f22\u5b57 fox", max_tokens=0, echo=True, logprobs=0).choices[0]
+    assert r.text[r.logprobs.text_offset[-1]:] == r.logprobs.tokens[-1], r  # characters, not bytes
     silent = dict(model="m", prompt=ids, max_tokens=0, echo=True, n=3)
     assert [x.text for x in c.completions.create(**silent).choices] == ["Once upon a time" + made.text] * 3
     args = dict(model="m", prompt=[ids[:7], ids], n=2, max_tokens=3, temperature=0, echo=True, logprobs=1)
@@ -969,6 +971,11 @@ def test_anthropic_errors():
         except anthropic.AuthenticationError as e:
             assert e.body["error"]["type"] == "authentication_error"
     assert server().request("GET", "/v1/messages/nothing")[2]["type"] == "error"
+    _, headers, body = server().request("POST", "/v1/messages", {"messages": FOX, "max_tokens": 1})
+    assert body["id"] == "msg_" + headers["request-id"], headers
+    with own("--prefix", "/llm") as s:
+        assert s.request("GET", "/llm/v1/messages/nothing")[2]["type"] == "error" and isinstance(s.request("GET", "/llm/api/nothing")[2]["error"], str)
+        assert s.request("GET", "/v1/messages/nothing")[0] == 404
 
 
 # ---- the Ollama API --------------------------------------------------------------------------------
@@ -1231,6 +1238,19 @@ def test_unix_socket_and_inherited_socket():
             c.sendall(b"GET /health HTTP/1.1\r\nHost: whatever\r\nConnection: close\r\n\r\n")
             assert b"200 OK" in c.recv(4096)
     assert not path.exists()
+    killed = Server("--unix", path)
+    killed.stop(signal.SIGKILL)
+    assert path.exists()
+    with own("--unix", path):  # what it left is replaced, and nothing else
+        p = subprocess.run([SLUICE, "serve", "-m", str(SHIPPED), "--unix", str(path)], stderr=subprocess.PIPE)
+        assert p.returncode == 1 and b"another server listens there" in p.stderr, p.stderr
+    path.write_text("precious")
+    p = subprocess.run([SLUICE, "serve", "-m", str(SHIPPED), "--unix", str(path)], stderr=subprocess.PIPE)
+    assert p.returncode == 1 and b"is there and no socket" in p.stderr and path.read_text() == "precious", p.stderr
+    with socket.socket() as idle:  # of LISTEN_FDS: it does not listen
+        p = subprocess.run(["bash", "-c", f'exec env LISTEN_PID=$$ LISTEN_FDS=1 "$0" serve -m "$1" 3<&{idle.fileno()}', SLUICE, str(SHIPPED)],
+                           pass_fds=[idle.fileno()], stderr=subprocess.PIPE)
+        assert p.returncode == 1 and b"descriptor 3 (LISTEN_FDS) does not listen" in p.stderr, p.stderr
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
         command = f'exec env LISTEN_PID=$$ LISTEN_FDS=1 "$0" serve -m "$1" 3<&{listener.fileno()}'

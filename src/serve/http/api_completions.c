@@ -102,8 +102,16 @@ static void add_echo(const struct answer *a, struct buffer *text) {
 /* Tokens in this call's own form. */
 struct token_lists {
     json_t *tokens, *values, *tops, *offsets;
-    size_t offset; /* bytes of text before the next */
+    size_t offset; /* characters of text before the next */
 };
+
+/* Of a text that may begin or end inside of one. */
+static size_t count_characters(struct str text) {
+    size_t n = 0;
+    for (size_t i = 0; i < text.len; i++)
+        n += ((unsigned char)text.at[i] & 0xC0) != 0x80;
+    return n;
+}
 
 /* `l` NULL: nothing is known of it, as of the first token of a prompt. */
 static void add_token(struct token_lists *to, const struct ask_model *m, int32_t token,
@@ -120,17 +128,23 @@ static void add_token(struct token_lists *to, const struct ask_model *m, int32_t
     json_array_append_new(to->values, l ? openai_number(l->logprob) : json_null());
     json_array_append_new(to->tops, top);
     json_array_append_new(to->offsets, json_integer((json_int_t)to->offset));
-    to->offset += bytes.len;
+    to->offset += count_characters(bytes);
 }
 
-/* Bytes of text before token `from` of what was said. */
+static size_t characters_of(const struct ask_model *m, int32_t token) {
+    struct str text;
+    text.at = sluice_token_text(m->model, token, &text.len);
+    return count_characters(text);
+}
+
+/* Characters of text before token `from` of what was said. */
 static size_t offset_of(const struct answer *a, size_t from) {
     const struct job_prompt *p = prompt_of(a);
-    size_t offset = 0, n;
-    for (size_t i = 0; p->logprobs && i < p->n; i++, offset += n)
-        sluice_token_text(a->m->model, p->tokens[i], &n);
-    for (size_t i = 0; i < from; i++, offset += n)
-        sluice_token_text(a->m->model, a->said[i].token, &n);
+    size_t offset = 0;
+    for (size_t i = 0; p->logprobs && i < p->n; i++)
+        offset += characters_of(a->m, p->tokens[i]);
+    for (size_t i = 0; i < from; i++)
+        offset += characters_of(a->m, a->said[i].token);
     return offset;
 }
 

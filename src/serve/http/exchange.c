@@ -92,9 +92,7 @@ void exchange_refuse(struct exchange *x, int status, const char *param, const ch
         message[--n] = 0;
     if (status == 429 || status == 503)
         x->retry_after = "1";
-    exchange_reply(
-        x, status,
-        api_error(x->route ? x->route->api : api_of_path(x->path), status, message, param));
+    exchange_reply(x, status, api_error(x->api, status, message, param));
 }
 
 void exchange_refuse_field(struct exchange *x, const struct fields *f) {
@@ -472,7 +470,8 @@ static struct MHD_Response *make_response(struct exchange *x) {
         return NULL;
     if (x->type)
         MHD_add_response_header(response, "Content-Type", x->type);
-    MHD_add_response_header(response, "X-Request-Id", x->id);
+    MHD_add_response_header(response, x->api == API_ANTHROPIC ? "request-id" : "X-Request-Id",
+                            x->id);
     if (x->retry_after)
         MHD_add_response_header(response, "Retry-After", x->retry_after);
     if (x->location)

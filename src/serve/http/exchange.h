@@ -39,6 +39,7 @@ struct exchange {
     struct MHD_Connection *connection; /* NULL: completed */
     struct peer *peer;
     const struct route *route; /* NULL: no such path */
+    enum api api;              /* whose path it is */
     atomic_int refs;
     char id[32], method[12], *path;
     char allowed[ROUTE_ALLOWED];    /* methods that the path takes, where it does not this one */

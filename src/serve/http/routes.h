@@ -33,7 +33,7 @@ enum { ROUTE_ALLOWED = 32 };
  * none. */
 const struct route *route_find(const char *method, const char *path, char allowed[ROUTE_ALLOWED],
                                char id[SNAPSHOT_MAX_ID + 1]);
-/* Whose path this is, for errors before a route is found. */
+/* Whose path this is, also where there is no such route. */
 enum api api_of_path(const char *path);
 
 /* An error in the shape of an API (errors.c). `param` is the wrong field; NULL: none. */

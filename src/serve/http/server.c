@@ -61,6 +61,7 @@ static bool admit(struct exchange *x) {
     const char *length =
         MHD_lookup_connection_value(x->connection, MHD_HEADER_KIND, "Content-Length");
     x->route = path ? route_find(x->method, path, x->allowed, x->name) : NULL;
+    x->api = x->route ? x->route->api : api_of_path(path ? path : x->path);
     if (!guard_admits(x))
         return false;
     if (strcmp(x->method, "OPTIONS") == 0 && s->options.n_cors > 0)
@@ -181,7 +182,10 @@ static int listen_unix(struct server *s, struct err *err) {
     s->listener = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
     if (s->listener < 0)
         return err_set(err, SLUICE_ERR_IO, "%s: %s", path, strerror(errno));
-    if (lstat(path, &before) == 0 && S_ISSOCK(before.st_mode)) {
+    bool is_there = lstat(path, &before) == 0;
+    if (is_there && !S_ISSOCK(before.st_mode))
+        return err_set(err, SLUICE_ERR_IO, "%s: is there and no socket", path);
+    if (is_there) {
         if (connect(s->listener, (struct sockaddr *)&address, sizeof address) == 0)
             return err_set(err, SLUICE_ERR_IO, "%s: another server listens there", path);
         unlink(path); /* left by one that was killed */
@@ -241,10 +245,16 @@ static int listen_tcp(struct server *s, struct err *err) {
 static int listen_inherited(struct server *s, struct err *err) {
     struct sockaddr_storage bound;
     socklen_t size = sizeof bound;
+    int listens = 0;
+    socklen_t int_size = sizeof listens;
     s->listener = s->options.inherited_fd;
     if (getsockname(s->listener, (struct sockaddr *)&bound, &size))
         return err_set(err, SLUICE_ERR_IO, "descriptor %d (LISTEN_FDS): %s", s->listener,
                        strerror(errno));
+    getsockopt(s->listener, SOL_SOCKET, SO_ACCEPTCONN, &listens, &int_size);
+    if (!listens)
+        return err_set(err, SLUICE_ERR_IO, "descriptor %d (LISTEN_FDS) does not listen",
+                       s->listener);
     s->is_loopback = is_loopback((struct sockaddr *)&bound);
     if (bound.ss_family == AF_UNIX)
         snprintf(s->address, sizeof s->address, "unix:%.100s",
