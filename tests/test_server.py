@@ -1388,6 +1388,36 @@ def test_garbage():
     assert s.request("GET", "/health")[0] == 200
 
 
+def test_long_requests_hold_nobody_up():
+    """Megabytes that become tokens take seconds; others are answered before them. And there is an end to what is read at once."""
+    with own("--max-body", "4M", "-c", 512) as s:
+        body = json.dumps({"messages": [{"role": "user", "content": "A fox. " * (3_900_000 // 7)}]})
+        answers, sent = [], threading.Barrier(9)
+
+        def ask():
+            with contextlib.closing(s.connect()) as c:
+                c.request("POST", CHAT, body)
+                sent.wait()
+                answers.append(c.getresponse().status)
+
+        threads = [threading.Thread(target=ask) for _ in range(8)]
+        for t in threads:
+            t.start()
+        sent.wait()
+        assert s.request("GET", "/health")[0] == 200 and not answers, answers
+        for t in threads:
+            t.join()
+        assert set(answers) <= {400, 429} and answers.count(400) >= 7, answers
+        head = b"POST %s HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n" % (CHAT.encode(), len(body))
+        with contextlib.ExitStack() as stack:  # bodies that never end
+            for i in range(9):
+                c = stack.enter_context(socket.create_connection((s.host, s.port), timeout=PATIENCE))
+                c.sendall(head + body.encode()[:-1])
+            assert s.request("POST", CHAT, body)[0] == 429
+            assert s.request("POST", "/tokenize", {"content": "x"})[0] == 200
+        wait_until(lambda: s.request("POST", CHAT, body)[0] == 400, "their bytes are given back")
+
+
 def test_requests_whose_length_is_not_clear():
     """A proxy in front may read another end of such a request than we do: it is refused, and nothing after it is read."""
     s = server()

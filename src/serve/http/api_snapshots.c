@@ -188,8 +188,8 @@ static void read_id(struct fields *f, char out[SNAPSHOT_MAX_ID + 1]) {
 
 /* A body is not needed where all of its fields may be left out. */
 static struct ask *read_request(struct exchange *x, struct fields *f) {
-    if (x->body.len == 0)
-        buffer_puts(&x->body, "{}");
+    if (x->body.len == 0 && buffer_puts(&x->body, "{}"))
+        x->server->body_bytes += x->body.len;
     return exchange_ask(x, f);
 }
 

@@ -28,6 +28,11 @@ struct exchange *exchange_open(struct server *server, struct MHD_Connection *con
     return x;
 }
 
+void exchange_drop_body(struct exchange *x) {
+    x->server->body_bytes -= x->body.len;
+    buffer_free(&x->body);
+}
+
 void exchange_release(struct exchange *x) {
     if (atomic_fetch_sub(&x->refs, 1) > 1)
         return;
@@ -39,7 +44,7 @@ void exchange_release(struct exchange *x) {
     ask_close(x->ask);
     job_news_free(&x->news);
     job_free(&x->job);
-    buffer_free(&x->body);
+    exchange_drop_body(x);
     buffer_free(&x->draft);
     buffer_free(&x->out);
     free(x->path);

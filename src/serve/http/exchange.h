@@ -48,7 +48,9 @@ struct exchange {
     time_t created;
     struct buffer body;
     bool is_too_long, is_handled;
-    bool ends_connection; /* nothing is read after it */
+    bool is_crowded;            /* there are too many long bodies already */
+    struct exchange *next_long; /* with the reader, under its lock */
+    bool ends_connection;       /* nothing is read after it */
 
     /* The model's answers. */
     struct ask *ask;
@@ -116,6 +118,8 @@ struct exchange *exchange_open(struct server *server, struct MHD_Connection *con
 void exchange_release(struct exchange *x); /* one reference */
 /* New tokens and ends become text; the writer's thread. */
 void exchange_write(struct exchange *x);
+/* Its request's bytes are not wanted any more. */
+void exchange_drop_body(struct exchange *x);
 /* The client is gone: its answers end. Any thread. */
 void exchange_abandon(struct exchange *x);
 /* The client has closed its side: it is gone, or waits for the rest, and there is no way to tell.

@@ -4,6 +4,7 @@
 
 #include "serve/http/exchange.h"
 #include "serve/http/peers.h"
+#include "serve/http/reader.h"
 #include "serve/http/writer.h"
 
 struct server {
@@ -16,6 +17,8 @@ struct server {
     struct snapshots *snapshots;
     struct worker *worker;
     struct writer *writer;
+    struct reader *reader;
+    atomic_size_t body_bytes; /* of all requests that are there */
     struct peers *peers;
     struct access_log *log; /* NULL: none */
     pthread_mutex_t plan_lock;

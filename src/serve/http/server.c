@@ -82,20 +82,36 @@ static bool admit(struct exchange *x) {
     return false;
 }
 
+/* So many bodies of the greatest length may be there at once, shorter ones not counted. */
+enum { MOST_BODIES = 8 };
+
 static void take_body(struct exchange *x, const char *data, size_t n) {
-    if (x->body.len + n > x->server->options.body_bytes || !buffer_add(&x->body, data, n))
-        x->is_too_long = true;
+    struct server *s = x->server;
+    size_t most = s->options.body_bytes, length = x->body.len + n;
+    x->is_too_long |= length > most;
+    x->is_crowded |= length > READER_LONG && s->body_bytes + n > MOST_BODIES * most;
+    if (x->is_too_long || x->is_crowded || !buffer_add(&x->body, data, n)) {
+        exchange_drop_body(x);
+        x->is_crowded |= !x->is_too_long;
+        return;
+    }
+    s->body_bytes += n;
 }
 
 static enum MHD_Result handle(struct exchange *x) {
     struct server *s = x->server;
-    if (!x->is_handled && !peer_works(s->peers, x->peer, x))
+    bool is_new = !x->is_handled;
+    if (is_new && !peer_works(s->peers, x->peer, x))
         return MHD_NO;
-    if (!x->is_handled && x->is_too_long)
-        exchange_refuse(x, 413, NULL, "the body has more than %zu bytes", s->options.body_bytes);
-    else if (!x->is_handled)
-        x->route->handle(x);
     x->is_handled = true;
+    if (is_new && x->is_too_long)
+        exchange_refuse(x, 413, NULL, "the body has more than %zu bytes", s->options.body_bytes);
+    else if (is_new && x->is_crowded)
+        exchange_refuse(x, 429, NULL, "too many long requests are read already");
+    else if (is_new && x->body.len > READER_LONG)
+        reader_add(s->reader, x);
+    else if (is_new)
+        x->route->handle(x);
     return exchange_respond(x);
 }
 
@@ -346,6 +362,8 @@ int server_open(struct server **out, const struct server_options *options, struc
     if (!status)
         status = writer_open(&s->writer, err);
     if (!status)
+        status = reader_open(&s->reader, err);
+    if (!status)
         status = peers_open(&s->peers, options->idle_seconds, err);
     if (!status)
         status = start_daemon(s, err);
@@ -394,6 +412,7 @@ void server_close(struct server *s) {
         return;
     if (s->daemon)
         server_drain(s, 0);
+    reader_stop(s->reader);
     worker_stop(s->worker);
     writer_close(s->writer);
     if (s->daemon) {
@@ -402,6 +421,7 @@ void server_close(struct server *s) {
     } else if (s->listener >= 0) {
         close(s->listener);
     }
+    reader_close(s->reader);
     worker_close(s->worker);
     peers_close(s->peers);
     if (s->has_unlink)
