@@ -1,5 +1,13 @@
-# Sluice.  make: build/sluice.  make run: the shipped model.  make test: everything that can be
-# tested here.  See README.md; `make help` lists the targets.
+# Sluice.  See README.md; `make help` prints the list below.
+#
+#   make                             build/sluice and the library
+#   make run                         build, and let the model that ships tell a story
+#   make test                        every test; test-all: more compilers and machines; test-cuda: on a GPU
+#   make smollm2, qwen2.5-coder      fetch a model to chat with
+#   make install, uninstall          PREFIX=/usr/local, DESTDIR=
+#   make bench                       the benchmarks
+#   make fuzz SECONDS=60             every fuzz entry for that long
+#   make format, lint, clean
 #
 #   make CROSS=aarch64-linux-gnu     a binary for another architecture, in build/<triplet>
 #   make MODE=asan                   another build mode: release (default), debug, asan, ubsan, tsan
@@ -100,7 +108,7 @@ LIBRARY_OBJECTS = $(call objects,$(filter-out $(RELEASED),$(LIBRARY))) $(RELEASE
 all: $(B)/sluice $(B)/libsluice.a $(B)/libsluice.so
 
 help:
-	@sed -n 's/^#   //p' Makefile; echo "targets: all run smollm2 qwen2.5-coder test test-all test-cuda asan fuzz bench install uninstall clean format lint"
+	@sed -n -e '/^$$/q' -e 's/^#   //p' Makefile
 
 # ---- set-up -----------------------------------------------------------------------------------
 

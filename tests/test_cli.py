@@ -155,6 +155,30 @@ def the_manual_has_every_option():
 
 
 @test
+def exit_statuses_are_as_the_manual_says():
+    manual = (ROOT / "docs/usage.md").read_text()
+    table = dict(re.findall(r"^\| (128 \+ N|\d+)[^|]* \| (.+) \|$", manual[manual.index("| exit status |"):], re.M))
+    assert sorted(table) == ["0", "1", "128 + N", "130", "2"], table
+    top = good("help").decode()
+    assert all(f"{n} " in top[top.index("Exit status"):] for n in (0, 1, 2, 130)), top
+    assert run("devices")[0] == 0
+    for args in (["inspect", "/nowhere"], ["run", "-m", ROOT / "README.md", "-p", "x"], ["serve", "--unix", "/nowhere/x"]):
+        assert run(*args)[0] == 1, args
+    for args, env in ((["nonsense"], {}), (["run", "--nonsense"], {}), (["devices"], {"SLUICE_CPU": "x"}), (["inspect"], {"SLUICE_BACKEND": "x"})):
+        assert run(*args, env=env)[0] == 2, args
+    for number, status in ((signal.SIGINT, 130), (signal.SIGTERM, -signal.SIGTERM)):
+        p = subprocess.Popen([SLUICE, "run", "-m", SHIPPED, "-p", "x", "--ignore-eos", "-c", "100000"], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        assert p.stdout.read(1)
+        p.send_signal(number)
+        p.communicate(timeout=300)
+        assert p.returncode == status, (number, p.returncode)
+    p = subprocess.Popen([SLUICE, "run", "-m", SHIPPED, "-p", "x", "--ignore-eos", "-c", "100000"], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    p.stdout.close()
+    assert p.wait(300) == -signal.SIGPIPE, p.returncode
+    p.stderr.close()
+
+
+@test
 def mistyped_words_get_the_nearest_right_one():
     bad(2, "did you mean chat?", "chta")
     bad(2, "did you mean tokenize?", "tokenise")
@@ -244,8 +268,8 @@ def wrong_command_lines_exit_with_2():
     bad(2, "missing argument", "quantize", "a", "b")
     bad(2, "missing argument", "convert", "a")
     bad(2, "type is 'q9'", "quantize", "a", "b", "q9")
-    bad(2, "IQ2_XS is only read here", "quantize", "a", "b", "iq2_xs")
-    bad(2, "IQ1_M is only read here", "convert", "a", "b", "--type", "iq1_m")
+    bad(2, "IQ2_XS can be read but not written", "quantize", "a", "b", "iq2_xs")
+    bad(2, "IQ1_M can be read but not written", "convert", "a", "b", "--type", "iq1_m")
     bad(2, "--type is 'q9'", "convert", "a", "b", "--type", "q9")
     bad(2, "expected a whole number", "quantize", "a", "b", "q8_0", "-t", "two")
     bad(2, "expected 1 to 1024", "quantize", "a", "b", "q8_0", "-t", "0")

@@ -265,7 +265,7 @@ def test_absurd_numbers_are_refused():
         bad(2, "--rows is", "explain", "-m", TINY, "--rows", value)
         bad(2, "--greedy is", "logits", "-m", TINY, "--tokens", TMP / "ids", "--greedy", value)
     most = 1 << 24
-    bad(2, "something to do", "bench", "-m", TINY, "-p", 0, "-n", 0)
+    bad(2, "both 0", "bench", "-m", TINY, "-p", 0, "-n", 0)
     bad(1, "-c", "bench", "-m", TINY, "-p", most, "-n", most, "--depth", most)
     bad(1, "-c", "explain", "-m", TINY, "--depth", most, "--rows", 4096)
     bad(1, "-c", "logits", "-m", TINY, "--tokens", TMP / "ids", "--greedy", most)
@@ -383,7 +383,7 @@ def test_sizes_of_the_cache_are_checked():
     bad(2, "--cache-bytes is '10x', expected bytes, such as 512M or 4G", "run", SHIPPED, "--cache-bytes", "10x")
     for value in ("", "-1", "K", "4GB", "99999999999G", "99999999999999999999"):
         bad(2, "expected bytes", "run", SHIPPED, "--kv-bytes", value)
-    bad(2, "--cache-dir-bytes is given, expected --cache-dir", "run", SHIPPED, "--cache-dir-bytes", "1G")
+    bad(2, "--cache-dir-bytes needs --cache-dir DIR", "run", SHIPPED, "--cache-dir-bytes", "1G")
     bad(2, "--cache-dir is '', expected a folder", "run", SHIPPED, "--cache-dir", "")
     bad(1, "--cache-bytes) needs 109951.163 GB, expected at most", "run", SHIPPED, "-p", "a", "--cache-bytes", "100T")
     bad(1, "--kv-bytes) is 1, expected at least", "run", SHIPPED, "-p", "a", "--kv-bytes", 1)
@@ -474,7 +474,7 @@ def test_bench_through_the_scheduler():
     out = good("bench", "-m", TINY, "-p", 4, "-n", 6, "-r", 1, "--burst", "--scheduler")[0]
     assert b"of decode" in out
     bad(2, "--depth", "bench", "-m", TINY, "--scheduler", "--depth", 3)
-    bad(2, "-n 0", "bench", "-m", TINY, "--scheduler", "-n", 0)
+    bad(2, "needs -n 1 or more", "bench", "-m", TINY, "--scheduler", "-n", 0)
 
 
 # ---- what people see ----------------------------------------------------------------------------

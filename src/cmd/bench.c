@@ -254,10 +254,12 @@ static int check(const struct bench *b) {
         (exit = check_range("bench", "--repeats", b->repeats, 1, MAX_REPEATS)) != OPTS_GO_ON)
         return exit;
     if (b->n_prompt == 0 && b->n_new == 0)
-        return complain(EXIT_USAGE, "bench: -p and -n are both 0, expected something to do");
+        return complain(EXIT_USAGE, "bench: -p and -n are both 0, expected one of them to be more");
     if (b->has_scheduler && (b->depth > 0 || b->n_new == 0))
-        return complain(EXIT_USAGE, "bench: --scheduler with %s, expected %s",
-                        b->depth > 0 ? "--depth" : "-n 0", b->depth > 0 ? "none" : "-n 1 or more");
+        return complain(EXIT_USAGE,
+                        b->depth > 0
+                            ? "bench: --scheduler and --depth are both given, expected one of them"
+                            : "bench: --scheduler needs -n 1 or more");
     if (!b->trace_path && (b->reuse || b->conversations))
         return complain(EXIT_USAGE, "bench: %s needs --trace FILE",
                         b->reuse ? "--reuse" : "--conversations");
@@ -302,23 +304,23 @@ int cmd_bench(int argc, char **argv) {
         {"--batch", 0, OPT_INT, &b.common.batch, "N",
          "sequences that generate together; default: 1"},
         {"--burst", 0, OPT_FLAG, &b.is_burst, NULL,
-         "several tokens per submission, if the backend can"},
+         "several tokens per submission, where the backend can"},
         {"--scheduler", 0, OPT_FLAG, &b.has_scheduler, NULL,
-         "also generate the same tokens through the scheduler, with --draft by lookup"},
+         "also generate the tokens through the scheduler of serve, with drafts (--draft)"},
         {"--trace", 0, OPT_STRING, &b.trace_path, "FILE",
-         "replay its requests, --batch of them together (bench/cache/)"},
+         "replay the requests of FILE (bench/cache/), --batch of them at a time"},
         {"--reuse", 0, OPT_STRING, &b.reuse, "WHAT",
-         "with --trace: none, live (of those that run), or all that was read"},
+         "with --trace: what requests reuse: none, live (what runs now), all (default)"},
         {"--conversations", 0, OPT_INT, &b.conversations, "N",
-         "with --trace: the first N of them alone; default: all"},
+         "with --trace: only the first N conversations; default: all"},
         {"--repeats", 'r', OPT_INT, &b.repeats, "N", "repeats of each measurement; default: 5"},
     };
     const struct usage usage = {
         .verb = "bench",
         .synopsis = "[MODEL] [-p 512] [-n 128] [--depth D] [--batch B] [options]",
         .about =
-            "Measures how fast prompts are read and tokens generated, and the memory bandwidth "
-            "that\nlimits it, with the same threads in the same run.",
+            "Measures how fast prompts are processed and tokens generated, and, in the same run "
+            "with the same\nthreads, the memory bandwidth that limits it.",
         .example = "sluice bench -m model.gguf -p 512 -n 128 --json",
         .opts = opts,
         .n_opts =

@@ -73,7 +73,7 @@ static int fork_talk(struct talk *t, const char *unused) {
 static int back(struct talk *t, const char *unused) {
     (void)unused;
     if (!conversation_back(&t->conversation))
-        return complain(EXIT_WORLD, "there is no fork to leave");
+        return complain(EXIT_WORLD, "there is no /fork to return to");
     return say_size(t, "");
 }
 

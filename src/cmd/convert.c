@@ -186,16 +186,15 @@ int cmd_convert(int argc, char **argv) {
         {"--type", 0, OPT_STRING, &type, "TYPE",
          "format of the matrices; default: as in the folder"},
         {"--name", 0, OPT_STRING, &name, "NAME", "general.name; default: the folder's name"},
-        {"--no-mtp", 0, OPT_FLAG, &no_mtp, NULL,
-         "leave out the draft (multi-token prediction) block"},
+        {"--no-mtp", 0, OPT_FLAG, &no_mtp, NULL, "leave out the multi-token prediction block"},
         {"--threads", 't', OPT_INT, &threads, "N", "threads; default: one per processor"},
     };
     char types[ARCH_LIST], about[384 + sizeof types];
-    snprintf(
-        about, sizeof about,
-        "Makes one GGUF file of a hub folder (config.json, safetensors, tokenizer.json) whose\n"
-        "model_type is %s. TYPE is one of:\n%s.",
-        arch_model_types(types), mixture_names());
+    snprintf(about, sizeof about,
+             "Converts a Hugging Face folder (config.json, safetensors, tokenizer.json) to one "
+             "GGUF file.\n"
+             "Its model_type may be %s.\nTYPE is one of:\n%s.",
+             arch_model_types(types), mixture_names());
     const struct usage usage = {
         .verb = "convert",
         .synopsis = "HF_DIR OUT.gguf [--type TYPE] [options]",
@@ -215,8 +214,7 @@ int cmd_convert(int argc, char **argv) {
         return complain(EXIT_USAGE, "convert: --type is '%s', expected one of %s", type,
                         mixture_names());
     if (mixture && !mixture_is_written(mixture))
-        return complain(EXIT_USAGE,
-                        "convert: %s is only read here, not written; expected one of %s",
+        return complain(EXIT_USAGE, "convert: %s can be read but not written; expected one of %s",
                         mixture_name(mixture), mixture_names());
     if (threads < 1 || threads > 1024)
         return complain(EXIT_USAGE, "convert: --threads is %d, expected 1 to 1024", threads);

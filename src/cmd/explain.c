@@ -195,7 +195,7 @@ static int write_html(const struct explain *x) {
         status = outfile_commit(&out, &err);
     outfile_abort(&out);
     if (!status && replaced[0])
-        say(SAY_NORMAL, "%s: a picture%s", x->html, replaced);
+        say(SAY_NORMAL, "%s: the drawing%s", x->html, replaced);
     return status ? fail(&err) : 0;
 }
 
@@ -239,7 +239,7 @@ static int explain(struct explain *x) {
     if (x->compare)
         return compare(x);
     if (x->facts.has_kernels && !x->engine->kind->op_kernel)
-        return complain(EXIT_WORLD, "explain: --kernels: the backend %s has none, expected cuda",
+        return complain(EXIT_WORLD, "explain: --kernels needs the backend cuda, found %s",
                         x->engine->kind->name);
     x->facts.engine = x->engine;
     step_facts_find(&x->facts);
@@ -263,14 +263,13 @@ int cmd_explain(int argc, char **argv) {
         {"--depth", 0, OPT_INT, &x.facts.depth, "N",
          "positions already in the context; default: 0"},
         {"--time", 0, OPT_FLAG, &x.is_timed, NULL,
-         "run it: microseconds per op, percent of the memory bandwidth and of the tensor cores' "
-         "peak"},
+         "run it: microseconds per op, percent of the memory bandwidth and of the tensor cores"},
         {"--kernels", 0, OPT_FLAG, &x.facts.has_kernels, NULL,
          "each op's kernels: grid, threads, shared memory, registers"},
         {"--html", 0, OPT_STRING, &x.html, "FILE",
-         "with --time: draw it as a web page; -: standard output"},
+         "with --time: also draw it, as a web page; -: standard output"},
         {"--compare", 0, OPT_STRING, &x.compare, "NAME",
-         "run it on the CPU and on this backend: how far each op's results differ"},
+         "run it on the CPU and on this backend, and compare the results of each op"},
     };
     const struct usage usage = {
         .verb = "explain",

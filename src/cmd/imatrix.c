@@ -144,7 +144,7 @@ static int write_matrix(struct collector *c) {
     if (status)
         return fail(&c->err);
     if (unseen)
-        warn("%u matrices of experts were never chosen: quantize takes their inputs as equal",
+        warn("%u matrices of experts were never used; quantize will weigh their inputs equally",
              unseen);
     say(SAY_NORMAL, "%s: %u tensors, %u window%s of %u tokens%s", c->out, c->matrix.n_entries,
         c->matrix.n_chunks, c->matrix.n_chunks == 1 ? "" : "s", c->matrix.chunk_size, replaced);

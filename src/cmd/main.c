@@ -27,21 +27,25 @@ static void print_help(FILE *to) {
         fprintf(to, "  %-12s %s\n", verbs[i].name, verbs[i].summary);
     fprintf(
         to,
-        "\nsluice help VERB shows its options, sluice help environment the variables it reads,\n"
-        "sluice --version the version. Without a model: the small one that ships with it.\n");
+        "\n`sluice help VERB` lists a verb's options, `sluice help environment` the environment\n"
+        "variables, `sluice --version` the version. The default model is the small one that ships\n"
+        "with Sluice; most verbs take another as MODEL or -m MODEL.\n\n"
+        "Exit status: 0 success, 1 error, 2 wrong command line, 130 interrupted by Ctrl-C.\n");
 }
 
 static const char environment[] =
-    "SLUICE_MODEL      the model to use when none is given: a GGUF file or a folder\n"
-    "SLUICE_BACKEND    what --backend auto means: a backend that sluice devices lists\n"
-    "SLUICE_API_KEY    the key that clients of serve must send\n"
-    "LISTEN_FDS        number of sockets that systemd passes to serve, for the process LISTEN_PID\n"
-    "SLUICE_HISTORY    chat's history file; empty: no history is kept\n"
-    "NO_COLOR          if not empty: no colour on terminals\n"
-    "SLUICE_NO_MMAP    if set: files are read into memory instead of mapped\n"
-    "SLUICE_CPU        instruction sets to use, for diagnosis: \"avx2\", \"none\" ...\n"
-    "SLUICE_CUDA_TRACE 1: kernel times stay readable after a CUDA fault, for diagnosis\n"
-    "SLUICE_CUDA_CAPABILITY  80: the kernels of older GPUs (compute 8.0), for diagnosis\n";
+    "SLUICE_MODEL            the model to use when none is given: a GGUF file or a folder\n"
+    "SLUICE_BACKEND          what --backend auto means: a backend that `sluice devices` lists\n"
+    "SLUICE_API_KEY          the key that clients of serve must send\n"
+    "SLUICE_HISTORY          chat's history file; empty: no history is kept\n"
+    "LISTEN_FDS, LISTEN_PID  set by systemd: how many sockets it passes to serve, and to which "
+    "process\n"
+    "NO_COLOR                if not empty: no colour on terminals\n"
+    "SLUICE_NO_MMAP          if set: files are read into memory instead of mapped\n"
+    "\nFor diagnosis:\n"
+    "SLUICE_CPU              the instruction sets to use: \"avx2\", \"avx2 avx512\", \"none\" ...\n"
+    "SLUICE_CUDA_TRACE       1: kernel times stay readable after a CUDA fault\n"
+    "SLUICE_CUDA_CAPABILITY  80: the kernels of older GPUs (compute capability 8.0)\n";
 
 static void print_version(void) {
     printf("sluice %s\nbackends:", sluice_version());

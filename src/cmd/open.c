@@ -54,24 +54,24 @@ int common_opts(struct opt *table, int n, struct common *c, unsigned groups) {
         {WITH_ENGINE, {"--backend", 0, OPT_STRING, &c->backend, "NAME", "auto (default), or one that `sluice devices` lists"}},
         {WITH_ENGINE, {"--device", 0, OPT_INT, &c->device, "N", "which device of that backend; default: 0"}},
         {WITH_ENGINE, {"--threads", 't', OPT_INT, &c->threads, "N", "CPU threads; 0 (default): one per processor"}},
-        {WITH_ENGINE, {"--context", 'c', OPT_INT, &c->context, "N", "context length; 0: the model's; default: the model's, at most 8192"}},
+        {WITH_ENGINE, {"--context", 'c', OPT_INT, &c->context, "N", "context length in tokens; 0: the model's; default: the model's, at most 8192"}},
         {WITH_ENGINE, {"--kv", 0, OPT_STRING, &c->kv, "TYPE", "type of the KV cache: f32, f16 (default), q8_0, q4_0"}},
         {WITH_ENGINE, {"--exact", 0, OPT_FLAG, &c->exact, NULL, "f32 activations and f32 KV cache"}},
-        {WITH_DRAFT, {"--draft", 0, OPT_INT, &c->draft, "N", "tokens to guess ahead where text repeats itself; 0: none; default: 7, in bench 0"}},
-        {WITH_CACHE, {"--kv-bytes", 0, OPT_SIZE, &c->kv_bytes, "SIZE", "size of the KV cache; default: room for every sequence in full"}},
+        {WITH_DRAFT, {"--draft", 0, OPT_INT, &c->draft, "N", "guess up to N tokens ahead where the text repeats itself; 0: off; default: 7, bench: 0"}},
+        {WITH_CACHE, {"--kv-bytes", 0, OPT_SIZE, &c->kv_bytes, "SIZE", "size of the KV cache; default: enough for all sequences in full"}},
         {WITH_CACHE, {"--snapshot-bytes", 0, OPT_SIZE, &c->snapshot_bytes, "SIZE", "device memory for snapshots of recurrent state"}},
-        {WITH_CACHE, {"--cache-bytes", 0, OPT_SIZE, &c->cache_bytes, "SIZE", "host memory for cached prompts that don't fit on the device"}},
-        {WITH_CACHE, {"--cache-dir", 0, OPT_STRING, &c->cache_dir, "DIR", "folder that keeps processed prompts, for later runs too"}},
+        {WITH_CACHE, {"--cache-bytes", 0, OPT_SIZE, &c->cache_bytes, "SIZE", "host memory for cached prompts that don't fit on the device; default: none"}},
+        {WITH_CACHE, {"--cache-dir", 0, OPT_STRING, &c->cache_dir, "DIR", "folder that keeps processed prompts for later runs"}},
         {WITH_CACHE, {"--cache-dir-bytes", 0, OPT_SIZE, &c->cache_dir_bytes, "SIZE", "size limit of that folder; default: 8G"}},
-        {WITH_SAMPLING, {"--temp", 0, OPT_FLOAT, &c->temperature, "T", "temperature; 0: always the likeliest token"}},
-        {WITH_SAMPLING, {"--top-k", 0, OPT_INT, &c->top_k, "K", "sample from the K likeliest tokens; 0: all"}},
-        {WITH_SAMPLING, {"--top-p", 0, OPT_FLOAT, &c->top_p, "P", "sample from the likeliest tokens that sum up to P"}},
-        {WITH_SAMPLING, {"--min-p", 0, OPT_FLOAT, &c->min_p, "P", "drop tokens less than P times as likely as the likeliest"}},
-        {WITH_SAMPLING, {"--repeat-penalty", 0, OPT_FLOAT, &c->repeat_penalty, "X", "divide the logits of tokens seen before by X; 1: off"}},
-        {WITH_SAMPLING, {"--presence-penalty", 0, OPT_FLOAT, &c->presence_penalty, "X", "subtract X from the logits of tokens seen before"}},
-        {WITH_SAMPLING, {"--frequency-penalty", 0, OPT_FLOAT, &c->frequency_penalty, "X", "the same, for each time it was seen"}},
+        {WITH_SAMPLING, {"--temp", 0, OPT_FLOAT, &c->temperature, "T", "temperature; 0: always the most likely token; default: the model's, or 0.8"}},
+        {WITH_SAMPLING, {"--top-k", 0, OPT_INT, &c->top_k, "K", "sample from the K most likely tokens; 0: all; default: the model's, or 0"}},
+        {WITH_SAMPLING, {"--top-p", 0, OPT_FLOAT, &c->top_p, "P", "sample from the most likely tokens that add up to P; default: the model's, or 0.95"}},
+        {WITH_SAMPLING, {"--min-p", 0, OPT_FLOAT, &c->min_p, "P", "drop tokens less than P times as likely as the best; default: the model's, or 0"}},
+        {WITH_SAMPLING, {"--repeat-penalty", 0, OPT_FLOAT, &c->repeat_penalty, "X", "make tokens seen before less likely; 1: off; default: the model's, or 1"}},
+        {WITH_SAMPLING, {"--presence-penalty", 0, OPT_FLOAT, &c->presence_penalty, "X", "subtract X from the logits of tokens seen before; default: 0"}},
+        {WITH_SAMPLING, {"--frequency-penalty", 0, OPT_FLOAT, &c->frequency_penalty, "X", "subtract X for each time a token was seen; default: 0"}},
         {WITH_SAMPLING, {"--logit-bias", 0, OPT_LIST, &c->logit_biases, "T=X", "add X to a token's logit: ID=X or 'text'=X; repeatable"}},
-        {WITH_SAMPLING, {"--ignore-eos", 0, OPT_FLAG, &c->ignore_eos, NULL, "go on after the end: never sample end tokens"}},
+        {WITH_SAMPLING, {"--ignore-eos", 0, OPT_FLAG, &c->ignore_eos, NULL, "never sample end tokens, so the text goes on"}},
         {WITH_SAMPLING, {"--seed", 0, OPT_INT64, &c->seed, "N", "same seed, same text; default: random"}},
         {WITH_STOP, {"--stop", 0, OPT_LIST, &c->stops, "TEXT", "stop before TEXT; repeatable"}},
         {WITH_JSON, {"--json", 0, OPT_FLAG, &c->as_json, NULL, "print one JSON object"}},
@@ -149,8 +149,7 @@ int common_check(const struct common *c, const char *verb) {
     if (c->cache_dir && !c->cache_dir[0])
         return complain(EXIT_USAGE, "%s: --cache-dir is '', expected a folder", verb);
     if (!c->cache_dir && c->cache_dir_bytes != UINT64_MAX)
-        return complain(EXIT_USAGE, "%s: --cache-dir-bytes is given, expected --cache-dir with it",
-                        verb);
+        return complain(EXIT_USAGE, "%s: --cache-dir-bytes needs --cache-dir DIR", verb);
     if (c->exact && strcmp(c->kv, "f16") != 0 && strcmp(c->kv, "f32") != 0)
         return complain(EXIT_USAGE, "%s: --exact and --kv %s are both given, expected one of them",
                         verb, c->kv);
@@ -299,7 +298,7 @@ static int make_folder(const char *path) {
     bool is_made = n < (int)sizeof slashed && (mkdir(path, 0700) == 0 || errno == EEXIST);
     return is_made && access(slashed, W_OK | X_OK) == 0
                ? 0
-               : complain(EXIT_WORLD, "%s: cannot use it as the cache's folder: %s", path,
+               : complain(EXIT_WORLD, "%s: cannot be used as the cache folder: %s", path,
                           strerror(errno));
 }
 

@@ -19,7 +19,7 @@ static void print_row(const struct opt *o) {
                  o->placeholder ? o->placeholder : "");
     else
         snprintf(left, sizeof left, "%s %s", o->name, o->placeholder ? o->placeholder : "");
-    printf("  %-24s %s\n", left, o->help);
+    printf("  %-26s %s\n", left, o->help);
 }
 
 static const struct opt everywhere[] = {

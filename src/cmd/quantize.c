@@ -194,7 +194,7 @@ static void warn_of_second_time(const struct job *j) {
         const struct tensor *t = &j->in->tensors[i];
         if (j->types[i] != (uint32_t)t->type && is_quantized((uint32_t)t->type) &&
             is_quantized(j->types[i])) {
-            warn("%s is quantized already (%s); from its F16, BF16 or F32 original the result "
+            warn("%s is already quantized (%s); quantizing its F16, BF16 or F32 original "
                  "would be better",
                  j->in->path, t->type_name);
             return;
@@ -246,7 +246,7 @@ int cmd_quantize(int argc, char **argv) {
     };
     char about[256];
     snprintf(about, sizeof about,
-             "Writes the model IN (GGUF) as OUT with its matrices in the format TYPE, one of:\n%s.",
+             "Writes the model IN (GGUF) to OUT with its matrices in the format TYPE, one of:\n%s.",
              mixture_names());
     const struct usage usage = {
         .verb = "quantize",
@@ -267,8 +267,7 @@ int cmd_quantize(int argc, char **argv) {
         return complain(EXIT_USAGE, "quantize: type is '%s', expected one of %s", words[2],
                         mixture_names());
     if (!mixture_is_written(j.mixture))
-        return complain(EXIT_USAGE,
-                        "quantize: %s is only read here, not written; expected one of %s",
+        return complain(EXIT_USAGE, "quantize: %s can be read but not written; expected one of %s",
                         mixture_name(j.mixture), mixture_names());
     if (threads < 1 || threads > 1024)
         return complain(EXIT_USAGE, "quantize: --threads is %d, expected 1 to 1024", threads);

@@ -70,7 +70,8 @@ static int check(struct serve *s) {
         return complain(EXIT_USAGE, "serve: --max-body is %llu, expected 1K to 1G",
                         (unsigned long long)s->body_bytes);
     if (*prefix && (prefix[0] != '/' || prefix[strlen(prefix) - 1] == '/'))
-        return complain(EXIT_USAGE, "serve: --prefix is '%s', expected one like /llm", prefix);
+        return complain(EXIT_USAGE, "serve: --prefix is '%s', expected a path such as /llm",
+                        prefix);
     const struct {
         const char *name, *value, *expected;
     } texts[] = {
@@ -89,36 +90,36 @@ static int check(struct serve *s) {
 static int parse(struct serve *s, int argc, char **argv) {
     /* clang-format off */
     struct opt opts[MAX_COMMON_OPTS + 24] = {
-        {"--host", 0, OPT_STRING, &s->host, "ADDRESS", "where to listen; usually 127.0.0.1: this machine alone"},
-        {"--port", 0, OPT_INT, &s->port, "N", "usually 8080; 0: any free one"},
+        {"--host", 0, OPT_STRING, &s->host, "ADDRESS", "address to listen on; default: 127.0.0.1, this machine only"},
+        {"--port", 0, OPT_INT, &s->port, "N", "port to listen on; 0: any free one; default: 8080"},
         {"--unix", 0, OPT_STRING, &s->server.unix_path, "PATH", "listen on a Unix socket instead"},
-        {"--api-key", 0, OPT_STRING, &s->server.api_key, "KEY", "that clients must send; or $SLUICE_API_KEY"},
-        {"--cors", 0, OPT_LIST, &s->cors, "ORIGIN", "pages of ORIGIN may use it; '*': all; several times"},
-        {"--allow-host", 0, OPT_LIST, &s->allowed, "NAME", "a further name it answers to; several times"},
-        {"--prefix", 0, OPT_STRING, &s->server.prefix, "PATH", "before all paths, for a reverse proxy"},
-        {"--name", 0, OPT_STRING, &s->name, "NAME", "of the model, for clients; usually its file's"},
-        {"--chat-template", 0, OPT_STRING, &s->template, "FILE", "a Jinja template instead of the model's own"},
-        {"--batch", 0, OPT_INT, &s->batch, "N", "answers at the same time"},
-        {"--queue", 0, OPT_INT, &s->queue, "N", "answers that may wait; more are refused with 429"},
-        {"--no-burst", 0, OPT_FLAG, &s->server.has_no_bursts, NULL, "one token a submission: requests that arrive wait less, on a GPU"},
-        {"--max-body", 0, OPT_SIZE, &s->body_bytes, "SIZE", "of a request; usually 16M"},
-        {"--max-n", 0, OPT_INT, &s->most_answers, "N", "answers of one request"},
-        {"--connections", 0, OPT_INT, &s->connections, "N", "at the same time"},
-        {"--idle", 0, OPT_INT, &s->idle, "SECONDS", "a connection has to bring a whole request in this time"},
-        {"--drain", 0, OPT_INT, &s->drain, "SECONDS", "after SIGTERM, for answers that run"},
-        {"--access-log", 0, OPT_STRING, &s->server.access_log, "FILE", "a line of JSON for each request; '-': standard error"},
-        {"--embeddings", 0, OPT_FLAG, &s->embeddings, NULL, "hand out hidden states, for /v1/embeddings; the CPU does so anyway"},
-        {"--log-prompts", 0, OPT_FLAG, &s->server.logs_prompts, NULL, "requests whole in the access log"},
+        {"--api-key", 0, OPT_STRING, &s->server.api_key, "KEY", "key that clients must send; better in $SLUICE_API_KEY"},
+        {"--cors", 0, OPT_LIST, &s->cors, "ORIGIN", "let web pages of ORIGIN use the server; '*': all; repeatable"},
+        {"--allow-host", 0, OPT_LIST, &s->allowed, "NAME", "accept this host name as well; '*': all; repeatable"},
+        {"--prefix", 0, OPT_STRING, &s->server.prefix, "PATH", "prefix of all paths, for a reverse proxy: /llm"},
+        {"--name", 0, OPT_STRING, &s->name, "NAME", "the model's name for clients; default: the file's"},
+        {"--chat-template", 0, OPT_STRING, &s->template, "FILE|TEXT", "Jinja template to use instead of the model's"},
+        {"--batch", 0, OPT_INT, &s->batch, "N", "answers generated at the same time; default: 16"},
+        {"--queue", 0, OPT_INT, &s->queue, "N", "answers that may wait; more are refused with 429; default: 256"},
+        {"--no-burst", 0, OPT_FLAG, &s->server.has_no_bursts, NULL, "one token per submission: on a GPU, new requests wait less"},
+        {"--max-body", 0, OPT_SIZE, &s->body_bytes, "SIZE", "largest request; default: 16M"},
+        {"--max-n", 0, OPT_INT, &s->most_answers, "N", "most answers per request; default: 16"},
+        {"--connections", 0, OPT_INT, &s->connections, "N", "most connections at the same time; default: 1024"},
+        {"--idle", 0, OPT_INT, &s->idle, "SECONDS", "time a connection has to send a whole request; default: 60"},
+        {"--drain", 0, OPT_INT, &s->drain, "SECONDS", "time running answers have to finish after SIGTERM; default: 30"},
+        {"--access-log", 0, OPT_STRING, &s->server.access_log, "FILE", "log each request as a line of JSON; -: standard error"},
+        {"--embeddings", 0, OPT_FLAG, &s->embeddings, NULL, "offer /v1/embeddings; always on with the CPU backend"},
+        {"--log-prompts", 0, OPT_FLAG, &s->server.logs_prompts, NULL, "with --access-log: log requests in full"},
     };
     /* clang-format on */
     const struct usage usage = {
         .verb = "serve",
         .synopsis = "[MODEL] [--host ADDRESS] [--port N] [options]",
         .about =
-            "A server for clients of the OpenAI, Anthropic and Ollama APIs. Listens to this "
-            "machine "
-            "alone\nunless --host says otherwise. The options of sampling are for requests that do "
-            "not say.\nSIGTERM and Ctrl-C let running answers end, a second one ends it at once.",
+            "Serves the OpenAI, Anthropic and Ollama APIs, and a page to chat on, over HTTP. "
+            "Listens on this\nmachine only unless --host says otherwise. Sampling options are the "
+            "defaults of requests that leave\nthem out. SIGTERM and Ctrl-C let running answers "
+            "finish; a second one ends the server at once.",
         .example = "sluice serve model.gguf --port 8080",
         .opts = opts,
         .n_opts = common_opts(opts, 20, &s->common,
@@ -156,7 +157,7 @@ static void on_stop(int number) {
 static int catch_signals(void) {
     static const int signals[] = {SIGTERM, SIGINT, SIGHUP};
     if (stop_pipe[0] < 0 && pipe2(stop_pipe, O_CLOEXEC))
-        return complain(EXIT_WORLD, "serve: no pipe for signals");
+        return complain(EXIT_WORLD, "serve: cannot make a pipe for signals");
     for (size_t i = 0; i < sizeof signals / sizeof *signals; i++) {
         /* No SA_RESTART: the thread sanitizer calls handlers when the read it waits in returns. */
         struct sigaction old, action = {.sa_handler = on_stop};
@@ -171,7 +172,7 @@ static void wait_and_drain(struct server *server, int seconds) {
     char byte;
     while (read(stop_pipe[0], &byte, 1) < 0 && errno == EINTR)
         ;
-    say(SAY_NORMAL, "draining: running answers have %d s", seconds);
+    say(SAY_NORMAL, "shutting down: running answers have %d s to finish", seconds);
     interrupt_install(NULL);
     server_drain(server, seconds);
 }

@@ -78,7 +78,7 @@ int cmd_tokenize(int argc, char **argv) {
         {"--special", 0, OPT_FLAG, &t.special, NULL,
          "parse control tokens, such as <|im_start|>, in the text"},
         {"--nfc", 0, OPT_STRING, &t.nfc, "WHEN",
-         "normalise to NFC first: on, off, or as the model says (auto)"},
+         "normalize to NFC first: on, off, or auto (default): as the model says"},
         {"--json", 0, OPT_FLAG, &t.as_json, NULL, "print a JSON array"},
     };
     const struct usage usage = {
