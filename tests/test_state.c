@@ -441,6 +441,37 @@ TEST(engine_state_a_million_operations) {
     }
 }
 
+/* Snapshots that are read again sooner than they are copied stay out of host memory. The furthest
+ * from another has at most CONTEXT tokens to be read. */
+TEST(engine_state_copies_what_is_dear_to_read_again) {
+    const struct {
+        struct cache_rates rates;
+        bool copies_snapshots;
+    } cases[] = {
+        {{0, 0}, true},     /* not known */
+        {{1, 1e-9}, true},  /* a slow model */
+        {{1e-9, 1}, false}, /* a slow bus */
+        {{1e-6, CONTEXT}, false},
+    };
+    for (uint32_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        struct world w;
+        uint32_t n_snapshots = 0;
+        if (!world_open(&w, 77, true, true))
+            return;
+        w.st.cache.rates = cases[i].rates;
+        for (uint32_t k = 0; k < 4000; k++) {
+            operate(&w);
+            for (uint32_t e = 1; e < w.st.cache.n_fresh; e++)
+                n_snapshots += cache_entry(&w.st.cache, e)->kind == ENTRY_SNAPSHOT &&
+                               cache_is_in(&w.st.cache, e, TIER_HOST);
+        }
+        EXPECT((n_snapshots > 0) == cases[i].copies_snapshots);
+        EXPECT(w.st.cache.n_evicted > 0);
+        world_check(&w, i);
+        world_close(&w);
+    }
+}
+
 /* ---- what a fork costs ------------------------------------------------------------------------
  */
 

@@ -12,6 +12,7 @@
  *     parts are cut. */
 #include <string.h>
 
+#include "base/clock.h"
 #include "base/size.h"
 #include "engine/engine.h"
 #include "plan/io.h"
@@ -339,11 +340,19 @@ static int undo(struct sluice_engine *e, int status, struct err *err) {
 }
 
 static int submit_and_wait(struct sluice_engine *e, uint32_t steps, struct err *err) {
+    double started = seconds_now();
+    uint32_t rows = 0;
     int status = steps > 1 ? e->kind->submit_burst(e->backend, e->last_plan, err)
                            : e->kind->submit(e->backend, e->last_plan, err);
     if (!status)
         state_copy_ahead(&e->state);
-    return status ? status : e->kind->wait(e->backend, err);
+    if (!status)
+        status = e->kind->wait(e->backend, err);
+    for (uint32_t i = 0; i < e->n_parts; i++)
+        rows += e->parts[i].rows;
+    if (!status && steps == 1)
+        state_note_step(&e->state, rows, seconds_now() - started);
+    return status;
 }
 
 static int run(struct sluice_engine *e, uint32_t steps, double *seconds, struct err *err) {

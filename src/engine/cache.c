@@ -149,15 +149,27 @@ static uint64_t payload_bytes(const struct cache *c, uint32_t e) {
     return (at->n_tokens ? c->options.page_bytes : 0) + (has_cell ? c->options.cell_bytes : 0);
 }
 
-/* Where state is recurrent a block alone is of no use: it goes as soon as nothing comes after it.
- */
-static double worth(const struct cache *c, uint32_t e) {
+/* Tokens that would have to be read again without it. Where state is recurrent a block alone is of
+ * no use: it goes as soon as nothing comes after it. */
+static uint32_t reread_tokens(const struct cache *c, uint32_t e) {
     const struct entry *at = &c->entries[e];
+    if (!c->options.is_recurrent)
+        return at->n_tokens;
+    return at->kind == ENTRY_BLOCK ? 0 : at->position - position_before(c, e);
+}
+
+static double worth(const struct cache *c, uint32_t e) {
     uint64_t bytes = payload_bytes(c, e);
-    uint32_t cost = at->n_tokens;
-    if (c->options.is_recurrent)
-        cost = at->kind == ENTRY_BLOCK ? 0 : at->position - position_before(c, e);
-    return (double)at->uses * cost / (double)(bytes ? bytes : 1);
+    return (double)c->entries[e].uses * reread_tokens(c, e) / (double)(bytes ? bytes : 1);
+}
+
+/* Whether it takes longer to copy an entry out and back than to read its tokens again. A block of a
+ * recurrent model is needed by the snapshots after it, whatever it costs. */
+static bool is_cheap(const struct cache *c, uint32_t e) {
+    if (c->options.is_recurrent && c->entries[e].kind == ENTRY_BLOCK)
+        return false;
+    return reread_tokens(c, e) * c->rates.token_seconds <
+           (double)payload_bytes(c, e) * c->rates.byte_seconds;
 }
 
 static void touch(struct cache *c, uint32_t e) {
@@ -498,7 +510,8 @@ static void finish_spill(struct cache *c, uint32_t e) {
             leave_tier(c, e, TIER_HOST);
         c->waited_seconds += seconds_now() - started;
     }
-    spill(c, e, false);
+    if (!is_cheap(c, e))
+        spill(c, e, false);
 }
 
 /* ---- ahead of need ----------------------------------------------------------------------------
@@ -585,7 +598,7 @@ static void copy_next(struct cache *c, enum cache_heap which, uint32_t most) {
     uint32_t next[AHEAD], n = list_next(c, which, most, next);
     bool has_room = true;
     for (uint32_t i = 0; has_room && i < n; i++)
-        if (is_only_here(c, next[i]))
+        if (is_only_here(c, next[i]) && !is_cheap(c, next[i]))
             has_room = spill_later(c, next[i]);
 }
 

@@ -70,6 +70,12 @@ struct cache_lower {
     void *user;
 };
 
+/* Seconds to read a token again, and to copy a byte out and back, as measured. 0: not known, and
+ * everything that leaves the device is copied. */
+struct cache_rates {
+    double token_seconds, byte_seconds;
+};
+
 struct heap {
     uint32_t *at;
     uint32_t n;
@@ -81,6 +87,7 @@ struct cache {
     struct cache_options options;
     struct pages *pages; /* borrowed */
     struct cache_lower lower;
+    struct cache_rates rates;     /* set by the owner */
     struct entry *entries;        /* (n_entries + 1), the root first */
     int32_t *tokens;              /* (n_entries + 1, PAGE) */
     uint32_t first_free, n_fresh; /* a list, and those from n_fresh on, never used */

@@ -264,6 +264,23 @@ void state_copy_ahead(struct state *st) {
     cache_copy_ahead(&st->cache);
 }
 
+enum {
+    LEAST_JUDGED = 4 << 20, /* bytes of a state; smaller ones are copied in no time */
+    PROMPT_ROWS = 64,       /* steps with fewer rows don't tell what a prompt costs */
+};
+
+void state_note_step(struct state *st, uint32_t rows, double seconds) {
+    struct cache *c = &st->cache;
+    struct cache_rates *r = &c->rates;
+    if (!c->lower.host || st->layout.recurrent_bytes < LEAST_JUDGED || rows < PROMPT_ROWS)
+        return;
+    struct sluice_moved out = host_tier_filled(c->lower.host), back = c->from_host;
+    double now = seconds / rows;
+    r->token_seconds += r->token_seconds > 0 ? (now - r->token_seconds) / 8 : now;
+    r->byte_seconds = (out.bytes ? out.seconds / (double)out.bytes : 0) +
+                      (back.bytes ? back.seconds / (double)back.bytes : 0);
+}
+
 void state_detach(struct state *st) {
     cache_detach(&st->cache);
 }

@@ -158,6 +158,9 @@ int state_attach(struct state *st, struct host_tier *host, struct disk_tier *dis
                  struct disk_fetch *fetch, struct err *err);
 /* Once a step, best while it runs: what will have to leave the device goes to host memory. */
 void state_copy_ahead(struct state *st);
+/* A step of so many rows took so long: what is read again sooner than it is copied out and back is
+ * not copied. */
+void state_note_step(struct state *st, uint32_t rows, double seconds);
 void state_detach(struct state *st);
 
 /* SLUICE_ERR_MEMORY, in words. */
