@@ -82,6 +82,13 @@ def by_hand():
     yield {"type": "integer", "multipleOf": 5}
     yield obj(**{f"property_number_{i}": [S, I, B, N][i % 4] for i in range(40)})
     yield obj([], **{f"p{i}": [S, I, B, N][i % 4] for i in range(60)})
+    # many numbers once were refused; required ones between optional ones; others after them
+    yield obj(**{f"p{i}": I for i in range(90)})
+    yield obj([f"p{i}" for i in range(0, 150, 20)], **{f"p{i}": [I, N][i % 2] for i in range(150)})
+    yield obj([], **{f"p{i}": {"type": "integer", "minimum": i, "maximum": 10**9 + i} for i in range(200)})
+    yield {**obj([], a=I, b=S, c=I), "minProperties": 1}
+    for required in ([], ["a"], ["b"], ["c"], ["a", "c"]):
+        yield {**obj(required, a=I, b=I, c=I), "additionalProperties": I}
     yield {"enum": [f"country-{i:03}" for i in range(300)]}
     yield {"type": "string", "enum": [f"{i * 7919 % 20011:05}" for i in range(20000)]}
     yield obj(text={"type": "string", "minLength": 10, "maxLength": 40})
@@ -110,7 +117,8 @@ def by_table():
         yield {"type": "string", "pattern": p}
     for f in FORMATS:
         yield obj(x={"type": "string", "format": f})
-    for low, high in [(0, 0), (-1, 1), (5, 1234), (-999, -10), (99, 101), (-128, 127), (1, None), (None, -1), (None, 77), (10**9, 10**12)]:
+    for low, high in [(0, 0), (-1, 1), (5, 1234), (-999, -10), (99, 101), (-128, 127), (10, 99999), (0, 999), (7, 1000),
+                      (-1000, 1000), (100, 100000), (1, 10**17 - 1), (1, None), (None, -1), (None, 77), (10**9, 10**12)]:
         for kind in ("integer", "number"):
             for open_ in (False, True):
                 s = {"type": kind}
@@ -157,6 +165,11 @@ REFUSED = {"not": {"not": {"type": "string"}}, "if": {"if": S, "then": S}, "uniq
            "oneOf": {"oneOf": [I, N]}, "multipleOf": {"type": "number", "multipleOf": 0.01}, "$ref": {"$ref": "https://example.com/x"},
            "leads to no schema": {"$ref": "#/$defs/none"}, "refers to itself": {"$ref": "#"}, "look ahead": {"type": "string", "pattern": "^(?=a)b$"},
            "maxLength": {"type": "string", "pattern": "^a+$", "maxLength": 5}, "a schema is an object": {"items": 5, "type": "array"}, "never ends": False,
+           "more than 4000000 comparisons": {"allOf": [{"enum": list(range(3000))}, {"enum": list(range(5000, 8000))}]},
+           "more than 262144 instructions": {"enum": [f"{i:>40}"[::-1] for i in range(9000)]},
+           "expressions take more than 48 MB": obj([], **{f"p{i}": {"type": "number", "minimum": -1.23456789, "maximum": 9876.54321} for i in range(3000)}),
+           "more than 40000 schemas": {"allOf": [{"anyOf": [{"required": [f"p{i}{k}"]} for i in range(60)]} for k in range(4)]},
+           "1 to 64 schemas": {"anyOf": [obj(**{f"k{i}": I}) for i in range(2000)]},
            "type is not one of": {"type": "text"}, "/properties/a/properties/b": obj(a=obj(b={"not": {}}))}
 
 # ---- instances ----------------------------------------------------------------------------------

@@ -14,6 +14,14 @@ void builder_begin(struct builder *b) {
     *b = (struct builder){.arena = {.limit = MAX_BYTES}};
 }
 
+int builder_fail(const struct builder *b, struct err *err) {
+    if (b->arena.used < MAX_BYTES / 2) /* lists are doubled: no single one is larger */
+        return err_memory(err, "a grammar");
+    return err_set(err, SLUICE_ERR_UNSUPPORTED,
+                   "the grammar is too large: its expressions take more than %d MB",
+                   MAX_BYTES >> 20);
+}
+
 void builder_end(struct builder *b) {
     arena_free(&b->arena);
     *b = (struct builder){0};

@@ -60,6 +60,8 @@ struct expr_list {
 
 void builder_begin(struct builder *b);
 void builder_end(struct builder *b); /* frees all */
+/* Where is_out_of_memory is set, or an allocation from the arena failed: the limit, or memory. */
+int builder_fail(const struct builder *b, struct err *err);
 
 void expr_push(struct builder *b, struct expr_list *list, const struct expr *e);
 

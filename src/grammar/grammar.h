@@ -76,8 +76,8 @@ bool matcher_accept(struct matcher *m, int32_t token);
 
 /* SLUICE_OK, or why the answer cannot be followed any more: SLUICE_ERR_UNSUPPORTED, the grammar is
  * so ambiguous that to follow it would take too long (one line names the limit), or
- * SLUICE_ERR_MEMORY. From there on masks are zero and no token is accepted. A mask or a token costs
- * some ms at most until then. */
+ * SLUICE_ERR_MEMORY. From there on masks are zero and no token is accepted. Until then a mask or a
+ * token costs some 50 ms at most, and after the first few 2 ms on average. */
 int matcher_fault(const struct matcher *m, struct err *err);
 /* What the last mask or token cost, in steps of settling (threads.h). For tests. */
 uint64_t matcher_steps(const struct matcher *m);

@@ -24,8 +24,8 @@ enum {
     FEW_TOKENS = 512, /* that are kept as a list beside a known mask */
     EXACT_ROUNDS = 8, /* rounds left, below which a loop's count is not rounded */
     N_UNIONS = 1024,
-    VISITS_A_STEP = 8, /* nodes of the trie that cost what a step of settling does */
-    STATE_STEPS = 4,   /* what a byte costs that was not met in a state, besides its threads */
+    VISITS_A_STEP = 2, /* nodes of the trie that cost what a step of settling does */
+    STATE_STEPS = 12,  /* what a byte costs that was not met in a state, besides its threads */
     UNKNOWN = 0,
     DEAD = 1,
 };
@@ -272,7 +272,7 @@ static uint32_t flagged(const struct masks *m, uint32_t state) {
 /* Where there is no room for a state it is taken for a dead one until the walk ends. */
 static uint32_t find_next(struct masks *m, uint32_t state, uint8_t byte) {
     const struct state *s = &m->states[state];
-    bool is_ok = nodes_work(&m->nodes, s->n / VISITS_A_STEP + STATE_STEPS);
+    bool is_ok = nodes_work(&m->nodes, s->n / 8 + STATE_STEPS);
     thread_set_clear(&m->set);
     for (uint32_t i = 0; i < s->n && is_ok; i++)
         is_ok = thread_set_step(&m->set, m->p, &m->nodes, s->threads[i], byte);
@@ -695,7 +695,7 @@ static uint32_t join_parts(struct masks *m, uint32_t a, uint32_t b) {
     bool is_char = x->is_char || y->is_char;
     m->n_found = 0;
     m->n_exits = merge_lists(x->exits, x->n_exits, y->exits, y->n_exits, m->exits);
-    if (!nodes_work(&m->nodes, m->n_exits / VISITS_A_STEP + 1))
+    if (!nodes_work(&m->nodes, m->n_exits / 8 + 1))
         return 0;
     if (m->n_exits == x->n_exits && is_char == x->is_char)
         return a; /* it has them all */

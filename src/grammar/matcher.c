@@ -11,9 +11,10 @@
 #include "grammar/compile.h"
 #include "grammar/masks.h"
 
-/* Of a token: to take it, and to find what may follow it. Some ms; a mask that walks all of a
- * vocabulary of 250,000 texts takes a third. */
-enum { MAX_STEPS = 1 << 18 };
+/* Steps to take a token, and to find what may follow it: some 50 ms at most. A mask that walks all of a
+ * vocabulary of 250,000 texts takes a third of them. An answer is given some at its beginning, when
+ * nothing is cached, and a few, 2 ms, with each token. */
+enum { MAX_STEPS = 1 << 20, FIRST_STEPS = 4 * MAX_STEPS, TOKEN_STEPS = 1 << 16 };
 
 struct masks_of {
     struct masks_of *next;
@@ -40,6 +41,7 @@ struct matcher {
     bool has_ended;
     enum fault fault;
     uint64_t steps; /* of the last mask or token */
+    uint64_t left;  /* that it may take */
 };
 
 /* ---- grammars ---------------------------------------------------------------------------------
@@ -124,6 +126,11 @@ static int fail(enum fault fault, struct err *err) {
                        "the grammar can be read in too many ways: the answer may be at more than "
                        "%d places of it",
                        THREADS_MAX);
+    case FAULT_PACE:
+        return err_set(err, SLUICE_ERR_UNSUPPORTED,
+                       "the grammar can be read in too many ways: the answer takes more than %d "
+                       "steps a token and %d besides",
+                       TOKEN_STEPS, FIRST_STEPS);
     case FAULT_NODES:
         return err_set(err, SLUICE_ERR_UNSUPPORTED,
                        "the answer nests too deep in the grammar: more than %d rules, or %d ways "
@@ -140,6 +147,19 @@ int matcher_fault(const struct matcher *m, struct err *err) {
 
 uint64_t matcher_steps(const struct matcher *m) {
     return m->steps;
+}
+
+static uint64_t allowed_steps(const struct matcher *m) {
+    return m->left < MAX_STEPS ? m->left : MAX_STEPS;
+}
+
+/* After a mask or a token that took m->steps. */
+static void pay(struct matcher *m, enum fault fault) {
+    bool is_short = fault == FAULT_STEPS && m->left < MAX_STEPS;
+    m->fault = is_short ? FAULT_PACE : fault;
+    m->left -= m->steps < m->left ? m->steps : m->left;
+    if (fault)
+        m->has_mask = false;
 }
 
 /* Where the grammar begins. */
@@ -162,6 +182,7 @@ int matcher_open(struct matcher **out, const struct grammar *g, const struct tok
     m->t = t;
     m->mask = calloc(t->n_words + 1ul, sizeof *m->mask);
     m->collect_at = m->collect_at_edges = FIRST_COLLECT;
+    m->left = FIRST_STEPS;
     bool is_ok = m->mask && nodes_begin(&m->nodes) && thread_set_begin(&m->set) &&
                  thread_set_begin(&m->to) && thread_set_begin(&m->between);
     int status = is_ok ? begin(m, err) : err_memory(err, "a matcher");
@@ -197,13 +218,13 @@ bool matcher_must_end(const struct matcher *m) {
 const uint32_t *matcher_mask(struct matcher *m) {
     if (m->has_mask)
         return m->mask;
-    m->steps = MAX_STEPS;
-    m->has_mask = true;
+    m->steps = allowed_steps(m);
     memset(m->mask, 0, m->t->n_words * sizeof *m->mask);
     if (!m->has_ended && !m->fault)
-        m->fault = masks_add(m->masks, m->set.threads, m->set.n, &m->nodes, m->mask, &m->steps);
+        pay(m, masks_add(m->masks, m->set.threads, m->set.n, &m->nodes, m->mask, &m->steps));
     if (m->fault)
         memset(m->mask, 0, m->t->n_words * sizeof *m->mask);
+    m->has_mask = true;
     for (uint32_t i = 0; matcher_may_end(m) && i < m->t->n_ends; i++)
         m->mask[m->t->ends[i] / 32] |= 1u << m->t->ends[i] % 32;
     return m->mask;
@@ -211,7 +232,7 @@ const uint32_t *matcher_mask(struct matcher *m) {
 
 const uint32_t *matcher_keeps(struct matcher *m) {
     bool is_steady = !m->has_ended && !m->set.may_exit && !m->fault &&
-                     masks_are_steady(m->masks, m->set.threads, m->set.n, MAX_STEPS);
+                     masks_are_steady(m->masks, m->set.threads, m->set.n, TOKEN_STEPS);
     return is_steady ? m->t->plain + (size_t)TEXT_MAX_PLAIN * m->t->n_words : NULL;
 }
 
@@ -271,12 +292,11 @@ bool matcher_accept(struct matcher *m, int32_t token) {
             return false;
         m->has_ended = true;
     } else {
-        nodes_allow(&m->nodes, MAX_STEPS);
+        m->left = m->left + TOKEN_STEPS < FIRST_STEPS ? m->left + TOKEN_STEPS : FIRST_STEPS;
+        nodes_allow(&m->nodes, allowed_steps(m));
         bool is_ok = text.len > 0 && step_all(m, text);
         m->steps = m->nodes.steps;
-        m->fault = m->nodes.fault;
-        if (m->fault)
-            m->has_mask = false;
+        pay(m, m->nodes.fault);
         if (!is_ok)
             return false;
         swap(&m->set, &m->to);

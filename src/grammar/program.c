@@ -566,7 +566,7 @@ static void emit_rules(struct compiler *c, uint32_t root) {
 
 static int check_rules(const struct builder *b, struct err *err) {
     if (b->is_out_of_memory)
-        return err_set(err, SLUICE_ERR_UNSUPPORTED, "the grammar is too large, or memory ran out");
+        return builder_fail(b, err);
     for (uint32_t i = 0; i < b->n_rules; i++)
         if (!b->rules[i].body)
             return err_set(err, SLUICE_ERR_FORMAT, "rule %.*s is used in line %u but not defined",
@@ -586,7 +586,7 @@ static bool make_tables(struct compiler *c) {
 static int compile(struct compiler *c, uint32_t root, struct err *err) {
     int status = check_rules(c->b, err);
     if (!status && !make_tables(c))
-        status = err_memory(err, "a grammar");
+        status = builder_fail(c->b, err);
     if (!status)
         status = find_facts(c, err);
     if (!status)
@@ -601,7 +601,7 @@ static int compile(struct compiler *c, uint32_t root, struct err *err) {
         return err_set(err, SLUICE_ERR_UNSUPPORTED,
                        "the grammar is too large: more than %d instructions", PROGRAM_MAX_INSTS);
     if (c->is_out_of_memory)
-        return err_memory(err, "a grammar");
+        return builder_fail(c->b, err);
     resolve_jumps(c->p);
     return SLUICE_OK;
 }

@@ -120,12 +120,24 @@ bool schema_count(struct schema *s, const json_t *flat, const char *key, uint32_
 /* ---- small parts ------------------------------------------------------------------------------
  */
 
+/* One rule for all: it is by far the longest part of what stands between two values. */
+static const struct expr *indent(struct schema *s) {
+    struct builder *b = s->b;
+    if (s->indent == UINT32_MAX) {
+        uint32_t rule = builder_rule(b, STR("an indentation"));
+        if (b->is_out_of_memory)
+            return expr_never(b);
+        b->rules[rule].body = expr_either(b, expr_repeat(b, expr_text(b, " "), 0, 32),
+                                          expr_repeat(b, expr_text(b, "\t"), 1, 8));
+        s->indent = rule;
+    }
+    return expr_rule(b, s->indent);
+}
+
 static const struct expr *blank(struct schema *s) {
     struct builder *b = s->b;
-    const struct expr *indent = expr_either(b, expr_repeat(b, expr_text(b, " "), 0, 32),
-                                            expr_repeat(b, expr_text(b, "\t"), 1, 8));
     return expr_optional(
-        b, expr_either(b, expr_text(b, " "), expr_pair(b, expr_text(b, "\n"), indent)));
+        b, expr_either(b, expr_text(b, " "), expr_pair(b, expr_text(b, "\n"), indent(s))));
 }
 
 static const struct expr *before(struct schema *s, const char *text) {
@@ -351,18 +363,19 @@ struct members {
     struct str *names;
     const struct expr **keys, **values; /* of each: its key and the colon; its value */
     bool *is_required;
+    const json_t *required;  /* an object of their names */
     const struct expr *rest; /* any other member; never: there are none */
     uint32_t min, max;
 };
 
-static void add_member(struct schema *s, struct members *m, const json_t *flat, const char *name,
+static void add_member(struct schema *s, struct members *m, const char *name,
                        const json_t *schema) {
     struct builder *b = s->b;
     size_t place = enter(s, "properties", name);
     uint32_t i = m->n++;
     const struct expr *text = text_literal(b, str_of(name));
     m->names[i] = str_of(name);
-    m->is_required[i] = schema_requires(flat, name);
+    m->is_required[i] = json_object_get(m->required, name);
     m->values[i] = schema ? as_rule(s, compile(s, schema)) : any_value(s);
     m->keys[i] =
         expr_pair(b, expr_triple(b, expr_text(b, "\""), text, expr_text(b, "\"")), colon(s));
@@ -372,12 +385,11 @@ static void add_member(struct schema *s, struct members *m, const json_t *flat, 
 /* The listed properties, then required ones that are not listed. */
 static bool read_members(struct schema *s, const json_t *flat, struct members *m) {
     const json_t *properties = json_object_get(flat, "properties");
-    const json_t *required = json_object_get(flat, "required"), *each;
+    const json_t *required = json_object_get(flat, "required");
     const json_t *rest = json_object_get(flat, "additionalProperties");
     uint64_t room = json_object_size(properties) + json_array_size(required) + 1;
     const char *name;
     json_t *value;
-    size_t i;
     *m = (struct members){.max = REPEAT_NO_LIMIT,
                           .names = arena_array(&s->b->arena, room, sizeof *m->names),
                           .keys = arena_array(&s->b->arena, room, sizeof *m->keys),
@@ -391,17 +403,11 @@ static bool read_members(struct schema *s, const json_t *flat, struct members *m
         schema_fail(s, SLUICE_ERR_FORMAT, "properties is no object, or required no array");
         return false;
     }
-    json_object_foreach((json_t *)properties, name, value) add_member(s, m, flat, name, value);
-    json_array_foreach(required, i, each) {
-        if (!json_is_string(each)) {
-            schema_fail(s, SLUICE_ERR_FORMAT, "required lists what is no string");
-            return false;
-        }
-        bool is_known = false;
-        for (uint32_t k = 0; k < m->n; k++)
-            is_known |= str_is(m->names[k], json_string_value(each));
-        if (!is_known)
-            add_member(s, m, flat, json_string_value(each), rest);
+    m->required = schema_required(s, flat);
+    json_object_foreach((json_t *)properties, name, value) add_member(s, m, name, value);
+    json_object_foreach((json_t *)m->required, name, value) {
+        if (!json_object_get(properties, name))
+            add_member(s, m, name, rest);
     }
     return !s->status && schema_count(s, flat, "minProperties", &m->min) &&
            schema_count(s, flat, "maxProperties", &m->max);
@@ -493,24 +499,25 @@ static bool check_counts(struct schema *s, const struct members *m, uint32_t n_r
     return true;
 }
 
-/* Rules from the last member to the first: `later` is what may follow when a member was written,
- * `first` when none was. Each goes on with the next one, so a property costs its key twice. */
+/* Rules from the last member to the first: `choice` is a member from here on and what follows it,
+ * `later` what may follow when one was written before. */
 static const struct expr *write_listed(struct schema *s, const struct members *m) {
     struct builder *b = s->b;
     const struct expr *comma = after(s, ","), *close = before(s, "}");
     const struct expr *rest = expr_repeat(b, expr_pair(b, comma, m->rest), 0, REPEAT_NO_LIMIT);
-    const struct expr *later = as_rule(s, expr_pair(b, rest, close)), *first;
-    bool may_be_empty = m->min == 0;
-    first = expr_either(b, may_be_empty ? close : expr_never(b), expr_pair(b, m->rest, later));
+    const struct expr *later = as_rule(s, expr_pair(b, rest, close));
+    const struct expr *choice = expr_pair(b, m->rest, later);
+    bool may_end = true;
     for (uint32_t i = m->n; i-- > 0;) {
-        const struct expr *member = expr_pair(b, m->keys[i], m->values[i]);
-        const struct expr *this_first = expr_pair(b, member, later);
-        const struct expr *this_later = expr_triple(b, comma, member, later);
-        bool can_be_left_out = !m->is_required[i];
-        first = as_rule(s, can_be_left_out ? expr_either(b, this_first, first) : this_first);
-        later = as_rule(s, can_be_left_out ? expr_either(b, this_later, later) : this_later);
+        const struct expr *this = expr_triple(b, m->keys[i], m->values[i], later);
+        may_end = may_end && !m->is_required[i];
+        choice = as_rule(s, m->is_required[i] ? this : expr_either(b, this, choice));
+        later = expr_pair(b, comma, choice);
+        later = as_rule(s, may_end ? expr_either(b, close, later) : later);
     }
-    return expr_pair(b, after(s, "{"), first);
+    if (may_end && m->min == 0)
+        choice = expr_either(b, close, choice);
+    return expr_pair(b, after(s, "{"), choice);
 }
 
 static const struct expr *write_object(struct schema *s, const json_t *flat) {
@@ -628,8 +635,11 @@ static const struct expr *compile_flat(struct schema *s, const json_t *flat) {
     const json_t *value = json_object_get(flat, "const"), *values = json_object_get(flat, "enum");
     if (s->status)
         return expr_never(s->b);
-    if (++s->n_compiled > MAX_COMPILED || s->depth > MAX_DEPTH)
-        return schema_fail(s, SLUICE_ERR_UNSUPPORTED, "the schema is too large, or nests too deep");
+    if (++s->n_compiled > MAX_COMPILED)
+        return schema_fail(s, SLUICE_ERR_UNSUPPORTED,
+                           "the schema is too large: more than %d schemas in it", MAX_COMPILED);
+    if (s->depth > MAX_DEPTH)
+        return schema_fail(s, SLUICE_ERR_UNSUPPORTED, "nests more than %d deep", MAX_DEPTH);
     s->depth++;
     const struct expr *e;
     unsigned types = schema_types(s, flat);
@@ -726,7 +736,10 @@ int grammar_of_schema(struct grammar **out, const json_t *schema, struct err *er
                        .path = "#",
                        .value = UINT32_MAX,
                        .string = UINT32_MAX,
-                       .character = UINT32_MAX};
+                       .character = UINT32_MAX,
+                       .integer = UINT32_MAX,
+                       .number = UINT32_MAX,
+                       .indent = UINT32_MAX};
     *out = NULL;
     if (!s.made)
         return err_memory(err, "a schema");

@@ -19,10 +19,11 @@ struct schema {
     int status; /* the first failure */
     char path[256];
     uint32_t depth, n_compiled, n_merged;
+    uint64_t work;    /* comparisons of parts with each other */
     struct ref *refs; /* targets that have a rule */
     uint32_t n_refs, ref_capacity;
     /* Rules that all schemas share; UINT32_MAX: not made yet. */
-    uint32_t value, string, character;
+    uint32_t value, string, character, integer, number, indent;
 };
 
 /* Notes the first failure, with the place in the schema, and returns an expression that never
@@ -42,6 +43,10 @@ enum {
     TYPE_ANY = 127,
 };
 
+/* Counts comparisons of which there may be as many as the schema is long, times itself. False: they
+ * are too many, which is a failure. */
+bool schema_work(struct schema *s, uint64_t n);
+
 /* Refuses keywords that are not supported, by name. */
 bool schema_check(struct schema *s, const json_t *schema);
 /* The count that a key has, at most 2^24; *out stays where there is none. False: it is no count. */
@@ -57,8 +62,9 @@ const json_t *schema_merge(struct schema *s, const json_t *a, const json_t *b);
 unsigned schema_types(struct schema *s, const json_t *flat);
 /* What a $ref leads to; NULL after a failure. */
 const json_t *schema_resolve(struct schema *s, const char *ref);
-/* Whether a member must be there. */
-bool schema_requires(const json_t *flat, const char *name);
+/* The names that must be there, as the keys of an object. Lives as long as s; {} after a failure.
+ */
+const json_t *schema_required(struct schema *s, const json_t *flat);
 /* True when no value that is written for `a` is valid for b; both flat. */
 bool schema_excludes(struct schema *s, const json_t *a, const json_t *b);
 /* Whether a value is valid, as far as the simple keywords (type, lengths, limits) say. */

@@ -5,16 +5,22 @@
 
 #include "grammar/schema.h"
 
-enum { MAX_DEPTH = 64, MAX_MERGED = 20000 };
+enum { MAX_DEPTH = 64, MAX_MERGED = 40000, MAX_WORK = 4 * 1000 * 1000 };
 
 /* ---- schemas made on the way ------------------------------------------------------------------
  */
 
 /* Takes the reference; NULL, when memory ran out, becomes a failure and {}. */
 static json_t *keep(struct schema *s, json_t *made) {
-    static const char what[] = "memory ran out, or the schema is too large";
-    if (!made || ++s->n_merged > MAX_MERGED || json_array_append_new(s->made, made)) {
-        schema_fail(s, SLUICE_ERR_UNSUPPORTED, what);
+    bool is_enough = ++s->n_merged > MAX_MERGED;
+    if (is_enough) {
+        schema_fail(s, SLUICE_ERR_UNSUPPORTED,
+                    "the schema is too large: merging its parts makes more than %d schemas",
+                    MAX_MERGED);
+        json_decref(made);
+    }
+    if (is_enough || !made || json_array_append_new(s->made, made)) {
+        schema_fail(s, SLUICE_ERR_MEMORY, "out of memory for a schema");
         json_t *empty = json_object();
         if (empty && json_array_append_new(s->made, empty) == 0)
             return empty;
@@ -27,6 +33,14 @@ const json_t *schema_without(struct schema *s, const json_t *object, const char 
     json_t *copy = keep(s, json_copy((json_t *)object));
     json_object_del(copy, key);
     return copy;
+}
+
+bool schema_work(struct schema *s, uint64_t n) {
+    s->work += n;
+    if (s->work > MAX_WORK)
+        schema_fail(s, SLUICE_ERR_UNSUPPORTED,
+                    "the schema is too large: its parts take more than %d comparisons", MAX_WORK);
+    return s->work <= MAX_WORK;
 }
 
 /* ---- references -------------------------------------------------------------------------------
@@ -165,9 +179,11 @@ static bool same_value(const json_t *a, const json_t *b) {
     return json_equal(a, b);
 }
 
-static bool is_listed(const json_t *values, const json_t *value) {
+static bool is_listed(struct schema *s, const json_t *values, const json_t *value) {
     const json_t *each;
     size_t i;
+    if (!schema_work(s, json_array_size(values)))
+        return false;
     json_array_foreach(values, i, each) if (same_value(each, value)) return true;
     return false;
 }
@@ -191,7 +207,7 @@ bool schema_value_fits(struct schema *s, const json_t *flat, const json_t *value
     if (!(schema_types(s, flat) & type_of_value(value)))
         return false;
     const json_t *values = values_of(s, flat);
-    if (values && !is_listed(values, value))
+    if (values && !is_listed(s, values, value))
         return false;
     if (json_is_number(value))
         return x >= limit(flat, "minimum", -inf) && x <= limit(flat, "maximum", inf) &&
@@ -241,21 +257,22 @@ static void merge_properties(json_t *to, const json_t *a, const json_t *b) {
 }
 
 /* A list without repetitions. */
-static json_t *union_of(const json_t *a, const json_t *b) {
+static json_t *union_of(struct schema *s, const json_t *a, const json_t *b) {
     json_t *all = json_array();
     const json_t *each;
     size_t i;
     for (int k = 0; k < 2; k++)
-        json_array_foreach(k ? b : a, i, each) if (!is_listed(all, each))
+        json_array_foreach(k ? b : a, i, each) if (!is_listed(s, all, each))
             json_array_append(all, (json_t *)each);
     return all;
 }
 
-static json_t *intersection_of(const json_t *a, const json_t *b) {
+static json_t *intersection_of(struct schema *s, const json_t *a, const json_t *b) {
     json_t *all = json_array();
     const json_t *each;
     size_t i;
-    json_array_foreach(a, i, each) if (is_listed(b, each)) json_array_append(all, (json_t *)each);
+    json_array_foreach(a, i, each) if (is_listed(s, b, each))
+        json_array_append(all, (json_t *)each);
     return all;
 }
 
@@ -295,7 +312,7 @@ static json_t *merge_key(struct schema *s, const char *key, const json_t *a, con
     if (strcmp(key, "type") == 0 || strcmp(key, "nullable") == 0)
         return write_types(schema_types(s, a) & schema_types(s, b));
     if (strcmp(key, "required") == 0)
-        return union_of(x, y);
+        return union_of(s, x, y);
     if (is_any(key, choices))
         return both_choices(x, y, key);
     if (is_any(key, lows) && are_numbers)
@@ -329,7 +346,7 @@ const json_t *schema_merge(struct schema *s, const json_t *a, const json_t *b) {
         merge_properties(to, a, b);
     if (mine && theirs) {
         json_object_del(to, "const");
-        json_object_set_new(to, "enum", intersection_of(mine, theirs));
+        json_object_set_new(to, "enum", intersection_of(s, mine, theirs));
     }
     return to;
 }
@@ -375,37 +392,45 @@ const json_t *schema_flatten(struct schema *s, const json_t *schema) {
 /* ---- when two exclude each other --------------------------------------------------------------
  */
 
-bool schema_requires(const json_t *flat, const char *name) {
+const json_t *schema_required(struct schema *s, const json_t *flat) {
+    json_t *names = keep(s, json_object());
     const json_t *each;
     size_t i;
-    json_array_foreach(json_object_get(flat, "required"), i,
-                       each) if (json_is_string(each) &&
-                                 strcmp(json_string_value(each), name) == 0) return true;
-    return false;
+    json_array_foreach(json_object_get(flat, "required"), i, each) {
+        if (json_is_string(each))
+            json_object_set(names, json_string_value(each), (json_t *)each);
+        else
+            schema_fail(s, SLUICE_ERR_FORMAT, "required lists what is no string");
+    }
+    return names;
 }
 
 /* Whether an object that is written for it may have this property (schema.c, write_object). */
-static bool may_have(const json_t *flat, const char *name) {
+static bool may_have(const json_t *flat, const json_t *required, const char *name) {
     const json_t *properties = json_object_get(flat, "properties");
     const json_t *rest = json_object_get(flat, "additionalProperties");
-    if (json_object_get(properties, name) || schema_requires(flat, name))
+    if (json_object_get(properties, name) || json_object_get(required, name))
         return true;
     return rest ? !json_is_false(rest) : !properties;
 }
 
 static bool objects_exclude(struct schema *s, const json_t *a, const json_t *b) {
-    const json_t *needed = json_object_get(b, "required"), *each;
+    json_t *mine = (json_t *)schema_required(s, a), *theirs = (json_t *)schema_required(s, b);
     const json_t *properties = json_object_get(a, "properties");
-    const json_t *theirs = json_object_get(b, "properties");
+    const json_t *their_properties = json_object_get(b, "properties");
     bool is_closed = json_is_false(json_object_get(b, "additionalProperties"));
-    size_t i;
-    json_array_foreach(needed, i, each) if (json_is_string(each) &&
-                                            !may_have(a, json_string_value(each))) return true;
-    json_array_foreach(json_object_get(a, "required"), i, each) {
-        const char *name = json_string_value(each);
-        const json_t *x = name ? json_object_get(properties, name) : NULL;
-        const json_t *y = name ? json_object_get(theirs, name) : NULL;
-        if (name && !y && is_closed)
+    const char *name;
+    json_t *each;
+    if (!schema_work(s, json_object_size(mine) + json_object_size(theirs)))
+        return false;
+    json_object_foreach(theirs, name, each) {
+        if (!may_have(a, mine, name))
+            return true;
+    }
+    json_object_foreach(mine, name, each) {
+        const json_t *x = json_object_get(properties, name);
+        const json_t *y = json_object_get(their_properties, name);
+        if (!y && is_closed)
             return true;
         if (x && y && schema_excludes(s, schema_flatten(s, x), schema_flatten(s, y)))
             return true;

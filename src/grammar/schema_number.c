@@ -27,11 +27,24 @@ static const struct expr *any_digits(struct builder *b, uint32_t min, uint32_t m
     return expr_repeat(b, digits(b, '0', '9'), min, max);
 }
 
+static bool is_all(const char *text, char digit) {
+    while (*text == digit)
+        text++;
+    return !*text;
+}
+
 /* Numbers of n digits; low and high NULL: no limit on that side. */
 static const struct expr *same_length(struct builder *b, const char *low, const char *high,
                                       uint32_t n) {
+    if (low && is_all(low, '0'))
+        low = NULL;
+    if (high && is_all(high, '9'))
+        high = NULL;
     if (n == 0 || (!low && !high))
         return any_digits(b, n, n);
+    if ((!low || is_all(low + 1, '0')) && (!high || is_all(high + 1, '9')))
+        return expr_pair(b, digits(b, low ? low[0] : '0', high ? high[0] : '9'),
+                         any_digits(b, n - 1, n - 1));
     struct expr_list list = {0};
     char first = low ? low[0] : '0', last = high ? high[0] : '9';
     const char *after_low = low ? low + 1 : NULL, *after_high = high ? high + 1 : NULL;
@@ -49,13 +62,23 @@ static const struct expr *same_length(struct builder *b, const char *low, const 
     return expr_choice(b, &list);
 }
 
+/* Those of `from` to `to` digits, none of them 0 at the beginning; from 2 on. */
+static const struct expr *of_lengths(struct builder *b, uint32_t from, uint32_t to) {
+    return to == 0 ? expr_never(b)
+                   : expr_pair(b, digits(b, '1', '9'), any_digits(b, from - 1, to - 1));
+}
+
 /* low .. high, without zeros before them. */
 static const struct expr *integers(struct builder *b, uint64_t low, uint64_t high) {
     struct expr_list list = {0};
     uint64_t first = 0;
+    uint32_t least = 0, most = 0; /* lengths of which there are all */
     for (uint32_t n = 1; n <= 20 && low <= high; n++) {
         uint64_t last = n == 20 ? UINT64_MAX : (n == 1 ? 9 : first * 10 - 1);
-        if (low <= last && high >= first) {
+        if (n > 1 && low <= first && high >= last) {
+            least = least ? least : n;
+            most = n;
+        } else if (low <= last && high >= first) {
             char from[24], to[24];
             snprintf(from, sizeof from, "%" PRIu64, low > first ? low : first);
             snprintf(to, sizeof to, "%" PRIu64, high < last ? high : last);
@@ -65,6 +88,7 @@ static const struct expr *integers(struct builder *b, uint64_t low, uint64_t hig
         if (n == 19 || high <= last)
             break;
     }
+    expr_push(b, &list, of_lengths(b, least, most));
     return expr_choice(b, &list);
 }
 
@@ -368,6 +392,21 @@ static const struct expr *any_number(struct builder *b, bool is_integer) {
                        expr_pair(b, expr_optional(b, part), expr_optional(b, power)));
 }
 
+/* The same, once for all that have no limits. */
+static const struct expr *any_rule(struct schema *s, bool is_integer) {
+    uint32_t *rule = is_integer ? &s->integer : &s->number;
+    struct builder *b = s->b;
+    if (*rule == UINT32_MAX) {
+        const struct expr *body = any_number(b, is_integer);
+        uint32_t made = builder_rule(b, is_integer ? STR("an integer") : STR("a number"));
+        if (b->is_out_of_memory)
+            return expr_never(b);
+        b->rules[made].body = body;
+        *rule = made;
+    }
+    return expr_rule(b, *rule);
+}
+
 /* OpenAPI says the size of an integer as its format. */
 static bool read_format(struct schema *s, const json_t *flat, struct decimal *low,
                         struct decimal *high) {
@@ -412,7 +451,7 @@ const struct expr *number_of(struct schema *s, const json_t *flat, bool is_integ
         is_integer = true; /* multiples of 1 */
     }
     if (!low.is_there && !high.is_there)
-        return any_number(s->b, is_integer);
+        return any_rule(s, is_integer);
     if (!is_integer && low.is_there && low.whole >= MOST / 1000)
         return schema_fail(s, SLUICE_ERR_UNSUPPORTED, "minimum has more than 15 digits");
     return between(s->b, low.is_there ? &low : &least, high.is_there ? &high : &most, is_integer);

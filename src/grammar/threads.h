@@ -35,6 +35,7 @@ enum fault {
     FAULT_STEPS,   /* more than `most_steps` */
     FAULT_THREADS, /* more than THREADS_MAX */
     FAULT_NODES,   /* more than NODES_MAX, or than NODES_MAX_EDGES of their edges */
+    FAULT_PACE,    /* of an answer: more steps than its tokens are given */
 };
 
 struct edge {
