@@ -830,6 +830,11 @@ def test_embeddings_of_texts():
     ids = [s.request("POST", "/tokenize", {"content": t, "bos": True})[2]["tokens"] for t in texts]
     assert r.usage.prompt_tokens == r.usage.total_tokens == sum(map(len, ids)), r.usage
     assert [d.embedding for d in c.embeddings.create(model="m", input=ids).data] == [d.embedding for d in r.data]
+    many = c.embeddings.create(model="m", input=texts * 300).data  # more than run and wait at once, as some clients send
+    assert [d.index for d in many] == list(range(900)) and all(cosine(many[i].embedding, r.data[i % 3].embedding) > 0.99999 for i in range(0, 900, 7))
+    for path, body in (("/v1/embeddings", {"input": ["x"] * 2049}), ("/v1/completions", {"prompt": ["x"] * 2049}), ("/v1/completions", {"prompt": ["x"] * 1025, "n": 2})):
+        status, _, answer = s.request("POST", path, {**body, "max_tokens": 1})
+        assert status == 400 and "expected at most 2048" in answer["error"]["message"], answer
     for given in (texts[1], ids[1]):
         assert c.embeddings.create(model="m", input=given).data[0].embedding == r.data[1].embedding, given
     short = c.embeddings.create(model="m", input=texts[0], dimensions=100).data[0].embedding

@@ -230,6 +230,62 @@ TEST(serve_worker_refuses_and_cancels) {
     pthread_mutex_destroy(&gate);
 }
 
+/* More prompts than there is room for: one follows another, and others find room beside them. */
+TEST(serve_worker_takes_many_prompts) {
+    enum { MANY = 40 };
+    static const int how[] = {0, 1, 2}; /* they run, are cancelled, the worker closes */
+    struct job_prompt prompts[MANY];
+    for (int i = 0; i < MANY; i++)
+        prompts[i] = (struct job_prompt){.tokens = prompt_tokens, .n = 1 + (size_t)i % 6};
+    for (size_t k = 0; k < sizeof how / sizeof *how; k++) {
+        struct rig r;
+        struct watch many, one;
+        struct err err = {0};
+        struct worker_state state;
+        struct job_news news = {0};
+        pthread_mutex_t gate = PTHREAD_MUTEX_INITIALIZER;
+        uint32_t n_ends = 0, n_whole = 0;
+        if (!rig_open(&r))
+            return;
+        watch_begin(&many, 3);
+        watch_begin(&one, 3);
+        many.job.prompts = prompts;
+        many.job.n_prompts = MANY;
+        many.job.answers = 2;
+        many.gate = &gate;
+        pthread_mutex_lock(&gate);
+        EXPECT_INT(worker_submit(r.worker, &many.job, &err), SLUICE_OK);
+        do /* until it has started, and waits at the gate */
+            worker_state(r.worker, &state);
+        while (state.sched.running == 0);
+        EXPECT_INT(worker_submit(r.worker, &one.job, &err), SLUICE_OK);
+        worker_state(r.worker, &state);
+        EXPECT_INT(state.n_answers, 5);
+        if (how[k] == 1)
+            worker_cancel(&many.job);
+        pthread_mutex_unlock(&gate);
+        if (how[k] == 2)
+            worker_stop(r.worker);
+        wait_for(&many);
+        wait_for(&one);
+        job_take(&many.job, &news);
+        for (size_t i = 0; i < news.n_events; i++)
+            n_ends += news.events[i].token == JOB_END;
+        for (uint32_t i = 0; i < 2 * MANY; i++)
+            n_whole += many.job.ends[i].report.end == SCHED_END_MOST;
+        EXPECT(news.is_over && news.is_accepted);
+        EXPECT_INT(n_ends, 2 * MANY);
+        EXPECT(how[k] == 0 ? n_whole == 2 * MANY : how[k] == 2 || n_whole < 2 * MANY);
+        worker_state(r.worker, &state);
+        EXPECT_INT(state.n_answers, 0);
+        job_news_free(&news);
+        job_free(&many.job);
+        job_free(&one.job);
+        rig_close(&r);
+        pthread_mutex_destroy(&gate);
+    }
+}
+
 TEST(serve_worker_ends_thinking_by_its_budget) {
     static const int32_t closing[] = {7, 9};
     struct rig r;

@@ -89,6 +89,7 @@ void ask_close(struct ask *ask) {
         free(p->logprobs);
         free((void *)p->tokens);
     }
+    free(ask->prompts);
     format_release(ask->format);
     free(ask->hidden);
     json_decref(ask->begun);
@@ -483,13 +484,19 @@ static int too_long(const struct ask_model *m, size_t n, struct err *err) {
 /* Takes the tokens as one more prompt, or frees them. */
 static int add_prompt(struct ask *ask, const struct ask_model *m, struct ids ids, struct err *err) {
     int status = SLUICE_OK;
-    if (ids.n == 0)
+    bool is_full = (ask->n_prompts & (ask->n_prompts - 1)) == 0; /* it doubles */
+    struct job_prompt *more =
+        is_full ? realloc(ask->prompts, (2 * (size_t)ask->n_prompts + 1) * sizeof *more)
+                : ask->prompts;
+    if (more)
+        ask->prompts = more;
+    if (!more)
+        status = err_memory(err, "a prompt");
+    else if (ids.n == 0)
         status =
             err_set(err, SLUICE_ERR_ARGUMENT, "the prompt has no tokens, expected one or more");
     else if (ids.n >= m->context)
         status = too_long(m, ids.n, err);
-    else if (ask->n_prompts == ASK_MAX_PROMPTS)
-        status = err_set(err, SLUICE_ERR_ARGUMENT, "more than %d prompts", ASK_MAX_PROMPTS);
     if (status)
         free(ids.at);
     else

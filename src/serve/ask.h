@@ -32,7 +32,8 @@ void ask_model_fill(struct ask_model *m, const sluice_model *model);
 /* ---- requests ---------------------------------------------------------------------------------
  */
 
-enum { ASK_MAX_STOPS = 16, ASK_MAX_TOP = 20, ASK_MAX_PROMPTS = 256 };
+enum { ASK_MAX_STOPS = 16, ASK_MAX_TOP = 20 };
+enum { ASK_MAX_ANSWERS = 2048 }; /* to all prompts; as many texts as OpenAI's embeddings take */
 
 /* What a call that is required begins with, before its JSON. */
 #define ASK_CALL_BEGIN "<tool_call>\n"
@@ -68,7 +69,7 @@ struct ask {
     float *hidden;         /* (n_prompts, width) for hidden states; NULL: none are wanted; owned */
 
     /* Filled by ask_encode. */
-    struct job_prompt prompts[ASK_MAX_PROMPTS];
+    struct job_prompt *prompts; /* owned */
     uint32_t n_prompts;
     bool starts_thinking; /* the prompt ends inside a <think> */
     bool may_think;       /* or an answer may begin with one */

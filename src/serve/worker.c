@@ -34,6 +34,7 @@ struct worker {
     int32_t n_tokens;
     uint32_t width, n_logits; /* of a hidden state, of a row of logits */
     uint32_t *no_ends;        /* all tokens but those that end an answer */
+    uint32_t sequences;       /* answers that run at once */
     pthread_t thread;
     bool has_thread;
 
@@ -290,6 +291,18 @@ static void count_end(struct worker *w, const struct sched_report *r) {
     histogram_add(&m->whole, r->seconds);
 }
 
+/* So many of its answers are not to come any more; those that are still to be started keep the room
+ * of those that ended. */
+static void count_out(struct job *job, uint32_t n) {
+    struct worker *w = job->worker;
+    job->n_left -= n;
+    uint32_t kept = min_u32(job->n_slots, job->n_left);
+    pthread_mutex_lock(&w->lock);
+    w->state.n_answers -= job->n_slots - kept;
+    pthread_mutex_unlock(&w->lock);
+    job->n_slots = kept;
+}
+
 static void end_choice(struct job_choice *c, const struct sched_report *report) {
     struct job *job = c->job;
     struct job_end *end = &job->ends[c->number];
@@ -308,14 +321,12 @@ static void end_choice(struct job_choice *c, const struct sched_report *report) 
     end->report.error = end->error;
     end->report.n_new = c->n_new;
     append(job, (struct job_event){.choice = c->number, .token = JOB_END});
-    job->n_left--;
-    pthread_mutex_lock(&job->worker->lock);
-    job->worker->state.n_answers--;
-    pthread_mutex_unlock(&job->worker->lock);
+    count_out(job, 1);
 }
 
 static int start_run(struct worker *w, struct run *run, const struct sched_request *request,
                      struct err *err);
+static int start_prompt(struct worker *w, struct job *job, uint32_t p, struct err *err);
 
 /* What was thought so far, closed, is the prompt of a request that goes on. */
 static bool go_on(struct worker *w, struct job_choice *c, uint32_t prompt,
@@ -356,6 +367,34 @@ static bool go_on(struct worker *w, struct job_choice *c, uint32_t prompt,
     return is_good;
 }
 
+/* The next prompt, in the place of one that ended; or, when that was cancelled or failed, or it
+ * cannot start, the end of all that were not started. */
+static void start_next(struct worker *w, struct job *job, const struct sched_report *before) {
+    struct err err = {0};
+    if (job->n_started == job->n_prompts)
+        return;
+    struct sched_report end = {.end = SCHED_END_CANCELLED, .end_token = -1, .error = ""};
+    bool is_over =
+        job->is_cancelled || before->end == SCHED_END_CANCELLED || before->end == SCHED_END_FAILED;
+    if (before->end == SCHED_END_FAILED) {
+        end.end = SCHED_END_FAILED;
+        end.status = before->status;
+        end.error = before->error;
+    }
+    if (!is_over && (end.status = start_prompt(w, job, job->n_started, &err))) {
+        end.end = SCHED_END_FAILED;
+        end.error = err.text;
+        is_over = true;
+    }
+    if (!is_over) {
+        job->n_started++;
+        return;
+    }
+    for (; job->n_started < job->n_prompts; job->n_started++)
+        for (uint32_t i = 0; i < job->answers; i++)
+            end_choice(&job->choices[job->n_started * job->answers + i], &end);
+}
+
 static void on_end(void *user, const struct sched_report *report) {
     struct run *run = user;
     struct job *job = run->job;
@@ -368,8 +407,11 @@ static void on_end(void *user, const struct sched_report *report) {
         end_choice(c, report);
     if (report->answers_left > 0)
         return;
+    bool is_prompt = run->id < job->requests + job->n_prompts;
     *run->id = 0;
     free(run);
+    if (is_prompt)
+        start_next(w, job, report);
 }
 
 /* ---- jobs -------------------------------------------------------------------------------------
@@ -436,9 +478,10 @@ static void start_job(struct worker *w, struct job *job) {
     if (w->jobs)
         w->jobs->previous = job;
     w->jobs = job;
-    uint32_t p = 0;
-    for (; !status && p < job->n_prompts; p++)
-        status = start_prompt(w, job, p, &err);
+    uint32_t n_first = job->n_slots / job->answers;
+    while (!status && job->n_started < n_first)
+        if (!(status = start_prompt(w, job, job->n_started, &err)))
+            job->n_started++;
     pthread_mutex_lock(&job->lock);
     job->is_accepted = !status;
     job->status = status;
@@ -447,12 +490,9 @@ static void start_job(struct worker *w, struct job *job) {
     touch(w, job);
     if (!status)
         return;
+    count_out(job, (job->n_prompts - job->n_started) * job->answers);
+    job->n_started = job->n_prompts; /* none is started any more */
     cancel_requests(w, job);
-    uint32_t n_lost = (job->n_prompts - (p > 0 ? p - 1 : 0)) * job->answers;
-    job->n_left -= n_lost;
-    pthread_mutex_lock(&w->lock);
-    w->state.n_answers -= n_lost;
-    pthread_mutex_unlock(&w->lock);
 }
 
 void job_begin(struct job *job) {
@@ -615,10 +655,10 @@ static int admit(struct worker *w, const struct job *job, struct err *err) {
     struct worker_state *s = &w->state;
     if (s->has_failed || w->is_closing)
         return err_set(err, SLUICE_ERR_DEVICE, s->has_failed ? "the device failed" : "closing");
-    if (job->n_choices > s->most_answers)
+    if (job->answers > s->most_answers)
         return err_set(err, SLUICE_ERR_ARGUMENT, "%u answers are asked for, expected at most %u",
-                       job->n_choices, s->most_answers);
-    if (s->n_answers + job->n_choices > s->most_answers)
+                       job->answers, s->most_answers);
+    if (s->n_answers + job->n_slots > s->most_answers)
         return err_set(err, SLUICE_ERR_MEMORY, "%u answers run or wait, and there is room for %u",
                        s->n_answers, s->most_answers);
     return SLUICE_OK;
@@ -630,10 +670,12 @@ int worker_submit(struct worker *w, struct job *job, struct err *err) {
         return status;
     job->worker = w;
     job->next = NULL;
+    job->n_started = 0;
+    job->n_slots = min_u32(job->n_prompts, max_u32(1, w->sequences / job->answers)) * job->answers;
     pthread_mutex_lock(&w->lock);
     status = admit(w, job, err);
     if (!status) {
-        w->state.n_answers += job->n_choices;
+        w->state.n_answers += job->n_slots;
         *w->inbox_end = job;
         w->inbox_end = &job->next;
         pthread_cond_signal(&w->wakes);
@@ -696,6 +738,7 @@ int worker_open(struct worker **out, const struct worker_options *o, struct err 
     w->no_ends = follow_no_ends(w->model);
     w->inbox_end = &w->inbox;
     w->tasks_end = &w->tasks;
+    w->sequences = choice.sequences;
     w->state.most_answers = choice.sequences + o->queue;
     pthread_mutex_init(&w->lock, NULL);
     pthread_cond_init(&w->wakes, NULL);

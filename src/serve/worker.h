@@ -95,6 +95,8 @@ struct job {
     struct job *next, *previous;
     struct job_choice *choices;
     uint32_t n_choices, n_left;
+    uint32_t n_started; /* prompts that the scheduler has or had */
+    uint32_t n_slots;   /* answers that it counts for: those of the prompts that run or wait */
     uint64_t *requests; /* of the scheduler, 0: none; one a prompt, one a choice that goes on */
     bool is_touched;
 };
@@ -124,8 +126,9 @@ int worker_open(struct worker **out, const struct worker_options *options, struc
 void worker_stop(struct worker *worker);
 void worker_close(struct worker *worker); /* stopped or not; nobody may use it then. Takes NULL. */
 
-/* Takes a job: SLUICE_OK, or
- *   SLUICE_ERR_ARGUMENT   more answers than ever fit
+/* Takes a job; of many prompts, as many as run at once, and each that ends makes room for another.
+ * SLUICE_OK, or
+ *   SLUICE_ERR_ARGUMENT   more answers to a prompt than ever fit
  *   SLUICE_ERR_MEMORY     too many wait already, or memory ran out: later it may be taken
  *   SLUICE_ERR_DEVICE     the engine failed for good, or the worker is closing
  * and err says why. What the scheduler refuses later is told by `status` and is_over. */

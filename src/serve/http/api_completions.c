@@ -25,6 +25,9 @@ int openai_add_prompts(struct ask *ask, const struct ask_model *m, const char *n
         return err_set(err, SLUICE_ERR_ARGUMENT,
                        "%s is %s, expected a text, tokens or an array of these", name,
                        json_is_array(prompt) ? "empty" : json_kind(prompt));
+    if (json_array_size(prompt) > ASK_MAX_ANSWERS)
+        return err_set(err, SLUICE_ERR_ARGUMENT, "%s has %zu texts, expected at most %d", name,
+                       json_array_size(prompt), ASK_MAX_ANSWERS);
     for (size_t i = 0; !status && i < json_array_size(prompt); i++)
         status = add_one(ask, m, name, json_array_get(prompt, i), err);
     return status;

@@ -231,6 +231,11 @@ static void start(struct exchange *x, struct ask *ask, const struct style *style
                         s->options.most_answers);
         return;
     }
+    if (ask->n * ask->n_prompts > ASK_MAX_ANSWERS) {
+        exchange_refuse(x, 400, "n", "%u prompts with %lld answers each, expected at most %d",
+                        ask->n_prompts, (long long)ask->n, ASK_MAX_ANSWERS);
+        return;
+    }
     if (open_answers(x)) {
         exchange_refuse(x, 500, NULL, "out of memory for a request");
         return;
