@@ -232,6 +232,12 @@ def ollama_words_are_answered():
     bad(2, "after -p", "chat", SHIPPED, "Why is the sky blue?")
     bad(1, "a GGUF file or a folder", "run", "llama3.2", "-p", "x")
     bad(1, "a GGUF file or a folder", "run", "Qwen/Qwen3-0.6B", "-p", "x")
+    for verb in ("run", "chat", "tokenize"):
+        bad(1, "a text goes after -p", verb, "Why is the sky blue?")
+    for verb in ("run", "inspect", "tokenize"):
+        bad(1, "give the folder that it is in", verb, REFERENCE / "llama-a/model.safetensors")
+    bad(2, "expected one before the options", "-v")
+    bad(2, "use --json", "bench", "-o", "json")
 
 
 @test
@@ -328,7 +334,7 @@ def inspect_refuses_damage():
         path.write_bytes(whole[:len(whole) // 2])
         bad(1, "cut.gguf: ", "inspect", path)
         path.write_bytes(b"GGUX" + whole[4:])
-        bad(1, "is no GGUF file", "inspect", path)
+        bad(1, "is not a GGUF file", "inspect", path)
         path.write_bytes(b"")
         bad(1, "cut.gguf: ", "inspect", path)
         bad(1, "config.json", "inspect", d)
@@ -980,7 +986,7 @@ def installed_and_removed_again():
         shell("cc", ROOT / "examples/generate.c", *(root / "lib/libsluice.a" if f == "-lsluice" else f for f in flags), "-o", "static")
         for program in ("shared", "static"):
             p = subprocess.run([f"{d}/{program}", ROOT / "README.md", "x"], env={**env, "LD_LIBRARY_PATH": root / "lib"}, stderr=subprocess.PIPE)
-            assert p.returncode == 1 and b"is no GGUF file" in p.stderr, p.stderr
+            assert p.returncode == 1 and b"is not a GGUF file" in p.stderr, p.stderr
         tiny = REFERENCE / "llama-a/model-f32.gguf"
         assert shell("./shared", tiny, "ab", LD_LIBRARY_PATH=root / "lib") == shell("./static", tiny, "ab") != ""
         make("uninstall")

@@ -105,7 +105,7 @@ TEST(engine_encodes_conversations) {
     EXPECT_STR(error, "messages: expected an array");
     EXPECT_INT(sluice_encode_chat(model, "[", sly, 256, &n, error, sizeof error),
                SLUICE_ERR_ARGUMENT);
-    EXPECT(strstr(error, "no JSON"));
+    EXPECT(strstr(error, "not JSON"));
     EXPECT_INT(sluice_encode_chat(model,
                                   "{\"messages\": [{\"role\": \"user\", \"content\": \"Hi\"}]}",
                                   sly, 2, &n, error, sizeof error),

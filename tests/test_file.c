@@ -226,7 +226,7 @@ TEST(gguf_hostile_patches) {
         uint64_t value;
         const char *fragment;
     } cases[] = {
-        {0, 4, 0x4C4D4747, "is no GGUF file: begins with 47 47 4d 4c, expected 47 47 55 46"},
+        {0, 4, 0x4C4D4747, "is not a GGUF file: begins with 47 47 4d 4c, expected 47 47 55 46"},
         {4, 4, 0, "is GGUF version 0, expected 2 or 3"},
         {4, 4, 1, "is GGUF version 1, expected 2 or 3"},
         {4, 4, 4, "is GGUF version 4, expected 2 or 3"},
@@ -1155,9 +1155,9 @@ TEST(safetensors_hostile) {
         {"{}x", 0, "end of file expected"},
         {"{}", 1, "has 1 bytes of data, its tensors end at 0"},
         {"{\"\xFF\":1}", 0, "unable to decode byte 0xff"},
-        {"{\"a\":1}", 0, "tensor a: is no JSON object"},
-        {"{\"__metadata__\":[]}", 0, "__metadata__ is no JSON object"},
-        {"{\"__metadata__\":{\"k\":1}}", 0, "__metadata__ entry k is no string"},
+        {"{\"a\":1}", 0, "tensor a: is not a JSON object"},
+        {"{\"__metadata__\":[]}", 0, "__metadata__ is not a JSON object"},
+        {"{\"__metadata__\":{\"k\":1}}", 0, "__metadata__ entry k is not a string"},
         {"{" U8("a", "0", "4") "," U8("a", "4", "8") "}", 8, "duplicate object key"},
         {"{" U8("a", "0", "4") "," U8("b", "0", "4") "}", 4, "begins at 0 of the data, expected 4"},
         {"{" U8("a", "0", "4") "," U8("b", "2", "6") "}", 6, "begins at 2 of the data, expected 4"},
@@ -1176,20 +1176,20 @@ TEST(safetensors_hostile) {
         {ENTRY("\"Q4\"", "[4]", "[0,4]"), 4, "tensor a: has dtype Q4, expected F64, F32"},
         {ENTRY("\"f32\"", "[1]", "[0,4]"), 4, "tensor a: has dtype f32, expected"},
         {ENTRY("\"U8\\u0000\"", "[4]", "[0,4]"), 4, "tensor a: has dtype U8, expected"},
-        {ENTRY("4", "[4]", "[0,4]"), 4, "tensor a: dtype is no string"},
-        {ENTRY("\"U8\"", "{}", "[0,4]"), 4, "tensor a: shape is no array of at most 8 integers"},
-        {ENTRY("\"U8\"", "[1,1,1,1,1,1,1,1,1]", "[0,1]"), 1, "shape is no array of at most 8"},
-        {ENTRY("\"U8\"", "[-1]", "[0,4]"), 4, "dimension 0 of its shape is no integer from 0 to"},
-        {ENTRY("\"U8\"", "[1,4.0]", "[0,4]"), 4, "dimension 1 of its shape is no integer"},
-        {ENTRY("\"U8\"", "[\"4\"]", "[0,4]"), 4, "dimension 0 of its shape is no integer"},
+        {ENTRY("4", "[4]", "[0,4]"), 4, "tensor a: dtype is not a string"},
+        {ENTRY("\"U8\"", "{}", "[0,4]"), 4, "tensor a: shape is not an array of at most 8 integers"},
+        {ENTRY("\"U8\"", "[1,1,1,1,1,1,1,1,1]", "[0,1]"), 1, "shape is not an array of at most 8"},
+        {ENTRY("\"U8\"", "[-1]", "[0,4]"), 4, "dimension 0 of its shape is not an integer from 0 to"},
+        {ENTRY("\"U8\"", "[1,4.0]", "[0,4]"), 4, "dimension 1 of its shape is not an integer"},
+        {ENTRY("\"U8\"", "[\"4\"]", "[0,4]"), 4, "dimension 0 of its shape is not an integer"},
         {ENTRY("\"U8\"", "[281474976710657]", "[0,4]"), 4, "integer from 0 to 281474976710656"},
         {ENTRY("\"U8\"", "[281474976710656,16385]", "[0,4]"), 4, "more than 4611686018427387904"},
         {ENTRY("\"U8\"", "[281474976710656,281474976710656]", "[0,4]"), 4, "more than 46116860"},
         {ENTRY("\"U8\"", "[281474976710656,281474976710656,0]", "[0,0]"), 0, "more than 46116860"},
         {ENTRY("\"F64\"", "[281474976710656,16384]", "[0,0]"), 0, "more bytes than can be counted"},
         {ENTRY("\"F32\"", "[281474976710656,16384]", "[0,0]"), 0, "more bytes than can be counted"},
-        {"{\"a\":{}}", 0, "tensor a: dtype is no string"},
-        {"{\"a\":{\"dtype\":\"U8\"}}", 0, "tensor a: shape is no array"},
+        {"{\"a\":{}}", 0, "tensor a: dtype is not a string"},
+        {"{\"a\":{\"dtype\":\"U8\"}}", 0, "tensor a: shape is not an array"},
         {"{\"a\":{\"dtype\":\"U8\",\"shape\":[1]}}", 1, "tensor a: data_offsets are no two"},
         /* clang-format on */
     };
@@ -1348,7 +1348,7 @@ TEST(safetensors_shards) {
         {MAP("\"a\":\"\""), "the file of tensor a is '', expected a plain file name", 0},
         {MAP("\"a\":\"1.safetensors\\u0000\""), "expected a plain file name", 0},
         {MAP("\"a\":\".\""), ": is a directory, expected a file", 0},
-        {MAP("\"a\":1"), "the file of tensor a is no string", 0},
+        {MAP("\"a\":1"), "the file of tensor a is not a string", 0},
         {MAP(A1 "," A1), "duplicate object key", 0},
         {MAP(""), "weight_map has 0 tensors, expected an object of 1 to 1000000", 0},
         {"{\"weight_map\":[1]}", "weight_map has 0 tensors, expected an object", 0},
@@ -1463,12 +1463,12 @@ TEST(folder_merges) {
             *fragment; /* of the error; or the template when it begins with = */
     } cases[] = {
         {"config.json", "[]", "/config.json: is a JSON array, expected an object"},
-        {"config.json", "{\"text_config\":3}", "/config.json: text_config is no object"},
+        {"config.json", "{\"text_config\":3}", "/config.json: text_config is not an object"},
         {"config.json", "{\"text_config\":null}", "="},
         {"generation_config.json", "[1]", "/generation_config.json: is a JSON array, expected"},
         {"generation_config.json", "{", "/generation_config.json: line 1"},
         {"generation_config.json", "{}", "="},
-        {"tokenizer_config.json", "{\"chat_template\":7}", "chat_template is no string"},
+        {"tokenizer_config.json", "{\"chat_template\":7}", "chat_template is not a string"},
         {"tokenizer_config.json", "{\"chat_template\":null}", "="},
         {"tokenizer_config.json", "{\"chat_template\":[{\"name\":\"x\",\"template\":\"t\"}]}", "="},
         {"tokenizer_config.json",
@@ -1496,7 +1496,7 @@ TEST(folder_merges) {
         remove_file(folder, files[i]);
     EXPECT(rmdir(folder) == 0);
     EXPECT(folder_open(&f, folder, true, &err) < 0);
-    expect_error_at(__LINE__, "gone", &err, ": is no folder, expected one");
+    expect_error_at(__LINE__, "gone", &err, ": is not a folder, expected one");
 }
 
 /* ---- files ---- */

@@ -521,8 +521,8 @@ TEST(imatrix_refuses_what_is_wrong) {
     } cases[] = {
         {0, 0, "neither GGUF nor an older"},
         {0, 0x7fffffff, "neither GGUF nor an older"},
-        {4, 0, "its name is no text"},
-        {4, 0x80000000, "its name is no text"},
+        {4, 0, "its name is not a text"},
+        {4, 0x80000000, "its name is not a text"},
         {24, 0xffffffff, "its counts are wrong"},
         {28, 0, "its counts are wrong"},
         {28, 0x7fffffff, "its counts are wrong"},

@@ -1309,7 +1309,7 @@ def test_requests_while_the_model_loads():
 
     try:
         with open(fifo, "w") as template:  # open when the server has opened it
-            for method, path, body in (("GET", "/health", None), ("GET", "/v1/models", None), ("POST", "/v1/chat/completions", "{}"),
+            for method, path, body in (("GET", "/health", None), ("GET", "/v1/health", None), ("GET", "/v1/models", None), ("POST", "/v1/chat/completions", "{}"),
                                        ("POST", "/v1/messages", "{}"), ("POST", "/api/chat", "{}"), ("GET", "/metrics", None)):
                 status, headers, text = ask(method, path, body)
                 assert status == 503 and "the model is loading" in json.dumps(json.loads(text)["error"]), (path, status, text)

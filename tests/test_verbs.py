@@ -166,7 +166,7 @@ def test_ppl():
 
 
 def no_constants(word):
-    raise ValueError(f"{word} is no JSON")
+    raise ValueError(f"{word} is not JSON")
 
 
 def test_ppl_of_no_number_is_valid_json():
@@ -372,8 +372,8 @@ def test_grammars_that_are_none():
     for verb in ("run", "chat"):
         bad(1, f"{path}: grammar, line 1", verb, "-p", "a", "--grammar", path, "-q")
         bad(1, "/nowhere: cannot open", verb, "-p", "a", "--json-schema", "/nowhere", "-q")
-        bad(1, f"{path}: no JSON: line 1", verb, "-p", "a", "--json-schema", path, "-q")
-        bad(1, "--json-schema: no JSON", verb, "-p", "a", "--json-schema", "{", "-q")
+        bad(1, f"{path}: not JSON: line 1", verb, "-p", "a", "--json-schema", path, "-q")
+        bad(1, "--json-schema: not JSON", verb, "-p", "a", "--json-schema", "{", "-q")
         bad(1, "--json-schema: schema, at #: type is not one of", verb, "-p", "a", "--json-schema", '{"type": "word"}', "-q")
         bad(2, "--grammar and --json-schema are both given", verb, "-p", "a", "--grammar", path, "--json-schema", "{}")
         bad(2, "--ignore-eos and --json-schema are both given", verb, "-p", "a", "--ignore-eos", "--json-schema", "{}")
@@ -792,7 +792,7 @@ def check_prompt_cache(model):
     for damage in (b"", path.read_bytes()[:9], path.read_bytes()[:-3]):
         path.write_bytes(damage)
         n, kept, err = ask("The dog")
-        assert kept == 0 and len(err.splitlines()) == 1 and "anew" in err, (damage[:9], err)
+        assert kept == 0 and len(err.splitlines()) == 1 and "processed in full" in err, (damage[:9], err)
         assert ask("The dog")[1] == n - 1
     for other in (b"a text", b"GGUF"):  # of somebody else: not read, not replaced
         path.write_bytes(other)
@@ -801,7 +801,7 @@ def check_prompt_cache(model):
     path.unlink()
     n, kept, err = ask("The dog")
     n, kept, err = ask("The dog", "--kv", "f32")
-    assert kept == 0 and "anew" in err
+    assert kept == 0 and "processed in full" in err
     out, err = good("run", "-p", "The dog", "-n", 2, "--prompt-cache", TMP / "no/such/folder")
     assert out and "warning" in err and "no/such" in err, err
 

@@ -22,7 +22,8 @@ int fail(const struct err *err);
 
 /* Adds "; HINT" to the error of opening a path, where there is nothing at it. Returns its code. */
 int hint_if_missing(struct err *err, const char *path, const char *hint);
-#define MODEL_HINT "a model is a GGUF file or a folder"
+/* The same for the path of a model, and for what is often given in its place. */
+int hint_of_model(struct err *err, const char *path);
 
 /* What --chat-template gives, a file or the text of a template, to free. */
 int template_read(const char *given, char **out, struct err *err);

@@ -25,6 +25,18 @@ int hint_if_missing(struct err *err, const char *path, const char *hint) {
     return err->code;
 }
 
+int hint_of_model(struct err *err, const char *path) {
+    size_t n = strlen(err->text), length = strlen(path);
+    static const char shard[] = ".safetensors";
+    size_t ending = sizeof shard - 1;
+    if (length > ending && strcmp(path + length - ending, shard) == 0)
+        snprintf(err->text + n, sizeof err->text - n, "; give the folder that it is in");
+    return hint_if_missing(err, path,
+                           strchr(path, ' ')
+                               ? "a model is a GGUF file or a folder, and a text goes after -p"
+                               : "a model is a GGUF file or a folder");
+}
+
 int template_read(const char *given, char **out, struct err *err) {
     struct filemap map = {.fd = -1};
     bool is_text = strstr(given, "{%") || strstr(given, "{{");
@@ -90,7 +102,7 @@ int tokenizer_of_model(struct tokenizer **out, const char *path, struct err *err
     struct gguf *g;
     int status = gguf_open(&g, path, err);
     if (status)
-        return hint_if_missing(err, path, MODEL_HINT);
+        return hint_of_model(err, path);
     status = tokenizer_from_gguf(out, g, err);
     gguf_close(g);
     return status;

@@ -45,7 +45,7 @@ static int check_json(struct str text, struct err *err) {
     json_t *root = json_loadb(text.at, text.len, JSON_DECODE_ANY | JSON_REJECT_DUPLICATES, &where);
     json_decref(root);
     return root ? SLUICE_OK
-                : err_set(err, SLUICE_ERR_FORMAT, "no JSON: line %d: %s", where.line, where.text);
+                : err_set(err, SLUICE_ERR_FORMAT, "not JSON: line %d: %s", where.line, where.text);
 }
 
 static int compile(struct constraint *c, struct str text, struct err *err) {

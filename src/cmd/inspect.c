@@ -474,7 +474,7 @@ int cmd_inspect(int argc, char **argv) {
     int status = folder_is(path) ? facts_of_folder(facts, path, &err)
                                  : facts_of_gguf(facts, path, is_full, &err);
     if (status)
-        hint_if_missing(&err, path, MODEL_HINT);
+        hint_of_model(&err, path);
     exit = status ? fail(&err) : add_memory(facts, &c, path, is_asked);
     if (!exit && as_json) {
         print_facts(facts, 0, false);

@@ -86,6 +86,11 @@ static int unknown_verb(const char *word) {
             return complain(EXIT_USAGE, "unknown verb '%s': %s", word, answers[i].answer);
     for (int i = 0; i < N_VERBS; i++)
         names[i] = verbs[i].name;
+    if (word[0] == '-')
+        return complain(EXIT_USAGE,
+                        "the verb is '%s', expected one before the options: sluice VERB "
+                        "[options]; sluice help lists the verbs",
+                        word);
     const char *nearest = opts_nearest(word, names, N_VERBS);
     if (nearest)
         return complain(EXIT_USAGE, "unknown verb '%s'; did you mean %s?", word, nearest);

@@ -281,7 +281,7 @@ int common_open_model(struct common *c, sluice_model **model) {
     interrupt_while_loading(false);
     if (status) {
         err_set(&err, status, "%s", sluice_model_error(*model));
-        hint_if_missing(&err, path, MODEL_HINT);
+        hint_of_model(&err, path);
     }
     int exit = status ? fail(&err) : fill_biases(c, *model);
     if (!exit)

@@ -133,6 +133,7 @@ static const struct {
     {"--gpu --cpu --cuda", "use --backend NAME; `sluice devices` lists them"},
     {"--stream --no-stream", "text is printed as it is generated; leave it out"},
     {"--version", "use `sluice --version`"},
+    {"-o --output", "use --json, or > FILE"},
     /* clang-format on */
 };
 

@@ -55,10 +55,10 @@ static int score(struct ppl *p) {
     if (p->common.as_json)
         print_json_line(json_pack("{s:o, s:o, s:I}", "nll", json_number_or_null(nll), "ppl",
                                   json_number_or_null(exp(nll)), "scored", (json_int_t)p->scored));
-    else if (isfinite(nll))
-        printf("nll %.6f  perplexity %.6f  scored %llu tokens in %zu windows of %d\n", nll,
-               exp(nll), (unsigned long long)p->scored,
-               common_count_windows(&p->ids, p->window, p->max_windows), p->window);
+    size_t n = common_count_windows(&p->ids, p->window, p->max_windows);
+    if (!p->common.as_json && isfinite(nll))
+        printf("nll %.6f  perplexity %.6f  scored %llu tokens in %zu window%s of %d\n", nll,
+               exp(nll), (unsigned long long)p->scored, n, n == 1 ? "" : "s", p->window);
     if (!isfinite(nll))
         return complain(EXIT_WORLD, "%s: its logits are not finite: nll is %g",
                         p->model->model->path, nll);
@@ -91,7 +91,7 @@ int cmd_ppl(int argc, char **argv) {
     if (exit != OPTS_GO_ON)
         return exit;
     if (!p.file)
-        return complain(EXIT_USAGE, "ppl: no text; name one with -f");
+        return complain(EXIT_USAGE, "ppl: -f TEXT is missing");
     if ((exit = check_range("ppl", "--window", p.window, 2, INT_MAX)) != OPTS_GO_ON ||
         (exit = check_range("ppl", "--windows", p.max_windows, 0, INT_MAX)) != OPTS_GO_ON)
         return exit;

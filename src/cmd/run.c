@@ -115,7 +115,7 @@ static int load_cache(struct run *r) {
     if (access(r->cache, F_OK) != 0)
         return sluice_seq_open(&r->seq, r->engine);
     if (sluice_seq_load(&r->seq, r->engine, r->cache)) {
-        warn("%s; the prompt is read anew", sluice_engine_error(r->engine));
+        warn("%s; the prompt is processed in full", sluice_engine_error(r->engine));
         return sluice_seq_open(&r->seq, r->engine);
     }
     uint32_t common = common_prefix(r->seq, r->tokens, r->n_prompt ? r->n_prompt - 1 : 0);
@@ -123,7 +123,7 @@ static int load_cache(struct run *r) {
     sluice_seq_tokens(r->seq, NULL, NULL, &waiting);
     r->n_cached = common - waiting;
     if (!status && r->n_cached == 0)
-        warn("%s: of another prompt; this one is read anew", r->cache);
+        warn("%s: was saved for another prompt; this one is processed in full", r->cache);
     return status;
 }
 
@@ -134,7 +134,7 @@ static void check_cache(struct run *r) {
     if (!r->cache || (stat(r->cache, &st) == 0 && S_ISREG(st.st_mode)))
         return;
     if (access(r->cache, F_OK) == 0)
-        err_set(&err, SLUICE_ERR_ARGUMENT, "%s: is no regular file", r->cache);
+        err_set(&err, SLUICE_ERR_ARGUMENT, "%s: is not a regular file", r->cache);
     else if (!outfile_check(r->cache, &err))
         return;
     warn("%s; the prompt is not saved", err.text);
@@ -335,7 +335,7 @@ int cmd_run(int argc, char **argv) {
         {"--prompt-cache", 0, OPT_STRING, &r.cache, "FILE",
          "save the processed prompt to FILE, and reuse it"},
         {"--logprobs", 0, OPT_INT, &r.n_logprobs, "N",
-         "log probability of each token and of the N likeliest"},
+         "log probability of each token, and of the N most likely"},
     };
     const struct usage usage = {
         .verb = "run",

@@ -200,10 +200,10 @@ int sluice_encode_chat(const sluice_model *m, const char *request, int32_t *toke
     if (!m->tokenizer)
         status = err_set(&err, SLUICE_ERR_UNSUPPORTED, "the model has no tokenizer");
     else if (!json)
-        status = err_set(&err, SLUICE_ERR_ARGUMENT, "the request is no JSON: line %d: %s",
+        status = err_set(&err, SLUICE_ERR_ARGUMENT, "the request is not JSON: line %d: %s",
                          where.line, where.text);
     else if (!json_is_object(json))
-        status = err_set(&err, SLUICE_ERR_ARGUMENT, "the request is no JSON object");
+        status = err_set(&err, SLUICE_ERR_ARGUMENT, "the request is not a JSON object");
     else
         status = encode_request(m, json, &ids, &err);
     status = ids_out(&ids, status, tokens, capacity, n, &err);

@@ -33,7 +33,8 @@ static int merge_text_config(struct folder *f, struct err *err) {
     if (!text || json_is_null(text))
         return SLUICE_OK;
     if (!json_is_object(text))
-        return err_set(err, SLUICE_ERR_FORMAT, "%s/config.json: text_config is no object", f->path);
+        return err_set(err, SLUICE_ERR_FORMAT, "%s/config.json: text_config is not an object",
+                       f->path);
     json_incref(text); /* a text_config inside it would replace it in the root */
     int failed = json_object_update(f->config, text);
     json_decref(text);
@@ -82,7 +83,7 @@ static int find_chat_template(struct folder *f, struct err *err) {
     const json_t *value = find_template(f->tokenizer_config);
     if (value && !json_is_null(value) && !json_str(value, &f->chat_template))
         return err_set(err, SLUICE_ERR_FORMAT,
-                       "%s/tokenizer_config.json: chat_template is no string", f->path);
+                       "%s/tokenizer_config.json: chat_template is not a string", f->path);
     return SLUICE_OK;
 }
 
@@ -104,7 +105,7 @@ static int read_all(struct folder *f, bool with_weights, struct err *err) {
 int folder_open(struct folder **out, const char *path, bool with_weights, struct err *err) {
     *out = NULL;
     if (!folder_is(path))
-        return err_set(err, SLUICE_ERR_IO, "%s: is no folder, expected one", path);
+        return err_set(err, SLUICE_ERR_IO, "%s: is not a folder, expected one", path);
     struct folder *f = calloc(1, sizeof *f);
     if (f)
         f->path = arena_strdup(&f->arena, str_of(path));

@@ -404,7 +404,7 @@ static int parse(struct gguf *g, const uint8_t *bytes, size_t size, struct err *
     const uint8_t *magic = take(&c, 4);
     if (memcmp(magic, "GGUF", 4) != 0)
         return err_set(err, SLUICE_ERR_FORMAT,
-                       "is no GGUF file: begins with %02x %02x %02x %02x, expected 47 47 55 46",
+                       "is not a GGUF file: begins with %02x %02x %02x %02x, expected 47 47 55 46",
                        magic[0], magic[1], magic[2], magic[3]);
     if ((status = take_u32(&c, &g->version)) || (status = check_version(g->version, err)) ||
         (status = take_u64(&c, &n_tensors)) || (status = take_u64(&c, &n_keys)) ||

@@ -70,8 +70,8 @@ static bool get_count(const json_t *value, uint64_t *out) {
 static int read_shape(struct tensor *t, const json_t *shape, struct err *err) {
     if (!json_is_array(shape) || json_array_size(shape) > TENSOR_MAX_DIMS)
         return err_set(err, SLUICE_ERR_FORMAT,
-                       "tensor %.*s: shape is no array of at most %d integers", STR_ARG(t->name),
-                       TENSOR_MAX_DIMS);
+                       "tensor %.*s: shape is not an array of at most %d integers",
+                       STR_ARG(t->name), TENSOR_MAX_DIMS);
     t->n_dims = (uint32_t)json_array_size(shape);
     t->n_values = 1;
     for (uint32_t i = 0; i < TENSOR_MAX_DIMS; i++)
@@ -81,7 +81,7 @@ static int read_shape(struct tensor *t, const json_t *shape, struct err *err) {
         if (!get_count(json_array_get(shape, i), &dim) || dim > MAX_DIM)
             return err_set(
                 err, SLUICE_ERR_FORMAT,
-                "tensor %.*s: dimension %u of its shape is no integer from 0 to %" PRIu64,
+                "tensor %.*s: dimension %u of its shape is not an integer from 0 to %" PRIu64,
                 STR_ARG(t->name), i, MAX_DIM);
         t->dims[t->n_dims - 1 - i] = dim;
         if (!size_mul(t->n_values, dim, &t->n_values) || t->n_values > MAX_VALUES)
@@ -119,9 +119,11 @@ static int read_tensor(const struct shard *shard, struct tensor *t, const json_t
     struct str dtype;
     int status;
     if (!json_is_object(entry))
-        return err_set(err, SLUICE_ERR_FORMAT, "tensor %.*s: is no JSON object", STR_ARG(t->name));
+        return err_set(err, SLUICE_ERR_FORMAT, "tensor %.*s: is not a JSON object",
+                       STR_ARG(t->name));
     if (!json_str(json_object_get(entry, "dtype"), &dtype))
-        return err_set(err, SLUICE_ERR_FORMAT, "tensor %.*s: dtype is no string", STR_ARG(t->name));
+        return err_set(err, SLUICE_ERR_FORMAT, "tensor %.*s: dtype is not a string",
+                       STR_ARG(t->name));
     const struct element *element = find_element(dtype);
     if (!element)
         return err_set(err, SLUICE_ERR_UNSUPPORTED,
@@ -172,10 +174,10 @@ static int check_metadata(const json_t *metadata, struct err *err) {
     const char *key;
     json_t *value;
     if (!json_is_object(metadata))
-        return err_set(err, SLUICE_ERR_FORMAT, "__metadata__ is no JSON object");
+        return err_set(err, SLUICE_ERR_FORMAT, "__metadata__ is not a JSON object");
     json_object_foreach((json_t *)metadata, key, value) {
         if (!json_is_string(value))
-            return err_set(err, SLUICE_ERR_FORMAT, "__metadata__ entry %s is no string", key);
+            return err_set(err, SLUICE_ERR_FORMAT, "__metadata__ entry %s is not a string", key);
     }
     return SLUICE_OK;
 }
@@ -292,7 +294,7 @@ static int list_shards(struct safetensors *st, const char *index_path, const jso
     json_object_foreach((json_t *)map, tensor, value) {
         struct str name;
         if (!json_str(value, &name))
-            return err_set(err, SLUICE_ERR_FORMAT, "%s: the file of tensor %s is no string",
+            return err_set(err, SLUICE_ERR_FORMAT, "%s: the file of tensor %s is not a string",
                            index_path, tensor);
         if (!is_plain(name))
             return err_set(err, SLUICE_ERR_FORMAT,

@@ -124,7 +124,7 @@ static bool take(struct old *o, void *to, uint64_t bytes) {
 static int read_old_entry(struct imatrix *m, struct old *o, struct err *err) {
     int32_t length, calls, n;
     if (!take(o, &length, 4) || length < 1 || length > GGUF_MAX_NAME || (size_t)length > o->left)
-        return err_set(err, SLUICE_ERR_FORMAT, "entry %u: its name is no text of 1 to %d bytes",
+        return err_set(err, SLUICE_ERR_FORMAT, "entry %u: its name is not a text of 1 to %d bytes",
                        m->n_entries, GGUF_MAX_NAME);
     struct str name = {(const char *)o->at, (size_t)length};
     o->at += length;

@@ -133,7 +133,7 @@ static bool filter_indent(struct run *run, const struct call *call, struct value
     if (!jinja_defined(run, call->self))
         return false;
     if (call->self.type != VALUE_STRING)
-        return jinja_fail(run, "indent: '%s' is no text", jinja_type_name(call->self));
+        return jinja_fail(run, "indent: '%s' is not a text", jinja_type_name(call->self));
     if (!jinja_put(run, call->self.string->text) || !jinja_put(run, STR("\n")) ||
         !jinja_take(run, at, &text) || !jinja_split_lines(run, text.string->text, false, &lines))
         return false;
@@ -254,7 +254,7 @@ static bool filter_round(struct run *run, const struct call *call, struct value 
     if (!jinja_defined(run, v) || !jinja_int_arg(run, call->args[0], 0, &digits))
         return false;
     if (!jinja_is_number(v))
-        return jinja_fail(run, "round: '%s' is no number", jinja_type_name(v));
+        return jinja_fail(run, "round: '%s' is not a number", jinja_type_name(v));
     if (digits < 0 || digits > 300)
         return jinja_fail(run, "round: %lld digits are not supported", (long long)digits);
     if (!jinja_charge(run, 4096)) /* for hundreds of digits */

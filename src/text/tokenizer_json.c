@@ -301,7 +301,7 @@ static int read_merges(struct loading *l, struct err *err) {
         if (!read_merge(json_array_get(list, i), &l->merges[i]))
             return err_set(
                 err, SLUICE_ERR_FORMAT,
-                "merge %zu is %s that is no pair, expected \"left right\" or two strings", i,
+                "merge %zu is %s that is not a pair, expected \"left right\" or two strings", i,
                 type_name(json_array_get(list, i)));
     l->t->bpe.ignore_merges = json_is_true(json_object_get(l->model, "ignore_merges"));
     return SLUICE_OK;
