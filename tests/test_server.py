@@ -905,6 +905,8 @@ def test_anthropic_messages():
     kinds = [e.type for e in c.messages.create(**args, stream=True)]
     assert kinds[:3] == ["message_start", "content_block_start", "content_block_delta"], kinds
     assert kinds[-3:] == ["content_block_stop", "message_delta", "message_stop"], kinds
+    model = c.models.retrieve(SHIPPED.stem)
+    assert [m.id for m in c.models.list()] == [SHIPPED.stem] and model.type == "model" and model.display_name and model.created_at.year > 2000, model
     n = c.messages.count_tokens(model="any", messages=FOX).input_tokens
     assert n == right["usage"]["prompt_tokens"]
 
@@ -1031,6 +1033,19 @@ def test_ollama_models_and_errors():
         assert False, "top_p 7 is taken"
     except ollama.ResponseError as e:
         assert e.status_code == 400 and "top_p" in e.error
+
+
+def test_ollama_logprobs():
+    s = server()
+    right = s.chat(max_tokens=5, logprobs=True, top_logprobs=2)["choices"][0]["logprobs"]["content"]
+    body = {"model": "m", "messages": FOX, "prompt": FOX[0]["content"], "logprobs": True, "top_logprobs": 2, "options": {"temperature": 0, "num_predict": 5}}
+    for path in ("/api/chat", "/api/generate"):
+        assert s.request("POST", path, {**body, "stream": False})[2]["logprobs"] == right
+        lines = [json.loads(line) for line in s.request("POST", path, body)[2].splitlines()]
+        assert sum((line.get("logprobs", []) for line in lines), []) == right, lines
+        assert "logprobs" not in s.request("POST", path, {**body, "stream": False, "logprobs": False, "top_logprobs": 0})[2]
+        status, _, answer = s.request("POST", path, {**body, "logprobs": False})
+        assert status == 400 and "top_logprobs is 2, expected logprobs true" in answer["error"], answer
 
 
 # ---- snapshots -------------------------------------------------------------------------------------
@@ -1379,6 +1394,19 @@ def test_metrics_are_prometheus_text():
 
 
 # ---- abuse -----------------------------------------------------------------------------------------
+
+def test_metrics_count_as_usage_does():
+    with own("--batch", 4) as s:
+        known = lambda: sum(map(int, re.findall(r'^sluice_cached_tokens_total{.*} (\d+)$', s.request("GET", "/metrics")[2], re.M)))
+        prompt = cached = new = 0
+        for fields in ({}, {"n": 3}, {"n": 2, "logprobs": True}, {}):
+            usage = s.chat(**fields, ignore_eos=True)["usage"]
+            prompt, new = prompt + usage["prompt_tokens"], new + usage["completion_tokens"]
+            cached += usage["prompt_tokens_details"]["cached_tokens"]
+            s.wait_until_idle()
+            assert (s.metric("prompt_tokens_total"), known(), s.metric("new_tokens_total")) == (prompt, cached, new), fields
+        assert s.metric("requests_total") == 4 and s.metric("answers_total") == s.metric("answer_seconds_count") == 7
+
 
 def test_garbage():
     s = server()

@@ -25,8 +25,8 @@ void histogram_add(struct histogram *h, double value);
 struct metrics {
     double started;
     atomic_uint_fast64_t answers_by_code[METRICS_CODES]; /* responses by status */
-    atomic_uint_fast64_t prompt_tokens, cached_tokens, new_tokens;
-    atomic_uint_fast64_t cached_device, cached_host, cached_disk; /* of cached_tokens, by tier */
+    atomic_uint_fast64_t prompt_tokens;
+    atomic_uint_fast64_t cached_device, cached_host, cached_disk; /* of these, known ones by tier */
     atomic_uint_fast64_t gone, cut; /* answers whose client went away, or read too slowly */
     atomic_int connections, exchanges;
     struct histogram first_token, between_tokens, whole, batch_rows;

@@ -278,14 +278,19 @@ static unsigned reads_of(const struct run *run) {
                                                 : 0;
 }
 
-static void count_end(struct worker *w, const struct sched_report *r) {
-    struct metrics *m = w->metrics;
-    m->prompt_tokens += r->n_prompt;
-    m->cached_tokens += r->reuse.tokens;
-    m->cached_device += r->reuse.device;
-    m->cached_host += r->reuse.host;
-    m->cached_disk += r->reuse.disk;
-    m->new_tokens += r->n_new;
+static bool is_of_prompt(const struct run *run) {
+    return run->id < run->job->requests + run->job->n_prompts;
+}
+
+/* A prompt counts once, for its first answer. */
+static void count_end(const struct run *run, const struct sched_report *r) {
+    struct metrics *m = run->job->worker->metrics;
+    if (r->answer == 0 && is_of_prompt(run)) {
+        m->prompt_tokens += r->n_prompt;
+        m->cached_device += r->reuse.device;
+        m->cached_host += r->reuse.host;
+        m->cached_disk += r->reuse.disk;
+    }
     if (r->first_seconds > 0)
         histogram_add(&m->first_token, r->first_seconds);
     histogram_add(&m->whole, r->seconds);
@@ -400,14 +405,14 @@ static void on_end(void *user, const struct sched_report *report) {
     struct job *job = run->job;
     struct worker *w = job->worker;
     struct job_choice *c = choice_of(run, report->answer);
-    count_end(w, report);
+    count_end(run, report);
     bool goes_on = c->is_to_close && report->end == SCHED_END_STOPPED && !job->is_cancelled &&
                    go_on(w, c, run->prompt, report);
     if (!goes_on)
         end_choice(c, report);
     if (report->answers_left > 0)
         return;
-    bool is_prompt = run->id < job->requests + job->n_prompts;
+    bool is_prompt = is_of_prompt(run);
     *run->id = 0;
     free(run);
     if (is_prompt)

@@ -2,7 +2,7 @@
  * /api/version. */
 #include <stdio.h>
 
-#include "serve/http/inside.h"
+#include "serve/http/openai.h"
 
 /* ---- what is asked ----------------------------------------------------------------------------
  */
@@ -34,6 +34,16 @@ static void read_think(struct ask *ask, struct fields *f) {
         ask_set_variable(ask, "reasoning_effort", json_string(word));
     if (think)
         ask_set_variable(ask, "enable_thinking", json_boolean(word || json_is_true(think)));
+}
+
+static void read_logprobs(struct ask *ask, struct fields *f) {
+    bool has_logprobs = false;
+    int64_t n_top = 0;
+    fields_bool(f, "logprobs", &has_logprobs);
+    fields_int(f, "top_logprobs", 0, ASK_MAX_TOP, &n_top);
+    if (n_top > 0 && !has_logprobs)
+        fields_refuse(f, "top_logprobs", "top_logprobs is %d, expected logprobs true", (int)n_top);
+    ask->n_top = has_logprobs ? n_top : -1;
 }
 
 /* "json", or a schema. */
@@ -90,6 +100,7 @@ static void read_chat(struct ask *ask, struct fields *f, const struct ask_model 
     ask_read_tools(ask, f, tools);
     read_options(ask, f, m);
     read_think(ask, f);
+    read_logprobs(ask, f);
     read_format(ask, f, m);
 }
 
@@ -104,6 +115,7 @@ static void read_generate(struct ask *ask, struct fields *f, const struct ask_mo
     fields_bool(f, "raw", &is_raw);
     read_options(ask, f, m);
     read_think(ask, f);
+    read_logprobs(ask, f);
     read_format(ask, f, m);
     if (prompt && !json_is_string(prompt))
         fields_refuse(f, "prompt", "prompt is %s, expected a string", json_kind(prompt));
@@ -126,12 +138,6 @@ static void read_generate(struct ask *ask, struct fields *f, const struct ask_mo
 /* ---- what is answered -------------------------------------------------------------------------
  */
 
-static void write_time(time_t when, char out[32]) {
-    struct tm utc;
-    gmtime_r(&when, &utc);
-    strftime(out, 32, "%Y-%m-%dT%H:%M:%SZ", &utc);
-}
-
 static json_t *begin_line(const struct exchange *x, bool is_done) {
     char when[32];
     write_time(time(NULL), when);
@@ -139,9 +145,16 @@ static json_t *begin_line(const struct exchange *x, bool is_done) {
                      "created_at", when, "done", is_done);
 }
 
+/* Of the tokens that were not told yet, where they are wanted. */
+static void add_logprobs(struct answer *a, json_t *line) {
+    if (a->ask->n_top >= 0 && a->n_said > a->n_told)
+        json_object_set_new(line, "logprobs", openai_logprobs(a, a->n_told));
+    a->n_told = a->n_said;
+}
+
 /* Why it ended, tokens and nanoseconds. */
 static void add_end(const struct exchange *x, json_t *line) {
-    const struct answer *a = &x->answers[0];
+    struct answer *a = &x->answers[0];
     const struct sched_report *r = &a->end->report;
     bool is_cut = a->finish == FINISH_LENGTH || a->finish == FINISH_CUT;
     double first = r->first_seconds > 0 ? r->first_seconds : r->seconds;
@@ -153,6 +166,7 @@ static void add_end(const struct exchange *x, json_t *line) {
         "eval_duration", (json_int_t)((r->seconds - first) * 1e9));
     json_object_update(line, end);
     json_decref(end);
+    add_logprobs(a, line);
 }
 
 static json_t *call_json(const struct answer_call *call) {
@@ -192,7 +206,7 @@ static void chat_piece(struct exchange *x, struct answer *a, const struct piece 
     json_t *line = begin_line(x, false);
     json_t *message = piece->kind == PIECE_CONTENT ? chat_message(piece->text, none)
                                                    : chat_message(none, piece->text);
-    (void)a;
+    add_logprobs(a, line);
     if (piece->kind == PIECE_CALL)
         json_object_set_new(message, "tool_calls", json_pack("[o]", call_json(piece->call)));
     json_object_set_new(line, "message", message);
@@ -257,7 +271,7 @@ void ollama_chat(struct exchange *x) {
 static void text_piece(struct exchange *x, struct answer *a, const struct piece *piece) {
     bool thinks = piece->kind == PIECE_REASONING;
     json_t *line = begin_line(x, false);
-    (void)a;
+    add_logprobs(a, line);
     json_object_set_new(line, "response", thinks ? json_string("") : json_of_text(piece->text));
     if (thinks)
         json_object_set_new(line, "thinking", json_of_text(piece->text));

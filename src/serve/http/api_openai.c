@@ -153,6 +153,12 @@ static json_t *timings_json(const struct exchange *x) {
     return out;
 }
 
+void write_time(time_t when, char out[32]) {
+    struct tm utc;
+    gmtime_r(&when, &utc);
+    strftime(out, 32, "%Y-%m-%dT%H:%M:%SZ", &utc);
+}
+
 const char *openai_finish(const struct answer *a) {
     static const char *const words[] = {
         [FINISH_NOT_YET] = NULL,    [FINISH_END] = "stop",   [FINISH_CALLS] = "tool_calls",
@@ -342,10 +348,14 @@ void openai_chat(struct exchange *x) {
 /* ---- models -----------------------------------------------------------------------------------
  */
 
+/* With what the Anthropic API calls it. */
 static json_t *model_json(const struct server *s) {
-    return json_pack("{s:o, s:s, s:I, s:s, s:{s:i, s:i, s:I, s:s}}", "id",
+    char when[32];
+    write_time(s->created, when);
+    return json_pack("{s:o, s:s, s:I, s:s, s:s, s:o, s:s, s:{s:i, s:i, s:I, s:s}}", "id",
                      json_of_text(str_of(s->model.name)), "object", "model", "created",
-                     (json_int_t)s->created, "owned_by", "sluice", "meta", "context",
+                     (json_int_t)s->created, "owned_by", "sluice", "type", "model", "display_name",
+                     json_of_text(str_of(s->model.name)), "created_at", when, "meta", "context",
                      (int)s->model.context, "trained_context", (int)s->model.facts.context,
                      "parameters", (json_int_t)s->model.facts.parameters, "architecture",
                      s->model.facts.architecture);
@@ -353,7 +363,8 @@ static json_t *model_json(const struct server *s) {
 
 void openai_models(struct exchange *x) {
     exchange_reply(x, 200,
-                   json_pack("{s:s, s:[o]}", "object", "list", "data", model_json(x->server)));
+                   json_pack("{s:s, s:[o], s:b}", "object", "list", "data", model_json(x->server),
+                             "has_more", 0));
 }
 
 void openai_model(struct exchange *x) {
