@@ -425,7 +425,11 @@ def test_what_cannot_be_read_or_written():
 
 def test_what_is_no_command_is_a_message():
     assert first_message(b"/etc/passwd what is that?") == "/etc/passwd what is that?"
-    assert first_message(b"/etc") == "/etc"
+    assert first_message(b"/etc/passwd") == "/etc/passwd" and first_message(b"/ 2") == "/ 2" and first_message(b"/show me") == "/show me"
+    assert first_message(b" /etc") == " /etc"
+    for word in (b"/etc", b"/show", b"/xyzzy"):
+        code, out, err = chat(*QUICK, stdin=word)
+        assert code == 1 and not out and "/help lists the commands" in err, err
     assert first_message(b"/hepl me, what is this?") == "/hepl me, what is this?"
     assert first_message(b" /help") == " /help"
     for word, meant in ((b"/hepl", "/help"), (b"/regenerte", "/regenerate"), (b"/sett", "/set"), (b"/Undo", "/undo"), (b"/rgenrate", "/regenerate"),
@@ -451,10 +455,11 @@ def test_help_lists_the_commands():
 def test_settings():
     out, err = good(stdin=b"/set temp 0.5\n/set n 7\n/set --top-k=40\n/set seed 12\n/set\n")
     assert good(stdin=b"/set temperature 0.5\n/set n_predict 7\n/set top_k 40\n/set seed 12\n/set\n") == (out, err)
+    assert good(stdin=b"/set parameter temperature 0.5\n/set parameter num_predict 7\n/set top-k 40\n/set seed 12\n/set\n") == (out, err)
     values = dict(re.findall(r"^  (\S+) +(\S+)", err, re.M))
     assert values["temp"] == "0.5" and values["tokens"] == "7" and values["top-k"] == "40", values
     assert values["seed"] == "12" and values["top-p"] == "0.95", values
-    for line, fragment in ((b"/set temp hot", "hot"), (b"/set temp -1", "-1"), (b"/set tempo 1", "did you mean temp?"), (b"/set xyz 1", "/set lists"),
+    for line, fragment in ((b"/set temp hot", "hot"), (b"/set temp -1", "-1"), (b"/set tempo 1", "did you mean temp?"), (b"/set xyz 1", "/set lists"), (b"/set system x", "/system TEXT"),
                            (b"/set n", "number"), (b"/set n -2", "-2"), (b"/set top-p 2", "2")):
         code, out, err = chat(stdin=line + b"\n/set\n")
         assert code == 1 and fragment in err.splitlines()[1] and len(err.splitlines()) == 2, err

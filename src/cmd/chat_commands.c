@@ -172,6 +172,8 @@ static const struct opt *find_setting(const struct opt *settings, int n, const c
 
 static int no_such_setting(const struct opt *settings, int n, const char *name) {
     const char *names[MAX_SETTINGS];
+    if (strcmp(name, "--system") == 0)
+        return complain(EXIT_WORLD, "/set: there is no 'system'; use /system TEXT");
     for (int i = 0; i < n; i++)
         names[i] = settings[i].name;
     const char *nearest = opts_nearest(name, names, n);
@@ -187,6 +189,8 @@ static int set(struct talk *t, const char *text) {
     int kept_n = t->n;
     if (!*text)
         return list_settings(t);
+    if (strncmp(text, "parameter ", 10) == 0) /* as Ollama has it */
+        text += 10 + strspn(text + 10, " ");
     struct str typed = {text, strcspn(text, " \t=")};
     const char *value = text + typed.len + strspn(text + typed.len, " \t=");
     char name[64];
@@ -249,11 +253,10 @@ static int help(struct talk *t, const char *unused) {
     (void)unused;
     for (int i = 0; i < N_COMMANDS; i++)
         say(ASKED_FOR, "  %-12s%-12s %s", commands[i].name, commands[i].argument, commands[i].help);
-    say(ASKED_FOR, "Any other line that begins with / is a message. For a message of several lines "
-                   "end a line\n"
-                   "with \\ or Alt-Enter, put it between \"\"\" and \"\"\", or paste it. Ctrl-C "
-                   "ends an answer,\n"
-                   "Ctrl-D the conversation.");
+    say(ASKED_FOR, "To send a message that begins with a command, put a space before it. For a "
+                   "message of\nseveral lines end a line with \\ or Alt-Enter, put it between "
+                   "\"\"\" and \"\"\", or paste it.\nCtrl-C ends an answer, Ctrl-D the "
+                   "conversation.");
     return 0;
 }
 
@@ -299,6 +302,13 @@ static int run_command(struct talk *t, const struct command *c, struct str rest)
     return exit;
 }
 
+static bool is_slash_word(struct str word) {
+    bool is = word.len > 1;
+    for (size_t i = 1; is && i < word.len; i++)
+        is = (word.at[i] | 0x20) >= 'a' && (word.at[i] | 0x20) <= 'z';
+    return is;
+}
+
 static bool is_blank(char c) {
     return c == ' ' || c == '\t' || c == '\n';
 }
@@ -322,6 +332,11 @@ bool chat_command(struct talk *t, struct str line, int *exit) {
                          "there is no %.*s; did you mean %s? To send it as a message, put a space "
                          "before it",
                          STR_ARG(word), near->name);
+    else if (rest.len == 0 && is_slash_word(word))
+        *exit = complain(EXIT_WORLD,
+                         "there is no %.*s; /help lists the commands. To send it as a message, put "
+                         "a space before it",
+                         STR_ARG(word));
     else
         return false;
     return true;

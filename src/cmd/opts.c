@@ -49,6 +49,8 @@ static const struct {
     {"--n-predict", "--tokens", OPT_INT},
     {"--predict", "--tokens", OPT_INT},
     {"--max-tokens", "--tokens", OPT_INT},
+    {"--num-predict", "--tokens", OPT_INT},
+    {"--num-ctx", "--context", OPT_INT},
     {"--ctx-size", "--context", OPT_INT},
     {"--temperature", "--temp", OPT_FLOAT},
     {"--repetition-penalty", "--repeat-penalty", OPT_FLOAT},
