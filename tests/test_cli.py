@@ -150,8 +150,20 @@ def the_manual_has_every_option():
     for verb in verbs:
         assert re.search(rf"\b{verb}\b", manual), verb
         for letter, name in re.findall(r"^  (-\w, )?(--[\w-]+)", good("help", verb).decode(), re.M):
-            known = name in manual or (letter and f"`{letter[:2]}" in manual)
+            known = re.search(rf"[`\[ ]{name}(?![\w-])", manual) or (letter and f"`{letter[:2]}" in manual)
             assert known or name == "--help", f"{verb} {name}"
+
+
+@test
+def the_manual_has_no_other_option():
+    options = {"--version", "--outfile"}  # the program's own, and one of llama.cpp's that is told of
+    for verb in re.findall(r"^  (\w+) ", good("--help").decode(), re.M):
+        options |= set(re.findall(r"(?<![\w-])--?[a-z][\w-]*", good("help", verb).decode()))
+    options |= set(re.findall(r'\{"(--?[a-z][\w-]*)", "--', (ROOT / "src/cmd/opts.c").read_text()))
+    for name in ("docs/usage.md", "README.md"):
+        text = re.sub(r"https?://\S+|\]\(\S+\)", "", (ROOT / name).read_text())
+        found = set(re.findall(r"(?<![\w/.-])--[a-z][\w-]*", text))
+        assert found <= options, (name, found - options)
 
 
 @test
