@@ -1304,6 +1304,14 @@ def test_command_lines_that_are_wrong():
             assert len(p.stderr.splitlines()) == 1, p.stderr  # before the model is loaded
 
 
+def test_a_server_for_everyone_says_so():
+    with own("--host", "0.0.0.0") as s:
+        assert b"warning: anyone who can reach http://0.0.0.0:" in s.text(), s.text()
+    for args in (["--host", "0.0.0.0", "--api-key", "k"], ["--host", "127.0.0.1"], ["--host", "localhost"], ["--unix", TMP / "quiet"]):
+        with own(*args) as s:
+            assert b"warning" not in s.text(), (args, s.text())
+
+
 def free_port():
     with socket.create_server(("127.0.0.1", 0)) as s:
         return s.getsockname()[1]

@@ -210,12 +210,21 @@ static int read_template(const struct serve *s, const sluice_model *model, char 
     return status ? fail(&err) : 0;
 }
 
+static void warn_of_strangers(const struct serve *s, const char *address) {
+    static const char *const ours[] = {"unix:", "http://127.", "http://[::1]:"};
+    for (size_t i = 0; i < sizeof ours / sizeof *ours; i++)
+        if (s->server.api_key || strncmp(address, ours[i], strlen(ours[i])) == 0)
+            return;
+    warn("anyone who can reach %s can use it; --api-key or SLUICE_API_KEY asks for a key", address);
+}
+
 static int serve(struct serve *s, struct server *server, const struct served *served) {
     struct err err = {0};
     int exit = catch_signals();
     if (!exit && server_start(server, served, &err))
         exit = fail(&err);
     if (!exit) {
+        warn_of_strangers(s, server_address(server));
         say(SAY_NORMAL, "listening on %s", server_address(server));
         wait_and_drain(server, s->drain);
     }
