@@ -166,6 +166,7 @@ REFUSED = {"not": {"not": {"type": "string"}}, "if": {"if": S, "then": S}, "uniq
            "leads to no schema": {"$ref": "#/$defs/none"}, "refers to itself": {"$ref": "#"}, "look ahead": {"type": "string", "pattern": "^(?=a)b$"},
            "maxLength": {"type": "string", "pattern": "^a+$", "maxLength": 5}, "a schema is an object": {"items": 5, "type": "array"}, "never ends": False,
            "more than 4000000 comparisons": {"allOf": [{"enum": list(range(3000))}, {"enum": list(range(5000, 8000))}]},
+           "262144 instructions": {**{f"x-{i}": 1 for i in range(30000)}, **{"anyOf": [{"anyOf": [{"required": [f"p{i}"]} for i in range(64)], **{f"x-{i}": 1 for i in range(3000)}} for _ in range(64)]}},
            "more than 262144 instructions": {"enum": [f"{i:>40}"[::-1] for i in range(9000)]},
            "expressions take more than 48 MB": obj([], **{f"p{i}": {"type": "number", "minimum": -1.23456789, "maximum": 9876.54321} for i in range(3000)}),
            "more than 40000 schemas": {"allOf": [{"anyOf": [{"required": [f"p{i}{k}"]} for i in range(60)]} for k in range(4)]},

@@ -11,9 +11,9 @@
 #include "grammar/compile.h"
 #include "grammar/masks.h"
 
-/* Steps to take a token, and to find what may follow it: some 50 ms at most. A mask that walks all of a
- * vocabulary of 250,000 texts takes a third of them. An answer is given some at its beginning, when
- * nothing is cached, and a few, 2 ms, with each token. */
+/* Steps to take a token, and to find what may follow it: some 50 ms at most. A mask that walks all
+ * of a vocabulary of 250,000 texts takes a third of them. An answer is given some at its beginning,
+ * when nothing is cached, and a few, 2 ms, with each token. */
 enum { MAX_STEPS = 1 << 20, FIRST_STEPS = 4 * MAX_STEPS, TOKEN_STEPS = 1 << 16 };
 
 struct masks_of {

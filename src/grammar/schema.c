@@ -94,6 +94,8 @@ bool schema_check(struct schema *s, const json_t *schema) {
         schema_fail(s, SLUICE_ERR_FORMAT, "a schema is an object, true or false");
         return false;
     }
+    if (!schema_work(s, json_object_size(schema)))
+        return false;
     json_object_foreach((json_t *)schema, key, value) {
         bool is_extension = strncmp(key, "x-", 2) == 0;
         if (is_extension || (is_any(key, known) && is_idle(key, value)))

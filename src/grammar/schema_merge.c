@@ -18,6 +18,8 @@ static json_t *keep(struct schema *s, json_t *made) {
                     "the schema is too large: merging its parts makes more than %d schemas",
                     MAX_MERGED);
         json_decref(made);
+    } else {
+        schema_work(s, json_object_size(made));
     }
     if (is_enough || !made || json_array_append_new(s->made, made)) {
         schema_fail(s, SLUICE_ERR_MEMORY, "out of memory for a schema");
@@ -237,13 +239,17 @@ static json_t *all_of(const json_t *a, const json_t *b) {
 }
 
 /* A property that only one schema lists has to be what the other says of additional ones. */
-static void merge_properties(json_t *to, const json_t *a, const json_t *b) {
+static void merge_properties(struct schema *s, json_t *to, const json_t *a, const json_t *b) {
     const json_t *mine = json_object_get(a, "properties"),
                  *theirs = json_object_get(b, "properties");
     const json_t *my_rest = json_object_get(a, "additionalProperties");
     const json_t *their_rest = json_object_get(b, "additionalProperties");
     json_t *all = json_object(), *value;
     const char *key;
+    if (!schema_work(s, json_object_size(mine) + json_object_size(theirs))) {
+        json_decref(all);
+        return;
+    }
     json_object_foreach((json_t *)mine, key, value) {
         const json_t *other = json_object_get(theirs, key);
         other = other ? other : their_rest;
@@ -343,7 +349,7 @@ const json_t *schema_merge(struct schema *s, const json_t *a, const json_t *b) {
         json_object_set_new(to, key, both);
     }
     if (json_object_get(a, "properties") || json_object_get(b, "properties"))
-        merge_properties(to, a, b);
+        merge_properties(s, to, a, b);
     if (mine && theirs) {
         json_object_del(to, "const");
         json_object_set_new(to, "enum", intersection_of(s, mine, theirs));
@@ -357,8 +363,15 @@ static void drop_annotations(json_t *flat) {
         "description", "title", "default",     "examples", "example",  "$schema",
         "$comment",    "$defs", "definitions", "$id",      "readOnly", "writeOnly",
         "deprecated",  "$ref",  "allOf",       "$anchor",  "id",       NULL};
+    const char *key;
+    json_t *value;
+    void *next;
     for (int i = 0; names[i]; i++)
         json_object_del(flat, names[i]);
+    json_object_foreach_safe(flat, next, key, value) {
+        if (strncmp(key, "x-", 2) == 0)
+            json_object_del(flat, key);
+    }
 }
 
 const json_t *schema_flatten(struct schema *s, const json_t *schema) {
