@@ -348,7 +348,13 @@ def test_formats():
             assert isinstance(json.loads(r.message.content), dict)
         else:
             assert r.message.content.startswith("{")
-    for fields, words in ((dict(grammar="root ::= x"), "rule x"), (dict(response_format={"type": "xml"}), "response_format.type is 'xml'"),
+    doubled = lambda n, first: f"root ::= {first}r0\n" + "".join(f"r{i} ::= r{i + 1} r{i + 1}\n" for i in range(n)) + f'r{n} ::= "a"?'
+    r = text(extra_body={"grammar": doubled(14, "")}, max_tokens=20)
+    assert set(r.message.content) <= {"a"}, r
+    _, _, events = s.request("POST", "/v1/chat/completions", {"messages": FOX, "grammar": doubled(2000, '"b" '), "stream": True})
+    assert "can be read in too many ways" in str(events), events
+    for fields, words in ((dict(grammar="root ::= x"), "rule x"), (dict(grammar=doubled(2000, "")), "can be read in too many ways"),
+                          (dict(grammar=doubled(2000, '"b" ')), "more than 1048576 steps"), (dict(response_format={"type": "xml"}), "response_format.type is 'xml'"),
                           (dict(response_format={"type": "json_schema"}), "has no schema"), (dict(response_format=3), "response_format is a number")):
         status, _, body = s.request("POST", "/v1/chat/completions", {"messages": FOX, **fields})
         assert status == 400 and words in body["error"]["message"], body

@@ -349,6 +349,45 @@ TEST(serve_worker_follows_a_format_after_thinking_that_was_cut) {
     grammar_close(grammar);
 }
 
+/* x, then a rule that is the next one twice, and so on: too much to follow, and said so. */
+TEST(serve_worker_ends_what_is_too_much_to_follow) {
+    enum { LEVELS = 2000 };
+    static char gbnf[LEVELS * 32];
+    struct rig r;
+    struct watch w, other;
+    struct err err = {0};
+    struct grammar *grammar;
+    struct token_texts *texts;
+    struct str words[90];
+    int32_t tokens[32];
+    size_t n = (size_t)sprintf(gbnf, "root ::= \"x\" r0\n");
+    for (int i = 0; i < LEVELS; i++)
+        n += (size_t)sprintf(gbnf + n, "r%d ::= r%d r%d\n", i, i + 1, i + 1);
+    n += (size_t)sprintf(gbnf + n, "r%d ::= \"x\"?\n", LEVELS);
+    for (int i = 0; i < 90; i++)
+        words[i] = i == 50 ? STR("x") : STR("other");
+    EXPECT_INT(grammar_of_gbnf(&grammar, gbnf, n, &err), SLUICE_OK);
+    EXPECT_INT(token_texts_make(&texts, words, 90, NULL, 0, &err), SLUICE_OK);
+    const struct format format = {grammar, texts};
+    if (rig_open(&r)) {
+        watch_begin(&w, 20);
+        watch_begin(&other, 20);
+        w.job.format = &format;
+        EXPECT_INT(worker_submit(r.worker, &other.job, &err), SLUICE_OK);
+        EXPECT_INT(run(&r, &w, tokens, 32), 0);
+        EXPECT_INT(w.job.ends[0].report.end, SCHED_END_FAILED);
+        EXPECT_INT(w.job.ends[0].report.status, SLUICE_ERR_UNSUPPORTED);
+        EXPECT(strstr(w.job.ends[0].error, "too many ways"));
+        wait_for(&other);
+        EXPECT_INT(other.job.ends[0].report.end, SCHED_END_MOST);
+        job_free(&w.job);
+        job_free(&other.job);
+    }
+    rig_close(&r);
+    token_texts_close(texts);
+    grammar_close(grammar);
+}
+
 /* A task: how many answers there were when it was run, and whether the engine could be used. */
 struct note {
     struct worker_task task; /* first */
