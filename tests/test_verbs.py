@@ -284,6 +284,9 @@ def test_explain():
 def test_inspect_predicts_the_memory():
     for more in ([], ["--kv", "q8_0"], ["--exact"]):
         plan = json.loads(good("inspect", SHIPPED, "--json", "-c", 300, "-t", 1, *more)[0])["memory"]
+        found = json.loads(good("run", SHIPPED, "-p", "x", "-n", 1, "-c", 300, "-t", 1, "--json", *more)[0])
+        assert found["memory_bytes"] == plan["total"], (found, plan)
+        plan = json.loads(good("inspect", SHIPPED, "--json", "-c", 300, "-t", 1, "--draft", 0, *more)[0])["memory"]
         parts = ("weights", "state", "scratch", "io", "packed", "workspace")
         assert plan["total"] == sum(plan[p] for p in parts)
         found = json.loads(good("bench", "-m", SHIPPED, "-c", 300, "-t", 1, "-p", 4, "-n", 2, "-r", 1,

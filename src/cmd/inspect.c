@@ -437,6 +437,7 @@ int cmd_inspect(int argc, char **argv) {
     bool as_json = false, is_full = false;
     struct common c = common_default();
     c.batch = 0; /* not given */
+    c.draft = USUAL_DRAFT;
     struct opt opts[MAX_COMMON_OPTS + 8] = {
         {"--json", 0, OPT_FLAG, &as_json, NULL, "print one JSON object"},
         {"--full", 0, OPT_FLAG, &is_full, NULL, "with --json: don't shorten long arrays"},
@@ -448,17 +449,18 @@ int cmd_inspect(int argc, char **argv) {
         .synopsis = "[MODEL] [--json [--full]] [-c N] [--batch N] [--kv TYPE]",
         .about =
             "Lists the keys, tensors, types and sizes of a GGUF file (or the first part of a\n"
-            "split one) or of a folder with safetensors, and the memory that running it takes,\n"
+            "split one) or of a folder with safetensors, and the memory that `sluice run` takes,\n"
             "to the byte. Nothing is loaded.",
         .example = "sluice inspect models/stories-27m-q4_k_m.gguf",
         .opts = opts,
-        .n_opts = common_opts(opts, 3, &c, WITH_ENGINE | WITH_CACHE),
+        .n_opts = common_opts(opts, 3, &c, WITH_ENGINE | WITH_CACHE | WITH_DRAFT),
         .model = &c.model,
     };
     const struct common none = c;
     int exit = opts_parse(&usage, argc, argv, NULL);
     bool is_asked = c.context != none.context || c.batch || strcmp(c.kv, none.kv) != 0 || c.exact ||
-                    strcmp(c.backend, none.backend) != 0 || c.device || has_cache(&c);
+                    strcmp(c.backend, none.backend) != 0 || c.device || has_cache(&c) ||
+                    c.draft != none.draft;
     c.batch = c.batch ? c.batch : 1;
     if (exit == OPTS_GO_ON)
         exit = common_check(&c, "inspect");
