@@ -248,6 +248,17 @@ def test_openai_stop_texts():
         assert text == whole[:whole.index(stop)] and end == "stop", (text, end)
 
 
+def test_logprobs_end_with_the_text():
+    s = server()
+    for stop in ("e upon", " a t", "Once", "time,"):
+        whole = s.chat(max_tokens=20, logprobs=True, stop=[stop])["choices"][0]
+        told = whole["logprobs"]["content"]
+        text = "".join(t["token"] for t in told)
+        assert text.startswith(whole["message"]["content"]) and len(text) - len(told[-1]["token"] if told else "") <= len(whole["message"]["content"]), whole
+        c, r = stream(s, CHAT, {"messages": FOX, "temperature": 0, "max_tokens": 20, "logprobs": True, "stop": [stop], "stream": True})
+        assert sum((e["choices"][0]["logprobs"]["content"] for e in events(r)), []) == told, stop
+
+
 def test_openai_logprobs():
     c = openai_client(server())
     args = dict(model="m", messages=FOX, max_tokens=6, temperature=0, logprobs=True, top_logprobs=3)
@@ -288,6 +299,8 @@ def test_openai_errors():
                           (dict(functions=[{"name": "f"}]), "functions is not supported, expected tools"),
                           (dict(function_call="auto"), "function_call is not supported, expected tool_choice"),
                           (dict(tools=[{"type": "function"}]), "tools[0] has no function"),
+                          (dict(messages=[{"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": 5}}]}]),
+                           "messages[0].tool_calls[0].function.arguments is a number"),
                           (dict(messages=[{"role": "user", "content": "fox " * 3000}]), "expected at most 511")):
         try:
             c.chat.completions.create(**{"model": "m", "messages": FOX, **fields})
@@ -761,7 +774,11 @@ def test_thinking():
         assert thought and chat["choices"][0]["message"]["content"] == "Hi." and usage["completion_tokens_details"]["reasoning_tokens"] >= 6, chat
         r = anthropic_client(s).messages.create(model="m", messages=FOX, max_tokens=40, thinking={"type": "enabled", "budget_tokens": 6}, extra_body=mouth("Hi."))
         assert [b.type for b in r.content] == ["thinking", "text"] and r.content[0].thinking == thought, r
+        told = s.chat(**extra, max_tokens=40, logprobs=True)
+        assert "".join(t["token"] for t in told["choices"][0]["logprobs"]["content"]) == "Hi.", told
         long = {**extra, **mouth(" Hi there\n you")}
+        told = s.chat(**long, max_tokens=40, logprobs=True)["choices"][0]
+        assert "".join(t["token"] for t in told["logprobs"]["content"]) == " Hi there\n you" and told["message"]["content"] == "Hi there\n you", told
         assert s.chat(**long, max_tokens=40, stop=[" Hi there\n y"])["choices"][0]["message"]["content"] == ""
         assert s.chat(**long, max_tokens=40, stop=[" Hi there\n x"])["choices"][0]["message"]["content"] == "Hi there\n you"
         for stops in ([thought[2:5], "i."], [">", "\n", "i."]):  # they are for the answer, not for what is thought before it

@@ -255,24 +255,62 @@ static void push_text(struct answer *a, int32_t token) {
     }
 }
 
+/* Keeps the log probabilities of the first n tokens of the content. */
+static void cut_logprobs(struct answer *a, size_t n) {
+    while (a->n_said > n)
+        free(a->said[--a->n_said].logprobs);
+}
+
+/* Where a stop text begins in what was sampled after thinking, and which; false: nowhere. */
+static bool find_stop(const struct answer *a, size_t *at, const char **which) {
+    struct buffer all = {0};
+    bool is_found = false;
+    ask_decode(a->m, a->tokens + a->n_thoughts, a->n_tokens - a->n_thoughts, &all);
+    for (size_t i = 0; i < a->ask->n_stops; i++) {
+        const char *stop = a->ask->stops[i];
+        const char *found = all.len ? memmem(all.at, all.len, stop, strlen(stop)) : NULL;
+        if (!found || (is_found && (size_t)(found - all.at) >= *at))
+            continue;
+        is_found = true;
+        *at = (size_t)(found - all.at);
+        *which = stop;
+    }
+    buffer_free(&all);
+    return is_found;
+}
+
+/* Of tokens that begin after the text's end nothing is told. */
+static void cut_logprobs_at_stop(struct answer *a) {
+    const char *ignored;
+    size_t at = 0, n = 0, length, end = 0;
+    if (a->n_said == 0 || !find_stop(a, &at, &ignored))
+        return;
+    for (; n < a->n_said && end < at; n++, end += length)
+        sluice_token_text(a->m->model, a->said[n].token, &length);
+    cut_logprobs(a, n);
+}
+
 void answer_push(struct answer *a, int32_t token, struct job_logprobs *logprobs) {
     if (a->has_stopped || a->ask->is_silent || !keep_token(a, token)) {
         free(logprobs);
         a->has_failed |= !a->has_stopped && !a->ask->is_silent;
         return;
     }
-    bool thinks = a->phase == PHASE_THINKS || a->phase == PHASE_ENDS;
-    a->n_reasoning += thinks;
-    if (!logprobs || thinks || !keep_logprobs(a, token, logprobs))
+    bool was_thought = is_thought(a, token);
+    a->n_reasoning += was_thought;
+    if (!logprobs || was_thought || !keep_logprobs(a, token, logprobs))
         free(logprobs);
     const char *marker = a->phase == PHASE_RAW ? NULL : marker_of(a->m, token);
-    bool was_thought = is_thought(a, token);
     push_text(a, marker ? SLUICE_TEXT_END : token);
     if (marker)
         take_text(a, str_of(marker));
+    if (a->phase == PHASE_THINKS)
+        cut_logprobs(a, 0);
     if (was_thought || a->phase == PHASE_THINKS)
         a->n_thoughts = a->n_tokens;
     a->has_stopped = sluice_text_has_stopped(a->text);
+    if (a->has_stopped)
+        cut_logprobs_at_stop(a);
 }
 
 static enum answer_finish finish_of(const struct answer *a, const struct job_end *end) {
@@ -326,21 +364,8 @@ json_t *answer_message(const struct answer *a) {
     return message;
 }
 
-/* The one that begins first in what was sampled after thinking. */
 const char *answer_stop_text(const struct answer *a) {
-    struct buffer all = {0};
-    const char *first = NULL, *found = NULL;
-    if (!a->has_stopped)
-        return NULL;
-    ask_decode(a->m, a->tokens + a->n_thoughts, a->n_tokens - a->n_thoughts, &all);
-    for (size_t i = 0; i < a->ask->n_stops; i++) {
-        const char *stop = a->ask->stops[i];
-        const char *at = all.len ? memmem(all.at, all.len, stop, strlen(stop)) : NULL;
-        if (at && (!first || at < first)) {
-            first = at;
-            found = stop;
-        }
-    }
-    buffer_free(&all);
-    return found;
+    const char *found = NULL;
+    size_t at;
+    return a->has_stopped && find_stop(a, &at, &found) ? found : NULL;
 }

@@ -368,6 +368,12 @@ static json_t *plain_calls(struct fields *f, const json_t *calls, const char *wh
                           i);
             break;
         }
+        if (arguments && !json_is_string(arguments) && !json_is_object(arguments)) {
+            fields_refuse(f, "messages",
+                          "%s.tool_calls[%zu].function.arguments is %s, expected a string", where,
+                          i, json_kind(arguments));
+            break;
+        }
         json_t *read = json_is_string(arguments)
                            ? json_loads(json_string_value(arguments), JSON_REJECT_DUPLICATES, NULL)
                            : NULL;
