@@ -300,7 +300,7 @@ TEST(gguf_hostile_keys) {
     begin(&b, 0, 2);
     key_u32(&b, "k", 1);
     key_u32(&b, "k", 1);
-    REFUSE(&b, "key k is there twice");
+    REFUSE(&b, "key k appears twice");
 
     char name[65537];
     memset(name, 'n', sizeof name);
@@ -377,7 +377,7 @@ TEST(gguf_hostile_tensors) {
     tensor(&b, "w", DT_F32, 32, DIMS(8));
     pad(&b, 32);
     put_zeros(&b, 64);
-    REFUSE(&b, "tensor w is there twice");
+    REFUSE(&b, "tensor w appears twice");
 
     char name[65];
     memset(name, 'n', sizeof name);

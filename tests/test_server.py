@@ -1315,7 +1315,7 @@ def test_unix_socket_and_inherited_socket():
 def test_command_lines_that_are_wrong():
     with contextlib.closing(socket.create_server(("127.0.0.1", 0))) as taken:
         for args, code, words in ((["--port", "99999"], 2, "--port is 99999"), (["--prefix", "x"], 2, "--prefix is 'x'"),
-                                  (["--port", str(taken.getsockname()[1])], 1, "Address already in use"),
+                                  (["--port", str(taken.getsockname()[1])], 1, "Address already in use; --port chooses another"),
                                   (["--host", "no.such.name.invalid"], 1, "no.such.name.invalid"),
                                   (["--unix", "/nowhere/x/y"], 1, "/nowhere/x/y"),
                                   (["--unix", ""], 2, "--unix is '', expected a path"), (["--host", ""], 2, "--host is ''"),

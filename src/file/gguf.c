@@ -222,7 +222,7 @@ static int take_key(struct cursor *c, struct gguf *g) {
     if (status)
         return status;
     if (!strmap_add(&g->key_map, key->name, g->n_keys))
-        return err_set(c->err, SLUICE_ERR_FORMAT, "key %.*s is there twice", STR_ARG(key->name));
+        return err_set(c->err, SLUICE_ERR_FORMAT, "key %.*s appears twice", STR_ARG(key->name));
     g->n_keys++;
     return SLUICE_OK;
 }
@@ -307,7 +307,7 @@ static int take_tensor(struct cursor *c, struct gguf *g, struct span *span) {
         (status = gguf_describe(t, name, type, dims, n_dims, c->err)))
         return status;
     if (!strmap_add(&g->tensor_map, name, g->n_tensors))
-        return err_set(c->err, SLUICE_ERR_FORMAT, "tensor %.*s is there twice", STR_ARG(name));
+        return err_set(c->err, SLUICE_ERR_FORMAT, "tensor %.*s appears twice", STR_ARG(name));
     span->tensor = g->n_tensors++;
     return SLUICE_OK;
 }

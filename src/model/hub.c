@@ -282,7 +282,7 @@ static int index_names(struct binder *b) {
         if (!str_contains(st->tensors[i].name, "visual.") &&
             !strmap_add(&b->by_name, short_name(st->tensors[i].name), i))
             return err_set(b->err, SLUICE_ERR_FORMAT,
-                           "%s: tensor %.*s stands twice, with different prefixes",
+                           "%s: tensor %.*s appears twice, with different prefixes",
                            b->hub->folder->path, STR_ARG(st->tensors[i].name));
     return SLUICE_OK;
 }

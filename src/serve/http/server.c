@@ -253,7 +253,8 @@ static int listen_tcp(struct server *s, struct err *err) {
     s->is_loopback = is_loopback(found->ai_addr);
     freeaddrinfo(found);
     if (!is_good)
-        return err_set(err, SLUICE_ERR_IO, "%s port %s: %s", host, port, strerror(number));
+        return err_set(err, SLUICE_ERR_IO, "%s port %s: %s%s", host, port, strerror(number),
+                       number == EADDRINUSE ? "; --port chooses another" : "");
     write_address(s, (struct sockaddr *)&bound, size);
     return SLUICE_OK;
 }
