@@ -71,7 +71,9 @@ static int read_prompt(struct run *r) {
         r->is_story = true;
         r->prompt_text = str_of(story);
     } else if (!is_given && isatty(0)) {
-        return complain(EXIT_USAGE, "run: no prompt; give one with -p, -f or standard input");
+        return complain(
+            EXIT_USAGE,
+            "run: no prompt; give one with -p, -f or standard input, or use `sluice chat`");
     }
     return 0;
 }
