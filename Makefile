@@ -152,7 +152,7 @@ vpath %.cu $(sort $(dir $(KERNELS)))
 build/cuda/%.fatbin: %.cu
 	@mkdir -p $(@D)
 	$(call say,NVCC,$@)
-	$(Q)$(NVCC) -fatbin -std=c++17 -O3 -Xptxas -v -Isrc -Iinclude $(patsubst %,-gencode '%',$(CUDA_ARCHS)) \
+	$(Q)$(NVCC) -fatbin -std=c++17 -O3 --compress-mode=size -Xptxas -v -Isrc -Iinclude $(patsubst %,-gencode '%',$(CUDA_ARCHS)) \
 	    -MMD -MF $(@:.fatbin=.d) -MT $@ $< -o $@ 2>$(@:.fatbin=.ptxas) || { cat $(@:.fatbin=.ptxas); exit 1; }
 
 # Kernels that are used from 9.0 on are compiled for that alone, those with wgmma, which 9.0 alone has, as machine code.
