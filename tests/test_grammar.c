@@ -526,6 +526,35 @@ TEST(grammar_exits_below_exits) {
     token_texts_close(t);
 }
 
+static bool accepts_many(struct matcher *m, int32_t token, int n) {
+    for (int i = 0; i < n; i++)
+        if (!matcher_accept(m, token))
+            return false;
+    return true;
+}
+
+/* Nodes that are left behind, one with each letter, are forgotten; those that are needed are not.
+ */
+TEST(grammar_long_answers_forget_what_is_behind_them) {
+    enum { DEPTH = 3000, LETTERS = 20000 };
+    struct token_texts *t = small_texts();
+    struct grammar *g = gbnf("root ::= \"(\" root \")\" | \"[\" root \"]\" | [a-z]{9,20000}");
+    struct matcher *m = matcher_of(g, t);
+    for (int i = 0; i < DEPTH; i++)
+        EXPECT(matcher_accept(m, i % 3 ? '(' : '['));
+    EXPECT(accepts_many(m, 'a', LETTERS - 1));
+    EXPECT(allows(m, 'b') && allows(m, DEPTH % 3 == 1 ? ']' : ')'));
+    EXPECT(matcher_accept(m, 'b') && !allows(m, 'b') && !matcher_accept(m, 'b'));
+    for (int i = DEPTH; i-- > 0;) {
+        EXPECT(!matcher_may_end(m) && !matcher_accept(m, i % 3 ? ']' : ')'));
+        EXPECT(matcher_accept(m, i % 3 ? ')' : ']'));
+    }
+    EXPECT(matcher_must_end(m));
+    matcher_close(m);
+    grammar_close(g);
+    token_texts_close(t);
+}
+
 /* ---- random grammars ---- */
 
 /* Expressions over a and b, of rules 0 to N_RULES - 1, and the texts that they match. */
