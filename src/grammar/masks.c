@@ -24,6 +24,7 @@ enum {
     FEW_TOKENS = 512, /* that are kept as a list beside a known mask */
     EXACT_ROUNDS = 8, /* rounds left, below which a loop's count is not rounded */
     N_UNIONS = 1024,
+    N_SIZES = 5, /* parts that lead to a node, by how many exits they have: 16, 256, 4096 ... */
     VISITS_A_STEP = 2, /* nodes of the trie that cost what a step of settling does */
     STATE_STEPS = 12,  /* what a byte costs that was not met in a state, besides its threads */
     UNKNOWN = 0,
@@ -56,6 +57,7 @@ struct part {
     uint32_t from, via; /* the part whose exits it goes on from, and by which node of the cache,
                          * or JOINED and the other part; of the first in a chain: 0 */
     uint32_t mask;      /* the last mask that it was added to */
+    uint32_t same; /* of two joined: that of them which has all the exits of both; 0: neither */
 };
 
 /* In place of the node that a part was made with: it has the exits of both, and no tokens. */
@@ -94,7 +96,7 @@ struct masks {
     /* Of the mask that is made. */
     uint32_t *pending; /* nodes of the matcher, as a heap: the highest first */
     uint32_t n_pending, pending_capacity;
-    uint32_t *parts_at; /* of its nodes: the part whose exits lead there; 0: none */
+    uint32_t *parts_at; /* (n_parts_at, N_SIZES) of its nodes: the parts whose exits lead there */
     uint32_t n_parts_at;
     struct edge *edges; /* of a node, in groups */
     uint32_t edge_capacity;
@@ -686,25 +688,30 @@ static uint32_t next_part(struct masks *m, uint32_t part, uint32_t via) {
     return child;
 }
 
-/* A part with the exits of two; 0 when there is no room, or after a fault. */
+/* A part with the exits of two, maybe one of them; 0 when there is no room, or after a fault. */
 static uint32_t join_parts(struct masks *m, uint32_t a, uint32_t b) {
     uint32_t both = *part_slot(m, a, JOINED | b);
-    if (both || a == b)
-        return both ? both : a;
+    if (a == b)
+        return a;
+    if (both)
+        return m->parts[both].same ? m->parts[both].same : both;
     const struct part *x = &m->parts[a], *y = &m->parts[b];
     bool is_char = x->is_char || y->is_char;
     m->n_found = 0;
     m->n_exits = merge_lists(x->exits, x->n_exits, y->exits, y->n_exits, m->exits);
+    bool is_a = m->n_exits == x->n_exits && is_char == x->is_char;
+    bool is_b = m->n_exits == y->n_exits && is_char == y->is_char;
     if (!nodes_work(&m->nodes, m->n_exits / 8 + 1))
         return 0;
-    if (m->n_exits == x->n_exits && is_char == x->is_char)
-        return a; /* it has them all */
+    if (is_a || is_b)
+        m->n_exits = 0;
     both = add_part(m, 0);
     if (!both)
         return 0;
+    m->parts[both].same = is_a ? a : is_b ? b : 0;
     m->parts[both].is_char = is_char;
     add_child(m, a, both, JOINED | b);
-    return both;
+    return is_a ? a : is_b ? b : both;
 }
 
 /* ---- masks ------------------------------------------------------------------------------------
@@ -760,17 +767,33 @@ static uint32_t pop_pending(struct masks *m) {
     return highest;
 }
 
+static uint32_t size_class(const struct masks *m, uint32_t part) {
+    const struct part *p = &m->parts[part];
+    uint32_t class = 0, n = p->n_exits + (p->is_char ? m->t->n_char_nodes : 0);
+    for (; n >= 16 && class < N_SIZES - 1; n /= 16)
+        class ++;
+    return class;
+}
+
+static bool is_empty(const uint32_t parts[N_SIZES]) {
+    uint32_t any = 0;
+    for (uint32_t i = 0; i < N_SIZES; i++)
+        any |= parts[i];
+    return any == 0;
+}
+
 /* The part is of the mask; what its exits lead to is looked at later, once for all that lead to the
- * same node. */
+ * same node. Few exits are not joined with many: with the next few all would be walked again. */
 static bool add_and_pend(struct masks *m, uint32_t part, uint32_t node, uint32_t *mask) {
     if (part == 0)
         return false;
     add_to_mask(m, &m->parts[part], mask);
     if (node == NODE_BASE || !has_exits(m, part))
         return true;
-    uint32_t old = m->parts_at[node];
-    m->parts_at[node] = old ? join_parts(m, old, part) : part;
-    return m->parts_at[node] && (old || push_pending(m, node));
+    uint32_t *all = m->parts_at + (size_t)node * N_SIZES, *at = all + size_class(m, part);
+    bool is_new = is_empty(all);
+    *at = *at ? join_parts(m, *at, part) : part;
+    return *at && (!is_new || push_pending(m, node));
 }
 
 /* The edges of a matcher's node that lead to one below it, as a node of the cache; 0: a fault. */
@@ -792,15 +815,19 @@ static uint32_t via_of(struct masks *m, const struct edge *edges, uint32_t n) {
 
 /* From the exits that lead to the highest node: others may lead to those below it. */
 static bool go_below(struct masks *m, const struct nodes *nodes, uint32_t *mask) {
-    uint32_t node = pop_pending(m), part = m->parts_at[node], end = nodes->first[node + 1];
+    uint32_t node = pop_pending(m), end = nodes->first[node + 1], parts[N_SIZES];
+    uint32_t *at = m->parts_at + (size_t)node * N_SIZES;
     bool is_ok = true;
-    m->parts_at[node] = 0;
+    memcpy(parts, at, sizeof parts);
+    memset(at, 0, sizeof parts);
     for (uint32_t i = nodes->first[node], same; i < end && is_ok; i = same) {
         const struct edge *edges = nodes->edges + i;
         for (same = i + 1; same < end && nodes->edges[same].below == edges->below;)
             same++;
         uint32_t via = via_of(m, edges, same - i);
-        is_ok = via && add_and_pend(m, next_part(m, part, via), edges->below, mask);
+        is_ok = via;
+        for (uint32_t k = 0; k < N_SIZES && is_ok; k++)
+            is_ok = !parts[k] || add_and_pend(m, next_part(m, parts[k], via), edges->below, mask);
     }
     return is_ok;
 }
@@ -811,7 +838,7 @@ static bool grow_parts_at(struct masks *m, uint32_t n) {
         return true;
     free(m->parts_at);
     m->n_parts_at = 2 * n;
-    m->parts_at = calloc(m->n_parts_at, sizeof *m->parts_at);
+    m->parts_at = calloc(m->n_parts_at, N_SIZES * sizeof *m->parts_at);
     m->n_parts_at = m->parts_at ? m->n_parts_at : 0;
     return m->parts_at;
 }
@@ -831,7 +858,8 @@ static bool add_all(struct masks *m, const struct thread *threads, uint32_t n,
     while (is_ok && m->n_pending)
         is_ok = go_below(m, nodes, mask);
     while (m->n_pending)
-        m->parts_at[m->pending[--m->n_pending]] = 0;
+        memset(m->parts_at + (size_t)m->pending[--m->n_pending] * N_SIZES, 0,
+               N_SIZES * sizeof *m->parts_at);
     return is_ok;
 }
 
