@@ -741,7 +741,7 @@ def test_responses_errors():
 
 
 def thinking_model():
-    """The story model, two of whose tokens are <think> and </think>, and a template that begins to think."""
+    """The story model, three of whose tokens are <think>, </think> and <tool_call>, and a template that begins to think."""
     path, template = TMP / "thinks.gguf", TMP / "thinks.jinja"
     data = bytearray(SHIPPED.read_bytes())
 
@@ -756,7 +756,7 @@ def thinking_model():
         length, = struct.unpack_from("<Q", data, at)
         places[length] = (i, at + 8)  # the last of that length
         at += 8 + length
-    for word in (b"<think>", b"</think>"):
+    for word in (b"<think>", b"</think>", b"<tool_call>"):
         i, place = places[len(word)]
         data[place:place + len(word)] = word
         struct.pack_into("<i", data, types + 4 * i, 4)  # defined by the user: never made of pieces
@@ -797,6 +797,25 @@ def test_thinking():
         assert "".join(e.delta for e in told if e.type == "response.reasoning_text.delta") == thought
         again = c.responses.create(**{**args, "input": "And?"}, previous_response_id=r.id)
         assert again.usage.input_tokens_details.cached_tokens >= r.usage.total_tokens - 2, (r.usage, again.usage)
+
+
+def test_a_format_leaves_tools_to_the_model():
+    """With response_format and tools the model may call one instead of an answer in that format; a grammar is kept to."""
+    with own(*thinking_model()) as s:
+        call, = s.request("POST", "/tokenize", {"content": "<tool_call>", "special": True})[2]["tokens"]
+        tools = [{"type": "function", "function": WEATHER}]
+        wanted = {"logit_bias": {str(call): 100}, "thinking_budget": 0, "max_tokens": 12}
+        schema = {"type": "json_schema", "json_schema": {"name": "x", "schema": SCHEMA}}
+        said = lambda **kw: s.chat(**wanted, **kw)["choices"][0]["message"]["content"]
+        for format_ in ({"type": "json_object"}, schema):
+            assert said(response_format=format_, tools=tools).startswith("<tool_call>"), format_
+            assert said(response_format=format_).startswith("{") and said(response_format=format_, tools=tools, tool_choice="none").startswith("{"), format_
+            plain = s.chat(**{**wanted, "logit_bias": {}}, response_format=format_, tools=tools)["choices"][0]["message"]["content"]
+            assert plain.startswith("{"), plain  # a tool is not called as such
+        assert said(grammar='root ::= "x" | "y"', tools=tools) in ("x", "y")
+        biased = s.request("POST", "/api/chat", {"messages": FOX, "stream": False, "format": SCHEMA, "tools": tools, "thinking_budget": 0,
+                                                 "options": {"logit_bias": wanted["logit_bias"], "num_predict": 60}, "think": False})[2]
+        assert "<tool_call>" in biased["message"]["content"] + biased["message"].get("thinking", ""), biased
 
 
 def test_thinking_with_real_templates():

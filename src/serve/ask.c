@@ -46,6 +46,9 @@ void ask_model_fill(struct ask_model *m, const sluice_model *model) {
     m->think_close = token_of(model, "</think>");
     m->think_is_silent = is_silent(model, m->think_close);
     m->python_tag = token_of(model, "<|python_tag|>");
+    m->tool_call = token_of(model, "<tool_call>");
+    if (is_silent(model, m->tool_call))
+        m->tool_call = -1;
     m->n_closing = 0;
     if (m->think_close >= 0 &&
         sluice_encode(model, closing, sizeof closing - 1, SLUICE_ENCODE_SPECIAL, m->closing,
@@ -196,6 +199,7 @@ static void set_format(struct ask *ask, struct fields *f, const char *name,
     struct err err = {0};
     if (f->wrong)
         return;
+    ask->is_strict |= kind == FORMAT_GBNF;
     if (ask->format)
         fields_refuse(f, name, "%s is one format too many, expected one", name);
     else if (formats_find(m->formats, kind, text, &ask->format, &err))

@@ -23,6 +23,7 @@ struct ask_model {
     struct sluice_facts facts;
     struct sluice_sampling sampling;             /* what a request does not say */
     int32_t think_open, think_close, python_tag; /* tokens; -1: it has none */
+    int32_t tool_call;                           /* the same of <tool_call>, where it gives text */
     bool think_is_silent;                        /* control tokens, which give no text */
     int32_t closing[16];                         /* what ends thinking that takes too long */
     size_t n_closing;
@@ -66,6 +67,7 @@ struct ask {
     int64_t thinking_budget; /* tokens; below 0: no limit */
     bool ignores_ends;
     struct format *format; /* that answers follow; NULL: none */
+    bool is_strict;        /* it is a grammar, which calls of tools follow too */
     float *hidden;         /* (n_prompts, width) for hidden states; NULL: none are wanted; owned */
 
     /* Filled by ask_encode. */

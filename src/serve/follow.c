@@ -21,7 +21,8 @@ uint32_t *follow_no_ends(const sluice_model *model) {
 }
 
 int follow_open(struct follow *f, const struct format *format, int32_t n_tokens, struct err *err) {
-    *f = (struct follow){.open = -1, .close = -1, .n_words = div_up((uint32_t)n_tokens, 32)};
+    *f = (struct follow){
+        .open = -1, .close = -1, .call = -1, .n_words = div_up((uint32_t)n_tokens, 32)};
     if (!format)
         return SLUICE_OK;
     f->mask = calloc(f->n_words + 1ul, sizeof *f->mask);
@@ -46,23 +47,34 @@ void follow_look(struct follow *f, const int32_t *prompt, size_t n) {
     }
 }
 
-/* While it thinks, anything but an end; at the beginning thinking too. */
+static bool may_think(const struct follow *f) {
+    return f->n_tokens == 0 && f->may_open && f->open >= 0;
+}
+
+static bool may_call(const struct follow *f) {
+    return f->call >= 0 && !f->has_begun;
+}
+
+/* While it thinks, anything but an end; at the beginning thinking too, or a call. */
 const uint32_t *follow_mask(struct follow *f) {
-    if (!f->matcher)
+    if (!f->matcher || f->is_free)
         return NULL;
     if (f->is_thinking)
         return f->no_ends;
     const uint32_t *mask = matcher_mask(f->matcher);
-    if (f->n_tokens > 0 || !f->may_open || f->open < 0)
+    if (!may_think(f) && !may_call(f))
         return mask;
     memcpy(f->mask, mask, f->n_words * sizeof *mask);
-    set_bit(f->mask, f->open);
+    if (may_think(f))
+        set_bit(f->mask, f->open);
+    if (may_call(f))
+        set_bit(f->mask, f->call);
     return f->mask;
 }
 
 /* Thinking goes on until it is closed. */
 const uint32_t *follow_keeps(struct follow *f) {
-    if (!f->matcher || (f->n_tokens == 0 && f->may_open && !f->is_thinking))
+    if (!f->matcher || f->is_free || (!f->is_thinking && (may_think(f) || may_call(f))))
         return NULL;
     if (!f->is_thinking)
         return matcher_keeps(f->matcher);
@@ -70,6 +82,24 @@ const uint32_t *follow_keeps(struct follow *f) {
     if (f->close >= 0)
         f->mask[f->close / 32] &= ~(1u << f->close % 32);
     return f->mask;
+}
+
+static bool is_blank(const sluice_model *model, int32_t token) {
+    size_t n;
+    const char *text = sluice_token_text(model, token, &n);
+    while (n > 0 && strchr(" \t\r\n", text[n - 1]) && text[n - 1])
+        n--;
+    return n == 0;
+}
+
+/* False: nothing may follow it, or it does not fit. */
+static bool say(struct follow *f, int32_t token) {
+    f->is_free |= may_call(f) && token == f->call;
+    f->has_begun |= f->call >= 0 && !is_blank(f->model, token);
+    if (!f->matcher || f->is_free)
+        return true;
+    return (matcher_accept(f->matcher, token) && !matcher_must_end(f->matcher)) ||
+           follow_fault(f, NULL);
 }
 
 enum follow_kind follow_token(struct follow *f, int32_t token) {
@@ -81,9 +111,7 @@ enum follow_kind follow_token(struct follow *f, int32_t token) {
     f->n_tokens++;
     if (was_thinking || f->is_thinking)
         return FOLLOW_THOUGHT;
-    bool goes_on =
-        !f->matcher || (matcher_accept(f->matcher, token) && !matcher_must_end(f->matcher));
-    return goes_on || follow_fault(f, NULL) ? FOLLOW_SAID : FOLLOW_LAST;
+    return say(f, token) ? FOLLOW_SAID : FOLLOW_LAST;
 }
 
 int follow_fault(const struct follow *f, struct err *err) {

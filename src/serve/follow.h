@@ -13,7 +13,13 @@ struct follow {
     bool may_open;           /* the answer may begin with thinking */
     bool is_thinking;        /* it is, or begins inside of it */
     const uint32_t *no_ends; /* all tokens but those that end an answer; borrowed */
+    int32_t
+        call; /* the token that begins a call of a tool, which an answer may be instead; -1: none
+               */
+    const sluice_model *model; /* with a call; borrowed */
 
+    bool has_begun;          /* more than white space was said */
+    bool is_free;            /* it is a call: anything may come */
     uint32_t n_tokens;       /* so far */
     struct matcher *matcher; /* NULL: it follows nothing */
     uint32_t *mask;          /* the matcher's, with a bit more */

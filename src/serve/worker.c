@@ -502,7 +502,7 @@ static void start_job(struct worker *w, struct job *job) {
 
 void job_begin(struct job *job) {
     *job = (struct job){
-        .n_top = -1, .answers = 1, .thinking = {.budget = -1, .open = -1, .close = -1}};
+        .n_top = -1, .answers = 1, .call = -1, .thinking = {.budget = -1, .open = -1, .close = -1}};
     pthread_mutex_init(&job->lock, NULL);
 }
 
@@ -635,6 +635,8 @@ static int prepare_choice(const struct worker *w, struct job *job, uint32_t i, s
     c->follow.may_open = t->may_open;
     c->follow.is_thinking = t->is_open;
     c->follow.no_ends = w->no_ends;
+    c->follow.call = job->call;
+    c->follow.model = w->model;
     return status;
 }
 

@@ -73,6 +73,8 @@ struct job {
                                        * prompt, before its first answer ends; NULL: not wanted */
     bool pools_mean;                  /* the mean of all its tokens, not that of the last */
     const struct format *format;      /* that answers follow after their thinking; NULL: none */
+    int32_t call;                     /* the token that begins a call of a tool, which they may be
+                                       * instead; -1: none */
     void (*wake)(struct job *job);    /* by the worker's thread; must be quick */
     void (*release)(struct job *job); /* the same, once, last */
 

@@ -169,6 +169,8 @@ static void fill_job(struct exchange *x) {
     job->n_top = (int)ask->n_top;
     job->ignores_ends = ask->ignores_ends;
     job->format = ask->format;
+    bool may_call = ask->tools && ask->tool_choice == TOOLS_AUTO && !ask->is_call_begun;
+    job->call = may_call && !ask->is_strict ? m->tool_call : -1;
     job->hidden = ask->hidden;
     job->pools_mean = m->facts.pooling == SLUICE_POOL_MEAN;
     job->wake = on_wake;
