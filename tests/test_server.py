@@ -331,6 +331,8 @@ def test_fields_that_all_calls_have():
     status, _, answer = s.request("POST", "/v1/completions", {"prompt": "x", "best_of": 3, "n": 2})
     assert status == 400 and "best_of is 3, expected 2" in answer["error"]["message"] and answer["error"]["param"] == "best_of", answer
     assert s.request("POST", "/v1/completions", {"prompt": "x", "best_of": 2, "n": 2, "max_tokens": 1})[0] == 200
+    status, _, answer = s.request("POST", "/v1/completions", {"prompt": "x", "snapshot": "y"})
+    assert status == 400 and answer["error"]["param"] == "snapshot", answer
 
 
 def test_unknown_fields_are_ignored():

@@ -67,6 +67,8 @@ static void read_all(struct ask *ask, struct fields *f, const struct ask_model *
     ask_read_format(ask, f, m);
     fields_int(f, "logprobs", 0, ASK_MAX_TOP, &ask->n_top);
     fields_string(f, "suffix", &suffix);
+    if (fields_any(f, "snapshot"))
+        fields_refuse(f, "snapshot", "snapshot is of a conversation, expected messages");
     int64_t best_of = ask->n;
     fields_int(f, "best_of", 1, INT32_MAX, &best_of);
     if (best_of != ask->n)
