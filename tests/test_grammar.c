@@ -203,6 +203,40 @@ TEST(grammar_gbnf_decides) {
     token_texts_close(t);
 }
 
+/* Random ranges of characters, and those next to their ends. */
+TEST(grammar_classes_have_their_characters) {
+    enum { N_RANGES = 12 };
+    struct token_texts *t = small_texts();
+    random_state = 21;
+    for (int i = 0; i < 60; i++) {
+        uint32_t ends[2 * N_RANGES];
+        char text[2 * N_RANGES * 12 + 32];
+        size_t n = (size_t)sprintf(text, "root ::= [");
+        for (int k = 0; k < N_RANGES; k++) {
+            static const uint32_t most[] = {0x80, 0x900, 0x3000, 0x11000, 0x110000 - 300};
+            uint32_t first = random_below(most[random_below(5)]);
+            first = first >= 0xD000 && first < 0xE000 ? 0xE000 : first;
+            ends[2 * k] = first;
+            ends[2 * k + 1] = first + random_below(first < 0xC000 && k % 3 ? 4000 : 300);
+            n += (size_t)sprintf(text + n, "\\U%08X-\\U%08X", first, ends[2 * k + 1]);
+        }
+        sprintf(text + n, "]");
+        struct grammar *g = gbnf(text);
+        for (int k = 0; k < 6 * N_RANGES && g; k++) {
+            uint32_t c = ends[k / 3] + (uint32_t)(k % 3) - 1;
+            char bytes[4];
+            bool is_in = false;
+            for (int r = 0; r < N_RANGES; r++)
+                is_in |= c >= ends[2 * r] && c <= ends[2 * r + 1];
+            if (c < 0x110000 && (c < 0xD800 || c > 0xDFFF) &&
+                takes(g, t, bytes, utf8_put(c, bytes)) != is_in)
+                test_fail(__FILE__, __LINE__, "%s: U+%X, expected %d", text, c, is_in);
+        }
+        grammar_close(g);
+    }
+    token_texts_close(t);
+}
+
 TEST(grammar_gbnf_refuses_by_one_line) {
     static const struct {
         const char *grammar, *says;
@@ -457,6 +491,23 @@ TEST(grammar_ambiguity_costs_little) {
                       (unsigned long long)steps, err.text);
         grammar_close(g);
     }
+    token_texts_close(t);
+}
+
+/* Thousands of characters that do not touch are read byte by byte, not one by one. */
+TEST(grammar_large_classes_cost_little) {
+    static char text[3000 * 8];
+    struct token_texts *t = small_texts();
+    struct err err = {0};
+    size_t n = (size_t)sprintf(text, "root ::= [");
+    for (int i = 0; i < 3000; i++)
+        n += (size_t)sprintf(text + n, "\\u%04x", 0x4E00 + 2 * i);
+    sprintf(text + n, "]* \"!\"");
+    struct grammar *g = gbnf(text);
+    uint64_t steps = most_steps(g, t, "\xe4\xb8\x80", 30, &err);
+    if (steps == 0 || steps > 3000)
+        test_fail(__FILE__, __LINE__, "%llu steps %s", (unsigned long long)steps, err.text);
+    grammar_close(g);
     token_texts_close(t);
 }
 

@@ -260,12 +260,19 @@ static uint32_t emit_bytes(struct compiler *c, struct str s, uint32_t next) {
 /* ---- classes ----------------------------------------------------------------------------------
  */
 
-/* A class that is being written: the beginnings of its sequences of bytes, and the last few tails,
- * which many sequences share. */
+/* Characters of one length whose bytes vary independently of each other. */
+struct product {
+    uint8_t n, low[4], high[4];
+};
+
+/* A class that is being written: its products in order, and the last few bytes that were, which
+ * many share. */
 struct class_writer {
     struct compiler *c;
     uint32_t end;   /* what follows the class */
-    uint32_t entry; /* all sequences so far; 0: none */
+    uint32_t entry; /* all of it so far; 0: none */
+    struct product *products;
+    uint32_t n_products, capacity;
     struct tail {
         uint32_t pc, next;
         uint8_t low, high;
@@ -288,16 +295,42 @@ static void write_entry(struct class_writer *w, uint32_t pc) {
     w->entry = w->entry ? add_split(w->c, pc, w->entry) : pc;
 }
 
-/* Characters of one length whose bytes vary independently of each other. */
-static void write_product(struct class_writer *w, uint32_t first, uint32_t last) {
-    char low[4], high[4];
-    size_t n = utf8_put(first, low);
-    uint32_t pc = w->end;
-    utf8_put(last, high);
-    for (size_t i = n; i-- > 0;)
-        pc = i ? write_tail(w, (uint8_t)low[i], (uint8_t)high[i], pc)
-               : add_range(w->c, (uint8_t)low[i], (uint8_t)high[i], pc);
-    write_entry(w, pc);
+static void add_product(struct class_writer *w, uint32_t first, uint32_t last) {
+    struct compiler *c = w->c;
+    struct product p = {0};
+    if (w->n_products == w->capacity) {
+        uint32_t capacity = w->capacity ? 2 * w->capacity : 16;
+        struct product *more = arena_array(&c->b->arena, capacity, sizeof *more);
+        if (!more) {
+            c->is_out_of_memory = true;
+            return;
+        }
+        if (w->n_products)
+            memcpy(more, w->products, w->n_products * sizeof *more);
+        w->products = more;
+        w->capacity = capacity;
+    }
+    p.n = (uint8_t)utf8_put(first, (char *)p.low);
+    utf8_put(last, (char *)p.high);
+    w->products[w->n_products++] = p;
+}
+
+static bool begin_alike(const struct product *a, const struct product *b, uint32_t i) {
+    return a->low[i] == b->low[i] && a->high[i] == b->high[i];
+}
+
+/* From byte `from` on, before which they are alike: what they begin with in common is read once. */
+static uint32_t write_products(struct class_writer *w, const struct product *p, uint32_t n,
+                               uint32_t from) {
+    uint32_t entry = 0;
+    for (uint32_t i = 0, same; i < n; i = same) {
+        for (same = i + 1; same < n && begin_alike(&p[i], &p[same], from);)
+            same++;
+        uint32_t next = p[i].n == from + 1 ? w->end : write_products(w, p + i, same - i, from + 1);
+        uint32_t pc = write_tail(w, p[i].low[from], p[i].high[from], next);
+        entry = entry ? add_split(w->c, pc, entry) : pc;
+    }
+    return entry;
 }
 
 /* Cuts a range where the number of bytes changes, and where the last bytes do not run through all
@@ -325,7 +358,7 @@ static void write_range(struct class_writer *w, uint32_t first, uint32_t last) {
             return;
         }
     }
-    write_product(w, first, last);
+    add_product(w, first, last);
 }
 
 static uint32_t emit_class(struct compiler *c, const struct expr *e, uint32_t next) {
@@ -339,6 +372,7 @@ static uint32_t emit_class(struct compiler *c, const struct expr *e, uint32_t ne
         if (r.last >= 0x80)
             write_range(&w, max_u32(r.first, 0x80), r.last);
     }
+    w.entry = write_products(&w, w.products, w.n_products, 0);
     bool is_range = e->n > 0 && e->ranges[0].last - e->ranges[0].first + 1 == n_ascii;
     if (n_ascii && is_range)
         write_entry(&w,
