@@ -1348,6 +1348,19 @@ def test_command_lines_that_are_wrong():
             assert len(p.stderr.splitlines()) == 1, p.stderr  # before the model is loaded
 
 
+def test_no_socket_is_left_by_a_signal_while_loading():
+    for number in (signal.SIGTERM, signal.SIGINT):
+        fifo, path = TMP / f"left.fifo{number}", TMP / f"left{number}"
+        os.mkfifo(fifo)
+        p = subprocess.Popen([SLUICE, "serve", "-m", str(SHIPPED), "--unix", path, "--chat-template", fifo],
+                             stderr=subprocess.DEVNULL, stdin=subprocess.DEVNULL)
+        with open(fifo, "w"):  # open when the server has opened it
+            assert path.exists()
+            p.send_signal(number)
+            assert p.wait(PATIENCE) in (-number, 130), p.returncode
+        assert not path.exists(), number
+
+
 def test_a_server_for_everyone_says_so():
     with own("--host", "0.0.0.0") as s:
         assert b"warning: anyone who can reach http://0.0.0.0:" in s.text(), s.text()

@@ -11,9 +11,22 @@
 #include "base/outfile.h"
 #include "cmd/opts.h"
 
+static _Atomic(const char *) dropped;
+
+void faults_drop(const char *path) {
+    atomic_store(&dropped, path);
+}
+
+void faults_clean(void) {
+    const char *path = atomic_exchange(&dropped, NULL);
+    outfile_abandon_all();
+    if (path)
+        unlink(path);
+}
+
 /* The signal is blocked while its handler runs: it ends the program on return. */
 void faults_end_by(int number) {
-    outfile_abandon_all();
+    faults_clean();
     signal(number, SIG_DFL);
     raise(number);
 }
@@ -39,7 +52,7 @@ static void on_bus_error(int number, siginfo_t *info, void *context) {
     }
     while (atomic_flag_test_and_set(&is_said))
         pause(); /* another thread is saying it, and ends the program */
-    outfile_abandon_all();
+    faults_clean();
     char line[sizeof before + 1024 + sizeof after];
     size_t n = sizeof before - 1;
     memcpy(line, before, n);

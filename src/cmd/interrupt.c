@@ -5,7 +5,6 @@
 #include <signal.h>
 #include <unistd.h>
 
-#include "base/outfile.h"
 #include "cmd/faults.h"
 #include "cmd/say.h"
 
@@ -16,7 +15,7 @@ static _Atomic(sluice_engine *) running;
 static void end_loading(void) {
     static const char line[] = "\r\033[Ksluice: interrupted while loading\n";
     const char *at = atomic_load(&has_bar) ? line : line + 4;
-    outfile_abandon_all();
+    faults_clean();
     ssize_t written = write(STDERR_FILENO, at, (size_t)(line + sizeof line - 1 - at));
     (void)written; /* there is nobody else to tell */
     _exit(EXIT_INTERRUPTED);

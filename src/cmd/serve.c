@@ -20,6 +20,7 @@ int cmd_serve(int argc, char **argv) {
 #include <unistd.h>
 
 #include "cmd/cmd.h"
+#include "cmd/faults.h"
 #include "cmd/interrupt.h"
 #include "cmd/open.h"
 #include "cmd/step_facts.h"
@@ -309,7 +310,11 @@ static int open_and_serve(struct serve *s) {
     signal(SIGPIPE, SIG_IGN); /* a client that went away is an error of writing */
     if (server_open(&server, &s->server, &err))
         return fail(&err);
-    return load_and_serve(s, server);
+    if (s->server.inherited_fd < 0)
+        faults_drop(s->server.unix_path);
+    exit = load_and_serve(s, server);
+    faults_drop(NULL);
+    return exit;
 }
 
 int cmd_serve(int argc, char **argv) {
