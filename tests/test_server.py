@@ -1537,17 +1537,26 @@ def test_requests_whose_length_is_not_clear():
 
 
 def test_bodies_that_are_too_long():
-    with own("--max-body", "4K") as s:
-        for headers in ({}, {"Transfer-Encoding": "chunked"}):
-            body = json.dumps({"messages": FOX, "user": "x" * 9000}).encode()
-            with contextlib.closing(s.connect()) as c:
-                try:
-                    c.request("POST", "/v1/chat/completions", iter([body]) if headers else body, headers, encode_chunked=bool(headers))
-                    r = c.getresponse()
-                    assert r.status == 413 and "error" in json.loads(r.read()), r.status
-                except (BrokenPipeError, ConnectionResetError):
-                    pass  # closed while we were still sending
-        s.chat()
+    with own("--max-body", "1M", "--api-key", "k") as s:
+        headers = {"Authorization": "Bearer k"}
+        body = json.dumps({"messages": FOX, "user": "x" * 3_000_000}).encode()
+        with contextlib.closing(s.connect()) as c:  # whoever sends it hears why, and may go on
+            for path, given, status in ((CHAT, headers, 413), ("/v1/messages", headers, 413), (CHAT, {}, 401), ("/nothing", headers, 404), ("/health", headers, 405)):
+                c.request("POST", path, body, given)
+                r = c.getresponse()
+                assert r.status == status and "error" in json.loads(r.read()), (path, r.status)
+            c.request("GET", "/health")
+            assert c.getresponse().status == 200
+        for length in (b"Content-Length: 99999999", b"Content-Length: 2000000\r\nExpect: 100-continue"):  # not for gigabytes
+            got = s.raw(b"POST %s HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer k\r\n%s\r\n\r\n" % (CHAT.encode(), length))
+            assert got.startswith(b"HTTP/1.1 413"), got
+        with contextlib.closing(s.connect()) as c:
+            try:
+                c.request("POST", CHAT, iter([body]), {**headers, "Transfer-Encoding": "chunked"}, encode_chunked=True)
+                assert c.getresponse().status == 413
+            except (BrokenPipeError, ConnectionResetError):
+                pass  # closed while we were still sending
+        assert s.request("POST", CHAT, {"messages": FOX, "max_tokens": 2}, headers)[0] == 200
 
 
 def test_pipelined_requests_are_answered_in_order():

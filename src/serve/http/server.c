@@ -121,11 +121,16 @@ static struct peer *peer_of(struct MHD_Connection *connection) {
     return info ? info->socket_context : NULL;
 }
 
-/* A response that comes before the body closes the connection: so only where there is one. */
-static bool has_body(struct MHD_Connection *c) {
-    const char *length = MHD_lookup_connection_value(c, MHD_HEADER_KIND, "Content-Length");
-    return MHD_lookup_connection_value(c, MHD_HEADER_KIND, "Transfer-Encoding") ||
-           (length && strcmp(length, "0") != 0);
+/* A response that comes before the body closes the connection, and a client that is still sending
+ * may never see it: so a body of some length is taken, and dropped, first. */
+static bool is_answered_now(const struct exchange *x) {
+    enum { MOST = 4 }; /* times the longest that is read */
+    const char *length =
+        MHD_lookup_connection_value(x->connection, MHD_HEADER_KIND, "Content-Length");
+    return x->ends_connection ||
+           MHD_lookup_connection_value(x->connection, MHD_HEADER_KIND, "Transfer-Encoding") ||
+           MHD_lookup_connection_value(x->connection, MHD_HEADER_KIND, "Expect") ||
+           (length && strtoull(length, NULL, 10) / MOST > x->server->options.body_bytes);
 }
 
 /* Called with the headers, with each part of the body, at its end, and when a suspended connection
@@ -142,11 +147,11 @@ static enum MHD_Result on_request(void *user, struct MHD_Connection *connection,
         *context = x;
         x->peer = peer_of(connection);
         x->is_handled = !admit(x);
-        bool is_now = x->is_handled && (x->ends_connection || has_body(connection));
-        return is_now ? exchange_respond(x) : MHD_YES;
+        return x->is_handled && is_answered_now(x) ? exchange_respond(x) : MHD_YES;
     }
     if (*n_data > 0) {
-        take_body(x, data, *n_data);
+        if (!x->is_handled)
+            take_body(x, data, *n_data);
         *n_data = 0;
         return MHD_YES;
     }
