@@ -369,6 +369,15 @@ def test_grammars_as_texts():
         bad(1, "yes: cannot open: No such file or directory; --grammar takes a file or a grammar in GBNF", verb, "-p", "a", "--grammar", "yes", "-q")
 
 
+def test_grammars_that_are_too_much():
+    doubled = lambda n: "".join(f"r{i} ::= r{i + 1} r{i + 1}\n" for i in range(n)) + f'r{n} ::= "a"?\n'
+    for verb in ("run", "chat"):
+        out = good(verb, "-p", "a", "--grammar", "root ::= r0\n" + doubled(14), "-n", 9, "-q")[0].decode().strip()
+        assert set(out) <= {"a"}, out
+        for first in ("", '"b" '):  # at once, and when it is asked what comes next
+            bad(1, "can be read in too many ways", verb, "-p", "a", "--grammar", f"root ::= {first}r0\n" + doubled(2000), "-q")
+
+
 def test_grammars_that_are_none():
     path = TMP / "none"
     path.write_text("root = x")
