@@ -1843,7 +1843,8 @@ def test_load():
     who stays gets the right text; then nothing is left of them: no sequence, no connection, no descriptor, no memory."""
     template = TMP / "template"
     template.write_text("{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}assistant:")
-    with own("-m", "synth:qwen35-tiny:q4_k_m", "--chat-template", template, "--batch", CLIENTS, "--queue", 4 * CLIENTS, "-c", 256, "-t", 1) as s:
+    with own("-m", "synth:qwen35-tiny:q4_k_m", "--chat-template", template, "--batch", CLIENTS, "--queue", 4 * CLIENTS, "-c", 256, "-t", 1,
+             "--access-log", TMP / "load.log") as s:
         s.chat()
         s.state_bytes = s.metric("state_bytes")
         files, threads = s.n_files(), s.n_threads()
