@@ -442,6 +442,15 @@ def test_tools_that_are_required():
     assert r.stop_reason == "tool_use" and right("clock", r.content[-1].input), r
 
 
+def test_many_tools():
+    s = server()
+    tools = [{"type": "function", "function": {"name": f"f{i}", "parameters": {"type": "object", "properties": {"a": {"enum": [i]}}, "required": ["a"],
+                                                                                "additionalProperties": False}}} for i in range(150)]
+    calls = openai_client(s).chat.completions.create(model="m", messages=FOX, tools=tools, tool_choice="required", max_tokens=100, temperature=1.5, n=4).choices
+    whole = [x.message.tool_calls[0].function for x in calls if x.message.tool_calls]
+    assert whole and all(json.loads(f.arguments) == {"a": int(f.name[1:])} for f in whole), calls
+
+
 def test_schemas():
     s = server()
     schema = {"type": "object", "properties": {"kind": {"enum": ["fox", "cat"]}, "age": {"type": "integer", "minimum": 0, "maximum": 20}},

@@ -292,6 +292,26 @@ static json_t *call_schemas(const struct ask *ask, const char *name, json_t *def
     return out;
 }
 
+/* One of the schemas, in groups: an anyOf has up to 64. Takes them. */
+static json_t *any_of(json_t *schemas) {
+    enum { MOST = 64 };
+    while (json_array_size(schemas) > MOST) {
+        json_t *groups = json_array(), *schema;
+        size_t i;
+        json_array_foreach(schemas, i, schema) {
+            if (i % MOST == 0)
+                json_array_append_new(groups, json_pack("{s:[]}", "anyOf"));
+            json_array_append(json_object_get(json_array_get(groups, i / MOST), "anyOf"), schema);
+        }
+        json_decref(schemas);
+        schemas = groups;
+    }
+    json_t *one = json_array_size(schemas) == 1 ? json_incref(json_array_get(schemas, 0))
+                                                : json_pack("{s:O}", "anyOf", schemas);
+    json_decref(schemas);
+    return one;
+}
+
 void ask_require_tool(struct ask *ask, struct fields *f, const struct ask_model *m,
                       const char *name) {
     json_t *definitions = json_object(), *schemas = call_schemas(ask, name, definitions);
@@ -299,8 +319,7 @@ void ask_require_tool(struct ask *ask, struct fields *f, const struct ask_model 
     if (n == 0)
         fields_refuse(f, "tool_choice", "tool_choice wants %.80s, which is not among the tools",
                       name ? name : "a tool");
-    json_t *schema =
-        n == 1 ? json_incref(json_array_get(schemas, 0)) : json_pack("{s:O}", "anyOf", schemas);
+    json_t *schema = any_of(schemas);
     if (json_object_size(definitions) > 0)
         json_object_set(schema, "$defs", definitions);
     if (n > 0)
@@ -308,7 +327,6 @@ void ask_require_tool(struct ask *ask, struct fields *f, const struct ask_model 
     ask->is_call_begun = true;
     ask_set_variable(ask, "enable_thinking", json_false());
     json_decref(schema);
-    json_decref(schemas);
     json_decref(definitions);
 }
 
