@@ -863,6 +863,14 @@ def test_thinking_with_real_templates():
             assert [b.type for b in r.content] == ["text"], r
             said = s.request("POST", "/api/chat", {"messages": FOX, "stream": False, "think": False, **mouth("Hi.")})[2]["message"]
             assert said["content"] == "Hi." and "thinking" not in said, said
+            tool = {"name": "clock", "parameters": {"type": "object", "properties": {"zone": {"enum": ["UTC"]}}, "required": ["zone"], "additionalProperties": False}}
+            fields = {"tools": [{"type": "function", "function": tool}]}
+            forced = s.chat(**fields, tool_choice="required", temperature=0, max_tokens=200)  # and then the model is free to answer
+            message, usage = forced["choices"][0]["message"], forced["usage"]
+            turns = [*FOX, message, {"role": "tool", "tool_call_id": message["tool_calls"][0]["id"], "content": "noon"}]
+            for choice in ("auto", "required"):
+                usage_2 = s.chat(turns, **fields, tool_choice=choice, max_tokens=4)["usage"]
+                assert usage_2["prompt_tokens_details"]["cached_tokens"] >= usage["total_tokens"] - 2, (name, choice, usage, usage_2)
 
 
 def cosine(a, b):

@@ -325,7 +325,6 @@ void ask_require_tool(struct ask *ask, struct fields *f, const struct ask_model 
     if (n > 0)
         ask_set_schema(ask, f, "tool_choice", m, schema);
     ask->is_call_begun = true;
-    ask_set_variable(ask, "enable_thinking", json_false());
     json_decref(schema);
     json_decref(definitions);
 }
@@ -673,8 +672,21 @@ static int append_text(const struct ask_model *m, struct ids *prompt, struct str
     return SLUICE_OK;
 }
 
+/* The thinking that the template began, ended as a template that does not think writes it: an empty
+ * line is one token there, not two newlines. */
+static int end_thinking(const struct ask_model *m, struct ids *prompt, struct err *err) {
+    struct str last = {0};
+    if (prompt->n > 0)
+        last.at = sluice_token_text(m->model, prompt->at[prompt->n - 1], &last.len);
+    bool has_newline = str_is(last, "\n");
+    prompt->n -= has_newline;
+    return append_text(m, prompt, has_newline ? STR("\n\n</think>\n\n") : STR("\n</think>\n\n"),
+                       SLUICE_ENCODE_SPECIAL, err);
+}
+
 /* What the answer begins with: a text, or a call's first tag. Thinking that the template began ends
- * first. */
+ * first. The template is not told that there is none: the conversation so far stays as it was
+ * processed. */
 static int begin_answer(struct ask *ask, const struct ask_model *m, struct ids *prompt,
                         struct err *err) {
     struct str begun = {json_string_value(ask->begun), json_string_length(ask->begun)};
@@ -682,7 +694,7 @@ static int begin_answer(struct ask *ask, const struct ask_model *m, struct ids *
     if (!ask->begun && !ask->is_call_begun)
         return SLUICE_OK;
     if (ask->starts_thinking)
-        status = append_text(m, prompt, STR("\n</think>\n\n"), SLUICE_ENCODE_SPECIAL, err);
+        status = end_thinking(m, prompt, err);
     ask->starts_thinking = ask->may_think = false;
     if (!status && ask->begun)
         status = append_text(m, prompt, begun, 0, err);

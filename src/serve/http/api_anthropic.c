@@ -183,7 +183,7 @@ static void read_thinking(struct ask *ask, struct fields *f) {
         fields_refuse(f, "thinking",
                       "thinking.type is '%.40s', expected enabled, disabled or adaptive",
                       type ? type : "");
-    bool thinks = type && strcmp(type, "disabled") != 0 && !ask->is_call_begun;
+    bool thinks = type && strcmp(type, "disabled") != 0;
     ask_set_variable(ask, "enable_thinking", json_boolean(thinks));
 }
 
