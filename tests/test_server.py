@@ -1083,6 +1083,13 @@ def test_ollama_models_and_errors():
     assert abs(listed.size / SHIPPED.stat().st_size - 1) < 0.05 and details.quantization_level == "Q4_K_M" and details.parameter_size == "26.8M", listed
     running = c.ps().models[0]
     assert running.size == s.metric("device_memory_bytes") and running.size_vram == 0, running  # nothing of it on a GPU
+    # Ollama's own program shows 12 digits, and says "Stopping..." of what has expired
+    assert re.fullmatch("[0-9a-f]{64}", listed.digest) and listed.digest == running.digest and running.expires_at.year > 2200, running
+    assert "tools" not in shown.capabilities, shown  # the story model's template does not mention them
+    with own("-m", SHIPPED, "--chat-template", ROOT / "tests/data/templates/qwen3.jinja") as other:
+        assert "tools" in ollama_client(other).show("any").capabilities
+    listed = anthropic_client(s).models.list()
+    assert listed.first_id == listed.last_id == SHIPPED.stem and listed.data[0].max_input_tokens == 512, listed
     assert s.request("GET", "/api/version")[2]["version"]
     for body, words in (({"messages": FOX, "options": {"temperature": "hot"}}, "options.temperature is a string"),
                         ({"messages": [{"role": "user", "content": "x", "images": ["aGk="]}]}, "images"),

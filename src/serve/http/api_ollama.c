@@ -1,7 +1,9 @@
 /* api_ollama.c - the Ollama API: /api/chat, /api/generate, /api/tags, /api/show, /api/ps,
  * /api/version. */
+#include <inttypes.h>
 #include <stdio.h>
 
+#include "base/hash.h"
 #include "serve/http/openai.h"
 
 /* ---- what is asked ----------------------------------------------------------------------------
@@ -327,12 +329,31 @@ static json_t *details_json(const struct server *s) {
                      "parameter_size", size, "quantization_level", s->model.facts.type);
 }
 
+/* Not the file's SHA-256, which would mean to read it all; but clients show its first 12 digits and
+ * compare it, so there is one, the same as long as the model is. */
+static void write_digest(const struct server *s, char out[65]) {
+    const struct sluice_facts *facts = &s->model.facts;
+    const uint64_t sizes[] = {facts->parameters, facts->bytes, facts->layers, facts->width};
+    struct hash h;
+    hash_begin(&h);
+    hash_add(&h, sizes, sizeof sizes);
+    hash_add(&h, facts->type, strlen(facts->type));
+    hash_add(&h, s->model.name, strlen(s->model.name));
+    struct hash128 a = hash128_end(&h);
+    hash_add(&h, &a, sizeof a);
+    struct hash128 b = hash128_end(&h);
+    snprintf(out, 65, "%016" PRIx64 "%016" PRIx64 "%016" PRIx64 "%016" PRIx64, a.low, a.high, b.low,
+             b.high);
+}
+
 static json_t *model_json(const struct server *s) {
-    char when[32];
+    char when[32], digest[65];
     write_time(s->created, when);
+    write_digest(s, digest);
     return json_pack("{s:o, s:o, s:s, s:I, s:s, s:o}", "name", json_of_text(str_of(s->model.name)),
                      "model", json_of_text(str_of(s->model.name)), "modified_at", when, "size",
-                     (json_int_t)s->model.facts.bytes, "digest", "", "details", details_json(s));
+                     (json_int_t)s->model.facts.bytes, "digest", digest, "details",
+                     details_json(s));
 }
 
 void ollama_tags(struct exchange *x) {
@@ -348,8 +369,32 @@ void ollama_ps(struct exchange *x) {
     bool is_on_gpu = strcmp(choice.backend, "cpu") != 0;
     json_object_set_new(model, "size", json_integer((json_int_t)memory.total));
     json_object_set_new(model, "size_vram", json_integer(is_on_gpu ? (json_int_t)memory.total : 0));
+    /* never: what Ollama says of a model that stays loaded */
+    json_object_set_new(model, "expires_at", json_string("2318-01-01T00:00:00Z"));
     json_object_set_new(model, "context_length", json_integer(x->server->model.context));
     exchange_reply(x, 200, json_pack("{s:[o]}", "models", model));
+}
+
+/* Of a prompt with these tools; 0: the template does not take it. */
+static size_t count_prompt(const struct ask_model *m, json_t *tools) {
+    size_t n = 0;
+    json_t *request = json_pack("{s:[{s:s, s:s}], s:o}", "messages", "role", "user", "content", "x",
+                                "tools", tools);
+    if (m->template)
+        json_object_set_new(request, "chat_template", json_string(m->template));
+    char *text = json_dumps(request, JSON_COMPACT);
+    int status = text ? sluice_encode_chat(m->model, text, NULL, 0, &n, NULL, 0) : SLUICE_OK;
+    json_decref(request);
+    free(text);
+    return status == SLUICE_ERR_ARGUMENT ? n : 0;
+}
+
+/* Whether the template tells the model what tools there are. */
+static bool takes_tools(const struct ask_model *m) {
+    json_t *tool =
+        json_pack("{s:s, s:{s:s, s:s, s:{s:s, s:{}}}}", "type", "function", "function", "name", "x",
+                  "description", "x", "parameters", "type", "object", "properties");
+    return count_prompt(m, json_pack("[o]", tool)) > count_prompt(m, json_array());
 }
 
 void ollama_show(struct exchange *x) {
@@ -363,7 +408,9 @@ void ollama_show(struct exchange *x) {
     json_object_set_new(info, key, json_integer(s->model.facts.width));
     snprintf(key, sizeof key, "%.40s.block_count", s->model.facts.architecture);
     json_object_set_new(info, key, json_integer(s->model.facts.layers));
-    json_t *capabilities = json_pack("[s, s]", "completion", "tools");
+    json_t *capabilities = json_pack("[s]", "completion");
+    if (takes_tools(&s->model))
+        json_array_append_new(capabilities, json_string("tools"));
     if (s->model.think_close >= 0)
         json_array_append_new(capabilities, json_string("thinking"));
     write_time(s->created, when);

@@ -348,23 +348,26 @@ void openai_chat(struct exchange *x) {
 /* ---- models -----------------------------------------------------------------------------------
  */
 
-/* With what the Anthropic API calls it. */
+/* With what the Anthropic API calls it, and vLLM's word for the context, which clients look for. */
 static json_t *model_json(const struct server *s) {
     char when[32];
     write_time(s->created, when);
-    return json_pack("{s:o, s:s, s:I, s:s, s:s, s:o, s:s, s:{s:i, s:i, s:I, s:s}}", "id",
-                     json_of_text(str_of(s->model.name)), "object", "model", "created",
-                     (json_int_t)s->created, "owned_by", "sluice", "type", "model", "display_name",
-                     json_of_text(str_of(s->model.name)), "created_at", when, "meta", "context",
-                     (int)s->model.context, "trained_context", (int)s->model.facts.context,
-                     "parameters", (json_int_t)s->model.facts.parameters, "architecture",
-                     s->model.facts.architecture);
+    return json_pack(
+        "{s:o, s:s, s:I, s:s, s:s, s:o, s:s, s:i, s:i, s:{s:i, s:i, s:I, s:s}}", "id",
+        json_of_text(str_of(s->model.name)), "object", "model", "created", (json_int_t)s->created,
+        "owned_by", "sluice", "type", "model", "display_name", json_of_text(str_of(s->model.name)),
+        "created_at", when, "max_model_len", (int)s->model.context, "max_input_tokens",
+        (int)s->model.context, "meta", "context", (int)s->model.context, "trained_context",
+        (int)s->model.facts.context, "parameters", (json_int_t)s->model.facts.parameters,
+        "architecture", s->model.facts.architecture);
 }
 
 void openai_models(struct exchange *x) {
     exchange_reply(x, 200,
-                   json_pack("{s:s, s:[o], s:b}", "object", "list", "data", model_json(x->server),
-                             "has_more", 0));
+                   json_pack("{s:s, s:[o], s:b, s:o, s:o}", "object", "list", "data",
+                             model_json(x->server), "has_more", 0, "first_id",
+                             json_of_text(str_of(x->server->model.name)), "last_id",
+                             json_of_text(str_of(x->server->model.name))));
 }
 
 void openai_model(struct exchange *x) {
