@@ -344,17 +344,11 @@ static bool is_state(uint32_t after) {
     return after > DEAD && after < LEAVES;
 }
 
-static bool reads_byte(const struct program *p, uint32_t pc, uint8_t byte) {
-    const struct inst *inst = &p->insts[pc];
-    return inst->kind == INST_RANGE ? byte >= inst->low && byte <= inst->high
-                                    : p->sets[inst->other].bits[byte / 32] >> byte % 32 & 1;
-}
-
 /* Whether a thread that no loop holds could begin to read a plain character. */
 static bool begins_plain(const struct masks *m, uint32_t pc) {
     for (uint32_t b = 0x20; b < 0xF5; b++) {
         uint8_t low, high;
-        if (text_plain_begin((uint8_t)b, &low, &high) && reads_byte(m->p, pc, (uint8_t)b))
+        if (text_plain_begin((uint8_t)b, &low, &high) && program_reads(m->p, pc, (uint8_t)b))
             return true;
     }
     return false;
@@ -791,9 +785,10 @@ static bool add_and_pend(struct masks *m, uint32_t part, uint32_t node, uint32_t
     if (node == NODE_BASE || !has_exits(m, part))
         return true;
     uint32_t *all = m->parts_at + (size_t)node * N_SIZES, *at = all + size_class(m, part);
-    bool is_new = is_empty(all);
+    if (is_empty(all) && !push_pending(m, node)) /* first: add_all empties what is pending */
+        return false;
     *at = *at ? join_parts(m, *at, part) : part;
-    return *at && (!is_new || push_pending(m, node));
+    return *at;
 }
 
 /* The edges of a matcher's node that lead to one below it, as a node of the cache; 0: a fault. */

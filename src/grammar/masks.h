@@ -5,9 +5,9 @@
  * threads' rule has ended with bytes left. The next part walks from these exits on with the edges
  * of the node, and so on until there are no exits. A part depends on the edges down to it and on
  * nothing else, so it is shared by all that begin alike: the inside of a string is walked once, not
- * once a property. Where several parts lead to one node, those with
- * about as many exits are joined first: so a mask has no more parts than a few for each edge, and
- * what few exits add to many is walked alone.
+ * once a property. Where several parts lead to one node, those with about as many exits are joined
+ * first: so a mask has no more parts than a few for each edge, and what few exits add to many is
+ * walked alone.
  *
  * Walks run on sets of threads that nothing follows, made into states of a deterministic
  * automaton as they are met, so that a node of the trie costs a lookup.

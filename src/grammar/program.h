@@ -61,4 +61,11 @@ enum {
 int program_compile(struct program *out, struct builder *b, uint32_t root, struct err *err);
 void program_close(struct program *p);
 
+/* Whether the instruction, INST_RANGE or INST_SET, reads this byte. */
+static inline bool program_reads(const struct program *p, uint32_t pc, uint8_t byte) {
+    const struct inst *inst = &p->insts[pc];
+    return inst->kind == INST_RANGE ? byte >= inst->low && byte <= inst->high
+                                    : p->sets[inst->other].bits[byte / 32] >> byte % 32 & 1;
+}
+
 #endif

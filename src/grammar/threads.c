@@ -58,6 +58,7 @@ static bool grow(struct nodes *nodes, void *at, uint32_t n, uint32_t *capacity, 
         return fail(nodes, FAULT_MEMORY);
     memcpy(at, &more, sizeof more);
     *capacity *= 2;
+    /* cppcheck-suppress memleak ; *at has it */
     return true;
 }
 
@@ -444,10 +445,8 @@ bool thread_set_return(struct thread_set *s, const struct program *p, struct nod
 
 bool thread_set_step(struct thread_set *s, const struct program *p, struct nodes *nodes,
                      struct thread t, uint8_t byte) {
-    const struct inst *inst = &p->insts[t.pc];
-    bool fits = inst->kind == INST_RANGE ? byte >= inst->low && byte <= inst->high
-                                         : p->sets[inst->other].bits[byte / 32] >> byte % 32 & 1;
-    return !fits || thread_set_add(s, p, nodes, inst->next, t.node);
+    return !program_reads(p, t.pc, byte) ||
+           thread_set_add(s, p, nodes, p->insts[t.pc].next, t.node);
 }
 
 /* ---- finishing --------------------------------------------------------------------------------
