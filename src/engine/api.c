@@ -546,7 +546,7 @@ static void explain_reuse(struct sluice_reuse *r, const struct state_found *foun
 
 int sluice_seq_resume(sluice_seq *seq, const int32_t *tokens, size_t n,
                       struct sluice_reuse *reuse) {
-    struct sluice_reuse ignored, *r = reuse ? reuse : &ignored;
+    struct sluice_reuse ignored = {0}, *r = reuse ? reuse : &ignored;
     struct state_found found;
     *r = (struct sluice_reuse){0};
     int status = append(seq, tokens, n);

@@ -218,10 +218,11 @@ bool matcher_must_end(const struct matcher *m) {
 const uint32_t *matcher_mask(struct matcher *m) {
     if (m->has_mask)
         return m->mask;
-    m->steps = allowed_steps(m);
     memset(m->mask, 0, m->t->n_words * sizeof *m->mask);
-    if (!m->has_ended && !m->fault)
+    if (!m->has_ended && !m->fault) {
+        m->steps = allowed_steps(m);
         pay(m, masks_add(m->masks, m->set.threads, m->set.n, &m->nodes, m->mask, &m->steps));
+    }
     if (m->fault)
         memset(m->mask, 0, m->t->n_words * sizeof *m->mask);
     m->has_mask = true;

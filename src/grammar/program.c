@@ -265,8 +265,8 @@ struct product {
     uint8_t n, low[4], high[4];
 };
 
-/* A class that is being written: its products in order, and the last few bytes that were, which
- * many share. */
+/* A class that is being written: its products in order, and the last few tails of theirs that were
+ * written, which many share. */
 struct class_writer {
     struct compiler *c;
     uint32_t end;   /* what follows the class */

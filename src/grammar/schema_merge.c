@@ -10,25 +10,23 @@ enum { MAX_DEPTH = 64, MAX_MERGED = 40000, MAX_WORK = 4 * 1000 * 1000 };
 /* ---- schemas made on the way ------------------------------------------------------------------
  */
 
-/* Takes the reference; NULL, when memory ran out, becomes a failure and {}. */
+/* Takes the reference; NULL, when memory ran out, and one too many become a failure and {}. */
 static json_t *keep(struct schema *s, json_t *made) {
-    bool is_enough = ++s->n_merged > MAX_MERGED;
-    if (is_enough) {
+    if (++s->n_merged > MAX_MERGED) {
         schema_fail(s, SLUICE_ERR_UNSUPPORTED,
                     "the schema is too large: merging its parts makes more than %d schemas",
                     MAX_MERGED);
         json_decref(made);
     } else {
         schema_work(s, json_object_size(made));
-    }
-    if (is_enough || !made || json_array_append_new(s->made, made)) {
+        if (made && json_array_append_new(s->made, made) == 0)
+            return made;
         schema_fail(s, SLUICE_ERR_MEMORY, "out of memory for a schema");
-        json_t *empty = json_object();
-        if (empty && json_array_append_new(s->made, empty) == 0)
-            return empty;
-        return json_array_get(s->made, 0); /* {}, made first */
     }
-    return made;
+    json_t *empty = json_object();
+    if (empty && json_array_append_new(s->made, empty) == 0)
+        return empty;
+    return json_array_get(s->made, 0); /* {}, made first */
 }
 
 const json_t *schema_without(struct schema *s, const json_t *object, const char *key) {
