@@ -1300,7 +1300,8 @@ def test_pages_elsewhere_cannot_use_it():
     here = f"127.0.0.1:{s.port}"
     for headers, status in (({"Origin": "https://evil.example"}, 403), ({"Origin": "null"}, 403), ({"Origin": f"http://{here}"}, 200),
                             ({"Host": "evil.example"}, 403), ({"Host": f"evil.example:{s.port}"}, 403), ({"Host": "localhost:1"}, 200),
-                            ({"Host": "127.0.0.1.evil.example"}, 403), ({"Host": "[::1]:8080"}, 200), ({"Host": "LOCALHOST"}, 200),
+                            ({"Host": "127.0.0.1.evil.example"}, 403), ({"Host": "127.0.0.1:evil.example"}, 403), ({"Host": "localhost:1@evil.example"}, 403),
+                            ({"Host": "[::1]evil.example"}, 403), ({"Host": "::1"}, 200), ({"Host": "[::1]"}, 200), ({"Host": "[::1]:8080"}, 200), ({"Host": "LOCALHOST"}, 200),
                             ({"Host": "evil.example", "Origin": "http://evil.example"}, 403), ({"Host": "notlocalhost"}, 403),
                             ({"Host": "chat.localhost", "Origin": "http://chat.localhost"}, 200)):
         status_found, answer_headers, _ = s.request("GET", "/v1/models", headers=headers)
@@ -1540,6 +1541,40 @@ def test_long_requests_hold_nobody_up():
         wait_until(lambda: s.request("POST", CHAT, body)[0] == 400, "their bytes are given back")
 
 
+def test_long_snapshots_hold_nobody_up():
+    """A short request may name a long conversation, also where the field's name is escaped."""
+    with own("--max-body", "4M", "-c", 512) as s:
+        assert s.request("POST", "/v1/snapshots", {"id": "fox", "messages": [{"role": "user", "content": "A fox. " * (3_900_000 // 7)}]})[0] == 200
+        requests = [(CHAT, b'{"snapshot": "fox", "messages": [{"role": "user", "content": "x"}]}'),
+                    (CHAT, b'{"sn\\u0061pshot": "fox", "messages": [{"role": "user", "content": "x"}]}'), ("/v1/snapshots/fox/restore", b"")]
+        answers, sent = [], threading.Barrier(9)
+
+        def ask(path, body):
+            with contextlib.closing(s.connect()) as c:
+                c.request("POST", path, body)
+                sent.wait()
+                answers.append(c.getresponse().status)
+
+        threads = [threading.Thread(target=ask, args=requests[i % 3]) for i in range(8)]
+        for t in threads:
+            t.start()
+        sent.wait()
+        assert s.request("GET", "/health")[0] == 200 and not answers, answers
+        for t in threads:
+            t.join()
+        assert answers == [400] * 8, answers
+
+
+def test_requests_that_are_long_as_json():
+    """A body full of {} takes 80 times its length: such a one is refused before it is read, and what it took is given back."""
+    with own("--max-body", "2M") as s:
+        for text, n, status in (("{}", 600_000, 413), ("[]", 600_000, 413), ('""', 600_000, 413), ('"%s"' % ("{}" * 500), 1_800, 200), ("1.5", 400_000, 200)):
+            body = '{"content": "a fox", "more": [%s]}' % ",".join([text] * n)
+            for _ in range(5):
+                found, _, answer = s.request("POST", "/tokenize", body)
+                assert found == status and (status == 200 or "as JSON" in answer["error"]["message"]), (text, found, answer)
+
+
 def test_requests_whose_length_is_not_clear():
     """A proxy in front may read another end of such a request than we do: it is refused, and nothing after it is read."""
     s = server()
@@ -1552,7 +1587,8 @@ def test_requests_whose_length_is_not_clear():
                           (b"Content-Length: +16\r\n", body), (b"Content-Length: 16, 16\r\n", body), (b"Content-Length: 0x10\r\n", body),
                           (b"Content-Length: -1\r\n", body), (b"Content-Length: 16\r\nHost: localhost\r\n", body),
                           (b"Content-Length : 16\r\n", body), (b"Transfer-Encoding : chunked\r\n", chunked), (b"Content-Length:\r\n 16\r\n", body),
-                          (b"Transfer-Encoding:\r\n\tchunked\r\n", chunked), (b"X: a\r\n Content-Length: 16\r\n", body),
+                          (b"Transfer-Encoding:\r\n\tchunked\r\n", chunked), (b"X: a\rContent-Length: 16\r\n", body), (b"X: a\x01b\r\nContent-Length: 16\r\n", body),
+                          (b"X: a\r\n Content-Length: 16\r\n", body),
                           (b"Content-Length: 16\r\nOrigin: http://localhost\r\nOrigin: http://elsewhere\r\n", body)):
         got = s.raw(b"POST /tokenize HTTP/1.1\r\nHost: localhost\r\n" + headers + b"\r\n" + rest + after)
         assert got.startswith(b"HTTP/1.1 400") and b"HTTP/1.1 200" not in got, (headers, got)

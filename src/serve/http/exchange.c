@@ -33,9 +33,19 @@ void exchange_drop_body(struct exchange *x) {
     buffer_free(&x->body);
 }
 
+static void leave(struct exchange *x) {
+    (void)x;
+}
+
+/* One with millions of parts is freed by the reader: it takes up to a second. */
 void exchange_release(struct exchange *x) {
     if (atomic_fetch_sub(&x->refs, 1) > 1)
         return;
+    bool is_first = !x->is_left;
+    x->is_left = true;
+    if (is_first && x->is_long && reader_run(x->server->reader, x, leave))
+        return;
+    x->server->tree_bytes -= x->tree_bytes;
     for (uint32_t i = 0; i < x->n_answers; i++)
         answer_close(&x->answers[i]);
     free(x->answers);
@@ -118,10 +128,49 @@ void exchange_refuse_status(struct exchange *x, int status, const struct err *er
     exchange_refuse(x, code, NULL, "%s", err->text);
 }
 
+/* About the memory that a body takes as JSON: 80 times its length when it is full of {}. */
+static size_t tree_bytes(struct str body) {
+    static const unsigned char cost[256] = {
+        ['{'] = 240, ['['] = 136, [','] = 40, [':'] = 80, ['"'] = 32};
+    size_t n = body.len;
+    bool is_string = false;
+    for (size_t i = 0; i < body.len; i++) {
+        unsigned char c = (unsigned char)body.at[i];
+        if (is_string && c == '\\')
+            i++;
+        else if (!is_string)
+            n += cost[c];
+        if (c == '"')
+            is_string = !is_string;
+    }
+    return n;
+}
+
+/* Whether there is room for the body as JSON; short ones are not counted. */
+static bool has_room(struct exchange *x) {
+    enum { ONE = 16, ALL = 64 }; /* times the longest body */
+    struct server *s = x->server;
+    size_t most = s->options.body_bytes > READER_LONG ? s->options.body_bytes : READER_LONG;
+    if (x->body.len <= READER_LONG)
+        return true;
+    x->tree_bytes = tree_bytes(buffer_str(&x->body));
+    s->tree_bytes += x->tree_bytes;
+    if (x->tree_bytes / ONE > most)
+        exchange_refuse(x, 413, NULL, "the body takes %zu bytes as JSON, expected at most %zu",
+                        x->tree_bytes, ONE * most);
+    else if (s->tree_bytes / ALL > most)
+        exchange_refuse(x, 429, NULL, "too many long requests are read already");
+    else
+        return true;
+    return false;
+}
+
 /* The request's body, which must be an object; NULL: it is refused already. To json_decref. */
 static json_t *read_body(struct exchange *x) {
     json_error_t where;
     struct str body = buffer_str(&x->body);
+    if (!has_room(x))
+        return NULL;
     json_t *root = json_loadb(body.at, body.len,
                               JSON_ALLOW_NUL | JSON_REJECT_DUPLICATES | JSON_DECODE_ANY, &where);
     if (root && json_is_object(root))
@@ -279,11 +328,28 @@ bool exchange_encode(struct exchange *x, struct ask *ask, struct fields *f) {
         snapshot_begin(s, ask, f);
     if (!f->wrong && ask->messages)
         status = ask_encode(ask, &s->model, s->replay, &err);
+    x->is_long |= json_array_size(ask->messages) > 4096;
     if (f->wrong)
         exchange_refuse_field(x, f);
     else if (status) /* a template that fails does so for what it was given */
         exchange_refuse_status(x, status == SLUICE_ERR_FORMAT ? SLUICE_ERR_ARGUMENT : status, &err);
     return !f->wrong && !status;
+}
+
+static bool is_gone(struct exchange *x) {
+    pthread_mutex_lock(&x->lock);
+    bool is = x->is_gone;
+    pthread_mutex_unlock(&x->lock);
+    return is;
+}
+
+void exchange_read(struct exchange *x) {
+    if (reader_is_stopped(x->server->reader))
+        exchange_refuse(x, 503, NULL, "the server is shutting down");
+    else if (is_gone(x))
+        exchange_refuse(x, 400, NULL, "the client is gone"); /* which nobody hears */
+    else
+        x->route->handle(x);
 }
 
 void exchange_converse(struct exchange *x, struct ask *ask, struct fields *f,
@@ -372,13 +438,6 @@ static int failure_code(const struct exchange *x) {
     return 500;
 }
 
-static bool is_gone(struct exchange *x) {
-    pthread_mutex_lock(&x->lock);
-    bool is = x->is_gone;
-    pthread_mutex_unlock(&x->lock);
-    return is;
-}
-
 static void finish(struct exchange *x) {
     const char *failure = failure_of(x);
     if (is_gone(x)) {
@@ -422,7 +481,28 @@ static void flush(struct exchange *x, bool is_over) {
     pthread_mutex_unlock(&x->lock);
 }
 
+/* Nothing follows. */
+static void end(struct exchange *x) {
+    finish(x);
+    flush(x, true);
+}
+
+/* Whether the response takes longer than other clients' tokens should wait. */
+static bool is_long_response(const struct exchange *x) {
+    enum { MOST = 1 << 14 }; /* numbers and texts: some 10 ms */
+    const struct ask *ask = x->ask;
+    uint64_t each = 1 + (ask->n_top > 0 ? (uint64_t)ask->n_top : 0);
+    uint64_t n = ask->hidden ? (uint64_t)ask->n_prompts * x->server->model.facts.width : 0;
+    for (uint32_t i = 0; i < x->n_answers; i++)
+        n += x->answers[i].n_tokens * each;
+    for (uint32_t i = 0; i < ask->n_prompts; i++)
+        n += ask->prompts[i].logprobs ? ask->prompts[i].n * each : 0;
+    return n > MOST && !ask->is_streamed;
+}
+
 void exchange_write(struct exchange *x) {
+    if (x->has_ended) /* the last news was taken when it was there, before it was told */
+        return;
     job_take(&x->job, &x->news);
     if (x->news.is_accepted && !x->has_begun && x->ask->is_streamed) {
         x->has_begun = true;
@@ -432,10 +512,15 @@ void exchange_write(struct exchange *x) {
     for (size_t i = 0; i < x->news.n_events; i++)
         take_event(x, &x->news.events[i]);
     x->news.n_events = 0;
-    bool is_over = x->news.is_over;
-    if (is_over)
-        finish(x);
-    flush(x, is_over);
+    if (!x->news.is_over) {
+        flush(x, false);
+        return;
+    }
+    x->has_ended = true;
+    bool is_long = is_long_response(x);
+    x->is_long |= is_long;
+    if (!is_long || !reader_run(x->server->reader, x, end))
+        end(x);
 }
 
 /* ---- sending ----------------------------------------------------------------------------------

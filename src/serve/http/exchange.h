@@ -49,8 +49,12 @@ struct exchange {
     struct buffer body;
     bool is_too_long, is_handled;
     bool is_crowded;            /* there are too many long bodies already */
+    bool is_long;               /* it, or its response, has many parts */
     struct exchange *next_long; /* with the reader, under its lock */
-    bool ends_connection;       /* nothing is read after it */
+    void (*long_task)(struct exchange *x);
+    bool is_left;         /* nobody else refers to it */
+    size_t tree_bytes;    /* of its body as JSON, about; 0: not counted */
+    bool ends_connection; /* nothing is read after it */
 
     /* The model's answers. */
     struct ask *ask;
@@ -60,6 +64,7 @@ struct exchange {
     struct answer *answers;
     uint32_t n_answers, n_ended;
     bool has_begun; /* style->begin was called */
+    bool has_ended; /* the writer has nothing more to do */
     struct buffer draft;
     int block, n_blocks; /* for a style that numbers parts of its answer */
     void *own;           /* what else a style needs */
@@ -116,6 +121,8 @@ json_t *exchange_reuse(const struct sluice_reuse *reuse);
 struct exchange *exchange_open(struct server *server, struct MHD_Connection *connection,
                                const char *method, const char *path);
 void exchange_release(struct exchange *x); /* one reference */
+/* Its route handles it, in a thread of the reader. */
+void exchange_read(struct exchange *x);
 /* New tokens and ends become text; the writer's thread. */
 void exchange_write(struct exchange *x);
 /* Its request's bytes are not wanted any more. */

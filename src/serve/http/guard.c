@@ -17,12 +17,12 @@ static const char *header(const struct exchange *x, const char *name) {
 /* ---- names ------------------------------------------------------------------------------------
  */
 
-/* Without the port. */
+/* Without the port; whole where that is none. */
 static struct str host_name(const char *host) {
-    const char *end = host[0] == '[' ? strchr(host, ']') : strchr(host, ':');
-    if (host[0] == '[')
-        return end ? (struct str){host, (size_t)(end - host) + 1} : str_of(host);
-    return end && !strchr(end + 1, ':') ? (struct str){host, (size_t)(end - host)} : str_of(host);
+    const char *close = host[0] == '[' ? strchr(host, ']') : NULL;
+    size_t n = close ? (size_t)(close - host) + 1 : strcspn(host, ":");
+    bool has_port = host[n] == ':' && !host[n + 1 + strspn(host + n + 1, "0123456789")];
+    return has_port ? (struct str){host, n} : str_of(host);
 }
 
 static bool is_name(struct str name, const char *z) {
@@ -101,6 +101,7 @@ static bool has_key(const struct exchange *x, const char *key) {
 struct framing {
     unsigned n_lengths, n_encodings, n_hosts, n_origins;
     bool is_malformed; /* a name is */
+    bool has_control;  /* a value has a control character, which some take for a line's end */
     const char *length, *encoding;
 };
 
@@ -118,11 +119,18 @@ static bool is_sound_name(const char *name) {
     return n > 0 && name[n] == 0;
 }
 
+static bool is_sound_value(const char *value) {
+    while (value && *value && (!iscntrl((unsigned char)*value) || *value == '\t'))
+        value++;
+    return !value || !*value;
+}
+
 static enum MHD_Result note_header(void *user, enum MHD_ValueKind kind, const char *name,
                                    const char *value) {
     struct framing *f = user;
     (void)kind;
     f->is_malformed |= !is_sound_name(name);
+    f->has_control |= !is_sound_value(value);
     if (strcasecmp(name, "Content-Length") == 0) {
         f->n_lengths++;
         f->length = value ? value : "";
@@ -146,6 +154,7 @@ static const char *framing_fault(const struct exchange *x) {
         const char *what;
     } faults[] = {
         {f.is_malformed, "a header's name is malformed"},
+        {f.has_control, "a header has a control character"},
         {f.n_lengths > 1, "Content-Length is there twice, expected once"},
         {f.n_encodings > 1, "Transfer-Encoding is there twice, expected once"},
         {f.n_hosts > 1, "Host is there twice, expected once"},

@@ -1,4 +1,4 @@
-/* reader.c - threads that read long requests. */
+/* reader.c - threads for what takes long with a single request. */
 #include "serve/http/reader.h"
 
 #include <malloc.h>
@@ -17,7 +17,7 @@ struct reader {
     bool is_closing;
 };
 
-static struct exchange *take(struct reader *r, bool *is_closing) {
+static struct exchange *take(struct reader *r) {
     pthread_mutex_lock(&r->lock);
     while (!r->first && !r->is_closing)
         pthread_cond_wait(&r->wakes, &r->lock);
@@ -27,51 +27,42 @@ static struct exchange *take(struct reader *r, bool *is_closing) {
         if (!r->first)
             r->end = &r->first;
     }
-    *is_closing = r->is_closing;
     pthread_mutex_unlock(&r->lock);
     return x;
 }
 
-static bool is_gone(struct exchange *x) {
-    pthread_mutex_lock(&x->lock);
-    bool is = x->is_gone;
-    pthread_mutex_unlock(&x->lock);
-    return is;
-}
-
-static void refuse_closing(struct exchange *x) {
-    exchange_refuse(x, 503, NULL, "the server is shutting down");
-}
-
 static void *work(void *user) {
     struct exchange *x;
-    bool is_closing;
-    while ((x = take(user, &is_closing))) {
-        if (is_closing)
-            refuse_closing(x);
-        else if (is_gone(x))
-            exchange_refuse(x, 400, NULL, "the client is gone"); /* which nobody hears */
-        else
-            x->route->handle(x);
+    while ((x = take(user))) {
+        bool is_long = x->is_long;
+        x->long_task(x);
         exchange_release(x);
-        malloc_trim(0); /* or hundreds of megabytes stay with the process */
+        if (is_long)
+            malloc_trim(0); /* or hundreds of megabytes stay with the process */
     }
     return NULL;
 }
 
-void reader_add(struct reader *r, struct exchange *x) {
+bool reader_run(struct reader *r, struct exchange *x, void (*task)(struct exchange *x)) {
     pthread_mutex_lock(&r->lock);
-    bool is_closing = r->is_closing;
-    if (!is_closing) {
+    bool is_good = !r->is_closing;
+    if (is_good) {
         x->next_long = NULL;
+        x->long_task = task;
         x->refs++;
         *r->end = x;
         r->end = &x->next_long;
         pthread_cond_signal(&r->wakes);
     }
     pthread_mutex_unlock(&r->lock);
-    if (is_closing)
-        refuse_closing(x);
+    return is_good;
+}
+
+bool reader_is_stopped(struct reader *r) {
+    pthread_mutex_lock(&r->lock);
+    bool is = r->is_closing;
+    pthread_mutex_unlock(&r->lock);
+    return is;
 }
 
 int reader_open(struct reader **out, struct err *err) {

@@ -1,9 +1,12 @@
-/* reader.h - threads that read long requests.
+/* reader.h - threads for what takes long with a single request.
  *
- * Reading megabytes of JSON and making tokens of them takes seconds. libmicrohttpd's threads have
- * other clients' streams to send meanwhile, so these do it. */
+ * Reading megabytes of JSON, making tokens of them, writing as much and freeing it takes seconds.
+ * libmicrohttpd's threads and the writer's have other clients' streams to send meanwhile, so these
+ * do it. */
 #ifndef SERVE_HTTP_READER_H
 #define SERVE_HTTP_READER_H
+
+#include <stdbool.h>
 
 #include "base/err.h"
 
@@ -13,11 +16,15 @@ struct reader;
 struct exchange;
 
 int reader_open(struct reader **out, struct err *err);
-/* What waits is refused from here on. Takes NULL. */
+/* Ends when all tasks are done. Takes NULL. */
 void reader_stop(struct reader *r);
 void reader_close(struct reader *r); /* stopped or not; nobody may use it then. Takes NULL. */
 
-/* The exchange's route will handle it; its connection is suspended until then. Any thread. */
-void reader_add(struct reader *r, struct exchange *x);
+/* One of its threads calls `task` with the exchange, which it refers to meanwhile. False: the
+ * reader is stopped, and the caller does it. Any thread; one task of an exchange at a time. */
+bool reader_run(struct reader *r, struct exchange *x, void (*task)(struct exchange *x));
+
+/* Whether what waits is to be refused. */
+bool reader_is_stopped(struct reader *r);
 
 #endif

@@ -98,6 +98,15 @@ static void take_body(struct exchange *x, const char *data, size_t n) {
     s->body_bytes += n;
 }
 
+/* Whether it may take longer than milliseconds: by its length, or that of what it may name. */
+static bool is_slow(const struct exchange *x) {
+    static const char *const signs[] = {"snapshot", "previous_response_id", "\\u00"};
+    bool is = x->body.len > READER_LONG || *x->name;
+    for (size_t i = 0; !is && i < sizeof signs / sizeof *signs; i++)
+        is = x->body.len && memmem(x->body.at, x->body.len, signs[i], strlen(signs[i]));
+    return is;
+}
+
 static enum MHD_Result handle(struct exchange *x) {
     struct server *s = x->server;
     bool is_new = !x->is_handled;
@@ -108,9 +117,11 @@ static enum MHD_Result handle(struct exchange *x) {
         exchange_refuse(x, 413, NULL, "the body has more than %zu bytes", s->options.body_bytes);
     else if (is_new && x->is_crowded)
         exchange_refuse(x, 429, NULL, "too many long requests are read already");
-    else if (is_new && x->body.len > READER_LONG)
-        reader_add(s->reader, x);
-    else if (is_new)
+    else if (is_new && is_slow(x)) {
+        x->is_long = x->body.len > READER_LONG;
+        if (!reader_run(s->reader, x, exchange_read))
+            exchange_read(x); /* which refuses it */
+    } else if (is_new)
         x->route->handle(x);
     return exchange_respond(x);
 }
@@ -427,8 +438,8 @@ void server_close(struct server *s) {
     } else if (s->listener >= 0) {
         close(s->listener);
     }
-    reader_close(s->reader);
     worker_close(s->worker);
+    reader_close(s->reader);
     peers_close(s->peers);
     if (s->has_unlink)
         unlink(s->options.unix_path);
