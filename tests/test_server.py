@@ -1335,7 +1335,7 @@ def test_unix_socket_and_inherited_socket():
         assert p.returncode == 1 and b"another server listens there" in p.stderr, p.stderr
     path.write_text("precious")
     p = subprocess.run([SLUICE, "serve", "-m", str(SHIPPED), "--unix", str(path)], stderr=subprocess.PIPE)
-    assert p.returncode == 1 and b"is there and no socket" in p.stderr and path.read_text() == "precious", p.stderr
+    assert p.returncode == 1 and b"exists and is not a socket" in p.stderr and path.read_text() == "precious", p.stderr
     with socket.socket() as idle:  # of LISTEN_FDS: it does not listen
         p = subprocess.run(["bash", "-c", f'exec env LISTEN_PID=$$ LISTEN_FDS=1 "$0" serve -m "$1" 3<&{idle.fileno()}', SLUICE, str(SHIPPED)],
                            pass_fds=[idle.fileno()], stderr=subprocess.PIPE)

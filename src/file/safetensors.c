@@ -99,7 +99,7 @@ static int read_span(const struct shard *shard, const struct tensor *t, const js
         !get_count(json_array_get(offsets, 0), &span->begin) ||
         !get_count(json_array_get(offsets, 1), &span->end))
         return err_set(err, SLUICE_ERR_FORMAT,
-                       "tensor %.*s: data_offsets are no two integers of 0 or more",
+                       "tensor %.*s: data_offsets are not two integers of 0 or more",
                        STR_ARG(t->name));
     if (span->begin > span->end || span->end > shard->buffer_bytes)
         return err_set(err, SLUICE_ERR_FORMAT,

@@ -130,7 +130,7 @@ static bool read_hex(struct parser *p, int n, uint32_t *out) {
     }
     if (*out <= 0x10FFFF && (*out < 0xD800 || *out > 0xDFFF))
         return true;
-    fail(p, "an escape that is no character", "one up to 10FFFF, no surrogate");
+    fail(p, "an escape that is not a character", "one up to 10FFFF, not a surrogate");
     return false;
 }
 

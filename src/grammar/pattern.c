@@ -132,7 +132,7 @@ static bool read_escape(struct regex *r, uint32_t *out) {
         r->at++;
         if (read_hex(r, c == 'x' ? 2 : 4, out) && (*out < 0xD800 || *out > 0xDFFF))
             return true;
-        fail(r, "an escape that is no character");
+        fail(r, "an escape that is not a character");
         return false;
     }
     if (is_other) {

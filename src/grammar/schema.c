@@ -112,7 +112,7 @@ bool schema_count(struct schema *s, const json_t *flat, const char *key, uint32_
     if (!value)
         return true;
     if (!json_is_number(value) || x < 0 || x >= 0x1p63 || x != (double)(uint64_t)x) {
-        schema_fail(s, SLUICE_ERR_FORMAT, "%s is no count, expected 0 or more", key);
+        schema_fail(s, SLUICE_ERR_FORMAT, "%s is not a count, expected 0 or more", key);
         return false;
     }
     *out = x > (1 << 24) ? 1 << 24 : (uint32_t)x;
@@ -272,7 +272,7 @@ static const struct expr *write_values(struct schema *s, const json_t *flat, con
     const json_t *each;
     size_t i;
     if (!json_is_array(values))
-        return schema_fail(s, SLUICE_ERR_FORMAT, "enum is no array");
+        return schema_fail(s, SLUICE_ERR_FORMAT, "enum is not an array");
     for (int k = 0; unsure[k]; k++)
         if (json_object_get(flat, unsure[k]))
             return schema_fail(s, SLUICE_ERR_UNSUPPORTED, "enum or const beside %s", unsure[k]);
@@ -302,7 +302,8 @@ static bool read_items(struct schema *s, const json_t *flat, struct items *out) 
     *out = (struct items){.prefix = prefix, .max = REPEAT_NO_LIMIT};
     out->n_prefix = (uint32_t)json_array_size(prefix);
     if ((prefix && !json_is_array(prefix)) || out->n_prefix > MAX_PREFIX) {
-        schema_fail(s, SLUICE_ERR_UNSUPPORTED, "prefixItems is no array of up to %d", MAX_PREFIX);
+        schema_fail(s, SLUICE_ERR_UNSUPPORTED, "prefixItems is not an array of up to %d",
+                    MAX_PREFIX);
         return false;
     }
     if (!schema_count(s, flat, "minItems", &out->min) ||
@@ -402,7 +403,7 @@ static bool read_members(struct schema *s, const json_t *flat, struct members *m
         return false;
     }
     if ((properties && !json_is_object(properties)) || (required && !json_is_array(required))) {
-        schema_fail(s, SLUICE_ERR_FORMAT, "properties is no object, or required no array");
+        schema_fail(s, SLUICE_ERR_FORMAT, "properties is not an object, or required not an array");
         return false;
     }
     m->required = schema_required(s, flat);
@@ -557,7 +558,7 @@ static const struct expr *write_choices(struct schema *s, const json_t *flat, co
     struct expr_list list = {0};
     size_t n = json_array_size(choices), i;
     if (!json_is_array(choices) || n == 0 || n > MAX_CHOICES)
-        return schema_fail(s, SLUICE_ERR_UNSUPPORTED, "%s is no array of 1 to %d schemas", key,
+        return schema_fail(s, SLUICE_ERR_UNSUPPORTED, "%s is not an array of 1 to %d schemas", key,
                            MAX_CHOICES);
     json_array_foreach(choices, i, each) {
         char name[16];

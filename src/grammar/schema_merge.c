@@ -411,7 +411,7 @@ const json_t *schema_required(struct schema *s, const json_t *flat) {
         if (json_is_string(each))
             json_object_set(names, json_string_value(each), (json_t *)each);
         else
-            schema_fail(s, SLUICE_ERR_FORMAT, "required lists what is no string");
+            schema_fail(s, SLUICE_ERR_FORMAT, "required lists something that is not a string");
     }
     return names;
 }

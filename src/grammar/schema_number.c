@@ -172,7 +172,7 @@ static bool read_limit(struct schema *s, const json_t *flat, const char *key, bo
         return true;
     if (!json_is_number(value) || !read_decimal(value, &d)) {
         schema_fail(s, json_is_number(value) ? SLUICE_ERR_UNSUPPORTED : SLUICE_ERR_FORMAT,
-                    "%s is no number of up to 18 digits", key);
+                    "%s is not a number of up to 18 digits", key);
         return false;
     }
     d.is_open = is_open;

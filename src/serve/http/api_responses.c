@@ -255,7 +255,8 @@ static void read_input(const struct server *s, struct response *r, struct ask *a
     json_t *snapshot = snapshot_named(s, f);
     fields_string(f, "instructions", &instructions);
     if (snapshot && fields_any(f, "previous_response_id"))
-        fields_refuse(f, "snapshot", "snapshot and previous_response_id are there, expected one");
+        fields_refuse(f, "snapshot",
+                      "snapshot and previous_response_id are both given, expected one");
     r->turns =
         snapshot ? json_deep_copy(json_object_get(snapshot, "messages")) : earlier_turns(s, f);
     read_items(f, r->turns);

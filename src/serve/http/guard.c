@@ -155,14 +155,14 @@ static const char *framing_fault(const struct exchange *x) {
     } faults[] = {
         {f.is_malformed, "a header's name is malformed"},
         {f.has_control, "a header has a control character"},
-        {f.n_lengths > 1, "Content-Length is there twice, expected once"},
-        {f.n_encodings > 1, "Transfer-Encoding is there twice, expected once"},
-        {f.n_hosts > 1, "Host is there twice, expected once"},
-        {f.n_origins > 1, "Origin is there twice, expected once"},
+        {f.n_lengths > 1, "Content-Length appears twice, expected once"},
+        {f.n_encodings > 1, "Transfer-Encoding appears twice, expected once"},
+        {f.n_hosts > 1, "Host appears twice, expected once"},
+        {f.n_origins > 1, "Origin appears twice, expected once"},
         {f.n_lengths && f.n_encodings,
-         "Content-Length and Transfer-Encoding are there, expected one"},
+         "Content-Length and Transfer-Encoding are both given, expected one"},
         {strcasecmp(f.encoding, "chunked") != 0, "Transfer-Encoding is not chunked"},
-        {!*f.length || f.length[strspn(f.length, "0123456789")], "Content-Length is no number"},
+        {!*f.length || f.length[strspn(f.length, "0123456789")], "Content-Length is not a number"},
     };
     for (size_t i = 0; i < sizeof faults / sizeof *faults; i++)
         if (faults[i].is_wrong)

@@ -216,7 +216,7 @@ static int listen_unix(struct server *s, struct err *err) {
         return err_set(err, SLUICE_ERR_IO, "%s: %s", path, strerror(errno));
     bool is_there = lstat(path, &before) == 0;
     if (is_there && !S_ISSOCK(before.st_mode))
-        return err_set(err, SLUICE_ERR_IO, "%s: is there and no socket", path);
+        return err_set(err, SLUICE_ERR_IO, "%s: exists and is not a socket", path);
     if (is_there) {
         if (connect(s->listener, (struct sockaddr *)&address, sizeof address) == 0)
             return err_set(err, SLUICE_ERR_IO, "%s: another server listens there", path);
