@@ -1181,6 +1181,19 @@ def test_snapshots():
     assert [x["id"] for x in s.request("GET", "/v1/snapshots")[2]["data"]] == ["here"] and s.request("DELETE", "/v1/snapshots/here")[0] == 200
 
 
+def test_snapshots_whose_folder_is_deleted():
+    with tempfile.TemporaryDirectory() as folder:
+        with own("--cache-dir", folder + "/cache") as s:
+            for gone in ("/cache", "/cache/snapshots"):
+                for id in ("one", "two"):
+                    assert s.request("POST", "/v1/snapshots", {"id": id, "messages": FOX})[0] == 200
+                shutil.rmtree(folder + gone)
+                assert s.request("GET", "/v1/snapshots/one")[0] == 404
+                assert s.request("POST", "/v1/snapshots", {"id": "two", "messages": FOX})[0] == 200
+                assert s.request("GET", "/v1/snapshots/two")[2]["messages"] == FOX
+                assert [x["id"] for x in s.request("GET", "/v1/snapshots")[2]["data"]] == ["two"]
+
+
 # ---- paths, keys, origins --------------------------------------------------------------------------
 
 def test_paths_and_methods():

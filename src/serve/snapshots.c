@@ -124,9 +124,19 @@ static int scan(struct snapshots *s, struct err *err) {
     return SLUICE_OK;
 }
 
+/* The folder may be deleted at any time, and the cache's around it. */
+static void make_folders(const struct snapshots *s) {
+    char *slash = strrchr(s->folder, '/');
+    *slash = 0;
+    mkdir(s->folder, 0700);
+    *slash = '/';
+    mkdir(s->folder, 0700);
+}
+
 static int write_file(const struct snapshots *s, const char *id, struct str text, struct err *err) {
     struct outfile out = {.fd = -1};
     char *path = path_of(s, id);
+    make_folders(s);
     int status = path ? outfile_open(&out, path, err) : err_memory(err, "a snapshot");
     if (!status && fchmod(out.fd, 0600))
         status = err_set(err, SLUICE_ERR_IO, "%s: %s", path, strerror(errno));
@@ -140,10 +150,11 @@ static int write_file(const struct snapshots *s, const char *id, struct str text
     return status;
 }
 
-static char *read_file(const struct snapshots *s, const char *id, size_t *n) {
+static char *read_file(const struct snapshots *s, const char *id, size_t *n, bool *is_there) {
     char *path = path_of(s, id), *text = NULL;
     int fd = path ? open(path, O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK) : -1;
     struct stat st;
+    *is_there = fd >= 0 || (errno != ENOENT && errno != ENOTDIR);
     bool is_file = fd >= 0 && fstat(fd, &st) == 0 && S_ISREG(st.st_mode) &&
                    (uint64_t)st.st_size <= s->most_bytes;
     if (is_file && (text = malloc((size_t)st.st_size + 1))) {
@@ -235,10 +246,14 @@ int snapshots_put(struct snapshots *s, const char *id, struct str text, struct e
 char *snapshots_get(struct snapshots *s, const char *id, size_t *n) {
     char *text = NULL;
     pthread_mutex_lock(&s->lock);
-    const struct entry *e = *find(s, id);
+    struct entry **at = find(s, id);
+    const struct entry *e = *at;
+    bool is_there = true;
     if (e && s->folder)
-        text = read_file(s, id, n);
-    else if (e && (text = malloc(e->bytes + 1))) {
+        text = read_file(s, id, n, &is_there);
+    if (!is_there)
+        forget(s, at);
+    else if (e && !s->folder && (text = malloc(e->bytes + 1))) {
         memcpy(text, e->text, e->bytes);
         text[ *n = e->bytes] = 0;
     }
