@@ -26,9 +26,9 @@ uint32_t cpu_features(void);
 /* Their names, e.g. "avx2 avx512 avx512_vnni"; "none" when there are none. Static. */
 const char *cpu_feature_names(void);
 
-/* The first word of SLUICE_CPU that is no feature's name; NULL: all are. Static, as are all names
- * that it may have. */
+/* The first word of SLUICE_CPU that is not the name of a feature; NULL: all are. Static. */
 const char *cpu_unknown_feature(void);
+/* The names it may have, besides "none". Static. */
 const char *cpu_known_features(void);
 
 /* How many threads to run by default: the processors this process may use. */

@@ -1,4 +1,4 @@
-/* convert.c - the verb convert: a GGUF file of a hub folder. */
+/* convert.c - the verb convert: a Hugging Face folder to GGUF. */
 #include <libgen.h>
 #include <stdio.h>
 #include <stdlib.h>

@@ -12,8 +12,7 @@ void faults_install(void);
 void faults_drop(const char *path);
 /* Called by a signal's handler: unlinks all of those. */
 void faults_clean(void);
-/* The same, and lets the signal do what it does by
- * itself. */
+/* The same, and lets the signal do what it does by itself. */
 void faults_end_by(int number);
 
 #endif

@@ -295,7 +295,7 @@ int common_open_model(struct common *c, sluice_model **model) {
 static int make_folder(const char *path) {
     char slashed[PATH_MAX];
     int n = snprintf(slashed, sizeof slashed, "%s/", path);
-    bool is_made = n < (int)sizeof slashed && (mkdir(path, 0700) == 0 || errno == EEXIST);
+    bool is_made = (mkdir(path, 0700) == 0 || errno == EEXIST) && n < (int)sizeof slashed;
     return is_made && access(slashed, W_OK | X_OK) == 0
                ? 0
                : complain(EXIT_WORLD, "%s: cannot be used as the cache folder: %s", path,

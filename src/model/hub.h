@@ -1,4 +1,4 @@
-/* hub.h - a hub folder in our words.
+/* hub.h - a Hugging Face folder (config.json, safetensors, tokenizer.json) in our words.
  *
  * Checkpoints on a hub have names and forms of their own: heads in another order, norms stored
  * minus one, experts fused or one by one. This is the map from theirs to those of GGUF, which are
