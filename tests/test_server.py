@@ -507,6 +507,9 @@ def test_openai_completions():
     assert "".join(x.choices[0].text for x in streamed) == echo.choices[0].text
     lp = c.completions.create(model="m", prompt="Once upon a time", max_tokens=4, temperature=0, logprobs=2).choices[0]
     assert "".join(lp.logprobs.tokens) == lp.text and lp.logprobs.text_offset[0] == 0 and len(lp.logprobs.top_logprobs[0]) == 2
+    for n in (0, 1):  # the token that was sampled is always among them
+        lp = c.completions.create(model="m", prompt="Once", max_tokens=1, logprobs=n, extra_body={"grammar": 'root ::= "z"'}).choices[0].logprobs
+        assert len(lp.top_logprobs[0]) == n + 1 and lp.top_logprobs[0]["z"] == lp.token_logprobs[0], lp
     for prompt, words in (("", "no tokens"), ([], "prompt is empty"), ({}, "prompt is an object"), ([[]], "prompt has an empty array"),
                           ([["x"]], "prompt has a token that is a string"), ([[[1]]], "prompt has a token that is an array"),
                           ([99999999], "outside the vocabulary"), ([1, "x"], "a token that is a string"), (["x", 3], "prompt has a number")):
@@ -1088,6 +1091,8 @@ def test_ollama_models_and_errors():
     assert "tools" not in shown.capabilities, shown  # the story model's template does not mention them
     with own("-m", SHIPPED, "--chat-template", ROOT / "tests/data/templates/qwen3.jinja") as other:
         assert "tools" in ollama_client(other).show("any").capabilities
+    status, _, body = s.request("GET", "/v1/models/no", headers={"anthropic-version": "2023-06-01"})
+    assert status == 404 and body["type"] == "error" and "there is no model no" in body["error"]["message"], body
     listed = anthropic_client(s).models.list()
     assert listed.first_id == listed.last_id == SHIPPED.stem and listed.data[0].max_input_tokens == 512, listed
     assert s.request("GET", "/api/version")[2]["version"]

@@ -3,6 +3,8 @@
 
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
 
 #include "cmd/cmd.h"
 
@@ -46,6 +48,11 @@ static int load(struct talk *t, const char *path) {
     sluice_seq *seq;
     if (!json_path(path, other, sizeof other))
         return complain(EXIT_WORLD, "/load: the path has %zu bytes, expected fewer", strlen(path));
+    size_t n = strlen(path), n_end = strlen(".json");
+    if (n > n_end && strcmp(path + n - n_end, ".json") == 0 && access(other, F_OK) != 0) {
+        snprintf(other, sizeof other, "%.*s", (int)(n - n_end), path);
+        return load(t, other); /* the other file of the two was named */
+    }
     json_t *messages = conversation_read(other, &err);
     if (!messages)
         return fail(&err);

@@ -129,7 +129,10 @@ static void add_token(struct token_lists *to, const struct ask_model *m, int32_t
             json_object_set_new(top, json_string_value(other), openai_number(l->top[k].logprob));
         json_decref(other);
     }
-    json_array_append_new(to->tokens, openai_token_text(m, token, &bytes));
+    json_t *text = openai_token_text(m, token, &bytes);
+    if (l && text && !json_object_get(top, json_string_value(text))) /* as in OpenAI's */
+        json_object_set_new(top, json_string_value(text), openai_number(l->logprob));
+    json_array_append_new(to->tokens, text);
     json_array_append_new(to->values, l ? openai_number(l->logprob) : json_null());
     json_array_append_new(to->tops, top);
     json_array_append_new(to->offsets, json_integer((json_int_t)to->offset));

@@ -62,6 +62,8 @@ static bool admit(struct exchange *x) {
         MHD_lookup_connection_value(x->connection, MHD_HEADER_KIND, "Content-Length");
     x->route = path ? route_find(x->method, path, x->allowed, x->name) : NULL;
     x->api = x->route ? x->route->api : api_of_path(path ? path : x->path);
+    if (MHD_lookup_connection_value(x->connection, MHD_HEADER_KIND, "anthropic-version"))
+        x->api = API_ANTHROPIC; /* its clients list models, too */
     if (!guard_admits(x))
         return false;
     if (strcmp(x->method, "OPTIONS") == 0 && s->options.n_cors > 0)
