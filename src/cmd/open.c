@@ -108,7 +108,7 @@ static int check_device(const struct common *c, const char *verb) {
     return OPTS_GO_ON;
 }
 
-int common_check(const struct common *c, const char *verb) {
+static int check_ranges(const struct common *c, const char *verb) {
     const struct {
         const char *name;
         float value, least, most;
@@ -140,12 +140,11 @@ int common_check(const struct common *c, const char *verb) {
         if (ints[i].value < ints[i].least || ints[i].value > ints[i].most)
             return complain(EXIT_USAGE, "%s: %s is %d, expected %d to %d", verb, ints[i].name,
                             ints[i].value, ints[i].least, ints[i].most);
-    if (c->temperature > 0 && c->temperature < 1e-6f) /* the engine's bound */
-        return complain(EXIT_USAGE, "%s: --temp is %g, expected 0, or 1e-06 to 100", verb,
-                        (double)c->temperature);
-    if (c->seed < -1)
-        return complain(EXIT_USAGE, "%s: --seed is %lld, expected 0 or more", verb,
-                        (long long)c->seed);
+    return OPTS_GO_ON;
+}
+
+/* Of the KV cache and the folder for prompts. */
+static int check_cache(const struct common *c, const char *verb) {
     if (c->cache_dir && !c->cache_dir[0])
         return complain(EXIT_USAGE, "%s: --cache-dir is '', expected a folder", verb);
     if (!c->cache_dir && c->cache_dir_bytes != UINT64_MAX)
@@ -160,6 +159,21 @@ int common_check(const struct common *c, const char *verb) {
     if (!is_known)
         return complain(EXIT_USAGE, "%s: --kv is '%s', expected f32, f16, q8_0 or q4_0", verb,
                         c->kv);
+    return OPTS_GO_ON;
+}
+
+int common_check(const struct common *c, const char *verb) {
+    int exit = check_ranges(c, verb);
+    if (exit != OPTS_GO_ON)
+        return exit;
+    if (c->temperature > 0 && c->temperature < 1e-6f) /* the engine's bound */
+        return complain(EXIT_USAGE, "%s: --temp is %g, expected 0, or 1e-06 to 100", verb,
+                        (double)c->temperature);
+    if (c->seed < -1)
+        return complain(EXIT_USAGE, "%s: --seed is %lld, expected 0 or more", verb,
+                        (long long)c->seed);
+    if ((exit = check_cache(c, verb)) != OPTS_GO_ON)
+        return exit;
     for (int i = 0; i < c->stops.n; i++)
         if (!c->stops.at[i][0])
             return complain(EXIT_USAGE, "%s: --stop is '', expected a text", verb);

@@ -4,7 +4,6 @@
 #include <stdio.h>
 
 #include "base/clock.h"
-#include "base/filemap.h"
 #include "cmd/cmd.h"
 #include "cmd/figures.h"
 #include "cmd/interrupt.h"

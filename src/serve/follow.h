@@ -9,13 +9,11 @@
 
 struct follow {
     /* Set by the caller after follow_open. */
-    int32_t open, close;     /* tokens that begin and end thinking; -1: the model has none */
-    bool may_open;           /* the answer may begin with thinking */
-    bool is_thinking;        /* it is, or begins inside of it */
-    const uint32_t *no_ends; /* all tokens but those that end an answer; borrowed */
-    int32_t
-        call; /* the token that begins a call of a tool, which an answer may be instead; -1: none
-               */
+    int32_t open, close;       /* tokens that begin and end thinking; -1: the model has none */
+    bool may_open;             /* the answer may begin with thinking */
+    bool is_thinking;          /* it is, or begins inside of it */
+    const uint32_t *no_ends;   /* all tokens but those that end an answer; borrowed */
+    int32_t call;              /* begins a call of a tool, which it may be instead; -1: none */
     const sluice_model *model; /* with a call; borrowed */
 
     bool has_begun;          /* more than white space was said */

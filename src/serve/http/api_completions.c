@@ -48,12 +48,12 @@ static void read_lengths(struct ask *ask, struct fields *f) {
     fields_bool(f, "echo", &ask->echoes);
     fields_int(f, "max_tokens", ask->echoes ? 0 : 1, INT32_MAX, &most);
     ask->is_silent = most == 0;
-    if (!ask->is_silent)
-        openai_read_lengths(ask, f);
-    else
+    if (ask->is_silent) {
         fields_int(f, "n", 1, INT32_MAX, &ask->n);
-    if (ask->is_silent)
         ask->most = 1;
+    } else {
+        openai_read_lengths(ask, f);
+    }
 }
 
 static void read_all(struct ask *ask, struct fields *f, const struct ask_model *m) {

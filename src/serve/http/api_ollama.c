@@ -38,16 +38,6 @@ static void read_think(struct ask *ask, struct fields *f) {
         ask_set_variable(ask, "enable_thinking", json_boolean(word || json_is_true(think)));
 }
 
-static void read_logprobs(struct ask *ask, struct fields *f) {
-    bool has_logprobs = false;
-    int64_t n_top = 0;
-    fields_bool(f, "logprobs", &has_logprobs);
-    fields_int(f, "top_logprobs", 0, ASK_MAX_TOP, &n_top);
-    if (n_top > 0 && !has_logprobs)
-        fields_refuse(f, "top_logprobs", "top_logprobs is %d, expected logprobs true", (int)n_top);
-    ask->n_top = has_logprobs ? n_top : -1;
-}
-
 /* "json", or a schema. */
 static void read_format(struct ask *ask, struct fields *f, const struct ask_model *m) {
     const json_t *format = fields_any(f, "format");
@@ -102,7 +92,7 @@ static void read_chat(struct ask *ask, struct fields *f, const struct ask_model 
     ask_read_tools(ask, f, tools);
     read_options(ask, f, m);
     read_think(ask, f);
-    read_logprobs(ask, f);
+    openai_read_logprobs(ask, f);
     read_format(ask, f, m);
 }
 
@@ -117,7 +107,7 @@ static void read_generate(struct ask *ask, struct fields *f, const struct ask_mo
     fields_bool(f, "raw", &is_raw);
     read_options(ask, f, m);
     read_think(ask, f);
-    read_logprobs(ask, f);
+    openai_read_logprobs(ask, f);
     read_format(ask, f, m);
     if (prompt && !json_is_string(prompt))
         fields_refuse(f, "prompt", "prompt is %s, expected a string", json_kind(prompt));

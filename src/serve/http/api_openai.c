@@ -86,9 +86,17 @@ static void refuse_old(struct fields *f) {
             fields_refuse(f, old[i][0], "%s is not supported, expected %s", old[i][0], old[i][1]);
 }
 
-static void read_chat(struct ask *ask, struct fields *f, const struct ask_model *m) {
+void openai_read_logprobs(struct ask *ask, struct fields *f) {
     bool has_logprobs = false;
     int64_t n_top = 0;
+    fields_bool(f, "logprobs", &has_logprobs);
+    fields_int(f, "top_logprobs", 0, ASK_MAX_TOP, &n_top);
+    if (n_top > 0 && !has_logprobs)
+        fields_refuse(f, "top_logprobs", "top_logprobs is %d, expected logprobs true", (int)n_top);
+    ask->n_top = has_logprobs ? n_top : -1;
+}
+
+static void read_chat(struct ask *ask, struct fields *f, const struct ask_model *m) {
     openai_read_conversation(ask, f);
     ask_read_sampling(ask, f, m);
     ask_read_stops(ask, f, "stop");
@@ -96,11 +104,7 @@ static void read_chat(struct ask *ask, struct fields *f, const struct ask_model 
     openai_read_stream_options(ask, f);
     ask_read_format(ask, f, m);
     openai_read_tool_choice(ask, f, m);
-    fields_bool(f, "logprobs", &has_logprobs);
-    fields_int(f, "top_logprobs", 0, ASK_MAX_TOP, &n_top);
-    ask->n_top = has_logprobs ? n_top : -1;
-    if (n_top > 0 && !has_logprobs)
-        fields_refuse(f, "top_logprobs", "top_logprobs is %d, expected logprobs true", (int)n_top);
+    openai_read_logprobs(ask, f);
     refuse_old(f);
 }
 

@@ -9,6 +9,8 @@ void openai_read_stream_options(struct ask *ask, struct fields *f);
 void openai_read_conversation(struct ask *ask, struct fields *f);
 /* max_tokens, max_completion_tokens and n. */
 void openai_read_lengths(struct ask *ask, struct fields *f);
+/* logprobs, true or false, and top_logprobs. */
+void openai_read_logprobs(struct ask *ask, struct fields *f);
 
 /* reasoning_effort, enable_thinking, thinking_budget, chat_template_kwargs; `effort` (may be NULL)
  * where the request says nothing of it. */
