@@ -754,9 +754,8 @@ def test_responses_errors():
     assert told["temperature"] == 0.7 and told["top_p"] == 0.95, told  # not 0.699999988
 
 
-def thinking_model():
-    """The story model, three of whose tokens are <think>, </think> and <tool_call>, and a template that begins to think."""
-    path, template = TMP / "thinks.gguf", TMP / "thinks.jinja"
+def model_with(path, *words):
+    """The story model, some of whose tokens are these words."""
     data = bytearray(SHIPPED.read_bytes())
 
     def array(name):  # where its values begin, and how many there are
@@ -768,16 +767,41 @@ def thinking_model():
     places = {}
     for i in range(n):
         length, = struct.unpack_from("<Q", data, at)
-        places[length] = (i, at + 8)  # the last of that length
+        places.setdefault(length, []).append((i, at + 8))
         at += 8 + length
-    for word in (b"<think>", b"</think>", b"<tool_call>"):
-        i, place = places[len(word)]
+    for word in words:
+        i, place = places[len(word)].pop()
         data[place:place + len(word)] = word
         struct.pack_into("<i", data, types + 4 * i, 4)  # defined by the user: never made of pieces
     path.write_bytes(data)
+    return path
+
+
+def thinking_model():
+    """Has <think>, </think> and <tool_call>, and a template that begins to think."""
+    path, template = model_with(TMP / "thinks.gguf", b"<think>", b"</think>", b"<tool_call>"), TMP / "thinks.jinja"
     template.write_text("{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
                         "<|im_start|>assistant\n<think>\n")
     return ["-m", path, "--chat-template", template]
+
+
+def test_the_middle_of_a_text():
+    """`suffix`, which editors send: the model's own tokens around both texts."""
+    tags = b"<|fim_prefix|>", b"<|fim_suffix|>", b"<|fim_middle|>"
+    text = {"prompt": "Once upon a", "suffix": " there was a fox."}
+    with own("-m", model_with(TMP / "middle.gguf", *tags)) as s:
+        before, after, middle = (t.decode() for t in tags)
+        right = openai_client(s).completions.create(model="m", prompt=before + text["prompt"] + after + text["suffix"] + middle, max_tokens=8, temperature=0)
+        ids = [s.request("POST", "/tokenize", {"content": t.decode(), "special": True})[2]["count"] for t in tags]
+        assert ids == [1, 1, 1], ids
+        r = openai_client(s).completions.create(model="m", **text, max_tokens=8, temperature=0)
+        assert r.choices[0].text == right.choices[0].text and r.usage.prompt_tokens == right.usage.prompt_tokens, (r, right)
+        g = ollama_client(s).generate(model="m", **text, options={"num_predict": 8, "temperature": 0})
+        assert g.response == r.choices[0].text and g.prompt_eval_count == r.usage.prompt_tokens, g
+        status, _, body = s.request("POST", "/v1/completions", {**text, "prompt": ["a", "b"]})
+        assert status == 400 and "prompt is an array, expected a string before the suffix" in body["error"]["message"], body
+    status, _, body = server().request("POST", "/v1/completions", text)
+    assert status == 400 and "has no token <|fim_middle|>" in body["error"]["message"] and body["error"]["param"] == "suffix", body
 
 
 def test_thinking():

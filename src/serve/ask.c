@@ -748,6 +748,31 @@ int ask_add_text(struct ask *ask, const struct ask_model *m, struct str text, st
     return ask_add_encoded(ask, m, text, SLUICE_ENCODE_BOS | SLUICE_ENCODE_SPECIAL, err);
 }
 
+int ask_add_middle(struct ask *ask, const struct ask_model *m, struct str before, struct str after,
+                   struct err *err) {
+    static const char *const tags[][3] = {
+        {"<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>"}, /* Qwen */
+        {"<fim_prefix>", "<fim_suffix>", "<fim_middle>"},       /* StarCoder, SmolLM2 */
+    };
+    for (size_t i = 0; i < sizeof tags / sizeof *tags; i++) {
+        const char *const *its = tags[i];
+        struct buffer all = {0};
+        if (token_of(m->model, its[0]) < 0 || token_of(m->model, its[1]) < 0 ||
+            token_of(m->model, its[2]) < 0)
+            continue;
+        buffer_printf(&all, "%s", its[0]);
+        buffer_add(&all, before.at, before.len);
+        buffer_printf(&all, "%s", its[1]);
+        buffer_add(&all, after.at, after.len);
+        buffer_printf(&all, "%s", its[2]);
+        int status = ask_add_text(ask, m, buffer_str(&all), err);
+        buffer_free(&all);
+        return status;
+    }
+    return err_set(err, SLUICE_ERR_UNSUPPORTED,
+                   "suffix is not supported: this model has no token <|fim_middle|>");
+}
+
 void ask_decode(const struct ask_model *m, const int32_t *tokens, size_t n, struct buffer *out) {
     sluice_text *text;
     const char *at;

@@ -128,6 +128,10 @@ void ask_keep(const struct ask *ask, struct store *replay, size_t n_messages, co
 int ask_add_text(struct ask *ask, const struct ask_model *m, struct str text, struct err *err);
 int ask_add_encoded(struct ask *ask, const struct ask_model *m, struct str text, unsigned flags,
                     struct err *err);
+/* What stands between two texts is asked for; SLUICE_ERR_UNSUPPORTED: the model has no tokens to
+ * ask it with. */
+int ask_add_middle(struct ask *ask, const struct ask_model *m, struct str before, struct str after,
+                   struct err *err);
 int ask_add_ids(struct ask *ask, const struct ask_model *m, const char *name, const json_t *ids,
                 struct err *err); /* an array, in the field `name` */
 

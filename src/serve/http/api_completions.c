@@ -74,10 +74,15 @@ static void read_all(struct ask *ask, struct fields *f, const struct ask_model *
     if (best_of != ask->n)
         fields_refuse(f, "best_of", "best_of is %lld, expected %lld: all n answers are told",
                       (long long)best_of, (long long)ask->n);
-    if (!f->wrong && *suffix)
-        fields_refuse(f, "suffix", "suffix is not supported: this model only continues texts");
-    if (!f->wrong &&
-        openai_add_prompts(ask, m, "prompt", json_object_get(f->object, "prompt"), &err))
+    const json_t *prompt = json_object_get(f->object, "prompt");
+    if (!f->wrong && *suffix && !json_is_string(prompt))
+        fields_refuse(f, "prompt", "prompt is %s, expected a string before the suffix",
+                      json_kind(prompt));
+    else if (!f->wrong && *suffix) {
+        struct str before = {json_string_value(prompt), json_string_length(prompt)};
+        if (ask_add_middle(ask, m, before, str_of(suffix), &err))
+            fields_refuse(f, "suffix", "%s", err.text);
+    } else if (!f->wrong && openai_add_prompts(ask, m, "prompt", prompt, &err))
         fields_refuse(f, "prompt", "%s", err.text);
     if (!f->wrong && ask->echoes && ask->n_top >= 0)
         want_prompt_logprobs(ask, f);

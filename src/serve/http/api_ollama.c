@@ -60,14 +60,11 @@ static void refuse_images(struct fields *f, const json_t *from) {
 
 /* What would change the prompt, and is not done. */
 static void refuse_missing(struct fields *f) {
-    static const char *const missing[] = {"suffix", "template"};
     const json_t *context = NULL;
-    for (size_t i = 0; i < sizeof missing / sizeof *missing; i++) {
-        const char *text = "";
-        fields_string(f, missing[i], &text);
-        if (*text)
-            fields_refuse(f, missing[i], "%s is not supported", missing[i]);
-    }
+    const char *template = "";
+    fields_string(f, "template", &template);
+    if (*template)
+        fields_refuse(f, "template", "template is not supported");
     fields_array(f, "context", &context);
     if (json_array_size(context) > 0)
         fields_refuse(f, "context", "context is not supported, expected messages in /api/chat");
@@ -97,13 +94,14 @@ static void read_chat(struct ask *ask, struct fields *f, const struct ask_model 
 }
 
 static void read_generate(struct ask *ask, struct fields *f, const struct ask_model *m) {
-    const char *system = NULL;
+    const char *system = NULL, *suffix = "";
     const json_t *prompt = fields_any(f, "prompt");
     bool is_raw = false;
     struct err err = {0};
     refuse_images(f, f->object);
     refuse_missing(f);
     fields_string(f, "system", &system);
+    fields_string(f, "suffix", &suffix);
     fields_bool(f, "raw", &is_raw);
     read_options(ask, f, m);
     read_think(ask, f);
@@ -114,6 +112,11 @@ static void read_generate(struct ask *ask, struct fields *f, const struct ask_mo
     if (f->wrong || !prompt)
         return;
     struct str text = {json_string_value(prompt), json_string_length(prompt)};
+    if (*suffix) {
+        if (ask_add_middle(ask, m, text, str_of(suffix), &err))
+            fields_refuse(f, "suffix", "%s", err.text);
+        return;
+    }
     if (is_raw) {
         if (ask_add_text(ask, m, text, &err))
             fields_refuse(f, "prompt", "%s", err.text);
