@@ -49,7 +49,7 @@ bool schema_work(struct schema *s, uint64_t n);
 
 /* Refuses keywords that are not supported, by name. */
 bool schema_check(struct schema *s, const json_t *schema);
-/* The count that a key has, at most 2^24; *out stays where there is none. False: it is not a count. */
+/* The count that a key has, at most 2^24; *out stays where there is none. False: it is not one. */
 bool schema_count(struct schema *s, const json_t *flat, const char *key, uint32_t *out);
 
 /* ---- schema_merge.c ---- */
