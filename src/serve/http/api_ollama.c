@@ -135,7 +135,7 @@ static void read_generate(struct ask *ask, struct fields *f, const struct ask_mo
 
 static json_t *begin_line(const struct exchange *x, bool is_done) {
     char when[32];
-    write_time(time(NULL), when);
+    openai_write_time(time(NULL), when);
     return json_pack("{s:o, s:s, s:b}", "model", json_of_text(str_of(x->server->model.name)),
                      "created_at", when, "done", is_done);
 }
@@ -341,7 +341,7 @@ static void write_digest(const struct server *s, char out[65]) {
 
 static json_t *model_json(const struct server *s) {
     char when[32], digest[65];
-    write_time(s->created, when);
+    openai_write_time(s->created, when);
     write_digest(s, digest);
     return json_pack("{s:o, s:o, s:s, s:I, s:s, s:o}", "name", json_of_text(str_of(s->model.name)),
                      "model", json_of_text(str_of(s->model.name)), "modified_at", when, "size",
@@ -406,7 +406,7 @@ void ollama_show(struct exchange *x) {
         json_array_append_new(capabilities, json_string("tools"));
     if (s->model.think_close >= 0)
         json_array_append_new(capabilities, json_string("thinking"));
-    write_time(s->created, when);
+    openai_write_time(s->created, when);
     exchange_reply(x, 200,
                    json_pack("{s:s, s:s, s:s, s:o, s:o, s:o, s:s}", "modelfile", "", "parameters",
                              "", "template", "", "details", details_json(s), "model_info", info,

@@ -157,7 +157,7 @@ static json_t *timings_json(const struct exchange *x) {
     return out;
 }
 
-void write_time(time_t when, char out[32]) {
+void openai_write_time(time_t when, char out[32]) {
     struct tm utc;
     gmtime_r(&when, &utc);
     strftime(out, 32, "%Y-%m-%dT%H:%M:%SZ", &utc);
@@ -355,7 +355,7 @@ void openai_chat(struct exchange *x) {
 /* With what the Anthropic API calls it, and vLLM's word for the context, which clients look for. */
 static json_t *model_json(const struct server *s) {
     char when[32];
-    write_time(s->created, when);
+    openai_write_time(s->created, when);
     return json_pack(
         "{s:o, s:s, s:I, s:s, s:s, s:o, s:s, s:i, s:i, s:{s:i, s:i, s:I, s:s}}", "id",
         json_of_text(str_of(s->model.name)), "object", "model", "created", (json_int_t)s->created,

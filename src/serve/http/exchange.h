@@ -48,13 +48,13 @@ struct exchange {
     time_t created;
     struct buffer body;
     bool is_too_long, is_handled;
-    bool is_crowded;            /* there are too many long bodies already */
-    bool is_long;               /* it, or its response, has many parts */
-    struct exchange *next_long; /* with the reader, under its lock */
-    void (*long_task)(struct exchange *x);
-    bool is_left;         /* nobody else refers to it */
-    size_t tree_bytes;    /* of its body as JSON, about; 0: not counted */
-    bool ends_connection; /* nothing is read after it */
+    bool is_crowded;                       /* there are too many long bodies already */
+    bool is_long;                          /* it, or its response, has many parts */
+    struct exchange *next_long;            /* with the reader, under its lock */
+    void (*long_task)(struct exchange *x); /* what it does there */
+    bool is_left;                          /* nobody else refers to it */
+    size_t tree_bytes;                     /* of its body as JSON, about; 0: not counted */
+    bool ends_connection;                  /* nothing is read after it */
 
     /* The model's answers. */
     struct ask *ask;

@@ -22,7 +22,7 @@ void openai_read_tool_choice(struct ask *ask, struct fields *f, const struct ask
 int openai_add_prompts(struct ask *ask, const struct ask_model *m, const char *name,
                        const json_t *prompt, struct err *err);
 
-void write_time(time_t when, char out[32]);        /* as ISO 8601 */
+void openai_write_time(time_t when, char out[32]); /* as ISO 8601 */
 const char *openai_finish(const struct answer *a); /* NULL: not yet */
 /* A token's own text, and its bytes, which may be a part of a character. */
 json_t *openai_token_text(const struct ask_model *m, int32_t token, struct str *bytes);

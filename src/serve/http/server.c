@@ -100,7 +100,8 @@ static void take_body(struct exchange *x, const char *data, size_t n) {
     s->body_bytes += n;
 }
 
-/* Whether it may take longer than milliseconds: by its length, or that of what it may name. */
+/* Whether it may take longer than milliseconds: by its length, or that of what it may name, be it
+ * in escapes. */
 static bool is_slow(const struct exchange *x) {
     static const char *const signs[] = {"snapshot", "previous_response_id", "\\u00"};
     bool is = x->body.len > READER_LONG || *x->name ||
