@@ -156,7 +156,7 @@ build/cuda/%.fatbin: %.cu
 	    -MMD -MF $(@:.fatbin=.d) -MT $@ $< -o $@ 2>$(@:.fatbin=.ptxas) || { cat $(@:.fatbin=.ptxas); exit 1; }
 
 # Kernels that are used from 9.0 on are compiled for that alone, those with wgmma, which 9.0 alone has, as machine code.
-HOPPER := attend_decode experts_wide_rows project_wide_f32 project_wide_quantize
+HOPPER := attend_decode delta_log experts_wide_rows project_wide_f32 project_wide_quantize
 WGMMA := attend_wide experts_wide limits_wgmma project_wide project_wide_bf16
 $(HOPPER:%=build/cuda/%.fatbin): override CUDA_ARCHS := arch=compute_90,code=[sm_90,compute_90]
 $(WGMMA:%=build/cuda/%.fatbin): override CUDA_ARCHS := arch=compute_90a,code=sm_90a

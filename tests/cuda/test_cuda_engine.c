@@ -458,38 +458,38 @@ TEST(cuda_refuses_what_does_not_fit) {
 }
 
 /* Eight sequences together and each alone: the same bits, in any row. */
-TEST(cuda_same_bits_in_any_batch) {
-    enum { SEQS = 8, STEPS = 40 };
+static void check_batch(const char *name, int n_seqs, int n_steps, uint32_t prefill) {
+    enum { MOST = 16 };
     struct sluice_engine_options o = sluice_engine_options_default();
     sluice_model *model;
     sluice_engine *engine = NULL;
     struct sluice_facts facts;
     o.backend = "cuda";
     o.context = 512;
-    o.sequences = o.batch = SEQS;
-    o.prefill = 16;
-    EXPECT_INT(sluice_model_open(&model, story_model), SLUICE_OK);
+    o.sequences = o.batch = (uint32_t)n_seqs;
+    o.prefill = prefill;
+    EXPECT_INT(sluice_model_open(&model, name), SLUICE_OK);
     if (sluice_engine_open(&engine, model, &o)) {
         test_fail(__FILE__, __LINE__, "%s", sluice_engine_error(engine));
         goto out;
     }
     sluice_model_facts(model, &facts);
     size_t bytes = (size_t)facts.n_logits * sizeof(float);
-    char *alone = malloc(SEQS * STEPS * bytes);
+    char *alone = malloc((size_t)n_seqs * (size_t)n_steps * bytes);
     for (int pass = 0; pass < 2; pass++) {
-        sluice_seq *seqs[SEQS] = {0};
-        for (int first = 0; first < SEQS; first += pass ? SEQS : 1) {
-            int n = pass ? SEQS : 1;
+        sluice_seq *seqs[MOST] = {0};
+        for (int first = 0; first < n_seqs; first += pass ? n_seqs : 1) {
+            int n = pass ? n_seqs : 1;
             for (int i = first; i < first + n; i++) {
-                int32_t prompt[30];
-                for (int k = 0; k < 30; k++)
+                int32_t prompt[3 + 3 * MOST];
+                for (int k = 0; k < 3 + 3 * MOST; k++)
                     prompt[k] = (i * 997 + k * 131 + 7) % 4000;
                 EXPECT_INT(sluice_seq_open(&seqs[i], engine), SLUICE_OK);
                 sluice_seq_want(seqs[i], SLUICE_WANT_LOGITS);
                 sluice_seq_feed(seqs[i], prompt, (size_t)(3 + 3 * i));
             }
-            int seen[SEQS] = {0};
-            for (int step = 0; step < STEPS + 20; step++) {
+            int seen[MOST] = {0};
+            for (int step = 0; step < n_steps + 20; step++) {
                 if (sluice_engine_step(engine, NULL)) {
                     test_fail(__FILE__, __LINE__, "%s", sluice_engine_error(engine));
                     break;
@@ -499,15 +499,15 @@ TEST(cuda_same_bits_in_any_batch) {
                     uint32_t rows, waiting;
                     sluice_seq_tokens(seqs[i], NULL, NULL, &waiting);
                     sluice_seq_logits(seqs[i], &logits, &rows);
-                    if (waiting || !rows || seen[i] >= STEPS)
+                    if (waiting || !rows || seen[i] >= n_steps)
                         continue;
-                    char *at = alone + ((size_t)i * STEPS + (size_t)seen[i]++) * bytes;
+                    char *at = alone + ((size_t)(i * n_steps) + (size_t)seen[i]++) * bytes;
                     float gap;
                     if (pass == 0)
                         memcpy(at, logits, bytes);
                     else if (memcmp(at, logits, bytes) != 0)
-                        test_fail(__FILE__, __LINE__, "sequence %d, token %d has other bits", i,
-                                  seen[i]);
+                        test_fail(__FILE__, __LINE__, "%s: sequence %d, token %d has other bits",
+                                  name, i, seen[i]);
                     int32_t next = best_of(logits, facts.n_tokens, &gap);
                     sluice_seq_feed(seqs[i], &next, 1);
                 }
@@ -520,6 +520,11 @@ TEST(cuda_same_bits_in_any_batch) {
 out:
     sluice_engine_close(engine);
     sluice_model_close(model);
+}
+
+TEST(cuda_same_bits_in_any_batch) {
+    check_batch(story_model, 8, 40, 16);
+    check_batch("synth:qwen35-0.8b:q4_k_m", 16, 20, 16); /* states that lack their last rows */
 }
 
 /* ---- chunks of a prompt -----------------------------------------------------------------------

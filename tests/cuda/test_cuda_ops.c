@@ -622,6 +622,71 @@ TEST(cuda_delta_rows_are_independent) {
                              4200 + h);
 }
 
+/* Many steps of single rows, by as many sequences as there is room for or fewer; now and then one
+ * has several rows, or its state is copied away, or comes back from there: the rows and the states
+ * have the bits of a plan of one row. */
+TEST(cuda_delta_logs) {
+    enum { SLOTS = 20, STEPS = 40 };
+    static const struct delta_case cases[] = {{16, 32, 128, 128, 4, HEADS_GROUPED, 20},
+                                              {16, 16, 128, 128, 4, HEADS_TILED, 48}};
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        struct delta_case alone = cases[i];
+        struct rig one, many;
+        uint32_t at[SLOTS] = {0};
+        struct err err = {0};
+        alone.rows = 1;
+        build_delta(&one, &alone, SLOTS, 4300 + i);
+        build_delta(&many, &cases[i], SLOTS, 4300 + i);
+        bool is_open = rig_open(&one);
+        is_open = rig_open(&many) && is_open;
+        for (uint32_t step = 0; is_open && step < STEPS; step++) {
+            struct run runs[SLOTS];
+            uint32_t n = step % 5 == 3 ? 7 : SLOTS - 1, row = 0;
+            for (uint32_t k = 0; k < n; k++) { /* the last slot is nobody's */
+                uint32_t slot = (k + step / 4) % (SLOTS - 1);
+                runs[k] = (struct run){slot, at[slot], n == 7 && k == 3 && step % 2 ? 4 : 1};
+                at[slot] += runs[k].n_rows;
+            }
+            rig_step(&many, RIG_CUDA, runs, n, 9);
+            for (uint32_t k = 0; k < n; k++)
+                for (uint32_t j = 0; j < runs[k].n_rows; j++, row++) {
+                    struct run own = {runs[k].slot, runs[k].first_position + j, 1};
+                    rig_step(&one, RIG_CUDA, &own, 1, 9);
+                    if (memcmp(rig_output(&one, RIG_CUDA, 0, 0),
+                               rig_output(&many, RIG_CUDA, 0, row),
+                               one.options.tap_width * sizeof(float)) != 0)
+                        test_fail(__FILE__, __LINE__, "case %zu, step %u: row %u has other bits", i,
+                                  step, row);
+                }
+            const struct op_delta *d = &many.plan->ops[many.plan->n_ops - 2].delta;
+            uint64_t state = operand_bytes(&d->state) / SLOTS,
+                     window = operand_bytes(&d->window) / SLOTS, to = SLOTS - 1, from = step % 6;
+            if (step % 7 == 6) { /* kept in the last cell; one step later it comes back */
+                struct backend_copy copies[2] = {
+                    {d->state.offset + to * state, d->state.offset + from * state, state},
+                    {d->window.offset + to * window, d->window.offset + from * window, window}};
+                rig_kinds[RIG_CUDA]->copy_state(one.b[RIG_CUDA], copies, 2, &err);
+                rig_kinds[RIG_CUDA]->copy_state(many.b[RIG_CUDA], copies, 2, &err);
+            }
+            if (step == 21) {
+                struct backend_copy back[2] = {
+                    {d->state.offset + 2 * state, d->state.offset + to * state, state},
+                    {d->window.offset + 2 * window, d->window.offset + to * window, window}};
+                rig_kinds[RIG_CUDA]->copy_state(one.b[RIG_CUDA], back, 2, &err);
+                rig_kinds[RIG_CUDA]->copy_state(many.b[RIG_CUDA], back, 2, &err);
+            }
+        }
+        if (is_open) {
+            void *a = read_state(&one), *b = read_state(&many);
+            EXPECT(memcmp(a, b, one.plan->bytes[REGION_STATE]) == 0);
+            free(a);
+            free(b);
+        }
+        rig_end(&one);
+        rig_end(&many);
+    }
+}
+
 /* ---- ATTEND -----------------------------------------------------------------------------------
  */
 

@@ -41,7 +41,9 @@ struct recorder {
     struct backend *b;
     struct err *err;
     bool is_counting;
-    uint32_t step; /* of a burst; later steps find their IO on the device */
+    bool is_decode; /* every segment of the step has one row: kernels for longer ones are left out
+                     */
+    uint32_t step;  /* of a burst; later steps find their IO on the device */
     uint32_t n_steps;
     bool has_wanted;     /* the LM head writes the logits that the host asks for, */
     uint64_t *head_best; /* and the argmax of a single row here */
@@ -59,6 +61,11 @@ struct cuda_matrix recorder_matrix(struct recorder *r, const struct operand *wei
 void *recorder_work(struct recorder *r, uint64_t bytes);
 /* Words that are zero when the op's kernels start, and that they must leave zero. */
 uint32_t *recorder_counters(struct recorder *r, uint64_t n);
+/* The log of a DELTA's states, the same for all plans: so many head tiles and cells. NULL: there is
+ * no room for it, or there is one of another shape. */
+struct cuda_log;
+const struct cuda_log *recorder_log(struct recorder *r, const struct operand *state, uint32_t tiles,
+                                    uint32_t cells);
 /* Adds a kernel to the step; `params` begins with a struct cuda_io and is copied. */
 int recorder_launch(struct recorder *r, const struct cuda_launch *launch, const void *params,
                     size_t bytes);
@@ -105,7 +112,10 @@ struct cuda_recording {
     struct cuda_node *nodes;
     uint32_t n_nodes, capacity;
     CUgraphExec graph;
-    CUgraphExec burst;        /* IO_BURST steps; NULL: not for this plan */
+    CUgraphExec burst;             /* IO_BURST steps; NULL: not for this plan */
+    struct cuda_recording *decode; /* for steps whose segments all have one row; NULL: none */
+    bool has_logs;                 /* a DELTA leaves rows to the log, see log.c; */
+    bool reads_states;        /* a DELTA knows no log, and wants decode segments settled, too */
     double expected;          /* seconds a step usually takes; 0: not known yet */
     double expected_of_burst; /* and a burst */
 };
@@ -113,6 +123,27 @@ struct cuda_recording {
 struct cuda_block {
     CUdeviceptr at;
     uint64_t bytes;
+};
+
+/* Where the log of a DELTA's states is; ops/delta.h says what it is. */
+struct cuda_log {
+    uint64_t state;      /* offset in STATE */
+    uint64_t cell_bytes; /* of a cell's state */
+    uint64_t at;         /* in the backend's memory of logs */
+    uint32_t tiles, cells;
+};
+
+enum { CUDA_MAX_LOGS = 256 };
+
+struct cuda_logs {
+    struct cuda_log list[CUDA_MAX_LOGS];
+    uint32_t n;
+    uint64_t bytes;
+    CUfunction settle;
+    uint32_t n_cells, n_open;
+    uint8_t *is_open;   /* (n_cells) the cell's logs may have entries */
+    uint32_t *settling; /* (n_cells) cells that are settled next */
+    uint32_t n_settling;
 };
 
 enum { MAX_MODULES = 64, MAX_STAMPS = 8192, STAMP_BYTES = MAX_STAMPS * sizeof(uint64_t) };
@@ -132,7 +163,8 @@ struct backend {
     struct cuda_place *places;
     uint32_t n_places;
     uint64_t weight_bytes;
-    struct cuda_block weights, state, scratch, work, counters, io_copy, stamps;
+    struct cuda_block weights, state, scratch, work, counters, io_copy, stamps, log_memory;
+    struct cuda_logs logs;
     uint64_t *trace; /* where the stamps are mapped host memory: the host's address */
     uint8_t *io;     /* mapped: the host's address */
     CUdeviceptr io_device;
@@ -142,9 +174,9 @@ struct backend {
     struct cuda_recording *recordings;
     uint32_t n_recordings;
     struct backend_counters count;
-    uint64_t driver_bytes; /* what the driver took for context, code and graphs */
-    uint32_t running;      /* the recording that was submitted last */
-    bool is_burst;         /* as a burst */
+    uint64_t driver_bytes;          /* what the driver took for context, code and graphs */
+    struct cuda_recording *running; /* that was submitted last, */
+    bool is_burst;                  /* as a burst */
     double submitted_at;
     double late; /* seconds that the host usually oversleeps */
     CUstream aside;
@@ -187,6 +219,20 @@ int cuda_peek(struct backend *b, enum region region, uint64_t offset, uint64_t b
               struct err *err);
 int cuda_poke(struct backend *b, enum region region, uint64_t offset, uint64_t bytes,
               const void *from, struct err *err);
+
+/* log.c: states are settled before they are read or written by anything but delta_log. */
+uint32_t *cuda_log_counts(const struct backend *b, const struct cuda_log *l);
+float *cuda_log_entries(const struct backend *b, const struct cuda_log *l);
+int cuda_open_logs(struct backend *b, struct err *err);
+int cuda_settle_range(struct backend *b, uint64_t offset, uint64_t bytes, struct err *err);
+int cuda_settle_copies(struct backend *b, const struct backend_copy *list, uint32_t n,
+                       struct err *err);
+int cuda_settle_moves(struct backend *b, const struct backend_move *list, uint32_t n,
+                      struct err *err);
+int cuda_settle_all(struct backend *b, struct err *err);
+/* Before a step with IO as it is; notes which cells have entries after it. */
+int cuda_settle_for_step(struct backend *b, const struct cuda_recording *r, bool is_burst,
+                         struct err *err);
 
 /* limits.c: what the device can do, measured now. */
 int cuda_bandwidth(struct backend *b, double *bytes_per_second, struct err *err);

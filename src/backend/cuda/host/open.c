@@ -122,13 +122,19 @@ static void cuda_close(struct backend *b) {
             if (b->recordings[i].burst)
                 driver.graph_exec_destroy(b->recordings[i].burst);
             free(b->recordings[i].nodes);
+            struct cuda_recording *decode = b->recordings[i].decode;
+            if (decode && decode->graph)
+                driver.graph_exec_destroy(decode->graph);
+            if (decode)
+                free(decode->nodes);
+            free(decode);
         }
         if (b->trace) {
             driver.host_free(b->trace);
             b->stamps = (struct cuda_block){0};
         }
         struct cuda_block *blocks[] = {&b->weights,  &b->state,   &b->scratch, &b->work,
-                                       &b->counters, &b->io_copy, &b->stamps};
+                                       &b->counters, &b->io_copy, &b->stamps,  &b->log_memory};
         for (size_t i = 0; i < sizeof blocks / sizeof *blocks; i++)
             free_block(blocks[i]);
         if (b->idle)
@@ -217,7 +223,7 @@ static int survey(struct backend *b, struct plan *const *plans, uint32_t n_plans
         .state = max_bytes(plans, n_plans, REGION_STATE),
         .scratch = max_bytes(plans, n_plans, REGION_SCRATCH),
         .io = max_bytes(plans, n_plans, REGION_IO),
-        .workspace = needs->work + needs->counters + needs->io_copy + STAMP_BYTES,
+        .workspace = needs->work + needs->counters + needs->io_copy + b->logs.bytes + STAMP_BYTES,
         .driver = b->driver_bytes,
     };
     return SLUICE_OK;
@@ -297,7 +303,8 @@ static int make_blocks(struct backend *b, struct plan *const *plans, uint32_t n_
         (status = make_block(b, &b->scratch, m.scratch, true, "scratch", err)) ||
         (status = make_block(b, &b->work, needs.work, true, "workspace", err)) ||
         (status = make_block(b, &b->counters, needs.counters, true, "counters", err)) ||
-        (status = make_stamps(b, err)) ||
+        (status = make_block(b, &b->log_memory, b->logs.bytes, true, "logs of states", err)) ||
+        (status = cuda_open_logs(b, err)) || (status = make_stamps(b, err)) ||
         (status = make_block(b, &b->io_copy, needs.io_copy, true, "the copy of IO", err)))
         return status;
     return make_io(b, m.io, err);
@@ -321,7 +328,7 @@ static int cuda_load(struct backend *b, struct backend_weights weights, struct p
     if (!status)
         status = cuda_available(b, &after, err);
     uint64_t ours = b->weights.bytes + b->state.bytes + b->scratch.bytes + b->work.bytes +
-                    b->counters.bytes + b->io_copy.bytes + b->stamps.bytes;
+                    b->counters.bytes + b->io_copy.bytes + b->stamps.bytes + b->log_memory.bytes;
     b->driver_bytes = before > after + ours ? before - after - ours : 0;
     return status;
 }
@@ -340,7 +347,8 @@ static void cuda_memory(const struct backend *b, struct backend_memory *out) {
         .state = b->state.bytes,
         .scratch = b->scratch.bytes,
         .io = b->io_bytes,
-        .workspace = b->work.bytes + b->counters.bytes + b->io_copy.bytes + b->stamps.bytes,
+        .workspace = b->work.bytes + b->counters.bytes + b->io_copy.bytes + b->stamps.bytes +
+                     b->log_memory.bytes,
         .driver = b->driver_bytes,
     };
 }

@@ -305,6 +305,7 @@ int cuda_count(struct backend *b, struct plan *const *plans, uint32_t n_plans, u
                uint64_t *counters, struct err *err) {
     struct recorder r = {
         .b = b, .n_sms = b->n_sms, .exact = b->exact, .err = err, .is_counting = true};
+    b->logs.n = 0, b->logs.bytes = 0;
     for (uint32_t i = 0; i < n_plans; i++) {
         r.plan = plans[i];
         int status = walk(&r, 1);
@@ -353,12 +354,37 @@ static int record_burst(struct backend *b, struct cuda_recording *into, struct e
                          .n_sms = b->n_sms,
                          .exact = b->exact,
                          .err = err,
+                         .is_decode = true,
                          .into = &burst};
     int status = walk(&r, IO_BURST);
     if (!status)
         status = capture(b, &burst, &into->burst, err);
     free(burst.nodes);
     return status;
+}
+
+/* Whether kernels for prefill segments can be left out where a step has none: those of ATTEND and
+ * DELTA in plans that have such kernels, and that may be filled with sequences. */
+static bool wants_decode(const struct cuda_recording *r) {
+    enum { MOST_FUSED = 32 };
+    const struct plan *plan = r->plan;
+    return (plan->max_rows > MOST_FUSED || r->has_logs) && plan->pages.n_dims &&
+           2 * plan->pages.dims[1] > plan->max_rows;
+}
+
+static int record_decode_steps(struct backend *b, struct cuda_recording *of, struct err *err) {
+    of->decode = calloc(1, sizeof *of->decode);
+    if (!of->decode)
+        return err_memory(err, "a recording");
+    struct recorder r = {.plan = of->decode->plan = of->plan,
+                         .b = b,
+                         .n_sms = b->n_sms,
+                         .exact = b->exact,
+                         .err = err,
+                         .is_decode = true,
+                         .into = of->decode};
+    int status = walk(&r, 1);
+    return status ? status : capture(b, of->decode, &of->decode->graph, err);
 }
 
 static int record_plan(struct backend *b, const struct plan *plan, struct cuda_recording *into,
@@ -373,6 +399,8 @@ static int record_plan(struct backend *b, const struct plan *plan, struct cuda_r
     CHECK(status || (r.work_most <= b->work.bytes && r.counters_most <= b->counters.bytes));
     if (!status)
         status = capture(b, into, &into->graph, err);
+    if (!status && wants_decode(into))
+        status = record_decode_steps(b, into, err);
     if (!status && wants_burst(plan) && IO_BURST * into->n_nodes < MAX_STAMPS)
         status = record_burst(b, into, err);
     return status;

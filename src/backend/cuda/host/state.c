@@ -23,6 +23,8 @@ static int count_copy(struct backend *b, uint64_t bytes, CUresult result, struct
 
 int cuda_read_state(struct backend *b, uint64_t offset, uint64_t bytes, void *to, struct err *err) {
     int status = cuda_enter(b, err);
+    if (!status)
+        status = cuda_settle_range(b, offset, bytes, err);
     return status
                ? status
                : count_copy(b, bytes,
@@ -32,6 +34,8 @@ int cuda_read_state(struct backend *b, uint64_t offset, uint64_t bytes, void *to
 int cuda_write_state(struct backend *b, uint64_t offset, uint64_t bytes, const void *from,
                      struct err *err) {
     int status = cuda_enter(b, err);
+    if (!status)
+        status = cuda_settle_range(b, offset, bytes, err);
     return status ? status
                   : count_copy(b, bytes,
                                driver.copy_in(state_at(b, offset, bytes), from, bytes, b->stream),
@@ -50,6 +54,8 @@ int cuda_peek(struct backend *b, enum region region, uint64_t offset, uint64_t b
               struct err *err) {
     const struct cuda_block *block = block_of(b, region, offset, bytes);
     int status = cuda_enter(b, err);
+    if (!status && region == REGION_STATE)
+        status = cuda_settle_range(b, offset, bytes, err);
     return status ? status
                   : count_copy(b, bytes, driver.copy_out(to, block->at + offset, bytes, b->stream),
                                err);
@@ -59,6 +65,8 @@ int cuda_poke(struct backend *b, enum region region, uint64_t offset, uint64_t b
               const void *from, struct err *err) {
     const struct cuda_block *block = block_of(b, region, offset, bytes);
     int status = cuda_enter(b, err);
+    if (!status && region == REGION_STATE)
+        status = cuda_settle_range(b, offset, bytes, err);
     return status ? status
                   : count_copy(b, bytes, driver.copy_in(block->at + offset, from, bytes, b->stream),
                                err);
@@ -69,7 +77,7 @@ int cuda_move_state(struct backend *b, const struct backend_move *list, uint32_t
     uint64_t bytes = 0;
     CUresult result = CUDA_SUCCESS;
     int status = cuda_enter(b, err);
-    if (status)
+    if (status || (status = cuda_settle_moves(b, list, n, err)))
         return status;
     for (uint32_t i = 0; result == CUDA_SUCCESS && i < n; i++) {
         CUdeviceptr at = state_at(b, list[i].offset, list[i].bytes);
@@ -85,6 +93,8 @@ int cuda_move_state(struct backend *b, const struct backend_move *list, uint32_t
 int cuda_copy_state(struct backend *b, const struct backend_copy *list, uint32_t n,
                     struct err *err) {
     int status = cuda_enter(b, err);
+    if (!status)
+        status = cuda_settle_copies(b, list, n, err);
     for (uint32_t first = 0; !status && first < n; first += COPY_MOST) {
         struct copy_params p = {.n = min_u32(n - first, COPY_MOST)};
         struct cuda_node node = {
@@ -110,6 +120,8 @@ int cuda_copy_state(struct backend *b, const struct backend_copy *list, uint32_t
 int cuda_fence(struct backend *b, uint32_t number, struct err *err) {
     CHECK(number < BACKEND_FENCES);
     int status = cuda_enter(b, err);
+    if (!status)
+        status = cuda_settle_all(b, err); /* what is copied beside is not known yet */
     return status ? status
                   : driver_check(driver.event_record(b->fences[number], b->stream), "a fence", err);
 }

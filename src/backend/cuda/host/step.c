@@ -21,17 +21,26 @@ static void check_io(const struct backend *b, const struct plan *plan) {
     CHECK(header_of(b)->n_rows <= plan->max_rows && header_of(b)->n_outputs <= plan->max_outputs);
 }
 
-static int launch_graph(struct backend *b, uint32_t plan, bool is_burst, struct err *err) {
+/* The recording that runs the step in IO. */
+static struct cuda_recording *recording_of(const struct backend *b, uint32_t plan) {
     CHECK(plan < b->n_recordings);
-    const struct cuda_recording *r = &b->recordings[plan];
+    struct cuda_recording *r = &b->recordings[plan];
+    bool is_decode = header_of(b)->n_rows == header_of(b)->n_segments;
+    return r->decode && is_decode ? r->decode : r;
+}
+
+static int launch_graph(struct backend *b, uint32_t plan, bool is_burst, struct err *err) {
+    struct cuda_recording *r = is_burst ? &b->recordings[plan] : recording_of(b, plan);
     check_io(b, r->plan);
     int status = cuda_enter(b, err);
     if (b->trace)
         memset(b->trace, 0, STAMP_BYTES);
     if (!status)
+        status = cuda_settle_for_step(b, r, is_burst, err);
+    if (!status)
         status = driver_check(driver.graph_launch(is_burst ? r->burst : r->graph, b->stream),
                               "submitting a step", err);
-    b->running = plan;
+    b->running = r;
     b->is_burst = is_burst;
     b->submitted_at = seconds_now();
     b->count.submissions++;
@@ -86,7 +95,7 @@ static void pause_briefly(void) {
 /* A step failed on the device: with a trace, where. A kernel stores its start time after its wait,
  * so it was the kernel with the latest time, or what the next one does before its wait. */
 static int step_failed(struct backend *b, CUresult state, struct err *err) {
-    const struct cuda_recording *r = &b->recordings[b->running];
+    const struct cuda_recording *r = b->running;
     char text[96];
     uint32_t last = 0;
     b->is_broken = true;
@@ -143,7 +152,7 @@ static void wake_driver(struct backend *b) {
 }
 
 int cuda_wait(struct backend *b, struct err *err) {
-    struct cuda_recording *r = &b->recordings[b->running];
+    struct cuda_recording *r = b->running;
     double *expected = b->is_burst ? &r->expected_of_burst : &r->expected;
     double wake = b->submitted_at + 0.985 * *expected - b->late - 1e-6 * EARLY_US;
     uint64_t step = header_of(b)->step;
@@ -169,7 +178,7 @@ int cuda_wait(struct backend *b, struct err *err) {
 /* Every kernel stores when its wait was over, and the last one when it ended: an op's time is from
  * its start to the next op's, measured in the step as it always runs. */
 int cuda_time_ops(struct backend *b, uint32_t plan, double *op_seconds, struct err *err) {
-    const struct cuda_recording *r = &b->recordings[plan];
+    const struct cuda_recording *r = recording_of(b, plan);
     uint64_t *stamps = calloc(r->n_nodes + 1, sizeof *stamps);
     int status = stamps ? cuda_submit(b, plan, err) : err_memory(err, "times");
     if (!status)
@@ -189,8 +198,10 @@ int cuda_time_ops(struct backend *b, uint32_t plan, double *op_seconds, struct e
 }
 
 int cuda_run_op(struct backend *b, uint32_t plan, uint32_t op, struct err *err) {
-    const struct cuda_recording *r = &b->recordings[plan];
+    const struct cuda_recording *r = recording_of(b, plan);
     int status = cuda_enter(b, err);
+    if (!status)
+        status = cuda_settle_for_step(b, r, false, err);
     for (uint32_t i = 0; !status && i < r->n_nodes; i++)
         if (r->nodes[i].op == op)
             status = cuda_run_node(b, &r->nodes[i], true, err);

@@ -131,9 +131,18 @@ static __device__ __forceinline__ struct delta_gate gate_of(float alpha, float b
 
 /* N sums over the warp at once: lane l returns that of x[l / (32 / N)]. Each sum has the bits of
  * warp_sum; N - 1 + 5 - log2 N shuffles instead of 5 N. */
-template <int N> static __device__ __forceinline__ float warp_sums(float (&x)[N]) {
+template <int N, int D = 16> static __device__ __forceinline__ float warp_sums(float (&x)[N]) {
     uint32_t lane = threadIdx.x % 32;
-    int d = 16;
+    int d = D;
+    if constexpr (N > 8) { /* the loop below is not unrolled so often */
+        float half[N / 2];
+#pragma unroll
+        for (int i = 0; i < N / 2; i++) {
+            float give = lane & D ? x[i] : x[i + N / 2], keep = lane & D ? x[i + N / 2] : x[i];
+            half[i] = keep + __shfl_xor_sync(0xffffffffu, give, D);
+        }
+        return warp_sums<N / 2, D / 2>(half);
+    }
 #pragma unroll
     for (int n = N / 2; n > 0; n /= 2, d /= 2) {
         bool is_upper = lane & d;
@@ -171,11 +180,22 @@ norms_of(const struct delta_params &p, const float (&q)[M], const float (&k)[M])
     return norms;
 }
 
-/* One row of the rule for a warp's J columns, of which the first n are stored to `out`. */
-template <int J, int M>
+/* What a row adds to a column: dk times k. */
+template <int M>
+static __device__ __forceinline__ void update_column(float (&s)[M], const float (&k)[M], float dk,
+                                                     float decay) {
+#pragma unroll
+    for (int m = 0; m < M; m++)
+        s[m] = fmaf(dk, k[m], __fmul_rn(decay, s[m]));
+}
+
+/* One row of the rule for a warp's J columns, of which the first n are stored to `out`. Not
+ * UPDATES: s stays as it was, and all_dk says what it lacks. */
+template <int J, int M, bool UPDATES>
 static __device__ __forceinline__ void
-delta_rule(float (&s)[J][M], const float (&q)[M], const float (&k)[M], const float (&v)[J],
-           const struct delta_norms &norms, const struct delta_gate &gate, float *out, int n) {
+delta_row(float (&s)[J][M], const float (&q)[M], const float (&k)[M], const float (&v)[J],
+          const struct delta_norms &norms, const struct delta_gate &gate, float *out, int n,
+          float (&all_dk)[J]) {
     constexpr int SUM_LANES = 32 / (2 * J); /* that hold the same sum after warp_sums */
     int lane = threadIdx.x % 32, own_j = lane / SUM_LANES / 2;
     float x[2 * J], d[J], own_d = 0;
@@ -194,15 +214,22 @@ delta_rule(float (&s)[J][M], const float (&q)[M], const float (&k)[M], const flo
         float ks = __fmul_rn(__shfl_sync(0xffffffffu, sum, 2 * j * SUM_LANES), norms.k_factor);
         d[j] = __fmul_rn(gate.beta, fmaf(-gate.decay, ks, v[j]));
         own_d = j == own_j ? d[j] : own_d;
-        float dk = __fmul_rn(d[j], norms.k_factor);
-#pragma unroll
-        for (int m = 0; m < M; m++)
-            s[j][m] = fmaf(dk, k[m], __fmul_rn(gate.decay, s[j][m]));
+        all_dk[j] = __fmul_rn(d[j], norms.k_factor);
+        if (UPDATES)
+            update_column<M>(s[j], k, all_dk[j], gate.decay);
     }
     /* `sum` is q . S[own_j] in the lanes that store. */
     float o = fmaf(gate.decay, __fmul_rn(sum, norms.q_factor), __fmul_rn(norms.qk, own_d));
     if (lane % (2 * SUM_LANES) == SUM_LANES && own_j < n)
         out[own_j] = o;
+}
+
+template <int J, int M>
+static __device__ __forceinline__ void
+delta_rule(float (&s)[J][M], const float (&q)[M], const float (&k)[M], const float (&v)[J],
+           const struct delta_norms &norms, const struct delta_gate &gate, float *out, int n) {
+    float dk[J];
+    delta_row<J, M, true>(s, q, k, v, norms, gate, out, n, dk);
 }
 
 /* ---- a lane's values: between registers and memory ------------------------------------------- */

@@ -285,32 +285,51 @@ template <int C, int M> struct scan_stage {
     struct delta_gate gates[ROWS];
 };
 
-/* 16 bytes a thread, from contiguous memory. */
-template <int MOST>
-static __device__ __forceinline__ void copy_vectors(void *to, const void *from, uint32_t n) {
-#pragma unroll
-    for (uint32_t first = 0; first < MOST; first += GROUP_THREADS) {
-        uint32_t i = first + group_thread();
-        if (i < n)
-            cp_async_16(smem_addr((float4 *)to + i), (const float4 *)from + i);
-    }
-}
-
-/* Starts the copies of n rows from `row` on. */
-template <int C, int M>
-static __device__ __forceinline__ void
-copy_stage(const struct delta_params &p, struct scan_stage<C, M> &to, const struct head_tile &tile,
-           uint32_t row, uint32_t n) {
+/* A thread's part of the copies of a segment's rows, stage after stage: 16 bytes at a time, q and k
+ * by all threads, then v, norms and gates by the first ones. */
+template <int C, int M> struct stage_copy {
     using S = struct scan_stage<C, M>;
-    uint64_t key = (uint64_t)tile.key_head * p.max_rows + row;
-    uint64_t value = (uint64_t)tile.head * p.max_rows + row;
-    uint64_t of_tile = (uint64_t)tile.head * p.scan_tiling.tiles + tile.first_column / S::TILE;
-    copy_vectors<ROWS * S::KEY / 2>(to.qk, p.conv_qk + key * 2 * S::KEY, n * S::KEY / 2);
-    copy_vectors<ROWS * S::TILE / 4>(to.v, p.conv_v + (of_tile * p.max_rows + row) * S::TILE,
-                                     n * S::TILE / 4);
-    copy_vectors<ROWS>(to.norms, p.norms + key, n);
-    copy_vectors<ROWS>(to.gates, p.gates + value, n);
-}
+    static constexpr uint32_t QK_ROW = S::KEY / 2, V_ROW = S::TILE / 4, V = ROWS * V_ROW;
+    static constexpr uint32_t QK_EACH = ROWS * QK_ROW / GROUP_THREADS;
+    static_assert(GROUP_THREADS % QK_ROW == 0 || QK_ROW % GROUP_THREADS == 0, "stage_copy");
+    static_assert(V + 2 * ROWS <= GROUP_THREADS, "stage_copy");
+    const float4 *qk, *other;
+    uint32_t other_to, other_row, other_step; /* step: from a stage to the next, in vectors */
+
+    __device__ __forceinline__ stage_copy(const struct delta_params &p,
+                                          const struct head_tile &tile, uint32_t row) {
+        uint32_t t = group_thread();
+        uint64_t key = (uint64_t)tile.key_head * p.max_rows + row;
+        uint64_t value = (uint64_t)tile.head * p.max_rows + row;
+        uint64_t of_tile = (uint64_t)tile.head * p.scan_tiling.tiles + tile.first_column / S::TILE;
+        qk = (const float4 *)(p.conv_qk + key * 2 * S::KEY) + t;
+        if (t < V) {
+            other = (const float4 *)(p.conv_v + (of_tile * p.max_rows + row) * S::TILE) + t;
+            other_to = (uint32_t)offsetof(S, v) + 16 * t;
+            other_row = t / V_ROW, other_step = V;
+        } else {
+            bool is_norm = t < V + ROWS;
+            other_row = (t - V) % ROWS, other_step = ROWS;
+            other = is_norm ? (const float4 *)(p.norms + key) : (const float4 *)(p.gates + value);
+            other += other_row;
+            other_to =
+                (uint32_t)(is_norm ? offsetof(S, norms) : offsetof(S, gates)) + 16 * other_row;
+            other_row = t < V + 2 * ROWS ? other_row : ROWS; /* none */
+        }
+    }
+
+    /* Starts the copies of a stage's n rows and goes on to the next. */
+    __device__ __forceinline__ void next(S &to, uint32_t n) {
+        uint32_t at = smem_addr(&to), t = group_thread();
+#pragma unroll
+        for (uint32_t i = 0; i < QK_EACH; i++)
+            if ((i * GROUP_THREADS + t) / QK_ROW < n)
+                cp_async_16(at + 16 * (i * GROUP_THREADS + t), qk + i * GROUP_THREADS);
+        if (other_row < n)
+            cp_async_16(at + other_to, other);
+        qk += ROWS * QK_ROW, other += other_step;
+    }
+};
 
 /* Which of a column's dk values is value m of a lane's part l: see the file's head. */
 static __device__ __forceinline__ uint32_t part_index(int l, int m) {
@@ -333,18 +352,8 @@ static __device__ __forceinline__ float lane_sum(const float (&s)[4][M], const f
 /* What a lane needs of a row, in registers. */
 template <int C, int M> struct row_values {
     float q[4][M], k[4][M], v[C];
-    float4 norms;
+    float k_factor;
     float2 gate; /* decay, beta */
-
-    __device__ __forceinline__ float q_factor(void) const {
-        return norms.x;
-    }
-    __device__ __forceinline__ float k_factor(void) const {
-        return norms.y;
-    }
-    __device__ __forceinline__ float qk(void) const {
-        return norms.z;
-    }
 
     /* Volatile loads, which stay where they are. */
     __device__ __forceinline__ void load(const struct scan_stage<C, M> &stage, uint32_t r) {
@@ -357,7 +366,7 @@ template <int C, int M> struct row_values {
 #pragma unroll
         for (int c = 0; c < C; c++)
             v[c] = ld_shared_f32(values + 16 * c);
-        ld_shared_f32x4(smem_addr(&stage.norms[r]), &norms.x);
+        k_factor = ld_shared_f32(smem_addr(&stage.norms[r].k_factor));
         gate = ld_shared_f32x2(smem_addr(&stage.gates[r]));
 #pragma unroll
         for (int i = 0; i < 4 * M; i += 4)
@@ -408,35 +417,34 @@ template <int C, int M> struct column_states {
         });
     }
 
-    /* One row; o[c] of the lane's columns. load_next() loads the next row: after this one's sums of
-     * k, which loads before them would delay. */
+    /* One row; q . S and d of the lane's columns, of which scan_rows makes the output. load_next()
+     * loads the next row: after this one's sums of k, which loads before them would delay. */
     template <class LOAD>
-    __device__ __forceinline__ void rule(const struct row_values<C, M> &row, float (&o)[C],
-                                         LOAD load_next) {
-        float ks[C], qs[C];
+    __device__ __forceinline__ void rule(const struct row_values<C, M> &row, float (&qs)[C],
+                                         float (&d)[C], LOAD load_next) {
+        float ks[C];
 #pragma unroll
         for (int c = 0; c < C; c++)
             ks[c] = lane_sum<M>(s[c], row.k);
 #pragma unroll
-        for (int d = 4; d > 0; d /= 2)
+        for (int far = 4; far > 0; far /= 2)
 #pragma unroll
             for (int c = 0; c < C; c++)
-                ks[c] += __shfl_xor_sync(0xffffffffu, ks[c], d);
+                ks[c] += __shfl_xor_sync(0xffffffffu, ks[c], far);
 #pragma unroll
         for (int c = 0; c < C; c++)
             qs[c] = lane_sum<M>(s[c], row.q);
         load_next();
 #pragma unroll
-        for (int d = 4; d > 0; d /= 2)
+        for (int far = 4; far > 0; far /= 2)
 #pragma unroll
             for (int c = 0; c < C; c++)
-                qs[c] += __shfl_xor_sync(0xffffffffu, qs[c], d);
+                qs[c] += __shfl_xor_sync(0xffffffffu, qs[c], far);
 #pragma unroll
         for (int c = 0; c < C; c++) {
-            float decay = row.gate.x, scaled = __fmul_rn(ks[c], row.k_factor());
-            float d = __fmul_rn(row.gate.y, fmaf(-decay, scaled, row.v[c]));
-            float dk = __fmul_rn(d, row.k_factor());
-            o[c] = fmaf(decay, __fmul_rn(qs[c], row.q_factor()), __fmul_rn(row.qk(), d));
+            float decay = row.gate.x, scaled = __fmul_rn(ks[c], row.k_factor);
+            d[c] = __fmul_rn(row.gate.y, fmaf(-decay, scaled, row.v[c]));
+            float dk = __fmul_rn(d[c], row.k_factor);
 #pragma unroll
             for (int l = 0; l < 4; l++)
 #pragma unroll
@@ -475,32 +483,39 @@ template <int C> struct scan_item {
     }
 };
 
-/* The rows of a stage, from `first` of the segment on. Lane i of a column keeps the result of row i
- * of 8 and stores it after the last; `to` is the cell that the state after row i goes to. */
+/* The rows of a stage, from `first` of the segment on; the first one's values are in rows[0], and
+ * at the end those of the next stage's first one are. Lane i of a column keeps what row i of 8 has
+ * given, and stores its output to `out` after the last; `to` is the cell that the state after row i
+ * goes to. */
 template <int C, int M>
 static __device__ __forceinline__ void
 scan_rows(const struct delta_params &p, const struct scan_item<C> &item,
-          struct column_states<C, M> &states, const struct scan_stage<C, M> &stage, uint32_t first,
-          uint32_t to) {
+          struct column_states<C, M> &states, struct row_values<C, M> (&rows)[2],
+          const struct scan_stage<C, M> &stage, const struct scan_stage<C, M> &next_stage,
+          uint32_t first, uint32_t to, float *out) {
     uint32_t own = threadIdx.x % 8, n = min((uint32_t)ROWS, item.segment.n_rows - first);
-    float kept[C] = {};
-    struct row_values<C, M> rows[2];
-    auto row = [&](uint32_t r, struct row_values<C, M> &now, struct row_values<C, M> &next) {
-        float o[C];
-        states.rule(now, o, [&] { next.load(stage, min(r + 1, n - 1)); });
+    float kept_qs[C] = {}, kept_d[C] = {};
+    auto row = [&](uint32_t r, bool is_last, struct row_values<C, M> &now,
+                   struct row_values<C, M> &next) {
+        float qs[C], d[C];
+        states.rule(now, qs, d, [&] {
+            if (is_last)
+                next.load(next_stage, 0);
+            else
+                next.load(stage, r + 1);
+        });
 #pragma unroll
         for (int c = 0; c < C; c++)
-            kept[c] = r == own ? o[c] : kept[c];
+            kept_qs[c] = r == own ? qs[c] : kept_qs[c], kept_d[c] = r == own ? d[c] : kept_d[c];
     };
-    rows[0].load(stage, 0);
     if (n == ROWS && !__any_sync(0xffffffffu, to != IO_NO_CELL)) {
 #pragma unroll
         for (uint32_t r = 0; r < ROWS; r++)
-            row(r, rows[r % 2], rows[(r + 1) % 2]);
+            row(r, r + 1 == ROWS, rows[r % 2], rows[(r + 1) % 2]);
     } else {
 #pragma unroll 1
         for (uint32_t r = 0; r < n; r++) {
-            row(r, rows[0], rows[1]);
+            row(r, r + 1 == n, rows[0], rows[1]);
             rows[0] = rows[1];
             uint32_t cell = __shfl_sync(0xffffffffu, to, r);
             if (cell == IO_NO_CELL)
@@ -511,22 +526,26 @@ scan_rows(const struct delta_params &p, const struct scan_item<C> &item,
                          group_thread(), GROUP_THREADS);
         }
     }
+    float4 norms;
+    ld_shared_f32x4(smem_addr(&stage.norms[own]), &norms.x);
+    float decay = ld_shared_f32(smem_addr(&stage.gates[own].decay));
 #pragma unroll
     for (int c = 0; c < C; c++)
         if (own < n && c < item.n_columns)
-            item.out[(first + own) * p.out_stride + 4 * c] = kept[c];
+            out[4 * c] = fmaf(decay, __fmul_rn(kept_qs[c], norms.x), __fmul_rn(norms.z, kept_d[c]));
 }
 
+/* A stage is there one stage before its turn, since its first row is loaded ahead. */
 template <int C, int M>
 static __device__ __forceinline__ void scan_segment(const struct delta_params &p,
                                                     const struct scan_item<C> &item,
                                                     struct scan_stage<C, M> *stages) {
     constexpr uint32_t STAGES = DELTA_SCAN_STAGES;
     uint32_t n_rows = item.segment.n_rows, own = threadIdx.x % 8;
+    struct stage_copy<C, M> copies(p, item.tile, item.segment.first_row);
     auto copy = [&](uint32_t i) {
         if (i * ROWS < n_rows)
-            copy_stage<C, M>(p, stages[i % STAGES], item.tile, item.segment.first_row + i * ROWS,
-                             min((uint32_t)ROWS, n_rows - i * ROWS));
+            copies.next(stages[i % STAGES], min((uint32_t)ROWS, n_rows - i * ROWS));
         cp_async_commit();
     };
     for (uint32_t i = 0; i < STAGES - 1; i++)
@@ -535,13 +554,19 @@ static __device__ __forceinline__ void scan_segment(const struct delta_params &p
     states.load(item.state + item.segment.cell * p.state_stride, p.key_width, item.n_columns,
                 p.is_state_vec4);
     uint32_t next_to = item.cell_after(p, own);
-    for (uint32_t i = 0; i * ROWS < n_rows; i++) {
+    float *out = item.out + own * p.out_stride;
+    struct row_values<C, M> rows[2];
+    cp_async_wait<STAGES - 2>();
+    group_sync();
+    rows[0].load(stages[0], 0);
+    for (uint32_t i = 0; i * ROWS < n_rows; i++, out += ROWS * p.out_stride) {
         uint32_t to = next_to;
         next_to = item.cell_after(p, (i + 1) * ROWS + own);
-        cp_async_wait<STAGES - 2>();
-        group_sync(); /* stage i is there, and all are done with the one before it */
+        cp_async_wait<STAGES - 3>();
+        group_sync(); /* stage i + 1 is there, and all are done with the one before i */
         copy(i + STAGES - 1);
-        scan_rows<C, M>(p, item, states, stages[i % STAGES], i * ROWS, to);
+        scan_rows<C, M>(p, item, states, rows, stages[i % STAGES], stages[(i + 1) % STAGES],
+                        i * ROWS, to, out);
     }
     cp_async_wait<0>();
     group_sync(); /* the next item overwrites the stages */

@@ -260,5 +260,5 @@ int record_attend(struct recorder *r, const struct op *op) {
     if (!status)
         status = launch_batch(r, &p, tensor ? tensor->batch : fallback_kernel(a),
                               tensor ? row_tiles : 0);
-    return status || !p.wide_rows ? status : launch_wide(r, &p, tensor->wide);
+    return status || !p.wide_rows || r->is_decode ? status : launch_wide(r, &p, tensor->wide);
 }

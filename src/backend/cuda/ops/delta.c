@@ -4,6 +4,9 @@
  *   2 to 32       delta_batch_tile_J_KEY, or delta_batch_J_KEY
  *   more          delta_conv_KEY, delta_scan_C_KEY for prefill segments, then one of those two
  *
+ * delta_log takes the place of delta_batch_tile from DELTA_LOG_ROWS rows on, where there are many
+ * sequences (delta.h); prefill segments have kernels of their own then.
+ *
  * delta_batch_tile: 128-wide keys, full tiles, conv_width 4, and room for all segments.
  *
  * J: columns of a warp in decode segments. C: columns of a lane. KEY: dk padded to 128 or 256. */
@@ -66,8 +69,17 @@ static const char *const BATCH_KERNELS[2][2] = {{"delta_batch_2_128", "delta_bat
 static const char *const BATCH_TILE_KERNELS[2] = {"delta_batch_tile_2_128",
                                                   "delta_batch_tile_4_128"};
 
+/* What the host has to settle before a step of the plan. */
+static void note_log(struct recorder *r, bool has_log) {
+    if (r->is_counting)
+        return;
+    r->into->has_logs |= has_log;
+    r->into->reads_states |= !has_log;
+}
+
 static int record_decode(struct recorder *r, const struct op_delta *d) {
     struct delta_params p = params_of(r, d);
+    note_log(r, false);
     p.decode_tiling = tiling_for(d, r->n_sms, 1, 4);
     uint32_t channels = 2 * p.key_width + DELTA_WARPS * p.decode_tiling.columns;
     struct cuda_launch launch = {
@@ -134,6 +146,25 @@ static uint32_t find_blocks_per_tile(const struct delta_params *p, uint32_t bloc
     return per_tile;
 }
 
+/* Logs of the cells that sequences have; a snapshot's state is always whole. */
+static void plan_log(struct recorder *r, const struct op_delta *d, struct delta_params *p) {
+    uint32_t slots = r->plan->pages.n_dims ? r->plan->pages.dims[1] : p->n_cells;
+    uint32_t cells = min_u32(slots, p->n_cells);
+    if (r->b->capability < 90 || !p->blocks_per_tile ||
+        DELTA_WARPS * p->decode_tiling.columns != DELTA_LOG_TILE || p->max_rows < DELTA_LOG_ROWS ||
+        cells < DELTA_LOG_CELLS || (uint64_t)p->n_cells * p->conv_width * p->channels > INT32_MAX)
+        return;
+    const struct cuda_log *log =
+        recorder_log(r, &d->state, p->value_heads * p->decode_tiling.tiles, cells);
+    if (!log)
+        return;
+    p->log_cells = cells;
+    if (!r->is_counting) {
+        p->log_counts = cuda_log_counts(r->b, log);
+        p->log = cuda_log_entries(r->b, log);
+    }
+}
+
 static void plan_batch_tilings(struct recorder *r, const struct op_delta *d, struct delta_params *p,
                                uint32_t blocks) {
     p->decode_tiling = tiling_for(d, blocks / p->max_rows, 2, max_decode_columns(p));
@@ -194,15 +225,26 @@ static int record_batch(struct recorder *r, const struct op_delta *d) {
         per_sm = 1, blocks = r->n_sms; /* delta_batch of mostly prefill */
         plan_batch_tilings(r, d, &p, blocks);
     }
-    p.has_scan = p.max_rows > DELTA_FUSED_ROWS;
+    plan_log(r, d, &p);
+    note_log(r, p.log_cells != 0);
+    p.has_scan = p.max_rows > DELTA_FUSED_ROWS || p.log_cells;
     p.scan_tiling = scan_tiling_for(d, r->n_sms);
     reserve_workspace(r, &p, p.has_scan ? p.scan_tiling : p.prefill_tiling);
     uint32_t shared = batch_shared(&p);
     p.scans_all = p.has_scan && shared > r->b->max_shared;
-    if (p.has_scan) {
+    if (p.has_scan && (!r->is_decode || p.scans_all)) {
         int status = record_scan(r, &p);
         if (status || p.scans_all)
             return status;
+    }
+    if (p.log_cells) {
+        struct cuda_launch log = {
+            .kernel = "delta_log",
+            .grid = {p.blocks_per_tile * p.value_heads * p.decode_tiling.tiles, 1, 1},
+            .threads = (DELTA_LOG_WARPS + 1) * 32,
+            .shared = DELTA_LOG_SHARED,
+        };
+        return recorder_launch(r, &log, &p, sizeof p);
     }
     uint32_t least = per_sm == 1 ? min_u32(ONE_PER_SM_SHARED, r->b->max_shared - 1024) : 0;
     struct cuda_launch launch = {

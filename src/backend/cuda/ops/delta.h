@@ -4,7 +4,14 @@
  * tile is the columns of one value head that a block computes at a time, 16 warps of 1, 2 or 4. The
  * channels of a tile are what the convolution has to give for it: q and k of its key head and v of
  * its columns. A decode segment has one row, a prefill segment several. The window holds the
- * convolution's last inputs of each cell, an entry a position: entry position % conv_width. */
+ * convolution's last inputs of each cell, an entry a position: entry position % conv_width.
+ *
+ * The log. A state in memory may lack its last rows: the log has what they add to it, a row an
+ * entry, and the kernels that know it (delta_log) apply the entries in order after they have
+ * read the state, with the same instructions, so the bits are the same. A state is then written
+ * once in DELTA_LOG_ENTRIES + 1 rows. An entry is k, dk of the tile's columns, decay and padding:
+ * 784 bytes for 32 KB of state. Before anybody else reads or writes a state, it is settled: the
+ * entries are applied, and it has none (delta_settle; host/log.c keeps account). */
 #ifndef BACKEND_CUDA_OPS_DELTA_H
 #define BACKEND_CUDA_OPS_DELTA_H
 
@@ -20,16 +27,31 @@ enum {
     DELTA_FUSED_ROWS = 32, /* largest plan whose prefill segments have no kernels of their own */
     DELTA_TILE_JOBS = 32,  /* segments of a block of delta_batch_tile */
     DELTA_TILE_JOB_BYTES = 32, /* struct tile_job */
-    DELTA_CONV_WARPS = 8,      /* of a block of delta_conv */
-    DELTA_SCAN_GROUPS = 2,     /* of warps of a block of delta_scan, at most, */
-    DELTA_SCAN_WARPS = 4,      /* warps of a group, */
-    DELTA_SCAN_ROWS = 8,       /* rows of its stages, */
-    DELTA_SCAN_STAGES = 4      /* and how many there are */
+    DELTA_LOG_ENTRIES = 7,     /* rows of a log, at most; one more is a power of two */
+    DELTA_LOG_ROWS = 16,       /* smallest plan that leaves rows to the log, */
+    DELTA_LOG_CELLS = 8,       /* and the fewest sequences */
+    DELTA_LOG_KEY = 128,       /* shapes that have one: values of a key, */
+    DELTA_LOG_TILE = 64,       /* columns of a head tile */
+    DELTA_LOG_WARPS = 8,       /* that compute it */
+    DELTA_LOG_VECTORS = (DELTA_LOG_KEY + DELTA_LOG_TILE + 4) / 4, /* 16 bytes, of an entry */
+    DELTA_LOG_FLOATS = 4 * DELTA_LOG_VECTORS,
+    DELTA_CONV_WARPS = 8,  /* of a block of delta_conv */
+    DELTA_SCAN_GROUPS = 2, /* of warps of a block of delta_scan, at most, */
+    DELTA_SCAN_WARPS = 4,  /* warps of a group, */
+    DELTA_SCAN_ROWS = 8,   /* rows of its stages, */
+    DELTA_SCAN_STAGES = 4  /* and how many there are */
 };
 
 /* Of delta_scan: a stage's q, k, v of a tile, norms and gates. */
 #define DELTA_SCAN_STAGE_BYTES(columns, key)                                                       \
     (DELTA_SCAN_ROWS * (2 * (key) + DELTA_WARPS * (columns) + 8) * 4)
+
+/* Of delta_log: two stages of a state and its log; q, k and v of three jobs, norms of two; jobs;
+ * four mbarriers. */
+#define DELTA_LOG_SHARED                                                                           \
+    (2 * 4 * (DELTA_LOG_TILE * DELTA_LOG_KEY + DELTA_LOG_ENTRIES * DELTA_LOG_FLOATS) +             \
+     3 * 4 * (2 * DELTA_LOG_KEY + DELTA_LOG_TILE) + 2 * 16 +                                       \
+     DELTA_TILE_JOBS * DELTA_TILE_JOB_BYTES + 4 * 8)
 
 /* What a row's q and k of a key head give the rule: 1 / (|q| sqrt(dk)), 1 / |k|, and q . k with
  * both applied. */
@@ -86,7 +108,27 @@ struct delta_params {
     struct delta_tiling decode_tiling, scan_tiling;
     struct delta_tiling prefill_tiling;
     uint32_t padded_key, padded_value;
-    float q_scale; /* 1 / sqrt(dk) */
+    float q_scale;        /* 1 / sqrt(dk) */
+    uint32_t log_cells;   /* the first so many cells have a log; 0: it is not used here */
+    uint32_t *log_counts; /* (B tiles, log_cells) entries in use */
+    float *log;           /* (log_cells, B tiles, DELTA_LOG_ENTRIES, DELTA_LOG_FLOATS) */
+};
+
+/* delta_settle: applies and empties the logs of some cells in some layers. */
+enum { SETTLE_LAYERS = 48, SETTLE_CELLS = 256 };
+#define SETTLE_KERNEL "delta_settle"
+
+struct settle_layer {
+    float *state;
+    uint32_t *counts;
+    float *log;
+    uint64_t state_stride;
+    uint32_t tiles, cells; /* head tiles of all value heads, cells that have a log */
+};
+
+struct settle_params {
+    struct settle_layer layers[SETTLE_LAYERS];
+    uint32_t cells[SETTLE_CELLS];
 };
 
 #endif
