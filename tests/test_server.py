@@ -507,6 +507,8 @@ def test_openai_completions():
     assert "".join(x.choices[0].text for x in streamed) == echo.choices[0].text
     lp = c.completions.create(model="m", prompt="Once upon a time", max_tokens=4, temperature=0, logprobs=2).choices[0]
     assert "".join(lp.logprobs.tokens) == lp.text and lp.logprobs.text_offset[0] == 0 and len(lp.logprobs.top_logprobs[0]) == 2
+    limits = [c.completions.create(model="m", prompt="Once upon a time", stop=["\n"], temperature=0, **most) for most in ({}, {"max_tokens": -1})]
+    assert [x.choices[0].finish_reason for x in limits] == ["length", "stop"] and server().chat(max_tokens=-1, stop=["."])["choices"][0]["finish_reason"] == "stop", limits
     for n in (0, 1):  # the token that was sampled is always among them
         lp = c.completions.create(model="m", prompt="Once", max_tokens=1, logprobs=n, extra_body={"grammar": 'root ::= "z"'}).choices[0].logprobs
         assert len(lp.top_logprobs[0]) == n + 1 and lp.top_logprobs[0]["z"] == lp.token_logprobs[0], lp
@@ -812,6 +814,10 @@ def test_thinking():
         assert thought and chat["choices"][0]["message"]["content"] == "Hi." and usage["completion_tokens_details"]["reasoning_tokens"] >= 6, chat
         r = anthropic_client(s).messages.create(model="m", messages=FOX, max_tokens=40, thinking={"type": "enabled", "budget_tokens": 6}, extra_body=mouth("Hi."))
         assert [b.type for b in r.content] == ["thinking", "text"] and r.content[0].thinking == thought, r
+        cut = dict(model="m", messages=FOX, max_tokens=3, thinking={"type": "enabled", "budget_tokens": 6})
+        with anthropic_client(s).messages.stream(**cut) as stream:  # before the answer began
+            blocks = [b.type for b in stream.get_final_message().content]
+        assert blocks == [b.type for b in anthropic_client(s).messages.create(**cut).content] == ["thinking"], blocks
         told = s.chat(**extra, max_tokens=40, logprobs=True)
         assert "".join(t["token"] for t in told["choices"][0]["logprobs"]["content"]) == "Hi.", told
         long = {**extra, **mouth(" Hi there\n you")}

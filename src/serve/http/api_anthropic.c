@@ -255,7 +255,7 @@ static json_t *whole(struct exchange *x) {
         json_array_append_new(content,
                               json_pack("{s:s, s:o, s:s}", "type", "thinking", "thinking",
                                         json_of_text(buffer_str(&a->reasoning)), "signature", ""));
-    if (a->content.len > 0 || a->n_calls == 0)
+    if (a->content.len > 0 || (a->n_calls == 0 && a->reasoning.len == 0))
         json_array_append_new(content, json_pack("{s:s, s:o}", "type", "text", "text",
                                                  json_of_text(buffer_str(&a->content))));
     for (size_t i = 0; i < a->n_calls; i++)

@@ -44,10 +44,9 @@ static void want_prompt_logprobs(struct ask *ask, struct fields *f) {
 
 /* None at all where the prompt is echoed: for those who want its log probabilities. */
 static void read_lengths(struct ask *ask, struct fields *f) {
-    int64_t most = -1;
+    const json_t *most = fields_any(f, "max_tokens");
     fields_bool(f, "echo", &ask->echoes);
-    fields_int(f, "max_tokens", ask->echoes ? 0 : 1, INT32_MAX, &most);
-    ask->is_silent = most == 0;
+    ask->is_silent = ask->echoes && json_is_number(most) && json_number_value(most) == 0;
     if (ask->is_silent) {
         fields_int(f, "n", 1, INT32_MAX, &ask->n);
         ask->most = 1;
