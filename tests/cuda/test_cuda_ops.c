@@ -306,13 +306,16 @@ TEST(cuda_project_wide_shapes) {
         {.k = 2560, .rows = 180, .n_segments = 3, .n = {4000, 2100, 40}, .f32_last = true},
         {.k = 4096, .rows = 100, .n_segments = 1, .n = {2560}, .epilogue = EPILOGUE_ADD},
         {.k = 9216, .rows = 64, .n_segments = 1, .n = {2560}, .epilogue = EPILOGUE_ADD},
+        /* and of 128 rows a tile */
+        {.k = 9216, .rows = 300, .n_segments = 1, .n = {2560}, .epilogue = EPILOGUE_ADD},
     };
+    static const enum dtype types[] = {DT_Q4_K, DT_Q6_K, DT_BF16, DT_Q8_0};
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
-        for (uint32_t type = 0; type < 3; type++) {
+        for (uint32_t type = 0; type < sizeof types / sizeof *types; type++) {
             struct project_case c = cases[i];
             c.prologue = c.epilogue == EPILOGUE_ADD ? PROLOGUE_NONE : PROLOGUE_NORM;
             for (uint32_t s = 0; s < c.n_segments; s++)
-                c.types[s] = type == 2 ? DT_BF16 : type ? DT_Q6_K : DT_Q4_K;
+                c.types[s] = types[type];
             check_wide_rows(&c, 3900 + i);
         }
 }

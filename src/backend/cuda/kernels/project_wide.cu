@@ -11,7 +11,7 @@
  *          which rounds to the same float as converting the integer does
  *   Q6_K   q = 8 (2 r - 3) + (low - 8), r the upper two bits, low the nibble: scale * (2 r - 3) <=
  *          384 and scale * (low - 8) <= 1024 in two sums, which an fma adds
- *   Q8_0   q itself, a sum for every 32 columns
+ *   Q8_0   q itself, a sum for every 32 columns; in tiles of 128 rows int8 (project_wide_q8.cuh)
  *
  * Minimums times sums of activations are a small mma, as in project_gemm_kblock.cuh. A quant in the
  * lowest bits of a half is a denormal, q * 2^-24: a mask and one multiplication (or fma) unpack two
@@ -31,7 +31,7 @@
  *
  * Bytes: of a tile 276 a row of activations and 72 to 136 a weight row for every 128 columns, out
  * of L2. H200, 4096 rows: see docs/lab/kernels.md. */
-#include "backend/cuda/kernels/project_wide_types.cuh"
+#include "backend/cuda/kernels/project_wide_q8.cuh"
 
 #if __CUDA_ARCH_FEAT_SM90_ALL
 
@@ -245,7 +245,8 @@ static __device__ __forceinline__ void copy_qact(const struct wide_params &p, ui
     const uint8_t *panel = group + first * 128, *scales = group + p.qact_rows * 256;
     mbarrier_expect_tx(full, L::SUMS + L::SUM_BYTES);
     cp_async_bulk(at, panel, L::PANEL, full);
-    cp_async_bulk(at + L::PANEL, panel + p.qact_rows * 128, L::PANEL, full);
+    if (!IS_ALL_INT8<TYPE, ROWS>)
+        cp_async_bulk(at + L::PANEL, panel + p.qact_rows * 128, L::PANEL, full);
     cp_async_bulk(at + L::SCALES, scales + first * (L::SCALE_BYTES / ROWS), L::SCALE_BYTES, full);
     if (L::SUM_BYTES)
         cp_async_bulk(at + L::SUMS, scales + p.qact_rows * 4 + first * 16, L::SUM_BYTES, full);
@@ -287,12 +288,6 @@ static __device__ __forceinline__ void copy_tile(const struct wide_params &p,
 /* ---- multiplying -----------------------------------------------------------------------------
  */
 
-/* Descriptor of activations: rows of 128 bytes, swizzled, n8 of them 1024 bytes. */
-static __device__ __forceinline__ uint64_t describe_panel(uint32_t at) {
-    return (uint64_t)((at & 0x3ffff) >> 4) | (uint64_t)1 << 16 | (uint64_t)(1024 >> 4) << 32 |
-           (uint64_t)1 << 62;
-}
-
 /* Starts a part of a group; b: its activations. Q8_0: the half's two products. */
 template <int TYPE, int ROWS, int PART>
 static __device__ __forceinline__ void multiply_part(struct wide_sums<TYPE, ROWS> &s, uint64_t b) {
@@ -332,10 +327,11 @@ template <int TYPE, int ROWS>
 static __device__ __forceinline__ void unpack_next(const struct wide_params &p,
                                                    struct wide_sums<TYPE, ROWS> &s,
                                                    const struct pipeline &pipe, uint32_t left) {
-    if (left) {
-        mbarrier_wait(pipe.full(), pipe.phase);
-        unpack_part<TYPE, ROWS, 0>(s.f[0], pipe.at(p));
-    }
+    if constexpr (!IS_ALL_INT8<TYPE, ROWS>)
+        if (left) {
+            mbarrier_wait(pipe.full(), pipe.phase);
+            unpack_part<TYPE, ROWS, 0>(s.f[0], pipe.at(p));
+        }
 }
 
 /* A group, whose first part is unpacked. */
@@ -344,18 +340,25 @@ static __device__ __forceinline__ void multiply_group(const struct wide_params &
                                                       struct wide_sums<TYPE, ROWS> &s,
                                                       struct pipeline &pipe, uint32_t &left) {
     uint32_t at = pipe.at(p), empty = pipe.empty();
-    multiply_part<TYPE, ROWS, 0>(s, describe_panel(at));
-    mbarrier_wait(pipe.full(), pipe.phase); /* is over: so that nothing is unpacked earlier */
-    start_part<TYPE, ROWS, 1>(s, at);
-    if constexpr (TYPE == IS_Q6_K) {
-        start_part<TYPE, ROWS, 2>(s, at);
-        start_part<TYPE, ROWS, 3>(s, at);
+    if constexpr (IS_ALL_INT8<TYPE, ROWS>) {
+        mbarrier_wait(pipe.full(), pipe.phase);
+        multiply_int8(s, at);
+        pipe.next(p);
+        left--;
+    } else {
+        multiply_part<TYPE, ROWS, 0>(s, describe_panel(at));
+        mbarrier_wait(pipe.full(), pipe.phase); /* is over: so that nothing is unpacked earlier */
+        start_part<TYPE, ROWS, 1>(s, at);
+        if constexpr (TYPE == IS_Q6_K) {
+            start_part<TYPE, ROWS, 2>(s, at);
+            start_part<TYPE, ROWS, 3>(s, at);
+        }
+        pipe.next(p);
+        wgmma_wait<1>();
+        unpack_next<TYPE, ROWS>(p, s, pipe, left -= 1);
+        wgmma_wait<0>();
+        scale_group<TYPE, ROWS>(s, at);
     }
-    pipe.next(p);
-    wgmma_wait<1>();
-    unpack_next<TYPE, ROWS>(p, s, pipe, left -= 1);
-    wgmma_wait<0>();
-    scale_group<TYPE, ROWS>(s, at);
     __syncwarp();
     if (volatile_lane() == 0)
         mbarrier_arrive(empty);
@@ -497,6 +500,29 @@ combine_parts(const struct wide_params &p, const struct wide_tile &t, float (&v)
     return true;
 }
 
+/* The sums of tile number `index`, which is found again: keeping it costs spills. The same in all
+ * lanes: if the compiler did not know, the loop over groups would have no addresses in uniform
+ * registers, and be 10 % slower. */
+template <int TYPE, int ROWS>
+static __device__ __forceinline__ void finish_tile(const struct wide_params &p, uint32_t index,
+                                                   float (&v)[ROWS / 2]) {
+    struct wide_tile t;
+    uint32_t n_rows = count_rows(p.io, p.in);
+    find_tile<ROWS>(p, warp_uniform(index), n_rows, t);
+    if (warp_uniform(t.parts) > 1 && !combine_parts<ROWS>(p, t, v))
+        return;
+    if constexpr (IS_ALL_INT8<TYPE, ROWS>) { /* a warpgroup has half of the rows */
+        uint32_t thread = volatile_thread(), half = warp_uniform(thread / 128);
+        uint32_t first = t.row_block * ROWS + half * (ROWS / 2);
+        store_rows<ROWS / 2, whole_tile>(p, t, n_rows, first, thread_place(thread % 128),
+                                         (float(&)[ROWS / 4]) v[0]);
+        store_rows<ROWS / 2, whole_tile>(p, t, n_rows, first, thread_place(thread % 128 + 128),
+                                         (float(&)[ROWS / 4]) v[ROWS / 4]);
+    } else {
+        store_tile<ROWS, whole_tile>(p, t, n_rows, v);
+    }
+}
+
 /* Tile number `index`, which is t. */
 template <int TYPE, int ROWS>
 static __device__ __forceinline__ void multiply_tile(const struct wide_params &p,
@@ -529,14 +555,7 @@ static __device__ __forceinline__ void multiply_tile(const struct wide_params &p
             add_splits_before<ROWS>(sums.split, shared_base() + p.splits_at, split == 0,
                                     split + 1 == splits);
     }
-    /* Found again: keeping it costs spills. The same in all lanes: if the compiler did not know,
-     * the loop above would have no addresses in uniform registers, and be 10 % slower. */
-    struct wide_tile same;
-    uint32_t n_rows = count_rows(p.io, p.in);
-    find_tile<ROWS>(p, warp_uniform(index), n_rows, same);
-    if (warp_uniform(same.parts) > 1 && !combine_parts<ROWS>(p, same, sums.split))
-        return;
-    store_tile<ROWS, whole_tile>(p, same, n_rows, sums.split);
+    finish_tile<TYPE, ROWS>(p, index, sums.split);
 }
 
 template <int TYPE, int ROWS>
@@ -628,4 +647,5 @@ WIDE_KERNEL(q5, IS_Q5_K, 64)
 WIDE_KERNEL(q5, IS_Q5_K, 128)
 WIDE_KERNEL(q6, IS_Q6_K, 64)
 WIDE_KERNEL(q8, IS_Q8_0, 64)
+WIDE_KERNEL(q8, IS_Q8_0, 128)
 #endif

@@ -6,7 +6,7 @@
 /* A row of the quantized activations: quantize.cuh's QACT. Index i counts four columns. */
 struct wide_qact_row {
     uint8_t *data; /* of all rows */
-    uint32_t row, rows, is_q8_0;
+    uint32_t row, rows, is_q8_0, is_int8;
 
     __device__ __forceinline__ uint8_t *group(uint32_t i) const {
         return data + (uint64_t)(i / 32) * rows * WIDE_ROW_BYTES;
@@ -28,9 +28,13 @@ static __device__ __forceinline__ uint32_t *qact_word(const struct wide_qact_row
 /* K-quants: steps 2 w and 2 w + 1 have columns 4 w, 4 w + 2 and 4 w + 1, 4 w + 3 of the halves of
  * all four blocks of 32 columns: so that thread j of wgmma has block j, its low nibbles in the
  * step's lower columns and its high ones in the upper. Q8_0: a step has 16 columns, thread j four
- * neighbours. */
+ * neighbours; as int8, columns are in order. */
 static __device__ __forceinline__ void qact_store(const struct wide_qact_row &to, uint32_t,
                                                   uint32_t i, uint32_t q) {
+    if (to.is_int8) {
+        *(uint32_t *)(to.group(i) + to.row * 128 + (i / 4 % 8 ^ to.row % 8) * 16 + i % 4 * 4) = q;
+        return;
+    }
     const __half2 bias = __float2half2_rn(1152);
     uint32_t flipped = q ^ 0x80808080u, block = i / 8 % 4, w = i % 4, upper = i / 4 % 2;
     uint32_t a = __byte_perm(flipped, 0x64646464u, to.is_q8_0 ? 0x4140 : 0x4240),
@@ -63,7 +67,7 @@ extern "C" __global__ void __maxnreg__(56)
     project_wide_quantize(const __grid_constant__ struct wide_quantize_params p) {
     extern __shared__ float wide_red[];
     pdl_launch_dependents();
-    struct wide_qact_row to = {p.qact, blockIdx.x, p.qact_rows, p.is_q8_0};
+    struct wide_qact_row to = {p.qact, blockIdx.x, p.qact_rows, p.is_q8_0, p.is_int8};
     struct row_threads threads = row_threads_of(p.in);
     if (gridDim.y > 1) {
         uint32_t before = blockIdx.y * blockDim.x;

@@ -14,10 +14,11 @@
 struct thread_place {
     uint32_t row, j;
 
-    __device__ __forceinline__ thread_place(void) {
-        uint32_t thread = volatile_thread();
+    __device__ __forceinline__ thread_place(uint32_t thread) {
         row = thread / 32 * 16 + thread % 32 / 4;
         j = thread % 4;
+    }
+    __device__ __forceinline__ thread_place(void) : thread_place(volatile_thread()) {
     }
 };
 
@@ -41,19 +42,19 @@ store_part(const PARAMS &p, const struct project_segment &s, const float (&v)[RO
     }
 }
 
-/* Tile t. WHOLE stores one all of which exists, without biases: kernels have their own, since one
- * for both changes the machine code. */
+/* Rows `first` ... of tile t. WHOLE stores one all of which exists, without biases: kernels have
+ * their own, since one for both changes the machine code. */
 template <int ROWS, class WHOLE, class PARAMS, class TILE>
-static __device__ __forceinline__ void store_tile(const PARAMS &p, const TILE &t, uint32_t n_rows,
+static __device__ __forceinline__ void store_rows(const PARAMS &p, const TILE &t, uint32_t n_rows,
+                                                  uint32_t first, const struct thread_place &own,
                                                   float (&v)[ROWS / 2]) {
-    const thread_place own;
     const struct project_segment &s = p.segments[t.segment];
     bool is_swiglu = p.epilogue == EPILOGUE_SWIGLU;
-    uint32_t columns = is_swiglu ? WIDE_N / 2 : WIDE_N, row = t.row_block * ROWS + 2 * own.j;
+    uint32_t columns = is_swiglu ? WIDE_N / 2 : WIDE_N, row = first + 2 * own.j;
     uint32_t n = t.n_block * columns + (is_swiglu ? own.row / 16 * 8 + own.row % 8 : own.row);
     float *out = p.out + (uint64_t)row * p.out_stride + s.column + n;
     const float *factors = p.factors ? p.factors + row : NULL;
-    if ((t.row_block + 1) * ROWS > n_rows || (t.n_block + 1) * columns > s.n || p.has_bias)
+    if (first + ROWS > n_rows || (t.n_block + 1) * columns > s.n || p.has_bias)
         store_part<ROWS>(p, s, v, out, factors, row, n, n_rows);
     else if (is_swiglu)
         WHOLE::template store<ROWS, EPILOGUE_SWIGLU>(p, v, out, factors);
@@ -61,6 +62,12 @@ static __device__ __forceinline__ void store_tile(const PARAMS &p, const TILE &t
         WHOLE::template store<ROWS, EPILOGUE_ADD>(p, v, out, factors);
     else
         WHOLE::template store<ROWS, EPILOGUE_STORE>(p, v, out, factors);
+}
+
+template <int ROWS, class WHOLE, class PARAMS, class TILE>
+static __device__ __forceinline__ void store_tile(const PARAMS &p, const TILE &t, uint32_t n_rows,
+                                                  float (&v)[ROWS / 2]) {
+    store_rows<ROWS, WHOLE>(p, t, n_rows, t.row_block * ROWS, thread_place(), v);
 }
 
 #endif

@@ -10,11 +10,14 @@
 /* ---- a stage -------------------------------------------------------------------------------
  */
 
+/* Whether both operands are int8, which wgmma reads from shared memory: project_wide_q8.cuh. */
+template <int TYPE, int ROWS> constexpr bool IS_ALL_INT8 = TYPE == IS_Q8_0 &&ROWS == 128;
+
 /* Offsets in a stage: the quantized activations of ROWS rows, then the bytes of the weight rows. */
 template <int TYPE, int ROWS> struct stage_layout {
     enum : uint32_t {
         PANEL = ROWS * 128,
-        SCALES = 2 * PANEL,
+        SCALES = (IS_ALL_INT8<TYPE, ROWS> ? 1 : 2) * PANEL,
         SCALE_BYTES = ROWS * (TYPE == IS_Q8_0 ? 16 : 4),
         SUMS = SCALES + SCALE_BYTES,
         SUM_BYTES = TYPE == IS_Q8_0 ? 0 : ROWS * 16,
@@ -31,6 +34,12 @@ template <int TYPE, int ROWS> struct stage_layout {
         END = W_D + WIDE_N * (TYPE == IS_Q8_0 ? 8 : 4),
     };
 };
+
+/* Descriptor of activations: rows of 128 bytes, swizzled, n8 of them 1024 bytes. */
+static __device__ __forceinline__ uint64_t describe_panel(uint32_t at) {
+    return (uint64_t)((at & 0x3ffff) >> 4) | (uint64_t)1 << 16 | (uint64_t)(1024 >> 4) << 32 |
+           (uint64_t)1 << 62;
+}
 
 template <class T> static __device__ __forceinline__ T peek(uint32_t at) {
     return *(const T *)__cvta_shared_to_generic(at);
@@ -193,6 +202,7 @@ template <int TYPE, int ROWS> struct wide_sums {
 struct act_scales {
     float4 v[2];
 
+    act_scales(void) = default;
     __device__ __forceinline__ act_scales(uint32_t at) {
         v[0] = peek<float4>(at);
         v[1] = peek<float4>(at + 64);

@@ -702,6 +702,22 @@ static __device__ __forceinline__ void wgmma_f16(float (&c)[64], const uint32_t 
                  : WGMMA_R32(c, 0), WGMMA_R32(c, 32)
                  : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "n"(ADDS), "n"(MN_MAJOR_B));
 }
+
+/* c = a * b^T, int8: rows of 32 columns in shared memory, 64 of a, 32 of b. */
+static __device__ __forceinline__ void wgmma_s8(int (&c)[16], uint64_t a, uint64_t b) {
+    asm volatile("{\n"
+                 ".reg .pred p;\n"
+                 "setp.ne.b32 p, 0, 0;\n"
+                 "wgmma.mma_async.sync.aligned.m64n32k32.s32.s8.s8 "
+                 "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15}, "
+                 "%16, %17, p;\n"
+                 "}"
+                 : "+r"(c[0]), "+r"(c[1]), "+r"(c[2]), "+r"(c[3]), "+r"(c[4]), "+r"(c[5]),
+                   "+r"(c[6]), "+r"(c[7]), "+r"(c[8]), "+r"(c[9]), "+r"(c[10]), "+r"(c[11]),
+                   "+r"(c[12]), "+r"(c[13]), "+r"(c[14]), "+r"(c[15])
+                 : "l"(a), "l"(b));
+}
+
 /* bf16: c += a * b^T, rows of 16 columns in shared memory, 64 of a, as many of b as c has columns.
  */
 #define WGMMA_BF16(REGISTERS, N, LIST, A, B, ...)                                                  \

@@ -12,6 +12,7 @@ enum {
     DIVIDED_THREADS = 256,  /* of rows that several thread blocks quantize, at most */
     GROUP_128 = 25,         /* time of a group of columns of a tile of 128 rows, and of one of 64 */
     GROUP_64 = 17,
+    Q8_128_FROM = 256,   /* rows of a bucket, from which tiles of Q8_0 have 128 */
     PARTS_PER_BLOCK = 4, /* of tiles that thread blocks share: their sums go through memory */
 };
 
@@ -32,6 +33,11 @@ static uint32_t quantize_threads(const struct project_input *in) {
     return div_up(div_up(col8s, rounds), 32) * 32;
 }
 
+/* Rows of a tile of Q8_0: those of 128 are made of int8. */
+static uint32_t q8_tile_rows(const struct project_params *p) {
+    return p->row_limit >= Q8_128_FROM ? 128 : 64;
+}
+
 static int record_quantize(struct recorder *r, const struct wide_op *w, bool is_q8_0) {
     const struct project_input *in = &w->p->in;
     struct wide_quantize_params q = {.io = w->p->io,
@@ -40,7 +46,8 @@ static int record_quantize(struct recorder *r, const struct wide_op *w, bool is_
                                      .factors = w->factors,
                                      .row_limit = w->p->row_limit,
                                      .qact_rows = wide_qact_rows(w->p->row_limit),
-                                     .is_q8_0 = is_q8_0};
+                                     .is_q8_0 = is_q8_0,
+                                     .is_int8 = is_q8_0 && q8_tile_rows(w->p) == 128};
     bool is_divided = in->prologue != PROLOGUE_NORM && project_is_vec4(in);
     uint32_t threads =
         is_divided ? min_u32(DIVIDED_THREADS, quantize_threads(in)) : quantize_threads(in);
@@ -58,7 +65,8 @@ static int record_quantize(struct recorder *r, const struct wide_op *w, bool is_
  */
 
 uint32_t wide_stage_bytes(uint32_t type, uint32_t rows) {
-    uint32_t bytes = rows * (256 + (type == IS_Q8_0 ? 16 : 20));
+    bool is_int8 = type == IS_Q8_0 && rows == 128;
+    uint32_t bytes = rows * ((is_int8 ? 128 : 256) + (type == IS_Q8_0 ? 16 : 20));
     bytes = div_up(bytes, 128) * 128 + (type == IS_Q8_0 ? 8 : 4) * WIDE_CHUNK;
     switch (type) {
     case IS_Q4_K:
@@ -100,10 +108,13 @@ static uint32_t product_cost(const struct wide_params *w, uint32_t rows, uint32_
 }
 
 /* Rows of activations of a tile: with 128 weights are unpacked half as often, with 64 fewer SMs are
- * idle at the end. Q6_K and Q8_0 have several sums at once: 64. */
-static uint32_t choose_rows(const struct wide_params *w, uint32_t type, uint32_t bucket,
-                            uint32_t n_sms) {
-    if (type == IS_Q6_K || type == IS_Q8_0 || bucket <= 64)
+ * idle at the end. Q6_K has several sums at once: 64. */
+static uint32_t choose_rows(const struct wide_params *w, const struct project_params *p,
+                            uint32_t type, uint32_t n_sms) {
+    uint32_t bucket = p->row_limit;
+    if (type == IS_Q8_0)
+        return q8_tile_rows(p);
+    if (type == IS_Q6_K || bucket <= 64)
         return 64;
     return product_cost(w, 64, bucket, n_sms) < product_cost(w, 128, bucket, n_sms) ? 64 : 128;
 }
@@ -128,7 +139,7 @@ static int record_product(struct recorder *r, const struct wide_op *op, uint32_t
             w.segments[w.n_segments++] = p->segments[i];
         }
     w.n_segments = p->epilogue == EPILOGUE_SWIGLU ? 1 : w.n_segments;
-    uint32_t rows = choose_rows(&w, type, p->row_limit, r->n_sms);
+    uint32_t rows = choose_rows(&w, p, type, r->n_sms);
     uint32_t splits = max_splits > 1 ? rows * WIDE_N * 4 : 0;
     w.is_early = rows == 64 && p->row_limit <= rows && !p->in.is_lm_head;
     w.max_parts = PARTS_PER_BLOCK * r->n_sms;

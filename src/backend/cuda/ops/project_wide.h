@@ -13,7 +13,8 @@
  *
  *   numbers   two panels of 64 columns; a row of a panel is 128 bytes of fp16, its 16-byte chunks
  *             swizzled as wgmma wants them: chunk p of row r is at p ^ r % 8. Which column is where
- *             in a row is in project_wide_quantize.cu (qact_word)
+ *             in a row is in project_wide_quantize.cu (qact_word). Q8_0 in tiles of 128 rows: one
+ *             panel of 128 columns as int8
  *   scales    f32, 32 rows at a time: K-quants (rows 8 i + 2 j and the next, i = 0, 1; then i = 2,
  *             3), j = 0 ... 3; Q8_0: four such arrays, one for each 32 columns
  *   sums      K-quants, half2, 32 rows at a time: (row % 8, block of 32 columns, row / 8 % 4): the
@@ -85,7 +86,7 @@ struct wide_quantize_params {
     struct project_input in;
     uint8_t *qact;
     float *factors;
-    uint32_t row_limit, qact_rows, is_q8_0;
+    uint32_t row_limit, qact_rows, is_q8_0, is_int8; /* is_int8: numbers stay int8 */
 };
 
 struct wide_f32_params {
