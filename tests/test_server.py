@@ -348,6 +348,20 @@ def test_next_turn_continues_from_what_was_sampled():
     assert cached >= first["usage"]["total_tokens"] - 2, (cached, first["usage"])
 
 
+def test_a_next_turn_is_of_the_same_names():
+    """What was sampled is of one conversation: another's, with the same texts and other names, must not get it."""
+    template = "{% for m in messages %}{{ m.name or m.tool_call_id or m.role }}: {{ m.content }}{{ eos_token }}{% endfor %}{% if add_generation_prompt %}assistant: {% endif %}"
+    with own("--chat-template", template) as s:
+        for role, field in (("user", "name"), ("tool", "name"), ("tool", "tool_call_id")):
+            first = {"role": role, "content": "A fox", field: "Alice"}
+            said = s.chat([first], max_tokens=8, temperature=0)["choices"][0]["message"]["content"]
+            rest = [{"role": "assistant", "content": said}, {"role": "user", "content": "And then?"}]
+            for name in ("Alice", "Bob"):
+                tokens = s.request("POST", "/tokenize", {"messages": [{**first, field: name}] + rest})[2]["tokens"]
+                text = s.request("POST", "/detokenize", {"tokens": tokens})[2]["content"]
+                assert text.startswith(name + ":"), (role, field, text)
+
+
 def test_formats():
     s = server()
     c = openai_client(s)

@@ -1,6 +1,8 @@
 /* replay.c - answers as they were sampled, to be found again in the next turn. */
 #include "serve/replay.h"
 
+#include <string.h>
+
 static int hash_piece(const char *at, size_t n, void *user) {
     hash_add(user, at, n);
     return 0;
@@ -20,6 +22,16 @@ struct hash128 replay_start(const json_t *tools, const json_t *variables) {
     return hash128_end(&h);
 }
 
+/* A template may write these; an answer's are not what was said. */
+static void hash_names(struct hash *h, const json_t *message) {
+    static const char *const names[] = {"name", "tool_name", "tool_call_id"};
+    const char *role = json_string_value(json_object_get(message, "role"));
+    if (role && strcmp(role, "assistant") == 0)
+        return;
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++)
+        hash_json(h, json_object_get(message, names[i]));
+}
+
 struct hash128 replay_add(struct hash128 before, const json_t *message) {
     struct hash h;
     json_t *call;
@@ -28,6 +40,7 @@ struct hash128 replay_add(struct hash128 before, const json_t *message) {
     hash_add(&h, &before, sizeof before);
     hash_json(&h, json_object_get(message, "role"));
     hash_json(&h, json_object_get(message, "content"));
+    hash_names(&h, message);
     json_array_foreach(json_object_get(message, "tool_calls"), i, call) {
         hash_json(&h, json_object_get(call, "function")); /* ids are not what was said */
     }

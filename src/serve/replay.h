@@ -12,7 +12,8 @@
 #include "serve/store.h"
 
 /* A conversation's name: that of nothing with these tools and variables (each may be NULL), and of
- * `before` with one message more. Of a message role, content and tool calls count. */
+ * `before` with one message more. Of a message role, content and tool calls count, and the names in
+ * all but answers. */
 struct hash128 replay_start(const json_t *tools, const json_t *variables);
 struct hash128 replay_add(struct hash128 before, const json_t *message);
 
