@@ -215,7 +215,7 @@ TEST(delta_rule_on_real_activations) {
 /* ---- cells ------------------------------------------------------------------------------------
  */
 
-/* The whole content of a cell, behind each other: state, window. */
+/* The whole content of a cell, one after the other: state, window. */
 static void read_cell(struct delta_rig *r, uint32_t cell, float *to) {
     const struct op_delta *d = &r->plan->ops[1].delta;
     uint64_t state = operand_bytes(&d->state) / CELLS, window = operand_bytes(&d->window) / CELLS;

@@ -99,7 +99,7 @@ void ask_require_tool(struct ask *ask, struct fields *f, const struct ask_model 
 void ask_set_variable(struct ask *ask, const char *name, json_t *value);
 
 /* A message's role as templates know it. NULL and the field `name` is noted as wrong, at `where`,
- * for one that there is not. */
+ * for an unknown one. */
 const char *ask_role(struct fields *f, const char *name, const json_t *message, const char *where);
 /* A message's content: a string, or an array of parts with texts, joined. NULL and the field `name`
  * is noted as wrong, at `where`, for anything else; images are refused by name. null is "". */
