@@ -146,20 +146,18 @@ static size_t tree_bytes(struct str body) {
     return n;
 }
 
-/* Whether there is room for the body as JSON; short ones are not counted. */
+/* Whether there is room for the body as JSON. */
 static bool has_room(struct exchange *x) {
-    enum { ONE = 16, ALL = 64 }; /* times the longest body */
+    enum { ONE = 16, ALL = 64, LEAST = 1 << 20 }; /* times the longest body, or this */
     struct server *s = x->server;
-    size_t most = s->options.body_bytes > READER_LONG ? s->options.body_bytes : READER_LONG;
-    if (x->body.len <= READER_LONG)
-        return true;
+    size_t most = s->options.body_bytes > LEAST ? s->options.body_bytes : LEAST;
     x->tree_bytes = tree_bytes(buffer_str(&x->body));
     s->tree_bytes += x->tree_bytes;
     if (x->tree_bytes / ONE > most)
         exchange_refuse(x, 413, NULL, "the body takes %zu bytes as JSON, expected at most %zu",
                         x->tree_bytes, ONE * most);
     else if (s->tree_bytes / ALL > most)
-        exchange_refuse(x, 429, NULL, "too many long requests are read already");
+        exchange_refuse(x, 429, NULL, "too many long requests are there already");
     else
         return true;
     return false;

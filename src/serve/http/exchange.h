@@ -53,7 +53,7 @@ struct exchange {
     struct exchange *next_long;            /* with the reader, under its lock */
     void (*long_task)(struct exchange *x); /* what it does there */
     bool is_left;                          /* nobody else refers to it */
-    size_t tree_bytes;                     /* of its body as JSON, about; 0: not counted */
+    size_t tree_bytes;                     /* of its body as JSON, about */
     bool ends_connection;                  /* nothing is read after it */
 
     /* The model's answers. */

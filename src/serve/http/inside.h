@@ -19,7 +19,7 @@ struct server {
     struct writer *writer;
     struct reader *reader;
     atomic_size_t body_bytes; /* of all requests that are there */
-    atomic_size_t tree_bytes; /* of long ones as JSON, about */
+    atomic_size_t tree_bytes; /* of all as JSON, about */
     struct peers *peers;
     struct access_log *log; /* NULL: none */
     pthread_mutex_t plan_lock;
