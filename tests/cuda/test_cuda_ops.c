@@ -795,6 +795,13 @@ TEST(cuda_attend) {
         {8, 2, 256, 64, 150, 1200, DT_F16, ROPE_HALVES, true},
         {6, 2, 64, 64, 140, 1300, DT_F16, ROPE_HALVES, false},
         {3, 1, 128, 128, 99, 1400, DT_F16, ROPE_HALVES, true},
+        {8, 2, 256, 64, 150, 1200, DT_Q8_0, ROPE_HALVES, true},
+        {16, 4, 128, 128, 99, 1400, DT_Q4_0, ROPE_HALVES, true},
+        {6, 2, 64, 64, 140, 1300, DT_Q8_0, ROPE_NEIGHBOURS, false},
+        {8, 2, 96, 96, 150, 1200, DT_F16, ROPE_HALVES, true},
+        {6, 6, 96, 32, 40, 900, DT_Q8_0, ROPE_HALVES, false},
+        {8, 2, 96, 96, 1, 300, DT_F16, ROPE_HALVES, true},
+        {16, 4, 256, 64, 1, 600, DT_Q4_0, ROPE_HALVES, true},
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         const struct attend_case *c = &cases[i];
@@ -888,9 +895,105 @@ TEST(cuda_attend_rows_are_independent) {
         {16, 2, 256, 64, 3, 700, DT_F16, ROPE_HALVES, true},
         {20, 4, 128, 128, 8, 1600, DT_F16, ROPE_HALVES, true},
         {6, 3, 64, 64, 32, 1300, DT_F16, ROPE_HALVES, true},
+        {16, 4, 256, 64, 700, 2500, DT_Q8_0, ROPE_HALVES, true},
+        {16, 4, 256, 64, 33, 1700, DT_Q4_0, ROPE_HALVES, true},
+        {24, 4, 256, 64, 8, 700, DT_Q8_0, ROPE_HALVES, true},
+        {32, 8, 128, 128, 128, 2100, DT_Q4_0, ROPE_HALVES, true},
+        {7, 1, 128, 128, 450, 2600, DT_Q8_0, ROPE_NEIGHBOURS, false},
+        {9, 3, 64, 64, 300, 2400, DT_Q8_0, ROPE_NEIGHBOURS, false},
+        {24, 24, 64, 64, 140, 1500, DT_Q4_0, ROPE_HALVES, false},
+        {8, 2, 96, 96, 300, 2400, DT_F16, ROPE_HALVES, true},
+        {6, 6, 96, 96, 140, 1500, DT_Q8_0, ROPE_HALVES, false},
+        {6, 2, 96, 96, 9, 700, DT_Q4_0, ROPE_HALVES, true},
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
         check_attend_rows(&cases[i], 5100 + i);
+}
+
+/* Keys and values of all positions, of a size that gives neither all nor one of them the weight.
+ * They repeat after a prime number of blocks: no wrong bit of an address finds the same value. */
+static void fill_cache(struct rig *r, const struct operand *cache) {
+    uint32_t block = cache->type == DT_F16 ? 2 : cache->type == DT_Q8_0 ? 34 : 18;
+    uint64_t bytes = operand_bytes(cache), period = 65521u * (uint64_t)block;
+    uint8_t *to = malloc(bytes + period);
+    struct err err = {0};
+    for (uint64_t i = 0; i < period; i += 2) {
+        uint32_t bits = rig_below(r, 65536);
+        if (cache->type == DT_F16)
+            bits = (bits & 0x83ffu) | 0x3c00u; /* 1 to 2, either sign */
+        else if (i % block == 0)
+            bits = (bits & 0x3ffu) | (cache->type == DT_Q8_0 ? 0x2000u : 0x3000u);
+        memcpy(to + i, &(uint16_t){(uint16_t)bits}, 2);
+    }
+    for (uint64_t at = period; at < bytes; at += period)
+        memcpy(to + at, to, period);
+    for (int b = 0; b < RIG_BACKENDS; b++)
+        EXPECT_INT(rig_kinds[b]->write_state(r->b[b], cache->offset, bytes, to, &err), SLUICE_OK);
+    free(to);
+}
+
+/* A plan whose caches hold other conversations' positions and this one's. */
+static bool open_far(struct rig *r, const struct attend_case *c, uint64_t seed) {
+    struct operand pages = build_attend(r, c, seed);
+    const struct op_attend *a = &r->plan->ops[r->plan->n_ops - 2].attend;
+    struct operand keys = a->keys, values = a->values;
+    if (!rig_open(r))
+        return false;
+    r->random = seed;
+    deal_pages(r, &pages);
+    fill_cache(r, &keys);
+    fill_cache(r, &values);
+    return true;
+}
+
+/* Rows at the end of long contexts, alone, with few others and with many: the same bits, and what
+ * the CPU has. */
+TEST(cuda_attend_far_positions) {
+    enum { ROWS = 17 };
+    static const struct attend_case cases[] = {
+        {8, 1, 128, 128, 1, 262144, DT_F16, ROPE_HALVES, true},
+        {4, 1, 256, 64, 1, 262144, DT_Q8_0, ROPE_HALVES, true},
+        {2, 2, 64, 64, 1, 262144, DT_Q4_0, ROPE_HALVES, true},
+        {4, 1, 256, 64, 1, 262144, DT_F16, ROPE_HALVES, true},
+        {4, 1, 96, 96, 1, 140000, DT_F16, ROPE_HALVES, true},
+    };
+    static const uint32_t plans[] = {3, 20, 40}, ends[] = {65540, 131080, 140000, 262144};
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        struct attend_case c = cases[i];
+        struct rig one, many;
+        bool is_open = open_far(&one, &c, 5300 + i);
+        for (size_t k = 0; is_open && k < sizeof plans / sizeof *plans; k++) {
+            c.rows = plans[k];
+            is_open = open_far(&many, &c, 5300 + i);
+            for (size_t e = 0; is_open && e < sizeof ends / sizeof *ends; e++) {
+                uint32_t n = c.rows < ROWS ? c.rows : ROWS, first = ends[e] - n;
+                if (ends[e] > c.context)
+                    continue;
+                rig_step(&many, RIG_CUDA, &(struct run){1, first, n}, 1, 9);
+                for (uint32_t row = 0; row < n; row++) {
+                    struct run run = {1, first + row, 1};
+                    rig_step(&one, RIG_CUDA, &run, 1, 9);
+                    const float *alone = rig_output(&one, RIG_CUDA, 0, 0);
+                    if (memcmp(alone, rig_output(&many, RIG_CUDA, 0, row),
+                               one.options.tap_width * sizeof(float)) != 0)
+                        test_fail(__FILE__, __LINE__,
+                                  "heads of %u over %s: position %u of a plan of %u rows has other "
+                                  "bits alone",
+                                  c.width, dtype_name(c.kv), first + row, c.rows);
+                    if (k > 0) /* the CPU takes its time */
+                        continue;
+                    rig_step(&one, RIG_CPU, &run, 1, 9);
+                    double d =
+                        rig_distance(rig_output(&one, RIG_CPU, 0, 0), alone, one.options.tap_width);
+                    if (!(d < (c.kv == DT_F16 ? 3e-3 : 2e-2)))
+                        test_fail(__FILE__, __LINE__, "case %zu, position %u: off by %.2e", i,
+                                  first + row, d);
+                }
+            }
+            rig_end(&many);
+        }
+        rig_end(&one);
+    }
 }
 
 /* ---- ROUTE and EXPERTS ------------------------------------------------------------------------

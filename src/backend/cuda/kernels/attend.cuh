@@ -11,8 +11,9 @@
  * Scores s are to base 2 (scale times log2 e), and a maximum is rounded up to an integer: combining
  * only ever multiplies by powers of two, which is exact and needs no exponentials.
  *
- * Heads of 64, 128 and 256 over an fp16 cache use the tensor cores: fp16 operands, fp32 sums. Q is
- * rounded to fp16 after scaling by a power of two, softmax weights are rounded to fp16.
+ * Heads of 64, 96, 128 and 256 over an fp16, q8_0 or q4_0 cache use the tensor cores: fp16
+ * operands, fp32 sums. Q is rounded to fp16 after scaling by a power of two, softmax weights are
+ * rounded to fp16, and so are the values d q of a quantized cache.
  *
  *   QK   every score is one chain of MMAs over its columns, 16 a step
  *   PV   every value of a split's O is one chain of MMAs over its positions, 16 a step
@@ -38,6 +39,9 @@
 #include "backend/cuda/ops/attend.h"
 
 enum { THREADS = ATTEND_WARPS * 32, PAGE = IO_PAGE_POSITIONS };
+
+/* Of enum dtype, whose header is for C alone. */
+enum { CACHE_F32 = 0, CACHE_F16 = 1, CACHE_Q4_0 = 2, CACHE_Q8_0 = 8 };
 
 static constexpr float LOG2_E = 1.44269504088896f;
 
@@ -202,6 +206,26 @@ static __device__ __forceinline__ uint64_t cache_offset(const struct attend_para
                                                         uint32_t position) {
     uint64_t page = (uint64_t)p.page_table[(uint64_t)slot * p.pages_per_slot + position / PAGE];
     return ((page * p.kv_heads + head) * PAGE + position % PAGE) * p.row_bytes;
+}
+
+/* Bytes of a position in the cache: blocks of 32 are a scale (fp16) and 32 bytes, or nibbles. */
+template <int TYPE, int D>
+static constexpr int CACHE_ROW = TYPE == CACHE_F16    ? 2 * D
+                                 : TYPE == CACHE_Q8_0 ? D / 32 * 34
+                                                      : D / 32 * 18;
+
+/* Four quants of a block, a byte each, times its scale, as fp16. Bytes become 1024 + q by their
+ * bits, so what the tensor cores get is d q rounded once. */
+template <int TYPE> static __device__ __forceinline__ uint2 f16_of_quants(uint32_t q, __half2 d) {
+    uint32_t x = TYPE == CACHE_Q8_0 ? q ^ 0x80808080u : q & 0x0f0f0f0fu;
+    uint32_t bits[2] = {__byte_perm(x, 0x64646464u, 0x4140), __byte_perm(x, 0x64646464u, 0x4342)};
+    const uint32_t zero = TYPE == CACHE_Q8_0 ? 0x64806480u : 0x64086408u;
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+        __half2 y = __hmul2_rn(__hsub2_rn(*(__half2 *)&bits[i], *(const __half2 *)&zero), d);
+        bits[i] = *(uint32_t *)&y;
+    }
+    return make_uint2(bits[0], bits[1]);
 }
 
 /* ---- splits ---------------------------------------------------------------------------------- */

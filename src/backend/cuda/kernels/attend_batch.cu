@@ -157,41 +157,6 @@ static __device__ __forceinline__ void qk(struct kv_stream<D> &q, struct batch_s
     }
 }
 
-/* Warp q: query q's scores of a split become weights, zero from n on, and (max, sum) is combined
- * into the chunk's. Lane l has positions 2 l, 2 l + 1 and those 64 further; weights are summed by
- * pairs, then over a lane, then by warp_sum: attend_decode.cu and attend_wide.cu do the same. */
-static __device__ __forceinline__ void softmax(const float *scores, __half *weights, float factor,
-                                               uint32_t n, struct combine_shared &s,
-                                               struct rescale *rescale, uint32_t query) {
-    constexpr int PAIRS = ATTEND_MAX_SPLIT / 64;
-    uint32_t lane = threadIdx.x % 32;
-    float2 x[PAIRS];
-    float max = -INFINITY, sum = 0;
-#pragma unroll
-    for (int i = 0; i < PAIRS; i++) {
-        uint32_t position = 2 * lane + 64 * i;
-        x[i] = make_float2(-INFINITY, -INFINITY);
-        if (position < n)
-            x[i].x = scores[position];
-        if (position + 1 < n)
-            x[i].y = scores[position + 1];
-        max = fmaxf(max, fmaxf(x[i].x, x[i].y));
-    }
-    max = rounded_max(warp_max(max), factor);
-#pragma unroll
-    for (int i = 0; i < PAIRS; i++) {
-        x[i].x = softmax_weight(x[i].x, factor, max), x[i].y = softmax_weight(x[i].y, factor, max);
-        sum += x[i].x + x[i].y;
-        *(uint32_t *)&weights[2 * lane + 64 * i] = f16x2_of(x[i].x, x[i].y);
-    }
-    struct max_sum part = {max, warp_sum(sum)}, all = s.state[query];
-    __syncwarp(); /* all lanes have read it */
-    struct rescale f = combine(&all, part);
-    if (lane == 0)
-        s.state[query] = all, *rescale = f;
-    __syncwarp();
-}
-
 template <int D, int NEW>
 static __device__ __forceinline__ void pv(struct kv_stream<D> &q, struct batch_shared<D, NEW> &s,
                                           uint32_t queries, uint32_t length) {
@@ -334,26 +299,6 @@ run_short(const struct attend_params &p, struct batch_shared<64, NEW> &s,
 /* ---- attend_batch: K and V of all rows are in the cache -------------------------------------- */
 
 template <int D>
-static __device__ __forceinline__ void load_queries(const struct attend_params &p,
-                                                    struct batch_shared<D, 0> &s,
-                                                    const struct query_tile &tile) {
-    uint32_t lane = threadIdx.x % 32, i = threadIdx.x / 32;
-    if (i >= tile.n_queries)
-        return;
-    uint32_t row = row_of_query(tile, i), head = tile.first_head + i - row * tile.n_heads;
-    uint32_t at = (tile.row + row) * p.heads + head;
-    const uint2 *from = (const uint2 *)((const __half *)p.queries + (uint64_t)at * D);
-#pragma unroll
-    for (int b = 0; b < D / 128 + 1; b++) {
-        uint32_t column = 4 * lane + 128 * b;
-        if (column < D)
-            s.query[column / 16][i * 4 + lane % 4] = __ldcg(from + lane + 32 * b);
-    }
-    if (lane == 0)
-        s.score_factor[i] = __ldcg(p.query_factors + at);
-}
-
-template <int D>
 static __device__ __forceinline__ void
 run_chunk(const struct attend_params &p, struct batch_shared<D, 0> &s,
           const struct query_tile &tile, uint32_t chunk, bool has_queries) {
@@ -373,7 +318,7 @@ run_chunk(const struct attend_params &p, struct batch_shared<D, 0> &s,
             if (threadIdx.x == 0)
                 s.tile = tile;
             if (!has_queries)
-                load_queries<D>(p, s, tile);
+                load_queries<D>(p, s.query, s.score_factor, tile);
         }
         __syncthreads();
         run_pass<D, 0>(q, s, is_first);
@@ -390,7 +335,7 @@ static __device__ __forceinline__ void run_short_chunk(const struct attend_param
     uint32_t n = begin < tile.splits.n_positions ? min(16u, tile.splits.n_positions - begin) : 0;
     __syncthreads(); /* the last tile's shared memory is free */
     if (!has_queries)
-        load_queries<64>(p, s, tile);
+        load_queries<64>(p, s.query, s.score_factor, tile);
     __syncthreads();
     run_short<0>(p, s, tile, cache_offset(p, tile.slot, tile.kv_head, 0) + begin * 2 * 64,
                  {begin, n, n, 0});

@@ -427,7 +427,7 @@ static __device__ __forceinline__ int ordered_int(int bits) {
     return bits ^ (bits >> 31 & 0x7fffffff);
 }
 
-/* Softmax: warp q turns query q's scores into weights, in the order of attend_batch.cu's
+/* Softmax: warp q turns query q's scores into weights, in the order of attend_split.cuh's
  * softmax(); (max, sum) goes to all blocks of the cluster where they combine. */
 template <int D, int R>
 static __device__ __forceinline__ void softmax(struct decode_shared<D, R> &s, uint32_t n,

@@ -10,9 +10,6 @@
 #include "quant/q4_0.h"
 #include "quant/q8_0.h"
 
-/* Of enum dtype, whose header is for C alone. */
-enum { CACHE_F32 = 0, CACHE_F16 = 1, CACHE_Q4_0 = 2, CACHE_Q8_0 = 8 };
-
 /* ---- encoding a head ------------------------------------------------------------------------- */
 
 static __device__ __forceinline__ float warp_min(float x) {

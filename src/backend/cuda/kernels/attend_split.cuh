@@ -111,14 +111,14 @@ static __device__ void find_row_tiles(const struct attend_params &p, struct row_
         if (p.wide_rows && s.n_rows >= ATTEND_WIDE_ROWS)
             s.n_rows = 0;
         uint32_t n = walk_row_tiles(p, s, p.tile_rows, ~0u, &t), end = n;
-        if (n)
-            most = max(most, n_chunks(p, split_layout_of(p, s.first_position + s.n_rows - 1)));
         for (uint32_t i = 1; i < 32; i *= 2) {
             uint32_t other = __shfl_up_sync(0xffffffffu, end, i);
             end += lane >= i ? other : 0;
         }
         for (uint32_t i = 0; i < n; i++) {
             walk_row_tiles(p, s, p.tile_rows, i, &t);
+            /* not the last one's alone: it may have fewer splits, longer ones */
+            most = max(most, n_chunks(p, split_layout_of(p, s.first_position + t.first + t.n - 1)));
             row_tile_table[count + end - n + i] =
                 (uint16_t)((s.first_row + t.first) | (t.n - 1) << 12);
         }
@@ -127,6 +127,27 @@ static __device__ void find_row_tiles(const struct attend_params &p, struct row_
     most = __reduce_max_sync(0xffffffffu, most);
     if (lane == 0)
         tiles.tile = row_tile_table, tiles.n = count, tiles.max_chunks = most;
+}
+
+/* A tile's queries, which attend_rope_store has made, as B fragments, and their factors. */
+template <int D>
+static __device__ __forceinline__ void load_queries(const struct attend_params &p,
+                                                    uint2 (*fragments)[32], float *score_factor,
+                                                    const struct query_tile &tile) {
+    uint32_t lane = threadIdx.x % 32, i = threadIdx.x / 32;
+    if (i >= tile.n_queries)
+        return;
+    uint32_t row = row_of_query(tile, i), head = tile.first_head + i - row * tile.n_heads;
+    uint32_t at = (tile.row + row) * p.heads + head;
+    const uint2 *from = (const uint2 *)((const __half *)p.queries + (uint64_t)at * D);
+#pragma unroll
+    for (int b = 0; b < D / 128 + 1; b++) {
+        uint32_t column = 4 * lane + 128 * b;
+        if (column < D)
+            fragments[column / 16][i * 4 + lane % 4] = __ldcg(from + lane + 32 * b);
+    }
+    if (lane == 0)
+        score_factor[i] = __ldcg(p.query_factors + at);
 }
 
 /* ---- combining partials ---------------------------------------------------------------------- */
@@ -349,6 +370,41 @@ static __device__ __forceinline__ void softmax(float *scores, float factor, uint
     struct rescale f = combine(&all, part);
     if (lane == 0)
         s.state[query] = all, s.rescale[0][query] = f;
+}
+
+/* Warp q: query q's scores of a split become weights, zero from n on, and (max, sum) is combined
+ * into the chunk's. Lane l has positions 2 l, 2 l + 1 and those 64 further; weights are summed by
+ * pairs, then over a lane, then by warp_sum: attend_decode.cu and attend_wide.cu do the same. */
+static __device__ __forceinline__ void softmax(const float *scores, __half *weights, float factor,
+                                               uint32_t n, struct combine_shared &s,
+                                               struct rescale *rescale, uint32_t query) {
+    constexpr int PAIRS = ATTEND_MAX_SPLIT / 64;
+    uint32_t lane = threadIdx.x % 32;
+    float2 x[PAIRS];
+    float max = -INFINITY, sum = 0;
+#pragma unroll
+    for (int i = 0; i < PAIRS; i++) {
+        uint32_t position = 2 * lane + 64 * i;
+        x[i] = make_float2(-INFINITY, -INFINITY);
+        if (position < n)
+            x[i].x = scores[position];
+        if (position + 1 < n)
+            x[i].y = scores[position + 1];
+        max = fmaxf(max, fmaxf(x[i].x, x[i].y));
+    }
+    max = rounded_max(warp_max(max), factor);
+#pragma unroll
+    for (int i = 0; i < PAIRS; i++) {
+        x[i].x = softmax_weight(x[i].x, factor, max), x[i].y = softmax_weight(x[i].y, factor, max);
+        sum += x[i].x + x[i].y;
+        *(uint32_t *)&weights[2 * lane + 64 * i] = f16x2_of(x[i].x, x[i].y);
+    }
+    struct max_sum part = {max, warp_sum(sum)}, all = s.state[query];
+    __syncwarp(); /* all lanes have read it */
+    struct rescale f = combine(&all, part);
+    if (lane == 0)
+        s.state[query] = all, *rescale = f;
+    __syncwarp();
 }
 
 static __device__ __forceinline__ void reset_state(struct combine_shared &s) {

@@ -350,6 +350,12 @@ static __device__ __forceinline__ uint2 ld_shared_u32x2(const void *p) {
     return x;
 }
 
+static __device__ __forceinline__ void st_shared_u32x4(uint32_t at, uint4 x) {
+    asm volatile("st.shared.v4.u32 [%0], {%1, %2, %3, %4};" ::"r"(at), "r"(x.x), "r"(x.y), "r"(x.z),
+                 "r"(x.w)
+                 : "memory");
+}
+
 /* The same of floats, from addresses of smem_addr. Volatile: they stay where they are among
  * shuffles. */
 static __device__ __forceinline__ float ld_shared_f32(uint32_t at) {

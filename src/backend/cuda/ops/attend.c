@@ -4,6 +4,8 @@
  *                                       up to 32       attend_batch_fused_*
  *                                       more           attend_rope_store, attend_batch_*,
  *                                                      attend_wide_*         (sm_90 alone)
+ *   q8_0 and q4_0, these heads and      up to 15       attend_rope_store, attend_staged_*
+ *   heads of 96, fp16 too               more           and attend_wide_*     (sm_90 alone)
  *   everything else                                    attend_rope_store, attend_fallback_* */
 #include "backend/cuda/ops/attend.h"
 
@@ -62,8 +64,8 @@ static struct attend_params params_of(struct recorder *r, const struct op_attend
 
 /* Splits of the tensor-core kernels: the shortest fits one stage of decode's pipeline. Groups, so
  * clusters, are of 4 where there are many tiles, so that the device holds a cluster a tile. */
-static void plan_tensor_splits(struct attend_params *p) {
-    p->short_positions = ATTEND_SHORT_POSITIONS(p->head_width);
+static void plan_tensor_splits(struct attend_params *p, bool has_short) {
+    p->short_positions = has_short ? ATTEND_SHORT_POSITIONS(p->head_width) : 0;
     p->min_split_shift = p->head_width > 128 ? 5 : 6;
     p->max_split_shift = 7;
     p->group_splits =
@@ -174,17 +176,34 @@ static void plan_wide(struct recorder *r, struct attend_params *p) {
     p->wide_states = recorder_work(r, (uint64_t)rows * p->heads * 2 * sizeof(float));
 }
 
-/* Head widths that have tensor-core kernels, over an fp16 cache. */
+/* Head widths and cache types that have tensor-core kernels. */
 #define TENSOR_KERNELS(width)                                                                      \
     {                                                                                              \
-        width, {"attend_decode_" #width "_4", "attend_decode_" #width "_8"},                       \
+        width, DT_F16, {"attend_decode_" #width "_4", "attend_decode_" #width "_8"},               \
             "attend_batch_fused_" #width, "attend_batch_" #width, "attend_wide_" #width            \
     }
+#define STAGED_KERNELS(width, type, name)                                                          \
+    { width, type, {NULL, NULL}, NULL, "attend_staged_" name, "attend_wide_" name }
 static const struct tensor_kernels {
     uint32_t width;
-    const char *decode[2]; /* in clusters of 4, of 8 */
-    const char *fused, *batch, *wide;
-} TENSOR[] = {TENSOR_KERNELS(64), TENSOR_KERNELS(128), TENSOR_KERNELS(256)};
+    enum dtype type;
+    const char *decode[2]; /* in clusters of 4, of 8; NULL: one row is as several */
+    const char *fused;     /* NULL: up to 32 rows are as more, and batch is attend_staged */
+    const char *batch, *wide;
+} TENSOR[] = {
+    TENSOR_KERNELS(64),
+    TENSOR_KERNELS(128),
+    TENSOR_KERNELS(256),
+    STAGED_KERNELS(96, DT_F16, "96"),
+    STAGED_KERNELS(64, DT_Q8_0, "q8_0_64"),
+    STAGED_KERNELS(96, DT_Q8_0, "q8_0_96"),
+    STAGED_KERNELS(128, DT_Q8_0, "q8_0_128"),
+    STAGED_KERNELS(256, DT_Q8_0, "q8_0_256"),
+    STAGED_KERNELS(64, DT_Q4_0, "q4_0_64"),
+    STAGED_KERNELS(96, DT_Q4_0, "q4_0_96"),
+    STAGED_KERNELS(128, DT_Q4_0, "q4_0_128"),
+    STAGED_KERNELS(256, DT_Q4_0, "q4_0_256"),
+};
 
 static const struct {
     enum dtype type;
@@ -199,7 +218,7 @@ static const struct {
 /* NULL: none. */
 static const struct tensor_kernels *tensor_kernels(const struct op_attend *a) {
     for (size_t i = 0; i < sizeof TENSOR / sizeof *TENSOR; i++)
-        if (a->keys.type == DT_F16 && a->head_width == TENSOR[i].width)
+        if (a->keys.type == TENSOR[i].type && a->head_width == TENSOR[i].width)
             return &TENSOR[i];
     return NULL;
 }
@@ -233,16 +252,16 @@ int record_attend(struct recorder *r, const struct op *op) {
     const struct tensor_kernels *tensor = tensor_kernels(a);
     struct attend_params p = params_of(r, a);
     if (tensor)
-        plan_tensor_splits(&p);
+        plan_tensor_splits(&p, tensor->fused);
     else
         plan_fallback_splits(&p);
-    if (tensor && r->plan->max_rows == 1 && r->b->capability >= 90 &&
+    if (tensor && tensor->decode[0] && r->plan->max_rows == 1 && r->b->capability >= 90 &&
         ATTEND_DECODE_SHARED(p.head_width) <= r->b->max_shared)
         return launch_decode(r, &p, tensor->decode[p.group_splits == ATTEND_GROUP_SPLITS]);
     if (tensor && p.q_per_kv < ATTEND_TILE_QUERIES)
         p.tile_rows = ATTEND_TILE_QUERIES / p.q_per_kv;
-    bool is_fused = tensor && r->plan->max_rows <= ATTEND_FUSED_ROWS;
-    if (tensor && !is_fused && r->b->capability == 90 &&
+    bool is_fused = tensor && tensor->fused && r->plan->max_rows <= ATTEND_FUSED_ROWS;
+    if (tensor && !is_fused && r->plan->max_rows >= ATTEND_WIDE_ROWS && r->b->capability == 90 &&
         ATTEND_WIDE_SHARED(p.head_width) <= r->b->max_shared)
         p.wide_rows = ATTEND_WIDE_QUERIES / p.q_per_kv;
     plan_partials(r, &p);
@@ -256,9 +275,11 @@ int record_attend(struct recorder *r, const struct op *op) {
     if (tensor)
         p.query_factors = recorder_work(r, heads * sizeof(float));
     status = launch_rope_store(r, &p);
-    uint32_t row_tiles = r->plan->max_rows * (uint32_t)sizeof(uint16_t);
+    uint32_t shared = ATTEND_ROW_TABLE(r->plan->max_rows);
+    if (tensor && !tensor->fused)
+        shared += ATTEND_STAGED_SHARED(p.row_bytes, p.head_width);
     if (!status)
-        status = launch_batch(r, &p, tensor ? tensor->batch : fallback_kernel(a),
-                              tensor ? row_tiles : 0);
+        status =
+            launch_batch(r, &p, tensor ? tensor->batch : fallback_kernel(a), tensor ? shared : 0);
     return status || !p.wide_rows || r->is_decode ? status : launch_wide(r, &p, tensor->wide);
 }

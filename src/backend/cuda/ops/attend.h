@@ -31,6 +31,9 @@ enum {
     (ATTEND_STAGES * ATTEND_STAGE_BYTES + ((width) > 128 ? 33280 : (width) > 64 ? 18560 : 27904))
 #define ATTEND_FUSED_SHARED(width) (192 * (width) + ((width) > 64 ? 21216 : 32992))
 #define ATTEND_WIDE_SHARED(width) ((width) > 64 ? 232448 : 118784)
+#define ATTEND_STAGED_SHARED(row_bytes, width) (256 * (row_bytes) + 48 * (width) + 7936)
+/* Before that: where rows are that share a tile. */
+#define ATTEND_ROW_TABLE(rows) (((rows)*2u + 15u) / 16u * 16u)
 
 /* RoPE by where a value's partner is, seen from a lane that holds values 2 l, 2 l + 1 and every
  * 64th after them. */
