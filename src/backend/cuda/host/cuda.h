@@ -22,12 +22,14 @@ struct cuda_launch {
     uint32_t threads;
     uint32_t shared; /* dynamic shared memory, bytes; may be beyond 48 KB */
     bool is_barrier; /* begins when all before it are complete, whatever they allowed */
+    bool is_alone;   /* only where its op runs alone: in a step an op before has done its work */
 };
 
 /* The weight types of all products of a plan but its LM head. */
 struct plan_products {
     uint32_t set; /* of types, see project.h */
     bool has_experts;
+    uint64_t handed_bytes; /* the largest input of a product that the one before it may quantize */
 };
 
 /* What a record function reads and adds to. Each runs twice: once to count memory (all addresses
@@ -49,6 +51,8 @@ struct recorder {
     uint64_t *head_best; /* and the argmax of a single row here */
     struct cuda_recording *into;
     uint64_t work_most, counters_most; /* bytes of the ops so far */
+    uint32_t handed_op; /* the op whose input the one before it quantizes; 0: none so far, */
+    uint32_t handed_to; /* and to which of the two places, see recorder_handed */
     /* Of the running op. */
     uint32_t op;
     uint64_t work_used, counters_used;
@@ -59,6 +63,9 @@ void *recorder_at(struct recorder *r, const struct operand *o);
 struct cuda_matrix recorder_matrix(struct recorder *r, const struct operand *weight);
 /* Workspace of the running op alone (256-aligned): the next op's kernels overwrite it. */
 void *recorder_work(struct recorder *r, uint64_t bytes);
+/* One of two places of products.handed_bytes at the workspace's beginning, which no op's own part
+ * overlaps: what an op hands to the next one. */
+void *recorder_handed(struct recorder *r, uint32_t place);
 /* Words that are zero when the op's kernels start, and that they must leave zero. */
 uint32_t *recorder_counters(struct recorder *r, uint64_t n);
 /* The log of a DELTA's states, the same for all plans: so many head tiles and cells. NULL: there is

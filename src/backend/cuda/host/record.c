@@ -126,6 +126,10 @@ void *recorder_work(struct recorder *r, uint64_t bytes) {
     return cut(r, bytes, &r->work_used, &r->work_most, r->b->work.at);
 }
 
+void *recorder_handed(struct recorder *r, uint32_t place) {
+    return r->is_counting ? NULL : device_at(r->b->work.at, place * r->products.handed_bytes);
+}
+
 uint32_t *recorder_counters(struct recorder *r, uint64_t n) {
     return cut(r, n * sizeof(uint32_t), &r->counters_used, &r->counters_most, r->b->counters.at);
 }
@@ -281,8 +285,11 @@ static int walk_ops(struct recorder *r) {
     const struct plan *plan = r->plan;
     r->has_wanted = false;
     r->head_best = NULL;
+    r->handed_op = r->handed_to = 0;
     for (r->op = 0; r->op < plan->n_ops; r->op++) {
-        r->work_used = r->counters_used = 0;
+        r->work_used = 2 * r->products.handed_bytes;
+        r->work_most = r->work_used > r->work_most ? r->work_used : r->work_most;
+        r->counters_used = 0;
         int status = functions[plan->ops[r->op].kind](r, &plan->ops[r->op]);
         if (status)
             return status;
@@ -323,7 +330,8 @@ static int capture(struct backend *b, struct cuda_recording *into, CUgraphExec *
     int status = driver_check(driver.capture_begin(b->stream, CU_STREAM_CAPTURE_MODE_THREAD_LOCAL),
                               "capturing a step", err);
     for (uint32_t i = 0; !status && i < into->n_nodes; i++)
-        status = cuda_run_node(b, &into->nodes[i], true, err);
+        if (!into->nodes[i].launch.is_alone)
+            status = cuda_run_node(b, &into->nodes[i], true, err);
     if (status) {
         driver.capture_end(b->stream, &graph);
         if (graph)

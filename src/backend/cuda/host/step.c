@@ -190,6 +190,8 @@ int cuda_time_ops(struct backend *b, uint32_t plan, double *op_seconds, struct e
     if (!status)
         status = driver_check(driver.stream_sync(b->stream), "reading times", err);
     memset(op_seconds, 0, r->plan->n_ops * sizeof *op_seconds);
+    for (uint32_t i = r->n_nodes; !status && i-- > 0;)
+        stamps[i] = r->nodes[i].launch.is_alone ? stamps[i + 1] : stamps[i];
     for (uint32_t i = 0; !status && i < r->n_nodes; i++)
         if (r->nodes[i].op < r->plan->n_ops)
             op_seconds[r->nodes[i].op] += 1e-9 * (double)(int64_t)(stamps[i + 1] - stamps[i]);
@@ -213,7 +215,7 @@ bool cuda_op_kernel(const struct backend *b, uint32_t plan, uint32_t op, uint32_
                     struct backend_kernel *out) {
     const struct cuda_recording *r = &b->recordings[plan];
     uint32_t at = 0;
-    while (at < r->n_nodes && (r->nodes[at].op != op || i-- > 0))
+    while (at < r->n_nodes && (r->nodes[at].op != op || r->nodes[at].launch.is_alone || i-- > 0))
         at++;
     if (at == r->n_nodes)
         return false;

@@ -76,6 +76,10 @@ void project_survey(struct recorder *r) {
             struct cuda_matrix m = recorder_matrix(r, &op->project.segments[k].weight);
             r->products.set |= m.is_tiled ? project_type_bit(m.type) : 0;
         }
+        uint64_t bytes = gemm_most_qact_bytes(op->project.in.dims[0], GEMM_MAX_ROWS);
+        if (r->plan->max_rows >= GEMM_MIN_ROWS && r->plan->max_rows <= GEMM_MAX_ROWS &&
+            bytes > r->products.handed_bytes)
+            r->products.handed_bytes = bytes;
     }
 }
 
@@ -319,6 +323,38 @@ static int record_gemv(struct recorder *r, const struct op_project *o,
                       : recorder_launch(r, &launch, p, sizeof *p);
 }
 
+/* The next op, where it is a product of this one's output, all of it and nothing else. */
+static const struct op *find_reader(const struct recorder *r, const struct op_project *o) {
+    const struct op *next = recorder_neighbour(r, 1);
+    bool is_whole = o->n_segments == 1 || o->epilogue == EPILOGUE_SWIGLU;
+    if (!next || next->kind != OP_PROJECT || next->project.is_lm_head || o->is_lm_head || !is_whole)
+        return NULL;
+    const struct operand *in = &next->project.in;
+    return in->region == o->out.region && in->offset == o->out.offset &&
+                   in->stride == o->out.stride && o->segments[0].column == 0 &&
+                   in->dims[0] == o->segments[0].weight.dims[1]
+               ? next
+               : NULL;
+}
+
+static int record_gemm(struct recorder *r, const struct op *op, const struct project_params *p,
+                       uint32_t set, bool *is_recorded) {
+    struct gemm_op this = {p, set}, reader = {0};
+    struct project_params next_p;
+    struct project_shape shape;
+    const struct op *next = find_reader(r, &op->project);
+    int status = SLUICE_OK;
+    if (next && find_shape(r, &next->project, &shape)) {
+        const struct project_schedule *s = project_find_schedule(r->b, &shape);
+        if (!s)
+            return err_memory(r->err, "the schedule of a product");
+        next_p = arguments_of(r, next, s);
+        reader = (struct gemm_op){&next_p, shape.types};
+    }
+    *is_recorded = record_project_gemm(r, &this, &reader, &status);
+    return status;
+}
+
 int record_project(struct recorder *r, const struct op *op) {
     const struct op_project *o = &op->project;
     struct project_shape shape;
@@ -330,8 +366,11 @@ int record_project(struct recorder *r, const struct op *op) {
     struct project_params p = arguments_of(r, op, s);
     int status;
     if (record_project_wide(r, &p, shape.types, &status) ||
-        record_project_wide_bf16(r, &p, shape.types, &status) ||
-        record_project_gemm(r, &p, shape.types, &status))
+        record_project_wide_bf16(r, &p, shape.types, &status))
+        return status;
+    bool is_recorded = false;
+    status = record_gemm(r, op, &p, shape.types, &is_recorded);
+    if (status || is_recorded)
         return status;
     if (shape.f32_from_global &&
         s->rows <= PROJECT_FUSED_ROWS) { /* those kernels need the qact's */

@@ -18,6 +18,7 @@ enum {
     STAGES = 2,         /* with more, activations come late: they queue after weights */
     STREAM_K_TILES = 4, /* with fewer M16 tiles a thread block: stream-K */
     KBLOCK_COST = 2304, /* of a tile's K block, besides its bytes, when thread blocks are cut */
+    SCHEDULERS = 4,     /* of an SM */
     MIN_THREADS = 128,
     QUANTIZE_THREADS = 512,
 };
@@ -165,7 +166,7 @@ static uint32_t lay_out_shared(struct gemm_params *g, const struct block_share *
     g->arrivals_at = at;
     at += s->has_partials ? s->m16_tiles * g->warps_per_tile * 4 : 0;
     g->releases_at = at;
-    at += g->warps_per_tile > 1 ? p->task_warps * p->stages * 4 : 0;
+    at += g->warps_per_tile > 1 || g->tail_warps ? p->task_warps * p->stages * 4 : 0;
     p->mbars_at = (at + 7) / 8 * 8;
     return p->mbars_at + (p->task_warps * p->stages + 2 + s->slabs) * 8;
 }
@@ -235,11 +236,27 @@ static uint32_t choose_warps_per_tile(struct gemm_params *g, const struct block_
     return bytes;
 }
 
+/* Where a block's tiles, a warp each, are one more than a multiple of the SM's four schedulers, one
+ * of these would have a warp more than the others: so the last tile has a warp for every n8 tile.
+ */
+static uint32_t choose_tail(struct gemm_params *g, const struct block_share *s, uint32_t shared) {
+    struct gemm_params tail = *g;
+    uint32_t warps = g->p.task_warps;
+    tail.tail_warps = s->n8_tiles;
+    if (!shared || !s->has_bulk_copy || s->n8_tiles == 1 || g->warps_per_tile > 1 ||
+        g->is_stream_k || s->has_partials || g->f32_tiles || s->tasks != warps ||
+        warps % SCHEDULERS != 1 || warps - 1 + s->n8_tiles > max_warps(g, s) ||
+        lay_out_shared(&tail, s) > min_u32(PROJECT_SHARED_ALONE, s->max_shared))
+        return shared;
+    *g = tail;
+    return max_u32(shared, lay_out_shared(g, s));
+}
+
 /* The largest row block that fits, up to the bucket; the bytes of shared memory, 0: none does. */
 static uint32_t choose_row_block(struct gemm_params *g, uint32_t bucket, struct block_share *s) {
     for (s->n8_tiles = bucket > 16 ? 4 : bucket > 8 ? 2 : 1; s->n8_tiles; s->n8_tiles /= 2) {
         lay_out_qacts(&g->qacts, &g->p.in, 8 * s->n8_tiles);
-        uint32_t shared = choose_warps_per_tile(g, s);
+        uint32_t shared = choose_tail(g, s, choose_warps_per_tile(g, s));
         if (shared)
             return shared;
     }
@@ -249,19 +266,21 @@ static uint32_t choose_row_block(struct gemm_params *g, uint32_t bucket, struct 
 /* ---- recording --------------------------------------------------------------------------------
  */
 
-static int record_quantize(struct recorder *r, const struct gemm_params *g, uint32_t bucket) {
+static int record_quantize(struct recorder *r, const struct gemm_params *g, uint32_t bucket,
+                           bool is_alone) {
     struct gemm_quantize_params q = {
         .io = g->p.io, .in = g->p.in, .qacts = g->qacts, .row_limit = bucket};
     uint32_t rows = div_up(bucket, g->qacts.rows) * g->qacts.rows;
     struct cuda_launch launch =
         project_quantize_launch(r, &g->p.in, "project_gemm_quantize", rows, QUANTIZE_THREADS);
     q.in.wants_f32 = 0;
+    launch.is_alone = is_alone;
     return recorder_launch(r, &launch, &q, sizeof q);
 }
 
 static int record_gemm(struct recorder *r, const struct gemm_params *g, const struct block_share *s,
                        uint32_t row_blocks, uint32_t types) {
-    uint32_t warps = g->p.task_warps * g->warps_per_tile;
+    uint32_t warps = g->p.task_warps * g->warps_per_tile + (g->tail_warps ? g->tail_warps - 1 : 0);
     uint32_t f32_warps = g->f32_tiles ? min_u32(2 * F32_WARPS, max_warps(g, s) - warps) : 0;
     const uint32_t pair = IS_Q4_K | IS_Q6_K; /* together below 9.0 */
     char name[48];
@@ -283,35 +302,92 @@ static bool is_for_gemm(const struct project_params *p, uint32_t set) {
            (!(set & IS_F32) || (p->f32_from_global && !is_swiglu));
 }
 
-bool record_project_gemm(struct recorder *r, const struct project_params *p, uint32_t set,
-                         int *status) {
-    struct gemm_params g = {.p = *p};
-    if (!is_for_gemm(p, set) || !split_off_f32(&g))
-        return false;
-    count_m16_tiles(&g);
+/* Divides the work; the bytes of shared memory that a thread block needs. 0: not one for these
+ * kernels. */
+static uint32_t plan_gemm(const struct recorder *r, const struct gemm_op *op, struct gemm_params *g,
+                          struct block_share *s) {
+    *g = (struct gemm_params){.p = *op->p};
+    if (!is_for_gemm(op->p, op->set) || !split_off_f32(g))
+        return 0;
+    count_m16_tiles(g);
     /* An odd multiple of 64 bytes: tiles that share a stage are in different banks. */
-    g.p.stage_bytes = div_up(p->stage_bytes + 64, 128) * 128 - 64;
-    g.qacts.act_group = p->in.act_group;
-    g.qacts.slab_shift = shift_of(max_kblock_columns(&g.p));
-    g.qacts.n_slabs = p->in.k >> g.qacts.slab_shift;
-    divide_tasks(&g, r->n_sms);
-    struct block_share s = max_share(&g, r->n_sms);
-    s.max_shared = r->b->max_shared;
-    s.has_bulk_copy = r->b->capability >= 90;
-    uint32_t shared = choose_row_block(&g, p->row_limit, &s);
+    g->p.stage_bytes = div_up(op->p->stage_bytes + 64, 128) * 128 - 64;
+    g->qacts.act_group = op->p->in.act_group;
+    g->qacts.slab_shift = shift_of(max_kblock_columns(&g->p));
+    g->qacts.n_slabs = op->p->in.k >> g->qacts.slab_shift;
+    divide_tasks(g, r->n_sms);
+    *s = max_share(g, r->n_sms);
+    s->max_shared = r->b->max_shared;
+    s->has_bulk_copy = r->b->capability >= 90;
+    return choose_row_block(g, op->p->row_limit, s);
+}
+
+/* Whether project_gemm_finish adds this product's partial sums and quantizes what the next op
+ * reads; the next op's qacts then are in `f`. */
+static bool can_finish(const struct recorder *r, const struct gemm_params *g,
+                       const struct gemm_op *op, struct gemm_finish_params *f) {
+    struct gemm_params next;
+    struct block_share s;
+    if (!op->p || r->b->capability < 90 || !g->is_stream_k || g->kblocks < 2 ||
+        g->p.epilogue != EPILOGUE_ADD || g->p.in.prologue == PROLOGUE_NORM || g->p.has_bias ||
+        g->p.row_limit > g->qacts.rows || g->p.segments[0].n % PROJECT_GROUP ||
+        !project_is_vec4(&op->p->in) || op->p->in.prologue > PROLOGUE_NORM ||
+        !plan_gemm(r, op, &next, &s) || next.p.row_limit > next.qacts.rows ||
+        next.qacts.bytes > r->products.handed_bytes)
+        return false;
+    f->in = next.p.in;
+    f->in.wants_f32 = 0;
+    f->qacts = next.qacts;
+    return true;
+}
+
+static int record_finish(struct recorder *r, const struct gemm_params *g,
+                         const struct block_share *s, struct gemm_finish_params *f) {
+    f->io = g->p.io;
+    f->partials = g->partials;
+    f->out = g->p.out;
+    f->out_stride = g->p.out_stride;
+    f->row_limit = g->p.row_limit;
+    f->kblocks = g->kblocks;
+    f->split_kblocks = g->p.segments[0].split_kblocks;
+    f->split_extra = g->p.segments[0].split_extra;
+    f->warps_per_tile = g->warps_per_tile;
+    f->warp_n8 = s->n8_tiles / g->warps_per_tile;
+    struct cuda_launch launch = {
+        .kernel = "project_gemm_finish",
+        .grid = {g->p.segments[0].n / PROJECT_GROUP, s->n8_tiles, 1},
+        .threads = GEMM_FINISH_THREADS,
+    };
+    r->handed_op = r->op + 1;
+    r->handed_to = 1 - r->handed_to;
+    f->qacts.data = recorder_handed(r, r->handed_to);
+    return recorder_launch(r, &launch, f, sizeof *f);
+}
+
+bool record_project_gemm(struct recorder *r, const struct gemm_op *op, const struct gemm_op *next,
+                         int *status) {
+    struct gemm_params g;
+    struct block_share s;
+    struct gemm_finish_params f = {0};
+    uint32_t bucket = op->p->row_limit, shared = plan_gemm(r, op, &g, &s);
     if (!shared)
         return false;
     g.p.shared_bytes = shared;
     g.p.n_blocks = s.n_blocks;
-    uint32_t row_blocks = div_up(p->row_limit, g.qacts.rows);
-    g.qacts.data = recorder_work(r, (uint64_t)row_blocks * g.qacts.bytes);
+    uint32_t row_blocks = div_up(bucket, g.qacts.rows);
+    bool is_handed = r->op && r->handed_op == r->op;
+    g.qacts.data = is_handed ? recorder_handed(r, r->handed_to)
+                             : recorder_work(r, (uint64_t)row_blocks * g.qacts.bytes);
     if (g.is_stream_k) {
         uint64_t tiles = (uint64_t)row_blocks * g.n_m16_tiles;
         g.partials = recorder_work(r, tiles * g.kblocks * s.n8_tiles * GEMM_PARTIAL_BYTES);
         g.arrivals = recorder_counters(r, tiles * g.warps_per_tile);
     }
-    *status = record_quantize(r, &g, p->row_limit);
+    g.leaves_partials = can_finish(r, &g, next, &f);
+    *status = record_quantize(r, &g, bucket, is_handed);
     if (!*status)
-        *status = record_gemm(r, &g, &s, row_blocks, set & GEMM_TYPES);
+        *status = record_gemm(r, &g, &s, row_blocks, op->set & GEMM_TYPES);
+    if (!*status && g.leaves_partials)
+        *status = record_finish(r, &g, &s, &f);
     return true;
 }

@@ -16,7 +16,8 @@
  *              evenly to all thread blocks in order of K, so that a thread block needs few K slabs
  *              of the activations; partial sums are combined in global memory
  *
- * Either way the last warp to arrive adds the partial sums, in order of K. */
+ * Either way the last warp to arrive adds the partial sums, in order of K; or, with stream-K, the
+ * next kernel, project_gemm_finish. */
 #ifndef BACKEND_CUDA_OPS_PROJECT_GEMM_H
 #define BACKEND_CUDA_OPS_PROJECT_GEMM_H
 
@@ -29,6 +30,8 @@ enum {
     GEMM_PARTIAL_BYTES = 512, /* of an M16 tile by an n8 tile: 16 a lane */
     GEMM_F32_TILE = 4,        /* F32 segments: weight rows of a tile, */
     GEMM_F32_ROWS = 4,        /* and rows of activations that a thread block takes at once */
+    GEMM_MAX_ROWS = 32,       /* of a row block */
+    GEMM_FINISH_THREADS = 256,
 };
 
 /* The quantized activations of a row block; rows after the bucket's last repeat it. They are stored
@@ -60,12 +63,14 @@ struct gemm_params {
     struct project_params p;
     struct gemm_qacts qacts; /* of the first row block; the others follow */
     uint32_t warps_per_tile; /* 1 or 2 */
+    uint32_t tail_warps;     /* of the last pipeline, a warp for each n8 tile; 0: as the others */
     uint32_t tiles_per_m16;  /* at most: tiles that share a pipeline stage */
     uint32_t is_stream_k;
     uint32_t n_m16_tiles, kblocks; /* stream-K: of the only segment */
     uint32_t m16_fastdiv;          /* of n_m16_tiles, never 0: see fastdiv_of */
-    float *partials;      /* stream-K: (row block, M16 tile, warp, K block, n8 tile, lane, 4) */
-    uint32_t *arrivals;   /* stream-K: (row block, M16 tile, warp); 0 between two steps */
+    float *partials;          /* stream-K: (row block, M16 tile, warp, K block, n8 tile, lane, 4) */
+    uint32_t *arrivals;       /* stream-K: (row block, M16 tile, warp); 0 between two steps */
+    uint32_t leaves_partials; /* stream-K: project_gemm_finish adds them, not the last to arrive */
     uint32_t squares_at;  /* in shared memory, as the following; after them the norm's factors */
     uint32_t arrivals_at; /* by tiles: (M16 tile of the thread block, warp) */
     uint32_t releases_at; /* two warps a tile: how many are done with a stage, by stages */
@@ -73,6 +78,22 @@ struct gemm_params {
     uint32_t f32_splits;  /* of K, at most */
     uint32_t f32_sums_at; /* in shared memory: their partial sums */
     struct project_segment f32_segments[PROJECT_SEGMENTS];
+};
+
+/* Of project_gemm_finish, the kernel after a stream-K product that adds to the residual, where the
+ * next op is a product of that: it adds the partial sums, and quantizes the sum for the next op.
+ * So there is no counter of arrivals to wait for, nobody reads the partial sums of a tile alone,
+ * and the next op needs no kernel that quantizes (32 rows of qwen35-4b: a step of 3510 us to
+ * 3343). One row block. */
+struct gemm_finish_params {
+    struct cuda_io io;
+    struct project_input in; /* of the next op */
+    struct gemm_qacts qacts;
+    const float *partials;
+    float *out;
+    uint32_t out_stride, row_limit;
+    uint32_t kblocks, split_kblocks, split_extra;
+    uint32_t warps_per_tile, warp_n8; /* warp_n8: n8 tiles of a warp */
 };
 
 /* Of project_gemm_quantize, the kernel before it. */
@@ -84,10 +105,21 @@ struct gemm_quantize_params {
 };
 
 #ifndef __CUDACC__
-/* Records a PROJECT whose K splits project.c has chosen; `set` is its types. False: not one for
- * these kernels, and nothing was recorded. */
-bool record_project_gemm(struct recorder *r, const struct project_params *p, uint32_t set,
+/* A PROJECT whose K splits project.c has chosen. */
+struct gemm_op {
+    const struct project_params *p;
+    uint32_t set; /* of types */
+};
+
+/* Records it; next: the next op, if that is a product of this one's output alone, with p NULL if it
+ * is not. False: not one for these kernels, and nothing was recorded. */
+bool record_project_gemm(struct recorder *r, const struct gemm_op *op, const struct gemm_op *next,
                          int *status);
+
+/* Bytes that the quantized activations of up to so many rows of k columns need at most. */
+static inline uint64_t gemm_most_qact_bytes(uint64_t k, uint32_t rows) {
+    return (k * rows * 3 / 2 + 255) / 256 * 256;
+}
 #endif
 
 #endif
