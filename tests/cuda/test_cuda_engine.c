@@ -688,7 +688,6 @@ TEST(cuda_same_bits_in_any_chunks) {
     check_chunks(test_data("reference/qwen35-moe-a/model-f32.gguf"), "f16");
 }
 
-/* Likewise where experts are sorted (experts_wide.h), 5 of 24 of them and a shared one. */
 /* The logits after a prompt, in steps as wide as the engine makes them. */
 static uint64_t hash_prompt(sluice_engine *e, uint32_t length) {
     sluice_seq *seq;
@@ -714,14 +713,12 @@ static uint64_t hash_prompt(sluice_engine *e, uint32_t length) {
     return hash;
 }
 
-/* A race shows in steps of a large model that are made again and again, not in small ones: products
- * whose thread blocks have several tiles each. */
-TEST(cuda_same_bits_again_and_again) {
+static void check_again_and_again(const char *name) {
     static const uint32_t lengths[] = {64, 128, 500, 1000, 1300, 1649, 3000};
     enum { LENGTHS = sizeof lengths / sizeof *lengths, TIMES = 6 };
     uint64_t expected[LENGTHS];
     sluice_model *model = NULL;
-    EXPECT_INT(sluice_model_open(&model, "synth:qwen35-4b:q4_k_m"), SLUICE_OK);
+    EXPECT_INT(sluice_model_open(&model, name), SLUICE_OK);
     for (int is_wide = 0; is_wide < 2; is_wide++) {
         struct sluice_engine_options o = sluice_engine_options_default();
         sluice_engine *e = NULL;
@@ -736,14 +733,27 @@ TEST(cuda_same_bits_again_and_again) {
                 if (!is_wide)
                     expected[i] = hash;
                 else if (hash != expected[i])
-                    test_fail(__FILE__, __LINE__, "a prompt of %u has other bits, time %d of %d",
-                              lengths[i], n + 1, TIMES);
+                    test_fail(__FILE__, __LINE__,
+                              "%s: a prompt of %u has other bits, time %d of %d", name, lengths[i],
+                              n + 1, TIMES);
             }
         sluice_engine_close(e);
     }
     sluice_model_close(model);
 }
 
+/* A race shows in steps of a large model that are made again and again, not in small ones: products
+ * whose thread blocks have several tiles each. */
+TEST(cuda_same_bits_again_and_again) {
+    check_again_and_again("synth:qwen35-4b:q4_k_m");
+    check_again_and_again("synth:qwen35-4b:q8_0");
+}
+
+TEST(cuda_same_bits_of_experts_again_and_again) {
+    check_again_and_again("synth:qwen35-35b-a3b:q4_k_m");
+}
+
+/* Likewise where experts are sorted (experts_wide.h), 5 of 24 of them and a shared one. */
 TEST(cuda_same_bits_of_experts_in_any_chunks) {
     const struct random_model m = {.arch = "qwen35moe",
                                    .layers = 2,
