@@ -871,6 +871,7 @@ def test_a_format_leaves_tools_to_the_model():
             plain = s.chat(**{**wanted, "logit_bias": {}}, response_format=format_, tools=tools)["choices"][0]["message"]["content"]
             assert plain.startswith("{"), plain  # a tool is not called as such
         assert said(grammar='root ::= "x" | "y"', tools=tools) in ("x", "y")
+        assert said(tools=tools).startswith("<tool_call>") and "<tool_call>" not in said(tools=tools, tool_choice="none")
         biased = s.request("POST", "/api/chat", {"messages": FOX, "stream": False, "format": SCHEMA, "tools": tools, "thinking_budget": 0,
                                                  "options": {"logit_bias": wanted["logit_bias"], "num_predict": 60}, "think": False})[2]
         assert "<tool_call>" in biased["message"]["content"] + biased["message"].get("thinking", ""), biased
@@ -915,7 +916,7 @@ def test_thinking_with_real_templates():
             forced = s.chat(**fields, tool_choice="required", temperature=0, max_tokens=200)  # and then the model is free to answer
             message, usage = forced["choices"][0]["message"], forced["usage"]
             turns = [*FOX, message, {"role": "tool", "tool_call_id": message["tool_calls"][0]["id"], "content": "noon"}]
-            for choice in ("auto", "required"):
+            for choice in ("auto", "required", "none"):
                 usage_2 = s.chat(turns, **fields, tool_choice=choice, max_tokens=4)["usage"]
                 assert usage_2["prompt_tokens_details"]["cached_tokens"] >= usage["total_tokens"] - 2, (name, choice, usage, usage_2)
 

@@ -312,6 +312,15 @@ static json_t *any_of(json_t *schemas) {
     return one;
 }
 
+/* Where the token that begins a call can be kept from being sampled, the prompt still tells of the
+ * tools: it is then the one that the turns before and after have, and the cache knows it. */
+void ask_forbid_tools(struct ask *ask, const struct ask_model *m) {
+    ask->tool_choice = TOOLS_NONE;
+    ask->hides_tools = m->tool_call < 0 || ask->sampling.n_biases == SLUICE_MAX_BIASES;
+    if (!ask->hides_tools)
+        ask->biases[ask->sampling.n_biases++] = (struct sluice_bias){m->tool_call, -INFINITY};
+}
+
 void ask_require_tool(struct ask *ask, struct fields *f, const struct ask_model *m,
                       const char *name) {
     json_t *definitions = json_object(), *schemas = call_schemas(ask, name, definitions);
@@ -540,7 +549,7 @@ static int encode_messages(const struct ask *ask, const struct ask_model *m, siz
         json_array_append(messages, json_array_get(ask->messages, i));
     json_object_set_new(request, "messages", messages);
     json_object_set_new(request, "add_generation_prompt", json_boolean(with_answer));
-    if (ask->tools && ask->tool_choice != TOOLS_NONE)
+    if (ask->tools && !ask->hides_tools)
         json_object_set(request, "tools", ask->tools);
     if (m->template)
         json_object_set_new(request, "chat_template", json_string(m->template));
@@ -605,8 +614,7 @@ static void splice(const struct ask *ask, const struct ask_model *m, size_t n_me
 
 /* Of the first n messages. */
 static struct hash128 name_of(const struct ask *ask, size_t n) {
-    struct hash128 name =
-        replay_start(ask->tool_choice == TOOLS_NONE ? NULL : ask->tools, ask->variables);
+    struct hash128 name = replay_start(ask->hides_tools ? NULL : ask->tools, ask->variables);
     for (size_t i = 0; i < n; i++)
         name = replay_add(name, json_array_get(ask->messages, i));
     return name;

@@ -49,6 +49,7 @@ struct ask {
     json_t *tools;     /* an array in the OpenAI form; NULL: none */
     json_t *variables; /* of the template, an object; NULL: none */
     enum ask_tools tool_choice;
+    bool hides_tools;    /* the prompt does not tell of them */
     bool continues_last; /* the last message, if it is an answer's text, becomes `begun` */
     json_t *begun;       /* a text that the answer begins with, and that is not told; NULL: none */
     bool is_call_begun;  /* a call is required, and the prompt ends with its beginning */
@@ -91,6 +92,8 @@ void ask_read_format(struct ask *ask, struct fields *f, const struct ask_model *
 /* The same for a schema (a JSON object) or, NULL, any JSON object, given in that field. */
 void ask_set_schema(struct ask *ask, struct fields *f, const char *name, const struct ask_model *m,
                     const json_t *schema);
+/* No tool may be called. */
+void ask_forbid_tools(struct ask *ask, const struct ask_model *m);
 /* A tool has to be called: any, or the one of that name. After ask_read_tools. */
 void ask_require_tool(struct ask *ask, struct fields *f, const struct ask_model *m,
                       const char *name);

@@ -158,7 +158,7 @@ static void read_tool_choice(struct ask *ask, struct fields *f, const struct ask
     if (!choice || f->wrong)
         return;
     if (type && strcmp(type, "none") == 0)
-        ask->tool_choice = TOOLS_NONE;
+        ask_forbid_tools(ask, m);
     else if (type && strcmp(type, "any") == 0)
         ask_require_tool(ask, f, m, NULL);
     else if (type && strcmp(type, "tool") == 0 && json_text_of(choice, "name"))

@@ -51,7 +51,7 @@ void openai_read_tool_choice(struct ask *ask, struct fields *f, const struct ask
     const json_t *function = json_object_get(choice, "function");
     const char *name = json_string_value(json_object_get(function ? function : choice, "name"));
     if (word && strcmp(word, "none") == 0)
-        ask->tool_choice = TOOLS_NONE;
+        ask_forbid_tools(ask, m);
     else if (word && strcmp(word, "required") == 0)
         ask_require_tool(ask, f, m, NULL);
     else if (name)
