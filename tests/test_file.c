@@ -1190,7 +1190,7 @@ TEST(safetensors_hostile) {
         {ENTRY("\"F32\"", "[281474976710656,16384]", "[0,0]"), 0, "more bytes than can be counted"},
         {"{\"a\":{}}", 0, "tensor a: dtype is not a string"},
         {"{\"a\":{\"dtype\":\"U8\"}}", 0, "tensor a: shape is not an array"},
-        {"{\"a\":{\"dtype\":\"U8\",\"shape\":[1]}}", 1, "tensor a: data_offsets are no two"},
+        {"{\"a\":{\"dtype\":\"U8\",\"shape\":[1]}}", 1, "tensor a: data_offsets are not two"},
         /* clang-format on */
     };
 #undef ENTRY

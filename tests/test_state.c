@@ -441,6 +441,35 @@ TEST(engine_state_a_million_operations) {
     }
 }
 
+/* A slot whose blocks found no room in the cache: another one shares the beginning of its first
+ * page alone, as a whole page is a block's. */
+TEST(engine_state_shares_pages_that_the_cache_has_no_entry_for) {
+    struct world w;
+    struct state_found found;
+    struct err err;
+    uint32_t from, to;
+    if (!world_open(&w, 5, false, false))
+        return;
+    w.st.cache.options.n_entries = 0;
+    EXPECT_INT(state_open(&w.st, &from, &err), SLUICE_OK);
+    w.is_open[from] = true;
+    while (w.st.slots[from].length < PAGE + 40) {
+        op_feed(&w, from);
+        op_step(&w, from);
+    }
+    EXPECT_INT(state_open(&w.st, &to, &err), SLUICE_OK);
+    struct slot *s = &w.st.slots[to];
+    w.is_open[to] = true;
+    w.n[to] = s->n_tokens = w.n[from];
+    memcpy(w.tokens[to], w.tokens[from], w.n[to] * sizeof *s->tokens);
+    memcpy(s->tokens, w.tokens[from], w.n[to] * sizeof *s->tokens);
+    hash_from(&w, to, 0);
+    EXPECT_INT(state_resume(&w.st, to, &found, &err), SLUICE_OK);
+    EXPECT_INT(found.held, PAGE - 1);
+    world_check(&w, 0);
+    world_close(&w);
+}
+
 /* Snapshots that are read again sooner than they are copied stay out of host memory. The furthest
  * from another has at most CONTEXT tokens to be read. */
 TEST(engine_state_copies_what_is_dear_to_read_again) {

@@ -794,7 +794,8 @@ struct target {
 };
 
 /* Tokens in common with what other slots hold after the block that was found, where that is more
- * than the cache has; *page: where they are. */
+ * than the cache has; *page: where they are. Less than a page: a whole one is a block's, and that
+ * there is none means that the cache had no room for it. */
 static void match_slots(const struct state *st, uint32_t slot, struct match *m, uint32_t *page) {
     const struct slot *s = &st->slots[slot];
     for (uint32_t i = 0; i < st->options.n_slots; i++) {
@@ -802,7 +803,7 @@ static void match_slots(const struct state *st, uint32_t slot, struct match *m, 
         if (i == slot || !other->is_open || other->block != m->block)
             continue;
         uint32_t most = min_u32(other->length, s->n_tokens), at = m->position;
-        while (at < most && at < m->position + PAGE && other->tokens[at] == s->tokens[at])
+        while (at < most && at + 1 < m->position + PAGE && other->tokens[at] == s->tokens[at])
             at++;
         if (at - m->position <= m->tail)
             continue;
