@@ -584,7 +584,7 @@ static bool accepts_many(struct matcher *m, int32_t token, int n) {
     return true;
 }
 
-/* Nodes that are left behind, one with each letter, are forgotten; those that are needed are not.
+/* Nodes that nothing leads to, one more with each letter, are forgotten; needed ones are not.
  */
 TEST(grammar_long_answers_forget_what_is_behind_them) {
     enum { DEPTH = 3000, LETTERS = 20000 };

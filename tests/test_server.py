@@ -1574,25 +1574,31 @@ def test_garbage():
     assert s.request("GET", "/health")[0] == 200
 
 
+def ask_at_once(s, requests):
+    """The statuses of requests (path, body) that take long, all sent before the first is answered; the server answers others meanwhile."""
+    answers, sent = [], threading.Barrier(len(requests) + 1)
+
+    def ask(path, body):
+        with contextlib.closing(s.connect()) as c:
+            c.request("POST", path, body)
+            sent.wait()
+            answers.append(c.getresponse().status)
+
+    threads = [threading.Thread(target=ask, args=request) for request in requests]
+    for t in threads:
+        t.start()
+    sent.wait()
+    assert s.request("GET", "/health")[0] == 200 and not answers, answers
+    for t in threads:
+        t.join()
+    return answers
+
+
 def test_long_requests_hold_nobody_up():
     """Megabytes that become tokens take seconds; others are answered before them. And there is an end to what is read at once."""
     with own("--max-body", "4M", "-c", 512) as s:
         body = json.dumps({"messages": [{"role": "user", "content": "A fox. " * (3_900_000 // 7)}]})
-        answers, sent = [], threading.Barrier(9)
-
-        def ask():
-            with contextlib.closing(s.connect()) as c:
-                c.request("POST", CHAT, body)
-                sent.wait()
-                answers.append(c.getresponse().status)
-
-        threads = [threading.Thread(target=ask) for _ in range(8)]
-        for t in threads:
-            t.start()
-        sent.wait()
-        assert s.request("GET", "/health")[0] == 200 and not answers, answers
-        for t in threads:
-            t.join()
+        answers = ask_at_once(s, [(CHAT, body)] * 8)
         assert set(answers) <= {400, 429} and answers.count(400) >= 7, answers
         head = b"POST %s HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n" % (CHAT.encode(), len(body))
         with contextlib.ExitStack() as stack:  # bodies that never end
@@ -1610,21 +1616,7 @@ def test_long_snapshots_hold_nobody_up():
         assert s.request("POST", "/v1/snapshots", {"id": "fox", "messages": [{"role": "user", "content": "A fox. " * (3_900_000 // 7)}]})[0] == 200
         requests = [(CHAT, b'{"snapshot": "fox", "messages": [{"role": "user", "content": "x"}]}'),
                     (CHAT, b'{"sn\\u0061pshot": "fox", "messages": [{"role": "user", "content": "x"}]}'), ("/v1/snapshots/fox/restore", b"")]
-        answers, sent = [], threading.Barrier(9)
-
-        def ask(path, body):
-            with contextlib.closing(s.connect()) as c:
-                c.request("POST", path, body)
-                sent.wait()
-                answers.append(c.getresponse().status)
-
-        threads = [threading.Thread(target=ask, args=requests[i % 3]) for i in range(8)]
-        for t in threads:
-            t.start()
-        sent.wait()
-        assert s.request("GET", "/health")[0] == 200 and not answers, answers
-        for t in threads:
-            t.join()
+        answers = ask_at_once(s, [requests[i % 3] for i in range(8)])
         assert answers == [400] * 8, answers
 
 

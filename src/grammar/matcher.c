@@ -274,7 +274,7 @@ static bool step_all(struct matcher *m, struct str text) {
     return true;
 }
 
-/* Nodes that answers have left behind go when they are about as many as the others. */
+/* Nodes that nothing leads to any more go when they are about as many as the others. */
 static void collect(struct matcher *m) {
     const struct nodes *nodes = &m->nodes;
     if (nodes->n < m->collect_at && nodes->first[nodes->n] < m->collect_at_edges)
