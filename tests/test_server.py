@@ -124,6 +124,13 @@ class Server:
         assert state_bytes >= self.state_bytes, f"the state's mapping has {state_bytes} bytes, expected {self.state_bytes} or more"
         return sum(rss for _, rss in maps) - state
 
+    def heap_used(self):
+        """Memory that was allocated and not freed, while nobody asks for anything else."""
+        self.wait_until_idle()
+        self.wait_for("connections", 1)
+        self.wait_for("requests_active", 1)
+        return int(self.metric("heap_used_bytes"))
+
     def n_files(self):
         return len(os.listdir(f"/proc/{self.process.pid}/fd"))
 
@@ -1948,30 +1955,36 @@ class Load:
 
     async def watch(self, end):
         while time.time() < end and not self.problems:
-            self.sizes.append((self.done, self.s.resident_bytes()))
+            if self.s.state_bytes:
+                self.sizes.append((self.done, self.s.resident_bytes()))
             await asyncio.sleep(0.5)
 
-    async def run(self):
+    async def run(self, seconds):
         for shape in range(len(SHAPES)):
             for subject in SUBJECTS:
                 await self.ask(shape, subject)
-        end, self.done = time.time() + SECONDS, 0
+        self.used = await asyncio.to_thread(self.s.heap_used)
+        end, self.done = time.time() + seconds, 0
         await asyncio.gather(self.watch(end), *(self.client(i, end) for i in range(CLIENTS)),
                              *(self.stranger(i, end) for i in range(STRANGERS)))
+
+
+def load_server(**env):
+    template = TMP / "template"
+    template.write_text("{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}assistant:")
+    return own("-m", "synth:qwen35-tiny:q4_k_m", "--chat-template", template, "--batch", CLIENTS, "--queue", 4 * CLIENTS, "-c", 256, "-t", 1,
+               "--access-log", TMP / "load.log", **env)
 
 
 def test_load():
     """64 clients at a time, of whom many leave and some read slowly, and garbage between them. Nobody gets an error that was not asked for,
     who stays gets the right text; then nothing is left of them: no sequence, no connection, no descriptor, no memory."""
-    template = TMP / "template"
-    template.write_text("{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}assistant:")
-    with own("-m", "synth:qwen35-tiny:q4_k_m", "--chat-template", template, "--batch", CLIENTS, "--queue", 4 * CLIENTS, "-c", 256, "-t", 1,
-             "--access-log", TMP / "load.log") as s:
+    with load_server() as s:
         s.chat()
         s.state_bytes = s.metric("state_bytes")
         files, threads = s.n_files(), s.n_threads()
         load = Load(s)
-        asyncio.run(load.run())
+        asyncio.run(load.run(SECONDS))
         assert not load.problems, load.problems[0]
         s.wait_until_idle()
         s.wait_for("connections", 1)  # the one that asks
@@ -1995,6 +2008,19 @@ def test_load():
             counts += f", {max(early) >> 10} KiB, later {max(late) >> 10} KiB"
         if os.environ.get("TIMES"):
             print(counts)
+
+
+def test_load_leaves_nothing_allocated():
+    """The same clients, and what is allocated before and after them, to the byte: without malloc's caches of the threads, which count as used."""
+    with load_server(GLIBC_TUNABLES="glibc.malloc.tcache_count=0") as s:
+        load = Load(s)
+        asyncio.run(load.run(SECONDS / 5))
+        assert not load.problems, load.problems[0]
+        used = s.heap_used()
+        counts = f"{load.used} bytes, after {load.done} answers and {load.left} that were left {used}"
+        if os.environ.get("TIMES"):
+            print(counts)
+        assert used <= load.used + (1 << 14), counts
 
 
 def test_sigterm_drains():

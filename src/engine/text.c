@@ -5,17 +5,27 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/size.h"
 #include "engine/engine.h"
 
 struct sluice_text {
     struct detok detok;
-    struct arena arena;
-    struct str *stops;
-    size_t n_stops;
     struct text_buffer buffer;
     size_t n_given; /* of the buffer's beginning, handed out by the last call */
     bool has_stopped;
+    size_t n_stops;
+    struct str stops[]; /* their bytes follow. A server has one of these or two for every answer:
+                         * an arena's chunk would be most of what an answer takes */
 };
+
+/* Bytes of all stops, with what they are listed in; 0: there are too many. */
+static size_t stops_bytes(const char *const *stops, size_t n_stops) {
+    uint64_t bytes = sizeof(struct sluice_text), list;
+    bool is_good = size_mul(n_stops, sizeof(struct str), &list) && size_add(bytes, list, &bytes);
+    for (size_t i = 0; is_good && i < n_stops; i++)
+        is_good = size_add(bytes, strlen(stops[i]), &bytes);
+    return is_good && bytes <= SIZE_MAX / 2 ? bytes : 0;
+}
 
 int sluice_text_open(sluice_text **out, const sluice_model *model, const char *const *stops,
                      size_t n_stops) {
@@ -29,20 +39,17 @@ int sluice_text_open(sluice_text **out, const sluice_model *model, const char *c
     for (size_t i = 0; i < n_stops; i++)
         if (!stops[i] || !stops[i][0])
             return SLUICE_ERR_ARGUMENT;
-    struct sluice_text *t = calloc(1, sizeof *t);
+    size_t bytes = stops_bytes(stops, n_stops);
+    struct sluice_text *t = bytes ? calloc(1, bytes) : NULL;
     if (!t)
         return SLUICE_ERR_MEMORY;
     t->detok.t = model->tokenizer;
-    t->stops = arena_array(&t->arena, n_stops, sizeof *t->stops);
-    for (; t->stops && t->n_stops < n_stops; t->n_stops++) {
-        const char *copy = arena_strdup(&t->arena, str_of(stops[t->n_stops]));
-        if (!copy)
-            break;
-        t->stops[t->n_stops] = str_of(copy);
-    }
-    if (t->n_stops < n_stops) {
-        sluice_text_close(t);
-        return SLUICE_ERR_MEMORY;
+    char *copy = (char *)(t->stops + n_stops);
+    for (; t->n_stops < n_stops; t->n_stops++) {
+        size_t n = strlen(stops[t->n_stops]);
+        memcpy(copy, stops[t->n_stops], n);
+        t->stops[t->n_stops] = (struct str){copy, n};
+        copy += n;
     }
     *out = t;
     return SLUICE_OK;
@@ -52,7 +59,6 @@ void sluice_text_close(sluice_text *t) {
     if (!t)
         return;
     text_buffer_free(&t->buffer);
-    arena_free(&t->arena);
     free(t);
 }
 

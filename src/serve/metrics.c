@@ -1,6 +1,7 @@
 /* metrics.c - what is counted for /metrics, in Prometheus' text format. */
 #include "serve/metrics.h"
 
+#include <malloc.h>
 #include <stdio.h>
 
 #include "base/clock.h"
@@ -105,6 +106,7 @@ static void write_tiers(const struct metrics *m, const struct worker_state *s, s
 
 void metrics_write(const struct metrics *m, const struct worker_state *s,
                    const struct sluice_memory *memory, struct buffer *out) {
+    struct mallinfo2 heap = mallinfo2();
     const struct {
         const char *name, *type, *help;
         double value;
@@ -148,6 +150,10 @@ void metrics_write(const struct metrics *m, const struct worker_state *s,
         {"weights_bytes", "gauge", "of the weights", (double)(memory->weights + memory->packed)},
         {"state_bytes", "gauge", "of KV cache, recurrent state and snapshots",
          (double)memory->state},
+        {"heap_used_bytes", "gauge", "of malloc's memory, in use",
+         (double)(heap.uordblks + heap.hblkhd)},
+        {"heap_held_bytes", "gauge", "of malloc's memory, in use or kept for later",
+         (double)(heap.arena + heap.hblkhd)},
     };
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++)
         buffer_printf(out, "# HELP sluice_%s %s\n# TYPE sluice_%s %s\nsluice_%s %.15g\n",
