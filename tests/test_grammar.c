@@ -58,7 +58,7 @@ static struct grammar *gbnf(const char *text) {
 static struct matcher *matcher_of(const struct grammar *g, const struct token_texts *t) {
     struct matcher *m = NULL;
     struct err err = {0};
-    EXPECT_INT(matcher_open(&m, g, t, &err), SLUICE_OK);
+    EXPECT_INT(matcher_open(&m, g, t, NULL, &err), SLUICE_OK);
     return m;
 }
 
@@ -415,7 +415,7 @@ static uint64_t most_steps(const struct grammar *g, const struct token_texts *t,
                            int times, struct err *err) {
     struct matcher *m = NULL;
     uint64_t most = 0;
-    if (matcher_open(&m, g, t, err))
+    if (matcher_open(&m, g, t, NULL, err))
         return 0;
     for (int i = 0; i < times && !matcher_fault(m, err); i++) {
         matcher_mask(m);
@@ -548,6 +548,34 @@ TEST(grammar_faults_are_named) {
         matcher_close(m);
         grammar_close(g);
     }
+    token_texts_close(t);
+}
+
+/* All answers to a request together take what one may take, each token of theirs its share. */
+TEST(grammar_answers_share_a_budget) {
+    enum { ANSWERS = 8, TOKENS = 150, FIRST = 4 << 20, A_TOKEN = 1 << 16 };
+    struct token_texts *t = small_texts();
+    struct grammar *g = gbnf("root ::= s\ns ::= \"a\" s s \"b\"? | \"a\" s \"c\"? s | \"a\"");
+    struct matcher *m[ANSWERS];
+    struct matcher_budget budget;
+    uint64_t steps = 0;
+    struct err err = {0};
+    matcher_budget_begin(&budget, ANSWERS);
+    for (int i = 0; i < ANSWERS; i++)
+        EXPECT_INT(matcher_open(&m[i], g, t, &budget, &err), SLUICE_OK);
+    for (int k = 0; k < TOKENS; k++)
+        for (int i = 0; i < ANSWERS; i++) {
+            steps += matcher_accept(m[i], 'a') ? matcher_steps(m[i]) : 0;
+            matcher_mask(m[i]);
+            steps += matcher_fault(m[i], NULL) ? 0 : matcher_steps(m[i]);
+        }
+    EXPECT(steps > FIRST / 4 && steps <= FIRST + TOKENS * A_TOKEN);
+    for (int i = 0; i < ANSWERS; i++) {
+        EXPECT_INT(matcher_fault(m[i], &err), SLUICE_ERR_UNSUPPORTED);
+        matcher_close(m[i]);
+    }
+    EXPECT(strstr(err.text, "with a token of each"));
+    grammar_close(g);
     token_texts_close(t);
 }
 

@@ -384,6 +384,10 @@ def test_formats():
             assert isinstance(json.loads(r.message.content), dict)
         else:
             assert r.message.content.startswith("{")
+    # What one answer may take is shared by all of a request.
+    many_ways = {"messages": FOX, "grammar": 'root ::= s\ns ::= "a" s s "b"? | "a" s "c"? s | "a"', "max_tokens": 120, "temperature": 0}
+    got = [s.request("POST", "/v1/chat/completions", {**many_ways, "n": n}) for n in (1, 8)]
+    assert got[0][0] == 200 and got[1][0] == 400 and "with a token of each" in got[1][2]["error"]["message"], got
     doubled = lambda n, first: f"root ::= {first}r0\n" + "".join(f"r{i} ::= r{i + 1} r{i + 1}\n" for i in range(n)) + f'r{n} ::= "a"?'
     r = text(extra_body={"grammar": doubled(14, "")}, max_tokens=20)
     assert set(r.message.content) <= {"a"}, r

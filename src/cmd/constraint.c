@@ -120,7 +120,7 @@ int constraint_begin(struct constraint *c, sluice_seq *seq, const int32_t *promp
     if (!c->format)
         return 0;
     follow_close(&c->follow);
-    if (follow_open(&c->follow, c->format, c->n_tokens, &err))
+    if (follow_open(&c->follow, c->format, c->n_tokens, NULL, &err))
         return fail(&err);
     c->follow.no_ends = c->no_ends;
     if (may_think) {

@@ -57,8 +57,18 @@ void token_texts_close(struct token_texts *t); /* takes NULL */
 
 struct matcher;
 
+/* Steps of settling (threads.h) that the answers to one request may take, together: some at the
+ * beginning, when no mask is cached, and some with every token, 2 ms for all answers that run at
+ * once. */
+struct matcher_budget {
+    uint64_t left;
+    uint32_t a_token;
+};
+void matcher_budget_begin(struct matcher_budget *b, uint32_t answers); /* at least 1 */
+
+/* budget: borrowed, and used by all its matchers in one thread at a time; NULL: one of its own. */
 int matcher_open(struct matcher **out, const struct grammar *g, const struct token_texts *t,
-                 struct err *err);
+                 struct matcher_budget *budget, struct err *err);
 void matcher_close(struct matcher *m); /* takes NULL */
 
 /* Bit t % 32 of word t / 32: token t may come next; end tokens where the answer may end. Valid
@@ -77,7 +87,7 @@ bool matcher_accept(struct matcher *m, int32_t token);
 /* SLUICE_OK, or why the answer cannot be followed any more: SLUICE_ERR_UNSUPPORTED, the grammar is
  * so ambiguous that to follow it would take too long (one line names the limit), or
  * SLUICE_ERR_MEMORY. From there on masks are zero and no token is accepted. Until then a mask or a
- * token costs some 50 ms at most, and after the first few 2 ms on average. */
+ * token costs some 50 ms at most, and all of the budget 200 ms and 2 ms a token on average. */
 int matcher_fault(const struct matcher *m, struct err *err);
 /* What the last mask or token cost, in steps of settling (threads.h). For tests. */
 uint64_t matcher_steps(const struct matcher *m);

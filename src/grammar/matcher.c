@@ -12,8 +12,8 @@
 #include "grammar/masks.h"
 
 /* Steps to take a token, and to find what may follow it: some 50 ms at most. A mask that walks all
- * of a vocabulary of 250,000 texts takes a third of them. An answer is given some at its beginning,
- * when nothing is cached, and a few, 2 ms, with each token. */
+ * of a vocabulary of 250,000 texts takes a third of them. A request is given some at its beginning,
+ * when nothing is cached, and a few, 2 ms, with a token of each of its answers. */
 enum { MAX_STEPS = 1 << 20, FIRST_STEPS = 4 * MAX_STEPS, TOKEN_STEPS = 1 << 16 };
 
 struct masks_of {
@@ -41,7 +41,7 @@ struct matcher {
     bool has_ended;
     enum fault fault;
     uint64_t steps; /* of the last mask or token */
-    uint64_t left;  /* that it may take */
+    struct matcher_budget *budget, own;
 };
 
 /* ---- grammars ---------------------------------------------------------------------------------
@@ -128,8 +128,8 @@ static int fail(enum fault fault, struct err *err) {
                        THREADS_MAX);
     case FAULT_PACE:
         return err_set(err, SLUICE_ERR_UNSUPPORTED,
-                       "the grammar can be read in too many ways: the answer takes more than %d "
-                       "steps a token and %d besides",
+                       "the grammar can be read in too many ways: the answers take more than %d "
+                       "steps with a token of each and %d besides",
                        TOKEN_STEPS, FIRST_STEPS);
     case FAULT_NODES:
         return err_set(err, SLUICE_ERR_UNSUPPORTED,
@@ -149,15 +149,24 @@ uint64_t matcher_steps(const struct matcher *m) {
     return m->steps;
 }
 
+void matcher_budget_begin(struct matcher_budget *b, uint32_t answers) {
+    *b = (struct matcher_budget){FIRST_STEPS, TOKEN_STEPS / answers};
+}
+
+static void earn(struct matcher_budget *b) {
+    b->left = b->left + b->a_token < FIRST_STEPS ? b->left + b->a_token : FIRST_STEPS;
+}
+
 static uint64_t allowed_steps(const struct matcher *m) {
-    return m->left < MAX_STEPS ? m->left : MAX_STEPS;
+    return m->budget->left < MAX_STEPS ? m->budget->left : MAX_STEPS;
 }
 
 /* After a mask or a token that took m->steps. */
 static void pay(struct matcher *m, enum fault fault) {
-    bool is_short = fault == FAULT_STEPS && m->left < MAX_STEPS;
+    uint64_t left = m->budget->left;
+    bool is_short = fault == FAULT_STEPS && left < MAX_STEPS;
     m->fault = is_short ? FAULT_PACE : fault;
-    m->left -= m->steps < m->left ? m->steps : m->left;
+    m->budget->left -= m->steps < left ? m->steps : left;
     if (fault)
         m->has_mask = false;
 }
@@ -165,15 +174,16 @@ static void pay(struct matcher *m, enum fault fault) {
 /* Where the grammar begins. */
 static int begin(struct matcher *m, struct err *err) {
     const struct program *p = &m->g->program;
-    nodes_allow(&m->nodes, MAX_STEPS);
+    nodes_allow(&m->nodes, allowed_steps(m));
     bool is_ok = thread_set_add(&m->set, p, &m->nodes, p->start, NODE_BASE) &&
                  thread_set_finish(&m->set, &m->nodes);
     m->steps = m->nodes.steps;
-    return is_ok ? SLUICE_OK : fail(m->nodes.fault, err);
+    pay(m, m->nodes.fault);
+    return is_ok ? SLUICE_OK : fail(m->fault, err);
 }
 
 int matcher_open(struct matcher **out, const struct grammar *g, const struct token_texts *t,
-                 struct err *err) {
+                 struct matcher_budget *budget, struct err *err) {
     struct matcher *m = calloc(1, sizeof *m);
     *out = NULL;
     if (!m)
@@ -182,7 +192,8 @@ int matcher_open(struct matcher **out, const struct grammar *g, const struct tok
     m->t = t;
     m->mask = calloc(t->n_words + 1ul, sizeof *m->mask);
     m->collect_at = m->collect_at_edges = FIRST_COLLECT;
-    m->left = FIRST_STEPS;
+    m->budget = budget ? budget : &m->own;
+    matcher_budget_begin(&m->own, 1);
     bool is_ok = m->mask && nodes_begin(&m->nodes) && thread_set_begin(&m->set) &&
                  thread_set_begin(&m->to) && thread_set_begin(&m->between);
     int status = is_ok ? begin(m, err) : err_memory(err, "a matcher");
@@ -293,7 +304,7 @@ bool matcher_accept(struct matcher *m, int32_t token) {
             return false;
         m->has_ended = true;
     } else {
-        m->left = m->left + TOKEN_STEPS < FIRST_STEPS ? m->left + TOKEN_STEPS : FIRST_STEPS;
+        earn(m->budget);
         nodes_allow(&m->nodes, allowed_steps(m));
         bool is_ok = text.len > 0 && step_all(m, text);
         m->steps = m->nodes.steps;

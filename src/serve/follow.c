@@ -20,13 +20,14 @@ uint32_t *follow_no_ends(const sluice_model *model) {
     return mask;
 }
 
-int follow_open(struct follow *f, const struct format *format, int32_t n_tokens, struct err *err) {
+int follow_open(struct follow *f, const struct format *format, int32_t n_tokens,
+                struct matcher_budget *budget, struct err *err) {
     *f = (struct follow){
         .open = -1, .close = -1, .call = -1, .n_words = div_up((uint32_t)n_tokens, 32)};
     if (!format)
         return SLUICE_OK;
     f->mask = calloc(f->n_words + 1ul, sizeof *f->mask);
-    return f->mask ? matcher_open(&f->matcher, format->grammar, format->texts, err)
+    return f->mask ? matcher_open(&f->matcher, format->grammar, format->texts, budget, err)
                    : err_memory(err, "a mask");
 }
 

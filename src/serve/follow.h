@@ -33,8 +33,10 @@ enum follow_kind {
 /* The mask of all tokens that do not end an answer; NULL: memory ran out. To free. */
 uint32_t *follow_no_ends(const sluice_model *model);
 
-/* Follows nothing where format is NULL. *f is set; follow_close in any case. */
-int follow_open(struct follow *f, const struct format *format, int32_t n_tokens, struct err *err);
+/* Follows nothing where format is NULL. *f is set; follow_close in any case. The budget is
+ * matcher_open's. */
+int follow_open(struct follow *f, const struct format *format, int32_t n_tokens,
+                struct matcher_budget *budget, struct err *err);
 void follow_close(struct follow *f);
 
 /* Sets is_thinking and may_open by what the prompt has of thinking last: begun, over, or nothing,

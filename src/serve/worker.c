@@ -629,7 +629,7 @@ static int prepare_choice(const struct worker *w, struct job *job, uint32_t i, s
     struct job_choice *c = &job->choices[i];
     const struct job_thinking *t = &job->thinking;
     *c = (struct job_choice){.job = job, .number = i};
-    int status = follow_open(&c->follow, job->format, w->n_tokens, err);
+    int status = follow_open(&c->follow, job->format, w->n_tokens, &job->budget, err);
     c->follow.open = t->open;
     c->follow.close = t->close;
     c->follow.may_open = t->may_open;
@@ -651,6 +651,7 @@ static int prepare(const struct worker *w, struct job *job, struct err *err) {
         return err_memory(err, "a request");
     }
     int status = SLUICE_OK;
+    matcher_budget_begin(&job->budget, min_u32(job->n_choices, w->sequences));
     for (uint32_t i = 0; !status && i < job->n_choices; i++)
         status = prepare_choice(w, job, i, err);
     if (status)

@@ -100,6 +100,7 @@ struct job {
     uint32_t n_started; /* prompts that the scheduler has or had */
     uint32_t n_slots;   /* answers that it counts for: those of the prompts that run or wait */
     uint64_t *requests; /* of the scheduler, 0: none; one a prompt, one a choice that goes on */
+    struct matcher_budget budget; /* of what all its answers follow */
     bool is_touched;
 };
 

@@ -34,7 +34,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t size) {
         CHECK(!g && err.code < 0 && err.text[0]);
         return 0;
     }
-    if (matcher_open(&m, g, tokens_all(), &err))
+    if (matcher_open(&m, g, tokens_all(), NULL, &err))
         CHECK(!m && err.code == SLUICE_ERR_UNSUPPORTED && err.text[0]);
     else
         follow(m, bytes, size);

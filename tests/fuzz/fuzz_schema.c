@@ -9,7 +9,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t size);
 static void follow(const struct grammar *g, const uint8_t *bytes, size_t size) {
     struct matcher *m;
     struct err err = {0};
-    if (matcher_open(&m, g, tokens_all(), &err)) {
+    if (matcher_open(&m, g, tokens_all(), NULL, &err)) {
         CHECK(err.code == SLUICE_ERR_UNSUPPORTED);
         return;
     }

@@ -64,7 +64,7 @@ static json_t *walk(const struct grammar *g, const struct token_texts *t) {
     struct matcher *m;
     static char text[MOST * 8 + 1];
     size_t n = 0;
-    if (matcher_open(&m, g, t, NULL))
+    if (matcher_open(&m, g, t, NULL, NULL))
         return json_null();
     for (uint32_t step = 0; step < MOST; step++) {
         int32_t token = choose(m, t, step);
@@ -83,7 +83,7 @@ static json_t *walk(const struct grammar *g, const struct token_texts *t) {
 
 static bool takes(const struct grammar *g, const struct token_texts *t, const char *text) {
     struct matcher *m;
-    bool is_ok = !matcher_open(&m, g, t, NULL);
+    bool is_ok = !matcher_open(&m, g, t, NULL, NULL);
     for (; *text && is_ok; text++)
         is_ok = matcher_accept(m, (uint8_t)*text);
     is_ok = is_ok && matcher_may_end(m);
