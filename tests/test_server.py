@@ -910,6 +910,10 @@ def test_thinking_with_real_templates():
             for turn in (message, {"role": "assistant", "content": "Hi."}):  # templates strip what was thought; clients may too
                 usage_2 = s.chat([*FOX, turn, {"role": "user", "content": "And?"}], max_tokens=4)["usage"]
                 assert usage_2["prompt_tokens_details"]["cached_tokens"] >= usage["total_tokens"] - 2, (usage, usage_2)
+            for switch in ({"enable_thinking": False}, {"reasoning_effort": "none"}, {"enable_thinking": True}, {"chat_template_kwargs": {"mood": 1}}):
+                turns = [*FOX, message, {"role": "user", "content": "And?"}]  # the turns before stay as they were
+                usage_2 = s.chat(turns, max_tokens=4, **switch)["usage"]
+                assert usage_2["prompt_tokens_details"]["cached_tokens"] >= usage["total_tokens"] - 2, (switch, usage, usage_2)
             at_once = s.chat(**{**extra, "thinking_budget": 0}, max_tokens=40)["choices"][0]["message"]
             assert at_once["content"] == "Hi." and len(at_once.get("reasoning_content") or "") < len(thought), at_once
             pieces = [c.choices[0].delta.model_dump() for c in openai_client(s).chat.completions.create(
@@ -930,6 +934,21 @@ def test_thinking_with_real_templates():
             for choice in ("auto", "required", "none"):
                 usage_2 = s.chat(turns, **fields, tool_choice=choice, max_tokens=4)["usage"]
                 assert usage_2["prompt_tokens_details"]["cached_tokens"] >= usage["total_tokens"] - 2, (name, choice, usage, usage_2)
+
+
+def test_other_variables_are_no_replay():
+    """What was read with a variable that the template writes is not taken for what another value gives."""
+    template = "{{ mood or 'glad' }}{% for m in messages %}{{ m.role }}: {{ m.content }}{{ eos_token }}{% endfor %}{% if add_generation_prompt %}assistant:{% endif %}"
+    with own("--chat-template", template) as s:
+        moods = [{}, {"chat_template_kwargs": {"mood": "sad"}}]
+        answer = s.chat(**mouth("Hi."))["choices"][0]["message"]
+        turns = [*FOX, answer, {"role": "user", "content": "And?"}]
+        for fields, mood in zip(moods, ("glad", "sad")):
+            tokens = s.request("POST", "/tokenize", {"messages": turns, **fields})[2]["tokens"]
+            text = s.request("POST", "/detokenize", {"tokens": tokens})[2]["content"]
+            assert text.strip().startswith(mood) and "Hi." in text, text
+        used = [s.chat(turns, **fields)["usage"]["prompt_tokens_details"]["cached_tokens"] for fields in moods]
+        assert used[0] > 8 > used[1], used
 
 
 def cosine(a, b):

@@ -210,40 +210,40 @@ TEST(serve_fields_name_what_is_wrong) {
 
 TEST(serve_replay_keeps_the_newest_and_finds_by_what_was_said) {
     struct store *r = store_open(40000);
-    struct hash128 start = replay_start(NULL, NULL), name;
+    struct hash128 start = replay_start(NULL), name;
     int32_t tokens[1000] = {1, 2, 3};
-    size_t n = 0;
+    struct replayed found, some = {tokens, 3, json_pack("{s:b}", "enable_thinking", 0)};
+    const struct replayed many = {tokens, 1000, NULL};
     json_t *a = json_pack("{s:s, s:s, s:s}", "role", "assistant", "content", "hi", "refusal", "x");
     json_t *b = json_pack("{s:s, s:s}", "content", "hi", "role", "assistant");
     json_t *c = json_pack("{s:s, s:s}", "role", "assistant", "content", "hi!");
     EXPECT(hash128_equal(replay_add(start, a), replay_add(start, b)));
     EXPECT(!hash128_equal(replay_add(start, a), replay_add(start, c)));
-    replay_put(r, replay_add(start, a), tokens, 3);
-    int32_t *found = replay_get(r, replay_add(start, b), &n);
-    EXPECT(found && n == 3 && found[2] == 3);
-    free(found);
-    EXPECT(replay_get(r, replay_add(start, c), &n) == NULL);
+    replay_put(r, replay_add(start, a), &some);
+    EXPECT(replay_get(r, replay_add(start, b), &found));
+    EXPECT(found.n == 3 && found.tokens[2] == 3 && json_equal(found.variables, some.variables));
+    replayed_free(&found);
+    EXPECT(!replay_get(r, replay_add(start, c), &found));
     name = start;
     for (int i = 0; i < 50; i++) {
         name = replay_add(name, c);
-        replay_put(r, name, tokens, 1000);
-        replay_put(r, name, tokens, 1000);
+        replay_put(r, name, &many);
+        replay_put(r, name, &many);
     }
-    found = replay_get(r, name, &n);
-    EXPECT(found && n == 1000);
-    free(found);
-    EXPECT(replay_get(r, replay_add(start, a), &n) == NULL); /* the oldest went */
-    EXPECT(store_drop(r, name) && !store_drop(r, name) && !replay_get(r, name, &n));
+    EXPECT(replay_get(r, name, &found) && found.n == 1000 && !found.variables);
+    replayed_free(&found);
+    EXPECT(!replay_get(r, replay_add(start, a), &found)); /* the oldest went */
+    EXPECT(store_drop(r, name) && !store_drop(r, name) && !replay_get(r, name, &found));
     char *much = calloc(1, 50000);
     store_put(r, start, much, 50000); /* more than there may be: the others stay */
     free(much);
-    EXPECT(!replay_get(r, start, &n));
+    EXPECT(!replay_get(r, start, &found));
     name = start;
     for (int i = 0; i < 49; i++)
         name = replay_add(name, c);
-    found = replay_get(r, name, &n);
-    EXPECT(found && n == 1000);
-    free(found);
+    EXPECT(replay_get(r, name, &found) && found.n == 1000);
+    replayed_free(&found);
+    json_decref(some.variables);
     store_close(r);
     json_decref(a);
     json_decref(b);

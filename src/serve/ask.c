@@ -540,10 +540,11 @@ static int add_prompt(struct ask *ask, const struct ask_model *m, struct ids ids
     return status;
 }
 
-/* The first n messages as tokens, to free. */
+/* The first n messages as tokens, to free. The variables may be NULL. */
 static int encode_messages(const struct ask *ask, const struct ask_model *m, size_t n,
-                           bool with_answer, struct ids *out, struct err *err) {
-    json_t *request = ask->variables ? json_deep_copy(ask->variables) : json_object();
+                           const json_t *variables, bool with_answer, struct ids *out,
+                           struct err *err) {
+    json_t *request = variables ? json_deep_copy(variables) : json_object();
     json_t *messages = json_array();
     for (size_t i = 0; i < n; i++)
         json_array_append(messages, json_array_get(ask->messages, i));
@@ -587,25 +588,45 @@ static size_t find_end(const struct ask_model *m, const struct ids *ids, size_t 
     return i;
 }
 
+static bool are_equal(const struct ids *a, const struct ids *b) {
+    return a->n == b->n && memcmp(a->at, b->at, a->n * sizeof *a->at) == 0;
+}
+
+/* Whether the messages, which are `as_asked` with the variables of the ask, would be the same with
+ * those that the kept tokens were made with. */
+static bool is_same_with(const struct ask *ask, const struct ask_model *m, size_t n_messages,
+                         const struct replayed *kept, const struct ids *as_asked) {
+    struct err ignored;
+    struct ids ids;
+    bool has_none = json_object_size(kept->variables) + json_object_size(ask->variables) == 0;
+    if (has_none || json_equal(kept->variables, ask->variables))
+        return true;
+    if (encode_messages(ask, m, n_messages, kept->variables, false, &ids, &ignored))
+        return false;
+    bool is_same = are_equal(&ids, as_asked);
+    free(ids.at);
+    return is_same;
+}
+
 /* Replaces the beginning of the prompt, up to the end of an answer that is kept, by the tokens that
  * were sampled. An end token closes every answer, and no message can write one: so the answer's end
  * is found by their number in the conversation up to it. */
 static void splice(const struct ask *ask, const struct ask_model *m, size_t n_messages,
-                   const struct ids *kept, struct ids *prompt) {
+                   const struct replayed *kept, struct ids *prompt) {
     struct err ignored;
     struct ids before;
-    if (encode_messages(ask, m, n_messages, false, &before, &ignored))
+    if (encode_messages(ask, m, n_messages, ask->variables, false, &before, &ignored))
         return;
     size_t n_ends = count_ends(m, &before);
     size_t end = n_ends > 0 ? find_end(m, prompt, n_ends) : prompt->n;
     size_t n = kept->n + prompt->n - end;
+    bool is_good =
+        end < prompt->n && n < m->context && is_same_with(ask, m, n_messages, kept, &before);
     free(before.at);
-    if (end == prompt->n || n >= m->context)
-        return;
-    int32_t *at = malloc(n * sizeof *at);
+    int32_t *at = is_good ? malloc(n * sizeof *at) : NULL;
     if (!at)
         return;
-    memcpy(at, kept->at, kept->n * sizeof *at);
+    memcpy(at, kept->tokens, kept->n * sizeof *at);
     memcpy(at + kept->n, prompt->at + end, (prompt->n - end) * sizeof *at);
     free(prompt->at);
     prompt->at = at;
@@ -614,47 +635,44 @@ static void splice(const struct ask *ask, const struct ask_model *m, size_t n_me
 
 /* Of the first n messages. */
 static struct hash128 name_of(const struct ask *ask, size_t n) {
-    struct hash128 name = replay_start(ask->hides_tools ? NULL : ask->tools, ask->variables);
+    struct hash128 name = replay_start(ask->hides_tools ? NULL : ask->tools);
     for (size_t i = 0; i < n; i++)
         name = replay_add(name, json_array_get(ask->messages, i));
     return name;
 }
 
-int32_t *ask_kept(const struct ask *ask, struct store *replay, size_t *n_messages, size_t *n) {
+size_t ask_kept(const struct ask *ask, struct store *replay, struct replayed *out) {
     struct hash128 name = name_of(ask, 0);
-    int32_t *kept = NULL;
+    size_t n_messages = 0;
+    *out = (struct replayed){0};
     for (size_t i = 0; i < json_array_size(ask->messages); i++) {
         const json_t *message = json_array_get(ask->messages, i);
         const char *role = json_string_value(json_object_get(message, "role"));
-        size_t n_found;
+        struct replayed found;
         name = replay_add(name, message);
-        int32_t *found =
-            role && strcmp(role, "assistant") == 0 ? replay_get(replay, name, &n_found) : NULL;
-        if (!found)
+        if (!role || strcmp(role, "assistant") != 0 || !replay_get(replay, name, &found))
             continue;
-        free(kept);
-        kept = found;
-        *n = n_found;
-        *n_messages = i + 1;
+        replayed_free(out);
+        *out = found;
+        n_messages = i + 1;
     }
-    return kept;
+    return n_messages;
 }
 
-void ask_keep(const struct ask *ask, struct store *replay, size_t n_messages, const int32_t *tokens,
-              size_t n) {
-    replay_put(replay, name_of(ask, n_messages), tokens, n);
+void ask_keep(const struct ask *ask, struct store *replay, size_t n_messages,
+              const struct replayed *kept) {
+    replay_put(replay, name_of(ask, n_messages), kept);
 }
 
 /* The longest beginning of the conversation whose last answer is kept. */
 static void replay_answers(struct ask *ask, const struct ask_model *m, struct store *replay,
                            struct ids *prompt) {
-    size_t n_kept = 0;
-    struct ids kept = {0};
+    struct replayed kept;
     ask->name = name_of(ask, json_array_size(ask->messages));
-    kept.at = ask_kept(ask, replay, &n_kept, &kept.n);
-    if (kept.at)
-        splice(ask, m, n_kept, &kept, prompt);
-    free(kept.at);
+    size_t n_messages = ask_kept(ask, replay, &kept);
+    if (n_messages > 0)
+        splice(ask, m, n_messages, &kept, prompt);
+    replayed_free(&kept);
 }
 
 static void look_for_thinking(struct ask *ask, const struct ask_model *m,
@@ -726,7 +744,8 @@ int ask_encode(struct ask *ask, const struct ask_model *m, struct store *replay,
     struct ids prompt;
     if (ask->continues_last)
         continue_last(ask);
-    int status = encode_messages(ask, m, json_array_size(ask->messages), true, &prompt, err);
+    int status =
+        encode_messages(ask, m, json_array_size(ask->messages), ask->variables, true, &prompt, err);
     if (status)
         return status;
     replay_answers(ask, m, replay, &prompt);

@@ -121,11 +121,11 @@ void ask_read_tools(struct ask *ask, struct fields *f, const json_t *tools);
 /* The tokens of the conversation; those of earlier answers as they were sampled, where `replay` has
  * them. SLUICE_ERR_ARGUMENT: the template does not take it, or it is longer than the context. */
 int ask_encode(struct ask *ask, const struct ask_model *m, struct store *replay, struct err *err);
-/* The tokens of the longest beginning of the conversation whose last answer is in `replay`, of so
- * many messages, to free; NULL: there is none. And keeps such tokens, for ask_encode to find. */
-int32_t *ask_kept(const struct ask *ask, struct store *replay, size_t *n_messages, size_t *n);
-void ask_keep(const struct ask *ask, struct store *replay, size_t n_messages, const int32_t *tokens,
-              size_t n);
+/* The longest beginning of the conversation whose last answer is in `replay`, of so many messages,
+ * to free; 0: there is none. And keeps such a beginning, for ask_encode to find. */
+size_t ask_kept(const struct ask *ask, struct store *replay, struct replayed *out);
+void ask_keep(const struct ask *ask, struct store *replay, size_t n_messages,
+              const struct replayed *kept);
 /* One more prompt, of a text (with control tokens and what the model wants around it, or with
  * sluice_encode's flags as given) or of ids. */
 int ask_add_text(struct ask *ask, const struct ask_model *m, struct str text, struct err *err);

@@ -1,6 +1,7 @@
 /* replay.c - answers as they were sampled, to be found again in the next turn. */
 #include "serve/replay.h"
 
+#include <stdlib.h>
 #include <string.h>
 
 static int hash_piece(const char *at, size_t n, void *user) {
@@ -14,11 +15,10 @@ static void hash_json(struct hash *h, const json_t *value) {
     hash_add(h, "", 1);
 }
 
-struct hash128 replay_start(const json_t *tools, const json_t *variables) {
+struct hash128 replay_start(const json_t *tools) {
     struct hash h;
     hash_begin(&h);
     hash_json(&h, tools);
-    hash_json(&h, variables);
     return hash128_end(&h);
 }
 
@@ -47,13 +47,38 @@ struct hash128 replay_add(struct hash128 before, const json_t *message) {
     return hash128_end(&h);
 }
 
-void replay_put(struct store *s, struct hash128 name, const int32_t *tokens, size_t n) {
-    store_put(s, name, tokens, n * sizeof *tokens);
+/* The tokens, then the variables as text, then the number of tokens. */
+void replay_put(struct store *s, struct hash128 name, const struct replayed *r) {
+    char *text = r->variables ? json_dumps(r->variables, JSON_COMPACT) : NULL;
+    size_t n_text = text ? strlen(text) : 0, n_bytes = r->n * sizeof *r->tokens;
+    char *all = malloc(n_bytes + n_text + sizeof r->n);
+    if (all && r->n > 0 && (text || !r->variables)) {
+        memcpy(all, r->tokens, n_bytes);
+        if (n_text > 0)
+            memcpy(all + n_bytes, text, n_text);
+        memcpy(all + n_bytes + n_text, &r->n, sizeof r->n);
+        store_put(s, name, all, n_bytes + n_text + sizeof r->n);
+    }
+    free(all);
+    free(text);
 }
 
-int32_t *replay_get(struct store *s, struct hash128 name, size_t *n) {
-    size_t n_bytes = 0;
-    int32_t *tokens = store_get(s, name, &n_bytes);
-    *n = n_bytes / sizeof *tokens;
-    return tokens;
+bool replay_get(struct store *s, struct hash128 name, struct replayed *out) {
+    size_t n_all = 0;
+    *out = (struct replayed){0};
+    char *all = store_get(s, name, &n_all);
+    if (!all)
+        return false;
+    memcpy(&out->n, all + n_all - sizeof out->n, sizeof out->n);
+    size_t n_bytes = out->n * sizeof *out->tokens, n_text = n_all - n_bytes - sizeof out->n;
+    out->tokens = (int32_t *)(void *)all;
+    if (n_text > 0 && !(out->variables = json_loadb(all + n_bytes, n_text, 0, NULL)))
+        replayed_free(out); /* memory ran out */
+    return out->tokens != NULL;
+}
+
+void replayed_free(struct replayed *r) {
+    free(r->tokens);
+    json_decref(r->variables);
+    *r = (struct replayed){0};
 }

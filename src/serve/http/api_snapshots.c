@@ -1,11 +1,13 @@
 /* api_snapshots.c - conversations kept under an id: /v1/snapshots, and the field `snapshot`.
  *
- *   {"messages": [...], "tools": [...], "tokens": [...], "covers": N, "vocabulary": HASH}
+ *   {"messages": [...], "tools": [...], "tokens": [...], "variables": {...}, "covers": N,
+ *    "vocabulary": HASH}
  *
  * What a model has read of a conversation is the engine's to keep, in memory and in --cache-dir,
  * and is found by its tokens. So a snapshot is the conversation and the tokens of its first
- * `covers` messages as they were sampled: with these a later request, of a later process too,
- * begins with what the engine has kept of it, and reads again what it has not. */
+ * `covers` messages as they were sampled, with the template's variables then: with these a later
+ * request, of a later process too, begins with what the engine has kept of it, and reads again what
+ * it has not. */
 #include <stdio.h>
 
 #include "serve/http/openai.h"
@@ -37,14 +39,16 @@ static json_t *tokens_json(const int32_t *tokens, size_t n) {
 }
 
 static json_t *snapshot_of(const struct server *s, const struct ask *ask) {
-    size_t n_messages = 0, n = 0;
-    int32_t *tokens = ask_kept(ask, s->replay, &n_messages, &n);
+    struct replayed kept;
+    size_t n_messages = ask_kept(ask, s->replay, &kept);
     json_t *out = json_pack("{s:O, s:o, s:I, s:o}", "messages", ask->messages, "tokens",
-                            tokens_json(tokens, n), "covers", (json_int_t)n_messages, "vocabulary",
-                            vocabulary_json(&s->model));
+                            tokens_json(kept.tokens, kept.n), "covers", (json_int_t)n_messages,
+                            "vocabulary", vocabulary_json(&s->model));
     if (ask->tools)
         json_object_set(out, "tools", ask->tools);
-    free(tokens);
+    if (kept.variables)
+        json_object_set(out, "variables", kept.variables);
+    replayed_free(&kept);
     return out;
 }
 
@@ -78,6 +82,7 @@ static void replay(const struct server *s, const struct ask *ask, const json_t *
     json_int_t covers = json_integer_value(json_object_get(snapshot, "covers"));
     size_t n = json_array_size(list);
     json_t *vocabulary = vocabulary_json(&s->model);
+    json_t *variables = json_object_get(snapshot, "variables");
     int32_t *tokens = json_equal(vocabulary, json_object_get(snapshot, "vocabulary")) && n > 0
                           ? malloc(n * sizeof *tokens)
                           : NULL;
@@ -88,7 +93,7 @@ static void replay(const struct server *s, const struct ask *ask, const json_t *
         tokens[i] = (int32_t)token;
     }
     if (is_good)
-        ask_keep(ask, s->replay, (size_t)covers, tokens, n);
+        ask_keep(ask, s->replay, (size_t)covers, &(struct replayed){tokens, n, variables});
     json_decref(vocabulary);
     free(tokens);
 }

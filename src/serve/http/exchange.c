@@ -394,8 +394,8 @@ static void remember(struct exchange *x, const struct answer *a) {
         memcpy(tokens, p->tokens, p->n * sizeof *tokens);
         if (a->n_tokens)
             memcpy(tokens + p->n, a->tokens, a->n_tokens * sizeof *tokens);
-        replay_put(x->server->replay, replay_add(x->ask->name, message), tokens,
-                   p->n + a->n_tokens);
+        replay_put(x->server->replay, replay_add(x->ask->name, message),
+                   &(struct replayed){tokens, p->n + a->n_tokens, x->ask->variables});
     }
     json_decref(message);
     free(tokens);
