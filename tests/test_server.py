@@ -757,6 +757,31 @@ def test_responses_are_stored():
         assert s.request("GET", path)[0] == 404, path
 
 
+def test_responses_input_items():
+    s = server()
+    c = openai_client(s)
+    call = {"type": "function_call", "call_id": "c1", "name": "weather", "arguments": '{"city":"Rome"}'}
+    given = [{"role": "user", "content": "Rome?"}, {"role": "assistant", "content": "I look."}, call, {"type": "function_call_output", "call_id": "c1", "output": "wet"}]
+    first = c.responses.create(model="m", input=given, max_output_tokens=8, temperature=0, instructions="Be kind.")
+    second = c.responses.create(model="m", input="And \U0001f98a?", max_output_tokens=8, previous_response_id=first.id)
+    kinds = ["message", "message", "function_call", "function_call_output", "message", "message"]
+    for limit in (None, 1, 2, 6, 100):  # the client asks for page after page
+        items = list(c.responses.input_items.list(second.id, order="asc", **({"limit": limit} if limit else {})))
+        assert [i.type for i in items] == kinds and len({i.id for i in items}) == 6, items
+        assert [(i.role, i.content[0].type, i.content[0].text) for i in items if i.type == "message"] == [
+            ("user", "input_text", "Rome?"), ("assistant", "output_text", "I look."), ("assistant", "output_text", first.output_text),
+            ("user", "input_text", "And \U0001f98a?")], items
+        assert (items[2].name, items[2].arguments, items[2].call_id, items[3].output, items[3].call_id) == ("weather", '{"city":"Rome"}', "c1", "wet", "c1")
+        assert [i.id for i in c.responses.input_items.list(second.id, **({"limit": limit} if limit else {}))] == [i.id for i in items][::-1]
+    path = f"/v1/responses/{first.id}/input_items"
+    assert len(s.request("GET", path)[2]["data"]) == 4 and not s.request("GET", path)[2]["has_more"]
+    for query, words in (("limit=0", "limit is 0, expected 1 to 100"), ("limit=x", "limit is x"), ("limit=101", "limit is 101"), ("limit=" + "9" * 50, "limit is ?"),
+                         ("order=up", "order is up"), ("after=msg_1", "after is msg_1, expected the id of an item"), ("after=" + "%ff" * 200, "after is ?")):
+        status, _, body = s.request("GET", f"{path}?{query}")
+        assert status == 400 and words in body["error"]["message"], body
+    assert s.request("GET", "/v1/responses/resp_never/input_items")[0] == 404 and s.request("POST", path, {})[0] == 405
+
+
 def test_responses_errors():
     s = server()
     for fields, words, param in (({}, "input is nothing", "input"), ({"input": []}, "input is empty", "input"), ({"input": [3]}, "input[0] is a number", "input"),

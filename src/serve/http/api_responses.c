@@ -88,6 +88,112 @@ void openai_response_delete(struct exchange *x) {
         refuse_unknown(x);
 }
 
+/* ---- what a stored response was given ---------------------------------------------------------
+ */
+
+/* Its id says which it is, so that a list can go on after it: items are not stored as such. */
+static void add_input(json_t *items, const char *response, const char *prefix, json_t *item) {
+    char id[96];
+    const char *rest = strchr(response, '_');
+    snprintf(id, sizeof id, "%s_%s_%zu", prefix, rest ? rest + 1 : response,
+             json_array_size(items));
+    json_object_set_new(item, "id", json_string(id));
+    json_object_set_new(item, "status", json_string("completed"));
+    json_array_append_new(items, item);
+}
+
+static json_t *call_item(const json_t *call) {
+    const json_t *function = json_object_get(call, "function");
+    json_t *arguments = json_object_get(function, "arguments");
+    char *text = json_is_string(arguments) ? NULL : json_dumps(arguments, JSON_COMPACT);
+    json_t *item = json_pack("{s:s, s:s, s:O*, s:o*}", "type", "function_call", "call_id",
+                             json_text_of(call, "id") ? json_text_of(call, "id") : "", "name",
+                             json_object_get(function, "name"), "arguments",
+                             text ? json_string(text) : json_incref(arguments));
+    free(text);
+    return item;
+}
+
+/* A message is an item, and so are the calls in it. */
+static void add_turn(json_t *items, const char *response, json_t *turn) {
+    const char *role = json_text_of(turn, "role"), *id = json_text_of(turn, "tool_call_id");
+    json_t *content = json_object_get(turn, "content"), *call;
+    bool is_answer = role && strcmp(role, "assistant") == 0;
+    size_t i;
+    if (role && strcmp(role, "tool") == 0)
+        add_input(items, response, "fco",
+                  json_pack("{s:s, s:s, s:O*}", "type", "function_call_output", "call_id",
+                            id ? id : "", "output", content));
+    else if (!is_answer || json_string_length(content) > 0)
+        add_input(items, response, "msg",
+                  json_pack("{s:s, s:s*, s:[{s:s, s:O*}]}", "type", "message", "role", role,
+                            "content", "type", is_answer ? "output_text" : "input_text", "text",
+                            content));
+    json_array_foreach(json_object_get(turn, "tool_calls"), i, call) {
+        add_input(items, response, "fc", call_item(call));
+    }
+}
+
+/* All but the answer, which is the last turn; in the order that is asked for. */
+static json_t *input_items(const char *response, const json_t *turns, bool newest_first) {
+    json_t *items = json_array(), *turned = newest_first ? json_array() : NULL;
+    for (size_t i = 0; i + 1 < json_array_size(turns); i++)
+        add_turn(items, response, json_array_get(turns, i));
+    if (!newest_first)
+        return items;
+    for (size_t i = json_array_size(items); i > 0; i--)
+        json_array_append(turned, json_array_get(items, i - 1));
+    json_decref(items);
+    return turned;
+}
+
+/* The place after the item of that id; 0: there is none. */
+static size_t place_after(const json_t *items, const char *id) {
+    json_t *item;
+    size_t i;
+    json_array_foreach(items, i, item) {
+        const char *its = json_text_of(item, "id");
+        if (its && strcmp(its, id) == 0)
+            return i + 1;
+    }
+    return 0;
+}
+
+static json_t *page_of(const json_t *items, size_t from, size_t most) {
+    size_t n = json_array_size(items);
+    json_t *data = json_array();
+    for (size_t i = from; i < n && i - from < most; i++)
+        json_array_append(data, json_array_get(items, i));
+    size_t n_data = json_array_size(data);
+    json_t *first = json_object_get(json_array_get(data, 0), "id");
+    json_t *last = n_data > 0 ? json_object_get(json_array_get(data, n_data - 1), "id") : NULL;
+    return json_pack("{s:s, s:o, s:O?, s:O?, s:b}", "object", "list", "data", data, "first_id",
+                     first, "last_id", last, "has_more", from + n_data < n);
+}
+
+void openai_response_input(struct exchange *x) {
+    enum { MOST = 100, USUAL = 20 };
+    const struct listing *l = &x->listing;
+    char *end = NULL;
+    long most = *l->limit ? strtol(l->limit, &end, 10) : USUAL;
+    bool is_rising = strcmp(l->order, "asc") == 0;
+    json_t *stored = find_stored(x->server, x->name);
+    json_t *items = input_items(x->name, json_object_get(stored, "turns"), !is_rising);
+    size_t from = place_after(items, l->after);
+    if (!stored)
+        refuse_unknown(x);
+    else if ((end && *end) || most < 1 || most > MOST)
+        exchange_refuse(x, 400, "limit", "limit is %s, expected 1 to %d", l->limit, MOST);
+    else if (*l->order && !is_rising && strcmp(l->order, "desc") != 0)
+        exchange_refuse(x, 400, "order", "order is %s, expected asc or desc", l->order);
+    else if (*l->after && from == 0)
+        exchange_refuse(x, 400, "after", "after is %s, expected the id of an item", l->after);
+    else
+        exchange_reply(x, 200, page_of(items, from, (size_t)most));
+    json_decref(items);
+    json_decref(stored);
+}
+
 /* ---- input ------------------------------------------------------------------------------------
  */
 

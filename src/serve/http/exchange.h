@@ -34,6 +34,12 @@ struct style {
 
 enum reply { REPLY_NONE, REPLY_WHOLE, REPLY_STREAM };
 
+/* What a query says of the part of a list that is wanted: "after=ID&limit=N&order=asc". "": nothing
+ * of it, "?": too much to be right. */
+struct listing {
+    char after[96], limit[8], order[8];
+};
+
 struct exchange {
     struct server *server;
     struct MHD_Connection *connection; /* NULL: completed */
@@ -44,7 +50,8 @@ struct exchange {
     char id[32], method[12], *path;
     char allowed[ROUTE_ALLOWED];    /* methods that the path takes, where it does not this one */
     char name[SNAPSHOT_MAX_ID + 1]; /* the id in the path; "": its route has none */
-    double arrived;                 /* seconds_now */
+    struct listing listing;
+    double arrived; /* seconds_now */
     time_t created;
     struct buffer body;
     bool is_too_long, is_handled;

@@ -54,6 +54,19 @@ static void refuse_until_started(struct exchange *x) {
         exchange_refuse(x, 503, NULL, "the model is loading");
 }
 
+static void copy_argument(const struct exchange *x, const char *name, char *out, size_t size) {
+    const char *value = MHD_lookup_connection_value(x->connection, MHD_GET_ARGUMENT_KIND, name);
+    snprintf(out, size, "%s", !value ? "" : strlen(value) < size ? value : "?");
+}
+
+/* A thread of the reader, where some handlers run, cannot look at the connection. */
+static void copy_listing(struct exchange *x) {
+    struct listing *l = &x->listing;
+    copy_argument(x, "after", l->after, sizeof l->after);
+    copy_argument(x, "limit", l->limit, sizeof l->limit);
+    copy_argument(x, "order", l->order, sizeof l->order);
+}
+
 /* The headers are there. False: the request is answered already. */
 static bool admit(struct exchange *x) {
     const struct server *s = x->server;
@@ -66,6 +79,7 @@ static bool admit(struct exchange *x) {
         x->api = API_ANTHROPIC; /* its clients list models, too */
     if (!guard_admits(x))
         return false;
+    copy_listing(x);
     if (strcmp(x->method, "OPTIONS") == 0 && s->options.n_cors > 0)
         exchange_reply_text(x, 204, NULL, STR(""));
     else if (!x->route && *x->allowed)
