@@ -1675,6 +1675,20 @@ def test_long_snapshots_hold_nobody_up():
         assert answers == [400] * 8, answers
 
 
+def test_costly_schemas_hold_nobody_up():
+    """A schema of alternatives in an allOf takes long to find too large; others are answered before. It waits where long requests do."""
+    schema = {"allOf": [{"anyOf": [{"minimum": i * 60 + j} for j in range(60)]} for i in range(40)]}
+    body = json.dumps({"messages": FOX, "response_format": {"type": "json_schema", "json_schema": {"schema": schema}}})
+    assert len(body) < 1 << 16
+    with own("--max-body", "4M", "-c", 512) as s, contextlib.ExitStack() as stack:
+        for _ in range(2):
+            c = stack.enter_context(contextlib.closing(s.connect()))
+            c.request("POST", CHAT, json.dumps({"messages": [{"role": "user", "content": "A fox. " * (3_900_000 // 7)}]}))
+        answers = ask_at_once(s, [(CHAT, body), (CHAT, body.replace("allOf", "\\u0061llOf"))] * 6)
+        assert answers == [400] * 12, answers
+        assert "the schema is too large" in s.request("POST", CHAT, body)[2]["error"]["message"]
+
+
 def test_requests_that_are_long_as_json():
     """A body full of {} takes 80 times its length: such a one is refused before it is read, and what it took is given back."""
     with own("--max-body", "2M") as s:

@@ -37,13 +37,13 @@ static void leave(struct exchange *x) {
     (void)x;
 }
 
-/* One with millions of parts is freed by the reader: it takes up to a second. */
+/* One with millions of parts is freed in the background: it takes up to a second. */
 void exchange_release(struct exchange *x) {
     if (atomic_fetch_sub(&x->refs, 1) > 1)
         return;
     bool is_first = !x->is_left;
     x->is_left = true;
-    if (is_first && x->is_long && reader_run(x->server->reader, x, leave))
+    if (is_first && x->is_long && background_run(x->server->background, x, leave))
         return;
     x->server->tree_bytes -= x->tree_bytes;
     for (uint32_t i = 0; i < x->n_answers; i++)
@@ -342,7 +342,7 @@ static bool is_gone(struct exchange *x) {
 }
 
 void exchange_read(struct exchange *x) {
-    if (reader_is_stopped(x->server->reader))
+    if (background_is_stopped(x->server->background))
         exchange_refuse(x, 503, NULL, "the server is shutting down");
     else if (is_gone(x))
         exchange_refuse(x, 400, NULL, "the client is gone"); /* which nobody hears */
@@ -517,7 +517,7 @@ void exchange_write(struct exchange *x) {
     x->has_ended = true;
     bool is_long = is_long_response(x);
     x->is_long |= is_long;
-    if (!is_long || !reader_run(x->server->reader, x, end))
+    if (!is_long || !background_run(x->server->background, x, end))
         end(x);
 }
 

@@ -57,7 +57,7 @@ struct exchange {
     bool is_too_long, is_handled;
     bool is_crowded;                       /* there are too many long bodies already */
     bool is_long;                          /* it, or its response, has many parts */
-    struct exchange *next_long;            /* with the reader, under its lock */
+    struct exchange *next_long;            /* with the background, under its lock */
     void (*long_task)(struct exchange *x); /* what it does there */
     bool is_left;                          /* nobody else refers to it */
     size_t tree_bytes;                     /* of its body as JSON, about */
@@ -128,7 +128,7 @@ json_t *exchange_reuse(const struct sluice_reuse *reuse);
 struct exchange *exchange_open(struct server *server, struct MHD_Connection *connection,
                                const char *method, const char *path);
 void exchange_release(struct exchange *x); /* one reference */
-/* Its route handles it, in a thread of the reader. */
+/* Its route handles it, in the background. */
 void exchange_read(struct exchange *x);
 /* New tokens and ends become text; the writer's thread. */
 void exchange_write(struct exchange *x);

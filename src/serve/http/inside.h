@@ -2,9 +2,9 @@
 #ifndef SERVE_HTTP_INSIDE_H
 #define SERVE_HTTP_INSIDE_H
 
+#include "serve/http/background.h"
 #include "serve/http/exchange.h"
 #include "serve/http/peers.h"
-#include "serve/http/reader.h"
 #include "serve/http/writer.h"
 
 struct server {
@@ -17,7 +17,7 @@ struct server {
     struct snapshots *snapshots;
     struct worker *worker;
     struct writer *writer;
-    struct reader *reader;
+    struct background *background;
     atomic_size_t body_bytes; /* of all requests that are there */
     atomic_size_t tree_bytes; /* of all as JSON, about */
     struct peers *peers;

@@ -59,7 +59,7 @@ static void copy_argument(const struct exchange *x, const char *name, char *out,
     snprintf(out, size, "%s", !value ? "" : strlen(value) < size ? value : "?");
 }
 
-/* A thread of the reader, where some handlers run, cannot look at the connection. */
+/* A thread in the background, where some handlers run, cannot look at the connection. */
 static void copy_listing(struct exchange *x) {
     struct listing *l = &x->listing;
     copy_argument(x, "after", l->after, sizeof l->after);
@@ -105,7 +105,7 @@ static void take_body(struct exchange *x, const char *data, size_t n) {
     struct server *s = x->server;
     size_t most = s->options.body_bytes, length = x->body.len + n;
     x->is_too_long |= length > most;
-    x->is_crowded |= length > READER_LONG && s->body_bytes + n > MOST_BODIES * most;
+    x->is_crowded |= length > BACKGROUND_BYTES && s->body_bytes + n > MOST_BODIES * most;
     if (x->is_too_long || x->is_crowded || !buffer_add(&x->body, data, n)) {
         exchange_drop_body(x);
         x->is_crowded |= !x->is_too_long;
@@ -114,11 +114,11 @@ static void take_body(struct exchange *x, const char *data, size_t n) {
     s->body_bytes += n;
 }
 
-/* Whether it may take longer than milliseconds: by its length, or that of what it may name, be it
- * in escapes. */
+/* Whether it may take longer than milliseconds: by its length, that of what it may name, or as a
+ * schema that multiplies alternatives, be they named in escapes. */
 static bool is_slow(const struct exchange *x) {
-    static const char *const signs[] = {"snapshot", "previous_response_id", "\\u00"};
-    bool is = x->body.len > READER_LONG || *x->name ||
+    static const char *const signs[] = {"snapshot", "previous_response_id", "allOf", "\\u00"};
+    bool is = x->body.len > BACKGROUND_BYTES || *x->name ||
               strcmp(x->route->path, "/v1/snapshots") == 0; /* a file is written */
     for (size_t i = 0; !is && i < sizeof signs / sizeof *signs; i++)
         is = x->body.len && memmem(x->body.at, x->body.len, signs[i], strlen(signs[i]));
@@ -136,8 +136,8 @@ static enum MHD_Result handle(struct exchange *x) {
     else if (is_new && x->is_crowded)
         exchange_refuse(x, 429, NULL, "too many long requests are read already");
     else if (is_new && is_slow(x)) {
-        x->is_long = x->body.len > READER_LONG;
-        if (!reader_run(s->reader, x, exchange_read))
+        x->is_long = x->body.len > BACKGROUND_BYTES;
+        if (!background_run(s->background, x, exchange_read))
             exchange_read(x); /* which refuses it */
     } else if (is_new)
         x->route->handle(x);
@@ -397,7 +397,7 @@ int server_open(struct server **out, const struct server_options *options, struc
     if (!status)
         status = writer_open(&s->writer, err);
     if (!status)
-        status = reader_open(&s->reader, err);
+        status = background_open(&s->background, err);
     if (!status)
         status = peers_open(&s->peers, options->idle_seconds, err);
     if (!status)
@@ -447,7 +447,7 @@ void server_close(struct server *s) {
         return;
     if (s->daemon)
         server_drain(s, 0);
-    reader_stop(s->reader);
+    background_stop(s->background);
     worker_stop(s->worker);
     writer_close(s->writer);
     if (s->daemon) {
@@ -457,7 +457,7 @@ void server_close(struct server *s) {
         close(s->listener);
     }
     worker_close(s->worker);
-    reader_close(s->reader);
+    background_close(s->background);
     peers_close(s->peers);
     if (s->has_unlink)
         unlink(s->options.unix_path);
