@@ -784,11 +784,11 @@ def test_responses_input_items():
 
 def test_responses_errors():
     s = server()
-    for fields, words, param in (({}, "input is nothing", "input"), ({"input": []}, "input is empty", "input"), ({"input": [3]}, "input[0] is a number", "input"),
+    for fields, words, param in (({}, "input is missing", "input"), ({"input": []}, "input is empty", "input"), ({"input": [3]}, "input[0] is a number", "input"),
                                  ({"input": [{"type": "computer_call"}]}, "input[0] is of type computer_call", "input"),
                                  ({"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}]}, "type input_image", "input"),
                                  ({"input": [{"type": "function_call", "name": "x"}]}, "input[0]: a function_call has no", "input"),
-                                 ({"input": "x", "tools": [{"type": "web_search"}]}, "tools[0] is of type web_search", "tools"),
+                                 ({"input": "x", "tools": [{"type": "web_search"}]}, "tools[0].type is web_search", "tools"),
                                  ({"input": "x", "text": {"format": {"type": "xml"}}}, "text.format.type is 'xml'", "text"),
                                  ({"input": "x", "text": {"format": {"type": "json_schema", "schema": {"type": "no"}}}}, "text: ", "text"),
                                  ({"input": "x", "background": True}, "background is true", "background"),
@@ -1007,7 +1007,7 @@ def test_embeddings_of_texts():
     e = o.embed(model="m", input=texts)
     assert [list(v) for v in e.embeddings] == [d.embedding for d in plain.data] and e.prompt_eval_count == r.usage.prompt_tokens
     assert list(o.embeddings(model="m", prompt=texts[1]).embedding) == plain.data[1].embedding
-    for fields, words, param in (({}, "input is nothing", "input"), ({"input": []}, "input is empty", "input"), ({"input": ""}, "no tokens", "input"),
+    for fields, words, param in (({}, "input is missing", "input"), ({"input": []}, "input is empty", "input"), ({"input": ""}, "no tokens", "input"),
                                  ({"input": ["a", 3]}, "input has a number", "input"), ({"input": "x", "dimensions": 513}, "dimensions is 513", "dimensions"),
                                  ({"input": "x", "dimensions": 0}, "dimensions is 0", "dimensions"),
                                  ({"input": "x", "encoding_format": "hex"}, "encoding_format is 'hex'", "encoding_format"),
@@ -1129,6 +1129,7 @@ def test_anthropic_errors():
     for fields, words in ((dict(extra_body={"temperature": "hot"}), "temperature is a string"), (dict(max_tokens=0), "max_tokens is 0"),
                           (dict(messages=[{"role": "user", "content": [{"type": "image", "source": {}}]}]), "type image"),
                           (dict(messages=[{"role": "robot", "content": "x"}]), "role is 'robot'"), (dict(messages=[]), "messages is empty"),
+                          (dict(messages=[{"content": "x"}]), "messages[0].role is missing, expected user or assistant"),
                           (dict(tools=[{"name": "x"}]), "tools[0]"), (dict(stop_sequences=3), "stop_sequences is a number")):
         try:
             c.messages.create(**{"model": "m", "messages": FOX, "max_tokens": 5, **fields})
@@ -1269,7 +1270,7 @@ def test_snapshots():
                 ("GET", "/v1/snapshots/damaged", None, 404, "no snapshot damaged"), ("POST", "/v1/snapshots/hostile/restore", {}, 400, "messages[0] is a number"),
                 ("GET", "/v1/snapshots/link", None, 404, "no snapshot"), ("GET", "/v1/snapshots/..%2ffox-2", None, 404, "there is no"),
                 ("POST", "/v1/snapshots/never/fork", {}, 404, "no snapshot never"), ("POST", "/v1/snapshots/fox-2/fork", {"id": "../x"}, 400, "id is '../x'"),
-                ("POST", "/v1/snapshots", {"id": "a/b", "messages": turns}, 400, "id is 'a/b'"), ("POST", "/v1/snapshots", {"id": "x"}, 400, "messages is not there"),
+                ("POST", "/v1/snapshots", {"id": "a/b", "messages": turns}, 400, "id is 'a/b'"), ("POST", "/v1/snapshots", {"id": "x"}, 400, "messages is missing"),
                 ("POST", "/v1/snapshots", {"id": "", "messages": turns}, 400, "id is ''"), ("DELETE", "/v1/snapshots", None, 405, "takes POST, GET, HEAD, not DELETE"),
                 ("POST", "/v1/chat/completions", {"messages": turns, "snapshot": "../../etc/passwd"}, 400, "no snapshot"),
                 ("POST", "/v1/chat/completions", {"messages": turns, "snapshot": 3}, 400, "snapshot is a number"),
@@ -1390,7 +1391,7 @@ def test_page_files():
 def test_bodies_that_are_no_request():
     s = server()
     for body, words in ((b"", "cannot be read as JSON"), (b"[]", "an array"), (b"{", "cannot be read as JSON"), (b"\xff\xfe", "cannot be read as JSON"), (b'{"a":1,"a":2}', "cannot be read as JSON"),
-                        (b'"x"', "a string"), (b"{}", "messages is not there"), (b"[" * 100000, "cannot be read as JSON"),
+                        (b'"x"', "a string"), (b"{}", "messages is missing"), (b"[" * 100000, "cannot be read as JSON"),
                         (b'{"messages": {"a": 1}}', "messages is an object"), (b'{"messages": [3]}', "messages[0] is a number")):
         status, _, answer = s.request("POST", "/v1/chat/completions", body)
         assert status == 400 and words in answer["error"]["message"], (body[:20], answer)

@@ -480,7 +480,7 @@ void ask_read_messages(struct ask *ask, struct fields *f, const json_t *messages
     }
     if (json_array_size(messages) == 0)
         fields_refuse(f, "messages", "messages is %s, expected an array with a message",
-                      messages ? "empty" : "not there");
+                      messages ? "empty" : "missing");
 }
 
 json_t *ask_tool(const char *name, const char *description, json_t *parameters) {

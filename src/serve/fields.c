@@ -16,7 +16,7 @@ const char *json_kind(const json_t *value) {
         [JSON_INTEGER] = "a number", [JSON_REAL] = "a number",  [JSON_TRUE] = "true",
         [JSON_FALSE] = "false",      [JSON_NULL] = "null",
     };
-    return value ? kinds[json_typeof(value)] : "nothing";
+    return value ? kinds[json_typeof(value)] : "missing";
 }
 
 int fields_refuse(struct fields *f, const char *name, const char *format, ...) {

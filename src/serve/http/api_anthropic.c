@@ -88,8 +88,9 @@ static void read_message(struct fields *f, json_t *to, const json_t *message, si
     snprintf(t.where, sizeof t.where, "messages[%zu]", number);
     if (!role || (strcmp(role, "user") != 0 && strcmp(role, "assistant") != 0 &&
                   strcmp(role, "system") != 0))
-        fields_refuse(f, "messages", "%s.role is '%.40s', expected user or assistant", t.where,
-                      role ? role : json_kind(json_object_get(message, "role")));
+        fields_refuse(f, "messages", "%s.role is %s%.40s%s, expected user or assistant", t.where,
+                      role ? "'" : "", role ? role : json_kind(json_object_get(message, "role")),
+                      role ? "'" : "");
     else if (json_is_string(content))
         buffer_add(&t.text, json_string_value(content), json_string_length(content));
     else if (!json_is_array(content))
@@ -124,7 +125,7 @@ static void read_messages(struct ask *ask, struct fields *f) {
     }
     if (json_array_size(messages) == 0)
         fields_refuse(f, "messages", "messages is %s, expected an array with a message",
-                      messages ? "empty" : "not there");
+                      messages ? "empty" : "missing");
 }
 
 /* ---- what else is asked -----------------------------------------------------------------------
@@ -361,7 +362,7 @@ void anthropic_messages(struct exchange *x) {
     read_all(ask, &f, &x->server->model);
     fields_int(&f, "max_tokens", 1, INT32_MAX, &ask->most);
     if (!f.wrong && ask->most < 0)
-        fields_refuse(&f, "max_tokens", "max_tokens is not there, expected a number");
+        fields_refuse(&f, "max_tokens", "max_tokens is missing, expected a number");
     exchange_converse(x, ask, &f, &anthropic_style);
 }
 

@@ -103,7 +103,7 @@ void own_detokenize(struct exchange *x) {
         return;
     fields_array(&f, "tokens", &list);
     if (!f.wrong && !list)
-        fields_refuse(&f, "tokens", "tokens is not there, expected an array");
+        fields_refuse(&f, "tokens", "tokens is missing, expected an array");
     if (!f.wrong && ask_read_ids(m, "tokens", list, &tokens, &err))
         fields_refuse(&f, "tokens", "%s", err.text);
     if (f.wrong) {

@@ -345,7 +345,7 @@ static void read_tools(struct ask *ask, struct fields *f) {
     json_array_foreach(tools, i, tool) {
         const char *type = json_text_of(tool, "type"), *name = json_text_of(tool, "name");
         if (!type || strcmp(type, "function") != 0)
-            fields_refuse(f, "tools", "tools[%zu] is of type %.40s, expected function", i,
+            fields_refuse(f, "tools", "tools[%zu].type is %.40s, expected function", i,
                           type ? type : json_kind(json_object_get(tool, "type")));
         json_array_append_new(out, ask_tool(name, json_text_of(tool, "description"),
                                             json_object_get(tool, "parameters")));
