@@ -109,7 +109,7 @@ static int settle(struct backend *b, struct err *err) {
                 .function = logs->settle,
                 .launch = {.kernel = SETTLE_KERNEL,
                            .grid = {tiles, n_layers, n_cells},
-                           .threads = DELTA_LOG_WARPS * 32},
+                           .threads = DELTA_WARPS * 32},
             };
             status = cuda_run_node(b, &node, false, err);
         }

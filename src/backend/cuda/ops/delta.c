@@ -152,7 +152,8 @@ static void plan_log(struct recorder *r, const struct op_delta *d, struct delta_
     uint32_t cells = min_u32(slots, p->n_cells);
     if (r->b->capability < 90 || !p->blocks_per_tile ||
         DELTA_WARPS * p->decode_tiling.columns != DELTA_LOG_TILE || p->max_rows < DELTA_LOG_ROWS ||
-        cells < DELTA_LOG_CELLS || (uint64_t)p->n_cells * p->conv_width * p->channels > INT32_MAX)
+        cells < DELTA_LOG_CELLS || p->n_cells * p->state_stride > UINT32_MAX ||
+        p->max_rows * p->in_stride > UINT32_MAX)
         return;
     const struct cuda_log *log =
         recorder_log(r, &d->state, p->value_heads * p->decode_tiling.tiles, cells);
@@ -241,7 +242,7 @@ static int record_batch(struct recorder *r, const struct op_delta *d) {
         struct cuda_launch log = {
             .kernel = "delta_log",
             .grid = {p.blocks_per_tile * p.value_heads * p.decode_tiling.tiles, 1, 1},
-            .threads = (DELTA_LOG_WARPS + 1) * 32,
+            .threads = DELTA_WARPS * 32,
             .shared = DELTA_LOG_SHARED,
         };
         return recorder_launch(r, &log, &p, sizeof p);

@@ -32,7 +32,6 @@ enum {
     DELTA_LOG_CELLS = 8,       /* and the fewest sequences */
     DELTA_LOG_KEY = 128,       /* shapes that have one: values of a key, */
     DELTA_LOG_TILE = 64,       /* columns of a head tile */
-    DELTA_LOG_WARPS = 8,       /* that compute it */
     DELTA_LOG_VECTORS = (DELTA_LOG_KEY + DELTA_LOG_TILE + 4) / 4, /* 16 bytes, of an entry */
     DELTA_LOG_FLOATS = 4 * DELTA_LOG_VECTORS,
     DELTA_CONV_WARPS = 8,  /* of a block of delta_conv */
@@ -46,12 +45,11 @@ enum {
 #define DELTA_SCAN_STAGE_BYTES(columns, key)                                                       \
     (DELTA_SCAN_ROWS * (2 * (key) + DELTA_WARPS * (columns) + 8) * 4)
 
-/* Of delta_log: two stages of a state and its log; q, k and v of three jobs, norms of two; jobs;
- * four mbarriers. */
+/* Of delta_log: two states, three logs, q, k and v of three jobs, norms of two; jobs. */
 #define DELTA_LOG_SHARED                                                                           \
-    (2 * 4 * (DELTA_LOG_TILE * DELTA_LOG_KEY + DELTA_LOG_ENTRIES * DELTA_LOG_FLOATS) +             \
-     3 * 4 * (2 * DELTA_LOG_KEY + DELTA_LOG_TILE) + 2 * 16 +                                       \
-     DELTA_TILE_JOBS * DELTA_TILE_JOB_BYTES + 4 * 8)
+    (4 * (2 * DELTA_LOG_TILE * DELTA_LOG_KEY + 3 * DELTA_LOG_ENTRIES * DELTA_LOG_FLOATS +          \
+          3 * (2 * DELTA_LOG_KEY + DELTA_LOG_TILE) + 2 * 4) +                                      \
+     DELTA_TILE_JOBS * DELTA_TILE_JOB_BYTES)
 
 /* What a row's q and k of a key head give the rule: 1 / (|q| sqrt(dk)), 1 / |k|, and q . k with
  * both applied. */
