@@ -108,7 +108,7 @@ template <int ROWS>
 static __device__ __forceinline__ struct wide_division divide_step(const struct wide_params &p,
                                                                    uint32_t n_rows) {
     uint32_t row_blocks = (n_rows + ROWS - 1) / ROWS, tiles = 0, best = UINT32_MAX;
-    struct wide_division d = {};
+    struct wide_division d = {.rows = n_rows};
     for (uint32_t i = 0; i < p.n_segments; i++)
         tiles += row_blocks * count_tiles(p, p.segments[i].n);
     d.whole = tiles - tiles % gridDim.x;
@@ -126,16 +126,17 @@ static __device__ __forceinline__ struct wide_division *division(void) {
 
 /* As values that the compiler knows to be the same in all lanes: see multiply_tile. */
 static __device__ __forceinline__ struct wide_division load_division(void) {
-    return {warp_uniform(division()->whole), warp_uniform(division()->cut)};
+    return {warp_uniform(division()->rows), warp_uniform(division()->whole),
+            warp_uniform(division()->cut)};
 }
 
 /* The t-th tile of the step, or part of one: whole tiles, then parts. Row blocks first, so that
  * thread blocks that run together share weights. */
 template <int ROWS>
 static __device__ __forceinline__ bool find_tile(const struct wide_params &p, uint32_t t,
-                                                 uint32_t n_rows, struct wide_tile &out) {
+                                                 struct wide_tile &out) {
     struct wide_division d = load_division();
-    uint32_t row_blocks = (n_rows + ROWS - 1) / ROWS, whole = d.whole;
+    uint32_t row_blocks = (d.rows + ROWS - 1) / ROWS, whole = d.whole;
     uint32_t first = 0, cut = t < whole ? (uint32_t)WIDE_UNCUT : d.cut;
     out.part = t - whole;
     t = t < whole ? t : out.part;
@@ -423,81 +424,124 @@ static __device__ __forceinline__ void add_splits_before(float (&v)[ROWS / 2], u
     }
 }
 
-/* Values of a thread that are added up at once, as float4s. */
-template <int ROWS> constexpr int COMBINED = ROWS / 8 < 8 ? ROWS / 8 : 8;
-
-template <int N>
-static __device__ __forceinline__ void load_part(float4 (&v)[N], const float4 *from) {
-#pragma unroll
-    for (int i = 0; i < N; i++)
-        v[i] = __ldcg(from + i * (WIDE_N * 2));
-}
-
-/* The sums of a tile's parts in their order: K blocks of a split, then splits. */
-template <int N>
-static __device__ __forceinline__ void add_parts(const struct project_segment &s, uint32_t parts,
-                                                 const float4 *from, uint64_t step, float *v) {
-    bool is_by_kblocks = parts != s.splits;
-    uint32_t split = 0, left_of_split = is_by_kblocks ? task_kblocks(s, 0) : 1;
-    float sum[4 * N];
-    float4 next[N];
-#pragma unroll
-    for (int i = 0; i < 4 * N; i++)
-        v[i] = sum[i] = 0;
-    load_part<N>(next, from);
-#pragma unroll 1
-    while (parts) {
-        float4 w[N];
-#pragma unroll
-        for (int i = 0; i < N; i++)
-            w[i] = next[i];
-        from += step;
-        if (--parts)
-            load_part<N>(next, from);
-#pragma unroll
-        for (int i = 0; i < N; i++) {
-            sum[4 * i] = __fadd_rn(sum[4 * i], w[i].x);
-            sum[4 * i + 1] = __fadd_rn(sum[4 * i + 1], w[i].y);
-            sum[4 * i + 2] = __fadd_rn(sum[4 * i + 2], w[i].z);
-            sum[4 * i + 3] = __fadd_rn(sum[4 * i + 3], w[i].w);
-        }
-        if (--left_of_split)
-            continue;
-        left_of_split = is_by_kblocks ? task_kblocks(s, ++split) : 1;
-#pragma unroll
-        for (int i = 0; i < 4 * N; i++)
-            v[i] = __fadd_rn(v[i], sum[i]), sum[i] = 0;
-    }
-}
-
-/* A part's sums to the workspace; the last thread block of the tile's adds all, in order, and has
- * them in v. */
+/* A part's sums to the workspace, 16 bytes of 8 rows of activations at a time (an octet). */
 template <int ROWS>
-static __device__ __forceinline__ bool
-combine_parts(const struct wide_params &p, const struct wide_tile &t, float (&v)[ROWS / 2]) {
+static __device__ __forceinline__ void
+store_sums(const struct wide_params &p, const struct wide_tile &t, const float (&v)[ROWS / 2]) {
     constexpr uint32_t THREADS = WIDE_N * 2, PART = ROWS / 8 * THREADS;
-    const struct project_segment &s = p.segments[t.segment];
-    float4 *first = (float4 *)p.partials + (uint64_t)t.part * PART + threadIdx.x;
-    uint64_t step = (uint64_t)t.part_step * PART;
-    float4 *own = first + t.own_part * step;
+    float4 *own = (float4 *)p.partials +
+                  ((uint64_t)t.part + (uint64_t)t.own_part * t.part_step) * PART + threadIdx.x;
 #pragma unroll
     for (int i = 0; i < ROWS / 8; i++)
-        own[i * THREADS] = make_float4(v[4 * i], v[4 * i + 1], v[4 * i + 2], v[4 * i + 3]);
-    uint32_t at = shared_base() + WIDE_LAST, *last = (uint32_t *)__cvta_shared_to_generic(at);
+        __stcg(own + i * THREADS, make_float4(v[4 * i], v[4 * i + 1], v[4 * i + 2], v[4 * i + 3]));
     any_barrier_sync(1, THREADS);
-    if (threadIdx.x == 0) {
-        uint32_t before = atomic_inc_acq_rel_gpu(p.arrivals + t.shared);
-        *last = before == t.parts - 1;
-        if (*last)
-            p.arrivals[t.shared] = 0;
+    if (threadIdx.x == 0)
+        atomic_inc_acq_rel_gpu(p.arrivals + t.shared);
+}
+
+/* Where a thread's values of an octet belong. */
+template <int TYPE, int ROWS> struct octet_place {
+    uint32_t row; /* first of the octet */
+    struct thread_place own;
+
+    __device__ __forceinline__ octet_place(const struct wide_tile &t, uint32_t octet)
+        : own(volatile_thread()) {
+        row = t.row_block * ROWS + octet * 8;
+        if constexpr (IS_ALL_INT8<TYPE, ROWS>) { /* a warpgroup has half of the rows */
+            uint32_t thread = volatile_thread(), upper = octet / (ROWS / 16);
+            row += (thread / 128) * (ROWS / 2) - upper * (ROWS / 2);
+            own = thread_place(thread % 128 + upper * 128);
+        }
     }
-    any_barrier_sync(1, THREADS);
-    if (!warp_uniform(*last))
-        return false;
+};
+
+/* The sums of a tile's parts in their order, K blocks of a split, then splits; v: of octets
+ * `first`, first + parts, ... */
+template <int N, int ROWS>
+static __device__ __forceinline__ void add_parts(const struct wide_params &p,
+                                                 const struct wide_tile &t, uint32_t first,
+                                                 float (&v)[N][4]) {
+    constexpr uint32_t THREADS = WIDE_N * 2, PART = ROWS / 8 * THREADS;
+    constexpr int AHEAD = 4;
+    const struct project_segment &s = p.segments[t.segment];
+    bool is_by_kblocks = t.parts != s.splits;
+    uint32_t split = 0, left_of_split = is_by_kblocks ? task_kblocks(s, 0) : 1;
+    const float4 *from = (const float4 *)p.partials + (uint64_t)t.part * PART + threadIdx.x;
+    uint64_t step = (uint64_t)t.part_step * PART;
+    float sum[N][4];
 #pragma unroll
-    for (int i = 0; i < ROWS / 8; i += COMBINED<ROWS>)
-        add_parts<COMBINED<ROWS>>(s, warp_uniform(t.parts), first + i * THREADS, step, v + 4 * i);
-    return true;
+    for (int i = 0; i < 4 * N; i++)
+        v[i / 4][i % 4] = sum[i / 4][i % 4] = 0;
+#pragma unroll 1
+    for (uint32_t part = 0; part < t.parts; part += AHEAD, from += AHEAD * step) {
+        float4 w[AHEAD][N];
+#pragma unroll
+        for (int a = 0; a < AHEAD; a++)
+#pragma unroll
+            for (int i = 0; i < N; i++) {
+                uint32_t octet = first + i * t.parts;
+                w[a][i] = make_float4(0, 0, 0, 0);
+                if (part + a < t.parts && octet < ROWS / 8)
+                    w[a][i] = __ldcg(from + a * step + octet * THREADS);
+            }
+#pragma unroll
+        for (int a = 0; a < AHEAD; a++) {
+            if (part + a >= t.parts)
+                break;
+#pragma unroll
+            for (int i = 0; i < N; i++) {
+                sum[i][0] = __fadd_rn(sum[i][0], w[a][i].x);
+                sum[i][1] = __fadd_rn(sum[i][1], w[a][i].y);
+                sum[i][2] = __fadd_rn(sum[i][2], w[a][i].z);
+                sum[i][3] = __fadd_rn(sum[i][3], w[a][i].w);
+            }
+            if (--left_of_split)
+                continue;
+            left_of_split = is_by_kblocks ? task_kblocks(s, ++split) : 1;
+#pragma unroll
+            for (int i = 0; i < 4 * N; i++) {
+                v[i / 4][i % 4] = __fadd_rn(v[i / 4][i % 4], sum[i / 4][i % 4]);
+                sum[i / 4][i % 4] = 0;
+            }
+        }
+    }
+}
+
+/* The octets of a cut tile that are this thread block's: of every `parts` one. */
+template <int TYPE, int ROWS>
+static __device__ __forceinline__ void combine_tile(const struct wide_params &p,
+                                                    const struct wide_tile &t, uint32_t n_rows) {
+    constexpr int N = 4;
+    if (threadIdx.x == 0)
+        while (ld_acquire(p.arrivals + t.shared) < t.parts)
+            ;
+    any_barrier_sync(1, WIDE_N * 2);
+#pragma unroll 1
+    for (uint32_t first = t.own_part; first < ROWS / 8; first += N * t.parts) {
+        float v[N][4];
+        add_parts<N, ROWS>(p, t, first, v);
+#pragma unroll
+        for (int i = 0; i < N; i++) {
+            uint32_t octet = first + i * t.parts;
+            const octet_place<TYPE, ROWS> at(t, octet);
+            if (octet < ROWS / 8)
+                store_rows<8, whole_tile>(p, t, n_rows, at.row, at.own, v[i]);
+        }
+    }
+    /* The last to leave sets the counter back. */
+    any_barrier_sync(1, WIDE_N * 2);
+    if (threadIdx.x == 0 && atomic_inc_acq_rel_gpu(p.arrivals + t.shared) == 2 * t.parts - 1)
+        p.arrivals[t.shared] = 0;
+}
+
+/* When a thread block has stored the sums of all its parts: nobody waits for one who waits. */
+template <int TYPE, int ROWS>
+static __device__ __forceinline__ void combine_tiles(const struct wide_params &p) {
+    struct wide_tile t;
+#pragma unroll 1
+    for (uint32_t i = load_division().whole + blockIdx.x; find_tile<ROWS>(p, i, t); i += gridDim.x)
+        if (t.parts > 1)
+            combine_tile<TYPE, ROWS>(p, t, count_rows(p.io, p.in));
 }
 
 /* The sums of tile number `index`, which is found again: keeping it costs spills. The same in all
@@ -508,9 +552,11 @@ static __device__ __forceinline__ void finish_tile(const struct wide_params &p, 
                                                    float (&v)[ROWS / 2]) {
     struct wide_tile t;
     uint32_t n_rows = count_rows(p.io, p.in);
-    find_tile<ROWS>(p, warp_uniform(index), n_rows, t);
-    if (warp_uniform(t.parts) > 1 && !combine_parts<ROWS>(p, t, v))
+    find_tile<ROWS>(p, warp_uniform(index), t);
+    if (warp_uniform(t.parts) > 1) {
+        store_sums<ROWS>(p, t, v);
         return;
+    }
     if constexpr (IS_ALL_INT8<TYPE, ROWS>) { /* a warpgroup has half of the rows */
         uint32_t thread = volatile_thread(), half = warp_uniform(thread / 128);
         uint32_t first = t.row_block * ROWS + half * (ROWS / 2);
@@ -559,32 +605,31 @@ static __device__ __forceinline__ void multiply_tile(const struct wide_params &p
 }
 
 template <int TYPE, int ROWS>
-static __device__ __forceinline__ void multiply_tiles(const struct wide_params &p,
-                                                      uint32_t n_rows) {
+static __device__ __forceinline__ void multiply_tiles(const struct wide_params &p) {
     struct pipeline pipe = {0, 0};
     struct wide_tile t;
 #pragma unroll 1
-    for (uint32_t i = blockIdx.x; find_tile<ROWS>(p, i, n_rows, t); i += gridDim.x)
+    for (uint32_t i = blockIdx.x; find_tile<ROWS>(p, i, t); i += gridDim.x)
         multiply_tile<TYPE, ROWS>(p, t, i, pipe);
+    combine_tiles<TYPE, ROWS>(p);
 }
 
 template <int TYPE, int ROWS>
-static __device__ __forceinline__ void copy_tiles(const struct wide_params &p, uint32_t n_rows,
-                                                  uint32_t n_early) {
+static __device__ __forceinline__ void copy_tiles(const struct wide_params &p, uint32_t n_early) {
     struct pipeline pipe = {0, 0};
     struct wide_tile t;
 #pragma unroll 1
-    for (uint32_t i = blockIdx.x; find_tile<ROWS>(p, i, n_rows, t); i += gridDim.x, n_early = 0)
+    for (uint32_t i = blockIdx.x; find_tile<ROWS>(p, i, t); i += gridDim.x, n_early = 0)
         copy_tile<TYPE, ROWS, false>(p, t, pipe, n_early);
 }
 
-/* Where the bucket is a single block of rows, which tile is a thread block's first is known before
- * pdl_wait, and its first weights are copied. Returns the groups. */
+/* Of small buckets, which tile is a thread block's first is known before pdl_wait, and its first
+ * weights are copied. Returns the groups. */
 template <int TYPE, int ROWS>
 static __device__ __forceinline__ uint32_t copy_early(const struct wide_params &p) {
     struct pipeline pipe = {0, 0};
     struct wide_tile t;
-    if (!p.is_early || !find_tile<ROWS>(p, blockIdx.x, ROWS, t))
+    if (!p.early_rows || !find_tile<ROWS>(p, blockIdx.x, t))
         return 0;
     uint32_t groups = (t.end_kblock - t.first_kblock) * kblock_groups<TYPE>(p.segments[t.segment]);
     uint32_t n = min(groups, p.stages);
@@ -601,25 +646,24 @@ static __device__ __forceinline__ void project_wide(const struct wide_params &p)
             mbarrier_init(shared_base() + 64 + i * 8, 8);  /* empty: the multiplying warps */
         }
         mbarrier_init_fence();
-        if (p.is_early)
-            *division() = divide_step<ROWS>(p, ROWS);
+        if (p.early_rows)
+            *division() = divide_step<ROWS>(p, p.early_rows);
     }
-    if (p.is_early)
+    if (p.early_rows)
         __syncthreads();
-    uint32_t n_early = ROWS == 64 && threadIdx.x >= 256 ? copy_early<TYPE, ROWS>(p) : 0;
+    uint32_t n_early = threadIdx.x >= 256 ? copy_early<TYPE, ROWS>(p) : 0;
     pdl_wait(p.io);
-    uint32_t n_rows = count_rows(p.io, p.in);
-    if (!p.is_early) {
+    if (!p.early_rows) {
         if (threadIdx.x == 0)
-            *division() = divide_step<ROWS>(p, n_rows);
+            *division() = divide_step<ROWS>(p, count_rows(p.io, p.in));
         __syncthreads();
     }
     if (threadIdx.x >= 256) {
         setmaxnreg_dec<24>();
-        copy_tiles<TYPE, ROWS>(p, n_rows, n_early);
+        copy_tiles<TYPE, ROWS>(p, n_early);
     } else {
         setmaxnreg_inc<240>();
-        multiply_tiles<TYPE, ROWS>(p, n_rows);
+        multiply_tiles<TYPE, ROWS>(p);
     }
 }
 

@@ -13,6 +13,7 @@ enum {
     GROUP_128 = 25,         /* time of a group of columns of a tile of 128 rows, and of one of 64 */
     GROUP_64 = 17,
     Q8_128_FROM = 256,   /* rows of a bucket, from which tiles of Q8_0 have 128 */
+    EARLY_ROWS = 128,    /* largest bucket whose first weights are copied before pdl_wait */
     PARTS_PER_BLOCK = 4, /* of tiles that thread blocks share: their sums go through memory */
 };
 
@@ -141,7 +142,8 @@ static int record_product(struct recorder *r, const struct wide_op *op, uint32_t
     w.n_segments = p->epilogue == EPILOGUE_SWIGLU ? 1 : w.n_segments;
     uint32_t rows = choose_rows(&w, p, type, r->n_sms);
     uint32_t splits = max_splits > 1 ? rows * WIDE_N * 4 : 0;
-    w.is_early = rows == 64 && p->row_limit <= rows && !p->in.is_lm_head;
+    if (p->row_limit <= EARLY_ROWS && !p->in.is_lm_head)
+        w.early_rows = p->row_limit;
     w.max_parts = PARTS_PER_BLOCK * r->n_sms;
     w.partials = recorder_work(r, (uint64_t)w.max_parts * rows * WIDE_N * 4);
     w.arrivals = recorder_counters(r, r->n_sms);

@@ -38,7 +38,6 @@ enum {
     WIDE_ROW_STEP = 128,   /* qact's rows are a multiple of it */
     WIDE_STAGES_AT = 1024, /* offset of the stages in shared memory, after the mbarriers */
     WIDE_MAX_STAGES = 6,
-    WIDE_LAST = 128,         /* offset in shared memory: whether this block is a tile's last */
     WIDE_DIVISION = 136,     /* likewise: struct wide_division */
     WIDE_CUT_COST = 8,       /* of adding up the parts of tiles, in groups of 128 columns */
     WIDE_F32_COLUMNS = 1024, /* that project_wide_f32 has in shared memory at once */
@@ -66,17 +65,20 @@ struct wide_params {
     uint32_t stages, stage_bytes;
     uint32_t splits_at; /* offset in shared memory: sums of the K splits before */
     uint32_t max_parts; /* of tiles that thread blocks share, in all */
-    uint32_t is_early;  /* the first weights are copied before pdl_wait */
+    /* Not 0: the first weights are copied before pdl_wait, and tiles are made for so many rows. */
+    uint32_t early_rows;
     float *partials;    /* (part, four values, thread, value) */
-    uint32_t *arrivals; /* a tile that is shared; 0 between two steps */
+    uint32_t *arrivals; /* at a tile that is cut: its parts, then who has added; 0 between steps */
     struct project_segment segments[PROJECT_SEGMENTS]; /* of one type */
 };
 
 /* How a step's tiles are divided: as many as make whole rounds of all thread blocks are a block's,
- * the rest are cut into parts of K, if that is faster: the last block of a tile adds its parts. */
+ * the rest are cut into parts of K, if that is faster. The blocks that have multiplied a tile's
+ * parts add them, some rows each. */
 enum wide_cut { WIDE_UNCUT, WIDE_BY_SPLITS, WIDE_BY_KBLOCKS };
 
 struct wide_division {
+    uint32_t rows;  /* that tiles are made for: of the step, or the bucket's */
     uint32_t whole; /* tiles */
     uint32_t cut;   /* enum wide_cut, of the others */
 };
