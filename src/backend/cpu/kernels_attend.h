@@ -9,7 +9,8 @@
  *
  * Few queries (one row of a step) meet f16 and f32 where they lie, so that a split is read once and
  * nothing is written. For more, or other types, keys and then values are decoded into split->tile,
- * keys in the order of the vectors.
+ * keys in the order of the vectors. Where vectors hold several positions, f16 keys for few queries
+ * are put into that order as they are (V_TURN).
  *
  * Included by each kernels_<set>.c after kernels_f32.h or kernels_decode.h, which first defines
  *   V_FUSED(a, b, c)   a b + c, rounded once
@@ -20,14 +21,20 @@
  *   V_ADDEND(c, x)     optional: V_SET(c) for a sum with a product of x
  *   V_WEIGHTS          four weights of a query: V_LOAD_WEIGHTS(p), V_WEIGHT(w, i) a vector of one
  *   ATTEND_ROWS        queries whose sums stay in registers: 3 or 5
+ *   V_TURN(from, row, to)   optional, where LANES > 4: LANES f16 values of ATTEND_PARTS keys, `row`
+ *                      bytes apart, to LANES / 4 vectors of QK's order, 8 LANES bytes apart
  *   ATTEND_ONE         optional: a header with its own tiles, and code for the queries of one row
  * and gets attend_split. */
 
 enum {
     ATTEND_PARTS = LANES / 4,        /* positions of a vector */
     ATTEND_BLOCK = 4 * ATTEND_PARTS, /* positions of a tile of QK */
-    ATTEND_DIRECT = ATTEND_ROWS,     /* so many queries meet the cache where it lies */
-    ATTEND_CHUNKS = 16 / LANES,      /* vectors of the sixteen chains of a sum */
+#ifdef V_TURN
+    ATTEND_DIRECT = 4 * ATTEND_ROWS, /* so many queries meet f16 where it lies */
+#else
+    ATTEND_DIRECT = ATTEND_ROWS,
+#endif
+    ATTEND_CHUNKS = 16 / LANES, /* vectors of the sixteen chains of a sum */
 };
 
 #if ATTEND_ROWS > 3
@@ -52,6 +59,7 @@ struct attend_keys {
 struct attend_values {
     const uint8_t *at;
     size_t row, vector; /* bytes to the next position, and to the next vector of values */
+    ptrdiff_t ahead;    /* to what is fetched meanwhile; 0: nothing */
 };
 
 #ifdef ATTEND_ONE
@@ -120,6 +128,36 @@ static TARGET void attend_decode_keys(const struct attend_split *s, const uint8_
             memcpy(to, row + 4 * i, 4 * sizeof *to);
     }
 }
+
+#ifdef V_TURN
+/* While p is read, what follows soon comes into L1, and what follows in time into L2. */
+F32_INLINE void attend_fetch(const uint8_t *p, size_t soon, ptrdiff_t in_time) {
+    _mm_prefetch((const char *)p + soon, _MM_HINT_T0);
+    _mm_prefetch((const char *)p + in_time, _MM_HINT_T1);
+}
+
+/* f16 keys from position `begin` to `end`, rounded up to whole blocks, into the tile in the order
+ * of QK's vectors; the values are fetched meanwhile. */
+static TARGET void attend_turn_keys(const struct attend_split *s, uint32_t begin, uint32_t end) {
+    const size_t row = 2 * s->width, four = 4 * 2 * LANES;
+    const ptrdiff_t ahead = (const uint8_t *)s->values - (const uint8_t *)s->keys;
+    uint8_t *to = (uint8_t *)s->tile;
+    for (uint32_t p = begin; p < end; p += ATTEND_BLOCK, to += s->width / 4 * four) {
+        for (uint32_t v = 0; v < 4; v++) {
+            const uint8_t *from = (const uint8_t *)s->keys + (p + v) * row;
+            for (uint32_t i = 0; i < s->width; i += LANES) {
+                const uint8_t *at = from + 2 * i;
+                if (i % 32 == 0)
+                    UNROLL for (size_t part = 0; part < ATTEND_PARTS; part++)
+                        attend_fetch(at + part * 4 * row, ATTEND_BLOCK * row, ahead);
+                V_TURN(at, 4 * row, to + i / 4 * four + v * 2 * LANES);
+            }
+        }
+    }
+}
+#else
+#define attend_fetch(p, soon, in_time) ((void)(p), (void)(soon), (void)(in_time))
+#endif
 
 /* ---- QK -------------------------------------------------------------------------------------- */
 
@@ -207,6 +245,18 @@ static TARGET void attend_run_keys(const struct attend_split *s, uint32_t first,
         attend_qk(s, s->type == DT_F16 ? attend_qk_f16 : attend_qk_f32, keys, first, 0, n);
         return;
     }
+#ifdef V_TURN
+    if (s->type == DT_F16 && attend_is_direct(s, first, LANES)) {
+        keys = (struct attend_keys){(const uint8_t *)s->tile, 2 * LANES, 4 * 2 * LANES,
+                                    s->width / 4 * 4 * 2 * LANES};
+        for (uint32_t p = 0, run = attend_run(s); p < n; p += run) {
+            uint32_t end = p + run < n ? p + run : n;
+            attend_turn_keys(s, p, end);
+            attend_qk(s, attend_qk_f16, keys, first, p, end);
+        }
+        return;
+    }
+#endif
     keys = (struct attend_keys){(const uint8_t *)s->tile, LANES * sizeof(float),
                                 4 * LANES * sizeof(float),
                                 (s->width + 3) / 4 * 4 * LANES * sizeof(float)};
@@ -306,6 +356,7 @@ typedef void attend_pv_fn(struct attend_values v, uint32_t n, const float *weigh
 F32_INLINE void attend_pv_tile(struct attend_values v, f32_load_fn *load, uint32_t n,
                                const float *weights, int rows, int vectors, float *out,
                                size_t stride) {
+    const size_t vector = load == half_load ? 2 * LANES : 4 * LANES; /* v.vector, a constant */
     VEC acc[ATTEND_ROWS][4];
     UNROLL for (int q = 0; q < rows; q++) UNROLL for (int c = 0; c < vectors; c++) acc[q][c] =
         V_LOAD(out + (size_t)q * stride + c * LANES);
@@ -315,8 +366,10 @@ F32_INLINE void attend_pv_tile(struct attend_values v, f32_load_fn *load, uint32
         UNROLL for (int q = 0; q < rows; q++) four[q] =
             V_LOAD_WEIGHTS(weights + (size_t)q * ATTEND_POSITIONS);
         UNROLL for (int i = 0; i < 4; i++, v.at += v.row) {
+            UNROLL for (size_t line = 0; line < (size_t)vectors * vector; line += 64)
+                attend_fetch(v.at + line, 4 * v.row, v.ahead);
             UNROLL for (int c = 0; c < vectors; c++) {
-                VEC value = load(v.at + (size_t)c * v.vector);
+                VEC value = load(v.at + (size_t)c * vector);
                 UNROLL for (int q = 0; q < rows; q++) acc[q][c] =
                     V_FUSED(value, V_WEIGHT(four[q], i), acc[q][c]);
             }
@@ -324,7 +377,7 @@ F32_INLINE void attend_pv_tile(struct attend_values v, f32_load_fn *load, uint32
     }
     for (; p < n; p++, v.at += v.row, weights++) {
         UNROLL for (int c = 0; c < vectors; c++) {
-            VEC value = load(v.at + (size_t)c * v.vector);
+            VEC value = load(v.at + (size_t)c * vector);
             UNROLL for (int q = 0; q < rows; q++) acc[q][c] =
                 V_FUSED(value, V_SET(weights[(size_t)q * ATTEND_POSITIONS]), acc[q][c]);
         }
@@ -396,7 +449,7 @@ static TARGET void attend_pv(const struct attend_split *s, bool is_direct, uint3
                              uint32_t begin, uint32_t n) {
     bool is_f16 = is_direct && s->type == DT_F16;
     size_t row = attend_row_bytes(s);
-    struct attend_values v = {NULL, row, is_f16 ? 2 * LANES : 4 * LANES};
+    struct attend_values v = {NULL, row, is_f16 ? 2 * LANES : 4 * LANES, 0};
     if (!is_direct)
         v.row = attend_stride(s->width) * sizeof(float);
     for (uint32_t p = begin, run = attend_run(s); p < n; p += run) {
@@ -407,6 +460,9 @@ static TARGET void attend_pv(const struct attend_split *s, bool is_direct, uint3
         v.at = is_direct ? from : (const uint8_t *)s->tile;
         for (uint32_t q = first, rows; q < s->n_queries; q += rows) {
             rows = attend_rows(s->n_queries - q);
+            v.ahead = is_f16 && q == first && s->next
+                          ? (const uint8_t *)s->next - (const uint8_t *)s->values
+                          : 0;
             attend_pv_some(s, is_f16 ? attend_pv_f16 : attend_pv_f32, v, q, rows, p, end);
         }
     }

@@ -164,7 +164,17 @@ INLINE float sum_lanes(__m256 v) {
 #define V_WEIGHTS const float *
 #define V_LOAD_WEIGHTS(p) (p)
 #define V_WEIGHT(w, i) V_SET((w)[i])
+#define V_TURN(from, row, to) turn(from, row, to)
 #define ATTEND_ROWS 3
+
+/* Eight f16 of two rows: four of each row to a vector's place, 64 bytes from one to the next. */
+INLINE void turn(const uint8_t *from, size_t row, uint8_t *to) {
+    __m128i a = _mm_loadu_si128((const __m128i *)from);
+    __m128i b = _mm_loadu_si128((const __m128i *)(from + row));
+    _mm_storeu_si128((__m128i *)to, _mm_unpacklo_epi64(a, b));
+    _mm_storeu_si128((__m128i *)(to + 64), _mm_unpackhi_epi64(a, b));
+}
+
 #include "backend/cpu/kernels_attend.h"
 
 /* ---- the rows -------------------------------------------------------------------------------- */

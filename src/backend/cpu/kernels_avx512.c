@@ -324,7 +324,27 @@ INLINE float sum_lanes(__m512 v) {
 #define V_WEIGHTS const float *
 #define V_LOAD_WEIGHTS(p) (p)
 #define V_WEIGHT(w, i) V_SET((w)[i])
+#define V_TURN(from, row, to) turn(from, row, to)
 #define ATTEND_ROWS 5
+
+/* Sixteen f16 of four rows: four of each row to a vector's place, 128 bytes from one to the next.
+ */
+INLINE void turn(const uint8_t *from, size_t row, uint8_t *to) {
+    const __m512i first = _mm512_setr_epi64(0, 4, 8, 12, 1, 5, 9, 13);
+    const __m512i last = _mm512_setr_epi64(2, 6, 10, 14, 3, 7, 11, 15);
+    __m256i r[4];
+    UNROLL for (int i = 0; i < 4; i++) r[i] =
+        _mm256_loadu_si256((const __m256i *)(from + (size_t)i * row));
+    __m512i a = _mm512_inserti64x4(_mm512_castsi256_si512(r[0]), r[1], 1);
+    __m512i b = _mm512_inserti64x4(_mm512_castsi256_si512(r[2]), r[3], 1);
+    __m512i low = _mm512_permutex2var_epi64(a, first, b);
+    __m512i high = _mm512_permutex2var_epi64(a, last, b);
+    _mm256_storeu_si256((__m256i *)to, _mm512_castsi512_si256(low));
+    _mm256_storeu_si256((__m256i *)(to + 128), _mm512_extracti64x4_epi64(low, 1));
+    _mm256_storeu_si256((__m256i *)(to + 256), _mm512_castsi512_si256(high));
+    _mm256_storeu_si256((__m256i *)(to + 384), _mm512_extracti64x4_epi64(high, 1));
+}
+
 #include "backend/cpu/kernels_attend.h"
 
 /* ---- the rows -------------------------------------------------------------------------------- */
