@@ -395,7 +395,10 @@ def test_formats():
     assert "can be read in too many ways" in str(events), events
     for fields, words in ((dict(grammar="root ::= x"), "rule x"), (dict(grammar=doubled(2000, "")), "can be read in too many ways"),
                           (dict(grammar=doubled(2000, '"b" ')), "more than 1048576 steps"), (dict(response_format={"type": "xml"}), "response_format.type is 'xml'"),
-                          (dict(response_format={"type": "json_schema"}), "has no schema"), (dict(response_format=3), "response_format is a number")):
+                          (dict(response_format={"type": "json_schema"}), "has no schema"), (dict(response_format=3), "response_format is a number"),
+                          (dict(response_format={"type": "json_schema", "json_schema": {"schema": {"enum": ["a\0b"]}}}), "a text has a zero byte, which is not supported"),
+                          (dict(logit_bias={"5": 1e9}), "logit_bias of 5 is 1e+09, expected -1000 to 1000"),
+                          (dict(tool_choice="a" * 3000), f"tool_choice is {'a' * 40}, expected none")):
         status, _, body = s.request("POST", "/v1/chat/completions", {"messages": FOX, **fields})
         assert status == 400 and words in body["error"]["message"], body
 

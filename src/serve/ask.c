@@ -157,8 +157,10 @@ static void read_biases(struct ask *ask, struct fields *f, const struct ask_mode
             return;
         }
         if (!json_is_number(value) || !(fabs(bias) <= 1000)) {
+            char found[32];
+            snprintf(found, sizeof found, "%g", bias);
             fields_refuse(f, "logit_bias", "logit_bias of %.40s is %s, expected -1000 to 1000", key,
-                          json_kind(value));
+                          json_is_number(value) ? found : json_kind(value));
             return;
         }
         if (ask->sampling.n_biases == SLUICE_MAX_BIASES) {

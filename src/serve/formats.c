@@ -59,7 +59,11 @@ void format_release(struct format *format) {
 }
 
 static int compile_schema(struct grammar **out, struct str text, struct err *err) {
-    json_t *schema = json_loadb(text.at, text.len, JSON_DECODE_ANY, NULL);
+    json_error_t why = {0};
+    json_t *schema = json_loadb(text.at, text.len, JSON_DECODE_ANY, &why);
+    if (!schema && json_error_code(&why) == json_error_null_character)
+        return err_set(err, SLUICE_ERR_UNSUPPORTED,
+                       "schema: a text has a zero byte, which is not supported");
     int status = schema ? grammar_of_schema(out, schema, err) : err_memory(err, "a schema");
     json_decref(schema);
     return status;

@@ -45,7 +45,7 @@ static void read_format(struct ask *ask, struct fields *f, const struct ask_mode
     if (json_is_object(format) || (word && strcmp(word, "json") == 0))
         ask_set_schema(ask, f, "format", m, word ? NULL : format);
     else if (format && !(word && !*word))
-        fields_refuse(f, "format", "format is %s, expected json or a schema",
+        fields_refuse(f, "format", "format is %.40s, expected json or a schema",
                       word ? word : json_kind(format));
     ask_read_format(ask, f, m); /* ours: grammar */
 }

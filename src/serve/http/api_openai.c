@@ -58,7 +58,7 @@ void openai_read_tool_choice(struct ask *ask, struct fields *f, const struct ask
         ask_require_tool(ask, f, m, name);
     else
         fields_refuse(f, "tool_choice",
-                      "tool_choice is %s, expected none, auto, required or a function",
+                      "tool_choice is %.40s, expected none, auto, required or a function",
                       word ? word : json_kind(choice));
 }
 
