@@ -14,6 +14,7 @@
 #include <immintrin.h>
 #include <string.h>
 
+#include "backend/cpu/kernels_grid.h"
 #include "backend/cpu/kernels_pack.h"
 #include "base/cpu.h"
 #include "quant/mxfp4.h"
@@ -72,6 +73,30 @@ INLINE __m256 half_load(const uint8_t *p) {
 
 INLINE __m256 f32_of(__m256i v) {
     return _mm256_cvtepi32_ps(v);
+}
+
+INLINE __m256i grid_4(const uint32_t *grid, __m256i index) {
+    return _mm256_i32gather_epi32((const int *)(const void *)grid, index, 4);
+}
+
+INLINE void grid_8(const uint64_t *grid, __m256i index, __m256i *w) {
+    const int *at = (const int *)(const void *)grid;
+    w[0] = _mm256_i32gather_epi32(at, index, 8);
+    w[1] = _mm256_i32gather_epi32(at + 1, index, 8);
+}
+
+/* Bytes with the bias of the grids; those whose bit of `signs`, 4 j .. 4 j + 3, is set are negated:
+ * all bits turned are 255 - w, and 2 GRID_BIAS - w is wanted. */
+INLINE __m256i negate(__m256i w, __m256i signs, int j) {
+    const __m256i lane =
+        _mm256_broadcastsi128_si256(_mm_setr_epi32(0, 0x04040404, 0x08080808, 0x0c0c0c0c));
+    __m256i bits = _mm256_set1_epi32(j % 2 ? (int)0x80402010 : 0x08040201);
+    __m256i spread =
+        _mm256_shuffle_epi8(signs, _mm256_add_epi8(lane, _mm256_set1_epi8((char)(j / 2))));
+    __m256i is_minus = _mm256_cmpeq_epi8(_mm256_and_si256(spread, bits), bits);
+    __m256i turned = _mm256_xor_si256(w, is_minus);
+    return _mm256_add_epi8(
+        turned, _mm256_and_si256(is_minus, _mm256_set1_epi8((char)(2 * GRID_BIAS - 255))));
 }
 
 /* ---- int8 activations ------------------------------------------------------------------------ */
@@ -186,6 +211,7 @@ INLINE void turn(const uint8_t *from, size_t row, uint8_t *to) {
 static const struct kernel rows[] = {
     /* clang-format off */
     FOR_EACH_FAST_TYPE(INT8_ROW)
+    FOR_EACH_GRID_TYPE(INT8_ROW)
     FOR_EACH_FAST_TYPE(F32_ROW)
     F32_ROW(F32, f32)
     F32_ROW(F16, f16)

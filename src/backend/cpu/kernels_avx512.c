@@ -12,6 +12,7 @@
 #include <immintrin.h>
 #include <string.h>
 
+#include "backend/cpu/kernels_grid.h"
 #include "backend/cpu/kernels_pack.h"
 #include "base/cpu.h"
 #include "quant/mxfp4.h"
@@ -67,6 +68,32 @@ INLINE __m512 half_load(const uint8_t *p) {
 
 INLINE __m512 f32_of(__m512i v) {
     return _mm512_cvtepi32_ps(v);
+}
+
+INLINE __m512i grid_4(const uint32_t *grid, __m512i index) {
+    return _mm512_i32gather_epi32(index, grid, 4);
+}
+
+/* Eight rows' entries at a time: half the loads of two look-ups of four bytes. */
+INLINE void grid_8(const uint64_t *grid, __m512i index, __m512i *w) {
+    const __m512i even =
+        _mm512_setr_epi32(0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30);
+    __m512i a = _mm512_i32gather_epi64(_mm512_castsi512_si256(index), grid, 8);
+    __m512i b = _mm512_i32gather_epi64(_mm512_extracti64x4_epi64(index, 1), grid, 8);
+    w[0] = _mm512_permutex2var_epi32(a, even, b);
+    w[1] = _mm512_permutex2var_epi32(a, _mm512_add_epi32(even, _mm512_set1_epi32(1)), b);
+}
+
+/* Bytes with the bias of the grids; those whose bit of `signs`, 4 j .. 4 j + 3, is set are negated.
+ */
+INLINE __m512i negate(__m512i w, __m512i signs, int j) {
+    const __m512i lane =
+        _mm512_broadcast_i32x4(_mm_setr_epi32(0, 0x04040404, 0x08080808, 0x0c0c0c0c));
+    __m512i bits = _mm512_set1_epi32(j % 2 ? (int)0x80402010 : 0x08040201);
+    __m512i spread =
+        _mm512_shuffle_epi8(signs, _mm512_add_epi8(lane, _mm512_set1_epi8((char)(j / 2))));
+    return _mm512_mask_sub_epi8(w, _mm512_test_epi8_mask(spread, bits),
+                                _mm512_set1_epi8((char)(2 * GRID_BIAS)), w);
 }
 
 /* ---- int8 activations ------------------------------------------------------------------------ */
@@ -360,7 +387,9 @@ INLINE void turn(const uint8_t *from, size_t row, uint8_t *to) {
 static const struct kernel rows[] = {
     /* clang-format off */
     FOR_EACH_FAST_TYPE(AMX_ROW)
+    FOR_EACH_GRID_TYPE(AMX_ROW)
     FOR_EACH_FAST_TYPE(INT8_ROW)
+    FOR_EACH_GRID_TYPE(INT8_ROW)
     FOR_EACH_FAST_TYPE(F32_ROW)
     F32_ROW(F32, f32)
     F32_ROW(F16, f16)

@@ -1,23 +1,13 @@
 /* kernels_pack.c - puts the rows of quantized matrices side by side; see kernels_pack.h. */
 #include "backend/cpu/kernels_pack.h"
 
+#include "backend/cpu/kernels_grid.h"
+
 #if defined(__x86_64__)
 #include <string.h>
 
 #include "base/err.h"
-#include "quant/iq4_nl.h"
-#include "quant/iq4_xs.h"
-#include "quant/mxfp4.h"
-#include "quant/q2_k.h"
-#include "quant/q3_k.h"
-#include "quant/q4_0.h"
-#include "quant/q4_1.h"
-#include "quant/q4_k.h"
-#include "quant/q5_0.h"
-#include "quant/q5_1.h"
-#include "quant/q5_k.h"
-#include "quant/q6_k.h"
-#include "quant/q8_0.h"
+#include "quant/types.h"
 
 /* One row's block, in the parts of a packed block. */
 struct parts {
@@ -141,6 +131,59 @@ static void parts_mxfp4(const void *block, struct parts *p) {
     memcpy(p->quants, b->qs, 16);
 }
 
+static void parts_iq2_xxs(const void *block, struct parts *p) {
+    const struct iq2_xxs *b = block;
+    p->f16s[0] = b->d;
+    memcpy(p->quants, b->qs, 64);
+}
+
+static void parts_iq2_xs(const void *block, struct parts *p) {
+    const struct iq2_xs *b = block;
+    p->f16s[0] = b->d;
+    memcpy(p->quants, b->qs, 64);
+    memcpy(p->bytes, b->scales, 8);
+}
+
+static void parts_iq2_s(const void *block, struct parts *p) {
+    const struct iq2_s *b = block;
+    p->f16s[0] = b->d;
+    memcpy(p->quants, b->qs, 32);
+    memcpy(p->quants + 32, b->signs, 32);
+    memcpy(p->bytes, b->qh, 8);
+    memcpy(p->bytes + 8, b->scales, 8);
+}
+
+static void parts_iq3_xxs(const void *block, struct parts *p) {
+    const struct iq3_xxs *b = block;
+    p->f16s[0] = b->d;
+    memcpy(p->quants, b->qs, 64);
+    memcpy(p->quants + 64, b->scales, 32);
+}
+
+static void parts_iq3_s(const void *block, struct parts *p) {
+    const struct iq3_s *b = block;
+    p->f16s[0] = b->d;
+    memcpy(p->quants, b->qs, 64);
+    memcpy(p->quants + 64, b->signs, 32);
+    memcpy(p->bytes, b->qh, 8);
+    memcpy(p->bytes + 8, b->scales, 4);
+}
+
+static void parts_iq1_s(const void *block, struct parts *p) {
+    const struct iq1_s *b = block;
+    p->f16s[0] = b->d;
+    memcpy(p->quants, b->qs, 32);
+    memcpy(p->quants + 32, b->qh, 16);
+}
+
+static void parts_iq1_m(const void *block, struct parts *p) {
+    const struct iq1_m *b = block;
+    p->f16s[0] = iq1_m_d(b);
+    memcpy(p->quants, b->qs, 32);
+    memcpy(p->quants + 32, b->qh, 16);
+    memcpy(p->quants + 48, b->scales, 8);
+}
+
 /* ---- a tile ---------------------------------------------------------------------------------- */
 
 static const struct layout {
@@ -209,6 +252,7 @@ void pack_rows(enum dtype type, struct packing p, const void *rows, uint32_t k, 
     uint32_t file_bytes = dtype_info((uint32_t)type)->block_bytes;
     size_t blocks = k / l->values;
     uint8_t *to = packed;
+    kernel_grids_fill();
     for (uint32_t tile = 0; tile < n; tile += p.rows) {
         for (size_t b = 0; b < blocks; b++, to += (size_t)row_block_bytes(l) * p.rows) {
             for (uint32_t row = 0; row < p.rows; row++) {

@@ -21,7 +21,8 @@
 #include "backend/cpu/kernels_rows.h"
 
 /* X(TYPE, type, values, quants, words, f16s, bytes): of one row's block. In the file q4_k has
- * 144 bytes (here 148), q5_k 176 (180), q3_k 110 (114), iq4_xs 136 (138); others do not change. */
+ * 144 bytes (here 148), q5_k 176 (180), q3_k 110 (114), iq4_xs 136 (138), iq1_m 56 (58); others do
+ * not change. */
 /* clang-format off */
 #define PACKED_TYPES(X)                                                                            \
     X(Q4_0,   q4_0,    32,  16, 0, 1,  0) /* qs */                                                 \
@@ -36,7 +37,14 @@
     X(Q6_K,   q6_k,   256, 192, 0, 1, 16) /* ql, qh */                                             \
     X(IQ4_NL, iq4_nl,  32,  16, 0, 1,  0)                                                          \
     X(IQ4_XS, iq4_xs, 256, 128, 0, 1,  8) /* scales less 32 */                                     \
-    X(MXFP4,  mxfp4,   32,  16, 0, 0,  1)
+    X(MXFP4,  mxfp4,   32,  16, 0, 0,  1)                                                          \
+    X(IQ2_XXS, iq2_xxs, 256, 64, 0, 1,  0)                                                         \
+    X(IQ2_XS,  iq2_xs,  256, 64, 0, 1,  8)                                                         \
+    X(IQ2_S,   iq2_s,   256, 64, 0, 1, 16) /* qs, signs; qh, scales */                             \
+    X(IQ3_XXS, iq3_xxs, 256, 96, 0, 1,  0) /* qs, scales */                                        \
+    X(IQ3_S,   iq3_s,   256, 96, 0, 1, 12) /* qs, signs; qh, scales */                             \
+    X(IQ1_S,   iq1_s,   256, 48, 0, 1,  0) /* qs, qh */                                            \
+    X(IQ1_M,   iq1_m,   256, 56, 0, 1,  0) /* qs, qh, scales; d */
 /* clang-format on */
 
 /* A tile's shape. */

@@ -7,8 +7,18 @@
 
 #include "backend/cpu/kernels.h"
 
+/* The types with a grid, which have int8 kernels alone: in --exact they are left to portable C. */
+#define FOR_EACH_GRID_TYPE(X)                                                                      \
+    X(IQ2_XXS, iq2_xxs)                                                                            \
+    X(IQ2_XS, iq2_xs)                                                                              \
+    X(IQ2_S, iq2_s)                                                                                \
+    X(IQ3_XXS, iq3_xxs)                                                                            \
+    X(IQ3_S, iq3_s)                                                                                \
+    X(IQ1_S, iq1_s)                                                                                \
+    X(IQ1_M, iq1_m)
+
 /* The block types that every instruction set has kernels for: X(NAME, name of its struct). Types of
- * types.def that are not here are left to portable C. */
+ * types.def that are in neither list are left to portable C. */
 #define FOR_EACH_FAST_TYPE(X)                                                                      \
     X(Q4_0, q4_0)                                                                                  \
     X(Q4_1, q4_1)                                                                                  \

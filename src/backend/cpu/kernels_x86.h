@@ -16,6 +16,7 @@
  *   TILE, TARGET, VEC, V_FMA(a, b, c), V_FNMA(a, b, c) (c - a b), V_SET(x)
  *   INTS                            a vector of integers, T lanes of four bytes
  *   ints_load, bits_at, add_bits, look_up, widen_u8, widen_i8, half_load, f32_of
+ *   grid_4, grid_8, negate          look-ups in kernels_grid.h, and signs
  *   struct format; dot_run          the integer part
  *   WHOLE_BIAS_LOG2, WHOLE_FLIP     the bias of types that fill their bytes, and the same as a bit
  * and gets project_<type> for every type. */
@@ -157,6 +158,116 @@ INLINE void open_q6_k(const uint8_t *block, int g, struct opened *out) {
         HALF(q6_k, block, 0) * f32_of(widen_i8(BYTES(q6_k, block, 2 * g + h)));
 }
 
+/* Types with a grid. Four indices of eight values, or eight of four; a bit a sign. */
+
+INLINE void negate_all(INTS *w, INTS signs) {
+    UNROLL for (int j = 0; j < 8; j++) w[j] = negate(w[j], signs, j);
+}
+
+/* Sevens of sign bits, a byte each, and the eighths that make the number of minus signs even. */
+INLINE INTS even_signs(INTS sevens) {
+    static const uint8_t odd[16] = {0, 128, 128, 0, 128, 0, 0, 128, 128, 0, 0, 128, 0, 128, 128, 0};
+    INTS nibbles = bits_at(sevens ^ bits_at(sevens, 4, 0x0f0f0f0f), 0, 0x0f0f0f0f);
+    return sevens | look_up(odd, nibbles);
+}
+
+/* Those of iq2_xxs and iq3_xxs: the sevens stand side by side. */
+INLINE INTS side_by_side(INTS rest) {
+    INTS sevens = bits_at(rest, 0, 0x7f);
+    UNROLL for (int i = 1; i < 4; i++) sevens = add_bits(sevens, rest, i, 0x7f << 8 * i);
+    return even_signs(sevens);
+}
+
+INLINE void open_iq2_xxs(const uint8_t *block, int g, struct opened *out) {
+    INTS indices = QUANTS(block, 2 * g), rest = QUANTS(block, 2 * g + 1);
+    UNROLL for (int i = 0; i < 4; i++)
+        grid_8(kernel_grids.iq2_xxs, bits_at(indices, 8 * i, 255), out->w + 2 * i);
+    negate_all(out->w, side_by_side(rest));
+    out->scale[0] = HALF(iq2_xxs, block, 0) * (V_SET(0.5f) + f32_of(bits_at(rest, 28, 15)));
+    out->scale[0] = out->scale[0] * V_SET(0.25f);
+}
+
+/* The scales of iq2_xs and iq2_s: two in a byte. */
+INLINE void scales_iq2(VEC d, INTS both, struct opened *out) {
+    UNROLL for (int h = 0; h < 2; h++) out->scale[h] =
+        d * (V_SET(0.5f) + f32_of(bits_at(both, 4 * h, 15))) * V_SET(0.25f);
+}
+
+INLINE void open_iq2_xs(const uint8_t *block, int g, struct opened *out) {
+    INTS two[2] = {QUANTS(block, 2 * g), QUANTS(block, 2 * g + 1)};
+    UNROLL for (int i = 0; i < 4; i++)
+        grid_8(kernel_grids.iq2_xs, bits_at(two[i / 2], 16 * (i % 2), 511), out->w + 2 * i);
+    INTS sevens = add_bits(bits_at(two[0], 9, 0x7f), two[0], -17, 0x7f00);
+    sevens = add_bits(add_bits(sevens, two[1], 7, 0x7f0000), two[1], -1, 0x7f000000);
+    negate_all(out->w, even_signs(sevens));
+    scales_iq2(HALF(iq2_xs, block, 0), widen_u8(BYTES(iq2_xs, block, g)), out);
+}
+
+INLINE void open_iq2_s(const uint8_t *block, int g, struct opened *out) {
+    INTS low = QUANTS(block, g), high = widen_u8(BYTES(iq2_s, block, g));
+    UNROLL for (int i = 0; i < 4; i++) {
+        INTS index = add_bits(bits_at(low, 8 * i, 255), high, 8 - 2 * i, 0x300);
+        grid_8(kernel_grids.iq2_s, index, out->w + 2 * i);
+    }
+    negate_all(out->w, QUANTS(block, 8 + g));
+    scales_iq2(HALF(iq2_s, block, 0), widen_u8(BYTES(iq2_s, block, 8 + g)), out);
+}
+
+INLINE void open_iq3_xxs(const uint8_t *block, int g, struct opened *out) {
+    INTS rest = QUANTS(block, 16 + g);
+    UNROLL for (int j = 0; j < 8; j++) out->w[j] =
+        grid_4(kernel_grids.iq3_xxs, bits_at(QUANTS(block, 2 * g + j / 4), 8 * (j % 4), 255));
+    negate_all(out->w, side_by_side(rest));
+    out->scale[0] = HALF(iq3_xxs, block, 0) * (V_SET(0.5f) + f32_of(bits_at(rest, 28, 15)));
+    out->scale[0] = out->scale[0] * V_SET(0.5f);
+}
+
+/* 2 v + 1, a whole number. */
+INLINE VEC twice_and_one(INTS v) {
+    VEC x = f32_of(v);
+    return x + x + V_SET(1.0f);
+}
+
+INLINE void open_iq3_s(const uint8_t *block, int g, struct opened *out) {
+    INTS high = widen_u8(BYTES(iq3_s, block, g));
+    UNROLL for (int j = 0; j < 8; j++) {
+        INTS low = bits_at(QUANTS(block, 2 * g + j / 4), 8 * (j % 4), 255);
+        out->w[j] = grid_4(kernel_grids.iq3_s, add_bits(low, high, 8 - j, 0x100));
+    }
+    negate_all(out->w, QUANTS(block, 16 + g));
+    INTS scale = bits_at(widen_u8(BYTES(iq3_s, block, 8 + g / 2)), 4 * (g % 2), 15);
+    out->scale[0] = HALF(iq3_s, block, 0) * twice_and_one(scale);
+}
+
+/* The eight values of an index of IQ1; bit `down` of `high` moves them. No byte borrows. */
+INLINE void open_iq1(INTS index, INTS high, int down, INTS *w) {
+    INTS two = high ^ high; /* zero */
+    UNROLL for (int i = 0; i < 4; i++) two = add_bits(two, high, 8 * i + 1 - down, 2 << 8 * i);
+    grid_8(kernel_grids.iq1, index, w);
+    w[0] = w[0] - two;
+    w[1] = w[1] - two;
+}
+
+INLINE void open_iq1_s(const uint8_t *block, int g, struct opened *out) {
+    INTS low = QUANTS(block, g);
+    INTS high = bits_at(QUANTS(block, 8 + g / 2), 16 * (g % 2), 0xffff);
+    UNROLL for (int i = 0; i < 4; i++) open_iq1(
+        add_bits(bits_at(low, 8 * i, 255), high, 8 - 3 * i, 0x700), high, 15, out->w + 2 * i);
+    out->scale[0] = HALF(iq1_s, block, 0) * twice_and_one(bits_at(high, 12, 7)) * V_SET(0.125f);
+}
+
+INLINE void open_iq1_m(const uint8_t *block, int g, struct opened *out) {
+    INTS low = QUANTS(block, g), scales = QUANTS(block, 12 + g / 4);
+    INTS high = bits_at(QUANTS(block, 8 + g / 2), 16 * (g % 2), 0xffff);
+    UNROLL for (int i = 0; i < 4; i++)
+        open_iq1(add_bits(bits_at(low, 8 * i, 255), high, 8 - 4 * i, 0x700), high, 4 * i + 3,
+                 out->w + 2 * i);
+    UNROLL for (int h = 0; h < 2; h++) {
+        INTS scale = bits_at(scales, 16 * (g / 2 % 2) + 6 * (g % 2) + 3 * h, 7);
+        out->scale[h] = HALF(iq1_m, block, 0) * twice_and_one(scale) * V_SET(0.125f);
+    }
+}
+
 /* ---- products -------------------------------------------------------------------------------- */
 
 /* The f32 part of run h. */
@@ -275,7 +386,14 @@ INLINE void project(const struct format *f, const void *weights, uint32_t first,
     X(Q6_K,   q6_k,   2, 5, false, 63)                                                             \
     X(IQ4_NL, iq4_nl, 1, WHOLE_BIAS_LOG2, false, 255)                                              \
     X(IQ4_XS, iq4_xs, 1, WHOLE_BIAS_LOG2, false, 255)                                              \
-    X(MXFP4,  mxfp4,  1, 4, false, 28)
+    X(MXFP4,  mxfp4,  1, 4, false, 28)                                                             \
+    X(IQ2_XXS, iq2_xxs, 1, 6, false, 107)                                                          \
+    X(IQ2_XS,  iq2_xs,  2, 6, false, 107)                                                          \
+    X(IQ2_S,   iq2_s,   2, 6, false, 107)                                                          \
+    X(IQ3_XXS, iq3_xxs, 1, 6, false, 126)                                                          \
+    X(IQ3_S,   iq3_s,   1, 6, false, 79)                                                           \
+    X(IQ1_S,   iq1_s,   1, 4, false, 25)                                                           \
+    X(IQ1_M,   iq1_m,   2, 4, false, 25)
 /* clang-format on */
 
 #define PROJECT(TYPE, type, runs, bias_log2, has_min, most)                                        \
