@@ -463,8 +463,25 @@ def test_tools_that_are_required():
             end = chunks[-1].choices[0].finish_reason if streamed else r.choices[0].finish_reason
             assert len(calls) == 1 and calls[0].function.name in names and end == "tool_calls", calls
             assert right(calls[0].function.name, json.loads(calls[0].function.arguments)), calls
-    status, _, body = s.request("POST", "/v1/chat/completions", {"messages": FOX, "tools": tools, "tool_choice": {"type": "function", "function": {"name": "no"}}})
-    assert status == 400 and "no, which is not among the tools" in body["error"]["message"], body
+    for choice, words in (({"type": "function", "function": {"name": "no"}}, "no, which is not among the tools"), ({"type": "allowed_tools"}, "allows no tools"),
+                          ({"type": "allowed_tools", "mode": "auto", "tools": [{"name": "no"}]}, "allows no, which is not among the tools"),
+                          ({"type": "allowed_tools", "mode": "auto", "tools": [5]}, "allows a number, which"),
+                          ({"type": "allowed_tools", "mode": "off", "tools": [{"name": "days"}]}, "mode is off, expected auto or required")):
+        status, _, body = s.request("POST", "/v1/chat/completions", {"messages": FOX, "tools": tools, "tool_choice": choice})
+        assert status == 400 and words in body["error"]["message"], body
+    allowed = {"mode": "required", "tools": [{"type": "function", "function": {"name": "days"}}]}
+    for seed in range(3):
+        r = c.chat.completions.create(model="m", messages=FOX, tools=tools, tool_choice={"type": "allowed_tools", "allowed_tools": allowed}, seed=seed, max_tokens=300)
+        assert r.choices[0].message.tool_calls[0].function.name == "days", r
+        r = c.responses.create(model="m", input=FOX, tools=[{"type": "function", **f} for f in (other, days)], max_output_tokens=300, temperature=1.2,
+                               tool_choice={"type": "allowed_tools", "mode": "required", "tools": [{"type": "function", "name": "clock"}]})
+        assert r.output[0].name == "clock", r
+    with own("--chat-template", ROOT / "tests/data/templates/qwen35.jinja", "-c", 1024) as told:
+        counts = [told.chat(tools=its, **kw)["usage"]["prompt_tokens"] for its, kw in (
+            (tools, {}), (tools, {"tool_choice": {"type": "allowed_tools", "mode": "auto", "tools": [{"name": "days"}]}}), (tools[1:], {}))]
+        assert counts[0] > counts[1] == counts[2], counts
+    status, _, body = s.request("POST", "/v1/chat/completions", {"messages": FOX, "tools": [{"type": "custom", "custom": {"name": "x"}}]})
+    assert status == 400 and body["error"]["message"] == "tools[0].type is custom, expected function", body
     tool = {"name": "clock", "input_schema": other["parameters"]}
     r = anthropic_client(s).messages.create(model="m", messages=FOX, max_tokens=250, tools=[tool], tool_choice={"type": "any"}, **COLD)
     assert r.stop_reason == "tool_use" and right("clock", r.content[-1].input), r
@@ -776,6 +793,8 @@ def test_responses_input_items():
             ("user", "input_text", "And \U0001f98a?")], items
         assert (items[2].name, items[2].arguments, items[2].call_id, items[3].output, items[3].call_id) == ("weather", '{"city":"Rome"}', "c1", "wet", "c1")
         assert [i.id for i in c.responses.input_items.list(second.id, **({"limit": limit} if limit else {}))] == [i.id for i in items][::-1]
+    status, _, body = s.request("GET", f"/v1/responses/{first.id}?stream=true")
+    assert status == 400 and "stream is true, expected false" in body["error"]["message"], body
     path = f"/v1/responses/{first.id}/input_items"
     assert len(s.request("GET", path)[2]["data"]) == 4 and not s.request("GET", path)[2]["has_more"]
     for query, words in (("limit=0", "limit is 0, expected 1 to 100"), ("limit=x", "limit is x"), ("limit=101", "limit is 101"), ("limit=" + "9" * 50, "limit is ?"),

@@ -323,6 +323,33 @@ void ask_forbid_tools(struct ask *ask, const struct ask_model *m) {
         ask->biases[ask->sampling.n_biases++] = (struct sluice_bias){m->tool_call, -INFINITY};
 }
 
+static const char *name_of_tool(const json_t *tool) {
+    const json_t *function = json_object_get(tool, "function");
+    return json_text_of(function ? function : tool, "name");
+}
+
+void ask_allow_tools(struct ask *ask, struct fields *f, const json_t *allowed) {
+    json_t *kept = json_array(), *tool;
+    const json_t *one;
+    size_t i, k;
+    json_array_foreach(allowed, i, one) {
+        const char *name = name_of_tool(one);
+        size_t before = json_array_size(kept);
+        json_array_foreach(ask->tools, k, tool) {
+            if (name && strcmp(name_of_tool(tool), name) == 0)
+                json_array_append(kept, tool);
+        }
+        if (json_array_size(kept) == before)
+            fields_refuse(f, "tool_choice",
+                          "tool_choice allows %.80s, which is not among the tools",
+                          name ? name : json_kind(one));
+    }
+    if (json_array_size(kept) == 0)
+        fields_refuse(f, "tool_choice", "tool_choice allows no tools, expected an array of them");
+    json_decref(ask->tools);
+    ask->tools = kept;
+}
+
 void ask_require_tool(struct ask *ask, struct fields *f, const struct ask_model *m,
                       const char *name) {
     json_t *definitions = json_object(), *schemas = call_schemas(ask, name, definitions);
@@ -494,8 +521,12 @@ void ask_read_tools(struct ask *ask, struct fields *f, const json_t *tools) {
     json_t *tool;
     size_t i;
     json_array_foreach(tools, i, tool) {
-        const char *name =
-            json_string_value(json_object_get(json_object_get(tool, "function"), "name"));
+        const json_t *function = json_object_get(tool, "function");
+        const char *name = json_text_of(function, "name"), *type = json_text_of(tool, "type");
+        if (!function && type && strcmp(type, "function") != 0) {
+            fields_refuse(f, "tools", "tools[%zu].type is %.40s, expected function", i, type);
+            return;
+        }
         if (!name || !*name) {
             fields_refuse(f, "tools", "tools[%zu] has no function with a name", i);
             return;

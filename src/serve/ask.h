@@ -94,6 +94,9 @@ void ask_set_schema(struct ask *ask, struct fields *f, const char *name, const s
                     const json_t *schema);
 /* No tool may be called. */
 void ask_forbid_tools(struct ask *ask, const struct ask_model *m);
+/* Only the tools that the array names may be called; the prompt tells of no others. After
+ * ask_read_tools. */
+void ask_allow_tools(struct ask *ask, struct fields *f, const json_t *allowed);
 /* A tool has to be called: any, or the one of that name. After ask_read_tools. */
 void ask_require_tool(struct ask *ask, struct fields *f, const struct ask_model *m,
                       const char *name);

@@ -40,6 +40,21 @@ void openai_read_thinking(struct ask *ask, struct fields *f, const char *effort)
         ask_set_variable(ask, key, json_incref(value));
 }
 
+/* {"mode": "auto" or "required", "tools": [...]}, as it is or in a member of the choice. */
+static void read_allowed(struct ask *ask, struct fields *f, const struct ask_model *m,
+                         const json_t *choice) {
+    const json_t *inner = json_object_get(choice, "allowed_tools");
+    inner = inner ? inner : choice;
+    const char *mode = json_text_of(inner, "mode");
+    bool is_required = mode && strcmp(mode, "required") == 0;
+    if (mode && !is_required && strcmp(mode, "auto") != 0)
+        fields_refuse(f, "tool_choice", "tool_choice.mode is %.40s, expected auto or required",
+                      mode);
+    ask_allow_tools(ask, f, json_object_get(inner, "tools"));
+    if (is_required && !f->wrong)
+        ask_require_tool(ask, f, m, NULL);
+}
+
 void openai_read_tool_choice(struct ask *ask, struct fields *f, const struct ask_model *m) {
     const json_t *choice = fields_any(f, "tool_choice");
     const char *word = json_string_value(choice);
@@ -49,17 +64,21 @@ void openai_read_tool_choice(struct ask *ask, struct fields *f, const struct ask
     if (!choice || (word && strcmp(word, "auto") == 0))
         return;
     const json_t *function = json_object_get(choice, "function");
+    const char *type = json_text_of(choice, "type");
     const char *name = json_string_value(json_object_get(function ? function : choice, "name"));
     if (word && strcmp(word, "none") == 0)
         ask_forbid_tools(ask, m);
     else if (word && strcmp(word, "required") == 0)
         ask_require_tool(ask, f, m, NULL);
+    else if (type && strcmp(type, "allowed_tools") == 0)
+        read_allowed(ask, f, m, choice);
     else if (name)
         ask_require_tool(ask, f, m, name);
     else
-        fields_refuse(f, "tool_choice",
-                      "tool_choice is %.40s, expected none, auto, required or a function",
-                      word ? word : json_kind(choice));
+        fields_refuse(
+            f, "tool_choice",
+            "tool_choice is %.40s, expected none, auto, required, a function or allowed_tools",
+            word ? word : json_kind(choice));
 }
 
 /* -1 is no limit to clients of llama.cpp and LM Studio. */

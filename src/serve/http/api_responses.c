@@ -72,7 +72,9 @@ static void refuse_unknown(struct exchange *x) {
 
 void openai_response_get(struct exchange *x) {
     json_t *stored = find_stored(x->server, x->name);
-    if (stored)
+    if (strcmp(x->query.stream, "true") == 0)
+        exchange_refuse(x, 400, "stream", "stream is true, expected false: its events are over");
+    else if (stored)
         exchange_reply(x, 200, json_incref(json_object_get(stored, "response")));
     else
         refuse_unknown(x);
@@ -173,21 +175,21 @@ static json_t *page_of(const json_t *items, size_t from, size_t most) {
 
 void openai_response_input(struct exchange *x) {
     enum { MOST = 100, USUAL = 20 };
-    const struct listing *l = &x->listing;
+    const struct query *q = &x->query;
     char *end = NULL;
-    long most = *l->limit ? strtol(l->limit, &end, 10) : USUAL;
-    bool is_rising = strcmp(l->order, "asc") == 0;
+    long most = *q->limit ? strtol(q->limit, &end, 10) : USUAL;
+    bool is_rising = strcmp(q->order, "asc") == 0;
     json_t *stored = find_stored(x->server, x->name);
     json_t *items = input_items(x->name, json_object_get(stored, "turns"), !is_rising);
-    size_t from = place_after(items, l->after);
+    size_t from = place_after(items, q->after);
     if (!stored)
         refuse_unknown(x);
     else if ((end && *end) || most < 1 || most > MOST)
-        exchange_refuse(x, 400, "limit", "limit is %s, expected 1 to %d", l->limit, MOST);
-    else if (*l->order && !is_rising && strcmp(l->order, "desc") != 0)
-        exchange_refuse(x, 400, "order", "order is %s, expected asc or desc", l->order);
-    else if (*l->after && from == 0)
-        exchange_refuse(x, 400, "after", "after is %s, expected the id of an item", l->after);
+        exchange_refuse(x, 400, "limit", "limit is %s, expected 1 to %d", q->limit, MOST);
+    else if (*q->order && !is_rising && strcmp(q->order, "desc") != 0)
+        exchange_refuse(x, 400, "order", "order is %s, expected asc or desc", q->order);
+    else if (*q->after && from == 0)
+        exchange_refuse(x, 400, "after", "after is %s, expected the id of an item", q->after);
     else
         exchange_reply(x, 200, page_of(items, from, (size_t)most));
     json_decref(items);

@@ -34,10 +34,10 @@ struct style {
 
 enum reply { REPLY_NONE, REPLY_WHOLE, REPLY_STREAM };
 
-/* What a query says of the part of a list that is wanted: "after=ID&limit=N&order=asc". "": nothing
- * of it, "?": too much to be right. */
-struct listing {
-    char after[96], limit[8], order[8];
+/* What a query says: of the part of a list that is wanted, "after=ID&limit=N&order=asc", and
+ * "stream=true". "": nothing of it, "?": too much to be right. */
+struct query {
+    char after[96], limit[8], order[8], stream[8];
 };
 
 struct exchange {
@@ -50,7 +50,7 @@ struct exchange {
     char id[32], method[12], *path;
     char allowed[ROUTE_ALLOWED];    /* methods that the path takes, where it does not this one */
     char name[SNAPSHOT_MAX_ID + 1]; /* the id in the path; "": its route has none */
-    struct listing listing;
+    struct query query;
     double arrived; /* seconds_now */
     time_t created;
     struct buffer body;

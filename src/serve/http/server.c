@@ -60,11 +60,12 @@ static void copy_argument(const struct exchange *x, const char *name, char *out,
 }
 
 /* A thread in the background, where some handlers run, cannot look at the connection. */
-static void copy_listing(struct exchange *x) {
-    struct listing *l = &x->listing;
-    copy_argument(x, "after", l->after, sizeof l->after);
-    copy_argument(x, "limit", l->limit, sizeof l->limit);
-    copy_argument(x, "order", l->order, sizeof l->order);
+static void copy_query(struct exchange *x) {
+    struct query *q = &x->query;
+    copy_argument(x, "after", q->after, sizeof q->after);
+    copy_argument(x, "limit", q->limit, sizeof q->limit);
+    copy_argument(x, "order", q->order, sizeof q->order);
+    copy_argument(x, "stream", q->stream, sizeof q->stream);
 }
 
 /* The headers are there. False: the request is answered already. */
@@ -79,7 +80,7 @@ static bool admit(struct exchange *x) {
         x->api = API_ANTHROPIC; /* its clients list models, too */
     if (!guard_admits(x))
         return false;
-    copy_listing(x);
+    copy_query(x);
     if (strcmp(x->method, "OPTIONS") == 0 && s->options.n_cors > 0)
         exchange_reply_text(x, 204, NULL, STR(""));
     else if (!x->route && *x->allowed)
