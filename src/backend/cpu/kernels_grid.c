@@ -29,6 +29,15 @@ static uint64_t iq1(uint32_t index) {
     return to;
 }
 
+#if !defined(__x86_64__)
+static uint64_t minus_bytes(uint32_t signs) {
+    uint64_t to = 0;
+    for (int i = 0; i < 8; i++)
+        to |= (signs >> i & 1 ? UINT64_C(255) : 0) << 8 * i;
+    return to;
+}
+#endif
+
 static void fill(void) {
     struct kernel_grids *to = &kernel_grids;
     for (uint32_t i = 0; i < 256; i++) {
@@ -43,6 +52,12 @@ static void fill(void) {
         to->iq2_s[i] = iq2(iq2_s_grid(i));
     for (uint32_t i = 0; i < 2048; i++)
         to->iq1[i] = iq1(i);
+#if !defined(__x86_64__)
+    for (uint32_t i = 0; i < 256; i++)
+        to->signs[i] = minus_bytes(i);
+    for (uint32_t i = 0; i < 128; i++)
+        to->even[i] = minus_bytes(grid_signs(i));
+#endif
 }
 
 void kernel_grids_fill(void) {

@@ -1,7 +1,7 @@
 /* kernels_grid.h - the grids of IQ1, IQ2 and IQ3 as the int8 kernels look them up.
  *
  * quant/<type>.h has two or three bits a value; here an entry is its bytes, so that one load gives
- * four or eight quants. 33 KiB in all, of which a model's type needs 1 to 16. */
+ * four or eight quants. 36 KiB at most, of which a type needs 1 to 16. */
 #ifndef BACKEND_CPU_KERNELS_GRID_H
 #define BACKEND_CPU_KERNELS_GRID_H
 
@@ -24,6 +24,9 @@ struct kernel_grids {
     uint64_t iq2_xxs[256], iq2_xs[512], iq2_s[1024]; /* without signs */
     uint64_t iq1[2048];                              /* moved up */
     uint32_t iq3_xxs[256], iq3_s[512];
+#if !defined(__x86_64__)
+    uint64_t signs[256], even[128]; /* bytes of 255 where a sign bit is set; even: quant/grid.h */
+#endif
 };
 
 /* Filled by kernel_grids_fill, which packing calls: a matrix is packed before it is used. */

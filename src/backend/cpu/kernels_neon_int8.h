@@ -23,6 +23,7 @@
 #include <arm_neon.h>
 #include <string.h>
 
+#include "backend/cpu/kernels_grid.h"
 #include "backend/cpu/kernels_neon_pack.h"
 #include "base/cpu.h"
 
@@ -142,6 +143,126 @@ INLINE void open_mxfp4(const uint8_t *from, int8x16_t *w) {
     open_table(mxfp4_values, from, w);
 }
 
+/* ---- opening types with a grid
+ * ---------------------------------------------------------------- */
+
+/* Entry s of a row's group: eight values, and what makes some of them negative. */
+
+INLINE uint32_t load_16(const uint8_t *p) {
+    uint16_t v;
+    memcpy(&v, p, sizeof v);
+    return v;
+}
+
+INLINE uint32_t load_32(const uint8_t *p) {
+    uint32_t v;
+    memcpy(&v, p, sizeof v);
+    return v;
+}
+
+INLINE uint64_t two_fours(const uint32_t *grid, uint32_t i, uint32_t j) {
+    return grid[i] | (uint64_t)grid[j] << 32;
+}
+
+INLINE uint64_t values_iq2_xxs(const uint8_t *row, int s) {
+    return kernel_grids.iq2_xxs[row[s]];
+}
+
+INLINE uint64_t minus_iq2_xxs(const uint8_t *row, int s) {
+    return kernel_grids.even[load_32(row + 4) >> 7 * s & 127];
+}
+
+INLINE uint64_t values_iq2_xs(const uint8_t *row, int s) {
+    return kernel_grids.iq2_xs[load_16(row + 2 * s) & 511];
+}
+
+INLINE uint64_t minus_iq2_xs(const uint8_t *row, int s) {
+    return kernel_grids.even[load_16(row + 2 * s) >> 9];
+}
+
+INLINE uint64_t values_iq2_s(const uint8_t *row, int s) {
+    return kernel_grids.iq2_s[row[s] | (row[8] >> 2 * s & 3u) << 8];
+}
+
+INLINE uint64_t minus_iq2_s(const uint8_t *row, int s) {
+    return kernel_grids.signs[row[4 + s]];
+}
+
+INLINE uint64_t values_iq3_xxs(const uint8_t *row, int s) {
+    return two_fours(kernel_grids.iq3_xxs, row[2 * s], row[2 * s + 1]);
+}
+
+INLINE uint64_t minus_iq3_xxs(const uint8_t *row, int s) {
+    return kernel_grids.even[load_32(row + 8) >> 7 * s & 127];
+}
+
+INLINE uint64_t values_iq3_s(const uint8_t *row, int s) {
+    return two_fours(kernel_grids.iq3_s, row[2 * s] | (row[12] >> 2 * s & 1u) << 8,
+                     row[2 * s + 1] | (row[12] >> (2 * s + 1) & 1u) << 8);
+}
+
+INLINE uint64_t minus_iq3_s(const uint8_t *row, int s) {
+    return kernel_grids.signs[row[8 + s]];
+}
+
+/* IQ1 has no signs; its values are moved down by two, or not. */
+INLINE uint64_t values_iq1_s(const uint8_t *row, int s) {
+    return kernel_grids.iq1[row[s] | (load_16(row + 4) >> 3 * s & 7) << 8];
+}
+
+INLINE uint64_t minus_iq1_s(const uint8_t *row, int s) {
+    (void)s;
+    return (load_16(row + 4) >> 15) * UINT64_C(0x0202020202020202);
+}
+
+INLINE uint64_t values_iq1_m(const uint8_t *row, int s) {
+    return kernel_grids.iq1[row[s] | (load_16(row + 4) >> 4 * s & 7) << 8];
+}
+
+INLINE uint64_t minus_iq1_m(const uint8_t *row, int s) {
+    return (load_16(row + 4) >> (4 * s + 3) & 1) * UINT64_C(0x0202020202020202);
+}
+
+INLINE uint8x16_t two_rows(uint64_t a, uint64_t b) {
+    return vcombine_u8(vcreate_u8(a), vcreate_u8(b));
+}
+
+/* Eight values of rows 0 and 1, and of 2 and 3, to their vectors. */
+INLINE void place_eights(uint8x16_t a, uint8x16_t b, int8x16_t *w) {
+#if UNIT == 4
+    uint32x4_t x = vreinterpretq_u32_u8(a), y = vreinterpretq_u32_u8(b);
+    w[0] = vreinterpretq_s8_u32(vuzp1q_u32(x, y));
+    w[1] = vreinterpretq_s8_u32(vuzp2q_u32(x, y));
+#else
+    w[0] = as_signed(a);
+    w[1] = as_signed(b);
+#endif
+}
+
+INLINE uint8x16_t negated(uint8x16_t v, uint8x16_t minus) {
+    return vsubq_u8(veorq_u8(v, minus), minus);
+}
+
+#define OPEN_GRID(type, apply)                                                                     \
+    INLINE void open_##type(const uint8_t *from, int8x16_t *w) {                                   \
+        const uint8_t *r[4] = {from, from + NEON_ROW_##type, from + 2 * NEON_ROW_##type,           \
+                               from + 3 * NEON_ROW_##type};                                        \
+        UNROLL for (int s = 0; s < 4; s++) {                                                       \
+            uint8x16_t v[2];                                                                       \
+            UNROLL for (int p = 0; p < 2; p++) v[p] =                                              \
+                apply(two_rows(values_##type(r[2 * p], s), values_##type(r[2 * p + 1], s)),        \
+                      two_rows(minus_##type(r[2 * p], s), minus_##type(r[2 * p + 1], s)));         \
+            place_eights(v[0], v[1], w + 2 * s);                                                   \
+        }                                                                                          \
+    }
+OPEN_GRID(iq2_xxs, negated)
+OPEN_GRID(iq2_xs, negated)
+OPEN_GRID(iq2_s, negated)
+OPEN_GRID(iq3_xxs, negated)
+OPEN_GRID(iq3_s, negated)
+OPEN_GRID(iq1_s, vsubq_u8)
+OPEN_GRID(iq1_m, vsubq_u8)
+
 /* ---- floats from integers
  * -------------------------------------------------------------------- */
 
@@ -153,6 +274,7 @@ struct format {
     uint32_t half;              /* bytes of half a tile's group */
     uint32_t bytes, f16s, size; /* in a packed block: scales, d; and all */
     bool has_min;
+    float unit; /* d counts so many times */
 };
 
 /* The bits of 1.5 * 2^(23 - shift). */
@@ -211,15 +333,51 @@ INLINE struct half half_of(const struct format *f, const uint8_t *block, int hal
 }
 
 INLINE float32x4_t d_of(const struct format *f, struct half at, int half) {
-    return f->type == DT_MXFP4 ? four_exponents(at.bytes, half) : four_f16s(at.f16s, half);
+    if (f->type == DT_MXFP4)
+        return four_exponents(at.bytes, half);
+    float32x4_t d = four_f16s(at.f16s, half);
+    return f->unit == 1 ? d : vmulq_n_f32(d, f->unit);
 }
 
 INLINE float32x4_t second_of(struct half at, int half) {
     return four_f16s(at.f16s + 2 * NEON_TILE, half);
 }
 
+INLINE float32x4_t twice_and_one(float32x4_t s) {
+    return vfmaq_n_f32(vdupq_n_f32(1), s, 2);
+}
+
+/* 2 scale + 1 of types whose scales stand in the word (of 4 or 2 bytes) that ends a row's group. */
+INLINE float32x4_t scales_at_the_end(const struct format *f, const uint8_t *group, int word,
+                                     int shift, uint32_t mask) {
+    float s[4];
+    UNROLL for (uint32_t r = 0; r < 4; r++) {
+        const uint8_t *end = group + (r + 1) * f->half / 4;
+        s[r] = (float)((word == 4 ? load_32(end - 4) : load_16(end - 2)) >> shift & mask);
+    }
+    return twice_and_one(vld1q_f32(s));
+}
+
 /* The scales of a group, for each run. */
 INLINE void load_scales(const struct format *f, struct half from, int g, int half, float32x4_t *s) {
+    const uint8_t *group = from.quants + (uint32_t)(2 * g + half) * f->half;
+    const uint8_t *one = from.bytes + NEON_TILE * g;
+    if (f->type == DT_IQ2_XXS || f->type == DT_IQ3_XXS) {
+        s[0] = scales_at_the_end(f, group, 4, 28, 15);
+        return;
+    }
+    if (f->type == DT_IQ1_S) {
+        s[0] = scales_at_the_end(f, group, 2, 12, 7);
+        return;
+    }
+    if (f->type == DT_IQ2_XS || f->type == DT_IQ2_S || f->type == DT_IQ1_M) {
+        UNROLL for (int run = 0; run < 2; run++) {
+            s[run] = four_nibbles(one, half, run);
+            if (f->type != DT_IQ1_M)
+                s[run] = twice_and_one(s[run]);
+        }
+        return;
+    }
     bool is_pair = f->runs == 2 || f->has_min; /* two bytes a row, not one */
     const uint8_t *at = from.bytes + NEON_TILE * (is_pair ? 2 : 1) * g;
     UNROLL for (int run = 0; run < f->runs; run++) s[run] =
@@ -580,12 +738,18 @@ static void project(const struct format *f, const struct adders *add, const void
         add_tiles(&format_##type, tiles, rows, acts, sums);                                        \
     }
 
-#define PROJECT(TYPE, type, open, runs, shift_0, shift_1, has_min)                                 \
-    static const struct format format_##type = {DT_##TYPE,          open,                          \
-                                                NEON_GROUPS_##type, runs,                          \
-                                                {shift_0, shift_1}, NEON_HALF_##type,              \
-                                                NEON_BYTES_##type,  NEON_F16S_##type,              \
-                                                NEON_SIZE_##type,   has_min};                      \
+#define PROJECT_UNIT(TYPE, type, open, runs, shift_0, shift_1, has_min, unit)                      \
+    static const struct format format_##type = {DT_##TYPE,                                         \
+                                                open,                                              \
+                                                NEON_GROUPS_##type,                                \
+                                                runs,                                              \
+                                                {shift_0, shift_1},                                \
+                                                NEON_HALF_##type,                                  \
+                                                NEON_BYTES_##type,                                 \
+                                                NEON_F16S_##type,                                  \
+                                                NEON_SIZE_##type,                                  \
+                                                has_min,                                           \
+                                                unit};                                             \
     static uint64_t bytes_##type(uint32_t k, uint32_t n) {                                         \
         return neon_packed_bytes(DT_##TYPE, k, n);                                                 \
     }                                                                                              \
@@ -603,6 +767,8 @@ static void project(const struct format *f, const struct adders *add, const void
         project(&format_##type, &add, weights, first, count, acts, out, out_stride);               \
     }
 
+#define PROJECT(TYPE, type, open, runs, shift_0, shift_1, has_min)                                 \
+    PROJECT_UNIT(TYPE, type, open, runs, shift_0, shift_1, has_min, 1)
 PROJECT(Q4_0, q4_0, open_4_signed, 1, 4, 4, false)
 PROJECT(Q4_1, q4_1, open_4, 1, 0, 0, true)
 PROJECT(Q5_0, q5_0, open_5_signed, 1, 3, 3, false)
@@ -616,8 +782,15 @@ PROJECT(Q6_K, q6_k, open_6, 2, 2, 2, false)
 PROJECT(IQ4_NL, iq4_nl, open_iq4, 1, 0, 0, false)
 PROJECT(IQ4_XS, iq4_xs, open_iq4, 1, 0, 0, false)
 PROJECT(MXFP4, mxfp4, open_mxfp4, 1, 0, 0, false)
+PROJECT_UNIT(IQ2_XXS, iq2_xxs, open_iq2_xxs, 1, 0, 0, false, 0.125f)
+PROJECT_UNIT(IQ2_XS, iq2_xs, open_iq2_xs, 2, 0, 0, false, 0.125f)
+PROJECT_UNIT(IQ2_S, iq2_s, open_iq2_s, 2, 0, 0, false, 0.125f)
+PROJECT_UNIT(IQ3_XXS, iq3_xxs, open_iq3_xxs, 1, 0, 0, false, 0.25f)
+PROJECT(IQ3_S, iq3_s, open_iq3_s, 1, 0, 0, false)
+PROJECT_UNIT(IQ1_S, iq1_s, open_iq1_s, 1, 0, 0, false, 0.125f)
+PROJECT_UNIT(IQ1_M, iq1_m, open_iq1_m, 2, 0, 0, false, 0.125f)
 
 #define INT8_ROW(TYPE, type)                                                                       \
     {#type " " ISA, DT_##TYPE, false, NEEDS, NEON_TILE, bytes_##type, pack_##type, project_##type},
 
-static const struct kernel rows[] = {FOR_EACH_FAST_TYPE(INT8_ROW)};
+static const struct kernel rows[] = {FOR_EACH_FAST_TYPE(INT8_ROW) FOR_EACH_GRID_TYPE(INT8_ROW)};

@@ -6,6 +6,7 @@
 #include <arm_neon.h>
 #include <string.h>
 
+#include "backend/cpu/kernels_grid.h"
 #include "base/err.h"
 #include "quant/types.h"
 
@@ -238,6 +239,122 @@ INLINE void pack_tiles(const struct layout *l, uint32_t unit, const uint8_t *row
     }
 NEON_TYPES(LAYOUT)
 
+/* ---- types with a grid ----------------------------------------------------------------------- */
+
+/* A row of a group. */
+struct grid_group {
+    uint8_t bytes[16], scale;
+};
+
+#define GRID_READ(type, d)                                                                         \
+    static uint16_t d_##type(const void *block) {                                                  \
+        const struct type *b = block;                                                              \
+        return d;                                                                                  \
+    }                                                                                              \
+    static void grid_read_##type(const void *block, int g, struct grid_group *to)
+#define GRID_BLOCK(type) const struct type *b = block
+
+GRID_READ(iq2_xxs, b->d) {
+    GRID_BLOCK(iq2_xxs);
+    memcpy(to->bytes, b->qs + 8 * g, 8);
+}
+
+GRID_READ(iq2_xs, b->d) {
+    GRID_BLOCK(iq2_xs);
+    memcpy(to->bytes, b->qs + 4 * g, 8);
+    to->scale = b->scales[g];
+}
+
+GRID_READ(iq2_s, b->d) {
+    GRID_BLOCK(iq2_s);
+    memcpy(to->bytes, b->qs + 4 * g, 4);
+    memcpy(to->bytes + 4, b->signs + 4 * g, 4);
+    to->bytes[8] = b->qh[g];
+    to->scale = b->scales[g];
+}
+
+GRID_READ(iq3_xxs, b->d) {
+    GRID_BLOCK(iq3_xxs);
+    memcpy(to->bytes, b->qs + 8 * g, 8);
+    memcpy(to->bytes + 8, b->scales + 4 * g, 4);
+}
+
+GRID_READ(iq3_s, b->d) {
+    GRID_BLOCK(iq3_s);
+    memcpy(to->bytes, b->qs + 8 * g, 8);
+    memcpy(to->bytes + 8, b->signs + 4 * g, 4);
+    to->bytes[12] = b->qh[g];
+    to->scale = (uint8_t)(2 * (b->scales[g / 2] >> 4 * (g % 2) & 15) + 1);
+}
+
+GRID_READ(iq1_s, b->d) {
+    GRID_BLOCK(iq1_s);
+    memcpy(to->bytes, b->qs + 4 * g, 4);
+    memcpy(to->bytes + 4, &b->qh[g], 2);
+}
+
+GRID_READ(iq1_m, iq1_m_d(b)) {
+    GRID_BLOCK(iq1_m);
+    memcpy(to->bytes, b->qs + 4 * g, 4);
+    memcpy(to->bytes + 4, b->qh + 2 * g, 2);
+    int two = b->scales[g / 2] >> 6 * (g % 2);
+    to->scale = (uint8_t)((2 * (two & 7) + 1) | (2 * (two >> 3 & 7) + 1) << 4);
+}
+
+static const struct grid_layout {
+    enum dtype type;
+    uint32_t group, bytes, file_bytes;
+    uint16_t (*d)(const void *block);
+    void (*read)(const void *block, int g, struct grid_group *to);
+} grid_layouts[] = {
+#define X(TYPE, type, group, bytes)                                                                \
+    {DT_##TYPE, group, bytes, sizeof(struct type), d_##type, grid_read_##type},
+    NEON_GRID_TYPES(X)
+#undef X
+};
+
+static const struct grid_layout *grid_layout_of(enum dtype type) {
+    for (size_t i = 0; i < sizeof grid_layouts / sizeof *grid_layouts; i++)
+        if (grid_layouts[i].type == type)
+            return &grid_layouts[i];
+    return NULL;
+}
+
+static size_t grid_size_of(const struct grid_layout *l) {
+    return NEON_TILE * (8 * (l->group + l->bytes) + 2);
+}
+
+static void pack_grid_row(const struct grid_layout *l, const void *block, uint32_t row,
+                          uint8_t *to) {
+    uint8_t *bytes = to + 8 * NEON_TILE * l->group, *f16s = bytes + 8 * NEON_TILE * l->bytes;
+    for (uint32_t g = 0; g < 8; g++) {
+        struct grid_group group;
+        l->read(block, (int)g, &group);
+        memcpy(to + (g * NEON_TILE + row) * l->group, group.bytes, l->group);
+        if (l->bytes)
+            bytes[g * NEON_TILE + row] = group.scale;
+    }
+    uint16_t d = l->d(block);
+    memcpy(f16s + 2 * row, &d, 2);
+}
+
+static void pack_grid(const struct grid_layout *l, const uint8_t *rows, size_t row_bytes,
+                      uint32_t n, uint8_t *to) {
+    for (uint32_t tile = 0; tile < n; tile += NEON_TILE, rows += NEON_TILE * row_bytes) {
+        uint32_t present = n - tile < NEON_TILE ? n - tile : NEON_TILE;
+        for (size_t at = 0; at < row_bytes; at += l->file_bytes, to += grid_size_of(l)) {
+            _Alignas(16) uint8_t block[256]; /* those of the file may lie at odd places */
+            memset(to, 0, grid_size_of(l));
+            for (uint32_t row = 0; row < present; row++) {
+                memcpy(block, rows + row * row_bytes + at, l->file_bytes);
+                pack_grid_row(l, block, row, to);
+            }
+        }
+    }
+}
+
+/* ---- matrices -------------------------------------------------------------------------------- */
+
 static const struct packer {
     const struct layout *layout;
     void (*pack)(uint32_t unit, const uint8_t *rows, size_t row_bytes, uint32_t n, uint8_t *to);
@@ -256,13 +373,22 @@ static const struct packer *packer_of(enum dtype type) {
 }
 
 uint64_t neon_packed_bytes(enum dtype type, uint32_t k, uint32_t n) {
-    const struct layout *l = packer_of(type)->layout;
     uint64_t tiles = ((uint64_t)n + NEON_TILE - 1) / NEON_TILE;
+    const struct grid_layout *grid = grid_layout_of(type);
+    if (grid)
+        return tiles * (k / 256) * grid_size_of(grid);
+    const struct layout *l = packer_of(type)->layout;
     return tiles * (k / 32 / (uint32_t)l->groups) * size_of(l);
 }
 
 void neon_pack(enum dtype type, uint32_t unit, const void *rows, uint32_t k, uint32_t n,
                void *packed) {
+    const struct grid_layout *grid = grid_layout_of(type);
+    if (grid) {
+        kernel_grids_fill();
+        pack_grid(grid, rows, (size_t)(k / 256) * grid->file_bytes, n, packed);
+        return;
+    }
     const struct packer *p = packer_of(type);
     size_t blocks = k / 32 / (uint32_t)p->layout->groups;
     p->pack(unit, rows, blocks * p->layout->file_bytes, n, packed);

@@ -22,8 +22,11 @@
  *           (w6 % 4, w7 % 2); if signed w0..w4 are on top, times 8
  *   6 bits  signed, times 4: three values on top; their lowest bits hold the fourth
  *
+ * Types with a grid keep a row's bytes of a group together: [group of 32][row][bytes], in the order
+ * of the file's parts. Their values come from kernels_grid.h.
+ *
  * Nothing grows but by scales of six bits opened into bytes: q4_k has 148 bytes a row (144 in the
- * file), q5_k 180 (176), q3_k 114 (110), iq4_xs 138 (136). */
+ * file), q5_k 180 (176), q3_k 114 (110), iq4_xs 138 (136), iq3_s 114 (110), iq1_m 58 (56). */
 #ifndef BACKEND_CPU_KERNELS_NEON_PACK_H
 #define BACKEND_CPU_KERNELS_NEON_PACK_H
 
@@ -49,14 +52,33 @@ enum { NEON_TILE = 8 };
     X(MXFP4,  mxfp4,   32, 4, 1, 0)
 /* clang-format on */
 
+/* X(TYPE, type, bytes of a row's group, bytes of scales): of types with a grid, 256 values each. */
+/* clang-format off */
+#define NEON_GRID_TYPES(X)                                                                         \
+    X(IQ2_XXS, iq2_xxs,  8, 0) /* four indices; signs and scale */                                 \
+    X(IQ2_XS,  iq2_xs,   8, 1) /* qs; two scales, as in the file */                                \
+    X(IQ2_S,   iq2_s,    9, 1) /* qs, signs, qh; two scales */                                     \
+    X(IQ3_XXS, iq3_xxs, 12, 0) /* qs; signs and scale */                                           \
+    X(IQ3_S,   iq3_s,   13, 1) /* qs, signs, qh; 2 scale + 1 */                                    \
+    X(IQ1_S,   iq1_s,    6, 0) /* qs, qh */                                                        \
+    X(IQ1_M,   iq1_m,    6, 1) /* qs, qh; two of 2 scale + 1, four bits each */
+/* clang-format on */
+
 /* Groups of a block, and where its parts stand in a tile's block. */
 enum {
+#define X(TYPE, type, group, bytes)                                                                \
+    NEON_GROUPS_##type = 8, NEON_ROW_##type = (group), NEON_HALF_##type = 4 * (group),             \
+    NEON_BYTES_##type = 8 * NEON_TILE * (group),                                                   \
+    NEON_F16S_##type = NEON_BYTES_##type + 8 * NEON_TILE * (bytes),                                \
+    NEON_SIZE_##type = NEON_F16S_##type + 2 * NEON_TILE,
+    NEON_GRID_TYPES(X)
+#undef X
 #define X(TYPE, type, values, bits, bytes, f16s)                                                   \
     NEON_GROUPS_##type = (values) / 32, NEON_HALF_##type = 16 * (bits),                            \
     NEON_BYTES_##type = NEON_GROUPS_##type * 2 * NEON_HALF_##type,                                 \
     NEON_F16S_##type = NEON_BYTES_##type + NEON_GROUPS_##type * NEON_TILE * (bytes),               \
     NEON_SIZE_##type = NEON_F16S_##type + NEON_TILE * 2 * (f16s),
-    NEON_TYPES(X)
+        NEON_TYPES(X)
 #undef X
 };
 
