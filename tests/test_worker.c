@@ -493,6 +493,41 @@ static void expect_split(const struct ask_model *m, const struct ask *ask, const
     buffer_free(&pieces);
 }
 
+/* The grammar of a text of 100,000 letters, asked for twice; what is kept then takes so much. */
+static size_t ask_for_large(struct formats *f, int number) {
+    enum { N = 100000 };
+    static char text[N + 64];
+    struct format *one, *again;
+    struct err err = {0};
+    int n = snprintf(text, sizeof text, "root ::= \"%d", number);
+    memset(text + n, 'a', N);
+    snprintf(text + n + N, sizeof text - (size_t)n - N, "\"");
+    EXPECT_INT(formats_find(f, FORMAT_GBNF, str_of(text), &one, &err), SLUICE_OK);
+    EXPECT_INT(formats_find(f, FORMAT_GBNF, str_of(text), &again, &err), SLUICE_OK);
+    EXPECT(one == again);
+    format_release(one);
+    format_release(again);
+    return formats_bytes(f);
+}
+
+/* There is an end to the bytes that are kept, and the one asked for last is among them. */
+TEST(serve_formats_keep_so_many_bytes) {
+    sluice_model *model;
+    if (sluice_model_open(&model, "models/stories-27m-q4_k_m.gguf"))
+        test_fail(__FILE__, __LINE__, "%s", sluice_model_error(model));
+    struct formats *f = formats_open(model, 1);
+    size_t alone = ask_for_large(f, 0);
+    EXPECT(alone > 1 << 20);
+    for (int i = 1; i < 4; i++)
+        EXPECT_INT(ask_for_large(f, i), alone);
+    formats_close(f);
+    f = formats_open(model, 3 * alone + alone / 2);
+    for (int i = 0; i < 8; i++)
+        EXPECT_INT(ask_for_large(f, i), alone * (i < 3 ? (size_t)i + 1 : 3));
+    formats_close(f);
+    sluice_model_close(model);
+}
+
 TEST(serve_answer_splits_thinking_and_calls) {
     sluice_model *model;
     struct ask_model m = {0};

@@ -84,7 +84,7 @@ int constraint_open(struct constraint *c, const sluice_model *model) {
     c->n_tokens = m.facts.n_tokens;
     c->think_open = m.think_open;
     c->think_close = m.think_close;
-    c->formats = formats_open(model);
+    c->formats = formats_open(model, FORMATS_BYTES);
     c->no_ends = follow_no_ends(model);
     if (!c->formats || !c->no_ends)
         return complain(EXIT_WORLD, "out of memory for a grammar");

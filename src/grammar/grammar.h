@@ -41,6 +41,8 @@ int grammar_of_schema(struct grammar **out, const json_t *schema, struct err *er
 int grammar_of_json_object(struct grammar **out, struct err *err);
 
 void grammar_close(struct grammar *g); /* takes NULL */
+/* About what it takes, with the masks that it has cached: these grow with what is asked of it. */
+size_t grammar_bytes(const struct grammar *g);
 
 /* ---- the vocabulary ---------------------------------------------------------------------------
  */

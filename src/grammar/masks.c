@@ -10,6 +10,7 @@
 #include "grammar/masks.h"
 
 #include <pthread.h>
+#include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -71,6 +72,7 @@ struct state_union {
 struct masks {
     const struct program *p;
     const struct token_texts *t;
+    atomic_size_t bytes; /* of all that follows */
     pthread_mutex_t lock;
     struct arena state_arena, part_arena;
     struct nodes nodes;
@@ -134,6 +136,22 @@ static void find_classes(const struct program *p, uint8_t classes[256]) {
 /* ---- open and close ---------------------------------------------------------------------------
  */
 
+/* The tables that are large. */
+static void count_bytes(struct masks *m) {
+    const struct token_texts *t = m->t;
+    m->bytes = sizeof *m + m->state_arena.used + m->part_arena.used +
+               m->state_capacity * (sizeof *m->states + 256 * sizeof *m->next) +
+               m->part_capacity * (sizeof *m->parts + 2 * sizeof *m->part_slots) +
+               m->n_slots * sizeof *m->slots + (size_t)t->n_tokens * sizeof *m->found +
+               t->n_nodes * (sizeof *m->exits + sizeof *m->starts) +
+               m->nodes.edge_capacity * sizeof *m->nodes.edges +
+               (m->nodes.capacity + m->nodes.n_slots) * sizeof *m->nodes.slots;
+}
+
+size_t masks_bytes(const struct masks *m) {
+    return m->bytes;
+}
+
 /* Everything that was computed goes. */
 static bool begin(struct masks *m) {
     arena_free(&m->state_arena);
@@ -186,6 +204,7 @@ int masks_open(struct masks **out, const struct program *p, const struct token_t
         masks_close(m);
         return err_memory(err, "the masks of a grammar");
     }
+    count_bytes(m);
     *out = m;
     return SLUICE_OK;
 }
@@ -876,6 +895,7 @@ enum fault masks_add(struct masks *m, const struct thread *threads, uint32_t n,
     *steps = m->nodes.steps;
     if (!is_ok)
         begin(m); /* nothing half done stays */
+    count_bytes(m);
     pthread_mutex_unlock(&m->lock);
     return fault;
 }

@@ -34,7 +34,8 @@ struct masks;
 
 int masks_open(struct masks **out, const struct program *p, const struct token_texts *t,
                struct err *err);
-void masks_close(struct masks *m); /* takes NULL */
+void masks_close(struct masks *m);         /* takes NULL */
+size_t masks_bytes(const struct masks *m); /* about; waits for nobody */
 
 /* Adds the tokens that these threads allow to `mask`. They are sorted (thread_set_finish); `nodes`
  * has their nodes. *steps: what it may cost, and what it did. After a fault some are missing. */

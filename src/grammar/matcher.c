@@ -75,6 +75,16 @@ void grammar_close(struct grammar *g) {
     free(g);
 }
 
+size_t grammar_bytes(const struct grammar *shared) {
+    struct grammar *g = (struct grammar *)shared;
+    size_t bytes = sizeof *g + g->program.arena.used;
+    pthread_mutex_lock(&g->lock);
+    for (const struct masks_of *m = g->masks; m; m = m->next)
+        bytes += masks_bytes(m->masks);
+    pthread_mutex_unlock(&g->lock);
+    return bytes;
+}
+
 static int add_masks(struct grammar *g, const struct token_texts *t, struct masks **out,
                      struct err *err) {
     struct masks_of *m = calloc(1, sizeof *m);

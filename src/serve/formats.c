@@ -23,13 +23,15 @@ struct formats {
     struct token_texts *texts; /* made when first asked for */
     struct entry *kept[KEPT];
     uint64_t clock;
+    size_t most_bytes;
 };
 
-struct formats *formats_open(const sluice_model *model) {
+struct formats *formats_open(const sluice_model *model, size_t most_bytes) {
     struct formats *f = calloc(1, sizeof *f);
     if (!f)
         return NULL;
     f->model = model;
+    f->most_bytes = most_bytes;
     pthread_mutex_init(&f->lock, NULL);
     return f;
 }
@@ -88,6 +90,36 @@ static void keep(struct formats *f, struct entry *e) {
     share(e);
 }
 
+static size_t kept_bytes(const struct formats *f) {
+    size_t bytes = 0;
+    for (int i = 0; i < KEPT; i++)
+        bytes += f->kept[i] ? grammar_bytes(f->kept[i]->grammar) : 0;
+    return bytes;
+}
+
+/* Those not used for longest go until the rest is small enough; the newest stays. Under the lock.
+ */
+static void shrink(struct formats *f) {
+    while (kept_bytes(f) > f->most_bytes) {
+        int oldest = -1;
+        for (int i = 0; i < KEPT; i++)
+            if (f->kept[i] && f->kept[i]->used < f->clock &&
+                (oldest < 0 || f->kept[i]->used < f->kept[oldest]->used))
+                oldest = i;
+        if (oldest < 0)
+            return;
+        format_release(&f->kept[oldest]->format);
+        f->kept[oldest] = NULL;
+    }
+}
+
+size_t formats_bytes(struct formats *f) {
+    pthread_mutex_lock(&f->lock);
+    size_t bytes = kept_bytes(f);
+    pthread_mutex_unlock(&f->lock);
+    return bytes;
+}
+
 static struct format *find(struct formats *f, struct hash128 name) {
     for (int i = 0; i < KEPT; i++)
         if (f->kept[i] && hash128_equal(f->kept[i]->name, name)) {
@@ -132,6 +164,8 @@ int formats_find(struct formats *f, enum format_kind kind, struct str text, stru
     struct entry *e;
     pthread_mutex_lock(&f->lock);
     *out = find(f, name);
+    if (*out)
+        shrink(f);
     pthread_mutex_unlock(&f->lock);
     if (*out)
         return SLUICE_OK;
@@ -142,6 +176,7 @@ int formats_find(struct formats *f, enum format_kind kind, struct str text, stru
     *out = &e->format;
     pthread_mutex_lock(&f->lock);
     keep(f, e);
+    shrink(f);
     pthread_mutex_unlock(&f->lock);
     return SLUICE_OK;
 }

@@ -1,7 +1,8 @@
 /* formats.h - the grammars that answers must follow, compiled once and kept.
  *
  * Clients send the same schema with every request, and a grammar keeps the masks of its states: so
- * the ones used last are kept, and shared by all answers that follow them. */
+ * the ones used last are kept, and shared by all answers that follow them. There is an end to how
+ * many, and to the bytes that they take, but for the one that was asked for last. */
 #ifndef SERVE_FORMATS_H
 #define SERVE_FORMATS_H
 
@@ -18,8 +19,10 @@ struct format {
     const struct token_texts *texts; /* of the model */
 };
 
-/* NULL when memory ran out. The model is borrowed. */
-struct formats *formats_open(const sluice_model *model);
+enum { FORMATS_BYTES = 256 << 20 }; /* that are worth keeping, on a server */
+
+/* Keeps at most so many bytes of grammars. NULL when memory ran out. The model is borrowed. */
+struct formats *formats_open(const sluice_model *model, size_t most_bytes);
 void formats_close(struct formats *f); /* after all references are released; takes NULL */
 
 /* Any thread. `text`: the grammar or the schema; of FORMAT_JSON (any JSON object) none. A reference
@@ -27,5 +30,6 @@ void formats_close(struct formats *f); /* after all references are released; tak
 int formats_find(struct formats *f, enum format_kind kind, struct str text, struct format **out,
                  struct err *err);
 void format_release(struct format *format); /* takes NULL */
+size_t formats_bytes(struct formats *f);    /* of the grammars that are kept, about */
 
 #endif

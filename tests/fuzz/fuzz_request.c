@@ -41,7 +41,7 @@ static void open_or_die(void) {
     server.options.most_answers = 0;
     server.model = (struct ask_model){.name = "model", .context = 512, .has_hidden = true};
     ask_model_fill(&server.model, model);
-    server.model.formats = formats_open(model);
+    server.model.formats = formats_open(model, FORMATS_BYTES);
     server.replay = store_open(1 << 20);
     server.responses = store_open(1 << 20);
     store_put(server.responses, hash128_of("resp_a", 6), stored, sizeof stored - 1);

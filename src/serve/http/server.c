@@ -416,7 +416,7 @@ int server_start(struct server *s, const struct served *served, struct err *err)
     s->served = *served;
     fill_model(s);
     int status = plan_start(s, err);
-    if (!status && !(s->model.formats = formats_open(served->model)))
+    if (!status && !(s->model.formats = formats_open(served->model, FORMATS_BYTES)))
         status = err_memory(err, "formats of answers");
     if (!status)
         status = worker_open(&s->worker, &w, err);
