@@ -3,6 +3,8 @@
  * The reference decodes the weights and adds in double. Where all scales are powers of two and the
  * sums stay below 2^24, nothing is ever rounded, and the kernels must give the very same numbers:
  * that is the test of the integers. SLUICE_CPU narrows the kernels down. */
+#include <float.h>
+
 #include "backend/cpu/kernels.h"
 #include "backend/cpu/vec.h"
 #include "base/cpu.h"
@@ -333,6 +335,10 @@ TEST(kernels_table) {
 }
 
 /* The groups say what act_quantize says; of 128 values the last ones may be fewer. */
+static bool same_number(float a, float b) {
+    return a == b || (a != a && b != b);
+}
+
 TEST(kernels_act_groups) {
     enum { K = 224 };
     static const uint32_t widths[] = {96, 224}, shared[] = {32, 128};
@@ -341,10 +347,11 @@ TEST(kernels_act_groups) {
     int32_t sum[K / 32];
     struct act_group groups[K / 32 + 1];
     seed = 3;
-    for (int i = 0; i < K; i++)
-        x[i] = random_float();
-    for (int c = 0; c < 4; c++) {
-        uint32_t k = widths[c / 2], n = k / 32;
+    for (int c = 0; c < 20; c++) {
+        uint32_t k = widths[c / 2 % 2], n = k / 32;
+        static const float odd[] = {0, 1e-40f, INFINITY, NAN, -FLT_MAX};
+        for (int i = 0; i < K; i++)
+            x[i] = c < 4 ? random_float() : c < 8 ? 0 : odd[random_bits() % 5];
         memset(groups, 0x55, sizeof groups);
         act_quantize(x, k, shared[c % 2], q, scale, sum);
         act_groups(x, k, shared[c % 2], groups);
@@ -353,14 +360,16 @@ TEST(kernels_act_groups) {
             for (int i = 0; i < 16; i++)
                 low += q[32 * g + i];
             EXPECT(memcmp(groups[g].q, q + 32 * g, 32) == 0);
-            EXPECT(groups[g].scale == scale[g]);
+            EXPECT(same_number(groups[g].scale, scale[g]));
             EXPECT_INT(groups[g].minus_sum, -sum[g]);
             EXPECT_INT(groups[g].minus_half[0], -low);
             EXPECT_INT(groups[g].minus_half[1], low - sum[g]);
-            EXPECT(groups[g].offset == scale[g] * (float)sum[g]);
+            EXPECT(same_number(groups[g].offset, scale[g] * (float)sum[g]));
+            EXPECT(same_number(groups[g].half_offset[0], scale[g] * (float)low));
+            EXPECT(same_number(groups[g].half_offset[1], scale[g] * (float)(sum[g] - low)));
         }
         EXPECT_INT(groups[n].q[0], 0x55); /* nothing beyond */
-        EXPECT((scale[0] == scale[1]) == (shared[c % 2] == 128));
+        EXPECT(c >= 4 || (scale[0] == scale[1]) == (shared[c % 2] == 128));
     }
 }
 

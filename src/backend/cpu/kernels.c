@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "backend/cpu/kernels_rows.h"
+#include "base/cpu.h"
 
 /* Best first. */
 static const struct kernel_rows *const tables[] = {
@@ -65,9 +66,12 @@ static void fill_group(struct act_group *a, const int8_t *q, float scale, int32_
     a->minus_sum = -sum;
     a->minus_half[0] = -low;
     a->minus_half[1] = low - sum;
+    for (int h = 0; h < 2; h++)
+        a->half_offset[h] = scale * (float)-a->minus_half[h];
 }
 
-void act_groups(const float *x, uint32_t k, uint32_t group, struct act_group *groups) {
+static void act_groups_portable(const float *x, uint32_t k, uint32_t group,
+                                struct act_group *groups) {
     int8_t q[MAX_ACT_GROUP];
     float scale[MAX_ACT_GROUP / 32];
     int32_t sum[MAX_ACT_GROUP / 32];
@@ -77,4 +81,15 @@ void act_groups(const float *x, uint32_t k, uint32_t group, struct act_group *gr
         for (uint32_t g = 0; g < n / 32; g++)
             fill_group(&groups[first / 32 + g], q + g * 32, scale[g], sum[g]);
     }
+}
+
+void act_groups(const float *x, uint32_t k, uint32_t group, struct act_group *groups) {
+    uint32_t features = cpu_features();
+    for (size_t t = 0; t < sizeof tables / sizeof *tables; t++) {
+        if (tables[t]->act_groups && (tables[t]->attend.features & ~features) == 0) {
+            tables[t]->act_groups(x, k, group, groups);
+            return;
+        }
+    }
+    act_groups_portable(x, k, group, groups);
 }

@@ -26,7 +26,8 @@ struct act_group {
     int32_t minus_sum;     /* -(sum of q): the first value of a sum over weights kept unsigned, once
                             * it is multiplied with what was added to them */
     int32_t minus_half[2]; /* the same of q[0..15] and q[16..31] */
-    int32_t unused[3];
+    float half_offset[2];  /* scale * (sum of either half) */
+    int32_t unused;
 };
 _Static_assert(sizeof(struct act_group) == 64, "a group is a cache line");
 

@@ -11,12 +11,14 @@
 #include "backend/cpu/kernels_rows.h"
 
 #if defined(__x86_64__)
+#include <float.h>
 #include <immintrin.h>
 #include <string.h>
 
 #include "backend/cpu/kernels_grid.h"
 #include "backend/cpu/kernels_pack.h"
 #include "base/cpu.h"
+#include "quant/encode.h"
 #include "quant/mxfp4.h"
 
 #define TARGET __attribute__((target("avx2,fma,f16c")))
@@ -97,6 +99,42 @@ INLINE __m256i negate(__m256i w, __m256i signs, int j) {
     __m256i turned = _mm256_xor_si256(w, is_minus);
     return _mm256_add_epi8(
         turned, _mm256_and_si256(is_minus, _mm256_set1_epi8((char)(2 * GRID_BIAS - 255))));
+}
+
+/* The largest of n values (a multiple of 32) without their signs, as bits. */
+INLINE int32_t largest_bits(const float *x, uint32_t n) {
+    const __m256i no_sign = _mm256_set1_epi32(0x7fffffff);
+    __m256i most = _mm256_setzero_si256();
+    for (uint32_t i = 0; i < n; i += 8)
+        most = _mm256_max_epi32(
+            most, _mm256_and_si256(_mm256_loadu_si256((const __m256i *)(x + i)), no_sign));
+    __m128i four = _mm_max_epi32(_mm256_castsi256_si128(most), _mm256_extracti128_si256(most, 1));
+    four = _mm_max_epi32(four, _mm_shuffle_epi32(four, 0x4e));
+    return _mm_cvtsi128_si32(_mm_max_epi32(four, _mm_shuffle_epi32(four, 0xb1)));
+}
+
+/* Sixteen values' lowest bytes, and the sum of these. */
+INLINE int32_t quantize_half(const float *x, float inverse, int8_t *q) {
+    const __m256i low = _mm256_set1_epi32(255);
+    __m256i v[2];
+    UNROLL for (int i = 0; i < 2; i++) {
+        __m256 y = _mm256_loadu_ps(x + 8 * i) * V_SET(inverse) + V_SET(ROUND_MAGIC);
+        v[i] = _mm256_and_si256(_mm256_castps_si256(y), low);
+    }
+    __m256i words = _mm256_permute4x64_epi64(_mm256_packus_epi32(v[0], v[1]), 0xd8);
+    __m128i bytes =
+        _mm_packus_epi16(_mm256_castsi256_si128(words), _mm256_extracti128_si256(words, 1));
+    _mm_storeu_si128((__m128i *)q, bytes);
+    __m128i pairs = _mm_maddubs_epi16(_mm_set1_epi8(1), bytes);
+    __m128i four = _mm_madd_epi16(pairs, _mm_set1_epi16(1));
+    four = _mm_add_epi32(four, _mm_shuffle_epi32(four, 0x4e));
+    return _mm_cvtsi128_si32(_mm_add_epi32(four, _mm_shuffle_epi32(four, 0xb1)));
+}
+
+/* 32 values to int8; sum: of either half. */
+INLINE void quantize_group(const float *x, float inverse, int8_t *q, int32_t *sum) {
+    sum[0] = quantize_half(x, inverse, q);
+    sum[1] = quantize_half(x + 16, inverse, q + 16);
 }
 
 /* ---- int8 activations ------------------------------------------------------------------------ */
@@ -220,6 +258,6 @@ static const struct kernel rows[] = {
 };
 
 const struct kernel_rows kernels_avx2 = {
-    rows, sizeof rows / sizeof *rows, {"attend avx2", CPU_AVX2, attend_split}};
+    rows, sizeof rows / sizeof *rows, {"attend avx2", CPU_AVX2, attend_split}, act_groups_x86};
 
 #endif

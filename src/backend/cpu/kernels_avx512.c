@@ -9,12 +9,14 @@
 #include "backend/cpu/kernels_rows.h"
 
 #if defined(__x86_64__)
+#include <float.h>
 #include <immintrin.h>
 #include <string.h>
 
 #include "backend/cpu/kernels_grid.h"
 #include "backend/cpu/kernels_pack.h"
 #include "base/cpu.h"
+#include "quant/encode.h"
 #include "quant/mxfp4.h"
 
 #define TARGET __attribute__((target("avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,f16c,fma")))
@@ -94,6 +96,27 @@ INLINE __m512i negate(__m512i w, __m512i signs, int j) {
         _mm512_shuffle_epi8(signs, _mm512_add_epi8(lane, _mm512_set1_epi8((char)(j / 2))));
     return _mm512_mask_sub_epi8(w, _mm512_test_epi8_mask(spread, bits),
                                 _mm512_set1_epi8((char)(2 * GRID_BIAS)), w);
+}
+
+/* The largest of n values (a multiple of 32) without their signs, as bits. */
+INLINE int32_t largest_bits(const float *x, uint32_t n) {
+    const __m512i no_sign = _mm512_set1_epi32(0x7fffffff);
+    __m512i most = _mm512_setzero_si512();
+    for (uint32_t i = 0; i < n; i += 16)
+        most = _mm512_max_epi32(most, _mm512_and_si512(_mm512_loadu_si512(x + i), no_sign));
+    return _mm512_reduce_max_epi32(most);
+}
+
+/* 32 values to int8; sum: of either half. */
+INLINE void quantize_group(const float *x, float inverse, int8_t *q, int32_t *sum) {
+    for (int h = 0; h < 2; h++) {
+        __m512 y = _mm512_loadu_ps(x + 16 * h) * V_SET(inverse) + V_SET(ROUND_MAGIC);
+        __m128i bytes = _mm512_cvtepi32_epi8(_mm512_castps_si512(y));
+        _mm_storeu_si128((__m128i *)(q + 16 * h), bytes);
+        __m128i four = _mm_dpbusd_epi32(_mm_setzero_si128(), _mm_set1_epi8(1), bytes);
+        four = _mm_add_epi32(four, _mm_shuffle_epi32(four, 0x4e));
+        sum[h] = _mm_cvtsi128_si32(_mm_add_epi32(four, _mm_shuffle_epi32(four, 0xb1)));
+    }
 }
 
 /* ---- int8 activations ------------------------------------------------------------------------ */
@@ -272,7 +295,7 @@ AMX_INLINE void project_amx_tiles(const struct format *f, struct tiles tiles, ui
     for (uint32_t t = 0; t < tiles.count; t++) {
         size_t lanes = columns - t * TILE < TILE ? columns - t * TILE : TILE;
         for (uint32_t r = 0; r < batch; r++)
-            memcpy(out + r * out_stride + t * TILE, &sums[t][r], lanes * sizeof *out);
+            store_lanes(out + r * out_stride + t * TILE, &sums[t][r], lanes);
     }
 }
 
@@ -398,6 +421,6 @@ static const struct kernel rows[] = {
 };
 
 const struct kernel_rows kernels_avx512 = {
-    rows, sizeof rows / sizeof *rows, {"attend avx512", VNNI, attend_split}};
+    rows, sizeof rows / sizeof *rows, {"attend avx512", VNNI, attend_split}, act_groups_x86};
 
 #endif

@@ -86,6 +86,6 @@ static const struct kernel rows[] = {
 };
 
 const struct kernel_rows kernels_neon = {
-    rows, sizeof rows / sizeof *rows, {"attend neon", CPU_NEON, attend_split}};
+    rows, sizeof rows / sizeof *rows, {"attend neon", CPU_NEON, attend_split}, NULL};
 
 #endif

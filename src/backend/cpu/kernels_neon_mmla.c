@@ -12,6 +12,6 @@
 #define NEEDS (CPU_NEON | CPU_DOTPROD | CPU_I8MM)
 #include "backend/cpu/kernels_neon_int8.h"
 
-const struct kernel_rows kernels_neon_mmla = {rows, sizeof rows / sizeof *rows, {0}};
+const struct kernel_rows kernels_neon_mmla = {rows, sizeof rows / sizeof *rows, {0}, NULL};
 
 #endif

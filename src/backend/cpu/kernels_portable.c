@@ -182,4 +182,4 @@ static const struct kernel rows[] = {
 };
 
 const struct kernel_rows kernels_portable = {
-    rows, sizeof rows / sizeof *rows, {"attend portable", 0, attend_split}};
+    rows, sizeof rows / sizeof *rows, {"attend portable", 0, attend_split}, NULL};

@@ -50,10 +50,13 @@ static inline size_t stride_of(const struct activations *acts) {
     return acts->group_stride ? acts->group_stride : acts->k / 32;
 }
 
+typedef void act_groups_fn(const float *x, uint32_t k, uint32_t group, struct act_group *groups);
+
 struct kernel_rows {
     const struct kernel *at;
     size_t count;
     struct attend_kernel attend; /* run is NULL where another file has it */
+    act_groups_fn *act_groups;   /* needs what attend needs; NULL: portable C will do */
 };
 
 extern const struct kernel_rows kernels_portable;
