@@ -10,6 +10,7 @@
 static const char *const models[] = {
     "models/stories-27m-q4_k_m.gguf", "synth:qwen35-4b:q4_k_m",      "synth:qwen35-tiny:bf16",
     "synth:smollm2-135m:q4_k_m",      "synth:qwen35-35b-a3b:q4_k_m", "synth:qwen35-tiny:q8_0",
+    "synth:qwen35-tiny:f16",
 };
 
 /* Plans of some widths: their weights all have places that do not overlap, their ops all have

@@ -27,6 +27,7 @@ struct project_case {
     enum epilogue epilogue;
     uint32_t head_width;
     bool is_lm_head;
+    float size; /* of the inputs; 0: 1 */
 };
 
 static void build_project(struct rig *r, const struct project_case *c, uint64_t seed) {
@@ -38,7 +39,7 @@ static void build_project(struct rig *r, const struct project_case *c, uint64_t 
     rig_begin(r, seed, &options);
     struct op op = {.kind = OP_PROJECT, .layer = 0, .role = "product"};
     struct op_project *p = &op.project;
-    struct operand both = rig_rows(r, 2 * c->k, 1);
+    struct operand both = rig_rows(r, 2 * c->k, c->size > 0 ? c->size : 1);
     p->in = operand_columns(both, 0, c->k);
     p->prologue = c->prologue;
     p->epilogue = c->epilogue;
@@ -206,15 +207,15 @@ TEST(cuda_project_types_of_a_plan) {
 /* A row's bits are its own: alone in a plan of one row, or among others in a wide one. */
 TEST(cuda_project_rows_are_independent) {
     static const enum dtype types[] = {DT_Q4_K, DT_Q5_K, DT_Q6_K, DT_Q8_0,
-                                       DT_BF16, DT_Q4_0, DT_F32};
-    static const uint32_t buckets[] = {2, 4, 7, 8, 16, 32, 40};
-    for (size_t t = 0; t < 7; t++)
-        for (size_t i = 0; i < 7; i++) {
+                                       DT_BF16, DT_Q4_0, DT_F32,  DT_F16};
+    static const uint32_t buckets[] = {2, 4, 7, 8, 16, 32, 40, 200};
+    for (size_t t = 0; t < 8; t++)
+        for (size_t i = 0; i < 8; i++) {
             struct project_case c = {.k = 2048,
                                      .rows = 1,
                                      .n_segments = 2,
                                      .n = {333, 333},
-                                     .types = {types[t], types[(t + i) % 7]},
+                                     .types = {types[t], types[(t + i) % 8]},
                                      .prologue = PROLOGUE_NORM,
                                      .epilogue = i % 2 ? EPILOGUE_SWIGLU : EPILOGUE_STORE};
             struct rig one, many;
@@ -238,7 +239,7 @@ TEST(cuda_project_rows_are_independent) {
 }
 
 /* A product of many rows: some of them, alone, have the same bits. */
-static void check_wide_rows(const struct project_case *wide, uint64_t seed) {
+static void check_some_rows(const struct project_case *wide, uint64_t seed, uint32_t n_rows) {
     struct project_case c = *wide;
     struct rig one, many, random = {.random = seed};
     build_project(&many, &c, seed);
@@ -248,7 +249,7 @@ static void check_wide_rows(const struct project_case *wide, uint64_t seed) {
     is_open = rig_open(&many) && is_open;
     if (is_open)
         rig_step(&many, RIG_CUDA, &(struct run){0, 0, wide->rows}, 1, 5);
-    for (uint32_t i = 0; is_open && i < 24; i++) {
+    for (uint32_t i = 0; is_open && i < n_rows; i++) {
         uint32_t row = i == 0 ? wide->rows - 1 : rig_below(&random, wide->rows), n = 0;
         rig_step(&one, RIG_CUDA, &(struct run){0, row, 1}, 1, 5);
         const float *a = rig_output(&one, RIG_CUDA, 0, 0), *b = rig_output(&many, RIG_CUDA, 0, row);
@@ -266,6 +267,10 @@ static void check_wide_rows(const struct project_case *wide, uint64_t seed) {
     }
     rig_end(&one);
     rig_end(&many);
+}
+
+static void check_wide_rows(const struct project_case *wide, uint64_t seed) {
+    check_some_rows(wide, seed, 24);
 }
 
 TEST(cuda_project_wide_rows_are_independent) {
@@ -309,7 +314,7 @@ TEST(cuda_project_wide_shapes) {
         /* and of 128 rows a tile */
         {.k = 9216, .rows = 300, .n_segments = 1, .n = {2560}, .epilogue = EPILOGUE_ADD},
     };
-    static const enum dtype types[] = {DT_Q4_K, DT_Q6_K, DT_BF16, DT_Q8_0};
+    static const enum dtype types[] = {DT_Q4_K, DT_Q6_K, DT_BF16, DT_Q8_0, DT_F16};
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
         for (uint32_t type = 0; type < sizeof types / sizeof *types; type++) {
             struct project_case c = cases[i];
@@ -320,13 +325,16 @@ TEST(cuda_project_wide_shapes) {
         }
 }
 
-/* BF16 weights are multiplied by mma for few rows and by wgmma for many, F32 ones beside them too:
- * one definition (kernels/project_bf16.cuh). Tiles of 4, 8 and 16 rows, with and without splits. */
-TEST(cuda_project_bf16_rows_are_independent) {
+/* BF16 and F16 weights are multiplied by mma for few rows and by wgmma for many, F32 ones beside
+ * them too: one definition (kernels/project_bf16.cuh). Tiles of 4, 8 and 16 rows, with and without
+ * splits; inputs of sizes that F16 has no numbers for. */
+TEST(cuda_project_16_bit_rows_are_independent) {
     static const uint32_t rows[] = {9, 16, 17, 33, 64, 65, 128, 129, 300, 513};
     static const uint32_t widths[] = {256, 512, 768, 1024, 1280, 2048, 2560, 3584, 9216};
     struct rig r = {.random = 92};
-    for (uint32_t i = 0; i < 20; i++) {
+    for (uint32_t n = 0; n < 40; n++) {
+        uint32_t i = n / 2;
+        enum dtype type = n % 2 ? DT_F16 : DT_BF16;
         struct project_case c = {.k = widths[rig_below(&r, 9)],
                                  .rows = i < 10 ? rows[i] : 9 + rig_below(&r, 700),
                                  .n_segments = 1 + rig_below(&r, 3),
@@ -335,17 +343,37 @@ TEST(cuda_project_bf16_rows_are_independent) {
                                  .head_width = 128};
         c.prologue = (enum prologue)rig_below(&r, 4);
         c.epilogue = (enum epilogue)rig_below(&r, 3);
+        if (i % 5 == 4) {
+            c.prologue = PROLOGUE_NONE, c.epilogue = EPILOGUE_STORE;
+            c.size = i % 2 ? 1e-12f : 1e12f, c.has_bias = false;
+        }
         c.f32_last = rig_below(&r, 2) == 0 && c.n_segments > 1;
         if (c.epilogue == EPILOGUE_SWIGLU)
             c.n_segments = 2, c.f32_last = false;
         if (c.epilogue == EPILOGUE_ADD)
             c.n_segments = 1, c.f32_last = false;
         for (uint32_t s = 0; s < c.n_segments; s++) {
-            c.types[s] = c.f32_last && s + 1 == c.n_segments && i % 2 ? DT_F32 : DT_BF16;
+            c.types[s] = c.f32_last && s + 1 == c.n_segments && i % 2 ? DT_F32 : type;
             c.n[s] = c.epilogue == EPILOGUE_SWIGLU && s ? c.n[0] : 1 + rig_below(&r, 900);
         }
-        check_wide_rows(&c, 3950 + i);
-        check_project(&c, 3950 + i);
+        check_wide_rows(&c, 3950 + n);
+        check_project(&c, 3950 + n);
+    }
+}
+
+/* One row, with a pipeline of two stages that are filled again: many times, since a stage that is
+ * filled before all of it was read is wrong now and then. */
+TEST(cuda_project_stages_are_filled_in_time) {
+    static const enum dtype types[] = {DT_BF16, DT_F16, DT_Q8_0, DT_Q4_K, DT_Q6_K};
+    for (size_t i = 0; i < sizeof types / sizeof *types; i++) {
+        struct project_case c = {.k = 9216,
+                                 .rows = 65,
+                                 .n_segments = 2,
+                                 .n = {334, 334},
+                                 .types = {types[i], types[i]},
+                                 .prologue = PROLOGUE_NORM,
+                                 .epilogue = EPILOGUE_SWIGLU};
+        check_some_rows(&c, 4000 + i, 500);
     }
 }
 

@@ -41,7 +41,7 @@ struct chunk {
     uint32_t tile_rows, lane;
     uint32_t i;         /* of the lane's four */
     const uint8_t *row; /* in the file's layout */
-    uint32_t column;    /* first of the chunk; F16, F32: of the lane; BF16: of the panel */
+    uint32_t column;    /* first of the chunk; F32: of the lane; BF16, F16: of the panel */
 };
 
 static __device__ uint8_t *chunk_at(const struct chunk *p) {
@@ -122,16 +122,8 @@ static __device__ void put_q8_0(const struct chunk *p) {
         *(uint16_t *)(p->kblock + TILE_HIGH_BITS + p->lane * 4 + p->i) = b->d;
 }
 
-/* F16: two runs of four columns. first: column of the K block. */
-static __device__ void put_f16(const struct chunk *p, uint32_t lanes, uint32_t first) {
-    uint16_t *to = (uint16_t *)chunk_at(p);
-    const uint16_t *from = (const uint16_t *)p->row + first + p->lane % lanes * 4;
-    for (uint32_t i = 0; i < 8; i++)
-        to[i] = from[i / 4 * 4 * lanes + i % 4];
-}
-
-/* n: row of the matrix. */
-static __device__ void put_bf16(const struct chunk *p, uint32_t n) {
+/* BF16, F16. n: row of the matrix. */
+static __device__ void put_panel(const struct chunk *p, uint32_t n) {
     uint16_t *to = (uint16_t *)chunk_at(p);
     uint32_t c = p->lane % 8 ^ n % 8;
     const uint16_t *from = (const uint16_t *)p->row + p->column + c / 2 * 16 + c % 2 * 2;
@@ -153,7 +145,7 @@ static __device__ struct chunk find_chunk(uint32_t type, uint32_t rows, uint32_t
     struct chunk p = {NULL, rows, lane, i, NULL, 0};
     *row = tile_is_int8(type) ? lane % rows : lane / lanes * 4 + i;
     p.column = tile_is_int8(type) ? lane / rows * span + i * (span / 4) : lane % lanes * span;
-    if (type == DT_BF16) { /* eight chunks a row of a panel */
+    if (tile_has_panels(type)) { /* eight chunks a row of a panel */
         *row = (i * 4 + lane / 8) % rows;
         p.column = (i * 4 + lane / 8) / rows * 64;
     }
@@ -161,7 +153,7 @@ static __device__ struct chunk find_chunk(uint32_t type, uint32_t rows, uint32_t
 }
 
 extern "C" __global__ void repack(const __grid_constant__ struct repack_params p) {
-    uint32_t rows = p.format.rows, lanes = 128 / rows, columns = p.format.columns;
+    uint32_t rows = p.format.rows, columns = p.format.columns;
     uint32_t kblocks = p.k / columns, warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     uint64_t n = (uint64_t)((p.count + rows - 1) / rows) * kblocks;
     for (uint64_t i = blockIdx.x * 8 + warp; i < n; i += (uint64_t)gridDim.x * 8) {
@@ -196,11 +188,8 @@ extern "C" __global__ void repack(const __grid_constant__ struct repack_params p
             case DT_F32:
                 put_f32(&chunk, p.from_type);
                 break;
-            case DT_BF16:
-                put_bf16(&chunk, (uint32_t)p.first + row);
-                break;
             default:
-                put_f16(&chunk, lanes, kblock * columns);
+                put_panel(&chunk, (uint32_t)p.first + row);
             }
         }
     }

@@ -21,16 +21,16 @@ static uint32_t choose_tile_rows(uint32_t k, uint32_t n, uint32_t n_sms) {
     return k % 1024 == 0 && is_4_better && div_up(n, 4) <= MAX_TILES ? 4 : 8;
 }
 
-bool tile_choose(const struct operand *weight, bool f32_act, uint32_t n_sms,
+bool tile_choose(const struct operand *weight, enum tile_expansion as, uint32_t n_sms,
                  struct tile_format *out) {
     uint32_t k = weight->dims[0], n = weight->dims[1];
-    uint32_t type = f32_act ? DT_F32 : weight->type;
+    uint32_t type = as == TILE_AS_IS ? weight->type : DT_F32;
     if (tile_span(weight->type) == 0 || k % 256 || k == 0 || n == 0 || weight->dims[2] > 1 ||
         weight->dims[3] > 1)
         return false;
     if (k > (tile_is_int8(type) ? MAX_K_INT8 : MAX_K_F32))
         return false;
-    uint32_t rows = f32_act ? 4 : choose_tile_rows(k, n, n_sms);
+    uint32_t rows = as == TILE_FEW_F32 ? 4 : choose_tile_rows(k, n, n_sms);
     if (div_up(n, rows) > MAX_TILES)
         return false;
     *out = (struct tile_format){

@@ -24,9 +24,6 @@ static __device__ __forceinline__ struct tile_position tile_locate(uint32_t type
         at.chunk = column % span / (span / 4);
         at.i = column % (span / 4);
         at.d = at.lane / (2 * rows) * rows + row;
-    } else if (span == 8) { /* two runs of four */
-        at.lane += column % (4 * lanes) / 4;
-        at.i = column / (4 * lanes) * 4 + column % 4;
     } else {
         at.lane += column / span;
         at.i = column % span;
@@ -63,13 +60,16 @@ static __device__ __forceinline__ uint32_t tile_word(const uint8_t *p) {
     return *(const uint32_t *)p;
 }
 
-/* BF16. column: of the K block. */
-static __device__ __forceinline__ float4 tile_bf16(const uint8_t *kblock, uint32_t rows,
-                                                   uint32_t row, uint32_t column) {
+/* BF16, F16. column: of the K block. */
+static __device__ __forceinline__ float4 tile_panel(uint32_t type, const uint8_t *kblock,
+                                                    uint32_t rows, uint32_t row, uint32_t column) {
     const uint8_t *panel = kblock + column / 64 * rows * 128 + column % 16;
     uint32_t step = column % 64 / 16;
     uint32_t a = tile_word(panel + tile_bf16_chunk(rows, row, 2 * step)),
              b = tile_word(panel + tile_bf16_chunk(rows, row, 2 * step + 1));
+    if (type == DT_F16)
+        return make_float4(f16_to_f32((uint16_t)a), f16_to_f32((uint16_t)(a >> 16)),
+                           f16_to_f32((uint16_t)b), f16_to_f32((uint16_t)(b >> 16)));
     return make_float4(bf16_to_f32((uint16_t)a), bf16_to_f32((uint16_t)(a >> 16)),
                        bf16_to_f32((uint16_t)b), bf16_to_f32((uint16_t)(b >> 16)));
 }
@@ -81,18 +81,14 @@ static __device__ inline float4 tile_load4(const struct cuda_matrix *m, uint32_t
     const uint8_t *kblock =
         m->data + ((uint64_t)(row / m->tile_rows) * (m->k / columns) + column / columns) *
                       tile_kblock_bytes(m->type);
-    if (m->type == DT_BF16)
-        return tile_bf16(kblock, m->tile_rows, row, column % columns);
+    if (tile_has_panels(m->type))
+        return tile_panel(m->type, kblock, m->tile_rows, row, column % columns);
     struct tile_position at =
         tile_locate(m->type, m->tile_rows, row % m->tile_rows, column % columns);
     const uint8_t *chunk = kblock + at.chunk * 512 + at.lane * 16;
     switch (m->type) {
     case DT_F32:
         return *(const float4 *)chunk;
-    case DT_F16:
-        chunk += at.i * 2;
-        return make_float4(tile_f16(chunk), tile_f16(chunk + 2), tile_f16(chunk + 4),
-                           tile_f16(chunk + 6));
     case DT_Q8_0:
         return tile_bytes(tile_f16(kblock + TILE_HIGH_BITS + at.lane * 4 + at.chunk / 2 * 2),
                           tile_word(chunk + at.i));

@@ -33,15 +33,13 @@
  * lanes share 4 rows, lane l has rows l / L * 4 ... A K block is 4 x 32 x 16 bytes, ordered by the
  * lane's row, then lane.
  *
- *   F16           8   2048  columns 4 i ... and 4 L + 4 i ..., i = l % L: reading activations 16
- *                           bytes a lane is then free of bank conflicts
- *   F32           4   2048  columns 4 i ...
+ *   F32           4   2048  columns 4 i ..., i = l % L
  *
- * BF16 is for tensor cores, mma and wgmma (kernels/project_bf16.cuh). A K block is 16 / T panels of
- * 64 columns, 2048 bytes; a panel is T rows of 128 bytes, as wgmma reads them with a swizzle of 128
- * bytes: chunk c of 16 bytes of row n of the matrix is at c ^ n % 8. Chunks 2 s and 2 s + 1 are 16
- * columns, a step: word j of the first has columns 4 j and 4 j + 1 of them, word j of the second
- * columns 4 j + 2 and 4 j + 3, so that a lane of mma has four neighbours. */
+ * BF16 and F16 are for tensor cores, mma and wgmma (kernels/project_bf16.cuh). A K block is 16 / T
+ * panels of 64 columns, 2048 bytes; a panel is T rows of 128 bytes, as wgmma reads them with a
+ * swizzle of 128 bytes: chunk c of 16 bytes of row n of the matrix is at c ^ n % 8. Chunks 2 s and
+ * 2 s + 1 are 16 columns, a step: word j of the first has columns 4 j and 4 j + 1 of them, word j
+ * of the second columns 4 j + 2 and 4 j + 3, so that a lane of mma has four neighbours. */
 #ifndef BACKEND_CUDA_FORMATS_TILES_H
 #define BACKEND_CUDA_FORMATS_TILES_H
 
@@ -123,15 +121,24 @@ HOST_DEVICE uint32_t tile_is_int8(uint32_t type) {
     return tile_span(type) >= 64;
 }
 
+/* Whether the K block is panels for tensor cores. */
+HOST_DEVICE uint32_t tile_has_panels(uint32_t type) {
+    return type == DT_BF16 || type == DT_F16;
+}
+
 /* Columns of a K block. */
 HOST_DEVICE uint32_t tile_columns(uint32_t type, uint32_t rows) {
     return (tile_is_int8(type) ? 32 : 128) / rows * tile_span(type);
 }
 
-/* BF16: offset of chunk `chunk` of a panel's row; n: the row in the matrix. */
+/* BF16, F16: offset of chunk `chunk` of a panel's row; n: the row in the matrix. */
 HOST_DEVICE uint32_t tile_bf16_chunk(uint32_t rows, uint32_t n, uint32_t chunk) {
     return (n & (rows - 1)) * 128 + (chunk ^ n % 8) * 16;
 }
+
+/* What a matrix's tiles hold: its own type; F32, whatever its type; or F32 in tiles of 4 rows, for
+ * matrices of few rows that meet f32 activations. */
+enum tile_expansion { TILE_AS_IS, TILE_F32, TILE_FEW_F32 };
 
 struct operand;
 
@@ -139,8 +146,8 @@ struct operand;
 extern "C" {
 #endif
 /* The layout of a PROJECT's matrix, from its shape and the device alone. False: rows as in the
- * file. f32_act: multiplied with f32 activations whatever its type, so it is expanded to F32. */
-bool tile_choose(const struct operand *weight, bool f32_act, uint32_t n_sms,
+ * file. */
+bool tile_choose(const struct operand *weight, enum tile_expansion as, uint32_t n_sms,
                  struct tile_format *out);
 #ifdef __cplusplus
 }

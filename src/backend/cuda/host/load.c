@@ -37,13 +37,20 @@ const struct cuda_place *cuda_find_place(const struct backend *b, const struct o
     return found;
 }
 
-/* Whether a segment that meets f32 activations is expanded to F32. Not where all are BF16, whose
- * activations are two bf16 (kernels/project_bf16.cuh): one kernel does them all then. */
-static bool is_expanded(const struct op_project *p, uint32_t segment) {
-    bool are_bf16 = true;
-    for (uint32_t s = 0; s < p->n_segments; s++)
-        are_bf16 &= p->segments[s].weight.type == DT_BF16;
-    return p->segments[segment].f32_act && !are_bf16;
+/* Whether a segment is expanded to F32 tiles: one that meets f32 activations, but where all are
+ * BF16 or all F16, whose activations are in two parts (kernels/project_bf16.cuh) and one kernel
+ * does them all; and F16 beside other types than F32, since a row has parts of one kind. */
+static enum tile_expansion expansion_of(const struct op_project *p, uint32_t segment) {
+    uint32_t type = p->segments[segment].weight.type;
+    bool are_alike = type == DT_BF16 || type == DT_F16, are_f16 = type == DT_F16;
+    for (uint32_t s = 0; s < p->n_segments; s++) {
+        uint32_t other = p->segments[s].weight.type;
+        are_alike &= other == type;
+        are_f16 &= other == DT_F16 || other == DT_F32 || p->segments[s].f32_act;
+    }
+    if (p->segments[segment].f32_act && !are_alike)
+        return TILE_FEW_F32;
+    return type == DT_F16 && !are_f16 ? TILE_F32 : TILE_AS_IS;
 }
 
 /* All of a PROJECT's matrices are tiled, or none: one kernel reads them. */
@@ -51,7 +58,7 @@ static bool can_tile(const struct backend *b, const struct op *op) {
     struct tile_format ignored;
     bool can = op->kind == OP_PROJECT && !b->exact;
     for (uint32_t s = 0; can && s < op->project.n_segments; s++)
-        can = tile_choose(&op->project.segments[s].weight, is_expanded(&op->project, s), b->n_sms,
+        can = tile_choose(&op->project.segments[s].weight, expansion_of(&op->project, s), b->n_sms,
                           &ignored);
     return can;
 }
@@ -70,7 +77,7 @@ static void add_places(struct backend *b, struct op *op) {
         for (uint32_t s = 0; is_tiled && s < op->project.n_segments; s++)
             if (o == &op->project.segments[s].weight)
                 place.is_tiled =
-                    tile_choose(o, is_expanded(&op->project, s), b->n_sms, &place.tiles);
+                    tile_choose(o, expansion_of(&op->project, s), b->n_sms, &place.tiles);
         if (are_experts_tiled)
             place.is_tiled = experts_tile_format(op, o, &place.tiles);
         place.bytes = place.is_tiled ? place.tiles.bytes

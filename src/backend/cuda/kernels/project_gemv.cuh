@@ -28,8 +28,8 @@
  *
  * (beside K-quants both `as` of Q8_0 are those of 128 columns); the lanes of a row are added one
  * after the other, in order of their columns; that is added to the sum of the K blocks before,
- * which begins at 0. F16 and F32: a lane adds its columns one by one, K block by K block; at the
- * task's end the lanes of a row are added, neighbours first: l with l ^ 1, l ^ 2, l ^ 4, ... BF16:
+ * which begins at 0. F32: a lane adds its columns one by one, K block by K block; at the task's end
+ * the lanes of a row are added, neighbours first: l with l ^ 1, l ^ 2, l ^ 4, ... BF16 and F16:
  * project_bf16.cuh. Then K splits in order, beginning with 0; then factor, bias, epilogue.
  *
  * SET: the weight types that a kernel is compiled for, a bit each. Fewer types are fewer
@@ -72,6 +72,19 @@ static __device__ __forceinline__ void bulk_wait(uint32_t mbar, uint32_t phase) 
     cp_async_wait_all();
     __syncwarp();
 #endif
+}
+
+/* By one lane for all: lanes that leave the wait at different times are not brought together again,
+ * as ldmatrix and mma need them to be (one row of BF16 was wrong in a tile of 200: docs/lab). */
+template <int SET>
+static __device__ __forceinline__ void wait_for_stage(uint32_t mbar, uint32_t phase) {
+    if (!(SET & IS_SPLIT)) {
+        mbarrier_wait(mbar, phase);
+        return;
+    }
+    if (threadIdx.x % 32 == 0)
+        mbarrier_wait(mbar, phase);
+    __syncwarp();
 }
 
 /* A warp's mbarriers, one a stage. */
@@ -139,6 +152,12 @@ static __device__ __forceinline__ uint32_t task_first_kblock(const struct projec
 /* ---- the pipeline -----------------------------------------------------------------------------
  */
 
+/* Whether some warps have a stage more than others: a warp's number is 8 bytes before its
+ * mbarriers, which costs no register. */
+template <int SET, int R> static __device__ __forceinline__ constexpr bool has_extra_stages(void) {
+    return HAS_CP_ASYNC_BULK && R == 1 && SET & IS_SPLIT;
+}
+
 /* The K block that a warp loads next. */
 struct kblock_loader {
     const uint8_t *from;   /* cp.async: this lane's first 16 bytes of it */
@@ -200,12 +219,12 @@ static __device__ __forceinline__ void load_kblock(const struct project_params &
 /* Loads the warp's first K blocks, each when the one before has arrived. */
 template <int SET, bool IS_BULK>
 static __device__ __forceinline__ void fill_pipeline(const struct project_params &p,
-                                                     struct kblock_loader &l, uint32_t pipeline,
-                                                     uint32_t mbars) {
+                                                     struct kblock_loader &l, uint32_t stages,
+                                                     uint32_t pipeline, uint32_t mbars) {
     if (IS_BULK)
-        mbarrier_init_stages(mbars, p.stages);
+        mbarrier_init_stages(mbars, stages);
 #pragma unroll 1
-    for (uint32_t i = 0; i < p.stages; i++) {
+    for (uint32_t i = 0; i < stages; i++) {
         if (i && (l.left || l.next_task < l.n_tasks)) {
             if (IS_BULK)
                 mbarrier_wait(mbars + i * 8 - 8, 0);
@@ -270,7 +289,10 @@ static __device__ __forceinline__ T act_scale(const struct qact_view &a, uint32_
 template <int SET>
 static __device__ __forceinline__ float4 act_f32x4(const struct qact_view &a, int r, uint32_t i) {
     const uint8_t *row = a.f32 + r * a.stride;
-    return is_split<SET>(a.is_split) ? load_bf16_parts(row, i) : ((const float4 *)row)[i];
+    if (SET & IS_F16)
+        return join_f16(load_bf16_parts(row, i));
+    return is_split<SET>(a.is_split) ? join_bf16(load_bf16_parts(row, i))
+                                     : ((const float4 *)row)[i];
 }
 
 /* ---- a K block times R rows -------------------------------------------------------------------
@@ -302,17 +324,19 @@ template <int SET> static __device__ __forceinline__ bool is_int8(uint32_t type)
     return !(SET & ~IS_INT8) || (SET & IS_INT8 && type & IS_INT8);
 }
 
+/* BF16 and F16; no set has both. */
 template <int SET> static __device__ __forceinline__ bool is_bf16(uint32_t type) {
-    return SET == IS_BF16 || (SET & IS_BF16 && type == IS_BF16);
+    constexpr int TYPE = SET & IS_SPLIT;
+    return SET == TYPE || (TYPE && type == TYPE);
 }
 
-template <int SET>
+template <int SET, int R = 1>
 static __device__ __forceinline__ struct lane_share
 find_lane_share(const struct qact_view &a, uint32_t type, uint32_t lane_shift, uint32_t tile) {
     uint32_t lane = threadIdx.x % 32, row_lanes = 1u << lane_shift, row_shift = 5 - lane_shift;
     if (is_bf16<SET>(type))
         return {row_lanes, 0, 0, 0,
-                find_bf16_lane(128u >> lane_shift, tile, smem_addr(a.f32), a.stride)};
+                find_bf16_lane<R>(7 - lane_shift, tile, smem_addr(a.f32), a.stride)};
     if (!is_int8<SET>(type))
         return {row_lanes, lane & (row_lanes - 1), 0, 0, {}};
     uint32_t index = lane >> row_shift, row = lane & ((1u << row_shift) - 1);
@@ -541,28 +565,6 @@ static __device__ __forceinline__ float dot_f32x4(float4 w, float4 x, float acc)
     return __fmaf_rn(w.w, x.w, acc);
 }
 
-static __device__ __forceinline__ float4 unpack_f16(uint32_t a, uint32_t b) {
-    float2 x = half2_to_float2(a), y = half2_to_float2(b);
-    return make_float4(x.x, x.y, y.x, y.y);
-}
-
-/* F16: 4 rows by float4s c and c + row_lanes of the activations. */
-template <int SET, int R>
-static __device__ __forceinline__ void dot_f16(const uint8_t *stage, const struct qact_view &a,
-                                               uint32_t c, uint32_t row_lanes, float (&acc)[R][4]) {
-    uint32_t lane = threadIdx.x % 32;
-#pragma unroll
-    for (int row = 0; row < 4; row++) {
-        uint4 w = ((const uint4 *)stage)[row * 32 + lane];
-        float4 lo = unpack_f16(w.x, w.y), hi = unpack_f16(w.z, w.w);
-#pragma unroll
-        for (int r = 0; r < R; r++) {
-            acc[r][row] = dot_f32x4(lo, act_f32x4<SET>(a, r, c), acc[r][row]);
-            acc[r][row] = dot_f32x4(hi, act_f32x4<SET>(a, r, c + row_lanes), acc[r][row]);
-        }
-    }
-}
-
 /* F32: 4 rows by 4 columns. act(r): the lane's columns of row r. */
 template <int R, class ACT>
 static __device__ __forceinline__ void dot_f32_with(const uint8_t *stage, ACT act,
@@ -615,8 +617,8 @@ dot_f32_global(const struct project_params &p, const uint8_t *stage, const struc
         stage, [&](int r) { return apply_norm_weight(p, a.x[r], a.norm); }, acc);
 }
 
-/* The K block in `stage`, x spans of a lane from the tile's first column. BF16 is not here:
- * project_bf16.cuh. */
+/* The K block in `stage`, x spans of a lane from the tile's first column. BF16 and F16 are not
+ * here: project_bf16.cuh. */
 template <int SET, int R>
 static __device__ __forceinline__ void
 dot_kblock(uint32_t type, const uint8_t *stage, const struct qact_view &a, uint32_t x,
@@ -629,8 +631,6 @@ dot_kblock(uint32_t type, const uint8_t *stage, const struct qact_view &a, uint3
         dot_f32<SET, R>(stage, a, x + own.index, acc);
     } else if (SET == IS_Q8_0 || (SET & IS_Q8_0 && type == IS_Q8_0)) {
         dot_q8_0<R>(stage, a, own, x, acc);
-    } else if (SET == IS_F16 || (SET & IS_F16 && type == IS_F16)) {
-        dot_f16<SET, R>(stage, a, 2 * x + own.index, own.row_lanes, acc);
     } else if (SET & IS_Q5_K) {
         dot_q4_k<R, true>(stage, a, own, x, acc);
     }
@@ -679,7 +679,7 @@ static __device__ __forceinline__ void sum_task(uint32_t type, const struct lane
         return;
     }
     if (is_bf16<SET>(type)) {
-        sum_bf16<R>(acc);
+        sum_bf16<R>(acc, own.bf16);
         return;
     }
 #pragma unroll
@@ -725,7 +725,7 @@ run_tasks(const struct project_params &p, struct kblock_loader &l, uint32_t warp
         const struct project_segment &s = p.segments[t.segment];
         uint32_t x = task_first_kblock(s, t.split) << s.lane_shift, type = s.type;
         uint32_t last = x + (task_kblocks(s, t.split) << s.lane_shift);
-        struct lane_share own = find_lane_share<SET>(a, type, s.lane_shift, t.tile);
+        struct lane_share own = find_lane_share<SET, R>(a, type, s.lane_shift, t.tile);
         bool is_global =
             R > PROJECT_FUSED_ROWS && SET & IS_F32 && p.f32_from_global && type == IS_F32;
         float acc[R][4] = {};
@@ -735,31 +735,57 @@ run_tasks(const struct project_params &p, struct kblock_loader &l, uint32_t warp
             struct global_acts<R> global;
             if (is_global)
                 load_global_acts<R>(p, first_row, x + own.index, global);
+            /* BF16 of few rows: activations before the weights are waited for, the first step
+             * before the stage is filled again. */
+            constexpr bool IS_F16 = (SET & ::IS_F16) != 0, IS_EAGER = R <= PROJECT_FUSED_ROWS;
+            struct bf16_acts<R> acts[2];
+            if (IS_EAGER && is_bf16<SET>(type))
+#pragma unroll
+                for (int half = 0; half < 2; half++)
+                    load_bf16_acts<R>(acts[half], x * 8, half, own.bf16, a.stride);
             if (IS_BULK) {
-                mbarrier_wait(mbars + stage * 8, phase);
+                wait_for_stage<SET>(mbars + stage * 8, phase);
             } else {
                 cp_async_wait_stages(stages);
                 __syncwarp();
             }
             bf16_weights weights;
-            if (is_bf16<SET>(type))
+            if (is_bf16<SET>(type)) {
                 load_bf16_weights(weights, base + at, own.bf16);
-            else if (is_global)
+                if (IS_EAGER)
+                    mma_bf16_step<R, IS_F16>(acc, weights[0], acts[0], false, own.bf16);
+            } else if (is_global) {
                 dot_f32_global<R>(p, (const uint8_t *)shared + at, global, acc);
-            else
+            } else {
                 dot_kblock<SET, R>(type, (const uint8_t *)shared + at, a, x, own, acc);
+            }
             __syncwarp();
-            load_kblock<SET, IS_BULK>(p, l, base + at, mbars + stage * 8);
-            if (is_bf16<SET>(type)) /* the chain is long: the stage is filled meanwhile */
-                dot_bf16<R>(weights, x * 8, own.bf16, a.stride, acc);
+            uint32_t to = base + at;
+            if (is_bf16<SET>(type))
+                to += none_of(weights); /* the stage is read, not only about to be */
+            load_kblock<SET, IS_BULK>(p, l, to, mbars + stage * 8);
+            if (is_bf16<SET>(type)) { /* the chain is long: the stage is filled meanwhile */
+                if (IS_EAGER) {
+                    mma_bf16_step<R, IS_F16>(acc, weights[1], acts[0], true, own.bf16);
+                    mma_bf16_step<R, IS_F16>(acc, weights[2], acts[1], false, own.bf16);
+                    mma_bf16_step<R, IS_F16>(acc, weights[3], acts[1], true, own.bf16);
+                } else {
+                    dot_bf16<R, IS_F16>(weights, x * 8, own.bf16, a.stride, acc);
+                }
+            }
+            if (has_extra_stages<SET, R>())
+                stages = ld_shared_u32(mbars - 8);
             stage = stage + 1 == stages ? 0 : stage + 1;
             phase ^= stage == 0;
         }
         uint32_t row = stored_row<SET>(type, s.lane_shift), n = (t.tile << s.row_shift) + row;
-        bool stores = row != ~0u;
-        sum_task<SET, R>(type, own, acc);
+        bool stores = row != ~0u, are_slots = is_bf16<SET>(type) && !p.is_direct;
+        if (are_slots)
+            store_bf16_slots<R>(acc, own.bf16, partials + i * R * PROJECT_TILE_ROWS);
+        else
+            sum_task<SET, R>(type, own, acc);
 #pragma unroll
-        for (int r = 0; r < R; r++) {
+        for (int r = 0; r < R && !are_slots; r++) {
             float v = acc[r][0];
             if (!p.is_direct) {
                 if (stores)
@@ -821,14 +847,16 @@ static __device__ __forceinline__ struct result find_result(const struct project
     return out;
 }
 
-template <int R>
-static __device__ __forceinline__ float add_splits(const float *partials, uint32_t first,
+template <int SET, int R>
+static __device__ __forceinline__ float add_splits(const struct project_segment &s,
+                                                   const float *partials, uint32_t first,
                                                    uint32_t r, uint32_t splits) {
     float v = 0;
     partials += first % PROJECT_TILE_ROWS + (r + first / PROJECT_TILE_ROWS * R) * PROJECT_TILE_ROWS;
 #pragma unroll 1
     for (; splits; splits--, partials += R * PROJECT_TILE_ROWS)
-        v = __fadd_rn(v, *partials);
+        v = is_bf16<SET>(s.type) ? add_bf16_slots(v, partials, s.row_shift)
+                                 : __fadd_rn(v, *partials);
     return v;
 }
 
@@ -839,18 +867,21 @@ add_bias_of(const struct project_params &p, const struct result &at, uint32_t se
 }
 
 /* residual: the output's value before, with EPILOGUE_ADD. */
-template <int R>
+template <int SET, int R>
 static __device__ __forceinline__ float
 combine_result(const struct project_params &p, const struct result &at, const float *partials,
                uint32_t r, float factor, float residual) {
-    float v = __fmul_rn(add_splits<R>(partials, at.partials & 0xffff, r, at.splits & 255), factor);
+    float v = __fmul_rn(add_splits<SET, R>(p.segments[at.splits >> 16], partials,
+                                           at.partials & 0xffff, r, at.splits & 255),
+                        factor);
     if (p.has_bias)
         v = add_bias_of(p, at, at.splits >> 16, v);
     if (p.epilogue == EPILOGUE_ADD)
         v = __fadd_rn(residual, v);
     if (p.epilogue == EPILOGUE_SWIGLU) {
-        float up =
-            __fmul_rn(add_splits<R>(partials, at.partials >> 16, r, at.splits >> 8 & 255), factor);
+        float up = __fmul_rn(
+            add_splits<SET, R>(p.segments[1], partials, at.partials >> 16, r, at.splits >> 8 & 255),
+            factor);
         if (p.has_bias)
             up = add_bias_of(p, at, 1, up);
         v = swiglu(v, up);
@@ -876,12 +907,35 @@ static __device__ __forceinline__ void load_qacts(const struct project_params &p
                       squares_bytes, mbar);
 }
 
-template <int R>
+template <int SET, int R>
 static __device__ __forceinline__ void store_factors(const struct project_params &p,
-                                                     const float *squares, float *factors) {
+                                                     const float *squares, const uint8_t *qacts,
+                                                     float *factors) {
 #pragma unroll(R > 4 ? 1 : R)
-    for (uint32_t r = 0; r < R; r++)
-        factors[r] = row_factor(p.in, squares + r * (p.in.k / PROJECT_GROUP));
+    for (uint32_t r = 0; r < R; r++) {
+        float factor = row_factor(p.in, squares + r * (p.in.k / PROJECT_GROUP));
+        if (SET & IS_F16)
+            factor = __fmul_rn(factor, *f16_down(qacts + r * p.qact_bytes, p.in.k));
+        factors[r] = factor;
+    }
+}
+
+/* Rows that wait as f32 in their qacts become parts there. */
+template <int R>
+static __device__ __forceinline__ void split_f16_rows(const struct project_params &p,
+                                                      uint8_t *qacts, const uint32_t *maxima) {
+    __syncthreads();
+#pragma unroll 1
+    for (uint32_t r = 0; r < R; r++) {
+        uint8_t *qact = qacts + r * p.qact_bytes;
+        float down =
+            split_f16_row(p.in.k, (const float4 *)qact, maxima + r * PROJECT_WARPS,
+                          [&](uint32_t i, const struct bf16_parts &v, const struct bf16_parts &w) {
+                              store_bf16_parts(qact, i, v, w);
+                          });
+        if (threadIdx.x == 0)
+            *f16_down(qact, p.in.k) = down;
+    }
 }
 
 /* All that does not depend on earlier kernels is done before pdl_wait: the pipeline, the norm
@@ -897,13 +951,20 @@ static __device__ __forceinline__ void project_gemv(const struct project_params 
     uint8_t *base = (uint8_t *)shared, *qacts = base + p.qact_at;
     float *partials = (float *)(base + p.partials_at), *red = (float *)(base + p.red_at);
     float *factors = red - PROJECT_MAX_ROWS;
+    uint32_t *maxima = (uint32_t *)factors - PROJECT_FUSED_ROWS * PROJECT_WARPS; /* of F16 */
     uint32_t warp = warp_uniform(threadIdx.x / 32), first_row = blockIdx.y * R, n_rows = 1;
     uint32_t pipeline = warp * p.stages * p.stage_bytes,
              base_addr = (uint32_t)__cvta_generic_to_shared(shared);
     struct kblock_loader l = {NULL, 0, warp, count_tasks(p), 0};
     struct task t;
     bool has_task = warp < p.task_warps && warp < l.n_tasks;
-    uint32_t mbars = base_addr + p.mbars_at + warp * p.stages * 8;
+    uint32_t mbars = base_addr + p.mbars_at + warp * p.stages * 8, stages = p.stages;
+    if (has_extra_stages<SET, R>()) {
+        stages += warp < p.extra_stages;
+        pipeline += min(warp, p.extra_stages) * p.stage_bytes;
+        mbars += min(warp, p.extra_stages) * 8 + warp * 8 + 8;
+        st_shared_u32(mbars - 8, stages);
+    }
     if (!IS_FUSED) {
         if (warp == 0)
             mbarrier_init_stages(mbars, 1); /* for the qacts; the pipeline uses cp.async */
@@ -911,7 +972,7 @@ static __device__ __forceinline__ void project_gemv(const struct project_params 
     }
     if (has_task) {
         find_task(p, warp, t);
-        fill_pipeline<SET, IS_BULK>(p, l, base_addr + pipeline, mbars);
+        fill_pipeline<SET, IS_BULK>(p, l, stages, base_addr + pipeline, mbars);
     }
     struct col8 weights = {};
     struct row_threads threads = row_threads_of(p.in);
@@ -928,9 +989,19 @@ static __device__ __forceinline__ void project_gemv(const struct project_params 
 #pragma unroll 1
         for (uint32_t i = 0; i < R; i++) {
             struct row_source source = {first_row + i, p.row_limit, i == 0};
-            quantize_row<SET>(threads, p.io, p.in, source, weights, qacts + i * p.qact_bytes,
-                              red + i * (p.in.k / PROJECT_GROUP));
+            uint8_t *qact = qacts + i * p.qact_bytes;
+            float *squares = red + i * (p.in.k / PROJECT_GROUP);
+            if constexpr ((SET & IS_F16) != 0) {
+                uint32_t max_bits = 0;
+                struct f16_row to = {(float4 *)qact, &max_bits};
+                quantize_row<SET>(threads, p.io, p.in, source, weights, to, squares);
+                store_warp_max(max_bits, maxima + i * PROJECT_WARPS);
+            } else {
+                quantize_row<SET>(threads, p.io, p.in, source, weights, qact, squares);
+            }
         }
+        if (SET & IS_F16)
+            split_f16_rows<R>(p, qacts, maxima);
         if (p.row_limit > 1 || p.in.is_lm_head)
             n_rows = count_rows(p.io, p.in);
     } else {
@@ -951,7 +1022,7 @@ static __device__ __forceinline__ void project_gemv(const struct project_params 
     __syncthreads();
     struct qact_view a = view_qact(p.in, qacts, p.qact_bytes);
     if (warp == blockDim.x / 32 - 1)
-        store_factors<R>(p, red, factors);
+        store_factors<SET, R>(p, red, qacts, factors);
     if (LM_HEAD::IS_LM_HEAD && threadIdx.x == 0)
         factors[1] = 0; /* the thread block's largest logit, as a key: none yet */
     if (p.is_direct)
@@ -964,7 +1035,7 @@ static __device__ __forceinline__ void project_gemv(const struct project_params 
     __syncthreads();
     for (;;) {
         if (at.column != NO_RESULT) {
-            float v = combine_result<R>(p, at, partials, r, factors[r], residual);
+            float v = combine_result<SET, R>(p, at, partials, r, factors[r], residual);
             out[at.column] = v;
             lm_head.on_logit(p, true, at.column, v, factors + 1);
         }
@@ -989,7 +1060,8 @@ static __device__ __forceinline__ void project_gemv(const struct project_params 
     PROJECT_GEMV(__VA_ARGS__, bf16, IS_BF16)                                                       \
     PROJECT_GEMV(__VA_ARGS__, bf16_f32, IS_BF16 | IS_F32)                                          \
     PROJECT_GEMV(__VA_ARGS__, f16, IS_F16)                                                         \
-    PROJECT_GEMV(__VA_ARGS__, all, 127)
+    PROJECT_GEMV(__VA_ARGS__, f16_f32, IS_F16 | IS_F32)                                            \
+    PROJECT_GEMV(__VA_ARGS__, all, IS_ANY)
 
 /* Q4_K and Q6_K together; below 9.0 also with F32. */
 #if __CUDA_ARCH__ >= 900

@@ -1,5 +1,5 @@
-/* project_wide_bf16.cu - PROJECT of BF16 weights for many rows, on wgmma (sm_90a), with the bits of
- * one row: project_bf16.cuh has the definition.
+/* project_wide_bf16.cu - PROJECT of BF16 or F16 weights for many rows, on wgmma (sm_90a), with the
+ * bits of one row: project_bf16.cuh has the definition.
  *
  *   out[row][n] = epilogue(factor[row] * sum over k of w[n][k] * a[row][k])
  *
@@ -52,7 +52,7 @@ template <int ROWS> struct bf16_pipeline {
 
 struct bf16_tile {
     uint32_t segment, n_block, row_block;
-    uint32_t first_split, end_split; /* K splits that this thread block multiplies */
+    uint32_t first_chain, end_chain; /* that this thread block multiplies */
 };
 
 /* Tiles that n weight rows are; with SwiGLU a tile has half as many rows of each matrix. */
@@ -62,8 +62,25 @@ static __device__ __forceinline__ uint32_t count_n_blocks(const struct wide_bf16
     return (n + rows - 1) / rows;
 }
 
-/* Tile t of the step (with clusters, of this block's place in them), or one K split of it. Row
- * blocks in groups, so that those that run together share weights and activations. */
+/* Slots of all K splits of a tile, one after the other (project_bf16.cuh): all that are multiplied
+ * before sums are added. */
+static __device__ __forceinline__ uint32_t count_chains(const struct project_segment &s) {
+    return s.splits << (4 - s.row_shift);
+}
+
+struct bf16_chain {
+    uint32_t panel, panels; /* the first, and how many: every S-th panel */
+};
+
+static __device__ __forceinline__ struct bf16_chain find_chain(const struct project_segment &s,
+                                                               uint32_t i) {
+    uint32_t shift = 4 - s.row_shift, split = i >> shift;
+    return {(task_first_kblock(s, split) << shift) + (i & ((1u << shift) - 1)),
+            task_kblocks(s, split)};
+}
+
+/* Tile t of the step (with clusters, of this block's place in them), or one chain of it. Row blocks
+ * in groups, so that those that run together share weights and activations. */
 template <int ROWS, int CLUSTER>
 static __device__ __forceinline__ bool find_tile(const struct wide_bf16_params &p, uint32_t t,
                                                  uint32_t n_rows, struct bf16_tile &out) {
@@ -71,11 +88,11 @@ static __device__ __forceinline__ bool find_tile(const struct wide_bf16_params &
 #pragma unroll 1
     for (uint32_t i = 0; i < p.n_segments; i++) {
         uint32_t blocks = (count_n_blocks(p, p.segments[i].n) + CLUSTER - 1) / CLUSTER;
-        uint32_t n = row_blocks * blocks, splits = p.segments[i].splits;
-        uint32_t parts = p.is_split_k ? splits : 1;
+        uint32_t n = row_blocks * blocks, chains = count_chains(p.segments[i]);
+        uint32_t parts = p.is_split_k ? chains : 1;
         if (t < n * parts) {
-            uint32_t split = t / n;
-            t -= split * n;
+            uint32_t chain = t / n;
+            t -= chain * n;
             uint32_t first = t / (blocks * p.group_rows) * p.group_rows;
             uint32_t group = min(row_blocks - first, p.group_rows);
             t -= first * blocks;
@@ -83,19 +100,13 @@ static __device__ __forceinline__ bool find_tile(const struct wide_bf16_params &
             out.segment = i;
             out.row_block = first + t - block * group;
             out.n_block = block * CLUSTER + (CLUSTER > 1 ? blockIdx.x % CLUSTER : 0);
-            out.first_split = split;
-            out.end_split = p.is_split_k ? split + 1 : splits;
+            out.first_chain = chain;
+            out.end_chain = p.is_split_k ? chain + 1 : chains;
             return true;
         }
         t -= n * parts;
     }
     return false;
-}
-
-/* Panels of 64 columns before a split. */
-static __device__ __forceinline__ uint32_t first_panel(const struct project_segment &s,
-                                                       uint32_t split) {
-    return task_first_kblock(s, split) << (4 - s.row_shift);
 }
 
 /* ---- the copying warps -----------------------------------------------------------------------
@@ -104,7 +115,7 @@ static __device__ __forceinline__ uint32_t first_panel(const struct project_segm
 /* What a lane copies of every panel: up to 8 rows of a tile. bytes 0: nothing. */
 struct weight_rows {
     const uint8_t *at;
-    uint32_t to, bytes, step; /* to: in the stage; step: from panel to panel */
+    uint32_t to, bytes, step; /* to: in the stage; step: from panel to panel of the matrix */
 };
 
 /* SwiGLU: 8 rows of gate, then the same of up, in turns. Rows after the last are not stored. */
@@ -159,19 +170,25 @@ static __device__ __forceinline__ void copy_tile(const struct wide_bf16_params &
                                                  const struct bf16_tile &t, uint32_t n_copied,
                                                  struct bf16_pipeline<ROWS> &pipe) {
     const struct project_segment &s = p.segments[t.segment];
-    uint32_t panel = first_panel(s, t.first_split), end = first_panel(s, t.end_split);
     struct weight_rows own = find_weight_rows(p, t);
-    own.at += (uint64_t)panel * own.step;
+    const uint8_t *first = own.at;
 #pragma unroll 1
-    for (; panel < end; panel++, own.at += own.step) {
-        if (n_copied) {
-            n_copied--;
-        } else {
-            mbarrier_wait(pipe.empty(), pipe.phase ^ 1);
-            copy_weights<ROWS>(own, pipe);
+    for (uint32_t i = t.first_chain; i < t.end_chain; i++) {
+        struct bf16_chain chain = find_chain(s, i);
+        own.at = first + (uint64_t)chain.panel * own.step;
+#pragma unroll 1
+        for (; chain.panels; chain.panels--) {
+            if (n_copied) {
+                n_copied--;
+            } else {
+                mbarrier_wait(pipe.empty(), pipe.phase ^ 1);
+                copy_weights<ROWS>(own, pipe);
+            }
+            copy_acts<ROWS, CLUSTER>(p, t, chain.panel, pipe);
+            pipe.next(p);
+            own.at += TILE_KBLOCK_FLOAT;
+            chain.panel += 16u >> s.row_shift;
         }
-        copy_acts<ROWS, CLUSTER>(p, t, panel, pipe);
-        pipe.next(p);
     }
 }
 
@@ -183,13 +200,12 @@ static __device__ __forceinline__ uint32_t copy_ahead(const struct wide_bf16_par
     struct bf16_tile t;
     if (p.row_blocks > 1 || !find_tile<ROWS, 1>(p, blockIdx.x, 1, t))
         return 0;
-    const struct project_segment &s = p.segments[t.segment];
-    uint32_t panel = first_panel(s, t.first_split);
-    uint32_t n = min(first_panel(s, t.end_split) - panel, p.stages);
+    struct bf16_chain chain = find_chain(p.segments[t.segment], t.first_chain);
+    uint32_t n = min(chain.panels, p.stages);
     struct weight_rows own = find_weight_rows(p, t);
-    own.at += (uint64_t)panel * own.step;
+    own.at += (uint64_t)chain.panel * own.step;
 #pragma unroll 1
-    for (uint32_t i = 0; i < n; i++, own.at += own.step, pipe.next(p))
+    for (uint32_t i = 0; i < n; i++, own.at += TILE_KBLOCK_FLOAT, pipe.next(p))
         copy_weights<ROWS>(own, pipe);
     return n;
 }
@@ -235,20 +251,23 @@ template <int CLUSTER> static __device__ __forceinline__ void release_stage(uint
 }
 
 /* c += 64 columns. */
-template <int ROWS>
+template <int TYPE, int ROWS>
 static __device__ __forceinline__ void multiply_panel(float (&c)[ROWS], uint32_t at) {
     uint64_t a = describe_rows(at + threadIdx.x / 128 * (64 * 128)),
              b = describe_rows(at + WIDE_N * 128);
     wgmma_fence();
 #pragma unroll
     for (int step = 0; step < 4; step++)
-        wgmma_bf16(c, a + step * 2, b + step * 2);
+        if (TYPE == IS_F16)
+            wgmma_add_f16(c, a + step * 2, b + step * 2);
+        else
+            wgmma_add_bf16(c, a + step * 2, b + step * 2);
     wgmma_commit();
 }
 
-/* A K split: both parts of it in c. */
-template <int ROWS, int CLUSTER>
-static __device__ __forceinline__ void multiply_split(const struct wide_bf16_params &p,
+/* A chain: both parts of it in c. */
+template <int TYPE, int ROWS, int CLUSTER>
+static __device__ __forceinline__ void multiply_chain(const struct wide_bf16_params &p,
                                                       float (&c)[ROWS], uint32_t panels,
                                                       struct bf16_pipeline<ROWS> &pipe) {
     uint32_t before = 0;
@@ -258,7 +277,7 @@ static __device__ __forceinline__ void multiply_split(const struct wide_bf16_par
 #pragma unroll 1
     for (uint32_t i = 0; i < panels; i++) {
         mbarrier_wait(pipe.full(), pipe.phase);
-        multiply_panel<ROWS>(c, pipe.at());
+        multiply_panel<TYPE, ROWS>(c, pipe.at());
         wgmma_wait<1>();
         if (i)
             release_stage<CLUSTER>(before);
@@ -315,17 +334,18 @@ struct whole_tile {
 /* ---- the multiplying warpgroups --------------------------------------------------------------
  */
 
-/* A split's sums to the workspace; the last thread block of the tile's adds all, in order, and has
+/* A chain's sums to the workspace; the last thread block of the tile's adds all, in order, and has
  * them in v. */
 template <int ROWS>
 static __device__ __forceinline__ bool
-combine_splits(const struct wide_bf16_params &p, const struct bf16_tile &t, float (&v)[ROWS / 2]) {
+combine_chains(const struct wide_bf16_params &p, const struct bf16_tile &t, float (&v)[ROWS / 2]) {
     constexpr uint32_t THREADS = WIDE_N * 2;
     const struct project_segment &s = p.segments[t.segment];
     uint32_t tile = s.first_tile + t.n_block * p.row_blocks + t.row_block;
+    uint32_t chains = count_chains(s);
     float4 *partials =
-        (float4 *)p.partials + (uint64_t)tile * p.max_splits * (ROWS / 8) * THREADS + threadIdx.x;
-    float4 *own = partials + (uint64_t)t.first_split * (ROWS / 8) * THREADS;
+        (float4 *)p.partials + (uint64_t)tile * p.max_chains * (ROWS / 8) * THREADS + threadIdx.x;
+    float4 *own = partials + (uint64_t)t.first_chain * (ROWS / 8) * THREADS;
 #pragma unroll
     for (int i = 0; i < ROWS / 8; i++)
         own[i * THREADS] = make_float4(v[4 * i], v[4 * i + 1], v[4 * i + 2], v[4 * i + 3]);
@@ -333,7 +353,7 @@ combine_splits(const struct wide_bf16_params &p, const struct bf16_tile &t, floa
     any_barrier_sync(1, THREADS);
     if (threadIdx.x == 0) {
         uint32_t before = atomic_inc_acq_rel_gpu(p.arrivals + tile);
-        *last = before == s.splits - 1;
+        *last = before == chains - 1;
         if (*last)
             p.arrivals[tile] = 0;
     }
@@ -344,10 +364,10 @@ combine_splits(const struct wide_bf16_params &p, const struct bf16_tile &t, floa
     for (int i = 0; i < ROWS / 2; i++)
         v[i] = 0;
 #pragma unroll 1
-    for (uint32_t split = 0; split < s.splits; split++)
+    for (uint32_t chain = 0; chain < chains; chain++)
 #pragma unroll
         for (int i = 0; i < ROWS / 8; i++) {
-            float4 w = __ldcg(partials + (uint64_t)(split * (ROWS / 8) + i) * THREADS);
+            float4 w = __ldcg(partials + (uint64_t)(chain * (ROWS / 8) + i) * THREADS);
             v[4 * i] = __fadd_rn(v[4 * i], w.x);
             v[4 * i + 1] = __fadd_rn(v[4 * i + 1], w.y);
             v[4 * i + 2] = __fadd_rn(v[4 * i + 2], w.z);
@@ -356,7 +376,7 @@ combine_splits(const struct wide_bf16_params &p, const struct bf16_tile &t, floa
     return true;
 }
 
-template <int ROWS, int CLUSTER>
+template <int TYPE, int ROWS, int CLUSTER>
 static __device__ __forceinline__ void multiply_tile(const struct wide_bf16_params &p,
                                                      const struct bf16_tile &t, uint32_t n_rows,
                                                      struct bf16_pipeline<ROWS> &pipe) {
@@ -366,19 +386,18 @@ static __device__ __forceinline__ void multiply_tile(const struct wide_bf16_para
     for (int i = 0; i < ROWS / 2; i++)
         sum[i] = 0;
 #pragma unroll 1
-    for (uint32_t split = t.first_split; split < t.end_split; split++) {
-        multiply_split<ROWS, CLUSTER>(p, c, first_panel(s, split + 1) - first_panel(s, split),
-                                      pipe);
+    for (uint32_t i = t.first_chain; i < t.end_chain; i++) {
+        multiply_chain<TYPE, ROWS, CLUSTER>(p, c, find_chain(s, i).panels, pipe);
 #pragma unroll
-        for (int i = 0; i < ROWS / 2; i++)
-            sum[i] = __fadd_rn(sum[i], __fadd_rn(c[i], c[ROWS / 2 + i]));
+        for (int v = 0; v < ROWS / 2; v++)
+            sum[v] = __fadd_rn(sum[v], __fadd_rn(c[v], c[ROWS / 2 + v]));
     }
-    if (p.is_split_k && s.splits > 1 && !combine_splits<ROWS>(p, t, sum))
+    if (p.is_split_k && count_chains(s) > 1 && !combine_chains<ROWS>(p, t, sum))
         return;
     store_tile<ROWS, whole_tile>(p, t, n_rows, sum);
 }
 
-template <int ROWS, int CLUSTER>
+template <int TYPE, int ROWS, int CLUSTER>
 static __device__ __forceinline__ void multiply_tiles(const struct wide_bf16_params &p) {
     bf16_pipeline<ROWS> pipe;
     struct bf16_tile t;
@@ -387,10 +406,10 @@ static __device__ __forceinline__ void multiply_tiles(const struct wide_bf16_par
 #pragma unroll 1
     for (uint32_t i = blockIdx.x / CLUSTER; find_tile<ROWS, CLUSTER>(p, i, n_rows, t);
          i += gridDim.x / CLUSTER)
-        multiply_tile<ROWS, CLUSTER>(p, t, n_rows, pipe);
+        multiply_tile<TYPE, ROWS, CLUSTER>(p, t, n_rows, pipe);
 }
 
-template <int ROWS, int BLOCKS, int CLUSTER>
+template <int TYPE, int ROWS, int BLOCKS, int CLUSTER>
 static __device__ __forceinline__ void project_wide_bf16(const struct wide_bf16_params &p) {
     pdl_launch_dependents();
     if (threadIdx.x == 0) {
@@ -412,7 +431,7 @@ static __device__ __forceinline__ void project_wide_bf16(const struct wide_bf16_
     } else {
         if (BLOCKS == 1)
             setmaxnreg_inc<240>();
-        multiply_tiles<ROWS, CLUSTER>(p);
+        multiply_tiles<TYPE, ROWS, CLUSTER>(p);
     }
     if (CLUSTER > 1)
         cluster_sync(); /* the other block may still copy, and arrive, here */
@@ -422,25 +441,28 @@ static __device__ __forceinline__ void project_wide_bf16(const struct wide_bf16_
 
 /* BLOCKS: thread blocks an SM. */
 #if __CUDA_ARCH_FEAT_SM90_ALL
-#define BF16_KERNEL(NAME, ROWS, BLOCKS, CLUSTER)                                                   \
+#define BF16_KERNEL(NAME, TYPE, ROWS, BLOCKS, CLUSTER)                                             \
     extern "C" __global__ void __launch_bounds__(BF16_THREADS, BLOCKS)                             \
         __cluster_dims__(CLUSTER, 1, 1)                                                            \
-            project_wide_bf16_##NAME(const __grid_constant__ struct wide_bf16_params p) {          \
-        project_wide_bf16<ROWS, BLOCKS, CLUSTER>(p);                                               \
+            project_wide_##NAME(const __grid_constant__ struct wide_bf16_params p) {               \
+        project_wide_bf16<TYPE, ROWS, BLOCKS, CLUSTER>(p);                                         \
     }
 #else
-#define BF16_KERNEL(NAME, ROWS, BLOCKS, CLUSTER)                                                   \
-    extern "C" __global__ void project_wide_bf16_##NAME(                                           \
+#define BF16_KERNEL(NAME, TYPE, ROWS, BLOCKS, CLUSTER)                                             \
+    extern "C" __global__ void project_wide_##NAME(                                                \
         const __grid_constant__ struct wide_bf16_params) {                                         \
     }
 #endif
 
-/* project_wide_bf16_<rows of a tile>; pairs: in clusters of two. */
-BF16_KERNEL(16, 16, 2, 1)
-BF16_KERNEL(32, 32, 2, 1)
-BF16_KERNEL(64, 64, 1, 1)
-BF16_KERNEL(128, 128, 1, 1)
-BF16_KERNEL(128_pairs, 128, 1, 2)
+/* project_wide_<type>_<rows of a tile>; pairs: in clusters of two. */
+#define BF16_KERNELS(NAME, TYPE)                                                                   \
+    BF16_KERNEL(NAME##_16, TYPE, 16, 2, 1)                                                         \
+    BF16_KERNEL(NAME##_32, TYPE, 32, 2, 1)                                                         \
+    BF16_KERNEL(NAME##_64, TYPE, 64, 1, 1)                                                         \
+    BF16_KERNEL(NAME##_128, TYPE, 128, 1, 1)                                                       \
+    BF16_KERNEL(NAME##_128_pairs, TYPE, 128, 1, 2)
+BF16_KERNELS(bf16, IS_BF16)
+BF16_KERNELS(f16, IS_F16)
 
 /* ---- splitting the activations ---------------------------------------------------------------
  */
@@ -451,16 +473,20 @@ struct wide_split_row {
     uint32_t row, rows;
 };
 
-static __device__ __forceinline__ void qact_store_floats(const struct wide_split_row &to,
-                                                         const struct project_input &, bool,
-                                                         uint32_t i, float4 v) {
-    struct bf16_parts parts = split_bf16(v);
+static __device__ __forceinline__ void store_wide_parts(const struct wide_split_row &to, uint32_t i,
+                                                        const struct bf16_parts &parts) {
     uint32_t part = to.rows * 128, chunk = (i % 16 / 4 * 2 ^ to.row % 8) * 16;
     uint8_t *at = to.data + ((uint64_t)(i / 16) * 2 * to.rows + to.row) * 128 + i % 4 * 4;
     *(uint32_t *)(at + chunk) = parts.hi.x;
     *(uint32_t *)(at + (chunk ^ 16)) = parts.hi.y;
     *(uint32_t *)(at + part + chunk) = parts.lo.x;
     *(uint32_t *)(at + part + (chunk ^ 16)) = parts.lo.y;
+}
+
+static __device__ __forceinline__ void qact_store_floats(const struct wide_split_row &to,
+                                                         const struct project_input &, bool,
+                                                         uint32_t i, float4 v) {
+    store_wide_parts(to, i, split_bf16(v));
 }
 
 static __device__ __forceinline__ void *qact_word(const struct wide_split_row &, uint32_t,
@@ -479,4 +505,37 @@ extern "C" __global__ void __maxnreg__(56)
     pdl_launch_dependents();
     struct wide_split_row to = {p.acts, blockIdx.x, p.act_rows};
     quantize_wide_row<IS_BF16>(row_threads_of(p.in), p, to, split_red);
+}
+
+/* F16: first the row as f32 in shared memory, before the rest. */
+extern "C" __global__ void __maxnreg__(56)
+    project_wide_split_f16(const __grid_constant__ struct wide_split_params p) {
+    extern __shared__ float4 split_values[];
+    __shared__ uint32_t maxima[PROJECT_WARPS];
+    pdl_launch_dependents();
+    uint32_t row = blockIdx.x, max_bits = 0;
+    float *red = (float *)(split_values + p.in.k / 4);
+    struct wide_split_row to = {p.acts, row, p.act_rows};
+    struct row_threads threads = row_threads_of(p.in);
+    struct col8 weights = {};
+    load_first_norm_weights(threads, p.in, weights);
+    pdl_wait(p.io);
+    if (row >= count_rows(p.io, p.in))
+        return;
+    struct row_source source = {row, p.row_limit, false};
+    struct f16_row values = {split_values, &max_bits};
+    quantize_row<IS_F16>(threads, p.io, p.in, source, weights, values, red);
+    store_warp_max(max_bits, maxima);
+    __syncthreads();
+    float down =
+        split_f16_row(p.in.k, split_values, maxima,
+                      [&](uint32_t i, const struct bf16_parts &v, const struct bf16_parts &w) {
+                          store_wide_parts(to, i, v);
+                          store_wide_parts(to, i + COL8_STEP, w);
+                      });
+    if (threadIdx.x >= 32)
+        return;
+    float factor = row_factor(p.in, red);
+    if (threadIdx.x == 0)
+        p.factors[row] = __fmul_rn(factor, down);
 }

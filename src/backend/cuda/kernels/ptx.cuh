@@ -455,6 +455,16 @@ static __device__ __forceinline__ int signed_byte(uint32_t v, uint32_t i) {
     return r;
 }
 
+static __device__ __forceinline__ uint32_t ld_shared_u32(uint32_t at) {
+    uint32_t v;
+    asm volatile("ld.shared.u32 %0, [%1];" : "=r"(v) : "r"(at) : "memory");
+    return v;
+}
+
+static __device__ __forceinline__ void st_shared_u32(uint32_t at, uint32_t v) {
+    asm volatile("st.shared.u32 [%0], %1;" ::"r"(at), "r"(v) : "memory");
+}
+
 /* a + b that the compiler does not see through. */
 static __device__ __forceinline__ uint32_t opaque_add(uint32_t a, uint32_t b) {
     uint32_t r;
@@ -724,13 +734,11 @@ static __device__ __forceinline__ void wgmma_s8(int (&c)[16], uint64_t a, uint64
                  : "l"(a), "l"(b));
 }
 
-/* bf16: c += a * b^T, rows of 16 columns in shared memory, 64 of a, as many of b as c has columns.
- */
-#define WGMMA_BF16(REGISTERS, N, LIST, A, B, ...)                                                  \
-    static __device__ __forceinline__ void wgmma_bf16(float(&c)[REGISTERS], uint64_t a,            \
-                                                      uint64_t b) {                                \
-        asm volatile("wgmma.mma_async.sync.aligned.m64n" N "k16.f32.bf16.bf16 {" LIST "}, " A      \
-                     ", " B ", 1, 1, 1, 0, 0;"                                                     \
+/* c += a * b^T, rows of 16 columns in shared memory, 64 of a, as many of b as c has columns. */
+#define WGMMA_ADD(NAME, TYPE, REGISTERS, N, LIST, A, B, ...)                                       \
+    static __device__ __forceinline__ void NAME(float(&c)[REGISTERS], uint64_t a, uint64_t b) {    \
+        asm volatile("wgmma.mma_async.sync.aligned.m64n" N "k16.f32." TYPE "." TYPE " {" LIST      \
+                     "}, " A ", " B ", 1, 1, 1, 0, 0;"                                             \
                      : __VA_ARGS__                                                                 \
                      : "l"(a), "l"(b));                                                            \
     }
@@ -754,12 +762,16 @@ static __device__ __forceinline__ void wgmma_s8(int (&c)[16], uint64_t a, uint64
                  ", %104, %105, %106, %107, %108, %109, %110, %111"                                \
                  ", %112, %113, %114, %115, %116, %117, %118, %119"                                \
                  ", %120, %121, %122, %123, %124, %125, %126, %127"
-WGMMA_BF16(8, "16", WGMMA_LIST8, "%8", "%9", WGMMA_R8(c, 0))
-WGMMA_BF16(16, "32", WGMMA_LIST16, "%16", "%17", WGMMA_R16(c, 0))
-WGMMA_BF16(32, "64", WGMMA_LIST32, "%32", "%33", WGMMA_R32(c, 0))
-WGMMA_BF16(64, "128", WGMMA_LIST64, "%64", "%65", WGMMA_R32(c, 0), WGMMA_R32(c, 32))
-WGMMA_BF16(128, "256", WGMMA_LIST128, "%128", "%129", WGMMA_R32(c, 0), WGMMA_R32(c, 32),
-           WGMMA_R32(c, 64), WGMMA_R32(c, 96))
+#define WGMMA_ADD_ALL(NAME, TYPE)                                                                  \
+    WGMMA_ADD(NAME, TYPE, 8, "16", WGMMA_LIST8, "%8", "%9", WGMMA_R8(c, 0))                        \
+    WGMMA_ADD(NAME, TYPE, 16, "32", WGMMA_LIST16, "%16", "%17", WGMMA_R16(c, 0))                   \
+    WGMMA_ADD(NAME, TYPE, 32, "64", WGMMA_LIST32, "%32", "%33", WGMMA_R32(c, 0))                   \
+    WGMMA_ADD(NAME, TYPE, 64, "128", WGMMA_LIST64, "%64", "%65", WGMMA_R32(c, 0),                  \
+              WGMMA_R32(c, 32))                                                                    \
+    WGMMA_ADD(NAME, TYPE, 128, "256", WGMMA_LIST128, "%128", "%129", WGMMA_R32(c, 0),              \
+              WGMMA_R32(c, 32), WGMMA_R32(c, 64), WGMMA_R32(c, 96))
+WGMMA_ADD_ALL(wgmma_add_bf16, "bf16")
+WGMMA_ADD_ALL(wgmma_add_f16, "f16")
 #endif
 
 #endif

@@ -151,7 +151,7 @@ static __device__ __forceinline__ void qact_store_floats(uint8_t *qact,
                                                          bool is_split, uint32_t i, float4 v) {
     float4 *to = qact_floats(qact, in);
     if (is_split)
-        store_bf16_parts((uint8_t *)to, i, v);
+        store_bf16_parts((uint8_t *)to, i, split_bf16(v));
     else
         to[i] = v;
 }
@@ -161,6 +161,73 @@ static __device__ __forceinline__ void qact_group(uint8_t *qact, uint32_t k, uin
                                                   float scale, int sum) {
     *(float *)(qact + project_scales_at(k) + i / 8 * 4) = scale;
     *(int *)(qact + project_sums_at(k) + i / 8 * 4) = sum;
+}
+
+/* ---- a row becomes F16 parts --------------------------------------------------------------------
+ *
+ * The row's scale needs its largest value: values wait in shared memory as f32. */
+
+struct f16_row {
+    float4 *values;
+    uint32_t *max; /* bits of the thread's largest |a| */
+};
+
+static __device__ __forceinline__ void qact_store_floats(const struct f16_row &to,
+                                                         const struct project_input &, bool,
+                                                         uint32_t i, float4 v) {
+    to.values[i] = v;
+    *to.max =
+        max(max(max(abs_bits(v.x), abs_bits(v.y)), max(abs_bits(v.z), abs_bits(v.w))), *to.max);
+}
+
+static __device__ __forceinline__ void *qact_word(const struct f16_row &, uint32_t, uint32_t) {
+    return NULL; /* there are no int8 values */
+}
+
+static __device__ __forceinline__ void qact_group(const struct f16_row &, uint32_t, uint32_t, float,
+                                                  int) {
+}
+
+/* Where a qact of F16 alone has its row's 1 / s. */
+template <class T> static __device__ __forceinline__ auto f16_down(T *qact, uint32_t k) {
+    return (float *)(qact + k * 4);
+}
+
+/* maxima: a word a warp. */
+static __device__ __forceinline__ void store_warp_max(uint32_t max_bits, uint32_t *maxima) {
+    max_bits = __reduce_max_sync(~0u, max_bits);
+    if (threadIdx.x % 32 == 0)
+        maxima[threadIdx.x / 32] = max_bits;
+}
+
+/* After a barrier. */
+static __device__ __forceinline__ struct f16_scale find_row_scale(const uint32_t *maxima) {
+    uint32_t lane = threadIdx.x % 32;
+    return f16_scale_of(__reduce_max_sync(~0u, lane < blockDim.x / 32 ? maxima[lane] : 0));
+}
+
+/* By the thread block, after the barrier: store(i, parts of columns 4 i ..., of 64 + 4 i ...).
+ * Returns the row's 1 / s. A half warp reads 128 columns before it stores them, so parts may take
+ * the place of values.
+ */
+template <class STORE>
+static __device__ __forceinline__ float split_f16_row(uint32_t k, const float4 *values,
+                                                      const uint32_t *maxima, STORE store) {
+    uint32_t n = k / PROJECT_COLS, c = threadIdx.x, i = c * 2 - c % GROUP_THREADS;
+    float4 a = {}, b = {};
+    if (c < n)
+        a = values[i], b = values[i + COL8_STEP];
+    struct f16_scale scale = find_row_scale(maxima);
+    float4 up = make_float4(scale.up, scale.up, scale.up, scale.up);
+#pragma unroll 1
+    while (c < n) {
+        __syncwarp();
+        store(i, split_f16(mul(a, up)), split_f16(mul(b, up)));
+        c += blockDim.x, i += 2 * blockDim.x;
+        if (c < n)
+            a = values[i], b = values[i + COL8_STEP];
+    }
+    return scale.down;
 }
 
 /* ---- what the kernel's set of weight types decides at compile time, as far as it does ---------
@@ -521,7 +588,7 @@ quantize_row_vec4(const struct row_threads &threads, const struct cuda_io &io,
 
 /* Quantizes a row by the whole thread block. red: k / 128 sums of squares (NORM), or a factor a
  * head (GATED_NORM on the generic path). */
-template <int SET = 127, class QACT>
+template <int SET = IS_ANY, class QACT>
 static __device__ __forceinline__ void
 quantize_row(const struct row_threads &threads, const struct cuda_io &io,
              const struct project_input &in, const struct row_source &from,

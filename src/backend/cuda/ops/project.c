@@ -19,6 +19,7 @@
 enum {
     QUANTIZE_WARPS = 16,   /* of a gemv block, at most, where they have no tasks */
     QUANTIZE_THREADS = 64, /* of project_quantize: small blocks fit beside those of products */
+    F16_THREADS = 512,     /* of project_quantize_f16, at most */
 };
 
 /* ---- sets of types ----------------------------------------------------------------------------
@@ -58,6 +59,7 @@ const char *project_set_name(uint32_t set) {
         {IS_BF16, "bf16"},
         {IS_BF16 | IS_F32, "bf16_f32"},
         {IS_F16, "f16"},
+        {IS_F16 | IS_F32, "f16_f32"},
     };
     for (uint32_t i = 0; i < sizeof names / sizeof *names; i++)
         if (names[i].set == set)
@@ -86,12 +88,12 @@ void project_survey(struct recorder *r) {
 /* The set of the kernel of one row, or two of K-quants. Instructions that the previous kernel has
  * not run come from memory: so all products of the plan have one kernel, that of all their types,
  * if there is one, and it has this product's types and kind of pipeline, and of activations: those
- * of BF16 are split. (The LM head's need not be among them.) Measured: README, rule 5. With experts
- * between the products it gains nothing. */
+ * of BF16 and F16 are split. (The LM head's need not be among them.) Measured: README, rule 5. With
+ * experts between the products it gains nothing. */
 static uint32_t shared_set(const struct recorder *r, uint32_t set) {
     uint32_t all = r->products.set;
     bool has_kernel = strcmp(project_set_name(all), "all") != 0 && !r->products.has_experts;
-    return has_kernel && !(set & ~all) && (set & IS_BF16) == (all & IS_BF16) &&
+    return has_kernel && !(set & ~all) && (set & IS_SPLIT) == (all & IS_SPLIT) &&
                    project_has_deep_pipeline(set) == project_has_deep_pipeline(all)
                ? all
                : set;
@@ -213,6 +215,7 @@ static struct project_params arguments_of(struct recorder *r, const struct op *o
         .max_results = s->max_results,
         .task_warps = s->task_warps,
         .stages = s->stages,
+        .extra_stages = s->extra_stages,
         .stage_bytes = s->stage_bytes,
         .shared_bytes = s->shared_bytes,
         .partials_at = s->partials_at,
@@ -260,9 +263,10 @@ struct cuda_launch project_quantize_launch(const struct recorder *r, const struc
     };
 }
 
-/* Records project_quantize, for a product that takes `rows` rows at once. */
+/* Records project_quantize, for a product that takes `rows` rows at once; of F16 weights the kernel
+ * that has a thread block a row. */
 static int quantize_rows(struct recorder *r, struct project_params *p, uint32_t bucket,
-                         uint32_t rows) {
+                         uint32_t rows, bool is_f16) {
     uint32_t n = div_up(bucket, rows) * rows;
     struct quantize_params params = {
         .io = p->io,
@@ -273,6 +277,13 @@ static int quantize_rows(struct recorder *r, struct project_params *p, uint32_t 
     };
     struct cuda_launch launch =
         project_quantize_launch(r, &p->in, "project_quantize", bucket, QUANTIZE_THREADS);
+    if (is_f16)
+        launch = (struct cuda_launch){
+            .kernel = "project_quantize_f16",
+            .grid = {bucket, 1, 1},
+            .threads = min_u32(F16_THREADS, p->in.k / PROJECT_COLS),
+            .shared = (p->in.k + p->in.k / p->in.head_width) * 4,
+        };
     p->qacts = params.qacts;
     p->squares = params.squares;
     return recorder_launch(r, &launch, &params, sizeof params);
@@ -308,7 +319,7 @@ static int record_gemv(struct recorder *r, const struct op_project *o,
     else
         snprintf(name, sizeof name, "project_gemv_%u_%s", s->rows, kernel_set(r, set, s->rows));
     if (s->rows > PROJECT_FUSED_ROWS) {
-        int status = quantize_rows(r, p, bucket, s->rows);
+        int status = quantize_rows(r, p, bucket, s->rows, set & IS_F16);
         if (status)
             return status;
     }

@@ -18,6 +18,7 @@ enum {
     PROJECT_FUSED_ROWS = 2, /* up to so many rows the product's thread blocks quantize themselves */
     PROJECT_GROUP = 128,    /* columns that half a warp quantizes, and whose squares it sums */
     PROJECT_COLS = 8,       /* columns of a thread of it */
+    PROJECT_WARPS = 32,     /* of a thread block, at most */
 };
 
 /* A weight matrix of several that share an input. */
@@ -68,16 +69,18 @@ struct project_params {
     uint32_t out_stride;
     uint32_t epilogue; /* enum epilogue */
     uint32_t n_segments;
-    uint32_t row_limit;   /* rows of the bucket; 1: always that one row, but for the LM head */
-    uint32_t is_direct;   /* no split-K, no SwiGLU: a warp stores its results itself */
-    uint32_t max_results; /* of a thread block, where it is not direct */
-    uint32_t task_warps;  /* warps that have tasks */
-    uint32_t stages;      /* of a warp's pipeline */
-    uint32_t stage_bytes; /* of the largest K block */
+    uint32_t row_limit;    /* rows of the bucket; 1: always that one row, but for the LM head */
+    uint32_t is_direct;    /* no split-K, no SwiGLU: a warp stores its results itself */
+    uint32_t max_results;  /* of a thread block, where it is not direct */
+    uint32_t task_warps;   /* warps that have tasks */
+    uint32_t stages;       /* of a warp's pipeline, */
+    uint32_t extra_stages; /* and so many warps have one more: R = 1, BF16 and F16 */
+    uint32_t stage_bytes;  /* of the largest K block */
     uint32_t shared_bytes;
     uint32_t partials_at; /* f32 (task, row, PROJECT_TILE_ROWS) */
     uint32_t qact_at;     /* a qact a row */
-    uint32_t red_at;      /* sums of squares, or factors of heads; the rows' factors before it */
+    uint32_t red_at;      /* sums of squares, or factors of heads; before it the rows' factors, and
+                            of F16 the largest values of warps */
     uint32_t mbars_at;    /* an mbarrier a stage */
     uint32_t qact_bytes;  /* of a row */
     uint32_t has_bias;    /* some segment has */
@@ -106,6 +109,12 @@ struct quantize_params {
 /* Sets of weight types, a bit each. */
 enum { IS_Q4_K = 1, IS_Q5_K = 2, IS_Q6_K = 4, IS_Q8_0 = 8, IS_BF16 = 16, IS_F16 = 32, IS_F32 = 64 };
 
+/* All types that may be beside each other: F16 is alone, or with F32. */
+enum { IS_ANY = IS_Q4_K | IS_Q5_K | IS_Q6_K | IS_Q8_0 | IS_BF16 | IS_F32 };
+
+/* Activations are in two parts (kernels/project_bf16.cuh). */
+enum { IS_SPLIT = IS_BF16 | IS_F16 };
+
 /* K-quants have activations that share a scale by 128 columns; all of IS_INT8 int8 activations. */
 enum { IS_K_QUANT = IS_Q4_K | IS_Q5_K | IS_Q6_K, IS_INT8 = IS_K_QUANT | IS_Q8_0 };
 
@@ -115,8 +124,8 @@ enum { DEEP_PIPELINE = IS_Q8_0 | IS_BF16 | IS_F16 };
 
 /* A qact, if it has int8 activations, is eight planes of 16-byte chunks: plane 2 i + h has columns
  * 32 i + 16 h ... of every 128. Then an f32 scale and an int32 sum of quants for every 32 columns.
- * Then f32 activations, if it has any (beside BF16 weights each as two bf16), and 16 unused bytes,
- * which the choice of K splits counts. */
+ * Then f32 activations, if it has any (beside BF16 and F16 weights each as two of those), and 16
+ * bytes, which the choice of K splits counts: of F16 the first 4 are the row's 1 / s. */
 HOST_DEVICE uint32_t project_plane(uint32_t k) {
     return k / 128 | 1; /* chunks of a plane: odd, so that eight planes begin in different banks */
 }

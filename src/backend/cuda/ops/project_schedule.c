@@ -16,7 +16,7 @@ enum {
     MAX_SPLITS = 32,
     MAX_PARTIALS = 24 << 10, /* bytes of a block's partial sums for one row */
     RED_ROOM = 1536,         /* what the choice of K splits leaves for sums of squares */
-    MBARS_BYTES = 8 * MAX_STAGES * MAX_WARPS_WIDE,
+    MBARS_BYTES = 8 * (MAX_STAGES + 1) * MAX_WARPS_WIDE,
 };
 
 bool project_has_deep_pipeline(uint32_t types) {
@@ -270,6 +270,7 @@ static uint32_t lay_out(struct project_schedule *s, uint32_t rows, uint32_t task
     at += rows * s->qact_bytes;
     s->partials_at = at;
     at += s->is_direct ? 0 : tasks * PROJECT_TILE_ROWS * rows * 4;
+    at += shape->types & IS_F16 ? PROJECT_FUSED_ROWS * PROJECT_WARPS * 4 : 0; /* maxima */
     at += PROJECT_MAX_ROWS * 4; /* the rows' factors */
     s->red_at = at;
     at += (rows * groups + heads) * 4;
@@ -293,7 +294,7 @@ static bool choose_pipeline(struct project_schedule *s, uint32_t rows, uint32_t 
     bool is_wide = (is_swiglu(s) || rows > PROJECT_FUSED_ROWS) && rows < PROJECT_MAX_ROWS;
     uint32_t tasks = max_tasks(s), warps = is_wide ? MAX_WARPS_WIDE : MAX_WARPS;
     uint64_t best = UINT64_MAX;
-    s->task_warps = 0;
+    s->task_warps = s->extra_stages = 0;
     for (uint32_t w = min_u32(MIN_WARPS, tasks); w <= warps && w <= tasks; w++) {
         uint32_t stages = max_stages(s, rows, tasks, w, limit);
         uint64_t cost = stages ? max_warp_cost(s, w) : UINT64_MAX;
@@ -302,7 +303,12 @@ static bool choose_pipeline(struct project_schedule *s, uint32_t rows, uint32_t 
     }
     if (!s->task_warps)
         return false;
-    s->shared_bytes = lay_out(s, rows, tasks, s->task_warps * s->stages * s->stage_bytes);
+    uint32_t n = s->task_warps * s->stages;
+    if (rows == 1 && s->shape.types & IS_SPLIT && s->stages < MAX_STAGES)
+        while (s->extra_stages < s->task_warps &&
+               lay_out(s, rows, tasks, (n + s->extra_stages + 1) * s->stage_bytes) <= limit)
+            s->extra_stages++;
+    s->shared_bytes = lay_out(s, rows, tasks, (n + s->extra_stages) * s->stage_bytes);
     return true;
 }
 

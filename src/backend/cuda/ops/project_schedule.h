@@ -33,7 +33,7 @@ struct project_schedule {
     bool is_direct;
     uint32_t n_blocks, max_results;
     uint32_t rows; /* at once in a thread block; 0: its shared memory is too small for one */
-    uint32_t task_warps, stages;
+    uint32_t task_warps, stages, extra_stages;
     uint32_t qact_at, partials_at, red_at, mbars_at, shared_bytes;
     uint16_t bounds[PROJECT_BLOCKS + 1];
 };

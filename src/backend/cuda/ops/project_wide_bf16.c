@@ -1,5 +1,5 @@
-/* project_wide_bf16.c - recording PROJECT of BF16 weights on wgmma: split activations, the product,
- * F32 segments. */
+/* project_wide_bf16.c - recording PROJECT of BF16 or F16 weights on wgmma: split activations, the
+ * product, F32 segments. */
 #include "backend/cuda/ops/project_wide_bf16.h"
 
 #include <stdio.h>
@@ -9,14 +9,15 @@
 enum {
     SPLIT_THREADS = 512, /* at most */
     GROUP_ROWS = 8,      /* with 8 blocks of rows by 8 pairs of tiles at once, all SMs are busy */
-    MAX_SPLIT_K = 32,    /* K splits of a tile over thread blocks: their sums go through memory */
+    MAX_CHAINS = 64,     /* of a tile over thread blocks: their sums go through memory */
 };
 
 /* What the kernels of an op share. */
 struct bf16_op {
     const struct project_params *p;
     uint8_t *acts;
-    float *factors; /* NULL: no norm */
+    float *factors; /* NULL: none */
+    uint32_t type;  /* IS_BF16 or IS_F16 */
     uint32_t act_rows;
 };
 
@@ -30,11 +31,12 @@ static int record_split(struct recorder *r, const struct bf16_op *op) {
                                   .act_rows = op->act_rows};
     /* As few rounds as SPLIT_THREADS allow, then as few threads. */
     uint32_t col8s = in->k / PROJECT_COLS, rounds = div_up(col8s, SPLIT_THREADS);
+    bool is_f16 = op->type == IS_F16;
     struct cuda_launch launch = {
-        .kernel = "project_wide_split",
+        .kernel = is_f16 ? "project_wide_split_f16" : "project_wide_split",
         .grid = {op->p->row_limit, 1, 1},
         .threads = div_up(div_up(col8s, rounds), 32) * 32,
-        .shared = max_u32(in->k / PROJECT_GROUP, in->k / in->head_width) * 4,
+        .shared = (max_u32(in->k / PROJECT_GROUP, in->k / in->head_width) + is_f16 * in->k) * 4,
     };
     s.in.wants_int8 = 0;
     s.in.wants_f32 = s.in.is_split = 1;
@@ -58,12 +60,12 @@ static uint32_t choose_rows(const struct wide_bf16_params *w, uint32_t bucket, u
     return rounds_64 * 4 < rounds_128 * 7 ? 64 : 128;
 }
 
-/* K splits over thread blocks, where there are fewer tiles than SMs. */
+/* Chains over thread blocks, where there are fewer tiles than SMs. */
 static void split_over_blocks(struct recorder *r, struct wide_bf16_params *w, uint32_t rows,
                               uint32_t bucket) {
     uint32_t tiles = count_tiles(w, rows, bucket), first = 0;
     w->row_blocks = div_up(bucket, rows);
-    w->is_split_k = w->max_splits > 1 && w->max_splits <= MAX_SPLIT_K &&
+    w->is_split_k = w->max_chains > 1 && w->max_chains <= MAX_CHAINS &&
                     tiles * 2 <= r->n_sms * (rows <= 32 ? 8 : 3);
     if (!w->is_split_k)
         return;
@@ -71,7 +73,7 @@ static void split_over_blocks(struct recorder *r, struct wide_bf16_params *w, ui
         w->segments[i].first_tile = first;
         first += w->row_blocks * wide_n_blocks(w->epilogue, w->segments[i].n);
     }
-    w->partials = recorder_work(r, (uint64_t)tiles * w->max_splits * rows * WIDE_N * 4);
+    w->partials = recorder_work(r, (uint64_t)tiles * w->max_chains * rows * WIDE_N * 4);
     w->arrivals = recorder_counters(r, tiles);
 }
 
@@ -88,8 +90,9 @@ static int record_product(struct recorder *r, const struct bf16_op *op) {
                                  .has_bias = p->has_bias,
                                  .group_rows = GROUP_ROWS};
     for (uint32_t i = 0; i < p->n_segments; i++)
-        if (p->segments[i].type == IS_BF16) {
-            w.max_splits = max_u32(w.max_splits, p->segments[i].splits);
+        if (p->segments[i].type == op->type) {
+            w.max_chains =
+                max_u32(w.max_chains, p->segments[i].splits << (4 - p->segments[i].row_shift));
             w.segments[w.n_segments++] = p->segments[i];
         }
     w.n_segments = p->epilogue == EPILOGUE_SWIGLU ? 1 : w.n_segments;
@@ -100,7 +103,8 @@ static int record_product(struct recorder *r, const struct bf16_op *op) {
     uint32_t shared = per_sm > 1 ? PROJECT_SHARED : PROJECT_SHARED_ALONE;
     w.stages = min_u32((shared - BF16_STAGES_AT) / wide_bf16_stage_bytes(rows), BF16_MAX_STAGES);
     char name[48];
-    snprintf(name, sizeof name, "project_wide_bf16_%u%s", rows, is_paired ? "_pairs" : "");
+    snprintf(name, sizeof name, "project_wide_%s_%u%s", project_set_name(op->type), rows,
+             is_paired ? "_pairs" : "");
     struct cuda_launch launch = {
         .kernel = name,
         .grid = {is_paired ? r->n_sms / 2 * 2 : per_sm * r->n_sms, 1, 1},
@@ -120,12 +124,13 @@ static bool are_gate_up_alike(const struct project_params *p) {
            a->splits == b->splits;
 }
 
+/* F32 segments are done beside BF16 ones. */
 static bool is_for_wide(const struct recorder *r, const struct project_params *p, uint32_t set) {
     bool is_swiglu = p->epilogue == EPILOGUE_SWIGLU;
     return r->b->capability == 90 && r->b->max_shared >= PROJECT_SHARED_ALONE &&
-           p->row_limit >= BF16_MIN_ROWS && set & IS_BF16 &&
-           !(set & ~(uint32_t)(IS_BF16 | IS_F32)) && (!is_swiglu || are_gate_up_alike(p)) &&
-           (!(set & IS_F32) || project_can_do_f32(p));
+           p->row_limit >= BF16_MIN_ROWS &&
+           (set == IS_F16 || (set & IS_BF16 && !(set & ~(uint32_t)(IS_BF16 | IS_F32)))) &&
+           (!is_swiglu || are_gate_up_alike(p)) && (!(set & IS_F32) || project_can_do_f32(p));
 }
 
 bool record_project_wide_bf16(struct recorder *r, const struct project_params *p, uint32_t set,
@@ -133,9 +138,11 @@ bool record_project_wide_bf16(struct recorder *r, const struct project_params *p
     if (!is_for_wide(r, p, set))
         return false;
     uint32_t rows = div_up(p->row_limit, BF16_MAX_TILE) * BF16_MAX_TILE;
-    struct bf16_op op = {
-        .p = p, .acts = recorder_work(r, (uint64_t)p->in.k * 4 * rows), .act_rows = rows};
-    if (p->in.prologue == PROLOGUE_NORM)
+    struct bf16_op op = {.p = p,
+                         .acts = recorder_work(r, (uint64_t)p->in.k * 4 * rows),
+                         .act_rows = rows,
+                         .type = set & IS_SPLIT};
+    if (p->in.prologue == PROLOGUE_NORM || op.type == IS_F16)
         op.factors = recorder_work(r, rows * sizeof(float));
     *status = record_split(r, &op);
     if (!*status)

@@ -1,11 +1,12 @@
-/* project_wide_bf16.h - params of PROJECT of BF16 weights on wgmma, on compute capability 9.0.
+/* project_wide_bf16.h - params of PROJECT of BF16 or F16 weights on wgmma, on compute
+ * capability 9.0.
  *
  *   out[row][n] = epilogue(factor[row] * sum over k of w[n][k] * a[row][k])
  *
  * Kernels of an op: project_wide_split splits the activations into two bf16 and computes the norm's
- * factors, project_wide_bf16_<rows> multiplies them with the tiles, project_wide_f32 does the F32
- * segments (alpha and beta). Tiles and K splits are those of the gemv kernels, so a row's bits are,
- * too (kernels/project_bf16.cuh).
+ * factors (project_wide_split_f16: two f16, factor / s), project_wide_<type>_<rows> multiplies them
+ * with the tiles, project_wide_f32 does the F32 segments (alpha and beta). Tiles and K splits are
+ * those of the gemv kernels, so a row's bits are, too (kernels/project_bf16.cuh).
  *
  * Split activations have the columns in panels of 64, and of a panel all rows of the bucket, R
  * (rounded up), first hi, then lo: a row of a panel is 128 bytes, swizzled and with the order of
@@ -35,16 +36,16 @@ struct wide_bf16_params {
     struct project_input in;
     const uint8_t *acts;
     uint32_t act_rows;    /* of a panel's part */
-    const float *factors; /* of the norm, a row each; NULL: there are none */
+    const float *factors; /* a row each; NULL: there are none */
     float *out;
     uint32_t out_stride, epilogue, has_bias;
     uint32_t n_segments; /* SwiGLU: 1, gate; up follows it */
     uint32_t stages;
-    uint32_t is_split_k; /* tiles are few: different thread blocks multiply the K splits of one, and
+    uint32_t is_split_k; /* tiles are few: different thread blocks multiply the chains of one, and
                            the last of them adds */
-    float *partials;     /* (tile, split, four values, thread, value) */
+    float *partials;     /* (tile, chain, four values, thread, value) */
     uint32_t *arrivals;  /* a tile each; 0 between two steps */
-    uint32_t max_splits;
+    uint32_t max_chains; /* of a tile */
     uint32_t row_blocks; /* of the bucket; segments' first_tile counts tiles of it */
     uint32_t group_rows; /* row blocks of a group: see find_tile */
     struct project_segment segments[PROJECT_SEGMENTS]; /* n_tiles: as in memory */
