@@ -1886,6 +1886,21 @@ def test_clients_that_close_their_side():
     assert s.metric("clients_gone_total") == gone + 1
 
 
+def test_answers_that_wait_take_little():
+    """Of 2048 answers that follow a grammar 16 run or wait to; the others have nothing to follow it with yet."""
+    with own("-c", 512, "--batch", 2, GLIBC_TUNABLES="glibc.malloc.tcache_count=0") as s:
+        body = {"prompt": ["x"] * 128, "n": 16, "max_tokens": 400, "ignore_eos": True, "stream": True, "grammar": "root ::= [a-z ]*"}
+        s.chat(grammar=body["grammar"])
+        before = s.heap_used()
+        c, r = stream(s, "/v1/completions", body)
+        r.readline()
+        each = (s.metric("heap_used_bytes") - before) / 2048
+        c.sock.shutdown(socket.SHUT_RDWR)
+        c.close()
+        assert each < 8192, f"{each} bytes an answer"  # 30,000 with a matcher for each
+        assert s.heap_used() <= before + (1 << 14)
+
+
 def test_slow_readers_harm_nobody():
     with own("--batch", 4, "-c", CONTEXT) as s:
         slow = []

@@ -325,6 +325,7 @@ static void end_choice(struct job_choice *c, const struct sched_report *report) 
     }
     end->report.error = end->error;
     end->report.n_new = c->n_new;
+    follow_close(&c->follow);
     append(job, (struct job_event){.choice = c->number, .token = JOB_END});
     count_out(job, 1);
 }
@@ -439,7 +440,29 @@ static int start_run(struct worker *w, struct run *run, const struct sched_reque
     return sched_submit(w->sched, &r, run->id, err);
 }
 
+/* What its answers follow: a prompt that waits for others has nothing of it yet. */
+static int open_follows(const struct worker *w, struct job *job, uint32_t n_prompts,
+                        struct err *err) {
+    const struct job_thinking *t = &job->thinking;
+    int status = SLUICE_OK;
+    for (; !status && job->n_followed < n_prompts * job->answers; job->n_followed++) {
+        struct follow *f = &job->choices[job->n_followed].follow;
+        status = follow_open(f, job->format, w->n_tokens, &job->budget, err);
+        f->open = t->open;
+        f->close = t->close;
+        f->may_open = t->may_open;
+        f->is_thinking = t->is_open;
+        f->no_ends = w->no_ends;
+        f->call = job->call;
+        f->model = w->model;
+    }
+    return status;
+}
+
 static int start_prompt(struct worker *w, struct job *job, uint32_t p, struct err *err) {
+    int status = open_follows(w, job, p + 1, err);
+    if (status)
+        return status;
     struct run *run = calloc(1, sizeof *run);
     if (!run)
         return err_memory(err, "a request");
@@ -453,7 +476,7 @@ static int start_prompt(struct worker *w, struct job *job, uint32_t p, struct er
         .sampling = job->sampling,
     };
     request.sampling.seed += run->first;
-    int status = start_run(w, run, &request, err);
+    status = start_run(w, run, &request, err);
     if (status)
         free(run);
     return status;
@@ -625,69 +648,70 @@ static void *work(void *user) {
 /* ---- from other threads -----------------------------------------------------------------------
  */
 
-static int prepare_choice(const struct worker *w, struct job *job, uint32_t i, struct err *err) {
-    struct job_choice *c = &job->choices[i];
-    const struct job_thinking *t = &job->thinking;
-    *c = (struct job_choice){.job = job, .number = i};
-    int status = follow_open(&c->follow, job->format, w->n_tokens, &job->budget, err);
-    c->follow.open = t->open;
-    c->follow.close = t->close;
-    c->follow.may_open = t->may_open;
-    c->follow.is_thinking = t->is_open;
-    c->follow.no_ends = w->no_ends;
-    c->follow.call = job->call;
-    c->follow.model = w->model;
-    return status;
-}
-
 static int prepare(const struct worker *w, struct job *job, struct err *err) {
-    job->n_choices = job->n_left = job->n_prompts * job->answers;
     job->choices = calloc(job->n_choices, sizeof *job->choices);
     job->requests = calloc(job->n_prompts + job->n_choices, sizeof *job->requests);
     job->ends = calloc(job->n_choices, sizeof *job->ends);
     job->is_enough = calloc(job->n_choices, sizeof *job->is_enough);
-    if (!job->choices || !job->requests || !job->ends || !job->is_enough) {
-        free_parts(job);
+    if (!job->choices || !job->requests || !job->ends || !job->is_enough)
         return err_memory(err, "a request");
-    }
-    int status = SLUICE_OK;
+    for (uint32_t i = 0; i < job->n_choices; i++)
+        job->choices[i] = (struct job_choice){.job = job, .number = i};
     matcher_budget_begin(&job->budget, min_u32(job->n_choices, w->sequences));
-    for (uint32_t i = 0; !status && i < job->n_choices; i++)
-        status = prepare_choice(w, job, i, err);
-    if (status)
-        free_parts(job);
-    return status;
+    return open_follows(w, job, job->n_slots / job->answers, err);
+}
+
+/* Under the lock, as what follows. */
+static int check_works(const struct worker *w, struct err *err) {
+    bool has_failed = w->state.has_failed;
+    return has_failed || w->is_closing
+               ? err_set(err, SLUICE_ERR_DEVICE, has_failed ? "the device failed" : "closing")
+               : SLUICE_OK;
 }
 
 static int admit(struct worker *w, const struct job *job, struct err *err) {
     struct worker_state *s = &w->state;
-    if (s->has_failed || w->is_closing)
-        return err_set(err, SLUICE_ERR_DEVICE, s->has_failed ? "the device failed" : "closing");
+    int status = check_works(w, err);
+    if (status)
+        return status;
     if (job->answers > s->most_answers)
         return err_set(err, SLUICE_ERR_ARGUMENT, "%u answers are asked for, expected at most %u",
                        job->answers, s->most_answers);
     if (s->n_answers + job->n_slots > s->most_answers)
         return err_set(err, SLUICE_ERR_MEMORY, "%u answers run or wait, and there is room for %u",
                        s->n_answers, s->most_answers);
+    s->n_answers += job->n_slots;
+    return SLUICE_OK;
+}
+
+/* One that is admitted, if it could be prepared. */
+static int add_to_inbox(struct worker *w, struct job *job, int status, struct err *err) {
+    if (!status)
+        status = check_works(w, err);
+    if (status) {
+        w->state.n_answers -= job->n_slots;
+        return status;
+    }
+    *w->inbox_end = job;
+    w->inbox_end = &job->next;
+    pthread_cond_signal(&w->wakes);
     return SLUICE_OK;
 }
 
 int worker_submit(struct worker *w, struct job *job, struct err *err) {
-    int status = prepare(w, job, err);
-    if (status)
-        return status;
     job->worker = w;
     job->next = NULL;
-    job->n_started = 0;
+    job->n_started = job->n_followed = 0;
+    job->n_choices = job->n_left = job->n_prompts * job->answers;
     job->n_slots = min_u32(job->n_prompts, max_u32(1, w->sequences / job->answers)) * job->answers;
     pthread_mutex_lock(&w->lock);
-    status = admit(w, job, err);
-    if (!status) {
-        w->state.n_answers += job->n_slots;
-        *w->inbox_end = job;
-        w->inbox_end = &job->next;
-        pthread_cond_signal(&w->wakes);
-    }
+    int status = admit(w, job, err); /* first: one that is refused costs nothing */
+    pthread_mutex_unlock(&w->lock);
+    if (status)
+        return status;
+    status = prepare(w, job, err);
+    pthread_mutex_lock(&w->lock);
+    status = add_to_inbox(w, job, status, err);
     pthread_mutex_unlock(&w->lock);
     if (status)
         free_parts(job);

@@ -97,9 +97,10 @@ struct job {
     struct job *next, *previous;
     struct job_choice *choices;
     uint32_t n_choices, n_left;
-    uint32_t n_started; /* prompts that the scheduler has or had */
-    uint32_t n_slots;   /* answers that it counts for: those of the prompts that run or wait */
-    uint64_t *requests; /* of the scheduler, 0: none; one a prompt, one a choice that goes on */
+    uint32_t n_started;  /* prompts that the scheduler has or had */
+    uint32_t n_slots;    /* answers that it counts for: those of the prompts that run or wait */
+    uint64_t *requests;  /* of the scheduler, 0: none; one a prompt, one a choice that goes on */
+    uint32_t n_followed; /* answers that know what they follow: those of the prompts that run */
     struct matcher_budget budget; /* of what all its answers follow */
     bool is_touched;
 };
