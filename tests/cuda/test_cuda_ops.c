@@ -1189,8 +1189,10 @@ TEST(cuda_experts_mixed) {
         {DT_F32, DT_F32, DT_Q8_0, DT_F32, DT_F32, 96, 32, 64, 700, 9},
         {DT_Q5_K, DT_Q5_K, DT_Q5_K, DT_Q5_K, DT_Q5_K, 512, 256, 256, 100, 7},
         {DT_Q4_K, DT_Q4_K, DT_Q6_K, DT_Q8_0, DT_Q4_K, 1024, 256, 256, 33, 2},
+        {DT_Q4_K, DT_Q4_K, DT_Q6_K, DT_Q4_K, DT_Q6_K, 2048, 512, 512, 12, 8},
+        {DT_Q4_K, DT_Q4_K, DT_Q4_K, DT_Q4_K, DT_Q4_K, 2048, 512, 512, 12, 8},
     };
-    static const uint32_t rows[] = {3, 12, 70, 530};
+    static const uint32_t rows[] = {3, 12, 64, 70, 530};
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         struct rig one;
         build_experts(&one, &cases[i], 1, 6500 + i);

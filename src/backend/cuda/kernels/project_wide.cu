@@ -335,6 +335,29 @@ static __device__ __forceinline__ void unpack_next(const struct wide_params &p,
         }
 }
 
+/* The stage of `empty` is read. An arrival overtakes loads that wait in their queue, behind the
+ * copies of weights into other stages, and bulk copies, which do not go through that queue, then
+ * bring the next group's scales before this one's are read. So it waits for sums that were made of
+ * them: `used` has the bits of such sums. */
+static __device__ __forceinline__ void release_stage(const struct wide_params &p, uint32_t empty,
+                                                     uint32_t used) {
+    empty += used & p.zero;
+    __syncwarp();
+    if (volatile_lane() == 0)
+        mbarrier_arrive(empty);
+}
+
+/* Of every 16 bytes of scales and sums of activations, and of both weight rows' scales, one sum
+ * that they are in. */
+template <int N>
+static __device__ __forceinline__ uint32_t bits_of_sums(const float (&kblock)[N], int first) {
+    uint32_t bits = 0;
+#pragma unroll
+    for (int i = first; i < N; i += 16)
+        bits |= __float_as_uint(kblock[i]) | __float_as_uint(kblock[i + 10]);
+    return bits;
+}
+
 /* A group, whose first part is unpacked. */
 template <int TYPE, int ROWS>
 static __device__ __forceinline__ void multiply_group(const struct wide_params &p,
@@ -360,9 +383,7 @@ static __device__ __forceinline__ void multiply_group(const struct wide_params &
         wgmma_wait<0>();
         scale_group<TYPE, ROWS>(s, at);
     }
-    __syncwarp();
-    if (volatile_lane() == 0)
-        mbarrier_arrive(empty);
+    release_stage(p, empty, bits_of_sums(s.kblock, 0));
 }
 
 /* ---- epilogue --------------------------------------------------------------------------------

@@ -63,6 +63,7 @@ struct wide_params {
     uint32_t out_stride, epilogue, has_bias;
     uint32_t n_segments; /* SwiGLU: 1, gate; up follows it */
     uint32_t stages, stage_bytes;
+    uint32_t zero;      /* 0, which the compiler does not know: release_stage */
     uint32_t splits_at; /* offset in shared memory: sums of the K splits before */
     uint32_t max_parts; /* of tiles that thread blocks share, in all */
     /* Not 0: the first weights are copied before pdl_wait, and tiles are made for so many rows. */
