@@ -15,9 +15,13 @@
  * become floats in the same way, so in the types of 256 values, with scales s
  * and minimums m,
  *
- *   part = fma(s dot + s' dot', x.scale, part)           for each group of a
- * block low  = fma(m, x.scale * sum(x.q), low) acc  = fma(part, d, acc) - low *
- * dmin                once a block
+ *   part = fma(s dot + s' dot', x.scale, part)
+ *
+ *   low = fma(m, x.scale * sum(x.q), low)
+ *
+ * for each group of a block, in q2_k for either half of it, and once a block
+ *
+ *   acc = fma(part, d, acc) - low * dmin
  *
  * |s dot + s' dot'| stays below 2^24: nothing is rounded before x.scale. */
 #include <arm_neon.h>
@@ -570,9 +574,8 @@ INLINE void add_low(const struct format *f, struct half from, int half, struct r
         if (f->runs == 1) {
             low[r] = vfmaq_n_f32(low[r], m[0], a->offset);
         } else {
-            float32x4_t whole = vmulq_n_f32(m[0], (float)-a->minus_half[0]);
-            whole = vfmaq_n_f32(whole, m[1], (float)-a->minus_half[1]);
-            low[r] = vfmaq_n_f32(low[r], whole, a->scale);
+            low[r] = vfmaq_n_f32(low[r], m[0], a->half_offset[0]);
+            low[r] = vfmaq_n_f32(low[r], m[1], a->half_offset[1]);
         }
     }
 }
