@@ -830,6 +830,8 @@ TEST(cuda_attend) {
         {6, 6, 96, 32, 40, 900, DT_Q8_0, ROPE_HALVES, false},
         {8, 2, 96, 96, 1, 300, DT_F16, ROPE_HALVES, true},
         {16, 4, 256, 64, 1, 600, DT_Q4_0, ROPE_HALVES, true},
+        {20, 2, 128, 128, 1, 600, DT_Q8_0, ROPE_NEIGHBOURS, false},
+        {6, 6, 64, 64, 1, 300, DT_Q8_0, ROPE_HALVES, false},
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         const struct attend_case *c = &cases[i];

@@ -1,9 +1,11 @@
-/* attend_decode.cu - ATTEND of a plan of one row: heads of 64, 128 and 256 over an fp16 cache, on
- * sm_90 and later. Norm, RoPE, KV store, split-KV attention and combine in one kernel.
+/* attend_decode.cu - ATTEND of a plan of one row: heads of 64, 128 and 256 over an fp16, q8_0 or
+ * q4_0 cache, on sm_90 and later. Norm, RoPE, KV store, split-KV attention and combine in one
+ * kernel.
  *
- * attend_decode_D_R: heads of D columns, clusters of R blocks.
+ * attend_decode_D_R, attend_decode_TYPE_D_R: heads of D columns, clusters of R blocks.
  *   cluster        a group of splits of a query tile, one item after the other
- *   block          a split: K, then V, through a pipeline of 4 stages of 16 KiB
+ *   block          a split: K, then V, through a pipeline of 4 stages of some 16 KiB, as they are
+ *                  in the cache; of q8_0 and q4_0 lanes make fp16 of what they read
  *   warp 8         the producer: bulk copies, two mbarriers (full, empty) a stage
  *   warps 0 to 7   consumers: of K a warp has 16 positions of the split, of V a slab of columns
  *
@@ -18,8 +20,9 @@
  * the wait it reads them again and starts over if they differ. The row's own key and value, which
  * this kernel computes, are never read from the cache.
  *
- * Reads the sequence's keys and values once: 4 D bytes a position and KV head. ATTEND of qwen35-4b
- * at 256 positions on an H200: 4.7 us, 11.0 before this kernel. */
+ * Reads the sequence's keys and values once: of fp16 4 D bytes a position and KV head. ATTEND of
+ * qwen35-4b at 256 positions on an H200: 4.7 us, 11.0 before this kernel. */
+#include "backend/cuda/kernels/attend_quants.cuh"
 #include "backend/cuda/kernels/attend_short.cuh"
 
 /* struct max_sum with the maximum as int. */
@@ -28,24 +31,24 @@ struct imax_sum {
     float sum;
 };
 
-/* R: blocks of a cluster. */
-template <int D, int R> struct decode_shared {
-    static constexpr int STAGE_POSITIONS = ATTEND_STAGE_BYTES / (2 * D);
+/* R: blocks of a cluster; T: the cache's type. */
+template <int D, int R, int T> struct decode_shared {
+    static constexpr int ROW = CACHE_ROW<T, D>, STAGE_POSITIONS = ATTEND_STAGE_POSITIONS(ROW);
     static constexpr int SLABS = D < 128 ? D / 16 : ATTEND_WARPS; /* of columns, in PV */
     static constexpr int LANE_COLUMNS = D / SLABS / 8;
     static constexpr int MAX_SPLIT = ATTEND_MAX_SPLIT;
     static_assert(MAX_SPLIT <= 16 * ATTEND_WARPS, "QK: a warp an M16 tile");
     static_assert(MAX_SPLIT <= STAGE_POSITIONS * ATTEND_STAGES, "stage_release");
-    uint4 stages[ATTEND_STAGES][ATTEND_STAGE_BYTES / 16];
+    uint4 stages[ATTEND_STAGES][STAGE_POSITIONS * ROW / 16];
     uint2 query[D / 16][32];                             /* B fragments */
     __half weights[ATTEND_TILE_QUERIES][MAX_SPLIT + 16]; /* after softmax; no bank conflicts */
     union {                                              /* one after the other: */
         float scratch[ATTEND_WARPS][D];                  /* RoPE */
         float scores[ATTEND_TILE_QUERIES][MAX_SPLIT + 4];
         alignas(16) float pv[ATTEND_TILE_QUERIES * D];
-        struct short_shared_if<D> short_context;
+        struct short_shared_if<T == CACHE_F16 ? D : 0> short_context;
     };
-    uint4 new_key[D / 8], new_value[D / 8]; /* of the row itself */
+    uint4 new_key[(ROW + 15) / 16], new_value[(ROW + 15) / 16]; /* of the row itself */
     /* What the cluster's blocks send; two, since the next item's may come while these are read. */
     alignas(16) float shares[2][ATTEND_TILE_QUERIES * D]; /* (R, share) */
     struct imax_sum peer_state[2][R][ATTEND_TILE_QUERIES];
@@ -164,10 +167,11 @@ static __device__ __forceinline__ struct io_row load_row(const struct attend_par
 }
 
 /* Copies i to end - 1 of an item, keys before values. `fill` counts the block's fills of stages:
- * the phase of the barriers comes from it. */
-template <int D, int R>
+ * the phase of the barriers comes from it. A copy begins at a multiple of 16 bytes and may read up
+ * to 12 after its last position. */
+template <int D, int R, int T>
 static __device__ __forceinline__ void
-produce(const struct attend_params &p, struct decode_shared<D, R> &s, const struct item &item,
+produce(const struct attend_params &p, struct decode_shared<D, R, T> &s, const struct item &item,
         uint32_t page, uint32_t i, uint32_t end, uint32_t fill) {
     uint32_t half = (item.n + s.STAGE_POSITIONS - 1) / s.STAGE_POSITIONS;
     uint64_t at = ((uint64_t)page * p.kv_heads + item.kv_head) * PAGE + item.begin % PAGE;
@@ -179,8 +183,8 @@ produce(const struct attend_params &p, struct decode_shared<D, R> &s, const stru
         if (round)
             mbarrier_wait(&s.empty[stage], (round - 1) & 1);
         if (n)
-            bulk_copy(s.stages[stage], (i < half ? p.keys : p.values) + (at + first) * (2 * D),
-                      n * (2 * D), &s.full[stage]);
+            bulk_copy(s.stages[stage], (i < half ? p.keys : p.values) + (at + first) * s.ROW,
+                      (n * s.ROW + 15) / 16 * 16, &s.full[stage]);
         else
             mbarrier_arrive(&s.full[stage]);
     }
@@ -199,8 +203,8 @@ struct prefetch {
     uint32_t fills;       /* that were started */
 };
 
-template <int D, int R>
-static __device__ __forceinline__ void init_barriers(struct decode_shared<D, R> &s) {
+template <int D, int R, int T>
+static __device__ __forceinline__ void init_barriers(struct decode_shared<D, R, T> &s) {
     for (int i = 0; i < ATTEND_STAGES; i++)
         mbarrier_init(&s.full[i], 1), mbarrier_init(&s.empty[i], ATTEND_WARPS);
     for (int i = 0; i < 2; i++)
@@ -209,9 +213,9 @@ static __device__ __forceinline__ void init_barriers(struct decode_shared<D, R> 
     fence_proxy_async();
 }
 
-template <int D, int R>
+template <int D, int R, int T>
 static __device__ __forceinline__ struct prefetch begin_prefetch(const struct attend_params &p,
-                                                                 struct decode_shared<D, R> &s) {
+                                                                 struct decode_shared<D, R, T> &s) {
     struct prefetch f = {load_row(p), 0, 0, false, 0};
     f.is_valid = f.row.slot < p.n_slots && f.row.position < p.pages_per_slot * PAGE;
     if (!f.is_valid)
@@ -229,16 +233,16 @@ static __device__ __forceinline__ struct prefetch begin_prefetch(const struct at
         f.is_valid = false;
         return f;
     }
-    produce<D, R>(p, s, item, f.page, 0, ATTEND_STAGES, 0);
+    produce<D, R, T>(p, s, item, f.page, 0, ATTEND_STAGES, 0);
     f.fills = min(n_fills(item.n, s.STAGE_POSITIONS), (uint32_t)ATTEND_STAGES);
     return f;
 }
 
 /* After griddepcontrol.wait: the row, and how many fills stand. If the prefetch was wrong all
  * stages complete their first phase unused, and filling starts over. */
-template <int D, int R>
+template <int D, int R, int T>
 static __device__ __forceinline__ uint32_t check_prefetch(const struct attend_params &p,
-                                                          struct decode_shared<D, R> &s,
+                                                          struct decode_shared<D, R, T> &s,
                                                           const struct prefetch &f,
                                                           struct io_row *row) {
     uint32_t page = 0;
@@ -258,9 +262,9 @@ static __device__ __forceinline__ uint32_t check_prefetch(const struct attend_pa
 }
 
 /* All items of the block, the first of which has `fills` fills in `page` already. */
-template <int D, int R>
+template <int D, int R, int T>
 static __device__ __forceinline__ void
-produce_items(const struct attend_params &p, struct decode_shared<D, R> &s, struct io_row row,
+produce_items(const struct attend_params &p, struct decode_shared<D, R, T> &s, struct io_row row,
               uint32_t page, uint32_t fills) {
     struct split_layout l = split_layout_of(p, row.position);
     uint32_t items = n_items<R>(p, l), fill = 0;
@@ -270,38 +274,38 @@ produce_items(const struct attend_params &p, struct decode_shared<D, R> &s, stru
             continue;
         if (fill || !fills)
             page = load_page(p, row.slot, item.begin);
-        produce<D, R>(p, s, item, page, fills, ~0u, fill + fills);
+        produce<D, R, T>(p, s, item, page, fills, ~0u, fill + fills);
         fill += n_fills(item.n, s.STAGE_POSITIONS), fills = 0;
     }
 }
 
-template <int D, int R>
+template <int D, int R, int T>
 static __device__ __forceinline__ void run_producer(const struct attend_params &p,
-                                                    struct decode_shared<D, R> &s) {
+                                                    struct decode_shared<D, R, T> &s) {
     bool is_leader = threadIdx.x == THREADS;
     struct prefetch f;
     struct io_row row;
     uint32_t fills = 0;
     if (is_leader)
-        init_barriers<D, R>(s);
+        init_barriers<D, R, T>(s);
     __syncwarp();
     cluster_arrive();
     if (is_leader)
-        f = begin_prefetch<D, R>(p, s);
+        f = begin_prefetch<D, R, T>(p, s);
     __syncwarp();
     cluster_wait();
     pdl_wait(p.io);
     if (is_leader)
-        fills = check_prefetch<D, R>(p, s, f, &row);
+        fills = check_prefetch<D, R, T>(p, s, f, &row);
     __syncthreads();
     if (is_leader)
-        produce_items<D, R>(p, s, row, f.page, fills);
+        produce_items<D, R, T>(p, s, row, f.page, fills);
 }
 
 /* ---- consumers: heads of the row ------------------------------------------------------------- */
 
 /* Head i that a tile needs: its queries, then the key, then the value. */
-template <int D, int R>
+template <int D, int R, int T>
 static __device__ __forceinline__ const float *head_at(const struct attend_params &p,
                                                        const struct item &item, uint32_t i) {
     if (i < item.n_queries)
@@ -309,45 +313,71 @@ static __device__ __forceinline__ const float *head_at(const struct attend_param
     return p.in + (i == item.n_queries ? p.k_column : p.v_column) + item.kv_head * D;
 }
 
+/* A head as the cache has it. `scratch` is the warp's own, of a head's width. */
+template <int T, int M, int D>
+static __device__ __forceinline__ void store_quants(const struct attend_params &p,
+                                                    const struct head_regs<M, D> &head,
+                                                    float *scratch, uint8_t *to) {
+    uint32_t lane = threadIdx.x % 32;
+    head.store(p, scratch);
+    __syncwarp();
+#pragma unroll 2
+    for (uint32_t i = 0; i < D / 32; i++)
+        if (T == CACHE_Q8_0)
+            encode_q8_0(to + i * sizeof(struct q8_0), scratch[32 * i + lane]);
+        else
+            encode_q4_0(to + i * sizeof(struct q4_0), scratch[32 * i + lane]);
+    __syncwarp();
+}
+
 /* Norm and RoPE of these heads, a warp each. Does not need the row's position. */
-template <int D, int R>
-static __device__ __forceinline__ void
-make_heads(const struct attend_params &p, struct decode_shared<D, R> &s, const struct item &item) {
+template <int D, int R, int T>
+static __device__ __forceinline__ void make_heads(const struct attend_params &p,
+                                                  struct decode_shared<D, R, T> &s,
+                                                  const struct item &item) {
     uint32_t warp = threadIdx.x / 32;
 #pragma unroll 1
     for (uint32_t i = warp; i < item.n_queries + 2; i += ATTEND_WARPS) {
         bool is_query = i < item.n_queries, is_key = i == item.n_queries;
         struct head_regs<D / 64, D> head;
         const float *norm = is_query ? p.q_norm : p.k_norm;
-        head.load(p, head_at<D, R>(p, item, i), 0);
+        head.load(p, head_at<D, R, T>(p, item, i), 0);
         head.load_norm(p, norm);
         if (is_query || is_key)
             head.norm_and_rotate(p, norm, 0, s.scratch[warp]);
+        uint4 *own = is_key ? s.new_key : s.new_value;
         if (is_query)
             pack_query<D>(p, head.x, s.query, s.score_factor, i);
+        else if (T == CACHE_F16)
+            store_f16<D>(head.x, own);
         else
-            store_f16<D>(head.x, is_key ? s.new_key : s.new_value);
+            store_quants<T>(p, head, s.scratch[warp], (uint8_t *)own);
     }
 }
 
 /* KV store, by the last warp of the block that has the row's position; `page` is the row's. */
-template <int D, int R>
+template <int D, int R, int T>
 static __device__ __forceinline__ void
-store_new_kv(const struct attend_params &p, const struct decode_shared<D, R> &s,
+store_new_kv(const struct attend_params &p, const struct decode_shared<D, R, T> &s,
              const struct item &item, uint32_t position, uint32_t page) {
     uint32_t lane = threadIdx.x % 32;
-    if (!item.has_new || !item.is_first_of_kv || threadIdx.x / 32 != ATTEND_WARPS - 1 ||
-        lane >= D / 8)
+    if (!item.has_new || !item.is_first_of_kv || threadIdx.x / 32 != ATTEND_WARPS - 1)
         return;
     uint64_t at = ((uint64_t)page * p.kv_heads + item.kv_head) * PAGE + position % PAGE;
-    ((uint4 *)p.keys)[at * (D / 8) + lane] = s.new_key[lane];
-    ((uint4 *)p.values)[at * (D / 8) + lane] = s.new_value[lane];
+    using word = typename std::conditional<T == CACHE_F16, uint4, uint32_t>::type;
+    constexpr uint32_t WORDS = s.ROW / sizeof(word);
+#pragma unroll
+    for (uint32_t i = 0; i < WORDS; i += 32)
+        if (i + lane < WORDS) {
+            ((word *)p.keys)[at * WORDS + i + lane] = ((const word *)s.new_key)[i + lane];
+            ((word *)p.values)[at * WORDS + i + lane] = ((const word *)s.new_value)[i + lane];
+        }
 }
 
 /* ---- consumers: QK, softmax, PV of a split --------------------------------------------------- */
 
-template <int D, int R>
-static __device__ __forceinline__ const uint8_t *stage_wait(struct decode_shared<D, R> &s,
+template <int D, int R, int T>
+static __device__ __forceinline__ const uint8_t *stage_wait(struct decode_shared<D, R, T> &s,
                                                             uint32_t fill, uint32_t phase_offset) {
     uint32_t stage = fill % ATTEND_STAGES;
     mbarrier_wait(&s.full[stage], (fill / ATTEND_STAGES + phase_offset) & 1);
@@ -356,8 +386,9 @@ static __device__ __forceinline__ const uint8_t *stage_wait(struct decode_shared
 
 /* By every consumer warp, also by those that did not use it: between two releases of a stage all of
  * them meet at a barrier, as K and V of a split are no more fills than there are stages. */
-template <int D, int R>
-static __device__ __forceinline__ void stage_release(struct decode_shared<D, R> &s, uint32_t fill) {
+template <int D, int R, int T>
+static __device__ __forceinline__ void stage_release(struct decode_shared<D, R, T> &s,
+                                                     uint32_t fill) {
     __syncwarp();
     if (threadIdx.x % 32 == 0)
         mbarrier_arrive(&s.empty[fill % ATTEND_STAGES]);
@@ -382,9 +413,34 @@ static __device__ __forceinline__ void load_key_steps(uint2 (&x)[4], const uint8
     }
 }
 
-/* QK: a warp has an M16 tile of the split's positions. */
+/* Scores of 16 positions from `first`, over an fp16 cache. keys: of the lane's first. */
 template <int D, int R>
-static __device__ __forceinline__ void qk(struct decode_shared<D, R> &s, const struct item &item,
+static __device__ __forceinline__ void qk_f16(const struct decode_shared<D, R, CACHE_F16> &s,
+                                              const struct item &item, const uint8_t *keys,
+                                              float (&c)[4]) {
+    uint32_t lane = threadIdx.x % 32, warp = threadIdx.x / 32, g = lane / 4, t = lane % 4;
+    uint32_t first = warp * 16;
+    bool has_new = item.has_new && (item.n - 1) / 16 == warp;
+#pragma unroll
+    for (uint32_t slab = 0; slab < D / 64; slab++) {
+        uint2 k0[4], k8[4];
+        load_key_steps(k0, keys + slab * 128, g);
+        load_key_steps(k8, keys + slab * 128 + 8 * (2 * D), g);
+#pragma unroll
+        for (uint32_t b = 0; b < 4; b++) {
+            if (has_new) {
+                uint2 own = ((const uint2 *)s.new_key)[(slab * 4 + b) * 4 + t];
+                k0[b] = first + g == item.n - 1 ? own : k0[b];
+                k8[b] = first + g + 8 == item.n - 1 ? own : k8[b];
+            }
+            qk_mma(c, k0[b], k8[b], s.query[slab * 4 + b][lane]);
+        }
+    }
+}
+
+/* QK: a warp has an M16 tile of the split's positions. */
+template <int D, int R, int T>
+static __device__ __forceinline__ void qk(struct decode_shared<D, R, T> &s, const struct item &item,
                                           uint32_t &fill, uint32_t phase_offset) {
     uint32_t lane = threadIdx.x % 32, warp = threadIdx.x / 32, g = lane / 4, t = lane % 4;
     uint32_t first = warp * 16, stage = first / s.STAGE_POSITIONS;
@@ -392,33 +448,29 @@ static __device__ __forceinline__ void qk(struct decode_shared<D, R> &s, const s
     for (uint32_t i = 0; i < stages;
          i++) /* V is copied there when the stage's own warps are done */
         if (i != stage)
-            stage_release<D, R>(s, fill + i);
+            stage_release<D, R, T>(s, fill + i);
     if (first < item.n) {
-        const uint8_t *keys = stage_wait<D, R>(s, fill + stage, phase_offset) +
-                              (first % s.STAGE_POSITIONS + g) * (2 * D) + t * 8;
-        bool has_new = item.has_new && (item.n - 1) / 16 == warp;
+        const uint8_t *keys = stage_wait<D, R, T>(s, fill + stage, phase_offset) +
+                              (first % s.STAGE_POSITIONS + g) * s.ROW;
         float c[4] = {};
+        if constexpr (T == CACHE_F16) {
+            qk_f16<D, R>(s, item, keys + t * 8, c);
+        } else {
+            uint32_t own = item.has_new ? item.n - 1 - first : ~0u; /* the row's position */
+            const uint8_t *new_key = (const uint8_t *)s.new_key;
+            const uint8_t *row0 = g == own ? new_key : keys,
+                          *row8 = g + 8 == own ? new_key : keys + 8 * s.ROW;
 #pragma unroll
-        for (uint32_t slab = 0; slab < D / 64; slab++) {
-            uint2 k0[4], k8[4];
-            load_key_steps(k0, keys + slab * 128, g);
-            load_key_steps(k8, keys + slab * 128 + 8 * (2 * D), g);
-#pragma unroll
-            for (uint32_t b = 0; b < 4; b++) {
-                if (has_new) {
-                    uint2 own = ((const uint2 *)s.new_key)[(slab * 4 + b) * 4 + t];
-                    k0[b] = first + g == item.n - 1 ? own : k0[b];
-                    k8[b] = first + g + 8 == item.n - 1 ? own : k8[b];
-                }
-                qk_mma(c, k0[b], k8[b], s.query[slab * 4 + b][lane]);
-            }
+            for (uint32_t step = 0; step < D / 16; step++)
+                qk_mma(c, cached_4<T>(row0, 16 * step + 4 * t),
+                       cached_4<T>(row8, 16 * step + 4 * t), s.query[step][lane]);
         }
 #pragma unroll
         for (int k = 0; k < 4; k++)
             s.scores[2 * t + k % 2][first + g + k / 2 * 8] = c[k];
     }
     if (stage < stages)
-        stage_release<D, R>(s, fill + stage);
+        stage_release<D, R, T>(s, fill + stage);
     fill += stages;
 }
 
@@ -429,8 +481,8 @@ static __device__ __forceinline__ int ordered_int(int bits) {
 
 /* Softmax: warp q turns query q's scores into weights, in the order of attend_split.cuh's
  * softmax(); (max, sum) goes to all blocks of the cluster where they combine. */
-template <int D, int R>
-static __device__ __forceinline__ void softmax(struct decode_shared<D, R> &s, uint32_t n,
+template <int D, int R, int T>
+static __device__ __forceinline__ void softmax(struct decode_shared<D, R, T> &s, uint32_t n,
                                                uint32_t q, bool is_combined, uint32_t buffer) {
     uint32_t lane = threadIdx.x % 32;
     float2 x[s.MAX_SPLIT / 64];
@@ -462,24 +514,25 @@ static __device__ __forceinline__ void softmax(struct decode_shared<D, R> &s, ui
 }
 
 /* PV: a warp has a slab of columns of all positions. */
-template <int D, int R>
-static __device__ __forceinline__ void pv(struct decode_shared<D, R> &s, const struct item &item,
+template <int D, int R, int T>
+static __device__ __forceinline__ void pv(struct decode_shared<D, R, T> &s, const struct item &item,
                                           uint32_t &fill, uint32_t phase_offset) {
     constexpr int C = s.LANE_COLUMNS;
     uint32_t lane = threadIdx.x % 32, slab = threadIdx.x / 32, g = lane / 4, t = lane % 4;
-    uint32_t column = slab * (D / s.SLABS) + g * C, offset = 4 * t * (2 * D) + column * 2;
+    uint32_t column = slab * (D / s.SLABS) + g * C;
+    uint32_t in_row = T == CACHE_F16 ? 0 : column, offset = 4 * t * s.ROW + (column - in_row) * 2;
     float c[C][4] = {};
     for (uint32_t base = 0; base < item.n; base += s.STAGE_POSITIONS, fill++) {
-        const uint8_t *values = stage_wait<D, R>(s, fill, phase_offset) + offset;
+        const uint8_t *values = stage_wait<D, R, T>(s, fill, phase_offset) + offset;
         uint32_t end = slab < s.SLABS ? min(item.n, base + s.STAGE_POSITIONS) : 0;
 #pragma unroll 2
-        for (uint32_t first = base; first < end; first += 16, values += 16 * (2 * D)) {
+        for (uint32_t first = base; first < end; first += 16, values += 16 * s.ROW) {
             struct v_columns<C> v[4];
 #pragma unroll
             for (int r = 0; r < 4; r++)
-                v[r] = load_v_columns<C>(values + r * (2 * D));
+                v[r] = cached<T, C>(values + r * s.ROW, in_row);
             if (first + 16 > item.n_cached) { /* not copied there: 0 times it must be 0 */
-                struct v_columns<C> own = load_v_columns<C>((const __half *)s.new_value + column),
+                struct v_columns<C> own = cached<T, C>((const uint8_t *)s.new_value, column),
                                     none = {};
 #pragma unroll
                 for (uint32_t r = 0; r < 4; r++) {
@@ -490,23 +543,23 @@ static __device__ __forceinline__ void pv(struct decode_shared<D, R> &s, const s
             }
             pv_mma<C>(c, v, *(const uint2 *)&s.weights[g][first + 4 * t]);
         }
-        stage_release<D, R>(s, fill);
+        stage_release<D, R, T>(s, fill);
     }
     if (slab < s.SLABS && g < item.n_queries)
         store_pv<C>(c, &s.pv[g * D + slab * (D / s.SLABS) + t * 2 * C]);
 }
 
-template <int D, int R>
-static __device__ __forceinline__ void run_split(struct decode_shared<D, R> &s,
+template <int D, int R, int T>
+static __device__ __forceinline__ void run_split(struct decode_shared<D, R, T> &s,
                                                  const struct item &item, uint32_t &fill,
                                                  bool is_combined, uint32_t buffer) {
     uint32_t warp = threadIdx.x / 32, phase_offset = s.phase_offset;
-    qk<D, R>(s, item, fill, phase_offset);
+    qk<D, R, T>(s, item, fill, phase_offset);
     sync_consumers();
     if (warp < item.n_queries)
-        softmax<D, R>(s, item.n, warp, is_combined, buffer);
+        softmax<D, R, T>(s, item.n, warp, is_combined, buffer);
     sync_consumers();
-    pv<D, R>(s, item, fill, phase_offset);
+    pv<D, R, T>(s, item, fill, phase_offset);
     sync_consumers();
 }
 
@@ -543,9 +596,9 @@ static __device__ __forceinline__ void store_out(const struct attend_params &p,
 }
 
 /* The output where there is one split. */
-template <int D, int R>
+template <int D, int R, int T>
 static __device__ __forceinline__ void store_one_split(const struct attend_params &p,
-                                                       struct decode_shared<D, R> &s,
+                                                       struct decode_shared<D, R, T> &s,
                                                        const struct item &item) {
 #pragma unroll 1
     for (uint32_t e = 4 * threadIdx.x; e < item.n_queries * D; e += 4 * THREADS) {
@@ -562,8 +615,8 @@ static __device__ __forceinline__ void store_one_split(const struct attend_param
 }
 
 /* Each rank's share of the split's O, to that rank. */
-template <int D, int R>
-static __device__ __forceinline__ void send_shares(struct decode_shared<D, R> &s,
+template <int D, int R, int T>
+static __device__ __forceinline__ void send_shares(struct decode_shared<D, R, T> &s,
                                                    const struct item &item, uint32_t buffer) {
     uint32_t rank = blockIdx.x % R, share = item.n_queries * (D / R);
     float inverse = __frcp_rn((float)item.n_queries);
@@ -577,8 +630,8 @@ static __device__ __forceinline__ void send_shares(struct decode_shared<D, R> &s
 }
 
 /* From a block without a split: (max, sum) that nobody combines, but all wait for. */
-template <int D, int R>
-static __device__ __forceinline__ void send_nothing(struct decode_shared<D, R> &s,
+template <int D, int R, int T>
+static __device__ __forceinline__ void send_nothing(struct decode_shared<D, R, T> &s,
                                                     const struct item &item, uint32_t buffer) {
     uint32_t q = threadIdx.x / 32, to = threadIdx.x % 32;
     struct imax_sum none = {0, 0};
@@ -588,9 +641,9 @@ static __device__ __forceinline__ void send_nothing(struct decode_shared<D, R> &
 }
 
 /* Value i of this block's share, over the group's splits. */
-template <int D, int R>
+template <int D, int R, int T>
 static __device__ __forceinline__ struct accumulator
-combine_splits(const struct decode_shared<D, R> &s, uint32_t buffer, uint32_t share, uint32_t i,
+combine_splits(const struct decode_shared<D, R, T> &s, uint32_t buffer, uint32_t share, uint32_t i,
                uint32_t splits) {
     uint32_t query = (blockIdx.x % R * share + i) / D;
     float part[R];
@@ -646,10 +699,10 @@ static __device__ __forceinline__ bool is_last_block(bool *flag, uint32_t *count
 }
 
 /* This block's share of the group, then, by the last block of its rank, of all groups. */
-template <int D, int R>
+template <int D, int R, int T>
 static __device__ __forceinline__ void
-combine_share(const struct attend_params &p, struct decode_shared<D, R> &s, const struct item &item,
-              const struct split_layout &l, uint32_t buffer) {
+combine_share(const struct attend_params &p, struct decode_shared<D, R, T> &s,
+              const struct item &item, const struct split_layout &l, uint32_t buffer) {
     uint32_t tid = threadIdx.x, rank = blockIdx.x % R, share = item.n_queries * (D / R);
     uint32_t groups = (l.count + R - 1) / R, splits = min((uint32_t)R, l.count - item.group * R);
     float *partials = p.partials + (uint64_t)item.tile * p.n_partials * p.partial_floats;
@@ -658,7 +711,7 @@ combine_share(const struct attend_params &p, struct decode_shared<D, R> &s, cons
 #pragma unroll 1
     for (uint32_t i = tid; i < share; i += THREADS) {
         uint32_t at = rank * share + i;
-        struct accumulator a = combine_splits<D, R>(s, buffer, share, i, splits);
+        struct accumulator a = combine_splits<D, R, T>(s, buffer, share, i, splits);
         if (groups == 1) {
             store_out<D>(p, item, at, a);
             continue;
@@ -678,21 +731,21 @@ combine_share(const struct attend_params &p, struct decode_shared<D, R> &s, cons
 }
 
 /* The cluster's blocks together; `combines` counts those before. */
-template <int D, int R>
+template <int D, int R, int T>
 static __device__ __forceinline__ void
-cluster_combine(const struct attend_params &p, struct decode_shared<D, R> &s,
+cluster_combine(const struct attend_params &p, struct decode_shared<D, R, T> &s,
                 const struct item &item, const struct split_layout &l, uint32_t combines) {
     uint32_t buffer = combines & 1;
     if (item.n)
-        send_shares<D, R>(s, item, buffer);
+        send_shares<D, R, T>(s, item, buffer);
     else
-        send_nothing<D, R>(s, item, buffer);
+        send_nothing<D, R, T>(s, item, buffer);
     uint32_t splits = min((uint32_t)R, l.count - item.group * R);
     uint32_t bytes = splits * (D / R) * sizeof(float) + R * sizeof(struct imax_sum);
     if (threadIdx.x == 0)
         mbarrier_expect_tx(&s.shares_full[buffer], item.n_queries * bytes);
     mbarrier_wait(&s.shares_full[buffer], combines >> 1 & 1);
-    combine_share<D, R>(p, s, item, l, buffer);
+    combine_share<D, R, T>(p, s, item, l, buffer);
 }
 
 /* ---- consumers: all items -------------------------------------------------------------------- */
@@ -700,8 +753,8 @@ cluster_combine(const struct attend_params &p, struct decode_shared<D, R> &s,
 /* A short context: a split of 16 a warp; keys are one stage, values the next. */
 template <int R>
 static __device__ __forceinline__ void
-run_short(const struct attend_params &p, struct decode_shared<64, R> &s, const struct item &item,
-          uint32_t splits, uint32_t fill) {
+run_short(const struct attend_params &p, struct decode_shared<64, R, CACHE_F16> &s,
+          const struct item &item, uint32_t splits, uint32_t fill) {
     constexpr uint32_t ROW = 2 * 64;
     uint32_t lane = threadIdx.x % 32, split = threadIdx.x / 32, g = lane / 4, t = lane % 4;
     static_assert(s.STAGE_POSITIONS >= ATTEND_SHORT_POSITIONS(64), "keys are one stage");
@@ -722,25 +775,25 @@ run_short(const struct attend_params &p, struct decode_shared<64, R> &s, const s
             from.value[i] = (4 * t + i < own ? value : (const uint8_t *)s.new_value) + g * 16;
         }
         const uint32_t visible[2] = {own + 1, own + 1};
-        stage_wait<64, R>(s, fill, phase_offset);
+        stage_wait<64, R, CACHE_F16>(s, fill, phase_offset);
         short_split(s.short_context.s, from, s.query, s.score_factor, item.n_queries, visible,
-                    [&]() { stage_wait<64, R>(s, fill + 1, phase_offset); });
+                    [&]() { stage_wait<64, R, CACHE_F16>(s, fill + 1, phase_offset); });
     }
     sync_consumers();
     for (uint32_t e = 4 * threadIdx.x; e < item.n_queries * 64; e += 4 * THREADS)
         *(float4 *)(p.out + (uint64_t)item.first_head * 64 + e) =
             short_combine(s.short_context.s, e, splits);
-    stage_release<64, R>(s, fill);
-    stage_release<64, R>(s, fill + 1);
+    stage_release<64, R, CACHE_F16>(s, fill);
+    stage_release<64, R, CACHE_F16>(s, fill + 1);
 }
 
 /* item: the block's first item, without its split. */
-template <int D, int R>
+template <int D, int R, int T>
 static __device__ __forceinline__ void
-run_consumers(const struct attend_params &p, struct decode_shared<D, R> &s, struct item item) {
+run_consumers(const struct attend_params &p, struct decode_shared<D, R, T> &s, struct item item) {
     struct io_row row = load_row(p); /* in flight while the heads are computed */
     uint32_t index = blockIdx.x / R, fill = 0, combines = 0, page = 0;
-    make_heads<D, R>(p, s, item);
+    make_heads<D, R, T>(p, s, item);
     struct split_layout l = split_layout_of(p, row.position);
     uint32_t items = n_items<R>(p, l);
     find_split<R>(item, l);
@@ -749,18 +802,18 @@ run_consumers(const struct attend_params &p, struct decode_shared<D, R> &s, stru
     __syncthreads(); /* with the producer: it has checked its prefetch */
     while (index < items) {
         if (l.length == 16) {
-            store_new_kv<D, R>(p, s, item, row.position, page); /* its warp rarely has a split */
-            if constexpr (D == 64)
+            store_new_kv<D, R, T>(p, s, item, row.position, page); /* its warp rarely has a split */
+            if constexpr (D == 64 && T == CACHE_F16)
                 run_short<R>(p, s, item, l.count, fill);
             fill += 2;
         } else {
             if (item.n)
-                run_split<D, R>(s, item, fill, l.count > 1, combines & 1);
+                run_split<D, R, T>(s, item, fill, l.count > 1, combines & 1);
             if (l.count == 1)
-                store_one_split<D, R>(p, s, item);
+                store_one_split<D, R, T>(p, s, item);
             else
-                cluster_combine<D, R>(p, s, item, l, combines++);
-            store_new_kv<D, R>(p, s, item, row.position, page);
+                cluster_combine<D, R, T>(p, s, item, l, combines++);
+            store_new_kv<D, R, T>(p, s, item, row.position, page);
         }
         index += gridDim.x / R;
         if (index >= items)
@@ -772,19 +825,21 @@ run_consumers(const struct attend_params &p, struct decode_shared<D, R> &s, stru
         sync_consumers(); /* the last item's shared memory is free */
         if (last_tile == item.tile)
             continue;
-        make_heads<D, R>(p, s, item);
+        make_heads<D, R, T>(p, s, item);
         sync_consumers();
     }
 }
 
-template <int D, int R>
+template <int D, int R, int T>
 static __device__ __forceinline__ void attend_decode(const struct attend_params &p) {
     extern __shared__ uint4 dynamic_shared[];
-    static_assert(sizeof(struct decode_shared<D, R>) <= ATTEND_DECODE_SHARED(D), "attend.h");
-    struct decode_shared<D, R> &s = *(struct decode_shared<D, R> *)dynamic_shared;
+    using S = struct decode_shared<D, R, T>;
+    static_assert(sizeof(struct decode_shared<D, R, T>) <= ATTEND_DECODE_SHARED(S::ROW, D),
+                  "attend.h");
+    struct decode_shared<D, R, T> &s = *(struct decode_shared<D, R, T> *)dynamic_shared;
     uint32_t tid = threadIdx.x;
     if (tid >= THREADS) {
-        run_producer<D, R>(p, s);
+        run_producer<D, R, T>(p, s);
         return;
     }
     struct item item = item_tile(p, blockIdx.x / R);
@@ -799,18 +854,24 @@ static __device__ __forceinline__ void attend_decode(const struct attend_params 
             ld_volatile_f32(p.k_norm + 8 * tid);
     }
     pdl_wait(p.io);
-    run_consumers<D, R>(p, s, item);
+    run_consumers<D, R, T>(p, s, item);
 }
 
-#define DECODE_KERNEL(D, R)                                                                        \
+#define DECODE_KERNEL(NAME, D, R, T)                                                               \
     extern "C" __global__ void __cluster_dims__(R, 1, 1) __launch_bounds__(THREADS + 32, 2)        \
-        attend_decode_##D##_##R(const __grid_constant__ struct attend_params p) {                  \
+        attend_decode_##NAME##_##R(const __grid_constant__ struct attend_params p) {               \
         pdl_launch_dependents();                                                                   \
-        attend_decode<D, R>(p);                                                                    \
+        attend_decode<D, R, T>(p);                                                                 \
     }
-DECODE_KERNEL(64, 4)
-DECODE_KERNEL(64, 8)
-DECODE_KERNEL(128, 4)
-DECODE_KERNEL(128, 8)
-DECODE_KERNEL(256, 4)
-DECODE_KERNEL(256, 8)
+#define DECODE_KERNELS(NAME, D, T)                                                                 \
+    DECODE_KERNEL(NAME, D, 4, T)                                                                   \
+    DECODE_KERNEL(NAME, D, 8, T)
+DECODE_KERNELS(64, 64, CACHE_F16)
+DECODE_KERNELS(128, 128, CACHE_F16)
+DECODE_KERNELS(256, 256, CACHE_F16)
+DECODE_KERNELS(q8_0_64, 64, CACHE_Q8_0)
+DECODE_KERNELS(q8_0_128, 128, CACHE_Q8_0)
+DECODE_KERNELS(q8_0_256, 256, CACHE_Q8_0)
+DECODE_KERNELS(q4_0_64, 64, CACHE_Q4_0)
+DECODE_KERNELS(q4_0_128, 128, CACHE_Q4_0)
+DECODE_KERNELS(q4_0_256, 256, CACHE_Q4_0)

@@ -6,66 +6,10 @@
  * into the cache, encoded as its type. Clears the counters of attend_wide.cu. attend_fallback_TYPE
  * blocks loop over (query tile of one row, chunk of splits). QK: a warp has four positions at a
  * time; PV: a thread has two columns. Partials are combined as attend_split.cuh says. */
+#include "backend/cuda/kernels/attend_quants.cuh"
 #include "backend/cuda/kernels/attend_split.cuh"
-#include "quant/q4_0.h"
-#include "quant/q8_0.h"
 
 /* ---- encoding a head ------------------------------------------------------------------------- */
-
-static __device__ __forceinline__ float warp_min(float x) {
-    return -warp_max(-x);
-}
-
-/* The scale of a block: NaN where one of its values is no number. As src/quant/encode.c. */
-static __device__ __forceinline__ uint16_t mark_damage(uint16_t d, float x) {
-    return __all_sync(0xffffffffu, fabsf(x) <= FLT_MAX) ? d : (uint16_t)0x7e00;
-}
-
-/* A block of 32, a value a lane. The same bits as src/quant/encode.c: so no fused multiply-adds. */
-static __device__ void encode_q8_0(uint8_t *to, float x) {
-    uint32_t lane = threadIdx.x % 32;
-    float low = warp_min(x), high = warp_max(x);
-    float scale = __fdiv_rn(-low > high ? -low : high, 127.0f);
-    uint16_t d = f16_from_f32_clamped(scale);
-    float base = scale <= F16_MAX ? scale : f16_to_f32(d);
-    float factor = base != 0 ? __fdiv_rn(1.0f, base) : 0.0f;
-    if (!(factor <= FLT_MAX))
-        factor = 0;
-    float v = __fmul_rn(x, factor), size = v < 0 ? -v : v;
-    size = size > 127 ? 127 : size;
-    int whole = (int)size;
-    whole += __fsub_rn(size, (float)whole) >= 0.5f;
-    to[2 + lane] = (uint8_t)(int8_t)(v < 0 ? -whole : whole);
-    d = mark_damage(d, x);
-    if (lane == 0)
-        *(uint16_t *)to = d;
-}
-
-/* As in src/quant/encode.h. */
-static __device__ uint16_t f16_from_scale(float scale) {
-    if (scale == 0)
-        return 0;
-    uint16_t half = f16_from_f32_clamped(scale);
-    float found = f16_to_f32(half), lost = scale < 0 ? found - scale : scale - found;
-    return (uint16_t)(half + ((half & 0x7c00) == 0 && lost > 0));
-}
-
-static __device__ void encode_q4_0(uint8_t *to, float x) {
-    uint32_t lane = threadIdx.x % 32;
-    float low = warp_min(x), high = warp_max(x);
-    uint16_t d = f16_from_scale(__fdiv_rn(-low > high ? low : high, -8.0f));
-    float scale = f16_to_f32(d), factor = scale != 0 ? __fdiv_rn(1.0f, scale) : 0.0f;
-    float v = __fadd_rn(__fmul_rn(x, factor), 8.0f);
-    v = v < 0 ? 0 : v;
-    v = v > 15 ? 15 : v;
-    uint32_t q = __float_as_uint(__fadd_rn(v, 12582912.0f)) & 15;
-    uint32_t upper = __shfl_down_sync(0xffffffffu, q, 16);
-    if (lane < 16)
-        to[2 + lane] = (uint8_t)(q | upper << 4);
-    d = mark_damage(d, x);
-    if (lane == 0)
-        *(uint16_t *)to = d;
-}
 
 /* A head into the cache, by one warp. */
 static __device__ void encode(const struct attend_params &p, uint8_t *to, const float *x) {

@@ -9,6 +9,7 @@
  * softmax and combining are those of attend.cuh.
  *
  * Reads the bytes of a cached position once a tile. */
+#include "backend/cuda/kernels/attend_quants.cuh"
 #include "backend/cuda/kernels/attend_split.cuh"
 
 template <int TYPE, int D> struct staged_shared {
@@ -24,34 +25,6 @@ template <int TYPE, int D> struct staged_shared {
     float score_factor[ATTEND_TILE_QUERIES];
     struct combine_shared combine;
 };
-
-/* ---- cached values --------------------------------------------------------------------------- */
-
-/* C columns of a position from `column` on, a multiple of C, in shared memory. */
-template <int TYPE, int C>
-static __device__ __forceinline__ struct v_columns<C> cached(const uint8_t *row, uint32_t column) {
-    if constexpr (TYPE == CACHE_F16)
-        return load_v_columns<C>(row + 2 * column);
-    constexpr uint32_t BLOCK = TYPE == CACHE_Q8_0 ? 34 : 18;
-    uint32_t at = column % 32, shift = TYPE == CACHE_Q4_0 && at >= 16 ? 4 : 0;
-    const uint16_t *b = (const uint16_t *)(row + column / 32 * BLOCK);
-    const uint16_t *q = b + 1 + (TYPE == CACHE_Q4_0 ? at % 16 : at) / 2;
-    uint32_t quants = q[0];
-    if (C == 4)
-        quants |= (uint32_t)q[1] << 16;
-    uint2 x = f16_of_quants<TYPE>(quants >> shift, __half2half2(*(const __half *)b));
-    struct v_columns<C> v;
-    v.x[0] = x.x;
-    if (C == 4)
-        v.x[C / 2 - 1] = x.y;
-    return v;
-}
-
-template <int TYPE>
-static __device__ __forceinline__ uint2 cached_4(const uint8_t *row, uint32_t column) {
-    struct v_columns<4> v = cached<TYPE, 4>(row, column);
-    return make_uint2(v.x[0], v.x[1]);
-}
 
 /* ---- a split --------------------------------------------------------------------------------- */
 
@@ -251,3 +224,64 @@ STAGED_KERNEL(q4_0_64, CACHE_Q4_0, 64)
 STAGED_KERNEL(q4_0_96, CACHE_Q4_0, 96)
 STAGED_KERNEL(q4_0_128, CACHE_Q4_0, 128)
 STAGED_KERNEL(q4_0_256, CACHE_Q4_0, 256)
+
+/* ---- fp16 for attend_wide -------------------------------------------------------------------- */
+
+/* Keys, or values, of some positions of a page. */
+struct unpack_unit {
+    uint64_t at; /* first position, of all in the cache */
+    uint32_t n;
+    bool is_value;
+};
+
+/* Unit i of the step: of every segment that attend_wide has, all that its last row sees. */
+static __device__ __forceinline__ bool find_unit(const struct attend_params &p, uint32_t i,
+                                                 struct unpack_unit &unit) {
+    for (uint32_t s = 0; s < p.io.header->n_segments; s++) {
+        struct io_segment seg = p.io.segments[s];
+        uint32_t end = seg.first_position + seg.n_rows;
+        uint32_t parts = (end + ATTEND_UNPACK_POSITIONS - 1) / ATTEND_UNPACK_POSITIONS;
+        uint32_t n = seg.n_rows >= ATTEND_WIDE_ROWS ? 2 * p.kv_heads * parts : 0;
+        if (i < n) {
+            uint32_t head = i / 2 % p.kv_heads, part = i / 2 / p.kv_heads;
+            uint32_t position = part * ATTEND_UNPACK_POSITIONS;
+            uint64_t page = load_page(p, p.io.rows[seg.first_row].slot, position);
+            unit = {(page * p.kv_heads + head) * PAGE + position % PAGE,
+                    min(end - position, (uint32_t)ATTEND_UNPACK_POSITIONS), i % 2 != 0};
+            return true;
+        }
+        i -= n;
+    }
+    return false;
+}
+
+/* A lane has eight columns, 16 bytes of fp16. */
+template <int TYPE>
+static __device__ __forceinline__ void unpack(const struct attend_params &p,
+                                              const struct unpack_unit &unit) {
+    const uint8_t *from = (unit.is_value ? p.values : p.keys) + unit.at * p.row_bytes;
+    uint4 *to = (uint4 *)((unit.is_value ? p.half_values : p.half_keys) +
+                          unit.at * p.head_width * sizeof(__half));
+    uint32_t chunks = p.head_width / 8;
+#pragma unroll 4
+    for (uint32_t i = threadIdx.x; i < unit.n * chunks; i += THREADS) {
+        uint32_t position = i / chunks, column = (i - position * chunks) * 8;
+        const uint8_t *row = from + position * p.row_bytes;
+        uint2 a = cached_4<TYPE>(row, column), b = cached_4<TYPE>(row, column + 4);
+        to[i] = make_uint4(a.x, a.y, b.x, b.y);
+    }
+}
+
+/* A quantized cache as fp16, d q rounded once, for attend_wide: unpacking it there, once for every
+ * tile of queries, took longer than multiplying. */
+extern "C" __global__ void __launch_bounds__(THREADS)
+    attend_unpack(const __grid_constant__ struct attend_params p) {
+    pdl_launch_dependents();
+    pdl_wait(p.io);
+    struct unpack_unit unit;
+    for (uint32_t i = blockIdx.x; find_unit(p, i, unit); i += gridDim.x)
+        if (p.type == CACHE_Q8_0)
+            unpack<CACHE_Q8_0>(p, unit);
+        else
+            unpack<CACHE_Q4_0>(p, unit);
+}

@@ -127,7 +127,7 @@ static int launch_decode(struct recorder *r, struct attend_params *p, const char
         .kernel = kernel,
         .grid = {p->group_splits * clusters, 1, 1},
         .threads = (ATTEND_WARPS + 1) * 32,
-        .shared = ATTEND_DECODE_SHARED(p->head_width),
+        .shared = ATTEND_DECODE_SHARED(p->row_bytes, p->head_width),
     };
     return recorder_launch(r, &launch, p, sizeof *p);
 }
@@ -154,6 +154,24 @@ static int launch_rope_store(struct recorder *r, const struct attend_params *p) 
         .threads = ATTEND_WARPS * 32,
     };
     return recorder_launch(r, &launch, p, sizeof *p);
+}
+
+/* A quantized cache as fp16: the whole pool, of one layer, its pages where they are in the cache. */
+static void plan_unpack(struct recorder *r, struct attend_params *p) {
+    uint64_t positions = (uint64_t)p->n_pages * p->kv_heads * IO_PAGE_POSITIONS;
+    p->half_keys = recorder_work(r, positions * p->head_width * sizeof(uint16_t));
+    p->half_values = recorder_work(r, positions * p->head_width * sizeof(uint16_t));
+}
+
+static int launch_unpack(struct recorder *r, struct attend_params *p) {
+    struct cuda_launch launch = {
+        .kernel = "attend_unpack",
+        .grid = {4 * r->n_sms, 1, 1},
+        .threads = ATTEND_WARPS * 32,
+    };
+    int status = recorder_launch(r, &launch, p, sizeof *p);
+    p->keys = p->half_keys, p->values = p->half_values;
+    return status;
 }
 
 /* Prompts: a block an SM. The tiles of a segment are one more than its rows fill for every length
@@ -183,7 +201,10 @@ static void plan_wide(struct recorder *r, struct attend_params *p) {
             "attend_batch_fused_" #width, "attend_batch_" #width, "attend_wide_" #width            \
     }
 #define STAGED_KERNELS(width, type, name)                                                          \
-    { width, type, {NULL, NULL}, NULL, "attend_staged_" name, "attend_wide_" name }
+    {                                                                                              \
+        width, type, {"attend_decode_" name "_4", "attend_decode_" name "_8"}, NULL,               \
+            "attend_staged_" name, "attend_wide_" #width                                           \
+    }
 static const struct tensor_kernels {
     uint32_t width;
     enum dtype type;
@@ -194,13 +215,13 @@ static const struct tensor_kernels {
     TENSOR_KERNELS(64),
     TENSOR_KERNELS(128),
     TENSOR_KERNELS(256),
-    STAGED_KERNELS(96, DT_F16, "96"),
+    {96, DT_F16, {NULL, NULL}, NULL, "attend_staged_96", "attend_wide_96"},
     STAGED_KERNELS(64, DT_Q8_0, "q8_0_64"),
-    STAGED_KERNELS(96, DT_Q8_0, "q8_0_96"),
+    {96, DT_Q8_0, {NULL, NULL}, NULL, "attend_staged_q8_0_96", "attend_wide_96"},
     STAGED_KERNELS(128, DT_Q8_0, "q8_0_128"),
     STAGED_KERNELS(256, DT_Q8_0, "q8_0_256"),
     STAGED_KERNELS(64, DT_Q4_0, "q4_0_64"),
-    STAGED_KERNELS(96, DT_Q4_0, "q4_0_96"),
+    {96, DT_Q4_0, {NULL, NULL}, NULL, "attend_staged_q4_0_96", "attend_wide_96"},
     STAGED_KERNELS(128, DT_Q4_0, "q4_0_128"),
     STAGED_KERNELS(256, DT_Q4_0, "q4_0_256"),
 };
@@ -256,7 +277,7 @@ int record_attend(struct recorder *r, const struct op *op) {
     else
         plan_fallback_splits(&p);
     if (tensor && tensor->decode[0] && r->plan->max_rows == 1 && r->b->capability >= 90 &&
-        ATTEND_DECODE_SHARED(p.head_width) <= r->b->max_shared)
+        ATTEND_DECODE_SHARED(p.row_bytes, p.head_width) <= r->b->max_shared)
         return launch_decode(r, &p, tensor->decode[p.group_splits == ATTEND_GROUP_SPLITS]);
     if (tensor && p.q_per_kv < ATTEND_TILE_QUERIES)
         p.tile_rows = ATTEND_TILE_QUERIES / p.q_per_kv;
@@ -269,6 +290,9 @@ int record_attend(struct recorder *r, const struct op *op) {
         return launch_batch(r, &p, tensor->fused, ATTEND_FUSED_SHARED(p.head_width));
     if (p.wide_rows)
         plan_wide(r, &p);
+    bool is_unpacked = p.wide_rows && a->keys.type != DT_F16;
+    if (is_unpacked)
+        plan_unpack(r, &p);
     uint64_t heads = (uint64_t)r->plan->max_rows * a->heads;
     p.queries =
         recorder_work(r, heads * a->head_width * (tensor ? sizeof(uint16_t) : sizeof(float)));
@@ -281,5 +305,9 @@ int record_attend(struct recorder *r, const struct op *op) {
     if (!status)
         status =
             launch_batch(r, &p, tensor ? tensor->batch : fallback_kernel(a), tensor ? shared : 0);
-    return status || !p.wide_rows || r->is_decode ? status : launch_wide(r, &p, tensor->wide);
+    if (status || !p.wide_rows || r->is_decode)
+        return status;
+    if (is_unpacked)
+        status = launch_unpack(r, &p);
+    return status ? status : launch_wide(r, &p, tensor->wide);
 }

@@ -16,19 +16,26 @@ enum {
     ATTEND_MAX_SPLIT = 128,  /* positions of the longest split */
     ATTEND_GROUP_SPLITS = 8, /* the most splits of a group, and blocks of a cluster */
     ATTEND_MAX_ROWS = 4096,
-    ATTEND_WIDE_ROWS = 16,     /* segments of so many rows have a kernel of their own, */
-    ATTEND_WIDE_QUERIES = 128, /* which computes so many queries at once */
-    ATTEND_FUSED_ROWS = 32,    /* up to so many, one kernel also does norm, RoPE and KV store */
-    ATTEND_STAGES = 4,         /* of decode's pipeline */
-    ATTEND_STAGE_BYTES = 16384 /* keys, or values, of as many positions as fit */
+    ATTEND_WIDE_ROWS = 16,        /* segments of so many rows have a kernel of their own, */
+    ATTEND_WIDE_QUERIES = 128,    /* which computes so many queries at once */
+    ATTEND_FUSED_ROWS = 32,       /* up to so many, one kernel also does norm, RoPE and KV store */
+    ATTEND_STAGES = 4,            /* of decode's pipeline */
+    ATTEND_UNPACK_POSITIONS = 64, /* that a thread block of attend_unpack takes at once */
+    ATTEND_STAGE_BYTES = 16384    /* keys, or values, of as many positions as fit; see below */
 };
+
+/* Positions of a stage of decode's pipeline, of so many bytes each. Those of q8_0 and q4_0 may take
+ * an eighth more than ATTEND_STAGE_BYTES. */
+#define ATTEND_STAGE_POSITIONS(row_bytes) ((row_bytes) >= 512 ? 32 : (row_bytes) >= 256 ? 64 : 128)
 
 /* Up to so many positions splits are 16 long and a warp computes one alone. Only for narrow heads:
  * at 256 columns it was slower (6.3 us against 5.9). */
 #define ATTEND_SHORT_POSITIONS(width) ((width) == 64 ? 128 : 0)
 /* Bytes of dynamic shared memory; the kernels assert that their structs fit. */
-#define ATTEND_DECODE_SHARED(width)                                                                \
-    (ATTEND_STAGES * ATTEND_STAGE_BYTES + ((width) > 128 ? 33280 : (width) > 64 ? 18560 : 27904))
+#define ATTEND_DECODE_SHARED(row_bytes, width)                                                     \
+    (ATTEND_STAGES * ATTEND_STAGE_POSITIONS(row_bytes) * (row_bytes) + ((width) > 128  ? 33280     \
+                                                                        : (width) > 64 ? 18560     \
+                                                                                       : 27904))
 #define ATTEND_FUSED_SHARED(width) (192 * (width) + ((width) > 64 ? 21216 : 32992))
 #define ATTEND_WIDE_SHARED(width) ((width) > 64 ? 232448 : 118784)
 #define ATTEND_STAGED_SHARED(row_bytes, width) (256 * (row_bytes) + 48 * (width) + 7936)
@@ -47,18 +54,19 @@ enum {
 
 struct attend_params {
     struct cuda_io io;
-    const float *in;              /* (R, in_stride) */
-    const float *q_norm, *k_norm; /* (d), or NULL */
-    const float *angles;          /* (R, rotary / 2, 2): cos, sin */
-    uint8_t *keys, *values;       /* the KV cache: (P, G, IO_PAGE_POSITIONS, d) */
-    const int32_t *page_table;    /* (S, pages_per_slot) */
-    float *out;                   /* (R, out_stride) */
-    void *queries;                /* (R, H, d), normed and rotated by attend_rope_store: f32, or */
-    float *query_factors;         /* (R, H) where it is there: then they are fp16 and scaled */
-    float *partials;              /* (R, G, tiles_per_kv, n_partials, partial_floats) */
-    uint32_t *counters;           /* (R, G, tiles_per_kv, counters_per_tile), zero between steps */
-    uint32_t *wide_work; /* of attend_wide: items taken, then a flag a tile and warpgroup */
-    float *wide_states;  /* of attend_wide: (R, H, 2), max and sum */
+    const float *in;                  /* (R, in_stride) */
+    const float *q_norm, *k_norm;     /* (d), or NULL */
+    const float *angles;              /* (R, rotary / 2, 2): cos, sin */
+    uint8_t *keys, *values;           /* the KV cache: (P, G, IO_PAGE_POSITIONS, d) */
+    uint8_t *half_keys, *half_values; /* the same as fp16, for attend_wide over another type */
+    const int32_t *page_table;        /* (S, pages_per_slot) */
+    float *out;                       /* (R, out_stride) */
+    void *queries;        /* (R, H, d), normed and rotated by attend_rope_store: f32, or */
+    float *query_factors; /* (R, H) where it is there: then they are fp16 and scaled */
+    float *partials;      /* (R, G, tiles_per_kv, n_partials, partial_floats) */
+    uint32_t *counters;   /* (R, G, tiles_per_kv, counters_per_tile), zero between steps */
+    uint32_t *wide_work;  /* of attend_wide: items taken, then a flag a tile and warpgroup */
+    float *wide_states;   /* of attend_wide: (R, H, 2), max and sum */
     uint64_t in_stride, out_stride;
     uint32_t q_stride, k_column, v_column;
     uint32_t heads, kv_heads, head_width, rotary;
