@@ -6,26 +6,53 @@
 #include "base/thread.h"
 #include "serve/http/exchange.h"
 
-enum { THREADS = 2 };
+enum { ANY = 2, THREADS = ANY + 1 }; /* that take any task; and one for those that are not long */
+
+struct queue {
+    struct exchange *first, **end; /* by next_long */
+};
 
 struct background {
-    pthread_t threads[THREADS];
+    struct lane {
+        struct background *of;
+        bool takes_long;
+        pthread_t thread;
+    } lanes[THREADS];
     int n_threads;
     pthread_mutex_t lock;
     pthread_cond_t wakes;
-    struct exchange *first, **end; /* by next_long */
+    struct queue longs, others;
     bool is_closing;
 };
 
-static struct exchange *take(struct background *b) {
+static void add(struct queue *q, struct exchange *x) {
+    x->next_long = NULL;
+    *q->end = x;
+    q->end = &x->next_long;
+}
+
+static struct exchange *first_of(struct queue *q) {
+    struct exchange *x = q->first;
+    if (x)
+        q->first = x->next_long;
+    if (!q->first)
+        q->end = &q->first;
+    return x;
+}
+
+/* NULL: there is none, and none will come. */
+static struct exchange *take(struct lane *lane) {
+    struct background *b = lane->of;
+    struct exchange *x = NULL;
     pthread_mutex_lock(&b->lock);
-    while (!b->first && !b->is_closing)
+    for (;;) {
+        if (lane->takes_long)
+            x = first_of(&b->longs);
+        if (!x)
+            x = first_of(&b->others);
+        if (x || b->is_closing)
+            break;
         pthread_cond_wait(&b->wakes, &b->lock);
-    struct exchange *x = b->first;
-    if (x) {
-        b->first = x->next_long;
-        if (!b->first)
-            b->end = &b->first;
     }
     pthread_mutex_unlock(&b->lock);
     return x;
@@ -47,12 +74,10 @@ bool background_run(struct background *b, struct exchange *x, void (*task)(struc
     pthread_mutex_lock(&b->lock);
     bool is_good = !b->is_closing;
     if (is_good) {
-        x->next_long = NULL;
         x->long_task = task;
         x->refs++;
-        *b->end = x;
-        b->end = &x->next_long;
-        pthread_cond_signal(&b->wakes);
+        add(x->is_long ? &b->longs : &b->others, x);
+        pthread_cond_broadcast(&b->wakes); /* one that was woken alone may not be the one for it */
     }
     pthread_mutex_unlock(&b->lock);
     return is_good;
@@ -70,11 +95,16 @@ int background_open(struct background **out, struct err *err) {
     *out = b;
     if (!b)
         return err_memory(err, "threads for long requests");
-    b->end = &b->first;
+    b->longs.end = &b->longs.first;
+    b->others.end = &b->others.first;
     pthread_mutex_init(&b->lock, NULL);
     pthread_cond_init(&b->wakes, NULL);
-    while (b->n_threads < THREADS && thread_start(&b->threads[b->n_threads], work, b))
-        b->n_threads++;
+    for (; b->n_threads < THREADS; b->n_threads++) {
+        struct lane *lane = &b->lanes[b->n_threads];
+        *lane = (struct lane){.of = b, .takes_long = b->n_threads < ANY};
+        if (!thread_start(&lane->thread, work, lane))
+            break;
+    }
     if (b->n_threads > 0)
         return SLUICE_OK;
     background_close(b);
@@ -90,7 +120,7 @@ void background_stop(struct background *b) {
     pthread_cond_broadcast(&b->wakes);
     pthread_mutex_unlock(&b->lock);
     for (int i = 0; i < b->n_threads; i++)
-        pthread_join(b->threads[i], NULL);
+        pthread_join(b->lanes[i].thread, NULL);
     b->n_threads = 0;
 }
 

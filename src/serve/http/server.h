@@ -4,8 +4,8 @@
  * before minutes of loading. Until server_start requests are answered with 503.
  *
  * Threads: the caller's, a few of libmicrohttpd's that read requests, render prompts and send
- * responses (exchange.h), two for what takes long with a single request (background.h), the worker
- * that runs the engine (worker.h), the writer that turns tokens into the text of responses
+ * responses (exchange.h), three for what takes long with a single request (background.h), the
+ * worker that runs the engine (worker.h), the writer that turns tokens into the text of responses
  * (writer.h), and one that watches connections (peers.h). All sleep when there is nothing to do. */
 #ifndef SERVE_HTTP_SERVER_H
 #define SERVE_HTTP_SERVER_H
