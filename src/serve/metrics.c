@@ -104,9 +104,23 @@ static void write_tiers(const struct metrics *m, const struct worker_state *s, s
         write_family(&families[i], out);
 }
 
+struct heap {
+    double used, held;
+};
+
+/* Of malloc. Its caches of threads, up to some 200 kB each, count as used. */
+static struct heap heap_now(void) {
+#if __GLIBC_PREREQ(2, 33)
+    struct mallinfo2 m = mallinfo2();
+#else
+    struct mallinfo m = mallinfo(); /* of up to 2 GB */
+#endif
+    return (struct heap){(double)(m.uordblks + m.hblkhd), (double)(m.arena + m.hblkhd)};
+}
+
 void metrics_write(const struct metrics *m, const struct worker_state *s,
                    const struct sluice_memory *memory, struct buffer *out) {
-    struct mallinfo2 heap = mallinfo2();
+    struct heap heap = heap_now();
     const struct {
         const char *name, *type, *help;
         double value;
@@ -150,10 +164,8 @@ void metrics_write(const struct metrics *m, const struct worker_state *s,
         {"weights_bytes", "gauge", "of the weights", (double)(memory->weights + memory->packed)},
         {"state_bytes", "gauge", "of KV cache, recurrent state and snapshots",
          (double)memory->state},
-        {"heap_used_bytes", "gauge", "of malloc's memory, in use",
-         (double)(heap.uordblks + heap.hblkhd)},
-        {"heap_held_bytes", "gauge", "of malloc's memory, in use or kept for later",
-         (double)(heap.arena + heap.hblkhd)},
+        {"heap_used_bytes", "gauge", "of malloc's memory, in use", heap.used},
+        {"heap_held_bytes", "gauge", "of malloc's memory, in use or kept for later", heap.held},
     };
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++)
         buffer_printf(out, "# HELP sluice_%s %s\n# TYPE sluice_%s %s\nsluice_%s %.15g\n",
