@@ -59,6 +59,7 @@ struct attend_keys {
 struct attend_values {
     const uint8_t *at;
     size_t row, vector; /* bytes to the next position, and to the next vector of values */
+    size_t four;        /* to the next four vectors */
     ptrdiff_t ahead;    /* to what is fetched meanwhile; 0: nothing */
 };
 
@@ -412,7 +413,7 @@ static const attend_pv_table attend_pv_f32[] = {{NULL, NULL},
 static TARGET void attend_pv_width(attend_pv_fn *const *tiles, struct attend_values v, uint32_t n,
                                    const float *weights, uint32_t vectors, float *out,
                                    size_t stride) {
-    for (; vectors >= 4; vectors -= 4, v.at += 4 * v.vector, out += 4 * LANES)
+    for (; vectors >= 4; vectors -= 4, v.at += v.four, out += 4 * LANES)
         tiles[1](v, n, weights, out, stride);
     for (; vectors > 0; vectors--, v.at += v.vector, out += LANES)
         tiles[0](v, n, weights, out, stride);
@@ -444,12 +445,35 @@ static TARGET void attend_pv_some(const struct attend_split *s, const attend_pv_
     }
 }
 
+#ifdef V_TURN
+#include "backend/cpu/kernels_attend_x86.h"
+#else
+#define attend_has_blocks(s, first) ((void)(s), (void)(first), false)
+#define attend_blocks_keys(s, first, n) ((void)(n))
+#define attend_pv_q8_0 attend_pv_f32
+#define attend_pv_q4_0 attend_pv_f32
+#endif
+
+/* The code for values where they lie, or decoded; and from vector to vector. */
+static const attend_pv_table *attend_pv_of(const struct attend_split *s, bool is_direct,
+                                           struct attend_values *v) {
+    bool is_f16 = is_direct && s->type == DT_F16;
+    v->vector = is_f16 ? 2 * LANES : 4 * LANES;
+    v->four = 4 * v->vector;
+    if (!is_direct || s->type == DT_F32)
+        return attend_pv_f32;
+    if (is_f16)
+        return attend_pv_f16;
+    v->four = attend_row_bytes(s) / (s->width / (4 * LANES));
+    return s->type == DT_Q8_0 ? attend_pv_q8_0 : attend_pv_q4_0;
+}
+
 /* Positions from `begin` on: a few meet all queries while they are in L1. */
 static TARGET void attend_pv(const struct attend_split *s, bool is_direct, uint32_t first,
                              uint32_t begin, uint32_t n) {
-    bool is_f16 = is_direct && s->type == DT_F16;
     size_t row = attend_row_bytes(s);
-    struct attend_values v = {NULL, row, is_f16 ? 2 * LANES : 4 * LANES, 0};
+    struct attend_values v = {.row = row};
+    const attend_pv_table *tiles = attend_pv_of(s, is_direct, &v);
     if (!is_direct)
         v.row = attend_stride(s->width) * sizeof(float);
     for (uint32_t p = begin, run = attend_run(s); p < n; p += run) {
@@ -460,10 +484,10 @@ static TARGET void attend_pv(const struct attend_split *s, bool is_direct, uint3
         v.at = is_direct ? from : (const uint8_t *)s->tile;
         for (uint32_t q = first, rows; q < s->n_queries; q += rows) {
             rows = attend_rows(s->n_queries - q);
-            v.ahead = is_f16 && q == first && s->next
+            v.ahead = is_direct && q == first && s->next
                           ? (const uint8_t *)s->next - (const uint8_t *)s->values
                           : 0;
-            attend_pv_some(s, is_f16 ? attend_pv_f16 : attend_pv_f32, v, q, rows, p, end);
+            attend_pv_some(s, tiles, v, q, rows, p, end);
         }
     }
 }
@@ -472,7 +496,8 @@ static TARGET void attend_run_values(const struct attend_split *s, uint32_t firs
     bool is_one = attend_is_one(s, first);
     uint32_t begin = is_one ? attend_one_pv(s, first, n) : 0;
     bool is_loaded = s->type == DT_F16 || s->type == DT_F32;
-    attend_pv(s, (is_one && is_loaded) || attend_is_direct(s, first, LANES), first, begin, n);
+    bool is_direct = attend_is_direct(s, first, LANES) || attend_has_blocks(s, first);
+    attend_pv(s, (is_one && is_loaded) || is_direct, first, begin, n);
 }
 
 /* ---- a split --------------------------------------------------------------------------------- */
@@ -484,7 +509,10 @@ static TARGET void attend_split(const struct attend_split *s) {
         s->sums[first] = (struct softmax){0};
     if (first == s->n_queries)
         return;
-    attend_run_keys(s, first, n);
+    if (attend_has_blocks(s, first))
+        attend_blocks_keys(s, first, n);
+    else
+        attend_run_keys(s, first, n);
     for (uint32_t q = first; q < s->n_queries; q++)
         s->sums[q] = attend_softmax(s->qk + (size_t)q * ATTEND_POSITIONS, s->seen[q]);
     attend_run_values(s, first, n);

@@ -228,7 +228,24 @@ INLINE float sum_lanes(__m256 v) {
 #define V_LOAD_WEIGHTS(p) (p)
 #define V_WEIGHT(w, i) V_SET((w)[i])
 #define V_TURN(from, row, to) turn(from, row, to)
+#define V_BYTES(p)                                                                                 \
+    _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i *)(const void *)(p))))
+#define V_TURN_BYTES(r, to) turn_bytes(r, to)
+#define V_SPREAD(f16s) spread(f16s)
 #define ATTEND_ROWS 3
+
+INLINE void turn_bytes(const __m128i *r, uint8_t *to) {
+    _mm_storeu_si128((__m128i *)to, _mm_unpacklo_epi32(r[0], r[1]));
+    _mm_storeu_si128((__m128i *)(to + 16), _mm_unpackhi_epi32(r[0], r[1]));
+}
+
+INLINE __m256 spread(const uint16_t *f16s) {
+    const __m256i each = _mm256_setr_epi32(0, 0, 0, 0, 1, 1, 1, 1);
+    uint32_t two;
+    memcpy(&two, f16s, sizeof two);
+    __m128 both = _mm_cvtph_ps(_mm_cvtsi32_si128((int)two));
+    return _mm256_permutevar8x32_ps(_mm256_castps128_ps256(both), each);
+}
 
 /* Eight f16 of two rows: four of each row to a vector's place, 64 bytes from one to the next. */
 INLINE void turn(const uint8_t *from, size_t row, uint8_t *to) {

@@ -375,7 +375,26 @@ INLINE float sum_lanes(__m512 v) {
 #define V_LOAD_WEIGHTS(p) (p)
 #define V_WEIGHT(w, i) V_SET((w)[i])
 #define V_TURN(from, row, to) turn(from, row, to)
+#define V_BYTES(p)                                                                                 \
+    _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i *)(const void *)(p))))
+#define V_TURN_BYTES(r, to) turn_bytes(r, to)
+#define V_SPREAD(f16s) spread(f16s)
 #define ATTEND_ROWS 5
+
+INLINE void turn_bytes(const __m128i *r, uint8_t *to) {
+    const __m512i turned = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
+    __m512i v = _mm512_castsi128_si512(r[0]);
+    v = _mm512_inserti32x4(v, r[1], 1);
+    v = _mm512_inserti32x4(v, r[2], 2);
+    v = _mm512_inserti32x4(v, r[3], 3);
+    _mm512_storeu_si512(to, _mm512_permutexvar_epi32(turned, v));
+}
+
+INLINE __m512 spread(const uint16_t *f16s) {
+    const __m512i each = _mm512_setr_epi32(0, 0, 0, 0, 1, 1, 1, 1, 2, 2, 2, 2, 3, 3, 3, 3);
+    __m128 four = _mm_cvtph_ps(_mm_loadl_epi64((const __m128i *)(const void *)f16s));
+    return _mm512_permutexvar_ps(each, _mm512_castps128_ps512(four));
+}
 
 /* Sixteen f16 of four rows: four of each row to a vector's place, 128 bytes from one to the next.
  */
