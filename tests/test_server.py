@@ -170,6 +170,28 @@ def own(*args, **env):
     assert code == 0, f"exits {code}: {s.text().decode()}"
 
 
+@contextlib.contextmanager
+def limited(limits, *args):
+    """A server of its own whose process is under such limits (ulimit)."""
+    global SLUICE
+    path, binary = TMP / "limited", SLUICE
+    path.write_text(f'#!/bin/sh\nulimit {limits}\nexec "{binary}" "$@"\n')
+    path.chmod(0o755)
+    try:
+        SLUICE = str(path)
+        s = own(*args)
+        server = s.__enter__()
+    finally:
+        SLUICE = binary
+    try:
+        yield server
+    except BaseException:
+        if not s.__exit__(*sys.exc_info()):
+            raise
+    else:
+        s.__exit__(None, None, None)
+
+
 def events(response):
     """The events of a stream: data as JSON."""
     for line in response:
@@ -1778,6 +1800,22 @@ def test_bodies_that_are_too_long():
             except (BrokenPipeError, ConnectionResetError):
                 pass  # closed while we were still sending
         assert s.request("POST", CHAT, {"messages": FOX, "max_tokens": 2}, headers)[0] == 200
+
+
+def test_descriptors_are_enough_for_the_connections():
+    """More are taken where the process may have them; else there are fewer connections, and nobody finds that descriptors have run out."""
+    most = lambda s: int(re.search(r"Max open files +(\d+)", Path(f"/proc/{s.process.pid}/limits").read_text())[1])
+    with limited("-S -n 200", "-c", 512) as s:
+        assert most(s) >= 1024 + 64 and b"descriptors" not in s.text(), (most(s), s.text())
+    with limited("-n 104", "-c", 512, "--idle", 5) as s:
+        assert most(s) == 104 and b"40 connections at most, not 1024: the process may not have more descriptors" in s.text(), s.text()
+        with contextlib.ExitStack() as stack:
+            for _ in range(90):
+                stack.enter_context(socket.create_connection((s.host, s.port), timeout=PATIENCE))
+            wait_until(lambda: s.n_files() >= 40, "connections are taken")
+            time.sleep(0.5)
+            assert s.n_files() < 100, s.n_files()
+        s.chat()
 
 
 def test_pipelined_requests_are_answered_in_order():

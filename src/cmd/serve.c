@@ -226,6 +226,9 @@ static int serve(struct serve *s, struct server *server, const struct served *se
         exit = fail(&err);
     if (!exit) {
         warn_of_strangers(s, server_address(server));
+        if (server_connections(server) < s->server.connections)
+            warn("%u connections at most, not %u: the process may not have more descriptors",
+                 server_connections(server), s->server.connections);
         say(SAY_NORMAL, "listening on %s", server_address(server));
         wait_and_drain(server, s->drain);
     }

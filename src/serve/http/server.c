@@ -6,6 +6,7 @@
 #include <netdb.h>
 #include <signal.h>
 #include <stdio.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 #include <sys/un.h>
 #include <unistd.h>
@@ -342,8 +343,27 @@ static size_t unescape(void *user, struct MHD_Connection *connection, char *text
     return strstr(text, "%00") ? strlen(text) : MHD_http_unescape(text);
 }
 
+/* As many connections as there may be descriptors for, of which the process is given more if it can
+ * have them: when they run out libmicrohttpd (0.9.75) asks for one again and again. */
+static unsigned fit_connections(unsigned wanted) {
+    enum { OTHERS = 64, FEW = 4 }; /* files, threads' own */
+    struct rlimit limit;
+    if (getrlimit(RLIMIT_NOFILE, &limit))
+        return wanted;
+    rlim_t needed = (rlim_t)wanted + OTHERS, before = limit.rlim_cur;
+    if (before < needed && before < limit.rlim_max) {
+        limit.rlim_cur = needed < limit.rlim_max ? needed : limit.rlim_max;
+        if (setrlimit(RLIMIT_NOFILE, &limit))
+            limit.rlim_cur = before;
+    }
+    if (limit.rlim_cur >= needed)
+        return wanted;
+    return limit.rlim_cur > OTHERS + FEW ? (unsigned)limit.rlim_cur - OTHERS : FEW;
+}
+
 static int start_daemon(struct server *s, struct err *err) {
     enum { THREADS = 4, HEADER_BYTES = 32768 };
+    s->options.connections = fit_connections(s->options.connections);
     unsigned timeout = s->options.idle_seconds > 1 ? (unsigned)s->options.idle_seconds : 1;
     sigset_t all, before;
     sigfillset(&all);
@@ -426,6 +446,10 @@ int server_start(struct server *s, const struct served *served, struct err *err)
 
 const char *server_address(const struct server *s) {
     return s->address;
+}
+
+unsigned server_connections(const struct server *s) {
+    return s->options.connections;
 }
 
 void server_drain(struct server *s, double seconds) {

@@ -66,6 +66,9 @@ int server_open(struct server **out, const struct server_options *options, struc
 int server_start(struct server *server, const struct served *served, struct err *err);
 /* Where it listens: "http://127.0.0.1:8080", "unix:/run/sluice.sock". */
 const char *server_address(const struct server *server);
+/* How many connections there may be: fewer than asked for where the process may not have the
+ * descriptors. */
+unsigned server_connections(const struct server *server);
 /* No new connections, no new requests; returns when all running ones are answered, or after so many
  * seconds, when they are cut off. */
 void server_drain(struct server *server, double seconds);
