@@ -11,7 +11,6 @@
 #include "backend/cpu/kernels_rows.h"
 
 #if defined(__x86_64__)
-#include <float.h>
 #include <immintrin.h>
 #include <string.h>
 
@@ -136,6 +135,10 @@ INLINE void quantize_group(const float *x, float inverse, int8_t *q, int32_t *su
     sum[0] = quantize_half(x, inverse, q);
     sum[1] = quantize_half(x + 16, inverse, q + 16);
 }
+
+#define ACTS_INLINE INLINE
+#define ACTS_TARGET TARGET
+#include "backend/cpu/kernels_acts.h"
 
 /* ---- int8 activations ------------------------------------------------------------------------ */
 
@@ -275,6 +278,6 @@ static const struct kernel rows[] = {
 };
 
 const struct kernel_rows kernels_avx2 = {
-    rows, sizeof rows / sizeof *rows, {"attend avx2", CPU_AVX2, attend_split}, act_groups_x86};
+    rows, sizeof rows / sizeof *rows, {"attend avx2", CPU_AVX2, attend_split}, act_groups_vectors};
 
 #endif

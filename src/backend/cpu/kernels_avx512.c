@@ -9,7 +9,6 @@
 #include "backend/cpu/kernels_rows.h"
 
 #if defined(__x86_64__)
-#include <float.h>
 #include <immintrin.h>
 #include <string.h>
 
@@ -118,6 +117,10 @@ INLINE void quantize_group(const float *x, float inverse, int8_t *q, int32_t *su
         sum[h] = _mm_cvtsi128_si32(_mm_add_epi32(four, _mm_shuffle_epi32(four, 0xb1)));
     }
 }
+
+#define ACTS_INLINE INLINE
+#define ACTS_TARGET TARGET
+#include "backend/cpu/kernels_acts.h"
 
 /* ---- int8 activations ------------------------------------------------------------------------ */
 
@@ -440,6 +443,6 @@ static const struct kernel rows[] = {
 };
 
 const struct kernel_rows kernels_avx512 = {
-    rows, sizeof rows / sizeof *rows, {"attend avx512", VNNI, attend_split}, act_groups_x86};
+    rows, sizeof rows / sizeof *rows, {"attend avx512", VNNI, attend_split}, act_groups_vectors};
 
 #endif

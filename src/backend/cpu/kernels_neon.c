@@ -7,9 +7,47 @@
 #include <string.h>
 
 #include "base/cpu.h"
+#include "quant/encode.h"
 
 #define TARGET
 #define INLINE static inline __attribute__((always_inline))
+
+/* ---- activations as int8 --------------------------------------------------------------------- */
+
+/* The largest of n values (a multiple of 32) without their signs, as bits. */
+INLINE int32_t largest_bits(const float *x, uint32_t n) {
+    const int32x4_t no_sign = vdupq_n_s32(0x7fffffff);
+    int32x4_t most[2] = {vdupq_n_s32(0), vdupq_n_s32(0)};
+    for (uint32_t i = 0; i < n; i += 8)
+        UNROLL for (uint32_t j = 0; j < 2; j++) most[j] =
+            vmaxq_s32(most[j], vandq_s32(vreinterpretq_s32_f32(vld1q_f32(x + i + 4 * j)), no_sign));
+    return vmaxvq_s32(vmaxq_s32(most[0], most[1]));
+}
+
+/* Four values: the integer is in the lowest byte. */
+INLINE int32x4_t rounded_4(const float *x, float inverse) {
+    float32x4_t y = vmulq_n_f32(vld1q_f32(x), inverse);
+    return vreinterpretq_s32_f32(vaddq_f32(y, vdupq_n_f32(ROUND_MAGIC)));
+}
+
+INLINE int8x8_t rounded_8(const float *x, float inverse) {
+    int16x4_t low = vmovn_s32(rounded_4(x, inverse));
+    return vmovn_s16(vmovn_high_s32(low, rounded_4(x + 4, inverse)));
+}
+
+/* 32 values to int8; sum: of either half. */
+INLINE void quantize_group(const float *x, float inverse, int8_t *q, int32_t *sum) {
+    UNROLL for (int h = 0; h < 2; h++) {
+        int8x8_t low = rounded_8(x + 16 * h, inverse);
+        int8x16_t bytes = vcombine_s8(low, rounded_8(x + 16 * h + 8, inverse));
+        vst1q_s8(q + 16 * h, bytes);
+        sum[h] = vaddlvq_s8(bytes);
+    }
+}
+
+#define ACTS_INLINE INLINE
+#define ACTS_TARGET TARGET
+#include "backend/cpu/kernels_acts.h"
 
 /* ---- f32 activations ------------------------------------------------------------------------- */
 
@@ -86,6 +124,6 @@ static const struct kernel rows[] = {
 };
 
 const struct kernel_rows kernels_neon = {
-    rows, sizeof rows / sizeof *rows, {"attend neon", CPU_NEON, attend_split}, NULL};
+    rows, sizeof rows / sizeof *rows, {"attend neon", CPU_NEON, attend_split}, act_groups_vectors};
 
 #endif

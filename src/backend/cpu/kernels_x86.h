@@ -17,7 +17,6 @@
  *   INTS                            a vector of integers, T lanes of four bytes
  *   ints_load, bits_at, add_bits, look_up, widen_u8, widen_i8, half_load, f32_of
  *   grid_4, grid_8, negate          look-ups in kernels_grid.h, and signs
- *   largest_bits, quantize_group    of activations
  *   struct format; dot_run          the integer part
  *   WHOLE_BIAS_LOG2, WHOLE_FLIP     the bias of types that fill their bytes, and the same as a bit
  * and gets project_<type> for every type. */
@@ -278,39 +277,6 @@ INLINE VEC add_run(const struct format *f, VEC scale, VEC min, const struct act_
     if (!f->has_min)
         return acc;
     return V_FNMA(min, V_SET(f->runs == 1 ? a->offset : a->half_offset[h]), acc);
-}
-
-/* The scale of some activations, from the bits of the largest magnitude among them; see
- * act_quantize, whose steps these are. */
-INLINE float act_scale(int32_t most) {
-    float d;
-    memcpy(&d, &most, sizeof d);
-    d /= 127.0f;
-    return d < FLT_MIN ? 0.0f : d;
-}
-
-INLINE void put_act_group(struct act_group *a, float scale, int32_t low, int32_t high) {
-    a->scale = scale;
-    a->offset = scale * (float)(low + high);
-    a->minus_sum = -(low + high);
-    a->minus_half[0] = -low;
-    a->minus_half[1] = -high;
-    a->half_offset[0] = scale * (float)low;
-    a->half_offset[1] = scale * (float)high;
-}
-
-static TARGET void act_groups_x86(const float *x, uint32_t k, uint32_t group,
-                                  struct act_group *groups) {
-    for (uint32_t first = 0; first < k; first += group) {
-        uint32_t n = k - first < group ? k - first : group;
-        float scale = act_scale(largest_bits(x + first, n));
-        float inverse = scale > 0 && scale <= FLT_MAX ? 1.0f / scale : 0.0f;
-        for (uint32_t i = first; i < first + n; i += 32) {
-            int32_t sum[2];
-            quantize_group(x + i, inverse, groups[i / 32].q, sum);
-            put_act_group(&groups[i / 32], scale, sum[0], sum[1]);
-        }
-    }
 }
 
 /* Asks for this group's share of the tile's next block (the one after it for short blocks), which
