@@ -4,7 +4,7 @@
 Runs in the environment that tools/setup.sh makes (build/venv-test); without its clients the tests
 that need them are skipped. All connections stay on this machine. SECONDS sets how long the load lasts.
 """
-import asyncio, atexit, contextlib, http.client, json, os, random, re, shutil, signal, socket, struct, subprocess, sys, tempfile, threading, time
+import asyncio, atexit, contextlib, http.client, json, os, random, re, resource, shutil, signal, socket, struct, subprocess, sys, tempfile, threading, time
 import traceback
 from pathlib import Path
 
@@ -1800,6 +1800,26 @@ def test_bodies_that_are_too_long():
             except (BrokenPipeError, ConnectionResetError):
                 pass  # closed while we were still sending
         assert s.request("POST", CHAT, {"messages": FOX, "max_tokens": 2}, headers)[0] == 200
+
+
+def test_memory_that_runs_out():
+    """A text that there is no memory for is refused, at once; never is a part of it taken for the whole. Others are answered."""
+    if IS_SANITIZED:
+        raise Skip("a sanitizer's memory has no limit")
+    with own("-c", 512, "-t", 1) as s:
+        s.chat()
+        content = "A fox. " * (14_000_000 // 7)
+        count = s.request("POST", "/tokenize", {"content": content[:7000]})[2]["count"]
+        pages = int(Path(f"/proc/{s.process.pid}/statm").read_text().split()[0])
+        found = set()
+        for more in range(10, 130, 10):  # MB
+            size = pages * resource.getpagesize() + more * 1_000_000
+            resource.prlimit(s.process.pid, resource.RLIMIT_AS, (size, resource.RLIM_INFINITY))
+            status, _, body = s.request("POST", "/tokenize", {"content": content})
+            found.add(status)
+            assert status in (200, 429, 500) and (status != 200 or abs(body["count"] - 2000 * count) <= 2000), (more, status, str(body)[:200])
+            s.chat()
+        assert found > {429}, found
 
 
 def test_descriptors_are_enough_for_the_connections():

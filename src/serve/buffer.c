@@ -36,3 +36,30 @@ json_t *json_of_text(struct str s) {
     buffer_free(&fixed);
     return whole;
 }
+
+/* ---- reading JSON -----------------------------------------------------------------------------
+ */
+
+static _Thread_local bool is_reading, lacks; /* this thread; since it began */
+
+static void *get_memory(size_t n) {
+    void *at = is_reading && lacks ? NULL : malloc(n);
+    lacks |= !at;
+    return at;
+}
+
+void json_watch_memory(void) {
+    json_set_alloc_funcs(get_memory, free);
+}
+
+json_t *json_load_whole(struct str text, size_t flags, json_error_t *why, bool *lacks_memory) {
+    is_reading = true;
+    lacks = false;
+    json_t *value = json_loadb(text.at, text.len, flags, why);
+    is_reading = false;
+    *lacks_memory = lacks;
+    if (!lacks)
+        return value;
+    json_decref(value);
+    return NULL;
+}

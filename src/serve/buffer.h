@@ -72,6 +72,12 @@ static inline bool buffer_json(struct buffer *b, json_t *value) {
 /* printf; at most 255 bytes of it. */
 __attribute__((format(printf, 2, 3))) bool buffer_printf(struct buffer *b, const char *format, ...);
 
+/* As json_loadb. Where memory runs out jansson (2.14) goes on without what it has no room for, and
+ * tries again with every byte: a text would lack its end, after minutes. So that fails here, at
+ * once, if json_watch_memory was called first, by the process's only thread. */
+void json_watch_memory(void);
+json_t *json_load_whole(struct str text, size_t flags, json_error_t *why, bool *lacks_memory);
+
 /* A number as it was written: 0.7, not 0.699999988. */
 json_t *json_of_float(float value);
 /* A JSON string of any bytes: those that are not UTF-8 become U+FFFD. */

@@ -45,7 +45,9 @@ static struct response *response_of(const struct exchange *x) {
 static json_t *find_stored(const struct server *s, const char *id) {
     size_t n;
     char *text = store_get(s->responses, hash128_of(id, strlen(id)), &n);
-    json_t *stored = text ? json_loadb(text, n, JSON_ALLOW_NUL, NULL) : NULL;
+    bool lacks_memory;
+    json_t *stored =
+        text ? json_load_whole((struct str){text, n}, JSON_ALLOW_NUL, NULL, &lacks_memory) : NULL;
     const char *found =
         json_string_value(json_object_get(json_object_get(stored, "response"), "id"));
     free(text);

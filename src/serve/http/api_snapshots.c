@@ -56,7 +56,9 @@ static json_t *snapshot_of(const struct server *s, const struct ask *ask) {
 static json_t *find(const struct server *s, const char *id) {
     size_t n;
     char *text = snapshots_get(s->snapshots, id, &n);
-    json_t *found = text ? json_loadb(text, n, JSON_ALLOW_NUL, NULL) : NULL;
+    bool lacks_memory;
+    json_t *found =
+        text ? json_load_whole((struct str){text, n}, JSON_ALLOW_NUL, NULL, &lacks_memory) : NULL;
     free(text);
     if (json_is_array(json_object_get(found, "messages")))
         return found;

@@ -169,11 +169,14 @@ static json_t *read_body(struct exchange *x) {
     struct str body = buffer_str(&x->body);
     if (!has_room(x))
         return NULL;
-    json_t *root = json_loadb(body.at, body.len,
-                              JSON_ALLOW_NUL | JSON_REJECT_DUPLICATES | JSON_DECODE_ANY, &where);
+    bool lacks_memory;
+    json_t *root = json_load_whole(body, JSON_ALLOW_NUL | JSON_REJECT_DUPLICATES | JSON_DECODE_ANY,
+                                   &where, &lacks_memory);
     if (root && json_is_object(root))
         return root;
-    if (root)
+    if (lacks_memory)
+        exchange_refuse(x, 429, NULL, "out of memory for a request");
+    else if (root)
         exchange_refuse(x, 400, NULL, "the body is %s, expected a JSON object", json_kind(root));
     else
         exchange_refuse(x, 400, NULL, "the body cannot be read as JSON: line %d, column %d: %s",

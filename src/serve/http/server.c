@@ -405,6 +405,7 @@ int server_open(struct server **out, const struct server_options *options, struc
     s->listener = -1;
     s->created = time(NULL);
     metrics_begin(&s->metrics);
+    json_watch_memory();
     plan_open(s);
     int status = start_listening(s, err);
     if (!status && !(s->replay = store_open(REPLAY_BYTES)))
