@@ -36,6 +36,7 @@ enum { LANES = 16, VECS = LANES / VEC_LANES };
 
 typedef float vec __attribute__((vector_size(4 * VEC_LANES)));
 typedef int32_t ivec __attribute__((vector_size(4 * VEC_LANES)));
+typedef float vec8 __attribute__((vector_size(32))), vec4 __attribute__((vector_size(16)));
 
 #ifdef __clang__
 #define EACH_VEC(u) _Pragma("unroll") for (int u = 0; u < VECS; u++)
@@ -75,6 +76,16 @@ typedef int32_t ivec __attribute__((vector_size(4 * VEC_LANES)));
     ({                                                                                             \
         const vec *sum_v_ = (vecs), sum_ = (sum_v_[0] + sum_v_[2]) + (sum_v_[1] + sum_v_[3]);      \
         (sum_[0] + sum_[2]) + (sum_[1] + sum_[3]);                                                 \
+    })
+#elif defined(__has_builtin) && __has_builtin(__builtin_shufflevector)
+#define vec_sum(vecs)                                                                              \
+    ({                                                                                             \
+        vec all_ = *(vecs);                                                                        \
+        vec8 eight_ = __builtin_shufflevector(all_, all_, 0, 1, 2, 3, 4, 5, 6, 7) +                \
+                      __builtin_shufflevector(all_, all_, 8, 9, 10, 11, 12, 13, 14, 15);           \
+        vec4 four_ = __builtin_shufflevector(eight_, eight_, 0, 1, 2, 3) +                         \
+                     __builtin_shufflevector(eight_, eight_, 4, 5, 6, 7);                          \
+        (four_[0] + four_[2]) + (four_[1] + four_[3]);                                             \
     })
 #else
 #define vec_sum(vecs)                                                                              \
