@@ -477,7 +477,7 @@ TEST(ops_share_scales_as_the_plan_says) {
     } cases[] = {
         {{DT_Q4_K, DT_Q6_K}, 128}, {{DT_Q5_K, DT_F16}, 128},  {{DT_F32, DT_Q4_K}, 128},
         {{DT_Q4_K, DT_Q8_0}, 128}, {{DT_Q8_0, DT_Q6_K}, 128}, {{DT_Q4_1, DT_F32}, 32},
-        {{DT_Q8_0, DT_Q4_1}, 32},
+        {{DT_Q8_0, DT_Q4_1}, 32},  {{DT_Q8_0, DT_Q8_0}, 128},
     };
     static const enum op_kind kinds[] = {OP_PROJECT, OP_EXPERTS_IN, OP_EXPERTS_OUT};
     struct share_rig *r = malloc(sizeof *r);

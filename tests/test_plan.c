@@ -117,7 +117,8 @@ TEST(plan_act_group_of_projects) {
         {{DT_Q4_K, DT_Q5_K, DT_Q6_K, DT_Q4_K}, 128}, {{DT_Q4_K, DT_Q4_K, DT_Q8_0, DT_Q6_K}, 128},
         {{DT_Q8_0, DT_Q8_0, DT_Q8_0, DT_Q5_K}, 128}, {{DT_Q8_0, DT_Q4_0, DT_Q3_K, DT_Q2_K}, 32},
         {{DT_F32, DT_Q6_K, DT_BF16, DT_F16}, 128},   {{DT_F32, DT_F16, DT_BF16, DT_F32}, 32},
-        {{DT_F32, DT_F16, DT_BF16, DT_Q4_0}, 32},
+        {{DT_F32, DT_F16, DT_BF16, DT_Q4_0}, 32},    {{DT_Q8_0, DT_F32, DT_BF16, DT_Q8_0}, 128},
+        {{DT_Q8_0, DT_Q8_0, DT_Q8_0, DT_Q4_1}, 32},
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         struct op op = {.kind = OP_PROJECT, .project = {.n_segments = 4}};
@@ -134,7 +135,8 @@ TEST(plan_act_group_of_types) {
             continue;
         struct op op = {.kind = OP_PROJECT, .project = {.n_segments = 1}};
         op.project.segments[0].weight = matrix_of((enum dtype)t);
-        EXPECT_INT(op_act_group(&op), t == DT_Q4_K || t == DT_Q5_K || t == DT_Q6_K ? 128 : 32);
+        bool is_wide = t == DT_Q4_K || t == DT_Q5_K || t == DT_Q6_K || t == DT_Q8_0;
+        EXPECT_INT(op_act_group(&op), is_wide ? 128 : 32);
     }
 }
 
@@ -143,8 +145,8 @@ TEST(plan_act_group_of_f32_segments) {
     struct op op = {.kind = OP_PROJECT, .project = {.n_segments = 2}};
     struct segment *s = op.project.segments;
     s[0].weight = matrix_of(DT_Q4_K);
-    s[1].weight = matrix_of(DT_Q8_0);
-    s[2].weight = matrix_of(DT_Q8_0);
+    s[1].weight = matrix_of(DT_Q4_0);
+    s[2].weight = matrix_of(DT_Q4_0);
     EXPECT_INT(op_act_group(&op), 128);
     s[1].f32_act = 1;
     EXPECT_INT(op_act_group(&op), 128);
@@ -163,11 +165,17 @@ static struct operand matrix_or_none(enum dtype type) {
 
 TEST(plan_act_group_of_experts) {
     static const struct group_case cases[] = {
-        {{DT_Q4_K, DT_Q5_K, DT_Q6_K, DT_Q4_K}, 128}, {{DT_Q4_K, DT_Q4_K, DT_COUNT, DT_COUNT}, 128},
-        {{DT_Q4_K, DT_Q8_0, DT_Q8_0, DT_Q8_0}, 128}, {{DT_Q8_0, DT_Q4_K, DT_Q8_0, DT_Q8_0}, 128},
-        {{DT_Q8_0, DT_Q8_0, DT_Q4_K, DT_Q8_0}, 128}, {{DT_Q8_0, DT_Q8_0, DT_Q8_0, DT_Q4_K}, 128},
-        {{DT_Q8_0, DT_Q4_0, DT_Q8_0, DT_Q5_1}, 32},  {{DT_Q6_K, DT_Q6_K, DT_F32, DT_BF16}, 128},
-        {{DT_F16, DT_F16, DT_F16, DT_F16}, 32},      {{DT_F32, DT_F32, DT_Q5_K, DT_Q5_K}, 128},
+        {{DT_Q4_K, DT_Q5_K, DT_Q6_K, DT_Q4_K}, 128},
+        {{DT_Q4_K, DT_Q4_K, DT_COUNT, DT_COUNT}, 128},
+        {{DT_Q4_K, DT_Q8_0, DT_Q8_0, DT_Q8_0}, 128},
+        {{DT_Q8_0, DT_Q4_K, DT_Q8_0, DT_Q8_0}, 128},
+        {{DT_Q8_0, DT_Q8_0, DT_Q4_K, DT_Q8_0}, 128},
+        {{DT_Q8_0, DT_Q8_0, DT_Q8_0, DT_Q4_K}, 128},
+        {{DT_Q8_0, DT_Q4_0, DT_Q8_0, DT_Q5_1}, 32},
+        {{DT_Q6_K, DT_Q6_K, DT_F32, DT_BF16}, 128},
+        {{DT_F16, DT_F16, DT_F16, DT_F16}, 32},
+        {{DT_F32, DT_F32, DT_Q5_K, DT_Q5_K}, 128},
+        {{DT_Q8_0, DT_Q8_0, DT_COUNT, DT_COUNT}, 128},
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         struct op op = {.kind = OP_EXPERTS_IN};
@@ -183,7 +191,7 @@ TEST(plan_act_group_of_experts_out) {
     static const struct group_case cases[] = {
         {{DT_Q4_K, DT_Q6_K}, 128}, {{DT_Q5_K, DT_COUNT}, 128}, {{DT_Q4_K, DT_F32}, 128},
         {{DT_F16, DT_Q4_K}, 128},  {{DT_Q4_K, DT_Q8_0}, 128},  {{DT_Q5_0, DT_Q4_K}, 128},
-        {{DT_Q8_0, DT_Q4_0}, 32},  {{DT_F32, DT_BF16}, 32},
+        {{DT_Q8_0, DT_Q4_0}, 32},  {{DT_F32, DT_BF16}, 32},    {{DT_Q8_0, DT_COUNT}, 128},
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         struct op op = {.kind = OP_EXPERTS_OUT};

@@ -1,9 +1,10 @@
 /* act_group.c - how many int8 activations share a scale in an op. */
 #include "plan/plan.h"
 
-enum { WIDE = 1, NARROW = 2 };
+enum { WIDE = 1, NARROW = 2, EIGHT_BITS = 4, OTHER = 8 };
 
-/* What a matrix says to groups of 128: it wants them, its rows do not allow them, or nothing. */
+/* What a matrix says to groups of 128: it wants them, its rows do not allow them, it wants them
+ * where no other type is beside it, it is such a type, or nothing. */
 static unsigned wanted_by(const struct operand *weight) {
     if (weight->n_dims == 0)
         return 0;
@@ -16,8 +17,10 @@ static unsigned wanted_by(const struct operand *weight) {
     case DT_Q5_K:
     case DT_Q6_K:
         return WIDE; /* blocks of 256 */
+    case DT_Q8_0:
+        return weight->dims[0] % 128 ? NARROW : EIGHT_BITS;
     default:
-        return weight->dims[0] % 128 ? NARROW : 0;
+        return weight->dims[0] % 128 ? NARROW : OTHER;
     }
 }
 
@@ -40,5 +43,6 @@ uint32_t op_act_group(const struct op *op) {
                  wanted_by(&in->shared_up);
     if (op->kind == OP_EXPERTS_OUT)
         wanted = wanted_by(&out->down) | wanted_by(&out->shared_down);
-    return wanted == WIDE ? 128 : 32;
+    bool is_wide = wanted & WIDE || (wanted & EIGHT_BITS && !(wanted & OTHER));
+    return is_wide && !(wanted & NARROW) ? 128 : 32;
 }

@@ -221,9 +221,8 @@ static __device__ __forceinline__ void store_group(const struct experts_wide_qua
     for (uint32_t i = to.first; i < to.end; i++) {
         uint32_t row = places[i], n8 = row / 8;
         uint8_t *at = p.qact + to.group * p.group_bytes + p.qact_rows * 256ull;
-        uint32_t scales = p.is_q8_0 ? n8 / 4 * 512 + b * 128 : n8 / 4 * 128;
-        if (p.is_q8_0 || b == 0)
-            *(float *)(at + scales + n8 % 4 / 2 * 64 + row % 8 / 2 * 16 +
+        if (b == 0)
+            *(float *)(at + n8 / 4 * 128 + n8 % 4 / 2 * 64 + row % 8 / 2 * 16 +
                        (n8 % 2 * 2 + row % 2) * 4) = scale;
         if (!p.is_q8_0)
             *(__half2 *)(at + p.qact_rows * 4ull + n8 / 4 * 512 + (row % 8 * 4 + b) * 16 +

@@ -17,7 +17,7 @@
  * Order of sums, that of the gemv kernels, so a row's bits are too: spans of a K block one by one,
  * K blocks of a split from 0 on, splits from 0 on, then factor, bias, epilogue.
  *
- * Reads a row block's weights once, and K (1 + 4 / act_group + 1 / 8) bytes a row in every thread
+ * Reads a row block's weights once, and K (1 + 1 / 32 + 1 / 8) bytes a row in every thread
  * block (stream-K: its K slabs only), from L2. Stream-K writes and reads 512 bytes for every M16
  * tile, K block and n8 tile.
  *
@@ -338,8 +338,7 @@ static __device__ __forceinline__ void qact_group(const struct gemm_qact_row &to
     uint32_t rows = to.q.rows, slab = i * 4 >> to.q.slab_shift;
     uint8_t *at = to.q.data + slab * to.q.slab_bytes;
     i -= slab << to.q.slab_shift >> 2;
-    uint32_t act_group = to.q.act_group == 128 ? i / 32 : i / 8;
-    ((float *)(at + to.q.scales_at))[act_group * rows + to.row] = scale;
+    ((float *)(at + to.q.scales_at))[i / 32 * rows + to.row] = scale;
     ((__half2 *)(at + to.q.sums_at))[(i / 32 * rows + to.row) * 4 + i / 8 % 4] =
         __floats2half2_rn((float)(sum & ~1), (float)(sum & 1));
 }

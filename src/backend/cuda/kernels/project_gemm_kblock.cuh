@@ -5,10 +5,10 @@
  * tile. A comes from a pipeline stage by ldmatrix and is unpacked to int8; B is read from a K slab
  * by ldmatrix as it is.
  *
- * A span is the columns that a lane of a gemv kernel has (tiles.h): 128, of Q8_0 64. Its sum here
- * is the sum there, bit for bit: integers are exact in any order, the float operations are the same
- * and in the same order, and spans are added as lanes are there, in order (project_gemv.cuh, order
- * of sums).
+ * A span is the columns that a lane of a gemv kernel has (tiles.h): 128, of Q8_0 64. A sum of 128
+ * columns here is the sum there, bit for bit: integers are exact in any order, the float operations
+ * are the same and in the same order, and spans are added as lanes are there, in order
+ * (project_gemv.cuh, order of sums).
  *
  * All registers are taken, and spills are slow where shared memory leaves no room for L1. So what
  * is cheap to compute again is not kept: volatile_lane and opaque (ptx.cuh) hide from the compiler
@@ -30,12 +30,11 @@ template <class T> static __device__ __forceinline__ T read_smem(uint32_t at) {
 
 /* B: a lane's part of a K slab. */
 struct slab_view {
-    uint32_t int8;        /* smem address for ldmatrix: row lane % 8, columns lane / 8 * 16... */
-    uint32_t n8_pitch;    /* from one n8 tile to the next */
-    uint32_t scales;      /* offset: of rows 2 j and 2 j + 1 */
-    uint32_t sums;        /* offset: of row g, columns 32 j... */
-    uint32_t rows;        /* of the row block */
-    uint32_t scale_shift; /* 128 columns have 1 << scale_shift scales */
+    uint32_t int8;     /* smem address for ldmatrix: row lane % 8, columns lane / 8 * 16... */
+    uint32_t n8_pitch; /* from one n8 tile to the next */
+    uint32_t scales;   /* offset: of rows 2 j and 2 j + 1 */
+    uint32_t sums;     /* offset: of row g, columns 32 j... */
+    uint32_t rows;     /* of the row block */
 };
 
 /* Of the i-th slab in shared memory; first_row: the warp's, in the row block. */
@@ -51,7 +50,6 @@ static __device__ __forceinline__ struct slab_view view_slab(const struct gemm_p
     v.scales = slab + q.scales_at + first_row * 4 + lane % 4 * 8;
     v.sums = slab + q.sums_at + first_row * 16 + lane * 4;
     v.rows = q.rows;
-    v.scale_shift = q.act_group == 128 ? 0 : 2;
     return v;
 }
 
@@ -277,11 +275,12 @@ static __device__ __forceinline__ float unbias(int sum) {
     return __fadd_rn(__int_as_float(sum), -12582912.0f);
 }
 
-/* 64 columns: two blocks of the format. */
-template <int N8>
+/* 64 columns, two blocks of the format: half of what shares an activation scale, the upper one
+ * first. value: its sum. */
+template <int N8, bool IS_SECOND>
 static __device__ __forceinline__ void mma_span_q8(const struct span_cursor<IS_Q8_0> &w,
                                                    const struct slab_view &a, uint32_t x,
-                                                   float (&out)[N8][4]) {
+                                                   float (&value)[N8][4], float (&out)[N8][4]) {
     float2 d[2];
     uint32_t f[2][4];
 #pragma unroll
@@ -292,24 +291,24 @@ static __device__ __forceinline__ void mma_span_q8(const struct span_cursor<IS_Q
 #pragma unroll
     for (int t = 0; t < N8; t++) {
         uint32_t b[4];
-        float value[4];
         ldmatrix_x4(b, a.int8 + t * a.n8_pitch + x * 64);
 #pragma unroll
         for (int block = 0; block < 2; block++) {
             int c[4];
             mma_m16n8k32_s8(c, f[block], b[2 * block], b[2 * block + 1], INT_BIAS);
-            uint32_t act_group = (2 * x + block) << a.scale_shift >> 2;
-            float2 as = read_smem<float2>(a.scales + act_group * a.rows * 4 + t * 32);
 #pragma unroll
             for (int i = 0; i < 4; i++) {
-                float scale = __fmul_rn(block ? d[i / 2].y : d[i / 2].x, i % 2 ? as.y : as.x);
-                value[i] = block ? __fmaf_rn(scale, unbias(c[i]), value[i])
-                                 : __fmul_rn(scale, unbias(c[i]));
+                float scale = block ? d[i / 2].y : d[i / 2].x;
+                value[t][i] = block || IS_SECOND ? __fmaf_rn(scale, unbias(c[i]), value[t][i])
+                                                 : __fmul_rn(scale, unbias(c[i]));
             }
         }
+        if (!IS_SECOND)
+            continue;
+        float2 as = read_smem<float2>(a.scales + x / 2 * a.rows * 4 + t * 32);
 #pragma unroll
         for (int i = 0; i < 4; i++)
-            out[t][i] = __fadd_rn(out[t][i], value[i]);
+            out[t][i] = __fadd_rn(out[t][i], __fmul_rn(i % 2 ? as.y : as.x, value[t][i]));
     }
 }
 
@@ -332,8 +331,6 @@ static __device__ __forceinline__ void mma_span(const struct span_cursor<TYPE> &
                                                 const float2 (&d)[2], float (&out)[N8][4]) {
     if constexpr (TYPE == IS_Q6_K)
         mma_span_q6<N8>(w, a, x, d, out);
-    else if constexpr (TYPE == IS_Q8_0)
-        mma_span_q8<N8>(w, a, x, out);
     else
         mma_span_q4<TYPE, N8>(w, a, x, d, out);
 }
@@ -353,11 +350,19 @@ mma_kblock(struct span_cursor<TYPE> w, const struct slab_view &a, uint32_t x, fl
         sum[i / 4][i % 4] = -0.0f;
 #pragma unroll 1
     for (; pairs; pairs--) {
-        float2 d[2];
-        load_d<TYPE>(w, d);
-        mma_span<TYPE, N8>(w, a, x, d, sum);
-        w.next_span();
-        mma_span<TYPE, N8>(w, a, x + 1, d, sum);
+        if constexpr (TYPE == IS_Q8_0) {
+            float value[N8][4];
+            const struct span_cursor<TYPE> first = w;
+            w.next_span();
+            mma_span_q8<N8, false>(w, a, x + 1, value, sum);
+            mma_span_q8<N8, true>(first, a, x, value, sum);
+        } else {
+            float2 d[2];
+            load_d<TYPE>(w, d);
+            mma_span<TYPE, N8>(w, a, x, d, sum);
+            w.next_span();
+            mma_span<TYPE, N8>(w, a, x + 1, d, sum);
+        }
         w.next_span();
         w.next_d();
         x += 2;

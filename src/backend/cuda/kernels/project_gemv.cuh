@@ -24,13 +24,14 @@
  *   Q4_K, Q5_K  I = sum of scale * dot, M = sum of min * sum(q): integers, over 4 x 32 columns;
  *               t = d * I; t = fma(-dmin, M, t); v = as * t, as: the activations' scale
  *   Q6_K        I likewise over 8 x 16 columns; v = as * (d * I)
- *   Q8_0        v = (d * as) * dot of the first 32 columns; v = fma(d * as, dot, v) of the others
+ *   Q8_0        t = d * dot of the first 32 of 128 columns, which two lanes have; t = fma(d, dot,
+ * t) of the others; v = as * t
  *
- * (beside K-quants both `as` of Q8_0 are those of 128 columns); the lanes of a row are added one
- * after the other, in order of their columns; that is added to the sum of the K blocks before,
- * which begins at 0. F32: a lane adds its columns one by one, K block by K block; at the task's end
- * the lanes of a row are added, neighbours first: l with l ^ 1, l ^ 2, l ^ 4, ... BF16 and F16:
- * project_bf16.cuh. Then K splits in order, beginning with 0; then factor, bias, epilogue.
+ * The lanes of a row are added one after the other, in order of their columns; that is added to the
+ * sum of the K blocks before, which begins at 0. F32: a lane adds its columns one by one, K block
+ * by K block; at the task's end the lanes of a row are added, neighbours first: l with l ^ 1, l ^
+ * 2, l ^ 4, ... BF16 and F16: project_bf16.cuh. Then K splits in order, beginning with 0; then
+ * factor, bias, epilogue.
  *
  * SET: the weight types that a kernel is compiled for, a bit each. Fewer types are fewer
  * instructions, and all products of a layer sharing one kernel keeps them cached (README, rule 5).
@@ -425,6 +426,16 @@ static __device__ __forceinline__ void add_last_kblock(const struct lane_share &
         add_last_of_lanes<R, 8>(acc);
 }
 
+/* The same of Q8_0, where every second lane has -0. */
+template <int R>
+static __device__ __forceinline__ void add_last_q8_0(const struct lane_share &own,
+                                                     float (&acc)[R][4]) {
+    if (R == 1)
+        acc[0][0] = __fadd_rn(acc[0][0], add_lanes_in_order(acc[0][1], max(own.row_lanes / 2, 2u)));
+    else
+        add_last_kblock<R>(own, acc);
+}
+
 /* sum of min[i] * sums[i]: four sums that fit 16 bits, four mins of 6 bits. */
 static __device__ __forceinline__ int dot_mins(uint4 sums, uint32_t mins) {
     int low = __dp2a_lo((int)__byte_perm(sums.x, sums.y, 0x5410), (int)mins, 0);
@@ -529,7 +540,8 @@ static __device__ __forceinline__ void dot_q6_k(const uint8_t *stage, const stru
             __fmul_rn(act_scale(a, acts + r * a.stride, 0), __fmul_rn(d, (float)(sum[r] >> 2)));
 }
 
-/* A lane has 64 columns: those of planes 0 to 3, or of planes 4 to 7, of 128. */
+/* A lane has 64 columns: those of planes 0 to 3, or of planes 4 to 7, of 128, whose sum is made in
+ * the first of these two lanes; the other one's value is -0, which changes nothing. */
 template <int R>
 static __device__ __forceinline__ void dot_q8_0(const uint8_t *stage, const struct qact_view &a,
                                                 const struct lane_share &own, uint32_t x,
@@ -538,7 +550,7 @@ static __device__ __forceinline__ void dot_q8_0(const uint8_t *stage, const stru
     uint32_t acts = a.addr + (x + own.index) / 2 * 16;
     float2 d = half2_to_float2(((const uint32_t *)(stage + TILE_HIGH_BITS))[lane]);
     int dot[R][2] = {};
-    add_last_kblock<R>(own, acc);
+    add_last_q8_0<R>(own, acc);
 #pragma unroll
     for (int i = 0; i < 4; i++) {
         uint4 w = ((const uint4 *)stage)[i * 32 + lane];
@@ -552,9 +564,13 @@ static __device__ __forceinline__ void dot_q8_0(const uint8_t *stage, const stru
     }
 #pragma unroll
     for (int r = 0; r < R; r++) {
-        float2 as = act_scale<float2>(a, acts + r * a.stride, 2 * half);
-        float v = __fmul_rn(__fmul_rn(d.x, as.x), (float)dot[r][0]);
-        acc[r][1] = __fmaf_rn(__fmul_rn(d.y, as.y), (float)dot[r][1], v);
+        float as = act_scale(a, acts + r * a.stride, 0);
+        float x0 = (float)dot[r][0], x1 = (float)dot[r][1];
+        float t = __fmaf_rn(d.y, x1, __fmul_rn(d.x, x0));
+        t = __shfl_down_sync(~0u, t, 32u >> __popc(own.row_lanes - 1));
+        t = __fmaf_rn(d.y, x1, __fmaf_rn(d.x, x0, t));
+        t = __fmul_rn(as, t); /* no branch */
+        acc[r][1] = half ? -0.0f : t;
     }
 }
 
@@ -673,7 +689,10 @@ template <int SET, int R>
 static __device__ __forceinline__ void sum_task(uint32_t type, const struct lane_share &own,
                                                 float (&acc)[R][4]) {
     if (is_int8<SET>(type)) {
-        add_last_kblock<R>(own, acc);
+        if (R == 1 && (SET == IS_Q8_0 || (SET & IS_Q8_0 && type == IS_Q8_0)))
+            add_last_q8_0<R>(own, acc);
+        else
+            add_last_kblock<R>(own, acc);
         if constexpr (R == 4)
             gather_four(own.row_lanes, acc);
         return;

@@ -17,8 +17,8 @@
  * lowest bits of a half is a denormal, q * 2^-24: a mask and one multiplication (or fma) unpack two
  * of them; the powers of two that are left go into d, exactly.
  *
- * Order of sums, that of the gemv kernels (project_gemv.cuh): groups of a K block (of Q8_0, halves
- * of a group) one by one, K blocks of a split from 0 on, splits from 0 on.
+ * Order of sums, that of the gemv kernels (project_gemv.cuh): groups of a K block one by one, K
+ * blocks of a split from 0 on, splits from 0 on.
  *
  * Who does what. A thread block, one an SM, takes tiles of 128 weight rows by 128 (64) rows of
  * activations; a stage of its pipeline has 128 columns of both. The last warpgroup copies: one bulk
@@ -328,11 +328,10 @@ template <int TYPE, int ROWS>
 static __device__ __forceinline__ void unpack_next(const struct wide_params &p,
                                                    struct wide_sums<TYPE, ROWS> &s,
                                                    const struct pipeline &pipe, uint32_t left) {
-    if constexpr (!IS_ALL_INT8<TYPE, ROWS>)
-        if (left) {
-            mbarrier_wait(pipe.full(), pipe.phase);
-            unpack_part<TYPE, ROWS, 0>(s.f[0], pipe.at(p));
-        }
+    if (left) {
+        mbarrier_wait(pipe.full(), pipe.phase);
+        unpack_part<TYPE, ROWS, 0>(s.f[0], pipe.at(p));
+    }
 }
 
 /* The stage of `empty` is read. An arrival overtakes loads that wait in their queue, behind the
@@ -364,25 +363,18 @@ static __device__ __forceinline__ void multiply_group(const struct wide_params &
                                                       struct wide_sums<TYPE, ROWS> &s,
                                                       struct pipeline &pipe, uint32_t &left) {
     uint32_t at = pipe.at(p), empty = pipe.empty();
-    if constexpr (IS_ALL_INT8<TYPE, ROWS>) {
-        mbarrier_wait(pipe.full(), pipe.phase);
-        multiply_int8(s, at);
-        pipe.next(p);
-        left--;
-    } else {
-        multiply_part<TYPE, ROWS, 0>(s, describe_panel(at));
-        mbarrier_wait(pipe.full(), pipe.phase); /* is over: so that nothing is unpacked earlier */
-        start_part<TYPE, ROWS, 1>(s, at);
-        if constexpr (TYPE == IS_Q6_K) {
-            start_part<TYPE, ROWS, 2>(s, at);
-            start_part<TYPE, ROWS, 3>(s, at);
-        }
-        pipe.next(p);
-        wgmma_wait<1>();
-        unpack_next<TYPE, ROWS>(p, s, pipe, left -= 1);
-        wgmma_wait<0>();
-        scale_group<TYPE, ROWS>(s, at);
+    multiply_part<TYPE, ROWS, 0>(s, describe_panel(at));
+    mbarrier_wait(pipe.full(), pipe.phase); /* is over: so that nothing is unpacked earlier */
+    start_part<TYPE, ROWS, 1>(s, at);
+    if constexpr (TYPE == IS_Q6_K) {
+        start_part<TYPE, ROWS, 2>(s, at);
+        start_part<TYPE, ROWS, 3>(s, at);
     }
+    pipe.next(p);
+    wgmma_wait<1>();
+    unpack_next<TYPE, ROWS>(p, s, pipe, left -= 1);
+    wgmma_wait<0>();
+    scale_group<TYPE, ROWS>(s, at);
     release_stage(p, empty, bits_of_sums(s.kblock, 0));
 }
 
@@ -590,6 +582,112 @@ static __device__ __forceinline__ void finish_tile(const struct wide_params &p, 
     }
 }
 
+/* ---- the sums of a K block and of a split ----------------------------------------------------
+ */
+
+/* Where in K a tile is. */
+struct k_place {
+    uint32_t groups;  /* left of the K block, */
+    uint32_t kblocks; /* of the split */
+    uint32_t split, splits;
+};
+
+template <int TYPE>
+static __device__ __forceinline__ struct k_place first_k_place(const struct wide_tile &t,
+                                                               const struct project_segment &s) {
+    bool is_cut = t.parts > 1 || s.splits == 1;
+    return {kblock_groups<TYPE>(s), is_cut ? t.end_kblock - t.first_kblock : task_kblocks(s, 0), 0,
+            is_cut ? 1 : s.splits};
+}
+
+/* A group is in kblock: at the end of a K block, or of a split, all sums that are complete. */
+template <int TYPE, int ROWS>
+static __device__ __forceinline__ void
+end_group(const struct wide_params &p, const struct project_segment &seg, float (&kblock)[ROWS / 2],
+          float (&split)[ROWS / 2], struct k_place &k) {
+    if (--k.groups)
+        return;
+    k.groups = kblock_groups<TYPE>(seg);
+#pragma unroll
+    for (int i = 0; i < ROWS / 2; i++) {
+        split[i] = __fadd_rn(split[i], kblock[i]);
+        kblock[i] = 0;
+    }
+    if (--k.kblocks || k.splits == 1)
+        return;
+    bool is_last = k.split + 1 == k.splits;
+    add_splits_before<ROWS>(split, shared_base() + p.splits_at, k.split == 0, is_last);
+    if (is_last)
+        return;
+    k.kblocks = task_kblocks(seg, ++k.split);
+#pragma unroll
+    for (int i = 0; i < ROWS / 2; i++)
+        split[i] = 0;
+}
+
+/* ---- Q8_0, both operands int8 ----------------------------------------------------------------
+ */
+
+/* When the stage is there. */
+static __device__ __forceinline__ void start_q8_group(struct q8_sums &s,
+                                                      const struct wide_params &p,
+                                                      const struct pipeline &pipe, uint32_t group) {
+    mbarrier_wait(pipe.full(), pipe.phase);
+    fence_proxy_async(); /* cp.async wrote the weights */
+    start_unit<0>(s, pipe.at(p), group);
+}
+
+/* A group, whose first unit is started; the next one likewise. */
+template <bool IS_LAST>
+static __device__ __forceinline__ void multiply_q8_group(struct q8_sums &s, struct q8_scales &by,
+                                                         const struct wide_params &p,
+                                                         struct pipeline &pipe, uint32_t group) {
+    uint32_t at = pipe.at(p), empty = pipe.empty();
+    float d[2][4];
+    wgmma_wait<0>(); /* ptxas would serialize all if the first unit were waited for later */
+    multiply_unit<0>(s, by, d, at, group);
+    multiply_unit<1>(s, by, d, at, group);
+    multiply_unit<2>(s, by, d, at, group);
+    multiply_unit<3>(s, by, d, at, group);
+    multiply_unit<4>(s, by, d, at, group);
+    multiply_unit<5>(s, by, d, at, group);
+    multiply_unit<6>(s, by, d, at, group);
+    pipe.next(p);
+    if (!IS_LAST) {
+        start_q8_group(s, p, pipe, group);
+        load_scales<0>(by, pipe.at(p), group);
+        wgmma_wait<1>();
+    } else {
+        wgmma_wait<0>();
+    }
+    scale_unit<7>(s, by.as, d);
+    release_stage(p, empty, bits_of_sums(s.kblock, 48)); /* the last that are loaded */
+}
+
+static __device__ __forceinline__ void q8_tile(const struct wide_params &p,
+                                               const struct wide_tile &t, uint32_t index,
+                                               struct pipeline &pipe) {
+    const struct project_segment &seg = p.segments[t.segment];
+    uint32_t left = (t.end_kblock - t.first_kblock) * kblock_groups<IS_Q8_0>(seg); /* groups */
+    uint32_t group = warp_uniform(threadIdx.x / 128);
+    struct k_place k = first_k_place<IS_Q8_0>(t, seg);
+    struct q8_sums s;
+    struct q8_scales by;
+#pragma unroll
+    for (int i = 0; i < 64; i++)
+        s.split[i] = 0, s.kblock[i] = 0;
+    start_q8_group(s, p, pipe, group);
+    load_scales<0>(by, pipe.at(p), group);
+#pragma unroll 1
+    for (left--; left; left--) {
+        multiply_q8_group<false>(s, by, p, pipe, group);
+        end_group<IS_Q8_0, 128>(p, seg, s.kblock, s.split, k);
+    }
+    multiply_q8_group<true>(s, by, p, pipe, group);
+    end_group<IS_Q8_0, 128>(p, seg, s.kblock, s.split, k);
+    finish_tile<IS_Q8_0, 128>(p, index, s.split);
+}
+
 /* Tile number `index`, which is t. */
 template <int TYPE, int ROWS>
 static __device__ __forceinline__ void multiply_tile(const struct wide_params &p,
@@ -631,7 +729,10 @@ static __device__ __forceinline__ void multiply_tiles(const struct wide_params &
     struct wide_tile t;
 #pragma unroll 1
     for (uint32_t i = blockIdx.x; find_tile<ROWS>(p, i, t); i += gridDim.x)
-        multiply_tile<TYPE, ROWS>(p, t, i, pipe);
+        if constexpr (IS_ALL_INT8<TYPE, ROWS>)
+            q8_tile(p, t, i, pipe);
+        else
+            multiply_tile<TYPE, ROWS>(p, t, i, pipe);
     combine_tiles<TYPE, ROWS>(p);
 }
 

@@ -53,9 +53,8 @@ static __device__ __forceinline__ void qact_group(const struct wide_qact_row &to
                                                   uint32_t i, float scale, int sum) {
     uint8_t *at = to.group(i) + to.rows * 256;
     uint32_t row = to.row, n8 = row / 8, block = i / 8 % 4;
-    uint32_t scales = to.is_q8_0 ? n8 / 4 * 512 + block * 128 : n8 / 4 * 128;
-    *(float *)(at + scales + n8 % 4 / 2 * 64 + row % 8 / 2 * 16 + (n8 % 2 * 2 + row % 2) * 4) =
-        scale;
+    *(float *)(at + n8 / 4 * 128 + n8 % 4 / 2 * 64 + row % 8 / 2 * 16 +
+               (n8 % 2 * 2 + row % 2) * 4) = scale;
     if (!to.is_q8_0)
         *(__half2 *)(at + to.rows * 4 + n8 / 4 * 512 + (row % 8 * 4 + block) * 16 + n8 % 4 * 4) =
             __floats2half2_rn((float)(sum & ~1), (float)(sum & 1));

@@ -18,7 +18,7 @@ template <int TYPE, int ROWS> struct stage_layout {
     enum : uint32_t {
         PANEL = ROWS * 128,
         SCALES = (IS_ALL_INT8<TYPE, ROWS> ? 1 : 2) * PANEL,
-        SCALE_BYTES = ROWS * (TYPE == IS_Q8_0 ? 16 : 4),
+        SCALE_BYTES = ROWS * 4,
         SUMS = SCALES + SCALE_BYTES,
         SUM_BYTES = TYPE == IS_Q8_0 ? 0 : ROWS * 16,
         QUANTS = (SUMS + SUM_BYTES + 127) / 128 * 128,
@@ -283,27 +283,35 @@ static __device__ __forceinline__ void scale_q6(struct wide_sums<IS_Q6_K, ROWS> 
     }
 }
 
-/* 64 columns, half HALF of a group: what a lane of the gemv kernels has. */
-template <int ROWS, int HALF>
+/* The scales of a weight row's four blocks. */
+struct q8_factors {
+    float v[4];
+
+    __device__ __forceinline__ q8_factors(uint32_t at) {
+        uint2 d = peek<uint2>(at);
+        float2 low = half2_to_float2(d.x), high = half2_to_float2(d.y);
+        v[0] = low.x, v[1] = low.y, v[2] = high.x, v[3] = high.y;
+    }
+};
+
+template <int ROWS>
 static __device__ __forceinline__ void scale_q8(struct wide_sums<IS_Q8_0, ROWS> &s, uint32_t at) {
     using L = stage_layout<IS_Q8_0, ROWS>;
     const thread_place own;
-    float2 d[2];
-#pragma unroll
-    for (int i = 0; i < 2; i++)
-        d[i] = half2_to_float2(peek<uint32_t>(at + L::W_D + (own.row + 8 * i) * 8 + HALF * 4));
+    const q8_factors d[2] = {{at + L::W_D + own.row * 8}, {at + L::W_D + own.row * 8 + 64}};
 #pragma unroll
     for (int four = 0; four < ROWS / 32; four++) {
-        const act_scales first(at + L::SCALES + four * 512 + HALF * 256 + own.j * 16),
-            second(at + L::SCALES + four * 512 + HALF * 256 + 128 + own.j * 16);
+        const act_scales as(at + L::SCALES + four * 128 + own.j * 16);
 #pragma unroll
         for (int e = 0; e < 4; e++)
 #pragma unroll
             for (int x = 0; x < 4; x++) {
                 int i = (four * 4 + e) * 4 + x;
-                float v = __fmul_rn(__fmul_rn(d[x / 2].x, first.get(e, x)), s.c[2 * HALF][i]);
-                v = __fmaf_rn(__fmul_rn(d[x / 2].y, second.get(e, x)), s.c[2 * HALF + 1][i], v);
-                s.kblock[i] = __fadd_rn(s.kblock[i], v);
+                float v = __fmul_rn(d[x / 2].v[2], s.c[2][i]);
+#pragma unroll
+                for (int block = 3; block < 6; block++)
+                    v = __fmaf_rn(d[x / 2].v[block % 4], s.c[block % 4][i], v);
+                s.kblock[i] = __fadd_rn(s.kblock[i], __fmul_rn(as.get(e, x), v));
             }
     }
 }
@@ -317,8 +325,7 @@ static __device__ __forceinline__ void scale_group(struct wide_sums<TYPE, ROWS> 
     if constexpr (TYPE == IS_Q6_K) {
         scale_q6<ROWS>(s, at);
     } else if constexpr (TYPE == IS_Q8_0) {
-        scale_q8<ROWS, 0>(s, at);
-        scale_q8<ROWS, 1>(s, at);
+        scale_q8<ROWS>(s, at);
     } else {
         scale_q4<TYPE, ROWS>(s, at);
     }

@@ -233,12 +233,6 @@ static __device__ __forceinline__ float split_f16_row(uint32_t k, const float4 *
 /* ---- what the kernel's set of weight types decides at compile time, as far as it does ---------
  */
 
-/* Whether 128 columns share a scale, not 32. */
-template <int SET>
-static __device__ __forceinline__ bool has_group_128(const struct project_input &in) {
-    return SET & IS_K_QUANT && SET & IS_Q8_0 ? in.act_group == 128 : (SET & IS_K_QUANT) != 0;
-}
-
 template <int SET>
 static __device__ __forceinline__ bool wants_int8(const struct project_input &in) {
     return SET & IS_INT8 && (!(SET & ~IS_INT8) || in.wants_int8);
@@ -294,21 +288,16 @@ static __device__ __forceinline__ void store_int8(const struct project_input &in
     for (int h = 0; h < 2; h++)
         m[h] = max(max(abs_bits(v.quad[h].x), abs_bits(v.quad[h].y)),
                    max(abs_bits(v.quad[h].z), abs_bits(v.quad[h].w)));
-    m[0] = has_group_128<SET>(in) ? max(m[0], m[1]) : m[0];
+    m[0] = max(m[0], m[1]);
 #pragma unroll
     for (int lane = GROUP_THREADS / 2; lane > 0; lane /= 2) {
-        if (has_group_128<SET>(in) || lane < 8)
-            m[0] = max(m[0], __shfl_xor_sync(~0u, m[0], lane));
-        if (!has_group_128<SET>(in) && lane < 8)
-            m[1] = max(m[1], __shfl_xor_sync(~0u, m[1], lane));
+        m[0] = max(m[0], __shfl_xor_sync(~0u, m[0], lane));
         add_shfl_xor(square, lane);
     }
-    struct quant_scale scale[2];
-    scale[0] = quant_scale_of(m[0]);
-    scale[1] = has_group_128<SET>(in) ? scale[0] : quant_scale_of(m[1]);
+    const struct quant_scale scale = quant_scale_of(m[0]);
 #pragma unroll
     for (int h = 0; h < 2; h++)
-        q[h] = round4(v.quad[h], scale[h].inverse);
+        q[h] = round4(v.quad[h], scale.inverse);
     int sum = __dp4a((int)q[0], 0x01010101, 0) + (__dp4a((int)q[1], 0x01010101, 0) << 16);
     float f = prologue == PROLOGUE_GATED_NORM ? head_factor(in, square) : 1;
 #pragma unroll
@@ -320,7 +309,7 @@ static __device__ __forceinline__ void store_int8(const struct project_input &in
     uint32_t h = threadIdx.x % 8; /* lanes 0 and 1 of eight store the two groups' scale and sum */
     if (h < 2) {
         int low = (int16_t)sum;
-        qact_group(qact, in.k, i + h * COL8_STEP, __fmul_rn(h ? scale[1].d : scale[0].d, f),
+        qact_group(qact, in.k, i + h * COL8_STEP, __fmul_rn(scale.d, f),
                    h ? (sum - low) >> 16 : low);
     }
 }

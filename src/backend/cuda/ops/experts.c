@@ -173,8 +173,7 @@ struct project_input experts_input(struct recorder *r, const struct op *op) {
                                 .prologue = PROLOGUE_NONE,
                                 .head_width = in->dims[0],
                                 .can_vec4 = 1,
-                                .wants_int8 = 1,
-                                .act_group = op_act_group(op)};
+                                .wants_int8 = 1};
     if (op->kind == OP_EXPERTS_IN) {
         out.prologue = PROLOGUE_NORM;
         out.norm = recorder_at(r, &op->experts_in.norm);

@@ -158,7 +158,6 @@ static struct project_input input_of(struct recorder *r, const struct op *op,
         .wants_f32 = f32_types && !shape->f32_from_global,
         .is_split = (shape->types & IS_BF16) != 0,
         .eps = o->eps,
-        .act_group = op_act_group(op),
     };
 }
 

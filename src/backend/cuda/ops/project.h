@@ -55,7 +55,6 @@ struct project_input {
     uint32_t wants_int8, wants_f32; /* what the qact holds */
     uint32_t is_split;              /* its f32 values as two bf16 (kernels/project_bf16.cuh) */
     float eps;
-    uint32_t act_group; /* columns that share a scale: 32 or 128 */
 };
 
 /* Arguments of the gemv kernels; of the gemm kernels, too, in a larger struct. Offsets are in bytes

@@ -142,7 +142,7 @@ static void lay_out_qacts(struct gemm_qacts *q, const struct project_input *in, 
     uint32_t columns = 1u << q->slab_shift;
     q->rows = rows;
     q->scales_at = (columns + 16) * rows;
-    q->sums_at = q->scales_at + columns / q->act_group * rows * 4;
+    q->sums_at = q->scales_at + columns / PROJECT_GROUP * rows * 4;
     q->slab_bytes = q->sums_at + columns / 32 * rows * 4;
     q->squares_at = q->n_slabs * q->slab_bytes;
     q->squares_pitch = in->prologue == PROLOGUE_NORM ? in->k / PROJECT_GROUP | 1 : 0;
@@ -312,7 +312,6 @@ static uint32_t plan_gemm(const struct recorder *r, const struct gemm_op *op, st
     count_m16_tiles(g);
     /* An odd multiple of 64 bytes: tiles that share a stage are in different banks. */
     g->p.stage_bytes = div_up(op->p->stage_bytes + 64, 128) * 128 - 64;
-    g->qacts.act_group = op->p->in.act_group;
     g->qacts.slab_shift = shift_of(max_kblock_columns(&g->p));
     g->qacts.n_slabs = op->p->in.k >> g->qacts.slab_shift;
     divide_tasks(g, r->n_sms);

@@ -39,7 +39,7 @@ enum {
  * mbarrier of its own (8 rows 3985 to 4051 tok/s, 32 rows 8850 to 9066, qwen35-4b). A slab:
  *
  *   int8     (rows, columns + 16): padded so that ldmatrix reads eight rows from different banks
- *   scales   (columns / act_group, rows), f32
+ *   scales   (columns / 128, rows), f32
  *   sums     (columns / 128, rows, 4), half2: the sum of 32 int8 values as its even part and the
  *            rest, both exact in fp16
  *
@@ -48,7 +48,6 @@ enum {
 struct gemm_qacts {
     uint8_t *data;
     uint32_t rows;       /* of a row block: 8, 16 or 32 */
-    uint32_t act_group;  /* columns that share a scale: 32 or 128 */
     uint32_t slab_shift; /* log2 of a slab's columns */
     uint32_t n_slabs;
     uint32_t scales_at, sums_at, slab_bytes; /* in a slab */

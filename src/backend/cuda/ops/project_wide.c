@@ -67,7 +67,7 @@ static int record_quantize(struct recorder *r, const struct wide_op *w, bool is_
 
 uint32_t wide_stage_bytes(uint32_t type, uint32_t rows) {
     bool is_int8 = type == IS_Q8_0 && rows == 128;
-    uint32_t bytes = rows * ((is_int8 ? 128 : 256) + (type == IS_Q8_0 ? 16 : 20));
+    uint32_t bytes = rows * ((is_int8 ? 128 : 256) + (type == IS_Q8_0 ? 4 : 20));
     bytes = div_up(bytes, 128) * 128 + (type == IS_Q8_0 ? 8 : 4) * WIDE_CHUNK;
     switch (type) {
     case IS_Q4_K:

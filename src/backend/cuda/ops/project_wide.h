@@ -15,8 +15,8 @@
  *             swizzled as wgmma wants them: chunk p of row r is at p ^ r % 8. Which column is where
  *             in a row is in project_wide_quantize.cu (qact_word). Q8_0 in tiles of 128 rows: one
  *             panel of 128 columns as int8
- *   scales    f32, 32 rows at a time: K-quants (rows 8 i + 2 j and the next, i = 0, 1; then i = 2,
- *             3), j = 0 ... 3; Q8_0: four such arrays, one for each 32 columns
+ *   scales    f32, 32 rows at a time: (rows 8 i + 2 j and the next, i = 0, 1; then i = 2, 3), j = 0
+ *             ... 3
  *   sums      K-quants, half2, 32 rows at a time: (row % 8, block of 32 columns, row / 8 % 4): the
  *             sum of 32 int8 values as its even part and the rest, both exact in fp16
  *
