@@ -170,9 +170,9 @@ static __device__ __forceinline__ void load_bf16_weights(bf16_weights &a, uint32
         ldmatrix_x4(a[i], stage + (own.weights ^ i * 32));
 }
 
-/* 0, when all of the K block is in registers: ldmatrix returns at once, and a copy to its stage
- * that does not wait for what it reads has overtaken it (H200: a result in a thousand). blockIdx.z
- * is 0, which the compiler does not know. */
+/* 0, when all of the K block is in registers: loads wait in a queue that copies do not go through,
+ * and a copy to their stage overtakes them (docs/lab/kernels.md). blockIdx.z is 0, which the
+ * compiler does not know. */
 static __device__ __forceinline__ uint32_t none_of(const bf16_weights &a) {
     return (a[0][0] ^ a[1][0] ^ a[2][0] ^ a[3][0]) & blockIdx.z;
 }

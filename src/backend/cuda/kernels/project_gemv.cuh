@@ -75,19 +75,6 @@ static __device__ __forceinline__ void bulk_wait(uint32_t mbar, uint32_t phase) 
 #endif
 }
 
-/* By one lane for all: lanes that leave the wait at different times are not brought together again,
- * as ldmatrix and mma need them to be (one row of BF16 was wrong in a tile of 200: docs/lab). */
-template <int SET>
-static __device__ __forceinline__ void wait_for_stage(uint32_t mbar, uint32_t phase) {
-    if (!(SET & IS_SPLIT)) {
-        mbarrier_wait(mbar, phase);
-        return;
-    }
-    if (threadIdx.x % 32 == 0)
-        mbarrier_wait(mbar, phase);
-    __syncwarp();
-}
-
 /* A warp's mbarriers, one a stage. */
 static __device__ __forceinline__ void mbarrier_init_stages(uint32_t mbars, uint32_t stages) {
     if (threadIdx.x % 32 == 0) {
@@ -168,11 +155,12 @@ struct kblock_loader {
     uint32_t kblock_bytes; /* of the task's type */
 };
 
-/* Starts loading the warp's next K block, if there is one. stage, mbar: shared addresses. */
+/* Starts loading the warp's next K block, if there is one. stage, mbar: shared addresses. none: 0,
+ * when the stage is read. */
 template <int SET, bool IS_BULK>
 static __device__ __forceinline__ void load_kblock(const struct project_params &p,
                                                    struct kblock_loader &l, uint32_t stage,
-                                                   uint32_t mbar) {
+                                                   uint32_t mbar, uint32_t none = 0) {
     constexpr uint32_t BYTES = SET == IS_Q4_K   ? TILE_KBLOCK_Q4_K
                                : SET == IS_Q6_K ? TILE_KBLOCK_Q6_K
                                : SET == IS_Q8_0 ? TILE_KBLOCK_Q8_0
@@ -195,7 +183,7 @@ static __device__ __forceinline__ void load_kblock(const struct project_params &
     uint32_t bytes = BYTES ? BYTES : l.kblock_bytes;
     if (IS_BULK) {
         if (l.left) {
-            if (lane == 0)
+            if (lane == none)
                 bulk_load(stage, l.from, bytes, mbar);
             l.from += bytes;
             l.left--;
@@ -203,7 +191,7 @@ static __device__ __forceinline__ void load_kblock(const struct project_params &
         return;
     }
     if (l.left) {
-        stage += lane * 16;
+        stage += lane * 16 + none;
 #pragma unroll
         for (uint32_t i = 0; i < 4; i++)
             cp_async_16(stage + i * 512, l.from + i * 512);
@@ -756,14 +744,15 @@ run_tasks(const struct project_params &p, struct kblock_loader &l, uint32_t warp
                 load_global_acts<R>(p, first_row, x + own.index, global);
             /* BF16 of few rows: activations before the weights are waited for, the first step
              * before the stage is filled again. */
-            constexpr bool IS_F16 = (SET & ::IS_F16) != 0, IS_EAGER = R <= PROJECT_FUSED_ROWS;
+            constexpr bool IS_F16 = (SET & ::IS_F16) != 0,
+                           IS_EAGER = R <= PROJECT_FUSED_ROWS && !(SET & ~IS_SPLIT);
             struct bf16_acts<R> acts[2];
             if (IS_EAGER && is_bf16<SET>(type))
 #pragma unroll
                 for (int half = 0; half < 2; half++)
                     load_bf16_acts<R>(acts[half], x * 8, half, own.bf16, a.stride);
             if (IS_BULK) {
-                wait_for_stage<SET>(mbars + stage * 8, phase);
+                mbarrier_wait(mbars + stage * 8, phase);
             } else {
                 cp_async_wait_stages(stages);
                 __syncwarp();
@@ -779,10 +768,8 @@ run_tasks(const struct project_params &p, struct kblock_loader &l, uint32_t warp
                 dot_kblock<SET, R>(type, (const uint8_t *)shared + at, a, x, own, acc);
             }
             __syncwarp();
-            uint32_t to = base + at;
-            if (is_bf16<SET>(type))
-                to += none_of(weights); /* the stage is read, not only about to be */
-            load_kblock<SET, IS_BULK>(p, l, to, mbars + stage * 8);
+            load_kblock<SET, IS_BULK>(p, l, base + at, mbars + stage * 8,
+                                      is_bf16<SET>(type) ? none_of(weights) : 0);
             if (is_bf16<SET>(type)) { /* the chain is long: the stage is filled meanwhile */
                 if (IS_EAGER) {
                     mma_bf16_step<R, IS_F16>(acc, weights[1], acts[0], true, own.bf16);
