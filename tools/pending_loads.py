@@ -15,6 +15,7 @@ LINE = re.compile(r"\s+/\*([0-9a-f]{4,})\*/\s+(.*?);\s+/\* 0x[0-9a-f]{16} \*/")
 UPPER = re.compile(r"\s+/\* 0x([0-9a-f]{16}) \*/")
 GIVES_AWAY = re.compile(r"UBLKCP\.S\.G|SYNCS\.ARRIVE")
 LOAD = re.compile(r"\bLDSM?[. ]")
+QUEUED = re.compile(r"\b(LDSM?|SHFL)[. ]")  # arrive in order
 
 
 def instructions(fatbin):
@@ -37,14 +38,15 @@ def main():
         for kernel, address, text, sets, waits in instructions(fatbin):
             if kernel != last:
                 pending, last = [], kernel
-            # Loads arrive in order: with one of them all before it are there.
+            # With one of them all before it are there.
             for i in range(len(pending), 0, -1):
                 if pending[i - 1][0] in waits:
                     pending = pending[i:]
                     break
-            if GIVES_AWAY.search(text) and pending:
-                print(f"{kernel} {address} {text}: {len(pending)} before it, the last {pending[-1][1]}")
-            if LOAD.search(text) and not text.startswith("@!PT"):
+            loads = [load for _, load in pending if LOAD.search(load)]
+            if GIVES_AWAY.search(text) and loads:
+                print(f"{kernel} {address} {text}: {len(loads)} before it, the last {loads[-1]}")
+            if QUEUED.search(text) and not text.startswith("@!PT"):
                 pending.append((sets, f"{address} {text}"))
 
 
