@@ -53,6 +53,7 @@ typedef uint32_t attend_bits __attribute__((vector_size(4 * LANES)));
 struct attend_keys {
     const uint8_t *at;
     size_t vector, four, tile;
+    const uint8_t *fetch; /* as many bytes as f16 keys have are fetched from here meanwhile */
 };
 
 /* Values of positions. */
@@ -138,10 +139,9 @@ F32_INLINE void attend_fetch(const uint8_t *p, size_t soon, ptrdiff_t in_time) {
 }
 
 /* f16 keys from position `begin` to `end`, rounded up to whole blocks, into the tile in the order
- * of QK's vectors; the values are fetched meanwhile. */
+ * of QK's vectors. */
 static TARGET void attend_turn_keys(const struct attend_split *s, uint32_t begin, uint32_t end) {
     const size_t row = 2 * s->width, four = 4 * 2 * LANES;
-    const ptrdiff_t ahead = (const uint8_t *)s->values - (const uint8_t *)s->keys;
     uint8_t *to = (uint8_t *)s->tile;
     for (uint32_t p = begin; p < end; p += ATTEND_BLOCK, to += s->width / 4 * four) {
         for (uint32_t v = 0; v < 4; v++) {
@@ -149,8 +149,8 @@ static TARGET void attend_turn_keys(const struct attend_split *s, uint32_t begin
             for (uint32_t i = 0; i < s->width; i += LANES) {
                 const uint8_t *at = from + 2 * i;
                 if (i % 32 == 0)
-                    UNROLL for (size_t part = 0; part < ATTEND_PARTS; part++)
-                        attend_fetch(at + part * 4 * row, ATTEND_BLOCK * row, ahead);
+                    UNROLL for (size_t part = 0; part < ATTEND_PARTS; part++) _mm_prefetch(
+                        (const char *)at + (part * 4 + ATTEND_BLOCK) * row, _MM_HINT_T0);
                 V_TURN(at, 4 * row, to + i / 4 * four + v * 2 * LANES);
             }
         }
@@ -159,6 +159,15 @@ static TARGET void attend_turn_keys(const struct attend_split *s, uint32_t begin
 #else
 #define attend_fetch(p, soon, in_time) ((void)(p), (void)(soon), (void)(in_time))
 #endif
+
+/* As many lines as hold four f16 values of n positions come into L2. */
+F32_INLINE void attend_fetch_lines(const uint8_t *p, size_t n) {
+#ifdef V_TURN
+    UNROLL for (size_t i = 0; i < 8 * n; i += 64) _mm_prefetch((const char *)p + i, _MM_HINT_T1);
+#else
+    (void)p, (void)n;
+#endif
+}
 
 /* ---- QK -------------------------------------------------------------------------------------- */
 
@@ -172,10 +181,13 @@ F32_INLINE void attend_qk_tile(const struct attend_keys *keys, f32_load_fn *load
                                const float *query, size_t stride, int rows, uint32_t fours,
                                float *out) {
     VEC acc[2][4][ATTEND_ROWS];
-    const uint8_t *at = keys->at;
+    const uint8_t *at = keys->at, *fetch = keys->fetch;
+    const size_t positions = (size_t)tiles * ATTEND_BLOCK;
     UNROLL for (int t = 0; t < tiles; t++) UNROLL for (int v = 0; v < 4; v++)
         UNROLL for (int q = 0; q < rows; q++) acc[t][v][q] = V_ZERO();
-    for (uint32_t i = 0; i < fours; i++, at += keys->four, query += 4) {
+    for (uint32_t i = 0; i < fours; i++, at += keys->four, query += 4, fetch += 8 * positions) {
+        if (keys->fetch)
+            attend_fetch_lines(fetch, positions);
         VEC key[2][4];
         UNROLL for (int t = 0; t < tiles; t++) UNROLL for (int v = 0; v < 4; v++) key[t][v] =
             load(at + (size_t)t * keys->tile + (size_t)v * keys->vector);
@@ -225,7 +237,9 @@ static TARGET void attend_qk(const struct attend_split *s, attend_qk_fn *const *
         rows = attend_rows(s->n_queries - q);
         uint32_t n_tiles = rows == 1 ? ATTEND_ALONE : 1;
         struct attend_keys at = keys;
-        for (uint32_t p = begin; p < end; p += n_tiles * ATTEND_BLOCK, at.at += n_tiles * keys.tile)
+        at.fetch = q == first ? keys.fetch : NULL;
+        for (uint32_t p = begin; p < end; p += n_tiles * ATTEND_BLOCK, at.at += n_tiles * keys.tile,
+                      at.fetch += at.fetch ? n_tiles * ATTEND_BLOCK * 2 * s->width : 0)
             tiles[rows](&at, s->queries + (size_t)q * stride, stride, fours,
                         s->qk + (size_t)q * ATTEND_POSITIONS + p);
     }
@@ -241,7 +255,7 @@ static TARGET void attend_run_keys(const struct attend_split *s, uint32_t first,
     if (attend_is_one(s, first) && attend_one_qk(s, first, n))
         return;
     size_t row = attend_row_bytes(s);
-    struct attend_keys keys = {s->keys, row, s->type == DT_F16 ? 8 : 16, 4 * row};
+    struct attend_keys keys = {s->keys, row, s->type == DT_F16 ? 8 : 16, 4 * row, NULL};
     if (ATTEND_PARTS == 1 && attend_is_direct(s, first, 4)) {
         attend_qk(s, s->type == DT_F16 ? attend_qk_f16 : attend_qk_f32, keys, first, 0, n);
         return;
@@ -249,9 +263,10 @@ static TARGET void attend_run_keys(const struct attend_split *s, uint32_t first,
 #ifdef V_TURN
     if (s->type == DT_F16 && attend_is_direct(s, first, LANES)) {
         keys = (struct attend_keys){(const uint8_t *)s->tile, 2 * LANES, 4 * 2 * LANES,
-                                    s->width / 4 * 4 * 2 * LANES};
+                                    s->width / 4 * 4 * 2 * LANES, NULL};
         for (uint32_t p = 0, run = attend_run(s); p < n; p += run) {
             uint32_t end = p + run < n ? p + run : n;
+            keys.fetch = (const uint8_t *)s->values + p * row;
             attend_turn_keys(s, p, end);
             attend_qk(s, attend_qk_f16, keys, first, p, end);
         }
@@ -260,7 +275,7 @@ static TARGET void attend_run_keys(const struct attend_split *s, uint32_t first,
 #endif
     keys = (struct attend_keys){(const uint8_t *)s->tile, LANES * sizeof(float),
                                 4 * LANES * sizeof(float),
-                                (s->width + 3) / 4 * 4 * LANES * sizeof(float)};
+                                (s->width + 3) / 4 * 4 * LANES * sizeof(float), NULL};
     if (ATTEND_PARTS == 1) {
         keys.four = 16;
         keys.vector = attend_stride(s->width) * sizeof(float);

@@ -42,22 +42,23 @@ F32_INLINE size_t block_size(bool is_q4) {
 struct attend_bytes {
     uint8_t at[ATTEND_BLOCK * ATTEND_MAX_WIDTH];
     float scales[ATTEND_MAX_WIDTH / 32 * 4 * LANES];
+    const uint8_t *fetch; /* the values of these positions, which come into L2 meanwhile */
+    size_t step;          /* of them to every four values of the keys */
 };
 
-/* Vector v of the tile of keys from position p on; the values are fetched meanwhile. */
+/* Vector v of the tile of keys from position p on. */
 F32_INLINE void attend_turn_vector(const struct attend_split *s, bool is_q4, uint32_t p, uint32_t v,
                                    struct attend_bytes *to) {
     const uint32_t blocks = s->width / 32;
     const size_t row = blocks * block_size(is_q4);
     const uint8_t *from = (const uint8_t *)s->keys + (p + v) * row;
-    const ptrdiff_t ahead = (const uint8_t *)s->values - (const uint8_t *)s->keys;
     for (uint32_t b = 0; b < blocks; b++, from += block_size(is_q4)) {
         __m128i low[ATTEND_PARTS], high[ATTEND_PARTS];
         uint16_t d[ATTEND_PARTS];
         UNROLL for (size_t part = 0; part < ATTEND_PARTS; part++) {
             const uint8_t *block = from + part * 4 * row;
             __m128i two[2];
-            attend_fetch(block, ATTEND_BLOCK * row, ahead);
+            _mm_prefetch((const char *)block + ATTEND_BLOCK * row, _MM_HINT_T0);
             block_bytes(block, is_q4, two);
             low[part] = two[0];
             high[part] = two[1];
@@ -88,13 +89,15 @@ typedef void attend_bytes_fn(const struct attend_bytes *keys, uint32_t blocks, c
 /* `rows` is a constant where this is inlined. */
 F32_INLINE void attend_bytes_tile(const struct attend_bytes *keys, uint32_t blocks,
                                   const float *query, size_t stride, int rows, float *out) {
+    const uint8_t *fetch = keys->fetch;
     VEC acc[4][ATTEND_ROWS];
     UNROLL for (int v = 0; v < 4; v++) UNROLL for (int q = 0; q < rows; q++) acc[v][q] = V_ZERO();
     for (uint32_t b = 0; b < blocks; b++) {
         const float *scales = keys->scales + (size_t)b * LANES;
         const uint8_t *at = keys->at + (size_t)b * 8 * LANES;
-        for (int i = 0; i < 8; i++, at += LANES, query += 4) {
+        for (int i = 0; i < 8; i++, at += LANES, query += 4, fetch += keys->step) {
             VEC key[4];
+            _mm_prefetch((const char *)fetch, _MM_HINT_T1);
             UNROLL for (size_t v = 0; v < 4; v++) key[v] =
                 V_BYTES(at + v * blocks * 8 * LANES) * V_LOAD(scales + v * blocks * LANES);
             UNROLL for (int q = 0; q < rows; q++) {
@@ -121,9 +124,12 @@ static attend_bytes_fn *const attend_bytes[] = {NULL, FOR_EACH_ATTEND_ROWS(ATTEN
 
 static TARGET void attend_blocks_keys(const struct attend_split *s, uint32_t first, uint32_t n) {
     uint32_t stride = attend_stride(s->width);
+    const size_t row = attend_row_bytes(s);
     _Alignas(64) struct attend_bytes keys;
     for (uint32_t p = 0; p < n; p += ATTEND_BLOCK) {
         (s->type == DT_Q4_0 ? attend_turn_q4_0 : attend_turn_q8_0)(s, p, &keys);
+        keys.fetch = (const uint8_t *)s->values + p * row;
+        keys.step = ATTEND_BLOCK * row / (s->width / 4);
         for (uint32_t q = first, rows; q < s->n_queries; q += rows) {
             rows = attend_rows(s->n_queries - q);
             attend_bytes[rows](&keys, s->width / 32, s->queries + (size_t)q * stride, stride,
