@@ -18,7 +18,7 @@ struct rig {
     struct metrics metrics;
 };
 
-static bool rig_open(struct rig *r) {
+static bool rig_open_for(struct rig *r, uint32_t sequences) {
     const struct random_model m = random_tiny("qwen35");
     const char *path = test_temporary("worker");
     struct sluice_engine_options o = sluice_engine_options_default();
@@ -26,7 +26,7 @@ static bool rig_open(struct rig *r) {
     o.backend = "cpu";
     o.threads = 1;
     o.context = 256;
-    o.sequences = o.batch = 4;
+    o.sequences = o.batch = sequences;
     o.hidden = true;
     *r = (struct rig){0};
     metrics_begin(&r->metrics);
@@ -39,6 +39,10 @@ static bool rig_open(struct rig *r) {
     return is_good;
 }
 
+static bool rig_open(struct rig *r) {
+    return rig_open_for(r, 4);
+}
+
 static void rig_close(struct rig *r) {
     worker_close(r->worker);
     sluice_engine_close(r->engine);
@@ -49,6 +53,8 @@ static void rig_close(struct rig *r) {
 struct watch {
     struct job job; /* first */
     atomic_bool is_released;
+    struct watch *first; /* or NULL; whether that one was released before: */
+    atomic_bool is_after;
     pthread_mutex_t *gate; /* or NULL; while it is locked, the worker waits at the first token */
 };
 
@@ -61,7 +67,16 @@ static void on_wake(struct job *job) {
 }
 
 static void on_release(struct job *job) {
-    atomic_store(&((struct watch *)job)->is_released, true);
+    struct watch *w = (struct watch *)job;
+    w->is_after = w->first && w->first->is_released;
+    atomic_store(&w->is_released, true);
+}
+
+static uint64_t count_of(const struct histogram *h) {
+    uint64_t n = 0;
+    for (int i = 0; i <= h->n_bounds; i++)
+        n += h->counts[i];
+    return n;
 }
 
 static const int32_t prompt_tokens[] = {3, 5, 8, 13, 21, 34};
@@ -309,6 +324,74 @@ TEST(serve_worker_ends_thinking_by_its_budget) {
         EXPECT_INT(bound.job.ends[0].report.n_prompt, 6);
         job_free(&free_.job);
         job_free(&bound.job);
+    }
+    rig_close(&r);
+}
+
+/* Its second part neither waits for those that came later nor counts as an answer of its own. */
+TEST(serve_worker_keeps_the_place_of_thinking_that_was_cut) {
+    static const int32_t closing[] = {7, 9};
+    struct rig r;
+    struct watch thinks, waits;
+    struct err err = {0};
+    struct worker_state state;
+    pthread_mutex_t gate = PTHREAD_MUTEX_INITIALIZER;
+    if (rig_open_for(&r, 1)) {
+        watch_begin(&thinks, 60);
+        watch_begin(&waits, 60);
+        thinks.job.thinking = (struct job_thinking){.budget = 30,
+                                                    .is_open = true,
+                                                    .open = 89,
+                                                    .close = 7,
+                                                    .closing = closing,
+                                                    .n_closing = 2};
+        thinks.gate = &gate;
+        waits.first = &thinks;
+        pthread_mutex_lock(&gate);
+        EXPECT_INT(worker_submit(r.worker, &thinks.job, &err), SLUICE_OK);
+        EXPECT_INT(worker_submit(r.worker, &waits.job, &err), SLUICE_OK);
+        pthread_mutex_unlock(&gate);
+        wait_for(&thinks);
+        wait_for(&waits);
+        const struct sched_report *t = &thinks.job.ends[0].report;
+        EXPECT(waits.is_after);
+        EXPECT(0 < t->start_seconds && t->start_seconds <= t->first_seconds &&
+               t->first_seconds < t->seconds);
+        EXPECT(t->steps >= 58); /* all but what was put in */
+        worker_state(r.worker, &state);
+        EXPECT_INT(state.sched.requests, 2);
+        EXPECT_INT(state.sched.answers, 2);
+        EXPECT_INT(count_of(&r.metrics.first_token), 2);
+        EXPECT_INT(count_of(&r.metrics.whole), 2);
+        job_free(&thinks.job);
+        job_free(&waits.job);
+    }
+    rig_close(&r);
+}
+
+/* Where the end of the thinking finds no room in the context it is not put in. */
+TEST(serve_worker_thinks_to_the_end_of_the_context) {
+    static const int32_t closing[] = {7, 9};
+    int32_t tokens[256], out[64];
+    struct rig r;
+    struct watch w;
+    for (int i = 0; i < 256; i++)
+        tokens[i] = 3 + i % 80;
+    if (rig_open(&r)) {
+        for (uint32_t n = 245; n <= 256; n++) {
+            const struct job_prompt p = {.tokens = tokens, .n = n};
+            watch_begin(&w, 256);
+            w.job.prompts = &p;
+            w.job.thinking = (struct job_thinking){.budget = 4,
+                                                   .is_open = true,
+                                                   .open = 89,
+                                                   .close = 7,
+                                                   .closing = closing,
+                                                   .n_closing = 2};
+            EXPECT_INT(run(&r, &w, out, 64), 257 - n);
+            EXPECT_INT(w.job.ends[0].report.end, SCHED_END_FULL);
+            job_free(&w.job);
+        }
     }
     rig_close(&r);
 }

@@ -155,6 +155,7 @@ int sched_open(struct sched **out, const sluice_model *model, sluice_engine *eng
         .has_no_reuse = options->has_no_reuse,
         .drafts = options->has_no_lookup ? 0 : choice.drafts,
         .next_serial = 1,
+        .next_age = 1,
     };
     sluice_model_facts(model, &s->facts);
     if (!make_tables(s)) {
@@ -208,6 +209,7 @@ static void end(struct sched *s, struct answer *a, enum sched_end why, const str
         list_remove(&s->waiting, a);
     clear_suspicion(s, a);
     report = a->report;
+    report.age = a->age;
     report.answers_left = --r->live;
     report.end = why;
     report.status = err ? err->code : SLUICE_OK;
@@ -220,7 +222,7 @@ static void end(struct sched *s, struct answer *a, enum sched_end why, const str
     a->next = s->free_answers;
     s->free_answers = a;
     s->n_used--;
-    s->counters.answers++;
+    s->counters.answers += r->asked.age == 0;
     if (r->live == 0) {
         free(r->memory);
         r->id = 0;
@@ -411,7 +413,7 @@ static void add_answer(struct sched *s, struct request *r, uint32_t number,
     s->free_answers = a->next;
     *a = (struct answer){
         .request = r,
-        .age = s->next_age++,
+        .age = q->age ? q->age : s->next_age++,
         .tokens = r->tokens + number * n_tokens,
         .hashes = r->hashes + number * (n_tokens / s->page),
         .n = (uint32_t)q->n_prompt,
@@ -450,7 +452,7 @@ int sched_submit(struct sched *s, const struct sched_request *q, uint64_t *id, s
     r->live = r->asked.answers;
     for (uint32_t i = 0; i < r->live; i++)
         add_answer(s, r, i, q);
-    s->counters.requests++;
+    s->counters.requests += q->age == 0;
     *id = r->id;
     return SLUICE_OK;
 }

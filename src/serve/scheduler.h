@@ -58,6 +58,7 @@ enum sched_end {
 struct sched_report {
     uint64_t request;
     uint32_t answer;
+    uint64_t age;          /* its place among the others: smaller is older; never 0 */
     uint32_t answers_left; /* of the request; 0: the request is done and its number gone */
     enum sched_end end;
     int32_t end_token; /* -1: none */
@@ -109,6 +110,8 @@ struct sched_request {
     size_t n_prompt;
     uint32_t most;    /* new tokens of an answer, at least 1 */
     uint32_t answers; /* of the prompt, which is read once for all of them; 0 means 1 */
+    uint64_t age;     /* 0: a new one. Else that of an answer that has ended, which its only one
+                       * goes on from: in the same place, and counted with it */
     struct sluice_sampling sampling; /* answer i is sampled with seed + i */
     const int32_t *ends;             /* tokens that end an answer; NULL: sluice_token_is_end */
     size_t n_ends;                   /* 0 and ends not NULL: none does */

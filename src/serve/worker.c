@@ -35,6 +35,7 @@ struct worker {
     uint32_t width, n_logits; /* of a hidden state, of a row of logits */
     uint32_t *no_ends;        /* all tokens but those that end an answer */
     uint32_t sequences;       /* answers that run at once */
+    uint32_t context;         /* most tokens of one */
     pthread_t thread;
     bool has_thread;
 
@@ -198,6 +199,13 @@ static bool tell(struct worker *w, struct job_choice *c, int32_t token, const fl
     return is_told;
 }
 
+/* Whether the end of its thinking fits, and a token after it. */
+static bool has_room_to_close(const struct worker *w, const struct job_choice *c) {
+    const struct job *job = c->job;
+    size_t n = c->n_new + job->thinking.n_closing;
+    return n < job->most && job->prompts[c->number / job->answers].n + n < w->context;
+}
+
 static bool hand_out(struct worker *w, struct job_choice *c, int32_t token, const float *logits) {
     const struct job *job = c->job;
     if (job->is_enough[c->number])
@@ -206,7 +214,7 @@ static bool hand_out(struct worker *w, struct job_choice *c, int32_t token, cons
     bool goes_on = follow(c, token);
     bool is_used_up = has_budget(job) && spend_thought(c, token);
     c->n_new++;
-    c->is_to_close = is_used_up && c->n_new + job->thinking.n_closing < job->most;
+    c->is_to_close = is_used_up && has_room_to_close(w, c);
     return is_told && goes_on && !c->is_to_close;
 }
 
@@ -283,7 +291,7 @@ static bool is_of_prompt(const struct run *run) {
 }
 
 /* A prompt counts once, for its first answer. */
-static void count_end(const struct run *run, const struct sched_report *r) {
+static void count_prompt(const struct run *run, const struct sched_report *r) {
     struct metrics *m = run->job->worker->metrics;
     if (r->answer == 0 && is_of_prompt(run)) {
         m->prompt_tokens += r->n_prompt;
@@ -291,6 +299,9 @@ static void count_end(const struct run *run, const struct sched_report *r) {
         m->cached_host += r->reuse.host;
         m->cached_disk += r->reuse.disk;
     }
+}
+
+static void count_end(struct metrics *m, const struct sched_report *r) {
     if (r->first_seconds > 0)
         histogram_add(&m->first_token, r->first_seconds);
     histogram_add(&m->whole, r->seconds);
@@ -308,16 +319,28 @@ static void count_out(struct job *job, uint32_t n) {
     job->n_slots = kept;
 }
 
+/* The report of an answer whose thinking was cut short, of those of its parts. */
+static void add_report(struct sched_report *r, const struct sched_report *before) {
+    r->n_prompt = before->n_prompt;
+    r->reuse = before->reuse;
+    r->n_read += before->n_read;
+    r->n_drafted += before->n_drafted;
+    r->n_kept += before->n_kept;
+    r->times_set_back += before->times_set_back;
+    r->steps += before->steps;
+    r->submissions += before->submissions;
+    r->start_seconds = before->start_seconds;
+    r->first_seconds = before->first_seconds;
+    r->seconds += before->seconds;
+}
+
 static void end_choice(struct job_choice *c, const struct sched_report *report) {
     struct job *job = c->job;
     struct job_end *end = &job->ends[c->number];
     struct err fault;
     end->report = *report;
-    if (c->has_gone_on) {
-        end->report.n_prompt = c->before.n_prompt;
-        end->report.reuse = c->before.reuse;
-        end->report.first_seconds = c->before.first_seconds;
-    }
+    if (c->has_gone_on)
+        add_report(&end->report, &c->before);
     strncpy(end->error, report->error, sizeof end->error - 1);
     if (report->end == SCHED_END_FAILED && follow_fault(&c->follow, &fault)) {
         end->report.status = fault.code; /* of the engine: the mask allows nothing */
@@ -335,16 +358,16 @@ static int start_run(struct worker *w, struct run *run, const struct sched_reque
 static int start_prompt(struct worker *w, struct job *job, uint32_t p, struct err *err);
 
 /* What was thought so far, closed, is the prompt of a request that goes on. */
-static bool go_on(struct worker *w, struct job_choice *c, uint32_t prompt,
-                  const struct sched_report *report) {
+static int go_on(struct worker *w, struct job_choice *c, uint32_t prompt,
+                 const struct sched_report *report, struct err *err) {
     struct job *job = c->job;
     const struct job_prompt *p = &job->prompts[prompt];
     const struct job_thinking *t = &job->thinking;
-    struct err err;
     size_t n = p->n + c->n_new + t->n_closing;
     int32_t *tokens = malloc(n * sizeof *tokens);
     struct run *run = calloc(1, sizeof *run);
     bool is_good = tokens && run;
+    int status = SLUICE_OK;
     if (is_good) {
         memcpy(tokens, p->tokens, p->n * sizeof *tokens);
         memcpy(tokens + p->n, c->tokens, c->n_new * sizeof *tokens);
@@ -358,19 +381,24 @@ static bool go_on(struct worker *w, struct job_choice *c, uint32_t prompt,
             .prompt = tokens,
             .n_prompt = n,
             .most = job->most - c->n_new,
+            .age = report->age,
             .sampling = job->sampling,
         };
         *run = (struct run){.job = job, .prompt = prompt, .first = c->number};
         run->id = &job->requests[job->n_prompts + c->number];
+        request.sampling.seed += c->number;
+        status = start_run(w, run, &request, err);
+    } else {
+        status = err_memory(err, "an answer");
+    }
+    if (status) {
+        free(run);
+    } else {
         c->before = *report;
         c->has_gone_on = true;
-        request.sampling.seed += c->number;
-        is_good = start_run(w, run, &request, &err) == SLUICE_OK;
     }
-    if (!is_good)
-        free(run);
     free(tokens);
-    return is_good;
+    return status;
 }
 
 /* The next prompt, in the place of one that ended; or, when that was cancelled or failed, or it
@@ -406,11 +434,19 @@ static void on_end(void *user, const struct sched_report *report) {
     struct job *job = run->job;
     struct worker *w = job->worker;
     struct job_choice *c = choice_of(run, report->answer);
-    count_end(run, report);
-    bool goes_on = c->is_to_close && report->end == SCHED_END_STOPPED && !job->is_cancelled &&
-                   go_on(w, c, run->prompt, report);
-    if (!goes_on)
-        end_choice(c, report);
+    struct sched_report last = *report;
+    struct err err = {0};
+    bool goes_on = c->is_to_close && report->end == SCHED_END_STOPPED && !job->is_cancelled;
+    count_prompt(run, report);
+    if (goes_on && (last.status = go_on(w, c, run->prompt, report, &err))) {
+        last.end = SCHED_END_FAILED;
+        last.error = err.text;
+        goes_on = false;
+    }
+    if (!goes_on) {
+        end_choice(c, &last);
+        count_end(w->metrics, &job->ends[c->number].report);
+    }
     if (report->answers_left > 0)
         return;
     bool is_prompt = is_of_prompt(run);
@@ -756,6 +792,7 @@ int worker_open(struct worker **out, const struct worker_options *o, struct err 
         .queue = o->queue, .has_no_bursts = o->has_no_bursts, .burst_seconds = burst_seconds};
     struct sluice_facts facts;
     struct sluice_choice choice;
+    struct sluice_pages pages;
     *out = w;
     if (!w)
         return err_memory(err, "the worker");
@@ -771,6 +808,8 @@ int worker_open(struct worker **out, const struct worker_options *o, struct err 
     w->inbox_end = &w->inbox;
     w->tasks_end = &w->tasks;
     w->sequences = choice.sequences;
+    sluice_engine_pages(o->engine, &pages);
+    w->context = min_u32(choice.context, pages.total * pages.tokens);
     w->state.most_answers = choice.sequences + o->queue;
     pthread_mutex_init(&w->lock, NULL);
     pthread_cond_init(&w->wakes, NULL);

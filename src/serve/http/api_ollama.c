@@ -36,6 +36,7 @@ static void read_think(struct ask *ask, struct fields *f) {
         ask_set_variable(ask, "reasoning_effort", json_string(word));
     if (think)
         ask_set_variable(ask, "enable_thinking", json_boolean(word || json_is_true(think)));
+    fields_int(f, "thinking_budget", 0, INT32_MAX, &ask->thinking_budget); /* ours */
 }
 
 /* "json", or a schema. */

@@ -169,9 +169,11 @@ static json_t *timings_json(const struct exchange *x) {
         if (!end)
             return NULL;
         n_after += end->report.n_new > 0 ? end->report.n_new - 1 : 0;
-        first = fmin(first, end->report.first_seconds);
+        if (end->report.first_seconds > 0)
+            first = fmin(first, end->report.first_seconds);
         last = fmax(last, end->report.seconds);
     }
+    first = fmin(first, last); /* there was no token: all went to the prompt */
     const struct sched_report *r = &x->answers[0].end->report;
     json_t *out =
         json_pack("{s:I, s:I, s:f, s:I, s:f, s:f}", "cache_n", (json_int_t)u.cached, "prompt_n",
