@@ -2215,6 +2215,28 @@ def test_drain_has_an_end():
     assert b"[DONE]" in text and text.count(b"data: ") < LONG
 
 
+def test_drain_refuses_what_did_not_begin():
+    """At its end, in each API's shape; a stream of which the beginning was sent says so too."""
+    s = Server("--drain", 0, "-c", CONTEXT, "--batch", 1)
+    c, r = stream(s, CHAT, {"messages": FOX, "stream": True, "max_tokens": LONG, "ignore_eos": True})
+    r.readline()
+    paths, got = {CHAT: {"messages": FOX}, "/v1/messages": {"messages": FOX, "max_tokens": 8}, "/api/chat": {"messages": FOX, "stream": False},
+                  "/v1/completions": {"prompt": "a", "n": 2}, "/v1/responses": {"input": "a"}, "/v1/embeddings": {"input": ["a", "b"]}}, {}
+    threads = [threading.Thread(target=lambda p=p: got.update({p: s.request("POST", p, paths[p])})) for p in paths]
+    for t in threads:
+        t.start()
+    s.wait_for("answers_waiting", 7)  # of the vectors one waits for the other
+    c2, r2 = stream(s, CHAT, {"messages": FOX, "stream": True})
+    s.wait_for("answers_waiting", 8)
+    assert s.stop() == 0
+    for t in threads:
+        t.join()
+    for path, (status, _, body) in got.items():
+        error = body["error"]
+        assert status == 503 and "shutting down" in (error if path == "/api/chat" else error["message"]), (path, status, body)
+    assert b"shutting down" in r2.read() and b"shutting down" not in r.read()
+
+
 def test_idle_takes_no_processor_time():
     s = server()
     s.wait_until_idle()

@@ -420,8 +420,20 @@ static void take_event(struct exchange *x, struct job_event *event) {
         x->style->end(x, a);
 }
 
+/* Whether the server's end came before an answer of it began, or before all of the vectors. */
+static bool is_too_late(const struct exchange *x) {
+    uint32_t n = 0;
+    for (uint32_t i = 0; i < x->n_answers; i++) {
+        const struct answer *a = &x->answers[i];
+        n += a->finish == FINISH_CUT && a->end->report.n_new == 0;
+    }
+    return n > 0 && (n == x->n_answers || x->ask->hidden);
+}
+
 /* Why the model's answers cannot be given; NULL: they can. */
 static const char *failure_of(const struct exchange *x) {
+    if (is_too_late(x))
+        return "the server is shutting down";
     for (uint32_t i = 0; i < x->n_answers; i++) {
         const struct answer *a = &x->answers[i];
         if (a->has_failed)
@@ -433,6 +445,8 @@ static const char *failure_of(const struct exchange *x) {
 }
 
 static int failure_code(const struct exchange *x) {
+    if (is_too_late(x))
+        return 503;
     for (uint32_t i = 0; i < x->n_answers; i++)
         if (x->answers[i].finish == FINISH_FAILED)
             return is_the_clients(x->answers[i].end->report.status) ? 400 : 500;
