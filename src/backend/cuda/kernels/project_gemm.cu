@@ -722,11 +722,6 @@ extern "C" __global__ void __maxnreg__(56)
 /* ---- partial sums of stream-K, added and quantized --------------------------------------------
  */
 
-static __device__ __forceinline__ float4 add4(float4 a, float4 b) {
-    return make_float4(__fadd_rn(a.x, b.x), __fadd_rn(a.y, b.y), __fadd_rn(a.z, b.z),
-                       __fadd_rn(a.w, b.w));
-}
-
 /* Sums of a lane's four values, in the order of combine_partials. */
 static __device__ __forceinline__ float4 add_partials(const struct gemm_finish_params &p,
                                                       const float4 *from, uint32_t pitch) {

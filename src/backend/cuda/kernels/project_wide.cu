@@ -447,6 +447,8 @@ store_sums(const struct wide_params &p, const struct wide_tile &t, const float (
 #pragma unroll
     for (int i = 0; i < ROWS / 8; i++)
         __stcg(own + i * THREADS, make_float4(v[4 * i], v[4 * i + 1], v[4 * i + 2], v[4 * i + 3]));
+    if (!p.arrivals)
+        return;
     any_barrier_sync(1, THREADS);
     if (threadIdx.x == 0)
         atomic_inc_acq_rel_gpu(p.arrivals + t.shared);
@@ -733,7 +735,31 @@ static __device__ __forceinline__ void multiply_tiles(const struct wide_params &
             q8_tile(p, t, i, pipe);
         else
             multiply_tile<TYPE, ROWS>(p, t, i, pipe);
-    combine_tiles<TYPE, ROWS>(p);
+    if (p.arrivals)
+        combine_tiles<TYPE, ROWS>(p);
+}
+
+/* Of all rows, by all thread blocks alike; a warp has every eighth row. */
+static __device__ __forceinline__ void write_factors(const struct wide_params &p) {
+    constexpr int N = 16; /* rows at once */
+    uint32_t lane = threadIdx.x % 32, groups = p.in.k / WIDE_GROUP;
+    for (uint32_t first = threadIdx.x / 32; first < p.qact_rows; first += 8 * N) {
+        float v[N];
+#pragma unroll
+        for (int i = 0; i < N; i++) {
+            uint32_t row = first + 8 * i;
+            v[i] = 0;
+            if (lane < groups && row < p.qact_rows)
+                v[i] = __ldcg(p.squares + row * groups + lane);
+        }
+#pragma unroll
+        for (int i = 0; i < N; i++) {
+            float factor = norm_factor(warp_sum(__fadd_rn(0, v[i])), p.in.k, p.in.eps);
+            if (lane == 0 && first + 8 * i < p.qact_rows)
+                p.factors[first + 8 * i] = factor;
+        }
+    }
+    any_barrier_sync(1, 256);
 }
 
 template <int TYPE, int ROWS>
@@ -769,7 +795,7 @@ static __device__ __forceinline__ void project_wide(const struct wide_params &p)
         }
         mbarrier_init_fence();
         if (p.early_rows)
-            *division() = divide_step<ROWS>(p, p.early_rows);
+            *division() = p.division;
     }
     if (p.early_rows)
         __syncthreads();
@@ -785,6 +811,8 @@ static __device__ __forceinline__ void project_wide(const struct wide_params &p)
         copy_tiles<TYPE, ROWS>(p, n_early);
     } else {
         setmaxnreg_inc<240>();
+        if (p.squares)
+            write_factors(p);
         multiply_tiles<TYPE, ROWS>(p);
     }
 }

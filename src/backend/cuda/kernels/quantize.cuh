@@ -44,6 +44,11 @@ static __device__ __forceinline__ float4 mul(float4 a, float4 b) {
                        __fmul_rn(a.w, b.w));
 }
 
+static __device__ __forceinline__ float4 add4(float4 a, float4 b) {
+    return make_float4(__fadd_rn(a.x, b.x), __fadd_rn(a.y, b.y), __fadd_rn(a.z, b.z),
+                       __fadd_rn(a.w, b.w));
+}
+
 static __device__ __forceinline__ float sum_squares(float4 v) {
     float s = __fmul_rn(v.x, v.x);
     s = __fmaf_rn(v.y, v.y, s);

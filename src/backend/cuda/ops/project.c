@@ -78,9 +78,12 @@ void project_survey(struct recorder *r) {
             struct cuda_matrix m = recorder_matrix(r, &op->project.segments[k].weight);
             r->products.set |= m.is_tiled ? project_type_bit(m.type) : 0;
         }
-        uint64_t bytes = gemm_most_qact_bytes(op->project.in.dims[0], GEMM_MAX_ROWS);
-        if (r->plan->max_rows >= GEMM_MIN_ROWS && r->plan->max_rows <= GEMM_MAX_ROWS &&
-            bytes > r->products.handed_bytes)
+        uint32_t rows = r->plan->max_rows, k = op->project.in.dims[0];
+        uint64_t bytes = rows < GEMM_MIN_ROWS       ? 0
+                         : rows <= GEMM_MAX_ROWS    ? gemm_most_qact_bytes(k, GEMM_MAX_ROWS)
+                         : rows <= WIDE_HANDED_ROWS ? wide_handed_bytes(k, rows)
+                                                    : 0;
+        if (bytes > r->products.handed_bytes)
             r->products.handed_bytes = bytes;
     }
 }
@@ -347,22 +350,20 @@ static const struct op *find_reader(const struct recorder *r, const struct op_pr
                : NULL;
 }
 
-static int record_gemm(struct recorder *r, const struct op *op, const struct project_params *p,
-                       uint32_t set, bool *is_recorded) {
-    struct gemm_op this = {p, set}, reader = {0};
-    struct project_params next_p;
+/* Its arguments, if there is one; else types is 0. */
+static int find_reader_params(struct recorder *r, const struct op *op, struct project_params *p,
+                              uint32_t *types) {
     struct project_shape shape;
     const struct op *next = find_reader(r, &op->project);
-    int status = SLUICE_OK;
-    if (next && find_shape(r, &next->project, &shape)) {
-        const struct project_schedule *s = project_find_schedule(r->b, &shape);
-        if (!s)
-            return err_memory(r->err, "the schedule of a product");
-        next_p = arguments_of(r, next, s);
-        reader = (struct gemm_op){&next_p, shape.types};
-    }
-    *is_recorded = record_project_gemm(r, &this, &reader, &status);
-    return status;
+    *types = 0;
+    if (!next || !find_shape(r, &next->project, &shape))
+        return SLUICE_OK;
+    const struct project_schedule *s = project_find_schedule(r->b, &shape);
+    if (!s)
+        return err_memory(r->err, "the schedule of a product");
+    *p = arguments_of(r, next, s);
+    *types = shape.types;
+    return SLUICE_OK;
 }
 
 int record_project(struct recorder *r, const struct op *op) {
@@ -373,14 +374,16 @@ int record_project(struct recorder *r, const struct op *op) {
     const struct project_schedule *s = project_find_schedule(r->b, &shape);
     if (!s)
         return err_memory(r->err, "the schedule of a product");
-    struct project_params p = arguments_of(r, op, s);
-    int status;
-    if (record_project_wide(r, &p, shape.types, &status) ||
-        record_project_wide_bf16(r, &p, shape.types, &status))
+    struct project_params p = arguments_of(r, op, s), next;
+    uint32_t types;
+    int status = find_reader_params(r, op, &next, &types);
+    if (status)
         return status;
-    bool is_recorded = false;
-    status = record_gemm(r, op, &p, shape.types, &is_recorded);
-    if (status || is_recorded)
+    struct wide_product wide = {&p, shape.types}, wide_next = {types ? &next : NULL, types};
+    struct gemm_op gemm = {&p, shape.types}, gemm_next = {types ? &next : NULL, types};
+    if (record_project_wide(r, &wide, &wide_next, &status) ||
+        record_project_wide_bf16(r, &p, shape.types, &status) ||
+        record_project_gemm(r, &gemm, &gemm_next, &status))
         return status;
     if (shape.f32_from_global &&
         s->rows <= PROJECT_FUSED_ROWS) { /* those kernels need the qact's */

@@ -22,6 +22,8 @@ struct wide_op {
     const struct project_params *p;
     uint8_t *qact;
     float *factors; /* NULL: no norm */
+    float *squares; /* not NULL: the op before has quantized; of the norm */
+    bool is_handed;
 };
 
 /* ---- quantized activations
@@ -45,6 +47,7 @@ static int record_quantize(struct recorder *r, const struct wide_op *w, bool is_
                                      .in = *in,
                                      .qact = w->qact,
                                      .factors = w->factors,
+                                     .squares = w->squares,
                                      .row_limit = w->p->row_limit,
                                      .qact_rows = wide_qact_rows(w->p->row_limit),
                                      .is_q8_0 = is_q8_0,
@@ -57,6 +60,7 @@ static int record_quantize(struct recorder *r, const struct wide_op *w, bool is_
         .grid = {w->p->row_limit, is_divided ? div_up(in->k / PROJECT_COLS, threads) : 1, 1},
         .threads = threads,
         .shared = max_u32(in->k / PROJECT_GROUP, in->k / in->head_width) * 4,
+        .is_alone = w->is_handed,
     };
     q.in.wants_f32 = 0;
     return recorder_launch(r, &launch, &q, sizeof q);
@@ -120,8 +124,60 @@ static uint32_t choose_rows(const struct wide_params *w, const struct project_pa
     return product_cost(w, 64, bucket, n_sms) < product_cost(w, 128, bucket, n_sms) ? 64 : 128;
 }
 
-/* All segments of a type. */
-static int record_product(struct recorder *r, const struct wide_op *op, uint32_t type) {
+static uint32_t count_parts(const struct project_segment *s, uint32_t cut) {
+    return cut == WIDE_BY_KBLOCKS ? s->kblocks : cut == WIDE_BY_SPLITS ? s->splits : 1;
+}
+
+/* As the kernel's cut_cost. */
+static uint32_t cut_cost(const struct wide_params *w, uint32_t row_blocks, uint32_t n_sms,
+                         uint32_t whole, uint32_t cut) {
+    uint32_t first = 0, parts = 0, groups = 0;
+    for (uint32_t i = 0; i < w->n_segments; i++) {
+        const struct project_segment *s = &w->segments[i];
+        uint32_t n = count_parts(s, cut),
+                 end = first + row_blocks * wide_n_blocks(w->epilogue, s->n);
+        parts += (end - min_u32(max_u32(first, whole), end)) * n;
+        groups = max_u32(groups, div_up(s->kblocks, n) * (32u >> s->row_shift));
+        first = end;
+    }
+    uint32_t rounds = div_up(parts, n_sms) * groups;
+    return cut == WIDE_UNCUT ? rounds : parts > w->max_parts ? UINT32_MAX : rounds + WIDE_CUT_COST;
+}
+
+/* As the kernel's divide_step, for all rows of the bucket. */
+static struct wide_division divide_bucket(const struct wide_params *w, uint32_t rows,
+                                          uint32_t bucket, uint32_t n_sms) {
+    uint32_t tiles = wide_count_tiles(w->segments, w->n_segments, w->epilogue, rows, bucket);
+    struct wide_division d = {.rows = bucket, .whole = tiles - tiles % n_sms};
+    uint32_t best = UINT32_MAX;
+    for (uint32_t cut = WIDE_UNCUT; cut <= WIDE_BY_KBLOCKS; cut++) {
+        uint32_t cost = cut_cost(w, div_up(bucket, rows), n_sms, d.whole, cut);
+        if (cost < best)
+            best = cost, d.cut = cut;
+    }
+    return d;
+}
+
+/* The product of all segments of a type. Returns the rows of a tile. */
+static uint32_t plan_product(const struct recorder *r, const struct project_params *p,
+                             uint32_t type, struct wide_params *w) {
+    for (uint32_t i = 0; i < p->n_segments; i++)
+        if (p->segments[i].type == type)
+            w->segments[w->n_segments++] = p->segments[i];
+    w->epilogue = p->epilogue;
+    w->n_segments = p->epilogue == EPILOGUE_SWIGLU ? 1 : w->n_segments;
+    w->max_parts = PARTS_PER_BLOCK * r->n_sms;
+    uint32_t rows = choose_rows(w, p, type, r->n_sms);
+    if (p->row_limit <= EARLY_ROWS && !p->in.is_lm_head) {
+        w->early_rows = p->row_limit;
+        w->division = divide_bucket(w, rows, p->row_limit, r->n_sms);
+    }
+    return rows;
+}
+
+/* All segments of a type. finish: not NULL, another kernel adds the parts. */
+static int record_product(struct recorder *r, const struct wide_op *op, uint32_t type,
+                          struct wide_finish_params *finish) {
     const struct project_params *p = op->p;
     struct wide_params w = {.io = p->io,
                             .in = p->in,
@@ -129,24 +185,19 @@ static int record_product(struct recorder *r, const struct wide_op *op, uint32_t
                             .qact_rows = wide_qact_rows(p->row_limit),
                             .group_bytes = (uint64_t)wide_qact_rows(p->row_limit) * WIDE_ROW_BYTES,
                             .factors = op->factors,
+                            .squares = op->squares,
                             .out = p->out,
                             .out_stride = p->out_stride,
-                            .epilogue = p->epilogue,
                             .has_bias = p->has_bias};
-    uint32_t max_splits = 0;
-    for (uint32_t i = 0; i < p->n_segments; i++)
-        if (p->segments[i].type == type) {
-            max_splits = max_u32(max_splits, p->segments[i].splits);
-            w.segments[w.n_segments++] = p->segments[i];
-        }
-    w.n_segments = p->epilogue == EPILOGUE_SWIGLU ? 1 : w.n_segments;
-    uint32_t rows = choose_rows(&w, p, type, r->n_sms);
+    uint32_t rows = plan_product(r, p, type, &w), max_splits = 0;
+    for (uint32_t i = 0; i < w.n_segments; i++)
+        max_splits = max_u32(max_splits, w.segments[i].splits);
     uint32_t splits = max_splits > 1 ? rows * WIDE_N * 4 : 0;
-    if (p->row_limit <= EARLY_ROWS && !p->in.is_lm_head)
-        w.early_rows = p->row_limit;
-    w.max_parts = PARTS_PER_BLOCK * r->n_sms;
     w.partials = recorder_work(r, (uint64_t)w.max_parts * rows * WIDE_N * 4);
-    w.arrivals = recorder_counters(r, r->n_sms);
+    if (finish)
+        finish->partials = w.partials;
+    else
+        w.arrivals = recorder_counters(r, r->n_sms);
     w.stage_bytes = wide_stage_bytes(type, rows);
     w.stages =
         min_u32((PROJECT_SHARED_ALONE - WIDE_STAGES_AT - splits) / w.stage_bytes, WIDE_MAX_STAGES);
@@ -225,14 +276,85 @@ static bool is_for_wide(const struct recorder *r, const struct project_params *p
            (!(set & IS_F32) || (p->f32_from_global && project_can_do_f32(p)));
 }
 
-bool record_project_wide(struct recorder *r, const struct project_params *p, uint32_t set,
-                         int *status) {
+/* ---- handing on to the next op ----------------------------------------------------------------
+ */
+
+static uint64_t qact_bytes(uint32_t k, uint32_t rows) {
+    return (uint64_t)(k / WIDE_GROUP) * wide_qact_rows(rows) * WIDE_ROW_BYTES;
+}
+
+uint64_t wide_handed_bytes(uint32_t k, uint32_t rows) {
+    uint64_t squares = (uint64_t)(k / WIDE_GROUP) * wide_qact_rows(rows) * sizeof(float);
+    return (qact_bytes(k, rows) + squares + 255) / 256 * 256;
+}
+
+/* Whether project_wide_finish adds this product's parts and quantizes what the next op reads. */
+static bool can_finish(const struct recorder *r, const struct wide_product *product,
+                       const struct wide_product *next, struct wide_finish_params *f) {
+    const struct project_params *p = product->p, *n = next->p;
+    uint32_t type = product->set;
+    struct wide_params w = {0};
+    if (!n || p->n_segments != 1 || !(type & IS_K_QUANT) || p->epilogue != EPILOGUE_ADD ||
+        p->in.prologue == PROLOGUE_NORM || p->has_bias || p->segments[0].n % WIDE_GROUP ||
+        !is_for_wide(r, n, next->set) || next->set & IS_Q8_0 || !project_is_vec4(&n->in) ||
+        n->in.prologue > PROLOGUE_NORM || n->in.k > 32 * WIDE_GROUP ||
+        wide_handed_bytes(n->in.k, n->row_limit) > r->products.handed_bytes)
+        return false;
+    uint32_t rows = plan_product(r, p, type, &w);
+    uint32_t parts = count_parts(&w.segments[0], w.division.cut);
+    if (!w.early_rows || w.division.whole || parts == 1)
+        return false;
+    *f = (struct wide_finish_params){
+        .io = p->io,
+        .in = n->in,
+        .qact_rows = wide_qact_rows(p->row_limit),
+        .row_limit = p->row_limit,
+        .out = p->out,
+        .out_stride = p->out_stride,
+        .tile_rows = rows,
+        .row_blocks = div_up(p->row_limit, rows),
+        .tiles = wide_count_tiles(w.segments, 1, p->epilogue, rows, p->row_limit),
+        .parts = parts,
+        .segment = w.segments[0],
+    };
+    f->in.wants_f32 = 0;
+    return true;
+}
+
+/* Where the next op finds what this one hands to it. */
+static float *handed_squares(uint8_t *qact, const struct project_input *in, uint32_t rows) {
+    return qact ? (float *)(qact + qact_bytes(in->k, rows)) : NULL;
+}
+
+static int record_finish(struct recorder *r, struct wide_finish_params *f) {
+    struct cuda_launch launch = {
+        .kernel = "project_wide_finish",
+        .grid = {f->segment.n / WIDE_GROUP, div_up(f->row_limit, 8), 1},
+        .threads = 2 * WIDE_N,
+    };
+    r->handed_op = r->op + 1;
+    r->handed_to = 1 - r->handed_to;
+    f->qact = recorder_handed(r, r->handed_to);
+    f->squares = handed_squares(f->qact, &f->in, f->row_limit);
+    return recorder_launch(r, &launch, f, sizeof *f);
+}
+
+bool record_project_wide(struct recorder *r, const struct wide_product *product,
+                         const struct wide_product *next, int *status) {
+    const struct project_params *p = product->p;
+    uint32_t set = product->set;
     if (!is_for_wide(r, p, set))
         return false;
-    uint64_t rows = wide_qact_rows(p->row_limit), groups = p->in.k / WIDE_GROUP;
-    struct wide_op op = {.p = p, .qact = recorder_work(r, groups * rows * WIDE_ROW_BYTES)};
-    if (p->in.prologue == PROLOGUE_NORM)
-        op.factors = recorder_work(r, rows * sizeof(float));
+    struct wide_finish_params f;
+    bool finishes = can_finish(r, product, next, &f);
+    struct wide_op op = {.p = p, .is_handed = r->op && r->handed_op == r->op};
+    op.qact = op.is_handed ? recorder_handed(r, r->handed_to)
+                           : recorder_work(r, qact_bytes(p->in.k, p->row_limit));
+    if (p->in.prologue == PROLOGUE_NORM) {
+        op.factors = recorder_work(r, wide_qact_rows(p->row_limit) * sizeof(float));
+        if (op.is_handed)
+            op.squares = handed_squares(op.qact, &p->in, p->row_limit);
+    }
     *status = 0;
     for (int is_q8_0 = 0; is_q8_0 < 2 && !*status; is_q8_0++) {
         uint32_t types = set & (is_q8_0 ? IS_Q8_0 : IS_K_QUANT);
@@ -240,8 +362,10 @@ bool record_project_wide(struct recorder *r, const struct project_params *p, uin
             *status = record_quantize(r, &op, is_q8_0);
         for (uint32_t type = 1; type <= IS_Q8_0 && !*status; type *= 2)
             if (types & type)
-                *status = record_product(r, &op, type);
+                *status = record_product(r, &op, type, finishes ? &f : NULL);
     }
+    if (finishes && !*status)
+        *status = record_finish(r, &f);
     if (set & IS_F32 && !*status)
         *status = record_project_wide_f32(r, p, op.factors);
     return true;

@@ -34,9 +34,10 @@ enum {
     WIDE_THREADS = 384,    /* two warpgroups multiply, one copies */
     WIDE_CHUNK = WIDE_N * 16 + 32, /* 16 bytes of every weight row, padded against bank conflicts */
     WIDE_TYPES = IS_K_QUANT | IS_Q8_0,
-    WIDE_ROW_BYTES = 276,  /* of a row and group of qact */
-    WIDE_ROW_STEP = 128,   /* qact's rows are a multiple of it */
-    WIDE_STAGES_AT = 1024, /* offset of the stages in shared memory, after the mbarriers */
+    WIDE_ROW_BYTES = 276,   /* of a row and group of qact */
+    WIDE_HANDED_ROWS = 128, /* largest bucket that one product may quantize for the next */
+    WIDE_ROW_STEP = 128,    /* qact's rows are a multiple of it */
+    WIDE_STAGES_AT = 1024,  /* offset of the stages in shared memory, after the mbarriers */
     WIDE_MAX_STAGES = 6,
     WIDE_DIVISION = 136,     /* likewise: struct wide_division */
     WIDE_CUT_COST = 8,       /* of adding up the parts of tiles, in groups of 128 columns */
@@ -52,27 +53,6 @@ HOST_DEVICE uint32_t wide_qact_rows(uint32_t bucket) {
     return (bucket + WIDE_ROW_STEP - 1) / WIDE_ROW_STEP * WIDE_ROW_STEP;
 }
 
-struct wide_params {
-    struct cuda_io io;
-    struct project_input in;
-    const uint8_t *qact;
-    uint64_t group_bytes; /* of qact */
-    uint32_t qact_rows;
-    const float *factors; /* of the norm, a row each; NULL: there are none */
-    float *out;
-    uint32_t out_stride, epilogue, has_bias;
-    uint32_t n_segments; /* SwiGLU: 1, gate; up follows it */
-    uint32_t stages, stage_bytes;
-    uint32_t zero;      /* 0, which the compiler does not know: release_stage */
-    uint32_t splits_at; /* offset in shared memory: sums of the K splits before */
-    uint32_t max_parts; /* of tiles that thread blocks share, in all */
-    /* Not 0: the first weights are copied before pdl_wait, and tiles are made for so many rows. */
-    uint32_t early_rows;
-    float *partials;    /* (part, four values, thread, value) */
-    uint32_t *arrivals; /* at a tile that is cut: its parts, then who has added; 0 between steps */
-    struct project_segment segments[PROJECT_SEGMENTS]; /* of one type */
-};
-
 /* How a step's tiles are divided: as many as make whole rounds of all thread blocks are a block's,
  * the rest are cut into parts of K, if that is faster. The blocks that have multiplied a tile's
  * parts add them, some rows each. */
@@ -84,12 +64,54 @@ struct wide_division {
     uint32_t cut;   /* enum wide_cut, of the others */
 };
 
+struct wide_params {
+    struct cuda_io io;
+    struct project_input in;
+    const uint8_t *qact;
+    uint64_t group_bytes; /* of qact */
+    uint32_t qact_rows;
+    float *factors;       /* of the norm, a row each; NULL: there are none */
+    const float *squares; /* not NULL: factors are computed from them, (row, group) */
+    float *out;
+    uint32_t out_stride, epilogue, has_bias;
+    uint32_t n_segments; /* SwiGLU: 1, gate; up follows it */
+    uint32_t stages, stage_bytes;
+    uint32_t zero;      /* 0, which the compiler does not know: release_stage */
+    uint32_t splits_at; /* offset in shared memory: sums of the K splits before */
+    uint32_t max_parts; /* of tiles that thread blocks share, in all */
+    /* Not 0: the first weights are copied before pdl_wait, and tiles are made for so many rows. */
+    uint32_t early_rows;
+    float *partials; /* (part, four values, thread, value) */
+    /* At a tile that is cut: its parts, then who has added; 0 between steps. NULL: parts are left
+     * to project_wide_finish. */
+    uint32_t *arrivals;
+    struct wide_division division;                     /* with early_rows */
+    struct project_segment segments[PROJECT_SEGMENTS]; /* of one type */
+};
+
 struct wide_quantize_params {
     struct cuda_io io;
     struct project_input in;
     uint8_t *qact;
     float *factors;
+    float *squares; /* as of wide_params; NULL: nobody wants them */
     uint32_t row_limit, qact_rows, is_q8_0, is_int8; /* is_int8: numbers stay int8 */
+};
+
+/* Of project_wide_finish, the kernel after a product all tiles of which are cut and that adds to
+ * the residual, where the next op is a product of that: it adds the parts, and quantizes the sum
+ * for the next op, which needs no kernel that does. */
+struct wide_finish_params {
+    struct cuda_io io;
+    struct project_input in; /* of the next op */
+    uint8_t *qact;           /* likewise */
+    float *squares;
+    uint32_t qact_rows, row_limit;
+    const float *partials;
+    float *out;
+    uint32_t out_stride;
+    uint32_t tile_rows, row_blocks, tiles, parts; /* of the product */
+    struct project_segment segment;
 };
 
 struct wide_f32_params {
@@ -110,10 +132,19 @@ uint32_t wide_n_blocks(uint32_t epilogue, uint32_t n);
 uint32_t wide_count_tiles(const struct project_segment *segments, uint32_t n_segments,
                           uint32_t epilogue, uint32_t rows, uint32_t bucket);
 
-/* Records a PROJECT whose K splits project.c has chosen; `set` is its types. False: not one for
- * these kernels, and nothing was recorded. */
-bool record_project_wide(struct recorder *r, const struct project_params *p, uint32_t set,
-                         int *status);
+/* A PROJECT whose K splits project.c has chosen. */
+struct wide_product {
+    const struct project_params *p;
+    uint32_t set; /* of types */
+};
+
+/* Records it; next: the next op, if that is a product of this one's output alone, with p NULL if it
+ * is not. False: not one for these kernels, and nothing was recorded. */
+bool record_project_wide(struct recorder *r, const struct wide_product *product,
+                         const struct wide_product *next, int *status);
+
+/* Bytes that one product hands to the next: quantized activations, sums of squares. */
+uint64_t wide_handed_bytes(uint32_t k, uint32_t rows);
 
 /* Its F32 segments alone, for any kernel of the others; whether they can be done so. */
 int record_project_wide_f32(struct recorder *r, const struct project_params *p,
