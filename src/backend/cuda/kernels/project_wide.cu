@@ -286,6 +286,19 @@ static __device__ __forceinline__ void copy_tile(const struct wide_params &p,
         }
 }
 
+/* Of a kernel for one type, or for both of WIDE_PAIR. */
+template <int TYPE, int ROWS, bool EARLY>
+static __device__ __forceinline__ void copy_tile_of_type(const struct wide_params &p,
+                                                         const struct wide_tile &t,
+                                                         struct pipeline &pipe, uint32_t n_early) {
+    if constexpr (TYPE != WIDE_PAIR)
+        copy_tile<TYPE, ROWS, EARLY>(p, t, pipe, n_early);
+    else if (p.segments[t.segment].type == IS_Q6_K)
+        copy_tile<IS_Q6_K, ROWS, EARLY>(p, t, pipe, n_early);
+    else
+        copy_tile<IS_Q4_K, ROWS, EARLY>(p, t, pipe, n_early);
+}
+
 /* ---- multiplying -----------------------------------------------------------------------------
  */
 
@@ -733,8 +746,12 @@ static __device__ __forceinline__ void multiply_tiles(const struct wide_params &
     for (uint32_t i = blockIdx.x; find_tile<ROWS>(p, i, t); i += gridDim.x)
         if constexpr (IS_ALL_INT8<TYPE, ROWS>)
             q8_tile(p, t, i, pipe);
-        else
+        else if constexpr (TYPE != WIDE_PAIR)
             multiply_tile<TYPE, ROWS>(p, t, i, pipe);
+        else if (warp_uniform(p.segments[t.segment].type) == IS_Q6_K)
+            multiply_tile<IS_Q6_K, ROWS>(p, t, i, pipe);
+        else
+            multiply_tile<IS_Q4_K, ROWS>(p, t, i, pipe);
     if (p.arrivals)
         combine_tiles<TYPE, ROWS>(p);
 }
@@ -768,7 +785,7 @@ static __device__ __forceinline__ void copy_tiles(const struct wide_params &p, u
     struct wide_tile t;
 #pragma unroll 1
     for (uint32_t i = blockIdx.x; find_tile<ROWS>(p, i, t); i += gridDim.x, n_early = 0)
-        copy_tile<TYPE, ROWS, false>(p, t, pipe, n_early);
+        copy_tile_of_type<TYPE, ROWS, false>(p, t, pipe, n_early);
 }
 
 /* Of small buckets, which tile is a thread block's first is known before pdl_wait, and its first
@@ -781,7 +798,7 @@ static __device__ __forceinline__ uint32_t copy_early(const struct wide_params &
         return 0;
     uint32_t groups = (t.end_kblock - t.first_kblock) * kblock_groups<TYPE>(p.segments[t.segment]);
     uint32_t n = min(groups, p.stages);
-    copy_tile<TYPE, ROWS, true>(p, t, pipe, n);
+    copy_tile_of_type<TYPE, ROWS, true>(p, t, pipe, n);
     return n;
 }
 
@@ -837,6 +854,7 @@ static __device__ __forceinline__ void project_wide(const struct wide_params &p)
 
 WIDE_KERNEL(q4, IS_Q4_K, 64)
 WIDE_KERNEL(q4, IS_Q4_K, 128)
+WIDE_KERNEL(q4_q6, WIDE_PAIR, 64)
 WIDE_KERNEL(q5, IS_Q5_K, 64)
 WIDE_KERNEL(q5, IS_Q5_K, 128)
 WIDE_KERNEL(q6, IS_Q6_K, 64)

@@ -119,7 +119,7 @@ static uint32_t choose_rows(const struct wide_params *w, const struct project_pa
     uint32_t bucket = p->row_limit;
     if (type == IS_Q8_0)
         return q8_tile_rows(p);
-    if (type == IS_Q6_K || bucket <= 64)
+    if (type & IS_Q6_K || bucket <= 64)
         return 64;
     return product_cost(w, 64, bucket, n_sms) < product_cost(w, 128, bucket, n_sms) ? 64 : 128;
 }
@@ -162,7 +162,7 @@ static struct wide_division divide_bucket(const struct wide_params *w, uint32_t 
 static uint32_t plan_product(const struct recorder *r, const struct project_params *p,
                              uint32_t type, struct wide_params *w) {
     for (uint32_t i = 0; i < p->n_segments; i++)
-        if (p->segments[i].type == type)
+        if (p->segments[i].type & type)
             w->segments[w->n_segments++] = p->segments[i];
     w->epilogue = p->epilogue;
     w->n_segments = p->epilogue == EPILOGUE_SWIGLU ? 1 : w->n_segments;
@@ -198,7 +198,7 @@ static int record_product(struct recorder *r, const struct wide_op *op, uint32_t
         finish->partials = w.partials;
     else
         w.arrivals = recorder_counters(r, r->n_sms);
-    w.stage_bytes = wide_stage_bytes(type, rows);
+    w.stage_bytes = wide_stage_bytes(type & IS_Q6_K ? IS_Q6_K : type, rows);
     w.stages =
         min_u32((PROJECT_SHARED_ALONE - WIDE_STAGES_AT - splits) / w.stage_bytes, WIDE_MAX_STAGES);
     w.splits_at = WIDE_STAGES_AT + w.stages * w.stage_bytes;
@@ -360,9 +360,11 @@ bool record_project_wide(struct recorder *r, const struct wide_product *product,
         uint32_t types = set & (is_q8_0 ? IS_Q8_0 : IS_K_QUANT);
         if (types)
             *status = record_quantize(r, &op, is_q8_0);
-        for (uint32_t type = 1; type <= IS_Q8_0 && !*status; type *= 2)
-            if (types & type)
-                *status = record_product(r, &op, type, finishes ? &f : NULL);
+        bool is_pair = types == WIDE_PAIR && p->row_limit <= EARLY_ROWS;
+        for (uint32_t left = types, type; left && !*status; left &= ~type) {
+            type = is_pair ? types : left & (0 - left);
+            *status = record_product(r, &op, type, finishes ? &f : NULL);
+        }
     }
     if (finishes && !*status)
         *status = record_finish(r, &f);

@@ -34,10 +34,11 @@ enum {
     WIDE_THREADS = 384,    /* two warpgroups multiply, one copies */
     WIDE_CHUNK = WIDE_N * 16 + 32, /* 16 bytes of every weight row, padded against bank conflicts */
     WIDE_TYPES = IS_K_QUANT | IS_Q8_0,
-    WIDE_ROW_BYTES = 276,   /* of a row and group of qact */
-    WIDE_HANDED_ROWS = 128, /* largest bucket that one product may quantize for the next */
-    WIDE_ROW_STEP = 128,    /* qact's rows are a multiple of it */
-    WIDE_STAGES_AT = 1024,  /* offset of the stages in shared memory, after the mbarriers */
+    WIDE_PAIR = IS_Q4_K | IS_Q6_K, /* which share a kernel in small buckets */
+    WIDE_ROW_BYTES = 276,          /* of a row and group of qact */
+    WIDE_HANDED_ROWS = 128,        /* largest bucket that one product may quantize for the next */
+    WIDE_ROW_STEP = 128,           /* qact's rows are a multiple of it */
+    WIDE_STAGES_AT = 1024,         /* offset of the stages in shared memory, after the mbarriers */
     WIDE_MAX_STAGES = 6,
     WIDE_DIVISION = 136,     /* likewise: struct wide_division */
     WIDE_CUT_COST = 8,       /* of adding up the parts of tiles, in groups of 128 columns */
