@@ -483,6 +483,7 @@ run_gemm_tasks(const struct gemm_params &gemm, struct m16_loader &l, uint32_t pi
             uint32_t at = (pipeline * p.stages + stage) * p.stage_bytes * gemm.tiles_per_m16;
             uint32_t mbar = stage_mbar(gemm, pipeline, stage);
             bulk_wait(mbar, phase);
+            __syncwarp(); /* lanes may leave the wait apart; ldmatrix and mma need them together */
             mma_kblock_of_type<SET, N8>(type, view_stage(1u << row_shift, p.stage_bytes), at,
                                         base + at, view_slab(gemm, slab, tile_warp * N8 * 8),
                                         span - (slab << slab_spans_shift), acc);
