@@ -3,8 +3,8 @@
  * Blocks of 8 warps loop over (query tile, chunk of splits); a tile's queries are heads of one row,
  * or of consecutive rows of a segment. K and V go from global memory straight into registers, in
  * fragment order, 16 loads of up to 8 bytes in flight a lane; a cached position is read once a
- * tile, 4 D bytes. A block computes one split at a time, of narrow heads two. Partials are combined
- * as attend_split.cuh says.
+ * tile, 4 D bytes. A block computes one split at a time, of narrow heads two; meanwhile its values,
+ * and the next one's keys, come into L2. Partials are combined as attend_split.cuh says.
  *
  * attend_batch_D         any number of rows: attend_rope_store has made queries and stored K and V.
  *                        On sm_90 attend_wide.cu has the longer segments.
@@ -312,6 +312,13 @@ run_chunk(const struct attend_params &p, struct batch_shared<D, 0> &s,
         bool is_first = split == first;
         struct kv_stream<D> q;
         q.begin(p.keys + at, p.values + at, {begin, n, n, 0}, tile.splits.length);
+        if (threadIdx.x == 0) {
+            prefetch_l2(p.values + at, n * (2 * D));
+            uint32_t next = begin + pass<D>::SPLITS * tile.splits.length;
+            if (split + pass<D>::SPLITS < end)
+                prefetch_l2(p.keys + cache_offset(p, tile.slot, tile.kv_head, next),
+                            min(n, tile.splits.n_positions - next) * (2 * D));
+        }
         __syncthreads(); /* the last pass's shared memory is free */
         if (is_first) {
             reset_state(s.combine);
@@ -547,6 +554,12 @@ run_item(const struct attend_params &p, struct batch_shared<D, NEW> &s, const st
         struct kv_stream<D> q;
         if (!is_short_item)
             q.begin(p.keys + offset, p.values + offset, at, length);
+        if (threadIdx.x == 0 && !is_short_item && at.n_cached >= ATTEND_PREFETCHED) {
+            prefetch_l2(p.values + offset, at.n_cached * (2 * D));
+            struct position_range next = range_at(f, begin + pass<D>::SPLITS * length, at.n);
+            if (split + pass<D>::SPLITS < f.end && next.n_cached)
+                prefetch_l2(p.keys + item_cache_offset(p, f, next.begin), next.n_cached * (2 * D));
+        }
         __syncthreads(); /* the last pass's shared memory is free */
         if (split == f.first) {
             reset_state(s.combine);

@@ -321,7 +321,7 @@ static __device__ __forceinline__ void store_quants(const struct attend_params &
     uint32_t lane = threadIdx.x % 32;
     head.store(p, scratch);
     __syncwarp();
-#pragma unroll 2
+#pragma unroll 4
     for (uint32_t i = 0; i < D / 32; i++)
         if (T == CACHE_Q8_0)
             encode_q8_0(to + i * sizeof(struct q8_0), scratch[32 * i + lane]);

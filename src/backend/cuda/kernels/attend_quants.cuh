@@ -9,8 +9,10 @@
 
 /* ---- encoding -------------------------------------------------------------------------------- */
 
-static __device__ __forceinline__ float warp_min(float x) {
-    return -warp_max(-x);
+/* The largest |x| of 32 lanes; a NaN counts as nothing. */
+static __device__ __forceinline__ float largest(float x) {
+    uint32_t size = x == x ? __float_as_uint(x) & 0x7fffffffu : 0;
+    return __uint_as_float(__reduce_max_sync(0xffffffffu, size));
 }
 
 /* The scale of a block: NaN where one of its values is no number. As src/quant/encode.c. */
@@ -21,8 +23,7 @@ static __device__ __forceinline__ uint16_t mark_damage(uint16_t d, float x) {
 /* A block of 32, a value a lane. The same bits as src/quant/encode.c: so no fused multiply-adds. */
 static __device__ void encode_q8_0(uint8_t *to, float x) {
     uint32_t lane = threadIdx.x % 32;
-    float low = warp_min(x), high = warp_max(x);
-    float scale = __fdiv_rn(-low > high ? -low : high, 127.0f);
+    float scale = __fdiv_rn(largest(x), 127.0f);
     uint16_t d = f16_from_f32_clamped(scale);
     float base = scale <= F16_MAX ? scale : f16_to_f32(d);
     float factor = base != 0 ? __fdiv_rn(1.0f, base) : 0.0f;
@@ -49,8 +50,8 @@ static __device__ uint16_t f16_from_scale(float scale) {
 
 static __device__ void encode_q4_0(uint8_t *to, float x) {
     uint32_t lane = threadIdx.x % 32;
-    float low = warp_min(x), high = warp_max(x);
-    uint16_t d = f16_from_scale(__fdiv_rn(-low > high ? low : high, -8.0f));
+    float size = largest(x), most = __any_sync(0xffffffffu, x == size) ? size : -size;
+    uint16_t d = f16_from_scale(__fdiv_rn(most, -8.0f));
     float scale = f16_to_f32(d), factor = scale != 0 ? __fdiv_rn(1.0f, scale) : 0.0f;
     float v = __fadd_rn(__fmul_rn(x, factor), 8.0f);
     v = v < 0 ? 0 : v;

@@ -163,6 +163,13 @@ static __device__ __forceinline__ void cp_async_bulk(uint32_t to, const uint8_t 
 #endif
 }
 
+/* A multiple of 16 bytes into L2. */
+static __device__ __forceinline__ void prefetch_l2(const uint8_t *from, uint32_t bytes) {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(from), "r"(bytes) : "memory");
+#endif
+}
+
 /* From shared memory, written before fence_proxy_async; of the thread's running group of stores. */
 static __device__ __forceinline__ void bulk_store(float *to, uint32_t from, uint32_t bytes) {
 #if __CUDA_ARCH__ >= 900

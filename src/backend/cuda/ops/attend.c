@@ -16,6 +16,10 @@
  * groups. */
 static const uint64_t MAX_PARTIAL_BYTES = 64 << 20;
 
+/* attend_wide reads an fp16 copy of a quantized cache up to this size (131072 positions of
+ * qwen35-4b), and unpacks what it reads itself where the copy would be larger. */
+static const uint64_t MAX_COPY_BYTES = 512 << 20;
+
 static uint32_t rotation_of(const struct op_attend *a) {
     if (a->rotary == 0)
         return ROTATE_NONE;
@@ -156,11 +160,16 @@ static int launch_rope_store(struct recorder *r, const struct attend_params *p) 
     return recorder_launch(r, &launch, p, sizeof *p);
 }
 
-/* A quantized cache as fp16: the whole pool, of one layer, its pages where they are in the cache. */
-static void plan_unpack(struct recorder *r, struct attend_params *p) {
+/* A quantized cache as fp16: the whole pool, of one layer, its pages where they are in the cache.
+ * False: it would be too large. */
+static bool plan_copy(struct recorder *r, struct attend_params *p) {
     uint64_t positions = (uint64_t)p->n_pages * p->kv_heads * IO_PAGE_POSITIONS;
-    p->half_keys = recorder_work(r, positions * p->head_width * sizeof(uint16_t));
-    p->half_values = recorder_work(r, positions * p->head_width * sizeof(uint16_t));
+    uint64_t bytes = positions * p->head_width * sizeof(uint16_t);
+    if (2 * bytes > MAX_COPY_BYTES)
+        return false;
+    p->half_keys = recorder_work(r, bytes);
+    p->half_values = recorder_work(r, bytes);
+    return true;
 }
 
 static int launch_unpack(struct recorder *r, struct attend_params *p) {
@@ -198,30 +207,33 @@ static void plan_wide(struct recorder *r, struct attend_params *p) {
 #define TENSOR_KERNELS(width)                                                                      \
     {                                                                                              \
         width, DT_F16, {"attend_decode_" #width "_4", "attend_decode_" #width "_8"},               \
-            "attend_batch_fused_" #width, "attend_batch_" #width, "attend_wide_" #width            \
+            "attend_batch_fused_" #width, "attend_batch_" #width, "attend_wide_" #width, NULL      \
     }
 #define STAGED_KERNELS(width, type, name)                                                          \
     {                                                                                              \
         width, type, {"attend_decode_" name "_4", "attend_decode_" name "_8"}, NULL,               \
-            "attend_staged_" name, "attend_wide_" #width                                           \
+            "attend_staged_" name, "attend_wide_" name, "attend_wide_" #width                      \
     }
+#define STAGED_96(type, name)                                                                      \
+    { 96, type, {NULL, NULL}, NULL, "attend_staged_" name, "attend_wide_" name, "attend_wide_96" }
 static const struct tensor_kernels {
     uint32_t width;
     enum dtype type;
     const char *decode[2]; /* in clusters of 4, of 8; NULL: one row is as several */
     const char *fused;     /* NULL: up to 32 rows are as more, and batch is attend_staged */
     const char *batch, *wide;
+    const char *wide_copy; /* attend_wide over an fp16 copy; NULL: the cache is fp16 */
 } TENSOR[] = {
     TENSOR_KERNELS(64),
     TENSOR_KERNELS(128),
     TENSOR_KERNELS(256),
-    {96, DT_F16, {NULL, NULL}, NULL, "attend_staged_96", "attend_wide_96"},
+    {96, DT_F16, {NULL, NULL}, NULL, "attend_staged_96", "attend_wide_96", NULL},
     STAGED_KERNELS(64, DT_Q8_0, "q8_0_64"),
-    {96, DT_Q8_0, {NULL, NULL}, NULL, "attend_staged_q8_0_96", "attend_wide_96"},
+    STAGED_96(DT_Q8_0, "q8_0_96"),
     STAGED_KERNELS(128, DT_Q8_0, "q8_0_128"),
     STAGED_KERNELS(256, DT_Q8_0, "q8_0_256"),
     STAGED_KERNELS(64, DT_Q4_0, "q4_0_64"),
-    {96, DT_Q4_0, {NULL, NULL}, NULL, "attend_staged_q4_0_96", "attend_wide_96"},
+    STAGED_96(DT_Q4_0, "q4_0_96"),
     STAGED_KERNELS(128, DT_Q4_0, "q4_0_128"),
     STAGED_KERNELS(256, DT_Q4_0, "q4_0_256"),
 };
@@ -290,9 +302,7 @@ int record_attend(struct recorder *r, const struct op *op) {
         return launch_batch(r, &p, tensor->fused, ATTEND_FUSED_SHARED(p.head_width));
     if (p.wide_rows)
         plan_wide(r, &p);
-    bool is_unpacked = p.wide_rows && a->keys.type != DT_F16;
-    if (is_unpacked)
-        plan_unpack(r, &p);
+    bool is_copied = p.wide_rows && tensor->wide_copy && plan_copy(r, &p);
     uint64_t heads = (uint64_t)r->plan->max_rows * a->heads;
     p.queries =
         recorder_work(r, heads * a->head_width * (tensor ? sizeof(uint16_t) : sizeof(float)));
@@ -307,7 +317,7 @@ int record_attend(struct recorder *r, const struct op *op) {
             launch_batch(r, &p, tensor ? tensor->batch : fallback_kernel(a), tensor ? shared : 0);
     if (status || !p.wide_rows || r->is_decode)
         return status;
-    if (is_unpacked)
+    if (is_copied)
         status = launch_unpack(r, &p);
-    return status ? status : launch_wide(r, &p, tensor->wide);
+    return status ? status : launch_wide(r, &p, is_copied ? tensor->wide_copy : tensor->wide);
 }

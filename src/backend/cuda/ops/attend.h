@@ -19,6 +19,7 @@ enum {
     ATTEND_WIDE_ROWS = 16,        /* segments of so many rows have a kernel of their own, */
     ATTEND_WIDE_QUERIES = 128,    /* which computes so many queries at once */
     ATTEND_FUSED_ROWS = 32,       /* up to so many, one kernel also does norm, RoPE and KV store */
+    ATTEND_PREFETCHED = 32,       /* positions of a pass, at least, that go to L2 first */
     ATTEND_STAGES = 4,            /* of decode's pipeline */
     ATTEND_UNPACK_POSITIONS = 64, /* that a thread block of attend_unpack takes at once */
     ATTEND_STAGE_BYTES = 16384    /* keys, or values, of as many positions as fit; see below */
