@@ -16,12 +16,16 @@ static int attribute(CUdevice device, CUdevice_attribute what) {
     return value;
 }
 
-/* SLUICE_CUDA_CAPABILITY=80: the kernels of an older device, for tests on a newer one. */
+/* SLUICE_CUDA_CAPABILITY=80: the kernels of an older device, for tests on a newer one, and its
+ * shared memory. */
 static void lower_capability(struct backend *b) {
     const char *wanted = getenv("SLUICE_CUDA_CAPABILITY");
     int capability = wanted ? atoi(wanted) : 0;
-    if (capability > 0 && capability < b->capability)
-        b->capability = capability;
+    if (capability <= 0 || capability >= b->capability)
+        return;
+    b->capability = capability;
+    if (capability < 90)
+        b->max_shared = min_u32(b->max_shared, (capability == 80 ? 163 : 99) << 10);
 }
 
 static int find_device(struct backend *b, int number, struct err *err) {
