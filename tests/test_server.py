@@ -1395,6 +1395,18 @@ def test_plan():
         assert {x["message"]["content"] for x in end["choices"]} == {right}
 
 
+def test_efforts():
+    for path, fields, words in ((CHAT, {"reasoning_effort": "bogus"}, "reasoning_effort is bogus, expected none, minimal, low, medium, high, xhigh or max"),
+                                ("/v1/responses", {"input": "a", "reasoning": {"effort": "bogus"}}, "reasoning.effort is bogus, expected none"),
+                                ("/v1/messages", {"max_tokens": 4, "output_config": {"effort": "bogus"}}, "output_config.effort is bogus, expected none"),
+                                ("/api/chat", {"think": "bogus"}, "think is bogus, expected true, false, none")):
+        status, _, body = server().request("POST", path, {"messages": FOX, **fields})
+        error = body["error"]
+        assert status == 400 and words in (error if path == "/api/chat" else error["message"]), body
+    for effort in ("none", "minimal", "low", "medium", "high", "xhigh", "max", None):
+        server().chat(reasoning_effort=effort)
+
+
 def test_timings():
     for fields, n in (({"max_tokens": 9, "ignore_eos": True}, 9), ({"max_tokens": 1}, 1)):
         t = server().chat(**fields)["timings"]
@@ -1538,12 +1550,21 @@ def test_command_lines_that_are_wrong():
                                   (["--host", "no.such.name.invalid"], 1, "no.such.name.invalid"),
                                   (["--unix", "/nowhere/x/y"], 1, "/nowhere/x/y"),
                                   (["--unix", ""], 2, "--unix is '', expected a path"), (["--host", ""], 2, "--host is ''"),
+                                  (["--cors", "foo"], 2, "--cors is 'foo', expected scheme://host[:port] or *"),
+                                  (["--cors", "https://a.example/"], 2, "--cors is 'https://a.example/'"), (["--cors", "http://"], 2, "--cors is 'http://'"),
+                                  (["--cors", "http://a:x"], 2, "--cors is 'http://a:x'"), (["--cors", ""], 2, "--cors is ''"),
                                   (["--name", ""], 2, "--name is ''"), (["--api-key", ""], 2, "--api-key is ''"),
                                   (["--access-log", "/nowhere/x"], 1, "/nowhere/x"), (["--cache-dir", str(SHIPPED)], 1, str(SHIPPED)),
                                   (["--chat-template", "/nowhere"], 1, "/nowhere")):
             p = subprocess.run([SLUICE, "serve", "-m", str(SHIPPED), *args], stderr=subprocess.PIPE, timeout=PATIENCE)
             assert p.returncode == code and words in p.stderr.decode(), (args, p.stderr)
             assert len(p.stderr.splitlines()) == 1, p.stderr  # before the model is loaded
+    p = subprocess.run([SLUICE, "serve", "-m", str(SHIPPED), "--port", "0"], stderr=subprocess.PIPE, timeout=5, env={**os.environ, "SLUICE_API_KEY": ""})
+    assert p.returncode == 2 and b"SLUICE_API_KEY is '', expected a text" in p.stderr, p.stderr
+    for origin in ("*", "http://[::1]:3000", "app://obsidian.md", "https://a.example:8443"):
+        with own("--cors", origin) as s:
+            headers = s.request("GET", "/v1/models", headers={"Origin": origin if origin != "*" else "http://any.example"})[1]
+            assert headers["Access-Control-Allow-Origin"], headers
 
 
 def test_no_socket_is_left_by_a_signal_while_loading():

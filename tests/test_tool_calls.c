@@ -58,6 +58,7 @@ static const struct {
     {"</tool_call>", "</tool_call>"},
     {"<tool_call><tool_call>{\"name\": \"b\", \"arguments\": {}}</tool_call>", "<tool_call>[b {}]"},
     /* Qwen3.5 */
+    {"<tool_call><function=a><parameter=city>a</parameter><parameter=city>b</parameter></function></tool_call>", "<tool_call><function=a><parameter=city>a</parameter><parameter=city>b</parameter></function></tool_call>"}, /* which of them? */
     {"<tool_call>\n<function=weather>\n<parameter=city>\nRome\n</parameter>\n<parameter=days>\n3\n</parameter>\n</function>\n</tool_call>", "[weather {\"city\":\"Rome\",\"days\":3}]"},
     {"<tool_call><function=weather></function></tool_call>", "[weather {}]"},
     {"<tool_call><function=weather><parameter=city>12</parameter><parameter=exact>True</parameter><parameter=where>null</parameter><parameter=list>[1, {\"a\": 2}]</parameter><parameter=any>7</parameter></function></tool_call>",

@@ -43,6 +43,22 @@ struct serve {
 /* ---- options ----------------------------------------------------------------------------------
  */
 
+/* scheme://host[:port], as browsers send it. */
+static bool is_origin(const char *z) {
+    static const char letters[] = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ";
+    static const char scheme[] =
+        "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789+.-";
+    size_t n = strspn(z, scheme);
+    if (strspn(z, letters) == 0 || strncmp(z + n, "://", 3) != 0)
+        return false;
+    const char *host = z + n + 3;
+    const char *end = host[0] == '[' ? strchr(host, ']') : host + strcspn(host, ":/?#@, ");
+    if (!end || end == host)
+        return false;
+    end += *end == ']';
+    return !*end || (*end == ':' && end[1] && !end[1 + strspn(end + 1, "0123456789")]);
+}
+
 static int check(struct serve *s) {
     const struct {
         const char *name;
@@ -85,6 +101,10 @@ static int check(struct serve *s) {
         if (texts[i].value && !*texts[i].value)
             return complain(EXIT_USAGE, "serve: %s is '', expected %s", texts[i].name,
                             texts[i].expected);
+    for (int i = 0; i < s->cors.n; i++)
+        if (strcmp(s->cors.at[i], "*") != 0 && !is_origin(s->cors.at[i]))
+            return complain(EXIT_USAGE, "serve: --cors is '%s', expected scheme://host[:port] or *",
+                            s->cors.at[i]);
     return OPTS_GO_ON;
 }
 
@@ -339,8 +359,9 @@ int cmd_serve(int argc, char **argv) {
     if (exit != OPTS_GO_ON)
         return exit;
     const char *key = getenv("SLUICE_API_KEY");
-    if (!s.server.api_key && key && *key)
-        s.server.api_key = key;
+    if (!s.server.api_key && key && !*key)
+        return complain(EXIT_USAGE, "serve: SLUICE_API_KEY is '', expected a text");
+    s.server.api_key = s.server.api_key ? s.server.api_key : key;
     s.server.host = s.host ? s.host : s.server.host;
     s.server.port = s.port == NOT_GIVEN ? s.server.port : s.port;
     s.server.inherited_fd = inherited_socket();

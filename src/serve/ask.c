@@ -314,6 +314,20 @@ static json_t *any_of(json_t *schemas) {
     return one;
 }
 
+void ask_set_effort(struct ask *ask, struct fields *f, const char *field, const char *name,
+                    const char *word) {
+    static const char *const words[] = {"none", "minimal", "low", "medium", "high", "xhigh", "max"};
+    bool is_known = false;
+    for (size_t i = 0; i < sizeof words / sizeof *words; i++)
+        is_known |= strcmp(word, words[i]) == 0;
+    if (is_known)
+        ask_set_variable(ask, "reasoning_effort", json_string(word));
+    else
+        fields_refuse(f, field,
+                      "%s is %.40s, expected %snone, minimal, low, medium, high, xhigh or max",
+                      name, word, strcmp(field, "think") == 0 ? "true, false, " : "");
+}
+
 /* Where the token that begins a call can be kept from being sampled, the prompt still tells of the
  * tools: it is then the one that the turns before and after have, and the cache knows it. */
 void ask_forbid_tools(struct ask *ask, const struct ask_model *m) {

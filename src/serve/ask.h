@@ -92,6 +92,11 @@ void ask_read_format(struct ask *ask, struct fields *f, const struct ask_model *
 /* The same for a schema (a JSON object) or, NULL, any JSON object, given in that field. */
 void ask_set_schema(struct ask *ask, struct fields *f, const char *name, const struct ask_model *m,
                     const json_t *schema);
+/* How much to think, in a word that templates may know: refused, as `name` in `field`, when it is
+ * none of those that the APIs have. */
+void ask_set_effort(struct ask *ask, struct fields *f, const char *field, const char *name,
+                    const char *word);
+
 /* No tool may be called. */
 void ask_forbid_tools(struct ask *ask, const struct ask_model *m);
 /* Only the tools that the array names may be called; the prompt tells of no others. After

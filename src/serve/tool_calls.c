@@ -231,7 +231,8 @@ static bool read_parameter(struct str *s, const json_t *function, json_t *argume
     char *name = copy_name((struct str){s->at + name_at, name_end - name_at});
     struct str text = parameter_text((struct str){s->at + name_end + 1, end - name_end - 1});
     bool is_good =
-        name && json_object_set_new(arguments, name, value_of(text, type_of(function, name))) == 0;
+        name && !json_object_get(arguments, name) && /* of two, one would be lost */
+        json_object_set_new(arguments, name, value_of(text, type_of(function, name))) == 0;
     free(name);
     *s = str_skip(*s, end + strlen(parameter_end));
     *s = str_skip(*s, n_spaces(*s));

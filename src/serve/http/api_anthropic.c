@@ -196,7 +196,7 @@ static void read_output(struct ask *ask, struct fields *f, const struct ask_mode
     const json_t *format = json_object_get(output, "format");
     const char *type = json_text_of(format, "type");
     if (effort)
-        ask_set_variable(ask, "reasoning_effort", json_string(effort));
+        ask_set_effort(ask, f, "output_config", "output_config.effort", effort);
     if (!json_is_object(format) || f->wrong)
         return;
     if (type && strcmp(type, "json_schema") == 0 && json_object_get(format, "schema"))

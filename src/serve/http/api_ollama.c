@@ -33,9 +33,10 @@ static void read_think(struct ask *ask, struct fields *f) {
     if (think && !json_is_boolean(think) && !word)
         fields_refuse(f, "think", "think is %s, expected true, false or a word", json_kind(think));
     else if (word)
-        ask_set_variable(ask, "reasoning_effort", json_string(word));
+        ask_set_effort(ask, f, "think", "think", word);
     if (think)
-        ask_set_variable(ask, "enable_thinking", json_boolean(word || json_is_true(think)));
+        ask_set_variable(ask, "enable_thinking",
+                         json_boolean(word ? strcmp(word, "none") != 0 : json_is_true(think)));
     fields_int(f, "thinking_budget", 0, INT32_MAX, &ask->thinking_budget); /* ours */
 }
 

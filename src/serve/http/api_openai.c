@@ -31,7 +31,9 @@ void openai_read_thinking(struct ask *ask, struct fields *f, const char *effort)
     if (f->wrong)
         return;
     if (effort) {
-        ask_set_variable(ask, "reasoning_effort", json_string(effort));
+        bool is_own = fields_any(f, "reasoning_effort");
+        ask_set_effort(ask, f, is_own ? "reasoning_effort" : "reasoning",
+                       is_own ? "reasoning_effort" : "reasoning.effort", effort);
         ask_set_variable(ask, "enable_thinking", json_boolean(strcmp(effort, "none") != 0));
     }
     if (fields_any(f, "enable_thinking"))
