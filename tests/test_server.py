@@ -504,9 +504,15 @@ def test_tools_that_are_required():
                                tool_choice={"type": "allowed_tools", "mode": "required", "tools": [{"type": "function", "name": "clock"}]})
         assert r.output[0].name == "clock", r
     with own("--chat-template", ROOT / "tests/data/templates/qwen35.jinja", "-c", 1024) as told:
-        counts = [told.chat(tools=its, **kw)["usage"]["prompt_tokens"] for its, kw in (
-            (tools, {}), (tools, {"tool_choice": {"type": "allowed_tools", "mode": "auto", "tools": [{"name": "days"}]}}), (tools[1:], {}))]
-        assert counts[0] > counts[1] == counts[2], counts
+        allowed = {"type": "allowed_tools", "mode": "auto", "tools": [{"name": "days"}, {"name": "days"}]}
+        first, only = (told.chat(tools=tools, **kw)["usage"] for kw in ({}, {"tool_choice": allowed}))  # what is cached of the prompt stays
+        assert first["prompt_tokens"] == only["prompt_tokens"] == only["prompt_tokens_details"]["cached_tokens"] + 1, (first, only)
+        for name, is_call in (("days", True), ("clock", False), ("no", False)):
+            for text in (f'<tool_call>{{"name": "{name}", "arguments": {{}}}}</tool_call>', f"<tool_call><function={name}></function></tool_call>"):
+                message = told.chat(tools=tools, tool_choice=allowed, **mouth(text), enable_thinking=False, max_tokens=60)["choices"][0]["message"]
+                assert bool(message.get("tool_calls")) == is_call and (is_call or message["content"] == text), message
+        required = told.chat(tools=tools, tool_choice={**allowed, "mode": "required"}, max_tokens=300)
+        assert required["choices"][0]["message"]["tool_calls"][0]["function"]["name"] == "days", required
     status, _, body = s.request("POST", "/v1/chat/completions", {"messages": FOX, "tools": [{"type": "custom", "custom": {"name": "x"}}]})
     assert status == 400 and body["error"]["message"] == "tools[0].type is custom, expected function", body
     tool = {"name": "clock", "input_schema": other["parameters"]}

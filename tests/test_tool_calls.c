@@ -88,7 +88,7 @@ static const struct {
 
 static void parse(const json_t *tools, struct str text, size_t first, size_t step,
                   struct buffer *out) {
-    struct tool_parser *p = tool_parser_open(tools, note, out);
+    struct tool_parser *p = tool_parser_open(tools, false, note, out);
     size_t at = first < text.len ? first : text.len;
     out->len = 0;
     tool_parser_push(p, (struct str){text.at, at});

@@ -170,7 +170,7 @@ int answer_open(struct answer *a, const struct ask_model *m, const struct ask *a
     if (!status)
         status = sluice_text_open(&a->thoughts, m->model, NULL, 0);
     if (!status && ask->messages && ask->tools && ask->tool_choice != TOOLS_NONE) {
-        a->parser = tool_parser_open(ask->tools, on_tool_event, a);
+        a->parser = tool_parser_open(ask_callable(ask), ask->allowed != NULL, on_tool_event, a);
         status = a->parser ? SLUICE_OK : SLUICE_ERR_MEMORY;
         if (a->parser && ask->is_call_begun)
             tool_parser_push(a->parser, str_of(ASK_CALL_BEGIN));

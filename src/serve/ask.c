@@ -98,6 +98,7 @@ void ask_close(struct ask *ask) {
     json_decref(ask->begun);
     json_decref(ask->messages);
     json_decref(ask->tools);
+    json_decref(ask->allowed);
     json_decref(ask->variables);
     json_decref(ask->root);
     free(ask);
@@ -280,7 +281,7 @@ static json_t *parameters_of(const json_t *function, size_t number, json_t *defi
 static json_t *call_schemas(const struct ask *ask, const char *name, json_t *definitions) {
     json_t *out = json_array(), *tool;
     size_t i;
-    json_array_foreach(ask->tools, i, tool) {
+    json_array_foreach(ask_callable(ask), i, tool) {
         const json_t *function = json_object_get(tool, "function");
         json_t *its = json_object_get(function, "name");
         if (name && strcmp(json_string_value(its), name) != 0)
@@ -342,26 +343,43 @@ static const char *name_of_tool(const json_t *tool) {
     return json_text_of(function ? function : tool, "name");
 }
 
+static bool has_item(const json_t *array, const json_t *item) {
+    const json_t *one;
+    size_t i;
+    json_array_foreach(array, i, one) {
+        if (one == item)
+            return true;
+    }
+    return false;
+}
+
+const json_t *ask_callable(const struct ask *ask) {
+    return ask->allowed ? ask->allowed : ask->tools;
+}
+
 void ask_allow_tools(struct ask *ask, struct fields *f, const json_t *allowed) {
     json_t *kept = json_array(), *tool;
     const json_t *one;
     size_t i, k;
     json_array_foreach(allowed, i, one) {
         const char *name = name_of_tool(one);
-        size_t before = json_array_size(kept);
+        bool is_found = false;
         json_array_foreach(ask->tools, k, tool) {
-            if (name && strcmp(name_of_tool(tool), name) == 0)
+            if (!name || strcmp(name_of_tool(tool), name) != 0)
+                continue;
+            is_found = true;
+            if (!has_item(kept, tool))
                 json_array_append(kept, tool);
         }
-        if (json_array_size(kept) == before)
+        if (!is_found)
             fields_refuse(f, "tool_choice",
                           "tool_choice allows %.80s, which is not among the tools",
                           name ? name : json_kind(one));
     }
     if (json_array_size(kept) == 0)
         fields_refuse(f, "tool_choice", "tool_choice allows no tools, expected an array of them");
-    json_decref(ask->tools);
-    ask->tools = kept;
+    json_decref(ask->allowed);
+    ask->allowed = kept;
 }
 
 void ask_require_tool(struct ask *ask, struct fields *f, const struct ask_model *m,

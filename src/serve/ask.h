@@ -47,6 +47,7 @@ struct ask {
     /* A conversation: messages in the OpenAI form whose contents are strings; or, NULL, a text. */
     json_t *messages;
     json_t *tools;     /* an array in the OpenAI form; NULL: none */
+    json_t *allowed;   /* those of them that may be called; NULL: all */
     json_t *variables; /* of the template, an object; NULL: none */
     enum ask_tools tool_choice;
     bool hides_tools;    /* the prompt does not tell of them */
@@ -99,9 +100,10 @@ void ask_set_effort(struct ask *ask, struct fields *f, const char *field, const 
 
 /* No tool may be called. */
 void ask_forbid_tools(struct ask *ask, const struct ask_model *m);
-/* Only the tools that the array names may be called; the prompt tells of no others. After
- * ask_read_tools. */
+/* Only the tools that the array names may be called. The prompt tells of all, so that the cache
+ * knows it; a call of another is text. After ask_read_tools. */
 void ask_allow_tools(struct ask *ask, struct fields *f, const json_t *allowed);
+const json_t *ask_callable(const struct ask *ask); /* that may be called; NULL: none are given */
 /* A tool has to be called: any, or the one of that name. After ask_read_tools. */
 void ask_require_tool(struct ask *ask, struct fields *f, const struct ask_model *m,
                       const char *name);

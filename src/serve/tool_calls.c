@@ -13,6 +13,7 @@ static const char parameter_tag[] = "<parameter=", parameter_end[] = "</paramete
 
 struct tool_parser {
     const json_t *tools;
+    bool must_be_known;
     tool_event_fn *on_event;
     void *user;
     struct buffer held;
@@ -23,10 +24,12 @@ struct tool_parser {
     bool has_failed;
 };
 
-struct tool_parser *tool_parser_open(const json_t *tools, tool_event_fn *on_event, void *user) {
+struct tool_parser *tool_parser_open(const json_t *tools, bool must_be_known,
+                                     tool_event_fn *on_event, void *user) {
     struct tool_parser *p = calloc(1, sizeof *p);
     if (p)
-        *p = (struct tool_parser){.tools = tools, .on_event = on_event, .user = user};
+        *p = (struct tool_parser){
+            .tools = tools, .must_be_known = must_be_known, .on_event = on_event, .user = user};
     return p;
 }
 
@@ -250,7 +253,7 @@ static bool try_xml(struct tool_parser *p, struct str s, size_t n) {
     const json_t *function = name ? find_tool(p, name) : NULL;
     struct str rest = {s.at + name_end + 1, s.len - name_end - 1 - strlen(function_end)};
     rest = trimmed(rest);
-    bool is_good = name && arguments;
+    bool is_good = name && arguments && (function || !p->must_be_known);
     while (is_good && rest.len > 0)
         is_good = read_parameter(&rest, function, arguments);
     if (is_good)
@@ -294,7 +297,7 @@ static enum step step_tagged(struct tool_parser *p, size_t spaces) {
         if (!is_closed(call, is_json))
             continue;
         p->has_begun = true;
-        if (!(is_json ? try_json(p, call, n, false) : try_xml(p, call, n)))
+        if (!(is_json ? try_json(p, call, n, p->must_be_known) : try_xml(p, call, n)))
             give_text(p, n);
         return STEP_DONE;
     }

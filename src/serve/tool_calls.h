@@ -27,8 +27,10 @@ struct tool_event {
 typedef void tool_event_fn(void *user, const struct tool_event *event);
 
 /* tools: an array as in the OpenAI API, borrowed; it says which parameters are strings, and which
- * names a call without tags may have. NULL when memory ran out. */
-struct tool_parser *tool_parser_open(const json_t *tools, tool_event_fn *on_event, void *user);
+ * names a call without tags may have. must_be_known: and one with tags. NULL when memory ran out.
+ */
+struct tool_parser *tool_parser_open(const json_t *tools, bool must_be_known,
+                                     tool_event_fn *on_event, void *user);
 void tool_parser_close(struct tool_parser *p); /* takes NULL */
 
 void tool_parser_push(struct tool_parser *p, struct str text);
