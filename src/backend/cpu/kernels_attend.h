@@ -21,6 +21,8 @@
  *   V_ADDEND(c, x)     optional: V_SET(c) for a sum with a product of x
  *   V_WEIGHTS          four weights of a query: V_LOAD_WEIGHTS(p), V_WEIGHT(w, i) a vector of one
  *   ATTEND_ROWS        queries whose sums stay in registers: 3 or 5
+ *   ATTEND_F16_ROWS    optional, 6 or 8: so many meet f16 where it lies, two vectors at a time, so
+ *                      that it is converted once and the fetching is spread over all of the work
  *   V_TURN(from, row, to)   optional, where LANES > 4: LANES f16 values of ATTEND_PARTS keys, `row`
  *                      bytes apart, to LANES / 4 vectors of QK's order, 8 LANES bytes apart
  *   ATTEND_ONE         optional: a header with its own tiles, and code for the queries of one row
@@ -37,10 +39,21 @@ enum {
     ATTEND_CHUNKS = 16 / LANES, /* vectors of the sixteen chains of a sum */
 };
 
+#ifndef ATTEND_F16_ROWS
+#define ATTEND_F16_ROWS ATTEND_ROWS
+#endif
+
 #if ATTEND_ROWS > 3
 #define FOR_EACH_ATTEND_ROWS(X) X(1) X(2) X(3) X(4) X(5)
 #else
 #define FOR_EACH_ATTEND_ROWS(X) X(1) X(2) X(3)
+#endif
+#if ATTEND_F16_ROWS == ATTEND_ROWS
+#define FOR_EACH_ATTEND_MORE(X)
+#elif ATTEND_F16_ROWS == 6
+#define FOR_EACH_ATTEND_MORE(X) X(4) X(5) X(6)
+#else
+#define FOR_EACH_ATTEND_MORE(X) X(6) X(7) X(8)
 #endif
 
 typedef uint32_t attend_bits __attribute__((vector_size(4 * LANES)));
@@ -180,7 +193,7 @@ typedef void attend_qk_fn(const struct attend_keys *keys, const float *query, si
 F32_INLINE void attend_qk_tile(const struct attend_keys *keys, f32_load_fn *load, int tiles,
                                const float *query, size_t stride, int rows, uint32_t fours,
                                float *out) {
-    VEC acc[2][4][ATTEND_ROWS];
+    VEC acc[2][4][ATTEND_F16_ROWS];
     const uint8_t *at = keys->at, *fetch = keys->fetch;
     const size_t positions = (size_t)tiles * ATTEND_BLOCK;
     UNROLL for (int t = 0; t < tiles; t++) UNROLL for (int v = 0; v < 4; v++)
@@ -203,6 +216,36 @@ F32_INLINE void attend_qk_tile(const struct attend_keys *keys, f32_load_fn *load
         V_STORE(out + (size_t)q * ATTEND_POSITIONS + t * ATTEND_BLOCK, sum);
     }
 }
+
+/* A tile against more queries: two vectors, then the other two. */
+F32_INLINE void attend_qk_halves(const struct attend_keys *keys, f32_load_fn *load,
+                                 const float *query, size_t stride, int rows, uint32_t fours,
+                                 float *out) {
+    VEC pairs[2][ATTEND_F16_ROWS];
+    const uint8_t *fetch = keys->fetch;
+    UNROLL for (int half = 0; half < 2; half++) {
+        VEC acc[2][ATTEND_F16_ROWS];
+        const uint8_t *at = keys->at + (size_t)(2 * half) * keys->vector;
+        UNROLL for (int q = 0; q < rows; q++) acc[0][q] = acc[1][q] = V_ZERO();
+        for (uint32_t i = 0; i < fours; i++, at += keys->four) {
+            VEC low = load(at), high = load(at + keys->vector);
+            if (keys->fetch && i % 2 == 0) {
+                attend_fetch_lines(fetch, ATTEND_BLOCK);
+                fetch += 8 * ATTEND_BLOCK;
+            }
+            UNROLL for (int q = 0; q < rows; q++) {
+                VEC x = V_FOUR(query + (size_t)q * stride + 4 * i);
+                acc[0][q] = V_FUSED(low, x, acc[0][q]);
+                acc[1][q] = V_FUSED(high, x, acc[1][q]);
+            }
+        }
+        UNROLL for (int q = 0; q < rows; q++) pairs[half][q] = V_PAIRS(acc[0][q], acc[1][q]);
+    }
+    UNROLL for (int q = 0; q < rows; q++) {
+        VEC sum = V_PAIRS(pairs[0][q], pairs[1][q]);
+        V_STORE(out + (size_t)q * ATTEND_POSITIONS, sum);
+    }
+}
 #endif
 
 /* A query alone takes two tiles: a chain needs others beside it. */
@@ -215,15 +258,22 @@ enum { ATTEND_ALONE = 2 };
     }
 #define ATTEND_QK_ROWS(rows) ATTEND_QK(f16, half_load, rows) ATTEND_QK(f32, f32_load, rows)
 FOR_EACH_ATTEND_ROWS(ATTEND_QK_ROWS)
+#define ATTEND_QK_MORE(rows)                                                                       \
+    static TARGET void attend_qk_f16_##rows(const struct attend_keys *keys, const float *query,    \
+                                            size_t stride, uint32_t fours, float *out) {           \
+        attend_qk_halves(keys, half_load, query, stride, rows, fours, out);                        \
+    }
+FOR_EACH_ATTEND_MORE(ATTEND_QK_MORE)
 
 #define ATTEND_ENTRY_QK_F16(rows) attend_qk_f16_##rows,
 #define ATTEND_ENTRY_QK_F32(rows) attend_qk_f32_##rows,
-static attend_qk_fn *const attend_qk_f16[] = {NULL, FOR_EACH_ATTEND_ROWS(ATTEND_ENTRY_QK_F16)};
+static attend_qk_fn *const attend_qk_f16[] = {NULL, FOR_EACH_ATTEND_ROWS(ATTEND_ENTRY_QK_F16)
+                                                        FOR_EACH_ATTEND_MORE(ATTEND_ENTRY_QK_F16)};
 static attend_qk_fn *const attend_qk_f32[] = {NULL, FOR_EACH_ATTEND_ROWS(ATTEND_ENTRY_QK_F32)};
 
-/* How many of n queries go together next: as even as can be. */
-static inline uint32_t attend_rows(uint32_t n) {
-    uint32_t turns = (n + ATTEND_ROWS - 1) / ATTEND_ROWS;
+/* How many of n queries go together next, `most` or fewer: as even as can be. */
+static inline uint32_t attend_rows(uint32_t n, uint32_t most) {
+    uint32_t turns = (n + most - 1) / most;
     return (n + turns - 1) / turns;
 }
 
@@ -233,8 +283,9 @@ static TARGET void attend_qk(const struct attend_split *s, attend_qk_fn *const *
                              struct attend_keys keys, uint32_t first, uint32_t begin,
                              uint32_t end) {
     uint32_t stride = attend_stride(s->width), fours = (s->width + 3) / 4;
+    uint32_t most = tiles == attend_qk_f16 ? ATTEND_F16_ROWS : ATTEND_ROWS;
     for (uint32_t q = first, rows; q < s->n_queries; q += rows) {
-        rows = attend_rows(s->n_queries - q);
+        rows = attend_rows(s->n_queries - q, most);
         uint32_t n_tiles = rows == 1 ? ATTEND_ALONE : 1;
         struct attend_keys at = keys;
         at.fetch = q == first ? keys.fetch : NULL;
@@ -373,12 +424,12 @@ F32_INLINE void attend_pv_tile(struct attend_values v, f32_load_fn *load, uint32
                                const float *weights, int rows, int vectors, float *out,
                                size_t stride) {
     const size_t vector = load == half_load ? 2 * LANES : 4 * LANES; /* v.vector, a constant */
-    VEC acc[ATTEND_ROWS][4];
+    VEC acc[ATTEND_F16_ROWS][4];
     UNROLL for (int q = 0; q < rows; q++) UNROLL for (int c = 0; c < vectors; c++) acc[q][c] =
         V_LOAD(out + (size_t)q * stride + c * LANES);
     uint32_t p = 0;
     for (; p + 4 <= n; p += 4, weights += 4) {
-        V_WEIGHTS four[ATTEND_ROWS];
+        V_WEIGHTS four[ATTEND_F16_ROWS];
         UNROLL for (int q = 0; q < rows; q++) four[q] =
             V_LOAD_WEIGHTS(weights + (size_t)q * ATTEND_POSITIONS);
         UNROLL for (int i = 0; i < 4; i++, v.at += v.row) {
@@ -414,13 +465,24 @@ F32_INLINE void attend_pv_tile(struct attend_values v, f32_load_fn *load, uint32
     ATTEND_PV(f32, f32_load, rows, 1)                                                              \
     ATTEND_PV(f32, f32_load, rows, 4)
 FOR_EACH_ATTEND_ROWS(ATTEND_PV_ROWS)
+#define ATTEND_PV_MORE(rows)                                                                       \
+    ATTEND_PV(f16, half_load, rows, 1)                                                             \
+    ATTEND_PV(f16, half_load, rows, 2)                                                             \
+    static TARGET void attend_pv_f16_##rows##_4(struct attend_values v, uint32_t n,                \
+                                                const float *weights, float *out, size_t stride) { \
+        attend_pv_f16_##rows##_2(v, n, weights, out, stride);                                      \
+        v.at += 2 * v.vector;                                                                      \
+        attend_pv_f16_##rows##_2(v, n, weights, out + 2 * LANES, stride);                          \
+    }
+FOR_EACH_ATTEND_MORE(ATTEND_PV_MORE)
 
 /* [rows][four vectors instead of one] */
 typedef attend_pv_fn *const attend_pv_table[2];
 #define ATTEND_ENTRY_PV_F16(rows) {attend_pv_f16_##rows##_1, attend_pv_f16_##rows##_4},
 #define ATTEND_ENTRY_PV_F32(rows) {attend_pv_f32_##rows##_1, attend_pv_f32_##rows##_4},
 static const attend_pv_table attend_pv_f16[] = {{NULL, NULL},
-                                                FOR_EACH_ATTEND_ROWS(ATTEND_ENTRY_PV_F16)};
+                                                FOR_EACH_ATTEND_ROWS(ATTEND_ENTRY_PV_F16)
+                                                    FOR_EACH_ATTEND_MORE(ATTEND_ENTRY_PV_F16)};
 static const attend_pv_table attend_pv_f32[] = {{NULL, NULL},
                                                 FOR_EACH_ATTEND_ROWS(ATTEND_ENTRY_PV_F32)};
 
@@ -489,6 +551,7 @@ static TARGET void attend_pv(const struct attend_split *s, bool is_direct, uint3
     size_t row = attend_row_bytes(s);
     struct attend_values v = {.row = row};
     const attend_pv_table *tiles = attend_pv_of(s, is_direct, &v);
+    uint32_t most = tiles == attend_pv_f16 ? ATTEND_F16_ROWS : ATTEND_ROWS;
     if (!is_direct)
         v.row = attend_stride(s->width) * sizeof(float);
     for (uint32_t p = begin, run = attend_run(s); p < n; p += run) {
@@ -498,7 +561,7 @@ static TARGET void attend_pv(const struct attend_split *s, bool is_direct, uint3
             attend_decode_rows(s, from, end - p);
         v.at = is_direct ? from : (const uint8_t *)s->tile;
         for (uint32_t q = first, rows; q < s->n_queries; q += rows) {
-            rows = attend_rows(s->n_queries - q);
+            rows = attend_rows(s->n_queries - q, most);
             v.ahead = is_direct && q == first && s->next
                           ? (const uint8_t *)s->next - (const uint8_t *)s->values
                           : 0;

@@ -131,7 +131,7 @@ static TARGET void attend_blocks_keys(const struct attend_split *s, uint32_t fir
         keys.fetch = (const uint8_t *)s->values + p * row;
         keys.step = ATTEND_BLOCK * row / (s->width / 4);
         for (uint32_t q = first, rows; q < s->n_queries; q += rows) {
-            rows = attend_rows(s->n_queries - q);
+            rows = attend_rows(s->n_queries - q, ATTEND_ROWS);
             attend_bytes[rows](&keys, s->width / 32, s->queries + (size_t)q * stride, stride,
                                s->qk + (size_t)q * ATTEND_POSITIONS + p);
         }

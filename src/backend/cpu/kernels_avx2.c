@@ -236,6 +236,7 @@ INLINE float sum_lanes(__m256 v) {
 #define V_TURN_BYTES(r, to) turn_bytes(r, to)
 #define V_SPREAD(f16s) spread(f16s)
 #define ATTEND_ROWS 3
+#define ATTEND_F16_ROWS 6
 
 INLINE void turn_bytes(const __m128i *r, uint8_t *to) {
     _mm_storeu_si128((__m128i *)to, _mm_unpacklo_epi32(r[0], r[1]));

@@ -383,6 +383,7 @@ INLINE float sum_lanes(__m512 v) {
 #define V_TURN_BYTES(r, to) turn_bytes(r, to)
 #define V_SPREAD(f16s) spread(f16s)
 #define ATTEND_ROWS 5
+#define ATTEND_F16_ROWS 8
 
 INLINE void turn_bytes(const __m128i *r, uint8_t *to) {
     const __m512i turned = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
