@@ -63,8 +63,8 @@ struct matcher;
  * beginning, when no mask is cached, and some with every token, 2 ms for all answers that run at
  * once. */
 struct matcher_budget {
-    uint64_t left;
-    uint32_t a_token;
+    uint64_t steps_left;
+    uint32_t steps_per_token;
 };
 void matcher_budget_begin(struct matcher_budget *b, uint32_t answers); /* at least 1 */
 

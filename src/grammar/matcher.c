@@ -164,19 +164,21 @@ void matcher_budget_begin(struct matcher_budget *b, uint32_t answers) {
 }
 
 static void earn(struct matcher_budget *b) {
-    b->left = b->left + b->a_token < FIRST_STEPS ? b->left + b->a_token : FIRST_STEPS;
+    b->steps_left = b->steps_left + b->steps_per_token < FIRST_STEPS
+                        ? b->steps_left + b->steps_per_token
+                        : FIRST_STEPS;
 }
 
 static uint64_t allowed_steps(const struct matcher *m) {
-    return m->budget->left < MAX_STEPS ? m->budget->left : MAX_STEPS;
+    return m->budget->steps_left < MAX_STEPS ? m->budget->steps_left : MAX_STEPS;
 }
 
 /* After a mask or a token that took m->steps. */
 static void pay(struct matcher *m, enum fault fault) {
-    uint64_t left = m->budget->left;
+    uint64_t left = m->budget->steps_left;
     bool is_short = fault == FAULT_STEPS && left < MAX_STEPS;
     m->fault = is_short ? FAULT_PACE : fault;
-    m->budget->left -= m->steps < left ? m->steps : left;
+    m->budget->steps_left -= m->steps < left ? m->steps : left;
     if (fault)
         m->has_mask = false;
 }

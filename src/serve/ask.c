@@ -204,7 +204,7 @@ static void set_format(struct ask *ask, struct fields *f, const char *name,
         return;
     ask->is_strict |= kind == FORMAT_GBNF;
     if (ask->format)
-        fields_refuse(f, name, "%s is one format too many, expected one", name);
+        fields_refuse(f, name, "%s: another format is given too, expected one of them", name);
     else if (formats_find(m->formats, kind, text, &ask->format, &err))
         fields_refuse(f, name, "%s%s%s", kind == FORMAT_GBNF ? "" : name,
                       kind == FORMAT_GBNF ? "" : ": ", err.text); /* a grammar's says so itself */
@@ -386,7 +386,9 @@ void ask_require_tool(struct ask *ask, struct fields *f, const struct ask_model 
                       const char *name) {
     json_t *definitions = json_object(), *schemas = call_schemas(ask, name, definitions);
     size_t n = json_array_size(schemas);
-    if (n == 0)
+    if (!ask->tools)
+        fields_refuse(f, "tool_choice", "tool_choice asks for a call, and tools is missing");
+    else if (n == 0)
         fields_refuse(f, "tool_choice", "tool_choice wants %.80s, which is not among the tools",
                       name ? name : "a tool");
     json_t *schema = any_of(schemas);

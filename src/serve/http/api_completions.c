@@ -71,7 +71,8 @@ static void read_all(struct ask *ask, struct fields *f, const struct ask_model *
     int64_t best_of = ask->n;
     fields_int(f, "best_of", 1, INT32_MAX, &best_of);
     if (best_of != ask->n)
-        fields_refuse(f, "best_of", "best_of is %lld, expected %lld: all n answers are told",
+        fields_refuse(f, "best_of",
+                      "best_of is %lld, expected n, which is %lld: all answers are returned",
                       (long long)best_of, (long long)ask->n);
     const json_t *prompt = json_object_get(f->object, "prompt");
     if (!f->wrong && *suffix && !json_is_string(prompt))

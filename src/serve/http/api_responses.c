@@ -130,9 +130,9 @@ static void add_turn(json_t *items, const char *response, json_t *turn) {
                             id ? id : "", "output", content));
     else if (!is_answer || json_string_length(content) > 0)
         add_input(items, response, "msg",
-                  json_pack("{s:s, s:s*, s:[{s:s, s:O*}]}", "type", "message", "role", role,
+                  json_pack("{s:s, s:s*, s:[{s:s, s:O*, s:o*}]}", "type", "message", "role", role,
                             "content", "type", is_answer ? "output_text" : "input_text", "text",
-                            content));
+                            content, "annotations", is_answer ? json_array() : NULL));
     json_array_foreach(json_object_get(turn, "tool_calls"), i, call) {
         add_input(items, response, "fc", call_item(call));
     }

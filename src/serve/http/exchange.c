@@ -9,6 +9,18 @@
 #include "serve/http/inside.h"
 #include "serve/http/snapshot.h"
 
+/* A path, or all of an address, as a proxy is asked: http://authority/path. */
+static void take_target(struct exchange *x, const char *target) {
+    size_t n = strncasecmp(target, "http://", 7) == 0    ? 7
+               : strncasecmp(target, "https://", 8) == 0 ? 8
+                                                         : 0;
+    size_t n_name = n ? strcspn(target + n, "/") : 0;
+    if (n)
+        x->authority = strndup(target + n, n_name);
+    if (!n || x->authority)
+        x->path = strdup(target[n + n_name] ? target + n + n_name : "/");
+}
+
 struct exchange *exchange_open(struct server *server, struct MHD_Connection *connection,
                                const char *method, const char *path) {
     struct exchange *x = calloc(1, sizeof *x);
@@ -19,7 +31,7 @@ struct exchange *exchange_open(struct server *server, struct MHD_Connection *con
     x->refs = 1;
     x->arrived = seconds_now();
     x->created = time(NULL);
-    x->path = strdup(path);
+    take_target(x, path);
     snprintf(x->method, sizeof x->method, "%s", method);
     answer_make_id("", x->id);
     pthread_mutex_init(&x->lock, NULL);
@@ -58,6 +70,7 @@ void exchange_release(struct exchange *x) {
     buffer_free(&x->draft);
     buffer_free(&x->out);
     free(x->path);
+    free(x->authority);
     free(x->location);
     pthread_mutex_destroy(&x->lock);
     free(x);
@@ -163,6 +176,19 @@ static bool has_room(struct exchange *x) {
     return false;
 }
 
+/* One that JSON has and a 64-bit integer, or a double, has not; `where` is its end. */
+static void refuse_number(struct exchange *x, struct str body, const json_error_t *where) {
+    size_t end = where->position > 0 ? (size_t)where->position : 0, n = 0;
+    end = end < body.len ? end : body.len;
+    while (n < end && memchr("0123456789+-.eE", body.at[end - n - 1], 15))
+        n++;
+    const char *at = body.at + end - n;
+    bool is_real = memchr(at, '.', n) || memchr(at, 'e', n) || memchr(at, 'E', n);
+    exchange_refuse(x, 400, NULL, "the number %.*s in line %d is too large, expected at most %s",
+                    n < 40 ? (int)n : 40, at, where->line,
+                    is_real ? "1.8e308" : "9223372036854775807");
+}
+
 /* The request's body, which must be an object; NULL: it is refused already. To json_decref. */
 static json_t *read_body(struct exchange *x) {
     json_error_t where;
@@ -178,6 +204,8 @@ static json_t *read_body(struct exchange *x) {
         exchange_refuse(x, 429, NULL, "out of memory for a request");
     else if (root)
         exchange_refuse(x, 400, NULL, "the body is %s, expected a JSON object", json_kind(root));
+    else if (json_error_code(&where) == json_error_numeric_overflow)
+        refuse_number(x, body, &where);
     else
         exchange_refuse(x, 400, NULL, "the body cannot be read as JSON: line %d, column %d: %s",
                         where.line, where.column, where.text);

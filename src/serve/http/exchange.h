@@ -48,6 +48,7 @@ struct exchange {
     enum api api;              /* whose path it is */
     atomic_int refs;
     char id[32], method[12], *path;
+    char *authority;                /* of a request for a whole address; NULL: Host has it */
     char allowed[ROUTE_ALLOWED];    /* methods that the path takes, where it does not this one */
     char name[SNAPSHOT_MAX_ID + 1]; /* the id in the path; "": its route has none */
     struct query query;

@@ -175,7 +175,8 @@ static const char *framing_fault(const struct exchange *x) {
 
 bool guard_admits(struct exchange *x) {
     const struct server *s = x->server;
-    const char *host = header(x, "Host"), *origin = header(x, "Origin"), *fault = framing_fault(x);
+    const char *host = x->authority ? x->authority : header(x, "Host");
+    const char *origin = header(x, "Origin"), *fault = framing_fault(x);
     x->ends_connection = fault != NULL;
     if (fault)
         exchange_refuse(x, 400, NULL, "%s", fault);
