@@ -971,6 +971,21 @@ def test_thinking():
         assert again.usage.input_tokens_details.cached_tokens >= r.usage.total_tokens - 2, (r.usage, again.usage)
 
 
+def test_thinking_that_is_cut_is_one_answer():
+    """In its times, in what is counted, and at the end of the context."""
+    with own(*thinking_model(), "-c", 1024) as s:
+        t = s.chat(thinking_budget=200, max_tokens=220, ignore_eos=True)["timings"]
+        assert t["prompt_ms"] > 0 and t["predicted_ms"] > 0 and t["predicted_per_second"] > 0 and t["predicted_n"] == 220, t
+        s.wait_until_idle()
+        names = "requests_total", "answers_total", "first_token_seconds_count", "answer_seconds_count"
+        assert [s.metric(n) for n in names] == [1, 1, 1, 1], [s.metric(n) for n in names]
+        said = [{"role": "user", "content": "fox" + " a" * 900}]
+        missing = 1014 - s.chat(said, max_tokens=1)["usage"]["prompt_tokens"]
+        for n in range(missing, missing + 9):
+            r = s.chat([{"role": "user", "content": said[0]["content"] + " a" * n}], thinking_budget=6, max_tokens=100, ignore_eos=True)
+            assert r["choices"][0]["finish_reason"] == "length", (r["usage"], r)
+
+
 def test_a_format_leaves_tools_to_the_model():
     """With response_format and tools the model may call one instead of an answer in that format; a grammar is kept to."""
     with own(*thinking_model()) as s:
