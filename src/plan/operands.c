@@ -153,12 +153,14 @@ static uint64_t experts_read(const struct op *op, uint32_t n_experts, uint32_t n
 }
 
 /* What of an operand one step reads, or writes. The KV cache of a sequence is read by each of its
- * rows; state is read and written once. */
+ * rows; state is read and written once. PICK takes the best token: only the logits, once. */
 static uint64_t touched(const struct op *op, const struct operand *o, bool is_write,
                         struct op_use use) {
     uint64_t row = operand_row_bytes(o);
     if (op->kind == OP_EMBED && o == &op->embed.table)
         return use.rows * row;
+    if (op->kind == OP_PICK && o != &op->pick.logits)
+        return 0;
     if (op->kind == OP_DELTA && o->region == REGION_STATE)
         return operand_bytes(o) / o->dims[o->n_dims - 1] * use.sequences;
     if (op->kind == OP_ATTEND && (o == &op->attend.keys || o == &op->attend.values))

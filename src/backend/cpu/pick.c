@@ -30,18 +30,20 @@ static double draw(uint64_t seed, uint32_t position) {
 }
 
 /* ---- what changes logits ----------------------------------------------------------------------
+ *
+ * Each thread changes its own share of a row.
  */
 
-enum { ALL_TOKENS = -1 };
+static bool is_in(struct share share, int32_t token) {
+    return token >= 0 && (uint32_t)token >= share.begin && (uint32_t)token < share.end;
+}
 
-/* Of one token, or of all. */
-static void apply_biases(const struct cpu_step *s, const struct io_output *o, int32_t token,
+static void apply_biases(const struct cpu_step *s, const struct io_output *o, struct share share,
                          float *x) {
     const uint8_t *io = s->b->region[REGION_IO];
     const struct io_bias *bias = (const struct io_bias *)(io + s->plan->io.biases) + o->first_bias;
     for (uint32_t i = 0; i < o->n_bias; i++)
-        if (bias[i].token >= 0 && (uint32_t)bias[i].token < o->n_vocab &&
-            (token == ALL_TOKENS || token == bias[i].token))
+        if (is_in(share, bias[i].token))
             x[bias[i].token] += bias[i].bias;
 }
 
@@ -54,10 +56,19 @@ static float penalized(const struct io_output *o, float x, uint32_t count) {
     return x - (o->presence_penalty + o->frequency_penalty * (float)count);
 }
 
-static void apply_penalties(const struct io_output *o, const uint16_t *counts, float *x) {
-    for (uint32_t i = 0; i < o->n_vocab; i++)
-        if (counts[i])
-            x[i] = penalized(o, x[i], counts[i]);
+static void apply_penalties(const struct io_output *o, const uint16_t *counts, struct share share,
+                            float *x) {
+    enum { GROUP = 16 }; /* nearly all are of tokens that are not in the sequence */
+    for (uint32_t at = share.begin; at < share.end; at += GROUP) {
+        uint32_t n = share.end - at < GROUP ? share.end - at : GROUP;
+        uint64_t some[GROUP / 4] = {0};
+        memcpy(some, counts + at, n * sizeof *counts);
+        if (!(some[0] | some[1] | some[2] | some[3]))
+            continue;
+        for (uint32_t i = at; i < at + n; i++)
+            if (counts[i])
+                x[i] = penalized(o, x[i], counts[i]);
+    }
 }
 
 /* How often the token is in the drafted rows up to output i's own. */
@@ -70,27 +81,31 @@ static uint32_t count_drafts(const struct cpu_step *s, uint32_t i, int32_t token
 
 /* The logits of tokens in the drafted rows up to output i's own, made anew. */
 static void penalize_drafts(const struct cpu_step *s, uint32_t i, const uint16_t *counts,
-                            const float *logits, float *x) {
+                            struct share share, const float *logits, float *x) {
     const struct io_output *o = &s->outputs[i];
     for (uint32_t k = i; s->outputs[k].flags & IO_DRAFTED; k--) {
         int32_t token = s->rows[s->outputs[k].row].token;
-        if ((uint32_t)token >= o->n_vocab)
+        if (!is_in(share, token))
             continue;
         uint32_t count = counts[token] + count_drafts(s, i, token);
         x[token] = logits[token];
-        apply_biases(s, o, token, x);
+        apply_biases(s, o, (struct share){(uint32_t)token, (uint32_t)token + 1}, x);
         x[token] = penalized(o, x[token], count < UINT16_MAX ? count : UINT16_MAX);
     }
 }
 
-static void apply_mask(const struct cpu_step *s, const struct io_output *o, float *x) {
+static void apply_mask(const struct cpu_step *s, const struct io_output *o, struct share share,
+                       float *x) {
     uint32_t words = IO_MASK_WORDS(s->plan->n_vocab);
     const uint8_t *io = s->b->region[REGION_IO];
     const uint32_t *mask =
         (const uint32_t *)(io + s->plan->io.masks) + (uint64_t)(o - s->outputs) * words;
-    for (uint32_t i = 0; i < o->n_vocab; i++) {
-        bool is_allowed = mask[i / 32] >> i % 32 & 1;
-        x[i] = is_allowed ? fmaxf(x[i], IO_LEAST_ALLOWED) : -INFINITY;
+    for (uint32_t at = share.begin; at < share.end; at += 32) { /* shares begin at whole words */
+        uint32_t n = share.end - at < 32 ? share.end - at : 32, word = mask[at / 32];
+        for (uint32_t i = 0; i < n; i++) {
+            float least = x[at + i] >= IO_LEAST_ALLOWED ? x[at + i] : IO_LEAST_ALLOWED;
+            x[at + i] = word >> i & 1 ? least : -INFINITY;
+        }
     }
 }
 
@@ -98,11 +113,12 @@ static void apply_mask(const struct cpu_step *s, const struct io_output *o, floa
  */
 
 /* A key that sorts like (logit, then lower index first), largest first. */
-static uint64_t key_of(float x, uint32_t i) {
-    uint32_t bits;
-    memcpy(&bits, &x, sizeof bits);
-    bits = bits >> 31 ? ~bits : bits | 0x80000000u;
-    return (uint64_t)bits << 32 | (uint32_t)~i;
+static uint64_t key_of(int32_t rank, uint32_t i) {
+    return (uint64_t)((uint32_t)rank ^ 0x80000000u) << 32 | (uint32_t)~i;
+}
+
+static int32_t rank_in(uint64_t key) {
+    return (int32_t)((uint32_t)(key >> 32) ^ 0x80000000u);
 }
 
 static uint32_t index_of(uint64_t key) {
@@ -166,105 +182,243 @@ static void sort_down(uint64_t *keys, uint32_t n) {
 /* ---- sampling ---------------------------------------------------------------------------------
  */
 
-/* Draws among all, in the order of the vocabulary. */
-static int32_t draw_any(const float *p, uint32_t n, double r) {
-    double sum = 0;
-    int32_t last = 0;
-    for (uint32_t i = 0; i < n; i++) {
-        sum += p[i];
-        last = p[i] > 0 ? (int32_t)i : last;
-        if (r < sum)
-            return (int32_t)i;
-    }
-    return last; /* rounding left r beyond the sum */
-}
-
 /* How many of the n sorted candidates pass top-p (of `total`) and min-p; 0: not decided yet, more
  * candidates are needed. */
-static uint32_t passing(const float *p, const uint64_t *keys, uint32_t n, bool is_all,
-                        const struct io_output *o, double total) {
+static uint32_t passing(const float *p, uint32_t n, bool is_all, const struct io_output *o,
+                        double total) {
     double sum = 0;
-    float least = o->min_p * p[index_of(keys[0])];
+    float least = o->min_p * p[0];
     for (uint32_t i = 0; i < n; i++) {
-        float each = p[index_of(keys[i])];
-        if (i > 0 && each < least)
+        if (i > 0 && p[i] < least)
             return i;
-        sum += each;
+        sum += p[i];
         if (o->top_p < 1 && sum >= (double)o->top_p * total)
             return i + 1;
     }
     return is_all ? n : 0;
 }
 
-/* p: exponentials of the logits, their largest 1. */
-static int32_t draw_best(const float *p, uint64_t *keys, uint32_t n, const struct io_output *o,
-                         double total, double r) {
-    uint32_t limit = o->top_k && o->top_k < n ? o->top_k : n;
-    uint32_t taken = o->top_k ? limit : 64, count = 0;
-    while (!count) {
+/* A row in work. order: first the best rank of each block and, at each share's first block, whether
+ * its logits are all finite; then candidates; in its upper half their exponentials. */
+struct pick_row {
+    const struct io_output *o;
+    uint32_t n, n_blocks;
+    bool is_changed;
+    const float *logits;
+    float *x; /* changed logits in room, or the logits themselves */
+    float *room;
+    uint64_t *order;
+    int32_t *best, *is_finite; /* (n_blocks) */
+};
+
+static struct pick_row row_at(const struct cpu_step *s, const struct op_pick *p, uint32_t i) {
+    const struct io_output *o = &s->outputs[i];
+    struct pick_row r = {.o = o, .n = o->n_vocab, .room = row_of(s, &p->room, i)};
+    r.n_blocks = (r.n + RANK_BLOCK - 1) / RANK_BLOCK;
+    r.is_changed =
+        (o->flags & IO_WANTS_TOKEN) && (o->flags & IO_HAS_MASK || o->n_bias || has_penalties(o));
+    r.logits = row_of(s, &p->logits, i);
+    r.x = r.is_changed ? r.room : (float *)r.logits;
+    r.order = (uint64_t *)at(s, &p->order) + (uint64_t)i * p->order.stride;
+    r.best = (int32_t *)r.order;
+    r.is_finite = r.best + r.n_blocks;
+    return r;
+}
+
+/* All are candidates: for cuts that leave many, or many of one logit. */
+static uint32_t list_all(const struct pick_row *r, uint64_t *keys) {
+    for (uint32_t i = 0; i < r->n; i++)
+        keys[i] = key_of(rank_of(r->x[i]), i);
+    return r->n;
+}
+
+/* Those that may be among the best m: not less than the best of the m-th best block. Returns how
+ * many there are, 0: too many. */
+static uint32_t list_best(const struct pick_row *r, uint64_t *keys, uint32_t m) {
+    uint32_t count = 0, most = r->n / 2 - r->n_blocks;
+    for (uint32_t b = 0; b < r->n_blocks; b++)
+        keys[b] = key_of(r->best[b], b);
+    select_top(keys, r->n_blocks, m);
+    int32_t least = INT32_MAX;
+    for (uint32_t i = 0; i < m; i++)
+        least = rank_in(keys[i]) < least ? rank_in(keys[i]) : least;
+    for (uint32_t b = 0; b < r->n_blocks; b++) {
+        if (r->best[b] < least)
+            continue;
+        uint32_t begin = b * RANK_BLOCK,
+                 end = r->n - begin < RANK_BLOCK ? r->n : begin + RANK_BLOCK;
+        if (most - count < RANK_BLOCK)
+            return 0;
+        for (uint32_t i = begin; i < end; i++) {
+            int32_t rank = rank_of(r->x[i]);
+            keys[count] = key_of(rank, i);
+            count += rank >= least;
+        }
+    }
+    return count;
+}
+
+/* total: of the exponentials of all, where top-k doesn't ask for its own. */
+static int32_t draw_best(const struct pick_row *r, float shift, double total, double random) {
+    const struct io_output *o = r->o;
+    float scale = 1 / o->temperature, *p = NULL;
+    uint32_t limit = o->top_k && o->top_k < r->n ? o->top_k : r->n;
+    uint32_t taken = o->top_k ? limit : 64, count = 0, listed = 0;
+    uint64_t *keys = r->order;
+    for (bool are_all = false; !count; taken *= 8) {
         taken = taken < limit ? taken : limit;
-        select_top(keys, n, taken);
+        if (!are_all && taken <= r->n_blocks / 4) {
+            keys = r->order + r->n_blocks; /* after best and is_finite */
+            p = (float *)r->order + r->n;
+            listed = list_best(r, keys, taken);
+        } else {
+            listed = are_all ? listed : 0;
+        }
+        if (!listed) {
+            keys = r->order;
+            listed = list_all(r, keys);
+            are_all = true;
+            p = r->room; /* keys have all that is needed of it */
+        }
+        select_top(keys, listed, taken);
         sort_down(keys, taken);
+        for (uint32_t i = 0; i < taken; i++)
+            p[i] = float_of(rank_in(keys[i]));
+        row_exp_of(p, p, scale, shift, taken);
         if (o->top_k) {
             total = 0;
             for (uint32_t i = 0; i < taken; i++)
-                total += p[index_of(keys[i])];
+                total += p[i];
         }
-        count = passing(p, keys, taken, taken == limit, o, total);
-        taken *= 8;
+        count = passing(p, taken, taken == limit, o, total);
     }
-    while (count > 1 && p[index_of(keys[count - 1])] == 0) /* not allowed */
+    while (count > 1 && p[count - 1] == 0) /* not allowed */
         count--;
     double sum = 0;
     for (uint32_t i = 0; i < count; i++)
-        sum += p[index_of(keys[i])];
-    r *= sum;
+        sum += p[i];
+    random *= sum;
     sum = 0;
     for (uint32_t i = 0; i + 1 < count; i++) {
-        sum += p[index_of(keys[i])];
-        if (r < sum)
+        sum += p[i];
+        if (random < sum)
             return (int32_t)index_of(keys[i]);
     }
     return (int32_t)index_of(keys[count - 1]);
 }
 
-static int32_t sample(const struct io_output *o, float *x, uint64_t *keys, uint32_t position) {
-    uint32_t n = o->n_vocab;
-    float scale = 1 / o->temperature;
+static int32_t best_rank(const struct pick_row *r) {
+    int32_t best = r->best[0];
+    for (uint32_t b = 1; b < r->n_blocks; b++)
+        best = r->best[b] > best ? r->best[b] : best;
+    return best;
+}
+
+/* Ranks say what is best unless biases made NaN. */
+static bool is_plain(const struct pick_row *r, int32_t best) {
+    return float_of(best) == float_of(best) && r->x[0] == r->x[0];
+}
+
+static float shift_of(const struct pick_row *r) {
+    int32_t best = best_rank(r);
+    return (is_plain(r, best) ? float_of(best) : row_max(r->x, r->n)) * (1 / r->o->temperature);
+}
+
+/* Draws among all, in the order of the vocabulary. Exponentials are made again: cheaper than to
+ * write and read them. */
+static int32_t draw_any(const struct pick_row *r, float shift, double random) {
+    enum { PART = 1024 };
+    float p[PART], scale = 1 / r->o->temperature;
+    double sum = 0;
+    int32_t last = 0;
+    for (uint32_t at = 0; at < r->n; at += PART) {
+        uint32_t n = r->n - at < PART ? r->n - at : PART;
+        row_exp_of(p, r->x + at, scale, shift, n);
+        for (uint32_t i = 0; i < n; i++) {
+            sum += p[i];
+            last = p[i] > 0 ? (int32_t)(at + i) : last;
+            if (random < sum)
+                return (int32_t)(at + i);
+        }
+    }
+    return last; /* rounding left it beyond the sum */
+}
+
+/* The sum of all exponentials is one chain of additions, which threads can't share. */
+static int32_t sample(const struct pick_row *r, uint32_t position) {
+    const struct io_output *o = r->o;
     bool is_cut = o->top_k > 0 || o->top_p < 1 || o->min_p > 0;
-    for (uint32_t i = 0; is_cut && i < n; i++)
-        keys[i] = key_of(x[i], i);
-    for (uint32_t i = 0; i < n; i++)
-        x[i] *= scale;
-    double total = row_exp(x, row_max(x, n), n), r = draw(o->seed, position);
-    return is_cut ? draw_best(x, keys, n, o, total, r) : draw_any(x, n, r * total);
+    bool needs_sum = !is_cut || (o->top_k == 0 && o->top_p < 1);
+    float shift = shift_of(r);
+    double random = draw(o->seed, position);
+    double total = needs_sum ? row_exp_sum(r->x, 1 / o->temperature, shift, r->n) : 0;
+    return is_cut ? draw_best(r, shift, total, random) : draw_any(r, shift, random * total);
+}
+
+static int32_t find_best(const struct pick_row *r) {
+    int32_t best = best_rank(r);
+    if (!is_plain(r, best))
+        return argmax(r->x, r->n);
+    uint32_t b = 0;
+    while (float_of(r->best[b]) != float_of(best)) /* -0 is 0 */
+        b++;
+    for (uint32_t i = b * RANK_BLOCK; i < r->n; i++)
+        if (r->x[i] == float_of(best))
+            return (int32_t)i;
+    return 0; /* not reached */
 }
 
 static uint16_t *counts_of(struct cpu_step *s, const struct op_pick *p, uint32_t slot) {
     return (uint16_t *)at(s, &p->counts) + (uint64_t)slot * p->counts.stride;
 }
 
-static int32_t pick_token(struct cpu_step *s, const struct op_pick *p, uint32_t i) {
-    const struct io_output *o = &s->outputs[i];
-    const struct io_row *row = &s->rows[o->row];
-    const float *logits = row_of(s, &p->logits, i);
-    bool has_mask = o->flags & IO_HAS_MASK, is_changed = has_mask || o->n_bias || has_penalties(o);
-    if (o->temperature <= 0 && !is_changed)
-        return argmax(logits, o->n_vocab);
-    float *x = row_of(s, &p->room, i);
-    memcpy(x, logits, o->n_vocab * sizeof *x);
-    apply_biases(s, o, ALL_TOKENS, x);
-    if (p->counts.n_dims && has_penalties(o)) {
-        const uint16_t *counts = counts_of(s, p, row->slot);
-        apply_penalties(o, counts, x);
-        penalize_drafts(s, i, counts, logits, x);
+/* ---- a row, in two parts ----------------------------------------------------------------------
+ */
+
+/* This thread's share of a row's logits: changed, and ranked. */
+static void rank_logits(struct cpu_step *s, const struct op_pick *p, uint32_t i) {
+    struct pick_row r = row_at(s, p, i);
+    if (r.o->flags & IO_WANTS_LOGITS) {
+        struct share all = share_of(s, p->logits.dims[0], RANK_BLOCK);
+        memcpy(row_of(s, &p->wanted, i) + all.begin, r.logits + all.begin,
+               (all.end - all.begin) * sizeof(float));
     }
-    if (has_mask)
-        apply_mask(s, o, x);
-    if (o->temperature <= 0)
-        return argmax(x, o->n_vocab);
-    return sample(o, x, (uint64_t *)at(s, &p->order) + (uint64_t)i * p->order.stride,
-                  row->position);
+    struct share share = share_of(s, r.n, RANK_BLOCK);
+    if (share.begin == share.end)
+        return;
+    uint32_t n = share.end - share.begin, block = share.begin / RANK_BLOCK;
+    r.is_finite[block] = row_ranks(r.logits + share.begin, r.best + block, n);
+    if (!r.is_changed)
+        return;
+    memcpy(r.x + share.begin, r.logits + share.begin, n * sizeof *r.x);
+    apply_biases(s, r.o, share, r.x);
+    if (p->counts.n_dims && has_penalties(r.o)) {
+        const uint16_t *counts = counts_of(s, p, s->rows[r.o->row].slot);
+        apply_penalties(r.o, counts, share, r.x);
+        penalize_drafts(s, i, counts, share, r.logits, r.x);
+    }
+    if (r.o->flags & IO_HAS_MASK)
+        apply_mask(s, r.o, share, r.x);
+    row_ranks(r.x + share.begin, r.best + block, n);
+}
+
+static bool is_finite(const struct cpu_step *s, const struct pick_row *r) {
+    bool all = true;
+    struct cpu_step each = *s;
+    for (each.thread = 0; each.thread < s->threads; each.thread++) {
+        struct share share = share_of(&each, r->n, RANK_BLOCK);
+        all &= share.begin == share.end || r->is_finite[share.begin / RANK_BLOCK];
+    }
+    return all;
+}
+
+static void pick_token(struct cpu_step *s, const struct op_pick *p, uint32_t i) {
+    struct pick_row r = row_at(s, p, i);
+    struct io_output *o = &s->outputs[i];
+    if (!is_finite(s, &r))
+        o->token = IO_NOT_FINITE;
+    else if (o->flags & IO_WANTS_TOKEN)
+        o->token = o->temperature <= 0 ? find_best(&r) : sample(&r, s->rows[o->row].position);
 }
 
 static void count_token(struct cpu_step *s, const struct op_pick *p, const struct io_row *row) {
@@ -295,21 +449,20 @@ static void count_kept_drafts(struct cpu_step *s, const struct op_pick *p) {
     }
 }
 
+/* As many rows at a time as there are threads: all rank each of them, then each ends one. */
 void cpu_pick(struct cpu_step *s) {
     const struct op_pick *p = &s->op->op->pick;
     if (s->thread == 0)
         count_tokens(s, p);
     barrier(s);
-    struct share share = share_of(s, s->io->n_outputs, 1);
-    for (uint32_t i = share.begin; i < share.end && !is_cancelled(s); i++) {
-        struct io_output *o = &s->outputs[i];
-        const float *logits = row_of(s, &p->logits, i);
-        if (o->flags & IO_WANTS_LOGITS)
-            memcpy(row_of(s, &p->wanted, i), logits, p->logits.dims[0] * sizeof(float));
-        if (find_not_finite(logits, o->n_vocab) < o->n_vocab)
-            o->token = IO_NOT_FINITE;
-        else if (o->flags & IO_WANTS_TOKEN)
-            o->token = pick_token(s, p, i);
+    uint32_t group = (uint32_t)s->threads, n = s->io->n_outputs;
+    for (uint32_t first = 0; first < n; first += group) {
+        uint32_t end = n - first < group ? n : first + group;
+        for (uint32_t i = first; i < end; i++)
+            rank_logits(s, p, i);
+        barrier(s);
+        if (first + (uint32_t)s->thread < end && !is_cancelled(s))
+            pick_token(s, p, first + (uint32_t)s->thread);
     }
     if (s->io->n_drafts == 0)
         return;

@@ -95,3 +95,65 @@ CLONES float row_exp(float *x, float shift, size_t n) {
     }
     return vec_sum(sum);
 }
+
+CLONES float row_exp_sum(const float *x, float scale, float shift, size_t n) {
+    vec sum[VECS] = {{0}};
+    size_t i = 0;
+    for (; i + LANES <= n; i += LANES)
+        EACH_VEC(u) sum[u] += vec_exp(vec_load(x + i + u * VEC_LANES) * scale - shift);
+    if (i < n) {
+        float a[LANES] = {0};
+        memcpy(a, x + i, (n - i) * sizeof *x);
+        EACH_VEC(u)
+        vec_store(a + u * VEC_LANES, vec_exp(vec_load(a + u * VEC_LANES) * scale - shift));
+        memset(a + (n - i), 0, (LANES - (n - i)) * sizeof *a);
+        EACH_VEC(u) sum[u] += vec_load(a + u * VEC_LANES);
+    }
+    return vec_sum(sum);
+}
+
+CLONES void row_exp_of(float *y, const float *x, float scale, float shift, size_t n) {
+#define EXP_OF(load) vec_exp(load(x + i) * scale - shift)
+    FOR_ROW(n, y, EXP_OF);
+}
+
+#define FAR 0x7f800000 /* of infinity, and beyond it NaN */
+
+/* Of n < RANK_BLOCK values. */
+static bool rank_some(const float *x, int32_t *best, size_t n) {
+    bool is_finite = true;
+    *best = INT32_MIN;
+    for (size_t i = 0; i < n; i++) {
+        int32_t bits, rank = rank_of(x[i]);
+        memcpy(&bits, x + i, sizeof bits);
+        is_finite &= (bits & FAR) != FAR;
+        *best = rank > *best ? rank : *best;
+    }
+    return is_finite;
+}
+
+CLONES bool row_ranks(const float *x, int32_t *best, size_t n) {
+    ivec far = {0};
+    size_t i = 0;
+    for (; i + RANK_BLOCK <= n; i += RANK_BLOCK) {
+        ivec most[VECS];
+        EACH_VEC(u) most[u] = (ivec){0} + INT32_MIN;
+        for (size_t k = i; k < i + RANK_BLOCK; k += LANES)
+            EACH_VEC(u) {
+                ivec bits = (ivec)vec_load(x + k + u * VEC_LANES);
+                ivec rank = bits ^ (bits >> 31 & INT32_MAX), is_more = rank > most[u];
+                far |= (bits & FAR) == FAR;
+                most[u] = (is_more & rank) | (~is_more & most[u]);
+            }
+        int32_t a[LANES];
+        memcpy(a, most, sizeof a);
+        for (int half = LANES / 2; half > 0; half /= 2)
+            for (int k = 0; k < half; k++)
+                a[k] = a[k] > a[k + half] ? a[k] : a[k + half];
+        best[i / RANK_BLOCK] = a[0];
+    }
+    int32_t found = 0;
+    for (int k = 0; k < VEC_LANES; k++)
+        found |= far[k];
+    return (i == n || rank_some(x + i, best + i / RANK_BLOCK, n - i)) && !found;
+}

@@ -8,6 +8,7 @@
 #ifndef BACKEND_CPU_VEC_H
 #define BACKEND_CPU_VEC_H
 
+#include <stdbool.h>
 #include <stdint.h>
 #include <string.h>
 
@@ -151,5 +152,26 @@ void row_add(float *y, const float *x, size_t n);
 void row_mix(float *y, float a, const float *x, float b, size_t n);
 /* x = e^(x - shift); returns their sum */
 float row_exp(float *x, float shift, size_t n);
+/* y = e^(x * scale - shift), and their sum alone */
+void row_exp_of(float *y, const float *x, float scale, float shift, size_t n);
+float row_exp_sum(const float *x, float scale, float shift, size_t n);
+
+/* An integer that sorts like a float: -0 before 0, NaN at the ends by its sign. */
+static inline int32_t rank_of(float x) {
+    int32_t bits;
+    memcpy(&bits, &x, sizeof bits);
+    return bits ^ (bits >> 31 & INT32_MAX);
+}
+
+static inline float float_of(int32_t rank) {
+    int32_t bits = rank ^ (rank >> 31 & INT32_MAX);
+    float x;
+    memcpy(&x, &bits, sizeof x);
+    return x;
+}
+
+/* The best rank of every RANK_BLOCK values; returns whether all values are finite. */
+enum { RANK_BLOCK = 128 };
+bool row_ranks(const float *x, int32_t *best, size_t n);
 
 #endif
