@@ -67,6 +67,8 @@ struct attend_keys {
     const uint8_t *at;
     size_t vector, four, tile;
     const uint8_t *fetch; /* as many bytes as f16 keys have are fetched from here meanwhile */
+    const uint8_t *next;  /* these keys are put in order meanwhile, at `to`; NULL: none */
+    uint8_t *to;
 };
 
 /* Values of positions. */
@@ -169,8 +171,23 @@ static TARGET void attend_turn_keys(const struct attend_split *s, uint32_t begin
         }
     }
 }
+
+/* Piece k of the half of a tile that vectors 2 half and 2 half + 1 are; keys of `fours` fours. */
+F32_INLINE void attend_turn_piece(const struct attend_keys *keys, int half, uint32_t k,
+                                  uint32_t fours) {
+    const size_t row = 8 * (size_t)fours;
+    const uint32_t pieces = fours / ATTEND_PARTS;
+    const uint32_t is_second = k >= pieces, v = 2 * (uint32_t)half + is_second;
+    const uint32_t i = (k - (is_second ? pieces : 0)) * LANES;
+    const uint8_t *at = keys->next + v * row + 2 * i;
+    if (i % 32 == 0)
+        UNROLL for (size_t part = 0; part < ATTEND_PARTS; part++)
+            _mm_prefetch((const char *)at + (part * 4 + ATTEND_BLOCK) * row, _MM_HINT_T0);
+    V_TURN(at, 4 * row, keys->to + i * 2 * LANES + v * 2 * LANES);
+}
 #else
 #define attend_fetch(p, soon, in_time) ((void)(p), (void)(soon), (void)(in_time))
+#define attend_turn_piece(keys, half, k, fours) ((void)(k))
 #endif
 
 /* As many lines as hold four f16 values of n positions come into L2. */
@@ -217,6 +234,9 @@ F32_INLINE void attend_qk_tile(const struct attend_keys *keys, f32_load_fn *load
     }
 }
 
+/* Of a half of a tile, so many fours take as long as putting a piece of another in order. */
+enum { ATTEND_STEP = ATTEND_PARTS > 1 ? ATTEND_PARTS / 2 : 1 };
+
 /* A tile against more queries: two vectors, then the other two. */
 F32_INLINE void attend_qk_halves(const struct attend_keys *keys, f32_load_fn *load,
                                  const float *query, size_t stride, int rows, uint32_t fours,
@@ -227,16 +247,20 @@ F32_INLINE void attend_qk_halves(const struct attend_keys *keys, f32_load_fn *lo
         VEC acc[2][ATTEND_F16_ROWS];
         const uint8_t *at = keys->at + (size_t)(2 * half) * keys->vector;
         UNROLL for (int q = 0; q < rows; q++) acc[0][q] = acc[1][q] = V_ZERO();
-        for (uint32_t i = 0; i < fours; i++, at += keys->four) {
-            VEC low = load(at), high = load(at + keys->vector);
+        for (uint32_t i = 0; i < fours; i += ATTEND_STEP) {
+            if (keys->next)
+                attend_turn_piece(keys, half, i / ATTEND_STEP, fours);
             if (keys->fetch && i % 2 == 0) {
                 attend_fetch_lines(fetch, ATTEND_BLOCK);
                 fetch += 8 * ATTEND_BLOCK;
             }
-            UNROLL for (int q = 0; q < rows; q++) {
-                VEC x = V_FOUR(query + (size_t)q * stride + 4 * i);
-                acc[0][q] = V_FUSED(low, x, acc[0][q]);
-                acc[1][q] = V_FUSED(high, x, acc[1][q]);
+            UNROLL for (uint32_t j = 0; j < ATTEND_STEP; j++, at += keys->four) {
+                VEC low = load(at), high = load(at + keys->vector);
+                UNROLL for (int q = 0; q < rows; q++) {
+                    VEC x = V_FOUR(query + (size_t)q * stride + 4 * (i + j));
+                    acc[0][q] = V_FUSED(low, x, acc[0][q]);
+                    acc[1][q] = V_FUSED(high, x, acc[1][q]);
+                }
             }
         }
         UNROLL for (int q = 0; q < rows; q++) pairs[half][q] = V_PAIRS(acc[0][q], acc[1][q]);
@@ -296,6 +320,27 @@ static TARGET void attend_qk(const struct attend_split *s, attend_qk_fn *const *
     }
 }
 
+#ifdef V_TURN
+/* All queries together: a tile meets them while the next is put in order. */
+static TARGET void attend_qk_together(const struct attend_split *s, uint32_t first, uint32_t n) {
+    const uint32_t stride = attend_stride(s->width), fours = s->width / 4;
+    const size_t row = 2 * s->width, tile = ATTEND_BLOCK * row;
+    struct attend_keys keys = {.vector = 2 * LANES, .four = 4 * 2 * LANES, .tile = tile};
+    attend_turn_keys(s, 0, ATTEND_BLOCK);
+    for (uint32_t p = 0; p < n; p += ATTEND_BLOCK) {
+        uint8_t *both = (uint8_t *)s->tile;
+        bool is_odd = p / ATTEND_BLOCK % 2;
+        keys.at = both + is_odd * tile;
+        keys.to = both + !is_odd * tile;
+        keys.fetch = (const uint8_t *)s->values + p * row;
+        keys.next =
+            p + ATTEND_BLOCK < n ? (const uint8_t *)s->keys + (p + ATTEND_BLOCK) * row : NULL;
+        attend_qk_f16[s->n_queries - first](&keys, s->queries + (size_t)first * stride, stride,
+                                            fours, s->qk + (size_t)first * ATTEND_POSITIONS + p);
+    }
+}
+#endif
+
 /* A vector of one position is part of a row of the cache. */
 static bool attend_is_direct(const struct attend_split *s, uint32_t first, uint32_t align) {
     return (s->type == DT_F16 || s->type == DT_F32) && s->width % align == 0 &&
@@ -306,15 +351,24 @@ static TARGET void attend_run_keys(const struct attend_split *s, uint32_t first,
     if (attend_is_one(s, first) && attend_one_qk(s, first, n))
         return;
     size_t row = attend_row_bytes(s);
-    struct attend_keys keys = {s->keys, row, s->type == DT_F16 ? 8 : 16, 4 * row, NULL};
+    struct attend_keys keys = {s->keys, row, s->type == DT_F16 ? 8 : 16, 4 * row, NULL, NULL, NULL};
     if (ATTEND_PARTS == 1 && attend_is_direct(s, first, 4)) {
         attend_qk(s, s->type == DT_F16 ? attend_qk_f16 : attend_qk_f32, keys, first, 0, n);
         return;
     }
 #ifdef V_TURN
     if (s->type == DT_F16 && attend_is_direct(s, first, LANES)) {
-        keys = (struct attend_keys){(const uint8_t *)s->tile, 2 * LANES, 4 * 2 * LANES,
-                                    s->width / 4 * 4 * 2 * LANES, NULL};
+        if (s->n_queries - first > ATTEND_ROWS && s->n_queries - first <= ATTEND_F16_ROWS) {
+            attend_qk_together(s, first, n);
+            return;
+        }
+        keys = (struct attend_keys){(const uint8_t *)s->tile,
+                                    2 * LANES,
+                                    4 * 2 * LANES,
+                                    s->width / 4 * 4 * 2 * LANES,
+                                    NULL,
+                                    NULL,
+                                    NULL};
         for (uint32_t p = 0, run = attend_run(s); p < n; p += run) {
             uint32_t end = p + run < n ? p + run : n;
             keys.fetch = (const uint8_t *)s->values + p * row;
@@ -324,9 +378,13 @@ static TARGET void attend_run_keys(const struct attend_split *s, uint32_t first,
         return;
     }
 #endif
-    keys = (struct attend_keys){(const uint8_t *)s->tile, LANES * sizeof(float),
+    keys = (struct attend_keys){(const uint8_t *)s->tile,
+                                LANES * sizeof(float),
                                 4 * LANES * sizeof(float),
-                                (s->width + 3) / 4 * 4 * LANES * sizeof(float), NULL};
+                                (s->width + 3) / 4 * 4 * LANES * sizeof(float),
+                                NULL,
+                                NULL,
+                                NULL};
     if (ATTEND_PARTS == 1) {
         keys.four = 16;
         keys.vector = attend_stride(s->width) * sizeof(float);
@@ -368,10 +426,11 @@ F32_INLINE float attend_max(const float *qk, uint32_t n) {
     for (uint32_t p = 16; p < n; p += 16)
         UNROLL for (int c = 0; c < ATTEND_CHUNKS; c++) best[c] =
             V_MAX(V_LOAD(qk + p + c * LANES), best[c]);
-    UNROLL for (int c = 1; c < ATTEND_CHUNKS; c++) best[0] = V_MAX(best[c], best[0]);
+    UNROLL for (int half = ATTEND_CHUNKS / 2; half > 0; half /= 2)
+        UNROLL for (int c = 0; c < half; c++) best[c] = V_MAX(best[c + half], best[c]);
     V_STORE(lanes, best[0]);
-    for (int l = 1; l < LANES; l++)
-        lanes[0] = lanes[l] > lanes[0] ? lanes[l] : lanes[0];
+    UNROLL for (int half = LANES / 2; half > 0; half /= 2) UNROLL for (int l = 0; l < half; l++)
+        lanes[l] = lanes[l + half] > lanes[l] ? lanes[l + half] : lanes[l];
     return lanes[0];
 }
 
