@@ -126,7 +126,8 @@ double step_facts_peak_percent(const struct step_facts *f, double flops, double 
 double step_facts_percent(const struct step_facts *f, const struct op_traffic *t, double seconds) {
     if (seconds <= 0 || f->bandwidth <= 0)
         return 0;
-    return 100 * (double)(t->weights + t->state) / 1e9 / f->bandwidth / seconds;
+    uint64_t bytes = t->weights + t->state ? t->weights + t->state : t->read; /* PICK: logits */
+    return 100 * (double)bytes / 1e9 / f->bandwidth / seconds;
 }
 
 bool step_facts_kernel(const struct step_facts *f, uint32_t op, uint32_t k,

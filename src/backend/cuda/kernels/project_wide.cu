@@ -347,7 +347,7 @@ static __device__ __forceinline__ void unpack_next(const struct wide_params &p,
     }
 }
 
-/* The stage of `empty` is read. An arrival overtakes loads that wait in their queue, behind the
+/* The stage of `empty` is read. An arrival overtakes loads that wait in their queue, after the
  * copies of weights into other stages, and bulk copies, which do not go through that queue, then
  * bring the next group's scales before this one's are read. So it waits for sums that were made of
  * them: `used` has the bits of such sums. */
