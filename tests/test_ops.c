@@ -507,3 +507,208 @@ TEST(pick_of_drafts_is_that_of_a_row_after_the_other) {
     check_picks_of_drafts(&backend_cpu, 1);
     check_picks_of_drafts(&backend_cpu, 3);
 }
+
+/* Four rows of logits of a vocabulary that is no multiple of anything, as columns of an LM head
+ * whose activations are 1 in one place; PICK of all of them. */
+enum { LARGE_VOCAB = 36013, LARGE_ROWS = 4, LARGE_WIDTH = 32 };
+
+struct large_rig {
+    struct plan *plan;
+    struct backend *b;
+    float logits[LARGE_ROWS][LARGE_VOCAB];
+    struct {
+        float tokens[LARGE_VOCAB][LARGE_WIDTH], head[LARGE_VOCAB][LARGE_WIDTH];
+    } weights;
+};
+
+/* Row 0 has few likely tokens, row 1 nearly none that is not; rows 0 to 2 have many equal logits,
+ * the best of row 2 at its end. */
+static void fill_large_logits(struct large_rig *r) {
+    uint64_t random = 7;
+    for (uint32_t i = 0; i < LARGE_ROWS; i++)
+        for (uint32_t k = 0; k < LARGE_VOCAB; k++) {
+            random = random * 6364136223846793005u + 1442695040888963407u;
+            float u = (float)(random >> 40) * 0x1p-24f;
+            r->logits[i][k] = i == 0   ? 20 * u * u * u * u
+                              : i == 1 ? (float)(int)(8 * u) / 8
+                              : i == 2 ? (float)(int)(64 * u) / 16
+                                       : 12 * u - 6;
+        }
+    for (uint32_t k = 1; k <= 3; k++)
+        r->logits[2][LARGE_VOCAB - k] = 7;
+    for (uint32_t i = 0; i < LARGE_ROWS; i++) {
+        r->weights.tokens[i][i] = 1;
+        for (uint32_t k = 0; k < LARGE_VOCAB; k++)
+            r->weights.head[k][i] = r->logits[i][k];
+    }
+}
+
+static bool large_open(struct large_rig *r, int threads) {
+    struct plan_options options = {
+        .max_rows = LARGE_ROWS, .max_outputs = LARGE_ROWS, .n_slots = 1, .n_vocab = LARGE_VOCAB};
+    struct backend_options how = {.threads = threads};
+    struct err err = {0};
+    EXPECT_INT(plan_new(&r->plan, &options, &err), SLUICE_OK);
+    struct op embed = {.kind = OP_EMBED, .role = "rows"};
+    struct op head = {.kind = OP_PROJECT, .layer = -1, .role = "head"};
+    struct op pick = {.kind = OP_PICK, .layer = -1, .role = "pick"};
+    uint32_t dims[4] = {LARGE_WIDTH, LARGE_VOCAB};
+    embed.embed.table = operand_at(REGION_WEIGHTS, DT_F32, 0, dims);
+    embed.embed.x = head.project.in = plan_scratch(r->plan, LARGE_WIDTH);
+    head.project.is_lm_head = true;
+    head.project.n_segments = 1;
+    head.project.segments[0].weight =
+        operand_at(REGION_WEIGHTS, DT_F32, sizeof r->weights.tokens, dims);
+    head.project.out = plan_scratch_of(r->plan, DT_F32, (uint32_t[4]){LARGE_VOCAB, LARGE_ROWS});
+    pick.pick = (struct op_pick){
+        .logits = head.project.out,
+        .wanted = plan_logits(r->plan),
+        .counts = plan_state(r->plan, DT_I16, (uint32_t[4]){LARGE_VOCAB, 1}),
+        .room = plan_scratch_of(r->plan, DT_F32, (uint32_t[4]){LARGE_VOCAB, LARGE_ROWS}),
+        .order = plan_scratch_of(r->plan, DT_I64, (uint32_t[4]){LARGE_VOCAB, LARGE_ROWS}),
+    };
+    if (plan_add(r->plan, &embed, &err) || plan_add(r->plan, &head, &err) ||
+        plan_add(r->plan, &pick, &err) || plan_finish(r->plan, &err) ||
+        backend_cpu.open(&r->b, &how, &err) ||
+        backend_cpu.load(
+            r->b,
+            (struct backend_weights){.base = (uint8_t *)&r->weights, .bytes = sizeof r->weights},
+            &r->plan, 1, NULL, NULL, &err))
+        test_fail(__FILE__, __LINE__, "%s", err.text);
+    return err.code == 0;
+}
+
+static void large_step(struct large_rig *r, struct io_output how, int32_t *picked) {
+    uint8_t *io = backend_cpu.io(r->b);
+    struct io_output *outputs = (struct io_output *)(io + r->plan->io.outputs);
+    *(struct io_header *)io =
+        (struct io_header){.n_rows = LARGE_ROWS, .n_segments = 1, .n_outputs = LARGE_ROWS};
+    *(struct io_segment *)(io + r->plan->io.segments) = (struct io_segment){.n_rows = LARGE_ROWS};
+    for (uint32_t i = 0; i < LARGE_ROWS; i++) {
+        ((struct io_row *)(io + r->plan->io.rows))[i] =
+            (struct io_row){.token = (int32_t)i, .position = i};
+        outputs[i] = how;
+        outputs[i].row = i;
+    }
+    update_in_place(io, r->plan);
+    EXPECT_INT(backend_cpu.submit(r->b, 0, NULL), SLUICE_OK);
+    EXPECT_INT(backend_cpu.wait(r->b, NULL), SLUICE_OK);
+    for (uint32_t i = 0; i < LARGE_ROWS; i++)
+        picked[i] = outputs[i].token;
+}
+
+static const float *sorted_logits;
+
+static int by_logit(const void *a, const void *b) {
+    uint32_t i = *(const uint32_t *)a, k = *(const uint32_t *)b;
+    float x = sorted_logits[i], y = sorted_logits[k];
+    return x != y ? (x < y) - (x > y) : (i > k) - (i < k);
+}
+
+/* The random number of a seed and a position, as io.h has it. */
+static double random_of(uint64_t seed, uint32_t position) {
+    uint64_t z = seed + 0x9E3779B97F4A7C15u * (position + 1ull);
+    z = (z ^ z >> 30) * 0xBF58476D1CE4E5B9u;
+    z = (z ^ z >> 27) * 0x94D049BB133111EBu;
+    return (double)((z ^ z >> 31) >> 11) * 0x1p-53;
+}
+
+/* Whether the token is that of sorted logits and doubles, or one next to it where the random number
+ * is at their boundary. order: tokens from the best on. */
+static bool is_drawn(const float *logits, const uint32_t *order, const struct io_output *o,
+                     double random, int32_t picked) {
+    static double p[LARGE_VOCAB];
+    if (o->temperature <= 0)
+        return picked == (int32_t)order[0];
+    bool is_cut = o->top_k > 0 || o->top_p < 1 || o->min_p > 0;
+    uint32_t limit = o->top_k ? o->top_k : LARGE_VOCAB, n = 0;
+    double best = (double)logits[order[0]], total = 0, sum = 0, at = 0;
+    for (uint32_t i = 0; i < limit; i++) { /* all: in the order of the vocabulary */
+        p[i] = exp(((double)logits[is_cut ? order[i] : i] - best) / (double)o->temperature);
+        total += p[i];
+    }
+    while (n < limit && (n == 0 || !is_cut || p[n] >= (double)o->min_p)) {
+        sum += p[n++];
+        if (o->top_p < 1 && sum >= (double)o->top_p * total)
+            break;
+    }
+    for (uint32_t i = 0; i < n; at += p[i++])
+        if (picked == (int32_t)(is_cut ? order[i] : i))
+            return random * sum >= at - 1e-4 * sum && random * sum < at + p[i] + 1e-4 * sum;
+    return false;
+}
+
+TEST(pick_of_a_large_vocabulary_is_what_sorting_finds) {
+    static const struct io_output settings[] = {
+        {.temperature = 0, .top_p = 1},
+        {.temperature = 1, .top_p = 1},
+        {.temperature = 0.8f, .top_p = 0.95f},
+        {.temperature = 0.1f, .top_p = 0.5f},
+        {.temperature = 1, .top_p = 0.999f},
+        {.temperature = 1, .top_p = 1, .top_k = 1},
+        {.temperature = 1, .top_p = 1, .top_k = 40},
+        {.temperature = 1.5f, .top_p = 0.9f, .top_k = 3000},
+        {.temperature = 0.7f, .top_p = 0.8f, .top_k = 9, .min_p = 0.05f},
+        {.temperature = 1, .top_p = 1, .min_p = 0.05f},
+        {.temperature = 1, .top_p = 1, .min_p = 0.9f},
+    };
+    static uint32_t order[LARGE_ROWS][LARGE_VOCAB];
+    struct large_rig *rigs[3];
+    for (int t = 0; t < 3; t++) {
+        rigs[t] = calloc(1, sizeof *rigs[t]);
+        fill_large_logits(rigs[t]);
+        if (!large_open(rigs[t], t + 1))
+            return;
+    }
+    for (uint32_t k = 0; k < LARGE_ROWS; k++) {
+        for (uint32_t i = 0; i < LARGE_VOCAB; i++)
+            order[k][i] = i;
+        sorted_logits = rigs[0]->logits[k];
+        qsort(order[k], LARGE_VOCAB, sizeof **order, by_logit);
+    }
+    for (size_t i = 0; i < sizeof settings / sizeof *settings; i++)
+        for (uint64_t seed = 1; seed <= 12; seed++) {
+            struct io_output o = settings[i];
+            int32_t picked[3][LARGE_ROWS];
+            o.flags = IO_WANTS_TOKEN;
+            o.repeat_penalty = 1;
+            o.n_vocab = LARGE_VOCAB;
+            o.seed = seed;
+            for (int t = 0; t < 3; t++)
+                large_step(rigs[t], o, picked[t]);
+            EXPECT(memcmp(picked[0], picked[1], sizeof *picked) == 0);
+            EXPECT(memcmp(picked[0], picked[2], sizeof *picked) == 0);
+            for (uint32_t k = 0; k < LARGE_ROWS; k++)
+                if (!is_drawn(rigs[0]->logits[k], order[k], &o, random_of(seed, k), picked[0][k]))
+                    test_fail(__FILE__, __LINE__, "setting %zu, seed %d, row %u: token %d", i,
+                              (int)seed, k, picked[0][k]);
+        }
+    for (int t = 0; t < 3; t++) {
+        backend_cpu.close(rigs[t]->b);
+        plan_free(rigs[t]->plan);
+        free(rigs[t]);
+    }
+}
+
+/* In the last place of a row, in a thread's first and last, and beside the best. */
+TEST(pick_of_what_is_not_finite_is_none) {
+    static const uint32_t places[] = {0, 127, 128, 18047, 18048, LARGE_VOCAB - 1};
+    static const float values[] = {NAN, INFINITY, -INFINITY};
+    struct io_output o = {
+        .flags = IO_WANTS_TOKEN, .top_p = 1, .repeat_penalty = 1, .n_vocab = LARGE_VOCAB};
+    struct large_rig *r = calloc(1, sizeof *r);
+    for (size_t i = 0; i < 18; i++) {
+        int32_t picked[LARGE_ROWS];
+        fill_large_logits(r);
+        r->weights.head[places[i / 3]][1] = values[i % 3]; /* of every row: 0 times it is NaN */
+        o.temperature = i % 2 ? 0.8f : 0;
+        if (!large_open(r, 2))
+            break;
+        large_step(r, o, picked);
+        for (uint32_t k = 0; k < LARGE_ROWS; k++)
+            EXPECT_INT(picked[k], IO_NOT_FINITE);
+        backend_cpu.close(r->b);
+        plan_free(r->plan);
+    }
+    free(r);
+}
