@@ -752,50 +752,18 @@ static __device__ __forceinline__ float4 add_partials(const struct gemm_finish_p
     return sum;
 }
 
-enum { FINISH_PITCH = PROJECT_GROUP + 4 };
-
-/* Grid: (groups of 128 columns, n8 tiles). A warp adds an M16 tile's partial sums for 8 rows; then
- * half a warp has a row. */
+/* A warp adds an M16 tile's partial sums for 8 rows: finish_rows. */
 extern "C" __global__ void __maxnreg__(96)
     project_gemm_finish(const __grid_constant__ struct gemm_finish_params p) {
-    __shared__ float sums[8][FINISH_PITCH]; /* (row, column): lanes store to different banks */
     pdl_launch_dependents();
-    const struct project_input &in = p.in;
     uint32_t lane = threadIdx.x % 32, warp = warp_uniform(threadIdx.x / 32), n8 = blockIdx.y;
     uint32_t tile = (blockIdx.x * 8 + warp) * p.warps_per_tile + n8 / p.warp_n8;
     const float4 *from = (const float4 *)p.partials +
                          ((uint64_t)tile * p.kblocks * p.warp_n8 + n8 % p.warp_n8) * 32 + lane;
-    uint32_t row = n8 * 8 + threadIdx.x / 16, at = blockIdx.x * 32 + lane % 16;
-    float4 *out = (float4 *)(p.out + (uint64_t)min(row, p.row_limit - 1) * p.out_stride) + at;
-    bool has_row = warp < 4, is_norm = in.prologue == PROLOGUE_NORM;
-    struct col8 v = {}, w = {};
-    if (has_row && is_norm)
-        w = load_norm_weights((const float4 *)in.norm + at);
-    pdl_wait(p.io);
-    if (has_row)
-        v = load_col8(out);
-    uint32_t n_rows = p.io.header->n_rows;
-    float4 sum = add_partials(p, from, p.warp_n8 * 32);
-    uint32_t r = lane % 4 * 2, c = warp * 16 + lane / 4;
-    sums[r][c] = sum.x;
-    sums[r + 1][c] = sum.y;
-    sums[r][c + 8] = sum.z;
-    sums[r + 1][c + 8] = sum.w;
-    __syncthreads();
-    if (!has_row)
-        return;
-    float square = 0;
-#pragma unroll
-    for (int h = 0; h < 2; h++) {
-        const float4 *of = (const float4 *)sums[threadIdx.x / 16] + lane % 16 + h * COL8_STEP;
-        v.quad[h] = add4(v.quad[h], *of);
-        if (row < n_rows)
-            out[h * COL8_STEP] = v.quad[h];
-    }
-    if (is_norm) {
-        square = __fadd_rn(sum_squares(v.quad[0]), sum_squares(v.quad[1]));
-        v = mul(v, w);
-    }
-    struct gemm_qact_row to = {p.qacts, row};
-    store_col8<IS_INT8>(in, in.prologue, to, at, v, square, row_squares(to.q, row));
+    finish_rows(
+        p, [&] { return add_partials(p, from, p.warp_n8 * 32); },
+        [&](uint32_t row, uint32_t at, const struct col8 &v, float square) {
+            struct gemm_qact_row to = {p.qacts, row};
+            store_col8<IS_INT8>(p.in, p.in.prologue, to, at, v, square, row_squares(to.q, row));
+        });
 }

@@ -516,15 +516,9 @@ extern "C" __global__ void __maxnreg__(56)
     uint32_t row = blockIdx.x, max_bits = 0;
     float *red = (float *)(split_values + p.in.k / 4);
     struct wide_split_row to = {p.acts, row, p.act_rows};
-    struct row_threads threads = row_threads_of(p.in);
-    struct col8 weights = {};
-    load_first_norm_weights(threads, p.in, weights);
-    pdl_wait(p.io);
-    if (row >= count_rows(p.io, p.in))
-        return;
-    struct row_source source = {row, p.row_limit, false};
     struct f16_row values = {split_values, &max_bits};
-    quantize_row<IS_F16>(threads, p.io, p.in, source, weights, values, red);
+    if (!quantize_wide_values<IS_F16>(row_threads_of(p.in), p, values, red))
+        return;
     store_warp_max(max_bits, maxima);
     __syncthreads();
     float down =

@@ -619,28 +619,83 @@ static __device__ __forceinline__ float row_factor(const struct project_input &i
     return norm_factor(warp_sum(sum), in.k, in.eps);
 }
 
-/* A kernel that quantizes row blockIdx.x for wgmma, by `threads`, and stores its norm's factor.
- * Rows after the step's last are left as they are: a quantized row meets its own results alone.
- * red: as of quantize_row. */
+/* Quantizes row blockIdx.x for wgmma, by `threads`. False: it is after the step's last, and left as
+ * it is, since a quantized row meets its own results alone. red: as of quantize_row. */
 template <int SET, class PARAMS, class QACT>
-static __device__ __forceinline__ void
-quantize_wide_row(const struct row_threads &threads, const PARAMS &p, const QACT &to, float *red) {
+static __device__ __forceinline__ bool quantize_wide_values(const struct row_threads &threads,
+                                                            const PARAMS &p, const QACT &to,
+                                                            float *red) {
     uint32_t row = blockIdx.x;
     struct col8 weights = {};
     load_first_norm_weights(threads, p.in, weights);
     pdl_wait(p.io);
     if (row >= count_rows(p.io, p.in))
-        return;
+        return false;
     struct row_source source = {row, p.row_limit, false};
     quantize_row<SET>(threads, p.io, p.in, source, weights, to, red);
-    if (p.in.prologue != PROLOGUE_NORM)
+    return true;
+}
+
+/* A kernel that does this, and stores the row's norm factor. */
+template <int SET, class PARAMS, class QACT>
+static __device__ __forceinline__ void
+quantize_wide_row(const struct row_threads &threads, const PARAMS &p, const QACT &to, float *red) {
+    if (!quantize_wide_values<SET>(threads, p, to, red) || p.in.prologue != PROLOGUE_NORM)
         return;
     __syncthreads();
     if (threadIdx.x >= 32)
         return;
     float factor = row_factor(p.in, red);
     if (threadIdx.x == 0)
-        p.factors[row] = factor;
+        p.factors[blockIdx.x] = factor;
+}
+
+/* ---- after a product that leaves its parts ---------------------------------------------------
+ */
+
+enum { FINISH_PITCH = PROJECT_GROUP + 4 };
+
+/* A kernel that adds a product to the residual, p.out, and quantizes it for the next op. Grid:
+ * (groups of 128 columns, rows / 8), 8 warps. add(): the thread's sums of 2 rows by 2 columns, as
+ * an m16n8 tile has them. Then half a warp has a row: store(row, at, v, square). */
+template <class PARAMS, class ADD, class STORE>
+static __device__ __forceinline__ void finish_rows(const PARAMS &p, const ADD &add,
+                                                   const STORE &store) {
+    __shared__ float sums[8][FINISH_PITCH]; /* (row, column): lanes store to different banks */
+    const struct project_input &in = p.in;
+    uint32_t lane = threadIdx.x % 32, warp = warp_uniform(threadIdx.x / 32);
+    uint32_t row = blockIdx.y * 8 + threadIdx.x / 16, at = blockIdx.x * 32 + lane % 16;
+    float4 *out = (float4 *)(p.out + (uint64_t)min(row, p.row_limit - 1) * p.out_stride) + at;
+    bool has_row = warp < 4, is_norm = in.prologue == PROLOGUE_NORM;
+    struct col8 v = {}, w = {};
+    if (has_row && is_norm)
+        w = load_norm_weights((const float4 *)in.norm + at);
+    pdl_wait(p.io);
+    if (has_row)
+        v = load_col8(out);
+    uint32_t n_rows = p.io.header->n_rows;
+    float4 sum = add();
+    uint32_t r = lane % 4 * 2, c = warp * 16 + lane / 4;
+    sums[r][c] = sum.x;
+    sums[r + 1][c] = sum.y;
+    sums[r][c + 8] = sum.z;
+    sums[r + 1][c + 8] = sum.w;
+    __syncthreads();
+    if (!has_row)
+        return;
+    float square = 0;
+#pragma unroll
+    for (int h = 0; h < 2; h++) {
+        const float4 *of = (const float4 *)sums[threadIdx.x / 16] + lane % 16 + h * COL8_STEP;
+        v.quad[h] = add4(v.quad[h], *of);
+        if (row < n_rows)
+            out[h * COL8_STEP] = v.quad[h];
+    }
+    if (is_norm) {
+        square = __fadd_rn(sum_squares(v.quad[0]), sum_squares(v.quad[1]));
+        v = mul(v, w);
+    }
+    store(row, at, v, square);
 }
 
 #endif
