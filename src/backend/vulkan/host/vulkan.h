@@ -1,0 +1,124 @@
+/* vulkan.h - the Vulkan backend's host side: a step is one command buffer, recorded once.
+ *
+ * At load every op of a plan lists its dispatches (vulkan_record_*, one file of ops/ each). The
+ * list becomes a command buffer with the barriers that its operands need, and from then on that
+ * buffer is only submitted.
+ * (1) What differs between two steps is in IO. Push constants and descriptors are those of the
+ *     recording.
+ * (2) A result's bits depend on its own row alone: never on the rows beside it, on the bucket, or
+ *     on which workgroup was first. No float atomics.
+ * (3) Nothing is allocated after load.
+ * (4) Every buffer of a shader is a storage buffer of one operand: no buffer is larger than
+ *     maxStorageBufferRange, and nothing needs buffer device addresses. Weights lie as in the file.
+ */
+#ifndef BACKEND_VULKAN_HOST_VULKAN_H
+#define BACKEND_VULKAN_HOST_VULKAN_H
+
+#include "backend/backend.h"
+#include "backend/vulkan/host/driver.h"
+
+/* Memory of the backend. A region may be several VkBuffers, where the device limits their size; an
+ * operand lies in one of them. */
+enum vulkan_memory {
+    VULKAN_WEIGHTS,
+    VULKAN_STATE,
+    VULKAN_SCRATCH,
+    VULKAN_IO, /* the host's block: shaders read masks and biases, and write tokens and logits */
+    VULKAN_IO_COPY, /* of its beginning, up to the biases, on the device */
+    VULKAN_WORK,    /* of the running op */
+    VULKAN_MEMORIES,
+};
+
+enum { VULKAN_MAX_BINDS = 12, VULKAN_MAX_CONSTANTS = 16, VULKAN_PUSH_WORDS = 24 };
+
+enum vulkan_access { VULKAN_READ = 1, VULKAN_WRITE = 2 };
+
+/* Bytes that a shader sees as the storage buffer of a binding, and what it does to them. */
+struct vulkan_bind {
+    uint8_t memory;         /* enum vulkan_memory */
+    uint8_t access;         /* of enum vulkan_access */
+    uint64_t offset, bytes; /* within the region; the offset is a multiple of 256 */
+};
+
+/* One dispatch. Binding i of set 0 is binds[i]; specialization constant i is constants[i], and
+ * constant 0 is local_size_x; push constants are struct vulkan_io_at, then `push`. */
+struct vulkan_dispatch {
+    const char *shader; /* its name in shaders/shaders.list */
+    uint32_t groups[3];
+    uint32_t constants[VULKAN_MAX_CONSTANTS];
+    uint32_t n_constants;
+    struct vulkan_bind binds[VULKAN_MAX_BINDS];
+    uint32_t n_binds;
+    const void *push; /* at most VULKAN_PUSH_WORDS words */
+    uint32_t push_bytes;
+};
+
+/* Where the parts of IO are, in words; the first push constants of every shader (io.glsl). */
+struct vulkan_io_at {
+    uint32_t rows, segments, to, outputs, changes, biases, masks, keeps;
+};
+
+/* What the device can do; a shader that needs more has one beside it that does not. */
+struct vulkan_features {
+    uint32_t subgroup_size; /* 4 to 128 */
+    uint32_t shared_bytes;  /* a workgroup may have; 16 KB at least */
+    uint32_t max_threads;   /* of a workgroup; 128 at least */
+    uint64_t max_range;     /* bytes of a storage buffer; 128 MiB at least */
+    uint32_t n_cores;       /* compute units, where they are known; else a guess */
+    bool has_16bit_storage, has_8bit_storage, has_f16, has_int8, has_int64, has_f64;
+    bool has_dot;    /* 4 int8 products in an instruction, accelerated */
+    bool has_matrix; /* cooperative matrices of int8 and f16, 16 x 16 x 32 and 16 x 16 x 16 */
+    bool is_unified; /* the device's memory is the host's */
+};
+
+/* What a record function reads and adds to. Each runs twice: once to count memory (is_counting),
+ * once to record. */
+struct vulkan_recording;
+struct vulkan_recorder {
+    const struct plan *plan;
+    const struct vulkan_features *can;
+    bool exact; /* f32 activations throughout */
+    bool is_counting;
+    struct backend *b;
+    struct err *err;
+    struct vulkan_recording *into;
+    uint32_t step, n_steps; /* of a burst */
+    uint32_t op;            /* the running one */
+    uint64_t work_used, work_most;
+};
+
+/* An operand as a shader's buffer. Its first value is number *first of it (in values of its type;
+ * quantized ones: in bytes): 0 for whole operands, more for columns of a row. */
+struct vulkan_bind vulkan_operand(struct vulkan_recorder *r, const struct operand *o,
+                                  enum vulkan_access access, uint32_t *first);
+/* Rows [row, row + n) of a matrix, for one that is larger than max_range. */
+struct vulkan_bind vulkan_matrix_rows(struct vulkan_recorder *r, const struct operand *weight,
+                                      uint32_t row, uint32_t n);
+/* How many rows of a matrix fit a buffer; all of them, mostly. */
+uint32_t vulkan_rows_of_a_bind(const struct vulkan_recorder *r, const struct operand *weight);
+/* Workspace of the running op alone: the next op's dispatches overwrite it. */
+struct vulkan_bind vulkan_work(struct vulkan_recorder *r, uint64_t bytes);
+/* IO: the device's copy, and the host's block. */
+struct vulkan_bind vulkan_io_copy(struct vulkan_recorder *r, enum vulkan_access access);
+struct vulkan_bind vulkan_io_host(struct vulkan_recorder *r, enum vulkan_access access);
+
+/* The same bytes with another access: a dispatch reads what the one before it wrote. */
+static inline struct vulkan_bind vulkan_as(struct vulkan_bind b, enum vulkan_access access) {
+    b.access = (uint8_t)access;
+    return b;
+}
+
+/* Adds a dispatch to the step. The barriers that it needs follow from its binds and those of the
+ * dispatches before it. */
+int vulkan_add(struct vulkan_recorder *r, const struct vulkan_dispatch *d);
+
+/* The op `offset` ops after the running one (before: negative); NULL: none. */
+const struct op *vulkan_neighbour(const struct vulkan_recorder *r, int offset);
+
+/* One function an op. What the shaders cannot do is refused here, with the reason. */
+typedef int vulkan_record_fn(struct vulkan_recorder *r, const struct op *op);
+#define OP(kind, name, member) vulkan_record_fn vulkan_record_##member;
+#include "plan/ops.def"
+#undef OP
+
+#endif

@@ -1,0 +1,45 @@
+// io.glsl - the IO block as shaders read it; see src/plan/io.h.
+//
+// Every shader's push constants begin with the words where IO's parts are. A shader says
+//     layout(push_constant) uniform Push { IO_AT; uint mine; float eps; } p;
+//     layout(binding = 0) readonly buffer Io { uint io[]; };
+// and takes the parts by the macros below.
+#ifndef IO_GLSL
+#define IO_GLSL
+
+#define IO_AT                                                                                      \
+    uint io_rows, io_segments, io_to, io_outputs, io_changes, io_biases, io_masks, io_keeps
+
+#define IO_PAGE_POSITIONS 256
+#define IO_NO_CELL 0xffffffffu
+#define IO_NOT_FINITE (-2)
+
+#define IO_WANTS_LOGITS 1u
+#define IO_WANTS_TOKEN 2u
+#define IO_DRAFTED 4u
+#define IO_HAS_MASK 8u
+#define IO_KEEPS_MASK 16u
+
+#define io_n_rows() io[0]
+#define io_n_segments() io[1]
+#define io_n_outputs() io[2]
+#define io_n_changes() io[3]
+
+#define io_row_token(r) int(io[p.io_rows + 4 * (r)])
+#define io_row_position(r) io[p.io_rows + 4 * (r) + 1]
+#define io_row_slot(r) io[p.io_rows + 4 * (r) + 2]
+#define io_row_segment(r) io[p.io_rows + 4 * (r) + 3]
+
+#define io_segment_cell(s) io[p.io_segments + 4 * (s)]
+#define io_segment_first_row(s) io[p.io_segments + 4 * (s) + 1]
+#define io_segment_n_rows(s) io[p.io_segments + 4 * (s) + 2]
+#define io_segment_first_position(s) io[p.io_segments + 4 * (s) + 3]
+
+#define io_to_cell(r) io[p.io_to + (r)]
+
+// Word `w` of output o: 0 row, 1 flags, 2 temperature, ... as in struct io_output.
+#define io_output(o, w) io[p.io_outputs + 16 * (o) + (w)]
+#define io_output_row(o) io_output(o, 0)
+#define io_output_flags(o) io_output(o, 1)
+
+#endif
