@@ -1,0 +1,141 @@
+// product.glsl - products of weight rows and activation rows: the frame of project.comp and
+// project_plain.comp.
+//
+//   out[r][n] = epilogue(sum over k of w[n][k] x[r][k])
+//
+// A team of p.lanes threads takes WEIGHTS weight rows and ROWS activation rows. K is cut into units;
+// lane l sums units l, l + lanes, ... in order, and then the sums of all lanes are added in order.
+// lanes follows from K alone, so a row's bits are the same in every shape.
+//
+// IS_EXPERTS: workgroup y is a pair (row, place), and the matrix that of the expert chosen there.
+// The shader that includes this defines `multiply`.
+#include "io.glsl"
+
+layout(local_size_x_id = 0) in;
+layout(constant_id = 1) const uint TYPE = 0; // enum dtype
+layout(constant_id = 2) const uint ROWS = 1;
+layout(constant_id = 3) const uint WEIGHTS = 1; // SwiGLU: half of them gate, half up
+layout(constant_id = 4) const uint EPILOGUE = 0;
+layout(constant_id = 5) const uint IS_HEAD = 0;
+layout(constant_id = 6) const uint IS_EXPERTS = 0;
+layout(constant_id = 7) const uint IS_WIDE = 0; // 128 activations share a scale; plain: 16-aligned
+layout(constant_id = 8) const uint HAS_BIAS = 0;
+
+#define STORE 0
+#define ADD 1    // out += result
+#define SWIGLU 2 // out = silu(first) * second
+#define GATED 3  // out = silu(out) * result
+
+layout(push_constant) uniform Push {
+    IO_AT;
+    uint units, lanes, k, n, row_bytes, weight_first, weight2_first, bias_first, bias2_first;
+    uint out_first, out_stride, act_stride, plane_bytes, places, choice_first, choice_stride;
+    uint first_expert, n_experts, act_place, out_place;
+} p;
+layout(binding = 0) readonly buffer Io { uint io[]; };
+layout(binding = 1) readonly buffer Weight { uint w[]; };
+layout(binding = 1) readonly buffer Weight4 { uvec4 w4[]; };
+layout(binding = 2) readonly buffer Weight2 { uint v[]; };
+layout(binding = 2) readonly buffer Weight24 { uvec4 v4[]; };
+layout(binding = 3) readonly buffer Bias { float bias[]; };
+layout(binding = 4) readonly buffer Bias2 { float bias2[]; };
+layout(binding = 5) readonly buffer Choice { uint choice[]; };
+layout(binding = 6) buffer Out { float to[]; };
+
+const uint T = gl_WorkGroupSize.x;
+const uint OUTPUTS = EPILOGUE == SWIGLU ? WEIGHTS / 2 : WEIGHTS; // columns of out, of a team
+shared float partial[WEIGHTS * ROWS * T];
+
+bool is_second; // the running weight row is one of SwiGLU's up
+#define WORD(i) (EPILOGUE == SWIGLU && is_second ? v[i] : w[i])
+#define WORD4(i) (EPILOGUE == SWIGLU && is_second ? v4[i] : w4[i])
+
+uint n_rows, first_row, place, expert, first_n, lane;
+
+// Byte of weight row i of the team.
+uint weight_at(uint i) {
+    uint n = min(first_n + (i < OUTPUTS ? i : i - OUTPUTS), p.n - 1);
+    return (i < OUTPUTS ? p.weight_first : p.weight2_first) + expert * p.plane_bytes +
+           n * p.row_bytes;
+}
+
+// Where activation row r of the team begins, in what act_stride counts.
+uint act_at(uint r) {
+    return min(first_row + r, n_rows - 1) * p.act_stride + place * p.act_place;
+}
+
+// Of weight row i and activation row r: sum[i * ROWS + r]. Sizes of arrays in registers are numbers,
+// of which a pipeline keeps what its constants use.
+#define MAX_WEIGHTS 4
+#define MAX_SUMS 16
+float sum[MAX_SUMS];
+
+// Adds this lane's units to the sums.
+void multiply();
+
+float lanes_sum(uint i, uint r, uint team) {
+    uint at = (i * ROWS + r) * T + team * p.lanes;
+    precise float total = partial[at];
+    for (uint l = 1; l < p.lanes; l++)
+        total = total + partial[at + l];
+    return total;
+}
+
+float silu(float x) {
+    return x / (1 + exp(-x));
+}
+
+void store(uint n, uint row, float a, float b) {
+    uint at = p.out_first + row * p.out_stride + place * p.out_place + n;
+    precise float y = a;
+    if (HAS_BIAS != 0)
+        y = y + bias[p.bias_first + n];
+    if (EPILOGUE == ADD)
+        y = to[at] + y;
+    if (EPILOGUE == GATED)
+        y = silu(to[at]) * y;
+    if (EPILOGUE == SWIGLU) {
+        precise float up = b;
+        if (HAS_BIAS != 0)
+            up = up + bias2[p.bias2_first + n];
+        y = silu(y) * up;
+    }
+    to[at] = y;
+}
+
+void product() {
+    uint tid = gl_LocalInvocationID.x, teams = T / p.lanes, team = tid / p.lanes;
+    n_rows = IS_HEAD != 0 ? io_n_outputs() : io_n_rows();
+    first_row = gl_WorkGroupID.y * ROWS;
+    place = expert = 0;
+    if (IS_EXPERTS != 0) {
+        first_row = gl_WorkGroupID.y / p.places;
+        place = gl_WorkGroupID.y - first_row * p.places;
+    }
+    if (first_row >= n_rows)
+        return;
+    if (IS_EXPERTS != 0) {
+        expert = choice[p.choice_first + first_row * p.choice_stride + place] - p.first_expert;
+        if (expert >= p.n_experts)
+            return;
+    }
+    lane = tid - team * p.lanes;
+    first_n = (gl_WorkGroupID.x * teams + team) * OUTPUTS;
+    for (uint i = 0; i < WEIGHTS * ROWS; i++)
+        sum[i] = 0;
+    if (team < teams && first_n < p.n)
+        multiply();
+    for (uint i = 0; i < WEIGHTS * ROWS; i++)
+        partial[i * T + tid] = sum[i];
+    barrier();
+    for (uint o = tid; o < teams * OUTPUTS * ROWS; o += T) {
+        uint r = o / (teams * OUTPUTS), column = o - r * (teams * OUTPUTS);
+        uint i = column % OUTPUTS, its_team = column / OUTPUTS;
+        uint n = gl_WorkGroupID.x * teams * OUTPUTS + column;
+        if (n >= p.n || (IS_EXPERTS == 0 && first_row + r >= n_rows))
+            continue;
+        float a = lanes_sum(i, r, its_team);
+        float b = EPILOGUE == SWIGLU ? lanes_sum(i + OUTPUTS, r, its_team) : 0;
+        store(n, first_row + r, a, b);
+    }
+}

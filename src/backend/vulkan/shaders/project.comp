@@ -1,0 +1,246 @@
+// project.comp - products of weights in blocks; a unit is two groups of 32 values.
+//
+// -DF32: with f32 activations. -DGRIDS: of the types with a codebook. -DDOT: with the instruction
+// for four int8 products.
+//
+// int8 activations: sum += (scale * x.scale) * dot(q, x.q) - minimum * (x.scale * sum(x.q)) for each
+// run of 16 or 32 values, dot and sum exact. Where 128 activations share a scale, Q4_K, Q5_K and
+// Q6_K multiply with the scales of runs as integers, and there is one such line a unit.
+#version 450
+#extension GL_GOOGLE_include_directive : require
+#extension GL_EXT_control_flow_attributes : require
+#ifdef DOT
+#extension GL_EXT_spirv_intrinsics : require
+#endif
+#include "product.glsl"
+#include "types.glsl"
+
+#ifdef F32
+layout(binding = 7) readonly buffer X { vec4 x[]; };
+#else
+layout(binding = 7) readonly buffer Q { uvec4 xq[]; };
+layout(binding = 8) readonly buffer S { uvec2 xs[]; };
+#endif
+
+#ifdef F32
+
+void add_group(uint row, uint g, uint i) {
+    Group o;
+    unpack_group(row, g, o);
+    for (uint r = 0; r < ROWS; r++) {
+        precise float s = sum[i * ROWS + r];
+        for (uint k = 0; k < 8; k++) {
+            vec4 v = x[act_at(r) / 4 + 8 * g + k];
+            for (uint b = 0; b < 4; b++)
+                s = fma(group_value(o, 4 * k + b), v[b], s);
+        }
+        sum[i * ROWS + r] = s;
+    }
+}
+
+void multiply() {
+    for (uint u = lane; u < p.units; u += p.lanes)
+        [[unroll]] for (uint i = 0; i < WEIGHTS; i++) {
+            is_second = i >= OUTPUTS;
+            for (uint g = 2 * u; g < min(2 * u + 2, p.k / 32); g++)
+                add_group(weight_at(i), g, i);
+        }
+}
+
+#else
+
+// ---- int8 ---------------------------------------------------------------------------------------
+
+#ifdef DOT
+spirv_instruction(extensions = ["SPV_KHR_integer_dot_product"], capabilities = [6019, 6018], id = 4450)
+int dot_packed(uint a, uint b, spirv_literal int format);
+#define dot4(a, b) dot_packed(a, b, 0)
+#else
+int dot4(uint a, uint b) {
+    int sum = 0;
+    for (int i = 0; i < 32; i += 8)
+        sum += bitfieldExtract(int(a), i, 8) * bitfieldExtract(int(b), i, 8);
+    return sum;
+}
+#endif
+
+// Integers: scale.x and minimum.x are the block's, whole and whole_minimum the runs'.
+struct Unit {
+    uint q[16];
+    vec4 scale, minimum; // of runs of 16
+    ivec4 whole;
+    ivec2 whole_minimum;
+};
+
+struct Acts {
+    uvec4 q[4];
+    vec2 scale;
+    ivec4 sum; // of runs of 16
+};
+
+bool has_integers() {
+    return IS_WIDE != 0 && (TYPE == DT_Q4_K || TYPE == DT_Q5_K || TYPE == DT_Q6_K);
+}
+
+// The groups of a unit.
+uvec2 groups_of(uint u) {
+    if (has_integers() && TYPE == DT_Q6_K)
+        return u / 2 * 4 + (u & 1) + uvec2(0, 2);
+    return 2 * u + uvec2(0, 1);
+}
+
+Acts load_acts(uint row, uint u) {
+    Acts a;
+    uvec2 g = groups_of(u);
+    g.y = min(g.y, p.k / 32 - 1);
+    for (uint i = 0; i < 2; i++) {
+        a.q[2 * i] = xq[2 * (row + g[i])];
+        a.q[2 * i + 1] = xq[2 * (row + g[i]) + 1];
+        uvec2 s = xs[row + g[i]];
+        a.scale[i] = uintBitsToFloat(s.x);
+        a.sum[2 * i] = bitfieldExtract(int(s.y), 0, 16);
+        a.sum[2 * i + 1] = int(s.y) >> 16;
+    }
+    return a;
+}
+
+void load_k(uint row, uint u, out Unit o) {
+    const uint vectors = TYPE == DT_Q5_K ? 11 : 9;
+    uint at = row / 16 + u / 4 * vectors, r = u & 3, qs = at + (vectors - 8) + 2 * r;
+    uvec4 header = WORD4(at), low[2] = {WORD4(qs), WORD4(qs + 1)};
+    vec2 d = unpackHalf2x16(header.x);
+    uvec2 s = k_scales(header, r);
+    o.scale.x = d.x;
+    o.minimum.x = d.y;
+    o.whole.xy = ivec2(s.x & 255, s.x >> 8);
+    o.whole_minimum = ivec2(s.y & 255, s.y >> 8);
+    [[unroll]] for (uint i = 0; i < 8; i++) {
+        o.q[i] = low[i / 4][i % 4] & 0x0f0f0f0f;
+        o.q[i + 8] = low[i / 4][i % 4] >> 4 & 0x0f0f0f0f;
+    }
+    if (TYPE == DT_Q5_K) {
+        uvec4 high[2] = {WORD4(at + 1), WORD4(at + 2)};
+        [[unroll]] for (uint i = 0; i < 8; i++) {
+            uint bits = high[i / 4][i % 4] >> 2 * r;
+            o.q[i] |= bits << 4 & 0x10101010;
+            o.q[i + 8] |= bits << 3 & 0x10101010;
+        }
+    }
+}
+
+void load_q6_k(uint row, uint u, out Unit o) {
+    uint at = row + u / 4 * 210, h = u >> 1 & 1, j = u & 1, low[8], high[8];
+    load_words(at + 64 * h + 32 * j, 8, low);
+    load_words(at + 128 + 32 * h, 8, high);
+    uint s = load_u16(at + 192 + 8 * h + 2 * j), t = load_u16(at + 196 + 8 * h + 2 * j);
+    o.scale.x = load_half(at + 208);
+    o.whole = ivec4(bitfieldExtract(int(s), 0, 8), bitfieldExtract(int(s), 8, 8),
+                    bitfieldExtract(int(t), 0, 8), bitfieldExtract(int(t), 8, 8));
+    [[unroll]] for (uint i = 0; i < 8; i++) {
+        uint bits = high[i] >> 2 * j;
+        o.q[i] = (low[i] & 0x0f0f0f0f) | (bits << 4 & 0x30303030);
+        o.q[i + 8] = (low[i] >> 4 & 0x0f0f0f0f) | (bits & 0x30303030);
+    }
+}
+
+void load_unit(uint row, uint u, out Unit o) {
+    if (has_integers()) {
+        if (TYPE == DT_Q6_K)
+            load_q6_k(row, u, o);
+        else
+            load_k(row, u, o);
+        return;
+    }
+    for (uint i = 0; i < 2; i++) {
+        Group g;
+        if (2 * u + i < p.k / 32) {
+            unpack_group(row, 2 * u + i, g);
+        } else { // after the row's end
+            for (uint k = 0; k < 8; k++)
+                g.q[k] = 0;
+            set_scale(0, 0, g);
+        }
+        for (uint k = 0; k < 8; k++)
+            o.q[8 * i + k] = g.q[k];
+        for (uint k = 0; k < 2; k++) {
+            o.scale[2 * i + k] = g.scale[k];
+            o.minimum[2 * i + k] = g.minimum[k];
+        }
+    }
+}
+
+// Of run i of 16 values.
+int dot16(Unit w, Acts a, uint i) {
+    int sum = dot4(w.q[4 * i], a.q[i].x);
+    sum += dot4(w.q[4 * i + 1], a.q[i].y);
+    sum += dot4(w.q[4 * i + 2], a.q[i].z);
+    return sum + dot4(w.q[4 * i + 3], a.q[i].w);
+}
+
+float add_integers(Unit w, Acts a, float before) {
+    precise float total = before;
+    int whole = 0;
+    if (TYPE == DT_Q6_K) {
+        [[unroll]] for (uint i = 0; i < 4; i++)
+            whole += w.whole[i] * (dot16(w, a, i) - 32 * a.sum[i]);
+    } else {
+        whole = w.whole.x * (dot16(w, a, 0) + dot16(w, a, 1)) +
+                w.whole.y * (dot16(w, a, 2) + dot16(w, a, 3));
+    }
+    precise float scale = w.scale.x * a.scale.x;
+    total = fma(scale, float(whole), total);
+    if (TYPE != DT_Q6_K) {
+        int least = w.whole_minimum.x * (a.sum.x + a.sum.y) +
+                    w.whole_minimum.y * (a.sum.z + a.sum.w);
+        precise float minimum = w.minimum.x * a.scale.x;
+        total = fma(-minimum, float(least), total);
+    }
+    return total;
+}
+
+float add_unit(Unit w, Acts a, float before) {
+    precise float total = before;
+    if (has_integers())
+        return add_integers(w, a, before);
+    [[unroll]] for (uint i = 0; i < 4; i++) {
+        int dot = dot16(w, a, i), least = a.sum[i];
+        if (!has_short_runs()) { // of 32
+            if (i % 2 != 0)
+                continue;
+            dot += dot16(w, a, i + 1);
+            least += a.sum[i + 1];
+        }
+        precise float scale = w.scale[i] * a.scale[i / 2];
+        total = fma(scale, float(dot), total);
+        if (has_minimums()) {
+            precise float offset = a.scale[i / 2] * float(least);
+            total = fma(-w.minimum[i], offset, total);
+        }
+    }
+    return total;
+}
+
+void multiply() {
+    for (uint u = lane; u < p.units; u += p.lanes) {
+        Unit o[MAX_WEIGHTS];
+        [[unroll]] for (uint i = 0; i < WEIGHTS; i++) {
+            is_second = i >= OUTPUTS;
+            load_unit(weight_at(i), u, o[i]);
+        }
+        [[unroll]] for (uint r = 0; r < ROWS; r++) {
+            Acts a = load_acts(act_at(r), u);
+            [[unroll]] for (uint i = 0; i < WEIGHTS; i++)
+                sum[i * ROWS + r] = add_unit(o[i], a, sum[i * ROWS + r]);
+        }
+    }
+}
+
+#endif
+
+void main() {
+#ifdef GRIDS
+    load_grid();
+    barrier();
+#endif
+    product();
+}
