@@ -81,7 +81,19 @@ CUDA_HOME  ?= $(abspath $(dir $(realpath $(NVCC)))/..)
 CPPFLAGS   += -DSLUICE_CUDA
 endif
 
-SOURCES := $(filter-out $(if $(filter 1,$(CUDA)),,src/backend/cuda/%) $(if $(filter 1,$(SERVER)),,src/serve/http/%),$(wildcard src/*/*.c src/*/*/*.c src/*/*/*/*.c))
+# Vulkan is compiled in where glslc and the headers are found (VULKAN=0: not even then); the loader is found at run time. Shaders are
+# the same for every flavour: one module a line of shaders.list, in build/vulkan.
+GLSLC         ?= $(shell command -v glslc 2>/dev/null)
+VULKAN_HEADER := $(if $(CROSS),,$(wildcard /usr/include/vulkan/vulkan.h /usr/local/include/vulkan/vulkan.h $(VULKAN_SDK)/include/vulkan/vulkan.h))
+VULKAN        ?= $(if $(GLSLC),$(if $(VULKAN_HEADER),1,0),0)
+SHADER_DIR    := src/backend/vulkan/shaders
+ifeq ($(VULKAN),1)
+CPPFLAGS      += -DSLUICE_VULKAN
+SHADERS       := $(shell sed -n 's/^\([a-z0-9_]\{1,\}\).*/\1/p' $(SHADER_DIR)/shaders.list)
+SPIRV         := $(SHADERS:%=build/vulkan/%.spv)
+endif
+
+SOURCES := $(filter-out $(if $(filter 1,$(CUDA)),,src/backend/cuda/%) $(if $(filter 1,$(VULKAN)),,src/backend/vulkan/%) $(if $(filter 1,$(SERVER)),,src/serve/http/%),$(wildcard src/*/*.c src/*/*/*.c src/*/*/*/*.c))
 KERNELS := $(if $(filter 1,$(CUDA)),$(wildcard src/backend/cuda/*/*.cu))
 FATBINS := $(patsubst %.cu,build/cuda/%.fatbin,$(notdir $(KERNELS)))
 PROGRAM := $(filter src/cmd/% src/serve/http/%,$(SOURCES))
@@ -103,7 +115,7 @@ RELEASED       := $(if $(filter build/asan,$(B)),$(VECTOR_KERNELS))
 RELEASE_OBJECTS := $(patsubst %.c,build/obj/%.o,$(RELEASED))
 
 # Objects of the library; the compiled kernels are one of them.
-LIBRARY_OBJECTS = $(call objects,$(filter-out $(RELEASED),$(LIBRARY))) $(RELEASE_OBJECTS) $(if $(FATBINS),$(B)/obj/fatbins.o)
+LIBRARY_OBJECTS = $(call objects,$(filter-out $(RELEASED),$(LIBRARY))) $(RELEASE_OBJECTS) $(if $(FATBINS),$(B)/obj/fatbins.o) $(if $(SPIRV),$(B)/obj/shaders.o)
 
 all: $(B)/sluice $(B)/libsluice.a $(B)/libsluice.so
 
@@ -175,6 +187,28 @@ else
 all: | no-cuda
 no-cuda:
 	@echo "  CUDA is left out: $(if $(NVCC),CUDA=0,nvcc is not on this machine)"
+endif
+
+# ---- shaders ----------------------------------------------------------------------------------
+
+build/vulkan/%.spv: $(SHADER_DIR)/shaders.list
+	@mkdir -p $(@D)
+	$(call say,GLSLC,$@)
+	$(Q)set -- $$(sed -n 's/^$*  *//p' $(SHADER_DIR)/shaders.list); file=$$1; shift; \
+	$(GLSLC) --target-env=vulkan1.2 -O -Werror -MD -MF $(@:.spv=.d) -MT $@ -I $(SHADER_DIR) "$$@" $(SHADER_DIR)/$$file -o $@
+
+build/vulkan/shaders.c: $(SPIRV) tools/shaders.sh
+	@bash tools/shaders.sh build/vulkan $(SHADERS) > $@
+
+$(B)/obj/shaders.o: build/vulkan/shaders.c $(SPIRV) | $(NEEDS)
+	@mkdir -p $(@D)
+	$(call say,CC,$@)
+	$(Q)$(CC) $(CPPFLAGS) $(CFLAGS) -c $< -o $@
+
+ifneq ($(VULKAN),1)
+all: | no-vulkan
+no-vulkan:
+	@echo "  Vulkan is left out: $(if $(CROSS),a cross build,$(if $(GLSLC),$(if $(VULKAN_HEADER),VULKAN=0,vulkan/vulkan.h is not on this machine),glslc is not on this machine))"
 endif
 
 # The file VERSION names the release; builds of another commit than its tag add the commit: 0.2.0 or
@@ -266,13 +300,21 @@ $(call objects,$(TESTS) $(wildcard tests/fuzz/*.c)): CPPFLAGS += -Itests
 $(call objects,$(TESTS)): | $(STAMPS)/test
 
 # Tests that need a GPU: a program of their own, without what such a machine may lack.
-CUDA_TESTS := tests/main.c tests/random_model.c $(wildcard tests/cuda/*.c)
+CUDA_TESTS := tests/main.c tests/random_model.c $(wildcard tests/cuda/*.c tests/rig/*.c)
 $(B)/tests-cuda: $(call objects,$(CUDA_TESTS)) $(B)/libsluice.a
 	$(call say,LD,$@)
 	$(Q)$(CC) $(LDFLAGS) $^ $(LIBS) -o $@
-$(call objects,$(wildcard tests/cuda/*.c)): CPPFLAGS += -Itests -Itests/cuda
+$(call objects,$(wildcard tests/cuda/*.c tests/vulkan/*.c tests/rig/*.c)): CPPFLAGS += -Itests -Itests/rig
 test-cuda: $(B)/sluice $(B)/tests-cuda build/data/unpacked
 	@$(B)/tests-cuda
+
+# The same for Vulkan, for which there is a driver that runs on the processor: `make test` runs them, with the validation layer.
+VULKAN_TESTS := $(if $(filter 1,$(VULKAN)),tests/main.c tests/random_model.c $(wildcard tests/vulkan/*.c tests/rig/*.c))
+$(B)/tests-vulkan: $(call objects,$(VULKAN_TESTS)) $(B)/libsluice.a
+	$(call say,LD,$@)
+	$(Q)$(CC) $(LDFLAGS) $^ $(LIBS) -o $@
+test-vulkan: $(B)/sluice $(B)/tests-vulkan build/data/unpacked
+	@SLUICE_VULKAN_VALIDATE=1 $(B)/tests-vulkan
 
 # Random answers to JSON schemas, for tests/test_schemas.py.
 $(B)/walk: $(B)/obj/tests/walk/walk.o $(B)/libsluice.a
@@ -373,8 +415,9 @@ lint: | $(STAMPS)/lint
 clean:
 	rm -rf build
 
-.PHONY: all no-cuda help run smollm2 qwen2.5-coder install uninstall test test-binaries where replays test-all test-cuda asan fuzz fuzzers bench format lint clean FORCE
+.PHONY: all no-cuda no-vulkan help run smollm2 qwen2.5-coder install uninstall test test-binaries where replays test-all test-cuda test-vulkan asan fuzz fuzzers bench format lint clean FORCE
 .SECONDARY:
 
 -include $(FATBINS:.fatbin=.d)
--include $(patsubst %.o,%.d,$(call objects,$(SOURCES) $(TESTS) $(CUDA_TESTS) $(wildcard tests/fuzz/*.c tests/leaks/*.c))) $(B)/obj/every_verb_main.d
+-include $(SPIRV:.spv=.d)
+-include $(patsubst %.o,%.d,$(call objects,$(SOURCES) $(TESTS) $(CUDA_TESTS) $(VULKAN_TESTS) $(wildcard tests/fuzz/*.c tests/leaks/*.c))) $(B)/obj/every_verb_main.d

@@ -64,7 +64,8 @@ static void check_embed(const struct embed_case *c, uint32_t position, uint64_t 
         for (int i = 0; i < RIG_BACKENDS; i++)
             rig_step(&r, i, &run, 1, seed);
         for (uint32_t row = 0; row < c->rows; row++) {
-            const float *a = rig_output(&r, RIG_CPU, 0, row), *b = rig_output(&r, RIG_CUDA, 0, row);
+            const float *a = rig_output(&r, RIG_CPU, 0, row),
+                        *b = rig_output(&r, RIG_DEVICE, 0, row);
             for (uint32_t i = 0; i < c->k; i++)
                 if (a[i] != b[i]) {
                     test_fail(__FILE__, __LINE__, "%s, K %u, row %u of %u: value %u is %g, not %g",
@@ -73,7 +74,7 @@ static void check_embed(const struct embed_case *c, uint32_t position, uint64_t 
                     break;
                 }
             if (c->n_freqs &&
-                !(rig_distance(rig_output(&r, RIG_CPU, 1, row), rig_output(&r, RIG_CUDA, 1, row),
+                !(rig_distance(rig_output(&r, RIG_CPU, 1, row), rig_output(&r, RIG_DEVICE, 1, row),
                                2 * c->n_freqs) < 1e-6))
                 test_fail(__FILE__, __LINE__, "angles at %u differ", position + row);
         }
@@ -234,7 +235,7 @@ static void check_pick(uint32_t vocab, uint32_t rows, enum dtype type) {
             pick_step(&r, b, n, kind, step);
         for (uint32_t i = 0; i < n; i++) {
             struct io_output o = ask(&r, i, kind, step);
-            int32_t a = token_of(&r, RIG_CPU, i), b = token_of(&r, RIG_CUDA, i);
+            int32_t a = token_of(&r, RIG_CPU, i), b = token_of(&r, RIG_DEVICE, i);
             sampled += kind == 3;
             differ += a != b;
             if (o.flags & IO_HAS_MASK && o.flags & IO_WANTS_TOKEN && !is_allowed(&r, i, b))
@@ -245,7 +246,7 @@ static void check_pick(uint32_t vocab, uint32_t rows, enum dtype type) {
                           vocab, i, n, kind, b, a);
             if (o.flags & IO_WANTS_LOGITS)
                 EXPECT(memcmp(logits_of(&r, RIG_CPU, &wanted, i),
-                              logits_of(&r, RIG_CUDA, &wanted, i), vocab * sizeof(float)) == 0);
+                              logits_of(&r, RIG_DEVICE, &wanted, i), vocab * sizeof(float)) == 0);
         }
     }
     EXPECT(differ <= 1 + sampled / 50);
@@ -267,9 +268,9 @@ static void check_head(uint32_t vocab, uint32_t rows, enum dtype type) {
         }
         for (uint32_t i = 0; i < rows; i++) {
             struct io_output o = ask(&r, i, kind, step);
-            const float *x = logits_of(&r, RIG_CUDA, &wanted, i);
+            const float *x = logits_of(&r, RIG_DEVICE, &wanted, i);
             if (o.flags == (IO_WANTS_LOGITS | IO_WANTS_TOKEN))
-                EXPECT_INT(token_of(&r, RIG_CUDA, i), best_of(x, o.n_vocab));
+                EXPECT_INT(token_of(&r, RIG_DEVICE, i), best_of(x, o.n_vocab));
             if (o.flags & IO_WANTS_LOGITS)
                 EXPECT(rig_distance(logits_of(&r, RIG_CPU, &wanted, i), x, vocab) < 1e-2);
             else if (i == 1)
@@ -280,7 +281,7 @@ static void check_head(uint32_t vocab, uint32_t rows, enum dtype type) {
 }
 
 TEST(cuda_pick_of_drafts_is_that_of_a_row_after_the_other) {
-    check_picks_of_drafts(rig_kinds[RIG_CUDA], 1);
+    check_picks_of_drafts(rig_kinds[RIG_DEVICE], 1);
 }
 
 TEST(cuda_pick) {
@@ -328,10 +329,10 @@ static void check_not_finite(uint32_t vocab, uint32_t rows, enum dtype type, boo
                 is_marked[b] = token_of(&r, b, i) == IO_NOT_FINITE;
             marked += is_marked[RIG_CPU];
             picked += !is_marked[RIG_CPU];
-            if (is_marked[RIG_CUDA] != is_marked[RIG_CPU])
+            if (is_marked[RIG_DEVICE] != is_marked[RIG_CPU])
                 test_fail(__FILE__, __LINE__, "V %u of %s, %g, row %u of %u, step %d: token %d",
                           vocab, dtype_name(type), (double)value, i, rows, (int)step,
-                          token_of(&r, RIG_CUDA, i));
+                          token_of(&r, RIG_DEVICE, i));
         }
     }
     EXPECT(marked > 0 && (has_head || picked > 0));

@@ -82,7 +82,7 @@ static void check_project(const struct project_case *c, uint64_t seed) {
         double worst = 0;
         for (uint32_t row = 0; row < c->rows; row++) {
             double d = rig_distance(rig_output(&r, RIG_CPU, 0, row),
-                                    rig_output(&r, RIG_CUDA, 0, row), r.options.tap_width);
+                                    rig_output(&r, RIG_DEVICE, 0, row), r.options.tap_width);
             worst = d > worst || isnan(d) ? d : worst;
         }
         if (!(worst < (is_int8 ? INT8_BOUND : F32_BOUND)))
@@ -195,7 +195,7 @@ TEST(cuda_project_types_of_a_plan) {
         for (uint32_t k = 0; is_open && k < PRODUCTS * rows[i]; k++) {
             uint32_t p = k % PRODUCTS, row = k / PRODUCTS;
             double d = rig_distance(rig_output(&r, RIG_CPU, p, row),
-                                    rig_output(&r, RIG_CUDA, p, row), outs[p].dims[0]);
+                                    rig_output(&r, RIG_DEVICE, p, row), outs[p].dims[0]);
             if (!(d < (products[p].types[0] == DT_F32 ? F32_BOUND : INT8_BOUND)))
                 test_fail(__FILE__, __LINE__, "product %u, row %u of %u: off by %.2e", p, row,
                           rows[i], d);
@@ -225,10 +225,11 @@ TEST(cuda_project_rows_are_independent) {
             bool is_open = rig_open(&one);
             is_open = rig_open(&many) && is_open;
             if (is_open)
-                rig_step(&many, RIG_CUDA, &(struct run){0, 0, c.rows}, 1, 5);
+                rig_step(&many, RIG_DEVICE, &(struct run){0, 0, c.rows}, 1, 5);
             for (uint32_t row = 0; is_open && row < c.rows; row++) {
-                rig_step(&one, RIG_CUDA, &(struct run){0, row, 1}, 1, 5);
-                if (memcmp(rig_output(&one, RIG_CUDA, 0, 0), rig_output(&many, RIG_CUDA, 0, row),
+                rig_step(&one, RIG_DEVICE, &(struct run){0, row, 1}, 1, 5);
+                if (memcmp(rig_output(&one, RIG_DEVICE, 0, 0),
+                           rig_output(&many, RIG_DEVICE, 0, row),
                            one.options.tap_width * sizeof(float)) != 0)
                     test_fail(__FILE__, __LINE__, "%s, row %u of %u has other bits alone",
                               dtype_name(types[t]), row, c.rows);
@@ -248,11 +249,12 @@ static void check_some_rows(const struct project_case *wide, uint64_t seed, uint
     bool is_open = rig_open(&one);
     is_open = rig_open(&many) && is_open;
     if (is_open)
-        rig_step(&many, RIG_CUDA, &(struct run){0, 0, wide->rows}, 1, 5);
+        rig_step(&many, RIG_DEVICE, &(struct run){0, 0, wide->rows}, 1, 5);
     for (uint32_t i = 0; is_open && i < n_rows; i++) {
         uint32_t row = i == 0 ? wide->rows - 1 : rig_below(&random, wide->rows), n = 0;
-        rig_step(&one, RIG_CUDA, &(struct run){0, row, 1}, 1, 5);
-        const float *a = rig_output(&one, RIG_CUDA, 0, 0), *b = rig_output(&many, RIG_CUDA, 0, row);
+        rig_step(&one, RIG_DEVICE, &(struct run){0, row, 1}, 1, 5);
+        const float *a = rig_output(&one, RIG_DEVICE, 0, 0),
+                    *b = rig_output(&many, RIG_DEVICE, 0, row);
         while (n < one.options.tap_width && memcmp(&a[n], &b[n], sizeof *a) == 0)
             n++;
         if (n < one.options.tap_width) {
@@ -427,7 +429,7 @@ static void step_both(struct rig *r, const struct run *runs, uint32_t n) {
 /* The first output of every row, against the CPU's. */
 static void check_rows(struct rig *r, size_t i, uint32_t step, uint32_t rows, double bound) {
     for (uint32_t row = 0; row < rows; row++) {
-        double d = rig_distance(rig_output(r, RIG_CPU, 0, row), rig_output(r, RIG_CUDA, 0, row),
+        double d = rig_distance(rig_output(r, RIG_CPU, 0, row), rig_output(r, RIG_DEVICE, 0, row),
                                 r->options.tap_width);
         if (!(d < bound))
             test_fail(__FILE__, __LINE__, "case %zu, step %u, row %u: off by %.2e", i, step, row,
@@ -527,9 +529,9 @@ static uint8_t *read_cell(struct rig *r, const struct op_delta *d, uint32_t cell
     uint64_t state = operand_bytes(&d->state) / cells, window = operand_bytes(&d->window) / cells;
     uint8_t *bytes = malloc(state + window);
     struct err err = {0};
-    const struct backend_kind *kind = rig_kinds[RIG_CUDA];
-    if (kind->read_state(r->b[RIG_CUDA], d->state.offset + cell * state, state, bytes, &err) ||
-        kind->read_state(r->b[RIG_CUDA], d->window.offset + cell * window, window, bytes + state,
+    const struct backend_kind *kind = rig_kinds[RIG_DEVICE];
+    if (kind->read_state(r->b[RIG_DEVICE], d->state.offset + cell * state, state, bytes, &err) ||
+        kind->read_state(r->b[RIG_DEVICE], d->window.offset + cell * window, window, bytes + state,
                          &err))
         test_fail(__FILE__, __LINE__, "%s", err.text);
     return bytes;
@@ -547,21 +549,21 @@ static void check_cells(const struct delta_case *c, uint32_t before, uint32_t n,
     uint64_t bytes = (operand_bytes(&d->state) + operand_bytes(&d->window)) / CELLS;
     bool is_open = rig_open(&r);
     if (is_open)
-        rig_step(&r, RIG_CUDA, &(struct run){0, 0, before}, 1, 9);
+        rig_step(&r, RIG_DEVICE, &(struct run){0, 0, before}, 1, 9);
     for (uint32_t i = 0; i < n; i++)
         to[i] = i % 3 == 2 || seed % 2 || i + 1 == n ? 1 + i : IO_NO_CELL;
     if (is_open)
-        rig_step_to(&r, RIG_CUDA, &(struct run){0, before, n}, to, 9);
+        rig_step_to(&r, RIG_DEVICE, &(struct run){0, before, n}, to, 9);
     for (uint32_t i = 0; is_open && i <= n; i++)
         stored[i] = i == 0 || to[i - 1] != IO_NO_CELL ? read_cell(&r, d, i) : NULL;
     for (uint32_t i = 0; is_open && i <= n; i++) {
         if (!stored[i])
             continue;
         const struct backend_copy all = {0, BACKEND_ZEROS, r.plan->bytes[REGION_STATE]};
-        rig_kinds[RIG_CUDA]->copy_state(r.b[RIG_CUDA], &all, 1, NULL);
-        rig_step(&r, RIG_CUDA, &(struct run){0, 0, before}, 1, 9);
+        rig_kinds[RIG_DEVICE]->copy_state(r.b[RIG_DEVICE], &all, 1, NULL);
+        rig_step(&r, RIG_DEVICE, &(struct run){0, 0, before}, 1, 9);
         if (i > 0)
-            rig_step(&r, RIG_CUDA, &(struct run){0, before, i}, 1, 9);
+            rig_step(&r, RIG_DEVICE, &(struct run){0, before, i}, 1, 9);
         uint8_t *expected = read_cell(&r, d, 0);
         if (memcmp(stored[i], expected, bytes) != 0)
             test_fail(__FILE__, __LINE__, "seed %u, %u rows after %u: the state after %u differs",
@@ -589,7 +591,7 @@ static void *read_state(struct rig *r) {
     uint64_t bytes = r->plan->bytes[REGION_STATE];
     void *state = malloc(bytes);
     struct err err = {0};
-    if (rig_kinds[RIG_CUDA]->read_state(r->b[RIG_CUDA], 0, bytes, state, &err))
+    if (rig_kinds[RIG_DEVICE]->read_state(r->b[RIG_DEVICE], 0, bytes, state, &err))
         test_fail(__FILE__, __LINE__, "%s", err.text);
     return state;
 }
@@ -620,12 +622,13 @@ static void check_delta_rows(const struct delta_case *c, uint64_t seed) {
             at[slot] += runs[k].n_rows;
             rows += runs[k].n_rows;
         }
-        rig_step(&many, RIG_CUDA, runs, n, 9);
+        rig_step(&many, RIG_DEVICE, runs, n, 9);
         for (uint32_t k = 0; k < n; k++)
             for (uint32_t i = 0; i < runs[k].n_rows; i++, row++) {
-                rig_step(&one, RIG_CUDA, &(struct run){runs[k].slot, runs[k].first_position + i, 1},
-                         1, 9);
-                if (memcmp(rig_output(&one, RIG_CUDA, 0, 0), rig_output(&many, RIG_CUDA, 0, row),
+                rig_step(&one, RIG_DEVICE,
+                         &(struct run){runs[k].slot, runs[k].first_position + i, 1}, 1, 9);
+                if (memcmp(rig_output(&one, RIG_DEVICE, 0, 0),
+                           rig_output(&many, RIG_DEVICE, 0, row),
                            one.options.tap_width * sizeof(float)) != 0)
                     test_fail(__FILE__, __LINE__,
                               "%u value heads, step %u: row %u of %u has other bits alone",
@@ -678,13 +681,13 @@ TEST(cuda_delta_logs) {
                 runs[k] = (struct run){slot, at[slot], n == 7 && k == 3 && step % 2 ? 4 : 1};
                 at[slot] += runs[k].n_rows;
             }
-            rig_step(&many, RIG_CUDA, runs, n, 9);
+            rig_step(&many, RIG_DEVICE, runs, n, 9);
             for (uint32_t k = 0; k < n; k++)
                 for (uint32_t j = 0; j < runs[k].n_rows; j++, row++) {
                     struct run own = {runs[k].slot, runs[k].first_position + j, 1};
-                    rig_step(&one, RIG_CUDA, &own, 1, 9);
-                    if (memcmp(rig_output(&one, RIG_CUDA, 0, 0),
-                               rig_output(&many, RIG_CUDA, 0, row),
+                    rig_step(&one, RIG_DEVICE, &own, 1, 9);
+                    if (memcmp(rig_output(&one, RIG_DEVICE, 0, 0),
+                               rig_output(&many, RIG_DEVICE, 0, row),
                                one.options.tap_width * sizeof(float)) != 0)
                         test_fail(__FILE__, __LINE__, "case %zu, step %u: row %u has other bits", i,
                                   step, row);
@@ -696,15 +699,15 @@ TEST(cuda_delta_logs) {
                 struct backend_copy copies[2] = {
                     {d->state.offset + to * state, d->state.offset + from * state, state},
                     {d->window.offset + to * window, d->window.offset + from * window, window}};
-                rig_kinds[RIG_CUDA]->copy_state(one.b[RIG_CUDA], copies, 2, &err);
-                rig_kinds[RIG_CUDA]->copy_state(many.b[RIG_CUDA], copies, 2, &err);
+                rig_kinds[RIG_DEVICE]->copy_state(one.b[RIG_DEVICE], copies, 2, &err);
+                rig_kinds[RIG_DEVICE]->copy_state(many.b[RIG_DEVICE], copies, 2, &err);
             }
             if (step == 21) {
                 struct backend_copy back[2] = {
                     {d->state.offset + 2 * state, d->state.offset + to * state, state},
                     {d->window.offset + 2 * window, d->window.offset + to * window, window}};
-                rig_kinds[RIG_CUDA]->copy_state(one.b[RIG_CUDA], back, 2, &err);
-                rig_kinds[RIG_CUDA]->copy_state(many.b[RIG_CUDA], back, 2, &err);
+                rig_kinds[RIG_DEVICE]->copy_state(one.b[RIG_DEVICE], back, 2, &err);
+                rig_kinds[RIG_DEVICE]->copy_state(many.b[RIG_DEVICE], back, 2, &err);
             }
         }
         if (is_open) {
@@ -895,12 +898,13 @@ static void check_attend_rows(const struct attend_case *c, uint64_t seed) {
     }
     while (is_open && (n = random_runs(&many, c, at, runs)) > 0) {
         uint32_t row = 0, differing = 0;
-        rig_step(&many, RIG_CUDA, runs, n, 9);
+        rig_step(&many, RIG_DEVICE, runs, n, 9);
         for (uint32_t k = 0; k < n; k++)
             for (uint32_t i = 0; i < runs[k].n_rows; i++, row++) {
-                rig_step(&one, RIG_CUDA, &(struct run){runs[k].slot, runs[k].first_position + i, 1},
-                         1, 9);
-                if (memcmp(rig_output(&one, RIG_CUDA, 0, 0), rig_output(&many, RIG_CUDA, 0, row),
+                rig_step(&one, RIG_DEVICE,
+                         &(struct run){runs[k].slot, runs[k].first_position + i, 1}, 1, 9);
+                if (memcmp(rig_output(&one, RIG_DEVICE, 0, 0),
+                           rig_output(&many, RIG_DEVICE, 0, row),
                            one.options.tap_width * sizeof(float)) != 0 &&
                     differing++ == 0)
                     test_fail(__FILE__, __LINE__,
@@ -999,12 +1003,12 @@ TEST(cuda_attend_far_positions) {
                 uint32_t n = c.rows < ROWS ? c.rows : ROWS, first = ends[e] - n;
                 if (ends[e] > c.context)
                     continue;
-                rig_step(&many, RIG_CUDA, &(struct run){1, first, n}, 1, 9);
+                rig_step(&many, RIG_DEVICE, &(struct run){1, first, n}, 1, 9);
                 for (uint32_t row = 0; row < n; row++) {
                     struct run run = {1, first + row, 1};
-                    rig_step(&one, RIG_CUDA, &run, 1, 9);
-                    const float *alone = rig_output(&one, RIG_CUDA, 0, 0);
-                    if (memcmp(alone, rig_output(&many, RIG_CUDA, 0, row),
+                    rig_step(&one, RIG_DEVICE, &run, 1, 9);
+                    const float *alone = rig_output(&one, RIG_DEVICE, 0, 0);
+                    if (memcmp(alone, rig_output(&many, RIG_DEVICE, 0, row),
                                one.options.tap_width * sizeof(float)) != 0)
                         test_fail(__FILE__, __LINE__,
                                   "heads of %u over %s: position %u of a plan of %u rows has other "
@@ -1086,10 +1090,10 @@ TEST(cuda_experts) {
                 rig_step(&r, b, &(struct run){0, 0, rows}, 1, 3);
             for (uint32_t row = 0; row < rows; row++) {
                 EXPECT_NEAR(rig_distance(rig_output(&r, RIG_CPU, 1, row),
-                                         rig_output(&r, RIG_CUDA, 1, row), used + 1),
+                                         rig_output(&r, RIG_DEVICE, 1, row), used + 1),
                             0, F32_BOUND);
                 EXPECT_NEAR(rig_distance(rig_output(&r, RIG_CPU, 0, row),
-                                         rig_output(&r, RIG_CUDA, 0, row), width),
+                                         rig_output(&r, RIG_DEVICE, 0, row), width),
                             0, is_float(type) ? F32_BOUND : INT8_BOUND);
             }
         }
@@ -1158,19 +1162,19 @@ static void check_experts(struct rig *many, struct rig *one, const struct expert
                           uint32_t n) {
     uint32_t step = n > 16 ? 7 : 1;
     bool has_cpu = n <= 70;
-    for (int b = has_cpu ? RIG_CPU : RIG_CUDA; b < RIG_BACKENDS; b++)
+    for (int b = has_cpu ? RIG_CPU : RIG_DEVICE; b < RIG_BACKENDS; b++)
         rig_step(many, b, &(struct run){0, 0, n}, 1, 5);
     for (uint32_t row = (n - 1) % step; row < n; row += step) {
-        const float *cuda = rig_output(many, RIG_CUDA, 0, row);
+        const float *cuda = rig_output(many, RIG_DEVICE, 0, row);
         if (has_cpu) {
             EXPECT_NEAR(rig_distance(rig_output(many, RIG_CPU, 1, row),
-                                     rig_output(many, RIG_CUDA, 1, row), c->used + 1),
+                                     rig_output(many, RIG_DEVICE, 1, row), c->used + 1),
                         0, F32_BOUND);
             EXPECT_NEAR(rig_distance(rig_output(many, RIG_CPU, 0, row), cuda, c->width), 0,
                         INT8_BOUND);
         }
-        rig_step(one, RIG_CUDA, &(struct run){0, row, 1}, 1, 5);
-        if (memcmp(rig_output(one, RIG_CUDA, 0, 0), cuda, c->width * sizeof(float)) != 0)
+        rig_step(one, RIG_DEVICE, &(struct run){0, row, 1}, 1, 5);
+        if (memcmp(rig_output(one, RIG_DEVICE, 0, 0), cuda, c->width * sizeof(float)) != 0)
             test_fail(__FILE__, __LINE__,
                       "width %u, %u of %u experts: row %u of %u has other bits alone", c->width,
                       c->used, c->experts, row, n);

@@ -16,28 +16,13 @@
 
 #include "backend/backend.h"
 #include "backend/vulkan/host/driver.h"
+#include "backend/vulkan/host/hazards.h"
 
-/* Memory of the backend. A region may be several VkBuffers, where the device limits their size; an
- * operand lies in one of them. */
-enum vulkan_memory {
-    VULKAN_WEIGHTS,
-    VULKAN_STATE,
-    VULKAN_SCRATCH,
-    VULKAN_IO, /* the host's block: shaders read masks and biases, and write tokens and logits */
-    VULKAN_IO_COPY, /* of its beginning, up to the biases, on the device */
-    VULKAN_WORK,    /* of the running op */
-    VULKAN_MEMORIES,
-};
-
-enum { VULKAN_MAX_BINDS = 12, VULKAN_MAX_CONSTANTS = 16, VULKAN_PUSH_WORDS = 24 };
-
-enum vulkan_access { VULKAN_READ = 1, VULKAN_WRITE = 2 };
-
-/* Bytes that a shader sees as the storage buffer of a binding, and what it does to them. */
-struct vulkan_bind {
-    uint8_t memory;         /* enum vulkan_memory */
-    uint8_t access;         /* of enum vulkan_access */
-    uint64_t offset, bytes; /* within the region; the offset is a multiple of 256 */
+enum {
+    VULKAN_MAX_BINDS = 12,
+    VULKAN_MAX_CONSTANTS = 16,
+    VULKAN_PUSH_WORDS = 24,
+    VULKAN_LOW_POSITIONS = 1024, /* of the first table of angles; embed.comp */
 };
 
 /* One dispatch. Binding i of set 0 is binds[i]; specialization constant i is constants[i], and
@@ -87,6 +72,10 @@ struct vulkan_recorder {
     uint64_t work_used, work_most;
 };
 
+/* What a dispatch reads or writes is said by the operands it binds, and barriers follow from that:
+ * so a shader that writes only some columns of a row says so (operand_columns, or vulkan_columns).
+ */
+
 /* An operand as a shader's buffer. Its first value is number *first of it (in values of its type;
  * quantized ones: in bytes): 0 for whole operands, more for columns of a row. */
 struct vulkan_bind vulkan_operand(struct vulkan_recorder *r, const struct operand *o,
@@ -102,11 +91,21 @@ struct vulkan_bind vulkan_work(struct vulkan_recorder *r, uint64_t bytes);
 struct vulkan_bind vulkan_io_copy(struct vulkan_recorder *r, enum vulkan_access access);
 struct vulkan_bind vulkan_io_host(struct vulkan_recorder *r, enum vulkan_access access);
 
+/* cos and sin of position * frequency, in two tables that are multiplied (embed.comp): (1024, n, 2)
+ * f32 of the position's low ten bits, then (*n_high, n, 2) of the others. freqs: an EMBED's. */
+struct vulkan_bind vulkan_angles(struct vulkan_recorder *r, const struct operand *freqs,
+                                 uint32_t *n_high);
+
 /* The same bytes with another access: a dispatch reads what the one before it wrote. */
 static inline struct vulkan_bind vulkan_as(struct vulkan_bind b, enum vulkan_access access) {
     b.access = (uint8_t)access;
     return b;
 }
+
+/* Columns [first, first + n) of an operand's rows, of values of its type, as all that a dispatch
+ * touches of that bind: dispatches with other columns need not wait for each other. */
+struct vulkan_bind vulkan_columns(struct vulkan_bind b, const struct operand *o, uint32_t first,
+                                  uint32_t n);
 
 /* Adds a dispatch to the step. The barriers that it needs follow from its binds and those of the
  * dispatches before it. */

@@ -6,8 +6,6 @@
 
 enum { BLOB_BYTES = 256 << 20 };
 
-const struct backend_kind *const rig_kinds[RIG_BACKENDS] = {&backend_cpu, &backend_cuda};
-
 /* ---- random numbers ---------------------------------------------------------------------------
  */
 
@@ -114,7 +112,7 @@ static void keep_device(void) {
     struct backend_options how = {0};
     struct err ignored;
     if (!kept)
-        backend_cuda.open(&kept, &how, &ignored);
+        rig_kinds[RIG_DEVICE]->open(&kept, &how, &ignored);
 }
 
 bool rig_open(struct rig *r) {
@@ -139,6 +137,7 @@ void rig_end(struct rig *r) {
         rig_kinds[i]->close(r->b[i]);
     plan_free(r->plan);
     free(r->weights);
+    rig_hear_complaints();
 }
 
 /* ---- steps ------------------------------------------------------------------------------------

@@ -1,16 +1,16 @@
-/* rig.h - one plan on two backends: the CPU, which defines what is right, and CUDA.
+/* rig.h - one plan on two backends: the CPU, which defines what is right, and another.
  *
  * A test makes random weights and a plan (EMBED brings rows of a random table into scratch, TAP
  * takes results out), runs the same steps on both and compares what comes out, and STATE. */
-#ifndef TESTS_CUDA_RIG_H
-#define TESTS_CUDA_RIG_H
+#ifndef TESTS_RIG_RIG_H
+#define TESTS_RIG_RIG_H
 
 #include "backend/backend.h"
 #include "plan/build.h"
 #include "plan/io.h"
 #include "test.h"
 
-enum { RIG_CPU, RIG_CUDA, RIG_BACKENDS };
+enum { RIG_CPU, RIG_DEVICE, RIG_BACKENDS };
 
 struct rig {
     uint64_t random;
@@ -23,7 +23,10 @@ struct rig {
     bool exact;
 };
 
+/* Each program of tests has its own. */
 extern const struct backend_kind *const rig_kinds[RIG_BACKENDS];
+/* Called when a plan is done: fails the test for what the device's driver complained of. */
+void rig_hear_complaints(void);
 
 void rig_begin(struct rig *r, uint64_t seed, const struct plan_options *options);
 /* Closes the plan and opens both backends; false when one refused (the test has failed then). */

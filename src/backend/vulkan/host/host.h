@@ -1,0 +1,220 @@
+/* host.h - between the files of host/; ops see vulkan.h alone. */
+#ifndef BACKEND_VULKAN_HOST_HOST_H
+#define BACKEND_VULKAN_HOST_HOST_H
+
+#include <pthread.h>
+
+#include "backend/vulkan/host/shaders.h"
+#include "backend/vulkan/host/vulkan.h"
+#include "base/arena.h"
+#include "plan/io.h"
+
+/* Bytes [start, start + bytes) of a region. */
+struct vulkan_buffer {
+    VkBuffer buffer;
+    VkDeviceMemory memory;
+    uint64_t start, bytes;
+    uint8_t *host; /* mapped; NULL: not */
+};
+
+struct vulkan_region {
+    struct vulkan_buffer *list; /* by start */
+    uint32_t n, capacity;
+    uint64_t bytes;
+};
+
+/* Where a weight is: [at, at + bytes) of VULKAN_WEIGHTS. */
+struct vulkan_place {
+    struct operand operand;
+    uint64_t at, bytes;
+    bool is_imported;
+};
+
+struct vulkan_pipeline {
+    const struct vulkan_shader *shader;
+    uint32_t constants[VULKAN_MAX_CONSTANTS], n_constants, n_binds;
+    VkPipeline pipeline;
+};
+
+struct vulkan_set {
+    struct vulkan_bind binds[VULKAN_MAX_BINDS];
+    uint32_t n_binds; /* 0: an empty place of the table */
+    VkDescriptorSet set;
+};
+
+/* A dispatch of a recording. */
+struct vulkan_node {
+    const struct vulkan_pipeline *pipeline;
+    VkDescriptorSet set;
+    uint32_t groups[3];
+    struct vulkan_bind binds[VULKAN_MAX_BINDS];
+    uint32_t n_binds;
+    uint32_t push[sizeof(struct vulkan_io_at) / 4 + VULKAN_PUSH_WORDS], push_bytes;
+    uint32_t op;
+};
+
+struct vulkan_recording {
+    const struct plan *plan;
+    struct vulkan_node *nodes;
+    uint32_t n_nodes, capacity, n_barriers;
+    VkCommandBuffer step, burst; /* burst NULL: not for this plan */
+};
+
+enum { LANE_COMMANDS = 4, STAGING_BYTES = 16 << 20, ZERO_BYTES = 256 };
+
+/* A queue and what one thread needs to copy through it. */
+struct vulkan_lane {
+    VkQueue queue;
+    VkCommandPool pool;
+    VkCommandBuffer commands[LANE_COMMANDS];
+    uint64_t values[LANE_COMMANDS]; /* of the timeline: when each is free again */
+    uint32_t next;
+    VkSemaphore timeline;
+    uint64_t submitted; /* the timeline's value when all is done */
+    struct vulkan_buffer staging;
+    struct vulkan_buffer zeros; /* ZERO_BYTES of them */
+};
+
+struct vulkan_table {
+    struct operand freqs;
+    uint32_t n_high;
+    uint64_t at;
+};
+
+enum { VULKAN_MAX_TABLES = 8 };
+
+struct backend {
+    VkPhysicalDevice physical;
+    VkDevice device;
+    char name[256];
+    bool is_cpu; /* a driver that runs on the processor */
+    struct vulkan_features can;
+    bool has_import, has_budget;
+    uint64_t import_align, offset_align, max_allocation;
+    uint32_t max_groups[3];
+    uint32_t family, n_queues, time_bits;
+    double tick; /* seconds of a time stamp's unit */
+    VkPhysicalDeviceMemoryProperties memory;
+    bool exact;
+    struct arena arena;
+
+    struct vulkan_place *places;
+    uint32_t n_places;
+    uint64_t mapped; /* bytes of WEIGHTS that the host maps from files */
+    struct vulkan_region regions[VULKAN_MEMORIES];
+    uint64_t imported; /* bytes of weights that are read where the host mapped them */
+    struct vulkan_table tables[VULKAN_MAX_TABLES];
+    uint32_t n_tables;
+    uint64_t table_bytes, work_bytes;
+
+    pthread_mutex_t submitting; /* both lanes may have one queue */
+    struct vulkan_lane steps, beside;
+    uint64_t fences[BACKEND_FENCES]; /* of the steps' timeline */
+
+    VkPipelineCache cache;
+    VkShaderModule *modules; /* one a row of vulkan_shaders, made when first used */
+    VkDescriptorSetLayout set_layouts[VULKAN_MAX_BINDS + 1];
+    VkPipelineLayout layouts[VULKAN_MAX_BINDS + 1];
+    struct vulkan_pipeline **pipelines;
+    uint32_t n_pipelines, pipeline_capacity;
+    VkDescriptorPool *pools;
+    uint32_t n_pools, pool_left; /* sets that the last one has left */
+    struct vulkan_set *sets;     /* a hash table */
+    uint32_t n_sets, set_capacity;
+
+    struct vulkan_recording *recordings;
+    uint32_t n_recordings;
+    struct backend_counters count;
+    atomic_bool is_broken; /* the device is lost: every call fails */
+};
+
+/* open.c */
+int vulkan_enter(const struct backend *b, struct err *err);
+/* vulkan_check for calls that may tell of a lost device. */
+int vulkan_done(struct backend *b, VkResult result, const char *what, struct err *err);
+int vulkan_available(struct backend *b, uint64_t *bytes, struct err *err);
+
+/* memory.c */
+enum vulkan_memory_kind { VULKAN_ON_DEVICE, VULKAN_ON_HOST };
+int vulkan_make_buffer(struct backend *b, struct vulkan_buffer *out, uint64_t bytes,
+                       enum vulkan_memory_kind kind, const char *what, struct err *err);
+/* The same over the host's memory, whose address and size are multiples of import_align. An error
+ * is no fault: the driver does not want it. */
+int vulkan_import_buffer(struct backend *b, struct vulkan_buffer *out, const uint8_t *host,
+                         uint64_t bytes, struct err *err);
+void vulkan_free_buffer(struct backend *b, struct vulkan_buffer *buffer);
+int vulkan_region_add(struct vulkan_region *r, const struct vulkan_buffer *buffer, struct err *err);
+void vulkan_region_free(struct backend *b, struct vulkan_region *r);
+/* The buffer with that byte. */
+const struct vulkan_buffer *vulkan_buffer_at(const struct vulkan_region *r, uint64_t offset);
+
+int vulkan_lane_open(struct backend *b, struct vulkan_lane *l, uint32_t queue, struct err *err);
+void vulkan_lane_close(struct backend *b, struct vulkan_lane *l);
+int vulkan_lane_begin(struct backend *b, struct vulkan_lane *l, VkCommandBuffer *out,
+                      struct err *err);
+/* Ends and submits what lane_begin gave, after `after` of another timeline, if there is one. */
+int vulkan_lane_end(struct backend *b, struct vulkan_lane *l, VkSemaphore other, uint64_t after,
+                    struct err *err);
+int vulkan_lane_submit(struct backend *b, struct vulkan_lane *l, VkCommandBuffer commands,
+                       VkSemaphore other, uint64_t after, struct err *err);
+/* Until all that was submitted is done. */
+int vulkan_lane_wait(struct backend *b, struct vulkan_lane *l, struct err *err);
+/* Everything before is done and seen by everything after. */
+void vulkan_full_barrier(VkCommandBuffer commands);
+
+/* load.c */
+int vulkan_place_weights(struct backend *b, struct plan *const *plans, uint32_t n_plans,
+                         struct err *err);
+const struct vulkan_place *vulkan_find_place(const struct backend *b, const struct operand *o);
+int vulkan_make_weights(struct backend *b, struct backend_weights weights, struct err *err);
+int vulkan_upload(struct backend *b, struct backend_weights weights,
+                  void (*progress)(void *user, uint64_t done, uint64_t total), void *user,
+                  struct err *err);
+int vulkan_fill_tables(struct backend *b, struct backend_weights weights, struct err *err);
+
+/* pipelines.c */
+int vulkan_open_pipelines(struct backend *b, struct err *err);
+void vulkan_close_pipelines(struct backend *b);
+int vulkan_find_pipeline(struct backend *b, const struct vulkan_dispatch *d,
+                         const struct vulkan_pipeline **out, struct err *err);
+int vulkan_find_set(struct backend *b, const struct vulkan_bind *binds, uint32_t n_binds,
+                    VkDescriptorSet *out, struct err *err);
+
+/* record.c */
+int vulkan_count(struct backend *b, struct plan *const *plans, uint32_t n_plans, struct err *err);
+int vulkan_record(struct backend *b, struct plan *const *plans, uint32_t n_plans, struct err *err);
+void vulkan_encode(const struct backend *b, VkCommandBuffer commands,
+                   const struct vulkan_node *nodes, uint32_t n, uint32_t *n_barriers);
+const char *vulkan_op_text(const struct plan *plan, uint32_t op, char *text, size_t size);
+
+/* step.c, state.c and limits.c: as backend.h has them. */
+int vulkan_submit(struct backend *b, uint32_t plan, struct err *err);
+bool vulkan_has_burst(const struct backend *b, uint32_t plan);
+int vulkan_submit_burst(struct backend *b, uint32_t plan, struct err *err);
+int vulkan_wait(struct backend *b, struct err *err);
+int vulkan_time_ops(struct backend *b, uint32_t plan, double *seconds, struct err *err);
+int vulkan_run_op(struct backend *b, uint32_t plan, uint32_t op, struct err *err);
+bool vulkan_op_kernel(const struct backend *b, uint32_t plan, uint32_t op, uint32_t i,
+                      struct backend_kernel *out);
+int vulkan_read_state(struct backend *b, uint64_t offset, uint64_t bytes, void *to,
+                      struct err *err);
+int vulkan_write_state(struct backend *b, uint64_t offset, uint64_t bytes, const void *from,
+                       struct err *err);
+int vulkan_move_state(struct backend *b, const struct backend_move *list, uint32_t n, bool is_in,
+                      struct err *err);
+int vulkan_copy_state(struct backend *b, const struct backend_copy *list, uint32_t n,
+                      struct err *err);
+int vulkan_fence(struct backend *b, uint32_t number, struct err *err);
+int vulkan_move_beside(struct backend *b, uint32_t fence, const struct backend_move *list,
+                       uint32_t n, struct err *err);
+int vulkan_peek(struct backend *b, enum region region, uint64_t offset, uint64_t bytes, void *to,
+                struct err *err);
+int vulkan_poke(struct backend *b, enum region region, uint64_t offset, uint64_t bytes,
+                const void *from, struct err *err);
+/* Bytes of a region to or from the host, through a lane's staging buffer. */
+int vulkan_transfer(struct backend *b, struct vulkan_lane *l, const struct vulkan_region *r,
+                    const struct backend_move *list, uint32_t n, bool is_in, struct err *err);
+int vulkan_zero(struct backend *b, const struct vulkan_region *r, struct err *err);
+int vulkan_bandwidth(struct backend *b, double *bytes_per_second, struct err *err);
+
+#endif

@@ -1,0 +1,243 @@
+/* load.c - weights onto the device: where each goes, and the upload.
+ *
+ * They lie as in the file. On memory that the host shares, the mapping of the file itself is
+ * imported where the driver allows; what cannot be is uploaded once, through a staging buffer. */
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "backend/vulkan/host/host.h"
+#include "base/size.h"
+#include "quant/random.h"
+
+enum { PLACE_ALIGN = 256, PIECE_BYTES = 1 << 30 };
+
+/* ---- places -----------------------------------------------------------------------------------
+ */
+
+static int compare_places(const void *a, const void *b) {
+    const struct operand *x = &((const struct vulkan_place *)a)->operand,
+                         *y = &((const struct vulkan_place *)b)->operand;
+    return x->offset != y->offset ? (x->offset < y->offset ? -1 : 1)
+                                  : memcmp(x->dims, y->dims, sizeof x->dims);
+}
+
+const struct vulkan_place *vulkan_find_place(const struct backend *b, const struct operand *o) {
+    struct vulkan_place key = {.operand = *o};
+    const struct vulkan_place *found =
+        bsearch(&key, b->places, b->n_places, sizeof *b->places, compare_places);
+    CHECK(found);
+    return found;
+}
+
+/* Plans share their weights: those of the first are those of all. */
+int vulkan_place_weights(struct backend *b, struct plan *const *plans, uint32_t n_plans,
+                         struct err *err) {
+    (void)n_plans;
+    struct plan *plan = plans[0];
+    free(b->places);
+    b->n_places = 0;
+    b->places = calloc((size_t)plan->n_ops * MAX_OPERANDS + 1, sizeof *b->places);
+    if (!b->places)
+        return err_memory(err, "the table of weights");
+    for (uint32_t i = 0; i < plan->n_ops; i++) {
+        struct operand_ref refs[MAX_OPERANDS];
+        uint32_t n = op_operands(&plan->ops[i], refs);
+        for (uint32_t k = 0; k < n; k++)
+            if (refs[k].at->region == REGION_WEIGHTS) {
+                CHECK(refs[k].at->stride == refs[k].at->dims[0]);
+                b->places[b->n_places++] = (struct vulkan_place){
+                    .operand = *refs[k].at,
+                    .bytes = size_aligned(operand_bytes(refs[k].at), PLACE_ALIGN)};
+            }
+    }
+    qsort(b->places, b->n_places, sizeof *b->places, compare_places);
+    uint32_t kept = 0;
+    for (uint32_t i = 0; i < b->n_places; i++)
+        if (kept == 0 || compare_places(&b->places[kept - 1], &b->places[i]) != 0)
+            b->places[kept++] = b->places[i];
+    b->n_places = kept;
+    return SLUICE_OK;
+}
+
+/* ---- buffers ----------------------------------------------------------------------------------
+ */
+
+/* SLUICE_VULKAN_IMPORT=0: never, for comparing. */
+static bool may_import(const struct backend *b) {
+    const char *wish = getenv("SLUICE_VULKAN_IMPORT");
+    return b->has_import && b->can.is_unified && !(wish && strcmp(wish, "0") == 0);
+}
+
+static bool can_import(const struct backend *b, const struct vulkan_place *p,
+                       const struct backend_weights *w) {
+    return p->operand.offset % b->offset_align == 0 && p->operand.offset >= w->synthetic &&
+           p->operand.offset + operand_bytes(&p->operand) <= w->mapped;
+}
+
+/* Places [first, end) as a piece of the mapping, in whole pages. Pages after the file's last are
+ * not there. */
+static int import_places(struct backend *b, struct backend_weights w, uint32_t first, uint32_t end,
+                         struct err *err) {
+    struct vulkan_region *r = &b->regions[VULKAN_WEIGHTS];
+    uint64_t align = b->import_align > 4096 ? b->import_align : 4096, to;
+    uint64_t from = b->places[first].operand.offset / align * align;
+    const struct operand *last = &b->places[end - 1].operand;
+    CHECK(size_align(last->offset + operand_bytes(last), align, &to));
+    struct vulkan_buffer buffer;
+    int status = vulkan_import_buffer(b, &buffer, w.base + from, to - from, err);
+    if (status)
+        return status;
+    buffer.start = size_aligned(r->bytes, align);
+    if ((status = vulkan_region_add(r, &buffer, err))) {
+        vulkan_free_buffer(b, &buffer);
+        return status;
+    }
+    for (uint32_t i = first; i < end; i++) {
+        b->places[i].at = buffer.start + b->places[i].operand.offset - from;
+        b->places[i].is_imported = true;
+        b->imported += b->places[i].bytes;
+    }
+    return SLUICE_OK;
+}
+
+/* Runs of places up to a piece's size. The first that the driver refuses ends it. */
+static void import_weights(struct backend *b, struct backend_weights w) {
+    struct err ignored;
+    if (!may_import(b) || (uintptr_t)w.base % (b->import_align > 4096 ? b->import_align : 4096))
+        return;
+    for (uint32_t i = 0, end; i < b->n_places; i = end) {
+        end = i + 1;
+        if (!can_import(b, &b->places[i], &w))
+            continue;
+        while (end < b->n_places && can_import(b, &b->places[end], &w) &&
+               b->places[end].operand.offset + b->places[end].bytes - b->places[i].operand.offset <=
+                   PIECE_BYTES)
+            end++;
+        if (import_places(b, w, i, end, &ignored))
+            return;
+    }
+}
+
+static int make_piece(struct backend *b, uint64_t bytes, struct err *err) {
+    struct vulkan_region *r = &b->regions[VULKAN_WEIGHTS];
+    struct vulkan_buffer buffer;
+    int status = vulkan_make_buffer(b, &buffer, bytes, VULKAN_ON_DEVICE, "weights", err);
+    if (status)
+        return status;
+    buffer.start = size_aligned(r->bytes, PLACE_ALIGN);
+    if ((status = vulkan_region_add(r, &buffer, err)))
+        vulkan_free_buffer(b, &buffer);
+    return status;
+}
+
+int vulkan_make_weights(struct backend *b, struct backend_weights weights, struct err *err) {
+    import_weights(b, weights);
+    int status = SLUICE_OK;
+    for (uint32_t i = 0, end; !status && i < b->n_places; i = end) {
+        uint64_t bytes = 0, at = size_aligned(b->regions[VULKAN_WEIGHTS].bytes, PLACE_ALIGN);
+        for (end = i; end < b->n_places; end++) {
+            struct vulkan_place *p = &b->places[end];
+            if (p->is_imported)
+                continue;
+            if (bytes && bytes + p->bytes > PIECE_BYTES)
+                break;
+            p->at = at + bytes;
+            bytes += p->bytes;
+        }
+        if (bytes)
+            status = make_piece(b, bytes, err);
+    }
+    return status;
+}
+
+/* ---- the upload -------------------------------------------------------------------------------
+ */
+
+/* Random blocks, a piece of whole ones at a time. */
+static int upload_random(struct backend *b, const struct vulkan_place *p, uint8_t *room,
+                         uint64_t room_bytes, struct err *err) {
+    const struct dtype_info *info = dtype_info(p->operand.type);
+    uint64_t bytes = operand_bytes(&p->operand),
+             most = room_bytes / info->block_bytes * info->block_bytes;
+    int status = SLUICE_OK;
+    for (uint64_t at = 0; !status && at < bytes; at += most) {
+        uint64_t n = bytes - at < most ? bytes - at : most;
+        for (uint64_t i = 0; i < n; i += info->block_bytes)
+            random_block(p->operand.type, p->operand.offset + at + i, room + i);
+        struct backend_move move = {p->at + at, n, room};
+        status = vulkan_transfer(b, &b->steps, &b->regions[VULKAN_WEIGHTS], &move, 1, true, err);
+    }
+    return status;
+}
+
+static int upload_place(struct backend *b, struct backend_weights w, const struct vulkan_place *p,
+                        struct err *err) {
+    uint64_t bytes = operand_bytes(&p->operand), offset = p->operand.offset;
+    struct backend_move move = {p->at, bytes, (void *)(uintptr_t)(w.base + offset)};
+    if (offset >= w.synthetic) {
+        CHECK(offset + bytes <= w.bytes);
+        return vulkan_transfer(b, &b->steps, &b->regions[VULKAN_WEIGHTS], &move, 1, true, err);
+    }
+    uint8_t *room = malloc(STAGING_BYTES);
+    int status =
+        room ? upload_random(b, p, room, STAGING_BYTES, err) : err_memory(err, "random weights");
+    free(room);
+    return status;
+}
+
+int vulkan_upload(struct backend *b, struct backend_weights weights,
+                  void (*progress)(void *user, uint64_t done, uint64_t total), void *user,
+                  struct err *err) {
+    uint64_t total = 0, done = 0;
+    int status = SLUICE_OK;
+    for (uint32_t i = 0; i < b->n_places; i++)
+        total += b->places[i].bytes;
+    for (uint32_t i = 0; !status && i < b->n_places; i++) {
+        if (!b->places[i].is_imported)
+            status = upload_place(b, weights, &b->places[i], err);
+        done += b->places[i].bytes;
+        if (progress)
+            progress(user, done, total);
+    }
+    b->count.host_copies = b->count.host_copy_bytes = 0;
+    return status;
+}
+
+/* ---- angles -----------------------------------------------------------------------------------
+ */
+
+static void fill_angles(float *out, const double *freqs, uint32_t n, uint32_t n_positions,
+                        uint32_t step) {
+    const double two_pi = 6.28318530717958647692;
+    for (uint64_t p = 0; p < n_positions; p++)
+        for (uint32_t i = 0; i < n; i++) {
+            double angle = fmod((double)(p * step) * freqs[i], two_pi);
+            *out++ = (float)cos(angle);
+            *out++ = (float)sin(angle);
+        }
+}
+
+int vulkan_fill_tables(struct backend *b, struct backend_weights weights, struct err *err) {
+    int status = SLUICE_OK;
+    for (uint32_t i = 0; !status && i < b->n_tables; i++) {
+        const struct vulkan_table *t = &b->tables[i];
+        uint32_t n = t->freqs.dims[0];
+        uint64_t low = (uint64_t)VULKAN_LOW_POSITIONS * n * 2, high = (uint64_t)t->n_high * n * 2;
+        CHECK(t->freqs.offset >= weights.synthetic);
+        float *values = malloc((low + high) * sizeof *values);
+        double *freqs = malloc(n * sizeof *freqs);
+        if (values && freqs) {
+            memcpy(freqs, weights.base + t->freqs.offset, n * sizeof *freqs);
+            fill_angles(values, freqs, n, VULKAN_LOW_POSITIONS, 1);
+            fill_angles(values + low, freqs, n, t->n_high, VULKAN_LOW_POSITIONS);
+            struct backend_move move = {t->at, (low + high) * sizeof *values, values};
+            status = vulkan_transfer(b, &b->steps, &b->regions[VULKAN_TABLES], &move, 1, true, err);
+        } else {
+            status = err_memory(err, "the tables of angles");
+        }
+        free(values);
+        free(freqs);
+    }
+    return status;
+}

@@ -1,0 +1,575 @@
+/* open.c - the Vulkan backend: devices, opening and closing, memory, loading. */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "backend/vulkan/host/host.h"
+#include "base/cpu.h"
+#include "base/size.h"
+
+/* ---- what a device can do ---------------------------------------------------------------------
+ */
+
+enum { MAX_DEVICES = 16, MAX_EXTENSIONS = 512 };
+
+struct extensions {
+    VkExtensionProperties list[MAX_EXTENSIONS];
+    uint32_t n;
+};
+
+static bool has(const struct extensions *e, const char *name) {
+    for (uint32_t i = 0; i < e->n; i++)
+        if (strcmp(e->list[i].extensionName, name) == 0)
+            return true;
+    return false;
+}
+
+/* SLUICE_VULKAN_PLAIN=1: the shaders of a device that has no more than it must, for tests. */
+static bool is_kept_plain(void) {
+    const char *plain = getenv("SLUICE_VULKAN_PLAIN");
+    return plain && strcmp(plain, "1") == 0;
+}
+
+/* What is asked of the driver and what it answered, linked as Vulkan wants them. */
+struct asked {
+    VkPhysicalDeviceFeatures2 base;
+    VkPhysicalDeviceVulkan11Features v11;
+    VkPhysicalDeviceVulkan12Features v12;
+    VkPhysicalDeviceShaderIntegerDotProductFeatures dot;
+};
+
+static void ask_features(VkPhysicalDevice device, const struct extensions *e, struct asked *a) {
+    *a = (struct asked){
+        .base = {.sType = VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_FEATURES_2, .pNext = &a->v11},
+        .v11 = {.sType = VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_VULKAN_1_1_FEATURES, .pNext = &a->v12},
+        .v12 = {.sType = VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_VULKAN_1_2_FEATURES},
+        .dot = {.sType = VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_SHADER_INTEGER_DOT_PRODUCT_FEATURES},
+    };
+    if (has(e, VK_KHR_SHADER_INTEGER_DOT_PRODUCT_EXTENSION_NAME))
+        a->v12.pNext = &a->dot;
+    vk.device_features(device, &a->base);
+}
+
+/* Compute units: what drivers tell of them, or a guess that is good enough to divide work by. */
+static uint32_t count_cores(VkPhysicalDevice device, const struct extensions *e, bool is_cpu) {
+    VkPhysicalDeviceShaderSMBuiltinsPropertiesNV nvidia = {
+        .sType = VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_SHADER_SM_BUILTINS_PROPERTIES_NV};
+    VkPhysicalDeviceShaderCorePropertiesAMD amd = {
+        .sType = VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_SHADER_CORE_PROPERTIES_AMD};
+    VkPhysicalDeviceProperties2 p = {.sType = VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_PROPERTIES_2};
+    if (is_cpu)
+        return (uint32_t)cpu_count();
+    if (has(e, VK_NV_SHADER_SM_BUILTINS_EXTENSION_NAME))
+        p.pNext = &nvidia;
+    else if (has(e, VK_AMD_SHADER_CORE_PROPERTIES_EXTENSION_NAME))
+        p.pNext = &amd;
+    vk.device_properties(device, &p);
+    uint32_t n = nvidia.shaderSMCount ? nvidia.shaderSMCount
+                                      : amd.shaderEngineCount * amd.shaderArraysPerEngineCount *
+                                            amd.computeUnitsPerShaderArray;
+    return n ? n : 32;
+}
+
+static void learn_features(struct backend *b, const struct extensions *e, const struct asked *a) {
+    VkPhysicalDeviceShaderIntegerDotProductProperties dot = {
+        .sType = VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_SHADER_INTEGER_DOT_PRODUCT_PROPERTIES};
+    VkPhysicalDeviceExternalMemoryHostPropertiesEXT import = {
+        .sType = VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_EXTERNAL_MEMORY_HOST_PROPERTIES_EXT};
+    VkPhysicalDeviceVulkan11Properties v11 = {
+        .sType = VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_VULKAN_1_1_PROPERTIES};
+    VkPhysicalDeviceProperties2 p = {.sType = VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_PROPERTIES_2,
+                                     .pNext = &v11};
+    b->has_import =
+        has(e, VK_EXT_EXTERNAL_MEMORY_HOST_EXTENSION_NAME) && vk.host_pointer_properties;
+    b->has_budget = has(e, VK_EXT_MEMORY_BUDGET_EXTENSION_NAME);
+    if (b->has_import) {
+        import.pNext = v11.pNext;
+        v11.pNext = &import;
+    }
+    if (a->dot.shaderIntegerDotProduct) {
+        dot.pNext = v11.pNext;
+        v11.pNext = &dot;
+    }
+    vk.device_properties(b->physical, &p);
+    const VkPhysicalDeviceLimits *limits = &p.properties.limits;
+    bool is_plain = is_kept_plain();
+    b->import_align = import.minImportedHostPointerAlignment;
+    b->offset_align = limits->minStorageBufferOffsetAlignment;
+    b->max_allocation = v11.maxMemoryAllocationSize;
+    b->tick = 1e-9 * (double)limits->timestampPeriod;
+    memcpy(b->max_groups, limits->maxComputeWorkGroupCount, sizeof b->max_groups);
+    b->can = (struct vulkan_features){
+        .subgroup_size = v11.subgroupSize,
+        .shared_bytes = limits->maxComputeSharedMemorySize,
+        .max_threads = limits->maxComputeWorkGroupInvocations,
+        .max_range = limits->maxStorageBufferRange,
+        .n_cores = count_cores(b->physical, e, b->is_cpu),
+        .has_16bit_storage = a->v11.storageBuffer16BitAccess && !is_plain,
+        .has_8bit_storage = a->v12.storageBuffer8BitAccess && !is_plain,
+        .has_f16 = a->v12.shaderFloat16 && !is_plain,
+        .has_int8 = a->v12.shaderInt8 && !is_plain,
+        .has_int64 = a->base.features.shaderInt64 && !is_plain,
+        .has_f64 = a->base.features.shaderFloat64 && !is_plain,
+        .has_dot = dot.integerDotProduct4x8BitPackedSignedAccelerated && !is_plain,
+    };
+    if (b->can.max_threads > limits->maxComputeWorkGroupSize[0])
+        b->can.max_threads = limits->maxComputeWorkGroupSize[0];
+}
+
+/* Whether the first byte of all device memory can be the host's as well. */
+static bool is_unified(const struct backend *b, VkPhysicalDeviceType type) {
+    (void)b;
+    return type == VK_PHYSICAL_DEVICE_TYPE_INTEGRATED_GPU || type == VK_PHYSICAL_DEVICE_TYPE_CPU;
+}
+
+/* A family of queues that computes, if possible without drawing: those are given to compute alone.
+ */
+static bool find_family(struct backend *b) {
+    VkQueueFamilyProperties list[16];
+    uint32_t n = sizeof list / sizeof *list, best = UINT32_MAX;
+    vk.queue_families(b->physical, &n, list);
+    for (uint32_t i = 0; i < n; i++) {
+        if (!(list[i].queueFlags & VK_QUEUE_COMPUTE_BIT))
+            continue;
+        if (best == UINT32_MAX || (list[best].queueFlags & VK_QUEUE_GRAPHICS_BIT &&
+                                   !(list[i].queueFlags & VK_QUEUE_GRAPHICS_BIT)))
+            best = i;
+    }
+    if (best == UINT32_MAX)
+        return false;
+    b->family = best;
+    b->n_queues = min_u32(list[best].queueCount, 2);
+    b->time_bits = list[best].timestampValidBits;
+    return true;
+}
+
+/* ---- devices ----------------------------------------------------------------------------------
+ */
+
+static int list_devices(VkPhysicalDevice *list, uint32_t *n, struct err *err) {
+    int status = vulkan_driver_open(err);
+    *n = MAX_DEVICES;
+    if (status)
+        return status;
+    VkResult result = vk.list_devices(vk.instance, n, list);
+    status =
+        vulkan_check(result == VK_INCOMPLETE ? VK_SUCCESS : result, "counting Vulkan devices", err);
+    if (!status && *n == 0)
+        status = err_set(err, SLUICE_ERR_DEVICE, "Vulkan finds no device");
+    return status;
+}
+
+static int check_device(struct backend *b, const VkPhysicalDeviceProperties *p,
+                        const struct asked *a, struct err *err) {
+    if (p->apiVersion < VK_API_VERSION_1_2)
+        return err_set(err, SLUICE_ERR_UNSUPPORTED,
+                       "Vulkan device %s has Vulkan %u.%u, expected 1.2 or later", p->deviceName,
+                       VK_API_VERSION_MAJOR(p->apiVersion), VK_API_VERSION_MINOR(p->apiVersion));
+    if (!a->v12.timelineSemaphore)
+        return err_set(err, SLUICE_ERR_UNSUPPORTED, "Vulkan device %s has no timeline semaphores",
+                       p->deviceName);
+    return find_family(b) ? SLUICE_OK
+                          : err_set(err, SLUICE_ERR_UNSUPPORTED,
+                                    "Vulkan device %s has no queue that computes", p->deviceName);
+}
+
+static int find_device(struct backend *b, int number, struct extensions *e, struct asked *a,
+                       struct err *err) {
+    VkPhysicalDevice list[MAX_DEVICES];
+    uint32_t n;
+    int status = list_devices(list, &n, err);
+    if (status)
+        return status;
+    if (number < 0 || (uint32_t)number >= n)
+        return err_set(err, SLUICE_ERR_ARGUMENT, "device (--device) is %d, expected 0 to %u",
+                       number, n - 1);
+    VkPhysicalDeviceProperties2 p = {.sType = VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_PROPERTIES_2};
+    VkPhysicalDeviceMemoryProperties2 memory = {
+        .sType = VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_MEMORY_PROPERTIES_2};
+    b->physical = list[number];
+    e->n = MAX_EXTENSIONS;
+    if (vk.list_device_extensions(b->physical, NULL, &e->n, e->list) < 0)
+        e->n = 0;
+    vk.device_properties(b->physical, &p);
+    vk.device_memory(b->physical, &memory);
+    b->memory = memory.memoryProperties;
+    b->is_cpu = p.properties.deviceType == VK_PHYSICAL_DEVICE_TYPE_CPU;
+    snprintf(b->name, sizeof b->name, "%s", p.properties.deviceName);
+    ask_features(b->physical, e, a);
+    status = check_device(b, &p.properties, a, err);
+    if (status)
+        return status;
+    learn_features(b, e, a);
+    b->can.is_unified = is_unified(b, p.properties.deviceType);
+    return SLUICE_OK;
+}
+
+/* The largest heap that is the device's own. */
+static uint32_t device_heap(const struct backend *b) {
+    uint32_t best = 0;
+    for (uint32_t i = 0; i < b->memory.memoryHeapCount; i++) {
+        const VkMemoryHeap *heap = &b->memory.memoryHeaps[i],
+                           *so_far = &b->memory.memoryHeaps[best];
+        bool is_local = heap->flags & VK_MEMORY_HEAP_DEVICE_LOCAL_BIT,
+             is_best_local = so_far->flags & VK_MEMORY_HEAP_DEVICE_LOCAL_BIT;
+        if (is_local > is_best_local || (is_local == is_best_local && heap->size > so_far->size))
+            best = i;
+    }
+    return best;
+}
+
+static uint64_t host_available(void) {
+    char line[128];
+    unsigned long long kilobytes = 0;
+    FILE *f = fopen("/proc/meminfo", "re");
+    while (f && fgets(line, sizeof line, f))
+        if (sscanf(line, "MemAvailable: %llu", &kilobytes) == 1)
+            break;
+    if (f)
+        fclose(f);
+    return kilobytes * 1024;
+}
+
+/* A driver that runs on the processor has the host's memory, whatever it says. */
+int vulkan_available(struct backend *b, uint64_t *bytes, struct err *err) {
+    VkPhysicalDeviceMemoryBudgetPropertiesEXT budget = {
+        .sType = VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_MEMORY_BUDGET_PROPERTIES_EXT};
+    VkPhysicalDeviceMemoryProperties2 memory = {
+        .sType = VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_MEMORY_PROPERTIES_2,
+        .pNext = b->has_budget ? &budget : NULL,
+    };
+    uint32_t heap = device_heap(b);
+    (void)err;
+    vk.device_memory(b->physical, &memory);
+    *bytes = memory.memoryProperties.memoryHeaps[heap].size;
+    if (b->has_budget)
+        *bytes = budget.heapBudget[heap] > budget.heapUsage[heap]
+                     ? budget.heapBudget[heap] - budget.heapUsage[heap]
+                     : 0;
+    else if (b->is_cpu && host_available())
+        *bytes = host_available();
+    return SLUICE_OK;
+}
+
+static bool vulkan_device_line(int i, char *out, size_t size) {
+    struct backend *b = calloc(1, sizeof *b);
+    struct extensions *e = calloc(1, sizeof *e);
+    struct asked a;
+    struct err err;
+    bool is_there = b && e && find_device(b, i, e, &a, &err) == SLUICE_OK;
+    if (is_there)
+        snprintf(out, size, "vulkan: device %d, %s, subgroups of %u, %.1f GB%s%s%s%s%s%s", i,
+                 b->name, b->can.subgroup_size,
+                 (double)b->memory.memoryHeaps[device_heap(b)].size / 1e9,
+                 b->can.is_unified ? " shared with the host" : "",
+                 b->can.has_16bit_storage ? ", 16-bit storage" : "",
+                 b->can.has_8bit_storage ? ", 8-bit storage" : "",
+                 b->can.has_dot ? ", int8 dot products" : "", b->can.has_matrix ? ", matrices" : "",
+                 b->has_import ? ", reads mapped files" : "");
+    free(b);
+    free(e);
+    return is_there;
+}
+
+/* ---- opening and closing ----------------------------------------------------------------------
+ */
+
+int vulkan_enter(const struct backend *b, struct err *err) {
+    return b->is_broken ? err_set(err, SLUICE_ERR_DEVICE,
+                                  "the Vulkan device failed earlier; close the engine")
+                        : SLUICE_OK;
+}
+
+int vulkan_done(struct backend *b, VkResult result, const char *what, struct err *err) {
+    if (result == VK_ERROR_DEVICE_LOST)
+        b->is_broken = true;
+    return vulkan_check(result, what, err);
+}
+
+/* Everything that the device has and shaders may use is asked for, nothing else. */
+static int make_device(struct backend *b, const struct extensions *e, struct asked *a,
+                       struct err *err) {
+    static const char *const wanted[] = {
+        VK_EXT_EXTERNAL_MEMORY_HOST_EXTENSION_NAME,
+        VK_KHR_SHADER_INTEGER_DOT_PRODUCT_EXTENSION_NAME,
+        VK_EXT_MEMORY_BUDGET_EXTENSION_NAME,
+        "VK_KHR_portability_subset",
+    };
+    const char *names[sizeof wanted / sizeof *wanted];
+    uint32_t n = 0;
+    for (size_t i = 0; i < sizeof wanted / sizeof *wanted; i++)
+        if (has(e, wanted[i]))
+            names[n++] = wanted[i];
+    const float priorities[2] = {1, 0.5f};
+    const VkDeviceQueueCreateInfo queues = {
+        .sType = VK_STRUCTURE_TYPE_DEVICE_QUEUE_CREATE_INFO,
+        .queueFamilyIndex = b->family,
+        .queueCount = b->n_queues,
+        .pQueuePriorities = priorities,
+    };
+    VkPhysicalDeviceVulkan11Features v11 = a->v11;
+    VkPhysicalDeviceVulkan12Features v12 = a->v12;
+    a->v11 = (VkPhysicalDeviceVulkan11Features){
+        .sType = v11.sType,
+        .pNext = v11.pNext,
+        .storageBuffer16BitAccess = v11.storageBuffer16BitAccess,
+        .uniformAndStorageBuffer16BitAccess = v11.uniformAndStorageBuffer16BitAccess,
+    };
+    a->v12 = (VkPhysicalDeviceVulkan12Features){
+        .sType = v12.sType,
+        .pNext = v12.pNext,
+        .storageBuffer8BitAccess = v12.storageBuffer8BitAccess,
+        .uniformAndStorageBuffer8BitAccess = v12.uniformAndStorageBuffer8BitAccess,
+        .shaderFloat16 = v12.shaderFloat16,
+        .shaderInt8 = v12.shaderInt8,
+        .timelineSemaphore = VK_TRUE,
+    };
+    a->base.features = (VkPhysicalDeviceFeatures){
+        .shaderInt16 = a->base.features.shaderInt16,
+        .shaderInt64 = a->base.features.shaderInt64,
+        .shaderFloat64 = a->base.features.shaderFloat64,
+    };
+    const VkDeviceCreateInfo info = {
+        .sType = VK_STRUCTURE_TYPE_DEVICE_CREATE_INFO,
+        .pNext = &a->base,
+        .queueCreateInfoCount = 1,
+        .pQueueCreateInfos = &queues,
+        .enabledExtensionCount = n,
+        .ppEnabledExtensionNames = names,
+    };
+    return vulkan_check(vk.create_device(b->physical, &info, NULL, &b->device),
+                        "opening the Vulkan device", err);
+}
+
+/* A lost device is destroyed like any other. */
+static void vulkan_close(struct backend *b) {
+    if (!b)
+        return;
+    if (b->device) {
+        vk.device_wait_idle(b->device);
+        vulkan_lane_close(b, &b->steps);
+        vulkan_lane_close(b, &b->beside);
+        vulkan_close_pipelines(b);
+        for (int i = 0; i < VULKAN_MEMORIES; i++)
+            vulkan_region_free(b, &b->regions[i]);
+        vk.destroy_device(b->device, NULL);
+    }
+    for (uint32_t i = 0; i < b->n_recordings; i++)
+        free(b->recordings[i].nodes);
+    free(b->recordings);
+    free(b->places);
+    arena_free(&b->arena);
+    pthread_mutex_destroy(&b->submitting);
+    free(b);
+}
+
+static int vulkan_open(struct backend **out, const struct backend_options *options,
+                       struct err *err) {
+    *out = NULL;
+    struct backend *b = calloc(1, sizeof *b);
+    struct extensions *e = calloc(1, sizeof *e);
+    struct asked a;
+    if (!b || !e) {
+        free(b);
+        free(e);
+        return err_memory(err, "the Vulkan backend");
+    }
+    pthread_mutex_init(&b->submitting, NULL);
+    b->exact = options->exact;
+    b->mapped = options->mapped;
+    int status = find_device(b, options->device, e, &a, err);
+    if (!status && (status = make_device(b, e, &a, err)))
+        b->device = VK_NULL_HANDLE;
+    free(e);
+    if (status || (status = vulkan_lane_open(b, &b->steps, 0, err)) ||
+        (status = vulkan_lane_open(b, &b->beside, b->n_queues - 1, err)) ||
+        (status = vulkan_open_pipelines(b, err))) {
+        vulkan_close(b);
+        return status;
+    }
+    *out = b;
+    return SLUICE_OK;
+}
+
+/* ---- memory -----------------------------------------------------------------------------------
+ */
+
+static uint64_t max_bytes(struct plan *const *plans, uint32_t n_plans, enum region region) {
+    uint64_t bytes = 0;
+    for (uint32_t i = 0; i < n_plans; i++)
+        bytes = plans[i]->bytes[region] > bytes ? plans[i]->bytes[region] : bytes;
+    return bytes;
+}
+
+/* The part of IO that is copied to the device: everything before the page table changes. */
+static uint64_t copied_io(struct plan *const *plans, uint32_t n_plans) {
+    uint64_t bytes = 0;
+    for (uint32_t i = 0; i < n_plans; i++)
+        bytes = plans[i]->io.changes > bytes ? plans[i]->io.changes : bytes;
+    return bytes;
+}
+
+static uint64_t placed_bytes(const struct backend *b) {
+    uint64_t bytes = 0;
+    for (uint32_t i = 0; i < b->n_places; i++)
+        bytes += b->places[i].bytes;
+    return bytes;
+}
+
+static int survey(struct backend *b, struct plan *const *plans, uint32_t n_plans,
+                  struct backend_memory *out, struct err *err) {
+    int status = vulkan_place_weights(b, plans, n_plans, err);
+    if (!status)
+        status = vulkan_count(b, plans, n_plans, err);
+    *out = (struct backend_memory){
+        .weights = placed_bytes(b),
+        .state = max_bytes(plans, n_plans, REGION_STATE),
+        .scratch = max_bytes(plans, n_plans, REGION_SCRATCH),
+        .io = max_bytes(plans, n_plans, REGION_IO),
+        .workspace =
+            b->work_bytes + b->table_bytes + copied_io(plans, n_plans) + 2ull * STAGING_BYTES,
+    };
+    return status;
+}
+
+static int vulkan_predict(struct backend *b, struct plan *const *plans, uint32_t n_plans,
+                          struct backend_memory *out, struct err *err) {
+    return survey(b, plans, n_plans, out, err);
+}
+
+/* A region of one buffer. */
+static int make_region(struct backend *b, enum vulkan_memory m, uint64_t bytes, const char *what,
+                       struct err *err) {
+    struct vulkan_buffer buffer;
+    CHECK(size_align(bytes, 256, &bytes));
+    if (bytes == 0)
+        return SLUICE_OK;
+    int status = vulkan_make_buffer(b, &buffer, bytes,
+                                    m == VULKAN_IO ? VULKAN_ON_HOST : VULKAN_ON_DEVICE, what, err);
+    if (!status && (status = vulkan_region_add(&b->regions[m], &buffer, err)))
+        vulkan_free_buffer(b, &buffer);
+    if (!status && m == VULKAN_IO)
+        memset(buffer.host, 0, bytes);
+    return status || m == VULKAN_IO ? status : vulkan_zero(b, &b->regions[m], err);
+}
+
+struct span {
+    uint64_t from, to;
+};
+
+static int compare_spans(const void *a, const void *b) {
+    const struct span *x = a, *y = b;
+    return x->from < y->from ? -1 : x->from > y->from;
+}
+
+/* STATE in as few buffers as the device allows, cut between operands. */
+static int make_state(struct backend *b, struct plan *plan, uint64_t bytes, struct err *err) {
+    enum { MOST = 1 << 30 };
+    uint64_t most = b->max_allocation < MOST ? b->max_allocation : MOST, begin = 0, end = 0;
+    uint32_t n = 0;
+    struct span *spans = calloc((size_t)plan->n_ops * MAX_OPERANDS + 1, sizeof *spans);
+    if (!spans)
+        return err_memory(err, "the table of state");
+    for (uint32_t i = 0; i < plan->n_ops; i++) {
+        struct operand_ref refs[MAX_OPERANDS];
+        uint32_t n_refs = op_operands(&plan->ops[i], refs);
+        for (uint32_t k = 0; k < n_refs; k++)
+            if (refs[k].at->region == REGION_STATE)
+                spans[n++] = (struct span){refs[k].at->offset,
+                                           refs[k].at->offset + operand_bytes(refs[k].at)};
+    }
+    qsort(spans, n, sizeof *spans, compare_spans);
+    CHECK(size_align(bytes, 256, &bytes));
+    int status = SLUICE_OK;
+    for (uint32_t i = 0; !status && i <= n; i++) {
+        bool is_cut = i == n || (spans[i].to - begin > most && spans[i].from >= end &&
+                                 spans[i].from > begin && spans[i].from % 256 == 0);
+        uint64_t to = i == n ? bytes : spans[i].from;
+        if (is_cut && to > begin) {
+            struct vulkan_buffer buffer;
+            status = vulkan_make_buffer(b, &buffer, to - begin, VULKAN_ON_DEVICE, "state", err);
+            buffer.start = begin;
+            if (!status && (status = vulkan_region_add(&b->regions[VULKAN_STATE], &buffer, err)))
+                vulkan_free_buffer(b, &buffer);
+            begin = to;
+        }
+        end = i < n && spans[i].to > end ? spans[i].to : end;
+    }
+    free(spans);
+    return status || bytes == 0 ? status : vulkan_zero(b, &b->regions[VULKAN_STATE], err);
+}
+
+static int vulkan_load(struct backend *b, struct backend_weights weights, struct plan *const *plans,
+                       uint32_t n_plans,
+                       void (*progress)(void *user, uint64_t done, uint64_t total), void *user,
+                       struct err *err) {
+    struct backend_memory m;
+    int status;
+    if ((status = vulkan_enter(b, err)) || (status = survey(b, plans, n_plans, &m, err)) ||
+        (status = vulkan_make_weights(b, weights, err)) ||
+        (status = make_state(b, plans[0], m.state, err)) ||
+        (status = make_region(b, VULKAN_SCRATCH, m.scratch, "scratch", err)) ||
+        (status = make_region(b, VULKAN_WORK, b->work_bytes, "workspace", err)) ||
+        (status = make_region(b, VULKAN_TABLES, b->table_bytes, "tables", err)) ||
+        (status =
+             make_region(b, VULKAN_IO_COPY, copied_io(plans, n_plans), "the copy of IO", err)) ||
+        (status = make_region(b, VULKAN_IO, m.io, "IO", err)) ||
+        (status = vulkan_upload(b, weights, progress, user, err)) ||
+        (status = vulkan_fill_tables(b, weights, err)))
+        return status;
+    return vulkan_record(b, plans, n_plans, err);
+}
+
+/* ---- the backend ------------------------------------------------------------------------------
+ */
+
+static uint8_t *vulkan_io(struct backend *b) {
+    return b->regions[VULKAN_IO].list[0].host;
+}
+
+static void vulkan_memory(const struct backend *b, struct backend_memory *out) {
+    *out = (struct backend_memory){
+        .weights = placed_bytes(b) - b->imported,
+        .state = b->regions[VULKAN_STATE].bytes,
+        .scratch = b->regions[VULKAN_SCRATCH].bytes,
+        .io = b->regions[VULKAN_IO].bytes,
+        .workspace = b->regions[VULKAN_WORK].bytes + b->regions[VULKAN_TABLES].bytes +
+                     b->regions[VULKAN_IO_COPY].bytes + 2ull * STAGING_BYTES,
+    };
+}
+
+static void vulkan_counters(const struct backend *b, struct backend_counters *out) {
+    *out = b->count;
+}
+
+const struct backend_kind backend_vulkan = {
+    .name = "vulkan",
+    .numerics = 1,
+    .max_rows = 512,
+    .prefill = 512,
+    .open = vulkan_open,
+    .close = vulkan_close,
+    .predict = vulkan_predict,
+    .available = vulkan_available,
+    .load = vulkan_load,
+    .io = vulkan_io,
+    .submit = vulkan_submit,
+    .wait = vulkan_wait,
+    .has_burst = vulkan_has_burst,
+    .submit_burst = vulkan_submit_burst,
+    .read_state = vulkan_read_state,
+    .write_state = vulkan_write_state,
+    .move_state = vulkan_move_state,
+    .copy_state = vulkan_copy_state,
+    .fence = vulkan_fence,
+    .move_beside = vulkan_move_beside,
+    .memory = vulkan_memory,
+    .counters = vulkan_counters,
+    .time_ops = vulkan_time_ops,
+    .run_op = vulkan_run_op,
+    .op_kernel = vulkan_op_kernel,
+    .peek = vulkan_peek,
+    .poke = vulkan_poke,
+    .bandwidth = vulkan_bandwidth,
+    .device_line = vulkan_device_line,
+};

@@ -1,0 +1,358 @@
+/* record.c - plans to lists of dispatches, lists to command buffers. */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "backend/vulkan/host/host.h"
+#include "base/size.h"
+
+static vulkan_record_fn *const functions[] = {
+#define OP(kind, name, member) vulkan_record_##member,
+#include "plan/ops.def"
+#undef OP
+};
+
+enum { BIND_ALIGN = 256 };
+
+/* ---- what record functions ask for ------------------------------------------------------------
+ */
+
+static uint64_t values_bytes(const struct operand *o, uint64_t n) {
+    uint64_t bytes = 0;
+    CHECK(dtype_bytes(o->type, n, &bytes));
+    return bytes;
+}
+
+static enum vulkan_memory memory_of(const struct operand *o) {
+    static const uint8_t memories[] = {
+        [REGION_WEIGHTS] = VULKAN_WEIGHTS,
+        [REGION_STATE] = VULKAN_STATE,
+        [REGION_SCRATCH] = VULKAN_SCRATCH,
+        [REGION_IO] = VULKAN_IO,
+    };
+    return memories[o->region];
+}
+
+struct vulkan_bind vulkan_operand(struct vulkan_recorder *r, const struct operand *o,
+                                  enum vulkan_access access, uint32_t *first) {
+    const struct dtype_info *info = dtype_info(o->type);
+    CHECK(o->n_dims > 0);
+    uint64_t offset = o->region == REGION_WEIGHTS ? vulkan_find_place(r->b, o)->at : o->offset;
+    uint64_t skew = o->region == REGION_WEIGHTS ? 0 : offset % BIND_ALIGN;
+    struct vulkan_bind bind = {.memory = (uint8_t)memory_of(o),
+                               .access = (uint8_t)access,
+                               .offset = offset - skew,
+                               .bytes = size_aligned(skew + operand_bytes(o), 4)};
+    if (o->stride > o->dims[0]) {
+        bind.row_bytes = values_bytes(o, o->stride);
+        bind.column = skew;
+        bind.width = operand_row_bytes(o);
+    }
+    CHECK(skew == 0 || info->block_values > 1 || skew % info->block_bytes == 0);
+    uint64_t at = info->block_values > 1 ? skew : skew / info->block_bytes;
+    CHECK(first || at == 0);
+    if (first)
+        *first = (uint32_t)at;
+    return bind;
+}
+
+struct vulkan_bind vulkan_columns(struct vulkan_bind b, const struct operand *o, uint32_t first,
+                                  uint32_t n) {
+    b.column += values_bytes(o, first);
+    b.row_bytes = values_bytes(o, o->stride);
+    b.width = values_bytes(o, n);
+    return b;
+}
+
+static uint64_t all_rows(const struct operand *o) {
+    return (uint64_t)o->dims[1] * o->dims[2] * o->dims[3];
+}
+
+/* A piece begins at an aligned byte: 128 rows of an even number of bytes do. */
+uint32_t vulkan_rows_of_a_bind(const struct vulkan_recorder *r, const struct operand *weight) {
+    uint64_t row = operand_row_bytes(weight), n = r->can->max_range / row;
+    return n >= all_rows(weight) ? (uint32_t)all_rows(weight) : (uint32_t)(n / 128 * 128);
+}
+
+struct vulkan_bind vulkan_matrix_rows(struct vulkan_recorder *r, const struct operand *weight,
+                                      uint32_t row, uint32_t n) {
+    uint64_t row_bytes = operand_row_bytes(weight);
+    CHECK(weight->region == REGION_WEIGHTS && row + (uint64_t)n <= all_rows(weight));
+    return (struct vulkan_bind){
+        .memory = VULKAN_WEIGHTS,
+        .access = VULKAN_READ,
+        .offset = vulkan_find_place(r->b, weight)->at + row * row_bytes,
+        .bytes = size_aligned(n * row_bytes, 4),
+    };
+}
+
+struct vulkan_bind vulkan_work(struct vulkan_recorder *r, uint64_t bytes) {
+    uint64_t at = r->work_used;
+    CHECK(size_align(bytes, BIND_ALIGN, &bytes) && size_add(at, bytes, &r->work_used));
+    r->work_most = r->work_used > r->work_most ? r->work_used : r->work_most;
+    return (struct vulkan_bind){
+        .memory = VULKAN_WORK, .access = VULKAN_READ | VULKAN_WRITE, .offset = at, .bytes = bytes};
+}
+
+struct vulkan_bind vulkan_io_copy(struct vulkan_recorder *r, enum vulkan_access access) {
+    return (struct vulkan_bind){
+        .memory = VULKAN_IO_COPY, .access = (uint8_t)access, .bytes = r->plan->io.changes};
+}
+
+struct vulkan_bind vulkan_io_host(struct vulkan_recorder *r, enum vulkan_access access) {
+    return (struct vulkan_bind){
+        .memory = VULKAN_IO, .access = (uint8_t)access, .bytes = r->plan->io.bytes};
+}
+
+struct vulkan_bind vulkan_angles(struct vulkan_recorder *r, const struct operand *freqs,
+                                 uint32_t *n_high) {
+    enum { POSITIONS = 1 << 18 }; /* where no page table says how long a sequence gets */
+    struct backend *b = r->b;
+    const struct operand *pages = &r->plan->pages;
+    uint32_t positions = pages->n_dims ? pages->dims[0] * IO_PAGE_POSITIONS : POSITIONS, i = 0;
+    while (i < b->n_tables && b->tables[i].freqs.offset != freqs->offset)
+        i++;
+    *n_high = div_up(positions, VULKAN_LOW_POSITIONS);
+    uint64_t bytes =
+        ((uint64_t)VULKAN_LOW_POSITIONS + *n_high) * freqs->dims[0] * 2 * sizeof(float);
+    if (i == b->n_tables) {
+        CHECK(r->is_counting && i < VULKAN_MAX_TABLES);
+        b->tables[b->n_tables++] =
+            (struct vulkan_table){.freqs = *freqs, .n_high = *n_high, .at = b->table_bytes};
+        b->table_bytes = size_aligned(b->table_bytes + bytes, BIND_ALIGN);
+    }
+    CHECK(b->tables[i].n_high == *n_high);
+    return (struct vulkan_bind){
+        .memory = VULKAN_TABLES, .access = VULKAN_READ, .offset = b->tables[i].at, .bytes = bytes};
+}
+
+const struct op *vulkan_neighbour(const struct vulkan_recorder *r, int offset) {
+    int64_t i = (int64_t)r->op + offset;
+    return i >= 0 && i < (int64_t)r->plan->n_ops ? &r->plan->ops[i] : NULL;
+}
+
+const char *vulkan_op_text(const struct plan *plan, uint32_t i, char *text, size_t size) {
+    const struct op *op = &plan->ops[i];
+    if (op->layer < 0)
+        snprintf(text, size, "op %u (%s)", i, op->role);
+    else
+        snprintf(text, size, "op %u (%s of layer %d)", i, op->role, op->layer);
+    return text;
+}
+
+/* ---- dispatches -------------------------------------------------------------------------------
+ */
+
+static int grow_nodes(struct vulkan_recorder *r) {
+    struct vulkan_recording *into = r->into;
+    if (into->n_nodes < into->capacity)
+        return SLUICE_OK;
+    uint32_t capacity = into->capacity ? into->capacity * 2 : 256;
+    struct vulkan_node *more = realloc(into->nodes, capacity * sizeof *more);
+    if (!more)
+        return err_memory(r->err, "a recording");
+    into->nodes = more;
+    into->capacity = capacity;
+    return SLUICE_OK;
+}
+
+static int check_dispatch(struct vulkan_recorder *r, const struct vulkan_dispatch *d) {
+    char text[96];
+    CHECK(d->n_binds > 0 && d->n_binds <= VULKAN_MAX_BINDS && d->n_constants > 0 &&
+          d->n_constants <= VULKAN_MAX_CONSTANTS && d->groups[0] && d->groups[1] && d->groups[2] &&
+          d->push_bytes <= VULKAN_PUSH_WORDS * sizeof(uint32_t) && d->push_bytes % 4 == 0);
+    vulkan_op_text(r->plan, r->op, text, sizeof text);
+    for (int i = 0; i < 3; i++)
+        if (d->groups[i] > r->b->max_groups[i])
+            return err_set(r->err, SLUICE_ERR_UNSUPPORTED,
+                           "%s, shader %s: %u workgroups, the Vulkan device has at most %u", text,
+                           d->shader, d->groups[i], r->b->max_groups[i]);
+    if (d->constants[0] > r->can->max_threads)
+        return err_set(r->err, SLUICE_ERR_UNSUPPORTED,
+                       "%s, shader %s: workgroups of %u, the Vulkan device has at most %u", text,
+                       d->shader, d->constants[0], r->can->max_threads);
+    for (uint32_t i = 0; i < d->n_binds; i++)
+        if (d->binds[i].bytes > r->can->max_range)
+            return err_set(
+                r->err, SLUICE_ERR_UNSUPPORTED,
+                "%s, shader %s: a buffer of %.3f GB, the Vulkan device has at most %.3f GB", text,
+                d->shader, (double)d->binds[i].bytes / 1e9, (double)r->can->max_range / 1e9);
+    return SLUICE_OK;
+}
+
+static struct vulkan_io_at io_at(const struct plan *plan) {
+    const struct io_layout *io = &plan->io;
+    return (struct vulkan_io_at){
+        .rows = (uint32_t)(io->rows / 4),
+        .segments = (uint32_t)(io->segments / 4),
+        .to = (uint32_t)(io->to / 4),
+        .outputs = (uint32_t)(io->outputs / 4),
+        .changes = (uint32_t)(io->changes / 4),
+        .biases = (uint32_t)(io->biases / 4),
+        .masks = (uint32_t)(io->masks / 4),
+        .keeps = (uint32_t)(io->keeps / 4),
+    };
+}
+
+int vulkan_add(struct vulkan_recorder *r, const struct vulkan_dispatch *d) {
+    char text[96];
+    struct vulkan_node node = {.n_binds = d->n_binds, .op = r->op};
+    int status = check_dispatch(r, d);
+    if (status)
+        return status;
+    status = vulkan_find_pipeline(r->b, d, r->is_counting ? NULL : &node.pipeline, r->err);
+    if (status)
+        return err_prefix(r->err, "%s", vulkan_op_text(r->plan, r->op, text, sizeof text));
+    if (r->is_counting)
+        return SLUICE_OK;
+    const struct vulkan_io_at at = io_at(r->plan);
+    memcpy(node.groups, d->groups, sizeof node.groups);
+    memcpy(node.binds, d->binds, d->n_binds * sizeof *d->binds);
+    memcpy(node.push, &at, sizeof at);
+    if (d->push_bytes)
+        memcpy(node.push + sizeof at / 4, d->push, d->push_bytes);
+    node.push_bytes = (uint32_t)sizeof at + d->push_bytes;
+    if ((status = vulkan_find_set(r->b, node.binds, node.n_binds, &node.set, r->err)) ||
+        (status = grow_nodes(r)))
+        return status;
+    r->into->nodes[r->into->n_nodes++] = node;
+    return SLUICE_OK;
+}
+
+/* ---- command buffers --------------------------------------------------------------------------
+ */
+
+static void barrier(VkCommandBuffer commands) {
+    const VkMemoryBarrier all = {
+        .sType = VK_STRUCTURE_TYPE_MEMORY_BARRIER,
+        .srcAccessMask = VK_ACCESS_SHADER_WRITE_BIT,
+        .dstAccessMask = VK_ACCESS_SHADER_READ_BIT | VK_ACCESS_SHADER_WRITE_BIT,
+    };
+    vk.cmd_barrier(commands, VK_PIPELINE_STAGE_COMPUTE_SHADER_BIT,
+                   VK_PIPELINE_STAGE_COMPUTE_SHADER_BIT, 0, 1, &all, 0, NULL, 0, NULL);
+}
+
+void vulkan_encode(const struct backend *b, VkCommandBuffer commands,
+                   const struct vulkan_node *nodes, uint32_t n, uint32_t *n_barriers) {
+    struct hazards hazards = {0};
+    const struct vulkan_pipeline *bound = NULL;
+    for (uint32_t i = 0; i < n; i++) {
+        const struct vulkan_node *node = &nodes[i];
+        if (hazards_need_barrier(&hazards, node->binds, node->n_binds)) {
+            barrier(commands);
+            hazards_clear(&hazards);
+            ++*n_barriers;
+        }
+        hazards_add(&hazards, node->binds, node->n_binds);
+        if (node->pipeline != bound)
+            vk.cmd_bind_pipeline(commands, VK_PIPELINE_BIND_POINT_COMPUTE,
+                                 node->pipeline->pipeline);
+        bound = node->pipeline;
+        VkPipelineLayout layout = b->layouts[node->n_binds];
+        vk.cmd_bind_sets(commands, VK_PIPELINE_BIND_POINT_COMPUTE, layout, 0, 1, &node->set, 0,
+                         NULL);
+        vk.cmd_push(commands, layout, VK_SHADER_STAGE_COMPUTE_BIT, 0, node->push_bytes, node->push);
+        vk.cmd_dispatch(commands, node->groups[0], node->groups[1], node->groups[2]);
+    }
+}
+
+static int make_commands(struct backend *b, struct vulkan_recording *from, VkCommandBuffer *out,
+                         struct err *err) {
+    const VkCommandBufferAllocateInfo info = {
+        .sType = VK_STRUCTURE_TYPE_COMMAND_BUFFER_ALLOCATE_INFO,
+        .commandPool = b->steps.pool,
+        .level = VK_COMMAND_BUFFER_LEVEL_PRIMARY,
+        .commandBufferCount = 1,
+    };
+    const VkCommandBufferBeginInfo begin = {.sType = VK_STRUCTURE_TYPE_COMMAND_BUFFER_BEGIN_INFO};
+    VkResult result = vk.allocate_commands(b->device, &info, out);
+    if (result == VK_SUCCESS)
+        result = vk.begin_commands(*out, &begin);
+    if (result == VK_SUCCESS) {
+        vulkan_full_barrier(*out);
+        vulkan_encode(b, *out, from->nodes, from->n_nodes, &from->n_barriers);
+        vulkan_full_barrier(*out);
+        result = vk.end_commands(*out);
+    }
+    return vulkan_done(b, result, "recording a step", err);
+}
+
+/* ---- plans ------------------------------------------------------------------------------------
+ */
+
+static int walk(struct vulkan_recorder *r, uint32_t n_steps) {
+    const struct plan *plan = r->plan;
+    r->n_steps = n_steps;
+    for (r->step = 0; r->step < n_steps; r->step++)
+        for (r->op = 0; r->op < plan->n_ops; r->op++) {
+            r->work_used = 0;
+            int status = functions[plan->ops[r->op].kind](r, &plan->ops[r->op]);
+            if (status)
+                return status;
+        }
+    return SLUICE_OK;
+}
+
+static struct vulkan_recorder recorder(struct backend *b, const struct plan *plan,
+                                       struct vulkan_recording *into, struct err *err) {
+    return (struct vulkan_recorder){.plan = plan,
+                                    .can = &b->can,
+                                    .exact = b->exact,
+                                    .is_counting = !into,
+                                    .b = b,
+                                    .err = err,
+                                    .into = into};
+}
+
+int vulkan_count(struct backend *b, struct plan *const *plans, uint32_t n_plans, struct err *err) {
+    b->n_tables = 0;
+    b->table_bytes = b->work_bytes = 0;
+    for (uint32_t i = 0; i < n_plans; i++) {
+        struct vulkan_recorder r = recorder(b, plans[i], NULL, err);
+        int status = walk(&r, 1);
+        if (status)
+            return status;
+        b->work_bytes = r.work_most > b->work_bytes ? r.work_most : b->work_bytes;
+    }
+    return SLUICE_OK;
+}
+
+/* Decode plans: those in which most rows may be outputs. */
+static bool wants_burst(const struct plan *plan) {
+    enum { MOST_ROWS = 32 };
+    return 2 * plan->max_outputs > plan->max_rows && plan->max_rows <= MOST_ROWS && !plan->n_taps &&
+           plan->n_ops > 0 && plan->ops[plan->n_ops - 1].kind == OP_PICK;
+}
+
+/* The burst's list is only needed until it is recorded. */
+static int record_burst(struct backend *b, struct vulkan_recording *into, struct err *err) {
+    struct vulkan_recording burst = {.plan = into->plan};
+    struct vulkan_recorder r = recorder(b, into->plan, &burst, err);
+    int status = walk(&r, IO_BURST);
+    CHECK(status || r.work_most <= b->regions[VULKAN_WORK].bytes);
+    if (!status)
+        status = make_commands(b, &burst, &into->burst, err);
+    free(burst.nodes);
+    return status;
+}
+
+static int record_plan(struct backend *b, const struct plan *plan, struct vulkan_recording *into,
+                       struct err *err) {
+    into->plan = plan;
+    struct vulkan_recorder r = recorder(b, plan, into, err);
+    int status = walk(&r, 1);
+    CHECK(status || r.work_most <= b->regions[VULKAN_WORK].bytes);
+    if (!status)
+        status = make_commands(b, into, &into->step, err);
+    return !status && wants_burst(plan) ? record_burst(b, into, err) : status;
+}
+
+int vulkan_record(struct backend *b, struct plan *const *plans, uint32_t n_plans, struct err *err) {
+    b->recordings = calloc(n_plans, sizeof *b->recordings);
+    if (!b->recordings)
+        return err_memory(err, "the recordings");
+    int status = SLUICE_OK;
+    for (; !status && b->n_recordings < n_plans; b->n_recordings++)
+        status = record_plan(b, plans[b->n_recordings], &b->recordings[b->n_recordings], err);
+    return status;
+}

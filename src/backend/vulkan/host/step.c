@@ -1,0 +1,142 @@
+/* step.c - a step: one submission, one wait. */
+#include <stdlib.h>
+#include <string.h>
+
+#include "backend/vulkan/host/host.h"
+#include "base/clock.h"
+
+static int submit(struct backend *b, uint32_t plan, bool is_burst, struct err *err) {
+    CHECK(plan < b->n_recordings);
+    const struct vulkan_recording *r = &b->recordings[plan];
+    const struct io_header *header = (const struct io_header *)b->regions[VULKAN_IO].list[0].host;
+    CHECK(header->n_rows <= r->plan->max_rows && header->n_outputs <= r->plan->max_outputs);
+    int status = vulkan_enter(b, err);
+    if (!status)
+        status =
+            vulkan_lane_submit(b, &b->steps, is_burst ? r->burst : r->step, VK_NULL_HANDLE, 0, err);
+    b->count.submissions++;
+    return status;
+}
+
+int vulkan_submit(struct backend *b, uint32_t plan, struct err *err) {
+    return submit(b, plan, false, err);
+}
+
+bool vulkan_has_burst(const struct backend *b, uint32_t plan) {
+    return b->recordings[plan].burst != VK_NULL_HANDLE;
+}
+
+int vulkan_submit_burst(struct backend *b, uint32_t plan, struct err *err) {
+    return submit(b, plan, true, err);
+}
+
+int vulkan_wait(struct backend *b, struct err *err) {
+    int status = vulkan_enter(b, err);
+    b->count.waits++;
+    return status ? status : vulkan_lane_wait(b, &b->steps, err);
+}
+
+/* ---- ops alone --------------------------------------------------------------------------------
+ */
+
+static uint32_t first_node(const struct vulkan_recording *r, uint32_t op) {
+    uint32_t i = 0;
+    while (i < r->n_nodes && r->nodes[i].op < op)
+        i++;
+    return i;
+}
+
+int vulkan_run_op(struct backend *b, uint32_t plan, uint32_t op, struct err *err) {
+    const struct vulkan_recording *r = &b->recordings[plan];
+    uint32_t first = first_node(r, op), n = first_node(r, op + 1) - first, ignored = 0;
+    VkCommandBuffer commands;
+    int status = vulkan_enter(b, err);
+    if (!status)
+        status = vulkan_lane_begin(b, &b->steps, &commands, err);
+    if (status)
+        return status;
+    vulkan_encode(b, commands, r->nodes + first, n, &ignored);
+    status = vulkan_lane_end(b, &b->steps, VK_NULL_HANDLE, 0, err);
+    return status ? status : vulkan_lane_wait(b, &b->steps, err);
+}
+
+/* The step with a time stamp before every op and a barrier after it. */
+static int run_stamped(struct backend *b, const struct vulkan_recording *r, VkQueryPool queries,
+                       struct err *err) {
+    const struct plan *plan = r->plan;
+    VkCommandBuffer commands;
+    uint32_t ignored = 0;
+    int status = vulkan_lane_begin(b, &b->steps, &commands, err);
+    if (status)
+        return status;
+    vk.cmd_reset_queries(commands, queries, 0, plan->n_ops + 1);
+    for (uint32_t op = 0; op < plan->n_ops; op++) {
+        uint32_t first = first_node(r, op);
+        vk.cmd_time(commands, VK_PIPELINE_STAGE_BOTTOM_OF_PIPE_BIT, queries, op);
+        vulkan_encode(b, commands, r->nodes + first, first_node(r, op + 1) - first, &ignored);
+        vulkan_full_barrier(commands);
+    }
+    vk.cmd_time(commands, VK_PIPELINE_STAGE_BOTTOM_OF_PIPE_BIT, queries, plan->n_ops);
+    status = vulkan_lane_end(b, &b->steps, VK_NULL_HANDLE, 0, err);
+    return status ? status : vulkan_lane_wait(b, &b->steps, err);
+}
+
+static int time_by_stamps(struct backend *b, const struct vulkan_recording *r, double *seconds,
+                          struct err *err) {
+    uint32_t n = r->plan->n_ops + 1;
+    const VkQueryPoolCreateInfo info = {
+        .sType = VK_STRUCTURE_TYPE_QUERY_POOL_CREATE_INFO,
+        .queryType = VK_QUERY_TYPE_TIMESTAMP,
+        .queryCount = n,
+    };
+    VkQueryPool queries;
+    uint64_t *stamps = calloc(n, sizeof *stamps);
+    if (!stamps)
+        return err_memory(err, "times");
+    int status =
+        vulkan_done(b, vk.create_queries(b->device, &info, NULL, &queries), "time stamps", err);
+    if (status) {
+        free(stamps);
+        return status;
+    }
+    status = run_stamped(b, r, queries, err);
+    if (!status)
+        status = vulkan_done(b,
+                             vk.query_results(b->device, queries, 0, n, n * sizeof *stamps, stamps,
+                                              sizeof *stamps,
+                                              VK_QUERY_RESULT_64_BIT | VK_QUERY_RESULT_WAIT_BIT),
+                             "time stamps", err);
+    for (uint32_t i = 0; !status && i + 1 < n; i++)
+        seconds[i] = b->tick * (double)(stamps[i + 1] - stamps[i]);
+    vk.destroy_queries(b->device, queries, NULL);
+    free(stamps);
+    return status;
+}
+
+int vulkan_time_ops(struct backend *b, uint32_t plan, double *seconds, struct err *err) {
+    const struct vulkan_recording *r = &b->recordings[plan];
+    int status = vulkan_enter(b, err);
+    if (status || b->time_bits >= 64)
+        return status ? status : time_by_stamps(b, r, seconds, err);
+    for (uint32_t op = 0; !status && op < r->plan->n_ops; op++) {
+        double start = seconds_now();
+        status = vulkan_run_op(b, plan, op, err);
+        seconds[op] = seconds_now() - start;
+    }
+    return status;
+}
+
+bool vulkan_op_kernel(const struct backend *b, uint32_t plan, uint32_t op, uint32_t i,
+                      struct backend_kernel *out) {
+    const struct vulkan_recording *r = &b->recordings[plan];
+    uint32_t at = first_node(r, op) + i;
+    if (at >= r->n_nodes || r->nodes[at].op != op)
+        return false;
+    const struct vulkan_node *node = &r->nodes[at];
+    *out = (struct backend_kernel){
+        .name = node->pipeline->shader->name,
+        .grid = {node->groups[0], node->groups[1], node->groups[2]},
+        .threads = node->pipeline->constants[0],
+    };
+    return true;
+}

@@ -1,0 +1,26 @@
+/* kinds.c - the rig's backends, and the validation layer's complaints as failures of the test that
+ * runs. */
+#include "backend/vulkan/host/driver.h"
+#include "base/log.h"
+#include "rig.h"
+
+extern const struct backend_kind backend_vulkan;
+const struct backend_kind *const rig_kinds[RIG_BACKENDS] = {&backend_cpu, &backend_vulkan};
+
+void rig_hear_complaints(void) {
+    static uint32_t heard;
+    if (vulkan_complaints() > heard)
+        test_fail(__FILE__, __LINE__, "the validation layer complains %u times",
+                  vulkan_complaints() - heard);
+    heard = vulkan_complaints();
+}
+
+static void print_line(void *user, enum log_level level, const char *line) {
+    (void)user;
+    if (level == LOG_WARN)
+        test_note("%s", line);
+}
+
+__attribute__((constructor)) static void start_log(void) {
+    log_set(print_line, NULL);
+}
