@@ -1,0 +1,490 @@
+/* ops.c - see ops.h. */
+#include "ops.h"
+
+bool is_float(enum dtype t) {
+    return t == DT_F32 || t == DT_F16 || t == DT_BF16;
+}
+
+/* ---- PROJECT ----------------------------------------------------------------------------------
+ */
+
+void build_project(struct rig *r, const struct project_case *c, uint64_t seed) {
+    uint32_t total = 0;
+    for (uint32_t s = 0; s < c->n_segments; s++)
+        total += c->n[s];
+    uint32_t width = c->epilogue == EPILOGUE_SWIGLU ? c->n[0] : total;
+    struct plan_options options = {.max_rows = c->rows, .n_taps = 1, .tap_width = width};
+    rig_begin(r, seed, &options);
+    struct op op = {.kind = OP_PROJECT, .layer = 0, .role = "product"};
+    struct op_project *p = &op.project;
+    struct operand both = rig_rows(r, 2 * c->k, c->size > 0 ? c->size : 1);
+    p->in = operand_columns(both, 0, c->k);
+    p->prologue = c->prologue;
+    p->epilogue = c->epilogue;
+    p->eps = 1e-6f;
+    p->is_lm_head = c->is_lm_head;
+    p->n_segments = c->n_segments;
+    if (c->prologue == PROLOGUE_NORM)
+        p->norm = rig_tensor(r, DT_F32, (uint32_t[4]){c->k}, 1);
+    if (c->prologue == PROLOGUE_GATED_NORM)
+        p->norm = rig_tensor(r, DT_F32, (uint32_t[4]){c->head_width}, 1);
+    if (c->prologue == PROLOGUE_GATED_NORM || c->prologue == PROLOGUE_SIGMOID_GATE) {
+        p->gate = operand_columns(both, c->k, c->k);
+        p->head_width = p->gate_stride = c->head_width;
+    }
+    p->out = c->epilogue == EPILOGUE_ADD ? rig_rows(r, width, 1) : plan_scratch(r->plan, width);
+    uint32_t column = 0;
+    for (uint32_t s = 0; s < c->n_segments; s++) {
+        struct segment *g = &p->segments[s];
+        g->weight = rig_tensor(r, c->types[s], (uint32_t[4]){c->k, c->n[s]}, 0.05f);
+        if (c->has_bias)
+            g->bias = rig_tensor(r, DT_F32, (uint32_t[4]){c->n[s]}, 1);
+        g->f32_act = c->f32_last && s + 1 == c->n_segments;
+        g->column = c->epilogue == EPILOGUE_SWIGLU ? 0 : column;
+        column += c->n[s];
+    }
+    rig_add(r, &op);
+    rig_tap(r, 0, p->out);
+}
+
+void check_project(const struct project_case *c, uint64_t seed) {
+    struct rig r;
+    bool is_int8 = false;
+    for (uint32_t s = 0; s < c->n_segments; s++)
+        is_int8 |= !is_float(c->types[s]) && c->k % 32 == 0;
+    build_project(&r, c, seed);
+    if (rig_open(&r)) {
+        struct run run = {0, 0, c->rows};
+        for (int i = 0; i < RIG_BACKENDS; i++)
+            rig_step(&r, i, &run, 1, seed);
+        double worst = 0;
+        for (uint32_t row = 0; row < c->rows; row++) {
+            double d = rig_distance(rig_output(&r, RIG_CPU, 0, row),
+                                    rig_output(&r, RIG_DEVICE, 0, row), r.options.tap_width);
+            worst = d > worst || isnan(d) ? d : worst;
+        }
+        if (!(worst < (is_int8 ? INT8_BOUND : F32_BOUND)))
+            test_fail(__FILE__, __LINE__,
+                      "K %u, N %u %u %u of %s, %u rows, prologue %d, epilogue %d: off by %.2e",
+                      c->k, c->n[0], c->n[1], c->n[2], dtype_name(c->types[0]), c->rows,
+                      c->prologue, c->epilogue, worst);
+    }
+    rig_end(&r);
+}
+
+/* A product of many rows: some of them, alone, have the same bits. */
+void check_some_rows(const struct project_case *wide, uint64_t seed, uint32_t n_rows) {
+    struct project_case c = *wide;
+    struct rig one, many, random = {.random = seed};
+    build_project(&many, &c, seed);
+    c.rows = 1;
+    build_project(&one, &c, seed);
+    bool is_open = rig_open(&one);
+    is_open = rig_open(&many) && is_open;
+    if (is_open)
+        rig_step(&many, RIG_DEVICE, &(struct run){0, 0, wide->rows}, 1, 5);
+    for (uint32_t i = 0; is_open && i < n_rows; i++) {
+        uint32_t row = i == 0 ? wide->rows - 1 : rig_below(&random, wide->rows), n = 0;
+        rig_step(&one, RIG_DEVICE, &(struct run){0, row, 1}, 1, 5);
+        const float *a = rig_output(&one, RIG_DEVICE, 0, 0),
+                    *b = rig_output(&many, RIG_DEVICE, 0, row);
+        while (n < one.options.tap_width && memcmp(&a[n], &b[n], sizeof *a) == 0)
+            n++;
+        if (n < one.options.tap_width) {
+            test_fail(__FILE__, __LINE__,
+                      "K %u, N %u %u %u of %s %s %s, %u rows, prologue %d, epilogue %d: row %u, "
+                      "column %u is %.9g alone, %.9g here",
+                      c.k, c.n[0], c.n[1], c.n[2], dtype_name(c.types[0]), dtype_name(c.types[1]),
+                      dtype_name(c.types[2]), wide->rows, c.prologue, c.epilogue, row, n,
+                      (double)a[n], (double)b[n]);
+            break;
+        }
+    }
+    rig_end(&one);
+    rig_end(&many);
+}
+
+/* ---- DELTA ------------------------------------------------------------------------------------
+ */
+
+void build_delta(struct rig *r, const struct delta_case *c, uint32_t slots, uint64_t seed) {
+    uint32_t values = c->value_heads * c->value_width;
+    uint32_t channels = 2 * c->key_heads * c->key_width + values;
+    struct plan_options options = {
+        .max_rows = c->rows, .n_slots = slots, .n_taps = 1, .tap_width = values};
+    rig_begin(r, seed, &options);
+    struct op op = {.kind = OP_DELTA, .layer = 0, .role = "mix"};
+    op.delta = (struct op_delta){
+        .in = rig_rows(r, channels + values + 2 * c->value_heads, 1),
+        .beta_column = channels + values,
+        .alpha_column = channels + values + c->value_heads,
+        .key_heads = c->key_heads,
+        .value_heads = c->value_heads,
+        .key_width = c->key_width,
+        .value_width = c->value_width,
+        .conv_width = c->taps,
+        .head_map = c->map,
+        .conv = rig_tensor(r, DT_F32, (uint32_t[4]){c->taps, channels}, 1),
+        .a = rig_tensor(r, DT_F32, (uint32_t[4]){c->value_heads}, 0.5f),
+        .dt = rig_tensor(r, DT_F32, (uint32_t[4]){c->value_heads}, 1),
+        .state = plan_state(
+            r->plan, DT_F32,
+            (uint32_t[4]){c->key_width, c->value_width, c->value_heads, options.n_slots}),
+        .window = plan_state(r->plan, DT_F32, (uint32_t[4]){channels, c->taps, options.n_slots}),
+        .out = plan_scratch(r->plan, values),
+    };
+    float *a = (float *)(r->weights + op.delta.a.offset);
+    for (uint32_t h = 0; h < c->value_heads; h++)
+        a[h] = -fabsf(a[h]);
+    rig_add(r, &op);
+    rig_tap(r, 0, op.delta.out);
+}
+
+void step_both(struct rig *r, const struct run *runs, uint32_t n) {
+    for (int b = 0; b < RIG_BACKENDS; b++)
+        rig_step(r, b, runs, n, 9);
+}
+
+/* The first output of every row, against the CPU's. */
+void check_rows(struct rig *r, size_t i, uint32_t step, uint32_t rows, double bound) {
+    for (uint32_t row = 0; row < rows; row++) {
+        double d = rig_distance(rig_output(r, RIG_CPU, 0, row), rig_output(r, RIG_DEVICE, 0, row),
+                                r->options.tap_width);
+        if (!(d < bound))
+            test_fail(__FILE__, __LINE__, "case %zu, step %u, row %u: off by %.2e", i, step, row,
+                      d);
+    }
+}
+
+double state_distance(struct rig *r) {
+    uint64_t bytes = r->plan->bytes[REGION_STATE];
+    float *state[RIG_BACKENDS];
+    struct err err = {0};
+    for (int i = 0; i < RIG_BACKENDS; i++) {
+        state[i] = malloc(bytes);
+        if (rig_kinds[i]->read_state(r->b[i], 0, bytes, state[i], &err))
+            test_fail(__FILE__, __LINE__, "%s", err.text);
+    }
+    double d = rig_distance(state[0], state[1], bytes / sizeof(float));
+    for (int i = 0; i < RIG_BACKENDS; i++)
+        free(state[i]);
+    return d;
+}
+
+/* Steps of up to three sequences, each with a run of its own length, and STATE after them. */
+void check_delta(const struct delta_case *c, uint64_t seed) {
+    struct rig r;
+    uint32_t at[4] = {0};
+    build_delta(&r, c, 4, seed);
+    bool is_open = rig_open(&r);
+    for (uint32_t step = 0; is_open && step < 6; step++) {
+        /* Up to three sequences, each with a run of its own length. */
+        struct run runs[3];
+        uint32_t n = 0, left = c->rows;
+        for (uint32_t slot = 0; slot < 3 && left; slot++) {
+            uint32_t rows = slot == 2 ? left : 1 + rig_below(&r, left);
+            runs[n++] = (struct run){slot + 1, at[slot + 1], rows};
+            at[slot + 1] += rows;
+            left -= rows;
+        }
+        step_both(&r, runs, n);
+        check_rows(&r, seed, step, c->rows, F32_BOUND);
+    }
+    if (is_open)
+        EXPECT_NEAR(state_distance(&r), 0, F32_BOUND);
+    rig_end(&r);
+}
+
+void *read_state(struct rig *r) {
+    uint64_t bytes = r->plan->bytes[REGION_STATE];
+    void *state = malloc(bytes);
+    struct err err = {0};
+    if (rig_kinds[RIG_DEVICE]->read_state(r->b[RIG_DEVICE], 0, bytes, state, &err))
+        test_fail(__FILE__, __LINE__, "%s", err.text);
+    return state;
+}
+
+/* A row's bits are its own: alone in a plan of one row, or among other sequences, as many as there
+ * is room for or fewer; every third step the last of them has all rows that are left. Where there
+ * is more room than sequences, every other one has several rows. */
+void check_delta_rows(const struct delta_case *c, uint64_t seed) {
+    enum { SLOTS = 24, STEPS = 7 };
+    struct delta_case alone = *c;
+    struct rig one, many;
+    uint32_t at[SLOTS] = {0};
+    alone.rows = 1;
+    build_delta(&one, &alone, SLOTS, seed);
+    build_delta(&many, c, SLOTS, seed);
+    bool is_open = rig_open(&one);
+    is_open = rig_open(&many) && is_open;
+    for (uint32_t step = 0; is_open && step < STEPS; step++) {
+        struct run runs[SLOTS];
+        uint32_t most = c->rows < SLOTS ? c->rows : SLOTS, n = most - step % most;
+        uint32_t rows = 0, row = 0;
+        for (uint32_t k = 0; k < n; k++) {
+            uint32_t slot = (k * 5 + step) % SLOTS, some = 1 + (7 * k + step) % (c->rows / n);
+            runs[k] = (struct run){slot, at[slot],
+                                   k + 1 == n && step % 3 == 2 ? c->rows - rows
+                                   : k % 2                     ? some
+                                                               : 1};
+            at[slot] += runs[k].n_rows;
+            rows += runs[k].n_rows;
+        }
+        rig_step(&many, RIG_DEVICE, runs, n, 9);
+        for (uint32_t k = 0; k < n; k++)
+            for (uint32_t i = 0; i < runs[k].n_rows; i++, row++) {
+                rig_step(&one, RIG_DEVICE,
+                         &(struct run){runs[k].slot, runs[k].first_position + i, 1}, 1, 9);
+                if (memcmp(rig_output(&one, RIG_DEVICE, 0, 0),
+                           rig_output(&many, RIG_DEVICE, 0, row),
+                           one.options.tap_width * sizeof(float)) != 0)
+                    test_fail(__FILE__, __LINE__,
+                              "%u value heads, step %u: row %u of %u has other bits alone",
+                              c->value_heads, step, row, c->rows);
+            }
+    }
+    if (is_open && one.plan->bytes[REGION_STATE] == many.plan->bytes[REGION_STATE]) {
+        void *a = read_state(&one), *b = read_state(&many);
+        if (memcmp(a, b, one.plan->bytes[REGION_STATE]) != 0)
+            test_fail(__FILE__, __LINE__, "%u value heads, %u rows: STATE has other bits alone",
+                      c->value_heads, c->rows);
+        free(a);
+        free(b);
+    }
+    rig_end(&one);
+    rig_end(&many);
+}
+
+/* ---- ATTEND -----------------------------------------------------------------------------------
+ */
+
+struct operand build_attend(struct rig *r, const struct attend_case *c, uint64_t seed) {
+    uint32_t q = c->heads * c->width, kv = c->kv_heads * c->width;
+    uint32_t pages = (c->context + IO_PAGE_POSITIONS - 1) / IO_PAGE_POSITIONS, slots = 3;
+    struct plan_options options = {.max_rows = c->rows,
+                                   .n_slots = slots,
+                                   .n_pages = slots * pages,
+                                   .pages_per_seq = pages,
+                                   .kv_type = c->kv,
+                                   .n_taps = 1,
+                                   .tap_width = q};
+    rig_begin(r, seed, &options);
+    struct op embed = {.kind = OP_EMBED, .layer = -1, .role = "rows"};
+    embed.embed.table = rig_tensor(r, DT_F32, (uint32_t[4]){q + 2 * kv, r->n_tokens}, 1);
+    embed.embed.x = plan_scratch(r->plan, q + 2 * kv);
+    if (c->rotary) {
+        r->used = (r->used + 63) / 64 * 64;
+        double *freqs = (double *)(r->weights + r->used);
+        for (uint32_t i = 0; i < c->rotary / 2; i++)
+            freqs[i] = pow(1e4, -2.0 * i / c->rotary);
+        embed.embed.freqs =
+            operand_at(REGION_WEIGHTS, DT_F64, r->used, (uint32_t[4]){c->rotary / 2});
+        r->used += c->rotary / 2 * sizeof *freqs;
+        embed.embed.angles =
+            plan_scratch_of(r->plan, DT_F32, (uint32_t[4]){2, c->rotary / 2, c->rows});
+        embed.embed.rope_scale = 1;
+    }
+    rig_add(r, &embed);
+    uint32_t cache[4] = {c->width, IO_PAGE_POSITIONS, c->kv_heads, options.n_pages};
+    plan_page_table(r->plan, pages, slots);
+    struct op op = {.kind = OP_ATTEND, .layer = 0, .role = "mix"};
+    op.attend = (struct op_attend){
+        .in = embed.embed.x,
+        .angles = embed.embed.angles,
+        .keys = plan_state(r->plan, c->kv, cache),
+        .values = plan_state(r->plan, c->kv, cache),
+        .pages = r->plan->pages,
+        .out = plan_scratch(r->plan, q),
+        .q_stride = c->width,
+        .k_column = q,
+        .v_column = q + kv,
+        .heads = c->heads,
+        .kv_heads = c->kv_heads,
+        .head_width = c->width,
+        .rotary = c->rotary,
+        .pairing = c->pairing,
+        .eps = 1e-6f,
+        .scale = 1 / sqrtf((float)c->width),
+    };
+    if (c->has_norms) {
+        op.attend.q_norm = rig_tensor(r, DT_F32, (uint32_t[4]){c->width}, 1);
+        op.attend.k_norm = rig_tensor(r, DT_F32, (uint32_t[4]){c->width}, 1);
+    }
+    rig_add(r, &op);
+    rig_tap(r, 0, op.attend.out);
+    return op.attend.pages;
+}
+
+/* Pages in an order of their own. */
+void deal_pages(struct rig *r, const struct operand *pages) {
+    uint32_t n = pages->dims[0] * pages->dims[1];
+    int32_t *table = malloc(n * sizeof *table);
+    struct err err = {0};
+    for (uint32_t i = 0; i < n; i++)
+        table[i] = (int32_t)i;
+    for (uint32_t i = n; i > 1; i--) {
+        uint32_t k = rig_below(r, i);
+        int32_t t = table[i - 1];
+        table[i - 1] = table[k];
+        table[k] = t;
+    }
+    for (int b = 0; b < RIG_BACKENDS; b++)
+        EXPECT_INT(
+            rig_kinds[b]->write_state(r->b[b], pages->offset, n * sizeof *table, table, &err),
+            SLUICE_OK);
+    free(table);
+}
+
+/* Steps of up to three sequences until the first has its context. */
+void check_attend(const struct attend_case *c, uint64_t seed) {
+    struct rig r;
+    struct operand pages = build_attend(&r, c, seed);
+    bool is_open = rig_open(&r);
+    uint32_t at[3] = {0}, steps = 0;
+    if (is_open)
+        deal_pages(&r, &pages);
+    while (is_open && at[0] + c->rows < c->context && steps++ < 700) {
+        struct run runs[3];
+        uint32_t n = 0, left = c->rows;
+        for (uint32_t slot = 0; slot < 3 && left; slot++) {
+            uint32_t rows = slot == 2 || c->rows == 1 ? left : 1 + rig_below(&r, left);
+            if (at[slot] + rows > c->context)
+                continue;
+            runs[n++] = (struct run){slot, at[slot], rows};
+            at[slot] += rows;
+            left -= rows;
+        }
+        uint32_t rows = c->rows - left;
+        step_both(&r, runs, n);
+        /* A key that rounds the other way in the cache is what differs. */
+        check_rows(&r, seed, steps, rows, c->kv == DT_F32 ? 5e-4 : c->kv == DT_F16 ? 3e-3 : 6e-2);
+    }
+    rig_end(&r);
+}
+
+/* Segments of random lengths, rows that generate among them, as long as the first slot has room. */
+uint32_t random_runs(struct rig *r, const struct attend_case *c, uint32_t at[3], struct run *runs) {
+    uint32_t n = 0, left = c->rows;
+    for (uint32_t slot = 0; slot < 3 && left; slot++) {
+        uint32_t most = slot == 2 ? left : rig_below(r, 3) ? 1 + rig_below(r, left) : 1;
+        uint32_t rows = c->context - at[slot] < most ? c->context - at[slot] : most;
+        if (!rows)
+            continue;
+        runs[n++] = (struct run){slot, at[slot], rows};
+        at[slot] += rows;
+        left -= rows;
+    }
+    return n;
+}
+
+/* A row's bits are its own: alone, or in any step among others. */
+void check_attend_rows(const struct attend_case *c, uint64_t seed) {
+    struct attend_case alone = *c;
+    struct rig one, many;
+    uint32_t at[3] = {0}, n;
+    struct run runs[3];
+    alone.rows = 1;
+    struct operand pages = build_attend(&one, &alone, seed);
+    build_attend(&many, c, seed);
+    bool is_open = rig_open(&one);
+    is_open = rig_open(&many) && is_open;
+    if (is_open) {
+        deal_pages(&one, &pages);
+        many.random = one.random;
+        deal_pages(&many, &pages);
+    }
+    while (is_open && (n = random_runs(&many, c, at, runs)) > 0) {
+        uint32_t row = 0, differing = 0;
+        rig_step(&many, RIG_DEVICE, runs, n, 9);
+        for (uint32_t k = 0; k < n; k++)
+            for (uint32_t i = 0; i < runs[k].n_rows; i++, row++) {
+                rig_step(&one, RIG_DEVICE,
+                         &(struct run){runs[k].slot, runs[k].first_position + i, 1}, 1, 9);
+                if (memcmp(rig_output(&one, RIG_DEVICE, 0, 0),
+                           rig_output(&many, RIG_DEVICE, 0, row),
+                           one.options.tap_width * sizeof(float)) != 0 &&
+                    differing++ == 0)
+                    test_fail(__FILE__, __LINE__,
+                              "%u heads of %u, steps of %u rows: position %u has other bits alone",
+                              c->heads, c->width, c->rows, runs[k].first_position + i);
+            }
+        is_open = differing == 0;
+    }
+    rig_end(&one);
+    rig_end(&many);
+}
+
+/* ---- ROUTE and EXPERTS ------------------------------------------------------------------------
+ */
+
+void build_experts(struct rig *r, const struct experts_case *c, uint32_t rows, uint64_t seed) {
+    struct plan_options options = {.max_rows = rows, .n_taps = 2, .tap_width = c->width};
+    rig_begin(r, seed, &options);
+    struct operand none = {0}, x = rig_rows(r, c->width, 1);
+    struct operand norm = rig_tensor(r, DT_F32, (uint32_t[4]){c->width}, 1);
+    struct operand choice = plan_scratch_of(r->plan, DT_I32, (uint32_t[4]){c->used + 1, rows});
+    struct operand weight = plan_scratch_of(r->plan, DT_F32, (uint32_t[4]){c->used + 1, rows});
+    struct operand hidden = plan_scratch(r->plan, c->used * c->inner + c->shared);
+    struct op route = {.kind = OP_ROUTE, .layer = 0, .role = "route"};
+    route.route = (struct op_route){
+        .in = x,
+        .norm = norm,
+        .choice = choice,
+        .weight = weight,
+        .eps = 1e-6f,
+        .used = c->used,
+        .router = rig_tensor(r, DT_F32, (uint32_t[4]){c->width, c->experts}, 0.3f),
+        .shared_gate = c->shared ? rig_tensor(r, DT_F32, (uint32_t[4]){c->width}, 0.3f) : none};
+    struct op in = {.kind = OP_EXPERTS_IN, .layer = 0, .role = "experts in"};
+    const uint32_t in_dims[4] = {c->width, c->inner, c->experts},
+                   shared_dims[4] = {c->width, c->shared};
+    in.experts_in = (struct op_experts_in){
+        .in = x,
+        .norm = norm,
+        .choice = choice,
+        .hidden = hidden,
+        .eps = 1e-6f,
+        .gate = rig_tensor(r, c->gate, in_dims, 0.1f),
+        .up = rig_tensor(r, c->up, in_dims, 0.1f),
+        .shared_gate = c->shared ? rig_tensor(r, c->shared_in, shared_dims, 0.1f) : none,
+        .shared_up = c->shared ? rig_tensor(r, c->shared_in, shared_dims, 0.1f) : none};
+    struct op out = {.kind = OP_EXPERTS_OUT, .layer = 0, .role = "experts out"};
+    out.experts_out = (struct op_experts_out){
+        .hidden = hidden,
+        .choice = choice,
+        .weight = weight,
+        .x = x,
+        .down = rig_tensor(r, c->down, (uint32_t[4]){c->inner, c->width, c->experts}, 0.1f),
+        .shared_down = c->shared
+                           ? rig_tensor(r, c->shared_down, (uint32_t[4]){c->shared, c->width}, 0.1f)
+                           : none};
+    rig_add(r, &route);
+    rig_add(r, &in);
+    rig_add(r, &out);
+    rig_tap(r, 0, x);
+    rig_tap(r, 1, weight);
+}
+
+/* A step of n rows, in a plan for at least as many: a row alone has the bits that it has among
+ * others; and up to 70 rows against the CPU. Of many rows every seventh, and the last. */
+void check_experts(struct rig *many, struct rig *one, const struct experts_case *c, uint32_t n) {
+    uint32_t step = n > 16 ? 7 : 1;
+    bool has_cpu = n <= 70;
+    for (int b = has_cpu ? RIG_CPU : RIG_DEVICE; b < RIG_BACKENDS; b++)
+        rig_step(many, b, &(struct run){0, 0, n}, 1, 5);
+    for (uint32_t row = (n - 1) % step; row < n; row += step) {
+        const float *cuda = rig_output(many, RIG_DEVICE, 0, row);
+        if (has_cpu) {
+            EXPECT_NEAR(rig_distance(rig_output(many, RIG_CPU, 1, row),
+                                     rig_output(many, RIG_DEVICE, 1, row), c->used + 1),
+                        0, F32_BOUND);
+            EXPECT_NEAR(rig_distance(rig_output(many, RIG_CPU, 0, row), cuda, c->width), 0,
+                        INT8_BOUND);
+        }
+        rig_step(one, RIG_DEVICE, &(struct run){0, row, 1}, 1, 5);
+        if (memcmp(rig_output(one, RIG_DEVICE, 0, 0), cuda, c->width * sizeof(float)) != 0)
+            test_fail(__FILE__, __LINE__,
+                      "width %u, %u of %u experts: row %u of %u has other bits alone", c->width,
+                      c->used, c->experts, row, n);
+    }
+}

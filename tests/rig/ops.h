@@ -1,0 +1,81 @@
+/* ops.h - plans of one op, random, and checks of them against the CPU: what the tests of all
+ * backends share.
+ *
+ * Both quantize activations to int8 alike, but a sum that rounds the other way can turn one quant
+ * by one step: 1/127 of a group's largest value in one of K terms. Products of K terms then differ
+ * by about 1e-3 of their own size now and then; without int8 only rounding is left. */
+#ifndef TESTS_RIG_OPS_H
+#define TESTS_RIG_OPS_H
+
+#include "formats.h"
+#include "rig.h"
+
+#define INT8_BOUND 6e-3
+#define F32_BOUND 2e-4
+
+bool is_float(enum dtype t);
+
+struct project_case {
+    uint32_t k, rows;
+    uint32_t n[3];
+    enum dtype types[3];
+    uint32_t n_segments;
+    bool f32_last; /* the last segment meets f32 activations */
+    bool has_bias;
+    enum prologue prologue;
+    enum epilogue epilogue;
+    uint32_t head_width;
+    bool is_lm_head;
+    float size; /* of the inputs; 0: 1 */
+};
+
+struct delta_case {
+    uint32_t key_heads, value_heads, key_width, value_width, taps;
+    enum head_map map;
+    uint32_t rows;
+};
+
+struct attend_case {
+    uint32_t heads, kv_heads, width, rotary, rows, context;
+    enum dtype kv;
+    enum rope_pairing pairing;
+    bool has_norms;
+};
+
+/* Types and widths of every matrix on its own, as files mix them. */
+struct experts_case {
+    enum dtype gate, up, down, shared_in, shared_down;
+    uint32_t width, inner, shared, experts, used;
+};
+
+void build_project(struct rig *r, const struct project_case *c, uint64_t seed);
+void check_project(const struct project_case *c, uint64_t seed);
+/* A product of many rows: some of them, alone, have the same bits. */
+void check_some_rows(const struct project_case *wide, uint64_t seed, uint32_t n_rows);
+void build_delta(struct rig *r, const struct delta_case *c, uint32_t slots, uint64_t seed);
+void step_both(struct rig *r, const struct run *runs, uint32_t n);
+/* The first output of every row, against the CPU's. */
+void check_rows(struct rig *r, size_t i, uint32_t step, uint32_t rows, double bound);
+double state_distance(struct rig *r);
+/* Steps of up to three sequences, each with a run of its own length, and STATE after them. */
+void check_delta(const struct delta_case *c, uint64_t seed);
+void *read_state(struct rig *r);
+/* A row's bits are its own: alone in a plan of one row, or among other sequences, as many as there
+ * is room for or fewer; every third step the last of them has all rows that are left. Where there
+ * is more room than sequences, every other one has several rows. */
+void check_delta_rows(const struct delta_case *c, uint64_t seed);
+struct operand build_attend(struct rig *r, const struct attend_case *c, uint64_t seed);
+/* Pages in an order of their own. */
+void deal_pages(struct rig *r, const struct operand *pages);
+/* Steps of up to three sequences until the first has its context. */
+void check_attend(const struct attend_case *c, uint64_t seed);
+/* A row's bits are its own: alone, or in any step among others. */
+void check_attend_rows(const struct attend_case *c, uint64_t seed);
+void build_experts(struct rig *r, const struct experts_case *c, uint32_t rows, uint64_t seed);
+/* A step of n rows, in a plan for at least as many: a row alone has the bits that it has among
+ * others; and up to 70 rows against the CPU. Of many rows every seventh, and the last. */
+void check_experts(struct rig *many, struct rig *one, const struct experts_case *c, uint32_t n);
+/* Segments of random lengths, rows that generate among them, as long as the first slot has room. */
+uint32_t random_runs(struct rig *r, const struct attend_case *c, uint32_t at[3], struct run *runs);
+
+#endif

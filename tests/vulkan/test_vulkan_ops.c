@@ -1,0 +1,141 @@
+/* test_vulkan_ops.c - every op of the Vulkan backend against the CPU's, on random plans. Few and
+ * small ones: the driver that runs them on the processor is slow, and so is the validation layer.
+ */
+#include "ops.h"
+
+TEST(vulkan_project_types) {
+    static const uint32_t rows[] = {1, 2, 5, 33};
+    for (uint32_t t = 0; t < FORMAT_TYPES; t++)
+        for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+            struct project_case c = {.k = i % 2 ? 768 : 1280,
+                                     .rows = rows[i],
+                                     .n_segments = 1,
+                                     .n = {40 + 37 * (uint32_t)i},
+                                     .types = {format_types[t]}};
+            check_project(&c, t * 100 + i);
+        }
+}
+
+TEST(vulkan_project_shapes) {
+    struct rig r = {.random = 77};
+    for (uint64_t i = 0; i < 40; i++) {
+        static const uint32_t widths[] = {32, 64, 96, 160, 256, 288, 512, 576, 1024, 1536};
+        struct project_case c = {.k = widths[rig_below(&r, 10)],
+                                 .rows = 1 + rig_below(&r, 33),
+                                 .n_segments = 1 + rig_below(&r, 3),
+                                 .has_bias = rig_below(&r, 2),
+                                 .is_lm_head = rig_below(&r, 4) == 0};
+        c.prologue = (enum prologue)rig_below(&r, 4);
+        c.epilogue = (enum epilogue)rig_below(&r, 3);
+        c.head_width = c.k % 64 ? 32 : 64;
+        c.f32_last = rig_below(&r, 3) == 0;
+        if (c.epilogue == EPILOGUE_SWIGLU)
+            c.n_segments = 2, c.f32_last = false;
+        if (c.epilogue == EPILOGUE_ADD)
+            c.n_segments = 1;
+        for (uint32_t s = 0; s < c.n_segments; s++) {
+            enum dtype t = format_types[rig_below(&r, FORMAT_TYPES)];
+            c.types[s] = c.k % dtype_info(t)->block_values ? DT_Q8_0 : t;
+            c.n[s] = c.epilogue == EPILOGUE_SWIGLU && s ? c.n[0] : 1 + rig_below(&r, 100);
+        }
+        check_project(&c, 1000 + i);
+    }
+}
+
+/* Widths without whole groups of 32, f32 throughout. */
+TEST(vulkan_project_odd_widths) {
+    static const uint32_t widths[] = {1, 7, 33, 100, 257};
+    for (size_t i = 0; i < 5; i++) {
+        struct project_case c = {.k = widths[i],
+                                 .rows = 3,
+                                 .n_segments = 1,
+                                 .n = {19},
+                                 .types = {i % 2 ? DT_F16 : DT_F32},
+                                 .prologue = PROLOGUE_NORM};
+        check_project(&c, 2000 + i);
+    }
+}
+
+/* A row's bits are its own: alone in a plan of one row, or among others in a wide one. */
+TEST(vulkan_project_rows_are_independent) {
+    static const enum dtype types[] = {DT_Q4_K, DT_Q5_K, DT_Q6_K, DT_Q8_0,
+                                       DT_BF16, DT_Q4_0, DT_F32,  DT_F16};
+    static const uint32_t buckets[] = {2, 4, 8, 16, 32, 70};
+    for (uint32_t t = 0; t < 8; t++)
+        for (uint32_t i = 0; i < 6; i++)
+            check_some_rows(
+                &(struct project_case){.k = 768,
+                                       .rows = buckets[i],
+                                       .n_segments = 2,
+                                       .n = {67, 67},
+                                       .types = {types[t], types[(t + i) % 8]},
+                                       .prologue = PROLOGUE_NORM,
+                                       .epilogue = i % 2 ? EPILOGUE_SWIGLU : EPILOGUE_STORE},
+                3000 + t, 5);
+}
+
+TEST(vulkan_delta) {
+    static const struct delta_case cases[] = {
+        {4, 8, 128, 128, 4, HEADS_GROUPED, 1}, {2, 6, 64, 32, 4, HEADS_GROUPED, 33},
+        {3, 6, 48, 40, 3, HEADS_TILED, 17},    {1, 1, 20, 12, 2, HEADS_GROUPED, 5},
+        {2, 4, 16, 16, 4, HEADS_GROUPED, 64},  {2, 2, 65, 33, 5, HEADS_TILED, 90},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
+        check_delta(&cases[i], 4000 + i);
+}
+
+TEST(vulkan_delta_rows_are_independent) {
+    static const uint32_t buckets[] = {2, 5, 24, 70};
+    for (size_t i = 0; i < sizeof buckets / sizeof *buckets; i++)
+        check_delta_rows(
+            &(struct delta_case){2, 4, 64, 64, 4, i % 2 ? HEADS_TILED : HEADS_GROUPED, buckets[i]},
+            4200);
+}
+
+TEST(vulkan_attend) {
+    static const struct attend_case cases[] = {
+        {4, 1, 256, 64, 1, 280, DT_F16, ROPE_HALVES, true},
+        {6, 2, 64, 32, 9, 300, DT_F32, ROPE_HALVES, true},
+        {9, 3, 64, 64, 33, 600, DT_F16, ROPE_NEIGHBOURS, false},
+        {4, 1, 128, 128, 17, 400, DT_Q8_0, ROPE_HALVES, true},
+        {8, 8, 32, 0, 5, 120, DT_Q4_0, ROPE_HALVES, false},
+        {5, 1, 80, 20, 7, 120, DT_F16, ROPE_HALVES, false},
+        {14, 2, 24, 24, 3, 60, DT_F32, ROPE_NEIGHBOURS, true},
+        {8, 2, 64, 64, 150, 700, DT_F16, ROPE_HALVES, true},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
+        check_attend(&cases[i], 5000 + i);
+}
+
+TEST(vulkan_attend_rows_are_independent) {
+    static const struct attend_case cases[] = {
+        {4, 1, 64, 64, 33, 600, DT_F16, ROPE_HALVES, true},
+        {4, 2, 64, 64, 140, 600, DT_Q8_0, ROPE_HALVES, true},
+        {3, 1, 32, 32, 3, 100, DT_Q4_0, ROPE_NEIGHBOURS, false},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
+        check_attend_rows(&cases[i], 5300 + i);
+}
+
+TEST(vulkan_experts) {
+    static const struct experts_case cases[] = {
+        {DT_Q4_K, DT_Q4_K, DT_Q6_K, DT_Q4_K, DT_Q6_K, 512, 256, 256, 5, 3},
+        {DT_Q8_0, DT_Q8_0, DT_Q8_0, DT_Q8_0, DT_Q8_0, 256, 64, 0, 20, 4},
+        {DT_Q4_K, DT_Q6_K, DT_Q5_K, DT_BF16, DT_Q6_K, 256, 256, 256, 3, 2},
+        {DT_F32, DT_F32, DT_Q8_0, DT_F32, DT_F32, 96, 32, 64, 40, 9},
+    };
+    static const uint32_t rows[] = {3, 12, 70};
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        struct rig one;
+        build_experts(&one, &cases[i], 1, 6500 + i);
+        bool is_open = rig_open(&one);
+        for (size_t n = 0; is_open && n < sizeof rows / sizeof *rows; n++) {
+            struct rig many;
+            build_experts(&many, &cases[i], rows[n], 6500 + i);
+            if (rig_open(&many))
+                check_experts(&many, &one, &cases[i], rows[n]);
+            rig_end(&many);
+        }
+        rig_end(&one);
+    }
+}
