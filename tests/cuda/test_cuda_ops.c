@@ -310,57 +310,6 @@ TEST(cuda_delta_of_many_sequences) {
     }
 }
 
-/* State and window of a cell. */
-static uint8_t *read_cell(struct rig *r, const struct op_delta *d, uint32_t cell) {
-    uint32_t cells = d->state.dims[3];
-    uint64_t state = operand_bytes(&d->state) / cells, window = operand_bytes(&d->window) / cells;
-    uint8_t *bytes = malloc(state + window);
-    struct err err = {0};
-    const struct backend_kind *kind = rig_kinds[RIG_DEVICE];
-    if (kind->read_state(r->b[RIG_DEVICE], d->state.offset + cell * state, state, bytes, &err) ||
-        kind->read_state(r->b[RIG_DEVICE], d->window.offset + cell * window, window, bytes + state,
-                         &err))
-        test_fail(__FILE__, __LINE__, "%s", err.text);
-    return bytes;
-}
-
-/* n rows after `before` ones, of which all or every third store to a cell of their own: each cell
- * has the bits that a shorter run leaves in place, and the segment's own is as it was. */
-static void check_cells(const struct delta_case *c, uint32_t before, uint32_t n, uint64_t seed) {
-    enum { CELLS = 12 };
-    struct rig r;
-    uint32_t to[CELLS];
-    uint8_t *stored[CELLS] = {0};
-    build_delta(&r, c, CELLS, seed);
-    const struct op_delta *d = &r.plan->ops[r.plan->n_ops - 2].delta;
-    uint64_t bytes = (operand_bytes(&d->state) + operand_bytes(&d->window)) / CELLS;
-    bool is_open = rig_open(&r);
-    if (is_open)
-        rig_step(&r, RIG_DEVICE, &(struct run){0, 0, before}, 1, 9);
-    for (uint32_t i = 0; i < n; i++)
-        to[i] = i % 3 == 2 || seed % 2 || i + 1 == n ? 1 + i : IO_NO_CELL;
-    if (is_open)
-        rig_step_to(&r, RIG_DEVICE, &(struct run){0, before, n}, to, 9);
-    for (uint32_t i = 0; is_open && i <= n; i++)
-        stored[i] = i == 0 || to[i - 1] != IO_NO_CELL ? read_cell(&r, d, i) : NULL;
-    for (uint32_t i = 0; is_open && i <= n; i++) {
-        if (!stored[i])
-            continue;
-        const struct backend_copy all = {0, BACKEND_ZEROS, r.plan->bytes[REGION_STATE]};
-        rig_kinds[RIG_DEVICE]->copy_state(r.b[RIG_DEVICE], &all, 1, NULL);
-        rig_step(&r, RIG_DEVICE, &(struct run){0, 0, before}, 1, 9);
-        if (i > 0)
-            rig_step(&r, RIG_DEVICE, &(struct run){0, before, i}, 1, 9);
-        uint8_t *expected = read_cell(&r, d, 0);
-        if (memcmp(stored[i], expected, bytes) != 0)
-            test_fail(__FILE__, __LINE__, "seed %u, %u rows after %u: the state after %u differs",
-                      (unsigned)seed, n, before, i);
-        free(expected);
-        free(stored[i]);
-    }
-    rig_end(&r);
-}
-
 TEST(cuda_delta_stores_states_to_cells) {
     static const struct delta_case cases[] = {
         {16, 32, 128, 128, 4, HEADS_GROUPED, 16}, {4, 8, 128, 128, 4, HEADS_TILED, 64},
@@ -510,46 +459,7 @@ TEST(cuda_attend_rows_are_independent) {
         check_attend_rows(&cases[i], 5100 + i);
 }
 
-/* Keys and values of all positions, of a size that gives neither all nor one of them the weight.
- * They repeat after a prime number of blocks: no wrong bit of an address finds the same value. */
-static void fill_cache(struct rig *r, const struct operand *cache) {
-    uint32_t block = cache->type == DT_F16 ? 2 : cache->type == DT_Q8_0 ? 34 : 18;
-    uint64_t bytes = operand_bytes(cache), period = 65521u * (uint64_t)block;
-    uint8_t *to = malloc(bytes + period);
-    struct err err = {0};
-    for (uint64_t i = 0; i < period; i += 2) {
-        uint32_t bits = rig_below(r, 65536);
-        if (cache->type == DT_F16)
-            bits = (bits & 0x83ffu) | 0x3c00u; /* 1 to 2, either sign */
-        else if (i % block == 0)
-            bits = (bits & 0x3ffu) | (cache->type == DT_Q8_0 ? 0x2000u : 0x3000u);
-        memcpy(to + i, &(uint16_t){(uint16_t)bits}, 2);
-    }
-    for (uint64_t at = period; at < bytes; at += period)
-        memcpy(to + at, to, period);
-    for (int b = 0; b < RIG_BACKENDS; b++)
-        EXPECT_INT(rig_kinds[b]->write_state(r->b[b], cache->offset, bytes, to, &err), SLUICE_OK);
-    free(to);
-}
-
-/* A plan whose caches hold other conversations' positions and this one's. */
-static bool open_far(struct rig *r, const struct attend_case *c, uint64_t seed) {
-    struct operand pages = build_attend(r, c, seed);
-    const struct op_attend *a = &r->plan->ops[r->plan->n_ops - 2].attend;
-    struct operand keys = a->keys, values = a->values;
-    if (!rig_open(r))
-        return false;
-    r->random = seed;
-    deal_pages(r, &pages);
-    fill_cache(r, &keys);
-    fill_cache(r, &values);
-    return true;
-}
-
-/* Rows at the end of long contexts, alone, with few others and with many: the same bits, and what
- * the CPU has. */
 TEST(cuda_attend_far_positions) {
-    enum { ROWS = 17 };
     static const struct attend_case cases[] = {
         {8, 1, 128, 128, 1, 262144, DT_F16, ROPE_HALVES, true},
         {4, 1, 256, 64, 1, 262144, DT_Q8_0, ROPE_HALVES, true},
@@ -558,42 +468,11 @@ TEST(cuda_attend_far_positions) {
         {4, 1, 96, 96, 1, 140000, DT_F16, ROPE_HALVES, true},
     };
     static const uint32_t plans[] = {3, 20, 40}, ends[] = {65540, 131080, 140000, 262144};
-    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
-        struct attend_case c = cases[i];
-        struct rig one, many;
-        bool is_open = open_far(&one, &c, 5300 + i);
-        for (size_t k = 0; is_open && k < sizeof plans / sizeof *plans; k++) {
-            c.rows = plans[k];
-            is_open = open_far(&many, &c, 5300 + i);
-            for (size_t e = 0; is_open && e < sizeof ends / sizeof *ends; e++) {
-                uint32_t n = c.rows < ROWS ? c.rows : ROWS, first = ends[e] - n;
-                if (ends[e] > c.context)
-                    continue;
-                rig_step(&many, RIG_DEVICE, &(struct run){1, first, n}, 1, 9);
-                for (uint32_t row = 0; row < n; row++) {
-                    struct run run = {1, first + row, 1};
-                    rig_step(&one, RIG_DEVICE, &run, 1, 9);
-                    const float *alone = rig_output(&one, RIG_DEVICE, 0, 0);
-                    if (memcmp(alone, rig_output(&many, RIG_DEVICE, 0, row),
-                               one.options.tap_width * sizeof(float)) != 0)
-                        test_fail(__FILE__, __LINE__,
-                                  "heads of %u over %s: position %u of a plan of %u rows has other "
-                                  "bits alone",
-                                  c.width, dtype_name(c.kv), first + row, c.rows);
-                    if (k > 0) /* the CPU takes its time */
-                        continue;
-                    rig_step(&one, RIG_CPU, &run, 1, 9);
-                    double d =
-                        rig_distance(rig_output(&one, RIG_CPU, 0, 0), alone, one.options.tap_width);
-                    if (!(d < (c.kv == DT_F16 ? 3e-3 : 2e-2)))
-                        test_fail(__FILE__, __LINE__, "case %zu, position %u: off by %.2e", i,
-                                  first + row, d);
-                }
-            }
-            rig_end(&many);
-        }
-        rig_end(&one);
-    }
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
+        for (size_t k = 0; k < sizeof plans / sizeof *plans; k++)
+            for (size_t e = 0; e < sizeof ends / sizeof *ends; e++)
+                if (ends[e] <= cases[i].context)
+                    check_attend_far(&cases[i], plans[k], ends[e], 17, k == 0, 5300 + i);
 }
 
 /* ---- ROUTE and EXPERTS ------------------------------------------------------------------------

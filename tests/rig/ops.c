@@ -255,6 +255,57 @@ void check_delta_rows(const struct delta_case *c, uint64_t seed) {
     rig_end(&many);
 }
 
+/* State and window of a cell. */
+static uint8_t *read_cell(struct rig *r, const struct op_delta *d, uint32_t cell) {
+    uint32_t cells = d->state.dims[3];
+    uint64_t state = operand_bytes(&d->state) / cells, window = operand_bytes(&d->window) / cells;
+    uint8_t *bytes = malloc(state + window);
+    struct err err = {0};
+    const struct backend_kind *kind = rig_kinds[RIG_DEVICE];
+    if (kind->read_state(r->b[RIG_DEVICE], d->state.offset + cell * state, state, bytes, &err) ||
+        kind->read_state(r->b[RIG_DEVICE], d->window.offset + cell * window, window, bytes + state,
+                         &err))
+        test_fail(__FILE__, __LINE__, "%s", err.text);
+    return bytes;
+}
+
+/* n rows after `before` ones, of which all or every third store to a cell of their own: each cell
+ * has the bits that a shorter run leaves in place, and the segment's own is as it was. */
+void check_cells(const struct delta_case *c, uint32_t before, uint32_t n, uint64_t seed) {
+    enum { CELLS = 12 };
+    struct rig r;
+    uint32_t to[CELLS];
+    uint8_t *stored[CELLS] = {0};
+    build_delta(&r, c, CELLS, seed);
+    const struct op_delta *d = &r.plan->ops[r.plan->n_ops - 2].delta;
+    uint64_t bytes = (operand_bytes(&d->state) + operand_bytes(&d->window)) / CELLS;
+    bool is_open = rig_open(&r);
+    if (is_open)
+        rig_step(&r, RIG_DEVICE, &(struct run){0, 0, before}, 1, 9);
+    for (uint32_t i = 0; i < n; i++)
+        to[i] = i % 3 == 2 || seed % 2 || i + 1 == n ? 1 + i : IO_NO_CELL;
+    if (is_open)
+        rig_step_to(&r, RIG_DEVICE, &(struct run){0, before, n}, to, 9);
+    for (uint32_t i = 0; is_open && i <= n; i++)
+        stored[i] = i == 0 || to[i - 1] != IO_NO_CELL ? read_cell(&r, d, i) : NULL;
+    for (uint32_t i = 0; is_open && i <= n; i++) {
+        if (!stored[i])
+            continue;
+        const struct backend_copy all = {0, BACKEND_ZEROS, r.plan->bytes[REGION_STATE]};
+        rig_kinds[RIG_DEVICE]->copy_state(r.b[RIG_DEVICE], &all, 1, NULL);
+        rig_step(&r, RIG_DEVICE, &(struct run){0, 0, before}, 1, 9);
+        if (i > 0)
+            rig_step(&r, RIG_DEVICE, &(struct run){0, before, i}, 1, 9);
+        uint8_t *expected = read_cell(&r, d, 0);
+        if (memcmp(stored[i], expected, bytes) != 0)
+            test_fail(__FILE__, __LINE__, "seed %u, %u rows after %u: the state after %u differs",
+                      (unsigned)seed, n, before, i);
+        free(expected);
+        free(stored[i]);
+    }
+    rig_end(&r);
+}
+
 /* ---- ATTEND -----------------------------------------------------------------------------------
  */
 
@@ -412,6 +463,75 @@ void check_attend_rows(const struct attend_case *c, uint64_t seed) {
     }
     rig_end(&one);
     rig_end(&many);
+}
+
+/* Keys and values of all positions, of a size that gives neither all nor one of them the weight.
+ * They repeat after a prime number of blocks: no wrong bit of an address finds the same value. */
+static void fill_cache(struct rig *r, const struct operand *cache) {
+    uint32_t block = cache->type == DT_F16 ? 2 : cache->type == DT_Q8_0 ? 34 : 18;
+    uint64_t bytes = operand_bytes(cache), period = 65521u * (uint64_t)block;
+    uint8_t *to = malloc(bytes + period);
+    struct err err = {0};
+    for (uint64_t i = 0; i < period; i += 2) {
+        uint32_t bits = rig_below(r, 65536);
+        if (cache->type == DT_F16)
+            bits = (bits & 0x83ffu) | 0x3c00u; /* 1 to 2, either sign */
+        else if (i % block == 0)
+            bits = (bits & 0x3ffu) | (cache->type == DT_Q8_0 ? 0x2000u : 0x3000u);
+        memcpy(to + i, &(uint16_t){(uint16_t)bits}, 2);
+    }
+    for (uint64_t at = period; at < bytes; at += period)
+        memcpy(to + at, to, period);
+    for (int b = 0; b < RIG_BACKENDS; b++)
+        EXPECT_INT(rig_kinds[b]->write_state(r->b[b], cache->offset, bytes, to, &err), SLUICE_OK);
+    free(to);
+}
+
+/* A plan whose caches hold other conversations' positions and this one's. */
+bool open_far(struct rig *r, const struct attend_case *c, uint64_t seed) {
+    struct operand pages = build_attend(r, c, seed);
+    const struct op_attend *a = &r->plan->ops[r->plan->n_ops - 2].attend;
+    struct operand keys = a->keys, values = a->values;
+    if (!rig_open(r))
+        return false;
+    r->random = seed;
+    deal_pages(r, &pages);
+    fill_cache(r, &keys);
+    fill_cache(r, &values);
+    return true;
+}
+
+/* Rows that end before position `end` of a long context, alone and in a plan of `rows`: the same
+ * bits, and what the CPU has. */
+void check_attend_far(const struct attend_case *alone, uint32_t rows, uint32_t end, uint32_t most,
+                      bool has_cpu, uint64_t seed) {
+    struct attend_case c = *alone;
+    struct rig one, many;
+    bool is_open = open_far(&one, &c, seed);
+    c.rows = rows;
+    is_open = open_far(&many, &c, seed) && is_open;
+    uint32_t n = rows < most ? rows : most, first = end - n;
+    if (is_open)
+        rig_step(&many, RIG_DEVICE, &(struct run){1, first, n}, 1, 9);
+    for (uint32_t row = 0; is_open && row < n; row++) {
+        struct run run = {1, first + row, 1};
+        rig_step(&one, RIG_DEVICE, &run, 1, 9);
+        const float *bits = rig_output(&one, RIG_DEVICE, 0, 0);
+        if (memcmp(bits, rig_output(&many, RIG_DEVICE, 0, row),
+                   one.options.tap_width * sizeof(float)) != 0)
+            test_fail(__FILE__, __LINE__,
+                      "heads of %u over %s: position %u of a plan of %u rows has other bits alone",
+                      c.width, dtype_name(c.kv), first + row, c.rows);
+        if (!has_cpu) /* it takes its time */
+            continue;
+        rig_step(&one, RIG_CPU, &run, 1, 9);
+        double d = rig_distance(rig_output(&one, RIG_CPU, 0, 0), bits, one.options.tap_width);
+        if (!(d < (c.kv == DT_F16 ? 3e-3 : 2e-2)))
+            test_fail(__FILE__, __LINE__, "heads of %u over %s, position %u: off by %.2e", c.width,
+                      dtype_name(c.kv), first + row, d);
+    }
+    rig_end(&many);
+    rig_end(&one);
 }
 
 /* ---- ROUTE and EXPERTS ------------------------------------------------------------------------

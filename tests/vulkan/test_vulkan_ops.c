@@ -92,6 +92,15 @@ TEST(vulkan_delta_rows_are_independent) {
             4200);
 }
 
+TEST(vulkan_delta_stores_states_to_cells) {
+    static const struct delta_case cases[] = {{2, 4, 64, 64, 4, HEADS_GROUPED, 16},
+                                              {2, 2, 65, 33, 5, HEADS_TILED, 40}};
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        check_cells(&cases[i], 1, 10, 4200 + i);
+        check_cells(&cases[i], 11, 9, 4220 + i);
+    }
+}
+
 TEST(vulkan_attend) {
     static const struct attend_case cases[] = {
         {4, 1, 256, 64, 1, 280, DT_F16, ROPE_HALVES, true},
@@ -102,6 +111,8 @@ TEST(vulkan_attend) {
         {5, 1, 80, 20, 7, 120, DT_F16, ROPE_HALVES, false},
         {14, 2, 24, 24, 3, 60, DT_F32, ROPE_NEIGHBOURS, true},
         {8, 2, 64, 64, 150, 700, DT_F16, ROPE_HALVES, true},
+        {12, 1, 96, 32, 8, 120, DT_Q8_0, ROPE_HALVES, true},
+        {2, 1, 512, 64, 40, 200, DT_F16, ROPE_HALVES, true},
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
         check_attend(&cases[i], 5000 + i);
@@ -109,12 +120,23 @@ TEST(vulkan_attend) {
 
 TEST(vulkan_attend_rows_are_independent) {
     static const struct attend_case cases[] = {
-        {4, 1, 64, 64, 33, 600, DT_F16, ROPE_HALVES, true},
-        {4, 2, 64, 64, 140, 600, DT_Q8_0, ROPE_HALVES, true},
+        {4, 1, 64, 64, 33, 200, DT_F16, ROPE_HALVES, true},
+        {4, 2, 64, 64, 140, 300, DT_Q8_0, ROPE_HALVES, true},
         {3, 1, 32, 32, 3, 100, DT_Q4_0, ROPE_NEIGHBOURS, false},
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
         check_attend_rows(&cases[i], 5300 + i);
+}
+
+/* Where parts become longer, and far beyond. */
+TEST(vulkan_attend_far_positions) {
+    static const struct attend_case f16 = {4, 1, 64, 64, 1, 66000, DT_F16, ROPE_HALVES, true},
+                                    q8 = {8, 2, 96, 32, 1, 5000, DT_Q8_0, ROPE_HALVES, true};
+    check_attend_far(&f16, 5, 1027, 5, true, 5400);
+    check_attend_far(&f16, 40, 1030, 11, false, 5401);
+    check_attend_far(&f16, 3, 65538, 3, true, 5402);
+    check_attend_far(&f16, 33, 65538, 3, false, 5402);
+    check_attend_far(&q8, 33, 4100, 7, true, 5403);
 }
 
 TEST(vulkan_experts) {

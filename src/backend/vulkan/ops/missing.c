@@ -8,9 +8,6 @@
     }
 
 MISSING(project, "PROJECT")
-MISSING(delta, "DELTA")
-MISSING(attend, "ATTEND")
 MISSING(route, "ROUTE")
 MISSING(experts_in, "EXPERTS_IN")
 MISSING(experts_out, "EXPERTS_OUT")
-MISSING(pick, "PICK")

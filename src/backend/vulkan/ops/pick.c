@@ -1,0 +1,134 @@
+/* pick.c - PICK: pick_rank over stretches of all rows, pick for each output, and the end of the
+ * step, which has a dispatch of its own where there are several outputs. */
+#include "backend/vulkan/host/vulkan.h"
+#include "base/size.h"
+#include "plan/io.h"
+
+enum {
+    RANK_THREADS = 128,
+    STRETCHES = 64, /* of a row in pick_rank, at most */
+    LEAST_STRETCH = 1024,
+    MOST_THREADS = 1024, /* of pick.comp: one for each bin */
+};
+
+struct end_push {
+    uint32_t counts_first, counts_stride, burst, step;
+};
+
+/* The operand, or another where there is none: a binding has to have something. */
+static struct vulkan_bind bind_or(struct vulkan_recorder *r, const struct operand *o,
+                                  const struct operand *other, enum vulkan_access access,
+                                  uint32_t *first) {
+    return vulkan_operand(r, o->n_dims ? o : other, access, first);
+}
+
+static uint32_t stretch_of(uint32_t vocab) {
+    uint32_t stretch = div_up(div_up(vocab, STRETCHES), 128) * 128;
+    return stretch < LEAST_STRETCH ? LEAST_STRETCH : stretch;
+}
+
+static uint32_t threads_of(const struct vulkan_recorder *r) {
+    uint32_t threads = 128, most = r->can->shared_bytes > 16384 ? MOST_THREADS : MOST_THREADS / 2;
+    while (2 * threads <= r->can->max_threads && threads < most)
+        threads *= 2;
+    return threads;
+}
+
+static int add_rank(struct vulkan_recorder *r, const struct op_pick *o, struct vulkan_bind best) {
+    struct {
+        uint32_t logits_first, logits_stride, wanted_first, wanted_stride;
+        uint32_t counts_first, counts_stride, room_first, room_stride;
+    } push = {.logits_stride = o->logits.stride,
+              .wanted_stride = o->wanted.stride,
+              .counts_stride = o->counts.stride,
+              .room_stride = o->room.stride};
+    uint32_t vocab = o->logits.dims[0], stretch = stretch_of(vocab);
+    struct vulkan_dispatch d = {
+        .shader = "pick_rank",
+        .groups = {div_up(vocab, stretch), r->plan->max_outputs, 1},
+        .constants = {RANK_THREADS, vocab, stretch, o->counts.n_dims != 0},
+        .n_constants = 4,
+        .n_binds = 7,
+        .push = &push,
+        .push_bytes = sizeof push,
+    };
+    d.binds[0] = vulkan_io_copy(r, VULKAN_READ);
+    d.binds[1] = vulkan_io_host(r, VULKAN_READ);
+    d.binds[2] = vulkan_operand(r, &o->logits, VULKAN_READ, &push.logits_first);
+    d.binds[3] = vulkan_operand(r, &o->wanted, VULKAN_WRITE, &push.wanted_first);
+    d.binds[4] = bind_or(r, &o->counts, &o->logits, VULKAN_READ, &push.counts_first);
+    d.binds[5] = vulkan_operand(r, &o->room, VULKAN_READ | VULKAN_WRITE, &push.room_first);
+    d.binds[6] = vulkan_as(best, VULKAN_WRITE);
+    return vulkan_add(r, &d);
+}
+
+/* In a burst every step but the last moves IO on to the next. */
+static struct end_push end_of(const struct vulkan_recorder *r, const struct op_pick *o) {
+    bool goes_on = r->step + 1 < r->n_steps && r->op + 1 == r->plan->n_ops;
+    return (struct end_push){.counts_stride = o->counts.stride,
+                             .burst = goes_on ? (uint32_t)(r->plan->io.burst / 4) : 0,
+                             .step = r->step};
+}
+
+static int add_pick(struct vulkan_recorder *r, const struct op_pick *o, struct vulkan_bind best) {
+    struct {
+        struct end_push end;
+        uint32_t logits_first, logits_stride, room_first, room_stride, order_first, order_stride;
+    } push = {.end = end_of(r, o),
+              .logits_stride = o->logits.stride,
+              .room_stride = o->room.stride,
+              .order_stride = o->order.stride};
+    bool has_counts = o->counts.n_dims, is_end = r->plan->max_outputs == 1;
+    uint32_t vocab = o->logits.dims[0], threads = threads_of(r);
+    struct vulkan_dispatch d = {
+        .shader = "pick",
+        .groups = {r->plan->max_outputs, 1, 1},
+        .constants = {threads, vocab, has_counts, threads, div_up(vocab, stretch_of(vocab)),
+                      is_end},
+        .n_constants = 6,
+        .n_binds = 7,
+        .push = &push,
+        .push_bytes = sizeof push,
+    };
+    enum vulkan_access both = VULKAN_READ | VULKAN_WRITE;
+    d.binds[0] = vulkan_io_copy(r, both);
+    d.binds[1] = vulkan_io_host(r, both);
+    d.binds[2] =
+        bind_or(r, &o->counts, &o->order, is_end ? both : VULKAN_READ, &push.end.counts_first);
+    d.binds[3] = vulkan_operand(r, &o->logits, VULKAN_READ, &push.logits_first);
+    d.binds[4] = vulkan_operand(r, &o->room, VULKAN_READ, &push.room_first);
+    d.binds[5] = vulkan_operand(r, &o->order, both, &push.order_first);
+    d.binds[6] = vulkan_as(best, VULKAN_READ);
+    return vulkan_add(r, &d);
+}
+
+static int add_end(struct vulkan_recorder *r, const struct op_pick *o) {
+    struct end_push push = end_of(r, o);
+    struct vulkan_dispatch d = {
+        .shader = "pick_step_end",
+        .groups = {1, 1, 1},
+        .constants = {RANK_THREADS, o->logits.dims[0], o->counts.n_dims != 0},
+        .n_constants = 3,
+        .n_binds = 3,
+        .push = &push,
+        .push_bytes = sizeof push,
+    };
+    enum vulkan_access both = VULKAN_READ | VULKAN_WRITE;
+    d.binds[0] = vulkan_io_copy(r, both);
+    d.binds[1] = vulkan_io_host(r, both);
+    d.binds[2] = bind_or(r, &o->counts, &o->order, both, &push.counts_first);
+    return vulkan_add(r, &d);
+}
+
+int vulkan_record_pick(struct vulkan_recorder *r, const struct op *op) {
+    const struct op_pick *o = &op->pick;
+    uint32_t vocab = o->logits.dims[0];
+    uint64_t stretches = div_up(vocab, stretch_of(vocab));
+    struct vulkan_bind best = vulkan_work(r, stretches * r->plan->max_outputs * sizeof(uint64_t));
+    int status = add_rank(r, o, best);
+    if (!status)
+        status = add_pick(r, o, best);
+    if (!status && r->plan->max_outputs > 1)
+        status = add_end(r, o);
+    return status;
+}

@@ -1,0 +1,340 @@
+#version 450
+// attend.comp - attention of queries to parts of their sequence (attend.glsl).
+//
+// A workgroup has a query tile, QUERIES of one KV head, against a part (IS_WHOLE 0: jobs are all
+// parts of all rows, partial results go to memory), or against all parts one after the other
+// (IS_WHOLE 1: up to TILE_ROWS rows of a segment share a tile). It loops over jobs: their number
+// follows from the rows' lengths, that of the workgroups is fixed.
+//
+//   QK       eight lanes a position, each every eighth four of its values; two positions a thread;
+//            the lanes' sums are added as a tree
+//   softmax  sixteen threads a query, two positions each; a maximum and a sum that run on
+//   PV       a thread four columns, and every GROUPS-th position; the groups are added in order at
+//            the part's end
+//
+// CACHE as in attend_store.comp.
+#extension GL_GOOGLE_include_directive : require
+#extension GL_EXT_control_flow_attributes : require
+#include "io.glsl"
+#include "attend.glsl"
+
+layout(local_size_x_id = 0) in;
+layout(constant_id = 1) const uint D = 128;
+layout(constant_id = 2) const uint HEADS = 1;
+layout(constant_id = 3) const uint KV_HEADS = 1;
+layout(constant_id = 4) const uint QUERIES = 4;    // of a tile
+layout(constant_id = 5) const uint TILE_HEADS = 1; // heads of a tile
+layout(constant_id = 6) const uint KV_TILES = 1;   // tiles of a KV head
+layout(constant_id = 7) const uint TILE_ROWS = 1;  // a power of two
+layout(constant_id = 8) const uint IS_WHOLE = 0;
+layout(constant_id = 9) const uint MAX_PARTS = 1;
+layout(constant_id = 10) const uint PAGES = 1;
+
+layout(push_constant) uniform Push {
+    IO_AT;
+    uint pages_first, out_first, out_stride;
+} p;
+
+layout(binding = 0) readonly buffer Io { uint io[]; };
+layout(binding = 1) readonly buffer Queries { vec4 queries[]; }; // (R, H, d)
+layout(binding = 2) readonly buffer Pages { uint pages[]; };
+#if CACHE == 0
+layout(binding = 3) readonly buffer Keys { vec4 keys[]; };
+layout(binding = 4) readonly buffer Values { vec4 values[]; };
+#elif CACHE == 1
+layout(binding = 3) readonly buffer Keys { uvec2 keys[]; };
+layout(binding = 4) readonly buffer Values { uvec2 values[]; };
+#else
+layout(binding = 3) readonly buffer Keys { uint keys[]; };
+layout(binding = 4) readonly buffer Values { uint values[]; };
+#endif
+layout(binding = 5) writeonly buffer Out { float result[]; }; // out, or (R, H, parts, d)
+layout(binding = 6) writeonly buffer Sums { vec2 sums[]; };   // (R, H, parts): maximum and sum
+
+const uint LANES = 8, D4 = D / 4;
+const uint GROUPS = ATTEND_THREADS / D4;
+const uint OWN = (QUERIES * D + ATTEND_THREADS - 1) / ATTEND_THREADS; // results of a thread
+const uint AT_ONCE = QUERIES >= 8 ? 4 : QUERIES >= 4 ? 2 : 1;         // queries, adding groups
+const uint ROOM = QUERIES * ATTEND_TILE * (LANES + 1);
+
+shared vec4 query[QUERIES * D4];
+shared float room[ROOM > 512 ? ROOM : 512]; // QK's sums of lanes, (QUERIES, 32, 8 + 1); PV's groups
+shared float most[QUERIES * 16];
+shared float weight[ATTEND_TILE * QUERIES];
+shared float rescale[QUERIES], of_part[QUERIES];
+
+// ---- the cache --------------------------------------------------------------------------------
+
+#if CACHE == 0
+#define FOUR(cache, row, c) cache[(row) * D4 + (c)]
+#elif CACHE == 1
+#define FOUR(cache, row, c) four_halves(cache[(row) * D4 + (c)])
+vec4 four_halves(uvec2 v) {
+    return vec4(unpackHalf2x16(v.x), unpackHalf2x16(v.y));
+}
+#else
+#define BLOCK (CACHE == 2 ? 17 : 9) // half-words
+#define HALF_AT(cache, h) (cache[(h) / 2] >> ((h) % 2 * 16) & 0xffffu)
+
+vec4 scaled(uint d, uint bytes) {
+#if CACHE == 2
+    return unpackHalf2x16(d).x * vec4(int(bytes << 24) >> 24, int(bytes << 16) >> 24,
+                                      int(bytes << 8) >> 24, int(bytes) >> 24);
+#else
+    return unpackHalf2x16(d).x * (vec4(bytes & 15u, bytes >> 8 & 15u, bytes >> 16 & 15u,
+                                       bytes >> 24 & 15u) - 8.0);
+#endif
+}
+
+// Value 4 c is in half-word `at` of its block, and the one after.
+#if CACHE == 2
+#define QUANTS_AT(c) (1 + (c) % 8 * 2)
+#define SHIFT(c) 0
+#else
+#define QUANTS_AT(c) (1 + (c) % 4 * 2)
+#define SHIFT(c) ((c) % 8 / 4 * 4)
+#endif
+#define FOUR_OF(name, cache)                                                                       \
+    vec4 name(uint row, uint c) {                                                                  \
+        uint block = (row * (D / 32) + c / 8) * BLOCK, at = block + QUANTS_AT(c);                  \
+        uint bytes = HALF_AT(cache, at) | HALF_AT(cache, at + 1) << 16;                            \
+        return scaled(HALF_AT(cache, block), bytes >> SHIFT(c));                                   \
+    }
+FOUR_OF(four_keys, keys)
+FOUR_OF(four_values, values)
+#endif
+
+vec4 key_at(uint row, uint c) {
+#if CACHE < 2
+    return FOUR(keys, row, c);
+#else
+    return four_keys(row, c);
+#endif
+}
+
+vec4 value_at(uint row, uint c) {
+#if CACHE < 2
+    return FOUR(values, row, c);
+#else
+    return four_values(row, c);
+#endif
+}
+
+// ---- jobs -------------------------------------------------------------------------------------
+
+struct Job {
+    uint row, n_rows;     // of the tile
+    uint kv_head, first_head, n_heads;
+    uint first_part, end_part;
+    uint position;        // of the first row
+};
+
+// False: there are no more. No rows: a row that is in the tile of one before it.
+bool job_of(uint number, out Job j) {
+    const uint TILES = KV_HEADS * KV_TILES;
+    uint row = 0, tile = number % TILES, n_rows = io_n_rows();
+    number /= TILES;
+    j.first_part = 0;
+    j.end_part = 0;
+    j.n_rows = 1;
+    if (IS_WHOLE != 0) {
+        row = number;
+    } else {
+        for (; row < n_rows; row++) {
+            uint parts = attend_parts(io_row_position(row) + 1);
+            if (number < parts)
+                break;
+            number -= parts;
+        }
+        j.first_part = number;
+        j.end_part = number + 1;
+    }
+    j.row = row;
+    j.kv_head = tile / KV_TILES;
+    uint first = tile % KV_TILES * TILE_HEADS, group = HEADS / KV_HEADS;
+    j.first_head = j.kv_head * group + first;
+    j.n_heads = min(TILE_HEADS, group - first);
+    if (row >= n_rows)
+        return false;
+    j.position = io_row_position(row);
+    if (IS_WHOLE != 0) {
+        uint s = io_row_segment(row), end = io_segment_first_row(s) + io_segment_n_rows(s);
+        uint in_tile = j.position % TILE_ROWS;
+        j.n_rows = row > io_segment_first_row(s) && in_tile > 0 ? 0
+                                                                : min(TILE_ROWS - in_tile, end - row);
+        j.end_part = attend_parts(j.position + 1); // of all its rows: tiles begin at whole numbers
+    }
+    return true;
+}
+
+// ---- a part -----------------------------------------------------------------------------------
+
+vec4 pv[QUERIES];
+
+// The scores' sums of eight lanes each for a tile of positions from `row` of the cache on.
+void multiply_keys(uint t, uint row) {
+    uint lane = t % LANES, position = t / LANES;
+    precise float sum[2 * QUERIES];
+    [[unroll]] for (uint q = 0; q < 2 * QUERIES; q++)
+        sum[q] = 0;
+    for (uint c = lane; c < D4; c += LANES) {
+        vec4 a = key_at(row + position, c), b = key_at(row + position + 16, c);
+        [[unroll]] for (uint q = 0; q < QUERIES; q++) {
+            vec4 x = query[q * D4 + c];
+            sum[2 * q] = fma(x.w, a.w, fma(x.z, a.z, fma(x.y, a.y, fma(x.x, a.x, sum[2 * q]))));
+            sum[2 * q + 1] =
+                fma(x.w, b.w, fma(x.z, b.z, fma(x.y, b.y, fma(x.x, b.x, sum[2 * q + 1]))));
+        }
+    }
+    [[unroll]] for (uint q = 0; q < QUERIES; q++) {
+        room[(q * ATTEND_TILE + position) * (LANES + 1) + lane] = sum[2 * q];
+        room[(q * ATTEND_TILE + position + 16) * (LANES + 1) + lane] = sum[2 * q + 1];
+    }
+}
+
+float score_at(uint q, uint position, uint seen) {
+    uint at = (q * ATTEND_TILE + position) * (LANES + 1);
+    precise float sum = ((room[at] + room[at + 1]) + (room[at + 2] + room[at + 3])) +
+                        ((room[at + 4] + room[at + 5]) + (room[at + 6] + room[at + 7]));
+    return position < seen ? sum : ATTEND_NONE;
+}
+
+void multiply_values(uint row, uint i, uint chunk) {
+    vec4 v = value_at(row + i, chunk);
+    [[unroll]] for (uint q = 0; q < QUERIES; q++)
+        pv[q] = fma(vec4(weight[i * QUERIES + q]), v, pv[q]);
+}
+
+void main() {
+    uint t = gl_LocalInvocationIndex, chunk = t % D4, group = t / D4;
+    uint own_q = t / 16, own_at = t % 16; // in the softmax
+    Job j;
+    for (uint number = gl_WorkGroupID.x; job_of(number, j); number += gl_NumWorkGroups.x) {
+        if (j.n_rows == 0)
+            continue;
+        uint n_queries = j.n_rows * j.n_heads, length = attend_part(j.position + 1);
+        uint slot = io_row_slot(j.row), n_seen = j.position + j.n_rows;
+        uint own_seen = j.position + min(own_q / j.n_heads, j.n_rows - 1) + 1;
+        barrier();
+        for (uint i = t; i < QUERIES * D4; i += ATTEND_THREADS) {
+            uint q = i / D4, row = j.row + q / j.n_heads, head = j.first_head + q % j.n_heads;
+            query[i] = q < n_queries ? queries[(row * HEADS + head) * D4 + i % D4] : vec4(0);
+        }
+        barrier();
+        precise float whole[OWN];
+        [[unroll]] for (uint k = 0; k < OWN; k++)
+            whole[k] = 0;
+        float whole_max = ATTEND_NONE;
+        precise float whole_sum = 0;
+        for (uint part = j.first_part; part < j.end_part; part++) {
+            uint begin = part * length, end = min(begin + length, n_seen);
+            float run_max = ATTEND_NONE;
+            precise float run_sum = 0;
+            [[unroll]] for (uint q = 0; q < QUERIES; q++)
+                pv[q] = vec4(0);
+            for (uint at = begin; at < end; at += ATTEND_TILE) {
+                uint page = pages[p.pages_first + slot * PAGES + at / IO_PAGE_POSITIONS];
+                uint row = (page * KV_HEADS + j.kv_head) * IO_PAGE_POSITIONS + at % IO_PAGE_POSITIONS;
+                uint n = min(end - at, ATTEND_TILE), seen = own_seen > at ? own_seen - at : 0;
+                float a = 0, b = 0;
+                multiply_keys(t, row);
+                barrier();
+                if (own_q < QUERIES) {
+                    a = score_at(own_q, own_at, seen);
+                    b = score_at(own_q, own_at + 16, seen);
+                    most[t] = max(a, b);
+                }
+                barrier();
+                if (own_q < QUERIES) {
+                    float largest = run_max;
+                    for (uint i = 0; i < 16; i++)
+                        largest = max(largest, most[own_q * 16 + i]);
+                    float factor = exp2(run_max - largest);
+                    a = own_at < seen ? exp2(a - largest) : 0;
+                    b = own_at + 16 < seen ? exp2(b - largest) : 0;
+                    weight[own_at * QUERIES + own_q] = a;
+                    weight[(own_at + 16) * QUERIES + own_q] = b;
+                    run_sum = fma(run_sum, factor, a + b);
+                    run_max = largest;
+                    if (own_at == 0)
+                        rescale[own_q] = factor;
+                }
+                barrier();
+                [[unroll]] for (uint q = 0; q < QUERIES; q++)
+                    pv[q] *= rescale[q];
+                if (group < GROUPS && n == ATTEND_TILE) {
+                    [[unroll]] for (uint i = 0; i < ATTEND_TILE / GROUPS; i++)
+                        multiply_values(row, i * GROUPS + group, chunk);
+                    if (ATTEND_TILE % GROUPS > group)
+                        multiply_values(row, ATTEND_TILE / GROUPS * GROUPS + group, chunk);
+                } else if (group < GROUPS) {
+                    for (uint i = group; i < n; i += GROUPS)
+                        multiply_values(row, i, chunk);
+                }
+            }
+            // The part's maximum and sum, and how the row goes on with it.
+            float part_sum = 0, after = 0;
+            if (own_q < QUERIES)
+                most[t] = run_sum;
+            barrier();
+            if (own_q < QUERIES) {
+                precise float sum = 0;
+                for (uint i = 0; i < 16; i++)
+                    sum += most[own_q * 16 + i];
+                part_sum = sum;
+                if (IS_WHOLE != 0) {
+                    float largest = max(whole_max, run_max);
+                    float before = exp2(whole_max - largest);
+                    after = exp2(run_max - largest);
+                    whole_sum = fma(whole_sum, before, part_sum * after);
+                    whole_max = largest;
+                    if (own_at == 0) {
+                        rescale[own_q] = before;
+                        of_part[own_q] = after;
+                    }
+                } else if (own_at == 0 && own_q < n_queries) {
+                    uint head = j.row * HEADS + j.first_head + own_q;
+                    sums[head * MAX_PARTS + part] = vec2(run_max, part_sum);
+                }
+            }
+            for (uint first = 0; first < QUERIES; first += AT_ONCE) {
+                barrier();
+                [[unroll]] for (uint q = 0; q < QUERIES; q++)
+                    if (q >= first && q < first + AT_ONCE) {
+                        [[unroll]] for (uint k = 0; k < 4; k++)
+                            room[((q - first) * 4 + k) * ATTEND_THREADS + t] = pv[q][k];
+                    }
+                barrier();
+                [[unroll]] for (uint o = 0; o < OWN; o++) {
+                    uint e = t + o * ATTEND_THREADS, q = e / D, k = e % D / D4, c = e % D4;
+                    if (q >= first && q < first + AT_ONCE && q < n_queries) {
+                        uint at = ((q - first) * 4 + k) * ATTEND_THREADS + c;
+                        precise float sum = room[at];
+                        for (uint g = 1; g < GROUPS; g++)
+                            sum += room[at + g * D4];
+                        if (IS_WHOLE != 0) {
+                            whole[o] = fma(whole[o], rescale[q], sum * of_part[q]);
+                        } else {
+                            uint head = j.row * HEADS + j.first_head + q;
+                            result[(head * MAX_PARTS + part) * D + 4 * c + k] = sum;
+                        }
+                    }
+                }
+            }
+            barrier();
+        }
+        if (IS_WHOLE != 0) {
+            if (own_q < QUERIES && own_at == 0)
+                rescale[own_q] = 1.0 / whole_sum;
+            barrier();
+            [[unroll]] for (uint o = 0; o < OWN; o++) {
+                uint e = t + o * ATTEND_THREADS, q = e / D, k = e % D / D4, c = e % D4;
+                if (q < n_queries) {
+                    uint row = j.row + q / j.n_heads, head = j.first_head + q % j.n_heads;
+                    precise float y = whole[o] * rescale[q];
+                    result[p.out_first + row * p.out_stride + head * D + 4 * c + k] = y;
+                }
+            }
+        }
+    }
+}

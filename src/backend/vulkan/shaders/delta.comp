@@ -1,0 +1,217 @@
+#version 450
+// delta.comp - the gated delta rule: DELTA_COLUMNS rows of a value head's S a workgroup, four lanes
+// each, in registers from a segment's first row to its last. Plans of one row convolve here, too
+// (IS_FUSED), others read what delta_conv.comp left.
+//
+// Of the workgroups that share a key head, the owner alone writes its channels' window, and each
+// the window of its own columns of v. A plan of one row reads the window beside that: the entry
+// that is written, the row's own, is the one that nobody reads.
+#extension GL_GOOGLE_include_directive : require
+#extension GL_EXT_control_flow_attributes : require
+#extension GL_KHR_shader_subgroup_basic : require
+#extension GL_KHR_shader_subgroup_shuffle : require
+#include "io.glsl"
+#include "delta.glsl"
+
+layout(binding = 4) readonly buffer Y { float y[]; };
+layout(binding = 5) readonly buffer Qk { float qk[]; };
+layout(binding = 6) buffer State { float state[]; }; // (cells, B, DV, DK)
+layout(binding = 6) buffer State4 { vec4 state4[]; };
+layout(binding = 7) readonly buffer GateA { float gate_a[]; };
+layout(binding = 8) readonly buffer GateDt { float gate_dt[]; };
+layout(binding = 9) writeonly buffer Out { float result[]; };
+
+const uint ROWS = 4; // that are staged at once
+const uint STRIDE = 2 * A * 4 * DK4 + B * DV;
+
+shared vec4 keys[ROWS * 2 * DK4]; // q, then k, of each row
+shared float values[ROWS * DELTA_COLUMNS];
+shared vec3 gates[ROWS]; // decay, beta, q . k
+
+uint head, key_head, first_column;
+bool is_key_owner;
+
+// ---- the window -------------------------------------------------------------------------------
+
+// Channel i of this workgroup's: q, k, then its columns of v. CHANNELS: not one of its own.
+uint own_channel(uint i) {
+    if (i < 2 * DK)
+        return !is_key_owner ? CHANNELS : (i / DK * A + key_head) * DK + i % DK;
+    uint column = first_column + i - 2 * DK;
+    return column < DV ? 2 * A * DK + head * DV + column : CHANNELS;
+}
+
+// The cell's window holds the raw values up to the row. In place, what came before the segment is
+// there already. A channel's values are all moved by one thread.
+void store_window(uint t, uint row, uint segment, uint cell) {
+    uint position = io_row_position(row), from = io_segment_cell(segment);
+    uint kept = cell == from ? position - io_segment_first_position(segment) : position;
+    for (uint i = t; i < 2 * DK + DELTA_COLUMNS; i += DELTA_THREADS) {
+        uint channel = own_channel(i);
+        if (channel == CHANNELS)
+            continue;
+        for (uint back = 0; back <= min(kept, WIDTH - 1); back++)
+            window[window_at(cell, position - back, channel)] =
+                raw_value(row, segment, position, back, channel);
+    }
+}
+
+// ---- staging rows -----------------------------------------------------------------------------
+
+// log(1 + e^x). The driver's log is too coarse near 1: a series in z = e / (2 + e), at most 1 / 3.
+float softplus(float x) {
+    float e = exp(-abs(x)), z = e / (2.0 + e), z2 = z * z, sum = 1.0 / 13.0;
+    for (uint i = 0; i < 6; i++)
+        sum = fma(sum, z2, 1.0 / float(11 - 2 * i));
+    return max(x, 0.0) + 2.0 * z * sum;
+}
+
+vec3 gate_of(uint row) {
+    uint at = p.in_first + row * p.in_stride;
+    precise float x = x_in[at + p.alpha_column + head] + gate_dt[p.dt_first + head];
+    precise float exponent = gate_a[p.a_first + head] * softplus(x);
+    float beta = x_in[at + p.beta_column + head];
+    float dot = IS_FUSED != 0 ? 0 : qk[row * A + key_head];
+    return vec3(exp(exponent), 1.0 / (1.0 + exp(-beta)), dot);
+}
+
+void stage_rows(uint t, uint first, uint n) {
+    for (uint i = t; i < n * 8 * DK4; i += DELTA_THREADS) {
+        uint row = first + i / (8 * DK4), at = i % (8 * DK4), k = at / (4 * DK4);
+        float value = 0;
+        if (IS_FUSED == 0)
+            value = y[row * STRIDE + key_head * 8 * DK4 + at];
+        else if (at % (4 * DK4) < DK)
+            value = convolved(row, (k * A + key_head) * DK + at % (4 * DK4));
+        keys[i / 4][i % 4] = value;
+    }
+    for (uint i = t; i < n * DELTA_COLUMNS; i += DELTA_THREADS) {
+        uint row = first + i / DELTA_COLUMNS, column = first_column + i % DELTA_COLUMNS;
+        float value = 0;
+        if (column < DV)
+            value = IS_FUSED == 0 ? y[row * STRIDE + 2 * A * 4 * DK4 + head * DV + column]
+                                  : convolved(row, 2 * A * DK + head * DV + column);
+        values[i] = value;
+    }
+    if (t >= DELTA_THREADS - n) // they convolve the fewest
+        gates[t - (DELTA_THREADS - n)] = gate_of(first + t - (DELTA_THREADS - n));
+}
+
+// ---- the rule ---------------------------------------------------------------------------------
+
+vec4 s[VECS];
+
+float lanes_sum(vec4 x) {
+    precise float sum = row_dot4(x);
+    sum += subgroupShuffleXor(sum, 1);
+    sum += subgroupShuffleXor(sum, 2);
+    return sum;
+}
+
+void load_state(uint at, uint lane, bool is_in) {
+    [[unroll]] for (uint i = 0; i < VECS; i++) {
+        uint k = 4 * i + lane;
+        s[i] = vec4(0);
+        if (!is_in)
+            continue;
+        if (IS_VEC4 != 0) {
+            if (4 * k < DK)
+                s[i] = state4[at / 4 + k];
+        } else {
+            for (uint c = 0; c < 4; c++)
+                if (4 * k + c < DK)
+                    s[i][c] = state[at + 4 * k + c];
+        }
+    }
+}
+
+void store_state(uint at, uint lane, bool is_in) {
+    [[unroll]] for (uint i = 0; i < VECS; i++) {
+        uint k = 4 * i + lane;
+        if (!is_in)
+            continue;
+        if (IS_VEC4 != 0) {
+            if (4 * k < DK)
+                state4[at / 4 + k] = s[i];
+        } else {
+            for (uint c = 0; c < 4; c++)
+                if (4 * k + c < DK)
+                    state[at + 4 * k + c] = s[i][c];
+        }
+    }
+}
+
+// One row of the step, staged as number `i`.
+float step_row(uint i, uint lane, uint column) {
+    vec3 gate = gates[i];
+    precise float q_factor = 1, k_factor = 1, dot = gate.z;
+    if (IS_FUSED != 0) {
+        precise vec4 q2 = vec4(0), k2 = vec4(0), both = vec4(0);
+        [[unroll]] for (uint m = 0; m < VECS; m++) {
+            vec4 q = keys[4 * m + lane], k = keys[DK4 + 4 * m + lane];
+            q2 = fma(q, q, q2);
+            k2 = fma(k, k, k2);
+            both = fma(q, k, both);
+        }
+        q_factor = query_factor(lanes_sum(q2));
+        k_factor = key_factor(lanes_sum(k2));
+        dot = scaled_qk(lanes_sum(both), q_factor, k_factor);
+    }
+    precise vec4 ks = vec4(0), qs = vec4(0);
+    [[unroll]] for (uint m = 0; m < VECS; m++) {
+        precise vec4 q = keys[i * 2 * DK4 + 4 * m + lane], k = keys[(i * 2 + 1) * DK4 + 4 * m + lane];
+        if (IS_FUSED != 0) {
+            q = q * q_factor;
+            k = k * k_factor;
+        }
+        ks = fma(s[m], k, ks);
+        qs = fma(s[m], q, qs);
+    }
+    float k_sum = lanes_sum(ks), q_sum = lanes_sum(qs);
+    precise float d = gate.y * fma(-gate.x, k_sum, values[i * DELTA_COLUMNS + column]);
+    [[unroll]] for (uint m = 0; m < VECS; m++) {
+        precise vec4 k = keys[(i * 2 + 1) * DK4 + 4 * m + lane];
+        if (IS_FUSED != 0)
+            k = k * k_factor;
+        precise vec4 kept = s[m] * gate.x;
+        s[m] = fma(vec4(d), k, kept);
+    }
+    precise float o = fma(gate.x, q_sum, dot * d);
+    return o;
+}
+
+void run_segment(uint t, uint segment) {
+    uint id = gl_SubgroupID * gl_SubgroupSize + gl_SubgroupInvocationID;
+    uint lane = id % 4, column = id / 4;
+    bool is_in = first_column + column < DV;
+    uint first = io_segment_first_row(segment), n_rows = io_segment_n_rows(segment);
+    uint at = (head * DV + first_column + column) * DK;
+    load_state(io_segment_cell(segment) * (B * DV * DK) + at, lane, is_in);
+    for (uint begin = 0; begin < n_rows; begin += ROWS) {
+        uint n = IS_FUSED != 0 ? 1 : min(n_rows - begin, ROWS);
+        barrier();
+        stage_rows(t, first + begin, n);
+        barrier();
+        for (uint i = 0; i < n; i++) {
+            uint row = first + begin + i, cell = io_to_cell(row);
+            float o = step_row(i, lane, column);
+            if (lane == 0 && is_in)
+                result[p.out_first + row * p.out_stride + head * DV + first_column + column] = o;
+            if (cell != IO_NO_CELL) {
+                store_state(cell * (B * DV * DK) + at, lane, is_in);
+                store_window(t, row, segment, cell);
+            }
+        }
+    }
+}
+
+void main() {
+    const uint TILES = (DV + DELTA_COLUMNS - 1) / DELTA_COLUMNS;
+    uint t = gl_LocalInvocationIndex, per_key = B / A;
+    head = gl_WorkGroupID.x / TILES;
+    first_column = gl_WorkGroupID.x % TILES * DELTA_COLUMNS;
+    key_head = IS_TILED != 0 ? head % A : head / per_key;
+    is_key_owner = first_column == 0 && (IS_TILED != 0 ? head < A : head % per_key == 0);
+    for (uint i = gl_WorkGroupID.y; i < io_n_segments(); i += gl_NumWorkGroups.y)
+        run_segment(t, i);
+}

@@ -1,0 +1,91 @@
+// delta.glsl - what the shaders of DELTA share: head units, the window and the pointwise functions.
+//
+//   y     = silu(conv(window, qkv));  q, k, v = y, q and k normed, q / sqrt(dk)
+//   decay = exp(a * softplus(alpha + dt)),  beta = sigmoid(beta)
+//   d[j]  = beta * (v[j] - decay * (k . S[j]))
+//   o[j]  = decay * (q . S[j]) + (q . k) * d[j]
+//   S[j]  = decay * S[j] + d[j] * k            S[j]: a row of dk values, j over dv
+//
+// A dot product over dk runs in four lanes: lane l has every fourth vector of four values from the
+// l-th on, whose components are four chains, (x + y) + (z + w); then (0 + 1) + (2 + 3) of the
+// lanes. Everything is `precise`: a row has the same bits in both shaders.
+#ifndef DELTA_GLSL
+#define DELTA_GLSL
+
+#define DELTA_THREADS 128
+#define DELTA_COLUMNS 32 // of a workgroup: four lanes each
+
+layout(local_size_x_id = 0) in;
+layout(constant_id = 1) const uint A = 1;  // key heads
+layout(constant_id = 2) const uint B = 1;  // value heads
+layout(constant_id = 3) const uint DK = 128;
+layout(constant_id = 4) const uint DV = 128;
+layout(constant_id = 5) const uint WIDTH = 4; // of the convolution
+layout(constant_id = 6) const uint IS_TILED = 0;
+layout(constant_id = 7) const uint IS_FUSED = 0; // one row: delta.comp convolves, too
+layout(constant_id = 8) const uint IS_VEC4 = 0;  // rows of S are whole vectors
+
+const uint CHANNELS = 2 * A * DK + B * DV;
+const uint VECS = (DK + 15) / 16; // of a lane
+const uint DK4 = 4 * VECS;        // vectors of a padded key
+
+layout(push_constant) uniform Push {
+    IO_AT;
+    uint in_first, in_stride, conv_first, a_first, dt_first, out_first, out_stride;
+    uint beta_column, alpha_column;
+    float q_scale;
+} p;
+
+layout(binding = 0) readonly buffer Io { uint io[]; };
+layout(binding = 1) readonly buffer In { float x_in[]; };
+layout(binding = 2) readonly buffer Conv { float taps[]; }; // (C, WIDTH)
+layout(binding = 3) buffer Window { float window[]; };      // (cells, WIDTH, C)
+
+float row_dot4(vec4 x) {
+    precise float sum = (x.x + x.y) + (x.z + x.w);
+    return sum;
+}
+
+uint window_at(uint cell, uint position, uint channel) {
+    return (cell * WIDTH + position % WIDTH) * CHANNELS + channel;
+}
+
+// The raw value of a channel, `back` rows before row `row` of the step, whose position is known.
+float raw_value(uint row, uint segment, uint position, uint back, uint channel) {
+    uint in_segment = position - io_segment_first_position(segment);
+    if (back <= in_segment)
+        return x_in[p.in_first + (row - back) * p.in_stride + channel];
+    return window[window_at(io_segment_cell(segment), position - back, channel)];
+}
+
+// silu of the convolution, oldest position first; those before position 0 are left out.
+float convolved(uint row, uint channel) {
+    uint segment = io_row_segment(row), position = io_row_position(row);
+    precise float sum = 0;
+    for (uint t = 0; t < WIDTH; t++) {
+        uint back = WIDTH - 1 - t;
+        if (back <= position)
+            sum = fma(taps[p.conv_first + channel * WIDTH + t],
+                      raw_value(row, segment, position, back, channel), sum);
+    }
+    precise float y = sum * (1.0 / (1.0 + exp(-sum)));
+    return y;
+}
+
+float key_factor(float squares) {
+    precise float sum = squares + 1e-6;
+    return 1.0 / sqrt(sum);
+}
+
+float query_factor(float squares) {
+    precise float factor = p.q_scale * key_factor(squares);
+    return factor;
+}
+
+// Of the products of unscaled q and k.
+float scaled_qk(float product, float q, float k) {
+    precise float y = product * q * k;
+    return y;
+}
+
+#endif

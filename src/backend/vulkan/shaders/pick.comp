@@ -1,0 +1,414 @@
+#version 450
+// pick.comp - a token for an output, a workgroup each; where a plan has one output, the end of the
+// step, too.
+//
+//   best     the largest key of pick_rank.comp's stretches: the token of a greedy output
+//   cuts     a histogram by distance from the maximum, 32 bins a power of e; the tokens of the bins
+//            that may pass top-k, top-p and min-p go to a list; the exact cut and the draw are found
+//            in it by radix select over the keys
+//   no cuts  the token at which the running sum reaches the draw, in the order of the vocabulary
+#extension GL_GOOGLE_include_directive : require
+#extension GL_EXT_control_flow_attributes : require
+#extension GL_KHR_shader_subgroup_arithmetic : require
+#extension GL_KHR_shader_subgroup_vote : require
+#include "io.glsl"
+#include "pick.glsl"
+
+layout(local_size_x_id = 0) in;
+layout(constant_id = 1) const uint VOCAB = 1;
+layout(constant_id = 2) const uint HAS_COUNTS = 0;
+layout(constant_id = 3) const uint THREADS = 128; // as constant 0; a power of two, at most 1024
+layout(constant_id = 4) const uint STRETCHES = 1;
+layout(constant_id = 5) const uint IS_END = 0;
+
+layout(push_constant) uniform Push {
+    IO_AT;
+    uint counts_first, counts_stride, burst, step;
+    uint logits_first, logits_stride, room_first, room_stride, order_first, order_stride;
+} p;
+
+layout(binding = 0) coherent buffer Io { uint io[]; };
+layout(binding = 1) buffer Host { uint host[]; };
+layout(binding = 2) buffer Counts { uint counts[]; };
+layout(binding = 3) readonly buffer Logits { float logits[]; };
+layout(binding = 4) readonly buffer Room { float room[]; };
+layout(binding = 5) coherent buffer Order { uvec2 list[]; };
+layout(binding = 6) readonly buffer Best { uvec2 best[]; };
+
+#include "pick_end.glsl"
+
+#define BINS 1024
+
+shared uvec2 keys[THREADS];
+shared uint low[BINS], high[BINS];
+shared uint n_listed, hit_bin;
+shared uvec2 hit_before;
+
+uint t, o, n_vocab, flags;
+
+// From a logit to its weight.
+float scale, shift;
+bool is_top_k, is_changed;
+
+float output_float(uint word) {
+    return uintBitsToFloat(io_output(o, word));
+}
+
+float logit_at(uint i) {
+    return is_changed ? room[p.room_first + o * p.room_stride + i]
+                      : logits[p.logits_first + o * p.logits_stride + i];
+}
+
+// Loops over logits have AHEAD of them in flight; what is beyond the end is NaN.
+#define AHEAD 8
+#define EACH_LOGIT(begin, end, i, x, body)                                                         \
+    for (uint base = (begin); base < (end); base += AHEAD * THREADS) {                             \
+        float ahead[AHEAD];                                                                        \
+        [[unroll]] for (uint k = 0; k < AHEAD; k++) {                                              \
+            uint i = base + k * THREADS + t;                                                       \
+            ahead[k] = i < (end) ? logit_at(i) : uintBitsToFloat(0x7fc00000u);                     \
+        }                                                                                          \
+        [[unroll]] for (uint k = 0; k < AHEAD; k++) {                                              \
+            uint i = base + k * THREADS + t;                                                       \
+            float x = ahead[k];                                                                    \
+            body                                                                                   \
+        }                                                                                          \
+    }
+
+// ---- reductions and histograms ----------------------------------------------------------------
+
+#define REDUCE(name, combine)                                                                      \
+    uvec2 name(uvec2 x) {                                                                          \
+        barrier();                                                                                 \
+        keys[t] = x;                                                                               \
+        barrier();                                                                                 \
+        for (uint n = THREADS / 2; n > 0; n /= 2) {                                                \
+            if (t < n)                                                                             \
+                keys[t] = combine(keys[t], keys[t + n]);                                           \
+            barrier();                                                                             \
+        }                                                                                          \
+        return keys[0];                                                                            \
+    }
+REDUCE(largest, max64)
+REDUCE(smallest, min64)
+REDUCE(sum_of, add64)
+
+void clear_bins() {
+    barrier();
+    for (uint i = t; i < BINS; i += THREADS) {
+        low[i] = 0;
+        high[i] = 0;
+    }
+    barrier();
+}
+
+void add_to_bin(uint bin, uvec2 weight) {
+    uint upper = weight.y;
+    if (weight.x != 0 && atomicAdd(low[bin], weight.x) > ~weight.x)
+        upper++;
+    if (upper != 0)
+        atomicAdd(high[bin], upper);
+}
+
+// By all threads; mostly those of a subgroup have one bin, and add up before it. A weight has 41 bits,
+// a subgroup 128 at most: two sums of 24 and 17 bits cannot overflow.
+void add_run(uint bin, uvec2 weight) {
+    if (!subgroupAllEqual(bin)) {
+        add_to_bin(bin, weight);
+        return;
+    }
+    uint lower = subgroupAdd(weight.x & 0xffffffu);
+    uint upper = subgroupAdd(weight.x >> 24 | weight.y << 8);
+    if (subgroupElect())
+        add_to_bin(bin, add64(uvec2(lower, 0), uvec2(upper << 24, upper >> 8)));
+}
+
+uvec2 bin_at(uint bin) {
+    return uvec2(low[bin], high[bin]);
+}
+
+uvec2 total_of_bins() {
+    uvec2 sum = uvec2(0);
+    barrier();
+    for (uint i = t; i < BINS; i += THREADS)
+        sum = add64(sum, bin_at(i));
+    return sum_of(sum);
+}
+
+// The first bin at which the running sum reaches the target, from 1 to the sum of all; hit_before
+// is the sum of those before it.
+void find_bin(uvec2 target) {
+    uint each = BINS / THREADS;
+    uvec2 own = uvec2(0);
+    barrier();
+    for (uint i = 0; i < each; i++)
+        own = add64(own, bin_at(t * each + i));
+    keys[t] = own;
+    if (t == 0) {
+        hit_bin = 0;
+        hit_before = uvec2(0);
+    }
+    barrier();
+    for (uint n = 1; n < THREADS; n *= 2) {
+        uvec2 other = t >= n ? keys[t - n] : uvec2(0);
+        barrier();
+        keys[t] = add64(keys[t], other);
+        barrier();
+    }
+    uvec2 before = sub64(keys[t], own);
+    for (uint i = 0; i < each; i++) {
+        uvec2 after = add64(before, bin_at(t * each + i));
+        if (less64(before, target) && !less64(after, target)) {
+            hit_bin = t * each + i;
+            hit_before = before;
+        }
+        before = after;
+    }
+    barrier();
+}
+
+// ---- weights ----------------------------------------------------------------------------------
+
+// e^x as the CPU has it (vec_exp in cpu/vec.h), so that the same numbers are compared; x is not
+// above 0.
+float exp_of(float argument) {
+    precise float x = max(argument, -87.0);
+    precise float shifted = x * 1.44269504 + 12582912.0;
+    precise float n = shifted - 12582912.0;
+    precise float r = x - n * 0.693359375;
+    r = r - n * -2.12194440e-4;
+    precise float y = 1.9875691500e-4;
+    y = y * r + 1.3981999507e-3;
+    y = y * r + 8.3334519073e-3;
+    y = y * r + 4.1665795894e-2;
+    y = y * r + 1.6666665459e-1;
+    y = y * r + 5.0000001201e-1;
+    y = y * (r * r) + r;
+    y = y + 1.0;
+    return y * uintBitsToFloat((floatBitsToUint(shifted) << 23) + 0x3f800000u);
+}
+
+// In [0, 1]: the probability over the largest one.
+float relative_prob(float x) {
+    precise float scaled = x * scale;
+    precise float distance = scaled - shift;
+    return scaled == shift ? 1.0 : exp_of(distance); // infinities too
+}
+
+uvec2 weight_of(float x) {
+    if (is_nan(x))
+        return uvec2(0);
+    float prob = min(relative_prob(x), 1.0) * 256.0;
+    uint upper = uint(prob);
+    return uvec2(uint((prob - float(upper)) * 4294967296.0), upper);
+}
+
+// The distance from the maximum in 32nds of a power of e: a larger logit is never in a later bin.
+uint bin_of(float x) {
+    precise float distance = shift - x * scale;
+    return distance >= 31.0 ? BINS - 1 : uint(max(distance, 0.0) * 32.0);
+}
+
+// ---- the draw ---------------------------------------------------------------------------------
+
+// 53 random bits, above zeros: a function of seed and position alone (splitmix64).
+uvec2 random_bits() {
+    uvec2 position = add64(uvec2(io_row_position(io_output_row(o)), 0), uvec2(1, 0));
+    uvec2 z = add64(uvec2(io_output(o, 12), io_output(o, 13)),
+                    mul64(uvec2(0x7F4A7C15u, 0x9E3779B9u), position));
+    z = mul64(z ^ shift_right64(z, 30), uvec2(0x1CE4E5B9u, 0xBF58476Du));
+    z = mul64(z ^ shift_right64(z, 27), uvec2(0x133111EBu, 0x94D049BBu));
+    z = z ^ shift_right64(z, 31);
+    return uvec2(z.x & 0xfffff800u, z.y);
+}
+
+// What the running sum of weights has to reach, from 1 to `whole`.
+uvec2 draw_target(uvec2 whole) {
+    bool has_rest;
+    return min64(add64(mul_high64(random_bits(), whole, has_rest), uvec2(1, 0)), whole);
+}
+
+// What it has to reach for top-p, of all tokens' weight.
+uvec2 top_p_target(uvec2 total) {
+    float top_p = output_float(3);
+    bool has_rest;
+    if (!(top_p > 0))
+        return uvec2(1, 0);
+    uint bits = floatBitsToUint(top_p), down = 126 - (bits >> 23);
+    uvec2 part = shift_right64(uvec2(0, (bits & 0x7fffffu | 0x800000u) << 8), down);
+    uvec2 target = mul_high64(part, total, has_rest);
+    return max64(add64(target, uvec2(has_rest ? 1 : 0, 0)), uvec2(1, 0));
+}
+
+void set_token(int token) {
+    if (t == 0) {
+        io_output(o, 14) = uint(token);
+        host[p.io_outputs + 16 * o + 14] = uint(token);
+    }
+}
+
+// From all tokens: which of BINS runs has the target, then which token of the run.
+void draw_uncut() {
+    uint run = (n_vocab + BINS * THREADS - 1) / (BINS * THREADS) * THREADS, begin = 0, end = n_vocab;
+    uvec2 target;
+    clear_bins();
+    EACH_LOGIT(begin, end, i, x, add_run(min(i / run, BINS - 1), weight_of(x));)
+    target = draw_target(total_of_bins());
+    for (;;) {
+        find_bin(target);
+        target = sub64(target, hit_before);
+        begin += hit_bin * run;
+        end = min(begin + run, end);
+        if (run == 1)
+            break;
+        run = (run + BINS - 1) / BINS;
+        clear_bins();
+        EACH_LOGIT(begin, end, i, x, if (i < end) add_to_bin((i - begin) / run, weight_of(x));)
+    }
+    set_token(int(begin));
+}
+
+// ---- candidates -------------------------------------------------------------------------------
+
+uint list_at;
+
+uvec2 weight_from(uvec2 cut) {
+    uvec2 sum = uvec2(0);
+    for (uint i = t; i < n_listed; i += THREADS)
+        if (!less64(list[list_at + i], cut))
+            sum = add64(sum, weight_of(logit_of(list[list_at + i])));
+    return sum_of(sum);
+}
+
+// The lowest key that passes min-p.
+uvec2 min_p_cut() {
+    uvec2 lowest = uvec2(0xffffffffu);
+    for (uint i = t; i < n_listed; i += THREADS)
+        if (relative_prob(logit_of(list[list_at + i])) >= min(output_float(4), 1.0))
+            lowest = min64(lowest, list[list_at + i]);
+    return smallest(lowest);
+}
+
+// The key at which the running weight (or count), from the largest key down, reaches the target.
+// Each pass makes a histogram of the keys from `bottom` to `top`, ten bits at a time, and goes on
+// with the bin that reaches the target.
+uvec2 radix_select(bool is_count, uvec2 target) {
+    uvec2 bottom = uvec2(0), top = uvec2(0xffffffffu);
+    for (;;) {
+        uvec2 least = top, most = bottom;
+        for (uint i = t; i < n_listed; i += THREADS) {
+            uvec2 key = list[list_at + i];
+            if (!less64(key, bottom) && !less64(top, key)) {
+                least = min64(least, key);
+                most = max64(most, key);
+            }
+        }
+        bottom = smallest(least);
+        top = largest(most);
+        if (!less64(bottom, top))
+            return top;
+        uvec2 span = sub64(top, bottom);
+        int bits = span.y != 0 ? 33 + findMSB(span.y) : 1 + findMSB(span.x);
+        uint down = uint(max(bits - 10, 0));
+        clear_bins();
+        for (uint i = t; i < n_listed; i += THREADS) {
+            uvec2 key = list[list_at + i];
+            if (!less64(key, bottom) && !less64(top, key))
+                add_to_bin(shift_right64(sub64(top, key), down).x,
+                           is_count ? uvec2(1, 0) : weight_of(logit_of(key)));
+        }
+        find_bin(target);
+        target = sub64(target, hit_before);
+        top = sub64(top, shift_left64(uvec2(hit_bin, 0), down));
+        uvec2 width = sub64(shift_left64(uvec2(1, 0), down), uvec2(1, 0));
+        bottom = less64(width, sub64(top, bottom)) ? sub64(top, width) : bottom;
+    }
+}
+
+// The last bin that can hold a token which passes.
+uint last_bin(uvec2 total) {
+    if (is_top_k) {
+        find_bin(min64(uvec2(io_output(o, 5), 0), total));
+        return hit_bin;
+    }
+    uint last = BINS - 1;
+    float min_p = output_float(4);
+    if (min_p > 0) // one more, for rounding
+        last = min(last, uint(-log(min(min_p, 1.0)) * 32.0) + 1);
+    if (output_float(3) < 1) {
+        find_bin(top_p_target(total));
+        last = min(last, hit_bin);
+    }
+    return last;
+}
+
+void draw_cut() {
+    clear_bins();
+    EACH_LOGIT(0, n_vocab, i, x, if (!is_nan(x))
+                   add_to_bin(bin_of(x), is_top_k ? uvec2(1, 0) : weight_of(x));)
+    uvec2 total = total_of_bins();
+    uint last = last_bin(total);
+    float least = is_finite(shift) || shift > 0 ? -3.4028234e38 : uintBitsToFloat(0xff800000u);
+    barrier();
+    if (t == 0)
+        n_listed = 0;
+    barrier();
+    EACH_LOGIT(0, n_vocab, i, x, if (!is_nan(x) && x >= least && bin_of(x) <= last)
+                   list[list_at + atomicAdd(n_listed, 1)] = key_of(x, i);)
+    memoryBarrierBuffer();
+    barrier();
+    uvec2 cut = uvec2(0);
+    if (is_top_k)
+        cut = radix_select(true, uvec2(min(io_output(o, 5), n_listed), 0));
+    uvec2 listed = weight_from(cut);
+    total = is_top_k ? listed : total;
+    if (output_float(3) < 1) {
+        uvec2 target = top_p_target(total);
+        if (!less64(listed, target)) // else min-p cut before
+            cut = max64(cut, radix_select(false, target));
+    }
+    if (output_float(4) > 0)
+        cut = max64(cut, min_p_cut());
+    set_token(token_of(radix_select(false, draw_target(weight_from(cut)))));
+}
+
+void pick_token() {
+    uvec2 key = uvec2(0);
+    for (uint i = t; i < STRETCHES; i += THREADS)
+        key = max64(key, best[o * STRETCHES + i]);
+    key = largest(key);
+    bool wants = (flags & IO_WANTS_TOKEN) != 0, is_nothing = token_of(key) == IO_NOT_FINITE;
+    float temperature = output_float(2), most = logit_of(key);
+    if (is_nothing || !wants || !(temperature > 0) || is_nan(most)) {
+        if (is_nothing || wants)
+            set_token(token_of(key));
+        return;
+    }
+    is_top_k = io_output(o, 5) > 0 && io_output(o, 5) < n_vocab;
+    precise float inverse = 1.0 / temperature;
+    scale = inverse;
+    precise float scaled = most * inverse;
+    shift = scaled;
+    if (io_output(o, 5) > 0 || output_float(3) < 1 || output_float(4) > 0)
+        draw_cut();
+    else
+        draw_uncut();
+}
+
+void main() {
+    t = gl_LocalInvocationIndex;
+    o = gl_WorkGroupID.x;
+    if (o < io_n_outputs()) {
+        flags = io_output_flags(o);
+        n_vocab = io_output(o, 11);
+        list_at = p.order_first + o * p.order_stride;
+        is_changed = (flags & IO_HAS_MASK) != 0 || io_output(o, 9) > 0 || output_float(6) != 1 ||
+                     output_float(7) != 0 || output_float(8) != 0;
+        pick_token();
+    }
+    if (IS_END != 0) {
+        memoryBarrierBuffer();
+        barrier();
+        end_step(t, THREADS);
+    }
+}

@@ -1,0 +1,201 @@
+#version 450
+// pick_rank.comp - the largest key of each stretch of a row's logits, a workgroup a stretch: after
+// biases, penalties and mask where an output asks for them, on a copy. Logits that are wanted go to
+// the host from here.
+#extension GL_GOOGLE_include_directive : require
+#include "io.glsl"
+#include "pick.glsl"
+
+#define THREADS 128
+layout(local_size_x_id = 0) in;
+layout(constant_id = 1) const uint VOCAB = 1;
+layout(constant_id = 2) const uint STRETCH = 128; // a multiple of 32
+layout(constant_id = 3) const uint HAS_COUNTS = 0;
+
+layout(push_constant) uniform Push {
+    IO_AT;
+    uint logits_first, logits_stride, wanted_first, wanted_stride;
+    uint counts_first, counts_stride, room_first, room_stride;
+} p;
+
+layout(binding = 0) readonly buffer Io { uint io[]; };
+layout(binding = 1) readonly buffer Host { uint host[]; };
+layout(binding = 2) readonly buffer Logits { float logits[]; };
+layout(binding = 3) writeonly buffer Wanted { float wanted[]; };
+layout(binding = 4) readonly buffer Counts { uint counts[]; }; // two a word
+layout(binding = 5) coherent buffer Room { float room[]; };
+layout(binding = 6) writeonly buffer Best { uvec2 best[]; }; // (O, stretches)
+
+shared uvec2 keys[THREADS];
+shared uvec2 biases[THREADS];
+
+uint t, o, begin, end; // this stretch; end: of what may be picked
+uint logits_at, room_at;
+
+float output_float(uint word) {
+    return uintBitsToFloat(io_output(o, word));
+}
+
+// ---- what changes logits ----------------------------------------------------------------------
+
+bool is_in(int token) {
+    return token >= int(begin) && token < int(end);
+}
+
+// In order: a token's biases are all added by the thread of its first.
+void apply_biases() {
+    uint n_all = io_output(o, 9), from = p.io_biases + 2 * io_output(o, 10);
+    for (uint first = 0; first < n_all; first += THREADS) {
+        uint n = min(n_all - first, THREADS);
+        barrier();
+        if (t < n)
+            biases[t] = uvec2(host[from + 2 * (first + t)], host[from + 2 * (first + t) + 1]);
+        barrier();
+        bool is_first = t < n && is_in(int(biases[t].x));
+        for (uint k = 0; is_first && k < t; k++)
+            is_first = biases[k].x != biases[t].x;
+        for (uint k = t; is_first && k < n; k++)
+            if (biases[k].x == biases[t].x)
+                room[room_at + biases[t].x] += uintBitsToFloat(biases[k].y);
+        memoryBarrierBuffer();
+    }
+    barrier();
+}
+
+// The token's logit with its biases, made anew.
+float biased(uint token) {
+    uint n = io_output(o, 9), from = p.io_biases + 2 * io_output(o, 10);
+    precise float x = logits[logits_at + token];
+    for (uint i = 0; i < n; i++)
+        if (host[from + 2 * i] == token)
+            x += uintBitsToFloat(host[from + 2 * i + 1]);
+    return x;
+}
+
+bool has_penalties() {
+    return output_float(6) != 1 || output_float(7) != 0 || output_float(8) != 0;
+}
+
+float penalized(float x, uint count) {
+    precise float y = x > 0 ? x / output_float(6) : x * output_float(6);
+    precise float lost = output_float(8) * float(min(count, 65535));
+    lost = output_float(7) + lost;
+    y = y - lost;
+    return y;
+}
+
+uint count_of(uint slot, uint token) {
+    uint i = p.counts_first + slot * p.counts_stride + token;
+    return counts[i / 2] >> (i % 2 * 16) & 0xffffu;
+}
+
+// Whether a row of the step is in the sequence of this output: drafts after its own are not.
+bool is_counted(uint row, uint slot) {
+    if (io_row_slot(row) != slot)
+        return false;
+    uint own = io_output_row(o);
+    if (row <= own || io[15] == 0)
+        return true;
+    for (uint i = o + 1; i < io_n_outputs(); i++)
+        if (io_output_row(i) == row)
+            return (io_output_flags(i) & IO_DRAFTED) == 0;
+    return true;
+}
+
+// `counts` has the step's own tokens only after it: their logits are made anew, each by the thread
+// of its first row.
+void apply_penalties() {
+    uint slot = io_row_slot(io_output_row(o)), n_rows = io_n_rows();
+    for (uint i = begin + t; i < end; i += THREADS) {
+        uint count = count_of(slot, i);
+        if (count > 0)
+            room[room_at + i] = penalized(room[room_at + i], count);
+    }
+    memoryBarrierBuffer();
+    barrier();
+    for (uint row = t; row < n_rows; row += THREADS) {
+        int token = io_row_token(row);
+        if (!is_in(token) || !is_counted(row, slot))
+            continue;
+        bool is_first = true;
+        for (uint k = 0; is_first && k < row; k++)
+            is_first = io_row_token(k) != token || !is_counted(k, slot);
+        if (!is_first)
+            continue;
+        uint count = count_of(slot, token) + 1;
+        for (uint k = row + 1; k < n_rows; k++)
+            count += io_row_token(k) == token && is_counted(k, slot) ? 1 : 0;
+        room[room_at + token] = penalized(biased(token), count);
+    }
+    memoryBarrierBuffer();
+    barrier();
+}
+
+void apply_mask() {
+    const uint WORDS = (VOCAB + 127) / 128 * 4;
+    for (uint i = begin + t; i < end; i += THREADS) {
+        bool is_allowed = (host[p.io_masks + o * WORDS + i / 32] >> i % 32 & 1u) != 0;
+        float x = room[room_at + i];
+        room[room_at + i] = !is_allowed   ? uintBitsToFloat(0xff800000u)
+                            : x >= -1e30 ? x
+                                         : -1e30;
+    }
+    memoryBarrierBuffer();
+    barrier();
+}
+
+// ---- the stretch ------------------------------------------------------------------------------
+
+uvec2 largest(uvec2 key) {
+    barrier();
+    keys[t] = key;
+    barrier();
+    for (uint n = THREADS / 2; n > 0; n /= 2) {
+        if (t < n)
+            keys[t] = max64(keys[t], keys[t + n]);
+        barrier();
+    }
+    return keys[0];
+}
+
+void main() {
+    t = gl_LocalInvocationIndex;
+    o = gl_WorkGroupID.y;
+    if (o >= io_n_outputs())
+        return;
+    uint all_end = min((gl_WorkGroupID.x + 1) * STRETCH, VOCAB), flags = io_output_flags(o);
+    begin = gl_WorkGroupID.x * STRETCH;
+    end = clamp(io_output(o, 11), begin, all_end);
+    logits_at = p.logits_first + o * p.logits_stride;
+    room_at = p.room_first + o * p.room_stride;
+    bool is_changed = (flags & IO_WANTS_TOKEN) != 0 &&
+                      ((flags & IO_HAS_MASK) != 0 || io_output(o, 9) > 0 || has_penalties());
+    uvec2 key = uvec2(0);
+    bool are_finite = true;
+    for (uint i = begin + t; i < all_end; i += THREADS) {
+        float x = logits[logits_at + i];
+        if ((flags & IO_WANTS_LOGITS) != 0)
+            wanted[p.wanted_first + o * p.wanted_stride + i] = x;
+        if (i >= end)
+            continue;
+        are_finite = are_finite && is_finite(x);
+        if (is_changed)
+            room[room_at + i] = x;
+        else
+            key = max64(key, argmax_key(x, i));
+    }
+    if (is_changed) {
+        memoryBarrierBuffer();
+        barrier();
+        apply_biases();
+        if (HAS_COUNTS != 0 && has_penalties())
+            apply_penalties();
+        if ((flags & IO_HAS_MASK) != 0)
+            apply_mask();
+        for (uint i = begin + t; i < end; i += THREADS)
+            key = max64(key, argmax_key(room[room_at + i], i));
+    }
+    key = largest(are_finite ? key : KEY_NOT_FINITE);
+    if (t == 0)
+        best[o * gl_NumWorkGroups.x + gl_WorkGroupID.x] = key;
+}
