@@ -195,7 +195,7 @@ build/vulkan/%.spv: $(SHADER_DIR)/shaders.list
 	@mkdir -p $(@D)
 	$(call say,GLSLC,$@)
 	$(Q)set -- $$(sed -n 's/^$*  *//p' $(SHADER_DIR)/shaders.list); file=$$1; shift; \
-	$(GLSLC) --target-env=vulkan1.2 -O -Werror -MD -MF $(@:.spv=.d) -MT $@ -I $(SHADER_DIR) "$$@" $(SHADER_DIR)/$$file -o $@
+	$(GLSLC) --target-env=vulkan1.2 -O -Werror -MD -MF $(@:.spv=.d) -MT $@ -I $(SHADER_DIR) -I src "$$@" $(SHADER_DIR)/$$file -o $@
 
 build/vulkan/shaders.c: $(SPIRV) tools/shaders.sh
 	@bash tools/shaders.sh build/vulkan $(SHADERS) > $@
