@@ -212,7 +212,7 @@ static float *logits_with(const char *path, uint32_t n, uint32_t prefill, bool e
     struct rig r;
     struct sluice_engine_options o = options_for(n, 1);
     o.threads = threads;
-    int32_t tokens[1024];
+    int32_t tokens[2048];
     o.prefill = prefill;
     o.all_outputs = prefill;
     o.exact = exact;
@@ -285,6 +285,17 @@ TEST(engine_threads_give_the_same_bits) {
         }
         free(one);
     }
+}
+
+/* So many positions that what threads found of them is combined in several turns. */
+TEST(engine_threads_give_the_same_bits_far_in) {
+    enum { N = 1300 };
+    size_t n;
+    float *one = logits_with(models[0], N, 256, false, 1, &n);
+    float *other = logits_with(models[0], N, 3, false, 2, &n);
+    EXPECT(one && other && memcmp(one, other, n * sizeof *one) == 0);
+    free(one);
+    free(other);
 }
 
 /* ---- resume -----------------------------------------------------------------------------------

@@ -231,16 +231,37 @@ static void run_splits(struct cpu_step *s, const struct op_attend *a, uint32_t r
     }
 }
 
-/* A query's parts in the order of the splits. */
+/* A query's parts in the order of the splits, as `combine` does it. A few at a time: their maxima
+ * are known, so that one vector has the exponentials of all, and sums need not wait for them. */
 static void combine_query(struct cpu_step *s, const struct op_attend *a, const struct block *k,
                           uint32_t q) {
-    struct softmax sum = {0};
-    for (uint32_t split = 0; split < k->n_splits; split++) {
-        uint64_t part = k->part + (uint64_t)split * k->n_queries + q;
-        combine(&sum, s->room->pv, s->b->part_sums[part],
-                s->b->parts + part * attend_stride(a->head_width), a->head_width);
+    enum { FEW = 8 };
+    uint32_t width = a->head_width, stride = attend_stride(width);
+    uint64_t part = k->part + q;
+    struct softmax sum = s->b->part_sums[part]; /* every query sees something of the first split */
+    float *pv = s->room->pv;
+    memcpy(pv, s->b->parts + part * stride, width * sizeof *pv);
+    for (uint32_t split = 1; split < k->n_splits; split += FEW) {
+        uint32_t n = k->n_splits - split < FEW ? k->n_splits - split : FEW;
+        float factors[2 * FEW] = {0};
+        for (uint32_t i = 0; i < n; i++) {
+            struct softmax other = s->b->part_sums[part + (uint64_t)(split + i) * k->n_queries];
+            float max = other.sum != 0 && other.max > sum.max ? other.max : sum.max;
+            factors[2 * i] = sum.max - max;
+            factors[2 * i + 1] = other.max - max;
+            sum.max = max;
+        }
+        row_exp(factors, 0, 2 * FEW);
+        for (uint32_t i = 0; i < n; i++) {
+            uint64_t at = part + (uint64_t)(split + i) * k->n_queries;
+            float ours = factors[2 * i], theirs = factors[2 * i + 1];
+            if (s->b->part_sums[at].sum == 0)
+                continue;
+            row_mix(pv, ours, s->b->parts + at * stride, theirs, width);
+            sum.sum = sum.sum * ours + s->b->part_sums[at].sum * theirs;
+        }
     }
-    store_query(s, a, k, q, s->room->pv, sum.sum);
+    store_query(s, a, k, q, pv, sum.sum);
 }
 
 static void combine_parts(struct cpu_step *s, const struct op_attend *a, uint32_t rows) {

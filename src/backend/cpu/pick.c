@@ -267,18 +267,16 @@ static int32_t draw_best(const struct pick_row *r, float shift, double total, do
     uint64_t *keys = r->order;
     for (bool are_all = false; !count; taken *= 8) {
         taken = taken < limit ? taken : limit;
-        if (!are_all && taken <= r->n_blocks / 4) {
+        if (!are_all) {
             keys = r->order + r->n_blocks; /* after best and is_finite */
             p = (float *)r->order + r->n;
-            listed = list_best(r, keys, taken);
-        } else {
-            listed = are_all ? listed : 0;
+            listed = taken <= r->n_blocks / 4 ? list_best(r, keys, taken) : 0;
         }
         if (!listed) {
-            keys = r->order;
-            listed = list_all(r, keys);
             are_all = true;
+            keys = r->order;
             p = r->room; /* keys have all that is needed of it */
+            listed = list_all(r, keys);
         }
         select_top(keys, listed, taken);
         sort_down(keys, taken);
