@@ -55,12 +55,13 @@ const uint LANES = 8, D4 = D / 4;
 const uint GROUPS = ATTEND_THREADS / D4;
 const uint OWN = (QUERIES * D + ATTEND_THREADS - 1) / ATTEND_THREADS; // results of a thread
 const uint AT_ONCE = QUERIES >= 8 ? 4 : QUERIES >= 4 ? 2 : 1;         // queries, adding groups
+const uint Q4 = (QUERIES + 3) / 4;
 const uint ROOM = QUERIES * ATTEND_TILE * (LANES + 1);
 
 shared vec4 query[QUERIES * D4];
 shared float room[ROOM > 512 ? ROOM : 512]; // QK's sums of lanes, (QUERIES, 32, 8 + 1); PV's groups
 shared float most[QUERIES * 16];
-shared float weight[ATTEND_TILE * QUERIES];
+shared vec4 weight[ATTEND_TILE * Q4]; // of four queries
 shared float rescale[QUERIES], of_part[QUERIES];
 
 // ---- the cache --------------------------------------------------------------------------------
@@ -201,8 +202,12 @@ float score_at(uint q, uint position, uint seen) {
 
 void multiply_values(uint row, uint i, uint chunk) {
     vec4 v = value_at(row + i, chunk);
-    [[unroll]] for (uint q = 0; q < QUERIES; q++)
-        pv[q] = fma(vec4(weight[i * QUERIES + q]), v, pv[q]);
+    [[unroll]] for (uint f = 0; f < Q4; f++) {
+        vec4 w = weight[i * Q4 + f];
+        [[unroll]] for (uint k = 0; k < 4; k++)
+            if (4 * f + k < QUERIES)
+                pv[4 * f + k] = fma(vec4(w[k]), v, pv[4 * f + k]);
+    }
 }
 
 void main() {
@@ -252,8 +257,8 @@ void main() {
                     float factor = exp2(run_max - largest);
                     a = own_at < seen ? exp2(a - largest) : 0;
                     b = own_at + 16 < seen ? exp2(b - largest) : 0;
-                    weight[own_at * QUERIES + own_q] = a;
-                    weight[(own_at + 16) * QUERIES + own_q] = b;
+                    weight[own_at * Q4 + own_q / 4][own_q % 4] = a;
+                    weight[(own_at + 16) * Q4 + own_q / 4][own_q % 4] = b;
                     run_sum = fma(run_sum, factor, a + b);
                     run_max = largest;
                     if (own_at == 0)

@@ -75,24 +75,41 @@ vec3 gate_of(uint row) {
     return vec3(exp(exponent), 1.0 / (1.0 + exp(-beta)), dot);
 }
 
-void stage_rows(uint t, uint first, uint n) {
-    for (uint i = t; i < n * 8 * DK4; i += DELTA_THREADS) {
-        uint row = first + i / (8 * DK4), at = i % (8 * DK4), k = at / (4 * DK4);
-        float value = 0;
-        if (IS_FUSED == 0)
-            value = y[row * STRIDE + key_head * 8 * DK4 + at];
-        else if (at % (4 * DK4) < DK)
-            value = convolved(row, (k * A + key_head) * DK + at % (4 * DK4));
-        keys[i / 4][i % 4] = value;
+// Loads of all channels of a thread are in flight together.
+void convolve_row(uint t, uint row) {
+    const uint ALL = 8 * DK4 + DELTA_COLUMNS, EACH = (ALL + DELTA_THREADS - 1) / DELTA_THREADS;
+    float y_of[EACH];
+    [[unroll]] for (uint e = 0; e < EACH; e++) {
+        uint i = e * DELTA_THREADS + t, at = i % (4 * DK4), column = first_column + i - 8 * DK4;
+        bool is_key = i < 8 * DK4, is_in = is_key ? at < DK : i < ALL && column < DV;
+        uint channel = is_key ? (i / (4 * DK4) * A + key_head) * DK + at
+                              : 2 * A * DK + head * DV + column;
+        y_of[e] = is_in ? convolved(row, channel) : 0;
     }
+    [[unroll]] for (uint e = 0; e < EACH; e++) {
+        uint i = e * DELTA_THREADS + t;
+        if (i < 8 * DK4)
+            keys[i / 4][i % 4] = y_of[e];
+        else if (i < ALL)
+            values[i - 8 * DK4] = y_of[e];
+    }
+}
+
+void load_rows(uint t, uint first, uint n) {
+    for (uint i = t; i < n * 8 * DK4; i += DELTA_THREADS)
+        keys[i / 4][i % 4] =
+            y[(first + i / (8 * DK4)) * STRIDE + key_head * 8 * DK4 + i % (8 * DK4)];
     for (uint i = t; i < n * DELTA_COLUMNS; i += DELTA_THREADS) {
         uint row = first + i / DELTA_COLUMNS, column = first_column + i % DELTA_COLUMNS;
-        float value = 0;
-        if (column < DV)
-            value = IS_FUSED == 0 ? y[row * STRIDE + 2 * A * 4 * DK4 + head * DV + column]
-                                  : convolved(row, 2 * A * DK + head * DV + column);
-        values[i] = value;
+        values[i] = column < DV ? y[row * STRIDE + 2 * A * 4 * DK4 + head * DV + column] : 0;
     }
+}
+
+void stage_rows(uint t, uint first, uint n) {
+    if (IS_FUSED != 0)
+        convolve_row(t, first);
+    else
+        load_rows(t, first, n);
     if (t >= DELTA_THREADS - n) // they convolve the fewest
         gates[t - (DELTA_THREADS - n)] = gate_of(first + t - (DELTA_THREADS - n));
 }

@@ -62,7 +62,7 @@ float raw_value(uint row, uint segment, uint position, uint back, uint channel) 
 float convolved(uint row, uint channel) {
     uint segment = io_row_segment(row), position = io_row_position(row);
     precise float sum = 0;
-    for (uint t = 0; t < WIDTH; t++) {
+    [[unroll]] for (uint t = 0; t < WIDTH; t++) {
         uint back = WIDTH - 1 - t;
         if (back <= position)
             sum = fma(taps[p.conv_first + channel * WIDTH + t],

@@ -4,6 +4,7 @@
 //
 // To y, for each row: q and k of each key head, padded to DK4 vectors each; then v. To qk: q . k.
 #extension GL_GOOGLE_include_directive : require
+#extension GL_EXT_control_flow_attributes : require
 #include "io.glsl"
 #include "delta.glsl"
 
