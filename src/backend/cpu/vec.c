@@ -132,25 +132,56 @@ static bool rank_some(const float *x, int32_t *best, size_t n) {
     return is_finite;
 }
 
+typedef int32_t ivec8 __attribute__((vector_size(32))), ivec4 __attribute__((vector_size(16)));
+
+/* The larger of each two lanes. */
+#define ivec_max(a, b)                                                                             \
+    ({                                                                                             \
+        __typeof__(a) max_a_ = (a), max_b_ = (b), is_more_ = max_a_ > max_b_;                      \
+        (is_more_ & max_a_) | (~is_more_ & max_b_);                                                \
+    })
+
+/* The largest of sixteen lanes comes down to four of them. */
+#if defined(__aarch64__)
+#define ivec_most(vecs)                                                                            \
+    ({                                                                                             \
+        const ivec *all_ = (vecs);                                                                 \
+        ivec left_ = ivec_max(all_[0], all_[2]), right_ = ivec_max(all_[1], all_[3]);              \
+        ivec_max(left_, right_);                                                                   \
+    })
+#else
+#define ivec_most(vecs)                                                                            \
+    ({                                                                                             \
+        ivec8 eight_[2];                                                                           \
+        ivec4 four_[2];                                                                            \
+        memcpy(eight_, (vecs), sizeof eight_);                                                     \
+        eight_[0] = ivec_max(eight_[0], eight_[1]);                                                \
+        memcpy(four_, eight_, sizeof four_);                                                       \
+        ivec_max(four_[0], four_[1]);                                                              \
+    })
+#endif
+
+/* What is read next was written by another op, and is far. */
 CLONES bool row_ranks(const float *x, int32_t *best, size_t n) {
+    enum { AHEAD = 512 };
     ivec far = {0};
     size_t i = 0;
     for (; i + RANK_BLOCK <= n; i += RANK_BLOCK) {
         ivec most[VECS];
         EACH_VEC(u) most[u] = (ivec){0} + INT32_MIN;
-        for (size_t k = i; k < i + RANK_BLOCK; k += LANES)
+        for (size_t k = i; k < i + RANK_BLOCK; k += LANES) {
+            __builtin_prefetch(x + k + AHEAD);
             EACH_VEC(u) {
                 ivec bits = (ivec)vec_load(x + k + u * VEC_LANES);
-                ivec rank = bits ^ (bits >> 31 & INT32_MAX), is_more = rank > most[u];
+                ivec rank = bits ^ (bits >> 31 & INT32_MAX);
                 far |= (bits & FAR) == FAR;
-                most[u] = (is_more & rank) | (~is_more & most[u]);
+                most[u] = ivec_max(rank, most[u]);
             }
-        int32_t a[LANES];
-        memcpy(a, most, sizeof a);
-        for (int half = LANES / 2; half > 0; half /= 2)
-            for (int k = 0; k < half; k++)
-                a[k] = a[k] > a[k + half] ? a[k] : a[k + half];
-        best[i / RANK_BLOCK] = a[0];
+        }
+        ivec4 four = ivec_most(most);
+        int32_t a = four[0] > four[1] ? four[0] : four[1],
+                b = four[2] > four[3] ? four[2] : four[3];
+        best[i / RANK_BLOCK] = a > b ? a : b;
     }
     int32_t found = 0;
     for (int k = 0; k < VEC_LANES; k++)
