@@ -1,0 +1,273 @@
+/* product.c - see product.h. */
+#include "backend/vulkan/ops/product.h"
+
+#include "base/size.h"
+
+enum { QUANTIZE_THREADS = 256, PRODUCT_THREADS = 128, MAX_LANES = 32, MAX_SUMS = 16 };
+
+/* ---- activations ------------------------------------------------------------------------------
+ */
+
+static bool is_plain(const struct operand *w) {
+    return w->type == DT_F32 || w->type == DT_F16 || w->type == DT_BF16;
+}
+
+bool vulkan_meets_f32(const struct vulkan_recorder *r, const struct operand *weight) {
+    return r->exact || is_plain(weight);
+}
+
+struct quantize_push {
+    uint32_t k, in_first, in_stride, norm_first, gate_first, gate_row_stride;
+    uint32_t head_width, gate_stride, f32_stride;
+    float eps;
+};
+
+static bool has_norm(const struct vulkan_prologue *p) {
+    return p->prologue == PROLOGUE_NORM || p->prologue == PROLOGUE_GATED_NORM;
+}
+
+static bool has_gate(const struct vulkan_prologue *p) {
+    return p->prologue == PROLOGUE_GATED_NORM || p->prologue == PROLOGUE_SIGMOID_GATE;
+}
+
+int vulkan_quantize(struct vulkan_recorder *r, const struct vulkan_prologue *p,
+                    struct vulkan_acts *out) {
+    uint32_t k = p->in.dims[0];
+    uint32_t threads = r->can->max_threads < QUANTIZE_THREADS ? 128 : QUANTIZE_THREADS;
+    *out = (struct vulkan_acts){.k = k, .x_stride = (k + 7) / 8 * 8};
+    if (has_gate(p) && p->head_width < 4)
+        return err_set(r->err, SLUICE_ERR_UNSUPPORTED, "heads of %u values, expected 4 or more",
+                       p->head_width);
+    if (p->needs_int8) {
+        out->q = vulkan_work(r, (uint64_t)p->rows * k);
+        out->scales = vulkan_work(r, (uint64_t)p->rows * (k / 32) * 8);
+    }
+    if (p->needs_f32)
+        out->x = vulkan_work(r, (uint64_t)p->rows * out->x_stride * sizeof(float));
+    struct quantize_push push = {.k = k,
+                                 .in_stride = p->in.stride,
+                                 .head_width = p->head_width,
+                                 .gate_stride = p->gate_stride,
+                                 .f32_stride = out->x_stride,
+                                 .eps = p->eps};
+    struct vulkan_dispatch d = {
+        .shader = "quantize",
+        .groups = {div_up(k, 4 * threads), p->rows, 1},
+        .constants = {threads, (uint32_t)p->prologue, p->needs_int8 ? p->act_group : 0,
+                      p->needs_f32, p->is_head},
+        .n_constants = 5,
+        .n_binds = 7,
+        .push = &push,
+        .push_bytes = sizeof push,
+    };
+    d.binds[0] = vulkan_io_copy(r, VULKAN_READ);
+    d.binds[1] = vulkan_operand(r, &p->in, VULKAN_READ, &push.in_first);
+    d.binds[2] = d.binds[3] = d.binds[0];
+    if (has_norm(p))
+        d.binds[2] = vulkan_operand(r, &p->norm, VULKAN_READ, &push.norm_first);
+    if (has_gate(p)) {
+        d.binds[3] = vulkan_operand(r, &p->gate, VULKAN_READ, &push.gate_first);
+        push.gate_row_stride = p->gate.stride;
+    }
+    struct vulkan_bind some = p->needs_int8 ? out->q : out->x;
+    d.binds[4] = vulkan_as(some, VULKAN_WRITE);
+    d.binds[5] = vulkan_as(p->needs_int8 ? out->scales : some, VULKAN_WRITE);
+    d.binds[6] = vulkan_as(p->needs_f32 ? out->x : some, VULKAN_WRITE);
+    return vulkan_add(r, &d);
+}
+
+/* ---- products ---------------------------------------------------------------------------------
+ */
+
+struct product_push {
+    uint32_t units, lanes, k, n, row_bytes, weight_first, weight2_first, bias_first, bias2_first;
+    uint32_t out_first, out_stride, act_stride, plane_bytes, places, choice_first, choice_stride;
+    uint32_t first_expert, n_experts, act_place, out_place;
+};
+
+/* How a dispatch shares the work; lanes follows from K alone (product.glsl). */
+struct shape {
+    uint32_t units, lanes, teams, rows, weights, outputs;
+};
+
+static bool has_grid(const struct operand *w) {
+    switch (w->type) {
+    case DT_IQ1_S:
+    case DT_IQ1_M:
+    case DT_IQ2_XXS:
+    case DT_IQ2_XS:
+    case DT_IQ2_S:
+    case DT_IQ3_XXS:
+    case DT_IQ3_S:
+        return true;
+    default:
+        return false;
+    }
+}
+
+static const char *shader_of(const struct vulkan_recorder *r, const struct vulkan_product *p) {
+    if (is_plain(p->weight))
+        return "project_plain";
+    if (p->is_f32)
+        return has_grid(p->weight) ? "project_f32_grids" : "project_f32";
+    if (r->can->has_dot)
+        return has_grid(p->weight) ? "project_int8_grids_dot" : "project_int8_dot";
+    return has_grid(p->weight) ? "project_int8_grids" : "project_int8";
+}
+
+static struct shape shape_of(const struct vulkan_recorder *r, const struct vulkan_product *p) {
+    uint32_t k = p->weight->dims[0], n = p->weight->dims[1];
+    struct shape s = {.units = div_up(k, is_plain(p->weight) ? 8 : 64), .rows = 1, .weights = 4};
+    s.lanes = div_up(s.units, div_up(s.units, MAX_LANES));
+    s.teams = s.lanes < PRODUCT_THREADS ? PRODUCT_THREADS / s.lanes : 1;
+    while (!p->choice && s.rows < 8 && s.rows < p->rows)
+        s.rows *= 2;
+    while (s.weights * s.rows > MAX_SUMS)
+        s.weights /= 2;
+    /* Enough threads for every core, then fewer loads of activations. */
+    uint32_t least = p->epilogue == PRODUCT_SWIGLU ? 2 : 1;
+    uint64_t pairs = p->choice ? (uint64_t)p->rows * p->places : div_up(p->rows, s.rows);
+    while (s.weights > least && pairs * n / s.weights * least * s.lanes < 1024ull * r->can->n_cores)
+        s.weights /= 2;
+    s.outputs = s.weights / least;
+    return s;
+}
+
+static uint64_t row_bytes_of(const struct operand *w) {
+    uint64_t bytes = 0;
+    CHECK(dtype_bytes((enum dtype)w->type, w->dims[0], &bytes));
+    return bytes;
+}
+
+/* A part of the matrices that a bind can hold: rows, or experts. */
+struct piece {
+    uint32_t first, n;
+    bool is_whole;
+};
+
+static struct vulkan_bind bind_weight(struct vulkan_recorder *r, const struct operand *w,
+                                      const struct piece *piece, uint32_t *first) {
+    uint32_t scale = w->n_dims > 2 ? w->plane : 1;
+    *first = 0;
+    if (piece->is_whole) {
+        struct vulkan_bind b = vulkan_operand(r, w, VULKAN_READ, first);
+        if (is_plain(w))
+            *first *= (uint32_t)dtype_info(w->type)->block_bytes;
+        return b;
+    }
+    return vulkan_matrix_rows(r, w, piece->first * scale, piece->n * scale);
+}
+
+static struct vulkan_bind bind_bias(struct vulkan_recorder *r, const struct operand *bias,
+                                    struct vulkan_bind other, uint32_t *first) {
+    return bias && bias->n_dims ? vulkan_operand(r, bias, VULKAN_READ, first) : other;
+}
+
+static int multiply_piece(struct vulkan_recorder *r, const struct vulkan_product *p,
+                          const struct piece *piece) {
+    const struct operand *w = p->weight;
+    bool is_stack = p->choice != NULL, has_bias = p->bias && p->bias->n_dims;
+    struct shape s = shape_of(r, p);
+    uint32_t n = is_stack ? w->dims[1] : piece->n, in_acts = p->is_f32 ? 1 : 32;
+    struct product_push push = {
+        .units = s.units,
+        .lanes = s.lanes,
+        .k = w->dims[0],
+        .n = n,
+        .row_bytes = (uint32_t)row_bytes_of(w),
+        .out_first = p->out_first + (is_stack ? 0 : piece->first),
+        .out_stride = p->out_stride,
+        .act_stride = p->is_f32 ? p->acts->x_stride : p->acts->k / 32,
+        .plane_bytes = is_stack ? (uint32_t)(w->plane * row_bytes_of(w)) : 0,
+        .places = p->places,
+        .first_expert = is_stack ? piece->first : 0,
+        .n_experts = is_stack ? piece->n : 0,
+        .act_place = p->act_place / in_acts,
+        .out_place = p->out_place,
+    };
+    struct vulkan_dispatch d = {
+        .shader = shader_of(r, p),
+        .groups = {div_up(n, s.teams * s.outputs),
+                   is_stack ? p->rows * p->places : div_up(p->rows, s.rows), 1},
+        .n_constants = 9,
+        .n_binds = 9,
+        .push = &push,
+        .push_bytes = sizeof push,
+    };
+    struct vulkan_bind io = d.binds[0] = vulkan_io_copy(r, VULKAN_READ);
+    d.binds[1] = bind_weight(r, w, piece, &push.weight_first);
+    d.binds[2] = d.binds[1];
+    if (p->epilogue == PRODUCT_SWIGLU)
+        d.binds[2] = bind_weight(r, p->second, piece, &push.weight2_first);
+    d.binds[3] = bind_bias(r, p->bias, io, &push.bias_first);
+    d.binds[4] = bind_bias(r, p->second_bias, io, &push.bias2_first);
+    push.bias_first += is_stack ? 0 : piece->first;
+    push.bias2_first += is_stack ? 0 : piece->first;
+    d.binds[5] = io;
+    if (is_stack) {
+        d.binds[5] = vulkan_operand(r, p->choice, VULKAN_READ, &push.choice_first);
+        push.choice_stride = p->choice->stride;
+    }
+    d.binds[6] = p->out;
+    d.binds[7] = vulkan_as(p->is_f32 ? p->acts->x : p->acts->q, VULKAN_READ);
+    d.binds[8] = vulkan_as(p->is_f32 ? p->acts->x : p->acts->scales, VULKAN_READ);
+    bool is_aligned = (push.weight_first | push.weight2_first) % 16 == 0;
+    if (!is_plain(w) && !is_aligned)
+        return err_set(r->err, SLUICE_ERR_UNSUPPORTED,
+                       "a matrix of %s at byte %u, expected a multiple of 16", dtype_name(w->type),
+                       push.weight_first);
+    bool is_vectors = is_aligned && w->dims[0] % 8 == 0;
+    uint32_t constants[] = {s.teams * s.lanes,
+                            w->type,
+                            s.rows,
+                            s.weights,
+                            (uint32_t)p->epilogue,
+                            p->is_head,
+                            is_stack,
+                            is_plain(w) ? is_vectors : p->act_group == 128,
+                            has_bias};
+    for (size_t i = 0; i < sizeof constants / sizeof *constants; i++)
+        d.constants[i] = constants[i];
+    return vulkan_add(r, &d);
+}
+
+/* Rows of a bind, so many that the next piece begins at a multiple of 256 bytes. */
+static uint32_t rows_of_piece(const struct vulkan_recorder *r, const struct vulkan_product *p,
+                              uint32_t total) {
+    uint32_t most = vulkan_rows_of_a_bind(r, p->weight);
+    if (p->epilogue == PRODUCT_SWIGLU) {
+        uint32_t second = vulkan_rows_of_a_bind(r, p->second);
+        most = second < most ? second : most;
+    }
+    uint32_t step = 256;
+    if (p->choice) { /* whole experts */
+        uint64_t plane = p->weight->plane * row_bytes_of(p->weight);
+        most /= p->weight->plane;
+        for (step = 1; step < 256 && step * plane % 256; step *= 2)
+            ;
+    }
+    return most >= total ? total : most / step * step;
+}
+
+int vulkan_multiply(struct vulkan_recorder *r, const struct vulkan_product *p) {
+    uint32_t total = p->choice ? p->weight->dims[2] : p->weight->dims[1];
+    uint32_t most = rows_of_piece(r, p, total);
+    if (most == 0)
+        return err_set(r->err, SLUICE_ERR_UNSUPPORTED,
+                       "a matrix of %u x %u of %s does not fit the device's buffers of %llu bytes",
+                       p->weight->dims[0], p->weight->dims[1], dtype_name(p->weight->type),
+                       (unsigned long long)r->can->max_range);
+    for (uint32_t first = 0; first < total; first += most) {
+        struct piece piece = {first, total - first < most ? total - first : most, most == total};
+        int status = multiply_piece(r, p, &piece);
+        if (status)
+            return status;
+    }
+    return SLUICE_OK;
+}
+
+bool vulkan_is_pair(const struct vulkan_recorder *r, const struct operand *a,
+                    const struct operand *b) {
+    (void)r;
+    return a->type == b->type && a->plane == b->plane;
+}

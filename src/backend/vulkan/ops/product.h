@@ -1,0 +1,58 @@
+/* product.h - products of weight rows and activation rows: what PROJECT, ROUTE, EXPERTS_IN and
+ * EXPERTS_OUT are made of. Two dispatches: quantize.comp prepares the activations, project.comp or
+ * project_plain.comp multiplies. */
+#ifndef BACKEND_VULKAN_OPS_PRODUCT_H
+#define BACKEND_VULKAN_OPS_PRODUCT_H
+
+#include "backend/vulkan/host/vulkan.h"
+
+/* Where activation rows come from. */
+struct vulkan_prologue {
+    struct operand in, norm, gate;
+    enum prologue prologue;
+    uint32_t head_width, gate_stride;
+    float eps;
+    uint32_t rows;
+    bool is_head; /* row i is that of output i */
+    uint32_t act_group;
+    bool needs_int8, needs_f32;
+};
+
+/* Activation rows in workspace. */
+struct vulkan_acts {
+    struct vulkan_bind q, scales; /* int8, (rows, k); a pair of words for every 32 values */
+    struct vulkan_bind x;         /* f32, (rows, x_stride) */
+    uint32_t k, x_stride;
+};
+
+int vulkan_quantize(struct vulkan_recorder *r, const struct vulkan_prologue *p,
+                    struct vulkan_acts *out);
+
+enum product_epilogue { PRODUCT_STORE, PRODUCT_ADD, PRODUCT_SWIGLU, PRODUCT_GATED };
+
+struct vulkan_product {
+    const struct operand *weight, *bias;        /* bias may be NULL, or none */
+    const struct operand *second, *second_bias; /* SwiGLU's up, read as `weight` is */
+    const struct vulkan_acts *acts;
+    bool is_f32;        /* the activations that it meets */
+    uint32_t act_group; /* of int8 */
+    enum product_epilogue epilogue;
+    uint32_t rows;
+    bool is_head;
+    struct vulkan_bind out; /* read too, where the epilogue wants that */
+    uint32_t out_first, out_stride;
+    /* A stack of experts: which one a place of a row has; NULL: no stack. act_place, out_place:
+     * values from one place to the next. */
+    const struct operand *choice;
+    uint32_t places, act_place, out_place;
+};
+
+int vulkan_multiply(struct vulkan_recorder *r, const struct vulkan_product *p);
+
+/* Whether a matrix meets f32 activations. */
+bool vulkan_meets_f32(const struct vulkan_recorder *r, const struct operand *weight);
+/* Whether two matrices can be gate and up of one product. */
+bool vulkan_is_pair(const struct vulkan_recorder *r, const struct operand *a,
+                    const struct operand *b);
+
+#endif

@@ -1,0 +1,69 @@
+/* project.c - PROJECT: out = epilogue(weights * prologue(in)), a product a segment. */
+#include "backend/vulkan/ops/product.h"
+
+static bool meets_f32(const struct vulkan_recorder *r, const struct segment *s) {
+    return s->f32_act || vulkan_meets_f32(r, &s->weight);
+}
+
+/* Segment i into its columns of out. */
+static int record_segment(struct vulkan_recorder *r, const struct op *op,
+                          const struct vulkan_acts *acts, uint32_t rows, uint32_t i,
+                          enum product_epilogue epilogue) {
+    const struct op_project *p = &op->project;
+    const struct segment *s = &p->segments[i], *next = s + 1;
+    struct operand out = operand_columns(p->out, s->column, s->weight.dims[1]);
+    struct vulkan_product product = {
+        .weight = &s->weight,
+        .bias = &s->bias,
+        .acts = acts,
+        .is_f32 = meets_f32(r, s),
+        .act_group = op_act_group(op),
+        .epilogue = epilogue,
+        .rows = rows,
+        .is_head = p->is_lm_head,
+        .out_stride = p->out.stride,
+    };
+    if (epilogue == PRODUCT_SWIGLU) {
+        product.second = &next->weight;
+        product.second_bias = &next->bias;
+    }
+    bool is_read = epilogue == PRODUCT_ADD || epilogue == PRODUCT_GATED;
+    product.out = vulkan_operand(r, &out, is_read ? VULKAN_READ | VULKAN_WRITE : VULKAN_WRITE,
+                                 &product.out_first);
+    return vulkan_multiply(r, &product);
+}
+
+int vulkan_record_project(struct vulkan_recorder *r, const struct op *op) {
+    const struct op_project *p = &op->project;
+    struct vulkan_prologue q = {
+        .in = p->in,
+        .norm = p->norm,
+        .gate = p->gate,
+        .prologue = p->prologue,
+        .head_width = p->head_width,
+        .gate_stride = p->gate_stride,
+        .eps = p->eps,
+        .rows = p->is_lm_head ? r->plan->max_outputs : r->plan->max_rows,
+        .is_head = p->is_lm_head,
+        .act_group = op_act_group(op),
+    };
+    for (uint32_t i = 0; i < p->n_segments; i++) {
+        q.needs_f32 |= meets_f32(r, &p->segments[i]);
+        q.needs_int8 |= !meets_f32(r, &p->segments[i]);
+    }
+    struct vulkan_acts acts;
+    int status = vulkan_quantize(r, &q, &acts);
+    if (p->epilogue == EPILOGUE_SWIGLU) {
+        const struct segment *a = &p->segments[0], *b = &p->segments[1];
+        if (vulkan_is_pair(r, &a->weight, &b->weight) && meets_f32(r, a) == meets_f32(r, b) &&
+            !a->bias.n_dims == !b->bias.n_dims)
+            return status ? status : record_segment(r, op, &acts, q.rows, 0, PRODUCT_SWIGLU);
+        if (!status)
+            status = record_segment(r, op, &acts, q.rows, 0, PRODUCT_STORE);
+        return status ? status : record_segment(r, op, &acts, q.rows, 1, PRODUCT_GATED);
+    }
+    enum product_epilogue epilogue = p->epilogue == EPILOGUE_ADD ? PRODUCT_ADD : PRODUCT_STORE;
+    for (uint32_t i = 0; !status && i < p->n_segments; i++)
+        status = record_segment(r, op, &acts, q.rows, i, epilogue);
+    return status;
+}
