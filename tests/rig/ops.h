@@ -17,15 +17,15 @@ bool is_float(enum dtype t);
 
 struct project_case {
     uint32_t k, rows;
-    uint32_t n[3];
-    enum dtype types[3];
+    uint32_t n[MAX_SEGMENTS];
+    enum dtype types[MAX_SEGMENTS];
     uint32_t n_segments;
     bool f32_last; /* the last segment meets f32 activations */
     bool has_bias;
     enum prologue prologue;
     enum epilogue epilogue;
     uint32_t head_width;
-    bool is_lm_head;
+    bool is_lm_head, exact;
     float size; /* of the inputs; 0: 1 */
 };
 

@@ -56,6 +56,30 @@ TEST(vulkan_project_odd_widths) {
     }
 }
 
+TEST(vulkan_project_exact) {
+    for (uint32_t t = 0; t < FORMAT_TYPES; t++) {
+        struct project_case c = {.k = 256 + t % 3 * 512,
+                                 .rows = 1 + t % 4,
+                                 .n_segments = 1,
+                                 .n = {33},
+                                 .types = {format_types[t]},
+                                 .exact = true};
+        check_project(&c, 2500 + t);
+    }
+}
+
+TEST(vulkan_project_segments) {
+    struct project_case c = {.k = 512,
+                             .n_segments = 6,
+                             .n = {30, 1, 64, 17, 5, 8},
+                             .types = {DT_Q4_K, DT_Q6_K, DT_Q8_0, DT_F32, DT_BF16, DT_IQ3_S},
+                             .has_bias = true,
+                             .f32_last = true,
+                             .prologue = PROLOGUE_NORM};
+    for (c.rows = 1; c.rows < 10; c.rows += 4)
+        check_project(&c, 2600 + c.rows);
+}
+
 /* A row's bits are its own: alone in a plan of one row, or among others in a wide one. */
 TEST(vulkan_project_rows_are_independent) {
     static const enum dtype types[] = {DT_Q4_K, DT_Q5_K, DT_Q6_K, DT_Q8_0,
@@ -144,7 +168,10 @@ TEST(vulkan_experts) {
         {DT_Q4_K, DT_Q4_K, DT_Q6_K, DT_Q4_K, DT_Q6_K, 512, 256, 256, 5, 3},
         {DT_Q8_0, DT_Q8_0, DT_Q8_0, DT_Q8_0, DT_Q8_0, 256, 64, 0, 20, 4},
         {DT_Q4_K, DT_Q6_K, DT_Q5_K, DT_BF16, DT_Q6_K, 256, 256, 256, 3, 2},
-        {DT_F32, DT_F32, DT_Q8_0, DT_F32, DT_F32, 96, 32, 64, 40, 9},
+        {DT_F32, DT_F32, DT_Q8_0, DT_F32, DT_F32, 96, 32, 64, 300, 9},
+        {DT_Q4_K, DT_Q4_K, DT_Q4_K, DT_BF16, DT_Q8_0, 512, 256, 96, 4, 3}, /* groups of 32 */
+        {DT_Q8_0, DT_Q8_0, DT_Q8_0, DT_Q8_0, DT_Q8_0, 256, 128, 512, 45, 40},
+        {DT_IQ2_XS, DT_IQ2_XS, DT_IQ4_NL, DT_Q5_0, DT_MXFP4, 256, 96, 64, 6, 2},
     };
     static const uint32_t rows[] = {3, 12, 70};
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {

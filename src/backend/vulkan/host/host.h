@@ -81,7 +81,7 @@ struct vulkan_table {
     uint64_t at;
 };
 
-enum { VULKAN_MAX_TABLES = 8 };
+enum { VULKAN_MAX_TABLES = 8, VULKAN_GRID_ENTRIES = 2048 + 1024 + 512 + 512 + 256 + 256 };
 
 struct backend {
     VkPhysicalDevice physical;

@@ -9,6 +9,7 @@
 #include "backend/vulkan/host/host.h"
 #include "base/size.h"
 #include "quant/random.h"
+#include "quant/types.h"
 
 enum { PLACE_ALIGN = 256, PIECE_BYTES = 1 << 30 };
 
@@ -218,8 +219,22 @@ static void fill_angles(float *out, const double *freqs, uint32_t n, uint32_t n_
         }
 }
 
+static int fill_grids(struct backend *b, struct err *err) {
+    static const struct {
+        uint32_t (*entry)(uint32_t i);
+        uint32_t n;
+    } grids[] = {{iq1_grid, 2048},  {iq2_s_grid, 1024},  {iq2_xs_grid, 512},
+                 {iq3_s_grid, 512}, {iq2_xxs_grid, 256}, {iq3_xxs_grid, 256}};
+    uint16_t values[VULKAN_GRID_ENTRIES], *to = values;
+    for (size_t g = 0; g < sizeof grids / sizeof *grids; g++)
+        for (uint32_t i = 0; i < grids[g].n; i++)
+            *to++ = (uint16_t)grids[g].entry(i);
+    struct backend_move move = {0, sizeof values, values};
+    return vulkan_transfer(b, &b->steps, &b->regions[VULKAN_TABLES], &move, 1, true, err);
+}
+
 int vulkan_fill_tables(struct backend *b, struct backend_weights weights, struct err *err) {
-    int status = SLUICE_OK;
+    int status = fill_grids(b, err);
     for (uint32_t i = 0; !status && i < b->n_tables; i++) {
         const struct vulkan_table *t = &b->tables[i];
         uint32_t n = t->freqs.dims[0];

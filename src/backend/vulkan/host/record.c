@@ -126,6 +126,14 @@ struct vulkan_bind vulkan_angles(struct vulkan_recorder *r, const struct operand
         .memory = VULKAN_TABLES, .access = VULKAN_READ, .offset = b->tables[i].at, .bytes = bytes};
 }
 
+/* They are the first of the tables. */
+struct vulkan_bind vulkan_grids(struct vulkan_recorder *r) {
+    (void)r;
+    return (struct vulkan_bind){.memory = VULKAN_TABLES,
+                                .access = VULKAN_READ,
+                                .bytes = VULKAN_GRID_ENTRIES * sizeof(uint16_t)};
+}
+
 const struct op *vulkan_neighbour(const struct vulkan_recorder *r, int offset) {
     int64_t i = (int64_t)r->op + offset;
     return i >= 0 && i < (int64_t)r->plan->n_ops ? &r->plan->ops[i] : NULL;
@@ -306,7 +314,8 @@ static struct vulkan_recorder recorder(struct backend *b, const struct plan *pla
 
 int vulkan_count(struct backend *b, struct plan *const *plans, uint32_t n_plans, struct err *err) {
     b->n_tables = 0;
-    b->table_bytes = b->work_bytes = 0;
+    b->work_bytes = 0;
+    b->table_bytes = size_aligned(VULKAN_GRID_ENTRIES * sizeof(uint16_t), BIND_ALIGN);
     for (uint32_t i = 0; i < n_plans; i++) {
         struct vulkan_recorder r = recorder(b, plans[i], NULL, err);
         int status = walk(&r, 1);

@@ -49,20 +49,6 @@ static int add_angles(struct vulkan_recorder *r, const struct op_embed *e) {
     return vulkan_add(r, &d);
 }
 
-static bool has_grid(uint32_t type) {
-    switch (type) {
-    case DT_IQ1_S:
-    case DT_IQ1_M:
-    case DT_IQ2_XXS:
-    case DT_IQ2_XS:
-    case DT_IQ2_S:
-    case DT_IQ3_XXS:
-    case DT_IQ3_S:
-        return true;
-    }
-    return false;
-}
-
 /* A piece of the table: tokens [first, first + n). */
 static int add_rows(struct vulkan_recorder *r, const struct op_embed *e, uint32_t first,
                     uint32_t n) {
@@ -74,13 +60,13 @@ static int add_rows(struct vulkan_recorder *r, const struct op_embed *e, uint32_
            .row_bytes = (uint32_t)operand_row_bytes(&e->table),
            .x_stride = e->x.stride};
     struct vulkan_dispatch d = {
-        .shader = has_grid(e->table.type) ? "embed_grids" : "embed",
+        .shader = "embed",
         .groups = {div_up(p.k, 32 * THREADS), r->plan->max_rows, 1},
         .constants = {THREADS, e->table.type},
         .n_constants = 2,
         .binds = {source_of_io(r), vulkan_matrix_rows(r, &e->table, first, n),
-                  vulkan_operand(r, &e->x, VULKAN_WRITE, &p.x_first)},
-        .n_binds = 3,
+                  vulkan_operand(r, &e->x, VULKAN_WRITE, &p.x_first), vulkan_grids(r)},
+        .n_binds = 4,
         .push = &p,
         .push_bytes = sizeof p,
     };

@@ -90,29 +90,12 @@ struct shape {
     uint32_t units, lanes, teams, rows, weights, outputs;
 };
 
-static bool has_grid(const struct operand *w) {
-    switch (w->type) {
-    case DT_IQ1_S:
-    case DT_IQ1_M:
-    case DT_IQ2_XXS:
-    case DT_IQ2_XS:
-    case DT_IQ2_S:
-    case DT_IQ3_XXS:
-    case DT_IQ3_S:
-        return true;
-    default:
-        return false;
-    }
-}
-
 static const char *shader_of(const struct vulkan_recorder *r, const struct vulkan_product *p) {
     if (is_plain(p->weight))
         return "project_plain";
     if (p->is_f32)
-        return has_grid(p->weight) ? "project_f32_grids" : "project_f32";
-    if (r->can->has_dot)
-        return has_grid(p->weight) ? "project_int8_grids_dot" : "project_int8_dot";
-    return has_grid(p->weight) ? "project_int8_grids" : "project_int8";
+        return "project_f32";
+    return r->can->has_dot ? "project_int8_dot" : "project_int8";
 }
 
 static struct shape shape_of(const struct vulkan_recorder *r, const struct vulkan_product *p) {
@@ -190,7 +173,7 @@ static int multiply_piece(struct vulkan_recorder *r, const struct vulkan_product
         .groups = {div_up(n, s.teams * s.outputs),
                    is_stack ? p->rows * p->places : div_up(p->rows, s.rows), 1},
         .n_constants = 9,
-        .n_binds = 9,
+        .n_binds = 10,
         .push = &push,
         .push_bytes = sizeof push,
     };
@@ -211,6 +194,7 @@ static int multiply_piece(struct vulkan_recorder *r, const struct vulkan_product
     d.binds[6] = p->out;
     d.binds[7] = vulkan_as(p->is_f32 ? p->acts->x : p->acts->q, VULKAN_READ);
     d.binds[8] = vulkan_as(p->is_f32 ? p->acts->x : p->acts->scales, VULKAN_READ);
+    d.binds[9] = vulkan_grids(r);
     bool is_aligned = (push.weight_first | push.weight2_first) % 16 == 0;
     if (!is_plain(w) && !is_aligned)
         return err_set(r->err, SLUICE_ERR_UNSUPPORTED,

@@ -18,6 +18,7 @@ layout(binding = 1) readonly buffer Table { uint words[]; };
 layout(binding = 2) writeonly buffer X { float x[]; };
 
 #define WORD(i) words[i]
+#define GRIDS 3
 #include "types.glsl"
 
 bool is_plain() {

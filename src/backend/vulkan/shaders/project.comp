@@ -1,7 +1,6 @@
 // project.comp - products of weights in blocks; a unit is two groups of 32 values.
 //
-// -DF32: with f32 activations. -DGRIDS: of the types with a codebook. -DDOT: with the instruction
-// for four int8 products.
+// -DF32: with f32 activations. -DDOT: with the instruction for four int8 products.
 //
 // int8 activations: sum += (scale * x.scale) * dot(q, x.q) - minimum * (x.scale * sum(x.q)) for each
 // run of 16 or 32 values, dot and sum exact. Where 128 activations share a scale, Q4_K, Q5_K and
@@ -13,6 +12,7 @@
 #extension GL_EXT_spirv_intrinsics : require
 #endif
 #include "product.glsl"
+#define GRIDS 9
 #include "types.glsl"
 
 #ifdef F32
@@ -238,9 +238,5 @@ void multiply() {
 #endif
 
 void main() {
-#ifdef GRIDS
-    load_grid();
-    barrier();
-#endif
     product();
 }

@@ -3,7 +3,7 @@
 // The shader declares its matrix, and before it includes this
 //     WORD(i)   word i of the matrix
 //     TYPE      enum dtype: a specialization constant, so that a pipeline keeps the code of one type
-//     GRIDS     defined: the types with a codebook too; main calls load_grid first, then barrier
+//     GRIDS     the binding of vulkan_grids, for the types with a codebook; undefined: without them
 #ifndef TYPES_GLSL
 #define TYPES_GLSL
 
@@ -263,65 +263,27 @@ void unpack_iq4_xs(uint at, uint g, out Group o) {
 // ---- types with a codebook ----------------------------------------------------------------------
 
 #ifdef GRIDS
-const uint iq1_grid[2048] = {
-#include "quant/iq1_grid.def"
-};
-const uint iq2_xxs_grid[256] = {
-#include "quant/iq2_xxs_grid.def"
-};
-const uint iq2_xs_grid[512] = {
-#include "quant/iq2_xs_grid.def"
-};
-const uint iq2_s_grid[1024] = {
-#include "quant/iq2_s_grid.def"
-};
-const uint iq3_xxs_grid[256] = {
-#include "quant/iq3_xxs_grid.def"
-};
-const uint iq3_s_grid[512] = {
-#include "quant/iq3_s_grid.def"
-};
+layout(binding = GRIDS) readonly buffer Grids { uint grids[]; };
 
-// The type's grid, two entries a word.
-shared uint grid_words[1024];
-
-uint grid_entry(uint i) {
+// Where the type's grid begins in vulkan_grids, in entries.
+uint grid_first() {
     switch (TYPE) {
-    case DT_IQ2_XXS:
-        return iq2_xxs_grid[i & 255];
-    case DT_IQ2_XS:
-        return iq2_xs_grid[i & 511];
     case DT_IQ2_S:
-        return iq2_s_grid[i & 1023];
-    case DT_IQ3_XXS:
-        return iq3_xxs_grid[i & 255];
-    case DT_IQ3_S:
-        return iq3_s_grid[i & 511];
-    }
-    return iq1_grid[i & 2047];
-}
-
-uint grid_size() {
-    switch (TYPE) {
-    case DT_IQ2_XXS:
-    case DT_IQ3_XXS:
-        return 256;
+        return 2048;
     case DT_IQ2_XS:
+        return 3072;
     case DT_IQ3_S:
-        return 512;
-    case DT_IQ2_S:
-        return 1024;
+        return 3584;
+    case DT_IQ2_XXS:
+        return 4096;
+    case DT_IQ3_XXS:
+        return 4352;
     }
-    return 2048;
-}
-
-void load_grid() {
-    for (uint i = gl_LocalInvocationIndex; i < grid_size() / 2; i += gl_WorkGroupSize.x)
-        grid_words[i] = grid_entry(2 * i) | grid_entry(2 * i + 1) << 16;
+    return 0; // IQ1
 }
 
 uint grid(uint i) {
-    return grid_words[i / 2] >> 16 * (i & 1) & 0xffff;
+    return grids[(grid_first() + i) / 2] >> 16 * (i & 1) & 0xffff;
 }
 
 uint grid_spread_2(uint code) {
