@@ -1,9 +1,12 @@
-/* attend.c - ATTEND: three dispatches, or two where a step has many rows.
+/* attend.c - ATTEND: three dispatches; two in plans of one row, or of many.
  *
  *   attend_store_TYPE  queries to workspace, keys and values into the cache
  *   attend_TYPE        few rows: all parts of all rows, side by side, to workspace
  *                      many: a workgroup combines the parts of its queries itself
+ *   attend_one_TYPE    one row: the first two
  *   attend_combine     few rows: each query's parts, in order */
+#include <stddef.h>
+
 #include "backend/vulkan/host/vulkan.h"
 #include "base/size.h"
 #include "plan/io.h"
@@ -14,20 +17,22 @@ enum {
     MAX_PARTS = 256,
     MAX_WIDTH = 512,
     FEW_ROWS = 32,
-    MANY_QUERIES_SHARED = 20 << 10, /* bytes that tiles of eight queries may need */
+    MANY_QUERIES_SHARED = 24 << 10, /* bytes that tiles of eight queries may need */
 };
+
+static const float LOG2_E = 1.44269504f;
 
 /* Parts of more rows than fit this are not kept side by side. */
 static const uint64_t MAX_PARTS_BYTES = 64 << 20;
 
 static const struct {
     enum dtype type;
-    const char *store, *attend;
+    const char *store, *attend, *one;
 } TYPES[] = {
-    {DT_F32, "attend_store_f32", "attend_f32"},
-    {DT_F16, "attend_store_f16", "attend_f16"},
-    {DT_Q8_0, "attend_store_q8_0", "attend_q8_0"},
-    {DT_Q4_0, "attend_store_q4_0", "attend_q4_0"},
+    {DT_F32, "attend_store_f32", "attend_f32", "attend_one_f32"},
+    {DT_F16, "attend_store_f16", "attend_f16", "attend_one_f16"},
+    {DT_Q8_0, "attend_store_q8_0", "attend_q8_0", "attend_one_q8_0"},
+    {DT_Q4_0, "attend_store_q4_0", "attend_q4_0", "attend_one_q4_0"},
 };
 enum { N_TYPES = sizeof TYPES / sizeof *TYPES };
 
@@ -104,7 +109,7 @@ static int add_store(struct vulkan_recorder *r, const struct op_attend *a,
               .k_column = a->k_column,
               .v_column = a->v_column,
               .eps = a->eps,
-              .scale = a->scale * 1.44269504f};
+              .scale = a->scale * LOG2_E};
     bool has_q = a->q_norm.n_dims, has_k = a->k_norm.n_dims;
     uint32_t zero;
     struct vulkan_dispatch d = {
@@ -130,13 +135,44 @@ static int add_store(struct vulkan_recorder *r, const struct op_attend *a,
     return vulkan_add(r, &d);
 }
 
-/* parts and sums: of a tiling that is not whole. */
+struct attend_push {
+    uint32_t pages_first, out_first, out_stride;
+    uint32_t in_first, q_stride, k_column, v_column; /* from here on: attend_one */
+    uint32_t q_norm_first, k_norm_first, angles_first;
+    float eps, scale;
+};
+
+/* What attend_one needs beside what attend does. */
+static void make_one(struct vulkan_recorder *r, const struct op_attend *a,
+                     struct vulkan_dispatch *d, struct attend_push *push) {
+    bool has_q = a->q_norm.n_dims, has_k = a->k_norm.n_dims;
+    push->q_stride = a->q_stride;
+    push->k_column = a->k_column;
+    push->v_column = a->v_column;
+    push->eps = a->eps;
+    push->scale = a->scale * LOG2_E;
+    d->shader = TYPES[type_of(a)].one;
+    d->constants[11] = a->rotary;
+    d->constants[12] = a->pairing == ROPE_NEIGHBOURS;
+    d->constants[13] = has_q;
+    d->constants[14] = has_k;
+    d->n_constants = 15;
+    d->binds[1] = vulkan_operand(r, &a->in, VULKAN_READ, &push->in_first);
+    d->binds[3] = vulkan_as(d->binds[3], VULKAN_READ | VULKAN_WRITE);
+    d->binds[4] = vulkan_as(d->binds[4], VULKAN_READ | VULKAN_WRITE);
+    d->binds[7] = vulkan_operand(r, has_q ? &a->q_norm : &a->in, VULKAN_READ, &push->q_norm_first);
+    d->binds[8] = vulkan_operand(r, has_k ? &a->k_norm : &a->in, VULKAN_READ, &push->k_norm_first);
+    d->binds[9] =
+        vulkan_operand(r, a->rotary ? &a->angles : &a->in, VULKAN_READ, &push->angles_first);
+    d->n_binds = 10;
+    d->push_bytes = sizeof *push;
+}
+
+/* queries: NULL in plans of one row. parts and sums: of a tiling that is not whole. */
 static int add_attend(struct vulkan_recorder *r, const struct op_attend *a, const struct tiling *t,
-                      struct vulkan_bind queries, struct vulkan_bind parts,
+                      const struct vulkan_bind *queries, struct vulkan_bind parts,
                       struct vulkan_bind sums) {
-    struct {
-        uint32_t pages_first, out_first, out_stride;
-    } push = {.out_stride = a->out.stride};
+    struct attend_push push = {.out_stride = a->out.stride};
     uint32_t zero, jobs = r->plan->max_rows * a->kv_heads * t->kv_tiles;
     if (!t->is_whole)
         jobs *= t->max_parts;
@@ -148,15 +184,18 @@ static int add_attend(struct vulkan_recorder *r, const struct op_attend *a, cons
         .n_constants = 11,
         .n_binds = 7,
         .push = &push,
-        .push_bytes = sizeof push,
+        .push_bytes = offsetof(struct attend_push, in_first),
     };
     d.binds[0] = vulkan_io_copy(r, VULKAN_READ);
-    d.binds[1] = vulkan_as(queries, VULKAN_READ);
     d.binds[2] = vulkan_operand(r, &a->pages, VULKAN_READ, &push.pages_first);
     d.binds[3] = vulkan_operand(r, &a->keys, VULKAN_READ, &zero);
     d.binds[4] = vulkan_operand(r, &a->values, VULKAN_READ, &zero);
     d.binds[5] = t->is_whole ? vulkan_operand(r, &a->out, VULKAN_WRITE, &push.out_first) : parts;
     d.binds[6] = t->is_whole ? d.binds[5] : sums;
+    if (queries)
+        d.binds[1] = vulkan_as(*queries, VULKAN_READ);
+    else
+        make_one(r, a, &d, &push);
     return vulkan_add(r, &d);
 }
 
@@ -188,15 +227,18 @@ int vulkan_record_attend(struct vulkan_recorder *r, const struct op *op) {
         return status;
     struct tiling t = tiling_of(r, a);
     uint64_t heads = (uint64_t)r->plan->max_rows * a->heads;
-    struct vulkan_bind queries = vulkan_work(r, heads * a->head_width * sizeof(float)), parts = {0},
-                       sums = {0};
+    bool is_one = r->plan->max_rows == 1 && !t.is_whole;
+    struct vulkan_bind queries = {0}, parts = {0}, sums = {0};
     if (!t.is_whole) {
         parts = vulkan_as(vulkan_work(r, parts_bytes(r, a, &t)), VULKAN_WRITE);
         sums = vulkan_as(vulkan_work(r, heads * t.max_parts * 2 * sizeof(float)), VULKAN_WRITE);
     }
-    status = add_store(r, a, queries);
+    if (!is_one) {
+        queries = vulkan_work(r, heads * a->head_width * sizeof(float));
+        status = add_store(r, a, queries);
+    }
     if (!status)
-        status = add_attend(r, a, &t, queries, parts, sums);
+        status = add_attend(r, a, &t, is_one ? NULL : &queries, parts, sums);
     if (!status && !t.is_whole)
         status = add_combine(r, a, &t, parts, sums);
     return status;

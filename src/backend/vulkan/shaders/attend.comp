@@ -12,7 +12,9 @@
 //   PV       a thread four columns, and every GROUPS-th position; the groups are added in order at
 //            the part's end
 //
-// CACHE as in attend_store.comp.
+// CACHE as in attend_head.glsl. FUSED, for plans of one row, does attend_store.comp's work, too: every
+// workgroup makes its own queries, and the one that has the last part of a KV head stores the row's
+// key and value, which it takes from shared memory.
 #extension GL_GOOGLE_include_directive : require
 #extension GL_EXT_control_flow_attributes : require
 #include "io.glsl"
@@ -30,13 +32,34 @@ layout(constant_id = 8) const uint IS_WHOLE = 0;
 layout(constant_id = 9) const uint MAX_PARTS = 1;
 layout(constant_id = 10) const uint PAGES = 1;
 
+#ifdef FUSED
+layout(constant_id = 11) const uint ROTARY = 0;
+layout(constant_id = 12) const uint IS_NEIGHBOURS = 0;
+layout(constant_id = 13) const uint HAS_Q_NORM = 0;
+layout(constant_id = 14) const uint HAS_K_NORM = 0;
+#endif
+
 layout(push_constant) uniform Push {
     IO_AT;
     uint pages_first, out_first, out_stride;
+#ifdef FUSED
+    uint in_first, q_stride, k_column, v_column;
+    uint q_norm_first, k_norm_first, angles_first;
+    float eps, scale;
+#endif
 } p;
 
 layout(binding = 0) readonly buffer Io { uint io[]; };
+#ifdef FUSED
+layout(binding = 1) readonly buffer In { float x_in[]; };
+layout(binding = 3) buffer KeyWords { uint key_words[]; };
+layout(binding = 4) buffer ValueWords { uint value_words[]; };
+layout(binding = 7) readonly buffer QNorm { float q_norm[]; };
+layout(binding = 8) readonly buffer KNorm { float k_norm[]; };
+layout(binding = 9) readonly buffer Angles { float angles[]; };
+#else
 layout(binding = 1) readonly buffer Queries { vec4 queries[]; }; // (R, H, d)
+#endif
 layout(binding = 2) readonly buffer Pages { uint pages[]; };
 #if CACHE == 0
 layout(binding = 3) readonly buffer Keys { vec4 keys[]; };
@@ -64,6 +87,11 @@ shared float most[QUERIES * 16];
 shared vec4 weight[ATTEND_TILE * Q4]; // of four queries
 shared float rescale[QUERIES], of_part[QUERIES];
 
+#ifdef FUSED
+#include "attend_head.glsl"
+shared vec4 new_key[D4], new_value[D4]; // of the row, as the cache has them
+#endif
+
 // ---- the cache --------------------------------------------------------------------------------
 
 #if CACHE == 0
@@ -74,7 +102,9 @@ vec4 four_halves(uvec2 v) {
     return vec4(unpackHalf2x16(v.x), unpackHalf2x16(v.y));
 }
 #else
+#ifndef BLOCK
 #define BLOCK (CACHE == 2 ? 17 : 9) // half-words
+#endif
 #define HALF_AT(cache, h) (cache[(h) / 2] >> ((h) % 2 * 16) & 0xffffu)
 
 vec4 scaled(uint d, uint bytes) {
@@ -172,14 +202,29 @@ bool job_of(uint number, out Job j) {
 
 vec4 pv[QUERIES];
 
+#ifdef FUSED
+uint new_row; // of the cache: where the row's own key and value are
+#define KEY_AT(row, c) (has_new && (row) == new_row ? new_key[c] : key_at(row, c))
+#define VALUE_AT(row, c) (has_new && (row) == new_row ? new_value[c] : value_at(row, c))
+#else
+#define KEY_AT(row, c) key_at(row, c)
+#define VALUE_AT(row, c) value_at(row, c)
+#endif
+
+#ifdef FUSED
+#define HAS_NEW_TILE has_new
+#else
+#define HAS_NEW_TILE false
+#endif
+
 // The scores' sums of eight lanes each for a tile of positions from `row` of the cache on.
-void multiply_keys(uint t, uint row) {
+void multiply_keys(uint t, uint row, const bool has_new) {
     uint lane = t % LANES, position = t / LANES;
     precise float sum[2 * QUERIES];
     [[unroll]] for (uint q = 0; q < 2 * QUERIES; q++)
         sum[q] = 0;
     for (uint c = lane; c < D4; c += LANES) {
-        vec4 a = key_at(row + position, c), b = key_at(row + position + 16, c);
+        vec4 a = KEY_AT(row + position, c), b = KEY_AT(row + position + 16, c);
         [[unroll]] for (uint q = 0; q < QUERIES; q++) {
             vec4 x = query[q * D4 + c];
             sum[2 * q] = fma(x.w, a.w, fma(x.z, a.z, fma(x.y, a.y, fma(x.x, a.x, sum[2 * q]))));
@@ -200,8 +245,8 @@ float score_at(uint q, uint position, uint seen) {
     return position < seen ? sum : ATTEND_NONE;
 }
 
-void multiply_values(uint row, uint i, uint chunk) {
-    vec4 v = value_at(row + i, chunk);
+void multiply_values(uint row, uint i, uint chunk, const bool has_new) {
+    vec4 v = VALUE_AT(row + i, chunk);
     [[unroll]] for (uint f = 0; f < Q4; f++) {
         vec4 w = weight[i * Q4 + f];
         [[unroll]] for (uint k = 0; k < 4; k++)
@@ -209,6 +254,105 @@ void multiply_values(uint row, uint i, uint chunk) {
                 pv[4 * f + k] = fma(vec4(w[k]), v, pv[4 * f + k]);
     }
 }
+
+#ifdef FUSED
+// ---- the row's own head -----------------------------------------------------------------------
+
+// As attend_store.comp makes them, all heads of the tile at once.
+void make_queries(uint t, Job j) {
+    for (uint i = t; i < QUERIES * D; i += ATTEND_THREADS) {
+        uint q = i / D;
+        query[i / 4][i % 4] =
+            q < j.n_heads ? x_in[p.in_first + (j.first_head + q) * p.q_stride + i % D] : 0;
+    }
+    barrier();
+    if (HAS_Q_NORM != 0) {
+        [[unroll]] for (uint q = 0; q < QUERIES; q++) {
+            float sum = 0;
+            for (uint i = t; i < D; i += ATTEND_THREADS)
+                sum = square_of(query[q * D4 + i / 4][i % 4], sum);
+            room[q * ATTEND_THREADS + t] = sum;
+        }
+        barrier();
+        for (uint n = ATTEND_THREADS / 2; n > 0; n /= 2) {
+            for (uint i = t; i < QUERIES * n; i += ATTEND_THREADS) {
+                uint at = i / n * ATTEND_THREADS + i % n;
+                room[at] += room[at + n];
+            }
+            barrier();
+        }
+        for (uint i = t; i < QUERIES * D; i += ATTEND_THREADS)
+            query[i / 4][i % 4] = normed(query[i / 4][i % 4], factor_of(room[i / D * ATTEND_THREADS]),
+                                         q_norm[p.q_norm_first + i % D]);
+        barrier();
+    }
+    if (ROTARY > 0) {
+        for (uint i = t; i < QUERIES * (ROTARY / 2); i += ATTEND_THREADS) {
+            uint q = i / (ROTARY / 2), k = i % (ROTARY / 2);
+            uvec2 at = pair_at(k) + q * D;
+            vec2 y = rotated(vec2(query[at.x / 4][at.x % 4], query[at.y / 4][at.y % 4]), 0, k);
+            query[at.x / 4][at.x % 4] = y.x;
+            query[at.y / 4][at.y % 4] = y.y;
+        }
+        barrier();
+    }
+    for (uint i = t; i < QUERIES * D4; i += ATTEND_THREADS) {
+        precise vec4 y = query[i] * p.scale;
+        query[i] = y;
+    }
+}
+
+// Value i of x after it was stored.
+float stored(uint i) {
+#if CACHE == 0
+    return x[i];
+#elif CACHE == 1
+    return unpackHalf2x16(half_of(x[i])).x;
+#else
+    uint block = i / 32 * BLOCK, at = i % 32;
+    float d = unpackHalf2x16(halves[block]).x;
+#if CACHE == 2
+    uint code = halves[block + 1 + at / 2] >> (at % 2 * 8);
+    return d * float(int(code << 24) >> 24);
+#else
+    uint code = halves[block + 1 + at % 16 / 2] >> (at % 2 * 8 + at / 16 * 4);
+    return d * (float(code & 15u) - 8.0);
+#endif
+#endif
+}
+
+void store_row(uint t, Job j, uint slot) {
+    uint page = pages[p.pages_first + slot * PAGES + j.position / IO_PAGE_POSITIONS];
+    uint cache_row =
+        (page * KV_HEADS + j.kv_head) * IO_PAGE_POSITIONS + j.position % IO_PAGE_POSITIONS;
+    new_row = cache_row;
+    for (uint i = t; i < D; i += ATTEND_THREADS)
+        x[i] = x_in[p.in_first + p.k_column + j.kv_head * D + i];
+    barrier();
+    if (HAS_K_NORM != 0) {
+        float factor = norm_factor(t);
+        for (uint i = t; i < D; i += ATTEND_THREADS)
+            x[i] = normed(x[i], factor, k_norm[p.k_norm_first + i]);
+        barrier();
+    }
+    if (ROTARY > 0)
+        rotate(t, 0);
+    {
+        STORE(key_words)
+    }
+    for (uint i = t; i < D; i += ATTEND_THREADS)
+        new_key[i / 4][i % 4] = stored(i);
+    barrier();
+    for (uint i = t; i < D; i += ATTEND_THREADS)
+        x[i] = x_in[p.in_first + p.v_column + j.kv_head * D + i];
+    barrier();
+    {
+        STORE(value_words)
+    }
+    for (uint i = t; i < D; i += ATTEND_THREADS)
+        new_value[i / 4][i % 4] = stored(i);
+}
+#endif
 
 void main() {
     uint t = gl_LocalInvocationIndex, chunk = t % D4, group = t / D4;
@@ -221,10 +365,17 @@ void main() {
         uint slot = io_row_slot(j.row), n_seen = j.position + j.n_rows;
         uint own_seen = j.position + min(own_q / j.n_heads, j.n_rows - 1) + 1;
         barrier();
+#ifdef FUSED
+        make_queries(t, j);
+        new_row = 0xffffffffu;
+        if (j.first_part + 1 == attend_parts(j.position + 1))
+            store_row(t, j, slot);
+#else
         for (uint i = t; i < QUERIES * D4; i += ATTEND_THREADS) {
             uint q = i / D4, row = j.row + q / j.n_heads, head = j.first_head + q % j.n_heads;
             query[i] = q < n_queries ? queries[(row * HEADS + head) * D4 + i % D4] : vec4(0);
         }
+#endif
         barrier();
         precise float whole[OWN];
         [[unroll]] for (uint k = 0; k < OWN; k++)
@@ -242,7 +393,13 @@ void main() {
                 uint row = (page * KV_HEADS + j.kv_head) * IO_PAGE_POSITIONS + at % IO_PAGE_POSITIONS;
                 uint n = min(end - at, ATTEND_TILE), seen = own_seen > at ? own_seen - at : 0;
                 float a = 0, b = 0;
-                multiply_keys(t, row);
+#ifdef FUSED
+                bool has_new = new_row >= row && new_row < row + ATTEND_TILE;
+                if (has_new)
+                    multiply_keys(t, row, true);
+                else
+#endif
+                    multiply_keys(t, row, false);
                 barrier();
                 if (own_q < QUERIES) {
                     a = score_at(own_q, own_at, seen);
@@ -267,14 +424,14 @@ void main() {
                 barrier();
                 [[unroll]] for (uint q = 0; q < QUERIES; q++)
                     pv[q] *= rescale[q];
-                if (group < GROUPS && n == ATTEND_TILE) {
+                if (group < GROUPS && n == ATTEND_TILE && !HAS_NEW_TILE) {
                     [[unroll]] for (uint i = 0; i < ATTEND_TILE / GROUPS; i++)
-                        multiply_values(row, i * GROUPS + group, chunk);
+                        multiply_values(row, i * GROUPS + group, chunk, false);
                     if (ATTEND_TILE % GROUPS > group)
-                        multiply_values(row, ATTEND_TILE / GROUPS * GROUPS + group, chunk);
+                        multiply_values(row, ATTEND_TILE / GROUPS * GROUPS + group, chunk, false);
                 } else if (group < GROUPS) {
                     for (uint i = group; i < n; i += GROUPS)
-                        multiply_values(row, i, chunk);
+                        multiply_values(row, i, chunk, true);
                 }
             }
             // The part's maximum and sum, and how the row goes on with it.
