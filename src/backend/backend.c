@@ -20,11 +20,16 @@ const char *backend_meant(const char *name) {
     return strcmp(name, "auto") == 0 && preset && *preset ? preset : name;
 }
 
-const struct backend_kind *backend_find(const char *name) {
+static bool is_for_auto(const struct backend_kind *kind) {
     char line[256];
+    return kind->is_worth_taking ? kind->is_worth_taking()
+                                 : kind->device_line(0, line, sizeof line);
+}
+
+const struct backend_kind *backend_find(const char *name) {
     name = backend_meant(name);
     for (int i = 0; backend_at(i); i++)
-        if (strcmp(name, "auto") == 0 ? backend_at(i)->device_line(0, line, sizeof line)
+        if (strcmp(name, "auto") == 0 ? is_for_auto(backend_at(i))
                                       : strcmp(name, backend_at(i)->name) == 0)
             return backend_at(i);
     return NULL;
@@ -35,12 +40,17 @@ const char *backend_names(const char *found, char *out, size_t size) {
     for (int i = 0; backend_at(i) && used < size; i++)
         used += (size_t)snprintf(out + used, size - used, "%s%s", backend_at(i + 1) ? ", " : " or ",
                                  backend_at(i)->name);
+    const char *missing = NULL;
 #ifndef SLUICE_CUDA
-    if (strcmp(found, "cuda") == 0 && used < size)
-        snprintf(out + used, size - used,
-                 ": this build has no CUDA (it was made without nvcc, or with CUDA=0)");
-#else
-    (void)found;
+    if (strcmp(found, "cuda") == 0)
+        missing = "CUDA (it was made without nvcc, or with CUDA=0)";
 #endif
+#ifndef SLUICE_VULKAN
+    if (strcmp(found, "vulkan") == 0)
+        missing = "Vulkan (it was made without glslc or Vulkan's headers, or with VULKAN=0)";
+#endif
+    (void)found;
+    if (missing && used < size)
+        snprintf(out + used, size - used, ": this build has no %s", missing);
     return out;
 }

@@ -185,6 +185,10 @@ struct backend_kind {
 
     /* One line about device i, false after the last. */
     bool (*device_line)(int i, char *out, size_t size);
+
+    /* Whether "auto" may take it: drivers may do with the processor what another backend does
+     * better. NULL: where it has a device. */
+    bool (*is_worth_taking)(void);
 };
 
 #define BACKEND(kind) extern const struct backend_kind kind;
@@ -193,11 +197,11 @@ struct backend_kind {
 
 /* The name that is meant: where that is "auto", the one in SLUICE_BACKEND, if there is one. */
 const char *backend_meant(const char *name);
-/* By name; "auto" is the first that has a device. NULL: none of that name. */
+/* By name; "auto" is the first that has a device and is worth taking. NULL: none of that name. */
 const struct backend_kind *backend_find(const char *name);
 const struct backend_kind *backend_at(int i); /* NULL after the last */
-/* What is expected instead of a name that is not found: "auto, cuda or cpu", in `out`, which it
- * returns. For a backend that this build was made without, it says so. */
+/* What is expected instead of a name that is not found: "auto, cuda, vulkan or cpu", in `out`,
+ * which it returns. For a backend that this build was made without, it says so. */
 const char *backend_names(const char *found, char *out, size_t size);
 
 #endif

@@ -6,6 +6,16 @@
 #include "cmd/cmd.h"
 #include "cmd/opts.h"
 
+static void add_devices(const struct backend_kind *kind, json_t *list, bool as_json) {
+    char line[256];
+    for (int i = 0; kind->device_line(i, line, sizeof line); i++) {
+        if (!as_json)
+            puts(line);
+        json_array_append_new(
+            list, json_pack("{s:s, s:i, s:s}", "backend", kind->name, "device", i, "about", line));
+    }
+}
+
 int cmd_devices(int argc, char **argv) {
     bool as_json = false;
     struct opt opts[] = {{"--json", 0, OPT_FLAG, &as_json, NULL, "print a JSON array"}};
@@ -23,14 +33,12 @@ int cmd_devices(int argc, char **argv) {
     if (exit != OPTS_GO_ON)
         return exit;
     json_t *list = json_array();
-    char line[256];
+    const struct backend_kind *first = backend_find("auto");
+    if (first)
+        add_devices(first, list, as_json);
     for (int k = 0; backend_at(k); k++)
-        for (int i = 0; backend_at(k)->device_line(i, line, sizeof line); i++) {
-            if (!as_json)
-                puts(line);
-            json_array_append_new(list, json_pack("{s:s, s:i, s:s}", "backend", backend_at(k)->name,
-                                                  "device", i, "about", line));
-        }
+        if (backend_at(k) != first)
+            add_devices(backend_at(k), list, as_json);
     if (as_json) {
         json_dumpf(list, stdout, JSON_INDENT(1));
         putchar('\n');

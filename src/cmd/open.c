@@ -52,7 +52,7 @@ int common_opts(struct opt *table, int n, struct common *c, unsigned groups) {
     } rows[] = {
         {WITH_ENGINE, {"--model", 'm', OPT_STRING, &c->model, "MODEL", MODEL_HELP}},
         {WITH_ENGINE, {"--backend", 0, OPT_STRING, &c->backend, "NAME", "auto (default), or one that `sluice devices` lists"}},
-        {WITH_ENGINE, {"--device", 0, OPT_INT, &c->device, "N", "which device of that backend; default: 0"}},
+        {WITH_ENGINE, {"--device", 0, OPT_STRING, &c->device, "N", "which device of that backend, or a part of its name; default: 0"}},
         {WITH_ENGINE, {"--threads", 't', OPT_INT, &c->threads, "N", "CPU threads; 0 (default): one per processor"}},
         {WITH_ENGINE, {"--context", 'c', OPT_INT, &c->context, "N", "context length in tokens; 0: the model's; default: the model's, at most 8192"}},
         {WITH_ENGINE, {"--kv", 0, OPT_STRING, &c->kv, "TYPE", "type of the KV cache: f32, f16 (default), q8_0, q4_0"}},
@@ -93,6 +93,23 @@ static const char *device_lines(const struct backend_kind *kind, char *out, size
     return out;
 }
 
+/* The number of the device that is meant: as it was given, or of the first with that in its line;
+ * -1: there is none. */
+static int device_number(const struct common *c, const struct backend_kind *kind) {
+    char line[256], *end;
+    if (!c->device)
+        return 0;
+    long number = strtol(c->device, &end, 10);
+    if (c->device[0] && !*end)
+        return number >= 0 && number < INT_MAX && kind->device_line((int)number, line, sizeof line)
+                   ? (int)number
+                   : -1;
+    for (int i = 0; c->device[0] && kind->device_line(i, line, sizeof line); i++)
+        if (strcasestr(line, c->device))
+            return i;
+    return -1;
+}
+
 /* Where a backend has no device at all, opening it says why. */
 static int check_device(const struct common *c, const char *verb) {
     char line[256], all[1024];
@@ -102,8 +119,8 @@ static int check_device(const struct common *c, const char *verb) {
         return complain(EXIT_USAGE, "%s: %s is '%s', expected %s", verb,
                         name == c->backend ? "--backend" : "SLUICE_BACKEND", name,
                         backend_names(name, all, sizeof all));
-    if (kind->device_line(0, line, sizeof line) && !kind->device_line(c->device, line, sizeof line))
-        return complain(EXIT_WORLD, "%s: --device is %d, expected %s", verb, c->device,
+    if (kind->device_line(0, line, sizeof line) && device_number(c, kind) < 0)
+        return complain(EXIT_WORLD, "%s: --device is %s, expected %s", verb, c->device,
                         device_lines(kind, all, sizeof all));
     return OPTS_GO_ON;
 }
@@ -126,7 +143,6 @@ static int check_ranges(const struct common *c, const char *verb) {
     } ints[] = {
         {"--context", c->context == INT_MIN ? 0 : c->context, 0, 1 << 24},
         {"--threads", c->threads, 0, 1024},
-        {"--device", c->device, 0, 1024},
         {"--batch", c->batch, 1, 4096},
         {"--draft", c->draft, 0, 256},
         {"--top-k", c->top_k, -1, INT_MAX},
@@ -206,7 +222,8 @@ static void fill_cache(const struct common *c, struct sluice_engine_options *o) 
 struct sluice_engine_options common_engine(const struct common *c) {
     struct sluice_engine_options o = sluice_engine_options_default();
     o.backend = c->backend;
-    o.device = c->device;
+    const struct backend_kind *kind = backend_find(c->backend);
+    o.device = kind ? device_number(c, kind) : 0;
     o.threads = c->threads;
     o.exact = c->exact;
     o.kv_type = c->kv;

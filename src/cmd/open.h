@@ -12,7 +12,8 @@ struct ids; /* text/tokenizer.h */
 /* Filled by opts_parse; begin with common_default. */
 struct common {
     const char *model, *backend, *kv;
-    int threads, device, context, batch, draft;
+    const char *device; /* a number, or part of a name; NULL: the first */
+    int threads, context, batch, draft;
     bool exact, as_json;
     /* What is kept of conversations. UINT64_MAX: not given. */
     const char *cache_dir;

@@ -4,7 +4,6 @@
 #include "base/log.h"
 #include "rig.h"
 
-extern const struct backend_kind backend_vulkan;
 const struct backend_kind *const rig_kinds[RIG_BACKENDS] = {&backend_cpu, &backend_vulkan};
 
 void rig_hear_complaints(void) {

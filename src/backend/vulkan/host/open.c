@@ -116,12 +116,6 @@ static void learn_features(struct backend *b, const struct extensions *e, const 
         b->can.max_threads = limits->maxComputeWorkGroupSize[0];
 }
 
-/* Whether the first byte of all device memory can be the host's as well. */
-static bool is_unified(const struct backend *b, VkPhysicalDeviceType type) {
-    (void)b;
-    return type == VK_PHYSICAL_DEVICE_TYPE_INTEGRATED_GPU || type == VK_PHYSICAL_DEVICE_TYPE_CPU;
-}
-
 /* A family of queues that computes, if possible without drawing: those are given to compute alone.
  */
 static bool find_family(struct backend *b) {
@@ -146,62 +140,69 @@ static bool find_family(struct backend *b) {
 /* ---- devices ----------------------------------------------------------------------------------
  */
 
-static int list_devices(VkPhysicalDevice *list, uint32_t *n, struct err *err) {
-    int status = vulkan_driver_open(err);
-    *n = MAX_DEVICES;
-    if (status)
-        return status;
-    VkResult result = vk.list_devices(vk.instance, n, list);
-    status =
-        vulkan_check(result == VK_INCOMPLETE ? VK_SUCCESS : result, "counting Vulkan devices", err);
-    if (!status && *n == 0)
-        status = err_set(err, SLUICE_ERR_DEVICE, "Vulkan finds no device");
-    return status;
-}
-
-static int check_device(struct backend *b, const VkPhysicalDeviceProperties *p,
-                        const struct asked *a, struct err *err) {
-    if (p->apiVersion < VK_API_VERSION_1_2)
-        return err_set(err, SLUICE_ERR_UNSUPPORTED,
-                       "Vulkan device %s has Vulkan %u.%u, expected 1.2 or later", p->deviceName,
-                       VK_API_VERSION_MAJOR(p->apiVersion), VK_API_VERSION_MINOR(p->apiVersion));
-    if (!a->v12.timelineSemaphore)
-        return err_set(err, SLUICE_ERR_UNSUPPORTED, "Vulkan device %s has no timeline semaphores",
-                       p->deviceName);
-    return find_family(b) ? SLUICE_OK
-                          : err_set(err, SLUICE_ERR_UNSUPPORTED,
-                                    "Vulkan device %s has no queue that computes", p->deviceName);
-}
-
-static int find_device(struct backend *b, int number, struct extensions *e, struct asked *a,
-                       struct err *err) {
-    VkPhysicalDevice list[MAX_DEVICES];
-    uint32_t n;
-    int status = list_devices(list, &n, err);
-    if (status)
-        return status;
-    if (number < 0 || (uint32_t)number >= n)
-        return err_set(err, SLUICE_ERR_ARGUMENT, "device (--device) is %d, expected 0 to %u",
-                       number, n - 1);
+/* Fills what is known of a device before it is opened; fails for one that will not do. */
+static int learn_device(struct backend *b, VkPhysicalDevice device, struct extensions *e,
+                        struct asked *a, struct err *err) {
     VkPhysicalDeviceProperties2 p = {.sType = VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_PROPERTIES_2};
     VkPhysicalDeviceMemoryProperties2 memory = {
         .sType = VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_MEMORY_PROPERTIES_2};
-    b->physical = list[number];
-    e->n = MAX_EXTENSIONS;
-    if (vk.list_device_extensions(b->physical, NULL, &e->n, e->list) < 0)
-        e->n = 0;
-    vk.device_properties(b->physical, &p);
-    vk.device_memory(b->physical, &memory);
-    b->memory = memory.memoryProperties;
-    b->is_cpu = p.properties.deviceType == VK_PHYSICAL_DEVICE_TYPE_CPU;
+    b->physical = device;
+    vk.device_properties(device, &p);
     snprintf(b->name, sizeof b->name, "%s", p.properties.deviceName);
-    ask_features(b->physical, e, a);
-    status = check_device(b, &p.properties, a, err);
+    b->is_cpu = p.properties.deviceType == VK_PHYSICAL_DEVICE_TYPE_CPU;
+    if (p.properties.apiVersion < VK_API_VERSION_1_2)
+        return err_set(err, SLUICE_ERR_UNSUPPORTED,
+                       "Vulkan device %s has Vulkan %u.%u, expected 1.2 or later", b->name,
+                       VK_API_VERSION_MAJOR(p.properties.apiVersion),
+                       VK_API_VERSION_MINOR(p.properties.apiVersion));
+    e->n = MAX_EXTENSIONS;
+    if (vk.list_device_extensions(device, NULL, &e->n, e->list) < 0)
+        e->n = 0;
+    ask_features(device, e, a);
+    if (!a->v12.timelineSemaphore)
+        return err_set(err, SLUICE_ERR_UNSUPPORTED, "Vulkan device %s has no timeline semaphores",
+                       b->name);
+    if (!find_family(b))
+        return err_set(err, SLUICE_ERR_UNSUPPORTED, "Vulkan device %s has no queue that computes",
+                       b->name);
+    vk.device_memory(device, &memory);
+    b->memory = memory.memoryProperties;
+    learn_features(b, e, a);
+    b->can.is_unified =
+        b->is_cpu || p.properties.deviceType == VK_PHYSICAL_DEVICE_TYPE_INTEGRATED_GPU;
+    return SLUICE_OK;
+}
+
+/* Devices are numbered as Vulkan lists them, those that will do alone: GPUs first, then drivers
+ * that run on the processor. */
+static int find_device(struct backend *b, int number, struct extensions *e, struct asked *a,
+                       struct err *err) {
+    VkPhysicalDevice list[MAX_DEVICES];
+    uint32_t n = MAX_DEVICES;
+    int status = vulkan_driver_open(err), n_found = 0;
     if (status)
         return status;
-    learn_features(b, e, a);
-    b->can.is_unified = is_unified(b, p.properties.deviceType);
-    return SLUICE_OK;
+    VkResult result = vk.list_devices(vk.instance, &n, list);
+    status =
+        vulkan_check(result == VK_INCOMPLETE ? VK_SUCCESS : result, "counting Vulkan devices", err);
+    if (status)
+        return status;
+    if (n == 0)
+        return err_set(err, SLUICE_ERR_DEVICE, "Vulkan finds no device");
+    for (int is_cpu = 0; is_cpu < 2; is_cpu++)
+        for (uint32_t i = 0; i < n; i++) {
+            struct err why;
+            int refused = learn_device(b, list[i], e, a, &why);
+            if (refused && !status) {
+                status = refused;
+                *err = why;
+            }
+            if (!refused && b->is_cpu == is_cpu && n_found++ == number)
+                return SLUICE_OK;
+        }
+    return n_found == 0 ? status
+                        : err_set(err, SLUICE_ERR_ARGUMENT,
+                                  "device (--device) is %d, expected 0 to %d", number, n_found - 1);
 }
 
 /* The largest heap that is the device's own. */
@@ -269,6 +270,17 @@ static bool vulkan_device_line(int i, char *out, size_t size) {
     free(b);
     free(e);
     return is_there;
+}
+
+static bool is_worth_taking(void) {
+    struct backend *b = calloc(1, sizeof *b);
+    struct extensions *e = calloc(1, sizeof *e);
+    struct asked a;
+    struct err err;
+    bool is_gpu = b && e && find_device(b, 0, e, &a, &err) == SLUICE_OK && !b->is_cpu;
+    free(b);
+    free(e);
+    return is_gpu;
 }
 
 /* ---- opening and closing ----------------------------------------------------------------------
@@ -572,4 +584,5 @@ const struct backend_kind backend_vulkan = {
     .poke = vulkan_poke,
     .bandwidth = vulkan_bandwidth,
     .device_line = vulkan_device_line,
+    .is_worth_taking = is_worth_taking,
 };
