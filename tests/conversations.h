@@ -8,7 +8,7 @@
  * happened, every token, and the logits that the
  * last one was sampled from, bit for bit, are those of a sequence that was alone in another engine
  * and read everything itself. Used on the CPU by test_conversations.c and on a device by
- * cuda/test_cuda_conversations.c. */
+ * rig/test_device_conversations.c. */
 #ifndef TESTS_CONVERSATIONS_H
 #define TESTS_CONVERSATIONS_H
 

@@ -2,7 +2,7 @@
  *
  * Tokens, the logits that each was sampled from, recurrent state, token counts and full pages of
  * the KV cache have to be the same, bit for bit, whatever was drafted. Used on the CPU by
- * test_drafts.c and on a device by cuda/test_cuda_conversations.c. */
+ * test_drafts.c and on a device by rig/test_device_conversations.c. */
 #ifndef TESTS_DRAFTS_H
 #define TESTS_DRAFTS_H
 

@@ -5,7 +5,7 @@
  * sequence of another engine, alone in it, gives the tokens that must come out, and a checksum of
  * the logits that each was sampled from. Requests arrive at random, want a random number of tokens
  * and answers, are cancelled from outside or from their own callback, stop in the middle. Used on
- * the CPU by test_serve.c and on a device by cuda/test_cuda_serve.c. */
+ * the CPU by test_serve.c and on a device by rig/test_device_serve.c. */
 #ifndef TESTS_SCHED_SIM_H
 #define TESTS_SCHED_SIM_H
 

@@ -594,16 +594,16 @@ void check_experts(struct rig *many, struct rig *one, const struct experts_case 
     for (int b = has_cpu ? RIG_CPU : RIG_DEVICE; b < RIG_BACKENDS; b++)
         rig_step(many, b, &(struct run){0, 0, n}, 1, 5);
     for (uint32_t row = (n - 1) % step; row < n; row += step) {
-        const float *cuda = rig_output(many, RIG_DEVICE, 0, row);
+        const float *device = rig_output(many, RIG_DEVICE, 0, row);
         if (has_cpu) {
             EXPECT_NEAR(rig_distance(rig_output(many, RIG_CPU, 1, row),
                                      rig_output(many, RIG_DEVICE, 1, row), c->used + 1),
                         0, F32_BOUND);
-            EXPECT_NEAR(rig_distance(rig_output(many, RIG_CPU, 0, row), cuda, c->width), 0,
+            EXPECT_NEAR(rig_distance(rig_output(many, RIG_CPU, 0, row), device, c->width), 0,
                         INT8_BOUND);
         }
         rig_step(one, RIG_DEVICE, &(struct run){0, row, 1}, 1, 5);
-        if (memcmp(rig_output(one, RIG_DEVICE, 0, 0), cuda, c->width * sizeof(float)) != 0)
+        if (memcmp(rig_output(one, RIG_DEVICE, 0, 0), device, c->width * sizeof(float)) != 0)
             test_fail(__FILE__, __LINE__,
                       "width %u, %u of %u experts: row %u of %u has other bits alone", c->width,
                       c->used, c->experts, row, n);

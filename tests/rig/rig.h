@@ -25,6 +25,11 @@ struct rig {
 
 /* Each program of tests has its own. */
 extern const struct backend_kind *const rig_kinds[RIG_BACKENDS];
+/* Whether sizes of tests are for a driver that runs on the processor. */
+bool rig_is_slow(void);
+static inline const char *rig_name(void) {
+    return rig_kinds[RIG_DEVICE]->name;
+}
 /* Called when a plan is done: fails the test for what the device's driver complained of. */
 void rig_hear_complaints(void);
 

@@ -23,3 +23,9 @@ static void print_line(void *user, enum log_level level, const char *line) {
 __attribute__((constructor)) static void start_log(void) {
     log_set(print_line, NULL);
 }
+
+/* On a GPU: SLUICE_TEST_FULL=1. */
+bool rig_is_slow(void) {
+    const char *full = getenv("SLUICE_TEST_FULL");
+    return !full || strcmp(full, "1") != 0;
+}

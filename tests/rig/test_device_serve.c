@@ -1,5 +1,6 @@
-/* test_cuda_serve.c - the scheduler on the CUDA backend: every request gets the tokens and logits
- * of a cold run of its own, whatever runs beside it, in single steps and in bursts. */
+/* test_device_serve.c - the scheduler on a backend with a device: every request gets the tokens and
+ * logits of a cold run of its own, whatever runs beside it, in single steps and in bursts. */
+#include "rig.h"
 #include "sched_sim.h"
 
 static void simulate(const char *path, uint32_t sequences, uint32_t pages, uint32_t n) {
@@ -14,7 +15,7 @@ static void simulate(const char *path, uint32_t sequences, uint32_t pages, uint3
     };
     struct sim sim;
     struct sched_counters c;
-    o.engine.backend = "cuda";
+    o.engine.backend = rig_name();
     o.engine.context = 1024;
     o.engine.sequences = o.engine.batch = sequences;
     if (sim_open(&sim, test_data(path), &o)) {
@@ -28,13 +29,17 @@ static void simulate(const char *path, uint32_t sequences, uint32_t pages, uint3
     sim_close(&sim);
 }
 
-TEST(cuda_serve_simulation) {
-    simulate("reference/qwen35-dense-a/model-q8_0.gguf", 3, 0, 60);
+TEST(device_serve_simulation) {
+    simulate("reference/qwen35-dense-a/model-q8_0.gguf", 3, 0, rig_is_slow() ? 8 : 60);
+    if (rig_is_slow())
+        return;
     simulate("reference/qwen35-moe-a/model-f32.gguf", 8, 0, 150);
     simulate("reference/llama-k/model-q4_k_m.gguf", 24, 0, 300);
 }
 
-TEST(cuda_serve_simulation_with_few_pages) {
+TEST(device_serve_simulation_with_few_pages) {
+    if (rig_is_slow())
+        return;
     simulate("reference/qwen35-dense-a/model-q8_0.gguf", 8, 4, 100);
     simulate("reference/llama-k/model-q4_k_m.gguf", 8, 4, 100);
 }

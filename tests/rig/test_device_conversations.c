@@ -1,0 +1,35 @@
+/* test_device_conversations.c - random schedules of conversations on a backend with a device: every
+ * token, and the bits of the last logits, as in a cold run; drafted tokens, and all that they
+ * leave, as in a run without. */
+#include "conversations.h"
+#include "drafts.h"
+#include "rig.h"
+
+static const char *const models[] = {
+    "reference/qwen35-dense-a/model-q8_0.gguf",
+    "reference/llama-k/model-q4_k_m.gguf",
+    "reference/qwen35-moe-a/model-f32.gguf",
+};
+enum { N_MODELS = sizeof models / sizeof *models };
+
+TEST(device_drafts_give_the_bits_of_a_run_without) {
+    for (uint32_t i = 0; i < (rig_is_slow() ? 1 : N_MODELS) && !test_has_failed(); i++)
+        draft_run(test_data(models[i]), rig_name(), 1 + i);
+}
+
+TEST(device_conversations_in_any_schedule_as_in_a_cold_run) {
+    for (uint32_t i = 0; i < 3 * N_MODELS && !test_has_failed(); i += rig_is_slow() ? 4 : 1) {
+        const struct talk_setup setup = {
+            .path = test_data(models[i % N_MODELS]),
+            .backend = rig_name(),
+            .pages = i < N_MODELS ? 7 : 24,
+            .snapshots = i < N_MODELS ? 3 : 12,
+            .every = i < N_MODELS ? 96 : 0,
+            .prefill = i % 2 ? 50 : 1000,
+            .host = i < 2 * N_MODELS ? 0 : 10,
+            .drafts = i % 2 ? 7 : 3,
+            .seed = 100 + i,
+        };
+        talk_run(&setup, rig_is_slow() ? 20 : 60);
+    }
+}
