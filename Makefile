@@ -2,7 +2,7 @@
 #
 #   make                             build/sluice and the library
 #   make run                         build, and let the model that ships tell a story
-#   make test                        every test; test-all: more compilers and machines; test-cuda: on a GPU
+#   make test                        every test; test-all: more compilers and machines; test-cuda, test-vulkan: on a GPU
 #   make smollm2, qwen2.5-coder      fetch a model to chat with
 #   make install, uninstall          PREFIX=/usr/local, DESTDIR=
 #   make bench                       the benchmarks
@@ -336,7 +336,7 @@ $(B)/every_verb: $(call objects,tests/leaks/every_verb.c $(filter-out src/cmd/ma
 	$(Q)$(CC) $(LDFLAGS) $^ $(EDIT_LIBS) $(SERVE_LIBS) $(LIBS) -o $@
 
 # What one flavour needs to be tested; tests/run.sh runs the flavours and adds up.
-test-binaries: $(B)/sluice $(if $(filter build,$(B)),$(B)/libsluice.so) $(B)/tests $(B)/generate $(B)/walk build/data/unpacked
+test-binaries: $(B)/sluice $(if $(filter build,$(B)),$(B)/libsluice.so $(if $(filter 1,$(VULKAN)),$(B)/tests-vulkan)) $(B)/tests $(B)/generate $(B)/walk build/data/unpacked
 where:
 	@echo $(B)
 

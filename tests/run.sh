@@ -126,6 +126,17 @@ check_cuda() {
         -c tests/quant_cuda.cu -o build/tmp/quant_cuda.o
 }
 
+# The Vulkan backend on a driver that runs on the processor, under the validation layer.
+check_vulkan() {
+    if [ ! -x build/tests-vulkan ] || ! ls /usr/share/vulkan/icd.d/*.json >/dev/null 2>&1; then
+        echo "Vulkan: glslc, its headers or a driver was not found, left out"
+        return
+    fi
+    local validate=0
+    [ ! -f /usr/share/vulkan/explicit_layer.d/VkLayer_khronos_validation.json ] || validate=1
+    suite "Vulkan" env SLUICE_VULKAN_VALIDATE=$validate build/tests-vulkan
+}
+
 # Types with a grid against gguf-py, on random blocks.
 check_grids() {
     if ! build/venv-gguf/bin/python -c 'import gguf' 2>/dev/null; then
@@ -157,6 +168,7 @@ sanitized() {
 quick() {
     suite "unit tests, sanitizers" build/asan/tests
     suite "unit tests, release" build/tests
+    check_vulkan
     sanitized "command line" tests/test_cli.py
     suite "command line, release" python3 tests/test_cli.py build/sluice
     sanitized "verbs that run a model" tests/test_verbs.py

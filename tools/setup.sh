@@ -145,9 +145,23 @@ if [ "$purpose" = test ] && ! { have chromium && have chromedriver; } && have ap
         echo "setup: they could not be installed: the test of the page is skipped"
 fi
 
+# The Vulkan backend is tested by a driver that runs on the processor; without it, or without what compiles the shaders, that is left
+# out, and said.
+has_vulkan() {
+    have glslc && has_header gcc vulkan/vulkan.h && ls /usr/share/vulkan/icd.d/lvp_icd.*.json /usr/share/vulkan/explicit_layer.d/VkLayer_khronos_validation.json
+}
+if [ "$purpose" = test ] && ! has_vulkan >/dev/null 2>&1 && have apt-get; then
+    if [ "$(id -u)" = 0 ]; then sudo=; else sudo="sudo -n"; fi
+    echo "setup: installing glslc, libvulkan-dev, mesa-vulkan-drivers and vulkan-validationlayers"
+    DEBIAN_FRONTEND=noninteractive $sudo apt-get -o DPkg::Lock::Timeout=300 install -y --no-install-recommends \
+        glslc libvulkan-dev mesa-vulkan-drivers vulkan-validationlayers >/dev/null 2>&1 ||
+        echo "setup: they could not be installed: the tests of the Vulkan backend are skipped"
+fi
+
 case $purpose in
     build)
         nvcc=$(command -v nvcc || ls /usr/local/cuda/bin/nvcc 2>/dev/null)
-        [ -n "$nvcc" ] || echo "setup: nvcc was not found: what needs CUDA is left out" ;;
+        [ -n "$nvcc" ] || echo "setup: nvcc was not found: what needs CUDA is left out"
+        { have glslc && has_header gcc vulkan/vulkan.h; } || echo "setup: glslc or vulkan/vulkan.h (libvulkan-dev) was not found: what needs Vulkan is left out" ;;
 esac
 exit 0

@@ -33,6 +33,7 @@ struct backend_memory {
     uint64_t weights, state, scratch, io, packed, workspace;
     uint64_t driver;   /* what the device's driver takes for itself, where that is known */
     uint64_t released; /* mapped weights that are released once they are packed; not in `weights` */
+    uint64_t imported; /* of `weights`: those that a device reads where the host mapped them */
 };
 
 /* Everything a backend did since it was opened. Host copies are read_state, write_state and

@@ -181,6 +181,7 @@ static json_t *memory_json(const struct sluice_engine *e) {
         uint64_t bytes;
     } rows[] = {
         {"weights", m.weights},
+        {"imported", e->predicted.imported},
         {"state", m.state},
         {"scratch", m.scratch},
         {"io", m.io},
@@ -196,10 +197,11 @@ static json_t *memory_json(const struct sluice_engine *e) {
         {"cache_bytes", m.cache},
         {"cache_dir_bytes", e->setup.disk_bytes},
     };
-    json_t *out = json_pack("{s:s, s:i, s:i, s:s, s:b}", "backend", e->kind->name, "context",
+    json_t *out = json_pack("{s:s, s:i, s:i, s:s, s:b, s:b}", "backend", e->kind->name, "context",
                             (int)e->setup.context, "sequences", (int)e->setup.n_seqs, "kv",
                             dtype_name(e->setup.kv_type), "mapped",
-                            weights_mapped(e->model->model->weights) > 0);
+                            weights_mapped(e->model->model->weights) > 0, "on_host",
+                            e->kind->uses_host_weights);
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++)
         json_object_set_new(out, rows[i].name, json_integer((json_int_t)rows[i].bytes));
     return out;
@@ -377,8 +379,17 @@ static void print_cache(const json_t *m) {
 
 static void print_memory(const json_t *m) {
     bool is_mapped = json_is_true(json_object_get(m, "mapped"));
+    char weights[96];
+    if (json_is_true(json_object_get(m, "on_host")))
+        snprintf(weights, sizeof weights, "%s",
+                 is_mapped ? "used where the file is mapped" : "in memory");
+    else if (number(m, "imported"))
+        snprintf(weights, sizeof weights, "%s bytes read where the file is mapped, not uploaded",
+                 human_count(number(m, "imported")));
+    else
+        snprintf(weights, sizeof weights, "uploaded to the device");
     const char *const rows[][2] = {
-        {"weights", is_mapped ? "used where the file is mapped" : "in memory"},
+        {"weights", weights},
         {"state", "KV cache, recurrent states, token counts"},
         {"scratch", "activations"},
         {"io", "each step's inputs, and logits"},

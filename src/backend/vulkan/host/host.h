@@ -166,6 +166,10 @@ void vulkan_full_barrier(VkCommandBuffer commands);
 int vulkan_place_weights(struct backend *b, struct plan *const *plans, uint32_t n_plans,
                          struct err *err);
 const struct vulkan_place *vulkan_find_place(const struct backend *b, const struct operand *o);
+/* Whether the driver takes pages of mapped files; asked once. */
+bool vulkan_can_import(struct backend *b);
+/* Bytes of weights that will be read where they are mapped. */
+uint64_t vulkan_importable(const struct backend *b);
 int vulkan_make_weights(struct backend *b, struct backend_weights weights, struct err *err);
 int vulkan_upload(struct backend *b, struct backend_weights weights,
                   void (*progress)(void *user, uint64_t done, uint64_t total), void *user,

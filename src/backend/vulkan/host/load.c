@@ -2,9 +2,12 @@
  *
  * They lie as in the file. On memory that the host shares, the mapping of the file itself is
  * imported where the driver allows; what cannot be is uploaded once, through a staging buffer. */
+#include <fcntl.h>
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
 
 #include "backend/vulkan/host/host.h"
 #include "base/size.h"
@@ -64,16 +67,44 @@ int vulkan_place_weights(struct backend *b, struct plan *const *plans, uint32_t 
 /* ---- buffers ----------------------------------------------------------------------------------
  */
 
-/* SLUICE_VULKAN_IMPORT=0: never, for comparing. */
-static bool may_import(const struct backend *b) {
-    const char *wish = getenv("SLUICE_VULKAN_IMPORT");
-    return b->has_import && b->can.is_unified && !(wish && strcmp(wish, "0") == 0);
+static uint64_t page_bytes(const struct backend *b) {
+    return b->import_align > 4096 ? b->import_align : 4096;
 }
 
-static bool can_import(const struct backend *b, const struct vulkan_place *p,
-                       const struct backend_weights *w) {
-    return p->operand.offset % b->offset_align == 0 && p->operand.offset >= w->synthetic &&
-           p->operand.offset + operand_bytes(&p->operand) <= w->mapped;
+/* Drivers may refuse pages that cannot be written, or that are a file's: one of this program's own
+ * tells. SLUICE_VULKAN_IMPORT=0: weights are always uploaded. */
+bool vulkan_can_import(struct backend *b) {
+    const char *wish = getenv("SLUICE_VULKAN_IMPORT");
+    if (!b->has_import || !b->can.is_unified || (wish && strcmp(wish, "0") == 0))
+        return false;
+    int file = open("/proc/self/exe", O_RDONLY | O_CLOEXEC);
+    void *page = file < 0 ? MAP_FAILED : mmap(NULL, page_bytes(b), PROT_READ, MAP_SHARED, file, 0);
+    if (file >= 0)
+        close(file);
+    if (page == MAP_FAILED)
+        return false;
+    struct vulkan_buffer buffer;
+    struct err ignored;
+    bool can = (uintptr_t)page % page_bytes(b) == 0 &&
+               vulkan_import_buffer(b, &buffer, page, page_bytes(b), &ignored) == SLUICE_OK;
+    if (can)
+        vulkan_free_buffer(b, &buffer);
+    munmap(page, page_bytes(b));
+    return can;
+}
+
+static bool can_import(const struct backend *b, const struct vulkan_place *p, uint64_t synthetic,
+                       uint64_t mapped) {
+    return b->has_import && p->operand.offset % b->offset_align == 0 &&
+           p->operand.offset >= synthetic &&
+           p->operand.offset + operand_bytes(&p->operand) <= mapped;
+}
+
+uint64_t vulkan_importable(const struct backend *b) {
+    uint64_t bytes = 0;
+    for (uint32_t i = 0; i < b->n_places; i++)
+        bytes += can_import(b, &b->places[i], 0, b->mapped) ? b->places[i].bytes : 0;
+    return bytes;
 }
 
 /* Places [first, end) as a piece of the mapping, in whole pages. Pages after the file's last are
@@ -81,7 +112,7 @@ static bool can_import(const struct backend *b, const struct vulkan_place *p,
 static int import_places(struct backend *b, struct backend_weights w, uint32_t first, uint32_t end,
                          struct err *err) {
     struct vulkan_region *r = &b->regions[VULKAN_WEIGHTS];
-    uint64_t align = b->import_align > 4096 ? b->import_align : 4096, to;
+    uint64_t align = page_bytes(b), to;
     uint64_t from = b->places[first].operand.offset / align * align;
     const struct operand *last = &b->places[end - 1].operand;
     CHECK(size_align(last->offset + operand_bytes(last), align, &to));
@@ -105,13 +136,13 @@ static int import_places(struct backend *b, struct backend_weights w, uint32_t f
 /* Runs of places up to a piece's size. The first that the driver refuses ends it. */
 static void import_weights(struct backend *b, struct backend_weights w) {
     struct err ignored;
-    if (!may_import(b) || (uintptr_t)w.base % (b->import_align > 4096 ? b->import_align : 4096))
+    if ((uintptr_t)w.base % page_bytes(b))
         return;
     for (uint32_t i = 0, end; i < b->n_places; i = end) {
         end = i + 1;
-        if (!can_import(b, &b->places[i], &w))
+        if (!can_import(b, &b->places[i], w.synthetic, w.mapped))
             continue;
-        while (end < b->n_places && can_import(b, &b->places[end], &w) &&
+        while (end < b->n_places && can_import(b, &b->places[end], w.synthetic, w.mapped) &&
                b->places[end].operand.offset + b->places[end].bytes - b->places[i].operand.offset <=
                    PIECE_BYTES)
             end++;

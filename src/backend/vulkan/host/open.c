@@ -399,6 +399,7 @@ static int vulkan_open(struct backend **out, const struct backend_options *optio
         vulkan_close(b);
         return status;
     }
+    b->has_import = vulkan_can_import(b);
     *out = b;
     return SLUICE_OK;
 }
@@ -421,6 +422,11 @@ static uint64_t copied_io(struct plan *const *plans, uint32_t n_plans) {
     return bytes;
 }
 
+/* As make_region has them. */
+static uint64_t whole(uint64_t bytes) {
+    return size_aligned(bytes, 256);
+}
+
 static uint64_t placed_bytes(const struct backend *b) {
     uint64_t bytes = 0;
     for (uint32_t i = 0; i < b->n_places; i++)
@@ -435,11 +441,12 @@ static int survey(struct backend *b, struct plan *const *plans, uint32_t n_plans
         status = vulkan_count(b, plans, n_plans, err);
     *out = (struct backend_memory){
         .weights = placed_bytes(b),
-        .state = max_bytes(plans, n_plans, REGION_STATE),
-        .scratch = max_bytes(plans, n_plans, REGION_SCRATCH),
-        .io = max_bytes(plans, n_plans, REGION_IO),
-        .workspace =
-            b->work_bytes + b->table_bytes + copied_io(plans, n_plans) + 2ull * STAGING_BYTES,
+        .state = whole(max_bytes(plans, n_plans, REGION_STATE)),
+        .scratch = whole(max_bytes(plans, n_plans, REGION_SCRATCH)),
+        .io = whole(max_bytes(plans, n_plans, REGION_IO)),
+        .workspace = whole(b->work_bytes) + whole(b->table_bytes) +
+                     whole(copied_io(plans, n_plans)) + 2ull * STAGING_BYTES,
+        .imported = vulkan_importable(b),
     };
     return status;
 }
@@ -453,7 +460,7 @@ static int vulkan_predict(struct backend *b, struct plan *const *plans, uint32_t
 static int make_region(struct backend *b, enum vulkan_memory m, uint64_t bytes, const char *what,
                        struct err *err) {
     struct vulkan_buffer buffer;
-    CHECK(size_align(bytes, 256, &bytes));
+    bytes = whole(bytes);
     if (bytes == 0)
         return SLUICE_OK;
     int status = vulkan_make_buffer(b, &buffer, bytes,
@@ -491,7 +498,6 @@ static int make_state(struct backend *b, struct plan *plan, uint64_t bytes, stru
                                            refs[k].at->offset + operand_bytes(refs[k].at)};
     }
     qsort(spans, n, sizeof *spans, compare_spans);
-    CHECK(size_align(bytes, 256, &bytes));
     int status = SLUICE_OK;
     for (uint32_t i = 0; !status && i <= n; i++) {
         bool is_cut = i == n || (spans[i].to - begin > most && spans[i].from >= end &&
@@ -541,7 +547,8 @@ static uint8_t *vulkan_io(struct backend *b) {
 
 static void vulkan_memory(const struct backend *b, struct backend_memory *out) {
     *out = (struct backend_memory){
-        .weights = placed_bytes(b) - b->imported,
+        .weights = placed_bytes(b),
+        .imported = b->imported,
         .state = b->regions[VULKAN_STATE].bytes,
         .scratch = b->regions[VULKAN_SCRATCH].bytes,
         .io = b->regions[VULKAN_IO].bytes,
