@@ -19,6 +19,7 @@ enum vulkan_memory {
     VULKAN_IO_COPY, /* of its beginning, up to the page changes, on the device */
     VULKAN_WORK,    /* of the running op */
     VULKAN_TABLES,  /* cos and sin, made at load */
+    VULKAN_ROOM,    /* of limits.c, made when it first measures */
     VULKAN_MEMORIES,
 };
 
