@@ -6,7 +6,6 @@
 
 #include "backend/vulkan/host/shaders.h"
 #include "backend/vulkan/host/vulkan.h"
-#include "base/arena.h"
 #include "plan/io.h"
 
 /* Bytes [start, start + bytes) of a region. */
@@ -33,7 +32,8 @@ struct vulkan_place {
 struct vulkan_pipeline {
     const struct vulkan_shader *shader;
     uint32_t constants[VULKAN_MAX_CONSTANTS], n_constants, n_binds;
-    VkPipeline pipeline;
+    VkShaderModule module;
+    VkPipeline pipeline; /* NULL: not made yet */
 };
 
 struct vulkan_set {
@@ -83,9 +83,28 @@ struct vulkan_table {
 
 enum { VULKAN_MAX_TABLES = 8, VULKAN_GRID_ENTRIES = 2048 + 1024 + 512 + 512 + 256 + 256 };
 
-struct backend {
+/* A device that is open, and what is made on it once for all backends of this process: making a
+ * pipeline takes milliseconds, of some drivers a hundred. */
+struct vulkan_device {
+    struct vulkan_device *next;
     VkPhysicalDevice physical;
     VkDevice device;
+    uint32_t n_users;
+    atomic_bool is_lost;
+    pthread_mutex_t submitting; /* to its queues */
+    pthread_mutex_t making;     /* what is below */
+    VkPipelineCache cache;
+    VkShaderModule *modules; /* one a row of vulkan_shaders, made when first used */
+    VkDescriptorSetLayout set_layouts[VULKAN_MAX_BINDS + 1];
+    VkPipelineLayout layouts[VULKAN_MAX_BINDS + 1];
+    struct vulkan_pipeline **pipelines;
+    uint32_t n_pipelines, pipeline_capacity;
+};
+
+struct backend {
+    VkPhysicalDevice physical;
+    struct vulkan_device *on;
+    VkDevice device; /* on->device */
     char name[256];
     bool is_cpu; /* a driver that runs on the processor */
     struct vulkan_features can;
@@ -96,7 +115,6 @@ struct backend {
     double tick; /* seconds of a time stamp's unit */
     VkPhysicalDeviceMemoryProperties memory;
     bool exact;
-    struct arena arena;
 
     struct vulkan_place *places;
     uint32_t n_places;
@@ -107,16 +125,9 @@ struct backend {
     uint32_t n_tables;
     uint64_t table_bytes, work_bytes;
 
-    pthread_mutex_t submitting; /* both lanes may have one queue */
     struct vulkan_lane steps, beside;
     uint64_t fences[BACKEND_FENCES]; /* of the steps' timeline */
 
-    VkPipelineCache cache;
-    VkShaderModule *modules; /* one a row of vulkan_shaders, made when first used */
-    VkDescriptorSetLayout set_layouts[VULKAN_MAX_BINDS + 1];
-    VkPipelineLayout layouts[VULKAN_MAX_BINDS + 1];
-    struct vulkan_pipeline **pipelines;
-    uint32_t n_pipelines, pipeline_capacity;
     VkDescriptorPool *pools;
     uint32_t n_pools, pool_left; /* sets that the last one has left */
     struct vulkan_set *sets;     /* a hash table */
@@ -125,7 +136,6 @@ struct backend {
     struct vulkan_recording *recordings;
     uint32_t n_recordings;
     struct backend_counters count;
-    atomic_bool is_broken; /* the device is lost: every call fails */
 };
 
 /* open.c */
@@ -177,8 +187,11 @@ int vulkan_upload(struct backend *b, struct backend_weights weights,
 int vulkan_fill_tables(struct backend *b, struct backend_weights weights, struct err *err);
 
 /* pipelines.c */
-int vulkan_open_pipelines(struct backend *b, struct err *err);
-void vulkan_close_pipelines(struct backend *b);
+int vulkan_open_pipelines(struct vulkan_device *d, struct err *err);
+void vulkan_close_pipelines(struct vulkan_device *d);
+void vulkan_free_sets(struct backend *b);
+/* A pipeline that is not there yet is noted; vulkan_make_pipelines makes those that were. */
+int vulkan_make_pipelines(struct backend *b, struct err *err);
 int vulkan_find_pipeline(struct backend *b, const struct vulkan_dispatch *d,
                          const struct vulkan_pipeline **out, struct err *err);
 int vulkan_find_set(struct backend *b, const struct vulkan_bind *binds, uint32_t n_binds,

@@ -38,6 +38,8 @@ static int make_node(struct backend *b, struct vulkan_node *node, struct err *er
         .push_bytes = sizeof(uint32_t),
     };
     int status = vulkan_find_pipeline(b, &d, &node->pipeline, err);
+    if (!status)
+        status = vulkan_make_pipelines(b, err);
     return status ? status : vulkan_find_set(b, node->binds, 1, &node->set, err);
 }
 

@@ -263,9 +263,9 @@ int vulkan_lane_submit(struct backend *b, struct vulkan_lane *l, VkCommandBuffer
         .signalSemaphoreCount = 1,
         .pSignalSemaphores = &l->timeline,
     };
-    pthread_mutex_lock(&b->submitting);
+    pthread_mutex_lock(&b->on->submitting);
     VkResult result = vk.queue_submit(l->queue, 1, &info, VK_NULL_HANDLE);
-    pthread_mutex_unlock(&b->submitting);
+    pthread_mutex_unlock(&b->on->submitting);
     int status = vulkan_done(b, result, "submitting to the Vulkan device", err);
     if (!status)
         l->submitted = value;

@@ -287,14 +287,14 @@ static bool is_worth_taking(void) {
  */
 
 int vulkan_enter(const struct backend *b, struct err *err) {
-    return b->is_broken ? err_set(err, SLUICE_ERR_DEVICE,
-                                  "the Vulkan device failed earlier; close the engine")
-                        : SLUICE_OK;
+    return b->on->is_lost ? err_set(err, SLUICE_ERR_DEVICE,
+                                    "the Vulkan device failed earlier; close the engine")
+                          : SLUICE_OK;
 }
 
 int vulkan_done(struct backend *b, VkResult result, const char *what, struct err *err) {
     if (result == VK_ERROR_DEVICE_LOST)
-        b->is_broken = true;
+        b->on->is_lost = true;
     return vulkan_check(result, what, err);
 }
 
@@ -349,29 +349,98 @@ static int make_device(struct backend *b, const struct extensions *e, struct ask
         .enabledExtensionCount = n,
         .ppEnabledExtensionNames = names,
     };
-    return vulkan_check(vk.create_device(b->physical, &info, NULL, &b->device),
+    return vulkan_check(vk.create_device(b->physical, &info, NULL, &b->on->device),
                         "opening the Vulkan device", err);
 }
 
-/* A lost device is destroyed like any other. */
+static pthread_mutex_t sharing = PTHREAD_MUTEX_INITIALIZER;
+static struct vulkan_device *shared; /* devices that are open */
+
+static void close_shared(struct vulkan_device *d) {
+    if (d->device) {
+        vulkan_close_pipelines(d);
+        vk.destroy_device(d->device, NULL);
+    }
+    pthread_mutex_destroy(&d->submitting);
+    pthread_mutex_destroy(&d->making);
+    free(d);
+}
+
+static int open_shared(struct backend *b, const struct extensions *e, struct asked *a,
+                       struct err *err) {
+    b->on = calloc(1, sizeof *b->on);
+    if (!b->on)
+        return err_memory(err, "the Vulkan device");
+    b->on->physical = b->physical;
+    pthread_mutex_init(&b->on->submitting, NULL);
+    pthread_mutex_init(&b->on->making, NULL);
+    int status = make_device(b, e, a, err);
+    if (status)
+        b->on->device = VK_NULL_HANDLE;
+    else
+        status = vulkan_open_pipelines(b->on, err);
+    if (status) {
+        close_shared(b->on);
+        b->on = NULL;
+        return status;
+    }
+    b->on->next = shared;
+    shared = b->on;
+    return SLUICE_OK;
+}
+
+/* The device that another backend of this process has open, or a new one. A lost one is not taken
+ * again. */
+static int take_device(struct backend *b, const struct extensions *e, struct asked *a,
+                       struct err *err) {
+    int status = SLUICE_OK;
+    pthread_mutex_lock(&sharing);
+    for (struct vulkan_device *d = shared; d && !b->on; d = d->next)
+        if (d->physical == b->physical && !d->is_lost)
+            b->on = d;
+    if (!b->on)
+        status = open_shared(b, e, a, err);
+    if (!status) {
+        b->on->n_users++;
+        b->device = b->on->device;
+    }
+    pthread_mutex_unlock(&sharing);
+    return status;
+}
+
+static void leave_device(struct backend *b) {
+    pthread_mutex_lock(&sharing);
+    if (--b->on->n_users == 0) {
+        struct vulkan_device **at = &shared;
+        while (*at != b->on)
+            at = &(*at)->next;
+        *at = b->on->next;
+        close_shared(b->on);
+    }
+    pthread_mutex_unlock(&sharing);
+}
+
+/* A lost device is left like any other. */
 static void vulkan_close(struct backend *b) {
     if (!b)
         return;
-    if (b->device) {
-        vk.device_wait_idle(b->device);
+    if (b->on) {
+        struct err ignored;
+        if (b->steps.timeline)
+            vulkan_lane_wait(b, &b->steps, &ignored);
+        if (b->beside.timeline)
+            vulkan_lane_wait(b, &b->beside, &ignored);
         vulkan_lane_close(b, &b->steps);
         vulkan_lane_close(b, &b->beside);
-        vulkan_close_pipelines(b);
+        vulkan_free_sets(b);
         for (int i = 0; i < VULKAN_MEMORIES; i++)
             vulkan_region_free(b, &b->regions[i]);
-        vk.destroy_device(b->device, NULL);
+        leave_device(b);
     }
     for (uint32_t i = 0; i < b->n_recordings; i++)
         free(b->recordings[i].nodes);
     free(b->recordings);
     free(b->places);
-    arena_free(&b->arena);
-    pthread_mutex_destroy(&b->submitting);
     free(b);
 }
 
@@ -386,16 +455,14 @@ static int vulkan_open(struct backend **out, const struct backend_options *optio
         free(e);
         return err_memory(err, "the Vulkan backend");
     }
-    pthread_mutex_init(&b->submitting, NULL);
     b->exact = options->exact;
     b->mapped = options->mapped;
     int status = find_device(b, options->device, e, &a, err);
-    if (!status && (status = make_device(b, e, &a, err)))
-        b->device = VK_NULL_HANDLE;
+    if (!status)
+        status = take_device(b, e, &a, err);
     free(e);
     if (status || (status = vulkan_lane_open(b, &b->steps, 0, err)) ||
-        (status = vulkan_lane_open(b, &b->beside, b->n_queues - 1, err)) ||
-        (status = vulkan_open_pipelines(b, err))) {
+        (status = vulkan_lane_open(b, &b->beside, b->n_queues - 1, err))) {
         vulkan_close(b);
         return status;
     }

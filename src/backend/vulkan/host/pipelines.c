@@ -4,12 +4,13 @@
 #include <string.h>
 
 #include "backend/vulkan/host/host.h"
+#include "base/cpu.h"
 
 /* ---- layouts ----------------------------------------------------------------------------------
  */
 
 /* n storage buffers, and push constants. */
-static VkResult make_layouts(struct backend *b, uint32_t n) {
+static VkResult make_layouts(struct vulkan_device *d, uint32_t n) {
     VkDescriptorSetLayoutBinding bindings[VULKAN_MAX_BINDS];
     for (uint32_t i = 0; i < n; i++)
         bindings[i] = (VkDescriptorSetLayoutBinding){
@@ -23,7 +24,7 @@ static VkResult make_layouts(struct backend *b, uint32_t n) {
         .bindingCount = n,
         .pBindings = bindings,
     };
-    VkResult result = vk.create_set_layout(b->device, &set, NULL, &b->set_layouts[n]);
+    VkResult result = vk.create_set_layout(d->device, &set, NULL, &d->set_layouts[n]);
     const VkPushConstantRange push = {
         .stageFlags = VK_SHADER_STAGE_COMPUTE_BIT,
         .size = sizeof(struct vulkan_io_at) + VULKAN_PUSH_WORDS * sizeof(uint32_t),
@@ -31,48 +32,45 @@ static VkResult make_layouts(struct backend *b, uint32_t n) {
     const VkPipelineLayoutCreateInfo layout = {
         .sType = VK_STRUCTURE_TYPE_PIPELINE_LAYOUT_CREATE_INFO,
         .setLayoutCount = 1,
-        .pSetLayouts = &b->set_layouts[n],
+        .pSetLayouts = &d->set_layouts[n],
         .pushConstantRangeCount = 1,
         .pPushConstantRanges = &push,
     };
     return result == VK_SUCCESS
-               ? vk.create_pipeline_layout(b->device, &layout, NULL, &b->layouts[n])
+               ? vk.create_pipeline_layout(d->device, &layout, NULL, &d->layouts[n])
                : result;
 }
 
-int vulkan_open_pipelines(struct backend *b, struct err *err) {
+int vulkan_open_pipelines(struct vulkan_device *d, struct err *err) {
     const VkPipelineCacheCreateInfo cache = {.sType = VK_STRUCTURE_TYPE_PIPELINE_CACHE_CREATE_INFO};
-    VkResult result = vk.create_cache(b->device, &cache, NULL, &b->cache);
+    VkResult result = vk.create_cache(d->device, &cache, NULL, &d->cache);
     for (uint32_t n = 1; result == VK_SUCCESS && n <= VULKAN_MAX_BINDS; n++)
-        result = make_layouts(b, n);
-    b->modules = calloc(vulkan_n_shaders + 1, sizeof *b->modules);
-    if (!b->modules)
+        result = make_layouts(d, n);
+    d->modules = calloc(vulkan_n_shaders + 1, sizeof *d->modules);
+    if (!d->modules)
         return err_memory(err, "the shaders");
-    return vulkan_done(b, result, "layouts of shaders", err);
+    return vulkan_check(result, "layouts of shaders", err);
 }
 
-void vulkan_close_pipelines(struct backend *b) {
-    for (uint32_t i = 0; i < b->n_pipelines; i++) {
-        vk.destroy_pipeline(b->device, b->pipelines[i]->pipeline, NULL);
-        free(b->pipelines[i]);
+void vulkan_close_pipelines(struct vulkan_device *d) {
+    for (uint32_t i = 0; i < d->n_pipelines; i++) {
+        if (d->pipelines[i]->pipeline)
+            vk.destroy_pipeline(d->device, d->pipelines[i]->pipeline, NULL);
+        free(d->pipelines[i]);
     }
-    free(b->pipelines);
-    for (uint32_t i = 0; b->modules && i < vulkan_n_shaders; i++)
-        if (b->modules[i])
-            vk.destroy_shader(b->device, b->modules[i], NULL);
-    free(b->modules);
-    for (uint32_t i = 0; i < b->n_pools; i++)
-        vk.destroy_set_pool(b->device, b->pools[i], NULL);
-    free(b->pools);
-    free(b->sets);
+    free(d->pipelines);
+    for (uint32_t i = 0; d->modules && i < vulkan_n_shaders; i++)
+        if (d->modules[i])
+            vk.destroy_shader(d->device, d->modules[i], NULL);
+    free(d->modules);
     for (uint32_t n = 0; n <= VULKAN_MAX_BINDS; n++) {
-        if (b->layouts[n])
-            vk.destroy_pipeline_layout(b->device, b->layouts[n], NULL);
-        if (b->set_layouts[n])
-            vk.destroy_set_layout(b->device, b->set_layouts[n], NULL);
+        if (d->layouts[n])
+            vk.destroy_pipeline_layout(d->device, d->layouts[n], NULL);
+        if (d->set_layouts[n])
+            vk.destroy_set_layout(d->device, d->set_layouts[n], NULL);
     }
-    if (b->cache)
-        vk.destroy_cache(b->device, b->cache, NULL);
+    if (d->cache)
+        vk.destroy_cache(d->device, d->cache, NULL);
 }
 
 /* ---- pipelines --------------------------------------------------------------------------------
@@ -85,41 +83,40 @@ static const struct vulkan_shader *find_shader(const char *name) {
     return NULL;
 }
 
-static VkResult find_module(struct backend *b, const struct vulkan_shader *shader,
+static VkResult find_module(struct vulkan_device *d, const struct vulkan_shader *shader,
                             VkShaderModule *out) {
-    VkShaderModule *module = &b->modules[shader - vulkan_shaders];
+    VkShaderModule *module = &d->modules[shader - vulkan_shaders];
     const VkShaderModuleCreateInfo info = {
         .sType = VK_STRUCTURE_TYPE_SHADER_MODULE_CREATE_INFO,
         .codeSize = (size_t)(shader->end - shader->words) * sizeof *shader->words,
         .pCode = shader->words,
     };
-    VkResult result = *module ? VK_SUCCESS : vk.create_shader(b->device, &info, NULL, module);
+    VkResult result = *module ? VK_SUCCESS : vk.create_shader(d->device, &info, NULL, module);
     *out = *module;
     return result;
 }
 
-static VkResult make_pipeline(struct backend *b, struct vulkan_pipeline *p) {
+static VkResult make_pipeline(struct vulkan_device *d, struct vulkan_pipeline *p) {
     VkSpecializationMapEntry entries[VULKAN_MAX_CONSTANTS];
     for (uint32_t i = 0; i < p->n_constants; i++)
-        entries[i] = (VkSpecializationMapEntry){i, i * sizeof *p->constants, sizeof *p->constants};
+        entries[i] =
+            (VkSpecializationMapEntry){i, i * (uint32_t)sizeof *p->constants, sizeof *p->constants};
     const VkSpecializationInfo constants = {
         .mapEntryCount = p->n_constants,
         .pMapEntries = entries,
         .dataSize = p->n_constants * sizeof *p->constants,
         .pData = p->constants,
     };
-    VkComputePipelineCreateInfo info = {
+    const VkComputePipelineCreateInfo info = {
         .sType = VK_STRUCTURE_TYPE_COMPUTE_PIPELINE_CREATE_INFO,
         .stage = {.sType = VK_STRUCTURE_TYPE_PIPELINE_SHADER_STAGE_CREATE_INFO,
                   .stage = VK_SHADER_STAGE_COMPUTE_BIT,
+                  .module = p->module,
                   .pName = "main",
                   .pSpecializationInfo = &constants},
-        .layout = b->layouts[p->n_binds],
+        .layout = d->layouts[p->n_binds],
     };
-    VkResult result = find_module(b, p->shader, &info.stage.module);
-    return result == VK_SUCCESS
-               ? vk.create_pipelines(b->device, b->cache, 1, &info, NULL, &p->pipeline)
-               : result;
+    return vk.create_pipelines(d->device, d->cache, 1, &info, NULL, &p->pipeline);
 }
 
 static bool is_for(const struct vulkan_pipeline *p, const struct vulkan_shader *shader,
@@ -128,56 +125,115 @@ static bool is_for(const struct vulkan_pipeline *p, const struct vulkan_shader *
            memcmp(p->constants, d->constants, d->n_constants * sizeof *d->constants) == 0;
 }
 
-static int add_pipeline(struct backend *b, const struct vulkan_pipeline *key, struct err *err) {
-    if (b->n_pipelines == b->pipeline_capacity) {
-        uint32_t capacity = b->pipeline_capacity ? 2 * b->pipeline_capacity : 64;
-        struct vulkan_pipeline **more = realloc(b->pipelines, capacity * sizeof *more);
+static int note_pipeline(struct vulkan_device *d, const struct vulkan_pipeline *key,
+                         struct err *err) {
+    if (d->n_pipelines == d->pipeline_capacity) {
+        uint32_t capacity = d->pipeline_capacity ? 2 * d->pipeline_capacity : 64;
+        struct vulkan_pipeline **more = realloc(d->pipelines, capacity * sizeof *more);
         if (!more)
             return err_memory(err, "the pipelines");
-        b->pipelines = more;
-        b->pipeline_capacity = capacity;
+        d->pipelines = more;
+        d->pipeline_capacity = capacity;
     }
     struct vulkan_pipeline *p = malloc(sizeof *p);
     if (!p)
         return err_memory(err, "a pipeline");
     *p = *key;
-    int status = vulkan_done(b, make_pipeline(b, p), p->shader->name, err);
+    int status = vulkan_check(find_module(d, p->shader, &p->module), p->shader->name, err);
     if (status) {
         free(p);
-        return err_prefix(err, "making the pipeline of the shader");
+        return err_prefix(err, "the shader");
     }
-    b->pipelines[b->n_pipelines++] = p;
+    d->pipelines[d->n_pipelines++] = p;
     return SLUICE_OK;
 }
 
-int vulkan_find_pipeline(struct backend *b, const struct vulkan_dispatch *d,
-                         const struct vulkan_pipeline **out, struct err *err) {
-    const struct vulkan_shader *shader = find_shader(d->shader);
-    if (out)
-        *out = NULL;
-    if (!shader)
-        return err_set(err, SLUICE_ERR_UNSUPPORTED, "no Vulkan shader %s in this program",
-                       d->shader);
-    if (!out)
-        return SLUICE_OK;
-    for (uint32_t i = 0; i < b->n_pipelines; i++)
-        if (is_for(b->pipelines[i], shader, d)) {
-            *out = b->pipelines[i];
+static int find_or_note(struct vulkan_device *on, const struct vulkan_shader *shader,
+                        const struct vulkan_dispatch *d, const struct vulkan_pipeline **out,
+                        struct err *err) {
+    for (uint32_t i = 0; i < on->n_pipelines; i++)
+        if (is_for(on->pipelines[i], shader, d)) {
+            *out = on->pipelines[i];
             return SLUICE_OK;
         }
     struct vulkan_pipeline p = {
         .shader = shader, .n_constants = d->n_constants, .n_binds = d->n_binds};
     memcpy(p.constants, d->constants, sizeof p.constants);
-    int status = add_pipeline(b, &p, err);
+    int status = note_pipeline(on, &p, err);
     if (!status)
-        *out = b->pipelines[b->n_pipelines - 1];
+        *out = on->pipelines[on->n_pipelines - 1];
     return status;
+}
+
+int vulkan_find_pipeline(struct backend *b, const struct vulkan_dispatch *d,
+                         const struct vulkan_pipeline **out, struct err *err) {
+    const struct vulkan_shader *shader = find_shader(d->shader);
+    if (!shader)
+        return err_set(err, SLUICE_ERR_UNSUPPORTED, "no Vulkan shader %s in this program",
+                       d->shader);
+    if (!out)
+        return SLUICE_OK;
+    pthread_mutex_lock(&b->on->making);
+    int status = find_or_note(b->on, shader, d, out, err);
+    pthread_mutex_unlock(&b->on->making);
+    return status;
+}
+
+/* ---- making them, by several threads ----------------------------------------------------------
+ */
+
+enum { MAX_MAKERS = 16 };
+
+struct making {
+    struct vulkan_device *on;
+    atomic_uint next;
+    atomic_int result;  /* the first VkResult that is an error, */
+    atomic_uint failed; /* and of which pipeline */
+};
+
+static void *make_some(void *user) {
+    struct making *m = user;
+    for (uint32_t i; (i = atomic_fetch_add(&m->next, 1)) < m->on->n_pipelines;) {
+        struct vulkan_pipeline *p = m->on->pipelines[i];
+        VkResult result = p->pipeline ? VK_SUCCESS : make_pipeline(m->on, p);
+        int none = VK_SUCCESS;
+        if (result != VK_SUCCESS && atomic_compare_exchange_strong(&m->result, &none, result))
+            atomic_store(&m->failed, i);
+    }
+    return NULL;
+}
+
+/* Drivers compile in the thread that asks. */
+int vulkan_make_pipelines(struct backend *b, struct err *err) {
+    struct making m = {.on = b->on};
+    pthread_t threads[MAX_MAKERS];
+    pthread_mutex_lock(&b->on->making);
+    int n = 0, n_started = 0;
+    for (uint32_t i = 0; i < b->on->n_pipelines && n < MAX_MAKERS && n < cpu_count(); i++)
+        n += !b->on->pipelines[i]->pipeline;
+    while (n_started < n - 1 && !pthread_create(&threads[n_started], NULL, make_some, &m))
+        n_started++;
+    make_some(&m);
+    for (int i = 0; i < n_started; i++)
+        pthread_join(threads[i], NULL);
+    int status = SLUICE_OK;
+    if (m.result != VK_SUCCESS)
+        status = vulkan_done(b, (VkResult)m.result, b->on->pipelines[m.failed]->shader->name, err);
+    pthread_mutex_unlock(&b->on->making);
+    return status ? err_prefix(err, "making the pipeline of the shader") : SLUICE_OK;
 }
 
 /* ---- descriptor sets --------------------------------------------------------------------------
  */
 
 enum { POOL_SETS = 1024 };
+
+void vulkan_free_sets(struct backend *b) {
+    for (uint32_t i = 0; i < b->n_pools; i++)
+        vk.destroy_set_pool(b->device, b->pools[i], NULL);
+    free(b->pools);
+    free(b->sets);
+}
 
 static bool binds_same(const struct vulkan_set *s, const struct vulkan_bind *binds, uint32_t n) {
     for (uint32_t i = 0; i < n; i++)
@@ -278,7 +334,7 @@ int vulkan_find_set(struct backend *b, const struct vulkan_bind *binds, uint32_t
             .sType = VK_STRUCTURE_TYPE_DESCRIPTOR_SET_ALLOCATE_INFO,
             .descriptorPool = b->pools[b->n_pools - 1],
             .descriptorSetCount = 1,
-            .pSetLayouts = &b->set_layouts[n_binds],
+            .pSetLayouts = &b->on->set_layouts[n_binds],
         };
         status =
             vulkan_done(b, vk.allocate_sets(b->device, &info, &made.set), "descriptor sets", err);

@@ -258,7 +258,7 @@ void vulkan_encode(const struct backend *b, VkCommandBuffer commands,
             vk.cmd_bind_pipeline(commands, VK_PIPELINE_BIND_POINT_COMPUTE,
                                  node->pipeline->pipeline);
         bound = node->pipeline;
-        VkPipelineLayout layout = b->layouts[node->n_binds];
+        VkPipelineLayout layout = b->on->layouts[node->n_binds];
         vk.cmd_bind_sets(commands, VK_PIPELINE_BIND_POINT_COMPUTE, layout, 0, 1, &node->set, 0,
                          NULL);
         vk.cmd_push(commands, layout, VK_SHADER_STAGE_COMPUTE_BIT, 0, node->push_bytes, node->push);
@@ -335,27 +335,25 @@ static bool wants_burst(const struct plan *plan) {
            plan->n_ops > 0 && plan->ops[plan->n_ops - 1].kind == OP_PICK;
 }
 
-/* The burst's list is only needed until it is recorded. */
+/* Lists so many steps of a plan. */
+static int list_steps(struct backend *b, struct vulkan_recording *into, uint32_t n,
+                      struct err *err) {
+    struct vulkan_recorder r = recorder(b, into->plan, into, err);
+    int status = walk(&r, n);
+    CHECK(status || r.work_most <= b->regions[VULKAN_WORK].bytes);
+    return status;
+}
+
+/* The burst's list is only needed until it is recorded; what it dispatches the step's list has. */
 static int record_burst(struct backend *b, struct vulkan_recording *into, struct err *err) {
     struct vulkan_recording burst = {.plan = into->plan};
-    struct vulkan_recorder r = recorder(b, into->plan, &burst, err);
-    int status = walk(&r, IO_BURST);
-    CHECK(status || r.work_most <= b->regions[VULKAN_WORK].bytes);
+    int status = list_steps(b, &burst, IO_BURST, err);
+    if (!status)
+        status = vulkan_make_pipelines(b, err);
     if (!status)
         status = make_commands(b, &burst, &into->burst, err);
     free(burst.nodes);
     return status;
-}
-
-static int record_plan(struct backend *b, const struct plan *plan, struct vulkan_recording *into,
-                       struct err *err) {
-    into->plan = plan;
-    struct vulkan_recorder r = recorder(b, plan, into, err);
-    int status = walk(&r, 1);
-    CHECK(status || r.work_most <= b->regions[VULKAN_WORK].bytes);
-    if (!status)
-        status = make_commands(b, into, &into->step, err);
-    return !status && wants_burst(plan) ? record_burst(b, into, err) : status;
 }
 
 int vulkan_record(struct backend *b, struct plan *const *plans, uint32_t n_plans, struct err *err) {
@@ -364,9 +362,18 @@ int vulkan_record(struct backend *b, struct plan *const *plans, uint32_t n_plans
         return err_memory(err, "the recordings");
     int status = SLUICE_OK;
     double start = seconds_now();
-    for (; !status && b->n_recordings < n_plans; b->n_recordings++)
-        status = record_plan(b, plans[b->n_recordings], &b->recordings[b->n_recordings], err);
+    for (; !status && b->n_recordings < n_plans; b->n_recordings++) {
+        b->recordings[b->n_recordings].plan = plans[b->n_recordings];
+        status = list_steps(b, &b->recordings[b->n_recordings], 1, err);
+    }
+    if (!status)
+        status = vulkan_make_pipelines(b, err);
+    for (uint32_t i = 0; !status && i < n_plans; i++) {
+        status = make_commands(b, &b->recordings[i], &b->recordings[i].step, err);
+        if (!status && wants_burst(plans[i]))
+            status = record_burst(b, &b->recordings[i], err);
+    }
     log_line(LOG_DEBUG, "vulkan: %u plans recorded in %.3f s: %u pipelines, %u sets", n_plans,
-             seconds_now() - start, b->n_pipelines, b->n_sets);
+             seconds_now() - start, b->on->n_pipelines, b->n_sets);
     return status;
 }

@@ -96,7 +96,8 @@ struct vulkan_bind vulkan_io_host(struct vulkan_recorder *r, enum vulkan_access 
 struct vulkan_bind vulkan_angles(struct vulkan_recorder *r, const struct operand *freqs,
                                  uint32_t *n_high);
 
-/* The codebooks of IQ1, IQ2_S, IQ2_XS, IQ3_S, IQ2_XXS and IQ3_XXS (types.glsl): 16 bits an entry. */
+/* The codebooks of IQ1, IQ2_S, IQ2_XS, IQ3_S, IQ2_XXS and IQ3_XXS (types.glsl): 16 bits an entry.
+ */
 struct vulkan_bind vulkan_grids(struct vulkan_recorder *r);
 
 /* The same bytes with another access: a dispatch reads what the one before it wrote. */
