@@ -251,7 +251,7 @@ static void check_same(const struct kernel *k, const struct matrix *m, const flo
 
 TEST(kernels_independent_of_rows) {
     static const uint32_t counts[] = {1, 2, 3, 4, 5, 6, 7, 8, 13, 16, 17, 32, 33, 48, 64};
-    enum { ROWS = 64, K = 768, N = 53 };
+    enum { ROWS = 64, K = 1280, N = 53 };
     FOR_EACH_KERNEL(k) {
         seed = 77;
         struct matrix m = matrix_make(k->type, K, N, false);

@@ -37,6 +37,7 @@ enum {
     TILES = 8,    /* that an activation row meets in turn */
     MAX_ACTS = 8, /* rows at once */
     CHUNK = 8,    /* groups between visits to the sums: a block of 256 values */
+    SEGMENT = 32, /* groups whose activations are put in pairs for all tiles */
 };
 
 /* ---- opening half a tile
@@ -393,14 +394,57 @@ INLINE void load_scales(const struct format *f, struct half from, int g, int hal
  * ----------------------------------------------------------------------------------
  */
 
-/* The rows of a call: groups of row r at `at + r * stride`. */
+/* A group of rows x and y as SMMLA meets it: eight values of x and eight of y
+ * in a vector. Its sums are of two weight rows, a and b: [a.x a.y b.x b.y]. They
+ * stay in this order to the end, so what belongs to rows is [x y x y]. */
+struct pair {
+    int8_t q[4][16];
+    float scale[4], offset[4], half_offset[2][4];
+};
+
+INLINE bool is_paired(int acts) {
+    return UNIT == 8 && acts > 1;
+}
+
+/* The rows of a call: groups of row r at `at + r * stride`; in pairs, those of
+ * all rows for each group. */
 struct rows {
     const struct act_group *at;
     size_t stride;
+    const struct pair *pairs;
 };
 
 INLINE const struct act_group *group_of(struct rows rows, int r, int g) {
     return rows.at + (size_t)r * rows.stride + g;
+}
+
+INLINE const struct pair *pair_of(struct rows rows, int r, int g, int acts) {
+    return rows.pairs + (size_t)g * (size_t)(acts / 2) + r / 2;
+}
+
+/* What the vectors of row r in group g are multiplied with: the row's own, or
+ * its pair's. */
+INLINE float32x4_t scale_of_row(struct rows rows, int r, int g, int acts) {
+    return is_paired(acts) ? vld1q_f32(pair_of(rows, r, g, acts)->scale)
+                           : vdupq_n_f32(group_of(rows, r, g)->scale);
+}
+
+INLINE float32x4_t offset_of_row(struct rows rows, int r, int g, int acts) {
+    return is_paired(acts) ? vld1q_f32(pair_of(rows, r, g, acts)->offset)
+                           : vdupq_n_f32(group_of(rows, r, g)->offset);
+}
+
+INLINE float32x4_t half_offset_of_row(struct rows rows, int r, int g, int half, int acts) {
+    return is_paired(acts) ? vld1q_f32(pair_of(rows, r, g, acts)->half_offset[half])
+                           : vdupq_n_f32(group_of(rows, r, g)->half_offset[half]);
+}
+
+/* What belongs to four weight rows, for row r: in pairs, the even row's vectors
+ * have the first two weight rows, and the odd one's the others. */
+INLINE float32x4_t of_weights(float32x4_t v, int r, int acts) {
+    if (!is_paired(acts))
+        return v;
+    return r % 2 ? vzip2q_f32(v, v) : vzip1q_f32(v, v);
 }
 
 /* A group's sum for four weight rows, before the activations' scale. */
@@ -488,7 +532,7 @@ INLINE TARGET void multiply(const struct format *f, int8x16_t (*w)[8], float32x4
         whole[1][r] = both[1];
     }
     UNROLL for (int r = 0; r < acts && acts > 2; r += 4) {
-        struct rows from = {group_of(rows, r, 0), rows.stride};
+        struct rows from = {group_of(rows, r, 0), rows.stride, NULL};
         multiply_four(f, w[0], s[0], from, g, whole[0] + r);
     }
 }
@@ -500,6 +544,39 @@ INLINE int8x16_t two_eights(const int8_t *a, const int8_t *b, int step) {
     int64x2_t x = vreinterpretq_s64_s8(vld1q_s8(a + step / 2 * 16));
     int64x2_t y = vreinterpretq_s64_s8(vld1q_s8(b + step / 2 * 16));
     return vreinterpretq_s8_s64(step % 2 ? vtrn2q_s64(x, y) : vtrn1q_s64(x, y));
+}
+
+INLINE float32x4_t two_twice(float x, float y) {
+    float32x2_t both = {x, y};
+    return vcombine_f32(both, both);
+}
+
+/* n groups of `acts` rows in pairs. */
+INLINE void make_pairs(const struct format *f, struct rows rows, uint32_t n, int acts,
+                       struct pair *to) {
+    for (uint32_t g = 0; g < n; g++)
+        UNROLL for (int r = 0; r < acts; r += 2, to++) {
+            const struct act_group *x = group_of(rows, r, (int)g);
+            const struct act_group *y = group_of(rows, r + 1, (int)g);
+            UNROLL for (int i = 0; i < 4; i++) vst1q_s8(to->q[i], two_eights(x->q, y->q, i));
+            vst1q_f32(to->scale, two_twice(x->scale, y->scale));
+            if (f->has_min && f->runs == 1)
+                vst1q_f32(to->offset, two_twice(x->offset, y->offset));
+            if (f->has_min && f->runs == 2) {
+                vst1q_f32(to->half_offset[0], two_twice(x->half_offset[0], y->half_offset[0]));
+                vst1q_f32(to->half_offset[1], two_twice(x->half_offset[1], y->half_offset[1]));
+            }
+        }
+}
+
+/* Sums in pairs become those of each row. */
+static void part_pairs(float32x4_t (*sums)[2][MAX_ACTS], uint32_t tiles, uint32_t acts) {
+    for (uint32_t h = 0; h < 2 * tiles; h++)
+        for (uint32_t r = 0; r < acts; r += 2) {
+            float32x4_t *at = sums[h / 2][h % 2] + r, both = at[0];
+            at[0] = vuzp1q_f32(both, at[1]);
+            at[1] = vuzp2q_f32(both, at[1]);
+        }
 }
 
 /* Sums of four weight rows with one row, for each run: [a b] x [x x] -> [a.x'
@@ -518,19 +595,19 @@ INLINE TARGET void dots_of_one(const struct format *f, const int8x16_t *w,
     }
 }
 
-/* Of two rows by SMMLA: [a b] x [x y] -> [a.x a.y b.x b.y]. */
-INLINE TARGET void dots_of_two(const struct format *f, const int8x16_t *w,
-                               const struct act_group *a, const struct act_group *b,
-                               int32x4_t *to_a, int32x4_t *to_b) {
+/* Of two rows by SMMLA: [a b] x [x y] -> [a.x a.y b.x b.y]. dot: [two weight
+ * rows, and the other two][run]. */
+INLINE TARGET void dots_of_two(const struct format *f, const int8x16_t *w, const struct pair *xy,
+                               int32x4_t (*dot)[2]) {
     const int steps = 4 / f->runs;
     UNROLL for (int run = 0; run < f->runs; run++) {
         int32x4_t start = vdupq_n_s32(start_bits(f->shift[run])), pair[2] = {start, start};
         UNROLL for (int step = steps * run; step < steps * (run + 1); step++) {
-            int8x16_t x = two_eights(a->q, b->q, step);
+            int8x16_t x = vld1q_s8(xy->q[step]);
             UNROLL for (int p = 0; p < 2; p++) pair[p] = vmmlaq_s32(pair[p], w[2 * step + p], x);
         }
-        to_a[run] = vuzp1q_s32(pair[0], pair[1]);
-        to_b[run] = vuzp2q_s32(pair[0], pair[1]);
+        dot[0][run] = pair[0];
+        dot[1][run] = pair[1];
     }
 }
 
@@ -546,9 +623,12 @@ INLINE TARGET void multiply(const struct format *f, int8x16_t (*w)[8], float32x4
             whole[h][0] = whole_of(f, dot[0], s[h]);
         }
         UNROLL for (int r = 0; r + 1 < acts; r += 2) {
-            dots_of_two(f, w[h], group_of(rows, r, g), group_of(rows, r + 1, g), dot[0], dot[1]);
-            whole[h][r] = whole_of(f, dot[0], s[h]);
-            whole[h][r + 1] = whole_of(f, dot[1], s[h]);
+            dots_of_two(f, w[h], pair_of(rows, r, g, acts), dot);
+            UNROLL for (int p = 0; p < 2; p++) {
+                float32x4_t scales[2] = {of_weights(s[h][0], p, acts),
+                                         of_weights(s[h][1], p, acts)};
+                whole[h][r + p] = whole_of(f, dot[p], scales);
+            }
         }
     }
 }
@@ -570,12 +650,12 @@ INLINE void add_low(const struct format *f, struct half from, int half, struct r
         f->runs == 1 ? four_bytes(at + NEON_TILE, half)
                      : four_nibbles(at + NEON_TILE * run, half, 1);
     UNROLL for (int r = 0; r < acts; r++) {
-        const struct act_group *a = group_of(rows, r, g);
+        float32x4_t first = of_weights(m[0], r, acts), second = of_weights(m[1], r, acts);
         if (f->runs == 1) {
-            low[r] = vfmaq_n_f32(low[r], m[0], a->offset);
+            low[r] = vfmaq_f32(low[r], first, offset_of_row(rows, r, g, acts));
         } else {
-            low[r] = vfmaq_n_f32(low[r], m[0], a->half_offset[0]);
-            low[r] = vfmaq_n_f32(low[r], m[1], a->half_offset[1]);
+            low[r] = vfmaq_f32(low[r], first, half_offset_of_row(rows, r, g, 0, acts));
+            low[r] = vfmaq_f32(low[r], second, half_offset_of_row(rows, r, g, 1, acts));
         }
     }
 }
@@ -605,7 +685,7 @@ INLINE TARGET void add_block(const struct format *f, const uint8_t *block, int f
         multiply(f, w, s, rows, g, acts, whole);
         UNROLL for (int h = 0; h < halves; h++) {
             UNROLL for (int r = 0; r < acts; r++) part[h][r] =
-                vfmaq_n_f32(part[h][r], whole[h][r], group_of(rows, r, g)->scale);
+                vfmaq_f32(part[h][r], whole[h][r], scale_of_row(rows, r, g, acts));
             if (f->has_min && !is_apart)
                 add_low(f, at, h, rows, g, acts, low[h]);
         }
@@ -613,9 +693,9 @@ INLINE TARGET void add_block(const struct format *f, const uint8_t *block, int f
     UNROLL for (int h = 0; h < halves; h++) {
         float32x4_t d = d_of(f, at, h);
         UNROLL for (int r = 0; r < acts; r++) {
-            float32x4_t sum = vfmaq_f32(sums[first + h][r], part[h][r], d);
+            float32x4_t sum = vfmaq_f32(sums[first + h][r], part[h][r], of_weights(d, r, acts));
             if (f->has_min)
-                sum = vfmsq_f32(sum, low[h][r], second_of(at, h));
+                sum = vfmsq_f32(sum, low[h][r], of_weights(second_of(at, h), r, acts));
             sums[first + h][r] = sum;
         }
     }
@@ -639,10 +719,11 @@ INLINE TARGET void add_blocks(const struct format *f, const uint8_t *block, int 
         UNROLL for (int h = 0; h < halves; h++) {
             float32x4_t d = d_of(f, at, h);
             UNROLL for (int r = 0; r < acts; r++) {
-                const struct act_group *a = group_of(rows, r, g);
-                sum[h][r] = vfmaq_f32(sum[h][r], vmulq_n_f32(whole[h][r], a->scale), d);
+                float32x4_t scaled = vmulq_f32(whole[h][r], scale_of_row(rows, r, g, acts));
+                sum[h][r] = vfmaq_f32(sum[h][r], scaled, of_weights(d, r, acts));
                 if (f->has_min)
-                    sum[h][r] = vfmaq_n_f32(sum[h][r], second_of(at, h), a->offset);
+                    sum[h][r] = vfmaq_f32(sum[h][r], of_weights(second_of(at, h), r, acts),
+                                          offset_of_row(rows, r, g, acts));
             }
         }
     }
@@ -660,27 +741,45 @@ struct tiles {
     uint32_t count, groups; /* groups: K / 32 */
 };
 
+/* `n` groups of one tile. */
+INLINE TARGET void add_tile(const struct format *f, const uint8_t *at, uint32_t n, struct rows rows,
+                            int acts, float32x4_t (*sums)[MAX_ACTS]) {
+    const int halves = acts > 2 ? 1 : 2; /* more would not fit into the registers */
+    const uint32_t step = f->groups > 1 || halves == 1 ? CHUNK : n;
+    for (uint32_t g = 0; g < n; g += step) {
+        struct rows from = {rows.at + g, rows.stride, NULL};
+        if (is_paired(acts))
+            from.pairs = pair_of(rows, 0, (int)g, acts);
+        int some = n - g < step ? (int)(n - g) : (int)step;
+        uint32_t bytes = f->groups > 1 ? f->size : (uint32_t)some * f->size;
+        for (int first = 0; first < 2; first += halves) {
+            if (f->groups > 1)
+                add_block(f, at, first, halves, from, acts, sums);
+            else
+                add_blocks(f, at, some, first, halves, from, acts, sums);
+        }
+        at += bytes;
+    }
+}
+
 /* One tile after the other, as memory has them: Neoverse cores read one stream
- * at 19.6 GB/s a core (N1) and eight side by side at 12.3. */
+ * at 19.6 GB/s a core (N1) and eight side by side at 12.3. Pairs are made for a
+ * segment of all tiles. */
 INLINE TARGET void add_tiles(const struct format *f, struct tiles tiles, struct rows rows, int acts,
                              float32x4_t (*sums)[2][MAX_ACTS]) {
-    const int halves = acts > 2 ? 1 : 2; /* more would not fit into the registers */
-    for (uint32_t t = 0; t < tiles.count; t++) {
-        const uint8_t *at = tiles.at + t * tiles.bytes;
-        const uint32_t step = f->groups > 1 || halves == 1 ? CHUNK : tiles.groups;
-        for (uint32_t g = 0; g < tiles.groups; g += step) {
-            struct rows from = {rows.at + g, rows.stride};
-            int n = tiles.groups - g < step ? (int)(tiles.groups - g) : (int)step;
-            uint32_t bytes = f->groups > 1 ? f->size : (uint32_t)n * f->size;
-            for (int first = 0; first < 2; first += halves) {
-                if (f->groups > 1)
-                    add_block(f, at, first, halves, from, acts, sums[t]);
-                else
-                    add_blocks(f, at, n, first, halves, from, acts, sums[t]);
-            }
-            at += bytes;
-        }
+#if UNIT == 8
+    struct pair pairs[SEGMENT * MAX_ACTS / 2];
+    for (uint32_t g = 0; is_paired(acts) && g < tiles.groups; g += SEGMENT) {
+        uint32_t n = tiles.groups - g < SEGMENT ? tiles.groups - g : SEGMENT;
+        struct rows from = {rows.at + g, rows.stride, pairs};
+        const uint8_t *at = tiles.at + g / (uint32_t)f->groups * f->size;
+        make_pairs(f, from, n, acts, pairs);
+        for (uint32_t t = 0; t < tiles.count; t++)
+            add_tile(f, at + t * tiles.bytes, n, from, acts, sums[t]);
     }
+#endif
+    for (uint32_t t = 0; !is_paired(acts) && t < tiles.count; t++)
+        add_tile(f, tiles.at + t * tiles.bytes, tiles.groups, rows, acts, sums[t]);
 }
 
 /* add_tiles for eight, four, two and one row: functions of their own, or
@@ -728,8 +827,12 @@ static void project(const struct format *f, const struct adders *add, const void
         for (uint32_t r = 0, done; r < acts->n_rows; r += done) {
             float32x4_t sums[TILES][2][MAX_ACTS];
             memset(sums, 0, sizeof sums);
-            struct rows rows = {acts->groups + r * stride_of(acts), stride_of(acts)};
+            struct rows rows = {acts->groups + r * stride_of(acts), stride_of(acts), NULL};
             done = add_some(add, tiles, rows, acts->n_rows - r, sums);
+#if UNIT == 8
+            if (is_paired((int)done))
+                part_pairs(sums, tiles.count, done);
+#endif
             store_sums(sums, done, columns, out + r * out_stride + n, out_stride);
         }
     }
