@@ -4,6 +4,7 @@
 #include "base/size.h"
 
 enum { QUANTIZE_THREADS = 256, PRODUCT_THREADS = 128, MAX_LANES = 32, MAX_SUMS = 16 };
+enum { TILE_THREADS = 256, TILE_SHARED = 25 << 10 };
 
 /* ---- activations ------------------------------------------------------------------------------
  */
@@ -87,32 +88,53 @@ struct product_push {
 
 /* How a dispatch shares the work; lanes follows from K alone (product.glsl). */
 struct shape {
-    uint32_t units, lanes, teams, rows, weights, outputs;
+    uint32_t units, lanes, threads, rows, weights;
+    uint32_t group_rows, group_outputs; /* of a workgroup */
+    bool is_tile;
 };
 
-static const char *shader_of(const struct vulkan_recorder *r, const struct vulkan_product *p) {
+/* Many rows of int8. */
+static bool has_tile(const struct vulkan_recorder *r, const struct vulkan_product *p) {
+    return p->rows > 8 && !p->is_f32 && !p->choice && r->can->shared_bytes >= TILE_SHARED &&
+           r->can->max_threads >= TILE_THREADS;
+}
+
+static const char *shader_of(const struct vulkan_recorder *r, const struct vulkan_product *p,
+                             bool is_tile) {
     if (is_plain(p->weight))
         return "project_plain";
     if (p->is_f32)
         return "project_f32";
+    if (is_tile)
+        return r->can->has_dot ? "project_tile_dot" : "project_tile";
     return r->can->has_dot ? "project_int8_dot" : "project_int8";
 }
 
 static struct shape shape_of(const struct vulkan_recorder *r, const struct vulkan_product *p) {
     uint32_t k = p->weight->dims[0], n = p->weight->dims[1];
+    uint32_t least = p->epilogue == PRODUCT_SWIGLU ? 2 : 1;
     struct shape s = {.units = div_up(k, is_plain(p->weight) ? 8 : 64), .rows = 1, .weights = 4};
     s.lanes = div_up(s.units, div_up(s.units, MAX_LANES));
-    s.teams = s.lanes < PRODUCT_THREADS ? PRODUCT_THREADS / s.lanes : 1;
+    s.is_tile = has_tile(r, p);
+    if (s.is_tile) {
+        s.threads = TILE_THREADS;
+        s.rows = p->rows > 32 ? 4 : p->rows > 16 ? 2 : 1;
+        s.group_rows = 16 * s.rows;
+        s.group_outputs = 64 / least;
+        return s;
+    }
+    uint32_t teams = s.lanes < PRODUCT_THREADS ? PRODUCT_THREADS / s.lanes : 1;
     while (!p->choice && s.rows < 8 && s.rows < p->rows)
         s.rows *= 2;
     while (s.weights * s.rows > MAX_SUMS)
         s.weights /= 2;
     /* Enough threads for every core, then fewer loads of activations. */
-    uint32_t least = p->epilogue == PRODUCT_SWIGLU ? 2 : 1;
     uint64_t pairs = p->choice ? (uint64_t)p->rows * p->places : div_up(p->rows, s.rows);
     while (s.weights > least && pairs * n / s.weights * least * s.lanes < 1024ull * r->can->n_cores)
         s.weights /= 2;
-    s.outputs = s.weights / least;
+    s.threads = teams * s.lanes;
+    s.group_rows = s.rows;
+    s.group_outputs = teams * s.weights / least;
     return s;
 }
 
@@ -169,10 +191,10 @@ static int multiply_piece(struct vulkan_recorder *r, const struct vulkan_product
         .out_place = p->out_place,
     };
     struct vulkan_dispatch d = {
-        .shader = shader_of(r, p),
-        .groups = {div_up(n, s.teams * s.outputs),
-                   is_stack ? p->rows * p->places : div_up(p->rows, s.rows), 1},
-        .n_constants = 9,
+        .shader = shader_of(r, p, s.is_tile),
+        .groups = {div_up(n, s.group_outputs),
+                   is_stack ? p->rows * p->places : div_up(p->rows, s.group_rows), 1},
+        .n_constants = 10,
         .n_binds = 10,
         .push = &push,
         .push_bytes = sizeof push,
@@ -201,7 +223,9 @@ static int multiply_piece(struct vulkan_recorder *r, const struct vulkan_product
                        "a matrix of %s at byte %u, expected a multiple of 16", dtype_name(w->type),
                        push.weight_first);
     bool is_vectors = is_aligned && w->dims[0] % 8 == 0;
-    uint32_t constants[] = {s.teams * s.lanes,
+    bool has_integers =
+        p->act_group == 128 && (w->type == DT_Q4_K || w->type == DT_Q5_K || w->type == DT_Q6_K);
+    uint32_t constants[] = {s.threads,
                             w->type,
                             s.rows,
                             s.weights,
@@ -209,7 +233,8 @@ static int multiply_piece(struct vulkan_recorder *r, const struct vulkan_product
                             p->is_head,
                             is_stack,
                             is_plain(w) ? is_vectors : p->act_group == 128,
-                            has_bias};
+                            has_bias,
+                            has_integers ? 5 : 7};
     for (size_t i = 0; i < sizeof constants / sizeof *constants; i++)
         d.constants[i] = constants[i];
     return vulkan_add(r, &d);

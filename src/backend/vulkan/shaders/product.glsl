@@ -44,7 +44,9 @@ layout(binding = 6) buffer Out { float to[]; };
 
 const uint T = gl_WorkGroupSize.x;
 const uint OUTPUTS = EPILOGUE == SWIGLU ? WEIGHTS / 2 : WEIGHTS; // columns of out, of a team
+#ifndef TILE
 shared float partial[WEIGHTS * ROWS * T];
+#endif
 
 bool is_second; // the running weight row is one of SwiGLU's up
 #define WORD(i) (EPILOGUE == SWIGLU && is_second ? v[i] : w[i])
@@ -70,17 +72,6 @@ uint act_at(uint r) {
 #define MAX_SUMS 16
 float sum[MAX_SUMS];
 
-// Adds this lane's units to the sums.
-void multiply();
-
-float lanes_sum(uint i, uint r, uint team) {
-    uint at = (i * ROWS + r) * T + team * p.lanes;
-    precise float total = partial[at];
-    for (uint l = 1; l < p.lanes; l++)
-        total = total + partial[at + l];
-    return total;
-}
-
 float silu(float x) {
     return x / (1 + exp(-x));
 }
@@ -102,6 +93,18 @@ void store(uint n, uint row, float a, float b) {
     }
     to[at] = y;
 }
+
+#ifndef TILE
+float lanes_sum(uint i, uint r, uint team) {
+    uint at = (i * ROWS + r) * T + team * p.lanes;
+    precise float total = partial[at];
+    for (uint l = 1; l < p.lanes; l++)
+        total = total + partial[at + l];
+    return total;
+}
+
+// Adds this lane's units to the sums.
+void multiply();
 
 void product() {
     uint tid = gl_LocalInvocationID.x, teams = T / p.lanes, team = tid / p.lanes;
@@ -139,3 +142,4 @@ void product() {
         store(n, first_row + r, a, b);
     }
 }
+#endif

@@ -1,6 +1,7 @@
 // project.comp - products of weights in blocks; a unit is two groups of 32 values.
 //
-// -DF32: with f32 activations. -DDOT: with the instruction for four int8 products.
+// -DF32: with f32 activations. -DDOT: with the instruction for four int8 products. -DTILE: of many
+// rows, through shared memory.
 //
 // int8 activations: sum += (scale * x.scale) * dot(q, x.q) - minimum * (x.scale * sum(x.q)) for each
 // run of 16 or 32 values, dot and sum exact. Where 128 activations share a scale, Q4_K, Q5_K and
@@ -220,6 +221,152 @@ float add_unit(Unit w, Acts a, float before) {
     return total;
 }
 
+#ifdef TILE
+
+// ---- many rows ----------------------------------------------------------------------------------
+
+// 64 weight rows (SwiGLU: 32 of gate, then 32 of up) and 16 ROWS activation rows by 256 threads,
+// four weight rows and ROWS activation rows each. Two units at a time are unpacked into shared
+// memory. A thread adds its units lane by lane, so that sums have the order of product.glsl.
+layout(constant_id = 9) const uint WEIGHT_VECTORS = 7; // of a unit: 5 of integers; odd, for banks
+shared uvec4 tile_w[2 * 64 * WEIGHT_VECTORS];
+shared uvec4 tile_x[2 * 16 * ROWS * 5];
+
+void put_unit(uint at, Unit o) {
+    [[unroll]] for (uint i = 0; i < 4; i++)
+        tile_w[at + i] = uvec4(o.q[4 * i], o.q[4 * i + 1], o.q[4 * i + 2], o.q[4 * i + 3]);
+    if (has_integers()) {
+        uvec4 s = uvec4(o.whole) & 255u;
+        uvec2 m = uvec2(o.whole_minimum);
+        tile_w[at + 4] = uvec4(floatBitsToUint(o.scale.x), floatBitsToUint(o.minimum.x),
+                               s.x | s.y << 8 | s.z << 16 | s.w << 24, m.x | m.y << 8);
+    } else {
+        tile_w[at + 4] = floatBitsToUint(o.scale);
+        tile_w[at + 5] = floatBitsToUint(o.minimum);
+    }
+}
+
+Unit get_unit(uint at) {
+    Unit o;
+    [[unroll]] for (uint i = 0; i < 4; i++) {
+        uvec4 q = tile_w[at + i];
+        o.q[4 * i] = q.x;
+        o.q[4 * i + 1] = q.y;
+        o.q[4 * i + 2] = q.z;
+        o.q[4 * i + 3] = q.w;
+    }
+    uvec4 v = tile_w[at + 4];
+    if (has_integers()) {
+        o.scale.x = uintBitsToFloat(v.x);
+        o.minimum.x = uintBitsToFloat(v.y);
+        [[unroll]] for (int i = 0; i < 4; i++)
+            o.whole[i] = bitfieldExtract(int(v.z), 8 * i, 8);
+        o.whole_minimum = ivec2(v.w & 255, v.w >> 8);
+    } else {
+        o.scale = uintBitsToFloat(v);
+        o.minimum = uintBitsToFloat(tile_w[at + 5]);
+    }
+    return o;
+}
+
+void put_acts(uint at, uint row, uint u) {
+    uvec2 g = groups_of(u);
+    g.y = min(g.y, p.k / 32 - 1);
+    [[unroll]] for (uint i = 0; i < 2; i++) {
+        tile_x[at + 2 * i] = xq[2 * (row + g[i])];
+        tile_x[at + 2 * i + 1] = xq[2 * (row + g[i]) + 1];
+    }
+    tile_x[at + 4] = uvec4(xs[row + g.x], xs[row + g.y]);
+}
+
+Acts get_acts(uint at) {
+    Acts a;
+    [[unroll]] for (uint i = 0; i < 4; i++)
+        a.q[i] = tile_x[at + i];
+    uvec4 s = tile_x[at + 4];
+    a.scale = uintBitsToFloat(s.xz);
+    a.sum = ivec4(bitfieldExtract(int(s.y), 0, 16), int(s.y) >> 16,
+                  bitfieldExtract(int(s.w), 0, 16), int(s.w) >> 16);
+    return a;
+}
+
+// Unit u of weight row m of the tile, or of an activation row.
+void load_stage(uint stage, uint u) {
+    uint t = gl_LocalInvocationID.x;
+    if (t / 64 == stage) {
+        uint i = t % 64, outputs = 16 * OUTPUTS;
+        Unit o;
+        is_second = i >= outputs;
+        uint n = min(first_n + (is_second ? i - outputs : i), p.n - 1);
+        load_unit((is_second ? p.weight2_first : p.weight_first) + n * p.row_bytes, u, o);
+        put_unit(t * WEIGHT_VECTORS, o);
+    }
+    t -= 128;
+    if (t / (16 * ROWS) == stage)
+        put_acts(t * 5, act_at(t % (16 * ROWS)), u);
+}
+
+void multiply_stage(uint stage) {
+    uint tx = gl_LocalInvocationID.x % 16, ty = gl_LocalInvocationID.x / 16;
+    Unit o[4];
+    [[unroll]] for (uint i = 0; i < 4; i++)
+        o[i] = get_unit((stage * 64 + i * 16 + tx) * WEIGHT_VECTORS);
+    [[unroll]] for (uint r = 0; r < ROWS; r++) {
+        Acts a = get_acts((stage * 16 * ROWS + r * 16 + ty) * 5);
+        [[unroll]] for (uint i = 0; i < 4; i++)
+            sum[i * ROWS + r] = add_unit(o[i], a, sum[i * ROWS + r]);
+    }
+}
+
+void tile() {
+    uint tx = gl_LocalInvocationID.x % 16, ty = gl_LocalInvocationID.x / 16;
+    n_rows = IS_HEAD != 0 ? io_n_outputs() : io_n_rows();
+    first_row = gl_WorkGroupID.y * 16 * ROWS;
+    first_n = gl_WorkGroupID.x * 16 * OUTPUTS;
+    place = expert = 0;
+    if (first_row >= n_rows)
+        return;
+    precise float total[MAX_SUMS];
+    [[unroll]] for (uint i = 0; i < 4 * ROWS; i++)
+        total[i] = sum[i] = 0;
+    uint u = 0, l = 0; // the next unit, and its lane
+    for (uint done = 0; done < p.units; done += 2) {
+        bool is_end[2];
+        uint lanes_done = l;
+        barrier();
+        [[unroll]] for (uint stage = 0; stage < 2; stage++) {
+            if (done + stage < p.units)
+                load_stage(stage, u);
+            u += p.lanes;
+            is_end[stage] = u >= p.units;
+            if (is_end[stage])
+                u = ++l;
+        }
+        barrier();
+        [[unroll]] for (uint stage = 0; stage < 2; stage++) {
+            if (done + stage >= p.units)
+                continue;
+            multiply_stage(stage);
+            if (!is_end[stage])
+                continue;
+            [[unroll]] for (uint i = 0; i < 4 * ROWS; i++) {
+                total[i] = lanes_done == 0 ? sum[i] : total[i] + sum[i];
+                sum[i] = 0;
+            }
+            lanes_done++;
+        }
+    }
+    [[unroll]] for (uint r = 0; r < ROWS; r++)
+        [[unroll]] for (uint i = 0; i < OUTPUTS; i++) {
+            uint n = first_n + i * 16 + tx, row = first_row + r * 16 + ty;
+            if (n < p.n && row < n_rows)
+                store(n, row, total[i * ROWS + r],
+                      EPILOGUE == SWIGLU ? total[(i + OUTPUTS) * ROWS + r] : 0);
+        }
+}
+
+#else
+
 void multiply() {
     for (uint u = lane; u < p.units; u += p.lanes) {
         Unit o[MAX_WEIGHTS];
@@ -236,7 +383,12 @@ void multiply() {
 }
 
 #endif
+#endif
 
 void main() {
+#ifdef TILE
+    tile();
+#else
     product();
+#endif
 }
