@@ -1,5 +1,5 @@
-/* pick.c - PICK: pick_rank over stretches of all rows, pick for each output, and the end of the
- * step, which has a dispatch of its own where there are several outputs. */
+/* pick.c - PICK: pick_rank and pick_weigh over stretches of all rows, pick for each output, and the
+ * end of the step, which has a dispatch of its own where there are several outputs. */
 #include "backend/vulkan/host/vulkan.h"
 #include "base/size.h"
 #include "plan/io.h"
@@ -34,7 +34,8 @@ static uint32_t threads_of(const struct vulkan_recorder *r) {
     return threads;
 }
 
-static int add_rank(struct vulkan_recorder *r, const struct op_pick *o, struct vulkan_bind best) {
+static int add_rank(struct vulkan_recorder *r, const struct op_pick *o, struct vulkan_bind best,
+                    struct vulkan_bind sums) {
     struct {
         uint32_t logits_first, logits_stride, wanted_first, wanted_stride;
         uint32_t counts_first, counts_stride, room_first, room_stride;
@@ -48,7 +49,7 @@ static int add_rank(struct vulkan_recorder *r, const struct op_pick *o, struct v
         .groups = {div_up(vocab, stretch), r->plan->max_outputs, 1},
         .constants = {RANK_THREADS, vocab, stretch, o->counts.n_dims != 0},
         .n_constants = 4,
-        .n_binds = 7,
+        .n_binds = 8,
         .push = &push,
         .push_bytes = sizeof push,
     };
@@ -59,6 +60,33 @@ static int add_rank(struct vulkan_recorder *r, const struct op_pick *o, struct v
     d.binds[4] = bind_or(r, &o->counts, &o->logits, VULKAN_READ, &push.counts_first);
     d.binds[5] = vulkan_operand(r, &o->room, VULKAN_READ | VULKAN_WRITE, &push.room_first);
     d.binds[6] = vulkan_as(best, VULKAN_WRITE);
+    d.binds[7] = vulkan_as(sums, VULKAN_WRITE);
+    return vulkan_add(r, &d);
+}
+
+static int add_weigh(struct vulkan_recorder *r, const struct op_pick *o, struct vulkan_bind best,
+                     struct vulkan_bind sums) {
+    struct {
+        uint32_t logits_first, logits_stride, room_first, room_stride, order_first, order_stride;
+    } push = {.logits_stride = o->logits.stride,
+              .room_stride = o->room.stride,
+              .order_stride = o->order.stride};
+    uint32_t vocab = o->logits.dims[0], stretch = stretch_of(vocab);
+    struct vulkan_dispatch d = {
+        .shader = "pick_weigh",
+        .groups = {div_up(vocab, stretch), r->plan->max_outputs, 1},
+        .constants = {RANK_THREADS, stretch},
+        .n_constants = 2,
+        .n_binds = 6,
+        .push = &push,
+        .push_bytes = sizeof push,
+    };
+    d.binds[0] = vulkan_io_copy(r, VULKAN_READ);
+    d.binds[1] = vulkan_operand(r, &o->logits, VULKAN_READ, &push.logits_first);
+    d.binds[2] = vulkan_operand(r, &o->room, VULKAN_READ, &push.room_first);
+    d.binds[3] = vulkan_operand(r, &o->order, VULKAN_WRITE, &push.order_first);
+    d.binds[4] = vulkan_as(best, VULKAN_READ);
+    d.binds[5] = vulkan_as(sums, VULKAN_READ | VULKAN_WRITE);
     return vulkan_add(r, &d);
 }
 
@@ -70,7 +98,8 @@ static struct end_push end_of(const struct vulkan_recorder *r, const struct op_p
                              .step = r->step};
 }
 
-static int add_pick(struct vulkan_recorder *r, const struct op_pick *o, struct vulkan_bind best) {
+static int add_pick(struct vulkan_recorder *r, const struct op_pick *o, struct vulkan_bind best,
+                    struct vulkan_bind sums) {
     struct {
         struct end_push end;
         uint32_t logits_first, logits_stride, room_first, room_stride, order_first, order_stride;
@@ -83,10 +112,10 @@ static int add_pick(struct vulkan_recorder *r, const struct op_pick *o, struct v
     struct vulkan_dispatch d = {
         .shader = "pick",
         .groups = {r->plan->max_outputs, 1, 1},
-        .constants = {threads, vocab, has_counts, threads, div_up(vocab, stretch_of(vocab)),
-                      is_end},
-        .n_constants = 6,
-        .n_binds = 7,
+        .constants = {threads, vocab, has_counts, threads, div_up(vocab, stretch_of(vocab)), is_end,
+                      stretch_of(vocab)},
+        .n_constants = 7,
+        .n_binds = 8,
         .push = &push,
         .push_bytes = sizeof push,
     };
@@ -99,6 +128,7 @@ static int add_pick(struct vulkan_recorder *r, const struct op_pick *o, struct v
     d.binds[4] = vulkan_operand(r, &o->room, VULKAN_READ, &push.room_first);
     d.binds[5] = vulkan_operand(r, &o->order, both, &push.order_first);
     d.binds[6] = vulkan_as(best, VULKAN_READ);
+    d.binds[7] = vulkan_as(sums, VULKAN_READ);
     return vulkan_add(r, &d);
 }
 
@@ -122,12 +152,15 @@ static int add_end(struct vulkan_recorder *r, const struct op_pick *o) {
 
 int vulkan_record_pick(struct vulkan_recorder *r, const struct op *op) {
     const struct op_pick *o = &op->pick;
-    uint32_t vocab = o->logits.dims[0];
-    uint64_t stretches = div_up(vocab, stretch_of(vocab));
-    struct vulkan_bind best = vulkan_work(r, stretches * r->plan->max_outputs * sizeof(uint64_t));
-    int status = add_rank(r, o, best);
+    uint64_t stretches = div_up(o->logits.dims[0], stretch_of(o->logits.dims[0]));
+    uint64_t outputs = r->plan->max_outputs, each = sizeof(uint64_t);
+    struct vulkan_bind best = vulkan_work(r, outputs * stretches * each),
+                       sums = vulkan_work(r, outputs * (stretches + 1) * each);
+    int status = add_rank(r, o, best, sums);
     if (!status)
-        status = add_pick(r, o, best);
+        status = add_weigh(r, o, best, sums);
+    if (!status)
+        status = add_pick(r, o, best, sums);
     if (!status && r->plan->max_outputs > 1)
         status = add_end(r, o);
     return status;

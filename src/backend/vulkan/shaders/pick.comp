@@ -3,14 +3,13 @@
 // step, too.
 //
 //   best     the largest key of pick_rank.comp's stretches: the token of a greedy output
-//   cuts     a histogram by distance from the maximum, 32 bins a power of e; the tokens of the bins
-//            that may pass top-k, top-p and min-p go to a list; the exact cut and the draw are found
-//            in it by radix select over the keys
+//   cuts     pick_weigh.comp has listed the tokens near the best. Where these are not all that may
+//            pass top-k, top-p and min-p: a histogram of all by distance from the maximum, 32 bins a
+//            power of e, and a list anew of the bins that may. The cut and the draw are found in the
+//            list by rank, or in a long one by radix select over the keys
 //   no cuts  the token at which the running sum reaches the draw, in the order of the vocabulary
 #extension GL_GOOGLE_include_directive : require
 #extension GL_EXT_control_flow_attributes : require
-#extension GL_KHR_shader_subgroup_arithmetic : require
-#extension GL_KHR_shader_subgroup_vote : require
 #include "io.glsl"
 #include "pick.glsl"
 
@@ -20,6 +19,7 @@ layout(constant_id = 2) const uint HAS_COUNTS = 0;
 layout(constant_id = 3) const uint THREADS = 128; // as constant 0; a power of two, at most 1024
 layout(constant_id = 4) const uint STRETCHES = 1;
 layout(constant_id = 5) const uint IS_END = 0;
+layout(constant_id = 6) const uint STRETCH = 128;
 
 layout(push_constant) uniform Push {
     IO_AT;
@@ -34,30 +34,21 @@ layout(binding = 3) readonly buffer Logits { float logits[]; };
 layout(binding = 4) readonly buffer Room { float room[]; };
 layout(binding = 5) coherent buffer Order { uvec2 list[]; };
 layout(binding = 6) readonly buffer Best { uvec2 best[]; };
+layout(binding = 7) readonly buffer Sums { uvec2 sums[]; }; // as in pick_weigh.comp
 
 #include "pick_end.glsl"
 
 #define BINS 1024
+#define MOST_BY_RANK 512 // candidates
 
 shared uvec2 keys[THREADS];
 shared uint low[BINS], high[BINS];
 shared uint n_listed, hit_bin;
 shared uvec2 hit_before;
 
-uint t, o, n_vocab, flags;
+#include "pick_weights.glsl"
 
-// From a logit to its weight.
-float scale, shift;
-bool is_top_k, is_changed;
-
-float output_float(uint word) {
-    return uintBitsToFloat(io_output(o, word));
-}
-
-float logit_at(uint i) {
-    return is_changed ? room[p.room_first + o * p.room_stride + i]
-                      : logits[p.logits_first + o * p.logits_stride + i];
-}
+bool is_top_k;
 
 // Loops over logits have AHEAD of them in flight; what is beyond the end is NaN.
 #define AHEAD 8
@@ -110,19 +101,6 @@ void add_to_bin(uint bin, uvec2 weight) {
         atomicAdd(high[bin], upper);
 }
 
-// By all threads; mostly those of a subgroup have one bin, and add up before it. A weight has 41 bits,
-// a subgroup 128 at most: two sums of 24 and 17 bits cannot overflow.
-void add_run(uint bin, uvec2 weight) {
-    if (!subgroupAllEqual(bin)) {
-        add_to_bin(bin, weight);
-        return;
-    }
-    uint lower = subgroupAdd(weight.x & 0xffffffu);
-    uint upper = subgroupAdd(weight.x >> 24 | weight.y << 8);
-    if (subgroupElect())
-        add_to_bin(bin, add64(uvec2(lower, 0), uvec2(upper << 24, upper >> 8)));
-}
-
 uvec2 bin_at(uint bin) {
     return uvec2(low[bin], high[bin]);
 }
@@ -167,41 +145,7 @@ void find_bin(uvec2 target) {
     barrier();
 }
 
-// ---- weights ----------------------------------------------------------------------------------
-
-// e^x as the CPU has it (vec_exp in cpu/vec.h), so that the same numbers are compared; x is not
-// above 0.
-float exp_of(float argument) {
-    precise float x = max(argument, -87.0);
-    precise float shifted = x * 1.44269504 + 12582912.0;
-    precise float n = shifted - 12582912.0;
-    precise float r = x - n * 0.693359375;
-    r = r - n * -2.12194440e-4;
-    precise float y = 1.9875691500e-4;
-    y = y * r + 1.3981999507e-3;
-    y = y * r + 8.3334519073e-3;
-    y = y * r + 4.1665795894e-2;
-    y = y * r + 1.6666665459e-1;
-    y = y * r + 5.0000001201e-1;
-    y = y * (r * r) + r;
-    y = y + 1.0;
-    return y * uintBitsToFloat((floatBitsToUint(shifted) << 23) + 0x3f800000u);
-}
-
-// In [0, 1]: the probability over the largest one.
-float relative_prob(float x) {
-    precise float scaled = x * scale;
-    precise float distance = scaled - shift;
-    return scaled == shift ? 1.0 : exp_of(distance); // infinities too
-}
-
-uvec2 weight_of(float x) {
-    if (is_nan(x))
-        return uvec2(0);
-    float prob = min(relative_prob(x), 1.0) * 256.0;
-    uint upper = uint(prob);
-    return uvec2(uint((prob - float(upper)) * 4294967296.0), upper);
-}
+// ---- bins of all logits ------------------------------------------------------------------------
 
 // The distance from the maximum in 32nds of a power of e: a larger logit is never in a later bin.
 uint bin_of(float x) {
@@ -240,20 +184,25 @@ uvec2 top_p_target(uvec2 total) {
     return max64(add64(target, uvec2(has_rest ? 1 : 0, 0)), uvec2(1, 0));
 }
 
-void set_token(int token) {
-    if (t == 0) {
-        io_output(o, 14) = uint(token);
-        host[p.io_outputs + 16 * o + 14] = uint(token);
-    }
+void put_token(int token) {
+    io_output(o, 14) = uint(token);
+    host[p.io_outputs + 16 * o + 14] = uint(token);
 }
 
-// From all tokens: which of BINS runs has the target, then which token of the run.
+void set_token(int token) {
+    if (t == 0)
+        put_token(token);
+}
+
+// From all tokens: which stretch has the target, then which of its runs, until a run is a token.
 void draw_uncut() {
-    uint run = (n_vocab + BINS * THREADS - 1) / (BINS * THREADS) * THREADS, begin = 0, end = n_vocab;
-    uvec2 target;
+    uint run = STRETCH, begin = 0, end = n_vocab;
     clear_bins();
-    EACH_LOGIT(begin, end, i, x, add_run(min(i / run, BINS - 1), weight_of(x));)
-    target = draw_target(total_of_bins());
+    if (t < STRETCHES) {
+        low[t] = sums[o * (STRETCHES + 1) + t].x;
+        high[t] = sums[o * (STRETCHES + 1) + t].y;
+    }
+    uvec2 target = draw_target(total_of_bins());
     for (;;) {
         find_bin(target);
         target = sub64(target, hit_before);
@@ -342,12 +291,12 @@ uint last_bin(uvec2 total) {
     return last;
 }
 
-void draw_cut() {
+// Lists anew all that may pass.
+void list_all(uvec2 total) {
     clear_bins();
     EACH_LOGIT(0, n_vocab, i, x, if (!is_nan(x))
                    add_to_bin(bin_of(x), is_top_k ? uvec2(1, 0) : weight_of(x));)
-    uvec2 total = total_of_bins();
-    uint last = last_bin(total);
+    uint last = last_bin(is_top_k ? total_of_bins() : total);
     float least = is_finite(shift) || shift > 0 ? -3.4028234e38 : uintBitsToFloat(0xff800000u);
     barrier();
     if (t == 0)
@@ -357,6 +306,10 @@ void draw_cut() {
                    list[list_at + atomicAdd(n_listed, 1)] = key_of(x, i);)
     memoryBarrierBuffer();
     barrier();
+}
+
+// By radix select. total: the weight of all tokens.
+void draw_long(uvec2 total) {
     uvec2 cut = uvec2(0);
     if (is_top_k)
         cut = radix_select(true, uvec2(min(io_output(o, 5), n_listed), 0));
@@ -372,38 +325,82 @@ void draw_cut() {
     set_token(token_of(radix_select(false, draw_target(weight_from(cut)))));
 }
 
+// A thread has a key, its rank, and the running weight from the largest key down to its own.
+void draw_short(uvec2 total) {
+    uvec2 key = uvec2(0), own = uvec2(0), running = uvec2(0);
+    uint rank = 0;
+    bool is_in = t < n_listed;
+    barrier();
+    if (is_in) {
+        key = list[list_at + t];
+        own = weight_of(logit_of(key));
+        keys[t] = key;
+        low[t] = own.x;
+        high[t] = own.y;
+    }
+    barrier();
+    for (uint i = 0; is_in && i < n_listed; i++)
+        if (!less64(keys[i], key)) {
+            rank++;
+            running = add64(running, bin_at(i));
+        }
+    if (is_top_k) {
+        is_in = is_in && rank <= io_output(o, 5);
+        total = largest(is_in ? running : uvec2(0));
+    }
+    if (output_float(3) < 1)
+        is_in = is_in && less64(sub64(running, own), top_p_target(total));
+    if (output_float(4) > 0)
+        is_in = is_in && relative_prob(logit_of(key)) >= min(output_float(4), 1.0);
+    uvec2 target = draw_target(largest(is_in ? running : uvec2(0)));
+    if (is_in && less64(sub64(running, own), target) && !less64(running, target))
+        put_token(token_of(key));
+}
+
+void draw_cut() {
+    uvec2 total = uvec2(0);
+    if (t < STRETCHES)
+        total = sums[o * (STRETCHES + 1) + t];
+    total = sum_of(total);
+    barrier();
+    if (t == 0)
+        n_listed = sums[o * (STRETCHES + 1) + STRETCHES].x;
+    barrier();
+    bool is_enough = output_float(4) >= NEAR_PROB;
+    if (is_top_k)
+        is_enough = n_listed >= io_output(o, 5);
+    else if (!is_enough && output_float(3) < 1)
+        is_enough = !less64(weight_from(uvec2(0)), top_p_target(total));
+    if (!is_enough)
+        list_all(total);
+    if (n_listed <= min(THREADS, MOST_BY_RANK))
+        draw_short(total);
+    else
+        draw_long(total);
+}
+
 void pick_token() {
     uvec2 key = uvec2(0);
     for (uint i = t; i < STRETCHES; i += THREADS)
         key = max64(key, best[o * STRETCHES + i]);
     key = largest(key);
-    bool wants = (flags & IO_WANTS_TOKEN) != 0, is_nothing = token_of(key) == IO_NOT_FINITE;
-    float temperature = output_float(2), most = logit_of(key);
-    if (is_nothing || !wants || !(temperature > 0) || is_nan(most)) {
-        if (is_nothing || wants)
-            set_token(token_of(key));
-        return;
+    if (find_scale(key)) {
+        is_top_k = io_output(o, 5) > 0 && io_output(o, 5) < n_vocab;
+        if (is_cut())
+            draw_cut();
+        else
+            draw_uncut();
+    } else if ((flags & IO_WANTS_TOKEN) != 0 || token_of(key) == IO_NOT_FINITE) {
+        set_token(token_of(key));
     }
-    is_top_k = io_output(o, 5) > 0 && io_output(o, 5) < n_vocab;
-    precise float inverse = 1.0 / temperature;
-    scale = inverse;
-    precise float scaled = most * inverse;
-    shift = scaled;
-    if (io_output(o, 5) > 0 || output_float(3) < 1 || output_float(4) > 0)
-        draw_cut();
-    else
-        draw_uncut();
 }
 
 void main() {
-    t = gl_LocalInvocationIndex;
     o = gl_WorkGroupID.x;
+    t = gl_LocalInvocationIndex;
     if (o < io_n_outputs()) {
-        flags = io_output_flags(o);
-        n_vocab = io_output(o, 11);
+        find_output();
         list_at = p.order_first + o * p.order_stride;
-        is_changed = (flags & IO_HAS_MASK) != 0 || io_output(o, 9) > 0 || output_float(6) != 1 ||
-                     output_float(7) != 0 || output_float(8) != 0;
         pick_token();
     }
     if (IS_END != 0) {

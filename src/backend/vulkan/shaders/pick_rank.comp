@@ -25,6 +25,7 @@ layout(binding = 3) writeonly buffer Wanted { float wanted[]; };
 layout(binding = 4) readonly buffer Counts { uint counts[]; }; // two a word
 layout(binding = 5) coherent buffer Room { float room[]; };
 layout(binding = 6) writeonly buffer Best { uvec2 best[]; }; // (O, stretches)
+layout(binding = 7) writeonly buffer Sums { uvec2 sums[]; }; // as in pick_weigh.comp: nothing is listed
 
 shared uvec2 keys[THREADS];
 shared uvec2 biases[THREADS];
@@ -198,4 +199,6 @@ void main() {
     key = largest(are_finite ? key : KEY_NOT_FINITE);
     if (t == 0)
         best[o * gl_NumWorkGroups.x + gl_WorkGroupID.x] = key;
+    if (t == 0 && begin == 0)
+        sums[o * (gl_NumWorkGroups.x + 1) + gl_NumWorkGroups.x] = uvec2(0);
 }

@@ -1,0 +1,93 @@
+// pick_weights.glsl - from an output's logits to their weights, for pick_weigh.comp and pick.comp.
+//
+// The shader has io, logits and room, and of its push constants where they begin.
+#ifndef PICK_WEIGHTS_GLSL
+#define PICK_WEIGHTS_GLSL
+
+uint t, o, n_vocab, flags;
+
+// From a logit to its weight.
+float scale, shift;
+bool is_changed;
+
+float output_float(uint word) {
+    return uintBitsToFloat(io_output(o, word));
+}
+
+float logit_at(uint i) {
+    return is_changed ? room[p.room_first + o * p.room_stride + i]
+                      : logits[p.logits_first + o * p.logits_stride + i];
+}
+
+// By top-k, top-p or min-p.
+bool is_cut() {
+    return io_output(o, 5) > 0 || output_float(3) < 1 || output_float(4) > 0;
+}
+
+void find_output() {
+    t = gl_LocalInvocationIndex;
+    flags = io_output_flags(o);
+    n_vocab = io_output(o, 11);
+    is_changed = (flags & IO_HAS_MASK) != 0 || io_output(o, 9) > 0 || output_float(6) != 1 ||
+                 output_float(7) != 0 || output_float(8) != 0;
+}
+
+// False: it is not drawn, but the best, or there is none.
+bool find_scale(uvec2 key) {
+    float temperature = output_float(2), most = logit_of(key);
+    if ((flags & IO_WANTS_TOKEN) == 0 || !(temperature > 0) || token_of(key) == IO_NOT_FINITE ||
+        is_nan(most))
+        return false;
+    precise float inverse = 1.0 / temperature;
+    precise float scaled = most * inverse;
+    scale = inverse;
+    shift = scaled;
+    return true;
+}
+
+// ---- weights ----------------------------------------------------------------------------------
+
+// e^x as the CPU has it (vec_exp in cpu/vec.h), so that the same numbers are compared; x is not
+// above 0.
+float exp_of(float argument) {
+    precise float x = max(argument, -87.0);
+    precise float shifted = x * 1.44269504 + 12582912.0;
+    precise float n = shifted - 12582912.0;
+    precise float r = x - n * 0.693359375;
+    r = r - n * -2.12194440e-4;
+    precise float y = 1.9875691500e-4;
+    y = y * r + 1.3981999507e-3;
+    y = y * r + 8.3334519073e-3;
+    y = y * r + 4.1665795894e-2;
+    y = y * r + 1.6666665459e-1;
+    y = y * r + 5.0000001201e-1;
+    y = y * (r * r) + r;
+    y = y + 1.0;
+    return y * uintBitsToFloat((floatBitsToUint(shifted) << 23) + 0x3f800000u);
+}
+
+// In [0, 1]: the probability over the largest one.
+float relative_prob(float x) {
+    precise float scaled = x * scale;
+    precise float distance = scaled - shift;
+    return scaled == shift ? 1.0 : exp_of(distance); // infinities too
+}
+
+uvec2 weight_of(float x) {
+    if (is_nan(x))
+        return uvec2(0);
+    float prob = min(relative_prob(x), 1.0) * 256.0;
+    uint upper = uint(prob);
+    return uvec2(uint((prob - float(upper)) * 4294967296.0), upper);
+}
+
+// Candidates that are listed before the cuts are known: those within this of the maximum, e^-8.
+#define NEAR 8.0
+#define NEAR_PROB 0.0004 // what surely is
+
+bool is_near(float x) {
+    precise float distance = shift - x * scale;
+    return distance <= NEAR;
+}
+
+#endif
