@@ -4,7 +4,7 @@
 #include "base/size.h"
 
 enum { QUANTIZE_THREADS = 256, PRODUCT_THREADS = 128, MAX_LANES = 32, MAX_SUMS = 16 };
-enum { TILE_THREADS = 256, TILE_SHARED = 25 << 10 };
+enum { TILE_THREADS = 256, TILE_SHARED = 25 << 10, FUSED_THREADS = 256, FUSED_HEADS = 256 };
 
 /* ---- activations ------------------------------------------------------------------------------
  */
@@ -82,16 +82,37 @@ int vulkan_quantize(struct vulkan_recorder *r, const struct vulkan_prologue *p,
 
 struct product_push {
     uint32_t units, lanes, k, n, row_bytes, weight_first, weight2_first, bias_first, bias2_first;
-    uint32_t out_first, out_stride, act_stride, plane_bytes, places, choice_first, choice_stride;
-    uint32_t first_expert, n_experts, act_place, out_place;
+    uint32_t out_first;
+    union {
+        struct {
+            uint32_t out_stride, act_stride, plane_bytes, places, choice_first, choice_stride;
+            uint32_t first_expert, n_experts, act_place, out_place;
+        };
+        struct { /* fused */
+            uint32_t in_first, norm_first, gate_first, head_width, gate_stride;
+            float eps;
+        };
+    };
 };
 
 /* How a dispatch shares the work; lanes follows from K alone (product.glsl). */
 struct shape {
     uint32_t units, lanes, threads, rows, weights;
     uint32_t group_rows, group_outputs; /* of a workgroup */
-    bool is_tile;
+    bool is_tile, is_fused;
 };
+
+/* Shared memory of a fused product: the row as int8, and sums (product.glsl). */
+static uint64_t fused_shared(uint32_t k) {
+    return (uint64_t)div_up(k, 64) * (5 * 16 + 6 * 4) + (4 + 1) * FUSED_THREADS * 4 +
+           (FUSED_HEADS + 2) * 4;
+}
+
+bool vulkan_can_fuse(const struct vulkan_recorder *r, const struct vulkan_prologue *p) {
+    return r->plan->max_rows == 1 && !p->needs_f32 && r->can->max_threads >= FUSED_THREADS &&
+           fused_shared(p->in.dims[0]) <= r->can->shared_bytes &&
+           (p->prologue != PROLOGUE_GATED_NORM || p->in.dims[0] / p->head_width <= FUSED_HEADS);
+}
 
 /* Many rows of int8. */
 static bool has_tile(const struct vulkan_recorder *r, const struct vulkan_product *p) {
@@ -100,12 +121,14 @@ static bool has_tile(const struct vulkan_recorder *r, const struct vulkan_produc
 }
 
 static const char *shader_of(const struct vulkan_recorder *r, const struct vulkan_product *p,
-                             bool is_tile) {
+                             const struct shape *s) {
     if (is_plain(p->weight))
         return "project_plain";
     if (p->is_f32)
         return "project_f32";
-    if (is_tile)
+    if (s->is_fused)
+        return r->can->has_dot ? "project_fused_dot" : "project_fused";
+    if (s->is_tile)
         return r->can->has_dot ? "project_tile_dot" : "project_tile";
     return r->can->has_dot ? "project_int8_dot" : "project_int8";
 }
@@ -123,7 +146,9 @@ static struct shape shape_of(const struct vulkan_recorder *r, const struct vulka
         s.group_outputs = 64 / least;
         return s;
     }
-    uint32_t teams = s.lanes < PRODUCT_THREADS ? PRODUCT_THREADS / s.lanes : 1;
+    s.is_fused = !p->acts;
+    s.threads = s.is_fused ? FUSED_THREADS : PRODUCT_THREADS;
+    uint32_t teams = s.lanes < s.threads ? s.threads / s.lanes : 1;
     while (!p->choice && s.rows < 8 && s.rows < p->rows)
         s.rows *= 2;
     while (s.weights * s.rows > MAX_SUMS)
@@ -132,7 +157,7 @@ static struct shape shape_of(const struct vulkan_recorder *r, const struct vulka
     uint64_t pairs = p->choice ? (uint64_t)p->rows * p->places : div_up(p->rows, s.rows);
     while (s.weights > least && pairs * n / s.weights * least * s.lanes < 1024ull * r->can->n_cores)
         s.weights /= 2;
-    s.threads = teams * s.lanes;
+    s.threads = s.is_fused ? s.threads : teams * s.lanes;
     s.group_rows = s.rows;
     s.group_outputs = teams * s.weights / least;
     return s;
@@ -168,12 +193,55 @@ static struct vulkan_bind bind_bias(struct vulkan_recorder *r, const struct oper
     return bias && bias->n_dims ? vulkan_operand(r, bias, VULKAN_READ, first) : other;
 }
 
+/* What differs where activations come from workspace, or the product prepares its row itself. */
+static void bind_acts(struct vulkan_recorder *r, const struct vulkan_product *p,
+                      const struct piece *piece, struct vulkan_dispatch *d,
+                      struct product_push *push) {
+    const struct operand *w = p->weight;
+    uint32_t in_acts = p->is_f32 ? 1 : 32;
+    push->out_stride = p->out_stride;
+    push->act_stride = p->is_f32 ? p->acts->x_stride : p->acts->k / 32;
+    push->act_place = p->act_place / in_acts;
+    push->out_place = p->out_place;
+    if (p->choice) {
+        push->plane_bytes = (uint32_t)(w->plane * row_bytes_of(w));
+        push->places = p->places;
+        push->first_expert = piece->first;
+        push->n_experts = piece->n;
+        push->choice_stride = p->choice->stride;
+        d->binds[5] = vulkan_operand(r, p->choice, VULKAN_READ, &push->choice_first);
+    }
+    d->binds[7] = vulkan_as(p->is_f32 ? p->acts->x : p->acts->q, VULKAN_READ);
+    d->binds[8] = vulkan_as(p->is_f32 ? p->acts->x : p->acts->scales, VULKAN_READ);
+}
+
+static void bind_fused(struct vulkan_recorder *r, const struct vulkan_product *p,
+                       struct vulkan_dispatch *d, struct product_push *push) {
+    const struct vulkan_prologue *q = p->prologue;
+    push->head_width = q->head_width;
+    push->gate_stride = q->gate_stride;
+    push->eps = q->eps;
+    d->binds[7] = vulkan_operand(r, &q->in, VULKAN_READ, &push->in_first);
+    d->binds[8] = d->binds[7];
+    if (has_gate(q))
+        d->binds[5] = vulkan_operand(r, &q->gate, VULKAN_READ, &push->gate_first);
+    if (has_norm(q))
+        d->binds[8] = vulkan_operand(r, &q->norm, VULKAN_READ, &push->norm_first);
+}
+
+/* Workgroups that each prepare the row should be few: as many as run at once, all with as much to
+ * do. */
+static uint32_t fused_groups(const struct vulkan_recorder *r, uint32_t groups) {
+    uint32_t rounds = div_up(groups, 4 * r->can->n_cores);
+    return div_up(groups, rounds);
+}
+
 static int multiply_piece(struct vulkan_recorder *r, const struct vulkan_product *p,
                           const struct piece *piece) {
     const struct operand *w = p->weight;
     bool is_stack = p->choice != NULL, has_bias = p->bias && p->bias->n_dims;
     struct shape s = shape_of(r, p);
-    uint32_t n = is_stack ? w->dims[1] : piece->n, in_acts = p->is_f32 ? 1 : 32;
+    uint32_t n = is_stack ? w->dims[1] : piece->n, groups = div_up(n, s.group_outputs);
     struct product_push push = {
         .units = s.units,
         .lanes = s.lanes,
@@ -181,20 +249,11 @@ static int multiply_piece(struct vulkan_recorder *r, const struct vulkan_product
         .n = n,
         .row_bytes = (uint32_t)row_bytes_of(w),
         .out_first = p->out_first + (is_stack ? 0 : piece->first),
-        .out_stride = p->out_stride,
-        .act_stride = p->is_f32 ? p->acts->x_stride : p->acts->k / 32,
-        .plane_bytes = is_stack ? (uint32_t)(w->plane * row_bytes_of(w)) : 0,
-        .places = p->places,
-        .first_expert = is_stack ? piece->first : 0,
-        .n_experts = is_stack ? piece->n : 0,
-        .act_place = p->act_place / in_acts,
-        .out_place = p->out_place,
     };
     struct vulkan_dispatch d = {
-        .shader = shader_of(r, p, s.is_tile),
-        .groups = {div_up(n, s.group_outputs),
+        .shader = shader_of(r, p, &s),
+        .groups = {s.is_fused ? fused_groups(r, groups) : groups,
                    is_stack ? p->rows * p->places : div_up(p->rows, s.group_rows), 1},
-        .n_constants = 10,
         .n_binds = 10,
         .push = &push,
         .push_bytes = sizeof push,
@@ -209,14 +268,12 @@ static int multiply_piece(struct vulkan_recorder *r, const struct vulkan_product
     push.bias_first += is_stack ? 0 : piece->first;
     push.bias2_first += is_stack ? 0 : piece->first;
     d.binds[5] = io;
-    if (is_stack) {
-        d.binds[5] = vulkan_operand(r, p->choice, VULKAN_READ, &push.choice_first);
-        push.choice_stride = p->choice->stride;
-    }
     d.binds[6] = p->out;
-    d.binds[7] = vulkan_as(p->is_f32 ? p->acts->x : p->acts->q, VULKAN_READ);
-    d.binds[8] = vulkan_as(p->is_f32 ? p->acts->x : p->acts->scales, VULKAN_READ);
     d.binds[9] = vulkan_grids(r);
+    if (s.is_fused)
+        bind_fused(r, p, &d, &push);
+    else
+        bind_acts(r, p, piece, &d, &push);
     bool is_aligned = (push.weight_first | push.weight2_first) % 16 == 0;
     if (!is_plain(w) && !is_aligned)
         return err_set(r->err, SLUICE_ERR_UNSUPPORTED,
@@ -225,17 +282,21 @@ static int multiply_piece(struct vulkan_recorder *r, const struct vulkan_product
     bool is_vectors = is_aligned && w->dims[0] % 8 == 0;
     bool has_integers =
         p->act_group == 128 && (w->type == DT_Q4_K || w->type == DT_Q5_K || w->type == DT_Q6_K);
-    uint32_t constants[] = {s.threads,
-                            w->type,
-                            s.rows,
-                            s.weights,
-                            (uint32_t)p->epilogue,
-                            p->is_head,
-                            is_stack,
-                            is_plain(w) ? is_vectors : p->act_group == 128,
-                            has_bias,
-                            has_integers ? 5 : 7};
-    for (size_t i = 0; i < sizeof constants / sizeof *constants; i++)
+    const uint32_t constants[] = {s.threads,
+                                  w->type,
+                                  s.rows,
+                                  s.weights,
+                                  (uint32_t)p->epilogue,
+                                  p->is_head,
+                                  is_stack,
+                                  is_plain(w) ? is_vectors : p->act_group == 128,
+                                  has_bias,
+                                  has_integers ? 5 : 7,
+                                  s.is_fused ? (uint32_t)p->prologue->prologue : 0,
+                                  s.is_fused ? p->act_group : 0,
+                                  s.is_fused ? s.units : 0};
+    d.n_constants = s.is_fused ? 13 : s.is_tile ? 10 : 9;
+    for (uint32_t i = 0; i < d.n_constants; i++)
         d.constants[i] = constants[i];
     return vulkan_add(r, &d);
 }

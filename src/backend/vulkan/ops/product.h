@@ -28,12 +28,17 @@ struct vulkan_acts {
 int vulkan_quantize(struct vulkan_recorder *r, const struct vulkan_prologue *p,
                     struct vulkan_acts *out);
 
+/* Whether products of these activations can prepare them, each for itself: one row of int8. That
+ * spares a dispatch which all would wait for. */
+bool vulkan_can_fuse(const struct vulkan_recorder *r, const struct vulkan_prologue *p);
+
 enum product_epilogue { PRODUCT_STORE, PRODUCT_ADD, PRODUCT_SWIGLU, PRODUCT_GATED };
 
 struct vulkan_product {
     const struct operand *weight, *bias;        /* bias may be NULL, or none */
     const struct operand *second, *second_bias; /* SwiGLU's up, read as `weight` is */
-    const struct vulkan_acts *acts;
+    const struct vulkan_acts *acts; /* NULL: the product itself prepares its row, by `prologue` */
+    const struct vulkan_prologue *prologue;
     bool is_f32;        /* the activations that it meets */
     uint32_t act_group; /* of int8 */
     enum product_epilogue epilogue;

@@ -7,8 +7,8 @@ static bool meets_f32(const struct vulkan_recorder *r, const struct segment *s) 
 
 /* Segment i into its columns of out. */
 static int record_segment(struct vulkan_recorder *r, const struct op *op,
-                          const struct vulkan_acts *acts, uint32_t rows, uint32_t i,
-                          enum product_epilogue epilogue) {
+                          const struct vulkan_acts *acts, const struct vulkan_prologue *prologue,
+                          uint32_t i, enum product_epilogue epilogue) {
     const struct op_project *p = &op->project;
     const struct segment *s = &p->segments[i], *next = s + 1;
     struct operand out = operand_columns(p->out, s->column, s->weight.dims[1]);
@@ -16,10 +16,11 @@ static int record_segment(struct vulkan_recorder *r, const struct op *op,
         .weight = &s->weight,
         .bias = &s->bias,
         .acts = acts,
+        .prologue = prologue,
         .is_f32 = meets_f32(r, s),
         .act_group = op_act_group(op),
         .epilogue = epilogue,
-        .rows = rows,
+        .rows = prologue->rows,
         .is_head = p->is_lm_head,
         .out_stride = p->out.stride,
     };
@@ -31,6 +32,12 @@ static int record_segment(struct vulkan_recorder *r, const struct op *op,
     product.out = vulkan_operand(r, &out, is_read ? VULKAN_READ | VULKAN_WRITE : VULKAN_WRITE,
                                  &product.out_first);
     return vulkan_multiply(r, &product);
+}
+
+/* Whether the input is overwritten: then it must be read before. */
+static bool is_in_place(const struct op_project *p) {
+    return p->in.region == p->out.region && p->in.offset < p->out.offset + operand_bytes(&p->out) &&
+           p->out.offset < p->in.offset + operand_bytes(&p->in);
 }
 
 int vulkan_record_project(struct vulkan_recorder *r, const struct op *op) {
@@ -51,19 +58,23 @@ int vulkan_record_project(struct vulkan_recorder *r, const struct op *op) {
         q.needs_f32 |= meets_f32(r, &p->segments[i]);
         q.needs_int8 |= !meets_f32(r, &p->segments[i]);
     }
-    struct vulkan_acts acts;
-    int status = vulkan_quantize(r, &q, &acts);
+    struct vulkan_acts in_work, *acts = NULL;
+    int status = SLUICE_OK;
+    if (!vulkan_can_fuse(r, &q) || is_in_place(p)) {
+        acts = &in_work;
+        status = vulkan_quantize(r, &q, acts);
+    }
     if (p->epilogue == EPILOGUE_SWIGLU) {
         const struct segment *a = &p->segments[0], *b = &p->segments[1];
         if (vulkan_is_pair(r, &a->weight, &b->weight) && meets_f32(r, a) == meets_f32(r, b) &&
             !a->bias.n_dims == !b->bias.n_dims)
-            return status ? status : record_segment(r, op, &acts, q.rows, 0, PRODUCT_SWIGLU);
+            return status ? status : record_segment(r, op, acts, &q, 0, PRODUCT_SWIGLU);
         if (!status)
-            status = record_segment(r, op, &acts, q.rows, 0, PRODUCT_STORE);
-        return status ? status : record_segment(r, op, &acts, q.rows, 1, PRODUCT_GATED);
+            status = record_segment(r, op, acts, &q, 0, PRODUCT_STORE);
+        return status ? status : record_segment(r, op, acts, &q, 1, PRODUCT_GATED);
     }
     enum product_epilogue epilogue = p->epilogue == EPILOGUE_ADD ? PRODUCT_ADD : PRODUCT_STORE;
     for (uint32_t i = 0; !status && i < p->n_segments; i++)
-        status = record_segment(r, op, &acts, q.rows, i, epilogue);
+        status = record_segment(r, op, acts, &q, i, epilogue);
     return status;
 }

@@ -7,6 +7,7 @@
 // lane l sums units l, l + lanes, ... in order, and then the sums of all lanes are added in order.
 // lanes follows from K alone, so a row's bits are the same in every shape.
 //
+// -DFUSED: one row, which every workgroup prepares for itself in shared memory (prologue.glsl).
 // IS_EXPERTS: workgroup y is a pair (row, place), and the matrix that of the expert chosen there.
 // The shader that includes this defines `multiply`.
 #include "io.glsl"
@@ -21,6 +22,10 @@ layout(constant_id = 6) const uint IS_EXPERTS = 0;
 layout(constant_id = 7) const uint IS_WIDE = 0; // 128 activations share a scale; plain: 16-aligned
 layout(constant_id = 8) const uint HAS_BIAS = 0;
 
+layout(constant_id = 10) const uint PROLOGUE = 0; // of FUSED: enum prologue,
+layout(constant_id = 11) const uint GROUP = 32;   // values that share a scale,
+layout(constant_id = 12) const uint UNITS = 1;    // and p.units
+
 #define STORE 0
 #define ADD 1    // out += result
 #define SWIGLU 2 // out = silu(first) * second
@@ -29,8 +34,13 @@ layout(constant_id = 8) const uint HAS_BIAS = 0;
 layout(push_constant) uniform Push {
     IO_AT;
     uint units, lanes, k, n, row_bytes, weight_first, weight2_first, bias_first, bias2_first;
+#ifdef FUSED
+    uint out_first, in_first, norm_first, gate_first, head_width, gate_stride;
+    float eps;
+#else
     uint out_first, out_stride, act_stride, plane_bytes, places, choice_first, choice_stride;
     uint first_expert, n_experts, act_place, out_place;
+#endif
 } p;
 layout(binding = 0) readonly buffer Io { uint io[]; };
 layout(binding = 1) readonly buffer Weight { uint w[]; };
@@ -39,7 +49,13 @@ layout(binding = 2) readonly buffer Weight2 { uint v[]; };
 layout(binding = 2) readonly buffer Weight24 { uvec4 v4[]; };
 layout(binding = 3) readonly buffer Bias { float bias[]; };
 layout(binding = 4) readonly buffer Bias2 { float bias2[]; };
+#ifdef FUSED
+layout(binding = 5) readonly buffer Gate { float gate[]; };
+layout(binding = 7) readonly buffer In { float x[]; };
+layout(binding = 8) readonly buffer Norm { float norm[]; };
+#else
 layout(binding = 5) readonly buffer Choice { uint choice[]; };
+#endif
 layout(binding = 6) buffer Out { float to[]; };
 
 const uint T = gl_WorkGroupSize.x;
@@ -57,14 +73,19 @@ uint n_rows, first_row, place, expert, first_n, lane;
 // Byte of weight row i of the team.
 uint weight_at(uint i) {
     uint n = min(first_n + (i < OUTPUTS ? i : i - OUTPUTS), p.n - 1);
-    return (i < OUTPUTS ? p.weight_first : p.weight2_first) + expert * p.plane_bytes +
-           n * p.row_bytes;
+    uint at = (i < OUTPUTS ? p.weight_first : p.weight2_first) + n * p.row_bytes;
+#ifndef FUSED
+    at += expert * p.plane_bytes;
+#endif
+    return at;
 }
 
 // Where activation row r of the team begins, in what act_stride counts.
+#ifndef FUSED
 uint act_at(uint r) {
     return min(first_row + r, n_rows - 1) * p.act_stride + place * p.act_place;
 }
+#endif
 
 // Of weight row i and activation row r: sum[i * ROWS + r]. Sizes of arrays in registers are numbers,
 // of which a pipeline keeps what its constants use.
@@ -77,7 +98,10 @@ float silu(float x) {
 }
 
 void store(uint n, uint row, float a, float b) {
-    uint at = p.out_first + row * p.out_stride + place * p.out_place + n;
+    uint at = p.out_first + n;
+#ifndef FUSED
+    at += row * p.out_stride + place * p.out_place;
+#endif
     precise float y = a;
     if (HAS_BIAS != 0)
         y = y + bias[p.bias_first + n];
@@ -106,24 +130,29 @@ float lanes_sum(uint i, uint r, uint team) {
 // Adds this lane's units to the sums.
 void multiply();
 
-void product() {
-    uint tid = gl_LocalInvocationID.x, teams = T / p.lanes, team = tid / p.lanes;
+// The rows of this workgroup; false: there are none.
+bool find_rows() {
     n_rows = IS_HEAD != 0 ? io_n_outputs() : io_n_rows();
     first_row = gl_WorkGroupID.y * ROWS;
     place = expert = 0;
+#ifndef FUSED
     if (IS_EXPERTS != 0) {
         first_row = gl_WorkGroupID.y / p.places;
         place = gl_WorkGroupID.y - first_row * p.places;
-    }
-    if (first_row >= n_rows)
-        return;
-    if (IS_EXPERTS != 0) {
+        if (first_row >= n_rows)
+            return false;
         expert = choice[p.choice_first + first_row * p.choice_stride + place] - p.first_expert;
-        if (expert >= p.n_experts)
-            return;
+        return expert < p.n_experts;
     }
+#endif
+    return first_row < n_rows;
+}
+
+// Outputs [first, first + teams * OUTPUTS) of the rows.
+void product_at(uint first) {
+    uint tid = gl_LocalInvocationID.x, teams = T / p.lanes, team = tid / p.lanes;
     lane = tid - team * p.lanes;
-    first_n = (gl_WorkGroupID.x * teams + team) * OUTPUTS;
+    first_n = first + team * OUTPUTS;
     for (uint i = 0; i < WEIGHTS * ROWS; i++)
         sum[i] = 0;
     if (team < teams && first_n < p.n)
@@ -133,13 +162,20 @@ void product() {
     barrier();
     for (uint o = tid; o < teams * OUTPUTS * ROWS; o += T) {
         uint r = o / (teams * OUTPUTS), column = o - r * (teams * OUTPUTS);
-        uint i = column % OUTPUTS, its_team = column / OUTPUTS;
-        uint n = gl_WorkGroupID.x * teams * OUTPUTS + column;
+        uint i = column % OUTPUTS, its_team = column / OUTPUTS, n = first + column;
         if (n >= p.n || (IS_EXPERTS == 0 && first_row + r >= n_rows))
             continue;
         float a = lanes_sum(i, r, its_team);
         float b = EPILOGUE == SWIGLU ? lanes_sum(i + OUTPUTS, r, its_team) : 0;
         store(n, first_row + r, a, b);
+    }
+}
+
+void product() {
+    uint outputs = T / p.lanes * OUTPUTS;
+    for (uint n = gl_WorkGroupID.x * outputs; n < p.n; n += gl_NumWorkGroups.x * outputs) {
+        product_at(n);
+        barrier();
     }
 }
 #endif

@@ -1,7 +1,7 @@
 // project.comp - products of weights in blocks; a unit is two groups of 32 values.
 //
 // -DF32: with f32 activations. -DDOT: with the instruction for four int8 products. -DTILE: of many
-// rows, through shared memory.
+// rows, through shared memory. -DFUSED: see product.glsl.
 //
 // int8 activations: sum += (scale * x.scale) * dot(q, x.q) - minimum * (x.scale * sum(x.q)) for each
 // run of 16 or 32 values, dot and sum exact. Where 128 activations share a scale, Q4_K, Q5_K and
@@ -17,13 +17,8 @@
 #include "types.glsl"
 
 #ifdef F32
-layout(binding = 7) readonly buffer X { vec4 x[]; };
-#else
-layout(binding = 7) readonly buffer Q { uvec4 xq[]; };
-layout(binding = 8) readonly buffer S { uvec2 xs[]; };
-#endif
 
-#ifdef F32
+layout(binding = 7) readonly buffer X { vec4 x[]; };
 
 void add_group(uint row, uint g, uint i) {
     Group o;
@@ -49,6 +44,11 @@ void multiply() {
 }
 
 #else
+
+#ifndef FUSED
+layout(binding = 7) readonly buffer Q { uvec4 xq[]; };
+layout(binding = 8) readonly buffer S { uvec2 xs[]; };
+#endif
 
 // ---- int8 ---------------------------------------------------------------------------------------
 
@@ -90,6 +90,25 @@ uvec2 groups_of(uint u) {
     return 2 * u + uvec2(0, 1);
 }
 
+// Of units in shared memory: four vectors of quants, then scale and sums of both groups.
+#if defined(TILE)
+shared uvec4 tile_x[2 * 16 * ROWS * 5];
+#elif defined(FUSED)
+shared uvec4 tile_x[UNITS * 5];
+#endif
+
+#if defined(TILE) || defined(FUSED)
+Acts get_acts(uint at) {
+    Acts a;
+    [[unroll]] for (uint i = 0; i < 4; i++)
+        a.q[i] = tile_x[at + i];
+    uvec4 s = tile_x[at + 4];
+    a.scale = uintBitsToFloat(s.xz);
+    a.sum = ivec4(bitfieldExtract(int(s.y), 0, 16), int(s.y) >> 16,
+                  bitfieldExtract(int(s.w), 0, 16), int(s.w) >> 16);
+    return a;
+}
+#else
 Acts load_acts(uint row, uint u) {
     Acts a;
     uvec2 g = groups_of(u);
@@ -104,6 +123,7 @@ Acts load_acts(uint row, uint u) {
     }
     return a;
 }
+#endif
 
 void load_k(uint row, uint u, out Unit o) {
     const uint vectors = TYPE == DT_Q5_K ? 11 : 9;
@@ -230,7 +250,6 @@ float add_unit(Unit w, Acts a, float before) {
 // memory. A thread adds its units lane by lane, so that sums have the order of product.glsl.
 layout(constant_id = 9) const uint WEIGHT_VECTORS = 7; // of a unit: 5 of integers; odd, for banks
 shared uvec4 tile_w[2 * 64 * WEIGHT_VECTORS];
-shared uvec4 tile_x[2 * 16 * ROWS * 5];
 
 void put_unit(uint at, Unit o) {
     [[unroll]] for (uint i = 0; i < 4; i++)
@@ -277,17 +296,6 @@ void put_acts(uint at, uint row, uint u) {
         tile_x[at + 2 * i + 1] = xq[2 * (row + g[i]) + 1];
     }
     tile_x[at + 4] = uvec4(xs[row + g.x], xs[row + g.y]);
-}
-
-Acts get_acts(uint at) {
-    Acts a;
-    [[unroll]] for (uint i = 0; i < 4; i++)
-        a.q[i] = tile_x[at + i];
-    uvec4 s = tile_x[at + 4];
-    a.scale = uintBitsToFloat(s.xz);
-    a.sum = ivec4(bitfieldExtract(int(s.y), 0, 16), int(s.y) >> 16,
-                  bitfieldExtract(int(s.w), 0, 16), int(s.w) >> 16);
-    return a;
 }
 
 // Unit u of weight row m of the tile, or of an activation row.
@@ -367,6 +375,67 @@ void tile() {
 
 #else
 
+#ifdef FUSED
+// ---- one row ------------------------------------------------------------------------------------
+
+#define NORM_THREADS 256
+#include "prologue.glsl"
+
+shared uint most[2 * UNITS]; // largest magnitudes of groups, as bits
+shared int sums[4 * UNITS];  // of 16 quants
+
+void load_values(uint i, out float v[4]) {
+    for (uint b = 0; b < 4; b++)
+        v[b] = value(i + b, 0);
+}
+
+// Where group g is: unit and half.
+uvec2 place_of(uint g) {
+    if (has_integers() && TYPE == DT_Q6_K)
+        return uvec2(g / 4 * 2 + (g & 1), g >> 1 & 1);
+    return uvec2(g / 2, g & 1);
+}
+
+void quantize_row() {
+    uint tid = gl_LocalInvocationID.x;
+    row_at = p.in_first;
+    gate_at = p.gate_first;
+    if (PROLOGUE == PROLOGUE_NORM)
+        norm_of_row(p.k);
+    if (PROLOGUE == PROLOGUE_GATED_NORM)
+        norms_of_heads(0, p.k / p.head_width);
+    for (uint i = tid; i < 4 * UNITS; i += T) {
+        if (i < 2 * UNITS)
+            most[i] = 0;
+        sums[i] = 0;
+    }
+    barrier();
+    float v[4];
+    for (uint i = 4 * tid; i < p.k; i += 4 * T) {
+        load_values(i, v);
+        atomicMax(most[i / GROUP], magnitude(v));
+    }
+    barrier();
+    for (uint i = 4 * tid; i < p.k; i += 4 * T) {
+        int added;
+        load_values(i, v);
+        uvec2 at = place_of(i / 32);
+        uint word = i / 4 % 8;
+        tile_x[at.x * 5 + at.y * 2 + word / 4][word % 4] =
+            quants(v, act_scale(most[i / GROUP]), added);
+        atomicAdd(sums[i / 16], added);
+    }
+    barrier();
+    for (uint g = tid; g < 2 * UNITS; g += T) { // the last unit may have one group
+        uvec2 at = place_of(g);
+        uint halves = (uint(sums[2 * g]) & 0xffff) | uint(sums[2 * g + 1]) << 16;
+        tile_x[at.x * 5 + 4][2 * at.y] = floatBitsToUint(act_scale(most[32 * g / GROUP]));
+        tile_x[at.x * 5 + 4][2 * at.y + 1] = halves;
+    }
+    barrier();
+}
+#endif
+
 void multiply() {
     for (uint u = lane; u < p.units; u += p.lanes) {
         Unit o[MAX_WEIGHTS];
@@ -375,7 +444,11 @@ void multiply() {
             load_unit(weight_at(i), u, o[i]);
         }
         [[unroll]] for (uint r = 0; r < ROWS; r++) {
+#ifdef FUSED
+            Acts a = get_acts(u * 5);
+#else
             Acts a = load_acts(act_at(r), u);
+#endif
             [[unroll]] for (uint i = 0; i < WEIGHTS; i++)
                 sum[i * ROWS + r] = add_unit(o[i], a, sum[i * ROWS + r]);
         }
@@ -389,6 +462,11 @@ void main() {
 #ifdef TILE
     tile();
 #else
+    if (!find_rows())
+        return;
+#ifdef FUSED
+    quantize_row();
+#endif
     product();
 #endif
 }

@@ -70,5 +70,6 @@ void multiply() {
 }
 
 void main() {
-    product();
+    if (find_rows())
+        product();
 }
