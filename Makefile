@@ -89,7 +89,7 @@ VULKAN        ?= $(if $(GLSLC),$(if $(VULKAN_HEADER),1,0),0)
 SHADER_DIR    := src/backend/vulkan/shaders
 ifeq ($(VULKAN),1)
 CPPFLAGS      += -DSLUICE_VULKAN
-SHADERS       := $(shell sed -n 's/^\([a-z0-9_]\{1,\}\).*/\1/p' $(SHADER_DIR)/shaders.list)
+SHADERS       := $(shell bash tools/shaders.sh list | cut -d ' ' -f 1)
 SPIRV         := $(SHADERS:%=build/vulkan/%.spv)
 endif
 
@@ -191,14 +191,14 @@ endif
 
 # ---- shaders ----------------------------------------------------------------------------------
 
-build/vulkan/%.spv: $(SHADER_DIR)/shaders.list
+build/vulkan/%.spv: $(SHADER_DIR)/shaders.list tools/shaders.sh
 	@mkdir -p $(@D)
 	$(call say,GLSLC,$@)
-	$(Q)set -- $$(sed -n 's/^$*  *//p' $(SHADER_DIR)/shaders.list); file=$$1; shift; \
+	$(Q)set -- $$(bash tools/shaders.sh list | sed -n 's/^$* //p'); file=$$1; shift; \
 	$(GLSLC) --target-env=vulkan1.2 -O -Werror -MD -MF $(@:.spv=.d) -MT $@ -I $(SHADER_DIR) -I src "$$@" $(SHADER_DIR)/$$file -o $@
 
 build/vulkan/shaders.c: $(SPIRV) tools/shaders.sh
-	@bash tools/shaders.sh build/vulkan $(SHADERS) > $@
+	@bash tools/shaders.sh embed build/vulkan $(SHADERS) > $@
 
 $(B)/obj/shaders.o: build/vulkan/shaders.c $(SPIRV) | $(NEEDS)
 	@mkdir -p $(@D)

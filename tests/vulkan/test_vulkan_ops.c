@@ -1,12 +1,12 @@
-/* test_vulkan_ops.c - every op of the Vulkan backend against the CPU's, on random plans. Few and
- * small ones: the driver that runs them on the processor is slow, and so is the validation layer.
- */
+/* test_vulkan_ops.c - every op of the Vulkan backend against the CPU's, on random plans. On the
+ * driver that runs on the processor, which needs most of a second to make a pipeline, few and small
+ * ones: every type alone, and the numbers of rows for some types. */
 #include "ops.h"
 
 TEST(vulkan_project_types) {
     static const uint32_t rows[] = {1, 2, 5, 33};
     for (uint32_t t = 0; t < FORMAT_TYPES; t++)
-        for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+        for (size_t i = 0; i < (rig_is_slow() ? 1 : sizeof rows / sizeof *rows); i++) {
             struct project_case c = {.k = i % 2 ? 768 : 1280,
                                      .rows = rows[i],
                                      .n_segments = 1,
@@ -17,11 +17,12 @@ TEST(vulkan_project_types) {
 }
 
 TEST(vulkan_project_shapes) {
+    static const enum dtype some[] = {DT_Q4_K, DT_Q8_0, DT_F16};
     struct rig r = {.random = 77};
-    for (uint64_t i = 0; i < 40; i++) {
+    for (uint64_t i = 0; i < (rig_is_slow() ? 16 : 60); i++) {
         static const uint32_t widths[] = {32, 64, 96, 160, 256, 288, 512, 576, 1024, 1536};
         struct project_case c = {.k = widths[rig_below(&r, 10)],
-                                 .rows = 1 + rig_below(&r, 33),
+                                 .rows = 1 + rig_below(&r, rig_is_slow() ? 4 : 33),
                                  .n_segments = 1 + rig_below(&r, 3),
                                  .has_bias = rig_below(&r, 2),
                                  .is_lm_head = rig_below(&r, 4) == 0};
@@ -34,7 +35,8 @@ TEST(vulkan_project_shapes) {
         if (c.epilogue == EPILOGUE_ADD)
             c.n_segments = 1;
         for (uint32_t s = 0; s < c.n_segments; s++) {
-            enum dtype t = format_types[rig_below(&r, FORMAT_TYPES)];
+            enum dtype t =
+                rig_is_slow() ? some[rig_below(&r, 3)] : format_types[rig_below(&r, FORMAT_TYPES)];
             c.types[s] = c.k % dtype_info(t)->block_values ? DT_Q8_0 : t;
             c.n[s] = c.epilogue == EPILOGUE_SWIGLU && s ? c.n[0] : 1 + rig_below(&r, 100);
         }
@@ -57,7 +59,7 @@ TEST(vulkan_project_odd_widths) {
 }
 
 TEST(vulkan_project_exact) {
-    for (uint32_t t = 0; t < FORMAT_TYPES; t++) {
+    for (uint32_t t = 0; t < FORMAT_TYPES; t += rig_is_slow() ? 5 : 1) {
         struct project_case c = {.k = 256 + t % 3 * 512,
                                  .rows = 1 + t % 4,
                                  .n_segments = 1,
@@ -76,7 +78,7 @@ TEST(vulkan_project_segments) {
                              .has_bias = true,
                              .f32_last = true,
                              .prologue = PROLOGUE_NORM};
-    for (c.rows = 1; c.rows < 10; c.rows += 4)
+    for (c.rows = 1; c.rows < (rig_is_slow() ? 5 : 10); c.rows += 4)
         check_project(&c, 2600 + c.rows);
 }
 
@@ -85,14 +87,14 @@ TEST(vulkan_project_rows_are_independent) {
     static const enum dtype types[] = {DT_Q4_K, DT_Q5_K, DT_Q6_K, DT_Q8_0,
                                        DT_BF16, DT_Q4_0, DT_F32,  DT_F16};
     static const uint32_t buckets[] = {2, 4, 8, 16, 32, 70};
-    for (uint32_t t = 0; t < 8; t++)
-        for (uint32_t i = 0; i < 6; i++)
+    for (uint32_t t = 0; t < 8; t += rig_is_slow() ? 3 : 1)
+        for (uint32_t i = 0; i < 6; i += rig_is_slow() ? 2 : 1)
             check_some_rows(
                 &(struct project_case){.k = 768,
                                        .rows = buckets[i],
                                        .n_segments = 2,
                                        .n = {67, 67},
-                                       .types = {types[t], types[(t + i) % 8]},
+                                       .types = {types[t], types[rig_is_slow() ? t : (t + i) % 8]},
                                        .prologue = PROLOGUE_NORM,
                                        .epilogue = i % 2 ? EPILOGUE_SWIGLU : EPILOGUE_STORE},
                 3000 + t, 5);
@@ -174,11 +176,11 @@ TEST(vulkan_experts) {
         {DT_IQ2_XS, DT_IQ2_XS, DT_IQ4_NL, DT_Q5_0, DT_MXFP4, 256, 96, 64, 6, 2},
     };
     static const uint32_t rows[] = {3, 12, 70};
-    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i += rig_is_slow() ? 3 : 1) {
         struct rig one;
         build_experts(&one, &cases[i], 1, 6500 + i);
         bool is_open = rig_open(&one);
-        for (size_t n = 0; is_open && n < sizeof rows / sizeof *rows; n++) {
+        for (size_t n = 0; is_open && n < sizeof rows / sizeof *rows; n += rig_is_slow() ? 2 : 1) {
             struct rig many;
             build_experts(&many, &cases[i], rows[n], 6500 + i);
             if (rig_open(&many))

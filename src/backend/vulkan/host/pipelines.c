@@ -1,5 +1,6 @@
 /* pipelines.c - pipelines by shader and constants, descriptor sets by what they bind. Each is made
  * once and lives as long as the backend. */
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -76,11 +77,19 @@ void vulkan_close_pipelines(struct vulkan_device *d) {
 /* ---- pipelines --------------------------------------------------------------------------------
  */
 
-static const struct vulkan_shader *find_shader(const char *name) {
+static const struct vulkan_shader *shader_named(const char *name) {
     for (uint32_t i = 0; i < vulkan_n_shaders; i++)
         if (strcmp(vulkan_shaders[i].name, name) == 0)
             return &vulkan_shaders[i];
     return NULL;
+}
+
+/* The module for the type alone, where there is one. */
+static const struct vulkan_shader *find_shader(const struct vulkan_dispatch *d) {
+    char name[64];
+    snprintf(name, sizeof name, "%s_t%u", d->shader, d->constants[1]);
+    const struct vulkan_shader *own = d->n_constants > 1 ? shader_named(name) : NULL;
+    return own ? own : shader_named(d->shader);
 }
 
 static VkResult find_module(struct vulkan_device *d, const struct vulkan_shader *shader,
@@ -167,7 +176,7 @@ static int find_or_note(struct vulkan_device *on, const struct vulkan_shader *sh
 
 int vulkan_find_pipeline(struct backend *b, const struct vulkan_dispatch *d,
                          const struct vulkan_pipeline **out, struct err *err) {
-    const struct vulkan_shader *shader = find_shader(d->shader);
+    const struct vulkan_shader *shader = find_shader(d);
     if (!shader)
         return err_set(err, SLUICE_ERR_UNSUPPORTED, "no Vulkan shader %s in this program",
                        d->shader);

@@ -6,7 +6,9 @@
 #include "io.glsl"
 
 layout(local_size_x_id = 0) in;
+#ifndef TYPE
 layout(constant_id = 1) const uint TYPE = 0;
+#endif
 
 layout(push_constant) uniform Push {
     IO_AT;

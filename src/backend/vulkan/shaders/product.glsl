@@ -13,7 +13,9 @@
 #include "io.glsl"
 
 layout(local_size_x_id = 0) in;
+#ifndef TYPE // a module for one type alone: pipelines of it are made in a fraction of the time
 layout(constant_id = 1) const uint TYPE = 0; // enum dtype
+#endif
 layout(constant_id = 2) const uint ROWS = 1;
 layout(constant_id = 3) const uint WEIGHTS = 1; // SwiGLU: half of them gate, half up
 layout(constant_id = 4) const uint EPILOGUE = 0;
