@@ -206,7 +206,7 @@ static int add_combine(struct vulkan_recorder *r, const struct op_attend *a, con
     } push = {.out_stride = a->out.stride};
     struct vulkan_dispatch d = {
         .shader = "attend_combine",
-        .groups = {a->heads, r->plan->max_rows, 1},
+        .groups = {a->heads, r->plan->max_rows, div_up(a->head_width, THREADS)},
         .constants = {THREADS, a->head_width, a->heads, t->max_parts},
         .n_constants = 4,
         .n_binds = 4,

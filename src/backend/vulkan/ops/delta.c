@@ -1,4 +1,5 @@
-/* delta.c - DELTA: one dispatch in plans of one row, in others the convolution before it. */
+/* delta.c - DELTA: one dispatch in plans of one row; in others one before it, which convolves the
+ * segments of several rows. */
 #include <math.h>
 
 #include "backend/vulkan/host/vulkan.h"
@@ -45,8 +46,8 @@ static struct vulkan_dispatch begin(struct vulkan_recorder *r, const struct op_d
     struct vulkan_dispatch dispatch = {
         .constants = {THREADS, d->key_heads, d->value_heads, d->key_width, d->value_width,
                       d->conv_width, d->head_map == HEADS_TILED, r->plan->max_rows == 1,
-                      d->key_width % 4 == 0},
-        .n_constants = 9,
+                      d->key_width % 4 == 0, d->state.dims[3]},
+        .n_constants = 10,
         .push = push,
         .push_bytes = sizeof *push,
     };

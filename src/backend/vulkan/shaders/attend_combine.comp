@@ -1,6 +1,8 @@
 #version 450
-// attend_combine.comp - a query's parts combined in order (attend.glsl): a query head a workgroup.
+// attend_combine.comp - a query's parts combined in order (attend.glsl): 128 columns of a query head
+// a workgroup.
 #extension GL_GOOGLE_include_directive : require
+#extension GL_EXT_control_flow_attributes : require
 #include "io.glsl"
 #include "attend.glsl"
 
@@ -19,33 +21,42 @@ layout(binding = 1) readonly buffer Parts { float parts[]; };
 layout(binding = 2) readonly buffer Sums { vec2 sums[]; };
 layout(binding = 3) writeonly buffer Out { float result[]; };
 
-shared vec2 of_part[MAX_PARTS], factor[MAX_PARTS];
+#define AHEAD 16 // parts in flight
+const uint ROOM = (MAX_PARTS + AHEAD - 1) / AHEAD * AHEAD;
+
+shared vec2 of_part[ROOM], factor[ROOM];
 
 void main() {
     uint t = gl_LocalInvocationIndex, head = gl_WorkGroupID.x, row = gl_WorkGroupID.y;
     if (row >= io_n_rows())
         return;
     uint n = attend_parts(io_row_position(row) + 1), at = (row * HEADS + head) * MAX_PARTS;
+    uint c = gl_WorkGroupID.z * ATTEND_THREADS + t;
     for (uint i = t; i < n; i += ATTEND_THREADS)
         of_part[i] = sums[at + i];
     barrier();
-    for (uint i = t; i < n; i += ATTEND_THREADS) {
+    for (uint i = t; i < (n + AHEAD - 1) / AHEAD * AHEAD; i += ATTEND_THREADS) {
         float before = ATTEND_NONE;
-        for (uint k = 0; k < i; k++)
+        for (uint k = 0; k < i && i < n; k++)
             before = max(before, of_part[k].x);
-        float largest = max(before, of_part[i].x);
-        factor[i] = vec2(exp2(before - largest), exp2(of_part[i].x - largest));
+        float largest = i < n ? max(before, of_part[i].x) : 0;
+        factor[i] = i < n ? vec2(exp2(before - largest), exp2(of_part[i].x - largest)) : vec2(1, 0);
+        if (i >= n)
+            of_part[i] = vec2(0);
     }
     barrier();
-    precise float sum = 0;
-    for (uint i = 0; i < n; i++)
-        sum = fma(sum, factor[i].x, of_part[i].y * factor[i].y);
-    float inverse = 1.0 / sum;
-    for (uint c = t; c < D; c += ATTEND_THREADS) {
-        precise float whole = 0;
-        for (uint i = 0; i < n; i++)
-            whole = fma(whole, factor[i].x, parts[(at + i) * D + c] * factor[i].y);
-        precise float y = whole * inverse;
-        result[p.out_first + row * p.out_stride + head * D + c] = y;
+    precise float sum = 0, whole = 0;
+    for (uint i = 0; i < n; i += AHEAD) {
+        float ahead[AHEAD];
+        [[unroll]] for (uint k = 0; k < AHEAD; k++)
+            ahead[k] = c < D && i + k < n ? parts[(at + i + k) * D + c] : 0;
+        [[unroll]] for (uint k = 0; k < AHEAD; k++) {
+            vec2 f = factor[i + k];
+            sum = fma(sum, f.x, of_part[i + k].y * f.y);
+            whole = fma(whole, f.x, ahead[k] * f.y);
+        }
     }
+    precise float y = whole * (1.0 / sum);
+    if (c < D)
+        result[p.out_first + row * p.out_stride + head * D + c] = y;
 }

@@ -1,10 +1,11 @@
 #version 450
 // delta.comp - the gated delta rule: DELTA_COLUMNS rows of a value head's S a workgroup, four lanes
-// each, in registers from a segment's first row to its last. Plans of one row convolve here, too
-// (IS_FUSED), others read what delta_conv.comp left.
+// each, in registers from a segment's first row to its last. A segment of one row is convolved here,
+// too; of longer ones delta_conv.comp has left q, k and v, which are loaded while the rows before
+// them are computed.
 //
 // Of the workgroups that share a key head, the owner alone writes its channels' window, and each
-// the window of its own columns of v. A plan of one row reads the window beside that: the entry
+// the window of its own columns of v. A segment of one row reads the window beside that: the entry
 // that is written, the row's own, is the one that nobody reads.
 #extension GL_GOOGLE_include_directive : require
 #extension GL_EXT_control_flow_attributes : require
@@ -21,7 +22,7 @@ layout(binding = 7) readonly buffer GateA { float gate_a[]; };
 layout(binding = 8) readonly buffer GateDt { float gate_dt[]; };
 layout(binding = 9) writeonly buffer Out { float result[]; };
 
-const uint ROWS = 4; // that are staged at once
+const uint ROWS = 4; // that are staged at once: DELTA_THREADS / DELTA_COLUMNS
 const uint STRIDE = 2 * A * 4 * DK4 + B * DV;
 
 shared vec4 keys[ROWS * 2 * DK4]; // q, then k, of each row
@@ -66,17 +67,16 @@ float softplus(float x) {
     return max(x, 0.0) + 2.0 * z * sum;
 }
 
-vec3 gate_of(uint row) {
+vec3 gate_of(uint row, float dot) {
     uint at = p.in_first + row * p.in_stride;
     precise float x = x_in[at + p.alpha_column + head] + gate_dt[p.dt_first + head];
     precise float exponent = gate_a[p.a_first + head] * softplus(x);
     float beta = x_in[at + p.beta_column + head];
-    float dot = IS_FUSED != 0 ? 0 : qk[row * A + key_head];
     return vec3(exp(exponent), 1.0 / (1.0 + exp(-beta)), dot);
 }
 
-// Loads of all channels of a thread are in flight together.
-void convolve_row(uint t, uint row) {
+// The only row of a segment: all loads of a thread are in flight together.
+void convolve_row(uint t, uint row, uint cell, uint position) {
     const uint ALL = 8 * DK4 + DELTA_COLUMNS, EACH = (ALL + DELTA_THREADS - 1) / DELTA_THREADS;
     float y_of[EACH];
     [[unroll]] for (uint e = 0; e < EACH; e++) {
@@ -84,8 +84,10 @@ void convolve_row(uint t, uint row) {
         bool is_key = i < 8 * DK4, is_in = is_key ? at < DK : i < ALL && column < DV;
         uint channel = is_key ? (i / (4 * DK4) * A + key_head) * DK + at
                               : 2 * A * DK + head * DV + column;
-        y_of[e] = is_in ? convolved(row, channel) : 0;
+        y_of[e] = is_in ? convolved_one(row, cell, position, channel) : 0;
     }
+    if (t == DELTA_THREADS - 1) // it convolves the fewest
+        gates[0] = gate_of(row, 0);
     [[unroll]] for (uint e = 0; e < EACH; e++) {
         uint i = e * DELTA_THREADS + t;
         if (i < 8 * DK4)
@@ -95,23 +97,39 @@ void convolve_row(uint t, uint row) {
     }
 }
 
+// What a thread has loaded of the next ROWS rows.
+const uint OF_KEYS = (ROWS * 8 * DK4 + DELTA_THREADS - 1) / DELTA_THREADS;
+struct Next {
+    float key[OF_KEYS], value;
+    vec3 gate;
+};
+Next next;
+
 void load_rows(uint t, uint first, uint n) {
-    for (uint i = t; i < n * 8 * DK4; i += DELTA_THREADS)
-        keys[i / 4][i % 4] =
-            y[(first + i / (8 * DK4)) * STRIDE + key_head * 8 * DK4 + i % (8 * DK4)];
-    for (uint i = t; i < n * DELTA_COLUMNS; i += DELTA_THREADS) {
-        uint row = first + i / DELTA_COLUMNS, column = first_column + i % DELTA_COLUMNS;
-        values[i] = column < DV ? y[row * STRIDE + 2 * A * 4 * DK4 + head * DV + column] : 0;
+    [[unroll]] for (uint e = 0; e < OF_KEYS; e++) {
+        uint i = e * DELTA_THREADS + t;
+        next.key[e] =
+            i < n * 8 * DK4
+                ? y[(first + i / (8 * DK4)) * STRIDE + key_head * 8 * DK4 + i % (8 * DK4)]
+                : 0;
     }
+    uint row = t / DELTA_COLUMNS, column = first_column + t % DELTA_COLUMNS;
+    next.value = row < n && column < DV
+                     ? y[(first + row) * STRIDE + 2 * A * 4 * DK4 + head * DV + column]
+                     : 0;
+    if (t < n)
+        next.gate = gate_of(first + t, qk[(first + t) * A + key_head]);
 }
 
-void stage_rows(uint t, uint first, uint n) {
-    if (IS_FUSED != 0)
-        convolve_row(t, first);
-    else
-        load_rows(t, first, n);
-    if (t >= DELTA_THREADS - n) // they convolve the fewest
-        gates[t - (DELTA_THREADS - n)] = gate_of(first + t - (DELTA_THREADS - n));
+void stage_rows(uint t, uint n) {
+    [[unroll]] for (uint e = 0; e < OF_KEYS; e++) {
+        uint i = e * DELTA_THREADS + t;
+        if (i < n * 8 * DK4)
+            keys[i / 4][i % 4] = next.key[e];
+    }
+    values[t] = next.value;
+    if (t < n)
+        gates[t] = next.gate;
 }
 
 // ---- the rule ---------------------------------------------------------------------------------
@@ -158,11 +176,11 @@ void store_state(uint at, uint lane, bool is_in) {
     }
 }
 
-// One row of the step, staged as number `i`.
-float step_row(uint i, uint lane, uint column) {
+// One row of the step, staged as number `i`. is_raw: q and k are not normed.
+float step_row(uint i, uint lane, uint column, const bool is_raw) {
     vec3 gate = gates[i];
     precise float q_factor = 1, k_factor = 1, dot = gate.z;
-    if (IS_FUSED != 0) {
+    if (is_raw) {
         precise vec4 q2 = vec4(0), k2 = vec4(0), both = vec4(0);
         [[unroll]] for (uint m = 0; m < VECS; m++) {
             vec4 q = keys[4 * m + lane], k = keys[DK4 + 4 * m + lane];
@@ -177,7 +195,7 @@ float step_row(uint i, uint lane, uint column) {
     precise vec4 ks = vec4(0), qs = vec4(0);
     [[unroll]] for (uint m = 0; m < VECS; m++) {
         precise vec4 q = keys[i * 2 * DK4 + 4 * m + lane], k = keys[(i * 2 + 1) * DK4 + 4 * m + lane];
-        if (IS_FUSED != 0) {
+        if (is_raw) {
             q = q * q_factor;
             k = k * k_factor;
         }
@@ -188,7 +206,7 @@ float step_row(uint i, uint lane, uint column) {
     precise float d = gate.y * fma(-gate.x, k_sum, values[i * DELTA_COLUMNS + column]);
     [[unroll]] for (uint m = 0; m < VECS; m++) {
         precise vec4 k = keys[(i * 2 + 1) * DK4 + 4 * m + lane];
-        if (IS_FUSED != 0)
+        if (is_raw)
             k = k * k_factor;
         precise vec4 kept = s[m] * gate.x;
         s[m] = fma(vec4(d), k, kept);
@@ -197,27 +215,47 @@ float step_row(uint i, uint lane, uint column) {
     return o;
 }
 
+void store_row(uint t, uint segment, uint row, uint at, uint lane, bool is_in) {
+    uint cell = IS_ONE != 0 && io_n_segments() == 0 ? IO_NO_CELL : io_to_cell(row);
+    if (cell != IO_NO_CELL) {
+        store_state(cell * (B * DV * DK) + at, lane, is_in);
+        store_window(t, row, segment, cell);
+    }
+}
+
 void run_segment(uint t, uint segment) {
     uint id = gl_SubgroupID * gl_SubgroupSize + gl_SubgroupInvocationID;
     uint lane = id % 4, column = id / 4;
     bool is_in = first_column + column < DV;
-    uint first = io_segment_first_row(segment), n_rows = io_segment_n_rows(segment);
-    uint at = (head * DV + first_column + column) * DK;
-    load_state(io_segment_cell(segment) * (B * DV * DK) + at, lane, is_in);
+    uint at = (head * DV + first_column + column) * DK, cell = CELLS == 1 ? 0 : io_segment_cell(segment);
+    uint out_at = p.out_first + head * DV + first_column + column;
+    load_state(cell * (B * DV * DK) + at, lane, is_in);
+    uint first = IS_ONE != 0 ? 0 : io_segment_first_row(segment);
+    uint n_rows = IS_ONE != 0 ? 1 : io_segment_n_rows(segment);
+    barrier();
+    if (n_rows == 1) {
+        convolve_row(t, first, cell, io_segment_first_position(segment));
+        barrier();
+        float o = step_row(0, lane, column, true);
+        if (lane == 0 && is_in)
+            result[out_at + first * p.out_stride] = o;
+        store_row(t, segment, first, at, lane, is_in);
+        return;
+    }
+    load_rows(t, first, min(n_rows, ROWS));
     for (uint begin = 0; begin < n_rows; begin += ROWS) {
-        uint n = IS_FUSED != 0 ? 1 : min(n_rows - begin, ROWS);
+        uint n = min(n_rows - begin, ROWS);
         barrier();
-        stage_rows(t, first + begin, n);
+        stage_rows(t, n);
         barrier();
+        if (begin + ROWS < n_rows)
+            load_rows(t, first + begin + ROWS, min(n_rows - begin - ROWS, ROWS));
         for (uint i = 0; i < n; i++) {
-            uint row = first + begin + i, cell = io_to_cell(row);
-            float o = step_row(i, lane, column);
+            uint row = first + begin + i;
+            float o = step_row(i, lane, column, false);
             if (lane == 0 && is_in)
-                result[p.out_first + row * p.out_stride + head * DV + first_column + column] = o;
-            if (cell != IO_NO_CELL) {
-                store_state(cell * (B * DV * DK) + at, lane, is_in);
-                store_window(t, row, segment, cell);
-            }
+                result[out_at + row * p.out_stride] = o;
+            store_row(t, segment, row, at, lane, is_in);
         }
     }
 }
@@ -229,6 +267,10 @@ void main() {
     first_column = gl_WorkGroupID.x % TILES * DELTA_COLUMNS;
     key_head = IS_TILED != 0 ? head % A : head / per_key;
     is_key_owner = first_column == 0 && (IS_TILED != 0 ? head < A : head % per_key == 0);
+    if (IS_ONE != 0) { // its loads do not wait for IO to say that there is one
+        run_segment(t, 0);
+        return;
+    }
     for (uint i = gl_WorkGroupID.y; i < io_n_segments(); i += gl_NumWorkGroups.y)
         run_segment(t, i);
 }

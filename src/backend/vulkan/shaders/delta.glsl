@@ -22,8 +22,9 @@ layout(constant_id = 3) const uint DK = 128;
 layout(constant_id = 4) const uint DV = 128;
 layout(constant_id = 5) const uint WIDTH = 4; // of the convolution
 layout(constant_id = 6) const uint IS_TILED = 0;
-layout(constant_id = 7) const uint IS_FUSED = 0; // one row: delta.comp convolves, too
-layout(constant_id = 8) const uint IS_VEC4 = 0;  // rows of S are whole vectors
+layout(constant_id = 7) const uint IS_ONE = 0;  // a plan of one row
+layout(constant_id = 8) const uint IS_VEC4 = 0; // rows of S are whole vectors
+layout(constant_id = 9) const uint CELLS = 1;
 
 const uint CHANNELS = 2 * A * DK + B * DV;
 const uint VECS = (DK + 15) / 16; // of a lane
@@ -58,18 +59,41 @@ float raw_value(uint row, uint segment, uint position, uint back, uint channel) 
     return window[window_at(io_segment_cell(segment), position - back, channel)];
 }
 
-// silu of the convolution, oldest position first; those before position 0 are left out.
-float convolved(uint row, uint channel) {
-    uint segment = io_row_segment(row), position = io_row_position(row);
+float silu(float x) {
+    precise float y = x * (1.0 / (1.0 + exp(-x)));
+    return y;
+}
+
+// silu of the convolution, oldest position first; those before position 0 are left out. Nothing is
+// loaded under a condition that memory decides: all loads are in flight together.
+float convolved(uint row, uint segment, uint position, uint channel) {
+    precise float sum = 0;
+    uint in_segment = position - io_segment_first_position(segment);
+    uint cell = io_segment_cell(segment);
+    [[unroll]] for (uint t = 0; t < WIDTH; t++) {
+        uint back = WIDTH - 1 - t;
+        float tap = taps[p.conv_first + channel * WIDTH + t];
+        float from_in = x_in[p.in_first + (row - min(back, in_segment)) * p.in_stride + channel];
+        float from_window = 0;
+        if (back > 0) // WIDTH more: it may be before position 0
+            from_window = window[window_at(cell, position + WIDTH - back, channel)];
+        float x = back <= in_segment ? from_in : from_window;
+        sum = back <= position ? fma(tap, x, sum) : sum;
+    }
+    return silu(sum);
+}
+
+// The same of the only row of its segment.
+float convolved_one(uint row, uint cell, uint position, uint channel) {
     precise float sum = 0;
     [[unroll]] for (uint t = 0; t < WIDTH; t++) {
         uint back = WIDTH - 1 - t;
-        if (back <= position)
-            sum = fma(taps[p.conv_first + channel * WIDTH + t],
-                      raw_value(row, segment, position, back, channel), sum);
+        float tap = taps[p.conv_first + channel * WIDTH + t];
+        float x = back == 0 ? x_in[p.in_first + row * p.in_stride + channel]
+                            : window[window_at(cell, position + WIDTH - back, channel)];
+        sum = back <= position ? fma(tap, x, sum) : sum;
     }
-    precise float y = sum * (1.0 / (1.0 + exp(-sum)));
-    return y;
+    return silu(sum);
 }
 
 float key_factor(float squares) {

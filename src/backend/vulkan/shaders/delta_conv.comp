@@ -1,5 +1,5 @@
 #version 450
-// delta_conv.comp - the convolution of plans of several rows, before delta.comp: a head of four
+// delta_conv.comp - the convolution of segments of several rows, before delta.comp: a head of four
 // rows a workgroup. The first A heads are those of q and k together, which are normed here.
 //
 // To y, for each row: q and k of each key head, padded to DK4 vectors each; then v. To qk: q . k.
@@ -18,10 +18,33 @@ shared vec4 keys[ROWS * 2 * DK4]; // q, then k, of each row
 shared float parts[ROWS * 4 * 3];
 shared float factors[ROWS * 2];
 
+shared uvec2 of_row[ROWS]; // segment and position; a segment of one row: ~0, delta.comp convolves it
+
+float convolved_row(uint first, uint row, uint channel) {
+    uvec2 at = of_row[row];
+    return at.x != ~0u ? convolved(first + row, at.x, at.y, channel) : 0;
+}
+
 void convolve_values(uint t, uint head, uint first, uint n) {
     for (uint i = t; i < n * DV; i += DELTA_THREADS) {
-        uint row = first + i / DV, v = head * DV + i % DV;
-        y[row * STRIDE + 2 * A * 4 * DK4 + v] = convolved(row, 2 * A * DK + v);
+        uint row = i / DV, v = head * DV + i % DV;
+        y[(first + row) * STRIDE + 2 * A * 4 * DK4 + v] = convolved_row(first, row, 2 * A * DK + v);
+    }
+}
+
+void convolve_keys(uint t, uint head, uint first, uint n) {
+    const uint EACH = (ROWS * 8 * DK4 + DELTA_THREADS - 1) / DELTA_THREADS;
+    float y_of[EACH];
+    [[unroll]] for (uint e = 0; e < EACH; e++) {
+        uint i = e * DELTA_THREADS + t, at = i % (4 * DK4), is_k = i / (4 * DK4) % 2;
+        y_of[e] = at < DK && i < n * 8 * DK4
+                      ? convolved_row(first, i / (8 * DK4), (is_k * A + head) * DK + at)
+                      : 0;
+    }
+    [[unroll]] for (uint e = 0; e < EACH; e++) {
+        uint i = e * DELTA_THREADS + t;
+        if (i < n * 8 * DK4)
+            keys[i / 4][i % 4] = y_of[e];
     }
 }
 
@@ -54,15 +77,22 @@ void main() {
     uint n_rows = io_n_rows(), n = first < n_rows ? min(n_rows - first, ROWS) : 0;
     if (n == 0)
         return;
+    if (t < n) {
+        uint segment = io_row_segment(first + t);
+        bool is_alone = io_segment_n_rows(segment) == 1;
+        of_row[t] = uvec2(is_alone ? ~0u : segment, io_row_position(first + t));
+    }
+    barrier();
+    bool is_any = false;
+    for (uint i = 0; i < n; i++)
+        is_any = is_any || of_row[i].x != ~0u;
+    if (!is_any)
+        return;
     if (head >= A) {
         convolve_values(t, head - A, first, n);
         return;
     }
-    for (uint i = t; i < n * 2 * 4 * DK4; i += DELTA_THREADS) {
-        uint at = i % (4 * DK4), is_k = i / (4 * DK4) % 2, row = first + i / (8 * DK4);
-        float value = at < DK ? convolved(row, (is_k * A + head) * DK + at) : 0;
-        keys[i / 4][i % 4] = value;
-    }
+    convolve_keys(t, head, first, n);
     barrier();
     norm_keys(t, n);
     for (uint i = t; i < n * 2 * 4 * DK4; i += DELTA_THREADS) {
