@@ -383,3 +383,23 @@ TEST(kernels_exponentials_of_infinity) {
     x[7] = NAN;
     EXPECT(isnan(row_exp(x, 1, 40)));
 }
+
+/* All exponents, and mantissas at and beside what is rounded. */
+TEST(kernels_rows_to_f16) {
+    static const uint32_t ends[] = {0, 1, 0xfff, 0x1000, 0x1001, 0x1fff, 0x2fff, 0x3000, 0x3001};
+    enum { N = 40 };
+    float x[N];
+    uint16_t expected[N], found[N + 1];
+    for (uint32_t high = 0; high < 1 << 18; high += 3) {
+        uint32_t n = 17 + high % 20;
+        for (uint32_t i = 0; i < n; i++) {
+            uint32_t bits = (high << 14 | ends[i % 9]) ^ i / 9 << 20;
+            memcpy(x + i, &bits, sizeof bits);
+        }
+        dtype_info(DT_F16)->encode(x, expected, n);
+        found[n] = 0x5555;
+        row_to_f16(found, x, n);
+        if (memcmp(found, expected, n * sizeof *found) != 0 || found[n] != 0x5555)
+            test_fail(__FILE__, __LINE__, "%u values from bits %x on differ", n, high << 14);
+    }
+}

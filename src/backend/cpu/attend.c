@@ -47,17 +47,24 @@ static uint8_t *cache_at(struct cpu_step *s, const struct op_attend *a, const st
     return (uint8_t *)at(s, o) + row * operand_row_bytes(o);
 }
 
+/* A head of a row at its place in the cache. */
+static void store_head(const struct op_attend *a, const float *x, uint8_t *to) {
+    if (a->keys.type == DT_F16)
+        row_to_f16((uint16_t *)to, x, a->head_width);
+    else
+        dtype_info(a->keys.type)->encode(x, to, a->head_width);
+}
+
 static void store_rows(struct cpu_step *s, const struct op_attend *a) {
-    dtype_encode_fn *encode = dtype_info(a->keys.type)->encode;
     struct share share = share_of(s, s->io->n_rows * a->kv_heads, 1);
     float key[1024];
     for (uint32_t i = share.begin; i < share.end; i++) {
         uint32_t row = i / a->kv_heads, head = i % a->kv_heads;
         const struct io_row *r = &s->rows[row];
         head_of(s, a, row, a->k_column + head * a->head_width, &a->k_norm, key);
-        encode(key, cache_at(s, a, &a->keys, r->slot, head, r->position), a->head_width);
-        encode(row_of(s, &a->in, row) + a->v_column + head * a->head_width,
-               cache_at(s, a, &a->values, r->slot, head, r->position), a->head_width);
+        store_head(a, key, cache_at(s, a, &a->keys, r->slot, head, r->position));
+        store_head(a, row_of(s, &a->in, row) + a->v_column + head * a->head_width,
+                   cache_at(s, a, &a->values, r->slot, head, r->position));
     }
 }
 
@@ -125,8 +132,7 @@ static void load_queries(struct cpu_step *s, const struct op_attend *a, const st
     for (uint32_t q = 0; q < k->n_queries; q++) {
         float *query = s->room->query + (uint64_t)q * stride;
         head_of(s, a, row_of_query(k, q), head_of_query(k, q) * a->q_stride, &a->q_norm, query);
-        for (uint32_t i = 0; i < a->head_width; i++)
-            query[i] *= a->scale;
+        row_times(query, query, a->scale, a->head_width);
         memset(query + a->head_width, 0, (stride - a->head_width) * sizeof *query);
     }
 }
@@ -179,9 +185,7 @@ static void combine(struct softmax *f, float *pv, struct softmax split, const fl
 static void store_query(struct cpu_step *s, const struct op_attend *a, const struct block *k,
                         uint32_t q, const float *pv, float sum) {
     float *out = row_of(s, &a->out, row_of_query(k, q));
-    out += (uint64_t)head_of_query(k, q) * a->head_width;
-    for (uint32_t i = 0; i < a->head_width; i++)
-        out[i] = pv[i] / sum;
+    row_over(out + (uint64_t)head_of_query(k, q) * a->head_width, pv, sum, a->head_width);
 }
 
 /* ---- blocks shared out -------------------------------------------------------------------------

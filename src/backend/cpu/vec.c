@@ -76,6 +76,42 @@ CLONES void row_mix(float *y, float a, const float *x, float b, size_t n) {
     FOR_ROW(n, y, MIX);
 }
 
+CLONES void row_times(float *y, const float *x, float a, size_t n) {
+#define TIMES(load) load(x + i) * a
+    FOR_ROW(n, y, TIMES);
+}
+
+CLONES void row_over(float *y, const float *x, float a, size_t n) {
+#define OVER(load) load(x + i) / a
+    FOR_ROW(n, y, OVER);
+}
+
+/* What f16_from_f32 does, with finite numbers kept finite. */
+#define vec_to_f16(v)                                                                              \
+    ({                                                                                             \
+        ivec bits_ = (ivec)(v), size_ = bits_ & INT32_MAX, most_ = (ivec){0} + 0x477fe000;         \
+        ivec near_ = ivec_choose(ivec_above(size_, most_), most_, size_);                          \
+        ivec small_ = (ivec)((vec)near_ + 0.5f) - 0x3f000000;                                      \
+        ivec half_ = (near_ - (112 << 23) + 0xfff + (near_ >> 13 & 1)) >> 13;                      \
+        half_ = ivec_choose(ivec_above(near_, 0x387fffff), half_, small_);                         \
+        half_ = ivec_choose(ivec_above(size_, 0x7f7fffff), (ivec){0} + 0x7c00, half_);             \
+        half_ |= ivec_above(size_, 0x7f800000) & 0x200;                                            \
+        __builtin_convertvector(half_ | (bits_ >> 16 & 0x8000), hvec);                             \
+    })
+typedef uint16_t hvec __attribute__((vector_size(2 * VEC_LANES)));
+
+CLONES void row_to_f16(uint16_t *y, const float *x, size_t n) {
+    size_t i = 0;
+    for (; i + VEC_LANES <= n; i += VEC_LANES) {
+        hvec half = vec_to_f16(vec_load(x + i));
+        memcpy(y + i, &half, sizeof half);
+    }
+    if (i < n) {
+        hvec half = vec_to_f16(vec_load_some(x + i, n - i, 0));
+        memcpy(y + i, &half, (n - i) * sizeof *y);
+    }
+}
+
 CLONES float row_exp(float *x, float shift, size_t n) {
     vec sum[VECS] = {{0}};
     size_t i = 0;
@@ -117,74 +153,38 @@ CLONES void row_exp_of(float *y, const float *x, float scale, float shift, size_
     FOR_ROW(n, y, EXP_OF);
 }
 
-#define FAR 0x7f800000 /* of infinity, and beyond it NaN */
-
 /* Of n < RANK_BLOCK values. */
 static bool rank_some(const float *x, int32_t *best, size_t n) {
     bool is_finite = true;
     *best = INT32_MIN;
     for (size_t i = 0; i < n; i++) {
-        int32_t bits, rank = rank_of(x[i]);
-        memcpy(&bits, x + i, sizeof bits);
-        is_finite &= (bits & FAR) != FAR;
+        int32_t rank = rank_of(x[i]);
+        is_finite &= x[i] * 0 == 0;
         *best = rank > *best ? rank : *best;
     }
     return is_finite;
 }
 
-typedef int32_t ivec8 __attribute__((vector_size(32))), ivec4 __attribute__((vector_size(16)));
+typedef int32_t ivec4 __attribute__((vector_size(16)));
 
-/* The larger of each two lanes. */
-#define ivec_max(a, b)                                                                             \
-    ({                                                                                             \
-        __typeof__(a) max_a_ = (a), max_b_ = (b), is_more_ = max_a_ > max_b_;                      \
-        (is_more_ & max_a_) | (~is_more_ & max_b_);                                                \
-    })
+#if defined(HAS_CLONES)
+#define RANK_LANES 16
+#define RANK_TARGET static __attribute__((target("avx512f")))
+#define RANKS(name) name##_16
+#include "backend/cpu/vec_ranks.h"
 
-/* The largest of sixteen lanes comes down to four of them. */
-#if defined(__aarch64__)
-#define ivec_most(vecs)                                                                            \
-    ({                                                                                             \
-        const ivec *all_ = (vecs);                                                                 \
-        ivec left_ = ivec_max(all_[0], all_[2]), right_ = ivec_max(all_[1], all_[3]);              \
-        ivec_max(left_, right_);                                                                   \
-    })
-#else
-#define ivec_most(vecs)                                                                            \
-    ({                                                                                             \
-        ivec8 eight_[2];                                                                           \
-        ivec4 four_[2];                                                                            \
-        memcpy(eight_, (vecs), sizeof eight_);                                                     \
-        eight_[0] = ivec_max(eight_[0], eight_[1]);                                                \
-        memcpy(four_, eight_, sizeof four_);                                                       \
-        ivec_max(four_[0], four_[1]);                                                              \
-    })
-#endif
+#define RANK_LANES 8
+#define RANK_TARGET static __attribute__((target_clones("avx2", "default")))
+#define RANKS(name) name##_8
+#include "backend/cpu/vec_ranks.h"
 
-/* What is read next was written by another op, and is far. */
-CLONES bool row_ranks(const float *x, int32_t *best, size_t n) {
-    enum { AHEAD = 512 };
-    ivec far = {0};
-    size_t i = 0;
-    for (; i + RANK_BLOCK <= n; i += RANK_BLOCK) {
-        ivec most[VECS];
-        EACH_VEC(u) most[u] = (ivec){0} + INT32_MIN;
-        for (size_t k = i; k < i + RANK_BLOCK; k += LANES) {
-            __builtin_prefetch(x + k + AHEAD);
-            EACH_VEC(u) {
-                ivec bits = (ivec)vec_load(x + k + u * VEC_LANES);
-                ivec rank = bits ^ (bits >> 31 & INT32_MAX);
-                far |= (bits & FAR) == FAR;
-                most[u] = ivec_max(rank, most[u]);
-            }
-        }
-        ivec4 four = ivec_most(most);
-        int32_t a = four[0] > four[1] ? four[0] : four[1],
-                b = four[2] > four[3] ? four[2] : four[3];
-        best[i / RANK_BLOCK] = a > b ? a : b;
-    }
-    int32_t found = 0;
-    for (int k = 0; k < VEC_LANES; k++)
-        found |= far[k];
-    return (i == n || rank_some(x + i, best + i / RANK_BLOCK, n - i)) && !found;
+/* Vectors that are compared must not be longer than registers (ivec_above). */
+bool row_ranks(const float *x, int32_t *best, size_t n) {
+    return __builtin_cpu_supports("avx512f") ? row_ranks_16(x, best, n) : row_ranks_8(x, best, n);
 }
+#else
+#define RANK_LANES 4
+#define RANK_TARGET
+#define RANKS(name) name
+#include "backend/cpu/vec_ranks.h"
+#endif

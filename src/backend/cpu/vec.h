@@ -23,6 +23,7 @@
 /* The choice at load runs before the sanitizers are ready, and clang names such functions in a way
  * that other files can't call them (clang 14): these builds take what every processor has. */
 #if defined(__x86_64__) && !defined(VEC_SANITIZED) && !defined(__clang__)
+#define HAS_CLONES 1
 #define CLONES __attribute__((target_clones("avx512f", "avx2", "default")))
 #else
 #define CLONES
@@ -59,6 +60,10 @@ typedef float vec8 __attribute__((vector_size(32))), vec4 __attribute__((vector_
         memcpy((p), &store_, sizeof store_);                                                       \
     })
 #define vec_all(x) ((vec){0} + (float)(x))
+/* Masks from signs: gcc 12 takes comparisons of vectors that are longer than registers (AVX2, SSE)
+ * apart, lane by lane. size and limit are not negative. */
+#define ivec_above(size, limit) (((limit) - (size)) >> 31)
+#define ivec_choose(mask, yes, no) (((mask) & (yes)) | (~(mask) & (no)))
 #define vec_choose(mask, yes, no) ((vec)(((mask) & (ivec)(yes)) | (~(mask) & (ivec)(no))))
 #define vec_max(a, b)                                                                              \
     ({                                                                                             \
@@ -100,13 +105,25 @@ typedef float vec8 __attribute__((vector_size(32))), vec4 __attribute__((vector_
     })
 #endif
 
+/* +-87 where x is beyond it or NaN; NaN where x is, and 0 elsewhere. */
+#if defined(__aarch64__)
+#define vec_within_87(x) vec_max(vec_min((x), vec_all(87.0f)), vec_all(-87.0f))
+#define vec_nan(x) ((vec)((x) != (x)))
+#else
+#define vec_within_87(x)                                                                           \
+    ({                                                                                             \
+        ivec bits_ = (ivec)(x), size_ = bits_ & INT32_MAX, most_ = (ivec){0} + 0x42ae0000;         \
+        (vec)(ivec_choose(ivec_above(size_, most_), most_, size_) | (bits_ & INT32_MIN));          \
+    })
+#define vec_nan(x) ((vec)ivec_above((ivec)(x)&INT32_MAX, 0x7f800000))
+#endif
+
 /* e^x to about 1e-7 of itself: 2^n times a polynomial in what is left of the exponent. Arguments
  * beyond +-87 give the value there. NaN stays NaN. Adding 1.5 * 2^23 rounds to an integer, n, which
  * then is in the low bits; ln 2 is subtracted in two parts. */
 #define vec_exp(argument)                                                                          \
     ({                                                                                             \
-        vec x_ = (argument), nan_ = (vec)(x_ != x_);                                               \
-        x_ = vec_max(vec_min(x_, vec_all(87.0f)), vec_all(-87.0f));                                \
+        vec argument_ = (argument), nan_ = vec_nan(argument_), x_ = vec_within_87(argument_);      \
         vec shifted_ = x_ * 1.44269504f + 12582912.0f, n_ = shifted_ - 12582912.0f;                \
         vec r_ = x_ - n_ * 0.693359375f - n_ * -2.12194440e-4f;                                    \
         vec p_ = vec_all(1.9875691500e-4f);                                                        \
@@ -150,6 +167,11 @@ void row_swiglu(float *y, const float *g, const float *u, size_t n);
 /* y += x; y = y * a + x * b */
 void row_add(float *y, const float *x, size_t n);
 void row_mix(float *y, float a, const float *x, float b, size_t n);
+/* y = x * a; y = x / a */
+void row_times(float *y, const float *x, float a, size_t n);
+void row_over(float *y, const float *x, float a, size_t n);
+/* The bits of f16_encode. */
+void row_to_f16(uint16_t *y, const float *x, size_t n);
 /* x = e^(x - shift); returns their sum */
 float row_exp(float *x, float shift, size_t n);
 /* y = e^(x * scale - shift), and their sum alone */
