@@ -88,6 +88,7 @@ shared vec4 weight[ATTEND_TILE * Q4]; // of four queries
 shared float rescale[QUERIES], of_part[QUERIES];
 
 #ifdef FUSED
+#define SQUARES room
 #include "attend_head.glsl"
 shared vec4 new_key[D4], new_value[D4]; // of the row, as the cache has them
 #endif
@@ -258,41 +259,82 @@ void multiply_values(uint row, uint i, uint chunk, const bool has_new) {
 #ifdef FUSED
 // ---- the row's own head -----------------------------------------------------------------------
 
-// As attend_store.comp makes them, all heads of the tile at once.
-void make_queries(uint t, Job j) {
-    for (uint i = t; i < QUERIES * D; i += ATTEND_THREADS) {
-        uint q = i / D;
-        query[i / 4][i % 4] =
-            q < j.n_heads ? x_in[p.in_first + (j.first_head + q) * p.q_stride + i % D] : 0;
+// What a thread loads of a tile's queries, and of its KV head's key and value: all of it is in flight
+// before IO says anything.
+const uint OF_HEAD = (D + ATTEND_THREADS - 1) / ATTEND_THREADS;
+const uint PAIRS = ROTARY > 1 ? ROTARY / 2 : 1;
+const uint OF_ANGLES = ((QUERIES + 1) * PAIRS + ATTEND_THREADS - 1) / ATTEND_THREADS;
+struct Raw {
+    float query[QUERIES * OF_HEAD], key[OF_HEAD], value[OF_HEAD];
+    float q_norm[OF_HEAD], k_norm[OF_HEAD];
+    vec2 angle[OF_ANGLES];
+};
+Raw raw;
+
+void load_row(uint t, uint number) {
+    uint tile = number % (KV_HEADS * KV_TILES), kv_head = tile / KV_TILES;
+    uint first = tile % KV_TILES * TILE_HEADS, first_head = kv_head * (HEADS / KV_HEADS) + first;
+    uint n_heads = min(TILE_HEADS, HEADS / KV_HEADS - first);
+    [[unroll]] for (uint e = 0; e < OF_HEAD; e++) {
+        uint i = min(e * ATTEND_THREADS + t, D - 1);
+        [[unroll]] for (uint q = 0; q < QUERIES; q++)
+            raw.query[q * OF_HEAD + e] =
+                x_in[p.in_first + (first_head + min(q, n_heads - 1)) * p.q_stride + i];
+        raw.key[e] = x_in[p.in_first + p.k_column + kv_head * D + i];
+        raw.value[e] = x_in[p.in_first + p.v_column + kv_head * D + i];
+        raw.q_norm[e] = HAS_Q_NORM != 0 ? q_norm[p.q_norm_first + i] : 1;
+        raw.k_norm[e] = HAS_K_NORM != 0 ? k_norm[p.k_norm_first + i] : 1;
     }
-    barrier();
-    if (HAS_Q_NORM != 0) {
-        [[unroll]] for (uint q = 0; q < QUERIES; q++) {
+    [[unroll]] for (uint e = 0; e < OF_ANGLES; e++)
+        if (ROTARY > 0)
+            raw.angle[e] = angle_at(0, (e * ATTEND_THREADS + t) % PAIRS);
+}
+
+// The queries, and in x the key, as attend_store.comp makes them.
+void make_heads(uint t) {
+    const uint EIGHTHS = (QUERIES + 1) * ATTEND_THREADS;
+    if ((HAS_Q_NORM | HAS_K_NORM) != 0) {
+        [[unroll]] for (uint q = 0; q <= QUERIES; q++) {
             float sum = 0;
-            for (uint i = t; i < D; i += ATTEND_THREADS)
-                sum = square_of(query[q * D4 + i / 4][i % 4], sum);
+            [[unroll]] for (uint e = 0; e < OF_HEAD; e++)
+                if (e * ATTEND_THREADS + t < D)
+                    sum = square_of(q < QUERIES ? raw.query[q * OF_HEAD + e] : raw.key[e], sum);
             room[q * ATTEND_THREADS + t] = sum;
         }
         barrier();
-        for (uint n = ATTEND_THREADS / 2; n > 0; n /= 2) {
-            for (uint i = t; i < QUERIES * n; i += ATTEND_THREADS) {
-                uint at = i / n * ATTEND_THREADS + i % n;
-                room[at] += room[at + n];
-            }
-            barrier();
-        }
-        for (uint i = t; i < QUERIES * D; i += ATTEND_THREADS)
-            query[i / 4][i % 4] = normed(query[i / 4][i % 4], factor_of(room[i / D * ATTEND_THREADS]),
-                                         q_norm[p.q_norm_first + i % D]);
+        if (t < 8 * (QUERIES + 1))
+            room[EIGHTHS + t] = eighth_of(t / 8 * ATTEND_THREADS, t % 8);
         barrier();
     }
+    [[unroll]] for (uint q = 0; q <= QUERIES; q++) {
+        bool has_norm = q < QUERIES ? HAS_Q_NORM != 0 : HAS_K_NORM != 0;
+        float factor = has_norm ? factor_of(sum_of_eighths(EIGHTHS + 8 * q)) : 1;
+        [[unroll]] for (uint e = 0; e < OF_HEAD; e++) {
+            uint i = e * ATTEND_THREADS + t;
+            float v = q < QUERIES ? raw.query[q * OF_HEAD + e] : raw.key[e];
+            if (has_norm)
+                v = normed(v, factor, q < QUERIES ? raw.q_norm[e] : raw.k_norm[e]);
+            if (i < D && q < QUERIES)
+                query[q * D4 + i / 4][i % 4] = v;
+            else if (i < D)
+                x[i] = v;
+        }
+    }
+    barrier();
     if (ROTARY > 0) {
-        for (uint i = t; i < QUERIES * (ROTARY / 2); i += ATTEND_THREADS) {
-            uint q = i / (ROTARY / 2), k = i % (ROTARY / 2);
-            uvec2 at = pair_at(k) + q * D;
-            vec2 y = rotated(vec2(query[at.x / 4][at.x % 4], query[at.y / 4][at.y % 4]), 0, k);
-            query[at.x / 4][at.x % 4] = y.x;
-            query[at.y / 4][at.y % 4] = y.y;
+        [[unroll]] for (uint e = 0; e < OF_ANGLES; e++) {
+            uint i = e * ATTEND_THREADS + t, q = i / PAIRS;
+            uvec2 pair = pair_at(i % PAIRS), at = pair + q * D;
+            if (q < QUERIES) {
+                vec2 y = rotated(vec2(query[at.x / 4][at.x % 4], query[at.y / 4][at.y % 4]),
+                                 raw.angle[e]);
+                query[at.x / 4][at.x % 4] = y.x;
+                query[at.y / 4][at.y % 4] = y.y;
+            } else if (q == QUERIES) {
+                vec2 y = rotated(vec2(x[pair.x], x[pair.y]), raw.angle[e]);
+                x[pair.x] = y.x;
+                x[pair.y] = y.y;
+            }
         }
         barrier();
     }
@@ -326,25 +368,15 @@ void store_row(uint t, Job j, uint slot) {
     uint cache_row =
         (page * KV_HEADS + j.kv_head) * IO_PAGE_POSITIONS + j.position % IO_PAGE_POSITIONS;
     new_row = cache_row;
-    for (uint i = t; i < D; i += ATTEND_THREADS)
-        x[i] = x_in[p.in_first + p.k_column + j.kv_head * D + i];
-    barrier();
-    if (HAS_K_NORM != 0) {
-        float factor = norm_factor(t);
-        for (uint i = t; i < D; i += ATTEND_THREADS)
-            x[i] = normed(x[i], factor, k_norm[p.k_norm_first + i]);
-        barrier();
-    }
-    if (ROTARY > 0)
-        rotate(t, 0);
     {
         STORE(key_words)
     }
     for (uint i = t; i < D; i += ATTEND_THREADS)
         new_key[i / 4][i % 4] = stored(i);
     barrier();
-    for (uint i = t; i < D; i += ATTEND_THREADS)
-        x[i] = x_in[p.in_first + p.v_column + j.kv_head * D + i];
+    [[unroll]] for (uint e = 0; e < OF_HEAD; e++)
+        if (e * ATTEND_THREADS + t < D)
+            x[e * ATTEND_THREADS + t] = raw.value[e];
     barrier();
     {
         STORE(value_words)
@@ -358,7 +390,12 @@ void main() {
     uint t = gl_LocalInvocationIndex, chunk = t % D4, group = t / D4;
     uint own_q = t / 16, own_at = t % 16; // in the softmax
     Job j;
-    for (uint number = gl_WorkGroupID.x; job_of(number, j); number += gl_NumWorkGroups.x) {
+    for (uint number = gl_WorkGroupID.x;; number += gl_NumWorkGroups.x) {
+#ifdef FUSED
+        load_row(t, number);
+#endif
+        if (!job_of(number, j))
+            break;
         if (j.n_rows == 0)
             continue;
         uint n_queries = j.n_rows * j.n_heads, length = attend_part(j.position + 1);
@@ -366,7 +403,7 @@ void main() {
         uint own_seen = j.position + min(own_q / j.n_heads, j.n_rows - 1) + 1;
         barrier();
 #ifdef FUSED
-        make_queries(t, j);
+        make_heads(t);
         new_row = 0xffffffffu;
         if (j.first_part + 1 == attend_parts(j.position + 1))
             store_row(t, j, slot);

@@ -1,12 +1,12 @@
 // attend_head.glsl - a head of a row as ATTEND uses it: normed, rotated, and encoded as the cache's
-// type, in shared memory x. The shader has said D, ROTARY and IS_NEIGHBOURS, and has the angles.
+// type, in shared memory x. The shader has said D, ROTARY and IS_NEIGHBOURS, has the angles, and SQUARES, a
+// shared array.
 //
 // CACHE: 0 F32, 1 F16, 2 Q8_0, 3 Q4_0. Quantized heads are rounded as src/quant/encode.c does.
 #ifndef ATTEND_HEAD_GLSL
 #define ATTEND_HEAD_GLSL
 
 shared float x[D];
-shared float squares[ATTEND_THREADS];
 
 // ---- norm and rotation ------------------------------------------------------------------------
 
@@ -31,36 +31,31 @@ uvec2 pair_at(uint i) {
     return IS_NEIGHBOURS != 0 ? uvec2(2 * i, 2 * i + 1) : uvec2(i, i + ROTARY / 2);
 }
 
-vec2 rotated(vec2 v, uint row, uint i) {
-    float c = angles[p.angles_first + row * ROTARY + 2 * i];
-    float s = angles[p.angles_first + row * ROTARY + 2 * i + 1];
-    precise vec2 y = vec2(fma(v.x, c, -(v.y * s)), fma(v.y, c, v.x * s));
+vec2 angle_at(uint row, uint i) {
+    uint at = p.angles_first + row * ROTARY + 2 * i;
+    return vec2(angles[at], angles[at + 1]);
+}
+
+vec2 rotated(vec2 v, vec2 angle) {
+    precise vec2 y =
+        vec2(fma(v.x, angle.x, -(v.y * angle.y)), fma(v.y, angle.x, v.x * angle.y));
     return y;
 }
 
-// The factor of x's norm: every thread has it.
-float norm_factor(uint t) {
-    float sum = 0;
-    for (uint i = t; i < D; i += ATTEND_THREADS)
-        sum = square_of(x[i], sum);
-    squares[t] = sum;
-    barrier();
-    for (uint n = ATTEND_THREADS / 2; n > 0; n /= 2) {
-        if (t < n)
-            squares[t] += squares[t + n];
-        barrier();
-    }
-    return factor_of(squares[0]);
+// The sum of 128 threads' squares from `at` on, in two steps with a barrier after each: eight threads
+// add sixteen each, in order; then everybody adds these, as a tree.
+float eighth_of(uint at, uint i) {
+    precise float sum = SQUARES[at + i];
+    [[unroll]] for (uint k = 1; k < 16; k++)
+        sum += SQUARES[at + i + 8 * k];
+    return sum;
 }
 
-void rotate(uint t, uint row) {
-    for (uint i = t; i < ROTARY / 2; i += ATTEND_THREADS) {
-        uvec2 at = pair_at(i);
-        vec2 y = rotated(vec2(x[at.x], x[at.y]), row, i);
-        x[at.x] = y.x;
-        x[at.y] = y.y;
-    }
-    barrier();
+float sum_of_eighths(uint at) {
+    precise float sum =
+        ((SQUARES[at] + SQUARES[at + 1]) + (SQUARES[at + 2] + SQUARES[at + 3])) +
+        ((SQUARES[at + 4] + SQUARES[at + 5]) + (SQUARES[at + 6] + SQUARES[at + 7]));
+    return sum;
 }
 
 // ---- the cache's types ------------------------------------------------------------------------

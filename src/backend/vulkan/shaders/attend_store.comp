@@ -2,6 +2,7 @@
 // attend_store.comp - a head of a row a workgroup: queries normed, rotated and scaled to memory;
 // keys, normed and rotated, and values into the cache, encoded as its type.
 #extension GL_GOOGLE_include_directive : require
+#extension GL_EXT_control_flow_attributes : require
 #include "io.glsl"
 #include "attend.glsl"
 
@@ -32,7 +33,32 @@ layout(binding = 6) buffer Keys { uint keys[]; };
 layout(binding = 7) buffer Values { uint values[]; };
 layout(binding = 8) writeonly buffer Queries { float queries[]; };
 
+shared float squares[2 * ATTEND_THREADS];
+#define SQUARES squares
 #include "attend_head.glsl"
+
+// The factor of x's norm: every thread has it.
+float norm_factor(uint t) {
+    float sum = 0;
+    for (uint i = t; i < D; i += ATTEND_THREADS)
+        sum = square_of(x[i], sum);
+    squares[t] = sum;
+    barrier();
+    if (t < 8)
+        squares[ATTEND_THREADS + t] = eighth_of(0, t);
+    barrier();
+    return factor_of(sum_of_eighths(ATTEND_THREADS));
+}
+
+void rotate(uint t, uint row) {
+    for (uint i = t; i < ROTARY / 2; i += ATTEND_THREADS) {
+        uvec2 at = pair_at(i);
+        vec2 y = rotated(vec2(x[at.x], x[at.y]), angle_at(row, i));
+        x[at.x] = y.x;
+        x[at.y] = y.y;
+    }
+    barrier();
+}
 
 void main() {
     uint t = gl_LocalInvocationIndex, row = gl_WorkGroupID.y, head = gl_WorkGroupID.x;
