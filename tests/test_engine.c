@@ -600,6 +600,7 @@ TEST(engine_weights_are_in_memory_once) {
     struct err err;
     EXPECT_INT(random_model_write(&m, path, &err), SLUICE_OK);
     o.prefill = 32;
+    o.backend = "cpu"; /* to look for devices loads their drivers */
     struct stat file = {0};
     EXPECT_INT(stat(path, &file), 0);
     double before = status_bytes("VmRSS:");
