@@ -102,15 +102,15 @@ struct shape {
     bool is_tile, is_fused;
 };
 
-/* Shared memory of a fused product: the row as int8, and sums (product.glsl). */
-static uint64_t fused_shared(uint32_t k) {
-    return (uint64_t)div_up(k, 64) * (5 * 16 + 6 * 4) + (4 + 1) * FUSED_THREADS * 4 +
-           (FUSED_HEADS + 2) * 4;
+/* Shared memory of a fused product: the row as int8 or f32, and sums (product.glsl). */
+static uint64_t fused_shared(uint32_t k, bool is_f32) {
+    uint64_t row = is_f32 ? div_up(k, 8) * 32ull : div_up(k, 64) * (5 * 16 + 6 * 4ull);
+    return row + (4 + 1) * FUSED_THREADS * 4 + (FUSED_HEADS + 2) * 4;
 }
 
 bool vulkan_can_fuse(const struct vulkan_recorder *r, const struct vulkan_prologue *p) {
-    return r->plan->max_rows == 1 && !p->needs_f32 && r->can->max_threads >= FUSED_THREADS &&
-           fused_shared(p->in.dims[0]) <= r->can->shared_bytes &&
+    return r->plan->max_rows == 1 && !r->exact && r->can->max_threads >= FUSED_THREADS &&
+           fused_shared(p->in.dims[0], p->needs_f32) <= r->can->shared_bytes &&
            (p->prologue != PROLOGUE_GATED_NORM || p->in.dims[0] / p->head_width <= FUSED_HEADS);
 }
 
@@ -123,7 +123,7 @@ static bool has_tile(const struct vulkan_recorder *r, const struct vulkan_produc
 static const char *shader_of(const struct vulkan_recorder *r, const struct vulkan_product *p,
                              const struct shape *s) {
     if (is_plain(p->weight))
-        return "project_plain";
+        return s->is_fused ? "project_plain_fused" : "project_plain";
     if (p->is_f32)
         return "project_f32";
     if (s->is_fused)
@@ -153,6 +153,8 @@ static struct shape shape_of(const struct vulkan_recorder *r, const struct vulka
         s.rows *= 2;
     while (s.weights * s.rows > MAX_SUMS)
         s.weights /= 2;
+    if (s.rows == 1) /* several units of each are in registers */
+        s.weights = p->weight->type == DT_Q6_K ? least : 2;
     /* Enough threads for every core, then fewer loads of activations. */
     uint64_t pairs = p->choice ? (uint64_t)p->rows * p->places : div_up(p->rows, s.rows);
     while (s.weights > least && pairs * n / s.weights * least * s.lanes < 1024ull * r->can->n_cores)

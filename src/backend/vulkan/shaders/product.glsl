@@ -150,11 +150,20 @@ bool find_rows() {
     return first_row < n_rows;
 }
 
-// Outputs [first, first + teams * OUTPUTS) of the rows.
-void product_at(uint first) {
-    uint tid = gl_LocalInvocationID.x, teams = T / p.lanes, team = tid / p.lanes;
-    lane = tid - team * p.lanes;
+uint outputs_of_group() {
+    return T / p.lanes * OUTPUTS;
+}
+
+// This thread's team, of those that have the outputs from `first` on.
+uint find_team(uint first) {
+    uint team = gl_LocalInvocationID.x / p.lanes;
+    lane = gl_LocalInvocationID.x - team * p.lanes;
     first_n = first + team * OUTPUTS;
+    return team;
+}
+
+void product_at(uint first) {
+    uint tid = gl_LocalInvocationID.x, teams = T / p.lanes, team = find_team(first);
     for (uint i = 0; i < WEIGHTS * ROWS; i++)
         sum[i] = 0;
     if (team < teams && first_n < p.n)
@@ -174,7 +183,7 @@ void product_at(uint first) {
 }
 
 void product() {
-    uint outputs = T / p.lanes * OUTPUTS;
+    uint outputs = outputs_of_group();
     for (uint n = gl_WorkGroupID.x * outputs; n < p.n; n += gl_NumWorkGroups.x * outputs) {
         product_at(n);
         barrier();

@@ -125,51 +125,101 @@ Acts load_acts(uint row, uint u) {
 }
 #endif
 
-void load_k(uint row, uint u, out Unit o) {
+// A unit as it lies in memory: loads that nothing waits for yet. Of types without has_integers it is
+// empty.
+struct Raw {
+    uvec4 v[6];
+    uvec3 rest;
+};
+
+void load_k(uint row, uint u, out Raw o) {
     const uint vectors = TYPE == DT_Q5_K ? 11 : 9;
-    uint at = row / 16 + u / 4 * vectors, r = u & 3, qs = at + (vectors - 8) + 2 * r;
-    uvec4 header = WORD4(at), low[2] = {WORD4(qs), WORD4(qs + 1)};
-    vec2 d = unpackHalf2x16(header.x);
-    uvec2 s = k_scales(header, r);
+    uint at = row / 16 + u / 4 * vectors, qs = at + (vectors - 8) + 2 * (u & 3);
+    o.v[0] = WORD4(at);
+    o.v[1] = WORD4(qs);
+    o.v[2] = WORD4(qs + 1);
+    if (TYPE == DT_Q5_K) {
+        o.v[3] = WORD4(at + 1);
+        o.v[4] = WORD4(at + 2);
+    }
+}
+
+void unpack_k(Raw raw, uint u, out Unit o) {
+    uint r = u & 3;
+    vec2 d = unpackHalf2x16(raw.v[0].x);
+    uvec2 s = k_scales(raw.v[0], r);
     o.scale.x = d.x;
     o.minimum.x = d.y;
     o.whole.xy = ivec2(s.x & 255, s.x >> 8);
     o.whole_minimum = ivec2(s.y & 255, s.y >> 8);
     [[unroll]] for (uint i = 0; i < 8; i++) {
-        o.q[i] = low[i / 4][i % 4] & 0x0f0f0f0f;
-        o.q[i + 8] = low[i / 4][i % 4] >> 4 & 0x0f0f0f0f;
-    }
-    if (TYPE == DT_Q5_K) {
-        uvec4 high[2] = {WORD4(at + 1), WORD4(at + 2)};
-        [[unroll]] for (uint i = 0; i < 8; i++) {
-            uint bits = high[i / 4][i % 4] >> 2 * r;
+        uint low = raw.v[1 + i / 4][i % 4];
+        o.q[i] = low & 0x0f0f0f0f;
+        o.q[i + 8] = low >> 4 & 0x0f0f0f0f;
+        if (TYPE == DT_Q5_K) {
+            uint bits = raw.v[3 + i / 4][i % 4] >> 2 * r;
             o.q[i] |= bits << 4 & 0x10101010;
             o.q[i + 8] |= bits << 3 & 0x10101010;
         }
     }
 }
 
-void load_q6_k(uint row, uint u, out Unit o) {
-    uint at = row + u / 4 * 210, h = u >> 1 & 1, j = u & 1, low[8], high[8];
-    load_words(at + 64 * h + 32 * j, 8, low);
-    load_words(at + 128 + 32 * h, 8, high);
-    uint s = load_u16(at + 192 + 8 * h + 2 * j), t = load_u16(at + 196 + 8 * h + 2 * j);
-    o.scale.x = load_half(at + 208);
-    o.whole = ivec4(bitfieldExtract(int(s), 0, 8), bitfieldExtract(int(s), 8, 8),
-                    bitfieldExtract(int(t), 0, 8), bitfieldExtract(int(t), 8, 8));
+// Where the low bits, the high bits and the scales of a unit of Q6_K are.
+uvec3 places_q6_k(uint row, uint u) {
+    uint at = row + u / 4 * 210, h = u >> 1 & 1, j = u & 1;
+    return uvec3(at + 64 * h + 32 * j, at + 128 + 32 * h, at + 192 + 8 * h + 2 * j);
+}
+
+// 32 bytes at an even place from the three vectors around them, of which the last is in the block.
+void load_q6_k(uint row, uint u, out Raw o) {
+    uvec3 at = places_q6_k(row, u);
+    [[unroll]] for (uint i = 0; i < 3; i++) {
+        o.v[i] = WORD4(at.x / 16 + i);
+        o.v[3 + i] = WORD4(at.y / 16 + i);
+    }
+    o.rest = uvec3(load_u16(at.z), load_u16(at.z + 4), load_u16(row + u / 4 * 210 + 208));
+}
+
+void shift_vectors(uvec4 a, uvec4 b, uvec4 c, uint at, out uint to[8]) {
+    uint w[12] = {a.x, a.y, a.z, a.w, b.x, b.y, b.z, b.w, c.x, c.y, c.z, c.w};
+    [[unroll]] for (uint i = 0; i < 10; i++)
+        w[i] = (at & 8) != 0 ? w[i + 2] : w[i];
+    [[unroll]] for (uint i = 0; i < 9; i++)
+        w[i] = (at & 4) != 0 ? w[i + 1] : w[i];
+    [[unroll]] for (uint i = 0; i < 8; i++)
+        to[i] = (at & 2) != 0 ? w[i] >> 16 | w[i + 1] << 16 : w[i];
+}
+
+void unpack_q6_k(Raw raw, uint row, uint u, out Unit o) {
+    uvec3 at = places_q6_k(row, u);
+    uint low[8], high[8];
+    shift_vectors(raw.v[0], raw.v[1], raw.v[2], at.x, low);
+    shift_vectors(raw.v[3], raw.v[4], raw.v[5], at.y, high);
+    o.scale.x = unpackHalf2x16(raw.rest.z).x;
+    o.whole = ivec4(bitfieldExtract(int(raw.rest.x), 0, 8), bitfieldExtract(int(raw.rest.x), 8, 8),
+                    bitfieldExtract(int(raw.rest.y), 0, 8), bitfieldExtract(int(raw.rest.y), 8, 8));
     [[unroll]] for (uint i = 0; i < 8; i++) {
-        uint bits = high[i] >> 2 * j;
+        uint bits = high[i] >> 2 * (u & 1);
         o.q[i] = (low[i] & 0x0f0f0f0f) | (bits << 4 & 0x30303030);
         o.q[i + 8] = (low[i] >> 4 & 0x0f0f0f0f) | (bits & 0x30303030);
     }
 }
 
-void load_unit(uint row, uint u, out Unit o) {
+void load_raw(uint row, uint u, out Raw o) {
     if (has_integers()) {
         if (TYPE == DT_Q6_K)
             load_q6_k(row, u, o);
         else
             load_k(row, u, o);
+    }
+}
+
+void unpack_unit(Raw raw, uint row, uint u, out Unit o) {
+    if (has_integers()) {
+        if (TYPE == DT_Q6_K)
+            unpack_q6_k(raw, row, u, o);
+        else
+            unpack_k(raw, u, o);
         return;
     }
     for (uint i = 0; i < 2; i++) {
@@ -304,9 +354,12 @@ void load_stage(uint stage, uint u) {
     if (t / 64 == stage) {
         uint i = t % 64, outputs = 16 * OUTPUTS;
         Unit o;
+        Raw raw;
         is_second = i >= outputs;
         uint n = min(first_n + (is_second ? i - outputs : i), p.n - 1);
-        load_unit((is_second ? p.weight2_first : p.weight_first) + n * p.row_bytes, u, o);
+        uint row = (is_second ? p.weight2_first : p.weight_first) + n * p.row_bytes;
+        load_raw(row, u, raw);
+        unpack_unit(raw, row, u, o);
         put_unit(t * WEIGHT_VECTORS, o);
     }
     t -= 128;
@@ -436,22 +489,44 @@ void quantize_row() {
 }
 #endif
 
-void multiply() {
-    for (uint u = lane; u < p.units; u += p.lanes) {
-        Unit o[MAX_WEIGHTS];
+// Of one row two units are loaded before the first is multiplied.
+const uint STEPS = ROWS == 1 ? 2 : 1;
+Raw raw[MAX_WEIGHTS * 2];
+bool is_loaded; // the first of them already
+
+void load_steps(uint u) {
+    [[unroll]] for (uint step = 0; step < STEPS; step++)
         [[unroll]] for (uint i = 0; i < WEIGHTS; i++) {
             is_second = i >= OUTPUTS;
-            load_unit(weight_at(i), u, o[i]);
+            load_raw(weight_at(i), min(u + step * p.lanes, p.units - 1), raw[2 * i + step]);
         }
-        [[unroll]] for (uint r = 0; r < ROWS; r++) {
+}
+
+void multiply_unit(uint u, uint step) {
+    Unit o[MAX_WEIGHTS];
+    [[unroll]] for (uint i = 0; i < WEIGHTS; i++) {
+        is_second = i >= OUTPUTS;
+        unpack_unit(raw[2 * i + step], weight_at(i), u, o[i]);
+    }
+    [[unroll]] for (uint r = 0; r < ROWS; r++) {
 #ifdef FUSED
-            Acts a = get_acts(u * 5);
+        Acts a = get_acts(u * 5);
 #else
-            Acts a = load_acts(act_at(r), u);
+        Acts a = load_acts(act_at(r), u);
 #endif
-            [[unroll]] for (uint i = 0; i < WEIGHTS; i++)
-                sum[i * ROWS + r] = add_unit(o[i], a, sum[i * ROWS + r]);
-        }
+        [[unroll]] for (uint i = 0; i < WEIGHTS; i++)
+            sum[i * ROWS + r] = add_unit(o[i], a, sum[i * ROWS + r]);
+    }
+}
+
+void multiply() {
+    for (uint u = lane; u < p.units; u += STEPS * p.lanes) {
+        if (!is_loaded)
+            load_steps(u);
+        is_loaded = false;
+        [[unroll]] for (uint step = 0; step < STEPS; step++)
+            if (u + step * p.lanes < p.units)
+                multiply_unit(u + step * p.lanes, step);
     }
 }
 
@@ -462,10 +537,22 @@ void main() {
 #ifdef TILE
     tile();
 #else
+#ifdef FUSED
+    // The plan has one row, and so has every step; but its head may have none.
+    if (IS_HEAD != 0 && io_n_outputs() == 0)
+        return;
+    n_rows = 1;
+    first_row = place = 0;
+    find_team(gl_WorkGroupID.x * outputs_of_group());
+    load_steps(lane); // come while the row is prepared
+    is_loaded = true;
+    quantize_row();
+#else
     if (!find_rows())
         return;
-#ifdef FUSED
-    quantize_row();
+#ifndef F32
+    is_loaded = false;
+#endif
 #endif
     product();
 #endif
