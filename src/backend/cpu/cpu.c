@@ -127,11 +127,13 @@ static void count_released(struct backend *b, const struct operand *o) {
 }
 
 /* Nobody reads the file's bytes again but EMBED, a few rows, and engines that are opened later:
- * they are read anew then. */
+ * they are read anew then. A fault brings pages of the neighbours, too, even if they were released:
+ * so these go as well, as far as the file's pages reach. */
 static void let_go(struct backend *b, const struct operand *o) {
-    const uint64_t page = WEIGHTS_GRAIN;
-    uint64_t begin = (o->offset + page - 1) / page * page;
-    uint64_t end = (o->offset + span_of(o)) / page * page;
+    const uint64_t page = WEIGHTS_GRAIN, around = 32 * page;
+    uint64_t begin = o->offset > around ? (o->offset - around) / page * page : 0;
+    uint64_t end = (o->offset + span_of(o) + around) / page * page;
+    end = end < b->mapped ? end : b->mapped / page * page;
     if (is_mapped(b, o) && begin < end)
         madvise(b->region[REGION_WEIGHTS] + begin, end - begin, MADV_DONTNEED);
 }
