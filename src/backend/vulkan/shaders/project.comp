@@ -296,8 +296,8 @@ float add_unit(Unit w, Acts a, float before) {
 // ---- many rows ----------------------------------------------------------------------------------
 
 // 64 weight rows (SwiGLU: 32 of gate, then 32 of up) and 16 ROWS activation rows by 256 threads,
-// four weight rows and ROWS activation rows each. Two units at a time are unpacked into shared
-// memory. A thread adds its units lane by lane, so that sums have the order of product.glsl.
+// four weight rows and ROWS activation rows each. While a unit is multiplied the next one is
+// unpacked into shared memory. Units come lane by lane, so that sums have the order of product.glsl.
 layout(constant_id = 9) const uint WEIGHT_VECTORS = 7; // of a unit: 5 of integers; odd, for banks
 shared uvec4 tile_w[2 * 64 * WEIGHT_VECTORS];
 
@@ -338,33 +338,50 @@ Unit get_unit(uint at) {
     return o;
 }
 
-void put_acts(uint at, uint row, uint u) {
-    uvec2 g = groups_of(u);
-    g.y = min(g.y, p.k / 32 - 1);
-    [[unroll]] for (uint i = 0; i < 2; i++) {
-        tile_x[at + 2 * i] = xq[2 * (row + g[i])];
-        tile_x[at + 2 * i + 1] = xq[2 * (row + g[i]) + 1];
+// The unit that this thread brings into shared memory: of a weight row, of an activation row, or
+// none. It is loaded while the one two before it is multiplied.
+Raw next_raw;
+uvec4 next_x[5];
+uint next_row;
+#define BRINGS_WEIGHTS (gl_LocalInvocationID.x < 64)
+#define BRINGS_ACTS (gl_LocalInvocationID.x - 128 < 16 * ROWS)
+
+void find_row() {
+    uint t = gl_LocalInvocationID.x, outputs = 16 * OUTPUTS;
+    if (BRINGS_WEIGHTS) {
+        is_second = t >= outputs;
+        uint n = min(first_n + (is_second ? t - outputs : t), p.n - 1);
+        next_row = (is_second ? p.weight2_first : p.weight_first) + n * p.row_bytes;
+    } else if (BRINGS_ACTS) {
+        next_row = act_at(t - 128);
     }
-    tile_x[at + 4] = uvec4(xs[row + g.x], xs[row + g.y]);
 }
 
-// Unit u of weight row m of the tile, or of an activation row.
-void load_stage(uint stage, uint u) {
-    uint t = gl_LocalInvocationID.x;
-    if (t / 64 == stage) {
-        uint i = t % 64, outputs = 16 * OUTPUTS;
-        Unit o;
-        Raw raw;
-        is_second = i >= outputs;
-        uint n = min(first_n + (is_second ? i - outputs : i), p.n - 1);
-        uint row = (is_second ? p.weight2_first : p.weight_first) + n * p.row_bytes;
-        load_raw(row, u, raw);
-        unpack_unit(raw, row, u, o);
-        put_unit(t * WEIGHT_VECTORS, o);
+void load_next(uint u) {
+    if (BRINGS_WEIGHTS) {
+        load_raw(next_row, u, next_raw);
+    } else if (BRINGS_ACTS) {
+        uvec2 g = groups_of(u);
+        g.y = min(g.y, p.k / 32 - 1);
+        g += next_row;
+        next_x[0] = xq[2 * g.x];
+        next_x[1] = xq[2 * g.x + 1];
+        next_x[2] = xq[2 * g.y];
+        next_x[3] = xq[2 * g.y + 1];
+        next_x[4] = uvec4(xs[g.x], xs[g.y]);
     }
-    t -= 128;
-    if (t / (16 * ROWS) == stage)
-        put_acts(t * 5, act_at(t % (16 * ROWS)), u);
+}
+
+void put_next(uint u, uint stage) {
+    uint t = gl_LocalInvocationID.x;
+    if (BRINGS_WEIGHTS) {
+        Unit o;
+        unpack_unit(next_raw, next_row, u, o);
+        put_unit((stage * 64 + t) * WEIGHT_VECTORS, o);
+    } else if (BRINGS_ACTS) {
+        [[unroll]] for (uint i = 0; i < 5; i++)
+            tile_x[(stage * 16 * ROWS + t - 128) * 5 + i] = next_x[i];
+    }
 }
 
 void multiply_stage(uint stage) {
@@ -379,6 +396,12 @@ void multiply_stage(uint stage) {
     }
 }
 
+// The unit after u, lane by lane.
+uint after(uint u) {
+    u += p.lanes;
+    return u < p.units ? u : u % p.lanes + 1;
+}
+
 void tile() {
     uint tx = gl_LocalInvocationID.x % 16, ty = gl_LocalInvocationID.x / 16;
     n_rows = IS_HEAD != 0 ? io_n_outputs() : io_n_rows();
@@ -390,32 +413,26 @@ void tile() {
     precise float total[MAX_SUMS];
     [[unroll]] for (uint i = 0; i < 4 * ROWS; i++)
         total[i] = sum[i] = 0;
-    uint u = 0, l = 0; // the next unit, and its lane
-    for (uint done = 0; done < p.units; done += 2) {
-        bool is_end[2];
-        uint lanes_done = l;
-        barrier();
-        [[unroll]] for (uint stage = 0; stage < 2; stage++) {
-            if (done + stage < p.units)
-                load_stage(stage, u);
-            u += p.lanes;
-            is_end[stage] = u >= p.units;
-            if (is_end[stage])
-                u = ++l;
+    uint u = 0, running = 0;
+    find_row();
+    load_next(0);
+    for (uint step = 0; step <= p.units; step++) {
+        uint next = after(u);
+        if (step < p.units)
+            put_next(u, step & 1);
+        if (step + 1 < p.units)
+            load_next(next);
+        if (step > 0) {
+            multiply_stage(step & 1 ^ 1);
+            if (running + p.lanes >= p.units) // the lane's last
+                [[unroll]] for (uint i = 0; i < 4 * ROWS; i++) {
+                    total[i] = running % p.lanes == 0 ? sum[i] : total[i] + sum[i];
+                    sum[i] = 0;
+                }
         }
+        running = u;
+        u = next;
         barrier();
-        [[unroll]] for (uint stage = 0; stage < 2; stage++) {
-            if (done + stage >= p.units)
-                continue;
-            multiply_stage(stage);
-            if (!is_end[stage])
-                continue;
-            [[unroll]] for (uint i = 0; i < 4 * ROWS; i++) {
-                total[i] = lanes_done == 0 ? sum[i] : total[i] + sum[i];
-                sum[i] = 0;
-            }
-            lanes_done++;
-        }
     }
     [[unroll]] for (uint r = 0; r < ROWS; r++)
         [[unroll]] for (uint i = 0; i < OUTPUTS; i++) {
