@@ -125,8 +125,12 @@ Acts load_acts(uint row, uint u) {
 }
 #endif
 
-// A unit as it lies in memory: loads that nothing waits for yet. Of types without has_integers it is
-// empty.
+// Two blocks of Q8_0 are 17 whole words, K being a multiple of 128.
+bool has_words_of_q8_0() {
+    return IS_WIDE != 0 && TYPE == DT_Q8_0;
+}
+
+// A unit as it lies in memory: loads that nothing waits for yet. Of most types it is empty.
 struct Raw {
     uvec4 v[6];
     uvec3 rest;
@@ -205,7 +209,34 @@ void unpack_q6_k(Raw raw, uint row, uint u, out Unit o) {
     }
 }
 
+// The last vector by words: it may be the buffer's end.
+void load_q8_0(uint row, uint u, out Raw o) {
+    uint at = row / 4 + 17 * u;
+    [[unroll]] for (uint i = 0; i < 4; i++)
+        o.v[i] = WORD4(at / 4 + i);
+    [[unroll]] for (uint i = 0; i < 4; i++)
+        o.v[4][i] = i <= (at & 3) ? WORD(at / 4 * 4 + 16 + i) : 0;
+}
+
+void unpack_q8_0(Raw raw, uint row, uint u, out Unit o) {
+    uint at = row / 4 + 17 * u, w[20];
+    [[unroll]] for (uint i = 0; i < 20; i++)
+        w[i] = raw.v[i / 4][i % 4];
+    [[unroll]] for (uint i = 0; i < 18; i++)
+        w[i] = (at & 2) != 0 ? w[i + 2] : w[i];
+    [[unroll]] for (uint i = 0; i < 17; i++)
+        w[i] = (at & 1) != 0 ? w[i + 1] : w[i];
+    [[unroll]] for (uint i = 0; i < 8; i++) {
+        o.q[i] = w[i] >> 16 | w[i + 1] << 16;
+        o.q[i + 8] = w[i + 9];
+    }
+    o.scale = vec2(unpackHalf2x16(w[0]).x, unpackHalf2x16(w[8]).y).xxyy;
+    o.minimum = vec4(0);
+}
+
 void load_raw(uint row, uint u, out Raw o) {
+    if (has_words_of_q8_0())
+        load_q8_0(row, u, o);
     if (has_integers()) {
         if (TYPE == DT_Q6_K)
             load_q6_k(row, u, o);
@@ -215,6 +246,10 @@ void load_raw(uint row, uint u, out Raw o) {
 }
 
 void unpack_unit(Raw raw, uint row, uint u, out Unit o) {
+    if (has_words_of_q8_0()) {
+        unpack_q8_0(raw, row, u, o);
+        return;
+    }
     if (has_integers()) {
         if (TYPE == DT_Q6_K)
             unpack_q6_k(raw, row, u, o);
