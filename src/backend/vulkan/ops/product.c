@@ -31,6 +31,17 @@ static bool has_gate(const struct vulkan_prologue *p) {
     return p->prologue == PROLOGUE_GATED_NORM || p->prologue == PROLOGUE_SIGMOID_GATE;
 }
 
+/* Whether rows, weights and gates all begin at multiples of four values. */
+static bool has_vectors(const struct vulkan_prologue *p, uint32_t in_first, uint32_t norm_first,
+                        uint32_t gate_first) {
+    uint32_t all = p->in.dims[0] | p->in.stride | in_first;
+    if (has_norm(p))
+        all |= norm_first;
+    if (has_gate(p))
+        all |= gate_first | p->gate.stride | p->gate_stride | p->head_width;
+    return all % 4 == 0;
+}
+
 int vulkan_quantize(struct vulkan_recorder *r, const struct vulkan_prologue *p,
                     struct vulkan_acts *out) {
     uint32_t k = p->in.dims[0];
@@ -56,7 +67,7 @@ int vulkan_quantize(struct vulkan_recorder *r, const struct vulkan_prologue *p,
         .groups = {div_up(k, 4 * threads), p->rows, 1},
         .constants = {threads, (uint32_t)p->prologue, p->needs_int8 ? p->act_group : 0,
                       p->needs_f32, p->is_head},
-        .n_constants = 5,
+        .n_constants = 6,
         .n_binds = 7,
         .push = &push,
         .push_bytes = sizeof push,
@@ -70,6 +81,7 @@ int vulkan_quantize(struct vulkan_recorder *r, const struct vulkan_prologue *p,
         d.binds[3] = vulkan_operand(r, &p->gate, VULKAN_READ, &push.gate_first);
         push.gate_row_stride = p->gate.stride;
     }
+    d.constants[5] = has_vectors(p, push.in_first, push.norm_first, push.gate_first);
     struct vulkan_bind some = p->needs_int8 ? out->q : out->x;
     d.binds[4] = vulkan_as(some, VULKAN_WRITE);
     d.binds[5] = vulkan_as(p->needs_int8 ? out->scales : some, VULKAN_WRITE);
@@ -284,20 +296,22 @@ static int multiply_piece(struct vulkan_recorder *r, const struct vulkan_product
     bool is_vectors = is_aligned && w->dims[0] % 8 == 0;
     bool has_integers =
         p->act_group == 128 && (w->type == DT_Q4_K || w->type == DT_Q5_K || w->type == DT_Q6_K);
-    const uint32_t constants[] = {s.threads,
-                                  w->type,
-                                  s.rows,
-                                  s.weights,
-                                  (uint32_t)p->epilogue,
-                                  p->is_head,
-                                  is_stack,
-                                  is_plain(w) ? is_vectors : p->act_group == 128,
-                                  has_bias,
-                                  has_integers ? 5 : 7,
-                                  s.is_fused ? (uint32_t)p->prologue->prologue : 0,
-                                  s.is_fused ? p->act_group : 0,
-                                  s.is_fused ? s.units : 0};
-    d.n_constants = s.is_fused ? 13 : s.is_tile ? 10 : 9;
+    const uint32_t constants[] = {
+        s.threads,
+        w->type,
+        s.rows,
+        s.weights,
+        (uint32_t)p->epilogue,
+        p->is_head,
+        is_stack,
+        is_plain(w) ? is_vectors : p->act_group == 128,
+        has_bias,
+        has_integers ? 5 : 7,
+        s.is_fused ? (uint32_t)p->prologue->prologue : 0,
+        s.is_fused ? p->act_group : 0,
+        s.is_fused ? s.units : 0,
+        s.is_fused && has_vectors(p->prologue, push.in_first, push.norm_first, push.gate_first)};
+    d.n_constants = s.is_fused ? 14 : s.is_tile ? 10 : 9;
     for (uint32_t i = 0; i < d.n_constants; i++)
         d.constants[i] = constants[i];
     return vulkan_add(r, &d);

@@ -26,7 +26,8 @@ layout(constant_id = 8) const uint HAS_BIAS = 0;
 
 layout(constant_id = 10) const uint PROLOGUE = 0; // of FUSED: enum prologue,
 layout(constant_id = 11) const uint GROUP = 32;   // values that share a scale,
-layout(constant_id = 12) const uint UNITS = 1;    // and p.units
+layout(constant_id = 12) const uint UNITS = 1;    // p.units,
+layout(constant_id = 13) const uint HAS_VECTORS = 0; // as in prologue.glsl
 
 #define STORE 0
 #define ADD 1    // out += result
@@ -53,8 +54,11 @@ layout(binding = 3) readonly buffer Bias { float bias[]; };
 layout(binding = 4) readonly buffer Bias2 { float bias2[]; };
 #ifdef FUSED
 layout(binding = 5) readonly buffer Gate { float gate[]; };
+layout(binding = 5) readonly buffer Gate4 { vec4 gate4[]; };
 layout(binding = 7) readonly buffer In { float x[]; };
+layout(binding = 7) readonly buffer In4 { vec4 x4[]; };
 layout(binding = 8) readonly buffer Norm { float norm[]; };
+layout(binding = 8) readonly buffer Norm4 { vec4 norm4[]; };
 #else
 layout(binding = 5) readonly buffer Choice { uint choice[]; };
 #endif

@@ -489,11 +489,6 @@ void tile() {
 shared uint most[2 * UNITS]; // largest magnitudes of groups, as bits
 shared int sums[4 * UNITS];  // of 16 quants
 
-void load_values(uint i, out float v[4]) {
-    for (uint b = 0; b < 4; b++)
-        v[b] = value(i + b, 0);
-}
-
 // Where group g is: unit and half.
 uvec2 place_of(uint g) {
     if (has_integers() && TYPE == DT_Q6_K)
@@ -517,13 +512,13 @@ void quantize_row() {
     barrier();
     float v[4];
     for (uint i = 4 * tid; i < p.k; i += 4 * T) {
-        load_values(i, v);
+        values(i, p.k, 0, v);
         atomicMax(most[i / GROUP], magnitude(v));
     }
     barrier();
     for (uint i = 4 * tid; i < p.k; i += 4 * T) {
         int added;
-        load_values(i, v);
+        values(i, p.k, 0, v);
         uvec2 at = place_of(i / 32);
         uint word = i / 4 % 8;
         tile_x[at.x * 5 + at.y * 2 + word / 4][word % 4] =

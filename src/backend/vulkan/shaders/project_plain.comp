@@ -123,8 +123,12 @@ void prepare_row() {
     if (PROLOGUE == PROLOGUE_GATED_NORM)
         norms_of_heads(0, p.k / p.head_width);
     barrier();
-    for (uint i = gl_LocalInvocationID.x; i < 8 * UNITS; i += T)
-        row_x[i / 4][i % 4] = i < p.k ? value(i, 0) : 0;
+    for (uint i = gl_LocalInvocationID.x; i < 2 * UNITS; i += T) {
+        float v[4] = {0, 0, 0, 0};
+        if (4 * i < p.k)
+            values(4 * i, p.k, 0, v);
+        row_x[i] = vec4(v[0], v[1], v[2], v[3]);
+    }
     barrier();
 }
 #endif

@@ -1,7 +1,8 @@
 // prologue.glsl - an activation row before it is multiplied: norm or gate, then int8. For
 // quantize.comp, and for products of one row, which do it themselves: both give the same bits.
 //
-// The shader declares x, norm, gate, PROLOGUE, p.norm_first, p.head_width, p.gate_stride, p.eps and
+// The shader declares x, norm, gate, the same as x4, norm4 and gate4, which are read where
+// HAS_VECTORS says that all begin at multiples of four values; PROLOGUE, p.norm_first, p.head_width, p.gate_stride, p.eps and
 // NORM_THREADS: how many threads add up the squares of a row, a power of two.
 #ifndef PROLOGUE_GLSL
 #define PROLOGUE_GLSL
@@ -17,11 +18,19 @@ shared float factors[MAX_HEADS]; // of heads; of the row: the first
 uint row_at;  // the row's first value
 uint gate_at; // its first gate
 
+// Each lane adds up four values in a row, every 4 lanes.
 float squares(uint first, uint n, uint lane, uint lanes) {
     precise float sum = 0;
-    for (uint i = lane; i < n; i += lanes) {
-        float v = x[first + i];
-        sum = fma(v, v, sum);
+    for (uint i = 4 * lane; i < n; i += 4 * lanes) {
+        vec4 v;
+        if (HAS_VECTORS != 0) {
+            v = x4[(first + i) / 4];
+        } else {
+            for (uint b = 0; b < 4; b++)
+                v[b] = i + b < n ? x[first + i + b] : 0;
+        }
+        for (uint b = 0; b < 4; b++)
+            sum = fma(v[b], v[b], sum);
     }
     return sum;
 }
@@ -65,26 +74,51 @@ void norms_of_heads(uint first_head, uint end) {
     }
 }
 
-// Value i of the row; a barrier is between it and the norms.
-float value(uint i, uint first_head) {
-    precise float v = x[row_at + i];
-    if (PROLOGUE == PROLOGUE_NORM) {
-        v = v * factors[0];
-        v = v * norm[p.norm_first + i];
-    }
-    if (PROLOGUE == PROLOGUE_GATED_NORM || PROLOGUE == PROLOGUE_SIGMOID_GATE) {
-        uint h = i / p.head_width, in_head = i - h * p.head_width;
-        float g = gate[gate_at + h * p.gate_stride + in_head];
-        precise float factor = 1 + exp(-g);
-        factor = 1 / factor;
-        if (PROLOGUE == PROLOGUE_GATED_NORM) {
-            v = v * factors[h - first_head];
-            v = v * norm[p.norm_first + in_head];
-            factor = g * factor;
-        }
+float gated(float x, float g) {
+    precise float factor = 1 + exp(-g);
+    factor = x / factor;
+    return factor;
+}
+
+float changed(float before, float weight, float factor, float g) {
+    precise float v = before;
+    if (PROLOGUE == PROLOGUE_NORM || PROLOGUE == PROLOGUE_GATED_NORM) {
         v = v * factor;
+        v = v * weight;
     }
+    if (PROLOGUE == PROLOGUE_GATED_NORM)
+        v = v * g;
+    if (PROLOGUE == PROLOGUE_GATED_NORM || PROLOGUE == PROLOGUE_SIGMOID_GATE)
+        v = gated(v, g);
     return v;
+}
+
+#define HAS_NORM (PROLOGUE == PROLOGUE_NORM || PROLOGUE == PROLOGUE_GATED_NORM)
+#define HAS_GATE (PROLOGUE == PROLOGUE_GATED_NORM || PROLOGUE == PROLOGUE_SIGMOID_GATE)
+
+// Values i ... i + 3 of the row of k, i a multiple of four; those after its end are 0. A barrier is
+// between this and the norms.
+void values(uint i, uint k, uint first_head, out float v[4]) {
+    if (HAS_VECTORS != 0) {
+        uint h = HAS_GATE ? i / p.head_width : 0, in_head = i - h * p.head_width;
+        vec4 a = x4[(row_at + i) / 4], weight = vec4(0), g = vec4(0);
+        if (HAS_NORM)
+            weight = norm4[(p.norm_first + in_head) / 4];
+        if (HAS_GATE)
+            g = gate4[(gate_at + h * p.gate_stride + in_head) / 4];
+        float factor = HAS_NORM ? factors[h - first_head] : 0;
+        for (uint b = 0; b < 4; b++)
+            v[b] = changed(a[b], weight[b], factor, g[b]);
+        return;
+    }
+    for (uint b = 0; b < 4; b++) {
+        uint at = i + b, h = HAS_GATE ? at / p.head_width : 0, in_head = at - h * p.head_width;
+        v[b] = 0;
+        if (at < k)
+            v[b] = changed(x[row_at + at], HAS_NORM ? norm[p.norm_first + in_head] : 0,
+                           HAS_NORM ? factors[h - first_head] : 0,
+                           HAS_GATE ? gate[gate_at + h * p.gate_stride + in_head] : 0);
+    }
 }
 
 // ---- int8 ---------------------------------------------------------------------------------------

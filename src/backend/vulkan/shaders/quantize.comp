@@ -13,6 +13,7 @@ layout(constant_id = 1) const uint PROLOGUE = 0; // enum prologue
 layout(constant_id = 2) const uint GROUP = 32;   // 32 or 128 values; 0: no int8
 layout(constant_id = 3) const uint HAS_F32 = 0;
 layout(constant_id = 4) const uint IS_HEAD = 0;
+layout(constant_id = 5) const uint HAS_VECTORS = 0;
 
 layout(push_constant) uniform Push {
     IO_AT;
@@ -22,8 +23,11 @@ layout(push_constant) uniform Push {
 } p;
 layout(binding = 0) readonly buffer Io { uint io[]; };
 layout(binding = 1) readonly buffer In { float x[]; };
+layout(binding = 1) readonly buffer In4 { vec4 x4[]; };
 layout(binding = 2) readonly buffer Norm { float norm[]; };
+layout(binding = 2) readonly buffer Norm4 { vec4 norm4[]; };
 layout(binding = 3) readonly buffer Gate { float gate[]; };
+layout(binding = 3) readonly buffer Gate4 { vec4 gate4[]; };
 layout(binding = 4) writeonly buffer Q { uint q[]; };
 layout(binding = 5) writeonly buffer S { uvec2 s[]; };
 layout(binding = 6) writeonly buffer F { float y[]; };
@@ -73,11 +77,13 @@ void main() {
         sums[tid] = 0;
     barrier();
     float v[4];
-    for (uint b = 0; b < 4; b++) {
-        v[b] = i + b < p.k ? value(i + b, first_head) : 0;
+    for (uint b = 0; b < 4; b++)
+        v[b] = 0;
+    if (i < p.k)
+        values(i, p.k, first_head, v);
+    for (uint b = 0; b < 4; b++)
         if (HAS_F32 != 0 && i + b < p.k)
             y[to * p.f32_stride + i + b] = v[b];
-    }
     if (GROUP != 0)
         quantize(v, i, i < p.k);
 }
