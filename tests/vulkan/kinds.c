@@ -20,8 +20,13 @@ static void print_line(void *user, enum log_level level, const char *line) {
         test_note("%s", line);
 }
 
-__attribute__((constructor)) static void start_log(void) {
+/* The device stays open: its pipelines, which take longer to make than most tests, are shared. */
+__attribute__((constructor)) static void start(void) {
+    static struct backend *kept;
+    struct backend_options how = {0};
+    struct err ignored;
     log_set(print_line, NULL);
+    backend_vulkan.open(&kept, &how, &ignored);
 }
 
 /* On a GPU: SLUICE_TEST_FULL=1. */
