@@ -174,13 +174,13 @@ struct op {
 
 /* How many int8 activations of a row share a scale in PROJECT, EXPERTS_IN and EXPERTS_OUT: 128
  * where one of the matrices that meet int8 activations is Q4_K, Q5_K or Q6_K, or all of them are
- * Q8_0, and the rows of all are whole groups; 32 elsewhere, and in all other ops. Matrices of F32, F16 and BF16 and
- * segments with f32_act meet f32 and do not count. Numbers depend on it: it is the same on every
- * backend.
+ * Q8_0, and the rows of all are whole groups; 32 elsewhere, and in all other ops. Matrices of F32,
+ * F16 and BF16 and segments with f32_act meet f32 and do not count. Numbers depend on it: it is the
+ * same on every backend.
  *
  * Integer products of four blocks of 32 can then be added as integers, which spares a GPU most of
- * its float instructions (of Q8_0, which has a scale for every 32, four of ten). Q4_1 loses too much
- * by it (docs/results.md): where no K-quant asks for it, other types keep 32. */
+ * its float instructions (of Q8_0, which has a scale for every 32, four of ten). Q4_1 loses too
+ * much by it (docs/results.md): where no K-quant asks for it, other types keep 32. */
 uint32_t op_act_group(const struct op *op);
 
 /* Offsets of the parts of IO. */

@@ -108,7 +108,7 @@ struct backend {
     char name[256];
     bool is_cpu; /* a driver that runs on the processor */
     struct vulkan_features can;
-    bool has_import, has_budget;
+    bool has_import, has_budget, has_subgroups;
     uint64_t import_align, offset_align, max_allocation;
     uint32_t max_groups[3];
     uint32_t family, n_queues, time_bits;

@@ -70,6 +70,10 @@ static uint32_t count_cores(VkPhysicalDevice device, const struct extensions *e,
     return n ? n : 32;
 }
 
+/* What shaders use of subgroups: DELTA's lanes add their sums by shuffles. */
+static const VkSubgroupFeatureFlags subgroup_needs =
+    VK_SUBGROUP_FEATURE_BASIC_BIT | VK_SUBGROUP_FEATURE_SHUFFLE_BIT;
+
 static void learn_features(struct backend *b, const struct extensions *e, const struct asked *a) {
     VkPhysicalDeviceShaderIntegerDotProductProperties dot = {
         .sType = VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_SHADER_INTEGER_DOT_PRODUCT_PROPERTIES};
@@ -112,6 +116,8 @@ static void learn_features(struct backend *b, const struct extensions *e, const 
         .has_f64 = a->base.features.shaderFloat64 && !is_plain,
         .has_dot = dot.integerDotProduct4x8BitPackedSignedAccelerated && !is_plain,
     };
+    b->has_subgroups = v11.subgroupSupportedStages & VK_SHADER_STAGE_COMPUTE_BIT &&
+                       (v11.subgroupSupportedOperations & subgroup_needs) == subgroup_needs;
     if (b->can.max_threads > limits->maxComputeWorkGroupSize[0])
         b->can.max_threads = limits->maxComputeWorkGroupSize[0];
 }
@@ -155,6 +161,10 @@ static int learn_device(struct backend *b, VkPhysicalDevice device, struct exten
                        "Vulkan device %s has Vulkan %u.%u, expected 1.2 or later", b->name,
                        VK_API_VERSION_MAJOR(p.properties.apiVersion),
                        VK_API_VERSION_MINOR(p.properties.apiVersion));
+    if (p.properties.limits.maxPerStageDescriptorStorageBuffers < VULKAN_MAX_BINDS)
+        return err_set(err, SLUICE_ERR_UNSUPPORTED,
+                       "Vulkan device %s has %u storage buffers a shader, expected %d", b->name,
+                       p.properties.limits.maxPerStageDescriptorStorageBuffers, VULKAN_MAX_BINDS);
     e->n = MAX_EXTENSIONS;
     if (vk.list_device_extensions(device, NULL, &e->n, e->list) < 0)
         e->n = 0;
@@ -168,6 +178,9 @@ static int learn_device(struct backend *b, VkPhysicalDevice device, struct exten
     vk.device_memory(device, &memory);
     b->memory = memory.memoryProperties;
     learn_features(b, e, a);
+    if (!b->has_subgroups)
+        return err_set(err, SLUICE_ERR_UNSUPPORTED,
+                       "Vulkan device %s has no shuffles within subgroups", b->name);
     b->can.is_unified =
         b->is_cpu || p.properties.deviceType == VK_PHYSICAL_DEVICE_TYPE_INTEGRATED_GPU;
     return SLUICE_OK;
