@@ -5,7 +5,8 @@
 //
 // int8 activations: sum += (scale * x.scale) * dot(q, x.q) - minimum * (x.scale * sum(x.q)) for each
 // run of 16 or 32 values, dot and sum exact. Where 128 activations share a scale, Q4_K, Q5_K and
-// Q6_K multiply with the scales of runs as integers, and there is one such line a unit.
+// Q6_K multiply with the scales of runs as integers, and there is one such line a unit:
+// sum += x.scale * (scale * dot - minimums).
 #version 450
 #extension GL_GOOGLE_include_directive : require
 #extension GL_EXT_control_flow_attributes : require
@@ -65,12 +66,11 @@ int dot4(uint a, uint b) {
 }
 #endif
 
-// Integers: scale.x and minimum.x are the block's, whole and whole_minimum the runs'.
+// Where has_integers: scale.x is the block's, whole the runs', minimum.xy that of both groups.
 struct Unit {
     uint q[16];
     vec4 scale, minimum; // of runs of 16
     ivec4 whole;
-    ivec2 whole_minimum;
 };
 
 struct Acts {
@@ -153,9 +153,8 @@ void unpack_k(Raw raw, uint u, out Unit o) {
     vec2 d = unpackHalf2x16(raw.v[0].x);
     uvec2 s = k_scales(raw.v[0], r);
     o.scale.x = d.x;
-    o.minimum.x = d.y;
+    o.minimum.xy = d.y * vec2(s.y & 255, s.y >> 8);
     o.whole.xy = ivec2(s.x & 255, s.x >> 8);
-    o.whole_minimum = ivec2(s.y & 255, s.y >> 8);
     [[unroll]] for (uint i = 0; i < 8; i++) {
         uint low = raw.v[1 + i / 4][i % 4];
         o.q[i] = low & 0x0f0f0f0f;
@@ -275,32 +274,29 @@ void unpack_unit(Raw raw, uint row, uint u, out Unit o) {
     }
 }
 
-// Of run i of 16 values.
-int dot16(Unit w, Acts a, uint i) {
-    int sum = dot4(w.q[4 * i], a.q[i].x);
-    sum += dot4(w.q[4 * i + 1], a.q[i].y);
-    sum += dot4(w.q[4 * i + 2], a.q[i].z);
-    return sum + dot4(w.q[4 * i + 3], a.q[i].w);
+// Of run i of 16 values, added to `before`.
+int dot16(Unit w, Acts a, uint i, int before) {
+    int total = before + dot4(w.q[4 * i], a.q[i].x);
+    total += dot4(w.q[4 * i + 1], a.q[i].y);
+    total += dot4(w.q[4 * i + 2], a.q[i].z);
+    return total + dot4(w.q[4 * i + 3], a.q[i].w);
 }
 
 float add_integers(Unit w, Acts a, float before) {
-    precise float total = before;
     int whole = 0;
+    precise float term = 0;
     if (TYPE == DT_Q6_K) {
         [[unroll]] for (uint i = 0; i < 4; i++)
-            whole += w.whole[i] * (dot16(w, a, i) - 32 * a.sum[i]);
+            whole += w.whole[i] * dot16(w, a, i, -32 * a.sum[i]);
+        term = w.scale.x * float(whole);
     } else {
-        whole = w.whole.x * (dot16(w, a, 0) + dot16(w, a, 1)) +
-                w.whole.y * (dot16(w, a, 2) + dot16(w, a, 3));
+        whole = w.whole.x * dot16(w, a, 1, dot16(w, a, 0, 0)) +
+                w.whole.y * dot16(w, a, 3, dot16(w, a, 2, 0));
+        term = w.minimum.y * float(a.sum.z + a.sum.w);
+        term = fma(w.minimum.x, float(a.sum.x + a.sum.y), term);
+        term = fma(w.scale.x, float(whole), -term);
     }
-    precise float scale = w.scale.x * a.scale.x;
-    total = fma(scale, float(whole), total);
-    if (TYPE != DT_Q6_K) {
-        int least = w.whole_minimum.x * (a.sum.x + a.sum.y) +
-                    w.whole_minimum.y * (a.sum.z + a.sum.w);
-        precise float minimum = w.minimum.x * a.scale.x;
-        total = fma(-minimum, float(least), total);
-    }
+    precise float total = fma(a.scale.x, term, before);
     return total;
 }
 
@@ -309,11 +305,11 @@ float add_unit(Unit w, Acts a, float before) {
     if (has_integers())
         return add_integers(w, a, before);
     [[unroll]] for (uint i = 0; i < 4; i++) {
-        int dot = dot16(w, a, i), least = a.sum[i];
+        int dot = dot16(w, a, i, 0), least = a.sum[i];
         if (!has_short_runs()) { // of 32
             if (i % 2 != 0)
                 continue;
-            dot += dot16(w, a, i + 1);
+            dot = dot16(w, a, i + 1, dot);
             least += a.sum[i + 1];
         }
         precise float scale = w.scale[i] * a.scale[i / 2];
@@ -341,9 +337,9 @@ void put_unit(uint at, Unit o) {
         tile_w[at + i] = uvec4(o.q[4 * i], o.q[4 * i + 1], o.q[4 * i + 2], o.q[4 * i + 3]);
     if (has_integers()) {
         uvec4 s = uvec4(o.whole) & 255u;
-        uvec2 m = uvec2(o.whole_minimum);
-        tile_w[at + 4] = uvec4(floatBitsToUint(o.scale.x), floatBitsToUint(o.minimum.x),
-                               s.x | s.y << 8 | s.z << 16 | s.w << 24, m.x | m.y << 8);
+        tile_w[at + 4] =
+            uvec4(floatBitsToUint(o.scale.x), floatBitsToUint(o.minimum.x),
+                  floatBitsToUint(o.minimum.y), s.x | s.y << 8 | s.z << 16 | s.w << 24);
     } else {
         tile_w[at + 4] = floatBitsToUint(o.scale);
         tile_w[at + 5] = floatBitsToUint(o.minimum);
@@ -362,10 +358,9 @@ Unit get_unit(uint at) {
     uvec4 v = tile_w[at + 4];
     if (has_integers()) {
         o.scale.x = uintBitsToFloat(v.x);
-        o.minimum.x = uintBitsToFloat(v.y);
+        o.minimum.xy = uintBitsToFloat(v.yz);
         [[unroll]] for (int i = 0; i < 4; i++)
-            o.whole[i] = bitfieldExtract(int(v.z), 8 * i, 8);
-        o.whole_minimum = ivec2(v.w & 255, v.w >> 8);
+            o.whole[i] = bitfieldExtract(int(v.w), 8 * i, 8);
     } else {
         o.scale = uintBitsToFloat(v);
         o.minimum = uintBitsToFloat(tile_w[at + 5]);
