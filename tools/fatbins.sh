@@ -18,9 +18,11 @@ done
 echo 'const struct cuda_fatbin cuda_fatbins[] = {'
 for name in "$@"; do printf '    {"%s", fatbin_%s},\n' "$name" "$name"; done
 printf '    {0, 0},\n};\nconst struct cuda_kernel cuda_kernels[] = {\n'
+i=0
 for name in "$@"; do
-    awk '/Compiling entry function/ { split($0, part, "\047"); kernel = part[2] }
-         /Used [0-9]+ registers/ { for (i = 1; i < NF; i++) if ($i == "Used") print "    {\"" kernel "\", " $(i + 1) "}," }' \
+    awk -v i=$i '/Compiling entry function/ { split($0, part, "\047"); kernel = part[2] }
+         /Used [0-9]+ registers/ { for (f = 1; f < NF; f++) if ($f == "Used") print "    {\"" kernel "\", " $(f + 1) ", " i "}," }' \
         "$folder/$name.ptxas"
+    i=$((i + 1))
 done | LC_ALL=C sort -u
-printf '    {0, 0},\n};\n'
+printf '    {0, 0, 0},\n};\n'

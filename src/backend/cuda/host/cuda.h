@@ -159,7 +159,7 @@ struct backend {
     CUdevice device;
     CUcontext context;
     CUstream stream;
-    CUmodule modules[MAX_MODULES];
+    CUmodule modules[MAX_MODULES]; /* as cuda_fatbins; NULL: for newer devices */
     uint32_t n_modules, n_sms;
     CUfunction copy;                    /* of cuda_copy_state */
     struct project_schedule *schedules; /* of project_schedule.c, in the arena */

@@ -14,6 +14,7 @@ extern const struct cuda_fatbin cuda_fatbins[];
 struct cuda_kernel {
     const char *name; /* NULL after the last */
     int registers;    /* a thread, of the machine code for 9.0 */
+    unsigned fatbin;  /* which of cuda_fatbins has it */
 };
 extern const struct cuda_kernel cuda_kernels[];
 

@@ -146,7 +146,8 @@ static void cuda_close(struct backend *b) {
         if (b->io)
             driver.host_free(b->io);
         for (uint32_t i = 0; i < b->n_modules; i++)
-            driver.module_unload(b->modules[i]);
+            if (b->modules[i])
+                driver.module_unload(b->modules[i]);
         if (b->stream)
             driver.stream_destroy(b->stream);
         if (b->aside)

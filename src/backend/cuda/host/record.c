@@ -24,9 +24,12 @@ enum { WORK_ALIGN = 256 };
  */
 
 int cuda_load_modules(struct backend *b, struct err *err) {
-    for (const struct cuda_fatbin *fatbin = cuda_fatbins; fatbin->name; fatbin++) {
+    bool has_any = false;
+    for (; cuda_fatbins[b->n_modules].name; b->n_modules++) {
+        const struct cuda_fatbin *fatbin = &cuda_fatbins[b->n_modules];
         CHECK(b->n_modules < MAX_MODULES);
-        CUresult result = driver.module_load(&b->modules[b->n_modules], fatbin->bytes);
+        CUmodule module = NULL;
+        CUresult result = driver.module_load(&module, fatbin->bytes);
         if (result == CUDA_ERROR_NO_BINARY_FOR_GPU)
             continue; /* kernels for newer devices */
         int status = driver_check(result, fatbin->name, err);
@@ -35,13 +38,13 @@ int cuda_load_modules(struct backend *b, struct err *err) {
                        b->capability / 10, b->capability % 10);
             return status;
         }
-        b->n_modules++;
+        b->modules[b->n_modules] = module;
+        has_any = true;
     }
-    return b->n_modules
-               ? SLUICE_OK
-               : err_set(err, SLUICE_ERR_UNSUPPORTED,
-                         "no CUDA kernels for a device of capability %d.%d in this program",
-                         b->capability / 10, b->capability % 10);
+    return has_any ? SLUICE_OK
+                   : err_set(err, SLUICE_ERR_UNSUPPORTED,
+                             "no CUDA kernels for a device of capability %d.%d in this program",
+                             b->capability / 10, b->capability % 10);
 }
 
 static int compare_kernels(const void *name, const void *kernel) {
@@ -56,11 +59,10 @@ const struct cuda_kernel *cuda_find_kernel(const char *name) {
 }
 
 CUfunction cuda_function(const struct backend *b, const char *name) {
+    const struct cuda_kernel *kernel = cuda_find_kernel(name);
+    CUmodule module = kernel ? b->modules[kernel->fatbin] : NULL;
     CUfunction f;
-    for (uint32_t i = 0; i < b->n_modules; i++)
-        if (driver.module_function(&f, b->modules[i], name) == CUDA_SUCCESS)
-            return f;
-    return NULL;
+    return module && driver.module_function(&f, module, name) == CUDA_SUCCESS ? f : NULL;
 }
 
 /* Only code with griddepcontrol.wait may be launched early; PTX for older devices has none. */
