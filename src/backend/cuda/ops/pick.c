@@ -2,6 +2,7 @@
 #include "backend/cuda/ops/pick.h"
 
 #include "backend/cuda/host/cuda.h"
+#include "base/size.h"
 
 /* The last step of a burst sets the completion flag; the others move IO on to the next step. */
 static void set_end(struct recorder *r, struct pick_params *p) {
@@ -43,8 +44,8 @@ int record_pick(struct recorder *r, const struct op *op) {
         .kernel = "pick",
         .grid = {r->n_sms < PICK_BINS ? r->n_sms : PICK_BINS, 1, 1},
         .threads = PICK_THREADS,
-        .shared =
-            r->plan->max_rows * (uint32_t)sizeof(int32_t), /* the step's tokens, for penalties */
+        /* The step's tokens, for penalties; the compiler reads four at once. */
+        .shared = (uint32_t)size_aligned(r->plan->max_rows * sizeof(int32_t), 16),
     };
     set_end(r, &p);
     return recorder_launch(r, &launch, &p, sizeof p);
