@@ -6,8 +6,8 @@
 // (IS_WHOLE 1: up to TILE_ROWS rows of a segment share a tile). It loops over jobs: their number
 // follows from the rows' lengths, that of the workgroups is fixed.
 //
-//   QK       eight lanes a position, each every eighth four of its values; two positions a thread;
-//            the lanes' sums are added as a tree
+//   QK       sixteen lanes a position, each every sixteenth four of its values; four positions a
+//            thread; the lanes' sums are added as a tree, in fours by shuffles, then in memory
 //   softmax  sixteen threads a query, two positions each; a maximum and a sum that run on
 //   PV       a thread four columns, and every GROUPS-th position; the groups are added in order at
 //            the part's end
@@ -17,6 +17,8 @@
 // key and value, which it takes from shared memory.
 #extension GL_GOOGLE_include_directive : require
 #extension GL_EXT_control_flow_attributes : require
+#extension GL_KHR_shader_subgroup_basic : require
+#extension GL_KHR_shader_subgroup_shuffle : require
 #include "io.glsl"
 #include "attend.glsl"
 
@@ -71,24 +73,28 @@ layout(binding = 4) readonly buffer Values { uvec2 values[]; };
 layout(binding = 3) readonly buffer Keys { uint keys[]; };
 layout(binding = 4) readonly buffer Values { uint values[]; };
 #endif
-layout(binding = 5) writeonly buffer Out { float result[]; }; // out, or (R, H, parts, d)
+layout(binding = 5) writeonly buffer Out { float result[]; };
+layout(binding = 5) writeonly buffer Parts { vec4 result4[]; }; // (R, H, parts, d)
 layout(binding = 6) writeonly buffer Sums { vec2 sums[]; };   // (R, H, parts): maximum and sum
 
-const uint LANES = 8, D4 = D / 4;
+const uint LANES = 16, D4 = D / 4;
 const uint GROUPS = ATTEND_THREADS / D4;
-const uint OWN = (QUERIES * D + ATTEND_THREADS - 1) / ATTEND_THREADS; // results of a thread
-const uint AT_ONCE = QUERIES >= 8 ? 4 : QUERIES >= 4 ? 2 : 1;         // queries, adding groups
 const uint Q4 = (QUERIES + 3) / 4;
-const uint ROOM = QUERIES * ATTEND_TILE * (LANES + 1);
+const uint AT_ONCE = GROUPS <= 2 ? QUERIES : (QUERIES + 1) / 2; // queries, adding groups
+const uint SCORES = QUERIES * ATTEND_TILE * 5;                  // of fours of lanes: 4 + 1
+const uint OTHERS = 4 * AT_ONCE * D4 * (GROUPS - 1);            // PV of other groups than the first
+const uint SQUARES_N = 136 * (QUERIES + 1);                     // of attend_head.glsl
+const uint MOST = SCORES > OTHERS ? SCORES : OTHERS;
+const uint ROOM = MOST > SQUARES_N ? MOST : SQUARES_N;
 
 shared vec4 query[QUERIES * D4];
-shared float room[ROOM > 512 ? ROOM : 512]; // QK's sums of lanes, (QUERIES, 32, 8 + 1); PV's groups
+shared vec4 room[(ROOM + 3) / 4]; // for one after the other
 shared float most[QUERIES * 16];
 shared vec4 weight[ATTEND_TILE * Q4]; // of four queries
 shared float rescale[QUERIES], of_part[QUERIES];
 
 #ifdef FUSED
-#define SQUARES room
+#define SQUARES(i) room[(i) / 4][(i) % 4]
 #include "attend_head.glsl"
 shared vec4 new_key[D4], new_value[D4]; // of the row, as the cache has them
 #endif
@@ -218,31 +224,48 @@ uint new_row; // of the cache: where the row's own key and value are
 #define HAS_NEW_TILE false
 #endif
 
-// The scores' sums of eight lanes each for a tile of positions from `row` of the cache on.
-void multiply_keys(uint t, uint row, const bool has_new) {
-    uint lane = t % LANES, position = t / LANES;
-    precise float sum[2 * QUERIES];
-    [[unroll]] for (uint q = 0; q < 2 * QUERIES; q++)
+// Sums of four lanes: lane l of them keeps those of position 4 p + l of the thread's.
+float four_lanes(float a, float b, float c, float d, uint lane) {
+    bool is_odd = lane % 2 != 0, is_upper = lane % 4 >= 2;
+    precise float first = (is_odd ? b : a) + subgroupShuffleXor(is_odd ? a : b, 1);
+    precise float second = (is_odd ? d : c) + subgroupShuffleXor(is_odd ? c : d, 1);
+    precise float sum =
+        (is_upper ? second : first) + subgroupShuffleXor(is_upper ? first : second, 2);
+    return sum;
+}
+
+// The scores' sums of four lanes each for a tile of positions from `row` of the cache on.
+void multiply_keys(uint row, const bool has_new) {
+    uint id = gl_SubgroupID * gl_SubgroupSize + gl_SubgroupInvocationID;
+    uint lane = id % LANES, position = id / LANES * 4;
+    precise float sum[4 * QUERIES];
+    [[unroll]] for (uint q = 0; q < 4 * QUERIES; q++)
         sum[q] = 0;
-    for (uint c = lane; c < D4; c += LANES) {
-        vec4 a = KEY_AT(row + position, c), b = KEY_AT(row + position + 16, c);
+    [[unroll]] for (uint c = lane; c < (D4 + LANES - 1) / LANES * LANES; c += LANES) {
+        if (c >= D4)
+            continue;
+        vec4 k[4];
+        [[unroll]] for (uint r = 0; r < 4; r++)
+            k[r] = KEY_AT(row + position + r, c);
         [[unroll]] for (uint q = 0; q < QUERIES; q++) {
             vec4 x = query[q * D4 + c];
-            sum[2 * q] = fma(x.w, a.w, fma(x.z, a.z, fma(x.y, a.y, fma(x.x, a.x, sum[2 * q]))));
-            sum[2 * q + 1] =
-                fma(x.w, b.w, fma(x.z, b.z, fma(x.y, b.y, fma(x.x, b.x, sum[2 * q + 1]))));
+            [[unroll]] for (uint r = 0; r < 4; r++)
+                sum[4 * q + r] =
+                    fma(x.w, k[r].w,
+                        fma(x.z, k[r].z, fma(x.y, k[r].y, fma(x.x, k[r].x, sum[4 * q + r]))));
         }
     }
     [[unroll]] for (uint q = 0; q < QUERIES; q++) {
-        room[(q * ATTEND_TILE + position) * (LANES + 1) + lane] = sum[2 * q];
-        room[(q * ATTEND_TILE + position + 16) * (LANES + 1) + lane] = sum[2 * q + 1];
+        uint at = (q * ATTEND_TILE + position + lane % 4) * 5 + lane / 4;
+        float four = four_lanes(sum[4 * q], sum[4 * q + 1], sum[4 * q + 2], sum[4 * q + 3], lane);
+        room[at / 4][at % 4] = four;
     }
 }
 
 float score_at(uint q, uint position, uint seen) {
-    uint at = (q * ATTEND_TILE + position) * (LANES + 1);
-    precise float sum = ((room[at] + room[at + 1]) + (room[at + 2] + room[at + 3])) +
-                        ((room[at + 4] + room[at + 5]) + (room[at + 6] + room[at + 7]));
+    uint at = (q * ATTEND_TILE + position) * 5;
+    precise float sum = (room[at / 4][at % 4] + room[(at + 1) / 4][(at + 1) % 4]) +
+                        (room[(at + 2) / 4][(at + 2) % 4] + room[(at + 3) / 4][(at + 3) % 4]);
     return position < seen ? sum : ATTEND_NONE;
 }
 
@@ -299,11 +322,11 @@ void make_heads(uint t) {
             [[unroll]] for (uint e = 0; e < OF_HEAD; e++)
                 if (e * ATTEND_THREADS + t < D)
                     sum = square_of(q < QUERIES ? raw.query[q * OF_HEAD + e] : raw.key[e], sum);
-            room[q * ATTEND_THREADS + t] = sum;
+            SQUARES(q * ATTEND_THREADS + t) = sum;
         }
         barrier();
         if (t < 8 * (QUERIES + 1))
-            room[EIGHTHS + t] = eighth_of(t / 8 * ATTEND_THREADS, t % 8);
+            SQUARES(EIGHTHS + t) = eighth_of(t / 8 * ATTEND_THREADS, t % 8);
         barrier();
     }
     [[unroll]] for (uint q = 0; q <= QUERIES; q++) {
@@ -414,9 +437,9 @@ void main() {
         }
 #endif
         barrier();
-        precise float whole[OWN];
-        [[unroll]] for (uint k = 0; k < OWN; k++)
-            whole[k] = 0;
+        precise vec4 whole[QUERIES]; // of the first group's threads
+        [[unroll]] for (uint q = 0; q < QUERIES; q++)
+            whole[q] = vec4(0);
         float whole_max = ATTEND_NONE;
         precise float whole_sum = 0;
         for (uint part = j.first_part; part < j.end_part; part++) {
@@ -433,10 +456,10 @@ void main() {
 #ifdef FUSED
                 bool has_new = new_row >= row && new_row < row + ATTEND_TILE;
                 if (has_new)
-                    multiply_keys(t, row, true);
+                    multiply_keys(row, true);
                 else
 #endif
-                    multiply_keys(t, row, false);
+                    multiply_keys(row, false);
                 barrier();
                 if (own_q < QUERIES) {
                     a = score_at(own_q, own_at, seen);
@@ -496,27 +519,23 @@ void main() {
                     sums[head * MAX_PARTS + part] = vec2(run_max, part_sum);
                 }
             }
-            for (uint first = 0; first < QUERIES; first += AT_ONCE) {
+            [[unroll]] for (uint first = 0; first < QUERIES; first += AT_ONCE) {
                 barrier();
-                [[unroll]] for (uint q = 0; q < QUERIES; q++)
-                    if (q >= first && q < first + AT_ONCE) {
-                        [[unroll]] for (uint k = 0; k < 4; k++)
-                            room[((q - first) * 4 + k) * ATTEND_THREADS + t] = pv[q][k];
-                    }
+                [[unroll]] for (uint q = first; q < min(first + AT_ONCE, QUERIES); q++)
+                    if (group > 0 && group < GROUPS)
+                        room[((group - 1) * AT_ONCE + q - first) * D4 + chunk] = pv[q];
                 barrier();
-                [[unroll]] for (uint o = 0; o < OWN; o++) {
-                    uint e = t + o * ATTEND_THREADS, q = e / D, k = e % D / D4, c = e % D4;
-                    if (q >= first && q < first + AT_ONCE && q < n_queries) {
-                        uint at = ((q - first) * 4 + k) * ATTEND_THREADS + c;
-                        precise float sum = room[at];
-                        for (uint g = 1; g < GROUPS; g++)
-                            sum += room[at + g * D4];
-                        if (IS_WHOLE != 0) {
-                            whole[o] = fma(whole[o], rescale[q], sum * of_part[q]);
-                        } else {
-                            uint head = j.row * HEADS + j.first_head + q;
-                            result[(head * MAX_PARTS + part) * D + 4 * c + k] = sum;
-                        }
+                [[unroll]] for (uint q = first; q < min(first + AT_ONCE, QUERIES); q++) {
+                    if (group > 0)
+                        break;
+                    precise vec4 sum = pv[q];
+                    for (uint g = 1; g < GROUPS; g++)
+                        sum += room[((g - 1) * AT_ONCE + q - first) * D4 + chunk];
+                    if (IS_WHOLE != 0) {
+                        whole[q] = fma(whole[q], vec4(rescale[q]), sum * of_part[q]);
+                    } else if (q < n_queries) {
+                        uint head = j.row * HEADS + j.first_head + q;
+                        result4[(head * MAX_PARTS + part) * D4 + chunk] = sum;
                     }
                 }
             }
@@ -526,13 +545,13 @@ void main() {
             if (own_q < QUERIES && own_at == 0)
                 rescale[own_q] = 1.0 / whole_sum;
             barrier();
-            [[unroll]] for (uint o = 0; o < OWN; o++) {
-                uint e = t + o * ATTEND_THREADS, q = e / D, k = e % D / D4, c = e % D4;
-                if (q < n_queries) {
-                    uint row = j.row + q / j.n_heads, head = j.first_head + q % j.n_heads;
-                    precise float y = whole[o] * rescale[q];
-                    result[p.out_first + row * p.out_stride + head * D + 4 * c + k] = y;
-                }
+            [[unroll]] for (uint q = 0; q < QUERIES; q++) {
+                if (group > 0 || q >= n_queries)
+                    continue;
+                uint row = j.row + q / j.n_heads, head = j.first_head + q % j.n_heads;
+                precise vec4 y = whole[q] * rescale[q];
+                [[unroll]] for (uint k = 0; k < 4; k++)
+                    result[p.out_first + row * p.out_stride + head * D + 4 * chunk + k] = y[k];
             }
         }
     }

@@ -45,16 +45,16 @@ vec2 rotated(vec2 v, vec2 angle) {
 // The sum of 128 threads' squares from `at` on, in two steps with a barrier after each: eight threads
 // add sixteen each, in order; then everybody adds these, as a tree.
 float eighth_of(uint at, uint i) {
-    precise float sum = SQUARES[at + i];
+    precise float sum = SQUARES(at + i);
     [[unroll]] for (uint k = 1; k < 16; k++)
-        sum += SQUARES[at + i + 8 * k];
+        sum += SQUARES(at + i + 8 * k);
     return sum;
 }
 
 float sum_of_eighths(uint at) {
     precise float sum =
-        ((SQUARES[at] + SQUARES[at + 1]) + (SQUARES[at + 2] + SQUARES[at + 3])) +
-        ((SQUARES[at + 4] + SQUARES[at + 5]) + (SQUARES[at + 6] + SQUARES[at + 7]));
+        ((SQUARES(at) + SQUARES(at + 1)) + (SQUARES(at + 2) + SQUARES(at + 3))) +
+        ((SQUARES(at + 4) + SQUARES(at + 5)) + (SQUARES(at + 6) + SQUARES(at + 7)));
     return sum;
 }
 

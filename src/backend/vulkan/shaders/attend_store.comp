@@ -34,7 +34,7 @@ layout(binding = 7) buffer Values { uint values[]; };
 layout(binding = 8) writeonly buffer Queries { float queries[]; };
 
 shared float squares[2 * ATTEND_THREADS];
-#define SQUARES squares
+#define SQUARES(i) squares[i]
 #include "attend_head.glsl"
 
 // The factor of x's norm: every thread has it.
