@@ -129,14 +129,14 @@ TEST(vulkan_delta_stores_states_to_cells) {
 
 TEST(vulkan_attend) {
     static const struct attend_case cases[] = {
-        {4, 1, 256, 64, 1, 280, DT_F16, ROPE_HALVES, true},
-        {6, 2, 64, 32, 9, 300, DT_F32, ROPE_HALVES, true},
-        {9, 3, 64, 64, 33, 600, DT_F16, ROPE_NEIGHBOURS, false},
-        {4, 1, 128, 128, 17, 400, DT_Q8_0, ROPE_HALVES, true},
+        {4, 1, 256, 64, 1, 70, DT_F16, ROPE_HALVES, true},
+        {6, 2, 64, 32, 9, 100, DT_F32, ROPE_HALVES, true},
+        {9, 3, 64, 64, 33, 250, DT_F16, ROPE_NEIGHBOURS, false},
+        {4, 1, 128, 128, 17, 150, DT_Q8_0, ROPE_HALVES, true},
         {8, 8, 32, 0, 5, 120, DT_Q4_0, ROPE_HALVES, false},
         {5, 1, 80, 20, 7, 120, DT_F16, ROPE_HALVES, false},
         {14, 2, 24, 24, 3, 60, DT_F32, ROPE_NEIGHBOURS, true},
-        {8, 2, 64, 64, 150, 700, DT_F16, ROPE_HALVES, true},
+        {8, 2, 64, 64, 150, 500, DT_F16, ROPE_HALVES, true},
         {12, 1, 96, 32, 8, 120, DT_Q8_0, ROPE_HALVES, true},
         {2, 1, 512, 64, 40, 200, DT_F16, ROPE_HALVES, true},
     };
