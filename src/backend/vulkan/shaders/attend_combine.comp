@@ -21,10 +21,36 @@ layout(binding = 1) readonly buffer Parts { float parts[]; };
 layout(binding = 2) readonly buffer Sums { vec2 sums[]; };
 layout(binding = 3) writeonly buffer Out { float result[]; };
 
-#define AHEAD 16 // parts in flight
+#define AHEAD 32 // parts in flight
 const uint ROOM = (MAX_PARTS + AHEAD - 1) / AHEAD * AHEAD;
 
 shared vec2 of_part[ROOM], factor[ROOM];
+shared float largest[ROOM]; // up to each part
+
+// The largest maximum up to each of n parts.
+void scan(uint t, uint n) {
+    for (uint d = 1; d < n; d *= 2) {
+        float before[2];
+        [[unroll]] for (uint k = 0; k < 2; k++) {
+            uint i = t + k * ATTEND_THREADS;
+            before[k] = i < n && i >= d ? largest[i - d] : ATTEND_NONE;
+        }
+        barrier();
+        [[unroll]] for (uint k = 0; k < 2; k++) {
+            uint i = t + k * ATTEND_THREADS;
+            if (i < n)
+                largest[i] = max(largest[i], before[k]);
+        }
+        barrier();
+    }
+}
+
+float ahead[AHEAD];
+
+void load_parts(uint at, uint c, uint first, uint n) {
+    [[unroll]] for (uint k = 0; k < AHEAD; k++)
+        ahead[k] = c < D && first + k < n ? parts[(at + first + k) * D + c] : 0;
+}
 
 void main() {
     uint t = gl_LocalInvocationIndex, head = gl_WorkGroupID.x, row = gl_WorkGroupID.y;
@@ -32,24 +58,24 @@ void main() {
         return;
     uint n = attend_parts(io_row_position(row) + 1), at = (row * HEADS + head) * MAX_PARTS;
     uint c = gl_WorkGroupID.z * ATTEND_THREADS + t;
-    for (uint i = t; i < n; i += ATTEND_THREADS)
-        of_part[i] = sums[at + i];
+    load_parts(at, c, 0, n);
+    for (uint i = t; i < ROOM; i += ATTEND_THREADS) {
+        vec2 part = i < n ? sums[at + i] : vec2(0);
+        of_part[i] = part;
+        largest[i] = part.x;
+    }
     barrier();
-    for (uint i = t; i < (n + AHEAD - 1) / AHEAD * AHEAD; i += ATTEND_THREADS) {
-        float before = ATTEND_NONE;
-        for (uint k = 0; k < i && i < n; k++)
-            before = max(before, of_part[k].x);
-        float largest = i < n ? max(before, of_part[i].x) : 0;
-        factor[i] = i < n ? vec2(exp2(before - largest), exp2(of_part[i].x - largest)) : vec2(1, 0);
-        if (i >= n)
-            of_part[i] = vec2(0);
+    scan(t, n);
+    for (uint i = t; i < ROOM; i += ATTEND_THREADS) {
+        float before = i > 0 && i < n ? largest[i - 1] : ATTEND_NONE;
+        factor[i] = i < n ? vec2(exp2(before - largest[i]), exp2(of_part[i].x - largest[i]))
+                          : vec2(1, 0);
     }
     barrier();
     precise float sum = 0, whole = 0;
     for (uint i = 0; i < n; i += AHEAD) {
-        float ahead[AHEAD];
-        [[unroll]] for (uint k = 0; k < AHEAD; k++)
-            ahead[k] = c < D && i + k < n ? parts[(at + i + k) * D + c] : 0;
+        if (i > 0)
+            load_parts(at, c, i, n);
         [[unroll]] for (uint k = 0; k < AHEAD; k++) {
             vec2 f = factor[i + k];
             sum = fma(sum, f.x, of_part[i + k].y * f.y);
