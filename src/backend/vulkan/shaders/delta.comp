@@ -27,7 +27,8 @@ const uint STRIDE = 2 * A * 4 * DK4 + B * DV;
 
 shared vec4 keys[ROWS * 2 * DK4]; // q, then k, of each row
 shared float values[ROWS * DELTA_COLUMNS];
-shared vec3 gates[ROWS]; // decay, beta, q . k
+shared vec3 gates[ROWS];  // decay, beta, q . k
+shared uint cells[ROWS];  // that the rows store to
 
 uint head, key_head, first_column;
 bool is_key_owner;
@@ -102,6 +103,7 @@ const uint OF_KEYS = (ROWS * 8 * DK4 + DELTA_THREADS - 1) / DELTA_THREADS;
 struct Next {
     float key[OF_KEYS], value;
     vec3 gate;
+    uint cell;
 };
 Next next;
 
@@ -117,8 +119,10 @@ void load_rows(uint t, uint first, uint n) {
     next.value = row < n && column < DV
                      ? y[(first + row) * STRIDE + 2 * A * 4 * DK4 + head * DV + column]
                      : 0;
-    if (t < n)
+    if (t < n) {
         next.gate = gate_of(first + t, qk[(first + t) * A + key_head]);
+        next.cell = io_to_cell(first + t);
+    }
 }
 
 void stage_rows(uint t, uint n) {
@@ -128,8 +132,10 @@ void stage_rows(uint t, uint n) {
             keys[i / 4][i % 4] = next.key[e];
     }
     values[t] = next.value;
-    if (t < n)
+    if (t < n) {
         gates[t] = next.gate;
+        cells[t] = next.cell;
+    }
 }
 
 // ---- the rule ---------------------------------------------------------------------------------
@@ -215,8 +221,7 @@ float step_row(uint i, uint lane, uint column, const bool is_raw) {
     return o;
 }
 
-void store_row(uint t, uint segment, uint row, uint at, uint lane, bool is_in) {
-    uint cell = IS_ONE != 0 && io_n_segments() == 0 ? IO_NO_CELL : io_to_cell(row);
+void store_row(uint t, uint segment, uint row, uint cell, uint at, uint lane, bool is_in) {
     if (cell != IO_NO_CELL) {
         store_state(cell * (B * DV * DK) + at, lane, is_in);
         store_window(t, row, segment, cell);
@@ -239,7 +244,8 @@ void run_segment(uint t, uint segment) {
         float o = step_row(0, lane, column, true);
         if (lane == 0 && is_in)
             result[out_at + first * p.out_stride] = o;
-        store_row(t, segment, first, at, lane, is_in);
+        uint to = IS_ONE != 0 && io_n_segments() == 0 ? IO_NO_CELL : io_to_cell(first);
+        store_row(t, segment, first, to, at, lane, is_in);
         return;
     }
     load_rows(t, first, min(n_rows, ROWS));
@@ -255,7 +261,7 @@ void run_segment(uint t, uint segment) {
             float o = step_row(i, lane, column, false);
             if (lane == 0 && is_in)
                 result[out_at + row * p.out_stride] = o;
-            store_row(t, segment, row, at, lane, is_in);
+            store_row(t, segment, row, cells[i], at, lane, is_in);
         }
     }
 }

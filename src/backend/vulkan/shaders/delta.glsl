@@ -83,6 +83,32 @@ float convolved(uint row, uint segment, uint position, uint channel) {
     return silu(sum);
 }
 
+// The same of four consecutive rows of a segment, of which each value is loaded once.
+vec4 convolved_four(uint row, uint segment, uint position, uint channel) {
+    const uint ALL = WIDTH + 3;
+    float x[ALL], tap[WIDTH];
+    uint first_position = io_segment_first_position(segment), cell = io_segment_cell(segment);
+    [[unroll]] for (uint i = 0; i < ALL; i++) {
+        uint at = position + i; // WIDTH - 1 positions later than the value's
+        bool is_in = at >= first_position + WIDTH - 1;
+        x[i] = 0;
+        if (is_in)
+            x[i] = x_in[p.in_first + (row + i + 1 - WIDTH) * p.in_stride + channel];
+        else if (at >= WIDTH - 1)
+            x[i] = window[window_at(cell, at + 1 - WIDTH, channel)];
+    }
+    [[unroll]] for (uint t = 0; t < WIDTH; t++)
+        tap[t] = taps[p.conv_first + channel * WIDTH + t];
+    vec4 y;
+    [[unroll]] for (uint r = 0; r < 4; r++) {
+        precise float sum = 0;
+        [[unroll]] for (uint t = 0; t < WIDTH; t++)
+            sum = WIDTH - 1 - t <= position + r ? fma(tap[t], x[r + t], sum) : sum;
+        y[r] = silu(sum);
+    }
+    return y;
+}
+
 // The same of the only row of its segment.
 float convolved_one(uint row, uint cell, uint position, uint channel) {
     precise float sum = 0;

@@ -11,7 +11,7 @@
 layout(binding = 4) writeonly buffer Y { float y[]; };   // (R, 2 * A * 4 * DK4 + B * DV)
 layout(binding = 5) writeonly buffer Qk { float qk[]; }; // (R, A)
 
-const uint ROWS = 4;
+const uint ROWS = 4; // as many as convolved_four() has
 const uint STRIDE = 2 * A * 4 * DK4 + B * DV;
 
 shared vec4 keys[ROWS * 2 * DK4]; // q, then k, of each row
@@ -25,26 +25,40 @@ float convolved_row(uint first, uint row, uint channel) {
     return at.x != ~0u ? convolved(first + row, at.x, at.y, channel) : 0;
 }
 
+// Rows of one segment, ROWS of them: as in prompts.
+bool are_together(uint n) {
+    bool are = n == ROWS;
+    for (uint i = 0; i < n; i++)
+        are = are && of_row[i].x == of_row[0].x;
+    return are;
+}
+
 void convolve_values(uint t, uint head, uint first, uint n) {
-    for (uint i = t; i < n * DV; i += DELTA_THREADS) {
-        uint row = i / DV, v = head * DV + i % DV;
-        y[(first + row) * STRIDE + 2 * A * 4 * DK4 + v] = convolved_row(first, row, 2 * A * DK + v);
+    uint to = first * STRIDE + 2 * A * 4 * DK4 + head * DV, from = 2 * A * DK + head * DV;
+    if (are_together(n)) {
+        for (uint i = t; i < DV; i += DELTA_THREADS) {
+            vec4 four = convolved_four(first, of_row[0].x, of_row[0].y, from + i);
+            [[unroll]] for (uint r = 0; r < ROWS; r++)
+                y[to + r * STRIDE + i] = four[r];
+        }
+        return;
     }
+    for (uint i = t; i < n * DV; i += DELTA_THREADS)
+        y[to + i / DV * STRIDE + i % DV] = convolved_row(first, i / DV, from + i % DV);
 }
 
 void convolve_keys(uint t, uint head, uint first, uint n) {
-    const uint EACH = (ROWS * 8 * DK4 + DELTA_THREADS - 1) / DELTA_THREADS;
-    float y_of[EACH];
-    [[unroll]] for (uint e = 0; e < EACH; e++) {
-        uint i = e * DELTA_THREADS + t, at = i % (4 * DK4), is_k = i / (4 * DK4) % 2;
-        y_of[e] = at < DK && i < n * 8 * DK4
-                      ? convolved_row(first, i / (8 * DK4), (is_k * A + head) * DK + at)
-                      : 0;
-    }
-    [[unroll]] for (uint e = 0; e < EACH; e++) {
-        uint i = e * DELTA_THREADS + t;
-        if (i < n * 8 * DK4)
-            keys[i / 4][i % 4] = y_of[e];
+    bool are = are_together(n);
+    for (uint i = t; i < 8 * DK4; i += DELTA_THREADS) {
+        uint at = i % (4 * DK4), channel = (i / (4 * DK4) * A + head) * DK + at;
+        vec4 four = vec4(0);
+        if (at < DK && are)
+            four = convolved_four(first, of_row[0].x, of_row[0].y, channel);
+        else if (at < DK)
+            for (uint r = 0; r < n; r++)
+                four[r] = convolved_row(first, r, channel);
+        [[unroll]] for (uint r = 0; r < ROWS; r++)
+            keys[r * 2 * DK4 + i / 4][i % 4] = four[r];
     }
 }
 
