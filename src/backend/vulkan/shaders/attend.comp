@@ -211,10 +211,10 @@ vec4 pv[QUERIES];
 
 #ifdef FUSED
 uint new_row; // of the cache: where the row's own key and value are
-#define KEY_AT(row, c) (has_new && (row) == new_row ? new_key[c] : key_at(row, c))
+#define KEY_AT(row, c, e) (has_new && (row) == new_row ? new_key[c] : key_at(row, c))
 #define VALUE_AT(row, c) (has_new && (row) == new_row ? new_value[c] : value_at(row, c))
 #else
-#define KEY_AT(row, c) key_at(row, c)
+#define KEY_AT(row, c, e) key_at(row, c)
 #define VALUE_AT(row, c) value_at(row, c)
 #endif
 
@@ -234,6 +234,35 @@ float four_lanes(float a, float b, float c, float d, uint lane) {
     return sum;
 }
 
+// Of one row over an F16 cache the next tile's keys and values are in flight while this one is
+// computed, and the first tile's while the row's heads are made.
+#if defined(FUSED) && CACHE == 1
+#define LOADS_AHEAD
+const uint OF_KEYS = (D4 + LANES - 1) / LANES;
+const uint OF_VALUES = (ATTEND_TILE + GROUPS - 1) / GROUPS;
+uvec2 key_ahead[4 * OF_KEYS], value_ahead[OF_VALUES];
+
+void load_keys(uint row) {
+    uint id = gl_SubgroupID * gl_SubgroupSize + gl_SubgroupInvocationID;
+    uint lane = id % LANES, position = id / LANES * 4;
+    [[unroll]] for (uint e = 0; e < OF_KEYS; e++) {
+        uint c = min(e * LANES + lane, D4 - 1);
+        [[unroll]] for (uint r = 0; r < 4; r++)
+            key_ahead[4 * e + r] = keys[(row + position + r) * D4 + c];
+    }
+}
+
+void load_values(uint t, uint row) {
+    [[unroll]] for (uint e = 0; e < OF_VALUES; e++) {
+        uint i = min(e * GROUPS + t / D4, ATTEND_TILE - 1);
+        value_ahead[e] = values[(row + i) * D4 + t % D4];
+    }
+}
+#undef KEY_AT
+#define KEY_AT(row, c, e)                                                                          \
+    (has_new && (row) == new_row ? new_key[c] : four_halves(key_ahead[e]))
+#endif
+
 // The scores' sums of four lanes each for a tile of positions from `row` of the cache on.
 void multiply_keys(uint row, const bool has_new) {
     uint id = gl_SubgroupID * gl_SubgroupSize + gl_SubgroupInvocationID;
@@ -241,12 +270,13 @@ void multiply_keys(uint row, const bool has_new) {
     precise float sum[4 * QUERIES];
     [[unroll]] for (uint q = 0; q < 4 * QUERIES; q++)
         sum[q] = 0;
-    [[unroll]] for (uint c = lane; c < (D4 + LANES - 1) / LANES * LANES; c += LANES) {
+    [[unroll]] for (uint e = 0; e < (D4 + LANES - 1) / LANES; e++) {
+        uint c = e * LANES + lane;
         if (c >= D4)
             continue;
         vec4 k[4];
         [[unroll]] for (uint r = 0; r < 4; r++)
-            k[r] = KEY_AT(row + position + r, c);
+            k[r] = KEY_AT(row + position + r, c, 4 * e + r);
         [[unroll]] for (uint q = 0; q < QUERIES; q++) {
             vec4 x = query[q * D4 + c];
             [[unroll]] for (uint r = 0; r < 4; r++)
@@ -269,14 +299,17 @@ float score_at(uint q, uint position, uint seen) {
     return position < seen ? sum : ATTEND_NONE;
 }
 
-void multiply_values(uint row, uint i, uint chunk, const bool has_new) {
-    vec4 v = VALUE_AT(row + i, chunk);
+void multiply_value(vec4 v, uint i) {
     [[unroll]] for (uint f = 0; f < Q4; f++) {
         vec4 w = weight[i * Q4 + f];
         [[unroll]] for (uint k = 0; k < 4; k++)
             if (4 * f + k < QUERIES)
                 pv[4 * f + k] = fma(vec4(w[k]), v, pv[4 * f + k]);
     }
+}
+
+void multiply_values(uint row, uint i, uint chunk, const bool has_new) {
+    multiply_value(VALUE_AT(row + i, chunk), i);
 }
 
 #ifdef FUSED
@@ -424,6 +457,13 @@ void main() {
         uint n_queries = j.n_rows * j.n_heads, length = attend_part(j.position + 1);
         uint slot = io_row_slot(j.row), n_seen = j.position + j.n_rows;
         uint own_seen = j.position + min(own_q / j.n_heads, j.n_rows - 1) + 1;
+#ifdef LOADS_AHEAD
+        uint ahead_at = j.first_part * length;
+        uint page = pages[p.pages_first + slot * PAGES + ahead_at / IO_PAGE_POSITIONS];
+        uint row = (page * KV_HEADS + j.kv_head) * IO_PAGE_POSITIONS + ahead_at % IO_PAGE_POSITIONS;
+        load_keys(row);
+        load_values(t, row);
+#endif
         barrier();
 #ifdef FUSED
         make_heads(t);
@@ -449,8 +489,10 @@ void main() {
             [[unroll]] for (uint q = 0; q < QUERIES; q++)
                 pv[q] = vec4(0);
             for (uint at = begin; at < end; at += ATTEND_TILE) {
+#ifndef LOADS_AHEAD
                 uint page = pages[p.pages_first + slot * PAGES + at / IO_PAGE_POSITIONS];
                 uint row = (page * KV_HEADS + j.kv_head) * IO_PAGE_POSITIONS + at % IO_PAGE_POSITIONS;
+#endif
                 uint n = min(end - at, ATTEND_TILE), seen = own_seen > at ? own_seen - at : 0;
                 float a = 0, b = 0;
 #ifdef FUSED
@@ -460,6 +502,16 @@ void main() {
                 else
 #endif
                     multiply_keys(row, false);
+#ifdef LOADS_AHEAD
+                uint next = at + ATTEND_TILE, next_row = row + ATTEND_TILE;
+                if (next < end) {
+                    if (next % IO_PAGE_POSITIONS == 0) {
+                        page = pages[p.pages_first + slot * PAGES + next / IO_PAGE_POSITIONS];
+                        next_row = (page * KV_HEADS + j.kv_head) * IO_PAGE_POSITIONS;
+                    }
+                    load_keys(next_row);
+                }
+#endif
                 barrier();
                 if (own_q < QUERIES) {
                     a = score_at(own_q, own_at, seen);
@@ -469,7 +521,7 @@ void main() {
                 barrier();
                 if (own_q < QUERIES) {
                     float largest = run_max;
-                    for (uint i = 0; i < 16; i++)
+                    [[unroll]] for (uint i = 0; i < 16; i++)
                         largest = max(largest, most[own_q * 16 + i]);
                     float factor = exp2(run_max - largest);
                     a = own_at < seen ? exp2(a - largest) : 0;
@@ -484,6 +536,19 @@ void main() {
                 barrier();
                 [[unroll]] for (uint q = 0; q < QUERIES; q++)
                     pv[q] *= rescale[q];
+#ifdef LOADS_AHEAD
+                [[unroll]] for (uint e = 0; e < OF_VALUES; e++) {
+                    uint i = e * GROUPS + group;
+                    vec4 v = four_halves(value_ahead[e]);
+                    if (has_new && row + i == new_row)
+                        v = new_value[chunk];
+                    if (group < GROUPS && i < n)
+                        multiply_value(v, i);
+                }
+                if (next < end)
+                    load_values(t, next_row);
+                row = next_row;
+#else
                 if (group < GROUPS && n == ATTEND_TILE && !HAS_NEW_TILE) {
                     [[unroll]] for (uint i = 0; i < ATTEND_TILE / GROUPS; i++)
                         multiply_values(row, i * GROUPS + group, chunk, false);
@@ -493,6 +558,7 @@ void main() {
                     for (uint i = group; i < n; i += GROUPS)
                         multiply_values(row, i, chunk, true);
                 }
+#endif
             }
             // The part's maximum and sum, and how the row goes on with it.
             float part_sum = 0, after = 0;
