@@ -269,7 +269,7 @@ bool project_can_do_f32(const struct project_params *p) {
 static bool is_for_wide(const struct recorder *r, const struct project_params *p, uint32_t set) {
     bool is_swiglu = p->epilogue == EPILOGUE_SWIGLU;
     uint32_t types = set & WIDE_TYPES,
-             least = types & (types - 1) ? WIDE_MIXED_ROWS : WIDE_MIN_ROWS;
+             least = types & (types - 1) && types != WIDE_PAIR ? WIDE_MIXED_ROWS : WIDE_MIN_ROWS;
     return r->b->capability == 90 && r->b->max_shared >= PROJECT_SHARED_ALONE &&
            p->row_limit >= least && types && !(set & ~(uint32_t)(WIDE_TYPES | IS_F32)) &&
            (!is_swiglu || are_gate_up_alike(p)) &&

@@ -28,7 +28,7 @@
 
 enum {
     WIDE_MIN_ROWS = 64,    /* of a bucket; */
-    WIDE_MIXED_ROWS = 128, /* where segments have several types, and so several kernels */
+    WIDE_MIXED_ROWS = 128, /* where segments have several types that do not share a kernel */
     WIDE_GROUP = 128,      /* columns of a stage */
     WIDE_N = 128,          /* weight rows of a tile of the product: 64 a multiplying warpgroup */
     WIDE_THREADS = 384,    /* two warpgroups multiply, one copies */
