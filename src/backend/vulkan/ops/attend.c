@@ -86,7 +86,8 @@ static uint64_t parts_bytes(const struct vulkan_recorder *r, const struct op_att
 
 static struct tiling tiling_of(const struct vulkan_recorder *r, const struct op_attend *a) {
     uint32_t group = a->heads / a->kv_heads, rows = 1;
-    uint32_t most = r->can->shared_bytes >= MANY_QUERIES_SHARED && a->head_width <= 256 ? 8 : 4;
+    bool is_roomy = r->can->shared_bytes >= MANY_QUERIES_SHARED;
+    uint32_t most = a->head_width > 256 ? (is_roomy ? 4 : 2) : is_roomy ? 8 : 4;
     struct tiling t = {.kv_tiles = div_up(group, most),
                        .max_parts = max_parts((uint64_t)a->pages.dims[0] * IO_PAGE_POSITIONS)};
     t.heads = div_up(group, t.kv_tiles);
