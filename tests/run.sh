@@ -126,7 +126,8 @@ check_cuda() {
         -c tests/quant_cuda.cu -o build/tmp/quant_cuda.o
 }
 
-# The Vulkan backend on a driver that runs on the processor, under the validation layer.
+# check_vulkan WORDS...: the Vulkan backend on a driver that runs on the processor, under the validation layer; of the tests
+# of whole models those whose names hold one of the words.
 check_vulkan() {
     if [ ! -x build/tests-vulkan ] || ! ls /usr/share/vulkan/icd.d/*.json >/dev/null 2>&1; then
         echo "Vulkan: glslc, its headers or a driver was not found, left out"
@@ -134,7 +135,8 @@ check_vulkan() {
     fi
     local validate=0
     [ ! -f /usr/share/vulkan/explicit_layer.d/VkLayer_khronos_validation.json ] || validate=1
-    suite "Vulkan" env SLUICE_VULKAN_VALIDATE=$validate build/tests-vulkan
+    suite "Vulkan, ops" env SLUICE_VULKAN_VALIDATE=$validate build/tests-vulkan vulkan_
+    suite "Vulkan, models" env SLUICE_VULKAN_VALIDATE=$validate build/tests-vulkan "$@"
 }
 
 # Types with a grid against gguf-py, on random blocks.
@@ -168,7 +170,7 @@ sanitized() {
 quick() {
     suite "unit tests, sanitizers" build/asan/tests
     suite "unit tests, release" build/tests
-    check_vulkan
+    check_vulkan $vulkan
     sanitized "command line" tests/test_cli.py
     suite "command line, release" python3 tests/test_cli.py build/sluice
     sanitized "verbs that run a model" tests/test_verbs.py
@@ -258,8 +260,8 @@ all() {
 
 list_files >"$folder/before"
 case ${1:-} in
-    quick) leaks=0 load=30 && quick ;;
-    all) leaks=1 load=300 && all ;;
+    quick) leaks=0 load=30 vulkan="device_logits device_greedy device_one_sub device_resume" && quick ;;
+    all) leaks=1 load=300 vulkan=device_ && all ;;
     build) build "${@:2}"; exit ;;
     *) echo "usage: run.sh quick|all|build COMMAND..." >&2; exit 2 ;;
 esac

@@ -17,6 +17,7 @@ static void simulate(const char *path, uint32_t sequences, uint32_t pages, uint3
     struct sched_counters c;
     o.engine.backend = rig_name();
     o.engine.context = 1024;
+    o.engine.prefill = rig_is_slow() ? 16 : 0;
     o.engine.sequences = o.engine.batch = sequences;
     if (sim_open(&sim, test_data(path), &o)) {
         sim_run(&sim, n, 2 * sequences);
