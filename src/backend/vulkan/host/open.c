@@ -36,6 +36,7 @@ struct asked {
     VkPhysicalDeviceVulkan11Features v11;
     VkPhysicalDeviceVulkan12Features v12;
     VkPhysicalDeviceShaderIntegerDotProductFeatures dot;
+    VkPhysicalDeviceCooperativeMatrixFeaturesNV matrix;
 };
 
 static void ask_features(VkPhysicalDevice device, const struct extensions *e, struct asked *a) {
@@ -44,9 +45,14 @@ static void ask_features(VkPhysicalDevice device, const struct extensions *e, st
         .v11 = {.sType = VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_VULKAN_1_1_FEATURES, .pNext = &a->v12},
         .v12 = {.sType = VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_VULKAN_1_2_FEATURES},
         .dot = {.sType = VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_SHADER_INTEGER_DOT_PRODUCT_FEATURES},
+        .matrix = {.sType = VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_COOPERATIVE_MATRIX_FEATURES_NV},
     };
     if (has(e, VK_KHR_SHADER_INTEGER_DOT_PRODUCT_EXTENSION_NAME))
         a->v12.pNext = &a->dot;
+    if (has(e, VK_NV_COOPERATIVE_MATRIX_EXTENSION_NAME)) {
+        a->matrix.pNext = a->v12.pNext;
+        a->v12.pNext = &a->matrix;
+    }
     vk.device_features(device, &a->base);
 }
 
@@ -68,6 +74,30 @@ static uint32_t count_cores(VkPhysicalDevice device, const struct extensions *e,
                                       : amd.shaderEngineCount * amd.shaderArraysPerEngineCount *
                                             amd.computeUnitsPerShaderArray;
     return n ? n : 32;
+}
+
+/* Whether there are products of int8 matrices, 16 x 16 x 32, by a subgroup of 32. */
+static bool find_matrices(VkPhysicalDevice device, const struct asked *a, uint32_t subgroup_size) {
+    VkCooperativeMatrixPropertiesNV list[64] = {0};
+    uint32_t n = sizeof list / sizeof *list;
+    PFN_vkGetPhysicalDeviceCooperativeMatrixPropertiesNV ask =
+        (PFN_vkGetPhysicalDeviceCooperativeMatrixPropertiesNV)vk.find(
+            vk.instance, "vkGetPhysicalDeviceCooperativeMatrixPropertiesNV");
+    if (!ask || !a->matrix.cooperativeMatrix || !a->v12.vulkanMemoryModel || !a->v12.shaderInt8 ||
+        subgroup_size != 32)
+        return false;
+    for (uint32_t i = 0; i < n; i++)
+        list[i].sType = VK_STRUCTURE_TYPE_COOPERATIVE_MATRIX_PROPERTIES_NV;
+    if (ask(device, &n, list) < 0)
+        return false;
+    for (uint32_t i = 0; i < n; i++)
+        if (list[i].MSize == 16 && list[i].NSize == 16 && list[i].KSize == 32 &&
+            list[i].AType == VK_COMPONENT_TYPE_SINT8_NV &&
+            list[i].BType == VK_COMPONENT_TYPE_SINT8_NV &&
+            list[i].CType == VK_COMPONENT_TYPE_SINT32_NV &&
+            list[i].DType == VK_COMPONENT_TYPE_SINT32_NV && list[i].scope == VK_SCOPE_SUBGROUP_NV)
+            return true;
+    return false;
 }
 
 /* What shaders use of subgroups: DELTA's lanes add their sums by shuffles. */
@@ -115,6 +145,7 @@ static void learn_features(struct backend *b, const struct extensions *e, const 
         .has_int64 = a->base.features.shaderInt64 && !is_plain,
         .has_f64 = a->base.features.shaderFloat64 && !is_plain,
         .has_dot = dot.integerDotProduct4x8BitPackedSignedAccelerated && !is_plain,
+        .has_matrix = find_matrices(b->physical, a, v11.subgroupSize) && !is_plain,
     };
     b->has_subgroups = v11.subgroupSupportedStages & VK_SHADER_STAGE_COMPUTE_BIT &&
                        (v11.subgroupSupportedOperations & subgroup_needs) == subgroup_needs;
@@ -317,6 +348,7 @@ static int make_device(struct backend *b, const struct extensions *e, struct ask
     static const char *const wanted[] = {
         VK_EXT_EXTERNAL_MEMORY_HOST_EXTENSION_NAME,
         VK_KHR_SHADER_INTEGER_DOT_PRODUCT_EXTENSION_NAME,
+        VK_NV_COOPERATIVE_MATRIX_EXTENSION_NAME,
         VK_EXT_MEMORY_BUDGET_EXTENSION_NAME,
         "VK_KHR_portability_subset",
     };
@@ -348,7 +380,9 @@ static int make_device(struct backend *b, const struct extensions *e, struct ask
         .shaderFloat16 = v12.shaderFloat16,
         .shaderInt8 = v12.shaderInt8,
         .timelineSemaphore = VK_TRUE,
+        .vulkanMemoryModel = v12.vulkanMemoryModel,
     };
+    a->matrix.cooperativeMatrixRobustBufferAccess = VK_FALSE;
     a->base.features = (VkPhysicalDeviceFeatures){
         .shaderInt16 = a->base.features.shaderInt16,
         .shaderInt64 = a->base.features.shaderInt64,

@@ -52,7 +52,7 @@ struct vulkan_features {
     uint32_t n_cores;       /* compute units, where they are known; else a guess */
     bool has_16bit_storage, has_8bit_storage, has_f16, has_int8, has_int64, has_f64;
     bool has_dot;    /* 4 int8 products in an instruction, accelerated */
-    bool has_matrix; /* cooperative matrices of int8 and f16, 16 x 16 x 32 and 16 x 16 x 16 */
+    bool has_matrix; /* products of int8 matrices, 16 x 16 x 32, by subgroups of 32 */
     bool is_unified; /* the device's memory is the host's */
 };
 

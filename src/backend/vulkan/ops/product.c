@@ -4,7 +4,13 @@
 #include "base/size.h"
 
 enum { QUANTIZE_THREADS = 256, PRODUCT_THREADS = 128, MAX_LANES = 32, MAX_SUMS = 16 };
-enum { TILE_THREADS = 256, TILE_SHARED = 25 << 10, FUSED_THREADS = 256, FUSED_HEADS = 256 };
+enum {
+    TILE_THREADS = 256,
+    TILE_SHARED = 25 << 10,
+    MATRIX_SHARED = 45 << 10,
+    FUSED_THREADS = 256,
+    FUSED_HEADS = 256
+};
 
 /* ---- activations ------------------------------------------------------------------------------
  */
@@ -111,7 +117,7 @@ struct product_push {
 struct shape {
     uint32_t units, lanes, threads, rows, weights;
     uint32_t group_rows, group_outputs; /* of a workgroup */
-    bool is_tile, is_fused;
+    bool is_tile, is_matrix, is_fused;
 };
 
 /* Shared memory of a fused product: the row as int8 or f32, and sums (product.glsl). */
@@ -124,6 +130,12 @@ bool vulkan_can_fuse(const struct vulkan_recorder *r, const struct vulkan_prolog
     return r->plan->max_rows == 1 && !r->exact && r->can->max_threads >= FUSED_THREADS &&
            fused_shared(p->in.dims[0], p->needs_f32) <= r->can->shared_bytes &&
            (p->prologue != PROLOGUE_GATED_NORM || p->in.dims[0] / p->head_width <= FUSED_HEADS);
+}
+
+/* As in project.comp. */
+static bool has_integers(const struct vulkan_product *p) {
+    uint32_t type = p->weight->type;
+    return p->act_group == 128 && (type == DT_Q4_K || type == DT_Q5_K || type == DT_Q6_K);
 }
 
 /* Many rows of int8. */
@@ -140,6 +152,8 @@ static const char *shader_of(const struct vulkan_recorder *r, const struct vulka
         return "project_f32";
     if (s->is_fused)
         return r->can->has_dot ? "project_fused_dot" : "project_fused";
+    if (s->is_matrix)
+        return "project_matrix";
     if (s->is_tile)
         return r->can->has_dot ? "project_tile_dot" : "project_tile";
     return r->can->has_dot ? "project_int8_dot" : "project_int8";
@@ -154,6 +168,8 @@ static struct shape shape_of(const struct vulkan_recorder *r, const struct vulka
     if (s.is_tile) {
         s.threads = TILE_THREADS;
         s.rows = p->rows > 32 ? 4 : p->rows > 16 ? 2 : 1;
+        s.is_matrix = s.rows == 4 && r->can->has_matrix && has_integers(p) &&
+                      r->can->shared_bytes >= MATRIX_SHARED;
         s.group_rows = 16 * s.rows;
         s.group_outputs = 64 / least;
         return s;
@@ -294,8 +310,6 @@ static int multiply_piece(struct vulkan_recorder *r, const struct vulkan_product
                        "a matrix of %s at byte %u, expected a multiple of 16", dtype_name(w->type),
                        push.weight_first);
     bool is_vectors = is_aligned && w->dims[0] % 8 == 0;
-    bool has_integers =
-        p->act_group == 128 && (w->type == DT_Q4_K || w->type == DT_Q5_K || w->type == DT_Q6_K);
     const uint32_t constants[] = {
         s.threads,
         w->type,
@@ -306,7 +320,7 @@ static int multiply_piece(struct vulkan_recorder *r, const struct vulkan_product
         is_stack,
         is_plain(w) ? is_vectors : p->act_group == 128,
         has_bias,
-        has_integers ? 5 : 7,
+        has_integers(p) ? 5 : 7,
         s.is_fused ? (uint32_t)p->prologue->prologue : 0,
         s.is_fused ? p->act_group : 0,
         s.is_fused ? s.units : 0,

@@ -125,16 +125,23 @@ void store(uint n, uint row, float a, float b) {
 }
 
 #ifndef TILE
+// All loads first: one after the other they would wait for each other.
+#define MAX_LANES 32
 float lanes_sum(uint i, uint r, uint team) {
     uint at = (i * ROWS + r) * T + team * p.lanes;
-    precise float total = partial[at];
-    for (uint l = 1; l < p.lanes; l++)
-        total = total + partial[at + l];
+    float of[MAX_LANES];
+    [[unroll]] for (uint l = 0; l < MAX_LANES; l++)
+        of[l] = partial[at + min(l, p.lanes - 1)];
+    precise float total = of[0];
+    [[unroll]] for (uint l = 1; l < MAX_LANES; l++)
+        total = l < p.lanes ? total + of[l] : total;
     return total;
 }
 
 // Adds this lane's units to the sums.
 void multiply();
+// Loads the first of its weights, for the next call of multiply.
+void load_first();
 
 // The rows of this workgroup; false: there are none.
 bool find_rows() {
@@ -166,12 +173,17 @@ uint find_team(uint first) {
     return team;
 }
 
-void product_at(uint first) {
+// Outputs from `first` on; those from `next` on come after them.
+void product_at(uint first, uint next) {
     uint tid = gl_LocalInvocationID.x, teams = T / p.lanes, team = find_team(first);
     for (uint i = 0; i < WEIGHTS * ROWS; i++)
         sum[i] = 0;
     if (team < teams && first_n < p.n)
         multiply();
+    if (next < p.n) {
+        find_team(next);
+        load_first(); // come while sums are added
+    }
     for (uint i = 0; i < WEIGHTS * ROWS; i++)
         partial[i * T + tid] = sum[i];
     barrier();
@@ -188,8 +200,9 @@ void product_at(uint first) {
 
 void product() {
     uint outputs = outputs_of_group();
-    for (uint n = gl_WorkGroupID.x * outputs; n < p.n; n += gl_NumWorkGroups.x * outputs) {
-        product_at(n);
+    uint step = gl_NumWorkGroups.x * outputs;
+    for (uint n = gl_WorkGroupID.x * outputs; n < p.n; n += step) {
+        product_at(n, n + step);
         barrier();
     }
 }

@@ -2,6 +2,7 @@
 //
 // -DF32: with f32 activations. -DDOT: with the instruction for four int8 products. -DTILE: of many
 // rows, through shared memory. -DFUSED: see product.glsl.
+// -DMATRIX: a tile by cooperative matrices of 16 x 16 x 32, for has_integers and subgroups of 32.
 //
 // int8 activations: sum += (scale * x.scale) * dot(q, x.q) - minimum * (x.scale * sum(x.q)) for each
 // run of 16 or 32 values, dot and sum exact. Where 128 activations share a scale, Q4_K, Q5_K and
@@ -12,6 +13,13 @@
 #extension GL_EXT_control_flow_attributes : require
 #ifdef DOT
 #extension GL_EXT_spirv_intrinsics : require
+#endif
+#ifdef MATRIX
+#extension GL_KHR_memory_scope_semantics : require
+#extension GL_KHR_shader_subgroup_basic : require
+#extension GL_EXT_shader_explicit_arithmetic_types_int8 : require
+#extension GL_NV_cooperative_matrix : require
+#extension GL_NV_integer_cooperative_matrix : require
 #endif
 #include "product.glsl"
 #define GRIDS 9
@@ -34,6 +42,8 @@ void add_group(uint row, uint g, uint i) {
         sum[i * ROWS + r] = s;
     }
 }
+
+void load_first() {}
 
 void multiply() {
     for (uint u = lane; u < p.units; u += p.lanes)
@@ -282,22 +292,30 @@ int dot16(Unit w, Acts a, uint i, int before) {
     return total + dot4(w.q[4 * i + 3], a.q[i].w);
 }
 
-float add_integers(Unit w, Acts a, float before) {
-    int whole = 0;
+// The whole sum of a unit, times its scales, less its minimums.
+float add_whole(int whole, float scale, vec2 minimum, Acts a, float before) {
     precise float term = 0;
     if (TYPE == DT_Q6_K) {
-        [[unroll]] for (uint i = 0; i < 4; i++)
-            whole += w.whole[i] * dot16(w, a, i, -32 * a.sum[i]);
-        term = w.scale.x * float(whole);
+        term = scale * float(whole);
     } else {
-        whole = w.whole.x * dot16(w, a, 1, dot16(w, a, 0, 0)) +
-                w.whole.y * dot16(w, a, 3, dot16(w, a, 2, 0));
-        term = w.minimum.y * float(a.sum.z + a.sum.w);
-        term = fma(w.minimum.x, float(a.sum.x + a.sum.y), term);
-        term = fma(w.scale.x, float(whole), -term);
+        term = minimum.y * float(a.sum.z + a.sum.w);
+        term = fma(minimum.x, float(a.sum.x + a.sum.y), term);
+        term = fma(scale, float(whole), -term);
     }
     precise float total = fma(a.scale.x, term, before);
     return total;
+}
+
+float add_integers(Unit w, Acts a, float before) {
+    int whole = 0;
+    if (TYPE == DT_Q6_K) {
+        [[unroll]] for (uint i = 0; i < 4; i++)
+            whole += w.whole[i] * dot16(w, a, i, -32 * a.sum[i]);
+    } else {
+        whole = w.whole.x * dot16(w, a, 1, dot16(w, a, 0, 0)) +
+                w.whole.y * dot16(w, a, 3, dot16(w, a, 2, 0));
+    }
+    return add_whole(whole, w.scale.x, w.minimum.xy, a, before);
 }
 
 float add_unit(Unit w, Acts a, float before) {
@@ -329,8 +347,95 @@ float add_unit(Unit w, Acts a, float before) {
 // 64 weight rows (SwiGLU: 32 of gate, then 32 of up) and 16 ROWS activation rows by 256 threads,
 // four weight rows and ROWS activation rows each. While a unit is multiplied the next one is
 // unpacked into shared memory. Units come lane by lane, so that sums have the order of product.glsl.
+#ifdef MATRIX
+#define WEIGHT_VECTORS 9 // of a unit; odd, for banks
+#else
 layout(constant_id = 9) const uint WEIGHT_VECTORS = 7; // of a unit: 5 of integers; odd, for banks
+#endif
 shared uvec4 tile_w[2 * 64 * WEIGHT_VECTORS];
+
+#ifdef MATRIX
+
+// A quant times its scale is more than a byte: 2^SPLIT high + low, each a byte, in 4 vectors each;
+// then the block's scale and the minimums. So products need no scales of runs.
+#define SPLIT (TYPE == DT_Q6_K ? 6 : 4)
+
+// Two bytes, at bits 0 and 16 of `two`, of quants (Q6_K: plus 32) times their scale, as high and low.
+uvec2 split(uint two, int scale) {
+    if (TYPE != DT_Q6_K) {
+        uint product = two * uint(scale);
+        return uvec2(product >> 4 & 0x007f007f, product & 0x000f000f);
+    }
+    int a = (int(two & 0xffff) - 32) * scale, b = (int(two >> 16) - 32) * scale;
+    return uvec2(uint(a >> 6 & 255) | uint(b >> 6 & 255) << 16, uint(a & 63) | uint(b & 63) << 16);
+}
+
+void put_unit(uint at, Unit o) {
+    [[unroll]] for (uint i = 0; i < 4; i++) {
+        uvec4 high, low;
+        int scale = TYPE == DT_Q6_K ? o.whole[i] : o.whole[i / 2];
+        [[unroll]] for (uint k = 0; k < 4; k++) {
+            uint q = o.q[4 * i + k];
+            uvec2 even = split(q & 0x00ff00ff, scale), odd = split(q >> 8 & 0x00ff00ff, scale);
+            high[k] = even.x | odd.x << 8;
+            low[k] = even.y | odd.y << 8;
+        }
+        tile_w[at + i] = high;
+        tile_w[at + 4 + i] = low;
+    }
+    tile_w[at + 8] = uvec4(floatBitsToUint(o.scale.x), floatBitsToUint(o.minimum.x),
+                           floatBitsToUint(o.minimum.y), 0);
+}
+
+// The products as integers: column n of 64 weight rows begins at n * MATRIX_STRIDE.
+#define MATRIX_STRIDE 68
+shared int tile_c[64 * MATRIX_STRIDE];
+
+// Subgroup s has weight rows 16 (s % 4) ... and activation rows 32 (s / 4) ...
+#define SUMS icoopmatNV<32, gl_ScopeSubgroup, 16, 16>
+#define ROWS_OF icoopmatNV<8, gl_ScopeSubgroup, 16, 32>
+#define COLUMNS icoopmatNV<8, gl_ScopeSubgroup, 32, 16>
+void multiply_matrices(uint stage) {
+    uint m = gl_SubgroupID % 4, n = gl_SubgroupID / 4;
+    SUMS high0 = SUMS(0), high1 = SUMS(0), low0 = SUMS(0), low1 = SUMS(0);
+    [[unroll]] for (uint g = 0; g < 2; g++) {
+        ROWS_OF a, b;
+        COLUMNS x, y;
+        uint at = (stage * 64 + m * 16) * WEIGHT_VECTORS + 2 * g;
+        uint from = (stage * 64 + n * 32) * 5 + 2 * g;
+        coopMatLoadNV(a, tile_w, at, WEIGHT_VECTORS, false);
+        coopMatLoadNV(b, tile_w, at + 4, WEIGHT_VECTORS, false);
+        coopMatLoadNV(x, tile_x, from, 5, true);
+        coopMatLoadNV(y, tile_x, from + 16 * 5, 5, true);
+        high0 = coopMatMulAddNV(a, x, high0);
+        low0 = coopMatMulAddNV(b, x, low0);
+        high1 = coopMatMulAddNV(a, y, high1);
+        low1 = coopMatMulAddNV(b, y, low1);
+    }
+    low0 = high0 * (1 << SPLIT) + low0;
+    low1 = high1 * (1 << SPLIT) + low1;
+    uint to = n * 32 * MATRIX_STRIDE + m * 16;
+    coopMatStoreNV(low0, tile_c, to, MATRIX_STRIDE, true);
+    coopMatStoreNV(low1, tile_c, to + 16 * MATRIX_STRIDE, MATRIX_STRIDE, true);
+}
+
+void multiply_stage(uint stage) {
+    uint tx = gl_LocalInvocationID.x % 16, ty = gl_LocalInvocationID.x / 16;
+    multiply_matrices(stage);
+    barrier();
+    vec3 w[4];
+    [[unroll]] for (uint i = 0; i < 4; i++)
+        w[i] = uintBitsToFloat(tile_w[(stage * 64 + i * 16 + tx) * WEIGHT_VECTORS + 8].xyz);
+    [[unroll]] for (uint r = 0; r < ROWS; r++) {
+        Acts a = get_acts((stage * 16 * ROWS + r * 16 + ty) * 5);
+        [[unroll]] for (uint i = 0; i < 4; i++)
+            sum[i * ROWS + r] =
+                add_whole(tile_c[(r * 16 + ty) * MATRIX_STRIDE + i * 16 + tx], w[i].x, w[i].yz, a,
+                          sum[i * ROWS + r]);
+    }
+}
+
+#else
 
 void put_unit(uint at, Unit o) {
     [[unroll]] for (uint i = 0; i < 4; i++)
@@ -367,6 +472,20 @@ Unit get_unit(uint at) {
     }
     return o;
 }
+
+void multiply_stage(uint stage) {
+    uint tx = gl_LocalInvocationID.x % 16, ty = gl_LocalInvocationID.x / 16;
+    Unit o[4];
+    [[unroll]] for (uint i = 0; i < 4; i++)
+        o[i] = get_unit((stage * 64 + i * 16 + tx) * WEIGHT_VECTORS);
+    [[unroll]] for (uint r = 0; r < ROWS; r++) {
+        Acts a = get_acts((stage * 16 * ROWS + r * 16 + ty) * 5);
+        [[unroll]] for (uint i = 0; i < 4; i++)
+            sum[i * ROWS + r] = add_unit(o[i], a, sum[i * ROWS + r]);
+    }
+}
+
+#endif
 
 // The unit that this thread brings into shared memory: of a weight row, of an activation row, or
 // none. It is loaded while the one two before it is multiplied.
@@ -411,18 +530,6 @@ void put_next(uint u, uint stage) {
     } else if (BRINGS_ACTS) {
         [[unroll]] for (uint i = 0; i < 5; i++)
             tile_x[(stage * 16 * ROWS + t - 128) * 5 + i] = next_x[i];
-    }
-}
-
-void multiply_stage(uint stage) {
-    uint tx = gl_LocalInvocationID.x % 16, ty = gl_LocalInvocationID.x / 16;
-    Unit o[4];
-    [[unroll]] for (uint i = 0; i < 4; i++)
-        o[i] = get_unit((stage * 64 + i * 16 + tx) * WEIGHT_VECTORS);
-    [[unroll]] for (uint r = 0; r < ROWS; r++) {
-        Acts a = get_acts((stage * 16 * ROWS + r * 16 + ty) * 5);
-        [[unroll]] for (uint i = 0; i < 4; i++)
-            sum[i * ROWS + r] = add_unit(o[i], a, sum[i * ROWS + r]);
     }
 }
 
@@ -561,6 +668,11 @@ void multiply_unit(uint u, uint step) {
     }
 }
 
+void load_first() {
+    load_steps(lane);
+    is_loaded = true;
+}
+
 void multiply() {
     for (uint u = lane; u < p.units; u += STEPS * p.lanes) {
         if (!is_loaded)
@@ -586,8 +698,7 @@ void main() {
     n_rows = 1;
     first_row = place = 0;
     find_team(gl_WorkGroupID.x * outputs_of_group());
-    load_steps(lane); // come while the row is prepared
-    is_loaded = true;
+    load_first(); // come while the row is prepared
     quantize_row();
 #else
     if (!find_rows())

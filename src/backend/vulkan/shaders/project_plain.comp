@@ -103,6 +103,11 @@ void multiply_unit(uint u, uint step) {
     }
 }
 
+void load_first() {
+    load_steps(lane);
+    is_loaded = true;
+}
+
 void multiply() {
     for (uint u = lane; u < p.units; u += STEPS * p.lanes) {
         if (!is_loaded)
@@ -141,8 +146,7 @@ void main() {
     n_rows = 1;
     first_row = place = 0;
     find_team(gl_WorkGroupID.x * outputs_of_group());
-    load_steps(lane); // come while the row is prepared
-    is_loaded = true;
+    load_first(); // come while the row is prepared
     prepare_row();
 #else
     if (!find_rows())

@@ -42,18 +42,25 @@ float norm_factor(float sum, uint n) {
     return factor;
 }
 
+// Sums of NORM_THREADS, then of 16 of them, then of those.
 void norm_of_row(uint k) {
     uint tid = gl_LocalInvocationID.x;
     if (tid < NORM_THREADS)
         norm_partial[tid] = squares(row_at, k, tid, NORM_THREADS);
-    for (uint n = NORM_THREADS / 2; n > 0; n /= 2) {
-        barrier();
-        if (tid < n)
-            norm_partial[tid] += norm_partial[tid + n];
+    barrier();
+    precise float sum = 0;
+    if (tid < NORM_THREADS / 16) {
+        for (uint i = 0; i < 16; i++)
+            sum = sum + norm_partial[16 * tid + i];
+        factors[tid] = sum;
     }
     barrier();
+    sum = 0;
+    for (uint i = 0; i < NORM_THREADS / 16; i++)
+        sum = sum + factors[i];
+    barrier();
     if (tid == 0)
-        factors[0] = norm_factor(norm_partial[0], k);
+        factors[0] = norm_factor(sum, k);
 }
 
 // Eight threads a head, NORM_THREADS in all.
