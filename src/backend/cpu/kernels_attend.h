@@ -76,7 +76,7 @@ struct attend_values {
     const uint8_t *at;
     size_t row, vector; /* bytes to the next position, and to the next vector of values */
     size_t four;        /* to the next four vectors */
-    ptrdiff_t ahead;    /* to what is fetched meanwhile; 0: nothing */
+    ptrdiff_t ahead;    /* to what is fetched meanwhile, line after line; at first 0: nothing */
 };
 
 #ifdef ATTEND_ONE
@@ -473,6 +473,13 @@ static TARGET struct softmax attend_softmax(float *qk, uint32_t n) {
 
 /* ---- PV -------------------------------------------------------------------------------------- */
 
+/* From `bytes` of n positions to what stands beside them. What is fetched goes on in order: the
+ * processor's own prefetching helps with lines that follow each other. */
+F32_INLINE void attend_next(struct attend_values *v, uint32_t n, size_t bytes) {
+    v->at += bytes;
+    v->ahead += (ptrdiff_t)(n * bytes) - (ptrdiff_t)bytes;
+}
+
 /* out += weights x values over n positions, for one or four vectors and some queries. */
 typedef void attend_pv_fn(struct attend_values v, uint32_t n, const float *weights, float *out,
                           size_t stride);
@@ -494,6 +501,7 @@ F32_INLINE void attend_pv_tile(struct attend_values v, f32_load_fn *load, uint32
         UNROLL for (int i = 0; i < 4; i++, v.at += v.row) {
             UNROLL for (size_t line = 0; line < (size_t)vectors * vector; line += 64)
                 attend_fetch(v.at + line, 4 * v.row, v.ahead);
+            v.ahead += (ptrdiff_t)((size_t)vectors * vector) - (ptrdiff_t)v.row;
             UNROLL for (int c = 0; c < vectors; c++) {
                 VEC value = load(v.at + (size_t)c * vector);
                 UNROLL for (int q = 0; q < rows; q++) acc[q][c] =
@@ -530,7 +538,7 @@ FOR_EACH_ATTEND_ROWS(ATTEND_PV_ROWS)
     static TARGET void attend_pv_f16_##rows##_4(struct attend_values v, uint32_t n,                \
                                                 const float *weights, float *out, size_t stride) { \
         attend_pv_f16_##rows##_2(v, n, weights, out, stride);                                      \
-        v.at += 2 * v.vector;                                                                      \
+        attend_next(&v, n, 2 * v.vector);                                                          \
         attend_pv_f16_##rows##_2(v, n, weights, out + 2 * LANES, stride);                          \
     }
 FOR_EACH_ATTEND_MORE(ATTEND_PV_MORE)
@@ -549,9 +557,9 @@ static const attend_pv_table attend_pv_f32[] = {{NULL, NULL},
 static TARGET void attend_pv_width(attend_pv_fn *const *tiles, struct attend_values v, uint32_t n,
                                    const float *weights, uint32_t vectors, float *out,
                                    size_t stride) {
-    for (; vectors >= 4; vectors -= 4, v.at += v.four, out += 4 * LANES)
+    for (; vectors >= 4; vectors -= 4, attend_next(&v, n, v.four), out += 4 * LANES)
         tiles[1](v, n, weights, out, stride);
-    for (; vectors > 0; vectors--, v.at += v.vector, out += LANES)
+    for (; vectors > 0; vectors--, attend_next(&v, n, v.vector), out += LANES)
         tiles[0](v, n, weights, out, stride);
 }
 

@@ -149,6 +149,7 @@ F32_INLINE void attend_blocks_tile(struct attend_values v, bool is_q4, uint32_t 
     for (uint32_t p = 0; p < n; p++, v.at += v.row, weights++) {
         VEC w[ATTEND_ROWS];
         attend_fetch(v.at, 4 * v.row, v.ahead);
+        v.ahead += (ptrdiff_t)v.four - (ptrdiff_t)v.row;
         UNROLL for (int q = 0; q < rows; q++) w[q] = V_SET(weights[(size_t)q * ATTEND_POSITIONS]);
         UNROLL for (int b = 0; b < BLOCKS_OF_FOUR; b++) {
             const uint8_t *block = v.at + (size_t)b * block_size(is_q4);
