@@ -4,13 +4,11 @@
 #include "base/size.h"
 
 enum { QUANTIZE_THREADS = 256, PRODUCT_THREADS = 128, MAX_LANES = 32, MAX_SUMS = 16 };
-enum {
-    TILE_THREADS = 256,
-    TILE_SHARED = 25 << 10,
-    MATRIX_SHARED = 45 << 10,
-    FUSED_THREADS = 256,
-    FUSED_HEADS = 256
-};
+enum { TILE_THREADS = 256, TILE_SHARED = 25 << 10, MATRIX_SHARED = 45 << 10 };
+enum { FUSED_THREADS = 256, FUSED_HEADS = 256, FUSED_GROUPS_PER_CORE = 4 };
+/* project_matrix gives the same integers where matrices are multiplied by plain code; with a
+ * device's own it has not been run, so it is not chosen. */
+enum { USES_MATRICES = 0 };
 
 /* ---- activations ------------------------------------------------------------------------------
  */
@@ -168,7 +166,7 @@ static struct shape shape_of(const struct vulkan_recorder *r, const struct vulka
     if (s.is_tile) {
         s.threads = TILE_THREADS;
         s.rows = p->rows > 32 ? 4 : p->rows > 16 ? 2 : 1;
-        s.is_matrix = s.rows == 4 && r->can->has_matrix && has_integers(p) &&
+        s.is_matrix = USES_MATRICES && s.rows == 4 && r->can->has_matrix && has_integers(p) &&
                       r->can->shared_bytes >= MATRIX_SHARED;
         s.group_rows = 16 * s.rows;
         s.group_outputs = 64 / least;
@@ -262,7 +260,7 @@ static void bind_fused(struct vulkan_recorder *r, const struct vulkan_product *p
 /* Workgroups that each prepare the row should be few: as many as run at once, all with as much to
  * do. */
 static uint32_t fused_groups(const struct vulkan_recorder *r, uint32_t groups) {
-    uint32_t rounds = div_up(groups, 4 * r->can->n_cores);
+    uint32_t rounds = div_up(groups, FUSED_GROUPS_PER_CORE * r->can->n_cores);
     return div_up(groups, rounds);
 }
 
