@@ -6,7 +6,7 @@
 
 enum {
     RANK_THREADS = 128,
-    STRETCHES = 64, /* of a row in pick_rank, at most */
+    STRETCHES = 128, /* of a row in pick_rank, at most: no more than pick.comp has threads */
     LEAST_STRETCH = 1024,
     MOST_THREADS = 1024, /* of pick.comp: one for each bin */
 };
