@@ -18,7 +18,6 @@
     VULKAN(queue_families, vkGetPhysicalDeviceQueueFamilyProperties)                               \
     VULKAN(create_device, vkCreateDevice)                                                          \
     VULKAN(destroy_device, vkDestroyDevice)                                                        \
-    VULKAN(device_wait_idle, vkDeviceWaitIdle)                                                     \
     VULKAN(get_queue, vkGetDeviceQueue)                                                            \
     VULKAN(queue_submit, vkQueueSubmit)                                                            \
     VULKAN(allocate_memory, vkAllocateMemory)                                                      \
@@ -31,7 +30,6 @@
     VULKAN(create_semaphore, vkCreateSemaphore)                                                    \
     VULKAN(destroy_semaphore, vkDestroySemaphore)                                                  \
     VULKAN(wait_semaphores, vkWaitSemaphores)                                                      \
-    VULKAN(semaphore_value, vkGetSemaphoreCounterValue)                                            \
     VULKAN(create_shader, vkCreateShaderModule)                                                    \
     VULKAN(destroy_shader, vkDestroyShaderModule)                                                  \
     VULKAN(create_cache, vkCreatePipelineCache)                                                    \
@@ -49,7 +47,6 @@
     VULKAN(create_command_pool, vkCreateCommandPool)                                               \
     VULKAN(destroy_command_pool, vkDestroyCommandPool)                                             \
     VULKAN(allocate_commands, vkAllocateCommandBuffers)                                            \
-    VULKAN(free_commands, vkFreeCommandBuffers)                                                    \
     VULKAN(begin_commands, vkBeginCommandBuffer)                                                   \
     VULKAN(end_commands, vkEndCommandBuffer)                                                       \
     VULKAN(create_queries, vkCreateQueryPool)                                                      \

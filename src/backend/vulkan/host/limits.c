@@ -15,8 +15,8 @@ static int make_room(struct backend *b, struct err *err) {
         return status;
     bytes = bytes / 4 < 1 << 30 ? bytes / 4 : 1 << 30;
     bytes = bytes < b->can.max_range ? bytes : b->can.max_range;
-    status = vulkan_make_buffer(b, &buffer, bytes / 65536 * 65536, VULKAN_ON_DEVICE,
-                                "memory to read", err);
+    bytes = bytes < 65536 ? 65536 : bytes / 65536 * 65536;
+    status = vulkan_make_buffer(b, &buffer, bytes, VULKAN_ON_DEVICE, "memory to read", err);
     if (!status && (status = vulkan_region_add(r, &buffer, err)))
         vulkan_free_buffer(b, &buffer);
     return status ? status : vulkan_zero(b, r, err);

@@ -138,12 +138,6 @@ static void learn_features(struct backend *b, const struct extensions *e, const 
         .max_threads = limits->maxComputeWorkGroupInvocations,
         .max_range = limits->maxStorageBufferRange,
         .n_cores = count_cores(b->physical, e, b->is_cpu),
-        .has_16bit_storage = a->v11.storageBuffer16BitAccess && !is_plain,
-        .has_8bit_storage = a->v12.storageBuffer8BitAccess && !is_plain,
-        .has_f16 = a->v12.shaderFloat16 && !is_plain,
-        .has_int8 = a->v12.shaderInt8 && !is_plain,
-        .has_int64 = a->base.features.shaderInt64 && !is_plain,
-        .has_f64 = a->base.features.shaderFloat64 && !is_plain,
         .has_dot = dot.integerDotProduct4x8BitPackedSignedAccelerated && !is_plain,
         .has_matrix = find_matrices(b->physical, a, v11.subgroupSize) && !is_plain,
     };
@@ -303,14 +297,11 @@ static bool vulkan_device_line(int i, char *out, size_t size) {
     struct err err;
     bool is_there = b && e && find_device(b, i, e, &a, &err) == SLUICE_OK;
     if (is_there)
-        snprintf(out, size, "vulkan: device %d, %s, subgroups of %u, %.1f GB%s%s%s%s%s%s", i,
-                 b->name, b->can.subgroup_size,
-                 (double)b->memory.memoryHeaps[device_heap(b)].size / 1e9,
+        snprintf(out, size, "vulkan: device %d, %s, subgroups of %u, %.1f GB%s%s%s%s", i, b->name,
+                 b->can.subgroup_size, (double)b->memory.memoryHeaps[device_heap(b)].size / 1e9,
                  b->can.is_unified ? " shared with the host" : "",
-                 b->can.has_16bit_storage ? ", 16-bit storage" : "",
-                 b->can.has_8bit_storage ? ", 8-bit storage" : "",
                  b->can.has_dot ? ", int8 dot products" : "", b->can.has_matrix ? ", matrices" : "",
-                 b->has_import ? ", reads mapped files" : "");
+                 b->has_import && b->can.is_unified ? ", reads mapped files" : "");
     free(b);
     free(e);
     return is_there;

@@ -58,14 +58,6 @@ struct vulkan_bind vulkan_operand(struct vulkan_recorder *r, const struct operan
     return bind;
 }
 
-struct vulkan_bind vulkan_columns(struct vulkan_bind b, const struct operand *o, uint32_t first,
-                                  uint32_t n) {
-    b.column += values_bytes(o, first);
-    b.row_bytes = values_bytes(o, o->stride);
-    b.width = values_bytes(o, n);
-    return b;
-}
-
 static uint64_t all_rows(const struct operand *o) {
     return (uint64_t)o->dims[1] * o->dims[2] * o->dims[3];
 }
@@ -134,11 +126,6 @@ struct vulkan_bind vulkan_grids(struct vulkan_recorder *r) {
     return (struct vulkan_bind){.memory = VULKAN_TABLES,
                                 .access = VULKAN_READ,
                                 .bytes = VULKAN_GRID_ENTRIES * sizeof(uint16_t)};
-}
-
-const struct op *vulkan_neighbour(const struct vulkan_recorder *r, int offset) {
-    int64_t i = (int64_t)r->op + offset;
-    return i >= 0 && i < (int64_t)r->plan->n_ops ? &r->plan->ops[i] : NULL;
 }
 
 const char *vulkan_op_text(const struct plan *plan, uint32_t i, char *text, size_t size) {

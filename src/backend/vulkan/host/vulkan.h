@@ -50,10 +50,9 @@ struct vulkan_features {
     uint32_t max_threads;   /* of a workgroup; 128 at least */
     uint64_t max_range;     /* bytes of a storage buffer; 128 MiB at least */
     uint32_t n_cores;       /* compute units, where they are known; else a guess */
-    bool has_16bit_storage, has_8bit_storage, has_f16, has_int8, has_int64, has_f64;
-    bool has_dot;    /* 4 int8 products in an instruction, accelerated */
-    bool has_matrix; /* products of int8 matrices, 16 x 16 x 32, by subgroups of 32 */
-    bool is_unified; /* the device's memory is the host's */
+    bool has_dot;           /* 4 int8 products in an instruction, accelerated */
+    bool has_matrix;        /* products of int8 matrices, 16 x 16 x 32, by subgroups of 32 */
+    bool is_unified;        /* the device's memory is the host's */
 };
 
 /* What a record function reads and adds to. Each runs twice: once to count memory (is_counting),
@@ -73,7 +72,7 @@ struct vulkan_recorder {
 };
 
 /* What a dispatch reads or writes is said by the operands it binds, and barriers follow from that:
- * so a shader that writes only some columns of a row says so (operand_columns, or vulkan_columns).
+ * so a shader that writes only some columns of a row says so (operand_columns).
  */
 
 /* An operand as a shader's buffer. Its first value is number *first of it (in values of its type;
@@ -106,17 +105,9 @@ static inline struct vulkan_bind vulkan_as(struct vulkan_bind b, enum vulkan_acc
     return b;
 }
 
-/* Columns [first, first + n) of an operand's rows, of values of its type, as all that a dispatch
- * touches of that bind: dispatches with other columns need not wait for each other. */
-struct vulkan_bind vulkan_columns(struct vulkan_bind b, const struct operand *o, uint32_t first,
-                                  uint32_t n);
-
 /* Adds a dispatch to the step. The barriers that it needs follow from its binds and those of the
  * dispatches before it. */
 int vulkan_add(struct vulkan_recorder *r, const struct vulkan_dispatch *d);
-
-/* The op `offset` ops after the running one (before: negative); NULL: none. */
-const struct op *vulkan_neighbour(const struct vulkan_recorder *r, int offset);
 
 /* One function an op. What the shaders cannot do is refused here, with the reason. */
 typedef int vulkan_record_fn(struct vulkan_recorder *r, const struct op *op);
