@@ -18,7 +18,7 @@ TEST(device_drafts_give_the_bits_of_a_run_without) {
 }
 
 TEST(device_conversations_in_any_schedule_as_in_a_cold_run) {
-    for (uint32_t i = 0; i < 3 * N_MODELS && !test_has_failed(); i += rig_is_slow() ? 4 : 1) {
+    for (uint32_t i = 0; i < 3 * N_MODELS && !test_has_failed(); i += rig_is_slow() ? 9 : 1) {
         const struct talk_setup setup = {
             .path = test_data(models[i % N_MODELS]),
             .backend = rig_name(),
@@ -32,6 +32,6 @@ TEST(device_conversations_in_any_schedule_as_in_a_cold_run) {
             .drafts = i % 2 ? 7 : 3,
             .seed = 100 + i,
         };
-        talk_run(&setup, rig_is_slow() ? 20 : 60);
+        talk_run(&setup, rig_is_slow() ? 10 : 60);
     }
 }

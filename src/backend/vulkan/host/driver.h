@@ -30,6 +30,7 @@
     VULKAN(create_semaphore, vkCreateSemaphore)                                                    \
     VULKAN(destroy_semaphore, vkDestroySemaphore)                                                  \
     VULKAN(wait_semaphores, vkWaitSemaphores)                                                      \
+    VULKAN(semaphore_value, vkGetSemaphoreCounterValue)                                            \
     VULKAN(create_shader, vkCreateShaderModule)                                                    \
     VULKAN(destroy_shader, vkDestroyShaderModule)                                                  \
     VULKAN(create_cache, vkCreatePipelineCache)                                                    \

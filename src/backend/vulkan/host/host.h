@@ -57,7 +57,8 @@ struct vulkan_recording {
     const struct plan *plan;
     struct vulkan_node *nodes;
     uint32_t n_nodes, capacity, n_barriers;
-    VkCommandBuffer step, burst; /* burst NULL: not for this plan */
+    VkCommandBuffer step, burst;        /* burst NULL: not for this plan */
+    double expected, expected_of_burst; /* seconds that they usually take; 0: not known yet */
 };
 
 enum { LANE_COMMANDS = 4, STAGING_BYTES = 16 << 20, ZERO_BYTES = 256 };
@@ -136,6 +137,7 @@ struct backend {
     struct vulkan_recording *recordings;
     uint32_t n_recordings;
     struct backend_counters count;
+    double *expected, submitted_at; /* of the step that was submitted last */
 };
 
 /* open.c */
