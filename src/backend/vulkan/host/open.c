@@ -83,8 +83,8 @@ static bool find_matrices(VkPhysicalDevice device, const struct asked *a, uint32
     PFN_vkGetPhysicalDeviceCooperativeMatrixPropertiesNV ask =
         (PFN_vkGetPhysicalDeviceCooperativeMatrixPropertiesNV)vk.find(
             vk.instance, "vkGetPhysicalDeviceCooperativeMatrixPropertiesNV");
-    if (!ask || !a->matrix.cooperativeMatrix || !a->v12.vulkanMemoryModel || !a->v12.shaderInt8 ||
-        subgroup_size != 32)
+    if (!ask || !a->matrix.cooperativeMatrix || !a->v12.vulkanMemoryModel ||
+        !a->v12.vulkanMemoryModelDeviceScope || !a->v12.shaderInt8 || subgroup_size != 32)
         return false;
     for (uint32_t i = 0; i < n; i++)
         list[i].sType = VK_STRUCTURE_TYPE_COOPERATIVE_MATRIX_PROPERTIES_NV;
@@ -371,7 +371,8 @@ static int make_device(struct backend *b, const struct extensions *e, struct ask
         .shaderFloat16 = v12.shaderFloat16,
         .shaderInt8 = v12.shaderInt8,
         .timelineSemaphore = VK_TRUE,
-        .vulkanMemoryModel = v12.vulkanMemoryModel,
+        .vulkanMemoryModel = b->can.has_matrix,
+        .vulkanMemoryModelDeviceScope = b->can.has_matrix,
     };
     a->matrix.cooperativeMatrixRobustBufferAccess = VK_FALSE;
     a->base.features = (VkPhysicalDeviceFeatures){
