@@ -92,8 +92,11 @@ int compare_step(sluice_engine *one, sluice_engine *other, bool as_json) {
             worst = share;
             worst_op = i;
         }
+        char layer[16] = "-";
+        if (op->layer >= 0)
+            snprintf(layer, sizeof layer, "%d", op->layer);
         if (!as_json && !status)
-            printf("%4u %-11s %5d %-9s %12.3e %12.3e %12.3e\n", i, op_name(op->kind), op->layer,
+            printf("%4u %-11s %5s %-9s %12.3e %12.3e %12.3e\n", i, op_name(op->kind), layer,
                    op->role, d.largest, d.rms, share);
         json_array_append_new(list, json_pack("{s:s, s:i, s:s, s:o, s:o}", "op", op_name(op->kind),
                                               "layer", (int)op->layer, "role", op->role, "largest",

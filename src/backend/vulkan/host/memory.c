@@ -1,5 +1,6 @@
 /* memory.c - buffers, regions made of them, and lanes: queues with what copies through them need.
  */
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -77,12 +78,12 @@ int vulkan_make_buffer(struct backend *b, struct vulkan_buffer *out, uint64_t by
         out->host = host;
     }
     b->count.allocations++;
-    int status = vulkan_done(b, result, what, err);
-    if (status) {
+    char text[96];
+    snprintf(text, sizeof text, "%s, %.3f GB", what, (double)bytes / 1e9);
+    int status = vulkan_done(b, result, text, err);
+    if (status)
         vulkan_free_buffer(b, out);
-        return err_prefix(err, "%.3f GB on the device for", (double)bytes / 1e9);
-    }
-    return SLUICE_OK;
+    return status;
 }
 
 int vulkan_import_buffer(struct backend *b, struct vulkan_buffer *out, const uint8_t *host,
