@@ -9,13 +9,12 @@
 // ---- 64 bits: x is the lower word -------------------------------------------------------------
 
 uvec2 add64(uvec2 a, uvec2 b) {
-    uint carry, low = uaddCarry(a.x, b.x, carry);
-    return uvec2(low, a.y + b.y + carry);
+    uint low = a.x + b.x;
+    return uvec2(low, a.y + b.y + (low < a.x ? 1u : 0u));
 }
 
 uvec2 sub64(uvec2 a, uvec2 b) {
-    uint borrow, low = usubBorrow(a.x, b.x, borrow);
-    return uvec2(low, a.y - b.y - borrow);
+    return uvec2(a.x - b.x, a.y - b.y - (a.x < b.x ? 1u : 0u));
 }
 
 bool less64(uvec2 a, uvec2 b) {
@@ -52,15 +51,14 @@ uvec2 mul64(uvec2 a, uvec2 b) {
 
 // The upper 64 bits of the product; has_rest: whether the lower ones are not all zero.
 uvec2 mul_high64(uvec2 a, uvec2 b, out bool has_rest) {
-    uint h00, l00, h01, l01, h10, l10, h11, l11, c1, c2;
+    uint h00, l00, h01, l01, h10, l10, h11, l11;
     umulExtended(a.x, b.x, h00, l00);
     umulExtended(a.x, b.y, h01, l01);
     umulExtended(a.y, b.x, h10, l10);
     umulExtended(a.y, b.y, h11, l11);
-    uint middle = uaddCarry(h00, l01, c1);
-    middle = uaddCarry(middle, l10, c2);
-    has_rest = (l00 | middle) != 0;
-    return add64(add64(uvec2(l11, h11), uvec2(h01, 0)), add64(uvec2(h10, 0), uvec2(c1 + c2, 0)));
+    uvec2 middle = add64(add64(uvec2(h00, 0), uvec2(l01, 0)), uvec2(l10, 0));
+    has_rest = (l00 | middle.x) != 0;
+    return add64(add64(uvec2(l11, h11), uvec2(h01, 0)), add64(uvec2(h10, 0), uvec2(middle.y, 0)));
 }
 
 // ---- keys -------------------------------------------------------------------------------------

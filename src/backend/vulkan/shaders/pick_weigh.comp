@@ -2,12 +2,10 @@
 // pick_weigh.comp - of outputs that are drawn: the weight of each stretch of the row, a workgroup a
 // stretch, and a list of the tokens near the best where something is cut.
 #extension GL_GOOGLE_include_directive : require
-#extension GL_EXT_control_flow_attributes : require
 #include "io.glsl"
 #include "pick.glsl"
 
 #define THREADS 128
-#define AHEAD 8 // loads in flight
 layout(local_size_x_id = 0) in;
 layout(constant_id = 1) const uint STRETCH = 128;
 
@@ -75,15 +73,10 @@ void main() {
     if (!find_scale(largest(key)))
         return;
     uint begin = gl_WorkGroupID.x * STRETCH, end = clamp(n_vocab, begin, begin + STRETCH), n = 0;
-    for (uint base = begin + t; base < end; base += AHEAD * THREADS) {
-        float ahead[AHEAD];
-        [[unroll]] for (uint k = 0; k < AHEAD; k++)
-            ahead[k] = logit_at(min(base + k * THREADS, end - 1));
-        [[unroll]] for (uint k = 0; k < AHEAD; k++)
-            if (base + k * THREADS < end) {
-                sum = add64(sum, weight_of(ahead[k]));
-                n += is_near(ahead[k]) ? 1 : 0;
-            }
+    for (uint i = begin + t; i < end; i += THREADS) {
+        float x = logit_at(i);
+        sum = add64(sum, weight_of(x));
+        n += is_near(x) ? 1 : 0;
     }
     sum = sum_of(sum);
     if (t == 0) {

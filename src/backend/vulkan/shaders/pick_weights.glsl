@@ -73,12 +73,16 @@ float relative_prob(float x) {
     return scaled == shift ? 1.0 : exp_of(distance); // infinities too
 }
 
+// In steps of sixteen bits: drivers differ in what a float above 2^31 becomes.
 uvec2 weight_of(float x) {
     if (is_nan(x))
         return uvec2(0);
-    float prob = min(relative_prob(x), 1.0) * 256.0;
+    precise float prob = min(relative_prob(x), 1.0) * 256.0;
     uint upper = uint(prob);
-    return uvec2(uint((prob - float(upper)) * 4294967296.0), upper);
+    precise float rest = (prob - float(upper)) * 65536.0;
+    uint middle = uint(rest);
+    precise float least = (rest - float(middle)) * 65536.0;
+    return uvec2(middle << 16 | uint(least), upper);
 }
 
 // Candidates that are listed before the cuts are known: those within this of the maximum, e^-8.
