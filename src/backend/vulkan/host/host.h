@@ -32,6 +32,7 @@ struct vulkan_place {
 struct vulkan_pipeline {
     const struct vulkan_shader *shader;
     uint32_t constants[VULKAN_MAX_CONSTANTS], n_constants, n_binds;
+    bool has_lanes;
     VkShaderModule module;
     VkPipeline pipeline; /* NULL: not made yet */
 };
@@ -92,6 +93,7 @@ struct vulkan_device {
     VkDevice device;
     uint32_t n_users;
     atomic_bool is_lost;
+    bool has_full_subgroups;    /* they can be asked for; other devices have them as a rule */
     pthread_mutex_t submitting; /* to its queues */
     pthread_mutex_t making;     /* what is below */
     VkPipelineCache cache;

@@ -37,6 +37,7 @@ struct asked {
     VkPhysicalDeviceVulkan12Features v12;
     VkPhysicalDeviceShaderIntegerDotProductFeatures dot;
     VkPhysicalDeviceCooperativeMatrixFeaturesNV matrix;
+    VkPhysicalDeviceSubgroupSizeControlFeatures subgroups;
 };
 
 static void ask_features(VkPhysicalDevice device, const struct extensions *e, struct asked *a) {
@@ -46,12 +47,17 @@ static void ask_features(VkPhysicalDevice device, const struct extensions *e, st
         .v12 = {.sType = VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_VULKAN_1_2_FEATURES},
         .dot = {.sType = VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_SHADER_INTEGER_DOT_PRODUCT_FEATURES},
         .matrix = {.sType = VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_COOPERATIVE_MATRIX_FEATURES_NV},
+        .subgroups = {.sType = VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_SUBGROUP_SIZE_CONTROL_FEATURES},
     };
     if (has(e, VK_KHR_SHADER_INTEGER_DOT_PRODUCT_EXTENSION_NAME))
         a->v12.pNext = &a->dot;
     if (has(e, VK_NV_COOPERATIVE_MATRIX_EXTENSION_NAME)) {
         a->matrix.pNext = a->v12.pNext;
         a->v12.pNext = &a->matrix;
+    }
+    if (has(e, VK_EXT_SUBGROUP_SIZE_CONTROL_EXTENSION_NAME)) {
+        a->subgroups.pNext = a->v12.pNext;
+        a->v12.pNext = &a->subgroups;
     }
     vk.device_features(device, &a->base);
 }
@@ -340,6 +346,7 @@ static int make_device(struct backend *b, const struct extensions *e, struct ask
         VK_EXT_EXTERNAL_MEMORY_HOST_EXTENSION_NAME,
         VK_KHR_SHADER_INTEGER_DOT_PRODUCT_EXTENSION_NAME,
         VK_NV_COOPERATIVE_MATRIX_EXTENSION_NAME,
+        VK_EXT_SUBGROUP_SIZE_CONTROL_EXTENSION_NAME,
         VK_EXT_MEMORY_BUDGET_EXTENSION_NAME,
         "VK_KHR_portability_subset",
     };
@@ -411,6 +418,7 @@ static int open_shared(struct backend *b, const struct extensions *e, struct ask
     if (!b->on)
         return err_memory(err, "the Vulkan device");
     b->on->physical = b->physical;
+    b->on->has_full_subgroups = a->subgroups.computeFullSubgroups;
     pthread_mutex_init(&b->on->submitting, NULL);
     pthread_mutex_init(&b->on->making, NULL);
     int status = make_device(b, e, a, err);

@@ -116,9 +116,12 @@ static VkResult make_pipeline(struct vulkan_device *d, struct vulkan_pipeline *p
         .dataSize = p->n_constants * sizeof *p->constants,
         .pData = p->constants,
     };
+    bool is_full = p->has_lanes && d->has_full_subgroups;
     const VkComputePipelineCreateInfo info = {
         .sType = VK_STRUCTURE_TYPE_COMPUTE_PIPELINE_CREATE_INFO,
         .stage = {.sType = VK_STRUCTURE_TYPE_PIPELINE_SHADER_STAGE_CREATE_INFO,
+                  .flags =
+                      is_full ? VK_PIPELINE_SHADER_STAGE_CREATE_REQUIRE_FULL_SUBGROUPS_BIT_EXT : 0,
                   .stage = VK_SHADER_STAGE_COMPUTE_BIT,
                   .module = p->module,
                   .pName = "main",
@@ -165,8 +168,10 @@ static int find_or_note(struct vulkan_device *on, const struct vulkan_shader *sh
             *out = on->pipelines[i];
             return SLUICE_OK;
         }
-    struct vulkan_pipeline p = {
-        .shader = shader, .n_constants = d->n_constants, .n_binds = d->n_binds};
+    struct vulkan_pipeline p = {.shader = shader,
+                                .n_constants = d->n_constants,
+                                .n_binds = d->n_binds,
+                                .has_lanes = d->has_lanes};
     memcpy(p.constants, d->constants, sizeof p.constants);
     int status = note_pipeline(on, &p, err);
     if (!status)

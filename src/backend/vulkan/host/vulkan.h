@@ -32,6 +32,7 @@ struct vulkan_dispatch {
     uint32_t groups[3];
     uint32_t constants[VULKAN_MAX_CONSTANTS];
     uint32_t n_constants;
+    bool has_lanes; /* the shader numbers its threads by subgroups, which then have to be full */
     struct vulkan_bind binds[VULKAN_MAX_BINDS];
     uint32_t n_binds;
     const void *push; /* at most VULKAN_PUSH_WORDS words */

@@ -183,6 +183,7 @@ static int add_attend(struct vulkan_recorder *r, const struct op_attend *a, cons
         .constants = {THREADS, a->head_width, a->heads, a->kv_heads, t->rows * t->heads, t->heads,
                       t->kv_tiles, t->rows, t->is_whole, t->max_parts, a->pages.dims[0]},
         .n_constants = 11,
+        .has_lanes = true,
         .n_binds = 7,
         .push = &push,
         .push_bytes = offsetof(struct attend_push, in_first),

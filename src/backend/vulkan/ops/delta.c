@@ -79,6 +79,7 @@ static int add_rule(struct vulkan_recorder *r, const struct op_delta *d, struct 
     struct vulkan_dispatch rule = begin(r, d, &push);
     uint32_t zero;
     rule.shader = "delta";
+    rule.has_lanes = true;
     rule.groups[0] = d->value_heads * div_up(d->value_width, COLUMNS);
     rule.groups[1] = min_u32(min_u32(r->plan->max_rows, d->state.dims[3]), MAX_ASIDE);
     rule.groups[2] = 1;
