@@ -8,14 +8,14 @@
 
 /* Logits are rows of a table, or what a head makes of them. */
 static inline struct operand build_pick(struct rig *r, uint32_t vocab, uint32_t rows,
-                                        enum dtype type, bool has_head, uint64_t seed) {
+                                        enum dtype type, bool has_head, float size, uint64_t seed) {
     enum { WIDTH = 256, SLOTS = 3 };
     struct plan_options options = {.max_rows = rows, .n_slots = SLOTS, .n_vocab = vocab};
     rig_begin(r, seed, &options);
     r->n_tokens = vocab;
     struct op op = {.kind = OP_EMBED, .layer = -1, .role = "rows"};
     uint32_t width = has_head ? WIDTH : vocab;
-    op.embed.table = rig_tensor(r, has_head ? DT_F16 : type, (uint32_t[4]){width, vocab}, 4);
+    op.embed.table = rig_tensor(r, has_head ? DT_F16 : type, (uint32_t[4]){width, vocab}, size);
     op.embed.x = plan_scratch(r->plan, width);
     rig_add(r, &op);
     struct operand logits = op.embed.x;
@@ -133,9 +133,9 @@ static inline int32_t best_of(const float *x, uint32_t n) {
 
 /* The same logits on both sides: the same tokens, the same counts, logits where they were asked
  * for. */
-static inline void check_pick(uint32_t vocab, uint32_t rows, enum dtype type) {
+static inline void check_pick_of(uint32_t vocab, uint32_t rows, enum dtype type, float size) {
     struct rig r;
-    struct operand wanted = build_pick(&r, vocab, rows, type, false, vocab + rows);
+    struct operand wanted = build_pick(&r, vocab, rows, type, false, size, vocab + rows);
     uint32_t differ = 0, sampled = 0;
     bool is_open = rig_open(&r);
     for (uint64_t step = 1; is_open && step < 25; step++) {
@@ -162,10 +162,14 @@ static inline void check_pick(uint32_t vocab, uint32_t rows, enum dtype type) {
     rig_end(&r);
 }
 
+static inline void check_pick(uint32_t vocab, uint32_t rows, enum dtype type) {
+    check_pick_of(vocab, rows, type, 4);
+}
+
 /* Logits straight from the head: what the host gets is what the token is the best of. */
 static inline void check_head(uint32_t vocab, uint32_t rows, enum dtype type) {
     struct rig r;
-    struct operand wanted = build_pick(&r, vocab, rows, type, true, vocab + rows);
+    struct operand wanted = build_pick(&r, vocab, rows, type, true, 4, vocab + rows);
     bool is_open = rig_open(&r);
     for (uint64_t step = 1; is_open && step < 4; step++) {
         uint32_t kind = step > 1;
@@ -206,7 +210,7 @@ static inline void damage(struct rig *r, const struct operand *m, uint32_t row, 
 static inline void check_not_finite(uint32_t vocab, uint32_t rows, enum dtype type, bool has_head,
                                     float value) {
     struct rig r;
-    build_pick(&r, vocab, rows, type, has_head, vocab + rows);
+    build_pick(&r, vocab, rows, type, has_head, 4, vocab + rows);
     if (has_head) /* one logit of every row */
         damage(&r, &r.plan->ops[1].project.segments[0].weight, vocab / 3, 7, value);
     else /* of every other token */

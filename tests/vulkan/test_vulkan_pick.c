@@ -14,6 +14,11 @@ TEST(vulkan_pick) {
     }
 }
 
+/* Logits of which none weighs much: a sum that is off by a thousandth draws other tokens. */
+TEST(vulkan_pick_of_flat_logits) {
+    check_pick_of(1501, 16, DT_F32, 0.5f);
+}
+
 TEST(vulkan_pick_of_what_is_not_finite) {
     static const uint32_t rows[] = {1, 3, 16};
     static const float values[] = {NAN, INFINITY, -INFINITY};
