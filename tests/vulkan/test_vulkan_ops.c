@@ -19,7 +19,7 @@ TEST(vulkan_project_types) {
 TEST(vulkan_project_shapes) {
     static const enum dtype some[] = {DT_Q4_K, DT_Q8_0, DT_F16};
     struct rig r = {.random = 77};
-    for (uint64_t i = 0; i < (rig_is_slow() ? 16 : 60); i++) {
+    for (uint64_t i = 0; i < (rig_is_slow() ? 8 : 60); i++) {
         static const uint32_t widths[] = {32, 64, 96, 160, 256, 288, 512, 576, 1024, 1536};
         struct project_case c = {.k = widths[rig_below(&r, 10)],
                                  .rows = 1 + rig_below(&r, rig_is_slow() ? 4 : 33),
@@ -87,7 +87,7 @@ TEST(vulkan_project_rows_are_independent) {
     static const enum dtype types[] = {DT_Q4_K, DT_Q5_K, DT_Q6_K, DT_Q8_0,
                                        DT_BF16, DT_Q4_0, DT_F32,  DT_F16};
     static const uint32_t buckets[] = {2, 4, 8, 16, 32, 70};
-    for (uint32_t t = 0; t < 8; t += rig_is_slow() ? 3 : 1)
+    for (uint32_t t = 0; t < 8; t += rig_is_slow() ? 4 : 1)
         for (uint32_t i = 0; i < 6; i += rig_is_slow() ? 2 : 1)
             check_some_rows(
                 &(struct project_case){.k = 768,
@@ -176,7 +176,7 @@ TEST(vulkan_experts) {
         {DT_IQ2_XS, DT_IQ2_XS, DT_IQ4_NL, DT_Q5_0, DT_MXFP4, 256, 96, 64, 6, 2},
     };
     static const uint32_t rows[] = {3, 12, 70};
-    for (size_t i = 0; i < sizeof cases / sizeof *cases; i += rig_is_slow() ? 3 : 1) {
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i += rig_is_slow() ? 4 : 1) {
         struct rig one;
         build_experts(&one, &cases[i], 1, 6500 + i);
         bool is_open = rig_open(&one);
