@@ -475,6 +475,18 @@ TEST(cuda_attend_far_positions) {
                     check_attend_far(&cases[i], plans[k], ends[e], 17, k == 0, 5300 + i);
 }
 
+TEST(cuda_attend_of_many_sequences) {
+    static const struct attend_case cases[] = {
+        {16, 4, 256, 64, 128, 700, DT_F16, ROPE_HALVES, true},
+        {16, 4, 256, 64, 70, 1700, DT_F16, ROPE_HALVES, true},
+        {32, 8, 128, 128, 33, 2000, DT_F16, ROPE_HALVES, true},
+        {9, 3, 64, 64, 100, 900, DT_F16, ROPE_NEIGHBOURS, false},
+        {16, 4, 256, 64, 64, 900, DT_Q8_0, ROPE_HALVES, true},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
+        check_attend_many(&cases[i], cases[i].rows + (uint32_t)i % 2, 5400 + i);
+}
+
 /* ---- ROUTE and EXPERTS ------------------------------------------------------------------------
  */
 

@@ -310,9 +310,10 @@ void check_cells(const struct delta_case *c, uint32_t before, uint32_t n, uint64
 /* ---- ATTEND -----------------------------------------------------------------------------------
  */
 
-struct operand build_attend(struct rig *r, const struct attend_case *c, uint64_t seed) {
+struct operand build_attend(struct rig *r, const struct attend_case *c, uint32_t slots,
+                            uint64_t seed) {
     uint32_t q = c->heads * c->width, kv = c->kv_heads * c->width;
-    uint32_t pages = (c->context + IO_PAGE_POSITIONS - 1) / IO_PAGE_POSITIONS, slots = 3;
+    uint32_t pages = (c->context + IO_PAGE_POSITIONS - 1) / IO_PAGE_POSITIONS;
     struct plan_options options = {.max_rows = c->rows,
                                    .n_slots = slots,
                                    .n_pages = slots * pages,
@@ -390,7 +391,7 @@ void deal_pages(struct rig *r, const struct operand *pages) {
 /* Steps of up to three sequences until the first has its context. */
 void check_attend(const struct attend_case *c, uint64_t seed) {
     struct rig r;
-    struct operand pages = build_attend(&r, c, seed);
+    struct operand pages = build_attend(&r, c, 3, seed);
     bool is_open = rig_open(&r);
     uint32_t at[3] = {0}, steps = 0;
     if (is_open)
@@ -436,8 +437,8 @@ void check_attend_rows(const struct attend_case *c, uint64_t seed) {
     uint32_t at[3] = {0}, n;
     struct run runs[3];
     alone.rows = 1;
-    struct operand pages = build_attend(&one, &alone, seed);
-    build_attend(&many, c, seed);
+    struct operand pages = build_attend(&one, &alone, 3, seed);
+    build_attend(&many, c, 3, seed);
     bool is_open = rig_open(&one);
     is_open = rig_open(&many) && is_open;
     if (is_open) {
@@ -489,8 +490,8 @@ static void fill_cache(struct rig *r, const struct operand *cache) {
 }
 
 /* A plan whose caches hold other conversations' positions and this one's. */
-bool open_far(struct rig *r, const struct attend_case *c, uint64_t seed) {
-    struct operand pages = build_attend(r, c, seed);
+bool open_far(struct rig *r, const struct attend_case *c, uint32_t slots, uint64_t seed) {
+    struct operand pages = build_attend(r, c, slots, seed);
     const struct op_attend *a = &r->plan->ops[r->plan->n_ops - 2].attend;
     struct operand keys = a->keys, values = a->values;
     if (!rig_open(r))
@@ -508,9 +509,9 @@ void check_attend_far(const struct attend_case *alone, uint32_t rows, uint32_t e
                       bool has_cpu, uint64_t seed) {
     struct attend_case c = *alone;
     struct rig one, many;
-    bool is_open = open_far(&one, &c, seed);
+    bool is_open = open_far(&one, &c, 3, seed);
     c.rows = rows;
-    is_open = open_far(&many, &c, seed) && is_open;
+    is_open = open_far(&many, &c, 3, seed) && is_open;
     uint32_t n = rows < most ? rows : most, first = end - n;
     if (is_open)
         rig_step(&many, RIG_DEVICE, &(struct run){1, first, n}, 1, 9);
@@ -530,6 +531,36 @@ void check_attend_far(const struct attend_case *alone, uint32_t rows, uint32_t e
         if (!(d < (c.kv == DT_F16 ? 3e-3 : 2e-2)))
             test_fail(__FILE__, __LINE__, "heads of %u over %s, position %u: off by %.2e", c.width,
                       dtype_name(c.kv), first + row, d);
+    }
+    rig_end(&many);
+    rig_end(&one);
+}
+
+/* Steps of a row of many sequences each, all but a few, at positions of their own. */
+void check_attend_many(const struct attend_case *c, uint32_t slots, uint64_t seed) {
+    enum { MOST = 128, STEPS = 3 };
+    struct attend_case alone = *c;
+    struct rig one, many;
+    alone.rows = 1;
+    bool is_open = open_far(&one, &alone, slots, seed);
+    is_open = open_far(&many, c, slots, seed) && is_open;
+    for (uint32_t step = 0; is_open && step < STEPS; step++) {
+        struct run runs[MOST];
+        uint32_t n = c->rows - 3 * step, differing = 0;
+        for (uint32_t k = 0; k < n; k++) {
+            uint32_t slot = (5 * k + step) % slots;
+            runs[k] = (struct run){slot, slot * slot * 37 % (c->context - STEPS) + step, 1};
+        }
+        rig_step(&many, RIG_DEVICE, runs, n, 9);
+        for (uint32_t k = 0; k < n; k++) {
+            rig_step(&one, RIG_DEVICE, &runs[k], 1, 9);
+            if (memcmp(rig_output(&one, RIG_DEVICE, 0, 0), rig_output(&many, RIG_DEVICE, 0, k),
+                       one.options.tap_width * sizeof(float)) != 0 &&
+                differing++ == 0)
+                test_fail(__FILE__, __LINE__,
+                          "heads of %u, %u sequences: row %u, position %u has other bits alone",
+                          c->width, n, k, runs[k].first_position);
+        }
     }
     rig_end(&many);
     rig_end(&one);

@@ -67,7 +67,8 @@ void check_delta_rows(const struct delta_case *c, uint64_t seed);
 /* n rows after `before` ones, of which all or every third store to a cell of their own: each cell
  * has the bits that a shorter run leaves in place, and the segment's own is as it was. */
 void check_cells(const struct delta_case *c, uint32_t before, uint32_t n, uint64_t seed);
-struct operand build_attend(struct rig *r, const struct attend_case *c, uint64_t seed);
+struct operand build_attend(struct rig *r, const struct attend_case *c, uint32_t slots,
+                            uint64_t seed);
 /* Pages in an order of their own. */
 void deal_pages(struct rig *r, const struct operand *pages);
 /* Steps of up to three sequences until the first has its context. */
@@ -75,11 +76,13 @@ void check_attend(const struct attend_case *c, uint64_t seed);
 /* A row's bits are its own: alone, or in any step among others. */
 void check_attend_rows(const struct attend_case *c, uint64_t seed);
 /* A plan whose caches hold other conversations' positions and this one's. */
-bool open_far(struct rig *r, const struct attend_case *c, uint64_t seed);
+bool open_far(struct rig *r, const struct attend_case *c, uint32_t slots, uint64_t seed);
 /* Up to `most` rows that end before position `end` of a long context, alone and in a plan of
  * `rows`: the same bits, and what the CPU has. */
 void check_attend_far(const struct attend_case *alone, uint32_t rows, uint32_t end, uint32_t most,
                       bool has_cpu, uint64_t seed);
+/* Steps of single rows of many sequences: each has the bits that it has alone. */
+void check_attend_many(const struct attend_case *c, uint32_t slots, uint64_t seed);
 void build_experts(struct rig *r, const struct experts_case *c, uint32_t rows, uint64_t seed);
 /* A step of n rows, in a plan for at least as many: a row alone has the bits that it has among
  * others; and up to 70 rows against the CPU. Of many rows every seventh, and the last. */
