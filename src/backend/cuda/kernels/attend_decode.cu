@@ -55,6 +55,7 @@ template <int D, int R, int T> struct decode_shared {
     struct imax_sum state[ATTEND_TILE_QUERIES]; /* of this block's split */
     float score_factor[ATTEND_TILE_QUERIES];
     uint64_t full[ATTEND_STAGES], empty[ATTEND_STAGES], shares_full[2]; /* mbarriers */
+    struct io_row row;     /* as the producer reads it after griddepcontrol.wait */
     uint32_t phase_offset; /* 1: the full barriers have completed a phase unused */
     bool is_last;
 };
@@ -248,7 +249,7 @@ static __device__ __forceinline__ uint32_t check_prefetch(const struct attend_pa
     uint32_t page = 0;
     if (f.fills) /* at the same time as the row */
         page = load_page(p, f.row.slot, f.begin);
-    *row = load_row(p);
+    *row = s.row = load_row(p);
     s.phase_offset = 0;
     if (f.is_valid && row->slot == f.row.slot && row->position == f.row.position && page == f.page)
         return f.fills;
@@ -330,28 +331,40 @@ static __device__ __forceinline__ void store_quants(const struct attend_params &
     __syncwarp();
 }
 
-/* Norm and RoPE of these heads, a warp each. Does not need the row's position. */
+static __device__ __forceinline__ const float *head_norm(const struct attend_params &p,
+                                                         const struct item &item, uint32_t i) {
+    return i < item.n_queries ? p.q_norm : p.k_norm;
+}
+
+/* Norm and RoPE of head i, by a warp. Does not need the row's position. */
+template <int D, int R, int T>
+static __device__ __forceinline__ void
+make_head(const struct attend_params &p, struct decode_shared<D, R, T> &s, const struct item &item,
+          struct head_regs<D / 64, D> &head, uint32_t i) {
+    bool is_query = i < item.n_queries, is_key = i == item.n_queries;
+    float *scratch = s.scratch[threadIdx.x / 32];
+    if (is_query || is_key)
+        head.norm_and_rotate(p, head_norm(p, item, i), 0, scratch);
+    uint4 *own = is_key ? s.new_key : s.new_value;
+    if (is_query)
+        pack_query<D>(p, head.x, s.query, s.score_factor, i);
+    else if (T == CACHE_F16)
+        store_f16<D>(head.x, own);
+    else
+        store_quants<T>(p, head, scratch, (uint8_t *)own);
+}
+
+/* Heads `first` and every eighth after it. */
 template <int D, int R, int T>
 static __device__ __forceinline__ void make_heads(const struct attend_params &p,
                                                   struct decode_shared<D, R, T> &s,
-                                                  const struct item &item) {
-    uint32_t warp = threadIdx.x / 32;
+                                                  const struct item &item, uint32_t first) {
 #pragma unroll 1
-    for (uint32_t i = warp; i < item.n_queries + 2; i += ATTEND_WARPS) {
-        bool is_query = i < item.n_queries, is_key = i == item.n_queries;
+    for (uint32_t i = first; i < item.n_queries + 2; i += ATTEND_WARPS) {
         struct head_regs<D / 64, D> head;
-        const float *norm = is_query ? p.q_norm : p.k_norm;
         head.load(p, head_at<D, R, T>(p, item, i), 0);
-        head.load_norm(p, norm);
-        if (is_query || is_key)
-            head.norm_and_rotate(p, norm, 0, s.scratch[warp]);
-        uint4 *own = is_key ? s.new_key : s.new_value;
-        if (is_query)
-            pack_query<D>(p, head.x, s.query, s.score_factor, i);
-        else if (T == CACHE_F16)
-            store_f16<D>(head.x, own);
-        else
-            store_quants<T>(p, head, s.scratch[warp], (uint8_t *)own);
+        head.load_norm(p, head_norm(p, item, i));
+        make_head<D, R, T>(p, s, item, head, i);
     }
 }
 
@@ -787,19 +800,18 @@ run_short(const struct attend_params &p, struct decode_shared<64, R, CACHE_F16> 
     stage_release<64, R, CACHE_F16>(s, fill + 1);
 }
 
-/* item: the block's first item, without its split. */
+/* item: the block's first item, without its split; its first heads are made. */
 template <int D, int R, int T>
 static __device__ __forceinline__ void
 run_consumers(const struct attend_params &p, struct decode_shared<D, R, T> &s, struct item item) {
-    struct io_row row = load_row(p); /* in flight while the heads are computed */
-    uint32_t index = blockIdx.x / R, fill = 0, combines = 0, page = 0;
-    make_heads<D, R, T>(p, s, item);
+    uint32_t index = blockIdx.x / R, warp = threadIdx.x / 32, fill = 0, combines = 0, page = 0;
+    __syncthreads(); /* with the producer: it has checked its prefetch, and read the row */
+    struct io_row row = s.row;
     struct split_layout l = split_layout_of(p, row.position);
     uint32_t items = n_items<R>(p, l);
     find_split<R>(item, l);
     if (item.has_new)
         page = load_page(p, row.slot, row.position);
-    __syncthreads(); /* with the producer: it has checked its prefetch */
     while (index < items) {
         if (l.length == 16) {
             store_new_kv<D, R, T>(p, s, item, row.position, page); /* its warp rarely has a split */
@@ -825,7 +837,7 @@ run_consumers(const struct attend_params &p, struct decode_shared<D, R, T> &s, s
         sync_consumers(); /* the last item's shared memory is free */
         if (last_tile == item.tile)
             continue;
-        make_heads<D, R, T>(p, s, item);
+        make_heads<D, R, T>(p, s, item, warp);
         sync_consumers();
     }
 }
@@ -846,14 +858,22 @@ static __device__ __forceinline__ void attend_decode(const struct attend_params 
     for (uint32_t i = tid; i < sizeof s.weights / sizeof(uint32_t); i += THREADS)
         ((uint32_t *)s.weights)[i] = 0; /* of queries that the tile lacks */
     cluster_arrive();
-    cluster_wait();    /* all blocks' mbarriers are initialised */
-    if (tid < D / 8) { /* into L1, before they are needed */
-        if (p.q_norm)
-            ld_volatile_f32(p.q_norm + 8 * tid);
-        if (p.k_norm)
-            ld_volatile_f32(p.k_norm + 8 * tid);
-    }
-    pdl_wait(p.io);
+    cluster_wait(); /* all blocks' mbarriers are initialised */
+    /* The warp's first head: all but its loads before the wait. */
+    struct head_regs<D / 64, D> head;
+    uint32_t warp = tid / 32;
+    bool has_head = warp < item.n_queries + 2;
+    const float *from = head_at<D, R, T>(p, item, warp);
+    if (has_head)
+        head.load_norm(p, head_norm(p, item, warp));
+    if (!__any_sync(~0u, (uintptr_t)from & 1)) /* no address has bit 0, but only we know */
+        pdl_wait();
+    if (has_head)
+        head.load(p, from, 0);
+    store_stamp(tid | blockIdx.x, p.io.stamp);
+    if (has_head)
+        make_head<D, R, T>(p, s, item, head, warp);
+    make_heads<D, R, T>(p, s, item, warp + ATTEND_WARPS);
     run_consumers<D, R, T>(p, s, item);
 }
 

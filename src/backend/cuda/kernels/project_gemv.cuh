@@ -140,10 +140,15 @@ static __device__ __forceinline__ uint32_t task_first_kblock(const struct projec
 /* ---- the pipeline -----------------------------------------------------------------------------
  */
 
-/* Whether some warps have a stage more than others: a warp's number is 8 bytes before its
- * mbarriers, which costs no register. */
+/* Whether there are registers to keep what is known before the wait. */
+template <int SET, int R> static __device__ __forceinline__ constexpr bool keeps_early(void) {
+    return HAS_CP_ASYNC_BULK && R == 1 && SET & IS_Q4_K && !(SET & (IS_SPLIT | IS_Q8_0));
+}
+
+/* Whether some warps have a stage more than others: a warp's number is in a register, or else 8
+ * bytes before its mbarriers. */
 template <int SET, int R> static __device__ __forceinline__ constexpr bool has_extra_stages(void) {
-    return HAS_CP_ASYNC_BULK && R == 1 && SET & IS_SPLIT;
+    return keeps_early<SET, R>() || (HAS_CP_ASYNC_BULK && R == 1 && SET & IS_SPLIT);
 }
 
 /* The K block that a warp loads next. */
@@ -717,22 +722,38 @@ struct no_lm_head {
     }
 };
 
+/* A task's columns, in spans of a lane, and what its tile is. */
+struct task_span {
+    uint32_t x, last, type, lane_shift;
+};
+
+static __device__ __forceinline__ struct task_span find_span(const struct project_params &p,
+                                                             const struct task &t) {
+    const struct project_segment &s = p.segments[t.segment];
+    uint32_t x = task_first_kblock(s, t.split) << s.lane_shift;
+    return {x, x + (task_kblocks(s, t.split) << s.lane_shift), s.type, s.lane_shift};
+}
+
 /* All tasks of a warp, t the first. With split-K or SwiGLU, sums go to partials in shared memory:
  * (task, row, row of the tile). */
 template <int SET, int R, class LM_HEAD>
 static __device__ __forceinline__ void
 run_tasks(const struct project_params &p, struct kblock_loader &l, uint32_t warp, uint32_t pipeline,
           uint32_t mbars, struct task t, const struct qact_view &a, const float *factors,
-          float *partials, uint32_t first_row, uint32_t n_rows, const LM_HEAD &lm_head) {
+          float *partials, uint32_t first_row, uint32_t n_rows, struct task_span span,
+          uint32_t own_stages, const LM_HEAD &lm_head) {
     extern __shared__ uint4 shared[];
-    uint32_t stage = 0, stages = SET & DEEP_PIPELINE ? p.stages : 2;
+    uint32_t stage = 0, stages = keeps_early<SET, R>() ? own_stages
+                                 : SET & DEEP_PIPELINE ? p.stages
+                                                       : 2;
     constexpr bool IS_BULK = HAS_CP_ASYNC_BULK && R == 1;
     uint32_t base = (uint32_t)__cvta_generic_to_shared(shared), i = warp, phase = 0;
     for (;;) {
         const struct project_segment &s = p.segments[t.segment];
-        uint32_t x = task_first_kblock(s, t.split) << s.lane_shift, type = s.type;
-        uint32_t last = x + (task_kblocks(s, t.split) << s.lane_shift);
-        struct lane_share own = find_lane_share<SET, R>(a, type, s.lane_shift, t.tile);
+        if (!keeps_early<SET, R>())
+            span = find_span(p, t);
+        uint32_t x = span.x, last = span.last, type = span.type;
+        struct lane_share own = find_lane_share<SET, R>(a, type, span.lane_shift, t.tile);
         bool is_global =
             R > PROJECT_FUSED_ROWS && SET & IS_F32 && p.f32_from_global && type == IS_F32;
         float acc[R][4] = {};
@@ -779,7 +800,7 @@ run_tasks(const struct project_params &p, struct kblock_loader &l, uint32_t warp
                     dot_bf16<R, IS_F16>(weights, x * 8, own.bf16, a.stride, acc);
                 }
             }
-            if (has_extra_stages<SET, R>())
+            if (has_extra_stages<SET, R>() && !keeps_early<SET, R>())
                 stages = ld_shared_u32(mbars - 8);
             stage = stage + 1 == stages ? 0 : stage + 1;
             phase ^= stage == 0;
@@ -808,6 +829,8 @@ run_tasks(const struct project_params &p, struct kblock_loader &l, uint32_t warp
         if (i >= l.n_tasks)
             return;
         find_task(p, i, t);
+        if (keeps_early<SET, R>())
+            span = find_span(p, t);
     }
 }
 
@@ -816,7 +839,7 @@ run_tasks(const struct project_params &p, struct kblock_loader &l, uint32_t warp
 
 /* One output of the thread block, for one row. Packed: registers are few. */
 struct result {
-    uint32_t column;   /* of the output row; NO_RESULT: none */
+    uint32_t column;   /* of the output row, later of all rows together; NO_RESULT: none */
     uint32_t partials; /* index of the first split's with R = 1; of `up` in the upper 16 bits */
     uint32_t splits;   /* bits 0-7; of `up` bits 8-15; the segment from bit 16 */
 };
@@ -866,22 +889,23 @@ static __device__ __forceinline__ float add_splits(const struct project_segment 
     return v;
 }
 
-static __device__ __forceinline__ float
-add_bias_of(const struct project_params &p, const struct result &at, uint32_t segment, float v) {
+static __device__ __forceinline__ float add_bias_of(const struct project_params &p,
+                                                    const struct result &at, uint32_t segment,
+                                                    uint32_t row_at, float v) {
     const struct project_segment &s = p.segments[segment];
-    return add_bias(s, at.column - s.column, v);
+    return add_bias(s, at.column - row_at - s.column, v);
 }
 
-/* residual: the output's value before, with EPILOGUE_ADD. */
+/* residual: the output's value before, with EPILOGUE_ADD. row_at: what was added to at.column. */
 template <int SET, int R>
 static __device__ __forceinline__ float
 combine_result(const struct project_params &p, const struct result &at, const float *partials,
-               uint32_t r, float factor, float residual) {
+               uint32_t r, float factor, float residual, uint32_t row_at) {
     float v = __fmul_rn(add_splits<SET, R>(p.segments[at.splits >> 16], partials,
                                            at.partials & 0xffff, r, at.splits & 255),
                         factor);
     if (p.has_bias)
-        v = add_bias_of(p, at, at.splits >> 16, v);
+        v = add_bias_of(p, at, at.splits >> 16, row_at, v);
     if (p.epilogue == EPILOGUE_ADD)
         v = __fadd_rn(residual, v);
     if (p.epilogue == EPILOGUE_SWIGLU) {
@@ -889,7 +913,7 @@ combine_result(const struct project_params &p, const struct result &at, const fl
             add_splits<SET, R>(p.segments[1], partials, at.partials >> 16, r, at.splits >> 8 & 255),
             factor);
         if (p.has_bias)
-            up = add_bias_of(p, at, 1, up);
+            up = add_bias_of(p, at, 1, row_at, up);
         v = swiglu(v, up);
     }
     return v;
@@ -953,6 +977,7 @@ static __device__ __forceinline__ void project_gemv(const struct project_params 
     extern __shared__ uint4 shared[];
     constexpr bool IS_FUSED = R <= PROJECT_FUSED_ROWS; /* rows are quantized here */
     constexpr bool IS_BULK = HAS_CP_ASYNC_BULK && R == 1;
+    constexpr bool IS_EARLY = keeps_early<SET, R>() && !LM_HEAD::IS_LM_HEAD;
     pdl_launch_dependents();
     uint8_t *base = (uint8_t *)shared, *qacts = base + p.qact_at;
     float *partials = (float *)(base + p.partials_at), *red = (float *)(base + p.red_at);
@@ -969,15 +994,21 @@ static __device__ __forceinline__ void project_gemv(const struct project_params 
         stages += warp < p.extra_stages;
         pipeline += min(warp, p.extra_stages) * p.stage_bytes;
         mbars += min(warp, p.extra_stages) * 8 + warp * 8 + 8;
-        st_shared_u32(mbars - 8, stages);
+        if (keeps_early<SET, R>())
+            stages = warp_uniform(stages);
+        else
+            st_shared_u32(mbars - 8, stages);
     }
     if (!IS_FUSED) {
         if (warp == 0)
             mbarrier_init_stages(mbars, 1); /* for the qacts; the pipeline uses cp.async */
         __syncthreads();
     }
+    struct task_span span = {};
     if (has_task) {
         find_task(p, warp, t);
+        if (IS_EARLY)
+            span = find_span(p, t);
         fill_pipeline<SET, IS_BULK>(p, l, stages, base_addr + pipeline, mbars);
     }
     struct col8 weights = {};
@@ -991,6 +1022,20 @@ static __device__ __forceinline__ void project_gemv(const struct project_params 
     struct result at = {NO_RESULT, 0, 0};
     if (e < p.max_results)
         at = find_result(p, e);
+    /* The row's place is in `out`, or in at.column, so that it need not be found out again. */
+    auto row_at = [&](bool is_in_column) {
+        return IS_EARLY == is_in_column ? (first_row + r) * p.out_stride : 0;
+    };
+    struct early_load residual = {};
+    if (IS_EARLY) {
+        at.column = at.column != NO_RESULT ? at.column + row_at(true) : NO_RESULT;
+        residual.at = p.out + (at.column != NO_RESULT ? at.column : 0);
+        residual.is_wanted = at.column != NO_RESULT && p.epilogue == EPILOGUE_ADD;
+        span = {warp_uniform(span.x), warp_uniform(span.last), warp_uniform(span.type),
+                warp_uniform(span.lane_shift)};
+    }
+    auto may_lack_rows = [&]() { return p.row_limit > 1 || p.in.is_lm_head; };
+    bool counts_rows = IS_EARLY && warp_uniform(may_lack_rows());
     if (IS_FUSED) {
 #pragma unroll 1
         for (uint32_t i = 0; i < R; i++) {
@@ -1002,13 +1047,15 @@ static __device__ __forceinline__ void project_gemv(const struct project_params 
                 struct f16_row to = {(float4 *)qact, &max_bits};
                 quantize_row<SET>(threads, p.io, p.in, source, weights, to, squares);
                 store_warp_max(max_bits, maxima + i * PROJECT_WARPS);
+            } else if (IS_EARLY) {
+                quantize_row<SET>(threads, p.io, p.in, source, weights, qact, squares, residual);
             } else {
                 quantize_row<SET>(threads, p.io, p.in, source, weights, qact, squares);
             }
         }
         if (SET & IS_F16)
             split_f16_rows<R>(p, qacts, maxima);
-        if (p.row_limit > 1 || p.in.is_lm_head)
+        if (IS_EARLY ? counts_rows : may_lack_rows())
             n_rows = count_rows(p.io, p.in);
     } else {
         pdl_wait(p.io);
@@ -1021,10 +1068,11 @@ static __device__ __forceinline__ void project_gemv(const struct project_params 
             return;
         }
     }
-    float *out = p.out + (uint64_t)(first_row + r) * p.out_stride, residual = 0;
-    at.column = first_row + r < n_rows ? at.column : NO_RESULT;
-    if (at.column != NO_RESULT && p.epilogue == EPILOGUE_ADD)
-        residual = __ldcg(out + at.column);
+    if (!IS_EARLY || counts_rows)
+        at.column = first_row + r < n_rows ? at.column : NO_RESULT;
+    float *out = p.out + row_at(false);
+    if (!IS_EARLY && at.column != NO_RESULT && p.epilogue == EPILOGUE_ADD)
+        residual.value = __ldcg(out + at.column);
     __syncthreads();
     struct qact_view a = view_qact(p.in, qacts, p.qact_bytes);
     if (warp == blockDim.x / 32 - 1)
@@ -1033,15 +1081,18 @@ static __device__ __forceinline__ void project_gemv(const struct project_params 
         factors[1] = 0; /* the thread block's largest logit, as a key: none yet */
     if (p.is_direct)
         __syncthreads();
+    if (!IS_EARLY && keeps_early<SET, R>() && has_task)
+        span = find_span(p, t);
     if (has_task)
         run_tasks<SET, R>(p, l, warp, pipeline, mbars, t, a, factors, partials, first_row, n_rows,
-                          lm_head);
+                          span, stages, lm_head);
     if (p.is_direct)
         return;
     __syncthreads();
     for (;;) {
         if (at.column != NO_RESULT) {
-            float v = combine_result<SET, R>(p, at, partials, r, factors[r], residual);
+            float v = combine_result<SET, R>(p, at, partials, r, factors[r], residual.value,
+                                             row_at(true));
             out[at.column] = v;
             lm_head.on_logit(p, true, at.column, v, factors + 1);
         }
@@ -1049,8 +1100,10 @@ static __device__ __forceinline__ void project_gemv(const struct project_params 
         if (e >= p.max_results || first_row + r >= n_rows)
             return;
         at = find_result(p, e);
+        if (at.column != NO_RESULT)
+            at.column += row_at(true);
         if (at.column != NO_RESULT && p.epilogue == EPILOGUE_ADD)
-            residual = __ldcg(out + at.column);
+            residual.value = __ldcg(out + at.column);
     }
 }
 

@@ -48,6 +48,19 @@ static __device__ __forceinline__ void pdl_wait_stamped(uint32_t thread, uint64_
                  : "memory");
 }
 
+/* The second half of that, for kernels that first start the loads that they wait for. */
+static __device__ __forceinline__ void store_stamp(uint32_t thread, uint64_t *stamp) {
+    asm volatile("{\n"
+                 ".reg .pred p;\n"
+                 ".reg .u64 now;\n"
+                 "setp.eq.u32 p, %0, 0;\n"
+                 "@p mov.u64 now, %%globaltimer;\n"
+                 "@p st.global.u64 [%1], now;\n"
+                 "}" ::"r"(thread),
+                 "l"(stamp)
+                 : "memory");
+}
+
 static __device__ __forceinline__ uint64_t globaltimer(void) {
     uint64_t now;
     asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(now));
@@ -309,6 +322,17 @@ static __device__ __forceinline__ void ld_cg_f32x4_if(bool is_wanted, const floa
                  "@p ld.global.cg.v4.f32 {%0, %1, %2, %3}, [%4];\n"
                  "}"
                  : "+f"(v.x), "+f"(v.y), "+f"(v.z), "+f"(v.w)
+                 : "l"(at), "r"((uint32_t)is_wanted)
+                 : "memory");
+}
+
+static __device__ __forceinline__ void ld_cg_f32_if(bool is_wanted, const float *at, float &v) {
+    asm volatile("{\n"
+                 ".reg .pred p;\n"
+                 "setp.ne.u32 p, %2, 0;\n"
+                 "@p ld.global.cg.f32 %0, [%1];\n"
+                 "}"
+                 : "+f"(v)
                  : "l"(at), "r"((uint32_t)is_wanted)
                  : "memory");
 }

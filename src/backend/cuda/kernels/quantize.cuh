@@ -498,6 +498,27 @@ static __device__ __forceinline__ void load_first_norm_weights(const struct row_
                                 (in.prologue == PROLOGUE_NORM ? i : threadIdx.x % GROUP_THREADS));
 }
 
+/* What else is loaded with the row: the value that a thread's result is added to, which later would
+ * be on the way to the barrier. Kernels without registers for it have no_early_load. */
+struct early_load {
+    static constexpr bool IS_ONE = true;
+    const float *at;
+    bool is_wanted;
+    float value;
+
+    __device__ __forceinline__ void load(void) {
+        ld_cg_f32_if(is_wanted, at, value);
+    }
+};
+
+struct no_early_load {
+    static constexpr bool IS_ONE = false;
+    const float *at;
+
+    __device__ __forceinline__ void load(void) {
+    }
+};
+
 /* The second load of a round: the gates of its columns; with NONE, the next round's columns. */
 struct second_load {
     bool is_wanted;
@@ -522,24 +543,34 @@ static __device__ __forceinline__ void pdl_wait_after(const struct cuda_io &io, 
         pdl_wait(io);
 }
 
+/* The same without the stamp. */
+static __device__ __forceinline__ void pdl_wait_after(const float4 *a, const float4 *b,
+                                                      const float *c) {
+    if (!__any_sync(~0u, ((uintptr_t)a | (uintptr_t)b | (uintptr_t)c) & 1))
+        pdl_wait();
+}
+
 /* One code path for all prologues keeps the instruction cache warm from kernel to kernel. weights:
  * from load_first_norm_weights. All loads of a round are issued before any of them is used; whether
  * that holds can only be seen in the SASS. */
-template <int SET, class QACT>
+template <int SET, class QACT, class EARLY>
 static __device__ __forceinline__ void
 quantize_row_vec4(const struct row_threads &threads, const struct cuda_io &io,
                   const struct project_input &in, const struct row_source &from,
-                  const struct col8 &weights, QACT qact, float *squares) {
+                  const struct col8 &weights, QACT qact, float *squares, EARLY &early) {
     if (threads.warp >= threads.step) {
         if (from.needs_wait)
             pdl_wait(io);
+        early.load();
         return;
     }
     uint32_t n = in.k / PROJECT_COLS, next = threads.step, i = col8_at(threads, 0, n);
     struct row_pointers row = fixed_row(in, from);
     struct second_load second = find_second_load(threads, in, row, i, next);
     const float4 *x = (const float4 *)row.x, *at = x + i;
-    if (from.needs_wait)
+    if (EARLY::IS_ONE)
+        pdl_wait_after(at, second.at, early.at);
+    else if (from.needs_wait)
         pdl_wait_after(io, at, second.at);
     if (in.is_lm_head) {
         x = (const float4 *)lm_head_row(io, in, from).x;
@@ -547,6 +578,9 @@ quantize_row_vec4(const struct row_threads &threads, const struct cuda_io &io,
     }
     struct col8 v = load_col8(at), w = weights, u = {};
     load_col8_if(second.is_wanted, second.at, u);
+    early.load();
+    if (EARLY::IS_ONE)
+        store_stamp(threadIdx.x | blockIdx.x | blockIdx.y, io.stamp);
 #pragma unroll 1
     for (;;) {
         float square = 0;
@@ -577,20 +611,40 @@ quantize_row_vec4(const struct row_threads &threads, const struct cuda_io &io,
     }
 }
 
+template <int SET, class QACT>
+static __device__ __forceinline__ void
+quantize_row_vec4(const struct row_threads &threads, const struct cuda_io &io,
+                  const struct project_input &in, const struct row_source &from,
+                  const struct col8 &weights, QACT qact, float *squares) {
+    struct no_early_load none = {};
+    quantize_row_vec4<SET>(threads, io, in, from, weights, qact, squares, none);
+}
+
 /* ---- the whole row ---------------------------------------------------------------------------
  */
 
 /* Quantizes a row by the whole thread block. red: k / 128 sums of squares (NORM), or a factor a
  * head (GATED_NORM on the generic path). */
+template <int SET = IS_ANY, class QACT, class EARLY>
+static __device__ __forceinline__ void
+quantize_row(const struct row_threads &threads, const struct cuda_io &io,
+             const struct project_input &in, const struct row_source &from,
+             const struct col8 &weights, QACT qact, float *red, EARLY &early) {
+    if (!project_is_vec4(&in)) {
+        quantize_row_generic<SET>(io, in, from, qact, red);
+        early.load();
+    } else {
+        quantize_row_vec4<SET>(threads, io, in, from, weights, qact, red, early);
+    }
+}
+
 template <int SET = IS_ANY, class QACT>
 static __device__ __forceinline__ void
 quantize_row(const struct row_threads &threads, const struct cuda_io &io,
              const struct project_input &in, const struct row_source &from,
              const struct col8 &weights, QACT qact, float *red) {
-    if (!project_is_vec4(&in))
-        quantize_row_generic<SET>(io, in, from, qact, red);
-    else
-        quantize_row_vec4<SET>(threads, io, in, from, weights, qact, red);
+    struct no_early_load none = {};
+    quantize_row<SET>(threads, io, in, from, weights, qact, red, none);
 }
 
 /* A kernel that does only this: thread blocks (i, 0 ... gridDim.y - 1) divide the row's columns. */

@@ -73,7 +73,7 @@ struct project_params {
     uint32_t max_results;  /* of a thread block, where it is not direct */
     uint32_t task_warps;   /* warps that have tasks */
     uint32_t stages;       /* of a warp's pipeline, */
-    uint32_t extra_stages; /* and so many warps have one more: R = 1, BF16 and F16 */
+    uint32_t extra_stages; /* and so many warps have one more: R = 1, see project_schedule.c */
     uint32_t stage_bytes;  /* of the largest K block */
     uint32_t shared_bytes;
     uint32_t partials_at; /* f32 (task, row, PROJECT_TILE_ROWS) */

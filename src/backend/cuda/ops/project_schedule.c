@@ -288,6 +288,33 @@ static uint32_t max_stages(struct project_schedule *s, uint32_t rows, uint32_t t
     return 0;
 }
 
+/* K blocks of the warp that has most. */
+static uint32_t max_warp_kblocks(const struct project_schedule *s) {
+    uint32_t most = 0;
+    for (uint32_t b = 0; b < s->n_blocks; b++) {
+        uint32_t kblocks[MAX_WARPS_WIDE] = {0}, task = 0;
+        for (uint32_t i = 0; i < s->shape.n_segments; i++) {
+            const struct project_segment *seg = &s->segments[i];
+            uint32_t n = block_tiles(seg, &s->bounds[b]) * seg->splits;
+            for (uint32_t t = 0; t < n; t++, task++)
+                kblocks[task % s->task_warps] +=
+                    seg->split_kblocks + (t % seg->splits < seg->split_extra);
+        }
+        for (uint32_t w = 0; w < s->task_warps; w++)
+            most = max_u32(most, kblocks[w]);
+    }
+    return most;
+}
+
+/* Whether warps get a stage more as far as there is room. With K-quants that pays where a warp has
+ * many K blocks (one row of qwen35-4b 1.8 %; smollm2-1.7b, of four at most, lost 2). */
+static bool wants_extra_stages(const struct project_schedule *s) {
+    enum { MANY = 5 };
+    uint32_t types = s->shape.types;
+    return types & IS_SPLIT ||
+           (types & IS_Q4_K && !(types & IS_Q8_0) && max_warp_kblocks(s) >= MANY);
+}
+
 /* Warps and stages within `limit` bytes of shared memory that cost the busiest warp least. False:
  * none fit. */
 static bool choose_pipeline(struct project_schedule *s, uint32_t rows, uint32_t limit) {
@@ -304,7 +331,7 @@ static bool choose_pipeline(struct project_schedule *s, uint32_t rows, uint32_t 
     if (!s->task_warps)
         return false;
     uint32_t n = s->task_warps * s->stages;
-    if (rows == 1 && s->shape.types & IS_SPLIT && s->stages < MAX_STAGES)
+    if (rows == 1 && wants_extra_stages(s) && s->stages < MAX_STAGES)
         while (s->extra_stages < s->task_warps &&
                lay_out(s, rows, tasks, (n + s->extra_stages + 1) * s->stage_bytes) <= limit)
             s->extra_stages++;
