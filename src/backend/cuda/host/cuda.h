@@ -14,6 +14,7 @@
 #include "backend/backend.h"
 #include "backend/cuda/formats/tiles.h"
 #include "backend/cuda/host/driver.h"
+#include "backend/cuda/ops/delta.h"
 #include "backend/cuda/shared.h"
 
 struct cuda_launch {
@@ -72,7 +73,7 @@ uint32_t *recorder_counters(struct recorder *r, uint64_t n);
  * no room for it, or there is one of another shape. */
 struct cuda_log;
 const struct cuda_log *recorder_log(struct recorder *r, const struct operand *state, uint32_t tiles,
-                                    uint32_t cells);
+                                    uint32_t cells, struct delta_log_heads heads);
 /* Adds a kernel to the step; `params` begins with a struct cuda_io and is copied. */
 int recorder_launch(struct recorder *r, const struct cuda_launch *launch, const void *params,
                     size_t bytes);
@@ -138,6 +139,7 @@ struct cuda_log {
     uint64_t cell_bytes; /* of a cell's state */
     uint64_t at;         /* in the backend's memory of logs */
     uint32_t tiles, cells;
+    struct delta_log_heads heads;
 };
 
 enum { CUDA_MAX_LOGS = 256 };
@@ -229,6 +231,7 @@ int cuda_poke(struct backend *b, enum region region, uint64_t offset, uint64_t b
 
 /* log.c: states are settled before they are read or written by anything but delta_log. */
 uint32_t *cuda_log_counts(const struct backend *b, const struct cuda_log *l);
+float *cuda_log_keys(const struct backend *b, const struct cuda_log *l);
 float *cuda_log_entries(const struct backend *b, const struct cuda_log *l);
 int cuda_open_logs(struct backend *b, struct err *err);
 int cuda_settle_range(struct backend *b, uint64_t offset, uint64_t bytes, struct err *err);

@@ -19,14 +19,19 @@ static uint64_t count_bytes(const struct cuda_log *l) {
     return bytes;
 }
 
+static uint64_t key_bytes(const struct cuda_log *l) {
+    return (uint64_t)l->heads.key_heads * l->cells * DELTA_LOG_ENTRIES * DELTA_LOG_KEY *
+           sizeof(float);
+}
+
 static uint64_t log_bytes(const struct cuda_log *l) {
     uint64_t entries = (uint64_t)l->tiles * l->cells * DELTA_LOG_ENTRIES, bytes;
     CHECK(size_align(entries * DELTA_LOG_FLOATS * sizeof(float), 256, &bytes));
-    return count_bytes(l) + bytes;
+    return count_bytes(l) + key_bytes(l) + bytes;
 }
 
 const struct cuda_log *recorder_log(struct recorder *r, const struct operand *state, uint32_t tiles,
-                                    uint32_t cells) {
+                                    uint32_t cells, struct delta_log_heads heads) {
     struct cuda_logs *logs = &r->b->logs;
     for (uint32_t i = 0; i < logs->n; i++)
         if (logs->list[i].state == state->offset)
@@ -41,6 +46,7 @@ const struct cuda_log *recorder_log(struct recorder *r, const struct operand *st
         .at = logs->bytes,
         .tiles = tiles,
         .cells = cells,
+        .heads = heads,
     };
     logs->bytes += log_bytes(l);
     return l;
@@ -50,8 +56,12 @@ uint32_t *cuda_log_counts(const struct backend *b, const struct cuda_log *l) {
     return (uint32_t *)(uintptr_t)(b->log_memory.at + l->at);
 }
 
-float *cuda_log_entries(const struct backend *b, const struct cuda_log *l) {
+float *cuda_log_keys(const struct backend *b, const struct cuda_log *l) {
     return (float *)(uintptr_t)(b->log_memory.at + l->at + count_bytes(l));
+}
+
+float *cuda_log_entries(const struct backend *b, const struct cuda_log *l) {
+    return (float *)(uintptr_t)(b->log_memory.at + l->at + count_bytes(l) + key_bytes(l));
 }
 
 int cuda_open_logs(struct backend *b, struct err *err) {
@@ -97,10 +107,12 @@ static int settle(struct backend *b, struct err *err) {
                 p.layers[i] = (struct settle_layer){
                     .state = (float *)(uintptr_t)(b->state.at + l->state),
                     .counts = cuda_log_counts(b, l),
+                    .log_keys = cuda_log_keys(b, l),
                     .log = cuda_log_entries(b, l),
                     .state_stride = l->cell_bytes / sizeof(float),
                     .tiles = l->tiles,
                     .cells = l->cells,
+                    .heads = l->heads,
                 };
                 tiles = max_u32(tiles, l->tiles);
             }

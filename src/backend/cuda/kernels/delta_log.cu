@@ -22,9 +22,11 @@ enum {
     WARPS = DELTA_WARPS,
     CHANNELS = 2 * KEY + TILE,
     CONV = 4,
-    LOG = DELTA_LOG_ENTRIES * DELTA_LOG_FLOATS,
+    ENTRY = DELTA_LOG_FLOATS,
+    LOG_KEYS = DELTA_LOG_ENTRIES * KEY, /* floats of a log: k, and the others */
+    LOG = DELTA_LOG_ENTRIES * ENTRY,
 };
-static_assert(J * WARPS == TILE && CHANNELS <= THREADS - 32, "delta_log");
+static_assert(ENTRY == TILE + 4 && J * WARPS == TILE && CHANNELS <= THREADS - 32, "delta_log");
 
 /* A segment of the block's, in shared memory: 16 and 16 bytes. */
 struct log_job {
@@ -36,7 +38,7 @@ struct log_job {
 
 struct log_shared {
     float states[2][TILE][KEY];
-    float logs[3][LOG];
+    float logs[3][LOG_KEYS + LOG]; /* k of all entries, then dk and decay */
     float y[3][CHANNELS];
     struct delta_norms norms[2];
     struct log_job jobs[DELTA_TILE_JOBS];
@@ -47,32 +49,33 @@ static_assert(DELTA_TILE_JOBS <= 32, "one warp prepares the jobs, a lane each");
 /* ---- applying entries ------------------------------------------------------------------------ */
 
 /* n entries, in shared or global memory. */
-static __device__ __forceinline__ void apply_log(float (&s)[J][M], const float *entries,
-                                                 uint32_t n) {
-    const float *key = entries + threadIdx.x % 32 * 4,
-                *columns = entries + KEY + threadIdx.x / 32 * J, *decay = entries + KEY + TILE;
+static __device__ __forceinline__ void apply_log(float (&s)[J][M], const float *keys,
+                                                 const float *entries, uint32_t n) {
+    const float *key = keys + threadIdx.x % 32 * 4, *columns = entries + threadIdx.x / 32 * J,
+                *decay = entries + TILE;
 #pragma unroll 1
     for (uint32_t i = 0; i < n; i++) {
         float k[M], dk[J], by = *decay;
         unpack4(*(const float4 *)key, k);
         unpack4(*(const float4 *)columns, dk);
-        key += DELTA_LOG_FLOATS, columns += DELTA_LOG_FLOATS, decay += DELTA_LOG_FLOATS;
+        key += KEY, columns += ENTRY, decay += ENTRY;
 #pragma unroll
         for (int j = 0; j < J; j++)
             update_column<M>(s[j], k, dk[j], by);
     }
 }
 
-/* The entry of a row: k by the first warp, dk by a lane of each. */
-static __device__ __forceinline__ void write_entry(float *entry, const float (&k)[M],
-                                                   const float (&dk)[J], float decay) {
+/* The entry of a row: k by the first warp of the tile that owns it, dk by a lane of each. */
+static __device__ __forceinline__ void write_entry(float *key, float *entry, const float (&k)[M],
+                                                   const float (&dk)[J], float decay,
+                                                   bool is_key_owner) {
     uint32_t warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-    if (warp == 0)
-        *(float4 *)(entry + 4 * lane) = make_float4(k[0], k[1], k[2], k[3]);
+    if (warp == 0 && is_key_owner)
+        *(float4 *)(key + 4 * lane) = make_float4(k[0], k[1], k[2], k[3]);
     if (lane == 0)
-        *(float4 *)(entry + KEY + J * warp) = make_float4(dk[0], dk[1], dk[2], dk[3]);
+        *(float4 *)(entry + J * warp) = make_float4(dk[0], dk[1], dk[2], dk[3]);
     if (threadIdx.x == 0)
-        entry[KEY + TILE] = decay;
+        entry[TILE] = decay;
 }
 
 /* ---- the convolution ------------------------------------------------------------------------- */
@@ -180,14 +183,28 @@ struct log_block {
         return p.log + ((cell * tiles + tile_number) * LOG + at);
     }
 
+    /* k of the entries, which the tiles of a key head share: they have as many, always. */
+    __device__ __forceinline__ float *log_keys_of(const struct delta_params &p, uint32_t cell,
+                                                  uint32_t at) const {
+        return p.log_keys + ((cell * p.key_heads + tile.key_head) * LOG_KEYS + at);
+    }
+
     __device__ __forceinline__ uint32_t *count_of(const struct delta_params &p,
                                                   uint32_t cell) const {
         return p.log_counts + tile_number * p.log_cells + cell;
     }
 
-    /* A thread's 16 bytes of the first n entries of a log. */
+    /* A thread's 16 bytes of the first n entries of a log, and where in shared memory they go. */
     static __device__ __forceinline__ bool is_log_thread(uint32_t n) {
-        return threadIdx.x < n * DELTA_LOG_VECTORS;
+        return threadIdx.x < n * ((KEY + ENTRY) / 4);
+    }
+
+    __device__ __forceinline__ const float *
+    log_source_of(const struct delta_params &p, uint32_t cell, uint32_t n, uint32_t &to) const {
+        uint32_t i = 4 * threadIdx.x;
+        bool is_key = i < n * KEY;
+        to = is_key ? i : LOG_KEYS + i - n * KEY;
+        return is_key ? log_keys_of(p, cell, i) : log_of(p, cell, i - n * KEY);
     }
 
     __device__ __forceinline__ uint32_t count_logged(const struct delta_params &p,
@@ -283,9 +300,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2)
     for (uint32_t i = 0; i < 2; i++) {
         if (is_decode[i] && has_channel)
             s->y[i][threadIdx.x] = convolve(p, log_source(p, g[i]), channel, x[i]);
-        if (b.is_log_thread(n_logged[i]))
-            ((float4 *)s->logs[i])[threadIdx.x] =
-                ld_cg_f32x4((const float4 *)b.log_of(p, g[i].cell, 4 * threadIdx.x));
+        if (b.is_log_thread(n_logged[i])) {
+            uint32_t to;
+            const float *from = b.log_source_of(p, g[i].cell, n_logged[i], to);
+            *(float4 *)(s->logs[i] + to) = ld_cg_f32x4((const float4 *)from);
+        }
     }
     __syncthreads();
     if (is_last_warp)
@@ -302,9 +321,12 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2)
         bool is_next = next.n_rows == 1;
         if (is_next && has_channel)
             load_inputs(p, log_source(p, next), channel, inputs);
-        if (is_next && b.is_log_thread(s->jobs[i + 2].n_logged))
-            cp_async_16(smem_addr(s->logs[at_next] + 4 * threadIdx.x),
-                        b.log_of(p, next.cell, 4 * threadIdx.x));
+        uint32_t n_next = is_next ? s->jobs[i + 2].n_logged : 0;
+        if (b.is_log_thread(n_next)) {
+            uint32_t to;
+            const float *from = b.log_source_of(p, next.cell, n_next, to);
+            cp_async_16(smem_addr(s->logs[at_next] + to), from);
+        }
         cp_async_commit();
         if (is_last_warp && b.has(i + 1, n_segments))
             b.write_norms(p, s->y[at == 2 ? 0 : at + 1], i + 1);
@@ -324,7 +346,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2)
         cp_async_commit();
         if (now.n_rows == 1) {
             struct delta_gate gate = {__uint_as_float(info.x), __uint_as_float(info.y), {0, 0}};
-            apply_log(column, s->logs[at], info.z);
+            apply_log(column, s->logs[at], s->logs[at] + LOG_KEYS, info.z);
             load_qkv<J, M, true>(y, KEY, q, k, v);
             delta_row<J, M, false>(
                 column, q, k, v, s->norms[i % 2], gate,
@@ -335,7 +357,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2)
                     update_column<M>(column[j], k, dk[j], gate.decay);
                 store_state<J, M>(column, b.state_of(p, now.cell, J * warp * KEY), KEY, J, true);
             } else {
-                write_entry(b.log_of(p, now.cell, info.z * DELTA_LOG_FLOATS), k, dk, gate.decay);
+                write_entry(b.log_keys_of(p, now.cell, info.z * KEY),
+                            b.log_of(p, now.cell, info.z * ENTRY), k, dk, gate.decay,
+                            b.tile.is_key_owner);
             }
             if (threadIdx.x == THREADS - 1 && now.cell < p.log_cells)
                 *b.count_of(p, now.cell) = info.w ? 0 : info.z + 1;
@@ -362,11 +386,13 @@ extern "C" __global__ void __launch_bounds__(THREADS)
         return;
     float *state =
         l.state + cell * l.state_stride + ((uint64_t)tile * WARPS + threadIdx.x / 32) * (J * KEY);
-    const float *log =
-        l.log + ((uint64_t)cell * l.tiles + tile) * (DELTA_LOG_ENTRIES * DELTA_LOG_FLOATS);
+    uint32_t head = tile / l.heads.head_tiles, key_heads = l.heads.key_heads;
+    uint32_t key_head = l.heads.is_modulo_map ? head % key_heads : head / l.heads.heads_per_key;
+    const float *log = l.log + ((uint64_t)cell * l.tiles + tile) * LOG;
+    const float *keys = l.log_keys + ((uint64_t)cell * key_heads + key_head) * LOG_KEYS;
     float s[J][M];
     load_state<J, M>(s, state, KEY, J, true);
-    apply_log(s, log, n);
+    apply_log(s, keys, log, n);
     store_state<J, M>(s, state, KEY, J, true);
     __syncthreads(); /* all have read the count */
     if (threadIdx.x == 0)

@@ -155,13 +155,20 @@ static void plan_log(struct recorder *r, const struct op_delta *d, struct delta_
         cells < DELTA_LOG_CELLS || p->n_cells * p->state_stride > UINT32_MAX ||
         p->max_rows * p->in_stride > UINT32_MAX)
         return;
+    struct delta_log_heads heads = {
+        .head_tiles = (uint16_t)p->decode_tiling.tiles,
+        .key_heads = (uint16_t)p->key_heads,
+        .heads_per_key = (uint16_t)(p->value_heads / p->key_heads),
+        .is_modulo_map = (uint16_t)p->is_modulo_map,
+    };
     const struct cuda_log *log =
-        recorder_log(r, &d->state, p->value_heads * p->decode_tiling.tiles, cells);
+        recorder_log(r, &d->state, p->value_heads * p->decode_tiling.tiles, cells, heads);
     if (!log)
         return;
     p->log_cells = cells;
     if (!r->is_counting) {
         p->log_counts = cuda_log_counts(r->b, log);
+        p->log_keys = cuda_log_keys(r->b, log);
         p->log = cuda_log_entries(r->b, log);
     }
 }

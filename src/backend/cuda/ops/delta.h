@@ -9,9 +9,10 @@
  * The log. A state in memory may lack its last rows: the log has what they add to it, a row an
  * entry, and the kernels that know it (delta_log) apply the entries in order after they have
  * read the state, with the same instructions, so the bits are the same. A state is then written
- * once in DELTA_LOG_ENTRIES + 1 rows. An entry is k, dk of the tile's columns, decay and padding:
- * 784 bytes for 32 KB of state. Before anybody else reads or writes a state, it is settled: the
- * entries are applied, and it has none (delta_settle; host/log.c keeps account). */
+ * once in DELTA_LOG_ENTRIES + 1 rows. An entry is dk of the tile's columns, decay and padding, 272
+ * bytes for 32 KB of state, and k, which all tiles of a key head share: a cell's tiles have equally
+ * many entries. Before anybody else reads or writes a state, it is settled: the entries are
+ * applied, and it has none (delta_settle; host/log.c keeps account). */
 #ifndef BACKEND_CUDA_OPS_DELTA_H
 #define BACKEND_CUDA_OPS_DELTA_H
 
@@ -32,13 +33,12 @@ enum {
     DELTA_LOG_CELLS = 8,       /* and the fewest sequences */
     DELTA_LOG_KEY = 128,       /* shapes that have one: values of a key, */
     DELTA_LOG_TILE = 64,       /* columns of a head tile */
-    DELTA_LOG_VECTORS = (DELTA_LOG_KEY + DELTA_LOG_TILE + 4) / 4, /* 16 bytes, of an entry */
-    DELTA_LOG_FLOATS = 4 * DELTA_LOG_VECTORS,
-    DELTA_CONV_WARPS = 8,  /* of a block of delta_conv */
-    DELTA_SCAN_GROUPS = 2, /* of warps of a block of delta_scan, at most, */
-    DELTA_SCAN_WARPS = 4,  /* warps of a group, */
-    DELTA_SCAN_ROWS = 8,   /* rows of its stages, */
-    DELTA_SCAN_STAGES = 4  /* and how many there are */
+    DELTA_LOG_FLOATS = 68,     /* of an entry: those columns, decay, padding */
+    DELTA_CONV_WARPS = 8,      /* of a block of delta_conv */
+    DELTA_SCAN_GROUPS = 2,     /* of warps of a block of delta_scan, at most, */
+    DELTA_SCAN_WARPS = 4,      /* warps of a group, */
+    DELTA_SCAN_ROWS = 8,       /* rows of its stages, */
+    DELTA_SCAN_STAGES = 4      /* and how many there are */
 };
 
 /* Of delta_scan: a stage's q, k, v of a tile, norms and gates. */
@@ -47,7 +47,8 @@ enum {
 
 /* Of delta_log: two states, three logs, q, k and v of three jobs, norms of two; jobs. */
 #define DELTA_LOG_SHARED                                                                           \
-    (4 * (2 * DELTA_LOG_TILE * DELTA_LOG_KEY + 3 * DELTA_LOG_ENTRIES * DELTA_LOG_FLOATS +          \
+    (4 * (2 * DELTA_LOG_TILE * DELTA_LOG_KEY +                                                     \
+          3 * DELTA_LOG_ENTRIES * (DELTA_LOG_KEY + DELTA_LOG_FLOATS) +                             \
           3 * (2 * DELTA_LOG_KEY + DELTA_LOG_TILE) + 2 * 4) +                                      \
      DELTA_TILE_JOBS * DELTA_TILE_JOB_BYTES)
 
@@ -109,7 +110,14 @@ struct delta_params {
     float q_scale;        /* 1 / sqrt(dk) */
     uint32_t log_cells;   /* the first so many cells have a log; 0: it is not used here */
     uint32_t *log_counts; /* (B tiles, log_cells) entries in use */
+    float *log_keys;      /* (log_cells, A, DELTA_LOG_ENTRIES, DELTA_LOG_KEY) */
     float *log;           /* (log_cells, B tiles, DELTA_LOG_ENTRIES, DELTA_LOG_FLOATS) */
+};
+
+/* Which key head a tile has. */
+struct delta_log_heads {
+    uint16_t head_tiles; /* of a value head */
+    uint16_t key_heads, heads_per_key, is_modulo_map;
 };
 
 /* delta_settle: applies and empties the logs of some cells in some layers. */
@@ -119,9 +127,10 @@ enum { SETTLE_LAYERS = 48, SETTLE_CELLS = 256 };
 struct settle_layer {
     float *state;
     uint32_t *counts;
-    float *log;
+    float *log_keys, *log;
     uint64_t state_stride;
     uint32_t tiles, cells; /* head tiles of all value heads, cells that have a log */
+    struct delta_log_heads heads;
 };
 
 struct settle_params {

@@ -175,6 +175,16 @@ static uint32_t plan_product(const struct recorder *r, const struct project_para
     return rows;
 }
 
+/* The types of the kernel of a product. In small buckets those of a model with Q4_K and Q6_K share
+ * the one for both: instructions that the kernel before has not run come from memory, and a kernel
+ * of 64 rows is too short to hide that. */
+static uint32_t kernel_types(const struct recorder *r, const struct wide_params *w, uint32_t type,
+                             uint32_t rows) {
+    bool is_shared = w->early_rows && rows == 64 && !(type & ~(uint32_t)WIDE_PAIR) &&
+                     (r->products.set & WIDE_PAIR) == WIDE_PAIR;
+    return is_shared ? WIDE_PAIR : type;
+}
+
 /* All segments of a type. finish: not NULL, another kernel adds the parts. */
 static int record_product(struct recorder *r, const struct wide_op *op, uint32_t type,
                           struct wide_finish_params *finish) {
@@ -204,7 +214,7 @@ static int record_product(struct recorder *r, const struct wide_op *op, uint32_t
     w.splits_at = WIDE_STAGES_AT + w.stages * w.stage_bytes;
     char name[48];
     snprintf(name, sizeof name, "project_wide_%s_%u",
-             type == IS_Q5_K ? "q5" : project_set_name(type), rows);
+             type == IS_Q5_K ? "q5" : project_set_name(kernel_types(r, &w, type, rows)), rows);
     struct cuda_launch launch = {.kernel = name,
                                  .grid = {r->n_sms, 1, 1},
                                  .threads = WIDE_THREADS,
