@@ -93,7 +93,17 @@ static const char *device_lines(const struct backend_kind *kind, char *out, size
     return out;
 }
 
-/* The number of the device that is meant: as it was given, or of the first with that in its line;
+/* Whether `part` is in a device's name: of "cuda: device 0, NVIDIA H200, compute ..." the second
+ * part. */
+static bool names_device(const char *line, const char *part) {
+    int skipped = 0;
+    if (sscanf(line, "%*[^:]: device %*d, %n", &skipped) == 0)
+        line += skipped;
+    const char *found = strcasestr(line, part);
+    return found && found + strlen(part) <= line + strcspn(line, ",");
+}
+
+/* The number of the device that is meant: as it was given, or of the first with that in its name;
  * -1: there is none. */
 static int device_number(const struct common *c, const struct backend_kind *kind) {
     char line[256], *end;
@@ -105,7 +115,7 @@ static int device_number(const struct common *c, const struct backend_kind *kind
                    ? (int)number
                    : -1;
     for (int i = 0; c->device[0] && kind->device_line(i, line, sizeof line); i++)
-        if (strcasestr(line, c->device))
+        if (names_device(line, c->device))
             return i;
     return -1;
 }

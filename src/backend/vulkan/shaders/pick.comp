@@ -68,18 +68,6 @@ bool is_top_k;
 
 // ---- reductions and histograms ----------------------------------------------------------------
 
-#define REDUCE(name, combine)                                                                      \
-    uvec2 name(uvec2 x) {                                                                          \
-        barrier();                                                                                 \
-        keys[t] = x;                                                                               \
-        barrier();                                                                                 \
-        for (uint n = THREADS / 2; n > 0; n /= 2) {                                                \
-            if (t < n)                                                                             \
-                keys[t] = combine(keys[t], keys[t + n]);                                           \
-            barrier();                                                                             \
-        }                                                                                          \
-        return keys[0];                                                                            \
-    }
 REDUCE(largest, max64)
 REDUCE(smallest, min64)
 REDUCE(sum_of, add64)
@@ -158,7 +146,7 @@ uint bin_of(float x) {
 // 53 random bits, above zeros: a function of seed and position alone (splitmix64).
 uvec2 random_bits() {
     uvec2 position = add64(uvec2(io_row_position(io_output_row(o)), 0), uvec2(1, 0));
-    uvec2 z = add64(uvec2(io_output(o, 12), io_output(o, 13)),
+    uvec2 z = add64(io_output_seed(o),
                     mul64(uvec2(0x7F4A7C15u, 0x9E3779B9u), position));
     z = mul64(z ^ shift_right64(z, 30), uvec2(0x1CE4E5B9u, 0xBF58476Du));
     z = mul64(z ^ shift_right64(z, 27), uvec2(0x133111EBu, 0x94D049BBu));
@@ -174,7 +162,7 @@ uvec2 draw_target(uvec2 whole) {
 
 // What it has to reach for top-p, of all tokens' weight.
 uvec2 top_p_target(uvec2 total) {
-    float top_p = output_float(3);
+    float top_p = output_float(IO_TOP_P);
     bool has_rest;
     if (!(top_p > 0))
         return uvec2(1, 0);
@@ -185,7 +173,7 @@ uvec2 top_p_target(uvec2 total) {
 }
 
 void put_token(int token) {
-    io_output(o, 14) = uint(token);
+    io_output_token(o) = uint(token);
     host[p.io_outputs + 16 * o + 14] = uint(token);
 }
 
@@ -233,7 +221,7 @@ uvec2 weight_from(uvec2 cut) {
 uvec2 min_p_cut() {
     uvec2 lowest = uvec2(0xffffffffu);
     for (uint i = t; i < n_listed; i += THREADS)
-        if (relative_prob(logit_of(list[list_at + i])) >= min(output_float(4), 1.0))
+        if (relative_prob(logit_of(list[list_at + i])) >= min(output_float(IO_MIN_P), 1.0))
             lowest = min64(lowest, list[list_at + i]);
     return smallest(lowest);
 }
@@ -277,14 +265,14 @@ uvec2 radix_select(bool is_count, uvec2 target) {
 // The last bin that can hold a token which passes.
 uint last_bin(uvec2 total) {
     if (is_top_k) {
-        find_bin(min64(uvec2(io_output(o, 5), 0), total));
+        find_bin(min64(uvec2(io_output_top_k(o), 0), total));
         return hit_bin;
     }
     uint last = BINS - 1;
-    float min_p = output_float(4);
+    float min_p = output_float(IO_MIN_P);
     if (min_p > 0) // one more, for rounding
         last = min(last, uint(-log(min(min_p, 1.0)) * 32.0) + 1);
-    if (output_float(3) < 1) {
+    if (output_float(IO_TOP_P) < 1) {
         find_bin(top_p_target(total));
         last = min(last, hit_bin);
     }
@@ -312,15 +300,15 @@ void list_all(uvec2 total) {
 void draw_long(uvec2 total) {
     uvec2 cut = uvec2(0);
     if (is_top_k)
-        cut = radix_select(true, uvec2(min(io_output(o, 5), n_listed), 0));
+        cut = radix_select(true, uvec2(min(io_output_top_k(o), n_listed), 0));
     uvec2 listed = weight_from(cut);
     total = is_top_k ? listed : total;
-    if (output_float(3) < 1) {
+    if (output_float(IO_TOP_P) < 1) {
         uvec2 target = top_p_target(total);
         if (!less64(listed, target)) // else min-p cut before
             cut = max64(cut, radix_select(false, target));
     }
-    if (output_float(4) > 0)
+    if (output_float(IO_MIN_P) > 0)
         cut = max64(cut, min_p_cut());
     set_token(token_of(radix_select(false, draw_target(weight_from(cut)))));
 }
@@ -345,13 +333,13 @@ void draw_short(uvec2 total) {
             running = add64(running, bin_at(i));
         }
     if (is_top_k) {
-        is_in = is_in && rank <= io_output(o, 5);
+        is_in = is_in && rank <= io_output_top_k(o);
         total = largest(is_in ? running : uvec2(0));
     }
-    if (output_float(3) < 1)
+    if (output_float(IO_TOP_P) < 1)
         is_in = is_in && less64(sub64(running, own), top_p_target(total));
-    if (output_float(4) > 0)
-        is_in = is_in && relative_prob(logit_of(key)) >= min(output_float(4), 1.0);
+    if (output_float(IO_MIN_P) > 0)
+        is_in = is_in && relative_prob(logit_of(key)) >= min(output_float(IO_MIN_P), 1.0);
     uvec2 target = draw_target(largest(is_in ? running : uvec2(0)));
     if (is_in && less64(sub64(running, own), target) && !less64(running, target))
         put_token(token_of(key));
@@ -366,10 +354,10 @@ void draw_cut() {
     if (t == 0)
         n_listed = sums[o * (STRETCHES + 1) + STRETCHES].x;
     barrier();
-    bool is_enough = output_float(4) >= NEAR_PROB;
+    bool is_enough = output_float(IO_MIN_P) >= NEAR_PROB;
     if (is_top_k)
-        is_enough = n_listed >= io_output(o, 5);
-    else if (!is_enough && output_float(3) < 1)
+        is_enough = n_listed >= io_output_top_k(o);
+    else if (!is_enough && output_float(IO_TOP_P) < 1)
         is_enough = !less64(weight_from(uvec2(0)), top_p_target(total));
     if (!is_enough)
         list_all(total);
@@ -385,7 +373,7 @@ void pick_token() {
         key = max64(key, best[o * STRETCHES + i]);
     key = largest(key);
     if (find_scale(key)) {
-        is_top_k = io_output(o, 5) > 0 && io_output(o, 5) < n_vocab;
+        is_top_k = io_output_top_k(o) > 0 && io_output_top_k(o) < n_vocab;
         if (is_cut())
             draw_cut();
         else

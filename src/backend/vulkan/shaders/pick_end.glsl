@@ -29,12 +29,12 @@ void count_token(uint slot, uint token) {
 void count_tokens(uint t, uint threads) {
     for (uint row = t; row < io_n_rows(); row += threads) {
         bool is_counted = true;
-        if (io[15] > 0) { // drafts
+        if (io_n_drafts() > 0) {
             for (uint i = 0; i < io_n_outputs(); i++)
                 if (io_output_row(i) == row)
                     is_counted = is_kept(i);
         }
-        if (p.step > 0 && io_output(row, 15) != 0) // in a burst row r is output r
+        if (p.step > 0 && io_output_is_over(row) != 0) // in a burst row r is output r
             is_counted = false;
         if (is_counted)
             count_token(io_row_slot(row), io[p.io_rows + 4 * row]);
@@ -46,8 +46,8 @@ bool is_last(uint i, int token) {
     const uint WORDS = (VOCAB + 127) / 128 * 4;
     bool is_one = (io_output_flags(i) & IO_KEEPS_MASK) != 0 && token >= 0 &&
                   (host[p.io_keeps + i * WORDS + uint(token) / 32] >> uint(token) % 32 & 1u) == 0;
-    for (uint k = 0; k < io[8]; k++)
-        is_one = is_one || token == int(io[10 + k]);
+    for (uint k = 0; k < io_n_ends(); k++)
+        is_one = is_one || token == io_end(k);
     return is_one;
 }
 
@@ -56,15 +56,15 @@ bool is_last(uint i, int token) {
 // as it is, and all that follows is dropped.
 void advance(uint t, uint threads) {
     for (uint i = t; i < io_n_outputs(); i += threads) {
-        int token = int(io_output(i, 14));
-        uint row = io_output_row(i), segment = io_row_segment(row), spare = io[9];
-        host[p.burst + i * 8 + p.step] = uint(token);
+        int token = int(io_output_token(i));
+        uint row = io_output_row(i), segment = io_row_segment(row), spare = io_spare_cell();
+        host[p.burst + i * IO_BURST + p.step] = uint(token);
         io[p.io_rows + 4 * row] = uint(max(token, 0));
         io[p.io_rows + 4 * row + 1]++;
         io[p.io_segments + 4 * segment + 3]++;
         if (!is_last(i, token))
             continue;
-        io_output(i, 15) = 1;
+        io_output_is_over(i) = 1;
         if (spare != IO_NO_CELL) {
             io[p.io_segments + 4 * segment] = spare;
             io[p.io_to + row] = spare;

@@ -45,7 +45,7 @@ bool is_in(int token) {
 
 // In order: a token's biases are all added by the thread of its first.
 void apply_biases() {
-    uint n_all = io_output(o, 9), from = p.io_biases + 2 * io_output(o, 10);
+    uint n_all = io_output_n_bias(o), from = p.io_biases + 2 * io_output_first_bias(o);
     for (uint first = 0; first < n_all; first += THREADS) {
         uint n = min(n_all - first, THREADS);
         barrier();
@@ -65,7 +65,7 @@ void apply_biases() {
 
 // The token's logit with its biases, made anew.
 float biased(uint token) {
-    uint n = io_output(o, 9), from = p.io_biases + 2 * io_output(o, 10);
+    uint n = io_output_n_bias(o), from = p.io_biases + 2 * io_output_first_bias(o);
     precise float x = logits[logits_at + token];
     for (uint i = 0; i < n; i++)
         if (host[from + 2 * i] == token)
@@ -74,13 +74,13 @@ float biased(uint token) {
 }
 
 bool has_penalties() {
-    return output_float(6) != 1 || output_float(7) != 0 || output_float(8) != 0;
+    return output_float(IO_REPEAT_PENALTY) != 1 || output_float(IO_PRESENCE_PENALTY) != 0 || output_float(IO_FREQUENCY_PENALTY) != 0;
 }
 
 float penalized(float x, uint count) {
-    precise float y = x > 0 ? x / output_float(6) : x * output_float(6);
-    precise float lost = output_float(8) * float(min(count, 65535));
-    lost = output_float(7) + lost;
+    precise float y = x > 0 ? x / output_float(IO_REPEAT_PENALTY) : x * output_float(IO_REPEAT_PENALTY);
+    precise float lost = output_float(IO_FREQUENCY_PENALTY) * float(min(count, 65535));
+    lost = output_float(IO_PRESENCE_PENALTY) + lost;
     y = y - lost;
     return y;
 }
@@ -95,7 +95,7 @@ bool is_counted(uint row, uint slot) {
     if (io_row_slot(row) != slot)
         return false;
     uint own = io_output_row(o);
-    if (row <= own || io[15] == 0)
+    if (row <= own || io_n_drafts() == 0)
         return true;
     for (uint i = o + 1; i < io_n_outputs(); i++)
         if (io_output_row(i) == row)
@@ -166,11 +166,11 @@ void main() {
         return;
     uint all_end = min((gl_WorkGroupID.x + 1) * STRETCH, VOCAB), flags = io_output_flags(o);
     begin = gl_WorkGroupID.x * STRETCH;
-    end = clamp(io_output(o, 11), begin, all_end);
+    end = clamp(io_output_n_vocab(o), begin, all_end);
     logits_at = p.logits_first + o * p.logits_stride;
     room_at = p.room_first + o * p.room_stride;
     bool is_changed = (flags & IO_WANTS_TOKEN) != 0 &&
-                      ((flags & IO_HAS_MASK) != 0 || io_output(o, 9) > 0 || has_penalties());
+                      ((flags & IO_HAS_MASK) != 0 || io_output_n_bias(o) > 0 || has_penalties());
     uvec2 key = uvec2(0);
     bool are_finite = true;
     for (uint i = begin + t; i < all_end; i += THREADS) {

@@ -27,18 +27,6 @@ layout(binding = 5) buffer Sums { uint sums[]; };
 shared uvec2 keys[THREADS];
 shared uint n_here, list_from;
 
-#define REDUCE(name, combine)                                                                      \
-    uvec2 name(uvec2 x) {                                                                          \
-        barrier();                                                                                 \
-        keys[t] = x;                                                                               \
-        barrier();                                                                                 \
-        for (uint n = THREADS / 2; n > 0; n /= 2) {                                                \
-            if (t < n)                                                                             \
-                keys[t] = combine(keys[t], keys[t + n]);                                           \
-            barrier();                                                                             \
-        }                                                                                          \
-        return keys[0];                                                                            \
-    }
 REDUCE(largest, max64)
 REDUCE(sum_of, add64)
 
@@ -63,7 +51,7 @@ void main() {
     if (o >= io_n_outputs())
         return;
     find_output();
-    if ((flags & IO_WANTS_TOKEN) == 0 || !(output_float(2) > 0))
+    if ((flags & IO_WANTS_TOKEN) == 0 || !(output_float(IO_TEMPERATURE) > 0))
         return;
     uvec2 key = uvec2(0), sum = uvec2(0);
     for (uint i = t; i < gl_NumWorkGroups.x; i += THREADS)

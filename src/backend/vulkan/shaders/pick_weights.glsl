@@ -21,20 +21,20 @@ float logit_at(uint i) {
 
 // By top-k, top-p or min-p.
 bool is_cut() {
-    return io_output(o, 5) > 0 || output_float(3) < 1 || output_float(4) > 0;
+    return io_output_top_k(o) > 0 || output_float(IO_TOP_P) < 1 || output_float(IO_MIN_P) > 0;
 }
 
 void find_output() {
     t = gl_LocalInvocationIndex;
     flags = io_output_flags(o);
-    n_vocab = io_output(o, 11);
-    is_changed = (flags & IO_HAS_MASK) != 0 || io_output(o, 9) > 0 || output_float(6) != 1 ||
-                 output_float(7) != 0 || output_float(8) != 0;
+    n_vocab = io_output_n_vocab(o);
+    is_changed = (flags & IO_HAS_MASK) != 0 || io_output_n_bias(o) > 0 || output_float(IO_REPEAT_PENALTY) != 1 ||
+                 output_float(IO_PRESENCE_PENALTY) != 0 || output_float(IO_FREQUENCY_PENALTY) != 0;
 }
 
 // False: it is not drawn, but the best, or there is none.
 bool find_scale(uvec2 key) {
-    float temperature = output_float(2), most = logit_of(key);
+    float temperature = output_float(IO_TEMPERATURE), most = logit_of(key);
     if ((flags & IO_WANTS_TOKEN) == 0 || !(temperature > 0) || token_of(key) == IO_NOT_FINITE ||
         is_nan(most))
         return false;
