@@ -45,7 +45,10 @@ static const char environment[] =
     "\nFor diagnosis:\n"
     "SLUICE_CPU              the instruction sets to use: \"avx2\", \"avx2 avx512\", \"none\" ...\n"
     "SLUICE_CUDA_TRACE       1: kernel times stay readable after a CUDA fault\n"
-    "SLUICE_CUDA_CAPABILITY  80: the kernels of older GPUs (compute capability 8.0)\n";
+    "SLUICE_CUDA_CAPABILITY  80: the kernels of older GPUs (compute capability 8.0)\n"
+    "SLUICE_VULKAN_VALIDATE  1: Vulkan with the validation layer\n"
+    "SLUICE_VULKAN_PLAIN     1: Vulkan without optional features\n"
+    "SLUICE_VULKAN_IMPORT    0: Vulkan copies all weights, and uses no mapped file\n";
 
 static void print_version(void) {
     printf("sluice %s\nbackends:", sluice_version());
