@@ -13,6 +13,7 @@
 #include <unistd.h>
 
 #include "base/cpu.h"
+#include "base/memory.h"
 #include "base/pool.h"
 #include "cmd/bias.h"
 #include "cmd/cmd.h"
@@ -533,7 +534,7 @@ static void read_all(void *context, uint64_t begin, uint64_t end) {
 /* GB/s that so many threads read from memory together; the best of some tries. */
 static double measure_bandwidth(int threads) {
     enum { TRIES = 8, GRAIN = 1 << 16, HUGE = 2 << 20 }; /* four megabytes a piece */
-    uint64_t bytes = fit_available() > 4ull << 30 ? 1ull << 30 : 1ull << 28, n = bytes / 64;
+    uint64_t bytes = memory_available() > 4ull << 30 ? 1ull << 30 : 1ull << 28, n = bytes / 64;
     struct err err;
     struct pool *pool = NULL;
     struct sweep s = {.data = aligned_alloc(HUGE, bytes)};

@@ -153,9 +153,7 @@ void tiers_close(struct sluice_engine *e);
 /* ---- fit.c ------------------------------------------------------------------------------------
  */
 
-/* Bytes that may be taken on this machine; UINT64_MAX when that is not to be found out. */
-uint64_t fit_available(void);
-/* The same of the engine's device, or what the options allow. */
+/* Bytes that may be taken on the engine's device, or what the options allow. */
 int fit_limit(const struct sluice_engine *e, const struct sluice_engine_options *options,
               uint64_t *bytes, struct err *err);
 int fit_check(const struct sluice_engine *e, const struct sluice_engine_options *options,

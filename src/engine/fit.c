@@ -2,29 +2,8 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "base/memory.h"
 #include "engine/engine.h"
-
-/* A line "NAME   N kB" of a file of the system; UINT64_MAX when there is none. */
-static uint64_t read_kilobytes(const char *path, const char *name) {
-    uint64_t found = UINT64_MAX;
-    char line[256];
-    FILE *f = fopen(path, "re");
-    while (f && found == UINT64_MAX && fgets(line, sizeof line, f)) {
-        unsigned long long n;
-        if (strncmp(line, name, strlen(name)) == 0 && sscanf(line + strlen(name), "%llu", &n) == 1)
-            found = n;
-    }
-    if (f)
-        fclose(f);
-    return found;
-}
-
-uint64_t fit_available(void) {
-    uint64_t kilobytes = read_kilobytes("/proc/meminfo", "MemAvailable:");
-    uint64_t machine = kilobytes == UINT64_MAX ? UINT64_MAX : kilobytes << 10;
-    uint64_t group = read_kilobytes("/sys/fs/cgroup/memory.max", ""); /* bytes, or "max" */
-    return machine < group ? machine : group;
-}
 
 static bool fits(const struct sluice_engine *e, uint64_t limit) {
     return engine_memory_of(e, &e->predicted).total <= limit;
@@ -84,7 +63,7 @@ static void find_advice(const struct sluice_engine *e, const struct sluice_engin
 
 int fit_limit(const struct sluice_engine *e, const struct sluice_engine_options *o, uint64_t *bytes,
               struct err *err) {
-    *bytes = o->memory_limit ? o->memory_limit : fit_available();
+    *bytes = o->memory_limit ? o->memory_limit : memory_available();
     return !o->memory_limit && e->kind->available ? e->kind->available(e->backend, bytes, err)
                                                   : SLUICE_OK;
 }
@@ -92,7 +71,7 @@ int fit_limit(const struct sluice_engine *e, const struct sluice_engine_options 
 /* The cache in host memory, beside what the engine takes of that. */
 static int check_cache(const struct sluice_engine *e, uint64_t limit, struct err *err) {
     uint64_t taken = engine_memory_of(e, &e->predicted).total;
-    uint64_t left = e->kind->available ? fit_available() : limit > taken ? limit - taken : 0;
+    uint64_t left = e->kind->available ? memory_available() : limit > taken ? limit - taken : 0;
     if (e->setup.host_bytes <= left)
         return SLUICE_OK;
     return err_set(err, SLUICE_ERR_MEMORY,

@@ -5,6 +5,7 @@
 
 #include "backend/vulkan/host/host.h"
 #include "base/cpu.h"
+#include "base/memory.h"
 #include "base/size.h"
 
 /* ---- what a device can do ---------------------------------------------------------------------
@@ -263,18 +264,6 @@ static uint32_t device_heap(const struct backend *b) {
     return best;
 }
 
-static uint64_t host_available(void) {
-    char line[128];
-    unsigned long long kilobytes = 0;
-    FILE *f = fopen("/proc/meminfo", "re");
-    while (f && fgets(line, sizeof line, f))
-        if (sscanf(line, "MemAvailable: %llu", &kilobytes) == 1)
-            break;
-    if (f)
-        fclose(f);
-    return kilobytes * 1024;
-}
-
 /* A driver that runs on the processor has the host's memory, whatever it says. */
 int vulkan_available(struct backend *b, uint64_t *bytes, struct err *err) {
     VkPhysicalDeviceMemoryBudgetPropertiesEXT budget = {
@@ -291,8 +280,8 @@ int vulkan_available(struct backend *b, uint64_t *bytes, struct err *err) {
         *bytes = budget.heapBudget[heap] > budget.heapUsage[heap]
                      ? budget.heapBudget[heap] - budget.heapUsage[heap]
                      : 0;
-    else if (b->is_cpu && host_available())
-        *bytes = host_available();
+    else if (b->is_cpu && memory_available() < UINT64_MAX)
+        *bytes = memory_available();
     return SLUICE_OK;
 }
 
