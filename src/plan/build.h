@@ -47,6 +47,18 @@ int plan_add(struct plan *plan, const struct op *op, struct err *err);
 /* Lays scratch out and closes the plan. */
 int plan_finish(struct plan *plan, struct err *err);
 
+/* ---- looking at plans, for backends -----------------------------------------------------------
+ */
+
+/* What the largest of them needs of a region, and of IO's part that is copied to the device:
+ * everything before the page table changes. */
+uint64_t plans_bytes(struct plan *const *plans, uint32_t n_plans, enum region region);
+uint64_t plans_copied_io(struct plan *const *plans, uint32_t n_plans);
+/* Decode plans: those in which most rows may be outputs. */
+bool plan_wants_burst(const struct plan *plan);
+/* "op 17 (mix in of layer 3)"; op n_ops is the step's end. */
+const char *plan_op_text(const struct plan *plan, uint32_t op, char *text, size_t size);
+
 /* ---- looking at ops, for layout, checks, explain and backends ------------------------------- */
 
 enum { MAX_OPERANDS = 24 };

@@ -261,8 +261,6 @@ int cuda_load_modules(struct backend *b, struct err *err);
 CUfunction cuda_function(const struct backend *b, const char *name);
 /* The kernel of that name among the embedded ones; NULL: none. */
 const struct cuda_kernel *cuda_find_kernel(const char *name);
-/* "op 17 (mix in of layer 3)"; op n_ops is the step's end. */
-const char *cuda_op_text(const struct plan *plan, uint32_t op, char *text, size_t size);
 /* Walks the plans without recording: what they need of work memory and counters. */
 int cuda_count(struct backend *b, struct plan *const *plans, uint32_t n_plans, uint64_t *work,
                uint64_t *counters, struct err *err);

@@ -194,21 +194,6 @@ static int cuda_open(struct backend **out, const struct backend_options *options
 /* ---- memory -----------------------------------------------------------------------------------
  */
 
-static uint64_t max_bytes(struct plan *const *plans, uint32_t n_plans, enum region region) {
-    uint64_t bytes = 0;
-    for (uint32_t i = 0; i < n_plans; i++)
-        bytes = plans[i]->bytes[region] > bytes ? plans[i]->bytes[region] : bytes;
-    return bytes;
-}
-
-/* The part of IO that is copied to the device: everything before the page table changes. */
-static uint64_t copied_io(struct plan *const *plans, uint32_t n_plans) {
-    uint64_t bytes = 0;
-    for (uint32_t i = 0; i < n_plans; i++)
-        bytes = plans[i]->io.changes > bytes ? plans[i]->io.changes : bytes;
-    return bytes;
-}
-
 /* What the plans need of the backend's own memory. */
 struct needs {
     uint64_t work, counters, io_copy;
@@ -222,12 +207,12 @@ static int survey(struct backend *b, struct plan *const *plans, uint32_t n_plans
         status = cuda_count(b, plans, n_plans, &needs->work, &needs->counters, err);
     if (status)
         return status;
-    needs->io_copy = copied_io(plans, n_plans);
+    needs->io_copy = plans_copied_io(plans, n_plans);
     *out = (struct backend_memory){
         .weights = b->weight_bytes,
-        .state = max_bytes(plans, n_plans, REGION_STATE),
-        .scratch = max_bytes(plans, n_plans, REGION_SCRATCH),
-        .io = max_bytes(plans, n_plans, REGION_IO),
+        .state = plans_bytes(plans, n_plans, REGION_STATE),
+        .scratch = plans_bytes(plans, n_plans, REGION_SCRATCH),
+        .io = plans_bytes(plans, n_plans, REGION_IO),
         .workspace = needs->work + needs->counters + needs->io_copy + b->logs.bytes + STAMP_BYTES,
         .driver = b->driver_bytes,
     };

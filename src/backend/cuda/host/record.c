@@ -152,19 +152,8 @@ static int grow_nodes(struct recorder *r) {
     return SLUICE_OK;
 }
 
-const char *cuda_op_text(const struct plan *plan, uint32_t i, char *text, size_t size) {
-    const struct op *op = i < plan->n_ops ? &plan->ops[i] : NULL;
-    if (!op)
-        snprintf(text, size, "the step's end");
-    else if (op->layer < 0)
-        snprintf(text, size, "op %u (%s)", i, op->role);
-    else
-        snprintf(text, size, "op %u (%s of layer %d)", i, op->role, op->layer);
-    return text;
-}
-
 static const char *op_text(const struct recorder *r, char *text, size_t size) {
-    return cuda_op_text(r->plan, r->op, text, size);
+    return plan_op_text(r->plan, r->op, text, size);
 }
 
 /* More than 48 KB of dynamic shared memory must be asked for; a kernel that is launched several
@@ -349,13 +338,6 @@ static int capture(struct backend *b, struct cuda_recording *into, CUgraphExec *
     return status;
 }
 
-/* Decode plans: those in which most rows may be outputs. */
-static bool wants_burst(const struct plan *plan) {
-    enum { MOST_ROWS = 32 };
-    return 2 * plan->max_outputs > plan->max_rows && plan->max_rows <= MOST_ROWS && !plan->n_taps &&
-           plan->n_ops > 0 && plan->ops[plan->n_ops - 1].kind == OP_PICK;
-}
-
 /* The burst's node list is only needed until it is captured. */
 static int record_burst(struct backend *b, struct cuda_recording *into, struct err *err) {
     struct cuda_recording burst = {.plan = into->plan};
@@ -411,7 +393,7 @@ static int record_plan(struct backend *b, const struct plan *plan, struct cuda_r
         status = capture(b, into, &into->graph, err);
     if (!status && wants_decode(into))
         status = record_decode_steps(b, into, err);
-    if (!status && wants_burst(plan) && IO_BURST * into->n_nodes < MAX_STAMPS)
+    if (!status && plan_wants_burst(plan) && IO_BURST * into->n_nodes < MAX_STAMPS)
         status = record_burst(b, into, err);
     return status;
 }

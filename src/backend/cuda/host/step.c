@@ -107,7 +107,7 @@ static int step_failed(struct backend *b, CUresult state, struct err *err) {
     for (uint32_t i = 0; b->trace && i < r->n_nodes; i++)
         last = b->trace[i] >= b->trace[last] ? i : last;
     if (b->trace)
-        err_prefix(err, "%s", cuda_op_text(r->plan, r->nodes[last].op, text, sizeof text));
+        err_prefix(err, "%s", plan_op_text(r->plan, r->nodes[last].op, text, sizeof text));
     return status;
 }
 

@@ -206,7 +206,6 @@ int vulkan_count(struct backend *b, struct plan *const *plans, uint32_t n_plans,
 int vulkan_record(struct backend *b, struct plan *const *plans, uint32_t n_plans, struct err *err);
 void vulkan_encode(const struct backend *b, VkCommandBuffer commands,
                    const struct vulkan_node *nodes, uint32_t n, uint32_t *n_barriers);
-const char *vulkan_op_text(const struct plan *plan, uint32_t op, char *text, size_t size);
 
 /* step.c, state.c and limits.c: as backend.h has them. */
 int vulkan_submit(struct backend *b, uint32_t plan, struct err *err);

@@ -510,21 +510,6 @@ static int vulkan_open(struct backend **out, const struct backend_options *optio
 /* ---- memory -----------------------------------------------------------------------------------
  */
 
-static uint64_t max_bytes(struct plan *const *plans, uint32_t n_plans, enum region region) {
-    uint64_t bytes = 0;
-    for (uint32_t i = 0; i < n_plans; i++)
-        bytes = plans[i]->bytes[region] > bytes ? plans[i]->bytes[region] : bytes;
-    return bytes;
-}
-
-/* The part of IO that is copied to the device: everything before the page table changes. */
-static uint64_t copied_io(struct plan *const *plans, uint32_t n_plans) {
-    uint64_t bytes = 0;
-    for (uint32_t i = 0; i < n_plans; i++)
-        bytes = plans[i]->io.changes > bytes ? plans[i]->io.changes : bytes;
-    return bytes;
-}
-
 /* As make_region has them. */
 static uint64_t whole(uint64_t bytes) {
     return size_aligned(bytes, 256);
@@ -544,11 +529,11 @@ static int survey(struct backend *b, struct plan *const *plans, uint32_t n_plans
         status = vulkan_count(b, plans, n_plans, err);
     *out = (struct backend_memory){
         .weights = placed_bytes(b),
-        .state = whole(max_bytes(plans, n_plans, REGION_STATE)),
-        .scratch = whole(max_bytes(plans, n_plans, REGION_SCRATCH)),
-        .io = whole(max_bytes(plans, n_plans, REGION_IO)),
+        .state = whole(plans_bytes(plans, n_plans, REGION_STATE)),
+        .scratch = whole(plans_bytes(plans, n_plans, REGION_SCRATCH)),
+        .io = whole(plans_bytes(plans, n_plans, REGION_IO)),
         .workspace = whole(b->work_bytes) + whole(b->table_bytes) +
-                     whole(copied_io(plans, n_plans)) + 2ull * STAGING_BYTES,
+                     whole(plans_copied_io(plans, n_plans)) + 2ull * STAGING_BYTES,
         .imported = vulkan_importable(b),
     };
     return status;
@@ -632,8 +617,8 @@ static int vulkan_load(struct backend *b, struct backend_weights weights, struct
         (status = make_region(b, VULKAN_SCRATCH, m.scratch, "scratch", err)) ||
         (status = make_region(b, VULKAN_WORK, b->work_bytes, "workspace", err)) ||
         (status = make_region(b, VULKAN_TABLES, b->table_bytes, "tables", err)) ||
-        (status =
-             make_region(b, VULKAN_IO_COPY, copied_io(plans, n_plans), "the copy of IO", err)) ||
+        (status = make_region(b, VULKAN_IO_COPY, plans_copied_io(plans, n_plans), "the copy of IO",
+                              err)) ||
         (status = make_region(b, VULKAN_IO, m.io, "IO", err)) ||
         (status = vulkan_upload(b, weights, progress, user, err)) ||
         (status = vulkan_fill_tables(b, weights, err)))

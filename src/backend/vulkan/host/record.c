@@ -128,15 +128,6 @@ struct vulkan_bind vulkan_grids(struct vulkan_recorder *r) {
                                 .bytes = VULKAN_GRID_ENTRIES * sizeof(uint16_t)};
 }
 
-const char *vulkan_op_text(const struct plan *plan, uint32_t i, char *text, size_t size) {
-    const struct op *op = &plan->ops[i];
-    if (op->layer < 0)
-        snprintf(text, size, "op %u (%s)", i, op->role);
-    else
-        snprintf(text, size, "op %u (%s of layer %d)", i, op->role, op->layer);
-    return text;
-}
-
 /* ---- dispatches -------------------------------------------------------------------------------
  */
 
@@ -158,7 +149,7 @@ static int check_dispatch(struct vulkan_recorder *r, const struct vulkan_dispatc
     CHECK(d->n_binds > 0 && d->n_binds <= VULKAN_MAX_BINDS && d->n_constants > 0 &&
           d->n_constants <= VULKAN_MAX_CONSTANTS && d->groups[0] && d->groups[1] && d->groups[2] &&
           d->push_bytes <= VULKAN_PUSH_WORDS * sizeof(uint32_t) && d->push_bytes % 4 == 0);
-    vulkan_op_text(r->plan, r->op, text, sizeof text);
+    plan_op_text(r->plan, r->op, text, sizeof text);
     for (int i = 0; i < 3; i++)
         if (d->groups[i] > r->b->max_groups[i])
             return err_set(r->err, SLUICE_ERR_UNSUPPORTED,
@@ -199,7 +190,7 @@ int vulkan_add(struct vulkan_recorder *r, const struct vulkan_dispatch *d) {
         return status;
     status = vulkan_find_pipeline(r->b, d, r->is_counting ? NULL : &node.pipeline, r->err);
     if (status)
-        return err_prefix(r->err, "%s", vulkan_op_text(r->plan, r->op, text, sizeof text));
+        return err_prefix(r->err, "%s", plan_op_text(r->plan, r->op, text, sizeof text));
     if (r->is_counting)
         return SLUICE_OK;
     const struct vulkan_io_at at = io_at(r->plan);
@@ -315,13 +306,6 @@ int vulkan_count(struct backend *b, struct plan *const *plans, uint32_t n_plans,
     return SLUICE_OK;
 }
 
-/* Decode plans: those in which most rows may be outputs. */
-static bool wants_burst(const struct plan *plan) {
-    enum { MOST_ROWS = 32 };
-    return 2 * plan->max_outputs > plan->max_rows && plan->max_rows <= MOST_ROWS && !plan->n_taps &&
-           plan->n_ops > 0 && plan->ops[plan->n_ops - 1].kind == OP_PICK;
-}
-
 /* Lists so many steps of a plan. */
 static int list_steps(struct backend *b, struct vulkan_recording *into, uint32_t n,
                       struct err *err) {
@@ -357,7 +341,7 @@ int vulkan_record(struct backend *b, struct plan *const *plans, uint32_t n_plans
         status = vulkan_make_pipelines(b, err);
     for (uint32_t i = 0; !status && i < n_plans; i++) {
         status = make_commands(b, &b->recordings[i], &b->recordings[i].step, err);
-        if (!status && wants_burst(plans[i]))
+        if (!status && plan_wants_burst(plans[i]))
             status = record_burst(b, &b->recordings[i], err);
     }
     log_line(LOG_DEBUG, "vulkan: %u plans recorded in %.3f s: %u pipelines, %u sets", n_plans,

@@ -1,0 +1,35 @@
+/* plans.c - what every backend with a device asks of plans. */
+#include <stdio.h>
+
+#include "plan/build.h"
+
+uint64_t plans_bytes(struct plan *const *plans, uint32_t n_plans, enum region region) {
+    uint64_t bytes = 0;
+    for (uint32_t i = 0; i < n_plans; i++)
+        bytes = plans[i]->bytes[region] > bytes ? plans[i]->bytes[region] : bytes;
+    return bytes;
+}
+
+uint64_t plans_copied_io(struct plan *const *plans, uint32_t n_plans) {
+    uint64_t bytes = 0;
+    for (uint32_t i = 0; i < n_plans; i++)
+        bytes = plans[i]->io.changes > bytes ? plans[i]->io.changes : bytes;
+    return bytes;
+}
+
+bool plan_wants_burst(const struct plan *plan) {
+    enum { MOST_ROWS = 32 };
+    return 2 * plan->max_outputs > plan->max_rows && plan->max_rows <= MOST_ROWS && !plan->n_taps &&
+           plan->n_ops > 0 && plan->ops[plan->n_ops - 1].kind == OP_PICK;
+}
+
+const char *plan_op_text(const struct plan *plan, uint32_t i, char *text, size_t size) {
+    const struct op *op = i < plan->n_ops ? &plan->ops[i] : NULL;
+    if (!op)
+        snprintf(text, size, "the step's end");
+    else if (op->layer < 0)
+        snprintf(text, size, "op %u (%s)", i, op->role);
+    else
+        snprintf(text, size, "op %u (%s of layer %d)", i, op->role, op->layer);
+    return text;
+}
