@@ -18,43 +18,16 @@ TEST(cuda_project_types) {
 }
 
 TEST(cuda_project_shapes) {
-    struct rig r = {.random = 77};
-    for (uint64_t i = 0; i < 60; i++) {
-        static const uint32_t widths[] = {32, 64, 96, 160, 256, 288, 512, 576, 1024, 1536, 4096};
-        struct project_case c = {.k = widths[rig_below(&r, 11)],
-                                 .rows = 1 + rig_below(&r, 33),
-                                 .n_segments = 1 + rig_below(&r, 3),
-                                 .has_bias = rig_below(&r, 2),
-                                 .is_lm_head = rig_below(&r, 4) == 0};
-        c.prologue = (enum prologue)rig_below(&r, 4);
-        c.epilogue = (enum epilogue)rig_below(&r, 3);
-        c.head_width = c.k % 64 ? 32 : 64;
-        c.f32_last = rig_below(&r, 3) == 0;
-        if (c.epilogue == EPILOGUE_SWIGLU)
-            c.n_segments = 2, c.f32_last = false;
-        if (c.epilogue == EPILOGUE_ADD)
-            c.n_segments = 1;
-        for (uint32_t s = 0; s < c.n_segments; s++) {
-            enum dtype t = format_types[rig_below(&r, FORMAT_TYPES)];
-            c.types[s] = c.k % dtype_info(t)->block_values ? DT_Q8_0 : t;
-            c.n[s] = c.epilogue == EPILOGUE_SWIGLU && s ? c.n[0] : 1 + rig_below(&r, 300);
-        }
-        check_project(&c, 1000 + i);
-    }
+    check_project_shapes(&(struct project_shapes){.n = 60,
+                                                  .widths = 11,
+                                                  .rows = 33,
+                                                  .results = 300,
+                                                  .types = format_types,
+                                                  .n_types = FORMAT_TYPES});
 }
 
-/* Widths without whole groups of 32, f32 throughout. */
 TEST(cuda_project_odd_widths) {
-    static const uint32_t widths[] = {1, 7, 33, 100, 257};
-    for (size_t i = 0; i < 5; i++) {
-        struct project_case c = {.k = widths[i],
-                                 .rows = 3,
-                                 .n_segments = 1,
-                                 .n = {19},
-                                 .types = {i % 2 ? DT_F16 : DT_F32},
-                                 .prologue = PROLOGUE_NORM};
-        check_project(&c, 2000 + i);
-    }
+    check_project_odd_widths();
 }
 
 /* Products of one plan may share a kernel, that of all their types; one of them may have only some,
@@ -137,10 +110,7 @@ TEST(cuda_project_rows_are_independent) {
             if (is_open)
                 rig_step(&many, RIG_DEVICE, &(struct run){0, 0, c.rows}, 1, 5);
             for (uint32_t row = 0; is_open && row < c.rows; row++) {
-                rig_step(&one, RIG_DEVICE, &(struct run){0, row, 1}, 1, 5);
-                if (memcmp(rig_output(&one, RIG_DEVICE, 0, 0),
-                           rig_output(&many, RIG_DEVICE, 0, row),
-                           one.options.tap_width * sizeof(float)) != 0)
+                if (differs_alone(&one, &many, (struct run){0, row, 1}, row, 5))
                     test_fail(__FILE__, __LINE__, "%s, row %u of %u has other bits alone",
                               dtype_name(types[t]), row, c.rows);
             }
@@ -361,10 +331,7 @@ TEST(cuda_delta_logs) {
             for (uint32_t k = 0; k < n; k++)
                 for (uint32_t j = 0; j < runs[k].n_rows; j++, row++) {
                     struct run own = {runs[k].slot, runs[k].first_position + j, 1};
-                    rig_step(&one, RIG_DEVICE, &own, 1, 9);
-                    if (memcmp(rig_output(&one, RIG_DEVICE, 0, 0),
-                               rig_output(&many, RIG_DEVICE, 0, row),
-                               one.options.tap_width * sizeof(float)) != 0)
+                    if (differs_alone(&one, &many, own, row, 9))
                         test_fail(__FILE__, __LINE__, "case %zu, step %u: row %u has other bits", i,
                                   step, row);
                 }

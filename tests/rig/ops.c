@@ -73,6 +73,52 @@ void check_project(const struct project_case *c, uint64_t seed) {
     rig_end(&r);
 }
 
+bool differs_alone(struct rig *one, struct rig *many, struct run own, uint32_t row,
+                   uint64_t token_seed) {
+    rig_step(one, RIG_DEVICE, &own, 1, token_seed);
+    return memcmp(rig_output(one, RIG_DEVICE, 0, 0), rig_output(many, RIG_DEVICE, 0, row),
+                  one->options.tap_width * sizeof(float)) != 0;
+}
+
+void check_project_shapes(const struct project_shapes *all) {
+    static const uint32_t widths[] = {32, 64, 96, 160, 256, 288, 512, 576, 1024, 1536, 4096};
+    struct rig r = {.random = 77};
+    for (uint64_t i = 0; i < all->n; i++) {
+        struct project_case c = {.k = widths[rig_below(&r, all->widths)],
+                                 .rows = 1 + rig_below(&r, all->rows),
+                                 .n_segments = 1 + rig_below(&r, 3),
+                                 .has_bias = rig_below(&r, 2),
+                                 .is_lm_head = rig_below(&r, 4) == 0};
+        c.prologue = (enum prologue)rig_below(&r, 4);
+        c.epilogue = (enum epilogue)rig_below(&r, 3);
+        c.head_width = c.k % 64 ? 32 : 64;
+        c.f32_last = rig_below(&r, 3) == 0;
+        if (c.epilogue == EPILOGUE_SWIGLU)
+            c.n_segments = 2, c.f32_last = false;
+        if (c.epilogue == EPILOGUE_ADD)
+            c.n_segments = 1;
+        for (uint32_t s = 0; s < c.n_segments; s++) {
+            enum dtype t = all->types[rig_below(&r, all->n_types)];
+            c.types[s] = c.k % dtype_info(t)->block_values ? DT_Q8_0 : t;
+            c.n[s] = c.epilogue == EPILOGUE_SWIGLU && s ? c.n[0] : 1 + rig_below(&r, all->results);
+        }
+        check_project(&c, 1000 + i);
+    }
+}
+
+void check_project_odd_widths(void) {
+    static const uint32_t widths[] = {1, 7, 33, 100, 257};
+    for (size_t i = 0; i < 5; i++) {
+        struct project_case c = {.k = widths[i],
+                                 .rows = 3,
+                                 .n_segments = 1,
+                                 .n = {19},
+                                 .types = {i % 2 ? DT_F16 : DT_F32},
+                                 .prologue = PROLOGUE_NORM};
+        check_project(&c, 2000 + i);
+    }
+}
+
 /* A product of many rows: some of them, alone, have the same bits. */
 void check_some_rows(const struct project_case *wide, uint64_t seed, uint32_t n_rows) {
     struct project_case c = *wide;
@@ -233,16 +279,13 @@ void check_delta_rows(const struct delta_case *c, uint64_t seed) {
         }
         rig_step(&many, RIG_DEVICE, runs, n, 9);
         for (uint32_t k = 0; k < n; k++)
-            for (uint32_t i = 0; i < runs[k].n_rows; i++, row++) {
-                rig_step(&one, RIG_DEVICE,
-                         &(struct run){runs[k].slot, runs[k].first_position + i, 1}, 1, 9);
-                if (memcmp(rig_output(&one, RIG_DEVICE, 0, 0),
-                           rig_output(&many, RIG_DEVICE, 0, row),
-                           one.options.tap_width * sizeof(float)) != 0)
+            for (uint32_t i = 0; i < runs[k].n_rows; i++, row++)
+                if (differs_alone(&one, &many,
+                                  (struct run){runs[k].slot, runs[k].first_position + i, 1}, row,
+                                  9))
                     test_fail(__FILE__, __LINE__,
                               "%u value heads, step %u: row %u of %u has other bits alone",
                               c->value_heads, step, row, c->rows);
-            }
     }
     if (is_open && one.plan->bytes[REGION_STATE] == many.plan->bytes[REGION_STATE]) {
         void *a = read_state(&one), *b = read_state(&many);
@@ -450,17 +493,14 @@ void check_attend_rows(const struct attend_case *c, uint64_t seed) {
         uint32_t row = 0, differing = 0;
         rig_step(&many, RIG_DEVICE, runs, n, 9);
         for (uint32_t k = 0; k < n; k++)
-            for (uint32_t i = 0; i < runs[k].n_rows; i++, row++) {
-                rig_step(&one, RIG_DEVICE,
-                         &(struct run){runs[k].slot, runs[k].first_position + i, 1}, 1, 9);
-                if (memcmp(rig_output(&one, RIG_DEVICE, 0, 0),
-                           rig_output(&many, RIG_DEVICE, 0, row),
-                           one.options.tap_width * sizeof(float)) != 0 &&
+            for (uint32_t i = 0; i < runs[k].n_rows; i++, row++)
+                if (differs_alone(&one, &many,
+                                  (struct run){runs[k].slot, runs[k].first_position + i, 1}, row,
+                                  9) &&
                     differing++ == 0)
                     test_fail(__FILE__, __LINE__,
                               "%u heads of %u, steps of %u rows: position %u has other bits alone",
                               c->heads, c->width, c->rows, runs[k].first_position + i);
-            }
         is_open = differing == 0;
     }
     rig_end(&one);
@@ -517,17 +557,15 @@ void check_attend_far(const struct attend_case *alone, uint32_t rows, uint32_t e
         rig_step(&many, RIG_DEVICE, &(struct run){1, first, n}, 1, 9);
     for (uint32_t row = 0; is_open && row < n; row++) {
         struct run run = {1, first + row, 1};
-        rig_step(&one, RIG_DEVICE, &run, 1, 9);
-        const float *bits = rig_output(&one, RIG_DEVICE, 0, 0);
-        if (memcmp(bits, rig_output(&many, RIG_DEVICE, 0, row),
-                   one.options.tap_width * sizeof(float)) != 0)
+        if (differs_alone(&one, &many, run, row, 9))
             test_fail(__FILE__, __LINE__,
                       "heads of %u over %s: position %u of a plan of %u rows has other bits alone",
                       c.width, dtype_name(c.kv), first + row, c.rows);
         if (!has_cpu) /* it takes its time */
             continue;
         rig_step(&one, RIG_CPU, &run, 1, 9);
-        double d = rig_distance(rig_output(&one, RIG_CPU, 0, 0), bits, one.options.tap_width);
+        double d = rig_distance(rig_output(&one, RIG_CPU, 0, 0), rig_output(&one, RIG_DEVICE, 0, 0),
+                                one.options.tap_width);
         if (!(d < (c.kv == DT_F16 ? 3e-3 : 2e-2)))
             test_fail(__FILE__, __LINE__, "heads of %u over %s, position %u: off by %.2e", c.width,
                       dtype_name(c.kv), first + row, d);
@@ -553,10 +591,7 @@ void check_attend_many(const struct attend_case *c, uint32_t slots, uint64_t see
         }
         rig_step(&many, RIG_DEVICE, runs, n, 9);
         for (uint32_t k = 0; k < n; k++) {
-            rig_step(&one, RIG_DEVICE, &runs[k], 1, 9);
-            if (memcmp(rig_output(&one, RIG_DEVICE, 0, 0), rig_output(&many, RIG_DEVICE, 0, k),
-                       one.options.tap_width * sizeof(float)) != 0 &&
-                differing++ == 0)
+            if (differs_alone(&one, &many, runs[k], k, 9) && differing++ == 0)
                 test_fail(__FILE__, __LINE__,
                           "heads of %u, %u sequences: row %u, position %u has other bits alone",
                           c->width, n, k, runs[k].first_position);

@@ -50,6 +50,18 @@ struct experts_case {
 
 void build_project(struct rig *r, const struct project_case *c, uint64_t seed);
 void check_project(const struct project_case *c, uint64_t seed);
+/* Random products: so many, of the first so many widths, with up to so many rows and results. */
+struct project_shapes {
+    uint32_t n, widths, rows, results;
+    const enum dtype *types;
+    uint32_t n_types;
+};
+void check_project_shapes(const struct project_shapes *all);
+/* Widths without whole groups of 32, f32 throughout. */
+void check_project_odd_widths(void);
+/* Whether row `row` of the last step of `many` has other bits in a step of its own. */
+bool differs_alone(struct rig *one, struct rig *many, struct run own, uint32_t row,
+                   uint64_t token_seed);
 /* A product of many rows: some of them, alone, have the same bits. */
 void check_some_rows(const struct project_case *wide, uint64_t seed, uint32_t n_rows);
 void build_delta(struct rig *r, const struct delta_case *c, uint32_t slots, uint64_t seed);

@@ -18,44 +18,17 @@ TEST(vulkan_project_types) {
 
 TEST(vulkan_project_shapes) {
     static const enum dtype some[] = {DT_Q4_K, DT_Q8_0, DT_F16};
-    struct rig r = {.random = 77};
-    for (uint64_t i = 0; i < (rig_is_slow() ? 8 : 60); i++) {
-        static const uint32_t widths[] = {32, 64, 96, 160, 256, 288, 512, 576, 1024, 1536};
-        struct project_case c = {.k = widths[rig_below(&r, 10)],
-                                 .rows = 1 + rig_below(&r, rig_is_slow() ? 4 : 33),
-                                 .n_segments = 1 + rig_below(&r, 3),
-                                 .has_bias = rig_below(&r, 2),
-                                 .is_lm_head = rig_below(&r, 4) == 0};
-        c.prologue = (enum prologue)rig_below(&r, 4);
-        c.epilogue = (enum epilogue)rig_below(&r, 3);
-        c.head_width = c.k % 64 ? 32 : 64;
-        c.f32_last = rig_below(&r, 3) == 0;
-        if (c.epilogue == EPILOGUE_SWIGLU)
-            c.n_segments = 2, c.f32_last = false;
-        if (c.epilogue == EPILOGUE_ADD)
-            c.n_segments = 1;
-        for (uint32_t s = 0; s < c.n_segments; s++) {
-            enum dtype t =
-                rig_is_slow() ? some[rig_below(&r, 3)] : format_types[rig_below(&r, FORMAT_TYPES)];
-            c.types[s] = c.k % dtype_info(t)->block_values ? DT_Q8_0 : t;
-            c.n[s] = c.epilogue == EPILOGUE_SWIGLU && s ? c.n[0] : 1 + rig_below(&r, 100);
-        }
-        check_project(&c, 1000 + i);
-    }
+    bool is_slow = rig_is_slow();
+    check_project_shapes(&(struct project_shapes){.n = is_slow ? 8 : 60,
+                                                  .widths = 10,
+                                                  .rows = is_slow ? 4 : 33,
+                                                  .results = 100,
+                                                  .types = is_slow ? some : format_types,
+                                                  .n_types = is_slow ? 3 : FORMAT_TYPES});
 }
 
-/* Widths without whole groups of 32, f32 throughout. */
 TEST(vulkan_project_odd_widths) {
-    static const uint32_t widths[] = {1, 7, 33, 100, 257};
-    for (size_t i = 0; i < 5; i++) {
-        struct project_case c = {.k = widths[i],
-                                 .rows = 3,
-                                 .n_segments = 1,
-                                 .n = {19},
-                                 .types = {i % 2 ? DT_F16 : DT_F32},
-                                 .prologue = PROLOGUE_NORM};
-        check_project(&c, 2000 + i);
-    }
+    check_project_odd_widths();
 }
 
 TEST(vulkan_project_exact) {
