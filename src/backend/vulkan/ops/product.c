@@ -130,7 +130,7 @@ bool vulkan_can_fuse(const struct vulkan_recorder *r, const struct vulkan_prolog
            (p->prologue != PROLOGUE_GATED_NORM || p->in.dims[0] / p->head_width <= FUSED_HEADS);
 }
 
-/* As in project.comp. */
+/* As in units.glsl. */
 static bool has_integers(const struct vulkan_product *p) {
     uint32_t type = p->weight->type;
     return p->act_group == 128 && (type == DT_Q4_K || type == DT_Q5_K || type == DT_Q6_K);

@@ -1,6 +1,6 @@
 /* product.h - products of weight rows and activation rows: what PROJECT, ROUTE, EXPERTS_IN and
- * EXPERTS_OUT are made of. Two dispatches: quantize.comp prepares the activations, project.comp or
- * project_plain.comp multiplies. */
+ * EXPERTS_OUT are made of. Two dispatches: quantize.comp prepares the activations, project.comp,
+ * project_tile.comp or project_plain.comp multiplies. */
 #ifndef BACKEND_VULKAN_OPS_PRODUCT_H
 #define BACKEND_VULKAN_OPS_PRODUCT_H
 

@@ -1,5 +1,5 @@
-// product.glsl - products of weight rows and activation rows: the frame of project.comp and
-// project_plain.comp.
+// product.glsl - products of weight rows and activation rows: the frame of project.comp,
+// project_tile.comp and project_plain.comp.
 //
 //   out[r][n] = epilogue(sum over k of w[n][k] x[r][k])
 //
