@@ -1,6 +1,9 @@
 /* test_vulkan_host.c - the Vulkan backend's host side without a device: which dispatches need a
- * barrier between them. */
+ * barrier between them, and the cache of pipelines on disk. */
 #ifdef SLUICE_VULKAN
+#include <unistd.h>
+
+#include "backend/vulkan/host/cache.h"
 #include "backend/vulkan/host/hazards.h"
 #include "test.h"
 
@@ -86,6 +89,94 @@ TEST(vulkan_hazards_of_many) {
     }
     struct vulkan_bind last = bytes_of(VULKAN_IO, R, 0, 4);
     EXPECT(hazards_need_barrier(&h, &last, 1));
+}
+
+static struct cache_key some_key(void) {
+    struct cache_key key = {.vendor_id = 1, .device_id = 2, .driver_version = 3};
+    memset(key.device, 7, sizeof key.device);
+    return key;
+}
+
+/* The file's bytes with one changed, or some cut off the end. */
+static void spoil(const char *path, size_t at, size_t cut) {
+    size_t n = 0;
+    char *bytes = test_read_file(path, &n);
+    FILE *f = fopen(path, "wb");
+    bytes[at] ^= 1;
+    EXPECT(f && fwrite(bytes, 1, n - cut, f) == n - cut);
+    fclose(f);
+    free(bytes);
+}
+
+TEST(vulkan_cache_of_pipelines_is_kept) {
+    struct cache_key key = some_key(), newer = some_key(), other = some_key();
+    const char *path = test_temporary("pipelines");
+    char bytes[1000];
+    size_t n = 1;
+    for (size_t i = 0; i < sizeof bytes; i++)
+        bytes[i] = (char)(i * 7);
+    newer.driver_version++;
+    other.pipelines[15] = 1;
+    EXPECT(!cache_read(path, &key, &n) && n == 0);
+    EXPECT(cache_write(path, &key, bytes, sizeof bytes));
+    char *found = cache_read(path, &key, &n);
+    EXPECT(found && n == sizeof bytes && memcmp(found, bytes, n) == 0);
+    free(found);
+    EXPECT(!cache_read(path, &newer, &n));
+    EXPECT(!cache_read(path, &other, &n));
+    EXPECT(cache_write(path, &newer, bytes, 10)); /* replaces it */
+    EXPECT(!cache_read(path, &key, &n));
+    EXPECT(!cache_write(path, &key, bytes, 0));
+    unlink(path);
+}
+
+TEST(vulkan_cache_of_pipelines_that_is_spoilt_is_ignored) {
+    struct cache_key key = some_key();
+    const char *path = test_temporary("pipelines");
+    char bytes[100] = "compiled";
+    size_t n = 0;
+    const size_t spoilt[] = {0, 9, 72, 80, 88, 187};
+    for (size_t i = 0; i < sizeof spoilt / sizeof *spoilt; i++) {
+        unlink(path);
+        EXPECT(cache_write(path, &key, bytes, sizeof bytes));
+        spoil(path, spoilt[i], 0);
+        EXPECT(!cache_read(path, &key, &n));
+        spoil(path, spoilt[i], 0); /* as it was */
+        char *found = cache_read(path, &key, &n);
+        EXPECT(found);
+        free(found);
+        spoil(path, 0, 100 - i);
+        EXPECT(!cache_read(path, &key, &n));
+    }
+    FILE *f = fopen(path, "wb"); /* somebody else's file stays */
+    fputs("notes of a user, which are no cache", f);
+    fclose(f);
+    EXPECT(!cache_read(path, &key, &n) && !cache_write(path, &key, bytes, sizeof bytes));
+    unlink(path);
+}
+
+TEST(vulkan_cache_of_pipelines_has_a_folder) {
+    struct cache_key key = some_key();
+    const char *folder = test_temporary("caches");
+    char deep[600];
+    size_t n;
+    snprintf(deep, sizeof deep, "%s/of/mine", folder);
+    setenv("SLUICE_VULKAN_CACHE", "", 1);
+    EXPECT(!cache_path(&key));
+    setenv("SLUICE_VULKAN_CACHE", deep, 1);
+    char *path = cache_path(&key);
+    EXPECT(path && strncmp(path, deep, strlen(deep)) == 0);
+    EXPECT(path && cache_write(path, &key, "x", 1));
+    char *found = cache_read(path, &key, &n);
+    EXPECT(found && *found == 'x');
+    free(found);
+    unlink(path);
+    rmdir(deep);
+    deep[strlen(folder) + 3] = 0;
+    rmdir(deep);
+    EXPECT(rmdir(folder) == 0);
+    free(path);
+    unsetenv("SLUICE_VULKAN_CACHE");
 }
 #else
 typedef int nothing; /* without Vulkan there is nothing to test */

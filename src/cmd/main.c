@@ -41,6 +41,7 @@ static const char environment[] =
     "LISTEN_FDS, LISTEN_PID  set by systemd: how many sockets it passes to serve, and to which "
     "process\n"
     "NO_COLOR                if not empty: no colour on terminals\n"
+    "SLUICE_VULKAN_CACHE     the folder of compiled Vulkan pipelines; empty: none are kept\n"
     "SLUICE_NO_MMAP          if set: files are read into memory instead of mapped\n"
     "\nFor diagnosis:\n"
     "SLUICE_CPU              the instruction sets to use: \"avx2\", \"avx2 avx512\", \"none\" ...\n"

@@ -26,6 +26,7 @@ __attribute__((constructor)) static void start(void) {
     struct backend_options how = {0};
     struct err ignored;
     log_set(print_line, NULL);
+    setenv("SLUICE_VULKAN_CACHE", "", 0); /* what a test compiles is of this program */
     backend_vulkan.open(&kept, &how, &ignored);
 }
 

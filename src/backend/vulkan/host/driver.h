@@ -35,6 +35,7 @@
     VULKAN(destroy_shader, vkDestroyShaderModule)                                                  \
     VULKAN(create_cache, vkCreatePipelineCache)                                                    \
     VULKAN(destroy_cache, vkDestroyPipelineCache)                                                  \
+    VULKAN(cache_data, vkGetPipelineCacheData)                                                     \
     VULKAN(create_pipelines, vkCreateComputePipelines)                                             \
     VULKAN(destroy_pipeline, vkDestroyPipeline)                                                    \
     VULKAN(create_pipeline_layout, vkCreatePipelineLayout)                                         \

@@ -4,6 +4,7 @@
 
 #include <pthread.h>
 
+#include "backend/vulkan/host/cache.h"
 #include "backend/vulkan/host/shaders.h"
 #include "backend/vulkan/host/vulkan.h"
 #include "plan/io.h"
@@ -97,6 +98,9 @@ struct vulkan_device {
     pthread_mutex_t submitting; /* to its queues */
     pthread_mutex_t making;     /* what is below */
     VkPipelineCache cache;
+    struct cache_key cache_key;
+    char *cache_path;        /* NULL: it is not kept */
+    size_t cache_bytes;      /* of that file's */
     VkShaderModule *modules; /* one a row of vulkan_shaders, made when first used */
     VkDescriptorSetLayout set_layouts[VULKAN_MAX_BINDS + 1];
     VkPipelineLayout layouts[VULKAN_MAX_BINDS + 1];

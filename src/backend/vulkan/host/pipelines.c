@@ -1,5 +1,6 @@
 /* pipelines.c - pipelines by shader and constants, descriptor sets by what they bind. Each is made
  * once and lives as long as the backend. */
+#include <assert.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -42,9 +43,57 @@ static VkResult make_layouts(struct vulkan_device *d, uint32_t n) {
                : result;
 }
 
+/* ---- the driver's cache -----------------------------------------------------------------------
+ */
+
+static void find_cache(struct vulkan_device *d) {
+    VkPhysicalDeviceIDProperties id = {.sType = VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_ID_PROPERTIES};
+    VkPhysicalDeviceProperties2 p = {.sType = VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_PROPERTIES_2,
+                                     .pNext = &id};
+    vk.device_properties(d->physical, &p);
+    struct cache_key *key = &d->cache_key;
+    *key = (struct cache_key){.vendor_id = p.properties.vendorID,
+                              .device_id = p.properties.deviceID,
+                              .driver_version = p.properties.driverVersion};
+    static_assert(sizeof key->device == VK_UUID_SIZE, "a UUID");
+    memcpy(key->device, id.deviceUUID, VK_UUID_SIZE);
+    memcpy(key->driver, id.driverUUID, VK_UUID_SIZE);
+    memcpy(key->pipelines, p.properties.pipelineCacheUUID, VK_UUID_SIZE);
+    d->cache_path = cache_path(key);
+}
+
+/* With what an earlier process left; a driver that does not want that gets an empty one. */
+static VkResult open_cache(struct vulkan_device *d) {
+    VkPipelineCacheCreateInfo info = {.sType = VK_STRUCTURE_TYPE_PIPELINE_CACHE_CREATE_INFO};
+    find_cache(d);
+    void *kept =
+        d->cache_path ? cache_read(d->cache_path, &d->cache_key, &info.initialDataSize) : NULL;
+    info.pInitialData = kept;
+    VkResult result = vk.create_cache(d->device, &info, NULL, &d->cache);
+    d->cache_bytes = info.initialDataSize;
+    free(kept);
+    if (result == VK_SUCCESS || !kept)
+        return result;
+    info = (VkPipelineCacheCreateInfo){.sType = info.sType};
+    d->cache_bytes = 0;
+    return vk.create_cache(d->device, &info, NULL, &d->cache);
+}
+
+/* After pipelines were made. The same number of bytes is taken for the same. */
+static void keep_cache(struct vulkan_device *d) {
+    size_t n = 0;
+    if (!d->cache_path || vk.cache_data(d->device, d->cache, &n, NULL) != VK_SUCCESS ||
+        n <= sizeof(VkPipelineCacheHeaderVersionOne) || n == d->cache_bytes)
+        return;
+    void *bytes = malloc(n);
+    if (bytes && vk.cache_data(d->device, d->cache, &n, bytes) == VK_SUCCESS &&
+        cache_write(d->cache_path, &d->cache_key, bytes, n))
+        d->cache_bytes = n;
+    free(bytes);
+}
+
 int vulkan_open_pipelines(struct vulkan_device *d, struct err *err) {
-    const VkPipelineCacheCreateInfo cache = {.sType = VK_STRUCTURE_TYPE_PIPELINE_CACHE_CREATE_INFO};
-    VkResult result = vk.create_cache(d->device, &cache, NULL, &d->cache);
+    VkResult result = open_cache(d);
     for (uint32_t n = 1; result == VK_SUCCESS && n <= VULKAN_MAX_BINDS; n++)
         result = make_layouts(d, n);
     d->modules = calloc(vulkan_n_shaders + 1, sizeof *d->modules);
@@ -72,6 +121,7 @@ void vulkan_close_pipelines(struct vulkan_device *d) {
     }
     if (d->cache)
         vk.destroy_cache(d->device, d->cache, NULL);
+    free(d->cache_path);
 }
 
 /* ---- pipelines --------------------------------------------------------------------------------
@@ -230,6 +280,8 @@ int vulkan_make_pipelines(struct backend *b, struct err *err) {
     make_some(&m);
     for (int i = 0; i < n_started; i++)
         pthread_join(threads[i], NULL);
+    if (n)
+        keep_cache(b->on);
     int status = SLUICE_OK;
     if (m.result != VK_SUCCESS)
         status = vulkan_done(b, (VkResult)m.result, b->on->pipelines[m.failed]->shader->name, err);

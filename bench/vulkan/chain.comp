@@ -1,0 +1,74 @@
+/* chain.comp - a stage of dispatch.c's chains: nothing, one word a workgroup, or a stream of bytes.
+ *
+ * Constant 1: 0 nothing; 1 each workgroup's first thread reads a word of every buffer that the stage
+ * before wrote, and writes one; 2 the same after a stream of `n` 16-byte words from the last buffer;
+ * 3 as 2, `stages` times in one dispatch, with a barrier of all workgroups in between. */
+#version 450
+#extension GL_KHR_memory_scope_semantics : enable
+layout(local_size_x_id = 0) in;
+layout(constant_id = 1) const uint KIND = 0;
+layout(constant_id = 2) const uint SALT = 0; // makes a second pipeline another program
+
+layout(push_constant) uniform Push {
+    uint n, first, stages, turn, rest[28];
+} p;
+layout(binding = 0) coherent buffer Words { uint words[]; };
+layout(binding = 1) readonly buffer Stream { uvec4 stream[]; };
+#if BINDS == 10
+layout(binding = 2) readonly buffer B2 { uint b2[]; };
+layout(binding = 3) readonly buffer B3 { uint b3[]; };
+layout(binding = 4) readonly buffer B4 { uint b4[]; };
+layout(binding = 5) readonly buffer B5 { uint b5[]; };
+layout(binding = 6) readonly buffer B6 { uint b6[]; };
+layout(binding = 7) readonly buffer B7 { uint b7[]; };
+layout(binding = 8) readonly buffer B8 { uint b8[]; };
+layout(binding = 9) readonly buffer B9 { uint b9[]; };
+#endif
+
+uint read_stream(uint first) {
+    uvec4 sum = uvec4(0);
+    uint total = gl_NumWorkGroups.x * gl_WorkGroupSize.x, i = gl_GlobalInvocationID.x;
+    for (; i + 3 * total < p.n; i += 4 * total) {
+        uvec4 a = stream[first + i], b = stream[first + i + total],
+              c = stream[first + i + 2 * total], d = stream[first + i + 3 * total];
+        sum ^= a ^ b ^ c ^ d;
+    }
+    for (; i < p.n; i += total)
+        sum ^= stream[first + i];
+    return sum.x ^ sum.y ^ sum.z ^ sum.w;
+}
+
+void exchange(uint value, uint turn) {
+    uint group = gl_WorkGroupID.x;
+    if (gl_LocalInvocationID.x > 0 && value != 0x12345678u)
+        return;
+    value ^= words[(group + 1) % gl_NumWorkGroups.x + 4096 * (turn & 1)];
+#if BINDS == 10
+    value ^= b2[group] ^ b3[group] ^ b4[group] ^ b5[group] ^ b6[group] ^ b7[group] ^ b8[group] ^
+             b9[group];
+#endif
+    words[group + 4096 * ((turn & 1) ^ 1)] = value + 1 + SALT;
+}
+
+void main() {
+    if (KIND == 0 && SALT == 1 && p.n == 1)
+        words[0] = 1;
+    if (KIND == 1)
+        exchange(0, p.turn);
+    if (KIND == 2)
+        exchange(read_stream(p.first), p.turn);
+    if (KIND == 3) {
+        for (uint s = 0; s < p.stages; s++) {
+            exchange(read_stream(p.first + s * p.n), s);
+            memoryBarrierBuffer();
+            barrier();
+            if (gl_LocalInvocationID.x == 0) {
+                atomicAdd(words[8192], 1u);
+                while (atomicAdd(words[8192], 0u) < (s + 1) * gl_NumWorkGroups.x)
+                    ;
+                memoryBarrierBuffer();
+            }
+            barrier();
+        }
+    }
+}
