@@ -1,0 +1,198 @@
+/* test_vulkan_faults.c - calls of the driver that fail: every one of an engine's opening in turn,
+ * and a device that is lost in the middle of an answer. The driver's table is filled with functions
+ * that fail when they are told to. */
+#include "backend/vulkan/host/host.h"
+#include "engine/engine.h"
+#include "rig.h"
+
+/* ---- functions that fail ----------------------------------------------------------------------
+ */
+
+/* Every function that an engine's opening or a step calls and that may fail:
+ * FAULT(member of vk, parameters, arguments). */
+#define FAULTS                                                                                     \
+    FAULT(allocate_memory,                                                                         \
+          (VkDevice a, const VkMemoryAllocateInfo *b, const VkAllocationCallbacks *c,              \
+           VkDeviceMemory *d),                                                                     \
+          (a, b, c, d))                                                                            \
+    FAULT(map_memory,                                                                              \
+          (VkDevice a, VkDeviceMemory b, VkDeviceSize c, VkDeviceSize d, VkMemoryMapFlags e,       \
+           void **f),                                                                              \
+          (a, b, c, d, e, f))                                                                      \
+    FAULT(create_buffer,                                                                           \
+          (VkDevice a, const VkBufferCreateInfo *b, const VkAllocationCallbacks *c, VkBuffer *d),  \
+          (a, b, c, d))                                                                            \
+    FAULT(bind_buffer, (VkDevice a, VkBuffer b, VkDeviceMemory c, VkDeviceSize d), (a, b, c, d))   \
+    FAULT(create_semaphore,                                                                        \
+          (VkDevice a, const VkSemaphoreCreateInfo *b, const VkAllocationCallbacks *c,             \
+           VkSemaphore *d),                                                                        \
+          (a, b, c, d))                                                                            \
+    FAULT(create_command_pool,                                                                     \
+          (VkDevice a, const VkCommandPoolCreateInfo *b, const VkAllocationCallbacks *c,           \
+           VkCommandPool *d),                                                                      \
+          (a, b, c, d))                                                                            \
+    FAULT(allocate_commands,                                                                       \
+          (VkDevice a, const VkCommandBufferAllocateInfo *b, VkCommandBuffer *c), (a, b, c))       \
+    FAULT(begin_commands, (VkCommandBuffer a, const VkCommandBufferBeginInfo *b), (a, b))          \
+    FAULT(end_commands, (VkCommandBuffer a), (a))                                                  \
+    FAULT(create_set_pool,                                                                         \
+          (VkDevice a, const VkDescriptorPoolCreateInfo *b, const VkAllocationCallbacks *c,        \
+           VkDescriptorPool *d),                                                                   \
+          (a, b, c, d))                                                                            \
+    FAULT(allocate_sets, (VkDevice a, const VkDescriptorSetAllocateInfo *b, VkDescriptorSet *c),   \
+          (a, b, c))                                                                               \
+    FAULT(queue_submit, (VkQueue a, uint32_t b, const VkSubmitInfo *c, VkFence d), (a, b, c, d))   \
+    FAULT(wait_semaphores, (VkDevice a, const VkSemaphoreWaitInfo *b, uint64_t c), (a, b, c))
+
+enum fault {
+#define FAULT(member, parameters, arguments) FAULT_##member,
+    FAULTS
+#undef FAULT
+        N_FAULTS
+};
+static const char *const names[] = {
+#define FAULT(member, parameters, arguments) #member,
+    FAULTS
+#undef FAULT
+};
+
+static struct vulkan_driver driver; /* the real one */
+static enum fault failing;
+static int n_left = -1; /* calls of it until one fails; negative: none does */
+static VkResult fails_with;
+
+static bool is_now(enum fault fault) {
+    return fault == failing && n_left >= 0 && n_left-- == 0;
+}
+
+#define FAULT(member, parameters, arguments)                                                       \
+    static VkResult VKAPI_PTR fail_##member parameters {                                           \
+        return is_now(FAULT_##member) ? fails_with : driver.member arguments;                      \
+    }
+FAULTS
+#undef FAULT
+
+static void begin_faults(void) {
+    driver = vk;
+#define FAULT(member, parameters, arguments) vk.member = fail_##member;
+    FAULTS
+#undef FAULT
+}
+
+static void end_faults(void) {
+    n_left = -1;
+    vk = driver;
+}
+
+static void fail_once(enum fault fault, int after, VkResult result) {
+    failing = fault;
+    n_left = after;
+    fails_with = result;
+}
+
+/* ---- engines ----------------------------------------------------------------------------------
+ */
+
+static int open_engine(sluice_model *model, sluice_engine **engine) {
+    struct sluice_engine_options o = sluice_engine_options_default();
+    o.backend = "vulkan";
+    o.context = 256;
+    o.prefill = 1;
+    return sluice_engine_open(engine, model, &o);
+}
+
+static sluice_model *open_model(void) {
+    sluice_model *model = NULL;
+    EXPECT_INT(sluice_model_open(&model, test_data("reference/llama-k/model-q4_k_m.gguf")),
+               SLUICE_OK);
+    return model;
+}
+
+static bool is_one_line(const char *text) {
+    return *text && !strchr(text, '\n');
+}
+
+/* A refused import of weights is no error: they are uploaded then. */
+static bool may_go_on(enum fault fault) {
+    return fault == FAULT_create_buffer || fault == FAULT_allocate_memory ||
+           fault == FAULT_bind_buffer;
+}
+
+/* Whether the n-th call of that function came, and failed. */
+static bool fail_opening(sluice_model *model, enum fault fault, int n) {
+    sluice_engine *engine = NULL;
+    fail_once(fault, n, VK_ERROR_OUT_OF_DEVICE_MEMORY);
+    int status = open_engine(model, &engine);
+    bool is_reached = n_left < 0,
+         is_told = status == SLUICE_ERR_MEMORY && is_one_line(sluice_engine_error(engine));
+    n_left = -1;
+    if (is_reached && !is_told && !(status == SLUICE_OK && may_go_on(fault)))
+        test_fail(__FILE__, __LINE__, "%s, call %d: status %d, \"%s\"", names[fault], n, status,
+                  sluice_engine_error(engine));
+    sluice_engine_close(engine);
+    return is_reached;
+}
+
+/* Every 1st, 2nd, 3rd, 4th, 6th ... call of every function: one line, nothing leaks into the next
+ * opening. */
+TEST(vulkan_opening_without_memory_is_an_error) {
+    sluice_model *model = open_model();
+    sluice_engine *engine = NULL;
+    int n_failed = 0;
+    begin_faults();
+    for (enum fault f = 0; f < FAULT_queue_submit; f++)
+        for (int n = 0; fail_opening(model, f, n); n += 1 + n / 2)
+            n_failed++;
+    end_faults();
+    EXPECT(n_failed > 2 * N_FAULTS);
+    EXPECT_INT(open_engine(model, &engine), SLUICE_OK);
+    sluice_engine_close(engine);
+    sluice_model_close(model);
+}
+
+static sluice_seq *begin_answer(sluice_engine *engine, sluice_model *model) {
+    sluice_seq *seq = NULL;
+    int32_t first = 3;
+    EXPECT_INT(sluice_seq_open(&seq, engine), SLUICE_OK);
+    struct sluice_sampling s = sluice_sampling_default(model);
+    s.temperature = 0;
+    sluice_seq_set_sampling(seq, &s);
+    sluice_seq_feed(seq, &first, 1);
+    return seq;
+}
+
+/* The engine fails and stays failed; the process lives, and a new engine has a new device. */
+static void lose_device(enum fault fault) {
+    sluice_model *model = open_model();
+    sluice_engine *engine = NULL, *again = NULL;
+    int32_t token, before, after;
+    begin_faults();
+    if (open_engine(model, &engine)) {
+        test_fail(__FILE__, __LINE__, "%s", sluice_engine_error(engine));
+    } else {
+        sluice_seq *seq = begin_answer(engine, model), *second;
+        struct vulkan_device *lost = engine->backend->on;
+        EXPECT_INT(sluice_seq_next(seq, &before), SLUICE_OK);
+        fail_once(fault, 0, VK_ERROR_DEVICE_LOST);
+        EXPECT_INT(sluice_seq_next(seq, &token), SLUICE_ERR_DEVICE);
+        EXPECT(strstr(sluice_engine_error(engine), "the device was lost"));
+        EXPECT(is_one_line(sluice_engine_error(engine)));
+        EXPECT_INT(sluice_seq_next(seq, &token), SLUICE_ERR_DEVICE);
+        EXPECT(is_one_line(sluice_engine_error(engine)));
+        EXPECT_INT(open_engine(model, &again), SLUICE_OK);
+        EXPECT(again->backend->on != lost);
+        second = begin_answer(again, model);
+        EXPECT_INT(sluice_seq_next(second, &after), SLUICE_OK);
+        EXPECT_INT(after, before);
+        lost->is_lost = false; /* it was not really: other tests use its pipelines */
+    }
+    end_faults();
+    sluice_engine_close(engine);
+    sluice_engine_close(again);
+    sluice_model_close(model);
+}
+
+TEST(vulkan_device_that_is_lost) {
+    lose_device(FAULT_queue_submit);
+    lose_device(FAULT_wait_semaphores);
+}
