@@ -1,5 +1,6 @@
 /* test_ops.c - single ops of the CPU backend against figures from elsewhere. */
 #include "backend/backend.h"
+#include "backend/cpu/vec.h"
 #include "cells.h"
 #include "pick_drafts.h"
 #include "plan/build.h"
@@ -688,6 +689,64 @@ TEST(pick_of_a_large_vocabulary_is_what_sorting_finds) {
         plan_free(rigs[t]->plan);
         free(rigs[t]);
     }
+}
+
+/* What pick.c says it does, with all candidates sorted: no tolerance. */
+static int32_t drawn_from_all(const float *logits, const uint32_t *order, const struct io_output *o,
+                              double random) {
+    static float p[LARGE_VOCAB], sorted[LARGE_VOCAB];
+    float scale = 1 / o->temperature, shift = logits[order[0]] * scale;
+    double total = (double)row_exp_sum(logits, scale, shift, LARGE_VOCAB), sum = 0;
+    uint32_t n = 0, i = 0;
+    for (uint32_t k = 0; k < LARGE_VOCAB; k++)
+        sorted[k] = logits[order[k]];
+    row_exp_of(p, sorted, scale, shift, LARGE_VOCAB);
+    while (n < LARGE_VOCAB && (n == 0 || p[n] >= o->min_p * p[0])) {
+        sum += (double)p[n++];
+        if (o->top_p < 1 && sum >= (double)o->top_p * total)
+            break;
+    }
+    random *= sum;
+    for (sum = (double)p[0]; i + 1 < n && random >= sum; sum += (double)p[i])
+        i++;
+    return (int32_t)order[i];
+}
+
+TEST(pick_among_many_is_that_of_all_sorted) {
+    static const struct io_output settings[] = {
+        {.temperature = 0.8f, .top_p = 0.95f},
+        {.temperature = 1, .top_p = 0.5f},
+        {.temperature = 1, .top_p = 0.999f},
+        {.temperature = 2, .top_p = 1, .min_p = 0.02f},
+        {.temperature = 1, .top_p = 0.7f, .min_p = 0.004f},
+    };
+    static uint32_t order[LARGE_ROWS][LARGE_VOCAB];
+    struct large_rig *r = calloc(1, sizeof *r);
+    fill_large_logits(r);
+    if (!large_open(r, 1))
+        return;
+    for (uint32_t k = 0; k < LARGE_ROWS; k++) {
+        for (uint32_t i = 0; i < LARGE_VOCAB; i++)
+            order[k][i] = i;
+        sorted_logits = r->logits[k];
+        qsort(order[k], LARGE_VOCAB, sizeof **order, by_logit);
+    }
+    for (size_t i = 0; i < sizeof settings / sizeof *settings; i++)
+        for (uint64_t seed = 1; seed <= 40; seed++) {
+            struct io_output o = settings[i];
+            int32_t picked[LARGE_ROWS];
+            o.flags = IO_WANTS_TOKEN;
+            o.repeat_penalty = 1;
+            o.n_vocab = LARGE_VOCAB;
+            o.seed = seed;
+            large_step(r, o, picked);
+            for (uint32_t k = 0; k < LARGE_ROWS; k++)
+                EXPECT_INT(picked[k],
+                           drawn_from_all(r->logits[k], order[k], &o, random_of(seed, k)));
+        }
+    backend_cpu.close(r->b);
+    plan_free(r->plan);
+    free(r);
 }
 
 /* In the last place of a row, in a thread's first and last, and beside the best. */

@@ -6,6 +6,7 @@
  *
  * Penalties count the tokens up to the output's own row. Those of drafted rows are in the counts
  * only after the step, where the row is kept. */
+#include <float.h>
 #include <math.h>
 #include <string.h>
 
@@ -258,6 +259,198 @@ static uint32_t list_best(const struct pick_row *r, uint64_t *keys, uint32_t m) 
     return count;
 }
 
+static int32_t best_rank(const struct pick_row *r) {
+    int32_t best = r->best[0];
+    for (uint32_t b = 1; b < r->n_blocks; b++)
+        best = r->best[b] > best ? r->best[b] : best;
+    return best;
+}
+
+/* Ranks say what is best unless biases made NaN. */
+static bool is_plain(const struct pick_row *r, int32_t best) {
+    return float_of(best) == float_of(best) && r->x[0] == r->x[0];
+}
+
+/* ---- cuts that leave many ---------------------------------------------------------------------
+ *
+ * Sorting them all costs more than all the rest. So candidates are put into buckets by how far they
+ * are below the best; the sums of whole buckets say in which one the cut is, and the draw, and only
+ * these two are sorted. Sums of buckets differ from the definition's, one candidate after the
+ * other, by rounding: what is nearer to a boundary than that is not decided here.
+ */
+
+struct buckets {
+    const struct pick_row *r;
+    float scale, shift, per;
+    double sum[ROW_BUCKETS], all;
+    double margin; /* of any sum */
+    uint16_t *of;  /* (n, and a block) */
+    uint64_t *keys;
+    float *p;
+    uint32_t most; /* keys that there is room for */
+};
+
+/* Buckets for twice the way from the best to the mean of some: per bucket, one divided by its
+ * width; 0: no good ones. */
+static float bucket_width(const struct pick_row *r, float scale, float best) {
+    enum { EVERY = 61 };
+    double sum = 0;
+    uint32_t n = 0;
+    for (uint32_t i = 0; i < r->n; i += EVERY)
+        if (r->x[i] > -FLT_MAX) { /* allowed */
+            sum += (double)r->x[i];
+            n++;
+        }
+    double way = n ? 2 * ((double)best - sum / n) * (double)scale : 0;
+    return way > 1e-3 && way < 1e6 ? (float)(ROW_BUCKETS / way) : 0;
+}
+
+static bool fill_buckets(struct buckets *b, const struct pick_row *r, float shift) {
+    enum { PART = 1024 };
+    float p[PART], best = float_of(best_rank(r));
+    *b = (struct buckets){.r = r, .scale = 1 / r->o->temperature, .shift = shift, .most = r->n / 4};
+    b->of = (uint16_t *)(r->order + r->n_blocks); /* after best and is_finite */
+    b->keys = r->order + r->n_blocks + (r->n + RANK_BLOCK) / 4 + 1;
+    b->p = (float *)(b->keys + b->most);
+    b->per = is_plain(r, best_rank(r)) ? bucket_width(r, b->scale, best) : 0;
+    if (b->per == 0 || r->n < PART)
+        return false;
+    for (uint32_t at = 0; at < r->n; at += PART) {
+        uint32_t n = r->n - at < PART ? r->n - at : PART;
+        row_exp_buckets(p, b->of + at, r->x + at, b->scale, shift, b->per, n);
+        for (uint32_t i = 0; i < n; i++)
+            b->sum[b->of[at + i]] += (double)p[i];
+    }
+    memset(b->of + r->n, 0xff, RANK_BLOCK * sizeof *b->of);
+    for (uint32_t i = 0; i < ROW_BUCKETS; i++)
+        b->all += b->sum[i];
+    b->margin = b->all * r->n * 0x1p-50;
+    return true;
+}
+
+typedef uint16_t eight_buckets __attribute__((vector_size(16)));
+
+/* Which of eight candidates are in a bucket; in two words, zero where none is. */
+static void find_in_eight(const uint16_t *of, eight_buckets bucket, uint64_t *is_in /* (2) */) {
+    eight_buckets eight;
+    memcpy(&eight, of, sizeof eight);
+    eight = (eight_buckets)(eight == bucket);
+    memcpy(is_in, &eight, sizeof eight);
+}
+
+static bool is_in_block(const uint16_t *of, eight_buckets bucket) {
+    eight_buckets some = {0};
+    for (uint32_t i = 0; i < RANK_BLOCK; i += 8) {
+        eight_buckets eight;
+        memcpy(&eight, of + i, sizeof eight);
+        some |= (eight_buckets)(eight == bucket);
+    }
+    uint64_t words[2];
+    memcpy(words, &some, sizeof words);
+    return words[0] | words[1];
+}
+
+/* The candidates of a bucket, best first, and their exponentials; false: too many. The last block
+ * is filled up with no bucket's number. */
+static bool open_bucket(struct buckets *b, uint32_t bucket, uint32_t *count) {
+    const struct pick_row *r = b->r;
+    const eight_buckets same = (eight_buckets){0} + (uint16_t)bucket;
+    *count = 0;
+    for (uint32_t at = 0; at < r->n; at += RANK_BLOCK) {
+        if (!is_in_block(b->of + at, same))
+            continue;
+        if (b->most - *count < RANK_BLOCK)
+            return false;
+        for (uint32_t i = at; i < at + RANK_BLOCK; i += 8) {
+            uint64_t is_in[2];
+            find_in_eight(b->of + i, same, is_in);
+            for (uint32_t k = i; (is_in[0] | is_in[1]) && k < i + 8; k++)
+                if (b->of[k] == bucket)
+                    b->keys[(*count)++] = key_of(rank_of(r->x[k]), k);
+        }
+    }
+    sort_down(b->keys, *count);
+    for (uint32_t i = 0; i < *count; i++)
+        b->p[i] = float_of(rank_in(b->keys[i]));
+    row_exp_of(b->p, b->p, b->scale, b->shift, *count);
+    return true;
+}
+
+/* Where a walk through the candidates ends. */
+struct place {
+    uint32_t bucket;
+    uint64_t key;
+    double sum; /* up to and with it */
+};
+
+/* The last candidate that passes; false: not decided. */
+static bool find_cut(struct buckets *b, double total, struct place *to) {
+    const struct io_output *o = b->r->o;
+    const float least = o->min_p; /* times the best one's, which is 1 */
+    const double limit = o->top_p < 1 ? (double)o->top_p * total : INFINITY;
+    /* In buckets up to here exponentials are surely not less: they have errors of 1e-7. */
+    double safe = least > 0 ? (-log((double)least) - 1e-4) * (double)b->per - 1 : ROW_BUCKETS;
+    uint32_t at = 0, last = 0, count;
+    double sum = 0, before = 0;
+    for (; at < safe && at < ROW_BUCKETS && sum + b->sum[at] + b->margin < limit; at++)
+        if (b->sum[at] > 0) {
+            last = at;
+            before = sum;
+            sum += b->sum[at];
+        }
+    if (least > 0) { /* the one before the first that is too small has to be known */
+        at = last;
+        sum = before;
+    }
+    *to = (struct place){0};
+    for (; at < ROW_BUCKETS; at++) {
+        if (b->sum[at] > 0 && !open_bucket(b, at, &count))
+            return false;
+        for (uint32_t i = 0; b->sum[at] > 0 && i < count; i++) {
+            if (to->key && b->p[i] < least)
+                return true;
+            sum += (double)b->p[i];
+            *to = (struct place){at, b->keys[i], sum};
+            if (fabs(sum - limit) <= b->margin)
+                return false;
+            if (sum >= limit)
+                return true;
+        }
+    }
+    return true;
+}
+
+/* Returns -1: not decided. */
+static int32_t draw_up_to(struct buckets *b, struct place cut, double random) {
+    double sum = 0;
+    uint32_t at = 0, count;
+    random *= cut.sum;
+    while (at < cut.bucket && sum + b->sum[at] + b->margin < random)
+        sum += b->sum[at++];
+    for (; at <= cut.bucket; at++) {
+        if (!open_bucket(b, at, &count))
+            return -1;
+        for (uint32_t i = 0; i < count; i++) {
+            sum += (double)b->p[i];
+            if (b->keys[i] == cut.key)
+                return (int32_t)index_of(cut.key);
+            if (fabs(sum - random) <= b->margin)
+                return -1;
+            if (random < sum)
+                return (int32_t)index_of(b->keys[i]);
+        }
+    }
+    return -1;
+}
+
+/* Draws among what top-p and min-p leave of all. Returns -1: not decided. */
+static int32_t draw_by_buckets(const struct pick_row *r, float shift, double total, double random) {
+    struct buckets b;
+    struct place cut;
+    bool is_found = fill_buckets(&b, r, shift) && find_cut(&b, total, &cut);
+    return is_found ? draw_up_to(&b, cut, random) : -1;
+}
+
 /* total: of the exponentials of all, where top-k doesn't ask for its own. */
 static int32_t draw_best(const struct pick_row *r, float shift, double total, double random) {
     const struct io_output *o = r->o;
@@ -273,6 +466,9 @@ static int32_t draw_best(const struct pick_row *r, float shift, double total, do
             listed = taken <= r->n_blocks / 4 ? list_best(r, keys, taken) : 0;
         }
         if (!listed) {
+            int32_t token = are_all || o->top_k ? -1 : draw_by_buckets(r, shift, total, random);
+            if (token >= 0)
+                return token;
             are_all = true;
             keys = r->order;
             p = r->room; /* keys have all that is needed of it */
@@ -303,18 +499,6 @@ static int32_t draw_best(const struct pick_row *r, float shift, double total, do
             return (int32_t)index_of(keys[i]);
     }
     return (int32_t)index_of(keys[count - 1]);
-}
-
-static int32_t best_rank(const struct pick_row *r) {
-    int32_t best = r->best[0];
-    for (uint32_t b = 1; b < r->n_blocks; b++)
-        best = r->best[b] > best ? r->best[b] : best;
-    return best;
-}
-
-/* Ranks say what is best unless biases made NaN. */
-static bool is_plain(const struct pick_row *r, int32_t best) {
-    return float_of(best) == float_of(best) && r->x[0] == r->x[0];
 }
 
 static float shift_of(const struct pick_row *r) {

@@ -153,6 +153,31 @@ CLONES void row_exp_of(float *y, const float *x, float scale, float shift, size_
     FOR_ROW(n, y, EXP_OF);
 }
 
+/* Floats without their sign sort as their bits do. */
+#define vec_buckets(y, per)                                                                        \
+    ({                                                                                             \
+        ivec far_ = (ivec)((y) * (per)) & INT32_MAX, last_ = (ivec)vec_all(ROW_BUCKETS - 1);       \
+        far_ = ivec_choose(ivec_above(far_, last_), last_, far_);                                  \
+        __builtin_convertvector(__builtin_convertvector((vec)far_, ivec), hvec);                   \
+    })
+
+CLONES void row_exp_buckets(float *y, uint16_t *bucket, const float *x, float scale, float shift,
+                            float per, size_t n) {
+    size_t i = 0;
+    for (; i + VEC_LANES <= n; i += VEC_LANES) {
+        vec below = vec_load(x + i) * scale - shift;
+        hvec b = vec_buckets(below, per);
+        memcpy(bucket + i, &b, sizeof b);
+        vec_store(y + i, vec_exp(below));
+    }
+    if (i < n) {
+        vec below = vec_load_some(x + i, n - i, 0) * scale - shift;
+        hvec b = vec_buckets(below, per);
+        memcpy(bucket + i, &b, (n - i) * sizeof *bucket);
+        vec_store_some(y + i, vec_exp(below), n - i);
+    }
+}
+
 /* Of n < RANK_BLOCK values. */
 static bool rank_some(const float *x, int32_t *best, size_t n) {
     bool is_finite = true;

@@ -176,6 +176,11 @@ void row_to_f16(uint16_t *y, const float *x, size_t n);
 float row_exp(float *x, float shift, size_t n);
 /* y = e^(x * scale - shift), and their sum alone */
 void row_exp_of(float *y, const float *x, float scale, float shift, size_t n);
+/* The same, and bucket = (shift - x * scale) * per, or the last one. x * scale is not over shift.
+ */
+enum { ROW_BUCKETS = 4096 };
+void row_exp_buckets(float *y, uint16_t *bucket, const float *x, float scale, float shift,
+                     float per, size_t n);
 float row_exp_sum(const float *x, float scale, float shift, size_t n);
 
 /* An integer that sorts like a float: -0 before 0, NaN at the ends by its sign. */
