@@ -260,7 +260,7 @@ all() {
 
 list_files >"$folder/before"
 case ${1:-} in
-    quick) leaks=0 load=30 vulkan="device_logits device_greedy device_one_sub device_resume" && quick ;;
+    quick) leaks=0 load=30 vulkan="device_logits device_greedy device_one_sub device_resume device_serve" && quick ;;
     all) leaks=1 load=300 vulkan=device_ && all ;;
     build) build "${@:2}"; exit ;;
     *) echo "usage: run.sh quick|all|build COMMAND..." >&2; exit 2 ;;

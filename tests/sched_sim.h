@@ -33,7 +33,7 @@ struct sim {
     uint64_t random;
     uint64_t steps;
     uint32_t n_live; /* answers */
-    uint32_t max_new;
+    uint32_t max_new, n_prompts;
     bool compares_logits;
     /* Counted. */
     uint32_t n_accepted, n_ended, n_full, ends[SCHED_END_FAILED + 1];
@@ -64,6 +64,8 @@ struct sim_options {
     uint32_t max_prompt; /* up to SIM_MAX_PROMPT */
     uint32_t max_new;    /* up to SIM_MAX_NEW */
     uint32_t pages;      /* of the KV cache; 0: enough for all */
+    uint32_t prompts;    /* of which each has three cold runs; 0: SIM_PROMPTS */
+    uint32_t prefill;    /* of the cold runs; 0: 256 */
     uint64_t seed;
 };
 
@@ -133,11 +135,11 @@ static bool sim_make_prompts(struct sim *sim, const struct sim_options *o) {
     struct sluice_engine_options alone = o->engine;
     sluice_engine *engine = NULL;
     alone.sequences = alone.batch = 1;
-    alone.prefill = 256;
+    alone.prefill = o->prefill ? o->prefill : 256;
     bool is_fine = !sluice_engine_open(&engine, sim->model, &alone);
     if (!is_fine)
         test_fail(__FILE__, __LINE__, "%s", sluice_engine_error(engine));
-    for (uint32_t i = 0; is_fine && i < SIM_PROMPTS; i++) {
+    for (uint32_t i = 0; is_fine && i < sim->n_prompts; i++) {
         sim_make_prompt(sim, i, o->min_prompt, o->max_prompt);
         for (uint32_t seed = 0; is_fine && seed < SIM_SEEDS; seed++)
             is_fine = sim_cold_run(sim, engine, &sim->prompts[i], seed);
@@ -177,6 +179,7 @@ static bool sim_open(struct sim *sim, const char *path, const struct sim_options
     sim->random = o->seed;
     sim->compares_logits = true;
     sim->max_new = o->max_new;
+    sim->n_prompts = o->prompts ? o->prompts : SIM_PROMPTS;
     sim->bound = sim_bound(o);
     bool is_fine = !sluice_model_open(&sim->model, path) && sim_open_engine(sim, o) &&
                    !sched_open(&sim->sched, sim->model, sim->engine, &options, &err);
@@ -259,7 +262,7 @@ static void sim_on_end(void *user, const struct sched_report *r) {
 static struct sim_job sim_job(struct sim *sim) {
     struct sim_job job = {
         .sim = sim,
-        .prompt = &sim->prompts[sim_draw(sim, SIM_PROMPTS)],
+        .prompt = &sim->prompts[sim_draw(sim, sim->n_prompts)],
         .answers = sim_draw(sim, 4) ? 1 : 1 + sim_draw(sim, SIM_SEEDS),
         .most = 1 + sim_draw(sim, sim->max_new),
         .wants_logits = sim_draw(sim, 8) == 0,

@@ -4,20 +4,27 @@
 #include "sched_sim.h"
 
 static void simulate(const char *path, uint32_t sequences, uint32_t pages, uint32_t n) {
+    bool is_slow = rig_is_slow();
     struct sim_options o = {
         .engine = sluice_engine_options_default(),
         .queue = sequences,
         .min_prompt = pages ? 170 : 0, /* nearly a page: a second one is needed soon */
-        .max_prompt = pages ? 256 : 300,
-        .max_new = pages ? 90 : 40,
+        .max_prompt = pages     ? 256
+                      : is_slow ? 40
+                                : 300,
+        .max_new = pages     ? 90
+                   : is_slow ? 20
+                             : 40,
         .pages = pages,
+        .prompts = is_slow ? 5 : 0,
+        .prefill = is_slow ? 16 : 0,
         .seed = n,
     };
     struct sim sim;
     struct sched_counters c;
     o.engine.backend = rig_name();
     o.engine.context = 1024;
-    o.engine.prefill = rig_is_slow() ? 16 : 0;
+    o.engine.prefill = is_slow ? 16 : 0;
     o.engine.sequences = o.engine.batch = sequences;
     if (sim_open(&sim, test_data(path), &o)) {
         sim_run(&sim, n, 2 * sequences);
@@ -31,7 +38,7 @@ static void simulate(const char *path, uint32_t sequences, uint32_t pages, uint3
 }
 
 TEST(device_serve_simulation) {
-    simulate("reference/qwen35-dense-a/model-q8_0.gguf", 3, 0, rig_is_slow() ? 8 : 60);
+    simulate("reference/qwen35-dense-a/model-q8_0.gguf", 3, 0, rig_is_slow() ? 12 : 60);
     if (rig_is_slow())
         return;
     simulate("reference/qwen35-moe-a/model-f32.gguf", 8, 0, 150);
