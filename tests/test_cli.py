@@ -167,6 +167,12 @@ def the_manual_has_no_other_option():
 
 
 @test
+def help_says_how_weights_are_in_memory():
+    for text in (good("help").decode(), good("help", "inspect").decode()):
+        assert "in memory once" in text and "pages" in text and "inspect" in text, text
+
+
+@test
 def exit_statuses_are_as_the_manual_says():
     manual = (ROOT / "docs/usage.md").read_text()
     table = dict(re.findall(r"^\| (128 \+ N|\d+)[^|]* \| (.+) \|$", manual[manual.index("| exit status |"):], re.M))

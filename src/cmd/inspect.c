@@ -461,7 +461,9 @@ int cmd_inspect(int argc, char **argv) {
         .about =
             "Lists the keys, tensors, types and sizes of a GGUF file (or the first part of a\n"
             "split one) or of a folder with safetensors, and the memory that `sluice run` takes,\n"
-            "to the byte. Nothing is loaded.",
+            "to the byte. Nothing is loaded. Weights are in memory once: \"packed\" are those in\n"
+            "the order of the CPU's kernels, whose pages of the file are released, \"weights\"\n"
+            "those used where the file is mapped, or uploaded to a device.",
         .example = "sluice inspect models/stories-27m-q4_k_m.gguf",
         .opts = opts,
         .n_opts = common_opts(opts, 3, &c, WITH_ENGINE | WITH_CACHE | WITH_DRAFT),
