@@ -137,6 +137,7 @@ check_vulkan() {
     [ ! -f /usr/share/vulkan/explicit_layer.d/VkLayer_khronos_validation.json ] || validate=1
     suite "Vulkan, ops" env SLUICE_VULKAN_VALIDATE=$validate build/tests-vulkan vulkan_
     suite "Vulkan, models" env SLUICE_VULKAN_VALIDATE=$validate build/tests-vulkan "$@"
+    suite "Vulkan, subgroups of 4" env LP_NATIVE_VECTOR_WIDTH=128 build/tests-vulkan $narrow
 }
 
 # Types with a grid against gguf-py, on random blocks.
@@ -260,8 +261,8 @@ all() {
 
 list_files >"$folder/before"
 case ${1:-} in
-    quick) leaks=0 load=30 vulkan="device_logits device_greedy device_one_sub device_resume device_serve" && quick ;;
-    all) leaks=1 load=300 vulkan=device_ && all ;;
+    quick) leaks=0 load=30 vulkan="device_logits device_greedy device_one_sub device_resume device_serve" narrow=vulkan_delta && quick ;;
+    all) leaks=1 load=300 vulkan=device_ narrow=vulkan_ && all ;;
     build) build "${@:2}"; exit ;;
     *) echo "usage: run.sh quick|all|build COMMAND..." >&2; exit 2 ;;
 esac

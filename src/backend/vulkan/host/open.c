@@ -1,4 +1,5 @@
 /* open.c - the Vulkan backend: devices, opening and closing, memory, loading. */
+#include <glob.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -302,7 +303,30 @@ static bool vulkan_device_line(int i, char *out, size_t size) {
     return is_there;
 }
 
+/* Whether there may be a GPU at all, by the nodes that drivers of Linux have for them: where only a
+ * driver for the processor is installed, loading it takes 0.1 s and 60 MB that `auto` can spare. */
+static bool may_have_gpu(void) {
+#ifdef __linux__
+    static const char *const nodes[] = {"/dev/dri/renderD*", "/dev/nvidia[0-9]*", "/dev/nvhost*",
+                                        "/dev/nvgpu*",       "/dev/dxg",          "/dev/kgsl*",
+                                        "/dev/mali*",        "/dev/pvr*"};
+    for (size_t i = 0; i < sizeof nodes / sizeof *nodes; i++) {
+        glob_t found;
+        bool is_there = glob(nodes[i], GLOB_NOSORT, NULL, &found) == 0;
+        if (is_there)
+            globfree(&found);
+        if (is_there)
+            return true;
+    }
+    return false;
+#else
+    return true;
+#endif
+}
+
 static bool is_worth_taking(void) {
+    if (!may_have_gpu())
+        return false;
     struct backend *b = calloc(1, sizeof *b);
     struct extensions *e = calloc(1, sizeof *e);
     struct asked a;
