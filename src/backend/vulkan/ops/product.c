@@ -4,11 +4,8 @@
 #include "base/size.h"
 
 enum { QUANTIZE_THREADS = 256, PRODUCT_THREADS = 128, MAX_LANES = 32, MAX_SUMS = 16 };
-enum { TILE_THREADS = 256, TILE_SHARED = 25 << 10, MATRIX_SHARED = 45 << 10 };
+enum { TILE_THREADS = 256, TILE_SHARED = 25 << 10 };
 enum { FUSED_THREADS = 256, FUSED_HEADS = 256, FUSED_GROUPS_PER_CORE = 4 };
-/* project_matrix gives the same integers where matrices are multiplied by plain code; with a
- * device's own it has not been run, so it is not chosen. */
-enum { USES_MATRICES = 0 };
 
 /* ---- activations ------------------------------------------------------------------------------
  */
@@ -115,7 +112,7 @@ struct product_push {
 struct shape {
     uint32_t units, lanes, threads, rows, weights;
     uint32_t group_rows, group_outputs; /* of a workgroup */
-    bool is_tile, is_matrix, is_fused;
+    bool is_tile, is_fused;
 };
 
 /* Shared memory of a fused product: the row as int8 or f32, and sums (product.glsl). */
@@ -150,8 +147,6 @@ static const char *shader_of(const struct vulkan_recorder *r, const struct vulka
         return "project_f32";
     if (s->is_fused)
         return r->can->has_dot ? "project_fused_dot" : "project_fused";
-    if (s->is_matrix)
-        return "project_matrix";
     if (s->is_tile)
         return r->can->has_dot ? "project_tile_dot" : "project_tile";
     return r->can->has_dot ? "project_int8_dot" : "project_int8";
@@ -166,8 +161,6 @@ static struct shape shape_of(const struct vulkan_recorder *r, const struct vulka
     if (s.is_tile) {
         s.threads = TILE_THREADS;
         s.rows = p->rows > 32 ? 4 : p->rows > 16 ? 2 : 1;
-        s.is_matrix = USES_MATRICES && s.rows == 4 && r->can->has_matrix && has_integers(p) &&
-                      r->can->shared_bytes >= MATRIX_SHARED;
         s.group_rows = 16 * s.rows;
         s.group_outputs = 64 / least;
         return s;

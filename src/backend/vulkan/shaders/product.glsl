@@ -206,4 +206,10 @@ void product() {
         barrier();
     }
 }
+#else
+// The unit after u, lane by lane.
+uint after(uint u) {
+    u += p.lanes;
+    return u < p.units ? u : u % p.lanes + 1;
+}
 #endif

@@ -1,8 +1,7 @@
 // project_tile.comp - products of weights in blocks and many rows of int8 activations, through shared
 // memory; see product.glsl and units.glsl.
 //
-// -DDOT: see units.glsl. -DMATRIX: by cooperative matrices of 16 x 16 x 32, for has_integers and
-// subgroups of 32.
+// -DDOT: see units.glsl.
 //
 // 64 weight rows (SwiGLU: 32 of gate, then 32 of up) and 16 ROWS activation rows by 256 threads,
 // four weight rows and ROWS activation rows each. While a unit is multiplied the next one is
@@ -13,13 +12,6 @@
 #ifdef DOT
 #extension GL_EXT_spirv_intrinsics : require
 #endif
-#ifdef MATRIX
-#extension GL_KHR_memory_scope_semantics : require
-#extension GL_KHR_shader_subgroup_basic : require
-#extension GL_EXT_shader_explicit_arithmetic_types_int8 : require
-#extension GL_NV_cooperative_matrix : require
-#extension GL_NV_integer_cooperative_matrix : require
-#endif
 #define TILE
 #include "product.glsl"
 layout(binding = 7) readonly buffer Q { uvec4 xq[]; };
@@ -27,95 +19,8 @@ layout(binding = 8) readonly buffer S { uvec2 xs[]; };
 #define SHARED_UNITS (2 * 16 * ROWS)
 #include "units.glsl"
 
-#ifdef MATRIX
-#define WEIGHT_VECTORS 9 // of a unit; odd, for banks
-#else
 layout(constant_id = 9) const uint WEIGHT_VECTORS = 7; // of a unit: 5 of integers; odd, for banks
-#endif
 shared uvec4 tile_w[2 * 64 * WEIGHT_VECTORS];
-
-#ifdef MATRIX
-
-// A quant times its scale is more than a byte: 2^SPLIT high + low, each a byte, in 4 vectors each;
-// then the block's scale and the minimums. So products need no scales of runs.
-#define SPLIT (TYPE == DT_Q6_K ? 6 : 4)
-
-// Two bytes, at bits 0 and 16 of `two`, of quants (Q6_K: plus 32) times their scale, as high and low.
-uvec2 split(uint two, int scale) {
-    if (TYPE != DT_Q6_K) {
-        uint product = two * uint(scale);
-        return uvec2(product >> 4 & 0x007f007f, product & 0x000f000f);
-    }
-    int a = (int(two & 0xffff) - 32) * scale, b = (int(two >> 16) - 32) * scale;
-    return uvec2(uint(a >> 6 & 255) | uint(b >> 6 & 255) << 16, uint(a & 63) | uint(b & 63) << 16);
-}
-
-void put_unit(uint at, Unit o) {
-    [[unroll]] for (uint i = 0; i < 4; i++) {
-        uvec4 high, low;
-        int scale = TYPE == DT_Q6_K ? o.whole[i] : o.whole[i / 2];
-        [[unroll]] for (uint k = 0; k < 4; k++) {
-            uint q = o.q[4 * i + k];
-            uvec2 even = split(q & 0x00ff00ff, scale), odd = split(q >> 8 & 0x00ff00ff, scale);
-            high[k] = even.x | odd.x << 8;
-            low[k] = even.y | odd.y << 8;
-        }
-        tile_w[at + i] = high;
-        tile_w[at + 4 + i] = low;
-    }
-    tile_w[at + 8] = uvec4(floatBitsToUint(o.scale.x), floatBitsToUint(o.minimum.x),
-                           floatBitsToUint(o.minimum.y), 0);
-}
-
-// The products as integers: column n of 64 weight rows begins at n * MATRIX_STRIDE.
-#define MATRIX_STRIDE 68
-shared int tile_c[64 * MATRIX_STRIDE];
-
-// Subgroup s has weight rows 16 (s % 4) ... and activation rows 32 (s / 4) ...
-#define SUMS icoopmatNV<32, gl_ScopeSubgroup, 16, 16>
-#define ROWS_OF icoopmatNV<8, gl_ScopeSubgroup, 16, 32>
-#define COLUMNS icoopmatNV<8, gl_ScopeSubgroup, 32, 16>
-void multiply_matrices(uint stage) {
-    uint m = gl_SubgroupID % 4, n = gl_SubgroupID / 4;
-    SUMS high0 = SUMS(0), high1 = SUMS(0), low0 = SUMS(0), low1 = SUMS(0);
-    [[unroll]] for (uint g = 0; g < 2; g++) {
-        ROWS_OF a, b;
-        COLUMNS x, y;
-        uint at = (stage * 64 + m * 16) * WEIGHT_VECTORS + 2 * g;
-        uint from = (stage * 64 + n * 32) * 5 + 2 * g;
-        coopMatLoadNV(a, tile_w, at, WEIGHT_VECTORS, false);
-        coopMatLoadNV(b, tile_w, at + 4, WEIGHT_VECTORS, false);
-        coopMatLoadNV(x, tile_x, from, 5, true);
-        coopMatLoadNV(y, tile_x, from + 16 * 5, 5, true);
-        high0 = coopMatMulAddNV(a, x, high0);
-        low0 = coopMatMulAddNV(b, x, low0);
-        high1 = coopMatMulAddNV(a, y, high1);
-        low1 = coopMatMulAddNV(b, y, low1);
-    }
-    low0 = high0 * (1 << SPLIT) + low0;
-    low1 = high1 * (1 << SPLIT) + low1;
-    uint to = n * 32 * MATRIX_STRIDE + m * 16;
-    coopMatStoreNV(low0, tile_c, to, MATRIX_STRIDE, true);
-    coopMatStoreNV(low1, tile_c, to + 16 * MATRIX_STRIDE, MATRIX_STRIDE, true);
-}
-
-void multiply_stage(uint stage) {
-    uint tx = gl_LocalInvocationID.x % 16, ty = gl_LocalInvocationID.x / 16;
-    multiply_matrices(stage);
-    barrier();
-    vec3 w[4];
-    [[unroll]] for (uint i = 0; i < 4; i++)
-        w[i] = uintBitsToFloat(tile_w[(stage * 64 + i * 16 + tx) * WEIGHT_VECTORS + 8].xyz);
-    [[unroll]] for (uint r = 0; r < ROWS; r++) {
-        Acts a = get_acts((stage * 16 * ROWS + r * 16 + ty) * 5);
-        [[unroll]] for (uint i = 0; i < 4; i++)
-            sum[i * ROWS + r] =
-                add_whole(tile_c[(r * 16 + ty) * MATRIX_STRIDE + i * 16 + tx], w[i].x, w[i].yz, a,
-                          sum[i * ROWS + r]);
-    }
-}
-
-#else
 
 void put_unit(uint at, Unit o) {
     [[unroll]] for (uint i = 0; i < 4; i++)
@@ -124,7 +29,7 @@ void put_unit(uint at, Unit o) {
         uvec4 s = uvec4(o.whole) & 255u;
         tile_w[at + 4] =
             uvec4(floatBitsToUint(o.scale.x), floatBitsToUint(o.minimum.x),
-                  floatBitsToUint(o.minimum.y), s.x | s.y << 8 | s.z << 16 | s.w << 24);
+                  s.x | s.y << 8 | s.z << 16 | s.w << 24, 0);
     } else {
         tile_w[at + 4] = floatBitsToUint(o.scale);
         tile_w[at + 5] = floatBitsToUint(o.minimum);
@@ -143,9 +48,9 @@ Unit get_unit(uint at) {
     uvec4 v = tile_w[at + 4];
     if (has_integers()) {
         o.scale.x = uintBitsToFloat(v.x);
-        o.minimum.xy = uintBitsToFloat(v.yz);
+        o.minimum.x = uintBitsToFloat(v.y);
         [[unroll]] for (int i = 0; i < 4; i++)
-            o.whole[i] = bitfieldExtract(int(v.w), 8 * i, 8);
+            o.whole[i] = bitfieldExtract(int(v.z), 8 * i, 8);
     } else {
         o.scale = uintBitsToFloat(v);
         o.minimum = uintBitsToFloat(tile_w[at + 5]);
@@ -164,8 +69,6 @@ void multiply_stage(uint stage) {
             sum[i * ROWS + r] = add_unit(o[i], a, sum[i * ROWS + r]);
     }
 }
-
-#endif
 
 // The unit that this thread brings into shared memory: of a weight row, of an activation row, or
 // none. It is loaded while the one two before it is multiplied.
@@ -211,12 +114,6 @@ void put_next(uint u, uint stage) {
         [[unroll]] for (uint i = 0; i < 5; i++)
             tile_x[(stage * 16 * ROWS + t - 128) * 5 + i] = next_x[i];
     }
-}
-
-// The unit after u, lane by lane.
-uint after(uint u) {
-    u += p.lanes;
-    return u < p.units ? u : u % p.lanes + 1;
 }
 
 void main() {

@@ -6,8 +6,8 @@
 //
 // sum += (scale * x.scale) * dot(q, x.q) - minimum * (x.scale * sum(x.q)) for each run of 16 or 32
 // values, dot and sum exact. Where 128 activations share a scale, Q4_K, Q5_K and Q6_K multiply with
-// the scales of runs as integers, and there is one such line a unit:
-// sum += x.scale * (scale * dot - minimums).
+// the scales and minimums of runs as integers, and there is one such line a unit:
+// sum += x.scale * (scale * dot - minimum * least).
 #define GRIDS 9
 #include "types.glsl"
 
@@ -24,7 +24,8 @@ int dot4(uint a, uint b) {
 }
 #endif
 
-// Where has_integers: scale.x is the block's, whole the runs', minimum.xy that of both groups.
+// Where has_integers: scale.x and minimum.x are the block's, whole the scales of runs; of Q4_K and
+// Q5_K those of both groups, then their minimums.
 struct Unit {
     uint q[16];
     vec4 scale, minimum; // of runs of 16
@@ -107,8 +108,8 @@ void unpack_k(Raw raw, uint u, out Unit o) {
     vec2 d = unpackHalf2x16(raw.v[0].x);
     uvec2 s = k_scales(raw.v[0], r);
     o.scale.x = d.x;
-    o.minimum.xy = d.y * vec2(s.y & 255, s.y >> 8);
-    o.whole.xy = ivec2(s.x & 255, s.x >> 8);
+    o.minimum.x = d.y;
+    o.whole = ivec4(s.x & 255, s.x >> 8, s.y & 255, s.y >> 8);
     [[unroll]] for (uint i = 0; i < 8; i++) {
         uint low = raw.v[1 + i / 4][i % 4];
         o.q[i] = low & 0x0f0f0f0f;
@@ -236,30 +237,30 @@ int dot16(Unit w, Acts a, uint i, int before) {
     return total + dot4(w.q[4 * i + 3], a.q[i].w);
 }
 
-// The whole sum of a unit, times its scales, less its minimums.
-float add_whole(int whole, float scale, vec2 minimum, Acts a, float before) {
+// The whole sums of a unit, in f32.
+float add_term(float scale, float dot, float minimum, float least, float x_scale, float before) {
     precise float term = 0;
     if (TYPE == DT_Q6_K) {
-        term = scale * float(whole);
+        term = scale * dot;
     } else {
-        term = minimum.y * float(a.sum.z + a.sum.w);
-        term = fma(minimum.x, float(a.sum.x + a.sum.y), term);
-        term = fma(scale, float(whole), -term);
+        term = minimum * least;
+        term = fma(scale, dot, -term);
     }
-    precise float total = fma(a.scale.x, term, before);
+    precise float total = fma(x_scale, term, before);
     return total;
 }
 
 float add_integers(Unit w, Acts a, float before) {
-    int whole = 0;
+    int dot = 0, least = 0;
     if (TYPE == DT_Q6_K) {
         [[unroll]] for (uint i = 0; i < 4; i++)
-            whole += w.whole[i] * dot16(w, a, i, -32 * a.sum[i]);
+            dot += w.whole[i] * dot16(w, a, i, -32 * a.sum[i]);
     } else {
-        whole = w.whole.x * dot16(w, a, 1, dot16(w, a, 0, 0)) +
-                w.whole.y * dot16(w, a, 3, dot16(w, a, 2, 0));
+        dot = w.whole.x * dot16(w, a, 1, dot16(w, a, 0, 0)) +
+              w.whole.y * dot16(w, a, 3, dot16(w, a, 2, 0));
+        least = w.whole.z * (a.sum.x + a.sum.y) + w.whole.w * (a.sum.z + a.sum.w);
     }
-    return add_whole(whole, w.scale.x, w.minimum.xy, a, before);
+    return add_term(w.scale.x, float(dot), w.minimum.x, float(least), a.scale.x, before);
 }
 
 float add_unit(Unit w, Acts a, float before) {
