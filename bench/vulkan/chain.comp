@@ -2,7 +2,8 @@
  *
  * Constant 1: 0 nothing; 1 each workgroup's first thread reads a word of every buffer that the stage
  * before wrote, and writes one; 2 the same after a stream of `n` 16-byte words from the last buffer;
- * 3 as 2, `stages` times in one dispatch, with a barrier of all workgroups in between. */
+ * 3 as 2, `stages` times in one dispatch, with a barrier of all workgroups in between; 4 and 5: as 1,
+ * after 512 and 4096 instructions, for the time that it takes to fetch them. */
 #version 450
 #extension GL_KHR_memory_scope_semantics : enable
 layout(local_size_x_id = 0) in;
@@ -50,7 +51,31 @@ void exchange(uint value, uint turn) {
     words[group + 4096 * ((turn & 1) ^ 1)] = value + 1 + SALT;
 }
 
+// Multiplications and additions, one after the other, whose constants are all different.
+#define STEP(n) x[(n) & 3] = x[(n) & 3] * (1.0 + float((n) + 5000 * SALT) * 1e-7) + 0.5;
+#define STEPS_8(n) STEP(n) STEP(n + 1) STEP(n + 2) STEP(n + 3) STEP(n + 4) STEP(n + 5) STEP(n + 6) STEP(n + 7)
+#define STEPS_64(n)                                                                                \
+    STEPS_8(n) STEPS_8(n + 8) STEPS_8(n + 16) STEPS_8(n + 24) STEPS_8(n + 32) STEPS_8(n + 40)      \
+    STEPS_8(n + 48) STEPS_8(n + 56)
+#define STEPS_512(n)                                                                               \
+    STEPS_64(n) STEPS_64(n + 64) STEPS_64(n + 128) STEPS_64(n + 192) STEPS_64(n + 256)             \
+    STEPS_64(n + 320) STEPS_64(n + 384) STEPS_64(n + 448)
+
+uint compute() {
+    float x[4];
+    for (uint i = 0; i < 4; i++)
+        x[i] = float(p.turn + i * gl_LocalInvocationID.x);
+    STEPS_512(0)
+    if (KIND == 5) {
+        STEPS_512(512) STEPS_512(1024) STEPS_512(1536) STEPS_512(2048) STEPS_512(2560)
+        STEPS_512(3072) STEPS_512(3584)
+    }
+    return floatBitsToUint(x[0] + x[1] + x[2] + x[3]);
+}
+
 void main() {
+    if (KIND >= 4)
+        exchange(compute(), p.turn);
     if (KIND == 0 && SALT == 1 && p.n == 1)
         words[0] = 1;
     if (KIND == 1)

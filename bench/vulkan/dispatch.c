@@ -23,21 +23,23 @@ static const uint32_t spirv_10[] =
 
 #define FUNCTIONS                                                                                  \
     F(EnumeratePhysicalDevices)                                                                    \
-    F(GetPhysicalDeviceProperties) F(GetPhysicalDeviceMemoryProperties)                            \
-        F(GetPhysicalDeviceQueueFamilyProperties) F(GetPhysicalDeviceFeatures2) F(CreateDevice) F( \
-            GetDeviceQueue) F(CreateBuffer) F(GetBufferMemoryRequirements) F(AllocateMemory)       \
-            F(BindBufferMemory) F(CreateShaderModule) F(CreateDescriptorSetLayout) F(              \
-                CreatePipelineLayout) F(CreateComputePipelines) F(CreateDescriptorPool)            \
-                F(AllocateDescriptorSets) F(UpdateDescriptorSets) F(CreateCommandPool) F(          \
-                    AllocateCommandBuffers) F(BeginCommandBuffer) F(EndCommandBuffer)              \
-                    F(CmdBindPipeline) F(CmdBindDescriptorSets) F(CmdPushConstants) F(CmdDispatch) \
-                        F(CmdPipelineBarrier) F(CmdPipelineBarrier2) F(CmdPipelineBarrier2KHR)     \
-                            F(CreateEvent) F(CmdSetEvent) F(CmdWaitEvents) F(CmdResetEvent)        \
-                                F(CreateQueryPool) F(CmdResetQueryPool) F(CmdWriteTimestamp)       \
-                                    F(GetQueryPoolResults) F(QueueSubmit) F(QueueWaitIdle)         \
-                                        F(CmdExecuteCommands) F(CmdFillBuffer) F(ResetCommandPool) \
-                                            F(EnumerateDeviceExtensionProperties)                  \
-                                                F(GetPhysicalDeviceQueueFamilyProperties2)
+    F(GetPhysicalDeviceProperties)                                                                 \
+    F(GetPhysicalDeviceMemoryProperties) F(GetPhysicalDeviceQueueFamilyProperties) F(              \
+        GetPhysicalDeviceFeatures2) F(CreateDevice) F(GetDeviceQueue) F(CreateBuffer)              \
+        F(GetBufferMemoryRequirements) F(AllocateMemory) F(BindBufferMemory) F(CreateShaderModule) \
+            F(CreateDescriptorSetLayout) F(CreatePipelineLayout) F(CreateComputePipelines)         \
+                F(CreateDescriptorPool) F(AllocateDescriptorSets) F(UpdateDescriptorSets)          \
+                    F(CreateCommandPool) F(AllocateCommandBuffers) F(BeginCommandBuffer)           \
+                        F(EndCommandBuffer) F(CmdBindPipeline) F(CmdBindDescriptorSets)            \
+                            F(CmdPushConstants) F(CmdDispatch) F(CmdPipelineBarrier)               \
+                                F(CmdPipelineBarrier2) F(CmdPipelineBarrier2KHR) F(CreateEvent)    \
+                                    F(CmdSetEvent) F(CmdWaitEvents) F(CmdResetEvent) F(            \
+                                        CreateQueryPool) F(CmdResetQueryPool) F(CmdWriteTimestamp) \
+                                        F(GetQueryPoolResults) F(QueueSubmit) F(QueueWaitIdle)     \
+                                            F(CmdExecuteCommands) F(CmdFillBuffer)                 \
+                                                F(ResetCommandPool)                                \
+                                                    F(EnumerateDeviceExtensionProperties)          \
+                                                        F(GetPhysicalDeviceQueueFamilyProperties2)
 #define F(name) static PFN_vk##name name;
 FUNCTIONS
 #undef F
@@ -236,7 +238,7 @@ static VkPipeline make_pipeline(uint32_t many, uint32_t threads, uint32_t kind) 
     static struct {
         uint32_t many, threads, kind;
         VkPipeline pipeline;
-    } made[64];
+    } made[128];
     static uint32_t n_made;
     for (uint32_t i = 0; i < n_made; i++)
         if (made[i].many == many && made[i].threads == threads && made[i].kind == kind)
@@ -271,9 +273,11 @@ struct chain {
     const char *name;
     enum barrier barrier;
     uint32_t groups, threads, kind;
-    uint32_t many, alternate, push, rebind, secondary; /* flags */
-    uint64_t bytes;                                    /* of a stage */
-    uint32_t first_family;                             /* 1: only the first family */
+    uint32_t many;                    /* 1: ten buffers */
+    uint32_t alternate;               /* pipelines in turn, less one */
+    uint32_t push, rebind, secondary; /* flags */
+    uint64_t bytes;                   /* of a stage */
+    uint32_t first_family;            /* 1: only the first family */
 };
 
 static void put_barrier(VkCommandBuffer c, enum barrier kind, uint32_t stage) {
@@ -336,8 +340,9 @@ static void put_barrier(VkCommandBuffer c, enum barrier kind, uint32_t stage) {
 }
 
 static void encode(VkCommandBuffer c, const struct chain *t) {
-    VkPipeline pipelines[2] = {make_pipeline(t->many, t->threads, t->kind),
-                               make_pipeline(t->many, t->threads, t->kind | 16)};
+    VkPipeline pipelines[8];
+    for (uint32_t i = 0; i <= t->alternate; i++)
+        pipelines[i] = make_pipeline(t->many, t->threads, t->kind | i << 4);
     uint32_t n = (uint32_t)(t->bytes / 16), stages = t->kind == 3 ? 1 : STAGES;
     for (uint32_t s = 0; s < stages; s++) {
         uint32_t fit = (uint32_t)(g.stream_bytes / 16),
@@ -346,7 +351,7 @@ static void encode(VkCommandBuffer c, const struct chain *t) {
         if (s)
             put_barrier(c, t->barrier, s);
         if (s == 0 || t->alternate)
-            CmdBindPipeline(c, VK_PIPELINE_BIND_POINT_COMPUTE, pipelines[t->alternate && s & 1]);
+            CmdBindPipeline(c, VK_PIPELINE_BIND_POINT_COMPUTE, pipelines[s % (t->alternate + 1)]);
         if (s == 0 || t->rebind)
             CmdBindDescriptorSets(c, VK_PIPELINE_BIND_POINT_COMPUTE, g.layout[t->many], 0, 1,
                                   &g.set[t->many], 0, NULL);
@@ -451,6 +456,12 @@ static const struct chain chains[] = {
     {"stream of 17 MB", NONE, 528, 256, 2, 1, 1, 1, 1, .bytes = 17000000},
     {"stream of 17 MB", GLOBAL, 528, 256, 2, 0, 0, 1, 0, .bytes = 17000000},
     {"stream of 27 MB", GLOBAL, 528, 256, 2, 1, 1, 1, 1, .bytes = 27000000},
+    {"512 instructions", GLOBAL, 132, 256, 4, 1, 0, 1, 1},
+    {"512 instructions, 8 programs", GLOBAL, 132, 256, 4, 1, 7, 1, 1},
+    {"4096 instructions", GLOBAL, 132, 256, 5, 1, 0, 1, 1},
+    {"4096 instructions, 2 programs", GLOBAL, 132, 256, 5, 1, 1, 1, 1},
+    {"4096 instructions, 4 programs", GLOBAL, 132, 256, 5, 1, 3, 1, 1},
+    {"4096 instructions, 8 programs", GLOBAL, 132, 256, 5, 1, 7, 1, 1},
     {"barrier in the shader", NONE, 132, 256, 3, 1, 1, 1, 1, .bytes = 0},
     {"barrier in the shader, 528", NONE, 528, 256, 3, 1, 1, 1, 1, .bytes = 0},
     {"the same, stream of 6 MB", NONE, 528, 256, 3, 1, 1, 1, 1, .bytes = 6000000},
