@@ -12,7 +12,6 @@
 struct vulkan_driver vk;
 
 static pthread_mutex_t opening = PTHREAD_MUTEX_INITIALIZER;
-static bool is_open;
 static atomic_uint complaints;
 
 static const struct {
@@ -147,10 +146,17 @@ static int start(struct err *err) {
     return SLUICE_OK;
 }
 
+/* What failed once is not tried again: nothing of it can be undone. */
 int vulkan_driver_open(struct err *err) {
+    static bool is_tried;
+    static int status;
+    static struct err why;
     pthread_mutex_lock(&opening);
-    int status = is_open ? SLUICE_OK : start(err);
-    is_open = is_open || status == SLUICE_OK;
+    if (!is_tried)
+        status = start(&why);
+    is_tried = true;
+    if (status)
+        *err = why;
     pthread_mutex_unlock(&opening);
     return status;
 }
