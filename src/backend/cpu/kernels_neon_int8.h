@@ -283,8 +283,22 @@ struct format {
 };
 
 /* The bits of 1.5 * 2^(23 - shift). */
+#define START_BITS(shift) (0x4b400000 - ((shift) << 23))
+
 INLINE int32_t start_bits(int shift) {
-    return 0x4b400000 - (shift << 23);
+    return START_BITS(shift);
+}
+
+/* Where a sum begins. Loaded for each one: loads have pipes of their own, and a copy of a register
+ * takes the place of a product. `before` makes each load its own. */
+INLINE int32x4_t start_of(int shift, int8x16_t before) {
+#define FOUR_STARTS(shift)                                                                         \
+    { START_BITS(shift), START_BITS(shift), START_BITS(shift), START_BITS(shift) }
+    static const int32x4_t starts[] = {FOUR_STARTS(0), FOUR_STARTS(1), FOUR_STARTS(2),
+                                       FOUR_STARTS(3), FOUR_STARTS(4), FOUR_STARTS(5)};
+    int32x4_t start;
+    __asm__("ldr %q0, %1" : "=w"(start) : "m"(starts[shift]), "w"(before));
+    return start;
 }
 
 INLINE float32x4_t sum_of(int32x4_t dot, int shift) {
@@ -495,8 +509,10 @@ INLINE TARGET void multiply_one(const struct format *f, int8x16_t (*w)[8], float
                                 const struct act_group *a, float32x4_t *whole /* (2) */) {
     const int last = f->runs - 1;
     int32x4_t dot[2][2]; /* [run][half] */
-    UNROLL for (int run = 0; run < f->runs; run++) dot[run][0] = dot[run][1] =
-        vdupq_n_s32(start_bits(f->shift[run]));
+    /* Eight bits a weight are loads enough. */
+    UNROLL for (int run = 0; run < f->runs; run++) UNROLL for (int h = 0; h < 2; h++) dot[run][h] =
+        f->type == DT_Q8_0 ? vdupq_n_s32(start_bits(f->shift[run]))
+                           : start_of(f->shift[run], w[h][4 * run]);
     dot_two(dot[0], w[0], w[1], vld1q_s8(a->q));
     dot_two(dot[last], w[0] + 4, w[1] + 4, vld1q_s8(a->q + 16));
     UNROLL for (int h = 0; h < 2; h++) whole[h] =
@@ -513,7 +529,7 @@ INLINE TARGET void multiply_four(const struct format *f, const int8x16_t *w, con
         UNROLL for (int r = 0; r < 4; r++) {
             x[r] = vld1q_s8(group_of(rows, r, g)->q + 16 * run);
             if (run <= last)
-                dot[run][r] = vdupq_n_s32(start_bits(f->shift[run]));
+                dot[run][r] = start_of(f->shift[run], x[r]);
         }
         dot_four(dot[run <= last ? run : last], w + 4 * run, x);
     }
@@ -601,7 +617,9 @@ INLINE TARGET void dots_of_two(const struct format *f, const int8x16_t *w, const
                                int32x4_t (*dot)[2]) {
     const int steps = 4 / f->runs;
     UNROLL for (int run = 0; run < f->runs; run++) {
-        int32x4_t start = vdupq_n_s32(start_bits(f->shift[run])), pair[2] = {start, start};
+        int32x4_t pair[2];
+        UNROLL for (int p = 0; p < 2; p++) pair[p] =
+            start_of(f->shift[run], vld1q_s8(xy->q[steps * run + p]));
         UNROLL for (int step = steps * run; step < steps * (run + 1); step++) {
             int8x16_t x = vld1q_s8(xy->q[step]);
             UNROLL for (int p = 0; p < 2; p++) pair[p] = vmmlaq_s32(pair[p], w[2 * step + p], x);
