@@ -47,10 +47,10 @@ INLINE const uint8_t *one_fetch(const uint8_t *at, int tile) {
 
 /* A step: products of ring[now] with four values of each query, and the loads of ring[now + 3]. */
 INLINE void one_qk_step(float32x4_t (*acc)[ONE_TILE_MOST], float32x4_t (*ring)[ONE_TILE_MOST],
-                        int now, const float *query, size_t stride, int rows, int tile,
-                        const uint8_t *ahead, size_t row) {
+                        int now, const float *fours, int rows, int tile, const uint8_t *ahead,
+                        size_t row) {
     float32x4_t x[ONE_QUERIES];
-    UNROLL for (int q = 0; q < rows; q++) x[q] = vld1q_f32(query + (size_t)q * stride);
+    UNROLL for (int q = 0; q < rows; q++) x[q] = vld1q_f32(fours + 4 * q);
     UNROLL for (int p = 0; p < tile; p++) {
         UNROLL for (int q = 0; q < rows; q++) ONE_FUSED(acc[q][p], ring[now][p], x[q]);
         ONE_LOAD(ring[(now + 3) % ONE_STEPS][p], ahead + (size_t)p * row);
@@ -68,26 +68,36 @@ INLINE void one_qk_store(float32x4_t (*acc)[ONE_TILE_MOST], int rows, int tile, 
     }
 }
 
+/* Four values of each query, then the next four: to the split's room. */
+INLINE const float *one_fours(const struct attend_split *s, uint32_t first, int rows) {
+    const size_t stride = attend_stride(s->width);
+    float *to = s->tile;
+    for (uint32_t i = 0; i < s->width; i += 4)
+        UNROLL for (int q = 0; q < rows; q++, to += 4)
+            vst1q_f32(to, vld1q_f32(s->queries + (first + (size_t)q) * stride + i));
+    return s->tile;
+}
+
 /* qk of `rows` queries and n positions, rounded up to whole tiles. Asks for the values too. */
 INLINE void one_qk(const struct attend_split *s, uint32_t first, uint32_t n, int rows) {
     const int tile = ONE_TILE(rows);
-    const size_t row = 2 * (size_t)s->width, stride = attend_stride(s->width);
+    const size_t row = 2 * (size_t)s->width;
     const uint8_t *at = s->keys, *fetch = s->values;
-    const float *queries = s->queries + first * stride;
+    const float *queries = one_fours(s, first, rows);
     float32x4_t acc[ONE_QUERIES][ONE_TILE_MOST], ring[ONE_STEPS][ONE_TILE_MOST];
     UNROLL for (int u = 0; u < ONE_STEPS - 1; u++) UNROLL for (int p = 0; p < tile; p++)
         ONE_LOAD(ring[u][p], at + (size_t)p * row + 8 * u);
     for (uint32_t p = 0; p < n; p += (uint32_t)tile) {
         const uint8_t *next = p + (uint32_t)tile < n ? at + (size_t)tile * row : at;
-        const float *query = queries;
+        const float *fours = queries;
         UNROLL for (int q = 0; q < rows; q++) UNROLL for (int t = 0; t < tile; t++) acc[q][t] =
             vdupq_n_f32(0);
-        for (uint32_t i = 0; i < s->width; i += 16, at += 32, query += 16) {
+        for (uint32_t i = 0; i < s->width; i += 16, at += 32, fours += 16 * rows) {
             const uint8_t *ahead = i + 16 < s->width ? at + 32 : next;
             fetch = one_fetch(fetch, tile);
-            one_qk_step(acc, ring, 0, query, stride, rows, tile, at + 24, row);
+            one_qk_step(acc, ring, 0, fours, rows, tile, at + 24, row);
             UNROLL for (int u = 1; u < ONE_STEPS; u++) one_qk_step(
-                acc, ring, u, query + 4 * u, stride, rows, tile, ahead + 8 * (u - 1), row);
+                acc, ring, u, fours + 4 * u * rows, rows, tile, ahead + 8 * (u - 1), row);
         }
         at = next;
         one_qk_store(acc, rows, tile, s->qk + (size_t)first * ATTEND_POSITIONS + p);
