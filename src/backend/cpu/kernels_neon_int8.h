@@ -37,7 +37,7 @@ enum {
     TILES = 8,    /* that an activation row meets in turn */
     MAX_ACTS = 8, /* rows at once */
     CHUNK = 8,    /* groups between visits to the sums: a block of 256 values */
-    SEGMENT = 32, /* groups whose activations are put in pairs for all tiles */
+    SEGMENT = 32, /* groups whose activations are put together for all tiles */
 };
 
 /* ---- opening half a tile
@@ -297,7 +297,8 @@ INLINE int32x4_t start_of(int shift, int8x16_t before) {
     static const int32x4_t starts[] = {FOUR_STARTS(0), FOUR_STARTS(1), FOUR_STARTS(2),
                                        FOUR_STARTS(3), FOUR_STARTS(4), FOUR_STARTS(5)};
     int32x4_t start;
-    __asm__("ldr %q0, %1" : "=w"(start) : "m"(starts[shift]), "w"(before));
+    /* LDUR: LDR with an offset takes an integer pipe too (Neoverse N1). */
+    __asm__("ldur %q0, [%1]" : "=w"(start) : "r"(&starts[shift]), "w"(before));
     return start;
 }
 
@@ -408,49 +409,70 @@ INLINE void load_scales(const struct format *f, struct half from, int g, int hal
  * ----------------------------------------------------------------------------------
  */
 
+/* Many rows' activations are put together before they meet the tiles. */
+#if UNIT == 8
 /* A group of rows x and y as SMMLA meets it: eight values of x and eight of y
  * in a vector. Its sums are of two weight rows, a and b: [a.x a.y b.x b.y]. They
  * stay in this order to the end, so what belongs to rows is [x y x y]. */
-struct pair {
+struct together {
     int8_t q[4][16];
     float scale[4], offset[4], half_offset[2][4];
 };
+enum { TOGETHER = 2 };
+#else
+/* A group of four rows, so that few instructions load them: either half of it
+ * row by row, and what belongs to rows is a vector's four lanes. */
+struct together {
+    int8_t q[2][4][16];
+    float scale[4], offset[4], half_offset[2][4];
+};
+enum { TOGETHER = 4 };
+#endif
 
-INLINE bool is_paired(int acts) {
-    return UNIT == 8 && acts > 1;
+INLINE bool are_together(int acts) {
+    return acts >= TOGETHER;
 }
 
-/* The rows of a call: groups of row r at `at + r * stride`; in pairs, those of
- * all rows for each group. */
+INLINE bool is_paired(int acts) {
+    return UNIT == 8 && are_together(acts);
+}
+
+/* The rows of a call: groups of row r at `at + r * stride`; put together, those
+ * of all rows for each group. */
 struct rows {
     const struct act_group *at;
     size_t stride;
-    const struct pair *pairs;
+    const struct together *together;
 };
 
 INLINE const struct act_group *group_of(struct rows rows, int r, int g) {
     return rows.at + (size_t)r * rows.stride + g;
 }
 
-INLINE const struct pair *pair_of(struct rows rows, int r, int g, int acts) {
-    return rows.pairs + (size_t)g * (size_t)(acts / 2) + r / 2;
+INLINE const struct together *together_of(struct rows rows, int r, int g, int acts) {
+    return rows.together + (size_t)g * (size_t)(acts / TOGETHER) + r / TOGETHER;
 }
 
-/* What the vectors of row r in group g are multiplied with: the row's own, or
- * its pair's. */
+/* What the vectors of row r are multiplied with, of four numbers that belong to
+ * rows together: all of them, or the row's lane. */
+INLINE float32x4_t of_rows(const float *four, int r) {
+    float32x4_t v = vld1q_f32(four);
+    return UNIT == 8 ? v : vdupq_n_f32(v[r % TOGETHER]);
+}
+
 INLINE float32x4_t scale_of_row(struct rows rows, int r, int g, int acts) {
-    return is_paired(acts) ? vld1q_f32(pair_of(rows, r, g, acts)->scale)
-                           : vdupq_n_f32(group_of(rows, r, g)->scale);
+    return are_together(acts) ? of_rows(together_of(rows, r, g, acts)->scale, r)
+                              : vdupq_n_f32(group_of(rows, r, g)->scale);
 }
 
 INLINE float32x4_t offset_of_row(struct rows rows, int r, int g, int acts) {
-    return is_paired(acts) ? vld1q_f32(pair_of(rows, r, g, acts)->offset)
-                           : vdupq_n_f32(group_of(rows, r, g)->offset);
+    return are_together(acts) ? of_rows(together_of(rows, r, g, acts)->offset, r)
+                              : vdupq_n_f32(group_of(rows, r, g)->offset);
 }
 
 INLINE float32x4_t half_offset_of_row(struct rows rows, int r, int g, int half, int acts) {
-    return is_paired(acts) ? vld1q_f32(pair_of(rows, r, g, acts)->half_offset[half])
-                           : vdupq_n_f32(group_of(rows, r, g)->half_offset[half]);
+    return are_together(acts) ? of_rows(together_of(rows, r, g, acts)->half_offset[half], r)
+                              : vdupq_n_f32(group_of(rows, r, g)->half_offset[half]);
 }
 
 /* What belongs to four weight rows, for row r: in pairs, the even row's vectors
@@ -519,15 +541,15 @@ INLINE TARGET void multiply_one(const struct format *f, int8x16_t (*w)[8], float
         whole_of(f, (int32x4_t[2]){dot[0][h], dot[last][h]}, s[h]);
 }
 
-/* Half a tile with four rows from `rows` on. */
+/* Half a tile with four rows. */
 INLINE TARGET void multiply_four(const struct format *f, const int8x16_t *w, const float32x4_t *s,
-                                 struct rows rows, int g, float32x4_t *whole /* (4) */) {
+                                 const struct together *four, float32x4_t *whole /* (4) */) {
     const int last = f->runs - 1;
     int32x4_t dot[2][4]; /* [run][row] */
     UNROLL for (int run = 0; run < 2; run++) {
         int8x16_t x[4];
         UNROLL for (int r = 0; r < 4; r++) {
-            x[r] = vld1q_s8(group_of(rows, r, g)->q + 16 * run);
+            x[r] = vld1q_s8(four->q[run][r]);
             if (run <= last)
                 dot[run][r] = start_of(f->shift[run], x[r]);
         }
@@ -547,10 +569,27 @@ INLINE TARGET void multiply(const struct format *f, int8x16_t (*w)[8], float32x4
         whole[0][r] = both[0];
         whole[1][r] = both[1];
     }
-    UNROLL for (int r = 0; r < acts && acts > 2; r += 4) {
-        struct rows from = {group_of(rows, r, 0), rows.stride, NULL};
-        multiply_four(f, w[0], s[0], from, g, whole[0] + r);
-    }
+    UNROLL for (int r = 0; r < acts && acts > 2; r += 4)
+        multiply_four(f, w[0], s[0], together_of(rows, r, g, acts), whole[0] + r);
+}
+
+/* n groups of `acts` rows. */
+INLINE void put_together(const struct format *f, struct rows rows, uint32_t n, int acts,
+                         struct together *to) {
+    for (uint32_t g = 0; g < n; g++)
+        UNROLL for (int first = 0; first < acts; first += TOGETHER, to++)
+            UNROLL for (int r = 0; r < TOGETHER; r++) {
+            const struct act_group *x = group_of(rows, first + r, (int)g);
+            vst1q_s8(to->q[0][r], vld1q_s8(x->q));
+            vst1q_s8(to->q[1][r], vld1q_s8(x->q + 16));
+            to->scale[r] = x->scale;
+            if (f->has_min && f->runs == 1)
+                to->offset[r] = x->offset;
+            if (f->has_min && f->runs == 2) {
+                to->half_offset[0][r] = x->half_offset[0];
+                to->half_offset[1][r] = x->half_offset[1];
+            }
+        }
 }
 
 #else
@@ -567,9 +606,9 @@ INLINE float32x4_t two_twice(float x, float y) {
     return vcombine_f32(both, both);
 }
 
-/* n groups of `acts` rows in pairs. */
-INLINE void make_pairs(const struct format *f, struct rows rows, uint32_t n, int acts,
-                       struct pair *to) {
+/* n groups of `acts` rows. */
+INLINE void put_together(const struct format *f, struct rows rows, uint32_t n, int acts,
+                         struct together *to) {
     for (uint32_t g = 0; g < n; g++)
         UNROLL for (int r = 0; r < acts; r += 2, to++) {
             const struct act_group *x = group_of(rows, r, (int)g);
@@ -613,8 +652,8 @@ INLINE TARGET void dots_of_one(const struct format *f, const int8x16_t *w,
 
 /* Of two rows by SMMLA: [a b] x [x y] -> [a.x a.y b.x b.y]. dot: [two weight
  * rows, and the other two][run]. */
-INLINE TARGET void dots_of_two(const struct format *f, const int8x16_t *w, const struct pair *xy,
-                               int32x4_t (*dot)[2]) {
+INLINE TARGET void dots_of_two(const struct format *f, const int8x16_t *w,
+                               const struct together *xy, int32x4_t (*dot)[2]) {
     const int steps = 4 / f->runs;
     UNROLL for (int run = 0; run < f->runs; run++) {
         int32x4_t pair[2];
@@ -641,7 +680,7 @@ INLINE TARGET void multiply(const struct format *f, int8x16_t (*w)[8], float32x4
             whole[h][0] = whole_of(f, dot[0], s[h]);
         }
         UNROLL for (int r = 0; r + 1 < acts; r += 2) {
-            dots_of_two(f, w[h], pair_of(rows, r, g, acts), dot);
+            dots_of_two(f, w[h], together_of(rows, r, g, acts), dot);
             UNROLL for (int p = 0; p < 2; p++) {
                 float32x4_t scales[2] = {of_weights(s[h][0], p, acts),
                                          of_weights(s[h][1], p, acts)};
@@ -766,8 +805,8 @@ INLINE TARGET void add_tile(const struct format *f, const uint8_t *at, uint32_t 
     const uint32_t step = f->groups > 1 || halves == 1 ? CHUNK : n;
     for (uint32_t g = 0; g < n; g += step) {
         struct rows from = {rows.at + g, rows.stride, NULL};
-        if (is_paired(acts))
-            from.pairs = pair_of(rows, 0, (int)g, acts);
+        if (are_together(acts))
+            from.together = together_of(rows, 0, (int)g, acts);
         int some = n - g < step ? (int)(n - g) : (int)step;
         uint32_t bytes = f->groups > 1 ? f->size : (uint32_t)some * f->size;
         for (int first = 0; first < 2; first += halves) {
@@ -781,22 +820,20 @@ INLINE TARGET void add_tile(const struct format *f, const uint8_t *at, uint32_t 
 }
 
 /* One tile after the other, as memory has them: Neoverse cores read one stream
- * at 19.6 GB/s a core (N1) and eight side by side at 12.3. Pairs are made for a
- * segment of all tiles. */
+ * at 19.6 GB/s a core (N1) and eight side by side at 12.3. Rows are put together
+ * for a segment of all tiles. */
 INLINE TARGET void add_tiles(const struct format *f, struct tiles tiles, struct rows rows, int acts,
                              float32x4_t (*sums)[2][MAX_ACTS]) {
-#if UNIT == 8
-    struct pair pairs[SEGMENT * MAX_ACTS / 2];
-    for (uint32_t g = 0; is_paired(acts) && g < tiles.groups; g += SEGMENT) {
+    struct together together[SEGMENT * MAX_ACTS / TOGETHER];
+    for (uint32_t g = 0; are_together(acts) && g < tiles.groups; g += SEGMENT) {
         uint32_t n = tiles.groups - g < SEGMENT ? tiles.groups - g : SEGMENT;
-        struct rows from = {rows.at + g, rows.stride, pairs};
+        struct rows from = {rows.at + g, rows.stride, together};
         const uint8_t *at = tiles.at + g / (uint32_t)f->groups * f->size;
-        make_pairs(f, from, n, acts, pairs);
+        put_together(f, from, n, acts, together);
         for (uint32_t t = 0; t < tiles.count; t++)
             add_tile(f, at + t * tiles.bytes, n, from, acts, sums[t]);
     }
-#endif
-    for (uint32_t t = 0; !is_paired(acts) && t < tiles.count; t++)
+    for (uint32_t t = 0; !are_together(acts) && t < tiles.count; t++)
         add_tile(f, tiles.at + t * tiles.bytes, tiles.groups, rows, acts, sums[t]);
 }
 
