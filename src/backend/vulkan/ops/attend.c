@@ -5,15 +5,15 @@
  *                      many: a workgroup combines the parts of its queries itself
  *   attend_one_TYPE    one row: the first two
  *   attend_combine     few rows: each query's parts, in order */
-#include <stddef.h>
-
 #include "backend/vulkan/host/vulkan.h"
 #include "base/size.h"
 #include "plan/io.h"
 
 enum {
-    THREADS = 128, /* of all three */
-    PART = 32,     /* positions of the shortest part: ATTEND_TILE in attend.glsl */
+    THREADS = 128,
+    ONE_THREADS = 512, /* of attend_one, where a device has so many */
+    GROUPS_PER_CORE = 8,
+    PART = 32, /* positions of the shortest part: ATTEND_TILE in attend.glsl */
     MAX_PARTS = 256,
     MAX_WIDTH = 512,
     FEW_ROWS = 32,
@@ -136,68 +136,75 @@ static int add_store(struct vulkan_recorder *r, const struct op_attend *a,
     return vulkan_add(r, &d);
 }
 
-struct attend_push {
-    uint32_t pages_first, out_first, out_stride;
-    uint32_t in_first, q_stride, k_column, v_column; /* from here on: attend_one */
-    uint32_t q_norm_first, k_norm_first, angles_first;
-    float eps, scale;
-};
-
-/* What attend_one needs beside what attend does. */
-static void make_one(struct vulkan_recorder *r, const struct op_attend *a,
-                     struct vulkan_dispatch *d, struct attend_push *push) {
-    bool has_q = a->q_norm.n_dims, has_k = a->k_norm.n_dims;
-    push->q_stride = a->q_stride;
-    push->k_column = a->k_column;
-    push->v_column = a->v_column;
-    push->eps = a->eps;
-    push->scale = a->scale * LOG2_E;
-    d->shader = TYPES[type_of(a)].one;
-    d->constants[11] = a->rotary;
-    d->constants[12] = a->pairing == ROPE_NEIGHBOURS;
-    d->constants[13] = has_q;
-    d->constants[14] = has_k;
-    d->n_constants = 15;
-    d->binds[1] = vulkan_operand(r, &a->in, VULKAN_READ, &push->in_first);
-    d->binds[3] = vulkan_as(d->binds[3], VULKAN_READ | VULKAN_WRITE);
-    d->binds[4] = vulkan_as(d->binds[4], VULKAN_READ | VULKAN_WRITE);
-    d->binds[7] = vulkan_operand(r, has_q ? &a->q_norm : &a->in, VULKAN_READ, &push->q_norm_first);
-    d->binds[8] = vulkan_operand(r, has_k ? &a->k_norm : &a->in, VULKAN_READ, &push->k_norm_first);
-    d->binds[9] =
-        vulkan_operand(r, a->rotary ? &a->angles : &a->in, VULKAN_READ, &push->angles_first);
-    d->n_binds = 10;
-    d->push_bytes = sizeof *push;
-}
-
-/* queries: NULL in plans of one row. parts and sums: of a tiling that is not whole. */
+/* queries: of add_store. parts and sums: of a tiling that is not whole. */
 static int add_attend(struct vulkan_recorder *r, const struct op_attend *a, const struct tiling *t,
-                      const struct vulkan_bind *queries, struct vulkan_bind parts,
+                      struct vulkan_bind queries, struct vulkan_bind parts,
                       struct vulkan_bind sums) {
-    struct attend_push push = {.out_stride = a->out.stride};
+    struct {
+        uint32_t pages_first, out_first, out_stride;
+    } push = {.out_stride = a->out.stride};
     uint32_t zero, jobs = r->plan->max_rows * a->kv_heads * t->kv_tiles;
     if (!t->is_whole)
         jobs *= t->max_parts;
     struct vulkan_dispatch d = {
         .shader = TYPES[type_of(a)].attend,
-        .groups = {min_u32(jobs, 8 * r->can->n_cores), 1, 1},
+        .groups = {min_u32(jobs, GROUPS_PER_CORE * r->can->n_cores), 1, 1},
         .constants = {THREADS, a->head_width, a->heads, a->kv_heads, t->rows * t->heads, t->heads,
                       t->kv_tiles, t->rows, t->is_whole, t->max_parts, a->pages.dims[0]},
         .n_constants = 11,
         .has_lanes = true,
         .n_binds = 7,
         .push = &push,
-        .push_bytes = offsetof(struct attend_push, in_first),
+        .push_bytes = sizeof push,
     };
     d.binds[0] = vulkan_io_copy(r, VULKAN_READ);
+    d.binds[1] = vulkan_as(queries, VULKAN_READ);
     d.binds[2] = vulkan_operand(r, &a->pages, VULKAN_READ, &push.pages_first);
     d.binds[3] = vulkan_operand(r, &a->keys, VULKAN_READ, &zero);
     d.binds[4] = vulkan_operand(r, &a->values, VULKAN_READ, &zero);
     d.binds[5] = t->is_whole ? vulkan_operand(r, &a->out, VULKAN_WRITE, &push.out_first) : parts;
     d.binds[6] = t->is_whole ? d.binds[5] : sums;
-    if (queries)
-        d.binds[1] = vulkan_as(*queries, VULKAN_READ);
-    else
-        make_one(r, a, &d, &push);
+    return vulkan_add(r, &d);
+}
+
+/* All parts that a workgroup takes are of one tile, so that it makes its queries once. */
+static int add_one(struct vulkan_recorder *r, const struct op_attend *a, const struct tiling *t,
+                   struct vulkan_bind parts, struct vulkan_bind sums) {
+    struct {
+        uint32_t pages_first, in_first, q_stride, k_column, v_column;
+        uint32_t q_norm_first, k_norm_first, angles_first;
+        float eps, scale;
+    } push = {.q_stride = a->q_stride,
+              .k_column = a->k_column,
+              .v_column = a->v_column,
+              .eps = a->eps,
+              .scale = a->scale * LOG2_E};
+    bool has_q = a->q_norm.n_dims, has_k = a->k_norm.n_dims;
+    uint32_t threads = r->can->max_threads >= ONE_THREADS ? ONE_THREADS : THREADS;
+    uint32_t zero, tiles = a->kv_heads * t->kv_tiles, most = GROUPS_PER_CORE * r->can->n_cores;
+    struct vulkan_dispatch d = {
+        .shader = TYPES[type_of(a)].one,
+        .groups = {tiles * min_u32(t->max_parts, most > tiles ? most / tiles : 1), 1, 1},
+        .constants = {threads, a->head_width, a->heads, a->kv_heads, t->heads, threads, t->kv_tiles,
+                      t->max_parts, a->pages.dims[0], a->rotary, a->pairing == ROPE_NEIGHBOURS,
+                      has_q, has_k},
+        .n_constants = 13,
+        .has_lanes = true,
+        .n_binds = 10,
+        .push = &push,
+        .push_bytes = sizeof push,
+    };
+    d.binds[0] = vulkan_io_copy(r, VULKAN_READ);
+    d.binds[1] = vulkan_operand(r, &a->in, VULKAN_READ, &push.in_first);
+    d.binds[2] = vulkan_operand(r, &a->pages, VULKAN_READ, &push.pages_first);
+    d.binds[3] = vulkan_operand(r, &a->keys, VULKAN_READ | VULKAN_WRITE, &zero);
+    d.binds[4] = vulkan_operand(r, &a->values, VULKAN_READ | VULKAN_WRITE, &zero);
+    d.binds[5] = parts;
+    d.binds[6] = sums;
+    d.binds[7] = vulkan_operand(r, has_q ? &a->q_norm : &a->in, VULKAN_READ, &push.q_norm_first);
+    d.binds[8] = vulkan_operand(r, has_k ? &a->k_norm : &a->in, VULKAN_READ, &push.k_norm_first);
+    d.binds[9] =
+        vulkan_operand(r, a->rotary ? &a->angles : &a->in, VULKAN_READ, &push.angles_first);
     return vulkan_add(r, &d);
 }
 
@@ -235,12 +242,14 @@ int vulkan_record_attend(struct vulkan_recorder *r, const struct op *op) {
         parts = vulkan_as(vulkan_work(r, parts_bytes(r, a, &t)), VULKAN_WRITE);
         sums = vulkan_as(vulkan_work(r, heads * t.max_parts * 2 * sizeof(float)), VULKAN_WRITE);
     }
-    if (!is_one) {
+    if (is_one) {
+        status = add_one(r, a, &t, parts, sums);
+    } else {
         queries = vulkan_work(r, heads * a->head_width * sizeof(float));
         status = add_store(r, a, queries);
+        if (!status)
+            status = add_attend(r, a, &t, queries, parts, sums);
     }
-    if (!status)
-        status = add_attend(r, a, &t, is_one ? NULL : &queries, parts, sums);
     if (!status && !t.is_whole)
         status = add_combine(r, a, &t, parts, sums);
     return status;

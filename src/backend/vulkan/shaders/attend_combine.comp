@@ -1,6 +1,7 @@
 #version 450
 // attend_combine.comp - a query's parts combined in order (attend.glsl): 128 columns of a query head
-// a workgroup.
+// a workgroup. Sixteen parts at a time go through shared memory, so that their loads are in flight
+// together and the code is short (attend_one.comp).
 #extension GL_GOOGLE_include_directive : require
 #extension GL_EXT_control_flow_attributes : require
 #include "io.glsl"
@@ -17,13 +18,16 @@ layout(push_constant) uniform Push {
 } p;
 
 layout(binding = 0) readonly buffer Io { uint io[]; };
-layout(binding = 1) readonly buffer Parts { float parts[]; };
+layout(binding = 1) readonly buffer Parts { vec4 parts[]; }; // (R, H, parts, d)
 layout(binding = 2) readonly buffer Sums { vec2 sums[]; };
 layout(binding = 3) writeonly buffer Out { float result[]; };
 
-#define AHEAD 32 // parts in flight
-const uint ROOM = (MAX_PARTS + AHEAD - 1) / AHEAD * AHEAD;
+#define AHEAD 16                        // parts
+#define EACH (AHEAD / 4)                // loads of a thread
+#define COLUMNS4 (ATTEND_THREADS / 4)
+const uint ROOM = (MAX_PARTS + AHEAD - 1) / AHEAD * AHEAD, D4 = D / 4;
 
+shared vec4 staged[AHEAD * COLUMNS4];
 shared vec2 of_part[ROOM], factor[ROOM];
 shared float largest[ROOM]; // up to each part
 
@@ -45,11 +49,14 @@ void scan(uint t, uint n) {
     }
 }
 
-float ahead[AHEAD];
+vec4 ahead[EACH];
 
-void load_parts(uint at, uint c, uint first, uint n) {
-    [[unroll]] for (uint k = 0; k < AHEAD; k++)
-        ahead[k] = c < D && first + k < n ? parts[(at + first + k) * D + c] : 0;
+// Parts [first, first + AHEAD) of n, from vector c of a row on.
+void load_parts(uint t, uint at, uint c, uint first, uint n) {
+    [[unroll]] for (uint k = 0; k < EACH; k++) {
+        uint part = first + k * 4 + t / COLUMNS4, column = c + t % COLUMNS4;
+        ahead[k] = part < n && column < D4 ? parts[(at + part) * D4 + column] : vec4(0);
+    }
 }
 
 void main() {
@@ -57,8 +64,8 @@ void main() {
     if (row >= io_n_rows())
         return;
     uint n = attend_parts(io_row_position(row) + 1), at = (row * HEADS + head) * MAX_PARTS;
-    uint c = gl_WorkGroupID.z * ATTEND_THREADS + t;
-    load_parts(at, c, 0, n);
+    uint c = gl_WorkGroupID.z * COLUMNS4;
+    load_parts(t, at, c, 0, n);
     for (uint i = t; i < ROOM; i += ATTEND_THREADS) {
         vec2 part = i < n ? sums[at + i] : vec2(0);
         of_part[i] = part;
@@ -73,16 +80,20 @@ void main() {
     }
     barrier();
     precise float sum = 0, whole = 0;
-    for (uint i = 0; i < n; i += AHEAD) {
-        if (i > 0)
-            load_parts(at, c, i, n);
-        [[unroll]] for (uint k = 0; k < AHEAD; k++) {
+    [[dont_unroll]] for (uint i = 0; i < n; i += AHEAD) {
+        barrier();
+        [[unroll]] for (uint k = 0; k < EACH; k++)
+            staged[k * ATTEND_THREADS + t] = ahead[k];
+        load_parts(t, at, c, i + AHEAD, n);
+        barrier();
+        uint end = min(AHEAD, n - i);
+        for (uint k = 0; k < end; k++) {
             vec2 f = factor[i + k];
             sum = fma(sum, f.x, of_part[i + k].y * f.y);
-            whole = fma(whole, f.x, ahead[k] * f.y);
+            whole = fma(whole, f.x, staged[k * COLUMNS4 + t / 4][t % 4] * f.y);
         }
     }
     precise float y = whole * (1.0 / sum);
-    if (c < D)
-        result[p.out_first + row * p.out_stride + head * D + c] = y;
+    if (4 * c + t < D)
+        result[p.out_first + row * p.out_stride + head * D + 4 * c + t] = y;
 }

@@ -6,7 +6,10 @@
 #ifndef ATTEND_HEAD_GLSL
 #define ATTEND_HEAD_GLSL
 
-shared float x[D];
+#ifndef HEADS_OF_X
+#define HEADS_OF_X 1
+#endif
+shared float x[HEADS_OF_X * D];
 
 // ---- norm and rotation ------------------------------------------------------------------------
 
@@ -87,7 +90,7 @@ uint word_of(uint w) {
 #else
 #define BLOCK (CACHE == 2 ? 17 : 9) // half-words
 #define HALVES (D / 32 * BLOCK)
-shared uint halves[HALVES];
+shared uint halves[HEADS_OF_X * HALVES];
 
 bool is_number(float v) {
     return (floatBitsToUint(v) & 0x7f800000u) != 0x7f800000u;
@@ -150,16 +153,14 @@ void encode_block(uint b) {
     for (uint w = t; w < N_WORDS; w += ATTEND_THREADS)                                             \
         cache[WORDS(cache_row) + w] = word_of(w);
 #else
-// The first and the last word may hold half a neighbour, which others write now.
-#define STORE(cache)                                                                               \
-    for (uint b = t; b < D / 32; b += ATTEND_THREADS)                                              \
-        encode_block(b);                                                                           \
-    barrier();                                                                                     \
-    uint first = cache_row * HALVES;                                                               \
-    for (uint w = first / 2 + t; w <= (first + HALVES - 1) / 2; w += ATTEND_THREADS) {             \
+// HALVES from halves[from] on to the cache's row. The first and the last word may hold half a
+// neighbour, which others write now.
+#define STORE_HALVES(cache, row, from, threads)                                                    \
+    for (uint w = (row) * HALVES / 2 + t; w <= ((row) * HALVES + HALVES - 1) / 2; w += threads) {  \
+        uint first = (row) * HALVES;                                                               \
         bool has_low = 2 * w >= first, has_high = 2 * w + 1 < first + HALVES;                      \
-        uint low = has_low ? halves[2 * w - first] : 0;                                            \
-        uint high = has_high ? halves[2 * w + 1 - first] << 16 : 0;                                \
+        uint low = has_low ? halves[(from) + 2 * w - first] : 0;                                   \
+        uint high = has_high ? halves[(from) + 2 * w + 1 - first] << 16 : 0;                       \
         if (has_low && has_high) {                                                                 \
             cache[w] = low | high;                                                                 \
         } else {                                                                                   \
@@ -167,6 +168,11 @@ void encode_block(uint b) {
             atomicOr(cache[w], low | high);                                                        \
         }                                                                                          \
     }
+#define STORE(cache)                                                                               \
+    for (uint b = t; b < D / 32; b += ATTEND_THREADS)                                              \
+        encode_block(b);                                                                           \
+    barrier();                                                                                     \
+    STORE_HALVES(cache, cache_row, 0, ATTEND_THREADS)
 #endif
 
 #endif

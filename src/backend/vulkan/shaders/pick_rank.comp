@@ -3,10 +3,12 @@
 // biases, penalties and mask where an output asks for them, on a copy. Logits that are wanted go to
 // the host from here.
 #extension GL_GOOGLE_include_directive : require
+#extension GL_EXT_control_flow_attributes : require
 #include "io.glsl"
 #include "pick.glsl"
 
 #define THREADS 128
+#define AHEAD 8 // logits of a thread that are loaded together
 layout(local_size_x_id = 0) in;
 layout(constant_id = 1) const uint VOCAB = 1;
 layout(constant_id = 2) const uint STRETCH = 128; // a multiple of 32
@@ -173,17 +175,23 @@ void main() {
                       ((flags & IO_HAS_MASK) != 0 || io_output_n_bias(o) > 0 || has_penalties());
     uvec2 key = uvec2(0);
     bool are_finite = true;
-    for (uint i = begin + t; i < all_end; i += THREADS) {
-        float x = logits[logits_at + i];
-        if ((flags & IO_WANTS_LOGITS) != 0)
-            wanted[p.wanted_first + o * p.wanted_stride + i] = x;
-        if (i >= end)
-            continue;
-        are_finite = are_finite && is_finite(x);
-        if (is_changed)
-            room[room_at + i] = x;
-        else
-            key = max64(key, argmax_key(x, i));
+    for (uint from = begin + t; from < all_end; from += AHEAD * THREADS) {
+        float ahead[AHEAD];
+        [[unroll]] for (uint k = 0; k < AHEAD; k++)
+            ahead[k] = logits[logits_at + min(from + k * THREADS, all_end - 1)];
+        [[unroll]] for (uint k = 0; k < AHEAD; k++) {
+            uint i = from + k * THREADS;
+            float x = ahead[k];
+            if ((flags & IO_WANTS_LOGITS) != 0 && i < all_end)
+                wanted[p.wanted_first + o * p.wanted_stride + i] = x;
+            if (i >= end)
+                continue;
+            are_finite = are_finite && is_finite(x);
+            if (is_changed)
+                room[room_at + i] = x;
+            else
+                key = max64(key, argmax_key(x, i));
+        }
     }
     if (is_changed) {
         memoryBarrierBuffer();

@@ -1,0 +1,453 @@
+#version 450
+// attend_one.comp - attention of the only row of a plan: queries, key and value are made here, and
+// partial results go to memory, for attend_combine.comp. The arithmetic is that of attend_store.comp
+// and attend.comp, in the same order.
+//
+// A workgroup has a tile, the query heads of one KV head, and every so many parts of the sequence
+// (attend.glsl). The one that has the last part stores the row's key and value, and takes them from
+// shared memory.
+//
+//   QK       sixteen lanes a position, a thread 512 / THREADS positions of a tile of 32
+//   softmax  sixteen threads a query, two positions each
+//   PV       128 threads a query: four columns and every GROUPS-th position each
+//
+// With 512 threads each has little to do, and the code is short: between two uses in a step other
+// shaders run, so that it comes from L2 every time, and a kilobyte takes 0.1 to 0.4 us on an H200.
+// What is loaded does not wait for what else is loaded: the row before IO has said its position, the
+// first tile of an F16 cache while the heads are made.
+//
+// CACHE as in attend_head.glsl.
+#extension GL_GOOGLE_include_directive : require
+#extension GL_EXT_control_flow_attributes : require
+#extension GL_KHR_shader_subgroup_basic : require
+#extension GL_KHR_shader_subgroup_shuffle : require
+#include "io.glsl"
+#include "attend.glsl"
+
+layout(local_size_x_id = 0) in;
+layout(constant_id = 1) const uint D = 128;
+layout(constant_id = 2) const uint HEADS = 1;
+layout(constant_id = 3) const uint KV_HEADS = 1;
+layout(constant_id = 4) const uint QUERIES = 4;    // of a tile
+layout(constant_id = 5) const uint THREADS = 128;  // or 512: of the workgroup
+layout(constant_id = 6) const uint KV_TILES = 1;   // tiles of a KV head
+layout(constant_id = 7) const uint MAX_PARTS = 1;
+layout(constant_id = 8) const uint PAGES = 1;
+layout(constant_id = 9) const uint ROTARY = 0;
+layout(constant_id = 10) const uint IS_NEIGHBOURS = 0;
+layout(constant_id = 11) const uint HAS_Q_NORM = 0;
+layout(constant_id = 12) const uint HAS_K_NORM = 0;
+
+layout(push_constant) uniform Push {
+    IO_AT;
+    uint pages_first;
+    uint in_first, q_stride, k_column, v_column;
+    uint q_norm_first, k_norm_first, angles_first;
+    float eps, scale;
+} p;
+
+layout(binding = 0) readonly buffer Io { uint io[]; };
+layout(binding = 1) readonly buffer In { float x_in[]; };
+layout(binding = 2) readonly buffer Pages { uint pages[]; };
+layout(binding = 3) buffer KeyWords { uint key_words[]; };
+layout(binding = 4) buffer ValueWords { uint value_words[]; };
+#include "attend_cache.glsl"
+layout(binding = 5) writeonly buffer Parts { vec4 result4[]; }; // (H, parts, d)
+layout(binding = 6) writeonly buffer Sums { vec2 sums[]; };   // (H, parts): maximum and sum
+layout(binding = 7) readonly buffer QNorm { float q_norm[]; };
+layout(binding = 8) readonly buffer KNorm { float k_norm[]; };
+layout(binding = 9) readonly buffer Angles { float angles[]; };
+
+const uint LANES = 16, D4 = D / 4;
+const uint TEAMS = THREADS / ATTEND_THREADS; // of 128 threads
+const uint GROUPS = ATTEND_THREADS / D4;
+const uint POSITIONS = ATTEND_TILE * LANES / THREADS;
+const uint OWN_QUERIES = (QUERIES + TEAMS - 1) / TEAMS;
+const uint SLOTS = (QUERIES + TEAMS) / TEAMS; // heads that a team makes: the queries and the key
+const uint SCORES = QUERIES * ATTEND_TILE * 5;        // of fours of lanes: 4 + 1
+const uint OTHERS = 4 * TEAMS * D4 * (GROUPS - 1);    // PV of other groups than the first
+const uint SQUARES_N = 136 * (QUERIES + 1);           // of attend_head.glsl
+const uint MOST = SCORES > OTHERS ? SCORES : OTHERS;
+const uint ROOM = MOST > SQUARES_N ? MOST : SQUARES_N;
+
+shared vec4 query[QUERIES * D4];
+shared vec4 room[(ROOM + 3) / 4]; // for one after the other
+shared float most[QUERIES * 16];
+shared float weight[QUERIES * ATTEND_TILE];
+shared float rescale[QUERIES];
+
+#define HEADS_OF_X 2 // the key, then the value
+#define SQUARES(i) room[(i) / 4][(i) % 4]
+#include "attend_head.glsl"
+#if CACHE == 1
+shared uint new_words[D];
+#endif
+
+// ---- the cache --------------------------------------------------------------------------------
+
+#if CACHE > 1
+#define OWN_HALF(halves, h) halves[h]
+FOUR_OF(four_own, halves, OWN_HALF)
+#endif
+
+// Of the row's own key (head 0) or value (1), as the cache has it.
+vec4 own_four(uint head, uint c) {
+#if CACHE == 0
+    uint i = head * D + 4 * c;
+    return vec4(x[i], x[i + 1], x[i + 2], x[i + 3]);
+#elif CACHE == 1
+    uint i = head * (D / 2) + 2 * c;
+    return four_halves(uvec2(new_words[i], new_words[i + 1]));
+#else
+    return four_own(head, c);
+#endif
+}
+
+uint page_row(uint slot, uint kv_head, uint position) {
+    uint page = pages[p.pages_first + slot * PAGES + position / IO_PAGE_POSITIONS];
+    return (page * KV_HEADS + kv_head) * IO_PAGE_POSITIONS + position % IO_PAGE_POSITIONS;
+}
+
+// ---- the row's own heads ----------------------------------------------------------------------
+
+// What a thread loads of its team's heads, and of the value: all of it is in flight before IO says
+// anything.
+const uint OF_HEAD = (D + ATTEND_THREADS - 1) / ATTEND_THREADS;
+const uint OF_VALUE = (D + THREADS - 1) / THREADS;
+const uint PAIRS = ROTARY > 1 ? ROTARY / 2 : 1;
+const uint OF_ANGLES = ((QUERIES + 1) * PAIRS + THREADS - 1) / THREADS;
+struct Raw {
+    float head[SLOTS * OF_HEAD], norm[SLOTS * OF_HEAD], value[OF_VALUE];
+    vec2 angle[OF_ANGLES];
+};
+Raw raw;
+
+void load_row(uint t, uint kv_head, uint first_head, uint n_heads) {
+    [[unroll]] for (uint s = 0; s < SLOTS; s++) {
+        uint h = s * TEAMS + t / ATTEND_THREADS;
+        uint at = h < QUERIES ? (first_head + min(h, n_heads - 1)) * p.q_stride
+                              : p.k_column + kv_head * D;
+        [[unroll]] for (uint e = 0; e < OF_HEAD; e++) {
+            uint i = min(e * ATTEND_THREADS + t % ATTEND_THREADS, D - 1);
+            raw.head[s * OF_HEAD + e] = x_in[p.in_first + at + i];
+            float w = 1;
+            if (h < QUERIES && HAS_Q_NORM != 0)
+                w = q_norm[p.q_norm_first + i];
+            else if (h >= QUERIES && HAS_K_NORM != 0)
+                w = k_norm[p.k_norm_first + i];
+            raw.norm[s * OF_HEAD + e] = w;
+        }
+    }
+    [[unroll]] for (uint e = 0; e < OF_VALUE; e++)
+        raw.value[e] = x_in[p.in_first + p.v_column + kv_head * D + min(e * THREADS + t, D - 1)];
+    [[unroll]] for (uint e = 0; e < OF_ANGLES; e++)
+        if (ROTARY > 0)
+            raw.angle[e] = angle_at(0, (e * THREADS + t) % PAIRS);
+}
+
+float scaled_query(float v) {
+    precise float y = v * p.scale;
+    return y;
+}
+
+// The queries, and in x the key and the value, as attend_store.comp makes them.
+void make_heads(uint t) {
+    const uint EIGHTHS = (QUERIES + 1) * ATTEND_THREADS;
+    uint team = t / ATTEND_THREADS, u = t % ATTEND_THREADS;
+    if ((HAS_Q_NORM | HAS_K_NORM) != 0) {
+        [[unroll]] for (uint s = 0; s < SLOTS; s++) {
+            uint h = s * TEAMS + team;
+            float sum = 0;
+            [[unroll]] for (uint e = 0; e < OF_HEAD; e++)
+                if (e * ATTEND_THREADS + u < D)
+                    sum = square_of(raw.head[s * OF_HEAD + e], sum);
+            if (h <= QUERIES)
+                SQUARES(h * ATTEND_THREADS + u) = sum;
+        }
+        barrier();
+        if (t < 8 * (QUERIES + 1))
+            SQUARES(EIGHTHS + t) = eighth_of(t / 8 * ATTEND_THREADS, t % 8);
+        barrier();
+    }
+    [[unroll]] for (uint s = 0; s < SLOTS; s++) {
+        uint h = s * TEAMS + team;
+        bool has_norm = h < QUERIES ? HAS_Q_NORM != 0 : HAS_K_NORM != 0;
+        float factor = has_norm && h <= QUERIES ? factor_of(sum_of_eighths(EIGHTHS + 8 * h)) : 1;
+        [[unroll]] for (uint e = 0; e < OF_HEAD; e++) {
+            uint i = e * ATTEND_THREADS + u;
+            float v = raw.head[s * OF_HEAD + e];
+            if (has_norm)
+                v = normed(v, factor, raw.norm[s * OF_HEAD + e]);
+            if (i < D && h < QUERIES)
+                query[h * D4 + i / 4][i % 4] = i < ROTARY ? v : scaled_query(v);
+            else if (i < D && h == QUERIES)
+                x[i] = v;
+        }
+    }
+    [[unroll]] for (uint e = 0; e < OF_VALUE; e++)
+        if (e * THREADS + t < D)
+            x[D + e * THREADS + t] = raw.value[e];
+    barrier();
+    if (ROTARY > 0) {
+        [[unroll]] for (uint e = 0; e < OF_ANGLES; e++) {
+            uint i = e * THREADS + t, q = i / PAIRS;
+            uvec2 pair = pair_at(i % PAIRS), at = pair + q * D;
+            if (q < QUERIES) {
+                vec2 y = rotated(vec2(query[at.x / 4][at.x % 4], query[at.y / 4][at.y % 4]),
+                                 raw.angle[e]);
+                query[at.x / 4][at.x % 4] = scaled_query(y.x);
+                query[at.y / 4][at.y % 4] = scaled_query(y.y);
+            } else if (q == QUERIES) {
+                vec2 y = rotated(vec2(x[pair.x], x[pair.y]), raw.angle[e]);
+                x[pair.x] = y.x;
+                x[pair.y] = y.y;
+            }
+        }
+        barrier();
+    }
+}
+
+// The row's key and value into the cache, and into shared memory as they are there.
+void store_row(uint t, uint row) {
+#if CACHE == 0
+    for (uint w = t; w < D; w += THREADS) {
+        key_words[row * D + w] = word_of(w);
+        value_words[row * D + w] = word_of(D + w);
+    }
+#elif CACHE == 1
+    for (uint w = t; w < D; w += THREADS) {
+        uint word = word_of(w);
+        new_words[w] = word;
+        if (w < D / 2)
+            key_words[row * (D / 2) + w] = word;
+        else
+            value_words[row * (D / 2) + w - D / 2] = word;
+    }
+#else
+    for (uint b = t; b < 2 * (D / 32); b += THREADS)
+        encode_block(b);
+    barrier();
+    STORE_HALVES(key_words, row, 0, THREADS)
+    STORE_HALVES(value_words, row, HALVES, THREADS)
+#endif
+}
+
+// ---- a tile of positions ----------------------------------------------------------------------
+
+vec4 pv[OWN_QUERIES];
+
+#if CACHE == 1
+#define LOADS_AHEAD
+const uint OF_KEYS = (D4 + LANES - 1) / LANES;
+const uint OF_VALUES = (ATTEND_TILE + GROUPS - 1) / GROUPS;
+uvec2 key_ahead[POSITIONS * OF_KEYS], value_ahead[OF_VALUES];
+
+// Threads and loads that there are too many of load something else again.
+void load_keys(uint id, uint row) {
+    uint at = (row + id / LANES * POSITIONS) * D4, lane = id % LANES;
+    [[unroll]] for (uint e = 0; e < OF_KEYS; e++) {
+        uint c = e * LANES + lane;
+        if (D4 % LANES > 0)
+            c = min(c, D4 - 1);
+        [[unroll]] for (uint r = 0; r < POSITIONS; r++)
+            key_ahead[POSITIONS * e + r] = keys[at + r * D4 + c];
+    }
+}
+
+void load_values(uint u, uint row) {
+    [[unroll]] for (uint e = 0; e < OF_VALUES; e++) {
+        uint i = e * GROUPS + u / D4;
+        if (ATTEND_THREADS % D4 > 0 || ATTEND_TILE % GROUPS > 0)
+            i = min(i, ATTEND_TILE - 1);
+        value_ahead[e] = values[(row + i) * D4 + u % D4];
+    }
+}
+#define KEY_AT(row, c, e) four_halves(key_ahead[e])
+#define VALUE_AT(row, c, e) four_halves(value_ahead[e])
+#else
+#define load_keys(id, row)
+#define load_values(u, row)
+#define KEY_AT(row, c, e) key_at(row, c)
+#define VALUE_AT(row, c, e) value_at(row, c)
+#endif
+
+// The scores' sums of four lanes each for a tile of positions from `row` of the cache on.
+void multiply_keys(uint id, uint row, uint own_row) {
+    uint lane = id % LANES, position = id / LANES * POSITIONS;
+    precise float sum[POSITIONS * QUERIES];
+    [[unroll]] for (uint q = 0; q < POSITIONS * QUERIES; q++)
+        sum[q] = 0;
+    [[unroll]] for (uint e = 0; e < (D4 + LANES - 1) / LANES; e++) {
+        uint c = e * LANES + lane;
+        if (c >= D4)
+            continue;
+        [[unroll]] for (uint r = 0; r < POSITIONS; r++) {
+            vec4 k = KEY_AT(row + position + r, c, POSITIONS * e + r);
+            if (row + position + r == own_row)
+                k = own_four(0, c);
+            [[unroll]] for (uint q = 0; q < QUERIES; q++) {
+                vec4 y = query[q * D4 + c];
+                sum[POSITIONS * q + r] =
+                    fma(y.w, k.w, fma(y.z, k.z, fma(y.y, k.y, fma(y.x, k.x, sum[POSITIONS * q + r]))));
+            }
+        }
+    }
+    [[unroll]] for (uint q = 0; q < QUERIES; q++)
+        [[unroll]] for (uint r = 0; r < POSITIONS; r++) {
+            precise float two = sum[POSITIONS * q + r] + subgroupShuffleXor(sum[POSITIONS * q + r], 1);
+            precise float four = two + subgroupShuffleXor(two, 2);
+            uint at = (q * ATTEND_TILE + position + r) * 5 + lane / 4;
+            if (lane % 4 == 0)
+                room[at / 4][at % 4] = four;
+        }
+}
+
+float score_at(uint q, uint position, uint seen) {
+    uint at = (q * ATTEND_TILE + position) * 5;
+    precise float sum = (room[at / 4][at % 4] + room[(at + 1) / 4][(at + 1) % 4]) +
+                        (room[(at + 2) / 4][(at + 2) % 4] + room[(at + 3) / 4][(at + 3) % 4]);
+    return position < seen ? sum : ATTEND_NONE;
+}
+
+void multiply_value(uint team, vec4 v, uint i) {
+    [[unroll]] for (uint k = 0; k < OWN_QUERIES; k++)
+        pv[k] = fma(vec4(weight[min(k * TEAMS + team, QUERIES - 1) * ATTEND_TILE + i]), v, pv[k]);
+}
+
+void multiply_values(uint t, uint row, uint n, uint own_row) {
+    uint team = t / ATTEND_THREADS, chunk = t % ATTEND_THREADS % D4, group = t % ATTEND_THREADS / D4;
+#ifdef LOADS_AHEAD
+    [[unroll]] for (uint e = 0; e < OF_VALUES; e++) {
+        uint i = e * GROUPS + group;
+        vec4 v = VALUE_AT(row + i, chunk, e);
+        if (row + i == own_row)
+            v = own_four(1, chunk);
+        if (i < n)
+            multiply_value(team, v, i);
+    }
+#else
+    [[dont_unroll]] for (uint i = group; i < n; i += GROUPS) {
+        vec4 v = VALUE_AT(row + i, chunk, 0);
+        if (row + i == own_row)
+            v = own_four(1, chunk);
+        multiply_value(team, v, i);
+    }
+#endif
+}
+
+// ---- a part -----------------------------------------------------------------------------------
+
+void clear_sums() {
+    [[unroll]] for (uint k = 0; k < OWN_QUERIES; k++)
+        pv[k] = vec4(0);
+}
+
+// Adds the softmax's threads, and the groups, in order, and leaves the part's result.
+void store_part(uint t, float run_max, uint at, uint n_heads) {
+    if (t / 16 < n_heads && t % 16 == 0) {
+        precise float sum = 0;
+        for (uint i = 0; i < 16; i++)
+            sum += most[t + i];
+        sums[at + t / 16 * MAX_PARTS] = vec2(run_max, sum);
+    }
+    uint team = t / ATTEND_THREADS, chunk = t % ATTEND_THREADS % D4, group = t % ATTEND_THREADS / D4;
+    [[unroll]] for (uint k = 0; k < OWN_QUERIES; k++) {
+        uint q = k * TEAMS + team;
+        if (GROUPS > 1) {
+            barrier();
+            if (group > 0 && group < GROUPS)
+                room[((group - 1) * TEAMS + team) * D4 + chunk] = pv[k];
+            barrier();
+        }
+        if (group == 0 && q < n_heads) {
+            precise vec4 sum = pv[k];
+            for (uint g = 1; g < GROUPS; g++)
+                sum += room[((g - 1) * TEAMS + team) * D4 + chunk];
+            result4[(at + q * MAX_PARTS) * D4 + chunk] = sum;
+        }
+    }
+}
+
+void main() {
+    const uint TILES = KV_HEADS * KV_TILES, GROUP = HEADS / KV_HEADS;
+    uint t = gl_LocalInvocationIndex, own_q = t / 16, own_at = t % 16; // in the softmax
+    uint id = gl_SubgroupID * gl_SubgroupSize + gl_SubgroupInvocationID;
+    uint tile = gl_WorkGroupID.x % TILES, part = gl_WorkGroupID.x / TILES;
+    uint stride = gl_NumWorkGroups.x / TILES; // whole: all parts of a workgroup are of one tile
+    uint kv_head = tile / KV_TILES, first = tile % KV_TILES * QUERIES;
+    uint first_head = kv_head * GROUP + first, n_heads = min(QUERIES, GROUP - first);
+    load_row(t, kv_head, first_head, n_heads);
+    uint n_seen = io_row_position(0) + 1, slot = io_row_slot(0);
+    uint length = attend_part(n_seen), n_parts = (n_seen + length - 1) / length;
+    if (io_n_rows() == 0 || part >= n_parts)
+        return;
+    uint row = page_row(slot, kv_head, part * length);
+    load_keys(id, row);
+    load_values(t % ATTEND_THREADS, row);
+    make_heads(t);
+    uint own_row = 0xffffffffu;
+    if ((n_parts - 1 - part) % stride == 0) {
+        own_row = page_row(slot, kv_head, n_seen - 1);
+        store_row(t, own_row);
+    }
+    barrier();
+    float run_max = ATTEND_NONE;
+    precise float run_sum = 0;
+    clear_sums();
+    uint at = part * length, end = min(at + length, n_seen);
+    while (at < n_seen) {
+        uint n = min(end - at, ATTEND_TILE);
+        bool is_end = at + ATTEND_TILE >= end; // of the part
+        uint next = is_end ? (part + stride) * length : at + ATTEND_TILE;
+        multiply_keys(id, row, own_row);
+        uint next_row = row + ATTEND_TILE;
+        if (next < n_seen) {
+            if (is_end || next % IO_PAGE_POSITIONS == 0)
+                next_row = page_row(slot, kv_head, next);
+            load_keys(id, next_row);
+        }
+        barrier();
+        float a = 0, b = 0;
+        if (own_q < QUERIES) {
+            a = score_at(own_q, own_at, n);
+            b = score_at(own_q, own_at + 16, n);
+            most[t] = max(a, b);
+        }
+        barrier();
+        if (own_q < QUERIES) {
+            float largest = run_max;
+            [[unroll]] for (uint i = 0; i < 16; i++)
+                largest = max(largest, most[own_q * 16 + i]);
+            float factor = exp2(run_max - largest);
+            a = own_at < n ? exp2(a - largest) : 0;
+            b = own_at + 16 < n ? exp2(b - largest) : 0;
+            weight[own_q * ATTEND_TILE + own_at] = a;
+            weight[own_q * ATTEND_TILE + own_at + 16] = b;
+            run_sum = fma(run_sum, factor, a + b);
+            run_max = largest;
+            if (own_at == 0)
+                rescale[own_q] = factor;
+        }
+        barrier();
+        [[unroll]] for (uint k = 0; k < OWN_QUERIES; k++)
+            pv[k] *= rescale[min(k * TEAMS + t / ATTEND_THREADS, QUERIES - 1)];
+        if (t % ATTEND_THREADS / D4 < GROUPS)
+            multiply_values(t, row, n, own_row);
+        if (next < n_seen)
+            load_values(t % ATTEND_THREADS, next_row);
+        if (is_end) {
+            if (own_q < QUERIES)
+                most[t] = run_sum;
+            barrier();
+            store_part(t, run_max, first_head * MAX_PARTS + part, n_heads);
+            barrier();
+            run_max = ATTEND_NONE;
+            run_sum = 0;
+            clear_sums();
+            part += stride;
+            end = min(next + length, n_seen);
+        }
+        at = next;
+        row = next_row;
+    }
+}
