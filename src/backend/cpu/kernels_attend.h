@@ -172,22 +172,22 @@ static TARGET void attend_turn_keys(const struct attend_split *s, uint32_t begin
     }
 }
 
-/* Piece k of the half of a tile that vectors 2 half and 2 half + 1 are; keys of `fours` fours. */
-F32_INLINE void attend_turn_piece(const struct attend_keys *keys, int half, uint32_t k,
-                                  uint32_t fours) {
+/* Line k of the half of a tile that vectors 2 half and 2 half + 1 are: 32 values of a vector's
+ * positions. Keys of `fours` fours, a multiple of eight. */
+F32_INLINE void attend_turn_line(const struct attend_keys *keys, int half, uint32_t k,
+                                 uint32_t fours) {
     const size_t row = 8 * (size_t)fours;
-    const uint32_t pieces = fours / ATTEND_PARTS;
-    const uint32_t is_second = k >= pieces, v = 2 * (uint32_t)half + is_second;
-    const uint32_t i = (k - (is_second ? pieces : 0)) * LANES;
+    const uint32_t is_second = k >= fours / 8, v = 2 * (uint32_t)half + is_second;
+    const uint32_t i = (k - (is_second ? fours / 8 : 0)) * 32;
     const uint8_t *at = keys->next + v * row + 2 * i;
-    if (i % 32 == 0)
-        UNROLL for (size_t part = 0; part < ATTEND_PARTS; part++)
-            _mm_prefetch((const char *)at + (part * 4 + ATTEND_BLOCK) * row, _MM_HINT_T0);
-    V_TURN(at, 4 * row, keys->to + i * 2 * LANES + v * 2 * LANES);
+    uint8_t *to = keys->to + (i + v) * 2 * LANES;
+    UNROLL for (size_t part = 0; part < ATTEND_PARTS; part++)
+        _mm_prefetch((const char *)at + (part * 4 + ATTEND_BLOCK) * row, _MM_HINT_T0);
+    UNROLL for (size_t j = 0; j < 32; j += LANES) V_TURN(at + 2 * j, 4 * row, to + j * 2 * LANES);
 }
 #else
 #define attend_fetch(p, soon, in_time) ((void)(p), (void)(soon), (void)(in_time))
-#define attend_turn_piece(keys, half, k, fours) ((void)(k))
+#define attend_turn_line(keys, half, k, fours) ((void)(k))
 #endif
 
 /* As many lines as hold four f16 values of n positions come into L2. */
@@ -201,7 +201,8 @@ F32_INLINE void attend_fetch_lines(const uint8_t *p, size_t n) {
 
 /* ---- QK -------------------------------------------------------------------------------------- */
 
-/* The qk of some queries and of a tile, or two. */
+/* The qk of some queries and of a tile, or two. More than ATTEND_ROWS queries lie four values by
+ * four values. */
 typedef void attend_qk_fn(const struct attend_keys *keys, const float *query, size_t stride,
                           uint32_t fours, float *out);
 
@@ -234,30 +235,28 @@ F32_INLINE void attend_qk_tile(const struct attend_keys *keys, f32_load_fn *load
     }
 }
 
-/* Of a half of a tile, so many fours take as long as putting a piece of another in order. */
-enum { ATTEND_STEP = ATTEND_PARTS > 1 ? ATTEND_PARTS / 2 : 1 };
-
-/* A tile against more queries: two vectors, then the other two. */
+/* A tile against more queries, which lie four values by four values: two vectors, then the other
+ * two. While four fours of them are multiplied, a line of the next tile is put in order. */
 F32_INLINE void attend_qk_halves(const struct attend_keys *keys, f32_load_fn *load,
-                                 const float *query, size_t stride, int rows, uint32_t fours,
-                                 float *out) {
+                                 const float *queries, int rows, uint32_t fours, float *out) {
     VEC pairs[2][ATTEND_F16_ROWS];
     const uint8_t *fetch = keys->fetch;
     UNROLL for (int half = 0; half < 2; half++) {
         VEC acc[2][ATTEND_F16_ROWS];
         const uint8_t *at = keys->at + (size_t)(2 * half) * keys->vector;
+        const float *query = queries;
         UNROLL for (int q = 0; q < rows; q++) acc[0][q] = acc[1][q] = V_ZERO();
-        for (uint32_t i = 0; i < fours; i += ATTEND_STEP) {
+        for (uint32_t i = 0; i < fours; i += 4) {
             if (keys->next)
-                attend_turn_piece(keys, half, i / ATTEND_STEP, fours);
-            if (keys->fetch && i % 2 == 0) {
-                attend_fetch_lines(fetch, ATTEND_BLOCK);
-                fetch += 8 * ATTEND_BLOCK;
+                attend_turn_line(keys, half, i / 4, fours);
+            if (keys->fetch) {
+                attend_fetch_lines(fetch, 2 * ATTEND_BLOCK);
+                fetch += 2 * 8 * ATTEND_BLOCK;
             }
-            UNROLL for (uint32_t j = 0; j < ATTEND_STEP; j++, at += keys->four) {
-                VEC low = load(at), high = load(at + keys->vector);
-                UNROLL for (int q = 0; q < rows; q++) {
-                    VEC x = V_FOUR(query + (size_t)q * stride + 4 * (i + j));
+            UNROLL for (int j = 0; j < 4; j++, at += 4 * 2 * LANES) {
+                VEC low = load(at), high = load(at + 2 * LANES);
+                UNROLL for (int q = 0; q < rows; q++, query += 4) {
+                    VEC x = V_FOUR(query);
                     acc[0][q] = V_FUSED(low, x, acc[0][q]);
                     acc[1][q] = V_FUSED(high, x, acc[1][q]);
                 }
@@ -285,7 +284,8 @@ FOR_EACH_ATTEND_ROWS(ATTEND_QK_ROWS)
 #define ATTEND_QK_MORE(rows)                                                                       \
     static TARGET void attend_qk_f16_##rows(const struct attend_keys *keys, const float *query,    \
                                             size_t stride, uint32_t fours, float *out) {           \
-        attend_qk_halves(keys, half_load, query, stride, rows, fours, out);                        \
+        (void)stride;                                                                              \
+        attend_qk_halves(keys, half_load, query, rows, fours, out);                                \
     }
 FOR_EACH_ATTEND_MORE(ATTEND_QK_MORE)
 
@@ -307,9 +307,8 @@ static TARGET void attend_qk(const struct attend_split *s, attend_qk_fn *const *
                              struct attend_keys keys, uint32_t first, uint32_t begin,
                              uint32_t end) {
     uint32_t stride = attend_stride(s->width), fours = (s->width + 3) / 4;
-    uint32_t most = tiles == attend_qk_f16 ? ATTEND_F16_ROWS : ATTEND_ROWS;
     for (uint32_t q = first, rows; q < s->n_queries; q += rows) {
-        rows = attend_rows(s->n_queries - q, most);
+        rows = attend_rows(s->n_queries - q, ATTEND_ROWS);
         uint32_t n_tiles = rows == 1 ? ATTEND_ALONE : 1;
         struct attend_keys at = keys;
         at.fetch = q == first ? keys.fetch : NULL;
@@ -321,11 +320,26 @@ static TARGET void attend_qk(const struct attend_split *s, attend_qk_fn *const *
 }
 
 #ifdef V_TURN
-/* All queries together: a tile meets them while the next is put in order. */
+/* Some queries, four values of each by four values. */
+static void attend_put_fours(const struct attend_split *s, uint32_t first, uint32_t rows,
+                             float *to) {
+    const float *from = s->queries + (size_t)first * attend_stride(s->width);
+    for (uint32_t i = 0; i < s->width; i += 4)
+        for (uint32_t q = 0; q < rows; q++, to += 4)
+            memcpy(to, from + (size_t)q * attend_stride(s->width) + i, 4 * sizeof *to);
+}
+
+/* A tile meets all queries, and while it meets the first of them the next is put in order. The
+ * split's room: two tiles, and the queries of those that go together. */
 static TARGET void attend_qk_together(const struct attend_split *s, uint32_t first, uint32_t n) {
     const uint32_t stride = attend_stride(s->width), fours = s->width / 4;
     const size_t row = 2 * s->width, tile = ATTEND_BLOCK * row;
     struct attend_keys keys = {.vector = 2 * LANES, .four = 4 * 2 * LANES, .tile = tile};
+    float *together = s->tile + 2 * tile / sizeof(float);
+    for (uint32_t q = first, rows; q < s->n_queries; q += rows) {
+        rows = attend_rows(s->n_queries - q, ATTEND_F16_ROWS);
+        attend_put_fours(s, q, rows, together + (size_t)(q - first) * s->width);
+    }
     attend_turn_keys(s, 0, ATTEND_BLOCK);
     for (uint32_t p = 0; p < n; p += ATTEND_BLOCK) {
         uint8_t *both = (uint8_t *)s->tile;
@@ -335,9 +349,20 @@ static TARGET void attend_qk_together(const struct attend_split *s, uint32_t fir
         keys.fetch = (const uint8_t *)s->values + p * row;
         keys.next =
             p + ATTEND_BLOCK < n ? (const uint8_t *)s->keys + (p + ATTEND_BLOCK) * row : NULL;
-        attend_qk_f16[s->n_queries - first](&keys, s->queries + (size_t)first * stride, stride,
-                                            fours, s->qk + (size_t)first * ATTEND_POSITIONS + p);
+        for (uint32_t q = first, rows; q < s->n_queries; q += rows) {
+            rows = attend_rows(s->n_queries - q, ATTEND_F16_ROWS);
+            const float *query = rows > ATTEND_ROWS ? together + (size_t)(q - first) * s->width
+                                                    : s->queries + (size_t)q * stride;
+            attend_qk_f16[rows](&keys, query, stride, fours,
+                                s->qk + (size_t)q * ATTEND_POSITIONS + p);
+            keys.fetch = keys.next = NULL;
+        }
     }
+}
+
+/* Whether the first of them are so many that the code for them does. */
+static bool attend_is_together(const struct attend_split *s, uint32_t first) {
+    return s->width % 32 == 0 && attend_rows(s->n_queries - first, ATTEND_F16_ROWS) > ATTEND_ROWS;
 }
 #endif
 
@@ -358,7 +383,7 @@ static TARGET void attend_run_keys(const struct attend_split *s, uint32_t first,
     }
 #ifdef V_TURN
     if (s->type == DT_F16 && attend_is_direct(s, first, LANES)) {
-        if (s->n_queries - first > ATTEND_ROWS && s->n_queries - first <= ATTEND_F16_ROWS) {
+        if (attend_is_together(s, first)) {
             attend_qk_together(s, first, n);
             return;
         }
@@ -485,9 +510,10 @@ typedef void attend_pv_fn(struct attend_values v, uint32_t n, const float *weigh
                           size_t stride);
 
 #ifndef ATTEND_ONE
-/* rows and vectors are constants where this is inlined. */
+/* rows, vectors and fetched, the vectors that are fetched, are constants where this is inlined. Few
+ * vectors stay in registers while the weights pass by; of many, one does, and the weights stay. */
 F32_INLINE void attend_pv_tile(struct attend_values v, f32_load_fn *load, uint32_t n,
-                               const float *weights, int rows, int vectors, float *out,
+                               const float *weights, int rows, int vectors, int fetched, float *out,
                                size_t stride) {
     const size_t vector = load == half_load ? 2 * LANES : 4 * LANES; /* v.vector, a constant */
     VEC acc[ATTEND_F16_ROWS][4];
@@ -499,13 +525,19 @@ F32_INLINE void attend_pv_tile(struct attend_values v, f32_load_fn *load, uint32
         UNROLL for (int q = 0; q < rows; q++) four[q] =
             V_LOAD_WEIGHTS(weights + (size_t)q * ATTEND_POSITIONS);
         UNROLL for (int i = 0; i < 4; i++, v.at += v.row) {
-            UNROLL for (size_t line = 0; line < (size_t)vectors * vector; line += 64)
+            UNROLL for (size_t line = 0; line < (size_t)fetched * vector; line += 64)
                 attend_fetch(v.at + line, 4 * v.row, v.ahead);
-            v.ahead += (ptrdiff_t)((size_t)vectors * vector) - (ptrdiff_t)v.row;
+            v.ahead += (ptrdiff_t)((size_t)fetched * vector) - (ptrdiff_t)v.row;
+            VEC value[4];
             UNROLL for (int c = 0; c < vectors; c++) {
-                VEC value = load(v.at + (size_t)c * vector);
-                UNROLL for (int q = 0; q < rows; q++) acc[q][c] =
-                    V_FUSED(value, V_WEIGHT(four[q], i), acc[q][c]);
+                value[c] = load(v.at + (size_t)c * vector);
+                UNROLL for (int q = 0; q < rows && vectors > 2; q++) acc[q][c] =
+                    V_FUSED(value[c], V_WEIGHT(four[q], i), acc[q][c]);
+            }
+            UNROLL for (int q = 0; q < rows && vectors <= 2; q++) {
+                VEC weight = V_WEIGHT(four[q], i);
+                UNROLL for (int c = 0; c < vectors; c++) acc[q][c] =
+                    V_FUSED(value[c], weight, acc[q][c]);
             }
         }
     }
@@ -524,7 +556,7 @@ F32_INLINE void attend_pv_tile(struct attend_values v, f32_load_fn *load, uint32
 #define ATTEND_PV(type, load, rows, vectors)                                                       \
     static TARGET void attend_pv_##type##_##rows##_##vectors(                                      \
         struct attend_values v, uint32_t n, const float *weights, float *out, size_t stride) {     \
-        attend_pv_tile(v, load, n, weights, rows, vectors, out, stride);                           \
+        attend_pv_tile(v, load, n, weights, rows, vectors, vectors, out, stride);                  \
     }
 #define ATTEND_PV_ROWS(rows)                                                                       \
     ATTEND_PV(f16, half_load, rows, 1)                                                             \
@@ -532,14 +564,16 @@ F32_INLINE void attend_pv_tile(struct attend_values v, f32_load_fn *load, uint32
     ATTEND_PV(f32, f32_load, rows, 1)                                                              \
     ATTEND_PV(f32, f32_load, rows, 4)
 FOR_EACH_ATTEND_ROWS(ATTEND_PV_ROWS)
+/* Two vectors and the next two: the first two fetch whole lines. */
+enum { ATTEND_FETCHED = LANES == 8 ? 4 : 2 };
 #define ATTEND_PV_MORE(rows)                                                                       \
     ATTEND_PV(f16, half_load, rows, 1)                                                             \
-    ATTEND_PV(f16, half_load, rows, 2)                                                             \
     static TARGET void attend_pv_f16_##rows##_4(struct attend_values v, uint32_t n,                \
                                                 const float *weights, float *out, size_t stride) { \
-        attend_pv_f16_##rows##_2(v, n, weights, out, stride);                                      \
+        attend_pv_tile(v, half_load, n, weights, rows, 2, ATTEND_FETCHED, out, stride);            \
         attend_next(&v, n, 2 * v.vector);                                                          \
-        attend_pv_f16_##rows##_2(v, n, weights, out + 2 * LANES, stride);                          \
+        attend_pv_tile(v, half_load, n, weights, rows, 2, 4 - ATTEND_FETCHED, out + 2 * LANES,     \
+                       stride);                                                                    \
     }
 FOR_EACH_ATTEND_MORE(ATTEND_PV_MORE)
 

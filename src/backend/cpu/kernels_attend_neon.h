@@ -259,10 +259,11 @@ ONE_VALUES_STEP(1)
 ONE_VALUES_STEP(2)
 ONE_VALUES_STEP(3)
 
-/* rows and vectors are constants where this is inlined. */
+/* rows and vectors are constants where this is inlined. Nothing is fetched. */
 F32_INLINE void attend_pv_tile(struct attend_values v, f32_load_fn *load, uint32_t n,
-                               const float *weights, int rows, int vectors, float *out,
+                               const float *weights, int rows, int vectors, int fetched, float *out,
                                size_t stride) {
+    (void)fetched;
     float32x4_t acc[ATTEND_ROWS][4], value[4];
     UNROLL for (int q = 0; q < rows; q++) UNROLL for (int c = 0; c < vectors; c++) acc[q][c] =
         vld1q_f32(out + (size_t)q * stride + c * LANES);
