@@ -1,11 +1,12 @@
 /* dispatch.c - what a dependent dispatch costs on a Vulkan driver, by kind of barrier.
  *
  *     glslc --target-env=vulkan1.2 -O -DBINDS=1 -mfmt=c chain.comp -o chain1.inc    (and BINDS=10)
- *     cc -O2 -I. dispatch.c -ldl -o dispatch && ./dispatch [device] [runs] [all]
+ *     cc -O2 -I. dispatch.c -ldl -o dispatch && ./dispatch [device] [runs] [all|code]
  *
  * A chain of dispatches, each after a barrier, between two time stamps; best of a few runs, divided
  * by their number. `all`: also with barriers of all workgroups inside a shader, which hang where a
- * device does not run so many at once. No part of the engine. */
+ * device does not run so many at once; `code`: those of the instructions alone. No part of the
+ * engine. */
 #define VK_NO_PROTOTYPES
 #include <dlfcn.h>
 #include <stdint.h>
@@ -24,22 +25,21 @@ static const uint32_t spirv_10[] =
 #define FUNCTIONS                                                                                  \
     F(EnumeratePhysicalDevices)                                                                    \
     F(GetPhysicalDeviceProperties)                                                                 \
-    F(GetPhysicalDeviceMemoryProperties) F(GetPhysicalDeviceQueueFamilyProperties) F(              \
-        GetPhysicalDeviceFeatures2) F(CreateDevice) F(GetDeviceQueue) F(CreateBuffer)              \
-        F(GetBufferMemoryRequirements) F(AllocateMemory) F(BindBufferMemory) F(CreateShaderModule) \
-            F(CreateDescriptorSetLayout) F(CreatePipelineLayout) F(CreateComputePipelines)         \
-                F(CreateDescriptorPool) F(AllocateDescriptorSets) F(UpdateDescriptorSets)          \
-                    F(CreateCommandPool) F(AllocateCommandBuffers) F(BeginCommandBuffer)           \
-                        F(EndCommandBuffer) F(CmdBindPipeline) F(CmdBindDescriptorSets)            \
-                            F(CmdPushConstants) F(CmdDispatch) F(CmdPipelineBarrier)               \
-                                F(CmdPipelineBarrier2) F(CmdPipelineBarrier2KHR) F(CreateEvent)    \
-                                    F(CmdSetEvent) F(CmdWaitEvents) F(CmdResetEvent) F(            \
-                                        CreateQueryPool) F(CmdResetQueryPool) F(CmdWriteTimestamp) \
-                                        F(GetQueryPoolResults) F(QueueSubmit) F(QueueWaitIdle)     \
-                                            F(CmdExecuteCommands) F(CmdFillBuffer)                 \
-                                                F(ResetCommandPool)                                \
-                                                    F(EnumerateDeviceExtensionProperties)          \
-                                                        F(GetPhysicalDeviceQueueFamilyProperties2)
+    F(GetPhysicalDeviceMemoryProperties)                                                           \
+    F(GetPhysicalDeviceQueueFamilyProperties) F(GetPhysicalDeviceFeatures2) F(CreateDevice)        \
+        F(GetDeviceQueue) F(CreateBuffer) F(GetBufferMemoryRequirements) F(AllocateMemory)         \
+            F(BindBufferMemory) F(CreateShaderModule) F(CreateDescriptorSetLayout) F(              \
+                CreatePipelineLayout) F(CreateComputePipelines) F(CreateDescriptorPool)            \
+                F(AllocateDescriptorSets) F(UpdateDescriptorSets) F(CreateCommandPool) F(          \
+                    AllocateCommandBuffers) F(BeginCommandBuffer) F(EndCommandBuffer)              \
+                    F(CmdBindPipeline) F(CmdBindDescriptorSets) F(CmdPushConstants) F(CmdDispatch) \
+                        F(CmdPipelineBarrier) F(CmdPipelineBarrier2) F(CmdPipelineBarrier2KHR)     \
+                            F(CreateEvent) F(CmdSetEvent) F(CmdWaitEvents) F(CmdResetEvent)        \
+                                F(CreateQueryPool) F(CmdResetQueryPool) F(CmdWriteTimestamp)       \
+                                    F(GetQueryPoolResults) F(QueueSubmit) F(QueueWaitIdle)         \
+                                        F(CmdExecuteCommands) F(CmdFillBuffer) F(ResetCommandPool) \
+                                            F(EnumerateDeviceExtensionProperties)                  \
+                                                F(GetPhysicalDeviceQueueFamilyProperties2)
 #define F(name) static PFN_vk##name name;
 FUNCTIONS
 #undef F
@@ -471,7 +471,8 @@ int main(int n_args, char **args) {
     open_device(n_args > 1 ? atoi(args[1]) : 0);
     g.runs = n_args > 2 ? atoi(args[2]) : 20;
     open_sets();
-    int cases = (int)(sizeof chains / sizeof *chains) - (n_args > 3 ? 0 : IN_SHADER);
+    const char *which = n_args > 3 ? args[3] : "";
+    int cases = (int)(sizeof chains / sizeof *chains) - (strcmp(which, "all") ? IN_SHADER : 0);
     printf("%-32s %-20s %6s %7s  us a dispatch, by queue family:", "dispatch", "barrier", "groups",
            "threads");
     for (uint32_t f = 0; f < g.n_families; f++)
@@ -480,7 +481,7 @@ int main(int n_args, char **args) {
     printf("\n");
     for (int i = 0; i < cases; i++) {
         const struct chain *t = &chains[i];
-        if (t->barrier == SYNC2 && !g.has_sync2)
+        if ((t->barrier == SYNC2 && !g.has_sync2) || (strcmp(which, "code") == 0 && t->kind < 4))
             continue;
         printf("%-32s %-20s %6u %7u ", t->name, barrier_names[t->barrier], t->groups, t->threads);
         for (uint32_t f = 0; f < g.n_families; f++)
