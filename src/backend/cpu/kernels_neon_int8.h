@@ -289,16 +289,20 @@ INLINE int32_t start_bits(int shift) {
     return START_BITS(shift);
 }
 
-/* Where a sum begins. Loaded for each one: loads have pipes of their own, and a copy of a register
- * takes the place of a product. `before` makes each load its own. */
-INLINE int32x4_t start_of(int shift, int8x16_t before) {
-#define FOUR_STARTS(shift)                                                                         \
-    { START_BITS(shift), START_BITS(shift), START_BITS(shift), START_BITS(shift) }
-    static const int32x4_t starts[] = {FOUR_STARTS(0), FOUR_STARTS(1), FOUR_STARTS(2),
-                                       FOUR_STARTS(3), FOUR_STARTS(4), FOUR_STARTS(5)};
+/* Where a sum begins, or, if its lanes will be added in pairs, two of them. Loaded for each one:
+ * loads have pipes of their own, and a copy of a register takes the place of a product. `before`
+ * makes each load its own. One row of q8_0 has loads enough, and copies. */
+INLINE int32x4_t start_of(int shift, bool in_pairs, int8x16_t before) {
+#define STARTS(shift)                                                                              \
+    {                                                                                              \
+        {START_BITS(shift), START_BITS(shift), START_BITS(shift), START_BITS(shift)},              \
+            {START_BITS(shift), 0, START_BITS(shift), 0},                                          \
+    }
+    static const int32x4_t starts[][2] = {STARTS(0), STARTS(1), STARTS(2),
+                                          STARTS(3), STARTS(4), STARTS(5)};
     int32x4_t start;
     /* LDUR: LDR with an offset takes an integer pipe too (Neoverse N1). */
-    __asm__("ldur %q0, [%1]" : "=w"(start) : "r"(&starts[shift]), "w"(before));
+    __asm__("ldur %q0, [%1]" : "=w"(start) : "r"(&starts[shift][in_pairs]), "w"(before));
     return start;
 }
 
@@ -531,10 +535,9 @@ INLINE TARGET void multiply_one(const struct format *f, int8x16_t (*w)[8], float
                                 const struct act_group *a, float32x4_t *whole /* (2) */) {
     const int last = f->runs - 1;
     int32x4_t dot[2][2]; /* [run][half] */
-    /* Eight bits a weight are loads enough. */
     UNROLL for (int run = 0; run < f->runs; run++) UNROLL for (int h = 0; h < 2; h++) dot[run][h] =
         f->type == DT_Q8_0 ? vdupq_n_s32(start_bits(f->shift[run]))
-                           : start_of(f->shift[run], w[h][4 * run]);
+                           : start_of(f->shift[run], false, w[h][4 * run]);
     dot_two(dot[0], w[0], w[1], vld1q_s8(a->q));
     dot_two(dot[last], w[0] + 4, w[1] + 4, vld1q_s8(a->q + 16));
     UNROLL for (int h = 0; h < 2; h++) whole[h] =
@@ -551,7 +554,7 @@ INLINE TARGET void multiply_four(const struct format *f, const int8x16_t *w, con
         UNROLL for (int r = 0; r < 4; r++) {
             x[r] = vld1q_s8(four->q[run][r]);
             if (run <= last)
-                dot[run][r] = start_of(f->shift[run], x[r]);
+                dot[run][r] = start_of(f->shift[run], false, x[r]);
         }
         dot_four(dot[run <= last ? run : last], w + 4 * run, x);
     }
@@ -640,8 +643,10 @@ INLINE TARGET void dots_of_one(const struct format *f, const int8x16_t *w,
                                const struct act_group *a, int32x4_t *dot) {
     const int steps = 4 / f->runs;
     UNROLL for (int run = 0; run < f->runs; run++) {
-        int64x2_t start = vdupq_n_s64(start_bits(f->shift[run]));
-        int32x4_t pair[2] = {vreinterpretq_s32_s64(start), vreinterpretq_s32_s64(start)};
+        int32x4_t pair[2];
+        UNROLL for (int p = 0; p < 2; p++) pair[p] =
+            f->type == DT_Q8_0 ? vreinterpretq_s32_s64(vdupq_n_s64(start_bits(f->shift[run])))
+                               : start_of(f->shift[run], true, w[2 * steps * run + p]);
         UNROLL for (int step = steps * run; step < steps * (run + 1); step++) {
             int8x16_t x = two_eights(a->q, a->q, step);
             UNROLL for (int p = 0; p < 2; p++) pair[p] = vdotq_s32(pair[p], w[2 * step + p], x);
@@ -658,7 +663,7 @@ INLINE TARGET void dots_of_two(const struct format *f, const int8x16_t *w,
     UNROLL for (int run = 0; run < f->runs; run++) {
         int32x4_t pair[2];
         UNROLL for (int p = 0; p < 2; p++) pair[p] =
-            start_of(f->shift[run], vld1q_s8(xy->q[steps * run + p]));
+            start_of(f->shift[run], false, vld1q_s8(xy->q[steps * run + p]));
         UNROLL for (int step = steps * run; step < steps * (run + 1); step++) {
             int8x16_t x = vld1q_s8(xy->q[step]);
             UNROLL for (int p = 0; p < 2; p++) pair[p] = vmmlaq_s32(pair[p], w[2 * step + p], x);
