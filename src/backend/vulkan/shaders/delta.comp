@@ -182,42 +182,43 @@ void store_state(uint at, uint lane, bool is_in) {
     }
 }
 
-// One row of the step, staged as number `i`. is_raw: q and k are not normed.
-float step_row(uint i, uint lane, uint column, const bool is_raw) {
-    vec3 gate = gates[i];
-    precise float q_factor = 1, k_factor = 1, dot = gate.z;
-    if (is_raw) {
-        precise vec4 q2 = vec4(0), k2 = vec4(0), both = vec4(0);
-        [[unroll]] for (uint m = 0; m < VECS; m++) {
-            vec4 q = keys[4 * m + lane], k = keys[DK4 + 4 * m + lane];
-            q2 = fma(q, q, q2);
-            k2 = fma(k, k, k2);
-            both = fma(q, k, both);
-        }
-        q_factor = query_factor(lanes_sum(q2));
-        k_factor = key_factor(lanes_sum(k2));
-        dot = scaled_qk(lanes_sum(both), q_factor, k_factor);
+// Norms q and k of the only row, which convolve_row left as they came. In a loop: instructions that
+// run once take longer to fetch than to execute.
+void norm_row(uint t, uint lane) {
+    precise vec4 q2 = vec4(0), k2 = vec4(0), both = vec4(0);
+    [[dont_unroll]] for (uint m = 0; m < VECS; m++) {
+        vec4 q = keys[4 * m + lane], k = keys[DK4 + 4 * m + lane];
+        q2 = fma(q, q, q2);
+        k2 = fma(k, k, k2);
+        both = fma(q, k, both);
     }
+    float q_factor = query_factor(lanes_sum(q2)), k_factor = key_factor(lanes_sum(k2));
+    float dot = scaled_qk(lanes_sum(both), q_factor, k_factor);
+    barrier();
+    for (uint i = t; i < 8 * DK4; i += DELTA_THREADS) {
+        precise float value = keys[i / 4][i % 4] * (i < 4 * DK4 ? q_factor : k_factor);
+        keys[i / 4][i % 4] = value;
+    }
+    if (t == 0)
+        gates[0].z = dot;
+    barrier();
+}
+
+// One row of the step, staged as number `i`.
+float step_row(uint i, uint lane, uint column) {
+    vec3 gate = gates[i];
     precise vec4 ks = vec4(0), qs = vec4(0);
     [[unroll]] for (uint m = 0; m < VECS; m++) {
-        precise vec4 q = keys[i * 2 * DK4 + 4 * m + lane], k = keys[(i * 2 + 1) * DK4 + 4 * m + lane];
-        if (is_raw) {
-            q = q * q_factor;
-            k = k * k_factor;
-        }
-        ks = fma(s[m], k, ks);
-        qs = fma(s[m], q, qs);
+        ks = fma(s[m], keys[(i * 2 + 1) * DK4 + 4 * m + lane], ks);
+        qs = fma(s[m], keys[i * 2 * DK4 + 4 * m + lane], qs);
     }
     float k_sum = lanes_sum(ks), q_sum = lanes_sum(qs);
     precise float d = gate.y * fma(-gate.x, k_sum, values[i * DELTA_COLUMNS + column]);
     [[unroll]] for (uint m = 0; m < VECS; m++) {
-        precise vec4 k = keys[(i * 2 + 1) * DK4 + 4 * m + lane];
-        if (is_raw)
-            k = k * k_factor;
         precise vec4 kept = s[m] * gate.x;
-        s[m] = fma(vec4(d), k, kept);
+        s[m] = fma(vec4(d), keys[(i * 2 + 1) * DK4 + 4 * m + lane], kept);
     }
-    precise float o = fma(gate.x, q_sum, dot * d);
+    precise float o = fma(gate.x, q_sum, gate.z * d);
     return o;
 }
 
@@ -241,7 +242,8 @@ void run_segment(uint t, uint segment) {
     if (n_rows == 1) {
         convolve_row(t, first, cell, io_segment_first_position(segment));
         barrier();
-        float o = step_row(0, lane, column, true);
+        norm_row(t, lane);
+        float o = step_row(0, lane, column);
         if (lane == 0 && is_in)
             result[out_at + first * p.out_stride] = o;
         uint to = IS_ONE != 0 && io_n_segments() == 0 ? IO_NO_CELL : io_to_cell(first);
@@ -258,7 +260,7 @@ void run_segment(uint t, uint segment) {
             load_rows(t, first + begin + ROWS, min(n_rows - begin - ROWS, ROWS));
         for (uint i = 0; i < n; i++) {
             uint row = first + begin + i;
-            float o = step_row(i, lane, column, false);
+            float o = step_row(i, lane, column);
             if (lane == 0 && is_in)
                 result[out_at + row * p.out_stride] = o;
             store_row(t, segment, row, cells[i], at, lane, is_in);

@@ -40,6 +40,7 @@ layout(push_constant) uniform Push {
 layout(binding = 0) readonly buffer Io { uint io[]; };
 layout(binding = 1) readonly buffer In { float x_in[]; };
 layout(binding = 2) readonly buffer Conv { float taps[]; }; // (C, WIDTH)
+layout(binding = 2) readonly buffer Conv4 { vec4 taps4[]; };
 layout(binding = 3) buffer Window { float window[]; };      // (cells, WIDTH, C)
 
 float row_dot4(vec4 x) {
@@ -112,9 +113,12 @@ vec4 convolved_four(uint row, uint segment, uint position, uint channel) {
 // The same of the only row of its segment.
 float convolved_one(uint row, uint cell, uint position, uint channel) {
     precise float sum = 0;
+    vec4 four = vec4(0);
+    if (WIDTH == 4)
+        four = taps4[p.conv_first / 4 + channel]; // weights begin at whole vectors
     [[unroll]] for (uint t = 0; t < WIDTH; t++) {
         uint back = WIDTH - 1 - t;
-        float tap = taps[p.conv_first + channel * WIDTH + t];
+        float tap = WIDTH == 4 ? four[t % 4] : taps[p.conv_first + channel * WIDTH + t];
         float x = back == 0 ? x_in[p.in_first + row * p.in_stride + channel]
                             : window[window_at(cell, position + WIDTH - back, channel)];
         sum = back <= position ? fma(tap, x, sum) : sum;
