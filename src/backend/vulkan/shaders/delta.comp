@@ -22,7 +22,7 @@ layout(binding = 7) readonly buffer GateA { float gate_a[]; };
 layout(binding = 8) readonly buffer GateDt { float gate_dt[]; };
 layout(binding = 9) writeonly buffer Out { float result[]; };
 
-const uint ROWS = 4; // that are staged at once: DELTA_THREADS / DELTA_COLUMNS
+const uint ROWS = DK > 128 ? 4 : 8; // that are staged at once
 const uint STRIDE = 2 * A * 4 * DK4 + B * DV;
 
 shared vec4 keys[ROWS * 2 * DK4]; // q, then k, of each row
@@ -68,12 +68,21 @@ float softplus(float x) {
     return max(x, 0.0) + 2.0 * z * sum;
 }
 
-vec3 gate_of(uint row, float dot) {
+// What a gate is made of, as it is loaded.
+struct Gate {
+    float alpha, beta, a, dt, dot;
+};
+
+Gate load_gate(uint row) {
     uint at = p.in_first + row * p.in_stride;
-    precise float x = x_in[at + p.alpha_column + head] + gate_dt[p.dt_first + head];
-    precise float exponent = gate_a[p.a_first + head] * softplus(x);
-    float beta = x_in[at + p.beta_column + head];
-    return vec3(exp(exponent), 1.0 / (1.0 + exp(-beta)), dot);
+    return Gate(x_in[at + p.alpha_column + head], x_in[at + p.beta_column + head],
+                gate_a[p.a_first + head], gate_dt[p.dt_first + head], 0);
+}
+
+vec3 gate_of(Gate g) {
+    precise float x = g.alpha + g.dt;
+    precise float exponent = g.a * softplus(x);
+    return vec3(exp(exponent), 1.0 / (1.0 + exp(-g.beta)), g.dot);
 }
 
 // The only row of a segment: all loads of a thread are in flight together.
@@ -88,7 +97,7 @@ void convolve_row(uint t, uint row, uint cell, uint position) {
         y_of[e] = is_in ? convolved_one(row, cell, position, channel) : 0;
     }
     if (t == DELTA_THREADS - 1) // it convolves the fewest
-        gates[0] = gate_of(row, 0);
+        gates[0] = gate_of(load_gate(row));
     [[unroll]] for (uint e = 0; e < EACH; e++) {
         uint i = e * DELTA_THREADS + t;
         if (i < 8 * DK4)
@@ -98,11 +107,13 @@ void convolve_row(uint t, uint row, uint cell, uint position) {
     }
 }
 
-// What a thread has loaded of the next ROWS rows.
+// What a thread has loaded of the next ROWS rows. Nothing is computed of it before it is staged: a
+// thread that waits for its loads keeps the others waiting.
 const uint OF_KEYS = (ROWS * 8 * DK4 + DELTA_THREADS - 1) / DELTA_THREADS;
+const uint OF_VALUES = ROWS * DELTA_COLUMNS / DELTA_THREADS;
 struct Next {
-    float key[OF_KEYS], value;
-    vec3 gate;
+    float key[OF_KEYS], value[OF_VALUES];
+    Gate gate;
     uint cell;
 };
 Next next;
@@ -115,12 +126,16 @@ void load_rows(uint t, uint first, uint n) {
                 ? y[(first + i / (8 * DK4)) * STRIDE + key_head * 8 * DK4 + i % (8 * DK4)]
                 : 0;
     }
-    uint row = t / DELTA_COLUMNS, column = first_column + t % DELTA_COLUMNS;
-    next.value = row < n && column < DV
-                     ? y[(first + row) * STRIDE + 2 * A * 4 * DK4 + head * DV + column]
-                     : 0;
+    [[unroll]] for (uint e = 0; e < OF_VALUES; e++) {
+        uint i = e * DELTA_THREADS + t, row = i / DELTA_COLUMNS;
+        uint column = first_column + i % DELTA_COLUMNS;
+        next.value[e] = row < n && column < DV
+                            ? y[(first + row) * STRIDE + 2 * A * 4 * DK4 + head * DV + column]
+                            : 0;
+    }
     if (t < n) {
-        next.gate = gate_of(first + t, qk[(first + t) * A + key_head]);
+        next.gate = load_gate(first + t);
+        next.gate.dot = qk[(first + t) * A + key_head];
         next.cell = io_to_cell(first + t);
     }
 }
@@ -131,9 +146,10 @@ void stage_rows(uint t, uint n) {
         if (i < n * 8 * DK4)
             keys[i / 4][i % 4] = next.key[e];
     }
-    values[t] = next.value;
+    [[unroll]] for (uint e = 0; e < OF_VALUES; e++)
+        values[e * DELTA_THREADS + t] = next.value[e];
     if (t < n) {
-        gates[t] = next.gate;
+        gates[t] = gate_of(next.gate);
         cells[t] = next.cell;
     }
 }
