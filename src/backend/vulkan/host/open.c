@@ -147,6 +147,7 @@ static void learn_features(struct backend *b, const struct extensions *e, const 
         .max_range = limits->maxStorageBufferRange,
         .n_cores = count_cores(b->physical, e, b->is_cpu),
         .has_dot = dot.integerDotProduct4x8BitPackedSignedAccelerated && !is_plain,
+        .has_device_scope = a->v12.vulkanMemoryModelDeviceScope && !is_plain,
         .has_matrix = find_matrices(b->physical, a, v11.subgroupSize) && !is_plain,
     };
     b->has_subgroups = v11.subgroupSupportedStages & VK_SHADER_STAGE_COMPUTE_BIT &&

@@ -128,6 +128,19 @@ struct vulkan_bind vulkan_grids(struct vulkan_recorder *r) {
                                 .bytes = VULKAN_GRID_ENTRIES * sizeof(uint16_t)};
 }
 
+/* After the grids. The tables are zeros when they are made. */
+static uint64_t counters_at(void) {
+    return size_aligned(VULKAN_GRID_ENTRIES * sizeof(uint16_t), BIND_ALIGN);
+}
+
+struct vulkan_bind vulkan_count_words(struct vulkan_recorder *r) {
+    (void)r;
+    return (struct vulkan_bind){.memory = VULKAN_TABLES,
+                                .access = VULKAN_READ | VULKAN_WRITE,
+                                .offset = counters_at(),
+                                .bytes = VULKAN_COUNTERS * sizeof(uint32_t)};
+}
+
 /* ---- dispatches -------------------------------------------------------------------------------
  */
 
@@ -295,7 +308,7 @@ static struct vulkan_recorder recorder(struct backend *b, const struct plan *pla
 int vulkan_count(struct backend *b, struct plan *const *plans, uint32_t n_plans, struct err *err) {
     b->n_tables = 0;
     b->work_bytes = 0;
-    b->table_bytes = size_aligned(VULKAN_GRID_ENTRIES * sizeof(uint16_t), BIND_ALIGN);
+    b->table_bytes = counters_at() + VULKAN_COUNTERS * sizeof(uint32_t);
     for (uint32_t i = 0; i < n_plans; i++) {
         struct vulkan_recorder r = recorder(b, plans[i], NULL, err);
         int status = walk(&r, 1);

@@ -22,6 +22,7 @@ enum {
     VULKAN_MAX_BINDS = 12,
     VULKAN_MAX_CONSTANTS = 16,
     VULKAN_PUSH_WORDS = 24,
+    VULKAN_COUNTERS = 256,
     VULKAN_LOW_POSITIONS = 1024, /* of the first table of angles; embed.comp */
 };
 
@@ -53,6 +54,7 @@ struct vulkan_features {
     uint32_t n_cores;       /* compute units, where they are known; else a guess */
     bool has_dot;           /* 4 int8 products in an instruction, accelerated */
     bool has_matrix;        /* products of int8 matrices, 16 x 16 x 32, by subgroups of 32 */
+    bool has_device_scope;  /* workgroups see each other's writes within a dispatch */
     bool is_unified;        /* the device's memory is the host's */
 };
 
@@ -99,6 +101,9 @@ struct vulkan_bind vulkan_angles(struct vulkan_recorder *r, const struct operand
 /* The codebooks of IQ1, IQ2_S, IQ2_XS, IQ3_S, IQ2_XXS and IQ3_XXS (types.glsl): 16 bits an entry.
  */
 struct vulkan_bind vulkan_grids(struct vulkan_recorder *r);
+
+/* VULKAN_COUNTERS words that are 0 between two dispatches: who counts in them sets them back. */
+struct vulkan_bind vulkan_count_words(struct vulkan_recorder *r);
 
 /* The same bytes with another access: a dispatch reads what the one before it wrote. */
 static inline struct vulkan_bind vulkan_as(struct vulkan_bind b, enum vulkan_access access) {

@@ -1,9 +1,9 @@
-/* attend.c - ATTEND: three dispatches; two in plans of one row, or of many.
+/* attend.c - ATTEND: three dispatches; one or two in plans of one row, two in those of many.
  *
  *   attend_store_TYPE  queries to workspace, keys and values into the cache
  *   attend_TYPE        few rows: all parts of all rows, side by side, to workspace
  *                      many: a workgroup combines the parts of its queries itself
- *   attend_one_TYPE    one row: the first two
+ *   attend_one_TYPE    one row: the first two, and mostly the third
  *   attend_combine     few rows: each query's parts, in order */
 #include "backend/vulkan/host/vulkan.h"
 #include "base/size.h"
@@ -15,6 +15,7 @@ enum {
     GROUPS_PER_CORE = 8,
     PART = 32, /* positions of the shortest part: ATTEND_TILE in attend.glsl */
     MAX_PARTS = 256,
+    MAX_PARTS_COMBINED = 64,
     MAX_WIDTH = 512,
     FEW_ROWS = 32,
     MANY_QUERIES_SHARED = 24 << 10, /* bytes that tiles of eight queries may need */
@@ -167,11 +168,18 @@ static int add_attend(struct vulkan_recorder *r, const struct op_attend *a, cons
     return vulkan_add(r, &d);
 }
 
+/* Whether attend_one combines its parts itself. With many the dispatch of its own is faster. */
+static bool combines(const struct vulkan_recorder *r, const struct op_attend *a,
+                     const struct tiling *t) {
+    return r->can->has_device_scope && t->max_parts <= MAX_PARTS_COMBINED &&
+           a->kv_heads * t->kv_tiles <= VULKAN_COUNTERS;
+}
+
 /* All parts that a workgroup takes are of one tile, so that it makes its queries once. */
 static int add_one(struct vulkan_recorder *r, const struct op_attend *a, const struct tiling *t,
                    struct vulkan_bind parts, struct vulkan_bind sums) {
     struct {
-        uint32_t pages_first, in_first, q_stride, k_column, v_column;
+        uint32_t pages_first, out_first, in_first, q_stride, k_column, v_column;
         uint32_t q_norm_first, k_norm_first, angles_first;
         float eps, scale;
     } push = {.q_stride = a->q_stride,
@@ -187,10 +195,10 @@ static int add_one(struct vulkan_recorder *r, const struct op_attend *a, const s
         .groups = {tiles * min_u32(t->max_parts, most > tiles ? most / tiles : 1), 1, 1},
         .constants = {threads, a->head_width, a->heads, a->kv_heads, t->heads, threads, t->kv_tiles,
                       t->max_parts, a->pages.dims[0], a->rotary, a->pairing == ROPE_NEIGHBOURS,
-                      has_q, has_k},
-        .n_constants = 13,
+                      has_q, has_k, combines(r, a, t)},
+        .n_constants = 14,
         .has_lanes = true,
-        .n_binds = 10,
+        .n_binds = 12,
         .push = &push,
         .push_bytes = sizeof push,
     };
@@ -199,12 +207,14 @@ static int add_one(struct vulkan_recorder *r, const struct op_attend *a, const s
     d.binds[2] = vulkan_operand(r, &a->pages, VULKAN_READ, &push.pages_first);
     d.binds[3] = vulkan_operand(r, &a->keys, VULKAN_READ | VULKAN_WRITE, &zero);
     d.binds[4] = vulkan_operand(r, &a->values, VULKAN_READ | VULKAN_WRITE, &zero);
-    d.binds[5] = parts;
-    d.binds[6] = sums;
+    d.binds[5] = vulkan_as(parts, VULKAN_READ | VULKAN_WRITE);
+    d.binds[6] = vulkan_as(sums, VULKAN_READ | VULKAN_WRITE);
     d.binds[7] = vulkan_operand(r, has_q ? &a->q_norm : &a->in, VULKAN_READ, &push.q_norm_first);
     d.binds[8] = vulkan_operand(r, has_k ? &a->k_norm : &a->in, VULKAN_READ, &push.k_norm_first);
     d.binds[9] =
         vulkan_operand(r, a->rotary ? &a->angles : &a->in, VULKAN_READ, &push.angles_first);
+    d.binds[10] = vulkan_operand(r, &a->out, VULKAN_WRITE, &push.out_first);
+    d.binds[11] = vulkan_count_words(r);
     return vulkan_add(r, &d);
 }
 
@@ -250,7 +260,7 @@ int vulkan_record_attend(struct vulkan_recorder *r, const struct op *op) {
         if (!status)
             status = add_attend(r, a, &t, queries, parts, sums);
     }
-    if (!status && !t.is_whole)
+    if (!status && !t.is_whole && !(is_one && combines(r, a, &t)))
         status = add_combine(r, a, &t, parts, sums);
     return status;
 }

@@ -87,7 +87,7 @@ void main() {
         load_parts(t, at, c, i + AHEAD, n);
         barrier();
         uint end = min(AHEAD, n - i);
-        for (uint k = 0; k < end; k++) {
+        [[dont_unroll]] for (uint k = 0; k < end; k++) {
             vec2 f = factor[i + k];
             sum = fma(sum, f.x, of_part[i + k].y * f.y);
             whole = fma(whole, f.x, staged[k * COLUMNS4 + t / 4][t % 4] * f.y);

@@ -1,7 +1,8 @@
 #version 450
 // attend_one.comp - attention of the only row of a plan: queries, key and value are made here, and
-// partial results go to memory, for attend_combine.comp. The arithmetic is that of attend_store.comp
-// and attend.comp, in the same order.
+// partial results go to memory; the last workgroup of a tile combines them (COMBINES), or
+// attend_combine.comp does. The arithmetic is that of attend_store.comp, attend.comp and
+// attend_combine.comp, in the same order.
 //
 // A workgroup has a tile, the query heads of one KV head, and every so many parts of the sequence
 // (attend.glsl). The one that has the last part stores the row's key and value, and takes them from
@@ -37,10 +38,11 @@ layout(constant_id = 9) const uint ROTARY = 0;
 layout(constant_id = 10) const uint IS_NEIGHBOURS = 0;
 layout(constant_id = 11) const uint HAS_Q_NORM = 0;
 layout(constant_id = 12) const uint HAS_K_NORM = 0;
+layout(constant_id = 13) const uint COMBINES = 0;
 
 layout(push_constant) uniform Push {
     IO_AT;
-    uint pages_first;
+    uint pages_first, out_first;
     uint in_first, q_stride, k_column, v_column;
     uint q_norm_first, k_norm_first, angles_first;
     float eps, scale;
@@ -52,11 +54,14 @@ layout(binding = 2) readonly buffer Pages { uint pages[]; };
 layout(binding = 3) buffer KeyWords { uint key_words[]; };
 layout(binding = 4) buffer ValueWords { uint value_words[]; };
 #include "attend_cache.glsl"
-layout(binding = 5) writeonly buffer Parts { vec4 result4[]; }; // (H, parts, d)
-layout(binding = 6) writeonly buffer Sums { vec2 sums[]; };   // (H, parts): maximum and sum
+layout(binding = 5) coherent buffer Parts { vec4 parts4[]; }; // (H, parts, d)
+layout(binding = 5) coherent buffer PartsOne { float parts[]; };
+layout(binding = 6) coherent buffer Sums { vec2 sums[]; }; // (H, parts): maximum and sum
 layout(binding = 7) readonly buffer QNorm { float q_norm[]; };
 layout(binding = 8) readonly buffer KNorm { float k_norm[]; };
 layout(binding = 9) readonly buffer Angles { float angles[]; };
+layout(binding = 10) writeonly buffer Out { float result[]; };
+layout(binding = 11) coherent buffer Counters { uint counters[]; }; // a tile: workgroups that are done; 0 between steps
 
 const uint LANES = 16, D4 = D / 4;
 const uint TEAMS = THREADS / ATTEND_THREADS; // of 128 threads
@@ -71,13 +76,13 @@ const uint MOST = SCORES > OTHERS ? SCORES : OTHERS;
 const uint ROOM = MOST > SQUARES_N ? MOST : SQUARES_N;
 
 shared vec4 query[QUERIES * D4];
-shared vec4 room[(ROOM + 3) / 4]; // for one after the other
+shared float room[ROOM]; // for one after the other
 shared float most[QUERIES * 16];
 shared float weight[QUERIES * ATTEND_TILE];
 shared float rescale[QUERIES];
 
 #define HEADS_OF_X 2 // the key, then the value
-#define SQUARES(i) room[(i) / 4][(i) % 4]
+#define SQUARES(i) room[i]
 #include "attend_head.glsl"
 #if CACHE == 1
 shared uint new_words[D];
@@ -298,14 +303,13 @@ void multiply_keys(uint id, uint row, uint own_row) {
             precise float four = two + subgroupShuffleXor(two, 2);
             uint at = (q * ATTEND_TILE + position + r) * 5 + lane / 4;
             if (lane % 4 == 0)
-                room[at / 4][at % 4] = four;
+                room[at] = four;
         }
 }
 
 float score_at(uint q, uint position, uint seen) {
     uint at = (q * ATTEND_TILE + position) * 5;
-    precise float sum = (room[at / 4][at % 4] + room[(at + 1) / 4][(at + 1) % 4]) +
-                        (room[(at + 2) / 4][(at + 2) % 4] + room[(at + 3) / 4][(at + 3) % 4]);
+    precise float sum = (room[at] + room[at + 1]) + (room[at + 2] + room[at + 3]);
     return position < seen ? sum : ATTEND_NONE;
 }
 
@@ -314,25 +318,20 @@ void multiply_value(uint team, vec4 v, uint i) {
         pv[k] = fma(vec4(weight[min(k * TEAMS + team, QUERIES - 1) * ATTEND_TILE + i]), v, pv[k]);
 }
 
-void multiply_values(uint t, uint row, uint n, uint own_row) {
+// has_own: the last position is the row's own, whose value comes last, too.
+void multiply_values(uint t, uint row, uint n, bool has_own) {
     uint team = t / ATTEND_THREADS, chunk = t % ATTEND_THREADS % D4, group = t % ATTEND_THREADS / D4;
+    uint end = has_own ? n - 1 : n;
 #ifdef LOADS_AHEAD
-    [[unroll]] for (uint e = 0; e < OF_VALUES; e++) {
-        uint i = e * GROUPS + group;
-        vec4 v = VALUE_AT(row + i, chunk, e);
-        if (row + i == own_row)
-            v = own_four(1, chunk);
-        if (i < n)
-            multiply_value(team, v, i);
-    }
+    [[unroll]] for (uint e = 0; e < OF_VALUES; e++)
+        if (e * GROUPS + group < end)
+            multiply_value(team, VALUE_AT(row, chunk, e), e * GROUPS + group);
 #else
-    [[dont_unroll]] for (uint i = group; i < n; i += GROUPS) {
-        vec4 v = VALUE_AT(row + i, chunk, 0);
-        if (row + i == own_row)
-            v = own_four(1, chunk);
-        multiply_value(team, v, i);
-    }
+    [[dont_unroll]] for (uint i = group; i < end; i += GROUPS)
+        multiply_value(team, VALUE_AT(row + i, chunk, 0), i);
 #endif
+    if (has_own && end % GROUPS == group)
+        multiply_value(team, own_four(1, chunk), end);
 }
 
 // ---- a part -----------------------------------------------------------------------------------
@@ -356,16 +355,66 @@ void store_part(uint t, float run_max, uint at, uint n_heads) {
         if (GROUPS > 1) {
             barrier();
             if (group > 0 && group < GROUPS)
-                room[((group - 1) * TEAMS + team) * D4 + chunk] = pv[k];
+                [[unroll]] for (uint c = 0; c < 4; c++)
+                    room[(((group - 1) * TEAMS + team) * 4 + c) * D4 + chunk] = pv[k][c];
             barrier();
         }
         if (group == 0 && q < n_heads) {
             precise vec4 sum = pv[k];
             for (uint g = 1; g < GROUPS; g++)
-                sum += room[((g - 1) * TEAMS + team) * D4 + chunk];
-            result4[(at + q * MAX_PARTS) * D4 + chunk] = sum;
+                [[unroll]] for (uint c = 0; c < 4; c++)
+                    sum[c] += room[(((g - 1) * TEAMS + team) * 4 + c) * D4 + chunk];
+            parts4[(at + q * MAX_PARTS) * D4 + chunk] = sum;
         }
     }
+}
+
+// ---- all parts --------------------------------------------------------------------------------
+
+shared uint n_done;
+
+// Whether this workgroup is the last of n to come here. Others' results are seen then.
+bool is_last(uint t, uint tile, uint n) {
+    memoryBarrierBuffer();
+    barrier();
+    if (t == 0)
+        n_done = atomicAdd(counters[tile], 1u) + 1;
+    barrier();
+    memoryBarrierBuffer();
+    if (n_done == n && t == 0)
+        counters[tile] = 0;
+    return n_done == n;
+}
+
+// As attend_combine.comp: a team a head, AT_ONCE parts in flight.
+const uint AT_ONCE = 4;
+void combine(uint t, uint first_head, uint n_heads, uint n) {
+    uint u = t % ATTEND_THREADS;
+    [[dont_unroll]] for (uint q = t / ATTEND_THREADS; q < n_heads; q += TEAMS)
+        [[dont_unroll]] for (uint c = u; c < D; c += ATTEND_THREADS) {
+            uint at = (first_head + q) * MAX_PARTS;
+            float largest = ATTEND_NONE;
+            precise float sum = 0, whole = 0;
+            [[dont_unroll]] for (uint i = 0; i < n; i += AT_ONCE) {
+                vec2 part[AT_ONCE];
+                float value[AT_ONCE];
+                [[unroll]] for (uint k = 0; k < AT_ONCE; k++) {
+                    uint from = at + min(i + k, n - 1);
+                    part[k] = sums[from];
+                    value[k] = parts[from * D + c];
+                }
+                [[unroll]] for (uint k = 0; k < AT_ONCE; k++)
+                    if (i + k < n) {
+                        float before = largest;
+                        largest = max(largest, part[k].x);
+                        vec2 f = vec2(exp2(before - largest), exp2(part[k].x - largest));
+                        sum = fma(sum, f.x, part[k].y * f.y);
+                        whole = fma(whole, f.x, value[k] * f.y);
+                    }
+            }
+            precise float y = whole * (1.0 / sum);
+            result[p.out_first + (first_head + q) * D + c] = y;
+        }
 }
 
 void main() {
@@ -432,7 +481,7 @@ void main() {
         [[unroll]] for (uint k = 0; k < OWN_QUERIES; k++)
             pv[k] *= rescale[min(k * TEAMS + t / ATTEND_THREADS, QUERIES - 1)];
         if (t % ATTEND_THREADS / D4 < GROUPS)
-            multiply_values(t, row, n, own_row);
+            multiply_values(t, row, n, own_row == row + n - 1);
         if (next < n_seen)
             load_values(t % ATTEND_THREADS, next_row);
         if (is_end) {
@@ -450,4 +499,6 @@ void main() {
         at = next;
         row = next_row;
     }
+    if (COMBINES != 0 && is_last(t, tile, min(n_parts, stride)))
+        combine(t, first_head, n_heads, n_parts);
 }

@@ -175,14 +175,20 @@ void main() {
                       ((flags & IO_HAS_MASK) != 0 || io_output_n_bias(o) > 0 || has_penalties());
     uvec2 key = uvec2(0);
     bool are_finite = true;
-    for (uint from = begin + t; from < all_end; from += AHEAD * THREADS) {
-        float ahead[AHEAD];
-        [[unroll]] for (uint k = 0; k < AHEAD; k++)
-            ahead[k] = logits[logits_at + min(from + k * THREADS, all_end - 1)];
-        [[unroll]] for (uint k = 0; k < AHEAD; k++) {
-            uint i = from + k * THREADS;
-            float x = ahead[k];
-            if ((flags & IO_WANTS_LOGITS) != 0 && i < all_end)
+    if (!is_changed && (flags & IO_WANTS_LOGITS) == 0) {
+        [[dont_unroll]] for (uint from = begin + t; from < end; from += AHEAD * THREADS) {
+            float ahead[AHEAD];
+            [[unroll]] for (uint k = 0; k < AHEAD; k++) // some again, at the end
+                ahead[k] = logits[logits_at + min(from + k * THREADS, end - 1)];
+            [[unroll]] for (uint k = 0; k < AHEAD; k++) {
+                are_finite = are_finite && is_finite(ahead[k]);
+                key = max64(key, argmax_key(ahead[k], min(from + k * THREADS, end - 1)));
+            }
+        }
+    } else {
+        [[dont_unroll]] for (uint i = begin + t; i < all_end; i += THREADS) {
+            float x = logits[logits_at + i];
+            if ((flags & IO_WANTS_LOGITS) != 0)
                 wanted[p.wanted_first + o * p.wanted_stride + i] = x;
             if (i >= end)
                 continue;
