@@ -5,7 +5,8 @@
  * and NEEDS, include this file and get `rows`, the kernels of every type.
  * Matrices are packed as kernels_neon_pack.h says: a group of 32 values of four
  * weight rows is opened into eight vectors, which the activation rows pass by,
- * up to eight of them; one or two meet all eight weight rows.
+ * up to eight of them; one or two meet all eight weight rows. Many rows meet
+ * tiles that stay open.
  *
  * A sum of integers starts at the bits of a large float whose last bit counts
  * as one (or a half, a quarter ... where the opened values are too large by a
@@ -433,6 +434,9 @@ struct together {
 enum { TOGETHER = 4 };
 #endif
 
+/* The orders of what belongs to four weight rows: see of_weights. */
+enum { ORDERS = UNIT == 8 ? 2 : 1 };
+
 INLINE bool are_together(int acts) {
     return acts >= TOGETHER;
 }
@@ -487,13 +491,21 @@ INLINE float32x4_t of_weights(float32x4_t v, int r, int acts) {
     return r % 2 ? vzip2q_f32(v, v) : vzip1q_f32(v, v);
 }
 
+/* Of each run. */
+INLINE void in_order(const float32x4_t *v /* (2) */, int runs, int acts,
+                     float32x4_t (*to)[ORDERS] /* (2) */) {
+    UNROLL for (int run = 0; run < runs; run++) UNROLL for (int r = 0; r < ORDERS; r++) to[run][r] =
+        of_weights(v[run], r, acts);
+}
+
 /* A group's sum for four weight rows, before the activations' scale. */
-INLINE float32x4_t whole_of(const struct format *f, const int32x4_t *dot, const float32x4_t *s) {
+INLINE float32x4_t whole_of(const struct format *f, const int32x4_t *dot,
+                            const float32x4_t (*s)[ORDERS], int r) {
     float32x4_t whole = sum_of(dot[0], f->shift[0]);
     if (f->groups > 1)
-        whole = vmulq_f32(whole, s[0]);
+        whole = vmulq_f32(whole, s[0][r % ORDERS]);
     if (f->runs == 2)
-        whole = vfmaq_f32(whole, sum_of(dot[1], f->shift[1]), s[1]);
+        whole = vfmaq_f32(whole, sum_of(dot[1], f->shift[1]), s[1][r % ORDERS]);
     return whole;
 }
 
@@ -531,8 +543,9 @@ INLINE TARGET void dot_four(int32x4_t *dot, const int8x16_t *w, const int8x16_t 
 }
 
 /* Both halves of a tile with one row. */
-INLINE TARGET void multiply_one(const struct format *f, int8x16_t (*w)[8], float32x4_t (*s)[2],
-                                const struct act_group *a, float32x4_t *whole /* (2) */) {
+INLINE TARGET void multiply_one(const struct format *f, int8x16_t (*w)[8],
+                                const float32x4_t (*s)[2][ORDERS], const struct act_group *a,
+                                float32x4_t *whole /* (2) */) {
     const int last = f->runs - 1;
     int32x4_t dot[2][2]; /* [run][half] */
     UNROLL for (int run = 0; run < f->runs; run++) UNROLL for (int h = 0; h < 2; h++) dot[run][h] =
@@ -541,12 +554,13 @@ INLINE TARGET void multiply_one(const struct format *f, int8x16_t (*w)[8], float
     dot_two(dot[0], w[0], w[1], vld1q_s8(a->q));
     dot_two(dot[last], w[0] + 4, w[1] + 4, vld1q_s8(a->q + 16));
     UNROLL for (int h = 0; h < 2; h++) whole[h] =
-        whole_of(f, (int32x4_t[2]){dot[0][h], dot[last][h]}, s[h]);
+        whole_of(f, (int32x4_t[2]){dot[0][h], dot[last][h]}, s[h], 0);
 }
 
 /* Half a tile with four rows. */
-INLINE TARGET void multiply_four(const struct format *f, const int8x16_t *w, const float32x4_t *s,
-                                 const struct together *four, float32x4_t *whole /* (4) */) {
+INLINE TARGET void multiply_four(const struct format *f, const int8x16_t *w,
+                                 const float32x4_t (*s)[ORDERS], const struct together *four,
+                                 float32x4_t *whole /* (4) */) {
     const int last = f->runs - 1;
     int32x4_t dot[2][4]; /* [run][row] */
     UNROLL for (int run = 0; run < 2; run++) {
@@ -559,13 +573,14 @@ INLINE TARGET void multiply_four(const struct format *f, const int8x16_t *w, con
         dot_four(dot[run <= last ? run : last], w + 4 * run, x);
     }
     UNROLL for (int r = 0; r < 4; r++) whole[r] =
-        whole_of(f, (int32x4_t[2]){dot[0][r], dot[last][r]}, s);
+        whole_of(f, (int32x4_t[2]){dot[0][r], dot[last][r]}, s, r);
 }
 
 /* The wholes of group g: both halves of a tile for one or two rows, one for
  * four or eight. */
-INLINE TARGET void multiply(const struct format *f, int8x16_t (*w)[8], float32x4_t (*s)[2],
-                            struct rows rows, int g, int acts, float32x4_t (*whole)[MAX_ACTS]) {
+INLINE TARGET void multiply(const struct format *f, int8x16_t (*w)[8],
+                            const float32x4_t (*s)[2][ORDERS], struct rows rows, int g, int acts,
+                            float32x4_t (*whole)[MAX_ACTS]) {
     UNROLL for (int r = 0; r < acts && acts <= 2; r++) {
         float32x4_t both[2];
         multiply_one(f, w, s, group_of(rows, r, g), both);
@@ -579,20 +594,22 @@ INLINE TARGET void multiply(const struct format *f, int8x16_t (*w)[8], float32x4
 /* n groups of `acts` rows. */
 INLINE void put_together(const struct format *f, struct rows rows, uint32_t n, int acts,
                          struct together *to) {
-    for (uint32_t g = 0; g < n; g++)
-        UNROLL for (int first = 0; first < acts; first += TOGETHER, to++)
+    for (int first = 0; first < acts; first += TOGETHER, to++) {
+        struct together *at = to;
+        for (uint32_t g = 0; g < n; g++, at += acts / TOGETHER)
             UNROLL for (int r = 0; r < TOGETHER; r++) {
-            const struct act_group *x = group_of(rows, first + r, (int)g);
-            vst1q_s8(to->q[0][r], vld1q_s8(x->q));
-            vst1q_s8(to->q[1][r], vld1q_s8(x->q + 16));
-            to->scale[r] = x->scale;
-            if (f->has_min && f->runs == 1)
-                to->offset[r] = x->offset;
-            if (f->has_min && f->runs == 2) {
-                to->half_offset[0][r] = x->half_offset[0];
-                to->half_offset[1][r] = x->half_offset[1];
+                const struct act_group *x = group_of(rows, first + r, (int)g);
+                vst1q_s8(at->q[0][r], vld1q_s8(x->q));
+                vst1q_s8(at->q[1][r], vld1q_s8(x->q + 16));
+                at->scale[r] = x->scale;
+                if (f->has_min && f->runs == 1)
+                    at->offset[r] = x->offset;
+                if (f->has_min && f->runs == 2) {
+                    at->half_offset[0][r] = x->half_offset[0];
+                    at->half_offset[1][r] = x->half_offset[1];
+                }
             }
-        }
+    }
 }
 
 #else
@@ -612,19 +629,21 @@ INLINE float32x4_t two_twice(float x, float y) {
 /* n groups of `acts` rows. */
 INLINE void put_together(const struct format *f, struct rows rows, uint32_t n, int acts,
                          struct together *to) {
-    for (uint32_t g = 0; g < n; g++)
-        UNROLL for (int r = 0; r < acts; r += 2, to++) {
+    for (int r = 0; r < acts; r += 2, to++) {
+        struct together *at = to;
+        for (uint32_t g = 0; g < n; g++, at += acts / 2) {
             const struct act_group *x = group_of(rows, r, (int)g);
             const struct act_group *y = group_of(rows, r + 1, (int)g);
-            UNROLL for (int i = 0; i < 4; i++) vst1q_s8(to->q[i], two_eights(x->q, y->q, i));
-            vst1q_f32(to->scale, two_twice(x->scale, y->scale));
+            UNROLL for (int i = 0; i < 4; i++) vst1q_s8(at->q[i], two_eights(x->q, y->q, i));
+            vst1q_f32(at->scale, two_twice(x->scale, y->scale));
             if (f->has_min && f->runs == 1)
-                vst1q_f32(to->offset, two_twice(x->offset, y->offset));
+                vst1q_f32(at->offset, two_twice(x->offset, y->offset));
             if (f->has_min && f->runs == 2) {
-                vst1q_f32(to->half_offset[0], two_twice(x->half_offset[0], y->half_offset[0]));
-                vst1q_f32(to->half_offset[1], two_twice(x->half_offset[1], y->half_offset[1]));
+                vst1q_f32(at->half_offset[0], two_twice(x->half_offset[0], y->half_offset[0]));
+                vst1q_f32(at->half_offset[1], two_twice(x->half_offset[1], y->half_offset[1]));
             }
         }
+    }
 }
 
 /* Sums in pairs become those of each row. */
@@ -675,22 +694,19 @@ INLINE TARGET void dots_of_two(const struct format *f, const int8x16_t *w,
 
 /* The wholes of group g: both halves of a tile for one or two rows, one for
  * four or eight. */
-INLINE TARGET void multiply(const struct format *f, int8x16_t (*w)[8], float32x4_t (*s)[2],
-                            struct rows rows, int g, int acts, float32x4_t (*whole)[MAX_ACTS]) {
+INLINE TARGET void multiply(const struct format *f, int8x16_t (*w)[8],
+                            const float32x4_t (*s)[2][ORDERS], struct rows rows, int g, int acts,
+                            float32x4_t (*whole)[MAX_ACTS]) {
     const int halves = acts > 2 ? 1 : 2;
     UNROLL for (int h = 0; h < halves; h++) {
         int32x4_t dot[2][2];
         if (acts == 1) {
             dots_of_one(f, w[h], group_of(rows, 0, g), dot[0]);
-            whole[h][0] = whole_of(f, dot[0], s[h]);
+            whole[h][0] = whole_of(f, dot[0], s[h], 0);
         }
         UNROLL for (int r = 0; r + 1 < acts; r += 2) {
             dots_of_two(f, w[h], together_of(rows, r, g, acts), dot);
-            UNROLL for (int p = 0; p < 2; p++) {
-                float32x4_t scales[2] = {of_weights(s[h][0], p, acts),
-                                         of_weights(s[h][1], p, acts)};
-                whole[h][r + p] = whole_of(f, dot[p], scales);
-            }
+            UNROLL for (int p = 0; p < 2; p++) whole[h][r + p] = whole_of(f, dot[p], s[h], p);
         }
     }
 }
@@ -703,22 +719,37 @@ INLINE void fetch_ahead(const uint8_t *at, uint32_t bytes) {
     UNROLL for (uint32_t i = 0; i < bytes; i += 64) __builtin_prefetch(at + AHEAD + i);
 }
 
-/* What the minimums of group g take away, before dmin. */
-INLINE void add_low(const struct format *f, struct half from, int half, struct rows rows, int g,
-                    int acts, float32x4_t *low) {
+/* The minimums of group g, for each run. */
+INLINE void load_minimums(const struct format *f, struct half from, int g, int half,
+                          float32x4_t *m /* (2) */) {
     const uint8_t *at = from.bytes + 2 * NEON_TILE * g;
-    float32x4_t m[2];
-    UNROLL for (int run = 0; run < 2; run++) m[run] =
+    UNROLL for (int run = 0; run < f->runs; run++) m[run] =
         f->runs == 1 ? four_bytes(at + NEON_TILE, half)
                      : four_nibbles(at + NEON_TILE * run, half, 1);
+}
+
+/* What they take away, before dmin. */
+INLINE void add_low(const struct format *f, const float32x4_t (*m)[ORDERS], struct rows rows, int g,
+                    int acts, float32x4_t *low) {
     UNROLL for (int r = 0; r < acts; r++) {
-        float32x4_t first = of_weights(m[0], r, acts), second = of_weights(m[1], r, acts);
         if (f->runs == 1) {
-            low[r] = vfmaq_f32(low[r], first, offset_of_row(rows, r, g, acts));
+            low[r] = vfmaq_f32(low[r], m[0][r % ORDERS], offset_of_row(rows, r, g, acts));
         } else {
-            low[r] = vfmaq_f32(low[r], first, half_offset_of_row(rows, r, g, 0, acts));
-            low[r] = vfmaq_f32(low[r], second, half_offset_of_row(rows, r, g, 1, acts));
+            low[r] = vfmaq_f32(low[r], m[0][r % ORDERS], half_offset_of_row(rows, r, g, 0, acts));
+            low[r] = vfmaq_f32(low[r], m[1][r % ORDERS], half_offset_of_row(rows, r, g, 1, acts));
         }
+    }
+}
+
+/* What a block of 256 values adds to the sums of half a tile, which begin at `at`. */
+INLINE void end_block(const struct format *f, struct half at, int half, const float32x4_t *part,
+                      const float32x4_t *low, int acts, float32x4_t *sums) {
+    float32x4_t d = d_of(f, at, half);
+    UNROLL for (int r = 0; r < acts; r++) {
+        float32x4_t sum = vfmaq_f32(sums[r], part[r], of_weights(d, r, acts));
+        if (f->has_min)
+            sum = vfmsq_f32(sum, low[r], of_weights(second_of(at, half), r, acts));
+        sums[r] = sum;
     }
 }
 
@@ -734,32 +765,45 @@ INLINE TARGET void add_block(const struct format *f, const uint8_t *block, int f
     UNROLL for (int h = 0; h < halves; h++) UNROLL for (int r = 0; r < acts; r++) part[h][r] =
         low[h][r] = vdupq_n_f32(0);
     for (int g = 0; is_apart && g < f->groups; g++)
-        UNROLL for (int h = 0; h < halves; h++) add_low(f, at, h, rows, g, acts, low[h]);
+        UNROLL for (int h = 0; h < halves; h++) {
+            float32x4_t loaded[2], m[2][ORDERS];
+            load_minimums(f, at, g, h, loaded);
+            in_order(loaded, f->runs, acts, m);
+            add_low(f, m, rows, g, acts, low[h]);
+        }
     for (int g = 0; g < f->groups; g++) {
         int8x16_t w[2][8];
-        float32x4_t s[2][2], whole[2][MAX_ACTS];
+        float32x4_t loaded[2], s[2][2][ORDERS], m[2][ORDERS], whole[2][MAX_ACTS];
         if (halves == 2)
             fetch_ahead(block + (uint32_t)g * group_bytes, group_bytes);
         UNROLL for (int h = 0; h < halves; h++) {
             f->open(at.quants + (uint32_t)(2 * g + h) * f->half, w[h]);
-            load_scales(f, at, g, h, s[h]);
+            load_scales(f, at, g, h, loaded);
+            in_order(loaded, f->runs, acts, s[h]);
         }
         multiply(f, w, s, rows, g, acts, whole);
         UNROLL for (int h = 0; h < halves; h++) {
             UNROLL for (int r = 0; r < acts; r++) part[h][r] =
                 vfmaq_f32(part[h][r], whole[h][r], scale_of_row(rows, r, g, acts));
-            if (f->has_min && !is_apart)
-                add_low(f, at, h, rows, g, acts, low[h]);
+            if (f->has_min && !is_apart) {
+                load_minimums(f, at, g, h, loaded);
+                in_order(loaded, f->runs, acts, m);
+                add_low(f, m, rows, g, acts, low[h]);
+            }
         }
     }
-    UNROLL for (int h = 0; h < halves; h++) {
-        float32x4_t d = d_of(f, at, h);
-        UNROLL for (int r = 0; r < acts; r++) {
-            float32x4_t sum = vfmaq_f32(sums[first + h][r], part[h][r], of_weights(d, r, acts));
-            if (f->has_min)
-                sum = vfmsq_f32(sum, low[h][r], of_weights(second_of(at, h), r, acts));
-            sums[first + h][r] = sum;
-        }
+    UNROLL for (int h = 0; h < halves; h++)
+        end_block(f, at, h, part[h], low[h], acts, sums[first + h]);
+}
+
+/* What a block of 32 values adds to the sums of half a tile. d, m: in order. */
+INLINE void add_wholes(const struct format *f, const float32x4_t *whole, const float32x4_t *d,
+                       const float32x4_t *m, struct rows rows, int g, int acts, float32x4_t *sum) {
+    UNROLL for (int r = 0; r < acts; r++) {
+        float32x4_t scaled = vmulq_f32(whole[r], scale_of_row(rows, r, g, acts));
+        sum[r] = vfmaq_f32(sum[r], scaled, d[r % ORDERS]);
+        if (f->has_min)
+            sum[r] = vfmaq_f32(sum[r], m[r % ORDERS], offset_of_row(rows, r, g, acts));
     }
 }
 
@@ -775,22 +819,81 @@ INLINE TARGET void add_blocks(const struct format *f, const uint8_t *block, int 
         const struct half at = half_of(f, block, first);
         if (halves == 2)
             fetch_ahead(block, f->size);
-        float32x4_t none[2][2] = {{vdupq_n_f32(0)}}, whole[2][MAX_ACTS];
+        float32x4_t none[2][2][ORDERS] = {{{vdupq_n_f32(0)}}}, whole[2][MAX_ACTS];
         UNROLL for (int h = 0; h < halves; h++) f->open(at.quants + (uint32_t)h * f->half, w[h]);
         multiply(f, w, none, rows, g, acts, whole);
         UNROLL for (int h = 0; h < halves; h++) {
-            float32x4_t d = d_of(f, at, h);
-            UNROLL for (int r = 0; r < acts; r++) {
-                float32x4_t scaled = vmulq_f32(whole[h][r], scale_of_row(rows, r, g, acts));
-                sum[h][r] = vfmaq_f32(sum[h][r], scaled, of_weights(d, r, acts));
-                if (f->has_min)
-                    sum[h][r] = vfmaq_f32(sum[h][r], of_weights(second_of(at, h), r, acts),
-                                          offset_of_row(rows, r, g, acts));
-            }
+            float32x4_t loaded[2] = {d_of(f, at, h)}, ordered[2][ORDERS];
+            if (f->has_min)
+                loaded[1] = second_of(at, h);
+            in_order(loaded, f->has_min ? 2 : 1, acts, ordered);
+            add_wholes(f, whole[h], ordered[0], ordered[1], rows, g, acts, sum[h]);
         }
     }
     UNROLL for (int h = 0; h < halves; h++) UNROLL for (int r = 0; r < acts; r++)
         sums[first + h][r] = sum[h][r];
+}
+
+/* ---- tiles that stay open
+ * --------------------------------------------------------------------
+ *
+ * Where many rows meet a tile, it is opened once for all of them.
+ */
+
+/* A group of half a tile. s: its scales, or d where blocks are of 32 values; m: its minimums. */
+struct opened {
+    int8x16_t w[8];
+    float32x4_t s[2][ORDERS], m[2][ORDERS];
+};
+
+/* `n` groups of half a tile, up to a block of 256 values. */
+INLINE TARGET void open_half(const struct format *f, const uint8_t *block, int n, int half,
+                             struct opened *to) {
+    for (int g = 0; g<n; g++, to++, block += f->groups> 1 ? 0 : f->size) {
+        const struct half at = half_of(f, block, half);
+        float32x4_t s[2], m[2];
+        f->open(at.quants + (uint32_t)(f->groups > 1 ? 2 * g : 0) * f->half, to->w);
+        if (f->groups > 1)
+            load_scales(f, at, g, 0, s);
+        else
+            s[0] = d_of(f, at, 0);
+        in_order(s, f->runs, MAX_ACTS, to->s);
+        if (f->has_min && f->groups > 1)
+            load_minimums(f, at, g, 0, m);
+        else if (f->has_min)
+            m[0] = second_of(at, 0);
+        if (f->has_min)
+            in_order(m, f->runs, MAX_ACTS, to->m);
+    }
+}
+
+/* add_block or add_blocks of half a tile and MAX_ACTS rows: n groups. */
+INLINE TARGET void add_opened(const struct format *f, const uint8_t *block, int n, int half,
+                              const struct opened *opened, struct rows rows, float32x4_t *sums) {
+    float32x4_t part[MAX_ACTS], low[MAX_ACTS];
+    UNROLL for (int r = 0; r < MAX_ACTS; r++) {
+        part[r] = f->groups > 1 ? vdupq_n_f32(0) : sums[r];
+        low[r] = vdupq_n_f32(0);
+    }
+    for (int g = 0; f->groups > 1 && f->has_min && g < n; g++)
+        add_low(f, opened[g].m, rows, g, MAX_ACTS, low);
+    for (int g = 0; g < n; g++) {
+        int8x16_t w[1][8];
+        float32x4_t s[1][2][ORDERS], whole[1][MAX_ACTS];
+        UNROLL for (int i = 0; i < 8; i++) w[0][i] = opened[g].w[i];
+        UNROLL for (int run = 0; run < f->runs; run++) UNROLL for (int o = 0; o < ORDERS; o++)
+            s[0][run][o] = opened[g].s[run][o];
+        multiply(f, w, s, rows, g, MAX_ACTS, whole);
+        if (f->groups > 1)
+            UNROLL for (int r = 0; r < MAX_ACTS; r++) part[r] =
+                vfmaq_f32(part[r], whole[0][r], scale_of_row(rows, r, g, MAX_ACTS));
+        else
+            add_wholes(f, whole[0], s[0][0], opened[g].m[0], rows, g, MAX_ACTS, part);
+    }
+    if (f->groups > 1)
+        end_block(f, half_of(f, block, half), 0, part, low, MAX_ACTS, sums);
+    else
+        UNROLL for (int r = 0; r < MAX_ACTS; r++) sums[r] = part[r];
 }
 
 /* ---- tiles
@@ -845,8 +948,40 @@ INLINE TARGET void add_tiles(const struct format *f, struct tiles tiles, struct 
 /* add_tiles for eight, four, two and one row: functions of their own, or
  * compiling takes long. */
 typedef void add_fn(struct tiles tiles, struct rows rows, float32x4_t (*sums)[2][MAX_ACTS]);
+
+/* Both of `count` tiles, for up to CHUNK groups. */
+typedef void open_tiles_fn(struct tiles tiles, uint32_t group, int n, struct opened *to);
+typedef void add_opened_fn(struct tiles tiles, uint32_t group, int n, const struct opened *opened,
+                           struct rows rows, float32x4_t (*sums)[2][MAX_ACTS]);
+
+INLINE const uint8_t *block_at(const struct format *f, struct tiles tiles, uint32_t tile,
+                               uint32_t group) {
+    return tiles.at + tile * tiles.bytes + group / (uint32_t)f->groups * f->size;
+}
+
+INLINE TARGET void open_tiles(const struct format *f, struct tiles tiles, uint32_t group, int n,
+                              struct opened *to) {
+    for (uint32_t t = 0; t < tiles.count; t++)
+        for (int half = 0; half < 2; half++, to += CHUNK)
+            open_half(f, block_at(f, tiles, t, group), n, half, to);
+}
+
+/* MAX_ACTS rows from `rows` on. */
+INLINE TARGET void add_opened_tiles(const struct format *f, struct tiles tiles, uint32_t group,
+                                    int n, const struct opened *opened, struct rows rows,
+                                    float32x4_t (*sums)[2][MAX_ACTS]) {
+    struct together together[CHUNK * MAX_ACTS / TOGETHER];
+    struct rows from = {rows.at + group, rows.stride, together};
+    put_together(f, from, (uint32_t)n, MAX_ACTS, together);
+    for (uint32_t t = 0; t < tiles.count; t++)
+        for (int half = 0; half < 2; half++, opened += CHUNK)
+            add_opened(f, block_at(f, tiles, t, group), n, half, opened, from, sums[t][half]);
+}
+
 struct adders {
     add_fn *eight, *four, *two, *one;
+    open_tiles_fn *open;
+    add_opened_fn *opened;
 };
 
 /* Some rows. Says how many. */
@@ -874,6 +1009,51 @@ static void store_sums(float32x4_t (*sums)[2][MAX_ACTS], uint32_t acts, uint32_t
  * ---------------------------------------------------------------------------------
  */
 
+/* Rows that a tile stays open for: MANY at most, and not fewer than LEAST_MANY. */
+enum { MANY = 64, LEAST_MANY = 32 };
+
+/* Where that is less work than to open it for each eight rows: with SMMLA, but for q8_0, which is
+ * open as it lies; with SDOT only where opening takes long (bench/cpu/mca.py). */
+static bool stays_open(const struct format *f) {
+    const bool has_grid = f->unit != 1 || f->type == DT_IQ3_S;
+    return UNIT == 8 ? f->type != DT_Q8_0 : f->runs == 2 || has_grid;
+}
+
+INLINE struct rows rows_from(const struct activations *acts, uint32_t r) {
+    return (struct rows){acts->groups + r * stride_of(acts), stride_of(acts), NULL};
+}
+
+static void store_rows(float32x4_t (*sums)[2][MAX_ACTS], uint32_t tiles, uint32_t acts,
+                       uint32_t columns, float *out, size_t out_stride) {
+#if UNIT == 8
+    if (is_paired((int)acts))
+        part_pairs(sums, tiles, acts);
+#else
+    (void)tiles;
+#endif
+    store_sums(sums, acts, columns, out, out_stride);
+}
+
+/* Rows from r on, in eights. Says how many. */
+static uint32_t add_many(const struct adders *add, struct tiles tiles,
+                         const struct activations *acts, uint32_t r, uint32_t columns, float *out,
+                         size_t out_stride) {
+    uint32_t rows = acts->n_rows - r < MANY ? (acts->n_rows - r) / MAX_ACTS * MAX_ACTS : MANY;
+    struct opened opened[TILES * 2 * CHUNK];
+    float32x4_t sums[MANY / MAX_ACTS][TILES][2][MAX_ACTS];
+    memset(sums, 0, rows / MAX_ACTS * sizeof *sums);
+    for (uint32_t g = 0; g < tiles.groups; g += CHUNK) {
+        int n = tiles.groups - g < CHUNK ? (int)(tiles.groups - g) : CHUNK;
+        add->open(tiles, g, n, opened);
+        for (uint32_t i = 0; i < rows; i += MAX_ACTS)
+            add->opened(tiles, g, n, opened, rows_from(acts, r + i), sums[i / MAX_ACTS]);
+    }
+    for (uint32_t i = 0; i < rows; i += MAX_ACTS)
+        store_rows(sums[i / MAX_ACTS], tiles.count, MAX_ACTS, columns, out + i * out_stride,
+                   out_stride);
+    return rows;
+}
+
 static void project(const struct format *f, const struct adders *add, const void *weights,
                     uint32_t first, uint32_t count, const struct activations *acts, float *out,
                     size_t out_stride) {
@@ -885,15 +1065,15 @@ static void project(const struct format *f, const struct adders *add, const void
         uint32_t columns = count - n < most ? count - n : most;
         tiles.count = (columns + NEON_TILE - 1) / NEON_TILE;
         for (uint32_t r = 0, done; r < acts->n_rows; r += done) {
+            float *to = out + r * out_stride + n;
+            if (acts->n_rows - r >= LEAST_MANY && stays_open(f)) {
+                done = add_many(add, tiles, acts, r, columns, to, out_stride);
+                continue;
+            }
             float32x4_t sums[TILES][2][MAX_ACTS];
             memset(sums, 0, sizeof sums);
-            struct rows rows = {acts->groups + r * stride_of(acts), stride_of(acts), NULL};
-            done = add_some(add, tiles, rows, acts->n_rows - r, sums);
-#if UNIT == 8
-            if (is_paired((int)done))
-                part_pairs(sums, tiles.count, done);
-#endif
-            store_sums(sums, done, columns, out + r * out_stride + n, out_stride);
+            done = add_some(add, tiles, rows_from(acts, r), acts->n_rows - r, sums);
+            store_rows(sums, tiles.count, done, columns, to, out_stride);
         }
     }
 }
@@ -926,10 +1106,19 @@ static void project(const struct format *f, const struct adders *add, const void
     ADD(type, four, 4)                                                                             \
     ADD(type, two, 2)                                                                              \
     ADD(type, one, 1)                                                                              \
+    static TARGET void open_tiles_##type(struct tiles tiles, uint32_t group, int n,                \
+                                         struct opened *to) {                                      \
+        open_tiles(&format_##type, tiles, group, n, to);                                           \
+    }                                                                                              \
+    static TARGET void add_opened_##type(struct tiles tiles, uint32_t group, int n,                \
+                                         const struct opened *opened, struct rows rows,            \
+                                         float32x4_t(*sums)[2][MAX_ACTS]) {                        \
+        add_opened_tiles(&format_##type, tiles, group, n, opened, rows, sums);                     \
+    }                                                                                              \
     static void project_##type(const void *weights, uint32_t first, uint32_t count,                \
                                const struct activations *acts, float *out, size_t out_stride) {    \
-        static const struct adders add = {add_eight_##type, add_four_##type, add_two_##type,       \
-                                          add_one_##type};                                         \
+        static const struct adders add = {add_eight_##type, add_four_##type,   add_two_##type,     \
+                                          add_one_##type,   open_tiles_##type, add_opened_##type}; \
         project(&format_##type, &add, weights, first, count, acts, out, out_stride);               \
     }
 
