@@ -84,7 +84,8 @@ static uint32_t count_cores(VkPhysicalDevice device, const struct extensions *e,
     return n ? n : 32;
 }
 
-/* Whether there are products of int8 matrices, 16 x 16 x 32, by a subgroup of 32. */
+/* Whether there are products of matrices of halves, 16 x 16 x 16, with f32 sums, by a subgroup
+ * of 32. */
 static bool find_matrices(VkPhysicalDevice device, const struct asked *a, uint32_t subgroup_size) {
     VkCooperativeMatrixPropertiesNV list[64] = {0};
     uint32_t n = sizeof list / sizeof *list;
@@ -92,18 +93,18 @@ static bool find_matrices(VkPhysicalDevice device, const struct asked *a, uint32
         (PFN_vkGetPhysicalDeviceCooperativeMatrixPropertiesNV)vk.find(
             vk.instance, "vkGetPhysicalDeviceCooperativeMatrixPropertiesNV");
     if (!ask || !a->matrix.cooperativeMatrix || !a->v12.vulkanMemoryModel ||
-        !a->v12.vulkanMemoryModelDeviceScope || !a->v12.shaderInt8 || subgroup_size != 32)
+        !a->v12.vulkanMemoryModelDeviceScope || !a->v12.shaderFloat16 || subgroup_size != 32)
         return false;
     for (uint32_t i = 0; i < n; i++)
         list[i].sType = VK_STRUCTURE_TYPE_COOPERATIVE_MATRIX_PROPERTIES_NV;
     if (ask(device, &n, list) < 0)
         return false;
     for (uint32_t i = 0; i < n; i++)
-        if (list[i].MSize == 16 && list[i].NSize == 16 && list[i].KSize == 32 &&
-            list[i].AType == VK_COMPONENT_TYPE_SINT8_NV &&
-            list[i].BType == VK_COMPONENT_TYPE_SINT8_NV &&
-            list[i].CType == VK_COMPONENT_TYPE_SINT32_NV &&
-            list[i].DType == VK_COMPONENT_TYPE_SINT32_NV && list[i].scope == VK_SCOPE_SUBGROUP_NV)
+        if (list[i].MSize == 16 && list[i].NSize == 16 && list[i].KSize == 16 &&
+            list[i].AType == VK_COMPONENT_TYPE_FLOAT16_NV &&
+            list[i].BType == VK_COMPONENT_TYPE_FLOAT16_NV &&
+            list[i].CType == VK_COMPONENT_TYPE_FLOAT32_NV &&
+            list[i].DType == VK_COMPONENT_TYPE_FLOAT32_NV && list[i].scope == VK_SCOPE_SUBGROUP_NV)
             return true;
     return false;
 }

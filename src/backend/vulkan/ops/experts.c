@@ -5,12 +5,23 @@
 
 enum { MIX_THREADS = 128 };
 
+/* *pairs stays NULL where they are not sorted. */
+static int sort_pairs(struct vulkan_recorder *r, const struct operand *choice,
+                      const struct operand *weight, struct vulkan_pairs *sorted,
+                      struct vulkan_pairs **pairs) {
+    if (vulkan_meets_f32(r, weight) || !vulkan_can_sort(r, choice->dims[0] - 1, weight->dims[2]))
+        return SLUICE_OK;
+    *pairs = sorted;
+    return vulkan_sort(r, choice, weight->dims[2], sorted);
+}
+
 /* ---- EXPERTS_IN -------------------------------------------------------------------------------
  */
 
 /* Columns of hidden from gate and up: one product, or where their types differ two. */
 static int record_in(struct vulkan_recorder *r, const struct op *op, const struct vulkan_acts *acts,
-                     const struct operand *gate, const struct operand *up, bool is_shared) {
+                     const struct vulkan_pairs *pairs, const struct operand *gate,
+                     const struct operand *up, bool is_shared) {
     const struct op_experts_in *o = &op->experts_in;
     uint32_t used = o->choice.dims[0] - 1, routed = used * o->gate.dims[1];
     struct operand out =
@@ -23,6 +34,7 @@ static int record_in(struct vulkan_recorder *r, const struct op *op, const struc
         .rows = r->plan->max_rows,
         .out_stride = o->hidden.stride,
         .choice = is_shared ? NULL : &o->choice,
+        .pairs = pairs,
         .places = used,
         .out_place = is_shared ? 0 : o->gate.dims[1],
     };
@@ -56,11 +68,15 @@ int vulkan_record_experts_in(struct vulkan_recorder *r, const struct op *op) {
         q.needs_int8 |= !vulkan_meets_f32(r, weights[i]);
     }
     struct vulkan_acts acts;
-    int status = vulkan_quantize(r, &q, &acts);
+    struct vulkan_pairs sorted, *pairs = NULL;
+    int status = sort_pairs(r, &o->choice, &o->gate, &sorted, &pairs);
+    q.has_pairs = !pairs;
     if (!status)
-        status = record_in(r, op, &acts, &o->gate, &o->up, false);
+        status = vulkan_quantize(r, &q, &acts);
+    if (!status)
+        status = record_in(r, op, &acts, pairs, &o->gate, &o->up, false);
     if (!status && o->shared_gate.n_dims)
-        status = record_in(r, op, &acts, &o->shared_gate, &o->shared_up, true);
+        status = record_in(r, op, &acts, NULL, &o->shared_gate, &o->shared_up, true);
     return status;
 }
 
@@ -83,6 +99,8 @@ static int record_out(struct vulkan_recorder *r, const struct op *op, const stru
     };
     uint32_t places = is_shared ? 1 : used;
     struct vulkan_acts acts;
+    struct vulkan_pairs sorted, *pairs = NULL;
+    int status = is_shared ? SLUICE_OK : sort_pairs(r, &o->choice, down, &sorted, &pairs);
     *out = vulkan_work(r, (uint64_t)q.rows * places * width * sizeof(float));
     struct vulkan_product p = {
         .weight = down,
@@ -93,11 +111,14 @@ static int record_out(struct vulkan_recorder *r, const struct op *op, const stru
         .out = vulkan_as(*out, VULKAN_WRITE),
         .out_stride = places * width,
         .choice = is_shared ? NULL : &o->choice,
+        .pairs = pairs,
         .places = used,
         .act_place = is_shared ? 0 : k,
         .out_place = is_shared ? 0 : width,
     };
-    int status = vulkan_quantize(r, &q, &acts);
+    q.has_pairs = !is_shared && !pairs;
+    if (!status)
+        status = vulkan_quantize(r, &q, &acts);
     return status ? status : vulkan_multiply(r, &p);
 }
 

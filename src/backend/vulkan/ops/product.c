@@ -4,7 +4,8 @@
 #include "base/size.h"
 
 enum { QUANTIZE_THREADS = 256, PRODUCT_THREADS = 128, MAX_LANES = 32, MAX_SUMS = 16 };
-enum { TILE_THREADS = 256, TILE_SHARED = 25 << 10 };
+enum { TILE_THREADS = 256, TILE_SHARED = 30 << 10, MATRIX_SHARED = 42 << 10 };
+enum { SORT_THREADS = 128 };
 enum { FUSED_THREADS = 256, FUSED_HEADS = 256, FUSED_GROUPS_PER_CORE = 4 };
 
 /* ---- activations ------------------------------------------------------------------------------
@@ -16,6 +17,10 @@ static bool is_plain(const struct operand *w) {
 
 bool vulkan_meets_f32(const struct vulkan_recorder *r, const struct operand *weight) {
     return r->exact || is_plain(weight);
+}
+
+static bool can_tile(const struct vulkan_recorder *r) {
+    return r->can->shared_bytes >= TILE_SHARED && r->can->max_threads >= TILE_THREADS;
 }
 
 struct quantize_push {
@@ -47,13 +52,18 @@ int vulkan_quantize(struct vulkan_recorder *r, const struct vulkan_prologue *p,
                     struct vulkan_acts *out) {
     uint32_t k = p->in.dims[0];
     uint32_t threads = r->can->max_threads < QUANTIZE_THREADS ? 128 : QUANTIZE_THREADS;
-    *out = (struct vulkan_acts){.k = k, .x_stride = (k + 7) / 8 * 8};
+    *out = (struct vulkan_acts){
+        .k = k,
+        .x_stride = (k + 7) / 8 * 8,
+        .is_tiled = p->rows > 8 && can_tile(r) && !p->has_pairs,
+    };
+    uint64_t rows = out->is_tiled ? div_up(p->rows, 64) * 64ull : p->rows;
     if (has_gate(p) && p->head_width < 4)
         return err_set(r->err, SLUICE_ERR_UNSUPPORTED, "heads of %u values, expected 4 or more",
                        p->head_width);
     if (p->needs_int8) {
-        out->q = vulkan_work(r, (uint64_t)p->rows * k);
-        out->scales = vulkan_work(r, (uint64_t)p->rows * (k / 32) * 8);
+        out->q = vulkan_work(r, rows * k);
+        out->scales = vulkan_work(r, rows * (k / 32) * 8);
     }
     if (p->needs_f32)
         out->x = vulkan_work(r, (uint64_t)p->rows * out->x_stride * sizeof(float));
@@ -67,8 +77,8 @@ int vulkan_quantize(struct vulkan_recorder *r, const struct vulkan_prologue *p,
         .shader = "quantize",
         .groups = {div_up(k, 4 * threads), p->rows, 1},
         .constants = {threads, (uint32_t)p->prologue, p->needs_int8 ? p->act_group : 0,
-                      p->needs_f32, p->is_head},
-        .n_constants = 6,
+                      p->needs_f32, p->is_head, 0, out->is_tiled},
+        .n_constants = 7,
         .n_binds = 7,
         .push = &push,
         .push_bytes = sizeof push,
@@ -112,7 +122,7 @@ struct product_push {
 struct shape {
     uint32_t units, lanes, threads, rows, weights;
     uint32_t group_rows, group_outputs; /* of a workgroup */
-    bool is_tile, is_fused;
+    bool is_tile, is_matrix, is_fused;
 };
 
 /* Shared memory of a fused product: the row as int8 or f32, and sums (product.glsl). */
@@ -134,19 +144,61 @@ static bool has_integers(const struct vulkan_product *p) {
 }
 
 /* Many rows of int8. */
-static bool has_tile(const struct vulkan_recorder *r, const struct vulkan_product *p) {
-    return p->rows > 8 && !p->is_f32 && !p->choice && r->can->shared_bytes >= TILE_SHARED &&
-           r->can->max_threads >= TILE_THREADS;
+static bool has_tile(const struct vulkan_product *p) {
+    return p->acts && p->acts->is_tiled && !p->is_f32;
+}
+
+static bool has_aligned_rows(const struct operand *w) {
+    return w->offset % 16 == 0 && w->dims[0] % 8 == 0;
+}
+
+/* Many rows of f32. */
+static bool has_plain_tile(const struct vulkan_recorder *r, const struct vulkan_product *p) {
+    return p->rows > 8 && can_tile(r) && is_plain(p->weight) && !p->choice &&
+           has_aligned_rows(p->weight) &&
+           (p->epilogue != PRODUCT_SWIGLU || has_aligned_rows(p->second));
+}
+
+bool vulkan_can_sort(const struct vulkan_recorder *r, uint32_t places, uint32_t experts) {
+    return can_tile(r) && r->plan->max_rows > 8 && r->plan->max_rows * places >= 2 * experts;
+}
+
+int vulkan_sort(struct vulkan_recorder *r, const struct operand *choice, uint32_t experts,
+                struct vulkan_pairs *out) {
+    uint32_t used = choice->dims[0] - 1, pairs = r->plan->max_rows * used, mean = pairs / experts;
+    out->rows = mean > 32 ? 64 : mean > 12 ? 32 : 16;
+    out->n_tiles = pairs / out->rows + (pairs < experts ? pairs : experts);
+    out->tiles = vulkan_work(r, (uint64_t)out->n_tiles * (out->rows + 1) * sizeof(uint32_t));
+    struct {
+        uint32_t used, choice_first, choice_stride, n_tiles;
+    } push = {.used = used, .choice_stride = choice->stride, .n_tiles = out->n_tiles};
+    struct vulkan_dispatch d = {
+        .shader = "experts_sort",
+        .groups = {experts, 1, 1},
+        .constants = {SORT_THREADS, experts, out->rows},
+        .n_constants = 3,
+        .n_binds = 3,
+        .push = &push,
+        .push_bytes = sizeof push,
+    };
+    d.binds[0] = vulkan_io_copy(r, VULKAN_READ);
+    d.binds[1] = vulkan_operand(r, choice, VULKAN_READ, &push.choice_first);
+    d.binds[2] = vulkan_as(out->tiles, VULKAN_WRITE);
+    return vulkan_add(r, &d);
 }
 
 static const char *shader_of(const struct vulkan_recorder *r, const struct vulkan_product *p,
                              const struct shape *s) {
     if (is_plain(p->weight))
-        return s->is_fused ? "project_plain_fused" : "project_plain";
+        return s->is_fused  ? "project_plain_fused"
+               : s->is_tile ? "project_plain_tile"
+                            : "project_plain";
     if (p->is_f32)
         return "project_f32";
     if (s->is_fused)
         return r->can->has_dot ? "project_fused_dot" : "project_fused";
+    if (s->is_matrix)
+        return "project_matrix";
     if (s->is_tile)
         return r->can->has_dot ? "project_tile_dot" : "project_tile";
     return r->can->has_dot ? "project_int8_dot" : "project_int8";
@@ -157,10 +209,19 @@ static struct shape shape_of(const struct vulkan_recorder *r, const struct vulka
     uint32_t least = p->epilogue == PRODUCT_SWIGLU ? 2 : 1;
     struct shape s = {.units = div_up(k, is_plain(p->weight) ? 8 : 64), .rows = 1, .weights = 4};
     s.lanes = div_up(s.units, div_up(s.units, MAX_LANES));
-    s.is_tile = has_tile(r, p);
+    if (has_plain_tile(r, p)) {
+        s.is_tile = true;
+        s.threads = TILE_THREADS;
+        s.group_rows = 64;
+        s.group_outputs = 128 / least;
+        return s;
+    }
+    s.is_tile = has_tile(p);
     if (s.is_tile) {
         s.threads = TILE_THREADS;
-        s.rows = p->rows > 32 ? 4 : p->rows > 16 ? 2 : 1;
+        s.rows = p->choice ? p->pairs->rows / 16 : p->rows > 32 ? 4 : p->rows > 16 ? 2 : 1;
+        s.is_matrix = s.rows == 4 && r->can->has_matrix && has_integers(p) &&
+                      r->can->shared_bytes >= MATRIX_SHARED;
         s.group_rows = 16 * s.rows;
         s.group_outputs = 64 / least;
         return s;
@@ -178,6 +239,11 @@ static struct shape shape_of(const struct vulkan_recorder *r, const struct vulka
     uint64_t pairs = p->choice ? (uint64_t)p->rows * p->places : div_up(p->rows, s.rows);
     while (s.weights > least && pairs * n / s.weights * least * s.lanes < 1024ull * r->can->n_cores)
         s.weights /= 2;
+    /* Rows share what is unpacked, but no core should have nothing to do. */
+    while (!p->choice && s.rows > 1 &&
+           (uint64_t)div_up(n, teams * s.weights / least) * div_up(p->rows, s.rows) <
+               4ull * r->can->n_cores)
+        s.rows /= 2;
     s.threads = s.is_fused ? s.threads : teams * s.lanes;
     s.group_rows = s.rows;
     s.group_outputs = teams * s.weights / least;
@@ -230,7 +296,8 @@ static void bind_acts(struct vulkan_recorder *r, const struct vulkan_product *p,
         push->first_expert = piece->first;
         push->n_experts = piece->n;
         push->choice_stride = p->choice->stride;
-        d->binds[5] = vulkan_operand(r, p->choice, VULKAN_READ, &push->choice_first);
+        d->binds[5] = has_tile(p) ? vulkan_as(p->pairs->tiles, VULKAN_READ)
+                                  : vulkan_operand(r, p->choice, VULKAN_READ, &push->choice_first);
     }
     d->binds[7] = vulkan_as(p->is_f32 ? p->acts->x : p->acts->q, VULKAN_READ);
     d->binds[8] = vulkan_as(p->is_f32 ? p->acts->x : p->acts->scales, VULKAN_READ);
@@ -274,7 +341,11 @@ static int multiply_piece(struct vulkan_recorder *r, const struct vulkan_product
     struct vulkan_dispatch d = {
         .shader = shader_of(r, p, &s),
         .groups = {s.is_fused ? fused_groups(r, groups) : groups,
-                   is_stack ? p->rows * p->places : div_up(p->rows, s.group_rows), 1},
+                   !is_stack   ? div_up(p->rows, s.group_rows)
+                   : s.is_tile ? p->pairs->n_tiles
+                               : p->rows * p->places,
+                   1},
+        .has_lanes = s.is_matrix,
         .n_binds = 10,
         .push = &push,
         .push_bytes = sizeof push,

@@ -16,6 +16,7 @@ struct vulkan_prologue {
     bool is_head; /* row i is that of output i */
     uint32_t act_group;
     bool needs_int8, needs_f32;
+    bool has_pairs; /* no tiles where experts' pairs are not sorted */
 };
 
 /* Activation rows in workspace. */
@@ -23,6 +24,7 @@ struct vulkan_acts {
     struct vulkan_bind q, scales; /* int8, (rows, k); a pair of words for every 32 values */
     struct vulkan_bind x;         /* f32, (rows, x_stride) */
     uint32_t k, x_stride;
+    bool is_tiled; /* IS_TILED of quantize.comp: for tiles alone */
 };
 
 int vulkan_quantize(struct vulkan_recorder *r, const struct vulkan_prologue *p,
@@ -31,6 +33,17 @@ int vulkan_quantize(struct vulkan_recorder *r, const struct vulkan_prologue *p,
 /* Whether products of these activations can prepare them, each for itself: one row of int8. That
  * spares a dispatch which all would wait for. */
 bool vulkan_can_fuse(const struct vulkan_recorder *r, const struct vulkan_prologue *p);
+
+/* Pairs of rows and places by expert, in tiles of so many (experts_sort.comp). */
+struct vulkan_pairs {
+    struct vulkan_bind tiles;
+    uint32_t rows, n_tiles;
+};
+
+/* false: there are too few, or the device has no tiles. */
+bool vulkan_can_sort(const struct vulkan_recorder *r, uint32_t places, uint32_t experts);
+int vulkan_sort(struct vulkan_recorder *r, const struct operand *choice, uint32_t experts,
+                struct vulkan_pairs *out);
 
 enum product_epilogue { PRODUCT_STORE, PRODUCT_ADD, PRODUCT_SWIGLU, PRODUCT_GATED };
 
@@ -49,6 +62,7 @@ struct vulkan_product {
     /* A stack of experts: which one a place of a row has; NULL: no stack. act_place, out_place:
      * values from one place to the next. */
     const struct operand *choice;
+    const struct vulkan_pairs *pairs; /* NULL, or f32: one after the other */
     uint32_t places, act_place, out_place;
 };
 

@@ -8,7 +8,9 @@
 // lanes follows from K alone, so a row's bits are the same in every shape.
 //
 // -DFUSED: one row, which every workgroup prepares for itself in shared memory (prologue.glsl).
-// IS_EXPERTS: workgroup y is a pair (row, place), and the matrix that of the expert chosen there.
+// -DTILE: many rows, of which a workgroup has a tile (find_tile).
+// IS_EXPERTS: workgroup y is a pair (row, place), and the matrix that of the expert chosen there; of
+// tiles, pairs of one expert (experts_sort.comp).
 // The shader that includes this defines `multiply`.
 #include "io.glsl"
 
@@ -87,7 +89,7 @@ uint weight_at(uint i) {
 }
 
 // Where activation row r of the team begins, in what act_stride counts.
-#ifndef FUSED
+#if !defined(FUSED) && !defined(TILE)
 uint act_at(uint r) {
     return min(first_row + r, n_rows - 1) * p.act_stride + place * p.act_place;
 }
@@ -207,6 +209,37 @@ void product() {
     }
 }
 #else
+uint first_pair;
+
+// False: there are no rows.
+bool find_tile(uint rows) {
+    n_rows = IS_HEAD != 0 ? io_n_outputs() : io_n_rows();
+    first_row = gl_WorkGroupID.y * rows;
+    place = expert = 0;
+    if (IS_EXPERTS == 0)
+        return first_row < n_rows;
+    first_pair = p.choice_first + gl_WorkGroupID.y * (rows + 1) + 1;
+    expert = choice[first_pair - 1] - p.first_expert;
+    return expert < p.n_experts;
+}
+
+// Row r of the tile, and its place; ~0: there is none.
+uint row_of(uint r) {
+    if (IS_EXPERTS == 0)
+        return first_row + r < n_rows ? first_row + r : ~0u;
+    uint pair = choice[first_pair + r], row = pair / p.places;
+    place = pair == ~0u ? 0 : pair - row * p.places;
+    return pair == ~0u ? pair : row;
+}
+
+// Where group 0 of it is; the next one is ACT_STEP after it (IS_TILED of quantize.comp).
+#define ACT_STEP 64
+uint act_at(uint r) {
+    uint row = row_of(r);
+    row = row == ~0u ? 0 : row;
+    return (row / 64 * p.act_stride + place * p.act_place) * 64 + row % 64;
+}
+
 // The unit after u, lane by lane.
 uint after(uint u) {
     u += p.lanes;

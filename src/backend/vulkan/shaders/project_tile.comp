@@ -83,7 +83,8 @@ void find_row() {
     if (BRINGS_WEIGHTS) {
         is_second = t >= outputs;
         uint n = min(first_n + (is_second ? t - outputs : t), p.n - 1);
-        next_row = (is_second ? p.weight2_first : p.weight_first) + n * p.row_bytes;
+        next_row = (is_second ? p.weight2_first : p.weight_first) + n * p.row_bytes +
+                   expert * p.plane_bytes;
     } else if (BRINGS_ACTS) {
         next_row = act_at(t - 128);
     }
@@ -95,7 +96,7 @@ void load_next(uint u) {
     } else if (BRINGS_ACTS) {
         uvec2 g = groups_of(u);
         g.y = min(g.y, p.k / 32 - 1);
-        g += next_row;
+        g = next_row + g * ACT_STEP;
         next_x[0] = xq[2 * g.x];
         next_x[1] = xq[2 * g.x + 1];
         next_x[2] = xq[2 * g.y];
@@ -118,11 +119,8 @@ void put_next(uint u, uint stage) {
 
 void main() {
     uint tx = gl_LocalInvocationID.x % 16, ty = gl_LocalInvocationID.x / 16;
-    n_rows = IS_HEAD != 0 ? io_n_outputs() : io_n_rows();
-    first_row = gl_WorkGroupID.y * 16 * ROWS;
     first_n = gl_WorkGroupID.x * 16 * OUTPUTS;
-    place = expert = 0;
-    if (first_row >= n_rows)
+    if (!find_tile(16 * ROWS))
         return;
     precise float total[MAX_SUMS];
     [[unroll]] for (uint i = 0; i < 4 * ROWS; i++)
@@ -148,11 +146,13 @@ void main() {
         u = next;
         barrier();
     }
-    [[unroll]] for (uint r = 0; r < ROWS; r++)
+    [[unroll]] for (uint r = 0; r < ROWS; r++) {
+        uint row = row_of(r * 16 + ty);
         [[unroll]] for (uint i = 0; i < OUTPUTS; i++) {
-            uint n = first_n + i * 16 + tx, row = first_row + r * 16 + ty;
-            if (n < p.n && row < n_rows)
+            uint n = first_n + i * 16 + tx;
+            if (n < p.n && row != ~0u)
                 store(n, row, total[i * ROWS + r],
                       EPILOGUE == SWIGLU ? total[(i + OUTPUTS) * ROWS + r] : 0);
         }
+    }
 }

@@ -3,7 +3,8 @@
 // Workgroup (x, y) has values 4 T x ... 4 T (x + 1) - 1 of row y, four a thread; where it needs the
 // norm of the whole row it reads all of it.
 //   q  round(x / scale), scale = largest magnitude of GROUP values / 127 (act_quantize)
-//   s  for every 32 values: scale; sums of the quants of both halves, 16 bits each
+//   s  for every 32 values (a group): scale; sums of the quants of both halves, 16 bits each
+// IS_TILED: a group of 64 rows, then the next group of these rows; else row after row.
 #version 450
 #extension GL_GOOGLE_include_directive : require
 #include "io.glsl"
@@ -14,6 +15,7 @@ layout(constant_id = 2) const uint GROUP = 32;   // 32 or 128 values; 0: no int8
 layout(constant_id = 3) const uint HAS_F32 = 0;
 layout(constant_id = 4) const uint IS_HEAD = 0;
 layout(constant_id = 5) const uint HAS_VECTORS = 0;
+layout(constant_id = 6) const uint IS_TILED = 0;
 
 layout(push_constant) uniform Push {
     IO_AT;
@@ -50,10 +52,13 @@ void quantize(float v[4], uint i, bool is_inside) {
     barrier();
     if (!is_inside)
         return;
-    q[gl_WorkGroupID.y * (p.k / 4) + i / 4] = word;
+    uint row = gl_WorkGroupID.y, groups = p.k / 32, g = row * groups + i / 32;
+    if (IS_TILED != 0)
+        g = (row / 64 * groups + i / 32) * 64 + row % 64;
+    q[8 * g + i / 4 % 8] = word;
     if (i % 32 == 0) {
         uint halves = (uint(sums[tid / 4]) & 0xffff) | uint(sums[tid / 4 + 1]) << 16;
-        s[gl_WorkGroupID.y * (p.k / 32) + i / 32] = uvec2(floatBitsToUint(scale), halves);
+        s[g] = uvec2(floatBitsToUint(scale), halves);
     }
 }
 
