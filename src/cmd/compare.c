@@ -52,7 +52,25 @@ static int compare_operand(sluice_engine *one, sluice_engine *other, const struc
     return status;
 }
 
-/* STATE is left to each: what an op kept there shows in its own results, a step later. */
+/* The other begins with the first one's STATE, so that what earlier steps rounded differently does
+ * not count. */
+static int copy_state(sluice_engine *one, sluice_engine *other, struct err *err) {
+    enum { PIECE = 16 << 20 };
+    uint64_t bytes = one->plans[one->last_plan]->bytes[REGION_STATE];
+    CHECK(other->plans[other->last_plan]->bytes[REGION_STATE] == bytes);
+    uint8_t *piece = malloc(PIECE);
+    int status = piece ? SLUICE_OK : err_memory(err, "states to compare");
+    for (uint64_t at = 0; !status && at < bytes; at += PIECE) {
+        uint64_t n = bytes - at < PIECE ? bytes - at : PIECE;
+        status = one->kind->read_state(one->backend, at, n, piece, err);
+        if (!status)
+            status = other->kind->write_state(other->backend, at, n, piece, err);
+    }
+    free(piece);
+    return status;
+}
+
+/* What an op keeps in STATE shows in its results, a step later. */
 static int compare_op(sluice_engine *one, sluice_engine *other, uint32_t i, struct divergence *d,
                       struct err *err) {
     struct op *op = &one->plans[one->last_plan]->ops[i];
@@ -73,6 +91,8 @@ int compare_step(sluice_engine *one, sluice_engine *other, bool as_json) {
     int status = batch_begin(one, &rows, &one->err);
     if (!status)
         status = batch_begin(other, &other_rows, &one->err);
+    if (!status)
+        status = copy_state(one, other, &one->err);
     if (status)
         return fail(&one->err);
     json_t *list = json_array();
