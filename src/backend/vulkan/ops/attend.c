@@ -11,7 +11,8 @@
 
 enum {
     THREADS = 128,
-    ONE_THREADS = 512, /* of attend_one, where a device has so many */
+    ONE_THREADS = 512,         /* of attend_one: the more, the shorter its code; */
+    ONE_THREADS_OF_MANY = 256, /* with many parts more of them run at once */
     GROUPS_PER_CORE = 8,
     PART = 32, /* positions of the shortest part: ATTEND_TILE in attend.glsl */
     MAX_PARTS = 256,
@@ -188,7 +189,9 @@ static int add_one(struct vulkan_recorder *r, const struct op_attend *a, const s
               .eps = a->eps,
               .scale = a->scale * LOG2_E};
     bool has_q = a->q_norm.n_dims, has_k = a->k_norm.n_dims;
-    uint32_t threads = r->can->max_threads >= ONE_THREADS ? ONE_THREADS : THREADS;
+    uint32_t threads = t->max_parts > MAX_PARTS_COMBINED ? ONE_THREADS_OF_MANY : ONE_THREADS;
+    while (threads > r->can->max_threads)
+        threads /= 2;
     uint32_t zero, tiles = a->kv_heads * t->kv_tiles, most = GROUPS_PER_CORE * r->can->n_cores;
     struct vulkan_dispatch d = {
         .shader = TYPES[type_of(a)].one,

@@ -30,7 +30,7 @@ layout(constant_id = 1) const uint D = 128;
 layout(constant_id = 2) const uint HEADS = 1;
 layout(constant_id = 3) const uint KV_HEADS = 1;
 layout(constant_id = 4) const uint QUERIES = 4;    // of a tile
-layout(constant_id = 5) const uint THREADS = 128;  // or 512: of the workgroup
+layout(constant_id = 5) const uint THREADS = 128;  // 256 or 512: of the workgroup
 layout(constant_id = 6) const uint KV_TILES = 1;   // tiles of a KV head
 layout(constant_id = 7) const uint MAX_PARTS = 1;
 layout(constant_id = 8) const uint PAGES = 1;
