@@ -37,7 +37,9 @@
  * instructions, and all products of a layer sharing one kernel keeps them cached (README, rule 5).
  * Gain of the smallest set a product over q4_q6_f32 (q8_f32) for all, H200: four rows of qwen35-4b
  * 1.5 %; two rows -2.6 %, so there they share one; qwen35-0.8b Q8_0, two rows 0.9 %, one row none;
- * smollm2-1.7b, one row, q4_q6 over q4_q6_f32 1.4 %. Below 9.0 there are only the larger sets. */
+ * smollm2-1.7b, one row, q4_q6 over q4_q6_f32 1.4 %. Below 9.0 there are only the larger sets. What
+ * products of layers never need is in `all` alone: rows that cannot be read 16 bytes at a time (of
+ * one row and two), an LM head of one row without PICK (the kernels with F16 have both). */
 #ifndef BACKEND_CUDA_KERNELS_PROJECT_GEMV_CUH
 #define BACKEND_CUDA_KERNELS_PROJECT_GEMV_CUH
 
@@ -142,13 +144,18 @@ static __device__ __forceinline__ uint32_t task_first_kblock(const struct projec
 
 /* Whether there are registers to keep what is known before the wait. */
 template <int SET, int R> static __device__ __forceinline__ constexpr bool keeps_early(void) {
-    return HAS_CP_ASYNC_BULK && R == 1 && SET & IS_Q4_K && !(SET & (IS_SPLIT | IS_Q8_0));
+    return HAS_CP_ASYNC_BULK && R == 1 && SET & (IS_Q4_K | IS_BF16) && !(SET & IS_Q8_0);
+}
+
+/* Whether there are also registers for the lane's share of its first tile. */
+template <int SET, int R> static __device__ __forceinline__ constexpr bool keeps_share(void) {
+    return keeps_early<SET, R>() && SET & IS_Q4_K;
 }
 
 /* Whether some warps have a stage more than others: a warp's number is in a register, or else 8
  * bytes before its mbarriers. */
 template <int SET, int R> static __device__ __forceinline__ constexpr bool has_extra_stages(void) {
-    return keeps_early<SET, R>() || (HAS_CP_ASYNC_BULK && R == 1 && SET & IS_SPLIT);
+    return keeps_early<SET, R>() || (HAS_CP_ASYNC_BULK && R == 1 && SET & (IS_SPLIT | IS_Q8_0));
 }
 
 /* The K block that a warp loads next. */
@@ -160,30 +167,42 @@ struct kblock_loader {
     uint32_t kblock_bytes; /* of the task's type */
 };
 
+/* Bytes of a K block; 0: they differ from segment to segment. */
+template <int SET> static __device__ __forceinline__ constexpr uint32_t set_kblock_bytes(void) {
+    return SET == IS_Q4_K                                  ? TILE_KBLOCK_Q4_K
+           : SET == IS_Q6_K                                ? TILE_KBLOCK_Q6_K
+           : SET == IS_Q8_0                                ? TILE_KBLOCK_Q8_0
+           : SET & (IS_Q4_K | IS_Q5_K | IS_Q6_K | IS_Q8_0) ? 0
+                                                           : TILE_KBLOCK_FLOAT;
+}
+
+/* The warp's next task is t. */
+template <int SET, bool IS_BULK>
+static __device__ __forceinline__ void start_task(const struct project_params &p,
+                                                  struct kblock_loader &l, const struct task &t) {
+    constexpr uint32_t BYTES = set_kblock_bytes<SET>();
+    const struct project_segment &s = p.segments[t.segment];
+    l.left = task_kblocks(s, t.split);
+    l.kblock_bytes = s.kblock_bytes;
+    l.from = s.data +
+             ((uint64_t)t.tile * s.kblocks + task_first_kblock(s, t.split)) *
+                 (BYTES ? BYTES : l.kblock_bytes) +
+             (IS_BULK ? 0 : threadIdx.x % 32 * 16);
+    l.next_task += p.task_warps;
+}
+
 /* Starts loading the warp's next K block, if there is one. stage, mbar: shared addresses. none: 0,
  * when the stage is read. */
 template <int SET, bool IS_BULK>
 static __device__ __forceinline__ void load_kblock(const struct project_params &p,
                                                    struct kblock_loader &l, uint32_t stage,
                                                    uint32_t mbar, uint32_t none = 0) {
-    constexpr uint32_t BYTES = SET == IS_Q4_K   ? TILE_KBLOCK_Q4_K
-                               : SET == IS_Q6_K ? TILE_KBLOCK_Q6_K
-                               : SET == IS_Q8_0 ? TILE_KBLOCK_Q8_0
-                               : SET & (IS_Q4_K | IS_Q5_K | IS_Q6_K | IS_Q8_0)
-                                   ? 0 /* differs from segment to segment */
-                                   : TILE_KBLOCK_FLOAT;
+    constexpr uint32_t BYTES = set_kblock_bytes<SET>();
     struct task t;
     uint32_t lane = threadIdx.x % 32;
     if (l.left == 0 && l.next_task < l.n_tasks) {
         find_task(p, l.next_task, t);
-        const struct project_segment &s = p.segments[t.segment];
-        l.left = task_kblocks(s, t.split);
-        l.kblock_bytes = s.kblock_bytes;
-        l.from = s.data +
-                 ((uint64_t)t.tile * s.kblocks + task_first_kblock(s, t.split)) *
-                     (BYTES ? BYTES : l.kblock_bytes) +
-                 (IS_BULK ? 0 : lane * 16);
-        l.next_task += p.task_warps;
+        start_task<SET, IS_BULK>(p, l, t);
     }
     uint32_t bytes = BYTES ? BYTES : l.kblock_bytes;
     if (IS_BULK) {
@@ -722,6 +741,14 @@ struct no_lm_head {
     }
 };
 
+/* Kernels of one row that have no code for LM heads: instructions are few that an SM keeps near.
+ * For Q4_K and Q6_K alone ptxas spills without it. */
+template <int SET, int R, class LM_HEAD>
+static __device__ __forceinline__ constexpr bool is_layer(void) {
+    return R == 1 && SET != IS_ANY && !(SET & IS_F16) && !LM_HEAD::IS_LM_HEAD && SET != IS_Q4_K &&
+           SET != IS_Q6_K;
+}
+
 /* A task's columns, in spans of a lane, and what its tile is. */
 struct task_span {
     uint32_t x, last, type, lane_shift;
@@ -741,19 +768,21 @@ static __device__ __forceinline__ void
 run_tasks(const struct project_params &p, struct kblock_loader &l, uint32_t warp, uint32_t pipeline,
           uint32_t mbars, struct task t, const struct qact_view &a, const float *factors,
           float *partials, uint32_t first_row, uint32_t n_rows, struct task_span span,
-          uint32_t own_stages, const LM_HEAD &lm_head) {
+          uint32_t own_stages, struct lane_share own, const LM_HEAD &lm_head) {
     extern __shared__ uint4 shared[];
     uint32_t stage = 0, stages = keeps_early<SET, R>() ? own_stages
                                  : SET & DEEP_PIPELINE ? p.stages
                                                        : 2;
     constexpr bool IS_BULK = HAS_CP_ASYNC_BULK && R == 1;
     uint32_t base = (uint32_t)__cvta_generic_to_shared(shared), i = warp, phase = 0;
+    bool is_direct = !is_layer<SET, R, LM_HEAD>() && p.is_direct;
     for (;;) {
         const struct project_segment &s = p.segments[t.segment];
         if (!keeps_early<SET, R>())
             span = find_span(p, t);
         uint32_t x = span.x, last = span.last, type = span.type;
-        struct lane_share own = find_lane_share<SET, R>(a, type, span.lane_shift, t.tile);
+        if (!keeps_share<SET, R>())
+            own = find_lane_share<SET, R>(a, type, span.lane_shift, t.tile);
         bool is_global =
             R > PROJECT_FUSED_ROWS && SET & IS_F32 && p.f32_from_global && type == IS_F32;
         float acc[R][4] = {};
@@ -806,7 +835,7 @@ run_tasks(const struct project_params &p, struct kblock_loader &l, uint32_t warp
             phase ^= stage == 0;
         }
         uint32_t row = stored_row<SET>(type, s.lane_shift), n = (t.tile << s.row_shift) + row;
-        bool stores = row != ~0u, are_slots = is_bf16<SET>(type) && !p.is_direct;
+        bool stores = row != ~0u, are_slots = is_bf16<SET>(type) && !is_direct;
         if (are_slots)
             store_bf16_slots<R>(acc, own.bf16, partials + i * R * PROJECT_TILE_ROWS);
         else
@@ -814,13 +843,13 @@ run_tasks(const struct project_params &p, struct kblock_loader &l, uint32_t warp
 #pragma unroll
         for (int r = 0; r < R && !are_slots; r++) {
             float v = acc[r][0];
-            if (!p.is_direct) {
+            if (!is_direct) {
                 if (stores)
                     partials[(r + i * R) * PROJECT_TILE_ROWS + row] = v;
             } else if (stores && n < s.n && first_row + r < n_rows) {
                 store_result(p, s, n, first_row + r, __fmul_rn(v, factors[r]));
             }
-            if (LM_HEAD::IS_LM_HEAD && p.is_direct)
+            if (LM_HEAD::IS_LM_HEAD && is_direct)
                 lm_head.on_logit(p, stores && n < s.n && n_rows > 0, n,
                                  n < s.n ? add_bias(s, n, __fmul_rn(v, factors[0])) : 0,
                                  factors + 1);
@@ -831,6 +860,8 @@ run_tasks(const struct project_params &p, struct kblock_loader &l, uint32_t warp
         find_task(p, i, t);
         if (keeps_early<SET, R>())
             span = find_span(p, t);
+        if (keeps_share<SET, R>())
+            own = find_lane_share<SET, R>(a, span.type, span.lane_shift, t.tile);
     }
 }
 
@@ -977,6 +1008,8 @@ static __device__ __forceinline__ void project_gemv(const struct project_params 
     extern __shared__ uint4 shared[];
     constexpr bool IS_FUSED = R <= PROJECT_FUSED_ROWS; /* rows are quantized here */
     constexpr bool IS_BULK = HAS_CP_ASYNC_BULK && R == 1;
+    constexpr bool ALL_VEC4 = SET != IS_ANY && !(SET & IS_F16) && !LM_HEAD::IS_LM_HEAD;
+    constexpr bool IS_LAYER = is_layer<SET, R, LM_HEAD>();
     constexpr bool IS_EARLY = keeps_early<SET, R>() && !LM_HEAD::IS_LM_HEAD;
     pdl_launch_dependents();
     uint8_t *base = (uint8_t *)shared, *qacts = base + p.qact_at;
@@ -1007,6 +1040,7 @@ static __device__ __forceinline__ void project_gemv(const struct project_params 
     struct task_span span = {};
     if (has_task) {
         find_task(p, warp, t);
+        start_task<SET, IS_BULK>(p, l, t);
         if (IS_EARLY)
             span = find_span(p, t);
         fill_pipeline<SET, IS_BULK>(p, l, stages, base_addr + pipeline, mbars);
@@ -1014,7 +1048,7 @@ static __device__ __forceinline__ void project_gemv(const struct project_params 
     struct col8 weights = {};
     struct row_threads threads = row_threads_of(p.in);
     if (IS_FUSED)
-        load_first_norm_weights(threads, p.in, weights);
+        load_first_norm_weights<ALL_VEC4>(threads, p.in, weights);
     /* A row has threads_per_row threads to combine its results. */
     uint32_t threads_per_row = blockDim.x / R;
     uint32_t r = R == 1 ? 0 : threadIdx.x / threads_per_row;
@@ -1034,7 +1068,15 @@ static __device__ __forceinline__ void project_gemv(const struct project_params 
         span = {warp_uniform(span.x), warp_uniform(span.last), warp_uniform(span.type),
                 warp_uniform(span.lane_shift)};
     }
-    auto may_lack_rows = [&]() { return p.row_limit > 1 || p.in.is_lm_head; };
+    struct lane_share own = {};
+    if (IS_EARLY && keeps_share<SET, R>()) {
+        struct qact_view a = {};
+        a.addr = smem_addr(qacts);
+        own = find_lane_share<SET, R>(a, span.type, span.lane_shift, t.tile);
+        residual.known = own.acts | own.d_at;
+    }
+    auto may_lack_rows = [&]() { return p.row_limit > 1 || (!IS_LAYER && p.in.is_lm_head); };
+    bool is_direct = !IS_LAYER && p.is_direct;
     bool counts_rows = IS_EARLY && warp_uniform(may_lack_rows());
     if (IS_FUSED) {
 #pragma unroll 1
@@ -1045,12 +1087,15 @@ static __device__ __forceinline__ void project_gemv(const struct project_params 
             if constexpr ((SET & IS_F16) != 0) {
                 uint32_t max_bits = 0;
                 struct f16_row to = {(float4 *)qact, &max_bits};
-                quantize_row<SET>(threads, p.io, p.in, source, weights, to, squares);
+                quantize_row<SET, ALL_VEC4>(threads, p.io, p.in, source, weights, to, squares);
                 store_warp_max(max_bits, maxima + i * PROJECT_WARPS);
             } else if (IS_EARLY) {
-                quantize_row<SET>(threads, p.io, p.in, source, weights, qact, squares, residual);
+                quantize_row<SET, ALL_VEC4>(threads, p.io, p.in, source, weights, qact, squares,
+                                            residual);
             } else {
-                quantize_row<SET>(threads, p.io, p.in, source, weights, qact, squares);
+                struct no_early_load<IS_LAYER> none = {};
+                quantize_row<SET, ALL_VEC4>(threads, p.io, p.in, source, weights, qact, squares,
+                                            none);
             }
         }
         if (SET & IS_F16)
@@ -1079,14 +1124,16 @@ static __device__ __forceinline__ void project_gemv(const struct project_params 
         store_factors<SET, R>(p, red, qacts, factors);
     if (LM_HEAD::IS_LM_HEAD && threadIdx.x == 0)
         factors[1] = 0; /* the thread block's largest logit, as a key: none yet */
-    if (p.is_direct)
+    if (is_direct)
         __syncthreads();
     if (!IS_EARLY && keeps_early<SET, R>() && has_task)
         span = find_span(p, t);
+    if (!IS_EARLY && keeps_share<SET, R>() && has_task)
+        own = find_lane_share<SET, R>(a, span.type, span.lane_shift, t.tile);
     if (has_task)
         run_tasks<SET, R>(p, l, warp, pipeline, mbars, t, a, factors, partials, first_row, n_rows,
-                          span, stages, lm_head);
-    if (p.is_direct)
+                          span, stages, own, lm_head);
+    if (is_direct)
         return;
     __syncthreads();
     for (;;) {

@@ -488,10 +488,11 @@ static __device__ __forceinline__ uint32_t gate_at(const struct project_input &i
 
 /* Norm weights of the first round: no kernel writes them, so they are loaded before pdl_wait. All
  * heads of GATED_NORM have the same. */
+template <bool ALL_VEC4 = false>
 static __device__ __forceinline__ void load_first_norm_weights(const struct row_threads &threads,
                                                                const struct project_input &in,
                                                                struct col8 &weights) {
-    if (!project_is_vec4(&in) || !wants_squares(in.prologue))
+    if ((!ALL_VEC4 && !project_is_vec4(&in)) || !wants_squares(in.prologue))
         return;
     uint32_t i = col8_at(threads, 0, in.k / PROJECT_COLS);
     weights = load_norm_weights((const float4 *)in.norm +
@@ -501,9 +502,10 @@ static __device__ __forceinline__ void load_first_norm_weights(const struct row_
 /* What else is loaded with the row: the value that a thread's result is added to, which later would
  * be on the way to the barrier. Kernels without registers for it have no_early_load. */
 struct early_load {
-    static constexpr bool IS_ONE = true;
+    static constexpr bool IS_ONE = true, MAY_BE_LM_HEAD = false;
     const float *at;
     bool is_wanted;
+    uint32_t known; /* an even number to be computed before the wait */
     float value;
 
     __device__ __forceinline__ void load(void) {
@@ -511,9 +513,10 @@ struct early_load {
     }
 };
 
-struct no_early_load {
-    static constexpr bool IS_ONE = false;
+template <bool IS_LAYER = false> struct no_early_load {
+    static constexpr bool IS_ONE = false, MAY_BE_LM_HEAD = !IS_LAYER;
     const float *at;
+    uint32_t known;
 
     __device__ __forceinline__ void load(void) {
     }
@@ -545,8 +548,8 @@ static __device__ __forceinline__ void pdl_wait_after(const struct cuda_io &io, 
 
 /* The same without the stamp. */
 static __device__ __forceinline__ void pdl_wait_after(const float4 *a, const float4 *b,
-                                                      const float *c) {
-    if (!__any_sync(~0u, ((uintptr_t)a | (uintptr_t)b | (uintptr_t)c) & 1))
+                                                      const float *c, uint32_t d) {
+    if (!__any_sync(~0u, ((uintptr_t)a | (uintptr_t)b | (uintptr_t)c | d) & 1))
         pdl_wait();
 }
 
@@ -569,10 +572,10 @@ quantize_row_vec4(const struct row_threads &threads, const struct cuda_io &io,
     struct second_load second = find_second_load(threads, in, row, i, next);
     const float4 *x = (const float4 *)row.x, *at = x + i;
     if (EARLY::IS_ONE)
-        pdl_wait_after(at, second.at, early.at);
+        pdl_wait_after(at, second.at, early.at, early.known);
     else if (from.needs_wait)
         pdl_wait_after(io, at, second.at);
-    if (in.is_lm_head) {
+    if (EARLY::MAY_BE_LM_HEAD && in.is_lm_head) {
         x = (const float4 *)lm_head_row(io, in, from).x;
         at = x + i;
     }
@@ -616,7 +619,7 @@ static __device__ __forceinline__ void
 quantize_row_vec4(const struct row_threads &threads, const struct cuda_io &io,
                   const struct project_input &in, const struct row_source &from,
                   const struct col8 &weights, QACT qact, float *squares) {
-    struct no_early_load none = {};
+    struct no_early_load<> none = {};
     quantize_row_vec4<SET>(threads, io, in, from, weights, qact, squares, none);
 }
 
@@ -624,13 +627,13 @@ quantize_row_vec4(const struct row_threads &threads, const struct cuda_io &io,
  */
 
 /* Quantizes a row by the whole thread block. red: k / 128 sums of squares (NORM), or a factor a
- * head (GATED_NORM on the generic path). */
-template <int SET = IS_ANY, class QACT, class EARLY>
+ * head (GATED_NORM on the generic path). ALL_VEC4: there is no generic path. */
+template <int SET = IS_ANY, bool ALL_VEC4 = false, class QACT, class EARLY>
 static __device__ __forceinline__ void
 quantize_row(const struct row_threads &threads, const struct cuda_io &io,
              const struct project_input &in, const struct row_source &from,
              const struct col8 &weights, QACT qact, float *red, EARLY &early) {
-    if (!project_is_vec4(&in)) {
+    if (!ALL_VEC4 && !project_is_vec4(&in)) {
         quantize_row_generic<SET>(io, in, from, qact, red);
         early.load();
     } else {
@@ -638,13 +641,13 @@ quantize_row(const struct row_threads &threads, const struct cuda_io &io,
     }
 }
 
-template <int SET = IS_ANY, class QACT>
+template <int SET = IS_ANY, bool ALL_VEC4 = false, class QACT>
 static __device__ __forceinline__ void
 quantize_row(const struct row_threads &threads, const struct cuda_io &io,
              const struct project_input &in, const struct row_source &from,
              const struct col8 &weights, QACT qact, float *red) {
-    struct no_early_load none = {};
-    quantize_row<SET>(threads, io, in, from, weights, qact, red, none);
+    struct no_early_load<> none = {};
+    quantize_row<SET, ALL_VEC4>(threads, io, in, from, weights, qact, red, none);
 }
 
 /* A kernel that does only this: thread blocks (i, 0 ... gridDim.y - 1) divide the row's columns. */

@@ -102,11 +102,19 @@ static uint32_t shared_set(const struct recorder *r, uint32_t set) {
                : set;
 }
 
+/* Whether a product needs what only `all` has, but for F16: the gemv kernel quantizes rows that do
+ * not take quantize.cuh's fast path, or is the LM head of one row. */
+static bool needs_all(const struct project_input *in, uint32_t set, uint32_t rows) {
+    return !(set & IS_F16) &&
+           ((rows <= PROJECT_FUSED_ROWS && !project_is_vec4(in)) || (rows == 1 && in->is_lm_head));
+}
+
 /* Two rows have Q4_K and Q6_K together; devices below 9.0 also with F32, and Q8_0 with it. Eight
  * rows of int8 activations are here only where gemm does not take them: one kernel for all. */
-static const char *kernel_set(const struct recorder *r, uint32_t set, uint32_t rows) {
+static const char *kernel_set(const struct recorder *r, const struct project_input *in,
+                              uint32_t set, uint32_t rows) {
     const uint32_t pair = IS_Q4_K | IS_Q6_K;
-    if (rows == PROJECT_MAX_ROWS && set & IS_INT8)
+    if ((rows == PROJECT_MAX_ROWS && set & IS_INT8) || needs_all(in, set, rows))
         return "all";
     if (rows == 1 || (rows == 2 && set & pair))
         set = shared_set(r, set);
@@ -185,6 +193,7 @@ static bool find_shape(struct recorder *r, const struct op_project *op, struct p
         .prologue = (uint32_t)op->prologue,
         .epilogue = (uint32_t)op->epilogue,
         .row_limit = op->is_lm_head ? r->plan->max_outputs : r->plan->max_rows,
+        .is_lm_head = op->is_lm_head,
         .max_shared = r->b->max_shared,
         .n_segments = op->n_segments,
     };
@@ -319,7 +328,8 @@ static int record_gemv(struct recorder *r, const struct op_project *o,
         snprintf(name, sizeof name, "project_lm_head_%s",
                  r->b->capability < 90 && set & IS_INT8 ? "all" : project_set_name(set));
     else
-        snprintf(name, sizeof name, "project_gemv_%u_%s", s->rows, kernel_set(r, set, s->rows));
+        snprintf(name, sizeof name, "project_gemv_%u_%s", s->rows,
+                 kernel_set(r, &p->in, set, s->rows));
     if (s->rows > PROJECT_FUSED_ROWS) {
         int status = quantize_rows(r, p, bucket, s->rows, set & IS_F16);
         if (status)

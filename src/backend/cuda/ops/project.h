@@ -69,7 +69,7 @@ struct project_params {
     uint32_t epilogue; /* enum epilogue */
     uint32_t n_segments;
     uint32_t row_limit;    /* rows of the bucket; 1: always that one row, but for the LM head */
-    uint32_t is_direct;    /* no split-K, no SwiGLU: a warp stores its results itself */
+    uint32_t is_direct;    /* an LM head without split-K: a warp stores its results itself */
     uint32_t max_results;  /* of a thread block, where it is not direct */
     uint32_t task_warps;   /* warps that have tasks */
     uint32_t stages;       /* of a warp's pipeline, */

@@ -102,7 +102,7 @@ static void split_k(struct project_schedule *s, uint32_t n_sms) {
     for (uint32_t i = 0; i < s->shape.n_segments; i++)
         kblocks += (uint64_t)s->segments[i].n_tiles * s->segments[i].kblocks;
     uint64_t sm_kblocks = (kblocks + n_sms - 1) / n_sms;
-    s->is_direct = !is_swiglu(s);
+    s->is_direct = s->shape.is_lm_head;
     for (uint32_t i = 0; i < s->shape.n_segments; i++) {
         struct project_segment *seg = &s->segments[i];
         uint64_t tiles = (sm_kblocks + seg->kblocks - 1) / seg->kblocks;
@@ -311,8 +311,7 @@ static uint32_t max_warp_kblocks(const struct project_schedule *s) {
 static bool wants_extra_stages(const struct project_schedule *s) {
     enum { MANY = 5 };
     uint32_t types = s->shape.types;
-    return types & IS_SPLIT ||
-           (types & IS_Q4_K && !(types & IS_Q8_0) && max_warp_kblocks(s) >= MANY);
+    return types & (IS_SPLIT | IS_Q8_0) || (types & IS_Q4_K && max_warp_kblocks(s) >= MANY);
 }
 
 /* Warps and stages within `limit` bytes of shared memory that cost the busiest warp least. False:

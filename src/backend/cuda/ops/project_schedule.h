@@ -15,9 +15,10 @@
 struct project_shape {
     uint32_t k, head_width;
     uint32_t prologue, epilogue;
-    uint32_t row_limit;       /* rows of the bucket */
-    uint32_t max_shared;      /* bytes that the device allows a thread block */
-    uint32_t types;           /* set of the segments' */
+    uint32_t row_limit;  /* rows of the bucket */
+    uint32_t max_shared; /* bytes that the device allows a thread block */
+    uint32_t types;      /* set of the segments' */
+    uint32_t is_lm_head;
     uint32_t f32_from_global; /* F32 segments' activations are not in the qact */
     uint32_t n_segments;
     struct {
