@@ -1,6 +1,8 @@
 /* delta_decode.cu - DELTA of a plan of one row. The formula is in delta.cuh.
  *
- * delta_decode_J_KEY: J columns a warp, keys of up to KEY values.
+ * delta_decode_J_KEY: J columns a warp, keys of up to KEY values. delta_decode_full_J_KEY: keys of
+ * KEY values, whole tiles and a window of four: a third of the instructions, of which an SM keeps
+ * few.
  *   grid    a block a head tile
  *   block   convolves its tile's channels itself (288 of qwen35-4b), a thread a channel
  *   warp    the rule for its J columns
@@ -41,23 +43,45 @@ static __device__ __forceinline__ float convolve4(uint32_t position, WEIGHT weig
     return silu_approx(fmaf(weight(3), last, sum));
 }
 
+enum { CHANNELS_BARRIER = 1, GATE_BARRIER = 2 };
+
+/* By a warp more than those with columns: the gates take longer than the convolution, and are
+ * needed after the norms. */
+static __device__ __forceinline__ void make_gate(const struct delta_params &p, uint32_t head,
+                                                 struct delta_gate &gate) {
+    float a = ld_no_allocate_f32(p.a + head), dt = ld_no_allocate_f32(p.dt + head);
+    const float *gates = p.in + head;
+    if (!__any_sync(~0u, (uintptr_t)gates & 1))
+        pdl_wait();
+    float alpha = __ldcg(gates + p.alpha_column), beta = __ldcg(gates + p.beta_column);
+    struct delta_gate made = gate_of(alpha, beta, a, dt);
+    if (threadIdx.x % 32 == 0)
+        gate = made;
+    any_barrier_arrive(GATE_BARRIER, THREADS + 32);
+}
+
 /* Dynamic shared memory of n channels: y (n), window and weights (conv_width, n). */
-template <int J, int M>
+template <int J, int M, bool IS_FULL>
 static __device__ __forceinline__ void delta_decode(const struct delta_params &p) {
     extern __shared__ float4 dynamic[];
     __shared__ struct delta_gate gate;
-    uint32_t tid = threadIdx.x, warp = tid / 32, width = p.conv_width;
-    uint32_t dk = p.key_width, n = 2 * dk + DELTA_WARPS * J;
+    uint32_t tid = threadIdx.x, warp = tid / 32, width = IS_FULL ? 4 : p.conv_width;
+    uint32_t dk = IS_FULL ? 32 * M : p.key_width, n = 2 * dk + DELTA_WARPS * J;
     struct head_tile tile = head_tile_of(p, p.decode_tiling, blockIdx.x);
     float *y = (float *)dynamic, *window = y + n, *weights = window + width * n;
     float s[J][M], a = 0, dt = 0;
     int n_columns;
     uint32_t column = tile.first_column + warp * J;
     float *state = p.state + state_offset<J>(p, tile, column, &n_columns);
-    bool is_gate_thread = tid == THREADS - 1; /* it has the fewest channels */
+    bool is_vec4 = IS_FULL || p.is_state_vec4;
+    if (IS_FULL)
+        n_columns = J;
+    bool is_gate_thread = !IS_FULL && tid == THREADS - 1; /* it has the fewest channels */
+    if (IS_FULL && warp == DELTA_WARPS)
+        return make_gate(p, tile.head, gate);
 
     auto load_cell = [&](uint32_t cell) {
-        load_state<J, M>(s, state + cell * p.state_stride, dk, n_columns, p.is_state_vec4);
+        load_state<J, M>(s, state + cell * p.state_stride, dk, n_columns, is_vec4);
         const float *from = p.window + (uint64_t)cell * width * p.channels;
         for (uint32_t i = tid; i < n; i += THREADS) {
             int c = channel_of(p, tile, i);
@@ -95,19 +119,19 @@ static __device__ __forceinline__ void delta_decode(const struct delta_params &p
         cp_async_commit();
         cp_async_wait<0>();
     }
-    uint32_t entry = entry_of(p, position);
+    uint32_t entry = IS_FULL ? position % 4 : entry_of(p, position);
     float *new_entry = p.window + ((uint64_t)cell * width + entry) * p.channels;
     auto weight = [&](uint32_t t, uint32_t i) { return weights[t * n + i]; };
     auto before = [&](uint32_t back, uint32_t i) {
-        return window[entry_before(p, entry, back) * n + i];
+        return window[(IS_FULL ? (entry - back) % 4 : entry_before(p, entry, back)) * n + i];
     };
     for (uint32_t i = tid;;) {
         float result = 0;
-        if (c >= 0 && width == 4)
+        if ((IS_FULL && i < n) || (c >= 0 && width == 4))
             result = convolve4(
                 position, [&](uint32_t t) { return weight(t, i); },
                 [&](uint32_t back) { return before(back, i); }, x);
-        else if (c >= 0)
+        else if (!IS_FULL && c >= 0)
             result = convolve(
                 width, position, [&](uint32_t t) { return weight(t, i); },
                 [&](uint32_t back) { return back ? before(back, i) : x; });
@@ -116,35 +140,43 @@ static __device__ __forceinline__ void delta_decode(const struct delta_params &p
         if (c >= 0 && (i >= 2 * dk || tile.is_key_owner))
             new_entry[c] = x;
         i += THREADS;
-        if (i >= n)
+        if (n <= THREADS || i >= n)
             break;
         c = channel_of(p, tile, i);
         x = c >= 0 ? p.in[c] : 0;
     }
     if (is_gate_thread)
         gate = gate_of(alpha, beta, a, dt);
-    __syncthreads();
+    if (IS_FULL)
+        any_barrier_sync(CHANNELS_BARRIER, THREADS);
+    else
+        __syncthreads();
 
     float q[M], k[M], v[J];
-    if (p.is_state_vec4)
+    if (is_vec4)
         load_qkv<J, M, true>(y, dk, q, k, v);
     else
         load_qkv<J, M, false>(y, dk, q, k, v);
     struct delta_norms norms = norms_of<M>(p, q, k);
+    if (IS_FULL)
+        any_barrier_sync(GATE_BARRIER, THREADS + 32);
     delta_rule<J, M>(s, q, k, v, norms, gate, p.out + tile.head * p.value_width + column,
                      n_columns);
-    store_state<J, M>(s, state + cell * p.state_stride, dk, n_columns, p.is_state_vec4);
+    store_state<J, M>(s, state + cell * p.state_stride, dk, n_columns, is_vec4);
 }
 
-#define KERNEL(J, KEY)                                                                             \
-    extern "C" __global__ void __launch_bounds__(THREADS, 2)                                       \
-        delta_decode_##J##_##KEY(const __grid_constant__ struct delta_params p) {                  \
+#define KERNEL(NAME, J, KEY, IS_FULL)                                                              \
+    extern "C" __global__ void __launch_bounds__(THREADS + 32 * IS_FULL, 2)                        \
+        delta_decode_##NAME(const __grid_constant__ struct delta_params p) {                       \
         pdl_launch_dependents();                                                                   \
-        delta_decode<J, KEY / 32>(p);                                                              \
+        delta_decode<J, KEY / 32, IS_FULL>(p);                                                     \
     }
-KERNEL(1, 128)
-KERNEL(2, 128)
-KERNEL(4, 128)
-KERNEL(1, 256)
-KERNEL(2, 256)
-KERNEL(4, 256)
+KERNEL(full_1_128, 1, 128, true)
+KERNEL(full_2_128, 2, 128, true)
+KERNEL(full_4_128, 4, 128, true)
+KERNEL(1_128, 1, 128, false)
+KERNEL(2_128, 2, 128, false)
+KERNEL(4_128, 4, 128, false)
+KERNEL(1_256, 1, 256, false)
+KERNEL(2_256, 2, 256, false)
+KERNEL(4_256, 4, 256, false)

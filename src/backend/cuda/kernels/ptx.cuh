@@ -429,6 +429,11 @@ static __device__ __forceinline__ void named_barrier_sync(uint32_t threads) {
     asm volatile("bar.sync 1, %0;" ::"r"(threads) : "memory");
 }
 
+/* Announces what this thread has written to those that sync. */
+static __device__ __forceinline__ void any_barrier_arrive(uint32_t barrier, uint32_t threads) {
+    asm volatile("bar.arrive %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
+}
+
 /* Any barrier of a block, 1 to 15, of so many of its threads. */
 static __device__ __forceinline__ void any_barrier_sync(uint32_t barrier, uint32_t threads) {
     asm volatile("bar.sync %0, %1;" ::"r"(barrier), "r"(threads) : "memory");

@@ -63,6 +63,8 @@ static struct delta_params params_of(struct recorder *r, const struct op_delta *
 static const char *const DECODE_KERNELS[3][2] = {{"delta_decode_1_128", "delta_decode_1_256"},
                                                  {"delta_decode_2_128", "delta_decode_2_256"},
                                                  {"delta_decode_4_128", "delta_decode_4_256"}};
+static const char *const FULL_DECODE_KERNELS[3] = {
+    "delta_decode_full_1_128", "delta_decode_full_2_128", "delta_decode_full_4_128"};
 /* By columns of a warp: 2 or 4. */
 static const char *const BATCH_KERNELS[2][2] = {{"delta_batch_2_128", "delta_batch_2_256"},
                                                 {"delta_batch_4_128", NULL}};
@@ -81,11 +83,14 @@ static int record_decode(struct recorder *r, const struct op_delta *d) {
     struct delta_params p = params_of(r, d);
     note_log(r, false);
     p.decode_tiling = tiling_for(d, r->n_sms, 1, 4);
-    uint32_t channels = 2 * p.key_width + DELTA_WARPS * p.decode_tiling.columns;
+    uint32_t columns = p.decode_tiling.columns, channels = 2 * p.key_width + DELTA_WARPS * columns;
+    bool is_full = p.is_state_vec4 && p.key_width == 128 && p.conv_width == 4 &&
+                   p.value_width % (DELTA_WARPS * columns) == 0;
     struct cuda_launch launch = {
-        .kernel = DECODE_KERNELS[p.decode_tiling.columns / 2][p.padded_key / 256],
+        .kernel = is_full ? FULL_DECODE_KERNELS[columns / 2]
+                          : DECODE_KERNELS[columns / 2][p.padded_key / 256],
         .grid = {p.value_heads * p.decode_tiling.tiles, 1, 1},
-        .threads = DELTA_WARPS * 32,
+        .threads = DELTA_WARPS * 32 + (is_full ? 32 : 0), /* a warp for the gates */
         .shared = channels * (2 * p.conv_width + 1) * (uint32_t)sizeof(float),
     };
     return recorder_launch(r, &launch, &p, sizeof p);
