@@ -22,6 +22,7 @@ static const uint32_t spirv_10[] =
 #include "chain10.inc"
     ;
 
+/* clang-format off */
 #define FUNCTIONS                                                                                  \
     F(EnumeratePhysicalDevices)                                                                    \
     F(GetPhysicalDeviceProperties)                                                                 \
@@ -40,6 +41,7 @@ static const uint32_t spirv_10[] =
                                         F(CmdExecuteCommands) F(CmdFillBuffer) F(ResetCommandPool) \
                                             F(EnumerateDeviceExtensionProperties)                  \
                                                 F(GetPhysicalDeviceQueueFamilyProperties2)
+/* clang-format on */
 #define F(name) static PFN_vk##name name;
 FUNCTIONS
 #undef F
