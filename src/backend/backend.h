@@ -59,6 +59,7 @@ struct backend_kernel {
     uint32_t grid[3], threads;
     uint32_t shared; /* bytes of dynamic shared memory a block */
     int registers;   /* a thread */
+    uint32_t code;   /* bytes of machine code; 0: not known */
 };
 
 /* A stretch of STATE that becomes a copy of another, or zeros. */

@@ -94,10 +94,13 @@ static void print_op(const struct explain *x, uint32_t i) {
         printf("%s%s", k ? " " : "  ", operand);
     }
     struct backend_kernel kernel;
-    for (uint32_t k = 0; step_facts_kernel(&x->facts, i, k, &kernel); k++)
+    for (uint32_t k = 0; step_facts_kernel(&x->facts, i, k, &kernel); k++) {
         printf("%s%s (%u, %u, %u) x %u, %u B shared, %d registers", k ? "; " : "  ", kernel.name,
                kernel.grid[0], kernel.grid[1], kernel.grid[2], kernel.threads, kernel.shared,
                kernel.registers);
+        if (kernel.code)
+            printf(", %u B code", kernel.code);
+    }
     putchar('\n');
 }
 

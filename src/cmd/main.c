@@ -52,7 +52,8 @@ static const char environment[] =
     "SLUICE_CUDA_CAPABILITY  80: the kernels of older GPUs (compute capability 8.0)\n"
     "SLUICE_VULKAN_VALIDATE  1: Vulkan with the validation layer\n"
     "SLUICE_VULKAN_PLAIN     1: Vulkan without optional features\n"
-    "SLUICE_VULKAN_IMPORT    0: Vulkan copies all weights, and uses no mapped file\n";
+    "SLUICE_VULKAN_IMPORT    0: Vulkan copies all weights, and uses no mapped file\n"
+    "SLUICE_VULKAN_STATISTICS  1: explain --kernels tells what the driver knows of shaders\n";
 
 static void print_version(void) {
     printf("sluice %s\nbackends:", sluice_version());

@@ -140,6 +140,8 @@ static int start(struct err *err) {
         return status; /* the library stays: drivers leave threads and handlers that need it */
     vk.host_pointer_properties = (PFN_vkGetMemoryHostPointerPropertiesEXT)vk.find(
         vk.instance, "vkGetMemoryHostPointerPropertiesEXT");
+    vk.pipeline_statistics = (PFN_vkGetPipelineExecutableStatisticsKHR)vk.find(
+        vk.instance, "vkGetPipelineExecutableStatisticsKHR");
     vk.is_validating = wants_validation();
     if (vk.is_validating)
         start_messenger();

@@ -72,6 +72,7 @@ struct vulkan_driver {
     VULKAN_FUNCTIONS
 #undef VULKAN
     PFN_vkGetMemoryHostPointerPropertiesEXT host_pointer_properties; /* NULL: no driver has it */
+    PFN_vkGetPipelineExecutableStatisticsKHR pipeline_statistics;    /* the same */
 };
 extern struct vulkan_driver vk;
 

@@ -35,7 +35,8 @@ struct vulkan_pipeline {
     uint32_t constants[VULKAN_MAX_CONSTANTS], n_constants, n_binds;
     bool has_lanes;
     VkShaderModule module;
-    VkPipeline pipeline; /* NULL: not made yet */
+    VkPipeline pipeline;              /* NULL: not made yet */
+    uint32_t registers, shared, code; /* where the driver tells them */
 };
 
 struct vulkan_set {
@@ -95,6 +96,7 @@ struct vulkan_device {
     uint32_t n_users;
     atomic_bool is_lost;
     bool has_full_subgroups;    /* they can be asked for; other devices have them as a rule */
+    bool has_statistics;        /* of pipelines, and they are wanted */
     pthread_mutex_t submitting; /* to its queues */
     pthread_mutex_t making;     /* what is below */
     VkPipelineCache cache;

@@ -40,7 +40,13 @@ struct asked {
     VkPhysicalDeviceShaderIntegerDotProductFeatures dot;
     VkPhysicalDeviceCooperativeMatrixFeaturesNV matrix;
     VkPhysicalDeviceSubgroupSizeControlFeatures subgroups;
+    VkPhysicalDevicePipelineExecutablePropertiesFeaturesKHR statistics;
 };
+
+static bool wants_statistics(void) {
+    const char *wants = getenv("SLUICE_VULKAN_STATISTICS");
+    return wants && strcmp(wants, "1") == 0;
+}
 
 static void ask_features(VkPhysicalDevice device, const struct extensions *e, struct asked *a) {
     *a = (struct asked){
@@ -50,6 +56,9 @@ static void ask_features(VkPhysicalDevice device, const struct extensions *e, st
         .dot = {.sType = VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_SHADER_INTEGER_DOT_PRODUCT_FEATURES},
         .matrix = {.sType = VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_COOPERATIVE_MATRIX_FEATURES_NV},
         .subgroups = {.sType = VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_SUBGROUP_SIZE_CONTROL_FEATURES},
+        .statistics =
+            {.sType =
+                 VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_PIPELINE_EXECUTABLE_PROPERTIES_FEATURES_KHR},
     };
     if (has(e, VK_KHR_SHADER_INTEGER_DOT_PRODUCT_EXTENSION_NAME))
         a->v12.pNext = &a->dot;
@@ -60,6 +69,10 @@ static void ask_features(VkPhysicalDevice device, const struct extensions *e, st
     if (has(e, VK_EXT_SUBGROUP_SIZE_CONTROL_EXTENSION_NAME)) {
         a->subgroups.pNext = a->v12.pNext;
         a->v12.pNext = &a->subgroups;
+    }
+    if (has(e, VK_KHR_PIPELINE_EXECUTABLE_PROPERTIES_EXTENSION_NAME) && wants_statistics()) {
+        a->statistics.pNext = a->v12.pNext;
+        a->v12.pNext = &a->statistics;
     }
     vk.device_features(device, &a->base);
 }
@@ -364,6 +377,7 @@ static int make_device(struct backend *b, const struct extensions *e, struct ask
         VK_EXT_SUBGROUP_SIZE_CONTROL_EXTENSION_NAME,
         VK_EXT_MEMORY_BUDGET_EXTENSION_NAME,
         "VK_KHR_portability_subset",
+        VK_KHR_PIPELINE_EXECUTABLE_PROPERTIES_EXTENSION_NAME,
     };
     const char *names[sizeof wanted / sizeof *wanted];
     uint32_t n = 0;
@@ -434,6 +448,7 @@ static int open_shared(struct backend *b, const struct extensions *e, struct ask
         return err_memory(err, "the Vulkan device");
     b->on->physical = b->physical;
     b->on->has_full_subgroups = a->subgroups.computeFullSubgroups;
+    b->on->has_statistics = a->statistics.pipelineExecutableInfo && vk.pipeline_statistics;
     pthread_mutex_init(&b->on->submitting, NULL);
     pthread_mutex_init(&b->on->making, NULL);
     int status = make_device(b, e, a, err);

@@ -155,6 +155,31 @@ static VkResult find_module(struct vulkan_device *d, const struct vulkan_shader 
     return result;
 }
 
+/* Names of NVIDIA's driver. */
+static void ask_statistics(const struct vulkan_device *d, struct vulkan_pipeline *p) {
+    enum { MOST = 32 };
+    const VkPipelineExecutableInfoKHR info = {
+        .sType = VK_STRUCTURE_TYPE_PIPELINE_EXECUTABLE_INFO_KHR,
+        .pipeline = p->pipeline,
+    };
+    VkPipelineExecutableStatisticKHR list[MOST];
+    uint32_t n = MOST;
+    for (uint32_t i = 0; i < MOST; i++)
+        list[i] = (VkPipelineExecutableStatisticKHR){
+            .sType = VK_STRUCTURE_TYPE_PIPELINE_EXECUTABLE_STATISTIC_KHR};
+    if (vk.pipeline_statistics(d->device, &info, &n, list) < 0)
+        return;
+    for (uint32_t i = 0; i < n; i++) {
+        uint32_t value = (uint32_t)list[i].value.u64;
+        if (strcmp(list[i].name, "Register Count") == 0)
+            p->registers = value;
+        else if (strcmp(list[i].name, "Shared Memory Size") == 0)
+            p->shared = value;
+        else if (strcmp(list[i].name, "Binary Size") == 0)
+            p->code = value;
+    }
+}
+
 static VkResult make_pipeline(struct vulkan_device *d, struct vulkan_pipeline *p) {
     VkSpecializationMapEntry entries[VULKAN_MAX_CONSTANTS];
     for (uint32_t i = 0; i < p->n_constants; i++)
@@ -177,8 +202,12 @@ static VkResult make_pipeline(struct vulkan_device *d, struct vulkan_pipeline *p
                   .pName = "main",
                   .pSpecializationInfo = &constants},
         .layout = d->layouts[p->n_binds],
+        .flags = d->has_statistics ? VK_PIPELINE_CREATE_CAPTURE_STATISTICS_BIT_KHR : 0,
     };
-    return vk.create_pipelines(d->device, d->cache, 1, &info, NULL, &p->pipeline);
+    VkResult result = vk.create_pipelines(d->device, d->cache, 1, &info, NULL, &p->pipeline);
+    if (result == VK_SUCCESS && d->has_statistics)
+        ask_statistics(d, p);
+    return result;
 }
 
 static bool is_for(const struct vulkan_pipeline *p, const struct vulkan_shader *shader,

@@ -41,10 +41,11 @@ struct vulkan_bind vulkan_operand(struct vulkan_recorder *r, const struct operan
     CHECK(o->n_dims > 0);
     uint64_t offset = o->region == REGION_WEIGHTS ? vulkan_find_place(r->b, o)->at : o->offset;
     uint64_t skew = o->region == REGION_WEIGHTS ? 0 : offset % BIND_ALIGN;
-    struct vulkan_bind bind = {.memory = (uint8_t)memory_of(o),
-                               .access = (uint8_t)access,
-                               .offset = offset - skew,
-                               .bytes = size_aligned(skew + operand_bytes(o), 4)};
+    struct vulkan_bind bind = {
+        .memory = (uint8_t)memory_of(o),
+        .access = (uint8_t)access,
+        .offset = offset - skew,
+        .bytes = size_aligned(skew + operand_bytes(o), o->region == REGION_WEIGHTS ? 16 : 4)};
     if (o->stride > o->dims[0]) {
         bind.row_bytes = values_bytes(o, o->stride);
         bind.column = skew;
@@ -76,8 +77,27 @@ struct vulkan_bind vulkan_matrix_rows(struct vulkan_recorder *r, const struct op
         .memory = VULKAN_WEIGHTS,
         .access = VULKAN_READ,
         .offset = vulkan_find_place(r->b, weight)->at + row * row_bytes,
-        .bytes = size_aligned(n * row_bytes, 4),
+        .bytes = size_aligned(n * row_bytes, 16),
     };
+}
+
+bool vulkan_join(struct vulkan_recorder *r, const struct operand *a, const struct operand *b,
+                 struct vulkan_bind *out, uint32_t *first_a, uint32_t *first_b) {
+    const struct vulkan_region *weights = &r->b->regions[VULKAN_WEIGHTS];
+    struct vulkan_bind x = vulkan_operand(r, a, VULKAN_READ, NULL),
+                       y = vulkan_operand(r, b, VULKAN_READ, NULL);
+    uint64_t start = x.offset < y.offset ? x.offset : y.offset,
+             end = x.offset < y.offset ? y.offset + y.bytes : x.offset + x.bytes;
+    if (!r->is_counting &&
+        (vulkan_buffer_at(weights, x.offset) != vulkan_buffer_at(weights, y.offset) ||
+         end - start > r->can->max_range))
+        return false;
+    *out = x;
+    out->offset = start;
+    out->bytes = end - start;
+    *first_a = (uint32_t)(x.offset - start);
+    *first_b = (uint32_t)(y.offset - start);
+    return true;
 }
 
 struct vulkan_bind vulkan_work(struct vulkan_recorder *r, uint64_t bytes) {

@@ -169,6 +169,9 @@ bool vulkan_op_kernel(const struct backend *b, uint32_t plan, uint32_t op, uint3
         .name = node->pipeline->shader->name,
         .grid = {node->groups[0], node->groups[1], node->groups[2]},
         .threads = node->pipeline->constants[0],
+        .shared = node->pipeline->shared,
+        .registers = (int)node->pipeline->registers,
+        .code = node->pipeline->code,
     };
     return true;
 }

@@ -85,6 +85,10 @@ struct vulkan_bind vulkan_operand(struct vulkan_recorder *r, const struct operan
 /* Rows [row, row + n) of a matrix, for one that is larger than max_range. */
 struct vulkan_bind vulkan_matrix_rows(struct vulkan_recorder *r, const struct operand *weight,
                                       uint32_t row, uint32_t n);
+/* One bind for two matrices, which begin at bytes *first_a and *first_b of it; false: they are too far
+ * apart. */
+bool vulkan_join(struct vulkan_recorder *r, const struct operand *a, const struct operand *b,
+                 struct vulkan_bind *out, uint32_t *first_a, uint32_t *first_b);
 /* How many rows of a matrix fit a buffer; all of them, mostly. */
 uint32_t vulkan_rows_of_a_bind(const struct vulkan_recorder *r, const struct operand *weight);
 /* Workspace of the running op alone: the next op's dispatches overwrite it. */

@@ -6,7 +6,7 @@
 enum { QUANTIZE_THREADS = 256, PRODUCT_THREADS = 128, MAX_LANES = 32, MAX_SUMS = 16 };
 enum { TILE_THREADS = 256, TILE_SHARED = 30 << 10, MATRIX_SHARED = 42 << 10 };
 enum { SORT_THREADS = 128 };
-enum { FUSED_THREADS = 256, FUSED_HEADS = 256, FUSED_GROUPS_PER_CORE = 4 };
+enum { ROW_MIN_THREADS = 256, ROW_THREADS = 512, ROW_THREADS_PER_CORE = 1024, ROW_HEADS = 256 };
 
 /* ---- activations ------------------------------------------------------------------------------
  */
@@ -114,6 +114,7 @@ struct product_push {
         struct { /* fused */
             uint32_t in_first, norm_first, gate_first, head_width, gate_stride;
             float eps;
+            uint32_t prologue, epilogue, is_head;
         };
     };
 };
@@ -121,20 +122,27 @@ struct product_push {
 /* How a dispatch shares the work; lanes follows from K alone (product.glsl). */
 struct shape {
     uint32_t units, lanes, threads, rows, weights;
-    uint32_t group_rows, group_outputs; /* of a workgroup */
-    bool is_tile, is_matrix, is_fused;
+    uint32_t group_rows, group_outputs;        /* of a workgroup */
+    bool is_tile, is_matrix, is_fused, is_row; /* is_row: fused, and project_row */
 };
 
-/* Shared memory of a fused product: the row as int8 or f32, and sums (product.glsl). */
-static uint64_t fused_shared(uint32_t k, bool is_f32) {
-    uint64_t row = is_f32 ? div_up(k, 8) * 32ull : div_up(k, 64) * (5 * 16 + 6 * 4ull);
-    return row + (4 + 1) * FUSED_THREADS * 4 + (FUSED_HEADS + 2) * 4;
+/* Units of 64 values for which project_row has room: few sizes, since each is a pipeline. */
+static uint32_t row_units(uint32_t k) {
+    uint32_t units = div_up(k, 64);
+    return units <= 64 ? 64 : units <= 192 ? 192 : units;
+}
+
+/* Shared memory of products that prepare their row: it as int8 or f32, squares of it, sums. */
+static uint64_t row_shared(const struct vulkan_prologue *p) {
+    uint64_t units = row_units(p->in.dims[0]), floats = div_up(p->in.dims[0], 8) * 32ull;
+    uint64_t blocks = units * (p->needs_f32 ? 256 : 5 * 16) + units * 64;
+    return (p->needs_int8 ? blocks : floats) + 4 * ROW_THREADS * 4 + (ROW_HEADS + 2) * 4;
 }
 
 bool vulkan_can_fuse(const struct vulkan_recorder *r, const struct vulkan_prologue *p) {
-    return r->plan->max_rows == 1 && !r->exact && r->can->max_threads >= FUSED_THREADS &&
-           fused_shared(p->in.dims[0], p->needs_f32) <= r->can->shared_bytes &&
-           (p->prologue != PROLOGUE_GATED_NORM || p->in.dims[0] / p->head_width <= FUSED_HEADS);
+    return r->plan->max_rows == 1 && !r->exact && r->can->max_threads >= ROW_MIN_THREADS &&
+           row_shared(p) <= r->can->shared_bytes &&
+           (p->prologue != PROLOGUE_GATED_NORM || p->in.dims[0] / p->head_width <= ROW_HEADS);
 }
 
 /* As in units.glsl. */
@@ -194,14 +202,22 @@ static const char *shader_of(const struct vulkan_recorder *r, const struct vulka
                : s->is_tile ? "project_plain_tile"
                             : "project_plain";
     if (p->is_f32)
-        return "project_f32";
-    if (s->is_fused)
-        return r->can->has_dot ? "project_fused_dot" : "project_fused";
+        return s->is_row ? "project_row_f32" : "project_f32";
+    if (s->is_row)
+        return r->can->has_dot ? "project_row_dot" : "project_row";
     if (s->is_matrix)
         return "project_matrix";
     if (s->is_tile)
         return r->can->has_dot ? "project_tile_dot" : "project_tile";
     return r->can->has_dot ? "project_int8_dot" : "project_int8";
+}
+
+/* Threads of a workgroup of project_row: many where a row is long, since each prepares it, if there
+ * is enough for all cores. */
+static uint32_t row_threads(const struct vulkan_recorder *r, uint32_t k, uint64_t threads) {
+    bool has_many = k > 2048 && ROW_THREADS <= r->can->max_threads &&
+                    threads >= (uint64_t)ROW_THREADS * r->can->n_cores;
+    return has_many ? ROW_THREADS : ROW_MIN_THREADS;
 }
 
 static struct shape shape_of(const struct vulkan_recorder *r, const struct vulkan_product *p) {
@@ -227,7 +243,14 @@ static struct shape shape_of(const struct vulkan_recorder *r, const struct vulka
         return s;
     }
     s.is_fused = !p->acts;
-    s.threads = s.is_fused ? FUSED_THREADS : PRODUCT_THREADS;
+    s.is_row = s.is_fused && !is_plain(p->weight);
+    if (s.is_row) {
+        s.threads = row_threads(r, k, (uint64_t)n * least * s.lanes);
+        s.group_rows = s.weights = 1;
+        s.group_outputs = s.threads / s.lanes / least;
+        return s;
+    }
+    s.threads = s.is_fused ? ROW_MIN_THREADS : PRODUCT_THREADS;
     uint32_t teams = s.lanes < s.threads ? s.threads / s.lanes : 1;
     while (!p->choice && s.rows < 8 && s.rows < p->rows)
         s.rows *= 2;
@@ -303,12 +326,15 @@ static void bind_acts(struct vulkan_recorder *r, const struct vulkan_product *p,
     d->binds[8] = vulkan_as(p->is_f32 ? p->acts->x : p->acts->scales, VULKAN_READ);
 }
 
-static void bind_fused(struct vulkan_recorder *r, const struct vulkan_product *p,
-                       struct vulkan_dispatch *d, struct product_push *push) {
+static void bind_row(struct vulkan_recorder *r, const struct vulkan_product *p,
+                     struct vulkan_dispatch *d, struct product_push *push) {
     const struct vulkan_prologue *q = p->prologue;
-    push->head_width = q->head_width;
+    push->head_width = has_gate(q) ? q->head_width : q->in.dims[0];
     push->gate_stride = q->gate_stride;
     push->eps = q->eps;
+    push->prologue = (uint32_t)q->prologue;
+    push->epilogue = (uint32_t)p->epilogue;
+    push->is_head = p->is_head;
     d->binds[7] = vulkan_operand(r, &q->in, VULKAN_READ, &push->in_first);
     d->binds[8] = d->binds[7];
     if (has_gate(q))
@@ -319,9 +345,33 @@ static void bind_fused(struct vulkan_recorder *r, const struct vulkan_product *p
 
 /* Workgroups that each prepare the row should be few: as many as run at once, all with as much to
  * do. */
-static uint32_t fused_groups(const struct vulkan_recorder *r, uint32_t groups) {
-    uint32_t rounds = div_up(groups, FUSED_GROUPS_PER_CORE * r->can->n_cores);
-    return div_up(groups, rounds);
+static uint32_t row_groups(const struct vulkan_recorder *r, uint32_t groups, uint32_t threads) {
+    uint32_t at_once = ROW_THREADS_PER_CORE / threads * r->can->n_cores;
+    return div_up(groups, div_up(groups, at_once));
+}
+
+/* Of project_row epilogue, head and prologue are push constants. */
+static void set_row_constants(const struct vulkan_recorder *r, const struct vulkan_product *p,
+                              const struct product_push *push, const struct shape *s,
+                              struct vulkan_dispatch *d) {
+    uint32_t *c = d->constants, k = p->weight->dims[0];
+    bool is_vectors = has_vectors(p->prologue, push->in_first, push->norm_first, push->gate_first);
+    if (s->is_row) {
+        c[4] = c[5] = 0;
+        c[9] = p->is_f32 ? 32 : p->act_group;
+        c[10] = row_units(k);
+        c[11] = is_vectors;
+        c[12] = r->can->subgroup_size;
+        d->n_constants = 13;
+        d->has_lanes = true;
+    } else {
+        c[9] = 0;
+        c[10] = (uint32_t)p->prologue->prologue;
+        c[11] = 32;
+        c[12] = s->units;
+        c[13] = is_vectors;
+        d->n_constants = 14;
+    }
 }
 
 static int multiply_piece(struct vulkan_recorder *r, const struct vulkan_product *p,
@@ -340,7 +390,7 @@ static int multiply_piece(struct vulkan_recorder *r, const struct vulkan_product
     };
     struct vulkan_dispatch d = {
         .shader = shader_of(r, p, &s),
-        .groups = {s.is_fused ? fused_groups(r, groups) : groups,
+        .groups = {s.is_fused ? row_groups(r, groups, s.threads) : groups,
                    !is_stack   ? div_up(p->rows, s.group_rows)
                    : s.is_tile ? p->pairs->n_tiles
                                : p->rows * p->places,
@@ -353,7 +403,9 @@ static int multiply_piece(struct vulkan_recorder *r, const struct vulkan_product
     struct vulkan_bind io = d.binds[0] = vulkan_io_copy(r, VULKAN_READ);
     d.binds[1] = bind_weight(r, w, piece, &push.weight_first);
     d.binds[2] = d.binds[1];
-    if (p->epilogue == PRODUCT_SWIGLU)
+    if (p->epilogue == PRODUCT_SWIGLU && s.is_row)
+        CHECK(vulkan_join(r, w, p->second, &d.binds[1], &push.weight_first, &push.weight2_first));
+    else if (p->epilogue == PRODUCT_SWIGLU)
         d.binds[2] = bind_weight(r, p->second, piece, &push.weight2_first);
     d.binds[3] = bind_bias(r, p->bias, io, &push.bias_first);
     d.binds[4] = bind_bias(r, p->second_bias, io, &push.bias2_first);
@@ -363,7 +415,7 @@ static int multiply_piece(struct vulkan_recorder *r, const struct vulkan_product
     d.binds[6] = p->out;
     d.binds[9] = vulkan_grids(r);
     if (s.is_fused)
-        bind_fused(r, p, &d, &push);
+        bind_row(r, p, &d, &push);
     else
         bind_acts(r, p, piece, &d, &push);
     bool is_aligned = (push.weight_first | push.weight2_first) % 16 == 0;
@@ -372,6 +424,7 @@ static int multiply_piece(struct vulkan_recorder *r, const struct vulkan_product
                        "a matrix of %s at byte %u, expected a multiple of 16", dtype_name(w->type),
                        push.weight_first);
     bool is_vectors = is_aligned && w->dims[0] % 8 == 0;
+    CHECK(!s.is_row || is_aligned);
     const uint32_t constants[] = {
         s.threads,
         w->type,
@@ -383,13 +436,12 @@ static int multiply_piece(struct vulkan_recorder *r, const struct vulkan_product
         is_plain(w) ? is_vectors : p->act_group == 128,
         has_bias,
         has_integers(p) ? 5 : 7,
-        s.is_fused ? (uint32_t)p->prologue->prologue : 0,
-        s.is_fused ? p->act_group : 0,
-        s.is_fused ? s.units : 0,
-        s.is_fused && has_vectors(p->prologue, push.in_first, push.norm_first, push.gate_first)};
-    d.n_constants = s.is_fused ? 14 : s.is_tile ? 10 : 9;
+    };
+    d.n_constants = s.is_tile ? 10 : 9;
     for (uint32_t i = 0; i < d.n_constants; i++)
         d.constants[i] = constants[i];
+    if (s.is_fused)
+        set_row_constants(r, p, &push, &s, &d);
     return vulkan_add(r, &d);
 }
 
@@ -428,8 +480,12 @@ int vulkan_multiply(struct vulkan_recorder *r, const struct vulkan_product *p) {
     return SLUICE_OK;
 }
 
-bool vulkan_is_pair(const struct vulkan_recorder *r, const struct operand *a,
-                    const struct operand *b) {
-    (void)r;
-    return a->type == b->type && a->plane == b->plane;
+bool vulkan_is_pair(struct vulkan_recorder *r, const struct operand *a, const struct operand *b) {
+    struct vulkan_bind ignored;
+    uint32_t first_a, first_b;
+    if (a->type != b->type || a->plane != b->plane)
+        return false;
+    return r->plan->max_rows > 1 || a->n_dims > 2 || is_plain(a) ||
+           (vulkan_rows_of_a_bind(r, a) >= a->dims[1] &&
+            vulkan_join(r, a, b, &ignored, &first_a, &first_b));
 }

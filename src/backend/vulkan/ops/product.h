@@ -71,7 +71,6 @@ int vulkan_multiply(struct vulkan_recorder *r, const struct vulkan_product *p);
 /* Whether a matrix meets f32 activations. */
 bool vulkan_meets_f32(const struct vulkan_recorder *r, const struct operand *weight);
 /* Whether two matrices can be gate and up of one product. */
-bool vulkan_is_pair(const struct vulkan_recorder *r, const struct operand *a,
-                    const struct operand *b);
+bool vulkan_is_pair(struct vulkan_recorder *r, const struct operand *a, const struct operand *b);
 
 #endif

@@ -34,14 +34,6 @@ static int record_segment(struct vulkan_recorder *r, const struct op *op,
     return vulkan_multiply(r, &product);
 }
 
-/* Whether a matrix in blocks meets f32 activations. */
-static bool has_f32_blocks(const struct op_project *p) {
-    for (uint32_t i = 0; i < p->n_segments; i++)
-        if (p->segments[i].f32_act && dtype_info(p->segments[i].weight.type)->block_values > 1)
-            return true;
-    return false;
-}
-
 /* Whether the input is overwritten: then it must be read before. */
 static bool is_in_place(const struct op_project *p) {
     return p->in.region == p->out.region && p->in.offset < p->out.offset + operand_bytes(&p->out) &&
@@ -68,7 +60,7 @@ int vulkan_record_project(struct vulkan_recorder *r, const struct op *op) {
     }
     struct vulkan_acts in_work, *acts = NULL;
     int status = SLUICE_OK;
-    if (!vulkan_can_fuse(r, &q) || has_f32_blocks(p) || is_in_place(p)) {
+    if (!vulkan_can_fuse(r, &q) || is_in_place(p)) {
         acts = &in_work;
         status = vulkan_quantize(r, &q, acts);
     }
@@ -82,7 +74,9 @@ int vulkan_record_project(struct vulkan_recorder *r, const struct op *op) {
         return status ? status : record_segment(r, op, acts, &q, 1, PRODUCT_GATED);
     }
     enum product_epilogue epilogue = p->epilogue == EPILOGUE_ADD ? PRODUCT_ADD : PRODUCT_STORE;
-    for (uint32_t i = 0; !status && i < p->n_segments; i++)
-        status = record_segment(r, op, acts, &q, i, epilogue);
+    /* Segments with f32 activations are small, and should not begin when large ones end. */
+    for (uint32_t i = 0; !status && i < 2 * p->n_segments; i++)
+        if (meets_f32(r, &p->segments[i % p->n_segments]) == (i < p->n_segments))
+            status = record_segment(r, op, acts, &q, i % p->n_segments, epilogue);
     return status;
 }

@@ -7,7 +7,8 @@
 // lane l sums units l, l + lanes, ... in order, and then the sums of all lanes are added in order.
 // lanes follows from K alone, so a row's bits are the same in every shape.
 //
-// -DFUSED: one row, which every workgroup prepares for itself in shared memory (prologue.glsl).
+// -DROW: project_row.comp, of one row, with a frame of its own; prologue and epilogue are push
+// constants there. -DFUSED: floats, one row, which every workgroup prepares for itself in shared memory (prologue.glsl).
 // -DTILE: many rows, of which a workgroup has a tile (find_tile).
 // IS_EXPERTS: workgroup y is a pair (row, place), and the matrix that of the expert chosen there; of
 // tiles, pairs of one expert (experts_sort.comp).
@@ -20,16 +21,24 @@ layout(constant_id = 1) const uint TYPE = 0; // enum dtype
 #endif
 layout(constant_id = 2) const uint ROWS = 1;
 layout(constant_id = 3) const uint WEIGHTS = 1; // SwiGLU: half of them gate, half up
+#ifdef ROW
+#define EPILOGUE p.epilogue
+#define IS_HEAD p.is_head
+#define PROLOGUE p.prologue
+#else
 layout(constant_id = 4) const uint EPILOGUE = 0;
 layout(constant_id = 5) const uint IS_HEAD = 0;
+#endif
 layout(constant_id = 6) const uint IS_EXPERTS = 0;
 layout(constant_id = 7) const uint IS_WIDE = 0; // 128 activations share a scale; plain: 16-aligned
 layout(constant_id = 8) const uint HAS_BIAS = 0;
 
+#ifdef FUSED
 layout(constant_id = 10) const uint PROLOGUE = 0; // of FUSED: enum prologue,
 layout(constant_id = 11) const uint GROUP = 32;   // values that share a scale,
 layout(constant_id = 12) const uint UNITS = 1;    // p.units,
 layout(constant_id = 13) const uint HAS_VECTORS = 0; // as in prologue.glsl
+#endif
 
 #define STORE 0
 #define ADD 1    // out += result
@@ -39,9 +48,10 @@ layout(constant_id = 13) const uint HAS_VECTORS = 0; // as in prologue.glsl
 layout(push_constant) uniform Push {
     IO_AT;
     uint units, lanes, k, n, row_bytes, weight_first, weight2_first, bias_first, bias2_first;
-#ifdef FUSED
+#if defined(FUSED) || defined(ROW)
     uint out_first, in_first, norm_first, gate_first, head_width, gate_stride;
     float eps;
+    uint prologue, epilogue, is_head;
 #else
     uint out_first, out_stride, act_stride, plane_bytes, places, choice_first, choice_stride;
     uint first_expert, n_experts, act_place, out_place;
@@ -54,7 +64,7 @@ layout(binding = 2) readonly buffer Weight2 { uint v[]; };
 layout(binding = 2) readonly buffer Weight24 { uvec4 v4[]; };
 layout(binding = 3) readonly buffer Bias { float bias[]; };
 layout(binding = 4) readonly buffer Bias2 { float bias2[]; };
-#ifdef FUSED
+#if defined(FUSED) || defined(ROW)
 layout(binding = 5) readonly buffer Gate { float gate[]; };
 layout(binding = 5) readonly buffer Gate4 { vec4 gate4[]; };
 layout(binding = 7) readonly buffer In { float x[]; };
@@ -67,17 +77,22 @@ layout(binding = 5) readonly buffer Choice { uint choice[]; };
 layout(binding = 6) buffer Out { float to[]; };
 
 const uint T = gl_WorkGroupSize.x;
+#ifdef ROW // both matrices of SwiGLU are in one buffer
+#define WORD(i) w[i]
+#define WORD4(i) w4[i]
+#else
 const uint OUTPUTS = EPILOGUE == SWIGLU ? WEIGHTS / 2 : WEIGHTS; // columns of out, of a team
-#ifndef TILE
-shared float partial[WEIGHTS * ROWS * T];
-#endif
-
 bool is_second; // the running weight row is one of SwiGLU's up
 #define WORD(i) (EPILOGUE == SWIGLU && is_second ? v[i] : w[i])
 #define WORD4(i) (EPILOGUE == SWIGLU && is_second ? v4[i] : w4[i])
+#endif
+#if !defined(TILE) && !defined(ROW)
+shared float partial[WEIGHTS * ROWS * T];
+#endif
 
 uint n_rows, first_row, place, expert, first_n, lane;
 
+#ifndef ROW
 // Byte of weight row i of the team.
 uint weight_at(uint i) {
     uint n = min(first_n + (i < OUTPUTS ? i : i - OUTPUTS), p.n - 1);
@@ -95,6 +110,8 @@ uint act_at(uint r) {
 }
 #endif
 
+#endif
+
 // Of weight row i and activation row r: sum[i * ROWS + r]. Sizes of arrays in registers are numbers,
 // of which a pipeline keeps what its constants use.
 #define MAX_WEIGHTS 4
@@ -107,7 +124,7 @@ float silu(float x) {
 
 void store(uint n, uint row, float a, float b) {
     uint at = p.out_first + n;
-#ifndef FUSED
+#if !defined(FUSED) && !defined(ROW)
     at += row * p.out_stride + place * p.out_place;
 #endif
     precise float y = a;
@@ -126,7 +143,7 @@ void store(uint n, uint row, float a, float b) {
     to[at] = y;
 }
 
-#ifndef TILE
+#if !defined(TILE) && !defined(ROW)
 // All loads first: one after the other they would wait for each other.
 #define MAX_LANES 32
 float lanes_sum(uint i, uint r, uint team) {
@@ -208,7 +225,7 @@ void product() {
         barrier();
     }
 }
-#else
+#elif defined(TILE)
 uint first_pair;
 
 // False: there are no rows.

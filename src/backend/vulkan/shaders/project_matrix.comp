@@ -44,7 +44,7 @@ shared float of_w[2 * W_VALUES * 64], of_x[2 * X_VALUES * 64];
 
 uint row_at; // of it
 uvec4 header, low[2], high[2];
-uvec2 rest;
+uvec3 rest;
 
 void find_row() {
     is_second = MINE >= COLUMNS;
@@ -60,7 +60,7 @@ void load_q6_k_half(uint u) {
         low[i] = WORD4(at.x / 16 + HALF + i);
         high[i] = WORD4(at.y / 16 + HALF + i);
     }
-    rest = uvec2(load_u16(at.z + 4 * HALF), load_u16(row_at + u / 4 * 210 + 208));
+    rest = uvec3(load_u16(at.z), load_u16(at.z + 4), load_u16(row_at + u / 4 * 210 + 208));
 }
 
 void load_k_half(uint u) {
@@ -77,7 +77,7 @@ void load_next(uint u) {
         uint g = row_at + groups_of(u)[HALF] * ACT_STEP;
         low[0] = xq[2 * g];
         low[1] = xq[2 * g + 1];
-        rest = xs[g];
+        rest.xy = xs[g];
     } else if (IS_Q6) {
         load_q6_k_half(u);
     } else {
@@ -120,9 +120,9 @@ void put_q6_k(uint at, uint to, uint u) {
     uvec4 h = shift_vector(high[0], high[1], from.y) >> 2 * (u & 1);
     put_bytes(at, l & 0x0f0f0f0fu | h << 4 & 0x30303030u, 0x00ff00ffu, 0x64006400u, 32, false, 1);
     put_bytes(at + 4, l >> 4 & 0x0f0f0f0fu | h & 0x30303030u, 0x00ff00ffu, 0x64006400u, 32, false, 1);
-    of_w[to] = unpackHalf2x16(rest.y).x;
-    of_w[to + (1 + 2 * HALF) * 64] = float(bitfieldExtract(int(rest.x), 0, 8));
-    of_w[to + (2 + 2 * HALF) * 64] = float(bitfieldExtract(int(rest.x), 8, 8));
+    of_w[to] = unpackHalf2x16(rest.z).x;
+    of_w[to + (1 + HALF) * 64] = float(bitfieldExtract(int(rest.x), int(8 * HALF), 8));
+    of_w[to + (3 + HALF) * 64] = float(bitfieldExtract(int(rest.y), int(8 * HALF), 8));
 }
 
 void put_k(uint at, uint to, uint u) {

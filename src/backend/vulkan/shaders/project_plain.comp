@@ -129,10 +129,10 @@ void prepare_row() {
         norms_of_heads(0, p.k / p.head_width);
     barrier();
     for (uint i = gl_LocalInvocationID.x; i < 2 * UNITS; i += T) {
-        float v[4] = {0, 0, 0, 0};
+        vec4 v = vec4(0);
         if (4 * i < p.k)
             values(4 * i, p.k, 0, v);
-        row_x[i] = vec4(v[0], v[1], v[2], v[3]);
+        row_x[i] = v;
     }
     barrier();
 }

@@ -18,6 +18,13 @@ shared float factors[MAX_HEADS]; // of heads; of the row: the first
 uint row_at;  // the row's first value
 uint gate_at; // its first gate
 
+float square(vec4 v) {
+    precise float sum = 0;
+    for (uint b = 0; b < 4; b++)
+        sum = fma(v[b], v[b], sum);
+    return sum;
+}
+
 // Each lane adds up four values in a row, every 4 lanes.
 float squares(uint first, uint n, uint lane, uint lanes) {
     precise float sum = 0;
@@ -29,8 +36,7 @@ float squares(uint first, uint n, uint lane, uint lanes) {
             for (uint b = 0; b < 4; b++)
                 v[b] = i + b < n ? x[first + i + b] : 0;
         }
-        for (uint b = 0; b < 4; b++)
-            sum = fma(v[b], v[b], sum);
+        sum = sum + square(v);
     }
     return sum;
 }
@@ -105,7 +111,7 @@ float changed(float before, float weight, float factor, float g) {
 
 // Values i ... i + 3 of the row of k, i a multiple of four; those after its end are 0. A barrier is
 // between this and the norms.
-void values(uint i, uint k, uint first_head, out float v[4]) {
+void values(uint i, uint k, uint first_head, out vec4 v) {
     if (HAS_VECTORS != 0) {
         uint h = HAS_GATE ? i / p.head_width : 0, in_head = i - h * p.head_width;
         vec4 a = x4[(row_at + i) / 4], weight = vec4(0), g = vec4(0);
@@ -131,7 +137,7 @@ void values(uint i, uint k, uint first_head, out float v[4]) {
 // ---- int8 ---------------------------------------------------------------------------------------
 
 // As integers infinity is above all numbers and NaN above that: neither can hide.
-uint magnitude(float v[4]) {
+uint magnitude(vec4 v) {
     uint most = 0;
     for (uint b = 0; b < 4; b++)
         most = max(most, floatBitsToUint(v[b]) & 0x7fffffff);
@@ -144,7 +150,7 @@ float act_scale(uint most) {
 }
 
 // Four quants, and their sum.
-uint quants(float v[4], float scale, out int sum) {
+uint quants(vec4 v, float scale, out int sum) {
     bool is_usual = scale > 0 && scale <= 3.40282347e38;
     precise float inverse = is_usual ? 1 / scale : 0;
     uint word = 0;

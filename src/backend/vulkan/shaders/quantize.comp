@@ -41,7 +41,7 @@ const uint T = gl_WorkGroupSize.x;
 shared uint most[T / 8]; // largest magnitudes, as bits
 shared int sums[T / 4];  // of 16 quants
 
-void quantize(float v[4], uint i, bool is_inside) {
+void quantize(vec4 v, uint i, bool is_inside) {
     uint tid = gl_LocalInvocationID.x, group = 4 * tid / max(GROUP, 1);
     atomicMax(most[group], magnitude(v));
     barrier();
@@ -81,9 +81,7 @@ void main() {
     if (tid < T / 4)
         sums[tid] = 0;
     barrier();
-    float v[4];
-    for (uint b = 0; b < 4; b++)
-        v[b] = 0;
+    vec4 v = vec4(0);
     if (i < p.k)
         values(i, p.k, first_head, v);
     for (uint b = 0; b < 4; b++)

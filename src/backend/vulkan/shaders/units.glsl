@@ -148,6 +148,14 @@ void shift_vectors(uvec4 a, uvec4 b, uvec4 c, uint at, out uint to[8]) {
         to[i] = (at & 2) != 0 ? w[i] >> 16 | w[i + 1] << 16 : w[i];
 }
 
+void join_q6_k(uint low[8], uint high[8], uint u, inout Unit o) {
+    [[unroll]] for (uint i = 0; i < 8; i++) {
+        uint bits = high[i] >> 2 * (u & 1);
+        o.q[i] = (low[i] & 0x0f0f0f0f) | (bits << 4 & 0x30303030);
+        o.q[i + 8] = (low[i] >> 4 & 0x0f0f0f0f) | (bits & 0x30303030);
+    }
+}
+
 void unpack_q6_k(Raw raw, uint row, uint u, out Unit o) {
     uvec3 at = places_q6_k(row, u);
     uint low[8], high[8];
@@ -156,11 +164,7 @@ void unpack_q6_k(Raw raw, uint row, uint u, out Unit o) {
     o.scale.x = unpackHalf2x16(raw.rest.z).x;
     o.whole = ivec4(bitfieldExtract(int(raw.rest.x), 0, 8), bitfieldExtract(int(raw.rest.x), 8, 8),
                     bitfieldExtract(int(raw.rest.y), 0, 8), bitfieldExtract(int(raw.rest.y), 8, 8));
-    [[unroll]] for (uint i = 0; i < 8; i++) {
-        uint bits = high[i] >> 2 * (u & 1);
-        o.q[i] = (low[i] & 0x0f0f0f0f) | (bits << 4 & 0x30303030);
-        o.q[i + 8] = (low[i] >> 4 & 0x0f0f0f0f) | (bits & 0x30303030);
-    }
+    join_q6_k(low, high, u, o);
 }
 
 // The last vector by words: it may be the buffer's end.
@@ -172,20 +176,24 @@ void load_q8_0(uint row, uint u, out Raw o) {
         o.v[4][i] = i <= (at & 3) ? WORD(at / 4 * 4 + 16 + i) : 0;
 }
 
-void unpack_q8_0(Raw raw, uint row, uint u, out Unit o) {
-    uint at = row / 4 + 17 * u, w[20];
-    [[unroll]] for (uint i = 0; i < 20; i++)
-        w[i] = raw.v[i / 4][i % 4];
-    [[unroll]] for (uint i = 0; i < 18; i++)
-        w[i] = (at & 2) != 0 ? w[i + 2] : w[i];
-    [[unroll]] for (uint i = 0; i < 17; i++)
-        w[i] = (at & 1) != 0 ? w[i + 1] : w[i];
+void join_q8_0(uint w[17], out Unit o) {
     [[unroll]] for (uint i = 0; i < 8; i++) {
         o.q[i] = w[i] >> 16 | w[i + 1] << 16;
         o.q[i + 8] = w[i + 9];
     }
     o.scale = vec2(unpackHalf2x16(w[0]).x, unpackHalf2x16(w[8]).y).xxyy;
     o.minimum = vec4(0);
+}
+
+void unpack_q8_0(Raw raw, uint row, uint u, out Unit o) {
+    uint at = row / 4 + 17 * u, w[20], of[17];
+    [[unroll]] for (uint i = 0; i < 20; i++)
+        w[i] = raw.v[i / 4][i % 4];
+    [[unroll]] for (uint i = 0; i < 18; i++)
+        w[i] = (at & 2) != 0 ? w[i + 2] : w[i];
+    [[unroll]] for (uint i = 0; i < 17; i++)
+        of[i] = (at & 1) != 0 ? w[i + 1] : w[i];
+    join_q8_0(of, o);
 }
 
 void load_raw(uint row, uint u, out Raw o) {
