@@ -112,6 +112,7 @@ TEST(vulkan_attend) {
         {8, 2, 64, 64, 150, 500, DT_F16, ROPE_HALVES, true},
         {12, 1, 96, 32, 8, 120, DT_Q8_0, ROPE_HALVES, true},
         {2, 1, 512, 64, 40, 200, DT_F16, ROPE_HALVES, true},
+        {24, 2, 4, 0, 70, 230, DT_F16, ROPE_HALVES, false}, /* the most turns of loops */
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
         check_attend(&cases[i], 5000 + i);

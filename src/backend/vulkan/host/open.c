@@ -229,6 +229,7 @@ static int learn_device(struct backend *b, VkPhysicalDevice device, struct exten
     if (!b->has_subgroups)
         return err_set(err, SLUICE_ERR_UNSUPPORTED,
                        "Vulkan device %s has no shuffles within subgroups", b->name);
+    b->can.is_processor = b->is_cpu;
     b->can.is_unified =
         b->is_cpu || p.properties.deviceType == VK_PHYSICAL_DEVICE_TYPE_INTEGRATED_GPU;
     return SLUICE_OK;

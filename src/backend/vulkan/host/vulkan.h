@@ -56,6 +56,7 @@ struct vulkan_features {
     bool has_matrix;        /* products of matrices of halves, 16 x 16 x 16, by subgroups of 32 */
     bool has_device_scope;  /* workgroups see each other's writes within a dispatch */
     bool is_unified;        /* the device's memory is the host's */
+    bool is_processor;      /* a driver that runs on the processor */
 };
 
 /* What a record function reads and adds to. Each runs twice: once to count memory (is_counting),
@@ -85,8 +86,8 @@ struct vulkan_bind vulkan_operand(struct vulkan_recorder *r, const struct operan
 /* Rows [row, row + n) of a matrix, for one that is larger than max_range. */
 struct vulkan_bind vulkan_matrix_rows(struct vulkan_recorder *r, const struct operand *weight,
                                       uint32_t row, uint32_t n);
-/* One bind for two matrices, which begin at bytes *first_a and *first_b of it; false: they are too far
- * apart. */
+/* One bind for two matrices, which begin at bytes *first_a and *first_b of it; false: they are too
+ * far apart. */
 bool vulkan_join(struct vulkan_recorder *r, const struct operand *a, const struct operand *b,
                  struct vulkan_bind *out, uint32_t *first_a, uint32_t *first_b);
 /* How many rows of a matrix fit a buffer; all of them, mostly. */

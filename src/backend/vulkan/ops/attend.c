@@ -14,6 +14,7 @@ enum {
     ONE_THREADS = 512,         /* of attend_one: the more, the shorter its code; */
     ONE_THREADS_OF_MANY = 256, /* with many parts more of them run at once */
     GROUPS_PER_CORE = 8,
+    PROCESSOR_GROUPS = 4096,
     PART = 32, /* positions of the shortest part: ATTEND_TILE in attend.glsl */
     MAX_PARTS = 256,
     MAX_PARTS_COMBINED = 64,
@@ -138,6 +139,14 @@ static int add_store(struct vulkan_recorder *r, const struct op_attend *a,
     return vulkan_add(r, &d);
 }
 
+/* A workgroup loops over jobs. Mesa's drivers for the processor end all loops of a thread after
+ * 65535 turns together, whatever is left to do: there workgroups are many. */
+static uint32_t groups_of(const struct vulkan_recorder *r, uint64_t jobs) {
+    uint64_t most =
+        r->can->is_processor ? PROCESSOR_GROUPS : GROUPS_PER_CORE * (uint64_t)r->can->n_cores;
+    return (uint32_t)(jobs < most ? jobs : most);
+}
+
 /* queries: of add_store. parts and sums: of a tiling that is not whole. */
 static int add_attend(struct vulkan_recorder *r, const struct op_attend *a, const struct tiling *t,
                       struct vulkan_bind queries, struct vulkan_bind parts,
@@ -145,12 +154,13 @@ static int add_attend(struct vulkan_recorder *r, const struct op_attend *a, cons
     struct {
         uint32_t pages_first, out_first, out_stride;
     } push = {.out_stride = a->out.stride};
-    uint32_t zero, jobs = r->plan->max_rows * a->kv_heads * t->kv_tiles;
+    uint32_t zero;
+    uint64_t jobs = (uint64_t)r->plan->max_rows * a->kv_heads * t->kv_tiles;
     if (!t->is_whole)
         jobs *= t->max_parts;
     struct vulkan_dispatch d = {
         .shader = TYPES[type_of(a)].attend,
-        .groups = {min_u32(jobs, GROUPS_PER_CORE * r->can->n_cores), 1, 1},
+        .groups = {groups_of(r, jobs), 1, 1},
         .constants = {THREADS, a->head_width, a->heads, a->kv_heads, t->rows * t->heads, t->heads,
                       t->kv_tiles, t->rows, t->is_whole, t->max_parts, a->pages.dims[0]},
         .n_constants = 11,
