@@ -8,8 +8,8 @@
 /* ---- functions that fail ----------------------------------------------------------------------
  */
 
-/* Every function that an engine's opening or a step calls and that may fail:
- * FAULT(member of vk, parameters, arguments). */
+/* Every function that an engine's opening or a step calls and that may fail, but those that make a
+ * device and its pipelines, which all tests share: FAULT(member of vk, parameters, arguments). */
 #define FAULTS                                                                                     \
     FAULT(allocate_memory,                                                                         \
           (VkDevice a, const VkMemoryAllocateInfo *b, const VkAllocationCallbacks *c,              \

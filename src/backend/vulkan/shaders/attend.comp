@@ -32,7 +32,6 @@ layout(constant_id = 8) const uint IS_WHOLE = 0;
 layout(constant_id = 9) const uint MAX_PARTS = 1;
 layout(constant_id = 10) const uint PAGES = 1;
 
-
 layout(push_constant) uniform Push {
     IO_AT;
     uint pages_first, out_first, out_stride;
@@ -59,7 +58,6 @@ shared vec4 room[(ROOM + 3) / 4]; // for one after the other
 shared float most[QUERIES * 16];
 shared vec4 weight[ATTEND_TILE * Q4]; // of four queries
 shared float rescale[QUERIES], of_part[QUERIES];
-
 
 // ---- jobs -------------------------------------------------------------------------------------
 
@@ -122,9 +120,6 @@ float four_lanes(float a, float b, float c, float d, uint lane) {
     return sum;
 }
 
-// Of one row over an F16 cache the next tile's keys and values are in flight while this one is
-// computed, and the first tile's while the row's heads are made.
-
 // The scores' sums of four lanes each for a tile of positions from `row` of the cache on.
 void multiply_keys(uint row) {
     uint id = gl_SubgroupID * gl_SubgroupSize + gl_SubgroupInvocationID;
@@ -173,7 +168,6 @@ void multiply_value(vec4 v, uint i) {
 void multiply_values(uint row, uint i, uint chunk) {
     multiply_value(value_at(row + i, chunk), i);
 }
-
 
 void main() {
     uint t = gl_LocalInvocationIndex, chunk = t % D4, group = t / D4;
