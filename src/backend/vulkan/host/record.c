@@ -90,7 +90,7 @@ bool vulkan_join(struct vulkan_recorder *r, const struct operand *a, const struc
              end = x.offset < y.offset ? y.offset + y.bytes : x.offset + x.bytes;
     if (!r->is_counting &&
         (vulkan_buffer_at(weights, x.offset) != vulkan_buffer_at(weights, y.offset) ||
-         end - start > r->can->max_range))
+         end - start > r->can->max_range || (x.offset - y.offset) % 16))
         return false;
     *out = x;
     out->offset = start;

@@ -344,10 +344,14 @@ static void bind_row(struct vulkan_recorder *r, const struct vulkan_product *p,
 }
 
 /* Workgroups that each prepare the row should be few: as many as run at once, all with as much to
- * do. */
+ * do. On the processor loops must be short (README, rule 9). */
 static uint32_t row_groups(const struct vulkan_recorder *r, uint32_t groups, uint32_t threads) {
+    enum { PROCESSOR_ROUNDS = 256 };
     uint32_t at_once = ROW_THREADS_PER_CORE / threads * r->can->n_cores;
-    return div_up(groups, div_up(groups, at_once));
+    uint32_t rounds = div_up(groups, at_once);
+    if (r->can->is_processor && rounds > PROCESSOR_ROUNDS)
+        rounds = PROCESSOR_ROUNDS;
+    return div_up(groups, rounds);
 }
 
 /* Of project_row epilogue, head and prologue are push constants. */
@@ -424,7 +428,6 @@ static int multiply_piece(struct vulkan_recorder *r, const struct vulkan_product
                        "a matrix of %s at byte %u, expected a multiple of 16", dtype_name(w->type),
                        push.weight_first);
     bool is_vectors = is_aligned && w->dims[0] % 8 == 0;
-    CHECK(!s.is_row || is_aligned);
     const uint32_t constants[] = {
         s.threads,
         w->type,

@@ -377,8 +377,10 @@ shared uint n_done;
 bool is_last(uint t, uint tile, uint n) {
     memoryBarrierBuffer();
     barrier();
-    if (t == 0)
+    if (t == 0) {
+        memoryBarrierBuffer(); // what others wrote before the barrier is released by this thread
         n_done = atomicAdd(counters[tile], 1u) + 1;
+    }
     barrier();
     memoryBarrierBuffer();
     if (n_done == n && t == 0)
