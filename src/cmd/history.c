@@ -9,35 +9,18 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "base/folders.h"
+
 /* ---- where ------------------------------------------------------------------------------------
  */
 
-/* All folders of a path. One that cannot be made shows when the file is opened. */
-static void make_folders(char *path) {
-    for (char *slash = strchr(path + 1, '/'); slash; slash = strchr(slash + 1, '/')) {
-        *slash = 0;
-        mkdir(path, 0700);
-        *slash = '/';
-    }
-}
-
 void history_open(struct history *h) {
-    const char *given = getenv("SLUICE_HISTORY"), *state = getenv("XDG_STATE_HOME");
-    const char *home = getenv("HOME");
-    int n = -1;
+    const char *given = getenv("SLUICE_HISTORY");
     *h = (struct history){0};
-    if (given) {
+    if (given)
         h->path = *given ? strdup(given) : NULL;
-        return;
-    }
-    if (state && state[0] == '/') /* others are to be ignored, says the XDG specification */
-        n = asprintf(&h->path, "%s/sluice/history", state);
-    else if (home && home[0] == '/')
-        n = asprintf(&h->path, "%s/.local/state/sluice/history", home);
-    if (n < 0)
-        h->path = NULL;
     else
-        make_folders(h->path);
+        h->path = folders_user_file("XDG_STATE_HOME", ".local/state", "history");
 }
 
 void history_close(struct history *h) {

@@ -21,6 +21,7 @@
 #include <unistd.h>
 
 #include "base/clock.h"
+#include "base/folders.h"
 #include "base/log.h"
 #include "base/size.h"
 #include "base/thread.h"
@@ -146,18 +147,6 @@ static void lose(struct disk_tier *d, struct disk_object *o) {
 /* ---- folders ----------------------------------------------------------------------------------
  */
 
-/* The folder and those above it, as far as they are not there. */
-static void make_folders(char *path) {
-    for (char *p = path + 1; *p; p++) {
-        if (*p != '/')
-            continue;
-        *p = 0;
-        mkdir(path, 0700);
-        *p = '/';
-    }
-    mkdir(path, 0700);
-}
-
 static int open_folder(int at, const char *name, int flags) {
     return openat(at, name, O_RDONLY | O_DIRECTORY | O_CLOEXEC | flags);
 }
@@ -166,7 +155,8 @@ static int open_folder(int at, const char *name, int flags) {
 static bool open_folders(struct disk_tier *d, int *root, int *own) {
     char name[DISK_FOLDER_BYTES];
     disk_file_folder(d->options.identity, name);
-    make_folders(d->folder);
+    folders_make(d->folder);
+    mkdir(d->folder, 0700);
     *own = -1;
     *root = open_folder(AT_FDCWD, d->folder, 0);
     if (*root >= 0 && (mkdirat(*root, name, 0700) == 0 || errno == EEXIST))

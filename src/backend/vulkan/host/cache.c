@@ -5,9 +5,9 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
 
 #include "base/filemap.h"
+#include "base/folders.h"
 #include "base/hash.h"
 #include "base/outfile.h"
 
@@ -21,30 +21,16 @@ static_assert(sizeof(struct cache_head) == 88, "as files have it");
 static const char MAGIC[8] = "SLUICVK1";
 static const size_t MOST_BYTES = 256 << 20;
 
-/* All folders of a path. One that cannot be made shows when the file is written. */
-static void make_folders(char *path) {
-    for (char *slash = strchr(path + 1, '/'); slash; slash = strchr(slash + 1, '/')) {
-        *slash = 0;
-        mkdir(path, 0700);
-        *slash = '/';
-    }
-}
-
 char *cache_path(const struct cache_key *key) {
-    const char *given = getenv("SLUICE_VULKAN_CACHE"), *cache = getenv("XDG_CACHE_HOME"),
-               *home = getenv("HOME");
-    unsigned long long name = hash64_of(key->device, sizeof key->device);
-    char *path = NULL;
-    int n = -1;
-    if (given)
-        n = *given ? asprintf(&path, "%s/vulkan-%016llx", given, name) : -1;
-    else if (cache && cache[0] == '/') /* others are to be ignored, says the XDG specification */
-        n = asprintf(&path, "%s/sluice/vulkan-%016llx", cache, name);
-    else if (home && home[0] == '/')
-        n = asprintf(&path, "%s/.cache/sluice/vulkan-%016llx", home, name);
-    if (n < 0)
+    const char *given = getenv("SLUICE_VULKAN_CACHE");
+    char name[32], *path = NULL;
+    snprintf(name, sizeof name, "vulkan-%016llx",
+             (unsigned long long)hash64_of(key->device, sizeof key->device));
+    if (!given)
+        return folders_user_file("XDG_CACHE_HOME", ".cache", name);
+    if (!*given || asprintf(&path, "%s/%s", given, name) < 0)
         return NULL;
-    make_folders(path);
+    folders_make(path);
     return path;
 }
 
