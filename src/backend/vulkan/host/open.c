@@ -328,11 +328,10 @@ static bool may_have_gpu(void) {
                                         "/dev/mali*",        "/dev/pvr*"};
     for (size_t i = 0; i < sizeof nodes / sizeof *nodes; i++) {
         glob_t found;
-        bool is_there = glob(nodes[i], GLOB_NOSORT, NULL, &found) == 0;
-        if (is_there)
+        if (glob(nodes[i], GLOB_NOSORT, NULL, &found) == 0) {
             globfree(&found);
-        if (is_there)
             return true;
+        }
     }
     return false;
 #else

@@ -83,6 +83,13 @@ struct vulkan_recorder {
  * quantized ones: in bytes): 0 for whole operands, more for columns of a row. */
 struct vulkan_bind vulkan_operand(struct vulkan_recorder *r, const struct operand *o,
                                   enum vulkan_access access, uint32_t *first);
+/* The operand, or another where there is none: a binding has to have something. */
+static inline struct vulkan_bind vulkan_operand_or(struct vulkan_recorder *r,
+                                                   const struct operand *o,
+                                                   const struct operand *other,
+                                                   enum vulkan_access access, uint32_t *first) {
+    return vulkan_operand(r, o->n_dims ? o : other, access, first);
+}
 /* Rows [row, row + n) of a matrix, for one that is larger than max_range. */
 struct vulkan_bind vulkan_matrix_rows(struct vulkan_recorder *r, const struct operand *weight,
                                       uint32_t row, uint32_t n);

@@ -128,8 +128,8 @@ static int add_store(struct vulkan_recorder *r, const struct op_attend *a,
     };
     d.binds[0] = vulkan_io_copy(r, VULKAN_READ);
     d.binds[1] = vulkan_operand(r, &a->in, VULKAN_READ, &push.in_first);
-    d.binds[2] = vulkan_operand(r, has_q ? &a->q_norm : &a->in, VULKAN_READ, &push.q_norm_first);
-    d.binds[3] = vulkan_operand(r, has_k ? &a->k_norm : &a->in, VULKAN_READ, &push.k_norm_first);
+    d.binds[2] = vulkan_operand_or(r, &a->q_norm, &a->in, VULKAN_READ, &push.q_norm_first);
+    d.binds[3] = vulkan_operand_or(r, &a->k_norm, &a->in, VULKAN_READ, &push.k_norm_first);
     d.binds[4] =
         vulkan_operand(r, a->rotary ? &a->angles : &a->in, VULKAN_READ, &push.angles_first);
     d.binds[5] = vulkan_operand(r, &a->pages, VULKAN_READ, &push.pages_first);
@@ -202,10 +202,11 @@ static int add_one(struct vulkan_recorder *r, const struct op_attend *a, const s
     uint32_t threads = t->max_parts > MAX_PARTS_COMBINED ? ONE_THREADS_OF_MANY : ONE_THREADS;
     while (threads > r->can->max_threads)
         threads /= 2;
-    uint32_t zero, tiles = a->kv_heads * t->kv_tiles, most = GROUPS_PER_CORE * r->can->n_cores;
+    uint32_t zero, tiles = a->kv_heads * t->kv_tiles;
+    uint32_t groups = groups_of(r, (uint64_t)tiles * t->max_parts) / tiles; /* of a tile */
     struct vulkan_dispatch d = {
         .shader = TYPES[type_of(a)].one,
-        .groups = {tiles * min_u32(t->max_parts, most > tiles ? most / tiles : 1), 1, 1},
+        .groups = {tiles * (groups ? groups : 1), 1, 1},
         .constants = {threads, a->head_width, a->heads, a->kv_heads, t->heads, threads, t->kv_tiles,
                       t->max_parts, a->pages.dims[0], a->rotary, a->pairing == ROPE_NEIGHBOURS,
                       has_q, has_k, combines(r, a, t)},
@@ -222,8 +223,8 @@ static int add_one(struct vulkan_recorder *r, const struct op_attend *a, const s
     d.binds[4] = vulkan_operand(r, &a->values, VULKAN_READ | VULKAN_WRITE, &zero);
     d.binds[5] = vulkan_as(parts, VULKAN_READ | VULKAN_WRITE);
     d.binds[6] = vulkan_as(sums, VULKAN_READ | VULKAN_WRITE);
-    d.binds[7] = vulkan_operand(r, has_q ? &a->q_norm : &a->in, VULKAN_READ, &push.q_norm_first);
-    d.binds[8] = vulkan_operand(r, has_k ? &a->k_norm : &a->in, VULKAN_READ, &push.k_norm_first);
+    d.binds[7] = vulkan_operand_or(r, &a->q_norm, &a->in, VULKAN_READ, &push.q_norm_first);
+    d.binds[8] = vulkan_operand_or(r, &a->k_norm, &a->in, VULKAN_READ, &push.k_norm_first);
     d.binds[9] =
         vulkan_operand(r, a->rotary ? &a->angles : &a->in, VULKAN_READ, &push.angles_first);
     d.binds[10] = vulkan_operand(r, &a->out, VULKAN_WRITE, &push.out_first);

@@ -15,13 +15,6 @@ struct end_push {
     uint32_t counts_first, counts_stride, burst, step;
 };
 
-/* The operand, or another where there is none: a binding has to have something. */
-static struct vulkan_bind bind_or(struct vulkan_recorder *r, const struct operand *o,
-                                  const struct operand *other, enum vulkan_access access,
-                                  uint32_t *first) {
-    return vulkan_operand(r, o->n_dims ? o : other, access, first);
-}
-
 static uint32_t stretch_of(uint32_t vocab) {
     uint32_t stretch = div_up(div_up(vocab, STRETCHES), 128) * 128;
     return stretch < LEAST_STRETCH ? LEAST_STRETCH : stretch;
@@ -57,7 +50,7 @@ static int add_rank(struct vulkan_recorder *r, const struct op_pick *o, struct v
     d.binds[1] = vulkan_io_host(r, VULKAN_READ);
     d.binds[2] = vulkan_operand(r, &o->logits, VULKAN_READ, &push.logits_first);
     d.binds[3] = vulkan_operand(r, &o->wanted, VULKAN_WRITE, &push.wanted_first);
-    d.binds[4] = bind_or(r, &o->counts, &o->logits, VULKAN_READ, &push.counts_first);
+    d.binds[4] = vulkan_operand_or(r, &o->counts, &o->logits, VULKAN_READ, &push.counts_first);
     d.binds[5] = vulkan_operand(r, &o->room, VULKAN_READ | VULKAN_WRITE, &push.room_first);
     d.binds[6] = vulkan_as(best, VULKAN_WRITE);
     d.binds[7] = vulkan_as(sums, VULKAN_WRITE);
@@ -122,8 +115,8 @@ static int add_pick(struct vulkan_recorder *r, const struct op_pick *o, struct v
     enum vulkan_access both = VULKAN_READ | VULKAN_WRITE;
     d.binds[0] = vulkan_io_copy(r, both);
     d.binds[1] = vulkan_io_host(r, both);
-    d.binds[2] =
-        bind_or(r, &o->counts, &o->order, is_end ? both : VULKAN_READ, &push.end.counts_first);
+    d.binds[2] = vulkan_operand_or(r, &o->counts, &o->order, is_end ? both : VULKAN_READ,
+                                   &push.end.counts_first);
     d.binds[3] = vulkan_operand(r, &o->logits, VULKAN_READ, &push.logits_first);
     d.binds[4] = vulkan_operand(r, &o->room, VULKAN_READ, &push.room_first);
     d.binds[5] = vulkan_operand(r, &o->order, both, &push.order_first);
@@ -146,7 +139,7 @@ static int add_end(struct vulkan_recorder *r, const struct op_pick *o) {
     enum vulkan_access both = VULKAN_READ | VULKAN_WRITE;
     d.binds[0] = vulkan_io_copy(r, both);
     d.binds[1] = vulkan_io_host(r, both);
-    d.binds[2] = bind_or(r, &o->counts, &o->order, both, &push.counts_first);
+    d.binds[2] = vulkan_operand_or(r, &o->counts, &o->order, both, &push.counts_first);
     return vulkan_add(r, &d);
 }
 
