@@ -330,24 +330,24 @@ static bool fill_buckets(struct buckets *b, const struct pick_row *r, float shif
 
 typedef uint16_t eight_buckets __attribute__((vector_size(16)));
 
-/* Which of eight candidates are in a bucket; in two words, zero where none is. */
-static void find_in_eight(const uint16_t *of, eight_buckets bucket, uint64_t *is_in /* (2) */) {
+/* Which of eight candidates are in a bucket. */
+static eight_buckets find_in_eight(const uint16_t *of, eight_buckets bucket) {
     eight_buckets eight;
     memcpy(&eight, of, sizeof eight);
-    eight = (eight_buckets)(eight == bucket);
-    memcpy(is_in, &eight, sizeof eight);
+    return (eight_buckets)(eight == bucket);
+}
+
+static bool has_any(eight_buckets eight) {
+    uint64_t words[2];
+    memcpy(words, &eight, sizeof words);
+    return words[0] | words[1];
 }
 
 static bool is_in_block(const uint16_t *of, eight_buckets bucket) {
     eight_buckets some = {0};
-    for (uint32_t i = 0; i < RANK_BLOCK; i += 8) {
-        eight_buckets eight;
-        memcpy(&eight, of + i, sizeof eight);
-        some |= (eight_buckets)(eight == bucket);
-    }
-    uint64_t words[2];
-    memcpy(words, &some, sizeof words);
-    return words[0] | words[1];
+    for (uint32_t i = 0; i < RANK_BLOCK; i += 8)
+        some |= find_in_eight(of + i, bucket);
+    return has_any(some);
 }
 
 /* The candidates of a bucket, best first, and their exponentials; false: too many. The last block
@@ -362,9 +362,9 @@ static bool open_bucket(struct buckets *b, uint32_t bucket, uint32_t *count) {
         if (b->most - *count < RANK_BLOCK)
             return false;
         for (uint32_t i = at; i < at + RANK_BLOCK; i += 8) {
-            uint64_t is_in[2];
-            find_in_eight(b->of + i, same, is_in);
-            for (uint32_t k = i; (is_in[0] | is_in[1]) && k < i + 8; k++)
+            if (!has_any(find_in_eight(b->of + i, same)))
+                continue;
+            for (uint32_t k = i; k < i + 8; k++)
                 if (b->of[k] == bucket)
                     b->keys[(*count)++] = key_of(rank_of(r->x[k]), k);
         }
