@@ -12,8 +12,9 @@
  * Cluster combine is a reduce-scatter through DSMEM: each block sends every other block its share
  * of the split's O (st.async, counted by an mbarrier), and combines its own share over the R
  * splits. Where a tile has several groups these shares go to global memory, and the last block of
- * each rank combines them. A single split, and a short context (attend_short.cuh), are the first
- * block's alone.
+ * each rank combines them. A single split, and a short context (attend_short.cuh), are a block's
+ * alone: then every block of a cluster has an item of its own, so that the first clusters, which
+ * find room beside the kernel before, have them all.
  *
  * Before griddepcontrol.wait the producer reads the row and page that IO holds by then, nearly
  * always the right ones since EMBED has written them, and starts the first copies from there; after
@@ -57,6 +58,7 @@ template <int D, int R, int T> struct decode_shared {
     uint64_t full[ATTEND_STAGES], empty[ATTEND_STAGES], shares_full[2]; /* mbarriers */
     struct io_row row;     /* as the producer reads it after griddepcontrol.wait */
     uint32_t phase_offset; /* 1: the full barriers have completed a phase unused */
+    uint64_t guesses;      /* a byte a warp: 1 if it took the step for one of is_one_block */
     bool is_last;
 };
 
@@ -124,38 +126,54 @@ static __device__ __forceinline__ struct item item_tile(const struct attend_para
     return item;
 }
 
-/* The cluster's first block has all positions. */
+/* A block has all positions of a tile. */
 static __device__ __forceinline__ bool is_one_block(const struct split_layout &l) {
     return l.length == 16 || l.count == 1;
 }
 
-template <int R>
+/* Whether items are then blocks', not clusters': the wider heads have no registers for it, and are
+ * a block's alone up to 64 positions only. */
+template <int D> static __device__ __forceinline__ constexpr bool can_spread(void) {
+    return ATTEND_SHORT_POSITIONS(D) != 0;
+}
+
+/* The block's first item, and from one to the next. */
+template <int D, int R> static __device__ __forceinline__ uint32_t first_item(bool is_one) {
+    return can_spread<D>() && is_one ? blockIdx.x : blockIdx.x / R;
+}
+
+template <int D, int R> static __device__ __forceinline__ uint32_t item_step(bool is_one) {
+    return can_spread<D>() && is_one ? gridDim.x : gridDim.x / R;
+}
+
+template <int D, int R>
 static __device__ __forceinline__ void find_split(struct item &item, const struct split_layout &l) {
     uint32_t split = item.group * R + blockIdx.x % R;
     item.begin = split * l.length;
     item.n = split < l.count ? min(l.length, l.n_positions - item.begin) : 0;
     item.has_new = split == l.count - 1;
     if (is_one_block(l)) {
-        item.has_new = blockIdx.x % R == 0;
+        item.has_new = can_spread<D>() || blockIdx.x % R == 0;
         item.begin = 0, item.n = item.has_new ? l.n_positions : 0;
     }
     item.n_cached = item.n - item.has_new;
 }
 
-template <int R>
+template <int D, int R>
 static __device__ __forceinline__ struct item
 item_of(const struct attend_params &p, const struct split_layout &l, uint32_t index) {
     struct item item = item_tile(p, index);
-    find_split<R>(item, l);
+    find_split<D, R>(item, l);
     return item;
 }
 
 /* Items of this step, as this block sees them: none, or all. */
-template <int R>
+template <int D, int R>
 static __device__ __forceinline__ uint32_t n_items(const struct attend_params &p,
                                                    const struct split_layout &l) {
     uint32_t groups = is_one_block(l) ? 1 : (l.count + R - 1) / R;
-    return is_one_block(l) && blockIdx.x % R ? 0 : groups * p.kv_heads * p.tiles_per_kv;
+    bool has_none = !can_spread<D>() && is_one_block(l) && blockIdx.x % R;
+    return has_none ? 0 : groups * p.kv_heads * p.tiles_per_kv;
 }
 
 /* ---- the producer warp ----------------------------------------------------------------------- */
@@ -222,10 +240,10 @@ static __device__ __forceinline__ struct prefetch begin_prefetch(const struct at
     if (!f.is_valid)
         return f;
     struct split_layout l = split_layout_of(p, f.row.position);
-    uint32_t index = blockIdx.x / R;
-    if (index >= n_items<R>(p, l))
+    uint32_t index = first_item<D, R>(is_one_block(l));
+    if (index >= n_items<D, R>(p, l))
         return f;
-    struct item item = item_of<R>(p, l, index);
+    struct item item = item_of<D, R>(p, l, index);
     if (!item.n)
         return f;
     f.begin = item.begin;
@@ -268,9 +286,11 @@ static __device__ __forceinline__ void
 produce_items(const struct attend_params &p, struct decode_shared<D, R, T> &s, struct io_row row,
               uint32_t page, uint32_t fills) {
     struct split_layout l = split_layout_of(p, row.position);
-    uint32_t items = n_items<R>(p, l), fill = 0;
-    for (uint32_t index = blockIdx.x / R; index < items; index += gridDim.x / R) {
-        struct item item = item_of<R>(p, l, index);
+    uint32_t items = n_items<D, R>(p, l), fill = 0;
+    bool is_one = is_one_block(l);
+    for (uint32_t index = first_item<D, R>(is_one); index < items;
+         index += item_step<D, R>(is_one)) {
+        struct item item = item_of<D, R>(p, l, index);
         if (!item.n)
             continue;
         if (fill || !fills)
@@ -493,10 +513,10 @@ static __device__ __forceinline__ int ordered_int(int bits) {
 }
 
 /* Softmax: warp q turns query q's scores into weights, in the order of attend_split.cuh's
- * softmax(); (max, sum) goes to all blocks of the cluster where they combine. */
+ * softmax(). */
 template <int D, int R, int T>
 static __device__ __forceinline__ void softmax(struct decode_shared<D, R, T> &s, uint32_t n,
-                                               uint32_t q, bool is_combined, uint32_t buffer) {
+                                               uint32_t q) {
     uint32_t lane = threadIdx.x % 32;
     float2 x[s.MAX_SPLIT / 64];
     float max = -INFINITY, sum = 0, factor = s.score_factor[q];
@@ -521,9 +541,6 @@ static __device__ __forceinline__ void softmax(struct decode_shared<D, R, T> &s,
     struct imax_sum mine = {(int)fminf(fmaxf(max, -most), most), sum};
     if (lane == 0)
         s.state[q] = mine;
-    if (is_combined && lane < R)
-        st_async(dsmem_addr(&s.peer_state[buffer][blockIdx.x % R][q], lane), mine,
-                 dsmem_addr(&s.shares_full[buffer], lane));
 }
 
 /* PV: a warp has a slab of columns of all positions. */
@@ -564,13 +581,12 @@ static __device__ __forceinline__ void pv(struct decode_shared<D, R, T> &s, cons
 
 template <int D, int R, int T>
 static __device__ __forceinline__ void run_split(struct decode_shared<D, R, T> &s,
-                                                 const struct item &item, uint32_t &fill,
-                                                 bool is_combined, uint32_t buffer) {
+                                                 const struct item &item, uint32_t &fill) {
     uint32_t warp = threadIdx.x / 32, phase_offset = s.phase_offset;
     qk<D, R, T>(s, item, fill, phase_offset);
     sync_consumers();
     if (warp < item.n_queries)
-        softmax<D, R, T>(s, item.n, warp, is_combined, buffer);
+        softmax<D, R, T>(s, item.n, warp);
     sync_consumers();
     pv<D, R, T>(s, item, fill, phase_offset);
     sync_consumers();
@@ -642,15 +658,15 @@ static __device__ __forceinline__ void send_shares(struct decode_shared<D, R, T>
     }
 }
 
-/* From a block without a split: (max, sum) that nobody combines, but all wait for. */
+/* (max, sum) of the block's split to all blocks; without a split one that nobody combines, but all
+ * wait for. */
 template <int D, int R, int T>
-static __device__ __forceinline__ void send_nothing(struct decode_shared<D, R, T> &s,
-                                                    const struct item &item, uint32_t buffer) {
+static __device__ __forceinline__ void send_states(struct decode_shared<D, R, T> &s,
+                                                   const struct item &item, uint32_t buffer) {
     uint32_t q = threadIdx.x / 32, to = threadIdx.x % 32;
-    struct imax_sum none = {0, 0};
     if (q < item.n_queries && to < R)
-        st_async(dsmem_addr(&s.peer_state[buffer][blockIdx.x % R][q], to), none,
-                 dsmem_addr(&s.shares_full[buffer], to));
+        st_async(dsmem_addr(&s.peer_state[buffer][blockIdx.x % R][q], to),
+                 item.n ? s.state[q] : imax_sum{0, 0}, dsmem_addr(&s.shares_full[buffer], to));
 }
 
 /* Value i of this block's share, over the group's splits. */
@@ -743,22 +759,30 @@ combine_share(const struct attend_params &p, struct decode_shared<D, R, T> &s,
     }
 }
 
-/* The cluster's blocks together; `combines` counts those before. */
+/* What the cluster's blocks exchange of an item; `combines` counts those before. */
 template <int D, int R, int T>
-static __device__ __forceinline__ void
-cluster_combine(const struct attend_params &p, struct decode_shared<D, R, T> &s,
-                const struct item &item, const struct split_layout &l, uint32_t combines) {
-    uint32_t buffer = combines & 1;
-    if (item.n)
-        send_shares<D, R, T>(s, item, buffer);
-    else
-        send_nothing<D, R, T>(s, item, buffer);
-    uint32_t splits = min((uint32_t)R, l.count - item.group * R);
+static __device__ __forceinline__ void send_item(struct decode_shared<D, R, T> &s,
+                                                 const struct item &item,
+                                                 const struct split_layout &l, uint32_t combines) {
+    uint32_t buffer = combines & 1, splits = min((uint32_t)R, l.count - item.group * R);
     uint32_t bytes = splits * (D / R) * sizeof(float) + R * sizeof(struct imax_sum);
     if (threadIdx.x == 0)
         mbarrier_expect_tx(&s.shares_full[buffer], item.n_queries * bytes);
-    mbarrier_wait(&s.shares_full[buffer], combines >> 1 & 1);
-    combine_share<D, R, T>(p, s, item, l, buffer);
+    send_states<D, R, T>(s, item, buffer);
+    if (item.n)
+        send_shares<D, R, T>(s, item, buffer);
+}
+
+/* And then. An item is combined when the next one is computed, so that no block waits for the
+ * others; but before that one is sent: so a peer that sends into this buffer again has seen what
+ * this block sent after it had read it. */
+template <int D, int R, int T>
+static __device__ __forceinline__ void
+combine_item(const struct attend_params &p, struct decode_shared<D, R, T> &s,
+             const struct split_layout &l, uint32_t index, uint32_t combines) {
+    struct item item = item_tile(p, index);
+    mbarrier_wait(&s.shares_full[combines & 1], combines >> 1 & 1);
+    combine_share<D, R, T>(p, s, item, l, combines & 1);
 }
 
 /* ---- consumers: all items -------------------------------------------------------------------- */
@@ -800,38 +824,64 @@ run_short(const struct attend_params &p, struct decode_shared<64, R, CACHE_F16> 
     stage_release<64, R, CACHE_F16>(s, fill + 1);
 }
 
-/* item: the block's first item, without its split; its first heads are made. */
+enum : uint64_t { ALL_ONE = 0x0101010101010101 };
+static_assert(ATTEND_WARPS == 8, "guesses");
+
+/* Before griddepcontrol.wait, from the row that IO holds by then, as the producer does. */
+static __device__ __forceinline__ bool guess_one_block(const struct attend_params &p) {
+    uint32_t position = ld_relaxed(&p.io.rows->position);
+    return position < p.pages_per_slot * PAGE && is_one_block(split_layout_of(p, position));
+}
+
+/* item: the block's first if the guess was right, without its split; its first heads are made. */
 template <int D, int R, int T>
 static __device__ __forceinline__ void
 run_consumers(const struct attend_params &p, struct decode_shared<D, R, T> &s, struct item item) {
-    uint32_t index = blockIdx.x / R, warp = threadIdx.x / 32, fill = 0, combines = 0, page = 0;
+    uint32_t warp = threadIdx.x / 32, fill = 0, combines = 0, page = 0;
     __syncthreads(); /* with the producer: it has checked its prefetch, and read the row */
     struct io_row row = s.row;
     struct split_layout l = split_layout_of(p, row.position);
-    uint32_t items = n_items<R>(p, l);
-    find_split<R>(item, l);
+    bool is_one = is_one_block(l);
+    uint32_t items = n_items<D, R>(p, l), index = first_item<D, R>(is_one);
+    if (can_spread<D>() && s.guesses != (is_one ? ALL_ONE : 0)) { /* heads of another item */
+        item = item_tile(p, index);
+        make_heads<D, R, T>(p, s, item, warp);
+        sync_consumers();
+    }
+    find_split<D, R>(item, l);
     if (item.has_new)
         page = load_page(p, row.slot, row.position);
-    while (index < items) {
-        if (l.length == 16) {
+    if (index >= items)
+        return;
+    bool is_left = true; /* an item; after the last one it is only combined */
+    for (;;) {
+        if (is_left && l.length == 16) {
             store_new_kv<D, R, T>(p, s, item, row.position, page); /* its warp rarely has a split */
             if constexpr (D == 64 && T == CACHE_F16)
                 run_short<R>(p, s, item, l.count, fill);
             fill += 2;
-        } else {
-            if (item.n)
-                run_split<D, R, T>(s, item, fill, l.count > 1, combines & 1);
+        } else if (is_left && item.n) {
+            run_split<D, R, T>(s, item, fill);
+        }
+        if (combines)
+            combine_item<D, R, T>(p, s, l, index - item_step<D, R>(false), combines - 1);
+        if (!is_left)
+            return;
+        if (l.length != 16) {
             if (l.count == 1)
                 store_one_split<D, R, T>(p, s, item);
             else
-                cluster_combine<D, R, T>(p, s, item, l, combines++);
+                send_item<D, R, T>(s, item, l, combines++);
             store_new_kv<D, R, T>(p, s, item, row.position, page);
         }
-        index += gridDim.x / R;
-        if (index >= items)
-            break;
+        index += item_step<D, R>(is_one);
+        is_left = index < items;
+        if (!is_left && !combines)
+            return;
+        if (!is_left)
+            continue;
         uint32_t last_tile = item.tile;
-        item = item_of<R>(p, l, index);
+        item = item_of<D, R>(p, l, index);
         if (item.has_new)
             page = load_page(p, row.slot, row.position);
         sync_consumers(); /* the last item's shared memory is free */
@@ -854,7 +904,8 @@ static __device__ __forceinline__ void attend_decode(const struct attend_params 
         run_producer<D, R, T>(p, s);
         return;
     }
-    struct item item = item_tile(p, blockIdx.x / R);
+    bool is_one = can_spread<D>() && guess_one_block(p);
+    struct item item = item_tile(p, first_item<D, R>(is_one));
     for (uint32_t i = tid; i < sizeof s.weights / sizeof(uint32_t); i += THREADS)
         ((uint32_t *)s.weights)[i] = 0; /* of queries that the tile lacks */
     cluster_arrive();
@@ -863,6 +914,8 @@ static __device__ __forceinline__ void attend_decode(const struct attend_params 
     struct head_regs<D / 64, D> head;
     uint32_t warp = tid / 32;
     bool has_head = warp < item.n_queries + 2;
+    if (can_spread<D>() && tid % 32 == 0)
+        ((uint8_t *)&s.guesses)[warp] = is_one;
     const float *from = head_at<D, R, T>(p, item, warp);
     if (has_head)
         head.load_norm(p, head_norm(p, item, warp));

@@ -234,6 +234,16 @@ struct in_tasks {
     }
 };
 
+/* The input, with what is known of it when the kernel is compiled: no code for other prologues. */
+static __device__ __forceinline__ struct project_input input_with(const struct project_input &in,
+                                                                  uint32_t prologue) {
+    struct project_input known = in;
+    known.prologue = prologue;
+    known.wants_int8 = 1;
+    known.wants_f32 = known.is_split = 0;
+    return known;
+}
+
 template <int SET>
 static __device__ __forceinline__ void experts_in(const struct experts_in_gemv_params &p) {
     extern __shared__ uint4 smem[];
@@ -247,7 +257,9 @@ static __device__ __forceinline__ void experts_in(const struct experts_in_gemv_p
     struct row_threads threads = row_threads_of(p.in);
     load_first_norm_weights(threads, p.in, norm_weights);
     struct row_source source = {blockIdx.y, gridDim.y, !p.can_read_early};
-    quantize_row_vec4<SET>(threads, p.io, p.in, source, norm_weights, qact, squares);
+    struct no_early_load<true> none = {};
+    quantize_row_vec4<SET>(threads, p.io, input_with(p.in, PROLOGUE_NORM), source, norm_weights,
+                           qact, squares, none);
     if (p.can_read_early)
         pdl_wait(p.io);
     pdl_launch_dependents(); /* only now, for EXPERTS_OUT's early reads */
@@ -349,7 +361,9 @@ static __device__ __forceinline__ void experts_out(const struct experts_out_gemv
             weights[i] = __ldcg(p.weight + blockIdx.y * p.weight_stride + i);
     }
     struct row_source source = {blockIdx.y, gridDim.y, p.can_read_early != 0};
-    quantize_row_vec4<SET>(row_threads_of(p.in), p.io, p.in, source, {}, qact, NULL);
+    struct no_early_load<true> none = {};
+    quantize_row_vec4<SET>(row_threads_of(p.in), p.io, input_with(p.in, PROLOGUE_NONE), source, {},
+                           qact, (float *)NULL, none);
     if (!is_active) {
         pipeline.drain();
         return;
