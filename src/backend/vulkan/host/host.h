@@ -26,8 +26,8 @@ struct vulkan_region {
 /* Where a weight is: [at, at + bytes) of VULKAN_WEIGHTS. */
 struct vulkan_place {
     struct operand operand;
-    uint64_t at, bytes;
-    bool is_imported;
+    uint64_t at, bytes, row_bytes;
+    bool is_imported, has_planes; /* VULKAN_Q6_K_PLANES */
 };
 
 struct vulkan_pipeline {

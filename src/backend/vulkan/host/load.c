@@ -1,7 +1,8 @@
 /* load.c - weights onto the device: where each goes, and the upload.
  *
- * They lie as in the file. On memory that the host shares, the mapping of the file itself is
- * imported where the driver allows; what cannot be is uploaded once, through a staging buffer. */
+ * They lie as in the file, but for Q6_K that is not imported (vulkan_weight_type). On memory that
+ * the host shares, the mapping of the file itself is imported where the driver allows; what cannot
+ * be is uploaded once, through a staging buffer. */
 #include <fcntl.h>
 #include <math.h>
 #include <stdlib.h>
@@ -34,6 +35,26 @@ const struct vulkan_place *vulkan_find_place(const struct backend *b, const stru
     return found;
 }
 
+static uint64_t n_rows(const struct operand *o) {
+    return (uint64_t)o->dims[1] * o->dims[2] * o->dims[3];
+}
+
+static bool can_import(const struct backend *b, const struct vulkan_place *p, uint64_t synthetic,
+                       uint64_t mapped) {
+    return b->has_import && p->operand.offset % b->offset_align == 0 &&
+           p->operand.offset >= synthetic &&
+           p->operand.offset + operand_bytes(&p->operand) <= mapped;
+}
+
+static struct vulkan_place place_of(const struct backend *b, const struct operand *o) {
+    struct vulkan_place p = {.operand = *o, .row_bytes = operand_row_bytes(o)};
+    p.has_planes = o->type == DT_Q6_K && !can_import(b, &p, 0, b->mapped);
+    if (p.has_planes)
+        p.row_bytes = size_aligned(p.row_bytes, 16);
+    p.bytes = size_aligned(n_rows(o) * p.row_bytes, PLACE_ALIGN);
+    return p;
+}
+
 /* Plans share their weights: those of the first are those of all. */
 int vulkan_place_weights(struct backend *b, struct plan *const *plans, uint32_t n_plans,
                          struct err *err) {
@@ -50,9 +71,7 @@ int vulkan_place_weights(struct backend *b, struct plan *const *plans, uint32_t 
         for (uint32_t k = 0; k < n; k++)
             if (refs[k].at->region == REGION_WEIGHTS) {
                 CHECK(refs[k].at->stride == refs[k].at->dims[0]);
-                b->places[b->n_places++] = (struct vulkan_place){
-                    .operand = *refs[k].at,
-                    .bytes = size_aligned(operand_bytes(refs[k].at), PLACE_ALIGN)};
+                b->places[b->n_places++] = place_of(b, refs[k].at);
             }
     }
     qsort(b->places, b->n_places, sizeof *b->places, compare_places);
@@ -91,13 +110,6 @@ bool vulkan_can_import(struct backend *b) {
         vulkan_free_buffer(b, &buffer);
     munmap(page, page_bytes(b));
     return can;
-}
-
-static bool can_import(const struct backend *b, const struct vulkan_place *p, uint64_t synthetic,
-                       uint64_t mapped) {
-    return b->has_import && p->operand.offset % b->offset_align == 0 &&
-           p->operand.offset >= synthetic &&
-           p->operand.offset + operand_bytes(&p->operand) <= mapped;
 }
 
 uint64_t vulkan_importable(const struct backend *b) {
@@ -186,6 +198,47 @@ int vulkan_make_weights(struct backend *b, struct backend_weights weights, struc
 /* ---- the upload -------------------------------------------------------------------------------
  */
 
+/* A row of Q6_K: what its blocks have of each part, one after the other. */
+static void split_row(const uint8_t *row, uint32_t n_blocks, uint8_t *to) {
+    static const struct {
+        uint32_t at, bytes;
+    } parts[] = {{0, 128}, {128, 64}, {192, 16}, {208, 2}};
+    for (int i = 0; i < 4; i++)
+        for (uint32_t k = 0; k < n_blocks; k++, to += parts[i].bytes)
+            memcpy(to, row + 210 * k + parts[i].at, parts[i].bytes);
+}
+
+/* As many rows at a time as `room` has place for; `row` holds one of random blocks. */
+static int upload_planes(struct backend *b, struct backend_weights w, const struct vulkan_place *p,
+                         uint8_t *row, uint8_t *room, uint64_t room_rows, struct err *err) {
+    uint64_t bytes = operand_row_bytes(&p->operand), rows = n_rows(&p->operand);
+    uint32_t n_blocks = p->operand.dims[0] / 256;
+    int status = SLUICE_OK;
+    for (uint64_t first = 0; !status && first < rows; first += room_rows) {
+        uint64_t n = rows - first < room_rows ? rows - first : room_rows;
+        for (uint64_t i = 0; i < n; i++) {
+            uint64_t at = p->operand.offset + (first + i) * bytes;
+            for (uint32_t k = 0; at < w.synthetic && k < n_blocks; k++)
+                random_block(p->operand.type, at + 210 * k, row + 210 * k);
+            split_row(at < w.synthetic ? row : w.base + at, n_blocks, room + i * p->row_bytes);
+        }
+        struct backend_move move = {p->at + first * p->row_bytes, n * p->row_bytes, room};
+        status = vulkan_transfer(b, &b->steps, &b->regions[VULKAN_WEIGHTS], &move, 1, true, err);
+    }
+    return status;
+}
+
+static int upload_q6_k(struct backend *b, struct backend_weights w, const struct vulkan_place *p,
+                       struct err *err) {
+    uint64_t room_rows = STAGING_BYTES > p->row_bytes ? STAGING_BYTES / p->row_bytes : 1;
+    uint8_t *row = malloc(p->row_bytes), *room = calloc(room_rows, p->row_bytes);
+    int status = row && room ? upload_planes(b, w, p, row, room, room_rows, err)
+                             : err_memory(err, "rows of Q6_K");
+    free(row);
+    free(room);
+    return status;
+}
+
 /* Random blocks, a piece of whole ones at a time. */
 static int upload_random(struct backend *b, const struct vulkan_place *p, uint8_t *room,
                          uint64_t room_bytes, struct err *err) {
@@ -207,8 +260,10 @@ static int upload_place(struct backend *b, struct backend_weights w, const struc
                         struct err *err) {
     uint64_t bytes = operand_bytes(&p->operand), offset = p->operand.offset;
     struct backend_move move = {p->at, bytes, (void *)(uintptr_t)(w.base + offset)};
+    CHECK(offset < w.synthetic || offset + bytes <= w.bytes);
+    if (p->has_planes)
+        return upload_q6_k(b, w, p, err);
     if (offset >= w.synthetic) {
-        CHECK(offset + bytes <= w.bytes);
         return vulkan_transfer(b, &b->steps, &b->regions[VULKAN_WEIGHTS], &move, 1, true, err);
     }
     uint8_t *room = malloc(STAGING_BYTES);

@@ -35,17 +35,25 @@ static enum vulkan_memory memory_of(const struct operand *o) {
     return memories[o->region];
 }
 
+static uint64_t all_rows(const struct operand *o) {
+    return (uint64_t)o->dims[1] * o->dims[2] * o->dims[3];
+}
+
 struct vulkan_bind vulkan_operand(struct vulkan_recorder *r, const struct operand *o,
                                   enum vulkan_access access, uint32_t *first) {
     const struct dtype_info *info = dtype_info(o->type);
     CHECK(o->n_dims > 0);
-    uint64_t offset = o->region == REGION_WEIGHTS ? vulkan_find_place(r->b, o)->at : o->offset;
-    uint64_t skew = o->region == REGION_WEIGHTS ? 0 : offset % BIND_ALIGN;
-    struct vulkan_bind bind = {
-        .memory = (uint8_t)memory_of(o),
-        .access = (uint8_t)access,
-        .offset = offset - skew,
-        .bytes = size_aligned(skew + operand_bytes(o), o->region == REGION_WEIGHTS ? 16 : 4)};
+    if (o->region == REGION_WEIGHTS) {
+        if (first)
+            *first = 0;
+        struct vulkan_bind bind = vulkan_matrix_rows(r, o, 0, (uint32_t)all_rows(o));
+        return vulkan_as(bind, access);
+    }
+    uint64_t offset = o->offset, skew = offset % BIND_ALIGN;
+    struct vulkan_bind bind = {.memory = (uint8_t)memory_of(o),
+                               .access = (uint8_t)access,
+                               .offset = offset - skew,
+                               .bytes = size_aligned(skew + operand_bytes(o), 4)};
     if (o->stride > o->dims[0]) {
         bind.row_bytes = values_bytes(o, o->stride);
         bind.column = skew;
@@ -59,25 +67,29 @@ struct vulkan_bind vulkan_operand(struct vulkan_recorder *r, const struct operan
     return bind;
 }
 
-static uint64_t all_rows(const struct operand *o) {
-    return (uint64_t)o->dims[1] * o->dims[2] * o->dims[3];
+uint32_t vulkan_weight_type(const struct vulkan_recorder *r, const struct operand *weight) {
+    return vulkan_find_place(r->b, weight)->has_planes ? VULKAN_Q6_K_PLANES : weight->type;
+}
+
+uint64_t vulkan_weight_row_bytes(const struct vulkan_recorder *r, const struct operand *weight) {
+    return vulkan_find_place(r->b, weight)->row_bytes;
 }
 
 /* A piece begins at an aligned byte: 128 rows of an even number of bytes do. */
 uint32_t vulkan_rows_of_a_bind(const struct vulkan_recorder *r, const struct operand *weight) {
-    uint64_t row = operand_row_bytes(weight), n = r->can->max_range / row;
+    uint64_t row = vulkan_weight_row_bytes(r, weight), n = r->can->max_range / row;
     return n >= all_rows(weight) ? (uint32_t)all_rows(weight) : (uint32_t)(n / 128 * 128);
 }
 
 struct vulkan_bind vulkan_matrix_rows(struct vulkan_recorder *r, const struct operand *weight,
                                       uint32_t row, uint32_t n) {
-    uint64_t row_bytes = operand_row_bytes(weight);
-    CHECK(weight->region == REGION_WEIGHTS && row + (uint64_t)n <= all_rows(weight));
+    const struct vulkan_place *place = vulkan_find_place(r->b, weight);
+    CHECK(row + (uint64_t)n <= all_rows(weight));
     return (struct vulkan_bind){
         .memory = VULKAN_WEIGHTS,
         .access = VULKAN_READ,
-        .offset = vulkan_find_place(r->b, weight)->at + row * row_bytes,
-        .bytes = size_aligned(n * row_bytes, 16),
+        .offset = place->at + row * place->row_bytes,
+        .bytes = size_aligned(n * place->row_bytes, 16),
     };
 }
 

@@ -9,7 +9,8 @@
  *     on which workgroup was first. No float atomics.
  * (3) Nothing is allocated after load.
  * (4) Every buffer of a shader is a storage buffer of one operand: no buffer is larger than
- *     maxStorageBufferRange, and nothing needs buffer device addresses. Weights lie as in the file.
+ *     maxStorageBufferRange, and nothing needs buffer device addresses. Weights lie as in the file,
+ *     but for Q6_K that is not imported (vulkan_weight_type).
  */
 #ifndef BACKEND_VULKAN_HOST_VULKAN_H
 #define BACKEND_VULKAN_HOST_VULKAN_H
@@ -97,6 +98,12 @@ struct vulkan_bind vulkan_matrix_rows(struct vulkan_recorder *r, const struct op
  * far apart, or not by whole vectors of 16 bytes. */
 bool vulkan_join(struct vulkan_recorder *r, const struct operand *a, const struct operand *b,
                  struct vulkan_bind *out, uint32_t *first_a, uint32_t *first_b);
+/* A weight's type as shaders know it, and bytes from row to row. A block of Q6_K has 210 bytes, so
+ * that nothing of it begins at a whole word; where it is not imported a row has planes instead: low
+ * bits of all their blocks, high bits, scales, d, and zeros up to a multiple of 16 bytes. */
+enum { VULKAN_Q6_K_PLANES = 64 };
+uint32_t vulkan_weight_type(const struct vulkan_recorder *r, const struct operand *weight);
+uint64_t vulkan_weight_row_bytes(const struct vulkan_recorder *r, const struct operand *weight);
 /* How many rows of a matrix fit a buffer; all of them, mostly. */
 uint32_t vulkan_rows_of_a_bind(const struct vulkan_recorder *r, const struct operand *weight);
 /* Workspace of the running op alone: the next op's dispatches overwrite it. */

@@ -57,12 +57,12 @@ static int add_rows(struct vulkan_recorder *r, const struct op_embed *e, uint32_
     } p = {.first_token = first,
            .n_tokens = n,
            .k = e->table.dims[0],
-           .row_bytes = (uint32_t)operand_row_bytes(&e->table),
+           .row_bytes = (uint32_t)vulkan_weight_row_bytes(r, &e->table),
            .x_stride = e->x.stride};
     struct vulkan_dispatch d = {
         .shader = "embed",
         .groups = {div_up(p.k, 32 * THREADS), r->plan->max_rows, 1},
-        .constants = {THREADS, e->table.type},
+        .constants = {THREADS, vulkan_weight_type(r, &e->table)},
         .n_constants = 2,
         .binds = {source_of_io(r), vulkan_matrix_rows(r, &e->table, first, n),
                   vulkan_operand(r, &e->x, VULKAN_WRITE, &p.x_first), vulkan_grids(r)},

@@ -273,12 +273,6 @@ static struct shape shape_of(const struct vulkan_recorder *r, const struct vulka
     return s;
 }
 
-static uint64_t row_bytes_of(const struct operand *w) {
-    uint64_t bytes = 0;
-    CHECK(dtype_bytes((enum dtype)w->type, w->dims[0], &bytes));
-    return bytes;
-}
-
 /* A part of the matrices that a bind can hold: rows, or experts. */
 struct piece {
     uint32_t first, n;
@@ -314,7 +308,7 @@ static void bind_acts(struct vulkan_recorder *r, const struct vulkan_product *p,
     push->act_place = p->act_place / in_acts;
     push->out_place = p->out_place;
     if (p->choice) {
-        push->plane_bytes = (uint32_t)(w->plane * row_bytes_of(w));
+        push->plane_bytes = (uint32_t)(w->plane * vulkan_weight_row_bytes(r, w));
         push->places = p->places;
         push->first_expert = piece->first;
         push->n_experts = piece->n;
@@ -389,7 +383,7 @@ static int multiply_piece(struct vulkan_recorder *r, const struct vulkan_product
         .lanes = s.lanes,
         .k = w->dims[0],
         .n = n,
-        .row_bytes = (uint32_t)row_bytes_of(w),
+        .row_bytes = (uint32_t)vulkan_weight_row_bytes(r, w),
         .out_first = p->out_first + (is_stack ? 0 : piece->first),
     };
     struct vulkan_dispatch d = {
@@ -430,7 +424,7 @@ static int multiply_piece(struct vulkan_recorder *r, const struct vulkan_product
     bool is_vectors = is_aligned && w->dims[0] % 8 == 0;
     const uint32_t constants[] = {
         s.threads,
-        w->type,
+        vulkan_weight_type(r, w),
         s.rows,
         s.weights,
         (uint32_t)p->epilogue,
@@ -458,7 +452,7 @@ static uint32_t rows_of_piece(const struct vulkan_recorder *r, const struct vulk
     }
     uint32_t step = 256;
     if (p->choice) { /* whole experts */
-        uint64_t plane = p->weight->plane * row_bytes_of(p->weight);
+        uint64_t plane = p->weight->plane * vulkan_weight_row_bytes(r, p->weight);
         most /= p->weight->plane;
         for (step = 1; step < 256 && step * plane % 256; step *= 2)
             ;
@@ -486,7 +480,7 @@ int vulkan_multiply(struct vulkan_recorder *r, const struct vulkan_product *p) {
 bool vulkan_is_pair(struct vulkan_recorder *r, const struct operand *a, const struct operand *b) {
     struct vulkan_bind ignored;
     uint32_t first_a, first_b;
-    if (a->type != b->type || a->plane != b->plane)
+    if (vulkan_weight_type(r, a) != vulkan_weight_type(r, b) || a->plane != b->plane)
         return false;
     return r->plan->max_rows > 1 || a->n_dims > 2 || is_plain(a) ||
            (vulkan_rows_of_a_bind(r, a) >= a->dims[1] &&

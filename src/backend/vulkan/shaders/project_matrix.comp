@@ -21,7 +21,7 @@ layout(binding = 7) readonly buffer Q { uvec4 xq[]; };
 layout(binding = 8) readonly buffer S { uvec2 xs[]; };
 #include "units.glsl"
 
-const bool IS_Q6 = TYPE == DT_Q6_K;
+const bool IS_Q6 = TYPE == DT_Q6_K || TYPE == Q6_K_PLANES;
 const uint COLUMNS = 16 * OUTPUTS;
 
 // Two stages of 64 weight rows and 64 activation rows; a row is 64 halves. At the end, the result.
@@ -55,12 +55,13 @@ void find_row() {
 }
 
 void load_q6_k_half(uint u) {
-    uvec3 at = places_q6_k(row_at, u);
-    [[unroll]] for (uint i = 0; i < 2; i++) {
+    const uint vectors = TYPE == Q6_K_PLANES ? 1 : 2;
+    uvec4 at = places_q6_k(row_at, u);
+    [[unroll]] for (uint i = 0; i < vectors; i++) {
         low[i] = WORD4(at.x / 16 + HALF + i);
         high[i] = WORD4(at.y / 16 + HALF + i);
     }
-    rest = uvec3(load_u16(at.z), load_u16(at.z + 4), load_u16(row_at + u / 4 * 210 + 208));
+    rest = uvec3(load_u16(at.z), load_u16(at.z + 4), load_u16(at.w));
 }
 
 void load_k_half(uint u) {
@@ -103,6 +104,8 @@ void put_bytes(uint at, uvec4 q, uint mask, uint magic, float less, bool is_scal
 
 // 16 bytes at an even place from the vectors around them.
 uvec4 shift_vector(uvec4 a, uvec4 b, uint at) {
+    if (TYPE == Q6_K_PLANES)
+        return a;
     uint w[8] = {a.x, a.y, a.z, a.w, b.x, b.y, b.z, b.w};
     [[unroll]] for (uint i = 0; i < 6; i++)
         w[i] = (at & 8) != 0 ? w[i + 2] : w[i];
@@ -115,7 +118,7 @@ uvec4 shift_vector(uvec4 a, uvec4 b, uint at) {
 }
 
 void put_q6_k(uint at, uint to, uint u) {
-    uvec3 from = places_q6_k(row_at, u);
+    uvec4 from = places_q6_k(row_at, u);
     uvec4 l = shift_vector(low[0], low[1], from.x);
     uvec4 h = shift_vector(high[0], high[1], from.y) >> 2 * (u & 1);
     put_bytes(at, l & 0x0f0f0f0fu | h << 4 & 0x30303030u, 0x00ff00ffu, 0x64006400u, 32, false, 1);

@@ -125,7 +125,7 @@ void share_four(uint i, vec4 v) {
 #else
 // As int8, in units.
 uvec2 place_of(uint g) {
-    if (has_integers() && TYPE == DT_Q6_K)
+    if (has_integers() && is_q6_k())
         return uvec2(g / 4 * 2 + (g & 1), g >> 1 & 1);
     return uvec2(g / 2, g & 1);
 }

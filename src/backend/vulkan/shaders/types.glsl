@@ -1,9 +1,11 @@
-// types.glsl - rows as in the file, of every block type of src/quant, 32 values (a group) at a time.
+// types.glsl - rows of every block type of src/quant, 32 values (a group) at a time. They lie as in the
+// file, or, of Q6_K, in planes.
 //
 // The shader declares its matrix, and before it includes this
 //     WORD(i)   word i of the matrix
 //     TYPE      enum dtype: a specialization constant, so that a pipeline keeps the code of one type
 //     GRIDS     the binding of vulkan_grids, for the types with a codebook; undefined: without them
+//     p.k       values of a row
 #ifndef TYPES_GLSL
 #define TYPES_GLSL
 
@@ -30,6 +32,7 @@
 #define DT_IQ1_M 29u
 #define DT_BF16 30u
 #define DT_MXFP4 39u
+#define Q6_K_PLANES 64u // VULKAN_Q6_K_PLANES
 
 // y[i] = scale[i / 16] * q[i] - minimum[i / 16]; q: int8, four a word, the first lowest.
 struct Group {
@@ -49,6 +52,7 @@ bool has_whole_words() {
     case DT_Q5_K:
     case DT_IQ4_XS:
     case DT_IQ1_M:
+    case Q6_K_PLANES:
         return true;
     }
     return false;
@@ -237,15 +241,28 @@ int load_i8(uint at) {
     return bitfieldExtract(int(load_u8(at)), 0, 8);
 }
 
-void unpack_q6_k(uint at, uint g, out Group o) {
-    float d = load_half(at + 208);
+bool is_q6_k() {
+    return TYPE == DT_Q6_K || TYPE == Q6_K_PLANES;
+}
+
+// Where block b of a row has its low bits, its high bits, its scales and d. Blocks of 210 bytes begin
+// anywhere; planes, each of one part of all blocks of the row, at whole vectors of 16 bytes.
+uvec4 places_of_block(uint row, uint b) {
+    uint n = p.k / 256;
+    if (TYPE == Q6_K_PLANES)
+        return row + uvec4(128 * b, 128 * n + 64 * b, 192 * n + 16 * b, 208 * n + 2 * b);
+    return row + 210 * b + uvec4(0, 128, 192, 208);
+}
+
+void unpack_q6_k(uvec4 at, uint g, out Group o) {
+    float d = load_half(at.w);
     for (uint i = 0; i < 2; i++) {
-        o.scale[i] = d * float(load_i8(at + 192 + 2 * g + i));
+        o.scale[i] = d * float(load_i8(at.z + 2 * g + i));
         o.minimum[i] = 0;
     }
     uint high[8];
-    load_words(at + 64 * (g / 4) + 32 * (g & 1), 8, o.q);
-    load_words(at + 128 + 32 * (g / 4), 8, high);
+    load_words(at.x + 64 * (g / 4) + 32 * (g & 1), 8, o.q);
+    load_words(at.y + 32 * (g / 4), 8, high);
     for (uint i = 0; i < 8; i++) {
         uint low = o.q[i] >> 4 * ((g & 3) / 2) & 0x0f0f0f0f;
         o.q[i] = bytes_minus(low | (high[i] >> 2 * (g & 3) & 0x03030303) << 4, 32);
@@ -410,6 +427,7 @@ uint block_bytes() {
     case DT_Q5_K:
         return 176;
     case DT_Q6_K:
+    case Q6_K_PLANES:
         return 210;
     case DT_IQ2_XXS:
         return 66;
@@ -440,6 +458,7 @@ bool has_short_runs() {
     case DT_Q2_K:
     case DT_Q3_K:
     case DT_Q6_K:
+    case Q6_K_PLANES:
     case DT_IQ2_XS:
     case DT_IQ2_S:
     case DT_IQ1_M:
@@ -479,7 +498,8 @@ void unpack_group(uint row, uint g, out Group o) {
         unpack_q3_k(at, in_block, o);
         break;
     case DT_Q6_K:
-        unpack_q6_k(at, in_block, o);
+    case Q6_K_PLANES:
+        unpack_q6_k(places_of_block(row, g / 8), in_block, o);
         break;
     case DT_IQ4_XS:
         unpack_iq4_xs(at, in_block, o);

@@ -39,12 +39,12 @@ struct Acts {
 };
 
 bool has_integers() {
-    return IS_WIDE != 0 && (TYPE == DT_Q4_K || TYPE == DT_Q5_K || TYPE == DT_Q6_K);
+    return IS_WIDE != 0 && (TYPE == DT_Q4_K || TYPE == DT_Q5_K || is_q6_k());
 }
 
 // The groups of a unit.
 uvec2 groups_of(uint u) {
-    if (has_integers() && TYPE == DT_Q6_K)
+    if (has_integers() && is_q6_k())
         return u / 2 * 4 + (u & 1) + uvec2(0, 2);
     return 2 * u + uvec2(0, 1);
 }
@@ -122,24 +122,28 @@ void unpack_k(Raw raw, uint u, out Unit o) {
     }
 }
 
-// Where the low bits, the high bits and the scales of a unit of Q6_K are.
-uvec3 places_q6_k(uint row, uint u) {
-    uint at = row + u / 4 * 210, h = u >> 1 & 1, j = u & 1;
-    return uvec3(at + 64 * h + 32 * j, at + 128 + 32 * h, at + 192 + 8 * h + 2 * j);
+// Where the low bits, the high bits, the scales and d of a unit of Q6_K are.
+uvec4 places_q6_k(uint row, uint u) {
+    uint h = u >> 1 & 1, j = u & 1;
+    return places_of_block(row, u / 4) + uvec4(64 * h + 32 * j, 32 * h, 8 * h + 2 * j, 0);
 }
 
-// 32 bytes at an even place from the three vectors around them, of which the last is in the block.
+// 32 bytes: two vectors of a plane, or at an even place those of the three vectors around them, of
+// which the last is in the block.
 void load_q6_k(uint row, uint u, out Raw o) {
-    uvec3 at = places_q6_k(row, u);
-    [[unroll]] for (uint i = 0; i < 3; i++) {
+    const uint vectors = TYPE == Q6_K_PLANES ? 2 : 3;
+    uvec4 at = places_q6_k(row, u);
+    [[unroll]] for (uint i = 0; i < vectors; i++) {
         o.v[i] = WORD4(at.x / 16 + i);
         o.v[3 + i] = WORD4(at.y / 16 + i);
     }
-    o.rest = uvec3(load_u16(at.z), load_u16(at.z + 4), load_u16(row + u / 4 * 210 + 208));
+    o.rest = uvec3(load_u16(at.z), load_u16(at.z + 4), load_u16(at.w));
 }
 
 void shift_vectors(uvec4 a, uvec4 b, uvec4 c, uint at, out uint to[8]) {
     uint w[12] = {a.x, a.y, a.z, a.w, b.x, b.y, b.z, b.w, c.x, c.y, c.z, c.w};
+    if (TYPE == Q6_K_PLANES)
+        at = 0;
     [[unroll]] for (uint i = 0; i < 10; i++)
         w[i] = (at & 8) != 0 ? w[i + 2] : w[i];
     [[unroll]] for (uint i = 0; i < 9; i++)
@@ -157,7 +161,7 @@ void join_q6_k(uint low[8], uint high[8], uint u, inout Unit o) {
 }
 
 void unpack_q6_k(Raw raw, uint row, uint u, out Unit o) {
-    uvec3 at = places_q6_k(row, u);
+    uvec4 at = places_q6_k(row, u);
     uint low[8], high[8];
     shift_vectors(raw.v[0], raw.v[1], raw.v[2], at.x, low);
     shift_vectors(raw.v[3], raw.v[4], raw.v[5], at.y, high);
@@ -200,7 +204,7 @@ void load_raw(uint row, uint u, out Raw o) {
     if (has_words_of_q8_0())
         load_q8_0(row, u, o);
     if (has_integers()) {
-        if (TYPE == DT_Q6_K)
+        if (is_q6_k())
             load_q6_k(row, u, o);
         else
             load_k(row, u, o);
@@ -213,7 +217,7 @@ void unpack_unit(Raw raw, uint row, uint u, out Unit o) {
         return;
     }
     if (has_integers()) {
-        if (TYPE == DT_Q6_K)
+        if (is_q6_k())
             unpack_q6_k(raw, row, u, o);
         else
             unpack_k(raw, u, o);
@@ -248,7 +252,7 @@ int dot16(Unit w, Acts a, uint i, int before) {
 // The whole sums of a unit, in f32.
 float add_term(float scale, float dot, float minimum, float least, float x_scale, float before) {
     precise float term = 0;
-    if (TYPE == DT_Q6_K) {
+    if (is_q6_k()) {
         term = scale * dot;
     } else {
         term = minimum * least;
@@ -260,7 +264,7 @@ float add_term(float scale, float dot, float minimum, float least, float x_scale
 
 float add_integers(Unit w, Acts a, float before) {
     int dot = 0, least = 0;
-    if (TYPE == DT_Q6_K) {
+    if (is_q6_k()) {
         [[unroll]] for (uint i = 0; i < 4; i++)
             dot += w.whole[i] * dot16(w, a, i, -32 * a.sum[i]);
     } else {
