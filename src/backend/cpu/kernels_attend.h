@@ -61,13 +61,22 @@ typedef uint32_t attend_bits __attribute__((vector_size(4 * LANES)));
 #ifndef V_ADDEND
 #define V_ADDEND(c, x) V_SET(c)
 #endif
+/* What is fetched into L2 meanwhile: a line of every page, then the next line of every page. Beside
+ * other work, lines of one page after the other come a fifth slower. */
+struct attend_ahead {
+    const uint8_t *at;     /* the next line */
+    const uint8_t *column; /* the line of the first page that goes with it */
+    const uint8_t *end;
+    size_t step; /* to the next page; 0: the same line again, which costs nothing */
+};
+
 /* Keys of whole tiles: how far it is from a vector of positions to the next, from four values to
  * the next four, and from a tile to the next. */
 struct attend_keys {
     const uint8_t *at;
     size_t vector, four, tile;
-    const uint8_t *fetch; /* as many bytes as f16 keys have are fetched from here meanwhile */
-    const uint8_t *next;  /* these keys are put in order meanwhile, at `to`; NULL: none */
+    struct attend_ahead *ahead; /* as many lines as f16 keys have are fetched; NULL: none */
+    const uint8_t *next;        /* these keys are put in order meanwhile, at `to`; NULL: none */
     uint8_t *to;
 };
 
@@ -76,7 +85,7 @@ struct attend_values {
     const uint8_t *at;
     size_t row, vector; /* bytes to the next position, and to the next vector of values */
     size_t four;        /* to the next four vectors */
-    ptrdiff_t ahead;    /* to what is fetched meanwhile, line after line; at first 0: nothing */
+    struct attend_ahead *ahead;
 };
 
 #ifdef ATTEND_ONE
@@ -147,10 +156,17 @@ static TARGET void attend_decode_keys(const struct attend_split *s, const uint8_
 }
 
 #ifdef V_TURN
-/* While p is read, what follows soon comes into L1, and what follows in time into L2. */
-F32_INLINE void attend_fetch(const uint8_t *p, size_t soon, ptrdiff_t in_time) {
-    _mm_prefetch((const char *)p + soon, _MM_HINT_T0);
-    _mm_prefetch((const char *)p + in_time, _MM_HINT_T1);
+/* A line comes into L1. */
+F32_INLINE void attend_soon(const uint8_t *p) {
+    _mm_prefetch((const char *)p, _MM_HINT_T0);
+}
+
+/* The next line comes into L2. */
+F32_INLINE void attend_fetch(struct attend_ahead *a) {
+    _mm_prefetch((const char *)a->at, _MM_HINT_T1);
+    a->at += a->step;
+    if (a->at >= a->end)
+        a->at = a->column += 64;
 }
 
 /* f16 keys from position `begin` to `end`, rounded up to whole blocks, into the tile in the order
@@ -164,39 +180,38 @@ static TARGET void attend_turn_keys(const struct attend_split *s, uint32_t begin
             for (uint32_t i = 0; i < s->width; i += LANES) {
                 const uint8_t *at = from + 2 * i;
                 if (i % 32 == 0)
-                    UNROLL for (size_t part = 0; part < ATTEND_PARTS; part++) _mm_prefetch(
-                        (const char *)at + (part * 4 + ATTEND_BLOCK) * row, _MM_HINT_T0);
+                    UNROLL for (size_t part = 0; part < ATTEND_PARTS; part++)
+                        attend_soon(at + (part * 4 + ATTEND_BLOCK) * row);
                 V_TURN(at, 4 * row, to + i / 4 * four + v * 2 * LANES);
             }
         }
     }
 }
 
-/* Line k of the half of a tile that vectors 2 half and 2 half + 1 are: 32 values of a vector's
- * positions. Keys of `fours` fours, a multiple of eight. */
-F32_INLINE void attend_turn_line(const struct attend_keys *keys, int half, uint32_t k,
-                                 uint32_t fours) {
+/* Line k of the next tile: 32 values of the positions of a vector. Keys of `fours` fours, a
+ * multiple of eight. */
+F32_INLINE void attend_turn_line(const struct attend_keys *keys, uint32_t k, uint32_t fours) {
+    const uint32_t v = k % 4, i = k / 4 * 32;
     const size_t row = 8 * (size_t)fours;
-    const uint32_t is_second = k >= fours / 8, v = 2 * (uint32_t)half + is_second;
-    const uint32_t i = (k - (is_second ? fours / 8 : 0)) * 32;
     const uint8_t *at = keys->next + v * row + 2 * i;
     uint8_t *to = keys->to + (i + v) * 2 * LANES;
     UNROLL for (size_t part = 0; part < ATTEND_PARTS; part++)
-        _mm_prefetch((const char *)at + (part * 4 + ATTEND_BLOCK) * row, _MM_HINT_T0);
+        attend_soon(at + (part * 4 + ATTEND_BLOCK) * row);
     UNROLL for (size_t j = 0; j < 32; j += LANES) V_TURN(at + 2 * j, 4 * row, to + j * 2 * LANES);
 }
 #else
-#define attend_fetch(p, soon, in_time) ((void)(p), (void)(soon), (void)(in_time))
-#define attend_turn_line(keys, half, k, fours) ((void)(k))
+#define attend_soon(p) ((void)(p))
+#define attend_fetch(a) ((void)(a))
+#define attend_turn_line(keys, k, fours) ((void)(k))
 #endif
 
+static inline struct attend_ahead attend_ahead(const void *from, size_t bytes) {
+    return (struct attend_ahead){from, from, (const uint8_t *)from + bytes, 4096};
+}
+
 /* As many lines as hold four f16 values of n positions come into L2. */
-F32_INLINE void attend_fetch_lines(const uint8_t *p, size_t n) {
-#ifdef V_TURN
-    UNROLL for (size_t i = 0; i < 8 * n; i += 64) _mm_prefetch((const char *)p + i, _MM_HINT_T1);
-#else
-    (void)p, (void)n;
-#endif
+F32_INLINE void attend_fetch_lines(struct attend_ahead *a, size_t n) {
+    UNROLL for (size_t i = 0; i < 8 * n; i += 64) attend_fetch(a);
 }
 
 /* ---- QK -------------------------------------------------------------------------------------- */
@@ -212,13 +227,16 @@ F32_INLINE void attend_qk_tile(const struct attend_keys *keys, f32_load_fn *load
                                const float *query, size_t stride, int rows, uint32_t fours,
                                float *out) {
     VEC acc[2][4][ATTEND_F16_ROWS];
-    const uint8_t *at = keys->at, *fetch = keys->fetch;
+    const uint8_t *at = keys->at;
+    struct attend_ahead ahead = keys->ahead ? *keys->ahead : (struct attend_ahead){0};
     const size_t positions = (size_t)tiles * ATTEND_BLOCK;
     UNROLL for (int t = 0; t < tiles; t++) UNROLL for (int v = 0; v < 4; v++)
         UNROLL for (int q = 0; q < rows; q++) acc[t][v][q] = V_ZERO();
-    for (uint32_t i = 0; i < fours; i++, at += keys->four, query += 4, fetch += 8 * positions) {
-        if (keys->fetch)
-            attend_fetch_lines(fetch, positions);
+    for (uint32_t i = 0; i < fours; i++, at += keys->four, query += 4) {
+        if (keys->ahead)
+            attend_fetch_lines(&ahead, positions);
+        if (keys->next && i % 2 == 0)
+            attend_turn_line(keys, i / 2, fours);
         VEC key[2][4];
         UNROLL for (int t = 0; t < tiles; t++) UNROLL for (int v = 0; v < 4; v++) key[t][v] =
             load(at + (size_t)t * keys->tile + (size_t)v * keys->vector);
@@ -228,6 +246,8 @@ F32_INLINE void attend_qk_tile(const struct attend_keys *keys, f32_load_fn *load
                 V_FUSED(key[t][v], x, acc[t][v][q]);
         }
     }
+    if (keys->ahead)
+        *keys->ahead = ahead;
     UNROLL for (int q = 0; q < rows; q++) UNROLL for (int t = 0; t < tiles; t++) {
         VEC low = V_PAIRS(acc[t][0][q], acc[t][1][q]), high = V_PAIRS(acc[t][2][q], acc[t][3][q]);
         VEC sum = V_PAIRS(low, high);
@@ -240,7 +260,7 @@ F32_INLINE void attend_qk_tile(const struct attend_keys *keys, f32_load_fn *load
 F32_INLINE void attend_qk_halves(const struct attend_keys *keys, f32_load_fn *load,
                                  const float *queries, int rows, uint32_t fours, float *out) {
     VEC pairs[2][ATTEND_F16_ROWS];
-    const uint8_t *fetch = keys->fetch;
+    struct attend_ahead ahead = keys->ahead ? *keys->ahead : (struct attend_ahead){0};
     UNROLL for (int half = 0; half < 2; half++) {
         VEC acc[2][ATTEND_F16_ROWS];
         const uint8_t *at = keys->at + (size_t)(2 * half) * keys->vector;
@@ -248,11 +268,9 @@ F32_INLINE void attend_qk_halves(const struct attend_keys *keys, f32_load_fn *lo
         UNROLL for (int q = 0; q < rows; q++) acc[0][q] = acc[1][q] = V_ZERO();
         for (uint32_t i = 0; i < fours; i += 4) {
             if (keys->next)
-                attend_turn_line(keys, half, i / 4, fours);
-            if (keys->fetch) {
-                attend_fetch_lines(fetch, 2 * ATTEND_BLOCK);
-                fetch += 2 * 8 * ATTEND_BLOCK;
-            }
+                attend_turn_line(keys, ((uint32_t)half * fours + i) / 4, fours);
+            if (keys->ahead)
+                attend_fetch_lines(&ahead, 2 * ATTEND_BLOCK);
             UNROLL for (int j = 0; j < 4; j++, at += 4 * 2 * LANES) {
                 VEC low = load(at), high = load(at + 2 * LANES);
                 UNROLL for (int q = 0; q < rows; q++, query += 4) {
@@ -264,6 +282,8 @@ F32_INLINE void attend_qk_halves(const struct attend_keys *keys, f32_load_fn *lo
         }
         UNROLL for (int q = 0; q < rows; q++) pairs[half][q] = V_PAIRS(acc[0][q], acc[1][q]);
     }
+    if (keys->ahead)
+        *keys->ahead = ahead;
     UNROLL for (int q = 0; q < rows; q++) {
         VEC sum = V_PAIRS(pairs[0][q], pairs[1][q]);
         V_STORE(out + (size_t)q * ATTEND_POSITIONS, sum);
@@ -311,9 +331,8 @@ static TARGET void attend_qk(const struct attend_split *s, attend_qk_fn *const *
         rows = attend_rows(s->n_queries - q, ATTEND_ROWS);
         uint32_t n_tiles = rows == 1 ? ATTEND_ALONE : 1;
         struct attend_keys at = keys;
-        at.fetch = q == first ? keys.fetch : NULL;
-        for (uint32_t p = begin; p < end; p += n_tiles * ATTEND_BLOCK, at.at += n_tiles * keys.tile,
-                      at.fetch += at.fetch ? n_tiles * ATTEND_BLOCK * 2 * s->width : 0)
+        at.ahead = q == first ? keys.ahead : NULL;
+        for (uint32_t p = begin; p < end; p += n_tiles * ATTEND_BLOCK, at.at += n_tiles * keys.tile)
             tiles[rows](&at, s->queries + (size_t)q * stride, stride, fours,
                         s->qk + (size_t)q * ATTEND_POSITIONS + p);
     }
@@ -335,6 +354,7 @@ static TARGET void attend_qk_together(const struct attend_split *s, uint32_t fir
     const uint32_t stride = attend_stride(s->width), fours = s->width / 4;
     const size_t row = 2 * s->width, tile = ATTEND_BLOCK * row;
     struct attend_keys keys = {.vector = 2 * LANES, .four = 4 * 2 * LANES, .tile = tile};
+    struct attend_ahead values = attend_ahead(s->values, n * row);
     float *together = s->tile + 2 * tile / sizeof(float);
     for (uint32_t q = first, rows; q < s->n_queries; q += rows) {
         rows = attend_rows(s->n_queries - q, ATTEND_F16_ROWS);
@@ -346,7 +366,7 @@ static TARGET void attend_qk_together(const struct attend_split *s, uint32_t fir
         bool is_odd = p / ATTEND_BLOCK % 2;
         keys.at = both + is_odd * tile;
         keys.to = both + !is_odd * tile;
-        keys.fetch = (const uint8_t *)s->values + p * row;
+        keys.ahead = &values;
         keys.next =
             p + ATTEND_BLOCK < n ? (const uint8_t *)s->keys + (p + ATTEND_BLOCK) * row : NULL;
         for (uint32_t q = first, rows; q < s->n_queries; q += rows) {
@@ -355,14 +375,15 @@ static TARGET void attend_qk_together(const struct attend_split *s, uint32_t fir
                                                     : s->queries + (size_t)q * stride;
             attend_qk_f16[rows](&keys, query, stride, fours,
                                 s->qk + (size_t)q * ATTEND_POSITIONS + p);
-            keys.fetch = keys.next = NULL;
+            keys.ahead = NULL;
+            keys.next = NULL;
         }
     }
 }
 
-/* Whether the first of them are so many that the code for them does. */
+/* A query alone takes two tiles at once. */
 static bool attend_is_together(const struct attend_split *s, uint32_t first) {
-    return s->width % 32 == 0 && attend_rows(s->n_queries - first, ATTEND_F16_ROWS) > ATTEND_ROWS;
+    return s->width % 32 == 0 && s->n_queries - first > 1;
 }
 #endif
 
@@ -394,9 +415,10 @@ static TARGET void attend_run_keys(const struct attend_split *s, uint32_t first,
                                     NULL,
                                     NULL,
                                     NULL};
+        struct attend_ahead values = attend_ahead(s->values, n * row);
+        keys.ahead = &values;
         for (uint32_t p = 0, run = attend_run(s); p < n; p += run) {
             uint32_t end = p + run < n ? p + run : n;
-            keys.fetch = (const uint8_t *)s->values + p * row;
             attend_turn_keys(s, p, end);
             attend_qk(s, attend_qk_f16, keys, first, p, end);
         }
@@ -498,13 +520,6 @@ static TARGET struct softmax attend_softmax(float *qk, uint32_t n) {
 
 /* ---- PV -------------------------------------------------------------------------------------- */
 
-/* From `bytes` of n positions to what stands beside them. What is fetched goes on in order: the
- * processor's own prefetching helps with lines that follow each other. */
-F32_INLINE void attend_next(struct attend_values *v, uint32_t n, size_t bytes) {
-    v->at += bytes;
-    v->ahead += (ptrdiff_t)(n * bytes) - (ptrdiff_t)bytes;
-}
-
 /* out += weights x values over n positions, for one or four vectors and some queries. */
 typedef void attend_pv_fn(struct attend_values v, uint32_t n, const float *weights, float *out,
                           size_t stride);
@@ -516,6 +531,7 @@ F32_INLINE void attend_pv_tile(struct attend_values v, f32_load_fn *load, uint32
                                const float *weights, int rows, int vectors, int fetched, float *out,
                                size_t stride) {
     const size_t vector = load == half_load ? 2 * LANES : 4 * LANES; /* v.vector, a constant */
+    struct attend_ahead ahead = *v.ahead;
     VEC acc[ATTEND_F16_ROWS][4];
     UNROLL for (int q = 0; q < rows; q++) UNROLL for (int c = 0; c < vectors; c++) acc[q][c] =
         V_LOAD(out + (size_t)q * stride + c * LANES);
@@ -525,9 +541,10 @@ F32_INLINE void attend_pv_tile(struct attend_values v, f32_load_fn *load, uint32
         UNROLL for (int q = 0; q < rows; q++) four[q] =
             V_LOAD_WEIGHTS(weights + (size_t)q * ATTEND_POSITIONS);
         UNROLL for (int i = 0; i < 4; i++, v.at += v.row) {
-            UNROLL for (size_t line = 0; line < (size_t)fetched * vector; line += 64)
-                attend_fetch(v.at + line, 4 * v.row, v.ahead);
-            v.ahead += (ptrdiff_t)((size_t)fetched * vector) - (ptrdiff_t)v.row;
+            UNROLL for (size_t line = 0; line < (size_t)fetched * vector; line += 64) {
+                attend_soon(v.at + line + 4 * v.row);
+                attend_fetch(&ahead);
+            }
             VEC value[4];
             UNROLL for (int c = 0; c < vectors; c++) {
                 value[c] = load(v.at + (size_t)c * vector);
@@ -548,6 +565,7 @@ F32_INLINE void attend_pv_tile(struct attend_values v, f32_load_fn *load, uint32
                 V_FUSED(value, V_SET(weights[(size_t)q * ATTEND_POSITIONS]), acc[q][c]);
         }
     }
+    *v.ahead = ahead;
     UNROLL for (int q = 0; q < rows; q++) UNROLL for (int c = 0; c < vectors; c++)
         V_STORE(out + (size_t)q * stride + c * LANES, acc[q][c]);
 }
@@ -571,7 +589,7 @@ enum { ATTEND_FETCHED = LANES == 8 ? 4 : 2 };
     static TARGET void attend_pv_f16_##rows##_4(struct attend_values v, uint32_t n,                \
                                                 const float *weights, float *out, size_t stride) { \
         attend_pv_tile(v, half_load, n, weights, rows, 2, ATTEND_FETCHED, out, stride);            \
-        attend_next(&v, n, 2 * v.vector);                                                          \
+        v.at += 2 * v.vector;                                                                      \
         attend_pv_tile(v, half_load, n, weights, rows, 2, 4 - ATTEND_FETCHED, out + 2 * LANES,     \
                        stride);                                                                    \
     }
@@ -591,9 +609,9 @@ static const attend_pv_table attend_pv_f32[] = {{NULL, NULL},
 static TARGET void attend_pv_width(attend_pv_fn *const *tiles, struct attend_values v, uint32_t n,
                                    const float *weights, uint32_t vectors, float *out,
                                    size_t stride) {
-    for (; vectors >= 4; vectors -= 4, attend_next(&v, n, v.four), out += 4 * LANES)
+    for (; vectors >= 4; vectors -= 4, v.at += v.four, out += 4 * LANES)
         tiles[1](v, n, weights, out, stride);
-    for (; vectors > 0; vectors--, attend_next(&v, n, v.vector), out += LANES)
+    for (; vectors > 0; vectors--, v.at += v.vector, out += LANES)
         tiles[0](v, n, weights, out, stride);
 }
 
@@ -650,6 +668,9 @@ static const attend_pv_table *attend_pv_of(const struct attend_split *s, bool is
 static TARGET void attend_pv(const struct attend_split *s, bool is_direct, uint32_t first,
                              uint32_t begin, uint32_t n) {
     size_t row = attend_row_bytes(s);
+    struct attend_ahead none = {s->values, s->values, (const uint8_t *)s->values + 1, 0};
+    struct attend_ahead ahead =
+        is_direct && s->next ? attend_ahead(s->next, ATTEND_POSITIONS * row) : none;
     struct attend_values v = {.row = row};
     const attend_pv_table *tiles = attend_pv_of(s, is_direct, &v);
     uint32_t most = tiles == attend_pv_f16 ? ATTEND_F16_ROWS : ATTEND_ROWS;
@@ -663,9 +684,7 @@ static TARGET void attend_pv(const struct attend_split *s, bool is_direct, uint3
         v.at = is_direct ? from : (const uint8_t *)s->tile;
         for (uint32_t q = first, rows; q < s->n_queries; q += rows) {
             rows = attend_rows(s->n_queries - q, most);
-            v.ahead = is_direct && q == first && s->next
-                          ? (const uint8_t *)s->next - (const uint8_t *)s->values
-                          : 0;
+            v.ahead = q == first ? &ahead : &none;
             attend_pv_some(s, tiles, v, q, rows, p, end);
         }
     }

@@ -42,8 +42,8 @@ F32_INLINE size_t block_size(bool is_q4) {
 struct attend_bytes {
     uint8_t at[ATTEND_BLOCK * ATTEND_MAX_WIDTH];
     float scales[ATTEND_MAX_WIDTH / 32 * 4 * LANES];
-    const uint8_t *fetch; /* the values of these positions, which come into L2 meanwhile */
-    size_t step;          /* of them to every four values of the keys */
+    struct attend_ahead *ahead; /* fetched meanwhile */
+    int lines;                  /* of it to a block of the keys, 8 at most */
 };
 
 /* Vector v of the tile of keys from position p on. */
@@ -58,7 +58,7 @@ F32_INLINE void attend_turn_vector(const struct attend_split *s, bool is_q4, uin
         UNROLL for (size_t part = 0; part < ATTEND_PARTS; part++) {
             const uint8_t *block = from + part * 4 * row;
             __m128i two[2];
-            _mm_prefetch((const char *)block + ATTEND_BLOCK * row, _MM_HINT_T0);
+            attend_soon(block + ATTEND_BLOCK * row);
             block_bytes(block, is_q4, two);
             low[part] = two[0];
             high[part] = two[1];
@@ -89,15 +89,16 @@ typedef void attend_bytes_fn(const struct attend_bytes *keys, uint32_t blocks, c
 /* `rows` is a constant where this is inlined. */
 F32_INLINE void attend_bytes_tile(const struct attend_bytes *keys, uint32_t blocks,
                                   const float *query, size_t stride, int rows, float *out) {
-    const uint8_t *fetch = keys->fetch;
+    struct attend_ahead ahead = *keys->ahead;
     VEC acc[4][ATTEND_ROWS];
     UNROLL for (int v = 0; v < 4; v++) UNROLL for (int q = 0; q < rows; q++) acc[v][q] = V_ZERO();
     for (uint32_t b = 0; b < blocks; b++) {
         const float *scales = keys->scales + (size_t)b * LANES;
         const uint8_t *at = keys->at + (size_t)b * 8 * LANES;
-        for (int i = 0; i < 8; i++, at += LANES, query += 4, fetch += keys->step) {
+        for (int i = 0; i < 8; i++, at += LANES, query += 4) {
             VEC key[4];
-            _mm_prefetch((const char *)fetch, _MM_HINT_T1);
+            if (i < keys->lines)
+                attend_fetch(&ahead);
             UNROLL for (size_t v = 0; v < 4; v++) key[v] =
                 V_BYTES(at + v * blocks * 8 * LANES) * V_LOAD(scales + v * blocks * LANES);
             UNROLL for (int q = 0; q < rows; q++) {
@@ -106,6 +107,7 @@ F32_INLINE void attend_bytes_tile(const struct attend_bytes *keys, uint32_t bloc
             }
         }
     }
+    *keys->ahead = ahead;
     UNROLL for (int q = 0; q < rows; q++) {
         VEC low = V_PAIRS(acc[0][q], acc[1][q]), high = V_PAIRS(acc[2][q], acc[3][q]);
         VEC sum = V_PAIRS(low, high);
@@ -126,11 +128,13 @@ static TARGET void attend_blocks_keys(const struct attend_split *s, uint32_t fir
     uint32_t stride = attend_stride(s->width);
     const size_t row = attend_row_bytes(s);
     _Alignas(64) struct attend_bytes keys;
+    struct attend_ahead values = attend_ahead(s->values, n * row);
+    const size_t lines = (ATTEND_BLOCK * block_size(s->type == DT_Q4_0) + 63) / 64;
+    keys.ahead = &values;
     for (uint32_t p = 0; p < n; p += ATTEND_BLOCK) {
         (s->type == DT_Q4_0 ? attend_turn_q4_0 : attend_turn_q8_0)(s, p, &keys);
-        keys.fetch = (const uint8_t *)s->values + p * row;
-        keys.step = ATTEND_BLOCK * row / (s->width / 4);
         for (uint32_t q = first, rows; q < s->n_queries; q += rows) {
+            keys.lines = q == first ? (int)lines : 0;
             rows = attend_rows(s->n_queries - q, ATTEND_ROWS);
             attend_bytes[rows](&keys, s->width / 32, s->queries + (size_t)q * stride, stride,
                                s->qk + (size_t)q * ATTEND_POSITIONS + p);
@@ -146,10 +150,11 @@ F32_INLINE void attend_blocks_tile(struct attend_values v, bool is_q4, uint32_t 
     VEC acc[ATTEND_ROWS][4];
     UNROLL for (int q = 0; q < rows; q++) UNROLL for (int c = 0; c < 4; c++) acc[q][c] =
         V_LOAD(out + (size_t)q * stride + c * LANES);
+    struct attend_ahead ahead = *v.ahead;
     for (uint32_t p = 0; p < n; p++, v.at += v.row, weights++) {
         VEC w[ATTEND_ROWS];
-        attend_fetch(v.at, 4 * v.row, v.ahead);
-        v.ahead += (ptrdiff_t)v.four - (ptrdiff_t)v.row;
+        attend_soon(v.at + 4 * v.row);
+        attend_fetch(&ahead);
         UNROLL for (int q = 0; q < rows; q++) w[q] = V_SET(weights[(size_t)q * ATTEND_POSITIONS]);
         UNROLL for (int b = 0; b < BLOCKS_OF_FOUR; b++) {
             const uint8_t *block = v.at + (size_t)b * block_size(is_q4);
@@ -167,6 +172,7 @@ F32_INLINE void attend_blocks_tile(struct attend_values v, bool is_q4, uint32_t 
             }
         }
     }
+    *v.ahead = ahead;
     UNROLL for (int q = 0; q < rows; q++) UNROLL for (int c = 0; c < 4; c++)
         V_STORE(out + (size_t)q * stride + c * LANES, acc[q][c]);
 }
