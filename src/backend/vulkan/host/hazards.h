@@ -16,7 +16,7 @@ enum vulkan_memory {
     VULKAN_STATE,
     VULKAN_SCRATCH,
     VULKAN_IO, /* the host's block: shaders read masks and biases, and write tokens and logits */
-    VULKAN_IO_COPY, /* of its beginning, up to the page changes, on the device */
+    VULKAN_IO_COPY, /* of its beginning, up to the page changes, on the device; step.c writes it */
     VULKAN_WORK,    /* of the running op */
     VULKAN_TABLES,  /* cos and sin, made at load */
     VULKAN_ROOM,    /* of limits.c, made when it first measures */

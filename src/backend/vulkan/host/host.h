@@ -155,7 +155,11 @@ int vulkan_done(struct backend *b, VkResult result, const char *what, struct err
 int vulkan_available(struct backend *b, uint64_t *bytes, struct err *err);
 
 /* memory.c */
-enum vulkan_memory_kind { VULKAN_ON_DEVICE, VULKAN_ON_HOST };
+enum vulkan_memory_kind {
+    VULKAN_ON_DEVICE,
+    VULKAN_ON_HOST, /* mapped, and read by the host */
+    VULKAN_ON_BOTH, /* mapped, and the device's own where it has such: the host only writes it */
+};
 int vulkan_make_buffer(struct backend *b, struct vulkan_buffer *out, uint64_t bytes,
                        enum vulkan_memory_kind kind, const char *what, struct err *err);
 /* The same over the host's memory, whose address and size are multiples of import_align. An error

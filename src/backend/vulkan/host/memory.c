@@ -52,6 +52,16 @@ static VkResult allocate(struct backend *b, struct vulkan_buffer *out, uint64_t 
     return result;
 }
 
+static int type_of(const struct backend *b, uint32_t allowed, enum vulkan_memory_kind kind) {
+    const VkMemoryPropertyFlags is_local = VK_MEMORY_PROPERTY_DEVICE_LOCAL_BIT,
+                                is_mapped = VK_MEMORY_PROPERTY_HOST_VISIBLE_BIT |
+                                            VK_MEMORY_PROPERTY_HOST_COHERENT_BIT;
+    if (kind == VULKAN_ON_DEVICE)
+        return find_type(b, allowed, 0, is_local);
+    return find_type(b, allowed, is_mapped,
+                     kind == VULKAN_ON_HOST ? VK_MEMORY_PROPERTY_HOST_CACHED_BIT : is_local);
+}
+
 int vulkan_make_buffer(struct backend *b, struct vulkan_buffer *out, uint64_t bytes,
                        enum vulkan_memory_kind kind, const char *what, struct err *err) {
     *out = (struct vulkan_buffer){.bytes = bytes};
@@ -63,16 +73,11 @@ int vulkan_make_buffer(struct backend *b, struct vulkan_buffer *out, uint64_t by
     VkResult result = create_buffer(b, bytes, NULL, &out->buffer);
     if (result == VK_SUCCESS) {
         vk.buffer_needs(b->device, out->buffer, &needs);
-        int type = kind == VULKAN_ON_DEVICE
-                       ? find_type(b, needs.memoryTypeBits, 0, VK_MEMORY_PROPERTY_DEVICE_LOCAL_BIT)
-                       : find_type(b, needs.memoryTypeBits,
-                                   VK_MEMORY_PROPERTY_HOST_VISIBLE_BIT |
-                                       VK_MEMORY_PROPERTY_HOST_COHERENT_BIT,
-                                   VK_MEMORY_PROPERTY_HOST_CACHED_BIT);
+        int type = type_of(b, needs.memoryTypeBits, kind);
         result =
             type < 0 ? VK_ERROR_OUT_OF_DEVICE_MEMORY : allocate(b, out, needs.size, type, NULL);
     }
-    if (result == VK_SUCCESS && kind == VULKAN_ON_HOST) {
+    if (result == VK_SUCCESS && kind != VULKAN_ON_DEVICE) {
         void *host = NULL;
         result = vk.map_memory(b->device, out->memory, 0, VK_WHOLE_SIZE, 0, &host);
         out->host = host;

@@ -592,8 +592,10 @@ static int make_region(struct backend *b, enum vulkan_memory m, uint64_t bytes, 
     bytes = whole(bytes);
     if (bytes == 0)
         return SLUICE_OK;
-    int status = vulkan_make_buffer(b, &buffer, bytes,
-                                    m == VULKAN_IO ? VULKAN_ON_HOST : VULKAN_ON_DEVICE, what, err);
+    enum vulkan_memory_kind kind = m == VULKAN_IO        ? VULKAN_ON_HOST
+                                   : m == VULKAN_IO_COPY ? VULKAN_ON_BOTH
+                                                         : VULKAN_ON_DEVICE;
+    int status = vulkan_make_buffer(b, &buffer, bytes, kind, what, err);
     if (!status && (status = vulkan_region_add(&b->regions[m], &buffer, err)))
         vulkan_free_buffer(b, &buffer);
     if (!status && m == VULKAN_IO)

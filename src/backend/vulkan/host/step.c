@@ -6,11 +6,31 @@
 #include "backend/vulkan/host/host.h"
 #include "base/clock.h"
 
+/* What the step has of IO, to where shaders read it: the device's own memory, mostly, so that no
+ * dispatch has to fetch or copy it. */
+static void give_io(struct backend *b, const struct plan *plan) {
+    const uint8_t *from = b->regions[VULKAN_IO].list[0].host;
+    uint8_t *to = b->regions[VULKAN_IO_COPY].list[0].host;
+    const struct io_header *h = (const struct io_header *)from;
+    const struct {
+        uint64_t at, bytes;
+    } parts[] = {
+        {0, sizeof *h},
+        {plan->io.rows, h->n_rows * sizeof(struct io_row)},
+        {plan->io.segments, h->n_segments * sizeof(struct io_segment)},
+        {plan->io.to, h->n_rows * sizeof(uint32_t)},
+        {plan->io.outputs, h->n_outputs * sizeof(struct io_output)},
+    };
+    CHECK(h->n_rows <= plan->max_rows && h->n_segments <= plan->max_rows &&
+          h->n_outputs <= plan->max_outputs);
+    for (uint32_t i = 0; i < sizeof parts / sizeof *parts; i++)
+        memcpy(to + parts[i].at, from + parts[i].at, parts[i].bytes);
+}
+
 static int submit(struct backend *b, uint32_t plan, bool is_burst, struct err *err) {
     CHECK(plan < b->n_recordings);
     struct vulkan_recording *r = &b->recordings[plan];
-    const struct io_header *header = (const struct io_header *)b->regions[VULKAN_IO].list[0].host;
-    CHECK(header->n_rows <= r->plan->max_rows && header->n_outputs <= r->plan->max_outputs);
+    give_io(b, r->plan);
     int status = vulkan_enter(b, err);
     if (!status)
         status =
@@ -82,6 +102,7 @@ int vulkan_run_op(struct backend *b, uint32_t plan, uint32_t op, struct err *err
     uint32_t first = first_node(r, op), n = first_node(r, op + 1) - first, ignored = 0;
     VkCommandBuffer commands;
     int status = vulkan_enter(b, err);
+    give_io(b, r->plan);
     if (!status)
         status = vulkan_lane_begin(b, &b->steps, &commands, err);
     if (status)
@@ -97,6 +118,7 @@ static int run_stamped(struct backend *b, const struct vulkan_recording *r, VkQu
     const struct plan *plan = r->plan;
     VkCommandBuffer commands;
     uint32_t ignored = 0;
+    give_io(b, plan);
     int status = vulkan_lane_begin(b, &b->steps, &commands, err);
     if (status)
         return status;

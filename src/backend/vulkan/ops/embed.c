@@ -4,29 +4,23 @@
 
 enum { THREADS = 128 };
 
-/* In the later steps of a burst IO is on the device already. */
-static struct vulkan_bind source_of_io(struct vulkan_recorder *r) {
-    return r->step == 0 ? vulkan_io_host(r, VULKAN_READ) : vulkan_io_copy(r, VULKAN_READ);
-}
-
-/* IO to the device, and its changes of the page table. */
-static int add_copy(struct vulkan_recorder *r) {
+/* Changes of the page table, of which most steps have none. */
+static int add_pages(struct vulkan_recorder *r) {
     const struct operand *pages = &r->plan->pages;
     struct {
         uint32_t pages_first, pages_per_slot;
     } p = {0, pages->dims[0]};
     struct vulkan_dispatch d = {
-        .shader = pages->n_dims ? "copy_io_pages" : "copy_io",
+        .shader = "pages",
         .groups = {1, 1, 1},
         .constants = {THREADS},
         .n_constants = 1,
-        .binds = {vulkan_io_host(r, VULKAN_READ), vulkan_io_copy(r, VULKAN_WRITE)},
-        .n_binds = 2,
+        .binds = {vulkan_io_copy(r, VULKAN_READ), vulkan_io_host(r, VULKAN_READ),
+                  vulkan_operand(r, pages, VULKAN_WRITE, &p.pages_first)},
+        .n_binds = 3,
         .push = &p,
         .push_bytes = sizeof p,
     };
-    if (pages->n_dims)
-        d.binds[d.n_binds++] = vulkan_operand(r, pages, VULKAN_WRITE, &p.pages_first);
     return vulkan_add(r, &d);
 }
 
@@ -40,7 +34,7 @@ static int add_angles(struct vulkan_recorder *r, const struct op_embed *e) {
         .groups = {r->plan->max_rows, 1, 1},
         .constants = {32},
         .n_constants = 1,
-        .binds = {source_of_io(r), vulkan_angles(r, &e->freqs, &p.n_high),
+        .binds = {vulkan_io_copy(r, VULKAN_READ), vulkan_angles(r, &e->freqs, &p.n_high),
                   vulkan_operand(r, &e->angles, VULKAN_WRITE, &p.first)},
         .n_binds = 3,
         .push = &p,
@@ -64,7 +58,7 @@ static int add_rows(struct vulkan_recorder *r, const struct op_embed *e, uint32_
         .groups = {div_up(p.k, 32 * THREADS), r->plan->max_rows, 1},
         .constants = {THREADS, vulkan_weight_type(r, &e->table)},
         .n_constants = 2,
-        .binds = {source_of_io(r), vulkan_matrix_rows(r, &e->table, first, n),
+        .binds = {vulkan_io_copy(r, VULKAN_READ), vulkan_matrix_rows(r, &e->table, first, n),
                   vulkan_operand(r, &e->x, VULKAN_WRITE, &p.x_first), vulkan_grids(r)},
         .n_binds = 4,
         .push = &p,
@@ -77,7 +71,7 @@ static int add_rows(struct vulkan_recorder *r, const struct op_embed *e, uint32_
 int vulkan_record_embed(struct vulkan_recorder *r, const struct op *op) {
     const struct op_embed *e = &op->embed;
     uint32_t n = e->table.dims[1], most = vulkan_rows_of_a_bind(r, &e->table);
-    int status = r->step == 0 ? add_copy(r) : SLUICE_OK;
+    int status = r->step == 0 && r->plan->pages.n_dims ? add_pages(r) : SLUICE_OK;
     if (!status && e->freqs.n_dims)
         status = add_angles(r, e);
     for (uint32_t first = 0; !status && first < n; first += most)

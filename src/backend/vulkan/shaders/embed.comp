@@ -1,7 +1,5 @@
 #version 450
-// embed.comp - rows of the table: workgroup (c, row) unpacks 32 columns a thread. It is among the
-// step's first dispatches: IO is the host's, since the device's copy is being written; in the later
-// steps of a burst it is that copy.
+// embed.comp - rows of the table: workgroup (c, row) unpacks 32 columns a thread.
 #extension GL_GOOGLE_include_directive : require
 #include "io.glsl"
 

@@ -1,6 +1,5 @@
 #version 450
-// copy_io.comp - IO's way to the device: one workgroup copies it up to the page changes, and applies
-// those (PAGES). All dispatches but those of EMBED read the copy.
+// pages.comp - the step's changes of the page table.
 #extension GL_GOOGLE_include_directive : require
 #include "io.glsl"
 
@@ -12,18 +11,12 @@ layout(push_constant) uniform Push {
 } p;
 
 layout(binding = 0) readonly buffer Io { uint io[]; };
-layout(binding = 1) writeonly buffer Copy { uint io_copy[]; };
-#ifdef PAGES
+layout(binding = 1) readonly buffer Host { uint host[]; };
 layout(binding = 2) writeonly buffer Pages { int pages[]; };
-#endif
 
 void main() {
-    for (uint i = gl_LocalInvocationID.x; i < p.io_changes; i += gl_WorkGroupSize.x)
-        io_copy[i] = io[i];
-#ifdef PAGES
     for (uint i = gl_LocalInvocationID.x; i < io_n_changes(); i += gl_WorkGroupSize.x) {
         uint at = p.io_changes + 4 * i;
-        pages[p.pages_first + io[at] * p.pages_per_slot + io[at + 1]] = int(io[at + 2]);
+        pages[p.pages_first + host[at] * p.pages_per_slot + host[at + 1]] = int(host[at + 2]);
     }
-#endif
 }
