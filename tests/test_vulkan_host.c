@@ -130,7 +130,7 @@ TEST(vulkan_cache_of_pipelines_is_kept) {
     unlink(path);
 }
 
-TEST(vulkan_cache_of_pipelines_that_is_spoilt_is_ignored) {
+TEST(vulkan_cache_of_pipelines_that_is_spoilt_is_replaced) {
     struct cache_key key = some_key();
     const char *path = test_temporary("pipelines");
     char bytes[100] = "compiled";
@@ -145,13 +145,13 @@ TEST(vulkan_cache_of_pipelines_that_is_spoilt_is_ignored) {
         char *found = cache_read(path, &key, &n);
         EXPECT(found);
         free(found);
-        spoil(path, 0, 100 - i);
+        spoil(path, 0, 100 - i); /* the first byte too, and cut */
         EXPECT(!cache_read(path, &key, &n));
+        EXPECT(cache_write(path, &key, bytes, sizeof bytes)); /* replaces it */
+        found = cache_read(path, &key, &n);
+        EXPECT(found && n == sizeof bytes);
+        free(found);
     }
-    FILE *f = fopen(path, "wb"); /* somebody else's file stays */
-    fputs("notes of a user, which are no cache", f);
-    fclose(f);
-    EXPECT(!cache_read(path, &key, &n) && !cache_write(path, &key, bytes, sizeof bytes));
     unlink(path);
 }
 

@@ -65,9 +65,7 @@ bool cache_write(const char *path, const struct cache_key *key, const void *byte
     struct outfile out = {0};
     struct err ignored;
     memcpy(head.magic, MAGIC, sizeof MAGIC);
-    if (n == 0 || n > MOST_BYTES - sizeof head ||
-        outfile_check_like(path, MAGIC, sizeof MAGIC, "a cache of pipelines", &ignored) ||
-        outfile_open(&out, path, &ignored))
+    if (n == 0 || n > MOST_BYTES - sizeof head || outfile_open(&out, path, &ignored))
         return false;
     bool is_written = !outfile_write(&out, &head, sizeof head, &ignored) &&
                       !outfile_write(&out, bytes, n, &ignored) && !outfile_commit(&out, &ignored);

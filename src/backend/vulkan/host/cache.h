@@ -3,7 +3,8 @@
  *
  * (1) A file is one device's, and holds what one driver made for it: another driver, or another
  *     version, ignores it and replaces it.
- * (2) What cannot be read, is cut or has a wrong checksum counts as not there. Nothing here fails.
+ * (2) What cannot be read, is cut or has a wrong checksum counts as not there, and is replaced: a
+ *     file of that name, in that folder, is this program's. Nothing here fails.
  * (3) Files are written whole or not at all. */
 #ifndef BACKEND_VULKAN_HOST_CACHE_H
 #define BACKEND_VULKAN_HOST_CACHE_H
