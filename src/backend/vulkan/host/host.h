@@ -96,6 +96,7 @@ struct vulkan_device {
     uint32_t n_users;
     atomic_bool is_lost;
     bool has_full_subgroups;    /* they can be asked for; other devices have them as a rule */
+    bool has_robustness;        /* of pipelines, which can be told to do without */
     bool has_statistics;        /* of pipelines, and they are wanted */
     pthread_mutex_t submitting; /* to its queues */
     pthread_mutex_t making;     /* what is below */

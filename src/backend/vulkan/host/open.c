@@ -41,6 +41,7 @@ struct asked {
     VkPhysicalDeviceCooperativeMatrixFeaturesNV matrix;
     VkPhysicalDeviceSubgroupSizeControlFeatures subgroups;
     VkPhysicalDevicePipelineExecutablePropertiesFeaturesKHR statistics;
+    VkPhysicalDevicePipelineRobustnessFeaturesEXT robustness;
 };
 
 static bool wants_statistics(void) {
@@ -59,6 +60,7 @@ static void ask_features(VkPhysicalDevice device, const struct extensions *e, st
         .statistics =
             {.sType =
                  VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_PIPELINE_EXECUTABLE_PROPERTIES_FEATURES_KHR},
+        .robustness = {.sType = VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_PIPELINE_ROBUSTNESS_FEATURES_EXT},
     };
     if (has(e, VK_KHR_SHADER_INTEGER_DOT_PRODUCT_EXTENSION_NAME))
         a->v12.pNext = &a->dot;
@@ -73,6 +75,10 @@ static void ask_features(VkPhysicalDevice device, const struct extensions *e, st
     if (has(e, VK_KHR_PIPELINE_EXECUTABLE_PROPERTIES_EXTENSION_NAME) && wants_statistics()) {
         a->statistics.pNext = a->v12.pNext;
         a->v12.pNext = &a->statistics;
+    }
+    if (has(e, VK_EXT_PIPELINE_ROBUSTNESS_EXTENSION_NAME)) {
+        a->robustness.pNext = a->v12.pNext;
+        a->v12.pNext = &a->robustness;
     }
     vk.device_features(device, &a->base);
 }
@@ -378,6 +384,7 @@ static int make_device(struct backend *b, const struct extensions *e, struct ask
         VK_EXT_MEMORY_BUDGET_EXTENSION_NAME,
         "VK_KHR_portability_subset",
         VK_KHR_PIPELINE_EXECUTABLE_PROPERTIES_EXTENSION_NAME,
+        VK_EXT_PIPELINE_ROBUSTNESS_EXTENSION_NAME,
     };
     const char *names[sizeof wanted / sizeof *wanted];
     uint32_t n = 0;
@@ -448,6 +455,7 @@ static int open_shared(struct backend *b, const struct extensions *e, struct ask
         return err_memory(err, "the Vulkan device");
     b->on->physical = b->physical;
     b->on->has_full_subgroups = a->subgroups.computeFullSubgroups;
+    b->on->has_robustness = a->robustness.pipelineRobustness;
     b->on->has_statistics = a->statistics.pipelineExecutableInfo && vk.pipeline_statistics;
     pthread_mutex_init(&b->on->submitting, NULL);
     pthread_mutex_init(&b->on->making, NULL);
