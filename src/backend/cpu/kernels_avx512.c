@@ -314,6 +314,7 @@ AMX_INLINE void project_amx(const struct format *f, const void *weights, uint32_
     for (uint32_t n = 0; n < count; n += step, tiles.at += step / TILE * tiles.bytes) {
         uint32_t columns = count - n < step ? count - n : step;
         tiles.count = (columns + TILE - 1) / TILE;
+        tiles.turn = columns < count - n ? step / TILE * tiles.bytes : tiles.bytes;
         for (uint32_t r = 0; r < whole; r += AMX_BATCH)
             project_amx_tiles(f, tiles, columns, acts->groups + r * stride_of(acts),
                               stride_of(acts), whole - r < AMX_BATCH ? whole - r : AMX_BATCH,
