@@ -368,6 +368,11 @@ static int map_block(struct backend *b, void *out, uint64_t bytes, const char *w
     return SLUICE_OK;
 }
 
+static void ask_huge(void *block, uint64_t bytes) {
+    if (block)
+        madvise(block, bytes, MADV_HUGEPAGE);
+}
+
 static int make_blocks(struct backend *b, const struct backend_memory *m, struct err *err) {
     b->bytes[REGION_STATE] = m->state;
     b->bytes[REGION_SCRATCH] = m->scratch;
@@ -381,11 +386,11 @@ static int make_blocks(struct backend *b, const struct backend_memory *m, struct
         (status = map_block(b, &b->work_block, m->workspace, "workspace", err)) ||
         (status = map_block(b, &b->packed_block, m->packed, "packed weights", err)))
         return status;
-    /* Read from end to end in every step: a fault and a TLB entry for 2 MiB instead of 4 KiB. */
-    if (b->packed_block)
-        madvise(b->packed_block, m->packed, MADV_HUGEPAGE);
-    if (b->region[REGION_STATE])
-        madvise(b->region[REGION_STATE], m->state, MADV_HUGEPAGE);
+    /* Read from end to end in every step (of SCRATCH the logits): a fault and a TLB entry for 2 MiB
+     * instead of 4 KiB. */
+    ask_huge(b->packed_block, m->packed);
+    ask_huge(b->region[REGION_STATE], m->state);
+    ask_huge(b->region[REGION_SCRATCH], m->scratch);
     b->rooms = calloc((size_t)b->threads, sizeof *b->rooms);
     return b->rooms ? SLUICE_OK : err_memory(err, "the threads' room");
 }

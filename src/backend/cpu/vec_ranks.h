@@ -17,7 +17,7 @@ typedef int32_t RANKS(ranks) __attribute__((vector_size(4 * RANK_LANES)));
 
 /* What is read next was written by another op, and is far. Zero times what is not finite is NaN. */
 RANK_TARGET bool RANKS(row_ranks)(const float *x, int32_t *best, size_t n) {
-    enum { AHEAD = 512 };
+    enum { AHEAD = 2048 };
     RANKS(rank_floats) zeros = {0};
     size_t i = 0;
     for (; i + RANK_BLOCK <= n; i += RANK_BLOCK) {
