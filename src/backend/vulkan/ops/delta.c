@@ -6,9 +6,10 @@
 #include "base/size.h"
 
 enum {
-    THREADS = 128, /* of both */
-    COLUMNS = 32,  /* DELTA_COLUMNS of delta.glsl */
-    CONV_ROWS = 4, /* of a workgroup in delta_conv.comp */
+    LANES = 4,      /* of a row of S; */
+    ONE_LANES = 16, /* in plans of one row */
+    COLUMNS = 32,   /* rows of S that a workgroup has */
+    CONV_ROWS = 4,  /* of a workgroup in delta_conv.comp */
     MAX_WIDTH = 256,
     MAX_ASIDE = 32, /* segments that are computed side by side; more take turns */
 };
@@ -43,11 +44,14 @@ static struct vulkan_dispatch begin(struct vulkan_recorder *r, const struct op_d
                                 .beta_column = d->beta_column,
                                 .alpha_column = d->alpha_column,
                                 .q_scale = 1 / sqrtf((float)d->key_width)};
+    bool is_one = r->plan->max_rows == 1;
+    uint32_t most = min_u32(r->can->subgroup_size, r->can->max_threads / COLUMNS);
+    uint32_t lanes = is_one ? min_u32(ONE_LANES, most) : LANES;
     struct vulkan_dispatch dispatch = {
-        .constants = {THREADS, d->key_heads, d->value_heads, d->key_width, d->value_width,
-                      d->conv_width, d->head_map == HEADS_TILED, r->plan->max_rows == 1,
-                      d->key_width % 4 == 0, d->state.dims[3]},
-        .n_constants = 10,
+        .constants = {lanes * COLUMNS, d->key_heads, d->value_heads, d->key_width, d->value_width,
+                      d->conv_width, d->head_map == HEADS_TILED, is_one, d->key_width % 4 == 0,
+                      d->state.dims[3], lanes, COLUMNS},
+        .n_constants = 12,
         .push = push,
         .push_bytes = sizeof *push,
     };
@@ -100,7 +104,7 @@ int vulkan_record_delta(struct vulkan_recorder *r, const struct op *op) {
     if (status)
         return status;
     bool is_fused = r->plan->max_rows == 1;
-    uint64_t rows = r->plan->max_rows, key = div_up(d->key_width, 16) * 16;
+    uint64_t rows = r->plan->max_rows, key = div_up(d->key_width, 64) * 64;
     uint64_t values = 2 * d->key_heads * key + (uint64_t)d->value_heads * d->value_width;
     struct vulkan_bind y = vulkan_work(r, is_fused ? 16 : rows * values * sizeof(float)),
                        qk = vulkan_work(r, is_fused ? 16 : rows * d->key_heads * sizeof(float));

@@ -6,14 +6,14 @@
 //   o[j]  = decay * (q . S[j]) + (q . k) * d[j]
 //   S[j]  = decay * S[j] + d[j] * k            S[j]: a row of dk values, j over dv
 //
-// A dot product over dk runs in four lanes: lane l has every fourth vector of four values from the
-// l-th on, whose components are four chains, (x + y) + (z + w); then (0 + 1) + (2 + 3) of the
-// lanes. Everything is `precise`: a row has the same bits in both shaders.
+// A dot product over dk has sixteen chains: chain c has every sixteenth vector of four values from
+// the c-th on, component by component, then (x + y) + (z + w); chains are added as a tree, c and
+// c + 8 first. LANES threads, 4 to 16, share a dot product, each with 16 / LANES chains.
+// Everything is `precise`: a row has the same bits whatever LANES is.
 #ifndef DELTA_GLSL
 #define DELTA_GLSL
 
-#define DELTA_THREADS 128
-#define DELTA_COLUMNS 32 // of a workgroup: four lanes each
+#define CHAINS 16
 
 layout(local_size_x_id = 0) in;
 layout(constant_id = 1) const uint A = 1;  // key heads
@@ -25,10 +25,15 @@ layout(constant_id = 6) const uint IS_TILED = 0;
 layout(constant_id = 7) const uint IS_ONE = 0;  // a plan of one row
 layout(constant_id = 8) const uint IS_VEC4 = 0; // rows of S are whole vectors
 layout(constant_id = 9) const uint CELLS = 1;
+layout(constant_id = 10) const uint LANES = 4;
+layout(constant_id = 11) const uint COLUMNS = 32; // rows of S that a workgroup has
 
+const uint THREADS = LANES * COLUMNS;
 const uint CHANNELS = 2 * A * DK + B * DV;
-const uint VECS = (DK + 15) / 16; // of a lane
-const uint DK4 = 4 * VECS;        // vectors of a padded key
+const uint LINKS = (DK + 4 * CHAINS - 1) / (4 * CHAINS); // vectors of a chain
+const uint DK4 = CHAINS * LINKS;                         // vectors of a padded key
+const uint PER_LANE = CHAINS / LANES;                    // chains
+const uint VECS = PER_LANE * LINKS;                      // vectors of a lane
 
 layout(push_constant) uniform Push {
     IO_AT;
@@ -43,7 +48,7 @@ layout(binding = 2) readonly buffer Conv { float taps[]; }; // (C, WIDTH)
 layout(binding = 2) readonly buffer Conv4 { vec4 taps4[]; };
 layout(binding = 3) buffer Window { float window[]; };      // (cells, WIDTH, C)
 
-float row_dot4(vec4 x) {
+float sum_of_four(vec4 x) {
     precise float sum = (x.x + x.y) + (x.z + x.w);
     return sum;
 }
@@ -110,22 +115,6 @@ vec4 convolved_four(uint row, uint segment, uint position, uint channel) {
     return y;
 }
 
-// The same of the only row of its segment.
-float convolved_one(uint row, uint cell, uint position, uint channel) {
-    precise float sum = 0;
-    vec4 four = vec4(0);
-    if (WIDTH == 4)
-        four = taps4[p.conv_first / 4 + channel]; // weights begin at whole vectors
-    [[unroll]] for (uint t = 0; t < WIDTH; t++) {
-        uint back = WIDTH - 1 - t;
-        float tap = WIDTH == 4 ? four[t % 4] : taps[p.conv_first + channel * WIDTH + t];
-        float x = back == 0 ? x_in[p.in_first + row * p.in_stride + channel]
-                            : window[window_at(cell, position + WIDTH - back, channel)];
-        sum = back <= position ? fma(tap, x, sum) : sum;
-    }
-    return silu(sum);
-}
-
 float key_factor(float squares) {
     precise float sum = squares + 1e-6;
     return 1.0 / sqrt(sum);
@@ -136,9 +125,9 @@ float query_factor(float squares) {
     return factor;
 }
 
-// Of the products of unscaled q and k.
-float scaled_qk(float product, float q, float k) {
-    precise float y = product * q * k;
+// q . k from those of q and k as they were convolved: q . q, k . k and q . k.
+float scaled_qk(vec3 dots) {
+    precise float y = dots.z * query_factor(dots.x) * key_factor(dots.y);
     return y;
 }
 

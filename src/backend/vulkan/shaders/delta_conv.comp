@@ -15,9 +15,7 @@ const uint ROWS = 4; // as many as convolved_four() has
 const uint STRIDE = 2 * A * 4 * DK4 + B * DV;
 
 shared vec4 keys[ROWS * 2 * DK4]; // q, then k, of each row
-shared float parts[ROWS * 4 * 3];
-shared float factors[ROWS * 2];
-
+shared vec3 parts[ROWS * CHAINS]; // of q . q, k . k and q . k
 shared uvec2 of_row[ROWS]; // segment and position; a segment of one row: ~0, delta.comp convolves it
 
 float convolved_row(uint first, uint row, uint channel) {
@@ -36,20 +34,20 @@ bool are_together(uint n) {
 void convolve_values(uint t, uint head, uint first, uint n) {
     uint to = first * STRIDE + 2 * A * 4 * DK4 + head * DV, from = 2 * A * DK + head * DV;
     if (are_together(n)) {
-        for (uint i = t; i < DV; i += DELTA_THREADS) {
+        for (uint i = t; i < DV; i += THREADS) {
             vec4 four = convolved_four(first, of_row[0].x, of_row[0].y, from + i);
             [[unroll]] for (uint r = 0; r < ROWS; r++)
                 y[to + r * STRIDE + i] = four[r];
         }
         return;
     }
-    for (uint i = t; i < n * DV; i += DELTA_THREADS)
+    for (uint i = t; i < n * DV; i += THREADS)
         y[to + i / DV * STRIDE + i % DV] = convolved_row(first, i / DV, from + i % DV);
 }
 
 void convolve_keys(uint t, uint head, uint first, uint n) {
     bool are = are_together(n);
-    for (uint i = t; i < 8 * DK4; i += DELTA_THREADS) {
+    for (uint i = t; i < 8 * DK4; i += THREADS) {
         uint at = i % (4 * DK4), channel = (i / (4 * DK4) * A + head) * DK + at;
         vec4 four = vec4(0);
         if (at < DK && are)
@@ -62,28 +60,30 @@ void convolve_keys(uint t, uint head, uint first, uint n) {
     }
 }
 
+// Row t / 16 has sixteen threads, a chain each, whose sums are added in shared memory.
 void norm_keys(uint t, uint n) {
-    uint row = t / 4, lane = t % 4;
+    uint row = t / CHAINS, chain = t % CHAINS;
     if (row < n) {
         precise vec4 q2 = vec4(0), k2 = vec4(0), both = vec4(0);
-        for (uint i = 0; i < VECS; i++) {
-            vec4 q = keys[row * 2 * DK4 + 4 * i + lane];
-            vec4 k = keys[(row * 2 + 1) * DK4 + 4 * i + lane];
+        for (uint i = 0; i < LINKS; i++) {
+            vec4 q = keys[row * 2 * DK4 + CHAINS * i + chain];
+            vec4 k = keys[(row * 2 + 1) * DK4 + CHAINS * i + chain];
             q2 = fma(q, q, q2);
             k2 = fma(k, k, k2);
             both = fma(q, k, both);
         }
-        parts[t * 3] = row_dot4(q2);
-        parts[t * 3 + 1] = row_dot4(k2);
-        parts[t * 3 + 2] = row_dot4(both);
+        parts[t] = vec3(sum_of_four(q2), sum_of_four(k2), sum_of_four(both));
     }
     barrier();
-    if (row < n && lane < 2) {
-        uint at = row * 12 + lane;
-        precise float sum = (parts[at] + parts[at + 3]) + (parts[at + 6] + parts[at + 9]);
-        factors[row * 2 + lane] = lane == 0 ? query_factor(sum) : key_factor(sum);
+    for (uint apart = CHAINS / 2; apart > 0; apart /= 2) {
+        precise vec3 sum = vec3(0);
+        if (row < n && chain < apart)
+            sum = parts[t] + parts[t + apart];
+        barrier();
+        if (row < n && chain < apart)
+            parts[t] = sum;
+        barrier();
     }
-    barrier();
 }
 
 void main() {
@@ -109,14 +109,15 @@ void main() {
     convolve_keys(t, head, first, n);
     barrier();
     norm_keys(t, n);
-    for (uint i = t; i < n * 2 * 4 * DK4; i += DELTA_THREADS) {
-        uint row = i / (8 * DK4), is_k = i / (4 * DK4) % 2;
-        precise float value = keys[i / 4][i % 4] * factors[row * 2 + is_k];
+    for (uint i = t; i < n * 8 * DK4; i += THREADS) {
+        uint row = i / (8 * DK4);
+        vec3 sums = parts[row * CHAINS];
+        float factor = i / (4 * DK4) % 2 == 0 ? query_factor(sums.x) : key_factor(sums.y);
+        precise float value = keys[i / 4][i % 4] * factor;
         y[(first + row) * STRIDE + head * 8 * DK4 + i % (8 * DK4)] = value;
     }
     if (t < n) {
-        uint at = t * 12 + 2;
-        precise float sum = (parts[at] + parts[at + 3]) + (parts[at + 6] + parts[at + 9]);
-        qk[(first + t) * A + head] = scaled_qk(sum, factors[t * 2], factors[t * 2 + 1]);
+        vec3 sums = parts[t * CHAINS];
+        qk[(first + t) * A + head] = scaled_qk(sums);
     }
 }
