@@ -55,6 +55,26 @@ TEST(vulkan_project_segments) {
         check_project(&c, 2600 + c.rows);
 }
 
+/* Segments of a type are one dispatch, which prepares the row itself: against the CPU, and the bits
+ * of a row among others, which a dispatch before prepares. */
+TEST(vulkan_project_segments_of_a_type) {
+    static const enum prologue prologues[] = {PROLOGUE_NONE, PROLOGUE_NORM, PROLOGUE_GATED_NORM,
+                                              PROLOGUE_SIGMOID_GATE};
+    for (uint32_t i = 0; i < 4; i++) {
+        struct project_case c = {.k = i % 2 ? 1280 : 2048,
+                                 .rows = 1,
+                                 .n_segments = 5,
+                                 .n = {70, 9, 33, 1, 40},
+                                 .types = {DT_Q4_K, DT_Q6_K, DT_Q4_K, DT_Q6_K, DT_Q4_K},
+                                 .f32_last = true,
+                                 .head_width = 128,
+                                 .prologue = prologues[i]};
+        check_project(&c, 2700 + i);
+        c.rows = i % 2 ? 4 : 17;
+        check_some_rows(&c, 2710 + i, 3);
+    }
+}
+
 /* A row's bits are its own: alone in a plan of one row, or among others in a wide one. */
 TEST(vulkan_project_rows_are_independent) {
     static const enum dtype types[] = {DT_Q4_K, DT_Q5_K, DT_Q6_K, DT_Q8_0,

@@ -93,22 +93,26 @@ struct vulkan_bind vulkan_matrix_rows(struct vulkan_recorder *r, const struct op
     };
 }
 
-bool vulkan_join(struct vulkan_recorder *r, const struct operand *a, const struct operand *b,
-                 struct vulkan_bind *out, uint32_t *first_a, uint32_t *first_b) {
+bool vulkan_join(struct vulkan_recorder *r, const struct operand *const *all, uint32_t n,
+                 struct vulkan_bind *out, uint32_t *firsts) {
     const struct vulkan_region *weights = &r->b->regions[VULKAN_WEIGHTS];
-    struct vulkan_bind x = vulkan_operand(r, a, VULKAN_READ, NULL),
-                       y = vulkan_operand(r, b, VULKAN_READ, NULL);
-    uint64_t start = x.offset < y.offset ? x.offset : y.offset,
-             end = x.offset < y.offset ? y.offset + y.bytes : x.offset + x.bytes;
-    if (!r->is_counting &&
-        (vulkan_buffer_at(weights, x.offset) != vulkan_buffer_at(weights, y.offset) ||
-         end - start > r->can->max_range || (x.offset - y.offset) % 16))
+    uint64_t start = UINT64_MAX, end = 0;
+    *out = vulkan_operand(r, all[0], VULKAN_READ, NULL);
+    for (uint32_t i = 0; i < n; i++) {
+        struct vulkan_bind x = vulkan_operand(r, all[i], VULKAN_READ, NULL);
+        if (!r->is_counting &&
+            (vulkan_buffer_at(weights, x.offset) != vulkan_buffer_at(weights, out->offset) ||
+             (x.offset - out->offset) % 16))
+            return false;
+        start = x.offset < start ? x.offset : start;
+        end = x.offset + x.bytes > end ? x.offset + x.bytes : end;
+    }
+    if (!r->is_counting && end - start > r->can->max_range)
         return false;
-    *out = x;
+    for (uint32_t i = 0; i < n; i++)
+        firsts[i] = (uint32_t)(vulkan_operand(r, all[i], VULKAN_READ, NULL).offset - start);
     out->offset = start;
     out->bytes = end - start;
-    *first_a = (uint32_t)(x.offset - start);
-    *first_b = (uint32_t)(y.offset - start);
     return true;
 }
 

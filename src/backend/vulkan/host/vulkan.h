@@ -94,10 +94,10 @@ static inline struct vulkan_bind vulkan_operand_or(struct vulkan_recorder *r,
 /* Rows [row, row + n) of a matrix, for one that is larger than max_range. */
 struct vulkan_bind vulkan_matrix_rows(struct vulkan_recorder *r, const struct operand *weight,
                                       uint32_t row, uint32_t n);
-/* One bind for two matrices, which begin at bytes *first_a and *first_b of it; false: they are too
- * far apart, or not by whole vectors of 16 bytes. */
-bool vulkan_join(struct vulkan_recorder *r, const struct operand *a, const struct operand *b,
-                 struct vulkan_bind *out, uint32_t *first_a, uint32_t *first_b);
+/* One bind for n matrices, which begin at bytes firsts[i] of it; false: they are too far apart, or
+ * not by whole vectors of 16 bytes. */
+bool vulkan_join(struct vulkan_recorder *r, const struct operand *const *all, uint32_t n,
+                 struct vulkan_bind *out, uint32_t *firsts);
 /* A weight's type as shaders know it, and bytes from row to row. A block of Q6_K has 210 bytes, so
  * that nothing of it begins at a whole word; where it is not imported a row has planes instead: low
  * bits of all their blocks, high bits, scales, d, and zeros up to a multiple of 16 bytes. */

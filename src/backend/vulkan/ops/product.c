@@ -6,17 +6,17 @@
 enum { QUANTIZE_THREADS = 256, PRODUCT_THREADS = 128, MAX_LANES = 32, MAX_SUMS = 16 };
 enum { TILE_THREADS = 256, TILE_SHARED = 30 << 10, MATRIX_SHARED = 42 << 10 };
 enum { SORT_THREADS = 128 };
-enum { ROW_MIN_THREADS = 256, ROW_THREADS = 512, ROW_THREADS_PER_CORE = 1024, ROW_HEADS = 256 };
+enum { FUSED_THREADS = 256 };
 
 /* ---- activations ------------------------------------------------------------------------------
  */
 
-static bool is_plain(const struct operand *w) {
+bool vulkan_is_plain(const struct operand *w) {
     return w->type == DT_F32 || w->type == DT_F16 || w->type == DT_BF16;
 }
 
 bool vulkan_meets_f32(const struct vulkan_recorder *r, const struct operand *weight) {
-    return r->exact || is_plain(weight);
+    return r->exact || vulkan_is_plain(weight);
 }
 
 static bool can_tile(const struct vulkan_recorder *r) {
@@ -29,17 +29,8 @@ struct quantize_push {
     float eps;
 };
 
-static bool has_norm(const struct vulkan_prologue *p) {
-    return p->prologue == PROLOGUE_NORM || p->prologue == PROLOGUE_GATED_NORM;
-}
-
-static bool has_gate(const struct vulkan_prologue *p) {
-    return p->prologue == PROLOGUE_GATED_NORM || p->prologue == PROLOGUE_SIGMOID_GATE;
-}
-
-/* Whether rows, weights and gates all begin at multiples of four values. */
-static bool has_vectors(const struct vulkan_prologue *p, uint32_t in_first, uint32_t norm_first,
-                        uint32_t gate_first) {
+bool has_vectors(const struct vulkan_prologue *p, uint32_t in_first, uint32_t norm_first,
+                 uint32_t gate_first) {
     uint32_t all = p->in.dims[0] | p->in.stride | in_first;
     if (has_norm(p))
         all |= norm_first;
@@ -61,6 +52,9 @@ int vulkan_quantize(struct vulkan_recorder *r, const struct vulkan_prologue *p,
     if (has_gate(p) && p->head_width < 4)
         return err_set(r->err, SLUICE_ERR_UNSUPPORTED, "heads of %u values, expected 4 or more",
                        p->head_width);
+    if (k > VULKAN_RUN * VULKAN_MAX_RUNS)
+        return err_set(r->err, SLUICE_ERR_UNSUPPORTED, "rows of %u values, expected %d at most", k,
+                       VULKAN_RUN * VULKAN_MAX_RUNS);
     if (p->needs_int8) {
         out->q = vulkan_work(r, rows * k);
         out->scales = vulkan_work(r, rows * (k / 32) * 8);
@@ -77,8 +71,9 @@ int vulkan_quantize(struct vulkan_recorder *r, const struct vulkan_prologue *p,
         .shader = "quantize",
         .groups = {div_up(k, 4 * threads), p->rows, 1},
         .constants = {threads, (uint32_t)p->prologue, p->needs_int8 ? p->act_group : 0,
-                      p->needs_f32, p->is_head, 0, out->is_tiled},
-        .n_constants = 7,
+                      p->needs_f32, p->is_head, 0, out->is_tiled, r->can->subgroup_size},
+        .n_constants = 8,
+        .has_lanes = true,
         .n_binds = 7,
         .push = &push,
         .push_bytes = sizeof push,
@@ -122,28 +117,9 @@ struct product_push {
 /* How a dispatch shares the work; lanes follows from K alone (product.glsl). */
 struct shape {
     uint32_t units, lanes, threads, rows, weights;
-    uint32_t group_rows, group_outputs;        /* of a workgroup */
-    bool is_tile, is_matrix, is_fused, is_row; /* is_row: fused, and project_row */
+    uint32_t group_rows, group_outputs; /* of a workgroup */
+    bool is_tile, is_matrix, is_fused;
 };
-
-/* Units of 64 values for which project_row has room: few sizes, since each is a pipeline. */
-static uint32_t row_units(uint32_t k) {
-    uint32_t units = div_up(k, 64);
-    return units <= 64 ? 64 : units <= 192 ? 192 : units;
-}
-
-/* Shared memory of products that prepare their row: it as int8 or f32, squares of it, sums. */
-static uint64_t row_shared(const struct vulkan_prologue *p) {
-    uint64_t units = row_units(p->in.dims[0]), floats = div_up(p->in.dims[0], 8) * 32ull;
-    uint64_t blocks = units * (p->needs_f32 ? 256 : 5 * 16) + units * 64;
-    return (p->needs_int8 ? blocks : floats) + 4 * ROW_THREADS * 4 + (ROW_HEADS + 2) * 4;
-}
-
-bool vulkan_can_fuse(const struct vulkan_recorder *r, const struct vulkan_prologue *p) {
-    return r->plan->max_rows == 1 && !r->exact && r->can->max_threads >= ROW_MIN_THREADS &&
-           row_shared(p) <= r->can->shared_bytes &&
-           (p->prologue != PROLOGUE_GATED_NORM || p->in.dims[0] / p->head_width <= ROW_HEADS);
-}
 
 /* As in units.glsl. */
 static bool has_integers(const struct vulkan_product *p) {
@@ -162,7 +138,7 @@ static bool has_aligned_rows(const struct operand *w) {
 
 /* Many rows of f32. */
 static bool has_plain_tile(const struct vulkan_recorder *r, const struct vulkan_product *p) {
-    return p->rows > 8 && can_tile(r) && is_plain(p->weight) && !p->choice &&
+    return p->rows > 8 && can_tile(r) && vulkan_is_plain(p->weight) && !p->choice &&
            has_aligned_rows(p->weight) &&
            (p->epilogue != PRODUCT_SWIGLU || has_aligned_rows(p->second));
 }
@@ -197,14 +173,12 @@ int vulkan_sort(struct vulkan_recorder *r, const struct operand *choice, uint32_
 
 static const char *shader_of(const struct vulkan_recorder *r, const struct vulkan_product *p,
                              const struct shape *s) {
-    if (is_plain(p->weight))
+    if (vulkan_is_plain(p->weight))
         return s->is_fused  ? "project_plain_fused"
                : s->is_tile ? "project_plain_tile"
                             : "project_plain";
     if (p->is_f32)
-        return s->is_row ? "project_row_f32" : "project_f32";
-    if (s->is_row)
-        return r->can->has_dot ? "project_row_dot" : "project_row";
+        return "project_f32";
     if (s->is_matrix)
         return "project_matrix";
     if (s->is_tile)
@@ -212,19 +186,24 @@ static const char *shader_of(const struct vulkan_recorder *r, const struct vulka
     return r->can->has_dot ? "project_int8_dot" : "project_int8";
 }
 
-/* Threads of a workgroup of project_row: many where a row is long, since each prepares it, if there
- * is enough for all cores. */
-static uint32_t row_threads(const struct vulkan_recorder *r, uint32_t k, uint64_t threads) {
-    bool has_many = k > 2048 && ROW_THREADS <= r->can->max_threads &&
-                    threads >= (uint64_t)ROW_THREADS * r->can->n_cores;
-    return has_many ? ROW_THREADS : ROW_MIN_THREADS;
+uint32_t vulkan_lanes(uint32_t k, bool is_f32) {
+    /* Of a subgroup, such that nearly all have as many units. */
+    uint32_t units = div_up(k, 64), lanes = MAX_LANES;
+    while (!is_f32 && lanes > 8 && 8 * units < 7 * lanes * div_up(units, lanes))
+        lanes /= 2;
+    return lanes;
 }
 
 static struct shape shape_of(const struct vulkan_recorder *r, const struct vulkan_product *p) {
     uint32_t k = p->weight->dims[0], n = p->weight->dims[1];
     uint32_t least = p->epilogue == PRODUCT_SWIGLU ? 2 : 1;
-    struct shape s = {.units = div_up(k, is_plain(p->weight) ? 8 : 64), .rows = 1, .weights = 4};
-    s.lanes = div_up(s.units, div_up(s.units, MAX_LANES));
+    struct shape s = {.units = div_up(k, vulkan_is_plain(p->weight) ? 8
+                                         : p->is_f32                ? 32
+                                                                    : 64),
+                      .rows = 1,
+                      .weights = 4};
+    s.lanes = vulkan_is_plain(p->weight) ? div_up(s.units, div_up(s.units, MAX_LANES))
+                                         : vulkan_lanes(k, p->is_f32);
     if (has_plain_tile(r, p)) {
         s.is_tile = true;
         s.threads = TILE_THREADS;
@@ -243,14 +222,7 @@ static struct shape shape_of(const struct vulkan_recorder *r, const struct vulka
         return s;
     }
     s.is_fused = !p->acts;
-    s.is_row = s.is_fused && !is_plain(p->weight);
-    if (s.is_row) {
-        s.threads = row_threads(r, k, (uint64_t)n * least * s.lanes);
-        s.group_rows = s.weights = 1;
-        s.group_outputs = s.threads / s.lanes / least;
-        return s;
-    }
-    s.threads = s.is_fused ? ROW_MIN_THREADS : PRODUCT_THREADS;
+    s.threads = s.is_fused ? FUSED_THREADS : PRODUCT_THREADS;
     uint32_t teams = s.lanes < s.threads ? s.threads / s.lanes : 1;
     while (!p->choice && s.rows < 8 && s.rows < p->rows)
         s.rows *= 2;
@@ -285,7 +257,7 @@ static struct vulkan_bind bind_weight(struct vulkan_recorder *r, const struct op
     *first = 0;
     if (piece->is_whole) {
         struct vulkan_bind b = vulkan_operand(r, w, VULKAN_READ, first);
-        if (is_plain(w))
+        if (vulkan_is_plain(w))
             *first *= (uint32_t)dtype_info(w->type)->block_bytes;
         return b;
     }
@@ -341,35 +313,25 @@ static void bind_row(struct vulkan_recorder *r, const struct vulkan_product *p,
  * do. On the processor loops must be short (README, rule 9). */
 static uint32_t row_groups(const struct vulkan_recorder *r, uint32_t groups, uint32_t threads) {
     enum { PROCESSOR_ROUNDS = 256 };
-    uint32_t at_once = ROW_THREADS_PER_CORE / threads * r->can->n_cores;
+    uint32_t at_once = 1024 / threads * r->can->n_cores;
     uint32_t rounds = div_up(groups, at_once);
     if (r->can->is_processor && rounds > PROCESSOR_ROUNDS)
         rounds = PROCESSOR_ROUNDS;
     return div_up(groups, rounds);
 }
 
-/* Of project_row epilogue, head and prologue are push constants. */
 static void set_row_constants(const struct vulkan_recorder *r, const struct vulkan_product *p,
                               const struct product_push *push, const struct shape *s,
                               struct vulkan_dispatch *d) {
-    uint32_t *c = d->constants, k = p->weight->dims[0];
-    bool is_vectors = has_vectors(p->prologue, push->in_first, push->norm_first, push->gate_first);
-    if (s->is_row) {
-        c[4] = c[5] = 0;
-        c[9] = p->is_f32 ? 32 : p->act_group;
-        c[10] = row_units(k);
-        c[11] = is_vectors;
-        c[12] = r->can->subgroup_size;
-        d->n_constants = 13;
-        d->has_lanes = true;
-    } else {
-        c[9] = 0;
-        c[10] = (uint32_t)p->prologue->prologue;
-        c[11] = 32;
-        c[12] = s->units;
-        c[13] = is_vectors;
-        d->n_constants = 14;
-    }
+    uint32_t *c = d->constants;
+    c[9] = 0;
+    c[10] = (uint32_t)p->prologue->prologue;
+    c[11] = 32;
+    c[12] = s->units;
+    c[13] = has_vectors(p->prologue, push->in_first, push->norm_first, push->gate_first);
+    c[14] = r->can->subgroup_size;
+    d->n_constants = 15;
+    d->has_lanes = true;
 }
 
 static int multiply_piece(struct vulkan_recorder *r, const struct vulkan_product *p,
@@ -401,9 +363,7 @@ static int multiply_piece(struct vulkan_recorder *r, const struct vulkan_product
     struct vulkan_bind io = d.binds[0] = vulkan_io_copy(r, VULKAN_READ);
     d.binds[1] = bind_weight(r, w, piece, &push.weight_first);
     d.binds[2] = d.binds[1];
-    if (p->epilogue == PRODUCT_SWIGLU && s.is_row)
-        CHECK(vulkan_join(r, w, p->second, &d.binds[1], &push.weight_first, &push.weight2_first));
-    else if (p->epilogue == PRODUCT_SWIGLU)
+    if (p->epilogue == PRODUCT_SWIGLU)
         d.binds[2] = bind_weight(r, p->second, piece, &push.weight2_first);
     d.binds[3] = bind_bias(r, p->bias, io, &push.bias_first);
     d.binds[4] = bind_bias(r, p->second_bias, io, &push.bias2_first);
@@ -417,7 +377,7 @@ static int multiply_piece(struct vulkan_recorder *r, const struct vulkan_product
     else
         bind_acts(r, p, piece, &d, &push);
     bool is_aligned = (push.weight_first | push.weight2_first) % 16 == 0;
-    if (!is_plain(w) && !is_aligned)
+    if (!vulkan_is_plain(w) && !is_aligned)
         return err_set(r->err, SLUICE_ERR_UNSUPPORTED,
                        "a matrix of %s at byte %u, expected a multiple of 16", dtype_name(w->type),
                        push.weight_first);
@@ -430,7 +390,7 @@ static int multiply_piece(struct vulkan_recorder *r, const struct vulkan_product
         (uint32_t)p->epilogue,
         p->is_head,
         is_stack,
-        is_plain(w) ? is_vectors : p->act_group == 128,
+        vulkan_is_plain(w) ? is_vectors : p->act_group == 128,
         has_bias,
         has_integers(p) ? 5 : 7,
     };
@@ -460,14 +420,18 @@ static uint32_t rows_of_piece(const struct vulkan_recorder *r, const struct vulk
     return most >= total ? total : most / step * step;
 }
 
+int vulkan_no_room(struct vulkan_recorder *r, const struct operand *w) {
+    return err_set(r->err, SLUICE_ERR_UNSUPPORTED,
+                   "a matrix of %u x %u of %s does not fit the device's buffers of %llu bytes",
+                   w->dims[0], w->dims[1], dtype_name(w->type),
+                   (unsigned long long)r->can->max_range);
+}
+
 int vulkan_multiply(struct vulkan_recorder *r, const struct vulkan_product *p) {
     uint32_t total = p->choice ? p->weight->dims[2] : p->weight->dims[1];
     uint32_t most = rows_of_piece(r, p, total);
     if (most == 0)
-        return err_set(r->err, SLUICE_ERR_UNSUPPORTED,
-                       "a matrix of %u x %u of %s does not fit the device's buffers of %llu bytes",
-                       p->weight->dims[0], p->weight->dims[1], dtype_name(p->weight->type),
-                       (unsigned long long)r->can->max_range);
+        return vulkan_no_room(r, p->weight);
     for (uint32_t first = 0; first < total; first += most) {
         struct piece piece = {first, total - first < most ? total - first : most, most == total};
         int status = multiply_piece(r, p, &piece);
@@ -479,10 +443,10 @@ int vulkan_multiply(struct vulkan_recorder *r, const struct vulkan_product *p) {
 
 bool vulkan_is_pair(struct vulkan_recorder *r, const struct operand *a, const struct operand *b) {
     struct vulkan_bind ignored;
-    uint32_t first_a, first_b;
+    uint32_t firsts[2];
     if (vulkan_weight_type(r, a) != vulkan_weight_type(r, b) || a->plane != b->plane)
         return false;
-    return r->plan->max_rows > 1 || a->n_dims > 2 || is_plain(a) ||
+    return r->plan->max_rows > 1 || a->n_dims > 2 || vulkan_is_plain(a) ||
            (vulkan_rows_of_a_bind(r, a) >= a->dims[1] &&
-            vulkan_join(r, a, b, &ignored, &first_a, &first_b));
+            vulkan_join(r, (const struct operand *[]){a, b}, 2, &ignored, firsts));
 }

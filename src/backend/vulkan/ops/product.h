@@ -5,6 +5,9 @@
 #define BACKEND_VULKAN_OPS_PRODUCT_H
 
 #include "backend/vulkan/host/vulkan.h"
+#include "plan/build.h"
+
+enum { VULKAN_RUN = 128, VULKAN_MAX_RUNS = 1024 }; /* prologue.glsl: squares are added in runs */
 
 /* Where activation rows come from. */
 struct vulkan_prologue {
@@ -26,6 +29,18 @@ struct vulkan_acts {
     uint32_t k, x_stride;
     bool is_tiled; /* IS_TILED of quantize.comp: for tiles alone */
 };
+
+static inline bool has_norm(const struct vulkan_prologue *p) {
+    return p->prologue == PROLOGUE_NORM || p->prologue == PROLOGUE_GATED_NORM;
+}
+
+static inline bool has_gate(const struct vulkan_prologue *p) {
+    return p->prologue == PROLOGUE_GATED_NORM || p->prologue == PROLOGUE_SIGMOID_GATE;
+}
+
+/* Whether rows, weights and gates all begin at multiples of four values. */
+bool has_vectors(const struct vulkan_prologue *p, uint32_t in_first, uint32_t norm_first,
+                 uint32_t gate_first);
 
 int vulkan_quantize(struct vulkan_recorder *r, const struct vulkan_prologue *p,
                     struct vulkan_acts *out);
@@ -67,6 +82,30 @@ struct vulkan_product {
 };
 
 int vulkan_multiply(struct vulkan_recorder *r, const struct vulkan_product *p);
+
+/* Matrices of one type and a product of one row, which prepares it itself: one dispatch, if one
+ * buffer can hold them. SwiGLU: gate and up. */
+struct vulkan_part {
+    const struct operand *weight, *bias;
+    uint32_t column;
+};
+
+struct vulkan_row {
+    const struct vulkan_part *parts;
+    uint32_t n_parts;
+    const struct vulkan_prologue *prologue;
+    enum product_epilogue epilogue;
+    bool is_f32, is_head;
+    const struct operand *out;
+};
+
+int vulkan_multiply_row(struct vulkan_recorder *r, const struct vulkan_row *p);
+
+/* Threads that share a weight row in blocks: they follow from K and the activations' type alone
+ * (product.glsl). */
+uint32_t vulkan_lanes(uint32_t k, bool is_f32);
+int vulkan_no_room(struct vulkan_recorder *r, const struct operand *w);
+bool vulkan_is_plain(const struct operand *w);
 
 /* Whether a matrix meets f32 activations. */
 bool vulkan_meets_f32(const struct vulkan_recorder *r, const struct operand *weight);

@@ -5,12 +5,33 @@ static bool meets_f32(const struct vulkan_recorder *r, const struct segment *s) 
     return s->f32_act || vulkan_meets_f32(r, &s->weight);
 }
 
+/* Whether a product of one row prepares it itself and knows the segment's type. */
+static bool is_row(const struct vulkan_acts *acts, const struct segment *s) {
+    return !acts && !vulkan_is_plain(&s->weight);
+}
+
+static struct vulkan_part part_of(const struct segment *s) {
+    return (struct vulkan_part){&s->weight, &s->bias, s->column};
+}
+
 /* Segment i into its columns of out. */
 static int record_segment(struct vulkan_recorder *r, const struct op *op,
                           const struct vulkan_acts *acts, const struct vulkan_prologue *prologue,
                           uint32_t i, enum product_epilogue epilogue) {
     const struct op_project *p = &op->project;
     const struct segment *s = &p->segments[i], *next = s + 1;
+    if (is_row(acts, s)) {
+        bool is_pair = epilogue == PRODUCT_SWIGLU;
+        struct vulkan_part parts[] = {part_of(s), part_of(is_pair ? next : s)};
+        struct vulkan_row row = {.parts = parts,
+                                 .n_parts = is_pair ? 2 : 1,
+                                 .prologue = prologue,
+                                 .epilogue = epilogue,
+                                 .is_f32 = meets_f32(r, s),
+                                 .is_head = p->is_lm_head,
+                                 .out = &p->out};
+        return vulkan_multiply_row(r, &row);
+    }
     struct operand out = operand_columns(p->out, s->column, s->weight.dims[1]);
     struct vulkan_product product = {
         .weight = &s->weight,
@@ -32,6 +53,36 @@ static int record_segment(struct vulkan_recorder *r, const struct op *op,
     product.out = vulkan_operand(r, &out, is_read ? VULKAN_READ | VULKAN_WRITE : VULKAN_WRITE,
                                  &product.out_first);
     return vulkan_multiply(r, &product);
+}
+
+/* The segments in blocks of one type and one type of activations. */
+static int record_type(struct vulkan_recorder *r, const struct op *op,
+                       const struct vulkan_prologue *prologue, enum product_epilogue epilogue,
+                       uint32_t type, bool is_f32) {
+    const struct op_project *p = &op->project;
+    struct vulkan_part parts[MAX_SEGMENTS];
+    struct vulkan_row row = {.parts = parts,
+                             .prologue = prologue,
+                             .epilogue = epilogue,
+                             .is_f32 = is_f32,
+                             .is_head = p->is_lm_head,
+                             .out = &p->out};
+    for (uint32_t i = 0; i < p->n_segments; i++)
+        if (p->segments[i].weight.type == type && !vulkan_is_plain(&p->segments[i].weight) &&
+            meets_f32(r, &p->segments[i]) == is_f32)
+            parts[row.n_parts++] = part_of(&p->segments[i]);
+    return row.n_parts ? vulkan_multiply_row(r, &row) : SLUICE_OK;
+}
+
+/* Segments with f32 activations are small, and should not begin when large ones end. */
+static int record_rows(struct vulkan_recorder *r, const struct op *op,
+                       const struct vulkan_prologue *prologue, enum product_epilogue epilogue) {
+    int status = SLUICE_OK;
+    for (uint32_t type = 0; !status && type < DT_COUNT; type++)
+        status = record_type(r, op, prologue, epilogue, type, true);
+    for (uint32_t type = 0; !status && type < DT_COUNT; type++)
+        status = record_type(r, op, prologue, epilogue, type, false);
+    return status;
 }
 
 /* Whether the input is overwritten: then it must be read before. */
@@ -76,7 +127,10 @@ int vulkan_record_project(struct vulkan_recorder *r, const struct op *op) {
     enum product_epilogue epilogue = p->epilogue == EPILOGUE_ADD ? PRODUCT_ADD : PRODUCT_STORE;
     /* Segments with f32 activations are small, and should not begin when large ones end. */
     for (uint32_t i = 0; !status && i < 2 * p->n_segments; i++)
-        if (meets_f32(r, &p->segments[i % p->n_segments]) == (i < p->n_segments))
+        if (meets_f32(r, &p->segments[i % p->n_segments]) == (i < p->n_segments) &&
+            !is_row(acts, &p->segments[i % p->n_segments]))
             status = record_segment(r, op, acts, &q, i % p->n_segments, epilogue);
+    if (!status && !acts)
+        status = record_rows(r, op, &q, epilogue);
     return status;
 }

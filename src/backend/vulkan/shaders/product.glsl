@@ -7,8 +7,8 @@
 // lane l sums units l, l + lanes, ... in order, and then the sums of all lanes are added in order.
 // lanes follows from K alone, so a row's bits are the same in every shape.
 //
-// -DROW: project_row.comp, of one row, with a frame of its own; prologue and epilogue are push
-// constants there. -DFUSED: floats, one row, which every workgroup prepares for itself in shared memory (prologue.glsl).
+// -DROW: project_row.comp, of one row, with a frame of its own; the epilogue is a push constant
+// there. -DFUSED: floats, one row, which every workgroup prepares for itself in shared memory (prologue.glsl).
 // -DTILE: many rows, of which a workgroup has a tile (find_tile).
 // IS_EXPERTS: workgroup y is a pair (row, place), and the matrix that of the expert chosen there; of
 // tiles, pairs of one expert (experts_sort.comp).
@@ -22,9 +22,9 @@ layout(constant_id = 1) const uint TYPE = 0; // enum dtype
 layout(constant_id = 2) const uint ROWS = 1;
 layout(constant_id = 3) const uint WEIGHTS = 1; // SwiGLU: half of them gate, half up
 #ifdef ROW
+layout(constant_id = 4) const uint PROLOGUE = 0; // enum prologue
 #define EPILOGUE p.epilogue
 #define IS_HEAD p.is_head
-#define PROLOGUE p.prologue
 #else
 layout(constant_id = 4) const uint EPILOGUE = 0;
 layout(constant_id = 5) const uint IS_HEAD = 0;
@@ -38,6 +38,7 @@ layout(constant_id = 10) const uint PROLOGUE = 0; // of FUSED: enum prologue,
 layout(constant_id = 11) const uint GROUP = 32;   // values that share a scale,
 layout(constant_id = 12) const uint UNITS = 1;    // p.units,
 layout(constant_id = 13) const uint HAS_VECTORS = 0; // as in prologue.glsl
+layout(constant_id = 14) const uint SUBGROUP = 0;    // threads of a subgroup
 #endif
 
 #define STORE 0
@@ -47,14 +48,23 @@ layout(constant_id = 13) const uint HAS_VECTORS = 0; // as in prologue.glsl
 
 layout(push_constant) uniform Push {
     IO_AT;
+#ifdef ROW
+    uint lane_bits, k, n, row_bytes, in_first, norm_first, gate_first, head_width, gate_stride;
+    float eps;
+    uint epilogue, is_head;
+    // Of four segments: row i is at weight_base + i * row_bytes, its result at out_base + i. Of one
+    // segment and of SwiGLU out_base[2] and [3] are where biases begin.
+    uint ends[3], weight_base[4], out_base[4];
+#else
     uint units, lanes, k, n, row_bytes, weight_first, weight2_first, bias_first, bias2_first;
-#if defined(FUSED) || defined(ROW)
+#ifdef FUSED
     uint out_first, in_first, norm_first, gate_first, head_width, gate_stride;
     float eps;
     uint prologue, epilogue, is_head;
 #else
     uint out_first, out_stride, act_stride, plane_bytes, places, choice_first, choice_stride;
     uint first_expert, n_experts, act_place, out_place;
+#endif
 #endif
 } p;
 layout(binding = 0) readonly buffer Io { uint io[]; };
@@ -122,14 +132,25 @@ float silu(float x) {
     return x / (1 + exp(-x));
 }
 
+#ifdef ROW
+uint segment_of(uint n);
+#define OUT_FIRST p.out_base[EPILOGUE == SWIGLU ? 0 : segment_of(n)]
+#define BIAS_FIRST p.out_base[2]
+#define BIAS2_FIRST p.out_base[3]
+#else
+#define OUT_FIRST p.out_first
+#define BIAS_FIRST p.bias_first
+#define BIAS2_FIRST p.bias2_first
+#endif
+
 void store(uint n, uint row, float a, float b) {
-    uint at = p.out_first + n;
+    uint at = OUT_FIRST + n;
 #if !defined(FUSED) && !defined(ROW)
     at += row * p.out_stride + place * p.out_place;
 #endif
     precise float y = a;
     if (HAS_BIAS != 0)
-        y = y + bias[p.bias_first + n];
+        y = y + bias[BIAS_FIRST + n];
     if (EPILOGUE == ADD)
         y = to[at] + y;
     if (EPILOGUE == GATED)
@@ -137,7 +158,7 @@ void store(uint n, uint row, float a, float b) {
     if (EPILOGUE == SWIGLU) {
         precise float up = b;
         if (HAS_BIAS != 0)
-            up = up + bias2[p.bias2_first + n];
+            up = up + bias2[BIAS2_FIRST + n];
         y = silu(y) * up;
     }
     to[at] = y;

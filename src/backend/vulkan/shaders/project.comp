@@ -29,11 +29,10 @@ void add_group(uint row, uint g, uint i) {
 }
 
 void multiply() {
-    for (uint u = lane; u < p.units; u += p.lanes)
+    for (uint g = lane; g < p.units; g += p.lanes) // a unit is a group
         [[unroll]] for (uint i = 0; i < WEIGHTS; i++) {
             is_second = i >= OUTPUTS;
-            for (uint g = 2 * u; g < min(2 * u + 2, p.k / 32); g++)
-                add_group(weight_at(i), g, i);
+            add_group(weight_at(i), g, i);
         }
 }
 

@@ -5,13 +5,16 @@
 #version 450
 #extension GL_GOOGLE_include_directive : require
 #extension GL_EXT_control_flow_attributes : require
+#ifdef FUSED
+#extension GL_KHR_shader_subgroup_basic : require
+#extension GL_KHR_shader_subgroup_shuffle : require
+#endif
 #include "product.glsl"
 
 #define DT_F32 0u
 #define DT_F16 1u
 
 #ifdef FUSED
-#define NORM_THREADS 256
 #include "prologue.glsl"
 shared vec4 row_x[2 * UNITS];
 #else
@@ -123,16 +126,15 @@ void multiply() {
 void prepare_row() {
     row_at = p.in_first;
     gate_at = p.gate_first;
-    if (PROLOGUE == PROLOGUE_NORM)
-        norm_of_row(p.k);
+    float factor = PROLOGUE == PROLOGUE_NORM ? norm_of_row(p.k) : 1;
     if (PROLOGUE == PROLOGUE_GATED_NORM)
         norms_of_heads(0, p.k / p.head_width);
-    barrier();
     for (uint i = gl_LocalInvocationID.x; i < 2 * UNITS; i += T) {
         vec4 v = vec4(0);
         if (4 * i < p.k)
             values(4 * i, p.k, 0, v);
-        row_x[i] = v;
+        precise vec4 whole = v * factor;
+        row_x[i] = whole;
     }
     barrier();
 }

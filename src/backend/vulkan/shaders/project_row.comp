@@ -2,15 +2,15 @@
 //
 //   out[n] = epilogue(sum over k of w[n][k] x[k])
 //
-// A team of p.lanes threads has one weight row at a time; of SwiGLU every second team has a row of
-// up. Units and the order of sums are those of product.glsl. A piece, the unit of a lane, is
-// loaded while the one before it is multiplied.
+// A team of LANES threads has one weight row at a time; of SwiGLU every second one is a row of up.
+// Units and the order of sums are those of product.glsl; a unit with f32 activations is a group of
+// 32 values. The next piece, a lane's unit, is loaded
+// while sums are added, the first one while the row is prepared.
+//
+// Up to four matrices of one type are one list of p.n rows. -DF32: with f32 activations.
 //
 // A step reads its instructions from memory like all else, and all of it runs between two uses of a
-// pipeline. So the code is short, without copies of loops, and one pipeline serves all ops of a type:
-// what differs between them are branches on push constants.
-//
-// Of weights in blocks, with int8 activations (units.glsl). -DF32: with f32 ones.
+// pipeline. So the code is short, without copies of loops, and few pipelines serve all ops of a type.
 #version 450
 #extension GL_GOOGLE_include_directive : require
 #extension GL_EXT_control_flow_attributes : require
@@ -23,11 +23,16 @@
 #include "product.glsl"
 
 layout(constant_id = 9) const uint GROUP = 32;        // values that share a scale
-layout(constant_id = 10) const uint UNITS = 1;        // p.units at most
+layout(constant_id = 10) const uint UNITS = 1;        // of p.k at most
 layout(constant_id = 11) const uint HAS_VECTORS = 0;  // as in prologue.glsl
 layout(constant_id = 12) const uint SUBGROUP = 0;     // threads of a subgroup
 
-#define NORM_THREADS 256
+#define LANES (1u << p.lane_bits)
+#ifdef F32
+#define UNIT 32u // values of a unit
+#else
+#define UNIT 64u
+#endif
 #define ROW_VECTORS (16 * UNITS)
 #ifdef F32
 #define GRIDS 9
@@ -39,114 +44,138 @@ layout(constant_id = 12) const uint SUBGROUP = 0;     // threads of a subgroup
 #include "prologue.glsl"
 #include "row.glsl"
 
-uint team, weight_row; // its first byte
 float total;
 
-#ifdef F32
-#define Piece uint
+// A place in the team's rows: the row n, where it begins, the first of its lanes' units.
+struct Cursor {
+    uint n, row, turn;
+};
 
-void load_piece(uint u, out Piece o) {
+uint segment_of(uint n) {
+    return (n >= p.ends[0] ? 1 : 0) + (n >= p.ends[1] ? 1 : 0) + (n >= p.ends[2] ? 1 : 0);
+}
+
+uint weights_of(uint n) {
+    bool is_pair = EPILOGUE == SWIGLU;
+    return p.weight_base[is_pair ? n & 1 : segment_of(n)] + (is_pair ? n >> 1 : n) * p.row_bytes;
+}
+
+uint units() {
+    return (p.k + UNIT - 1) / UNIT;
+}
+
+bool is_inside(Cursor c) {
+    return c.n < p.n && c.turn + lane < units();
+}
+
+void advance(inout Cursor c) {
+    c.turn += LANES;
+    if (c.turn >= units()) {
+        c.turn = 0;
+        c.n += gl_NumWorkGroups.x * (T >> p.lane_bits);
+        c.row = weights_of(c.n);
+    }
+}
+
+#ifdef F32
+#define Raw uint
+
+void load_raw(uint row, uint unit, out Raw o) {
     o = 0;
 }
 
-void multiply_piece(Piece ignored, uint row, uint u) {
+void multiply_piece(Raw ignored, Cursor c) {
+    uint g = c.turn + lane;
+    Group o;
+    unpack_group(c.row, g, o);
     precise float sum = total;
-    [[dont_unroll]] for (uint g = 2 * u; g < min(2 * u + 2, p.k / 32); g++) {
-        Group o;
-        unpack_group(row, g, o);
-        [[unroll]] for (uint k = 0; k < 32; k++)
-            sum = fma(group_value(o, k), row_x[8 * g + k / 4][k % 4], sum);
+    [[unroll]] for (uint k = 0; k < 32; k++) {
+        precise float v = row_x[8 * g + k / 4][k % 4] * row_factor;
+        sum = fma(group_value(o, k), v, sum);
     }
     total = sum;
 }
 #else
-#define Piece Raw
-
-void load_piece(uint u, out Piece o) {
-    load_raw(weight_row, min(u, p.units - 1), o);
-}
-
-void multiply_piece(Piece raw, uint row, uint u) {
+void multiply_piece(Raw raw, Cursor c) {
+    uint unit = c.turn + lane;
     Unit o;
-    unpack_unit(raw, row, u, o);
-    total = add_unit(o, get_acts(u * 5), total);
+    unpack_unit(raw, c.row, unit, o);
+    Acts a = get_acts(unit * 5);
+    precise vec2 scale = a.scale * row_factor;
+    a.scale = scale;
+    total = add_unit(o, a, total);
 }
 #endif
 
-#define PAIR (EPILOGUE == SWIGLU ? 2u : 1u) // teams that have an output
-shared float partial[2 * T]; // of two rounds
-shared float of_team[T];
+shared vec4 partial[2 * T / 4]; // of two rounds
 
-// The weight row of this team in the round whose first output is n.
-void find_weights(uint n) {
-    bool is_second = EPILOGUE == SWIGLU && (team & 1) == 1;
-    weight_row = (is_second ? p.weight2_first : p.weight_first) +
-                 min(n + (team >> PAIR - 1), p.n - 1) * p.row_bytes;
-}
-
-// Four lanes at a time: their loads do not wait for each other. All threads of a subgroup call it.
+// All threads of a subgroup call it.
 float lanes_sum(uint at) {
     precise float sum = 0;
-    for (uint l = 0; l < p.lanes; l += 4) {
-        float of[4];
+    for (uint l = 0; l < LANES; l += 4) {
         subgroupBarrier(); // or drivers unroll the loop
-        [[unroll]] for (uint i = 0; i < 4; i++)
-            of[i] = partial[at + min(l + i, p.lanes - 1)];
-        [[unroll]] for (uint i = 0; i < 4; i++)
-            sum = l + i == 0 ? of[i] : l + i < p.lanes ? sum + of[i] : sum;
+        vec4 v = partial[(at + l) / 4];
+        sum = sum + v.x;
+        sum = sum + v.y;
+        sum = sum + v.z;
+        sum = sum + v.w;
     }
     return sum;
 }
 
-// A round's outputs, from n on.
-void add_up(uint n, uint outputs, uint round) {
-    uint tid = row_thread, at = round % 2 * T, teams = outputs * PAIR;
-    partial[at + gl_LocalInvocationID.x] = total;
-    barrier();
-    float a = 0, b = 0;
-    if (tid - gl_SubgroupInvocationID < teams)
-        a = lanes_sum(at + min(tid, teams - 1) * p.lanes);
-    if (EPILOGUE == SWIGLU) {
-        of_team[tid] = a;
+// A row's sum, or SwiGLU's pair of them, which neighbours have.
+void add_up(uint n, uint round) {
+    uint pair = EPILOGUE == SWIGLU ? 2 : 1, span = LANES * pair, t = round % 2 * T + thread();
+    partial[t / 4][t % 4] = total;
+    if (SUBGROUP >= span) {
+        subgroupMemoryBarrierShared();
+        subgroupBarrier();
+    } else {
         barrier();
-        a = of_team[min(2 * tid, T - 1)];
-        b = of_team[min(2 * tid + 1, T - 1)];
     }
-    if (tid < outputs && n + tid < p.n)
-        store(n + tid, 0, a, b);
+    uint first = t & ~(span - 1);
+    float a = lanes_sum(first), b = EPILOGUE == SWIGLU ? lanes_sum(first + LANES) : 0;
+    if (t == first && n < p.n)
+        store(n / pair, 0, a, b);
+}
+
+Cursor use, ahead; // of the piece to be multiplied, and of the next to be loaded
+uint round;
+
+void load_piece(inout Raw piece) {
+    if (is_inside(ahead))
+        load_raw(ahead.row, ahead.turn + lane, piece);
+    advance(ahead);
+}
+
+// Multiplies the piece and loads another one.
+void take_turn(inout Raw piece) {
+    Cursor c = use;
+    advance(use);
+    if (is_inside(c))
+        multiply_piece(piece, c);
+    load_piece(piece);
+    if (use.turn == 0) {
+        add_up(c.n, round++);
+        total = 0;
+    }
 }
 
 void main() {
     // The plan has one row, and so has every step; but its head may have none.
     if (IS_HEAD != 0 && io_n_outputs() == 0)
         return;
-    team = quotient(gl_LocalInvocationID.x, p.lanes);
-    lane = gl_LocalInvocationID.x - team * p.lanes;
-    uint outputs = quotient(T, p.lanes) >> PAIR - 1, step = gl_NumWorkGroups.x * outputs;
-    uint n = gl_WorkGroupID.x * outputs, first = 0; // unit of the piece
-    Piece next;
-    load_row();
-    find_weights(n);
-    load_piece(lane, next); // comes while the row is prepared
-    share_row();
+    lane = thread() & (LANES - 1);
+    use.turn = 0;
+    use.n = gl_WorkGroupID.x * (T >> p.lane_bits) + (thread() >> p.lane_bits);
+    use.row = weights_of(use.n);
+    ahead = use;
     total = 0;
-    [[dont_unroll]] for (uint round = 0; n < p.n;) {
-        uint row = weight_row, u = first + lane, of = n;
-        Piece piece = next;
-        first += p.lanes;
-        bool is_last = first >= p.units;
-        if (is_last) {
-            first = 0;
-            n += step;
-            find_weights(n);
-        }
-        if (n < p.n)
-            load_piece(first + lane, next);
-        if (team < outputs * PAIR && u < p.units)
-            multiply_piece(piece, row, u);
-        if (is_last) {
-            add_up(of, outputs, round++);
-            total = 0;
-        }
-    }
+    round = 0;
+    Raw piece;
+    load_row();
+    load_piece(piece);
+    share_row();
+    while (use.n - (thread() >> p.lane_bits) < p.n)
+        take_turn(piece);
 }

@@ -2,21 +2,49 @@
 // quantize.comp, and for products of one row, which do it themselves: both give the same bits.
 //
 // The shader declares x, norm, gate, the same as x4, norm4 and gate4, which are read where
-// HAS_VECTORS says that all begin at multiples of four values; PROLOGUE, p.norm_first, p.head_width, p.gate_stride, p.eps and
-// NORM_THREADS: how many threads add up the squares of a row, a power of two.
+// HAS_VECTORS says that all begin at multiples of four values; PROLOGUE, p.norm_first, p.head_width,
+// p.gate_stride, p.eps, T and SUBGROUP, the threads of a subgroup (0: not known).
+//
+// Squares of a row or a head are added in runs of 128 values, four a thread: a tree of 32 threads,
+// then the runs in order.
 #ifndef PROLOGUE_GLSL
 #define PROLOGUE_GLSL
 
 #define PROLOGUE_NORM 1
 #define PROLOGUE_GATED_NORM 2
 #define PROLOGUE_SIGMOID_GATE 3
-
-#define MAX_HEADS 258
-shared float norm_partial[NORM_THREADS];
-shared float factors[MAX_HEADS]; // of heads; of the row: the first
+#define HAS_NORM (PROLOGUE == PROLOGUE_NORM || PROLOGUE == PROLOGUE_GATED_NORM)
+#define HAS_GATE (PROLOGUE == PROLOGUE_GATED_NORM || PROLOGUE == PROLOGUE_SIGMOID_GATE)
 
 uint row_at;  // the row's first value
 uint gate_at; // its first gate
+
+// ---- neighbours ---------------------------------------------------------------------------------
+
+const bool SHUFFLES = SUBGROUP >= 32;
+shared uint of_thread[SHUFFLES ? 1 : T];
+
+// Numbered by subgroups, where that matters.
+uint thread() {
+    return SHUFFLES ? gl_SubgroupID * gl_SubgroupSize + gl_SubgroupInvocationID
+                    : gl_LocalInvocationID.x;
+}
+
+// The value of thread t ^ n, n below 32. All threads call it.
+uint of_neighbour(uint v, uint n) {
+    if (SHUFFLES)
+        return subgroupShuffleXor(v, n);
+    barrier(); // the last call's reads
+    of_thread[thread()] = v;
+    barrier();
+    return of_thread[thread() ^ n];
+}
+
+// ---- norms --------------------------------------------------------------------------------------
+
+#define RUN 128u
+#define MAX_RUNS 1024 // ops/product.h
+shared vec4 run_squares[MAX_RUNS / 4]; // sums of runs, or of heads
 
 float square(vec4 v) {
     precise float sum = 0;
@@ -25,18 +53,31 @@ float square(vec4 v) {
     return sum;
 }
 
-// Each lane adds up four values in a row, every 4 lanes.
-float squares(uint first, uint n, uint lane, uint lanes) {
+// Of a run's 32 threads, to all of them.
+float run_sum(float v) {
+    precise float sum = v;
+    [[unroll]] for (uint n = 1; n < 32; n *= 2)
+        sum = sum + uintBitsToFloat(of_neighbour(floatBitsToUint(sum), n));
+    return sum;
+}
+
+// Zeros after the last run of k values, to a multiple of four.
+void end_runs(uint k) {
+    uint runs = (k + RUN - 1) / RUN, i = runs + thread();
+    if (i < (runs + 3) / 4 * 4)
+        run_squares[i / 4][i % 4] = 0;
+}
+
+// After a barrier.
+float sum_of_runs(uint k) {
     precise float sum = 0;
-    for (uint i = 4 * lane; i < n; i += 4 * lanes) {
-        vec4 v;
-        if (HAS_VECTORS != 0) {
-            v = x4[(first + i) / 4];
-        } else {
-            for (uint b = 0; b < 4; b++)
-                v[b] = i + b < n ? x[first + i + b] : 0;
-        }
-        sum = sum + square(v);
+    for (uint i = 0; i < (k + 4 * RUN - 1) / (4 * RUN); i++) {
+        subgroupBarrier(); // or drivers unroll the loop
+        vec4 v = run_squares[i];
+        sum = sum + v.x;
+        sum = sum + v.y;
+        sum = sum + v.z;
+        sum = sum + v.w;
     }
     return sum;
 }
@@ -48,44 +89,52 @@ float norm_factor(float sum, uint n) {
     return factor;
 }
 
-// Sums of NORM_THREADS, then of 16 of them, then of those.
-void norm_of_row(uint k) {
-    uint tid = gl_LocalInvocationID.x;
-    if (tid < NORM_THREADS)
-        norm_partial[tid] = squares(row_at, k, tid, NORM_THREADS);
-    barrier();
-    precise float sum = 0;
-    if (tid < NORM_THREADS / 16) {
-        for (uint i = 0; i < 16; i++)
-            sum = sum + norm_partial[16 * tid + i];
-        factors[tid] = sum;
+// Four values of the row's [i, end), i a multiple of four.
+vec4 four_of_row(uint i, uint end) {
+    vec4 v = vec4(0);
+    if (HAS_VECTORS != 0) {
+        if (i < end)
+            v = x4[(row_at + i) / 4];
+    } else {
+        for (uint b = 0; b < 4; b++)
+            if (i + b < end)
+                v[b] = x[row_at + i + b];
     }
-    barrier();
-    sum = 0;
-    for (uint i = 0; i < NORM_THREADS / 16; i++)
-        sum = sum + factors[i];
-    barrier();
-    if (tid == 0)
-        factors[0] = norm_factor(sum, k);
+    return v;
 }
 
-// Eight threads a head, NORM_THREADS in all.
-void norms_of_heads(uint first_head, uint end) {
-    uint tid = gl_LocalInvocationID.x, lane = tid % 8;
-    for (uint h = first_head; h < end; h += NORM_THREADS / 8) {
-        uint mine = tid < NORM_THREADS ? h + tid / 8 : end;
-        if (mine < end)
-            norm_partial[tid] = squares(row_at + mine * p.head_width, p.head_width, lane, 8);
-        barrier();
-        if (mine < end && lane == 0) {
-            precise float sum = norm_partial[tid];
-            for (uint i = 1; i < 8; i++)
-                sum = sum + norm_partial[tid + i];
-            factors[mine - first_head] = norm_factor(sum, p.head_width);
-        }
-        barrier();
+// The factor of the whole row, to all threads.
+float norm_of_row(uint k) {
+    for (uint j = 0; j < k; j += 4 * T) {
+        uint i = j + 4 * thread();
+        float sum = run_sum(square(four_of_row(i, k)));
+        if (i % RUN == 0 && i < k)
+            run_squares[i / RUN / 4][i / RUN % 4] = sum;
     }
+    end_runs(k);
+    barrier();
+    return norm_factor(sum_of_runs(k), k);
 }
+
+// Of heads [first, end), to run_squares: 32 threads have a head.
+void norms_of_heads(uint first, uint end) {
+    uint lane = thread() % 32;
+    for (uint j = first; j < end; j += T / 32) {
+        uint h = j + thread() / 32, at = h * p.head_width;
+        precise float sum = 0;
+        for (uint i = 0; i < p.head_width; i += RUN)
+            sum = sum + run_sum(square(four_of_row(at + i + 4 * lane, h < end ? at + p.head_width : 0)));
+        if (h < end && lane == 0)
+            run_squares[(h - first) / 4][(h - first) % 4] = norm_factor(sum, p.head_width);
+    }
+    barrier();
+}
+
+float factor_of_head(uint h) {
+    return run_squares[h / 4][h % 4];
+}
+
+// ---- values -------------------------------------------------------------------------------------
 
 float gated(float x, float g) {
     precise float factor = 1 + exp(-g);
@@ -93,25 +142,24 @@ float gated(float x, float g) {
     return factor;
 }
 
+// A value before it is multiplied with the norm's factor of the row; factor: of its head.
 float changed(float before, float weight, float factor, float g) {
     precise float v = before;
-    if (PROLOGUE == PROLOGUE_NORM || PROLOGUE == PROLOGUE_GATED_NORM) {
+    if (PROLOGUE == PROLOGUE_GATED_NORM)
         v = v * factor;
+    if (HAS_NORM)
         v = v * weight;
-    }
     if (PROLOGUE == PROLOGUE_GATED_NORM)
         v = v * g;
-    if (PROLOGUE == PROLOGUE_GATED_NORM || PROLOGUE == PROLOGUE_SIGMOID_GATE)
+    if (HAS_GATE)
         v = gated(v, g);
     return v;
 }
 
-#define HAS_NORM (PROLOGUE == PROLOGUE_NORM || PROLOGUE == PROLOGUE_GATED_NORM)
-#define HAS_GATE (PROLOGUE == PROLOGUE_GATED_NORM || PROLOGUE == PROLOGUE_SIGMOID_GATE)
-
-// Values i ... i + 3 of the row of k, i a multiple of four; those after its end are 0. A barrier is
-// between this and the norms.
+// Values i ... i + 3 of the row of k, i a multiple of four; those after its end are 0. After
+// norms_of_heads, from first_head on.
 void values(uint i, uint k, uint first_head, out vec4 v) {
+    bool has_heads = PROLOGUE == PROLOGUE_GATED_NORM;
     if (HAS_VECTORS != 0) {
         uint h = HAS_GATE ? i / p.head_width : 0, in_head = i - h * p.head_width;
         vec4 a = x4[(row_at + i) / 4], weight = vec4(0), g = vec4(0);
@@ -119,7 +167,7 @@ void values(uint i, uint k, uint first_head, out vec4 v) {
             weight = norm4[(p.norm_first + in_head) / 4];
         if (HAS_GATE)
             g = gate4[(gate_at + h * p.gate_stride + in_head) / 4];
-        float factor = HAS_NORM ? factors[h - first_head] : 0;
+        float factor = has_heads ? factor_of_head(h - first_head) : 1;
         for (uint b = 0; b < 4; b++)
             v[b] = changed(a[b], weight[b], factor, g[b]);
         return;
@@ -129,7 +177,7 @@ void values(uint i, uint k, uint first_head, out vec4 v) {
         v[b] = 0;
         if (at < k)
             v[b] = changed(x[row_at + at], HAS_NORM ? norm[p.norm_first + in_head] : 0,
-                           HAS_NORM ? factors[h - first_head] : 0,
+                           has_heads ? factor_of_head(h - first_head) : 1,
                            HAS_GATE ? gate[gate_at + h * p.gate_stride + in_head] : 0);
     }
 }
@@ -162,6 +210,22 @@ uint quants(vec4 v, float scale, out int sum) {
         word |= (uint(quant) & 255) << 8 * b;
         sum += quant;
     }
+    return word;
+}
+
+// Four values of a thread as quants; the scale of their `group` values, which neighbours have; in the
+// first thread of a group of 32 the sums of its halves' quants, 16 bits each. All threads call it.
+uint quantized(vec4 v, uint group, out float scale, out uint halves) {
+    uint most = magnitude(v);
+    [[unroll]] for (uint n = 1; n < 32; n *= 2)
+        if (n < group / 4)
+            most = max(most, of_neighbour(most, n));
+    scale = act_scale(most);
+    int sum;
+    uint word = quants(v, scale, sum);
+    sum += int(of_neighbour(uint(sum), 1));
+    sum += int(of_neighbour(uint(sum), 2));
+    halves = (uint(sum) & 0xffff) | of_neighbour(uint(sum), 4) << 16;
     return word;
 }
 

@@ -4,9 +4,13 @@
 // norm of the whole row it reads all of it.
 //   q  round(x / scale), scale = largest magnitude of GROUP values / 127 (act_quantize)
 //   s  for every 32 values (a group): scale; sums of the quants of both halves, 16 bits each
+// The norm of a row is a factor of its scales: quants are those of the row without it.
 // IS_TILED: a group of 64 rows, then the next group of these rows; else row after row.
 #version 450
 #extension GL_GOOGLE_include_directive : require
+#extension GL_EXT_control_flow_attributes : require
+#extension GL_KHR_shader_subgroup_basic : require
+#extension GL_KHR_shader_subgroup_shuffle : require
 #include "io.glsl"
 
 layout(local_size_x_id = 0) in;
@@ -16,6 +20,7 @@ layout(constant_id = 3) const uint HAS_F32 = 0;
 layout(constant_id = 4) const uint IS_HEAD = 0;
 layout(constant_id = 5) const uint HAS_VECTORS = 0;
 layout(constant_id = 6) const uint IS_TILED = 0;
+layout(constant_id = 7) const uint SUBGROUP = 0; // threads of a subgroup
 
 layout(push_constant) uniform Push {
     IO_AT;
@@ -35,58 +40,43 @@ layout(binding = 5) writeonly buffer S { uvec2 s[]; };
 layout(binding = 6) writeonly buffer F { float y[]; };
 
 const uint T = gl_WorkGroupSize.x;
-#define NORM_THREADS T
 #include "prologue.glsl"
 
-shared uint most[T / 8]; // largest magnitudes, as bits
-shared int sums[T / 4];  // of 16 quants
-
-void quantize(vec4 v, uint i, bool is_inside) {
-    uint tid = gl_LocalInvocationID.x, group = 4 * tid / max(GROUP, 1);
-    atomicMax(most[group], magnitude(v));
-    barrier();
-    int sum;
-    float scale = act_scale(most[group]);
-    uint word = quants(v, scale, sum);
-    atomicAdd(sums[tid / 4], sum);
-    barrier();
-    if (!is_inside)
+void quantize(vec4 v, uint i, float factor) {
+    float before;
+    uint halves, word = quantized(v, GROUP, before, halves);
+    precise float scale = before * factor;
+    if (i >= p.k)
         return;
     uint row = gl_WorkGroupID.y, groups = p.k / 32, g = row * groups + i / 32;
     if (IS_TILED != 0)
         g = (row / 64 * groups + i / 32) * 64 + row % 64;
     q[8 * g + i / 4 % 8] = word;
-    if (i % 32 == 0) {
-        uint halves = (uint(sums[tid / 4]) & 0xffff) | uint(sums[tid / 4 + 1]) << 16;
+    if (i % 32 == 0)
         s[g] = uvec2(floatBitsToUint(scale), halves);
-    }
 }
 
 void main() {
-    uint tid = gl_LocalInvocationID.x, to = gl_WorkGroupID.y;
+    uint to = gl_WorkGroupID.y;
     if (to >= (IS_HEAD != 0 ? io_n_outputs() : io_n_rows()))
         return;
     uint row = IS_HEAD != 0 ? io_output_row(to) : to;
     row_at = p.in_first + row * p.in_stride;
     gate_at = p.gate_first + row * p.gate_row_stride;
-    uint first = 4 * T * gl_WorkGroupID.x, i = first + 4 * tid, first_head = 0;
-    if (PROLOGUE == PROLOGUE_NORM)
-        norm_of_row(p.k);
+    uint first = 4 * T * gl_WorkGroupID.x, i = first + 4 * thread(), first_head = 0;
+    float factor = PROLOGUE == PROLOGUE_NORM ? norm_of_row(p.k) : 1;
     if (PROLOGUE == PROLOGUE_GATED_NORM) {
         first_head = first / p.head_width;
         norms_of_heads(first_head, (min(first + 4 * T, p.k) + p.head_width - 1) / p.head_width);
     }
-    if (tid < T / 8)
-        most[tid] = 0;
-    if (tid < T / 4)
-        sums[tid] = 0;
-    barrier();
     vec4 v = vec4(0);
     if (i < p.k)
         values(i, p.k, first_head, v);
     for (uint b = 0; b < 4; b++)
-        if (HAS_F32 != 0 && i + b < p.k)
-            y[to * p.f32_stride + i + b] = v[b];
+        if (HAS_F32 != 0 && i + b < p.k) {
+            precise float whole = v[b] * factor;
+            y[to * p.f32_stride + i + b] = whole;
+        }
     if (GROUP != 0)
-        quantize(v, i, i < p.k);
+        quantize(v, i, factor);
 }

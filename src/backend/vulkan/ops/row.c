@@ -1,0 +1,243 @@
+/* row.c - products of one row, which each workgroup prepares for itself: project_row.comp. */
+#include "backend/vulkan/ops/product.h"
+#include "base/size.h"
+
+enum { MIN_THREADS = 256, THREADS_PER_CORE = 1152, MAX_THREADS = 640, MAX_PARTS = 4 };
+
+struct row_push {
+    uint32_t lane_bits, k, n, row_bytes, in_first, norm_first, gate_first, head_width, gate_stride;
+    float eps;
+    uint32_t epilogue, is_head, ends[3], weight_base[4], out_base[4];
+};
+
+/* Units of 64 values for which there is room: few sizes, since each is a pipeline. */
+static uint32_t room_units(uint32_t k) {
+    uint32_t units = div_up(k, 64);
+    return units <= 64 ? 64 : units <= 192 ? 192 : units;
+}
+
+/* Shared memory: the row as int8 or f32, sums of runs and lanes, neighbours' values. */
+static uint64_t shared_bytes(const struct vulkan_prologue *p) {
+    uint64_t units = room_units(p->in.dims[0]);
+    return units * (p->needs_f32 ? 256 : 80) + 4 * VULKAN_MAX_RUNS + 3 * 4 * MAX_THREADS;
+}
+
+bool vulkan_can_fuse(const struct vulkan_recorder *r, const struct vulkan_prologue *p) {
+    return r->plan->max_rows == 1 && !r->exact && r->can->max_threads >= MIN_THREADS &&
+           shared_bytes(p) <= r->can->shared_bytes &&
+           (p->prologue != PROLOGUE_GATED_NORM || p->head_width == VULKAN_RUN);
+}
+
+/* How rows are shared: threads of a workgroup, and workgroups. */
+struct row_shape {
+    uint32_t threads, groups;
+};
+
+/* Workgroups that each prepare the row should be few: as many as run at once, all with as much to
+ * do. On the processor loops must be short (README, rule 9). */
+static uint32_t groups_of(const struct vulkan_recorder *r, uint32_t groups, uint32_t threads) {
+    enum { PROCESSOR_ROUNDS = 256 };
+    uint32_t at_once = THREADS_PER_CORE / threads * r->can->n_cores;
+    uint32_t rounds = div_up(groups, at_once);
+    if (r->can->is_processor && rounds > PROCESSOR_ROUNDS)
+        rounds = PROCESSOR_ROUNDS;
+    return div_up(groups, rounds);
+}
+
+/* The largest workgroups of those for which the fewest threads of a core have nothing to do. */
+static struct row_shape shape_of(const struct vulkan_recorder *r, uint32_t rows, uint32_t lanes) {
+    static const uint32_t sizes[] = {MIN_THREADS, 384, MAX_THREADS};
+    struct row_shape best = {0};
+    uint64_t least = UINT64_MAX;
+    for (uint32_t i = 0; i < 3 && sizes[i] <= r->can->max_threads; i++) {
+        uint32_t threads = sizes[i], teams = threads / lanes, cores = r->can->n_cores;
+        uint32_t groups = groups_of(r, div_up(rows, teams), threads);
+        uint64_t turns = div_up(rows, teams * groups);
+        uint64_t cost = turns * div_up(groups, cores) * threads;
+        if (cost > least)
+            continue;
+        least = cost;
+        best = (struct row_shape){threads, groups};
+    }
+    return best;
+}
+
+static void bind_input(struct vulkan_recorder *r, const struct vulkan_prologue *q,
+                       struct vulkan_dispatch *d, struct row_push *push) {
+    push->head_width = has_gate(q) ? q->head_width : q->in.dims[0];
+    push->gate_stride = q->gate_stride;
+    push->eps = q->eps;
+    d->binds[7] = vulkan_operand(r, &q->in, VULKAN_READ, &push->in_first);
+    d->binds[8] = d->binds[5] = d->binds[7];
+    if (has_gate(q))
+        d->binds[5] = vulkan_operand(r, &q->gate, VULKAN_READ, &push->gate_first);
+    if (has_norm(q))
+        d->binds[8] = vulkan_operand(r, &q->norm, VULKAN_READ, &push->norm_first);
+}
+
+/* The columns of all parts. */
+static struct vulkan_bind bind_output(struct vulkan_recorder *r, const struct vulkan_row *p,
+                                      uint32_t *first_column, uint32_t *first) {
+    uint32_t from = UINT32_MAX, end = 0;
+    for (uint32_t i = 0; i < p->n_parts; i++) {
+        const struct vulkan_part *part = &p->parts[i];
+        uint32_t last = part->column + part->weight->dims[1];
+        from = part->column < from ? part->column : from;
+        end = last > end ? last : end;
+    }
+    struct operand out = operand_columns(*p->out, from, end - from);
+    bool is_read = p->epilogue == PRODUCT_ADD || p->epilogue == PRODUCT_GATED;
+    *first_column = from;
+    return vulkan_operand(r, &out, is_read ? VULKAN_READ | VULKAN_WRITE : VULKAN_WRITE, first);
+}
+
+static void find_segments(const struct vulkan_row *p, const uint32_t firsts[MAX_PARTS],
+                          struct row_push *push) {
+    uint32_t n = 0;
+    for (uint32_t i = 0; i < MAX_PARTS; i++) {
+        if (i < p->n_parts) {
+            uint32_t before = p->epilogue == PRODUCT_SWIGLU ? 0 : n;
+            push->weight_base[i] = firsts[i] - before * push->row_bytes;
+            push->out_base[i] += p->parts[i].column - before;
+            n += p->parts[i].weight->dims[1];
+        }
+        if (i < 3)
+            push->ends[i] = n;
+    }
+    push->n = n;
+}
+
+/* Rows of the only part, or all rows of all parts. */
+struct piece {
+    uint32_t row, n;
+    bool is_whole;
+};
+
+static void bind_weights(struct vulkan_recorder *r, const struct vulkan_row *p,
+                         const struct piece *piece, struct vulkan_dispatch *d,
+                         struct row_push *push) {
+    const struct operand *weights[MAX_PARTS];
+    uint32_t firsts[MAX_PARTS] = {0};
+    for (uint32_t i = 0; i < p->n_parts; i++)
+        weights[i] = p->parts[i].weight;
+    if (piece->is_whole)
+        CHECK(vulkan_join(r, weights, p->n_parts, &d->binds[1], firsts));
+    else
+        d->binds[1] = vulkan_matrix_rows(r, weights[0], piece->row, piece->n);
+    find_segments(p, firsts, push);
+    if (!piece->is_whole)
+        push->n = piece->n;
+}
+
+static void bind_biases(struct vulkan_recorder *r, const struct vulkan_row *p,
+                        const struct piece *piece, struct vulkan_dispatch *d,
+                        struct row_push *push) {
+    if (p->parts[0].bias->n_dims == 0)
+        return;
+    d->binds[3] = vulkan_operand(r, p->parts[0].bias, VULKAN_READ, &push->out_base[2]);
+    push->out_base[2] += piece->row;
+    if (p->epilogue == PRODUCT_SWIGLU)
+        d->binds[4] = vulkan_operand(r, p->parts[1].bias, VULKAN_READ, &push->out_base[3]);
+}
+
+static int add_dispatch(struct vulkan_recorder *r, const struct vulkan_row *p,
+                        const struct piece *piece) {
+    const struct vulkan_prologue *q = p->prologue;
+    const struct operand *w = p->parts[0].weight;
+    uint32_t k = w->dims[0], lanes = vulkan_lanes(k, p->is_f32), column, out_first;
+    struct row_push push = {.k = k,
+                            .row_bytes = (uint32_t)vulkan_weight_row_bytes(r, w),
+                            .epilogue = (uint32_t)p->epilogue,
+                            .is_head = p->is_head};
+    struct vulkan_dispatch d = {.shader = p->is_f32         ? "project_row_f32"
+                                          : r->can->has_dot ? "project_row_dot"
+                                                            : "project_row",
+                                .has_lanes = true,
+                                .n_binds = 10,
+                                .push = &push,
+                                .push_bytes = sizeof push};
+    while (1u << push.lane_bits < lanes)
+        push.lane_bits++;
+    d.binds[0] = d.binds[2] = d.binds[3] = d.binds[4] = vulkan_io_copy(r, VULKAN_READ);
+    d.binds[6] = bind_output(r, p, &column, &out_first);
+    d.binds[9] = vulkan_grids(r);
+    for (uint32_t i = 0; i < MAX_PARTS; i++)
+        push.out_base[i] = out_first - column + piece->row;
+    bind_weights(r, p, piece, &d, &push);
+    bind_input(r, q, &d, &push);
+    bind_biases(r, p, piece, &d, &push);
+    struct row_shape shape = shape_of(r, push.n, lanes);
+    d.groups[0] = shape.groups;
+    d.groups[1] = d.groups[2] = 1;
+    const uint32_t constants[] = {
+        shape.threads,
+        vulkan_weight_type(r, w),
+        1,
+        1,
+        (uint32_t)q->prologue,
+        0,
+        0,
+        q->act_group == 128,
+        p->parts[0].bias->n_dims > 0,
+        q->act_group,
+        room_units(k),
+        has_vectors(q, push.in_first, push.norm_first, push.gate_first),
+        r->can->subgroup_size,
+    };
+    d.n_constants = sizeof constants / sizeof *constants;
+    for (uint32_t i = 0; i < d.n_constants; i++)
+        d.constants[i] = constants[i];
+    return vulkan_add(r, &d);
+}
+
+/* Pieces that a bind can hold, each beginning at a multiple of 256 bytes. */
+static int add_pieces(struct vulkan_recorder *r, const struct vulkan_row *p) {
+    const struct operand *w = p->parts[0].weight;
+    uint32_t total = w->dims[1], most = vulkan_rows_of_a_bind(r, w);
+    if (most >= total)
+        return add_dispatch(r, p, &(struct piece){0, total, true});
+    most = most / 256 * 256;
+    if (most == 0)
+        return vulkan_no_room(r, w);
+    int status = SLUICE_OK;
+    for (uint32_t row = 0; !status && row < total; row += most) {
+        struct piece piece = {row, total - row < most ? total - row : most, false};
+        status = add_dispatch(r, p, &piece);
+    }
+    return status;
+}
+
+/* Whether the first n parts can be one dispatch. */
+static bool can_join(struct vulkan_recorder *r, const struct vulkan_row *p, uint32_t n) {
+    const struct operand *weights[MAX_PARTS];
+    struct vulkan_bind ignored;
+    uint32_t firsts[MAX_PARTS];
+    if (n > MAX_PARTS)
+        return false;
+    for (uint32_t i = 0; i < n; i++) {
+        weights[i] = p->parts[i].weight;
+        if (n > 1 && (p->parts[i].bias->n_dims > 0 ||
+                      vulkan_weight_type(r, weights[i]) != vulkan_weight_type(r, weights[0]) ||
+                      vulkan_rows_of_a_bind(r, weights[i]) < weights[i]->dims[1]))
+            return false;
+    }
+    return vulkan_join(r, weights, n, &ignored, firsts);
+}
+
+int vulkan_multiply_row(struct vulkan_recorder *r, const struct vulkan_row *p) {
+    const struct piece whole = {.is_whole = true};
+    struct vulkan_row rest = *p;
+    int status = SLUICE_OK;
+    if (p->epilogue == PRODUCT_SWIGLU)
+        return add_dispatch(r, p, &whole);
+    while (!status && rest.n_parts > 0) {
+        struct vulkan_row now = rest;
+        now.n_parts = 1;
+        while (now.n_parts < rest.n_parts && can_join(r, &rest, now.n_parts + 1))
+            now.n_parts++;
+        status = now.n_parts > 1 ? add_dispatch(r, &now, &whole) : add_pieces(r, &now);
+        rest.parts += now.n_parts;
+        rest.n_parts -= now.n_parts;
+    }
+    return status;
+}
