@@ -57,7 +57,7 @@ static void store_head(const struct op_attend *a, const float *x, uint8_t *to) {
 
 static void store_rows(struct cpu_step *s, const struct op_attend *a) {
     struct share share = share_of(s, s->io->n_rows * a->kv_heads, 1);
-    float key[1024];
+    float key[ATTEND_MAX_WIDTH];
     for (uint32_t i = share.begin; i < share.end; i++) {
         uint32_t row = i / a->kv_heads, head = i % a->kv_heads;
         const struct io_row *r = &s->rows[row];

@@ -2,10 +2,11 @@
  * instruction set. The contract, and the order of the sums, are in kernels.h.
  *
  *   QK       a tile is four vectors of positions and up to ATTEND_ROWS queries. A vector holds four
- *            values of each of its positions; a query's four values meet all of them. Pairs of
- * lanes are added at the end, which leaves the results in the order of the positions: so position
- * 4g + v is part g of vector v. softmax  max, e^(QK - max), sum, in one vector after the other PV
- * a tile is four vectors of values and up to ATTEND_ROWS queries, over all positions
+ *            values of each of its positions; a query's four values meet all of them. At the end
+ *            pairs of lanes are added, which leaves the results in the order of the positions: so
+ *            position 4g + v is part g of vector v.
+ *   softmax  max, e^(QK - max), sum, in one vector after the other
+ *   PV       a tile is four vectors of values and up to ATTEND_ROWS queries, over all positions
  *
  * Few queries (one row of a step) meet f16 and f32 where they lie, so that a split is read once and
  * nothing is written. For more, or other types, keys and then values are decoded into split->tile,
@@ -385,6 +386,21 @@ static TARGET void attend_qk_together(const struct attend_split *s, uint32_t fir
 static bool attend_is_together(const struct attend_split *s, uint32_t first) {
     return s->width % 32 == 0 && s->n_queries - first > 1;
 }
+
+/* Keys are put in order run by run, each before it meets the queries. */
+static TARGET void attend_qk_turned(const struct attend_split *s, uint32_t first, uint32_t n) {
+    struct attend_ahead values = attend_ahead(s->values, n * attend_row_bytes(s));
+    struct attend_keys keys = {.at = (const uint8_t *)s->tile,
+                               .vector = 2 * LANES,
+                               .four = 4 * 2 * LANES,
+                               .tile = s->width / 4 * 4 * 2 * LANES,
+                               .ahead = &values};
+    for (uint32_t p = 0, run = attend_run(s); p < n; p += run) {
+        uint32_t end = p + run < n ? p + run : n;
+        attend_turn_keys(s, p, end);
+        attend_qk(s, attend_qk_f16, keys, first, p, end);
+    }
+}
 #endif
 
 /* A vector of one position is part of a row of the cache. */
@@ -393,56 +409,38 @@ static bool attend_is_direct(const struct attend_split *s, uint32_t first, uint3
            s->n_queries - first <= ATTEND_DIRECT;
 }
 
+static TARGET void attend_qk_decoded(const struct attend_split *s, uint32_t first, uint32_t n) {
+    size_t row = attend_row_bytes(s), stride = attend_stride(s->width) * sizeof(float);
+    bool is_one = ATTEND_PARTS == 1; /* position of a vector: keys are rows */
+    struct attend_keys keys = {.at = (const uint8_t *)s->tile,
+                               .vector = is_one ? stride : LANES * sizeof(float),
+                               .four = is_one ? 16 : 4 * LANES * sizeof(float)};
+    keys.tile = is_one ? 4 * stride : (s->width + 3) / 4 * keys.four;
+    for (uint32_t p = 0, run = attend_run(s); p < n; p += run) {
+        uint32_t end = p + run < n ? p + run : n;
+        const uint8_t *from = (const uint8_t *)s->keys + p * row;
+        (is_one ? attend_decode_rows : attend_decode_keys)(s, from, end - p);
+        attend_qk(s, attend_qk_f32, keys, first, p, end);
+    }
+}
+
 static TARGET void attend_run_keys(const struct attend_split *s, uint32_t first, uint32_t n) {
     if (attend_is_one(s, first) && attend_one_qk(s, first, n))
         return;
-    size_t row = attend_row_bytes(s);
-    struct attend_keys keys = {s->keys, row, s->type == DT_F16 ? 8 : 16, 4 * row, NULL, NULL, NULL};
     if (ATTEND_PARTS == 1 && attend_is_direct(s, first, 4)) {
+        size_t row = attend_row_bytes(s);
+        struct attend_keys keys = {
+            .at = s->keys, .vector = row, .four = s->type == DT_F16 ? 8 : 16, .tile = 4 * row};
         attend_qk(s, s->type == DT_F16 ? attend_qk_f16 : attend_qk_f32, keys, first, 0, n);
         return;
     }
 #ifdef V_TURN
     if (s->type == DT_F16 && attend_is_direct(s, first, LANES)) {
-        if (attend_is_together(s, first)) {
-            attend_qk_together(s, first, n);
-            return;
-        }
-        keys = (struct attend_keys){(const uint8_t *)s->tile,
-                                    2 * LANES,
-                                    4 * 2 * LANES,
-                                    s->width / 4 * 4 * 2 * LANES,
-                                    NULL,
-                                    NULL,
-                                    NULL};
-        struct attend_ahead values = attend_ahead(s->values, n * row);
-        keys.ahead = &values;
-        for (uint32_t p = 0, run = attend_run(s); p < n; p += run) {
-            uint32_t end = p + run < n ? p + run : n;
-            attend_turn_keys(s, p, end);
-            attend_qk(s, attend_qk_f16, keys, first, p, end);
-        }
+        (attend_is_together(s, first) ? attend_qk_together : attend_qk_turned)(s, first, n);
         return;
     }
 #endif
-    keys = (struct attend_keys){(const uint8_t *)s->tile,
-                                LANES * sizeof(float),
-                                4 * LANES * sizeof(float),
-                                (s->width + 3) / 4 * 4 * LANES * sizeof(float),
-                                NULL,
-                                NULL,
-                                NULL};
-    if (ATTEND_PARTS == 1) {
-        keys.four = 16;
-        keys.vector = attend_stride(s->width) * sizeof(float);
-        keys.tile = 4 * keys.vector;
-    }
-    for (uint32_t p = 0, run = attend_run(s); p < n; p += run) {
-        uint32_t end = p + run < n ? p + run : n;
-        (ATTEND_PARTS == 1 ? attend_decode_rows
-                           : attend_decode_keys)(s, (const uint8_t *)s->keys + p * row, end - p);
-        attend_qk(s, attend_qk_f32, keys, first, p, end);
-    }
+    attend_qk_decoded(s, first, n);
 }
 
 /* ---- softmax --------------------------------------------------------------------------------- */
