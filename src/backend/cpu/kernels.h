@@ -112,9 +112,10 @@ struct attend_split {
 };
 
 /* Queries that see nothing get max 0, sum 0, and zeros. All instruction sets give the same bits,
- * and a query the same in any company: qk  four fused chains over i % 4, (0 + 1) + (2 + 3) sum
- * sixteen chains over p % 16, added as a tree: l and l + 8, l + 4 ... pv  one fused chain over the
- * positions, for each value */
+ * and a query the same in any company:
+ *   qk   four fused chains over i % 4, added as (0 + 1) + (2 + 3)
+ *   sum  sixteen chains over p % 16, added as a tree: l and l + 8, then l + 4 ...
+ *   pv   one fused chain over the positions, for each value */
 typedef void attend_fn(const struct attend_split *split);
 
 struct attend_kernel {
