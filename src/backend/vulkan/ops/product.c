@@ -6,7 +6,6 @@
 enum { QUANTIZE_THREADS = 256, PRODUCT_THREADS = 128, MAX_LANES = 32, MAX_SUMS = 16 };
 enum { TILE_THREADS = 256, TILE_SHARED = 30 << 10, MATRIX_SHARED = 42 << 10 };
 enum { SORT_THREADS = 128 };
-enum { FUSED_THREADS = 256 };
 
 /* ---- activations ------------------------------------------------------------------------------
  */
@@ -100,25 +99,15 @@ int vulkan_quantize(struct vulkan_recorder *r, const struct vulkan_prologue *p,
 
 struct product_push {
     uint32_t units, lanes, k, n, row_bytes, weight_first, weight2_first, bias_first, bias2_first;
-    uint32_t out_first;
-    union {
-        struct {
-            uint32_t out_stride, act_stride, plane_bytes, places, choice_first, choice_stride;
-            uint32_t first_expert, n_experts, act_place, out_place;
-        };
-        struct { /* fused */
-            uint32_t in_first, norm_first, gate_first, head_width, gate_stride;
-            float eps;
-            uint32_t prologue, epilogue, is_head;
-        };
-    };
+    uint32_t out_first, out_stride, act_stride, plane_bytes, places, choice_first, choice_stride;
+    uint32_t first_expert, n_experts, act_place, out_place;
 };
 
 /* How a dispatch shares the work; lanes follows from K alone (product.glsl). */
 struct shape {
     uint32_t units, lanes, threads, rows, weights;
     uint32_t group_rows, group_outputs; /* of a workgroup */
-    bool is_tile, is_matrix, is_fused;
+    bool is_tile, is_matrix;
 };
 
 /* As in units.glsl. */
@@ -129,7 +118,7 @@ static bool has_integers(const struct vulkan_product *p) {
 
 /* Many rows of int8. */
 static bool has_tile(const struct vulkan_product *p) {
-    return p->acts && p->acts->is_tiled && !p->is_f32;
+    return p->acts->is_tiled && !p->is_f32;
 }
 
 static bool has_aligned_rows(const struct operand *w) {
@@ -174,9 +163,7 @@ int vulkan_sort(struct vulkan_recorder *r, const struct operand *choice, uint32_
 static const char *shader_of(const struct vulkan_recorder *r, const struct vulkan_product *p,
                              const struct shape *s) {
     if (vulkan_is_plain(p->weight))
-        return s->is_fused  ? "project_plain_fused"
-               : s->is_tile ? "project_plain_tile"
-                            : "project_plain";
+        return s->is_tile ? "project_plain_tile" : "project_plain";
     if (p->is_f32)
         return "project_f32";
     if (s->is_matrix)
@@ -194,6 +181,11 @@ uint32_t vulkan_lanes(uint32_t k, bool is_f32) {
     return lanes;
 }
 
+uint32_t vulkan_plain_lanes(uint32_t k) {
+    uint32_t units = div_up(k, 8);
+    return div_up(units, div_up(units, MAX_LANES));
+}
+
 static struct shape shape_of(const struct vulkan_recorder *r, const struct vulkan_product *p) {
     uint32_t k = p->weight->dims[0], n = p->weight->dims[1];
     uint32_t least = p->epilogue == PRODUCT_SWIGLU ? 2 : 1;
@@ -202,8 +194,7 @@ static struct shape shape_of(const struct vulkan_recorder *r, const struct vulka
                                                                     : 64),
                       .rows = 1,
                       .weights = 4};
-    s.lanes = vulkan_is_plain(p->weight) ? div_up(s.units, div_up(s.units, MAX_LANES))
-                                         : vulkan_lanes(k, p->is_f32);
+    s.lanes = vulkan_is_plain(p->weight) ? vulkan_plain_lanes(k) : vulkan_lanes(k, p->is_f32);
     if (has_plain_tile(r, p)) {
         s.is_tile = true;
         s.threads = TILE_THREADS;
@@ -221,8 +212,7 @@ static struct shape shape_of(const struct vulkan_recorder *r, const struct vulka
         s.group_outputs = 64 / least;
         return s;
     }
-    s.is_fused = !p->acts;
-    s.threads = s.is_fused ? FUSED_THREADS : PRODUCT_THREADS;
+    s.threads = PRODUCT_THREADS;
     uint32_t teams = s.lanes < s.threads ? s.threads / s.lanes : 1;
     while (!p->choice && s.rows < 8 && s.rows < p->rows)
         s.rows *= 2;
@@ -239,7 +229,7 @@ static struct shape shape_of(const struct vulkan_recorder *r, const struct vulka
            (uint64_t)div_up(n, teams * s.weights / least) * div_up(p->rows, s.rows) <
                4ull * r->can->n_cores)
         s.rows /= 2;
-    s.threads = s.is_fused ? s.threads : teams * s.lanes;
+    s.threads = teams * s.lanes;
     s.group_rows = s.rows;
     s.group_outputs = teams * s.weights / least;
     return s;
@@ -292,48 +282,6 @@ static void bind_acts(struct vulkan_recorder *r, const struct vulkan_product *p,
     d->binds[8] = vulkan_as(p->is_f32 ? p->acts->x : p->acts->scales, VULKAN_READ);
 }
 
-static void bind_row(struct vulkan_recorder *r, const struct vulkan_product *p,
-                     struct vulkan_dispatch *d, struct product_push *push) {
-    const struct vulkan_prologue *q = p->prologue;
-    push->head_width = has_gate(q) ? q->head_width : q->in.dims[0];
-    push->gate_stride = q->gate_stride;
-    push->eps = q->eps;
-    push->prologue = (uint32_t)q->prologue;
-    push->epilogue = (uint32_t)p->epilogue;
-    push->is_head = p->is_head;
-    d->binds[7] = vulkan_operand(r, &q->in, VULKAN_READ, &push->in_first);
-    d->binds[8] = d->binds[7];
-    if (has_gate(q))
-        d->binds[5] = vulkan_operand(r, &q->gate, VULKAN_READ, &push->gate_first);
-    if (has_norm(q))
-        d->binds[8] = vulkan_operand(r, &q->norm, VULKAN_READ, &push->norm_first);
-}
-
-/* Workgroups that each prepare the row should be few: as many as run at once, all with as much to
- * do. On the processor loops must be short (README, rule 9). */
-static uint32_t row_groups(const struct vulkan_recorder *r, uint32_t groups, uint32_t threads) {
-    enum { PROCESSOR_ROUNDS = 256 };
-    uint32_t at_once = 1024 / threads * r->can->n_cores;
-    uint32_t rounds = div_up(groups, at_once);
-    if (r->can->is_processor && rounds > PROCESSOR_ROUNDS)
-        rounds = PROCESSOR_ROUNDS;
-    return div_up(groups, rounds);
-}
-
-static void set_row_constants(const struct vulkan_recorder *r, const struct vulkan_product *p,
-                              const struct product_push *push, const struct shape *s,
-                              struct vulkan_dispatch *d) {
-    uint32_t *c = d->constants;
-    c[9] = 0;
-    c[10] = (uint32_t)p->prologue->prologue;
-    c[11] = 32;
-    c[12] = s->units;
-    c[13] = has_vectors(p->prologue, push->in_first, push->norm_first, push->gate_first);
-    c[14] = r->can->subgroup_size;
-    d->n_constants = 15;
-    d->has_lanes = true;
-}
-
 static int multiply_piece(struct vulkan_recorder *r, const struct vulkan_product *p,
                           const struct piece *piece) {
     const struct operand *w = p->weight;
@@ -350,7 +298,7 @@ static int multiply_piece(struct vulkan_recorder *r, const struct vulkan_product
     };
     struct vulkan_dispatch d = {
         .shader = shader_of(r, p, &s),
-        .groups = {s.is_fused ? row_groups(r, groups, s.threads) : groups,
+        .groups = {groups,
                    !is_stack   ? div_up(p->rows, s.group_rows)
                    : s.is_tile ? p->pairs->n_tiles
                                : p->rows * p->places,
@@ -372,10 +320,7 @@ static int multiply_piece(struct vulkan_recorder *r, const struct vulkan_product
     d.binds[5] = io;
     d.binds[6] = p->out;
     d.binds[9] = vulkan_grids(r);
-    if (s.is_fused)
-        bind_row(r, p, &d, &push);
-    else
-        bind_acts(r, p, piece, &d, &push);
+    bind_acts(r, p, piece, &d, &push);
     bool is_aligned = (push.weight_first | push.weight2_first) % 16 == 0;
     if (!vulkan_is_plain(w) && !is_aligned)
         return err_set(r->err, SLUICE_ERR_UNSUPPORTED,
@@ -397,8 +342,6 @@ static int multiply_piece(struct vulkan_recorder *r, const struct vulkan_product
     d.n_constants = s.is_tile ? 10 : 9;
     for (uint32_t i = 0; i < d.n_constants; i++)
         d.constants[i] = constants[i];
-    if (s.is_fused)
-        set_row_constants(r, p, &push, &s, &d);
     return vulkan_add(r, &d);
 }
 
@@ -446,7 +389,7 @@ bool vulkan_is_pair(struct vulkan_recorder *r, const struct operand *a, const st
     uint32_t firsts[2];
     if (vulkan_weight_type(r, a) != vulkan_weight_type(r, b) || a->plane != b->plane)
         return false;
-    return r->plan->max_rows > 1 || a->n_dims > 2 || vulkan_is_plain(a) ||
+    return r->plan->max_rows > 1 || a->n_dims > 2 ||
            (vulkan_rows_of_a_bind(r, a) >= a->dims[1] &&
             vulkan_join(r, (const struct operand *[]){a, b}, 2, &ignored, firsts));
 }

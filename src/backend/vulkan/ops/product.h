@@ -1,6 +1,6 @@
 /* product.h - products of weight rows and activation rows: what PROJECT, ROUTE, EXPERTS_IN and
  * EXPERTS_OUT are made of. Two dispatches: quantize.comp prepares the activations, project.comp,
- * project_tile.comp or project_plain.comp multiplies. */
+ * project_tile.comp or project_plain.comp multiplies; or one, of one row (row.c). */
 #ifndef BACKEND_VULKAN_OPS_PRODUCT_H
 #define BACKEND_VULKAN_OPS_PRODUCT_H
 
@@ -19,6 +19,7 @@ struct vulkan_prologue {
     bool is_head; /* row i is that of output i */
     uint32_t act_group;
     bool needs_int8, needs_f32;
+    bool is_plain; /* for weights in F32, F16 and BF16 alone */
     bool has_pairs; /* no tiles where experts' pairs are not sorted */
 };
 
@@ -65,8 +66,7 @@ enum product_epilogue { PRODUCT_STORE, PRODUCT_ADD, PRODUCT_SWIGLU, PRODUCT_GATE
 struct vulkan_product {
     const struct operand *weight, *bias;        /* bias may be NULL, or none */
     const struct operand *second, *second_bias; /* SwiGLU's up, read as `weight` is */
-    const struct vulkan_acts *acts; /* NULL: the product itself prepares its row, by `prologue` */
-    const struct vulkan_prologue *prologue;
+    const struct vulkan_acts *acts;
     bool is_f32;        /* the activations that it meets */
     uint32_t act_group; /* of int8 */
     enum product_epilogue epilogue;
@@ -104,6 +104,7 @@ int vulkan_multiply_row(struct vulkan_recorder *r, const struct vulkan_row *p);
 /* Threads that share a weight row in blocks: they follow from K and the activations' type alone
  * (product.glsl). */
 uint32_t vulkan_lanes(uint32_t k, bool is_f32);
+uint32_t vulkan_plain_lanes(uint32_t k); /* the same of F32, F16 and BF16 */
 int vulkan_no_room(struct vulkan_recorder *r, const struct operand *w);
 bool vulkan_is_plain(const struct operand *w);
 

@@ -5,22 +5,17 @@ static bool meets_f32(const struct vulkan_recorder *r, const struct segment *s) 
     return s->f32_act || vulkan_meets_f32(r, &s->weight);
 }
 
-/* Whether a product of one row prepares it itself and knows the segment's type. */
-static bool is_row(const struct vulkan_acts *acts, const struct segment *s) {
-    return !acts && !vulkan_is_plain(&s->weight);
-}
-
 static struct vulkan_part part_of(const struct segment *s) {
     return (struct vulkan_part){&s->weight, &s->bias, s->column};
 }
 
-/* Segment i into its columns of out. */
+/* Segment i into its columns of out; acts NULL: the product prepares its row itself. */
 static int record_segment(struct vulkan_recorder *r, const struct op *op,
                           const struct vulkan_acts *acts, const struct vulkan_prologue *prologue,
                           uint32_t i, enum product_epilogue epilogue) {
     const struct op_project *p = &op->project;
     const struct segment *s = &p->segments[i], *next = s + 1;
-    if (is_row(acts, s)) {
+    if (!acts) {
         bool is_pair = epilogue == PRODUCT_SWIGLU;
         struct vulkan_part parts[] = {part_of(s), part_of(is_pair ? next : s)};
         struct vulkan_row row = {.parts = parts,
@@ -37,7 +32,6 @@ static int record_segment(struct vulkan_recorder *r, const struct op *op,
         .weight = &s->weight,
         .bias = &s->bias,
         .acts = acts,
-        .prologue = prologue,
         .is_f32 = meets_f32(r, s),
         .act_group = op_act_group(op),
         .epilogue = epilogue,
@@ -55,7 +49,7 @@ static int record_segment(struct vulkan_recorder *r, const struct op *op,
     return vulkan_multiply(r, &product);
 }
 
-/* The segments in blocks of one type and one type of activations. */
+/* The segments of one type and one type of activations. */
 static int record_type(struct vulkan_recorder *r, const struct op *op,
                        const struct vulkan_prologue *prologue, enum product_epilogue epilogue,
                        uint32_t type, bool is_f32) {
@@ -68,8 +62,7 @@ static int record_type(struct vulkan_recorder *r, const struct op *op,
                              .is_head = p->is_lm_head,
                              .out = &p->out};
     for (uint32_t i = 0; i < p->n_segments; i++)
-        if (p->segments[i].weight.type == type && !vulkan_is_plain(&p->segments[i].weight) &&
-            meets_f32(r, &p->segments[i]) == is_f32)
+        if (p->segments[i].weight.type == type && meets_f32(r, &p->segments[i]) == is_f32)
             parts[row.n_parts++] = part_of(&p->segments[i]);
     return row.n_parts ? vulkan_multiply_row(r, &row) : SLUICE_OK;
 }
@@ -105,7 +98,9 @@ int vulkan_record_project(struct vulkan_recorder *r, const struct op *op) {
         .is_head = p->is_lm_head,
         .act_group = op_act_group(op),
     };
+    q.is_plain = true;
     for (uint32_t i = 0; i < p->n_segments; i++) {
+        q.is_plain &= vulkan_is_plain(&p->segments[i].weight);
         q.needs_f32 |= meets_f32(r, &p->segments[i]);
         q.needs_int8 |= !meets_f32(r, &p->segments[i]);
     }
@@ -125,12 +120,11 @@ int vulkan_record_project(struct vulkan_recorder *r, const struct op *op) {
         return status ? status : record_segment(r, op, acts, &q, 1, PRODUCT_GATED);
     }
     enum product_epilogue epilogue = p->epilogue == EPILOGUE_ADD ? PRODUCT_ADD : PRODUCT_STORE;
-    /* Segments with f32 activations are small, and should not begin when large ones end. */
+    if (!acts)
+        return record_rows(r, op, &q, epilogue);
+    /* As in record_rows. */
     for (uint32_t i = 0; !status && i < 2 * p->n_segments; i++)
-        if (meets_f32(r, &p->segments[i % p->n_segments]) == (i < p->n_segments) &&
-            !is_row(acts, &p->segments[i % p->n_segments]))
+        if (meets_f32(r, &p->segments[i % p->n_segments]) == (i < p->n_segments))
             status = record_segment(r, op, acts, &q, i % p->n_segments, epilogue);
-    if (!status && !acts)
-        status = record_rows(r, op, &q, epilogue);
     return status;
 }

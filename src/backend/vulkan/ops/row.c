@@ -1,8 +1,12 @@
-/* row.c - products of one row, which each workgroup prepares for itself: project_row.comp. */
+/* row.c - products of one row, which each workgroup prepares for itself: project_row.comp and
+ * project_plain_row.comp. */
 #include "backend/vulkan/ops/product.h"
 #include "base/size.h"
 
 enum { MIN_THREADS = 256, THREADS_PER_CORE = 1152, MAX_THREADS = 640, MAX_PARTS = 4 };
+/* PLAIN_BATCH: vectors that a lane loads at once; with more of them NVIDIA's driver runs out of
+ * registers. */
+enum { PLAIN_THREADS = 1024, PLAIN_BATCH = 6 };
 
 struct row_push {
     uint32_t lane_bits, k, n, row_bytes, in_first, norm_first, gate_first, head_width, gate_stride;
@@ -19,6 +23,8 @@ static uint32_t room_units(uint32_t k) {
 /* Shared memory: the row as int8 or f32, sums of runs and lanes, neighbours' values. */
 static uint64_t shared_bytes(const struct vulkan_prologue *p) {
     uint64_t units = room_units(p->in.dims[0]);
+    if (p->is_plain)
+        return div_up(p->in.dims[0], 8) * 32ull + 4 * VULKAN_MAX_RUNS + 8 * PLAIN_THREADS;
     return units * (p->needs_f32 ? 256 : 80) + 4 * VULKAN_MAX_RUNS + 3 * 4 * MAX_THREADS;
 }
 
@@ -60,6 +66,64 @@ static struct row_shape shape_of(const struct vulkan_recorder *r, uint32_t rows,
         best = (struct row_shape){threads, groups};
     }
     return best;
+}
+
+/* Of weights in F32, F16 and BF16: all the threads of a core in one workgroup, unless there is
+ * little to do. Rows are dealt one by one to all workgroups. */
+static struct row_shape plain_shape_of(const struct vulkan_recorder *r, const struct vulkan_row *p,
+                                       uint32_t rows, uint32_t lanes) {
+    uint32_t cores = r->can->n_cores, team = 4;
+    rows = p->epilogue == PRODUCT_SWIGLU ? rows / 2 : rows; /* pairs */
+    uint32_t k = p->parts[0].weight->dims[0], threads = k <= 2048 ? 512 : PLAIN_THREADS;
+    bool is_small = rows < 8 * cores || r->can->max_threads < threads;
+    threads = is_small ? MIN_THREADS : threads;
+    while (team < lanes)
+        team *= 2;
+    uint32_t all = div_up(rows, threads / team), at_once = PLAIN_THREADS / threads * cores;
+    if (r->can->is_processor)
+        at_once = groups_of(r, all, threads);
+    return (struct row_shape){threads, is_small && all < at_once ? all : at_once};
+}
+
+/* Units of a lane that are loaded at once. */
+static uint32_t plain_batch(const struct operand *w, uint32_t lanes) {
+    uint32_t of_lane = div_up(div_up(w->dims[0], 8), lanes);
+    uint32_t most = w->type == DT_F32 ? PLAIN_BATCH / 2 : PLAIN_BATCH;
+    return div_up(of_lane, div_up(of_lane, most));
+}
+
+static const char *shader_of(const struct vulkan_recorder *r, const struct vulkan_row *p) {
+    if (vulkan_is_plain(p->parts[0].weight))
+        return "project_plain_row";
+    return p->is_f32 ? "project_row_f32" : r->can->has_dot ? "project_row_dot" : "project_row";
+}
+
+static void set_constants(struct vulkan_recorder *r, const struct vulkan_row *p,
+                          const struct row_push *push, uint32_t threads, uint32_t lanes,
+                          struct vulkan_dispatch *d) {
+    const struct vulkan_prologue *q = p->prologue;
+    const struct operand *w = p->parts[0].weight;
+    uint32_t k = w->dims[0];
+    bool is_plain = vulkan_is_plain(w);
+    const uint32_t constants[] = {
+        threads,
+        vulkan_weight_type(r, w),
+        1,
+        1,
+        (uint32_t)q->prologue,
+        0,
+        0,
+        is_plain ? k % 8 == 0 : q->act_group == 128,
+        p->parts[0].bias->n_dims > 0,
+        is_plain ? div_up(k, 8) : q->act_group,
+        is_plain ? lanes : room_units(k),
+        has_vectors(q, push->in_first, push->norm_first, push->gate_first),
+        r->can->subgroup_size,
+        is_plain ? plain_batch(w, lanes) : 0,
+    };
+    d->n_constants = is_plain ? 14 : 13;
+    for (uint32_t i = 0; i < d->n_constants; i++)
+        d->constants[i] = constants[i];
 }
 
 static void bind_input(struct vulkan_recorder *r, const struct vulkan_prologue *q,
@@ -144,14 +208,13 @@ static int add_dispatch(struct vulkan_recorder *r, const struct vulkan_row *p,
                         const struct piece *piece) {
     const struct vulkan_prologue *q = p->prologue;
     const struct operand *w = p->parts[0].weight;
-    uint32_t k = w->dims[0], lanes = vulkan_lanes(k, p->is_f32), column, out_first;
+    uint32_t k = w->dims[0], column, out_first;
+    uint32_t lanes = vulkan_is_plain(w) ? vulkan_plain_lanes(k) : vulkan_lanes(k, p->is_f32);
     struct row_push push = {.k = k,
                             .row_bytes = (uint32_t)vulkan_weight_row_bytes(r, w),
                             .epilogue = (uint32_t)p->epilogue,
                             .is_head = p->is_head};
-    struct vulkan_dispatch d = {.shader = p->is_f32         ? "project_row_f32"
-                                          : r->can->has_dot ? "project_row_dot"
-                                                            : "project_row",
+    struct vulkan_dispatch d = {.shader = shader_of(r, p),
                                 .has_lanes = true,
                                 .n_binds = 10,
                                 .push = &push,
@@ -166,27 +229,11 @@ static int add_dispatch(struct vulkan_recorder *r, const struct vulkan_row *p,
     bind_weights(r, p, piece, &d, &push);
     bind_input(r, q, &d, &push);
     bind_biases(r, p, piece, &d, &push);
-    struct row_shape shape = shape_of(r, push.n, lanes);
+    struct row_shape shape =
+        vulkan_is_plain(w) ? plain_shape_of(r, p, push.n, lanes) : shape_of(r, push.n, lanes);
     d.groups[0] = shape.groups;
     d.groups[1] = d.groups[2] = 1;
-    const uint32_t constants[] = {
-        shape.threads,
-        vulkan_weight_type(r, w),
-        1,
-        1,
-        (uint32_t)q->prologue,
-        0,
-        0,
-        q->act_group == 128,
-        p->parts[0].bias->n_dims > 0,
-        q->act_group,
-        room_units(k),
-        has_vectors(q, push.in_first, push.norm_first, push.gate_first),
-        r->can->subgroup_size,
-    };
-    d.n_constants = sizeof constants / sizeof *constants;
-    for (uint32_t i = 0; i < d.n_constants; i++)
-        d.constants[i] = constants[i];
+    set_constants(r, p, &push, shape.threads, lanes, &d);
     return vulkan_add(r, &d);
 }
 

@@ -7,8 +7,8 @@
 // lane l sums units l, l + lanes, ... in order, and then the sums of all lanes are added in order.
 // lanes follows from K alone, so a row's bits are the same in every shape.
 //
-// -DROW: project_row.comp, of one row, with a frame of its own; the epilogue is a push constant
-// there. -DFUSED: floats, one row, which every workgroup prepares for itself in shared memory (prologue.glsl).
+// -DROW: project_row.comp and project_plain_row.comp, of one row, with frames of their own; the
+// epilogue is a push constant there.
 // -DTILE: many rows, of which a workgroup has a tile (find_tile).
 // IS_EXPERTS: workgroup y is a pair (row, place), and the matrix that of the expert chosen there; of
 // tiles, pairs of one expert (experts_sort.comp).
@@ -33,14 +33,6 @@ layout(constant_id = 6) const uint IS_EXPERTS = 0;
 layout(constant_id = 7) const uint IS_WIDE = 0; // 128 activations share a scale; plain: 16-aligned
 layout(constant_id = 8) const uint HAS_BIAS = 0;
 
-#ifdef FUSED
-layout(constant_id = 10) const uint PROLOGUE = 0; // of FUSED: enum prologue,
-layout(constant_id = 11) const uint GROUP = 32;   // values that share a scale,
-layout(constant_id = 12) const uint UNITS = 1;    // p.units,
-layout(constant_id = 13) const uint HAS_VECTORS = 0; // as in prologue.glsl
-layout(constant_id = 14) const uint SUBGROUP = 0;    // threads of a subgroup
-#endif
-
 #define STORE 0
 #define ADD 1    // out += result
 #define SWIGLU 2 // out = silu(first) * second
@@ -57,14 +49,8 @@ layout(push_constant) uniform Push {
     uint ends[3], weight_base[4], out_base[4];
 #else
     uint units, lanes, k, n, row_bytes, weight_first, weight2_first, bias_first, bias2_first;
-#ifdef FUSED
-    uint out_first, in_first, norm_first, gate_first, head_width, gate_stride;
-    float eps;
-    uint prologue, epilogue, is_head;
-#else
     uint out_first, out_stride, act_stride, plane_bytes, places, choice_first, choice_stride;
     uint first_expert, n_experts, act_place, out_place;
-#endif
 #endif
 } p;
 layout(binding = 0) readonly buffer Io { uint io[]; };
@@ -74,7 +60,7 @@ layout(binding = 2) readonly buffer Weight2 { uint v[]; };
 layout(binding = 2) readonly buffer Weight24 { uvec4 v4[]; };
 layout(binding = 3) readonly buffer Bias { float bias[]; };
 layout(binding = 4) readonly buffer Bias2 { float bias2[]; };
-#if defined(FUSED) || defined(ROW)
+#ifdef ROW
 layout(binding = 5) readonly buffer Gate { float gate[]; };
 layout(binding = 5) readonly buffer Gate4 { vec4 gate4[]; };
 layout(binding = 7) readonly buffer In { float x[]; };
@@ -107,14 +93,12 @@ uint n_rows, first_row, place, expert, first_n, lane;
 uint weight_at(uint i) {
     uint n = min(first_n + (i < OUTPUTS ? i : i - OUTPUTS), p.n - 1);
     uint at = (i < OUTPUTS ? p.weight_first : p.weight2_first) + n * p.row_bytes;
-#ifndef FUSED
     at += expert * p.plane_bytes;
-#endif
     return at;
 }
 
 // Where activation row r of the team begins, in what act_stride counts.
-#if !defined(FUSED) && !defined(TILE)
+#ifndef TILE
 uint act_at(uint r) {
     return min(first_row + r, n_rows - 1) * p.act_stride + place * p.act_place;
 }
@@ -145,7 +129,7 @@ uint segment_of(uint n);
 
 void store(uint n, uint row, float a, float b) {
     uint at = OUT_FIRST + n;
-#if !defined(FUSED) && !defined(ROW)
+#ifndef ROW
     at += row * p.out_stride + place * p.out_place;
 #endif
     precise float y = a;
@@ -188,7 +172,6 @@ bool find_rows() {
     n_rows = IS_HEAD != 0 ? io_n_outputs() : io_n_rows();
     first_row = gl_WorkGroupID.y * ROWS;
     place = expert = 0;
-#ifndef FUSED
     if (IS_EXPERTS != 0) {
         first_row = gl_WorkGroupID.y / p.places;
         place = gl_WorkGroupID.y - first_row * p.places;
@@ -197,7 +180,6 @@ bool find_rows() {
         expert = choice[p.choice_first + first_row * p.choice_stride + place] - p.first_expert;
         return expert < p.n_experts;
     }
-#endif
     return first_row < n_rows;
 }
 

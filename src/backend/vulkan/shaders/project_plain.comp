@@ -1,26 +1,16 @@
 // project_plain.comp - products of weights in F32, F16 and BF16; a unit is eight values.
 //
-// IS_WIDE: K is a multiple of 8, and weights and activations are 16-aligned. -DFUSED: see
-// product.glsl.
+// IS_WIDE: K is a multiple of 8, and weights and activations are 16-aligned.
 #version 450
 #extension GL_GOOGLE_include_directive : require
 #extension GL_EXT_control_flow_attributes : require
-#ifdef FUSED
-#extension GL_KHR_shader_subgroup_basic : require
-#extension GL_KHR_shader_subgroup_shuffle : require
-#endif
 #include "product.glsl"
 
 #define DT_F32 0u
 #define DT_F16 1u
 
-#ifdef FUSED
-#include "prologue.glsl"
-shared vec4 row_x[2 * UNITS];
-#else
 layout(binding = 7) readonly buffer X { float x[]; };
 layout(binding = 7) readonly buffer X4 { vec4 x4[]; };
-#endif
 
 vec2 two_of(uint word) {
     return TYPE == DT_F16 ? unpackHalf2x16(word)
@@ -80,14 +70,9 @@ void unpack_unit(uint i, uint u, uint step, out float y[8]) {
 }
 
 void load_acts(uint r, uint u, out float a[8]) {
-#ifdef FUSED
-    [[unroll]] for (uint k = 0; k < 8; k++)
-        a[k] = row_x[2 * u + k / 4][k % 4];
-#else
     uint at = act_at(r) + 8 * u;
     [[unroll]] for (uint k = 0; k < 8; k++)
         a[k] = IS_WIDE != 0 ? x4[at / 4 + k / 4][k % 4] : 8 * u + k < p.k ? x[at + k] : 0;
-#endif
 }
 
 void multiply_unit(uint u, uint step) {
@@ -122,38 +107,10 @@ void multiply() {
     }
 }
 
-#ifdef FUSED
-void prepare_row() {
-    row_at = p.in_first;
-    gate_at = p.gate_first;
-    float factor = PROLOGUE == PROLOGUE_NORM ? norm_of_row(p.k) : 1;
-    if (PROLOGUE == PROLOGUE_GATED_NORM)
-        norms_of_heads(0, p.k / p.head_width);
-    for (uint i = gl_LocalInvocationID.x; i < 2 * UNITS; i += T) {
-        vec4 v = vec4(0);
-        if (4 * i < p.k)
-            values(4 * i, p.k, 0, v);
-        precise vec4 whole = v * factor;
-        row_x[i] = whole;
-    }
-    barrier();
-}
-#endif
 
 void main() {
-#ifdef FUSED
-    // The plan has one row, and so has every step; but its head may have none.
-    if (IS_HEAD != 0 && io_n_outputs() == 0)
-        return;
-    n_rows = 1;
-    first_row = place = 0;
-    find_team(gl_WorkGroupID.x * outputs_of_group());
-    load_first(); // come while the row is prepared
-    prepare_row();
-#else
     if (!find_rows())
         return;
     is_loaded = false;
-#endif
     product();
 }

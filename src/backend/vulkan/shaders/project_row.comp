@@ -34,6 +34,7 @@ layout(constant_id = 12) const uint SUBGROUP = 0;     // threads of a subgroup
 #define UNIT 64u
 #endif
 #define ROW_VECTORS (16 * UNITS)
+#define ROW_PLACE(i) (i)
 #ifdef F32
 #define GRIDS 9
 #include "types.glsl"

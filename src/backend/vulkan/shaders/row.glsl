@@ -53,8 +53,8 @@ void load_row() {
 shared vec4 row_x[ROW_VECTORS]; // without row_factor
 
 void share_four(uint i, vec4 v) {
-    if (i < p.k)
-        row_x[i / 4] = v;
+    if (i / 4 < ROW_VECTORS)
+        row_x[ROW_PLACE(i / 4)] = i < p.k ? v : vec4(0);
 }
 #else
 // Where group g is in shared memory: its unit, and which one of it.
