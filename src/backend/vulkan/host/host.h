@@ -58,6 +58,7 @@ struct vulkan_node {
 
 struct vulkan_recording {
     const struct plan *plan;
+    bool takes_best; /* as in vulkan_recorder */
     struct vulkan_node *nodes;
     uint32_t n_nodes, capacity, n_barriers;
     VkCommandBuffer step, burst;        /* burst NULL: not for this plan */
@@ -143,7 +144,8 @@ struct backend {
     struct vulkan_set *sets;     /* a hash table */
     uint32_t n_sets, set_capacity;
 
-    struct vulkan_recording *recordings;
+    struct vulkan_recording *recordings; /* one a plan */
+    struct vulkan_recording *bests;      /* for steps that take the best tokens; not of all plans */
     uint32_t n_recordings;
     struct backend_counters count;
     double *expected, submitted_at; /* of the step that was submitted last */

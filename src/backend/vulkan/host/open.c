@@ -522,9 +522,12 @@ static void vulkan_close(struct backend *b) {
             vulkan_region_free(b, &b->regions[i]);
         leave_device(b);
     }
-    for (uint32_t i = 0; i < b->n_recordings; i++)
+    for (uint32_t i = 0; i < b->n_recordings; i++) {
         free(b->recordings[i].nodes);
+        free(b->bests[i].nodes);
+    }
     free(b->recordings);
+    free(b->bests);
     free(b->places);
     free(b);
 }

@@ -330,24 +330,32 @@ static int walk(struct vulkan_recorder *r, uint32_t n_steps) {
     return SLUICE_OK;
 }
 
+/* into NULL: memory is only counted. */
 static struct vulkan_recorder recorder(struct backend *b, const struct plan *plan,
-                                       struct vulkan_recording *into, struct err *err) {
+                                       struct vulkan_recording *into, bool takes_best,
+                                       struct err *err) {
     return (struct vulkan_recorder){.plan = plan,
                                     .can = &b->can,
                                     .exact = b->exact,
                                     .is_counting = !into,
                                     .b = b,
                                     .err = err,
-                                    .into = into};
+                                    .into = into,
+                                    .takes_best = takes_best};
+}
+
+/* Whether a plan has a second recording, for steps whose outputs take the best tokens. */
+static bool has_best(const struct backend *b, const struct plan *plan) {
+    return b->can.has_device_scope && plan_wants_burst(plan) && plan->max_outputs < VULKAN_COUNTERS;
 }
 
 int vulkan_count(struct backend *b, struct plan *const *plans, uint32_t n_plans, struct err *err) {
     b->n_tables = 0;
     b->work_bytes = 0;
     b->table_bytes = counters_at() + VULKAN_COUNTERS * sizeof(uint32_t);
-    for (uint32_t i = 0; i < n_plans; i++) {
-        struct vulkan_recorder r = recorder(b, plans[i], NULL, err);
-        int status = walk(&r, 1);
+    for (uint32_t i = 0; i < 2 * n_plans; i++) {
+        struct vulkan_recorder r = recorder(b, plans[i / 2], NULL, i % 2, err);
+        int status = i % 2 == 0 || has_best(b, plans[i / 2]) ? walk(&r, 1) : SLUICE_OK;
         if (status)
             return status;
         b->work_bytes = r.work_most > b->work_bytes ? r.work_most : b->work_bytes;
@@ -358,7 +366,7 @@ int vulkan_count(struct backend *b, struct plan *const *plans, uint32_t n_plans,
 /* Lists so many steps of a plan. */
 static int list_steps(struct backend *b, struct vulkan_recording *into, uint32_t n,
                       struct err *err) {
-    struct vulkan_recorder r = recorder(b, into->plan, into, err);
+    struct vulkan_recorder r = recorder(b, into->plan, into, into->takes_best, err);
     int status = walk(&r, n);
     CHECK(status || r.work_most <= b->regions[VULKAN_WORK].bytes);
     return status;
@@ -366,7 +374,7 @@ static int list_steps(struct backend *b, struct vulkan_recording *into, uint32_t
 
 /* The burst's list is only needed until it is recorded; what it dispatches the step's list has. */
 static int record_burst(struct backend *b, struct vulkan_recording *into, struct err *err) {
-    struct vulkan_recording burst = {.plan = into->plan};
+    struct vulkan_recording burst = {.plan = into->plan, .takes_best = into->takes_best};
     int status = list_steps(b, &burst, IO_BURST, err);
     if (!status)
         status = vulkan_make_pipelines(b, err);
@@ -376,22 +384,39 @@ static int record_burst(struct backend *b, struct vulkan_recording *into, struct
     return status;
 }
 
+static int list_all(struct backend *b, struct plan *const *plans, uint32_t n_plans,
+                    struct err *err) {
+    int status = SLUICE_OK;
+    for (; !status && b->n_recordings < n_plans; b->n_recordings++) {
+        struct vulkan_recording *any = &b->recordings[b->n_recordings],
+                                *best = &b->bests[b->n_recordings];
+        any->plan = best->plan = plans[b->n_recordings];
+        best->takes_best = true;
+        status = list_steps(b, any, 1, err);
+        if (!status && has_best(b, best->plan))
+            status = list_steps(b, best, 1, err);
+    }
+    return status;
+}
+
+static int record_one(struct backend *b, struct vulkan_recording *r, struct err *err) {
+    int status = make_commands(b, r, &r->step, err);
+    return status || !plan_wants_burst(r->plan) ? status : record_burst(b, r, err);
+}
+
 int vulkan_record(struct backend *b, struct plan *const *plans, uint32_t n_plans, struct err *err) {
     b->recordings = calloc(n_plans, sizeof *b->recordings);
-    if (!b->recordings)
+    b->bests = calloc(n_plans, sizeof *b->bests);
+    if (!b->recordings || !b->bests)
         return err_memory(err, "the recordings");
-    int status = SLUICE_OK;
     double start = seconds_now();
-    for (; !status && b->n_recordings < n_plans; b->n_recordings++) {
-        b->recordings[b->n_recordings].plan = plans[b->n_recordings];
-        status = list_steps(b, &b->recordings[b->n_recordings], 1, err);
-    }
+    int status = list_all(b, plans, n_plans, err);
     if (!status)
         status = vulkan_make_pipelines(b, err);
     for (uint32_t i = 0; !status && i < n_plans; i++) {
-        status = make_commands(b, &b->recordings[i], &b->recordings[i].step, err);
-        if (!status && plan_wants_burst(plans[i]))
-            status = record_burst(b, &b->recordings[i], err);
+        status = record_one(b, &b->recordings[i], err);
+        if (!status && b->bests[i].n_nodes)
+            status = record_one(b, &b->bests[i], err);
     }
     log_line(LOG_DEBUG, "vulkan: %u plans recorded in %.3f s: %u pipelines, %u sets", n_plans,
              seconds_now() - start, b->on->n_pipelines, b->n_sets);

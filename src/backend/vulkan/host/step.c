@@ -27,9 +27,28 @@ static void give_io(struct backend *b, const struct plan *plan) {
         memcpy(to + parts[i].at, from + parts[i].at, parts[i].bytes);
 }
 
-static int submit(struct backend *b, uint32_t plan, bool is_burst, struct err *err) {
+/* Whether the step's outputs take the best token of their logits as they are. */
+static bool takes_best(const struct backend *b, const struct plan *plan) {
+    const uint8_t *io = b->regions[VULKAN_IO].list[0].host;
+    const struct io_output *o = (const struct io_output *)(io + plan->io.outputs);
+    uint32_t n = ((const struct io_header *)io)->n_outputs;
+    for (uint32_t i = 0; i < n; i++)
+        if (o[i].flags & IO_WANTS_TOKEN &&
+            (o[i].temperature > 0 || o[i].flags & IO_HAS_MASK || o[i].n_bias ||
+             o[i].repeat_penalty != 1 || o[i].presence_penalty != 0 || o[i].frequency_penalty != 0))
+            return false;
+    return true;
+}
+
+/* What serves the step that IO describes. */
+static struct vulkan_recording *recording_for(const struct backend *b, uint32_t plan) {
     CHECK(plan < b->n_recordings);
-    struct vulkan_recording *r = &b->recordings[plan];
+    bool is_best = b->bests[plan].n_nodes && takes_best(b, b->recordings[plan].plan);
+    return is_best ? &b->bests[plan] : &b->recordings[plan];
+}
+
+static int submit(struct backend *b, uint32_t plan, bool is_burst, struct err *err) {
+    struct vulkan_recording *r = recording_for(b, plan);
     give_io(b, r->plan);
     int status = vulkan_enter(b, err);
     if (!status)
@@ -98,7 +117,7 @@ static uint32_t first_node(const struct vulkan_recording *r, uint32_t op) {
 }
 
 int vulkan_run_op(struct backend *b, uint32_t plan, uint32_t op, struct err *err) {
-    const struct vulkan_recording *r = &b->recordings[plan];
+    const struct vulkan_recording *r = recording_for(b, plan);
     uint32_t first = first_node(r, op), n = first_node(r, op + 1) - first, ignored = 0;
     VkCommandBuffer commands;
     int status = vulkan_enter(b, err);
@@ -168,7 +187,7 @@ static int time_by_stamps(struct backend *b, const struct vulkan_recording *r, d
 }
 
 int vulkan_time_ops(struct backend *b, uint32_t plan, double *seconds, struct err *err) {
-    const struct vulkan_recording *r = &b->recordings[plan];
+    const struct vulkan_recording *r = recording_for(b, plan);
     int status = vulkan_enter(b, err);
     if (status || b->time_bits)
         return status ? status : time_by_stamps(b, r, seconds, err);
@@ -182,7 +201,7 @@ int vulkan_time_ops(struct backend *b, uint32_t plan, double *seconds, struct er
 
 bool vulkan_op_kernel(const struct backend *b, uint32_t plan, uint32_t op, uint32_t i,
                       struct backend_kernel *out) {
-    const struct vulkan_recording *r = &b->recordings[plan];
+    const struct vulkan_recording *r = recording_for(b, plan);
     uint32_t at = first_node(r, op) + i;
     if (at >= r->n_nodes || r->nodes[at].op != op)
         return false;

@@ -72,6 +72,7 @@ struct vulkan_recorder {
     struct err *err;
     struct vulkan_recording *into;
     uint32_t step, n_steps; /* of a burst */
+    bool takes_best;        /* outputs all take the best token of their logits as they are */
     uint32_t op;            /* the running one */
     uint64_t work_used, work_most;
 };

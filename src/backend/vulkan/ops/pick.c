@@ -8,7 +8,10 @@ enum {
     RANK_THREADS = 128,
     STRETCHES = 128, /* of a row in pick_rank, at most: no more than pick.comp has threads */
     LEAST_STRETCH = 1024,
-    MOST_THREADS = 1024, /* of pick.comp: one for each bin */
+    BEST_THREADS = 256,
+    BEST_EACH = 8,       /* logits of a thread in pick_best */
+    MOST_THREADS = 1024, /* of pick.comp: one for each bin; */
+    MOST_WEIGHING = 512, /* where it also weighs */
 };
 
 struct end_push {
@@ -20,8 +23,14 @@ static uint32_t stretch_of(uint32_t vocab) {
     return stretch < LEAST_STRETCH ? LEAST_STRETCH : stretch;
 }
 
-static uint32_t threads_of(const struct vulkan_recorder *r) {
-    uint32_t threads = 128, most = r->can->shared_bytes > 16384 ? MOST_THREADS : MOST_THREADS / 2;
+/* Whether a dispatch can have a last workgroup, which does what comes after. */
+static bool can_count(const struct vulkan_recorder *r) {
+    return r->can->has_device_scope && r->plan->max_outputs < VULKAN_COUNTERS;
+}
+
+static uint32_t threads_of(const struct vulkan_recorder *r, uint32_t most) {
+    uint32_t threads = 128;
+    most = r->can->shared_bytes > 16384 ? most : min_u32(most, MOST_THREADS / 2);
     while (2 * threads <= r->can->max_threads && threads < most)
         threads *= 2;
     return threads;
@@ -40,8 +49,8 @@ static int add_rank(struct vulkan_recorder *r, const struct op_pick *o, struct v
     struct vulkan_dispatch d = {
         .shader = "pick_rank",
         .groups = {div_up(vocab, stretch), r->plan->max_outputs, 1},
-        .constants = {RANK_THREADS, vocab, stretch, o->counts.n_dims != 0},
-        .n_constants = 4,
+        .constants = {BEST_THREADS, vocab, stretch, o->counts.n_dims != 0, BEST_THREADS},
+        .n_constants = 5,
         .n_binds = 8,
         .push = &push,
         .push_bytes = sizeof push,
@@ -100,15 +109,17 @@ static int add_pick(struct vulkan_recorder *r, const struct op_pick *o, struct v
               .logits_stride = o->logits.stride,
               .room_stride = o->room.stride,
               .order_stride = o->order.stride};
-    bool has_counts = o->counts.n_dims, is_end = r->plan->max_outputs == 1;
-    uint32_t vocab = o->logits.dims[0], threads = threads_of(r);
+    bool has_counts = o->counts.n_dims, weighs = can_count(r);
+    bool is_end = weighs || r->plan->max_outputs == 1;
+    uint32_t vocab = o->logits.dims[0], stretches = div_up(vocab, stretch_of(vocab));
+    uint32_t threads = threads_of(r, weighs ? MOST_WEIGHING : MOST_THREADS);
     struct vulkan_dispatch d = {
         .shader = "pick",
-        .groups = {r->plan->max_outputs, 1, 1},
-        .constants = {threads, vocab, has_counts, threads, div_up(vocab, stretch_of(vocab)), is_end,
-                      stretch_of(vocab)},
-        .n_constants = 7,
-        .n_binds = 8,
+        .groups = {r->plan->max_outputs, weighs ? stretches : 1, 1},
+        .constants = {threads, vocab, has_counts, threads, stretches, is_end, stretch_of(vocab),
+                      weighs},
+        .n_constants = 8,
+        .n_binds = 9,
         .push = &push,
         .push_bytes = sizeof push,
     };
@@ -121,7 +132,8 @@ static int add_pick(struct vulkan_recorder *r, const struct op_pick *o, struct v
     d.binds[4] = vulkan_operand(r, &o->room, VULKAN_READ, &push.room_first);
     d.binds[5] = vulkan_operand(r, &o->order, both, &push.order_first);
     d.binds[6] = vulkan_as(best, VULKAN_READ);
-    d.binds[7] = vulkan_as(sums, VULKAN_READ);
+    d.binds[7] = vulkan_as(sums, both);
+    d.binds[8] = vulkan_count_words(r);
     return vulkan_add(r, &d);
 }
 
@@ -143,18 +155,48 @@ static int add_end(struct vulkan_recorder *r, const struct op_pick *o) {
     return vulkan_add(r, &d);
 }
 
+/* All of it in one dispatch, where outputs take the best token of their logits. */
+static int add_best(struct vulkan_recorder *r, const struct op_pick *o) {
+    struct {
+        struct end_push end;
+        uint32_t logits_first, logits_stride, wanted_first, wanted_stride;
+    } push = {
+        .end = end_of(r, o), .logits_stride = o->logits.stride, .wanted_stride = o->wanted.stride};
+    uint32_t vocab = o->logits.dims[0], stretches = div_up(vocab, BEST_THREADS * BEST_EACH);
+    struct vulkan_dispatch d = {
+        .shader = "pick_best",
+        .groups = {stretches, r->plan->max_outputs, 1},
+        .constants = {BEST_THREADS, vocab, o->counts.n_dims != 0, BEST_THREADS, BEST_EACH},
+        .n_constants = 5,
+        .n_binds = 7,
+        .push = &push,
+        .push_bytes = sizeof push,
+    };
+    enum vulkan_access both = VULKAN_READ | VULKAN_WRITE;
+    d.binds[0] = vulkan_io_copy(r, both);
+    d.binds[1] = vulkan_io_host(r, both);
+    d.binds[2] = vulkan_operand_or(r, &o->counts, &o->order, both, &push.end.counts_first);
+    d.binds[3] = vulkan_operand(r, &o->logits, VULKAN_READ, &push.logits_first);
+    d.binds[4] = vulkan_operand(r, &o->wanted, VULKAN_WRITE, &push.wanted_first);
+    d.binds[5] = vulkan_work(r, (uint64_t)r->plan->max_outputs * stretches * sizeof(uint64_t));
+    d.binds[6] = vulkan_count_words(r);
+    return vulkan_add(r, &d);
+}
+
 int vulkan_record_pick(struct vulkan_recorder *r, const struct op *op) {
     const struct op_pick *o = &op->pick;
+    if (r->takes_best)
+        return add_best(r, o);
     uint64_t stretches = div_up(o->logits.dims[0], stretch_of(o->logits.dims[0]));
     uint64_t outputs = r->plan->max_outputs, each = sizeof(uint64_t);
     struct vulkan_bind best = vulkan_work(r, outputs * stretches * each),
                        sums = vulkan_work(r, outputs * (stretches + 1) * each);
     int status = add_rank(r, o, best, sums);
-    if (!status)
+    if (!status && !can_count(r))
         status = add_weigh(r, o, best, sums);
     if (!status)
         status = add_pick(r, o, best, sums);
-    if (!status && r->plan->max_outputs > 1)
+    if (!status && r->plan->max_outputs > 1 && !can_count(r))
         status = add_end(r, o);
     return status;
 }

@@ -19,6 +19,7 @@
 //
 // CACHE as in attend_head.glsl.
 #extension GL_GOOGLE_include_directive : require
+#extension GL_KHR_memory_scope_semantics : require
 #extension GL_EXT_control_flow_attributes : require
 #extension GL_KHR_shader_subgroup_basic : require
 #extension GL_KHR_shader_subgroup_shuffle : require
@@ -371,22 +372,7 @@ void store_part(uint t, float run_max, uint at, uint n_heads) {
 
 // ---- all parts --------------------------------------------------------------------------------
 
-shared uint n_done;
-
-// Whether this workgroup is the last of n to come here. Others' results are seen then.
-bool is_last(uint t, uint tile, uint n) {
-    memoryBarrierBuffer();
-    barrier();
-    if (t == 0) {
-        memoryBarrierBuffer(); // what others wrote before the barrier is released by this thread
-        n_done = atomicAdd(counters[tile], 1u) + 1;
-    }
-    barrier();
-    memoryBarrierBuffer();
-    if (n_done == n && t == 0)
-        counters[tile] = 0;
-    return n_done == n;
-}
+#include "last.glsl"
 
 // As attend_combine.comp: a team a head, AT_ONCE parts in flight.
 const uint AT_ONCE = 4;

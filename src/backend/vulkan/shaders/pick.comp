@@ -1,6 +1,7 @@
 #version 450
-// pick.comp - a token for an output, a workgroup each; where a plan has one output, the end of the
-// step, too.
+// pick.comp - a token for an output, by one workgroup; where a plan has one output, the end of the
+// step, too. IS_LAST: there is a workgroup for every stretch, which weighs it, and the last one to be
+// done is the one that picks; the last of all outputs' ends the step.
 //
 //   best     the largest key of pick_rank.comp's stretches: the token of a greedy output
 //   cuts     pick_weigh.comp has listed the tokens near the best. Where these are not all that may
@@ -9,6 +10,7 @@
 //            list by rank, or in a long one by radix select over the keys
 //   no cuts  the token at which the running sum reaches the draw, in the order of the vocabulary
 #extension GL_GOOGLE_include_directive : require
+#extension GL_KHR_memory_scope_semantics : require
 #extension GL_EXT_control_flow_attributes : require
 #include "io.glsl"
 #include "pick.glsl"
@@ -20,6 +22,7 @@ layout(constant_id = 3) const uint THREADS = 128; // as constant 0; a power of t
 layout(constant_id = 4) const uint STRETCHES = 1;
 layout(constant_id = 5) const uint IS_END = 0;
 layout(constant_id = 6) const uint STRETCH = 128;
+layout(constant_id = 7) const uint IS_LAST = 0;
 
 layout(push_constant) uniform Push {
     IO_AT;
@@ -34,8 +37,10 @@ layout(binding = 3) readonly buffer Logits { float logits[]; };
 layout(binding = 4) readonly buffer Room { float room[]; };
 layout(binding = 5) coherent buffer Order { uvec2 list[]; };
 layout(binding = 6) readonly buffer Best { uvec2 best[]; };
-layout(binding = 7) readonly buffer Sums { uvec2 sums[]; }; // as in pick_weigh.comp
+layout(binding = 7) coherent buffer Sums { uint sums[]; }; // as in pick_weigh.comp
+layout(binding = 8) coherent buffer Counters { uint counters[]; }; // one an output, then one for all
 
+#include "last.glsl"
 #include "pick_end.glsl"
 
 #define BINS 1024
@@ -71,6 +76,14 @@ bool is_top_k;
 REDUCE(largest, max64)
 REDUCE(smallest, min64)
 REDUCE(sum_of, add64)
+
+#include "pick_weigh.glsl"
+
+// Of a stretch; after the last: how many are listed.
+uvec2 sum_at(uint stretch) {
+    uint at = (o * (STRETCHES + 1) + stretch) * 2;
+    return uvec2(sums[at], sums[at + 1]);
+}
 
 void clear_bins() {
     barrier();
@@ -187,8 +200,8 @@ void draw_uncut() {
     uint run = STRETCH, begin = 0, end = n_vocab;
     clear_bins();
     if (t < STRETCHES) {
-        low[t] = sums[o * (STRETCHES + 1) + t].x;
-        high[t] = sums[o * (STRETCHES + 1) + t].y;
+        low[t] = sum_at(t).x;
+        high[t] = sum_at(t).y;
     }
     uvec2 target = draw_target(total_of_bins());
     for (;;) {
@@ -348,11 +361,11 @@ void draw_short(uvec2 total) {
 void draw_cut() {
     uvec2 total = uvec2(0);
     if (t < STRETCHES)
-        total = sums[o * (STRETCHES + 1) + t];
+        total = sum_at(t);
     total = sum_of(total);
     barrier();
     if (t == 0)
-        n_listed = sums[o * (STRETCHES + 1) + STRETCHES].x;
+        n_listed = sum_at(STRETCHES).x;
     barrier();
     bool is_enough = output_float(IO_MIN_P) >= NEAR_PROB;
     if (is_top_k)
@@ -383,17 +396,32 @@ void pick_token() {
     }
 }
 
+// Whether this workgroup picks for output o, when its stretch is weighed.
+bool is_picking() {
+    if (o >= io_n_outputs())
+        return false;
+    find_output();
+    if (IS_LAST != 0)
+        weigh(gl_WorkGroupID.y, STRETCHES);
+    return IS_LAST == 0 || is_last(t, o, STRETCHES);
+}
+
+// Whether it ends the step: a step without outputs has an end, too.
+bool is_ending(bool picks) {
+    if (IS_LAST == 0 || io_n_outputs() == 0)
+        return o == 0 && gl_WorkGroupID.y == 0;
+    return picks && (gl_NumWorkGroups.x == 1 || is_last(t, gl_NumWorkGroups.x, io_n_outputs()));
+}
+
 void main() {
     o = gl_WorkGroupID.x;
     t = gl_LocalInvocationIndex;
-    if (o < io_n_outputs()) {
-        find_output();
+    bool picks = is_picking();
+    if (picks) {
         list_at = p.order_first + o * p.order_stride;
         pick_token();
     }
-    if (IS_END != 0) {
-        memoryBarrierBuffer();
-        barrier();
+    group_barrier();
+    if (IS_END != 0 && is_ending(picks))
         end_step(t, THREADS);
-    }
 }

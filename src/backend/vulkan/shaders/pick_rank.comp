@@ -7,12 +7,13 @@
 #include "io.glsl"
 #include "pick.glsl"
 
-#define THREADS 128
-#define AHEAD 8 // logits of a thread that are loaded together
 layout(local_size_x_id = 0) in;
 layout(constant_id = 1) const uint VOCAB = 1;
 layout(constant_id = 2) const uint STRETCH = 128; // a multiple of 32
 layout(constant_id = 3) const uint HAS_COUNTS = 0;
+layout(constant_id = 4) const uint THREADS = 128; // as constant 0
+
+const uint EACH = (STRETCH + THREADS - 1) / THREADS;
 
 layout(push_constant) uniform Push {
     IO_AT;
@@ -29,7 +30,8 @@ layout(binding = 5) coherent buffer Room { float room[]; };
 layout(binding = 6) writeonly buffer Best { uvec2 best[]; }; // (O, stretches)
 layout(binding = 7) writeonly buffer Sums { uvec2 sums[]; }; // as in pick_weigh.comp: nothing is listed
 
-shared uvec2 keys[THREADS];
+#include "pick_stretch.glsl"
+
 shared uvec2 biases[THREADS];
 
 uint t, o, begin, end; // this stretch; end: of what may be picked
@@ -149,68 +151,44 @@ void apply_mask() {
 
 // ---- the stretch ------------------------------------------------------------------------------
 
-uvec2 largest(uvec2 key) {
+// The best key of this thread's after all changes, made on a copy.
+uvec2 best_of_changed(uint flags) {
+    [[unroll]] for (uint k = 0; k < EACH; k++)
+        if (begin + t + k * THREADS < end)
+            room[room_at + begin + t + k * THREADS] = stretch[k];
+    memoryBarrierBuffer();
     barrier();
-    keys[t] = key;
-    barrier();
-    for (uint n = THREADS / 2; n > 0; n /= 2) {
-        if (t < n)
-            keys[t] = max64(keys[t], keys[t + n]);
-        barrier();
-    }
-    return keys[0];
+    apply_biases();
+    if (HAS_COUNTS != 0 && has_penalties())
+        apply_penalties();
+    if ((flags & IO_HAS_MASK) != 0)
+        apply_mask();
+    uvec2 key = uvec2(0);
+    for (uint i = begin + t; i < end; i += THREADS)
+        key = max64(key, argmax_key(room[room_at + i], i));
+    return key;
 }
 
 void main() {
     t = gl_LocalInvocationIndex;
     o = gl_WorkGroupID.y;
+    begin = gl_WorkGroupID.x * STRETCH;
+    load_stretch(o, begin + t); // before IO says anything
     if (o >= io_n_outputs())
         return;
-    uint all_end = min((gl_WorkGroupID.x + 1) * STRETCH, VOCAB), flags = io_output_flags(o);
-    begin = gl_WorkGroupID.x * STRETCH;
+    uint all_end = min(begin + STRETCH, VOCAB), flags = io_output_flags(o);
     end = clamp(io_output_n_vocab(o), begin, all_end);
     logits_at = p.logits_first + o * p.logits_stride;
     room_at = p.room_first + o * p.room_stride;
-    bool is_changed = (flags & IO_WANTS_TOKEN) != 0 &&
-                      ((flags & IO_HAS_MASK) != 0 || io_output_n_bias(o) > 0 || has_penalties());
-    uvec2 key = uvec2(0);
-    bool are_finite = true;
-    if (!is_changed && (flags & IO_WANTS_LOGITS) == 0) {
-        [[dont_unroll]] for (uint from = begin + t; from < end; from += AHEAD * THREADS) {
-            float ahead[AHEAD];
-            [[unroll]] for (uint k = 0; k < AHEAD; k++) // some again, at the end
-                ahead[k] = logits[logits_at + min(from + k * THREADS, end - 1)];
-            [[unroll]] for (uint k = 0; k < AHEAD; k++) {
-                are_finite = are_finite && is_finite(ahead[k]);
-                key = max64(key, argmax_key(ahead[k], min(from + k * THREADS, end - 1)));
-            }
-        }
-    } else {
-        [[dont_unroll]] for (uint i = begin + t; i < all_end; i += THREADS) {
-            float x = logits[logits_at + i];
-            if ((flags & IO_WANTS_LOGITS) != 0)
-                wanted[p.wanted_first + o * p.wanted_stride + i] = x;
-            if (i >= end)
-                continue;
-            are_finite = are_finite && is_finite(x);
-            if (is_changed)
-                room[room_at + i] = x;
-            else
-                key = max64(key, argmax_key(x, i));
-        }
+    if ((flags & IO_WANTS_LOGITS) != 0)
+        give_wanted(o, begin + t, all_end);
+    uvec2 key = best_of_stretch(begin + t, end);
+    if ((flags & IO_WANTS_TOKEN) != 0 &&
+        ((flags & IO_HAS_MASK) != 0 || io_output_n_bias(o) > 0 || has_penalties())) {
+        uvec2 changed = best_of_changed(flags);
+        key = key == KEY_NOT_FINITE ? key : changed;
     }
-    if (is_changed) {
-        memoryBarrierBuffer();
-        barrier();
-        apply_biases();
-        if (HAS_COUNTS != 0 && has_penalties())
-            apply_penalties();
-        if ((flags & IO_HAS_MASK) != 0)
-            apply_mask();
-        for (uint i = begin + t; i < end; i += THREADS)
-            key = max64(key, argmax_key(room[room_at + i], i));
-    }
-    key = largest(are_finite ? key : KEY_NOT_FINITE);
+    key = largest(t, key);
     if (t == 0)
         best[o * gl_NumWorkGroups.x + gl_WorkGroupID.x] = key;
     if (t == 0 && begin == 0)

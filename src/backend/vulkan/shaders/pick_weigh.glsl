@@ -1,0 +1,82 @@
+// pick_weigh.glsl - the weight of a stretch of an output that is drawn, and a list of its tokens near
+// the best where something is cut.
+//
+// The shader has best, list and sums (pick_weigh.comp), and of its push constants where they begin.
+#ifndef PICK_WEIGH_GLSL
+#define PICK_WEIGH_GLSL
+
+shared uint n_here, list_from;
+
+// With top-k, up to as many as there are stretches: the key of the k-th best stretch's best. At least
+// k tokens have that or a larger one, and few more; 0: not known.
+shared uvec2 least_listed;
+
+void find_least_listed(uvec2 own, uint n_stretches) {
+    uint n_larger = 0, k = io_output_top_k(o);
+    barrier();
+    if (t < n_stretches)
+        keys[t] = own;
+    if (t == 0)
+        least_listed = uvec2(0);
+    barrier();
+    if (k == 0 || k > n_stretches || t >= n_stretches)
+        return;
+    for (uint i = 0; i < n_stretches; i++)
+        n_larger += less64(own, keys[i]) ? 1 : 0;
+    if (n_larger == k - 1)
+        least_listed = own;
+}
+
+bool is_listed(float x, uint i) {
+    if (least_listed.y == 0)
+        return is_near(x);
+    return !is_nan(x) && !less64(key_of(x, i), least_listed);
+}
+
+// n: of this thread's that are.
+void list_near(uint begin, uint end, uint n, uint n_stretches) {
+    uint n_all = (n_stretches + 1) * 2, at = 0;
+    if (n > 0)
+        at = atomicAdd(n_here, n);
+    barrier();
+    if (t == 0 && n_here > 0)
+        list_from = atomicAdd(sums[o * n_all + n_all - 2], n_here);
+    barrier();
+    at += p.order_first + o * p.order_stride + list_from;
+    for (uint i = begin + t; n > 0 && i < end; i += THREADS) {
+        float x = logit_at(i);
+        if (is_listed(x, i))
+            list[at++] = key_of(x, i);
+    }
+}
+
+void weigh(uint stretch, uint n_stretches) {
+    if ((flags & IO_WANTS_TOKEN) == 0 || !(output_float(IO_TEMPERATURE) > 0))
+        return;
+    uvec2 key = uvec2(0), sum = uvec2(0);
+    for (uint i = t; i < n_stretches; i += THREADS)
+        key = max64(key, best[o * n_stretches + i]);
+    if (t == 0)
+        n_here = 0;
+    uvec2 own = key;
+    if (!find_scale(largest(key)))
+        return;
+    find_least_listed(own, n_stretches);
+    barrier();
+    uint begin = stretch * STRETCH, end = clamp(n_vocab, begin, begin + STRETCH), n = 0;
+    for (uint i = begin + t; i < end; i += THREADS) {
+        float x = logit_at(i);
+        sum = add64(sum, weight_of(x));
+        n += is_listed(x, i) ? 1 : 0;
+    }
+    sum = sum_of(sum);
+    if (t == 0) {
+        uint at = (o * (n_stretches + 1) + stretch) * 2;
+        sums[at] = sum.x;
+        sums[at + 1] = sum.y;
+    }
+    if (is_cut())
+        list_near(begin, end, n, n_stretches);
+}
+
+#endif
