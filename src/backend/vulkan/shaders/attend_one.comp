@@ -337,13 +337,48 @@ void multiply_values(uint t, uint row, uint n, bool has_own) {
 
 // ---- a part -----------------------------------------------------------------------------------
 
-void clear_sums() {
+float run_max, run_sum; // of the softmax, as far as the part has come
+
+void begin_part() {
+    run_max = ATTEND_NONE;
+    run_sum = 0;
     [[unroll]] for (uint k = 0; k < OWN_QUERIES; k++)
         pv[k] = vec4(0);
 }
 
+// From the scores of a tile's first n positions to weights, sixteen threads a query, two positions
+// each.
+void weigh_tile(uint t, uint n) {
+    uint q = t / 16, at = t % 16;
+    float a = 0, b = 0;
+    if (q < QUERIES) {
+        a = score_at(q, at, n);
+        b = score_at(q, at + 16, n);
+        most[t] = max(a, b);
+    }
+    barrier();
+    if (q >= QUERIES)
+        return;
+    float largest = run_max;
+    [[unroll]] for (uint i = 0; i < 16; i++)
+        largest = max(largest, most[q * 16 + i]);
+    float factor = exp2(run_max - largest);
+    a = at < n ? exp2(a - largest) : 0;
+    b = at + 16 < n ? exp2(b - largest) : 0;
+    weight[q * ATTEND_TILE + at] = a;
+    weight[q * ATTEND_TILE + at + 16] = b;
+    precise float sum = fma(run_sum, factor, a + b);
+    run_sum = sum;
+    run_max = largest;
+    if (at == 0)
+        rescale[q] = factor;
+}
+
 // Adds the softmax's threads, and the groups, in order, and leaves the part's result.
-void store_part(uint t, float run_max, uint at, uint n_heads) {
+void store_part(uint t, uint at, uint n_heads) {
+    if (t / 16 < QUERIES)
+        most[t] = run_sum;
+    barrier();
     if (t / 16 < n_heads && t % 16 == 0) {
         precise float sum = 0;
         for (uint i = 0; i < 16; i++)
@@ -405,10 +440,46 @@ void combine(uint t, uint first_head, uint n_heads, uint n) {
         }
 }
 
+// Parts part, part + stride, ... of n_seen positions, `length` each; the first tile is on its way,
+// from `row` of the cache on. own_row: the row's own, where this workgroup has it.
+void run_parts(uint t, uint id, uint slot, uint kv_head, uint first_head, uint n_heads, uint part,
+               uint stride, uint length, uint n_seen, uint row, uint own_row) {
+    uint at = part * length, end = min(at + length, n_seen);
+    begin_part();
+    while (at < n_seen) {
+        uint n = min(end - at, ATTEND_TILE);
+        bool is_end = at + ATTEND_TILE >= end; // of the part
+        uint next = is_end ? (part + stride) * length : at + ATTEND_TILE, next_row = row + ATTEND_TILE;
+        multiply_keys(id, row, own_row);
+        if (next < n_seen) {
+            if (is_end || next % IO_PAGE_POSITIONS == 0)
+                next_row = page_row(slot, kv_head, next);
+            load_keys(id, next_row);
+        }
+        barrier();
+        weigh_tile(t, n);
+        barrier();
+        [[unroll]] for (uint k = 0; k < OWN_QUERIES; k++)
+            pv[k] *= rescale[min(k * TEAMS + t / ATTEND_THREADS, QUERIES - 1)];
+        if (t % ATTEND_THREADS / D4 < GROUPS)
+            multiply_values(t, row, n, own_row == row + n - 1);
+        if (next < n_seen)
+            load_values(t % ATTEND_THREADS, next_row);
+        if (is_end) {
+            store_part(t, first_head * MAX_PARTS + part, n_heads);
+            barrier();
+            begin_part();
+            part += stride;
+            end = min(next + length, n_seen);
+        }
+        at = next;
+        row = next_row;
+    }
+}
+
 void main() {
     const uint TILES = KV_HEADS * KV_TILES, GROUP = HEADS / KV_HEADS;
-    uint t = gl_LocalInvocationIndex, own_q = t / 16, own_at = t % 16; // in the softmax
-    uint id = gl_SubgroupID * gl_SubgroupSize + gl_SubgroupInvocationID;
+    uint t = gl_LocalInvocationIndex, id = gl_SubgroupID * gl_SubgroupSize + gl_SubgroupInvocationID;
     uint tile = gl_WorkGroupID.x % TILES, part = gl_WorkGroupID.x / TILES;
     uint stride = gl_NumWorkGroups.x / TILES; // whole: all parts of a workgroup are of one tile
     uint kv_head = tile / KV_TILES, first = tile % KV_TILES * QUERIES;
@@ -418,75 +489,16 @@ void main() {
     uint length = attend_part(n_seen), n_parts = (n_seen + length - 1) / length;
     if (io_n_rows() == 0 || part >= n_parts)
         return;
-    uint row = page_row(slot, kv_head, part * length);
+    uint row = page_row(slot, kv_head, part * length), own_row = 0xffffffffu;
     load_keys(id, row);
     load_values(t % ATTEND_THREADS, row);
     make_heads(t);
-    uint own_row = 0xffffffffu;
     if ((n_parts - 1 - part) % stride == 0) {
         own_row = page_row(slot, kv_head, n_seen - 1);
         store_row(t, own_row);
     }
     barrier();
-    float run_max = ATTEND_NONE;
-    precise float run_sum = 0;
-    clear_sums();
-    uint at = part * length, end = min(at + length, n_seen);
-    while (at < n_seen) {
-        uint n = min(end - at, ATTEND_TILE);
-        bool is_end = at + ATTEND_TILE >= end; // of the part
-        uint next = is_end ? (part + stride) * length : at + ATTEND_TILE;
-        multiply_keys(id, row, own_row);
-        uint next_row = row + ATTEND_TILE;
-        if (next < n_seen) {
-            if (is_end || next % IO_PAGE_POSITIONS == 0)
-                next_row = page_row(slot, kv_head, next);
-            load_keys(id, next_row);
-        }
-        barrier();
-        float a = 0, b = 0;
-        if (own_q < QUERIES) {
-            a = score_at(own_q, own_at, n);
-            b = score_at(own_q, own_at + 16, n);
-            most[t] = max(a, b);
-        }
-        barrier();
-        if (own_q < QUERIES) {
-            float largest = run_max;
-            [[unroll]] for (uint i = 0; i < 16; i++)
-                largest = max(largest, most[own_q * 16 + i]);
-            float factor = exp2(run_max - largest);
-            a = own_at < n ? exp2(a - largest) : 0;
-            b = own_at + 16 < n ? exp2(b - largest) : 0;
-            weight[own_q * ATTEND_TILE + own_at] = a;
-            weight[own_q * ATTEND_TILE + own_at + 16] = b;
-            run_sum = fma(run_sum, factor, a + b);
-            run_max = largest;
-            if (own_at == 0)
-                rescale[own_q] = factor;
-        }
-        barrier();
-        [[unroll]] for (uint k = 0; k < OWN_QUERIES; k++)
-            pv[k] *= rescale[min(k * TEAMS + t / ATTEND_THREADS, QUERIES - 1)];
-        if (t % ATTEND_THREADS / D4 < GROUPS)
-            multiply_values(t, row, n, own_row == row + n - 1);
-        if (next < n_seen)
-            load_values(t % ATTEND_THREADS, next_row);
-        if (is_end) {
-            if (own_q < QUERIES)
-                most[t] = run_sum;
-            barrier();
-            store_part(t, run_max, first_head * MAX_PARTS + part, n_heads);
-            barrier();
-            run_max = ATTEND_NONE;
-            run_sum = 0;
-            clear_sums();
-            part += stride;
-            end = min(next + length, n_seen);
-        }
-        at = next;
-        row = next_row;
-    }
+    run_parts(t, id, slot, kv_head, first_head, n_heads, part, stride, length, n_seen, row, own_row);
     if (COMBINES != 0 && is_last(t, tile, min(n_parts, stride)))
         combine(t, first_head, n_heads, n_parts);
 }
