@@ -2,7 +2,7 @@
 #include "backend/vulkan/host/vulkan.h"
 #include "base/size.h"
 
-enum { THREADS = 128 };
+enum { THREADS = 128, EMBED_THREADS = 32 /* of many cores: a thread writes 32 values */ };
 
 /* Changes of the page table, of which most steps have none. */
 static int add_pages(struct vulkan_recorder *r) {
@@ -55,8 +55,8 @@ static int add_rows(struct vulkan_recorder *r, const struct op_embed *e, uint32_
            .x_stride = e->x.stride};
     struct vulkan_dispatch d = {
         .shader = "embed",
-        .groups = {div_up(p.k, 32 * THREADS), r->plan->max_rows, 1},
-        .constants = {THREADS, vulkan_weight_type(r, &e->table)},
+        .groups = {div_up(p.k, 32 * EMBED_THREADS), r->plan->max_rows, 1},
+        .constants = {EMBED_THREADS, vulkan_weight_type(r, &e->table)},
         .n_constants = 2,
         .binds = {vulkan_io_copy(r, VULKAN_READ), vulkan_matrix_rows(r, &e->table, first, n),
                   vulkan_operand(r, &e->x, VULKAN_WRITE, &p.x_first), vulkan_grids(r)},
