@@ -749,6 +749,28 @@ TEST(pick_among_many_is_that_of_all_sorted) {
     free(r);
 }
 
+/* A penalty makes -0 of a logit: as good as the 0 of a later token. */
+TEST(pick_takes_minus_zero_for_zero) {
+    struct io_output o = {
+        .flags = IO_WANTS_TOKEN, .top_p = 1, .repeat_penalty = 0.25f, .n_vocab = LARGE_VOCAB};
+    struct large_rig *r = calloc(1, sizeof *r);
+    for (int threads = 1; threads <= 2; threads++) {
+        int32_t picked[LARGE_ROWS];
+        fill_large_logits(r);
+        for (uint32_t k = 0; k < LARGE_ROWS; k++)
+            for (uint32_t i = 0; i < LARGE_VOCAB; i++)
+                r->weights.head[i][k] = i == 0 ? -0x1p-149f : i == 5000 ? 0 : -1;
+        if (!large_open(r, threads))
+            break;
+        large_step(r, o, picked);
+        for (uint32_t k = 0; k < LARGE_ROWS; k++)
+            EXPECT_INT(picked[k], 0);
+        backend_cpu.close(r->b);
+        plan_free(r->plan);
+    }
+    free(r);
+}
+
 /* In the last place of a row, in a thread's first and last, and beside the best. */
 TEST(pick_of_what_is_not_finite_is_none) {
     static const uint32_t places[] = {0, 127, 128, 18047, 18048, LARGE_VOCAB - 1};

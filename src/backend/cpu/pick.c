@@ -260,10 +260,19 @@ static uint32_t list_best(const struct pick_row *r, uint64_t *keys, uint32_t m) 
 }
 
 static int32_t best_rank(const struct pick_row *r) {
-    int32_t best = r->best[0];
-    for (uint32_t b = 1; b < r->n_blocks; b++)
-        best = r->best[b] > best ? r->best[b] : best;
-    return best;
+    enum { CHAINS = 4 }; /* one would wait for itself */
+    int32_t best[CHAINS];
+    for (uint32_t i = 0; i < CHAINS; i++)
+        best[i] = r->best[0];
+    uint32_t b = 0;
+    for (; b + CHAINS <= r->n_blocks; b += CHAINS)
+        for (uint32_t i = 0; i < CHAINS; i++)
+            best[i] = r->best[b + i] > best[i] ? r->best[b + i] : best[i];
+    for (; b < r->n_blocks; b++)
+        best[0] = r->best[b] > best[0] ? r->best[b] : best[0];
+    for (uint32_t i = 1; i < CHAINS; i++)
+        best[0] = best[i] > best[0] ? best[i] : best[0];
+    return best[0];
 }
 
 /* Ranks say what is best unless biases made NaN. */
@@ -541,8 +550,9 @@ static int32_t find_best(const struct pick_row *r) {
     int32_t best = best_rank(r);
     if (!is_plain(r, best))
         return argmax(r->x, r->n);
+    int32_t least = best == 0 ? -1 : best; /* -0, of rank -1, is 0 */
     uint32_t b = 0;
-    while (float_of(r->best[b]) != float_of(best)) /* -0 is 0 */
+    while (r->best[b] < least)
         b++;
     for (uint32_t i = b * RANK_BLOCK; i < r->n; i++)
         if (r->x[i] == float_of(best))
@@ -631,12 +641,20 @@ static void count_kept_drafts(struct cpu_step *s, const struct op_pick *p) {
     }
 }
 
+static bool any_penalties(const struct cpu_step *s) {
+    for (uint32_t i = 0; i < s->io->n_outputs; i++)
+        if (has_penalties(&s->outputs[i]))
+            return true;
+    return false;
+}
+
 /* As many rows at a time as there are threads: all rank each of them, then each ends one. */
 void cpu_pick(struct cpu_step *s) {
     const struct op_pick *p = &s->op->op->pick;
     if (s->thread == 0)
         count_tokens(s, p);
-    barrier(s);
+    if (any_penalties(s))
+        barrier(s);
     uint32_t group = (uint32_t)s->threads, n = s->io->n_outputs;
     for (uint32_t first = 0; first < n; first += group) {
         uint32_t end = n - first < group ? n : first + group;
