@@ -4,8 +4,8 @@
 //
 // A team of LANES threads has one weight row at a time; of SwiGLU every second one is a row of up.
 // Units and the order of sums are those of product.glsl; a unit with f32 activations is a group of
-// 32 values. The next piece, a lane's unit, is loaded
-// while sums are added, the first one while the row is prepared.
+// 32 values. The next piece, a lane's unit, is loaded while this one is multiplied, the first one
+// while the row is prepared.
 //
 // Up to four matrices of one type are one list of p.n rows. -DF32: with f32 activations.
 //
@@ -90,7 +90,7 @@ void multiply_piece(Raw ignored, Cursor c) {
     Group o;
     unpack_group(c.row, g, o);
     precise float sum = total;
-    [[unroll]] for (uint k = 0; k < 32; k++) {
+    for (uint k = 0; k < 32; k++) {
         precise float v = row_x[8 * g + k / 4][k % 4] * row_factor;
         sum = fma(group_value(o, k), v, sum);
     }
@@ -149,13 +149,14 @@ void load_piece(inout Raw piece) {
     advance(ahead);
 }
 
-// Multiplies the piece and loads another one.
+// Loads another piece and multiplies this one.
 void take_turn(inout Raw piece) {
     Cursor c = use;
+    Raw now = piece;
     advance(use);
-    if (is_inside(c))
-        multiply_piece(piece, c);
     load_piece(piece);
+    if (is_inside(c))
+        multiply_piece(now, c);
     if (use.turn == 0) {
         add_up(c.n, round++);
         total = 0;
