@@ -49,7 +49,7 @@
 #define IO_TEMPERATURE 2
 #define IO_TOP_P 3
 #define IO_MIN_P 4
-#define io_output_top_k(o) io_output(o, 5)
+#define IO_TOP_K 5
 #define IO_REPEAT_PENALTY 6
 #define IO_PRESENCE_PENALTY 7
 #define IO_FREQUENCY_PENALTY 8

@@ -30,7 +30,9 @@ layout(push_constant) uniform Push {
     uint logits_first, logits_stride, room_first, room_stride, order_first, order_stride;
 } p;
 
-layout(binding = 0) coherent buffer Io { uint io[]; };
+// What the step has of IO, and the same with what workgroups write to it now.
+layout(binding = 0) readonly buffer Io { uint io[]; };
+layout(binding = 0) coherent buffer IoNow { uint io_now[]; };
 layout(binding = 1) buffer Host { uint host[]; };
 layout(binding = 2) buffer Counts { uint counts[]; };
 layout(binding = 3) readonly buffer Logits { float logits[]; };
@@ -158,8 +160,8 @@ uint bin_of(float x) {
 
 // 53 random bits, above zeros: a function of seed and position alone (splitmix64).
 uvec2 random_bits() {
-    uvec2 position = add64(uvec2(io_row_position(io_output_row(o)), 0), uvec2(1, 0));
-    uvec2 z = add64(io_output_seed(o),
+    uvec2 position = add64(uvec2(io_row_position(asked[0]), 0), uvec2(1, 0));
+    uvec2 z = add64(uvec2(asked[12], asked[13]),
                     mul64(uvec2(0x7F4A7C15u, 0x9E3779B9u), position));
     z = mul64(z ^ shift_right64(z, 30), uvec2(0x1CE4E5B9u, 0xBF58476Du));
     z = mul64(z ^ shift_right64(z, 27), uvec2(0x133111EBu, 0x94D049BBu));
@@ -186,7 +188,7 @@ uvec2 top_p_target(uvec2 total) {
 }
 
 void put_token(int token) {
-    io_output_token(o) = uint(token);
+    io_now[p.io_outputs + 16 * o + 14] = uint(token);
     host[p.io_outputs + 16 * o + 14] = uint(token);
 }
 
@@ -278,7 +280,7 @@ uvec2 radix_select(bool is_count, uvec2 target) {
 // The last bin that can hold a token which passes.
 uint last_bin(uvec2 total) {
     if (is_top_k) {
-        find_bin(min64(uvec2(io_output_top_k(o), 0), total));
+        find_bin(min64(uvec2(asked[IO_TOP_K], 0), total));
         return hit_bin;
     }
     uint last = BINS - 1;
@@ -313,7 +315,7 @@ void list_all(uvec2 total) {
 void draw_long(uvec2 total) {
     uvec2 cut = uvec2(0);
     if (is_top_k)
-        cut = radix_select(true, uvec2(min(io_output_top_k(o), n_listed), 0));
+        cut = radix_select(true, uvec2(min(asked[IO_TOP_K], n_listed), 0));
     uvec2 listed = weight_from(cut);
     total = is_top_k ? listed : total;
     if (output_float(IO_TOP_P) < 1) {
@@ -346,7 +348,7 @@ void draw_short(uvec2 total) {
             running = add64(running, bin_at(i));
         }
     if (is_top_k) {
-        is_in = is_in && rank <= io_output_top_k(o);
+        is_in = is_in && rank <= asked[IO_TOP_K];
         total = largest(is_in ? running : uvec2(0));
     }
     if (output_float(IO_TOP_P) < 1)
@@ -369,7 +371,7 @@ void draw_cut() {
     barrier();
     bool is_enough = output_float(IO_MIN_P) >= NEAR_PROB;
     if (is_top_k)
-        is_enough = n_listed >= io_output_top_k(o);
+        is_enough = n_listed >= asked[IO_TOP_K];
     else if (!is_enough && output_float(IO_TOP_P) < 1)
         is_enough = !less64(weight_from(uvec2(0)), top_p_target(total));
     if (!is_enough)
@@ -386,7 +388,7 @@ void pick_token() {
         key = max64(key, best[o * STRETCHES + i]);
     key = largest(key);
     if (find_scale(key)) {
-        is_top_k = io_output_top_k(o) > 0 && io_output_top_k(o) < n_vocab;
+        is_top_k = asked[IO_TOP_K] > 0 && asked[IO_TOP_K] < n_vocab;
         if (is_cut())
             draw_cut();
         else

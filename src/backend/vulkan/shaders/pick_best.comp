@@ -20,7 +20,9 @@ layout(push_constant) uniform Push {
     uint logits_first, logits_stride, wanted_first, wanted_stride;
 } p;
 
-layout(binding = 0) coherent buffer Io { uint io[]; };
+// What the step has of IO, and the same with what workgroups write to it now.
+layout(binding = 0) readonly buffer Io { uint io[]; };
+layout(binding = 0) coherent buffer IoNow { uint io_now[]; };
 layout(binding = 1) buffer Host { uint host[]; };
 layout(binding = 2) buffer Counts { uint counts[]; };
 layout(binding = 3) readonly buffer Logits { float logits[]; };
@@ -45,7 +47,7 @@ bool put_best(uint t, uint o) {
     int token = best_token(t, o);
     bool is_put = t == 0 && ((io_output_flags(o) & IO_WANTS_TOKEN) != 0 || token == IO_NOT_FINITE);
     if (is_put)
-        io_output_token(o) = uint(token);
+        io_now[p.io_outputs + 16 * o + 14] = uint(token);
     group_barrier();
     bool is_end = gl_NumWorkGroups.y == 1 || is_last(t, gl_NumWorkGroups.y, io_n_outputs());
     if (is_put)

@@ -1,7 +1,7 @@
 // pick_end.glsl - the end of a step, by one workgroup when all tokens are picked: the step's tokens
 // are added to the counts and, in a burst, IO moves on to the next step.
 //
-// The shader has io, host and counts, and of its push constants counts_first, counts_stride,
+// The shader has io, io_now, host and counts, and of its push constants counts_first, counts_stride,
 // burst and step.
 #ifndef PICK_END_GLSL
 #define PICK_END_GLSL
@@ -9,7 +9,7 @@
 // Whether output i's row is kept: it holds no draft, or all drafts up to it are right.
 bool is_kept(uint i) {
     for (; (io_output_flags(i) & IO_DRAFTED) != 0; i--)
-        if (io_row_token(io_output_row(i)) != int(io_output(i - 1, 14)))
+        if (io_row_token(io_output_row(i)) != int(io_now[p.io_outputs + 16 * (i - 1) + 14]))
             return false;
     return true;
 }
@@ -56,18 +56,18 @@ bool is_last(uint i, int token) {
 // as it is, and all that follows is dropped.
 void advance(uint t, uint threads) {
     for (uint i = t; i < io_n_outputs(); i += threads) {
-        int token = int(io_output_token(i));
+        int token = int(io_now[p.io_outputs + 16 * i + 14]);
         uint row = io_output_row(i), segment = io_row_segment(row), spare = io_spare_cell();
         host[p.burst + i * IO_BURST + p.step] = uint(token);
-        io[p.io_rows + 4 * row] = uint(max(token, 0));
-        io[p.io_rows + 4 * row + 1]++;
-        io[p.io_segments + 4 * segment + 3]++;
+        io_now[p.io_rows + 4 * row] = uint(max(token, 0));
+        io_now[p.io_rows + 4 * row + 1]++;
+        io_now[p.io_segments + 4 * segment + 3]++;
         if (!is_last(i, token))
             continue;
-        io_output_is_over(i) = 1;
+        io_now[p.io_outputs + 16 * i + 15] = 1;
         if (spare != IO_NO_CELL) {
-            io[p.io_segments + 4 * segment] = spare;
-            io[p.io_to + row] = spare;
+            io_now[p.io_segments + 4 * segment] = spare;
+            io_now[p.io_to + row] = spare;
         }
     }
 }

@@ -13,7 +13,9 @@ layout(push_constant) uniform Push {
     uint counts_first, counts_stride, burst, step;
 } p;
 
-layout(binding = 0) buffer Io { uint io[]; };
+// What the step has of IO, and the same with what workgroups write to it now.
+layout(binding = 0) readonly buffer Io { uint io[]; };
+layout(binding = 0) buffer IoNow { uint io_now[]; };
 layout(binding = 1) buffer Host { uint host[]; };
 layout(binding = 2) buffer Counts { uint counts[]; };
 

@@ -1,6 +1,7 @@
 #version 450
 // pick_weigh.comp - pick_weigh.glsl for all stretches, a workgroup each, where pick.comp does not do it.
 #extension GL_GOOGLE_include_directive : require
+#extension GL_EXT_control_flow_attributes : require
 #include "io.glsl"
 #include "pick.glsl"
 

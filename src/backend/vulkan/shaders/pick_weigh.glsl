@@ -12,7 +12,7 @@ shared uint n_here, list_from;
 shared uvec2 least_listed;
 
 void find_least_listed(uvec2 own, uint n_stretches) {
-    uint n_larger = 0, k = io_output_top_k(o);
+    uint n_larger = 0, k = asked[IO_TOP_K];
     barrier();
     if (t < n_stretches)
         keys[t] = own;

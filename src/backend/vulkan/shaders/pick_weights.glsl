@@ -5,13 +5,14 @@
 #define PICK_WEIGHTS_GLSL
 
 uint t, o, n_vocab, flags;
+uint asked[14]; // words of the output, loaded together
 
 // From a logit to its weight.
 float scale, shift;
 bool is_changed;
 
 float output_float(uint word) {
-    return uintBitsToFloat(io_output(o, word));
+    return uintBitsToFloat(asked[word]);
 }
 
 float logit_at(uint i) {
@@ -21,14 +22,16 @@ float logit_at(uint i) {
 
 // By top-k, top-p or min-p.
 bool is_cut() {
-    return io_output_top_k(o) > 0 || output_float(IO_TOP_P) < 1 || output_float(IO_MIN_P) > 0;
+    return asked[IO_TOP_K] > 0 || output_float(IO_TOP_P) < 1 || output_float(IO_MIN_P) > 0;
 }
 
 void find_output() {
     t = gl_LocalInvocationIndex;
-    flags = io_output_flags(o);
-    n_vocab = io_output_n_vocab(o);
-    is_changed = (flags & IO_HAS_MASK) != 0 || io_output_n_bias(o) > 0 || output_float(IO_REPEAT_PENALTY) != 1 ||
+    [[unroll]] for (uint i = 0; i < 14; i++)
+        asked[i] = io_output(o, i);
+    flags = asked[1];
+    n_vocab = asked[11];
+    is_changed = (flags & IO_HAS_MASK) != 0 || asked[9] > 0 || output_float(IO_REPEAT_PENALTY) != 1 ||
                  output_float(IO_PRESENCE_PENALTY) != 0 || output_float(IO_FREQUENCY_PENALTY) != 0;
 }
 
