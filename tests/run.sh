@@ -138,6 +138,7 @@ check_vulkan() {
     suite "Vulkan, ops" env SLUICE_VULKAN_VALIDATE=$validate build/tests-vulkan vulkan_
     suite "Vulkan, models" env SLUICE_VULKAN_VALIDATE=$validate build/tests-vulkan "$@"
     suite "Vulkan, subgroups of 4" env LP_NATIVE_VECTOR_WIDTH=128 build/tests-vulkan $narrow
+    suite "Vulkan, small workgroups" env SLUICE_VULKAN_PLAIN=1 build/tests-vulkan vulkan_pick
 }
 
 # Types with a grid against gguf-py, on random blocks.

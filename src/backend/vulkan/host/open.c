@@ -174,6 +174,10 @@ static void learn_features(struct backend *b, const struct extensions *e, const 
                        (v11.subgroupSupportedOperations & subgroup_needs) == subgroup_needs;
     if (b->can.max_threads > limits->maxComputeWorkGroupSize[0])
         b->can.max_threads = limits->maxComputeWorkGroupSize[0];
+    if (is_plain) {
+        b->can.max_threads = 128;
+        b->can.shared_bytes = 16384;
+    }
 }
 
 /* A family of queues that computes, if possible without drawing: those are given to compute alone.

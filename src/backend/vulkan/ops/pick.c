@@ -1,5 +1,7 @@
-/* pick.c - PICK: pick_rank and pick_weigh over stretches of all rows, pick for each output, and the
- * end of the step, which has a dispatch of its own where there are several outputs. */
+/* pick.c - PICK: pick_best alone where outputs take the best token. Else pick_rank over stretches
+ * of all rows, then pick, in which the last workgroup to be done picks and ends the step; where
+ * none can be told to be the last, pick_weigh before it and, of several outputs, pick_step_end
+ * after it. */
 #include "backend/vulkan/host/vulkan.h"
 #include "base/size.h"
 #include "plan/io.h"
@@ -46,10 +48,11 @@ static int add_rank(struct vulkan_recorder *r, const struct op_pick *o, struct v
               .counts_stride = o->counts.stride,
               .room_stride = o->room.stride};
     uint32_t vocab = o->logits.dims[0], stretch = stretch_of(vocab);
+    uint32_t threads = threads_of(r, BEST_THREADS);
     struct vulkan_dispatch d = {
         .shader = "pick_rank",
         .groups = {div_up(vocab, stretch), r->plan->max_outputs, 1},
-        .constants = {BEST_THREADS, vocab, stretch, o->counts.n_dims != 0, BEST_THREADS},
+        .constants = {threads, vocab, stretch, o->counts.n_dims != 0, threads},
         .n_constants = 5,
         .n_binds = 8,
         .push = &push,
@@ -162,11 +165,12 @@ static int add_best(struct vulkan_recorder *r, const struct op_pick *o) {
         uint32_t logits_first, logits_stride, wanted_first, wanted_stride;
     } push = {
         .end = end_of(r, o), .logits_stride = o->logits.stride, .wanted_stride = o->wanted.stride};
-    uint32_t vocab = o->logits.dims[0], stretches = div_up(vocab, BEST_THREADS * BEST_EACH);
+    uint32_t vocab = o->logits.dims[0], threads = threads_of(r, BEST_THREADS);
+    uint32_t stretches = div_up(vocab, threads * BEST_EACH);
     struct vulkan_dispatch d = {
         .shader = "pick_best",
         .groups = {stretches, r->plan->max_outputs, 1},
-        .constants = {BEST_THREADS, vocab, o->counts.n_dims != 0, BEST_THREADS, BEST_EACH},
+        .constants = {threads, vocab, o->counts.n_dims != 0, threads, BEST_EACH},
         .n_constants = 5,
         .n_binds = 7,
         .push = &push,
