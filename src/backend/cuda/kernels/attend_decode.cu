@@ -11,10 +11,13 @@
  *
  * Cluster combine is a reduce-scatter through DSMEM: each block sends every other block its share
  * of the split's O (st.async, counted by an mbarrier), and combines its own share over the R
- * splits. Where a tile has several groups these shares go to global memory, and the last block of
- * each rank combines them. A single split, and a short context (attend_short.cuh), are a block's
- * alone: then every block of a cluster has an item of its own, so that the first clusters, which
- * find room beside the kernel before, have them all.
+ * splits. Where a tile has several groups a cluster has a range of them, one after the other. Then
+ * nothing but the bytes may take time: a group is combined while the next one's weights are
+ * computed, by warps that have no query, its share goes to global memory, and blocks count
+ * themselves once, after all their groups; the last block of each rank combines them. A single
+ * split, and a short context (attend_short.cuh), are a block's alone: then every block of a cluster
+ * has an item of its own, so that the first clusters, which find room beside the kernel before,
+ * have them all.
  *
  * Before griddepcontrol.wait the producer reads the row and page that IO holds by then, nearly
  * always the right ones since EMBED has written them, and starts the first copies from there; after
@@ -58,8 +61,9 @@ template <int D, int R, int T> struct decode_shared {
     uint64_t full[ATTEND_STAGES], empty[ATTEND_STAGES], shares_full[2]; /* mbarriers */
     struct io_row row;     /* as the producer reads it after griddepcontrol.wait */
     uint32_t phase_offset; /* 1: the full barriers have completed a phase unused */
-    uint64_t guesses;      /* a byte a warp: 1 if it took the step for one of is_one_block */
+    uint64_t guesses;      /* a byte a warp: the tile whose heads it has made, see tile_byte */
     bool is_last;
+    uint32_t first_item; /* of the block, where a tile has several groups */
 };
 
 /* ---- mbarriers and copies -------------------------------------------------------------------- */
@@ -111,15 +115,13 @@ struct item {
     uint32_t begin, n, n_cached; /* positions: first, how many, of them in the cache */
 };
 
-/* Without the split: that needs the row. */
+/* The first group of a tile, without the split: that needs the row. */
 static __device__ __forceinline__ struct item item_tile(const struct attend_params &p,
-                                                        uint32_t index) {
+                                                        uint32_t tile) {
     struct item item = {};
-    uint32_t tiles = p.kv_heads * p.tiles_per_kv;
-    item.group = index / tiles;
-    item.tile = index - item.group * tiles;
-    item.kv_head = item.tile / p.tiles_per_kv;
-    uint32_t in_kv = item.tile - item.kv_head * p.tiles_per_kv;
+    item.tile = tile;
+    item.kv_head = tile / p.tiles_per_kv;
+    uint32_t in_kv = tile - item.kv_head * p.tiles_per_kv;
     item.first_head = item.kv_head * p.q_per_kv + in_kv * ATTEND_TILE_QUERIES;
     item.n_queries = min((uint32_t)ATTEND_TILE_QUERIES, p.q_per_kv - in_kv * ATTEND_TILE_QUERIES);
     item.is_first_of_kv = in_kv == 0;
@@ -131,19 +133,66 @@ static __device__ __forceinline__ bool is_one_block(const struct split_layout &l
     return l.length == 16 || l.count == 1;
 }
 
-/* Whether items are then blocks', not clusters': the wider heads have no registers for it, and are
- * a block's alone up to 64 positions only. */
+/* Whether items are then blocks', not clusters': the wider heads are a block's alone up to 64
+ * positions only. */
 template <int D> static __device__ __forceinline__ constexpr bool can_spread(void) {
     return ATTEND_SHORT_POSITIONS(D) != 0;
 }
 
-/* The block's first item, and from one to the next. */
-template <int D, int R> static __device__ __forceinline__ uint32_t first_item(bool is_one) {
-    return can_spread<D>() && is_one ? blockIdx.x : blockIdx.x / R;
+/* A block's items, in order of tiles and of groups within a tile. */
+struct work {
+    uint32_t first, end, step, groups; /* groups: of a tile */
+
+    __device__ __forceinline__ bool is_none(void) const {
+        return first >= end;
+    }
+
+    __device__ __forceinline__ uint32_t first_tile(void) const {
+        return groups == 1 ? first : first / groups;
+    }
+};
+
+/* Items in ranges, one a cluster. Where there are fewer of them the first clusters have one each:
+ * these find room beside the kernel before. */
+struct ranges {
+    uint32_t items, clusters;
+
+    __device__ __forceinline__ uint32_t first(uint32_t cluster) const {
+        return min(cluster, clusters) * items / clusters;
+    }
+
+    __device__ __forceinline__ uint32_t cluster_of(uint32_t item) const {
+        return ((item + 1) * clusters - 1) / items;
+    }
+};
+
+template <int R>
+static __device__ __forceinline__ struct ranges ranges_of(const struct attend_params &p,
+                                                          uint32_t groups) {
+    uint32_t items = p.kv_heads * p.tiles_per_kv * groups;
+    struct ranges r = {items, min(items, gridDim.x / R)};
+    return r;
 }
 
-template <int D, int R> static __device__ __forceinline__ uint32_t item_step(bool is_one) {
-    return can_spread<D>() && is_one ? gridDim.x : gridDim.x / R;
+/* One group a tile: tiles are dealt to clusters in turns, or to blocks. More: a cluster has a range
+ * of items, so that it rarely changes the tile. */
+template <int D, int R>
+static __device__ __forceinline__ struct work work_of(const struct attend_params &p,
+                                                      const struct split_layout &l) {
+    uint32_t tiles = p.kv_heads * p.tiles_per_kv, cluster = blockIdx.x / R;
+    struct work w = {cluster, tiles, gridDim.x / R, 1};
+    if (is_one_block(l)) {
+        if (can_spread<D>())
+            w.first = blockIdx.x, w.step = gridDim.x;
+        else if (blockIdx.x % R)
+            w.end = 0;
+    } else if (l.count > R) {
+        w.groups = (l.count + R - 1) / R;
+        struct ranges r = ranges_of<R>(p, w.groups);
+        w.first = r.first(cluster), w.end = r.first(cluster + 1);
+        w.step = 1;
+    }
+    return w;
 }
 
 template <int D, int R>
@@ -159,21 +208,24 @@ static __device__ __forceinline__ void find_split(struct item &item, const struc
     item.n_cached = item.n - item.has_new;
 }
 
+/* The block's first item. */
 template <int D, int R>
 static __device__ __forceinline__ struct item
-item_of(const struct attend_params &p, const struct split_layout &l, uint32_t index) {
-    struct item item = item_tile(p, index);
+first_item(const struct attend_params &p, const struct work &w, const struct split_layout &l) {
+    struct item item = item_tile(p, w.first_tile());
+    item.group = w.first - item.tile * w.groups;
     find_split<D, R>(item, l);
     return item;
 }
 
-/* Items of this step, as this block sees them: none, or all. */
+/* The item after it. */
 template <int D, int R>
-static __device__ __forceinline__ uint32_t n_items(const struct attend_params &p,
-                                                   const struct split_layout &l) {
-    uint32_t groups = is_one_block(l) ? 1 : (l.count + R - 1) / R;
-    bool has_none = !can_spread<D>() && is_one_block(l) && blockIdx.x % R;
-    return has_none ? 0 : groups * p.kv_heads * p.tiles_per_kv;
+static __device__ __forceinline__ void next_item(const struct attend_params &p,
+                                                 const struct work &w, struct item &item,
+                                                 const struct split_layout &l) {
+    if (++item.group == w.groups)
+        item = item_tile(p, item.tile + w.step);
+    find_split<D, R>(item, l);
 }
 
 /* ---- the producer warp ----------------------------------------------------------------------- */
@@ -240,10 +292,10 @@ static __device__ __forceinline__ struct prefetch begin_prefetch(const struct at
     if (!f.is_valid)
         return f;
     struct split_layout l = split_layout_of(p, f.row.position);
-    uint32_t index = first_item<D, R>(is_one_block(l));
-    if (index >= n_items<D, R>(p, l))
+    struct work w = work_of<D, R>(p, l);
+    if (w.is_none())
         return f;
-    struct item item = item_of<D, R>(p, l, index);
+    struct item item = first_item<D, R>(p, w, l);
     if (!item.n)
         return f;
     f.begin = item.begin;
@@ -286,11 +338,12 @@ static __device__ __forceinline__ void
 produce_items(const struct attend_params &p, struct decode_shared<D, R, T> &s, struct io_row row,
               uint32_t page, uint32_t fills) {
     struct split_layout l = split_layout_of(p, row.position);
-    uint32_t items = n_items<D, R>(p, l), fill = 0;
-    bool is_one = is_one_block(l);
-    for (uint32_t index = first_item<D, R>(is_one); index < items;
-         index += item_step<D, R>(is_one)) {
-        struct item item = item_of<D, R>(p, l, index);
+    struct work w = work_of<D, R>(p, l);
+    if (w.is_none())
+        return;
+    uint32_t fill = 0;
+    struct item item = first_item<D, R>(p, w, l);
+    for (; w.first < w.end; w.first += w.step, next_item<D, R>(p, w, item, l)) {
         if (!item.n)
             continue;
         if (fill || !fills)
@@ -417,13 +470,12 @@ static __device__ __forceinline__ const uint8_t *stage_wait(struct decode_shared
     return (const uint8_t *)s.stages[stage];
 }
 
-/* By every consumer warp, also by those that did not use it: between two releases of a stage all of
- * them meet at a barrier, as K and V of a split are no more fills than there are stages. */
+/* By the warps that have read it, each for so many that together they are all consumers. */
 template <int D, int R, int T>
 static __device__ __forceinline__ void stage_release(struct decode_shared<D, R, T> &s,
-                                                     uint32_t fill) {
+                                                     uint32_t fill, uint32_t warps) {
     __syncwarp();
-    if (threadIdx.x % 32 == 0)
+    if (threadIdx.x % 32 < warps)
         mbarrier_arrive(&s.empty[fill % ATTEND_STAGES]);
 }
 
@@ -478,10 +530,6 @@ static __device__ __forceinline__ void qk(struct decode_shared<D, R, T> &s, cons
     uint32_t lane = threadIdx.x % 32, warp = threadIdx.x / 32, g = lane / 4, t = lane % 4;
     uint32_t first = warp * 16, stage = first / s.STAGE_POSITIONS;
     uint32_t stages = (item.n + s.STAGE_POSITIONS - 1) / s.STAGE_POSITIONS;
-    for (uint32_t i = 0; i < stages;
-         i++) /* V is copied there when the stage's own warps are done */
-        if (i != stage)
-            stage_release<D, R, T>(s, fill + i);
     if (first < item.n) {
         const uint8_t *keys = stage_wait<D, R, T>(s, fill + stage, phase_offset) +
                               (first % s.STAGE_POSITIONS + g) * s.ROW;
@@ -501,9 +549,10 @@ static __device__ __forceinline__ void qk(struct decode_shared<D, R, T> &s, cons
 #pragma unroll
         for (int k = 0; k < 4; k++)
             s.scores[2 * t + k % 2][first + g + k / 2 * 8] = c[k];
+        uint32_t n = min(item.n - stage * s.STAGE_POSITIONS, (uint32_t)s.STAGE_POSITIONS);
+        bool is_first = first % s.STAGE_POSITIONS == 0; /* arrives for those without a position */
+        stage_release<D, R, T>(s, fill + stage, is_first ? ATTEND_WARPS - (n - 1) / 16 : 1);
     }
-    if (stage < stages)
-        stage_release<D, R, T>(s, fill + stage);
     fill += stages;
 }
 
@@ -543,10 +592,34 @@ static __device__ __forceinline__ void softmax(struct decode_shared<D, R, T> &s,
         s.state[q] = mine;
 }
 
-/* PV: a warp has a slab of columns of all positions. */
-template <int D, int R, int T>
+/* Of 8 C columns from `column` on a lane has 2 C of query g, from 2 C t on; each goes to the rank
+ * whose share it is. */
+template <int D, int R, int T, int C>
+static __device__ __forceinline__ void send_pv(struct decode_shared<D, R, T> &s,
+                                               const float (&c)[C][4], uint32_t n_queries,
+                                               uint32_t column, uint32_t buffer) {
+    uint32_t g = threadIdx.x % 32 / 4, t = threadIdx.x % 4, share = n_queries * (D / R);
+    uint32_t e = g * D + column + t * 2 * C;
+    float inverse = __frcp_rn((float)n_queries);
+    uint32_t to = (uint32_t)(((float)(e / (D / R)) + 0.5f) * inverse); /* e / share */
+    uint32_t at = blockIdx.x % R * share + e - to * share;
+    uint32_t barrier = dsmem_addr(&s.shares_full[buffer], to);
+#pragma unroll
+    for (int i = 0; i < 2 * C; i += 4) {
+        float o[4];
+#pragma unroll
+        for (int r = 0; r < 4; r++)
+            o[r] = c[(i + r) % C][(i + r) / C];
+        st_async(dsmem_addr(&s.shares[buffer][at + i], to), make_float4(o[0], o[1], o[2], o[3]),
+                 barrier);
+    }
+}
+
+/* PV: a warp has a slab of columns of all positions. IS_SENT: to the cluster's blocks, else to
+ * s.pv. */
+template <int D, int R, int T, bool IS_SENT>
 static __device__ __forceinline__ void pv(struct decode_shared<D, R, T> &s, const struct item &item,
-                                          uint32_t &fill, uint32_t phase_offset) {
+                                          uint32_t &fill, uint32_t phase_offset, uint32_t buffer) {
     constexpr int C = s.LANE_COLUMNS;
     uint32_t lane = threadIdx.x % 32, slab = threadIdx.x / 32, g = lane / 4, t = lane % 4;
     uint32_t column = slab * (D / s.SLABS) + g * C;
@@ -573,9 +646,13 @@ static __device__ __forceinline__ void pv(struct decode_shared<D, R, T> &s, cons
             }
             pv_mma<C>(c, v, *(const uint2 *)&s.weights[g][first + 4 * t]);
         }
-        stage_release<D, R, T>(s, fill);
+        stage_release<D, R, T>(s, fill, 1);
     }
-    if (slab < s.SLABS && g < item.n_queries)
+    if (slab >= s.SLABS || g >= item.n_queries)
+        return;
+    if (IS_SENT)
+        send_pv<D, R, T, C>(s, c, item.n_queries, slab * (D / s.SLABS), buffer);
+    else
         store_pv<C>(c, &s.pv[g * D + slab * (D / s.SLABS) + t * 2 * C]);
 }
 
@@ -588,7 +665,7 @@ static __device__ __forceinline__ void run_split(struct decode_shared<D, R, T> &
     if (warp < item.n_queries)
         softmax<D, R, T>(s, item.n, warp);
     sync_consumers();
-    pv<D, R, T>(s, item, fill, phase_offset);
+    pv<D, R, T, false>(s, item, fill, phase_offset, 0);
     sync_consumers();
 }
 
@@ -643,21 +720,6 @@ static __device__ __forceinline__ void store_one_split(const struct attend_param
     }
 }
 
-/* Each rank's share of the split's O, to that rank. */
-template <int D, int R, int T>
-static __device__ __forceinline__ void send_shares(struct decode_shared<D, R, T> &s,
-                                                   const struct item &item, uint32_t buffer) {
-    uint32_t rank = blockIdx.x % R, share = item.n_queries * (D / R);
-    float inverse = __frcp_rn((float)item.n_queries);
-#pragma unroll 1
-    for (uint32_t e = 4 * threadIdx.x; e < item.n_queries * D; e += 4 * THREADS) {
-        float4 x = *(const float4 *)&s.pv[e];
-        uint32_t to = (uint32_t)(((float)(e / (D / R)) + 0.5f) * inverse); /* e / share */
-        st_async(dsmem_addr(&s.shares[buffer][rank * share + e - to * share], to), x,
-                 dsmem_addr(&s.shares_full[buffer], to));
-    }
-}
-
 /* (max, sum) of the block's split to all blocks; without a split one that nobody combines, but all
  * wait for. */
 template <int D, int R, int T>
@@ -689,100 +751,146 @@ combine_splits(const struct decode_shared<D, R, T> &s, uint32_t buffer, uint32_t
     return a;
 }
 
-/* A value over all groups, from global memory: `values` and `states` are the first group's. */
-static __device__ __forceinline__ struct accumulator combine_groups(const struct attend_params &p,
-                                                                    const float *values,
-                                                                    const float *states,
-                                                                    uint32_t groups) {
-    struct accumulator a;
-    a.clear();
-    for (uint32_t first = 0; first < groups; first += 8) {
-        float part[8];
-        int2 state[8];
-#pragma unroll
-        for (uint32_t i = 0; i < 8; i++) {
-            uint64_t at = (uint64_t)min(first + i, groups - 1) * p.partial_floats;
-            part[i] = __ldcg(values + at), state[i] = __ldcg((const int2 *)(states + at));
-        }
-#pragma unroll
-        for (uint32_t i = 0; i < 8; i++)
-            if (first + i < groups)
-                a.combine(part[i], {state[i].x, __int_as_float(state[i].y)});
-    }
-    return a;
+/* How many clusters have groups of a tile. */
+template <int R>
+static __device__ __forceinline__ uint32_t clusters_of(const struct attend_params &p, uint32_t tile,
+                                                       uint32_t groups) {
+    struct ranges r = ranges_of<R>(p, groups);
+    return r.cluster_of((tile + 1) * groups - 1) - r.cluster_of(tile * groups) + 1;
 }
 
-/* True in all consumers of the last of `count` blocks to call it: it sees what the others wrote
- * before, and the counter is zero again. */
-static __device__ __forceinline__ bool is_last_block(bool *flag, uint32_t *counter,
-                                                     uint32_t count) {
+/* True in all consumers of the last block of its rank that has stored its groups of a tile: it sees
+ * what the others wrote before, and the counter is zero again. */
+template <int R>
+static __device__ __forceinline__ bool is_last_block(const struct attend_params &p, bool *flag,
+                                                     uint32_t tile, uint32_t groups) {
     sync_consumers();
     if (threadIdx.x == 0) {
+        uint32_t *counter = p.counters + tile * R + blockIdx.x % R;
         uint32_t before = atomic_inc_acq_rel_gpu(counter);
-        *flag = before == count - 1;
-        if (before == count - 1)
+        bool is_last = before == clusters_of<R>(p, tile, groups) - 1;
+        *flag = is_last;
+        if (is_last)
             *counter = 0;
     }
     sync_consumers();
     return *flag;
 }
 
-/* This block's share of the group, then, by the last block of its rank, of all groups. */
+/* Where a tile has one group: this block's share of the output. */
 template <int D, int R, int T>
 static __device__ __forceinline__ void
-combine_share(const struct attend_params &p, struct decode_shared<D, R, T> &s,
-              const struct item &item, const struct split_layout &l, uint32_t buffer) {
-    uint32_t tid = threadIdx.x, rank = blockIdx.x % R, share = item.n_queries * (D / R);
-    uint32_t groups = (l.count + R - 1) / R, splits = min((uint32_t)R, l.count - item.group * R);
-    float *partials = p.partials + (uint64_t)item.tile * p.n_partials * p.partial_floats;
-    uint64_t here = (uint64_t)item.group * p.partial_floats;
-    float *states = partials + ATTEND_TILE_QUERIES * D + rank * (2 * ATTEND_TILE_QUERIES);
+store_share(const struct attend_params &p, struct decode_shared<D, R, T> &s,
+            const struct item &item, uint32_t splits, uint32_t buffer) {
+    uint32_t rank = blockIdx.x % R, share = item.n_queries * (D / R);
 #pragma unroll 1
-    for (uint32_t i = tid; i < share; i += THREADS) {
+    for (uint32_t i = threadIdx.x; i < share; i += THREADS)
+        store_out<D>(p, item, rank * share + i,
+                     combine_splits<D, R, T>(s, buffer, share, i, splits));
+}
+
+/* A tile's partials, and where in each this rank's states begin. */
+static __device__ __forceinline__ float *partials_of(const struct attend_params &p, uint32_t tile) {
+    return p.partials + (uint64_t)tile * p.n_partials * p.partial_floats;
+}
+
+static __device__ __forceinline__ uint32_t states_at(uint32_t width, uint32_t rank) {
+    return ATTEND_TILE_QUERIES * width + rank * (2 * ATTEND_TILE_QUERIES);
+}
+
+/* More groups: this block's share of one, by the threads from `first` on. */
+template <int D, int R, int T>
+static __device__ __forceinline__ void
+store_partial(const struct attend_params &p, struct decode_shared<D, R, T> &s,
+              const struct item &item, uint32_t group, uint32_t splits, uint32_t buffer,
+              uint32_t first) {
+    uint32_t rank = blockIdx.x % R, share = item.n_queries * (D / R);
+    float *to = partials_of(p, item.tile) + (uint64_t)group * p.partial_floats;
+#pragma unroll 1
+    for (uint32_t i = threadIdx.x - first; i < share; i += THREADS - first) {
         uint32_t at = rank * share + i;
         struct accumulator a = combine_splits<D, R, T>(s, buffer, share, i, splits);
-        if (groups == 1) {
-            store_out<D>(p, item, at, a);
-            continue;
-        }
-        partials[here + at] = a.x;
+        to[at] = a.x;
         if (i == 0 || at % D == 0)
-            *(int2 *)(states + here + 2 * (at / D)) =
+            *(int2 *)(to + states_at(D, rank) + 2 * (at / D)) =
                 make_int2(a.all.max, __float_as_int(a.all.sum));
     }
-    if (groups == 1 || !is_last_block(&s.is_last, p.counters + item.tile * R + rank, groups))
+}
+
+/* Groups of a tile, as a rank's last block copies them to the free stages: 256 values of its share
+ * each, and (max, sum) of their queries. */
+struct group_part {
+    float values[THREADS];
+    int2 states[ATTEND_TILE_QUERIES];
+};
+
+static __device__ __forceinline__ void copy_part(struct group_part *to, const float *values,
+                                                 const float *states, uint32_t n) {
+    uint32_t lane = threadIdx.x % 32;
+    for (uint32_t i = 4 * lane; i < n; i += 128)
+        cp_async_16(smem_addr(to->values + i), values + i);
+    if (lane < sizeof to->states / 16)
+        cp_async_16(smem_addr((uint4 *)to->states + lane), states + 4 * lane);
+}
+
+/* When the cluster has stored its groups of a tile: by the rank's last block its share of all. */
+template <int D, int R, int T>
+static __device__ __forceinline__ void combine_tile(const struct attend_params &p,
+                                                    struct decode_shared<D, R, T> &s,
+                                                    const struct item &item, uint32_t groups) {
+    constexpr uint32_t PARTS = sizeof s.stages / sizeof(struct group_part);
+    struct group_part *parts = (struct group_part *)s.stages;
+    uint32_t tid = threadIdx.x, rank = blockIdx.x % R, share = item.n_queries * (D / R);
+    if (!is_last_block<R>(p, &s.is_last, item.tile, groups))
         return;
-#pragma unroll 1
-    for (uint32_t i = tid; i < share; i += THREADS) {
-        uint32_t at = rank * share + i;
-        store_out<D>(p, item, at, combine_groups(p, partials + at, states + 2 * (at / D), groups));
+    for (uint32_t first = 0; first < share; first += THREADS) { /* once, mostly */
+        uint32_t at = rank * share + first;
+        struct accumulator a;
+        a.clear();
+        for (uint32_t base = 0; base < groups; base += PARTS) {
+            uint32_t now = min(groups - base, PARTS);
+            for (uint32_t i = tid / 32; i < now; i += ATTEND_WARPS) {
+                const float *from =
+                    partials_of(p, item.tile) + (uint64_t)(base + i) * p.partial_floats;
+                copy_part(&parts[i], from + at, from + states_at(D, rank),
+                          min(share - first, (uint32_t)THREADS));
+            }
+            cp_async_wait_all();
+            sync_consumers();
+            if (first + tid < share)
+#pragma unroll 4
+                for (uint32_t i = 0; i < now; i++) {
+                    int2 state = parts[i].states[(at + tid) / D];
+                    a.combine(parts[i].values[tid], {state.x, __int_as_float(state.y)});
+                }
+            sync_consumers();
+        }
+        if (first + tid < share)
+            store_out<D>(p, item, at + tid, a);
     }
 }
 
-/* What the cluster's blocks exchange of an item; `combines` counts those before. */
-template <int D, int R, int T>
-static __device__ __forceinline__ void send_item(struct decode_shared<D, R, T> &s,
-                                                 const struct item &item,
-                                                 const struct split_layout &l, uint32_t combines) {
-    uint32_t buffer = combines & 1, splits = min((uint32_t)R, l.count - item.group * R);
-    uint32_t bytes = splits * (D / R) * sizeof(float) + R * sizeof(struct imax_sum);
-    if (threadIdx.x == 0)
-        mbarrier_expect_tx(&s.shares_full[buffer], item.n_queries * bytes);
-    send_states<D, R, T>(s, item, buffer);
-    if (item.n)
-        send_shares<D, R, T>(s, item, buffer);
+/* How many splits a group has. */
+template <int R>
+static __device__ __forceinline__ uint32_t n_splits(const struct split_layout &l, uint32_t group) {
+    return min((uint32_t)R, l.count - group * R);
 }
 
-/* And then. An item is combined when the next one is computed, so that no block waits for the
- * others; but before that one is sent: so a peer that sends into this buffer again has seen what
- * this block sent after it had read it. */
+/* Before a block sends its share of item `combines`: its own mbarrier learns how much will come. */
 template <int D, int R, int T>
 static __device__ __forceinline__ void
-combine_item(const struct attend_params &p, struct decode_shared<D, R, T> &s,
-             const struct split_layout &l, uint32_t index, uint32_t combines) {
-    struct item item = item_tile(p, index);
+expect_shares(struct decode_shared<D, R, T> &s, const struct item &item,
+              const struct split_layout &l, uint32_t combines) {
+    uint32_t splits = n_splits<R>(l, item.group);
+    uint32_t bytes = splits * (D / R) * sizeof(float) + R * sizeof(struct imax_sum);
+    if (threadIdx.x == 0)
+        mbarrier_expect_tx(&s.shares_full[combines & 1], item.n_queries * bytes);
+}
+
+template <int D, int R, int T>
+static __device__ __forceinline__ void wait_shares(struct decode_shared<D, R, T> &s,
+                                                   uint32_t combines) {
     mbarrier_wait(&s.shares_full[combines & 1], combines >> 1 & 1);
-    combine_share<D, R, T>(p, s, item, l, combines & 1);
 }
 
 /* ---- consumers: all items -------------------------------------------------------------------- */
@@ -820,76 +928,137 @@ run_short(const struct attend_params &p, struct decode_shared<64, R, CACHE_F16> 
     for (uint32_t e = 4 * threadIdx.x; e < item.n_queries * 64; e += 4 * THREADS)
         *(float4 *)(p.out + (uint64_t)item.first_head * 64 + e) =
             short_combine(s.short_context.s, e, splits);
-    stage_release<64, R, CACHE_F16>(s, fill);
-    stage_release<64, R, CACHE_F16>(s, fill + 1);
+    stage_release<64, R, CACHE_F16>(s, fill, 1);
+    stage_release<64, R, CACHE_F16>(s, fill + 1, 1);
 }
 
-enum : uint64_t { ALL_ONE = 0x0101010101010101 };
 static_assert(ATTEND_WARPS == 8, "guesses");
 
-/* Before griddepcontrol.wait, from the row that IO holds by then, as the producer does. */
-static __device__ __forceinline__ bool guess_one_block(const struct attend_params &p) {
-    uint32_t position = ld_relaxed(&p.io.rows->position);
-    return position < p.pages_per_slot * PAGE && is_one_block(split_layout_of(p, position));
+/* A block's first tile as a warp leaves it in s.guesses; 0: none, or any. */
+static __device__ __forceinline__ uint32_t tile_byte(const struct work &w) {
+    uint32_t tile = w.first_tile();
+    return w.is_none() || tile >= 255 ? 0 : tile + 1;
 }
 
-/* item: the block's first if the guess was right, without its split; its first heads are made. */
-template <int D, int R, int T>
-static __device__ __forceinline__ void
-run_consumers(const struct attend_params &p, struct decode_shared<D, R, T> &s, struct item item) {
-    uint32_t warp = threadIdx.x / 32, fill = 0, combines = 0, page = 0;
-    __syncthreads(); /* with the producer: it has checked its prefetch, and read the row */
-    struct io_row row = s.row;
-    struct split_layout l = split_layout_of(p, row.position);
-    bool is_one = is_one_block(l);
-    uint32_t items = n_items<D, R>(p, l), index = first_item<D, R>(is_one);
-    if (can_spread<D>() && s.guesses != (is_one ? ALL_ONE : 0)) { /* heads of another item */
-        item = item_tile(p, index);
-        make_heads<D, R, T>(p, s, item, warp);
-        sync_consumers();
+/* Before griddepcontrol.wait, from the row that IO holds by then, as the producer does. Narrow
+ * heads, where a stage is short, are not guessed for several groups a tile: that is more code. */
+template <int D, int R>
+static __device__ __forceinline__ struct work guess_work(const struct attend_params &p) {
+    uint32_t position = ld_relaxed(&p.io.rows->position);
+    if (can_spread<D>()) {
+        struct work w = {blockIdx.x, p.kv_heads * p.tiles_per_kv, 1, 1};
+        if (position >= p.short_positions)
+            w.first = blockIdx.x / R;
+        return w;
     }
-    find_split<D, R>(item, l);
-    if (item.has_new)
-        page = load_page(p, row.slot, row.position);
-    if (index >= items)
-        return;
-    bool is_left = true; /* an item; after the last one it is only combined */
+    return work_of<D, R>(p, split_layout_of(p, position < p.pages_per_slot * PAGE ? position : 0));
+}
+
+/* Tiles that are the block's alone. */
+template <int D, int R, int T>
+static __device__ __forceinline__ void run_alone(const struct attend_params &p,
+                                                 struct decode_shared<D, R, T> &s, struct item item,
+                                                 struct work w, const struct split_layout &l) {
+    uint32_t page = load_page(p, s.row.slot, l.n_positions - 1), fill = 0;
     for (;;) {
-        if (is_left && l.length == 16) {
-            store_new_kv<D, R, T>(p, s, item, row.position, page); /* its warp rarely has a split */
+        if (l.length == 16) {
+            /* its warp rarely has a split */
+            store_new_kv<D, R, T>(p, s, item, l.n_positions - 1, page);
             if constexpr (D == 64 && T == CACHE_F16)
                 run_short<R>(p, s, item, l.count, fill);
             fill += 2;
-        } else if (is_left && item.n) {
+        } else {
             run_split<D, R, T>(s, item, fill);
+            store_one_split<D, R, T>(p, s, item);
+            store_new_kv<D, R, T>(p, s, item, l.n_positions - 1, page);
         }
-        if (combines)
-            combine_item<D, R, T>(p, s, l, index - item_step<D, R>(false), combines - 1);
-        if (!is_left)
+        w.first += w.step;
+        if (w.is_none())
             return;
-        if (l.length != 16) {
-            if (l.count == 1)
-                store_one_split<D, R, T>(p, s, item);
-            else
-                send_item<D, R, T>(s, item, l, combines++);
-            store_new_kv<D, R, T>(p, s, item, row.position, page);
-        }
-        index += item_step<D, R>(is_one);
-        is_left = index < items;
-        if (!is_left && !combines)
-            return;
-        if (!is_left)
-            continue;
-        uint32_t last_tile = item.tile;
-        item = item_of<D, R>(p, l, index);
-        if (item.has_new)
-            page = load_page(p, row.slot, row.position);
+        next_item<D, R>(p, w, item, l);
         sync_consumers(); /* the last item's shared memory is free */
-        if (last_tile == item.tile)
-            continue;
-        make_heads<D, R, T>(p, s, item, warp);
+        make_heads<D, R, T>(p, s, item, threadIdx.x / 32);
         sync_consumers();
     }
+}
+
+/* Items of the cluster. What its blocks have sent each other of a group is combined when they have
+ * the tile's next group's scores, by warps without a query: so no block waits for the others. And
+ * before that group is sent: so a block that sends into this buffer again has seen what this one
+ * sent after it had read it. */
+template <int D, int R, int T>
+static __device__ __forceinline__ void
+run_cluster(const struct attend_params &p, struct decode_shared<D, R, T> &s, struct item item,
+            struct work w, const struct split_layout &l) {
+    uint32_t page = 0, fill = 0, combines = 0, n = 0; /* n: groups of the tile that were sent */
+    for (;;) {
+        if (item.has_new)
+            page = load_page(p, s.row.slot, l.n_positions - 1);
+        if (item.n)
+            qk<D, R, T>(s, item, fill, s.phase_offset);
+        sync_consumers();
+        if (item.n && threadIdx.x / 32 < item.n_queries)
+            softmax<D, R, T>(s, item.n, threadIdx.x / 32);
+        uint32_t first = item.n_queries < ATTEND_WARPS ? 32 * item.n_queries : 0;
+        if (n && threadIdx.x >= first) {
+            wait_shares<D, R, T>(s, combines - 1);
+            store_partial<D, R, T>(p, s, item, item.group - 1, R, (combines - 1) & 1, first);
+        }
+        sync_consumers();
+        expect_shares<D, R, T>(s, item, l, combines);
+        send_states<D, R, T>(s, item, combines & 1);
+        if (item.n)
+            pv<D, R, T, true>(s, item, fill, s.phase_offset, combines & 1);
+        store_new_kv<D, R, T>(p, s, item, l.n_positions - 1, page);
+        combines++, n++, w.first += w.step;
+        if (item.group + 1 == w.groups || w.is_none()) { /* no more of this tile */
+            wait_shares<D, R, T>(s, combines - 1);
+            uint32_t splits = n_splits<R>(l, item.group), buffer = (combines - 1) & 1;
+            if (w.groups == 1)
+                store_share<D, R, T>(p, s, item, splits, buffer);
+            else
+                store_partial<D, R, T>(p, s, item, item.group, splits, buffer, 0);
+            if (w.is_none())
+                break;
+            n = 0;
+        }
+        next_item<D, R>(p, w, item, l);
+        if (n == 0) {
+            sync_consumers(); /* the last tile's shared memory is free */
+            make_heads<D, R, T>(p, s, item, threadIdx.x / 32);
+            sync_consumers();
+        }
+    }
+    while (w.groups > 1) {
+        combine_tile<D, R, T>(p, s, item, w.groups);
+        if (s.first_item >= item.tile * w.groups)
+            return;
+        item = item_tile(p, item.tile - 1);
+    }
+}
+
+/* item: the first of the block's first tile if the guess was right, without its split; its first
+ * heads are made. */
+template <int D, int R, int T>
+static __device__ __forceinline__ void
+run_consumers(const struct attend_params &p, struct decode_shared<D, R, T> &s, struct item item) {
+    __syncthreads(); /* with the producer: it has checked its prefetch, and read the row */
+    struct split_layout l = split_layout_of(p, s.row.position);
+    struct work w = work_of<D, R>(p, l);
+    if (w.is_none())
+        return;
+    if (!tile_byte(w) || s.guesses != tile_byte(w) * 0x0101010101010101u) {
+        item = item_tile(p, w.first_tile());
+        make_heads<D, R, T>(p, s, item, threadIdx.x / 32);
+        sync_consumers();
+    }
+    if (w.groups > 1)
+        item.group = w.first - item.tile * w.groups, s.first_item = w.first;
+    find_split<D, R>(item, l);
+    if (is_one_block(l))
+        run_alone<D, R, T>(p, s, item, w, l);
+    else
+        run_cluster<D, R, T>(p, s, item, w, l);
 }
 
 template <int D, int R, int T>
@@ -904,8 +1073,9 @@ static __device__ __forceinline__ void attend_decode(const struct attend_params 
         run_producer<D, R, T>(p, s);
         return;
     }
-    bool is_one = can_spread<D>() && guess_one_block(p);
-    struct item item = item_tile(p, first_item<D, R>(is_one));
+    struct work guess = guess_work<D, R>(p);
+    bool has_work = !guess.is_none();
+    struct item item = item_tile(p, has_work ? guess.first_tile() : 0);
     for (uint32_t i = tid; i < sizeof s.weights / sizeof(uint32_t); i += THREADS)
         ((uint32_t *)s.weights)[i] = 0; /* of queries that the tile lacks */
     cluster_arrive();
@@ -913,9 +1083,9 @@ static __device__ __forceinline__ void attend_decode(const struct attend_params 
     /* The warp's first head: all but its loads before the wait. */
     struct head_regs<D / 64, D> head;
     uint32_t warp = tid / 32;
-    bool has_head = warp < item.n_queries + 2;
-    if (can_spread<D>() && tid % 32 == 0)
-        ((uint8_t *)&s.guesses)[warp] = is_one;
+    bool has_head = has_work && warp < item.n_queries + 2;
+    if (tid % 32 == 0)
+        ((uint8_t *)&s.guesses)[warp] = (uint8_t)tile_byte(guess);
     const float *from = head_at<D, R, T>(p, item, warp);
     if (has_head)
         head.load_norm(p, head_norm(p, item, warp));
@@ -926,7 +1096,8 @@ static __device__ __forceinline__ void attend_decode(const struct attend_params 
     store_stamp(tid | blockIdx.x, p.io.stamp);
     if (has_head)
         make_head<D, R, T>(p, s, item, head, warp);
-    make_heads<D, R, T>(p, s, item, warp + ATTEND_WARPS);
+    if (has_work)
+        make_heads<D, R, T>(p, s, item, warp + ATTEND_WARPS);
     run_consumers<D, R, T>(p, s, item);
 }
 

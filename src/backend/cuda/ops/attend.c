@@ -122,10 +122,9 @@ static int launch_decode(struct recorder *r, struct attend_params *p, const char
     p->partials =
         recorder_work(r, (uint64_t)tiles * p->n_partials * p->partial_floats * sizeof(float));
     p->counters = recorder_counters(r, tiles * p->counters_per_tile);
-    uint32_t clusters = r->n_sms / p->group_splits, needed = tiles * p->n_partials;
-    if (needed >
-        4 * clusters) /* long contexts: two blocks an SM, as far as clusters can be placed */
-        clusters = clusters * 7 / 4;
+    /* Two blocks an SM, as far as clusters can be placed (an H200 has room for 30 of 8; with 30 a
+     * long context is slower than with 28). */
+    uint32_t clusters = r->n_sms / p->group_splits * 7 / 4, needed = tiles * p->n_partials;
     clusters = needed < clusters ? needed : clusters ? clusters : 1;
     struct cuda_launch launch = {
         .kernel = kernel,
