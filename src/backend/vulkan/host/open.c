@@ -611,6 +611,8 @@ static int make_region(struct backend *b, enum vulkan_memory m, uint64_t bytes, 
                                    : m == VULKAN_IO_COPY ? VULKAN_ON_BOTH
                                                          : VULKAN_ON_DEVICE;
     int status = vulkan_make_buffer(b, &buffer, bytes, kind, what, err);
+    if (status && kind == VULKAN_ON_BOTH) /* of some GPUs 256 MB, which may be full */
+        status = vulkan_make_buffer(b, &buffer, bytes, VULKAN_ON_HOST, what, err);
     if (!status && (status = vulkan_region_add(&b->regions[m], &buffer, err)))
         vulkan_free_buffer(b, &buffer);
     if (!status && m == VULKAN_IO)

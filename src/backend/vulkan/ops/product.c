@@ -242,16 +242,10 @@ struct piece {
 };
 
 static struct vulkan_bind bind_weight(struct vulkan_recorder *r, const struct operand *w,
-                                      const struct piece *piece, uint32_t *first) {
+                                      const struct piece *piece) {
     uint32_t scale = w->n_dims > 2 ? w->plane : 1;
-    *first = 0;
-    if (piece->is_whole) {
-        struct vulkan_bind b = vulkan_operand(r, w, VULKAN_READ, first);
-        if (vulkan_is_plain(w))
-            *first *= (uint32_t)dtype_info(w->type)->block_bytes;
-        return b;
-    }
-    return vulkan_matrix_rows(r, w, piece->first * scale, piece->n * scale);
+    return piece->is_whole ? vulkan_operand(r, w, VULKAN_READ, NULL)
+                           : vulkan_matrix_rows(r, w, piece->first * scale, piece->n * scale);
 }
 
 static struct vulkan_bind bind_bias(struct vulkan_recorder *r, const struct operand *bias,
@@ -309,10 +303,8 @@ static int multiply_piece(struct vulkan_recorder *r, const struct vulkan_product
         .push_bytes = sizeof push,
     };
     struct vulkan_bind io = d.binds[0] = vulkan_io_copy(r, VULKAN_READ);
-    d.binds[1] = bind_weight(r, w, piece, &push.weight_first);
-    d.binds[2] = d.binds[1];
-    if (p->epilogue == PRODUCT_SWIGLU)
-        d.binds[2] = bind_weight(r, p->second, piece, &push.weight2_first);
+    d.binds[1] = bind_weight(r, w, piece);
+    d.binds[2] = p->epilogue == PRODUCT_SWIGLU ? bind_weight(r, p->second, piece) : d.binds[1];
     d.binds[3] = bind_bias(r, p->bias, io, &push.bias_first);
     d.binds[4] = bind_bias(r, p->second_bias, io, &push.bias2_first);
     push.bias_first += is_stack ? 0 : piece->first;
@@ -321,12 +313,6 @@ static int multiply_piece(struct vulkan_recorder *r, const struct vulkan_product
     d.binds[6] = p->out;
     d.binds[9] = vulkan_grids(r);
     bind_acts(r, p, piece, &d, &push);
-    bool is_aligned = (push.weight_first | push.weight2_first) % 16 == 0;
-    if (!vulkan_is_plain(w) && !is_aligned)
-        return err_set(r->err, SLUICE_ERR_UNSUPPORTED,
-                       "a matrix of %s at byte %u, expected a multiple of 16", dtype_name(w->type),
-                       push.weight_first);
-    bool is_vectors = is_aligned && w->dims[0] % 8 == 0;
     const uint32_t constants[] = {
         s.threads,
         vulkan_weight_type(r, w),
@@ -335,7 +321,7 @@ static int multiply_piece(struct vulkan_recorder *r, const struct vulkan_product
         (uint32_t)p->epilogue,
         p->is_head,
         is_stack,
-        vulkan_is_plain(w) ? is_vectors : p->act_group == 128,
+        vulkan_is_plain(w) ? w->dims[0] % 8 == 0 : p->act_group == 128,
         has_bias,
         has_integers(p) ? 5 : 7,
     };

@@ -19,7 +19,7 @@ struct vulkan_prologue {
     bool is_head; /* row i is that of output i */
     uint32_t act_group;
     bool needs_int8, needs_f32;
-    bool is_plain; /* for weights in F32, F16 and BF16 alone */
+    bool is_plain;  /* for weights in F32, F16 and BF16 alone */
     bool has_pairs; /* no tiles where experts' pairs are not sorted */
 };
 
@@ -46,8 +46,8 @@ bool has_vectors(const struct vulkan_prologue *p, uint32_t in_first, uint32_t no
 int vulkan_quantize(struct vulkan_recorder *r, const struct vulkan_prologue *p,
                     struct vulkan_acts *out);
 
-/* Whether products of these activations can prepare them, each for itself: one row of int8. That
- * spares a dispatch which all would wait for. */
+/* Whether products of these activations can prepare them, each for itself: one row. That spares a
+ * dispatch which all would wait for. */
 bool vulkan_can_fuse(const struct vulkan_recorder *r, const struct vulkan_prologue *p);
 
 /* Pairs of rows and places by expert, in tiles of so many (experts_sort.comp). */
