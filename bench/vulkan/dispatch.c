@@ -107,7 +107,7 @@ static VkBuffer make_buffer(uint64_t bytes, VkMemoryPropertyFlags want) {
     return buffer;
 }
 
-static void open_device(int number) {
+static void open_instance(void) {
     void *lib = dlopen("libvulkan.so.1", RTLD_NOW);
     if (!lib) {
         fprintf(stderr, "%s\n", dlerror());
@@ -124,6 +124,10 @@ static void open_device(int number) {
 #define F(name) name = (PFN_vk##name)find(g.instance, "vk" #name);
     FUNCTIONS
 #undef F
+}
+
+/* Its version of Vulkan. */
+static uint32_t choose_device(int number) {
     VkPhysicalDevice list[8];
     uint32_t n = 8;
     check(EnumeratePhysicalDevices(g.instance, &n, list), "devices");
@@ -136,6 +140,11 @@ static void open_device(int number) {
     GetPhysicalDeviceProperties(g.physical, &p);
     g.tick = p.limits.timestampPeriod * 1e-3;
     printf("%s, driver %u.%u\n", p.deviceName, p.driverVersion >> 22, p.driverVersion >> 14 & 255);
+    return p.apiVersion;
+}
+
+/* With a queue of every family that computes. */
+static void make_device(uint32_t version) {
     VkQueueFamilyProperties families[MAX_FAMILIES];
     g.n_families = MAX_FAMILIES;
     GetPhysicalDeviceQueueFamilyProperties(g.physical, &g.n_families, families);
@@ -143,7 +152,7 @@ static void open_device(int number) {
         .sType = VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_SYNCHRONIZATION_2_FEATURES};
     VkPhysicalDeviceFeatures2 features = {.sType = VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_FEATURES_2,
                                           .pNext = &sync2};
-    if (p.apiVersion >= VK_API_VERSION_1_3)
+    if (version >= VK_API_VERSION_1_3)
         GetPhysicalDeviceFeatures2(g.physical, &features);
     g.has_sync2 = sync2.synchronization2 && CmdPipelineBarrier2;
     float one = 1;
@@ -163,6 +172,11 @@ static void open_device(int number) {
                                  .queueCreateInfoCount = n_queues,
                                  .pQueueCreateInfos = queues};
     check(CreateDevice(g.physical, &device, NULL, &g.device), "device");
+}
+
+static void open_device(int number) {
+    open_instance();
+    make_device(choose_device(number));
     for (uint32_t i = 0; i < g.n_families; i++) {
         if (!(g.flags[i] & VK_QUEUE_COMPUTE_BIT))
             continue;
@@ -173,59 +187,66 @@ static void open_device(int number) {
     }
 }
 
+/* Layout k, of n buffers. */
+static void make_layout(uint32_t k, uint32_t n) {
+    VkDescriptorSetLayoutBinding binding[10];
+    for (uint32_t i = 0; i < n; i++)
+        binding[i] =
+            (VkDescriptorSetLayoutBinding){.binding = i,
+                                           .descriptorType = VK_DESCRIPTOR_TYPE_STORAGE_BUFFER,
+                                           .descriptorCount = 1,
+                                           .stageFlags = VK_SHADER_STAGE_COMPUTE_BIT};
+    VkDescriptorSetLayoutCreateInfo set = {.sType =
+                                               VK_STRUCTURE_TYPE_DESCRIPTOR_SET_LAYOUT_CREATE_INFO,
+                                           .bindingCount = n,
+                                           .pBindings = binding};
+    check(CreateDescriptorSetLayout(g.device, &set, NULL, &g.set_layout[k]), "set layout");
+    VkPushConstantRange range = {VK_SHADER_STAGE_COMPUTE_BIT, 0, 128};
+    VkPipelineLayoutCreateInfo layout = {.sType = VK_STRUCTURE_TYPE_PIPELINE_LAYOUT_CREATE_INFO,
+                                         .setLayoutCount = 1,
+                                         .pSetLayouts = &g.set_layout[k],
+                                         .pushConstantRangeCount = 1,
+                                         .pPushConstantRanges = &range};
+    check(CreatePipelineLayout(g.device, &layout, NULL, &g.layout[k]), "layout");
+}
+
+static void make_set(uint32_t k, uint32_t n) {
+    VkDescriptorBufferInfo at[10];
+    VkWriteDescriptorSet write[10];
+    VkDescriptorPoolSize size = {VK_DESCRIPTOR_TYPE_STORAGE_BUFFER, n};
+    VkDescriptorPoolCreateInfo pool = {.sType = VK_STRUCTURE_TYPE_DESCRIPTOR_POOL_CREATE_INFO,
+                                       .maxSets = 1,
+                                       .poolSizeCount = 1,
+                                       .pPoolSizes = &size};
+    VkDescriptorPool made;
+    check(CreateDescriptorPool(g.device, &pool, NULL, &made), "set pool");
+    VkDescriptorSetAllocateInfo allocate = {.sType = VK_STRUCTURE_TYPE_DESCRIPTOR_SET_ALLOCATE_INFO,
+                                            .descriptorPool = made,
+                                            .descriptorSetCount = 1,
+                                            .pSetLayouts = &g.set_layout[k]};
+    check(AllocateDescriptorSets(g.device, &allocate, &g.set[k]), "set");
+    for (uint32_t i = 0; i < n; i++) {
+        at[i] = (VkDescriptorBufferInfo){g.words, 65536 * i, 65536};
+        if (i == 1)
+            at[i] = (VkDescriptorBufferInfo){g.stream, 0, VK_WHOLE_SIZE};
+        write[i] = (VkWriteDescriptorSet){.sType = VK_STRUCTURE_TYPE_WRITE_DESCRIPTOR_SET,
+                                          .dstSet = g.set[k],
+                                          .dstBinding = i,
+                                          .descriptorCount = 1,
+                                          .descriptorType = VK_DESCRIPTOR_TYPE_STORAGE_BUFFER,
+                                          .pBufferInfo = &at[i]};
+    }
+    UpdateDescriptorSets(g.device, n, write, 0, NULL);
+}
+
 static void open_sets(void) {
     g.stream_bytes = STREAM_BYTES;
     g.words = make_buffer(1 << 20, VK_MEMORY_PROPERTY_DEVICE_LOCAL_BIT);
     g.host = make_buffer(1 << 20, VK_MEMORY_PROPERTY_HOST_VISIBLE_BIT);
     g.stream = make_buffer(g.stream_bytes, VK_MEMORY_PROPERTY_DEVICE_LOCAL_BIT);
     for (uint32_t k = 0; k < 2; k++) {
-        uint32_t n = k ? 10 : 2;
-        VkDescriptorSetLayoutBinding binding[10];
-        VkDescriptorBufferInfo at[10];
-        VkWriteDescriptorSet write[10];
-        for (uint32_t i = 0; i < n; i++)
-            binding[i] =
-                (VkDescriptorSetLayoutBinding){.binding = i,
-                                               .descriptorType = VK_DESCRIPTOR_TYPE_STORAGE_BUFFER,
-                                               .descriptorCount = 1,
-                                               .stageFlags = VK_SHADER_STAGE_COMPUTE_BIT};
-        VkDescriptorSetLayoutCreateInfo set = {
-            .sType = VK_STRUCTURE_TYPE_DESCRIPTOR_SET_LAYOUT_CREATE_INFO,
-            .bindingCount = n,
-            .pBindings = binding};
-        check(CreateDescriptorSetLayout(g.device, &set, NULL, &g.set_layout[k]), "set layout");
-        VkPushConstantRange range = {VK_SHADER_STAGE_COMPUTE_BIT, 0, 128};
-        VkPipelineLayoutCreateInfo layout = {.sType = VK_STRUCTURE_TYPE_PIPELINE_LAYOUT_CREATE_INFO,
-                                             .setLayoutCount = 1,
-                                             .pSetLayouts = &g.set_layout[k],
-                                             .pushConstantRangeCount = 1,
-                                             .pPushConstantRanges = &range};
-        check(CreatePipelineLayout(g.device, &layout, NULL, &g.layout[k]), "layout");
-        VkDescriptorPoolSize size = {VK_DESCRIPTOR_TYPE_STORAGE_BUFFER, n};
-        VkDescriptorPoolCreateInfo pool = {.sType = VK_STRUCTURE_TYPE_DESCRIPTOR_POOL_CREATE_INFO,
-                                           .maxSets = 1,
-                                           .poolSizeCount = 1,
-                                           .pPoolSizes = &size};
-        VkDescriptorPool made;
-        check(CreateDescriptorPool(g.device, &pool, NULL, &made), "set pool");
-        VkDescriptorSetAllocateInfo allocate = {.sType =
-                                                    VK_STRUCTURE_TYPE_DESCRIPTOR_SET_ALLOCATE_INFO,
-                                                .descriptorPool = made,
-                                                .descriptorSetCount = 1,
-                                                .pSetLayouts = &g.set_layout[k]};
-        check(AllocateDescriptorSets(g.device, &allocate, &g.set[k]), "set");
-        for (uint32_t i = 0; i < n; i++) {
-            at[i] = (VkDescriptorBufferInfo){g.words, 65536 * i, 65536};
-            if (i == 1)
-                at[i] = (VkDescriptorBufferInfo){g.stream, 0, VK_WHOLE_SIZE};
-            write[i] = (VkWriteDescriptorSet){.sType = VK_STRUCTURE_TYPE_WRITE_DESCRIPTOR_SET,
-                                              .dstSet = g.set[k],
-                                              .dstBinding = i,
-                                              .descriptorCount = 1,
-                                              .descriptorType = VK_DESCRIPTOR_TYPE_STORAGE_BUFFER,
-                                              .pBufferInfo = &at[i]};
-        }
-        UpdateDescriptorSets(g.device, n, write, 0, NULL);
+        make_layout(k, k ? 10 : 2);
+        make_set(k, k ? 10 : 2);
     }
     VkQueryPoolCreateInfo queries = {.sType = VK_STRUCTURE_TYPE_QUERY_POOL_CREATE_INFO,
                                      .queryType = VK_QUERY_TYPE_TIMESTAMP,
