@@ -4,8 +4,8 @@
 //
 // A team of LANES threads has one weight row at a time; of SwiGLU every second one is a row of up.
 // Units and the order of sums are those of product.glsl; a unit with f32 activations is a group of
-// 32 values. The next piece, a lane's unit, is loaded while this one is multiplied, the first one
-// while the row is prepared.
+// 32 values. The next piece, a lane's unit, is loaded while sums are added, the first one while the row
+// is prepared.
 //
 // Up to four matrices of one type are one list of p.n rows. -DF32: with f32 activations.
 //
@@ -26,6 +26,7 @@ layout(constant_id = 9) const uint GROUP = 32;        // values that share a sca
 layout(constant_id = 10) const uint UNITS = 1;        // of p.k at most
 layout(constant_id = 11) const uint HAS_VECTORS = 0;  // as in prologue.glsl
 layout(constant_id = 12) const uint SUBGROUP = 0;     // threads of a subgroup
+layout(constant_id = 13) const uint LOADS_AHEAD = 0;
 
 #define LANES (1u << p.lane_bits)
 #ifdef F32
@@ -149,14 +150,18 @@ void load_piece(inout Raw piece) {
     advance(ahead);
 }
 
-// Loads another piece and multiplies this one.
+// Multiplies the piece and loads another one, of the head before that: it takes more registers, and
+// other products then have fewer threads at once.
 void take_turn(inout Raw piece) {
     Cursor c = use;
     Raw now = piece;
     advance(use);
-    load_piece(piece);
+    if (LOADS_AHEAD != 0)
+        load_piece(piece);
     if (is_inside(c))
         multiply_piece(now, c);
+    if (LOADS_AHEAD == 0)
+        load_piece(piece);
     if (use.turn == 0) {
         add_up(c.n, round++);
         total = 0;
