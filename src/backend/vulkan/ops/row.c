@@ -68,27 +68,43 @@ static struct row_shape shape_of(const struct vulkan_recorder *r, uint32_t rows,
     return best;
 }
 
-/* Of weights in F32, F16 and BF16: all the threads of a core in one workgroup, unless there is
- * little to do. Rows are dealt one by one to all workgroups. */
+/* Threads of a workgroup of project_plain_row, of which short rows let two on a core: of two sizes
+ * the one whose last turn leaves fewer without a row. */
+static uint32_t plain_threads(const struct vulkan_recorder *r, uint32_t k, uint32_t rows,
+                              uint32_t team) {
+    enum { SHORT_ROW = 2048, FEWER = PLAIN_THREADS / 4 * 3 };
+    uint32_t cores = r->can->n_cores, all = PLAIN_THREADS / team, fewer = FEWER / team;
+    if (k <= SHORT_ROW)
+        return PLAIN_THREADS / 2;
+    if (rows <= all * cores)
+        return PLAIN_THREADS;
+    bool is_less = div_up(rows, fewer * cores) * fewer <= div_up(rows, all * cores) * all;
+    return is_less ? FEWER : PLAIN_THREADS;
+}
+
+/* Of weights in F32, F16 and BF16. Rows are dealt one by one to all workgroups. */
 static struct row_shape plain_shape_of(const struct vulkan_recorder *r, const struct vulkan_row *p,
                                        uint32_t rows, uint32_t lanes) {
     uint32_t cores = r->can->n_cores, team = 4;
     rows = p->epilogue == PRODUCT_SWIGLU ? rows / 2 : rows; /* pairs */
-    uint32_t k = p->parts[0].weight->dims[0], threads = k <= 2048 ? 512 : PLAIN_THREADS;
-    bool is_small = rows < 8 * cores || r->can->max_threads < threads;
-    threads = is_small ? MIN_THREADS : threads;
     while (team < lanes)
         team *= 2;
+    uint32_t threads = plain_threads(r, p->parts[0].weight->dims[0], rows, team);
+    bool is_small = rows < 8 * cores || r->can->max_threads < threads;
+    threads = is_small ? MIN_THREADS : threads;
     uint32_t all = div_up(rows, threads / team), at_once = PLAIN_THREADS / threads * cores;
     if (r->can->is_processor)
         at_once = groups_of(r, all, threads);
     return (struct row_shape){threads, is_small && all < at_once ? all : at_once};
 }
 
-/* Units of a lane that are loaded at once. */
+/* Units of a lane that are loaded at once: such that all batches are whole, if that is possible. */
 static uint32_t plain_batch(const struct operand *w, uint32_t lanes) {
     uint32_t of_lane = div_up(div_up(w->dims[0], 8), lanes);
     uint32_t most = w->type == DT_F32 ? PLAIN_BATCH / 2 : PLAIN_BATCH;
+    for (uint32_t n = most; n > most / 2; n--)
+        if (of_lane % n == 0)
+            return n;
     return div_up(of_lane, div_up(of_lane, most));
 }
 
