@@ -91,7 +91,7 @@ void multiply_piece(Raw ignored, Cursor c) {
     Group o;
     unpack_group(c.row, g, o);
     precise float sum = total;
-    for (uint k = 0; k < 32; k++) {
+    [[unroll]] for (uint k = 0; k < 32; k++) {
         precise float v = row_x[8 * g + k / 4][k % 4] * row_factor;
         sum = fma(group_value(o, k), v, sum);
     }
