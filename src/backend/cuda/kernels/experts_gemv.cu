@@ -5,11 +5,11 @@
  *
  * for the `used` experts that ROUTE has chosen for the row, and then the shared expert.
  *
- * Grid: (one thread block an SM, rows); 16 warps. A task is a tile (4 to 16 weight rows) of one
- * expert's matrix, all of K, by one warp: dot products and their order are those of
- * project_gemv.cuh. IN: a thread block has pairs of tasks, gate and up of one tile. OUT: a thread
- * block has a range of outputs and the tiles of all experts for them; it adds them in order of
- * choice, the shared expert last. Both run the shared expert's tasks first: they need no choice.
+ * Grid: (one thread block an SM, rows); 16 warps, of OUT of one row 18. A task is a tile (4 to 16
+ * weight rows) of one expert's matrix, all of K, by one warp: dot products and their order are
+ * those of project_gemv.cuh. IN: a thread block has pairs of tasks, gate and up of one tile. OUT: a
+ * thread block has a range of outputs and the tiles of all experts for them; it adds them in order
+ * of choice, the shared expert last. Both run the shared expert's tasks first: they need no choice.
  *
  * Pipeline: each warp has stages in shared memory, a K block each, filled by bulk copies. Usually
  * all K blocks of a warp fit, so that all of a thread block's weights are in flight at once.
@@ -52,9 +52,9 @@ static __device__ __forceinline__ void copy_kblock(uint32_t stage, const uint8_t
     }
 }
 
-/* A warp's pipeline over tasks warp, warp + EXPERTS_WARPS, ... TASKS has: n_tasks, of the thread
- * block; kblocks_of(t), called by all lanes. */
-template <class TASKS> struct pipeline {
+/* A warp's pipeline over tasks warp, warp + WARPS, ... TASKS has: n_tasks, of the thread block;
+ * kblocks_of(t), called by all lanes. */
+template <int WARPS, class TASKS> struct pipeline {
     const TASKS &tasks;
     const struct experts_smem &smem;
     struct kblock_run run;
@@ -79,7 +79,7 @@ template <class TASKS> struct pipeline {
             if (next_task >= end)
                 return false;
             run = tasks.kblocks_of(next_task);
-            next_task += EXPERTS_WARPS;
+            next_task += WARPS;
         }
         copy_kblock(base + stage * smem.stage_bytes, run.at, run.kblock_bytes, mbars + stage * 8);
         run.at += run.kblock_bytes;
@@ -104,16 +104,17 @@ template <class TASKS> struct pipeline {
     }
 };
 
-/* All tasks of a warp. TASKS also has: matrix_of(t); first_kblock(t), where in the activations the
- * task begins; store_sum(t, row of the tile, sum). */
-template <int SET, class TASKS>
+/* All tasks of a warp; IS_ROOMY: all of its K blocks have been asked for. TASKS also has:
+ * matrix_of(t); first_kblock(t), where in the activations the task begins; store_sum(t, row of the
+ * tile, sum). */
+template <int SET, int WARPS, bool IS_ROOMY, class TASKS>
 static __device__ __forceinline__ void
-accumulate_tasks(const TASKS &tasks, struct pipeline<TASKS> &pipeline, const uint8_t *shared,
+accumulate_tasks(const TASKS &tasks, struct pipeline<WARPS, TASKS> &pipeline, const uint8_t *shared,
                  uint32_t warp, const struct qact_view &a) {
     uint32_t stage = 0, phase = 0;
     const uint8_t *stages = shared + warp * pipeline.smem.stages * pipeline.smem.stage_bytes;
 #pragma unroll 1
-    for (uint32_t t = warp; t < tasks.n_tasks; t += EXPERTS_WARPS) {
+    for (uint32_t t = warp; t < tasks.n_tasks; t += WARPS) {
         const struct experts_matrix &m = tasks.matrix_of(t);
         struct lane_share own = find_lane_share<SET>(a, m.type, m.lane_shift, 0);
         uint32_t x = tasks.first_kblock(t) << m.lane_shift, end = x + (m.kblocks << m.lane_shift);
@@ -123,9 +124,12 @@ accumulate_tasks(const TASKS &tasks, struct pipeline<TASKS> &pipeline, const uin
         for (; x < end; x += own.row_lanes) {
             pipeline.wait(stage, phase);
             dot_kblock<SET, 1>(type, stages + stage * pipeline.smem.stage_bytes, a, x, own, acc);
+            stage++;
+            if (IS_ROOMY)
+                continue;
             __syncwarp();
-            pipeline.load(stage, tasks.n_tasks);
-            stage = stage + 1 == pipeline.smem.stages ? 0 : stage + 1;
+            pipeline.load(stage - 1, tasks.n_tasks);
+            stage = stage == pipeline.smem.stages ? 0 : stage;
             phase ^= stage == 0;
         }
         sum_task<SET, 1>(type, own, acc);
@@ -244,14 +248,14 @@ static __device__ __forceinline__ struct project_input input_with(const struct p
     return known;
 }
 
-template <int SET>
+template <int SET, int WARPS, bool IS_ROOMY>
 static __device__ __forceinline__ void experts_in(const struct experts_in_gemv_params &p) {
     extern __shared__ uint4 smem[];
     uint8_t *shared = (uint8_t *)smem, *qact = shared + p.smem.qact_at;
     float *squares = (float *)(shared + p.smem.floats_at);
     uint32_t warp = warp_uniform(threadIdx.x / 32);
     in_tasks tasks(p, (float *)(shared + p.smem.partials_at));
-    pipeline<in_tasks> pipeline(tasks, p.smem, shared, warp);
+    pipeline<WARPS, in_tasks> pipeline(tasks, p.smem, shared, warp);
     pipeline.fill(tasks.shared_tasks());
     struct col8 norm_weights = {};
     struct row_threads threads = row_threads_of(p.in);
@@ -272,7 +276,7 @@ static __device__ __forceinline__ void experts_in(const struct experts_in_gemv_p
     __syncthreads();
     struct qact_view a = view_qact(p.in, qact, 0);
     float factor = row_factor(p.in, squares);
-    accumulate_tasks<SET>(tasks, pipeline, shared, warp, a);
+    accumulate_tasks<SET, WARPS, IS_ROOMY>(tasks, pipeline, shared, warp, a);
     __syncthreads();
     for (uint32_t e = threadIdx.x; e < tasks.n_tasks / 2 << p.row_shift; e += blockDim.x)
         tasks.store_hidden(e, factor);
@@ -337,7 +341,7 @@ struct out_tasks {
     }
 };
 
-template <int SET>
+template <int SET, int WARPS, bool IS_ROOMY>
 static __device__ __forceinline__ void experts_out(const struct experts_out_gemv_params &p) {
     extern __shared__ uint4 smem[];
     pdl_launch_dependents();
@@ -345,7 +349,7 @@ static __device__ __forceinline__ void experts_out(const struct experts_out_gemv
     float *weights = (float *)(shared + p.smem.floats_at); /* (used + 1) */
     uint32_t warp = warp_uniform(threadIdx.x / 32), n_weights = p.used + 1;
     out_tasks tasks(p, (float *)(shared + p.smem.partials_at));
-    pipeline<out_tasks> pipeline(tasks, p.smem, shared, warp);
+    pipeline<WARPS, out_tasks> pipeline(tasks, p.smem, shared, warp);
     pipeline.fill(tasks.shared_tasks());
     if (!p.can_read_early)
         pdl_wait(p.io);
@@ -370,7 +374,7 @@ static __device__ __forceinline__ void experts_out(const struct experts_out_gemv
     }
     __syncthreads();
     struct qact_view a = view_qact(p.in, qact, 0);
-    accumulate_tasks<SET>(tasks, pipeline, shared, warp, a);
+    accumulate_tasks<SET, WARPS, IS_ROOMY>(tasks, pipeline, shared, warp, a);
     __syncthreads();
     for (uint32_t e = threadIdx.x; e < outputs; e += blockDim.x) {
         if (first + e >= p.width)
@@ -385,18 +389,33 @@ static __device__ __forceinline__ void experts_out(const struct experts_out_gemv
 /* ---- kernels ----------------------------------------------------------------------------------
  */
 
-#define EXPERTS_KERNELS(NAME, SET)                                                                 \
-    extern "C" __global__ void __maxnreg__(64)                                                     \
-        experts_gemv_in_##NAME(const __grid_constant__ struct experts_in_gemv_params p) {          \
-        experts_in<SET>(p);                                                                        \
-    }                                                                                              \
-    extern "C" __global__ void __maxnreg__(64)                                                     \
-        experts_gemv_out_##NAME(const __grid_constant__ struct experts_out_gemv_params p) {        \
-        experts_out<SET>(p);                                                                       \
+#define EXPERTS_IN(KIND, NAME, REGISTERS, ...)                                                     \
+    extern "C" __global__ void __maxnreg__(REGISTERS)                                              \
+        experts_##KIND##_in_##NAME(const __grid_constant__ struct experts_in_gemv_params p) {      \
+        experts_in<__VA_ARGS__>(p);                                                                \
     }
+#define EXPERTS_OUT(KIND, NAME, REGISTERS, ...)                                                    \
+    extern "C" __global__ void __maxnreg__(REGISTERS)                                              \
+        experts_##KIND##_out_##NAME(const __grid_constant__ struct experts_out_gemv_params p) {    \
+        experts_out<__VA_ARGS__>(p);                                                               \
+    }
+#define EXPERTS_GEMV(NAME, SET)                                                                    \
+    EXPERTS_IN(gemv, NAME, 64, SET, EXPERTS_WARPS, false)                                          \
+    EXPERTS_OUT(gemv, NAME, 64, SET, EXPERTS_WARPS, false)
 
-EXPERTS_KERNELS(q4, IS_Q4_K)
-EXPERTS_KERNELS(q6, IS_Q6_K)
-EXPERTS_KERNELS(q4_q6, IS_Q4_K | IS_Q6_K)
-EXPERTS_KERNELS(q8, IS_Q8_0)
-EXPERTS_KERNELS(all, IS_Q4_K | IS_Q5_K | IS_Q6_K | IS_Q8_0)
+/* One row: OUT where all K blocks of a thread block fit its shared memory. */
+#define EXPERTS_ONE(NAME, SET)                                                                     \
+    EXPERTS_IN(one, NAME, 56, SET, EXPERTS_WARPS, false)                                           \
+    EXPERTS_OUT(one, NAME, 56, SET, EXPERTS_OUT_WARPS, true)
+
+EXPERTS_GEMV(q4, IS_Q4_K)
+EXPERTS_GEMV(q6, IS_Q6_K)
+EXPERTS_GEMV(q4_q6, IS_Q4_K | IS_Q6_K)
+EXPERTS_GEMV(q8, IS_Q8_0)
+EXPERTS_GEMV(all, IS_Q4_K | IS_Q5_K | IS_Q6_K | IS_Q8_0)
+#if __CUDA_ARCH__ >= 900
+EXPERTS_ONE(q4, IS_Q4_K)
+EXPERTS_ONE(q6, IS_Q6_K)
+EXPERTS_ONE(q4_q6, IS_Q4_K | IS_Q6_K)
+EXPERTS_ONE(q8, IS_Q8_0)
+#endif

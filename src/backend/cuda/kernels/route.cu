@@ -169,11 +169,15 @@ static __device__ void choose_experts(const struct route_params &p, uint32_t row
         weight[p.used] = p.shared_gate ? 1 / (1 + expf(-gate)) : 0;
     }
     __syncthreads();
-    for (uint32_t c = threadIdx.x; c < n; c += ROUTE_THREADS) {
-        uint32_t rank = rank_of(best, n & ~3u, best[c], c);
-        for (uint32_t i = n & ~3u; i < n; i++)
-            rank += best[i] > best[c] || (best[i] == best[c] && i < c);
-        if (rank < p.used) {
+    /* Four threads a candidate. */
+    for (uint32_t first = warp * 8; first < n; first += ROUTE_THREADS / 4) {
+        uint32_t c = first + lane / 4, at = min(c, n - 1), key = best[at], rank = 0;
+#pragma unroll 4
+        for (uint32_t i = lane % 4; i < n; i += 4)
+            rank += best[i] > key || (best[i] == key && i < at);
+        rank += __shfl_xor_sync(~0u, rank, 1);
+        rank += __shfl_xor_sync(~0u, rank, 2);
+        if (c < n && lane % 4 == 0 && rank < p.used) {
             choice[rank] = experts[c];
             top[rank] = from_order_bits(best[c]);
         }

@@ -3,6 +3,7 @@
 #include "backend/cuda/ops/experts.h"
 
 #include <stdio.h>
+#include <string.h>
 
 #include "backend/cuda/host/cuda.h"
 #include "backend/cuda/ops/experts_wide.h"
@@ -112,20 +113,30 @@ static struct experts_matrix add_matrix(struct recorder *r, const struct operand
 }
 
 /* Lays out shared memory for a thread block of so many tasks of so many K blocks at most: as many
- * stages as fit, up to all K blocks of a warp. n_floats: what floats_at has room for. */
-static void lay_out(struct experts_smem *smem, const struct project_input *in, uint32_t tasks,
-                    uint32_t kblocks, uint32_t tile_rows, uint32_t n_floats, uint32_t max_shared) {
+ * stages as fit, up to all K blocks of a warp. n_floats: what floats_at has room for. False: some
+ * of a warp's K blocks have no stage. */
+static bool lay_out(struct experts_smem *smem, const struct project_input *in, uint32_t warps,
+                    uint32_t tasks, uint32_t kblocks, uint32_t tile_rows, uint32_t n_floats,
+                    uint32_t max_shared) {
     uint32_t qact = project_int8_bytes(in->k) + 16, partials = tasks * tile_rows * 4;
-    uint32_t rest = qact + partials + n_floats * 4 + 16 + EXPERTS_WARPS * MAX_STAGES * 8;
-    uint32_t warp_kblocks = div_up(tasks, EXPERTS_WARPS) * kblocks;
+    uint32_t rest = qact + partials + n_floats * 4 + 16 + warps * MAX_STAGES * 8;
+    uint32_t warp_kblocks = div_up(tasks, warps) * kblocks;
     uint32_t room = min_u32(PROJECT_SHARED, max_shared);
-    smem->stages = room > rest ? (room - rest) / (EXPERTS_WARPS * smem->stage_bytes) : 0;
+    smem->warps = warps;
+    smem->stages = room > rest ? (room - rest) / (warps * smem->stage_bytes) : 0;
     smem->stages = max_u32(min_u32(min_u32(smem->stages, warp_kblocks), MAX_STAGES), 1);
-    smem->qact_at = EXPERTS_WARPS * smem->stages * smem->stage_bytes;
+    smem->qact_at = warps * smem->stages * smem->stage_bytes;
     smem->partials_at = smem->qact_at + (qact + 15) / 16 * 16;
     smem->floats_at = smem->partials_at + partials;
     smem->mbars_at = (smem->floats_at + n_floats * 4 + 7) / 8 * 8;
-    smem->bytes = smem->mbars_at + EXPERTS_WARPS * smem->stages * 8;
+    smem->bytes = smem->mbars_at + warps * smem->stages * 8;
+    return smem->stages == warp_kblocks;
+}
+
+/* Whether the kernels of one row may be taken. */
+static bool is_one_row(const struct recorder *r, uint32_t set) {
+    return r->plan->max_rows == 1 && r->b->capability >= 90 &&
+           strcmp(project_set_name(set), "all") != 0;
 }
 
 /* Thread blocks: one an SM, also where some have nothing to do (README, rule 4); more where the
@@ -138,15 +149,15 @@ static uint32_t count_blocks(const struct recorder *r, uint32_t tiles, uint32_t 
 }
 
 /* one_row_shared: bytes of shared memory to ask for at least, in plans of one row. */
-static int launch(struct recorder *r, const char *in_or_out, uint32_t set, uint32_t blocks,
+static int launch(struct recorder *r, const char *kind, uint32_t set, uint32_t blocks,
                   const struct experts_smem *smem, uint32_t one_row_shared, const void *p,
                   size_t bytes) {
     char name[48];
-    snprintf(name, sizeof name, "experts_gemv_%s_%s", in_or_out, project_set_name(set));
+    snprintf(name, sizeof name, "experts_%s_%s", kind, project_set_name(set));
     struct cuda_launch l = {
         .kernel = name,
         .grid = {blocks, r->plan->max_rows, 1},
-        .threads = 32 * EXPERTS_WARPS,
+        .threads = 32 * smem->warps,
         .shared = max_u32(smem->bytes,
                           r->plan->max_rows == 1 ? min_u32(one_row_shared, r->b->max_shared) : 0)};
     return recorder_launch(r, &l, p, bytes);
@@ -215,11 +226,12 @@ bool record_experts_in_tiled(struct recorder *r, const struct op *op, int *statu
     for (uint32_t i = 0; i < 2; i++)
         kblocks = max_u32(kblocks, max_u32(p.routed[i].kblocks, p.shared[i].kblocks));
     uint32_t blocks = count_blocks(r, tiles, 2 * rows * 4);
-    lay_out(&p.smem, &p.in, 2 * div_up(tiles, blocks), kblocks, rows, p.in.k / PROJECT_GROUP,
-            r->b->max_shared);
+    lay_out(&p.smem, &p.in, EXPERTS_WARPS, 2 * div_up(tiles, blocks), kblocks, rows,
+            p.in.k / PROJECT_GROUP, r->b->max_shared);
     /* No two of these fit an SM: however thread blocks were placed before this kernel, they are one
      * an SM from here on. */
-    *status = launch(r, "in", set, blocks, &p.smem, PROJECT_SHARED_WIDE, &p, sizeof p);
+    *status = launch(r, is_one_row(r, set) ? "one_in" : "gemv_in", set, blocks, &p.smem,
+                     PROJECT_SHARED_WIDE, &p, sizeof p);
     return true;
 }
 
@@ -254,8 +266,13 @@ bool record_experts_out_tiled(struct recorder *r, const struct op *op, int *stat
             p.shared.kblocks * (k - o->shared_down.dims[0]) / o->shared_down.dims[0];
     uint32_t experts = p.used + (p.shared.kblocks != 0);
     uint32_t blocks = count_blocks(r, p.tiles, experts * rows * 4);
-    lay_out(&p.smem, &p.in, experts * div_up(p.tiles, blocks),
-            max_u32(p.routed.kblocks, p.shared.kblocks), rows, p.used + 1, r->b->max_shared);
-    *status = launch(r, "out", set, blocks, &p.smem, PROJECT_SHARED_LEAST, &p, sizeof p);
+    uint32_t tasks = experts * div_up(p.tiles, blocks),
+             kblocks = max_u32(p.routed.kblocks, p.shared.kblocks);
+    bool is_one = is_one_row(r, set) && lay_out(&p.smem, &p.in, EXPERTS_OUT_WARPS, tasks, kblocks,
+                                                rows, p.used + 1, r->b->max_shared);
+    if (!is_one)
+        lay_out(&p.smem, &p.in, EXPERTS_WARPS, tasks, kblocks, rows, p.used + 1, r->b->max_shared);
+    *status = launch(r, is_one ? "one_out" : "gemv_out", set, blocks, &p.smem, PROJECT_SHARED_LEAST,
+                     &p, sizeof p);
     return true;
 }

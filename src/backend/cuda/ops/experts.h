@@ -8,7 +8,9 @@
 
 #include "backend/cuda/ops/project.h"
 
-enum { EXPERTS_WARPS = 16 }; /* of a thread block */
+/* Of a thread block; of OUT of one row: qwen35-35b-a3b has 18 tasks a thread block, which fits
+ * beside one of 16 warps, both with 56 registers, but not beside another of 18. */
+enum { EXPERTS_WARPS = 16, EXPERTS_OUT_WARPS = 18 };
 
 /* Matrices of one shape, one an expert; or that of the shared expert. */
 struct experts_matrix {
@@ -22,6 +24,7 @@ struct experts_matrix {
 
 /* Shared memory of a thread block; the stages of all warps are at its start. */
 struct experts_smem {
+    uint32_t warps;               /* EXPERTS_WARPS or EXPERTS_OUT_WARPS */
     uint32_t stages, stage_bytes; /* of a warp */
     uint32_t qact_at, partials_at;
     uint32_t floats_at; /* IN: sums of squares by 128 columns; OUT: the experts' weights */
