@@ -93,6 +93,20 @@ TEST(vulkan_project_rows_are_independent) {
                 3000 + t, 5);
 }
 
+/* Prompts: by matrices, where the device has them or SLUICE_VULKAN_PLAIN=matrix. */
+TEST(vulkan_project_matrices) {
+    static const enum dtype types[] = {DT_Q4_K, DT_Q5_K, DT_Q6_K};
+    for (uint32_t t = 0; t < 3; t++)
+        check_some_rows(&(struct project_case){.k = t == 1 ? 768 : 2816,
+                                               .rows = 70,
+                                               .n_segments = 2,
+                                               .n = {67, 67},
+                                               .types = {types[t], types[t]},
+                                               .prologue = PROLOGUE_NORM,
+                                               .epilogue = t ? EPILOGUE_STORE : EPILOGUE_SWIGLU},
+                        3100 + t, 3);
+}
+
 TEST(vulkan_delta) {
     static const struct delta_case cases[] = {
         {4, 8, 128, 128, 4, HEADS_GROUPED, 1}, {2, 6, 64, 32, 4, HEADS_GROUPED, 33},

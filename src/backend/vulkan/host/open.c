@@ -26,10 +26,11 @@ static bool has(const struct extensions *e, const char *name) {
     return false;
 }
 
-/* SLUICE_VULKAN_PLAIN=1: the shaders of a device that has no more than it must, for tests. */
-static bool is_kept_plain(void) {
+/* SLUICE_VULKAN_PLAIN=1: the shaders of a device that has no more than it must; matrix: that for
+ * matrices, without them. Both are for tests. */
+static bool is_kept_plain(const char *how) {
     const char *plain = getenv("SLUICE_VULKAN_PLAIN");
-    return plain && strcmp(plain, "1") == 0;
+    return plain && strcmp(plain, how) == 0;
 }
 
 /* What is asked of the driver and what it answered, linked as Vulkan wants them. */
@@ -154,7 +155,7 @@ static void learn_features(struct backend *b, const struct extensions *e, const 
     }
     vk.device_properties(b->physical, &p);
     const VkPhysicalDeviceLimits *limits = &p.properties.limits;
-    bool is_plain = is_kept_plain();
+    bool is_plain = is_kept_plain("1");
     b->import_align = import.minImportedHostPointerAlignment;
     b->offset_align = limits->minStorageBufferOffsetAlignment;
     b->max_allocation = v11.maxMemoryAllocationSize;
@@ -169,6 +170,7 @@ static void learn_features(struct backend *b, const struct extensions *e, const 
         .has_dot = dot.integerDotProduct4x8BitPackedSignedAccelerated && !is_plain,
         .has_device_scope = a->v12.vulkanMemoryModelDeviceScope && !is_plain,
         .has_matrix = find_matrices(b->physical, a, v11.subgroupSize) && !is_plain,
+        .has_plain_matrix = is_kept_plain("matrix") && a->v12.shaderFloat16,
     };
     b->has_subgroups = v11.subgroupSupportedStages & VK_SHADER_STAGE_COMPUTE_BIT &&
                        (v11.subgroupSupportedOperations & subgroup_needs) == subgroup_needs;

@@ -55,6 +55,7 @@ struct vulkan_features {
     uint32_t n_cores;       /* compute units, where they are known; else a guess */
     bool has_dot;           /* 4 int8 products in an instruction, accelerated */
     bool has_matrix;        /* products of matrices of halves, 16 x 16 x 16, by subgroups of 32 */
+    bool has_plain_matrix;  /* their products by plain code, for tests */
     bool has_device_scope;  /* workgroups see each other's writes within a dispatch */
     bool is_unified;        /* the device's memory is the host's */
     bool is_processor;      /* a driver that runs on the processor */

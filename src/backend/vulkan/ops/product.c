@@ -160,6 +160,11 @@ int vulkan_sort(struct vulkan_recorder *r, const struct operand *choice, uint32_
     return vulkan_add(r, &d);
 }
 
+static bool has_matrices(const struct vulkan_recorder *r) {
+    return r->can->has_plain_matrix ||
+           (r->can->has_matrix && r->can->shared_bytes >= MATRIX_SHARED);
+}
+
 static const char *shader_of(const struct vulkan_recorder *r, const struct vulkan_product *p,
                              const struct shape *s) {
     if (vulkan_is_plain(p->weight))
@@ -167,7 +172,7 @@ static const char *shader_of(const struct vulkan_recorder *r, const struct vulka
     if (p->is_f32)
         return "project_f32";
     if (s->is_matrix)
-        return "project_matrix";
+        return r->can->has_plain_matrix ? "project_matrix_plain" : "project_matrix";
     if (s->is_tile)
         return r->can->has_dot ? "project_tile_dot" : "project_tile";
     return r->can->has_dot ? "project_int8_dot" : "project_int8";
@@ -206,8 +211,7 @@ static struct shape shape_of(const struct vulkan_recorder *r, const struct vulka
     if (s.is_tile) {
         s.threads = TILE_THREADS;
         s.rows = p->choice ? p->pairs->rows / 16 : p->rows > 32 ? 4 : p->rows > 16 ? 2 : 1;
-        s.is_matrix = s.rows == 4 && r->can->has_matrix && has_integers(p) &&
-                      r->can->shared_bytes >= MATRIX_SHARED;
+        s.is_matrix = s.rows == 4 && has_integers(p) && has_matrices(r);
         s.group_rows = 16 * s.rows;
         s.group_outputs = 64 / least;
         return s;

@@ -24,16 +24,21 @@ layout(binding = 8) readonly buffer S { uvec2 xs[]; };
 const bool IS_Q6 = TYPE == DT_Q6_K || TYPE == Q6_K_PLANES;
 const uint COLUMNS = 16 * OUTPUTS;
 
-// Two stages of 64 weight rows and 64 activation rows; a row is 64 halves. At the end, the result.
+// Stages of 64 weight rows and 64 activation rows; a row is 64 halves. At the end, the result.
+#ifdef PLAIN
+#define STAGES 1 // 22 KB instead of 42
+#else
+#define STAGES 2
+#endif
 #define STRIDE 9 // vectors of a row; odd, for banks
 #define STAGE (128 * STRIDE)
 #define OUT_STRIDE 17
-shared uvec4 tile[2 * STAGE];
+shared uvec4 tile[STAGES * STAGE];
 // Of weight rows: the scale; the minimum, those of both groups; or the scales of runs. Of activation
 // rows: the scale, the sums of both groups.
 #define W_VALUES 5
 #define X_VALUES 3
-shared float of_w[2 * W_VALUES * 64], of_x[2 * X_VALUES * 64];
+shared float of_w[STAGES * W_VALUES * 64], of_x[STAGES * X_VALUES * 64];
 #include "matrix.glsl"
 
 // ---- what a thread brings: half a unit of a weight row, or of an activation row -----------------
@@ -237,10 +242,15 @@ void main() {
     load_next(next);
     for (uint step = 0; step < p.units; step++) {
         barrier();
-        put_next(next, step & 1 ^ 1);
+        if (STAGES == 1) {
+            multiply_stage(0);
+            barrier();
+        }
+        put_next(next, (step + 1) % STAGES);
         uint later = next_unit(next);
         load_next(later);
-        multiply_stage(step & 1);
+        if (STAGES == 2)
+            multiply_stage(step & 1);
         if (u + p.lanes >= p.units) // the lane's last
             [[unroll]] for (uint i = 0; i < 2; i++) {
                 if (u % p.lanes == 0)
