@@ -4,8 +4,8 @@
 //
 // A team of LANES threads has one weight row at a time; of SwiGLU every second one is a row of up.
 // Units and the order of sums are those of product.glsl; a unit with f32 activations is a group of
-// 32 values. The next piece, a lane's unit, is loaded while sums are added, the first one while the row
-// is prepared.
+// 32 values. The next piece, a lane's unit, is loaded while sums are added, the first one while the
+// row is prepared.
 //
 // Up to four matrices of one type are one list of p.n rows. -DF32: with f32 activations.
 //

@@ -120,10 +120,10 @@ float norm_of_row(uint k) {
 void norms_of_heads(uint first, uint end) {
     uint lane = thread() % 32;
     for (uint j = first; j < end; j += T / 32) {
-        uint h = j + thread() / 32, at = h * p.head_width;
+        uint h = j + thread() / 32, at = h * p.head_width, last = h < end ? at + p.head_width : 0;
         precise float sum = 0;
         for (uint i = 0; i < p.head_width; i += RUN)
-            sum = sum + run_sum(square(four_of_row(at + i + 4 * lane, h < end ? at + p.head_width : 0)));
+            sum = sum + run_sum(square(four_of_row(at + i + 4 * lane, last)));
         if (h < end && lane == 0)
             run_squares[(h - first) / 4][(h - first) % 4] = norm_factor(sum, p.head_width);
     }
