@@ -135,9 +135,9 @@ static void set_constants(struct vulkan_recorder *r, const struct vulkan_row *p,
         is_plain ? lanes : room_units(k),
         has_vectors(q, push->in_first, push->norm_first, push->gate_first),
         r->can->subgroup_size,
-        is_plain ? plain_batch(w, lanes) : 0,
+        is_plain ? plain_batch(w, lanes) : p->is_head,
     };
-    d->n_constants = is_plain ? 14 : 13;
+    d->n_constants = sizeof constants / sizeof *constants;
     for (uint32_t i = 0; i < d->n_constants; i++)
         d->constants[i] = constants[i];
 }
