@@ -30,6 +30,11 @@ struct vulkan_place {
     bool is_imported, has_planes; /* VULKAN_Q6_K_PLANES */
 };
 
+/* Of a matrix, or of a stack of them. */
+static inline uint64_t vulkan_all_rows(const struct operand *o) {
+    return (uint64_t)o->dims[1] * o->dims[2] * o->dims[3];
+}
+
 struct vulkan_pipeline {
     const struct vulkan_shader *shader;
     uint32_t constants[VULKAN_MAX_CONSTANTS], n_constants, n_binds;

@@ -35,10 +35,6 @@ const struct vulkan_place *vulkan_find_place(const struct backend *b, const stru
     return found;
 }
 
-static uint64_t n_rows(const struct operand *o) {
-    return (uint64_t)o->dims[1] * o->dims[2] * o->dims[3];
-}
-
 static bool can_import(const struct backend *b, const struct vulkan_place *p, uint64_t synthetic,
                        uint64_t mapped) {
     return b->has_import && p->operand.offset % b->offset_align == 0 &&
@@ -51,7 +47,7 @@ static struct vulkan_place place_of(const struct backend *b, const struct operan
     p.has_planes = o->type == DT_Q6_K && !can_import(b, &p, 0, b->mapped);
     if (p.has_planes)
         p.row_bytes = size_aligned(p.row_bytes, 16);
-    p.bytes = size_aligned(n_rows(o) * p.row_bytes, PLACE_ALIGN);
+    p.bytes = size_aligned(vulkan_all_rows(o) * p.row_bytes, PLACE_ALIGN);
     return p;
 }
 
@@ -211,7 +207,7 @@ static void split_row(const uint8_t *row, uint32_t n_blocks, uint8_t *to) {
 /* As many rows at a time as `room` has place for; `row` holds one of random blocks. */
 static int upload_planes(struct backend *b, struct backend_weights w, const struct vulkan_place *p,
                          uint8_t *row, uint8_t *room, uint64_t room_rows, struct err *err) {
-    uint64_t bytes = operand_row_bytes(&p->operand), rows = n_rows(&p->operand);
+    uint64_t bytes = operand_row_bytes(&p->operand), rows = vulkan_all_rows(&p->operand);
     uint32_t n_blocks = p->operand.dims[0] / 256;
     int status = SLUICE_OK;
     for (uint64_t first = 0; !status && first < rows; first += room_rows) {

@@ -35,10 +35,6 @@ static enum vulkan_memory memory_of(const struct operand *o) {
     return memories[o->region];
 }
 
-static uint64_t all_rows(const struct operand *o) {
-    return (uint64_t)o->dims[1] * o->dims[2] * o->dims[3];
-}
-
 struct vulkan_bind vulkan_operand(struct vulkan_recorder *r, const struct operand *o,
                                   enum vulkan_access access, uint32_t *first) {
     const struct dtype_info *info = dtype_info(o->type);
@@ -46,7 +42,7 @@ struct vulkan_bind vulkan_operand(struct vulkan_recorder *r, const struct operan
     if (o->region == REGION_WEIGHTS) {
         if (first)
             *first = 0;
-        struct vulkan_bind bind = vulkan_matrix_rows(r, o, 0, (uint32_t)all_rows(o));
+        struct vulkan_bind bind = vulkan_matrix_rows(r, o, 0, (uint32_t)vulkan_all_rows(o));
         return vulkan_as(bind, access);
     }
     uint64_t offset = o->offset, skew = offset % BIND_ALIGN;
@@ -78,13 +74,14 @@ uint64_t vulkan_weight_row_bytes(const struct vulkan_recorder *r, const struct o
 /* A piece begins at an aligned byte: 128 rows of an even number of bytes do. */
 uint32_t vulkan_rows_of_a_bind(const struct vulkan_recorder *r, const struct operand *weight) {
     uint64_t row = vulkan_weight_row_bytes(r, weight), n = r->can->max_range / row;
-    return n >= all_rows(weight) ? (uint32_t)all_rows(weight) : (uint32_t)(n / 128 * 128);
+    return n >= vulkan_all_rows(weight) ? (uint32_t)vulkan_all_rows(weight)
+                                        : (uint32_t)(n / 128 * 128);
 }
 
 struct vulkan_bind vulkan_matrix_rows(struct vulkan_recorder *r, const struct operand *weight,
                                       uint32_t row, uint32_t n) {
     const struct vulkan_place *place = vulkan_find_place(r->b, weight);
-    CHECK(row + (uint64_t)n <= all_rows(weight));
+    CHECK(row + (uint64_t)n <= vulkan_all_rows(weight));
     return (struct vulkan_bind){
         .memory = VULKAN_WEIGHTS,
         .access = VULKAN_READ,

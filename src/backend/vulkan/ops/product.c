@@ -28,8 +28,8 @@ struct quantize_push {
     float eps;
 };
 
-bool has_vectors(const struct vulkan_prologue *p, uint32_t in_first, uint32_t norm_first,
-                 uint32_t gate_first) {
+bool vulkan_has_vectors(const struct vulkan_prologue *p, uint32_t in_first, uint32_t norm_first,
+                        uint32_t gate_first) {
     uint32_t all = p->in.dims[0] | p->in.stride | in_first;
     if (has_norm(p))
         all |= norm_first;
@@ -86,7 +86,7 @@ int vulkan_quantize(struct vulkan_recorder *r, const struct vulkan_prologue *p,
         d.binds[3] = vulkan_operand(r, &p->gate, VULKAN_READ, &push.gate_first);
         push.gate_row_stride = p->gate.stride;
     }
-    d.constants[5] = has_vectors(p, push.in_first, push.norm_first, push.gate_first);
+    d.constants[5] = vulkan_has_vectors(p, push.in_first, push.norm_first, push.gate_first);
     struct vulkan_bind some = p->needs_int8 ? out->q : out->x;
     d.binds[4] = vulkan_as(some, VULKAN_WRITE);
     d.binds[5] = vulkan_as(p->needs_int8 ? out->scales : some, VULKAN_WRITE);

@@ -40,8 +40,8 @@ static inline bool has_gate(const struct vulkan_prologue *p) {
 }
 
 /* Whether rows, weights and gates all begin at multiples of four values. */
-bool has_vectors(const struct vulkan_prologue *p, uint32_t in_first, uint32_t norm_first,
-                 uint32_t gate_first);
+bool vulkan_has_vectors(const struct vulkan_prologue *p, uint32_t in_first, uint32_t norm_first,
+                        uint32_t gate_first);
 
 int vulkan_quantize(struct vulkan_recorder *r, const struct vulkan_prologue *p,
                     struct vulkan_acts *out);

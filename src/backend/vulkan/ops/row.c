@@ -133,7 +133,7 @@ static void set_constants(struct vulkan_recorder *r, const struct vulkan_row *p,
         p->parts[0].bias->n_dims > 0,
         is_plain ? div_up(k, 8) : q->act_group,
         is_plain ? lanes : room_units(k),
-        has_vectors(q, push->in_first, push->norm_first, push->gate_first),
+        vulkan_has_vectors(q, push->in_first, push->norm_first, push->gate_first),
         r->can->subgroup_size,
         is_plain ? plain_batch(w, lanes) : p->is_head,
     };

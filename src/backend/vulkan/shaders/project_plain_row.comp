@@ -81,9 +81,11 @@ void advance(inout Cursor c) {
         c.n += T / TEAM * gl_NumWorkGroups.x;
 }
 
-// Whether the team, or one that it has to wait with, has rows left.
+// Whether the team, or one before it that it has to wait with, has rows left. All threads of a
+// subgroup agree.
 bool goes_on(Cursor c) {
-    return (IS_ALONE ? c.n : c.n - thread() / TEAM * gl_NumWorkGroups.x) < outputs();
+    uint before = (IS_ALONE ? thread() % SUBGROUP : thread()) / TEAM;
+    return c.n - before * gl_NumWorkGroups.x < outputs();
 }
 
 // ---- weights ------------------------------------------------------------------------------------
