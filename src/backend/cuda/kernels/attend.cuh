@@ -372,17 +372,21 @@ static __device__ __forceinline__ void pv_mma(float (&c)[C][4], const struct v_c
     }
 }
 
-/* Of 8 C columns lane (g, t) has 2 C from 2 C t on, for query g. */
+/* Of 8 C columns lane (g, t) has 2 C from 2 C t on, for query g: the four of them from i on. */
+template <int C>
+static __device__ __forceinline__ float4 pv_columns(const float (&c)[C][4], int i) {
+    float o[4];
+#pragma unroll
+    for (int r = 0; r < 4; r++)
+        o[r] = c[(i + r) % C][(i + r) / C];
+    return make_float4(o[0], o[1], o[2], o[3]);
+}
+
 template <int C>
 static __device__ __forceinline__ void store_pv(const float (&c)[C][4], float *to) {
 #pragma unroll
-    for (int i = 0; i < 2 * C; i += 4) {
-        float o[4];
-#pragma unroll
-        for (int r = 0; r < 4; r++)
-            o[r] = c[(i + r) % C][(i + r) / C];
-        *(float4 *)(to + i) = make_float4(o[0], o[1], o[2], o[3]);
-    }
+    for (int i = 0; i < 2 * C; i += 4)
+        *(float4 *)(to + i) = pv_columns(c, i);
 }
 
 /* The power of two that brings a query's largest value into [256, 512), in the middle of fp16's

@@ -605,14 +605,8 @@ static __device__ __forceinline__ void send_pv(struct decode_shared<D, R, T> &s,
     uint32_t at = blockIdx.x % R * share + e - to * share;
     uint32_t barrier = dsmem_addr(&s.shares_full[buffer], to);
 #pragma unroll
-    for (int i = 0; i < 2 * C; i += 4) {
-        float o[4];
-#pragma unroll
-        for (int r = 0; r < 4; r++)
-            o[r] = c[(i + r) % C][(i + r) / C];
-        st_async(dsmem_addr(&s.shares[buffer][at + i], to), make_float4(o[0], o[1], o[2], o[3]),
-                 barrier);
-    }
+    for (int i = 0; i < 2 * C; i += 4)
+        st_async(dsmem_addr(&s.shares[buffer][at + i], to), pv_columns(c, i), barrier);
 }
 
 /* PV: a warp has a slab of columns of all positions. IS_SENT: to the cluster's blocks, else to
