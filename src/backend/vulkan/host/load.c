@@ -259,9 +259,8 @@ static int upload_place(struct backend *b, struct backend_weights w, const struc
     CHECK(offset < w.synthetic || offset + bytes <= w.bytes);
     if (p->has_planes)
         return upload_q6_k(b, w, p, err);
-    if (offset >= w.synthetic) {
+    if (offset >= w.synthetic)
         return vulkan_transfer(b, &b->steps, &b->regions[VULKAN_WEIGHTS], &move, 1, true, err);
-    }
     uint8_t *room = malloc(STAGING_BYTES);
     int status =
         room ? upload_random(b, p, room, STAGING_BYTES, err) : err_memory(err, "random weights");

@@ -103,6 +103,15 @@ static struct end_push end_of(const struct vulkan_recorder *r, const struct op_p
                              .step = r->step};
 }
 
+/* The first binds of what ends outputs. */
+static void bind_end(struct vulkan_recorder *r, const struct op_pick *o, enum vulkan_access counts,
+                     struct vulkan_dispatch *d, struct end_push *end) {
+    enum vulkan_access both = VULKAN_READ | VULKAN_WRITE;
+    d->binds[0] = vulkan_io_copy(r, both);
+    d->binds[1] = vulkan_io_host(r, both);
+    d->binds[2] = vulkan_operand_or(r, &o->counts, &o->order, counts, &end->counts_first);
+}
+
 static int add_pick(struct vulkan_recorder *r, const struct op_pick *o, struct vulkan_bind best,
                     struct vulkan_bind sums) {
     struct {
@@ -127,10 +136,7 @@ static int add_pick(struct vulkan_recorder *r, const struct op_pick *o, struct v
         .push_bytes = sizeof push,
     };
     enum vulkan_access both = VULKAN_READ | VULKAN_WRITE;
-    d.binds[0] = vulkan_io_copy(r, both);
-    d.binds[1] = vulkan_io_host(r, both);
-    d.binds[2] = vulkan_operand_or(r, &o->counts, &o->order, is_end ? both : VULKAN_READ,
-                                   &push.end.counts_first);
+    bind_end(r, o, is_end ? both : VULKAN_READ, &d, &push.end);
     d.binds[3] = vulkan_operand(r, &o->logits, VULKAN_READ, &push.logits_first);
     d.binds[4] = vulkan_operand(r, &o->room, VULKAN_READ, &push.room_first);
     d.binds[5] = vulkan_operand(r, &o->order, both, &push.order_first);
@@ -151,10 +157,7 @@ static int add_end(struct vulkan_recorder *r, const struct op_pick *o) {
         .push = &push,
         .push_bytes = sizeof push,
     };
-    enum vulkan_access both = VULKAN_READ | VULKAN_WRITE;
-    d.binds[0] = vulkan_io_copy(r, both);
-    d.binds[1] = vulkan_io_host(r, both);
-    d.binds[2] = vulkan_operand_or(r, &o->counts, &o->order, both, &push.counts_first);
+    bind_end(r, o, VULKAN_READ | VULKAN_WRITE, &d, &push);
     return vulkan_add(r, &d);
 }
 
@@ -176,10 +179,7 @@ static int add_best(struct vulkan_recorder *r, const struct op_pick *o) {
         .push = &push,
         .push_bytes = sizeof push,
     };
-    enum vulkan_access both = VULKAN_READ | VULKAN_WRITE;
-    d.binds[0] = vulkan_io_copy(r, both);
-    d.binds[1] = vulkan_io_host(r, both);
-    d.binds[2] = vulkan_operand_or(r, &o->counts, &o->order, both, &push.end.counts_first);
+    bind_end(r, o, VULKAN_READ | VULKAN_WRITE, &d, &push.end);
     d.binds[3] = vulkan_operand(r, &o->logits, VULKAN_READ, &push.logits_first);
     d.binds[4] = vulkan_operand(r, &o->wanted, VULKAN_WRITE, &push.wanted_first);
     d.binds[5] = vulkan_work(r, (uint64_t)r->plan->max_outputs * stretches * sizeof(uint64_t));

@@ -98,7 +98,7 @@ int vulkan_quantize(struct vulkan_recorder *r, const struct vulkan_prologue *p,
  */
 
 struct product_push {
-    uint32_t units, lanes, k, n, row_bytes, weight_first, weight2_first, bias_first, bias2_first;
+    uint32_t units, lanes, k, n, row_bytes, bias_first, bias2_first;
     uint32_t out_first, out_stride, act_stride, plane_bytes, places, choice_first, choice_stride;
     uint32_t first_expert, n_experts, act_place, out_place;
 };

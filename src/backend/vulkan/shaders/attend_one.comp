@@ -440,7 +440,7 @@ void combine(uint t, uint first_head, uint n_heads, uint n) {
         }
 }
 
-// Parts part, part + stride, ... of n_seen positions, `length` each; the first tile is on its way,
+// Parts part, part + stride, ... of n_seen positions, `length` each; the first tile is being loaded,
 // from `row` of the cache on. own_row: the row's own, where this workgroup has it.
 void run_parts(uint t, uint id, uint slot, uint kv_head, uint first_head, uint n_heads, uint part,
                uint stride, uint length, uint n_seen, uint row, uint own_row) {

@@ -48,7 +48,7 @@ layout(push_constant) uniform Push {
     // segment and of SwiGLU out_base[2] and [3] are where biases begin.
     uint ends[3], weight_base[4], out_base[4];
 #else
-    uint units, lanes, k, n, row_bytes, weight_first, weight2_first, bias_first, bias2_first;
+    uint units, lanes, k, n, row_bytes, bias_first, bias2_first;
     uint out_first, out_stride, act_stride, plane_bytes, places, choice_first, choice_stride;
     uint first_expert, n_experts, act_place, out_place;
 #endif
@@ -92,9 +92,7 @@ uint n_rows, first_row, place, expert, first_n, lane;
 // Byte of weight row i of the team.
 uint weight_at(uint i) {
     uint n = min(first_n + (i < OUTPUTS ? i : i - OUTPUTS), p.n - 1);
-    uint at = (i < OUTPUTS ? p.weight_first : p.weight2_first) + n * p.row_bytes;
-    at += expert * p.plane_bytes;
-    return at;
+    return n * p.row_bytes + expert * p.plane_bytes;
 }
 
 // Where activation row r of the team begins, in what act_stride counts.
@@ -117,7 +115,11 @@ float silu(float x) {
 }
 
 #ifdef ROW
-uint segment_of(uint n);
+// Of up to four matrices, one after the other, the one that has row n.
+uint segment_of(uint n) {
+    return (n >= p.ends[0] ? 1 : 0) + (n >= p.ends[1] ? 1 : 0) + (n >= p.ends[2] ? 1 : 0);
+}
+
 #define OUT_FIRST p.out_base[EPILOGUE == SWIGLU ? 0 : segment_of(n)]
 #define BIAS_FIRST p.out_base[2]
 #define BIAS2_FIRST p.out_base[3]

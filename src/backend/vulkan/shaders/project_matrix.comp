@@ -54,7 +54,7 @@ uvec3 rest;
 void find_row() {
     is_second = MINE >= COLUMNS;
     uint n = min(first_n + (is_second ? MINE - COLUMNS : MINE), p.n - 1);
-    row_at = (is_second ? p.weight2_first : p.weight_first) + n * p.row_bytes + expert * p.plane_bytes;
+    row_at = n * p.row_bytes + expert * p.plane_bytes;
     if (!BRINGS_WEIGHTS)
         row_at = act_at(MINE);
 }

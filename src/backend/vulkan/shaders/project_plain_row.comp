@@ -59,10 +59,6 @@ uint outputs() {
     return EPILOGUE == SWIGLU ? p.n / 2 : p.n;
 }
 
-uint segment_of(uint n) {
-    return (n >= p.ends[0] ? 1 : 0) + (n >= p.ends[1] ? 1 : 0) + (n >= p.ends[2] ? 1 : 0);
-}
-
 uint row_of(Cursor c) {
     return p.weight_base[EPILOGUE == SWIGLU ? c.second : segment_of(c.n)] + c.n * p.row_bytes;
 }

@@ -35,7 +35,7 @@ void find_row() {
     uint mine = gl_LocalInvocationID.x / 2;
     is_second = mine >= COLUMNS;
     uint n = min(first_n + (is_second ? mine - COLUMNS : mine), p.n - 1);
-    w_row = (is_second ? p.weight2_first : p.weight_first) + n * p.row_bytes;
+    w_row = n * p.row_bytes;
     uint row = row_of(gl_LocalInvocationID.x / 4);
     x_row = (row == ~0u ? 0 : row) * p.act_stride;
 }

@@ -53,10 +53,6 @@ struct Cursor {
     uint n, row, turn;
 };
 
-uint segment_of(uint n) {
-    return (n >= p.ends[0] ? 1 : 0) + (n >= p.ends[1] ? 1 : 0) + (n >= p.ends[2] ? 1 : 0);
-}
-
 uint weights_of(uint n) {
     bool is_pair = EPILOGUE == SWIGLU;
     return p.weight_base[is_pair ? n & 1 : segment_of(n)] + (is_pair ? n >> 1 : n) * p.row_bytes;

@@ -83,8 +83,7 @@ void find_row() {
     if (BRINGS_WEIGHTS) {
         is_second = t >= outputs;
         uint n = min(first_n + (is_second ? t - outputs : t), p.n - 1);
-        next_row = (is_second ? p.weight2_first : p.weight_first) + n * p.row_bytes +
-                   expert * p.plane_bytes;
+        next_row = n * p.row_bytes + expert * p.plane_bytes;
     } else if (BRINGS_ACTS) {
         next_row = act_at(t - 128);
     }
