@@ -95,9 +95,10 @@ static void print_op(const struct explain *x, uint32_t i) {
     }
     struct backend_kernel kernel;
     for (uint32_t k = 0; step_facts_kernel(&x->facts, i, k, &kernel); k++) {
-        printf("%s%s (%u, %u, %u) x %u, %u B shared, %d registers", k ? "; " : "  ", kernel.name,
-               kernel.grid[0], kernel.grid[1], kernel.grid[2], kernel.threads, kernel.shared,
-               kernel.registers);
+        printf("%s%s (%u, %u, %u) x %u, %u B shared", k ? "; " : "  ", kernel.name, kernel.grid[0],
+               kernel.grid[1], kernel.grid[2], kernel.threads, kernel.shared);
+        if (kernel.registers) /* 0: not known */
+            printf(", %d registers", kernel.registers);
         if (kernel.code)
             printf(", %u B code", kernel.code);
     }

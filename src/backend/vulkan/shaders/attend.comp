@@ -169,134 +169,169 @@ void multiply_values(uint row, uint i, uint chunk) {
     multiply_value(value_at(row + i, chunk), i);
 }
 
-void main() {
-    uint t = gl_LocalInvocationIndex, chunk = t % D4, group = t / D4;
-    uint own_q = t / 16, own_at = t % 16; // in the softmax
-    Job j;
-    for (uint number = gl_WorkGroupID.x;; number += gl_NumWorkGroups.x) {
-        if (!job_of(number, j))
-            break;
-        if (j.n_rows == 0)
-            continue;
-        uint n_queries = j.n_rows * j.n_heads, length = attend_part(j.position + 1);
-        uint slot = io_row_slot(j.row), n_seen = j.position + j.n_rows;
-        uint own_seen = j.position + min(own_q / j.n_heads, j.n_rows - 1) + 1;
-        barrier();
-        for (uint i = t; i < QUERIES * D4; i += ATTEND_THREADS) {
-            uint q = i / D4, row = j.row + q / j.n_heads, head = j.first_head + q % j.n_heads;
-            query[i] = q < n_queries ? queries[(row * HEADS + head) * D4 + i % D4] : vec4(0);
+// Of the softmax, for the thread's query: as far as the part has come, and all parts before it.
+float run_max, whole_max;
+float run_sum, whole_sum;
+vec4 whole[QUERIES]; // the first group's threads have it
+
+void load_queries(uint t, Job j) {
+    uint n_queries = j.n_rows * j.n_heads;
+    for (uint i = t; i < QUERIES * D4; i += ATTEND_THREADS) {
+        uint q = i / D4, row = j.row + q / j.n_heads, head = j.first_head + q % j.n_heads;
+        query[i] = q < n_queries ? queries[(row * HEADS + head) * D4 + i % D4] : vec4(0);
+    }
+}
+
+// From the scores of a tile's positions to weights; the thread's query sees so many of them.
+void weigh_tile(uint t, uint seen) {
+    uint q = t / 16, at = t % 16;
+    float a = 0, b = 0;
+    if (q < QUERIES) {
+        a = score_at(q, at, seen);
+        b = score_at(q, at + 16, seen);
+        most[t] = max(a, b);
+    }
+    barrier();
+    if (q >= QUERIES)
+        return;
+    float largest = run_max;
+    [[unroll]] for (uint i = 0; i < 16; i++)
+        largest = max(largest, most[q * 16 + i]);
+    float factor = exp2(run_max - largest);
+    a = at < seen ? exp2(a - largest) : 0;
+    b = at + 16 < seen ? exp2(b - largest) : 0;
+    weight[at * Q4 + q / 4][q % 4] = a;
+    weight[(at + 16) * Q4 + q / 4][q % 4] = b;
+    precise float sum = fma(run_sum, factor, a + b);
+    run_sum = sum;
+    run_max = largest;
+    if (at == 0)
+        rescale[q] = factor;
+}
+
+void add_values(uint row, uint n, uint chunk, uint group) {
+    [[unroll]] for (uint q = 0; q < QUERIES; q++)
+        pv[q] *= rescale[q];
+    if (group < GROUPS && n == ATTEND_TILE) {
+        [[unroll]] for (uint i = 0; i < ATTEND_TILE / GROUPS; i++)
+            multiply_values(row, i * GROUPS + group, chunk);
+        if (ATTEND_TILE % GROUPS > group)
+            multiply_values(row, ATTEND_TILE / GROUPS * GROUPS + group, chunk);
+    } else if (group < GROUPS) {
+        for (uint i = group; i < n; i += GROUPS)
+            multiply_values(row, i, chunk);
+    }
+}
+
+// The part's maximum and sum, and how the row goes on with it.
+void end_softmax(uint t, Job j, uint part) {
+    uint q = t / 16;
+    bool is_first = t % 16 == 0;
+    if (q < QUERIES)
+        most[t] = run_sum;
+    barrier();
+    if (q >= QUERIES)
+        return;
+    precise float sum = 0;
+    for (uint i = 0; i < 16; i++)
+        sum += most[q * 16 + i];
+    if (IS_WHOLE != 0) {
+        float largest = max(whole_max, run_max);
+        float before = exp2(whole_max - largest), after = exp2(run_max - largest);
+        precise float all = fma(whole_sum, before, sum * after);
+        whole_sum = all;
+        whole_max = largest;
+        if (is_first) {
+            rescale[q] = before;
+            of_part[q] = after;
         }
+    } else if (is_first && q < j.n_rows * j.n_heads) {
+        uint head = j.row * HEADS + j.first_head + q;
+        sums[head * MAX_PARTS + part] = vec2(run_max, sum);
+    }
+}
+
+// Adds the groups, in order; the part's result goes to memory, or into the row's.
+void end_part(Job j, uint part, uint chunk, uint group) {
+    uint n_queries = j.n_rows * j.n_heads;
+    [[unroll]] for (uint first = 0; first < QUERIES; first += AT_ONCE) {
         barrier();
-        precise vec4 whole[QUERIES]; // of the first group's threads
-        [[unroll]] for (uint q = 0; q < QUERIES; q++)
-            whole[q] = vec4(0);
-        float whole_max = ATTEND_NONE;
-        precise float whole_sum = 0;
-        for (uint part = j.first_part; part < j.end_part; part++) {
-            uint begin = part * length, end = min(begin + length, n_seen);
-            float run_max = ATTEND_NONE;
-            precise float run_sum = 0;
-            [[unroll]] for (uint q = 0; q < QUERIES; q++)
-                pv[q] = vec4(0);
-            for (uint at = begin; at < end; at += ATTEND_TILE) {
-                uint page = pages[p.pages_first + slot * PAGES + at / IO_PAGE_POSITIONS];
-                uint row = (page * KV_HEADS + j.kv_head) * IO_PAGE_POSITIONS + at % IO_PAGE_POSITIONS;
-                uint n = min(end - at, ATTEND_TILE), seen = own_seen > at ? own_seen - at : 0;
-                float a = 0, b = 0;
-                multiply_keys(row);
-                barrier();
-                if (own_q < QUERIES) {
-                    a = score_at(own_q, own_at, seen);
-                    b = score_at(own_q, own_at + 16, seen);
-                    most[t] = max(a, b);
-                }
-                barrier();
-                if (own_q < QUERIES) {
-                    float largest = run_max;
-                    [[unroll]] for (uint i = 0; i < 16; i++)
-                        largest = max(largest, most[own_q * 16 + i]);
-                    float factor = exp2(run_max - largest);
-                    a = own_at < seen ? exp2(a - largest) : 0;
-                    b = own_at + 16 < seen ? exp2(b - largest) : 0;
-                    weight[own_at * Q4 + own_q / 4][own_q % 4] = a;
-                    weight[(own_at + 16) * Q4 + own_q / 4][own_q % 4] = b;
-                    run_sum = fma(run_sum, factor, a + b);
-                    run_max = largest;
-                    if (own_at == 0)
-                        rescale[own_q] = factor;
-                }
-                barrier();
-                [[unroll]] for (uint q = 0; q < QUERIES; q++)
-                    pv[q] *= rescale[q];
-                if (group < GROUPS && n == ATTEND_TILE) {
-                    [[unroll]] for (uint i = 0; i < ATTEND_TILE / GROUPS; i++)
-                        multiply_values(row, i * GROUPS + group, chunk);
-                    if (ATTEND_TILE % GROUPS > group)
-                        multiply_values(row, ATTEND_TILE / GROUPS * GROUPS + group, chunk);
-                } else if (group < GROUPS) {
-                    for (uint i = group; i < n; i += GROUPS)
-                        multiply_values(row, i, chunk);
-                }
-            }
-            // The part's maximum and sum, and how the row goes on with it.
-            float part_sum = 0, after = 0;
-            if (own_q < QUERIES)
-                most[t] = run_sum;
-            barrier();
-            if (own_q < QUERIES) {
-                precise float sum = 0;
-                for (uint i = 0; i < 16; i++)
-                    sum += most[own_q * 16 + i];
-                part_sum = sum;
-                if (IS_WHOLE != 0) {
-                    float largest = max(whole_max, run_max);
-                    float before = exp2(whole_max - largest);
-                    after = exp2(run_max - largest);
-                    whole_sum = fma(whole_sum, before, part_sum * after);
-                    whole_max = largest;
-                    if (own_at == 0) {
-                        rescale[own_q] = before;
-                        of_part[own_q] = after;
-                    }
-                } else if (own_at == 0 && own_q < n_queries) {
-                    uint head = j.row * HEADS + j.first_head + own_q;
-                    sums[head * MAX_PARTS + part] = vec2(run_max, part_sum);
-                }
-            }
-            [[unroll]] for (uint first = 0; first < QUERIES; first += AT_ONCE) {
-                barrier();
-                [[unroll]] for (uint q = first; q < min(first + AT_ONCE, QUERIES); q++)
-                    if (group > 0 && group < GROUPS)
-                        room[((group - 1) * AT_ONCE + q - first) * D4 + chunk] = pv[q];
-                barrier();
-                [[unroll]] for (uint q = first; q < min(first + AT_ONCE, QUERIES); q++) {
-                    if (group > 0)
-                        break;
-                    precise vec4 sum = pv[q];
-                    for (uint g = 1; g < GROUPS; g++)
-                        sum += room[((g - 1) * AT_ONCE + q - first) * D4 + chunk];
-                    if (IS_WHOLE != 0) {
-                        whole[q] = fma(whole[q], vec4(rescale[q]), sum * of_part[q]);
-                    } else if (q < n_queries) {
-                        uint head = j.row * HEADS + j.first_head + q;
-                        result4[(head * MAX_PARTS + part) * D4 + chunk] = sum;
-                    }
-                }
-            }
-            barrier();
-        }
-        if (IS_WHOLE != 0) {
-            if (own_q < QUERIES && own_at == 0)
-                rescale[own_q] = 1.0 / whole_sum;
-            barrier();
-            [[unroll]] for (uint q = 0; q < QUERIES; q++) {
-                if (group > 0 || q >= n_queries)
-                    continue;
-                uint row = j.row + q / j.n_heads, head = j.first_head + q % j.n_heads;
-                precise vec4 y = whole[q] * rescale[q];
-                [[unroll]] for (uint k = 0; k < 4; k++)
-                    result[p.out_first + row * p.out_stride + head * D + 4 * chunk + k] = y[k];
+        [[unroll]] for (uint q = first; q < min(first + AT_ONCE, QUERIES); q++)
+            if (group > 0 && group < GROUPS)
+                room[((group - 1) * AT_ONCE + q - first) * D4 + chunk] = pv[q];
+        barrier();
+        [[unroll]] for (uint q = first; q < min(first + AT_ONCE, QUERIES); q++) {
+            if (group > 0)
+                break;
+            precise vec4 sum = pv[q];
+            for (uint g = 1; g < GROUPS; g++)
+                sum += room[((g - 1) * AT_ONCE + q - first) * D4 + chunk];
+            if (IS_WHOLE != 0) {
+                precise vec4 all = fma(whole[q], vec4(rescale[q]), sum * of_part[q]);
+                whole[q] = all;
+            } else if (q < n_queries) {
+                uint head = j.row * HEADS + j.first_head + q;
+                result4[(head * MAX_PARTS + part) * D4 + chunk] = sum;
             }
         }
     }
+    barrier();
+}
+
+void run_part(uint t, Job j, uint part, uint slot, uint length) {
+    uint chunk = t % D4, group = t / D4, n_seen = j.position + j.n_rows;
+    uint own_seen = j.position + min(t / 16 / j.n_heads, j.n_rows - 1) + 1; // by the thread's query
+    uint begin = part * length, end = min(begin + length, n_seen);
+    run_max = ATTEND_NONE;
+    run_sum = 0;
+    [[unroll]] for (uint q = 0; q < QUERIES; q++)
+        pv[q] = vec4(0);
+    for (uint at = begin; at < end; at += ATTEND_TILE) {
+        uint page = pages[p.pages_first + slot * PAGES + at / IO_PAGE_POSITIONS];
+        uint row = (page * KV_HEADS + j.kv_head) * IO_PAGE_POSITIONS + at % IO_PAGE_POSITIONS;
+        multiply_keys(row);
+        barrier();
+        weigh_tile(t, own_seen > at ? own_seen - at : 0);
+        barrier();
+        add_values(row, min(end - at, ATTEND_TILE), chunk, group);
+    }
+    end_softmax(t, j, part);
+    end_part(j, part, chunk, group);
+}
+
+void store_whole(uint t, Job j) {
+    uint chunk = t % D4, group = t / D4;
+    if (t / 16 < QUERIES && t % 16 == 0)
+        rescale[t / 16] = 1.0 / whole_sum;
+    barrier();
+    [[unroll]] for (uint q = 0; q < QUERIES; q++) {
+        if (group > 0 || q >= j.n_rows * j.n_heads)
+            continue;
+        uint row = j.row + q / j.n_heads, head = j.first_head + q % j.n_heads;
+        precise vec4 y = whole[q] * rescale[q];
+        [[unroll]] for (uint k = 0; k < 4; k++)
+            result[p.out_first + row * p.out_stride + head * D + 4 * chunk + k] = y[k];
+    }
+}
+
+void run_job(uint t, Job j) {
+    uint slot = io_row_slot(j.row), length = attend_part(j.position + 1);
+    barrier(); // the last job's
+    load_queries(t, j);
+    barrier();
+    whole_max = ATTEND_NONE;
+    whole_sum = 0;
+    [[unroll]] for (uint q = 0; q < QUERIES; q++)
+        whole[q] = vec4(0);
+    for (uint part = j.first_part; part < j.end_part; part++)
+        run_part(t, j, part, slot, length);
+    if (IS_WHOLE != 0)
+        store_whole(t, j);
+}
+
+void main() {
+    Job j;
+    for (uint number = gl_WorkGroupID.x; job_of(number, j); number += gl_NumWorkGroups.x)
+        if (j.n_rows > 0)
+            run_job(gl_LocalInvocationIndex, j);
 }

@@ -14,17 +14,20 @@
 #define ATTEND_TILE 32
 #define ATTEND_NONE (-1e30) // below every score that is seen
 
-// Parts are as long as there are of them; from 65536 positions on there are no more than 256.
+// Parts are as long as there are of them, 32 positions at least; from 65536 on there are no more than
+// 256. So 2^bits is the length of those of n positions.
+uint attend_bits(uint n) {
+    uint width = uint(findMSB(n - 1) + 1);
+    return max(5u, max((width + 1) / 2, width < 8 ? 0 : width - 8));
+}
+
 uint attend_part(uint n) {
-    uint length = ATTEND_TILE;
-    while (length * length < n || length * 256 < n)
-        length *= 2;
-    return length;
+    return 1u << attend_bits(n);
 }
 
 uint attend_parts(uint n) {
-    uint length = attend_part(n);
-    return (n + length - 1) / length;
+    uint bits = attend_bits(n);
+    return (n + (1u << bits) - 1) >> bits;
 }
 
 #endif

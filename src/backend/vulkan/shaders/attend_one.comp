@@ -486,7 +486,7 @@ void main() {
     uint first_head = kv_head * GROUP + first, n_heads = min(QUERIES, GROUP - first);
     load_row(t, kv_head, first_head, n_heads);
     uint n_seen = io_row_position(0) + 1, slot = io_row_slot(0);
-    uint length = attend_part(n_seen), n_parts = (n_seen + length - 1) / length;
+    uint length = attend_part(n_seen), n_parts = attend_parts(n_seen);
     if (io_n_rows() == 0 || part >= n_parts)
         return;
     uint row = page_row(slot, kv_head, part * length), own_row = 0xffffffffu;
