@@ -10,8 +10,8 @@
  *
  * Few queries (one row of a step) meet f16 and f32 where they lie, so that a split is read once and
  * nothing is written. For more, or other types, keys and then values are decoded into split->tile,
- * keys in the order of the vectors. Where vectors hold several positions, f16 keys for few queries
- * are put into that order as they are (V_TURN).
+ * keys in the order of the vectors. Where vectors hold several positions, f16 keys are put into
+ * that order as they are (V_TURN), and f16 is converted for every few queries, of whatever number.
  *
  * Included by each kernels_<set>.c after kernels_f32.h or kernels_decode.h, which first defines
  *   V_FUSED(a, b, c)   a b + c, rounded once
@@ -33,9 +33,13 @@ enum {
     ATTEND_PARTS = LANES / 4,        /* positions of a vector */
     ATTEND_BLOCK = 4 * ATTEND_PARTS, /* positions of a tile of QK */
 #ifdef V_TURN
-    ATTEND_DIRECT = 4 * ATTEND_ROWS, /* so many queries meet f16 where it lies */
+    /* So many queries meet the cache where it lies; of f16 all, as to convert it again costs less
+     * than to store and load it. */
+    ATTEND_DIRECT = 4 * ATTEND_ROWS,
+    ATTEND_F16_DIRECT = ATTEND_QUERIES,
 #else
     ATTEND_DIRECT = ATTEND_ROWS,
+    ATTEND_F16_DIRECT = ATTEND_ROWS,
 #endif
     ATTEND_CHUNKS = 16 / LANES, /* vectors of the sixteen chains of a sum */
 };
@@ -405,8 +409,9 @@ static TARGET void attend_qk_turned(const struct attend_split *s, uint32_t first
 
 /* A vector of one position is part of a row of the cache. */
 static bool attend_is_direct(const struct attend_split *s, uint32_t first, uint32_t align) {
+    uint32_t most = s->type == DT_F16 ? ATTEND_F16_DIRECT : ATTEND_DIRECT;
     return (s->type == DT_F16 || s->type == DT_F32) && s->width % align == 0 &&
-           s->n_queries - first <= ATTEND_DIRECT;
+           s->n_queries - first <= most;
 }
 
 static TARGET void attend_qk_decoded(const struct attend_split *s, uint32_t first, uint32_t n) {
