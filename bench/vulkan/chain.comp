@@ -3,12 +3,18 @@
  * Constant 1: 0 nothing; 1 each workgroup's first thread reads a word of every buffer that the stage
  * before wrote, and writes one; 2 the same after a stream of `n` 16-byte words from the last buffer;
  * 3 as 2, `stages` times in one dispatch, with a barrier of all workgroups in between; 4 and 5: as 1,
- * after 512 and 4096 instructions, for the time that it takes to fetch them. */
+ * after 512 and 4096 instructions, for the time that it takes to fetch them.
+ *
+ * 8 more: without barriers of the command buffer. A stage waits for a counter to which the workgroups
+ * of the one before it add one each when they are done. 9: as 1; 10, 12, 13: as 2, 4 and 5, whose
+ * stream and instructions come before the wait; 11, 14, 15: the same after it. */
 #version 450
 #extension GL_KHR_memory_scope_semantics : enable
 layout(local_size_x_id = 0) in;
-layout(constant_id = 1) const uint KIND = 0;
+layout(constant_id = 1) const uint ALL_KINDS = 0;
 layout(constant_id = 2) const uint SALT = 0; // makes a second pipeline another program
+const uint KIND = ALL_KINDS & 7;
+const bool COUNTS = ALL_KINDS > 7;
 
 layout(push_constant) uniform Push {
     uint n, first, stages, turn, rest[28];
@@ -66,14 +72,53 @@ uint compute() {
     for (uint i = 0; i < 4; i++)
         x[i] = float(p.turn + i * gl_LocalInvocationID.x);
     STEPS_512(0)
-    if (KIND == 5) {
+    if (KIND == 5 || KIND == 7) {
         STEPS_512(512) STEPS_512(1024) STEPS_512(1536) STEPS_512(2048) STEPS_512(2560)
         STEPS_512(3072) STEPS_512(3584)
     }
     return floatBitsToUint(x[0] + x[1] + x[2] + x[3]);
 }
 
+#define COUNTER(turn) words[16384 + 64 * (turn)]
+
+void wait_for_stage() {
+    if (gl_LocalInvocationID.x == 0 && p.turn > 0) {
+        while (atomicLoad(COUNTER(p.turn - 1), gl_ScopeDevice, 0, 0) < gl_NumWorkGroups.x)
+            ;
+        memoryBarrier(gl_ScopeDevice, gl_StorageSemanticsBuffer, gl_SemanticsAcquireRelease);
+    }
+    barrier();
+}
+
+void end_stage() {
+    memoryBarrierBuffer();
+    barrier();
+    if (gl_LocalInvocationID.x == 0) {
+        memoryBarrier(gl_ScopeDevice, gl_StorageSemanticsBuffer, gl_SemanticsAcquireRelease);
+        atomicAdd(COUNTER(p.turn), 1u);
+    }
+}
+
+void counted() {
+    uint value = 0;
+    if (KIND == 2)
+        value = read_stream(p.first);
+    if (KIND == 4 || KIND == 5)
+        value = compute();
+    wait_for_stage();
+    if (KIND == 3)
+        value = read_stream(p.first);
+    if (KIND == 6 || KIND == 7)
+        value = compute();
+    exchange(value, p.turn);
+    end_stage();
+}
+
 void main() {
+    if (COUNTS) {
+        counted();
+        return;
+    }
     if (KIND >= 4)
         exchange(compute(), p.turn);
     if (KIND == 0 && SALT == 1 && p.n == 1)

@@ -5,7 +5,8 @@
  *
  * A chain of dispatches, each after a barrier, between two time stamps; best of a few runs, divided
  * by their number. `all`: also with barriers of all workgroups inside a shader, which hang where a
- * device does not run so many at once; `code`: those of the instructions alone. No part of the
+ * device does not run so many at once, and stages that wait for counters, where dispatches do not
+ * start in order; `code`: those of the instructions alone. No part of the
  * engine. */
 #define VK_NO_PROTOTYPES
 #include <dlfcn.h>
@@ -226,7 +227,7 @@ static void make_set(uint32_t k, uint32_t n) {
                                             .pSetLayouts = &g.set_layout[k]};
     check(AllocateDescriptorSets(g.device, &allocate, &g.set[k]), "set");
     for (uint32_t i = 0; i < n; i++) {
-        at[i] = (VkDescriptorBufferInfo){g.words, 65536 * i, 65536};
+        at[i] = (VkDescriptorBufferInfo){g.words, 65536 * i, i ? 65536 : 1 << 18};
         if (i == 1)
             at[i] = (VkDescriptorBufferInfo){g.stream, 0, VK_WHOLE_SIZE};
         write[i] = (VkWriteDescriptorSet){.sType = VK_STRUCTURE_TYPE_WRITE_DESCRIPTOR_SET,
@@ -433,7 +434,7 @@ static double run(const struct chain *t, uint32_t family) {
     return best;
 }
 
-enum { IN_SHADER = 3 }; /* the last of them */
+enum { IN_SHADER = 23 }; /* the last of them */
 
 static const struct chain chains[] = {
     {"empty", NONE, 132, 256, 0, .push = 1, .rebind = 1},
@@ -488,6 +489,26 @@ static const struct chain chains[] = {
     {"barrier in the shader", NONE, 132, 256, 3, 1, 1, 1, 1, .bytes = 0},
     {"barrier in the shader, 528", NONE, 528, 256, 3, 1, 1, 1, 1, .bytes = 0},
     {"the same, stream of 6 MB", NONE, 528, 256, 3, 1, 1, 1, 1, .bytes = 6000000},
+    {"a word, counted", NONE, 1, 256, 9, 0, 1, 1, 1},
+    {"a word, counted", NONE, 132, 256, 9, 0, 1, 1, 1},
+    {"a word, counted", NONE, 264, 512, 9, 0, 1, 1, 1},
+    {"a word, counted", NONE, 396, 384, 9, 0, 1, 1, 1},
+    {"a word, counted", NONE, 528, 256, 9, 0, 1, 1, 1},
+    {"1.2 MB before the wait", NONE, 396, 384, 10, 0, 1, 1, 1, .bytes = 1200000},
+    {"6 MB before the wait", NONE, 396, 384, 10, 0, 1, 1, 1, .bytes = 6000000},
+    {"17 MB before the wait", NONE, 396, 384, 10, 0, 1, 1, 1, .bytes = 17000000},
+    {"1.2 MB after the wait", NONE, 396, 384, 11, 0, 1, 1, 1, .bytes = 1200000},
+    {"6 MB after the wait", NONE, 396, 384, 11, 0, 1, 1, 1, .bytes = 6000000},
+    {"17 MB after the wait", NONE, 396, 384, 11, 0, 1, 1, 1, .bytes = 17000000},
+    {"1.2 MB after a barrier", GLOBAL, 396, 384, 2, 0, 1, 1, 1, .bytes = 1200000},
+    {"6 MB after a barrier", GLOBAL, 396, 384, 2, 0, 1, 1, 1, .bytes = 6000000},
+    {"17 MB after a barrier", GLOBAL, 396, 384, 2, 0, 1, 1, 1, .bytes = 17000000},
+    {"512 after the wait, 8", NONE, 132, 256, 14, 1, 7, 1, 1},
+    {"4096 after the wait, 2", NONE, 132, 256, 15, 1, 1, 1, 1},
+    {"4096 after the wait, 8", NONE, 132, 256, 15, 1, 7, 1, 1},
+    {"4096 before the wait, 2", NONE, 132, 256, 13, 1, 1, 1, 1},
+    {"4096 before the wait, 8", NONE, 132, 256, 13, 1, 7, 1, 1},
+    {"4096 after a barrier, 8", GLOBAL, 132, 256, 5, 1, 7, 1, 1},
 };
 
 int main(int n_args, char **args) {

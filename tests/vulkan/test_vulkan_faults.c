@@ -79,6 +79,18 @@ static void begin_faults(void) {
 #undef FAULT
 }
 
+/* One workgroup more than the stage before it has is waited for. */
+static void VKAPI_PTR push_too_many(VkCommandBuffer commands, VkPipelineLayout layout,
+                                    VkShaderStageFlags stages, uint32_t at, uint32_t bytes,
+                                    const void *from) {
+    uint32_t push[32];
+    CHECK(at == 0 && bytes <= sizeof push);
+    memcpy(push, from, bytes);
+    uint32_t *stage = &push[offsetof(struct vulkan_io_at, stage) / sizeof *push];
+    *stage += (*stage & 0xffff) > 0;
+    driver.cmd_push(commands, layout, stages, at, bytes, push);
+}
+
 static void end_faults(void) {
     n_left = -1;
     vk = driver;
@@ -196,4 +208,49 @@ static void lose_device(enum fault fault) {
 TEST(vulkan_device_that_is_lost) {
     lose_device(FAULT_queue_submit);
     lose_device(FAULT_wait_semaphores);
+}
+
+/* ---- stages that wait for each other ----------------------------------------------------------
+ */
+
+/* Greedy tokens of an engine whose stages do so, or do not. */
+static void answer(sluice_model *model, const char *stages, int32_t *tokens, int n) {
+    sluice_engine *engine = NULL;
+    setenv("SLUICE_VULKAN_STAGES", stages, 1);
+    EXPECT_INT(open_engine(model, &engine), SLUICE_OK);
+    sluice_seq *seq = begin_answer(engine, model);
+    for (int i = 0; i < n; i++)
+        EXPECT_INT(sluice_seq_next(seq, &tokens[i]), SLUICE_OK);
+    sluice_engine_close(engine);
+}
+
+TEST(stages_without_barriers_are_those_with_them) {
+    enum { N = 12 };
+    sluice_model *model = open_model();
+    int32_t with[N], without[N];
+    answer(model, "0", with, N);
+    answer(model, "1", without, N);
+    for (int i = 0; i < N; i++)
+        EXPECT_INT(without[i], with[i]);
+    unsetenv("SLUICE_VULKAN_STAGES");
+    sluice_model_close(model);
+}
+
+/* The wait ends, and so does the step, with an error. */
+TEST(stages_that_do_not_end_are_an_error) {
+    sluice_model *model = open_model();
+    sluice_engine *engine = NULL;
+    int32_t token;
+    setenv("SLUICE_VULKAN_STAGES", "1", 1);
+    begin_faults();
+    vk.cmd_push = push_too_many;
+    EXPECT_INT(open_engine(model, &engine), SLUICE_OK);
+    end_faults();
+    sluice_seq *seq = begin_answer(engine, model);
+    EXPECT_INT(sluice_seq_next(seq, &token), SLUICE_ERR_DEVICE);
+    EXPECT(is_one_line(sluice_engine_error(engine)));
+    EXPECT(strstr(sluice_engine_error(engine), "SLUICE_VULKAN_STAGES"));
+    unsetenv("SLUICE_VULKAN_STAGES");
+    sluice_engine_close(engine);
+    sluice_model_close(model);
 }

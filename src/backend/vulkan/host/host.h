@@ -59,6 +59,7 @@ struct vulkan_node {
     uint32_t n_binds;
     uint32_t push[sizeof(struct vulkan_io_at) / 4 + VULKAN_PUSH_WORDS], push_bytes;
     uint32_t op;
+    bool has_stage, resets_stages;
 };
 
 struct vulkan_recording {
@@ -153,7 +154,9 @@ struct backend {
     struct vulkan_recording *bests;      /* for steps that take the best tokens; not of all plans */
     uint32_t n_recordings;
     struct backend_counters count;
-    double *expected, submitted_at; /* of the step that was submitted last */
+    const struct plan *running; /* of the step that was submitted last, or of the burst */
+    bool is_burst;
+    double *expected, submitted_at;
 };
 
 /* open.c */
@@ -222,8 +225,10 @@ int vulkan_find_set(struct backend *b, const struct vulkan_bind *binds, uint32_t
 /* record.c */
 int vulkan_count(struct backend *b, struct plan *const *plans, uint32_t n_plans, struct err *err);
 int vulkan_record(struct backend *b, struct plan *const *plans, uint32_t n_plans, struct err *err);
+/* has_stages: a stage may follow another without a barrier (stage.glsl). */
 void vulkan_encode(const struct backend *b, VkCommandBuffer commands,
-                   const struct vulkan_node *nodes, uint32_t n, uint32_t *n_barriers);
+                   const struct vulkan_node *nodes, uint32_t n, bool has_stages,
+                   uint32_t *n_barriers);
 
 /* step.c, state.c and limits.c: as backend.h has them. */
 int vulkan_submit(struct backend *b, uint32_t plan, struct err *err);

@@ -58,7 +58,7 @@ int vulkan_bandwidth(struct backend *b, double *bytes_per_second, struct err *er
             (status = vulkan_lane_begin(b, &b->steps, &commands, err)))
             break;
         for (uint64_t k = 0; k < times; k++)
-            vulkan_encode(b, commands, &node, 1, &ignored);
+            vulkan_encode(b, commands, &node, 1, false, &ignored);
         double start = seconds_now();
         status = vulkan_lane_end(b, &b->steps, VK_NULL_HANDLE, 0, err);
         if (!status)

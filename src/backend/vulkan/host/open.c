@@ -133,6 +133,15 @@ static bool find_matrices(VkPhysicalDevice device, const struct asked *a, uint32
 static const VkSubgroupFeatureFlags subgroup_needs =
     VK_SUBGROUP_FEATURE_BASIC_BIT | VK_SUBGROUP_FEATURE_SHUFFLE_BIT;
 
+/* Vulkan does not say in which order workgroups of two dispatches start; NVIDIA's driver keeps that
+ * of the command buffer. SLUICE_VULKAN_STAGES=1 or 0: taken for granted, or not. The validation
+ * layer sees barriers alone, not what shaders wait for. */
+static bool starts_in_order(VkDriverId driver) {
+    const char *said = getenv("SLUICE_VULKAN_STAGES");
+    bool is_so = driver == VK_DRIVER_ID_NVIDIA_PROPRIETARY && !vk.is_validating;
+    return said ? strcmp(said, "1") == 0 : is_so;
+}
+
 static void learn_features(struct backend *b, const struct extensions *e, const struct asked *a) {
     VkPhysicalDeviceShaderIntegerDotProductProperties dot = {
         .sType = VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_SHADER_INTEGER_DOT_PRODUCT_PROPERTIES};
@@ -140,8 +149,10 @@ static void learn_features(struct backend *b, const struct extensions *e, const 
         .sType = VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_EXTERNAL_MEMORY_HOST_PROPERTIES_EXT};
     VkPhysicalDeviceVulkan11Properties v11 = {
         .sType = VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_VULKAN_1_1_PROPERTIES};
+    VkPhysicalDeviceDriverProperties driver = {
+        .sType = VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_DRIVER_PROPERTIES, .pNext = &v11};
     VkPhysicalDeviceProperties2 p = {.sType = VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_PROPERTIES_2,
-                                     .pNext = &v11};
+                                     .pNext = &driver};
     b->has_import =
         has(e, VK_EXT_EXTERNAL_MEMORY_HOST_EXTENSION_NAME) && vk.host_pointer_properties;
     b->has_budget = has(e, VK_EXT_MEMORY_BUDGET_EXTENSION_NAME);
@@ -156,6 +167,7 @@ static void learn_features(struct backend *b, const struct extensions *e, const 
     vk.device_properties(b->physical, &p);
     const VkPhysicalDeviceLimits *limits = &p.properties.limits;
     bool is_plain = is_kept_plain("1");
+    bool has_device_scope = a->v12.vulkanMemoryModelDeviceScope && !is_plain;
     b->import_align = import.minImportedHostPointerAlignment;
     b->offset_align = limits->minStorageBufferOffsetAlignment;
     b->max_allocation = v11.maxMemoryAllocationSize;
@@ -168,7 +180,8 @@ static void learn_features(struct backend *b, const struct extensions *e, const 
         .max_range = limits->maxStorageBufferRange,
         .n_cores = count_cores(b->physical, e, b->is_cpu),
         .has_dot = dot.integerDotProduct4x8BitPackedSignedAccelerated && !is_plain,
-        .has_device_scope = a->v12.vulkanMemoryModelDeviceScope && !is_plain,
+        .has_device_scope = has_device_scope,
+        .starts_in_order = starts_in_order(driver.driverID) && has_device_scope,
         .has_matrix = find_matrices(b->physical, a, v11.subgroupSize) && !is_plain,
         .has_plain_matrix = is_kept_plain("matrix") && a->v12.shaderFloat16,
     };

@@ -1,4 +1,5 @@
 /* record.c - plans to lists of dispatches, lists to command buffers. */
+#include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -166,12 +167,16 @@ static uint64_t counters_at(void) {
     return size_aligned(VULKAN_GRID_ENTRIES * sizeof(uint16_t), BIND_ALIGN);
 }
 
+static uint64_t counter_bytes(void) {
+    return (VULKAN_COUNTERS + VULKAN_STAGES * VULKAN_STAGE_WORDS) * sizeof(uint32_t);
+}
+
 struct vulkan_bind vulkan_count_words(struct vulkan_recorder *r) {
     (void)r;
     return (struct vulkan_bind){.memory = VULKAN_TABLES,
                                 .access = VULKAN_READ | VULKAN_WRITE,
                                 .offset = counters_at(),
-                                .bytes = VULKAN_COUNTERS * sizeof(uint32_t)};
+                                .bytes = counter_bytes()};
 }
 
 /* ---- dispatches -------------------------------------------------------------------------------
@@ -230,7 +235,10 @@ static struct vulkan_io_at io_at(const struct plan *plan) {
 
 int vulkan_add(struct vulkan_recorder *r, const struct vulkan_dispatch *d) {
     char text[96];
-    struct vulkan_node node = {.n_binds = d->n_binds, .op = r->op};
+    struct vulkan_node node = {.n_binds = d->n_binds,
+                               .op = r->op,
+                               .has_stage = d->has_stage,
+                               .resets_stages = d->resets_stages};
     int status = check_dispatch(r, d);
     if (status)
         return status;
@@ -269,27 +277,63 @@ static void barrier(VkCommandBuffer commands, bool is_first) {
                    VK_PIPELINE_STAGE_COMPUTE_SHADER_BIT, 0, 1, &all, 0, NULL, 0, NULL);
 }
 
-void vulkan_encode(const struct backend *b, VkCommandBuffer commands,
-                   const struct vulkan_node *nodes, uint32_t n, uint32_t *n_barriers) {
+/* The end of the stage that begins at node `first`: its dispatches do not wait for each other. */
+static uint32_t stage_end(const struct vulkan_node *nodes, uint32_t first, uint32_t n) {
     struct hazards hazards = {0};
+    uint32_t i = first;
+    for (; i < n && !hazards_need_barrier(&hazards, nodes[i].binds, nodes[i].n_binds); i++)
+        hazards_add(&hazards, nodes[i].binds, nodes[i].n_binds);
+    return i;
+}
+
+/* Workgroups of a stage whose shaders count them; 0: not all do. */
+static uint32_t count_stage(const struct vulkan_node *nodes, uint32_t first, uint32_t end) {
+    uint64_t total = 0;
+    for (uint32_t i = first; i < end; i++) {
+        if (!nodes[i].has_stage)
+            return 0;
+        total += (uint64_t)nodes[i].groups[0] * nodes[i].groups[1] * nodes[i].groups[2];
+    }
+    return total <= UINT16_MAX ? (uint32_t)total : 0;
+}
+
+/* stage: of its push constants; 0: it neither waits nor is counted. */
+static void encode_node(const struct backend *b, VkCommandBuffer commands,
+                        const struct vulkan_node *node, uint32_t stage) {
+    VkPipelineLayout layout = b->on->layouts[node->n_binds];
+    uint32_t push[sizeof node->push / sizeof *node->push];
+    memcpy(push, node->push, node->push_bytes);
+    push[offsetof(struct vulkan_io_at, stage) / sizeof *push] = stage;
+    vk.cmd_bind_sets(commands, VK_PIPELINE_BIND_POINT_COMPUTE, layout, 0, 1, &node->set, 0, NULL);
+    vk.cmd_push(commands, layout, VK_SHADER_STAGE_COMPUTE_BIT, 0, node->push_bytes, push);
+    vk.cmd_dispatch(commands, node->groups[0], node->groups[1], node->groups[2]);
+}
+
+void vulkan_encode(const struct backend *b, VkCommandBuffer commands,
+                   const struct vulkan_node *nodes, uint32_t n, bool has_stages,
+                   uint32_t *n_barriers) {
     const struct vulkan_pipeline *bound = NULL;
-    for (uint32_t i = 0; i < n; i++) {
-        const struct vulkan_node *node = &nodes[i];
-        if (hazards_need_barrier(&hazards, node->binds, node->n_binds)) {
+    uint32_t number = 0, before = 0; /* the stage's counter; workgroups of the stage before it */
+    for (uint32_t first = 0, end; first < n; first = end) {
+        end = stage_end(nodes, first, n);
+        uint32_t count =
+            has_stages && number + 1 < VULKAN_STAGES ? count_stage(nodes, first, end) : 0;
+        number += count > 0;
+        before = count > 0 ? before : 0;
+        if (first > 0 && before == 0) {
             barrier(commands, false);
-            hazards_clear(&hazards);
             ++*n_barriers;
         }
-        hazards_add(&hazards, node->binds, node->n_binds);
-        if (node->pipeline != bound)
-            vk.cmd_bind_pipeline(commands, VK_PIPELINE_BIND_POINT_COMPUTE,
-                                 node->pipeline->pipeline);
-        bound = node->pipeline;
-        VkPipelineLayout layout = b->on->layouts[node->n_binds];
-        vk.cmd_bind_sets(commands, VK_PIPELINE_BIND_POINT_COMPUTE, layout, 0, 1, &node->set, 0,
-                         NULL);
-        vk.cmd_push(commands, layout, VK_SHADER_STAGE_COMPUTE_BIT, 0, node->push_bytes, node->push);
-        vk.cmd_dispatch(commands, node->groups[0], node->groups[1], node->groups[2]);
+        for (uint32_t i = first; i < end; i++) {
+            if (nodes[i].pipeline != bound)
+                vk.cmd_bind_pipeline(commands, VK_PIPELINE_BIND_POINT_COMPUTE,
+                                     nodes[i].pipeline->pipeline);
+            bound = nodes[i].pipeline;
+            encode_node(b, commands, &nodes[i], count ? number << 16 | before : 0);
+            if (nodes[i].resets_stages)
+                number = 0;
+        }
+        before = count;
     }
 }
 
@@ -307,7 +351,8 @@ static int make_commands(struct backend *b, struct vulkan_recording *from, VkCom
         result = vk.begin_commands(*out, &begin);
     if (result == VK_SUCCESS) {
         barrier(*out, true); /* one for all memory takes 3 us longer on an H200 */
-        vulkan_encode(b, *out, from->nodes, from->n_nodes, &from->n_barriers);
+        vulkan_encode(b, *out, from->nodes, from->n_nodes, b->can.starts_in_order,
+                      &from->n_barriers);
         vulkan_full_barrier(*out);
         result = vk.end_commands(*out);
     }
@@ -317,16 +362,34 @@ static int make_commands(struct backend *b, struct vulkan_recording *from, VkCom
 /* ---- plans ------------------------------------------------------------------------------------
  */
 
+/* Sets the stages' counters back, beside the step's first op: before the first stage that counts
+ * there is a barrier. */
+static int add_reset(struct vulkan_recorder *r) {
+    enum { THREADS = 128 };
+    struct vulkan_dispatch d = {.shader = "stage_reset",
+                                .resets_stages = true,
+                                .groups = {VULKAN_STAGES / THREADS, 1, 1},
+                                .constants = {THREADS},
+                                .n_constants = 1,
+                                .binds = {vulkan_count_words(r)},
+                                .n_binds = 1};
+    r->op = 0;
+    return vulkan_add(r, &d);
+}
+
 static int walk(struct vulkan_recorder *r, uint32_t n_steps) {
     const struct plan *plan = r->plan;
     r->n_steps = n_steps;
-    for (r->step = 0; r->step < n_steps; r->step++)
+    for (r->step = 0; r->step < n_steps; r->step++) {
+        int status = r->can->starts_in_order ? add_reset(r) : SLUICE_OK;
+        if (status)
+            return status;
         for (r->op = 0; r->op < plan->n_ops; r->op++) {
             r->work_used = 0;
-            int status = functions[plan->ops[r->op].kind](r, &plan->ops[r->op]);
-            if (status)
+            if ((status = functions[plan->ops[r->op].kind](r, &plan->ops[r->op])))
                 return status;
         }
+    }
     return SLUICE_OK;
 }
 
@@ -352,7 +415,7 @@ static bool has_best(const struct backend *b, const struct plan *plan) {
 int vulkan_count(struct backend *b, struct plan *const *plans, uint32_t n_plans, struct err *err) {
     b->n_tables = 0;
     b->work_bytes = 0;
-    b->table_bytes = counters_at() + VULKAN_COUNTERS * sizeof(uint32_t);
+    b->table_bytes = counters_at() + counter_bytes();
     for (uint32_t i = 0; i < 2 * n_plans; i++) {
         struct vulkan_recorder r = recorder(b, plans[i / 2], NULL, i % 2, err);
         int status = i % 2 == 0 || has_best(b, plans[i / 2]) ? walk(&r, 1) : SLUICE_OK;

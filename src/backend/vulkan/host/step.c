@@ -54,6 +54,8 @@ static int submit(struct backend *b, uint32_t plan, bool is_burst, struct err *e
     if (!status)
         status =
             vulkan_lane_submit(b, &b->steps, is_burst ? r->burst : r->step, VK_NULL_HANDLE, 0, err);
+    b->running = r->plan;
+    b->is_burst = is_burst;
     b->expected = is_burst ? &r->expected_of_burst : &r->expected;
     b->submitted_at = seconds_now();
     b->count.submissions++;
@@ -94,6 +96,27 @@ static void poll_step(struct backend *b) {
         ;
 }
 
+/* PICK's token where a stage did not see the one before it end (stage.glsl). */
+enum { STAGE_FAILED = -3 };
+
+static int check_stages(const struct backend *b, struct err *err) {
+    const uint8_t *io = b->regions[VULKAN_IO].list[0].host;
+    const struct io_output *o = (const struct io_output *)(io + b->running->io.outputs);
+    const int32_t *burst = (const int32_t *)(io + b->running->io.burst);
+    uint32_t n = ((const struct io_header *)io)->n_outputs;
+    bool has_failed = false;
+    for (uint32_t i = 0; i < n; i++) {
+        has_failed = has_failed || o[i].token == STAGE_FAILED;
+        for (uint32_t k = 0; k < IO_BURST && b->is_burst; k++)
+            has_failed = has_failed || burst[i * IO_BURST + k] == STAGE_FAILED;
+    }
+    return !has_failed ? SLUICE_OK
+                       : err_set(err, SLUICE_ERR_DEVICE,
+                                 "%s: the driver does not start dispatches in order, expected of "
+                                 "NVIDIA's; SLUICE_VULKAN_STAGES=0 has barriers between them",
+                                 b->name);
+}
+
 int vulkan_wait(struct backend *b, struct err *err) {
     int status = vulkan_enter(b, err);
     b->count.waits++;
@@ -101,6 +124,8 @@ int vulkan_wait(struct backend *b, struct err *err) {
         poll_step(b);
     if (!status)
         status = vulkan_lane_wait(b, &b->steps, err);
+    if (!status && b->can.starts_in_order)
+        status = check_stages(b, err);
     double took = seconds_now() - b->submitted_at, *expected = b->expected;
     *expected = *expected == 0 || took < *expected ? took : 0.9 * *expected + 0.1 * took;
     return status;
@@ -126,7 +151,7 @@ int vulkan_run_op(struct backend *b, uint32_t plan, uint32_t op, struct err *err
         status = vulkan_lane_begin(b, &b->steps, &commands, err);
     if (status)
         return status;
-    vulkan_encode(b, commands, r->nodes + first, n, &ignored);
+    vulkan_encode(b, commands, r->nodes + first, n, false, &ignored);
     status = vulkan_lane_end(b, &b->steps, VK_NULL_HANDLE, 0, err);
     return status ? status : vulkan_lane_wait(b, &b->steps, err);
 }
@@ -145,7 +170,8 @@ static int run_stamped(struct backend *b, const struct vulkan_recording *r, VkQu
     for (uint32_t op = 0; op < plan->n_ops; op++) {
         uint32_t first = first_node(r, op);
         vk.cmd_time(commands, VK_PIPELINE_STAGE_BOTTOM_OF_PIPE_BIT, queries, op);
-        vulkan_encode(b, commands, r->nodes + first, first_node(r, op + 1) - first, &ignored);
+        vulkan_encode(b, commands, r->nodes + first, first_node(r, op + 1) - first, false,
+                      &ignored);
         vulkan_full_barrier(commands);
     }
     vk.cmd_time(commands, VK_PIPELINE_STAGE_BOTTOM_OF_PIPE_BIT, queries, plan->n_ops);

@@ -22,8 +22,10 @@
 enum {
     VULKAN_MAX_BINDS = 12,
     VULKAN_MAX_CONSTANTS = 16,
-    VULKAN_PUSH_WORDS = 24,
+    VULKAN_PUSH_WORDS = 23,
     VULKAN_COUNTERS = 256,
+    VULKAN_STAGES = 1024, /* counters of stages (stage.glsl), a cache line each */
+    VULKAN_STAGE_WORDS = 32,
     VULKAN_LOW_POSITIONS = 1024, /* of the first table of angles; embed.comp */
 };
 
@@ -35,15 +37,18 @@ struct vulkan_dispatch {
     uint32_t constants[VULKAN_MAX_CONSTANTS];
     uint32_t n_constants;
     bool has_lanes; /* the shader numbers its threads by subgroups, which then have to be full */
+    bool has_stage; /* the shader waits for the stage before it, and is counted: stage.glsl */
+    bool resets_stages;
     struct vulkan_bind binds[VULKAN_MAX_BINDS];
     uint32_t n_binds;
     const void *push; /* at most VULKAN_PUSH_WORDS words */
     uint32_t push_bytes;
 };
 
-/* Where the parts of IO are, in words; the first push constants of every shader (io.glsl). */
+/* Where the parts of IO are, in words, and stage.glsl's word; the first push constants of every
+ * shader (io.glsl). */
 struct vulkan_io_at {
-    uint32_t rows, segments, to, outputs, changes, biases, masks, keeps;
+    uint32_t rows, segments, to, outputs, changes, biases, masks, keeps, stage;
 };
 
 /* What the device can do; a shader that needs more has one beside it that does not. */
@@ -57,6 +62,7 @@ struct vulkan_features {
     bool has_matrix;        /* products of matrices of halves, 16 x 16 x 16, by subgroups of 32 */
     bool has_plain_matrix;  /* their products by plain code, for tests */
     bool has_device_scope;  /* workgroups see each other's writes within a dispatch */
+    bool starts_in_order;   /* workgroups start after those of earlier dispatches: stage.glsl */
     bool is_unified;        /* the device's memory is the host's */
     bool is_processor;      /* a driver that runs on the processor */
 };

@@ -206,6 +206,7 @@ static int add_one(struct vulkan_recorder *r, const struct op_attend *a, const s
     uint32_t groups = groups_of(r, (uint64_t)tiles * t->max_parts) / tiles; /* of a tile */
     struct vulkan_dispatch d = {
         .shader = TYPES[type_of(a)].one,
+        .has_stage = true,
         .groups = {tiles * (groups ? groups : 1), 1, 1},
         .constants = {threads, a->head_width, a->heads, a->kv_heads, t->heads, threads, t->kv_tiles,
                       t->max_parts, a->pages.dims[0], a->rotary, a->pairing == ROPE_NEIGHBOURS,

@@ -94,7 +94,9 @@ static int add_rule(struct vulkan_recorder *r, const struct op_delta *d, struct 
     rule.binds[7] = vulkan_operand(r, &d->a, VULKAN_READ, &push.a_first);
     rule.binds[8] = vulkan_operand(r, &d->dt, VULKAN_READ, &push.dt_first);
     rule.binds[9] = vulkan_operand(r, &d->out, VULKAN_WRITE, &push.out_first);
-    rule.n_binds = 10;
+    rule.binds[10] = vulkan_count_words(r);
+    rule.n_binds = 11;
+    rule.has_stage = r->plan->max_rows == 1;
     return vulkan_add(r, &rule);
 }
 

@@ -50,17 +50,22 @@ static uint32_t groups_of(const struct vulkan_recorder *r, uint32_t groups, uint
     return div_up(groups, rounds);
 }
 
-/* The largest workgroups of those for which the fewest threads of a core have nothing to do. */
+/* The largest workgroups of those for which the fewest threads of a core have nothing to do. Where
+ * stages follow without barriers, one a core: they are counted, and cores become free one by one.
+ */
 static struct row_shape shape_of(const struct vulkan_recorder *r, uint32_t rows, uint32_t lanes) {
-    static const uint32_t sizes[] = {MIN_THREADS, 384, MAX_THREADS};
+    static const uint32_t sizes[] = {MAX_THREADS, 384, MIN_THREADS};
     struct row_shape best = {0};
     uint64_t least = UINT64_MAX;
-    for (uint32_t i = 0; i < 3 && sizes[i] <= r->can->max_threads; i++) {
+    bool is_one = r->can->starts_in_order && r->can->max_threads >= MAX_THREADS;
+    for (uint32_t i = 0; i < (is_one ? 1 : 3); i++) {
+        if (sizes[i] > r->can->max_threads)
+            continue;
         uint32_t threads = sizes[i], teams = threads / lanes, cores = r->can->n_cores;
         uint32_t groups = groups_of(r, div_up(rows, teams), threads);
         uint64_t turns = div_up(rows, teams * groups);
         uint64_t cost = turns * div_up(groups, cores) * threads;
-        if (cost > least)
+        if (cost >= least)
             continue;
         least = cost;
         best = (struct row_shape){threads, groups};
@@ -135,7 +140,7 @@ static void set_constants(struct vulkan_recorder *r, const struct vulkan_row *p,
         is_plain ? lanes : room_units(k),
         vulkan_has_vectors(q, push->in_first, push->norm_first, push->gate_first),
         r->can->subgroup_size,
-        is_plain ? plain_batch(w, lanes) : p->is_head,
+        is_plain ? plain_batch(w, lanes) : p->is_head || r->can->starts_in_order,
     };
     d->n_constants = sizeof constants / sizeof *constants;
     for (uint32_t i = 0; i < d->n_constants; i++)
@@ -232,12 +237,14 @@ static int add_dispatch(struct vulkan_recorder *r, const struct vulkan_row *p,
                             .is_head = p->is_head};
     struct vulkan_dispatch d = {.shader = shader_of(r, p),
                                 .has_lanes = true,
+                                .has_stage = true,
                                 .n_binds = 10,
                                 .push = &push,
                                 .push_bytes = sizeof push};
     while (1u << push.lane_bits < lanes)
         push.lane_bits++;
-    d.binds[0] = d.binds[2] = d.binds[3] = d.binds[4] = vulkan_io_copy(r, VULKAN_READ);
+    d.binds[2] = vulkan_count_words(r);
+    d.binds[0] = d.binds[3] = d.binds[4] = vulkan_io_copy(r, VULKAN_READ);
     d.binds[6] = bind_output(r, p, &column, &out_first);
     d.binds[9] = vulkan_grids(r);
     for (uint32_t i = 0; i < MAX_PARTS; i++)

@@ -50,7 +50,7 @@ layout(push_constant) uniform Push {
 } p;
 
 layout(binding = 0) readonly buffer Io { uint io[]; };
-layout(binding = 1) readonly buffer In { float x_in[]; };
+layout(binding = 1) readonly coherent buffer In { float x_in[]; };
 layout(binding = 2) readonly buffer Pages { uint pages[]; };
 layout(binding = 3) buffer KeyWords { uint key_words[]; };
 layout(binding = 4) buffer ValueWords { uint value_words[]; };
@@ -408,6 +408,7 @@ void store_part(uint t, uint at, uint n_heads) {
 // ---- all parts --------------------------------------------------------------------------------
 
 #include "last.glsl"
+#include "stage.glsl"
 
 // As attend_combine.comp: a team a head, AT_ONCE parts in flight.
 const uint AT_ONCE = 4;
@@ -484,14 +485,17 @@ void main() {
     uint stride = gl_NumWorkGroups.x / TILES; // whole: all parts of a workgroup are of one tile
     uint kv_head = tile / KV_TILES, first = tile % KV_TILES * QUERIES;
     uint first_head = kv_head * GROUP + first, n_heads = min(QUERIES, GROUP - first);
-    load_row(t, kv_head, first_head, n_heads);
     uint n_seen = io_row_position(0) + 1, slot = io_row_slot(0);
     uint length = attend_part(n_seen), n_parts = attend_parts(n_seen);
-    if (io_n_rows() == 0 || part >= n_parts)
+    if (io_n_rows() == 0 || part >= n_parts) {
+        end_stage();
         return;
+    }
     uint row = page_row(slot, kv_head, part * length), own_row = 0xffffffffu;
     load_keys(id, row);
     load_values(t % ATTEND_THREADS, row);
+    wait_for_stage();
+    load_row(t, kv_head, first_head, n_heads);
     make_heads(t);
     if ((n_parts - 1 - part) % stride == 0) {
         own_row = page_row(slot, kv_head, n_seen - 1);
@@ -501,4 +505,5 @@ void main() {
     run_parts(t, id, slot, kv_head, first_head, n_heads, part, stride, length, n_seen, row, own_row);
     if (COMBINES != 0 && is_last(t, tile, min(n_parts, stride)))
         combine(t, first_head, n_heads, n_parts);
+    end_stage();
 }

@@ -12,6 +12,7 @@
 // that is written, the row's own, is the one that is not used.
 #extension GL_GOOGLE_include_directive : require
 #extension GL_EXT_control_flow_attributes : require
+#extension GL_KHR_memory_scope_semantics : require
 #extension GL_KHR_shader_subgroup_basic : require
 #extension GL_KHR_shader_subgroup_shuffle : require
 #include "io.glsl"
@@ -24,6 +25,8 @@ layout(binding = 6) buffer State4 { vec4 state4[]; };
 layout(binding = 7) readonly buffer GateA { float gate_a[]; };
 layout(binding = 8) readonly buffer GateDt { float gate_dt[]; };
 layout(binding = 9) writeonly buffer Out { float result[]; };
+layout(binding = 10) coherent buffer Counters { uint counters[]; };
+#include "stage.glsl"
 
 const uint ROWS = DK > 128 ? 4 : 8; // that are staged at once
 const uint STRIDE = 2 * A * 4 * DK4 + B * DV;
@@ -311,6 +314,7 @@ void run_only_row(uint t, uint segment, uint row, uint cell, uint lane, uint col
     uint to = io_to_cell(row);
     if (IS_ONE != 0)
         to = io_n_segments() == 0 ? IO_NO_CELL : to;
+    wait_for_stage();
     convolve_row(t, row, cell, io_segment_first_position(segment), to);
     barrier();
     float o = only_row(lane, column);
@@ -345,6 +349,7 @@ void main() {
     is_key_owner = first_column == 0 && (IS_TILED != 0 ? head < A : head % per_key == 0);
     if (IS_ONE != 0) { // its loads do not wait for IO to say that there is one
         run_segment(t, 0);
+        end_stage();
         return;
     }
     for (uint i = gl_WorkGroupID.y; i < io_n_segments(); i += gl_NumWorkGroups.y)

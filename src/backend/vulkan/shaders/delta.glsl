@@ -43,7 +43,7 @@ layout(push_constant) uniform Push {
 } p;
 
 layout(binding = 0) readonly buffer Io { uint io[]; };
-layout(binding = 1) readonly buffer In { float x_in[]; };
+layout(binding = 1) readonly coherent buffer In { float x_in[]; };
 layout(binding = 2) readonly buffer Conv { float taps[]; }; // (C, WIDTH)
 layout(binding = 2) readonly buffer Conv4 { vec4 taps4[]; };
 layout(binding = 3) buffer Window { float window[]; };      // (cells, WIDTH, C)

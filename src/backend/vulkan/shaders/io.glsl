@@ -8,7 +8,7 @@
 #define IO_GLSL
 
 #define IO_AT                                                                                      \
-    uint io_rows, io_segments, io_to, io_outputs, io_changes, io_biases, io_masks, io_keeps
+    uint io_rows, io_segments, io_to, io_outputs, io_changes, io_biases, io_masks, io_keeps, io_stage
 
 #define IO_PAGE_POSITIONS 256
 #define IO_BURST 8

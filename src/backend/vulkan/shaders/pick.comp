@@ -43,6 +43,8 @@ layout(binding = 7) coherent buffer Sums { uint sums[]; }; // as in pick_weigh.c
 layout(binding = 8) coherent buffer Counters { uint counters[]; }; // one an output, then one for all
 
 #include "last.glsl"
+#define NO_STAGE
+#include "stage.glsl"
 #include "pick_end.glsl"
 
 #define BINS 1024
@@ -383,6 +385,10 @@ void draw_cut() {
 }
 
 void pick_token() {
+    if (counters[STAGE_FAILED] != 0) {
+        set_token(IO_STAGE_FAILED);
+        return;
+    }
     uvec2 key = uvec2(0);
     for (uint i = t; i < STRETCHES; i += THREADS)
         key = max64(key, best[o * STRETCHES + i]);

@@ -31,21 +31,26 @@ layout(binding = 5) coherent buffer Best { uvec2 best[]; }; // (O, stretches)
 layout(binding = 6) coherent buffer Counters { uint counters[]; }; // one an output, then one for all
 
 #include "last.glsl"
+#define NO_STAGE
+#include "stage.glsl"
 #include "pick_end.glsl"
 
 #include "pick_stretch.glsl"
+
+uint has_failed;
 
 int best_token(uint t, uint o) {
     uvec2 key = uvec2(0);
     for (uint i = t; i < gl_NumWorkGroups.x; i += THREADS)
         key = max64(key, best[o * gl_NumWorkGroups.x + i]);
-    return token_of(largest(t, key));
+    int token = token_of(largest(t, key));
+    return has_failed != 0 ? IO_STAGE_FAILED : token;
 }
 
 // The row's best token. It goes to the host after what others wait for.
 bool put_best(uint t, uint o) {
     int token = best_token(t, o);
-    bool is_put = t == 0 && ((io_output_flags(o) & IO_WANTS_TOKEN) != 0 || token == IO_NOT_FINITE);
+    bool is_put = t == 0 && ((io_output_flags(o) & IO_WANTS_TOKEN) != 0 || token < -1);
     if (is_put)
         io_now[p.io_outputs + 16 * o + 14] = uint(token);
     group_barrier();
@@ -59,6 +64,7 @@ void main() {
     uint t = gl_LocalInvocationIndex, o = gl_WorkGroupID.y;
     uint first = gl_WorkGroupID.x * EACH * THREADS + t;
     load_stretch(o, first); // before IO says anything
+    has_failed = counters[STAGE_FAILED];
     bool is_end = io_n_outputs() == 0 && o == 0 && gl_WorkGroupID.x == 0;
     if (o < io_n_outputs()) {
         if ((io_output_flags(o) & IO_WANTS_LOGITS) != 0)

@@ -56,23 +56,34 @@ layout(push_constant) uniform Push {
 layout(binding = 0) readonly buffer Io { uint io[]; };
 layout(binding = 1) readonly buffer Weight { uint w[]; };
 layout(binding = 1) readonly buffer Weight4 { uvec4 w4[]; };
+#ifdef ROW
+layout(binding = 2) coherent buffer Counters { uint counters[]; };
+#else
 layout(binding = 2) readonly buffer Weight2 { uint v[]; };
 layout(binding = 2) readonly buffer Weight24 { uvec4 v4[]; };
+#endif
 layout(binding = 3) readonly buffer Bias { float bias[]; };
 layout(binding = 4) readonly buffer Bias2 { float bias2[]; };
 #ifdef ROW
-layout(binding = 5) readonly buffer Gate { float gate[]; };
-layout(binding = 5) readonly buffer Gate4 { vec4 gate4[]; };
-layout(binding = 7) readonly buffer In { float x[]; };
-layout(binding = 7) readonly buffer In4 { vec4 x4[]; };
+layout(binding = 5) readonly coherent buffer Gate { float gate[]; };
+layout(binding = 5) readonly coherent buffer Gate4 { vec4 gate4[]; };
+layout(binding = 7) readonly coherent buffer In { float x[]; };
+layout(binding = 7) readonly coherent buffer In4 { vec4 x4[]; };
 layout(binding = 8) readonly buffer Norm { float norm[]; };
 layout(binding = 8) readonly buffer Norm4 { vec4 norm4[]; };
 #else
 layout(binding = 5) readonly buffer Choice { uint choice[]; };
 #endif
+#ifdef ROW
+layout(binding = 6) coherent buffer Out { float to[]; };
+#else
 layout(binding = 6) buffer Out { float to[]; };
+#endif
 
 const uint T = gl_WorkGroupSize.x;
+#ifdef ROW
+#include "stage.glsl"
+#endif
 #ifdef ROW // both matrices of SwiGLU are in one buffer
 #define WORD(i) w[i]
 #define WORD4(i) w4[i]

@@ -10,6 +10,7 @@
 #version 450
 #extension GL_GOOGLE_include_directive : require
 #extension GL_EXT_control_flow_attributes : require
+#extension GL_KHR_memory_scope_semantics : require
 #extension GL_KHR_shader_subgroup_basic : require
 #extension GL_KHR_shader_subgroup_shuffle : require
 #define ROW
@@ -181,13 +182,16 @@ float lanes_sum(float mine) {
 
 void main() {
     // The plan has one row, and so has every step; but its head may have none.
-    if (IS_HEAD != 0 && io_n_outputs() == 0)
+    if (IS_HEAD != 0 && io_n_outputs() == 0) {
+        end_stage();
         return;
+    }
     Cursor c = first_batch();
     Batch batch;
     float sum = 0, first_sum = 0;
-    load_row();
     load_batch(c, batch);
+    wait_for_stage();
+    load_row();
     share_row();
     scale_row();
     while (goes_on(c)) {
@@ -204,4 +208,5 @@ void main() {
         else if (thread() % TEAM == 0 && of.n < outputs())
             store(of.n, 0, EPILOGUE == SWIGLU ? first_sum : total, total);
     }
+    end_stage();
 }

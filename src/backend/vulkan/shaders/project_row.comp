@@ -14,6 +14,7 @@
 #version 450
 #extension GL_GOOGLE_include_directive : require
 #extension GL_EXT_control_flow_attributes : require
+#extension GL_KHR_memory_scope_semantics : require
 #extension GL_KHR_shader_subgroup_basic : require
 #extension GL_KHR_shader_subgroup_shuffle : require
 #ifdef DOT
@@ -146,8 +147,8 @@ void load_piece(inout Raw piece) {
     advance(ahead);
 }
 
-// Multiplies the piece and loads another one, of the head before that: it takes more registers, and
-// other products then have fewer threads at once.
+// Multiplies the piece and loads another one. Before that, where registers are enough for all threads
+// that are to run at once: the head, and workgroups of which a core has one.
 void take_turn(inout Raw piece) {
     Cursor c = use;
     Raw now = piece;
@@ -166,8 +167,10 @@ void take_turn(inout Raw piece) {
 
 void main() {
     // The plan has one row, and so has every step; but its head may have none.
-    if (IS_HEAD != 0 && io_n_outputs() == 0)
+    if (IS_HEAD != 0 && io_n_outputs() == 0) {
+        end_stage();
         return;
+    }
     lane = thread() & (LANES - 1);
     use.turn = 0;
     use.n = gl_WorkGroupID.x * (T >> p.lane_bits) + (thread() >> p.lane_bits);
@@ -176,9 +179,11 @@ void main() {
     total = 0;
     round = 0;
     Raw piece;
-    load_row();
     load_piece(piece);
+    wait_for_stage();
+    load_row();
     share_row();
     while (use.n - (thread() >> p.lane_bits) < p.n)
         take_turn(piece);
+    end_stage();
 }
