@@ -87,7 +87,7 @@ static uint32_t plain_threads(const struct vulkan_recorder *r, uint32_t k, uint3
     return is_less ? FEWER : PLAIN_THREADS;
 }
 
-/* Of weights in F32, F16 and BF16. Rows are dealt one by one to all workgroups. */
+/* Of weights in F32, F16 and BF16. */
 static struct row_shape plain_shape_of(const struct vulkan_recorder *r, const struct vulkan_row *p,
                                        uint32_t rows, uint32_t lanes) {
     uint32_t cores = r->can->n_cores, team = 4;

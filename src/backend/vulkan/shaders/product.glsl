@@ -140,25 +140,32 @@ uint segment_of(uint n) {
 #define BIAS2_FIRST p.bias2_first
 #endif
 
-void store(uint n, uint row, float a, float b) {
-    uint at = OUT_FIRST + n;
-#ifndef ROW
-    at += row * p.out_stride + place * p.out_place;
-#endif
+// Of sum a and, of SwiGLU, b; old: what out had.
+float result_of(uint n, float a, float b, float old) {
     precise float y = a;
     if (HAS_BIAS != 0)
         y = y + bias[BIAS_FIRST + n];
     if (EPILOGUE == ADD)
-        y = to[at] + y;
+        y = old + y;
     if (EPILOGUE == GATED)
-        y = silu(to[at]) * y;
+        y = silu(old) * y;
     if (EPILOGUE == SWIGLU) {
         precise float up = b;
         if (HAS_BIAS != 0)
             up = up + bias2[BIAS2_FIRST + n];
         y = silu(y) * up;
     }
-    to[at] = y;
+    return y;
+}
+
+#define HAS_OLD (EPILOGUE == ADD || EPILOGUE == GATED)
+
+void store(uint n, uint row, float a, float b) {
+    uint at = OUT_FIRST + n;
+#ifndef ROW
+    at += row * p.out_stride + place * p.out_place;
+#endif
+    to[at] = result_of(n, a, b, HAS_OLD ? to[at] : 0);
 }
 
 #if !defined(TILE) && !defined(ROW)

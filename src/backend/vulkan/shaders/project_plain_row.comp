@@ -38,6 +38,49 @@ const uint BATCHES = (UNITS + LANES * BATCH - 1) / (LANES * BATCH);
 const bool IS_EVEN = UNITS == TEAM * BATCH * BATCHES;
 const uint VECTORS = TYPE == DT_F32 ? 2 : 1; // of a unit
 
+// ---- the row -----------------------------------------------------------------------------------
+
+// It has ROUNDS of 4 T values each. Few of them are loaded at once, since one after the other each
+// would wait for L2; the norm's weights, which no stage writes, before the stage before this one is
+// done.
+#define MAX_ROUNDS 4
+const uint ROUNDS = (ROW_VECTORS + T - 1) / T;
+const bool IS_AT_ONCE = ROUNDS <= MAX_ROUNDS;
+Four rounds[MAX_ROUNDS];
+
+uint first_of(uint round) {
+    return 4 * (round * T + thread());
+}
+
+void load_norms() {
+    if (!IS_AT_ONCE)
+        return;
+    [[unroll]] for (uint i = 0; i < MAX_ROUNDS; i++)
+        if (i < ROUNDS && first_of(i) < p.k) // without a condition drivers load it where it is used
+            load_norm(first_of(i), rounds[i]);
+}
+
+void load_rounds() {
+    row_at = p.in_first;
+    gate_at = p.gate_first;
+    if (!IS_AT_ONCE)
+        load_row();
+    [[unroll]] for (uint i = 0; i < MAX_ROUNDS; i++)
+        if (IS_AT_ONCE && i < ROUNDS)
+            load_values(first_of(i), rounds[i]);
+}
+
+void share_rounds() {
+    if (!IS_AT_ONCE) {
+        share_row();
+        return;
+    }
+    [[unroll]] for (uint i = 0; i < MAX_ROUNDS; i++)
+        if (i < ROUNDS)
+            share_values(first_of(i), rounds[i]);
+    end_row();
+}
+
 // The norm's factor goes into the row.
 void scale_row() {
     if (PROLOGUE != PROLOGUE_NORM)
@@ -64,9 +107,13 @@ uint row_of(Cursor c) {
     return p.weight_base[EPILOGUE == SWIGLU ? c.second : segment_of(c.n)] + c.n * p.row_bytes;
 }
 
-// Neighbouring rows are those of neighbouring workgroups, so that all have as many.
+uint n_end; // of the workgroup's rows: neighbours, as many in each, or one more
+
 Cursor first_batch() {
-    return Cursor(thread() / TEAM * gl_NumWorkGroups.x + gl_WorkGroupID.x, 0, 0);
+    uint each = outputs() / gl_NumWorkGroups.x, more = outputs() - each * gl_NumWorkGroups.x;
+    uint first = gl_WorkGroupID.x * each + min(gl_WorkGroupID.x, more);
+    n_end = first + each + (gl_WorkGroupID.x < more ? 1 : 0);
+    return Cursor(first + thread() / TEAM, 0, 0);
 }
 
 void advance(inout Cursor c) {
@@ -75,14 +122,13 @@ void advance(inout Cursor c) {
     c.batch = 0;
     c.second = EPILOGUE == SWIGLU ? 1 - c.second : 0;
     if (c.second == 0)
-        c.n += T / TEAM * gl_NumWorkGroups.x;
+        c.n += T / TEAM;
 }
 
 // Whether the team, or one before it that it has to wait with, has rows left. All threads of a
 // subgroup agree.
 bool goes_on(Cursor c) {
-    uint before = (IS_ALONE ? thread() % SUBGROUP : thread()) / TEAM;
-    return c.n - before * gl_NumWorkGroups.x < outputs();
+    return c.n - (IS_ALONE ? thread() % SUBGROUP : thread()) / TEAM < n_end;
 }
 
 // ---- weights ------------------------------------------------------------------------------------
@@ -117,7 +163,7 @@ uvec4 load_vector(uint row, uint i) {
 }
 
 void load_batch(Cursor c, inout Batch o) {
-    if (c.n >= outputs())
+    if (c.n >= n_end)
         return;
     uint row = row_of(c);
     [[unroll]] for (uint i = 0; i < BATCH; i++) {
@@ -180,6 +226,17 @@ float lanes_sum(float mine) {
     return sum;
 }
 
+// ---- outputs ------------------------------------------------------------------------------------
+
+uint place_of(uint n) {
+    return OUT_FIRST + n;
+}
+
+// What a row's output is added to or multiplied with: comes while the row is multiplied.
+float old_output(Cursor c) {
+    return HAS_OLD && c.n < n_end ? to[place_of(c.n)] : 0;
+}
+
 void main() {
     // The plan has one row, and so has every step; but its head may have none.
     if (IS_HEAD != 0 && io_n_outputs() == 0) {
@@ -189,10 +246,12 @@ void main() {
     Cursor c = first_batch();
     Batch batch;
     float sum = 0, first_sum = 0;
+    load_norms();
     load_batch(c, batch);
     wait_for_stage();
-    load_row();
-    share_row();
+    float old = old_output(c);
+    load_rounds();
+    share_rounds();
     scale_row();
     while (goes_on(c)) {
         Cursor of = c;
@@ -201,12 +260,13 @@ void main() {
         load_batch(c, batch);
         if (c.batch != 0)
             continue;
-        float total = lanes_sum(sum);
+        float next_old = old_output(c), total = lanes_sum(sum);
         sum = 0;
         if (EPILOGUE == SWIGLU && of.second == 0)
             first_sum = total;
-        else if (thread() % TEAM == 0 && of.n < outputs())
-            store(of.n, 0, EPILOGUE == SWIGLU ? first_sum : total, total);
+        else if (thread() % TEAM == 0 && of.n < n_end)
+            to[place_of(of.n)] = result_of(of.n, EPILOGUE == SWIGLU ? first_sum : total, total, old);
+        old = next_old;
     }
     end_stage();
 }

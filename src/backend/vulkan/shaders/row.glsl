@@ -18,29 +18,41 @@ uint quotient(uint a, uint b) {
     return uint((float(a) + 0.5) / float(b));
 }
 
-// Values i ... i + 3; those after the row's end are 0.
-void load_four(uint i, out Four f) {
-    uint at = min(i, p.k - 1), h = HAS_GATE ? quotient(at, p.head_width) : 0;
-    uint in_head = at - h * p.head_width;
-    if (HAS_VECTORS != 0) {
-        f.x = x4[(row_at + at) / 4];
-        if (HAS_NORM)
+// Values i ... i + 3 of the norm.
+void load_norm(uint i, inout Four f) {
+    if (!HAS_NORM)
+        return;
+    for (uint b = 0; b < 4; b += HAS_VECTORS != 0 ? 4 : 1) {
+        uint at = min(i + b, p.k - 1);
+        uint in_head = HAS_GATE ? at - quotient(at, p.head_width) * p.head_width : at;
+        if (HAS_VECTORS != 0)
             f.norm = norm4[(p.norm_first + in_head) / 4];
-        if (HAS_GATE)
-            f.gate = gate4[(gate_at + h * p.gate_stride + in_head) / 4];
-    } else {
-        for (uint b = 0; b < 4; b++) {
-            at = min(i + b, p.k - 1);
-            h = HAS_GATE ? quotient(at, p.head_width) : 0;
-            in_head = at - h * p.head_width;
-            f.x[b] = i + b < p.k ? x[row_at + at] : 0;
-            if (HAS_NORM)
-                f.norm[b] = norm[p.norm_first + in_head];
+        else
+            f.norm[b] = norm[p.norm_first + in_head];
+    }
+}
+
+// Values i ... i + 3, with gates; those after the row's end are 0.
+void load_values(uint i, inout Four f) {
+    for (uint b = 0; b < 4; b += HAS_VECTORS != 0 ? 4 : 1) {
+        uint at = min(i + b, p.k - 1), h = HAS_GATE ? quotient(at, p.head_width) : 0;
+        uint from = gate_at + h * p.gate_stride + at - h * p.head_width;
+        if (HAS_VECTORS != 0) {
+            f.x = x4[(row_at + at) / 4];
             if (HAS_GATE)
-                f.gate[b] = gate[gate_at + h * p.gate_stride + in_head];
+                f.gate = gate4[from / 4];
+        } else {
+            f.x[b] = i + b < p.k ? x[row_at + at] : 0;
+            if (HAS_GATE)
+                f.gate[b] = gate[from];
         }
     }
     f.x = i < p.k ? f.x : vec4(0);
+}
+
+void load_four(uint i, out Four f) {
+    load_norm(i, f);
+    load_values(i, f);
 }
 
 void load_row() {
@@ -80,6 +92,30 @@ void share_four(uint i, vec4 v) {
 }
 #endif
 
+// Values i ... i + 3, which are f.
+void share_values(uint i, Four f) {
+    float factor = 1;
+    if (HAS_NORM) {
+        float squares = run_sum(square(f.x));
+        if (PROLOGUE == PROLOGUE_GATED_NORM)
+            factor = norm_factor(squares, RUN);
+        else if (i % RUN == 0 && i < p.k)
+            run_squares[i / RUN / 4][i / RUN % 4] = squares;
+    }
+    vec4 v;
+    [[unroll]] for (uint b = 0; b < 4; b++)
+        v[b] = changed(f.x[b], f.norm[b], factor, f.gate[b]);
+    share_four(i, v);
+}
+
+// All values are shared, or are on their way.
+void end_row() {
+    if (PROLOGUE == PROLOGUE_NORM)
+        end_runs(p.k);
+    barrier();
+    row_factor = PROLOGUE == PROLOGUE_NORM ? norm_factor(sum_of_runs(p.k), p.k) : 1;
+}
+
 // The row after its prologue, to shared memory. A barrier of the subgroup keeps drivers from
 // unrolling the loop.
 void share_row() {
@@ -89,24 +125,10 @@ void share_row() {
         Four next;
         load_four(i + 4 * T, next); // comes while this one is quantized
         subgroupBarrier();
-        float factor = 1;
-        if (HAS_NORM) {
-            float squares = run_sum(square(f.x));
-            if (PROLOGUE == PROLOGUE_GATED_NORM)
-                factor = norm_factor(squares, RUN);
-            else if (i % RUN == 0 && i < p.k)
-                run_squares[i / RUN / 4][i / RUN % 4] = squares;
-        }
-        vec4 v;
-        [[unroll]] for (uint b = 0; b < 4; b++)
-            v[b] = changed(f.x[b], f.norm[b], factor, f.gate[b]);
-        share_four(i, v);
+        share_values(i, f);
         f = next;
     }
-    if (PROLOGUE == PROLOGUE_NORM)
-        end_runs(p.k);
-    barrier();
-    row_factor = PROLOGUE == PROLOGUE_NORM ? norm_factor(sum_of_runs(p.k), p.k) : 1;
+    end_row();
 }
 
 #endif
