@@ -254,3 +254,45 @@ TEST(stages_that_do_not_end_are_an_error) {
     sluice_engine_close(engine);
     sluice_model_close(model);
 }
+
+/* Records the step anew, such that its stages do not see those before them end. */
+static void break_step(struct backend *b, struct vulkan_recording *r) {
+    const VkCommandBufferAllocateInfo info = {
+        .sType = VK_STRUCTURE_TYPE_COMMAND_BUFFER_ALLOCATE_INFO,
+        .commandPool = b->steps.pool,
+        .commandBufferCount = 1,
+    };
+    const VkCommandBufferBeginInfo begin = {.sType = VK_STRUCTURE_TYPE_COMMAND_BUFFER_BEGIN_INFO};
+    uint32_t ignored = 0;
+    EXPECT_INT(vk.allocate_commands(b->device, &info, &r->step), VK_SUCCESS);
+    EXPECT_INT(vk.begin_commands(r->step, &begin), VK_SUCCESS);
+    begin_faults();
+    vk.cmd_push = push_too_many;
+    vulkan_encode(b, r->step, r->nodes, r->n_nodes, true, &ignored);
+    end_faults();
+    vulkan_full_barrier(r->step);
+    EXPECT_INT(vk.end_commands(r->step), VK_SUCCESS);
+}
+
+/* A step without outputs has no token that could tell. The next one that has some does, whatever
+ * was run before it. */
+TEST(stages_that_do_not_end_are_not_forgotten) {
+    sluice_model *model = open_model();
+    sluice_engine *engine = NULL;
+    int32_t more = 5, token;
+    setenv("SLUICE_VULKAN_STAGES", "1", 1);
+    EXPECT_INT(open_engine(model, &engine), SLUICE_OK);
+    break_step(engine->backend, &engine->backend->bests[0]);
+    sluice_seq *seq = begin_answer(engine, model);
+    struct sluice_sampling s = sluice_sampling_default(model);
+    s.temperature = 1; /* not the recording that is broken */
+    sluice_seq_set_sampling(seq, &s);
+    sluice_seq_feed(seq, &more, 1);
+    for (int i = 0; i < 2; i++) {
+        EXPECT_INT(sluice_seq_next(seq, &token), SLUICE_ERR_DEVICE);
+        EXPECT(strstr(sluice_engine_error(engine), "SLUICE_VULKAN_STAGES"));
+    }
+    unsetenv("SLUICE_VULKAN_STAGES");
+    sluice_engine_close(engine);
+    sluice_model_close(model);
+}

@@ -379,9 +379,10 @@ static int add_reset(struct vulkan_recorder *r) {
 
 static int walk(struct vulkan_recorder *r, uint32_t n_steps) {
     const struct plan *plan = r->plan;
+    bool has_stages = r->can->starts_in_order && plan->max_rows == 1;
     r->n_steps = n_steps;
     for (r->step = 0; r->step < n_steps; r->step++) {
-        int status = r->can->starts_in_order ? add_reset(r) : SLUICE_OK;
+        int status = has_stages ? add_reset(r) : SLUICE_OK;
         if (status)
             return status;
         for (r->op = 0; r->op < plan->n_ops; r->op++) {

@@ -13,7 +13,7 @@
 #define STAGE_GLSL
 
 #define STAGE_COUNTER(i) (256 + 32 * (i)) // host/vulkan.h
-#define STAGE_FAILED STAGE_COUNTER(0)     // is no stage's
+#define STAGE_FAILED STAGE_COUNTER(0)     // is no stage's; once set, it stays
 #define IO_STAGE_FAILED (-3)              // host/step.c
 
 #ifndef NO_STAGE

@@ -1,4 +1,5 @@
-// stage_reset.comp - sets the counters of a step's stages (stage.glsl) back.
+// stage_reset.comp - sets the counters of a step's stages (stage.glsl) back. STAGE_FAILED stays: in a
+// burst PICK of the step before still reads it, and a step without outputs has no token that tells.
 #version 450
 layout(local_size_x_id = 0) in;
 layout(binding = 0) writeonly buffer Counters { uint counters[]; };
@@ -6,5 +7,7 @@ layout(binding = 0) writeonly buffer Counters { uint counters[]; };
 #define STAGE_COUNTER(i) (256 + 32 * (i)) // host/vulkan.h
 
 void main() {
-    counters[STAGE_COUNTER(gl_GlobalInvocationID.x)] = 0;
+    uint i = gl_GlobalInvocationID.x;
+    if (i > 0)
+        counters[STAGE_COUNTER(i)] = 0;
 }
