@@ -417,7 +417,7 @@ def test_devices_lists_what_there_is():
     found = json.loads(good("devices", "--json")[0])
     assert [d["about"] for d in found] == text.splitlines() and "cpu" in (d["backend"] for d in found)
     good("run", "-n", 1, "--backend", "cpu", "--device", "threads")
-    bad(1, "--device is no-such, expected 0 (cpu: ", "run", "-n", 1, "--backend", "cpu", "--device", "no-such")
+    bad(1, "--device is 'no-such', expected 0 (cpu: ", "run", "-n", 1, "--backend", "cpu", "--device", "no-such")
     bad(2, "expected auto", "run", "--backend", "abacus", "-n", 1)
     built = good("--version")[0].decode().splitlines()[1].removeprefix("backends:").split()
     if not any(d["backend"] == "cuda" for d in found):

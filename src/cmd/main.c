@@ -53,6 +53,7 @@ static const char environment[] =
     "SLUICE_VULKAN_VALIDATE  1: Vulkan with the validation layer\n"
     "SLUICE_VULKAN_PLAIN     1: Vulkan without optional features\n"
     "SLUICE_VULKAN_IMPORT    0: Vulkan copies all weights, and uses no mapped file\n"
+    "SLUICE_VULKAN_STAGES    0: Vulkan with a barrier between any two stages of a step\n"
     "SLUICE_VULKAN_STATISTICS  1: explain --kernels tells what the driver knows of shaders\n";
 
 static void print_version(void) {

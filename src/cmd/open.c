@@ -131,7 +131,7 @@ static int check_device(const struct common *c, const char *verb) {
                         name == c->backend ? "--backend" : "SLUICE_BACKEND", name,
                         backend_names(name, all, sizeof all));
     if (kind->device_line(0, line, sizeof line) && device_number(c, kind) < 0)
-        return complain(EXIT_WORLD, "%s: --device is %s, expected %s", verb, c->device,
+        return complain(EXIT_WORLD, "%s: --device is '%s', expected %s", verb, c->device,
                         device_lines(kind, all, sizeof all));
     return OPTS_GO_ON;
 }
