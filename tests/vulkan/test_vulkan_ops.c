@@ -76,24 +76,27 @@ TEST(vulkan_project_segments_of_a_type) {
 }
 
 /* Of one row, which the product prepares itself, and the same row among others: a last unit of one
- * group, few and many blocks, more than four segments of a type, every epilogue. */
+ * group, few and many blocks, more than four segments of a type, every epilogue, so many rows that
+ * their sums are added together. */
 TEST(vulkan_project_row_shapes) {
     static const struct {
         uint32_t k, rows, n_segments;
         enum dtype type;
         enum prologue prologue;
         enum epilogue epilogue;
-        uint32_t head_width;
+        uint32_t head_width, n; /* n: 0, a few */
     } cases[] = {
-        {32, 3, 1, DT_Q8_0, PROLOGUE_NORM, EPILOGUE_STORE, 0},
-        {160, 12, 2, DT_MXFP4, PROLOGUE_NORM, EPILOGUE_SWIGLU, 0},
-        {672, 4, 1, DT_Q8_0, PROLOGUE_SIGMOID_GATE, EPILOGUE_STORE, 6},
-        {768, 20, 2, DT_Q6_K, PROLOGUE_NORM, EPILOGUE_SWIGLU, 0},
-        {800, 4, 6, DT_Q5_0, PROLOGUE_NORM, EPILOGUE_ADD, 0},
-        {1792, 40, 1, DT_Q6_K, PROLOGUE_SIGMOID_GATE, EPILOGUE_ADD, 64},
-        {4352, 3, 2, DT_Q6_K, PROLOGUE_NORM, EPILOGUE_STORE, 0},
-        {12544, 2, 1, DT_Q4_K, PROLOGUE_NORM, EPILOGUE_STORE, 0},
-        {12544, 2, 1, DT_Q6_K, PROLOGUE_GATED_NORM, EPILOGUE_STORE, 128},
+        {32, 3, 1, DT_Q8_0, PROLOGUE_NORM, EPILOGUE_STORE, 0, 0},
+        {160, 12, 2, DT_MXFP4, PROLOGUE_NORM, EPILOGUE_SWIGLU, 0, 0},
+        {672, 4, 1, DT_Q8_0, PROLOGUE_SIGMOID_GATE, EPILOGUE_STORE, 6, 0},
+        {768, 20, 2, DT_Q6_K, PROLOGUE_NORM, EPILOGUE_SWIGLU, 0, 0},
+        {800, 4, 6, DT_Q5_0, PROLOGUE_NORM, EPILOGUE_ADD, 0, 0},
+        {1792, 40, 1, DT_Q6_K, PROLOGUE_SIGMOID_GATE, EPILOGUE_ADD, 64, 0},
+        {4352, 3, 2, DT_Q6_K, PROLOGUE_NORM, EPILOGUE_STORE, 0, 0},
+        {12544, 2, 1, DT_Q4_K, PROLOGUE_NORM, EPILOGUE_STORE, 0, 0},
+        {12544, 2, 1, DT_Q6_K, PROLOGUE_GATED_NORM, EPILOGUE_STORE, 128, 0},
+        {512, 2, 1, DT_Q8_0, PROLOGUE_NORM, EPILOGUE_ADD, 0, 3011},
+        {640, 2, 2, DT_Q8_0, PROLOGUE_NONE, EPILOGUE_STORE, 0, 1700},
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         struct project_case c = {.k = cases[i].k,
@@ -105,7 +108,7 @@ TEST(vulkan_project_row_shapes) {
                                  .head_width = cases[i].head_width};
         for (uint32_t s = 0; s < c.n_segments; s++) {
             c.types[s] = cases[i].type;
-            c.n[s] = c.epilogue == EPILOGUE_SWIGLU ? 67 : 17 + 9 * s;
+            c.n[s] = cases[i].n ? cases[i].n : c.epilogue == EPILOGUE_SWIGLU ? 67 : 17 + 9 * s;
         }
         check_some_rows(&c, 2800 + i, 2);
         c.rows = 1;

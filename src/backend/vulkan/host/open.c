@@ -129,9 +129,10 @@ static bool find_matrices(VkPhysicalDevice device, const struct asked *a, uint32
     return false;
 }
 
-/* What shaders use of subgroups: DELTA's lanes add their sums by shuffles. */
+/* What shaders use of subgroups: DELTA's lanes add their sums by shuffles, products skip the
+ * threads that have nothing to prepare by a vote. */
 static const VkSubgroupFeatureFlags subgroup_needs =
-    VK_SUBGROUP_FEATURE_BASIC_BIT | VK_SUBGROUP_FEATURE_SHUFFLE_BIT;
+    VK_SUBGROUP_FEATURE_BASIC_BIT | VK_SUBGROUP_FEATURE_VOTE_BIT | VK_SUBGROUP_FEATURE_SHUFFLE_BIT;
 
 /* Vulkan does not say in which order workgroups of two dispatches start; NVIDIA's driver keeps that
  * of the command buffer. SLUICE_VULKAN_STAGES=1 or 0: taken for granted, or not. The validation
@@ -253,7 +254,7 @@ static int learn_device(struct backend *b, VkPhysicalDevice device, struct exten
     learn_features(b, e, a);
     if (!b->has_subgroups)
         return err_set(err, SLUICE_ERR_UNSUPPORTED,
-                       "Vulkan device %s has no shuffles within subgroups", b->name);
+                       "Vulkan device %s has no shuffles and votes within subgroups", b->name);
     b->can.is_processor = b->is_cpu;
     b->can.is_unified =
         b->is_cpu || p.properties.deviceType == VK_PHYSICAL_DEVICE_TYPE_INTEGRATED_GPU;

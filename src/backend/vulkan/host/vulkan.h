@@ -21,7 +21,7 @@
 
 enum {
     VULKAN_MAX_BINDS = 12,
-    VULKAN_MAX_CONSTANTS = 16,
+    VULKAN_MAX_CONSTANTS = 24,
     VULKAN_PUSH_WORDS = 23,
     VULKAN_COUNTERS = 256,
     VULKAN_STAGES = 1024, /* counters of stages (stage.glsl), a cache line each */

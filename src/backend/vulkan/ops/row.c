@@ -1,31 +1,34 @@
 /* row.c - products of one row, which each workgroup prepares for itself: project_row.comp and
  * project_plain_row.comp. */
+#include <string.h>
+
 #include "backend/vulkan/ops/product.h"
 #include "base/size.h"
 
-enum { MIN_THREADS = 256, THREADS_PER_CORE = 1152, MAX_THREADS = 640, MAX_PARTS = 4 };
+enum { MIN_THREADS = 256, MAX_THREADS = 640, THREADS_PER_CORE = 1152, MAX_PARTS = 4 };
+enum { MAX_DEPTH = 2 }; /* pieces that are loaded first */
+enum { SUMS = 8 };      /* rounds of outputs whose sums are added together */
 /* PLAIN_BATCH: vectors that a lane loads at once; with more of them NVIDIA's driver runs out of
  * registers. */
 enum { PLAIN_THREADS = 1024, PLAIN_BATCH = 6 };
 
 struct row_push {
-    uint32_t lane_bits, k, n, row_bytes, in_first, norm_first, gate_first, head_width, gate_stride;
+    uint32_t share, k, n, row_bytes, in_first, norm_first, gate_first, head_width, gate_stride;
     float eps;
     uint32_t epilogue, is_head, ends[3], weight_base[4], out_base[4];
 };
 
-/* Units of 64 values for which there is room: few sizes, since each is a pipeline. */
-static uint32_t room_units(uint32_t k) {
-    uint32_t units = div_up(k, 64);
-    return units <= 64 ? 64 : units <= 192 ? 192 : units;
+/* Shared memory: the row as int8 or f32, sums of runs, neighbours' values; then sums of lanes. */
+static uint64_t row_bytes(const struct vulkan_prologue *p, uint32_t threads) {
+    uint64_t k = p->in.dims[0], runs = 4 * VULKAN_MAX_RUNS;
+    if (p->is_plain)
+        return div_up(k, 8) * 32 + runs;
+    return div_up(k, 64) * (p->needs_f32 ? 256 : 80) + runs + 4ull * threads;
 }
 
-/* Shared memory: the row as int8 or f32, sums of runs and lanes, neighbours' values. */
 static uint64_t shared_bytes(const struct vulkan_prologue *p) {
-    uint64_t units = room_units(p->in.dims[0]);
-    if (p->is_plain)
-        return div_up(p->in.dims[0], 8) * 32ull + 4 * VULKAN_MAX_RUNS + 8 * PLAIN_THREADS;
-    return units * (p->needs_f32 ? 256 : 80) + 4 * VULKAN_MAX_RUNS + 3 * 4 * MAX_THREADS;
+    uint32_t threads = p->is_plain ? PLAIN_THREADS : MAX_THREADS;
+    return row_bytes(p, threads) + 2ull * 4 * threads;
 }
 
 bool vulkan_can_fuse(const struct vulkan_recorder *r, const struct vulkan_prologue *p) {
@@ -50,15 +53,48 @@ static uint32_t groups_of(const struct vulkan_recorder *r, uint32_t groups, uint
     return div_up(groups, rounds);
 }
 
-/* The largest workgroups of those for which the fewest threads of a core have nothing to do. Where
- * stages follow without barriers, one a core: they are counted, and cores become free one by one.
- */
-static struct row_shape shape_of(const struct vulkan_recorder *r, uint32_t rows, uint32_t lanes) {
+static uint32_t pair_of(const struct vulkan_row *p) {
+    return p->epilogue == PRODUCT_SWIGLU ? 2 : 1;
+}
+
+/* n in the fewest equal rounds of at most `most`, a multiple of 64. */
+static uint32_t round_of(uint32_t n, uint32_t most) {
+    return div_up(div_up(n, div_up(n, most)), 64) * 64;
+}
+
+/* Pieces of a team: units that each of its threads multiplies, one after the other. */
+static uint32_t pieces_of(const struct vulkan_row *p, uint32_t outputs, uint32_t threads,
+                          uint32_t lanes) {
+    uint32_t units = div_up(p->parts[0].weight->dims[0], p->is_f32 ? 32 : 64);
+    return div_up(outputs, threads / lanes / pair_of(p)) * div_up(units, lanes);
+}
+
+/* One workgroup a core, with as many threads as its rows need, or as prepare the row. */
+static struct row_shape one_a_core(const struct vulkan_recorder *r, const struct vulkan_row *p,
+                                   uint32_t rows, uint32_t lanes) {
+    const struct operand *w = p->parts[0].weight;
+    uint32_t pair = pair_of(p), outputs = rows / pair, cores = r->can->n_cores;
+    uint32_t threads = round_of(div_up(outputs, cores) * lanes * pair, MAX_THREADS);
+    uint32_t prologue = round_of(div_up(w->dims[0], 4), MAX_THREADS);
+    return (struct row_shape){threads > prologue ? threads : prologue,
+                              outputs < cores ? outputs : cores};
+}
+
+/* Where stages follow without barriers and all weights can be loaded before the row is there, one
+ * workgroup a core: they are counted, and cores become free one by one. Else the largest of those
+ * for which the fewest threads of a core have nothing to do. */
+static struct row_shape shape_of(const struct vulkan_recorder *r, const struct vulkan_row *p,
+                                 uint32_t rows, uint32_t lanes) {
     static const uint32_t sizes[] = {MAX_THREADS, 384, MIN_THREADS};
     struct row_shape best = {0};
     uint64_t least = UINT64_MAX;
-    bool is_one = r->can->starts_in_order && r->can->max_threads >= MAX_THREADS;
-    for (uint32_t i = 0; i < (is_one ? 1 : 3); i++) {
+    if (r->can->starts_in_order && r->can->max_threads >= MAX_THREADS && !p->is_f32) {
+        struct row_shape one = one_a_core(r, p, rows, lanes);
+        uint32_t outputs = div_up(rows / pair_of(p), one.groups);
+        if (pieces_of(p, outputs, one.threads, lanes) <= MAX_DEPTH)
+            return one;
+    }
+    for (uint32_t i = 0; i < 3; i++) {
         if (sizes[i] > r->can->max_threads)
             continue;
         uint32_t threads = sizes[i], teams = threads / lanes, cores = r->can->n_cores;
@@ -119,13 +155,11 @@ static const char *shader_of(const struct vulkan_recorder *r, const struct vulka
     return p->is_f32 ? "project_row_f32" : r->can->has_dot ? "project_row_dot" : "project_row";
 }
 
-static void set_constants(struct vulkan_recorder *r, const struct vulkan_row *p,
-                          const struct row_push *push, uint32_t threads, uint32_t lanes,
-                          struct vulkan_dispatch *d) {
+static void set_plain_constants(struct vulkan_recorder *r, const struct vulkan_row *p,
+                                const struct row_push *push, uint32_t threads, uint32_t lanes,
+                                struct vulkan_dispatch *d) {
     const struct vulkan_prologue *q = p->prologue;
     const struct operand *w = p->parts[0].weight;
-    uint32_t k = w->dims[0];
-    bool is_plain = vulkan_is_plain(w);
     const uint32_t constants[] = {
         threads,
         vulkan_weight_type(r, w),
@@ -134,17 +168,59 @@ static void set_constants(struct vulkan_recorder *r, const struct vulkan_row *p,
         (uint32_t)q->prologue,
         0,
         0,
-        is_plain ? k % 8 == 0 : q->act_group == 128,
+        push->k % 8 == 0,
         p->parts[0].bias->n_dims > 0,
-        is_plain ? div_up(k, 8) : q->act_group,
-        is_plain ? lanes : room_units(k),
+        div_up(push->k, 8),
+        lanes,
         vulkan_has_vectors(q, push->in_first, push->norm_first, push->gate_first),
         r->can->subgroup_size,
-        is_plain ? plain_batch(w, lanes) : p->is_head || r->can->starts_in_order,
+        plain_batch(w, lanes),
     };
     d->n_constants = sizeof constants / sizeof *constants;
-    for (uint32_t i = 0; i < d->n_constants; i++)
-        d->constants[i] = constants[i];
+    memcpy(d->constants, constants, sizeof constants);
+}
+
+/* Rounds whose sums are added together: SUMS of them, where there are as many, and room. */
+static uint32_t sums_of(const struct vulkan_recorder *r, const struct vulkan_row *p,
+                        uint32_t rounds, uint32_t threads, uint32_t lanes) {
+    uint64_t bytes = row_bytes(p->prologue, threads) + SUMS * sizeof(float) * (threads + 4);
+    bool has_room = bytes <= r->can->shared_bytes && lanes <= r->can->subgroup_size;
+    return has_room && rounds >= SUMS && lanes >= SUMS && pair_of(p) == 1 ? SUMS : 1;
+}
+
+static void set_constants(struct vulkan_recorder *r, const struct vulkan_row *p,
+                          const struct row_push *push, uint32_t threads, uint32_t lanes,
+                          struct vulkan_dispatch *d) {
+    const struct vulkan_prologue *q = p->prologue;
+    uint32_t rounds = div_up(push->share, threads / lanes / pair_of(p));
+    uint32_t pieces = pieces_of(p, push->share, threads, lanes);
+    uint32_t depth = (pieces == MAX_DEPTH || p->is_head) && !p->is_f32 ? MAX_DEPTH : 1;
+    const uint32_t constants[] = {
+        threads,
+        vulkan_weight_type(r, p->parts[0].weight),
+        1,
+        1,
+        (uint32_t)q->prologue,
+        0,
+        0,
+        q->act_group == 128,
+        p->parts[0].bias->n_dims > 0,
+        q->act_group,
+        0,
+        vulkan_has_vectors(q, push->in_first, push->norm_first, push->gate_first),
+        r->can->subgroup_size,
+        depth,
+        push->k,
+        lanes,
+        (uint32_t)p->epilogue,
+        p->n_parts,
+        has_gate(q) ? q->head_width : push->k,
+        rounds == 1,
+        pieces > depth,
+        sums_of(r, p, rounds, threads, lanes),
+    };
+    d->n_constants = sizeof constants / sizeof *constants;
+    memcpy(d->constants, constants, sizeof constants);
 }
 
 static void bind_input(struct vulkan_recorder *r, const struct vulkan_prologue *q,
@@ -241,8 +317,6 @@ static int add_dispatch(struct vulkan_recorder *r, const struct vulkan_row *p,
                                 .n_binds = 10,
                                 .push = &push,
                                 .push_bytes = sizeof push};
-    while (1u << push.lane_bits < lanes)
-        push.lane_bits++;
     d.binds[2] = vulkan_count_words(r);
     d.binds[0] = d.binds[3] = d.binds[4] = vulkan_io_copy(r, VULKAN_READ);
     d.binds[6] = bind_output(r, p, &column, &out_first);
@@ -253,10 +327,15 @@ static int add_dispatch(struct vulkan_recorder *r, const struct vulkan_row *p,
     bind_input(r, q, &d, &push);
     bind_biases(r, p, piece, &d, &push);
     struct row_shape shape =
-        vulkan_is_plain(w) ? plain_shape_of(r, p, push.n, lanes) : shape_of(r, push.n, lanes);
-    d.groups[0] = shape.groups;
+        vulkan_is_plain(w) ? plain_shape_of(r, p, push.n, lanes) : shape_of(r, p, push.n, lanes);
+    uint32_t outputs = push.n / pair_of(p);
+    push.share = div_up(outputs, shape.groups);
+    d.groups[0] = vulkan_is_plain(w) ? shape.groups : div_up(outputs, push.share);
     d.groups[1] = d.groups[2] = 1;
-    set_constants(r, p, &push, shape.threads, lanes, &d);
+    if (vulkan_is_plain(w))
+        set_plain_constants(r, p, &push, shape.threads, lanes, &d);
+    else
+        set_constants(r, p, &push, shape.threads, lanes, &d);
     return vulkan_add(r, &d);
 }
 

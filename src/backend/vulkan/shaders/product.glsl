@@ -23,7 +23,9 @@ layout(constant_id = 2) const uint ROWS = 1;
 layout(constant_id = 3) const uint WEIGHTS = 1; // SwiGLU: half of them gate, half up
 #ifdef ROW
 layout(constant_id = 4) const uint PROLOGUE = 0; // enum prologue
+#ifndef EPILOGUE
 #define EPILOGUE p.epilogue
+#endif
 #define IS_HEAD p.is_head
 #else
 layout(constant_id = 4) const uint EPILOGUE = 0;
@@ -41,7 +43,7 @@ layout(constant_id = 8) const uint HAS_BIAS = 0;
 layout(push_constant) uniform Push {
     IO_AT;
 #ifdef ROW
-    uint lane_bits, k, n, row_bytes, in_first, norm_first, gate_first, head_width, gate_stride;
+    uint share, k, n, row_bytes, in_first, norm_first, gate_first, head_width, gate_stride;
     float eps;
     uint epilogue, is_head;
     // Of four segments: row i is at weight_base + i * row_bytes, its result at out_base + i. Of one

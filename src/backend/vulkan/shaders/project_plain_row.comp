@@ -54,9 +54,9 @@ uint first_of(uint round) {
 
 void load_norms() {
     if (!IS_AT_ONCE)
-        return;
+        load_row_norms();
     [[unroll]] for (uint i = 0; i < MAX_ROUNDS; i++)
-        if (i < ROUNDS && first_of(i) < p.k) // without a condition drivers load it where it is used
+        if (IS_AT_ONCE && i < ROUNDS && first_of(i) < p.k) // as in load_row_norms
             load_norm(first_of(i), rounds[i]);
 }
 

@@ -10,6 +10,10 @@
 #ifndef PROLOGUE_GLSL
 #define PROLOGUE_GLSL
 
+#ifndef KEEP_LOOP // drivers unroll loops without a barrier
+#define KEEP_LOOP(turns) subgroupBarrier()
+#endif
+
 #define PROLOGUE_NORM 1
 #define PROLOGUE_GATED_NORM 2
 #define PROLOGUE_SIGMOID_GATE 3
@@ -72,7 +76,7 @@ void end_runs(uint k) {
 float sum_of_runs(uint k) {
     precise float sum = 0;
     for (uint i = 0; i < (k + 4 * RUN - 1) / (4 * RUN); i++) {
-        subgroupBarrier(); // or drivers unroll the loop
+        KEEP_LOOP((k + 4 * RUN - 1) / (4 * RUN));
         vec4 v = run_squares[i];
         sum = sum + v.x;
         sum = sum + v.y;

@@ -6,11 +6,20 @@
 #ifndef ROW_GLSL
 #define ROW_GLSL
 
+#ifndef K_VALUES // a pipeline does not know it
+#define K_VALUES p.k
+#define ROW_IS_EVEN false // it is a multiple of 4 T
+#define LOADS_TWO false   // 8 T values are loaded before they are needed
+#define HEAD_OF(i) quotient(i, p.head_width)
+#define IN_HEAD(i, h) ((i) - (h)*p.head_width)
+#define HAS_VALUES(i) true // or threads after its end, a whole subgroup of them, have nothing to do
+#endif
+
 struct Four {
     vec4 x, norm, gate;
 };
 
-Four first_four;
+Four first_four, second_four;
 float row_factor; // of PROLOGUE_NORM, which scales have to be multiplied with
 
 // a / b of numbers below 2^14, in few instructions.
@@ -23,8 +32,8 @@ void load_norm(uint i, inout Four f) {
     if (!HAS_NORM)
         return;
     for (uint b = 0; b < 4; b += HAS_VECTORS != 0 ? 4 : 1) {
-        uint at = min(i + b, p.k - 1);
-        uint in_head = HAS_GATE ? at - quotient(at, p.head_width) * p.head_width : at;
+        uint at = ROW_IS_EVEN ? i + b : min(i + b, K_VALUES - 1);
+        uint in_head = HAS_GATE ? IN_HEAD(at, HEAD_OF(at)) : at;
         if (HAS_VECTORS != 0)
             f.norm = norm4[(p.norm_first + in_head) / 4];
         else
@@ -35,19 +44,20 @@ void load_norm(uint i, inout Four f) {
 // Values i ... i + 3, with gates; those after the row's end are 0.
 void load_values(uint i, inout Four f) {
     for (uint b = 0; b < 4; b += HAS_VECTORS != 0 ? 4 : 1) {
-        uint at = min(i + b, p.k - 1), h = HAS_GATE ? quotient(at, p.head_width) : 0;
-        uint from = gate_at + h * p.gate_stride + at - h * p.head_width;
+        uint at = ROW_IS_EVEN ? i + b : min(i + b, K_VALUES - 1);
+        uint h = HAS_GATE ? HEAD_OF(at) : 0;
+        uint from = gate_at + h * p.gate_stride + (HAS_GATE ? IN_HEAD(at, h) : at);
         if (HAS_VECTORS != 0) {
             f.x = x4[(row_at + at) / 4];
             if (HAS_GATE)
                 f.gate = gate4[from / 4];
         } else {
-            f.x[b] = i + b < p.k ? x[row_at + at] : 0;
+            f.x[b] = i + b < K_VALUES ? x[row_at + at] : 0;
             if (HAS_GATE)
                 f.gate[b] = gate[from];
         }
     }
-    f.x = i < p.k ? f.x : vec4(0);
+    f.x = ROW_IS_EVEN || i < K_VALUES ? f.x : vec4(0);
 }
 
 void load_four(uint i, out Four f) {
@@ -55,10 +65,21 @@ void load_four(uint i, out Four f) {
     load_values(i, f);
 }
 
+// Of the values that load_row loads, before what writes them is done. Without a condition drivers
+// load them where they are used.
+void load_row_norms() {
+    if (4 * thread() < K_VALUES)
+        load_norm(4 * thread(), first_four);
+    if (LOADS_TWO && 4 * (T + thread()) < K_VALUES)
+        load_norm(4 * (T + thread()), second_four);
+}
+
 void load_row() {
     row_at = p.in_first;
     gate_at = p.gate_first;
-    load_four(4 * thread(), first_four);
+    load_values(4 * thread(), first_four);
+    if (LOADS_TWO)
+        load_values(4 * (T + thread()), second_four);
 }
 
 #ifdef F32
@@ -66,7 +87,7 @@ shared vec4 row_x[ROW_VECTORS]; // without row_factor
 
 void share_four(uint i, vec4 v) {
     if (i / 4 < ROW_VECTORS)
-        row_x[ROW_PLACE(i / 4)] = i < p.k ? v : vec4(0);
+        row_x[ROW_PLACE(i / 4)] = i < K_VALUES ? v : vec4(0);
 }
 #else
 // Where group g is in shared memory: its unit, and which one of it.
@@ -80,14 +101,14 @@ void share_four(uint i, vec4 v) {
     float scale;
     uint halves, q = quantized(v, GROUP, scale, halves), word = i / 4 % 8;
     uvec2 at = place_of(i / 32);
-    if (i >= p.k)
+    if (!ROW_IS_EVEN && i >= K_VALUES)
         return;
     tile_x[at.x * 5 + at.y * 2 + word / 4][word % 4] = q;
     if (word != 0)
         return;
     tile_x[at.x * 5 + 4][2 * at.y] = floatBitsToUint(scale);
     tile_x[at.x * 5 + 4][2 * at.y + 1] = halves;
-    if (i + 32 == p.k && i % 64 == 0) // the last unit has one group
+    if (i + 32 == K_VALUES && i % 64 == 0) // the last unit has one group
         tile_x[at.x * 5 + 4].zw = uvec2(0);
 }
 #endif
@@ -99,7 +120,7 @@ void share_values(uint i, Four f) {
         float squares = run_sum(square(f.x));
         if (PROLOGUE == PROLOGUE_GATED_NORM)
             factor = norm_factor(squares, RUN);
-        else if (i % RUN == 0 && i < p.k)
+        else if (i % RUN == 0 && (ROW_IS_EVEN || i < K_VALUES))
             run_squares[i / RUN / 4][i / RUN % 4] = squares;
     }
     vec4 v;
@@ -111,22 +132,24 @@ void share_values(uint i, Four f) {
 // All values are shared, or are on their way.
 void end_row() {
     if (PROLOGUE == PROLOGUE_NORM)
-        end_runs(p.k);
+        end_runs(K_VALUES);
     barrier();
-    row_factor = PROLOGUE == PROLOGUE_NORM ? norm_factor(sum_of_runs(p.k), p.k) : 1;
+    row_factor = PROLOGUE == PROLOGUE_NORM ? norm_factor(sum_of_runs(K_VALUES), K_VALUES) : 1;
 }
 
-// The row after its prologue, to shared memory. A barrier of the subgroup keeps drivers from
-// unrolling the loop.
+// The row after its prologue, to shared memory.
 void share_row() {
-    Four f = first_four;
-    for (uint j = 0; j < p.k; j += 4 * T) {
+    Four f = first_four, next = second_four;
+    for (uint j = 0; j < K_VALUES; j += 4 * T) {
         uint i = j + 4 * thread();
-        Four next;
-        load_four(i + 4 * T, next); // comes while this one is quantized
-        subgroupBarrier();
-        share_values(i, f);
+        if (!LOADS_TWO && j + 4 * T < K_VALUES)
+            load_four(i + 4 * T, next); // comes while this one is quantized
+        KEEP_LOOP((K_VALUES + 4 * T - 1) / (4 * T));
+        if (HAS_VALUES(i))
+            share_values(i, f);
         f = next;
+        if (LOADS_TWO && j + 8 * T < K_VALUES)
+            load_four(i + 8 * T, next);
     }
     end_row();
 }

@@ -5,9 +5,13 @@
 //     WORD(i)   word i of the matrix
 //     TYPE      enum dtype: a specialization constant, so that a pipeline keeps the code of one type
 //     GRIDS     the binding of vulkan_grids, for the types with a codebook; undefined: without them
-//     p.k       values of a row
+//     K_VALUES  values of a row; p.k if it is not defined
 #ifndef TYPES_GLSL
 #define TYPES_GLSL
+
+#ifndef K_VALUES
+#define K_VALUES p.k
+#endif
 
 #define DT_F32 0u
 #define DT_F16 1u
@@ -248,7 +252,7 @@ bool is_q6_k() {
 // Where block b of a row has its low bits, its high bits, its scales and d. Blocks of 210 bytes begin
 // anywhere; planes, each of one part of all blocks of the row, at whole vectors of 16 bytes.
 uvec4 places_of_block(uint row, uint b) {
-    uint n = p.k / 256;
+    uint n = K_VALUES / 256;
     if (TYPE == Q6_K_PLANES)
         return row + uvec4(128 * b, 128 * n + 64 * b, 192 * n + 16 * b, 208 * n + 2 * b);
     return row + 210 * b + uvec4(0, 128, 192, 208);

@@ -67,7 +67,7 @@ Acts get_acts(uint at) {
 Acts load_acts(uint row, uint u) {
     Acts a;
     uvec2 g = groups_of(u);
-    g.y = min(g.y, p.k / 32 - 1);
+    g.y = min(g.y, K_VALUES / 32 - 1);
     for (uint i = 0; i < 2; i++) {
         a.q[2 * i] = xq[2 * (row + g[i])];
         a.q[2 * i + 1] = xq[2 * (row + g[i]) + 1];
@@ -225,7 +225,7 @@ void unpack_unit(Raw raw, uint row, uint u, out Unit o) {
     }
     for (uint i = 0; i < 2; i++) {
         Group g;
-        if (2 * u + i < p.k / 32) {
+        if (2 * u + i < K_VALUES / 32) {
             unpack_group(row, 2 * u + i, g);
         } else { // after the row's end
             for (uint k = 0; k < 8; k++)
