@@ -61,18 +61,20 @@ uvec2 mul_high64(uvec2 a, uvec2 b, out bool has_rest) {
     return add64(add64(uvec2(l11, h11), uvec2(h01, 0)), add64(uvec2(h10, 0), uvec2(middle.y, 0)));
 }
 
-// A function that combines the values of all threads, in `keys`; t is the thread.
+// A function that combines the values of all threads, in any order: by shuffles, then those of the
+// subgroups in `keys`.
 #define REDUCE(name, combine)                                                                      \
     uvec2 name(uvec2 x) {                                                                          \
+        for (uint apart = 1; apart < gl_SubgroupSize; apart *= 2)                                  \
+            x = combine(x, subgroupShuffleXor(x, apart));                                          \
         barrier();                                                                                 \
-        keys[t] = x;                                                                               \
+        if (gl_SubgroupInvocationID == 0)                                                          \
+            keys[gl_SubgroupID] = x;                                                               \
         barrier();                                                                                 \
-        for (uint n = THREADS / 2; n > 0; n /= 2) {                                                \
-            if (t < n)                                                                             \
-                keys[t] = combine(keys[t], keys[t + n]);                                           \
-            barrier();                                                                             \
-        }                                                                                          \
-        return keys[0];                                                                            \
+        x = keys[0];                                                                               \
+        for (uint i = 1; i < gl_NumSubgroups; i++)                                                 \
+            x = combine(x, keys[i]);                                                               \
+        return x;                                                                                  \
     }
 
 // ---- keys -------------------------------------------------------------------------------------

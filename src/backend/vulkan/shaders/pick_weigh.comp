@@ -2,6 +2,8 @@
 // pick_weigh.comp - pick_weigh.glsl for all stretches, a workgroup each, where pick.comp does not do it.
 #extension GL_GOOGLE_include_directive : require
 #extension GL_EXT_control_flow_attributes : require
+#extension GL_KHR_shader_subgroup_basic : require
+#extension GL_KHR_shader_subgroup_shuffle : require
 #include "io.glsl"
 #include "pick.glsl"
 

@@ -33,6 +33,10 @@ bool is_listed(float x, uint i) {
     return !is_nan(x) && !less64(key_of(x, i), least_listed);
 }
 
+// This thread's logits of the stretch, loaded together: number k is k * THREADS after the first.
+const uint OF_STRETCH = (STRETCH + THREADS - 1) / THREADS;
+float own_logits[OF_STRETCH];
+
 // n: of this thread's that are.
 void list_near(uint begin, uint end, uint n, uint n_stretches) {
     uint n_all = (n_stretches + 1) * 2, at = 0;
@@ -43,16 +47,21 @@ void list_near(uint begin, uint end, uint n, uint n_stretches) {
         list_from = atomicAdd(sums[o * n_all + n_all - 2], n_here);
     barrier();
     at += p.order_first + o * p.order_stride + list_from;
-    for (uint i = begin + t; n > 0 && i < end; i += THREADS) {
-        float x = logit_at(i);
-        if (is_listed(x, i))
-            list[at++] = key_of(x, i);
+    if (n == 0)
+        return;
+    [[unroll]] for (uint k = 0; k < OF_STRETCH; k++) {
+        uint i = begin + k * THREADS + t;
+        if (i < end && is_listed(own_logits[k], i))
+            list[at++] = key_of(own_logits[k], i);
     }
 }
 
 void weigh(uint stretch, uint n_stretches) {
     if ((flags & IO_WANTS_TOKEN) == 0 || !(output_float(IO_TEMPERATURE) > 0))
         return;
+    uint begin = stretch * STRETCH, end = clamp(n_vocab, begin, begin + STRETCH), n = 0;
+    [[unroll]] for (uint k = 0; k < OF_STRETCH; k++)
+        own_logits[k] = logit_at(min(begin + k * THREADS + t, n_vocab - 1));
     uvec2 key = uvec2(0), sum = uvec2(0);
     for (uint i = t; i < n_stretches; i += THREADS)
         key = max64(key, best[o * n_stretches + i]);
@@ -63,11 +72,12 @@ void weigh(uint stretch, uint n_stretches) {
         return;
     find_least_listed(own, n_stretches);
     barrier();
-    uint begin = stretch * STRETCH, end = clamp(n_vocab, begin, begin + STRETCH), n = 0;
-    for (uint i = begin + t; i < end; i += THREADS) {
-        float x = logit_at(i);
-        sum = add64(sum, weight_of(x));
-        n += is_listed(x, i) ? 1 : 0;
+    [[unroll]] for (uint k = 0; k < OF_STRETCH; k++) {
+        uint i = begin + k * THREADS + t;
+        if (i < end) {
+            sum = add64(sum, weight_of(own_logits[k]));
+            n += is_listed(own_logits[k], i) ? 1 : 0;
+        }
     }
     sum = sum_of(sum);
     if (t == 0) {
