@@ -14,8 +14,8 @@
 //
 // With 512 threads each has little to do, and the code is short: between two uses in a step other
 // shaders run, so that it comes from L2 every time, and a kilobyte takes 0.1 to 0.4 us on an H200.
-// What is loaded does not wait for what else is loaded: the row before IO has said its position, the
-// first tile of an F16 cache while the heads are made.
+// Before the wait for the stage that makes the row (stage.glsl), all else is loaded: norms, angles, the
+// first tile of an F16 cache.
 //
 // CACHE as in attend_head.glsl.
 #extension GL_GOOGLE_include_directive : require
@@ -61,7 +61,7 @@ layout(binding = 6) coherent buffer Sums { vec2 sums[]; }; // (H, parts): maximu
 layout(binding = 7) readonly buffer QNorm { float q_norm[]; };
 layout(binding = 8) readonly buffer KNorm { float k_norm[]; };
 layout(binding = 9) readonly buffer Angles { float angles[]; };
-layout(binding = 10) writeonly buffer Out { float result[]; };
+layout(binding = 10) writeonly coherent buffer Out { float result[]; };
 layout(binding = 11) coherent buffer Counters { uint counters[]; }; // a tile: workgroups that are done; 0 between steps
 
 const uint LANES = 16, D4 = D / 4;
@@ -116,8 +116,7 @@ uint page_row(uint slot, uint kv_head, uint position) {
 
 // ---- the row's own heads ----------------------------------------------------------------------
 
-// What a thread loads of its team's heads, and of the value: all of it is in flight before IO says
-// anything.
+// What a thread loads of its team's heads, and of the value: all of it is in flight together.
 const uint OF_HEAD = (D + ATTEND_THREADS - 1) / ATTEND_THREADS;
 const uint OF_VALUE = (D + THREADS - 1) / THREADS;
 const uint PAIRS = ROTARY > 1 ? ROTARY / 2 : 1;
@@ -128,14 +127,12 @@ struct Raw {
 };
 Raw raw;
 
-void load_row(uint t, uint kv_head, uint first_head, uint n_heads) {
+// What the stage before does not write.
+void load_norms(uint t) {
     [[unroll]] for (uint s = 0; s < SLOTS; s++) {
         uint h = s * TEAMS + t / ATTEND_THREADS;
-        uint at = h < QUERIES ? (first_head + min(h, n_heads - 1)) * p.q_stride
-                              : p.k_column + kv_head * D;
         [[unroll]] for (uint e = 0; e < OF_HEAD; e++) {
             uint i = min(e * ATTEND_THREADS + t % ATTEND_THREADS, D - 1);
-            raw.head[s * OF_HEAD + e] = x_in[p.in_first + at + i];
             float w = 1;
             if (h < QUERIES && HAS_Q_NORM != 0)
                 w = q_norm[p.q_norm_first + i];
@@ -144,11 +141,23 @@ void load_row(uint t, uint kv_head, uint first_head, uint n_heads) {
             raw.norm[s * OF_HEAD + e] = w;
         }
     }
-    [[unroll]] for (uint e = 0; e < OF_VALUE; e++)
-        raw.value[e] = x_in[p.in_first + p.v_column + kv_head * D + min(e * THREADS + t, D - 1)];
     [[unroll]] for (uint e = 0; e < OF_ANGLES; e++)
         if (ROTARY > 0)
             raw.angle[e] = angle_at(0, (e * THREADS + t) % PAIRS);
+}
+
+void load_row(uint t, uint kv_head, uint first_head, uint n_heads) {
+    [[unroll]] for (uint s = 0; s < SLOTS; s++) {
+        uint h = s * TEAMS + t / ATTEND_THREADS;
+        uint at = h < QUERIES ? (first_head + min(h, n_heads - 1)) * p.q_stride
+                              : p.k_column + kv_head * D;
+        [[unroll]] for (uint e = 0; e < OF_HEAD; e++) {
+            uint i = min(e * ATTEND_THREADS + t % ATTEND_THREADS, D - 1);
+            raw.head[s * OF_HEAD + e] = x_in[p.in_first + at + i];
+        }
+    }
+    [[unroll]] for (uint e = 0; e < OF_VALUE; e++)
+        raw.value[e] = x_in[p.in_first + p.v_column + kv_head * D + min(e * THREADS + t, D - 1)];
 }
 
 float scaled_query(float v) {
@@ -314,9 +323,13 @@ float score_at(uint q, uint position, uint seen) {
     return position < seen ? sum : ATTEND_NONE;
 }
 
-void multiply_value(uint team, vec4 v, uint i) {
-    [[unroll]] for (uint k = 0; k < OWN_QUERIES; k++)
-        pv[k] = fma(vec4(weight[min(k * TEAMS + team, QUERIES - 1) * ATTEND_TILE + i]), v, pv[k]);
+// is_in: a select is shorter than a branch around sixteen of these.
+void multiply_value(uint team, vec4 v, uint i, bool is_in) {
+    [[unroll]] for (uint k = 0; k < OWN_QUERIES; k++) {
+        uint q = min(k * TEAMS + team, QUERIES - 1);
+        vec4 sum = fma(vec4(weight[q * ATTEND_TILE + i]), v, pv[k]);
+        pv[k] = is_in ? sum : pv[k];
+    }
 }
 
 // has_own: the last position is the row's own, whose value comes last, too.
@@ -325,14 +338,14 @@ void multiply_values(uint t, uint row, uint n, bool has_own) {
     uint end = has_own ? n - 1 : n;
 #ifdef LOADS_AHEAD
     [[unroll]] for (uint e = 0; e < OF_VALUES; e++)
-        if (e * GROUPS + group < end)
-            multiply_value(team, VALUE_AT(row, chunk, e), e * GROUPS + group);
+        multiply_value(team, VALUE_AT(row, chunk, e), min(e * GROUPS + group, ATTEND_TILE - 1),
+                       e * GROUPS + group < end);
 #else
     [[dont_unroll]] for (uint i = group; i < end; i += GROUPS)
-        multiply_value(team, VALUE_AT(row + i, chunk, 0), i);
+        multiply_value(team, VALUE_AT(row + i, chunk, 0), i, true);
 #endif
     if (has_own && end % GROUPS == group)
-        multiply_value(team, own_four(1, chunk), end);
+        multiply_value(team, own_four(1, chunk), end, true);
 }
 
 // ---- a part -----------------------------------------------------------------------------------
@@ -492,6 +505,7 @@ void main() {
         return;
     }
     uint row = page_row(slot, kv_head, part * length), own_row = 0xffffffffu;
+    load_norms(t);
     load_keys(id, row);
     load_values(t % ATTEND_THREADS, row);
     wait_for_stage();

@@ -24,7 +24,7 @@ layout(binding = 6) buffer State { float state[]; }; // (cells, B, DV, DK)
 layout(binding = 6) buffer State4 { vec4 state4[]; };
 layout(binding = 7) readonly buffer GateA { float gate_a[]; };
 layout(binding = 8) readonly buffer GateDt { float gate_dt[]; };
-layout(binding = 9) writeonly buffer Out { float result[]; };
+layout(binding = 9) writeonly coherent buffer Out { float result[]; };
 layout(binding = 10) coherent buffer Counters { uint counters[]; };
 #include "stage.glsl"
 
