@@ -296,3 +296,31 @@ TEST(stages_that_do_not_end_are_not_forgotten) {
     sluice_engine_close(engine);
     sluice_model_close(model);
 }
+
+/* ---- a device with small buffers ---------------------------------------------------------------
+ */
+
+/* Less than the story model's head and table, which have 3.44 MB; states of a layer fit. */
+static void VKAPI_PTR small_properties(VkPhysicalDevice device, VkPhysicalDeviceProperties2 *out) {
+    driver.device_properties(device, out);
+    out->properties.limits.maxStorageBufferRange = 3 << 20;
+}
+
+/* Matrices that are larger than a buffer are bound piece by piece, with barriers and without. */
+TEST(stages_of_a_head_in_pieces) {
+    enum { N = 4 };
+    sluice_model *model = NULL;
+    int32_t whole[N], pieces[N];
+    EXPECT_INT(sluice_model_open(&model, "models/stories-27m-q4_k_m.gguf"), SLUICE_OK);
+    answer(model, "0", whole, N);
+    for (int stages = 0; stages < 2; stages++) {
+        begin_faults();
+        vk.device_properties = small_properties;
+        answer(model, stages ? "1" : "0", pieces, N);
+        end_faults();
+        for (int i = 0; i < N; i++)
+            EXPECT_INT(pieces[i], whole[i]);
+    }
+    unsetenv("SLUICE_VULKAN_STAGES");
+    sluice_model_close(model);
+}
