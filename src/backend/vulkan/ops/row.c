@@ -109,18 +109,14 @@ static struct row_shape shape_of(const struct vulkan_recorder *r, const struct v
     return best;
 }
 
-/* Threads of a workgroup of project_plain_row, of which short rows let two on a core: of two sizes
- * the one whose last turn leaves fewer without a row. */
+/* Threads of a workgroup of project_plain_row, of which short rows let two on a core. 1024 have few
+ * registers each: they are for matrices of which a team has one row at most. */
 static uint32_t plain_threads(const struct vulkan_recorder *r, uint32_t k, uint32_t rows,
                               uint32_t team) {
-    enum { SHORT_ROW = 2048, FEWER = PLAIN_THREADS / 4 * 3 };
-    uint32_t cores = r->can->n_cores, all = PLAIN_THREADS / team, fewer = FEWER / team;
+    enum { SHORT_ROW = 2048, FEWER = 832 };
     if (k <= SHORT_ROW)
         return PLAIN_THREADS / 2;
-    if (rows <= all * cores)
-        return PLAIN_THREADS;
-    bool is_less = div_up(rows, fewer * cores) * fewer <= div_up(rows, all * cores) * all;
-    return is_less ? FEWER : PLAIN_THREADS;
+    return rows <= PLAIN_THREADS / team * r->can->n_cores ? PLAIN_THREADS : FEWER;
 }
 
 /* Of weights in F32, F16 and BF16. */
