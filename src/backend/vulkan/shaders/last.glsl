@@ -2,14 +2,9 @@
 // to buffers that are `coherent`. The shader has `counters`, words that are 0 between dispatches.
 #ifndef LAST_GLSL
 #define LAST_GLSL
+#include "barrier.glsl"
 
 shared uint n_done;
-
-// A barrier of the workgroup, for buffers too.
-void group_barrier() {
-    controlBarrier(gl_ScopeWorkgroup, gl_ScopeWorkgroup,
-                   gl_StorageSemanticsBuffer | gl_StorageSemanticsShared, gl_SemanticsAcquireRelease);
-}
 
 // Whether this workgroup is the last of n to come here. All threads call it.
 bool is_last(uint thread, uint counter, uint n) {

@@ -17,12 +17,9 @@
 #define IO_STAGE_FAILED (-3)              // host/step.c
 
 #ifndef NO_STAGE
-#define STAGE_TURNS 1048576u // a second or so
+#include "barrier.glsl"
 
-void stage_barrier() {
-    controlBarrier(gl_ScopeWorkgroup, gl_ScopeWorkgroup,
-                   gl_StorageSemanticsBuffer | gl_StorageSemanticsShared, gl_SemanticsAcquireRelease);
-}
+#define STAGE_TURNS 1048576u // a second or so
 
 #define STAGE_COUNT(i) atomicLoad(counters[STAGE_COUNTER(i)], gl_ScopeDevice, 0, 0)
 
@@ -42,14 +39,14 @@ void wait_for_stage() {
         if (count < n)
             counters[STAGE_FAILED] = 1;
     }
-    stage_barrier();
+    group_barrier();
 }
 
 // All threads call it, when this workgroup is done.
 void end_stage() {
     if (p.io_stage == 0)
         return;
-    stage_barrier();
+    group_barrier();
     if (gl_LocalInvocationIndex == 0) {
         memoryBarrier(gl_ScopeDevice, gl_StorageSemanticsBuffer, gl_SemanticsAcquireRelease);
         atomicAdd(counters[STAGE_COUNTER(p.io_stage >> 16)], 1u);
