@@ -278,11 +278,12 @@ static void barrier(VkCommandBuffer commands, bool is_first) {
 }
 
 /* The end of the stage that begins at node `first`: its dispatches do not wait for each other. */
-static uint32_t stage_end(const struct vulkan_node *nodes, uint32_t first, uint32_t n) {
-    struct hazards hazards = {0};
+static uint32_t stage_end(struct hazards *h, const struct vulkan_node *nodes, uint32_t first,
+                          uint32_t n) {
     uint32_t i = first;
-    for (; i < n && !hazards_need_barrier(&hazards, nodes[i].binds, nodes[i].n_binds); i++)
-        hazards_add(&hazards, nodes[i].binds, nodes[i].n_binds);
+    hazards_clear(h);
+    for (; i < n && !hazards_need_barrier(h, nodes[i].binds, nodes[i].n_binds); i++)
+        hazards_add(h, nodes[i].binds, nodes[i].n_binds);
     return i;
 }
 
@@ -312,10 +313,11 @@ static void encode_node(const struct backend *b, VkCommandBuffer commands,
 void vulkan_encode(const struct backend *b, VkCommandBuffer commands,
                    const struct vulkan_node *nodes, uint32_t n, bool has_stages,
                    uint32_t *n_barriers) {
+    struct hazards hazards;
     const struct vulkan_pipeline *bound = NULL;
     uint32_t number = 0, before = 0; /* the stage's counter; workgroups of the stage before it */
     for (uint32_t first = 0, end; first < n; first = end) {
-        end = stage_end(nodes, first, n);
+        end = stage_end(&hazards, nodes, first, n);
         uint32_t count =
             has_stages && number + 1 < VULKAN_STAGES ? count_stage(nodes, first, end) : 0;
         number += count > 0;

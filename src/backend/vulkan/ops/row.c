@@ -123,7 +123,7 @@ static uint32_t plain_threads(const struct vulkan_recorder *r, uint32_t k, uint3
 static struct row_shape plain_shape_of(const struct vulkan_recorder *r, const struct vulkan_row *p,
                                        uint32_t rows, uint32_t lanes) {
     uint32_t cores = r->can->n_cores, team = 4;
-    rows = p->epilogue == PRODUCT_SWIGLU ? rows / 2 : rows; /* pairs */
+    rows /= pair_of(p);
     while (team < lanes)
         team *= 2;
     uint32_t threads = plain_threads(r, p->parts[0].weight->dims[0], rows, team);

@@ -50,6 +50,7 @@ int best_token(uint t, uint o) {
 // The row's best token. It goes to the host after what others wait for.
 bool put_best(uint t, uint o) {
     int token = best_token(t, o);
+    // Below -1: IO_NOT_FINITE and IO_STAGE_FAILED.
     bool is_put = t == 0 && ((io_output_flags(o) & IO_WANTS_TOKEN) != 0 || token < -1);
     if (is_put)
         io_now[p.io_outputs + 16 * o + 14] = uint(token);

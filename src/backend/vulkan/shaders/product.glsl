@@ -69,25 +69,20 @@ layout(binding = 4) readonly buffer Bias2 { float bias2[]; };
 #ifdef ROW
 layout(binding = 5) readonly coherent buffer Gate { float gate[]; };
 layout(binding = 5) readonly coherent buffer Gate4 { vec4 gate4[]; };
+layout(binding = 6) coherent buffer Out { float to[]; };
 layout(binding = 7) readonly coherent buffer In { float x[]; };
 layout(binding = 7) readonly coherent buffer In4 { vec4 x4[]; };
 layout(binding = 8) readonly buffer Norm { float norm[]; };
 layout(binding = 8) readonly buffer Norm4 { vec4 norm4[]; };
 #else
 layout(binding = 5) readonly buffer Choice { uint choice[]; };
-#endif
-#ifdef ROW
-layout(binding = 6) coherent buffer Out { float to[]; };
-#else
 layout(binding = 6) buffer Out { float to[]; };
 #endif
 
 const uint T = gl_WorkGroupSize.x;
 #ifdef ROW
 #include "stage.glsl"
-#endif
-#ifdef ROW // both matrices of SwiGLU are in one buffer
-#define WORD(i) w[i]
+#define WORD(i) w[i] // both matrices of SwiGLU are in one buffer
 #define WORD4(i) w4[i]
 #else
 const uint OUTPUTS = EPILOGUE == SWIGLU ? WEIGHTS / 2 : WEIGHTS; // columns of out, of a team
@@ -133,11 +128,9 @@ uint segment_of(uint n) {
     return (n >= p.ends[0] ? 1 : 0) + (n >= p.ends[1] ? 1 : 0) + (n >= p.ends[2] ? 1 : 0);
 }
 
-#define OUT_FIRST p.out_base[EPILOGUE == SWIGLU ? 0 : segment_of(n)]
 #define BIAS_FIRST p.out_base[2]
 #define BIAS2_FIRST p.out_base[3]
 #else
-#define OUT_FIRST p.out_first
 #define BIAS_FIRST p.bias_first
 #define BIAS2_FIRST p.bias2_first
 #endif
@@ -162,13 +155,13 @@ float result_of(uint n, float a, float b, float old) {
 
 #define HAS_OLD (EPILOGUE == ADD || EPILOGUE == GATED)
 
-void store(uint n, uint row, float a, float b) {
-    uint at = OUT_FIRST + n;
 #ifndef ROW
+void store(uint n, uint row, float a, float b) {
+    uint at = p.out_first + n;
     at += row * p.out_stride + place * p.out_place;
-#endif
     to[at] = result_of(n, a, b, HAS_OLD ? to[at] : 0);
 }
+#endif
 
 #if !defined(TILE) && !defined(ROW)
 // All loads first: one after the other they would wait for each other.

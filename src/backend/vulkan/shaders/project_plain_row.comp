@@ -229,7 +229,7 @@ float lanes_sum(float mine) {
 // ---- outputs ------------------------------------------------------------------------------------
 
 uint place_of(uint n) {
-    return OUT_FIRST + n;
+    return p.out_base[EPILOGUE == SWIGLU ? 0 : segment_of(n)] + n;
 }
 
 // What a row's output is added to or multiplied with: comes while the row is multiplied.

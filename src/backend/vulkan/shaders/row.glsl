@@ -1,6 +1,7 @@
 // row.glsl - the activation row of a product of one row, prepared by every workgroup for itself, in
-// one pass and with one barrier: norm or gate, then int8 in shared memory (-DF32: f32).
-// Its first 4 T values are loaded before the weights. The bits are those of quantize.comp.
+// one pass and with one barrier: norm or gate, then int8 in shared memory (-DF32: f32). The norm's
+// first weights are loaded before the wait for what writes the row (stage.glsl). The bits are those of
+// quantize.comp.
 //
 // Thread t of T has values 4 t ... 4 t + 3 of every 4 T.
 #ifndef ROW_GLSL
@@ -129,7 +130,7 @@ void share_values(uint i, Four f) {
     share_four(i, v);
 }
 
-// All values are shared, or are on their way.
+// After all values of this thread: waits for those of all others.
 void end_row() {
     if (PROLOGUE == PROLOGUE_NORM)
         end_runs(K_VALUES);
