@@ -3,7 +3,7 @@
 
     tools/pending_loads.py build/cuda/NAME.fatbin ...
 
-Bulk copies and arrivals at an mbarrier overtake loads that wait in their queue (docs/lab/kernels.md, "A stage
+Bulk copies and arrivals at an mbarrier overtake loads that wait in their queue (docs/lab/cuda.md, "A stage
 released too early"). For every such instruction of every kernel: the loads before it whose scoreboard no
 instruction in between has waited for. In the order of addresses, so a branch may hide one or show one too many,
 and not all are loads from a stage: a list to read, not a verdict. Needs cuobjdump."""

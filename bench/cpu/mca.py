@@ -5,7 +5,7 @@
 
 A prediction from LLVM's model of the processor, with all loads in L1; not a measurement. LLVM lets a
 Neoverse N1 begin three operations a cycle where it can begin four instructions: --dispatch 4 agrees with
-what was measured there (docs/lab/kernels.md). Innermost loops only; those of fewer than eight instructions are left out."""
+what was measured there (docs/lab/cpu.md). Innermost loops only; those of fewer than eight instructions are left out."""
 
 import argparse
 import re

@@ -13,7 +13,7 @@
  * then factor (of F16 factor / s), bias, epilogue. A product of two parts is exact in f32; an mma
  * adds 16 of them to an f32 sum and truncates, which costs less than 2^-22 of the largest of its
  * terms. mma.sync and wgmma give the same bits, and the order of the columns within a step does not
- * matter (measured on an H200: docs/lab/kernels.md), so a kernel takes the shape it likes:
+ * matter (measured on an H200: docs/lab/cuda.md), so a kernel takes the shape it likes:
  * project_gemv.cuh has the slots of a K block as the 16 rows of A, and slots, rows and parts as the
  * columns of B; project_wide_bf16.cu both parts of 16 to 128 rows as the columns of one wgmma, a
  * slot after the other.
@@ -171,7 +171,7 @@ static __device__ __forceinline__ void load_bf16_weights(bf16_weights &a, uint32
 }
 
 /* 0, when all of the K block is in registers: loads wait in a queue that copies do not go through,
- * and a copy to their stage overtakes them (docs/lab/kernels.md). blockIdx.z is 0, which the
+ * and a copy to their stage overtakes them (docs/lab/cuda.md). blockIdx.z is 0, which the
  * compiler does not know. */
 static __device__ __forceinline__ uint32_t none_of(const bf16_weights &a) {
     return (a[0][0] ^ a[1][0] ^ a[2][0] ^ a[3][0]) & blockIdx.z;

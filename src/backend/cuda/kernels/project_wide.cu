@@ -30,7 +30,7 @@
  * warpgroup multiplies.
  *
  * Bytes: of a tile 276 a row of activations and 72 to 136 a weight row for every 128 columns, out
- * of L2. H200, 4096 rows: see docs/lab/kernels.md. */
+ * of L2. H200, 4096 rows: see docs/lab/cuda.md. */
 #include "backend/cuda/kernels/project_wide_q8.cuh"
 
 #if __CUDA_ARCH_FEAT_SM90_ALL
