@@ -50,10 +50,11 @@ MODE_fuzz    := $(MODE_asan) -fsanitize=fuzzer-no-link
 MODE_FLAGS   := $(MODE_$(MODE))
 $(if $(MODE_FLAGS),,$(error MODE is $(MODE), expected release, debug, asan, ubsan, tsan or fuzz))
 
-# Contraction is off so that every compiler and processor gives the same bits.
+# Contraction is off so that every compiler and processor gives the same bits. A loop that clang does
+# not unroll as it was told is no error: it is slower, and only where clang is used.
 CFLAGS   ?= -g
 CFLAGS   += -std=c11 -D_GNU_SOURCE -Wall -Wextra -Werror -Wstrict-prototypes -Wshadow \
-            -Wmissing-prototypes $(if $(filter clang%,$(notdir $(CC))),,-Wno-format-truncation) \
+            -Wmissing-prototypes $(if $(filter clang%,$(notdir $(CC))),-Wno-pass-failed,-Wno-format-truncation) \
             -ffp-contract=off -fno-math-errno -fPIC -pthread $(MODE_FLAGS)
 CPPFLAGS += -Iinclude -Isrc -I$(B)
 LDFLAGS  += -pthread $(MODE_FLAGS) $(if $(CROSS),$(if $(filter ubsan,$(MODE)),-static-libubsan))
