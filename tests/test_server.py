@@ -1246,6 +1246,28 @@ def test_anthropic_errors():
         assert s.request("GET", "/v1/messages/nothing")[0] == 404
 
 
+def test_anthropic_threads():
+    """A turn that names the last instead of bringing it along is not answered without it: clients send all of the conversation then."""
+    s = server()
+    for thread in ({"type": "create"}, {"type": "continue", "previous_message_id": "msg_1"}):
+        for path in "/v1/messages", "/v1/messages/count_tokens":
+            status, _, body = s.request("POST", path, {"messages": FOX, "max_tokens": 5, "thread": thread})
+            assert status == 400 and body["error"]["details"] == {"error_code": "thread_unsupported_request"}, body
+    assert s.request("POST", "/v1/messages", {"messages": FOX, "max_tokens": 5, "thread": None})[0] == 200
+    c = anthropic_client(s)
+    if not hasattr(anthropic, "beta_tool"):
+        raise Skip("the client runs no tools")
+
+    @anthropic.beta_tool
+    def look(x: int) -> str:
+        """Look at x."""
+        return "Nothing."
+
+    turns = [m.usage for m in c.beta.messages.tool_runner(model="m", messages=FOX, max_tokens=60, tools=[look], max_iterations=3, tool_choice={"type": "any"})]
+    prompts = [u.input_tokens + u.cache_read_input_tokens for u in turns]
+    assert len(turns) == 3 and all(b > a + 8 for a, b in zip(prompts, prompts[1:])), prompts
+
+
 # ---- the Ollama API --------------------------------------------------------------------------------
 
 def ollama_client(s):

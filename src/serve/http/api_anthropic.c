@@ -206,7 +206,15 @@ static void read_output(struct ask *ask, struct fields *f, const struct ask_mode
                       type ? type : "");
 }
 
+/* A conversation that the server would have to know: `messages` has its last turn alone. */
+static void refuse_threads(struct fields *f) {
+    if (fields_any(f, "thread"))
+        fields_refuse(f, "thread",
+                      "thread is not supported, expected all messages of the conversation");
+}
+
 static void read_all(struct ask *ask, struct fields *f, const struct ask_model *m) {
+    refuse_threads(f);
     read_messages(ask, f);
     ask->continues_last = true;
     read_tools(ask, f);

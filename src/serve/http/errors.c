@@ -31,9 +31,12 @@ static json_t *anthropic_error(int status, const char *message, const char *para
                        : status == 503 ? "overloaded_error"
                        : status >= 500 ? "api_error"
                                        : "invalid_request_error";
-    (void)param;
-    return json_pack("{s:s, s:{s:s, s:s}}", "type", "error", "error", "type", type, "message",
-                     message);
+    /* By this code a client sends the whole conversation again, without the field. */
+    bool is_thread = status == 400 && param && strcmp(param, "thread") == 0;
+    json_t *details =
+        is_thread ? json_pack("{s:s}", "error_code", "thread_unsupported_request") : NULL;
+    return json_pack("{s:s, s:{s:s, s:s, s:o*}}", "type", "error", "error", "type", type, "message",
+                     message, "details", details);
 }
 
 static json_t *ollama_error(int status, const char *message, const char *param) {
