@@ -568,6 +568,20 @@ def test_a_terminal_sees_prompt_and_colour():
     assert "\x1b[31m" in terminal("run", "--nonsense")[1]
 
 
+def test_texts_do_not_steer_the_terminal():
+    """Neither a model's text nor a prompt from a file sets titles, fills the clipboard or prints over what is there; a pipe gets every byte."""
+    evil = "\x1b]0;title\x07\x1b[31mred\r\x08\x7f\u009b"
+    rule = "root ::= " + json.dumps(evil + "\t\u00e9\nend", ensure_ascii=False).replace("\\u00", "\\x").replace("\\b", "\\x08") + "\n"
+    args = ("--grammar", rule, "-n", 60, "--temp", 0)
+    assert good("run", "-p", "x", *args)[0].decode().startswith(evil + "\t\u00e9\n")
+    prompt = TMP / "evil.txt"
+    prompt.write_text(evil + "!")
+    for verb in (("run", "-p", "x"), ("chat", "-p", "x"), ("run", "-f", prompt)):
+        seen = terminal(*verb, *args, env={"NO_COLOR": "1"})[1]
+        assert "?]0;title??[31mred???" in seen and "\t\u00e9\r\nend" in seen, seen
+        assert not re.search("[\x07\x08\x7f\u0080-\u009f]|\x1b(?!\\[K)", seen), seen
+
+
 def test_bars_fit_narrow_terminals():
     for columns in (8, 20, 50, 200):
         code, seen = terminal(*STORY, "-n", 1, columns=columns, env={"NO_COLOR": "1"})

@@ -11,6 +11,7 @@
 #include <unistd.h>
 
 #include "base/err.h"
+#include "base/str.h"
 #include "cmd/interrupt.h"
 
 static enum say_level shown = SAY_NORMAL;
@@ -119,11 +120,36 @@ static int write_all(const char *at, size_t length) {
     return 0;
 }
 
+/* On a terminal: without what would steer it. Carriage returns go, as they print over what is
+ * there; other control characters become '?'. */
+static int write_tame(const char *at, size_t length) {
+    struct str rest = {at, length};
+    char part[1024];
+    size_t n_part = 0;
+    while (rest.len > 0) {
+        uint32_t c = 0;
+        size_t n = utf8_decode(rest, &c);
+        bool steers = (n == 0 || c < 0x20 || (c >= 0x7F && c < 0xA0)) && c != '\n' && c != '\t';
+        n = n ? n : 1;
+        if (!steers)
+            memcpy(part + n_part, rest.at, n);
+        else if (c != '\r')
+            part[n_part] = '?';
+        n_part += !steers ? n : c != '\r';
+        rest = (struct str){rest.at + n, rest.len - n};
+        bool is_full = n_part + 4 > sizeof part;
+        if ((is_full || rest.len == 0) && write_all(part, n_part))
+            return -1;
+        n_part = is_full ? 0 : n_part;
+    }
+    return 0;
+}
+
 int say_text(const char *at, size_t length) {
     if (length == 0)
         return 0;
     is_line_open = at[length - 1] != '\n';
-    if (fflush(stdout) == 0 && write_all(at, length) == 0)
+    if (fflush(stdout) == 0 && (isatty(1) ? write_tame : write_all)(at, length) == 0)
         return 0;
     is_line_open = false; /* there is nothing to end it on */
     if (errno == EINTR && interrupt_asked())

@@ -29,8 +29,9 @@ void warn(const char *format, ...) __attribute__((format(printf, 1, 2)));
 /* The same, always: "sluice: ...". Returns status. */
 int complain(int status, const char *format, ...) __attribute__((format(printf, 2, 3)));
 
-/* Text for stdout, out at once. Returns 0, EXIT_WORLD when it could not be written (said), or
- * EXIT_INTERRUPTED when somebody asked to stop while the other side did not read. */
+/* Text for stdout, out at once; on a terminal without control characters. Returns 0, EXIT_WORLD
+ * when it could not be written (said), or EXIT_INTERRUPTED when somebody asked to stop while the
+ * other side did not read. */
 int say_text(const char *at, size_t length);
 /* Ends the text's last line if it is open. */
 void say_end_line(void);
