@@ -1713,6 +1713,15 @@ def test_access_log_has_no_prompts_unless_asked():
         assert log.stat().st_mode & 0o077 == 0
 
 
+def test_access_log_that_is_full():
+    """It says so once, and answers go on."""
+    with own("--access-log", "/dev/full") as s:
+        for _ in range(3):
+            s.chat()
+        wait_until(lambda: b"access log" in s.text(), "it says so")
+    assert s.text().count(b"sluice: warning: /dev/full: cannot write to the access log: No space left on device") == 1, s.text()
+
+
 def test_access_log_is_no_other_file():
     other, fifo, log = TMP / "other", TMP / "fifo", TMP / "again"
     other.write_text("a text")

@@ -411,6 +411,25 @@ def test_run_reads_nothing_twice_with_a_folder():
     assert longer["prompt_tokens_kept"] >= first["prompt_tokens"] - 2, longer
 
 
+def test_what_the_cache_has_to_say_is_said():
+    """A damaged file, and a disk that is full: one line each, and the text is what it would be."""
+    folder, prompt = TMP / "damaged", "Once upon a time there was a dog. " * 12
+    args = ("run", SHIPPED, "--temp", 0, "-n", 4, "--cache-dir", folder, "-p", prompt)
+    text = good(*args)[0]
+    for file in folder.glob("*/*.snapshot"):
+        file.write_bytes(file.read_bytes()[:-1] + bytes([file.read_bytes()[-1] ^ 1]))
+    out, err = good(*args, "--json")
+    assert json.loads(out)["text"].encode() == text.rstrip(b"\n") and "sluice: warning: " in err and "is damaged; it is removed" in err, err
+    assert good(*args, "-q")[1] == ""
+    if os.geteuid() or subprocess.run(["mount", "-t", "tmpfs", "-o", "size=100k", "tmpfs", folder], stderr=subprocess.DEVNULL).returncode:
+        return
+    try:
+        out, err = good(*args)
+        assert out == text and err.count("cannot write to the cache: No space left on device") == 1, err
+    finally:
+        subprocess.run(["umount", folder], check=True)
+
+
 def test_devices_lists_what_there_is():
     text = good("devices")[0].decode()
     assert any(line.startswith("cpu: ") for line in text.splitlines()), text
@@ -425,7 +444,8 @@ def test_devices_lists_what_there_is():
             if "cuda" in built:
                 bad(1, "CUDA", *args, "--backend", "cuda")
             else:
-                bad(2, "--backend is 'cuda', expected auto or cpu: this build has no CUDA", *args, "--backend", "cuda")
+                names = " or ".join(", ".join(["auto", *built]).rsplit(", ", 1))
+                bad(2, f"--backend is 'cuda', expected {names}: this build has no CUDA", *args, "--backend", "cuda")
 
 
 def test_imatrix_is_collected_and_used():

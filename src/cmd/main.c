@@ -133,6 +133,7 @@ int main(int argc, char **argv) {
     descriptors_reserve();
     faults_install();
     interrupt_install(NULL);
+    log_set(say_log, NULL);
     if (argc < 2) {
         print_help(stderr);
         return EXIT_USAGE;

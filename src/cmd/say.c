@@ -4,6 +4,7 @@
 #include <errno.h>
 #include <poll.h>
 #include <stdarg.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -15,7 +16,7 @@
 #include "cmd/interrupt.h"
 
 static enum say_level shown = SAY_NORMAL;
-static bool is_line_open; /* on stdout */
+static atomic_bool is_line_open; /* on stdout; warnings come from other threads, too */
 
 void say_set_level(enum say_level level) {
     shown = level;
@@ -59,12 +60,14 @@ static char *printable(const char *format, va_list args, bool has_lines) {
 static void print_line(const char *colour, const char *head, const char *format, va_list args) {
     bool is_coloured = has_colour();
     char *text = printable(format, args, !*head);
+    flockfile(stderr); /* lines of several threads do not mix */
     say_end_line();
     fputs(is_coloured ? colour : "", stderr);
     fputs(head, stderr);
     fputs(is_coloured && *head ? PLAIN : "", stderr);
     fputs(text ? text : "out of memory", stderr);
     fputs(is_coloured && !*head ? PLAIN "\n" : "\n", stderr);
+    funlockfile(stderr);
     free(text);
 }
 
@@ -92,6 +95,14 @@ int complain(int status, const char *format, ...) {
     print_line(RED, "sluice: ", format, args);
     va_end(args);
     return status;
+}
+
+void say_log(void *user, enum log_level level, const char *line) {
+    (void)user;
+    if (level == LOG_WARN)
+        warn("%s", line);
+    else if (level == LOG_INFO)
+        say(SAY_ALL, "%s", line);
 }
 
 int say_columns(void) {
@@ -158,8 +169,7 @@ int say_text(const char *at, size_t length) {
 }
 
 void say_end_line(void) {
-    if (is_line_open) {
-        is_line_open = false;
+    if (atomic_exchange(&is_line_open, false)) {
         putchar('\n');
         fflush(stdout);
     }

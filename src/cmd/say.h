@@ -9,6 +9,8 @@
 #include <stdbool.h>
 #include <stddef.h>
 
+#include "base/log.h"
+
 /* Files, models, memory, devices; the command line; Ctrl-C, as a shell puts it. */
 enum { EXIT_WORLD = 1, EXIT_USAGE = 2, EXIT_INTERRUPTED = 130 };
 
@@ -28,6 +30,8 @@ void say(enum say_level level, const char *format, ...) __attribute__((format(pr
 void warn(const char *format, ...) __attribute__((format(printf, 1, 2)));
 /* The same, always: "sluice: ...". Returns status. */
 int complain(int status, const char *format, ...) __attribute__((format(printf, 2, 3)));
+/* What the library logs: its warnings, and with -v what it tells; for log_set. From any thread. */
+void say_log(void *user, enum log_level level, const char *line);
 
 /* Text for stdout, out at once; on a terminal without control characters. Returns 0, EXIT_WORLD
  * when it could not be written (said), or EXIT_INTERRUPTED when somebody asked to stop while the

@@ -3,16 +3,22 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <stdatomic.h>
 #include <stdio.h>
+#include <sys/uio.h>
 #include <unistd.h>
 
 #include "base/clock.h"
+#include "base/log.h"
 #include "base/outfile.h"
 #include "serve/http/exchange.h"
 
 struct access_log {
     int fd;
     bool has_prompts;
+    char *path;
+    atomic_bool is_cut; /* the last line was not written to its end */
+    atomic_llong told;  /* when it was said last that it cannot be written, in seconds; 0: never */
 };
 
 static const char line_begin[] = "{\"time\":";
@@ -34,9 +40,11 @@ int access_log_open(struct access_log **out, const char *path, bool has_prompts,
     if (!log)
         return err_memory(err, "the access log");
     log->has_prompts = has_prompts;
+    log->path = strdup(is_stderr ? "standard error" : path);
     log->fd = is_stderr ? dup(STDERR_FILENO) : open_file(path);
     if (log->fd < 0) {
         int why = errno;
+        free(log->path);
         free(log);
         return err_set(err, SLUICE_ERR_IO, "%s: cannot open: %s", path,
                        why == ENXIO ? "nobody reads this FIFO" : strerror(why));
@@ -49,6 +57,7 @@ void access_log_close(struct access_log *log) {
     if (!log)
         return;
     close(log->fd);
+    free(log->path);
     free(log);
 }
 
@@ -67,7 +76,28 @@ static void add_tokens(const struct exchange *x, json_t *line) {
         json_object_set_new(line, "first_token_seconds", json_real(first));
 }
 
-/* One write a line, so that lines of several threads do not mix. */
+/* One line a minute. */
+static void tell(struct access_log *log, int why) {
+    long long now = 1 + (long long)seconds_now(), before = log->told;
+    if ((before == 0 || now - before >= 60) &&
+        atomic_compare_exchange_strong(&log->told, &before, now))
+        log_line(LOG_WARN, "%s: cannot write to the access log: %s; lines are lost",
+                 log->path ? log->path : "", strerror(why));
+}
+
+/* One write a line, so that lines of several threads do not mix. A full disk or pipe must not end
+ * answers; what follows the part of a line that found room begins a new one. */
+static void write_line(struct access_log *log, const struct buffer *line) {
+    const char *newline = atomic_exchange(&log->is_cut, false) ? "\n" : "";
+    const struct iovec parts[] = {{(char *)newline, strlen(newline)}, {line->at, line->len}};
+    errno = ENOSPC; /* which a part that is written does not set */
+    ssize_t n = writev(log->fd, parts, 2);
+    if (n == (ssize_t)(parts[0].iov_len + line->len))
+        return;
+    log->is_cut = n > 0 || *newline;
+    tell(log, errno);
+}
+
 void access_log_write(struct access_log *log, struct exchange *x) {
     char when[32];
     struct tm utc;
@@ -90,9 +120,7 @@ void access_log_write(struct access_log *log, struct exchange *x) {
     pthread_mutex_unlock(&x->lock);
     buffer_json(&text, line);
     buffer_add(&text, "\n", 1);
-    if (!text.has_failed) {
-        ssize_t n = write(log->fd, text.at, text.len);
-        (void)n; /* a full disk or pipe must not end answers */
-    }
+    if (!text.has_failed)
+        write_line(log, &text);
     buffer_free(&text);
 }
