@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# run.sh - the benchmarks of the rooms below the engine: tokenizer and quantizer.
+# run.sh - the benchmarks of the modules below the engine: tokenizer and quantizer.
 #
 # Ratios are taken in one run on one machine; the machine should be otherwise idle.
 set -eu

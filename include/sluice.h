@@ -11,8 +11,8 @@
  *
  * Status. Every call that can fail returns SLUICE_OK (0) or a negative code below. The text of the
  * last failure is kept with the handle: sluice_model_error, sluice_engine_error (for the engine and
- * its sequences). A call that fails changes nothing, except after SLUICE_ERR_DEVICE; what
- * SLUICE_ERR_CANCELLED leaves is said at sluice_engine_cancel.
+ * its sequences). A call that fails changes nothing, except after SLUICE_ERR_DEVICE; for
+ * SLUICE_ERR_CANCELLED see sluice_engine_cancel.
  *
  * Ownership. Whoever opens a handle closes it; every close takes NULL. A model must outlive its
  * engines and texts. Closing an engine closes its sequences. What is returned as a const pointer is
@@ -97,8 +97,8 @@ void sluice_model_facts(const sluice_model *model, struct sluice_facts *out);
 /* True for tokens that end an answer (EOS, end of turn). */
 bool sluice_token_is_end(const sluice_model *model, int32_t token);
 
-/* The bytes a token stands for in an answer, maybe only a part of a character, maybe 0 bytes among
- * them; not terminated. Of length 0 for control tokens, for those that no text becomes and for ids
+/* The bytes of a token's text in an answer: possibly part of a character, possibly with NUL bytes;
+ * not terminated. Length 0 for control tokens, for tokens that no text is encoded to, and for ids
  * outside the vocabulary. Never NULL; lives as long as the model. */
 const char *sluice_token_text(const sluice_model *model, int32_t token, size_t *length);
 
@@ -107,9 +107,9 @@ enum sluice_encode_flags {
     SLUICE_ENCODE_BOS = 2,     /* adds BOS before and EOS after, where the model wants them */
 };
 
-/* Text (any bytes) to token ids. *n is how many there are, even if that is more than `capacity`:
- * then none are written and SLUICE_ERR_ARGUMENT is returned. `text` may be NULL when length is 0,
- * `tokens` when capacity is 0. */
+/* Text (any bytes) to token ids. *n is their number, even if that exceeds `capacity`: then none are
+ * written and SLUICE_ERR_ARGUMENT is returned. `text` may be NULL when length is 0, `tokens` when
+ * capacity is 0. */
 int sluice_encode(const sluice_model *model, const char *text, size_t length, unsigned flags,
                   int32_t *tokens, size_t capacity, size_t *n);
 
@@ -154,8 +154,8 @@ typedef struct sluice_engine sluice_engine;
 
 /* Begin with sluice_engine_options_default. */
 struct sluice_engine_options {
-    const char *backend; /* "auto", "cpu", "cuda"; NULL: "auto". SLUICE_BACKEND in
-                            the environment says what "auto" is. */
+    const char *backend; /* "auto", "cpu", "cuda", "vulkan"; NULL: "auto", which SLUICE_BACKEND in
+                            the environment may set. */
     int device;          /* number of the device, where the backend has several */
     int threads;         /* of the CPU backend, at most 1024; 0: one per processor */
     bool exact;          /* f32 activations and f32 KV cache */
@@ -172,7 +172,7 @@ struct sluice_engine_options {
         all_outputs; /* most rows of logits in one step, for SLUICE_WANT_ALL_LOGITS; 0: batch */
     uint32_t drafts; /* most drafted tokens in one step, for sluice_seq_draft, 0 to 256: each takes
                       * a recurrent state and a row of logits; 0, the default: none */
-    bool hidden;     /* steps hand out hidden states, for SLUICE_WANT_HIDDEN; on CUDA there are no
+    bool hidden;     /* steps hand out hidden states, for SLUICE_WANT_HIDDEN; on GPUs there are no
                       * bursts then */
     uint64_t snapshot_bytes; /* memory for snapshots of recurrent state, which sluice_seq_resume and
                               * sluice_seq_rewind go on from; unused by plain transformers */
@@ -201,25 +201,25 @@ void sluice_engine_close(sluice_engine *engine); /* takes NULL */
  * Never NULL; valid until the next failure. */
 const char *sluice_engine_error(const sluice_engine *engine);
 
-/* Runs the model once over tokens that wait, of all sequences that have some, as many as fit into
- * `prefill` and `batch`. *rows (may be NULL): how many tokens were processed, drafted ones
- * included; 0: none waited.
+/* Runs the model once over waiting tokens of all sequences, as many as fit into `prefill` and
+ * `batch`. *rows (may be NULL): how many tokens were processed, drafted ones included; 0: none
+ * waited.
  * A sequence that finds no free page of the KV cache is left out and loses nothing (see
  * sluice_seq_is_starved); SLUICE_ERR_MEMORY when no other could run either. SLUICE_ERR_FORMAT:
- * logits are NaN or infinite, as the model's weights are damaged. */
+ * logits are NaN or infinite, which means damaged weights. */
 int sluice_engine_step(sluice_engine *engine, uint32_t *rows);
 
 /* Up to n steps in one submission: each sequence feeds itself the tokens it samples. They are then
  * in sluice_seq_tokens, but for the last, which is in sluice_seq_token. *steps (may be NULL): how
  * many steps were made. That is 1, as in sluice_engine_step, unless the backend can do more and
  * every sequence with waiting tokens has exactly one, wants SLUICE_WANT_TOKEN alone and has room in
- * its context; 0 when no token waited. A sequence that samples a token that ends an answer
- * (sluice_token_is_end) goes no further: that token is in sluice_seq_token. */
+ * its context; 0 when no token waited. A sequence that samples an end token (sluice_token_is_end)
+ * stops there: that token is in sluice_seq_token. */
 int sluice_engine_burst(sluice_engine *engine, uint32_t n, uint32_t *steps);
 
 /* Makes the running step, burst or sluice_seq_next return SLUICE_ERR_CANCELLED, or the next one
  * when none is running. May be called from any thread and from a signal handler; takes NULL. The
- * CPU backend stops in the middle of a step, within about 50 ms; CUDA finishes its step or burst,
+ * CPU backend stops in the middle of a step, within about 50 ms; GPUs finish their step or burst,
  * and the next call reports it. The call that reports a cancellation clears it.
  *
  * All tokens fed are still there afterwards, also one that sluice_seq_next had fed. Those of the
@@ -241,7 +241,7 @@ struct sluice_memory {
 };
 void sluice_engine_memory(const sluice_engine *engine, struct sluice_memory *out);
 
-/* What no open sequence holds is forgotten, in host memory and in the files of cache_dir too. */
+/* Drops all cached state that no open sequence uses, in host memory and cache_dir too. */
 int sluice_engine_forget(sluice_engine *engine);
 
 /* Pages of the KV cache. */
@@ -259,7 +259,7 @@ struct sluice_kept {
 };
 void sluice_engine_kept(sluice_engine *engine, struct sluice_kept *out);
 
-/* What the calls that moved KV pages and snapshots from one place to another took. */
+/* KV pages and snapshots moved from one tier to another, and the time it took. */
 struct sluice_moved {
     uint64_t bytes;
     double seconds;
@@ -303,36 +303,36 @@ typedef struct sluice_seq sluice_seq;
 /* An empty sequence. SLUICE_ERR_ARGUMENT when the engine's `sequences` are all open. *out is NULL
  * on failure. */
 int sluice_seq_open(sluice_seq **out, sluice_engine *engine);
-/* What it read stays known, as long as there is room, for sluice_seq_resume. Takes NULL. */
+/* What it processed stays cached for sluice_seq_resume, as long as there is room. Takes NULL. */
 void sluice_seq_close(sluice_seq *seq);
 
 /* Appends tokens; they wait for the next steps. All or none: SLUICE_ERR_ARGUMENT for a token
  * outside the vocabulary and for more than the context holds. `tokens` may be NULL when n is 0. */
 int sluice_seq_feed(sluice_seq *seq, const int32_t *tokens, size_t n);
 
-/* How much of a sequence was known already. */
+/* How much of a sequence was cached. */
 struct sluice_reuse {
-    uint32_t tokens;             /* that need not be read; as a sum: */
+    uint32_t tokens;             /* that need no processing; the sum of: */
     uint32_t device, host, disk; /* by where they were */
     uint32_t matched; /* the longest beginning that any conversation had in common with it */
     char why[96];     /* why not all but the last: "no snapshot between 512 and 811" */
 };
-/* As sluice_seq_feed; then takes over what is known of the sequence's beginning from all
- * conversations of the engine, open and closed: all of it but the last token, so that one can be
- * sampled after it. The bits are those that reading it all would give. Models with recurrent state
- * go on from snapshots: see snapshot_every and sluice_seq_mark. `reuse` may be NULL. */
+/* As sluice_seq_feed; then reuses what is cached of the sequence's beginning from all conversations
+ * of the engine, open and closed: at most all but the last token, so that one can be sampled after
+ * it. The bits are those of processing it all. Models with recurrent state continue from snapshots:
+ * see snapshot_every and sluice_seq_mark. `reuse` may be NULL. */
 int sluice_seq_resume(sluice_seq *seq, const int32_t *tokens, size_t n, struct sluice_reuse *reuse);
 
-/* Begins to read what sluice_seq_resume would take over of n such tokens from the files of
- * cache_dir, beside the steps. *is_ready: no read of it is in flight, and resuming waits for
- * no file; until then it can be asked again, with the same tokens. Who resumes at once
- * loses nothing but the time that steps of other sequences wait for it. */
+/* Starts to read what sluice_seq_resume would reuse of these n tokens from the files of cache_dir,
+ * while steps run. *is_ready: no such read is in flight, and resuming will not wait for a file;
+ * until then call again with the same tokens. Resuming before that is allowed, but steps of other
+ * sequences then wait for the files. */
 int sluice_engine_fetch(sluice_engine *engine, const int32_t *tokens, size_t n, bool *is_ready);
 
-/* A snapshot is to be kept after the first n tokens: a place that later conversations will share
- * (the end of a system prompt, of a turn, of the prompt). n is at most the tokens fed and at least
- * those processed; SLUICE_ERR_ARGUMENT also for more than 16 that are still to come. Models without
- * recurrent state need none and ignore it. */
+/* Requests a snapshot after the first n tokens: a place that later conversations will share (the
+ * end of a system prompt, of a turn, of the prompt). n is at most the tokens fed and at least those
+ * processed; SLUICE_ERR_ARGUMENT also for more than 16 pending ones. Models without recurrent state
+ * need none and ignore it. */
 int sluice_seq_mark(sluice_seq *seq, uint32_t n);
 
 /* Marks, of the tokens fed that are not processed yet, the ends of turns that later conversations
@@ -344,8 +344,8 @@ int sluice_seq_mark_turns(sluice_seq *seq);
 void sluice_seq_tokens(const sluice_seq *seq, const int32_t **tokens, uint32_t *n,
                        uint32_t *waiting);
 
-/* True when tokens of it waited in the last step and no page of the KV cache was free for them. It
- * goes on by itself when there is one: other sequences must be closed or rewound. */
+/* True when its tokens waited in the last step and no page of the KV cache was free for them. It
+ * continues when there is one: other sequences must be closed or rewound. */
 bool sluice_seq_is_starved(const sluice_seq *seq);
 
 /* Guesses which tokens come after those fed, the last of which must still wait. The step that

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # check_layers.sh - includes point downwards only.
 #
-# Each room under src/ lists the rooms it may include; sluice.h and its own room are open to all.
+# Each module (folder) of src/ lists the modules it may include; sluice.h and its own headers are open to all.
 set -u
 cd "$(dirname "$0")/.."
 declare -A may=(
@@ -19,18 +19,18 @@ declare -A may=(
 )
 bad=0
 while IFS=: read -r file line include; do
-    room=${file#src/}
-    room=${room%%/*}
+    module=${file#src/}
+    module=${module%%/*}
     target=$(sed -E 's/^[[:space:]]*#[[:space:]]*include[[:space:]]*"([^"]*)".*/\1/' <<<"$include")
     case $target in
         sluice.h | version.h) continue ;;
     esac
     to=${target%%/*}
-    if [ -z "${may[$room]+known}" ]; then
-        echo "$file:$line: room $room is unknown, expected one of ${!may[*]}"
+    if [ -z "${may[$module]+known}" ]; then
+        echo "$file:$line: module $module is unknown, expected one of ${!may[*]}"
         bad=1
-    elif [ "$to" != "$room" ] && [[ " ${may[$room]} " != *" $to "* ]]; then
-        echo "$file:$line: $room includes $target, expected one of: sluice.h $room ${may[$room]}"
+    elif [ "$to" != "$module" ] && [[ " ${may[$module]} " != *" $to "* ]]; then
+        echo "$file:$line: $module includes $target, expected one of: sluice.h $module ${may[$module]}"
         bad=1
     fi
 done < <(grep -rnE '^[[:space:]]*#[[:space:]]*include[[:space:]]*"' src --include='*.[ch]' --include='*.cu' --include='*.cuh' --include='*.def')

@@ -89,11 +89,11 @@ struct backend_observer {
 
 struct backend_kind {
     const char *name;       /* "cpu" */
-    uint32_t numerics;      /* another one whenever the bits of any result are others: what an
-                             * earlier version kept is not taken for this one's */
+    uint32_t numerics;      /* changes whenever the bits of any result do: what an earlier version
+                             * saved is then not used */
     bool uses_host_weights; /* where the host mapped them: they count once */
     uint32_t max_rows;      /* of a step; 0: any. Where there is a limit, every doubling up to it
-                             * gets a recording, since narrow steps wait for latency, not for
+                             * gets a recording, since narrow steps are bound by latency, not by
                              * arithmetic; and a prompt's steps are as wide as they can be, however
                              * often snapshots are wanted. */
     uint32_t prefill;       /* rows of a prompt's step that are best, where there is memory */
@@ -143,8 +143,8 @@ struct backend_kind {
 
     /* Bytes of STATE to the host beside steps, by one other thread: nothing writes them meanwhile.
      * They are as they were when the backend's own thread called `fence` with the same number,
-     * below BACKEND_FENCES. Both NULL: what was asked for is done when a call returns, and another
-     * thread may peek. */
+     * below BACKEND_FENCES. Both NULL: transfers are done when a call returns, and another thread
+     * may peek. */
     int (*fence)(struct backend *b, uint32_t number, struct err *err);
     int (*move_beside)(struct backend *b, uint32_t fence, const struct backend_move *list,
                        uint32_t n, struct err *err);
@@ -181,15 +181,15 @@ struct backend_kind {
      * NULL: it has none. */
     int (*peak)(struct backend *b, double *flops_per_second, struct err *err);
 
-    /* Who hears of the products of steps from now on; NULL: nobody. Between steps. NULL: a backend
+    /* Sets the observer of the products of later steps, between steps; NULL: none. NULL: a backend
      * that cannot be observed. */
     void (*observe)(struct backend *b, const struct backend_observer *observer);
 
     /* One line about device i, false after the last. */
     bool (*device_line)(int i, char *out, size_t size);
 
-    /* Whether "auto" may take it: drivers may do with the processor what another backend does
-     * better. NULL: where it has a device. */
+    /* Whether "auto" may choose it: some drivers run on the CPU, which the CPU backend does better.
+     * NULL: whenever it has a device. */
     bool (*is_worth_taking)(void);
 };
 

@@ -2,7 +2,7 @@
  *
  * (1) Bytes go to a temporary file of a random name in the target's folder; commit syncs and
  *     renames. Abort, or a failed write, leaves whatever was there under the name before. Two
- *     writers of one path don't meet: each file is whole, the later one stays.
+ *     writers of one path don't mix: each file is whole, the later one stays.
  * (2) Symlinks are followed: the file they lead to is replaced, the links stay. An existing file's
  *     permissions are kept.
  * (3) What is no regular file (a FIFO, a device) is written straight, and so is a descriptor of our

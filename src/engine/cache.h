@@ -1,12 +1,13 @@
-/* cache.h - the prefix cache: what is known of the beginnings of conversations, live ones included.
+/* cache.h - the prefix cache: state computed for the beginnings of conversations, live ones
+ * included.
  *
  * A tree over the tokens of all conversations. A block is PAGE tokens after those of its parent,
- * and the page with their keys and values. A snapshot is a position that a sequence can go on from:
- * the block before it, a tail of fewer than PAGE tokens with the page they are in, and, for models
- * with recurrent state, a cell: the memory of one such state. Models without need no snapshots to
- * go on from anywhere; theirs are the tails of sequences that were closed.
+ * and the page with their keys and values. A snapshot is a position that a sequence can continue
+ * from: the block before it, a tail of fewer than PAGE tokens with the page they are in, and, for
+ * models with recurrent state, a cell: the memory of one such state. Models without it can continue
+ * from anywhere; their snapshots are the tails of closed sequences.
  *
- * What has to leave the device goes to host memory, where there is such a tier, and from there to
+ * What is evicted from the device goes to host memory, if there is such a tier, and from there to
  * disk. The tree is the only index of all three. */
 #ifndef ENGINE_CACHE_H
 #define ENGINE_CACHE_H
@@ -23,7 +24,7 @@ enum tier { TIER_DEVICE, TIER_HOST, TIER_DISK, TIERS };
 enum { NO_OBJECT = UINT32_MAX };
 _Static_assert((uint32_t)HOST_NONE == NO_OBJECT && (uint32_t)DISK_NONE == NO_OBJECT, "no object");
 
-/* Why an entry may have to go: its page is wanted, or its cell, or its room in a lower tier. */
+/* Why an entry may be evicted: its page is needed, or its cell, or its space in a lower tier. */
 enum cache_heap { HEAP_PAGES, HEAP_CELLS, HEAP_HOST, HEAP_DISK, CACHE_HEAPS };
 
 struct entry {
@@ -70,7 +71,7 @@ struct cache_lower {
     void *user;
 };
 
-/* Seconds to read a token again, and to copy a byte out and back, as measured. 0: not known, and
+/* Measured seconds to recompute a token, and to copy a byte out and back. 0: not known; then
  * everything that leaves the device is copied. */
 struct cache_rates {
     double token_seconds, byte_seconds;
@@ -135,7 +136,7 @@ bool cache_snapshot(struct cache *c, uint32_t block, const int32_t *tokens, uint
 /* Whether there is such a snapshot on the device. */
 bool cache_has_snapshot(const struct cache *c, uint32_t block, const int32_t *tokens, uint32_t n);
 
-/* A cell for a snapshot; the least useful snapshot may have to go for it. NO_CELL: there are none.
+/* A cell for a snapshot; the least useful snapshot may be evicted for it. NO_CELL: there are none.
  */
 uint32_t cache_take_cell(struct cache *c);
 void cache_return_cell(struct cache *c, uint32_t cell);
@@ -156,7 +157,7 @@ uint32_t cache_snapshot_before(const struct cache *c, uint32_t block, const int3
 /* The block on the way to `block` that ends at or before a position. */
 uint32_t cache_block_before(const struct cache *c, uint32_t block, uint32_t position);
 
-/* An entry, and the blocks before it, were of use. */
+/* An entry and the blocks before it were used. */
 void cache_use(struct cache *c, uint32_t e);
 
 static inline bool cache_is_in(const struct cache *c, uint32_t e, enum tier tier) {
@@ -180,9 +181,8 @@ void cache_restore_page(struct cache *c, uint32_t e, uint32_t page);
 /* An entry and the blocks before it are to go to disk as well, where there is one: as far as there
  * is room for the copies, and the rest with the calls of cache_copy_ahead. */
 void cache_write_through(struct cache *c, uint32_t e);
-/* Begins to copy to the tiers below, beside the steps, what is to be written through and what will
- * have to leave the device next: then it can go without anybody waiting. To be called once a step.
- */
+/* Starts to copy to the tiers below, while steps run, what is to be written through and what will
+ * be evicted from the device next, so that no step waits for it then. To be called once a step. */
 void cache_copy_ahead(struct cache *c);
 /* Waits until all that is to be written through is being written, as far as there is room for it.
  */

@@ -3,13 +3,13 @@
  *
  *   FOLDER/IDENTITY/POSITION-HASH.block and .snapshot, as in disk_file.h
  *
- * A store and nothing more, as the host tier is. IDENTITY stands for all that a state's bits depend
- * on (weights, types, backend ...); files of one identity are never seen by another.
+ * Only a store, like the host tier. IDENTITY is a hash of all that a state's bits depend on
+ * (weights, types, backend ...); files of one identity are never seen by another.
  *
  * (1) A file appears whole or not at all: written under a temporary name, synced, renamed. It never
  *     changes after that.
- * (2) Any file may vanish, be cut or be damaged at any time, by any process: that is a miss, and
- *     never an error of the conversation that asked. The checksum is verified by every get.
+ * (2) Any file may vanish, be truncated or be damaged at any time, by any process: that is a miss,
+ *     never an error. The checksum is verified by every get.
  * (3) The folder with all its identities holds at most max_bytes, and an eighth more for every
  *     other process that writes to it just now. Files of others, of earlier runs and of other
  *     identities are removed when they were unused for longer than any of our own.

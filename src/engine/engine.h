@@ -1,10 +1,10 @@
 /* engine.h - the structs of the handles of sluice.h, and what the files of this folder share.
  *
- * engine.c opens: options to plans, plans to a backend, all of it checked against the memory there
- * is. batch.c runs a step. state.c owns the memory of sequences, pages.c and cache.c know who has
- * which part of it; tiers.c opens what is below the device. save.c writes and reads them as
- * files, sampler.c knows how tokens are picked, text.c turns them into text, api.c is the public
- * face of it all. */
+ * engine.c opens: options to plans, plans to a backend, all of it checked against the available
+ * memory. batch.c runs a step. state.c owns the memory of sequences, pages.c and cache.c track who
+ * uses which part of it; tiers.c opens the tiers below the device. save.c writes and reads
+ * sequences as files, sampler.c fills in how tokens are picked, text.c turns them into text, api.c
+ * is the public interface. */
 #ifndef ENGINE_ENGINE_H
 #define ENGINE_ENGINE_H
 
@@ -42,8 +42,8 @@ struct setup {
     uint32_t n_taps; /* of a plan; its last one is the hidden state */
 };
 
-/* A handle. Closed ones are used again as late as possible, so that a caller who goes on with one
- * is told so. */
+/* A handle. Closed ones are reused as late as possible, so that using one after close is detected.
+ */
 struct sluice_seq {
     struct sluice_engine *engine;
     bool is_open;
@@ -84,7 +84,7 @@ struct sluice_engine {
     uint32_t n_plans;
     struct backend_memory predicted;
     bool is_loaded;
-    atomic_bool cancel; /* wanted; taken back by the call that reports it */
+    atomic_bool cancel; /* wanted; cleared by the call that reports it */
     struct state state;
     struct host_tier host; /* the tiers below the device; a zero one and NULL: there are none */
     struct disk_tier *disk;
@@ -101,7 +101,7 @@ struct sluice_engine {
     struct part *parts; /* (n_seqs) */
     uint32_t n_parts, last_plan;
     uint32_t n_starved;
-    uint32_t first_slot; /* who is asked first: it goes round */
+    uint32_t first_slot; /* whose turn it is to be first; round robin */
     uint64_t n_steps, n_rows, n_drafted, n_kept;
     uint64_t n_resumed, n_hits, n_reused; /* see struct sluice_counters */
 };
@@ -144,10 +144,10 @@ static inline uint32_t *engine_keeps(const struct sluice_engine *e, uint32_t slo
 /* How large the tiers below the device are, for objects of these sizes. */
 int tiers_plan(struct setup *s, const struct sluice_engine_options *options,
                const struct state_layout *layout, struct err *err);
-/* The model is loaded. What an earlier run left in the folder is known after it. */
+/* The model is loaded. Also finds what an earlier run left in the folder. */
 int tiers_open(struct sluice_engine *e, const struct sluice_engine_options *options,
                struct err *err);
-/* What is known goes to the folder, where there is one. Takes engines that have no tiers. */
+/* Writes what is cached to the folder, if there is one. Takes engines that have no tiers. */
 void tiers_close(struct sluice_engine *e);
 
 /* ---- fit.c ------------------------------------------------------------------------------------
@@ -171,7 +171,7 @@ int batch_begin(struct sluice_engine *e, uint32_t *rows, struct err *err);
 int batch_end(struct sluice_engine *e, struct err *err);
 /* Up to n steps as one submission: *steps says how many it was; 0: nothing waits. */
 int batch_burst(struct sluice_engine *e, uint32_t n, uint32_t *steps, struct err *err);
-/* SLUICE_ERR_CANCELLED when the caller wanted to stop, which is then done. */
+/* SLUICE_ERR_CANCELLED when cancellation was requested, which is cleared. */
 int batch_check_cancel(struct sluice_engine *e, struct err *err);
 /* Tap `number` of the last output row of the last step. */
 const float *batch_tap(const struct sluice_engine *e, const struct sluice_seq *seq,

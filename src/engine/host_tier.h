@@ -1,8 +1,8 @@
-/* host_tier.h - host memory for what has left the device: KV pages and snapshots as plain bytes.
+/* host_tier.h - host memory for what was evicted from the device: KV pages and snapshots as plain
+ * bytes.
  *
- * A store and nothing more: what an object means, and which one goes when there is no room, is for
- * the cache to know. The memory is reserved at open and touched as it is used; nothing is allocated
- * after that.
+ * Only a store: the cache knows what an object means and which one to evict. The memory is reserved
+ * at open and touched as it is used; nothing is allocated after that.
  *
  * Threads: one thread puts, gets and frees. Another may unpin what that thread has pinned for it,
  * and get it until then. A thread of the tier fills what is put with host_tier_put_later, any other
@@ -96,8 +96,8 @@ int host_tier_put_later(struct host_tier *h, uint64_t n, struct host_source from
 /* A new object that another thread is to fill, which has it pinned. SLUICE_ERR_MEMORY when it finds
  * no room. */
 int host_tier_reserve(struct host_tier *h, uint64_t n, uint32_t *object, struct err *err);
-/* By that thread, each once: begins to fill it (false: nobody wants it any more, or it was filled
- * otherwise, and it is no longer pinned), writes to it, and has done so or has failed. */
+/* By that thread, each once: begins to fill it (false: it is no longer needed or was filled
+ * otherwise, and is no longer pinned), writes to it, and has done so or has failed. */
 bool host_tier_begin(struct host_tier *h, uint32_t object);
 void host_tier_write(const struct host_tier *h, uint32_t object, uint64_t at, uint64_t n,
                      const void *from);

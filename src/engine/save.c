@@ -3,7 +3,7 @@
  *   header | tokens (i32) | recurrent states, then attention pages | XXH3 of it all (u64)
  *
  * Little-endian, as everything here. The fingerprint is that of the model's tensors, a sample of
- * their values counted in, so that a sequence meets no other model than its own. A file is checked
+ * their values included, so that a sequence is only loaded into its own model. A file is checked
  * whole before anything changes. */
 #include <stdlib.h>
 #include <string.h>

@@ -110,16 +110,16 @@ void state_plan_snapshots(struct state *st, uint32_t slot, uint32_t rows);
 uint32_t state_plan_drafts(struct state *st, uint32_t slot, uint32_t n);
 /* Whether such a step begins with the copy of a page that others read. */
 bool state_must_copy(const struct state *st, uint32_t slot);
-/* A cell that nobody's state is in, for a step to store to what is of no use; NO_CELL: there is
- * none. To be returned before anything else is done. */
+/* A free cell, for a step to store unneeded state to; NO_CELL: there is none. To be returned before
+ * anything else is done. */
 uint32_t state_borrow_cell(struct state *st);
 void state_return_cell(struct state *st, uint32_t cell);
 /* A step added so many rows, and the snapshots that were planned; of the drafted rows after these
  * the first `kept` were right. */
 int state_advance(struct state *st, uint32_t slot, uint32_t rows, uint32_t kept, struct err *err);
 
-/* A step with this slot was cut off: the slot is as before it, but that more of its tokens may
- * wait. */
+/* A step with this slot was interrupted: the slot is as before it, except that more of its tokens
+ * may wait. */
 int state_undo(struct state *st, uint32_t slot, struct err *err);
 
 int state_fork(struct state *st, uint32_t from, uint32_t *to, struct err *err);
@@ -148,17 +148,17 @@ int state_each_stretch(const struct state *st, uint32_t slot, stretch_fn *fn, vo
                        struct err *err);
 uint64_t state_stretch_bytes(const struct state *st, uint32_t length);
 
-/* Begins to bring what state_resume would read of n > 0 such tokens from disk to host memory,
- * beside the steps. Returns whether any read of it is in flight. */
+/* Starts to copy what state_resume would reuse of n > 0 such tokens from disk to host memory while
+ * steps run. Returns whether any such read is in flight. */
 bool state_fetch(struct state *st, const int32_t *tokens, uint32_t n);
 
 /* The tiers below the device, disk and fetch may be NULL; and what of the device goes to them at
  * the end. */
 int state_attach(struct state *st, struct host_tier *host, struct disk_tier *disk,
                  struct disk_fetch *fetch, struct err *err);
-/* Once a step, best while it runs: what will have to leave the device goes to host memory. */
+/* Once a step, best while it runs: copies what is to be evicted next to host memory. */
 void state_copy_ahead(struct state *st);
-/* A step of so many rows took so long: what is read again sooner than it is copied out and back is
+/* A step of so many rows took so long: state that is recomputed faster than copied out and back is
  * not copied. */
 void state_note_step(struct state *st, uint32_t rows, double seconds);
 void state_detach(struct state *st);

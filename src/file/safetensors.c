@@ -103,7 +103,7 @@ static int read_span(const struct shard *shard, const struct tensor *t, const js
                        STR_ARG(t->name));
     if (span->begin > span->end || span->end > shard->buffer_bytes)
         return err_set(err, SLUICE_ERR_FORMAT,
-                       "tensor %.*s: lies from %" PRIu64 " to %" PRIu64
+                       "tensor %.*s: data from %" PRIu64 " to %" PRIu64
                        ", expected a range inside the %" PRIu64 " bytes of data",
                        STR_ARG(t->name), span->begin, span->end, shard->buffer_bytes);
     if (span->end - span->begin != t->bytes)

@@ -1,8 +1,8 @@
 /* masks.c - the walk of the trie, and what is kept of it.
  *
  * A state is a set of threads that nothing follows, sorted, and whether its rule may end here. Its
- * row of `next` is filled in as bytes are met. A part (masks.h) begins a chain at a state and goes
- * on below it by nodes.
+ * row of `next` is filled in as bytes occur. A part (masks.h) begins a chain at a state and goes on
+ * below it by nodes.
  *
  * (1) State 0 stands for "not known yet" in `next`, state 1 for no threads and no end.
  * (2) Parts and states only grow, until all of it is emptied at once.
@@ -27,7 +27,7 @@ enum {
     N_UNIONS = 1024,
     N_SIZES = 5, /* parts that lead to a node, by how many exits they have: 16, 256, 4096 ... */
     VISITS_A_STEP = 2, /* nodes of the trie that cost what a step of settling does */
-    STATE_STEPS = 12,  /* what a byte costs that was not met in a state, besides its threads */
+    STATE_STEPS = 12,  /* cost of a byte that is new in a state, besides its threads */
     UNKNOWN = 0,
     DEAD = 1,
 };

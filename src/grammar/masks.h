@@ -9,8 +9,8 @@
  * first: so a mask has no more parts than a few for each edge, and what few exits add to many is
  * walked alone.
  *
- * Walks run on sets of threads that nothing follows, made into states of a deterministic
- * automaton as they are met, so that a node of the trie costs a lookup.
+ * Walks run on sets of threads that nothing follows, made into states of a deterministic automaton
+ * as they occur, so that a node of the trie costs a lookup.
  *
  * Two things make the first walk of a state cheap. Bytes that no instruction tells apart are one
  * class, and what one of them leads to is known for all. And texts of plain characters (texts.h)

@@ -27,7 +27,7 @@ struct fresh_edge {
     uint32_t previous;
 };
 
-/* What was met in this round: a place with a node (pc, node, NONE, 0), the fresh node of a rule or
+/* What was seen in this round: a place with a node (pc, node, NONE, 0), the fresh node of a rule or
  * a loop (pc of it, is_loop, NONE, 1), or a loop's edge (pc, below, fresh node, rounds). */
 struct seen {
     uint32_t key[4];

@@ -31,7 +31,7 @@ struct operand operand_at(enum region region, enum dtype type, uint64_t offset,
 /* (R, width) f32 in SCRATCH, without a place yet. */
 struct operand plan_scratch(struct plan *plan, uint64_t width);
 struct operand plan_scratch_of(struct plan *plan, enum dtype type, const uint32_t dims[4]);
-/* The next piece of STATE, aligned to 256 bytes. Asked for in the same order it is the same. */
+/* The next piece of STATE, aligned to 256 bytes. The same order of calls gives the same offsets. */
 struct operand plan_state(struct plan *plan, enum dtype type, const uint32_t dims[4]);
 /* The page table as the next piece of STATE, once, before the first ATTEND: plan->pages. */
 void plan_page_table(struct plan *plan, uint32_t pages_per_seq, uint32_t n_slots);

@@ -193,7 +193,7 @@ static double matrix_size(const struct operand *o) {
     return o->n_dims ? (double)o->dims[0] * o->dims[1] : 0;
 }
 
-/* Of a row, 2 for a weight that it meets. */
+/* Flops of a row: 2 for each weight it is multiplied with. */
 static double experts_flops(const struct op *op) {
     if (op->kind == OP_EXPERTS_IN) {
         const struct op_experts_in *e = &op->experts_in;

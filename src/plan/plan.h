@@ -1,10 +1,10 @@
-/* plan.h - the narrow waist: what one step of a model does, as plain data.
+/* plan.h - the interface between models and backends: what one step does, as plain data.
  *
  * Models write plans and never see a device; backends read plans and never see a model. A plan is
  * an array of ops over operands in four regions whose addresses never change. It depends on the
  * model, the row bucket and the options alone: per-step values are in IO.
  *
- * Letters, fixed here for all rooms:
+ * Dimension letters, the same in all modules:
  *   R rows of a step      O rows that go through the head
  *   D hidden width        F width between gate/up and down      V vocabulary rows
  *   K values of a weight row (the sum runs over them)           N weight rows (results)
@@ -61,7 +61,7 @@ struct segment {
     struct operand weight; /* (N, K) any type */
     struct operand bias;   /* (N) f32, or none */
     uint32_t column;       /* where in the output row its N results begin; SwiGLU: 0 */
-    uint32_t f32_act;      /* 1: must meet f32 activations in every mode */
+    uint32_t f32_act;      /* 1: multiplied with f32 activations in every mode */
 };
 
 /* out = epilogue(weights * prologue(in)), row by row. */
@@ -155,8 +155,8 @@ struct op_tap {
 /* Picks a token for each output that wants one, and hands the logits on that are wanted. */
 struct op_pick {
     struct operand logits; /* (O, V) f32 */
-    struct operand wanted; /* (O, V) f32 in IO: the logits of rows that ask for them */
-    struct operand counts; /* (S, V) u16: how often each token stands in the sequence; or none */
+    struct operand wanted; /* (O, V) f32 in IO: the logits of rows that want them */
+    struct operand counts; /* (S, V) u16: how often each token occurs in the sequence; or none */
     struct operand room;   /* (O, V) f32: logits to change */
     struct operand order;  /* (O, V) u64: room to sort in */
 };
@@ -173,14 +173,14 @@ struct op {
 };
 
 /* How many int8 activations of a row share a scale in PROJECT, EXPERTS_IN and EXPERTS_OUT: 128
- * where one of the matrices that meet int8 activations is Q4_K, Q5_K or Q6_K, or all of them are
- * Q8_0, and the rows of all are whole groups; 32 elsewhere, and in all other ops. Matrices of F32,
- * F16 and BF16 and segments with f32_act meet f32 and do not count. Numbers depend on it: it is the
- * same on every backend.
+ * where one of the matrices multiplied with int8 activations is Q4_K, Q5_K or Q6_K, or all of them
+ * are Q8_0, and the rows of all are whole groups; 32 elsewhere, and in all other ops. Matrices of
+ * F32, F16 and BF16 and segments with f32_act use f32 activations and do not count. Results depend
+ * on it, so it is the same on every backend.
  *
- * Integer products of four blocks of 32 can then be added as integers, which spares a GPU most of
- * its float instructions (of Q8_0, which has a scale for every 32, four of ten). Q4_1 loses too
- * much by it (docs/results.md): where no K-quant asks for it, other types keep 32. */
+ * Integer products of four blocks of 32 can then be added as integers, which saves a GPU most of
+ * its float instructions (for Q8_0, which has a scale for every 32, four of ten). Q4_1 loses too
+ * much accuracy by it (docs/results.md): without a K-quant in the op other types keep 32. */
 uint32_t op_act_group(const struct op *op);
 
 /* Offsets of the parts of IO. */

@@ -1,13 +1,13 @@
-/* lookup.h - drafts by prompt lookup: what followed the newest tokens when they stood in the text
- * before will probably follow them again.
+/* lookup.h - drafts by prompt lookup: what followed the newest tokens where they occurred before
+ * will probably follow them again.
  *
  * A lookup is an index over one text, prompt and answer. A draft is what came after the longest and
  * newest earlier place whose tokens are the text's last three or more. How many tokens of it are
- * worth a row each is told by a pace: how often guesses in this text were right, and what steps of
- * so many rows take, both measured as it goes. Guesses that were not drafted are compared with what
+ * worth a row each is decided by a pace: how often guesses in this text were right, and how long
+ * steps of so many rows take, both measured. Guesses that were not drafted are compared with what
  * comes, too: so drafting stops where it does not pay, and begins again where it would.
  *
- * Nothing is allocated: the caller brings a lookup's memory along. */
+ * Nothing is allocated: the caller provides a lookup's memory. */
 #ifndef SERVE_LOOKUP_H
 #define SERVE_LOOKUP_H
 

@@ -1,25 +1,25 @@
 /* scheduler.h - many requests on one engine: requests in, tokens out through callbacks.
  *
- * A request is a prompt and what is to be made of it: one answer or several. Every answer is a
- * sequence of the engine while it runs; what it has so far (prompt and new tokens) is kept here
- * too, so that its sequence can be closed at any time and opened again later without a loss.
+ * A request is a prompt and one answer or several. Every answer is a sequence of the engine while
+ * it runs; its tokens so far (prompt and new ones) are kept here too, so that its sequence can be
+ * closed at any time and opened again later without loss.
  *
  * sched_step does one step or burst of the engine for all of them. Answers start in order of
  * arrival, when a sequence and pages of the KV cache for their prompt are free. When pages run out
- * the youngest is set back: its sequence is closed and it waits again, in its old place. None is
- * lost and none starves: docs/design.md says why.
+ * the youngest is set back (preempted): its sequence is closed and it waits again, in its old
+ * place. None is lost and none starves: docs/design.md says why.
  *
  * Where a text repeats itself its next tokens are drafted (lookup.h), and several come out of one
  * step; they are the same as without.
  *
- * Nothing is read twice: an answer takes over what the engine knows of its tokens, and one whose
- * beginning an older one is just reading waits for that one.
+ * No token is processed twice: an answer reuses what the engine has cached of its tokens, and one
+ * whose beginning an older one is just processing waits for that one.
  *
- * The tokens of an answer depend on its prompt, sampling and seed alone, not on what runs beside
- * it, nor on whether it was set back.
+ * The tokens of an answer depend on its prompt, sampling and seed alone, not on what runs at the
+ * same time, nor on whether it was set back.
  *
  * Threads. A scheduler, its engine and all sequences of that are used by one thread at a time, but
- * for sluice_engine_cancel: a step that it cuts off is done again by the next sched_step. Nobody
+ * for sluice_engine_cancel: a step that it interrupts is repeated by the next sched_step. Nothing
  * else may open sequences in the engine.
  *
  * Memory. A request's own (its tokens) is allocated by sched_submit and freed when its last answer
@@ -151,7 +151,7 @@ void sched_close(struct sched *s);
  *   SLUICE_ERR_ARGUMENT   a value makes no sense, or the prompt could never fit
  *   SLUICE_ERR_MEMORY     the queue is full, or memory ran out: later it may be accepted
  *   SLUICE_ERR_DEVICE     the engine failed for good
- * Sampling parameters are looked at when an answer starts: one that they fail ends with
+ * Sampling parameters are checked when an answer starts: with invalid ones it ends with
  * SLUICE_ERR_ARGUMENT. */
 int sched_submit(struct sched *s, const struct sched_request *request, uint64_t *id,
                  struct err *err);

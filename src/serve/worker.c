@@ -711,7 +711,7 @@ static int admit(struct worker *w, const struct job *job, struct err *err) {
     if (status)
         return status;
     if (job->answers > s->most_answers)
-        return err_set(err, SLUICE_ERR_ARGUMENT, "%u answers are asked for, expected at most %u",
+        return err_set(err, SLUICE_ERR_ARGUMENT, "%u answers requested, expected at most %u",
                        job->answers, s->most_answers);
     if (s->n_answers + job->n_slots > s->most_answers)
         return err_set(err, SLUICE_ERR_MEMORY, "%u answers run or wait, and there is room for %u",

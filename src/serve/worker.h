@@ -2,8 +2,8 @@
  *
  * A job is what one client asked for: prompts, and answers to each. Any thread submits and cancels
  * jobs; nothing but the worker's thread touches the engine. It hands tokens out by appending them
- * to the job's list and calling its `wake`, after every step that brought the job something: so the
- * engine waits for nobody. It sleeps while there is no job.
+ * to the job's list and calling its `wake`, after every step that produced any for the job, so the
+ * engine never waits for a client. It sleeps while there is no job.
  *
  * (1) A job that was accepted is woken until `is_over`, and `release` is called once after that.
  * (2) A cancelled job gets no more tokens from the next step on; its answers end as cancelled. */
@@ -49,13 +49,13 @@ struct job_end {
     char error[200];
 };
 
-/* Tokens that a model may spend on thinking; then the tokens `close` are put in its mouth. */
+/* Tokens that a model may spend on thinking; then the tokens `closing` are inserted. */
 struct job_thinking {
     int64_t budget;         /* below 0: no limit */
     bool is_open;           /* the prompt ends inside of it */
     bool may_open;          /* an answer may begin with it */
     int32_t open, close;    /* the tokens that begin and end it; -1: the model has none */
-    const int32_t *closing; /* what to put in: `close` and what follows it */
+    const int32_t *closing; /* what to insert: `close` and what follows it */
     size_t n_closing;
 };
 

@@ -38,7 +38,7 @@ void bpe_free(struct bpe *bpe);
 struct bpe_cached;
 struct bpe_scratch {
     struct merger merger;
-    struct bpe_cached *cache; /* words met before and their ids; NULL: not worth it */
+    struct bpe_cached *cache; /* words seen before and their ids; NULL: not worth it */
     size_t cache_mask;
 };
 

@@ -1,4 +1,4 @@
-/* unicode.h - what the text room knows of characters: their classes, clean UTF-8, and NFC. */
+/* unicode.h - characters for the text module: their classes, clean UTF-8, and NFC. */
 #ifndef TEXT_UNICODE_H
 #define TEXT_UNICODE_H
 

@@ -1,4 +1,4 @@
-/* walk.c - what tests/test_schemas.py asks of the grammar room, a line of JSON in and one out.
+/* walk.c - what tests/test_schemas.py asks of the grammar module, a line of JSON in and one out.
  *
  *   {"schema": ..., "seed": 1, "walks": 3, "tries": ["text", ...]}
  *   {"error": "..."}, or {"ms": 0.4, "walks": ["text", ...], "tries": [true, ...]}

@@ -10,7 +10,7 @@
 #include <stdint.h>
 
 /* Memory of the backend. A region may be several VkBuffers, where the device limits their size; an
- * operand lies in one of them. */
+ * operand is in one of them. */
 enum vulkan_memory {
     VULKAN_WEIGHTS,
     VULKAN_STATE,

@@ -1,8 +1,8 @@
 /* load.c - weights onto the device: where each goes, and the upload.
  *
- * They lie as in the file, but for Q6_K that is not imported (vulkan_weight_type). On memory that
- * the host shares, the mapping of the file itself is imported where the driver allows; what cannot
- * be is uploaded once, through a staging buffer. */
+ * They are stored as in the file, except Q6_K that is not imported (vulkan_weight_type). On memory
+ * that the host shares, the mapping of the file itself is imported where the driver allows; what
+ * cannot be is uploaded once, through a staging buffer. */
 #include <fcntl.h>
 #include <math.h>
 #include <stdlib.h>

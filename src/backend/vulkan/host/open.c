@@ -33,7 +33,7 @@ static bool is_kept_plain(const char *how) {
     return plain && strcmp(plain, how) == 0;
 }
 
-/* What is asked of the driver and what it answered, linked as Vulkan wants them. */
+/* What is queried from the driver and its answers, chained as Vulkan requires. */
 struct asked {
     VkPhysicalDeviceFeatures2 base;
     VkPhysicalDeviceVulkan11Features v11;
@@ -393,7 +393,7 @@ int vulkan_done(struct backend *b, VkResult result, const char *what, struct err
     return vulkan_check(result, what, err);
 }
 
-/* Everything that the device has and shaders may use is asked for, nothing else. */
+/* Everything that the device has and shaders may use is enabled, nothing else. */
 static int make_device(struct backend *b, const struct extensions *e, struct asked *a,
                        struct err *err) {
     static const char *const wanted[] = {

@@ -191,7 +191,7 @@ static VkResult make_pipeline(struct vulkan_device *d, struct vulkan_pipeline *p
         .dataSize = p->n_constants * sizeof *p->constants,
         .pData = p->constants,
     };
-    /* NVIDIA's driver checks the bounds of every access, unless it is told that nobody asks. */
+    /* NVIDIA's driver checks the bounds of every access unless the pipeline opts out. */
     const VkPipelineRobustnessCreateInfoEXT unchecked = {
         .sType = VK_STRUCTURE_TYPE_PIPELINE_ROBUSTNESS_CREATE_INFO_EXT,
         .storageBuffers = VK_PIPELINE_ROBUSTNESS_BUFFER_BEHAVIOR_DISABLED_EXT,

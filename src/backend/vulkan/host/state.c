@@ -13,7 +13,7 @@ static void copy(VkCommandBuffer commands, const struct vulkan_buffer *from, uin
     vk.cmd_copy(commands, from->buffer, to->buffer, 1, &region);
 }
 
-/* Bytes of a region that lie in one buffer. */
+/* Bytes of a region that are in one buffer. */
 static uint64_t bytes_in_buffer(const struct vulkan_buffer *in, uint64_t offset, uint64_t bytes) {
     uint64_t left = in->start + in->bytes - offset;
     return bytes < left ? bytes : left;

@@ -9,7 +9,7 @@
  *     on which workgroup was first. No float atomics.
  * (3) Nothing is allocated after load.
  * (4) Every buffer of a shader is a storage buffer of one operand: no buffer is larger than
- *     maxStorageBufferRange, and nothing needs buffer device addresses. Weights lie as in the file,
+ *     maxStorageBufferRange, and nothing needs buffer device addresses. Weights are as in the file,
  *     but for Q6_K that is not imported (vulkan_weight_type).
  */
 #ifndef BACKEND_VULKAN_HOST_VULKAN_H

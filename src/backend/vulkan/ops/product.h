@@ -67,7 +67,7 @@ struct vulkan_product {
     const struct operand *weight, *bias;        /* bias may be NULL, or none */
     const struct operand *second, *second_bias; /* SwiGLU's up, read as `weight` is */
     const struct vulkan_acts *acts;
-    bool is_f32;        /* the activations that it meets */
+    bool is_f32;        /* the activations it is multiplied with */
     uint32_t act_group; /* of int8 */
     enum product_epilogue epilogue;
     uint32_t rows;
@@ -108,7 +108,7 @@ uint32_t vulkan_plain_lanes(uint32_t k); /* the same of F32, F16 and BF16 */
 int vulkan_no_room(struct vulkan_recorder *r, const struct operand *w);
 bool vulkan_is_plain(const struct operand *w);
 
-/* Whether a matrix meets f32 activations. */
+/* Whether a matrix is multiplied with f32 activations. */
 bool vulkan_meets_f32(const struct vulkan_recorder *r, const struct operand *weight);
 /* Whether two matrices can be gate and up of one product. */
 bool vulkan_is_pair(struct vulkan_recorder *r, const struct operand *a, const struct operand *b);
