@@ -1,4 +1,4 @@
-/* err.h - how the world's failures travel.
+/* err.h - how errors are reported.
  *
  * A function that can fail because of files, memory or devices takes `struct err *` as its last
  * parameter and returns a negative sluice_status. The text is set once, where it is known, and

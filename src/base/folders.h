@@ -1,4 +1,4 @@
-/* folders.h - where files of a user's are kept. */
+/* folders.h - where a user's files are kept. */
 #ifndef BASE_FOLDERS_H
 #define BASE_FOLDERS_H
 

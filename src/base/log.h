@@ -1,4 +1,4 @@
-/* log.h - the one way the library speaks outside its return values. */
+/* log.h - the library's only output besides its return values. */
 #ifndef BASE_LOG_H
 #define BASE_LOG_H
 

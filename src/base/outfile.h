@@ -6,7 +6,7 @@
  * (2) Symlinks are followed: the file they lead to is replaced, the links stay. An existing file's
  *     permissions are kept.
  * (3) What is no regular file (a FIFO, a device) is written straight, and so is a descriptor of our
- *     own (/dev/stdout, /dev/fd/N). A FIFO that nobody comes to read is an error. */
+ *     own (/dev/stdout, /dev/fd/N). A FIFO without a reader is an error. */
 #ifndef BASE_OUTFILE_H
 #define BASE_OUTFILE_H
 
@@ -27,8 +27,8 @@ struct outfile {
 };
 
 int outfile_open(struct outfile *out, const char *path, struct err *err);
-/* The error that opening it would give now, before the work that makes its content. Leaves nothing
- * behind, and waits for nobody. */
+/* The error that opening it would give now, before the work that makes its content. Leaves no file,
+ * and does not block. */
 int outfile_check(const char *path, struct err *err);
 int outfile_write(struct outfile *out, const void *bytes, size_t size, struct err *err);
 /* Zero bytes up to a multiple of align. */

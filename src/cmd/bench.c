@@ -1,11 +1,11 @@
 /* bench.c - the verb bench: speed beside the limit measured in the same run.
  *
- * Prefill: a prompt worked off. Decode: so many sequences that generate together. Both begin at the
- * given depth: a sequence of that length is made once and forked for every repeat. What is said of
- * the repeats is their median, and their spread: (largest - smallest) / median. A single sequence
- * also hands its logits to the host at every token; several are only told which token was picked.
- * With --scheduler the same tokens are generated once more, by requests through the scheduler.
- * With --trace requests of a file are replayed instead: bench_trace.h. */
+ * Prefill: a prompt is processed. Decode: several sequences generate together. Both begin at the
+ * given depth: a sequence of that length is made once and forked for every repeat. Reported are the
+ * median of the repeats and their spread: (largest - smallest) / median. A single sequence also
+ * copies its logits to the host at every token; several only the token picked. With --scheduler the
+ * same tokens are generated once more, by requests through the scheduler. With --trace requests of
+ * a file are replayed instead: bench_trace.h. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>

@@ -1,7 +1,7 @@
 /* bench_trace.h - a trace of conversations, for bench: requests that follow from each other.
  *
  * A text file, a request a line, in the order of their arrival; bench/cache/trace.py writes such.
- * Lines that begin with # say something to people.
+ * Lines that begin with # are comments.
  *
  *   CONVERSATION NEW PART ...
  *
@@ -9,7 +9,7 @@
  * ended, and those whose answers it repeats. NEW is how many tokens are generated. The parts make
  * up the prompt:
  *
- *   tSEED:N          N tokens of a text that SEED stands for
+ * tSEED:N          N tokens of the text with that seed
  *   aREQUEST:FROM:N  N tokens of the answer to an earlier request (the first is 0), from FROM on
  *   e                the token that ends a turn */
 #ifndef CMD_BENCH_TRACE_H

@@ -1,5 +1,5 @@
-/* faults.h - signals that end the program: nothing half-written stays, and a model file that
- * somebody truncates while it is mapped gets a line instead of a bare SIGBUS. */
+/* faults.h - signals that end the program: nothing half-written stays, and a model file truncated
+ * while it is mapped gives a line instead of a bare SIGBUS. */
 #ifndef CMD_FAULTS_H
 #define CMD_FAULTS_H
 

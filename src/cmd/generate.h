@@ -1,6 +1,6 @@
 /* generate.h - the token loop that run and chat share.
  *
- * In: a sequence whose prompt is worked off, so that a token is picked. Out: text, as it comes. */
+ * In: a sequence with its prompt processed, so that a token is picked. Out: text, as it comes. */
 #ifndef CMD_GENERATE_H
 #define CMD_GENERATE_H
 

@@ -1,4 +1,4 @@
-/* limits.h - what the machine gives to a plain program, beside which the cache's tiers are seen. */
+/* limits.h - what the machine gives a plain program, for comparison with the cache's tiers. */
 #ifndef CMD_LIMITS_H
 #define CMD_LIMITS_H
 

@@ -1,4 +1,4 @@
-/* ppl.c - the verb ppl: how well a model foresees a text.
+/* ppl.c - the verb ppl: how well a model predicts a text.
  *
  * The whole text as tokens, without BOS, cut into windows; the tail that fills none is dropped.
  * Each window begins with an empty sequence, and its tokens from the second on are scored: nll is

@@ -1,7 +1,6 @@
 /* progress.h - a bar on the terminal while something long goes on.
  *
- * Only where stderr is a terminal that is told anything (not with -q or --json), and never wider
- * than that terminal. */
+ * Only if stderr is a terminal, without -q and --json, and never wider than that terminal. */
 #ifndef CMD_PROGRESS_H
 #define CMD_PROGRESS_H
 

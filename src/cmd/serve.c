@@ -1,4 +1,4 @@
-/* serve.c - the verb serve: a server for the clients people have. */
+/* serve.c - the verb serve: a server for existing clients. */
 #ifndef SLUICE_SERVER
 
 #include "cmd/cmd.h"

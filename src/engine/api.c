@@ -1,4 +1,4 @@
-/* api.c - the public face: arguments checked, errors kept with their handle. */
+/* api.c - the public interface: checks arguments, keeps errors with their handle. */
 #include <jansson.h>
 #include <stdio.h>
 #include <stdlib.h>

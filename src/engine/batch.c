@@ -1,13 +1,13 @@
 /* batch.c - a step: who gets which rows, IO filled in, one submission, results handed out.
  *
  * Every sequence whose tokens wait is a part: one row for one that is generating, several rows for
- * one that is still reading its prompt. Generating ones come first, so that a long prompt never
- * makes them wait.
+ * one that is still processing its prompt. Generating ones come first, so that they never wait for
+ * a long prompt.
  * (1) A part's rows are consecutive positions of its sequence, from its length on.
- * (2) Only the last token that waits asks for a token; with SLUICE_WANT_ALL_LOGITS or
- *     SLUICE_WANT_ALL_HIDDEN every row is an output. Outputs stand in the order of parts.
- * (3) Drafts are rows after the last token that waits, each an output that wants a token, where
- *     there is room that no other sequence needs.
+ * (2) A token is sampled only after the last waiting token; with SLUICE_WANT_ALL_LOGITS or
+ *     SLUICE_WANT_ALL_HIDDEN every row is an output. Outputs are in the order of parts.
+ * (3) Drafts are rows after the last waiting token, each an output that wants a token, if there are
+ *     rows that no other sequence needs.
  * (4) What a row computes does not depend on the other rows, so neither does any result on how
  *     parts are cut. */
 #include <string.h>

@@ -1,11 +1,12 @@
-/* cache.c - the prefix cache: what is known of the beginnings of conversations, live ones included.
+/* cache.c - the prefix cache: state computed for the beginnings of conversations, live ones
+ * included.
  *
  * (1) An entry's tokens, after those of its ancestors, are what its page and cell were made from.
  *     Entries are found by a hash of all these tokens and compared token by token.
  * (2) No two blocks, and no two snapshots, of one parent have the same tokens.
  * (3) An entry is in one tier or several; it is removed when it is in none. A block stays as long
- * as it has children; so what is known of a beginning has no gaps. An entry is on the device only
- *     if the blocks before it are.
+ *     as it has children, so the entries of a beginning have no gaps. An entry is on the device
+ *     only if the blocks before it are.
  * (4) A slot that has the page of a block has those of all blocks before it. So a page that only
  *     the cache has (an idle one) is a leaf's, or there is a leaf after it whose page is idle too:
  *     idle pages can all be reclaimed, one after the other.
@@ -14,11 +15,11 @@
  *     after such a block; HEAP_CELLS those with a cell; HEAP_HOST and HEAP_DISK those in that tier
  *     with no other after them in it. One that is pinned is in none.
  *
- * Which one goes first: Greedy-Dual-Size-Frequency. An entry's priority is the clock when it was
- * last used plus uses * cost / bytes, where cost is the tokens that would have to be read again
- * without it; the one with the lowest goes, and the clock rises to its priority. So what is large,
- * cheap to read again, seldom used or long unused goes first, and one number weighs all four. The
- * rule is the same in all tiers. */
+ * Eviction is Greedy-Dual-Size-Frequency. An entry's priority is the clock when it was last used
+ * plus uses * cost / bytes, where cost is the tokens that would have to be processed again without
+ * it; the one with the lowest goes, and the clock rises to its priority. So what is large, cheap to
+ * recompute, seldom used or long unused goes first, and one number weighs all four. The rule is the
+ * same in all tiers. */
 #include "engine/cache.h"
 
 #include <string.h>

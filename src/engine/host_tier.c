@@ -5,7 +5,7 @@
  *     whoever has it pinned walks it without the lock.
  * (3) An object that was freed lives on while it is pinned, and no longer.
  * (4) A job pins its object, and so does another thread that is to fill one. Jobs are done in
- * order; the thread holds the lock for tables alone.
+ *     order; the thread holds the lock for tables alone.
  *
  * Units last given back are taken first: memory that was never needed is never touched. */
 #include "engine/host_tier.h"

@@ -1,9 +1,9 @@
 /* pages.c - the pages of the KV cache: who has them, and who may write to them.
  *
- * (1) A page is on the free list when nobody has it, and only then.
- * (2) Positions below `frozen` are never written while several have the page: a page that is begun
- *     can be shared without a copy, and its owner goes on writing after what the others read.
- * (3) Who has a page alone may write anywhere in it.
+ * (1) A page is on the free list exactly when nothing refers to it.
+ * (2) Positions below `frozen` are never written while the page is shared: a partly filled page can
+ *     be shared without a copy, and its owner goes on writing after what the others read.
+ * (3) The only holder of a page may write anywhere in it.
  * (4) A page that only the prefix cache has is as good as free. */
 #include "engine/pages.h"
 

@@ -1,4 +1,4 @@
-/* sampler.c - how tokens are picked: defaults, limits, and what a step is told.
+/* sampler.c - how tokens are picked: defaults, limits, and the parameters for a step.
  *
  * The picking itself is an op of the plan and runs where the logits are. */
 #include <math.h>

@@ -2,7 +2,7 @@
  *
  *   header | tokens (i32) | recurrent states, then attention pages | XXH3 of it all (u64)
  *
- * Little-endian, as everything here. The fingerprint is that of the model's tensors, a sample of
+ * Little-endian, like everything here. The fingerprint is that of the model's tensors, a sample of
  * their values included, so that a sequence is only loaded into its own model. A file is checked
  * whole before anything changes. */
 #include <stdlib.h>

@@ -10,18 +10,18 @@
  *     nothing.
  * (4) A slot writes only to pages that it may write to (pages.c). One that others read up to the
  *     slot's length or beyond is copied first, by the step that writes.
- * (5) A recurrent state is valid at the slot's length and nowhere else. It cannot be cut back:
- *     going back restores the newest snapshot at or before the target (at worst the empty state)
- *     and leaves the tokens from there on waiting, to be processed again.
+ * (5) A recurrent state is valid at the slot's length and nowhere else. It cannot be truncated:
+ *     rewinding restores the newest snapshot at or before the target (at worst the empty state) and
+ *     leaves the tokens from there on waiting, to be processed again.
  * (6) A page that is full is entered into the cache by the step that filled it. A slot's pages up
  *     to `block` are those of that block and the ones before it: where another conversation had
  *     the same tokens before, the slot takes its page and gives up its own.
- * (7) counts[slot] says how often each token stands among the slot's first `length` tokens.
+ * (7) counts[slot] is how often each token occurs among the slot's first `length` tokens.
  * (8) Every cell is a slot's, spare, or the cache's. A step that verifies drafts stores the state
  *     after every row that may be the last kept to a spare cell, and the slot takes the one of the
  *     row that is: no copy.
  *
- * What may fail comes first, what changes the tables after it. */
+ * Operations do what may fail first, then change the tables. */
 #include "engine/state.h"
 
 #include <string.h>

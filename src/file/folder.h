@@ -1,8 +1,8 @@
 /* folder.h - a model folder as a hub serves it.
  *
  * config.json and the safetensors must be there; generation_config.json, tokenizer.json,
- * tokenizer_config.json and chat_template.jinja may. What names and values mean is the business
- * of model and text. */
+ * tokenizer_config.json and chat_template.jinja may. What names and values mean is up to the
+ * modules model and text. */
 #ifndef FILE_FOLDER_H
 #define FILE_FOLDER_H
 

@@ -1,8 +1,8 @@
 /* schema.c - JSON schemas to grammars.
  *
- * Where a schema leaves open what nobody means, less is written than it allows: objects that list
- * properties have no others unless additionalProperties says so, prefixItems are not followed by
- * others unless items says so, and a schema without a type has the type its keywords are about.
+ * Where a schema allows more than its author is likely to mean, less is generated: objects that
+ * list properties have no others unless additionalProperties says so, prefixItems are not followed
+ * by others unless items says so, and a schema without a type has the type its keywords are about.
  * Everything that is written is valid.
  *
  * White space: none, a blank, or a line end and some indentation, where JSON may have it. */

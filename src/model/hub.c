@@ -1,7 +1,7 @@
-/* hub.c - a hub folder in our words: tensors.
+/* hub.c - a hub folder in GGUF's terms: tensors.
  *
- * (1) A tensor of the folder is used once, skipped for a reason, or an error: nothing is lost in
- *     silence.
+ * (1) A tensor of the folder is used once, skipped for a reason, or an error: nothing is dropped
+ *     silently.
  * (2) Shapes that a reordering relies on are checked when the tensor is bound, so reading rows
  *     can't leave the source. */
 #include "model/hub.h"

@@ -1,10 +1,10 @@
-/* hub.h - a Hugging Face folder (config.json, safetensors, tokenizer.json) in our words.
+/* hub.h - a Hugging Face folder (config.json, safetensors, tokenizer.json) in GGUF's terms.
  *
- * Checkpoints on a hub have names and forms of their own: heads in another order, norms stored
- * minus one, experts fused or one by one. This is the map from theirs to those of GGUF, which are
- * ours; the names are in each architecture's file. In: an open folder.  Out: the keys and tensors
- * that a GGUF file of that model has, the tensors' rows on demand, so that a model need never be in
- * memory. A hub borrows its folder. */
+ * Checkpoints on the hub have their own names and layouts: heads in another order, norms stored
+ * minus one, experts fused or one by one. This maps them to GGUF's, which Sluice uses; the names
+ * are in each architecture's file. In: an open folder.  Out: the keys and tensors that a GGUF file
+ * of that model has, the tensors' rows on demand, so that a model need never be in memory. A hub
+ * borrows its folder. */
 #ifndef MODEL_HUB_H
 #define MODEL_HUB_H
 

@@ -1,4 +1,4 @@
-/* hub_config.c - a hub folder in our words: config.json and the keys made from it. */
+/* hub_config.c - a hub folder in GGUF's terms: config.json and the keys made from it. */
 #include "model/hub_config.h"
 
 #include <math.h>

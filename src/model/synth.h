@@ -1,10 +1,9 @@
 /* synth.h - models without a file: "synth:MODEL:TYPE" has the keys, tensors and sizes of a real
  * model and random weights, for benchmarks.
  *
- * It looks like a GGUF file of which only the header is there. The matrices stand first, one after
- * the other: up to `made` bytes of the file there is nothing that could not be made anywhere by its
- * offset (quant/random.h), so a device may make them itself. Vectors, whose values do matter, are
- * after them. */
+ * It looks like a GGUF file that has only its header. The matrices come first: the first `made`
+ * bytes of the file are a function of their offset alone (quant/random.h), so a device may generate
+ * them itself. Vectors, whose values matter, come after them. */
 #ifndef MODEL_SYNTH_H
 #define MODEL_SYNTH_H
 

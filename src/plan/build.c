@@ -4,7 +4,7 @@
  *     offset inside it (the lower ones).
  * (2) A buffer lives from the first op that names it to the last. Two that live at the same time
  *     never share a byte.
- * (3) STATE is handed out in the order of asking, so that the plans of all row buckets of a model
+ * (3) STATE is handed out in the order of calls, so that the plans of all row buckets of a model
  *     agree on it. */
 #include "plan/build.h"
 

@@ -1,4 +1,4 @@
-/* plans.c - what every backend with a device asks of plans. */
+/* plans.c - what every backend with a device needs to know of plans. */
 #include <stdio.h>
 
 #include "plan/build.h"

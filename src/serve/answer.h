@@ -1,7 +1,7 @@
 /* answer.h - one answer: tokens in, pieces of reasoning, content and calls of tools out.
  *
  * (1) All pieces of a kind together are what `content`, `reasoning` and `calls` hold at the end.
- * (2) Reasoning is what stands between <think> and </think> at the answer's beginning, without the
+ * (2) Reasoning is the text between <think> and </think> at the answer's beginning, without the
  *     white space around it; calls of tools are looked for after that alone. */
 #ifndef SERVE_ANSWER_H
 #define SERVE_ANSWER_H

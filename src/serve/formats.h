@@ -1,8 +1,8 @@
 /* formats.h - the grammars that answers must follow, compiled once and kept.
  *
  * Clients send the same schema with every request, and a grammar keeps the masks of its states: so
- * the ones used last are kept, and shared by all answers that follow them. There is an end to how
- * many, and to the bytes that they take, but for the one that was asked for last. */
+ * the ones used last are kept, and shared by all answers that follow them. Their number and bytes
+ * are limited, except for the one requested last. */
 #ifndef SERVE_FORMATS_H
 #define SERVE_FORMATS_H
 

@@ -1,6 +1,6 @@
 /* metrics.h - what is counted for /metrics, in Prometheus' text format.
  *
- * Any thread adds; the one that writes them out sees each number whole, if not all of one moment.
+ * Any thread adds; each number is read atomically, but not all at one moment.
  */
 #ifndef SERVE_METRICS_H
 #define SERVE_METRICS_H

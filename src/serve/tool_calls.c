@@ -1,7 +1,7 @@
 /* tool_calls.c - finds the calls of tools in what a model says, while it says it.
  *
- * What is not decided yet stands in `held`. `step` looks at its beginning and either takes some of
- * it (as text, as a call) or waits for more; push repeats it until it waits. */
+ * What is not decided yet is in `held`. `step` looks at its beginning and either takes some of it
+ * (as text, as a call) or waits for more; push repeats it until it waits. */
 #include "serve/tool_calls.h"
 
 #include <strings.h>

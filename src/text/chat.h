@@ -3,8 +3,8 @@
  * In: messages (and tools) as JSON, in the shape of the OpenAI API.  Out: the prompt's text and
  * its tokens, without BOS: a template writes what begins a text itself.
  * (1) Only what the template itself wrote, the texts of BOS and EOS and the roles can become
- * control tokens: a message that says <|im_end|> says so in letters. A model without a template
- * speaks ChatML where its vocabulary has <|im_start|>. */
+ *     control tokens: a message that says <|im_end|> stays plain text. A model without a template
+ *     uses ChatML if its vocabulary has <|im_start|>. */
 #ifndef TEXT_CHAT_H
 #define TEXT_CHAT_H
 

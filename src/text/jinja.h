@@ -5,7 +5,7 @@
  * immutable sandbox, `break`, `continue` and `generation` blocks, raise_exception, strftime_now,
  * and a `tojson` that leaves non-ASCII characters as they are.
  * (1) Templates are hostile: source, nesting, work, time, memory and output are all bounded; see
- * jinja_cost.c.
+ *     jinja_cost.c.
  * (2) A compiled template is read-only and may be shared by threads.
  * (3) Errors are one line, "chat template, line N: what". */
 #ifndef TEXT_JINJA_H

@@ -1,8 +1,8 @@
-/* tokenizer_json.c - a tokenizer from a folder's tokenizer.json and what stands beside it.
+/* tokenizer_json.c - a tokenizer from a folder's tokenizer.json and the files beside it.
  *
  * tokenizer.json says how text is cut and merged. tokenizer_config.json names BOS and EOS,
  * generation_config.json the ids that end a generation, config.json how many ids there are.
- * Whatever tokenizer.json asks for that is not known here is refused: ignoring a step would give
+ * Whatever tokenizer.json requires that is not known here is refused: ignoring a step would give
  * other tokens than the model was trained with. */
 #include <stdlib.h>
 

@@ -3,11 +3,11 @@
  *   {"messages": [...], "tools": [...], "tokens": [...], "variables": {...}, "covers": N,
  *    "vocabulary": HASH}
  *
- * What a model has read of a conversation is the engine's to keep, in memory and in --cache-dir,
- * and is found by its tokens. So a snapshot is the conversation and the tokens of its first
- * `covers` messages as they were sampled, with the template's variables then: with these a later
- * request, of a later process too, begins with what the engine has kept of it, and reads again what
- * it has not. */
+ * The processed state of a conversation is kept by the engine, in memory and in --cache-dir, and
+ * found by its tokens. So a snapshot is the conversation and the tokens of its first `covers`
+ * messages as they were sampled, with the template's variables then: with these a later request, of
+ * a later process too, reuses what the engine has kept of it, and processes the rest again.
+ */
 #include <stdio.h>
 
 #include "serve/http/openai.h"

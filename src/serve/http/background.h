@@ -1,9 +1,9 @@
 /* background.h - threads for what takes long with a single request.
  *
  * Reading megabytes of JSON, making tokens of them, writing as much and freeing it takes seconds, a
- * schema with thousands of combinations half of one.
- * libmicrohttpd's threads and the writer's have other clients' streams to send meanwhile, so these
- * do it. Exchanges that are not long (is_long) need not wait for those that are. */
+ * schema with thousands of combinations half of one. libmicrohttpd's threads and the writer's have
+ * other clients' streams to send meanwhile, so these do it. Short exchanges (not is_long) need not
+ * wait for long ones. */
 #ifndef SERVE_HTTP_BACKGROUND_H
 #define SERVE_HTTP_BACKGROUND_H
 

@@ -1,4 +1,4 @@
-/* guard.c - who may use the server, and which requests it reads.
+/* guard.c - who may use the server, and which requests it accepts.
  *
  * A web page elsewhere must not drive a server on this machine. Its requests carry an Origin, which
  * is refused unless allowed; and if its own name is made to point here (DNS rebinding), the Host

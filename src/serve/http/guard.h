@@ -1,4 +1,5 @@
-/* guard.h - who may use the server: API keys, host names, origins; and requests without doubt. */
+/* guard.h - who may use the server: API keys, host names, origins; no ambiguous requests.
+ */
 #ifndef SERVE_HTTP_GUARD_H
 #define SERVE_HTTP_GUARD_H
 

@@ -1,8 +1,8 @@
 /* peers.h - the connections, and a thread that watches them.
  *
- * libmicrohttpd sees neither that the client of a suspended connection went away, nor that one
- * sends its request a byte a minute. This does: the exchange of a client that is gone is abandoned,
- * and a connection that brings no whole request in its time is shut. */
+ * libmicrohttpd notices neither that the client of a suspended connection disconnected, nor that
+ * one sends its request a byte a minute. This does: the exchange of a disconnected client is
+ * abandoned, and a connection that does not send a whole request in time is closed. */
 #ifndef SERVE_HTTP_PEERS_H
 #define SERVE_HTTP_PEERS_H
 

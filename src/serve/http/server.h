@@ -1,6 +1,6 @@
 /* server.h - the HTTP server: its options, opening, draining, closing.
  *
- * It listens before there is a model: what can go wrong with addresses, files and folders is known
+ * It listens before there is a model: problems with addresses, files and folders are reported
  * before minutes of loading. Until server_start requests are answered with 503.
  *
  * Threads: the caller's, a few of libmicrohttpd's that read requests, render prompts and send
