@@ -1,5 +1,4 @@
-/* guard.h - who may use the server: API keys, host names, origins; no ambiguous requests.
- */
+/* guard.h - who may use the server: API keys, host names, origins; no ambiguous requests. */
 #ifndef SERVE_HTTP_GUARD_H
 #define SERVE_HTTP_GUARD_H
 
