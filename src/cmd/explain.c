@@ -243,7 +243,7 @@ static int explain(struct explain *x) {
     if (x->compare)
         return compare(x);
     if (x->facts.has_kernels && !x->engine->kind->op_kernel)
-        return complain(EXIT_WORLD, "explain: --kernels needs the backend cuda, found %s",
+        return complain(EXIT_WORLD, "explain: --kernels needs a GPU backend, found %s",
                         x->engine->kind->name);
     x->facts.engine = x->engine;
     step_facts_find(&x->facts);

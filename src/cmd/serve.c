@@ -236,7 +236,8 @@ static void warn_of_strangers(const struct serve *s, const char *address) {
     for (size_t i = 0; i < sizeof ours / sizeof *ours; i++)
         if (s->server.api_key || strncmp(address, ours[i], strlen(ours[i])) == 0)
             return;
-    warn("anyone who can reach %s can use it; --api-key or SLUICE_API_KEY asks for a key", address);
+    warn("anyone who can reach %s can use it; require a key with --api-key or SLUICE_API_KEY",
+         address);
 }
 
 static int serve(struct serve *s, struct server *server, const struct served *served) {
