@@ -78,9 +78,9 @@ enum { BACKEND_FENCES = 64 };
 
 struct backend;
 
-/* Hears of what products read. `weight` is a PROJECT's segment or a stack of experts, `matrix`
- * which one of the stack; x: (n, K) f32, after the prologue, before they are quantized. Of the LM
- * head nothing is heard. Calls come from several threads at once, never for the same matrix. */
+/* Is given what products read. `weight` is a PROJECT's segment or a stack of experts, `matrix`
+ * which one of the stack; x: (n, K) f32, after the prologue, before they are quantized. The LM head
+ * is left out. Calls come from several threads at once, never for the same matrix. */
 struct backend_observer {
     void (*rows)(void *user, const struct operand *weight, uint32_t matrix, const float *x,
                  uint32_t n);
@@ -109,7 +109,7 @@ struct backend_kind {
     int (*available)(struct backend *b, uint64_t *bytes, struct err *err);
 
     /* Makes the regions, zeroes STATE, places the weights and records the plans, which share all
-     * regions and must outlive the backend. `progress` (may be NULL) hears of the weights' bytes.
+     * regions and must outlive the backend. `progress` (may be NULL) gets the weights' bytes.
      */
     int (*load)(struct backend *b, struct backend_weights weights, struct plan *const *plans,
                 uint32_t n_plans, void (*progress)(void *user, uint64_t done, uint64_t total),

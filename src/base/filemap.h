@@ -19,8 +19,8 @@ struct filemap {
 
 /* Maps a regular file; reads it where it can't be mapped (some file systems, or when the
  * environment says SLUICE_NO_MMAP). Anything else (a directory, a FIFO, a device) and missing files
- * are errors that name the path. A mapped file that somebody else truncates later raises SIGBUS
- * when read: nothing here can prevent that, but filemap_at says which file it was. */
+ * are errors that name the path. A mapped file that is truncated later raises SIGBUS when read:
+ * nothing here can prevent that, but filemap_at says which file it was. */
 int filemap_open(struct filemap *map, const char *path, struct err *err);
 
 /* The same for a text, which may be a stream too: pipes, FIFOs, terminals and devices are read to

@@ -214,7 +214,7 @@ static void handle_signal(struct editor *e, int number) {
         e->stop = IS_CANCELLED;
     } else if (number == SIGWINCH) {
         e->has_new_size = true;
-    } else if (number == SIGCONT) { /* somebody else had the terminal */
+    } else if (number == SIGCONT) { /* another program had the terminal */
         end_editing(e);
         begin_editing(e);
         el_wset(e->el, EL_REFRESH);
@@ -292,7 +292,7 @@ static int read_character(struct editor *e, wchar_t *out) {
     return 1;
 }
 
-/* Keeps the line as it stands, to be edited anew. */
+/* Keeps the line as it is, to be edited again. */
 static void keep_line(struct editor *e) {
     const LineInfoW *line = el_wline(e->el);
     size_t n = (size_t)(line->lastchar - line->buffer);

@@ -15,7 +15,7 @@ int editor_open(struct editor **out, struct err *err);
 /* The terminal is as it was before. Takes NULL. */
 void editor_close(struct editor *editor);
 
-/* Whether somebody types, so that a failure is not the end. */
+/* Whether input is interactive, so that a failure is not the end. */
 bool editor_is_terminal(const struct editor *editor);
 
 struct message {

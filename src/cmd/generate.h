@@ -23,11 +23,11 @@ struct generate {
     const sluice_model *model;
     sluice_engine *engine;
     sluice_seq *seq;
-    sluice_text *text; /* begins anew, with its stop strings */
+    sluice_text *text; /* starts over, with its stop strings */
     size_t most;       /* tokens; SIZE_MAX: no limit */
     bool is_endless;   /* goes on after end tokens and in loops (--ignore-eos) */
     struct constraint
-        *constraint; /* that the text follows, begun before the prompt was worked off */
+        *constraint; /* that the text follows, begun before the prompt was processed */
     /* Whole characters, as they are known. Nonzero ends the loop with that exit status. */
     int (*show)(void *user, const char *at, size_t length);
     /* May be NULL. Every token that counts, before its text is shown, while the logits it was

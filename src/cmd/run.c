@@ -107,7 +107,7 @@ static int encode_prompt(struct run *r) {
 
 /* ---- the prompt's cache -----------------------------------------------------------------------
  *
- * The file holds the sequence of all tokens but the last, which is always worked off: the first new
+ * The file holds the sequence of all tokens but the last, which is always processed: the first new
  * token is picked after it, by this run's sampling. What the file has in common with the prompt is
  * kept; a file of another prompt is replaced. */
 
@@ -264,7 +264,7 @@ static int continue_text(struct run *r) {
 static void report(const struct run *r) {
     uint32_t fed, waiting;
     sluice_seq_tokens(r->seq, NULL, &fed, &waiting);
-    /* A step cut short may have a recurrent state begin anew: tokens that were read wait again. */
+    /* An interrupted step may reset a recurrent state: tokens that were processed wait again. */
     size_t n_read = r->out.n_new > 0 ? r->n_prompt : fed - waiting;
     const struct figures figures = {
         .engine = r->engine,

@@ -115,11 +115,11 @@ int say_columns(void) {
 /* ---- stdout -----------------------------------------------------------------------------------
  */
 
-/* All of it, also where the other side is slow; -1 when it can't be, or somebody asked to stop. */
+/* All of it, also where the other side is slow; -1 when it can't be, or after an interrupt. */
 static int write_all(const char *at, size_t length) {
     while (length > 0) {
         ssize_t n = write(1, at, length);
-        if (n < 0 && errno == EAGAIN) /* somebody else made it so */
+        if (n < 0 && errno == EAGAIN) /* another process made it so */
             n = poll(&(struct pollfd){.fd = 1, .events = POLLOUT}, 1, -1) < 0 ? -1 : 0;
         if (n < 0 && (errno != EINTR || interrupt_asked()))
             return -1;

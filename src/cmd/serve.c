@@ -172,7 +172,7 @@ static int stop_pipe[2] = {-1, -1};
 static void on_stop(int number) {
     (void)number;
     ssize_t n = write(stop_pipe[1], "", 1);
-    (void)n; /* full: it is told already */
+    (void)n; /* full: it knows already */
 }
 
 static int catch_signals(void) {

@@ -59,7 +59,7 @@ static int render_dropping(struct talk *t, size_t room, struct ids *ids, struct 
 }
 
 /* Makes the sequence hold exactly these tokens, keeping what it or any conversation before it has
- * of them already. The last one is worked off again in any case: the answer begins after it. */
+ * of them already. The last one is processed again in any case: the answer begins after it. */
 static int feed_prompt(struct talk *t, const struct ids *ids, size_t *n_fed) {
     uint32_t waiting, common = common_prefix(t->seq, ids->at, ids->len ? ids->len - 1 : 0);
     if (sluice_seq_rewind(t->seq, common) ||

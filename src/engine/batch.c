@@ -292,7 +292,7 @@ static uint32_t count_kept(const struct sluice_engine *e, const struct part *par
     return n;
 }
 
-/* Outputs of the part that are not in vain. */
+/* Outputs of the part that count: not those of wrong drafts. */
 static uint32_t true_outputs(const struct part *part) {
     return part->outputs - part->drafted + part->kept;
 }

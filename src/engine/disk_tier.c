@@ -164,7 +164,7 @@ static bool open_folders(struct disk_tier *d, int *root, int *own) {
     return *own >= 0;
 }
 
-/* After somebody has deleted the folder: a new one under the same descriptors, which the other
+/* After the folder was deleted from outside: a new one under the same descriptors, which the other
  * thread may be using. */
 static bool renew_folders(struct disk_tier *d) {
     int root, own;

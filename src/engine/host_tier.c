@@ -270,7 +270,7 @@ void host_tier_unpin(struct host_tier *h, uint32_t object) {
 static int fill_object(const struct host_tier *h, uint32_t number, const struct host_job *job) {
     uint64_t n = h->objects[job->object].bytes;
     struct run r = {.next = job->object};
-    struct err ignored; /* the device's: whoever uses it next hears of it */
+    struct err ignored; /* the device's: its next user gets it too */
     int status = SLUICE_OK;
     while (!status && next_run(h, n, &r))
         status = h->filler.fill(h->filler.user, number, job->from, r.at, r.bytes,

@@ -23,8 +23,8 @@ struct pages {
     uint32_t *free; /* (n) a stack */
     uint32_t n_free;
     uint32_t n_idle; /* pages that only the prefix cache has */
-    /* Of the prefix cache. `settle` hears when a page becomes idle or is no longer; `reclaim` frees
-     * at least one idle page. */
+    /* Of the prefix cache. `settle` is called when a page becomes idle or stops being so; `reclaim`
+     * frees at least one idle page. */
     void (*settle)(void *user, uint32_t page);
     void (*reclaim)(void *user);
     void *user;

@@ -29,7 +29,7 @@ struct gguf_writer {
     struct outfile out;
     uint32_t alignment;
     struct written_key *keys;
-    struct strmap key_map; /* their names; made anew, twice as large, when it is full */
+    struct strmap key_map; /* their names; rebuilt, twice as large, when it is full */
     struct written_tensor *tensors;
     uint32_t n_keys, n_tensors;
     uint32_t key_capacity, tensor_capacity;

@@ -279,7 +279,7 @@ static bool find_stop(const struct answer *a, size_t *at, const char **which) {
     return is_found;
 }
 
-/* Of tokens that begin after the text's end nothing is told. */
+/* Tokens that begin after the text's end are left out. */
 static void cut_logprobs_at_stop(struct answer *a) {
     const char *ignored;
     size_t at = 0, n = 0, length, end = 0;

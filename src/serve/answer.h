@@ -59,7 +59,7 @@ struct answer {
     bool has_stopped; /* by a stop text: the rest is not wanted */
     bool has_failed;  /* memory ran out */
     size_t n_told;    /* of said: for those who tell them piece by piece */
-    bool is_echoed;   /* and its prompt is told */
+    bool is_echoed;   /* and its prompt is included */
 
     /* Its own. */
     sluice_text *text, *thoughts; /* stop texts are looked for in the first alone */

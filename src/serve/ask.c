@@ -196,7 +196,7 @@ void ask_read_sampling(struct ask *ask, struct fields *f, const struct ask_model
         s->temperature = 0;
 }
 
-/* Whatever is wrong is told of the field. */
+/* Errors name the field. */
 static void set_format(struct ask *ask, struct fields *f, const char *name,
                        const struct ask_model *m, enum format_kind kind, struct str text) {
     struct err err = {0};

@@ -50,7 +50,7 @@ struct ask {
     json_t *allowed;   /* those of them that may be called; NULL: all */
     json_t *variables; /* of the template, an object; NULL: none */
     enum ask_tools tool_choice;
-    bool hides_tools;    /* the prompt does not tell of them */
+    bool hides_tools;    /* the prompt does not list them */
     bool continues_last; /* the last message, if it is an answer's text, becomes `begun` */
     json_t *begun;       /* a text that the answer begins with, and that is not told; NULL: none */
     bool is_call_begun;  /* a call is required, and the prompt ends with its beginning */
@@ -100,8 +100,8 @@ void ask_set_effort(struct ask *ask, struct fields *f, const char *field, const 
 
 /* No tool may be called. */
 void ask_forbid_tools(struct ask *ask, const struct ask_model *m);
-/* Only the tools that the array names may be called. The prompt tells of all, so that the cache
- * knows it; a call of another is text. After ask_read_tools. */
+/* Only the tools that the array names may be called. The prompt lists all, so that the cache knows
+ * it; a call of another is text. After ask_read_tools. */
 void ask_allow_tools(struct ask *ask, struct fields *f, const json_t *allowed);
 const json_t *ask_callable(const struct ask *ask); /* that may be called; NULL: none are given */
 /* A tool has to be called: any, or the one of that name. After ask_read_tools. */

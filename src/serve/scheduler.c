@@ -254,7 +254,7 @@ static void fail(struct sched *s, struct answer *a, int status) {
 void sched_close(struct sched *s) {
     if (!s)
         return;
-    if (s->failure.code == 0) /* callbacks may submit: in vain */
+    if (s->failure.code == 0) /* callbacks may submit: it is refused */
         err_set(&s->failure, SLUICE_ERR_CANCELLED, "the scheduler is closing");
     end_list(s, &s->running, SCHED_END_CANCELLED, NULL);
     end_list(s, &s->waiting, SCHED_END_CANCELLED, NULL);
@@ -279,7 +279,7 @@ static void push_token(const struct sched *s, struct answer *a, int32_t token) {
 }
 
 /* How many tokens at their beginning, in full pages, are the same. The hashes are compared, not the
- * tokens: a mistake would make an answer wait in vain, no more. */
+ * tokens: a mistake would only make an answer wait needlessly. */
 static uint32_t common_tokens(const struct sched *s, const struct answer *a,
                               const struct answer *b) {
     uint32_t same = 0, most = min_u32(a->n, b->n) / s->page;

@@ -1,8 +1,8 @@
 /* api_responses.c - the OpenAI API's /v1/responses: items in, items out.
  *
  * Input items become messages of the chat form; the pieces of the answer become output items, which
- * a stream tells of as they grow. A response that is stored (in memory, the oldest go first) is
- * found again by its id, with the conversation up to its end.
+ * a stream sends as they grow. A response that is stored (in memory, the oldest go first) is found
+ * again by its id, with the conversation up to its end.
  *
  * (1) The response of a stream's last event is the one that is answered without a stream. */
 #include <stdio.h>
@@ -358,7 +358,7 @@ static void read_tools(struct ask *ask, struct fields *f) {
     json_decref(out);
 }
 
-/* Instructions change how a snapshot's conversation begins: it is then read anew. */
+/* Instructions change how a snapshot's conversation begins: it is then processed again. */
 static void read_input(const struct server *s, struct response *r, struct ask *ask,
                        struct fields *f) {
     const char *instructions = NULL;
@@ -485,7 +485,7 @@ static void echo(json_t *response, const struct exchange *x, const char *name, j
     }
 }
 
-/* `status` is "in_progress" while nothing of the output is told. */
+/* `status` is "in_progress" while no output has been sent. */
 static json_t *response_json(const struct exchange *x, const char *status) {
     const struct sluice_sampling *s = &x->ask->sampling;
     const struct response *r = response_of(x);
@@ -662,7 +662,7 @@ static void begin(struct exchange *x) {
     put(x, "response.in_progress", json_pack("{s:o}", "response", response_json(x, "in_progress")));
 }
 
-/* The response at its end; it is stored before the client hears of it. */
+/* The response at its end; it is stored before it is sent. */
 static json_t *whole(struct exchange *x) {
     struct response *r = response_of(x);
     struct answer *a = &x->answers[0];

@@ -144,7 +144,7 @@ static void refuse_unknown(struct exchange *x) {
     exchange_refuse(x, 404, NULL, "there is no snapshot %s", x->name);
 }
 
-/* What a client hears of it: how many messages and tokens, not which. */
+/* What a client is sent: how many messages and tokens, not which. */
 static json_t *summary(const char *id, const json_t *snapshot) {
     return json_pack("{s:s, s:s, s:I, s:I}", "id", id, "object", "snapshot", "messages",
                      (json_int_t)json_array_size(json_object_get(snapshot, "messages")), "tokens",

@@ -376,7 +376,7 @@ void exchange_read(struct exchange *x) {
     if (background_is_stopped(x->server->background))
         exchange_refuse(x, 503, NULL, "the server is shutting down");
     else if (is_gone(x))
-        exchange_refuse(x, 400, NULL, "the client is gone"); /* which nobody hears */
+        exchange_refuse(x, 400, NULL, "the client is gone"); /* which no one receives */
     else
         x->route->handle(x);
 }

@@ -103,7 +103,7 @@ struct vulkan_device {
     uint32_t n_users;
     atomic_bool is_lost;
     bool has_full_subgroups;    /* they can be asked for; other devices have them as a rule */
-    bool has_robustness;        /* of pipelines, which can be told to do without */
+    bool has_robustness;        /* of pipelines, which can be turned off */
     bool has_statistics;        /* of pipelines, and they are wanted */
     pthread_mutex_t submitting; /* to its queues */
     pthread_mutex_t making;     /* what is below */
@@ -161,7 +161,7 @@ struct backend {
 
 /* open.c */
 int vulkan_enter(const struct backend *b, struct err *err);
-/* vulkan_check for calls that may tell of a lost device. */
+/* vulkan_check for calls that may report a lost device. */
 int vulkan_done(struct backend *b, VkResult result, const char *what, struct err *err);
 int vulkan_available(struct backend *b, uint64_t *bytes, struct err *err);
 

@@ -84,7 +84,7 @@ static void ask_features(VkPhysicalDevice device, const struct extensions *e, st
     vk.device_features(device, &a->base);
 }
 
-/* Compute units: what drivers tell of them, or a guess that is good enough to divide work by. */
+/* Compute units: what drivers report, or a guess that is good enough to divide work by. */
 static uint32_t count_cores(VkPhysicalDevice device, const struct extensions *e, bool is_cpu) {
     VkPhysicalDeviceShaderSMBuiltinsPropertiesNV nvidia = {
         .sType = VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_SHADER_SM_BUILTINS_PROPERTIES_NV};
