@@ -254,6 +254,17 @@ def test_bench():
     bad(2, "--repeats", "bench", "--repeats", 0)
 
 
+def test_numbers_say_how_large_they_may_be():
+    bad(2, "--tokens is '99999999999', expected a whole number up to 2147483647", "run", "-n", 99999999999)
+    bad(2, "--seed is '18446744073709551616', expected a whole number up to 9223372036854775807", "run", "-s", 1 << 64)
+    bad(2, "--tokens is '-99999999999', expected a whole number from -2147483648", "run", "-n", -99999999999)
+    bad(2, "--tokens is '1e3', expected a whole number", "run", "-n", "1e3")
+    bad(2, "--batch is 0, expected 1 to 4096", "inspect", "--batch", 0)
+    good("quantize", TINY, TMP / "threads.gguf", "q8_0", "-t", 0, "-q")  # as in the verbs that run a model
+    bad(2, "--threads is -1, expected 0 to 1024", "quantize", TINY, TMP / "threads.gguf", "q8_0", "-t", -1)
+    bad(2, "--threads is 1025, expected 0 to 1024", "convert", TMP, TMP / "threads.gguf", "-t", 1025)
+
+
 def test_absurd_numbers_are_refused():
     (TMP / "ids").write_text("1 2 3\n")
     for value in (2147483647, 1 << 24 | 1, -1, -2147483648):

@@ -179,7 +179,7 @@ static int convert(const char *from, const char *to, const struct mixture *mixtu
 }
 
 int cmd_convert(int argc, char **argv) {
-    int threads = cpu_count();
+    int threads = 0;
     const char *type = NULL, *name = NULL;
     bool no_mtp = false;
     const struct opt opts[] = {
@@ -187,7 +187,7 @@ int cmd_convert(int argc, char **argv) {
          "format of the matrices; default: as in the folder"},
         {"--name", 0, OPT_STRING, &name, "NAME", "general.name; default: the folder's name"},
         {"--no-mtp", 0, OPT_FLAG, &no_mtp, NULL, "leave out the multi-token prediction block"},
-        {"--threads", 't', OPT_INT, &threads, "N", "threads; default: one per processor"},
+        {"--threads", 't', OPT_INT, &threads, "N", "threads; 0 (default): one per processor"},
     };
     char types[ARCH_LIST], about[384 + sizeof types];
     snprintf(about, sizeof about,
@@ -216,8 +216,9 @@ int cmd_convert(int argc, char **argv) {
     if (mixture && !mixture_is_written(mixture))
         return complain(EXIT_USAGE, "convert: %s can be read but not written; expected one of %s",
                         mixture_name(mixture), mixture_names());
-    if (threads < 1 || threads > 1024)
-        return complain(EXIT_USAGE, "convert: --threads is %d, expected 1 to 1024", threads);
+    if (threads < 0 || threads > 1024)
+        return complain(EXIT_USAGE, "convert: --threads is %d, expected 0 to 1024", threads);
+    threads = threads ? threads : cpu_count();
     struct err err = {0};
     return convert(words[0], words[1], mixture, threads, !no_mtp, name, &err) ? fail(&err) : 0;
 }

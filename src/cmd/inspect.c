@@ -447,7 +447,7 @@ static bool has_cache(const struct common *c) {
 int cmd_inspect(int argc, char **argv) {
     bool as_json = false, is_full = false;
     struct common c = common_default();
-    c.batch = 0; /* not given */
+    c.batch = INT_MIN; /* not given */
     c.draft = USUAL_DRAFT;
     struct opt opts[MAX_COMMON_OPTS + 8] = {
         {"--json", 0, OPT_FLAG, &as_json, NULL, "print one JSON object"},
@@ -471,10 +471,10 @@ int cmd_inspect(int argc, char **argv) {
     };
     const struct common none = c;
     int exit = opts_parse(&usage, argc, argv, NULL);
-    bool is_asked = c.context != none.context || c.batch || strcmp(c.kv, none.kv) != 0 || c.exact ||
-                    strcmp(c.backend, none.backend) != 0 || c.device || has_cache(&c) ||
+    bool is_asked = c.context != none.context || c.batch != INT_MIN || strcmp(c.kv, none.kv) != 0 ||
+                    c.exact || strcmp(c.backend, none.backend) != 0 || c.device || has_cache(&c) ||
                     c.draft != none.draft;
-    c.batch = c.batch ? c.batch : 1;
+    c.batch = c.batch != INT_MIN ? c.batch : 1;
     if (exit == OPTS_GO_ON)
         exit = common_check(&c, "inspect");
     if (exit != OPTS_GO_ON)

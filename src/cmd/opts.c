@@ -300,13 +300,25 @@ static bool add_to_list(const struct opt *o, const char *text) {
     return true;
 }
 
+/* No whole number, or one that is too large. */
+static int refuse_int(const struct usage *u, const struct opt *o, const char *text) {
+    bool is_negative = text[0] == '-', is_short = o->kind == OPT_INT;
+    size_t n = strspn(text + is_negative, "0123456789");
+    char range[48] = "";
+    if (n > 0 && !text[is_negative + n] && is_negative)
+        snprintf(range, sizeof range, " from %lld", is_short ? INT_MIN : (long long)INT64_MIN);
+    else if (n > 0 && !text[n])
+        snprintf(range, sizeof range, " up to %lld", is_short ? INT_MAX : (long long)INT64_MAX);
+    return complain(EXIT_USAGE, "%s: %s is '%s', expected a whole number%s", u->verb, o->name, text,
+                    range);
+}
+
 static int set_value(const struct usage *u, const struct opt *o, const char *text) {
     if (o->kind == OPT_STRING)
         *(const char **)o->value = text;
     else if ((o->kind == OPT_INT && !set_int(o, text)) ||
              (o->kind == OPT_INT64 && !parse_int(text, INT64_MIN, INT64_MAX, o->value)))
-        return complain(EXIT_USAGE, "%s: %s is '%s', expected a whole number", u->verb, o->name,
-                        text);
+        return refuse_int(u, o, text);
     else if (o->kind == OPT_SIZE && !set_size(o, text))
         return complain(EXIT_USAGE, "%s: %s is '%s', expected bytes, such as 512M or 4G", u->verb,
                         o->name, text);

@@ -237,12 +237,12 @@ static void report(const struct job *j, const char *path, const char *replaced, 
 }
 
 int cmd_quantize(int argc, char **argv) {
-    int threads = cpu_count();
+    int threads = 0;
     const char *imatrix_path = NULL;
     const struct opt opts[] = {
         {"--imatrix", 0, OPT_STRING, &imatrix_path, "FILE",
          "weigh errors by an importance matrix (sluice imatrix; GGUF or the older .dat)"},
-        {"--threads", 't', OPT_INT, &threads, "N", "threads; default: one per processor"},
+        {"--threads", 't', OPT_INT, &threads, "N", "threads; 0 (default): one per processor"},
     };
     char about[256];
     snprintf(about, sizeof about,
@@ -269,8 +269,9 @@ int cmd_quantize(int argc, char **argv) {
     if (!mixture_is_written(j.mixture))
         return complain(EXIT_USAGE, "quantize: %s can be read but not written; expected one of %s",
                         mixture_name(j.mixture), mixture_names());
-    if (threads < 1 || threads > 1024)
-        return complain(EXIT_USAGE, "quantize: --threads is %d, expected 1 to 1024", threads);
+    if (threads < 0 || threads > 1024)
+        return complain(EXIT_USAGE, "quantize: --threads is %d, expected 0 to 1024", threads);
+    threads = threads ? threads : cpu_count();
     struct err err = {0};
     struct gguf *in = NULL;
     struct imatrix *imatrix = NULL;
