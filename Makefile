@@ -410,6 +410,7 @@ LINT_EXCEPT := $(patsubst %,--suppress=%:src/backend/cuda/ops/experts_fallback.c
 lint: | $(STAMPS)/lint
 	clang-format --dry-run -Werror $(FORMATTED)
 	bash tools/check_layers.sh
+	python3 tools/check_docs.py
 	cppcheck --quiet --error-exitcode=1 --std=c11 --inline-suppr --suppress=missingIncludeSystem --suppress=unknownMacro \
 	    $(LINT_EXCEPT) --enable=warning -Iinclude -Isrc src
 

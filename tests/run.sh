@@ -192,6 +192,7 @@ quick() {
     suite "conversations, leaks" python3 tests/test_chat.py build/asan/sluice edited several_lines_through
     replay_all
     check "includes point downwards" bash tools/check_layers.sh
+    check "links of the documents" python3 tools/check_docs.py
     check "sluice.h as C++" g++ -fsyntax-only -x c++ include/sluice.h
     check_cuda
 }

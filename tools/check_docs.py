@@ -1,0 +1,86 @@
+#!/usr/bin/env python3
+"""check_docs.py - links of the documents lead somewhere.
+
+Every relative link of a Markdown file names a file that is there and, after #, one of its headings, as GitHub names
+them. Every docs/*.md that a source file or script mentions is there too. Prints one line for each that is not."""
+
+import os
+import re
+import subprocess
+import sys
+
+ROOT = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..")
+LINK = re.compile(r"\]\(([^)\s]+)\)")
+MENTION = re.compile(r"\bdocs/[\w/.-]+\.md\b")
+
+
+def files(*patterns):
+    """Of the checkout: those that git tracks, and new ones that it does not ignore."""
+    names = subprocess.check_output(["git", "ls-files", "-co", "--exclude-standard", *patterns], cwd=ROOT, text=True)
+    return [name for name in names.split("\n") if name and os.path.isfile(os.path.join(ROOT, name))]
+
+
+def lines_outside_code(path):
+    in_code = False
+    with open(path, encoding="utf-8") as f:
+        for number, line in enumerate(f, 1):
+            if line.startswith("```"):
+                in_code = not in_code
+            elif not in_code:
+                yield number, line
+
+
+def anchors(path):
+    found = set()
+    for _, line in lines_outside_code(path):
+        if heading := re.match(r"#+ (.*)", line):
+            text = re.sub(r"[^\w\- ]", "", LINK.sub("]", heading[1]).strip().lower()).replace(" ", "-")
+            name, n = text, 0
+            while name in found:
+                n += 1
+                name = f"{text}-{n}"
+            found.add(name)
+    return found
+
+
+def check_links(name):
+    path = os.path.join(ROOT, name)
+    for number, line in lines_outside_code(path):
+        for link in LINK.findall(line):
+            file, _, anchor = link.partition("#")
+            if re.match(r"[a-z]+:", link):
+                continue
+            target = os.path.join(os.path.dirname(path), file) if file else path
+            if not os.path.exists(target):
+                yield f"{name}:{number}: {link}: there is no such file"
+            elif anchor and anchor not in anchors(target):
+                yield f"{name}:{number}: {link}: there is no such heading"
+
+
+def check_mentions(name):
+    try:
+        with open(os.path.join(ROOT, name), encoding="utf-8") as f:
+            text = f.read()
+    except UnicodeDecodeError:
+        return
+    for mention in sorted(set(MENTION.findall(text))):
+        if not os.path.exists(os.path.join(ROOT, mention)):
+            yield f"{name}: {mention}: there is no such file"
+
+
+def main():
+    try:
+        documents, all_files = files("*.md"), files()
+    except (OSError, subprocess.CalledProcessError):
+        print("not checked: git does not list the files of this folder")
+        return 0
+    wrong = [line for name in documents for line in check_links(name)]
+    for name in all_files:
+        if not name.startswith(("tests/data/", "tests/fuzz/corpus/")) and not name.endswith((".patch", ".gguf")):
+            wrong += check_mentions(name)
+    print(*wrong, sep="\n", end="\n" if wrong else "")
+    return 1 if wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
