@@ -1405,6 +1405,22 @@ def test_snapshots():
     assert [x["id"] for x in s.request("GET", "/v1/snapshots")[2]["data"]] == ["here"] and s.request("DELETE", "/v1/snapshots/here")[0] == 200
 
 
+def test_snapshots_that_cannot_be_deleted():
+    """What stays on the disk is not said to be deleted."""
+    cache = TMP / "stubborn"
+    with own("--cache-dir", cache) as s:
+        assert s.request("POST", "/v1/snapshots", {"id": "a", "messages": FOX})[0] == 200
+        file = cache / "snapshots/a.json"
+        file.unlink()
+        (file / "something").mkdir(parents=True)  # a folder is not unlinked, by root neither
+        status, _, body = s.request("DELETE", "/v1/snapshots/a")
+        assert status == 500 and "a.json: cannot delete: Is a directory" in body["error"]["message"], body
+        assert [x["id"] for x in s.request("GET", "/v1/snapshots")[2]["data"]] == ["a"]
+        shutil.rmtree(file)
+        assert s.request("DELETE", "/v1/snapshots/a")[0] == 200  # somebody else did it
+        assert s.request("DELETE", "/v1/snapshots/a")[0] == 404
+
+
 def test_snapshots_whose_folder_is_deleted():
     with tempfile.TemporaryDirectory() as folder:
         with own("--cache-dir", folder + "/cache") as s:

@@ -261,18 +261,21 @@ char *snapshots_get(struct snapshots *s, const char *id, size_t *n) {
     return text;
 }
 
-bool snapshots_drop(struct snapshots *s, const char *id) {
+int snapshots_drop(struct snapshots *s, const char *id, bool *is_there, struct err *err) {
+    int status = SLUICE_OK;
     pthread_mutex_lock(&s->lock);
     struct entry **at = find(s, id);
-    bool is_there = *at != NULL;
-    char *path = is_there && s->folder ? path_of(s, id) : NULL;
-    if (path)
-        unlink(path);
-    if (is_there)
+    *is_there = *at != NULL;
+    char *path = *is_there && s->folder ? path_of(s, id) : NULL;
+    if (*is_there && s->folder && !path)
+        status = err_memory(err, "a snapshot");
+    else if (path && unlink(path) && errno != ENOENT && errno != ENOTDIR)
+        status = err_set(err, SLUICE_ERR_IO, "%s: cannot delete: %s", path, strerror(errno));
+    if (*is_there && !status)
         forget(s, at);
     pthread_mutex_unlock(&s->lock);
     free(path);
-    return is_there;
+    return status;
 }
 
 json_t *snapshots_list(struct snapshots *s) {

@@ -33,7 +33,8 @@ bool snapshot_id_is_good(const char *id);
 int snapshots_put(struct snapshots *s, const char *id, struct str text, struct err *err);
 /* A copy to free, terminated; NULL: there is none, or it cannot be read. */
 char *snapshots_get(struct snapshots *s, const char *id, size_t *n);
-bool snapshots_drop(struct snapshots *s, const char *id); /* false: there is none */
+/* After an error it is still there. */
+int snapshots_drop(struct snapshots *s, const char *id, bool *is_there, struct err *err);
 
 /* An array of {"id", "object": "snapshot", "created_at", "bytes"}, the oldest first. */
 json_t *snapshots_list(struct snapshots *s);

@@ -172,7 +172,11 @@ void snapshot_get(struct exchange *x) {
 }
 
 void snapshot_delete(struct exchange *x) {
-    if (snapshots_drop(x->server->snapshots, x->name))
+    struct err err = {0};
+    bool is_there;
+    if (snapshots_drop(x->server->snapshots, x->name, &is_there, &err))
+        exchange_refuse(x, 500, NULL, "%s", err.text);
+    else if (is_there)
         exchange_reply(
             x, 200,
             json_pack("{s:s, s:s, s:b}", "id", x->name, "object", "snapshot", "deleted", 1));
