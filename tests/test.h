@@ -1,7 +1,7 @@
 /* test.h - the test runner.
  *
- * TEST(name) { ... } defines a test; it is found by itself. EXPECT and its kin note a failure and
- * go on; the test's first failure is printed as one line. tests/main.c runs them all, or those
+ * TEST(name) { ... } defines a test; it needs no registration. EXPECT and the like note a failure
+ * and go on; the test's first failure is printed as one line. tests/main.c runs them all, or those
  * whose names contain an argument. */
 #ifndef TEST_H
 #define TEST_H
@@ -24,8 +24,8 @@ void test_register(struct test *t);
 /* Notes a failure of the running test. */
 void test_fail(const char *file, int line, const char *format, ...)
     __attribute__((format(printf, 3, 4)));
-/* Counts the running test as skipped, with a reason: it is not counted as passed. */
 bool test_has_failed(void); /* the test that runs */
+/* Counts the running test as skipped, with a reason: it is not counted as passed. */
 void test_skip(const char *format, ...) __attribute__((format(printf, 1, 2)));
 
 /* One line that is always printed: how much a test found to run, or a figure to keep. */
@@ -36,10 +36,10 @@ const char *test_data(const char *name);
 /* A fresh path in build/tmp for a file that the test writes. Static ring of 8. */
 const char *test_temporary(const char *name);
 /* A whole file; fails the test and returns NULL when it is not there. free() it. A zero byte
- * stands after the end. */
+ * follows the end. */
 char *test_read_file(const char *path, size_t *size);
-/* Memory whose last byte lies before a page that cannot be touched, so that code without a
- * sanitizer dies of a read after the end as well. Aligned as far as its size is a multiple. */
+/* Memory whose last byte is before a page that cannot be touched, so that a read after the end
+ * crashes without a sanitizer, too. Aligned as far as its size is a multiple. */
 void *test_guarded(size_t size);
 void test_guarded_free(const void *memory); /* NULL is fine */
 

@@ -30,7 +30,7 @@
 struct grammar;
 
 /* GBNF as llama.cpp has it: rules `name ::= ...`, the first is "root". Literals, classes, `.`,
- * groups, `|`, `* + ?`, `{n} {n,} {n,m}`, comments. Left recursion is refused. */
+ * groups, `|`, `* + ?`, `{n} {n,} {,m} {n,m}`, comments. Left recursion is refused. */
 int grammar_of_gbnf(struct grammar **out, const char *text, size_t length, struct err *err);
 
 /* Values that are valid for a JSON schema; docs/usage.md lists the keywords. What is not supported
