@@ -3,6 +3,7 @@
 #ifdef SLUICE_CUDA
 #include "backend/cuda/host/cuda.h"
 #include "backend/cuda/host/fatbins.h"
+#include "backend/cuda/ops/project_schedule.h"
 #include "backend/cuda/ops/state.h"
 #include "model/model.h"
 #include "test.h"
@@ -12,6 +13,21 @@ static const char *const models[] = {
     "synth:smollm2-135m:q4_k_m",      "synth:qwen35-35b-a3b:q4_k_m", "synth:qwen35-tiny:q8_0",
     "synth:qwen35-tiny:f16",
 };
+
+/* Every tile of a product has one thread block, in order: of all segments, or of each. */
+static void check_schedules(const struct backend *b) {
+    for (const struct project_schedule *s = b->schedules; s; s = s->next) {
+        const struct project_segment *last = &s->segments[s->shape.n_segments - 1];
+        uint32_t all = last->first_tile + last->n_tiles;
+        for (uint32_t i = 0; i < (s->shape.has_shares ? s->shape.n_segments : 1); i++) {
+            const uint16_t *bounds = s->bounds + i * (s->n_blocks + 1);
+            EXPECT_INT(bounds[0], 0);
+            EXPECT_INT(bounds[s->n_blocks], s->shape.has_shares ? s->segments[i].n_tiles : all);
+            for (uint32_t block = 0; block < s->n_blocks; block++)
+                EXPECT(bounds[block] <= bounds[block + 1]);
+        }
+    }
+}
 
 /* Plans of some widths: their weights all have places that do not overlap, their ops all have
  * kernels, and what the kernels ask for is the same each time. */
@@ -54,6 +70,8 @@ static void check_model(const char *path, uint32_t n_sms, bool is_exact) {
         end = b.places[i].at + b.places[i].bytes;
     }
     EXPECT(status || (end > 0 && end <= b.weight_bytes));
+    EXPECT(status || is_exact || b.schedules);
+    check_schedules(&b);
     free(b.places);
     arena_free(&b.arena);
     model_close(m);
@@ -63,6 +81,42 @@ TEST(cuda_host_plans_become_kernels) {
     for (size_t i = 0; i < sizeof models / sizeof *models; i++)
         check_model(models[i], 132, false);
     check_model(models[0], 132, true);
+}
+
+/* Segments beside each other: no thread block has more than 5 % above its share of the bytes, and
+ * nearly all have tiles of both large ones. */
+TEST(cuda_host_segments_are_shared_evenly) {
+    struct backend b = {.n_sms = 132, .capability = 90, .max_shared = 227 << 10};
+    const struct project_shape shape = {
+        .k = 2560,
+        .head_width = 2560,
+        .prologue = PROLOGUE_NORM,
+        .row_limit = 1,
+        .max_shared = b.max_shared,
+        .types = IS_Q8_0 | IS_F32,
+        .has_shares = 1,
+        .n_segments = 4,
+        .segments = {{DT_Q8_0, 8192, 8}, {DT_Q8_0, 4096, 4}, {DT_F32, 32, 4}, {DT_F32, 32, 4}},
+    };
+    EXPECT(project_can_share(&shape, b.n_sms) && !project_can_share(&shape, b.n_sms + 1));
+    const struct project_schedule *s = project_find_schedule(&b, &shape);
+    double all = 0, most = 0;
+    uint32_t n_both = 0; /* the first segment's tiles are the largest: every block has some */
+    for (uint32_t block = 0; s && block < s->n_blocks; block++) {
+        double bytes = 0;
+        for (uint32_t i = 0; i < shape.n_segments; i++) {
+            const struct project_segment *g = &s->segments[i];
+            const uint16_t *bounds = s->bounds + i * (s->n_blocks + 1) + block;
+            bytes += (double)(bounds[1] - bounds[0]) * g->kblocks * g->kblock_bytes;
+            n_both += i == 1 && bounds[1] > bounds[0];
+        }
+        all += bytes;
+        most = bytes > most ? bytes : most;
+    }
+    EXPECT(s && all > 0 && most * s->n_blocks < 1.05 * all);
+    EXPECT(n_both > b.n_sms * 9 / 10);
+    check_schedules(&b);
+    arena_free(&b.arena);
 }
 
 /* Kernels that are launched outside of plans. */

@@ -4,9 +4,10 @@
  *   out[r][n] = epilogue(factor[r] * sum over k of w[n][k] * a[r][k] + bias[n])
  *
  * Work: a task is one tile's K blocks of one K split (split-K), done by one warp for all R rows. A
- * thread block (blockIdx.x) has the tiles bounds[b] ... bounds[b + 1] of all segments; its
- * task_warps warps take its tasks round robin. blockIdx.y: R rows. A lane owns the same columns of
- * the same row (or 4 rows) in every K block of a tile: see tiles.h.
+ * thread block (blockIdx.x) has the tiles bounds[b] ... bounds[b + 1] of all segments, or a range
+ * of every segment (PROJECT_HAS_SHARES); its task_warps warps take its tasks round robin.
+ * blockIdx.y: R rows. A lane owns the same columns of the same row (or 4 rows) in every K block of
+ * a tile: see tiles.h.
  *
  * Pipeline: each warp has its own, of p.stages K blocks in shared memory, filled by the copy engine
  * (R = 1, one bulk copy a K block and an mbarrier a stage; the lanes' load units stay free for the
@@ -95,20 +96,78 @@ struct task {
     uint32_t segment, tile, split;
 };
 
+/* Whether bounds are a table of segments and thread blocks. */
+template <int SET, int R> static __device__ __forceinline__ constexpr bool has_shares(void) {
+    return R == 1 && PROJECT_HAS_SHARES(SET);
+}
+
+/* A thread block's tiles of a segment: `first` to `last` - 1, maybe none. */
+struct segment_range {
+    uint32_t first, last;
+};
+
+/* Where bounds are of all segments, one after the other: in that order. */
+template <bool HAS_SHARES> struct block_tiles {
+    uint32_t begin, end;
+
+    __device__ __forceinline__ block_tiles(const struct project_params &p)
+        : begin(p.bounds[blockIdx.x]), end(p.bounds[blockIdx.x + 1]) {
+    }
+
+    __device__ __forceinline__ struct segment_range of(const struct project_params &p,
+                                                       uint32_t segment) const {
+        const struct project_segment &s = p.segments[segment];
+        return {max(begin, s.first_tile), min(end, s.first_tile + s.n_tiles)};
+    }
+
+    /* So many for every tile. */
+    static __device__ __forceinline__ uint32_t count(const struct segment_range &r, uint32_t each) {
+        return r.last > r.first ? (r.last - r.first) * each : 0;
+    }
+
+    /* The first one's number in the segment. */
+    static __device__ __forceinline__ uint32_t first(const struct project_segment &s,
+                                                     const struct segment_range &r) {
+        return r.first - s.first_tile;
+    }
+};
+
+/* A range of each segment. */
+template <> struct block_tiles<true> {
+    __device__ __forceinline__ block_tiles(const struct project_params &) {
+    }
+
+    __device__ __forceinline__ struct segment_range of(const struct project_params &p,
+                                                       uint32_t segment) const {
+        const uint16_t *bounds = p.bounds + segment * (p.n_blocks + 1) + blockIdx.x;
+        return {bounds[0], bounds[1]};
+    }
+
+    static __device__ __forceinline__ uint32_t count(const struct segment_range &r, uint32_t each) {
+        return (r.last - r.first) * each;
+    }
+
+    static __device__ __forceinline__ uint32_t first(const struct project_segment &,
+                                                     const struct segment_range &r) {
+        return r.first;
+    }
+};
+
 /* Task t of this thread block: segment by segment, tile by tile, a tile's splits together. False:
  * it has fewer. */
+template <bool HAS_SHARES = false>
 static __device__ __forceinline__ bool find_task(const struct project_params &p, uint32_t t,
                                                  struct task &out) {
-    uint32_t begin = p.bounds[blockIdx.x], end = p.bounds[blockIdx.x + 1];
+    struct block_tiles<HAS_SHARES> tiles(p);
 #pragma unroll 1
     for (uint32_t i = 0; i < p.n_segments; i++) {
         const struct project_segment &s = p.segments[i];
-        uint32_t first = max(begin, s.first_tile), last = min(end, s.first_tile + s.n_tiles);
-        uint32_t n = last > first ? (last - first) * s.splits : 0;
+        struct segment_range range = tiles.of(p, i);
+        uint32_t n = tiles.count(range, s.splits);
         if (t < n) {
             uint32_t tile = t * s.split_fastdiv >> 16;
             out.segment = i;
-            out.tile = first - s.first_tile + tile;
+            out.tile = tiles.first(s, range) + tile;
             out.split = t - tile * s.splits;
             return true;
         }
@@ -118,14 +177,13 @@ static __device__ __forceinline__ bool find_task(const struct project_params &p,
 }
 
 /* Tasks of this thread block. */
+template <bool HAS_SHARES>
 static __device__ __forceinline__ uint32_t count_tasks(const struct project_params &p) {
-    uint32_t begin = p.bounds[blockIdx.x], end = p.bounds[blockIdx.x + 1], n = 0;
+    struct block_tiles<HAS_SHARES> tiles(p);
+    uint32_t n = 0;
 #pragma unroll 1
-    for (uint32_t i = 0; i < p.n_segments; i++) {
-        const struct project_segment &s = p.segments[i];
-        uint32_t first = max(begin, s.first_tile), last = min(end, s.first_tile + s.n_tiles);
-        n += last > first ? (last - first) * s.splits : 0;
-    }
+    for (uint32_t i = 0; i < p.n_segments; i++)
+        n += tiles.count(tiles.of(p, i), p.segments[i].splits);
     return n;
 }
 
@@ -144,7 +202,12 @@ static __device__ __forceinline__ uint32_t task_first_kblock(const struct projec
 
 /* Whether there are registers to keep what is known before the wait. */
 template <int SET, int R> static __device__ __forceinline__ constexpr bool keeps_early(void) {
-    return HAS_CP_ASYNC_BULK && R == 1 && SET & (IS_Q4_K | IS_BF16) && !(SET & IS_Q8_0);
+    return HAS_CP_ASYNC_BULK && R == 1 && SET != IS_ANY && SET & (IS_Q4_K | IS_BF16 | IS_Q8_0);
+}
+
+/* Whether there are also registers for a task's columns. */
+template <int SET, int R> static __device__ __forceinline__ constexpr bool keeps_span(void) {
+    return keeps_early<SET, R>() && !(SET & IS_Q8_0);
 }
 
 /* Whether there are also registers for the lane's share of its first tile. */
@@ -193,15 +256,16 @@ static __device__ __forceinline__ void start_task(const struct project_params &p
 
 /* Starts loading the warp's next K block, if there is one. stage, mbar: shared addresses. none: 0,
  * when the stage is read. */
-template <int SET, bool IS_BULK>
+template <int SET, int R>
 static __device__ __forceinline__ void load_kblock(const struct project_params &p,
                                                    struct kblock_loader &l, uint32_t stage,
                                                    uint32_t mbar, uint32_t none = 0) {
     constexpr uint32_t BYTES = set_kblock_bytes<SET>();
+    constexpr bool IS_BULK = HAS_CP_ASYNC_BULK && R == 1;
     struct task t;
     uint32_t lane = threadIdx.x % 32;
     if (l.left == 0 && l.next_task < l.n_tasks) {
-        find_task(p, l.next_task, t);
+        find_task<has_shares<SET, R>()>(p, l.next_task, t);
         start_task<SET, IS_BULK>(p, l, t);
     }
     uint32_t bytes = BYTES ? BYTES : l.kblock_bytes;
@@ -229,22 +293,25 @@ static __device__ __forceinline__ void load_kblock(const struct project_params &
     cp_async_commit();
 }
 
-/* Loads the warp's first K blocks, each when the one before has arrived. */
-template <int SET, bool IS_BULK>
+/* Loads the warp's first K blocks, each when the one before has arrived; of BF16 and F16 in one row
+ * the others with the second (qwen35-4b BF16 456.1 to 457.8 tok/s; Q8_0 724 to 717). */
+template <int SET, int R>
 static __device__ __forceinline__ void fill_pipeline(const struct project_params &p,
                                                      struct kblock_loader &l, uint32_t stages,
                                                      uint32_t pipeline, uint32_t mbars) {
+    constexpr bool IS_BULK = HAS_CP_ASYNC_BULK && R == 1;
     if (IS_BULK)
         mbarrier_init_stages(mbars, stages);
 #pragma unroll 1
     for (uint32_t i = 0; i < stages; i++) {
-        if (i && (l.left || l.next_task < l.n_tasks)) {
+        if (i && (i == 1 || !(IS_BULK && SET & IS_SPLIT && SET != IS_ANY)) &&
+            (l.left || l.next_task < l.n_tasks)) {
             if (IS_BULK)
                 mbarrier_wait(mbars + i * 8 - 8, 0);
             else
                 cp_async_wait<0>();
         }
-        load_kblock<SET, IS_BULK>(p, l, pipeline + i * p.stage_bytes, mbars + i * 8);
+        load_kblock<SET, R>(p, l, pipeline + i * p.stage_bytes, mbars + i * 8);
     }
 }
 
@@ -778,7 +845,7 @@ run_tasks(const struct project_params &p, struct kblock_loader &l, uint32_t warp
     bool is_direct = !is_layer<SET, R, LM_HEAD>() && p.is_direct;
     for (;;) {
         const struct project_segment &s = p.segments[t.segment];
-        if (!keeps_early<SET, R>())
+        if (!keeps_span<SET, R>())
             span = find_span(p, t);
         uint32_t x = span.x, last = span.last, type = span.type;
         if (!keeps_share<SET, R>())
@@ -818,8 +885,8 @@ run_tasks(const struct project_params &p, struct kblock_loader &l, uint32_t warp
                 dot_kblock<SET, R>(type, (const uint8_t *)shared + at, a, x, own, acc);
             }
             __syncwarp();
-            load_kblock<SET, IS_BULK>(p, l, base + at, mbars + stage * 8,
-                                      is_bf16<SET>(type) ? none_of(weights) : 0);
+            load_kblock<SET, R>(p, l, base + at, mbars + stage * 8,
+                                is_bf16<SET>(type) ? none_of(weights) : 0);
             if (is_bf16<SET>(type)) { /* the chain is long: the stage is filled meanwhile */
                 if (IS_EAGER) {
                     mma_bf16_step<R, IS_F16>(acc, weights[1], acts[0], true, own.bf16);
@@ -857,8 +924,8 @@ run_tasks(const struct project_params &p, struct kblock_loader &l, uint32_t warp
         i += p.task_warps;
         if (i >= l.n_tasks)
             return;
-        find_task(p, i, t);
-        if (keeps_early<SET, R>())
+        find_task<has_shares<SET, R>()>(p, i, t);
+        if (keeps_span<SET, R>())
             span = find_span(p, t);
         if (keeps_share<SET, R>())
             own = find_lane_share<SET, R>(a, span.type, span.lane_shift, t.tile);
@@ -878,18 +945,20 @@ struct result {
 enum : uint32_t { NO_RESULT = ~0u };
 
 /* Output e of this thread block: segment by segment, tile by tile. SwiGLU: of gate and up. */
+template <bool HAS_SHARES>
 static __device__ __forceinline__ struct result find_result(const struct project_params &p,
                                                             uint32_t e) {
-    uint32_t begin = p.bounds[blockIdx.x], end = p.bounds[blockIdx.x + 1], task = 0;
+    struct block_tiles<HAS_SHARES> block(p);
+    uint32_t task = 0;
     bool is_swiglu = p.epilogue == EPILOGUE_SWIGLU;
     struct result out = {NO_RESULT, 0, 0};
 #pragma unroll 1
     for (uint32_t g = 0; g < (is_swiglu ? 1 : p.n_segments); g++) {
         const struct project_segment &s = p.segments[g], &up = p.segments[1];
-        uint32_t first = max(begin, s.first_tile), last = min(end, s.first_tile + s.n_tiles);
-        uint32_t tiles = last > first ? last - first : 0, tile = e >> s.row_shift;
+        struct segment_range range = block.of(p, g);
+        uint32_t tiles = block.count(range, 1), tile = e >> s.row_shift;
         if (tile < tiles) {
-            uint32_t n = ((first - s.first_tile) << s.row_shift) + e,
+            uint32_t n = (block.first(s, range) << s.row_shift) + e,
                      row = e - (tile << s.row_shift);
             out.column = n < s.n ? s.column + n : NO_RESULT;
             out.partials = (task + tile * s.splits) * PROJECT_TILE_ROWS + row;
@@ -1019,7 +1088,7 @@ static __device__ __forceinline__ void project_gemv(const struct project_params 
     uint32_t warp = warp_uniform(threadIdx.x / 32), first_row = blockIdx.y * R, n_rows = 1;
     uint32_t pipeline = warp * p.stages * p.stage_bytes,
              base_addr = (uint32_t)__cvta_generic_to_shared(shared);
-    struct kblock_loader l = {NULL, 0, warp, count_tasks(p), 0};
+    struct kblock_loader l = {NULL, 0, warp, count_tasks<has_shares<SET, R>()>(p), 0};
     struct task t;
     bool has_task = warp < p.task_warps && warp < l.n_tasks;
     uint32_t mbars = base_addr + p.mbars_at + warp * p.stages * 8, stages = p.stages;
@@ -1039,11 +1108,11 @@ static __device__ __forceinline__ void project_gemv(const struct project_params 
     }
     struct task_span span = {};
     if (has_task) {
-        find_task(p, warp, t);
+        find_task<has_shares<SET, R>()>(p, warp, t);
         start_task<SET, IS_BULK>(p, l, t);
-        if (IS_EARLY)
+        if (IS_EARLY && keeps_span<SET, R>())
             span = find_span(p, t);
-        fill_pipeline<SET, IS_BULK>(p, l, stages, base_addr + pipeline, mbars);
+        fill_pipeline<SET, R>(p, l, stages, base_addr + pipeline, mbars);
     }
     struct col8 weights = {};
     struct row_threads threads = row_threads_of(p.in);
@@ -1055,7 +1124,7 @@ static __device__ __forceinline__ void project_gemv(const struct project_params 
     uint32_t e = threadIdx.x - r * threads_per_row;
     struct result at = {NO_RESULT, 0, 0};
     if (e < p.max_results)
-        at = find_result(p, e);
+        at = find_result<has_shares<SET, R>()>(p, e);
     /* The row's place is in `out`, or in at.column, so that it need not be found out again. */
     auto row_at = [&](bool is_in_column) {
         return IS_EARLY == is_in_column ? (first_row + r) * p.out_stride : 0;
@@ -1065,8 +1134,9 @@ static __device__ __forceinline__ void project_gemv(const struct project_params 
         at.column = at.column != NO_RESULT ? at.column + row_at(true) : NO_RESULT;
         residual.at = p.out + (at.column != NO_RESULT ? at.column : 0);
         residual.is_wanted = at.column != NO_RESULT && p.epilogue == EPILOGUE_ADD;
-        span = {warp_uniform(span.x), warp_uniform(span.last), warp_uniform(span.type),
-                warp_uniform(span.lane_shift)};
+        if (keeps_span<SET, R>())
+            span = {warp_uniform(span.x), warp_uniform(span.last), warp_uniform(span.type),
+                    warp_uniform(span.lane_shift)};
     }
     struct lane_share own = {};
     if (IS_EARLY && keeps_share<SET, R>()) {
@@ -1126,7 +1196,7 @@ static __device__ __forceinline__ void project_gemv(const struct project_params 
         factors[1] = 0; /* the thread block's largest logit, as a key: none yet */
     if (is_direct)
         __syncthreads();
-    if (!IS_EARLY && keeps_early<SET, R>() && has_task)
+    if (!IS_EARLY && keeps_span<SET, R>() && has_task)
         span = find_span(p, t);
     if (!IS_EARLY && keeps_share<SET, R>() && has_task)
         own = find_lane_share<SET, R>(a, span.type, span.lane_shift, t.tile);
@@ -1146,7 +1216,7 @@ static __device__ __forceinline__ void project_gemv(const struct project_params 
         e += threads_per_row;
         if (e >= p.max_results || first_row + r >= n_rows)
             return;
-        at = find_result(p, e);
+        at = find_result<has_shares<SET, R>()>(p, e);
         if (at.column != NO_RESULT)
             at.column += row_at(true);
         if (at.column != NO_RESULT && p.epilogue == EPILOGUE_ADD)

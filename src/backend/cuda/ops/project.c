@@ -109,20 +109,23 @@ static bool needs_all(const struct project_input *in, uint32_t set, uint32_t row
            ((rows <= PROJECT_FUSED_ROWS && !project_is_vec4(in)) || (rows == 1 && in->is_lm_head));
 }
 
-/* Two rows have Q4_K and Q6_K together; devices below 9.0 also with F32, and Q8_0 with it. Eight
- * rows of int8 activations are here only where gemm does not take them: one kernel for all. */
-static const char *kernel_set(const struct recorder *r, const struct project_input *in,
-                              uint32_t set, uint32_t rows) {
+/* The set of a gemv kernel; IS_ANY: `all`. Two rows have Q4_K and Q6_K together; devices below 9.0
+ * also with F32, and Q8_0 with it. Eight rows of int8 activations are here only where gemm does not
+ * take them: one kernel for all. */
+static uint32_t kernel_set(const struct recorder *r, const struct project_input *in,
+                           const struct project_shape *shape, uint32_t rows) {
     const uint32_t pair = IS_Q4_K | IS_Q6_K;
+    uint32_t set = shape->types;
     if ((rows == PROJECT_MAX_ROWS && set & IS_INT8) || needs_all(in, set, rows))
-        return "all";
+        return IS_ANY;
     if (rows == 1 || (rows == 2 && set & pair))
         set = shared_set(r, set);
     if (rows == 2 && (set == IS_Q4_K || set == IS_Q6_K || set == (IS_Q4_K | IS_F32)))
         set |= pair;
     if (r->b->capability < 90 && strcmp(project_set_name(set), "all") != 0)
         set |= set & pair ? pair | IS_F32 : set & IS_Q8_0 ? IS_F32 : 0;
-    return project_set_name(set);
+    bool lacks_room = rows == 1 && PROJECT_HAS_SHARES(set) && !project_can_share(shape, r->n_sms);
+    return lacks_room || strcmp(project_set_name(set), "all") == 0 ? IS_ANY : set;
 }
 
 /* ---- input ------------------------------------------------------------------------------------
@@ -329,7 +332,7 @@ static int record_gemv(struct recorder *r, const struct op_project *o,
                  r->b->capability < 90 && set & IS_INT8 ? "all" : project_set_name(set));
     else
         snprintf(name, sizeof name, "project_gemv_%u_%s", s->rows,
-                 kernel_set(r, &p->in, set, s->rows));
+                 project_set_name(kernel_set(r, &p->in, &s->shape, s->rows)));
     if (s->rows > PROJECT_FUSED_ROWS) {
         int status = quantize_rows(r, p, bucket, s->rows, set & IS_F16);
         if (status)
@@ -395,9 +398,9 @@ int record_project(struct recorder *r, const struct op *op) {
         record_project_wide_bf16(r, &p, shape.types, &status) ||
         record_project_gemm(r, &gemm, &gemm_next, &status))
         return status;
-    if (shape.f32_from_global &&
-        s->rows <= PROJECT_FUSED_ROWS) { /* those kernels need the qact's */
-        shape.f32_from_global = 0;
+    shape.f32_from_global &= s->rows > PROJECT_FUSED_ROWS; /* the others need the qact's */
+    shape.has_shares = s->rows == 1 && PROJECT_HAS_SHARES(kernel_set(r, &p.in, &shape, 1));
+    if (memcmp(&shape, &s->shape, sizeof shape) != 0) {
         if (!(s = project_find_schedule(r->b, &shape)))
             return err_memory(r->err, "the schedule of a product");
         p = arguments_of(r, op, s);

@@ -12,7 +12,8 @@
 
 enum {
     PROJECT_SEGMENTS = 6,
-    PROJECT_BLOCKS = 528,   /* thread blocks at most */
+    PROJECT_BLOCKS = 528, /* thread blocks at most */
+    PROJECT_BOUNDS = 532, /* words of bounds: PROJECT_BLOCKS + 1, or four segments of 132 blocks */
     PROJECT_TILE_ROWS = 16, /* of the tallest tile */
     PROJECT_MAX_ROWS = 8,   /* rows of activations at once in a gemv kernel */
     PROJECT_FUSED_ROWS = 2, /* up to so many rows the product's thread blocks quantize themselves */
@@ -86,7 +87,9 @@ struct project_params {
     uint32_t n_blocks;    /* gridDim.x */
     uint32_t f32_from_global; /* F32 segments read x and the norm's weights, not the qact */
     struct project_segment segments[PROJECT_SEGMENTS];
-    uint16_t bounds[PROJECT_BLOCKS + 1]; /* thread block b has tiles bounds[b] ... bounds[b + 1] */
+    /* Thread block b has tiles bounds[b] ... bounds[b + 1] of all segments, in the order of
+     * first_tile. PROJECT_HAS_SHARES: (segment, n_blocks + 1), tiles of the segment. */
+    uint16_t bounds[PROJECT_BOUNDS];
 };
 
 /* Of the LM head of one row: what else it does with a logit. */
@@ -110,6 +113,12 @@ enum { IS_Q4_K = 1, IS_Q5_K = 2, IS_Q6_K = 4, IS_Q8_0 = 8, IS_BF16 = 16, IS_F16 
 
 /* All types that may be beside each other: F16 is alone, or with F32. */
 enum { IS_ANY = IS_Q4_K | IS_Q5_K | IS_Q6_K | IS_Q8_0 | IS_BF16 | IS_F32 };
+
+/* Sets whose kernels of one row have a range of every segment's tiles for every thread block, not
+ * one range of all. Q8_0's kernel has no spills by it; K-quants' would lose 1 to 2 % with small
+ * models (docs/lab/cuda.md, "One row: shares of segments"). */
+#define PROJECT_HAS_SHARES(set)                                                                    \
+    (((set) & (IS_Q8_0 | IS_BF16)) != 0 && !((set) & (IS_Q4_K | IS_Q5_K | IS_Q6_K)))
 
 /* Activations are in two parts (kernels/project_bf16.cuh). */
 enum { IS_SPLIT = IS_BF16 | IS_F16 };

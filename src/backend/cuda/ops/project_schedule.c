@@ -166,8 +166,8 @@ void project_divide_tiles(const struct project_segment *segments, uint32_t n_seg
     fill_blocks(segments, n_segments, n_blocks, high, kblock_cost, bounds);
 }
 
-/* Tiles of a segment that the block with these bounds has. */
-static uint32_t block_tiles(const struct project_segment *seg, const uint16_t *bounds) {
+/* Tiles of a segment that the block with these bounds of all segments has. */
+static uint32_t joint_tiles(const struct project_segment *seg, const uint16_t *bounds) {
     uint32_t first = max_u32(bounds[0], seg->first_tile),
              last = min_u32(bounds[1], seg->first_tile + seg->n_tiles);
     return last > first ? last - first : 0;
@@ -179,14 +179,37 @@ uint32_t project_max_tasks(const struct project_segment *segments, uint32_t n_se
     for (uint32_t b = 0; b < n_blocks; b++) {
         uint32_t n = 0;
         for (uint32_t i = 0; i < n_segments; i++)
-            n += block_tiles(&segments[i], &bounds[b]) * segments[i].splits;
+            n += joint_tiles(&segments[i], &bounds[b]) * segments[i].splits;
         most = max_u32(most, n);
     }
     return most;
 }
 
+bool project_can_share(const struct project_shape *shape, uint32_t n_sms) {
+    return shape->n_segments * (n_sms + 1) <= PROJECT_BOUNDS;
+}
+
+/* Bounds of a segment's shares. */
+static uint16_t *shares_of(struct project_schedule *s, uint32_t segment) {
+    return s->bounds + segment * (s->n_blocks + 1);
+}
+
+/* Tiles of segment i that block b has. */
+static uint32_t block_tiles(const struct project_schedule *s, uint32_t i, uint32_t b) {
+    const uint16_t *shares = s->bounds + i * (s->n_blocks + 1) + b;
+    return s->shape.has_shares ? (uint32_t)shares[1] - shares[0]
+                               : joint_tiles(&s->segments[i], &s->bounds[b]);
+}
+
 static uint32_t max_tasks(const struct project_schedule *s) {
-    return project_max_tasks(s->segments, s->shape.n_segments, s->n_blocks, s->bounds);
+    uint32_t most = 0;
+    for (uint32_t b = 0; b < s->n_blocks; b++) {
+        uint32_t n = 0;
+        for (uint32_t i = 0; i < s->shape.n_segments; i++)
+            n += block_tiles(s, i, b) * s->segments[i].splits;
+        most = max_u32(most, n);
+    }
+    return most;
 }
 
 /* Results of the block that has most. */
@@ -195,7 +218,7 @@ static uint32_t max_results(const struct project_schedule *s) {
     for (uint32_t b = 0; b < s->n_blocks; b++) {
         uint32_t n = 0;
         for (uint32_t i = 0; i < (is_swiglu(s) ? 1 : s->shape.n_segments); i++)
-            n += block_tiles(&s->segments[i], &s->bounds[b]) << s->segments[i].row_shift;
+            n += block_tiles(s, i, b) << s->segments[i].row_shift;
         most = max_u32(most, n);
     }
     return most;
@@ -209,7 +232,7 @@ static uint64_t max_warp_cost(const struct project_schedule *s, uint32_t warps) 
         uint32_t task = 0;
         for (uint32_t i = 0; i < s->shape.n_segments; i++) {
             const struct project_segment *seg = &s->segments[i];
-            uint32_t n = block_tiles(seg, &s->bounds[b]) * seg->splits;
+            uint32_t n = block_tiles(s, i, b) * seg->splits;
             for (uint32_t t = 0; t < n; t++, task++)
                 cost[task % warps] += (seg->split_kblocks + (t % seg->splits < seg->split_extra)) *
                                           (uint64_t)(seg->kblock_bytes + KBLOCK_COST) +
@@ -231,18 +254,95 @@ static uint64_t best_warp_cost(const struct project_schedule *s) {
     return best;
 }
 
-/* Divides by bytes, by K blocks, or between: by what costs the busiest warp least. */
+/* Each block gets tiles of all segments one after the other: most have tiles of one segment alone.
+ */
+static void divide_jointly(struct project_schedule *s, uint32_t kblock_cost) {
+    uint16_t joint[PROJECT_BLOCKS + 1];
+    project_divide_tiles(s->segments, s->shape.n_segments, s->n_blocks, kblock_cost, joint);
+    if (!s->shape.has_shares) {
+        memcpy(s->bounds, joint, (s->n_blocks + 1) * sizeof *joint);
+        return;
+    }
+    for (uint32_t i = 0; i < s->shape.n_segments; i++) {
+        const struct project_segment *seg = &s->segments[i];
+        uint32_t first = seg->first_tile, end = first + seg->n_tiles;
+        for (uint32_t b = 0; b <= s->n_blocks; b++)
+            shares_of(s, i)[b] = (uint16_t)(min_u32(max_u32(joint[b], first), end) - first);
+    }
+}
+
+/* The segments, those of the largest tiles first. */
+static void order_segments(const struct project_schedule *s, uint32_t kblock_cost,
+                           uint32_t order[PROJECT_SEGMENTS]) {
+    for (uint32_t i = 0; i < s->shape.n_segments; i++) {
+        uint64_t cost = tile_cost(&s->segments[i], kblock_cost);
+        uint32_t at = i;
+        for (; at && tile_cost(&s->segments[order[at - 1]], kblock_cost) < cost; at--)
+            order[at] = order[at - 1];
+        order[at] = i;
+    }
+}
+
+/* Fills blocks up to a cost of max_cost: with their share of every segment but F32 ones, whose few
+ * tiles have many tasks; then with whatever fits. False: some tiles are left. */
+static bool fill_evenly(struct project_schedule *s, uint64_t max_cost, uint32_t kblock_cost) {
+    uint32_t n = s->shape.n_segments, left[PROJECT_SEGMENTS], order[PROJECT_SEGMENTS], all = 0;
+    order_segments(s, kblock_cost, order);
+    for (uint32_t i = 0; i < n; i++) {
+        left[i] = s->segments[i].n_tiles;
+        all += left[i];
+        shares_of(s, i)[0] = 0;
+    }
+    for (uint32_t b = 0; b < s->n_blocks; b++) {
+        uint64_t room = max_cost;
+        uint32_t taken[PROJECT_SEGMENTS] = {0};
+        for (uint32_t k = 0; k < 2 * n; k++) {
+            uint32_t i = order[k % n];
+            const struct project_segment *seg = &s->segments[i];
+            uint64_t cost = tile_cost(seg, kblock_cost), take = room / cost;
+            uint32_t share = seg->type == IS_F32 ? 0 : div_up(seg->n_tiles, s->n_blocks);
+            uint32_t most = k < n ? min_u32(share, left[i]) : left[i];
+            take = take < most ? take : most;
+            taken[i] += (uint32_t)take, left[i] -= (uint32_t)take, all -= (uint32_t)take;
+            room -= take * cost;
+        }
+        for (uint32_t i = 0; i < n; i++)
+            shares_of(s, i)[b + 1] = (uint16_t)(shares_of(s, i)[b] + taken[i]);
+    }
+    return all == 0;
+}
+
+/* Each block gets its share of every segment, as far as that is even. */
+static void divide_evenly(struct project_schedule *s, uint32_t kblock_cost) {
+    uint64_t all = 0;
+    for (uint32_t i = 0; i < s->shape.n_segments; i++)
+        all += s->segments[i].n_tiles * tile_cost(&s->segments[i], kblock_cost);
+    uint64_t low = all / s->n_blocks, high = all + 1;
+    while (high - low >= 64) {
+        uint64_t middle = low + (high - low) / 2;
+        if (fill_evenly(s, middle, kblock_cost))
+            high = middle;
+        else
+            low = middle;
+    }
+    fill_evenly(s, high, kblock_cost);
+}
+
+/* Divides by bytes, by K blocks, or between: by what costs the busiest warp least; of shares
+ * evenly, if that costs it no more. */
 static void divide_tiles(struct project_schedule *s) {
     static const uint32_t kblock_costs[] = {0, 2304, 1 << 20};
-    uint32_t n_segments = s->shape.n_segments, chosen = 0;
+    enum { N = sizeof kblock_costs / sizeof *kblock_costs };
+    bool may_be_even = s->shape.has_shares && !is_swiglu(s);
+    uint32_t chosen = 0;
     uint64_t best = UINT64_MAX;
-    for (uint32_t i = 0; i < sizeof kblock_costs / sizeof *kblock_costs && n_segments > 1; i++) {
-        project_divide_tiles(s->segments, n_segments, s->n_blocks, kblock_costs[i], s->bounds);
+    for (uint32_t i = 0; i < (may_be_even ? 2 * N : N) && s->shape.n_segments > 1; i++) {
+        (i < N ? divide_jointly : divide_evenly)(s, kblock_costs[i % N]);
         uint64_t cost = best_warp_cost(s);
-        if (cost < best)
-            best = cost, chosen = kblock_costs[i];
+        if (cost < best || (cost == best && i == N))
+            best = cost, chosen = i;
     }
-    project_divide_tiles(s->segments, n_segments, s->n_blocks, chosen, s->bounds);
+    (chosen < N ? divide_jointly : divide_evenly)(s, kblock_costs[chosen % N]);
 }
 
 /* One block an SM; more where its partial sums would not fit. */
@@ -250,6 +350,7 @@ static void choose_blocks(struct project_schedule *s, uint32_t n_sms) {
     s->n_blocks = n_sms;
     divide_tiles(s);
     while (!s->is_direct && s->n_blocks + n_sms <= PROJECT_BLOCKS &&
+           (!s->shape.has_shares || project_can_share(&s->shape, s->n_blocks + n_sms)) &&
            max_tasks(s) * PROJECT_TILE_ROWS * 4 > MAX_PARTIALS) {
         s->n_blocks += n_sms;
         divide_tiles(s);
@@ -295,7 +396,7 @@ static uint32_t max_warp_kblocks(const struct project_schedule *s) {
         uint32_t kblocks[MAX_WARPS_WIDE] = {0}, task = 0;
         for (uint32_t i = 0; i < s->shape.n_segments; i++) {
             const struct project_segment *seg = &s->segments[i];
-            uint32_t n = block_tiles(seg, &s->bounds[b]) * seg->splits;
+            uint32_t n = block_tiles(s, i, b) * seg->splits;
             for (uint32_t t = 0; t < n; t++, task++)
                 kblocks[task % s->task_warps] +=
                     seg->split_kblocks + (t % seg->splits < seg->split_extra);

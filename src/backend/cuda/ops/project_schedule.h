@@ -20,6 +20,7 @@ struct project_shape {
     uint32_t types;      /* set of the segments' */
     uint32_t is_lm_head;
     uint32_t f32_from_global; /* F32 segments' activations are not in the qact */
+    uint32_t has_shares;      /* for a kernel of PROJECT_HAS_SHARES */
     uint32_t n_segments;
     struct {
         uint32_t dtype, n, tile_rows;
@@ -36,11 +37,14 @@ struct project_schedule {
     uint32_t rows; /* at once in a thread block; 0: its shared memory is too small for one */
     uint32_t task_warps, stages, extra_stages;
     uint32_t qact_at, partials_at, red_at, mbars_at, shared_bytes;
-    uint16_t bounds[PROJECT_BLOCKS + 1];
+    uint16_t bounds[PROJECT_BOUNDS]; /* as in project_params */
 };
 
 /* Whether kernels of a set may have more than two stages: see DEEP_PIPELINE. */
 bool project_has_deep_pipeline(uint32_t types);
+
+/* Whether bounds have room for a range of every segment for a thread block an SM. */
+bool project_can_share(const struct project_shape *shape, uint32_t n_sms);
 
 /* From the backend's cache, or made; NULL: out of memory. */
 const struct project_schedule *project_find_schedule(struct backend *b,
