@@ -35,6 +35,35 @@ struct imax_sum {
     float sum;
 };
 
+/* A block's part of an item (query tile, group): a split, or none, then it only combines. */
+struct item {
+    uint32_t tile, group;
+    uint32_t kv_head, first_head, n_queries;
+    bool is_first_of_kv;         /* of its KV head's tiles */
+    bool has_new;                /* the split ends with the row's own position */
+    uint32_t begin, n, n_cached; /* positions: first, how many, of them in the cache */
+};
+
+/* A block's items, in order of tiles and of groups within a tile. */
+struct work {
+    uint32_t first, end, step, groups; /* groups: of a tile */
+
+    __device__ __forceinline__ bool is_none(void) const {
+        return first >= end;
+    }
+
+    __device__ __forceinline__ uint32_t first_tile(void) const {
+        return groups == 1 ? first : first / groups;
+    }
+};
+
+/* What a block does: found by the producer. */
+struct duty {
+    struct split_layout l;
+    struct work w;
+    struct item item; /* the first, if there is one */
+};
+
 /* R: blocks of a cluster; T: the cache's type. */
 template <int D, int R, int T> struct decode_shared {
     static constexpr int ROW = CACHE_ROW<T, D>, STAGE_POSITIONS = ATTEND_STAGE_POSITIONS(ROW);
@@ -60,10 +89,11 @@ template <int D, int R, int T> struct decode_shared {
     float score_factor[ATTEND_TILE_QUERIES];
     uint64_t full[ATTEND_STAGES], empty[ATTEND_STAGES], shares_full[2]; /* mbarriers */
     struct io_row row;     /* as the producer reads it after griddepcontrol.wait */
+    struct duty duty;      /* at its position */
     uint32_t phase_offset; /* 1: the full barriers have completed a phase unused */
     uint64_t guesses;      /* a byte a warp: the tile whose heads it has made, see tile_byte */
     bool is_last;
-    uint32_t first_item; /* of the block, where a tile has several groups */
+    uint32_t page; /* the row's, in a short context */
 };
 
 /* ---- mbarriers and copies -------------------------------------------------------------------- */
@@ -106,15 +136,6 @@ static __device__ __forceinline__ void sync_consumers(void) {
 
 /* ---- work items ------------------------------------------------------------------------------ */
 
-/* A block's part of an item (query tile, group): a split, or none, then it only combines. */
-struct item {
-    uint32_t tile, group;
-    uint32_t kv_head, first_head, n_queries;
-    bool is_first_of_kv;         /* of its KV head's tiles */
-    bool has_new;                /* the split ends with the row's own position */
-    uint32_t begin, n, n_cached; /* positions: first, how many, of them in the cache */
-};
-
 /* The first group of a tile, without the split: that needs the row. */
 static __device__ __forceinline__ struct item item_tile(const struct attend_params &p,
                                                         uint32_t tile) {
@@ -138,19 +159,6 @@ static __device__ __forceinline__ bool is_one_block(const struct split_layout &l
 template <int D> static __device__ __forceinline__ constexpr bool can_spread(void) {
     return ATTEND_SHORT_POSITIONS(D) != 0;
 }
-
-/* A block's items, in order of tiles and of groups within a tile. */
-struct work {
-    uint32_t first, end, step, groups; /* groups: of a tile */
-
-    __device__ __forceinline__ bool is_none(void) const {
-        return first >= end;
-    }
-
-    __device__ __forceinline__ uint32_t first_tile(void) const {
-        return groups == 1 ? first : first / groups;
-    }
-};
 
 /* Items in ranges, one a cluster. Where there are fewer of them the first clusters have one each:
  * these find room beside the kernel before. */
@@ -208,6 +216,15 @@ static __device__ __forceinline__ void find_split(struct item &item, const struc
     item.n_cached = item.n - item.has_new;
 }
 
+/* A context of splits of 16 where every tile has a block. Most steps of small models are such, and
+ * their stages are short: so nothing else is found out there than what it takes. */
+template <int D, int T>
+static __device__ __forceinline__ bool is_plain_short(const struct attend_params &p,
+                                                      uint32_t position) {
+    return D == 64 && T == CACHE_F16 && position < p.short_positions &&
+           p.kv_heads * p.tiles_per_kv <= gridDim.x;
+}
+
 /* The block's first item. */
 template <int D, int R>
 static __device__ __forceinline__ struct item
@@ -216,6 +233,16 @@ first_item(const struct attend_params &p, const struct work &w, const struct spl
     item.group = w.first - item.tile * w.groups;
     find_split<D, R>(item, l);
     return item;
+}
+
+template <int D, int R>
+static __device__ __forceinline__ struct duty duty_of(const struct attend_params &p,
+                                                      uint32_t position) {
+    struct duty d = {split_layout_of(p, position), {}, {}};
+    d.w = work_of<D, R>(p, d.l);
+    if (!d.w.is_none())
+        d.item = first_item<D, R>(p, d.w, d.l);
+    return d;
 }
 
 /* The item after it. */
@@ -291,11 +318,8 @@ static __device__ __forceinline__ struct prefetch begin_prefetch(const struct at
     f.is_valid = f.row.slot < p.n_slots && f.row.position < p.pages_per_slot * PAGE;
     if (!f.is_valid)
         return f;
-    struct split_layout l = split_layout_of(p, f.row.position);
-    struct work w = work_of<D, R>(p, l);
-    if (w.is_none())
-        return f;
-    struct item item = first_item<D, R>(p, w, l);
+    struct duty d = s.duty = duty_of<D, R>(p, f.row.position);
+    const struct item &item = d.item;
     if (!item.n)
         return f;
     f.begin = item.begin;
@@ -321,8 +345,12 @@ static __device__ __forceinline__ uint32_t check_prefetch(const struct attend_pa
         page = load_page(p, f.row.slot, f.begin);
     *row = s.row = load_row(p);
     s.phase_offset = 0;
+    s.page = page; /* of a short context, which is one page */
     if (f.is_valid && row->slot == f.row.slot && row->position == f.row.position && page == f.page)
         return f.fills;
+    if (is_plain_short<D, T>(p, row->position))
+        s.page = load_page(p, row->slot, 0);
+    s.duty = duty_of<D, R>(p, row->position);
     for (uint32_t i = 0; i < ATTEND_STAGES; i++) {
         if (i >= f.fills)
             mbarrier_arrive(&s.full[i]);
@@ -337,12 +365,11 @@ template <int D, int R, int T>
 static __device__ __forceinline__ void
 produce_items(const struct attend_params &p, struct decode_shared<D, R, T> &s, struct io_row row,
               uint32_t page, uint32_t fills) {
-    struct split_layout l = split_layout_of(p, row.position);
-    struct work w = work_of<D, R>(p, l);
-    if (w.is_none())
-        return;
+    struct duty d = s.duty;
+    struct split_layout l = d.l;
+    struct work w = d.w;
+    struct item item = d.item;
     uint32_t fill = 0;
-    struct item item = first_item<D, R>(p, w, l);
     for (; w.first < w.end; w.first += w.step, next_item<D, R>(p, w, item, l)) {
         if (!item.n)
             continue;
@@ -372,7 +399,7 @@ static __device__ __forceinline__ void run_producer(const struct attend_params &
     if (is_leader)
         fills = check_prefetch<D, R, T>(p, s, f, &row);
     __syncthreads();
-    if (is_leader)
+    if (is_leader && !(fills && is_plain_short<D, T>(p, row.position)))
         produce_items<D, R, T>(p, s, row, f.page, fills);
 }
 
@@ -929,8 +956,7 @@ run_short(const struct attend_params &p, struct decode_shared<64, R, CACHE_F16> 
 static_assert(ATTEND_WARPS == 8, "guesses");
 
 /* A block's first tile as a warp leaves it in s.guesses; 0: none, or any. */
-static __device__ __forceinline__ uint32_t tile_byte(const struct work &w) {
-    uint32_t tile = w.first_tile();
+static __device__ __forceinline__ uint32_t tile_byte(const struct work &w, uint32_t tile) {
     return w.is_none() || tile >= 255 ? 0 : tile + 1;
 }
 
@@ -950,10 +976,11 @@ static __device__ __forceinline__ struct work guess_work(const struct attend_par
 
 /* Tiles that are the block's alone. */
 template <int D, int R, int T>
-static __device__ __forceinline__ void run_alone(const struct attend_params &p,
-                                                 struct decode_shared<D, R, T> &s, struct item item,
-                                                 struct work w, const struct split_layout &l) {
-    uint32_t page = load_page(p, s.row.slot, l.n_positions - 1), fill = 0;
+static __device__ __forceinline__ void
+run_alone(const struct attend_params &p, struct decode_shared<D, R, T> &s, struct item item) {
+    const struct split_layout &l = s.duty.l;
+    const struct work &w = s.duty.w;
+    uint32_t page = load_page(p, s.row.slot, l.n_positions - 1), fill = 0, index = w.first;
     for (;;) {
         if (l.length == 16) {
             /* its warp rarely has a split */
@@ -966,8 +993,8 @@ static __device__ __forceinline__ void run_alone(const struct attend_params &p,
             store_one_split<D, R, T>(p, s, item);
             store_new_kv<D, R, T>(p, s, item, l.n_positions - 1, page);
         }
-        w.first += w.step;
-        if (w.is_none())
+        index += w.step;
+        if (index >= w.end)
             return;
         next_item<D, R>(p, w, item, l);
         sync_consumers(); /* the last item's shared memory is free */
@@ -982,9 +1009,11 @@ static __device__ __forceinline__ void run_alone(const struct attend_params &p,
  * sent after it had read it. */
 template <int D, int R, int T>
 static __device__ __forceinline__ void
-run_cluster(const struct attend_params &p, struct decode_shared<D, R, T> &s, struct item item,
-            struct work w, const struct split_layout &l) {
-    uint32_t page = 0, fill = 0, combines = 0, n = 0; /* n: groups of the tile that were sent */
+run_cluster(const struct attend_params &p, struct decode_shared<D, R, T> &s, struct item item) {
+    const struct split_layout &l = s.duty.l;
+    const struct work &w = s.duty.w;
+    uint32_t page = 0, fill = 0, combines = 0, index = w.first;
+    uint32_t n = 0; /* groups of the tile that were sent */
     for (;;) {
         if (item.has_new)
             page = load_page(p, s.row.slot, l.n_positions - 1);
@@ -1004,15 +1033,15 @@ run_cluster(const struct attend_params &p, struct decode_shared<D, R, T> &s, str
         if (item.n)
             pv<D, R, T, true>(s, item, fill, s.phase_offset, combines & 1);
         store_new_kv<D, R, T>(p, s, item, l.n_positions - 1, page);
-        combines++, n++, w.first += w.step;
-        if (item.group + 1 == w.groups || w.is_none()) { /* no more of this tile */
+        combines++, n++, index += w.step;
+        if (item.group + 1 == w.groups || index >= w.end) { /* no more of this tile */
             wait_shares<D, R, T>(s, combines - 1);
             uint32_t splits = n_splits<R>(l, item.group), buffer = (combines - 1) & 1;
             if (w.groups == 1)
                 store_share<D, R, T>(p, s, item, splits, buffer);
             else
                 store_partial<D, R, T>(p, s, item, item.group, splits, buffer, 0);
-            if (w.is_none())
+            if (index >= w.end)
                 break;
             n = 0;
         }
@@ -1025,7 +1054,7 @@ run_cluster(const struct attend_params &p, struct decode_shared<D, R, T> &s, str
     }
     while (w.groups > 1) {
         combine_tile<D, R, T>(p, s, item, w.groups);
-        if (s.first_item >= item.tile * w.groups)
+        if (w.first >= item.tile * w.groups)
             return;
         item = item_tile(p, item.tile - 1);
     }
@@ -1037,22 +1066,31 @@ template <int D, int R, int T>
 static __device__ __forceinline__ void
 run_consumers(const struct attend_params &p, struct decode_shared<D, R, T> &s, struct item item) {
     __syncthreads(); /* with the producer: it has checked its prefetch, and read the row */
-    struct split_layout l = split_layout_of(p, s.row.position);
-    struct work w = work_of<D, R>(p, l);
-    if (w.is_none())
+    if constexpr (D == 64 && T == CACHE_F16) {
+        uint32_t position = s.row.position;
+        if (is_plain_short<D, T>(p, position)) {
+            if (blockIdx.x >= p.kv_heads * p.tiles_per_kv)
+                return;
+            if (blockIdx.x < 254 && s.guesses == (blockIdx.x + 1) * 0x0101010101010101u) {
+                item.has_new = true, item.begin = 0, item.n = position + 1;
+                store_new_kv<D, R, T>(p, s, item, position, s.page);
+                run_short<R>(p, s, item, position / 16 + 1, 0);
+                return;
+            }
+        }
+    }
+    if (s.duty.w.is_none())
         return;
-    if (!tile_byte(w) || s.guesses != tile_byte(w) * 0x0101010101010101u) {
-        item = item_tile(p, w.first_tile());
+    item = s.duty.item;
+    uint32_t byte = tile_byte(s.duty.w, item.tile);
+    if (!byte || s.guesses != byte * 0x0101010101010101u) {
         make_heads<D, R, T>(p, s, item, threadIdx.x / 32);
         sync_consumers();
     }
-    if (w.groups > 1)
-        item.group = w.first - item.tile * w.groups, s.first_item = w.first;
-    find_split<D, R>(item, l);
-    if (is_one_block(l))
-        run_alone<D, R, T>(p, s, item, w, l);
+    if (is_one_block(s.duty.l))
+        run_alone<D, R, T>(p, s, item);
     else
-        run_cluster<D, R, T>(p, s, item, w, l);
+        run_cluster<D, R, T>(p, s, item);
 }
 
 template <int D, int R, int T>
@@ -1079,7 +1117,7 @@ static __device__ __forceinline__ void attend_decode(const struct attend_params 
     uint32_t warp = tid / 32;
     bool has_head = has_work && warp < item.n_queries + 2;
     if (tid % 32 == 0)
-        ((uint8_t *)&s.guesses)[warp] = (uint8_t)tile_byte(guess);
+        ((uint8_t *)&s.guesses)[warp] = (uint8_t)tile_byte(guess, item.tile);
     const float *from = head_at<D, R, T>(p, item, warp);
     if (has_head)
         head.load_norm(p, head_norm(p, item, warp));

@@ -97,12 +97,15 @@ short_split(struct short_shared &s, const struct short_kv &from, const uint2 (*q
 /* Values e to e + 3 of the tile's output: all splits combined, divided by the sum. */
 static __device__ __forceinline__ float4 short_combine(const struct short_shared &s, uint32_t e,
                                                        uint32_t splits) {
-    struct max_sum all = max_sum_empty();
-    float4 x = make_float4(0, 0, 0, 0);
+    struct max_sum all = max_sum_empty(), next_state = s.state[0][e / 64];
+    float4 x = make_float4(0, 0, 0, 0), next = *(const float4 *)&s.pv[0][e];
 #pragma unroll 1
     for (uint32_t i = 0; i < splits; i++) {
-        float4 part = *(const float4 *)&s.pv[i][e];
-        struct rescale f = combine(&all, s.state[i][e / 64]);
+        float4 part = next;
+        struct max_sum state = next_state;
+        uint32_t k = min(i + 1, splits - 1); /* is loaded meanwhile */
+        next = *(const float4 *)&s.pv[k][e], next_state = s.state[k][e / 64];
+        struct rescale f = combine(&all, state);
         x.x = combine_value(x.x, part.x, f), x.y = combine_value(x.y, part.y, f);
         x.z = combine_value(x.z, part.z, f), x.w = combine_value(x.w, part.w, f);
     }

@@ -34,9 +34,9 @@ enum {
 #define ATTEND_SHORT_POSITIONS(width) ((width) == 64 ? 128 : 0)
 /* Bytes of dynamic shared memory; the kernels assert that their structs fit. */
 #define ATTEND_DECODE_SHARED(row_bytes, width)                                                     \
-    (ATTEND_STAGES * ATTEND_STAGE_POSITIONS(row_bytes) * (row_bytes) + ((width) > 128  ? 33280     \
-                                                                        : (width) > 64 ? 18560     \
-                                                                                       : 27904))
+    (ATTEND_STAGES * ATTEND_STAGE_POSITIONS(row_bytes) * (row_bytes) + ((width) > 128  ? 33408     \
+                                                                        : (width) > 64 ? 18688     \
+                                                                                       : 28032))
 #define ATTEND_FUSED_SHARED(width) (192 * (width) + ((width) > 64 ? 21216 : 32992))
 #define ATTEND_WIDE_SHARED(width) ((width) > 64 ? 232448 : 118784)
 #define ATTEND_STAGED_SHARED(row_bytes, width) (256 * (row_bytes) + 48 * (width) + 7936)
