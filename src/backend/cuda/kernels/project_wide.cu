@@ -168,6 +168,52 @@ static __device__ __forceinline__ bool find_tile(const struct wide_params &p, ui
     return false;
 }
 
+/* The tile that a warp works at is kept in shared memory: registers are few, and to find it again
+ * takes as long as half a group. (Of tiles of 128 rows it is found again: Q4_K would spill.) */
+template <int ROWS> static __device__ __forceinline__ constexpr bool keeps_tile(void) {
+    return ROWS == 64;
+}
+
+static __device__ __forceinline__ struct wide_tile *kept_tile(void) {
+    uint32_t at =
+        shared_base() + WIDE_TILES + threadIdx.x / 32 * (uint32_t)sizeof(struct wide_tile);
+    return (struct wide_tile *)__cvta_shared_to_generic(at);
+}
+
+static __device__ __forceinline__ void keep_tile(const struct wide_tile &t) {
+    static_assert(WIDE_TILES + WIDE_THREADS / 32 * sizeof(struct wide_tile) <= WIDE_STAGES_AT,
+                  "before the stages");
+    __syncwarp();
+    if (threadIdx.x % 32 == 0)
+        *kept_tile() = t;
+    __syncwarp();
+}
+
+/* The same in all lanes: if the compiler did not know, the loop over groups would have no addresses
+ * in uniform registers, and be 10 % slower. */
+static __device__ __forceinline__ struct wide_tile load_tile(void) {
+    const struct wide_tile t = *kept_tile();
+    return {warp_uniform(t.segment),      warp_uniform(t.n_block),    warp_uniform(t.row_block),
+            warp_uniform(t.first_kblock), warp_uniform(t.end_kblock), warp_uniform(t.shared),
+            warp_uniform(t.own_part),     warp_uniform(t.parts),      warp_uniform(t.part),
+            warp_uniform(t.part_step)};
+}
+
+/* The t-th tile becomes the warp's; of small buckets the first is. False: there is none. */
+template <int ROWS>
+static __device__ __forceinline__ bool take_tile(const struct wide_params &p, uint32_t t,
+                                                 struct wide_tile &out) {
+    if (keeps_tile<ROWS>() && p.early_rows && t == blockIdx.x) {
+        out = load_tile();
+        return out.parts != 0;
+    }
+    if (!find_tile<ROWS>(p, t, out))
+        return false;
+    if (keeps_tile<ROWS>())
+        keep_tile(out);
+    return true;
+}
+
 /* Groups of a K block. */
 template <int TYPE>
 static __device__ __forceinline__ uint32_t kblock_groups(const struct project_segment &s) {
@@ -572,15 +618,16 @@ static __device__ __forceinline__ void combine_tiles(const struct wide_params &p
             combine_tile<TYPE, ROWS>(p, t, count_rows(p.io, p.in));
 }
 
-/* The sums of tile number `index`, which is found again: keeping it costs spills. The same in all
- * lanes: if the compiler did not know, the loop over groups would have no addresses in uniform
- * registers, and be 10 % slower. */
+/* The sums of the warp's tile, which is number `index`. */
 template <int TYPE, int ROWS>
 static __device__ __forceinline__ void finish_tile(const struct wide_params &p, uint32_t index,
                                                    float (&v)[ROWS / 2]) {
     struct wide_tile t;
     uint32_t n_rows = count_rows(p.io, p.in);
-    find_tile<ROWS>(p, warp_uniform(index), t);
+    if (keeps_tile<ROWS>())
+        t = load_tile();
+    else
+        find_tile<ROWS>(p, warp_uniform(index), t);
     if (warp_uniform(t.parts) > 1) {
         store_sums<ROWS>(p, t, v);
         return;
@@ -743,7 +790,7 @@ static __device__ __forceinline__ void multiply_tiles(const struct wide_params &
     struct pipeline pipe = {0, 0};
     struct wide_tile t;
 #pragma unroll 1
-    for (uint32_t i = blockIdx.x; find_tile<ROWS>(p, i, t); i += gridDim.x)
+    for (uint32_t i = blockIdx.x; take_tile<ROWS>(p, i, t); i += gridDim.x)
         if constexpr (IS_ALL_INT8<TYPE, ROWS>)
             q8_tile(p, t, i, pipe);
         else if constexpr (TYPE != WIDE_PAIR)
@@ -758,21 +805,22 @@ static __device__ __forceinline__ void multiply_tiles(const struct wide_params &
 
 /* Of all rows, by all thread blocks alike; a warp has every eighth row. */
 static __device__ __forceinline__ void write_factors(const struct wide_params &p) {
-    constexpr int N = 16; /* rows at once */
+    constexpr int N = 8; /* rows at once */
     uint32_t lane = threadIdx.x % 32, groups = p.in.k / WIDE_GROUP;
-    for (uint32_t first = threadIdx.x / 32; first < p.qact_rows; first += 8 * N) {
+    uint32_t rows = p.early_rows ? p.early_rows : p.qact_rows;
+    for (uint32_t first = threadIdx.x / 32; first < rows; first += 8 * N) {
         float v[N];
 #pragma unroll
         for (int i = 0; i < N; i++) {
             uint32_t row = first + 8 * i;
             v[i] = 0;
-            if (lane < groups && row < p.qact_rows)
+            if (lane < groups && row < rows)
                 v[i] = __ldcg(p.squares + row * groups + lane);
         }
 #pragma unroll
         for (int i = 0; i < N; i++) {
             float factor = norm_factor(warp_sum(__fadd_rn(0, v[i])), p.in.k, p.in.eps);
-            if (lane == 0 && first + 8 * i < p.qact_rows)
+            if (lane == 0 && first + 8 * i < rows)
                 p.factors[first + 8 * i] = factor;
         }
     }
@@ -784,7 +832,7 @@ static __device__ __forceinline__ void copy_tiles(const struct wide_params &p, u
     struct pipeline pipe = {0, 0};
     struct wide_tile t;
 #pragma unroll 1
-    for (uint32_t i = blockIdx.x; find_tile<ROWS>(p, i, t); i += gridDim.x, n_early = 0)
+    for (uint32_t i = blockIdx.x; take_tile<ROWS>(p, i, t); i += gridDim.x, n_early = 0)
         copy_tile_of_type<TYPE, ROWS, false>(p, t, pipe, n_early);
 }
 
@@ -794,7 +842,7 @@ template <int TYPE, int ROWS>
 static __device__ __forceinline__ uint32_t copy_early(const struct wide_params &p) {
     struct pipeline pipe = {0, 0};
     struct wide_tile t;
-    if (!p.early_rows || !find_tile<ROWS>(p, blockIdx.x, t))
+    if (!p.early_rows || !take_tile<ROWS>(p, blockIdx.x, t))
         return 0;
     uint32_t groups = (t.end_kblock - t.first_kblock) * kblock_groups<TYPE>(p.segments[t.segment]);
     uint32_t n = min(groups, p.stages);
@@ -816,6 +864,11 @@ static __device__ __forceinline__ void project_wide(const struct wide_params &p)
     }
     if (p.early_rows)
         __syncthreads();
+    if (keeps_tile<ROWS>() && p.early_rows) {
+        struct wide_tile t = {};
+        find_tile<ROWS>(p, blockIdx.x, t);
+        keep_tile(t);
+    }
     uint32_t n_early = threadIdx.x >= 256 ? copy_early<TYPE, ROWS>(p) : 0;
     pdl_wait(p.io);
     if (!p.early_rows) {

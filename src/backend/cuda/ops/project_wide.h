@@ -41,6 +41,7 @@ enum {
     WIDE_STAGES_AT = 1024,         /* offset of the stages in shared memory, after the mbarriers */
     WIDE_MAX_STAGES = 6,
     WIDE_DIVISION = 136,     /* likewise: struct wide_division */
+    WIDE_TILES = 256,        /* likewise: struct wide_tile, a warp's */
     WIDE_CUT_COST = 8,       /* of adding up the parts of tiles, in groups of 128 columns */
     WIDE_F32_COLUMNS = 1024, /* that project_wide_f32 has in shared memory at once */
     WIDE_F32_TILE = 4,
