@@ -1,7 +1,8 @@
 /* keep.c - what a verified row's recurrent state costs: kept in a cell of its own, or made again.
  *
- *     gcc -O2 -std=c11 -D_GNU_SOURCE -Iinclude bench/lookup/keep.c build/libsluice.a -lutf8proc
- * -ljansson -lm -ldl -pthread -o build/keep build/keep MODEL [BACKEND [THREADS]]
+ *     gcc -O2 -std=c11 -D_GNU_SOURCE -Iinclude bench/lookup/keep.c build/libsluice.a \
+ *         -lutf8proc -ljansson -lm -ldl -pthread -o build/keep
+ *     build/keep MODEL [BACKEND [THREADS]]
  *
  * A step that verifies k drafts needs the state after the last one that is right, and which one
  * that is only the step itself finds out. Either every row's state is stored to a cell on the way
