@@ -155,7 +155,6 @@ check_grids() {
 
 # Every corpus file through its fuzz entry, in a sanitizer build; $leaks: 1, and for leaks.
 replay_all() {
-    export SLUICE_TEST_FULL=1
     local entry
     for entry in tests/fuzz/fuzz_*.c; do
         entry=$(basename "$entry" .c)
@@ -176,7 +175,7 @@ quick() {
     suite "unit tests, release" build/tests
     check_vulkan $vulkan
     sanitized "command line" tests/test_cli.py
-    suite "command line, release" python3 tests/test_cli.py build/sluice
+    suite "command line, release" env $full python3 tests/test_cli.py build/sluice
     sanitized "verbs that run a model" tests/test_verbs.py
     suite "verbs that run a model, release" python3 tests/test_verbs.py build/sluice
     suite "conversations, release" python3 tests/test_chat.py build/sluice
@@ -265,8 +264,8 @@ all() {
 
 list_files >"$folder/before"
 case ${1:-} in
-    quick) leaks=0 load=30 vulkan="device_logits device_greedy device_one_sub device_resume device_serve" narrow=vulkan_delta && quick ;;
-    all) leaks=1 load=300 vulkan=device_ narrow=vulkan_ && all ;;
+    quick) leaks=0 load=30 full="" vulkan="device_logits device_greedy device_one_sub device_resume device_serve" narrow=vulkan_delta && quick ;;
+    all) leaks=1 load=300 full=SLUICE_TEST_FULL=1 vulkan=device_ narrow=vulkan_ && all ;;
     build) build "${@:2}"; exit ;;
     *) echo "usage: run.sh quick|all|build COMMAND..." >&2; exit 2 ;;
 esac
