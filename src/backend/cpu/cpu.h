@@ -3,7 +3,7 @@
  * A recording is the op list itself with its weights found; a step is a walk of all threads over
  * it, a barrier between ops.
  * (1) Every result is computed by one thread in an order that depends on shapes alone: the same
- *     bits for any number of threads and any rows beside.
+ *     bits for any number of threads and any other rows.
  * (2) A thread writes only its share of an op's output; what others need of it they read after a
  *     barrier.
  * (3) A cancelled step ends after the op in which a thread saw the flag: threads skip work inside
@@ -28,7 +28,7 @@ enum { MAX_WEIGHTS = 6 };
 struct cpu_op {
     const struct op *op;
     struct cpu_weight weights[MAX_WEIGHTS]; /* segments of a PROJECT; gate, up, shared ... */
-    bool needs_int8;                        /* some weight meets quantized activations */
+    bool needs_int8;                        /* some weight is multiplied with int8 activations */
     uint32_t act_group;                     /* how many of them share a scale */
     const float *taps;                      /* DELTA: (conv_width, C), the convolution transposed */
 };
@@ -46,7 +46,7 @@ struct cpu_packed {
     const struct operand *operand;
 };
 
-/* One thread's own room. */
+/* One thread's own scratch memory. */
 struct cpu_room {
     float *tile;              /* results of a few weight rows for all rows */
     float *keys;              /* (ATTEND_POSITIONS, d), decoded */
@@ -70,7 +70,7 @@ struct backend {
     uint32_t n_packed;
     uint8_t *packed_block, *work_block;
     uint64_t packed_bytes, work_bytes;
-    /* Shared room: the rows an op multiplies, prepared. */
+    /* Shared scratch memory: the rows an op multiplies, prepared. */
     float *rows;              /* (R or R * U, K) */
     struct act_group *groups; /* the same as int8 */
     float *conv;              /* (R, C) */
@@ -157,7 +157,7 @@ static inline uint32_t tile_rows(uint32_t n, uint32_t grain) {
     return rows ? rows : grain;
 }
 
-/* Tells an observer of n rows of x that a matrix meets. turn: spreads the calls over threads. */
+/* Gives an observer n rows of x, a matrix's input. turn: spreads the calls over threads. */
 static inline void observe(struct cpu_step *s, uint32_t turn, const struct operand *weight,
                            uint32_t matrix, const float *x, uint32_t n) {
     const struct backend_observer *o = s->b->observer;

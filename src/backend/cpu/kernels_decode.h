@@ -1,8 +1,8 @@
 /* kernels_decode.h - weights of FOR_EACH_FAST_TYPE as f32, sixteen at a time, for one instruction
  * set.
  *
- * Gives kernels_f32.h and project_f32_<type> for those types. A block's quants become
- * sixteen signed bytes, by operations on bytes; those become f32, which meet their scale and
+ * Gives kernels_f32.h and project_f32_<type> for those types. A block's quants become sixteen
+ * signed bytes, by operations on bytes; those become f32, which are multiplied by their scale and
  * minimum:
  *
  *   y = scale * q              y = scale * q - min
@@ -73,7 +73,7 @@ DECODE_INLINE void put_less(float *y, bytes16 q, float scale, float min) {
 
 /* ---- blocks ---------------------------------------------------------------------------------- */
 
-/* The structs want an even address; in a row they may lie at any. */
+/* The structs want an even address; in a row they may be at any. */
 #define ANYWHERE(TYPE, type) typedef struct type type##_anywhere __attribute__((aligned(1)));
 FOR_EACH_FAST_TYPE(ANYWHERE)
 

@@ -3,7 +3,7 @@
  * Included once by each kernels_*.c, which first defines
  *   VEC, LANES                a vector of f32 and its length
  *   V_ZERO() V_LOAD(p) V_STORE(p, v) V_FMA(a, b, c) V_SUM(v)   the last adds in a fixed order
- *   F32_ACTS                  activation rows that meet four weight rows in registers
+ *   F32_ACTS                  activation rows multiplied with four weight rows in registers
  *   TARGET                    the attribute that lets the compiler use the instructions
  *   half_load, bf16_load      a vector of such values from unaligned bytes
  * and gets project_f32_<type> for F32, F16 and BF16, and PROJECT_DECODED, which makes it for a
@@ -11,10 +11,10 @@
  *
  *   out[r][n] = sum over lanes l of (fma chain over k = l, l + LANES, ... of w[n][k] x[r][k])
  *
- * Up to four activation rows meet F32, F16 and BF16 weights where they lie, four weight rows at a
- * time. Otherwise sixteen weight rows, 256 values of each, are first decoded to f32 (16 KiB, in
- * L1), then meet up to 64 activation rows, a few by four, whose sums rest on the stack meanwhile:
- * a weight is decoded once for 64 rows, an activation read from L2 once for sixteen weight rows.
+ * Up to four activation rows are multiplied with F32, F16 and BF16 weights in place, four weight
+ * rows at a time. Otherwise sixteen weight rows, 256 values of each, are first decoded to f32
+ * (16 KiB, in L1) for up to 64 activation rows, a few by four, whose sums are on the stack
+ * meanwhile: a weight is decoded once for 64 rows, an activation read from L2 once for sixteen.
  * The order of the loops changes no sum. */
 
 enum { F32_ROWS = 4, F32_TILE = 16, F32_BATCH = 64, F32_BLOCK = 256 };
@@ -27,7 +27,7 @@ typedef void decode_row_fn(const uint8_t *from, float *to, uint32_t n);
 /* A vector of weights from bytes, for types that a vector can be loaded of. */
 typedef VEC f32_load_fn(const uint8_t *p);
 
-/* Weights may lie at any address: V_LOAD takes floats, which C wants aligned. */
+/* Weights may be at any address: V_LOAD takes floats, which C wants aligned. */
 F32_INLINE VEC f32_load(const uint8_t *p) {
     VEC v;
     memcpy(&v, p, sizeof v);
@@ -189,7 +189,7 @@ static TARGET __attribute__((noinline)) void project_f32_tile(const struct f32_p
     store_f32_sums(p, begin, count, n, rows, sums);
 }
 
-/* Up to four of both, weights where they lie. K is a multiple of LANES. */
+/* Up to four of both, weights in place. K is a multiple of LANES. */
 F32_INLINE void project_f32_direct(const struct f32_product *p, struct f32_weights w, uint32_t n,
                                    uint32_t rows) {
     VEC sums[F32_ROWS][F32_TILE];

@@ -1,6 +1,6 @@
 /* pick.c - PICK on the CPU: a token for every output that wants one.
  *
- * In this order: logit biases; penalties by how often a token stands in the sequence; the mask of
+ * In this order: logit biases; penalties by how often a token occurs in the sequence; the mask of
  * what is allowed; temperature; top-k; top-p of what is left; min-p. Then one draw: a function of
  * (seed, position) alone, so that the same request gives the same tokens whatever shares its steps.
  *
