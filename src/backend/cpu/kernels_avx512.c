@@ -191,92 +191,94 @@ AMX_INLINE void set_tiles(const struct format *f) {
     _tile_loadconfig(&c);
 }
 
-/* Groups of a tile, opened: signed weights as B tiles. */
-struct amx_groups {
-    _Alignas(64) __m512i w[AMX_GROUPS][8];
-    __m512 scale[AMX_GROUPS][2], min[AMX_GROUPS][2];
+/* A group of a tile, opened: signed weights as a B tile, or as two. */
+struct amx_group {
+    _Alignas(64) __m512i w[8];
+    __m512 scale[2], min[2];
 };
 
 /* Groups at .. at + n of a tile. */
 AMX_INLINE void open_groups(const struct format *f, const uint8_t *tile, uint32_t at, int n,
-                            struct amx_groups *to) {
+                            struct amx_group *to) {
     const uint8_t *block = tile + at / f->groups * f->block_bytes;
     const __m512i bias = _mm512_set1_epi8((char)(f->bias_log2 ? 1 << f->bias_log2 : 0));
-    for (int i = 0; i < n; i++) {
+    for (int i = 0; i < n; i++, to++) {
         struct opened w;
         int g = (int)((at + (uint32_t)i) % f->groups);
         fetch_ahead(f, block, g);
         f->open(block, g, &w);
-        UNROLL for (int j = 0; j < 8; j++) to->w[i][j] =
+        UNROLL for (int j = 0; j < 8; j++) to->w[j] =
             f->bias_log2 ? _mm512_sub_epi8(w.w[j], bias) : w.w[j];
         UNROLL for (int h = 0; h < f->runs; h++) {
-            to->scale[i][h] = w.scale[h];
+            to->scale[h] = w.scale[h];
             if (f->has_min)
-                to->min[i][h] = w.min[h];
+                to->min[h] = w.min[h];
         }
         block += g + 1 == (int)f->groups ? f->block_bytes : 0;
     }
 }
 
-/* The dot products of run p % runs of group p / runs, of sixteen activation rows with a tile. */
-#define AMX_PRODUCT(p, sum, acts, weights)                                                         \
+/* Sixteen activation rows and a tile: product p < n is of run p % runs of group p / runs. */
+struct amx_turn {
+    const struct amx_group *w;
+    const struct act_group *rows;
+    __m512 *sums; /* (AMX_ROWS) */
+    int n;
+};
+
+/* Products begin at the bits of 1.5 * 2^23, so that what comes out is a float, that and the dot
+ * product, which is less than 2^22: a subtraction makes an f32 of it. While tiles are loaded,
+ * multiplied or stored, one of two ports is closed to products and conversions of whole vectors,
+ * but not to additions. */
+#define MAGIC 12582912.0f
+static const float amx_magic[TILE] __attribute__((aligned(64))) = {
+    MAGIC, MAGIC, MAGIC, MAGIC, MAGIC, MAGIC, MAGIC, MAGIC,
+    MAGIC, MAGIC, MAGIC, MAGIC, MAGIC, MAGIC, MAGIC, MAGIC,
+};
+
+#define AMX_START(p, A, B)                                                                         \
     do {                                                                                           \
-        const struct act_group *a_ = rows + (p) / f->runs;                                         \
-        _tile_zero(sum);                                                                           \
-        _tile_loadd(acts, a_->q + 16 * ((p) % f->runs), row_bytes);                                \
-        _tile_loadd(weights, w[(p) / f->runs] + 4 * ((p) % f->runs), 64);                          \
-        _tile_dpbssd(sum, acts, weights);                                                          \
+        _tile_loadd(p, amx_magic, 0);                                                              \
+        _tile_loadd(A, next->rows[(p) / f->runs].q + 16 * ((p) % f->runs), row_bytes);             \
+        _tile_loadd(B, next->w[(p) / f->runs].w + 4 * ((p) % f->runs), 64);                        \
+        _tile_dpbssd(p, A, B);                                                                     \
     } while (0)
 
-/* Up to four of them. From load to store a product takes long, so four are
- * under way at once. */
-AMX_INLINE void multiply_groups(const struct format *f, const __m512i (*w)[8],
-                                const struct act_group *rows, size_t stride, int n,
-                                int32_t (*dots)[AMX_ROWS][TILE]) {
-    const int row_bytes = (int)(stride * sizeof *rows);
-    if (n == AMX_PRODUCTS) {
-        AMX_PRODUCT(0, 0, 4, 6);
-        AMX_PRODUCT(1, 1, 5, 7);
-        AMX_PRODUCT(2, 2, 4, 6);
-        AMX_PRODUCT(3, 3, 5, 7);
-        _tile_stored(0, dots[0], 64);
-        _tile_stored(1, dots[1], 64);
-        _tile_stored(2, dots[2], 64);
-        _tile_stored(3, dots[3], 64);
-        return;
-    }
-    for (int p = 0; p < n; p++) {
-        AMX_PRODUCT(p, 0, 4, 6);
-        _tile_stored(0, dots[p], 64);
+/* The f32 part of product p of sixteen rows. */
+AMX_INLINE void add_product(const struct format *f, const struct amx_turn *turn, int p,
+                            size_t stride, const float (*dots)[TILE], __m512 *acc) {
+    const struct amx_group *w = turn->w + p / f->runs;
+    const int h = p % f->runs;
+    UNROLL for (int r = 0; r < AMX_ROWS; r++) {
+        const struct act_group *a = turn->rows + (size_t)r * stride + p / f->runs;
+        __m512 dot = _mm512_load_ps(dots[r]) + V_SET(-MAGIC);
+        acc[r] = add_run(f, w->scale[h], w->min[h], a, h, dot, acc[r]);
     }
 }
 
-/* Sixteen rows' sums over n groups. The integers of some groups are made while the f32 sums of
- * those before them are added, which are in registers. */
-AMX_INLINE void add_groups(const struct format *f, const struct amx_groups *w, int n,
-                           const struct act_group *rows, size_t stride, __m512 *sums) {
-    _Alignas(64) int32_t dots[2][AMX_PRODUCTS][AMX_ROWS][TILE];
-    const int step = AMX_PRODUCTS / f->runs;
+#define AMX_STEP(p, A, B)                                                                          \
+    do {                                                                                           \
+        if ((p) < last->n)                                                                         \
+            _tile_stored(p, dots[p], 64);                                                          \
+        if ((p) < next->n)                                                                         \
+            AMX_START(p, A, B);                                                                    \
+        if ((p) < last->n)                                                                         \
+            add_product(f, last, p, stride, dots[p], acc);                                         \
+    } while (0)
+
+/* Ends the products of one turn and starts those of the next, which take long from load to store:
+ * each as soon as its tile register is free. */
+AMX_INLINE void take_turn(const struct format *f, const struct amx_turn *last,
+                          const struct amx_turn *next, size_t stride) {
+    _Alignas(64) float dots[AMX_PRODUCTS][AMX_ROWS][TILE];
+    const int row_bytes = (int)(stride * sizeof *next->rows);
     __m512 acc[AMX_ROWS];
-    UNROLL for (int r = 0; r < AMX_ROWS; r++) acc[r] = sums[r];
-    for (int at = -step; at < n; at += step) {
-        int next = at + step, more = n - next < step ? n - next : step;
-        if (more > 0)
-            multiply_groups(f, w->w + next, rows + next, stride, more * f->runs,
-                            dots[next / step % 2]);
-        for (int i = at; at >= 0 && i < n && i < next; i++) {
-            UNROLL for (int r = 0; r < AMX_ROWS; r++) {
-                const struct act_group *a = rows + (size_t)r * stride + i;
-                UNROLL for (int h = 0; h < f->runs; h++) {
-                    __m512 min = f->has_min ? w->min[i][h] : _mm512_setzero_ps();
-                    int p = (i - at) * f->runs + h;
-                    __m512i dot = _mm512_load_si512(dots[at / step % 2][p][r]);
-                    acc[r] = add_run(f, w->scale[i][h], min, a, h, dot, acc[r]);
-                }
-            }
-        }
-    }
-    UNROLL for (int r = 0; r < AMX_ROWS; r++) sums[r] = acc[r];
+    UNROLL for (int r = 0; r < AMX_ROWS; r++) acc[r] = last->sums[r];
+    AMX_STEP(0, 4, 6);
+    AMX_STEP(1, 5, 7);
+    AMX_STEP(2, 4, 6);
+    AMX_STEP(3, 5, 7);
+    UNROLL for (int r = 0; r < AMX_ROWS; r++) last->sums[r] = acc[r];
 }
 
 /* Some tiles, of `columns` weight rows, against `batch` activation rows, a multiple of AMX_ROWS. A
@@ -285,16 +287,25 @@ AMX_INLINE void project_amx_tiles(const struct format *f, struct tiles tiles, ui
                                   const struct act_group *rows, size_t stride, uint32_t batch,
                                   float *out, size_t out_stride) {
     __m512 sums[AMX_TILES][AMX_BATCH];
-    struct amx_groups w;
+    struct amx_group w[2][AMX_GROUPS];
+    struct amx_turn last = {.w = w[0], .rows = rows, .sums = sums[0]};
+    const int step = AMX_PRODUCTS / f->runs;
     memset(sums, 0, sizeof sums);
-    for (uint32_t at = 0; at < tiles.groups; at += AMX_GROUPS) {
+    for (uint32_t at = 0, turn = 0; at < tiles.groups; at += AMX_GROUPS) {
         int n = tiles.groups - at < AMX_GROUPS ? (int)(tiles.groups - at) : AMX_GROUPS;
-        for (uint32_t t = 0; t < tiles.count; t++) {
-            open_groups(f, tiles.at + t * tiles.bytes, at, n, &w);
+        for (uint32_t t = 0; t < tiles.count; t++, turn++) {
+            const struct amx_group *opened = w[turn % 2];
+            open_groups(f, tiles.at + t * tiles.bytes, at, n, w[turn % 2]);
             for (uint32_t r = 0; r < batch; r += AMX_ROWS)
-                add_groups(f, &w, n, rows + r * stride + at, stride, sums[t] + r);
+                for (int i = 0; i < n; i += step) {
+                    struct amx_turn next = {opened + i, rows + r * stride + at + i, sums[t] + r,
+                                            (n - i < step ? n - i : step) * f->runs};
+                    take_turn(f, &last, &next, stride);
+                    last = next;
+                }
         }
     }
+    take_turn(f, &last, &(struct amx_turn){.n = 0}, stride);
     for (uint32_t t = 0; t < tiles.count; t++) {
         size_t lanes = columns - t * TILE < TILE ? columns - t * TILE : TILE;
         for (uint32_t r = 0; r < batch; r++)

@@ -272,8 +272,8 @@ INLINE void open_iq1_m(const uint8_t *block, int g, struct opened *out) {
 
 /* The f32 part of run h. */
 INLINE VEC add_run(const struct format *f, VEC scale, VEC min, const struct act_group *a, int h,
-                   INTS dot, VEC acc) {
-    acc = V_FMA(f32_of(dot), scale * V_SET(a->scale), acc);
+                   VEC dot, VEC acc) {
+    acc = V_FMA(dot, scale * V_SET(a->scale), acc);
     if (!f->has_min)
         return acc;
     return V_FNMA(min, V_SET(f->runs == 1 ? a->offset : a->half_offset[h]), acc);
@@ -297,7 +297,7 @@ INLINE void add_group(const struct format *f, const uint8_t *block, const uint8_
         const struct act_group *a = rows + (size_t)r * stride;
         VEC acc = sums[r];
         UNROLL for (int h = 0; h < f->runs; h++) acc =
-            add_run(f, w.scale[h], w.min[h], a, h, dot_run(f, &w, a, h), acc);
+            add_run(f, w.scale[h], w.min[h], a, h, f32_of(dot_run(f, &w, a, h)), acc);
         sums[r] = acc;
     }
 }
