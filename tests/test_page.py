@@ -136,12 +136,15 @@ def check_chat(p):
     p.shot("chat")
 
 
+# Answers that take a minute, so that they can be stopped however slow the browser is.
+ENDLESS = ("window.own_fetch = window.fetch; window.fetch = (path, o) => window.own_fetch(path,"
+           "o && o.body ? {...o, body: JSON.stringify({...JSON.parse(o.body), ignore_eos: true})} : o)")
+
+
 def check_stop(p):
     p.set("max_tokens", "")
     p.set("system", "You tell long stories.")
-    # An answer that takes a minute, so that it can be stopped however slow the browser is.
-    p.js("window.own_fetch = window.fetch; window.fetch = (path, o) => window.own_fetch(path,"
-         "o && o.body ? {...o, body: JSON.stringify({...JSON.parse(o.body), ignore_eos: true})} : o)")
+    p.js(ENDLESS)
     p.say("A long one")
     p.wait("text comes", lambda: p.all("article.assistant.running .md p"))
     assert p.js("return [...document.querySelectorAll('.running .stats')].every((e) => /tok.s|cached/.test(e.textContent))"), "no figures while it runs"
@@ -251,6 +254,59 @@ def check_hostile_text(p):
     p.shot("markdown")
 
 
+def check_costly_text(p):
+    """A text that a model gets lost in is shown at once: what took the square of its length, or the cube, would take hours here."""
+    long = 200_000
+    texts = ["# a" + " " * long + "b ## ", "# " + "#" * long + " x", "a|b\n" + " " * long + "x", "a|b\n-" + " " * long + "x", "```" + "a" * long + "`",
+             "*a " * long, "__a " * long, "**a *b " * long, "[" * long, "[a](" * long, "[a] " * long + "](", "`a" * long + "``", "~~a " * long]
+    p.d.set_script_timeout(PATIENCE)
+    show = ("const done = arguments[arguments.length - 1], into = document.createElement('div');"
+            "import('./markdown.js').then((m) => { m.render(into, arguments[0]); done(into.innerHTML); })")
+    for text in texts:
+        assert p.d.execute_async_script(show, text), text[:20]
+    for text, html in (("## a  b ## ", "<h2>a  b</h2>"), ("# ", "<h1></h1>"), ("# #", "<h1></h1>"), ("*a *b*", "<p><em>a *b</em></p>"), ("**a* b**", "<p><strong>a* b</strong></p>"),
+                       ("[a [b](https://x.y/) `c", '<p>[a <a href="https://x.y/" rel="noopener noreferrer" target="_blank">b</a> `c</p>'), ("`` a` b`` `c`", "<p><code>a` b</code> <code>c</code></p>"),
+                       ("_a __b_ c__ *d*", "<p><em>a __b</em> c__ <em>d</em></p>")):
+        assert p.d.execute_async_script(show, text) == html, (text, p.d.execute_async_script(show, text))
+    assert "<table>" in p.d.execute_async_script(show, "a|b\n:-: | -\n1|2") and "<table>" not in p.d.execute_async_script(show, "a|b\n-|x")
+
+
+def check_two_tabs(p):
+    """Both ask in the same conversation at the same time: nothing of either is lost."""
+    first, address = p.d.current_window_handle, p.d.current_url
+    p.one("body").send_keys(Keys.CONTROL, "k")
+    p.set("max_tokens", "")
+    p.js(ENDLESS)
+    p.say("From the first tab")
+    key = p.js("return 'sluice.chat.' + localStorage['sluice.current']")
+    assert "From the first tab" in (p.js("return localStorage[arguments[0]]", key) or ""), "it is not kept at once"
+    p.d.switch_to.new_window("tab")
+    second = p.d.current_window_handle
+    p.d.get(address)
+    p.wait("the conversation is here, too", lambda: p.all("article.user"))
+    p.js(ENDLESS)
+    p.say("From the second tab")
+    p.wait("it begins", p.is_busy)
+    p.d.switch_to.window(first)
+    p.wait("more of it", lambda: len(p.one("article.assistant .md").text) > 200)
+    p.click("#send")
+    p.answered()
+    text = p.one("article.assistant .md").text
+    p.d.switch_to.window(second)
+    p.wait("more of it", lambda: len(p.all("article.assistant .md")[-1].text) > 20)
+    p.click("#send")
+    p.answered()
+    p.d.close()
+    p.d.switch_to.window(first)
+    p.js("window.fetch = window.own_fetch")
+    nodes = p.js("return Object.values(JSON.parse(localStorage[arguments[0]]).nodes)", key)
+    kept = [n["content"] for n in nodes]
+    assert "From the first tab" in kept and "From the second tab" in kept and len(nodes) == 5, kept
+    assert sum(" ".join(k.split()).startswith(" ".join(text.split())[:150]) and len(k) >= len(text) for k in kept) == 1, (text, kept)
+    assert all(c in [n["id"] for n in nodes] for n in nodes for c in n["children"]) and sorted(len(n["children"]) for n in nodes) == [0, 1, 1, 1, 1], nodes
+    p.set("max_tokens", 24)
+
+
 def check_phone(p):
     p.d.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", {"width": 390, "height": 844, "deviceScaleFactor": 2, "mobile": True})
     p.d.execute_cdp_cmd("Emulation.setTouchEmulationEnabled", {"enabled": True})
@@ -313,7 +369,7 @@ def main():
         p = Page(driver)
         driver.get(s.address)
         p.wait("the page starts", lambda: p.all(".welcome"))
-        for check in (check_chat, check_stop, check_branches, check_plan, check_reload, check_list, check_hostile_text, check_names, check_phone):
+        for check in (check_chat, check_stop, check_branches, check_plan, check_reload, check_list, check_two_tabs, check_hostile_text, check_costly_text, check_names, check_phone):
             running = check.__name__
             check(p)
             p.check_log()

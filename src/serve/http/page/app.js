@@ -68,8 +68,22 @@ function loadChats() {
   }
 }
 
+// What another tab added stays: messages are never taken away, and an answer only grows.
+function merge(c, other) {
+  const size = (n) => (n.content || "").length + (n.thinking || "").length;
+  for (const [id, n] of Object.entries(other.nodes)) {
+    const own = c.nodes[id];
+    if (!own) { c.nodes[id] = n; continue; }
+    for (const child of n.children) if (!own.children.includes(child)) own.children.push(child);
+    if (running.get(c.id)?.node !== own && size(n) > size(own)) Object.assign(own, { content: n.content, thinking: n.thinking, stats: n.stats, error: n.error });
+  }
+}
+
 function save(c) {
-  if (chats.has(c.id)) store(PREFIX + c.id, JSON.stringify(c));
+  if (!chats.has(c.id)) return;
+  const other = readChat(PREFIX + c.id);
+  if (other) merge(c, other);
+  store(PREFIX + c.id, JSON.stringify(c));
 }
 
 function lastSettings() {
@@ -208,6 +222,7 @@ async function answer(c, parent) {
   let saved = performance.now();
   node.stats = { begun: saved };
   running.set(c.id, { node, abort });
+  save(c);
   if (c === chat) { drawAll(); toEnd(); }
   drawList();
   try {
@@ -616,8 +631,9 @@ function start() {
   addEventListener("pagehide", () => { for (const id of running.keys()) save(chats.get(id) || chat); });
   addEventListener("storage", (e) => { // another tab
     const id = e.key && e.key.startsWith(PREFIX) ? e.key.slice(PREFIX.length) : null;
+    const c = id && readChat(e.key);
+    if (c && running.has(id)) merge(chats.get(id), c);
     if (!id || running.has(id)) return;
-    const c = readChat(e.key);
     if (c) chats.set(id, c);
     else chats.delete(id);
     if (c && chat.id === id) { chat = c; drawAll(); }

@@ -2,6 +2,7 @@
 //
 // Text becomes text nodes and a fixed set of elements, never HTML: whatever an answer contains stays text.
 // Links lead to http and https alone. While an answer grows, blocks that stay the same keep their nodes.
+// A text of any kind takes time in proportion to its length: models get lost in spaces and asterisks.
 
 import { make } from "./parts.js";
 
@@ -41,12 +42,14 @@ function closing(text, mark, from) {
 
 const emphasis = { "***": ["strong", "em"], "**": ["strong"], "__": ["strong"], "*": ["em"], "_": ["em"], "~~": ["del"] };
 
-// An element at text[i] and the index after it; null: plain text.
-function element(text, i, depth, inLink) {
+// An element at text[i] and the index after it; null: plain text. `open` has the marks that nothing closes from
+// here on: what was looked for once and not found is not looked for again.
+function element(text, i, depth, inLink, open) {
   const c = text[i];
-  let run = i;
-  while (text[run] === c) run++;
+  let run = i + 1;
+  while ("`*_~".includes(c) && text[run] === c) run++;
   const mark = text.slice(i, run);
+  if (open.has(mark)) return null;
   if (c === "`") {
     for (let at = text.indexOf(mark, run); at >= 0; at = text.indexOf(mark, at)) {
       let end = at;
@@ -54,18 +57,20 @@ function element(text, i, depth, inLink) {
       if (end - at === mark.length) return [make("code", "", text.slice(run, at).replace(/^ (.*\S.*) $/s, "$1")), end];
       at = end;
     }
+    open.add(mark);
     return null;
   }
   if (emphasis[mark]) {
     if (isBlank(text[run]) || (c === "_" && isWord(text[i - 1]))) return null;
     const end = closing(text, mark, run);
-    if (end < 0) return null;
+    if (end < 0) { open.add(mark); return null; }
     const outer = make(emphasis[mark][0]);
     const inner = emphasis[mark][1] ? outer.appendChild(make(emphasis[mark][1])) : outer;
     inline(inner, text.slice(run, end), depth + 1, inLink);
     return [outer, end + mark.length];
   }
   if (c === "[" && !inLink) {
+    if (!text.slice(i, i + 1004).includes("](")) return null;
     const found = /^\[([^\[\]]{1,1000})\]\(\s*<?([^\s()<>]*(?:\([^\s()<>]*\)[^\s()<>]*)*)>?(?:\s+"[^"]{0,500}")?\s*\)/.exec(text.slice(i, i + 4000));
     const a = found && link(found[2], found[1], depth);
     return a ? [a, i + found[0].length] : null;
@@ -79,6 +84,7 @@ function element(text, i, depth, inLink) {
 }
 
 function inline(into, text, depth = 0, inLink = false) {
+  const open = new Set();
   let plain = "";
   for (let i = 0; i < text.length;) {
     const c = text[i];
@@ -87,7 +93,7 @@ function inline(into, text, depth = 0, inLink = false) {
       i += 2;
       continue;
     }
-    const found = depth < MOST_DEPTH && "`*_~[h".includes(c) ? element(text, i, depth, inLink) : null;
+    const found = depth < MOST_DEPTH && "`*_~[h".includes(c) ? element(text, i, depth, inLink, open) : null;
     if (found) {
       into.append(plain, found[0]);
       plain = "";
@@ -108,14 +114,21 @@ function inline(into, text, depth = 0, inLink = false) {
 // ---- blocks --------------------------------------------------------------------------------------
 
 const FENCE = /^( {0,3})(`{3,}|~{3,})\s*([^`\s]*)[^`]*$/;
-const HEADING = /^ {0,3}(#{1,6})\s+(.*?)\s*#*\s*$/;
+const HEADING = /^ {0,3}(#{1,6})\s(.*)$/;
 const RULE = /^ {0,3}([-*_])\s*(?:\1\s*){2,}$/;
 const ITEM = /^(\s*)([-*+]|\d{1,9}[.)])(\s+|$)(.*)$/;
 const QUOTE = /^ {0,3}> ?(.*)$/;
-const TABLE = /^\s*\|?\s*:?-+:?\s*(\|\s*:?-+:?\s*)*\|?\s*$/;
 
 const indent = (line) => /^\s*/.exec(line)[0].replace(/\t/g, "    ").length;
 const cells = (line) => line.trim().replace(/^\||\|$/g, "").split("|").map((s) => s.trim());
+const isRuled = (line) => cells(line).every((s) => /^:?-+:?$/.test(s)); // between a table's head and its rows
+
+// Without the marks that may end it.
+function headingText(text) {
+  let end = text.trimEnd().length;
+  while (text[end - 1] === "#") end--;
+  return text.slice(0, end).trim();
+}
 
 // [{kind, lines, ...}] of a text's lines.
 function split(lines) {
@@ -134,7 +147,7 @@ function split(lines) {
       blocks.push({ kind: "code", language, lines: code });
       i = end + 1;
     } else if ((found = HEADING.exec(line))) {
-      blocks.push({ kind: "h" + found[1].length, lines: [found[2]] });
+      blocks.push({ kind: "h" + found[1].length, lines: [headingText(found[2])] });
       i++;
     } else if (RULE.test(line)) {
       blocks.push({ kind: "hr", lines: [] });
@@ -149,7 +162,7 @@ function split(lines) {
              (/^\s*$/.test(lines[end]) && end + 1 < lines.length && (ITEM.test(lines[end + 1]) || indent(lines[end + 1]) > indent(line))))) end++;
       blocks.push({ kind: "list", lines: lines.slice(i, end) });
       i = end;
-    } else if (line.includes("|") && i + 1 < lines.length && TABLE.test(lines[i + 1]) && cells(line).length === cells(lines[i + 1]).length) {
+    } else if (line.includes("|") && i + 1 < lines.length && isRuled(lines[i + 1]) && cells(line).length === cells(lines[i + 1]).length) {
       let end = i + 2;
       while (end < lines.length && lines[end].includes("|")) end++;
       blocks.push({ kind: "table", lines: lines.slice(i, end) });
