@@ -265,7 +265,7 @@ def check_costly_text(p):
     for text in texts:
         assert p.d.execute_async_script(show, text), text[:20]
     for text, html in (("## a  b ## ", "<h2>a  b</h2>"), ("# ", "<h1></h1>"), ("# #", "<h1></h1>"), ("*a *b*", "<p><em>a *b</em></p>"), ("**a* b**", "<p><strong>a* b</strong></p>"),
-                       ("[a [b](https://x.y/) `c", '<p>[a <a href="https://x.y/" rel="noopener noreferrer" target="_blank">b</a> `c</p>'), ("`` a` b`` `c`", "<p><code>a` b</code> <code>c</code></p>"),
+                       ("[a [b](https://x.y/) `c", '<p>[a <a href="https://x.y/" rel="noopener noreferrer" target="_blank">b</a> `c</p>'), ("`` a` b `` `c`", "<p><code>a` b</code> <code>c</code></p>"),
                        ("_a __b_ c__ *d*", "<p><em>a __b</em> c__ <em>d</em></p>")):
         assert p.d.execute_async_script(show, text) == html, (text, p.d.execute_async_script(show, text))
     assert "<table>" in p.d.execute_async_script(show, "a|b\n:-: | -\n1|2") and "<table>" not in p.d.execute_async_script(show, "a|b\n-|x")
