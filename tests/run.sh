@@ -232,7 +232,7 @@ flavour() {
 
 # For an emulated machine: everything but the tests that run the story model for hundreds of steps,
 # which would take half an hour there.
-emulated="err_ size utf8 str hash_ tier_ arena pool log_ cpu_ gguf safetensors folder json filemap outfile kernels
+emulated="err_ size utf8 str hash_ tier_ arena pool log_ cpu_ gguf safetensors folder json filemap outfile kernels attend
     quant_ plan_ delta mixture hub recode jinja chat text_ engine_refuses engine_memory
     engine_snapshots engine_sampling engine_text engine_threads_share"
 

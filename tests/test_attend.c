@@ -3,6 +3,7 @@
  * SLUICE_CPU narrows the kernels down. */
 #include "backend/cpu/kernels.h"
 #include "base/cpu.h"
+#include "quant/f16.h"
 #include "test.h"
 
 static uint32_t seed;
@@ -21,6 +22,10 @@ struct trial {
     uint32_t seen[ATTEND_QUERIES];
     struct softmax sums[ATTEND_QUERIES];
 };
+
+static float half_of(float x) {
+    return f16_to_f32(f16_from_f32_clamped(x));
+}
 
 static uint8_t *random_cache(struct trial *t, float *decoded) {
     size_t n = (size_t)ATTEND_POSITIONS * t->width;
@@ -52,8 +57,10 @@ static struct trial trial_make(enum dtype type, uint32_t width, uint32_t n_queri
     t.pv = test_guarded((size_t)n_queries * t.stride * sizeof(float));
     t.tile = test_guarded((size_t)ATTEND_POSITIONS * t.stride * sizeof(float));
     t.qk = test_guarded((size_t)n_queries * ATTEND_POSITIONS * sizeof(float));
-    for (uint32_t i = 0; i < n_queries * t.stride; i++)
+    for (uint32_t i = 0; i < n_queries * t.stride; i++) {
         t.queries[i] = i % t.stride < width ? random_float() : 0;
+        t.queries[i] = type == DT_F16 ? half_of(t.queries[i]) : t.queries[i];
+    }
     for (uint32_t q = 0; q < n_queries; q++) {
         int seen = first_seen + (int)(q / group);
         t.seen[q] = seen < 0 ? 0 : seen > ATTEND_POSITIONS ? ATTEND_POSITIONS : (uint32_t)seen;
@@ -90,26 +97,35 @@ static void run(const struct attend_kernel *k, struct trial *t, uint32_t from, u
                                   .qk = t->qk});
 }
 
+/* Over f16 weights are rounded to f16, and one that is near the middle of two may become either. */
 static void check_near_double(const struct attend_kernel *k, const struct trial *t) {
     for (uint32_t q = 0; q < t->n_queries; q++) {
-        double qk[ATTEND_POSITIONS], max = -INFINITY, sum = 0;
+        double qk[ATTEND_POSITIONS], max = -INFINITY, sum = 0, either = 0;
         for (uint32_t p = 0; p < t->seen[q]; p++) {
             qk[p] = 0;
             for (uint32_t i = 0; i < t->width; i++)
                 qk[p] += (double)t->queries[q * t->stride + i] * t->decoded[0][p * t->width + i];
             max = fmax(max, qk[p]);
         }
-        for (uint32_t p = 0; p < t->seen[q]; p++)
-            sum += exp(qk[p] - max);
+        for (uint32_t p = 0; p < t->seen[q]; p++) {
+            qk[p] = exp(qk[p] - max);
+            if (t->type == DT_F16) {
+                double low = half_of((float)(qk[p] * (1 - 2e-5))),
+                       high = half_of((float)(qk[p] * (1 + 2e-5)));
+                either += high - low;
+                qk[p] = half_of((float)qk[p]);
+            }
+            sum += qk[p];
+        }
         double found = t->sums[q].sum * exp(t->sums[q].max - (t->seen[q] ? max : 0));
-        if (!(fabs(found - sum) <= 1e-5 * sum))
+        if (!(fabs(found - sum) <= 1e-5 * sum + either))
             test_fail(__FILE__, __LINE__, "%s: sum %u is %.9g, expected %.9g", k->name, q, found,
                       sum);
         for (uint32_t i = 0; i < t->width; i++) {
             double pv = 0;
             for (uint32_t p = 0; p < t->seen[q]; p++)
-                pv += exp(qk[p] - max) * t->decoded[1][p * t->width + i];
-            if (!(fabs(t->pv[q * t->stride + i] - pv) <= 2e-5 * sum))
+                pv += qk[p] * t->decoded[1][p * t->width + i];
+            if (!(fabs(t->pv[q * t->stride + i] - pv) <= 2e-5 * sum + either))
                 test_fail(__FILE__, __LINE__, "%s, %s, width %u: pv[%u][%u] is %.9g, expected %.9g",
                           k->name, dtype_info((uint32_t)t->type)->name, t->width, q, i,
                           t->pv[q * t->stride + i], pv);

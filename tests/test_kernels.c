@@ -396,6 +396,7 @@ TEST(kernels_rows_to_f16) {
     static const uint32_t ends[] = {0, 1, 0xfff, 0x1000, 0x1001, 0x1fff, 0x2fff, 0x3000, 0x3001};
     enum { N = 40 };
     float x[N];
+    float values[N], rounded[N + 1];
     uint16_t expected[N], found[N + 1];
     for (uint32_t high = 0; high < 1 << 18; high += 3) {
         uint32_t n = 17 + high % 20;
@@ -408,5 +409,14 @@ TEST(kernels_rows_to_f16) {
         row_to_f16(found, x, n);
         if (memcmp(found, expected, n * sizeof *found) != 0 || found[n] != 0x5555)
             test_fail(__FILE__, __LINE__, "%u values from bits %x on differ", n, high << 14);
+        rounded[n] = 5;
+        row_round_f16(rounded, x, n);
+        dtype_info(DT_F16)->decode(expected, values, n);
+        for (uint32_t i = 0; i < n; i++)
+            if (memcmp(rounded + i, values + i, sizeof *values) != 0 &&
+                !(isnan(rounded[i]) && isnan(values[i])))
+                test_fail(__FILE__, __LINE__, "%a rounded is %a, expected %a", x[i], rounded[i],
+                          values[i]);
+        EXPECT(rounded[n] == 5);
     }
 }

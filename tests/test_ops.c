@@ -5,6 +5,7 @@
 #include "pick_drafts.h"
 #include "plan/build.h"
 #include "plan/io.h"
+#include "quant/f16.h"
 #include "test.h"
 
 /* Runs rows [first, first + n) of the table that EMBED reads; the tap of the last. */
@@ -21,6 +22,84 @@ static const float *run_rows(struct backend *b, const struct plan *plan, uint32_
     update_in_place(io, plan);
     EXPECT_INT(backend_cpu.submit(b, 0, NULL), SLUICE_OK);
     return (const float *)(io + plan->io.taps);
+}
+
+/* ---- attention --------------------------------------------------------------------------------
+ */
+
+/* Two rows of one head, 16 wide, of which the second comes out: query, key and value of each are
+ * three vectors one after the other. */
+static void attend_two(enum dtype type, const float *rows, float *out) {
+    enum { WIDTH = 16 };
+    struct plan_options options = {.max_rows = 2, .max_outputs = 1, .n_slots = 1, .n_vocab = 2};
+    struct backend_options how = {.threads = 1};
+    const uint32_t cache[4] = {WIDTH, IO_PAGE_POSITIONS, 1, 1};
+    struct plan *plan = NULL;
+    struct backend *b = NULL;
+    struct err err = {0};
+    EXPECT_INT(plan_new(&plan, &options, &err), SLUICE_OK);
+    plan_page_table(plan, 1, 1);
+    struct op embed = {.kind = OP_EMBED, .role = "rows"}, op = {.kind = OP_ATTEND, .role = "mix"};
+    embed.embed.table = operand_at(REGION_WEIGHTS, DT_F32, 0, (uint32_t[4]){3 * WIDTH, 2});
+    embed.embed.x = plan_scratch(plan, 3 * WIDTH);
+    op.attend = (struct op_attend){.in = embed.embed.x,
+                                   .keys = plan_state(plan, type, cache),
+                                   .values = plan_state(plan, type, cache),
+                                   .pages = plan->pages,
+                                   .out = plan_scratch(plan, WIDTH),
+                                   .q_stride = WIDTH,
+                                   .k_column = WIDTH,
+                                   .v_column = 2 * WIDTH,
+                                   .heads = 1,
+                                   .kv_heads = 1,
+                                   .head_width = WIDTH,
+                                   .eps = 1e-6f,
+                                   .scale = 0.5f};
+    EXPECT_INT(plan_add(plan, &embed, &err), SLUICE_OK);
+    EXPECT_INT(plan_add(plan, &op, &err), SLUICE_OK);
+    plan->n_taps = 1;
+    plan->tap_width = WIDTH;
+    plan->io.taps = plan->bytes[REGION_IO];
+    plan->bytes[REGION_IO] += WIDTH * sizeof *out;
+    struct op tap = {.kind = OP_TAP, .role = "tap"};
+    tap.tap = (struct op_tap){.x = op.attend.out, .out = plan_tap(plan, 0)};
+    EXPECT_INT(plan_add(plan, &tap, &err), SLUICE_OK);
+    EXPECT_INT(plan_finish(plan, &err), SLUICE_OK);
+    EXPECT_INT(backend_cpu.open(&b, &how, &err), SLUICE_OK);
+    EXPECT_INT(backend_cpu.load(b, (struct backend_weights){.base = (uint8_t *)rows}, &plan, 1,
+                                NULL, NULL, &err),
+               SLUICE_OK);
+    memcpy(out, run_rows(b, plan, 0, 0, 2), WIDTH * sizeof *out);
+    backend_cpu.close(b);
+    plan_free(plan);
+}
+
+/* Over f16 a query, once scaled, is the nearest f16, and the largest where it is beyond; so is the
+ * weight of a position. Over f32 nothing is rounded. */
+TEST(attend_rounds_queries_and_weights_to_f16) {
+    static const struct {
+        float query, f16; /* and what becomes of its half */
+    } cases[] = {
+        {4e6f, 65504}, {-4e6f, -65504}, {131100, 65504}, {131000, 65504}, {120000, 60000},
+        {4098, 2048},  {4102, 2052},    {-4099, -2050},  {3e-8f, 0},      {1e-7f, 0x1p-24f},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        float rows[2 * 48] = {0}, *second = rows + 48, out[16], f16 = cases[i].f16;
+        float size = fabsf(f16), key = size < 1 ? 0x1p14f : size < 1e4f ? 0x1p-11f : 0x1p-16f;
+        second[0] = cases[i].query;
+        second[16] = key;
+        rows[32] = 1; /* the value of the first row */
+        for (int is_f16 = 0; is_f16 < 2; is_f16++) {
+            double score = (is_f16 ? f16 : 0.5 * cases[i].query) * key;
+            double weight = exp(-fabs(score)), other = 1;
+            if (is_f16)
+                weight = f16_to_f32(f16_from_f32((float)weight));
+            if (score < 0)
+                other = weight, weight = 1;
+            attend_two(is_f16 ? DT_F16 : DT_F32, rows, out);
+            EXPECT_NEAR(out[0], weight / (weight + other), 1e-6);
+        }
+    }
 }
 
 /* ---- the delta rule ---------------------------------------------------------------------------

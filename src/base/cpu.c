@@ -32,6 +32,7 @@ static const struct {
     {"i8mm", CPU_I8MM},
     {"bf16", CPU_BF16},
     {"sve", CPU_SVE},
+    {"fhm", CPU_FHM},
 };
 
 #if defined(__x86_64__)
@@ -85,6 +86,7 @@ static uint32_t detect(void) {
     uint32_t found = CPU_NEON; /* part of the base architecture */
     found |= hw >> 20 & 1 ? CPU_DOTPROD : 0;
     found |= hw >> 22 & 1 ? CPU_SVE : 0;
+    found |= hw >> 23 & 1 ? CPU_FHM : 0;
     found |= hw2 >> 13 & 1 ? CPU_I8MM : 0;
     found |= hw2 >> 14 & 1 ? CPU_BF16 : 0;
     return found;

@@ -17,6 +17,7 @@ enum cpu_feature {
     CPU_I8MM = 1 << 10,
     CPU_BF16 = 1 << 11,
     CPU_SVE = 1 << 12,
+    CPU_FHM = 1 << 13, /* f16 products added to f32 */
 };
 
 /* The features of this machine that the system also lets us use. For diagnosis, the environment

@@ -133,6 +133,8 @@ static void load_queries(struct cpu_step *s, const struct op_attend *a, const st
         float *query = s->room->query + (uint64_t)q * stride;
         head_of(s, a, row_of_query(k, q), head_of_query(k, q) * a->q_stride, &a->q_norm, query);
         row_times(query, query, a->scale, a->head_width);
+        if (a->keys.type == DT_F16)
+            row_round_f16(query, query, a->head_width);
         memset(query + a->head_width, 0, (stride - a->head_width) * sizeof *query);
     }
 }

@@ -686,7 +686,7 @@ static void cpu_observe(struct backend *b, const struct backend_observer *observ
 
 const struct backend_kind backend_cpu = {
     .name = "cpu",
-    .numerics = 2, /* 2: Q8_0 has 128 activations a scale */
+    .numerics = 3, /* 2: Q8_0 has 128 activations a scale; 3: f16 queries over an f16 cache */
     .uses_host_weights = true,
     .prefill = 256,
     .open = cpu_open,

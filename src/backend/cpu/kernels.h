@@ -101,7 +101,7 @@ struct attend_split {
     enum dtype type; /* of the cache */
     uint32_t width;
     const void *keys, *values; /* (seen, width) of `type`; ATTEND_POSITIONS rows can be read */
-    const float *queries;      /* (n_queries, stride), already scaled */
+    const float *queries;      /* (n_queries, stride), already scaled; f16 values over f16 */
     const uint32_t *seen;      /* (n_queries) positions: never fewer than the query before */
     uint32_t n_queries;
     struct softmax *sums; /* out: (n_queries) */
@@ -115,7 +115,10 @@ struct attend_split {
  * and a query the same in any company:
  *   qk   four fused chains over i % 4, added as (0 + 1) + (2 + 3)
  *   sum  sixteen chains over p % 16, added as a tree: l and l + 8, then l + 4 ...
- *   pv   one fused chain over the positions, for each value */
+ *   pv   one fused chain over the positions, for each value
+ * Over f16 the weights e^(QK - max) are rounded to f16, and summed so: f32 holds the product of two
+ * f16 exactly, so instructions that take f16 and add to f32 have the bits of those that take f32.
+ */
 typedef void attend_fn(const struct attend_split *split);
 
 struct attend_kernel {

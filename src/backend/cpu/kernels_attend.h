@@ -14,20 +14,14 @@
  * that order as they are (V_TURN), and f16 is converted for every few queries, of whatever number.
  *
  * Included by each kernels_<set>.c after kernels_f32.h or kernels_decode.h, which first defines
- *   V_FUSED(a, b, c)   a b + c, rounded once
- *   V_MAX(a, b)        a > b ? a : b, but a NaN in b stays
- *   V_FOUR(p)          four floats, repeated
- *   V_PAIRS(a, b)      per four lanes: a0 + a1, a2 + a3, b0 + b1, b2 + b3
- *   V_SET(x)
- *   V_ADDEND(c, x)     optional: V_SET(c) for a sum with a product of x
- *   V_WEIGHTS          four weights of a query: V_LOAD_WEIGHTS(p), V_WEIGHT(w, i) a vector of one
- *   ATTEND_ROWS        queries whose sums stay in registers: 3 or 5
- *   ATTEND_F16_ROWS    optional, 6 or 8: so many meet f16 where it lies, two vectors at a time, so
- *                      that it is converted once and the fetching is spread over all of the work
- *   V_TURN(from, row, to)   optional, where LANES > 4: LANES f16 values of ATTEND_PARTS keys, `row`
- *                      bytes apart, to LANES / 4 vectors of QK's order, 8 LANES bytes apart
- *   ATTEND_ONE         optional: a header with its own tiles, and code for the queries of one row
- * and gets attend_split. */
+ * what kernels_softmax.h wants, and V_FOUR(p)          four floats, repeated V_PAIRS(a, b)      per
+ * four lanes: a0 + a1, a2 + a3, b0 + b1, b2 + b3 V_SET(x) V_WEIGHTS          four weights of a
+ * query: V_LOAD_WEIGHTS(p), V_WEIGHT(w, i) a vector of one ATTEND_ROWS        queries whose sums
+ * stay in registers: 3 or 5 ATTEND_F16_ROWS    optional, 6 or 8: so many meet f16 where it lies,
+ * two vectors at a time, so that it is converted once and the fetching is spread over all of the
+ * work V_TURN(from, row, to)   optional, where LANES > 4: LANES f16 values of ATTEND_PARTS keys,
+ * `row` bytes apart, to LANES / 4 vectors of QK's order, 8 LANES bytes apart ATTEND_ONE optional: a
+ * header with its own tiles, and code for the queries of one row and gets attend_split. */
 
 enum {
     ATTEND_PARTS = LANES / 4,        /* positions of a vector */
@@ -41,7 +35,6 @@ enum {
     ATTEND_DIRECT = ATTEND_ROWS,
     ATTEND_F16_DIRECT = ATTEND_ROWS,
 #endif
-    ATTEND_CHUNKS = 16 / LANES, /* vectors of the sixteen chains of a sum */
 };
 
 #ifndef ATTEND_F16_ROWS
@@ -61,11 +54,6 @@ enum {
 #define FOR_EACH_ATTEND_MORE(X) X(6) X(7) X(8)
 #endif
 
-typedef uint32_t attend_bits __attribute__((vector_size(4 * LANES)));
-
-#ifndef V_ADDEND
-#define V_ADDEND(c, x) V_SET(c)
-#endif
 /* What is fetched into L2 meanwhile: a line of every page, then the next line of every page. Beside
  * other work, lines of one page after the other come a fifth slower. */
 struct attend_ahead {
@@ -448,78 +436,7 @@ static TARGET void attend_run_keys(const struct attend_split *s, uint32_t first,
     attend_qk_decoded(s, first, n);
 }
 
-/* ---- softmax --------------------------------------------------------------------------------- */
-
-/* e^x for x <= 0 to about 1e-7 of itself, NaN for NaN: 2^n times a polynomial in what is left of
- * the exponent. Below -87 the value there. Adding 1.5 * 2^23 rounds to an integer, n, which then is
- * in the low bits; ln 2 is subtracted in two parts. */
-F32_INLINE VEC attend_exp(VEC x) {
-    x = V_MAX(V_SET(-87.0f), x);
-    VEC shifted = V_FUSED(x, V_SET(1.44269504f), V_ADDEND(12582912.0f, x));
-    VEC n = shifted - V_SET(12582912.0f);
-    VEC r = V_FUSED(n, V_SET(-0.693359375f), x);
-    r = V_FUSED(n, V_SET(2.12194440e-4f), r);
-    VEC p = V_FUSED(V_SET(1.9875691500e-4f), r, V_ADDEND(1.3981999507e-3f, r));
-    p = V_FUSED(p, r, V_ADDEND(8.3334519073e-3f, r));
-    p = V_FUSED(p, r, V_ADDEND(4.1665795894e-2f, r));
-    p = V_FUSED(p, r, V_ADDEND(1.6666665459e-1f, r));
-    p = V_FUSED(p, r, V_ADDEND(5.0000001201e-1f, r));
-    p = V_FUSED(p, r * r, r) + V_SET(1.0f);
-    return p * (VEC)(((attend_bits)shifted << 23) + 0x3F800000u);
-}
-
-/* The largest of n values, a multiple of 16. */
-F32_INLINE float attend_max(const float *qk, uint32_t n) {
-    VEC best[ATTEND_CHUNKS];
-    float lanes[LANES];
-    UNROLL for (int c = 0; c < ATTEND_CHUNKS; c++) best[c] = V_LOAD(qk + c * LANES);
-    for (uint32_t p = 16; p < n; p += 16)
-        UNROLL for (int c = 0; c < ATTEND_CHUNKS; c++) best[c] =
-            V_MAX(V_LOAD(qk + p + c * LANES), best[c]);
-    UNROLL for (int half = ATTEND_CHUNKS / 2; half > 0; half /= 2)
-        UNROLL for (int c = 0; c < half; c++) best[c] = V_MAX(best[c + half], best[c]);
-    V_STORE(lanes, best[0]);
-    UNROLL for (int half = LANES / 2; half > 0; half /= 2) UNROLL for (int l = 0; l < half; l++)
-        lanes[l] = lanes[l + half] > lanes[l] ? lanes[l + half] : lanes[l];
-    return lanes[0];
-}
-
-/* x = e^(x - max) for sixteen values. */
-F32_INLINE void attend_exps(float *x, VEC max) {
-    VEC y[ATTEND_CHUNKS];
-    UNROLL for (int c = 0; c < ATTEND_CHUNKS; c++) y[c] = V_LOAD(x + c * LANES);
-    UNROLL for (int c = 0; c < ATTEND_CHUNKS; c++) y[c] = attend_exp(y[c] - max);
-    UNROLL for (int c = 0; c < ATTEND_CHUNKS; c++) V_STORE(x + c * LANES, y[c]);
-}
-
-/* Sixteen chains added as a tree. */
-F32_INLINE float attend_sum(VEC *sum) {
-    float lanes[LANES];
-    UNROLL for (int half = ATTEND_CHUNKS / 2; half > 0; half /= 2)
-        UNROLL for (int c = 0; c < half; c++) sum[c] = sum[c] + sum[c + half];
-    V_STORE(lanes, sum[0]);
-    UNROLL for (int half = LANES / 2; half > 0; half /= 2) UNROLL for (int l = 0; l < half; l++)
-        lanes[l] += lanes[l + half];
-    return lanes[0];
-}
-
-/* qk = e^(qk - max) for n >= 1 positions, zeros up to a multiple of 16. */
-static TARGET struct softmax attend_softmax(float *qk, uint32_t n) {
-    uint32_t padded = (n + 15) / 16 * 16;
-    for (uint32_t p = n; p < padded; p++)
-        qk[p] = qk[0];
-    struct softmax result = {.max = attend_max(qk, padded)};
-    VEC max = V_SET(result.max), sum[ATTEND_CHUNKS];
-    for (uint32_t p = 0; p < padded; p += 16)
-        attend_exps(qk + p, max);
-    for (uint32_t p = n; p < padded; p++)
-        qk[p] = 0;
-    UNROLL for (int c = 0; c < ATTEND_CHUNKS; c++) sum[c] = V_ZERO();
-    for (uint32_t p = 0; p < padded; p += 16)
-        UNROLL for (int c = 0; c < ATTEND_CHUNKS; c++) sum[c] = sum[c] + V_LOAD(qk + p + c * LANES);
-    result.sum = attend_sum(sum);
-    return result;
-}
+#include "backend/cpu/kernels_softmax.h"
 
 /* ---- PV -------------------------------------------------------------------------------------- */
 
@@ -715,6 +632,6 @@ static TARGET void attend_split(const struct attend_split *s) {
     else
         attend_run_keys(s, first, n);
     for (uint32_t q = first; q < s->n_queries; q++)
-        s->sums[q] = attend_softmax(s->qk + (size_t)q * ATTEND_POSITIONS, s->seen[q]);
+        s->sums[q] = attend_softmax(s, q);
     attend_run_values(s, first, n);
 }

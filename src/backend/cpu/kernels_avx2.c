@@ -225,6 +225,7 @@ INLINE float sum_lanes(__m256 v) {
 
 #define V_FUSED(a, b, c) _mm256_fmadd_ps(a, b, c)
 #define V_MAX(a, b) _mm256_max_ps(a, b)
+#define V_HALF(v) _mm256_cvtph_ps(_mm256_cvtps_ph(v, _MM_FROUND_TO_NEAREST_INT))
 #define V_FOUR(p) _mm256_broadcast_ps((const __m128 *)(const void *)(p))
 #define V_PAIRS(a, b) _mm256_hadd_ps(a, b)
 #define V_WEIGHTS const float *

@@ -384,6 +384,7 @@ INLINE float sum_lanes(__m512 v) {
 
 #define V_FUSED(a, b, c) _mm512_fmadd_ps(a, b, c)
 #define V_MAX(a, b) _mm512_max_ps(a, b)
+#define V_HALF(v) _mm512_cvtph_ps(_mm512_cvtps_ph(v, _MM_FROUND_TO_NEAREST_INT))
 #define V_FOUR(p) _mm512_broadcast_f32x4(_mm_loadu_ps(p))
 #define V_PAIRS(a, b) (_mm512_shuffle_ps(a, b, 0x88) + _mm512_shuffle_ps(a, b, 0xdd))
 #define V_WEIGHTS const float *

@@ -1,5 +1,5 @@
 /* kernels_neon.c - products with f32 activations, and attention, with NEON. Those with int8 are in
- * kernels_neon_sdot.c and kernels_neon_mmla.c. */
+ * kernels_neon_sdot.c and kernels_neon_mmla.c, attention with FMLAL in kernels_neon_fhm.c. */
 #include "backend/cpu/kernels_rows.h"
 
 #if defined(__aarch64__)
@@ -77,35 +77,19 @@ INLINE float half_to_f32(uint16_t half) {
     return vgetq_lane_f32(vcvt_f32_f16(vreinterpret_f16_u16(vdup_n_u16(half))), 0);
 }
 
-#define VEC float32x4_t
-#define LANES 4
+#include "backend/cpu/kernels_neon_vec.h"
 #define F32_ACTS 4
-#define V_SET(x) vdupq_n_f32(x)
-#define V_ZERO() vdupq_n_f32(0)
-#define V_LOAD(p) vld1q_f32(p)
-#define V_STORE(p, v) vst1q_f32(p, v)
 #define V_FMA(a, b, c) vfmaq_f32(c, a, b)
 #define V_SUM(v) vaddvq_f32(v)
 #include "backend/cpu/kernels_decode.h"
 
 /* ---- attention ------------------------------------------------------------------------------- */
 
-#define V_FUSED(a, b, c) vfmaq_f32(c, a, b)
-#define V_MAX(a, b) vmaxq_f32(a, b)
 #define V_FOUR(p) vld1q_f32(p)
 #define V_PAIRS(a, b) vpaddq_f32(a, b)
 #define V_WEIGHTS float32x4_t
 #define V_LOAD_WEIGHTS(p) vld1q_f32(p)
 #define V_WEIGHT(w, i) vdupq_n_f32((w)[i]) /* a lane of a register where loops are unrolled */
-/* Loaded: FMLA's addend is its result, and a copy costs as much as a product. x makes each load its
- * own. */
-#define V_ADDEND(c, x)                                                                             \
-    ({                                                                                             \
-        static const float addend_[4] __attribute__((aligned(16))) = {c, c, c, c};                 \
-        float32x4_t loaded_;                                                                       \
-        __asm__("ldr %q0, %1" : "=w"(loaded_) : "m"(addend_), "w"(x));                             \
-        loaded_;                                                                                   \
-    })
 #define ATTEND_ROWS 5
 #define ATTEND_ONE "backend/cpu/kernels_attend_neon.h"
 #include "backend/cpu/kernels_attend.h"

@@ -150,6 +150,14 @@ static inline vec vec_larger(vec a, vec b) {
                  a[3] > b[3] ? a[3] : b[3]};
 }
 
+static inline float half_of(float x) {
+    return f16_to_f32(f16_from_f32(x));
+}
+
+static inline vec vec_half(vec v) {
+    return (vec){half_of(v[0]), half_of(v[1]), half_of(v[2]), half_of(v[3])};
+}
+
 static inline vec vec_pairs(vec a, vec b) {
     return (vec){a[0] + a[1], a[2] + a[3], b[0] + b[1], b[2] + b[3]};
 }
@@ -160,6 +168,7 @@ static inline vec vec_set(float x) {
 
 #define V_FUSED(a, b, c) vec_fused(a, b, c)
 #define V_MAX(a, b) vec_larger(a, b)
+#define V_HALF(v) vec_half(v)
 #define V_FOUR(p) vec_load(p)
 #define V_PAIRS(a, b) vec_pairs(a, b)
 #define V_SET(x) vec_set(x)

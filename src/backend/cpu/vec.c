@@ -112,6 +112,23 @@ CLONES void row_to_f16(uint16_t *y, const float *x, size_t n) {
     }
 }
 
+/* The value of vec_to_f16(v). */
+#define vec_round_f16(v)                                                                           \
+    ({                                                                                             \
+        ivec bits_ = (ivec)(v), size_ = bits_ & INT32_MAX, most_ = (ivec){0} + 0x477fe000;         \
+        ivec near_ = ivec_choose(ivec_above(size_, most_), most_, size_);                          \
+        ivec small_ = (ivec)((vec)near_ + 0.5f - 0.5f);                                            \
+        ivec half_ = (near_ + 0xfff + (near_ >> 13 & 1)) & ~0x1fff;                                \
+        half_ = ivec_choose(ivec_above(near_, 0x387fffff), half_, small_);                         \
+        half_ = ivec_choose(ivec_above(size_, 0x7f7fffff), size_, half_);                          \
+        (vec)(half_ | (bits_ & INT32_MIN));                                                        \
+    })
+
+CLONES void row_round_f16(float *y, const float *x, size_t n) {
+#define ROUNDED(load) vec_round_f16(load(x + i))
+    FOR_ROW(n, y, ROUNDED);
+}
+
 CLONES float row_exp(float *x, float shift, size_t n) {
     vec sum[VECS] = {{0}};
     size_t i = 0;

@@ -172,6 +172,8 @@ void row_times(float *y, const float *x, float a, size_t n);
 void row_over(float *y, const float *x, float a, size_t n);
 /* The bits of f16_encode. */
 void row_to_f16(uint16_t *y, const float *x, size_t n);
+/* The same, as f32. */
+void row_round_f16(float *y, const float *x, size_t n);
 /* x = e^(x - shift); returns their sum */
 float row_exp(float *x, float shift, size_t n);
 /* y = e^(x * scale - shift), and their sum alone */
