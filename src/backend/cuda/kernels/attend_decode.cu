@@ -974,12 +974,15 @@ static __device__ __forceinline__ struct work guess_work(const struct attend_par
     return work_of<D, R>(p, split_layout_of(p, position < p.pages_per_slot * PAGE ? position : 0));
 }
 
+/* What the producer has found: in registers, where there are enough. */
+template <int D, class X> using found = typename std::conditional<D == 64, X, const X &>::type;
+
 /* Tiles that are the block's alone. */
 template <int D, int R, int T>
 static __device__ __forceinline__ void
 run_alone(const struct attend_params &p, struct decode_shared<D, R, T> &s, struct item item) {
-    const struct split_layout &l = s.duty.l;
-    const struct work &w = s.duty.w;
+    found<D, struct split_layout> l = s.duty.l;
+    found<D, struct work> w = s.duty.w;
     uint32_t page = load_page(p, s.row.slot, l.n_positions - 1), fill = 0, index = w.first;
     for (;;) {
         if (l.length == 16) {
@@ -1010,8 +1013,8 @@ run_alone(const struct attend_params &p, struct decode_shared<D, R, T> &s, struc
 template <int D, int R, int T>
 static __device__ __forceinline__ void
 run_cluster(const struct attend_params &p, struct decode_shared<D, R, T> &s, struct item item) {
-    const struct split_layout &l = s.duty.l;
-    const struct work &w = s.duty.w;
+    found<D, struct split_layout> l = s.duty.l;
+    found<D, struct work> w = s.duty.w;
     uint32_t page = 0, fill = 0, combines = 0, index = w.first;
     uint32_t n = 0; /* groups of the tile that were sent */
     for (;;) {

@@ -7,13 +7,10 @@
  *   block   convolves its tile's channels itself (288 of qwen35-4b), a thread a channel
  *   warp    the rule for its J columns
  *
- * With one cell, everything but the row is loaded before griddepcontrol.wait: the state into
- * registers, the tile's window and conv weights into shared memory by cp.async. No earlier kernel
- * of the step writes these. The window entry that is written, the row's own, is read by no block
- * of this step.
- *
- * After it all loads are on their way before any is waited for. Over delta_batch at one row: 6.7 %
- * of a step of qwen35-0.8b. */
+ * Everything but the row is loaded before griddepcontrol.wait: of other shapes, where there is one
+ * cell, the state into registers, the tile's window and conv weights into shared memory by
+ * cp.async. After it all loads are on their way before any is waited for. Over delta_batch at one
+ * row: 6.7 % of a step of qwen35-0.8b. */
 #include "backend/cuda/kernels/delta.cuh"
 
 /* silu of the convolution, oldest position first; those before position 0 are left out. */
@@ -30,20 +27,7 @@ static __device__ __forceinline__ float convolve(uint32_t width, uint32_t positi
     return silu_approx(sum);
 }
 
-/* The same of four positions, of which all but the last are there before it. */
-template <class WEIGHT, class INPUT>
-static __device__ __forceinline__ float convolve4(uint32_t position, WEIGHT weight, INPUT input,
-                                                  float last) {
-    float sum = 0;
-#pragma unroll
-    for (uint32_t t = 0; t < 3; t++) {
-        float next = fmaf(weight(t), input(3 - t), sum);
-        sum = 3 - t <= position ? next : sum;
-    }
-    return silu_approx(fmaf(weight(3), last, sum));
-}
-
-enum { CHANNELS_BARRIER = 1, GATE_BARRIER = 2 };
+enum { CHANNELS_BARRIER = 1, GATE_BARRIER = 2, FULL_KEY = 128 };
 
 /* By a warp more than those with columns: the gates take longer than the convolution, and are
  * needed after the norms. */
@@ -60,25 +44,105 @@ static __device__ __forceinline__ void make_gate(const struct delta_params &p, u
     any_barrier_arrive(GATE_BARRIER, THREADS + 32);
 }
 
+/* The row's segment as IO has it. Before pdl_wait it is nearly always the step's, since EMBED has
+ * written it; then it is a guess. */
+static __device__ __forceinline__ struct io_segment load_segment(const struct delta_params &p) {
+    uint4 x = ld_relaxed_u32x4(p.io.segments);
+    return {x.x, x.y, x.z, x.w};
+}
+
+/* What a segment has before its row: a thread's columns of the state, and the convolution of its
+ * channel's inputs before the row, those before position 0 left out. */
+template <int J> struct full_past {
+    float s[J][4], sum;
+    float *state, *entry; /* of the warp's columns; of the channel's new input */
+
+    __device__ __forceinline__ void load(const struct delta_params &p, const struct io_segment &g,
+                                         uint32_t column, uint32_t channel, bool has_channel,
+                                         const float4 &weights) {
+        const float w[3] = {weights.x, weights.y, weights.z};
+        float x[3];
+        state = p.state + (g.cell * p.state_stride + (uint64_t)column * FULL_KEY);
+        load_state<J, 4>(s, state, FULL_KEY, J, true);
+        float *window = p.window + ((uint64_t)g.cell * 4 * p.channels + channel);
+        entry = window + g.first_position % 4 * p.channels;
+#pragma unroll
+        for (uint32_t t = 0; t < 3; t++)
+            x[t] = has_channel
+                       ? ld_no_allocate_f32(window + (g.first_position + t + 1) % 4 * p.channels)
+                       : 0;
+        sum = 0;
+#pragma unroll
+        for (uint32_t t = 0; t < 3; t++) {
+            float next = fmaf(w[t], x[t], sum);
+            sum = 3 - t <= g.first_position ? next : sum;
+        }
+    }
+};
+
+/* Keys of 128 values, whole tiles, a window of four. All but the row is loaded, and added, before
+ * griddepcontrol.wait, for the segment that IO has by then; after it only if that was another. No
+ * earlier kernel of the step writes states or windows. The window entry that is written, the row's
+ * own, is read by no block of this step. Dynamic shared memory: y, the channels after the
+ * convolution. */
+template <int J>
+static __device__ __forceinline__ void delta_decode_full(const struct delta_params &p) {
+    constexpr uint32_t CHANNELS = 2 * FULL_KEY + DELTA_WARPS * J;
+    static_assert(CHANNELS <= THREADS, "a thread a channel");
+    extern __shared__ float4 dynamic[];
+    __shared__ struct delta_gate gate;
+    float *y = (float *)dynamic;
+    uint32_t tid = threadIdx.x, warp = tid / 32;
+    struct head_tile tile = head_tile_of(p, p.decode_tiling, blockIdx.x);
+    if (warp == DELTA_WARPS)
+        return make_gate(p, tile.head, gate);
+    bool has_channel = tid < CHANNELS;
+    uint32_t c = has_channel ? (uint32_t)channel_of(p, tile, tid) : 0;
+    uint32_t column = tile.head * p.value_width + tile.first_column + warp * J; /* of all heads */
+    bool writes_window = has_channel && (tid >= 2 * FULL_KEY || tile.is_key_owner);
+    float4 weights = ld_no_allocate_f32x4(p.conv_weights + (uint64_t)c * 4);
+    struct io_segment guess = load_segment(p);
+    guess.cell = guess.cell < p.n_cells ? guess.cell : 0;
+    struct full_past<J> past;
+    past.load(p, guess, column, c, has_channel, weights);
+    /* All that the row is needed for is in flight before any of it is waited for. */
+    const float *row = p.in + c;
+    if (!__any_sync(~0u, (uintptr_t)row & 1))
+        pdl_wait();
+    float x = 0;
+    ld_cg_f32_if(has_channel, row, x);
+    struct io_segment now = load_segment(p);
+    store_stamp(tid | blockIdx.x, p.io.stamp);
+    if (now.cell != guess.cell || now.first_position != guess.first_position)
+        past.load(p, now, column, c, has_channel, weights);
+    if (has_channel)
+        y[tid] = silu_approx(fmaf(weights.w, x, past.sum));
+    if (writes_window)
+        *past.entry = x;
+    any_barrier_sync(CHANNELS_BARRIER, THREADS);
+
+    float q[4], k[4], v[J];
+    load_qkv<J, 4, true>(y, FULL_KEY, q, k, v);
+    struct delta_norms norms = norms_of<4>(p, q, k);
+    any_barrier_sync(GATE_BARRIER, THREADS + 32);
+    delta_rule<J, 4>(past.s, q, k, v, norms, gate, p.out + column, J);
+    store_state<J, 4>(past.s, past.state, FULL_KEY, J, true);
+}
+
 /* Dynamic shared memory of n channels: y (n), window and weights (conv_width, n). */
-template <int J, int M, bool IS_FULL>
+template <int J, int M>
 static __device__ __forceinline__ void delta_decode(const struct delta_params &p) {
     extern __shared__ float4 dynamic[];
     __shared__ struct delta_gate gate;
-    uint32_t tid = threadIdx.x, warp = tid / 32, width = IS_FULL ? 4 : p.conv_width;
-    uint32_t dk = IS_FULL ? 32 * M : p.key_width, n = 2 * dk + DELTA_WARPS * J;
+    uint32_t tid = threadIdx.x, warp = tid / 32, width = p.conv_width;
+    uint32_t dk = p.key_width, n = 2 * dk + DELTA_WARPS * J;
     struct head_tile tile = head_tile_of(p, p.decode_tiling, blockIdx.x);
     float *y = (float *)dynamic, *window = y + n, *weights = window + width * n;
     float s[J][M], a = 0, dt = 0;
     int n_columns;
     uint32_t column = tile.first_column + warp * J;
     float *state = p.state + state_offset<J>(p, tile, column, &n_columns);
-    bool is_vec4 = IS_FULL || p.is_state_vec4;
-    if (IS_FULL)
-        n_columns = J;
-    bool is_gate_thread = !IS_FULL && tid == THREADS - 1; /* it has the fewest channels */
-    if (IS_FULL && warp == DELTA_WARPS)
-        return make_gate(p, tile.head, gate);
+    bool is_vec4 = p.is_state_vec4, is_gate_thread = tid == THREADS - 1; /* the fewest channels */
 
     auto load_cell = [&](uint32_t cell) {
         load_state<J, M>(s, state + cell * p.state_stride, dk, n_columns, is_vec4);
@@ -119,19 +183,15 @@ static __device__ __forceinline__ void delta_decode(const struct delta_params &p
         cp_async_commit();
         cp_async_wait<0>();
     }
-    uint32_t entry = IS_FULL ? position % 4 : entry_of(p, position);
+    uint32_t entry = entry_of(p, position);
     float *new_entry = p.window + ((uint64_t)cell * width + entry) * p.channels;
     auto weight = [&](uint32_t t, uint32_t i) { return weights[t * n + i]; };
     auto before = [&](uint32_t back, uint32_t i) {
-        return window[(IS_FULL ? (entry - back) % 4 : entry_before(p, entry, back)) * n + i];
+        return window[entry_before(p, entry, back) * n + i];
     };
     for (uint32_t i = tid;;) {
         float result = 0;
-        if ((IS_FULL && i < n) || (c >= 0 && width == 4))
-            result = convolve4(
-                position, [&](uint32_t t) { return weight(t, i); },
-                [&](uint32_t back) { return before(back, i); }, x);
-        else if (!IS_FULL && c >= 0)
+        if (c >= 0)
             result = convolve(
                 width, position, [&](uint32_t t) { return weight(t, i); },
                 [&](uint32_t back) { return back ? before(back, i) : x; });
@@ -147,10 +207,7 @@ static __device__ __forceinline__ void delta_decode(const struct delta_params &p
     }
     if (is_gate_thread)
         gate = gate_of(alpha, beta, a, dt);
-    if (IS_FULL)
-        any_barrier_sync(CHANNELS_BARRIER, THREADS);
-    else
-        __syncthreads();
+    __syncthreads();
 
     float q[M], k[M], v[J];
     if (is_vec4)
@@ -158,25 +215,29 @@ static __device__ __forceinline__ void delta_decode(const struct delta_params &p
     else
         load_qkv<J, M, false>(y, dk, q, k, v);
     struct delta_norms norms = norms_of<M>(p, q, k);
-    if (IS_FULL)
-        any_barrier_sync(GATE_BARRIER, THREADS + 32);
     delta_rule<J, M>(s, q, k, v, norms, gate, p.out + tile.head * p.value_width + column,
                      n_columns);
     store_state<J, M>(s, state + cell * p.state_stride, dk, n_columns, is_vec4);
 }
 
-#define KERNEL(NAME, J, KEY, IS_FULL)                                                              \
-    extern "C" __global__ void __launch_bounds__(THREADS + 32 * IS_FULL, 2)                        \
+#define KERNEL(NAME, J, KEY)                                                                       \
+    extern "C" __global__ void __launch_bounds__(THREADS, 2)                                       \
         delta_decode_##NAME(const __grid_constant__ struct delta_params p) {                       \
         pdl_launch_dependents();                                                                   \
-        delta_decode<J, KEY / 32, IS_FULL>(p);                                                     \
+        delta_decode<J, KEY / 32>(p);                                                              \
     }
-KERNEL(full_1_128, 1, 128, true)
-KERNEL(full_2_128, 2, 128, true)
-KERNEL(full_4_128, 4, 128, true)
-KERNEL(1_128, 1, 128, false)
-KERNEL(2_128, 2, 128, false)
-KERNEL(4_128, 4, 128, false)
-KERNEL(1_256, 1, 256, false)
-KERNEL(2_256, 2, 256, false)
-KERNEL(4_256, 4, 256, false)
+#define FULL_KERNEL(J)                                                                             \
+    extern "C" __global__ void __launch_bounds__(THREADS + 32, 2)                                  \
+        delta_decode_full_##J##_128(const __grid_constant__ struct delta_params p) {               \
+        pdl_launch_dependents();                                                                   \
+        delta_decode_full<J>(p);                                                                   \
+    }
+FULL_KERNEL(1)
+FULL_KERNEL(2)
+FULL_KERNEL(4)
+KERNEL(1_128, 1, 128)
+KERNEL(2_128, 2, 128)
+KERNEL(4_128, 4, 128)
+KERNEL(1_256, 1, 256)
+KERNEL(2_256, 2, 256)
+KERNEL(4_256, 4, 256)

@@ -85,13 +85,14 @@ static int record_decode(struct recorder *r, const struct op_delta *d) {
     p.decode_tiling = tiling_for(d, r->n_sms, 1, 4);
     uint32_t columns = p.decode_tiling.columns, channels = 2 * p.key_width + DELTA_WARPS * columns;
     bool is_full = p.is_state_vec4 && p.key_width == 128 && p.conv_width == 4 &&
-                   p.value_width % (DELTA_WARPS * columns) == 0;
+                   p.value_width % (DELTA_WARPS * columns) == 0 &&
+                   (uintptr_t)p.conv_weights % 16 == 0;
     struct cuda_launch launch = {
         .kernel = is_full ? FULL_DECODE_KERNELS[columns / 2]
                           : DECODE_KERNELS[columns / 2][p.padded_key / 256],
         .grid = {p.value_heads * p.decode_tiling.tiles, 1, 1},
         .threads = DELTA_WARPS * 32 + (is_full ? 32 : 0), /* a warp for the gates */
-        .shared = channels * (2 * p.conv_width + 1) * (uint32_t)sizeof(float),
+        .shared = channels * (is_full ? 1 : 2 * p.conv_width + 1) * (uint32_t)sizeof(float),
     };
     return recorder_launch(r, &launch, &p, sizeof p);
 }
