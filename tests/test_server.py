@@ -4,7 +4,7 @@
 Runs in the environment that tools/setup.sh makes (build/venv-test); without its clients the tests
 that need them are skipped. All connections stay on this machine. SECONDS sets how long the load lasts.
 """
-import asyncio, atexit, contextlib, http.client, json, os, random, re, resource, shutil, signal, socket, struct, subprocess, sys, tempfile, threading, time
+import asyncio, atexit, contextlib, gzip, http.client, json, os, random, re, resource, shutil, signal, socket, struct, subprocess, sys, tempfile, threading, time
 import traceback
 from pathlib import Path
 
@@ -328,6 +328,8 @@ def test_openai_errors():
                           (dict(messages=[{"role": "", "content": "x"}]), "messages[0].role is '', expected system, developer, user"),
                           (dict(messages=[FOX[0], {"role": "robot", "content": "x"}]), "messages[1].role is 'robot'"),
                           (dict(logit_bias={"+1": 1}), "the key '+1'"), (dict(logit_bias={" 1": 1}), "the key ' 1'"), (dict(logit_bias={"01": 1}), "the key '01'"),
+                          (dict(logit_bias={"8192": 1}), "the key '8192', expected a token id, 0 to 8191"),
+                          (dict(modalities=["text", "audio"], audio={"voice": "x", "format": "wav"}), "modalities has audio, expected text alone"),
                           (dict(messages=[{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]), "image_url"),
                           (dict(top_logprobs=99, logprobs=True), "top_logprobs is 99"), (dict(top_logprobs=2), "top_logprobs is 2, expected logprobs true"),
                           (dict(functions=[{"name": "f"}]), "functions is not supported, expected tools"),
@@ -1543,6 +1545,9 @@ def test_bodies_that_are_no_request():
                         (b'{"messages": {"a": 1}}', "messages is an object"), (b'{"messages": [3]}', "messages[0] is a number")):
         status, _, answer = s.request("POST", "/v1/chat/completions", body)
         assert status == 400 and words in answer["error"]["message"], (body[:20], answer)
+    status, _, answer = s.request("POST", "/tokenize", gzip.compress(b'{"content": "x"}'), {"Content-Encoding": "gzip"})
+    assert status == 415 and "Content-Encoding is gzip, expected none" in answer["error"]["message"], answer
+    assert s.request("POST", "/tokenize", {"content": "x"}, {"Content-Encoding": "identity"})[0] == 200
 
 
 def test_api_key():

@@ -153,8 +153,9 @@ static void read_biases(struct ask *ask, struct fields *f, const struct ask_mode
         int64_t token = id_of(key);
         double bias = json_number_value(value);
         if (token < 0 || token >= m->facts.n_tokens) {
-            fields_refuse(f, "logit_bias", "logit_bias has the key '%.40s', expected a token id",
-                          key);
+            fields_refuse(f, "logit_bias",
+                          "logit_bias has the key '%.40s', expected a token id, 0 to %d", key,
+                          m->facts.n_tokens - 1);
             return;
         }
         if (!json_is_number(value) || !(fabs(bias) <= 1000)) {

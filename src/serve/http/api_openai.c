@@ -116,6 +116,18 @@ static void refuse_old(struct fields *f) {
             fields_refuse(f, old[i][0], "%s is not supported, expected %s", old[i][0], old[i][1]);
 }
 
+static void refuse_speech(struct fields *f) {
+    const json_t *kinds = NULL, *kind;
+    size_t i;
+    fields_array(f, "modalities", &kinds);
+    json_array_foreach(kinds, i, kind) {
+        const char *word = json_string_value(kind);
+        if (!word || strcmp(word, "text") != 0)
+            fields_refuse(f, "modalities", "modalities has %.40s, expected text alone",
+                          word ? word : json_kind(kind));
+    }
+}
+
 void openai_read_logprobs(struct ask *ask, struct fields *f) {
     bool has_logprobs = false;
     int64_t n_top = 0;
@@ -136,6 +148,7 @@ static void read_chat(struct ask *ask, struct fields *f, const struct ask_model 
     openai_read_tool_choice(ask, f, m);
     openai_read_logprobs(ask, f);
     refuse_old(f);
+    refuse_speech(f);
 }
 
 /* ---- what is answered -------------------------------------------------------------------------

@@ -75,6 +75,8 @@ static bool admit(struct exchange *x) {
     const char *path = after_prefix(s, x->path);
     const char *length =
         MHD_lookup_connection_value(x->connection, MHD_HEADER_KIND, "Content-Length");
+    const char *coding =
+        MHD_lookup_connection_value(x->connection, MHD_HEADER_KIND, "Content-Encoding");
     x->route = path ? route_find(x->method, path, x->allowed, x->name) : NULL;
     x->api = x->route ? x->route->api : api_of_path(path ? path : x->path);
     if (MHD_lookup_connection_value(x->connection, MHD_HEADER_KIND, "anthropic-version"))
@@ -92,6 +94,8 @@ static bool admit(struct exchange *x) {
         refuse_until_started(x);
     else if (s->is_draining && !x->route->is_open)
         exchange_refuse(x, 503, NULL, "the server is shutting down");
+    else if (coding && *coding && strcasecmp(coding, "identity") != 0)
+        exchange_refuse(x, 415, NULL, "Content-Encoding is %.40s, expected none", coding);
     else if (length && strtoull(length, NULL, 10) > s->options.body_bytes)
         exchange_refuse(x, 413, NULL, "the body has %.24s bytes, expected at most %zu", length,
                         s->options.body_bytes);
