@@ -658,6 +658,16 @@ def test_echo_with_logprobs():
         assert (texts[i], tokens[i], values[i], offsets[i]) == (x.text, x.logprobs.tokens, x.logprobs.token_logprobs, x.logprobs.text_offset), x
 
 
+def test_echo_of_more_than_there_is_memory_for():
+    """A few MB of tokens would come back as gigabytes."""
+    with own("--queue", 2000) as s:
+        for more in ({"prompt": [[300] * 2000] * 60, "logprobs": 20}, {"prompt": [[300] * 2000] * 40, "logprobs": 1, "n": 16}):
+            status, _, body = s.request("POST", "/v1/completions", {"max_tokens": 0, "echo": True, **more})
+            assert status == 400 and "log probabilities of prompts are asked for, expected at most 2097152: fewer prompts" in body["error"]["message"], body
+            assert body["error"]["param"] == "logprobs", body
+        assert s.request("POST", "/v1/completions", {"max_tokens": 0, "echo": True, "prompt": [[300] * 20] * 60, "logprobs": 20})[0] == 200
+
+
 def test_logprobs_of_parts_of_characters():
     r = openai_client(server()).chat.completions.create(model="m", messages=FOX, logprobs=True, top_logprobs=1, extra_body={"grammar": 'root ::= "a\U0001f98a漢"'})
     told = r.choices[0].logprobs.content

@@ -33,8 +33,23 @@ int openai_add_prompts(struct ask *ask, const struct ask_model *m, const char *n
     return status;
 }
 
+/* Each is some 500 bytes when the response is written, and a request of a few MB has many. */
+static void check_prompt_logprobs(const struct ask *ask, struct fields *f) {
+    enum { MOST = 1 << 21 };
+    uint64_t n = 0;
+    for (uint32_t i = 0; i < ask->n_prompts; i++)
+        n += ask->prompts[i].n;
+    n *= (uint64_t)ask->n * (1 + (uint64_t)ask->n_top);
+    if (n > MOST)
+        fields_refuse(f, "logprobs",
+                      "%llu log probabilities of prompts are asked for, expected at most %d: fewer "
+                      "prompts, answers or alternatives",
+                      (unsigned long long)n, MOST);
+}
+
 static void want_prompt_logprobs(struct ask *ask, struct fields *f) {
-    for (uint32_t i = 0; i < ask->n_prompts; i++) {
+    check_prompt_logprobs(ask, f);
+    for (uint32_t i = 0; !f->wrong && i < ask->n_prompts; i++) {
         struct job_prompt *p = &ask->prompts[i];
         p->logprobs = calloc(p->n, sizeof(struct job_logprobs *));
         if (!p->logprobs)
