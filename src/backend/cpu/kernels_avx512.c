@@ -168,6 +168,7 @@ enum {
     AMX_GROUPS = 4,   /* groups that are opened in one go */
     AMX_TILES = 4,    /* tiles that take turns */
     AMX_PRODUCTS = 4, /* tile products under way at once */
+    AMX_AHEAD = 8,    /* groups from what is opened to what is fetched: some 3 us */
 };
 
 /* What ldtilecfg reads: bytes a row, and rows, of each tile register. */
@@ -205,7 +206,6 @@ AMX_INLINE void open_groups(const struct format *f, const uint8_t *tile, uint32_
     for (int i = 0; i < n; i++, to++) {
         struct opened w;
         int g = (int)((at + (uint32_t)i) % f->groups);
-        fetch_ahead(f, block, g);
         f->open(block, g, &w);
         UNROLL for (int j = 0; j < 8; j++) to->w[j] =
             f->bias_log2 ? _mm512_sub_epi8(w.w[j], bias) : w.w[j];
@@ -216,6 +216,17 @@ AMX_INLINE void open_groups(const struct format *f, const uint8_t *tile, uint32_
         }
         block += g + 1 == (int)f->groups ? f->block_bytes : 0;
     }
+}
+
+/* Asks for a group of a tile, or, past its end, of the one in its place in the next turn. */
+AMX_INLINE void fetch_group(const struct format *f, const struct tiles *tiles, uint32_t t,
+                            uint32_t group) {
+    const uint8_t *tile = tiles->at + t * tiles->bytes;
+    if (group >= tiles->groups) {
+        group -= tiles->groups;
+        tile += tiles->turn;
+    }
+    fetch_ahead(f, tile + group / f->groups * f->block_bytes, (int)(group % f->groups));
 }
 
 /* Sixteen activation rows and a tile: product p < n is of run p % runs of group p / runs. */
@@ -296,13 +307,16 @@ AMX_INLINE void project_amx_tiles(const struct format *f, struct tiles tiles, ui
         for (uint32_t t = 0; t < tiles.count; t++, turn++) {
             const struct amx_group *opened = w[turn % 2];
             open_groups(f, tiles.at + t * tiles.bytes, at, n, w[turn % 2]);
-            for (uint32_t r = 0; r < batch; r += AMX_ROWS)
+            for (uint32_t r = 0; r < batch; r += AMX_ROWS) {
+                for (uint32_t i = r / AMX_ROWS; i < AMX_GROUPS; i += batch / AMX_ROWS)
+                    fetch_group(f, &tiles, t, at + AMX_AHEAD + i);
                 for (int i = 0; i < n; i += step) {
                     struct amx_turn next = {opened + i, rows + r * stride + at + i, sums[t] + r,
                                             (n - i < step ? n - i : step) * f->runs};
                     take_turn(f, &last, &next, stride);
                     last = next;
                 }
+            }
         }
     }
     take_turn(f, &last, &(struct amx_turn){.n = 0}, stride);
