@@ -196,23 +196,30 @@ TEST(attend_same_bits_on_all_instruction_sets) {
     }
 }
 
-/* Blocks of any size, with scales that are not normal numbers among them, and queries up to the
- * largest: every kernel has portable C's bits. */
+/* Blocks of any size, with scales that are not normal numbers among them, f16 from the least to
+ * infinity, and queries up to the largest: every kernel has portable C's bits. */
 TEST(attend_same_bits_at_any_scale) {
     static const float scales[] = {1e-30f, 1e-7f, 2e-6f, 1, 3e4f, 4e6f},
-                       sizes[] = {1e-30f, 1, 1e31f};
+                       sizes[] = {1e-30f, 1, 1e31f}, halves[] = {3e-7f, 1, 1e31f};
+    static const enum dtype types[] = {DT_Q4_0, DT_Q8_0, DT_F16};
     const struct attend_kernel *k, *portable = attend_find(0);
-    for (size_t c = 0; c < 6; c++) {
-        struct trial t = trial_make(c % 2 ? DT_Q8_0 : DT_Q4_0, 64, 3, 3, 23);
+    for (size_t c = 0; c < 18; c++) {
+        enum dtype type = types[c % 3];
+        bool is_half = type == DT_F16;
+        struct trial t = trial_make(type, 64, 3, 3, 23);
         float *pv = malloc(3 * 64 * sizeof *pv), row[64];
         for (uint32_t p = 0; p < ATTEND_POSITIONS; p++) {
             for (uint32_t i = 0; i < 64; i++)
-                row[i] = random_float() * scales[(c / 2 + p + i / 32) % 6];
+                row[i] = random_float() * scales[(c / 3 + p + i / 32) % 6];
+            if (is_half && c >= 9 && p == 20)
+                row[c] = c == 17 ? -INFINITY : INFINITY;
             dtype_info((uint32_t)t.type)->encode(row, t.keys + p * t.row_bytes, 64);
             dtype_info((uint32_t)t.type)->encode(row, t.values + p * t.row_bytes, 64);
         }
-        for (uint32_t i = 0; i < 3 * 64; i++)
-            t.queries[i] *= sizes[c / 2];
+        for (uint32_t i = 0; i < 3 * 64; i++) {
+            t.queries[i] *= (is_half ? halves : sizes)[c / 3 % 3];
+            t.queries[i] = is_half ? half_of(t.queries[i]) : t.queries[i];
+        }
         run(portable, &t, 0, 3);
         memcpy(pv, t.pv, 3 * 64 * sizeof *pv);
         for (size_t i = 0; (k = attend_at(i)); i++) {

@@ -133,7 +133,7 @@ static inline float fused(float a, float b, float c) {
     double part = sum - product, error = (product - (sum - part)) + (c - part);
     uint64_t bits;
     memcpy(&bits, &sum, sizeof bits);
-    if (error != 0 && bits % 2 == 0)
+    if ((error < 0 || error > 0) && bits % 2 == 0) /* neither where the sum is infinite */
         bits += (error > 0) == (sum > 0) ? 1 : (uint64_t)-1;
     memcpy(&sum, &bits, sizeof sum);
     return (float)sum;
