@@ -412,6 +412,7 @@ static void record_weights(struct backend *b, struct cpu_op *c) {
             .plane_bytes = p ? p->plane_bytes : (uint64_t)o->plane * operand_row_bytes(o),
         };
         c->needs_int8 |= !kernel->is_f32;
+        c->needs_f32 |= kernel->is_f32;
     }
 }
 

@@ -29,6 +29,7 @@ struct cpu_op {
     const struct op *op;
     struct cpu_weight weights[MAX_WEIGHTS]; /* segments of a PROJECT; gate, up, shared ... */
     bool needs_int8;                        /* some weight is multiplied with int8 activations */
+    bool needs_f32;                         /* some weight is multiplied with f32 ones */
     uint32_t act_group;                     /* how many of them share a scale */
     const float *taps;                      /* DELTA: (conv_width, C), the convolution transposed */
 };
@@ -168,8 +169,8 @@ static inline void observe(struct cpu_step *s, uint32_t turn, const struct opera
 /* y = rms norm of x, times w. */
 void cpu_norm(float *y, const float *x, const float *w, float eps, uint32_t n);
 
-/* Quantizes row r of b->rows (k values) into groups, as the running op has them. */
-void cpu_quantize_row(struct cpu_step *s, uint32_t r, uint32_t k);
+/* Quantizes k values into row r of b->groups, as the running op has them. */
+void cpu_quantize_row(struct cpu_step *s, const float *x, uint32_t r, uint32_t k);
 
 /* The first n rows of b->rows as a kernel wants them. */
 struct activations cpu_activations(const struct backend *b, uint32_t first, uint32_t n, uint32_t k);

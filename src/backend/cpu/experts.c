@@ -135,10 +135,10 @@ void cpu_experts_in(struct cpu_step *s) {
     barrier(s);
     struct share share = share_of(s, p.starts[p.experts + 1], 1);
     for (uint32_t i = share.begin; i < share.end; i++) {
-        cpu_norm(s->b->rows + (uint64_t)i * width, row_of(s, &e->in, p.pair[i] / p.per_row),
-                 at(s, &e->norm), e->eps, width);
+        float *x = s->b->rows + (uint64_t)i * width;
+        cpu_norm(x, row_of(s, &e->in, p.pair[i] / p.per_row), at(s, &e->norm), e->eps, width);
         if (s->op->needs_int8)
-            cpu_quantize_row(s, i, width);
+            cpu_quantize_row(s, x, i, width);
     }
     barrier(s);
     for (uint32_t x = 0; x <= p.experts; x++)

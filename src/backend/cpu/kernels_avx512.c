@@ -233,7 +233,8 @@ AMX_INLINE void fetch_group(const struct format *f, const struct tiles *tiles, u
 struct amx_turn {
     const struct amx_group *w;
     const struct act_group *rows;
-    __m512 *sums; /* (AMX_ROWS) */
+    const __m512 *from; /* sums so far, (AMX_ROWS), and where they go */
+    __m512 *to;
     int n;
 };
 
@@ -284,12 +285,12 @@ AMX_INLINE void take_turn(const struct format *f, const struct amx_turn *last,
     _Alignas(64) float dots[AMX_PRODUCTS][AMX_ROWS][TILE];
     const int row_bytes = (int)(stride * sizeof *next->rows);
     __m512 acc[AMX_ROWS];
-    UNROLL for (int r = 0; r < AMX_ROWS; r++) acc[r] = last->sums[r];
+    UNROLL for (int r = 0; r < AMX_ROWS; r++) acc[r] = last->from[r];
     AMX_STEP(0, 4, 6);
     AMX_STEP(1, 5, 7);
     AMX_STEP(2, 4, 6);
     AMX_STEP(3, 5, 7);
-    UNROLL for (int r = 0; r < AMX_ROWS; r++) last->sums[r] = acc[r];
+    UNROLL for (int r = 0; r < AMX_ROWS; r++) last->to[r] = acc[r];
 }
 
 /* Some tiles, of `columns` weight rows, against `batch` activation rows, a multiple of AMX_ROWS. A
@@ -299,9 +300,9 @@ AMX_INLINE void project_amx_tiles(const struct format *f, struct tiles tiles, ui
                                   float *out, size_t out_stride) {
     __m512 sums[AMX_TILES][AMX_BATCH];
     struct amx_group w[2][AMX_GROUPS];
-    struct amx_turn last = {.w = w[0], .rows = rows, .sums = sums[0]};
+    const __m512 zeros[AMX_ROWS] = {0};
+    struct amx_turn last = {w[0], rows, zeros, sums[0], 0};
     const int step = AMX_PRODUCTS / f->runs;
-    memset(sums, 0, sizeof sums);
     for (uint32_t at = 0, turn = 0; at < tiles.groups; at += AMX_GROUPS) {
         int n = tiles.groups - at < AMX_GROUPS ? (int)(tiles.groups - at) : AMX_GROUPS;
         for (uint32_t t = 0; t < tiles.count; t++, turn++) {
@@ -311,7 +312,9 @@ AMX_INLINE void project_amx_tiles(const struct format *f, struct tiles tiles, ui
                 for (uint32_t i = r / AMX_ROWS; i < AMX_GROUPS; i += batch / AMX_ROWS)
                     fetch_group(f, &tiles, t, at + AMX_AHEAD + i);
                 for (int i = 0; i < n; i += step) {
-                    struct amx_turn next = {opened + i, rows + r * stride + at + i, sums[t] + r,
+                    __m512 *to = sums[t] + r;
+                    struct amx_turn next = {opened + i, rows + r * stride + at + i,
+                                            at + (uint32_t)i ? to : zeros, to,
                                             (n - i < step ? n - i : step) * f->runs};
                     take_turn(f, &last, &next, stride);
                     last = next;

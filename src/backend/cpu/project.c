@@ -13,9 +13,8 @@ void cpu_norm(float *y, const float *x, const float *w, float eps, uint32_t n) {
     row_scale_by(y, x, 1 / sqrtf(mean + eps), w, n);
 }
 
-void cpu_quantize_row(struct cpu_step *s, uint32_t r, uint32_t k) {
-    act_groups(s->b->rows + (uint64_t)r * k, k, s->op->act_group,
-               s->b->groups + r * act_group_stride(k));
+void cpu_quantize_row(struct cpu_step *s, const float *x, uint32_t r, uint32_t k) {
+    act_groups(x, k, s->op->act_group, s->b->groups + r * act_group_stride(k));
 }
 
 struct activations cpu_activations(const struct backend *b, uint32_t first, uint32_t n,
@@ -56,7 +55,8 @@ static void prepare_row(struct cpu_step *s, const struct op_project *p, uint32_t
     float *y = s->b->rows + (uint64_t)to * k;
     switch (p->prologue) {
     case PROLOGUE_NONE:
-        memcpy(y, x, k * sizeof *y);
+        if (s->op->needs_f32 || s->b->observer)
+            memcpy(y, x, k * sizeof *y);
         break;
     case PROLOGUE_NORM:
         cpu_norm(y, x, at(s, &p->norm), p->eps, k);
@@ -69,7 +69,7 @@ static void prepare_row(struct cpu_step *s, const struct op_project *p, uint32_t
         break;
     }
     if (s->op->needs_int8)
-        cpu_quantize_row(s, to, k);
+        cpu_quantize_row(s, p->prologue == PROLOGUE_NONE ? x : y, to, k);
 }
 
 /* ---- products ---------------------------------------------------------------------------------
