@@ -1448,6 +1448,17 @@ def test_snapshots_whose_folder_is_deleted():
 
 # ---- paths, keys, origins --------------------------------------------------------------------------
 
+def test_names_of_any_bytes():
+    """A file's name need not be UTF-8: one name in all replies, and a server that is healthy."""
+    model = TMP / os.fsdecode(b"caf\xe9 \n\xff.gguf")
+    model.symlink_to(SHIPPED)
+    for args in (("-m", model), ("--name", os.fsdecode(b"caf\xe9 \n\xff"))):
+        with own(*args) as s:
+            status, _, health = s.request("GET", "/health")
+            assert status == 200 and health["model"] == "caf? ??" == s.request("GET", "/v1/models")[2]["data"][0]["id"] == s.chat()["model"], health
+            assert s.request("GET", "/v1/models/caf%3F%20%3F%3F")[0] == 200
+
+
 def test_paths_and_methods():
     s = server()
     for method, path, status in (("GET", "/nothing", 404), ("GET", "/v1/chat/completions", 405), ("DELETE", "/health", 405),

@@ -302,6 +302,8 @@ static int load_and_serve(struct serve *s, struct server *server) {
     if (!exit) {
         common_announce(&s->common, model, engine);
         name = s->name ? strdup(s->name) : model_name(model->model->path);
+        if (name)
+            err_make_printable(name); /* JSON has no other bytes than UTF-8 */
         exit = serve(s, server,
                      &(struct served){.model = model,
                                       .engine = engine,
