@@ -70,6 +70,12 @@ def by_hand():
     yield {"type": "array", "prefixItems": [I, S, B], "items": False}
     yield {"type": "array", "prefixItems": [I, S], "minItems": 2, "maxItems": 4, "items": B}
     yield {"type": "array", "prefixItems": [I], "minItems": 2}
+    yield obj(["b"], a={"const": "x", "enum": ["y", 1]}, b={"const": 1, "enum": ["y", 1.0]})
+    # items hold for all that their own prefixItems do not name, also for what another schema's name
+    yield {"allOf": [{"type": "array", "prefixItems": [{}, {"type": ["integer", "string"]}]}, arr({"enum": [1, "a"]}, minItems=2, maxItems=2)]}
+    yield {"type": "array", "prefixItems": [{"type": ["boolean", "string"]}], "minItems": 2, "items": {}, "anyOf": [arr(S, maxItems=3), S]}
+    yield {"allOf": [{"type": "array", "prefixItems": [I], "items": S}, {"type": "array", "prefixItems": [{"minimum": 3}, {"maxLength": 2}, {"maxLength": 1}], "items": False, "minItems": 3}]}
+    yield {"allOf": [{"type": "array", "prefixItems": [I, S], "items": False}, {"type": "array", "prefixItems": [I], "items": {"type": ["string", "null"]}, "minItems": 1}]}
     yield arr({"enum": [1.5, -2, 0, 1e6, None, True, [1, {"a": 2}]]}, minItems=1, maxItems=3)
     yield arr(arr(arr(I, maxItems=2), maxItems=2), minItems=1, maxItems=2)
     yield arr(I, minItems=3)
@@ -191,7 +197,8 @@ def instance(schema, root, depth=0):
     if "const" in s:
         return s["const"]
     if "enum" in s:
-        return rng.choice(s["enum"])
+        value = rng.choice(s["enum"])
+        return int(value) if isinstance(value, float) and value.is_integer() else value  # of 1e6, 1000000.0 and 1000000 the last is written
     if "anyOf" in s:
         if "properties" in s:
             raise LookupError

@@ -260,6 +260,29 @@ static void merge_properties(struct schema *s, json_t *to, const json_t *a, cons
     json_object_set_new(to, "properties", all);
 }
 
+/* What a schema says of item i; NULL: nothing. */
+static const json_t *item_of(const json_t *flat, size_t i) {
+    const json_t *item = json_array_get(json_object_get(flat, "prefixItems"), i);
+    return item ? item : json_object_get(flat, "items");
+}
+
+/* The items of a schema are those that its own prefixItems do not name, also where the other's
+ * do. */
+static void merge_prefix(struct schema *s, json_t *to, const json_t *a, const json_t *b) {
+    size_t n_mine = json_array_size(json_object_get(a, "prefixItems"));
+    size_t n_theirs = json_array_size(json_object_get(b, "prefixItems"));
+    size_t n = n_mine > n_theirs ? n_mine : n_theirs;
+    json_t *all = json_array();
+    for (size_t i = 0; i < n && schema_work(s, 1); i++) {
+        const json_t *x = item_of(a, i), *y = item_of(b, i);
+        json_array_append_new(all, x && y ? all_of(x, y)
+                                   : x    ? json_incref((json_t *)x)
+                                   : y    ? json_incref((json_t *)y)
+                                          : json_true());
+    }
+    json_object_set_new(to, "prefixItems", all);
+}
+
 /* A list without repetitions. */
 static json_t *union_of(struct schema *s, const json_t *a, const json_t *b) {
     json_t *all = json_array();
@@ -326,6 +349,10 @@ static json_t *merge_key(struct schema *s, const char *key, const json_t *a, con
     return is_any(key, schemas) ? all_of(x, y) : NULL;
 }
 
+static bool are_prefixes(const char *key, const json_t *x, const json_t *y) {
+    return strcmp(key, "prefixItems") == 0 && json_is_array(x) && json_is_array(y);
+}
+
 const json_t *schema_merge(struct schema *s, const json_t *a, const json_t *b) {
     json_t *to = keep(s, json_copy((json_t *)a)), *value;
     const json_t *mine = values_of(s, a), *theirs = values_of(s, b);
@@ -336,7 +363,8 @@ const json_t *schema_merge(struct schema *s, const json_t *a, const json_t *b) {
             json_object_set(to, key, value);
             continue;
         }
-        if (strcmp(key, "properties") == 0 || strcmp(key, "enum") == 0 || strcmp(key, "const") == 0)
+        if (strcmp(key, "properties") == 0 || strcmp(key, "enum") == 0 ||
+            strcmp(key, "const") == 0 || are_prefixes(key, old, value))
             continue;
         json_t *both = merge_key(s, key, a, b, old, value);
         if (!both) {
@@ -348,6 +376,8 @@ const json_t *schema_merge(struct schema *s, const json_t *a, const json_t *b) {
     }
     if (json_object_get(a, "properties") || json_object_get(b, "properties"))
         merge_properties(s, to, a, b);
+    if (json_is_array(json_object_get(to, "prefixItems")))
+        merge_prefix(s, to, a, b);
     if (mine && theirs) {
         json_object_del(to, "const");
         json_object_set_new(to, "enum", intersection_of(s, mine, theirs));
@@ -372,6 +402,15 @@ static void drop_annotations(json_t *flat) {
     }
 }
 
+/* A constant beside a list holds if the list has it: then the list alone says so. */
+static void join_values(struct schema *s, json_t *flat) {
+    const json_t *value = json_object_get(flat, "const"), *list = json_object_get(flat, "enum");
+    if (!value || !json_is_array(list))
+        return;
+    json_object_set_new(flat, "enum", intersection_of(s, keep(s, json_pack("[O]", value)), list));
+    json_object_del(flat, "const");
+}
+
 const json_t *schema_flatten(struct schema *s, const json_t *schema) {
     const json_t *parts = json_object_get(schema, "allOf"), *part;
     const char *ref = json_string_value(json_object_get(schema, "$ref"));
@@ -382,6 +421,7 @@ const json_t *schema_flatten(struct schema *s, const json_t *schema) {
     drop_annotations(own);
     if (!schema_check(s, schema))
         return own;
+    join_values(s, own);
     const json_t *flat = own;
     if (s->depth > MAX_DEPTH) {
         schema_fail(s, SLUICE_ERR_UNSUPPORTED, "nests more than %d deep, or refers to itself",
