@@ -71,6 +71,9 @@ def by_hand():
     yield {"type": "array", "prefixItems": [I, S], "minItems": 2, "maxItems": 4, "items": B}
     yield {"type": "array", "prefixItems": [I], "minItems": 2}
     yield obj(["b"], a={"const": "x", "enum": ["y", 1]}, b={"const": 1, "enum": ["y", 1.0]})
+    yield {"allOf": [{"type": "string", "nullable": True, "maxLength": 3}, {"type": "string"}]}  # both allow null, or it is not
+    yield {"allOf": [{"nullable": True}, {"type": "integer"}]}
+    yield {"type": ["object", "string"], "maxProperties": 1, "minProperties": 1, "enum": [{}, {"a": 1}, {"a": 1, "b": 2}, "x"]}
     # items hold for all that their own prefixItems do not name, also for what another schema's name
     yield {"allOf": [{"type": "array", "prefixItems": [{}, {"type": ["integer", "string"]}]}, arr({"enum": [1, "a"]}, minItems=2, maxItems=2)]}
     yield {"type": "array", "prefixItems": [{"type": ["boolean", "string"]}], "minItems": 2, "items": {}, "anyOf": [arr(S, maxItems=3), S]}
@@ -171,6 +174,7 @@ REFUSED = {"not": {"not": {"type": "string"}}, "if": {"if": S, "then": S}, "uniq
            "oneOf": {"oneOf": [I, N]}, "multipleOf": {"type": "number", "multipleOf": 0.01}, "$ref": {"$ref": "https://example.com/x"},
            "leads to no schema": {"$ref": "#/$defs/none"}, "refers to itself": {"$ref": "#"}, "look ahead": {"type": "string", "pattern": "^(?=a)b$"},
            "maxLength": {"type": "string", "pattern": "^a+$", "maxLength": 5}, "a schema is an object": {"items": 5, "type": "array"}, "never ends": False,
+           "enum or const beside propertyNames": {"enum": [{"k": 1}], "propertyNames": {"maxLength": 3}}, "enum or const beside patternProperties": {"const": {"a": 1}, "patternProperties": {"^a": S}},
            "more than 4000000 comparisons": {"allOf": [{"enum": list(range(3000))}, {"enum": list(range(5000, 8000))}]},
            "262144 instructions": {**{f"x-{i}": 1 for i in range(30000)}, **{"anyOf": [{"anyOf": [{"required": [f"p{i}"]} for i in range(64)], **{f"x-{i}": 1 for i in range(3000)}} for _ in range(64)]}},
            "more than 262144 instructions": {"enum": [f"{i:>40}"[::-1] for i in range(9000)]},

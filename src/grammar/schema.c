@@ -265,9 +265,19 @@ static const struct expr *literal(struct schema *s, const json_t *value) {
 
 /* Of the values those that the other keywords let through. */
 static const struct expr *write_values(struct schema *s, const json_t *flat, const json_t *values) {
-    static const char *const unsure[] = {
-        "pattern",     "format", "multipleOf", "properties",           "required", "items",
-        "prefixItems", "anyOf",  "oneOf",      "additionalProperties", NULL};
+    static const char *const unsure[] = {"pattern",
+                                         "format",
+                                         "multipleOf",
+                                         "properties",
+                                         "required",
+                                         "items",
+                                         "prefixItems",
+                                         "anyOf",
+                                         "oneOf",
+                                         "additionalProperties",
+                                         "patternProperties",
+                                         "propertyNames",
+                                         NULL};
     struct expr_list list = {0};
     const json_t *each;
     size_t i;

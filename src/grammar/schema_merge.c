@@ -220,7 +220,9 @@ bool schema_value_fits(struct schema *s, const json_t *flat, const json_t *value
     double n = json_is_array(value) ? (double)json_array_size(value) : 0;
     if (json_is_array(value))
         return n >= limit(flat, "minItems", 0) && n <= limit(flat, "maxItems", inf);
-    return true;
+    n = (double)json_object_size(value);
+    return !json_is_object(value) ||
+           (n >= limit(flat, "minProperties", 0) && n <= limit(flat, "maxProperties", inf));
 }
 
 /* ---- merging ----------------------------------------------------------------------------------
@@ -411,6 +413,13 @@ static void join_values(struct schema *s, json_t *flat) {
     json_object_del(flat, "const");
 }
 
+/* It is said of the type beside it, and of no other that is merged with this one. */
+static void join_nullable(struct schema *s, json_t *flat) {
+    if (json_is_true(json_object_get(flat, "nullable")) && json_object_get(flat, "type"))
+        json_object_set_new(flat, "type", write_types(schema_types(s, flat)));
+    json_object_del(flat, "nullable");
+}
+
 const json_t *schema_flatten(struct schema *s, const json_t *schema) {
     const json_t *parts = json_object_get(schema, "allOf"), *part;
     const char *ref = json_string_value(json_object_get(schema, "$ref"));
@@ -422,6 +431,7 @@ const json_t *schema_flatten(struct schema *s, const json_t *schema) {
     if (!schema_check(s, schema))
         return own;
     join_values(s, own);
+    join_nullable(s, own);
     const json_t *flat = own;
     if (s->depth > MAX_DEPTH) {
         schema_fail(s, SLUICE_ERR_UNSUPPORTED, "nests more than %d deep, or refers to itself",
