@@ -74,6 +74,9 @@ def by_hand():
     yield {"allOf": [{"type": "string", "nullable": True, "maxLength": 3}, {"type": "string"}]}  # both allow null, or it is not
     yield {"allOf": [{"nullable": True}, {"type": "integer"}]}
     yield {"type": ["object", "string"], "maxProperties": 1, "minProperties": 1, "enum": [{}, {"a": 1}, {"a": 1, "b": 2}, "x"]}
+    # additionalProperties hold for all that no property and pattern of their own names, also for another schema's patterns
+    yield {"allOf": [{"type": "object", "additionalProperties": I}, {"type": "object", "patternProperties": {"^a": {"type": ["string", "integer"]}}, "minProperties": 1, "additionalProperties": False}]}
+    yield {"allOf": [{"type": "object", "patternProperties": {"^a": I}, "additionalProperties": S}, {"type": "object", "properties": {}, "additionalProperties": False}]}
     # items hold for all that their own prefixItems do not name, also for what another schema's name
     yield {"allOf": [{"type": "array", "prefixItems": [{}, {"type": ["integer", "string"]}]}, arr({"enum": [1, "a"]}, minItems=2, maxItems=2)]}
     yield {"type": "array", "prefixItems": [{"type": ["boolean", "string"]}], "minItems": 2, "items": {}, "anyOf": [arr(S, maxItems=3), S]}

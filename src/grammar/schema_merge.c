@@ -262,6 +262,22 @@ static void merge_properties(struct schema *s, json_t *to, const json_t *a, cons
     json_object_set_new(to, "properties", all);
 }
 
+/* The patterns of one, whose properties have to be what the other, without patterns, says of
+ * additional ones. */
+static void merge_patterns(struct schema *s, json_t *to, const json_t *a, const json_t *b) {
+    const json_t *patterns = json_object_get(a, "patternProperties");
+    const json_t *rest = json_object_get(b, "additionalProperties");
+    if (!json_is_object(patterns) || !rest || json_object_get(b, "patternProperties") ||
+        !schema_work(s, json_object_size(patterns)))
+        return;
+    json_t *all = json_object(), *value;
+    const char *key;
+    json_object_foreach((json_t *)patterns, key, value) {
+        json_object_set_new(all, key, all_of(value, rest));
+    }
+    json_object_set_new(to, "patternProperties", all);
+}
+
 /* What a schema says of item i; NULL: nothing. */
 static const json_t *item_of(const json_t *flat, size_t i) {
     const json_t *item = json_array_get(json_object_get(flat, "prefixItems"), i);
@@ -378,6 +394,8 @@ const json_t *schema_merge(struct schema *s, const json_t *a, const json_t *b) {
     }
     if (json_object_get(a, "properties") || json_object_get(b, "properties"))
         merge_properties(s, to, a, b);
+    merge_patterns(s, to, a, b);
+    merge_patterns(s, to, b, a);
     if (json_is_array(json_object_get(to, "prefixItems")))
         merge_prefix(s, to, a, b);
     if (mine && theirs) {
