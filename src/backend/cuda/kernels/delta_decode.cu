@@ -44,41 +44,93 @@ static __device__ __forceinline__ void make_gate(const struct delta_params &p, u
     any_barrier_arrive(GATE_BARRIER, THREADS + 32);
 }
 
-/* The row's segment as IO has it. Before pdl_wait it is nearly always the step's, since EMBED has
- * written it; then it is a guess. */
-static __device__ __forceinline__ struct io_segment load_segment(const struct delta_params &p) {
-    uint4 x = ld_relaxed_u32x4(p.io.segments);
-    return {x.x, x.y, x.z, x.w};
-}
+/* The row's cell and position as IO has them. Before pdl_wait they are nearly always the step's,
+ * since EMBED has written them; then they are a guess. Where there is one cell nobody waits for its
+ * number. */
+struct place {
+    uint32_t cell, position;
 
-/* What a segment has before its row: a thread's columns of the state, and the convolution of its
- * channel's inputs before the row, those before position 0 left out. */
-template <int J> struct full_past {
-    float s[J][4], sum;
-    float *state, *entry; /* of the warp's columns; of the channel's new input */
-
-    __device__ __forceinline__ void load(const struct delta_params &p, const struct io_segment &g,
-                                         uint32_t column, uint32_t channel, bool has_channel,
-                                         const float4 &weights) {
-        const float w[3] = {weights.x, weights.y, weights.z};
-        float x[3];
-        state = p.state + (g.cell * p.state_stride + (uint64_t)column * FULL_KEY);
-        load_state<J, 4>(s, state, FULL_KEY, J, true);
-        float *window = p.window + ((uint64_t)g.cell * 4 * p.channels + channel);
-        entry = window + g.first_position % 4 * p.channels;
-#pragma unroll
-        for (uint32_t t = 0; t < 3; t++)
-            x[t] = has_channel
-                       ? ld_no_allocate_f32(window + (g.first_position + t + 1) % 4 * p.channels)
-                       : 0;
-        sum = 0;
-#pragma unroll
-        for (uint32_t t = 0; t < 3; t++) {
-            float next = fmaf(w[t], x[t], sum);
-            sum = 3 - t <= g.first_position ? next : sum;
-        }
+    __device__ __forceinline__ void load(const struct delta_params &p) {
+        cell = 0;
+        if (p.n_cells > 1)
+            cell = min(ld_relaxed(&p.io.segments->cell), p.n_cells - 1);
+        position = ld_relaxed(&p.io.segments->first_position);
     }
 };
+
+/* What a cell has: a thread's columns of the state, and its channel's window. */
+template <int J> struct full_past {
+    float s[J][4], window[4];
+    float *state, *entries; /* of the warp's columns; of the channel */
+
+    __device__ __forceinline__ void load(const struct delta_params &p, uint32_t cell,
+                                         uint32_t column, uint32_t channel) {
+        state = p.state + (cell * p.state_stride + (uint64_t)column * FULL_KEY);
+        entries = p.window + ((uint64_t)cell * 4 * p.channels + channel);
+        load_state<J, 4>(s, state, FULL_KEY, J, true);
+#pragma unroll
+        for (uint32_t i = 0; i < 4; i++)
+            window[i] = ld_no_allocate_f32(entries + i * p.channels);
+    }
+
+    /* The convolution of the inputs before the row, oldest first; those before position 0 are left
+     * out. */
+    __device__ __forceinline__ float add(const float4 &weights, uint32_t position) const {
+        const float w[3] = {weights.x, weights.y, weights.z};
+        bool one = position & 1, two = position & 2;
+        float sum = 0;
+#pragma unroll
+        for (uint32_t t = 0; t < 3; t++) { /* entry (position + t + 1) % 4 */
+            float even = two ? window[(t + 3) % 4] : window[(t + 1) % 4],
+                  odd = two ? window[t % 4] : window[(t + 2) % 4];
+            float next = fmaf(w[t], one ? odd : even, sum);
+            sum = 3 - t <= position ? next : sum;
+        }
+        return sum;
+    }
+};
+
+/* norms_of and delta_row, with all sums over the warp at once: those of the norms, then of k and q
+ * with each column. `wait`: before the gates are read. */
+template <int J, class WAIT>
+static __device__ __forceinline__ void
+full_rule(const struct delta_params &p, float (&s)[J][4], const float (&q)[4], const float (&k)[4],
+          const float (&v)[J], const struct delta_gate &gate, float *out, WAIT wait) {
+    constexpr int N = J == 4 ? 16 : 8, LANES = 32 / N; /* lanes that have the same sum */
+    float x[N] = {};
+#pragma unroll
+    for (int m = 0; m < 4; m++) {
+        x[0] = fmaf(q[m], q[m], x[0]);
+        x[1] = fmaf(k[m], k[m], x[1]);
+        x[2] = fmaf(q[m], k[m], x[2]);
+    }
+#pragma unroll
+    for (int j = 0; j < J; j++)
+#pragma unroll
+        for (int m = 0; m < 4; m++) {
+            x[4 + 2 * j] = fmaf(s[j][m], k[m], x[4 + 2 * j]);
+            x[5 + 2 * j] = fmaf(s[j][m], q[m], x[5 + 2 * j]);
+        }
+    float sum = warp_sums<N>(x);
+    auto sum_of = [&](int i) { return __shfl_sync(0xffffffffu, sum, i * LANES); };
+    uint32_t lane = threadIdx.x % 32, own_j = (lane / LANES - 4) / 2;
+    float factor = __fmul_rn(lane < LANES ? p.q_scale : 1.0f, rsqrt_approx(sum + 1e-6f));
+    float q_factor = __shfl_sync(0xffffffffu, factor, 0),
+          k_factor = __shfl_sync(0xffffffffu, factor, LANES), own_d = 0;
+    float qk = __fmul_rn(__fmul_rn(sum_of(2), q_factor), k_factor);
+    wait();
+#pragma unroll
+    for (int j = 0; j < J; j++) {
+        float ks = __fmul_rn(sum_of(4 + 2 * j), k_factor);
+        float d = __fmul_rn(gate.beta, fmaf(-gate.decay, ks, v[j]));
+        own_d = j == own_j ? d : own_d;
+        update_column<4>(s[j], k, __fmul_rn(d, k_factor), gate.decay);
+    }
+    /* `sum` is q . S[own_j] in the lanes that store. */
+    float o = fmaf(gate.decay, __fmul_rn(sum, q_factor), __fmul_rn(qk, own_d));
+    if (lane >= 4 * LANES && lane % (2 * LANES) == LANES && own_j < J)
+        out[own_j] = o;
+}
 
 /* Keys of 128 values, whole tiles, a window of four. All but the row is loaded, and added, before
  * griddepcontrol.wait, for the segment that IO has by then; after it only if that was another. No
@@ -101,31 +153,34 @@ static __device__ __forceinline__ void delta_decode_full(const struct delta_para
     uint32_t column = tile.head * p.value_width + tile.first_column + warp * J; /* of all heads */
     bool writes_window = has_channel && (tid >= 2 * FULL_KEY || tile.is_key_owner);
     float4 weights = ld_no_allocate_f32x4(p.conv_weights + (uint64_t)c * 4);
-    struct io_segment guess = load_segment(p);
-    guess.cell = guess.cell < p.n_cells ? guess.cell : 0;
+    struct place guess, now;
+    guess.load(p);
     struct full_past<J> past;
-    past.load(p, guess, column, c, has_channel, weights);
-    /* All that the row is needed for is in flight before any of it is waited for. */
+    past.load(p, guess.cell, column, c);
+    float sum = past.add(weights, guess.position);
+    /* The sum is made before the wait: no address has bit 0, but only we know. After it all loads
+     * are in flight before any is waited for. */
     const float *row = p.in + c;
-    if (!__any_sync(~0u, (uintptr_t)row & 1))
+    if (!__any_sync(~0u, (uintptr_t)row & __float_as_uint(sum) & 1))
         pdl_wait();
     float x = 0;
     ld_cg_f32_if(has_channel, row, x);
-    struct io_segment now = load_segment(p);
+    now.load(p);
     store_stamp(tid | blockIdx.x, p.io.stamp);
-    if (now.cell != guess.cell || now.first_position != guess.first_position)
-        past.load(p, now, column, c, has_channel, weights);
+    if (now.cell != guess.cell)
+        past.load(p, now.cell, column, c);
+    if (now.cell != guess.cell || now.position != guess.position)
+        sum = past.add(weights, now.position);
     if (has_channel)
-        y[tid] = silu_approx(fmaf(weights.w, x, past.sum));
+        y[tid] = silu_approx(fmaf(weights.w, x, sum));
     if (writes_window)
-        *past.entry = x;
+        past.entries[now.position % 4 * p.channels] = x;
     any_barrier_sync(CHANNELS_BARRIER, THREADS);
 
     float q[4], k[4], v[J];
     load_qkv<J, 4, true>(y, FULL_KEY, q, k, v);
-    struct delta_norms norms = norms_of<4>(p, q, k);
-    any_barrier_sync(GATE_BARRIER, THREADS + 32);
-    delta_rule<J, 4>(past.s, q, k, v, norms, gate, p.out + column, J);
+    full_rule<J>(p, past.s, q, k, v, gate, p.out + column,
+                 [&]() { any_barrier_sync(GATE_BARRIER, THREADS + 32); });
     store_state<J, 4>(past.s, past.state, FULL_KEY, J, true);
 }
 
