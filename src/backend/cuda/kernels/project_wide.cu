@@ -168,12 +168,22 @@ static __device__ __forceinline__ bool find_tile(const struct wide_params &p, ui
     return false;
 }
 
-/* The tile that a warp works at is kept in shared memory: registers are few, and to find it again
- * takes as long as half a group. (Of tiles of 128 rows it is found again: Q4_K would spill.) */
-template <int ROWS> static __device__ __forceinline__ constexpr bool keeps_tile(void) {
-    return ROWS == 64;
+/* A thread block's tasks are number blockIdx.x and every gridDim.x-th after it. Parts that others
+ * add come first. (Not of tiles of 128 rows: Q4_K would spill.) */
+template <int ROWS>
+static __device__ __forceinline__ bool find_task(const struct wide_params &p, uint32_t i,
+                                                 struct wide_tile &out) {
+    if (i >= p.n_tasks)
+        return false;
+    if (ROWS == 64) {
+        i += p.first_task;
+        i -= i >= p.n_tasks ? p.n_tasks : 0;
+    }
+    return find_tile<ROWS>(p, i, out);
 }
 
+/* The tile that a warp works at is kept in shared memory: registers are few, and to find it again
+ * takes as long as half a group. */
 static __device__ __forceinline__ struct wide_tile *kept_tile(void) {
     uint32_t at =
         shared_base() + WIDE_TILES + threadIdx.x / 32 * (uint32_t)sizeof(struct wide_tile);
@@ -199,18 +209,18 @@ static __device__ __forceinline__ struct wide_tile load_tile(void) {
             warp_uniform(t.part_step)};
 }
 
-/* The t-th tile becomes the warp's; of small buckets the first is. False: there is none. */
+/* The t-th tile becomes the warp's; of small buckets the first is. (Of tiles of 128 rows it is
+ * found again: Q4_K would spill.) False: there is none. */
 template <int ROWS>
 static __device__ __forceinline__ bool take_tile(const struct wide_params &p, uint32_t t,
                                                  struct wide_tile &out) {
-    if (keeps_tile<ROWS>() && p.early_rows && t == blockIdx.x) {
+    if (ROWS == 64 && p.early_rows && t == blockIdx.x) {
         out = load_tile();
         return out.parts != 0;
     }
-    if (!find_tile<ROWS>(p, t, out))
+    if (!find_task<ROWS>(p, t, out))
         return false;
-    if (keeps_tile<ROWS>())
-        keep_tile(out);
+    keep_tile(out);
     return true;
 }
 
@@ -440,6 +450,17 @@ static __device__ __forceinline__ void multiply_group(const struct wide_params &
 /* ---- epilogue --------------------------------------------------------------------------------
  */
 
+/* Factors that the thread block has computed (write_factors) are in shared memory. */
+template <class T>
+static __device__ __forceinline__ T load_factor(const struct wide_params &p, const T *at) {
+    return p.squares ? *at : __ldcg(at);
+}
+
+static __device__ __forceinline__ const float *all_factors(const struct wide_params &p) {
+    return p.squares ? (const float *)__cvta_shared_to_generic(shared_base() + p.factors_at)
+                     : p.factors;
+}
+
 /* store_tile's WHOLE. */
 struct whole_tile {
     template <int ROWS, int EPILOGUE>
@@ -448,7 +469,7 @@ struct whole_tile {
         float2 f[ROWS / 8];
 #pragma unroll
         for (int i = 0; i < ROWS / 8; i++)
-            f[i] = factors ? __ldcg((const float2 *)factors + 4 * i) : make_float2(1, 1);
+            f[i] = factors ? load_factor(p, (const float2 *)factors + 4 * i) : make_float2(1, 1);
         float was[ROWS / 2];
         if (EPILOGUE == EPILOGUE_ADD)
 #pragma unroll
@@ -530,13 +551,13 @@ template <int TYPE, int ROWS> struct octet_place {
 };
 
 /* The sums of a tile's parts in their order, K blocks of a split, then splits; v: of octets
- * `first`, first + parts, ... */
+ * `first`, first + octet_step, ... before `end`. */
 template <int N, int ROWS>
-static __device__ __forceinline__ void add_parts(const struct wide_params &p,
-                                                 const struct wide_tile &t, uint32_t first,
-                                                 float (&v)[N][4]) {
+static __device__ __forceinline__ void
+add_parts(const struct wide_params &p, const struct wide_tile &t, uint32_t first, uint32_t end,
+          uint32_t octet_step, float (&v)[N][4]) {
     constexpr uint32_t THREADS = WIDE_N * 2, PART = ROWS / 8 * THREADS;
-    constexpr int AHEAD = 4;
+    constexpr int AHEAD = ROWS == 64 ? 5 : 4;
     const struct project_segment &s = p.segments[t.segment];
     bool is_by_kblocks = t.parts != s.splits;
     uint32_t split = 0, left_of_split = is_by_kblocks ? task_kblocks(s, 0) : 1;
@@ -553,9 +574,9 @@ static __device__ __forceinline__ void add_parts(const struct wide_params &p,
         for (int a = 0; a < AHEAD; a++)
 #pragma unroll
             for (int i = 0; i < N; i++) {
-                uint32_t octet = first + i * t.parts;
+                uint32_t octet = first + i * octet_step;
                 w[a][i] = make_float4(0, 0, 0, 0);
-                if (part + a < t.parts && octet < ROWS / 8)
+                if (part + a < t.parts && octet < end)
                     w[a][i] = __ldcg(from + a * step + octet * THREADS);
             }
 #pragma unroll
@@ -581,53 +602,69 @@ static __device__ __forceinline__ void add_parts(const struct wide_params &p,
     }
 }
 
-/* The octets of a cut tile that are this thread block's: of every `parts` one. */
-template <int TYPE, int ROWS>
-static __device__ __forceinline__ void combine_tile(const struct wide_params &p,
-                                                    const struct wide_tile &t, uint32_t n_rows) {
-    constexpr int N = 4;
+/* Octets `first`, first + step, ... before `end` of a cut tile. leavers: thread blocks that add
+ * some of it. */
+template <int TYPE, int ROWS, int N>
+static __device__ __forceinline__ void
+combine_tile(const struct wide_params &p, const struct wide_tile &t, uint32_t n_rows,
+             uint32_t first, uint32_t end, uint32_t step, uint32_t leavers) {
     if (threadIdx.x == 0)
         while (ld_acquire(p.arrivals + t.shared) < t.parts)
             ;
     any_barrier_sync(1, WIDE_N * 2);
 #pragma unroll 1
-    for (uint32_t first = t.own_part; first < ROWS / 8; first += N * t.parts) {
+    for (; first < end; first += N * step) {
         float v[N][4];
-        add_parts<N, ROWS>(p, t, first, v);
-#pragma unroll
-        for (int i = 0; i < N; i++) {
-            uint32_t octet = first + i * t.parts;
+        add_parts<N, ROWS>(p, t, first, end, step, v);
+#pragma unroll 1
+        for (int i = 0; i < N; i++) { /* one by one: less code, which comes from memory */
+            uint32_t octet = first + i * step;
             const octet_place<TYPE, ROWS> at(t, octet);
-            if (octet < ROWS / 8)
-                store_rows<8, whole_tile>(p, t, n_rows, at.row, at.own, v[i]);
+            if (octet < end)
+                store_rows<8, whole_tile>(p, t, n_rows, at.row, at.own, v[0]);
+#pragma unroll
+            for (int k = 0; k + 1 < N; k++)
+#pragma unroll
+                for (int x = 0; x < 4; x++)
+                    v[k][x] = v[k + 1][x];
         }
     }
     /* The last to leave sets the counter back. */
     any_barrier_sync(1, WIDE_N * 2);
-    if (threadIdx.x == 0 && atomic_inc_acq_rel_gpu(p.arrivals + t.shared) == 2 * t.parts - 1)
+    if (threadIdx.x == 0 && atomic_inc_acq_rel_gpu(p.arrivals + t.shared) == t.parts + leavers - 1)
         p.arrivals[t.shared] = 0;
 }
 
-/* When a thread block has stored the sums of all its parts: nobody waits for one who waits. */
+/* When a thread block has stored the sums of all its parts, nobody waits for one who waits: it adds
+ * every `parts`-th octet of its tiles. With n_cut those do it who have a task less than others,
+ * while these multiply their last tile: N octets each. */
 template <int TYPE, int ROWS>
-static __device__ __forceinline__ void combine_tiles(const struct wide_params &p) {
+static __device__ __forceinline__ void combine_tiles(const struct wide_params &p, uint32_t n_rows) {
+    constexpr uint32_t N = ROWS == 64 ? 2 : 4, OCTETS = ROWS / 8, UNITS = OCTETS / N;
+    bool is_left = p.n_cut;
+    uint32_t from = is_left ? p.combine_from : 0, whole = load_division().whole;
     struct wide_tile t;
+    if (blockIdx.x < from)
+        return;
 #pragma unroll 1
-    for (uint32_t i = load_division().whole + blockIdx.x; find_tile<ROWS>(p, i, t); i += gridDim.x)
-        if (t.parts > 1)
-            combine_tile<TYPE, ROWS>(p, t, count_rows(p.io, p.in));
+    for (uint32_t i = blockIdx.x - from;; i += gridDim.x - from) {
+        uint32_t unit = i % UNITS, tile = is_left ? i / UNITS : i;
+        if ((is_left && tile >= p.n_cut) || (p.early_rows && whole + tile >= p.n_tasks) ||
+            !find_tile<ROWS>(p, whole + tile, t))
+            return;
+        if (t.parts == 1)
+            continue;
+        combine_tile<TYPE, ROWS, N>(p, t, n_rows, is_left ? unit * N : t.own_part,
+                                    is_left ? unit * N + N : OCTETS, is_left ? 1 : t.parts,
+                                    is_left ? UNITS : t.parts);
+    }
 }
 
-/* The sums of the warp's tile, which is number `index`. */
+/* The sums of the warp's tile. */
 template <int TYPE, int ROWS>
-static __device__ __forceinline__ void finish_tile(const struct wide_params &p, uint32_t index,
+static __device__ __forceinline__ void finish_tile(const struct wide_params &p, uint32_t n_rows,
                                                    float (&v)[ROWS / 2]) {
-    struct wide_tile t;
-    uint32_t n_rows = count_rows(p.io, p.in);
-    if (keeps_tile<ROWS>())
-        t = load_tile();
-    else
-        find_tile<ROWS>(p, warp_uniform(index), t);
+    const struct wide_tile t = load_tile();
     if (warp_uniform(t.parts) > 1) {
         store_sums<ROWS>(p, t, v);
         return;
@@ -727,7 +764,7 @@ static __device__ __forceinline__ void multiply_q8_group(struct q8_sums &s, stru
 }
 
 static __device__ __forceinline__ void q8_tile(const struct wide_params &p,
-                                               const struct wide_tile &t, uint32_t index,
+                                               const struct wide_tile &t, uint32_t n_rows,
                                                struct pipeline &pipe) {
     const struct project_segment &seg = p.segments[t.segment];
     uint32_t left = (t.end_kblock - t.first_kblock) * kblock_groups<IS_Q8_0>(seg); /* groups */
@@ -747,13 +784,12 @@ static __device__ __forceinline__ void q8_tile(const struct wide_params &p,
     }
     multiply_q8_group<true>(s, by, p, pipe, group);
     end_group<IS_Q8_0, 128>(p, seg, s.kblock, s.split, k);
-    finish_tile<IS_Q8_0, 128>(p, index, s.split);
+    finish_tile<IS_Q8_0, 128>(p, n_rows, s.split);
 }
 
-/* Tile number `index`, which is t. */
 template <int TYPE, int ROWS>
 static __device__ __forceinline__ void multiply_tile(const struct wide_params &p,
-                                                     const struct wide_tile &t, uint32_t index,
+                                                     const struct wide_tile &t, uint32_t n_rows,
                                                      struct pipeline &pipe) {
     const struct project_segment &s = p.segments[t.segment];
     uint32_t left = (t.end_kblock - t.first_kblock) * kblock_groups<TYPE>(s); /* groups */
@@ -782,32 +818,50 @@ static __device__ __forceinline__ void multiply_tile(const struct wide_params &p
             add_splits_before<ROWS>(sums.split, shared_base() + p.splits_at, split == 0,
                                     split + 1 == splits);
     }
-    finish_tile<TYPE, ROWS>(p, index, sums.split);
+    finish_tile<TYPE, ROWS>(p, n_rows, sums.split);
 }
 
 template <int TYPE, int ROWS>
 static __device__ __forceinline__ void multiply_tiles(const struct wide_params &p) {
     struct pipeline pipe = {0, 0};
     struct wide_tile t;
+    uint32_t n_rows = warp_uniform(count_rows(p.io, p.in)); /* now: later it would be waited for */
 #pragma unroll 1
     for (uint32_t i = blockIdx.x; take_tile<ROWS>(p, i, t); i += gridDim.x)
         if constexpr (IS_ALL_INT8<TYPE, ROWS>)
-            q8_tile(p, t, i, pipe);
+            q8_tile(p, t, n_rows, pipe);
         else if constexpr (TYPE != WIDE_PAIR)
-            multiply_tile<TYPE, ROWS>(p, t, i, pipe);
+            multiply_tile<TYPE, ROWS>(p, t, n_rows, pipe);
         else if (warp_uniform(p.segments[t.segment].type) == IS_Q6_K)
-            multiply_tile<IS_Q6_K, ROWS>(p, t, i, pipe);
+            multiply_tile<IS_Q6_K, ROWS>(p, t, n_rows, pipe);
         else
-            multiply_tile<IS_Q4_K, ROWS>(p, t, i, pipe);
+            multiply_tile<IS_Q4_K, ROWS>(p, t, n_rows, pipe);
     if (p.arrivals)
-        combine_tiles<TYPE, ROWS>(p);
+        combine_tiles<TYPE, ROWS>(p, n_rows);
 }
 
-/* Of all rows, by all thread blocks alike; a warp has every eighth row. */
+/* Sums of v[i] over the warp, in warp_sum's order. A lane gets that of row % 8: bits 4, 3 and 2 of
+ * its number. */
+static __device__ __forceinline__ float sum_8_rows(float (&v)[8], uint32_t lane) {
+#pragma unroll
+    for (int n = 4; n; n /= 2) {
+        bool is_upper = lane & (4 * n);
+#pragma unroll
+        for (int i = 0; i < n; i++)
+            v[i] = __fadd_rn(is_upper ? v[i + n] : v[i],
+                             __shfl_xor_sync(~0u, is_upper ? v[i] : v[i + n], 4 * n));
+    }
+    v[0] = __fadd_rn(v[0], __shfl_xor_sync(~0u, v[0], 2));
+    return __fadd_rn(v[0], __shfl_xor_sync(~0u, v[0], 1));
+}
+
+/* Of all rows, by all thread blocks alike, each for itself; and for the kernel of F32 segments. A
+ * warp has every eighth row. */
 static __device__ __forceinline__ void write_factors(const struct wide_params &p) {
     constexpr int N = 8; /* rows at once */
     uint32_t lane = threadIdx.x % 32, groups = p.in.k / WIDE_GROUP;
     uint32_t rows = p.early_rows ? p.early_rows : p.qact_rows;
+#pragma unroll 1
     for (uint32_t first = threadIdx.x / 32; first < rows; first += 8 * N) {
         float v[N];
 #pragma unroll
@@ -818,13 +872,133 @@ static __device__ __forceinline__ void write_factors(const struct wide_params &p
                 v[i] = __ldcg(p.squares + row * groups + lane);
         }
 #pragma unroll
-        for (int i = 0; i < N; i++) {
-            float factor = norm_factor(warp_sum(__fadd_rn(0, v[i])), p.in.k, p.in.eps);
-            if (lane == 0 && first + 8 * i < rows)
-                p.factors[first + 8 * i] = factor;
+        for (int i = 0; i < N; i++)
+            v[i] = __fadd_rn(0, v[i]);
+        uint32_t row = first + 8 * (lane / 16 * 4 + lane / 8 % 2 * 2 + lane / 4 % 2);
+        float factor = norm_factor(sum_8_rows(v, lane), p.in.k, p.in.eps);
+        if (lane % 4 == 0 && row < rows) {
+            ((float *)all_factors(p))[row] = factor;
+            if (blockIdx.x == 0) /* writes of all to one line would take longer than all else */
+                p.factors[row] = factor;
         }
     }
     any_barrier_sync(1, 256);
+}
+
+/* ---- F32 segments ----------------------------------------------------------------------------
+ *
+ * By thread blocks that have fewer tiles than others: project_wide_f32_4's order of sums. A block
+ * has 8 rows of activations in shared memory and 4 tiles, a warp a K split of a tile. */
+
+enum { F32_ROWS = 8, F32_TILES = 4, F32_AHEAD = 4 };
+
+static __device__ __forceinline__ float4 *f32_columns(void) {
+    return (float4 *)__cvta_shared_to_generic(shared_base() + WIDE_STAGES_AT);
+}
+
+static __device__ __forceinline__ void load_f32_rows(const struct wide_params &p,
+                                                     uint32_t first_row, uint32_t n_rows) {
+    uint32_t row = threadIdx.x / 32, quads = p.in.k / 4;
+    const float4 *x =
+        (const float4 *)(p.in.x + (uint64_t)min(first_row + row, n_rows - 1) * p.in.x_stride);
+#pragma unroll 1
+    for (uint32_t c = threadIdx.x % 32; c < quads; c += 32 * 5) {
+        float4 v[5], w[5];
+#pragma unroll
+        for (int i = 0; i < 5; i++) {
+            uint32_t at = min(c + i * 32, quads - 1);
+            v[i] = __ldcg(x + at);
+            w[i] = __ldg((const float4 *)p.in.norm + at);
+        }
+#pragma unroll
+        for (int i = 0; i < 5; i++)
+            if (c + i * 32 < quads)
+                f32_columns()[row * quads + c + i * 32] = mul(v[i], w[i]);
+    }
+}
+
+static __device__ __forceinline__ void multiply_f32_tiles(const struct wide_params &p, float *sums,
+                                                          uint32_t tile) {
+    uint32_t own = threadIdx.x / 32 % F32_TILES, lane = threadIdx.x % 32, quads = p.in.k / 4;
+    uint32_t segment = p.n_segments;
+    tile += own;
+    if (tile >= p.n_f32_tiles)
+        return;
+    while (tile >= p.segments[segment].n_tiles)
+        tile -= p.segments[segment++].n_tiles;
+    const struct project_segment &s = p.segments[segment];
+    const uint8_t *from = s.data + (uint64_t)tile * s.kblocks * s.kblock_bytes + lane * 16;
+#pragma unroll 1
+    for (uint32_t split = threadIdx.x / 32 / F32_TILES; split < s.splits; split += 2) {
+        float acc[F32_ROWS][4] = {};
+        uint32_t kblock = task_first_kblock(s, split), end = kblock + task_kblocks(s, split);
+#pragma unroll 1
+        for (; kblock < end; kblock += F32_AHEAD) {
+            float4 w[F32_AHEAD][4];
+#pragma unroll
+            for (int i = 0; i < F32_AHEAD; i++)
+#pragma unroll
+                for (int r = 0; r < 4; r++)
+                    w[i][r] =
+                        __ldcg((const float4 *)(from + min(kblock + i, end - 1) * s.kblock_bytes +
+                                                r * 512));
+#pragma unroll
+            for (int i = 0; i < F32_AHEAD; i++)
+                if (kblock + i < end)
+#pragma unroll
+                    for (int row = 0; row < F32_ROWS; row++) {
+                        float4 x = f32_columns()[row * quads + (kblock + i) * 32 + lane];
+#pragma unroll
+                        for (int r = 0; r < 4; r++)
+                            acc[row][r] = dot_f32x4(w[i][r], x, acc[row][r]);
+                    }
+        }
+#pragma unroll
+        for (int row = 0; row < F32_ROWS; row++) {
+            float v = reduce_f32_lanes(acc[row], 32, lane);
+            if (lane < 4)
+                sums[((split * F32_TILES + own) * F32_ROWS + row) * 4 + lane % 2 * 2 + lane / 2] =
+                    v;
+        }
+    }
+}
+
+static __device__ __forceinline__ void store_f32_tiles(const struct wide_params &p,
+                                                       const float *sums, uint32_t tile,
+                                                       uint32_t first_row, uint32_t n_rows) {
+    uint32_t n = threadIdx.x % 4, row = threadIdx.x / 4 % F32_ROWS,
+             own = threadIdx.x / (4 * F32_ROWS), segment = p.n_segments;
+    tile += own;
+    if (own >= F32_TILES || tile >= p.n_f32_tiles || first_row + row >= n_rows)
+        return;
+    while (tile >= p.segments[segment].n_tiles)
+        tile -= p.segments[segment++].n_tiles;
+    const struct project_segment &s = p.segments[segment];
+    uint32_t column = tile * WIDE_F32_TILE + n;
+    if (column >= s.n)
+        return;
+    float v = 0;
+    for (uint32_t i = 0; i < s.splits; i++)
+        v = __fadd_rn(v, sums[((i * F32_TILES + own) * F32_ROWS + row) * 4 + n]);
+    v = __fmul_rn(v, load_factor(p, all_factors(p) + first_row + row));
+    p.out[(uint64_t)(first_row + row) * p.out_stride + s.column + column] = add_bias(s, column, v);
+}
+
+static __device__ __forceinline__ void multiply_f32(const struct wide_params &p) {
+    uint32_t n_rows = p.io.header->n_rows, blocks = (p.n_f32_tiles + F32_TILES - 1) / F32_TILES;
+    float *sums = (float *)(f32_columns() + F32_ROWS * (p.in.k / 4));
+#pragma unroll 1
+    for (uint32_t i = blockIdx.x - p.f32_from;; i += gridDim.x - p.f32_from) {
+        uint32_t first_row = i / blocks * F32_ROWS, tile = i % blocks * F32_TILES;
+        if (first_row >= n_rows)
+            return;
+        any_barrier_sync(1, 256);
+        load_f32_rows(p, first_row, n_rows);
+        any_barrier_sync(1, 256);
+        multiply_f32_tiles(p, sums, tile);
+        any_barrier_sync(1, 256);
+        store_f32_tiles(p, sums, tile, first_row, n_rows);
+    }
 }
 
 template <int TYPE, int ROWS>
@@ -850,6 +1024,8 @@ static __device__ __forceinline__ uint32_t copy_early(const struct wide_params &
     return n;
 }
 
+template <int TYPE> constexpr bool TYPE_DOES_F32 = TYPE == IS_Q4_K || TYPE == WIDE_PAIR;
+
 template <int TYPE, int ROWS>
 static __device__ __forceinline__ void project_wide(const struct wide_params &p) {
     pdl_launch_dependents();
@@ -864,9 +1040,9 @@ static __device__ __forceinline__ void project_wide(const struct wide_params &p)
     }
     if (p.early_rows)
         __syncthreads();
-    if (keeps_tile<ROWS>() && p.early_rows) {
+    if (ROWS == 64 && p.early_rows) {
         struct wide_tile t = {};
-        find_tile<ROWS>(p, blockIdx.x, t);
+        find_task<ROWS>(p, blockIdx.x, t);
         keep_tile(t);
     }
     uint32_t n_early = threadIdx.x >= 256 ? copy_early<TYPE, ROWS>(p) : 0;
@@ -884,6 +1060,8 @@ static __device__ __forceinline__ void project_wide(const struct wide_params &p)
         if (p.squares)
             write_factors(p);
         multiply_tiles<TYPE, ROWS>(p);
+        if (TYPE_DOES_F32<TYPE> && p.n_f32_tiles && blockIdx.x >= p.f32_from)
+            multiply_f32(p);
     }
 }
 

@@ -81,30 +81,39 @@ extern "C" __global__ void __maxnreg__(56)
 /* ---- after a product that leaves its parts ---------------------------------------------------
  */
 
+/* Bit i: a K split ends with part i. */
+static __device__ __forceinline__ uint64_t find_split_ends(const struct wide_finish_params &p) {
+    const struct project_segment &s = p.segment;
+    uint64_t ends = 0;
+    if (p.parts == s.splits)
+        return ~(uint64_t)0;
+#pragma unroll 1
+    for (uint32_t split = 0; split < s.splits; split++)
+        ends |= (uint64_t)1 << (task_first_kblock(s, split + 1) - 1);
+    return ends;
+}
+
 /* A thread's sums of a tile's parts in their order, K blocks of a split, then splits. */
 static __device__ __forceinline__ float4 add_wide_parts(const struct wide_finish_params &p,
-                                                        const float4 *from, uint64_t step) {
-    constexpr uint32_t BATCH = 5;
-    const struct project_segment &s = p.segment;
-    bool is_by_kblocks = p.parts != s.splits;
-    uint32_t split = 0, left = is_by_kblocks ? task_kblocks(s, 0) : 1;
+                                                        const float4 *from, uint64_t step,
+                                                        uint64_t ends) {
+    constexpr uint32_t BATCH = 9; /* loads in flight: ffn out of a 4B has nine parts */
     float4 all = make_float4(0, 0, 0, 0), sum = all;
 #pragma unroll 1
-    for (uint32_t first = 0; first < p.parts; first += BATCH) {
+    for (uint32_t first = 0; first < p.parts; first += BATCH, ends >>= BATCH) {
         float4 v[BATCH];
 #pragma unroll
-        for (uint32_t i = 0; i < BATCH; i++)
-            v[i] = __ldcg(from + min(first + i, p.parts - 1) * step);
+        for (uint32_t i = 0; i < BATCH; i++, from += step)
+            if (first + i < p.parts)
+                v[i] = __ldcg(from);
 #pragma unroll
         for (uint32_t i = 0; i < BATCH; i++) {
-            if (first + i >= p.parts)
-                break;
-            sum = add4(sum, v[i]);
-            if (--left)
-                continue;
-            left = is_by_kblocks ? task_kblocks(s, ++split) : 1;
-            all = add4(all, sum);
-            sum = make_float4(0, 0, 0, 0);
+            if (first + i < p.parts)
+                sum = add4(sum, v[i]);
+            if (first + i < p.parts && (uint32_t)ends >> i & 1) {
+                all = add4(all, sum);
+                sum = make_float4(0, 0, 0, 0);
+            }
         }
     }
     return all;
@@ -118,8 +127,9 @@ extern "C" __global__ void __maxnreg__(96)
     uint64_t part = (uint64_t)per_tile * (WIDE_N * 2);
     const float4 *from = (const float4 *)p.partials + (blockIdx.x * p.row_blocks + block) * part +
                          (octet - block * per_tile) * (WIDE_N * 2) + threadIdx.x;
+    uint64_t ends = find_split_ends(p);
     finish_rows(
-        p, [&] { return add_wide_parts(p, from, p.tiles * part); },
+        p, [&] { return add_wide_parts(p, from, p.tiles * part, ends); },
         [&](uint32_t row, uint32_t at, const struct col8 &v, float square) {
             struct wide_qact_row to = {p.qact, row, p.qact_rows, 0, 0};
             store_col8<IS_INT8>(p.in, p.in.prologue, to, at, v, square,

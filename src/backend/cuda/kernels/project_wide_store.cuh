@@ -22,6 +22,18 @@ struct thread_place {
     }
 };
 
+/* The norm's factor of a row, and where those of all rows are: NULL, there are none. A kernel that
+ * computes them itself has its own. */
+template <class PARAMS, class T>
+static __device__ __forceinline__ T load_factor(const PARAMS &, const T *at) {
+    return __ldcg(at);
+}
+
+template <class PARAMS>
+static __device__ __forceinline__ const float *all_factors(const PARAMS &p) {
+    return p.factors;
+}
+
 /* One value after the other. row: of the activations; n: weight row of the segment. */
 template <int ROWS, class PARAMS>
 static __device__ __forceinline__ void
@@ -34,7 +46,7 @@ store_part(const PARAMS &p, const struct project_segment &s, const float (&v)[RO
         if (row + r >= n_rows || n + column >= s.n || (is_swiglu && column))
             continue;
         float *to = out + (uint64_t)p.out_stride * r + column,
-              f = factors ? __ldcg(factors + r) : 1;
+              f = factors ? load_factor(p, factors + r) : 1;
         float a = add_bias(s, n + column, __fmul_rn(v[i], f));
         if (is_swiglu)
             a = swiglu(a, add_bias(p.segments[1], n, __fmul_rn(v[i ^ 2], f)));
@@ -53,7 +65,7 @@ static __device__ __forceinline__ void store_rows(const PARAMS &p, const TILE &t
     uint32_t columns = is_swiglu ? WIDE_N / 2 : WIDE_N, row = first + 2 * own.j;
     uint32_t n = t.n_block * columns + (is_swiglu ? own.row / 16 * 8 + own.row % 8 : own.row);
     float *out = p.out + (uint64_t)row * p.out_stride + s.column + n;
-    const float *factors = p.factors ? p.factors + row : NULL;
+    const float *factors = all_factors(p) ? all_factors(p) + row : NULL;
     if (first + ROWS > n_rows || (t.n_block + 1) * columns > s.n || p.has_bias)
         store_part<ROWS>(p, s, v, out, factors, row, n, n_rows);
     else if (is_swiglu)

@@ -14,6 +14,7 @@ enum {
     GROUP_64 = 17,
     Q8_128_FROM = 256,   /* rows of a bucket, from which tiles of Q8_0 have 128 */
     EARLY_ROWS = 128,    /* largest bucket whose first weights are copied before pdl_wait */
+    LEAST_FREE = 32,     /* thread blocks with a task less, for F32 segments or cut tiles */
     PARTS_PER_BLOCK = 4, /* of tiles that thread blocks share: their sums go through memory */
 };
 
@@ -24,6 +25,7 @@ struct wide_op {
     float *factors; /* NULL: no norm */
     float *squares; /* not NULL: the op before has quantized; of the norm */
     bool is_handed;
+    bool wants_f32; /* F32 segments are still to be done */
 };
 
 /* ---- quantized activations
@@ -158,6 +160,35 @@ static struct wide_division divide_bucket(const struct wide_params *w, uint32_t 
     return d;
 }
 
+/* Tiles, and parts of those that are cut. */
+static uint32_t count_tasks(const struct wide_params *w, uint32_t row_blocks) {
+    const struct wide_division *d = &w->division;
+    uint32_t first = 0, tasks = d->whole;
+    for (uint32_t i = 0; i < w->n_segments; i++) {
+        const struct project_segment *s = &w->segments[i];
+        uint32_t end = first + row_blocks * wide_n_blocks(w->epilogue, s->n);
+        tasks += (end - min_u32(max_u32(first, d->whole), end)) * count_parts(s, d->cut);
+        first = end;
+    }
+    return tasks;
+}
+
+/* Whether thread blocks that have less to multiply add the parts of cut tiles. */
+static void leave_parts(struct wide_params *w, uint32_t row_blocks, uint32_t n_sms) {
+    const struct wide_division *d = &w->division;
+    const struct project_segment *last = &w->segments[w->n_segments - 1];
+    uint32_t tiles = 0, of_last = row_blocks * wide_n_blocks(w->epilogue, last->n);
+    for (uint32_t i = 0; i < w->n_segments; i++)
+        tiles += row_blocks * wide_n_blocks(w->epilogue, w->segments[i].n);
+    uint32_t n_cut = tiles - d->whole, free = n_sms - w->n_tasks % n_sms;
+    if (!d->whole || d->cut == WIDE_UNCUT || !n_cut || n_cut > of_last || free == n_sms ||
+        free < LEAST_FREE)
+        return;
+    w->n_cut = n_cut;
+    w->first_task = d->whole;
+    w->combine_from = w->n_tasks % n_sms;
+}
+
 /* The product of all segments of a type. Returns the rows of a tile. */
 static uint32_t plan_product(const struct recorder *r, const struct project_params *p,
                              uint32_t type, struct wide_params *w) {
@@ -168,9 +199,12 @@ static uint32_t plan_product(const struct recorder *r, const struct project_para
     w->n_segments = p->epilogue == EPILOGUE_SWIGLU ? 1 : w->n_segments;
     w->max_parts = PARTS_PER_BLOCK * r->n_sms;
     uint32_t rows = choose_rows(w, p, type, r->n_sms);
+    w->n_tasks = UINT32_MAX;
     if (p->row_limit <= EARLY_ROWS && !p->in.is_lm_head) {
         w->early_rows = p->row_limit;
         w->division = divide_bucket(w, rows, p->row_limit, r->n_sms);
+        w->n_tasks = count_tasks(w, div_up(p->row_limit, rows));
+        leave_parts(w, div_up(p->row_limit, rows), r->n_sms);
     }
     return rows;
 }
@@ -185,8 +219,29 @@ static uint32_t kernel_types(const struct recorder *r, const struct wide_params 
     return is_shared ? WIDE_PAIR : type;
 }
 
+/* The F32 segments become the product's where enough thread blocks have less to multiply than the
+ * others. False: they need a kernel of their own. */
+static bool add_f32_segments(const struct recorder *r, const struct project_params *p,
+                             struct wide_params *w) {
+    uint32_t n = w->n_segments, splits = 0;
+    for (uint32_t i = 0; i < p->n_segments; i++)
+        if (p->segments[i].type == IS_F32)
+            splits = max_u32(splits, p->segments[i].splits);
+    if (!w->early_rows || p->in.prologue != PROLOGUE_NORM || p->in.is_split ||
+        p->epilogue != EPILOGUE_STORE || r->n_sms - w->n_tasks % r->n_sms < LEAST_FREE ||
+        p->in.k * 32 + splits * 512 > w->stages * w->stage_bytes)
+        return false;
+    for (uint32_t i = 0; i < p->n_segments; i++)
+        if (p->segments[i].type == IS_F32) {
+            w->n_f32_tiles += p->segments[i].n_tiles;
+            w->segments[n++] = p->segments[i];
+        }
+    w->f32_from = w->n_tasks % r->n_sms;
+    return true;
+}
+
 /* All segments of a type. finish: not NULL, another kernel adds the parts. */
-static int record_product(struct recorder *r, const struct wide_op *op, uint32_t type,
+static int record_product(struct recorder *r, struct wide_op *op, uint32_t type,
                           struct wide_finish_params *finish) {
     const struct project_params *p = op->p;
     struct wide_params w = {.io = p->io,
@@ -202,23 +257,27 @@ static int record_product(struct recorder *r, const struct wide_op *op, uint32_t
     uint32_t rows = plan_product(r, p, type, &w), max_splits = 0;
     for (uint32_t i = 0; i < w.n_segments; i++)
         max_splits = max_u32(max_splits, w.segments[i].splits);
-    uint32_t splits = max_splits > 1 ? rows * WIDE_N * 4 : 0;
+    uint32_t splits = max_splits > 1 ? rows * WIDE_N * 4 : 0,
+             factors = op->squares ? WIDE_HANDED_ROWS * sizeof(float) : 0;
     w.partials = recorder_work(r, (uint64_t)w.max_parts * rows * WIDE_N * 4);
     if (finish)
         finish->partials = w.partials;
-    else
+    else if (!w.early_rows || w.division.cut != WIDE_UNCUT)
         w.arrivals = recorder_counters(r, r->n_sms);
     w.stage_bytes = wide_stage_bytes(type & IS_Q6_K ? IS_Q6_K : type, rows);
-    w.stages =
-        min_u32((PROJECT_SHARED_ALONE - WIDE_STAGES_AT - splits) / w.stage_bytes, WIDE_MAX_STAGES);
+    w.stages = min_u32((PROJECT_SHARED_ALONE - WIDE_STAGES_AT - splits - factors) / w.stage_bytes,
+                       WIDE_MAX_STAGES);
     w.splits_at = WIDE_STAGES_AT + w.stages * w.stage_bytes;
+    w.factors_at = w.splits_at + splits;
+    if (op->wants_f32 && kernel_types(r, &w, type, rows) & IS_Q4_K && add_f32_segments(r, p, &w))
+        op->wants_f32 = false;
     char name[48];
     snprintf(name, sizeof name, "project_wide_%s_%u",
              type == IS_Q5_K ? "q5" : project_set_name(kernel_types(r, &w, type, rows)), rows);
     struct cuda_launch launch = {.kernel = name,
                                  .grid = {r->n_sms, 1, 1},
                                  .threads = WIDE_THREADS,
-                                 .shared = w.splits_at + splits};
+                                 .shared = w.factors_at + factors};
     return recorder_launch(r, &launch, &w, sizeof w);
 }
 
@@ -312,7 +371,7 @@ static bool can_finish(const struct recorder *r, const struct wide_product *prod
         return false;
     uint32_t rows = plan_product(r, p, type, &w);
     uint32_t parts = count_parts(&w.segments[0], w.division.cut);
-    if (!w.early_rows || w.division.whole || parts == 1)
+    if (!w.early_rows || w.division.whole || parts == 1 || parts > WIDE_FINISH_PARTS)
         return false;
     *f = (struct wide_finish_params){
         .io = p->io,
@@ -357,7 +416,8 @@ bool record_project_wide(struct recorder *r, const struct wide_product *product,
         return false;
     struct wide_finish_params f;
     bool finishes = can_finish(r, product, next, &f);
-    struct wide_op op = {.p = p, .is_handed = r->op && r->handed_op == r->op};
+    struct wide_op op = {
+        .p = p, .is_handed = r->op && r->handed_op == r->op, .wants_f32 = set & IS_F32};
     op.qact = op.is_handed ? recorder_handed(r, r->handed_to)
                            : recorder_work(r, qact_bytes(p->in.k, p->row_limit));
     if (p->in.prologue == PROLOGUE_NORM) {
@@ -378,7 +438,7 @@ bool record_project_wide(struct recorder *r, const struct wide_product *product,
     }
     if (finishes && !*status)
         *status = record_finish(r, &f);
-    if (set & IS_F32 && !*status)
+    if (op.wants_f32 && !*status)
         *status = record_project_wide_f32(r, p, op.factors);
     return true;
 }

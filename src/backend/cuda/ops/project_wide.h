@@ -4,8 +4,8 @@
  *
  * Kernels of an op: project_wide_quantize quantizes the activations and computes the norm's
  * factors, project_wide_<type> multiplies them with the tiles of the segments of a type,
- * project_wide_f32 does the F32 segments. Tiles and K splits are those of the gemv kernels, so a
- * row's bits are, too.
+ * project_wide_f32 does the F32 segments, where the product has no room for them. Tiles and K
+ * splits are those of the gemv kernels, so a row's bits are, too.
  *
  * Quantized activations (qact) have the columns in groups of 128, and of a group all rows of the
  * bucket, R (rounded up: wide_qact_rows), as four arrays, so that any 32 i rows are four runs of
@@ -37,6 +37,7 @@ enum {
     WIDE_PAIR = IS_Q4_K | IS_Q6_K, /* which share a kernel in small buckets */
     WIDE_ROW_BYTES = 276,          /* of a row and group of qact */
     WIDE_HANDED_ROWS = 128,        /* largest bucket that one product may quantize for the next */
+    WIDE_FINISH_PARTS = 64,        /* of a tile, at most, that project_wide_finish adds */
     WIDE_ROW_STEP = 128,           /* qact's rows are a multiple of it */
     WIDE_STAGES_AT = 1024,         /* offset of the stages in shared memory, after the mbarriers */
     WIDE_MAX_STAGES = 6,
@@ -78,11 +79,21 @@ struct wide_params {
     uint32_t out_stride, epilogue, has_bias;
     uint32_t n_segments; /* SwiGLU: 1, gate; up follows it */
     uint32_t stages, stage_bytes;
-    uint32_t zero;      /* 0, which the compiler does not know: release_stage */
-    uint32_t splits_at; /* offset in shared memory: sums of the K splits before */
+    uint32_t zero;       /* 0, which the compiler does not know: release_stage */
+    uint32_t splits_at;  /* offset in shared memory: sums of the K splits before */
+    uint32_t factors_at; /* likewise: with squares, factors */
+    /* F32 segments, after the others; done by thread blocks from f32_from on. 0: another kernel
+     * does them, or there are none. */
+    uint32_t n_f32_tiles, f32_from;
     uint32_t max_parts; /* of tiles that thread blocks share, in all */
     /* Not 0: the first weights are copied before pdl_wait, and tiles are made for so many rows. */
     uint32_t early_rows;
+    /* With early_rows: tiles, or parts of tiles, in all, and the first, after which the others come
+     * in turn. Else UINT32_MAX and 0. */
+    uint32_t n_tasks, first_task;
+    /* Not 0: tiles that are cut, all of one segment. Their parts come first, and thread blocks from
+     * combine_from on, which have a task less than the others, add them. */
+    uint32_t n_cut, combine_from;
     float *partials; /* (part, four values, thread, value) */
     /* At a tile that is cut: its parts, then who has added; 0 between steps. NULL: parts are left
      * to project_wide_finish. */
