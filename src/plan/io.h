@@ -1,27 +1,27 @@
 /* io.h - the IO block: everything that differs between two steps.
  *
  * The host writes it between steps, a step reads it from memory and writes the picked tokens (and
- * the logits of rows that ask) back. Fixed layout, shared by C and CUDA: header, then rows,
- * segments, cells to store to, outputs and page changes at the offsets that the plan gives.
+ * logits where wanted) back. Fixed layout, shared by C and CUDA: header, then rows, segments, cells
+ * to store to, outputs and page changes at the offsets that the plan gives.
  *
  * A cell is the memory of one recurrent state: the delta-net states and conv windows of all layers.
  * A segment begins with the state of its cell; `to`, a cell number a row, says where the state
  * after a row is stored, IO_NO_CELL: nowhere. The last row of a segment always stores. It may store
  * to the cell that its segment began with (a state that is updated in place, as in most steps) or
  * to another, which leaves the first one as it was: a snapshot. A segment of one row is in place.
- * Rows before the last store to cells that nobody else uses in this step.
+ * Rows before the last store to cells that nothing else uses in this step.
  *
  * The last rows of a segment may hold drafts: guesses of the tokens that come next. They and the
- * row before them are all outputs that want a token. A drafted row is kept if the row before it is,
- * and its token was picked for that one: then all is as if it had come later in a row of its own.
- * The others have been in vain; the host takes no notice of what they wrote. */
+ * row before them are all outputs that want a token. A drafted row is kept if the row before it is
+ * kept and its token was picked for that one: the result is as if it had been fed in a later step.
+ * The host ignores what the other drafted rows wrote. */
 #ifndef PLAN_IO_H
 #define PLAN_IO_H
 
 #include <stdint.h>
 
 enum {
-    IO_PAGE_POSITIONS = 256, /* positions of a page of KV cache, and of a split */
+    IO_PAGE_POSITIONS = 256, /* positions of a page of the KV cache */
     IO_BURST = 8,            /* steps of a burst: each sequence goes on from its own tokens */
     IO_MAX_ENDS = 5,         /* tokens that end an answer */
 };
@@ -36,7 +36,7 @@ enum io_row_flag {
 
 enum { IO_NO_CELL = 0xffffffffu };
 
-/* Stands for the token of an output whose logits are not all finite, whatever it asked for. */
+/* The token of an output whose logits are not all finite, whatever it wanted. */
 enum { IO_NOT_FINITE = -2 };
 
 struct io_header {
@@ -46,9 +46,9 @@ struct io_header {
     uint32_t n_changes;   /* page-table changes to apply before the step */
     uint64_t step;        /* counts up; a completion flag for backends that need one */
     uint32_t reserved[2]; /* a backend's own */
-    /* Of a burst: an output that one of these tokens is picked for is over, and so is one whose
-     * mask does not hold after its token (IO_KEEPS_MASK). What its sequence is made of stays as it
-     * was before that token; the steps left store to the spare cell. */
+    /* Of a burst: an output for which one of these tokens is picked is over, and so is one whose
+     * mask no longer holds after its token (IO_KEEPS_MASK). Its sequence's state stays as it was
+     * before that token; the remaining steps store to the spare cell. */
     uint32_t n_ends, spare_cell;
     int32_t ends[IO_MAX_ENDS];
     uint32_t n_drafts; /* outputs that are IO_DRAFTED */
