@@ -296,7 +296,7 @@ def wrong_command_lines_exit_with_2():
     bad(2, "IQ1_M can be read but not written", "convert", "a", "b", "--type", "iq1_m")
     bad(2, "--type is 'q9'", "convert", "a", "b", "--type", "q9")
     bad(2, "expected a whole number", "quantize", "a", "b", "q8_0", "-t", "two")
-    bad(2, "expected 1 to 1024", "quantize", "a", "b", "q8_0", "-t", "0")
+    bad(2, "expected 0 to 1024", "quantize", "a", "b", "q8_0", "-t", "-1")
     bad(2, "--model needs a value", "tokenize", "-m")
     bad(2, "--nfc is 'maybe'", "tokenize", "--nfc", "maybe")
     bad(2, "--json takes no value", "inspect", "--json=yes")
