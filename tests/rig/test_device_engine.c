@@ -1165,7 +1165,8 @@ TEST(device_foresees_as_the_cpu) {
         double cpu = mean_nll(p.model, p.engines[0], tokens, (uint32_t)n);
         double device = mean_nll(p.model, p.engines[1], tokens, (uint32_t)n);
         test_note("story model, mean nll of %zu tokens: cpu %.6f, device %.6f", n, cpu, device);
-        EXPECT_NEAR(device, cpu, rig_is_slow() ? 1e-2 : 5e-4); /* of few tokens, more */
+        /* Last bits make int8 activations fall the other way: up to 1e-3, of few tokens more. */
+        EXPECT_NEAR(device, cpu, rig_is_slow() ? 1e-2 : 2e-3);
     }
     if (text)
         close_pair(&p);
