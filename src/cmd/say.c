@@ -132,7 +132,8 @@ static int write_all(const char *at, size_t length) {
 }
 
 /* On a terminal: without what would steer it. Carriage returns go, as they print over what is
- * there; other control characters become '?'. */
+ * there; other control characters become '?'. Unlike utf8_is_control, marks of direction stay:
+ * right to left texts have them. */
 static int write_tame(const char *at, size_t length) {
     struct str rest = {at, length};
     char part[1024];
@@ -147,7 +148,7 @@ static int write_tame(const char *at, size_t length) {
         else if (c != '\r')
             part[n_part] = '?';
         n_part += !steers ? n : c != '\r';
-        rest = (struct str){rest.at + n, rest.len - n};
+        rest = str_skip(rest, n);
         bool is_full = n_part + 4 > sizeof part;
         if ((is_full || rest.len == 0) && write_all(part, n_part))
             return -1;

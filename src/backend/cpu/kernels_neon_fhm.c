@@ -6,7 +6,7 @@
  * takes two cycles of one pipe for four of them: queries and weights become f16 once a split.
  *
  *   QK   a tile is up to eight queries and two to eight positions, sixteen values a turn
- *   PV   a strip is up to eight queries and eight to 32 values, eight positions a turn
+ *   PV   a block is up to eight queries and eight to 32 values, eight positions a turn
  *
  * The sums are those of kernels.h, the bits those of all others. Other types, and heads that are no
  * multiple of sixteen wide, are left to kernels_neon.c. */
@@ -31,7 +31,7 @@
 
 enum { MOST_ROWS = 8, MOST_TILE = 8, MOST_EIGHTS = 4 };
 
-/* Positions of a tile of QK, and eights of values of a strip of PV: sums enough that none waits for
+/* Positions of a tile of QK, and eights of values of a block of PV: sums enough that none waits for
  * the one before, in 16 to 20 registers. */
 #define TILE(rows) ((rows) <= 2 ? 8 : (rows) <= 5 ? 4 : 2)
 #define EIGHTS(rows) ((rows) <= 2 ? 4 : (rows) <= 4 ? 2 : 1)
@@ -131,7 +131,7 @@ static TARGET void put_queries(const struct attend_split *s, uint32_t first, uin
 
 /* ---- PV -------------------------------------------------------------------------------------- */
 
-/* A strip of values over n positions: out += weights x values. */
+/* A block of values over n positions: out += weights x values. */
 typedef struct ahead pv_fn(const uint8_t *at, size_t row, const uint16_t *weights, uint32_t n,
                            struct ahead ahead, float *out, size_t stride);
 
@@ -218,7 +218,7 @@ static TARGET void halve_weights(float *weights, uint32_t n) {
     }
 FOR_EACH_ROWS(ROWS)
 
-/* [rows]; of PV: a strip, and eight values where the head ends before one does */
+/* [rows]; of PV: a block, and eight values where the head ends before one does */
 #define ENTRY_QK(rows) qk_##rows,
 #define ENTRY_PV(rows) {pv_##rows, pv_rest_##rows},
 static qk_fn *const qk_rows[] = {NULL, FOR_EACH_ROWS(ENTRY_QK)};
@@ -231,8 +231,8 @@ static TARGET void pv_width(const struct attend_split *s, uint32_t q, uint32_t r
     const uint8_t *at = (const uint8_t *)s->values + begin * row;
     const uint16_t *weights = (const uint16_t *)(void *)s->qk + q * WEIGHT_STRIDE + begin;
     float *out = s->pv + q * stride;
-    uint32_t i = 0, strip = 8 * EIGHTS(rows);
-    for (; i + strip <= s->width; i += strip)
+    uint32_t i = 0, block = 8 * EIGHTS(rows);
+    for (; i + block <= s->width; i += block)
         ahead = pv_rows[rows][0](at + 2 * i, row, weights, end - begin, ahead, out + i, stride);
     for (; i < s->width; i += 8)
         ahead = pv_rows[rows][1](at + 2 * i, row, weights, end - begin, ahead, out + i, stride);
