@@ -527,14 +527,8 @@ def test_bench_through_the_scheduler():
 STORY = ("run", "-p", "Once upon a time", "--temp", 0)
 
 
-def terminal(*args, columns=80, env=None, until=None, signal_number=signal.SIGINT):
-    """Both outputs are one terminal; with `until` the signal is sent once that was seen. (status, output)"""
-    master, slave = pty.openpty()
-    fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
-    environment = {k: v for k, v in os.environ.items() if k not in ("NO_COLOR", "TERM")}
-    p = subprocess.Popen([SLUICE, *map(str, args)], stdin=slave, stdout=slave, stderr=slave,
-                         env={**environment, "TERM": "xterm", **(env or {})}, start_new_session=True)
-    os.close(slave)
+def read_to_end(master, until=None, then=None):
+    """All that comes; once `until` was seen, calls `then`."""
     seen = b""
     while True:
         try:
@@ -545,9 +539,21 @@ def terminal(*args, columns=80, env=None, until=None, signal_number=signal.SIGIN
             break
         seen += more
         if until and until in seen:
-            p.send_signal(signal_number)
+            then()
             until = None
     os.close(master)
+    return seen
+
+
+def terminal(*args, columns=80, env=None, until=None, signal_number=signal.SIGINT):
+    """Both outputs are one terminal; with `until` the signal is sent once that was seen. (status, output)"""
+    master, slave = pty.openpty()
+    fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
+    environment = {k: v for k, v in os.environ.items() if k not in ("NO_COLOR", "TERM")}
+    p = subprocess.Popen([SLUICE, *map(str, args)], stdin=slave, stdout=slave, stderr=slave,
+                         env={**environment, "TERM": "xterm", **(env or {})}, start_new_session=True)
+    os.close(slave)
+    seen = read_to_end(master, until, lambda: p.send_signal(signal_number))
     return p.wait(timeout=PATIENCE), seen.decode()
 
 
@@ -637,19 +643,37 @@ def test_interrupted_text_has_its_figures():
     assert code == 130 and re.search(r"prompt 4 tokens, .*tok/s; \d+ tokens.*, interrupted", seen), seen
 
 
+def has_threads(p):
+    """The engine has its threads: it loads."""
+    return len(os.listdir(f"/proc/{p.pid}/task")) > 1
+
+
+def held_terminal(*args):
+    """As terminal(), with the output held back as by Ctrl-S until the signal is sent: loading goes on until then, as
+    the program waits to draw its bar. (status, output)"""
+    master, slave = pty.openpty()
+    termios.tcflow(slave, termios.TCOOFF)
+    p = subprocess.Popen([SLUICE, *map(str, args)], stdin=slave, stdout=slave, stderr=slave, start_new_session=True)
+    wait_until(lambda: p.poll() is not None or has_threads(p))
+    p.send_signal(signal.SIGINT)
+    termios.tcflow(slave, termios.TCOON)
+    os.close(slave)
+    return p.wait(timeout=PATIENCE), read_to_end(master).decode()
+
+
 def test_interrupted_while_loading():
-    """Weights of random numbers, which take long enough; a bar is on the screen when Ctrl-C comes."""
     model = "synth:qwen35-0.8b:q4_k_m"
     (TMP / "ids").write_text("1 2 3\n")
     (TMP / "template").write_text("{{ messages[0].content }}")
     for args in (("run", "-p", "x", "--prompt-cache", TMP / "left"), ("chat", "--chat-template", TMP / "template"), ("bench",), ("ppl", "-f", ROOT / "docs/style.md"),
                  ("logits", "--tokens", TMP / "ids", "-o", TMP / "left")):
-        code, seen = terminal(args[0], "-m", model, "-t", 1, *args[1:], until=b"loading")
+        code, seen = held_terminal(args[0], "-m", model, "-t", 2, *args[1:])
         assert code == 130, (args, code, seen)
         assert seen.endswith("\r\x1b[Ksluice: interrupted while loading\r\n") and seen.count("sluice") == 1, (args, seen)
         assert not list(TMP.glob("*left*")), args
-    p = subprocess.Popen([SLUICE, "run", "-m", model, "-p", "x", "-t", "2"], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-    wait_until(lambda: len(os.listdir(f"/proc/{p.pid}/task")) > 1)  # the engine has its threads
+    big = "synth:qwen35-4b:q4_k_m"  # nothing holds it, but it has seconds of loading before it
+    p = subprocess.Popen([SLUICE, "run", "-m", big, "-p", "x", "-t", "2"], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    wait_until(lambda: has_threads(p))
     p.send_signal(signal.SIGINT)
     assert p.communicate(timeout=PATIENCE) == (b"", b"sluice: interrupted while loading\n") and p.returncode == 130
 
