@@ -162,16 +162,16 @@ struct sluice_engine_options {
     const char *kv_type; /* KV cache: "f32", "f16", "q8_0", "q4_0"; NULL: "f16" */
     uint64_t kv_bytes;   /* memory for the KV cache, which sequences take page by page as they grow;
                           * 0: what all of them at full length need */
-    int64_t context;     /* most tokens in a sequence, up to 2^24; 0: the model's context; below 0:
-                          * the model's, but at most 8192 */
-    uint32_t sequences;  /* most sequences open at the same time, 1 to 4096 */
-    uint32_t batch;      /* most sequences that get a token in one step, 1 to 4096 */
-    uint32_t prefill;    /* most tokens in one step, 1 to 4096; 0: what is best for the backend and
-                          * takes no more than an eighth of the memory that is free */
+    int64_t context; /* maximum tokens in a sequence, up to 2^24; 0: the model's context; below 0:
+                      * the model's, but at most 8192 */
+    uint32_t sequences; /* maximum sequences open at the same time, 1 to 4096 */
+    uint32_t batch;     /* maximum sequences that get a token in one step, 1 to 4096 */
+    uint32_t prefill; /* maximum tokens in one step, 1 to 4096; 0: what is best for the backend and
+                       * takes no more than an eighth of the memory that is free */
     uint32_t
-        all_outputs; /* most rows of logits in one step, for SLUICE_WANT_ALL_LOGITS; 0: batch */
-    uint32_t drafts; /* most drafted tokens in one step, for sluice_seq_draft, 0 to 256: each takes
-                      * a recurrent state and a row of logits; 0, the default: none */
+        all_outputs; /* maximum rows of logits in one step, for SLUICE_WANT_ALL_LOGITS; 0: batch */
+    uint32_t drafts; /* maximum drafted tokens in one step, for sluice_seq_draft, 0 to 256: each
+                      * takes a recurrent state and a row of logits; 0, the default: none */
     bool hidden;     /* steps hand out hidden states, for SLUICE_WANT_HIDDEN; on GPUs there are no
                       * bursts then */
     uint64_t snapshot_bytes; /* memory for snapshots of recurrent state, which sluice_seq_resume and
@@ -182,8 +182,8 @@ struct sluice_engine_options {
                               * no room for; 0: none */
     const char *cache_dir;   /* folder for the same, which outlives the engine: created if need be,
                               * for the owner alone; safe to delete. NULL: none */
-    uint64_t cache_dir_bytes; /* most bytes in it */
-    uint64_t memory_limit;    /* most bytes to allocate; 0: what the machine has free */
+    uint64_t cache_dir_bytes; /* maximum bytes in it */
+    uint64_t memory_limit;    /* maximum bytes to allocate; 0: what the machine has free */
     /* Called while weights are loaded, with the bytes done so far. May be NULL. */
     void (*progress)(void *user, uint64_t done, uint64_t total);
     void *user;

@@ -113,7 +113,7 @@ static void talk_start(struct talks *t, struct talk_answer *a) {
     struct sluice_reuse reuse;
     uint32_t n = a->tokens.n, waiting;
     bool is_ready = false;
-    t->engine->state.cache.lower.least_fetch = 0;
+    t->engine->state.cache.lower.min_fetch = 0;
     for (uint32_t i = talk_draw(t, 4); !is_ready && i > 0; i--) /* ready or not */
         TALK_OK(t, sluice_engine_fetch(t->engine, a->tokens.at, n, &is_ready));
     TALK_OK(t, sluice_seq_open(&a->seq, t->engine));

@@ -39,7 +39,7 @@ static bool pick_open(struct pick_rig *r, uint32_t threads) {
         .logits = embed.embed.x,
         .wanted = plan_logits(r->plan),
         .counts = r->counts = plan_state(r->plan, DT_I16, (uint32_t[4]){PICK_VOCAB, 2}),
-        .room = plan_scratch_of(r->plan, DT_F32, (uint32_t[4]){PICK_VOCAB, PICK_ROWS}),
+        .adjusted = plan_scratch_of(r->plan, DT_F32, (uint32_t[4]){PICK_VOCAB, PICK_ROWS}),
         .order = plan_scratch_of(r->plan, DT_I64, (uint32_t[4]){PICK_VOCAB, PICK_ROWS}),
     };
     struct backend_options how = {.threads = (int)threads};

@@ -37,8 +37,8 @@ struct sim {
     bool compares_logits;
     /* Counted. */
     uint32_t n_accepted, n_ended, n_full, ends[SCHED_END_FAILED + 1];
-    uint64_t most_steps; /* that an answer took, from its submission on ... */
-    uint64_t bound;      /* ... and at most so many for each that was there before it, see below */
+    uint64_t max_steps; /* that an answer took, from its submission on ... */
+    uint64_t bound;     /* ... and at most so many for each that was there before it, see below */
 };
 
 /* One request, and what must become of it. */
@@ -46,7 +46,7 @@ struct sim_job {
     struct sim *sim;
     const struct sim_prompt *prompt;
     uint64_t id;
-    uint32_t answers, most;
+    uint32_t answers, max_tokens;
     bool wants_logits;
     int32_t end;                 /* the token that ends it; -1: none does */
     uint32_t stop_at, cancel_at; /* tokens of an answer after which it does so; 0: never */
@@ -219,7 +219,7 @@ static bool sim_on_token(void *user, const struct sched_token *t) {
 
 /* How many tokens an answer must get, and why it ends there, when nobody cancels it. */
 static uint32_t sim_length(const struct sim_job *job, uint32_t answer, enum sched_end *why) {
-    for (uint32_t i = 0; i < job->most; i++) {
+    for (uint32_t i = 0; i < job->max_tokens; i++) {
         if (job->prompt->expected[answer][i] == job->end) {
             *why = SCHED_END_TOKEN;
             return i;
@@ -229,8 +229,8 @@ static uint32_t sim_length(const struct sim_job *job, uint32_t answer, enum sche
             return i + 1;
         }
     }
-    *why = SCHED_END_MOST;
-    return job->most;
+    *why = SCHED_END_MAX_TOKENS;
+    return job->max_tokens;
 }
 
 static void sim_on_end(void *user, const struct sched_report *r) {
@@ -254,8 +254,8 @@ static void sim_on_end(void *user, const struct sched_report *r) {
     sim->n_live--;
     uint64_t steps = sim->steps - job->submitted;
     EXPECT(steps <= (job->n_before + 1) * sim->bound);
-    if (steps > sim->most_steps)
-        sim->most_steps = steps;
+    if (steps > sim->max_steps)
+        sim->max_steps = steps;
 }
 
 /* A job like any other; the caller may change it before it is submitted. */
@@ -264,7 +264,7 @@ static struct sim_job sim_job(struct sim *sim) {
         .sim = sim,
         .prompt = &sim->prompts[sim_draw(sim, sim->n_prompts)],
         .answers = sim_draw(sim, 4) ? 1 : 1 + sim_draw(sim, SIM_SEEDS),
-        .most = 1 + sim_draw(sim, sim->max_new),
+        .max_tokens = 1 + sim_draw(sim, sim->max_new),
         .wants_logits = sim_draw(sim, 8) == 0,
         .end = -1,
         .stop_at = sim_draw(sim, 10) ? 0 : 1 + sim_draw(sim, sim->max_new),
@@ -282,7 +282,7 @@ static bool sim_submit(struct sim_job *job, uint32_t capacity) {
     const struct sched_request request = {
         .prompt = job->prompt->tokens,
         .n_prompt = job->prompt->n,
-        .most = job->most,
+        .max_tokens = job->max_tokens,
         .answers = job->answers,
         .sampling = sim_sampling(sim_seed(sim, job->prompt)),
         .ends = &job->end,

@@ -61,7 +61,7 @@ static bool rig_open(struct rig *r, const struct disk_options *options) {
 static void rig_close(struct rig *r) {
     disk_tier_close(r->disk);
     if (r->host.n_units) {
-        EXPECT_INT(host_tier_room(&r->host), 1 << 25); /* nothing is left pinned */
+        EXPECT_INT(host_tier_free_bytes(&r->host), 1 << 25); /* nothing is left pinned */
         EXPECT(host_tier_broken(&r->host) == NULL);
     }
     host_tier_close(&r->host);
@@ -814,19 +814,19 @@ TEST(tier_disk_keeps_to_its_bytes) {
         uint32_t object = put_disk(&r, 1 + i);
         if (object != DISK_NONE)
             objects[n++] = object;
-        EXPECT(disk_tier_room(r.disk) <= options.max_bytes);
+        EXPECT(disk_tier_free_bytes(r.disk) <= options.max_bytes);
     }
     disk_tier_flush(r.disk);
     uint64_t bytes = 0;
     EXPECT_INT(count_files(folder, "", &bytes), n);
     EXPECT(n > 5 && n < 190 && bytes <= options.max_bytes);
-    EXPECT_INT(disk_tier_room(r.disk), options.max_bytes - bytes);
+    EXPECT_INT(disk_tier_free_bytes(r.disk), options.max_bytes - bytes);
     for (uint32_t i = 0; i < n; i += 2)
         disk_tier_free(r.disk, objects[i]);
     disk_tier_flush(r.disk);
     bytes = 0;
     EXPECT_INT(count_files(folder, "", &bytes), n / 2);
-    EXPECT_INT(disk_tier_room(r.disk), options.max_bytes - bytes);
+    EXPECT_INT(disk_tier_free_bytes(r.disk), options.max_bytes - bytes);
     rig_close(&r);
     remove_tree(folder);
     free((char *)folder);
@@ -856,7 +856,7 @@ TEST(tier_disk_old_files_of_others_make_room) {
     if (!rig_open(&r, &options))
         return;
     EXPECT_INT(scan(&r, &l), 0); /* of another identity */
-    EXPECT(disk_tier_room(r.disk) < 50000);
+    EXPECT(disk_tier_free_bytes(r.disk) < 50000);
     uint32_t n = 0;
     for (int i = 0; i < 20; i++)
         n += put_many(&r, 300 + 10 * (uint32_t)i, 10);

@@ -122,22 +122,22 @@ static void generate(struct rig *r, struct result *out) {
 }
 
 /* Cancels at random moments, less and less often and not for ever, so that steps can finish. */
-enum { MOST_CANCELS = 120 };
+enum { MAX_CANCELS = 120 };
 struct canceller {
     sluice_engine *engine;
     pthread_t thread;
     atomic_bool is_over;
-    uint64_t random, most_ns;
+    uint64_t random, max_ns;
 };
 
 static void *cancel_now_and_then(void *context) {
     struct canceller *c = context;
-    for (int i = 0; i < MOST_CANCELS && !atomic_load(&c->is_over); i++) {
+    for (int i = 0; i < MAX_CANCELS && !atomic_load(&c->is_over); i++) {
         c->random = c->random * 6364136223846793005u + 1442695040888963407u;
-        uint64_t ns = (c->random >> 33) % c->most_ns;
+        uint64_t ns = (c->random >> 33) % c->max_ns;
         nanosleep(&(struct timespec){0, (long)ns}, NULL);
         sluice_engine_cancel(c->engine);
-        c->most_ns += c->most_ns / 16; /* 0.3 s in the end */
+        c->max_ns += c->max_ns / 16; /* 0.3 s in the end */
     }
     return NULL;
 }
@@ -163,7 +163,7 @@ TEST(engine_cancelled_anywhere_goes_on_to_the_same_bits) {
                 return;
             struct result expected, found;
             generate(&r, &expected);
-            struct canceller c = {.engine = r.engine, .random = (uint64_t)m, .most_ns = 200000};
+            struct canceller c = {.engine = r.engine, .random = (uint64_t)m, .max_ns = 200000};
             pthread_create(&c.thread, NULL, cancel_now_and_then, &c);
             generate(&r, &found);
             atomic_store(&c.is_over, true);

@@ -411,8 +411,8 @@ TEST(grammar_ends) {
 /* ---- ambiguity ---- */
 
 /* The most steps that a mask or a token takes over n times the byte; 0: a fault, put in err. */
-static uint64_t most_steps(const struct grammar *g, const struct token_texts *t, const char *text,
-                           int times, struct err *err) {
+static uint64_t max_steps(const struct grammar *g, const struct token_texts *t, const char *text,
+                          int times, struct err *err) {
     struct matcher *m = NULL;
     uint64_t most = 0;
     if (matcher_open(&m, g, t, NULL, err))
@@ -449,7 +449,7 @@ TEST(grammar_doubling_rules_cost_little) {
     for (size_t i = 0; i < sizeof lasts / sizeof *lasts; i++) {
         struct err err = {0};
         struct grammar *g = doubling(14, lasts[i]), *h = doubling(28, lasts[i]);
-        uint64_t few = most_steps(g, t, "a", 60, &err), more = most_steps(h, t, "a", 60, &err);
+        uint64_t few = max_steps(g, t, "a", 60, &err), more = max_steps(h, t, "a", 60, &err);
         if (few == 0 || more == 0 || few > 20000 || more > 16 * few)
             test_fail(__FILE__, __LINE__, "%s: %llu steps of 14 levels, %llu of 28 %s", lasts[i],
                       (unsigned long long)few, (unsigned long long)more, err.text);
@@ -485,7 +485,7 @@ TEST(grammar_ambiguity_costs_little) {
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         struct err err = {0};
         struct grammar *g = gbnf(cases[i].grammar);
-        uint64_t steps = g ? most_steps(g, t, cases[i].text, 100, &err) : 0;
+        uint64_t steps = g ? max_steps(g, t, cases[i].text, 100, &err) : 0;
         if (steps == 0 || steps > 40000)
             test_fail(__FILE__, __LINE__, "%s: %llu steps %s", cases[i].grammar,
                       (unsigned long long)steps, err.text);
@@ -504,7 +504,7 @@ TEST(grammar_large_classes_cost_little) {
         n += (size_t)sprintf(text + n, "\\u%04x", 0x4E00 + 2 * i);
     sprintf(text + n, "]* \"!\"");
     struct grammar *g = gbnf(text);
-    uint64_t steps = most_steps(g, t, "\xe4\xb8\x80", 30, &err);
+    uint64_t steps = max_steps(g, t, "\xe4\xb8\x80", 30, &err);
     if (steps == 0 || steps > 3000)
         test_fail(__FILE__, __LINE__, "%llu steps %s", (unsigned long long)steps, err.text);
     grammar_close(g);
@@ -637,7 +637,7 @@ TEST(grammar_long_answers_forget_what_is_behind_them) {
 /* ---- random grammars ---- */
 
 /* Expressions over a and b, of rules 0 to N_RULES - 1, and the texts that they match. */
-enum { N_RULES = 4, MOST_PARTS = 80, MOST_TEXT = 7 };
+enum { N_RULES = 4, MAX_PARTS = 80, MAX_TEXT = 7 };
 
 enum random_kind { PART_EMPTY, PART_BYTES, PART_PAIR, PART_EITHER, PART_REPEAT, PART_RULE };
 
@@ -649,12 +649,12 @@ struct random_part {
 };
 
 struct random_grammar {
-    struct random_part parts[MOST_PARTS];
+    struct random_part parts[MAX_PARTS];
     int n, rules[N_RULES];
     char text[1 << 13];
     size_t length;
     const char *word; /* that is looked for, and bits of where each rule ends, by where it begins */
-    uint32_t ends[N_RULES][MOST_TEXT + 2];
+    uint32_t ends[N_RULES][MAX_TEXT + 2];
 };
 
 static int random_part(struct random_grammar *r, int depth) {
@@ -663,7 +663,7 @@ static int random_part(struct random_grammar *r, int depth) {
                                          {3, 11}, {2, UINT32_MAX}, {9, 9},          {1, 10}};
     int i = r->n++;
     struct random_part p = {.kind = PART_BYTES, .bytes = words[random_below(5)]};
-    uint32_t kind = depth > 3 || r->n > MOST_PARTS - 20 ? random_below(4) : random_below(10);
+    uint32_t kind = depth > 3 || r->n > MAX_PARTS - 20 ? random_below(4) : random_below(10);
     if (kind == 0) {
         p.kind = PART_EMPTY;
     } else if (kind == 3 || kind == 4) {
@@ -735,7 +735,7 @@ static uint32_t ends_of(const struct random_grammar *r, int part, uint32_t from)
 
 static uint32_t ends_of_all(const struct random_grammar *r, int part, uint32_t froms) {
     uint32_t all = 0;
-    for (uint32_t i = 0; i <= MOST_TEXT; i++)
+    for (uint32_t i = 0; i <= MAX_TEXT; i++)
         all |= froms >> i & 1 ? ends_of(r, part, i) : 0;
     return all;
 }
@@ -760,9 +760,9 @@ static bool matches(struct random_grammar *r, const char *word) {
  * has them. */
 static void expect_same_words(struct random_grammar *r, const struct grammar *g,
                               const struct token_texts *t) {
-    for (uint32_t length = 0; length <= MOST_TEXT; length++)
+    for (uint32_t length = 0; length <= MAX_TEXT; length++)
         for (uint32_t bits = 0; bits < 1u << length; bits++) {
-            char word[MOST_TEXT + 4] = {0};
+            char word[MAX_TEXT + 4] = {0};
             for (uint32_t i = 0; i < length; i++)
                 word[i] = bits >> i & 1 ? 'b' : 'a';
             bool expected = matches(r, word);

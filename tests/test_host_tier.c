@@ -92,7 +92,7 @@ TEST(tier_host_is_as_its_model) {
         EXPECT_INT(host_tier_open(&m.tier, 300 * 1024, 1024, &err), SLUICE_OK);
         for (int i = 0; i < 30000; i++) {
             host_operation(&m);
-            EXPECT_INT(host_tier_room(&m.tier), model_room(&m));
+            EXPECT_INT(host_tier_free_bytes(&m.tier), model_room(&m));
             const char *broken = i % 64 ? NULL : host_tier_broken(&m.tier);
             if (broken)
                 test_fail(__FILE__, __LINE__, "%s", broken);
@@ -104,7 +104,7 @@ TEST(tier_host_is_as_its_model) {
             while (k->bytes && k->pins-- > 0)
                 host_tier_unpin(&m.tier, k->object);
         }
-        EXPECT_INT(host_tier_room(&m.tier), 300 * 1024);
+        EXPECT_INT(host_tier_free_bytes(&m.tier), 300 * 1024);
         EXPECT(host_tier_broken(&m.tier) == NULL);
         host_tier_close(&m.tier);
         host_tier_close(&m.tier);
@@ -122,11 +122,11 @@ TEST(tier_host_refuses_what_it_cannot_hold) {
     EXPECT_INT(host_tier_open(&h, UINT64_MAX / 2, 1ull << 40, &err), SLUICE_ERR_MEMORY);
     host_tier_close(&h);
     EXPECT_INT(host_tier_open(&h, 3 * HOST_UNIT_BYTES + 5, 0, &err), SLUICE_OK);
-    EXPECT_INT(host_tier_room(&h), 3 * HOST_UNIT_BYTES);
+    EXPECT_INT(host_tier_free_bytes(&h), 3 * HOST_UNIT_BYTES);
     EXPECT_INT(put_host(&h, 1, 3 * HOST_UNIT_BYTES + 1), HOST_NONE);
     EXPECT(put_host(&h, 1, UINT64_MAX) == HOST_NONE);
     EXPECT(put_host(&h, 1, 3 * HOST_UNIT_BYTES) != HOST_NONE);
-    EXPECT_INT(host_tier_room(&h), 0);
+    EXPECT_INT(host_tier_free_bytes(&h), 0);
     EXPECT_INT(put_host(&h, 1, 1), HOST_NONE);
     host_tier_close(&h);
 }
@@ -214,7 +214,7 @@ TEST(tier_host_fills_later) {
     while (host_tier_wait_any(&l->tier))
         continue;
     EXPECT_INT(host_tier_leaving(&l->tier), 0);
-    EXPECT_INT(host_tier_room(&l->tier), SOURCES * 2048);
+    EXPECT_INT(host_tier_free_bytes(&l->tier), SOURCES * 2048);
     EXPECT(host_tier_broken(&l->tier) == NULL);
     host_tier_close(&l->tier);
     free(l);

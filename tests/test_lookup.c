@@ -42,8 +42,8 @@ TEST(lookup_guesses_loops) {
         return;
     for (int i = 0; i < 40; i++)
         text[i] = i % 2;
-    EXPECT_INT(lookup_guess(&l, text, 20, LOOKUP_MOST + 5), LOOKUP_MOST);
-    for (int i = 0; i < LOOKUP_MOST; i++)
+    EXPECT_INT(lookup_guess(&l, text, 20, LOOKUP_MAX + 5), LOOKUP_MAX);
+    for (int i = 0; i < LOOKUP_MAX; i++)
         EXPECT_INT(l.guess[i], i % 2);
     free(memory);
 }
@@ -173,7 +173,7 @@ static void submit(struct sched *s, const sluice_model *model, struct asked *ask
     static const int32_t none[1];
     const struct sched_request q = {.prompt = prompt,
                                     .n_prompt = N_PROMPT,
-                                    .most = N_NEW - asked->number,
+                                    .max_tokens = N_NEW - asked->number,
                                     .sampling = samplings[asked->number],
                                     .ends = none,
                                     .on_token = on_token,

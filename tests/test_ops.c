@@ -644,7 +644,7 @@ static bool large_open(struct large_rig *r, int threads) {
         .logits = head.project.out,
         .wanted = plan_logits(r->plan),
         .counts = plan_state(r->plan, DT_I16, (uint32_t[4]){LARGE_VOCAB, 1}),
-        .room = plan_scratch_of(r->plan, DT_F32, (uint32_t[4]){LARGE_VOCAB, LARGE_ROWS}),
+        .adjusted = plan_scratch_of(r->plan, DT_F32, (uint32_t[4]){LARGE_VOCAB, LARGE_ROWS}),
         .order = plan_scratch_of(r->plan, DT_I64, (uint32_t[4]){LARGE_VOCAB, LARGE_ROWS}),
     };
     if (plan_add(r->plan, &embed, &err) || plan_add(r->plan, &head, &err) ||

@@ -81,7 +81,7 @@ TEST(serve_simulation_with_few_pages) {
             sched_counters(sim.sched, &c);
             test_note("%s: %llu answers, %llu steps, %llu times set back, at most %llu steps", arch,
                       (unsigned long long)c.answers, (unsigned long long)c.steps,
-                      (unsigned long long)c.set_back, (unsigned long long)sim.most_steps);
+                      (unsigned long long)c.set_back, (unsigned long long)sim.max_steps);
             EXPECT(c.set_back > c.answers / 20);
         }
         sim_close(&sim);
@@ -176,8 +176,10 @@ static void rig_close(struct rig *r) {
 
 static int32_t prompt[1100];
 
-/* A request for `most` tokens after n_prompt random ones, sampled greedily, that nothing ends. */
-static struct sched_request request_of(const struct rig *r, uint32_t n_prompt, uint32_t most) {
+/* A request for `max_tokens` tokens after n_prompt random ones, sampled greedily, that nothing
+ * ends. */
+static struct sched_request request_of(const struct rig *r, uint32_t n_prompt,
+                                       uint32_t max_tokens) {
     static const int32_t none[1];
     uint64_t x = 1;
     for (uint32_t i = 0; i < n_prompt; i++) {
@@ -187,7 +189,7 @@ static struct sched_request request_of(const struct rig *r, uint32_t n_prompt, u
     return (struct sched_request){
         .prompt = prompt,
         .n_prompt = n_prompt,
-        .most = most,
+        .max_tokens = max_tokens,
         .sampling = {.top_p = 1, .repeat_penalty = 1},
         .ends = none,
         .on_token = note_token,
@@ -204,8 +206,8 @@ static int submit(struct rig *r, struct result *to, const struct sched_request *
     return status;
 }
 
-static void submit_plain(struct rig *r, struct result *to, uint32_t n_prompt, uint32_t most) {
-    struct sched_request q = request_of(r, n_prompt, most);
+static void submit_plain(struct rig *r, struct result *to, uint32_t n_prompt, uint32_t max_tokens) {
+    struct sched_request q = request_of(r, n_prompt, max_tokens);
     EXPECT_INT(submit(r, to, &q), SLUICE_OK);
 }
 
@@ -229,7 +231,7 @@ TEST(serve_refuses) {
         bad[i] = good;
     bad[0].n_prompt = 0;
     bad[1].prompt = NULL;
-    bad[2].most = 0;
+    bad[2].max_tokens = 0;
     bad[3].prompt = (const int32_t[]){1, r.facts.n_logits, 2};
     bad[4].n_prompt = 1025;
     bad[5].answers = 4;
@@ -270,7 +272,7 @@ TEST(serve_ends_where_the_context_is_full) {
     EXPECT_INT(out.n, 11); /* ten fit after the prompt, and the last needs no place */
     submit_plain(&r, &out, 60, 1);
     step_all(&r);
-    EXPECT_INT(out.report.end, SCHED_END_MOST);
+    EXPECT_INT(out.report.end, SCHED_END_MAX_TOKENS);
     EXPECT_INT(out.n, 1);
     rig_close(&r);
 }
@@ -422,7 +424,7 @@ TEST(serve_reads_files_beside_the_steps_of_others) {
             rig_close(&r);
             if (!rig_open(&r, path, &o))
                 continue;
-            r.engine->state.cache.lower.least_fetch = 0;
+            r.engine->state.cache.lower.min_fetch = 0;
             struct sched_request q = request_of(&r, 1000, 300);
             q.prompt = prompt + 701;
             q.n_prompt = 20;
@@ -656,7 +658,7 @@ TEST(serve_fails_bad_sampling_alone) {
     EXPECT_INT(bad.report.end, SCHED_END_FAILED);
     EXPECT_INT(bad.report.status, SLUICE_ERR_ARGUMENT);
     EXPECT(strstr(bad.error, "temperature"));
-    EXPECT_INT(good.report.end, SCHED_END_MOST);
+    EXPECT_INT(good.report.end, SCHED_END_MAX_TOKENS);
     rig_close(&r);
 }
 
@@ -697,7 +699,7 @@ TEST(serve_fails_the_request_whose_logits_are_no_numbers) {
     for (int i = 0; i < N; i++) {
         bool fails = i == 1 || i == 5;
         EXPECT_INT(out[i].n_ended, i == 6 ? 3 : 1);
-        EXPECT_INT(out[i].report.end, fails ? SCHED_END_FAILED : SCHED_END_MOST);
+        EXPECT_INT(out[i].report.end, fails ? SCHED_END_FAILED : SCHED_END_MAX_TOKENS);
         EXPECT_INT(out[i].report.status, fails ? SLUICE_ERR_FORMAT : SLUICE_OK);
         EXPECT_INT(out[i].n, fails ? 0 : i == 6 ? 60 : 20);
     }
@@ -945,7 +947,7 @@ TEST(serve_answers_obey_their_masks) {
         submit_plain(&r, &plain[0], 5, 5);
         step_all(&r);
         EXPECT_INT(m.result.report.end, SCHED_END_FAILED);
-        EXPECT_INT(plain[0].report.end, SCHED_END_MOST);
+        EXPECT_INT(plain[0].report.end, SCHED_END_MAX_TOKENS);
         rig_close(&r);
     }
 }
@@ -1068,7 +1070,7 @@ static void run_many(struct rig *r, uint32_t n) {
     for (uint32_t i = 0; i < n; i++) {
         struct result *to = &out[i % 12];
         q.n_prompt = 1 + i * 7 % 40;
-        q.most = 1 + i % 4;
+        q.max_tokens = 1 + i % 4;
         q.answers = i % 5 ? 1 : 3;
         while (submit(r, to, &q))
             EXPECT_INT(sched_step(r->sched, NULL), SLUICE_OK);

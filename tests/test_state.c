@@ -259,15 +259,15 @@ static void write_rows(struct world *w, uint32_t slot, uint32_t rows, bool is_cu
 static void op_step(struct world *w, uint32_t slot) {
     struct slot *s = &w->st.slots[slot];
     struct err err;
-    uint32_t all = s->n_tokens - s->length, room = state_page_room(&w->st, slot), drafted = 0;
-    uint32_t rows = min_u32(min_u32(all, 1 + draw(w, draw(w, 2) ? 500 : 4)), room), first;
+    uint32_t all = s->n_tokens - s->length, pages = state_page_rows(&w->st, slot), drafted = 0;
+    uint32_t rows = min_u32(min_u32(all, 1 + draw(w, draw(w, 2) ? 500 : 4)), pages), first;
     w->n_starved += all > 0 && rows == 0;
     if (rows == 0)
         return;
     state_begin_step(&w->st);
     if (rows == all && draw(w, 2)) {
         draft(w, slot);
-        drafted = state_plan_drafts(&w->st, slot, min_u32(s->n_drafts, room - rows));
+        drafted = state_plan_drafts(&w->st, slot, min_u32(s->n_drafts, pages - rows));
     }
     EXPECT_INT(state_reserve(&w->st, slot, rows + drafted, &first, &err), SLUICE_OK);
     state_plan_snapshots(&w->st, slot, rows);

@@ -82,12 +82,12 @@ static uint64_t count_of(const struct histogram *h) {
 static const int32_t prompt_tokens[] = {3, 5, 8, 13, 21, 34};
 static const struct job_prompt prompt = {.tokens = prompt_tokens, .n = 6};
 
-static void watch_begin(struct watch *w, uint32_t most) {
+static void watch_begin(struct watch *w, uint32_t max_tokens) {
     memset(w, 0, sizeof *w);
     job_begin(&w->job);
     w->job.prompts = &prompt;
     w->job.n_prompts = 1;
-    w->job.most = most;
+    w->job.max_tokens = max_tokens;
     w->job.ignores_ends = true;
     w->job.sampling = sluice_sampling_default(NULL);
     w->job.sampling.seed = 11;
@@ -103,8 +103,8 @@ static void wait_for(const struct watch *w) {
     EXPECT(w->is_released);
 }
 
-/* Runs the job; its tokens of choice 0, at most `most`. */
-static uint32_t run(struct rig *r, struct watch *w, int32_t *tokens, uint32_t most) {
+/* Runs the job; its tokens of choice 0, at most `max_tokens`. */
+static uint32_t run(struct rig *r, struct watch *w, int32_t *tokens, uint32_t max_tokens) {
     struct err err = {0};
     struct job_news news = {0};
     uint32_t n = 0, n_ends = 0;
@@ -114,7 +114,7 @@ static uint32_t run(struct rig *r, struct watch *w, int32_t *tokens, uint32_t mo
     EXPECT(news.is_over && news.is_accepted);
     for (size_t i = 0; i < news.n_events; i++) {
         n_ends += news.events[i].token == JOB_END;
-        if (news.events[i].choice == 0 && news.events[i].token != JOB_END && n < most)
+        if (news.events[i].choice == 0 && news.events[i].token != JOB_END && n < max_tokens)
             tokens[n++] = news.events[i].token;
     }
     EXPECT_INT(n_ends, w->job.n_choices);
@@ -135,7 +135,7 @@ TEST(serve_worker_hands_out_all_answers) {
         EXPECT_INT(run(&r, &several, b, 32), 20);
         EXPECT(memcmp(a, b, 20 * sizeof *a) == 0);
         EXPECT_INT(one.job.ends[0].report.n_new, 20);
-        EXPECT_INT(one.job.ends[0].report.end, SCHED_END_MOST);
+        EXPECT_INT(one.job.ends[0].report.end, SCHED_END_MAX_TOKENS);
         job_free(&one.job);
         job_free(&several.job);
     }
@@ -287,7 +287,7 @@ TEST(serve_worker_takes_many_prompts) {
         for (size_t i = 0; i < news.n_events; i++)
             n_ends += news.events[i].token == JOB_END;
         for (uint32_t i = 0; i < 2 * MANY; i++)
-            n_whole += many.job.ends[i].report.end == SCHED_END_MOST;
+            n_whole += many.job.ends[i].report.end == SCHED_END_MAX_TOKENS;
         EXPECT(news.is_over && news.is_accepted);
         EXPECT_INT(n_ends, 2 * MANY);
         EXPECT(how[k] == 0 ? n_whole == 2 * MANY : how[k] == 2 || n_whole < 2 * MANY);
@@ -462,7 +462,7 @@ TEST(serve_worker_ends_what_is_too_much_to_follow) {
         EXPECT_INT(w.job.ends[0].report.status, SLUICE_ERR_UNSUPPORTED);
         EXPECT(strstr(w.job.ends[0].error, "too many ways"));
         wait_for(&other);
-        EXPECT_INT(other.job.ends[0].report.end, SCHED_END_MOST);
+        EXPECT_INT(other.job.ends[0].report.end, SCHED_END_MAX_TOKENS);
         job_free(&w.job);
         job_free(&other.job);
     }

@@ -13,7 +13,7 @@
 struct arena {
     struct arena_chunk *chunks; /* newest first */
     size_t used;                /* bytes handed out */
-    size_t limit;               /* most bytes to hand out; 0: no limit */
+    size_t limit;               /* maximum bytes to hand out; 0: no limit */
 };
 
 /* Zeroed memory aligned to 16, or NULL when memory or the limit ran out. size 0 is fine. */

@@ -66,22 +66,22 @@ struct source {
     const char *path; /* for errors */
     int fd;
     size_t hint;       /* the size it claims */
-    size_t most;       /* bytes it may have; 0: any number */
+    size_t max_bytes;  /* bytes it may have; 0: any number */
     bool is_awaited;   /* a terminal, pipe or socket; files and devices have what they have */
     bool lacks_writer; /* a FIFO that we opened: its writer may be yet to come */
 };
 
 static struct source source_of(const char *path, int fd, const struct stat *st, bool is_own) {
-    enum { MOST_OF_A_DEVICE = 1 << 20 };
+    enum { MAX_DEVICE_BYTES = 1 << 20 };
     bool is_file = S_ISREG(st->st_mode) && st->st_size > 0; /* those of /proc claim 0 */
     bool is_device = S_ISCHR(st->st_mode) && !isatty(fd);
     return (struct source){
         .path = path,
         .fd = fd,
         .hint = is_file && !is_own ? (size_t)st->st_size : 0,
-        .most = is_file     ? 0
-                : is_device ? MOST_OF_A_DEVICE
-                            : FILEMAP_MAX_STREAM,
+        .max_bytes = is_file     ? 0
+                     : is_device ? MAX_DEVICE_BYTES
+                                 : FILEMAP_MAX_STREAM,
         .is_awaited = !S_ISREG(st->st_mode) && !is_device,
         .lacks_writer = S_ISFIFO(st->st_mode) && !is_own,
     };
@@ -129,10 +129,10 @@ static int read_all(struct filemap *map, struct source *s, struct err *err) {
             return SLUICE_OK;
         }
         size += (size_t)n;
-        if (s->most && size > s->most) {
+        if (s->max_bytes && size > s->max_bytes) {
             free(data);
             return err_set(err, SLUICE_ERR_IO, "%s: does not end, expected at most %zu bytes",
-                           s->path, s->most);
+                           s->path, s->max_bytes);
         }
         if (size < capacity)
             continue;

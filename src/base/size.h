@@ -55,7 +55,7 @@ static inline uint32_t max_u32(uint32_t a, uint32_t b) {
     return a > b ? a : b;
 }
 
-/* The least shift of 1 that is n or more. */
+/* The smallest shift of 1 that is n or more. */
 static inline uint32_t shift_of(uint32_t n) {
     uint32_t shift = 0;
     while (1u << shift < n)

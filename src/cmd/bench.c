@@ -92,8 +92,8 @@ static int time_decode(struct bench *b, double *rate) {
     }
     double started = seconds_now();
     for (uint32_t n = 0, steps; !exit && n < (uint32_t)b->n_new; n += steps) {
-        uint32_t most = b->is_burst ? (uint32_t)b->n_new - n : 1;
-        if (sluice_engine_burst(b->engine, most, &steps))
+        uint32_t max_steps = b->is_burst ? (uint32_t)b->n_new - n : 1;
+        if (sluice_engine_burst(b->engine, max_steps, &steps))
             exit = fail_engine(b->engine);
         for (int i = 0; !exit && n + steps < (uint32_t)b->n_new && i < batch; i++) {
             int32_t token = sluice_seq_token(seqs[i]);

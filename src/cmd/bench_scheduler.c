@@ -15,7 +15,7 @@ static int submit_all(const struct bench_scheduler *b, struct sched *s, struct e
         const struct sched_request request = {
             .prompt = b->prompt + i % 2,
             .n_prompt = 1,
-            .most = b->n_new,
+            .max_tokens = b->n_new,
             .sampling = {.temperature = 0, .top_p = 1, .repeat_penalty = 1},
             .ends = none,
         };

@@ -54,13 +54,13 @@ static bool grow(void **at, uint32_t n, uint32_t *capacity, size_t size) {
     return true;
 }
 
-/* A whole number up to `most` at *at, which moves on; after it comes `next`, or anything for 0. */
-static bool take_number(const char **at, uint32_t most, char next, uint32_t *out) {
+/* A whole number up to `max` at *at, which moves on; after it comes `next`, or anything for 0. */
+static bool take_number(const char **at, uint32_t max, char next, uint32_t *out) {
     uint64_t v = 0;
     const char *p = *at;
-    while (*p >= '0' && *p <= '9' && v <= most)
+    while (*p >= '0' && *p <= '9' && v <= max)
         v = 10 * v + (uint64_t)(*p++ - '0');
-    if (p == *at || v > most || (next && *p != next))
+    if (p == *at || v > max || (next && *p != next))
         return false;
     *out = (uint32_t)v;
     *at = p + (next != 0);
@@ -285,7 +285,7 @@ static int send_one(struct replay *r, uint32_t number, struct err *err) {
     struct sched_request request = {
         .prompt = r->prompt,
         .n_prompt = q->n_prompt,
-        .most = q->n_new,
+        .max_tokens = q->n_new,
         .sampling = {.temperature = 1, .top_p = 1, .repeat_penalty = 1, .seed = number},
         .ends = none,
         .on_token = on_token,
@@ -314,12 +314,12 @@ static bool is_ready(const struct replay *r, uint32_t number) {
 
 /* As many as run together. The first in order of arrival that follow from nothing that still runs:
  * who waits for an answer holds nobody else up. */
-static int send_some(struct replay *r, uint32_t most, struct err *err) {
+static int send_some(struct replay *r, uint32_t max_running, struct err *err) {
     const struct trace *t = r->trace;
     int status = SLUICE_OK;
     while (r->first < t->n && (t->requests[r->first].is_sent || t->requests[r->first].is_left_out))
         r->first++;
-    for (uint32_t i = r->first; !status && i < t->n && r->n_running < most; i++)
+    for (uint32_t i = r->first; !status && i < t->n && r->n_running < max_running; i++)
         if (!t->requests[i].is_sent && !t->requests[i].is_left_out && is_ready(r, i))
             status = send_one(r, i, err);
     return status;
@@ -346,11 +346,11 @@ static int step_once(struct replay *r, bool *worked, struct err *err) {
     return SLUICE_OK;
 }
 
-static int replay_all(struct replay *r, uint32_t most, struct err *err) {
+static int replay_all(struct replay *r, uint32_t max_running, struct err *err) {
     bool worked = true;
     int status = SLUICE_OK;
     while (!status && (r->first < r->trace->n || worked)) {
-        status = send_some(r, most, err);
+        status = send_some(r, max_running, err);
         if (!status)
             status = step_once(r, &worked, err);
         if (r->has_news && r->b->reuse == REUSE_LIVE)
@@ -367,7 +367,7 @@ static int replay_all(struct replay *r, uint32_t most, struct err *err) {
 
 struct took {
     double seconds, first_p50, first_p99;
-    double step_p50, step_p99, step_most;
+    double step_p50, step_p99, step_max;
     uint32_t n; /* requests */
     uint64_t n_prompt, n_new, n_reused, n_hits, device, host, disk;
     struct hash128 answers; /* of all tokens: the same whatever is reused */
@@ -410,7 +410,7 @@ static struct took sum_up(struct replay *r, double *first) {
     t.first_p99 = quantile(first, t.n, 0.99);
     t.step_p50 = quantile(r->steps.seconds, r->steps.n, 0.5);
     t.step_p99 = quantile(r->steps.seconds, r->steps.n, 0.99);
-    t.step_most = quantile(r->steps.seconds, r->steps.n, 1);
+    t.step_max = quantile(r->steps.seconds, r->steps.n, 1);
     sluice_engine_counters(r->b->engine, &t.counters);
     if (t.counters.spilled || t.counters.loaded)
         t.limits = limits_measure(r->b->cache_dir);
@@ -429,7 +429,7 @@ static json_t *steps_json(const struct replay *r, const struct took *t) {
     return json_pack("{s:I, s:I, s:I, s:f, s:f, s:f, s:f}", "steps", (json_int_t)t->counters.steps,
                      "submissions", (json_int_t)t->counters.submissions, "rows",
                      (json_int_t)t->counters.rows, "p50_ms", 1e3 * t->step_p50, "p99_ms",
-                     1e3 * t->step_p99, "longest_ms", 1e3 * t->step_most, "longest_move_ms",
+                     1e3 * t->step_p99, "longest_ms", 1e3 * t->step_max, "longest_move_ms",
                      1e3 * r->steps.longest_move);
 }
 
@@ -483,7 +483,7 @@ static void print_text(const struct replay *r, const struct took *t) {
     printf("%llu steps with %s rows in %llu submissions: %.1f ms (p50), %.1f (p99), %.1f at most, "
            "of which %.1f for moving state\n",
            (unsigned long long)c->steps, human_count(c->rows), (unsigned long long)c->submissions,
-           1e3 * t->step_p50, 1e3 * t->step_p99, 1e3 * t->step_most, 1e3 * r->steps.longest_move);
+           1e3 * t->step_p50, 1e3 * t->step_p99, 1e3 * t->step_max, 1e3 * r->steps.longest_move);
     printf("%llu snapshots taken; %llu blocks and snapshots evicted, %llu spilled, %llu loaded; "
            "answers %016llx\n",
            (unsigned long long)c->snapshots_taken, (unsigned long long)c->evicted,

@@ -41,7 +41,7 @@ int tokenizer_of_model(struct tokenizer **out, const char *path, struct err *err
 enum { MAX_TOKENS = 1 << 24 };
 
 /* OPTS_GO_ON, or the exit status after one line when an option's value is outside its range. */
-int check_range(const char *verb, const char *option, int value, int least, int most);
+int check_range(const char *verb, const char *option, int value, int min, int max);
 
 /* For qsort: the smallest first. */
 int compare_doubles(const void *a, const void *b);

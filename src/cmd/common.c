@@ -237,11 +237,10 @@ const char *human_count(uint64_t n) {
     return out;
 }
 
-int check_range(const char *verb, const char *option, int value, int least, int most) {
-    if (value >= least && value <= most)
+int check_range(const char *verb, const char *option, int value, int min, int max) {
+    if (value >= min && value <= max)
         return OPTS_GO_ON;
-    return complain(EXIT_USAGE, "%s: %s is %d, expected %d to %d", verb, option, value, least,
-                    most);
+    return complain(EXIT_USAGE, "%s: %s is %d, expected %d to %d", verb, option, value, min, max);
 }
 
 int compare_doubles(const void *a, const void *b) {

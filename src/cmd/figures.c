@@ -44,9 +44,9 @@ void figures_say(const struct figures *f) {
 
 json_t *figures_json(const struct figures *f, struct str text) {
     static const char *const ends[] = {
-        [GENERATE_END_TOKEN] = "end",      [GENERATE_STOP_STRING] = "stop",
-        [GENERATE_MOST_TOKENS] = "length", [GENERATE_INTERRUPTED] = "interrupted",
-        [GENERATE_LOOP] = "loop",          [GENERATE_CONTEXT_FULL] = "context",
+        [GENERATE_END_TOKEN] = "end",     [GENERATE_STOP_STRING] = "stop",
+        [GENERATE_MAX_TOKENS] = "length", [GENERATE_INTERRUPTED] = "interrupted",
+        [GENERATE_LOOP] = "loop",         [GENERATE_CONTEXT_FULL] = "context",
         [GENERATE_FAILED] = "failed",
     };
     struct sluice_counters c;

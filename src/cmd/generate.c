@@ -68,8 +68,8 @@ static bool take(struct generate *g, struct loop *loop, int32_t token, int *exit
         return end_by(g, GENERATE_END_TOKEN);
     if (sluice_text_has_stopped(g->text))
         return end_by(g, GENERATE_STOP_STRING);
-    if (g->n_new >= g->most)
-        return end_by(g, GENERATE_MOST_TOKENS);
+    if (g->n_new >= g->max_tokens)
+        return end_by(g, GENERATE_MAX_TOKENS);
     if (!g->is_endless && loop_push(loop, token))
         return end_by(g, GENERATE_LOOP);
     return interrupt_asked() ? end_by(g, GENERATE_INTERRUPTED) : true;
@@ -89,7 +89,7 @@ static bool is_full(const struct generate *g) {
 /* Drafts what will probably come, where the text repeats itself. */
 struct drafting {
     void *memory; /* NULL: nothing is drafted */
-    uint32_t most, context;
+    uint32_t max_drafts, context;
     struct lookup lookup;
     struct pace pace;
 };
@@ -97,7 +97,7 @@ struct drafting {
 static void drafting_open(struct drafting *d, const struct generate *g) {
     struct sluice_choice choice;
     sluice_engine_choice(g->engine, &choice);
-    *d = (struct drafting){.most = choice.drafts, .context = choice.context};
+    *d = (struct drafting){.max_drafts = choice.drafts, .context = choice.context};
     if (g->see || choice.drafts == 0) /* logits are those of the last token alone */
         return;
     d->memory = malloc(lookup_bytes(d->context));
@@ -110,10 +110,10 @@ static uint32_t draft(struct drafting *d, struct generate *g) {
     struct pace_step step = {1, 1};
     const int32_t *tokens;
     uint32_t n;
-    size_t left = g->most - g->n_new - 1;
+    size_t left = g->max_tokens - g->n_new - 1;
     sluice_seq_tokens(g->seq, &tokens, &n, NULL);
-    if (d->memory &&
-        lookup_guess(&d->lookup, tokens, n, left < d->most ? (uint32_t)left : d->most)) {
+    if (d->memory && lookup_guess(&d->lookup, tokens, n,
+                                  left < d->max_drafts ? (uint32_t)left : d->max_drafts)) {
         uint32_t drafted = pace_choose(&d->pace, &step, &d->lookup);
         sluice_seq_draft(g->seq, d->lookup.guess, drafted);
     }
@@ -122,7 +122,7 @@ static uint32_t draft(struct drafting *d, struct generate *g) {
 
 /* One submission for the token that waits. */
 static int submit(struct drafting *d, struct generate *g) {
-    size_t left = g->most - g->n_new;
+    size_t left = g->max_tokens - g->n_new;
     uint32_t steps = 0, rows = draft(d, g);
     double started = seconds_now();
     int status = common_burst(g->engine, left < UINT32_MAX ? (uint32_t)left : UINT32_MAX, &steps);
@@ -165,10 +165,10 @@ int generate(struct generate *g) {
     double started = seconds_now();
     int exit = 0;
     g->n_new = 0;
-    g->end = GENERATE_MOST_TOKENS;
+    g->end = GENERATE_MAX_TOKENS;
     drafting_open(&drafting, g);
     sluice_engine_counters(g->engine, &before);
-    bool goes_on = g->most > 0 && take(g, &loop, sluice_seq_token(g->seq), &exit);
+    bool goes_on = g->max_tokens > 0 && take(g, &loop, sluice_seq_token(g->seq), &exit);
     while (goes_on)
         goes_on = advance(g, &loop, &drafting, &exit);
     if (!exit)

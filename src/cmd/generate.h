@@ -11,7 +11,7 @@
 enum generate_end {
     GENERATE_END_TOKEN,
     GENERATE_STOP_STRING,
-    GENERATE_MOST_TOKENS,
+    GENERATE_MAX_TOKENS,
     GENERATE_INTERRUPTED,
     GENERATE_LOOP, /* the same tokens over and over */
     GENERATE_CONTEXT_FULL,
@@ -24,7 +24,7 @@ struct generate {
     sluice_engine *engine;
     sluice_seq *seq;
     sluice_text *text; /* starts over, with its stop strings */
-    size_t most;       /* tokens; SIZE_MAX: no limit */
+    size_t max_tokens; /* tokens; SIZE_MAX: no limit */
     bool is_endless;   /* goes on after end tokens and in loops (--ignore-eos) */
     struct constraint
         *constraint; /* that the text follows, begun before the prompt was processed */

@@ -254,9 +254,9 @@ static struct str text_of(const json_t *v) {
 
 /* At most so many characters of a text from the file, safe for a terminal; how many it were, and
  * the text is what is left. */
-static int print_escaped(struct str *s, int most) {
+static int print_escaped(struct str *s, int max) {
     int n = 0;
-    for (; s->len > 0 && n < most; n++) {
+    for (; s->len > 0 && n < max; n++) {
         char one[8];
         *s = str_skip(*s, quote_one(*s, one));
         fputs(one, stdout);

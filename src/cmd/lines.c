@@ -8,17 +8,17 @@
 #include <unistd.h>
 
 /* Makes room for some bytes more, at the cost of the lines handed out before. */
-static bool make_room(struct lines *l) {
-    enum { LEAST = 1 << 16 };
+static bool reserve(struct lines *l) {
+    enum { MIN_FREE = 1 << 16 };
     if (l->start > 0) {
         memmove(l->at, l->at + l->start, l->len - l->start);
         l->len -= l->start;
         l->scanned -= l->start;
         l->start = 0;
     }
-    if (l->capacity - l->len >= LEAST)
+    if (l->capacity - l->len >= MIN_FREE)
         return true;
-    size_t capacity = 2 * l->capacity + LEAST;
+    size_t capacity = 2 * l->capacity + MIN_FREE;
     char *more = realloc(l->at, capacity);
     if (!more)
         return false;
@@ -29,7 +29,7 @@ static bool make_room(struct lines *l) {
 
 /* More bytes at the end. A descriptor that does not block is waited for. */
 static int fill(struct lines *l, struct err *err) {
-    if (!make_room(l))
+    if (!reserve(l))
         return err_memory(err, "a line of standard input");
     for (;;) {
         ssize_t n = read(l->fd, l->at + l->len, l->capacity - l->len);

@@ -140,9 +140,9 @@ int main(int argc, char **argv) {
     }
     bool has_version = is_one_of(argv[1], "--version", "version");
     bool has_help = is_one_of(argv[1], "--help", "-h"), is_help = strcmp(argv[1], "help") == 0;
-    int status = 0, most = is_help ? 3 : has_version || has_help ? 2 : argc;
-    if (argc > most)
-        status = complain(EXIT_USAGE, "%s: unexpected argument '%s'", argv[1], argv[most]);
+    int status = 0, max_args = is_help ? 3 : has_version || has_help ? 2 : argc;
+    if (argc > max_args)
+        status = complain(EXIT_USAGE, "%s: unexpected argument '%s'", argv[1], argv[max_args]);
     else if (has_version)
         print_version();
     else if (has_help)

@@ -139,7 +139,7 @@ static int check_device(const struct common *c, const char *verb) {
 static int check_ranges(const struct common *c, const char *verb) {
     const struct {
         const char *name;
-        float value, least, most;
+        float value, min, max;
     } floats[] = {
         {"--temp", c->temperature, 0, 100},
         {"--top-p", c->top_p, 0, 1},
@@ -150,7 +150,7 @@ static int check_ranges(const struct common *c, const char *verb) {
     };
     const struct {
         const char *name;
-        int value, least, most;
+        int value, min, max;
     } ints[] = {
         {"--context", c->context == INT_MIN ? 0 : c->context, 0, 1 << 24},
         {"--threads", c->threads, 0, 1024},
@@ -159,14 +159,13 @@ static int check_ranges(const struct common *c, const char *verb) {
         {"--top-k", c->top_k, -1, INT_MAX},
     };
     for (size_t i = 0; i < sizeof floats / sizeof *floats; i++)
-        if (floats[i].value < floats[i].least || floats[i].value > floats[i].most)
+        if (floats[i].value < floats[i].min || floats[i].value > floats[i].max)
             return complain(EXIT_USAGE, "%s: %s is %g, expected %g to %g", verb, floats[i].name,
-                            (double)floats[i].value, (double)floats[i].least,
-                            (double)floats[i].most);
+                            (double)floats[i].value, (double)floats[i].min, (double)floats[i].max);
     for (size_t i = 0; i < sizeof ints / sizeof *ints; i++)
-        if (ints[i].value < ints[i].least || ints[i].value > ints[i].most)
+        if (ints[i].value < ints[i].min || ints[i].value > ints[i].max)
             return complain(EXIT_USAGE, "%s: %s is %d, expected %d to %d", verb, ints[i].name,
-                            ints[i].value, ints[i].least, ints[i].most);
+                            ints[i].value, ints[i].min, ints[i].max);
     return OPTS_GO_ON;
 }
 
@@ -392,14 +391,14 @@ int common_open_engine(sluice_model *model, const struct sluice_engine_options *
     return fail(&err);
 }
 
-size_t common_count_windows(const struct ids *ids, int window, int most) {
+size_t common_count_windows(const struct ids *ids, int window, int max) {
     size_t n = ids->len / (size_t)window;
-    return most && (size_t)most < n ? (size_t)most : n;
+    return max && (size_t)max < n ? (size_t)max : n;
 }
 
-int common_each_window(const struct ids *ids, int window, int most, const char *label,
+int common_each_window(const struct ids *ids, int window, int max, const char *label,
                        int (*on)(void *user, const int32_t *tokens, uint32_t n), void *user) {
-    size_t n = common_count_windows(ids, window, most), n_tokens = (size_t)window;
+    size_t n = common_count_windows(ids, window, max), n_tokens = (size_t)window;
     struct token_bar bar;
     int exit = 0;
     token_bar_start(&bar, label, n * n_tokens);
@@ -412,12 +411,12 @@ int common_each_window(const struct ids *ids, int window, int most, const char *
 }
 
 uint32_t common_outputs(const sluice_model *model, uint32_t useful) {
-    enum { ROOM = 256 << 20, MOST = 256 };
+    enum { MAX_LOGITS_BYTES = 256 << 20, MAX_BATCH = 256 };
     struct sluice_facts facts;
     sluice_model_facts(model, &facts);
     uint64_t row_bytes = (uint64_t)facts.n_logits * 20; /* logits twice, and room to sort them */
-    uint64_t n = ROOM / row_bytes;
-    n = n < 1 ? 1 : n > MOST ? MOST : n;
+    uint64_t n = MAX_LOGITS_BYTES / row_bytes;
+    n = n < 1 ? 1 : n > MAX_BATCH ? MAX_BATCH : n;
     return n < useful ? (uint32_t)n : useful;
 }
 

@@ -68,11 +68,11 @@ int common_open_engine(sluice_model *model, const struct sluice_engine_options *
 /* A whole text as tokens, without BOS; "-" is standard input. Fewer than a window of them are an
  * error. */
 int common_encode_file(const sluice_model *model, const char *path, size_t window, struct ids *out);
-/* Windows of a text, `most` of them at most; 0: all. A tail that fills none is dropped. */
-size_t common_count_windows(const struct ids *ids, int window, int most);
+/* Windows of a text, `max` of them at most; 0: all. A tail that fills none is dropped. */
+size_t common_count_windows(const struct ids *ids, int window, int max);
 /* Calls `on` with each of them, under a bar of that label; ends with the first exit status that is
  * not 0, and returns it. */
-int common_each_window(const struct ids *ids, int window, int most, const char *label,
+int common_each_window(const struct ids *ids, int window, int max, const char *label,
                        int (*on)(void *user, const int32_t *tokens, uint32_t n), void *user);
 
 /* How many rows may hand out logits in one step, for the verbs that want all of them: as many as

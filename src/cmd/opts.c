@@ -212,14 +212,14 @@ int opts_distance(const char *a, const char *b) {
 const char *opts_nearest(const char *word, const char *const *names, int n) {
     size_t dashes = strspn(word, "-/"), len = strlen(word + dashes);
     const char *nearest = NULL;
-    int least = len <= 5 ? 2 : len <= 8 ? 3 : 4; /* one more than is near */
+    int nearest_distance = len <= 5 ? 2 : len <= 8 ? 3 : 4; /* one more than is near */
     for (int i = 0; i < n; i++) {
         const char *name = names[i] + strspn(names[i], "-/");
         bool is_beginning = len >= 3 && strncmp(name, word + dashes, len) == 0;
         int d = is_beginning ? 1 : opts_distance(word + dashes, name);
-        if (d < least && d < (int)len) {
+        if (d < nearest_distance && d < (int)len) {
             nearest = names[i];
-            least = d;
+            nearest_distance = d;
         }
     }
     return nearest;
@@ -251,12 +251,12 @@ static int unknown(const struct usage *u, const char *word) {
 /* ---- values -----------------------------------------------------------------------------------
  */
 
-static bool parse_int(const char *text, int64_t least, int64_t most, int64_t *out) {
+static bool parse_int(const char *text, int64_t min, int64_t max, int64_t *out) {
     char *end;
     errno = 0;
     long long v = strtoll(text, &end, 10);
     *out = v;
-    return *text != 0 && *end == 0 && !errno && v >= least && v <= most;
+    return *text != 0 && *end == 0 && !errno && v >= min && v <= max;
 }
 
 static bool set_int(const struct opt *o, const char *text) {

@@ -30,10 +30,10 @@ void progress_start(struct progress *p, const char *what, uint64_t total_bytes) 
 }
 
 /* "[###.....] ", as long as there is room for; "" where that is too short to say anything. */
-static const char *draw_bar(char bar[64], double part, int room) {
-    enum { LEAST = 8, MOST = 30 };
-    int n = room - 3 < MOST ? room - 3 : MOST;
-    if (n < LEAST)
+static const char *draw_bar(char bar[64], double part, int columns) {
+    enum { MIN_WIDTH = 8, MAX_WIDTH = 30 };
+    int n = columns - 3 < MAX_WIDTH ? columns - 3 : MAX_WIDTH;
+    if (n < MIN_WIDTH)
         return "";
     bar[0] = '[';
     for (int i = 0; i < n; i++)
@@ -53,8 +53,8 @@ void progress_update(struct progress *p, uint64_t done) {
     int n = snprintf(figures, sizeof figures, "%3.0f %%  %.2f of %.2f GB  %.2f GB/s", part * 100,
                      (double)done / 1e9, (double)p->total / 1e9,
                      seconds > 0 ? (double)done / 1e9 / seconds : 0);
-    int room = say_columns() - 1 - n - (int)strlen(p->what) - 1;
-    snprintf(line, sizeof line, "%s %s%s", p->what, draw_bar(bar, part, room), figures);
+    int columns = say_columns() - 1 - n - (int)strlen(p->what) - 1;
+    snprintf(line, sizeof line, "%s %s%s", p->what, draw_bar(bar, part, columns), figures);
     show_line(line);
 }
 

@@ -243,7 +243,7 @@ static int echo_prompt(const struct run *r) {
 }
 
 static int continue_text(struct run *r) {
-    r->out.most = r->n < 0 ? SIZE_MAX : (size_t)r->n;
+    r->out.max_tokens = r->n < 0 ? SIZE_MAX : (size_t)r->n;
     r->out.text = r->text;
     r->out.is_endless = r->common.ignore_eos;
     r->out.constraint = &r->constraint;

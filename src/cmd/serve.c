@@ -34,7 +34,7 @@ struct serve {
     struct server_options server;
     const char *template;    /* a file, or its text */
     const char *name, *host; /* NULL: not given */
-    int port, batch, queue, drain, idle, most_answers, connections;
+    int port, batch, queue, drain, idle, max_answers, connections;
     uint64_t body_bytes;
     bool embeddings;
     struct opt_list cors, allowed;
@@ -62,14 +62,14 @@ static bool is_origin(const char *z) {
 static int check(struct serve *s) {
     const struct {
         const char *name;
-        int value, least, most;
+        int value, min, max;
     } ints[] = {
         {"--port", s->port == NOT_GIVEN ? 0 : s->port, 0, 65535},
         {"--batch", s->batch, 1, 4096},
         {"--queue", s->queue, 0, 1 << 20},
         {"--drain", s->drain, 0, 86400},
         {"--idle", s->idle, 1, 86400},
-        {"--max-n", s->most_answers, 1, 4096},
+        {"--max-n", s->max_answers, 1, 4096},
         {"--connections", s->connections, 4, 65536},
     };
     const char *prefix = s->server.prefix;
@@ -79,7 +79,7 @@ static int check(struct serve *s) {
     if (s->server.logs_prompts && !s->server.access_log)
         return complain(EXIT_USAGE, "serve: --log-prompts needs --access-log FILE");
     for (size_t i = 0; i < sizeof ints / sizeof *ints; i++) {
-        int exit = check_range("serve", ints[i].name, ints[i].value, ints[i].least, ints[i].most);
+        int exit = check_range("serve", ints[i].name, ints[i].value, ints[i].min, ints[i].max);
         if (exit != OPTS_GO_ON)
             return exit;
     }
@@ -124,8 +124,8 @@ static int parse(struct serve *s, int argc, char **argv) {
         {"--queue", 0, OPT_INT, &s->queue, "N", "answers that may wait; more are refused with 429; default: 256"},
         {"--no-burst", 0, OPT_FLAG, &s->server.has_no_bursts, NULL, "one token per submission: on a GPU, new requests wait less"},
         {"--max-body", 0, OPT_SIZE, &s->body_bytes, "SIZE", "largest request; default: 16M"},
-        {"--max-n", 0, OPT_INT, &s->most_answers, "N", "most answers per request; default: 16"},
-        {"--connections", 0, OPT_INT, &s->connections, "N", "most connections at the same time; default: 1024"},
+        {"--max-n", 0, OPT_INT, &s->max_answers, "N", "maximum answers per request; default: 16"},
+        {"--connections", 0, OPT_INT, &s->connections, "N", "maximum connections at the same time; default: 1024"},
         {"--idle", 0, OPT_INT, &s->idle, "SECONDS", "time a connection has to send a whole request; default: 60"},
         {"--drain", 0, OPT_INT, &s->drain, "SECONDS", "time running answers have to finish after SIGTERM; default: 30"},
         {"--access-log", 0, OPT_STRING, &s->server.access_log, "FILE", "log each request as a line of JSON; -: standard error"},
@@ -353,7 +353,7 @@ int cmd_serve(int argc, char **argv) {
         .queue = 256,
         .drain = 30,
         .idle = 60,
-        .most_answers = 16,
+        .max_answers = 16,
         .connections = 1024,
         .body_bytes = 16 << 20,
     };
@@ -369,7 +369,7 @@ int cmd_serve(int argc, char **argv) {
     s.server.port = s.port == NOT_GIVEN ? s.server.port : s.port;
     s.server.inherited_fd = inherited_socket();
     s.server.queue = (uint32_t)s.queue;
-    s.server.most_answers = (uint32_t)s.most_answers;
+    s.server.max_answers = (uint32_t)s.max_answers;
     s.server.connections = (unsigned)s.connections;
     s.server.idle_seconds = s.idle;
     s.server.body_bytes = (size_t)s.body_bytes;

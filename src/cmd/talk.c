@@ -35,14 +35,14 @@ static int render(const struct talk *t, struct ids *ids, struct err *err) {
     return status;
 }
 
-/* Renders; when less than `room` is left in the context, the oldest turns go until it is half
+/* Renders; when less than `reserve` is left in the context, the oldest turns go until it is half
  * empty, so that this does not happen at every question. */
-static int render_dropping(struct talk *t, size_t room, struct ids *ids, struct err *err) {
+static int render_dropping(struct talk *t, size_t reserve, struct ids *ids, struct err *err) {
     uint32_t context = context_of(t);
     int n_dropped = 0;
     int status = render(t, ids, err);
-    if (!status && !t->stops_when_full && ids->len + room > context)
-        while (!status && ids->len + room > context / 2 &&
+    if (!status && !t->stops_when_full && ids->len + reserve > context)
+        while (!status && ids->len + reserve > context / 2 &&
                conversation_drop_oldest(&t->conversation)) {
             n_dropped++;
             status = render(t, ids, err);
@@ -93,9 +93,9 @@ int talk_trim(struct talk *t) {
 static int read_prompt(struct talk *t, size_t *n_fed) {
     struct err err = {0};
     struct ids ids = {0};
-    uint32_t least = context_of(t) / 8; /* less than that is hardly an answer */
-    size_t room = t->n >= 0 && (uint32_t)t->n < least ? (size_t)t->n : least;
-    int status = render_dropping(t, room, &ids, &err);
+    uint32_t enough = context_of(t) / 8; /* less than that is hardly an answer */
+    size_t reserve = t->n >= 0 && (uint32_t)t->n < enough ? (size_t)t->n : enough;
+    int status = render_dropping(t, reserve, &ids, &err);
     int exit = status == SLUICE_ERR_CANCELLED ? EXIT_INTERRUPTED
                : status                       ? fail(&err)
                         : constraint_begin(&t->constraint, t->seq, ids.at, ids.len, true);
@@ -167,7 +167,7 @@ static int report(struct talk *t, const struct generate *g, const struct figures
         say(SAY_NORMAL, "(the context is full%s)", t->stops_when_full ? "; /undo or /clear" : "");
     else if (g->end == GENERATE_LOOP)
         say(SAY_NORMAL, "(stopped: the same tokens over and over)");
-    else if (g->end == GENERATE_MOST_TOKENS)
+    else if (g->end == GENERATE_MAX_TOKENS)
         say(SAY_NORMAL, "(stopped after %d token%s: -n)", t->n, t->n == 1 ? "" : "s");
     figures_say(figures);
     if (!t->common.as_json)
@@ -185,7 +185,7 @@ static int answer(struct talk *t) {
         .engine = t->engine,
         .seq = t->seq,
         .text = t->text,
-        .most = t->n < 0 ? SIZE_MAX : (size_t)t->n,
+        .max_tokens = t->n < 0 ? SIZE_MAX : (size_t)t->n,
         .is_endless = t->common.ignore_eos,
         .constraint = &t->constraint,
         .show = show,

@@ -355,7 +355,7 @@ void sluice_engine_kept(sluice_engine *e, struct sluice_kept *out) {
         (uint64_t)(e->state.pages.n - e->state.pages.n_free) * e->state.layout.page_bytes +
         (uint64_t)(c->options.n_cells - c->n_free_cells) * c->options.cell_bytes;
     if (e->host.n_units)
-        out->host = e->host.n_units * e->host.unit_bytes - host_tier_room(&e->host);
+        out->host = e->host.n_units * e->host.unit_bytes - host_tier_free_bytes(&e->host);
     if (e->disk)
         out->disk = disk_tier_bytes(e->disk);
 }
@@ -518,10 +518,11 @@ int sluice_seq_draft(sluice_seq *seq, const int32_t *tokens, size_t n) {
         return status;
     const struct setup *setup = &seq->engine->setup;
     struct slot *s = slot_of(seq);
-    uint32_t most = min_u32(setup->drafts, setup->context - s->n_tokens), room = 0;
-    while (room < most && room < n && !sluice_token_is_end(seq->engine->model, tokens[room]))
-        room++;
-    s->n_drafts = s->length == s->n_tokens ? 0 : room;
+    uint32_t max = min_u32(setup->drafts, setup->context - s->n_tokens), n_drafts = 0;
+    while (n_drafts < max && n_drafts < n &&
+           !sluice_token_is_end(seq->engine->model, tokens[n_drafts]))
+        n_drafts++;
+    s->n_drafts = s->length == s->n_tokens ? 0 : n_drafts;
     if (s->n_drafts)
         memcpy(s->tokens + s->n_tokens, tokens, s->n_drafts * sizeof *tokens);
     return SLUICE_OK;
@@ -580,8 +581,8 @@ int sluice_engine_fetch(sluice_engine *e, const int32_t *tokens, size_t n, bool 
         status = check_pointer(e, tokens, "tokens");
     if (status)
         return status;
-    uint32_t most = min_u32(e->setup.context, n < UINT32_MAX ? (uint32_t)n : UINT32_MAX);
-    *is_ready = !e->fetch || most == 0 || !state_fetch(&e->state, tokens, most);
+    uint32_t n_tokens = min_u32(e->setup.context, n < UINT32_MAX ? (uint32_t)n : UINT32_MAX);
+    *is_ready = !e->fetch || n_tokens == 0 || !state_fetch(&e->state, tokens, n_tokens);
     return SLUICE_OK;
 }
 

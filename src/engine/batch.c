@@ -20,7 +20,8 @@
 /* ---- who gets which rows ----------------------------------------------------------------------
  */
 
-struct room {
+/* What is left for a step. */
+struct budget {
     uint32_t rows, outputs, drafts;
 };
 
@@ -28,17 +29,17 @@ static uint32_t waiting(const struct slot *s) {
     return s->is_open ? s->n_tokens - s->length : 0;
 }
 
-/* The part that fits into the room; no rows when none does. `pages`: rows that there are pages for.
+/* The part that fits the budget; no rows when none does. `pages`: rows that there are pages for.
  */
 static struct part part_of(const struct sluice_engine *e, uint32_t slot, uint32_t pages,
-                           struct room room) {
+                           struct budget budget) {
     const struct slot *s = &e->state.slots[slot];
     unsigned wants = e->seqs[slot]->wants;
-    uint32_t all = waiting(s), rows = min_u32(min_u32(all, room.rows), pages);
+    uint32_t all = waiting(s), rows = min_u32(min_u32(all, budget.rows), pages);
     struct part part = {.slot = slot, .rows = rows};
     if (wants & (SLUICE_WANT_ALL_LOGITS | SLUICE_WANT_ALL_HIDDEN))
-        part.rows = part.outputs = min_u32(part.rows, room.outputs);
-    else if (part.rows == all && wants && room.outputs == 0)
+        part.rows = part.outputs = min_u32(part.rows, budget.outputs);
+    else if (part.rows == all && wants && budget.outputs == 0)
         part.rows--; /* the last row has to wait for the next step */
     else
         part.outputs = part.rows == all && wants;
@@ -47,7 +48,7 @@ static struct part part_of(const struct sluice_engine *e, uint32_t slot, uint32_
 
 /* Rows that drafts may have after so many others: to the end of the page, or of one more, if each
  * other sequence can have one, too. */
-static uint32_t draft_room(const struct state *st, uint32_t slot, uint32_t rows) {
+static uint32_t max_draft_rows(const struct state *st, uint32_t slot, uint32_t rows) {
     const struct slot *s = &st->slots[slot];
     uint32_t end = s->length + rows, in_page = pages_for(end) * PAGE - end;
     uint32_t needed = pages_for(end) - s->n_pages + state_must_copy(st, slot);
@@ -56,54 +57,56 @@ static uint32_t draft_room(const struct state *st, uint32_t slot, uint32_t rows)
 
 /* Adds the sequence's drafts to its part, where that samples a token. */
 static void add_drafts(struct sluice_engine *e, struct part *part, uint32_t pages,
-                       struct room room) {
+                       struct budget budget) {
     const struct slot *s = &e->state.slots[part->slot];
     const struct sluice_seq *seq = e->seqs[part->slot];
     bool is_sampled = part->outputs > 0 && part->rows == waiting(s) &&
                       (seq->wants & SLUICE_WANT_TOKEN) && !seq->has_mask;
-    uint32_t n = is_sampled ? min_u32(s->n_drafts, room.drafts) : 0;
-    n = min_u32(n, min_u32(room.rows, pages) - part->rows);
-    n = min_u32(n, draft_room(&e->state, part->slot, part->rows));
+    uint32_t n = is_sampled ? min_u32(s->n_drafts, budget.drafts) : 0;
+    n = min_u32(n, min_u32(budget.rows, pages) - part->rows);
+    n = min_u32(n, max_draft_rows(&e->state, part->slot, part->rows));
     part->drafted = state_plan_drafts(&e->state, part->slot, n);
     part->rows += part->drafted;
     part->outputs += part->drafted;
 }
 
-/* The sequence's part, with its pages, where there is room and there are pages. */
-static int add_part(struct sluice_engine *e, uint32_t slot, struct room *room, struct err *err) {
-    uint32_t pages = state_page_room(&e->state, slot);
-    struct part part = part_of(e, slot, pages, *room);
+/* The sequence's part, with its pages, where budget and pages allow. */
+static int add_part(struct sluice_engine *e, uint32_t slot, struct budget *budget,
+                    struct err *err) {
+    uint32_t pages = state_page_rows(&e->state, slot);
+    struct part part = part_of(e, slot, pages, *budget);
     e->state.slots[slot].is_starved = pages == 0;
     e->n_starved += pages == 0;
     if (part.rows == 0)
         return SLUICE_OK;
-    add_drafts(e, &part, pages, *room);
+    add_drafts(e, &part, pages, *budget);
     int status = state_reserve(&e->state, slot, part.rows, &part.first_change, err);
     state_plan_snapshots(&e->state, slot, part.rows - part.drafted);
     e->parts[e->n_parts++] = part;
-    room->rows -= part.rows;
-    room->outputs -= part.outputs - part.drafted;
-    room->drafts -= part.drafted;
+    budget->rows -= part.rows;
+    budget->outputs -= part.outputs - part.drafted;
+    budget->drafts -= part.drafted;
     return status;
 }
 
 /* Adds the parts of sequences that generate (one token waits), or of the others. */
-static int add_parts(struct sluice_engine *e, bool is_generating, struct room *room,
+static int add_parts(struct sluice_engine *e, bool is_generating, struct budget *budget,
                      struct err *err) {
     int status = SLUICE_OK;
-    for (uint32_t i = 0; !status && i < e->setup.n_seqs && room->rows > 0; i++) {
+    for (uint32_t i = 0; !status && i < e->setup.n_seqs && budget->rows > 0; i++) {
         uint32_t slot = (e->first_slot + i) % e->setup.n_seqs;
         uint32_t n = waiting(&e->state.slots[slot]);
         if (n > 0 && (n == 1) == is_generating)
-            status = add_part(e, slot, room, err);
+            status = add_part(e, slot, budget, err);
     }
     return status;
 }
 
 /* Pages are taken here; what fails after it leaves them with their slots, which need them next. */
-static int compose(struct sluice_engine *e, struct room *used, struct err *err) {
-    const struct room all = {e->plans[e->n_plans - 1]->max_rows, e->setup.outputs, e->setup.drafts};
-    struct room left = all;
+static int compose(struct sluice_engine *e, struct budget *used, struct err *err) {
+    const struct budget all = {e->plans[e->n_plans - 1]->max_rows, e->setup.outputs,
+                               e->setup.drafts};
+    struct budget left = all;
     for (uint32_t i = 0; i < e->setup.n_seqs; i++)
         e->state.slots[i].is_starved = false;
     e->n_parts = e->n_starved = 0;
@@ -113,7 +116,7 @@ static int compose(struct sluice_engine *e, struct room *used, struct err *err) 
         status = add_parts(e, false, &left, err);
     e->first_slot = (e->first_slot + 1) % e->setup.n_seqs;
     uint32_t drafts = all.drafts - left.drafts;
-    *used = (struct room){all.rows - left.rows, all.outputs - left.outputs + drafts, drafts};
+    *used = (struct budget){all.rows - left.rows, all.outputs - left.outputs + drafts, drafts};
     if (!status && e->n_starved && e->n_parts == 0)
         status = state_out_of_pages(&e->state, err);
     return status;
@@ -395,7 +398,7 @@ static void begin(struct sluice_engine *e, uint32_t steps) {
 }
 
 int batch_begin(struct sluice_engine *e, uint32_t *rows, struct err *err) {
-    struct room used;
+    struct budget used;
     int status = compose(e, &used, err);
     *rows = status ? 0 : used.rows;
     if (*rows == 0)
@@ -436,7 +439,8 @@ static bool can_burst(const struct sluice_engine *e) {
         const struct slot *s = &e->state.slots[part->slot];
         const struct sluice_seq *seq = e->seqs[part->slot];
         if (waiting(s) != 1 || part->outputs != 1 || seq->wants != SLUICE_WANT_TOKEN ||
-            (seq->has_mask && !seq->keeps_mask) || state_room(&e->state, part->slot) < IO_BURST ||
+            (seq->has_mask && !seq->keeps_mask) ||
+            state_rows_to_snapshot(&e->state, part->slot) < IO_BURST ||
             part->first_change < pages_for(s->length) || /* IO has room for a change a row */
             e->setup.context - s->n_tokens < IO_BURST - 1)
             return false;
@@ -498,7 +502,7 @@ int batch_burst(struct sluice_engine *e, uint32_t n, uint32_t *steps, struct err
     int status = batch_check_cancel(e, err);
     if (status)
         return status;
-    struct room used;
+    struct budget used;
     if ((status = compose(e, &used, err)) || used.rows == 0)
         return status;
     e->last_plan = engine_plan_for(e, used.rows, used.outputs);

@@ -117,14 +117,14 @@ static void settle(void *user, uint32_t page) {
 /* ---- what an entry is worth -------------------------------------------------------------------
  */
 
-/* The longest snapshot after `block` whose tail is a beginning of these tokens, at most `most`. */
+/* The longest snapshot after `block` whose tail is a beginning of these tokens, at most `max`. */
 static uint32_t best_snapshot(const struct cache *c, uint32_t block, const int32_t *tokens,
-                              uint32_t most) {
+                              uint32_t max) {
     uint32_t best = NO_ENTRY;
     for (uint32_t s = c->entries[block].first[ENTRY_SNAPSHOT]; s != NO_ENTRY;
          s = c->entries[s].next) {
         uint32_t n = c->entries[s].n_tokens;
-        if (n <= most && (best == NO_ENTRY || n > c->entries[best].n_tokens) &&
+        if (n <= max && (best == NO_ENTRY || n > c->entries[best].n_tokens) &&
             memcmp(cache_tokens(c, s), tokens, n * sizeof *tokens) == 0)
             best = s;
     }
@@ -133,8 +133,8 @@ static uint32_t best_snapshot(const struct cache *c, uint32_t block, const int32
 
 /* The position of the newest snapshot before that one; 0: there is none. */
 static uint32_t position_before(const struct cache *c, uint32_t snapshot) {
-    uint32_t block = c->entries[snapshot].parent, most = c->entries[snapshot].n_tokens;
-    uint32_t found = most ? best_snapshot(c, block, cache_tokens(c, snapshot), most - 1) : NO_ENTRY;
+    uint32_t block = c->entries[snapshot].parent, max = c->entries[snapshot].n_tokens;
+    uint32_t found = max ? best_snapshot(c, block, cache_tokens(c, snapshot), max - 1) : NO_ENTRY;
     while (found == NO_ENTRY && block != CACHE_ROOT) {
         uint32_t parent = c->entries[block].parent;
         found = best_snapshot(c, parent, cache_tokens(c, block), PAGE);
@@ -407,17 +407,17 @@ void cache_restore_page(struct cache *c, uint32_t e, uint32_t page) {
 /* ---- the tiers below --------------------------------------------------------------------------
  */
 
-/* Room for so many bytes in a tier below, for which the least useful there go. What they had may be
- * free only when it is written to disk. */
+/* Makes room for so many bytes in a lower tier: the least useful entries there go. What they had
+ * may be free only when it is written to disk. */
 static void make_room(struct cache *c, enum tier tier, uint64_t cost) {
     enum cache_heap which = tier == TIER_HOST ? HEAP_HOST : HEAP_DISK;
     struct cache_lower *l = &c->lower;
-    uint64_t room = tier == TIER_HOST ? host_tier_room(l->host) + host_tier_leaving(l->host)
-                                      : disk_tier_room(l->disk);
-    while (room < cost && c->heaps[which].n > 0) {
+    uint64_t free = tier == TIER_HOST ? host_tier_free_bytes(l->host) + host_tier_leaving(l->host)
+                                      : disk_tier_free_bytes(l->disk);
+    while (free < cost && c->heaps[which].n > 0) {
         uint32_t e = c->heaps[which].at[0];
         uint64_t bytes = payload_bytes(c, e);
-        room += tier == TIER_HOST ? host_tier_cost(l->host, bytes)
+        free += tier == TIER_HOST ? host_tier_cost(l->host, bytes)
                                   : disk_tier_cost(c->entries[e].n_tokens, bytes);
         leave_tier(c, e, tier);
         remove_if_lost(c, e);
@@ -568,15 +568,15 @@ static void add_place(struct place *front, uint32_t *n, uint32_t e, uint32_t at)
     front[(*n)++] = (struct place){e, at};
 }
 
-/* The next `most` entries that would have to go, in that order, if nothing was used meanwhile. */
-static uint32_t list_next(const struct cache *c, enum cache_heap which, uint32_t most,
+/* The next `max` entries that would have to go, in that order, if nothing was used meanwhile. */
+static uint32_t list_next(const struct cache *c, enum cache_heap which, uint32_t max,
                           uint32_t out[AHEAD]) {
     const struct heap *h = &c->heaps[which];
     struct place front[MAX_FRONT];
     uint32_t n_front = 0, n = 0;
     if (h->n > 0)
         add_place(front, &n_front, h->at[0], 0);
-    while (n < most && n_front > 0) {
+    while (n < max && n_front > 0) {
         uint32_t best = 0;
         for (uint32_t i = 1; i < n_front; i++)
             if (c->entries[front[i].entry].priority < c->entries[front[best].entry].priority)
@@ -595,8 +595,8 @@ static uint32_t list_next(const struct cache *c, enum cache_heap which, uint32_t
 }
 
 /* The next so many of a heap are to be able to leave at once. */
-static void copy_next(struct cache *c, enum cache_heap which, uint32_t most) {
-    uint32_t next[AHEAD], n = list_next(c, which, most, next);
+static void copy_next(struct cache *c, enum cache_heap which, uint32_t max) {
+    uint32_t next[AHEAD], n = list_next(c, which, max, next);
     bool has_room = true;
     for (uint32_t i = 0; has_room && i < n; i++)
         if (is_only_here(c, next[i]) && !is_cheap(c, next[i]))
@@ -609,8 +609,8 @@ void cache_copy_ahead(struct cache *c) {
         return;
     /* No more than a part of host memory: copies would only push each other out. */
     const struct host_tier *host = c->lower.host;
-    uint64_t room = host->n_units * host->unit_bytes / 8 / (o->page_bytes + o->cell_bytes);
-    uint32_t ahead = room < AHEAD ? (uint32_t)room : AHEAD;
+    uint64_t n_fit = host->n_units * host->unit_bytes / 8 / (o->page_bytes + o->cell_bytes);
+    uint32_t ahead = n_fit < AHEAD ? (uint32_t)n_fit : AHEAD;
     copy_due(c);
     if (c->pages->n_free < ahead)
         copy_next(c, HEAP_PAGES, ahead - c->pages->n_free);
@@ -679,17 +679,17 @@ bool cache_fetch(struct cache *c, uint32_t e) {
     if (!l->fetch)
         return false;
     bool is_coming = is_any_coming(c, e, &on_disk);
-    if (on_disk == 0 || on_disk < l->least_fetch)
+    if (on_disk == 0 || on_disk < l->min_fetch)
         return is_coming;
     /* Half of host memory: what one conversation needs is not to drive out all others. */
-    uint64_t room = l->host->n_units * l->host->unit_bytes / 2;
+    uint64_t left = l->host->n_units * l->host->unit_bytes / 2;
     cache_pin(c, e, true);
     for (uint32_t at = e; at != CACHE_ROOT; at = c->entries[at].parent) {
         uint64_t cost = host_tier_cost(l->host, payload_bytes(c, at));
-        if (cost <= room && is_on_disk_alone(c, at))
+        if (cost <= left && is_on_disk_alone(c, at))
             is_coming |= fetch_one(c, at);
         if (c->entries[at].is_fetched)
-            room -= cost < room ? cost : room;
+            left -= cost < left ? cost : left;
     }
     cache_pin(c, e, false);
     return is_coming;
@@ -845,8 +845,8 @@ struct match cache_match(const struct cache *c, const int32_t *tokens, uint32_t 
     }
     for (int kind = 0; kind < ENTRY_KINDS; kind++)
         for (uint32_t e = c->entries[m.block].first[kind]; e != NO_ENTRY; e = c->entries[e].next) {
-            uint32_t most = min_u32(c->entries[e].n_tokens, n - m.position);
-            uint32_t tail = common(cache_tokens(c, e), tokens + m.position, most);
+            uint32_t max = min_u32(c->entries[e].n_tokens, n - m.position);
+            uint32_t tail = common(cache_tokens(c, e), tokens + m.position, max);
             if (tail > m.tail) {
                 m.tail = tail;
                 m.entry = e;
@@ -862,11 +862,11 @@ uint32_t cache_block_before(const struct cache *c, uint32_t block, uint32_t posi
 }
 
 uint32_t cache_snapshot_before(const struct cache *c, uint32_t block, const int32_t *tokens,
-                               uint32_t most) {
-    block = cache_block_before(c, block, most);
+                               uint32_t max) {
+    block = cache_block_before(c, block, max);
     for (;; block = c->entries[block].parent) {
         uint32_t at = c->entries[block].position;
-        uint32_t found = best_snapshot(c, block, tokens + at, most - at);
+        uint32_t found = best_snapshot(c, block, tokens + at, max - at);
         if (found != NO_ENTRY || block == CACHE_ROOT)
             return found;
     }

@@ -66,8 +66,8 @@ struct cache_lower {
     struct host_tier *host;
     struct disk_tier *disk;
     struct disk_fetch *fetch; /* where there is a disk */
-    uint64_t least_fetch; /* fewer bytes are not fetched: a load has them sooner than a step ends */
-    tier_fill_fn *fill;   /* user: a struct cache_payload */
+    uint64_t min_fetch; /* fewer bytes are not fetched: a load has them sooner than a step ends */
+    tier_fill_fn *fill; /* user: a struct cache_payload */
     void *user;
 };
 
@@ -150,10 +150,10 @@ struct match {
 };
 struct match cache_match(const struct cache *c, const int32_t *tokens, uint32_t n);
 
-/* The newest snapshot of the first `most` of these tokens or fewer, which go through `block`;
+/* The newest snapshot of the first `max` of these tokens or fewer, which go through `block`;
  * NO_ENTRY: none. */
 uint32_t cache_snapshot_before(const struct cache *c, uint32_t block, const int32_t *tokens,
-                               uint32_t most);
+                               uint32_t max);
 /* The block on the way to `block` that ends at or before a position. */
 uint32_t cache_block_before(const struct cache *c, uint32_t block, uint32_t position);
 

@@ -695,11 +695,11 @@ void disk_tier_scan(struct disk_tier *d, disk_scan_fn *fn, void *user) {
         return;
     each_name(d, d->own_fd, collect, &c);
     qsort(c.list, c.n, sizeof *c.list, by_age);
-    uint64_t room = d->options.max_bytes;
+    uint64_t left = d->options.max_bytes;
     uint32_t n = 0; /* the newest ones, as many as the bounds allow */
     for (uint32_t i = 0; i < c.n && n < d->options.max_objects; i++)
-        if (c.list[i].bytes <= room) {
-            room -= c.list[i].bytes;
+        if (c.list[i].bytes <= left) {
+            left -= c.list[i].bytes;
             c.list[n++] = c.list[i];
         }
     qsort(c.list, n, sizeof *c.list, by_position);
@@ -715,16 +715,16 @@ uint64_t disk_tier_cost(uint32_t n_tokens, uint64_t bytes) {
     return disk_file_bytes(n_tokens, bytes);
 }
 
-static uint64_t room_of(const struct disk_tier *d) {
+static uint64_t free_bytes(const struct disk_tier *d) {
     uint64_t used = size_plus(d->own, d->others);
     return used < d->options.max_bytes ? d->options.max_bytes - used : 0;
 }
 
-uint64_t disk_tier_room(struct disk_tier *d) {
+uint64_t disk_tier_free_bytes(struct disk_tier *d) {
     pthread_mutex_lock(&d->lock);
-    uint64_t room = room_of(d);
+    uint64_t bytes = free_bytes(d);
     pthread_mutex_unlock(&d->lock);
-    return room;
+    return bytes;
 }
 
 uint64_t disk_tier_bytes(struct disk_tier *d) {
@@ -735,17 +735,18 @@ uint64_t disk_tier_bytes(struct disk_tier *d) {
 }
 
 /* Whether an object may be put; if it is for bytes that others have, the thread shall look. */
-static bool is_room_for(struct disk_tier *d, const struct disk_meta *meta) {
+static bool can_put(struct disk_tier *d, const struct disk_meta *meta) {
     uint64_t bytes = disk_file_bytes(meta->n_tokens, meta->bytes);
-    if (bytes > room_of(d)) {
+    if (bytes > free_bytes(d)) {
         uint64_t share = d->options.max_bytes / 16; /* so that few walks do */
         if (d->others)
             d->wanted = bytes > share ? bytes : share;
         pthread_cond_signal(&d->work);
         return false;
     }
-    uint64_t most = d->options.max_waiting ? d->options.max_waiting : UINT64_MAX;
-    return d->n_places > 0 && (d->waiting == 0 || size_plus(d->waiting, meta->bytes) <= most);
+    uint64_t max_waiting = d->options.max_waiting ? d->options.max_waiting : UINT64_MAX;
+    return d->n_places > 0 &&
+           (d->waiting == 0 || size_plus(d->waiting, meta->bytes) <= max_waiting);
 }
 
 uint32_t disk_tier_put(struct disk_tier *d, const struct disk_meta *meta, const int32_t *tokens,
@@ -753,7 +754,7 @@ uint32_t disk_tier_put(struct disk_tier *d, const struct disk_meta *meta, const 
     CHECK(meta->n_tokens <= d->options.max_tokens && meta->kind < DISK_KINDS);
     CHECK(host_tier_bytes(d->options.host, host_object) == meta->bytes);
     pthread_mutex_lock(&d->lock);
-    uint32_t i = is_room_for(d, meta) ? take_object(d, meta) : DISK_NONE;
+    uint32_t i = can_put(d, meta) ? take_object(d, meta) : DISK_NONE;
     if (i != DISK_NONE) {
         struct disk_object *o = &d->objects[i];
         o->state = WAITING;

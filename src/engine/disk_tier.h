@@ -64,7 +64,7 @@ void disk_tier_scan(struct disk_tier *d, disk_scan_fn *fn, void *user);
 
 /* What a file for so many tokens and bytes takes, and what may still be put. */
 uint64_t disk_tier_cost(uint32_t n_tokens, uint64_t bytes);
-uint64_t disk_tier_room(struct disk_tier *d);
+uint64_t disk_tier_free_bytes(struct disk_tier *d);
 uint64_t disk_tier_bytes(struct disk_tier *d); /* of our own files */
 
 /* The payload is that of an object in the host tier, which stays pinned until it is written.

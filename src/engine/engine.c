@@ -24,19 +24,18 @@ enum {
 /* ---- options ----------------------------------------------------------------------------------
  */
 
-static int check_range(const char *name, int64_t value, int64_t least, int64_t most,
-                       struct err *err) {
-    if (value >= least && value <= most)
+static int check_range(const char *name, int64_t value, int64_t min, int64_t max, struct err *err) {
+    if (value >= min && value <= max)
         return SLUICE_OK;
     return err_set(err, SLUICE_ERR_ARGUMENT, "%s is %lld, expected %lld to %lld", name,
-                   (long long)value, (long long)least, (long long)most);
+                   (long long)value, (long long)min, (long long)max);
 }
 
 /* The values alone; what the model makes of them comes later. */
 static int check_options(const struct sluice_engine_options *o, struct err *err) {
     const struct {
         const char *name;
-        int64_t value, least, most;
+        int64_t value, min, max;
     } ranges[] = {
         {"device (--device)", o->device, 0, INT_MAX},
         {"threads (-t)", o->threads, 0, MAX_THREADS},
@@ -49,7 +48,7 @@ static int check_options(const struct sluice_engine_options *o, struct err *err)
     };
     int status = SLUICE_OK;
     for (size_t i = 0; !status && i < sizeof ranges / sizeof *ranges; i++)
-        status = check_range(ranges[i].name, ranges[i].value, ranges[i].least, ranges[i].most, err);
+        status = check_range(ranges[i].name, ranges[i].value, ranges[i].min, ranges[i].max, err);
     return status;
 }
 

@@ -96,11 +96,11 @@ uint64_t host_tier_cost(const struct host_tier *h, uint64_t bytes) {
     return size_times(units_for(h, bytes), h->unit_bytes);
 }
 
-uint64_t host_tier_room(struct host_tier *h) {
+uint64_t host_tier_free_bytes(struct host_tier *h) {
     pthread_mutex_lock(&h->lock);
-    uint64_t room = h->n_free * h->unit_bytes;
+    uint64_t bytes = h->n_free * h->unit_bytes;
     pthread_mutex_unlock(&h->lock);
-    return room;
+    return bytes;
 }
 
 uint64_t host_tier_leaving(struct host_tier *h) {

@@ -83,7 +83,7 @@ int host_tier_start(struct host_tier *h, const struct host_filler *filler, struc
 /* What an object of so many bytes takes, what is free, and what will be besides when nothing that
  * was freed is pinned any more. */
 uint64_t host_tier_cost(const struct host_tier *h, uint64_t bytes);
-uint64_t host_tier_room(struct host_tier *h);
+uint64_t host_tier_free_bytes(struct host_tier *h);
 uint64_t host_tier_leaving(struct host_tier *h);
 
 /* A new object of n > 0 bytes that `fill` provides. SLUICE_ERR_MEMORY when it finds no room; then,

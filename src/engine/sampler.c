@@ -58,11 +58,11 @@ void sampler_defaults(struct sluice_sampling *s, const struct model *m) {
 /* ---- limits -----------------------------------------------------------------------------------
  */
 
-static int check_value(const char *name, float value, float least, float most, struct err *err) {
-    if (value >= least && value <= most)
+static int check_value(const char *name, float value, float min, float max, struct err *err) {
+    if (value >= min && value <= max)
         return SLUICE_OK;
     return err_set(err, SLUICE_ERR_ARGUMENT, "%s is %g, expected %g to %g", name, (double)value,
-                   (double)least, (double)most);
+                   (double)min, (double)max);
 }
 
 /* So that logits plus all biases, divided by the temperature, stay far from where f32 ends. */

@@ -249,14 +249,14 @@ static int fill_beside(void *user, uint32_t job, struct host_source from, uint64
     return status;
 }
 
-enum { LEAST_FETCH = 4 << 20 }; /* read in 2 ms or less */
+enum { MIN_FETCH_BYTES = 4 << 20 }; /* read in 2 ms or less */
 
 int state_attach(struct state *st, struct host_tier *host, struct disk_tier *disk,
                  struct disk_fetch *fetch, struct err *err) {
     int status = host_tier_start(host, &(struct host_filler){st, fence, fill_beside}, err);
     if (!status)
         cache_attach(&st->cache,
-                     &(struct cache_lower){host, disk, fetch, LEAST_FETCH, fill_payload, st});
+                     &(struct cache_lower){host, disk, fetch, MIN_FETCH_BYTES, fill_payload, st});
     return status;
 }
 
@@ -265,14 +265,14 @@ void state_copy_ahead(struct state *st) {
 }
 
 enum {
-    LEAST_JUDGED = 4 << 20, /* bytes of a state; smaller ones are copied in no time */
-    PROMPT_ROWS = 64,       /* steps with fewer rows don't tell what a prompt costs */
+    MIN_JUDGED_BYTES = 4 << 20, /* bytes of a state; smaller ones are copied in no time */
+    PROMPT_ROWS = 64,           /* steps with fewer rows don't tell what a prompt costs */
 };
 
 void state_note_step(struct state *st, uint32_t rows, double seconds) {
     struct cache *c = &st->cache;
     struct cache_rates *r = &c->rates;
-    if (!c->lower.host || st->layout.recurrent_bytes < LEAST_JUDGED || rows < PROMPT_ROWS)
+    if (!c->lower.host || st->layout.recurrent_bytes < MIN_JUDGED_BYTES || rows < PROMPT_ROWS)
         return;
     struct sluice_moved out = host_tier_filled(c->lower.host), back = c->from_host;
     double now = seconds / rows;
@@ -316,15 +316,15 @@ int state_init(struct state *st, const struct state_options *options, struct are
     st->counts = arena_array(arena, options->n_vocab, sizeof *st->counts);
     st->planned = arena_array(arena, options->n_snapshots, sizeof *st->planned);
     st->spare = arena_array(arena, options->n_spare, sizeof *st->spare);
-    st->room_pages = arena_array(arena, options->pages_per_seq, sizeof *st->room_pages);
-    st->room_blocks = arena_array(arena, options->pages_per_seq, sizeof *st->room_blocks);
+    st->page_list = arena_array(arena, options->pages_per_seq, sizeof *st->page_list);
+    st->block_list = arena_array(arena, options->pages_per_seq, sizeof *st->block_list);
     uint32_t n_pieces = st->layout.n_recurrent + st->layout.n_paged + 1;
     st->copies = arena_array(arena, n_pieces, sizeof *st->copies);
     uint32_t n_moves = st->layout.n_recurrent + st->layout.n_heads;
     st->moves = arena_array(arena, n_moves, sizeof *st->moves);
     st->moves_beside = arena_array(arena, n_moves, sizeof *st->moves);
     bool is_made = st->copies && st->moves && st->moves_beside && st->slots && st->counts &&
-                   st->planned && st->spare && st->room_pages && st->room_blocks &&
+                   st->planned && st->spare && st->page_list && st->block_list &&
                    pages_init(&st->pages, options->n_pages, arena) &&
                    cache_init(&st->cache, &cache, &st->pages, arena);
     for (uint32_t i = 0; is_made && i < options->n_slots; i++) {
@@ -352,7 +352,7 @@ bool state_must_copy(const struct state *st, uint32_t slot) {
     return place && !page_is_writable(&st->pages, s->pages[s->length / PAGE], slot, place);
 }
 
-uint32_t state_page_room(const struct state *st, uint32_t slot) {
+uint32_t state_page_rows(const struct state *st, uint32_t slot) {
     const struct slot *s = &st->slots[slot];
     uint64_t n = (uint64_t)s->n_pages + pages_available(&st->pages) - state_must_copy(st, slot);
     uint64_t end = n * PAGE;
@@ -383,7 +383,7 @@ int state_reserve(struct state *st, uint32_t slot, uint32_t rows, uint32_t *firs
     struct slot *s = &st->slots[slot];
     uint32_t needed = pages_for(s->length + rows);
     bool is_copied = state_must_copy(st, slot);
-    CHECK(s->length + rows <= st->options.context && rows <= state_page_room(st, slot));
+    CHECK(s->length + rows <= st->options.context && rows <= state_page_rows(st, slot));
     *first = s->n_pages - is_copied;
     int status = s->length % PAGE ? own_last_page(st, slot, err) : SLUICE_OK;
     while (!status && s->n_pages < needed)
@@ -472,13 +472,14 @@ void state_begin_step(struct state *st) {
     st->n_planned = st->n_spare_used = 0;
 }
 
-/* The last places come first: they spare most. A single step leaves half of the cells to others. */
+/* The last places come first: they save the most work. A single step leaves half of the cells to
+ * others. */
 void state_plan_snapshots(struct state *st, uint32_t slot, uint32_t rows) {
     struct slot *s = &st->slots[slot];
     uint32_t end = s->length + rows, grid = st->options.grid, n_marks = s->n_marks;
-    uint32_t most = (st->options.n_snapshots + 1) / 2;
+    uint32_t max = (st->options.n_snapshots + 1) / 2;
     s->first_planned = st->n_planned;
-    for (uint32_t p = end - 1; st->n_planned < most; p--) {
+    for (uint32_t p = end - 1; st->n_planned < max; p--) {
         while (n_marks && s->marks[n_marks - 1] > p)
             n_marks--;
         uint32_t mark = n_marks ? s->marks[n_marks - 1] : 0;
@@ -592,7 +593,7 @@ static uint32_t next_snapshot(const struct state *st, const struct slot *s) {
     return s->n_marks ? min_u32(s->marks[0], on_grid) : on_grid;
 }
 
-uint32_t state_room(const struct state *st, uint32_t slot) {
+uint32_t state_rows_to_snapshot(const struct state *st, uint32_t slot) {
     const struct slot *s = &st->slots[slot];
     return next_snapshot(st, s) - s->length;
 }
@@ -802,8 +803,8 @@ static void match_slots(const struct state *st, uint32_t slot, struct match *m, 
         const struct slot *other = &st->slots[i];
         if (i == slot || !other->is_open || other->block != m->block)
             continue;
-        uint32_t most = min_u32(other->length, s->n_tokens), at = m->position;
-        while (at < most && at + 1 < m->position + PAGE && other->tokens[at] == s->tokens[at])
+        uint32_t max = min_u32(other->length, s->n_tokens), at = m->position;
+        while (at < max && at + 1 < m->position + PAGE && other->tokens[at] == s->tokens[at])
             at++;
         if (at - m->position <= m->tail)
             continue;
@@ -813,10 +814,10 @@ static void match_slots(const struct state *st, uint32_t slot, struct match *m, 
     }
 }
 
-/* Without recurrent state any position will do, at most `most`. */
+/* Without recurrent state any position will do, at most `max`. */
 static struct target cut_at(const struct state *st, const struct match *m, uint32_t page,
-                            uint32_t most) {
-    uint32_t position = min_u32(m->position + m->tail, most);
+                            uint32_t max) {
+    uint32_t position = min_u32(m->position + m->tail, max);
     struct target t = {
         .position = position, .page = NO_PAGE, .tail = NO_ENTRY, .snapshot = NO_ENTRY};
     t.block = cache_block_before(&st->cache, m->block, position);
@@ -830,9 +831,9 @@ static struct target cut_at(const struct state *st, const struct match *m, uint3
 }
 
 static struct target snapshot_at(const struct state *st, const struct slot *s,
-                                 const struct match *m, uint32_t most) {
+                                 const struct match *m, uint32_t max) {
     struct target t = {.page = NO_PAGE, .tail = NO_ENTRY, .block = CACHE_ROOT};
-    t.snapshot = cache_snapshot_before(&st->cache, m->block, s->tokens, most);
+    t.snapshot = cache_snapshot_before(&st->cache, m->block, s->tokens, max);
     if (t.snapshot == NO_ENTRY)
         return t;
     const struct entry *e = cache_entry(&st->cache, t.snapshot);
@@ -842,32 +843,32 @@ static struct target snapshot_at(const struct state *st, const struct slot *s,
     return t;
 }
 
-static struct target find_target(const struct state *st, uint32_t slot, uint32_t most,
+static struct target find_target(const struct state *st, uint32_t slot, uint32_t max,
                                  uint32_t *matched) {
     const struct slot *s = &st->slots[slot];
     struct match m = cache_match(&st->cache, s->tokens, s->n_tokens);
     uint32_t page = NO_PAGE;
     match_slots(st, slot, &m, &page);
     *matched = m.position + m.tail;
-    return is_recurrent(st) ? snapshot_at(st, s, &m, min_u32(most, *matched))
-                            : cut_at(st, &m, page, most);
+    return is_recurrent(st) ? snapshot_at(st, s, &m, min_u32(max, *matched))
+                            : cut_at(st, &m, page, max);
 }
 
-/* Lists the target's blocks in room_blocks and its pages in room_pages, those on the device taken
+/* Lists the target's blocks in block_list and its pages in page_list, those on the device taken
  * by the slot, NO_PAGE for the others. Returns how many others. */
 static uint32_t share_target(struct state *st, const struct target *t) {
     uint32_t i = t->position / PAGE, part = t->position % PAGE, n_missing = 0;
     if (part) {
         uint32_t page = t->tail == NO_ENTRY ? t->page : cache_entry(&st->cache, t->tail)->page;
-        st->room_pages[i] = page;
+        st->page_list[i] = page;
         n_missing += page == NO_PAGE;
         if (page != NO_PAGE)
             page_share(&st->pages, page, part);
     }
     for (uint32_t b = t->block; b != CACHE_ROOT; b = cache_entry(&st->cache, b)->parent) {
         uint32_t page = cache_entry(&st->cache, b)->page;
-        st->room_blocks[--i] = b;
-        st->room_pages[i] = page;
+        st->block_list[--i] = b;
+        st->page_list[i] = page;
         n_missing += page == NO_PAGE;
         if (page != NO_PAGE)
             page_share(&st->pages, page, PAGE);
@@ -877,14 +878,14 @@ static uint32_t share_target(struct state *st, const struct target *t) {
 
 static void drop_target(struct state *st, uint32_t slot, const struct target *t) {
     for (uint32_t i = 0; i < pages_for(t->position); i++)
-        if (st->room_pages[i] != NO_PAGE)
-            page_drop(&st->pages, st->room_pages[i], slot);
+        if (st->page_list[i] != NO_PAGE)
+            page_drop(&st->pages, st->page_list[i], slot);
 }
 
 /* Where the first page is that finds no room. */
 static uint32_t position_of_missing(const struct state *st, uint32_t n) {
     uint32_t i = 0;
-    while (st->room_pages[i] != NO_PAGE || n-- > 0)
+    while (st->page_list[i] != NO_PAGE || n-- > 0)
         i++;
     return i * PAGE;
 }
@@ -894,17 +895,17 @@ static int load_blocks(struct state *st, uint32_t slot, const struct target *t,
                        struct state_found *found, uint32_t *lost, struct err *err) {
     int status = SLUICE_OK;
     for (uint32_t i = 0; !status && *lost == NO_ENTRY && i < t->position / PAGE; i++) {
-        uint32_t e = st->room_blocks[i];
+        uint32_t e = st->block_list[i];
         bool is_found = true;
         found->from[cache_tier(&st->cache, e)] += PAGE;
-        if (st->room_pages[i] != NO_PAGE)
+        if (st->page_list[i] != NO_PAGE)
             continue;
-        st->room_pages[i] = page_take(&st->pages, slot);
-        status = load_entry(st, e, NO_CELL, st->room_pages[i], &is_found, err);
+        st->page_list[i] = page_take(&st->pages, slot);
+        status = load_entry(st, e, NO_CELL, st->page_list[i], &is_found, err);
         if (!is_found)
             *lost = e;
         else if (!status)
-            cache_restore_page(&st->cache, e, st->room_pages[i]);
+            cache_restore_page(&st->cache, e, st->page_list[i]);
     }
     return status;
 }
@@ -914,13 +915,13 @@ static int load_blocks(struct state *st, uint32_t slot, const struct target *t,
 static int load_tail(struct state *st, uint32_t slot, const struct target *t,
                      struct state_found *found, uint32_t *lost, struct err *err) {
     uint32_t i = t->position / PAGE, part = t->position % PAGE;
-    bool is_found = true, is_missing = part && st->room_pages[i] == NO_PAGE;
+    bool is_found = true, is_missing = part && st->page_list[i] == NO_PAGE;
     int status = SLUICE_OK;
     found->from[t->tail == NO_ENTRY ? TIER_DEVICE : cache_tier(&st->cache, t->tail)] += part;
     if (is_missing) {
-        st->room_pages[i] = page_take(&st->pages, slot);
+        st->page_list[i] = page_take(&st->pages, slot);
         status = load_entry(st, t->tail, is_recurrent(st) ? st->slots[slot].cell : NO_CELL,
-                            st->room_pages[i], &is_found, err);
+                            st->page_list[i], &is_found, err);
         st->n_used += is_recurrent(st);
     } else if (is_recurrent(st)) {
         status = restore(st, slot, t->snapshot, &is_found, err);
@@ -935,37 +936,37 @@ static void take_pages(struct state *st, uint32_t slot, const struct target *t) 
     struct slot *s = &st->slots[slot];
     drop_pages(st, slot, 0);
     s->n_pages = pages_for(t->position);
-    memcpy(s->pages, st->room_pages, s->n_pages * sizeof *s->pages);
+    memcpy(s->pages, st->page_list, s->n_pages * sizeof *s->pages);
     s->block = t->block;
     s->length = t->position;
     pass_marks(s);
 }
 
 /* Moves the slot to the target. When that cannot be, as something of it is not to be found or finds
- * no room, *most is less, or what was lost is no longer known, and *is_done false. */
-static int take_over(struct state *st, uint32_t slot, const struct target *t, uint32_t *most,
+ * no room, *max is less, or what was lost is no longer known, and *is_done false. */
+static int take_over(struct state *st, uint32_t slot, const struct target *t, uint32_t *max,
                      struct state_found *found, bool *is_done, struct err *err) {
     uint32_t end = t->snapshot != NO_ENTRY ? t->snapshot : t->tail != NO_ENTRY ? t->tail : t->block;
     uint32_t lost = NO_ENTRY;
     cache_pin(&st->cache, end, true);
-    uint32_t n_missing = share_target(st, t), n_room = pages_available(&st->pages);
+    uint32_t n_missing = share_target(st, t), n_free = pages_available(&st->pages);
     int status = SLUICE_OK;
-    bool has_room = n_missing <= n_room, is_touched = false;
+    bool fits = n_missing <= n_free, is_touched = false;
     memset(found->from, 0, sizeof found->from);
-    if (has_room)
+    if (fits)
         status = load_blocks(st, slot, t, found, &lost, err);
-    if ((is_touched = has_room && !status && lost == NO_ENTRY))
+    if ((is_touched = fits && !status && lost == NO_ENTRY))
         status = load_tail(st, slot, t, found, &lost, err);
     cache_pin(&st->cache, end, false);
-    *is_done = has_room && !status && lost == NO_ENTRY;
+    *is_done = fits && !status && lost == NO_ENTRY;
     if (*is_done) {
         take_pages(st, slot, t);
         cache_use(&st->cache, end);
         return SLUICE_OK;
     }
-    if (!has_room)
-        *most = position_of_missing(st, n_room);
-    found->lacks_pages |= !has_room;
+    if (!fits)
+        *max = position_of_missing(st, n_free);
+    found->lacks_pages |= !fits;
     drop_target(st, slot, t);
     if (lost != NO_ENTRY)
         cache_lose(&st->cache, lost);
@@ -976,15 +977,15 @@ static int take_over(struct state *st, uint32_t slot, const struct target *t, ui
 
 int state_resume(struct state *st, uint32_t slot, struct state_found *found, struct err *err) {
     struct slot *s = &st->slots[slot];
-    uint32_t most = s->n_tokens - 1, before = s->length;
+    uint32_t max = s->n_tokens - 1, before = s->length;
     bool is_done = s->n_tokens == 0;
     int status = SLUICE_OK;
     *found = (struct state_found){0};
     while (!status && !is_done) {
-        struct target t = find_target(st, slot, most, &found->matched);
+        struct target t = find_target(st, slot, max, &found->matched);
         if (t.position <= s->length)
             break;
-        status = take_over(st, slot, &t, &most, found, &is_done, err);
+        status = take_over(st, slot, &t, &max, found, &is_done, err);
     }
     found->held = s->length;
     if (status || s->length <= before) {

@@ -73,9 +73,9 @@ struct state {
     uint32_t n_planned;
     uint32_t *spare; /* (n_spare) cells; the first n_spare_used are the running step's */
     uint32_t n_spare_used;
-    uint32_t *room_pages, *room_blocks; /* (pages_per_seq) room to list pages and blocks in */
-    uint16_t *counts;                   /* (n_vocab) room to count in */
-    struct backend_copy *copies;        /* (pieces of a slot and a page) room to list them in */
+    uint32_t *page_list, *block_list; /* (pages_per_seq) scratch: lists of pages and blocks */
+    uint16_t *counts;                 /* (n_vocab) scratch: counts of tokens */
+    struct backend_copy *copies;      /* (pieces of a slot and a page) scratch: a list of them */
     struct backend_move *moves, *moves_beside; /* those of the host tier's thread */
     uint64_t n_taken, n_used;
 };
@@ -92,10 +92,10 @@ void state_close(struct state *st, uint32_t slot, bool is_kept);
 /* A snapshot is to be taken after the first n tokens, length <= n <= n_tokens. */
 int state_mark(struct state *st, uint32_t slot, uint32_t n, struct err *err);
 /* Rows up to the next place for a snapshot. */
-uint32_t state_room(const struct state *st, uint32_t slot);
+uint32_t state_rows_to_snapshot(const struct state *st, uint32_t slot);
 /* Rows that there are pages for. */
-uint32_t state_page_room(const struct state *st, uint32_t slot);
-/* Gives the slot the pages of its next `rows` positions, at most state_page_room, to write to.
+uint32_t state_page_rows(const struct state *st, uint32_t slot);
+/* Gives the slot the pages of its next `rows` positions, at most state_page_rows, to write to.
  * *first: the first entry of its table that changes; those up to its last page do. */
 int state_reserve(struct state *st, uint32_t slot, uint32_t rows, uint32_t *first, struct err *err);
 /* Before a step's first slot. */

@@ -8,44 +8,44 @@
 
 enum {
     MAX_OBJECTS = 1 << 18,
-    MOST_WAITING = 8,   /* objects not yet written to disk, where host memory is for nothing else */
+    MAX_WAITING = 8,    /* objects not yet written to disk, where host memory is for nothing else */
     CLOSE_SECONDS = 20, /* for copies in flight when the engine is closed */
     TIER_IDENTITY = 1,  /* changes when the meaning of an object's bytes does */
 };
 
 static uint64_t smaller_part(const struct state_layout *l) {
     uint64_t page = l->page_bytes, cell = l->recurrent_bytes;
-    uint64_t least = !page || (cell && cell < page) ? cell : page;
-    return least ? least : 1;
+    uint64_t smallest = !page || (cell && cell < page) ? cell : page;
+    return smallest ? smallest : 1;
 }
 
 static uint64_t unit_of(const struct state_layout *l) {
-    uint64_t least = smaller_part(l);
-    return least < HOST_UNIT_BYTES ? least : HOST_UNIT_BYTES;
+    uint64_t smallest = smaller_part(l);
+    return smallest < HOST_UNIT_BYTES ? smallest : HOST_UNIT_BYTES;
 }
 
-static uint32_t objects_in(uint64_t bytes, uint64_t least) {
-    uint64_t n = bytes / least;
+static uint32_t objects_in(uint64_t bytes, uint64_t smallest) {
+    uint64_t n = bytes / smallest;
     return n < MAX_OBJECTS ? (uint32_t)n : MAX_OBJECTS;
 }
 
 int tiers_plan(struct setup *s, const struct sluice_engine_options *o,
                const struct state_layout *layout, struct err *err) {
-    uint64_t most = layout->page_bytes + layout->recurrent_bytes;
+    uint64_t snapshot_bytes = layout->page_bytes + layout->recurrent_bytes;
     bool has_disk = o->cache_dir && o->cache_dir[0];
-    if (o->cache_bytes && o->cache_bytes < most)
+    if (o->cache_bytes && o->cache_bytes < snapshot_bytes)
         return err_set(
             err, SLUICE_ERR_ARGUMENT,
             "cache_bytes (--cache-bytes) is %llu, expected 0 or at least %llu: a snapshot",
-            (unsigned long long)o->cache_bytes, (unsigned long long)most);
-    if (has_disk && o->cache_dir_bytes < most)
+            (unsigned long long)o->cache_bytes, (unsigned long long)snapshot_bytes);
+    if (has_disk && o->cache_dir_bytes < snapshot_bytes)
         return err_set(
             err, SLUICE_ERR_ARGUMENT,
             "cache_dir_bytes (--cache-dir-bytes) is %llu, expected at least %llu: a snapshot",
-            (unsigned long long)o->cache_dir_bytes, (unsigned long long)most);
+            (unsigned long long)o->cache_dir_bytes, (unsigned long long)snapshot_bytes);
     s->host_bytes = o->cache_bytes;
-    if (has_disk && s->host_bytes < MOST_WAITING * most)
-        s->host_bytes = MOST_WAITING * most;
+    if (has_disk && s->host_bytes < MAX_WAITING * snapshot_bytes)
+        s->host_bytes = MAX_WAITING * snapshot_bytes;
     s->host_bytes -= s->host_bytes % unit_of(layout);
     s->disk_bytes = has_disk ? o->cache_dir_bytes : 0;
     s->n_host = objects_in(s->host_bytes, smaller_part(layout));

@@ -258,7 +258,7 @@ static const struct expr *read_counts(struct parser *p, const struct expr *e) {
     if (!p->status && !skip_if(p, '}'))
         return fail(p, found_here(p), "} after a number of repetitions");
     if (min > max)
-        return fail(p, "a repetition whose least is more than its most", "them in order");
+        return fail(p, "a repetition whose minimum is above its maximum", "them in order");
     return expr_repeat(p->b, e, min, max);
 }
 

@@ -93,7 +93,7 @@ struct masks {
     uint32_t *exits;  /* (n_nodes) */
     uint32_t *starts; /* (n_nodes) where it begins, of more than one part */
     uint32_t n_found, n_exits;
-    bool has_no_room; /* for a state: what was found is not all */
+    bool is_full; /* for a state: what was found is not all */
     struct state_union unions[N_UNIONS];
     /* Of the mask that is made. */
     uint32_t *pending; /* nodes of the matcher, as a heap: the highest first */
@@ -156,7 +156,7 @@ size_t masks_bytes(const struct masks *m) {
 static bool begin(struct masks *m) {
     arena_free(&m->state_arena);
     arena_free(&m->part_arena);
-    uint64_t steps = m->nodes.steps, most_steps = m->nodes.most_steps;
+    uint64_t steps = m->nodes.steps, max_steps = m->nodes.max_steps;
     nodes_free(&m->nodes);
     memset(m->slots, 0, m->n_slots * sizeof *m->slots);
     memset(m->part_slots, 0, 2ul * m->part_capacity * sizeof *m->part_slots);
@@ -165,7 +165,7 @@ static bool begin(struct masks *m) {
     m->n_parts = 1;
     bool is_ok = nodes_begin(&m->nodes);
     m->nodes.steps = steps;
-    m->nodes.most_steps = most_steps;
+    m->nodes.max_steps = max_steps;
     return is_ok;
 }
 
@@ -271,7 +271,7 @@ static uint32_t intern(struct masks *m) {
                               ? arena_alloc(&m->state_arena, bytes)
                               : NULL;
     if (!copy || !grow_states(m)) {
-        m->has_no_room = true;
+        m->is_full = true;
         return UNKNOWN;
     }
     if (n)
@@ -354,7 +354,7 @@ static uint32_t after_plain(struct masks *m, uint32_t state) {
             next = after_bytes(m, next, low, high, n - 1);
         all = both(all, next);
     }
-    if (!m->has_no_room && !m->nodes.fault)
+    if (!m->is_full && !m->nodes.fault)
         m->states[state].after = all;
     return all;
 }
@@ -380,7 +380,8 @@ static const struct edge *only_edge(const struct nodes *nodes, uint32_t node) {
 }
 
 /* Where a plain character leads to the same threads one round later, and the loop has no minimum
- * left to reach, each of the rounds left reads one: a string with a most length. 0: it is not so.
+ * left to reach, each of the rounds left reads one: a string with a maximum length. 0: it is not
+ * so.
  */
 static uint32_t find_rounds_left(const struct masks *m, uint32_t state, uint32_t after) {
     const struct state *a = &m->states[state], *b = &m->states[after];
@@ -413,24 +414,24 @@ static uint32_t rounds_left(struct masks *m, uint32_t state, uint32_t after) {
     return m->states[state].left;
 }
 
-/* How many plain characters can be read from here, at most `most`; *end: where one more leads, if
+/* How many plain characters can be read from here, at most `max`; *end: where one more leads, if
  * they are fewer. Beyond TEXT_MAX_PLAIN they are counted only where each leads to the same threads,
  * or to the same but for a round of a loop. */
-static uint32_t count_plain(struct masks *m, uint32_t state, uint32_t most, uint32_t *end) {
-    for (uint32_t i = 0; i < most && i < TEXT_MAX_PLAIN; i++) {
+static uint32_t count_plain(struct masks *m, uint32_t state, uint32_t max, uint32_t *end) {
+    for (uint32_t i = 0; i < max && i < TEXT_MAX_PLAIN; i++) {
         *end = after_plain(m, state);
         if (!is_state(*end))
             return i;
         if (*end == state)
-            return most;
+            return max;
         uint32_t left = rounds_left(m, state, *end);
         if (left > 0) {
             *end = DEAD;
-            return min_u32(left < most ? i + left : most, most);
+            return min_u32(left < max ? i + left : max, max);
         }
         state = *end;
     }
-    return min_u32(most, TEXT_MAX_PLAIN);
+    return min_u32(max, TEXT_MAX_PLAIN);
 }
 
 /* Whether every text of so many plain characters can be read, and no rule ends on the way. */
@@ -535,7 +536,7 @@ static void walk(struct masks *m, struct walk w) {
             end = nodes[i].skip;
         }
         i = walk_node(m, &w, i);
-        if (m->has_no_room || m->nodes.fault)
+        if (m->is_full || m->nodes.fault)
             break;
     }
     nodes_work(&m->nodes, visits / VISITS_A_STEP);
@@ -606,7 +607,7 @@ static uint32_t add_part(struct masks *m, uint32_t plain) {
 
 /* The walk did not come to its end. */
 static bool is_cut(const struct masks *m) {
-    return m->has_no_room || m->nodes.fault;
+    return m->is_full || m->nodes.fault;
 }
 
 /* The part that a chain begins with; 0 when there is no room, or after a fault. */
@@ -614,7 +615,7 @@ static uint32_t first_part(struct masks *m, uint32_t state) {
     static const uint32_t root[] = {0};
     if (m->states[state].part)
         return m->states[state].part;
-    uint32_t end = UNKNOWN, n = count_plain(m, state, TEXT_MOST_PLAIN, &end);
+    uint32_t end = UNKNOWN, n = count_plain(m, state, TEXT_MAX_CHARS, &end);
     bool is_char = n == 0 && end == LEAVES, is_known = n >= TEXT_MAX_PLAIN || end == DEAD;
     m->n_found = m->n_exits = 0;
     if (!is_cut(m))
@@ -685,7 +686,7 @@ static uint32_t next_part(struct masks *m, uint32_t part, uint32_t via) {
     const struct part *from = &m->parts[part];
     m->n_found = m->n_exits = 0;
     if (state > DEAD && from->is_char && !m->states[state].may_exit)
-        n = count_plain(m, state, TEXT_MOST_PLAIN - 1, &end);
+        n = count_plain(m, state, TEXT_MAX_CHARS - 1, &end);
     bool is_known = n >= TEXT_MAX_PLAIN - 1 || end == DEAD;
     struct walk w = {from->exits, from->n_exits, state, is_known, 0};
     if (from->is_char && !is_known) {
@@ -862,7 +863,7 @@ static bool add_all(struct masks *m, const struct thread *threads, uint32_t n,
     bool is_ok = grow_parts_at(m, nodes->n);
     m->n_pending = 0;
     m->n_masks++;
-    m->has_no_room = false;
+    m->is_full = false;
     for (uint32_t i = 0, same; i < n && is_ok; i = same) {
         for (same = i + 1; same < n && threads[same].node == threads[i].node;)
             same++;
@@ -889,7 +890,7 @@ enum fault masks_add(struct masks *m, const struct thread *threads, uint32_t n,
     pthread_mutex_lock(&m->lock);
     nodes_allow(&m->nodes, *steps);
     bool is_ok = (!is_too_large(m) || begin(m)) && add_all(m, threads, n, nodes, mask);
-    if (!is_ok && (m->has_no_room || m->nodes.fault == FAULT_NODES))
+    if (!is_ok && (m->is_full || m->nodes.fault == FAULT_NODES))
         is_ok = begin(m) && add_all(m, threads, n, nodes, mask); /* with all the room there is */
     enum fault fault = is_ok ? FAULT_NONE : m->nodes.fault ? m->nodes.fault : FAULT_MEMORY;
     *steps = m->nodes.steps;
@@ -906,7 +907,7 @@ bool masks_are_steady(struct masks *m, const struct thread *threads, uint32_t n,
             return false;
     pthread_mutex_lock(&m->lock);
     nodes_allow(&m->nodes, steps);
-    m->has_no_room = false;
+    m->is_full = false;
     uint32_t state = n > 0 && !is_too_large(m) ? state_of(m, threads, n) : UNKNOWN;
     bool is_steady = state > DEAD && after_plain(m, state) == state && !is_cut(m);
     pthread_mutex_unlock(&m->lock);

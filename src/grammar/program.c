@@ -447,24 +447,24 @@ static uint32_t emit_choice(struct compiler *c, const struct expr *e, uint32_t n
 /* ---- repetitions ------------------------------------------------------------------------------
  */
 
-/* Rounds that have an end: those that there must be, where there is no most. */
+/* Rounds that have an end: those that there must be, where there is no maximum. */
 static uint32_t rounds_of(const struct expr *e) {
     return e->max == REPEAT_NO_LIMIT ? e->min : e->max;
 }
 
-/* About how many instructions, up to `most`. */
-static uint32_t size_of(const struct expr *e, uint32_t most) {
+/* About how many instructions, up to `max`. */
+static uint32_t size_of(const struct expr *e, uint32_t max) {
     uint32_t n = 1;
     if (e->kind == EXPR_BYTES)
-        n = e->bytes.len < most ? (uint32_t)e->bytes.len : most;
+        n = e->bytes.len < max ? (uint32_t)e->bytes.len : max;
     else if (e->kind == EXPR_CLASS)
-        n = e->n && e->ranges[e->n - 1].last >= 0x80 ? 4 * min_u32(e->n, most) : 1;
+        n = e->n && e->ranges[e->n - 1].last >= 0x80 ? 4 * min_u32(e->n, max) : 1;
     else if (e->kind == EXPR_REPEAT)
-        n = size_of(e->parts[0], most) * (rounds_of(e) <= MAX_UNROLLED ? rounds_of(e) + 1 : 1);
+        n = size_of(e->parts[0], max) * (rounds_of(e) <= MAX_UNROLLED ? rounds_of(e) + 1 : 1);
     else
-        for (uint32_t i = 0; i < e->n && n < most; i++)
-            n += size_of(e->parts[i], most);
-    return min_u32(n, most);
+        for (uint32_t i = 0; i < e->n && n < max; i++)
+            n += size_of(e->parts[i], max);
+    return min_u32(n, max);
 }
 
 /* Once or more, or as often as there is some. */

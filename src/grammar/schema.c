@@ -346,11 +346,11 @@ static const struct expr *write_array(struct schema *s, const json_t *flat) {
     const struct expr *close = before(s, "]"), *tail;
     const struct expr *more = expr_pair(b, after(s, ","), items.rest);
     uint32_t n = min_u32(items.n_prefix, items.max), taken = max_u32(n, 1);
-    uint32_t least = items.min > taken ? items.min - taken : 0;
-    uint32_t most = items.max == REPEAT_NO_LIMIT ? items.max
-                    : items.max > taken          ? items.max - taken
-                                                 : 0;
-    tail = expr_pair(b, expr_repeat(b, more, least, most), close);
+    uint32_t min = items.min > taken ? items.min - taken : 0;
+    uint32_t max = items.max == REPEAT_NO_LIMIT ? items.max
+                   : items.max > taken          ? items.max - taken
+                                                : 0;
+    tail = expr_pair(b, expr_repeat(b, more, min, max), close);
     for (uint32_t i = n; i-- > 0;) {
         const struct expr *item = prefix_item(s, &items, i);
         if (i)
@@ -400,14 +400,15 @@ static bool read_members(struct schema *s, const json_t *flat, struct members *m
     const json_t *properties = json_object_get(flat, "properties");
     const json_t *required = json_object_get(flat, "required");
     const json_t *rest = json_object_get(flat, "additionalProperties");
-    uint64_t room = json_object_size(properties) + json_array_size(required) + 1;
+    uint64_t capacity = json_object_size(properties) + json_array_size(required) + 1;
     const char *name;
     json_t *value;
     *m = (struct members){.max = REPEAT_NO_LIMIT,
-                          .names = arena_array(&s->b->arena, room, sizeof *m->names),
-                          .keys = arena_array(&s->b->arena, room, sizeof *m->keys),
-                          .values = arena_array(&s->b->arena, room, sizeof *m->values),
-                          .is_required = arena_array(&s->b->arena, room, sizeof *m->is_required)};
+                          .names = arena_array(&s->b->arena, capacity, sizeof *m->names),
+                          .keys = arena_array(&s->b->arena, capacity, sizeof *m->keys),
+                          .values = arena_array(&s->b->arena, capacity, sizeof *m->values),
+                          .is_required =
+                              arena_array(&s->b->arena, capacity, sizeof *m->is_required)};
     if (!m->names || !m->keys || !m->values || !m->is_required) {
         s->b->is_out_of_memory = true;
         return false;
@@ -483,12 +484,12 @@ static bool read_rest(struct schema *s, const json_t *flat, struct members *m) {
 static const struct expr *write_map(struct schema *s, const struct members *m) {
     struct builder *b = s->b;
     const struct expr *close = before(s, "}"), *none = expr_text(b, "{}");
-    uint32_t most = m->max == REPEAT_NO_LIMIT ? m->max : m->max ? m->max - 1 : 0;
+    uint32_t max = m->max == REPEAT_NO_LIMIT ? m->max : m->max ? m->max - 1 : 0;
     if (m->min > 1)
         return schema_fail(
             s, SLUICE_ERR_UNSUPPORTED,
             "minProperties of %u for properties that are not listed, expected 0 or 1", m->min);
-    const struct expr *more = expr_repeat(b, expr_pair(b, after(s, ","), m->rest), 0, most);
+    const struct expr *more = expr_repeat(b, expr_pair(b, after(s, ","), m->rest), 0, max);
     const struct expr *some = expr_sequence(
         b, &(struct expr_list){.n = 4,
                                .at = (const struct expr *[]){after(s, "{"), m->rest, more, close}});

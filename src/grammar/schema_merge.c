@@ -47,7 +47,7 @@ bool schema_work(struct schema *s, uint64_t n) {
  */
 
 /* A step of a JSON pointer: "~1" is a slash, "~0" a tilde, "%22" a byte. */
-static bool unescape(const char *from, size_t n, char *to, size_t room) {
+static bool unescape(const char *from, size_t n, char *to, size_t capacity) {
     size_t used = 0;
     for (size_t i = 0; i < n; i++) {
         char c = from[i];
@@ -58,7 +58,7 @@ static bool unescape(const char *from, size_t n, char *to, size_t room) {
         } else if (c == '~' && i + 1 < n) {
             c = from[++i] == '1' ? '/' : '~';
         }
-        if (used + 1 >= room)
+        if (used + 1 >= capacity)
             return false;
         to[used++] = c;
     }
@@ -533,8 +533,10 @@ static bool ranges_exclude(const json_t *a, const json_t *b) {
                                              json_object_get(a, "exclusiveMaximum")))));
 }
 
-static bool sizes_exclude(const json_t *a, const json_t *b, const char *least, const char *most) {
-    return limit(a, least, 0) > limit(b, most, 1e308) || limit(b, least, 0) > limit(a, most, 1e308);
+static bool sizes_exclude(const json_t *a, const json_t *b, const char *min_key,
+                          const char *max_key) {
+    return limit(a, min_key, 0) > limit(b, max_key, 1e308) ||
+           limit(b, min_key, 0) > limit(a, max_key, 1e308);
 }
 
 bool schema_excludes(struct schema *s, const json_t *a, const json_t *b) {

@@ -12,7 +12,7 @@
 #include "grammar/schema.h"
 
 enum { MAX_DIGITS = 18, MAX_LISTED = 1000, MAX_FRACTION = 17 };
-#define MOST UINT64_C(999999999999999999)
+#define MAX_WHOLE UINT64_C(999999999999999999)
 
 /* ---- integers ---------------------------------------------------------------------------------
  */
@@ -72,12 +72,12 @@ static const struct expr *of_lengths(struct builder *b, uint32_t from, uint32_t 
 static const struct expr *integers(struct builder *b, uint64_t low, uint64_t high) {
     struct expr_list list = {0};
     uint64_t first = 0;
-    uint32_t least = 0, most = 0; /* lengths of which there are all */
+    uint32_t shortest = 0, longest = 0; /* lengths of which there are all */
     for (uint32_t n = 1; n <= 20 && low <= high; n++) {
         uint64_t last = n == 20 ? UINT64_MAX : (n == 1 ? 9 : first * 10 - 1);
         if (n > 1 && low <= first && high >= last) {
-            least = least ? least : n;
-            most = n;
+            shortest = shortest ? shortest : n;
+            longest = n;
         } else if (low <= last && high >= first) {
             char from[24], to[24];
             snprintf(from, sizeof from, "%" PRIu64, low > first ? low : first);
@@ -88,7 +88,7 @@ static const struct expr *integers(struct builder *b, uint64_t low, uint64_t hig
         if (n == 19 || high <= last)
             break;
     }
-    expr_push(b, &list, of_lengths(b, least, most));
+    expr_push(b, &list, of_lengths(b, shortest, longest));
     return expr_choice(b, &list);
 }
 
@@ -142,7 +142,7 @@ static bool read_decimal(const json_t *value, struct decimal *out) {
         out->n_fraction--;
     if (out->whole == 0 && out->n_fraction == 0)
         out->is_negative = false;
-    return out->whole <= MOST;
+    return out->whole <= MAX_WHOLE;
 }
 
 static int compare_sizes(const struct decimal *a, const struct decimal *b) {
@@ -188,7 +188,7 @@ static bool read_limit(struct schema *s, const json_t *flat, const char *key, bo
 struct fractions {
     struct builder *b;
     const struct decimal *low, *high; /* NULL: no limit on that side */
-    uint32_t most;                    /* digits */
+    uint32_t max_digits;              /* digits */
 };
 
 /* After i digits that are those of the limits named. */
@@ -204,16 +204,17 @@ static const struct expr *fraction_from(const struct fractions *f, uint32_t i, b
     struct expr_list list = {0};
     is_low = is_low && (i < f->low->n_fraction || f->low->is_open);
     if (!is_low && !is_high)
-        return any_digits(b, needs_one, i < f->most ? f->most - i : 0);
+        return any_digits(b, needs_one, i < f->max_digits ? f->max_digits - i : 0);
     char first = is_low && i < f->low->n_fraction ? f->low->fraction[i] : '0';
     char last = !is_high ? '9' : i < f->high->n_fraction ? f->high->fraction[i] : '0';
     if (!needs_one && may_stop(f, i, is_low, is_high))
         expr_push(b, &list, expr_text(b, ""));
-    for (char d = first; i < f->most && d <= last; d++) {
+    for (char d = first; i < f->max_digits && d <= last; d++) {
         bool on_low = is_low && d == first, on_high = is_high && d == last;
         if (!on_low && !on_high) { /* and all digits up to the last but one, or it */
             char to = is_high ? (char)(last - 1) : last;
-            expr_push(b, &list, expr_pair(b, digits(b, d, to), any_digits(b, 0, f->most - i - 1)));
+            expr_push(b, &list,
+                      expr_pair(b, digits(b, d, to), any_digits(b, 0, f->max_digits - i - 1)));
             d = to;
             continue;
         }
@@ -246,8 +247,8 @@ static const struct expr *sizes(struct builder *b, const struct decimal *low,
     /* Next to an open limit of many digits few more are told apart. */
     uint32_t digits = max_u32(low->is_open ? digits_of(low->whole) : 1,
                               high->is_open ? digits_of(high->whole) : 1);
-    struct fractions f = {.b = b, .most = digits >= 14 ? 1 : min_u32(15 - digits, 6)};
-    f.most = max_u32(f.most, max_u32(low->n_fraction, high->n_fraction));
+    struct fractions f = {.b = b, .max_digits = digits >= 14 ? 1 : min_u32(15 - digits, 6)};
+    f.max_digits = max_u32(f.max_digits, max_u32(low->n_fraction, high->n_fraction));
     int order = compare_sizes(low, high);
     if (order > 0 || (order == 0 && (low->is_open || high->is_open)))
         return expr_never(b);
@@ -268,12 +269,12 @@ static const struct expr *sizes(struct builder *b, const struct decimal *low,
 /* ---- both signs -------------------------------------------------------------------------------
  */
 
-/* The least and the greatest integer of a side; false: there is none. */
-static uint64_t least_whole(const struct decimal *d) {
+/* The smallest and the largest integer of a side; false: there is none. */
+static uint64_t min_whole(const struct decimal *d) {
     return d->whole + (d->n_fraction > 0 || d->is_open);
 }
 
-static bool most_whole(const struct decimal *d, uint64_t *out) {
+static bool max_whole(const struct decimal *d, uint64_t *out) {
     bool is_below = d->n_fraction == 0 && d->is_open;
     *out = d->whole - (is_below && d->whole > 0);
     return !is_below || d->whole > 0;
@@ -281,12 +282,12 @@ static bool most_whole(const struct decimal *d, uint64_t *out) {
 
 static const struct expr *one_sign(struct builder *b, const struct decimal *low,
                                    const struct decimal *high, bool is_integer) {
-    uint64_t most;
+    uint64_t max;
     if (!is_integer)
         return sizes(b, low, high);
-    if (!most_whole(high, &most) || least_whole(low) > most)
+    if (!max_whole(high, &max) || min_whole(low) > max)
         return expr_never(b);
-    return integers(b, least_whole(low), most);
+    return integers(b, min_whole(low), max);
 }
 
 /* From low to high, which are there, by size on each side of zero. */
@@ -347,7 +348,8 @@ static const struct expr *multiples(struct schema *s, const json_t *by, const st
     json_int_t step = json_integer_value(by);
     if (!low->is_there && !high->is_there)
         return step == 1 ? NULL : open_multiples(s, step);
-    if (!low->is_there || !high->is_there || low->whole > MOST / 2 || high->whole > MOST / 2)
+    if (!low->is_there || !high->is_there || low->whole > MAX_WHOLE / 2 ||
+        high->whole > MAX_WHOLE / 2)
         return schema_fail(s, SLUICE_ERR_UNSUPPORTED,
                            "multipleOf with one limit, expected both minimum and maximum");
     from = (low->is_negative ? -1.0 : 1.0) * (double)low->whole - 1;
@@ -380,9 +382,9 @@ static const struct expr *multiples(struct schema *s, const json_t *by, const st
 
 static const struct expr *any_number(struct builder *b, bool is_integer) {
     const struct expr *sign = expr_optional(b, expr_text(b, "-"));
-    const struct expr *whole = integers(b, 0, MOST);
+    const struct expr *whole = integers(b, 0, MAX_WHOLE);
     if (is_integer)
-        return expr_either(b, expr_text(b, "0"), expr_pair(b, sign, integers(b, 1, MOST)));
+        return expr_either(b, expr_text(b, "0"), expr_pair(b, sign, integers(b, 1, MAX_WHOLE)));
     const struct char_range signs[] = {{'+', '+'}, {'-', '-'}}, e[] = {{'e', 'e'}, {'E', 'E'}};
     const struct expr *power =
         expr_triple(b, expr_class(b, e, 2, false), expr_optional(b, expr_class(b, signs, 2, false)),
@@ -432,12 +434,13 @@ static bool read_format(struct schema *s, const json_t *flat, struct decimal *lo
 }
 
 const struct expr *number_of(struct schema *s, const json_t *flat, bool is_integer) {
-    const struct decimal most = {.is_there = true, .whole = is_integer ? MOST : MOST / 1000};
-    struct decimal low = {0}, high = {0}, least = most;
+    const struct decimal highest = {.is_there = true,
+                                    .whole = is_integer ? MAX_WHOLE : MAX_WHOLE / 1000};
+    struct decimal low = {0}, high = {0}, lowest = highest;
     const json_t *by = json_object_get(flat, "multipleOf");
     bool low_is_open = json_is_true(json_object_get(flat, "exclusiveMinimum"));
     bool high_is_open = json_is_true(json_object_get(flat, "exclusiveMaximum"));
-    least.is_negative = true;
+    lowest.is_negative = true;
     if (!read_limit(s, flat, "minimum", low_is_open, true, &low) ||
         !read_limit(s, flat, "exclusiveMinimum", true, true, &low) ||
         !read_limit(s, flat, "maximum", high_is_open, false, &high) ||
@@ -452,7 +455,8 @@ const struct expr *number_of(struct schema *s, const json_t *flat, bool is_integ
     }
     if (!low.is_there && !high.is_there)
         return any_rule(s, is_integer);
-    if (!is_integer && low.is_there && low.whole >= MOST / 1000)
+    if (!is_integer && low.is_there && low.whole >= MAX_WHOLE / 1000)
         return schema_fail(s, SLUICE_ERR_UNSUPPORTED, "minimum has more than 15 digits");
-    return between(s->b, low.is_there ? &low : &least, high.is_there ? &high : &most, is_integer);
+    return between(s->b, low.is_there ? &low : &lowest, high.is_there ? &high : &highest,
+                   is_integer);
 }

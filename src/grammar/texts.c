@@ -80,7 +80,7 @@ static void count_plain(struct str text, uint8_t rest[MAX_DEPTH + 1]) {
     rest[text.len] = 0;
     for (size_t i = text.len; i-- > 0;) {
         uint32_t n = plain_length(str_skip(text, i));
-        rest[i] = n && rest[i + n] < TEXT_MOST_PLAIN ? rest[i + n] + 1 : TEXT_NOT_PLAIN;
+        rest[i] = n && rest[i + n] < TEXT_MAX_CHARS ? rest[i + n] + 1 : TEXT_NOT_PLAIN;
     }
 }
 

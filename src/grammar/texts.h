@@ -21,8 +21,8 @@ struct text_node {
  * characters has: U+0020 to U+007E but quote and backslash, and all from U+0080 on, whole. */
 enum {
     TEXT_NOT_PLAIN = 255,
-    TEXT_MOST_PLAIN = 254, /* characters of a plain text */
-    TEXT_MAX_PLAIN = 32,   /* of those that have masks; longer ones are few, and in a list */
+    TEXT_MAX_CHARS = 254, /* characters of a plain text */
+    TEXT_MAX_PLAIN = 32,  /* of those that have masks; longer ones are few, and in a list */
 };
 
 struct long_text {

@@ -67,7 +67,7 @@ static bool grow(struct nodes *nodes, void *at, uint32_t n, uint32_t *capacity, 
 
 bool nodes_begin(struct nodes *nodes) {
     *nodes = (struct nodes){.n = 1, .capacity = 64, .edge_capacity = 64, .n_slots = 256};
-    nodes->most_steps = UINT64_MAX;
+    nodes->max_steps = UINT64_MAX;
     nodes->first = calloc(nodes->capacity, sizeof *nodes->first);
     nodes->edges = calloc(nodes->edge_capacity, sizeof *nodes->edges);
     nodes->slots = calloc(nodes->n_slots, sizeof *nodes->slots);
@@ -83,13 +83,13 @@ void nodes_free(struct nodes *nodes) {
 
 void nodes_allow(struct nodes *nodes, uint64_t steps) {
     nodes->steps = 0;
-    nodes->most_steps = steps;
+    nodes->max_steps = steps;
     nodes->fault = FAULT_NONE;
 }
 
 bool nodes_work(struct nodes *nodes, uint64_t steps) {
     nodes->steps += steps;
-    return nodes->steps <= nodes->most_steps || fail(nodes, FAULT_STEPS);
+    return nodes->steps <= nodes->max_steps || fail(nodes, FAULT_STEPS);
 }
 
 static uint32_t hash_edges(const struct edge *edges, uint32_t n) {

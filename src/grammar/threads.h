@@ -32,7 +32,7 @@ enum {
 enum fault {
     FAULT_NONE,
     FAULT_MEMORY,
-    FAULT_STEPS,   /* more than `most_steps` */
+    FAULT_STEPS,   /* more than `max_steps` */
     FAULT_THREADS, /* more than THREADS_MAX */
     FAULT_NODES,   /* more than NODES_MAX, or than NODES_MAX_EDGES of their edges */
     FAULT_PACE,    /* of an answer: more steps than its tokens are given */
@@ -51,7 +51,7 @@ struct nodes {
     uint32_t n, capacity, edge_capacity;
     uint32_t *slots; /* a hash table of numbers, 0: free */
     uint32_t n_slots;
-    uint64_t steps, most_steps;
+    uint64_t steps, max_steps;
     enum fault fault; /* the first since nodes_allow */
 };
 

@@ -15,7 +15,7 @@
 
 /* The smallest weight, where the average is 1: a column that the text never used may be used by
  * another, and sums of weights are divided by. */
-#define LEAST 1e-4f
+#define MIN_WEIGHT 1e-4f
 
 void imatrix_close(struct imatrix *m) {
     if (!m)
@@ -142,9 +142,9 @@ static int read_old_entry(struct imatrix *m, struct old *o, struct err *err) {
 }
 
 static int read_old(struct imatrix *m, struct old o, struct err *err) {
-    enum { LEAST_ENTRY = 17 }; /* bytes: a name and a value of one byte and one number */
+    enum { MIN_ENTRY_BYTES = 17 }; /* bytes: a name and a value of one byte and one number */
     int32_t n = 0, calls = 0, length = 0;
-    if (!take(&o, &n, 4) || n < 1 || (uint64_t)n * LEAST_ENTRY > o.left)
+    if (!take(&o, &n, 4) || n < 1 || (uint64_t)n * MIN_ENTRY_BYTES > o.left)
         return err_set(
             err, SLUICE_ERR_FORMAT,
             "neither GGUF nor an older importance matrix, whose first number is the count "
@@ -268,7 +268,7 @@ static void weights_of(const float *sums, bool is_known, uint64_t width, float *
     double scale = is_known && total > 0 ? (double)width / total : 0;
     for (uint64_t i = 0; i < width; i++) {
         float w = scale > 0 ? (float)(sums[i] * scale) : 1;
-        out[i] = w > LEAST ? w : LEAST;
+        out[i] = w > MIN_WEIGHT ? w : MIN_WEIGHT;
     }
 }
 

@@ -268,7 +268,7 @@ static int emit_head(const struct model *m, struct plan *plan, const struct plan
                 .logits = logits,
                 .wanted = plan_logits(plan),
                 .counts = plan_state(plan, DT_I16, (uint32_t[4]){vocab, options->n_slots}),
-                .room = plan_scratch_of(plan, DT_F32, (uint32_t[4]){vocab, plan->max_outputs}),
+                .adjusted = plan_scratch_of(plan, DT_F32, (uint32_t[4]){vocab, plan->max_outputs}),
                 .order = plan_scratch_of(plan, DT_I64, (uint32_t[4]){vocab, plan->max_outputs}),
             },
     };

@@ -190,7 +190,7 @@ void plan_free(struct plan *plan) {
     free(plan);
 }
 
-static bool make_room(struct plan *plan) {
+static bool reserve_op(struct plan *plan) {
     if (plan->n_ops < plan->capacity)
         return true;
     uint32_t capacity = plan->capacity ? plan->capacity * 2 : 64;
@@ -217,7 +217,7 @@ static void copy_op(struct op *to, const struct op *from) {
 
 /* How many bytes there are for an operand from where it begins; 0 where that is nowhere. WEIGHTS
  * are the model's: it alone knows their end. */
-static uint64_t room_for(const struct plan *plan, const struct operand *o) {
+static uint64_t bytes_left(const struct plan *plan, const struct operand *o) {
     const struct builder *b = plan->builder;
     uint64_t inside = o->offset & ((1ull << INSIDE_BITS) - 1), number = o->offset >> INSIDE_BITS;
     uint64_t begin = o->region == REGION_SCRATCH ? inside : o->offset, end = 0;
@@ -238,12 +238,12 @@ static int check_extents(const struct plan *plan, struct op *op, struct err *err
     for (uint32_t i = 0; i < n; i++) {
         const struct operand *o = refs[i].at;
         bool is_apart = o->stride >= o->dims[0] && (o->plane >= o->dims[1] || o->n_dims < 3);
-        uint64_t bytes = operand_bytes(o), room = room_for(plan, o);
-        if (!is_apart || bytes > room)
+        uint64_t bytes = operand_bytes(o), left = bytes_left(plan, o);
+        if (!is_apart || bytes > left)
             return err_set(err, SLUICE_ERR_FORMAT,
                            "op %u, %s: %s has %llu bytes, and there is room for %llu", plan->n_ops,
                            op_name(op->kind), refs[i].name, (unsigned long long)bytes,
-                           (unsigned long long)room);
+                           (unsigned long long)left);
     }
     return SLUICE_OK;
 }
@@ -254,7 +254,7 @@ int plan_add(struct plan *plan, const struct op *op, struct err *err) {
         status = op_check(plan, op, err);
     if (status)
         return status;
-    if (!make_room(plan))
+    if (!reserve_op(plan))
         return err_memory(err, "a plan");
     struct op *own = &plan->ops[plan->n_ops];
     copy_op(own, op);

@@ -280,7 +280,7 @@ static void check_pick(struct checker *c, const struct op_pick *p) {
     want(c, "wanted", &p->wanted, DT_F32, DIMS(c->plan->n_vocab, c->plan->max_outputs));
     in_region(c, "wanted", &p->wanted, REGION_IO);
     may_have(c, "counts", &p->counts, DT_I16, DIMS(c->plan->n_vocab, p->counts.dims[1]));
-    want(c, "room", &p->room, DT_F32, DIMS(c->plan->n_vocab, c->plan->max_outputs));
+    want(c, "adjusted", &p->adjusted, DT_F32, DIMS(c->plan->n_vocab, c->plan->max_outputs));
     want(c, "order", &p->order, DT_I64, DIMS(c->plan->n_vocab, c->plan->max_outputs));
 }
 

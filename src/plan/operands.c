@@ -64,7 +64,7 @@ static const struct row {
     ROW(PICK, pick, logits, R),
     ROW(PICK, pick, wanted, W),
     ROW(PICK, pick, counts, R | W),
-    ROW(PICK, pick, room, R | W),
+    ROW(PICK, pick, adjusted, R | W),
     ROW(PICK, pick, order, R | W),
 #undef ROW
 };

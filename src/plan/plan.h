@@ -154,11 +154,11 @@ struct op_tap {
 
 /* Picks a token for each output that wants one, and hands the logits on that are wanted. */
 struct op_pick {
-    struct operand logits; /* (O, V) f32 */
-    struct operand wanted; /* (O, V) f32 in IO: the logits of rows that want them */
-    struct operand counts; /* (S, V) u16: how often each token occurs in the sequence; or none */
-    struct operand room;   /* (O, V) f32: logits to change */
-    struct operand order;  /* (O, V) u64: room to sort in */
+    struct operand logits;   /* (O, V) f32 */
+    struct operand wanted;   /* (O, V) f32 in IO: the logits of rows that want them */
+    struct operand counts;   /* (S, V) u16: how often each token occurs in the sequence; or none */
+    struct operand adjusted; /* (O, V) f32: logits with penalties and biases */
+    struct operand order;    /* (O, V) u64: room to sort in */
 };
 
 struct op {

@@ -18,8 +18,8 @@ uint64_t plans_copied_io(struct plan *const *plans, uint32_t n_plans) {
 }
 
 bool plan_wants_burst(const struct plan *plan) {
-    enum { MOST_ROWS = 32 };
-    return 2 * plan->max_outputs > plan->max_rows && plan->max_rows <= MOST_ROWS && !plan->n_taps &&
+    enum { MAX_ROWS = 32 };
+    return 2 * plan->max_outputs > plan->max_rows && plan->max_rows <= MAX_ROWS && !plan->n_taps &&
            plan->n_ops > 0 && plan->ops[plan->n_ops - 1].kind == OP_PICK;
 }
 

@@ -98,19 +98,19 @@ static float price(const float *x, const float *w, const int8_t *q, float d, flo
 }
 
 /* The best scale among some that put the extreme value at more or fewer codes than there are. An
- * error that overflows is never the least: then the plain scale stays. */
+ * error that overflows is never the smallest: then the plain scale stays. */
 static uint16_t search_signed_scale(const float *x, const float *w, float top, float codes,
                                     struct range to) {
     enum { STEPS = 15 };
     uint16_t best = f16_from_scale(top / -codes);
-    float least = FLT_MAX;
+    float least_error = FLT_MAX;
     for (int step = 0; step < STEPS; step++) {
         int8_t q[32];
         uint16_t d = f16_from_scale(top / -(codes + 0.25f * (float)(step - STEPS / 2)));
         round_values(x, 0, inverse(f16_to_f32(d)), codes, to, q);
         float error = price(x, w, q, f16_to_f32(d), codes, 0);
-        if (error < least) {
-            least = error;
+        if (error < least_error) {
+            least_error = error;
             best = d;
         }
     }
@@ -118,20 +118,20 @@ static uint16_t search_signed_scale(const float *x, const float *w, float top, f
 }
 
 /* The same for a range, whose ends are cut off or moved apart. */
-static struct range search_range(const float *x, const float *w, struct range r, float most) {
+static struct range search_range(const float *x, const float *w, struct range r, float max_code) {
     enum { STEPS = 7 };
     struct range best = r;
-    float least = FLT_MAX, part = (r.high - r.low) / most * 0.25f;
+    float least_error = FLT_MAX, part = (r.high - r.low) / max_code * 0.25f;
     for (int step = 0; step < STEPS * STEPS; step++) {
         int8_t q[32];
         struct range to = {r.low + part * (float)(step % STEPS - 1),
                            r.high - part * (float)(step / STEPS - 1)};
-        float offset = f16_to_f32(f16_from_f32_clamped(to.low)), d = (to.high - offset) / most;
+        float offset = f16_to_f32(f16_from_f32_clamped(to.low)), d = (to.high - offset) / max_code;
         d = f16_to_f32(f16_from_scale(d > 0 ? d : 0));
-        round_values(x, offset, inverse(d), 0, (struct range){0, most}, q);
+        round_values(x, offset, inverse(d), 0, (struct range){0, max_code}, q);
         float error = price(x, w, q, d, 0, offset);
-        if (error < least) {
-            least = error;
+        if (error < least_error) {
+            least_error = error;
             best = to;
         }
     }
@@ -154,16 +154,16 @@ static uint16_t signed_scale(const float *x, const float *w, float codes_below_z
 }
 
 /* Types with an offset: it is stored first, then the scale reaches from there to the top. */
-static void offset_scale(const float *x, const float *w, float most, uint16_t *d, uint16_t *m,
+static void offset_scale(const float *x, const float *w, float max_code, uint16_t *d, uint16_t *m,
                          int8_t *q) {
     struct range r = range_of(x);
     if (w)
-        r = search_range(x, w, r, most);
+        r = search_range(x, w, r, max_code);
     *m = f16_from_f32_clamped(r.low);
     float offset = f16_to_f32(*m);
-    float scale = r.high / most - offset / most; /* the difference itself could overflow */
+    float scale = r.high / max_code - offset / max_code; /* the difference itself could overflow */
     *d = f16_from_scale(scale > 0 ? scale : 0);
-    round_values(x, offset, inverse(f16_to_f32(*d)), 0, (struct range){0, most}, q);
+    round_values(x, offset, inverse(f16_to_f32(*d)), 0, (struct range){0, max_code}, q);
 }
 
 static void q4_0_encode_block(const float *x, const float *w, struct q4_0 *b) {

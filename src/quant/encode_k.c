@@ -76,7 +76,7 @@ static float total(f4 x) {
     return (x[0] + x[1]) + (x[2] + x[3]);
 }
 
-static float most(f4 x) {
+static float max_of(f4 x) {
     float a = x[0] > x[1] ? x[0] : x[1], b = x[2] > x[3] ? x[2] : x[3];
     return a > b ? a : b;
 }
@@ -334,9 +334,9 @@ static inline struct scales search_scales(struct shape sh, const struct group *g
         s = larger(s, f[k].s);
         m = larger(m, f[k].m);
     }
-    struct scales trial = {.dmin = f16_from_scale(most(m) / sh.top)};
-    search_step(sh, g, f, most(s), false, &trial);
-    search_step(sh, g, f, most(m), true, &trial);
+    struct scales trial = {.dmin = f16_from_scale(max_of(m) / sh.top)};
+    search_step(sh, g, f, max_of(s), false, &trial);
+    search_step(sh, g, f, max_of(m), true, &trial);
 
     struct scales best = {.error = FLT_MAX};
     for (int round = 0; round < ROUNDS; round++) {

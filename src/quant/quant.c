@@ -144,24 +144,24 @@ uint64_t find_not_finite(const float *x, uint64_t n) {
 /* The largest magnitude of 32 values, found on the bits: they order as the numbers do, infinity
  * above all of them and NaN above that, so neither can hide. */
 static int32_t largest(const float *x) {
-    int32_t most[4] = {0};
+    int32_t max[4] = {0};
     for (int i = 0; i < 32; i += 4) {
         for (int lane = 0; lane < 4; lane++) {
             int32_t size = (int32_t)(f32_bits(x[i + lane]) & 0x7fffffff);
-            most[lane] = size > most[lane] ? size : most[lane];
+            max[lane] = size > max[lane] ? size : max[lane];
         }
     }
-    int32_t a = most[0] > most[1] ? most[0] : most[1], b = most[2] > most[3] ? most[2] : most[3];
+    int32_t a = max[0] > max[1] ? max[0] : max[1], b = max[2] > max[3] ? max[2] : max[3];
     return a > b ? a : b;
 }
 
 static float scale_of(const float *x, size_t n) {
-    int32_t most = 0;
+    int32_t max = 0;
     for (size_t i = 0; i < n; i += 32) {
         int32_t size = largest(x + i);
-        most = size > most ? size : most;
+        max = size > max ? size : max;
     }
-    float d = f32_from_bits((uint32_t)most) / 127.0f;
+    float d = f32_from_bits((uint32_t)max) / 127.0f;
     return d < FLT_MIN ? 0.0f : d;
 }
 

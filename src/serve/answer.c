@@ -84,8 +84,8 @@ static size_t n_spaces(struct str s) {
 static size_t safe_length(struct str s, const char *tag) {
     size_t n = 0;
     while (n < s.len) {
-        size_t left = s.len - n, most = left < strlen(tag) ? left : strlen(tag);
-        if (memcmp(s.at + n, tag, most) == 0)
+        size_t left = s.len - n, shorter = left < strlen(tag) ? left : strlen(tag);
+        if (memcmp(s.at + n, tag, shorter) == 0)
             break;
         n++;
     }
@@ -317,7 +317,7 @@ static enum answer_finish finish_of(const struct answer *a, const struct job_end
     enum sched_end why = end->report.end;
     if (why == SCHED_END_FAILED)
         return FINISH_FAILED;
-    if (!a->has_stopped && (why == SCHED_END_MOST || why == SCHED_END_FULL))
+    if (!a->has_stopped && (why == SCHED_END_MAX_TOKENS || why == SCHED_END_FULL))
         return FINISH_LENGTH;
     if (!a->has_stopped && why == SCHED_END_CANCELLED)
         return FINISH_CUT;

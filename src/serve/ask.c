@@ -73,7 +73,7 @@ struct ask *ask_open(json_t *root, const struct ask_model *m) {
         return NULL;
     ask->root = json_incref(root);
     ask->n = 1;
-    ask->most = ask->n_top = ask->thinking_budget = -1;
+    ask->max_tokens = ask->n_top = ask->thinking_budget = -1;
     ask->sampling = m->sampling;
     ask->sampling.seed = drawn_seed();
     for (size_t i = 0; i < m->sampling.n_biases; i++)
@@ -298,14 +298,14 @@ static json_t *call_schemas(const struct ask *ask, const char *name, json_t *def
 
 /* One of the schemas, in groups: an anyOf has up to 64. Takes them. */
 static json_t *any_of(json_t *schemas) {
-    enum { MOST = 64 };
-    while (json_array_size(schemas) > MOST) {
+    enum { GROUP = 64 };
+    while (json_array_size(schemas) > GROUP) {
         json_t *groups = json_array(), *schema;
         size_t i;
         json_array_foreach(schemas, i, schema) {
-            if (i % MOST == 0)
+            if (i % GROUP == 0)
                 json_array_append_new(groups, json_pack("{s:[]}", "anyOf"));
-            json_array_append(json_object_get(json_array_get(groups, i / MOST), "anyOf"), schema);
+            json_array_append(json_object_get(json_array_get(groups, i / GROUP), "anyOf"), schema);
         }
         json_decref(schemas);
         schemas = groups;
@@ -753,15 +753,15 @@ static void look_for_thinking(struct ask *ask, const struct ask_model *m,
 
 static int append_text(const struct ask_model *m, struct ids *prompt, struct str text,
                        unsigned flags, struct err *err) {
-    size_t n = 0, room = m->context;
-    int32_t *more = realloc(prompt->at, (prompt->n + room) * sizeof *more);
+    size_t n = 0, capacity = m->context;
+    int32_t *more = realloc(prompt->at, (prompt->n + capacity) * sizeof *more);
     if (!more)
         return err_memory(err, "a prompt");
     prompt->at = more;
-    int status = sluice_encode(m->model, text.at, text.len, flags, more + prompt->n, room, &n);
+    int status = sluice_encode(m->model, text.at, text.len, flags, more + prompt->n, capacity, &n);
     if (status)
-        return n > room ? too_long(m, prompt->n + n, err)
-                        : err_set(err, status, "%s", sluice_status_text(status));
+        return n > capacity ? too_long(m, prompt->n + n, err)
+                            : err_set(err, status, "%s", sluice_status_text(status));
     prompt->n += n;
     return SLUICE_OK;
 }

@@ -56,12 +56,12 @@ struct ask {
     bool is_call_begun;  /* a call is required, and the prompt ends with its beginning */
     bool has_one_call;   /* calls after the first are dropped: parallel_tool_calls is false */
 
-    bool has_snapshot;           /* its messages begin with those of the snapshot that it names */
-    bool is_streamed, has_usage; /* usage in the stream: at its end, or ... */
-    bool has_live_usage;         /* ... with every chunk */
-    bool echoes;                 /* the prompt is part of the answer's text */
-    bool is_silent;              /* and all of it: the one token that is sampled is dropped */
-    int64_t n, most, n_top;      /* -1: no limit, no log probabilities */
+    bool has_snapshot;            /* its messages begin with those of the snapshot that it names */
+    bool is_streamed, has_usage;  /* usage in the stream: at its end, or ... */
+    bool has_live_usage;          /* ... with every chunk */
+    bool echoes;                  /* the prompt is part of the answer's text */
+    bool is_silent;               /* and all of it: the one token that is sampled is dropped */
+    int64_t n, max_tokens, n_top; /* -1: no limit, no log probabilities */
     struct sluice_sampling sampling;
     struct sluice_bias biases[SLUICE_MAX_BIASES];
     const char *stops[ASK_MAX_STOPS];

@@ -36,16 +36,16 @@ const json_t *fields_any(const struct fields *f, const char *name) {
     return json_is_null(value) ? NULL : value;
 }
 
-void fields_float(struct fields *f, const char *name, double least, double most, float *value) {
+void fields_float(struct fields *f, const char *name, double min, double max, float *value) {
     const json_t *v = fields_any(f, name);
     if (!v)
         return;
     double found = json_number_value(v);
     if (!json_is_number(v))
-        fields_refuse(f, name, "%s is %s, expected a number from %g to %g", name, json_kind(v),
-                      least, most);
-    else if (!(found >= least && found <= most))
-        fields_refuse(f, name, "%s is %g, expected %g to %g", name, found, least, most);
+        fields_refuse(f, name, "%s is %s, expected a number from %g to %g", name, json_kind(v), min,
+                      max);
+    else if (!(found >= min && found <= max))
+        fields_refuse(f, name, "%s is %g, expected %g to %g", name, found, min, max);
     else
         *value = (float)found;
 }
@@ -62,7 +62,7 @@ static bool is_whole(const json_t *v, int64_t *out) {
     return true;
 }
 
-void fields_int(struct fields *f, const char *name, int64_t least, int64_t most, int64_t *value) {
+void fields_int(struct fields *f, const char *name, int64_t min, int64_t max, int64_t *value) {
     const json_t *v = fields_any(f, name);
     int64_t found;
     if (!v)
@@ -70,9 +70,9 @@ void fields_int(struct fields *f, const char *name, int64_t least, int64_t most,
     if (!is_whole(v, &found))
         fields_refuse(f, name, "%s is %s, expected a whole number", name,
                       json_is_real(v) ? "a fraction" : json_kind(v));
-    else if (found < least || found > most)
+    else if (found < min || found > max)
         fields_refuse(f, name, "%s is %lld, expected %lld to %lld", name, (long long)found,
-                      (long long)least, (long long)most);
+                      (long long)min, (long long)max);
     else
         *value = found;
 }

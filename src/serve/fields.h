@@ -16,8 +16,8 @@ struct fields {
     struct err err;
 };
 
-void fields_float(struct fields *f, const char *name, double least, double most, float *value);
-void fields_int(struct fields *f, const char *name, int64_t least, int64_t most, int64_t *value);
+void fields_float(struct fields *f, const char *name, double min, double max, float *value);
+void fields_int(struct fields *f, const char *name, int64_t min, int64_t max, int64_t *value);
 void fields_bool(struct fields *f, const char *name, bool *value);
 /* Borrowed, and without zero bytes. */
 void fields_string(struct fields *f, const char *name, const char **value);

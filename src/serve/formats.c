@@ -23,15 +23,15 @@ struct formats {
     struct token_texts *texts; /* made when first asked for */
     struct entry *kept[KEPT];
     uint64_t clock;
-    size_t most_bytes;
+    size_t max_bytes;
 };
 
-struct formats *formats_open(const sluice_model *model, size_t most_bytes) {
+struct formats *formats_open(const sluice_model *model, size_t max_bytes) {
     struct formats *f = calloc(1, sizeof *f);
     if (!f)
         return NULL;
     f->model = model;
-    f->most_bytes = most_bytes;
+    f->max_bytes = max_bytes;
     pthread_mutex_init(&f->lock, NULL);
     return f;
 }
@@ -100,7 +100,7 @@ static size_t kept_bytes(const struct formats *f) {
 /* Those not used for longest go until the rest is small enough; the newest stays. Under the lock.
  */
 static void shrink(struct formats *f) {
-    while (kept_bytes(f) > f->most_bytes) {
+    while (kept_bytes(f) > f->max_bytes) {
         int oldest = -1;
         for (int i = 0; i < KEPT; i++)
             if (f->kept[i] && f->kept[i]->used < f->clock &&

@@ -22,7 +22,7 @@ struct format {
 enum { FORMATS_BYTES = 256 << 20 }; /* that are worth keeping, on a server */
 
 /* Keeps at most so many bytes of grammars. NULL when memory ran out. The model is borrowed. */
-struct formats *formats_open(const sluice_model *model, size_t most_bytes);
+struct formats *formats_open(const sluice_model *model, size_t max_bytes);
 void formats_close(struct formats *f); /* after all references are released; takes NULL */
 
 /* Any thread. `text`: the grammar or the schema; of FORMAT_JSON (any JSON object) none. A reference

@@ -12,7 +12,7 @@
 #include "base/size.h"
 
 enum {
-    LEAST = 3,       /* tokens in common: fewer are right too seldom */
+    MIN_MATCH = 3,   /* tokens in common: fewer are right too seldom */
     LONGEST = 32,    /* that are compared */
     PLACES = 16,     /* of a bucket that are looked at */
     RETRY = 64,      /* guesses that are declined before one is drafted all the same */
@@ -49,7 +49,7 @@ static uint32_t *bucket_of(const struct lookup *l, const int32_t *at) {
 
 /* All places before the last of n tokens. */
 static void extend(struct lookup *l, const int32_t *tokens, uint32_t n) {
-    for (l->n = max_u32(l->n, LEAST); l->n < n; l->n++) {
+    for (l->n = max_u32(l->n, MIN_MATCH); l->n < n; l->n++) {
         uint32_t *bucket = bucket_of(l, tokens + l->n);
         l->previous[l->n] = *bucket;
         *bucket = l->n + 1;
@@ -67,7 +67,7 @@ static uint32_t common(const int32_t *tokens, uint32_t a, uint32_t b) {
 /* The place whose tokens before it are the last of all, most of them, the newest of several such;
  * 0: there is none. */
 static uint32_t find(const struct lookup *l, const int32_t *tokens, uint32_t n) {
-    uint32_t best = 0, longest = LEAST - 1, at = *bucket_of(l, tokens + n);
+    uint32_t best = 0, longest = MIN_MATCH - 1, at = *bucket_of(l, tokens + n);
     for (uint32_t i = 0; i < PLACES && at && longest < LONGEST; i++, at = l->previous[at - 1]) {
         uint32_t same = common(tokens, n, at - 1);
         if (same > longest) {
@@ -94,15 +94,15 @@ static void learn(struct lookup *l, const int32_t *tokens, uint32_t n) {
 }
 
 /* A text that repeats itself goes on from its own end. */
-uint32_t lookup_guess(struct lookup *l, const int32_t *tokens, uint32_t n, uint32_t most) {
+uint32_t lookup_guess(struct lookup *l, const int32_t *tokens, uint32_t n, uint32_t max) {
     learn(l, tokens, n);
-    if (n <= LEAST)
+    if (n <= MIN_MATCH)
         return 0;
     extend(l, tokens, n);
     uint32_t at = find(l, tokens, n), period = n - at;
     if (at == 0)
         return 0;
-    l->n_guess = min_u32(most, LOOKUP_MOST);
+    l->n_guess = min_u32(max, LOOKUP_MAX);
     l->guess_at = n;
     for (uint32_t i = 0; i < l->n_guess; i++)
         l->guess[i] = i < period ? tokens[at + i] : l->guess[i - period];

@@ -15,7 +15,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-enum { LOOKUP_MOST = 32 }; /* tokens of a draft */
+enum { LOOKUP_MAX = 32 }; /* tokens of a draft */
 
 struct lookup {
     uint32_t *newest; /* (buckets) by the hash of three tokens: 1 + the place after them; 0: none */
@@ -23,7 +23,7 @@ struct lookup {
     uint32_t n_buckets; /* a power of two */
     uint32_t n;         /* tokens that are in the index */
     float rightness;    /* share of guesses that were right, the newest counting most */
-    int32_t guess[LOOKUP_MOST]; /* of the tokens after the first guess_at */
+    int32_t guess[LOOKUP_MAX]; /* of the tokens after the first guess_at */
     uint32_t n_guess, guess_at;
     uint32_t n_declined; /* guesses in a row that were not thought worth a draft */
 };
@@ -34,9 +34,9 @@ size_t lookup_bytes(uint32_t capacity);
 void lookup_init(struct lookup *l, void *memory, uint32_t capacity);
 
 /* What probably comes after these n tokens, which begin with those of earlier calls: the lookup's
- * `guess`. Returns how many tokens it is, 0 to `most`. What came since the last guess is learnt
+ * `guess`. Returns how many tokens it is, 0 to `max`. What came since the last guess is learnt
  * from. */
-uint32_t lookup_guess(struct lookup *l, const int32_t *tokens, uint32_t n, uint32_t most);
+uint32_t lookup_guess(struct lookup *l, const int32_t *tokens, uint32_t n, uint32_t max);
 
 /* ---- how much to draft ------------------------------------------------------------------------
  */

@@ -28,9 +28,9 @@ struct request {
     struct sched_request asked; /* its pointers lead into memory */
     void *memory;               /* hashes, biases, ends, tokens, lookups */
     uint64_t *hashes;           /* (answers, pages of tokens) */
-    int32_t *tokens;            /* (answers, n_prompt + most) */
-    char *lookups; /* (answers) each of lookup_bytes; NULL: its tokens are not drafted */
-    uint32_t most; /* new tokens that fit, and are wanted */
+    int32_t *tokens;            /* (answers, n_prompt + max_tokens) */
+    char *lookups;       /* (answers) each of lookup_bytes; NULL: its tokens are not drafted */
+    uint32_t max_tokens; /* new tokens that fit, and are wanted */
     uint32_t live;
     bool is_cancelled;
     double submitted;
@@ -40,7 +40,7 @@ struct answer {
     struct request *request;    /* NULL: free */
     struct answer *prev, *next; /* in its list; next also in the list of free ones */
     uint64_t age;               /* smaller is older */
-    int32_t *tokens;            /* (n_prompt + most) */
+    int32_t *tokens;            /* (n_prompt + max_tokens) */
     uint32_t n;
     uint64_t *hashes; /* of each full page of tokens and all before it */
     sluice_seq *seq;  /* NULL: it waits */
@@ -68,8 +68,8 @@ struct sched {
     const sluice_model *model;
     sluice_engine *engine;
     struct sluice_facts facts;
-    uint32_t context;     /* most tokens of a sequence: all pages may be fewer than the engine's */
-    uint32_t page;        /* tokens of a page */
+    uint32_t context; /* maximum tokens of a sequence: all pages may be fewer than the engine's */
+    uint32_t page;    /* tokens of a page */
     uint32_t n_sequences; /* that may run */
     uint32_t n_answers;   /* in the table below: also the number of requests */
     bool has_no_bursts, has_no_reuse;
@@ -82,7 +82,7 @@ struct sched {
     uint32_t n_cancelled; /* requests that are marked */
     uint32_t n_suspects;
     uint64_t next_age, next_serial;
-    uint32_t drafts; /* most of a step; 0: none */
+    uint32_t drafts; /* maximum per step; 0: none */
     struct pace pace;
     struct pace_step step; /* the next one */
     bool is_paced;         /* it has no rows of prompts */
@@ -282,15 +282,15 @@ static void push_token(const struct sched *s, struct answer *a, int32_t token) {
  * tokens: a mistake would only make an answer wait needlessly. */
 static uint32_t common_tokens(const struct sched *s, const struct answer *a,
                               const struct answer *b) {
-    uint32_t same = 0, most = min_u32(a->n, b->n) / s->page;
-    while (same < most) {
-        uint32_t middle = (same + most + 1) / 2;
+    uint32_t low = 0, high = min_u32(a->n, b->n) / s->page;
+    while (low < high) {
+        uint32_t middle = (low + high + 1) / 2;
         if (a->hashes[middle - 1] == b->hashes[middle - 1])
-            same = middle;
+            low = middle;
         else
-            most = middle - 1;
+            high = middle - 1;
     }
-    return same * s->page;
+    return low * s->page;
 }
 
 /* The tokens that it shares with one that runs, which has read them. */
@@ -353,7 +353,7 @@ static int check_request(const struct sched *s, const struct sched_request *q, s
         return err_set(err, s->failure.code, "%s", s->failure.text);
     if (!q->prompt || q->n_prompt == 0)
         return err_set(err, SLUICE_ERR_ARGUMENT, "the prompt is empty, expected tokens");
-    if (q->most == 0)
+    if (q->max_tokens == 0)
         return err_set(err, SLUICE_ERR_ARGUMENT, "0 new tokens, expected at least 1");
     if (q->sampling.n_biases > SLUICE_MAX_BIASES || (q->sampling.n_biases && !q->sampling.biases))
         return err_set(err, SLUICE_ERR_ARGUMENT, "%zu logit biases, expected at most %d",
@@ -384,7 +384,7 @@ static struct request *find_place(struct sched *s) {
 
 /* The request's memory: a copy of what its pointers lead to, and room for its answers. */
 static bool copy_request(const struct sched *s, struct request *r, const struct sched_request *q) {
-    size_t n_tokens = q->n_prompt + r->most, answers = max_u32(q->answers, 1);
+    size_t n_tokens = q->n_prompt + r->max_tokens, answers = max_u32(q->answers, 1);
     size_t hash_bytes = answers * (n_tokens / s->page) * sizeof(uint64_t);
     size_t bias_bytes = q->sampling.n_biases * sizeof *q->sampling.biases;
     size_t end_bytes = q->n_ends * sizeof *q->ends;
@@ -409,7 +409,7 @@ static bool copy_request(const struct sched *s, struct request *r, const struct 
 static void add_answer(struct sched *s, struct request *r, uint32_t number,
                        const struct sched_request *q) {
     struct answer *a = s->free_answers;
-    size_t n_tokens = q->n_prompt + r->most;
+    size_t n_tokens = q->n_prompt + r->max_tokens;
     s->free_answers = a->next;
     *a = (struct answer){
         .request = r,
@@ -443,7 +443,7 @@ int sched_submit(struct sched *s, const struct sched_request *q, uint64_t *id, s
     struct request *r = find_place(s);
     *r = (struct request){.submitted = seconds_now()};
     /* The last token of an answer is never fed, so it needs no place in the context. */
-    r->most = min_u32(q->most, s->context - (uint32_t)q->n_prompt + 1);
+    r->max_tokens = min_u32(q->max_tokens, s->context - (uint32_t)q->n_prompt + 1);
     if (!copy_request(s, r, q)) {
         s->counters.refused++;
         return err_memory(err, "a request");
@@ -613,7 +613,7 @@ static uint32_t pages_to_come(const struct sched *s, const struct answer *a) {
 
 /* Pages that it may need for tokens it does not have yet. Its last one is never fed. */
 static uint32_t pages_to_grow(const struct sched *s, const struct answer *a) {
-    return div_up(a->report.n_prompt + a->request->most - 1, s->page) - div_up(a->n, s->page);
+    return div_up(a->report.n_prompt + a->request->max_tokens - 1, s->page) - div_up(a->n, s->page);
 }
 
 /* Whether there are pages for one that needs so many, for those that run, and some for these to
@@ -653,7 +653,7 @@ static void admit_suspect(struct sched *s) {
 /* Those that wait for a prefix or for the disk let others go first; when only the disk is waited
  * for, the oldest does so. */
 static void admit(struct sched *s) {
-    enum { MOST_LOOKED_AT = 64 }; /* of those that wait: a step must not take long */
+    enum { MAX_LOOKED_AT = 64 }; /* of those that wait: a step must not take long */
     struct answer *oldest = NULL;
     uint32_t n = 0;
     if (s->n_suspects > 0) {
@@ -663,7 +663,7 @@ static void admit(struct sched *s) {
     for (struct answer *a = s->waiting.first, *next; a && s->running.n < s->n_sequences; a = next) {
         next = a->next;
         if (waits_for_prefix(s, a)) {
-            if (++n == MOST_LOOKED_AT)
+            if (++n == MAX_LOOKED_AT)
                 break;
             continue;
         }
@@ -671,7 +671,7 @@ static void admit(struct sched *s) {
             break;
         if (waits_for_disk(s, a)) {
             oldest = oldest ? oldest : a;
-            if (++n == MOST_LOOKED_AT)
+            if (++n == MAX_LOOKED_AT)
                 break;
             continue;
         }
@@ -756,10 +756,10 @@ static uint32_t waiting_of(const struct answer *a) {
     return waiting;
 }
 
-/* Drafts what will probably follow the one token of it that waits; at most `most` tokens. */
-static uint32_t draft_one(struct sched *s, struct answer *a, uint32_t most) {
-    uint32_t n = 0, left = a->request->most - a->report.n_new - 1;
-    if (a->request->lookups && lookup_guess(&a->lookup, a->tokens, a->n, min_u32(most, left)))
+/* Drafts what will probably follow the one token of it that waits; at most `max` tokens. */
+static uint32_t draft_one(struct sched *s, struct answer *a, uint32_t max) {
+    uint32_t n = 0, left = a->request->max_tokens - a->report.n_new - 1;
+    if (a->request->lookups && lookup_guess(&a->lookup, a->tokens, a->n, min_u32(max, left)))
         n = pace_choose(&s->pace, &s->step, &a->lookup);
     if ((n || a->n_drafted) && sluice_seq_draft(a->seq, a->lookup.guess, n))
         n = 0;
@@ -769,7 +769,7 @@ static uint32_t draft_one(struct sched *s, struct answer *a, uint32_t most) {
 
 /* Only in steps without rows of prompts: those take longer, and nobody knows how long. */
 static void draft(struct sched *s) {
-    uint32_t n = 0, most = s->drafts;
+    uint32_t n = 0, drafts_left = s->drafts;
     s->is_paced = true;
     for (const struct answer *a = s->running.first; a; a = a->next) {
         uint32_t waiting = waiting_of(a);
@@ -777,9 +777,9 @@ static void draft(struct sched *s) {
         n += waiting;
     }
     s->step = (struct pace_step){n, n};
-    for (struct answer *a = s->running.first; a && s->is_paced && most; a = a->next)
+    for (struct answer *a = s->running.first; a && s->is_paced && drafts_left; a = a->next)
         if (waiting_of(a) == 1)
-            most -= draft_one(s, a, most);
+            drafts_left -= draft_one(s, a, drafts_left);
 }
 
 /* Steps that may be made at once: nobody waits, also not for a first token, and none gets more
@@ -787,7 +787,7 @@ static void draft(struct sched *s) {
 static uint32_t steps_at_once(const struct sched *s) {
     uint32_t n = s->waiting.n || s->has_no_bursts ? 1 : UINT32_MAX;
     for (const struct answer *a = s->running.first; a && n > 1; a = a->next)
-        n = min_u32(n, a->report.n_new ? a->request->most - a->report.n_new : 1);
+        n = min_u32(n, a->report.n_new ? a->request->max_tokens - a->report.n_new : 1);
     double step = s->burst_seconds > 0 ? pace_seconds(&s->pace, s->step.rows) : 0;
     if (step > 0 && n > 1 && s->burst_seconds / step < n)
         n = s->burst_seconds > step ? (uint32_t)(s->burst_seconds / step) : 1;
@@ -837,8 +837,9 @@ static bool take(struct sched *s, struct answer *a, int32_t token, const float *
         return false;
     if (!goes_on)
         end(s, a, SCHED_END_STOPPED, NULL);
-    else if (a->report.n_new == r->most)
-        end(s, a, r->most == r->asked.most ? SCHED_END_MOST : SCHED_END_FULL, NULL);
+    else if (a->report.n_new == r->max_tokens)
+        end(s, a, r->max_tokens == r->asked.max_tokens ? SCHED_END_MAX_TOKENS : SCHED_END_FULL,
+            NULL);
     else
         return true;
     return false;

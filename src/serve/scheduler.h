@@ -46,12 +46,12 @@ struct sched_token {
 };
 
 enum sched_end {
-    SCHED_END_TOKEN,     /* an end token was sampled; it is not handed out */
-    SCHED_END_STOPPED,   /* on_token returned false */
-    SCHED_END_MOST,      /* it has as many tokens as were asked for */
-    SCHED_END_FULL,      /* as many as the context, or all pages of the KV cache, hold */
-    SCHED_END_CANCELLED, /* sched_cancel or sched_close */
-    SCHED_END_FAILED,    /* status and error say why */
+    SCHED_END_TOKEN,      /* an end token was sampled; it is not handed out */
+    SCHED_END_STOPPED,    /* on_token returned false */
+    SCHED_END_MAX_TOKENS, /* it has as many tokens as were asked for */
+    SCHED_END_FULL,       /* as many as the context, or all pages of the KV cache, hold */
+    SCHED_END_CANCELLED,  /* sched_cancel or sched_close */
+    SCHED_END_FAILED,     /* status and error say why */
 };
 
 /* What became of an answer. Seconds count from sched_submit on. */
@@ -108,10 +108,10 @@ enum { SCHED_MARKS = 4 };
 struct sched_request {
     const int32_t *prompt; /* at least one token */
     size_t n_prompt;
-    uint32_t most;    /* new tokens of an answer, at least 1 */
-    uint32_t answers; /* of the prompt, which is read once for all of them; 0 means 1 */
-    uint64_t age;     /* 0: a new one. Else that of an answer that has ended, which its only one
-                       * goes on from: in the same place, and counted with it */
+    uint32_t max_tokens; /* new tokens of an answer, at least 1 */
+    uint32_t answers;    /* of the prompt, which is read once for all of them; 0 means 1 */
+    uint64_t age;        /* 0: a new one. Else that of an answer that has ended, which its only one
+                          * goes on from: in the same place, and counted with it */
     struct sluice_sampling sampling; /* answer i is sampled with seed + i */
     const int32_t *ends;             /* tokens that end an answer; NULL: sluice_token_is_end */
     size_t n_ends;                   /* 0 and ends not NULL: none does */

@@ -13,7 +13,7 @@
 
 #include "base/outfile.h"
 
-enum { MOST = 4096 }; /* snapshots, so that a list stays short */
+enum { MAX_SNAPSHOTS = 4096 }; /* snapshots, so that a list stays short */
 
 static const char ending[] = ".json";
 
@@ -30,7 +30,7 @@ struct snapshots {
     char *folder; /* NULL: in memory */
     struct entry *first;
     uint32_t n;
-    uint64_t bytes, most_bytes;
+    uint64_t bytes, max_bytes;
 };
 
 bool snapshot_id_is_good(const char *id) {
@@ -103,7 +103,7 @@ static void note_file(struct snapshots *s, int folder, const char *name) {
         return;
     memcpy(e.id, name, n - (sizeof ending - 1));
     if (!snapshot_id_is_good(e.id) || fstatat(folder, name, &st, AT_SYMLINK_NOFOLLOW) ||
-        !S_ISREG(st.st_mode) || s->n >= MOST)
+        !S_ISREG(st.st_mode) || s->n >= MAX_SNAPSHOTS)
         return;
     struct entry *copy = malloc(sizeof *copy);
     if (!copy)
@@ -156,7 +156,7 @@ static char *read_file(const struct snapshots *s, const char *id, size_t *n, boo
     struct stat st;
     *is_there = fd >= 0 || (errno != ENOENT && errno != ENOTDIR);
     bool is_file = fd >= 0 && fstat(fd, &st) == 0 && S_ISREG(st.st_mode) &&
-                   (uint64_t)st.st_size <= s->most_bytes;
+                   (uint64_t)st.st_size <= s->max_bytes;
     if (is_file && (text = malloc((size_t)st.st_size + 1))) {
         ssize_t got = read(fd, text, (size_t)st.st_size);
         text[ *n = got > 0 ? (size_t)got : 0] = 0;
@@ -170,12 +170,12 @@ static char *read_file(const struct snapshots *s, const char *id, size_t *n, boo
 /* ---- open and close ---------------------------------------------------------------------------
  */
 
-int snapshots_open(struct snapshots **out, const char *folder, uint64_t most_bytes,
+int snapshots_open(struct snapshots **out, const char *folder, uint64_t max_bytes,
                    struct err *err) {
     struct snapshots *s = *out = calloc(1, sizeof *s);
     if (!s)
         return err_memory(err, "snapshots");
-    s->most_bytes = most_bytes;
+    s->max_bytes = max_bytes;
     pthread_mutex_init(&s->lock, NULL);
     int status = folder ? make_folder(s, folder, err) : SLUICE_OK;
     if (!status && folder)
@@ -200,17 +200,17 @@ void snapshots_close(struct snapshots *s) {
 /* ---- snapshots --------------------------------------------------------------------------------
  */
 
-static int check_room(struct snapshots *s, const char *id, size_t bytes, struct err *err) {
+static int check_fits(struct snapshots *s, const char *id, size_t bytes, struct err *err) {
     const struct entry *before = *find(s, id);
     uint64_t others = s->bytes - (before ? before->bytes : 0);
-    if (bytes > s->most_bytes - (others < s->most_bytes ? others : s->most_bytes))
+    if (bytes > s->max_bytes - (others < s->max_bytes ? others : s->max_bytes))
         return err_set(err, SLUICE_ERR_MEMORY,
                        "snapshot %s has %zu bytes, and the others %llu, expected at most %llu "
                        "together: delete some",
-                       id, bytes, (unsigned long long)others, (unsigned long long)s->most_bytes);
-    if (!before && s->n >= MOST)
+                       id, bytes, (unsigned long long)others, (unsigned long long)s->max_bytes);
+    if (!before && s->n >= MAX_SNAPSHOTS)
         return err_set(err, SLUICE_ERR_MEMORY,
-                       "there are %d snapshots, expected fewer: delete some", MOST);
+                       "there are %d snapshots, expected fewer: delete some", MAX_SNAPSHOTS);
     return SLUICE_OK;
 }
 
@@ -226,7 +226,7 @@ int snapshots_put(struct snapshots *s, const char *id, struct str text, struct e
     *e = (struct entry){.created = time(NULL), .bytes = text.len, .text = copy};
     snprintf(e->id, sizeof e->id, "%s", id);
     pthread_mutex_lock(&s->lock);
-    int status = check_room(s, id, text.len, err);
+    int status = check_fits(s, id, text.len, err);
     if (!status && s->folder)
         status = write_file(s, id, text, err);
     if (!status) {

@@ -21,8 +21,7 @@ enum { SNAPSHOT_MAX_ID = 64 };
 struct snapshots;
 
 /* What is in the folder (NULL: none) is known afterwards. At most so many bytes. */
-int snapshots_open(struct snapshots **out, const char *folder, uint64_t most_bytes,
-                   struct err *err);
+int snapshots_open(struct snapshots **out, const char *folder, uint64_t max_bytes, struct err *err);
 void snapshots_close(struct snapshots *s); /* takes NULL */
 
 bool snapshot_id_is_good(const char *id);

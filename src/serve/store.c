@@ -19,14 +19,14 @@ struct store {
     pthread_mutex_t lock;
     struct entry *buckets[BUCKETS];
     struct entry *newest, *oldest;
-    size_t bytes, most_bytes;
+    size_t bytes, max_bytes;
 };
 
-struct store *store_open(size_t most_bytes) {
+struct store *store_open(size_t max_bytes) {
     struct store *s = calloc(1, sizeof *s);
     if (!s)
         return NULL;
-    s->most_bytes = most_bytes;
+    s->max_bytes = max_bytes;
     pthread_mutex_init(&s->lock, NULL);
     return s;
 }
@@ -70,7 +70,7 @@ static void drop(struct store *s, struct entry **at) {
 }
 
 void store_put(struct store *s, struct hash128 name, const void *bytes, size_t n) {
-    struct entry *e = n < s->most_bytes ? malloc(sizeof *e + n) : NULL;
+    struct entry *e = n < s->max_bytes ? malloc(sizeof *e + n) : NULL;
     if (!e)
         return;
     e->name = name;
@@ -85,7 +85,7 @@ void store_put(struct store *s, struct hash128 name, const void *bytes, size_t n
     *find(s, name) = e;
     link_newest(s, e);
     s->bytes += OVERHEAD + n;
-    while (s->bytes > s->most_bytes)
+    while (s->bytes > s->max_bytes)
         drop(s, find(s, s->oldest->name));
     pthread_mutex_unlock(&s->lock);
 }

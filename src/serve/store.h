@@ -8,7 +8,7 @@
 struct store;
 
 /* Keeps at most so many bytes. NULL when memory ran out. */
-struct store *store_open(size_t most_bytes);
+struct store *store_open(size_t max_bytes);
 void store_close(struct store *s); /* takes NULL */
 
 /* Keeps a copy, in place of what it has under that name; nothing when memory ran out or it

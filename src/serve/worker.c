@@ -35,7 +35,7 @@ struct worker {
     uint32_t width, n_logits; /* of a hidden state, of a row of logits */
     uint32_t *no_ends;        /* all tokens but those that end an answer */
     uint32_t sequences;       /* answers that run at once */
-    uint32_t context;         /* most tokens of one */
+    uint32_t context;         /* maximum tokens of one */
     pthread_t thread;
     bool has_thread;
 
@@ -48,7 +48,7 @@ struct worker {
 
     /* The thread's own. */
     struct job *jobs;     /* that run, by next and previous */
-    struct job **touched; /* a job has at least one answer, so most_answers are enough */
+    struct job **touched; /* a job has at least one answer, so max_answers are enough */
     size_t n_touched;
     double now; /* of the step whose tokens are handed out; 0: not looked at yet */
     struct {
@@ -63,7 +63,7 @@ struct worker {
 static void touch(struct worker *w, struct job *job) {
     if (job->is_touched)
         return;
-    CHECK(w->n_touched < w->state.most_answers);
+    CHECK(w->n_touched < w->state.max_answers);
     job->is_touched = true;
     w->touched[w->n_touched++] = job;
 }
@@ -126,8 +126,8 @@ static void find_top(struct worker *w, const float *logits, uint32_t n) {
 
 static struct job_logprobs *logprobs_of(struct worker *w, const float *logits, int32_t token,
                                         int n_top) {
-    uint32_t most = sizeof w->top / sizeof *w->top,
-             n = (uint32_t)n_top < most ? (uint32_t)n_top : most;
+    uint32_t capacity = sizeof w->top / sizeof *w->top,
+             n = (uint32_t)n_top < capacity ? (uint32_t)n_top : capacity;
     n = n < (uint32_t)w->n_tokens ? n : (uint32_t)w->n_tokens;
     struct job_logprobs *out = malloc(sizeof *out + n * sizeof *out->top);
     if (!out)
@@ -203,7 +203,7 @@ static bool tell(struct worker *w, struct job_choice *c, int32_t token, const fl
 static bool has_room_to_close(const struct worker *w, const struct job_choice *c) {
     const struct job *job = c->job;
     size_t n = c->n_new + job->thinking.n_closing;
-    return n < job->most && job->prompts[c->number / job->answers].n + n < w->context;
+    return n < job->max_tokens && job->prompts[c->number / job->answers].n + n < w->context;
 }
 
 static bool hand_out(struct worker *w, struct job_choice *c, int32_t token, const float *logits) {
@@ -380,7 +380,7 @@ static int go_on(struct worker *w, struct job_choice *c, uint32_t prompt,
         struct sched_request request = {
             .prompt = tokens,
             .n_prompt = n,
-            .most = job->most - c->n_new,
+            .max_tokens = job->max_tokens - c->n_new,
             .age = report->age,
             .sampling = job->sampling,
         };
@@ -507,7 +507,7 @@ static int start_prompt(struct worker *w, struct job *job, uint32_t p, struct er
     struct sched_request request = {
         .prompt = job->prompts[p].tokens,
         .n_prompt = job->prompts[p].n,
-        .most = job->most,
+        .max_tokens = job->max_tokens,
         .answers = job->answers,
         .sampling = job->sampling,
     };
@@ -710,12 +710,12 @@ static int admit(struct worker *w, const struct job *job, struct err *err) {
     int status = check_works(w, err);
     if (status)
         return status;
-    if (job->answers > s->most_answers)
+    if (job->answers > s->max_answers)
         return err_set(err, SLUICE_ERR_ARGUMENT, "%u answers requested, expected at most %u",
-                       job->answers, s->most_answers);
-    if (s->n_answers + job->n_slots > s->most_answers)
+                       job->answers, s->max_answers);
+    if (s->n_answers + job->n_slots > s->max_answers)
         return err_set(err, SLUICE_ERR_MEMORY, "%u answers run or wait, and there is room for %u",
-                       s->n_answers, s->most_answers);
+                       s->n_answers, s->max_answers);
     s->n_answers += job->n_slots;
     return SLUICE_OK;
 }
@@ -810,10 +810,10 @@ int worker_open(struct worker **out, const struct worker_options *o, struct err 
     w->sequences = choice.sequences;
     sluice_engine_pages(o->engine, &pages);
     w->context = min_u32(choice.context, pages.total * pages.tokens);
-    w->state.most_answers = choice.sequences + o->queue;
+    w->state.max_answers = choice.sequences + o->queue;
     pthread_mutex_init(&w->lock, NULL);
     pthread_cond_init(&w->wakes, NULL);
-    w->touched = calloc(w->state.most_answers, sizeof *w->touched);
+    w->touched = calloc(w->state.max_answers, sizeof *w->touched);
     int status = w->touched && w->no_ends
                      ? sched_open(&w->sched, o->model, o->engine, &options, err)
                      : err_memory(err, "the worker");

@@ -64,7 +64,7 @@ struct job_choice; /* the worker's own */
 /* Begin with job_begin and fill in the first part; all is borrowed until release. */
 struct job {
     const struct job_prompt *prompts;
-    uint32_t n_prompts, answers, most;
+    uint32_t n_prompts, answers, max_tokens;
     struct sluice_sampling sampling; /* choice i: seed + i */
     int n_top;                       /* the likeliest tokens to tell with each; below 0: none */
     bool ignores_ends;               /* no token ends an answer */
@@ -155,8 +155,8 @@ struct worker_state {
     struct sluice_counters engine;
     struct sluice_pages pages;
     struct sluice_kept kept;
-    uint32_t n_answers, most_answers; /* taken and not ended; the most there may be */
-    bool has_failed;                  /* the device is gone */
+    uint32_t n_answers, max_answers; /* taken and not ended; the limit */
+    bool has_failed;                 /* the device is gone */
 };
 void worker_state(struct worker *worker, struct worker_state *out);
 

@@ -337,11 +337,11 @@ static bool justify(struct run *run, const struct call *call, bool left, bool ri
         return false;
     if (jinja_count_chars(fill) != 1)
         return jinja_fail(run, "The fill character must be exactly one character long");
-    int64_t room = width > have ? width - have : 0, before = left ? room : 0;
+    int64_t padding = width > have ? width - have : 0, before = left ? padding : 0;
     if (left && right) /* Python's rounding: to the left when both are odd */
-        before = room / 2 + (room & width & 1);
+        before = padding / 2 + (padding & width & 1);
     return put_times(run, fill, before) && jinja_put(run, self_text(call)) &&
-           put_times(run, fill, room - before) && jinja_take(run, mark, out);
+           put_times(run, fill, padding - before) && jinja_take(run, mark, out);
 }
 
 static bool str_ljust(struct run *run, const struct call *call, struct value *out) {

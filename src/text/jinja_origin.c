@@ -84,7 +84,7 @@ bool jinja_origins_give(struct run *run, size_t start, struct text_buffer *to) {
 }
 
 /* Room for a text of n bytes and a zero. */
-static struct kept *room_for(struct run *run, size_t n) {
+static struct kept *new_kept(struct run *run, size_t n) {
     struct kept *k = run->kept;
     if (k && k->capacity - k->used > n)
         return k;
@@ -101,7 +101,7 @@ static struct kept *room_for(struct run *run, size_t n) {
 }
 
 char *jinja_origins_keep(struct run *run, struct str text) {
-    struct kept *k = room_for(run, text.len);
+    struct kept *k = new_kept(run, text.len);
     if (!k || !jinja_charge(run, 32 + text.len / 4))
         return NULL;
     char *copy = k->text + k->used;

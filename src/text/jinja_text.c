@@ -440,9 +440,9 @@ static bool read_directive(struct run *run, struct formatting *f, struct str *s,
 
 static bool put_padded(struct run *run, const struct directive *d, struct str text) {
     size_t have = jinja_count_chars(text), width = (size_t)d->width;
-    uint64_t room = width > have ? width - have : 0;
-    return jinja_put_times(run, STR(" "), d->is_left ? 0 : room) && jinja_put(run, text) &&
-           jinja_put_times(run, STR(" "), d->is_left ? room : 0);
+    uint64_t padding = width > have ? width - have : 0;
+    return jinja_put_times(run, STR(" "), d->is_left ? 0 : padding) && jinja_put(run, text) &&
+           jinja_put_times(run, STR(" "), d->is_left ? padding : 0);
 }
 
 static bool put_text_directive(struct run *run, const struct directive *d) {

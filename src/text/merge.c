@@ -66,7 +66,7 @@ struct merge_node {
 #define NO_NODE UINT32_MAX
 
 /* Makes room for n elements; what was there need not stay. */
-static int make_room(void **at, size_t *capacity, size_t n, size_t element, struct err *err) {
+static int reserve(void **at, size_t *capacity, size_t n, size_t element, struct err *err) {
     if (n <= *capacity)
         return SLUICE_OK;
     uint64_t bytes;
@@ -82,7 +82,7 @@ static int make_room(void **at, size_t *capacity, size_t n, size_t element, stru
 int merger_reserve(struct merger *m, size_t n, struct err *err) {
     if (n >= NO_NODE / 2)
         return err_set(err, SLUICE_ERR_MEMORY, "a word of %zu bytes is too long to tokenize", n);
-    return make_room((void **)&m->symbols, &m->symbol_capacity, n, sizeof *m->symbols, err);
+    return reserve((void **)&m->symbols, &m->symbol_capacity, n, sizeof *m->symbols, err);
 }
 
 void merger_free(struct merger *m) {
@@ -125,21 +125,21 @@ static void merge_short(struct merger *m, const struct pairs *pairs) {
  * children is found without branches, which would be mispredicted half the time. */
 static void heap_sink(uint64_t *heap, size_t n, size_t i, uint64_t entry) {
     for (;;) {
-        size_t child = i * ARITY + 1, least = child;
+        size_t child = i * ARITY + 1, smallest = child;
         if (child + ARITY <= n) {
             uint64_t low = heap[child];
             for (size_t c = child + 1; c < child + ARITY; c++) {
-                least = heap[c] < low ? c : least;
+                smallest = heap[c] < low ? c : smallest;
                 low = heap[c] < low ? heap[c] : low;
             }
         } else {
             for (size_t c = child + 1; c < n; c++)
-                least = heap[c] < heap[least] ? c : least;
+                smallest = heap[c] < heap[smallest] ? c : smallest;
         }
-        if (child >= n || heap[least] >= entry)
+        if (child >= n || heap[smallest] >= entry)
             break;
-        heap[i] = heap[least];
-        i = least;
+        heap[i] = heap[smallest];
+        i = smallest;
     }
     heap[i] = entry;
 }
@@ -173,10 +173,10 @@ static void rate(struct merger *m, const struct pairs *pairs, uint32_t i) {
 /* The list of nodes, and a heap of the pairs that join. */
 static int list_symbols(struct merger *m, const struct pairs *pairs, struct err *err) {
     size_t n = m->n_symbols;
-    int status = make_room((void **)&m->nodes, &m->node_capacity, n, sizeof *m->nodes, err);
+    int status = reserve((void **)&m->nodes, &m->node_capacity, n, sizeof *m->nodes, err);
     /* n - 1 entries at first; a join takes at least one out before it adds at most two. */
     if (status == SLUICE_OK)
-        status = make_room((void **)&m->heap, &m->heap_capacity, 2 * n, sizeof *m->heap, err);
+        status = reserve((void **)&m->heap, &m->heap_capacity, 2 * n, sizeof *m->heap, err);
     if (status != SLUICE_OK)
         return status;
     m->n_heap = 0;

@@ -26,7 +26,7 @@ struct vocab {
     int32_t count;
 };
 
-/* The most tokens or merges a file may have. */
+/* The maximum number of tokens or merges in a file. */
 enum { VOCAB_MAX = 1 << 24 };
 
 /* A token that plain text may become. The others only come from special.c or the model. */

@@ -38,7 +38,7 @@ static void open_or_die(void) {
         abort();
     }
     server.options = server_options_default();
-    server.options.most_answers = 0;
+    server.options.max_answers = 0;
     server.model = (struct ask_model){.name = "model", .context = 512, .has_hidden = true};
     ask_model_fill(&server.model, model);
     server.model.formats = formats_open(model, FORMATS_BYTES);

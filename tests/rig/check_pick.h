@@ -33,7 +33,7 @@ static inline struct operand build_pick(struct rig *r, uint32_t vocab, uint32_t 
         .logits = logits,
         .wanted = plan_logits(r->plan),
         .counts = plan_state(r->plan, DT_I16, (uint32_t[4]){vocab, SLOTS}),
-        .room = plan_scratch_of(r->plan, DT_F32, (uint32_t[4]){vocab, rows}),
+        .adjusted = plan_scratch_of(r->plan, DT_F32, (uint32_t[4]){vocab, rows}),
         .order = plan_scratch_of(r->plan, DT_I64, (uint32_t[4]){vocab, rows}),
     };
     rig_add(r, &pick);

@@ -214,7 +214,7 @@ struct pick_row {
 
 static struct pick_row row_at(const struct cpu_step *s, const struct op_pick *p, uint32_t i) {
     const struct io_output *o = &s->outputs[i];
-    struct pick_row r = {.o = o, .n = o->n_vocab, .room = row_of(s, &p->room, i)};
+    struct pick_row r = {.o = o, .n = o->n_vocab, .room = row_of(s, &p->adjusted, i)};
     r.n_blocks = (r.n + RANK_BLOCK - 1) / RANK_BLOCK;
     r.is_changed =
         (o->flags & IO_WANTS_TOKEN) && (o->flags & IO_HAS_MASK || o->n_bias || has_penalties(o));

@@ -368,8 +368,8 @@ void anthropic_messages(struct exchange *x) {
     if (!ask)
         return;
     read_all(ask, &f, &x->server->model);
-    fields_int(&f, "max_tokens", 1, INT32_MAX, &ask->most);
-    if (!f.wrong && ask->most < 0)
+    fields_int(&f, "max_tokens", 1, INT32_MAX, &ask->max_tokens);
+    if (!f.wrong && ask->max_tokens < 0)
         fields_refuse(&f, "max_tokens", "max_tokens is missing, expected a number");
     exchange_converse(x, ask, &f, &anthropic_style);
 }

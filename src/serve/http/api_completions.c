@@ -35,16 +35,16 @@ int openai_add_prompts(struct ask *ask, const struct ask_model *m, const char *n
 
 /* Each is some 500 bytes when the response is written, and a request of a few MB has many. */
 static void check_prompt_logprobs(const struct ask *ask, struct fields *f) {
-    enum { MOST = 1 << 21 };
+    enum { MAX_LOGPROBS = 1 << 21 };
     uint64_t n = 0;
     for (uint32_t i = 0; i < ask->n_prompts; i++)
         n += ask->prompts[i].n;
     n *= (uint64_t)ask->n * (1 + (uint64_t)ask->n_top);
-    if (n > MOST)
+    if (n > MAX_LOGPROBS)
         fields_refuse(f, "logprobs",
                       "%llu log probabilities of prompts are asked for, expected at most %d: fewer "
                       "prompts, answers or alternatives",
-                      (unsigned long long)n, MOST);
+                      (unsigned long long)n, MAX_LOGPROBS);
 }
 
 static void want_prompt_logprobs(struct ask *ask, struct fields *f) {
@@ -59,12 +59,13 @@ static void want_prompt_logprobs(struct ask *ask, struct fields *f) {
 
 /* None at all where the prompt is echoed: for those who want its log probabilities. */
 static void read_lengths(struct ask *ask, struct fields *f) {
-    const json_t *most = fields_any(f, "max_tokens");
+    const json_t *max_tokens = fields_any(f, "max_tokens");
     fields_bool(f, "echo", &ask->echoes);
-    ask->is_silent = ask->echoes && json_is_number(most) && json_number_value(most) == 0;
+    ask->is_silent =
+        ask->echoes && json_is_number(max_tokens) && json_number_value(max_tokens) == 0;
     if (ask->is_silent) {
         fields_int(f, "n", 1, INT32_MAX, &ask->n);
-        ask->most = 1;
+        ask->max_tokens = 1;
     } else {
         openai_read_lengths(ask, f);
     }
@@ -73,7 +74,7 @@ static void read_lengths(struct ask *ask, struct fields *f) {
 static void read_all(struct ask *ask, struct fields *f, const struct ask_model *m) {
     struct err err = {0};
     const char *suffix = "";
-    ask->most = 16; /* the API's own default */
+    ask->max_tokens = 16; /* the API's own default */
     ask_read_sampling(ask, f, m);
     ask_read_stops(ask, f, "stop");
     read_lengths(ask, f);

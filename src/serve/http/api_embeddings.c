@@ -24,7 +24,7 @@ static void read_input(struct ask *ask, struct fields *f, const struct ask_model
                        const char *name) {
     struct err err = {0};
     int64_t ignored;
-    ask->most = 1; /* the token that is sampled after a text is nobody's */
+    ask->max_tokens = 1; /* the token that is sampled after a text is nobody's */
     ask->sampling.temperature = 0;
     check_model(f, m, name);
     fields_int(f, "dimensions", 1, m->facts.width, &ignored);

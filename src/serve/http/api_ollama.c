@@ -16,14 +16,14 @@ static void read_options(struct ask *ask, struct fields *f, const struct ask_mod
     if (o.object && !f->wrong) {
         ask_read_sampling(ask, &o, m);
         ask_read_stops(ask, &o, "stop");
-        fields_int(&o, "num_predict", -2, INT32_MAX, &ask->most); /* -1, -2: no limit */
+        fields_int(&o, "num_predict", -2, INT32_MAX, &ask->max_tokens); /* -1, -2: no limit */
     }
     if (o.wrong)
         fields_refuse(f, "options", "options.%s", o.err.text);
     ask->is_streamed = true; /* unless said otherwise */
     fields_bool(f, "stream", &ask->is_streamed);
-    if (ask->most == 0)
-        ask->most = 1;
+    if (ask->max_tokens == 0)
+        ask->max_tokens = 1;
 }
 
 /* "think": true, false, or a word for how much. */

@@ -84,17 +84,17 @@ void openai_read_tool_choice(struct ask *ask, struct fields *f, const struct ask
 }
 
 /* -1 is no limit to clients of llama.cpp and LM Studio. */
-static void read_most(struct ask *ask, struct fields *f, const char *name) {
+static void read_max_tokens(struct ask *ask, struct fields *f, const char *name) {
     const json_t *given = fields_any(f, name);
     if (json_is_integer(given) && json_integer_value(given) == -1)
-        ask->most = -1;
+        ask->max_tokens = -1;
     else
-        fields_int(f, name, 1, INT32_MAX, &ask->most);
+        fields_int(f, name, 1, INT32_MAX, &ask->max_tokens);
 }
 
 void openai_read_lengths(struct ask *ask, struct fields *f) {
-    read_most(ask, f, "max_tokens");
-    read_most(ask, f, "max_completion_tokens");
+    read_max_tokens(ask, f, "max_tokens");
+    read_max_tokens(ask, f, "max_completion_tokens");
     fields_int(f, "n", 1, INT32_MAX, &ask->n);
 }
 

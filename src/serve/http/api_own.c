@@ -62,10 +62,10 @@ static void tokenize_content(struct exchange *x, struct fields *f) {
     const char *text = json_string_value(content);
     size_t length = json_string_length(content);
     sluice_encode(model, text, length, flags, NULL, 0, &n);
-    size_t room = n;
-    int32_t *tokens = calloc(room + 1, sizeof *tokens);
-    int status =
-        tokens ? sluice_encode(model, text, length, flags, tokens, room, &n) : SLUICE_ERR_MEMORY;
+    size_t capacity = n;
+    int32_t *tokens = calloc(capacity + 1, sizeof *tokens);
+    int status = tokens ? sluice_encode(model, text, length, flags, tokens, capacity, &n)
+                        : SLUICE_ERR_MEMORY;
     if (status)
         exchange_refuse(x, 500, NULL, "content: %s", sluice_status_text(status));
     else

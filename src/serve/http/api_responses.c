@@ -163,10 +163,10 @@ static size_t place_after(const json_t *items, const char *id) {
     return 0;
 }
 
-static json_t *page_of(const json_t *items, size_t from, size_t most) {
+static json_t *page_of(const json_t *items, size_t from, size_t limit) {
     size_t n = json_array_size(items);
     json_t *data = json_array();
-    for (size_t i = from; i < n && i - from < most; i++)
+    for (size_t i = from; i < n && i - from < limit; i++)
         json_array_append(data, json_array_get(items, i));
     size_t n_data = json_array_size(data);
     json_t *first = json_object_get(json_array_get(data, 0), "id");
@@ -176,24 +176,24 @@ static json_t *page_of(const json_t *items, size_t from, size_t most) {
 }
 
 void openai_response_input(struct exchange *x) {
-    enum { MOST = 100, USUAL = 20 };
+    enum { MAX_LIMIT = 100, DEFAULT_LIMIT = 20 };
     const struct query *q = &x->query;
     char *end = NULL;
-    long most = *q->limit ? strtol(q->limit, &end, 10) : USUAL;
+    long limit = *q->limit ? strtol(q->limit, &end, 10) : DEFAULT_LIMIT;
     bool is_rising = strcmp(q->order, "asc") == 0;
     json_t *stored = find_stored(x->server, x->name);
     json_t *items = input_items(x->name, json_object_get(stored, "turns"), !is_rising);
     size_t from = place_after(items, q->after);
     if (!stored)
         refuse_unknown(x);
-    else if ((end && *end) || most < 1 || most > MOST)
-        exchange_refuse(x, 400, "limit", "limit is %s, expected 1 to %d", q->limit, MOST);
+    else if ((end && *end) || limit < 1 || limit > MAX_LIMIT)
+        exchange_refuse(x, 400, "limit", "limit is %s, expected 1 to %d", q->limit, MAX_LIMIT);
     else if (*q->order && !is_rising && strcmp(q->order, "desc") != 0)
         exchange_refuse(x, 400, "order", "order is %s, expected asc or desc", q->order);
     else if (*q->after && from == 0)
         exchange_refuse(x, 400, "after", "after is %s, expected the id of an item", q->after);
     else
-        exchange_reply(x, 200, page_of(items, from, (size_t)most));
+        exchange_reply(x, 200, page_of(items, from, (size_t)limit));
     json_decref(items);
     json_decref(stored);
 }
@@ -454,7 +454,7 @@ static void read_all(const struct server *s, struct response *r, struct ask *ask
     ask_read_format(ask, f, m); /* ours: grammar */
     ask_read_sampling(ask, f, m);
     ask_read_stops(ask, f, "stop");
-    fields_int(f, "max_output_tokens", 1, INT32_MAX, &ask->most);
+    fields_int(f, "max_output_tokens", 1, INT32_MAX, &ask->max_tokens);
     fields_object(f, "metadata", &metadata);
     fields_object(f, "stream_options", &options);
     fields_string(f, "truncation", &truncation);

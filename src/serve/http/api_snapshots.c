@@ -269,7 +269,7 @@ void snapshot_restore(struct exchange *x) {
     if (ask) {
         openai_read_thinking(ask, &f, NULL);
         ask->messages = json_array();
-        ask->most = 1; /* which is nobody's */
+        ask->max_tokens = 1; /* which is nobody's */
         go_on(x->server, ask, &f, snapshot);
         exchange_converse(x, ask, &f, &style);
     }

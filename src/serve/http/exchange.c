@@ -160,16 +160,16 @@ static size_t tree_bytes(struct str body) {
 }
 
 /* Whether there is room for the body as JSON. */
-static bool has_room(struct exchange *x) {
-    enum { ONE = 16, ALL = 64, LEAST = 1 << 20 }; /* times the longest body, or this */
+static bool fits_as_json(struct exchange *x) {
+    enum { ONE = 16, ALL = 64, MIN_BYTES = 1 << 20 }; /* times the longest body, or this */
     struct server *s = x->server;
-    size_t most = s->options.body_bytes > LEAST ? s->options.body_bytes : LEAST;
+    size_t max_bytes = s->options.body_bytes > MIN_BYTES ? s->options.body_bytes : MIN_BYTES;
     x->tree_bytes = tree_bytes(buffer_str(&x->body));
     s->tree_bytes += x->tree_bytes;
-    if (x->tree_bytes / ONE > most)
+    if (x->tree_bytes / ONE > max_bytes)
         exchange_refuse(x, 413, NULL, "the body takes %zu bytes as JSON, expected at most %zu",
-                        x->tree_bytes, ONE * most);
-    else if (s->tree_bytes / ALL > most)
+                        x->tree_bytes, ONE * max_bytes);
+    else if (s->tree_bytes / ALL > max_bytes)
         exchange_refuse(x, 429, NULL, "too many long requests are there already");
     else
         return true;
@@ -193,7 +193,7 @@ static void refuse_number(struct exchange *x, struct str body, const json_error_
 static json_t *read_body(struct exchange *x) {
     json_error_t where;
     struct str body = buffer_str(&x->body);
-    if (!has_room(x))
+    if (!fits_as_json(x))
         return NULL;
     bool lacks_memory;
     json_t *root = json_load_whole(body, JSON_ALLOW_NUL | JSON_REJECT_DUPLICATES | JSON_DECODE_ANY,
@@ -242,7 +242,9 @@ static void fill_job(struct exchange *x) {
     job->prompts = ask->prompts;
     job->n_prompts = ask->n_prompts;
     job->answers = (uint32_t)ask->n;
-    job->most = ask->most > 0 && ask->most < m->context ? (uint32_t)ask->most : m->context;
+    job->max_tokens = ask->max_tokens > 0 && ask->max_tokens < m->context
+                          ? (uint32_t)ask->max_tokens
+                          : m->context;
     job->sampling = ask->sampling;
     job->n_top = (int)ask->n_top;
     job->ignores_ends = ask->ignores_ends;
@@ -306,9 +308,9 @@ static void start(struct exchange *x, struct ask *ask, const struct style *style
     struct err err = {0};
     x->ask = ask;
     x->style = style;
-    if (ask->n > s->options.most_answers) {
+    if (ask->n > s->options.max_answers) {
         exchange_refuse(x, 400, "n", "n is %lld, expected at most %u", (long long)ask->n,
-                        s->options.most_answers);
+                        s->options.max_answers);
         return;
     }
     if (ask->n * ask->n_prompts > ASK_MAX_ANSWERS) {
@@ -532,7 +534,7 @@ static void end(struct exchange *x) {
 
 /* Whether the response takes longer than other clients' tokens should wait. */
 static bool is_long_response(const struct exchange *x) {
-    enum { MOST = 1 << 14 }; /* numbers and texts: some 10 ms */
+    enum { MAX_VALUES = 1 << 14 }; /* numbers and texts: some 10 ms */
     const struct ask *ask = x->ask;
     uint64_t each = 1 + (ask->n_top > 0 ? (uint64_t)ask->n_top : 0);
     uint64_t n = ask->hidden ? (uint64_t)ask->n_prompts * x->server->model.facts.width : 0;
@@ -540,7 +542,7 @@ static bool is_long_response(const struct exchange *x) {
         n += x->answers[i].n_tokens * each;
     for (uint32_t i = 0; i < ask->n_prompts; i++)
         n += ask->prompts[i].logprobs ? ask->prompts[i].n * each : 0;
-    return n > MOST && !ask->is_streamed;
+    return n > MAX_VALUES && !ask->is_streamed;
 }
 
 void exchange_write(struct exchange *x) {
@@ -569,7 +571,7 @@ void exchange_write(struct exchange *x) {
 /* ---- sending ----------------------------------------------------------------------------------
  */
 
-static ssize_t read_out(void *user, uint64_t position, char *to, size_t most) {
+static ssize_t read_out(void *user, uint64_t position, char *to, size_t max) {
     struct exchange *x = user;
     ssize_t n = 0;
     (void)position;
@@ -578,7 +580,7 @@ static ssize_t read_out(void *user, uint64_t position, char *to, size_t most) {
     if (x->is_cut) {
         n = MHD_CONTENT_READER_END_WITH_ERROR;
     } else if (there > 0) {
-        n = (ssize_t)(there < most ? there : most);
+        n = (ssize_t)(there < max ? there : max);
         memcpy(to, x->out.at + x->n_sent, (size_t)n);
         x->n_sent += (size_t)n;
         x->bytes += (size_t)n;

@@ -24,7 +24,7 @@ struct server_options server_options_default(void) {
         .inherited_fd = -1,
         .prefix = "",
         .queue = 256,
-        .most_answers = 16,
+        .max_answers = 16,
         .body_bytes = 16 << 20,
         .backlog_bytes = 1 << 20,
         .snapshot_bytes = 64 << 20,
@@ -105,13 +105,13 @@ static bool admit(struct exchange *x) {
 }
 
 /* So many bodies of the greatest length may be there at once, shorter ones not counted. */
-enum { MOST_BODIES = 8 };
+enum { MAX_BODIES = 8 };
 
 static void take_body(struct exchange *x, const char *data, size_t n) {
     struct server *s = x->server;
-    size_t most = s->options.body_bytes, length = x->body.len + n;
-    x->is_too_long |= length > most;
-    x->is_crowded |= length > BACKGROUND_BYTES && s->body_bytes + n > MOST_BODIES * most;
+    size_t max_bytes = s->options.body_bytes, length = x->body.len + n;
+    x->is_too_long |= length > max_bytes;
+    x->is_crowded |= length > BACKGROUND_BYTES && s->body_bytes + n > MAX_BODIES * max_bytes;
     if (x->is_too_long || x->is_crowded || !buffer_add(&x->body, data, n)) {
         exchange_drop_body(x);
         x->is_crowded |= !x->is_too_long;
@@ -159,13 +159,13 @@ static struct peer *peer_of(struct MHD_Connection *connection) {
 /* A response that comes before the body closes the connection, and a client that is still sending
  * may never see it: so a body of some length is taken, and dropped, first. */
 static bool is_answered_now(const struct exchange *x) {
-    enum { MOST = 4 }; /* times the longest that is read */
+    enum { MAX_DRAINED = 4 }; /* times the longest that is read */
     const char *length =
         MHD_lookup_connection_value(x->connection, MHD_HEADER_KIND, "Content-Length");
     return x->ends_connection ||
            MHD_lookup_connection_value(x->connection, MHD_HEADER_KIND, "Transfer-Encoding") ||
            MHD_lookup_connection_value(x->connection, MHD_HEADER_KIND, "Expect") ||
-           (length && strtoull(length, NULL, 10) / MOST > x->server->options.body_bytes);
+           (length && strtoull(length, NULL, 10) / MAX_DRAINED > x->server->options.body_bytes);
 }
 
 /* Called with the headers, with each part of the body, at its end, and when a suspended connection

@@ -30,13 +30,13 @@ struct server_options {
     const char *allowed[SERVER_MAX_NAMES]; /* further host names it answers to; "*": all */
     int n_allowed;
 
-    uint32_t queue;        /* answers that may wait */
-    bool has_no_bursts;    /* every submission is one step */
-    uint32_t most_answers; /* of one request: `n` */
-    size_t body_bytes;     /* of a request at most */
-    size_t backlog_bytes;  /* written for a client and not read by it; then it is cut off */
-    unsigned connections;  /* at most */
-    double idle_seconds;   /* a connection has so long to bring a whole request */
+    uint32_t queue;       /* answers that may wait */
+    bool has_no_bursts;   /* every submission is one step */
+    uint32_t max_answers; /* of one request: `n` */
+    size_t body_bytes;    /* of a request at most */
+    size_t backlog_bytes; /* written for a client and not read by it; then it is cut off */
+    unsigned connections; /* at most */
+    double idle_seconds;  /* a connection has so long to bring a whole request */
 
     const char *snapshot_dir; /* folder for that of /v1/snapshots; NULL: they are in memory */
     uint64_t snapshot_bytes;  /* of them at most */

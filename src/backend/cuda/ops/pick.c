@@ -26,7 +26,7 @@ int record_pick(struct recorder *r, const struct op *op) {
         .logits = recorder_at(r, &o->logits),
         .wanted = r->has_wanted ? NULL : recorder_at(r, &o->wanted),
         .counts = recorder_at(r, &o->counts),
-        .adjusted = recorder_at(r, &o->room),
+        .adjusted = recorder_at(r, &o->adjusted),
         .candidates = recorder_at(r, &o->order),
         .histograms = recorder_work(r, outputs * PICK_BINS * sizeof *p.histograms),
         .states = (void *)recorder_counters(r, outputs * sizeof *p.states / sizeof(uint32_t)),
@@ -37,7 +37,7 @@ int record_pick(struct recorder *r, const struct op *op) {
         .logits_stride = o->logits.stride,
         .wanted_stride = o->wanted.stride,
         .counts_stride = o->counts.stride,
-        .adjusted_stride = o->room.stride,
+        .adjusted_stride = o->adjusted.stride,
         .candidates_stride = o->order.stride,
     };
     const struct cuda_launch launch = {

@@ -46,7 +46,7 @@ static int add_rank(struct vulkan_recorder *r, const struct op_pick *o, struct v
     } push = {.logits_stride = o->logits.stride,
               .wanted_stride = o->wanted.stride,
               .counts_stride = o->counts.stride,
-              .room_stride = o->room.stride};
+              .room_stride = o->adjusted.stride};
     uint32_t vocab = o->logits.dims[0], stretch = stretch_of(vocab);
     uint32_t threads = threads_of(r, BEST_THREADS);
     struct vulkan_dispatch d = {
@@ -63,7 +63,7 @@ static int add_rank(struct vulkan_recorder *r, const struct op_pick *o, struct v
     d.binds[2] = vulkan_operand(r, &o->logits, VULKAN_READ, &push.logits_first);
     d.binds[3] = vulkan_operand(r, &o->wanted, VULKAN_WRITE, &push.wanted_first);
     d.binds[4] = vulkan_operand_or(r, &o->counts, &o->logits, VULKAN_READ, &push.counts_first);
-    d.binds[5] = vulkan_operand(r, &o->room, VULKAN_READ | VULKAN_WRITE, &push.room_first);
+    d.binds[5] = vulkan_operand(r, &o->adjusted, VULKAN_READ | VULKAN_WRITE, &push.room_first);
     d.binds[6] = vulkan_as(best, VULKAN_WRITE);
     d.binds[7] = vulkan_as(sums, VULKAN_WRITE);
     return vulkan_add(r, &d);
@@ -74,7 +74,7 @@ static int add_weigh(struct vulkan_recorder *r, const struct op_pick *o, struct 
     struct {
         uint32_t logits_first, logits_stride, room_first, room_stride, order_first, order_stride;
     } push = {.logits_stride = o->logits.stride,
-              .room_stride = o->room.stride,
+              .room_stride = o->adjusted.stride,
               .order_stride = o->order.stride};
     uint32_t vocab = o->logits.dims[0], stretch = stretch_of(vocab);
     struct vulkan_dispatch d = {
@@ -89,7 +89,7 @@ static int add_weigh(struct vulkan_recorder *r, const struct op_pick *o, struct 
     };
     d.binds[0] = vulkan_io_copy(r, VULKAN_READ);
     d.binds[1] = vulkan_operand(r, &o->logits, VULKAN_READ, &push.logits_first);
-    d.binds[2] = vulkan_operand(r, &o->room, VULKAN_READ, &push.room_first);
+    d.binds[2] = vulkan_operand(r, &o->adjusted, VULKAN_READ, &push.room_first);
     d.binds[3] = vulkan_operand(r, &o->order, VULKAN_WRITE, &push.order_first);
     d.binds[4] = vulkan_as(best, VULKAN_READ);
     d.binds[5] = vulkan_as(sums, VULKAN_READ | VULKAN_WRITE);
@@ -120,7 +120,7 @@ static int add_pick(struct vulkan_recorder *r, const struct op_pick *o, struct v
         uint32_t logits_first, logits_stride, room_first, room_stride, order_first, order_stride;
     } push = {.end = end_of(r, o),
               .logits_stride = o->logits.stride,
-              .room_stride = o->room.stride,
+              .room_stride = o->adjusted.stride,
               .order_stride = o->order.stride};
     bool has_counts = o->counts.n_dims, weighs = can_count(r);
     bool is_end = weighs || r->plan->max_outputs == 1;
@@ -140,7 +140,7 @@ static int add_pick(struct vulkan_recorder *r, const struct op_pick *o, struct v
     enum vulkan_access both = VULKAN_READ | VULKAN_WRITE;
     bind_end(r, o, is_end ? both : VULKAN_READ, &d, &push.end);
     d.binds[3] = vulkan_operand(r, &o->logits, VULKAN_READ, &push.logits_first);
-    d.binds[4] = vulkan_operand(r, &o->room, VULKAN_READ, &push.room_first);
+    d.binds[4] = vulkan_operand(r, &o->adjusted, VULKAN_READ, &push.room_first);
     d.binds[5] = vulkan_operand(r, &o->order, both, &push.order_first);
     d.binds[6] = vulkan_as(best, VULKAN_READ);
     d.binds[7] = vulkan_as(sums, both);

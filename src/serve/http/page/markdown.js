@@ -6,7 +6,7 @@
 
 import { make } from "./parts.js";
 
-const MOST_DEPTH = 12; // of quotes, lists and emphasis inside each other; deeper ones stay plain
+const MAX_DEPTH = 12; // of quotes, lists and emphasis inside each other; deeper ones stay plain
 
 // ---- inline --------------------------------------------------------------------------------------
 
@@ -93,7 +93,7 @@ function inline(into, text, depth = 0, inLink = false) {
       i += 2;
       continue;
     }
-    const found = depth < MOST_DEPTH && "`*_~[h".includes(c) ? element(text, i, depth, inLink, open) : null;
+    const found = depth < MAX_DEPTH && "`*_~[h".includes(c) ? element(text, i, depth, inLink, open) : null;
     if (found) {
       into.append(plain, found[0]);
       plain = "";
@@ -225,7 +225,7 @@ function table(lines) {
 }
 
 function block(b, depth) {
-  if (depth > MOST_DEPTH) return make("p", "", b.lines.join("\n"));
+  if (depth > MAX_DEPTH) return make("p", "", b.lines.join("\n"));
   if (b.kind === "code") return codeBlock(b);
   if (b.kind === "hr") return make("hr");
   if (b.kind === "list") return list(b.lines, depth);

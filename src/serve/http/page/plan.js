@@ -97,15 +97,15 @@ function block(i, width, isFirst) {
 // The blocks of a row in lines as wide as the scale: what does not fit goes on in the next one.
 function linesOf(row, scale) {
   const lines = [[]];
-  let room = 1;
+  let space = 1;
   for (const i of row.ops) {
     let left = Math.max(valueOf(plan.ops[i]) / scale, 1e-4);
     for (let isFirst = true; left > 1e-6; isFirst = false) {
-      if (room < 1e-6) { lines.push([]); room = 1; }
-      const width = Math.min(left, room);
+      if (space < 1e-6) { lines.push([]); space = 1; }
+      const width = Math.min(left, space);
       lines[lines.length - 1].push(block(i, width, isFirst));
       left -= width;
-      room -= width;
+      space -= width;
     }
   }
   return lines.map((blocks) => make("div", "line", ...blocks));
