@@ -470,6 +470,53 @@ TEST(engine_closed_conversations_survive_kill) {
     }
 }
 
+/* Snapshots that are computed sooner than read from a file are not written, and so are the blocks
+ * that nothing else needs; what a file before them has is not counted. */
+TEST(engine_writes_what_is_dear_to_read_again) {
+    const struct {
+        uint32_t n;
+        double tokens; /* that are computed while a snapshot is read; 0: not known */
+        bool is_written;
+    } cases[] = {
+        {40, 0, true}, {40, 30, true}, {40, 50, false}, {700, 800, false}, {700, 600, true},
+    };
+    for (uint32_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        char folder[] = "/tmp/sluice-kept-XXXXXX";
+        struct sluice_engine_options o = sluice_engine_options_default();
+        struct rig r = {0};
+        sluice_seq *seq = NULL;
+        int32_t tokens[700], token;
+        EXPECT(mkdtemp(folder) != NULL);
+        o.backend = "cpu";
+        o.threads = 1;
+        o.context = 1000;
+        o.snapshot_bytes = 4 << 20;
+        o.cache_dir = folder;
+        o.cache_dir_bytes = 100 << 20;
+        EXPECT_INT(sluice_model_open(&r.model, test_data(models[HYBRID])), SLUICE_OK);
+        EXPECT_INT(sluice_engine_open(&r.engine, r.model, &o), SLUICE_OK);
+        const struct state_layout *l = &r.engine->state.layout;
+        if (cases[i].tokens > 0)
+            r.engine->state.cache.rates = (struct cache_rates){
+                .token_seconds = 1 / cases[i].tokens,
+                .disk_byte_seconds = 1.0 / (double)(l->page_bytes + l->recurrent_bytes),
+            };
+        sluice_model_facts(r.model, &r.facts);
+        fill(&r, tokens, cases[i].n, 9);
+        EXPECT_INT(sluice_seq_open(&seq, r.engine), SLUICE_OK);
+        EXPECT_INT(sluice_seq_feed(seq, tokens, cases[i].n), SLUICE_OK);
+        EXPECT_INT(sluice_seq_next(seq, &token), SLUICE_OK);
+        sluice_seq_close(seq);
+        rig_close(&r);
+        n_whole_files = 0;
+        nftw(folder, count_whole, 8, FTW_PHYS);
+        if ((n_whole_files > 0) != cases[i].is_written)
+            test_fail(__FILE__, __LINE__, "case %u: %u files", i, n_whole_files);
+        n_whole_files = 0;
+        remove_folder(folder);
+    }
+}
+
 TEST(engine_refuses_tiers_that_hold_nothing) {
     sluice_model *model = NULL;
     EXPECT_INT(sluice_model_open(&model, test_data(models[0])), SLUICE_OK);

@@ -477,10 +477,10 @@ TEST(engine_state_copies_what_is_dear_to_read_again) {
         struct cache_rates rates;
         bool copies_snapshots;
     } cases[] = {
-        {{0, 0}, true},     /* not known */
-        {{1, 1e-9}, true},  /* a slow model */
-        {{1e-9, 1}, false}, /* a slow bus */
-        {{1e-6, CONTEXT}, false},
+        {{0, 0, 0}, true},     /* not known */
+        {{1, 1e-9, 0}, true},  /* a slow model */
+        {{1e-9, 1, 0}, false}, /* a slow bus */
+        {{1e-6, CONTEXT, 0}, false},
     };
     for (uint32_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         struct world w;

@@ -117,27 +117,36 @@ static void settle(void *user, uint32_t page) {
 /* ---- what an entry is worth -------------------------------------------------------------------
  */
 
-/* The longest snapshot after `block` whose tail is a beginning of these tokens, at most `max`. */
-static uint32_t best_snapshot(const struct cache *c, uint32_t block, const int32_t *tokens,
-                              uint32_t max) {
+/* The longest snapshot after `block` whose tail is a beginning of these tokens, at most `max`;
+ * of those in a tier, TIERS: in any. */
+static uint32_t best_snapshot_in(const struct cache *c, enum tier tier, uint32_t block,
+                                 const int32_t *tokens, uint32_t max) {
     uint32_t best = NO_ENTRY;
     for (uint32_t s = c->entries[block].first[ENTRY_SNAPSHOT]; s != NO_ENTRY;
          s = c->entries[s].next) {
         uint32_t n = c->entries[s].n_tokens;
         if (n <= max && (best == NO_ENTRY || n > c->entries[best].n_tokens) &&
+            (tier == TIERS || cache_is_in(c, s, tier)) &&
             memcmp(cache_tokens(c, s), tokens, n * sizeof *tokens) == 0)
             best = s;
     }
     return best;
 }
 
-/* The position of the newest snapshot before that one; 0: there is none. */
-static uint32_t position_before(const struct cache *c, uint32_t snapshot) {
+static uint32_t best_snapshot(const struct cache *c, uint32_t block, const int32_t *tokens,
+                              uint32_t max) {
+    return best_snapshot_in(c, TIERS, block, tokens, max);
+}
+
+/* The position of the newest snapshot before that one in a tier, TIERS: in any; 0: there is none.
+ */
+static uint32_t position_before(const struct cache *c, enum tier tier, uint32_t snapshot) {
     uint32_t block = c->entries[snapshot].parent, max = c->entries[snapshot].n_tokens;
-    uint32_t found = max ? best_snapshot(c, block, cache_tokens(c, snapshot), max - 1) : NO_ENTRY;
+    const int32_t *tail = cache_tokens(c, snapshot);
+    uint32_t found = max ? best_snapshot_in(c, tier, block, tail, max - 1) : NO_ENTRY;
     while (found == NO_ENTRY && block != CACHE_ROOT) {
         uint32_t parent = c->entries[block].parent;
-        found = best_snapshot(c, parent, cache_tokens(c, block), PAGE);
+        found = best_snapshot_in(c, tier, parent, cache_tokens(c, block), PAGE);
         block = parent;
     }
     return found == NO_ENTRY ? 0 : c->entries[found].position;
@@ -156,7 +165,7 @@ static uint32_t reread_tokens(const struct cache *c, uint32_t e) {
     const struct entry *at = &c->entries[e];
     if (!c->options.is_recurrent)
         return at->n_tokens;
-    return at->kind == ENTRY_BLOCK ? 0 : at->position - position_before(c, e);
+    return at->kind == ENTRY_BLOCK ? 0 : at->position - position_before(c, TIERS, e);
 }
 
 static double worth(const struct cache *c, uint32_t e) {
@@ -171,6 +180,15 @@ static bool is_cheap(const struct cache *c, uint32_t e) {
         return false;
     return reread_tokens(c, e) * c->rates.token_seconds <
            (double)payload_bytes(c, e) * c->rates.byte_seconds;
+}
+
+/* Whether it takes longer to read a snapshot from disk than to read its tokens again, from the
+ * newest one there. Only recurrent state is large for its tokens. */
+static bool is_cheap_on_disk(const struct cache *c, uint32_t e) {
+    if (!c->options.is_recurrent || c->entries[e].kind == ENTRY_BLOCK)
+        return false;
+    return (c->entries[e].position - position_before(c, TIER_DISK, e)) * c->rates.token_seconds <
+           (double)payload_bytes(c, e) * c->rates.disk_byte_seconds;
 }
 
 static void touch(struct cache *c, uint32_t e) {
@@ -455,12 +473,13 @@ static bool is_only_here(const struct cache *c, uint32_t e) {
            !cache_is_in(c, e, TIER_DISK);
 }
 
-/* It is in host memory from now on, and being written to disk where there is one. */
+/* It is in host memory from now on, and being written to disk where there is one and it is worth
+ * it. */
 static void note_spilled(struct cache *c, uint32_t e, uint32_t object) {
     set_tier(c, e, TIER_HOST, object);
     c->entries[e].is_copied = true;
     c->n_spilled++;
-    if (c->lower.disk)
+    if (c->lower.disk && !is_cheap_on_disk(c, e))
         write_to_disk(c, e);
 }
 
@@ -542,7 +561,7 @@ static void copy_due(struct cache *c) {
 }
 
 void cache_write_through(struct cache *c, uint32_t e) {
-    if (!c->lower.disk || e == CACHE_ROOT || c->entries[e].is_due)
+    if (!c->lower.disk || e == CACHE_ROOT || c->entries[e].is_due || is_cheap_on_disk(c, e))
         return;
     if (c->n_due == MAX_DUE)
         forget_due(c, c->due[0]);
@@ -756,11 +775,25 @@ void cache_attach(struct cache *c, const struct cache_lower *lower) {
         disk_tier_scan(lower->disk, add_from_disk, c);
 }
 
+/* Whether an entry is to outlive the process: a snapshot that is worth it, or a block before one.
+ * Where state is recurrent a block is of no use without. */
+static bool is_wanted_on_disk(const struct cache *c, uint32_t e) {
+    if (!c->options.is_recurrent || c->entries[e].kind == ENTRY_SNAPSHOT)
+        return !is_cheap_on_disk(c, e);
+    bool is_wanted = false;
+    for (int kind = 0; !is_wanted && kind < ENTRY_KINDS; kind++)
+        for (uint32_t k = c->entries[e].first[kind]; !is_wanted && k != NO_ENTRY;
+             k = c->entries[k].next)
+            is_wanted = is_wanted_on_disk(c, k);
+    return is_wanted;
+}
+
 void cache_detach(struct cache *c) {
     while (c->lower.host && host_tier_wait_any(c->lower.host))
         continue;
     for (uint32_t e = 1; c->lower.disk && e < c->n_fresh; e++)
-        spill(c, e, true);
+        if (is_wanted_on_disk(c, e))
+            spill(c, e, true);
     c->lower = (struct cache_lower){0};
 }
 

@@ -71,10 +71,10 @@ struct cache_lower {
     void *user;
 };
 
-/* Measured seconds to recompute a token, and to copy a byte out and back. 0: not known; then
- * everything that leaves the device is copied. */
+/* Measured seconds to recompute a token, to copy a byte out and back, and to read one from disk. 0:
+ * not known; then everything that leaves the device is copied, and everything closed written. */
 struct cache_rates {
-    double token_seconds, byte_seconds;
+    double token_seconds, byte_seconds, disk_byte_seconds;
 };
 
 struct heap {
@@ -119,7 +119,8 @@ static inline int32_t *cache_tokens(const struct cache *c, uint32_t e) {
 
 /* The tiers below, with what the disk has from earlier runs. */
 void cache_attach(struct cache *c, const struct cache_lower *lower);
-/* Everything goes to disk, where there is one; the tiers are not used after that. */
+/* Everything that is worth it goes to disk, where there is one; the tiers are not used after that.
+ */
 void cache_detach(struct cache *c);
 
 /* The block of these PAGE tokens after `parent`, on the device. When it is not there yet it is from
@@ -178,8 +179,8 @@ bool cache_fetch(struct cache *c, uint32_t e);
 void cache_lose(struct cache *c, uint32_t e);
 /* A block that was loaded is on the device again. */
 void cache_restore_page(struct cache *c, uint32_t e, uint32_t page);
-/* An entry and the blocks before it are to go to disk as well, where there is one: as far as there
- * is room for the copies, and the rest with the calls of cache_copy_ahead. */
+/* An entry and the blocks before it are to go to disk as well, where there is one and that is worth
+ * it: as far as there is room for the copies, and the rest with the calls of cache_copy_ahead. */
 void cache_write_through(struct cache *c, uint32_t e);
 /* Starts to copy to the tiers below, while steps run, what is to be written through and what will
  * be evicted from the device next, so that no step waits for it then. To be called once a step. */

@@ -266,17 +266,23 @@ void state_copy_ahead(struct state *st) {
 
 enum {
     MIN_JUDGED_BYTES = 4 << 20, /* bytes of a state; smaller ones are copied in no time */
-    PROMPT_ROWS = 64,           /* steps with fewer rows don't tell what a prompt costs */
+    PROMPT_ROWS = 64,           /* steps with fewer rows tell at most what a prompt's token costs */
 };
 
 void state_note_step(struct state *st, uint32_t rows, double seconds) {
     struct cache *c = &st->cache;
     struct cache_rates *r = &c->rates;
-    if (!c->lower.host || st->layout.recurrent_bytes < MIN_JUDGED_BYTES || rows < PROMPT_ROWS)
+    const double usual_disk = 0.5e-9; /* 2 GB/s, until one is measured */
+    if (!c->lower.host || st->layout.recurrent_bytes < MIN_JUDGED_BYTES || rows == 0)
         return;
     struct sluice_moved out = host_tier_filled(c->lower.host), back = c->from_host;
-    double now = seconds / rows;
-    r->token_seconds += r->token_seconds > 0 ? (now - r->token_seconds) / 8 : now;
+    double now = seconds / rows, known = r->token_seconds;
+    if (known == 0 || (rows < PROMPT_ROWS && now < known))
+        r->token_seconds = now;
+    else if (rows >= PROMPT_ROWS)
+        r->token_seconds += (now - known) / 8;
+    r->disk_byte_seconds =
+        c->from_disk.bytes ? c->from_disk.seconds / (double)c->from_disk.bytes : usual_disk;
     r->byte_seconds = (out.bytes ? out.seconds / (double)out.bytes : 0) +
                       (back.bytes ? back.seconds / (double)back.bytes : 0);
 }
