@@ -193,6 +193,50 @@ TEST(vulkan_attend) {
         check_attend(&cases[i], 5000 + i);
 }
 
+/* Mean distance from the CPU's rows of one sequence, with so many times the usual scale. */
+static double attend_distance(const struct attend_case *c, float times, uint64_t seed) {
+    struct rig r;
+    struct operand pages = build_attend(&r, c, 1, seed);
+    double sum = 0;
+    r.plan->ops[r.plan->n_ops - 2].attend.scale *= times;
+    if (rig_open(&r)) {
+        deal_pages(&r, &pages);
+        for (uint32_t at = 0; at < c->context; at += c->rows) {
+            step_both(&r, &(struct run){0, at, c->rows}, 1);
+            for (uint32_t row = 0; row < c->rows; row++)
+                sum += rig_distance(rig_output(&r, RIG_CPU, 0, row),
+                                    rig_output(&r, RIG_DEVICE, 0, row), r.options.tap_width);
+        }
+    }
+    rig_end(&r);
+    return sum / c->context;
+}
+
+/* Over F16 queries and softmax weights are the F16 values that the CPU has. Without norms and
+ * rotation both start from the same bits. A large scale shows the queries, whose scores differ by
+ * whole numbers where they are not rounded alike; few positions, which have the CPU's maximum, show
+ * the weights. */
+TEST(vulkan_attend_f16_values) {
+    static const struct {
+        struct attend_case c;
+        float times;
+        double bound;
+    } cases[] = {
+        {{4, 1, 64, 0, 1, 96, DT_F16, ROPE_HALVES, false}, 256, 1e-4},
+        {{4, 1, 64, 0, 4, 96, DT_F16, ROPE_HALVES, false}, 256, 1e-4},
+        {{4, 1, 64, 0, 48, 96, DT_F16, ROPE_HALVES, false}, 256, 1e-4},
+        {{4, 1, 64, 0, 1, 32, DT_F16, ROPE_HALVES, false}, 1, 2e-4},
+        {{4, 1, 64, 0, 4, 32, DT_F16, ROPE_HALVES, false}, 1, 2e-4},
+        {{4, 1, 64, 0, 33, 33, DT_F16, ROPE_HALVES, false}, 1, 2e-4},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        double d = attend_distance(&cases[i].c, cases[i].times, 5100 + i);
+        test_note("case %zu: %.3e", i, d);
+        if (!(d < cases[i].bound))
+            test_fail(__FILE__, __LINE__, "case %zu: off by %.2e", i, d);
+    }
+}
+
 TEST(vulkan_attend_rows_are_independent) {
     static const struct attend_case cases[] = {
         {4, 1, 64, 64, 33, 200, DT_F16, ROPE_HALVES, true},

@@ -727,7 +727,7 @@ static void vulkan_counters(const struct backend *b, struct backend_counters *ou
 
 const struct backend_kind backend_vulkan = {
     .name = "vulkan",
-    .numerics = 1,
+    .numerics = 2, /* 2: f16 queries over an f16 cache */
     .max_rows = 512,
     .prefill = 512,
     .open = vulkan_open,

@@ -23,8 +23,6 @@ enum {
     MANY_QUERIES_SHARED = 24 << 10, /* bytes that tiles of eight queries may need */
 };
 
-static const float LOG2_E = 1.44269504f;
-
 /* Parts of more rows than fit this are not kept side by side. */
 static const uint64_t MAX_PARTS_BYTES = 64 << 20;
 
@@ -113,7 +111,7 @@ static int add_store(struct vulkan_recorder *r, const struct op_attend *a,
               .k_column = a->k_column,
               .v_column = a->v_column,
               .eps = a->eps,
-              .scale = a->scale * LOG2_E};
+              .scale = a->scale};
     bool has_q = a->q_norm.n_dims, has_k = a->k_norm.n_dims;
     uint32_t zero;
     struct vulkan_dispatch d = {
@@ -197,7 +195,7 @@ static int add_one(struct vulkan_recorder *r, const struct op_attend *a, const s
               .k_column = a->k_column,
               .v_column = a->v_column,
               .eps = a->eps,
-              .scale = a->scale * LOG2_E};
+              .scale = a->scale};
     bool has_q = a->q_norm.n_dims, has_k = a->k_norm.n_dims;
     uint32_t threads = t->max_parts > MAX_PARTS_COMBINED ? ONE_THREADS_OF_MANY : ONE_THREADS;
     while (threads > r->can->max_threads)

@@ -198,8 +198,8 @@ void weigh_tile(uint t, uint seen) {
     [[unroll]] for (uint i = 0; i < 16; i++)
         largest = max(largest, most[q * 16 + i]);
     float factor = exp2(run_max - largest);
-    a = at < seen ? exp2(a - largest) : 0;
-    b = at + 16 < seen ? exp2(b - largest) : 0;
+    a = at < seen ? softmax_weight(exp2(a - largest)) : 0;
+    b = at + 16 < seen ? softmax_weight(exp2(b - largest)) : 0;
     weight[at * Q4 + q / 4][q % 4] = a;
     weight[(at + 16) * Q4 + q / 4][q % 4] = b;
     precise float sum = fma(run_sum, factor, a + b);

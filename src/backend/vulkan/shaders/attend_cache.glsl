@@ -14,6 +14,15 @@ layout(binding = 3) readonly buffer Keys { uint keys[]; };
 layout(binding = 4) readonly buffer Values { uint values[]; };
 #endif
 
+// A softmax weight as it is multiplied with values.
+float softmax_weight(float v) {
+#if CACHE == 1
+    return nearest_f16(v);
+#else
+    return v;
+#endif
+}
+
 #if CACHE == 0
 vec4 key_at(uint row, uint c) {
     return keys[row * (D / 4) + c];

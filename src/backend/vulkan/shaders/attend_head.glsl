@@ -45,6 +45,19 @@ vec2 rotated(vec2 v, vec2 angle) {
     return y;
 }
 
+// A query's value as it is multiplied with keys; what is too large for F16 becomes the largest.
+float scaled_query(float v) {
+    precise float y = v * p.scale;
+#if CACHE == 1
+    uint size = floatBitsToUint(y) & 0x7fffffffu;
+    float f16 = nearest_f16(uintBitsToFloat(size));
+    f16 = size > 0x477fe000u && size < 0x7f800000u ? 65504.0 : f16;
+    y = y < 0 ? -f16 : f16;
+#endif
+    precise float of_exp2 = y * LOG2_E;
+    return of_exp2;
+}
+
 // The sum of 128 threads' squares from `at` on, in two steps with a barrier after each: eight threads
 // add sixteen each, in order; then everybody adds these, as a tree.
 float eighth_of(uint at, uint i) {

@@ -160,11 +160,6 @@ void load_row(uint t, uint kv_head, uint first_head, uint n_heads) {
         raw.value[e] = x_in[p.in_first + p.v_column + kv_head * D + min(e * THREADS + t, D - 1)];
 }
 
-float scaled_query(float v) {
-    precise float y = v * p.scale;
-    return y;
-}
-
 // The queries, and in x the key and the value, as attend_store.comp makes them.
 void make_heads(uint t) {
     const uint EIGHTHS = (QUERIES + 1) * ATTEND_THREADS;
@@ -376,8 +371,8 @@ void weigh_tile(uint t, uint n) {
     [[unroll]] for (uint i = 0; i < 16; i++)
         largest = max(largest, most[q * 16 + i]);
     float factor = exp2(run_max - largest);
-    a = at < n ? exp2(a - largest) : 0;
-    b = at + 16 < n ? exp2(b - largest) : 0;
+    a = at < n ? softmax_weight(exp2(a - largest)) : 0;
+    b = at + 16 < n ? softmax_weight(exp2(b - largest)) : 0;
     weight[q * ATTEND_TILE + at] = a;
     weight[q * ATTEND_TILE + at + 16] = b;
     precise float sum = fma(run_sum, factor, a + b);

@@ -82,10 +82,8 @@ void main() {
     if ((is_query || is_key) && ROTARY > 0)
         rotate(t, row);
     if (is_query) {
-        for (uint i = t; i < D; i += ATTEND_THREADS) {
-            precise float y = x[i] * p.scale;
-            queries[(row * HEADS + head) * D + i] = y;
-        }
+        for (uint i = t; i < D; i += ATTEND_THREADS)
+            queries[(row * HEADS + head) * D + i] = scaled_query(x[i]);
         return;
     }
     uint kv_head = (head - HEADS) % KV_HEADS, position = io_row_position(row);
