@@ -850,6 +850,34 @@ TEST(pick_takes_minus_zero_for_zero) {
     free(r);
 }
 
+/* In a step the LM head ranks its logits for PICK. Run alone, PICK picks from what is there, even
+ * if the head has never seen it. */
+TEST(pick_alone_picks_from_the_logits_it_finds) {
+    enum { PICK_OP = 2, BEST = 30001 };
+    struct io_output o = {
+        .flags = IO_WANTS_TOKEN, .top_p = 1, .repeat_penalty = 1, .n_vocab = LARGE_VOCAB};
+    struct large_rig *r = calloc(1, sizeof *r);
+    fill_large_logits(r);
+    for (int threads = 1; threads <= 3 && large_open(r, threads); threads++) {
+        int32_t picked[LARGE_ROWS];
+        const struct operand *logits = &r->plan->ops[PICK_OP].pick.logits;
+        const struct io_output *outputs =
+            (const struct io_output *)(backend_cpu.io(r->b) + r->plan->io.outputs);
+        large_step(r, o, picked);
+        for (uint32_t k = 0; k < LARGE_ROWS; k++) {
+            uint64_t at = logits->offset + ((uint64_t)k * logits->stride + BEST + k) * 4;
+            EXPECT(picked[k] != (int32_t)(BEST + k));
+            backend_cpu.poke(r->b, REGION_SCRATCH, at, 4, &(float){99}, NULL);
+        }
+        EXPECT_INT(backend_cpu.run_op(r->b, 0, PICK_OP, NULL), SLUICE_OK);
+        for (uint32_t k = 0; k < LARGE_ROWS; k++)
+            EXPECT_INT(outputs[k].token, BEST + k);
+        backend_cpu.close(r->b);
+        plan_free(r->plan);
+    }
+    free(r);
+}
+
 /* In the last place of a row, in a thread's first and last, and beside the best. */
 TEST(pick_of_what_is_not_finite_is_none) {
     static const uint32_t places[] = {0, 127, 128, 18047, 18048, LARGE_VOCAB - 1};

@@ -6,6 +6,7 @@
 #include <string.h>
 #include <sys/mman.h>
 
+#include "backend/cpu/vec.h"
 #include "base/clock.h"
 #include "base/cpu.h"
 #include "base/size.h"
@@ -194,7 +195,7 @@ static void pack_chunks(void *context, uint64_t begin, uint64_t end) {
 
 /* The largest need of any op, in values; UINT64_MAX: more than can be counted. */
 struct needs {
-    uint64_t rows, n_rows, conv, list, tile, taps;
+    uint64_t rows, n_rows, conv, list, tile, taps, ranks;
     uint64_t width, parts, key_width;
 };
 
@@ -239,6 +240,8 @@ static void add_needs(struct needs *n, const struct plan *plan, const struct op 
         grow(&n->width, op->attend.head_width);
         grow(&n->parts, parts_of(&op->attend, rows, threads));
     }
+    if (op->kind == OP_PICK)
+        grow(&n->ranks, size_times(plan->max_outputs, rank_blocks(plan->n_vocab)));
     if (op->kind == OP_ROUTE) {
         grow(&n->rows, size_times(rows, op->route.in.dims[0]));
         grow(&n->tile, op->route.router.dims[1]);
@@ -283,6 +286,7 @@ static void cut_rooms(struct backend *b, struct cutter *c, const struct needs *n
     b->groups = cut(c, size_plus(n->rows / 32, n->n_rows), sizeof *b->groups);
     b->conv = cut(c, n->conv, sizeof(float));
     b->list = cut(c, n->list, sizeof *b->list);
+    b->ranks = cut(c, n->ranks, sizeof *b->ranks);
     b->n_parts = n->parts;
     b->parts = cut(c, n->parts, stride * sizeof(float));
     b->part_sums = cut(c, n->parts, sizeof *b->part_sums);
@@ -426,6 +430,14 @@ static const float *turn_taps(const struct backend *b, const struct op_delta *d,
     return to;
 }
 
+/* Whether the op is an LM head whose logits the next op picks from. */
+static bool is_ranked(const struct plan *plan, uint32_t i) {
+    const struct op *op = &plan->ops[i], *next = op + 1;
+    return i + 1 < plan->n_ops && op->kind == OP_PROJECT && op->project.is_lm_head &&
+           op->project.n_segments == 1 && op->project.epilogue == EPILOGUE_STORE &&
+           next->kind == OP_PICK && next->pick.logits.offset == op->project.out.offset;
+}
+
 static int record(struct backend *b, uint32_t number, const struct plan *plan, float *taps,
                   struct err *err) {
     struct cpu_recording *r = &b->recordings[number];
@@ -437,6 +449,8 @@ static int record(struct backend *b, uint32_t number, const struct plan *plan, f
         struct cpu_op *c = &r->ops[i];
         c->op = &plan->ops[i];
         record_weights(b, c);
+        c->is_ranked = is_ranked(plan, i) || (i > 0 && is_ranked(plan, i - 1));
+        CHECK(!is_ranked(plan, i) || RANK_BLOCK % c->weights[0].kernel->tile_rows == 0);
         if (c->op->kind != OP_DELTA)
             continue;
         /* All plans have the same ops: the first plan's taps serve every one. */
@@ -569,7 +583,9 @@ static int cpu_time_ops(struct backend *b, uint32_t plan, double *op_seconds, st
 static void walk_one(void *context, int thread, int threads) {
     struct backend *b = context;
     struct cpu_step s = step_of(b, thread, threads);
-    s.op = &b->running->ops[b->only_op];
+    struct cpu_op alone = b->running->ops[b->only_op];
+    alone.is_ranked = false; /* its operands may have been written from outside */
+    s.op = &alone;
     functions[s.op->op->kind](&s);
 }
 

@@ -32,6 +32,7 @@ struct cpu_op {
     bool needs_f32;                         /* some weight is multiplied with f32 ones */
     uint32_t act_group;                     /* how many of them share a scale */
     const float *taps;                      /* DELTA: (conv_width, C), the convolution transposed */
+    bool is_ranked; /* LM head and PICK after it: the head ranks its logits while they are near */
 };
 
 struct cpu_recording {
@@ -79,6 +80,7 @@ struct backend {
     struct softmax *part_sums;
     uint64_t n_parts;
     uint32_t *list; /* experts: pairs sorted by expert, and where each expert's begin */
+    int32_t *ranks; /* (O, rank_blocks(V)): of the logits, by block */
     struct cpu_room *rooms;
     struct backend_counters counters;
     const struct backend_observer *observer; /* NULL: nobody */
@@ -168,6 +170,9 @@ static inline void observe(struct cpu_step *s, uint32_t turn, const struct opera
 
 /* y = rms norm of x, times w. */
 void cpu_norm(float *y, const float *x, const float *w, float eps, uint32_t n);
+
+/* Ranks a part of output i's logits for PICK; the part begins at a multiple of RANK_BLOCK. */
+void cpu_rank_logits(struct cpu_step *s, uint32_t i, const float *logits, struct share part);
 
 /* Quantizes k values into row r of b->groups, as the running op has them. */
 void cpu_quantize_row(struct cpu_step *s, const float *x, uint32_t r, uint32_t k);

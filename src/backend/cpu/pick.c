@@ -199,8 +199,8 @@ static uint32_t passing(const float *p, uint32_t n, bool is_all, const struct io
     return is_all ? n : 0;
 }
 
-/* A row in work. order: first the best rank of each block and, at each share's first block, whether
- * its logits are all finite; then candidates; in its upper half their exponentials. */
+/* A row in work. order: first the best rank of each block, where logits are changed; then
+ * candidates; in its upper half their exponentials. */
 struct pick_row {
     const struct io_output *o;
     uint32_t n, n_blocks;
@@ -209,20 +209,35 @@ struct pick_row {
     float *x; /* changed logits in room, or the logits themselves */
     float *room;
     uint64_t *order;
-    int32_t *best, *is_finite; /* (n_blocks) */
+    int32_t *ranks; /* (n_blocks): the best of each block of the logits */
+    int32_t *best;  /* (n_blocks): the same of x */
 };
+
+/* NaN's: the first rank of a part of which some logit is not finite. */
+enum { RANK_NOT_FINITE = INT32_MAX };
+
+static int32_t *ranks_of(const struct cpu_step *s, uint32_t i) {
+    return s->b->ranks + (uint64_t)i * rank_blocks(s->plan->n_vocab);
+}
+
+void cpu_rank_logits(struct cpu_step *s, uint32_t i, const float *logits, struct share part) {
+    uint32_t n = s->outputs[i].n_vocab, end = part.end < n ? part.end : n;
+    int32_t *ranks = ranks_of(s, i) + part.begin / RANK_BLOCK;
+    if (part.begin < end && !row_ranks(logits + part.begin, ranks, end - part.begin))
+        *ranks = RANK_NOT_FINITE;
+}
 
 static struct pick_row row_at(const struct cpu_step *s, const struct op_pick *p, uint32_t i) {
     const struct io_output *o = &s->outputs[i];
     struct pick_row r = {.o = o, .n = o->n_vocab, .room = row_of(s, &p->adjusted, i)};
-    r.n_blocks = (r.n + RANK_BLOCK - 1) / RANK_BLOCK;
+    r.n_blocks = rank_blocks(r.n);
     r.is_changed =
         (o->flags & IO_WANTS_TOKEN) && (o->flags & IO_HAS_MASK || o->n_bias || has_penalties(o));
     r.logits = row_of(s, &p->logits, i);
     r.x = r.is_changed ? r.room : (float *)r.logits;
     r.order = (uint64_t *)at(s, &p->order) + (uint64_t)i * p->order.stride;
-    r.best = (int32_t *)r.order;
-    r.is_finite = r.best + r.n_blocks;
+    r.ranks = ranks_of(s, i);
+    r.best = r.is_changed ? (int32_t *)r.order : r.ranks;
     return r;
 }
 
@@ -259,20 +274,24 @@ static uint32_t list_best(const struct pick_row *r, uint64_t *keys, uint32_t m) 
     return count;
 }
 
-static int32_t best_rank(const struct pick_row *r) {
+static int32_t best_of(const int32_t *ranks, uint32_t n) {
     enum { CHAINS = 4 }; /* one would wait for itself */
     int32_t best[CHAINS];
     for (uint32_t i = 0; i < CHAINS; i++)
-        best[i] = r->best[0];
+        best[i] = ranks[0];
     uint32_t b = 0;
-    for (; b + CHAINS <= r->n_blocks; b += CHAINS)
+    for (; b + CHAINS <= n; b += CHAINS)
         for (uint32_t i = 0; i < CHAINS; i++)
-            best[i] = r->best[b + i] > best[i] ? r->best[b + i] : best[i];
-    for (; b < r->n_blocks; b++)
-        best[0] = r->best[b] > best[0] ? r->best[b] : best[0];
+            best[i] = ranks[b + i] > best[i] ? ranks[b + i] : best[i];
+    for (; b < n; b++)
+        best[0] = ranks[b] > best[0] ? ranks[b] : best[0];
     for (uint32_t i = 1; i < CHAINS; i++)
         best[0] = best[i] > best[0] ? best[i] : best[0];
     return best[0];
+}
+
+static int32_t best_rank(const struct pick_row *r) {
+    return best_of(r->best, r->n_blocks);
 }
 
 /* Ranks say what is best unless biases made NaN. */
@@ -318,7 +337,7 @@ static bool fill_buckets(struct buckets *b, const struct pick_row *r, float shif
     enum { PART = 1024 };
     float p[PART], best = float_of(best_rank(r));
     *b = (struct buckets){.r = r, .scale = 1 / r->o->temperature, .shift = shift, .most = r->n / 4};
-    b->of = (uint16_t *)(r->order + r->n_blocks); /* after best and is_finite */
+    b->of = (uint16_t *)(r->order + r->n_blocks); /* after best */
     b->keys = r->order + r->n_blocks + (r->n + RANK_BLOCK) / 4 + 1;
     b->p = (float *)(b->keys + b->most);
     b->per = is_plain(r, best_rank(r)) ? bucket_width(r, b->scale, best) : 0;
@@ -470,7 +489,7 @@ static int32_t draw_best(const struct pick_row *r, float shift, double total, do
     for (bool are_all = false; !count; taken *= 8) {
         taken = taken < limit ? taken : limit;
         if (!are_all) {
-            keys = r->order + r->n_blocks; /* after best and is_finite */
+            keys = r->order + r->n_blocks; /* after best */
             p = (float *)r->order + r->n;
             listed = taken <= r->n_blocks / 4 ? list_best(r, keys, taken) : 0;
         }
@@ -567,8 +586,8 @@ static uint16_t *counts_of(struct cpu_step *s, const struct op_pick *p, uint32_t
 /* ---- a row, in two parts ----------------------------------------------------------------------
  */
 
-/* This thread's share of a row's logits: changed, and ranked. */
-static void rank_logits(struct cpu_step *s, const struct op_pick *p, uint32_t i) {
+/* This thread's share of a row: handed on, ranked and changed, as far as it has to be. */
+static void prepare_row(struct cpu_step *s, const struct op_pick *p, uint32_t i) {
     struct pick_row r = row_at(s, p, i);
     if (r.o->flags & IO_WANTS_LOGITS) {
         struct share all = share_of(s, p->logits.dims[0], RANK_BLOCK);
@@ -576,12 +595,11 @@ static void rank_logits(struct cpu_step *s, const struct op_pick *p, uint32_t i)
                (all.end - all.begin) * sizeof(float));
     }
     struct share share = share_of(s, r.n, RANK_BLOCK);
-    if (share.begin == share.end)
+    if (!s->op->is_ranked)
+        cpu_rank_logits(s, i, r.logits, share);
+    if (!r.is_changed || share.begin == share.end)
         return;
-    uint32_t n = share.end - share.begin, block = share.begin / RANK_BLOCK;
-    r.is_finite[block] = row_ranks(r.logits + share.begin, r.best + block, n);
-    if (!r.is_changed)
-        return;
+    uint32_t n = share.end - share.begin;
     memcpy(r.x + share.begin, r.logits + share.begin, n * sizeof *r.x);
     apply_biases(s, r.o, share, r.x);
     if (p->counts.n_dims && has_penalties(r.o)) {
@@ -591,23 +609,13 @@ static void rank_logits(struct cpu_step *s, const struct op_pick *p, uint32_t i)
     }
     if (r.o->flags & IO_HAS_MASK)
         apply_mask(s, r.o, share, r.x);
-    row_ranks(r.x + share.begin, r.best + block, n);
-}
-
-static bool is_finite(const struct cpu_step *s, const struct pick_row *r) {
-    bool all = true;
-    struct cpu_step each = *s;
-    for (each.thread = 0; each.thread < s->threads; each.thread++) {
-        struct share share = share_of(&each, r->n, RANK_BLOCK);
-        all &= share.begin == share.end || r->is_finite[share.begin / RANK_BLOCK];
-    }
-    return all;
+    row_ranks(r.x + share.begin, r.best + share.begin / RANK_BLOCK, n);
 }
 
 static void pick_token(struct cpu_step *s, const struct op_pick *p, uint32_t i) {
     struct pick_row r = row_at(s, p, i);
     struct io_output *o = &s->outputs[i];
-    if (!is_finite(s, &r))
+    if (best_of(r.ranks, r.n_blocks) == RANK_NOT_FINITE)
         o->token = IO_NOT_FINITE;
     else if (o->flags & IO_WANTS_TOKEN)
         o->token = o->temperature <= 0 ? find_best(&r) : sample(&r, s->rows[o->row].position);
@@ -648,22 +656,28 @@ static bool any_penalties(const struct cpu_step *s) {
     return false;
 }
 
-/* As many rows at a time as there are threads: all rank each of them, then each ends one. */
+/* Whether threads have to prepare rows before one of them can pick: the same for all threads. */
+static bool needs_work(const struct cpu_step *s, const struct op_pick *p) {
+    for (uint32_t i = 0; i < s->io->n_outputs; i++)
+        if (row_at(s, p, i).is_changed)
+            return true;
+    return !s->op->is_ranked;
+}
+
+/* Each row is prepared by all threads, and its token picked by one. */
 void cpu_pick(struct cpu_step *s) {
     const struct op_pick *p = &s->op->op->pick;
     if (s->thread == 0)
         count_tokens(s, p);
     if (any_penalties(s))
         barrier(s);
-    uint32_t group = (uint32_t)s->threads, n = s->io->n_outputs;
-    for (uint32_t first = 0; first < n; first += group) {
-        uint32_t end = n - first < group ? n : first + group;
-        for (uint32_t i = first; i < end; i++)
-            rank_logits(s, p, i);
+    uint32_t n = s->io->n_outputs;
+    for (uint32_t i = 0; i < n; i++)
+        prepare_row(s, p, i);
+    if (needs_work(s, p))
         barrier(s);
-        if (first + (uint32_t)s->thread < end && !is_cancelled(s))
-            pick_token(s, p, first + (uint32_t)s->thread);
-    }
+    for (uint32_t i = (uint32_t)s->thread; i < n && !is_cancelled(s); i += (uint32_t)s->threads)
+        pick_token(s, p, i);
     if (s->io->n_drafts == 0)
         return;
     barrier(s);

@@ -92,26 +92,36 @@ static const float *multiply(struct cpu_step *s, uint32_t i, const struct activa
     return tile;
 }
 
-static void run_segment(struct cpu_step *s, uint32_t i, const struct activations *acts) {
+/* The same, put where the epilogue wants it. */
+static void multiply_into(struct cpu_step *s, uint32_t i, const struct activations *acts,
+                          uint32_t first, uint32_t count) {
     const struct op_project *p = &s->op->op->project;
     const struct segment *segment = &p->segments[i];
-    const struct kernel *kernel = s->op->weights[i].kernel;
-    struct share share = share_of(s, segment->weight.dims[1], kernel->tile_rows);
-    uint32_t step = tile_rows(acts->n_rows, kernel->tile_rows);
+    const struct cpu_weight *w = &s->op->weights[i];
+    float *out = row_of(s, &p->out, 0) + segment->column + first;
+    if (p->epilogue == EPILOGUE_STORE && !segment->bias.n_dims) {
+        w->kernel->run(w->data, first, count, acts, out, p->out.stride);
+        return;
+    }
+    const float *tile = multiply(s, i, acts, first, count, s->room->tile);
+    for (uint32_t r = 0; r < acts->n_rows; r++, tile += count, out += p->out.stride) {
+        if (p->epilogue == EPILOGUE_ADD)
+            row_add(out, tile, count);
+        else
+            memcpy(out, tile, count * sizeof *out);
+    }
+}
+
+static void run_segment(struct cpu_step *s, uint32_t i, const struct activations *acts) {
+    const struct op_project *p = &s->op->op->project;
+    uint32_t grain = s->op->is_ranked ? RANK_BLOCK : s->op->weights[i].kernel->tile_rows;
+    struct share share = share_of(s, p->segments[i].weight.dims[1], grain);
+    uint32_t step = tile_rows(acts->n_rows, grain);
     for (uint32_t n = share.begin; n < share.end && !is_cancelled(s); n += step) {
         uint32_t count = share.end - n < step ? share.end - n : step;
-        float *out = row_of(s, &p->out, 0) + segment->column + n;
-        if (p->epilogue == EPILOGUE_STORE && !segment->bias.n_dims) {
-            kernel->run(s->op->weights[i].data, n, count, acts, out, p->out.stride);
-            continue;
-        }
-        const float *tile = multiply(s, i, acts, n, count, s->room->tile);
-        for (uint32_t r = 0; r < acts->n_rows; r++, tile += count, out += p->out.stride) {
-            if (p->epilogue == EPILOGUE_ADD)
-                row_add(out, tile, count);
-            else
-                memcpy(out, tile, count * sizeof *out);
-        }
+        multiply_into(s, i, acts, n, count);
+        for (uint32_t r = 0; s->op->is_ranked && r < acts->n_rows; r++)
+            cpu_rank_logits(s, r, row_of(s, &p->out, r), (struct share){n, n + count});
     }
 }
 

@@ -201,6 +201,9 @@ static inline float float_of(int32_t rank) {
 
 /* The best rank of every RANK_BLOCK values; returns whether all values are finite. */
 enum { RANK_BLOCK = 128 };
+static inline uint32_t rank_blocks(uint32_t n) {
+    return (n + RANK_BLOCK - 1) / RANK_BLOCK;
+}
 bool row_ranks(const float *x, int32_t *best, size_t n);
 
 #endif
