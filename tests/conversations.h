@@ -4,7 +4,7 @@
  * Prompts are made as agents make them: a shared system prompt, a longer history, a token changed
  * near the end, a part of an answer taken out, a branch from the middle. Several answers run
  * beside each other in an engine with too few pages and too few snapshots; they are forked,
- * rewound, cancelled, cut off, set back; what comes next is drafted, rightly and wrongly. Whatever
+ * rewound, cancelled, cut off, preempted; what comes next is drafted, rightly and wrongly. Whatever
  * happened, every token, and the logits that the
  * last one was sampled from, bit for bit, are those of a sequence that was alone in another engine
  * and read everything itself. Used on the CPU by test_conversations.c and on a device by
@@ -43,7 +43,7 @@ struct talks {
     uint32_t n_known;
     struct talk_answer answers[TALK_SEQS];
     /* Counted. */
-    uint32_t n_done, n_forked, n_rewound, n_cancelled, n_cut, n_set_back, n_restarted;
+    uint32_t n_done, n_forked, n_rewound, n_cancelled, n_cut, n_preempted, n_restarted;
     uint64_t n_read, n_reused, n_host, n_disk;
     struct sluice_engine_options options; /* of the engine */
 };
@@ -239,10 +239,10 @@ static void talk_rewind(struct talks *t, struct talk_answer *a) {
     t->n_rewound++;
 }
 
-static void talk_set_back(struct talks *t, struct talk_answer *a) {
+static void talk_preempt(struct talks *t, struct talk_answer *a) {
     sluice_seq_close(a->seq);
     a->seq = NULL;
-    t->n_set_back++;
+    t->n_preempted++;
 }
 
 /* None can go on: the youngest waits, or the only one ends. */
@@ -254,7 +254,7 @@ static void talk_make_room(struct talks *t) {
         if (a->seq && (!youngest || a->born > youngest->born))
             youngest = a;
     }
-    talk_set_back(t, youngest);
+    talk_preempt(t, youngest);
     youngest->is_there = n > 1;
 }
 
@@ -327,7 +327,7 @@ static void talk_step(struct talks *t) {
 static void talk_restart(struct talks *t) {
     for (struct talk_answer *a = t->answers; a < t->answers + TALK_SEQS; a++)
         if (a->seq && talk_draw(t, 2))
-            talk_set_back(t, a);
+            talk_preempt(t, a);
     sluice_engine_close(t->engine);
     for (struct talk_answer *a = t->answers; a < t->answers + TALK_SEQS; a++)
         a->seq = NULL;
@@ -349,7 +349,7 @@ static void talk_round(struct talks *t) {
     else if (event == 1)
         talk_rewind(t, a);
     else if (event == 2)
-        talk_set_back(t, a);
+        talk_preempt(t, a);
     talk_step(t);
     const char *broken = state_broken(&t->engine->state);
     if (broken)
@@ -442,16 +442,17 @@ static void talk_run(const struct talk_setup *setup, uint32_t n_answers) {
         bool is_small = 2 * n_answers < 5 * setup->pages; /* all may fit above */
         EXPECT(!setup->host || is_small || t->n_host + t->n_disk > 0);
         EXPECT(test_has_failed() || (c.drafts_kept > 0 && c.drafted > c.drafts_kept));
-        test_note("%u answers: %u%% of %llu tokens reused; %u forked, %u rewound, %u cancelled, "
-                  "%u cut, %u set back, %u restarts; %llu tokens from host memory, %llu from disk; "
-                  "%llu snapshots taken, %llu used, %llu evicted; %llu of %llu drafts kept",
+        test_note(
+            "%u answers: %u%% of %llu tokens reused; %u forked, %u rewound, %u cancelled, "
+            "%u cut, %u preempted, %u restarts; %llu tokens from host memory, %llu from disk; "
+            "%llu snapshots taken, %llu used, %llu evicted; %llu of %llu drafts kept",
 
-                  t->n_done, (unsigned)(100 * t->n_reused / (t->n_read ? t->n_read : 1)),
-                  (unsigned long long)t->n_read, t->n_forked, t->n_rewound, t->n_cancelled,
-                  t->n_cut, t->n_set_back, t->n_restarted, (unsigned long long)t->n_host,
-                  (unsigned long long)t->n_disk, (unsigned long long)c.snapshots_taken,
-                  (unsigned long long)c.snapshots_used, (unsigned long long)c.evicted,
-                  (unsigned long long)c.drafts_kept, (unsigned long long)c.drafted);
+            t->n_done, (unsigned)(100 * t->n_reused / (t->n_read ? t->n_read : 1)),
+            (unsigned long long)t->n_read, t->n_forked, t->n_rewound, t->n_cancelled, t->n_cut,
+            t->n_preempted, t->n_restarted, (unsigned long long)t->n_host,
+            (unsigned long long)t->n_disk, (unsigned long long)c.snapshots_taken,
+            (unsigned long long)c.snapshots_used, (unsigned long long)c.evicted,
+            (unsigned long long)c.drafts_kept, (unsigned long long)c.drafted);
     }
     talk_close(t);
     free(t);

@@ -164,9 +164,9 @@ static bool sim_open_engine(struct sim *sim, const struct sim_options *o) {
 }
 
 /* Steps that the oldest answer of all takes at most. First it waits for a sequence and for pages:
- * nothing starts before it, and of those that run at least one goes on by a token, or is set back,
- * in a step. Then it runs itself; others are set back when it finds no page. Prompts take turns, so
- * it may get a row only once in as many steps as there are sequences. */
+ * nothing starts before it, and of those that run at least one goes on by a token, or is preempted,
+ * in a step. Then it runs itself; others are preempted when it finds no page. Prompts take turns,
+ * so it may get a row only once in as many steps as there are sequences. */
 static uint64_t sim_bound(const struct sim_options *o) {
     uint64_t n = o->engine.sequences;
     return n * ((n + 1) * (o->max_prompt + o->max_new) + 2 * n);

@@ -885,7 +885,7 @@ TEST(engine_sequences_share_too_few_pages) {
         struct sluice_engine_options o = options_for(700, 1);
         struct sluice_pages pages;
         sluice_seq *seqs[N];
-        uint32_t n[N] = {0}, n_starved = 0, n_set_back = 0, rows;
+        uint32_t n[N] = {0}, n_starved = 0, n_preempted = 0, rows;
         for (int i = 0; i < N && rig_open(&r, models[m], &o); i++) {
             generate(open_seq(&r, (uint64_t)i, 40), alone[i], N_LONG);
             rig_close(&r);
@@ -922,9 +922,9 @@ TEST(engine_sequences_share_too_few_pages) {
             int last = N - 1; /* none can go on: the last one that has two pages begins again */
             while (last > 0 && (!seqs[last] || n[last] <= 256))
                 last--;
-            if (!seqs[last] || n_set_back++ == 100)
+            if (!seqs[last] || n_preempted++ == 100)
                 test_fail(__FILE__, __LINE__, "no sequence ever ends");
-            if (!seqs[last] || n_set_back > 100)
+            if (!seqs[last] || n_preempted > 100)
                 break;
             EXPECT_INT(sluice_seq_rewind(seqs[last], 40), SLUICE_OK);
             n[last] = 0;

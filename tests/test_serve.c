@@ -61,7 +61,7 @@ TEST(serve_simulation) {
     }
 }
 
-/* So few pages that answers are set back all the time. Prompts that fill a page nearly, so that
+/* So few pages that answers are preempted all the time. Prompts that fill a page nearly, so that
  * each answer soon needs a second one; and answers that need all pages in the end. */
 TEST(serve_simulation_with_few_pages) {
     static const struct {
@@ -79,10 +79,10 @@ TEST(serve_simulation_with_few_pages) {
         if (sim_open(&sim, write_tiny(arch), &o)) {
             sim_run(&sim, cases[i / N_ARCHS].n / (IS_SLOW ? 5 : 1), 28);
             sched_counters(sim.sched, &c);
-            test_note("%s: %llu answers, %llu steps, %llu times set back, at most %llu steps", arch,
-                      (unsigned long long)c.answers, (unsigned long long)c.steps,
-                      (unsigned long long)c.set_back, (unsigned long long)sim.max_steps);
-            EXPECT(c.set_back > c.answers / 20);
+            test_note("%s: %llu answers, %llu steps, %llu times preempted, at most %llu steps",
+                      arch, (unsigned long long)c.answers, (unsigned long long)c.steps,
+                      (unsigned long long)c.preempted, (unsigned long long)sim.max_steps);
+            EXPECT(c.preempted > c.answers / 20);
         }
         sim_close(&sim);
     }
@@ -478,7 +478,7 @@ TEST(serve_starts_all_that_can_never_run_out) {
 }
 
 /* The report is of an answer's first start; the counters are of all. */
-TEST(serve_reports_the_first_start_of_one_set_back) {
+TEST(serve_reports_the_first_start_of_one_preempted) {
     struct rig r;
     struct result a, b;
     struct sim_options o = options_of(2, 0, 0);
@@ -496,7 +496,7 @@ TEST(serve_reports_the_first_start_of_one_set_back) {
     EXPECT_INT(submit(&r, &b, &q), SLUICE_OK);
     step_all(&r);
     sched_counters(r.sched, &c);
-    EXPECT(b.report.times_set_back > 0);
+    EXPECT(b.report.times_preempted > 0);
     EXPECT_INT(b.report.reuse.tokens, 0);
     EXPECT(c.reused > 0 && c.device + c.host + c.disk == c.reused);
     EXPECT(b.report.n_read >= b.report.n_prompt + b.report.n_new - 1);
@@ -904,7 +904,7 @@ static bool check_token(void *user, const struct sched_token *t) {
     return note_token(user, t);
 }
 
-/* With bursts beside them and before them, and set back for want of pages. */
+/* With bursts beside them and before them, and preempted for want of pages. */
 TEST(serve_answers_obey_their_masks) {
     for (int kind = 0; kind < 4; kind++) {
         struct rig r;
@@ -937,7 +937,7 @@ TEST(serve_answers_obey_their_masks) {
             EXPECT_INT(to->n_wrong, 0);
         }
         sched_counters(r.sched, &count);
-        EXPECT(count.set_back > 0);
+        EXPECT(count.preempted > 0);
         EXPECT(memcmp(alone.last, m.last, sizeof m.last) == 0);
         EXPECT(bursts.n > 0 || kind < 2);
         EXPECT(sched_broken(r.sched) == NULL);

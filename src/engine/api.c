@@ -69,7 +69,7 @@ static const struct tensor *tensors_of(const struct model *m, uint32_t *n) {
     return m->file ? m->file->tensors : m->folder ? m->folder->weights->tensors : NULL;
 }
 
-/* As the file says, or else the type that most of its values have. */
+/* The type the file names, or else the type of most of its values. */
 static const char *type_of(const struct model *m) {
     uint64_t sums[DT_COUNT] = {0}, best = 0;
     uint32_t n, file_type = UINT32_MAX;
@@ -164,7 +164,7 @@ int sluice_encode(const sluice_model *m, const char *text, size_t length, unsign
     return ids_out(&ids, status, tokens, capacity, n, NULL);
 }
 
-/* What the template does not know by name is handed on to it. */
+/* Members we do not know are passed on to the template. */
 static int encode_request(const sluice_model *m, json_t *json, struct ids *ids, struct err *err) {
     const json_t *prompt = json_object_get(json, "add_generation_prompt");
     struct chat_request request = {
@@ -249,7 +249,7 @@ const char *sluice_engine_error(const sluice_engine *e) {
     return e ? e->err.text : "";
 }
 
-/* One that did not open has a text already: why. */
+/* An engine that failed to open already has its error text. */
 static bool is_loaded(const struct sluice_engine *e) {
     return e && e->is_loaded;
 }
@@ -405,14 +405,14 @@ static int check_open(const struct sluice_seq *seq) {
                    "the sequence is closed, expected an open one");
 }
 
-/* A pointer that a call cannot do without. */
+/* A pointer that must not be NULL. */
 static int check_pointer(struct sluice_engine *e, const void *pointer, const char *name) {
     if (pointer)
         return SLUICE_OK;
     return err_set(&e->err, SLUICE_ERR_ARGUMENT, "%s is NULL, expected a pointer", name);
 }
 
-/* The closed handle that has been closed longest, for an open slot. */
+/* The handle that was closed longest ago, for an open slot. */
 static struct sluice_seq *take_handle(struct sluice_engine *e, uint32_t slot) {
     struct sluice_seq *seq = NULL;
     for (uint32_t i = 0; i < e->setup.n_seqs + SPARE_HANDLES; i++) {
@@ -498,8 +498,8 @@ static int append(sluice_seq *seq, const int32_t *tokens, size_t n) {
     return SLUICE_OK;
 }
 
-/* After going back tokens wait that had to be processed again to sample after the last one kept.
- * With more tokens after it that need not be. */
+/* After a rewind the last token kept waits again, so that one can be sampled after it. With more
+ * tokens to come that is not needed. */
 int sluice_seq_feed(sluice_seq *seq, const int32_t *tokens, size_t n) {
     int status = append(seq, tokens, n);
     struct state_found ignored;
@@ -559,8 +559,7 @@ int sluice_seq_resume(sluice_seq *seq, const int32_t *tokens, size_t n,
     if ((status = state_resume(&e->state, seq->slot, &found, &e->err)))
         return status;
     if (found.held > before)
-        seq->n_logits = seq->n_hidden =
-            0; /* they are no longer those after the newest token processed */
+        seq->n_logits = seq->n_hidden = 0; /* they no longer follow the newest token processed */
     r->tokens = found.held - before;
     r->matched = found.matched;
     r->disk = min_u32(r->tokens, found.from[TIER_DISK]);
@@ -599,7 +598,7 @@ int sluice_seq_mark(sluice_seq *seq, uint32_t n) {
     return state_mark(&e->state, seq->slot, n, &e->err);
 }
 
-/* As many as there is room for. */
+/* Marks as many as fit. */
 static int mark_end(sluice_seq *seq, uint32_t n) {
     const struct slot *s = slot_of(seq);
     bool is_new = n > s->length && n <= s->n_tokens && s->n_marks < MAX_MARKS;
@@ -665,7 +664,7 @@ int32_t sluice_seq_token(const sluice_seq *seq) {
     return is_there ? seq->token : -1;
 }
 
-/* Whether steps, after feeding the token picked last if there is one, will pick another. */
+/* Whether steps will pick another token, after the last one picked, if any, is fed. */
 static int check_next(struct sluice_seq *seq) {
     struct sluice_engine *e = seq->engine;
     const struct slot *s = slot_of(seq);
@@ -829,7 +828,8 @@ int sluice_seq_rewind(sluice_seq *seq, uint32_t n) {
                        s->n_tokens);
     if (n == s->n_tokens)
         return SLUICE_OK;
-    /* The last token kept waits again, so that one can be sampled after it, unless one was. */
+    /* The last token kept waits again, so that one can be sampled after it, unless that was done
+     * already. */
     bool has_token = n == s->length && n == seq->picked_at && seq->token >= 0;
     status = state_rewind(&e->state, seq->slot, n, n > 0 && !has_token ? n - 1 : n, &e->err);
     if (status)

@@ -46,8 +46,8 @@ static struct part part_of(const struct sluice_engine *e, uint32_t slot, uint32_
     return part;
 }
 
-/* Rows that drafts may have after so many others: to the end of the page, or of one more, if each
- * other sequence can have one, too. */
+/* Rows for drafts after `rows` others: up to the end of the page, or of the next one if pages are
+ * left for every other sequence. */
 static uint32_t max_draft_rows(const struct state *st, uint32_t slot, uint32_t rows) {
     const struct slot *s = &st->slots[slot];
     uint32_t end = s->length + rows, in_page = pages_for(end) * PAGE - end;
@@ -55,7 +55,7 @@ static uint32_t max_draft_rows(const struct state *st, uint32_t slot, uint32_t r
     return pages_available(&st->pages) < needed + st->options.n_slots ? in_page : in_page + PAGE;
 }
 
-/* Adds the sequence's drafts to its part, where that samples a token. */
+/* Adds the sequence's drafts to its part, if that samples a token. */
 static void add_drafts(struct sluice_engine *e, struct part *part, uint32_t pages,
                        struct budget budget) {
     const struct slot *s = &e->state.slots[part->slot];
@@ -89,7 +89,7 @@ static int add_part(struct sluice_engine *e, uint32_t slot, struct budget *budge
     return status;
 }
 
-/* Adds the parts of sequences that generate (one token waits), or of the others. */
+/* Adds the parts of all sequences that generate (one token waits), or of all others. */
 static int add_parts(struct sluice_engine *e, bool is_generating, struct budget *budget,
                      struct err *err) {
     int status = SLUICE_OK;
@@ -102,7 +102,7 @@ static int add_parts(struct sluice_engine *e, bool is_generating, struct budget 
     return status;
 }
 
-/* Pages are taken here; what fails after it leaves them with their slots, which need them next. */
+/* Pages are taken here. If a later stage fails they stay with their slots, which need them next. */
 static int compose(struct sluice_engine *e, struct budget *used, struct err *err) {
     const struct budget all = {e->plans[e->n_plans - 1]->max_rows, e->setup.outputs,
                                e->setup.drafts};
@@ -199,7 +199,7 @@ static void fill_mask(const struct sluice_seq *seq, struct io_output *out, struc
     memcpy(v->keeps + first, engine_keeps(e, seq->slot), bytes);
 }
 
-/* Outputs of the part's last rows, which are the last filled in. */
+/* Outputs of the part's last rows; these rows are the last ones filled in. */
 static void fill_outputs(struct sluice_seq *seq, const struct part *part, bool is_last,
                          struct io_view *v, uint32_t *n_biases) {
     struct io_header *h = v->header;
@@ -262,7 +262,7 @@ static int logits_error(const struct sluice_engine *e, uint32_t position, struct
                    e->model->model->path, position);
 }
 
-/* Whether a burst goes no further for an output after this token. */
+/* Whether this token ends the burst for its output. */
 static bool is_last(const struct sluice_engine *e, const struct io_view *v, uint32_t output,
                     int32_t token) {
     uint32_t words = IO_MASK_WORDS(e->model->model->config.n_vocab);
@@ -284,7 +284,7 @@ static uint32_t steps_of(const struct sluice_engine *e, const struct io_view *v,
     return steps;
 }
 
-/* How many of the part's drafts are the tokens that were picked. */
+/* How many of the part's drafts were right: the tokens that were picked. */
 static uint32_t count_kept(const struct sluice_engine *e, const struct part *part,
                            const struct io_view *v) {
     const struct slot *s = &e->state.slots[part->slot];
@@ -295,13 +295,13 @@ static uint32_t count_kept(const struct sluice_engine *e, const struct part *par
     return n;
 }
 
-/* Outputs of the part that count: not those of wrong drafts. */
+/* Outputs of the part without those of wrong drafts. */
 static uint32_t true_outputs(const struct part *part) {
     return part->outputs - part->drafted + part->kept;
 }
 
-/* What is made of logits that are NaN or infinite means nothing. They come from weights that are
- * so, or from activations that overflow. The backend has looked at them. */
+/* Nothing can be sampled from logits that are NaN or infinite. They come from bad weights or from
+ * activations that overflow. The backend marks them IO_NOT_FINITE. */
 static int check_part(const struct sluice_engine *e, const struct part *part,
                       const struct io_view *v, uint32_t steps, struct err *err) {
     const int32_t *burst = engine_io(e, e->plans[e->last_plan]->io.burst);
@@ -327,8 +327,8 @@ static int check_outputs(struct sluice_engine *e, uint32_t steps, struct err *er
     return status;
 }
 
-/* After a step that failed with `status`. One that was cut off, or whose results are no numbers,
- * leaves sequences as before it. */
+/* After a step that failed with `status`: sequences are as before it if it was cancelled or its
+ * results are not numbers. */
 static int undo(struct sluice_engine *e, int status, struct err *err) {
     for (uint32_t i = 0; i < e->n_parts; i++)
         e->seqs[e->parts[i].slot]->n_logits = e->seqs[e->parts[i].slot]->n_hidden = 0;
@@ -392,7 +392,7 @@ static int collect(struct sluice_engine *e, const struct io_view *v, struct err 
 
 static void begin(struct sluice_engine *e, uint32_t steps) {
     struct io_view v = view_io(e, e->last_plan);
-    e->n_steps += steps - 1; /* the last of them is the one that logits and flag speak of */
+    e->n_steps += steps - 1; /* logits and flag are those of the last one */
     fill_io(e, &v);
     e->n_steps++;
 }
@@ -431,7 +431,8 @@ int batch_step(struct sluice_engine *e, uint32_t *rows, double *seconds, struct 
 /* ---- bursts -----------------------------------------------------------------------------------
  */
 
-/* Whether all that waits is one token of sequences that want the next, with room for a burst. */
+/* Whether every waiting sequence generates (one token waits, the next is wanted) and a burst fits.
+ */
 static bool can_burst(const struct sluice_engine *e) {
     uint32_t n_pages = 0;
     for (uint32_t i = 0; i < e->n_parts; i++) {
@@ -450,7 +451,7 @@ static bool can_burst(const struct sluice_engine *e) {
            e->kind->has_burst(e->backend, e->last_plan);
 }
 
-/* The pages of all steps; those of the first are there. */
+/* Takes the pages of all steps; those of the first are there already. */
 static int reserve_burst(struct sluice_engine *e, struct err *err) {
     int status = SLUICE_OK;
     for (uint32_t i = 0; !status && i < e->n_parts; i++) {
@@ -460,8 +461,8 @@ static int reserve_burst(struct sluice_engine *e, struct err *err) {
     return status;
 }
 
-/* Tokens that end an answer end the burst of its sequence, if what that is made of can stay as it
- * is: the state at the end of an answer is where the next turn goes on. */
+/* Tokens that end an answer end the burst of its sequence, if its state can stay as it is then: the
+ * next turn continues from there. */
 static void fill_ends(struct sluice_engine *e, uint32_t spare_cell) {
     struct io_header *h = engine_io(e, 0);
     h->spare_cell = spare_cell;
@@ -471,8 +472,8 @@ static void fill_ends(struct sluice_engine *e, uint32_t spare_cell) {
     memcpy(h->ends, e->ends, sizeof h->ends);
 }
 
-/* Whether a burst may run without a spare cell: a sequence that goes no further then does so only
- * because its answer has ended. */
+/* Whether a burst may run without a spare cell: sequences then stop early only where an answer has
+ * ended. */
 static bool can_run_on(const struct sluice_engine *e) {
     bool has_masks = false;
     for (uint32_t i = 0; i < e->n_parts; i++)
@@ -480,7 +481,7 @@ static bool can_run_on(const struct sluice_engine *e) {
     return !has_masks || e->state.layout.n_recurrent == 0;
 }
 
-/* The tokens on the way become part of the sequences; the last one is the one picked. */
+/* The burst's tokens become part of their sequences; the last one is the token picked. */
 static int collect_burst(struct sluice_engine *e, struct err *err) {
     struct io_view v = view_io(e, e->last_plan);
     const int32_t *burst = engine_io(e, e->plans[e->last_plan]->io.burst);

@@ -72,7 +72,8 @@ static bool is_idle(const struct cache *c, uint32_t e) {
     return page != NO_PAGE && page_is_idle(c->pages, page);
 }
 
-/* Into the heaps it belongs to, and out of the others; and to its place in them. */
+/* Adds the entry to the heaps it belongs to, removes it from the others, and restores heap order.
+ */
 static bool belongs_to(const struct cache *c, uint32_t e, enum cache_heap which) {
     const struct entry *at = &c->entries[e];
     if (e == CACHE_ROOT || at->pins)
@@ -103,7 +104,8 @@ static void place(struct cache *c, uint32_t e) {
     }
 }
 
-/* A page became idle, or is no longer: what has it, or stands after it without a page. */
+/* A page became idle, or stopped being so: updates the entries that have it, or follow it without a
+ * page. */
 static void settle(void *user, uint32_t page) {
     struct cache *c = user;
     for (uint32_t e = c->of_page[page]; e != NO_ENTRY; e = c->entries[e].next_of_page) {
@@ -152,15 +154,15 @@ static uint32_t position_before(const struct cache *c, enum tier tier, uint32_t 
     return found == NO_ENTRY ? 0 : c->entries[found].position;
 }
 
-/* Of an entry's page and cell, as one object. */
+/* Bytes of an entry's page and cell, stored as one object. */
 static uint64_t payload_bytes(const struct cache *c, uint32_t e) {
     const struct entry *at = &c->entries[e];
     bool has_cell = at->kind == ENTRY_SNAPSHOT && c->options.is_recurrent;
     return (at->n_tokens ? c->options.page_bytes : 0) + (has_cell ? c->options.cell_bytes : 0);
 }
 
-/* Tokens that would have to be read again without it. Where state is recurrent a block alone is of
- * no use: it goes as soon as nothing comes after it. */
+/* Tokens that would have to be processed again without it. Where state is recurrent a block alone
+ * is of no use: it goes as soon as nothing follows it. */
 static uint32_t reread_tokens(const struct cache *c, uint32_t e) {
     const struct entry *at = &c->entries[e];
     if (!c->options.is_recurrent)
@@ -173,8 +175,8 @@ static double worth(const struct cache *c, uint32_t e) {
     return (double)c->entries[e].uses * reread_tokens(c, e) / (double)(bytes ? bytes : 1);
 }
 
-/* Whether it takes longer to copy an entry out and back than to read its tokens again. A block of a
- * recurrent model is needed by the snapshots after it, whatever it costs. */
+/* Whether it takes longer to copy an entry out and back than to process its tokens again. A block
+ * of a recurrent model is needed by the snapshots after it, whatever it costs. */
 static bool is_cheap(const struct cache *c, uint32_t e) {
     if (c->options.is_recurrent && c->entries[e].kind == ENTRY_BLOCK)
         return false;
@@ -232,7 +234,7 @@ static uint32_t find_block(const struct cache *c, uint32_t parent, const int32_t
     return e;
 }
 
-/* An entry comes to a tier, or leaves it. */
+/* An entry is added to a tier, or leaves it (NO_OBJECT). */
 static void set_tier(struct cache *c, uint32_t e, enum tier tier, uint32_t object) {
     struct entry *at = &c->entries[e];
     bool was_there = at->object[tier] != NO_OBJECT;
@@ -373,7 +375,7 @@ static void remove_entry(struct cache *c, uint32_t e) {
     c->first_free = e;
 }
 
-/* An entry that is in no tier goes, and what comes after it. */
+/* Removes an entry that is in no tier, and all that follow it. */
 static void remove_if_lost(struct cache *c, uint32_t top) {
     for (int i = 0; i < TIERS; i++)
         if (cache_is_in(c, top, i))
@@ -425,8 +427,8 @@ void cache_restore_page(struct cache *c, uint32_t e, uint32_t page) {
 /* ---- the tiers below --------------------------------------------------------------------------
  */
 
-/* Makes room for so many bytes in a lower tier: the least useful entries there go. What they had
- * may be free only when it is written to disk. */
+/* Makes room for so many bytes in a lower tier: the least useful entries there go. Their bytes may
+ * be free only once they are written to disk. */
 static void make_room(struct cache *c, enum tier tier, uint64_t cost) {
     enum cache_heap which = tier == TIER_HOST ? HEAP_HOST : HEAP_DISK;
     struct cache_lower *l = &c->lower;
@@ -462,9 +464,9 @@ static void count_moved(struct sluice_moved *moved, uint64_t bytes, double start
     moved->seconds += seconds_now() - started;
 }
 
-/* Whether an entry of the device is nowhere else, and of use without the device. One that was
- * copied and has given way to better ones below is not worth another copy: what is copied ahead
- * would push each other out, step by step. */
+/* Whether an entry is on the device only, and worth a copy. One that was copied before and then
+ * evicted below is not worth another copy: entries copied ahead would evict each other at every
+ * step. */
 static bool is_only_here(const struct cache *c, uint32_t e) {
     bool is_useless = c->options.is_recurrent && c->entries[e].kind == ENTRY_BLOCK &&
                       c->entries[e].n_children == 0;
@@ -483,8 +485,8 @@ static void note_spilled(struct cache *c, uint32_t e, uint32_t object) {
         write_to_disk(c, e);
 }
 
-/* Copies an entry of the device to the tiers below, if it is only there. `waits`: for the disk,
- * when there is no room for it before. */
+/* Copies an entry that is only on the device to the tiers below. `waits`: waits for the disk when
+ * there is no room. */
 static void spill(struct cache *c, uint32_t e, bool waits) {
     struct cache_lower *l = &c->lower;
     struct cache_payload payload = {l->user, e};
@@ -506,7 +508,7 @@ static void spill(struct cache *c, uint32_t e, bool waits) {
     note_spilled(c, e, object);
 }
 
-/* The same beside the steps. False: there is no room just now. */
+/* The same while steps run. False: no room now. */
 static bool spill_later(struct cache *c, uint32_t e) {
     const struct entry *at = &c->entries[e];
     uint64_t bytes = payload_bytes(c, e);
@@ -520,7 +522,8 @@ static bool spill_later(struct cache *c, uint32_t e) {
     return true;
 }
 
-/* An entry that leaves the device is in the tiers below, if there is room and it is worth it. */
+/* Before an entry leaves the device: it is copied to the tiers below, if it fits and is worth it.
+ */
 static void finish_spill(struct cache *c, uint32_t e) {
     double started = seconds_now();
     struct cache_payload payload = {c->lower.user, e};
@@ -537,7 +540,7 @@ static void finish_spill(struct cache *c, uint32_t e) {
 /* ---- ahead of need ----------------------------------------------------------------------------
  */
 
-/* Of the entries on the way to e, the first that is not on disk; NO_ENTRY: all are. */
+/* The first entry on the path to e that is not on disk; NO_ENTRY: all are. */
 static uint32_t first_not_on_disk(const struct cache *c, uint32_t e) {
     uint32_t first = NO_ENTRY;
     for (; e != CACHE_ROOT; e = c->entries[e].parent)
@@ -546,8 +549,7 @@ static uint32_t first_not_on_disk(const struct cache *c, uint32_t e) {
     return first;
 }
 
-/* Whatever of them finds room, parents first, so that a process that is killed leaves beginnings.
- */
+/* Copies those that fit, parents first, so that a killed process leaves usable prefixes. */
 static void copy_due(struct cache *c) {
     while (c->n_due > 0) {
         uint32_t e = c->due[0], next = first_not_on_disk(c, e);
@@ -576,8 +578,8 @@ void cache_copy_due(struct cache *c) {
     while (c->n_due > 0 && host_tier_wait_any(c->lower.host));
 }
 
-/* A place in the order in which entries will go: one of a heap, or (at NO_ENTRY) a block that will
- * be a leaf when the one after it is gone. */
+/* A place in the order of eviction: an entry of a heap, or (at NO_ENTRY) a block that will be a
+ * leaf once the one after it is gone. */
 struct place {
     uint32_t entry, at;
 };
@@ -587,7 +589,7 @@ static void add_place(struct place *front, uint32_t *n, uint32_t e, uint32_t at)
     front[(*n)++] = (struct place){e, at};
 }
 
-/* The next `max` entries that would have to go, in that order, if nothing was used meanwhile. */
+/* Lists the next `max` entries that would be evicted, in order, if none was used meanwhile. */
 static uint32_t list_next(const struct cache *c, enum cache_heap which, uint32_t max,
                           uint32_t out[AHEAD]) {
     const struct heap *h = &c->heaps[which];
@@ -613,7 +615,7 @@ static uint32_t list_next(const struct cache *c, enum cache_heap which, uint32_t
     return n;
 }
 
-/* The next so many of a heap are to be able to leave at once. */
+/* Copies the next `max` of a heap ahead, so that they can leave at once. */
 static void copy_next(struct cache *c, enum cache_heap which, uint32_t max) {
     uint32_t next[AHEAD], n = list_next(c, which, max, next);
     bool has_room = true;
@@ -651,13 +653,13 @@ enum tier cache_tier(const struct cache *c, uint32_t e) {
     return tier == TIER_HOST && c->entries[e].is_fetched ? TIER_DISK : tier;
 }
 
-/* Whether an entry is to be read from a file; one that is just being written is in memory yet. */
+/* Whether an entry has to be read from a file; one that is still being written is in memory. */
 static bool is_on_disk_alone(const struct cache *c, uint32_t e) {
     return cache_tier(c, e) == TIER_DISK && !cache_is_in(c, e, TIER_HOST) &&
            disk_tier_is_written(c->lower.disk, c->entries[e].object[TIER_DISK]);
 }
 
-/* False: there is no room just now. */
+/* False: no room now. */
 static bool fetch_one(struct cache *c, uint32_t e) {
     const struct cache_lower *l = &c->lower;
     uint64_t bytes = payload_bytes(c, e);
@@ -700,7 +702,7 @@ bool cache_fetch(struct cache *c, uint32_t e) {
     bool is_coming = is_any_coming(c, e, &on_disk);
     if (on_disk == 0 || on_disk < l->min_fetch)
         return is_coming;
-    /* Half of host memory: what one conversation needs is not to drive out all others. */
+    /* Half of host memory: one conversation should not evict all others. */
     uint64_t left = l->host->n_units * l->host->unit_bytes / 2;
     cache_pin(c, e, true);
     for (uint32_t at = e; at != CACHE_ROOT; at = c->entries[at].parent) {
@@ -800,8 +802,8 @@ void cache_detach(struct cache *c) {
 /* ---- who goes ---------------------------------------------------------------------------------
  */
 
-/* The least useful entry of a heap leaves the device. What it is worth may have risen, as others
- * before it are gone: then it is looked at again. */
+/* Evicts the least useful entry of a heap from the device. Its worth may have risen since others
+ * before it left: then it is sifted again first. */
 static void evict(struct cache *c, enum cache_heap which) {
     for (;;) {
         CHECK(c->heaps[which].n > 0);
@@ -971,7 +973,7 @@ static const char *broken_entry(const struct cache *c, uint32_t e) {
     return NULL;
 }
 
-/* How many entries stand below one, itself included; 0: a link is broken. */
+/* How many entries are in its subtree, itself included; 0: a link is broken. */
 static uint32_t count_below(const struct cache *c, uint32_t e, const char **broken) {
     uint32_t n = 1, n_children = 0, n_below[TIERS] = {0};
     const char *own = broken_entry(c, e);

@@ -31,19 +31,19 @@ struct entry {
     enum entry_kind kind;
     struct hash128 hash;                         /* of all tokens up to its end */
     uint32_t position;                           /* tokens up to its end */
-    uint32_t n_tokens;                           /* of its own: PAGE, or those of the tail */
+    uint32_t n_tokens;                           /* its own tokens: PAGE, or those of the tail */
     uint32_t parent;                             /* a block; the root is its own */
     uint32_t first[ENTRY_KINDS], next, previous; /* children by kind, and siblings */
     uint32_t next_in_bucket;                     /* of blocks; of free entries: the next free one */
-    uint32_t object[TIERS];      /* in each; NO_OBJECT: it is not there. On the device it is 0 */
-    uint32_t page, next_of_page; /* on the device, but for a snapshot without a tail */
-    uint32_t cell;               /* of a snapshot on the device */
-    uint32_t n_children, n_below[TIERS]; /* all, and those that are in a tier */
-    uint32_t pins;                       /* it is being read: it stays where it is */
-    bool is_due;                         /* it is in the list of what is to go to disk */
-    bool is_fetched; /* in host memory for a load to come: what it is read from is the disk */
-    bool is_copied;  /* it was copied to the tiers below since its last use, whether it still is
-                      * there or not */
+    uint32_t object[TIERS];              /* in each tier; NO_OBJECT: not there. On the device: 0 */
+    uint32_t page, next_of_page;         /* if on the device; a snapshot without a tail has none */
+    uint32_t cell;                       /* of a snapshot on the device */
+    uint32_t n_children, n_below[TIERS]; /* all children, and those in each tier */
+    uint32_t pins;                       /* being read: it stays where it is */
+    bool is_due;                         /* listed to be written to disk */
+    bool is_fetched; /* prefetched from disk into host memory, for a load to come */
+    bool is_copied;  /* was copied to the tiers below since its last use, and may have been evicted
+                        there */
     /* What it is worth keeping: see worth() in cache.c. */
     uint32_t uses;
     double since, priority;
@@ -66,13 +66,14 @@ struct cache_lower {
     struct host_tier *host;
     struct disk_tier *disk;
     struct disk_fetch *fetch; /* where there is a disk */
-    uint64_t min_fetch; /* fewer bytes are not fetched: a load has them sooner than a step ends */
+    uint64_t min_fetch; /* smaller reads are not prefetched: a load is done before a step ends */
     tier_fill_fn *fill; /* user: a struct cache_payload */
     void *user;
 };
 
-/* Measured seconds to recompute a token, to copy a byte out and back, and to read one from disk. 0:
- * not known; then everything that leaves the device is copied, and everything closed written. */
+/* Measured seconds to recompute a token, to copy a byte out and back, and to read one from disk.
+ * 0: unknown; then everything that leaves the device is copied, and everything closed is written.
+ */
 struct cache_rates {
     double token_seconds, byte_seconds, disk_byte_seconds;
 };
@@ -103,7 +104,7 @@ struct cache {
     uint32_t due[MAX_DUE], n_due; /* entries that are to go to disk with all before them */
     uint64_t n_spilled, n_loaded;
     struct sluice_moved to_host, from_host, from_disk; /* by the caller's thread */
-    double waited_seconds;                             /* for the thread that copies to the host */
+    double waited_seconds; /* waited for the thread that copies to the host */
 };
 
 /* Tables from the arena; false when memory ran out. */
@@ -117,21 +118,18 @@ static inline int32_t *cache_tokens(const struct cache *c, uint32_t e) {
     return c->tokens + (size_t)e * PAGE;
 }
 
-/* The tiers below, with what the disk has from earlier runs. */
+/* Attaches the tiers below, with what earlier runs left on disk. */
 void cache_attach(struct cache *c, const struct cache_lower *lower);
-/* Everything that is worth it goes to disk, where there is one; the tiers are not used after that.
+/* Writes everything that is worth it to disk, if there is one; the tiers are not used after that.
  */
 void cache_detach(struct cache *c);
 
-/* The block of these PAGE tokens after `parent`, on the device. When it is not there yet it is from
- * now on, with this page; else its page may be another, with the same bits. NO_ENTRY: there is no
- * room. */
+/* The block of these PAGE tokens after `parent`, on the device. If there was none it is added with
+ * this page; else its page may be another one with the same bits. NO_ENTRY: no room. */
 uint32_t cache_block(struct cache *c, uint32_t parent, const int32_t *tokens, uint32_t page);
 
-/* A snapshot after `block` and n tokens more, on the device, where none is there yet. `page` has
- * their keys and values, NO_PAGE when n is 0. The cell becomes the cache's. False: there is no
- * room.
- */
+/* Adds a snapshot after `block` and n more tokens, on the device, if there is none yet. `page` has
+ * their keys and values, NO_PAGE when n is 0. The cache owns the cell then. False: no room. */
 bool cache_snapshot(struct cache *c, uint32_t block, const int32_t *tokens, uint32_t n,
                     uint32_t page, uint32_t cell);
 /* Whether there is such a snapshot on the device. */
@@ -151,11 +149,11 @@ struct match {
 };
 struct match cache_match(const struct cache *c, const int32_t *tokens, uint32_t n);
 
-/* The newest snapshot of the first `max` of these tokens or fewer, which go through `block`;
+/* The newest snapshot of at most the first `max` of these tokens, whose path goes through `block`;
  * NO_ENTRY: none. */
 uint32_t cache_snapshot_before(const struct cache *c, uint32_t block, const int32_t *tokens,
                                uint32_t max);
-/* The block on the way to `block` that ends at or before a position. */
+/* The last block on the path to `block` that ends at or before a position. */
 uint32_t cache_block_before(const struct cache *c, uint32_t block, uint32_t position);
 
 /* An entry and the blocks before it were used. */
@@ -164,32 +162,32 @@ void cache_use(struct cache *c, uint32_t e);
 static inline bool cache_is_in(const struct cache *c, uint32_t e, enum tier tier) {
     return c->entries[e].object[tier] != NO_OBJECT;
 }
-/* An entry and the blocks before it stay where they are, or may go again. */
+/* Pins an entry and the blocks before it, or unpins them. */
 void cache_pin(struct cache *c, uint32_t e, bool is_pinned);
-/* Reads an entry's payload from the tier below that has it. Not found: what `take` got is void. */
+/* Reads an entry's payload from the tier below that has it. If it is not found, what `take` got is
+ * to be thrown away. */
 int cache_load(struct cache *c, uint32_t e, tier_take_fn *take, void *user, bool *is_found,
                struct err *err);
 /* The tier that an entry comes from. */
 enum tier cache_tier(const struct cache *c, uint32_t e);
-/* Begins to read an entry and the blocks before it from disk into host memory, beside the steps, as
- * far as they are nowhere else, worth it, and there is room. Returns whether any such read is in
- * flight: a load would wait for it. */
+/* Begins to read an entry and the blocks before it from disk into host memory while steps run:
+ * those that are only on disk, worth it, and fit. Returns whether any such read is in flight: a
+ * load would wait for it. */
 bool cache_fetch(struct cache *c, uint32_t e);
-/* An entry that was not found is gone from that tier. It is not pinned. */
+/* Drops an entry that was not found from its tier. It must not be pinned. */
 void cache_lose(struct cache *c, uint32_t e);
 /* A block that was loaded is on the device again. */
 void cache_restore_page(struct cache *c, uint32_t e, uint32_t page);
-/* An entry and the blocks before it are to go to disk as well, where there is one and that is worth
- * it: as far as there is room for the copies, and the rest with the calls of cache_copy_ahead. */
+/* Writes an entry and the blocks before it to disk as well, if there is one and it is worth it:
+ * those that fit now, the rest with later calls of cache_copy_ahead. */
 void cache_write_through(struct cache *c, uint32_t e);
 /* Starts to copy to the tiers below, while steps run, what is to be written through and what will
- * be evicted from the device next, so that no step waits for it then. To be called once a step. */
+ * be evicted next, so that no step waits for it. Call it once per step. */
 void cache_copy_ahead(struct cache *c);
-/* Waits until all that is to be written through is being written, as far as there is room for it.
- */
+/* Waits until everything to be written through is being written, as far as it fits. */
 void cache_copy_due(struct cache *c);
 
-/* All entries that no slot holds the pages of leave all tiers. */
+/* Removes every entry whose pages no slot holds, from all tiers. */
 void cache_forget(struct cache *c);
 
 /* The first broken invariant in words, NULL when all hold. For tests. */

@@ -43,7 +43,7 @@ static int take_bytes(void *user, uint64_t at, uint64_t n, const void *from, str
     return SLUICE_OK;
 }
 
-/* The first job, with the lock held, which is given up in between. */
+/* Does the first job. Called with the lock held, which is released meanwhile. */
 static void do_job(struct disk_fetch *f) {
     const struct job *job = &f->jobs[f->first];
     struct err ignored;

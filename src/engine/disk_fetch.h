@@ -1,8 +1,8 @@
 /* disk_fetch.h - files of the disk tier into host memory, ahead of need: by a thread of its own,
  * beside the steps and beside the thread that writes files.
  *
- * Which object is worth it is for the cache to know. Calls come from the thread that uses both
- * tiers; nothing is allocated after open. */
+ * The cache decides what is worth fetching. Calls come from the thread that uses both tiers;
+ * nothing is allocated after open. */
 #ifndef ENGINE_DISK_FETCH_H
 #define ENGINE_DISK_FETCH_H
 
@@ -15,13 +15,13 @@ struct disk_fetch;
 /* Tiers are borrowed and closed after it; max_tokens: of an object. */
 int disk_fetch_open(struct disk_fetch **out, struct disk_tier *disk, struct host_tier *host,
                     uint32_t max_tokens, struct err *err);
-/* What it has not begun with is dropped. Takes NULL. */
+/* Drops the jobs it has not begun. Takes NULL. */
 void disk_fetch_close(struct disk_fetch *f);
 
 /* Whether fewer than FETCH_JOBS wait. */
 bool disk_fetch_has_room(struct disk_fetch *f);
-/* The payload of an object of these tokens that is on disk goes to an object that host_tier_reserve
- * has made. There is room. One that is not found, or no good, leaves that unfilled. */
+/* Queues a read of an object of these tokens, from disk into an object of host_tier_reserve; the
+ * queue must have room. If the file is missing or damaged the host object stays unfilled. */
 void disk_fetch_begin(struct disk_fetch *f, uint32_t object, const int32_t *tokens,
                       uint32_t host_object);
 /* What it has read so far. */

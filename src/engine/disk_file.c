@@ -39,7 +39,7 @@ void disk_file_name(const struct disk_meta *meta, char out[DISK_NAME_BYTES]) {
              endings[meta->kind]);
 }
 
-/* n hexadecimal digits, small letters as we write them. */
+/* n hexadecimal digits in lower case, as we write them. */
 static bool parse_hex(const char *text, int n, uint64_t *out) {
     *out = 0;
     for (int i = 0; i < n; i++) {
@@ -172,7 +172,7 @@ static int put_all(struct writer *w, const struct disk_header *h, const int32_t 
                    struct host_tier *host, uint32_t host_object) {
     if (!host_tier_wait(host, host_object))
         return fail(w, ECANCELED);
-    /* A full disk is found out before gigabytes are written; not every file system can tell. */
+    /* Finds a full disk before gigabytes are written, where the file system can tell. */
     uint64_t bytes = disk_file_bytes(h->n_tokens, h->bytes);
     if (fallocate(w->fd, 0, 0, (off_t)bytes) != 0 && errno != EOPNOTSUPP && errno != ENOSYS)
         return fail(w, errno);

@@ -21,7 +21,7 @@ struct disk_meta {
     enum disk_kind kind;
     uint32_t position;     /* tokens from the beginning to the object's end */
     struct hash128 hash;   /* of all those tokens: with kind and position it names the file */
-    struct hash128 parent; /* that of the block before; zero: there is none */
+    struct hash128 parent; /* that of the block before; zero: none */
     uint32_t n_tokens;     /* the last so many of those tokens are in the file */
     uint64_t bytes;        /* of the payload */
 };
@@ -29,35 +29,34 @@ struct disk_meta {
 enum { DISK_NAME_BYTES = 64, DISK_FOLDER_BYTES = 33 };
 
 void disk_file_name(const struct disk_meta *meta, char out[DISK_NAME_BYTES]);
-/* Kind, position and hash of a name; false: it is none of ours. */
+/* Kind, position and hash from a name; false: not one of ours. */
 bool disk_file_parse(const char *name, struct disk_meta *out);
-/* Whether the name is one under which disk_file_write begins. */
+/* Whether the name is one of disk_file_write's temporary names. */
 bool disk_file_is_temporary(const char *name);
 void disk_file_folder(struct hash128 identity, char out[DISK_FOLDER_BYTES]);
 bool disk_file_is_folder(const char *name);
 
-/* Bytes of a file. UINT64_MAX: more than there can be. */
+/* Bytes of a file; UINT64_MAX: they overflow. */
 uint64_t disk_file_bytes(uint32_t n_tokens, uint64_t payload);
 
 /* Writes the file into the folder, whole or not at all. 0, or an errno; ECANCELED when *stop was
- * set or the object could not be filled. The temporary file is locked while it is written: one that
- * is not is a dead process's. */
+ * set or the object could not be filled. The temporary file is locked while it is written: one
+ * without a lock was left by a dead process. */
 int disk_file_write(int folder, struct hash128 identity, const struct disk_meta *meta,
                     const int32_t *tokens, struct host_tier *host, uint32_t host_object,
                     const atomic_bool *stop);
 
-/* A descriptor of a regular file, nothing followed, nothing waited for; -1: there is none.
- * *bytes: its size. */
+/* Opens a regular file without following links or blocking; -1: there is none. *bytes: its size. */
 int disk_file_open(int folder, const char *name, uint64_t *bytes);
 
 /* Header and tokens of an open file of so many bytes; meta's kind, position and hash are those of
- * its name. False: it is no file of this name, identity and format, has more tokens than there is
- * room for, or is cut or changed. */
+ * its name. False: the file does not have this name, identity and format, has too many tokens, or
+ * is truncated or damaged. */
 bool disk_file_read_head(int fd, uint64_t file_bytes, struct hash128 identity,
                          struct disk_meta *meta, int32_t *tokens, uint32_t max_tokens);
 
-/* The payload after a header that was read, through `buffer`, and the checksum. *is_whole: all of
- * it came and it is unchanged. The status is take's. */
+/* The payload after a header that was read, through `buffer`, and the checksum. *is_whole: it is
+ * complete and undamaged. The status is take's. */
 struct disk_buffer {
     uint8_t *at;
     size_t bytes;

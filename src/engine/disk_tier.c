@@ -1,12 +1,12 @@
 /* disk_tier.c - a folder for KV pages and snapshots: the table of our files, the thread that writes
  * and removes them, and the bound on their bytes.
  *
- * (1) An object is free, or it is in the index. `own` is the bytes of all files that are there or
- *     will be: states WAITING, WRITING and WRITTEN, unless freed.
- * (2) What the thread has to do is a queue of objects: WAITING to be written, or REMOVING. First
- *     in, first out: so a file that is removed and put again is there in the end.
- * (3) While it is WAITING or WRITING an object's host object is pinned, and its tokens are in
- *     a place of their own.
+ * (1) An object is free, or it is in the index. `own` is the bytes of all files that exist or will:
+ *     states WAITING, WRITING and WRITTEN, unless freed.
+ * (2) The thread's work is a FIFO queue of objects, WAITING to be written or REMOVING; so a file
+ *     that is removed and put again exists in the end.
+ * (3) While it is WAITING or WRITING an object's host object is pinned, and its tokens have a place
+ *     in `tokens`.
  * (4) The thread holds the lock for tables alone, never for files. */
 #include "engine/disk_tier.h"
 
@@ -63,7 +63,7 @@ struct disk_tier {
     uint32_t n_walks;
     int64_t last_news; /* of the thread alone */
     bool is_busy, has_thread;
-    atomic_bool stop; /* no file is begun or gone on with */
+    atomic_bool stop; /* no file is begun or continued */
     bool is_ending;
     pthread_t thread;
     struct disk_counters count;
@@ -73,7 +73,7 @@ static int64_t nanoseconds(struct timespec t) {
     return (int64_t)t.tv_sec * NS + t.tv_nsec;
 }
 
-/* By the clock that file systems use: a precise one would be milliseconds ahead of it. */
+/* The clock that file systems use; a precise one would be milliseconds ahead of it. */
 static int64_t now(void) {
     struct timespec t;
     clock_gettime(CLOCK_REALTIME_COARSE, &t);
@@ -137,7 +137,7 @@ static uint32_t dequeue(struct disk_tier *d) {
     return i;
 }
 
-/* The file is gone, or never came: it counts no more. */
+/* The file is gone or was never written: it no longer counts. */
 static void lose(struct disk_tier *d, struct disk_object *o) {
     if (!o->is_freed)
         d->own -= file_bytes(o);
@@ -151,7 +151,7 @@ static int open_folder(int at, const char *name, int flags) {
     return openat(at, name, O_RDONLY | O_DIRECTORY | O_CLOEXEC | flags);
 }
 
-/* Opens our folders, making what is not there. False and errno when that fails. */
+/* Opens our folders, creating what is missing. False and errno on failure. */
 static bool open_folders(struct disk_tier *d, int *root, int *own) {
     char name[DISK_FOLDER_BYTES];
     disk_file_folder(d->options.identity, name);
@@ -164,7 +164,7 @@ static bool open_folders(struct disk_tier *d, int *root, int *own) {
     return *own >= 0;
 }
 
-/* After the folder was deleted from outside: a new one under the same descriptors, which the other
+/* After somebody deleted the folder: creates it again under the same descriptors, which the other
  * thread may be using. */
 static bool renew_folders(struct disk_tier *d) {
     int root, own;
@@ -201,7 +201,7 @@ static bool stat_file(int folder, const char *name, struct stat *st) {
  */
 
 /* A file of another process, an earlier run or another identity. */
-struct stranger {
+struct foreign_file {
     int64_t used;
     uint64_t bytes;
     struct hash128 identity;
@@ -210,16 +210,16 @@ struct stranger {
 
 struct walk {
     uint32_t number;
-    uint64_t bytes; /* of all strangers */
+    uint64_t bytes; /* of all foreign files */
     struct hash128 identity;
     uint32_t n;
-    struct stranger oldest[MAX_OLDEST]; /* the longest unused first */
+    struct foreign_file oldest[MAX_OLDEST]; /* the longest unused first */
 };
 
-/* One that is larger than all files may be together goes before any other. */
-static void note_stranger(struct walk *w, const char *name, const struct stat *st,
-                          uint64_t max_bytes) {
-    struct stranger s = {nanoseconds(st->st_mtim), (uint64_t)st->st_size, w->identity, ""};
+/* One that is larger than max_bytes goes before any other. */
+static void note_foreign(struct walk *w, const char *name, const struct stat *st,
+                         uint64_t max_bytes) {
+    struct foreign_file s = {nanoseconds(st->st_mtim), (uint64_t)st->st_size, w->identity, ""};
     if (s.bytes > max_bytes)
         s.used = INT64_MIN;
     w->bytes = size_plus(w->bytes, s.bytes);
@@ -233,7 +233,7 @@ static void note_stranger(struct walk *w, const char *name, const struct stat *s
     w->n += w->n < MAX_OLDEST;
 }
 
-/* A temporary file that no process is writing. Where files can't be locked, an old one. */
+/* Whether no process is writing this temporary file. Where files cannot be locked, age decides. */
 static bool is_abandoned(int folder, const char *name, const struct stat *st) {
     const int64_t hour = 3600ll * NS;
     int fd = openat(folder, name, O_WRONLY | O_NOFOLLOW | O_NONBLOCK | O_NOCTTY | O_CLOEXEC);
@@ -265,7 +265,7 @@ static void look_at_file(struct disk_tier *d, int folder, const char *name, void
     else if (is_temporary)
         w->bytes = size_plus(w->bytes, (uint64_t)st.st_size);
     else if (!hash128_equal(w->identity, d->options.identity) || !is_ours(d, &meta, w->number))
-        note_stranger(w, name, &st, d->options.max_bytes);
+        note_foreign(w, name, &st, d->options.max_bytes);
 }
 
 static struct hash128 identity_of(const char *folder_name) {
@@ -304,8 +304,8 @@ static void look_at_folder(struct disk_tier *d, struct walk *w, struct hash128 i
         unlinkat(d->root, name, AT_REMOVEDIR); /* stays unless it is empty */
 }
 
-/* Looks at every file in the folder: counts the others', cleans up after dead writers, and finds
- * out which of ours have vanished. */
+/* Looks at every file in the folder: counts those of others, cleans up after dead writers, and
+ * finds which of ours have vanished. */
 static void walk_folder(struct disk_tier *d, struct walk *w) {
     struct folders folders = {0};
     *w = (struct walk){.number = ++d->n_walks};
@@ -336,7 +336,7 @@ static bool is_over(const struct disk_tier *d) {
     return size_plus(size_plus(d->own, d->others), d->wanted) > d->options.max_bytes;
 }
 
-static void remove_stranger(struct disk_tier *d, const struct stranger *s) {
+static void remove_one_foreign(struct disk_tier *d, const struct foreign_file *s) {
     char name[DISK_FOLDER_BYTES];
     disk_file_folder(s->identity, name);
     int fd = open_folder(d->root, name, O_NOFOLLOW);
@@ -346,9 +346,9 @@ static void remove_stranger(struct disk_tier *d, const struct stranger *s) {
     close(fd);
 }
 
-/* Removes others' files that were unused for longer than any of ours, as far as there is no room.
- * Returns whether it may find more. */
-static bool remove_strangers(struct disk_tier *d, const struct walk *w) {
+/* Frees space by removing files of others that were unused for longer than any of ours. Returns
+ * whether there may be more of them. */
+static bool remove_foreign(struct disk_tier *d, const struct walk *w) {
     pthread_mutex_lock(&d->lock);
     int64_t limit = oldest_own(d);
     uint32_t n = 0;
@@ -356,7 +356,7 @@ static bool remove_strangers(struct disk_tier *d, const struct walk *w) {
         d->others -= w->oldest[n].bytes < d->others ? w->oldest[n].bytes : d->others;
         d->count.removed++;
         pthread_mutex_unlock(&d->lock);
-        remove_stranger(d, &w->oldest[n]);
+        remove_one_foreign(d, &w->oldest[n]);
         pthread_mutex_lock(&d->lock);
     }
     bool is_more = n == MAX_OLDEST && is_over(d);
@@ -369,14 +369,14 @@ static void make_room(struct disk_tier *d) {
     struct walk w;
     do
         walk_folder(d, &w);
-    while (remove_strangers(d, &w));
+    while (remove_foreign(d, &w));
     pthread_mutex_lock(&d->lock);
     d->wanted = 0;
     pthread_mutex_unlock(&d->lock);
 }
 
-/* Walking costs a stat a file: at most every few seconds when there is no room, and now and then
- * to see what others write. */
+/* A walk costs one stat per file: every few seconds at most while the folder is full, and now and
+ * then to see what others write. */
 static bool is_walk_due(const struct disk_tier *d) {
     const int64_t pause = 5ll * NS;
     int64_t since = now() - d->last_walk;
@@ -387,7 +387,7 @@ static bool is_walk_due(const struct disk_tier *d) {
 /* ---- the thread -------------------------------------------------------------------------------
  */
 
-/* A full disk fails every file: one line a minute says so. */
+/* A full disk fails every file: log one line per minute. */
 static bool is_news(struct disk_tier *d) {
     const int64_t minute = 60ll * NS;
     int64_t at = now();
@@ -431,13 +431,13 @@ static void remove_object(struct disk_tier *d, const struct disk_meta *meta) {
     unlinkat(d->own_fd, name, 0);
 }
 
-/* One object of the queue, with the lock held, which is given up in between. */
+/* Handles one object of the queue. Called with the lock held, which is released meanwhile. */
 static void serve(struct disk_tier *d) {
     uint32_t i = dequeue(d);
     struct disk_object *o = &d->objects[i];
     bool has_host = o->state == WAITING, is_due = has_host && !o->is_freed;
     if (is_due && size_plus(d->own, d->others) > d->options.max_bytes) {
-        is_due = false; /* others have written more than was known when it was put */
+        is_due = false; /* others have written more than we knew when it was put */
         lose(d, o);
     }
     if (is_due)
@@ -462,7 +462,8 @@ static void serve(struct disk_tier *d) {
         release(d, i);
 }
 
-/* With SIGXFSZ blocked a file beyond the limit of sizes is an error, as it should be. */
+/* With SIGXFSZ blocked, exceeding the file size limit is an error instead of the end of the
+ * process. */
 static void *thread_main(void *user) {
     struct disk_tier *d = user;
     pthread_mutex_lock(&d->lock);
@@ -649,7 +650,7 @@ static int by_position(const void *a, const void *b) {
     const struct disk_meta *y = &((const struct found *)b)->meta;
     if (x->position != y->position)
         return x->position < y->position ? -1 : 1;
-    return (int)x->kind - (int)y->kind; /* a snapshot after the block it hangs on */
+    return (int)x->kind - (int)y->kind; /* a snapshot after its block */
 }
 
 static bool check_found(struct disk_tier *d, struct found *f) {
@@ -665,7 +666,7 @@ static bool check_found(struct disk_tier *d, struct found *f) {
     return is_good;
 }
 
-/* A file that fits becomes ours, if the cache wants it. */
+/* Takes over a file that fits, if the cache wants it. */
 static void adopt(struct disk_tier *d, struct found *f, disk_scan_fn *fn, void *user) {
     if (!check_found(d, f))
         return;
@@ -734,11 +735,11 @@ uint64_t disk_tier_bytes(struct disk_tier *d) {
     return bytes;
 }
 
-/* Whether an object may be put; if it is for bytes that others have, the thread shall look. */
+/* Whether an object may be put. If others take the bytes, asks the thread to free some. */
 static bool can_put(struct disk_tier *d, const struct disk_meta *meta) {
     uint64_t bytes = disk_file_bytes(meta->n_tokens, meta->bytes);
     if (bytes > free_bytes(d)) {
-        uint64_t share = d->options.max_bytes / 16; /* so that few walks do */
+        uint64_t share = d->options.max_bytes / 16; /* at least, to keep walks rare */
         if (d->others)
             d->wanted = bytes > share ? bytes : share;
         pthread_cond_signal(&d->work);
@@ -921,7 +922,7 @@ static const char *find_broken(struct disk_tier *d) {
     return NULL;
 }
 
-/* Between two objects of the queue the thread may hold one that is neither: it is waited for. */
+/* The thread may be holding an object that is not in the queue: waits for it. */
 const char *disk_tier_broken(struct disk_tier *d) {
     disk_tier_flush(d);
     pthread_mutex_lock(&d->lock);

@@ -3,7 +3,7 @@
  *
  *   FOLDER/IDENTITY/POSITION-HASH.block and .snapshot, as in disk_file.h
  *
- * Only a store, like the host tier. IDENTITY is a hash of all that a state's bits depend on
+ * Only a store, like the host tier. IDENTITY is a hash of everything that a state's bits depend on
  * (weights, types, backend ...); files of one identity are never seen by another.
  *
  * (1) A file appears whole or not at all: written under a temporary name, synced, renamed. It never
@@ -11,10 +11,10 @@
  * (2) Any file may vanish, be truncated or be damaged at any time, by any process: that is a miss,
  *     never an error. The checksum is verified by every get.
  * (3) The folder with all its identities holds at most max_bytes, and an eighth more for every
- *     other process that writes to it just now. Files of others, of earlier runs and of other
- *     identities are removed when they were unused for longer than any of our own.
+ *     other process that is writing to it. Files of others, of earlier runs and of other identities
+ *     are removed when they were unused for longer than any of our own.
  * (4) Several processes may share a folder. One may remove what another knows of: see (2).
- * (5) Nothing that is no regular file is opened or followed. Conversations are private: folders are
+ * (5) Only regular files are opened; links are not followed. Conversations are private: folders are
  *     created for the owner alone.
  *
  * Files are written and removed by a thread of the tier. All calls come from one other thread, but
@@ -43,12 +43,12 @@ struct disk_counters {
     uint64_t written_bytes, read_bytes;
     double written_seconds; /* of the thread */
     uint64_t failed;        /* could not be written */
-    uint64_t damaged;       /* found cut, changed or vanished */
+    uint64_t damaged;       /* found truncated, damaged or missing */
 };
 
 struct disk_tier;
 
-/* SLUICE_ERR_IO when the folder can't be made or written to. */
+/* SLUICE_ERR_IO when the folder cannot be created or written to. */
 int disk_tier_open(struct disk_tier **out, const struct disk_options *options, struct err *err);
 /* Writes what waits for at most seconds_for_close, drops the rest and ends the thread. The newest
  * conversations are what a user comes back to, so they are worth a wait, but not an endless one.
@@ -62,7 +62,7 @@ typedef bool disk_scan_fn(void *user, uint32_t object, const struct disk_meta *m
                           const int32_t *tokens);
 void disk_tier_scan(struct disk_tier *d, disk_scan_fn *fn, void *user);
 
-/* What a file for so many tokens and bytes takes, and what may still be put. */
+/* Bytes of a file for so many tokens and payload bytes, and bytes that may still be put. */
 uint64_t disk_tier_cost(uint32_t n_tokens, uint64_t bytes);
 uint64_t disk_tier_free_bytes(struct disk_tier *d);
 uint64_t disk_tier_bytes(struct disk_tier *d); /* of our own files */
@@ -73,17 +73,17 @@ uint64_t disk_tier_bytes(struct disk_tier *d); /* of our own files */
 uint32_t disk_tier_put(struct disk_tier *d, const struct disk_meta *meta, const int32_t *tokens,
                        uint32_t host_object);
 
-/* *is_found says whether `take` got the whole payload, unchanged, of an object of these very tokens
- * (as many as were put). When it is false, also after an error of `take`, what it got is to be
- * thrown away. An object that was not found is still to be freed. */
+/* *is_found: `take` got the complete, undamaged payload of an object of exactly these tokens (as
+ * many as were put). If false, also after an error of `take`, what it got is to be thrown away. An
+ * object that was not found must still be freed. */
 int disk_tier_get(struct disk_tier *d, uint32_t object, const int32_t *tokens, tier_take_fn *take,
                   void *user, bool *is_found, struct err *err);
 void disk_tier_free(struct disk_tier *d, uint32_t object);
 
-/* What an object's file is called and holds. */
+/* Name and content of an object's file. */
 struct disk_meta disk_tier_meta(struct disk_tier *d, uint32_t object);
-/* The same for a file, by any thread, which brings its own memory. That the file is not there, or
- * no good, is noted where it is known of. */
+/* The same from any thread, which brings its own buffers. A file that is missing or damaged is
+ * noted in the tables. */
 struct disk_reader {
     int32_t *head; /* (max_tokens) */
     struct disk_buffer buffer;
@@ -96,7 +96,7 @@ int disk_tier_read(struct disk_tier *d, const struct disk_meta *meta, const int3
 
 /* Waits until everything put so far is written or has failed. */
 void disk_tier_flush(struct disk_tier *d);
-/* False when the object waits to be written, or could not be. */
+/* False while the object waits to be written, or if that failed. */
 bool disk_tier_is_written(struct disk_tier *d, uint32_t object);
 void disk_tier_counters(struct disk_tier *d, struct disk_counters *out);
 

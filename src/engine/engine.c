@@ -31,7 +31,7 @@ static int check_range(const char *name, int64_t value, int64_t min, int64_t max
                    (long long)value, (long long)min, (long long)max);
 }
 
-/* The values alone; what the model makes of them comes later. */
+/* Checks the ranges alone; whether they suit the model is checked later. */
 static int check_options(const struct sluice_engine_options *o, struct err *err) {
     const struct {
         const char *name;
@@ -145,7 +145,7 @@ static uint32_t usual_grid(const struct state_layout *layout) {
     return grid < MAX_CONTEXT ? (uint32_t)grid : MAX_CONTEXT;
 }
 
-/* As many snapshots as the budget buys and pages can go with; none where going back is a cut. */
+/* As many snapshots as the budget buys and pages allow; none where rewinding just truncates. */
 static void plan_snapshots(struct setup *s, uint64_t budget, const struct state_layout *layout) {
     if (!layout->n_recurrent)
         return;
@@ -239,8 +239,8 @@ static int open_backend(struct sluice_engine *e, const struct sluice_engine_opti
     return e->kind->open(&e->backend, &options, err);
 }
 
-/* Whether the widest step takes its share of the memory at most: what is free may be for others,
- * and a context that is opened later. */
+/* Whether the widest step takes no more than its share of free memory: the rest may be for others,
+ * or for a context opened later. */
 static bool is_narrow_enough(const struct sluice_engine *e, uint64_t limit) {
     enum { SHARE = 8 };
     const struct backend_memory *m = &e->predicted;
@@ -251,12 +251,12 @@ static bool is_narrow_enough(const struct sluice_engine *e, uint64_t limit) {
 /* What the plans take. */
 static int predict(struct sluice_engine *e, struct err *err) {
     int status = e->kind->predict(e->backend, e->plans, e->n_plans, &e->predicted, err);
-    if (e->kind->uses_host_weights) /* plans only know where their last one ends */
+    if (e->kind->uses_host_weights) /* plans only know where the last weight ends */
         e->predicted.weights = e->model->weight_bytes - e->predicted.released;
     return status;
 }
 
-/* Gives up the widest plans until those left take little memory. */
+/* Drops the widest plans until the rest takes little memory. */
 static int choose_widest(struct sluice_engine *e, const struct sluice_engine_options *o,
                          struct err *err) {
     struct setup *s = &e->setup;

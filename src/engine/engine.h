@@ -32,7 +32,7 @@ struct setup {
     uint32_t context, pages_per_seq;
     uint32_t n_pages; /* of all sequences together */
     uint32_t n_seqs, batch, prefill;
-    uint32_t outputs; /* rows of a step that may go through the head, and ... */
+    uint32_t outputs; /* rows of a step that may go through the LM head, and ... */
     uint32_t drafts;  /* ... so many drafted ones besides */
     uint32_t n_snapshots, grid;
     uint64_t host_bytes, disk_bytes; /* of the tiers below the device */
@@ -53,8 +53,8 @@ struct sluice_seq {
     struct sluice_sampling sampling; /* its biases are those below */
     struct sluice_bias biases[SLUICE_MAX_BIASES];
     uint32_t n_pick; /* ids below this may be picked */
-    bool has_mask;   /* those that engine_mask of its slot allows, alone */
-    bool keeps_mask; /* after the tokens of engine_keeps */
+    bool has_mask;   /* only tokens that engine_mask of its slot allows */
+    bool keeps_mask; /* the mask stays valid after the tokens of engine_keeps */
     int32_t token;   /* picked after the first picked_at tokens; -1: none */
     uint32_t picked_at;
     bool is_given; /* sluice_seq_next handed this token out */
@@ -66,7 +66,7 @@ struct sluice_seq {
 /* A sequence's part of a step. */
 struct part {
     uint32_t slot, rows, outputs;
-    uint32_t drafted, kept; /* of both the last ones, and how many of these were right */
+    uint32_t drafted, kept; /* the last ones of both; and how many drafts were right */
     uint32_t first_change;  /* entries of its page table change from this one on */
 };
 
@@ -84,9 +84,9 @@ struct sluice_engine {
     uint32_t n_plans;
     struct backend_memory predicted;
     bool is_loaded;
-    atomic_bool cancel; /* wanted; cleared by the call that reports it */
+    atomic_bool cancel; /* requested; cleared by the call that reports it */
     struct state state;
-    struct host_tier host; /* the tiers below the device; a zero one and NULL: there are none */
+    struct host_tier host; /* the tiers below the device; zeroed and NULL: none */
     struct disk_tier *disk;
     struct disk_fetch *fetch;
     bool is_pinned;            /* the host tier's memory is */
@@ -94,7 +94,8 @@ struct sluice_engine {
     uint32_t n_ends;
     struct sluice_seq *handles; /* (n_seqs + SPARE_HANDLES) */
     struct sluice_seq **seqs;   /* (n_seqs) the handle of an open slot */
-    uint32_t *masks;            /* (n_seqs, 2, mask_words): the mask, and after what it holds */
+    uint32_t
+        *masks; /* (n_seqs, 2, mask_words): the mask, and the tokens after which it stays valid */
     uint32_t mask_words;
     uint64_t n_closed;
     /* The running or last step. */
@@ -133,7 +134,7 @@ static inline uint32_t *engine_mask(const struct sluice_engine *e, uint32_t slot
     return e->masks + 2 * (size_t)slot * e->mask_words;
 }
 
-/* The tokens after which it holds, where that is known. */
+/* The tokens after which the mask stays valid, where known. */
 static inline uint32_t *engine_keeps(const struct sluice_engine *e, uint32_t slot) {
     return engine_mask(e, slot) + e->mask_words;
 }
@@ -153,7 +154,7 @@ void tiers_close(struct sluice_engine *e);
 /* ---- fit.c ------------------------------------------------------------------------------------
  */
 
-/* Bytes that may be taken on the engine's device, or what the options allow. */
+/* Bytes that the engine may take on its device: what is free, or what the options allow. */
 int fit_limit(const struct sluice_engine *e, const struct sluice_engine_options *options,
               uint64_t *bytes, struct err *err);
 int fit_check(const struct sluice_engine *e, const struct sluice_engine_options *options,
@@ -190,8 +191,8 @@ uint32_t sampler_fill(const struct sluice_seq *seq, struct io_output *out, struc
 /* ---- save.c -----------------------------------------------------------------------------------
  */
 
-/* Of the model: shapes and types of all weights in the order of use, and the first bytes of each.
- * They must be loaded. */
+/* Of the model: shapes and types of all weights in order of use, and the first bytes of each. The
+ * weights must be loaded. */
 uint64_t save_fingerprint(const struct sluice_engine *e);
 int save_write(const struct sluice_seq *seq, const char *path, struct err *err);
 /* What a file has besides the content of a slot. */

@@ -68,7 +68,7 @@ int fit_limit(const struct sluice_engine *e, const struct sluice_engine_options 
                                                   : SLUICE_OK;
 }
 
-/* The cache in host memory, beside what the engine takes of that. */
+/* Checks that the cache in host memory fits beside what else the engine takes there. */
 static int check_cache(const struct sluice_engine *e, uint64_t limit, struct err *err) {
     uint64_t taken = engine_memory_of(e, &e->predicted).total;
     uint64_t left = e->kind->available ? memory_available() : limit > taken ? limit - taken : 0;

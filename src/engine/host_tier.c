@@ -7,7 +7,7 @@
  * (4) A job pins its object, and so does another thread that is to fill one. Jobs are done in
  *     order; the thread holds the lock for tables alone.
  *
- * Units last given back are taken first: memory that was never needed is never touched. */
+ * Units freed last are taken first: memory that was never needed is never touched. */
 #include "engine/host_tier.h"
 
 #include <stdlib.h>
@@ -35,7 +35,7 @@ static uint8_t *reserve(uint64_t bytes) {
                    -1, 0);
     if (p == MAP_FAILED)
         return NULL;
-    madvise(p, bytes, MADV_HUGEPAGE); /* fewer faults; where there are none, small ones do */
+    madvise(p, bytes, MADV_HUGEPAGE); /* fewer page faults, where huge pages are available */
     madvise(p, bytes, MADV_DONTDUMP);
     return p;
 }
@@ -110,7 +110,7 @@ uint64_t host_tier_leaving(struct host_tier *h) {
     return bytes;
 }
 
-/* A chain of n units, or HOST_NONE when so many are not free. */
+/* A chain of n units; HOST_NONE: fewer are free. */
 static uint32_t take_units(struct host_tier *h, uint32_t n) {
     if (n > h->n_free)
         return HOST_NONE;
@@ -164,7 +164,7 @@ static bool next_run(const struct host_tier *h, uint64_t n, struct run *r) {
     return true;
 }
 
-/* Room for an object of n bytes; SLUICE_ERR_MEMORY when there is none. Under the lock. */
+/* Takes units for an object of n bytes; SLUICE_ERR_MEMORY when too few are free. Under the lock. */
 static int reserve_object(struct host_tier *h, uint64_t n, enum host_state state, uint32_t *object,
                           struct err *err) {
     CHECK(n > 0);
@@ -178,7 +178,7 @@ static int reserve_object(struct host_tier *h, uint64_t n, enum host_state state
     return SLUICE_OK;
 }
 
-/* An object's bytes, by the caller's thread. */
+/* Fills an object on the caller's thread. */
 static int fill_here(const struct host_tier *h, uint32_t object, tier_fill_fn *fill, void *user,
                      struct err *err) {
     uint64_t n = h->objects[object].bytes;
@@ -233,7 +233,7 @@ static bool is_under_way(const struct host_object *o) {
     return o->state == HOST_WAITING || o->state == HOST_FILLING;
 }
 
-/* What the thread has not begun with, and nobody else waits for, it need not fill. */
+/* If the thread has not begun to fill it and nobody else waits for it, the job is dropped. */
 void host_tier_free(struct host_tier *h, uint32_t object) {
     pthread_mutex_lock(&h->lock);
     struct host_object *o = living(h, object);
@@ -278,7 +278,7 @@ static int fill_object(const struct host_tier *h, uint32_t number, const struct 
     return status;
 }
 
-/* The first job, with the lock held, which is given up in between. */
+/* Does the first job. Called with the lock held, which is released meanwhile. */
 static void do_job(struct host_tier *h) {
     uint32_t number = h->first_job;
     const struct host_job *job = &h->jobs[number];
@@ -442,7 +442,7 @@ bool host_tier_wait_any(struct host_tier *h) {
 /* ---- invariants -------------------------------------------------------------------------------
  */
 
-/* Marks a chain's units and counts them; HOST_NONE when one of them was marked before. */
+/* Marks a chain's units and counts them; HOST_NONE: one was already marked. */
 static uint32_t mark_chain(const struct host_tier *h, uint32_t first, bool *is_seen) {
     uint32_t n = 0;
     for (uint32_t unit = first; unit != HOST_NONE; unit = h->next[unit], n++) {

@@ -17,21 +17,22 @@
 #include "base/err.h"
 #include "sluice.h"
 
-/* How bytes come in and go out: n bytes of the object from byte `at` on; in ascending order, each
- * byte once. A status other than SLUICE_OK ends the call, which returns it. */
+/* How bytes come in and go out: n bytes of the object, from byte `at` on; called in ascending
+ * order, each byte once. A status other than SLUICE_OK ends the call, which returns it. */
 typedef int tier_fill_fn(void *user, uint64_t at, uint64_t n, void *to, struct err *err);
 typedef int tier_take_fn(void *user, uint64_t at, uint64_t n, const void *from, struct err *err);
 
 enum { HOST_UNIT_BYTES = 2 << 20, HOST_NONE = UINT32_MAX, HOST_JOBS = 64 };
 
-/* Where the bytes of an object that is put to be filled later are, as its owner knows it. */
+/* Where to copy from, for an object that is filled later; only its owner knows what the numbers
+ * mean. */
 struct host_source {
     uint32_t cell, page, positions;
 };
 
 /* Who fills such objects: `fence` is called by put_later, for a job's number below HOST_JOBS;
- * `fill` by the tier's thread, with the same number, when it comes to the job. The bytes are those
- * of the moment of `fence`, and stay where they are until the object is filled. */
+ * `fill` by the tier's thread, with the same number, when it gets to the job. The bytes are those
+ * at the time of `fence`, and stay in place until the object is filled. */
 struct host_filler {
     void *user;
     int (*fence)(void *user, uint32_t job, struct err *err);
@@ -45,7 +46,7 @@ enum host_state { HOST_FILLED, HOST_WAITING, HOST_FILLING, HOST_FAILED };
 struct host_object {
     uint64_t bytes; /* 0: no object begins here */
     uint32_t pins;
-    bool is_freed; /* by its owner; its units follow when the last pin goes */
+    bool is_freed; /* by its owner; its units are freed with the last pin */
     enum host_state state;
 };
 
@@ -61,9 +62,9 @@ struct host_tier {
     uint32_t n_units;
     uint32_t *next;              /* (n_units) the unit after this one; HOST_NONE: it is the last */
     struct host_object *objects; /* (n_units) */
-    pthread_mutex_t lock;        /* of all that follows, and of objects' pins */
+    pthread_mutex_t lock;        /* guards all below, and the objects' pins */
     uint32_t first_free, n_free;
-    uint32_t n_leaving; /* units of objects that were freed and are pinned */
+    uint32_t n_leaving; /* units of objects that are freed but still pinned */
     struct host_filler filler;
     struct host_job jobs[HOST_JOBS]; /* a ring: the first n_jobs from first_job on */
     uint32_t first_job, n_jobs;
@@ -75,29 +76,29 @@ struct host_tier {
 
 /* As many units (0: of HOST_UNIT_BYTES) as `bytes` hold, at least one. */
 int host_tier_open(struct host_tier *h, uint64_t bytes, uint64_t unit_bytes, struct err *err);
-/* Nothing is pinned any more but by jobs, which are dropped. Takes zeroed ones too. */
+/* Only jobs may still pin anything; they are dropped. Takes a zeroed tier too. */
 void host_tier_close(struct host_tier *h);
-/* The thread, for host_tier_put_later. */
+/* Starts the thread for host_tier_put_later. */
 int host_tier_start(struct host_tier *h, const struct host_filler *filler, struct err *err);
 
-/* What an object of so many bytes takes, what is free, and what will be besides when nothing that
- * was freed is pinned any more. */
+/* Bytes that an object takes; bytes that are free; and bytes of freed objects that are still
+ * pinned. */
 uint64_t host_tier_cost(const struct host_tier *h, uint64_t bytes);
 uint64_t host_tier_free_bytes(struct host_tier *h);
 uint64_t host_tier_leaving(struct host_tier *h);
 
-/* A new object of n > 0 bytes that `fill` provides. SLUICE_ERR_MEMORY when it finds no room; then,
- * and when fill fails, nothing has changed. */
+/* A new object of n > 0 bytes that `fill` provides. SLUICE_ERR_MEMORY: no room. Then, and when fill
+ * fails, nothing has changed. */
 int host_tier_put(struct host_tier *h, uint64_t n, tier_fill_fn *fill, void *user, uint32_t *object,
                   struct err *err);
 /* The same, filled by the thread. SLUICE_ERR_MEMORY also when HOST_JOBS wait already. */
 int host_tier_put_later(struct host_tier *h, uint64_t n, struct host_source from, uint32_t *object,
                         struct err *err);
-/* A new object that another thread is to fill, which has it pinned. SLUICE_ERR_MEMORY when it finds
- * no room. */
+/* A new object for another thread to fill; it is pinned for that thread. SLUICE_ERR_MEMORY: no
+ * room. */
 int host_tier_reserve(struct host_tier *h, uint64_t n, uint32_t *object, struct err *err);
-/* By that thread, each once: begins to fill it (false: it is no longer needed or was filled
- * otherwise, and is no longer pinned), writes to it, and has done so or has failed. */
+/* Called by that thread, once each: begin (false: no longer needed, or filled by another; it is
+ * unpinned), write, and end with success or failure. */
 bool host_tier_begin(struct host_tier *h, uint32_t object);
 void host_tier_write(const struct host_tier *h, uint32_t object, uint64_t at, uint64_t n,
                      const void *from);
@@ -105,22 +106,22 @@ void host_tier_end(struct host_tier *h, uint32_t object, bool is_filled);
 /* Whether it is still to be filled. */
 bool host_tier_is_under_way(struct host_tier *h, uint32_t object);
 
-/* Waits until it is filled, where that is to be done later; false: that failed. */
+/* Waits until an object that is filled later is filled; false: that failed. */
 bool host_tier_wait(struct host_tier *h, uint32_t object);
-/* The same for the thread that puts, which fills it itself where the tier's has not begun to. */
+/* The same for the thread that puts: fills it itself if the tier's thread has not begun. */
 bool host_tier_finish(struct host_tier *h, uint32_t object, tier_fill_fn *fill, void *user);
 /* Waits until a job is done; false: there is none. */
 bool host_tier_wait_any(struct host_tier *h);
-/* Of an object that is filled. */
+/* Copies a filled object out. */
 int host_tier_get(const struct host_tier *h, uint32_t object, tier_take_fn *take, void *user,
                   struct err *err);
 uint64_t host_tier_bytes(const struct host_tier *h, uint32_t object);
 /* What the thread has copied so far. */
 struct sluice_moved host_tier_filled(struct host_tier *h);
-/* The thread is done with it when this returns. */
+/* When this returns the tier's thread no longer uses it. */
 void host_tier_free(struct host_tier *h, uint32_t object);
 
-/* A pinned object keeps its bytes until it is unpinned as often, even when it is freed before. */
+/* A pinned object keeps its bytes until it is unpinned as often, even if it is freed before. */
 void host_tier_pin(struct host_tier *h, uint32_t object);
 void host_tier_unpin(struct host_tier *h, uint32_t object);
 

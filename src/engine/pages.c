@@ -4,7 +4,7 @@
  * (2) Positions below `frozen` are never written while the page is shared: a partly filled page can
  *     be shared without a copy, and its owner goes on writing after what the others read.
  * (3) The only holder of a page may write anywhere in it.
- * (4) A page that only the prefix cache has is as good as free. */
+ * (4) A page that only the prefix cache has counts as available. */
 #include "engine/pages.h"
 
 #include "base/err.h"

@@ -14,7 +14,7 @@ struct page {
     uint32_t refs;   /* holders; 0: it is free */
     uint32_t kept;   /* those of them that are the prefix cache's */
     uint32_t owner;  /* the one slot that may append to it while others have it, or NO_OWNER */
-    uint32_t frozen; /* its first so many positions are read by others than the owner */
+    uint32_t frozen; /* others than the owner read so many first positions */
 };
 
 struct pages {
@@ -33,7 +33,7 @@ struct pages {
 /* Tables from the arena; false when memory ran out. */
 bool pages_init(struct pages *p, uint32_t n, struct arena *arena);
 
-/* Pages that can be taken now: free, or kept for later only. */
+/* Pages that can be taken now: free ones, and those that only the prefix cache keeps. */
 uint32_t pages_available(const struct pages *p);
 
 /* A page that `owner` alone has. There must be one available. */
@@ -52,7 +52,7 @@ static inline bool page_is_idle(const struct pages *p, uint32_t page) {
 
 /* Whether a slot that has the page may write from `place` on. */
 bool page_is_writable(const struct pages *p, uint32_t page, uint32_t slot, uint32_t place);
-/* The slot begins to write: sharers from now on know whose page it is. It must be writable. */
+/* The slot begins to write and becomes the page's owner. The page must be writable. */
 void page_own(struct pages *p, uint32_t page, uint32_t slot);
 
 static inline uint32_t pages_for(uint32_t positions) {

@@ -50,7 +50,8 @@ void sampler_defaults(struct sluice_sampling *s, const struct model *m) {
             *(uint32_t *)at = value > 0 && value < UINT32_MAX ? (uint32_t)value : 0;
         else
             *(float *)at = (float)value;
-        if (sampler_check(&with, INT32_MAX, NULL) == SLUICE_OK) /* nonsense is no recommendation */
+        if (sampler_check(&with, INT32_MAX, NULL) ==
+            SLUICE_OK) /* values out of range are ignored */
             *s = with;
     }
 }
@@ -65,7 +66,7 @@ static int check_value(const char *name, float value, float min, float max, stru
                    (double)min, (double)max);
 }
 
-/* So that logits plus all biases, divided by the temperature, stay far from where f32 ends. */
+/* Keeps (logits + biases) / temperature far below the limit of f32. */
 #define MIN_TEMPERATURE 1e-6f
 #define MAX_BIAS 1e9f
 

@@ -85,7 +85,7 @@ static uint64_t item(struct piece p, uint32_t i) {
 /* ---- moving contents --------------------------------------------------------------------------
  */
 
-/* n pieces of item `to` become those of item `from`, NO_CELL: zeros. */
+/* Copies n pieces of item `from` to item `to`; NO_CELL: zeros. */
 static int copy_pieces(const struct state *st, const struct piece *list, uint32_t n, uint32_t to,
                        uint32_t from, struct err *err) {
     uint32_t n_copies = 0;
@@ -111,7 +111,7 @@ static int copy_counts(const struct state *st, uint32_t to, uint32_t from, struc
     return copy_pieces(st, &st->layout.counts, 1, to, from, err);
 }
 
-/* Entries of the slot's table from `first` on. */
+/* Writes the entries of the slot's table from `first` on. */
 static int write_table(const struct state *st, uint32_t slot, uint32_t first, struct err *err) {
     const struct slot *s = &st->slots[slot];
     if (first >= s->n_pages || st->layout.table.bytes == 0)
@@ -121,7 +121,7 @@ static int write_table(const struct state *st, uint32_t slot, uint32_t first, st
                                  (s->n_pages - first) * sizeof *s->pages, s->pages + first, err);
 }
 
-/* What the counts are after the first n tokens. */
+/* Writes the token counts of the first n tokens. */
 static int write_counts(struct state *st, uint32_t slot, uint32_t n, struct err *err) {
     if (st->layout.counts.bytes == 0)
         return SLUICE_OK;
@@ -138,8 +138,8 @@ static int write_counts(struct state *st, uint32_t slot, uint32_t n, struct err 
  */
 
 /* An entry's payload: the recurrent state of a cell, then the keys and values of a page; each only
- * where the entry has it. Of a page that is begun only the entry's positions are moved: those after
- * them may be another's, who writes there. */
+ * where the entry has it. Of a partly filled page only the entry's positions are moved: a slot may
+ * be writing after them. */
 struct payload {
     const struct state *st;
     uint32_t cell, page; /* where it is or goes to on the device; NO_CELL, NO_PAGE: not needed */
@@ -147,7 +147,7 @@ struct payload {
     bool has_cell;
 };
 
-/* Stretches of a payload as a list of moves. */
+/* Turns stretches of a payload into a list of moves. */
 struct move_list {
     uint64_t at, n; /* bytes [at, at + n) of the payload are in ... */
     uint8_t *host;  /* ... this memory */
@@ -156,8 +156,8 @@ struct move_list {
     uint32_t n_moves;
 };
 
-/* The next stretch of the payload: so many bytes, of which the first `used` are moved to or from
- * this place in STATE; none: it is not needed. */
+/* Adds the payload's next stretch: so many bytes, of which the first `used` are moved to or from
+ * this place in STATE. 0: it is skipped. */
 static void add_stretch(struct move_list *l, uint64_t offset, uint64_t bytes, uint64_t used) {
     uint64_t from = l->at > l->begin ? l->at : l->begin, end = l->begin + used;
     uint64_t to = l->at + l->n < end ? l->at + l->n : end;
@@ -219,7 +219,7 @@ static int take_payload(void *user, uint64_t at, uint64_t n, const void *from, s
     return move_pieces(user, at, n, (uint8_t *)from, true, err);
 }
 
-/* An entry that is not on the device into a cell and a page; either may be none. */
+/* Loads an entry that is not on the device into a cell and a page; either may be none. */
 static int load_entry(struct state *st, uint32_t e, uint32_t cell, uint32_t page, bool *is_found,
                       struct err *err) {
     struct payload p = payload_of(st, e);
@@ -230,7 +230,7 @@ static int load_entry(struct state *st, uint32_t e, uint32_t cell, uint32_t page
 
 _Static_assert((int)HOST_JOBS <= (int)BACKEND_FENCES, "a fence for every job");
 
-/* The same by the host tier's thread, beside steps. */
+/* The same on the host tier's thread, while steps run. */
 static int fence(void *user, uint32_t job, struct err *err) {
     const struct state *st = user;
     return st->kind->fence ? st->kind->fence(st->backend, job, err) : SLUICE_OK;
@@ -300,8 +300,8 @@ static bool make_slot(struct state *st, struct slot *s, struct arena *arena) {
     return s->tokens && s->pages;
 }
 
-/* Blocks have a page each, and so many snapshots are there at most: where state is recurrent they
- * have a cell, elsewhere a tail's page. */
+/* At most one block per page; at most one snapshot per cell where state is recurrent, elsewhere per
+ * page of a tail. */
 static struct cache_options cache_options_of(const struct state *st) {
     const struct state_options *o = &st->options;
     return (struct cache_options){
@@ -345,7 +345,7 @@ int state_init(struct state *st, const struct state_options *options, struct are
 /* ---- pages ------------------------------------------------------------------------------------
  */
 
-/* Those from entry n on. */
+/* Drops the slot's pages from entry n on. */
 static void drop_pages(struct state *st, uint32_t slot, uint32_t n) {
     struct slot *s = &st->slots[slot];
     while (s->n_pages > n)
@@ -367,7 +367,7 @@ uint32_t state_page_rows(const struct state *st, uint32_t slot) {
                : (uint32_t)(end - s->length < UINT32_MAX ? end - s->length : UINT32_MAX);
 }
 
-/* The page that position `length` goes to becomes one that the slot may write to. */
+/* Makes the page of position `length` writable for the slot, copying it if need be. */
 static int own_last_page(struct state *st, uint32_t slot, struct err *err) {
     struct slot *s = &st->slots[slot];
     uint32_t *entry = &s->pages[s->length / PAGE];
@@ -383,7 +383,7 @@ static int own_last_page(struct state *st, uint32_t slot, struct err *err) {
     return status;
 }
 
-/* A burst reserves for tokens that are not known yet. */
+/* A burst reserves pages for tokens that are not known yet. */
 int state_reserve(struct state *st, uint32_t slot, uint32_t rows, uint32_t *first,
                   struct err *err) {
     struct slot *s = &st->slots[slot];
@@ -428,9 +428,9 @@ static int enter_blocks(struct state *st, uint32_t slot, struct err *err) {
     return write_table(st, slot, first, err);
 }
 
-/* The first `position` tokens of the slot become a snapshot, unless they are one or there is no
- * room. Full pages are in the cache. NO_CELL where state is not recurrent; else the cell is the
- * cache's from now on. */
+/* Makes a snapshot of the slot's first `position` tokens, unless there is one or it does not fit.
+ * Full pages are in the cache. cell: NO_CELL where state is not recurrent; else the cache owns it
+ * from now on. */
 static void keep_snapshot(struct state *st, uint32_t slot, uint32_t position, uint32_t cell) {
     struct slot *s = &st->slots[slot];
     struct cache *c = &st->cache;
@@ -445,7 +445,7 @@ static void keep_snapshot(struct state *st, uint32_t slot, uint32_t position, ui
     st->n_taken += is_kept && cell != NO_CELL;
 }
 
-/* The slot as it is becomes a snapshot. */
+/* Makes a snapshot of the slot as it is. */
 static int take_snapshot(struct state *st, uint32_t slot, struct err *err) {
     struct slot *s = &st->slots[slot];
     uint32_t tail = s->length % PAGE, cell = NO_CELL;
@@ -463,8 +463,7 @@ static int take_snapshot(struct state *st, uint32_t slot, struct err *err) {
     return status;
 }
 
-/* What a closed slot leaves goes to disk, where there is one: it is then safe, whatever happens to
- * the process. */
+/* Writes what a closed slot leaves to disk, if there is one: then it survives the process. */
 static void write_through(struct state *st, const struct slot *s) {
     uint32_t e = cache_snapshot_before(&st->cache, s->block, s->tokens, s->length);
     if (e != NO_ENTRY &&
@@ -498,7 +497,7 @@ void state_plan_snapshots(struct state *st, uint32_t slot, uint32_t rows) {
     s->n_planned = st->n_planned - s->first_planned;
 }
 
-/* What was planned is there now, or will never be. */
+/* The planned snapshots were taken, or never will be. */
 static void end_planned(struct state *st, uint32_t slot, bool is_there) {
     struct slot *s = &st->slots[slot];
     for (; s->n_planned > 0; s->n_planned--) {
@@ -526,8 +525,8 @@ static void swap(uint32_t *a, uint32_t *b) {
     *b = was;
 }
 
-/* The state after the first `position` tokens, in a spare cell, becomes a snapshot; another cell of
- * the cache's is spare then. */
+/* Makes the state after the first `position` tokens, in a spare cell, a snapshot; the cache gives
+ * another cell in exchange. */
 static void keep_spare(struct state *st, uint32_t slot, uint32_t position, uint32_t *spare) {
     uint32_t cell = cache_take_cell(&st->cache);
     if (cell == NO_CELL)
@@ -587,7 +586,7 @@ void state_close(struct state *st, uint32_t slot, bool is_kept) {
     s->length = s->n_tokens = s->n_drafts = s->n_marks = 0;
     s->block = CACHE_ROOT;
     s->is_open = s->is_starved = s->is_rewound = false;
-    if (!is_any_open(st)) /* nobody waits; and who knows when the next step comes */
+    if (!is_any_open(st)) /* nobody waits, and the next step may be far off */
         cache_copy_due(&st->cache);
 }
 
@@ -604,7 +603,7 @@ uint32_t state_rows_to_snapshot(const struct state *st, uint32_t slot) {
     return next_snapshot(st, s) - s->length;
 }
 
-/* Marks that the slot has reached are done with; the last of them, 0: there was none. */
+/* Removes the marks that the slot has reached; returns the last of them, 0: none. */
 static uint32_t pass_marks(struct slot *s) {
     uint32_t n = 0, last = 0;
     while (n < s->n_marks && s->marks[n] <= s->length)
@@ -619,8 +618,8 @@ static bool is_due(const struct state *st, uint32_t n, bool on_mark) {
     return st->options.n_snapshots && (on_mark || n % st->options.grid == 0);
 }
 
-/* The slot gets the state after the drafted rows that are kept. `first`: the position of the first
- * spare cell's; on_mark: it is marked. Full pages are in the cache. */
+/* Gives the slot the state after the drafted rows that are kept. `first`: the position of the first
+ * spare cell's state; on_mark: it is marked. Full pages are in the cache. */
 static void end_drafts(struct state *st, uint32_t slot, uint32_t first, uint32_t kept,
                        bool on_mark) {
     struct slot *s = &st->slots[slot];
@@ -633,7 +632,7 @@ static void end_drafts(struct state *st, uint32_t slot, uint32_t first, uint32_t
             keep_spare(st, slot, first + i, &st->spare[s->first_spare + i]);
 }
 
-/* Rows that are not kept have pages, too; what is written there will be written over. */
+/* Rows that are not kept have pages, too; later rows overwrite them. */
 int state_advance(struct state *st, uint32_t slot, uint32_t rows, uint32_t kept, struct err *err) {
     struct slot *s = &st->slots[slot];
     uint32_t first = s->length + rows;
@@ -678,8 +677,8 @@ int state_mark(struct state *st, uint32_t slot, uint32_t n, struct err *err) {
 /* ---- fork -------------------------------------------------------------------------------------
  */
 
-/* Pages become common property, also one that is begun: the old slot goes on writing after what the
- * new one reads, and the new one copies it before it writes. */
+/* Shares all pages, also a partly filled one: the old slot goes on writing after what the new one
+ * reads, and the new one copies the page before it writes. */
 static void share_pages(struct state *st, const struct slot *from, struct slot *to) {
     for (uint32_t i = 0; i < from->n_pages; i++) {
         page_share(&st->pages, from->pages[i], min_u32(from->length - i * PAGE, PAGE));
@@ -718,7 +717,7 @@ int state_fork(struct state *st, uint32_t from, uint32_t *to, struct err *err) {
 /* ---- rewind -----------------------------------------------------------------------------------
  */
 
-/* The recurrent state becomes that of a snapshot, wherever it is; NO_ENTRY: the empty one. */
+/* Restores the recurrent state of a snapshot, from any tier; NO_ENTRY: the empty state. */
 static int restore(struct state *st, uint32_t slot, uint32_t snapshot, bool *is_found,
                    struct err *err) {
     uint32_t own = st->slots[slot].cell;
@@ -731,7 +730,7 @@ static int restore(struct state *st, uint32_t slot, uint32_t snapshot, bool *is_
                            : copy_recurrent(st, own, cell, err);
 }
 
-/* The recurrent state of the newest snapshot at or before n; *length: its position. */
+/* Restores the recurrent state of the newest snapshot at or before n; *length: its position. */
 static int restore_before(struct state *st, uint32_t slot, uint32_t n, uint32_t *length,
                           struct err *err) {
     const struct slot *s = &st->slots[slot];
@@ -752,7 +751,7 @@ static int restore_before(struct state *st, uint32_t slot, uint32_t n, uint32_t 
     }
 }
 
-/* The slot's memory becomes that of its first n positions, or of fewer: then tokens wait. */
+/* Takes the slot's memory back to its first n positions, or fewer: then tokens wait. */
 static int go_back(struct state *st, uint32_t slot, uint32_t n, struct err *err) {
     struct slot *s = &st->slots[slot];
     uint32_t length = n;
@@ -781,7 +780,7 @@ int state_rewind(struct state *st, uint32_t slot, uint32_t n, uint32_t held, str
     return SLUICE_OK;
 }
 
-/* A page that the step copied may not have come to stand in the table. */
+/* The device's table may lack a page that the step copied. */
 int state_undo(struct state *st, uint32_t slot, struct err *err) {
     end_planned(st, slot, false);
     st->slots[slot].n_drafted = 0;
@@ -792,7 +791,7 @@ int state_undo(struct state *st, uint32_t slot, struct err *err) {
 /* ---- resume -----------------------------------------------------------------------------------
  */
 
-/* Where a slot may go on from: whole blocks, then a part of a page. */
+/* Where a slot may continue from: whole blocks, then a part of a page. */
 struct target {
     uint32_t position, block;
     uint32_t tail; /* the entry whose page has the part; NO_ENTRY: another slot's page has ... */
@@ -800,9 +799,9 @@ struct target {
     uint32_t snapshot; /* of the recurrent state, else NO_ENTRY */
 };
 
-/* Tokens in common with what other slots hold after the block that was found, where that is more
- * than the cache has; *page: where they are. Less than a page: a whole one is a block's, and that
- * there is none means that the cache had no room for it. */
+/* Finds tokens in common with other slots after the matched block, if that is more than the cache
+ * has; *page: where they are. Always less than a page: a full page would be a block, unless the
+ * cache had no room for it. */
 static void match_slots(const struct state *st, uint32_t slot, struct match *m, uint32_t *page) {
     const struct slot *s = &st->slots[slot];
     for (uint32_t i = 0; i < st->options.n_slots; i++) {
@@ -820,7 +819,7 @@ static void match_slots(const struct state *st, uint32_t slot, struct match *m, 
     }
 }
 
-/* Without recurrent state any position will do, at most `max`. */
+/* Without recurrent state any position up to `max` will do. */
 static struct target cut_at(const struct state *st, const struct match *m, uint32_t page,
                             uint32_t max) {
     uint32_t position = min_u32(m->position + m->tail, max);
@@ -860,8 +859,8 @@ static struct target find_target(const struct state *st, uint32_t slot, uint32_t
                             : cut_at(st, &m, page, max);
 }
 
-/* Lists the target's blocks in block_list and its pages in page_list, those on the device taken
- * by the slot, NO_PAGE for the others. Returns how many others. */
+/* Lists the target's blocks in block_list and its pages in page_list: the slot shares those on the
+ * device; NO_PAGE for others. Returns how many others. */
 static uint32_t share_target(struct state *st, const struct target *t) {
     uint32_t i = t->position / PAGE, part = t->position % PAGE, n_missing = 0;
     if (part) {
@@ -888,7 +887,7 @@ static void drop_target(struct state *st, uint32_t slot, const struct target *t)
             page_drop(&st->pages, st->page_list[i], slot);
 }
 
-/* Where the first page is that finds no room. */
+/* The position of the first page for which none is free. */
 static uint32_t position_of_missing(const struct state *st, uint32_t n) {
     uint32_t i = 0;
     while (st->page_list[i] != NO_PAGE || n-- > 0)
@@ -896,7 +895,7 @@ static uint32_t position_of_missing(const struct state *st, uint32_t n) {
     return i * PAGE;
 }
 
-/* Reads the blocks that are not on the device, from the first on; *lost: one that was not found. */
+/* Loads the blocks that are not on the device, from the first on; *lost: one that was not found. */
 static int load_blocks(struct state *st, uint32_t slot, const struct target *t,
                        struct state_found *found, uint32_t *lost, struct err *err) {
     int status = SLUICE_OK;
@@ -916,8 +915,8 @@ static int load_blocks(struct state *st, uint32_t slot, const struct target *t,
     return status;
 }
 
-/* The part of a page after the blocks, and the recurrent state. What is not on the device comes
- * straight to the slot. */
+/* Loads the part of a page after the blocks, and the recurrent state. What is not on the device
+ * goes straight to the slot. */
 static int load_tail(struct state *st, uint32_t slot, const struct target *t,
                      struct state_found *found, uint32_t *lost, struct err *err) {
     uint32_t i = t->position / PAGE, part = t->position % PAGE;
@@ -948,8 +947,8 @@ static void take_pages(struct state *st, uint32_t slot, const struct target *t) 
     pass_marks(s);
 }
 
-/* Moves the slot to the target. When that cannot be, as something of it is not to be found or finds
- * no room, *max is less, or what was lost is no longer known, and *is_done false. */
+/* Moves the slot to the target. If a part of it is lost or does not fit, *is_done is false, and the
+ * next search will find another: *max is lower, or the cache has forgotten what was lost. */
 static int take_over(struct state *st, uint32_t slot, const struct target *t, uint32_t *max,
                      struct state_found *found, bool *is_done, struct err *err) {
     uint32_t end = t->snapshot != NO_ENTRY ? t->snapshot : t->tail != NO_ENTRY ? t->tail : t->block;
@@ -976,7 +975,7 @@ static int take_over(struct state *st, uint32_t slot, const struct target *t, ui
     drop_target(st, slot, t);
     if (lost != NO_ENTRY)
         cache_lose(&st->cache, lost);
-    if (!status && is_touched && is_recurrent(st)) /* its state may be half another */
+    if (!status && is_touched && is_recurrent(st)) /* its state may be half overwritten */
         status = go_back(st, slot, st->slots[slot].length, err);
     return status;
 }
@@ -1103,7 +1102,7 @@ static const char *broken_pages(const struct state *st) {
     return n_idle != st->pages.n_idle ? "(2) idle pages are miscounted" : NULL;
 }
 
-/* How many have a cell: slots, the spare ones, the cache. */
+/* How many owners a cell has: slots, the spare list, the cache. */
 static uint32_t count_cell(const struct state *st, uint32_t cell) {
     const struct cache *c = &st->cache;
     uint32_t n = 0;

@@ -9,17 +9,17 @@
 
 /* A part of STATE that is one item after the other: item i is at offset + i * bytes. */
 struct piece {
-    uint64_t offset, bytes; /* bytes 0: there is none */
-    uint32_t n_heads;       /* of a page: so many times PAGE positions */
+    uint64_t offset, bytes; /* bytes 0: none */
+    uint32_t n_heads;       /* of a page: so many heads times PAGE positions */
 };
 
 /* STATE as the ops of a plan use it. */
 struct state_layout {
-    struct piece *recurrent; /* an item a cell: delta-net states and conv windows */
+    struct piece *recurrent; /* one item per cell: delta-net states and conv windows */
     uint32_t n_recurrent;
-    struct piece *paged;        /* an item a page: keys and values of each layer */
-    uint32_t n_paged, n_heads;  /* those, and the heads of all */
-    struct piece table, counts; /* an item a slot */
+    struct piece *paged;        /* one item per page: keys and values of each layer */
+    uint32_t n_paged, n_heads;  /* pieces, and heads of all of them */
+    struct piece table, counts; /* one item per slot */
     uint64_t recurrent_bytes;   /* of a cell */
     uint64_t slot_bytes;        /* of a slot, all of it */
     uint64_t page_bytes;        /* of a page in all layers */
@@ -31,20 +31,20 @@ enum { MAX_MARKS = 16 };
 
 struct slot {
     bool is_open;
-    uint32_t length;           /* positions that its memory holds */
-    uint32_t n_tokens;         /* tokens known; those from `length` on wait */
-    int32_t *tokens;           /* (context) */
-    uint32_t n_drafts;         /* guesses of what comes next, in `tokens` after those known */
-    uint32_t cell;             /* with its recurrent state */
-    uint32_t n_pages;          /* those that `length` positions need; in a step, its rows' too */
-    uint32_t *pages;           /* (pages_per_seq) */
-    uint32_t block;            /* its last page that the cache knows, with all before it */
+    uint32_t length;   /* positions that its memory holds */
+    uint32_t n_tokens; /* tokens known; those from `length` on wait */
+    int32_t *tokens;   /* (context) */
+    uint32_t n_drafts; /* guesses of what comes next, in `tokens` after those known */
+    uint32_t cell;     /* with its recurrent state */
+    uint32_t n_pages; /* those that `length` positions need; during a step, those of its rows too */
+    uint32_t *pages;  /* (pages_per_seq) */
+    uint32_t block;   /* the last of its pages that the cache has, with all before it */
     uint32_t marks[MAX_MARKS]; /* positions after `length` for snapshots, ascending */
     uint32_t n_marks;
     uint32_t first_planned, n_planned; /* snapshots that the running step takes, in state's list */
     uint32_t first_spare, n_drafted;   /* drafts that it verifies, and their first spare cell */
     bool is_rewound; /* since its last step, to a place before the last token that was kept */
-    bool is_starved; /* tokens waited in the last step, and there was no page for them */
+    bool is_starved; /* its tokens waited in the last step, for lack of pages */
 };
 
 /* A snapshot that a step takes: the state after the first `position` tokens is stored to
@@ -108,7 +108,7 @@ void state_plan_snapshots(struct state *st, uint32_t slot, uint32_t rows);
  * first_spare + i, that after the last to the slot's own. Where state is not recurrent none is
  * needed. */
 uint32_t state_plan_drafts(struct state *st, uint32_t slot, uint32_t n);
-/* Whether such a step begins with the copy of a page that others read. */
+/* Whether the slot's next step begins with the copy of a page that others read. */
 bool state_must_copy(const struct state *st, uint32_t slot);
 /* A free cell, for a step to store unneeded state to; NO_CELL: there is none. To be returned before
  * anything else is done. */
@@ -131,7 +131,7 @@ struct state_found {
     uint32_t held;        /* the slot's length now */
     uint32_t matched;     /* of its tokens, known from this or another conversation */
     uint32_t from[TIERS]; /* tokens taken over, by where they were */
-    bool lacks_pages;     /* more was known, and there was no room for it */
+    bool lacks_pages;     /* more was known, but pages ran out */
 };
 /* Takes over what the cache and other slots have of the slot's tokens, but for the last one, where
  * that is more than the slot holds. */
@@ -148,22 +148,22 @@ int state_each_stretch(const struct state *st, uint32_t slot, stretch_fn *fn, vo
                        struct err *err);
 uint64_t state_stretch_bytes(const struct state *st, uint32_t length);
 
-/* Starts to copy what state_resume would reuse of n > 0 such tokens from disk to host memory while
- * steps run. Returns whether any such read is in flight. */
+/* Starts to copy what state_resume would reuse of these n > 0 tokens from disk to host memory,
+ * while steps run. Returns whether any such read is in flight. */
 bool state_fetch(struct state *st, const int32_t *tokens, uint32_t n);
 
-/* The tiers below the device, disk and fetch may be NULL; and what of the device goes to them at
- * the end. */
+/* Attaches the tiers below the device (disk and fetch may be NULL); and, at the end, writes what is
+ * on the device to them. */
 int state_attach(struct state *st, struct host_tier *host, struct disk_tier *disk,
                  struct disk_fetch *fetch, struct err *err);
 /* Once a step, best while it runs: copies what is to be evicted next to host memory. */
 void state_copy_ahead(struct state *st);
-/* A step of so many rows took so long: state that is recomputed faster than copied out and back is
- * not copied. */
+/* Notes how long a step of so many rows took: state that is recomputed faster than copied out and
+ * back is not copied. */
 void state_note_step(struct state *st, uint32_t rows, double seconds);
 void state_detach(struct state *st);
 
-/* SLUICE_ERR_MEMORY, in words. */
+/* SLUICE_ERR_MEMORY with its text. */
 int state_out_of_pages(const struct state *st, struct err *err);
 
 /* The first broken invariant in words, NULL when all hold. For tests. */

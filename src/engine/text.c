@@ -62,7 +62,7 @@ void sluice_text_close(sluice_text *t) {
     free(t);
 }
 
-/* True when a stop string stands in the text from `at` on: whole, or its beginning at the end. */
+/* True when a stop string starts at `at`: complete, or cut off by the end of the text. */
 static bool is_stop_at(const struct sluice_text *t, size_t at, bool is_whole) {
     struct str rest = {t->buffer.at + at, t->buffer.len - at};
     for (size_t i = 0; i < t->n_stops; i++) {
@@ -104,7 +104,7 @@ int sluice_text_push(sluice_text *t, int32_t token, const char **at, size_t *len
         return SLUICE_ERR_ARGUMENT;
     *at = "";
     *length = 0;
-    if (t->buffer.at == NULL) /* so that there is always something to move and to compare */
+    if (t->buffer.at == NULL) /* memmove and memcmp need a valid pointer */
         t->buffer = (struct text_buffer){.at = malloc(64), .capacity = 64};
     if (t->buffer.at == NULL) {
         t->buffer = (struct text_buffer){0};

@@ -53,7 +53,7 @@ int tiers_plan(struct setup *s, const struct sluice_engine_options *o,
     return SLUICE_OK;
 }
 
-/* All that the bits of a state depend on. */
+/* Hash of everything that the bits of a state depend on. */
 static struct hash128 identity_of(const struct sluice_engine *e) {
     char device[128] = "";
     struct {
@@ -93,7 +93,7 @@ static int open_disk(struct sluice_engine *e, const char *folder, struct err *er
     return disk_tier_open(&e->disk, &options, err);
 }
 
-/* Where it cannot be, copies are slower, and that is all. */
+/* If that fails copies are slower, nothing else. */
 static void pin_host(struct sluice_engine *e) {
     struct err why;
     if (!e->kind->pin)
@@ -119,7 +119,7 @@ int tiers_open(struct sluice_engine *e, const struct sluice_engine_options *o, s
 
 void tiers_close(struct sluice_engine *e) {
     for (uint32_t i = 0; e->is_loaded && e->disk && i < e->setup.n_seqs; i++)
-        if (e->state.slots[i].is_open) /* what it read so far is to be found again, too */
+        if (e->state.slots[i].is_open) /* what it has processed so far should be found again, too */
             state_close(&e->state, i, true);
     if (e->is_loaded)
         state_detach(&e->state);

@@ -79,8 +79,8 @@ static size_t n_spaces(struct str s) {
     return n;
 }
 
-/* How much of s may be given: all but what may be the beginning of the tag, and the white space
- * before that or at the end. */
+/* How much of s can be handed out: everything up to what may be the start of the tag, without the
+ * white space before it or at the end. */
 static size_t safe_length(struct str s, const char *tag) {
     size_t n = 0;
     while (n < s.len) {
@@ -94,7 +94,7 @@ static size_t safe_length(struct str s, const char *tag) {
     return n;
 }
 
-/* Each looks at the beginning of what is held; false: it waits for more. */
+/* Each looks at the start of the text held back; false: it waits for more. */
 static bool begin(struct answer *a) {
     struct str held = buffer_str(&a->held);
     size_t spaces = n_spaces(held);
@@ -231,7 +231,7 @@ static const char *marker_of(const struct ask_model *m, int32_t token) {
                                                            : NULL;
 }
 
-/* Whether a token is no part of the answer: thinking, or the white space after it. */
+/* Whether a token is not part of the answer: thinking, or the white space after it. */
 static bool is_thought(const struct answer *a, int32_t token) {
     struct str its = {0};
     if (token >= 0)
@@ -249,7 +249,7 @@ static void push_text(struct answer *a, int32_t token) {
     a->has_answered |= a->phase == PHASE_ENDS && !thinks;
     take_text(a, (struct str){at, length});
     if (!thinks && a->phase == PHASE_THINKS) {
-        /* what it holds back, as it may be the beginning of a stop text, goes before the rest */
+        /* text held back as the possible start of a stop text comes first */
         a->has_failed |= sluice_text_push(text, SLUICE_TEXT_END, &at, &length) != SLUICE_OK;
         take_text(a, (struct str){at, length});
     }

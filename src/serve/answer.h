@@ -2,7 +2,7 @@
  *
  * (1) All pieces of a kind together are what `content`, `reasoning` and `calls` hold at the end.
  * (2) Reasoning is the text between <think> and </think> at the answer's beginning, without the
- *     white space around it; calls of tools are looked for after that alone. */
+ *     white space around it; tool calls are only looked for after it. */
 #ifndef SERVE_ANSWER_H
 #define SERVE_ANSWER_H
 
@@ -10,7 +10,7 @@
 #include "serve/tool_calls.h"
 
 struct answer_call {
-    char id[32]; /* made up */
+    char id[32]; /* random */
     char *name, *arguments;
 };
 
@@ -58,10 +58,10 @@ struct answer {
     const struct job_end *end;
     bool has_stopped; /* by a stop text: the rest is not wanted */
     bool has_failed;  /* memory ran out */
-    size_t n_told;    /* of said: for those who tell them piece by piece */
+    size_t n_told;    /* of `said`: already sent, by APIs that stream them piece by piece */
     bool is_echoed;   /* and its prompt is included */
 
-    /* Its own. */
+    /* Private. */
     sluice_text *text, *thoughts; /* stop texts are looked for in the first alone */
     bool has_answered;            /* after thinking */
     size_t n_thoughts;            /* tokens up to the end of thinking */

@@ -1,4 +1,4 @@
-/* ask.c - what a client asks for, whichever API it speaks. */
+/* ask.c - what a client asks for, in whichever API. */
 #include "serve/ask.h"
 
 #include <ctype.h>
@@ -13,7 +13,7 @@
 /* ---- the model --------------------------------------------------------------------------------
  */
 
-/* The token that a text is; -1: it is not one. */
+/* The token of exactly this text; -1: none. */
 static int32_t token_of(const sluice_model *model, const char *text) {
     int32_t tokens[4];
     size_t n = 0;
@@ -136,7 +136,7 @@ void ask_read_stops(struct ask *ask, struct fields *f, const char *name) {
     }
 }
 
-/* A number as JSON would write it: one key for each. -1: it is none. */
+/* A token id in the one form JSON has for it, so that no id has two keys. -1: not an id. */
 static int64_t id_of(const char *key) {
     int64_t id = *key && (key[0] != '0' || !key[1]) ? 0 : -1;
     for (; *key && id >= 0; key++)
@@ -261,8 +261,8 @@ static bool move_refs(json_t *schema, const char *base) {
     return has_refs;
 }
 
-/* A tool's parameters as part of another schema: those that refer to themselves ($defs) stand whole
- * among its definitions. */
+/* A tool's parameters as part of another schema: those with references to themselves ($defs) are
+ * copied into its definitions. */
 static json_t *parameters_of(const json_t *function, size_t number, json_t *definitions) {
     json_t *parameters = json_deep_copy(json_object_get(function, "parameters"));
     char name[24], base[40];
@@ -330,8 +330,8 @@ void ask_set_effort(struct ask *ask, struct fields *f, const char *field, const 
                       name, word, strcmp(field, "think") == 0 ? "true, false, " : "");
 }
 
-/* Where the token that begins a call can be kept from being sampled, the prompt still tells of the
- * tools: it is then the one that the turns before and after have, and the cache knows it. */
+/* If the token that begins a call can be banned, the prompt still lists the tools: it stays the
+ * same as in the turns before and after, and cached. */
 void ask_forbid_tools(struct ask *ask, const struct ask_model *m) {
     ask->tool_choice = TOOLS_NONE;
     ask->hides_tools = m->tool_call < 0 || ask->sampling.n_biases == SLUICE_MAX_BIASES;
@@ -588,7 +588,7 @@ static int too_long(const struct ask_model *m, size_t n, struct err *err) {
 /* Takes the tokens as one more prompt, or frees them. */
 static int add_prompt(struct ask *ask, const struct ask_model *m, struct ids ids, struct err *err) {
     int status = SLUICE_OK;
-    bool is_full = (ask->n_prompts & (ask->n_prompts - 1)) == 0; /* it doubles */
+    bool is_full = (ask->n_prompts & (ask->n_prompts - 1)) == 0; /* capacity doubles */
     struct job_prompt *more =
         is_full ? realloc(ask->prompts, (2 * (size_t)ask->n_prompts + 1) * sizeof *more)
                 : ask->prompts;
@@ -647,7 +647,7 @@ static size_t count_ends(const struct ask_model *m, const struct ids *ids) {
     return n;
 }
 
-/* Where the which-th end token stands, from 1 on; ids->n when there are fewer. */
+/* Where end token number `which` is, counted from 1; ids->n when there are fewer. */
 static size_t find_end(const struct ask_model *m, const struct ids *ids, size_t which) {
     size_t i = 0;
     for (; i < ids->n; i++)
@@ -660,8 +660,8 @@ static bool are_equal(const struct ids *a, const struct ids *b) {
     return a->n == b->n && memcmp(a->at, b->at, a->n * sizeof *a->at) == 0;
 }
 
-/* Whether the messages, which are `as_asked` with the variables of the ask, would be the same with
- * those that the kept tokens were made with. */
+/* Whether the messages give the same tokens (`as_asked`) with the template variables of the kept
+ * tokens as with those of the ask. */
 static bool is_same_with(const struct ask *ask, const struct ask_model *m, size_t n_messages,
                          const struct replayed *kept, const struct ids *as_asked) {
     struct err ignored;
@@ -676,9 +676,9 @@ static bool is_same_with(const struct ask *ask, const struct ask_model *m, size_
     return is_same;
 }
 
-/* Replaces the beginning of the prompt, up to the end of an answer that is kept, by the tokens that
- * were sampled. An end token closes every answer, and no message can write one: so the answer's end
- * is found by their number in the conversation up to it. */
+/* Replaces the beginning of the prompt, up to the end of a kept answer, with the tokens that were
+ * sampled. Every answer ends with an end token, and no message can contain one, so counting them
+ * finds the answer's end. */
 static void splice(const struct ask *ask, const struct ask_model *m, size_t n_messages,
                    const struct replayed *kept, struct ids *prompt) {
     struct err ignored;
@@ -701,7 +701,7 @@ static void splice(const struct ask *ask, const struct ask_model *m, size_t n_me
     prompt->n = n;
 }
 
-/* Of the first n messages. */
+/* The replay name of the first n messages. */
 static struct hash128 name_of(const struct ask *ask, size_t n) {
     struct hash128 name = replay_start(ask->hides_tools ? NULL : ask->tools);
     for (size_t i = 0; i < n; i++)
@@ -732,7 +732,7 @@ void ask_keep(const struct ask *ask, struct store *replay, size_t n_messages,
     replay_put(replay, name_of(ask, n_messages), kept);
 }
 
-/* The longest beginning of the conversation whose last answer is kept. */
+/* Splices in the longest beginning of the conversation whose last answer is kept. */
 static void replay_answers(struct ask *ask, const struct ask_model *m, struct store *replay,
                            struct ids *prompt) {
     struct replayed kept;
@@ -766,8 +766,8 @@ static int append_text(const struct ask_model *m, struct ids *prompt, struct str
     return SLUICE_OK;
 }
 
-/* The thinking that the template began, ended as a template that does not think writes it: an empty
- * line is one token there, not two newlines. */
+/* Ends the thinking that the template began, the way a template without thinking writes it: the
+ * empty line is one token there, not two newlines. */
 static int end_thinking(const struct ask_model *m, struct ids *prompt, struct err *err) {
     struct str last = {0};
     if (prompt->n > 0)
@@ -779,8 +779,8 @@ static int end_thinking(const struct ask_model *m, struct ids *prompt, struct er
 }
 
 /* What the answer begins with: a text, or a call's first tag. Thinking that the template began ends
- * first. The template is not told that there is none: the conversation so far stays as it was
- * processed. */
+ * first. The template is not told that thinking is off: so the conversation stays the same as in
+ * the cache. */
 static int begin_answer(struct ask *ask, const struct ask_model *m, struct ids *prompt,
                         struct err *err) {
     struct str begun = {json_string_value(ask->begun), json_string_length(ask->begun)};

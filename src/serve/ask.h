@@ -1,4 +1,4 @@
-/* ask.h - what a client asks for, whichever API it speaks, and the tokens of its prompt.
+/* ask.h - what a client asks for, in whichever API, and the tokens of its prompt.
  *
  * Each API fills a struct ask from its own JSON; from there on all are treated alike. */
 #ifndef SERVE_ASK_H
@@ -12,7 +12,7 @@
 /* ---- the model --------------------------------------------------------------------------------
  */
 
-/* What of the model all requests need. */
+/* What all requests need of the model. */
 struct ask_model {
     const sluice_model *model;
     struct formats *formats;
@@ -21,11 +21,11 @@ struct ask_model {
     uint32_t context;
     bool has_hidden; /* its engine hands hidden states out */
     struct sluice_facts facts;
-    struct sluice_sampling sampling;             /* what a request does not say */
+    struct sluice_sampling sampling;             /* defaults */
     int32_t think_open, think_close, python_tag; /* tokens; -1: it has none */
     int32_t tool_call;                           /* the same of <tool_call>, where it gives text */
     bool think_is_silent;                        /* control tokens, which give no text */
-    int32_t closing[16];                         /* what ends thinking that takes too long */
+    int32_t closing[16];                         /* text that ends thinking over budget */
     size_t n_closing;
 };
 void ask_model_fill(struct ask_model *m, const sluice_model *model);
@@ -42,7 +42,7 @@ enum { ASK_MAX_ANSWERS = 2048 }; /* to all prompts; as many texts as OpenAI's em
 enum ask_tools { TOOLS_AUTO, TOOLS_NONE };
 
 struct ask {
-    json_t *root; /* the request: what is borrowed below lives as long */
+    json_t *root; /* the request; what is borrowed below lives in it */
 
     /* A conversation: messages in the OpenAI form whose contents are strings; or, NULL, a text. */
     json_t *messages;
@@ -52,15 +52,16 @@ struct ask {
     enum ask_tools tool_choice;
     bool hides_tools;    /* the prompt does not list them */
     bool continues_last; /* the last message, if it is an answer's text, becomes `begun` */
-    json_t *begun;       /* a text that the answer begins with, and that is not told; NULL: none */
-    bool is_call_begun;  /* a call is required, and the prompt ends with its beginning */
-    bool has_one_call;   /* calls after the first are dropped: parallel_tool_calls is false */
+    json_t
+        *begun; /* a text that the answer begins with, not part of what is returned; NULL: none */
+    bool is_call_begun; /* a call is required, and the prompt ends with its beginning */
+    bool has_one_call;  /* calls after the first are dropped: parallel_tool_calls is false */
 
     bool has_snapshot;            /* its messages begin with those of the snapshot that it names */
     bool is_streamed, has_usage;  /* usage in the stream: at its end, or ... */
     bool has_live_usage;          /* ... with every chunk */
     bool echoes;                  /* the prompt is part of the answer's text */
-    bool is_silent;               /* and all of it: the one token that is sampled is dropped */
+    bool is_silent;               /* and nothing else: the one token that is sampled is dropped */
     int64_t n, max_tokens, n_top; /* -1: no limit, no log probabilities */
     struct sluice_sampling sampling;
     struct sluice_bias biases[SLUICE_MAX_BIASES];
@@ -68,8 +69,8 @@ struct ask {
     size_t n_stops;
     int64_t thinking_budget; /* tokens; below 0: no limit */
     bool ignores_ends;
-    struct format *format; /* that answers follow; NULL: none */
-    bool is_strict;        /* it is a grammar, which calls of tools follow too */
+    struct format *format; /* that answers must follow; NULL: none */
+    bool is_strict;        /* it is a grammar, which tool calls must follow too */
     float *hidden;         /* (n_prompts, width) for hidden states; NULL: none are wanted; owned */
 
     /* Filled by ask_encode. */
@@ -93,18 +94,18 @@ void ask_read_format(struct ask *ask, struct fields *f, const struct ask_model *
 /* The same for a schema (a JSON object) or, NULL, any JSON object, given in that field. */
 void ask_set_schema(struct ask *ask, struct fields *f, const char *name, const struct ask_model *m,
                     const json_t *schema);
-/* How much to think, in a word that templates may know: refused, as `name` in `field`, when it is
- * none of those that the APIs have. */
+/* Sets the reasoning effort, a word that templates may know; a word that no API has is refused, as
+ * `name` in `field`. */
 void ask_set_effort(struct ask *ask, struct fields *f, const char *field, const char *name,
                     const char *word);
 
 /* No tool may be called. */
 void ask_forbid_tools(struct ask *ask, const struct ask_model *m);
-/* Only the tools that the array names may be called. The prompt lists all, so that the cache knows
- * it; a call of another is text. After ask_read_tools. */
+/* Only the tools that the array names may be called. The prompt lists all, so that it stays cached;
+ * a call of any other is text. After ask_read_tools. */
 void ask_allow_tools(struct ask *ask, struct fields *f, const json_t *allowed);
 const json_t *ask_callable(const struct ask *ask); /* that may be called; NULL: none are given */
-/* A tool has to be called: any, or the one of that name. After ask_read_tools. */
+/* A tool must be called: any, or the one with that name. After ask_read_tools. */
 void ask_require_tool(struct ask *ask, struct fields *f, const struct ask_model *m,
                       const char *name);
 /* Sets a variable of the template; takes the value. Those with a meaning of their own (messages,
@@ -131,8 +132,8 @@ void ask_read_tools(struct ask *ask, struct fields *f, const json_t *tools);
 /* The tokens of the conversation; those of earlier answers as they were sampled, where `replay` has
  * them. SLUICE_ERR_ARGUMENT: the template does not take it, or it is longer than the context. */
 int ask_encode(struct ask *ask, const struct ask_model *m, struct store *replay, struct err *err);
-/* The longest beginning of the conversation whose last answer is in `replay`, of so many messages,
- * to free; 0: there is none. And keeps such a beginning, for ask_encode to find. */
+/* The longest beginning of the conversation whose last answer is in `replay`: returns how many
+ * messages it has, 0: none; *out is to be freed. And: keeps such a beginning for ask_encode. */
 size_t ask_kept(const struct ask *ask, struct store *replay, struct replayed *out);
 void ask_keep(const struct ask *ask, struct store *replay, size_t n_messages,
               const struct replayed *kept);
@@ -141,8 +142,8 @@ void ask_keep(const struct ask *ask, struct store *replay, size_t n_messages,
 int ask_add_text(struct ask *ask, const struct ask_model *m, struct str text, struct err *err);
 int ask_add_encoded(struct ask *ask, const struct ask_model *m, struct str text, unsigned flags,
                     struct err *err);
-/* What stands between two texts is asked for; SLUICE_ERR_UNSUPPORTED: the model has no tokens to
- * ask it with. */
+/* Fill-in-the-middle: asks for the text between two others. SLUICE_ERR_UNSUPPORTED: the model has
+ * no tokens for it. */
 int ask_add_middle(struct ask *ask, const struct ask_model *m, struct str before, struct str after,
                    struct err *err);
 int ask_add_ids(struct ask *ask, const struct ask_model *m, const char *name, const json_t *ids,
@@ -151,7 +152,7 @@ int ask_add_ids(struct ask *ask, const struct ask_model *m, const char *name, co
 /* The ids of an array, in the field `name`; *out is to be freed, also on failure. */
 int ask_read_ids(const struct ask_model *m, const char *name, const json_t *list, int32_t **out,
                  struct err *err);
-/* Appends the text of tokens; one that cannot be is left out. */
+/* Appends the text of tokens; invalid ones are left out. */
 void ask_decode(const struct ask_model *m, const int32_t *tokens, size_t n, struct buffer *out);
 
 #endif

@@ -1,7 +1,7 @@
-/* buffer.h - a growing text. Begin with zeros; buffer_free when done.
+/* buffer.h - a growing text. Zero-initialize; buffer_free when done.
  *
- * When memory runs out nothing more is appended and `has_failed` stays set: whoever hands the text
- * on looks at it once. */
+ * When memory runs out nothing more is appended and `has_failed` stays set: check it once, when the
+ * text is done. */
 #ifndef SERVE_BUFFER_H
 #define SERVE_BUFFER_H
 
@@ -60,7 +60,7 @@ static inline int buffer_put_json(const char *at, size_t length, void *user) {
     return buffer_add(user, at, length) ? 0 : -1;
 }
 
-/* Appends a value on one line, and drops it. NULL: memory ran out before. */
+/* Appends a value on one line and releases it. NULL: memory ran out before. */
 static inline bool buffer_json(struct buffer *b, json_t *value) {
     if (!value || json_dump_callback(value, buffer_put_json, b,
                                      JSON_COMPACT | JSON_ENCODE_ANY | JSON_REAL_PRECISION(9)))
@@ -72,9 +72,9 @@ static inline bool buffer_json(struct buffer *b, json_t *value) {
 /* printf; at most 255 bytes of it. */
 __attribute__((format(printf, 2, 3))) bool buffer_printf(struct buffer *b, const char *format, ...);
 
-/* As json_loadb. Where memory runs out jansson (2.14) goes on without what it has no room for, and
- * tries again with every byte: a text would lack its end, after minutes. So that fails here, at
- * once, if json_watch_memory was called first, by the process's only thread. */
+/* As json_loadb. When memory runs out jansson (2.14) silently drops data and retries with every
+ * byte: after minutes a text would lack its end. Here that fails at once, if json_watch_memory was
+ * called before, while the process had one thread. */
 void json_watch_memory(void);
 json_t *json_load_whole(struct str text, size_t flags, json_error_t *why, bool *lacks_memory);
 

@@ -50,7 +50,7 @@ void fields_float(struct fields *f, const char *name, double min, double max, fl
         *value = (float)found;
 }
 
-/* 3 and 3.0: some clients know no integers. */
+/* 3 and 3.0: some clients have no integers. */
 static bool is_whole(const json_t *v, int64_t *out) {
     double real = json_real_value(v);
     if (json_is_integer(v))

@@ -1,7 +1,7 @@
 /* fields.h - the members of a request's JSON object, each with the type it must have.
  *
- * A member that is not there, or null, leaves the value as it was. A wrong one is named:
- * "temperature is a string, expected a number from 0 to 2". */
+ * A member that is missing, or null, leaves the value unchanged. An error names it: "temperature is
+ * a string, expected a number from 0 to 2". */
 #ifndef SERVE_FIELDS_H
 #define SERVE_FIELDS_H
 
@@ -9,7 +9,7 @@
 
 #include "base/err.h"
 
-/* Reads one after the other: after a failure the others do nothing. */
+/* Members are read one by one; after an error the other calls do nothing. */
 struct fields {
     const json_t *object;
     const char *wrong; /* the first wrong member's name; NULL: none so far. Borrowed. */
@@ -27,7 +27,7 @@ void fields_object(struct fields *f, const char *name, const json_t **value);
 
 /* Any member, NULL also for null. */
 const json_t *fields_any(const struct fields *f, const char *name);
-/* Notes that a member is wrong, unless one was before. Returns SLUICE_ERR_ARGUMENT. */
+/* Notes the first wrong member. Returns SLUICE_ERR_ARGUMENT. */
 int fields_refuse(struct fields *f, const char *name, const char *format, ...)
     __attribute__((format(printf, 3, 4)));
 

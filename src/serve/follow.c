@@ -73,7 +73,7 @@ const uint32_t *follow_mask(struct follow *f) {
     return f->mask;
 }
 
-/* Thinking goes on until it is closed. */
+/* The same mask holds until thinking is closed. */
 const uint32_t *follow_keeps(struct follow *f) {
     if (!f->matcher || f->is_free || (!f->is_thinking && (may_think(f) || may_call(f))))
         return NULL;

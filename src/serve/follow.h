@@ -1,7 +1,8 @@
-/* follow.h - what may come next in an answer that follows a grammar. Thinking before it is free.
+/* follow.h - what may come next in an answer that follows a grammar. Thinking before it is not
+ * constrained.
  *
- * In: every token of the answer, in order. Out: the mask of the next one, and whether one may come
- * at all. The worker and the verbs that generate text use it alike. */
+ * In: every token of the answer, in order. Out: the mask of the next token, and whether there may
+ * be one. The worker and the verbs that generate text use it alike. */
 #ifndef SERVE_FOLLOW_H
 #define SERVE_FOLLOW_H
 
@@ -13,14 +14,14 @@ struct follow {
     bool may_open;             /* the answer may begin with thinking */
     bool is_thinking;          /* it is, or begins inside of it */
     const uint32_t *no_ends;   /* all tokens but those that end an answer; borrowed */
-    int32_t call;              /* begins a call of a tool, which it may be instead; -1: none */
+    int32_t call;              /* begins a tool call, which the answer may be instead; -1: none */
     const sluice_model *model; /* with a call; borrowed */
 
-    bool has_begun;          /* more than white space was said */
-    bool is_free;            /* it is a call: anything may come */
+    bool has_begun;          /* there was more than white space */
+    bool is_free;            /* it is a tool call: not constrained */
     uint32_t n_tokens;       /* so far */
-    struct matcher *matcher; /* NULL: it follows nothing */
-    uint32_t *mask;          /* the matcher's, with a bit more */
+    struct matcher *matcher; /* NULL: anything is allowed */
+    uint32_t *mask;          /* the matcher's mask, with more tokens allowed */
     uint32_t n_words;
 };
 
@@ -33,22 +34,22 @@ enum follow_kind {
 /* The mask of all tokens that do not end an answer; NULL: memory ran out. To free. */
 uint32_t *follow_no_ends(const sluice_model *model);
 
-/* Follows nothing where format is NULL. *f is set; follow_close in any case. The budget is
+/* With format NULL anything is allowed. *f is set; follow_close in any case. The budget is
  * matcher_open's. */
 int follow_open(struct follow *f, const struct format *format, int32_t n_tokens,
                 struct matcher_budget *budget, struct err *err);
 void follow_close(struct follow *f);
 
-/* Sets is_thinking and may_open by what the prompt has of thinking last: begun, over, or nothing,
- * so that the model may begin. */
+/* Sets is_thinking and may_open from the prompt: it ends in thinking, after it, or has none, so
+ * that the model may begin. */
 void follow_look(struct follow *f, const int32_t *prompt, size_t n);
 
 /* What may come next; NULL: any token. Valid until the next call. */
 const uint32_t *follow_mask(struct follow *f);
-/* Tokens after which that is the same; NULL: none that are known. Valid until the next call. */
+/* Tokens after which the mask stays the same; NULL: unknown. Valid until the next call. */
 const uint32_t *follow_keeps(struct follow *f);
 enum follow_kind follow_token(struct follow *f, int32_t token);
-/* As matcher_fault: after one the mask has no token, which is to end the answer. */
+/* As matcher_fault: after one the mask is empty, which should end the answer. */
 int follow_fault(const struct follow *f, struct err *err);
 
 #endif

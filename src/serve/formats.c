@@ -77,7 +77,7 @@ static int compile(struct grammar **out, enum format_kind kind, struct str text,
                                  : compile_schema(out, text, err);
 }
 
-/* The newest in place of the one not used for longest. Under the lock. */
+/* Stores it in place of the least recently used one. Under the lock. */
 static void keep(struct formats *f, struct entry *e) {
     int oldest = 0;
     for (int i = 0; i < KEPT && f->kept[oldest]; i++)
@@ -97,7 +97,7 @@ static size_t kept_bytes(const struct formats *f) {
     return bytes;
 }
 
-/* Those not used for longest go until the rest is small enough; the newest stays. Under the lock.
+/* Drops the least recently used until the rest is small enough; the newest stays. Under the lock.
  */
 static void shrink(struct formats *f) {
     while (kept_bytes(f) > f->max_bytes) {
@@ -169,7 +169,7 @@ int formats_find(struct formats *f, enum format_kind kind, struct str text, stru
     pthread_mutex_unlock(&f->lock);
     if (*out)
         return SLUICE_OK;
-    int status = make(f, kind, text, &e, err); /* two may do so at once: no harm */
+    int status = make(f, kind, text, &e, err); /* two threads may do so at once: harmless */
     if (status)
         return status;
     e->name = name;

@@ -1,8 +1,8 @@
 /* formats.h - the grammars that answers must follow, compiled once and kept.
  *
  * Clients send the same schema with every request, and a grammar keeps the masks of its states: so
- * the ones used last are kept, and shared by all answers that follow them. Their number and bytes
- * are limited, except for the one requested last. */
+ * the most recently used ones are kept, and shared by all answers that follow them. Their number
+ * and bytes are limited, except for the one requested last. */
 #ifndef SERVE_FORMATS_H
 #define SERVE_FORMATS_H
 
@@ -19,7 +19,7 @@ struct format {
     const struct token_texts *texts; /* of the model */
 };
 
-enum { FORMATS_BYTES = 256 << 20 }; /* that are worth keeping, on a server */
+enum { FORMATS_BYTES = 256 << 20 }; /* kept by a server */
 
 /* Keeps at most so many bytes of grammars. NULL when memory ran out. The model is borrowed. */
 struct formats *formats_open(const sluice_model *model, size_t max_bytes);

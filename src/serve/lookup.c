@@ -14,8 +14,8 @@
 enum {
     MIN_MATCH = 3,   /* tokens in common: fewer are right too seldom */
     LONGEST = 32,    /* that are compared */
-    PLACES = 16,     /* of a bucket that are looked at */
-    RETRY = 64,      /* guesses that are declined before one is drafted all the same */
+    PLACES = 16,     /* per bucket that are compared */
+    RETRY = 64,      /* guesses declined before one is drafted anyway */
     RETRY_TOKENS = 3 /* and how much of it */
 };
 
@@ -47,7 +47,7 @@ static uint32_t *bucket_of(const struct lookup *l, const int32_t *at) {
     return &l->newest[x >> 33 & (l->n_buckets - 1)];
 }
 
-/* All places before the last of n tokens. */
+/* Adds all places before the last of n tokens to the index. */
 static void extend(struct lookup *l, const int32_t *tokens, uint32_t n) {
     for (l->n = max_u32(l->n, MIN_MATCH); l->n < n; l->n++) {
         uint32_t *bucket = bucket_of(l, tokens + l->n);
@@ -64,8 +64,8 @@ static uint32_t common(const int32_t *tokens, uint32_t a, uint32_t b) {
     return n;
 }
 
-/* The place whose tokens before it are the last of all, most of them, the newest of several such;
- * 0: there is none. */
+/* The place with the longest match of the text's last tokens before it, the newest of several; 0:
+ * none. */
 static uint32_t find(const struct lookup *l, const int32_t *tokens, uint32_t n) {
     uint32_t best = 0, longest = MIN_MATCH - 1, at = *bucket_of(l, tokens + n);
     for (uint32_t i = 0; i < PLACES && at && longest < LONGEST; i++, at = l->previous[at - 1]) {
@@ -93,7 +93,7 @@ static void learn(struct lookup *l, const int32_t *tokens, uint32_t n) {
     l->n_guess = 0;
 }
 
-/* A text that repeats itself goes on from its own end. */
+/* A guess that reaches the text's end continues with its own tokens: the text repeats itself. */
 uint32_t lookup_guess(struct lookup *l, const int32_t *tokens, uint32_t n, uint32_t max) {
     learn(l, tokens, n);
     if (n <= MIN_MATCH)
@@ -125,8 +125,8 @@ void pace_note(struct pace *p, uint32_t rows, double seconds) {
     *at = *at > 0 ? *at + newest * (seconds - *at) : seconds;
 }
 
-/* A size that was never run is thought to take a quarter longer than the next smaller one: so it is
- * tried where guesses are mostly right. */
+/* A size that was never run is assumed to take a quarter longer than the next smaller one: so it is
+ * tried where most guesses are right. */
 double pace_seconds(const struct pace *p, uint32_t rows) {
     return p->seconds[size_of(rows)];
 }

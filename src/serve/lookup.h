@@ -4,8 +4,8 @@
  * A lookup is an index over one text, prompt and answer. A draft is what came after the longest and
  * newest earlier place whose tokens are the text's last three or more. How many tokens of it are
  * worth a row each is decided by a pace: how often guesses in this text were right, and how long
- * steps of so many rows take, both measured. Guesses that were not drafted are compared with what
- * comes, too: so drafting stops where it does not pay, and begins again where it would.
+ * steps of so many rows take, both measured. Guesses that were not drafted are checked, too: so
+ * drafting stops where it does not pay, and starts again where it would.
  *
  * Nothing is allocated: the caller provides a lookup's memory. */
 #ifndef SERVE_LOOKUP_H
@@ -22,10 +22,10 @@ struct lookup {
     uint32_t *previous; /* (capacity) by such a place: the one before it, in the same bucket */
     uint32_t n_buckets; /* a power of two */
     uint32_t n;         /* tokens that are in the index */
-    float rightness;    /* share of guesses that were right, the newest counting most */
+    float rightness;    /* share of guesses that were right, a moving average */
     int32_t guess[LOOKUP_MAX]; /* of the tokens after the first guess_at */
     uint32_t n_guess, guess_at;
-    uint32_t n_declined; /* guesses in a row that were not thought worth a draft */
+    uint32_t n_declined; /* guesses in a row that were not worth a draft */
 };
 
 /* For a text of at most so many tokens; a multiple of 4. */
@@ -33,9 +33,8 @@ size_t lookup_bytes(uint32_t capacity);
 /* memory: lookup_bytes of it, aligned to 4. */
 void lookup_init(struct lookup *l, void *memory, uint32_t capacity);
 
-/* What probably comes after these n tokens, which begin with those of earlier calls: the lookup's
- * `guess`. Returns how many tokens it is, 0 to `max`. What came since the last guess is learnt
- * from. */
+/* Guesses what comes after these n tokens, which begin with those of earlier calls: see `guess`.
+ * Returns how many tokens, 0 to `max`. Also scores the last guess. */
 uint32_t lookup_guess(struct lookup *l, const int32_t *tokens, uint32_t n, uint32_t max);
 
 /* ---- how much to draft ------------------------------------------------------------------------
@@ -45,23 +44,23 @@ enum { PACE_SIZES = 13 }; /* steps of up to 1, 2, 4 ... 4096 rows */
 
 /* Of an engine. Begin with {0}. */
 struct pace {
-    double seconds[PACE_SIZES]; /* of a step, the newest counting most; 0: there was none */
+    double seconds[PACE_SIZES]; /* of a step, a moving average; 0: none yet */
 };
 
-/* A step that is being put together. Begin with as many rows and tokens as sequences take part. */
+/* A step that is being composed. Begin with one row and one token per sequence. */
 struct pace_step {
     uint32_t rows;
-    double tokens; /* that will probably come out of it */
+    double tokens; /* expected from it */
 };
 
-/* A step of so many rows, without any of a prompt, took so long. */
+/* Notes how long a step of so many rows, none of a prompt, took. */
 void pace_note(struct pace *p, uint32_t rows, double seconds);
 
 /* How long a step of so many rows takes; 0: not known. */
 double pace_seconds(const struct pace *p, uint32_t rows);
 
-/* How many tokens of the lookup's guess are worth being drafted in the step, which they are added
- * to: as many as make the most tokens a second. */
+/* How many tokens of the lookup's guess to draft: as many as give the most tokens per second. They
+ * are added to the step. */
 uint32_t pace_choose(const struct pace *p, struct pace_step *step, struct lookup *l);
 
 #endif

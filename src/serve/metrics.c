@@ -61,7 +61,7 @@ static void write_responses(const struct metrics *m, struct buffer *out) {
                           (unsigned long long)m->answers_by_code[code]);
 }
 
-/* A family with a value a label. */
+/* A family with one value per label. */
 struct family {
     const char *name, *type, *help, *label;
     struct {
@@ -108,7 +108,7 @@ struct heap {
     double used, held;
 };
 
-/* Of malloc. Its caches of threads, up to some 200 kB each, count as used. */
+/* What malloc holds. Its per-thread caches, up to some 200 kB each, count as used. */
 static struct heap heap_now(void) {
 #if __GLIBC_PREREQ(2, 33)
     struct mallinfo2 m = mallinfo2();
@@ -135,7 +135,7 @@ void metrics_write(const struct metrics *m, const struct worker_state *s,
         {"answers_most", "gauge", "answers that may run or wait", s->max_answers},
         {"answers_total", "counter", "answers that ended", (double)s->sched.answers},
         {"answers_set_back_total", "counter", "answers that had to wait again for memory",
-         (double)s->sched.set_back},
+         (double)s->sched.preempted},
         {"clients_gone_total", "counter", "answers whose client went away", (double)m->gone},
         {"clients_slow_total", "counter", "answers cut off as the client read too slowly",
          (double)m->cut},

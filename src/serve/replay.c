@@ -22,7 +22,7 @@ struct hash128 replay_start(const json_t *tools) {
     return hash128_end(&h);
 }
 
-/* A template may write these; an answer's are not what was said. */
+/* A template may render names; an answer has none of its own. */
 static void hash_names(struct hash *h, const json_t *message) {
     static const char *const names[] = {"name", "tool_name", "tool_call_id"};
     const char *role = json_string_value(json_object_get(message, "role"));
@@ -42,7 +42,7 @@ struct hash128 replay_add(struct hash128 before, const json_t *message) {
     hash_json(&h, json_object_get(message, "content"));
     hash_names(&h, message);
     json_array_foreach(json_object_get(message, "tool_calls"), i, call) {
-        hash_json(&h, json_object_get(call, "function")); /* ids are not what was said */
+        hash_json(&h, json_object_get(call, "function")); /* ids do not count */
     }
     return hash128_end(&h);
 }

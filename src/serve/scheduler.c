@@ -3,16 +3,16 @@
  * In: requests.  Out: sequences of the engine, tokens and reports through callbacks.
  *
  * (1) An answer in use waits (in `waiting`, without a sequence) or runs (in `running`, with one).
- *     Both lists are sorted by age, the oldest first.
+ *     Both lists are sorted by age, oldest first.
  * (2) tokens[0 .. n) of an answer are its prompt and every token handed out. Its sequence has the
  *     first n_fed of them; between two steps all but the last may be missing from it, or none.
  * (3) A request has `live` answers in use. Its memory and number go with the last of them.
  * (4) At most sequences + queue answers are in use, so the tables made at open suffice.
- * (5) An answer is older than another if it was submitted before it, however often it was set back.
- *     The oldest that runs is never set back, and nothing starts before an older one that waits for
- *     a sequence or for pages.
- * (6) Callbacks run when the tables are whole: they may submit and cancel. A cancelled request is
- *     only marked; what it holds goes when the next step begins. */
+ * (5) An answer is older than another if it was submitted before it, however often it was
+ *     preempted. The oldest that runs is never preempted, and nothing starts before an older one
+ *     that waits for a sequence or for pages.
+ * (6) Callbacks run when the tables are consistent: they may submit and cancel. A cancelled request
+ *     is only marked; what it holds is freed when the next step begins. */
 #include "serve/scheduler.h"
 
 #include <stdlib.h>
@@ -25,7 +25,7 @@
 
 struct request {
     uint64_t id;                /* 0: free */
-    struct sched_request asked; /* its pointers lead into memory */
+    struct sched_request asked; /* its pointers point into `memory` */
     void *memory;               /* hashes, biases, ends, tokens, lookups */
     uint64_t *hashes;           /* (answers, pages of tokens) */
     int32_t *tokens;            /* (answers, n_prompt + max_tokens) */
@@ -45,17 +45,17 @@ struct answer {
     uint64_t *hashes; /* of each full page of tokens and all before it */
     sluice_seq *seq;  /* NULL: it waits */
     uint32_t n_fed;
-    uint32_t n_masked; /* tokens that it had when its sequence was told its mask; 0: it was not */
-    bool has_mask;     /* it was told one, not that any token may come */
+    uint32_t n_masked;    /* tokens it had when its sequence got its mask; 0: it has none */
+    bool has_mask;        /* it got a mask, not the permission for any token */
     struct lookup lookup; /* where its request has them */
     uint32_t n_drafted;   /* tokens for the next step */
     uint32_t n_found;     /* tokens that its sequence had, processed, when it was opened */
-    bool is_stem;         /* it reads the prompt but for the last token, then others fork from it */
-    bool is_cold;         /* it starts without what the engine knows of it */
-    bool is_fetched;      /* it has waited for the disk, and starts whatever came of that */
-    bool is_suspect;      /* it took part in a step that failed, and has to show that it can run */
-    uint64_t started_at;  /* count of steps */
-    uint64_t first_at;    /* count of submissions at its first token */
+    bool is_stem;    /* it processes the prompt but for the last token, then others fork from it */
+    bool is_cold;    /* it starts without what the engine has cached */
+    bool is_fetched; /* it has waited for the disk, and starts whether that helped or not */
+    bool is_suspect; /* took part in a failed step; runs alone until it gets a token */
+    uint64_t started_at; /* count of steps */
+    uint64_t first_at;   /* count of submissions at its first token */
     struct sched_report report;
 };
 
@@ -93,7 +93,7 @@ struct sched {
 /* ---- lists ------------------------------------------------------------------------------------
  */
 
-/* In order of age; the newest, which is the usual one, is found at once. */
+/* In order of age; searched from the end: usually it is the newest. */
 static void list_insert(struct list *list, struct answer *a) {
     struct answer *before = list->last;
     while (before && before->age > a->age)
@@ -185,11 +185,11 @@ static void close_sequence(struct sched *s, struct answer *a) {
     list_remove(&s->running, a);
 }
 
-static void set_back(struct sched *s, struct answer *a) {
+static void preempt(struct sched *s, struct answer *a) {
     close_sequence(s, a);
     list_insert(&s->waiting, a);
-    a->report.times_set_back++;
-    s->counters.set_back++;
+    a->report.times_preempted++;
+    s->counters.preempted++;
 }
 
 static void clear_suspicion(struct sched *s, struct answer *a) {
@@ -197,7 +197,7 @@ static void clear_suspicion(struct sched *s, struct answer *a) {
     a->is_suspect = false;
 }
 
-/* Takes the answer out of the tables, and its request when it was the last, then reports. */
+/* Removes the answer from the tables, and its request with its last answer, then reports. */
 static void end(struct sched *s, struct answer *a, enum sched_end why, const struct err *err) {
     struct request *r = a->request;
     struct sched_report report;
@@ -278,8 +278,8 @@ static void push_token(const struct sched *s, struct answer *a, int32_t token) {
         hash_page(s, a, a->n / s->page - 1);
 }
 
-/* How many tokens at their beginning, in full pages, are the same. The hashes are compared, not the
- * tokens: a mistake would only make an answer wait needlessly. */
+/* Length of the common prefix, in full pages. Compares hashes, not tokens: a collision would only
+ * make an answer wait needlessly. */
 static uint32_t common_tokens(const struct sched *s, const struct answer *a,
                               const struct answer *b) {
     uint32_t low = 0, high = min_u32(a->n, b->n) / s->page;
@@ -293,7 +293,7 @@ static uint32_t common_tokens(const struct sched *s, const struct answer *a,
     return low * s->page;
 }
 
-/* The tokens that it shares with one that runs, which has read them. */
+/* The longest prefix shared with a running answer that has processed it. */
 static uint32_t shared_tokens(const struct sched *s, const struct answer *a) {
     uint32_t n = 0;
     for (const struct answer *r = s->running.first; r && !a->is_cold; r = r->next)
@@ -304,7 +304,7 @@ static uint32_t shared_tokens(const struct sched *s, const struct answer *a) {
 /* ---- tokens that are read for what comes out of them ------------------------------------------
  */
 
-/* Of several answers the first reads for all. */
+/* Of several answers the first processes the prompt for all. */
 static unsigned reads_of(const struct answer *a) {
     return a->report.answer == 0 ? a->request->asked.reads : 0;
 }
@@ -382,7 +382,7 @@ static struct request *find_place(struct sched *s) {
     return &s->requests[i];
 }
 
-/* The request's memory: a copy of what its pointers lead to, and room for its answers. */
+/* The request's memory: a copy of what its pointers point to, and space for its answers. */
 static bool copy_request(const struct sched *s, struct request *r, const struct sched_request *q) {
     size_t n_tokens = q->n_prompt + r->max_tokens, answers = max_u32(q->answers, 1);
     size_t hash_bytes = answers * (n_tokens / s->page) * sizeof(uint64_t);
@@ -529,8 +529,8 @@ static int mark_at(const struct answer *a, uint32_t n) {
     return n > a->n_found ? sluice_seq_mark(a->seq, n) : SLUICE_OK;
 }
 
-/* Where the next request is likely to go on: snapshots are kept there. The prompt's own is before
- * its last token, as the same prompt, sent again, has to read one. */
+/* Marks where the next request is likely to continue: snapshots are kept there. The prompt's own
+ * mark is before its last token: the same prompt, sent again, has to process one. */
 static int mark(const struct answer *a) {
     const struct sched_request *q = &a->request->asked;
     int status = sluice_seq_mark_turns(a->seq);
@@ -546,14 +546,14 @@ static void count_reuse(struct sched *s, const struct sluice_reuse *reuse) {
     s->counters.disk += reuse->disk;
 }
 
-/* Feeds an empty sequence the first n tokens, with what the engine knows of them. */
+/* Feeds an empty sequence the first n tokens, reusing what the engine has cached. */
 static int resume(struct sched *s, struct answer *a, uint32_t n) {
     struct sluice_reuse reuse = {0};
     int status = a->is_cold ? sluice_seq_feed(a->seq, a->tokens, n)
                             : sluice_seq_resume(a->seq, a->tokens, n, &reuse);
     if (status)
         return status;
-    if (a->report.times_set_back == 0)
+    if (a->report.times_preempted == 0)
         a->report.reuse = reuse;
     count_reuse(s, &reuse);
     a->n_fed = n;
@@ -577,15 +577,16 @@ static void start(struct sched *s, struct answer *a) {
         fail(s, a, status);
 }
 
-/* Whether r, which runs, is to read what `a` needs too, or tells what it reads for both. */
+/* Whether r, which runs, is processing a prefix that `a` needs too, or reports its rows for both.
+ */
 static bool reads_for(const struct sched *s, const struct answer *r, const struct answer *a) {
     uint32_t n = n_processed(r);
     return (r->request == a->request && (r->is_stem || (reads_of(r) && n < r->report.n_prompt))) ||
            (r->n_fed - n > 1 && common_tokens(s, a, r) > n);
 }
 
-/* What an older answer is reading is not read a second time beside it. Younger ones are not waited
- * for: there is no end of them. */
+/* A prefix that an older answer is processing is waited for, not processed twice. Younger ones are
+ * not waited for: there may always be another. */
 static bool waits_for_prefix(const struct sched *s, const struct answer *a) {
     for (const struct answer *r = s->running.first; r && r->age < a->age; r = r->next)
         if (!a->is_cold && reads_for(s, r, a))
@@ -593,8 +594,8 @@ static bool waits_for_prefix(const struct sched *s, const struct answer *a) {
     return false;
 }
 
-/* What is known of it on disk comes to host memory beside the steps of others, once: it may have
- * to leave that again before the answer starts, and is read from the disk then. */
+/* Prefetches what the disk has of it into host memory, while others run; once: if it is evicted
+ * again before the answer starts it is read from disk then. */
 static bool waits_for_disk(struct sched *s, struct answer *a) {
     bool is_ready = true;
     if (!a->is_cold && !a->is_fetched && sluice_engine_fetch(s->engine, a->tokens, a->n, &is_ready))
@@ -603,8 +604,8 @@ static bool waits_for_disk(struct sched *s, struct answer *a) {
     return !is_ready;
 }
 
-/* Pages that it will take for tokens it has. A page that it took over in part is copied before it
- * is written to. */
+/* Pages it will take for the tokens it has. A page it shares in part is copied before it is written
+ * to. */
 static uint32_t pages_to_come(const struct sched *s, const struct answer *a) {
     uint32_t n = n_processed(a);
     uint32_t held = n > a->n_found ? div_up(n, s->page) : n / s->page;
@@ -617,9 +618,9 @@ static uint32_t pages_to_grow(const struct sched *s, const struct answer *a) {
 }
 
 /* Whether there are pages for one that needs so many, for those that run, and some for these to
- * grow into: a page for every fourth. With one for each, few were ever set back, and 200 requests
- * on four pages took a fifth more steps. While any lacks a page none is given to others. All pages
- * are there for one that is alone. */
+ * grow: one page for every fourth. With one for each, few were ever preempted, and 200 requests on
+ * four pages took a fifth more steps. While any lacks a page none starts. One that is alone may
+ * have all pages. */
 static bool has_room(const struct sched *s, uint32_t needed) {
     struct sluice_pages pages;
     if (s->running.n == 0)
@@ -646,12 +647,12 @@ static void admit_suspect(struct sched *s) {
     if (find_suspect(&s->running))
         return;
     if (s->running.n == s->n_sequences)
-        set_back(s, s->running.last);
+        preempt(s, s->running.last);
     start(s, find_suspect(&s->waiting));
 }
 
-/* Those that wait for a prefix or for the disk let others go first; when only the disk is waited
- * for, the oldest does so. */
+/* Those that wait for a prefix or for the disk let others go first; if nothing else could run, the
+ * oldest starts without its prefetch. */
 static void admit(struct sched *s) {
     enum { MAX_LOOKED_AT = 64 }; /* of those that wait: a step must not take long */
     struct answer *oldest = NULL;
@@ -684,10 +685,10 @@ static void admit(struct sched *s) {
 /* ---- several answers of one prompt ------------------------------------------------------------
  */
 
-/* The prompt is read but for its last token: the other answers fork from here, as many as there are
- * sequences and pages for. Those left start like any other. */
+/* The prompt is processed but for its last token: the other answers fork from here, as many as
+ * there are sequences and pages for. The rest start like any other. */
 static int branch(struct sched *s, struct answer *stem) {
-    enum { PAGES = 2 }; /* one that is begun, and has to be copied, and the next */
+    enum { PAGES = 2 }; /* a partly filled one, which has to be copied, and the next */
     struct answer *a;
     stem->is_stem = false;
     while (s->running.n < s->n_sequences && has_room(s, PAGES) && (a = waiting_sibling(s, stem))) {
@@ -695,7 +696,7 @@ static int branch(struct sched *s, struct answer *stem) {
             break;
         a->n_fed = a->n_found = stem->n_fed;
         struct sluice_reuse reuse = {.tokens = a->n_fed, .device = a->n_fed, .matched = a->n_fed};
-        if (a->report.times_set_back == 0)
+        if (a->report.times_preempted == 0)
             a->report.reuse = reuse;
         count_reuse(s, &reuse);
         begin_running(s, a);
@@ -714,7 +715,7 @@ static const uint32_t *mask_of(const struct answer *a) {
     return q->on_mask ? q->on_mask(q->user, a->report.answer) : NULL;
 }
 
-/* Tells the sequence what may come next, once for every token handed out. */
+/* Sets the sequence's mask, once for every token handed out. */
 static int set_mask(struct answer *a) {
     if (!a->request->asked.on_mask || a->n_masked == a->n)
         return SLUICE_OK;
@@ -728,7 +729,7 @@ static int set_mask(struct answer *a) {
     return keeps ? sluice_seq_keep_mask(a->seq, keeps) : status;
 }
 
-/* Feeds the answer the token it was handed out last. */
+/* Feeds the answer's last token to its sequence. */
 static int feed_one(struct sched *s, struct answer *a) {
     if (a->is_stem && n_processed(a) < a->n_fed)
         return SLUICE_OK;
@@ -738,7 +739,7 @@ static int feed_one(struct sched *s, struct answer *a) {
     return status ? status : set_mask(a);
 }
 
-/* All that run, or the suspect alone: the others have no token that waits then. */
+/* Feeds all that run, or the suspect alone: then no token of the others waits. */
 static void feed(struct sched *s) {
     for (struct answer *a = s->running.first, *next; a; a = next) {
         bool takes_part = s->n_suspects == 0 || a->is_suspect;
@@ -749,14 +750,14 @@ static void feed(struct sched *s) {
     }
 }
 
-/* How many tokens of it wait. */
+/* How many of its tokens wait. */
 static uint32_t waiting_of(const struct answer *a) {
     uint32_t waiting;
     sluice_seq_tokens(a->seq, NULL, NULL, &waiting);
     return waiting;
 }
 
-/* Drafts what will probably follow the one token of it that waits; at most `max` tokens. */
+/* Drafts what will probably follow its one waiting token; at most `max` tokens. */
 static uint32_t draft_one(struct sched *s, struct answer *a, uint32_t max) {
     uint32_t n = 0, left = a->request->max_tokens - a->report.n_new - 1;
     if (a->request->lookups && lookup_guess(&a->lookup, a->tokens, a->n, min_u32(max, left)))
@@ -767,7 +768,7 @@ static uint32_t draft_one(struct sched *s, struct answer *a, uint32_t max) {
     return n;
 }
 
-/* Only in steps without rows of prompts: those take longer, and nobody knows how long. */
+/* Only in steps without rows of prompts: how long those take is not known. */
 static void draft(struct sched *s) {
     uint32_t n = 0, drafts_left = s->drafts;
     s->is_paced = true;
@@ -782,8 +783,8 @@ static void draft(struct sched *s) {
             drafts_left -= draft_one(s, a, drafts_left);
 }
 
-/* Steps that may be made at once: nobody waits, also not for a first token, and none gets more
- * tokens than it wants. */
+/* Steps that may be one submission: as long as nobody waits, not even for a first token, and none
+ * gets more tokens than it wants. */
 static uint32_t steps_at_once(const struct sched *s) {
     uint32_t n = s->waiting.n || s->has_no_bursts ? 1 : UINT32_MAX;
     for (const struct answer *a = s->running.first; a && n > 1; a = a->next)
@@ -816,7 +817,7 @@ static bool call_on_token(struct answer *a, const float *logits) {
     return !r->asked.on_token || r->asked.on_token(r->asked.user, &token);
 }
 
-/* Hands a token out; false: the answer goes no further. */
+/* Hands a token out; false: the answer has ended. */
 static bool take(struct sched *s, struct answer *a, int32_t token, const float *logits,
                  double now) {
     const struct request *r = a->request;
@@ -853,7 +854,7 @@ static const float *last_logits(const struct sched *s, const struct answer *a) {
     return at + (size_t)(rows - 1) * (size_t)s->facts.n_logits;
 }
 
-/* Drops what a burst sampled after the last token handed out: that one changed what may come. */
+/* Drops what a burst sampled after the last token handed out: that token changed the mask. */
 static void drop_rest(struct sched *s, struct answer *a) {
     a->report.n_read += n_processed(a) - a->n_found;
     int status = sluice_seq_rewind(a->seq, a->n);
@@ -886,7 +887,8 @@ static void take_all(struct sched *s, struct answer *a, double now) {
     for (; a->n_fed < n; a->n_fed++) {
         if (!take(s, a, tokens[a->n_fed], NULL, now))
             return;
-        if (!a->has_mask && mask_of(a)) { /* with one, the sequence went no further than it held */
+        if (!a->has_mask &&
+            mask_of(a)) { /* with a mask the burst ended where it stopped being valid */
             drop_rest(s, a);
             return;
         }
@@ -908,15 +910,14 @@ static void hand_out(struct sched *s) {
 /* ---- when pages run out -----------------------------------------------------------------------
  */
 
-/* The youngest that runs, but not a suspect: the others have nothing to do before it has shown that
- * it can run. */
+/* The youngest that runs, but not the suspect: until it has run the others have nothing to do. */
 static struct answer *youngest(const struct sched *s) {
     struct answer *a = s->running.last;
     return a->is_suspect && a->prev ? a->prev : a;
 }
 
-/* Sets back the youngest until there is a page for each older one that found none. Those that found
- * none and are younger than all others may wait where they are. */
+/* Preempts the youngest until there is a page for each older one that found none. Those that found
+ * none and are younger than all others may wait as they are. */
 static void relieve(struct sched *s) {
     struct sluice_pages pages;
     uint32_t n_starved = 0;
@@ -931,7 +932,7 @@ static void relieve(struct sched *s) {
         sluice_engine_pages(s->engine, &pages);
         if (pages.free >= n_starved)
             return;
-        set_back(s, a);
+        preempt(s, a);
     }
 }
 
@@ -945,19 +946,19 @@ static int end_all(struct sched *s, int status) {
     return status;
 }
 
-/* The step's numbers mean nothing, because of one of those that ran: each has to run alone until it
- * is handed a token. The engine has undone the step. */
+/* One of those that ran gave NaN or infinity: each has to run alone until it gets a token. The
+ * engine has undone the step. */
 static void suspect_all(struct sched *s) {
     while (s->running.last) {
         struct answer *a = s->running.last;
         a->is_suspect = true;
         s->n_suspects++;
-        set_back(s, a);
+        preempt(s, a);
     }
 }
 
-/* None of those that run found a page. One that is alone may itself hold, with what it took over,
- * the page it lacks: then it reads all of its tokens again. */
+/* None of those that run found a page. One that is alone may hold the page it lacks itself, by what
+ * it reused: then it starts again without reuse. */
 static void run_out(struct sched *s, int status) {
     struct answer *a = youngest(s);
     bool is_alone = s->running.n == 1;
@@ -966,10 +967,10 @@ static void run_out(struct sched *s, int status) {
         return;
     }
     a->is_cold = is_alone || s->has_no_reuse || reads_all(a);
-    set_back(s, a);
+    preempt(s, a);
 }
 
-/* After a step of the engine that failed. A step that was cut off is done again. */
+/* After a step of the engine that failed. A cancelled step is repeated. */
 static int recover(struct sched *s, int status) {
     struct answer *suspect = find_suspect(&s->running);
     if (status == SLUICE_ERR_CANCELLED)

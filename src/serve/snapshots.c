@@ -1,4 +1,4 @@
-/* snapshots.c - conversations that clients keep under an id of theirs. */
+/* snapshots.c - conversations that clients keep under ids they choose. */
 #include "serve/snapshots.h"
 
 #include <dirent.h>
@@ -93,7 +93,7 @@ static int make_folder(struct snapshots *s, const char *folder, struct err *err)
     return SLUICE_OK;
 }
 
-/* A file of ours, by its name; others are left alone. */
+/* Notes a file that has one of our names; others are left alone. */
 static void note_file(struct snapshots *s, int folder, const char *name) {
     struct entry e = {0};
     struct stat st;

@@ -1,6 +1,6 @@
-/* snapshots.h - conversations that clients keep under an id of theirs.
+/* snapshots.h - conversations that clients keep under ids they choose.
  *
- * A snapshot is a text (JSON, of whoever keeps it). With a folder it is a file of its own,
+ * A snapshot is a text (the caller's JSON). With a folder it is a file of its own,
  * FOLDER/snapshots/ID.json, for the owner alone, and is there again after a restart; without one it
  * is in memory. Unlike what a cache holds, none is ever dropped to make room: one that does not fit
  * is refused.
@@ -20,15 +20,15 @@ enum { SNAPSHOT_MAX_ID = 64 };
 
 struct snapshots;
 
-/* What is in the folder (NULL: none) is known afterwards. At most so many bytes. */
+/* Lists what is in the folder (NULL: none). Keeps at most so many bytes. */
 int snapshots_open(struct snapshots **out, const char *folder, uint64_t max_bytes, struct err *err);
 void snapshots_close(struct snapshots *s); /* takes NULL */
 
 bool snapshot_id_is_good(const char *id);
 
-/* All of them may be called by any thread, with ids that are good. */
+/* All calls below: any thread, valid ids only. */
 
-/* In place of the one that has the id. SLUICE_ERR_MEMORY: there is no room for it. */
+/* Replaces the one with that id. SLUICE_ERR_MEMORY: no room. */
 int snapshots_put(struct snapshots *s, const char *id, struct str text, struct err *err);
 /* A copy to free, terminated; NULL: there is none, or it cannot be read. */
 char *snapshots_get(struct snapshots *s, const char *id, size_t *n);

@@ -1,5 +1,5 @@
-/* store.h - bytes kept in memory under a name, at most so many of them: those that were not used
- * for longest go first. Any thread. */
+/* store.h - bytes kept in memory under a name, up to a limit, then the least recently used go. Any
+ * thread. */
 #ifndef SERVE_STORE_H
 #define SERVE_STORE_H
 
@@ -11,8 +11,8 @@ struct store;
 struct store *store_open(size_t max_bytes);
 void store_close(struct store *s); /* takes NULL */
 
-/* Keeps a copy, in place of what it has under that name; nothing when memory ran out or it
- * is more than there may be. */
+/* Keeps a copy, in place of what it has under that name; does nothing when memory ran out or n is
+ * over the limit. */
 void store_put(struct store *s, struct hash128 name, const void *bytes, size_t n);
 /* A copy to free, or NULL: it is not there, or memory ran out. */
 void *store_get(struct store *s, struct hash128 name, size_t *n);

@@ -1,4 +1,4 @@
-/* tool_calls.c - finds the calls of tools in what a model says, while it says it.
+/* tool_calls.c - finds tool calls in a model's output as it streams.
  *
  * What is not decided yet is in `held`. `step` looks at its beginning and either takes some of it
  * (as text, as a call) or waits for more; push repeats it until it waits. */
@@ -17,7 +17,7 @@ struct tool_parser {
     tool_event_fn *on_event;
     void *user;
     struct buffer held;
-    size_t n_looked;    /* of held: what an unfinished call was looked at already */
+    size_t n_looked;    /* bytes of `held` already searched for the end of a call */
     bool has_begun;     /* something other than white space was there: no call without tags now */
     bool is_after_call; /* nothing but white space since the last one */
     bool is_ending;
@@ -73,7 +73,7 @@ static size_t find(struct str s, const char *z, size_t from) {
     return at ? (size_t)(at - s.at) : s.len;
 }
 
-/* s is the beginning of z, or the other way round. */
+/* Whether one of s and z is a prefix of the other. */
 static bool may_start(struct str s, const char *z) {
     size_t n = strlen(z);
     return memcmp(s.at, z, s.len < n ? s.len : n) == 0;
@@ -119,8 +119,8 @@ static const json_t *find_tool(const struct tool_parser *p, const char *name) {
     return NULL;
 }
 
-/* An object with a name and arguments (or parameters); they are borrowed from it, or, where they
- * are written as a string, a new value in *owned. */
+/* Reads an object with a name and arguments (or parameters). These are borrowed from it, or, when
+ * written as a string, a new value in *owned. */
 static const char *read_call(const json_t *call, json_t **owned, const json_t **arguments) {
     const char *name = json_string_value(json_object_get(call, "name"));
     const json_t *a = json_object_get(call, "arguments");
@@ -134,7 +134,7 @@ static const char *read_call(const json_t *call, json_t **owned, const json_t **
     return name && *name && json_is_object(a) ? name : NULL;
 }
 
-/* Gives the call that the slice is, for the first n bytes held; false: it is none. */
+/* Hands out s as a call, in place of the first n bytes held; false: s is not a call. */
 static bool try_json(struct tool_parser *p, struct str s, size_t n, bool must_be_known) {
     json_t *call = json_loadb(s.at, s.len, JSON_REJECT_DUPLICATES, NULL), *owned = NULL;
     const json_t *arguments;
@@ -147,7 +147,7 @@ static bool try_json(struct tool_parser *p, struct str s, size_t n, bool must_be
     return is_call;
 }
 
-/* Where the object that s begins with ends; 0: not in s, which then may end inside a string. Braces
+/* The end of the object at the start of s; 0: not in s, which may then end inside a string. Braces
  * in strings do not count. */
 static size_t object_end(struct str s, bool *is_string) {
     int depth = 0;
@@ -185,8 +185,8 @@ static bool may_be_string(const json_t *type) {
     return json_is_string(type) && strcmp(json_string_value(type), "string") == 0;
 }
 
-/* A parameter's text as the schema has it: a string stays as it is, others are JSON where they can
- * be read so. */
+/* A parameter's value by its schema: a string stays as it is, others are parsed as JSON where
+ * possible. */
 static json_t *value_of(struct str s, const json_t *type) {
     static const struct {
         const char *word, *json;
@@ -201,7 +201,7 @@ static json_t *value_of(struct str s, const json_t *type) {
     return value ? value : json_of_text(s);
 }
 
-/* One newline after the opening tag and one before the closing tag belong to the form. */
+/* One newline after the opening tag and one before the closing tag are markup. */
 static struct str parameter_text(struct str s) {
     if (s.len > 0 && s.at[0] == '\n')
         s = str_skip(s, 1);
@@ -215,8 +215,8 @@ static char *copy_name(struct str s) {
     return s.len > 0 && !memchr(s.at, 0, s.len) ? strndup(s.at, s.len) : NULL;
 }
 
-/* <parameter=x>...</parameter> at the beginning of *s, which is taken off; false: there is none.
- * A value goes on to the last end tag before the next parameter. */
+/* Takes <parameter=x>...</parameter> off the start of *s; false: there is none. A value extends to
+ * the last end tag before the next parameter. */
 static bool read_parameter(struct str *s, const json_t *function, json_t *arguments) {
     if (!str_starts(*s, parameter_tag))
         return false;
@@ -224,7 +224,7 @@ static bool read_parameter(struct str *s, const json_t *function, json_t *argume
     size_t end = find(*s, parameter_end, name_end);
     if (name_end == s->len || end == s->len)
         return false;
-    for (;;) { /* an end tag that neither a parameter nor the end follows is part of the value */
+    for (;;) { /* an end tag not followed by a parameter or the end is part of the value */
         struct str rest = trimmed(str_skip(*s, end + strlen(parameter_end)));
         size_t next = find(*s, parameter_end, end + 1);
         if (rest.len == 0 || str_starts(rest, parameter_tag) || next == s->len)
@@ -268,7 +268,7 @@ static bool try_xml(struct tool_parser *p, struct str s, size_t n) {
 
 enum step { STEP_WAIT, STEP_DONE };
 
-/* Whether what stands between the tags so far ends there, and is not cut inside a value. */
+/* Whether the text between the tags is complete, not cut inside a value. */
 static bool is_closed(struct str call, bool is_json) {
     bool is_string;
     if (!is_json)
@@ -311,7 +311,7 @@ static enum step step_tagged(struct tool_parser *p, size_t spaces) {
     return STEP_DONE;
 }
 
-/* The first key of a call without tags: others are plain JSON. */
+/* Whether it starts like a call without tags; anything else is plain JSON. */
 static bool may_be_bare_call(struct str s) {
     static const char *const keys[] = {"\"name\"", "\"type\"", "\"function\"", "\"parameters\"",
                                        "\"arguments\""};
@@ -351,7 +351,7 @@ static enum step step_text(struct tool_parser *p) {
     return STEP_DONE;
 }
 
-/* A semicolon between two calls without tags is no text. */
+/* Drops the semicolon between two calls without tags. */
 static enum step step_separator(struct tool_parser *p, size_t n) {
     struct str rest = str_skip(buffer_str(&p->held), n);
     rest = str_skip(rest, n_spaces(rest));

@@ -1,14 +1,14 @@
-/* tool_calls.h - finds the calls of tools in what a model says, while it says it.
+/* tool_calls.h - finds tool calls in a model's output as it streams.
  *
- * In: text in pieces, cut anywhere.  Out: the text that is no call, as soon as that is certain, and
- * calls, each whole. Known are
+ * In: text in pieces, cut anywhere.  Out: text that is not part of a call, as soon as that is
+ * certain, and complete calls. Known forms:
  *
  *   <tool_call>{"name": "f", "arguments": {...}}</tool_call>          Hermes, Qwen3
  *   <tool_call><function=f><parameter=x>...</parameter></function></tool_call>      Qwen3.5
  *   {"name": "f", "parameters": {...}}    at the beginning, maybe after <|python_tag|>: Llama 3.x
  *
- * (1) What looks like a call and is none comes out as text, byte for byte: nothing is lost but
- *     white space around calls.
+ * (1) What looks like a call but is not comes out as text, byte for byte; only white space around
+ *     calls is dropped.
  * (2) What comes out does not depend on how the text was cut. */
 #ifndef SERVE_TOOL_CALLS_H
 #define SERVE_TOOL_CALLS_H
@@ -27,8 +27,8 @@ struct tool_event {
 typedef void tool_event_fn(void *user, const struct tool_event *event);
 
 /* tools: an array as in the OpenAI API, borrowed; it says which parameters are strings, and which
- * names a call without tags may have. must_be_known: and one with tags. NULL when memory ran out.
- */
+ * names a call without tags may have; with must_be_known, also one with tags. NULL when memory ran
+ * out. */
 struct tool_parser *tool_parser_open(const json_t *tools, bool must_be_known,
                                      tool_event_fn *on_event, void *user);
 void tool_parser_close(struct tool_parser *p); /* takes NULL */

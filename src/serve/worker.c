@@ -155,7 +155,7 @@ static bool follow(struct job_choice *c, int32_t token) {
     return kind != FOLLOW_LAST;
 }
 
-/* Keeps the token to go on from it; true when the budget is used up. */
+/* Keeps the token, to continue from it; true when the budget is used up. */
 static bool spend_thought(struct job_choice *c, int32_t token) {
     const struct job_thinking *t = &c->job->thinking;
     if (c->n_new >= c->capacity) {
@@ -177,7 +177,7 @@ static bool has_budget(const struct job *job) {
 /* ---- callbacks of the scheduler ---------------------------------------------------------------
  */
 
-/* A request of the scheduler: the choices of a prompt, or one that goes on after its thinking. */
+/* A request of the scheduler: the choices of a prompt, or one that continues after its thinking. */
 struct run {
     struct job *job;
     uint32_t prompt, first; /* its first choice */
@@ -243,7 +243,7 @@ static const uint32_t *on_keeps(void *user, uint32_t answer) {
     return follow_keeps(&choice_of(run, answer)->follow);
 }
 
-/* Each is put in once: somebody may read it when the prompt is read a second time. */
+/* Each is set once: a reader may have it when the prompt is processed a second time. */
 static void tell_prompt(struct worker *w, const struct job *job, const struct job_prompt *p,
                         const struct sched_rows *rows) {
     for (uint32_t i = 0; i < rows->n; i++) {
@@ -254,7 +254,7 @@ static void tell_prompt(struct worker *w, const struct job *job, const struct jo
     }
 }
 
-/* A prompt that is read a second time begins again. */
+/* A prompt that is processed a second time starts over. */
 static void pool(const struct run *run, const struct sched_rows *rows) {
     const struct job *job = run->job;
     uint32_t width = job->worker->width, n_prompt = (uint32_t)job->prompts[run->prompt].n;
@@ -307,8 +307,8 @@ static void count_end(struct metrics *m, const struct sched_report *r) {
     histogram_add(&m->whole, r->seconds);
 }
 
-/* So many of its answers are not to come any more; those that are still to be started keep the room
- * of those that ended. */
+/* So many of its answers are done. Those still to be started take the places of those that ended.
+ */
 static void count_out(struct job *job, uint32_t n) {
     struct worker *w = job->worker;
     job->n_left -= n;
@@ -319,14 +319,14 @@ static void count_out(struct job *job, uint32_t n) {
     job->n_slots = kept;
 }
 
-/* The report of an answer whose thinking was cut short, of those of its parts. */
+/* Adds up the reports of both parts of an answer whose thinking was cut short. */
 static void add_report(struct sched_report *r, const struct sched_report *before) {
     r->n_prompt = before->n_prompt;
     r->reuse = before->reuse;
     r->n_read += before->n_read;
     r->n_drafted += before->n_drafted;
     r->n_kept += before->n_kept;
-    r->times_set_back += before->times_set_back;
+    r->times_preempted += before->times_preempted;
     r->steps += before->steps;
     r->submissions += before->submissions;
     r->start_seconds = before->start_seconds;
@@ -357,7 +357,7 @@ static int start_run(struct worker *w, struct run *run, const struct sched_reque
                      struct err *err);
 static int start_prompt(struct worker *w, struct job *job, uint32_t p, struct err *err);
 
-/* What was thought so far, closed, is the prompt of a request that goes on. */
+/* Continues with a new request: its prompt is the thinking so far, closed. */
 static int go_on(struct worker *w, struct job_choice *c, uint32_t prompt,
                  const struct sched_report *report, struct err *err) {
     struct job *job = c->job;
@@ -401,8 +401,8 @@ static int go_on(struct worker *w, struct job_choice *c, uint32_t prompt,
     return status;
 }
 
-/* The next prompt, in the place of one that ended; or, when that was cancelled or failed, or it
- * cannot start, the end of all that were not started. */
+/* Starts the next prompt in the place of one that ended; if that was cancelled or failed, or the
+ * next cannot start, ends all that were not started. */
 static void start_next(struct worker *w, struct job *job, const struct sched_report *before) {
     struct err err = {0};
     if (job->n_started == job->n_prompts)
@@ -476,7 +476,7 @@ static int start_run(struct worker *w, struct run *run, const struct sched_reque
     return sched_submit(w->sched, &r, run->id, err);
 }
 
-/* What its answers follow: a prompt that waits for others has nothing of it yet. */
+/* Opens the grammars of its answers; a prompt that waits for others has none yet. */
 static int open_follows(const struct worker *w, struct job *job, uint32_t n_prompts,
                         struct err *err) {
     const struct job_thinking *t = &job->thinking;
@@ -555,7 +555,7 @@ static void start_job(struct worker *w, struct job *job) {
     if (!status)
         return;
     count_out(job, (job->n_prompts - job->n_started) * job->answers);
-    job->n_started = job->n_prompts; /* none is started any more */
+    job->n_started = job->n_prompts; /* no more are started */
     cancel_requests(w, job);
 }
 
@@ -697,7 +697,7 @@ static int prepare(const struct worker *w, struct job *job, struct err *err) {
     return open_follows(w, job, job->n_slots / job->answers, err);
 }
 
-/* Under the lock, as what follows. */
+/* Under the lock, as the functions below. */
 static int check_works(const struct worker *w, struct err *err) {
     bool has_failed = w->state.has_failed;
     return has_failed || w->is_closing
@@ -720,7 +720,7 @@ static int admit(struct worker *w, const struct job *job, struct err *err) {
     return SLUICE_OK;
 }
 
-/* One that is admitted, if it could be prepared. */
+/* Queues a job that was admitted, if it could be prepared. */
 static int add_to_inbox(struct worker *w, struct job *job, int status, struct err *err) {
     if (!status)
         status = check_works(w, err);
@@ -741,7 +741,7 @@ int worker_submit(struct worker *w, struct job *job, struct err *err) {
     job->n_choices = job->n_left = job->n_prompts * job->answers;
     job->n_slots = min_u32(job->n_prompts, max_u32(1, w->sequences / job->answers)) * job->answers;
     pthread_mutex_lock(&w->lock);
-    int status = admit(w, job, err); /* first: one that is refused costs nothing */
+    int status = admit(w, job, err); /* first: a refused job costs nothing */
     pthread_mutex_unlock(&w->lock);
     if (status)
         return status;
@@ -785,8 +785,8 @@ void worker_state(struct worker *w, struct worker_state *out) {
 
 int worker_open(struct worker **out, const struct worker_options *o, struct err *err) {
     struct worker *w = calloc(1, sizeof *w);
-    /* What arrives waits for the end of a burst, and all tokens of one come together. It gains some
-     * 10 us a step: 1 % of steps of 1 ms, and nothing that can be measured of longer ones. */
+    /* New requests wait for the end of a burst, and its tokens come all at once. A burst saves some
+     * 10 us per step: 1 % of steps of 1 ms, nothing measurable of longer ones. */
     const double burst_seconds = 0.010;
     struct sched_options options = {
         .queue = o->queue, .has_no_bursts = o->has_no_bursts, .burst_seconds = burst_seconds};

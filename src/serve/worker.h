@@ -22,8 +22,8 @@ struct job_logprobs;
 struct job_prompt {
     const int32_t *tokens;
     size_t n;
-    struct job_logprobs **logprobs; /* (n) those of its tokens but the first are put here before its
-                                     * first answer begins; NULL: not wanted */
+    struct job_logprobs **logprobs; /* (n) of all its tokens but the first, set before its first
+                                       answer begins; NULL: not wanted */
 };
 
 /* Log probabilities of a token and of the likeliest, best first. */
@@ -66,15 +66,15 @@ struct job {
     const struct job_prompt *prompts;
     uint32_t n_prompts, answers, max_tokens;
     struct sluice_sampling sampling; /* choice i: seed + i */
-    int n_top;                       /* the likeliest tokens to tell with each; below 0: none */
-    bool ignores_ends;               /* no token ends an answer */
+    int n_top;         /* how many of the likeliest tokens to report with each; below 0: no log
+                          probabilities */
+    bool ignores_ends; /* no token ends an answer */
     struct job_thinking thinking;
-    float *hidden;                    /* (n_prompts, width) gets the pooled hidden state of each
-                                       * prompt, before its first answer ends; NULL: not wanted */
-    bool pools_mean;                  /* the mean of all its tokens, not that of the last */
-    const struct format *format;      /* that answers follow after their thinking; NULL: none */
-    int32_t call;                     /* the token that begins a call of a tool, which they may be
-                                       * instead; -1: none */
+    float *hidden;               /* (n_prompts, width) gets the pooled hidden state of each
+                                  * prompt, before its first answer ends; NULL: not wanted */
+    bool pools_mean;             /* the mean of all its tokens, not that of the last */
+    const struct format *format; /* that answers must follow, after their thinking; NULL: none */
+    int32_t call; /* the token that begins a tool call, which an answer may be instead; -1: none */
     void (*wake)(struct job *job);    /* by the worker's thread; must be quick */
     void (*release)(struct job *job); /* the same, once, last */
 
@@ -85,11 +85,12 @@ struct job {
     bool is_accepted, is_over;
     int status; /* why it was refused; SLUICE_OK: it was not */
     char error[200];
-    struct job_end *ends; /* one a choice; valid after its JOB_END */
+    struct job_end *ends; /* one per choice; valid after its JOB_END */
 
     atomic_uint
-        n_cached; /* prompt tokens that were known, of the prompts whose answers have begun */
-    atomic_bool *is_enough; /* one a choice, set by anyone: it ends with its next token */
+        n_cached; /* prompt tokens found in the cache, of the prompts whose answers have begun */
+    atomic_bool
+        *is_enough; /* one per choice; any thread may set it: the choice ends with its next token */
 
     /* The worker's own. */
     atomic_bool is_cancelled;
@@ -97,18 +98,20 @@ struct job {
     struct job *next, *previous;
     struct job_choice *choices;
     uint32_t n_choices, n_left;
-    uint32_t n_started;  /* prompts that the scheduler has or had */
-    uint32_t n_slots;    /* answers that it counts for: those of the prompts that run or wait */
-    uint64_t *requests;  /* of the scheduler, 0: none; one a prompt, one a choice that goes on */
-    uint32_t n_followed; /* answers that know what they follow: those of the prompts that run */
-    struct matcher_budget budget; /* of what all its answers follow */
+    uint32_t n_started; /* prompts that the scheduler has or had */
+    uint32_t
+        n_slots; /* answers that count against the limit: those of the prompts that run or wait */
+    uint64_t
+        *requests; /* of the scheduler, 0: none; one per prompt, one per choice that continues */
+    uint32_t n_followed;          /* answers with an open grammar: those of the prompts that run */
+    struct matcher_budget budget; /* for the grammars of all its answers */
     bool is_touched;
 };
 
 void job_begin(struct job *job);
 void job_free(struct job *job); /* of a job that was never taken, or was released */
 
-/* What a reader takes from a job at once; give the same struct again, it keeps the memory. */
+/* What a reader takes from a job at once. Pass the same struct again: it keeps its memory. */
 struct job_news {
     struct job_event *events;
     size_t n_events, capacity;
@@ -130,23 +133,23 @@ int worker_open(struct worker **out, const struct worker_options *options, struc
 void worker_stop(struct worker *worker);
 void worker_close(struct worker *worker); /* stopped or not; nobody may use it then. Takes NULL. */
 
-/* Takes a job; of many prompts, as many as run at once, and each that ends makes room for another.
- * SLUICE_OK, or
- *   SLUICE_ERR_ARGUMENT   more answers to a prompt than ever fit
- *   SLUICE_ERR_MEMORY     too many wait already, or memory ran out: later it may be taken
- *   SLUICE_ERR_DEVICE     the engine failed for good, or the worker is closing
+/* Accepts a job. Of many prompts as many are started as run at once; each that ends is followed by
+ * another. SLUICE_OK, or
+ *   SLUICE_ERR_ARGUMENT   more answers to a prompt than ever fit SLUICE_ERR_MEMORY     too many
+ *   wait already, or memory ran out: later it may be taken SLUICE_ERR_DEVICE     the engine failed
+ *   for good, or the worker is closing
  * and err says why. What the scheduler refuses later is in `status` and is_over. */
 int worker_submit(struct worker *worker, struct job *job, struct err *err);
 void worker_cancel(struct job *job); /* of a job that was taken and is not released */
 
-/* Something else to do with the engine than answers: once, by the worker's thread, when no answer
- * runs or waits. Answers that are asked for meanwhile wait for it. */
+/* Other work with the engine: done once, by the worker's thread, when no answer runs or waits.
+ * Requests that arrive meanwhile wait for it. */
 struct worker_task {
-    /* has_engine: false when the worker closes or the device failed, and nothing can be done. */
+    /* has_engine: false when the worker is closing or the device has failed. */
     void (*run)(struct worker_task *task, bool has_engine);
     struct worker_task *next; /* the worker's own */
 };
-/* The task must live until it was run; that happens in any case. Any thread. */
+/* The task must live until it is run, which always happens. Any thread. */
 void worker_add_task(struct worker *worker, struct worker_task *task);
 
 /* As of the last step. */

@@ -29,10 +29,10 @@ static void simulate(const char *path, uint32_t sequences, uint32_t pages, uint3
     if (sim_open(&sim, test_data(path), &o)) {
         sim_run(&sim, n, 2 * sequences);
         sched_counters(sim.sched, &c);
-        EXPECT((pages > 0) == (c.set_back > 0));
-        test_note("%s: %llu steps, %llu submissions, %llu times set back", path,
+        EXPECT((pages > 0) == (c.preempted > 0));
+        test_note("%s: %llu steps, %llu submissions, %llu times preempted", path,
                   (unsigned long long)c.steps, (unsigned long long)c.submissions,
-                  (unsigned long long)c.set_back);
+                  (unsigned long long)c.preempted);
     }
     sim_close(&sim);
 }
