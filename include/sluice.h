@@ -319,8 +319,9 @@ struct sluice_reuse {
 };
 /* As sluice_seq_feed; then reuses what is cached of the sequence's beginning from all conversations
  * of the engine, open and closed: at most all but the last token, so that one can be sampled after
- * it. The bits are those of processing it all. Models with recurrent state continue from snapshots:
- * see snapshot_every and sluice_seq_mark. `reuse` may be NULL. */
+ * it; all of them when nothing is wanted (sluice_seq_want). The bits are those of processing it
+ * all. Models with recurrent state continue from snapshots: see snapshot_every and sluice_seq_mark.
+ * `reuse` may be NULL. */
 int sluice_seq_resume(sluice_seq *seq, const int32_t *tokens, size_t n, struct sluice_reuse *reuse);
 
 /* Starts to read what sluice_seq_resume would reuse of these n tokens from the files of cache_dir,

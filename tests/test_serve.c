@@ -318,6 +318,41 @@ TEST(serve_reads_a_prompt_once_for_all_its_answers) {
     }
 }
 
+static void drop_rows(void *user, const struct sched_rows *rows) {
+    (void)user, (void)rows;
+}
+
+/* Also when they have to take turns on fewer sequences, and when the first is asked for what comes
+ * out of the prompt; with snapshots, where state is recurrent. */
+TEST(serve_reads_a_prompt_once_for_answers_in_turns) {
+    static const struct {
+        uint32_t sequences;
+        unsigned reads;
+    } cases[] = {{2, 0}, {1, 0}, {5, SLUICE_WANT_HIDDEN}, {2, SLUICE_WANT_ALL_LOGITS}};
+    for (uint32_t i = 0; i < 4 * N_ARCHS; i++) {
+        struct rig r;
+        struct result out;
+        struct sim_options o = options_of(cases[i / N_ARCHS].sequences, 5, 0);
+        uint64_t rows;
+        o.engine.snapshot_bytes = 1 << 20;
+        o.engine.hidden = true;
+        if (!rig_open(&r, write_tiny(archs[i % N_ARCHS]), &o))
+            continue;
+        struct sched_request q = request_of(&r, 400, 6);
+        q.answers = 5;
+        q.reads = cases[i / N_ARCHS].reads;
+        q.on_rows = drop_rows;
+        EXPECT_INT(submit(&r, &out, &q), SLUICE_OK);
+        step_all(&r);
+        rows_of(&r, &rows);
+        if (rows != 399 + 5 * 6)
+            test_fail(__FILE__, __LINE__, "%s, case %u: %llu rows", archs[i % N_ARCHS], i / N_ARCHS,
+                      (unsigned long long)rows);
+        EXPECT_INT(out.n, 5 * 6);
+        rig_close(&r);
+    }
+}
+
 /* ---- nothing is read twice --------------------------------------------------------------------
  */
 

@@ -498,6 +498,13 @@ static int append(sluice_seq *seq, const int32_t *tokens, size_t n) {
     return SLUICE_OK;
 }
 
+/* A step has to process the last token for what is wanted after it. */
+static int resume(sluice_seq *seq, struct state_found *found) {
+    struct sluice_engine *e = seq->engine;
+    uint32_t n = slot_of(seq)->n_tokens;
+    return state_resume(&e->state, seq->slot, n - (seq->wants && n > 0), found, &e->err);
+}
+
 /* After a rewind the last token kept waits again, so that one can be sampled after it. With more
  * tokens to come that is not needed. */
 int sluice_seq_feed(sluice_seq *seq, const int32_t *tokens, size_t n) {
@@ -505,7 +512,7 @@ int sluice_seq_feed(sluice_seq *seq, const int32_t *tokens, size_t n) {
     struct state_found ignored;
     if (status || n == 0 || !slot_of(seq)->is_rewound)
         return status;
-    return state_resume(&seq->engine->state, seq->slot, &ignored, &seq->engine->err);
+    return resume(seq, &ignored);
 }
 
 int sluice_seq_draft(sluice_seq *seq, const int32_t *tokens, size_t n) {
@@ -556,7 +563,7 @@ int sluice_seq_resume(sluice_seq *seq, const int32_t *tokens, size_t n,
     struct sluice_engine *e = seq->engine;
     const struct slot *s = slot_of(seq);
     uint32_t before = s->length;
-    if ((status = state_resume(&e->state, seq->slot, &found, &e->err)))
+    if ((status = resume(seq, &found)))
         return status;
     if (found.held > before)
         seq->n_logits = seq->n_hidden = 0; /* they no longer follow the newest token processed */

@@ -980,12 +980,14 @@ static int take_over(struct state *st, uint32_t slot, const struct target *t, ui
     return status;
 }
 
-int state_resume(struct state *st, uint32_t slot, struct state_found *found, struct err *err) {
+int state_resume(struct state *st, uint32_t slot, uint32_t max, struct state_found *found,
+                 struct err *err) {
     struct slot *s = &st->slots[slot];
-    uint32_t max = s->n_tokens - 1, before = s->length;
-    bool is_done = s->n_tokens == 0;
+    uint32_t before = s->length;
+    bool is_done = max == 0;
     int status = SLUICE_OK;
     *found = (struct state_found){0};
+    CHECK(max <= s->n_tokens);
     while (!status && !is_done) {
         struct target t = find_target(st, slot, max, &found->matched);
         if (t.position <= s->length)

@@ -133,9 +133,10 @@ struct state_found {
     uint32_t from[TIERS]; /* tokens taken over, by where they were */
     bool lacks_pages;     /* more was known, but pages ran out */
 };
-/* Takes over what the cache and other slots have of the slot's tokens, but for the last one, where
- * that is more than the slot holds. */
-int state_resume(struct state *st, uint32_t slot, struct state_found *found, struct err *err);
+/* Takes over what the cache and other slots have of the slot's first `max` tokens, where that is
+ * more than the slot holds. */
+int state_resume(struct state *st, uint32_t slot, uint32_t max, struct state_found *found,
+                 struct err *err);
 
 /* An open, empty slot becomes one of `length` positions whose tokens are in place: its pages and
  * tables, not their contents. SLUICE_ERR_MEMORY when there are too few pages. For load. */
