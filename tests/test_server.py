@@ -1933,6 +1933,23 @@ def test_requests_whose_length_is_not_clear():
     assert got.count(b"HTTP/1.1 200") == 2, got
 
 
+def test_queries_that_are_too_long():
+    with own() as s:
+        with contextlib.closing(s.connect()) as c:  # whoever sends it hears why, and may go on
+            for query, status in (("a=1&" * 40, 200), ("a=1&" * 500, 414), ("&" * 5000, 414), ("a" * 10_000, 200), ("a=%41&" * 3000, 414),
+                                  ("&".join(["a" * 440] * 64), 414), ("a=" + "b" * 20_000, 414), ("limit=1", 200)):
+                c.request("GET", f"/health?{query}")
+                r = c.getresponse()
+                text = r.read()
+                assert r.status == status, (query[:20], r.status, text)
+                assert status == 200 or "expected at most" in json.loads(text)["error"]["message"], text
+        # One that goes away after such a line, and one whose other headers are long as well.
+        s.raw(b"GET /?%s HTTP/1.1\r\n" % (b"&a" * 500), wait=0.1)
+        got = s.raw(b"GET /health?%s HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nX: %s\r\n\r\n" % (b"&a" * 60, b"x" * 28_000))
+        assert re.match(rb"HTTP/1.1 (200|431)", got), got
+        assert s.request("GET", "/health")[0] == 200
+
+
 def test_bodies_that_are_too_long():
     with own("--max-body", "1M", "--api-key", "k") as s:
         headers = {"Authorization": "Bearer k"}

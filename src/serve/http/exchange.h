@@ -56,6 +56,7 @@ struct exchange {
     time_t created;
     struct buffer body;
     bool is_too_long, is_handled;
+    bool has_long_uri;                     /* its query was dropped */
     bool is_crowded;                       /* there are too many long bodies already */
     bool is_long;                          /* it, or its response, has many parts */
     struct exchange *next_long;            /* with the background, under its lock */

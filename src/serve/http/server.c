@@ -55,6 +55,10 @@ static void refuse_until_started(struct exchange *x) {
         exchange_refuse(x, 503, NULL, "the model is loading");
 }
 
+/* What a connection holds of a request: its line and headers, and a record for each header and
+ * argument. */
+enum { HEADER_BYTES = 32768, MAX_URI_BYTES = HEADER_BYTES / 2, MAX_ARGUMENTS = 64 };
+
 static void copy_argument(const struct exchange *x, const char *name, char *out, size_t size) {
     const char *value = MHD_lookup_connection_value(x->connection, MHD_GET_ARGUMENT_KIND, name);
     snprintf(out, size, "%s", !value ? "" : strlen(value) < size ? value : "?");
@@ -84,7 +88,11 @@ static bool admit(struct exchange *x) {
     if (!guard_admits(x))
         return false;
     copy_query(x);
-    if (strcmp(x->method, "OPTIONS") == 0 && s->options.n_cors > 0)
+    if (x->has_long_uri)
+        exchange_refuse(x, 414, NULL,
+                        "the URI is too long, expected at most %d bytes and %d arguments",
+                        MAX_URI_BYTES, MAX_ARGUMENTS);
+    else if (strcmp(x->method, "OPTIONS") == 0 && s->options.n_cors > 0)
         exchange_reply_text(x, 204, NULL, STR(""));
     else if (!x->route && *x->allowed)
         exchange_refuse(x, 405, NULL, "%s takes %s, not %s", x->path, x->allowed, x->method);
@@ -168,18 +176,38 @@ static bool is_answered_now(const struct exchange *x) {
            (length && strtoull(length, NULL, 10) / MAX_DRAINED > x->server->options.body_bytes);
 }
 
+static char long_uri; /* its address stands for the exchange until there is one */
+
+/* Called with the request's line. libmicrohttpd (0.9.75) never answers a request whose arguments it
+ * has no memory for, so one with many is to have none; it is refused when its headers are there.
+ * The text is libmicrohttpd's own, which is about to take it apart. */
+static void *on_uri(void *user, const char *uri, struct MHD_Connection *connection) {
+    size_t length = strlen(uri), n = 0;
+    char *query = strchr(uri, '?');
+    (void)user;
+    (void)connection;
+    for (const char *at = query; at; at = strchr(at + 1, '&'))
+        n++;
+    if (!query || (length <= MAX_URI_BYTES && n <= MAX_ARGUMENTS))
+        return NULL;
+    query[1] = 0;
+    return &long_uri;
+}
+
 /* Called with the headers, with each part of the body, at its end, and when a suspended connection
  * goes on. */
 static enum MHD_Result on_request(void *user, struct MHD_Connection *connection, const char *url,
                                   const char *method, const char *version, const char *data,
                                   size_t *n_data, void **context) {
-    struct exchange *x = *context;
+    bool has_long_uri = *context == &long_uri;
+    struct exchange *x = has_long_uri ? NULL : *context;
     (void)version;
     if (!x) {
         x = exchange_open(user, connection, method, url);
         if (!x || !x->path)
             return MHD_NO;
         *context = x;
+        x->has_long_uri = has_long_uri;
         x->peer = peer_of(connection);
         x->is_handled = !admit(x);
         return x->is_handled && is_answered_now(x) ? exchange_respond(x) : MHD_YES;
@@ -198,7 +226,7 @@ static void on_completed(void *user, struct MHD_Connection *connection, void **c
     struct exchange *x = *context;
     struct server *s = user;
     (void)connection;
-    if (!x)
+    if (!x || *context == &long_uri)
         return;
     peer_works(s->peers, x->peer, NULL);
     if (code != MHD_REQUEST_TERMINATED_COMPLETED_OK)
@@ -366,7 +394,7 @@ static unsigned fit_connections(unsigned wanted) {
 }
 
 static int start_daemon(struct server *s, struct err *err) {
-    enum { THREADS = 4, HEADER_BYTES = 32768 };
+    enum { THREADS = 4 };
     s->options.connections = fit_connections(s->options.connections);
     unsigned timeout = s->options.idle_seconds > 1 ? (unsigned)s->options.idle_seconds : 1;
     sigset_t all, before;
@@ -376,11 +404,11 @@ static int start_daemon(struct server *s, struct err *err) {
         MHD_USE_EPOLL_INTERNAL_THREAD | MHD_ALLOW_SUSPEND_RESUME | MHD_USE_ERROR_LOG | MHD_USE_ITC,
         0, NULL, NULL, on_request, s, MHD_OPTION_LISTEN_SOCKET, s->listener,
         MHD_OPTION_EXTERNAL_LOGGER, log_mhd, NULL, MHD_OPTION_UNESCAPE_CALLBACK, unescape, NULL,
-        MHD_OPTION_NOTIFY_COMPLETED, on_completed, s, MHD_OPTION_NOTIFY_CONNECTION, on_connection,
-        s, MHD_OPTION_CONNECTION_TIMEOUT, timeout, MHD_OPTION_CONNECTION_LIMIT,
-        s->options.connections, MHD_OPTION_CONNECTION_MEMORY_LIMIT, (size_t)HEADER_BYTES,
-        MHD_OPTION_THREAD_POOL_SIZE, (unsigned)THREADS, MHD_OPTION_STRICT_FOR_CLIENT, 1,
-        MHD_OPTION_END);
+        MHD_OPTION_URI_LOG_CALLBACK, on_uri, NULL, MHD_OPTION_NOTIFY_COMPLETED, on_completed, s,
+        MHD_OPTION_NOTIFY_CONNECTION, on_connection, s, MHD_OPTION_CONNECTION_TIMEOUT, timeout,
+        MHD_OPTION_CONNECTION_LIMIT, s->options.connections, MHD_OPTION_CONNECTION_MEMORY_LIMIT,
+        (size_t)HEADER_BYTES, MHD_OPTION_THREAD_POOL_SIZE, (unsigned)THREADS,
+        MHD_OPTION_STRICT_FOR_CLIENT, 1, MHD_OPTION_END);
     pthread_sigmask(SIG_SETMASK, &before, NULL);
     return s->daemon ? SLUICE_OK
                      : err_set(err, SLUICE_ERR_IO, "%s: the HTTP server did not start", s->address);
