@@ -483,7 +483,9 @@ def test_imatrix_is_collected_and_used():
     bad(1, "tokens, expected at least a window", "imatrix", SHIPPED, "-f", text, "-o", TMP / "y", "--window", 4096)
     bad(2, "-o FILE is missing", "imatrix", SHIPPED, "-f", text)
     bad(2, "-f TEXT is missing", "imatrix", SHIPPED, "-o", TMP / "y")
-    bad(2, "--backend is 'cuda'", "imatrix", SHIPPED, "-f", text, "-o", TMP / "y", "--backend", "cuda")
+    for option in ("--backend", "--device", "-c"):  # which it does not have, nor lists
+        bad(2, "unknown option", "imatrix", SHIPPED, "-f", text, "-o", TMP / "y", option, "cpu")
+        assert not re.search(rf"{option}[ ,]", good("imatrix", "--help")[0].decode()), option
     bad(1, "is a file of the input", "imatrix", SHIPPED, "-f", text, "-o", SHIPPED, "--window", 64)
 
 

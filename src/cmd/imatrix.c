@@ -153,7 +153,6 @@ static int write_matrix(struct collector *c) {
 
 static int open_engine(struct collector *c) {
     struct sluice_engine_options o = common_engine(&c->common);
-    o.backend = "cpu";
     o.context = c->window;
     int exit = common_open_engine(c->model, &o, false, &c->engine);
     if (exit)
@@ -192,6 +191,7 @@ static int collect(struct collector *c) {
 
 int cmd_imatrix(int argc, char **argv) {
     struct collector c = {.common = common_default(), .window = 512};
+    c.common.backend = "cpu"; /* the only one that shows what goes into its products */
     struct opt opts[MAX_COMMON_OPTS + 8] = {
         {"--file", 'f', OPT_STRING, &c.file, "TEXT", "text to run; -: standard input"},
         {"--output", 'o', OPT_STRING, &c.out, "FILE", "the importance matrix, a GGUF file"},
@@ -207,7 +207,7 @@ int cmd_imatrix(int argc, char **argv) {
             "matrix the\nsums of its squared inputs, by which quantize --imatrix weighs errors.",
         .example = "sluice imatrix model-f16.gguf -f texts.txt -o model.imatrix.gguf",
         .opts = opts,
-        .n_opts = common_opts(opts, 4, &c.common, WITH_ENGINE),
+        .n_opts = common_opts(opts, 4, &c.common, WITH_CPU),
         .model = &c.common.model,
     };
     int exit = opts_parse(&usage, argc, argv, NULL);
@@ -217,8 +217,6 @@ int cmd_imatrix(int argc, char **argv) {
         return exit;
     if (!c.file || !c.out)
         return complain(EXIT_USAGE, "imatrix: %s is missing", c.file ? "-o FILE" : "-f TEXT");
-    if (c.common.backend && strcmp(c.common.backend, "auto") && strcmp(c.common.backend, "cpu"))
-        return complain(EXIT_USAGE, "imatrix: --backend is '%s', expected cpu", c.common.backend);
     if ((exit = check_range("imatrix", "--window", c.window, 2, INT_MAX)) != OPTS_GO_ON ||
         (exit = check_range("imatrix", "--windows", c.max_windows, 0, INT_MAX)) != OPTS_GO_ON)
         return exit;

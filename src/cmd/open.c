@@ -51,13 +51,13 @@ int common_opts(struct opt *table, int n, struct common *c, unsigned groups) {
         unsigned group;
         struct opt opt;
     } rows[] = {
-        {WITH_ENGINE, {"--model", 'm', OPT_STRING, &c->model, "MODEL", MODEL_HELP}},
-        {WITH_ENGINE, {"--backend", 0, OPT_STRING, &c->backend, "NAME", "auto (default), or one that `sluice devices` lists"}},
-        {WITH_ENGINE, {"--device", 0, OPT_STRING, &c->device, "N", "which device of that backend, or a part of its name; default: 0"}},
-        {WITH_ENGINE, {"--threads", 't', OPT_INT, &c->threads, "N", "CPU threads; 0 (default): one per processor"}},
-        {WITH_ENGINE, {"--context", 'c', OPT_INT, &c->context, "N", "context length in tokens; 0: the model's; default: the model's, at most 8192"}},
-        {WITH_ENGINE, {"--kv", 0, OPT_STRING, &c->kv, "TYPE", "type of the KV cache: f32, f16 (default), q8_0, q4_0"}},
-        {WITH_ENGINE, {"--exact", 0, OPT_FLAG, &c->exact, NULL, "f32 activations and f32 KV cache"}},
+        {WITH_CPU, {"--model", 'm', OPT_STRING, &c->model, "MODEL", MODEL_HELP}},
+        {WITH_DEVICE, {"--backend", 0, OPT_STRING, &c->backend, "NAME", "auto (default), or one that `sluice devices` lists"}},
+        {WITH_DEVICE, {"--device", 0, OPT_STRING, &c->device, "N", "which device of that backend, or a part of its name; default: 0"}},
+        {WITH_CPU, {"--threads", 't', OPT_INT, &c->threads, "N", "CPU threads; 0 (default): one per processor"}},
+        {WITH_CONTEXT, {"--context", 'c', OPT_INT, &c->context, "N", "context length in tokens; 0: the model's; default: the model's, at most 8192"}},
+        {WITH_CPU, {"--kv", 0, OPT_STRING, &c->kv, "TYPE", "type of the KV cache: f32, f16 (default), q8_0, q4_0"}},
+        {WITH_CPU, {"--exact", 0, OPT_FLAG, &c->exact, NULL, "f32 activations and f32 KV cache"}},
         {WITH_DRAFT, {"--draft", 0, OPT_INT, &c->draft, "N", "guess up to N tokens ahead where the text repeats itself; 0: off; default: 7, bench: 0"}},
         {WITH_CACHE, {"--kv-bytes", 0, OPT_SIZE, &c->kv_bytes, "SIZE", "size of the KV cache; default: enough for all sequences in full"}},
         {WITH_CACHE, {"--snapshot-bytes", 0, OPT_SIZE, &c->snapshot_bytes, "SIZE", "device memory for snapshots of recurrent state"}},

@@ -34,7 +34,10 @@ struct common common_default(void);
 enum { USUAL_DRAFT = 7 };
 
 enum option_group {
-    WITH_ENGINE = 1,   /* -m --backend --device -t -c --kv --exact */
+    WITH_CPU = 1,       /* -m -t --kv --exact */
+    WITH_DEVICE = 64,   /* --backend --device */
+    WITH_CONTEXT = 128, /* -c */
+    WITH_ENGINE = WITH_CPU | WITH_DEVICE | WITH_CONTEXT,
     WITH_SAMPLING = 2, /* --temp ... --seed, --logit-bias, --ignore-eos */
     WITH_STOP = 4,
     WITH_JSON = 8,

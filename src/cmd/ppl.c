@@ -82,7 +82,7 @@ int cmd_ppl(int argc, char **argv) {
             "window\nbut the first are scored. nll is the mean of -log p, perplexity is exp(nll).",
         .example = "sluice ppl -f stories.txt --exact --json",
         .opts = opts,
-        .n_opts = common_opts(opts, 3, &p.common, WITH_ENGINE | WITH_JSON),
+        .n_opts = common_opts(opts, 3, &p.common, WITH_CPU | WITH_DEVICE | WITH_JSON),
         .model = &p.common.model,
     };
     int exit = opts_parse(&usage, argc, argv, NULL);
