@@ -15,7 +15,7 @@ struct arena_chunk {
 };
 
 static struct arena_chunk *add_chunk(struct arena *arena, size_t size) {
-    /* Big blocks get a chunk of their own; calloc leaves their pages untouched until used. */
+    /* Large blocks get a chunk of their own; calloc leaves its pages untouched until used. */
     size_t bytes = size > CHUNK_BYTES / 4 ? size : CHUNK_BYTES;
     uint64_t total;
     if (!size_add(bytes, sizeof(struct arena_chunk), &total) || total > SIZE_MAX)

@@ -1,7 +1,7 @@
 /* arena.h - memory with one lifetime.
  *
  * Blocks come from an arena and are freed together with it. A limit keeps a hostile file from
- * taking more than its reader is willing to give. */
+ * taking more memory than its reader allows. */
 #ifndef BASE_ARENA_H
 #define BASE_ARENA_H
 

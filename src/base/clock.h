@@ -4,7 +4,7 @@
 
 #include <time.h>
 
-/* Seconds since some moment: only differences mean something. */
+/* Monotonic seconds: only differences mean something. */
 static inline double seconds_now(void) {
     struct timespec t;
     clock_gettime(CLOCK_MONOTONIC, &t);

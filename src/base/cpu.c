@@ -1,4 +1,4 @@
-/* cpu.c - what this processor can do, found out once. */
+/* cpu.c - what this processor can do, detected once. */
 #include "base/cpu.h"
 
 #include <pthread.h>
@@ -36,7 +36,7 @@ static const struct {
 };
 
 #if defined(__x86_64__)
-/* Tile registers are off until a process asks the kernel for them. */
+/* Tile registers (AMX) are off until a process asks the kernel for them. */
 static bool may_use_tiles(void) {
     enum { ARCH_REQ_XCOMP_PERM = 0x1023, XFEATURE_TILEDATA = 18 };
     return syscall(SYS_arch_prctl, ARCH_REQ_XCOMP_PERM, XFEATURE_TILEDATA) == 0;

@@ -1,4 +1,4 @@
-/* cpu.h - what this processor can do, found out once. */
+/* cpu.h - what this processor can do, detected once. */
 #ifndef BASE_CPU_H
 #define BASE_CPU_H
 
@@ -20,7 +20,7 @@ enum cpu_feature {
     CPU_FHM = 1 << 13, /* f16 products added to f32 */
 };
 
-/* The features of this machine that the system also lets us use. For diagnosis, the environment
+/* The features of this machine that the operating system enables. For diagnosis, the environment
  * variable SLUICE_CPU names those to keep, e.g. "avx2" or "none"; empty: all. */
 uint32_t cpu_features(void);
 
@@ -29,7 +29,7 @@ const char *cpu_feature_names(void);
 
 /* The first word of SLUICE_CPU that is not the name of a feature; NULL: all are. Static. */
 const char *cpu_unknown_feature(void);
-/* The names it may have, besides "none". Static. */
+/* The names SLUICE_CPU may have, besides "none". Static. */
 const char *cpu_known_features(void);
 
 /* How many threads to run by default: the processors this process may use. */

@@ -1,7 +1,7 @@
 /* descriptor.h - descriptors that were open when the program began: their names; and waiting.
  *
  * Opening a path like /dev/stdin makes a new description of the file, which begins at its start,
- * and fails for sockets. Whoever asks here first uses the descriptor itself, at its position. */
+ * and fails for sockets. Ask here first, and use the descriptor itself, at its position. */
 #ifndef BASE_DESCRIPTOR_H
 #define BASE_DESCRIPTOR_H
 
@@ -39,17 +39,18 @@ static inline void descriptors_reserve(void) {
     static const int flags[] = {O_WRONLY, O_RDONLY, O_RDONLY};
     for (int fd = 0; fd < 3; fd++)
         if (fcntl(fd, F_GETFD) < 0 && open("/dev/null", flags[fd]) != fd)
-            return; /* the lowest number that is free is this one */
+            return; /* open returns the lowest free number: this one */
 }
 
-/* After a call that failed: whether that was because the descriptor does not block (whoever shares
- * it may have set it so); if so, waits until it can be read (POLLIN) or written (POLLOUT). */
+/* After a failed call: whether it failed because the descriptor is non-blocking (another process
+ * that shares it may have set that); if so, waits until it can be read (POLLIN) or written
+ * (POLLOUT). */
 static inline bool wait_for(int fd, short event) {
     struct pollfd p = {.fd = fd, .events = event};
     return (errno == EAGAIN || errno == EWOULDBLOCK) && (poll(&p, 1, -1) > 0 || errno == EINTR);
 }
 
-/* How long a FIFO's other end is waited for: enough for whoever starts both ends at once. */
+/* How long to wait for a FIFO's other end: enough when both ends are started at once. */
 enum { FIFO_PATIENCE_MS = 3000 };
 
 #endif

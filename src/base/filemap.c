@@ -25,7 +25,7 @@ static const char *file_kind(mode_t mode) {
                             : "of an unknown kind";
 }
 
-/* False leaves the map as it was: the file is to be read. */
+/* False: the map is unchanged, and the file has to be read. */
 static bool try_map(struct filemap *map, const char *path, size_t size) {
     if (getenv("SLUICE_NO_MMAP"))
         return false;
@@ -61,14 +61,14 @@ static int wrong_kind(const char *path, mode_t mode, struct err *err) {
     return err_set(err, SLUICE_ERR_IO, "%s: is %s, expected a file", path, file_kind(mode));
 }
 
-/* What is being read, to its end. */
+/* A stream or file that is read to its end. */
 struct source {
     const char *path; /* for errors */
     int fd;
     size_t hint;       /* the size it claims */
     size_t max_bytes;  /* bytes it may have; 0: any number */
-    bool is_awaited;   /* a terminal, pipe or socket; files and devices have what they have */
-    bool lacks_writer; /* a FIFO that we opened: its writer may be yet to come */
+    bool is_awaited;   /* a terminal, pipe or socket: more may come */
+    bool lacks_writer; /* a FIFO that we opened: its writer may not be there yet */
 };
 
 static struct source source_of(const char *path, int fd, const struct stat *st, bool is_own) {
@@ -87,7 +87,7 @@ static struct source source_of(const char *path, int fd, const struct stat *st, 
     };
 }
 
-/* As read, once there is something or the end has come; negative: the error. */
+/* As read(), but waits until there are bytes or the end; negative: the error. */
 static ssize_t read_some(struct source *s, void *at, size_t n, struct err *err) {
     struct pollfd p = {.fd = s->fd, .events = POLLIN};
     if (!s->is_awaited && poll(&p, 1, 0) == 0)
@@ -102,8 +102,8 @@ static ssize_t read_some(struct source *s, void *at, size_t n, struct err *err) 
     s->lacks_writer = false;
     if (!may_come)
         return got;
-    /* A FIFO without a writer seems to be at its end. One that came without a word lets the read
-     * wait; one that came and left ends the poll. */
+    /* A FIFO without a writer looks like its end. If a writer comes, the next read waits for it; if
+     * it comes and leaves, poll returns. */
     bool has_come = poll(&p, 1, FIFO_PATIENCE_MS) > 0;
     got = read_some(s, at, n, err);
     if (got == 0 && !has_come)
@@ -166,7 +166,7 @@ static int take_content(struct filemap *map, const char *path, bool may_stream, 
     return read_all(map, &source, err);
 }
 
-/* Looks before it opens: that alone waits with a FIFO, and does things to some devices. */
+/* Checks the kind before opening: opening a FIFO blocks, and opening some devices has effects. */
 static int open_path(struct filemap *map, const char *path, bool may_stream, struct err *err) {
     struct stat st;
     if (stat(path, &st) != 0)
@@ -196,7 +196,7 @@ int filemap_read(struct filemap *map, const char *path, struct err *err) {
     int own = is_stdin ? STDIN_FILENO : descriptor_of_path(path);
     if (own < 0)
         return open_path(map, path, true, err);
-    /* Not mapped: a descriptor is read from where it stands. */
+    /* Not mapped: a descriptor is read from its current position. */
     struct stat st;
     const char *name = is_stdin ? "standard input" : path;
     if (fstat(own, &st) != 0)

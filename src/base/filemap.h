@@ -17,25 +17,25 @@ struct filemap {
     struct registry_entry *entry; /* its name, for signal handlers; NULL unless mapped */
 };
 
-/* Maps a regular file; reads it where it can't be mapped (some file systems, or when the
- * environment says SLUICE_NO_MMAP). Anything else (a directory, a FIFO, a device) and missing files
- * are errors that name the path. A mapped file that is truncated later raises SIGBUS when read:
- * nothing here can prevent that, but filemap_at says which file it was. */
+/* Maps a regular file; reads it where it cannot be mapped (some file systems, or with
+ * SLUICE_NO_MMAP in the environment). Anything else (a directory, a FIFO, a device) and missing
+ * files are errors that name the path. A mapped file that is truncated later raises SIGBUS when
+ * read: nothing here can prevent that, but filemap_at says which file it was. */
 int filemap_open(struct filemap *map, const char *path, struct err *err);
 
 /* The same for a text, which may be a stream too: pipes, FIFOs, terminals and devices are read to
  * their end, at most FILEMAP_MAX_STREAM bytes. "-" is standard input. A path that means a
- * descriptor of our own (/dev/stdin, /dev/fd/N) is read from where that descriptor stands, and may
- * be a socket. Errors, instead of waiting: a FIFO that nobody writes to, and files and devices that
- * have no end, such as /proc/kmsg. */
+ * descriptor of our own (/dev/stdin, /dev/fd/N) is read from its current position, and may be a
+ * socket. Errors, instead of waiting: a FIFO without a writer, and files and devices without an
+ * end, such as /proc/kmsg. */
 enum { FILEMAP_MAX_STREAM = 1 << 30 };
 int filemap_read(struct filemap *map, const char *path, struct err *err);
 
 /* Takes zeroed and closed maps too. */
 void filemap_close(struct filemap *map);
 
-/* Maps a file that is mapped already a second time, to an address range that the caller has
- * reserved and will unmap. False when it can't be. */
+/* Maps a mapped file a second time, at an address range that the caller has reserved and will
+ * unmap. False on failure. */
 bool filemap_map_at(const struct filemap *map, void *at);
 /* To be called before that range is unmapped. */
 void filemap_forget_at(const struct filemap *map);

@@ -18,7 +18,7 @@ char *folders_user_file(const char *variable, const char *below, const char *nam
     const char *folder = getenv(variable), *home = getenv("HOME");
     char *path = NULL;
     int n = -1;
-    if (folder && folder[0] == '/') /* others are to be ignored, says the XDG specification */
+    if (folder && folder[0] == '/') /* relative paths are ignored, by the XDG specification */
         n = asprintf(&path, "%s/sluice/%s", folder, name);
     else if (home && home[0] == '/')
         n = asprintf(&path, "%s/%s/sluice/%s", home, below, name);

@@ -2,8 +2,8 @@
 #ifndef BASE_FOLDERS_H
 #define BASE_FOLDERS_H
 
-/* Makes the folders of a path, for this user alone, as far as they are not there; what is after the
- * last slash is not made. One that cannot be made shows when something is opened in it. */
+/* Creates the missing folders of a path, up to the last slash, for this user alone. Failures show
+ * when a file is opened there. */
 void folders_make(char *path);
 
 /* The path of a file of Sluice's own, whose folders are made: $variable/sluice/name by the XDG

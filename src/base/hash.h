@@ -1,5 +1,5 @@
-/* hash.h - XXH3 of bytes, at once or in parts: 64 bits for checksums, 128 bits for names that
- * nothing compares further.
+/* hash.h - XXH3 of bytes, at once or in parts: 64 bits for checksums, 128 bits for names that are
+ * not compared any further.
  *
  * Not for keys that an attacker may choose: see str_hash. The values are those of XXH3 with seed 0,
  * on every machine and in every release, so files may hold them. */

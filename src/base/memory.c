@@ -4,7 +4,7 @@
 #include <stdio.h>
 #include <string.h>
 
-/* A line "NAME   N kB" of a file of the system; UINT64_MAX when there is none. */
+/* The number in a line "NAME   N kB" of a system file; UINT64_MAX: none. */
 static uint64_t read_kilobytes(const char *path, const char *name) {
     uint64_t found = UINT64_MAX;
     char line[256];

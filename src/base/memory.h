@@ -4,8 +4,7 @@
 
 #include <stdint.h>
 
-/* Bytes that may still be taken, of the machine's or of the control group's; UINT64_MAX: unknown.
- */
+/* Bytes still available on the machine or in its control group; UINT64_MAX: unknown. */
 uint64_t memory_available(void);
 
 #endif

@@ -29,8 +29,8 @@ static size_t folder_length(const char *path) {
     return slash ? (size_t)(slash - path + 1) : 0;
 }
 
-/* Follows symlinks, also to what does not exist yet, but stops at a descriptor's name. NULL and
- * errno when it can't be. */
+/* Follows symlinks, also to a file that does not exist yet, but stops at a descriptor's name. NULL
+ * and errno on failure. */
 static char *follow_links(const char *path) {
     enum { MAX_LINKS = 40 };
     char link[PATH_MAX], *at = strdup(path);
@@ -56,7 +56,7 @@ static uint64_t random_number(void) {
     struct timespec t;
     if (getrandom(&n, sizeof n, GRND_NONBLOCK) == sizeof n)
         return n;
-    clock_gettime(CLOCK_REALTIME, &t); /* O_EXCL sees to it that no name is used twice */
+    clock_gettime(CLOCK_REALTIME, &t); /* O_EXCL makes sure that no name is used twice */
     return (uint64_t)t.tv_sec << 32 ^ (uint64_t)t.tv_nsec ^ (uint64_t)getpid() << 16;
 }
 
@@ -75,7 +75,7 @@ static int open_temporary(struct outfile *out, const struct stat *old) {
         if (asprintf(&name, "%.*s.sluice-%016llx.tmp", (int)folder_length(out->target), out->target,
                      (unsigned long long)random_number()) < 0)
             break;
-        /* Listed before it is there, so that no handler comes between. */
+        /* Listed before it exists, so that a signal handler always finds it. */
         out->temporary = registry_add(&temporaries, name, 0);
         free(name);
         if (!out->temporary)
@@ -121,7 +121,7 @@ static int open_target(struct outfile *out) {
         return open_fifo(out->target);
     if (!S_ISREG(st.st_mode))
         return open(out->target, O_WRONLY | O_CLOEXEC | O_NOCTTY);
-    /* Renaming asks the folder alone; a file that is write-protected is to stay. */
+    /* rename() only checks the folder; a write-protected file must stay. */
     if (faccessat(AT_FDCWD, out->target, W_OK, AT_EACCESS) != 0)
         return -1;
     return open_temporary(out, &st);
@@ -168,7 +168,7 @@ static int write_fully(struct outfile *out, const uint8_t *p, size_t size, struc
         ssize_t n = write(out->fd, p, size);
         if (n < 0 && (errno == EINTR || wait_for(out->fd, POLLOUT)))
             continue;
-        /* Bytes of a mapped file that are not there any more: no fault of the output's. */
+        /* The bytes came from a mapped file that was truncated: not an error of the output. */
         const char *source = n < 0 && errno == EFAULT ? filemap_at(p) : NULL;
         if (source)
             return err_set(err, SLUICE_ERR_IO, "%s: was truncated while in use", source);

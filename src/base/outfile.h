@@ -1,12 +1,12 @@
 /* outfile.h - a file that appears whole or not at all.
  *
  * (1) Bytes go to a temporary file of a random name in the target's folder; commit syncs and
- *     renames. Abort, or a failed write, leaves whatever was there under the name before. Two
- *     writers of one path don't mix: each file is whole, the later one stays.
+ *     renames. Abort, or a failed write, leaves whatever was there under the name before. With two
+ *     writers of one path each file is whole; the later one stays.
  * (2) Symlinks are followed: the file they lead to is replaced, the links stay. An existing file's
  *     permissions are kept.
- * (3) What is no regular file (a FIFO, a device) is written straight, and so is a descriptor of our
- *     own (/dev/stdout, /dev/fd/N). A FIFO without a reader is an error. */
+ * (3) FIFOs and devices are written directly, and so is a descriptor of our own (/dev/stdout,
+ *     /dev/fd/N). A FIFO without a reader is an error. */
 #ifndef BASE_OUTFILE_H
 #define BASE_OUTFILE_H
 
@@ -20,15 +20,15 @@ struct outfile {
     int fd;
     char *path;                       /* as it was given */
     char *target;                     /* with its symlinks followed */
-    struct registry_entry *temporary; /* holds its path; NULL: written straight */
+    struct registry_entry *temporary; /* holds its path; NULL: written directly */
     uint64_t written;                 /* bytes handed to outfile_write so far */
     uint8_t *buffer;
     size_t buffered;
 };
 
 int outfile_open(struct outfile *out, const char *path, struct err *err);
-/* The error that opening it would give now, before the work that makes its content. Leaves no file,
- * and does not block. */
+/* Returns the error that opening the path would give, to fail early. Leaves no file, does not
+ * block. */
 int outfile_check(const char *path, struct err *err);
 int outfile_write(struct outfile *out, const void *bytes, size_t size, struct err *err);
 /* Zero bytes up to a multiple of align. */
@@ -38,8 +38,8 @@ int outfile_commit(struct outfile *out, struct err *err);
 /* Drops what was written. Takes zeroed, committed and aborted files too. */
 void outfile_abort(struct outfile *out);
 
-/* An error when there is a file at the path that is neither empty nor begins with these bytes: what
- * is written replaces or extends nothing but its like. `what` is that, for the error. */
+/* An error when the path has a file that is not empty and does not begin with these bytes: only
+ * files of the same kind are replaced or extended. `what` names that kind. */
 int outfile_check_like(const char *path, const char *begin, size_t n, const char *what,
                        struct err *err);
 

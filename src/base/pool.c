@@ -13,8 +13,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Some twenty microseconds on x86; putting a thread to sleep and waking it costs about ten. Longer
- * is a little better on a quiet machine, and far worse where other work wants the processors. */
+/* Some twenty microseconds on x86; putting a thread to sleep and waking it costs about ten. A
+ * longer spin is a little better on a quiet machine, and far worse on a busy one. */
 enum { SPIN_ROUNDS = 2000 };
 
 struct pool {
@@ -161,8 +161,8 @@ void pool_run(struct pool *pool, pool_fn *fn, void *context) {
     pthread_mutex_unlock(&pool->mutex);
 }
 
-/* The last to come opens the barrier for the others. `sleeping` is raised under the mutex before
- * the phase is looked at once more, so that nobody is left asleep. */
+/* The last thread to arrive opens the barrier. `sleeping` is raised under the mutex before the
+ * phase is checked once more, so that no wake-up is lost. */
 static void open_barrier(struct pool *pool) {
     atomic_store_explicit(&pool->arrived, 0, memory_order_relaxed);
     atomic_fetch_add(&pool->phase, 1);

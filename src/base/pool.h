@@ -24,7 +24,7 @@ int pool_threads(const struct pool *pool);
 /* Runs fn on every thread and returns when all have returned. */
 void pool_run(struct pool *pool, pool_fn *fn, void *context);
 
-/* Inside a job: returns once every thread of the team has come here. A brief spin, then sleep. */
+/* Inside a job: returns once every thread of the team has arrived. A brief spin, then sleep. */
 void pool_barrier(struct pool *pool);
 
 /* Calls fn(context, begin, end) for pieces of `grain` items that together cover 0..count once;

@@ -7,10 +7,10 @@
 
 enum { ENTRY_FREE, ENTRY_LIVE, ENTRY_TAKEN };
 
-/* Held only to add and remove: handlers do without. */
+/* Held only to add and remove; handlers do not take it. */
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 
-/* Room for paths of the usual length, so that entries can be used again. */
+/* At least the usual path length, so that entries can be reused. */
 static struct registry_entry *new_entry(struct registry *r, size_t path_bytes) {
     size_t capacity = path_bytes < 256 ? 256 : path_bytes;
     struct registry_entry *e = calloc(1, sizeof *e + capacity);

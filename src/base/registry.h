@@ -38,7 +38,7 @@ void registry_remove(struct registry *r, struct registry_entry *entry);
 /* For signal handlers: the path of the live entry with a range that holds the address, or NULL. */
 const char *registry_find(const struct registry *r, const void *address);
 
-/* For signal handlers: calls `each` once for every live entry, which is not live any more then. */
+/* For signal handlers: calls `each` once for every live entry, and ends its life. */
 void registry_take_all(struct registry *r, void (*each)(const char *path));
 
 #endif

@@ -29,7 +29,7 @@ __attribute__((warn_unused_result)) static inline bool size_align(uint64_t a, ui
     return true;
 }
 
-/* The same in one expression: what does not fit is UINT64_MAX, and stays it. */
+/* The same in one expression: what does not fit is UINT64_MAX, and stays so. */
 static inline uint64_t size_times(uint64_t a, uint64_t b) {
     uint64_t out;
     return size_mul(a, b, &out) ? out : UINT64_MAX;

@@ -73,14 +73,14 @@ static inline bool utf8_is_control(uint32_t c) {
 /* A 64-bit hash under a key drawn once per process, so that no file can choose collisions. */
 uint64_t str_hash(struct str s);
 
-/* A map from slices to numbers, of a capacity fixed at its making. The keys are borrowed. */
+/* A map from slices to numbers with a fixed capacity. The keys are borrowed. */
 struct strmap {
     struct strmap_slot *slots;
     size_t mask; /* slots - 1, a power of two minus one */
     size_t count, capacity;
 };
 
-/* Room for `capacity` keys, from the arena. False when memory ran out. */
+/* Allocates `capacity` keys from the arena. False when memory ran out. */
 bool strmap_init(struct strmap *map, struct arena *arena, size_t capacity);
 
 /* Adds a key. False when it is there already; the first value stays. CHECKs the capacity. */

@@ -1,4 +1,4 @@
-/* thread.h - starting a thread that is not to be disturbed. */
+/* thread.h - starting a thread with all signals blocked. */
 #ifndef BASE_THREAD_H
 #define BASE_THREAD_H
 
@@ -6,8 +6,8 @@
 #include <signal.h>
 #include <stdbool.h>
 
-/* A thread that has all signals blocked: they are for the program's own threads. To be joined.
- * False: there is none, as memory or the system's limit ran out. */
+/* Starts a thread with all signals blocked: they are for the program's own threads. Join it. False:
+ * out of memory or threads. */
 static inline bool thread_start(pthread_t *out, void *(*run)(void *user), void *user) {
     sigset_t all, before;
     sigfillset(&all);

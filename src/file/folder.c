@@ -26,8 +26,8 @@ static int read_object(struct folder *f, const char *name, bool required, json_t
     return SLUICE_OK;
 }
 
-/* Models that also see keep what concerns the text in text_config: its values go before those of
- * the root, which fill in what it lacks (tie_word_embeddings, say). */
+/* Models with vision keep the text model's values in text_config: these win over the root's, which
+ * fill in what is missing (tie_word_embeddings, say). */
 static int merge_text_config(struct folder *f, struct err *err) {
     json_t *text = json_object_get(f->config, "text_config");
     if (!text || json_is_null(text))

@@ -1,9 +1,9 @@
 /* gguf.c - reading GGUF files: header, keys, tensor table, split models.
  *
  * In: mapped files, every byte of which may be hostile.  Out: a struct gguf, checked once.
- * (1) All reading goes through a cursor, which gives only what is there.
- * (2) A count is compared with the bytes left before anything is allocated by it, and the arena
- *     has a limit that grows with the file: METADATA_FACTOR covers the worst a record can cost.
+ * (1) All reading goes through a cursor, which checks bounds.
+ * (2) A count is compared with the bytes left before anything is allocated by it, and the arena has
+ *     a limit that grows with the file: METADATA_FACTOR covers the worst a record can cost.
  * (3) Nothing recurses on what a file says, and no product of its values goes unchecked.
  * (4) Parsing names no path in its errors; whoever knows the path puts it in front, once. */
 #include "file/gguf.h"
@@ -227,7 +227,7 @@ static int take_key(struct cursor *c, struct gguf *g) {
     return SLUICE_OK;
 }
 
-/* Fits `count` records, each of at least `min_bytes`, into what is left? */
+/* Whether `count` records of at least `min_bytes` each fit into what is left. */
 static int check_count(const struct cursor *c, uint64_t count, uint64_t min_bytes) {
     if (count > GGUF_MAX_RECORDS)
         return err_set(c->err, SLUICE_ERR_FORMAT,
@@ -299,7 +299,7 @@ static int take_tensor(struct cursor *c, struct gguf *g, struct span *span) {
     c->name = name;
     if ((status = take_u32(c, &n_dims)))
         return status;
-    /* Too many dims are refused below, with the name's and the number's own words. */
+    /* Too many dims are refused below, with a better message. */
     for (uint32_t i = 0; i < n_dims && i < GGUF_MAX_DIMS; i++)
         if ((status = take_u64(c, &dims[i])))
             return status;
@@ -317,7 +317,7 @@ static int by_begin(const void *a, const void *b) {
     return (x->begin > y->begin) - (x->begin < y->begin);
 }
 
-/* No two tensors share a byte. Gaps are let be. */
+/* No two tensors may share a byte. Gaps are allowed. */
 static int check_overlaps(const struct gguf *g, struct span *spans, struct err *err) {
     if (g->n_tensors > 0)
         qsort(spans, g->n_tensors, sizeof *spans, by_begin);
@@ -488,7 +488,7 @@ static int read_split(const struct gguf *g, struct split *split, struct err *err
     return SLUICE_OK;
 }
 
-/* What the name of a part ends with. */
+/* The suffix of a part's file name. */
 static void write_suffix(char out[32], uint32_t no, uint32_t count) {
     snprintf(out, 32, "-%05u-of-%05u.gguf", no + 1, count);
 }
@@ -507,7 +507,7 @@ static char *part_path(struct arena *arena, const char *path, struct split here,
     return out;
 }
 
-/* The file that was named must be the first part, and its name follow the pattern. */
+/* The file opened must be the first part, and its name must follow the pattern. */
 static int check_first(struct gguf *g, struct split split, struct err *err) {
     char suffix[32];
     write_suffix(suffix, 0, split.count);
@@ -538,7 +538,7 @@ static int open_sibling(struct gguf **out, struct gguf *first, struct split spli
     return SLUICE_OK;
 }
 
-/* Counts the tensors of all parts, and gives the arena room for one table of them. */
+/* Counts the tensors of all parts, and raises the arena's limit for one table of them. */
 static int count_tensors(struct gguf *g, struct gguf **parts, uint32_t count, uint64_t *total,
                          struct err *err) {
     uint64_t expected = 0;

@@ -19,7 +19,7 @@
 /* Numbers are read and written in host byte order. */
 _Static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "GGUF needs a little-endian host");
 
-/* What a file may say at most; the reader refuses more and the writer writes no more. */
+/* Limits of a file: the reader refuses more, the writer writes no more. */
 enum {
     GGUF_MAX_RECORDS = 1000000, /* keys, and tensors */
     GGUF_MAX_KEY = 65535,       /* bytes of a key's name */
@@ -95,10 +95,10 @@ int gguf_check_key_name(struct str name, struct err *err);
 int gguf_describe(struct tensor *t, struct str name, uint32_t type, const uint64_t *dims,
                   uint32_t n_dims, struct err *err);
 
-/* Values of keys. Each returns 1 when the key is there and was read, 0 when it is absent (*out
- * is left as it was), or a negative status when its type or value is wrong: integers may have any
- * width but must fit and not be negative; floats must be finite; a bool is a bool. The error names
- * the key, the type found and the one expected. */
+/* Values of keys. Each returns 1 when the key is there and was read, 0 when it is absent (*out is
+ * unchanged), or a negative status when its type or value is wrong: integers may have any width but
+ * must fit and not be negative; floats must be finite; a bool is a bool. The error names the key,
+ * the type found and the one expected. */
 int gguf_get_u64(const struct gguf *g, const char *name, uint64_t *out, struct err *err);
 int gguf_get_u32(const struct gguf *g, const char *name, uint32_t *out, struct err *err);
 int gguf_get_f32(const struct gguf *g, const char *name, float *out, struct err *err);

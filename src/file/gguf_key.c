@@ -1,4 +1,4 @@
-/* gguf_key.c - what keys hold: their types and values. */
+/* gguf_key.c - the types and values of keys. */
 #include <float.h>
 #include <inttypes.h>
 #include <math.h>

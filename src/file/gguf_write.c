@@ -15,7 +15,7 @@
 
 struct written_key {
     struct str name;
-    uint8_t *bytes; /* type and value as they stand in the file */
+    uint8_t *bytes; /* type and value as in the file */
     size_t size;
 };
 
@@ -93,7 +93,7 @@ static struct written_key *find_key(struct gguf_writer *w, struct str name) {
     return strmap_get(&w->key_map, name, &i) ? &w->keys[i] : NULL;
 }
 
-/* Makes the last key known by its name; false when memory ran out. */
+/* Adds the last key to the map of names; false when memory ran out. */
 static bool index_key(struct gguf_writer *w) {
     uint32_t first = w->n_keys - 1;
     if (w->key_map.count == w->key_map.capacity) {
@@ -188,7 +188,7 @@ int gguf_write_key(struct gguf_writer *w, const struct gguf_key *key, struct err
     if (!made.bytes || !made.name.at)
         return err_memory(err, "a key");
     put_value(made.bytes, key);
-    struct written_key *old = find_key(w, key->name); /* not before grow, which moves them */
+    struct written_key *old = find_key(w, key->name); /* not before grow, which moves keys */
     if (old) {
         w->header_bytes -= old->size;
         w->header_bytes += made.size;
@@ -280,7 +280,7 @@ int gguf_write_tensor(struct gguf_writer *w, struct str name, enum dtype type, c
     return SLUICE_OK;
 }
 
-/* general.alignment as a record, which stands first; 0 bytes where the default needs none. */
+/* Bytes of the record general.alignment, which comes first; 0 for the default alignment. */
 static uint64_t alignment_bytes(const struct gguf_writer *w) {
     return w->alignment == GGUF_ALIGNMENT ? 0 : 8 + sizeof "general.alignment" - 1 + 4 + 4;
 }

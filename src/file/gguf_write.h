@@ -11,9 +11,9 @@
 
 struct gguf_writer;
 
-/* alignment: a power of two up to GGUF_MAX_ALIGNMENT, GGUF_ALIGNMENT by default (0). The writer
- * alone says it in the file: a key general.alignment, e.g. of a file that is copied, is left out.
- * path NULL: there is no file, only gguf_writer_header is asked for. */
+/* alignment: a power of two up to GGUF_MAX_ALIGNMENT, GGUF_ALIGNMENT by default (0). Only the
+ * writer puts it into the file: a key general.alignment, e.g. copied from another file, is left
+ * out. path NULL: no file, for gguf_writer_header alone. */
 int gguf_writer_open(struct gguf_writer **out, const char *path, uint32_t alignment,
                      struct err *err);
 
@@ -28,20 +28,20 @@ int gguf_write_i32s(struct gguf_writer *w, const char *name, const int32_t *valu
                     struct err *err);
 int gguf_write_f32s(struct gguf_writer *w, const char *name, const float *values, uint64_t count,
                     struct err *err);
-/* A key as another file has it. */
+/* Copies a key of another file. */
 int gguf_write_key(struct gguf_writer *w, const struct gguf_key *key, struct err *err);
 
-/* Describes the next tensor. Name, type, dims are checked by the reader's own rules; that names
- * are unique, when the header is written. All are described before the first payload. */
+/* Describes the next tensor. Name, type and dims are checked by the reader's rules; that names are
+ * unique is checked when the header is written. All are described before the first payload. */
 int gguf_write_tensor(struct gguf_writer *w, struct str name, enum dtype type, const uint64_t *dims,
                       uint32_t n_dims, struct err *err);
 
 /* Payload bytes of the tensors, in order; one tensor may come in many pieces, a piece belongs to
- * one tensor. The header is written before the first. A tensor that gets too few or too many bytes
- * is our own mistake. */
+ * one tensor. The header is written before the first. Too few or too many bytes for a tensor fail a
+ * CHECK. */
 int gguf_write_data(struct gguf_writer *w, const void *bytes, uint64_t size, struct err *err);
 
-/* The header as it would stand in the file, without padding; free() it. */
+/* The header as in the file, without padding; free() it. */
 int gguf_writer_header(struct gguf_writer *w, void **bytes, size_t *size, struct err *err);
 
 /* Bytes the finished file will have, by what was added so far. */

@@ -13,7 +13,8 @@ static size_t or_default(size_t value, size_t standard) {
     return value ? value : standard;
 }
 
-/* The byte after the string whose quote `at` is; the text's end when it is not closed. */
+/* The byte after the string that begins with the quote at `at`; the text's end if it is not closed.
+ */
 static size_t skip_string(struct str text, size_t at) {
     for (at++; at < text.len && text.at[at] != '"'; at++)
         if (text.at[at] == '\\')
@@ -21,9 +22,9 @@ static size_t skip_string(struct str text, size_t at) {
     return at < text.len ? at + 1 : text.len;
 }
 
-/* Bounds nesting and the number of values without understanding the text: every value but the
- * first follows a bracket or a comma, so brackets and commas are counted. The parser, which
- * recurses by nesting and takes some hundred bytes for a value, never sees more. */
+/* Bounds nesting and the number of values without parsing the text: every value but the first
+ * follows a bracket or a comma, so brackets and commas are counted. So the parser, which recurses
+ * with nesting and takes some hundred bytes per value, never sees more. */
 static int check_limits(struct str text, const char *what, const struct json_limits *limits,
                         struct err *err) {
     size_t max_depth = or_default(limits ? limits->max_depth : 0, defaults.max_depth);

@@ -23,7 +23,7 @@ json_t *json_parse(struct str text, const char *what, const struct json_limits *
 json_t *json_read(const char *path, const struct json_limits *limits, bool required,
                   struct err *err);
 
-/* A json string as a slice borrowed from it; false when it is no string. */
+/* A JSON string as a slice borrowed from it; false: not a string. */
 bool json_str(const json_t *value, struct str *out);
 
 #endif

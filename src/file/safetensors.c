@@ -59,7 +59,7 @@ static const struct element *find_element(struct str name) {
     return NULL;
 }
 
-/* A JSON integer that is not negative. */
+/* A non-negative JSON integer. */
 static bool get_count(const json_t *value, uint64_t *out) {
     if (!json_is_integer(value) || json_integer_value(value) < 0)
         return false;
@@ -331,8 +331,8 @@ static int open_shards(struct safetensors *st, struct shard *shards, const char 
     return status ? status : read_shards(st, shards, count, err);
 }
 
-/* Every tensor of the map must be in the file it names. What files hold beyond the map is used
- * all the same: some indexes forget tensors. */
+/* Every tensor of the map must be in the file it names. Tensors that the map lacks are used anyway:
+ * some indexes are incomplete. */
 static int check_map(const struct safetensors *st, const char *index_path, const json_t *map,
                      const struct strmap *files, const struct shard *shards, struct err *err) {
     const char *name;

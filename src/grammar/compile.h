@@ -1,4 +1,4 @@
-/* compile.h - how grammars are made of expressions, for those who read one. */
+/* compile.h - how expressions become a grammar, for the readers of GBNF and JSON schemas. */
 #ifndef GRAMMAR_COMPILE_H
 #define GRAMMAR_COMPILE_H
 

@@ -1,4 +1,4 @@
-/* expr.c - expressions: made simple as they are made. */
+/* expr.c - expressions, simplified as they are made. */
 #include "grammar/expr.h"
 
 #include <stdlib.h>
@@ -15,7 +15,7 @@ void builder_begin(struct builder *b) {
 }
 
 int builder_fail(const struct builder *b, struct err *err) {
-    if (b->arena.used < MAX_BYTES / 2) /* lists are doubled: no single one is larger */
+    if (b->arena.used < MAX_BYTES / 2) /* lists double: none is larger than this */
         return err_memory(err, "a grammar");
     return err_set(err, SLUICE_ERR_UNSUPPORTED,
                    "the grammar is too large: its expressions take more than %d MB",

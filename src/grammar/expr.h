@@ -1,8 +1,8 @@
 /* expr.h - a grammar as a tree of expressions, before it is compiled: what GBNF and JSON schemas
  * are read into.
  *
- * All of it lives in the builder's arena. Whoever makes expressions need not look at results:
- * where memory or the limit ran out the builder keeps the fact, and compiling it fails. */
+ * All of it lives in the builder's arena. Results need not be checked: if memory or the limit ran
+ * out the builder notes it, and compiling fails. */
 #ifndef GRAMMAR_EXPR_H
 #define GRAMMAR_EXPR_H
 
@@ -42,7 +42,7 @@ struct expr {
 struct rule {
     struct str name;
     const struct expr *body; /* NULL: not defined yet */
-    uint32_t line;           /* where it was named first; 0: not from a text */
+    uint32_t line;           /* where it was first named; 0: not from a text */
 };
 
 struct builder {
@@ -52,7 +52,7 @@ struct builder {
     bool is_out_of_memory;
 };
 
-/* A growing list of parts. Start from zeros. */
+/* A growing list of parts. Zero-initialize. */
 struct expr_list {
     const struct expr **at;
     uint32_t n, capacity;
@@ -84,7 +84,7 @@ const struct expr *expr_triple(struct builder *b, const struct expr *x, const st
 const struct expr *expr_either(struct builder *b, const struct expr *x, const struct expr *y);
 const struct expr *expr_optional(struct builder *b, const struct expr *e);
 
-/* True for one that can match no text at all, seen from itself alone (rules count as matching). */
+/* True for one that matches no text at all; rules are not followed and count as matching. */
 bool expr_is_never(const struct expr *e);
 
 /* A new rule without a body; the name is copied. */

@@ -1,5 +1,5 @@
-/* format.c - the formats of strings, as patterns. Each is the format, or the part of it that people
- * write: every text is valid, rare valid ones are left out (years before 1000, dates of the 29th of
+/* format.c - the formats of strings, as patterns. Each is the format, or its common part: every
+ * text that matches is valid, rare valid ones are left out (years before 1000, dates of the 29th of
  * February in years that are full hundreds, e-mail addresses in quotes). */
 #include <string.h>
 

@@ -1,12 +1,11 @@
 /* gbnf.c - GBNF, llama.cpp's notation for grammars, read into expressions.
  *
- *   rule     ::= name "::=" choice
- *   choice   ::= sequence ("|" sequence)*
- *   sequence ::= (part ("*" | "+" | "?" | "{n}" | "{n,}" | "{,m}" | "{n,m}")*)*
- *   part     ::= "literal" | [class] | [^class] | "." | name | "(" choice ")"
+ *   rule     ::= name "::=" choice choice   ::= sequence ("|" sequence)* sequence ::= (part ("*" |
+ *   "+" | "?" | "{n}" | "{n,}" | "{,m}" | "{n,m}")*)* part     ::= "literal" | [class] | [^class] |
+ *   "." | name | "(" choice ")"
  *
- * A rule goes on over line ends until the next name before "::=". Comments run from # to the end of
- * the line. Names are letters, digits, - and _. */
+ * A rule may span lines, until the next name before "::=". Comments run from # to the end of the
+ * line. Names are letters, digits, - and _. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -32,7 +31,7 @@ static const struct expr *fail(struct parser *p, const char *found, const char *
     return expr_never(p->b);
 }
 
-/* What stands here, in words. Static. */
+/* What is here, in words. Static. */
 static const char *found_here(const struct parser *p) {
     static _Thread_local char text[32];
     if (p->at >= p->end)

@@ -1,13 +1,13 @@
 /* grammar.h - structured output: which tokens may come next so that an answer follows a grammar.
  *
  * A grammar is GBNF or a JSON schema, compiled to a pushdown automaton over bytes (program.h). The
- * vocabulary's texts are a trie (texts.h). A matcher knows how far an answer has got and gives the
- * mask of its next token: the walk of the trie with the automaton, cached in the grammar by state
- * (masks.h).
+ * vocabulary's texts are a trie (texts.h). A matcher tracks the state of one answer and computes
+ * the mask of its next token by walking the trie with the automaton; the grammar caches masks by
+ * state (masks.h).
  *
- * What an answer has to follow begins where the matcher is opened: free text before it (thinking,
- * the words before a tool call) is the caller's, who opens a matcher, or begins to ask it, after
- * the token that ends the free text. The matcher is then fed every token from there on.
+ * Free text before the constrained part (thinking, the words before a tool call) is up to the
+ * caller, who opens a matcher, or starts to use it, after the last token of free text. From there
+ * on it is fed every token.
  *
  * Threads. Grammars and texts may be shared by threads; a matcher belongs to one at a time. A
  * grammar must outlive its matchers, and so must the texts. */
@@ -29,8 +29,8 @@
 
 struct grammar;
 
-/* GBNF as llama.cpp has it: rules `name ::= ...`, the first is "root". Literals, classes, `.`,
- * groups, `|`, `* + ?`, `{n} {n,} {,m} {n,m}`, comments. Left recursion is refused. */
+/* GBNF as in llama.cpp: rules `name ::= ...`, the first is "root". Literals, classes, `.`, groups,
+ * `|`, `* + ?`, `{n} {n,} {,m} {n,m}`, comments. Left recursion is refused. */
 int grammar_of_gbnf(struct grammar **out, const char *text, size_t length, struct err *err);
 
 /* Values that are valid for a JSON schema; docs/usage.md lists the keywords. What is not supported
@@ -41,7 +41,7 @@ int grammar_of_schema(struct grammar **out, const json_t *schema, struct err *er
 int grammar_of_json_object(struct grammar **out, struct err *err);
 
 void grammar_close(struct grammar *g); /* takes NULL */
-/* About what it takes, with the masks that it has cached: these grow with what is asked of it. */
+/* About how many bytes it takes, with its cached masks, which grow with use. */
 size_t grammar_bytes(const struct grammar *g);
 
 /* ---- the vocabulary ---------------------------------------------------------------------------
@@ -49,8 +49,8 @@ size_t grammar_bytes(const struct grammar *g);
 
 struct token_texts;
 
-/* Once a model: a walk over all tokens, some 0.1 s at 248k. SLUICE_ERR_UNSUPPORTED for a model
- * without a tokenizer. The model is not needed after it. */
+/* Call it once per model: it walks all tokens, some 0.1 s at 248k. SLUICE_ERR_UNSUPPORTED for a
+ * model without a tokenizer. The model is not needed after it. */
 int token_texts_open(struct token_texts **out, const sluice_model *model, struct err *err);
 void token_texts_close(struct token_texts *t); /* takes NULL */
 
@@ -59,9 +59,9 @@ void token_texts_close(struct token_texts *t); /* takes NULL */
 
 struct matcher;
 
-/* Steps of settling (threads.h) that the answers to one request may take, together: some at the
- * beginning, when no mask is cached, and some with every token, 2 ms for all answers that run at
- * once. */
+/* Steps of settling (threads.h) that all answers to one request may take together: some at the
+ * beginning, when no mask is cached, and some more with every token, 2 ms for all answers that run
+ * at once. */
 struct matcher_budget {
     uint64_t steps_left;
     uint32_t steps_per_token;
@@ -74,22 +74,22 @@ int matcher_open(struct matcher **out, const struct grammar *g, const struct tok
 void matcher_close(struct matcher *m); /* takes NULL */
 
 /* Bit t % 32 of word t / 32: token t may come next; end tokens where the answer may end. Valid
- * until the next call with this matcher. All zero only where the vocabulary cannot write what has
- * to follow, or after a fault. */
+ * until the next call with this matcher. All zero only if no token fits what must follow, or after
+ * a fault. */
 const uint32_t *matcher_mask(struct matcher *m);
 
-/* Tokens after each of which the mask is the same again, in the same form; NULL: none that are
- * known. So several tokens can be sampled under one mask. Lives as long as the texts. */
+/* Tokens after each of which the mask stays the same, in the same form; NULL: unknown. With it
+ * several tokens can be sampled under one mask. Lives as long as the texts. */
 const uint32_t *matcher_keeps(struct matcher *m);
 
-/* The answer goes on with this token. False: it is not allowed, and nothing has changed. Every
- * token of the mask is allowed; of those that are not in it a few are too (masks.h). */
+/* Advances by this token. False: it is not allowed, and nothing has changed. Every token of the
+ * mask is allowed; of those that are not in it a few are too (masks.h). */
 bool matcher_accept(struct matcher *m, int32_t token);
 
-/* SLUICE_OK, or why the answer cannot be followed any more: SLUICE_ERR_UNSUPPORTED, the grammar is
- * so ambiguous that to follow it would take too long (one line names the limit), or
- * SLUICE_ERR_MEMORY. From there on masks are zero and no token is accepted. Until then a mask or a
- * token costs some 50 ms at most, and all of the budget 200 ms and 2 ms a token on average. */
+/* SLUICE_OK, or why matching had to stop: SLUICE_ERR_UNSUPPORTED: the grammar is so ambiguous that
+ * matching would take too long (one line names the limit); or SLUICE_ERR_MEMORY. After it masks are
+ * zero and no token is accepted. Until then a mask or a token costs some 50 ms at most, and all of
+ * the budget 200 ms and 2 ms a token on average. */
 int matcher_fault(const struct matcher *m, struct err *err);
 /* What the last mask or token cost, in steps of settling (threads.h). For tests. */
 uint64_t matcher_steps(const struct matcher *m);

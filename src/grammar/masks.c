@@ -1,12 +1,12 @@
-/* masks.c - the walk of the trie, and what is kept of it.
+/* masks.c - the walk of the trie, and the cache of its results.
  *
- * A state is a set of threads that nothing follows, sorted, and whether its rule may end here. Its
- * row of `next` is filled in as bytes occur. A part (masks.h) begins a chain at a state and goes on
- * below it by nodes.
+ * A state is a sorted set of threads without their nodes, and whether their rule may end here. Its
+ * row of `next` is filled in as bytes occur. A chain of parts (masks.h) begins at a state and
+ * continues by nodes.
  *
  * (1) State 0 stands for "not known yet" in `next`, state 1 for no threads and no end.
  * (2) Parts and states only grow, until all of it is emptied at once.
- * (3) A walk comes to a node of the trie once: so it finds no token and no exit twice. */
+ * (3) A walk visits a node of the trie once, so it finds no token and no exit twice. */
 #include "grammar/masks.h"
 
 #include <pthread.h>
@@ -22,11 +22,12 @@ enum {
     MAX_BYTES = 48 << 20,       /* of parts; a cache that has more is emptied */
     MAX_STATE_BYTES = 16 << 20, /* of the threads of states */
     MAX_NODES = NODES_MAX / 2,
-    FEW_TOKENS = 512, /* that are kept as a list beside a known mask */
+    FEW_TOKENS = 512, /* kept as a list beside a known mask */
     EXACT_ROUNDS = 8, /* rounds left, below which a loop's count is not rounded */
     N_UNIONS = 1024,
-    N_SIZES = 5, /* parts that lead to a node, by how many exits they have: 16, 256, 4096 ... */
-    VISITS_A_STEP = 2, /* nodes of the trie that cost what a step of settling does */
+    N_SIZES = 5, /* classes of parts that lead to a node, by how many exits they have: 16, 256, 4096
+                    ... */
+    VISITS_A_STEP = 2, /* nodes of the trie that cost as much as a step of settling */
     STATE_STEPS = 12,  /* cost of a byte that is new in a state, besides its threads */
     UNKNOWN = 0,
     DEAD = 1,
@@ -35,7 +36,8 @@ enum {
 /* A number in `next`: the state, whether its rule may end there, and whether it can only end. */
 enum { EXITS = 1 << 30, ENDS = 1 << 29, STATE = ENDS - 1 };
 
-/* In place of a state, where plain characters lead: all to the end of the rule; not all to one. */
+/* Instead of a state that plain characters lead to. LEAVES: all lead to the rule's end. MIXED: they
+ * lead to different states. */
 enum { LEAVES = ENDS, MIXED = ENDS + 1 };
 
 struct state {
@@ -53,12 +55,12 @@ struct part {
     int32_t *tokens; /* (n_tokens) */
     uint32_t *exits; /* (n_exits) nodes of the trie */
     uint32_t n_tokens, n_exits;
-    uint8_t plain;      /* texts of up to so many plain characters are in it too */
+    uint8_t plain;      /* it also has all texts of up to so many plain characters */
     bool is_char;       /* all plain characters are exits: char_nodes too */
-    uint32_t from, via; /* the part whose exits it goes on from, and by which node of the cache,
-                         * or JOINED and the other part; of the first in a chain: 0 */
+    uint32_t from, via; /* the part whose exits it continues from, and by which node of the cache,
+                           or JOINED and the other part; 0: the first of a chain */
     uint32_t mask;      /* the last mask that it was added to */
-    uint32_t same; /* of two joined: that of them which has all the exits of both; 0: neither */
+    uint32_t same;      /* of two joined parts, the one that has all exits of both; 0: neither */
 };
 
 /* In place of the node that a part was made with: it has the exits of both, and no tokens. */
@@ -93,7 +95,7 @@ struct masks {
     uint32_t *exits;  /* (n_nodes) */
     uint32_t *starts; /* (n_nodes) where it begins, of more than one part */
     uint32_t n_found, n_exits;
-    bool is_full; /* for a state: what was found is not all */
+    bool is_full; /* no more states fit: what was found is incomplete */
     struct state_union unions[N_UNIONS];
     /* Of the mask that is made. */
     uint32_t *pending; /* nodes of the matcher, as a heap: the highest first */
@@ -107,7 +109,7 @@ struct masks {
 /* ---- classes of bytes -------------------------------------------------------------------------
  */
 
-/* Tells bytes of the set apart from those outside. */
+/* Splits byte classes into those inside and outside the set. */
 static uint32_t split_classes(uint8_t classes[256], const struct byte_set *set) {
     int16_t to[256][2];
     uint32_t n = 0;
@@ -136,7 +138,7 @@ static void find_classes(const struct program *p, uint8_t classes[256]) {
 /* ---- open and close ---------------------------------------------------------------------------
  */
 
-/* The tables that are large. */
+/* Bytes of the large tables. */
 static void count_bytes(struct masks *m) {
     const struct token_texts *t = m->t;
     m->bytes = sizeof *m + m->state_arena.used + m->part_arena.used +
@@ -152,7 +154,7 @@ size_t masks_bytes(const struct masks *m) {
     return m->bytes;
 }
 
-/* Everything that was computed goes. */
+/* Drops everything that was computed. */
 static bool begin(struct masks *m) {
     arena_free(&m->state_arena);
     arena_free(&m->part_arena);
@@ -250,7 +252,7 @@ static bool grow_states(struct masks *m) {
     return true;
 }
 
-/* The state of the set that was made; UNKNOWN when there is no room for it, or after a fault. */
+/* The state of the set just made; UNKNOWN: no room for it, or a fault. */
 static uint32_t intern(struct masks *m) {
     struct thread_set *s = &m->set;
     if (m->nodes.fault || !thread_set_finish(s, &m->nodes))
@@ -290,7 +292,7 @@ static uint32_t flagged(const struct masks *m, uint32_t state) {
     return state | (m->states[state].n ? EXITS : EXITS | ENDS);
 }
 
-/* Where there is no room for a state it is taken for a dead one until the walk ends. */
+/* A state that finds no room counts as dead until the walk ends. */
 static uint32_t find_next(struct masks *m, uint32_t state, uint8_t byte) {
     const struct state *s = &m->states[state];
     bool is_ok = nodes_work(&m->nodes, s->n / 8 + STATE_STEPS);
@@ -363,7 +365,7 @@ static bool is_state(uint32_t after) {
     return after > DEAD && after < LEAVES;
 }
 
-/* Whether a thread that no loop holds could begin to read a plain character. */
+/* Whether a thread outside of loops could begin to read a plain character. */
 static bool begins_plain(const struct masks *m, uint32_t pc) {
     for (uint32_t b = 0x20; b < 0xF5; b++) {
         uint8_t low, high;
@@ -380,8 +382,7 @@ static const struct edge *only_edge(const struct nodes *nodes, uint32_t node) {
 }
 
 /* Where a plain character leads to the same threads one round later, and the loop has no minimum
- * left to reach, each of the rounds left reads one: a string with a maximum length. 0: it is not
- * so.
+ * left to reach, each of the rounds left reads one: a string with a maximum length. 0: otherwise.
  */
 static uint32_t find_rounds_left(const struct masks *m, uint32_t state, uint32_t after) {
     const struct state *a = &m->states[state], *b = &m->states[after];
@@ -415,8 +416,8 @@ static uint32_t rounds_left(struct masks *m, uint32_t state, uint32_t after) {
 }
 
 /* How many plain characters can be read from here, at most `max`; *end: where one more leads, if
- * they are fewer. Beyond TEXT_MAX_PLAIN they are counted only where each leads to the same threads,
- * or to the same but for a round of a loop. */
+ * fewer. Beyond TEXT_MAX_PLAIN they are counted only where each leads to the same threads, or to
+ * the same but for a round of a loop. */
 static uint32_t count_plain(struct masks *m, uint32_t state, uint32_t max, uint32_t *end) {
     for (uint32_t i = 0; i < max && i < TEXT_MAX_PLAIN; i++) {
         *end = after_plain(m, state);
@@ -448,7 +449,7 @@ static void find_tokens(struct masks *m, uint32_t from, uint32_t to) {
     m->n_found += to - from;
 }
 
-/* The threads of a place that was reached and of a state that begins there, as in `next`. */
+/* The union of a state reached at a place and one that begins there, as in `next`. */
 static uint32_t unite(struct masks *m, uint32_t at, uint32_t state) {
     uint32_t a = at & STATE;
     bool is_ok = true;
@@ -481,21 +482,22 @@ struct walk {
     uint32_t next;  /* the next of the starts */
 };
 
-/* On to a node from one of this depth, past those that nothing is known to lead to. */
+/* Moves on to a node from one of this depth, skipping depths that no state has reached. */
 static uint32_t leap(struct masks *m, uint32_t depth, uint32_t to) {
     for (; depth < m->t->nodes[to].depth; depth++)
         m->path[depth] = DEAD;
     return to;
 }
 
-/* After a node below which nothing goes on: the next start below it, or the node after all. */
+/* After a node with nothing to find below it: the next start below it, or the node after its
+ * subtree. */
 static uint32_t skip_node(struct masks *m, const struct walk *w, uint32_t i) {
     const struct text_node *node = &m->t->nodes[i];
     bool is_below = w->next < w->n && w->starts[w->next] < node->skip;
     return is_below ? leap(m, node->depth, w->starts[w->next]) : node->skip;
 }
 
-/* What is at a node, and where to go on. */
+/* Handles a node; returns the next. */
 static uint32_t walk_node(struct masks *m, struct walk *w, uint32_t i) {
     const struct text_node *nodes = m->t->nodes, *node = &nodes[i];
     bool is_start = w->next < w->n && w->starts[w->next] == i;
@@ -521,8 +523,8 @@ static uint32_t walk_node(struct masks *m, struct walk *w, uint32_t i) {
     return i + 1;
 }
 
-/* From nodes of the trie, with a state there: tokens below them that fit, and exits at or below
- * them. A start below another one joins the threads that come from there. */
+/* Walks from nodes of the trie with a state: finds the tokens below them that fit, and the exits at
+ * or below them. A start below another one joins the threads that come from there. */
 static void walk(struct masks *m, struct walk w) {
     const struct text_node *nodes = m->t->nodes;
     uint32_t i = 0, end = 0, visits = 0;
@@ -584,8 +586,8 @@ static void *keep(struct masks *m, const void *from, size_t bytes) {
     return copy;
 }
 
-/* What the walks found, and texts of up to so many plain characters, as a part; 0 when memory ran
- * out. */
+/* Makes a part of what the walks found and of all texts of up to so many plain characters; 0 when
+ * memory ran out. */
 static uint32_t add_part(struct masks *m, uint32_t plain) {
     struct part part = {.n_tokens = m->n_found, .n_exits = m->n_exits};
     part.exits = keep(m, m->exits, m->n_exits * sizeof *m->exits);
@@ -605,7 +607,7 @@ static uint32_t add_part(struct masks *m, uint32_t plain) {
     return m->n_parts++;
 }
 
-/* The walk did not come to its end. */
+/* Whether the walk was cut short. */
 static bool is_cut(const struct masks *m) {
     return m->is_full || m->nodes.fault;
 }
@@ -631,7 +633,7 @@ static bool has_exits(const struct masks *m, uint32_t part) {
     return m->parts[part].n_exits > 0 || (m->parts[part].is_char && m->t->n_char_nodes > 0);
 }
 
-/* An edge whose loop has so many rounds left that a token cannot tell. */
+/* Rounds the count of an edge whose loop has more rounds left than a token can use. */
 static struct edge round_count(const struct program *p, struct edge e) {
     if (e.count == EDGE_CALL)
         return e;
@@ -646,8 +648,7 @@ static struct edge round_count(const struct program *p, struct edge e) {
     return e;
 }
 
-/* The state with which a node of the cache goes on; UNKNOWN when there is no room, or after a
- * fault. */
+/* The state that a node of the cache continues with; UNKNOWN: no room, or a fault. */
 static uint32_t state_after(struct masks *m, uint32_t via) {
     bool is_ok = true;
     thread_set_clear(&m->set);
@@ -676,8 +677,8 @@ static uint32_t merge_lists(const uint32_t *a, uint32_t n_a, const uint32_t *b, 
 }
 
 /* The part after this one, by a node of the cache; 0 when there is no room, or after a fault. Where
- * plain characters are the exits, texts of n more of them fit, one and all, if the state after them
- * reads n. */
+ * the exits are plain characters, all texts of n more of them fit if the state after them reads n.
+ */
 static uint32_t next_part(struct masks *m, uint32_t part, uint32_t via) {
     uint32_t child = *part_slot(m, part, via);
     if (child)
@@ -744,7 +745,7 @@ static void add_to_mask(struct masks *m, struct part *part, uint32_t *mask) {
         mask[part->tokens[i] / 32] |= 1u << part->tokens[i] % 32;
 }
 
-/* Of threads with the same node, without it; UNKNOWN where there is no room. */
+/* The state of threads that share a node; UNKNOWN: no room. */
 static uint32_t state_of(struct masks *m, const struct thread *threads, uint32_t n) {
     bool is_ok = true;
     thread_set_clear(&m->set);
@@ -796,8 +797,9 @@ static bool is_empty(const uint32_t parts[N_SIZES]) {
     return any == 0;
 }
 
-/* The part is of the mask; what its exits lead to is looked at later, once for all that lead to the
- * same node. Few exits are not joined with many: with the next few all would be walked again. */
+/* Adds the part to the mask. What its exits lead to is handled later, once for all parts that lead
+ * to the same node. Few exits are not joined with many: with the next few all would be walked
+ * again. */
 static bool add_and_pend(struct masks *m, uint32_t part, uint32_t node, uint32_t *mask) {
     if (part == 0)
         return false;
@@ -805,7 +807,8 @@ static bool add_and_pend(struct masks *m, uint32_t part, uint32_t node, uint32_t
     if (node == NODE_BASE || !has_exits(m, part))
         return true;
     uint32_t *all = m->parts_at + (size_t)node * N_SIZES, *at = all + size_class(m, part);
-    if (is_empty(all) && !push_pending(m, node)) /* first: add_all empties what is pending */
+    if (is_empty(all) &&
+        !push_pending(m, node)) /* first: on failure add_all empties what is pending */
         return false;
     *at = *at ? join_parts(m, *at, part) : part;
     return *at;
@@ -828,7 +831,7 @@ static uint32_t via_of(struct masks *m, const struct edge *edges, uint32_t n) {
                                         : 0;
 }
 
-/* From the exits that lead to the highest node: others may lead to those below it. */
+/* Continues from the exits that lead to the highest node: others may lead to nodes below it. */
 static bool go_below(struct masks *m, const struct nodes *nodes, uint32_t *mask) {
     uint32_t node = pop_pending(m), end = nodes->first[node + 1], parts[N_SIZES];
     uint32_t *at = m->parts_at + (size_t)node * N_SIZES;
@@ -847,7 +850,7 @@ static bool go_below(struct masks *m, const struct nodes *nodes, uint32_t *mask)
     return is_ok;
 }
 
-/* Room for a part at each of the matcher's nodes. */
+/* Grows the table of parts at each of the matcher's nodes. */
 static bool grow_parts_at(struct masks *m, uint32_t n) {
     if (n <= m->n_parts_at)
         return true;
@@ -891,7 +894,7 @@ enum fault masks_add(struct masks *m, const struct thread *threads, uint32_t n,
     nodes_allow(&m->nodes, *steps);
     bool is_ok = (!is_too_large(m) || begin(m)) && add_all(m, threads, n, nodes, mask);
     if (!is_ok && (m->is_full || m->nodes.fault == FAULT_NODES))
-        is_ok = begin(m) && add_all(m, threads, n, nodes, mask); /* with all the room there is */
+        is_ok = begin(m) && add_all(m, threads, n, nodes, mask); /* again, with an empty cache */
     enum fault fault = is_ok ? FAULT_NONE : m->nodes.fault ? m->nodes.fault : FAULT_MEMORY;
     *steps = m->nodes.steps;
     if (!is_ok)

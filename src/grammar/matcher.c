@@ -1,8 +1,8 @@
-/* matcher.c - grammars as a whole, and how far an answer has got in one.
+/* matcher.c - grammars as a whole, and the state of an answer in one.
  *
  * (1) The threads of a set are finished, and all of them can come to the end of the grammar.
- * (2) A grammar keeps the masks of every vocabulary it was used with, to be found by its id.
- * (3) After a fault nothing is allowed: what is known of the answer may not be all. */
+ * (2) A grammar keeps the masks of every vocabulary it was used with, by the vocabulary's id.
+ * (3) After a fault nothing is allowed: the set of threads may be incomplete. */
 #include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
@@ -33,9 +33,10 @@ struct matcher {
     const struct token_texts *t;
     struct masks *masks;
     struct nodes nodes;
-    uint32_t collect_at, collect_at_edges; /* nodes, or their edges, that are worth a look */
-    struct thread_set set;                 /* where it is */
-    struct thread_set to, between;         /* where a token leads, and before its last byte */
+    uint32_t collect_at,
+        collect_at_edges;          /* counts of nodes and edges at which to collect garbage */
+    struct thread_set set;         /* where it is */
+    struct thread_set to, between; /* where a token leads, and before its last byte */
     uint32_t *mask;
     bool has_mask; /* of where it is */
     bool has_ended;
@@ -100,7 +101,7 @@ static int add_masks(struct grammar *g, const struct token_texts *t, struct mask
     return SLUICE_OK;
 }
 
-/* The lists of masks are a cache: to its users the grammar does not change. */
+/* Casts const away: the masks are a cache, the grammar does not change for its users. */
 static int masks_for(const struct grammar *shared, const struct token_texts *t, struct masks **out,
                      struct err *err) {
     struct grammar *g = (struct grammar *)shared;
@@ -173,7 +174,7 @@ static uint64_t allowed_steps(const struct matcher *m) {
     return m->budget->steps_left < MAX_STEPS ? m->budget->steps_left : MAX_STEPS;
 }
 
-/* After a mask or a token that took m->steps. */
+/* Charges a mask or a token that took m->steps. */
 static void pay(struct matcher *m, enum fault fault) {
     uint64_t left = m->budget->steps_left;
     bool is_short = fault == FAULT_STEPS && left < MAX_STEPS;
@@ -183,7 +184,7 @@ static void pay(struct matcher *m, enum fault fault) {
         m->has_mask = false;
 }
 
-/* Where the grammar begins. */
+/* Starts at the beginning of the grammar. */
 static int begin(struct matcher *m, struct err *err) {
     const struct program *p = &m->g->program;
     nodes_allow(&m->nodes, allowed_steps(m));
@@ -297,7 +298,7 @@ static bool step_all(struct matcher *m, struct str text) {
     return true;
 }
 
-/* Nodes that nothing leads to any more go when they are about as many as the others. */
+/* Drops unreachable nodes when they are about as many as the others. */
 static void collect(struct matcher *m) {
     const struct nodes *nodes = &m->nodes;
     if (nodes->n < m->collect_at && nodes->first[nodes->n] < m->collect_at_edges)

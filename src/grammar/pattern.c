@@ -1,12 +1,12 @@
 /* pattern.c - regular expressions of `pattern`: the part that describes a regular language.
  *
- *   choice   ::= sequence ("|" sequence)*
- *   sequence ::= (atom ("*" | "+" | "?" | "{n}" | "{n,}" | "{n,m}") "?"?)*
- *   atom     ::= character | "." | [class] | \d \w \s \D \W \S | "(" choice ")" | "(?:" choice ")"
+ *   choice   ::= sequence ("|" sequence)* sequence ::= (atom ("*" | "+" | "?" | "{n}" | "{n,}" |
+ *   "{n,m}") "?"?)* atom     ::= character | "." | [class] | \d \w \s \D \W \S | "(" choice ")" |
+ *   "(?:" choice ")"
  *
  * Outside groups a sequence may begin with ^ and end with $; where it does not, any characters may
- * stand there. Where dialects differ (which letters \w means, what . leaves out) only what all of
- * them agree on is written. */
+ * stand there. Where dialects differ (which letters \w means, what . leaves out) only what all
+ * agree on is generated. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -39,7 +39,7 @@ static bool skip_if(struct regex *r, char c) {
 struct ranges {
     struct char_range at[MAX_RANGES];
     uint32_t n;
-    bool is_ascii; /* only of what is in ASCII the class says the same in all dialects */
+    bool is_ascii; /* dialects agree on this class for ASCII alone */
 };
 
 static void add_range(struct ranges *set, uint32_t first, uint32_t last) {
@@ -61,7 +61,7 @@ static const struct char_range all_space[] = {{'\t', '\r'},     {0x1C, ' '},    
                                               {0x3000, 0x3000}, {0xFEFF, 0xFEFF}};
 static const struct char_range line_ends[] = {{'\n', '\n'}, {'\r', '\r'}, {0x2028, 0x2029}};
 
-/* What is not in the ranges, up to U+007F. */
+/* Adds all of ASCII that is not in the ranges. */
 static void add_rest_of_ascii(struct ranges *set, const struct char_range *ranges, uint32_t n) {
     for (uint32_t c = 0; c <= ASCII; c++) {
         bool is_in = false;
@@ -98,7 +98,7 @@ static bool add_named(struct ranges *set, char letter, bool will_be_negated) {
     default:
         return false;
     }
-    if (will_be_negated) /* all that is not ASCII may be meant */
+    if (will_be_negated) /* it may mean any character outside ASCII */
         add_range(set, ASCII + 1, 0x10FFFF);
     return true;
 }
@@ -287,7 +287,7 @@ static struct piece read_repeated(struct regex *r) {
     } else if (!skip_if(r, '*')) {
         return p;
     }
-    skip_if(r, '?'); /* what is found is the same */
+    skip_if(r, '?'); /* lazy or greedy: the language is the same */
     return (struct piece){expr_repeat(r->s->b, p.e, min, max), times(p.min, min),
                           times(p.max, max)};
 }

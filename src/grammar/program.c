@@ -1,8 +1,8 @@
 /* program.c - expressions to instructions.
  *
- * Facts about rules first (which may be empty, which can end, which call themselves before they
- * read a byte), then instructions, from the end of a rule to its beginning: an expression is given
- * the instruction that follows it and returns the one that it begins with. */
+ * Facts about rules first (which are nullable, which are productive, which are left-recursive),
+ * then instructions, from the end of a rule to its beginning: an expression is given the
+ * instruction that follows it and returns the one that it begins with. */
 #include "grammar/program.h"
 
 #include <stdlib.h>
@@ -12,7 +12,7 @@
 
 enum {
     MAX_WORK = 20 * 1000 * 1000, /* expressions looked at for facts about rules */
-    MAX_UNROLLED = 8,            /* rounds that are copies, not a loop ... */
+    MAX_UNROLLED = 8,            /* rounds that are unrolled instead of a loop ... */
     MAX_UNROLLED_INSTS = 64,     /* ... and their instructions */
     MAX_INLINED = 12,            /* instructions of a rule that is copied where it is called */
     MAX_SETS_COMPARED = 64,
@@ -70,7 +70,8 @@ static bool is_productive(struct compiler *c, const struct expr *e) {
     }
 }
 
-/* Until nothing changes, in alternating order: chains of rules in either order take two rounds. */
+/* Repeats until nothing changes, in alternating order: chains of rules in either order take two
+ * rounds. */
 static int find_facts(struct compiler *c, struct err *err) {
     const struct builder *b = c->b;
     bool has_changed = true;
@@ -319,7 +320,7 @@ static bool begin_alike(const struct product *a, const struct product *b, uint32
     return a->low[i] == b->low[i] && a->high[i] == b->high[i];
 }
 
-/* From byte `from` on, before which they are alike: what they begin with in common is read once. */
+/* Writes products that are alike before byte `from`; their common beginning is read once. */
 static uint32_t write_products(struct class_writer *w, const struct product *p, uint32_t n,
                                uint32_t from) {
     uint32_t entry = 0;
@@ -447,7 +448,7 @@ static uint32_t emit_choice(struct compiler *c, const struct expr *e, uint32_t n
 /* ---- repetitions ------------------------------------------------------------------------------
  */
 
-/* Rounds that have an end: those that there must be, where there is no maximum. */
+/* Rounds to unroll: the maximum, or the minimum where there is no maximum. */
 static uint32_t rounds_of(const struct expr *e) {
     return e->max == REPEAT_NO_LIMIT ? e->min : e->max;
 }
@@ -467,7 +468,7 @@ static uint32_t size_of(const struct expr *e, uint32_t max) {
     return min_u32(n, max);
 }
 
-/* Once or more, or as often as there is some. */
+/* Plus or star. */
 static uint32_t emit_open(struct compiler *c, const struct expr *body, bool is_star,
                           uint32_t next) {
     uint32_t split = add_split(c, 0, next);
@@ -544,7 +545,7 @@ static uint32_t emit_call(struct compiler *c, uint32_t rule, uint32_t next) {
     return add_inst(c, (struct inst){.kind = INST_CALL, .other = entry, .next = next});
 }
 
-/* Of what can match: the caller has looked. */
+/* The caller has checked that e can match. */
 static uint32_t emit(struct compiler *c, const struct expr *e, uint32_t next) {
     if (c->is_out_of_memory || c->is_too_large)
         return 0;
@@ -572,7 +573,7 @@ static uint32_t target_of(const struct program *p, uint32_t pc) {
     return pc;
 }
 
-/* What follows a call may be the end only by way of a jump, which is known now. */
+/* A call may be followed by a jump to the end: only known now. */
 static void resolve_jumps(struct program *p) {
     for (uint32_t i = 0; i < p->n_insts; i++) {
         struct inst *inst = &p->insts[i];

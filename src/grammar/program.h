@@ -7,7 +7,7 @@
  * A counted repetition is a number beside a thread, not so many copies: {0,100000} costs what *
  * does.
  *
- * (1) Every thread can come to the end: what cannot was left out, or refused.
+ * (1) Every thread can reach the end: what cannot was left out, or refused.
  * (2) No rule calls itself before it has read a byte, so threads settle after finitely many calls.
  * (3) Instruction 0 is END. */
 #ifndef GRAMMAR_PROGRAM_H
@@ -16,7 +16,7 @@
 #include "grammar/expr.h"
 
 enum inst_kind {
-    INST_END,   /* of the rule or the loop's body: what follows it goes on */
+    INST_END,   /* of the rule or the loop's body: continue with what follows */
     INST_RANGE, /* a byte of low .. high, then next */
     INST_SET,   /* a byte of sets[other], then next */
     INST_SPLIT, /* next and other */

@@ -1,9 +1,9 @@
 /* schema.c - JSON schemas to grammars.
  *
- * Where a schema allows more than its author is likely to mean, less is generated: objects that
- * list properties have no others unless additionalProperties says so, prefixItems are not followed
- * by others unless items says so, and a schema without a type has the type its keywords are about.
- * Everything that is written is valid.
+ * Where a schema allows more than its author probably means, less is generated: objects that list
+ * properties have no others unless additionalProperties says so, prefixItems are not followed by
+ * others unless items says so, and a schema without a type gets the type its keywords apply to.
+ * Everything generated is valid.
  *
  * White space: none, a blank, or a line end and some indentation, where JSON may have it. */
 #include "grammar/schema.h"
@@ -67,7 +67,7 @@ static const char *const known[] = {
     "prefixItems", "minItems", "maxItems", "minLength", "maxLength", "pattern", "format", "minimum",
     "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf", "anyOf", "oneOf", "allOf",
     "$ref", "nullable", "patternProperties", "propertyNames", "minProperties", "maxProperties",
-    /* with some values only */
+    /* only with some values */
     "uniqueItems", "additionalItems", "unevaluatedProperties", "unevaluatedItems", "not",
     /* that say nothing of values */
     "description", "title", "default", "examples", "example", "$schema", "$comment", "$defs",
@@ -75,7 +75,7 @@ static const char *const known[] = {
     "discriminator", "externalDocs", "xml", "enumNames", "markdownDescription", "propertyOrdering",
     "$anchor", "$id", "id", "strict", "name", NULL};
 
-/* Keywords that are supported where they change nothing. */
+/* Unsupported keywords are allowed with values that change nothing. */
 static bool is_idle(const char *key, const json_t *value) {
     static const char *const idle[] = {"uniqueItems", "not", NULL};
     static const char *const rests[] = {"additionalItems", "unevaluatedItems",
@@ -122,7 +122,7 @@ bool schema_count(struct schema *s, const json_t *flat, const char *key, uint32_
 /* ---- small parts ------------------------------------------------------------------------------
  */
 
-/* One rule for all: it is by far the longest part of what stands between two values. */
+/* One rule for all: it is by far the longest part between two values. */
 static const struct expr *indent(struct schema *s) {
     struct builder *b = s->b;
     if (s->indent == UINT32_MAX) {
@@ -154,7 +154,7 @@ static const struct expr *colon(struct schema *s) {
     return expr_pair(s->b, expr_text(s->b, ":"), expr_optional(s->b, expr_text(s->b, " ")));
 }
 
-/* What is written in several places is written once. */
+/* Makes a rule of an expression that is used in several places. */
 static const struct expr *as_rule(struct schema *s, const struct expr *e) {
     if (e->kind == EXPR_RULE || e->kind == EXPR_BYTES || e->kind == EXPR_CLASS || expr_is_never(e))
         return e;
@@ -263,7 +263,7 @@ static const struct expr *literal(struct schema *s, const json_t *value) {
     return expr_bytes(b, (struct str){quoted, n + 2});
 }
 
-/* Of the values those that the other keywords let through. */
+/* Writes those of the values that the other keywords allow. */
 static const struct expr *write_values(struct schema *s, const json_t *flat, const json_t *values) {
     static const char *const unsure[] = {"pattern",
                                          "format",
@@ -305,7 +305,7 @@ struct items {
 static bool read_items(struct schema *s, const json_t *flat, struct items *out) {
     const json_t *prefix = json_object_get(flat, "prefixItems"),
                  *items = json_object_get(flat, "items");
-    if (!prefix && json_is_array(items)) { /* as before 2020 */
+    if (!prefix && json_is_array(items)) { /* drafts before 2020-12 */
         prefix = items;
         items = json_object_get(flat, "additionalItems");
     }
@@ -335,7 +335,7 @@ static const struct expr *prefix_item(struct schema *s, const struct items *item
     return e;
 }
 
-/* From the end: what follows i items, then one more before it. */
+/* Built from the end: what follows i items, then one more item before it. */
 static const struct expr *write_array(struct schema *s, const json_t *flat) {
     struct builder *b = s->b;
     struct items items;
@@ -480,7 +480,7 @@ static bool read_rest(struct schema *s, const json_t *flat, struct members *m) {
     return !s->status;
 }
 
-/* Only other members: as many as there may be. */
+/* An object without listed members. */
 static const struct expr *write_map(struct schema *s, const struct members *m) {
     struct builder *b = s->b;
     const struct expr *close = before(s, "}"), *none = expr_text(b, "{}");
@@ -549,7 +549,8 @@ static const struct expr *write_object(struct schema *s, const json_t *flat) {
 /* ---- choices ----------------------------------------------------------------------------------
  */
 
-/* A value is valid for one of oneOf alone: what is written for one must be valid for no other. */
+/* With oneOf a value must be valid for exactly one: what is generated for one must be invalid for
+ * the others. */
 static bool check_apart(struct schema *s, const json_t *const *flats, size_t n) {
     for (size_t i = 0; i < n; i++)
         for (size_t k = 0; k < n; k++)
@@ -592,7 +593,7 @@ static const struct expr *write_choices(struct schema *s, const json_t *flat, co
 /* ---- schemas ----------------------------------------------------------------------------------
  */
 
-/* The types that the keywords of a schema without one are about; all when there are none. */
+/* For a schema without a type: the types its keywords apply to; all if there are none. */
 static unsigned guess_types(const json_t *flat) {
     static const struct {
         const char *key;
@@ -674,7 +675,7 @@ static const struct expr *compile_flat(struct schema *s, const json_t *flat) {
     return e;
 }
 
-/* The rule of what a $ref leads to: one for each place, so schemas may refer to themselves. */
+/* The rule of a $ref's target: one for each target, so schemas may refer to themselves. */
 static const struct expr *compile_ref(struct schema *s, const char *ref) {
     const json_t *target = schema_resolve(s, ref);
     char path[sizeof s->path];

@@ -1,9 +1,9 @@
 /* schema.h - JSON schemas to expressions: what the files of the compiler share.
  *
- * schema.c goes through a schema and writes values of each type; schema_merge.c makes one schema of
- * several that all hold ($ref with siblings, allOf, the parts of anyOf) and knows when two exclude
- * each other (oneOf); schema_text.c writes strings, schema_number.c numbers; pattern.c reads
- * regular expressions, format.c has the formats. */
+ * schema.c walks a schema and generates values of each type; schema_merge.c merges schemas that
+ * must all hold ($ref with siblings, allOf, the parts of anyOf) and knows when two exclude each
+ * other (oneOf); schema_text.c writes strings, schema_number.c numbers; pattern.c reads regular
+ * expressions, format.c has the formats. */
 #ifndef GRAMMAR_SCHEMA_H
 #define GRAMMAR_SCHEMA_H
 
@@ -14,7 +14,7 @@
 struct schema {
     struct builder *b;
     const json_t *root;
-    json_t *made; /* an array of all schemas that were made on the way */
+    json_t *made; /* an array that owns all schemas made on the way */
     struct err *err;
     int status; /* the first failure */
     char path[256];
@@ -43,31 +43,30 @@ enum {
     TYPE_ANY = 127,
 };
 
-/* Counts comparisons of which there may be as many as the schema is long, times itself. False: they
- * are too many, which is a failure. */
+/* Counts comparisons, which may be quadratic in the schema's length. False: too many, which is a
+ * failure. */
 bool schema_work(struct schema *s, uint64_t n);
 
 /* Refuses keywords that are not supported, by name. */
 bool schema_check(struct schema *s, const json_t *schema);
-/* The count that a key has, at most 2^24; *out stays where there is none. False: it is not one. */
+/* A key's count, at most 2^24; *out is unchanged if the key is missing. False: not a count. */
 bool schema_count(struct schema *s, const json_t *flat, const char *key, uint32_t *out);
 
 /* ---- schema_merge.c ---- */
 
 /* The schema, an object, without $ref and allOf. Lives as long as s; {} after a failure. */
 const json_t *schema_flatten(struct schema *s, const json_t *schema);
-/* Both hold, of flat ones. */
+/* Merges two flat schemas: both must hold. */
 const json_t *schema_merge(struct schema *s, const json_t *a, const json_t *b);
-/* The schema's own types: what `type`, enum and const leave. */
+/* The types that `type`, enum and const allow. */
 unsigned schema_types(struct schema *s, const json_t *flat);
-/* What a $ref leads to; NULL after a failure. */
+/* The target of a $ref; NULL after a failure. */
 const json_t *schema_resolve(struct schema *s, const char *ref);
-/* The names that must be there, as the keys of an object. Lives as long as s; {} after a failure.
- */
+/* The required names, as the keys of an object. Lives as long as s; {} after a failure. */
 const json_t *schema_required(struct schema *s, const json_t *flat);
-/* True when no value that is written for `a` is valid for b; both flat. */
+/* True when no value generated for `a` is valid for `b`; both flat. */
 bool schema_excludes(struct schema *s, const json_t *a, const json_t *b);
-/* Whether a value is valid, as far as the simple keywords (type, lengths, limits) say. */
+/* Whether a value is valid by the simple keywords (type, lengths, limits). */
 bool schema_value_fits(struct schema *s, const json_t *flat, const json_t *value);
 /* The same object without a key. Lives as long as s. */
 const json_t *schema_without(struct schema *s, const json_t *object, const char *key);
@@ -77,17 +76,17 @@ const json_t *schema_without(struct schema *s, const json_t *object, const char 
 const struct expr *text_character(struct schema *s); /* one of a string, escaped or not */
 const struct expr *text_string(struct schema *s);    /* any string, with its quotes */
 const struct expr *text_of(struct schema *s, const json_t *flat); /* a string by its keywords */
-/* These characters as they stand in a JSON string: those that must be escaped in one way. */
+/* These characters as in a JSON string; those that must be escaped have one form. */
 const struct expr *text_class(struct builder *b, const struct char_range *ranges, uint32_t n,
                               bool is_negated);
 const struct expr *text_literal(struct builder *b, struct str text); /* without quotes */
-/* A string, with its quotes and without escapes, that is none of these. */
+/* A string, with quotes and without escapes, that is none of these keys. */
 const struct expr *text_other_key(struct schema *s, const struct str *keys, uint32_t n);
 
 /* ---- schema_number.c ---- */
 
 const struct expr *number_of(struct schema *s, const json_t *flat, bool is_integer);
-/* A number of the schema as it is written; room for 40 bytes. */
+/* A number of the schema as text. */
 void number_write(const json_t *value, char out[40]);
 
 /* ---- pattern.c, format.c ---- */
@@ -97,7 +96,7 @@ struct piece {
     const struct expr *e;
     uint64_t min, max; /* max: UINT32_MAX and more: no limit */
 };
-/* What a regular expression finds, anywhere in the string unless it is anchored. */
+/* Strings that a regular expression matches, anywhere in the string unless anchored. */
 bool pattern_read(struct schema *s, const char *regex, struct piece *out);
 bool format_find(struct schema *s, const char *name, struct piece *out);
 

@@ -1,4 +1,4 @@
-/* schema_merge.c - one schema of several that all hold, and when two exclude each other. */
+/* schema_merge.c - merging schemas that must all hold, and when two exclude each other. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -10,7 +10,7 @@ enum { MAX_DEPTH = 64, MAX_MERGED = 40000, MAX_WORK = 4 * 1000 * 1000 };
 /* ---- schemas made on the way ------------------------------------------------------------------
  */
 
-/* Takes the reference; NULL, when memory ran out, and one too many become a failure and {}. */
+/* Takes the reference. NULL (out of memory) and too many schemas are a failure and give {}. */
 static json_t *keep(struct schema *s, json_t *made) {
     if (++s->n_merged > MAX_MERGED) {
         schema_fail(s, SLUICE_ERR_UNSUPPORTED,
@@ -172,7 +172,7 @@ static json_t *write_types(unsigned types) {
 /* ---- values -----------------------------------------------------------------------------------
  */
 
-/* As JSON schema compares: 1 and 1.0 are equal. */
+/* As JSON Schema compares: 1 and 1.0 are equal. */
 static bool same_value(const json_t *a, const json_t *b) {
     if (json_is_number(a) && json_is_number(b))
         return json_number_value(a) == json_number_value(b);
@@ -195,7 +195,7 @@ static size_t count_characters(const char *text) {
     return n;
 }
 
-/* A limit of the schema, or a value that limits nothing. */
+/* A limit of the schema, or `none`. */
 static double limit(const json_t *flat, const char *key, double none) {
     const json_t *value = json_object_get(flat, key);
     return json_is_number(value) ? json_number_value(value) : none;
@@ -238,7 +238,7 @@ static json_t *all_of(const json_t *a, const json_t *b) {
     return json_pack("{s:[O,O]}", "allOf", a, b);
 }
 
-/* A property that only one schema lists has to be what the other says of additional ones. */
+/* A property that only one schema lists must match the other's additionalProperties. */
 static void merge_properties(struct schema *s, json_t *to, const json_t *a, const json_t *b) {
     const json_t *mine = json_object_get(a, "properties"),
                  *theirs = json_object_get(b, "properties");
@@ -262,8 +262,8 @@ static void merge_properties(struct schema *s, json_t *to, const json_t *a, cons
     json_object_set_new(to, "properties", all);
 }
 
-/* The patterns of one, whose properties have to be what the other, without patterns, says of
- * additional ones. */
+/* The patternProperties of one must match the additionalProperties of the other, which has no
+ * patterns. */
 static void merge_patterns(struct schema *s, json_t *to, const json_t *a, const json_t *b) {
     const json_t *patterns = json_object_get(a, "patternProperties");
     const json_t *rest = json_object_get(b, "additionalProperties");
@@ -278,14 +278,14 @@ static void merge_patterns(struct schema *s, json_t *to, const json_t *a, const 
     json_object_set_new(to, "patternProperties", all);
 }
 
-/* What a schema says of item i; NULL: nothing. */
+/* The schema of item i; NULL: none. */
 static const json_t *item_of(const json_t *flat, size_t i) {
     const json_t *item = json_array_get(json_object_get(flat, "prefixItems"), i);
     return item ? item : json_object_get(flat, "items");
 }
 
-/* The items of a schema are those that its own prefixItems do not name, also where the other's
- * do. */
+/* A schema's `items` apply to all items beyond its own prefixItems, also to those in the other's.
+ */
 static void merge_prefix(struct schema *s, json_t *to, const json_t *a, const json_t *b) {
     size_t n_mine = json_array_size(json_object_get(a, "prefixItems"));
     size_t n_theirs = json_array_size(json_object_get(b, "prefixItems"));
@@ -405,7 +405,7 @@ const json_t *schema_merge(struct schema *s, const json_t *a, const json_t *b) {
     return to;
 }
 
-/* Annotations say nothing of values, and would differ. */
+/* Annotations do not constrain values, and would differ. */
 static void drop_annotations(json_t *flat) {
     static const char *const names[] = {
         "description", "title", "default",     "examples", "example",  "$schema",
@@ -422,7 +422,7 @@ static void drop_annotations(json_t *flat) {
     }
 }
 
-/* A constant beside a list holds if the list has it: then the list alone says so. */
+/* Merges const into enum. */
 static void join_values(struct schema *s, json_t *flat) {
     const json_t *value = json_object_get(flat, "const"), *list = json_object_get(flat, "enum");
     if (!value || !json_is_array(list))
@@ -431,7 +431,7 @@ static void join_values(struct schema *s, json_t *flat) {
     json_object_del(flat, "const");
 }
 
-/* It is said of the type beside it, and of no other that is merged with this one. */
+/* nullable applies to the type beside it only, not to one merged later. */
 static void join_nullable(struct schema *s, json_t *flat) {
     if (json_is_true(json_object_get(flat, "nullable")) && json_object_get(flat, "type"))
         json_object_set_new(flat, "type", write_types(schema_types(s, flat)));
@@ -484,7 +484,7 @@ const json_t *schema_required(struct schema *s, const json_t *flat) {
     return names;
 }
 
-/* Whether an object that is written for it may have this property (schema.c, write_object). */
+/* Whether an object generated for it may have this property (schema.c, write_object). */
 static bool may_have(const json_t *flat, const json_t *required, const char *name) {
     const json_t *properties = json_object_get(flat, "properties");
     const json_t *rest = json_object_get(flat, "additionalProperties");

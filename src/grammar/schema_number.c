@@ -1,8 +1,8 @@
 /* schema_number.c - numbers between limits, digit by digit.
  *
- * Integers have at most 18 digits. A number with limits is written without an exponent: its integer
- * part is in a range of integers, and where that is the part of a limit the fraction is compared
- * with the limit's. Fractions have few enough digits that reading them as f64 keeps the order. */
+ * Integers have at most 18 digits. A number with limits has no exponent: its integer part is in a
+ * range of integers, and where that equals a limit's the fraction is compared with the limit's.
+ * Fractions have few enough digits that reading them as f64 keeps the order. */
 #include <inttypes.h>
 #include <math.h>
 #include <stdio.h>
@@ -72,7 +72,7 @@ static const struct expr *of_lengths(struct builder *b, uint32_t from, uint32_t 
 static const struct expr *integers(struct builder *b, uint64_t low, uint64_t high) {
     struct expr_list list = {0};
     uint64_t first = 0;
-    uint32_t shortest = 0, longest = 0; /* lengths of which there are all */
+    uint32_t shortest = 0, longest = 0; /* lengths of which all numbers are in range */
     for (uint32_t n = 1; n <= 20 && low <= high; n++) {
         uint64_t last = n == 20 ? UINT64_MAX : (n == 1 ? 9 : first * 10 - 1);
         if (n > 1 && low <= first && high >= last) {
@@ -95,7 +95,7 @@ static const struct expr *integers(struct builder *b, uint64_t low, uint64_t hig
 /* ---- limits -----------------------------------------------------------------------------------
  */
 
-/* A limit: the number's size, its sign apart. */
+/* A limit: magnitude and sign. */
 struct decimal {
     bool is_negative, is_open, is_there;
     uint64_t whole;
@@ -163,7 +163,7 @@ static int compare(const struct decimal *a, const struct decimal *b) {
     return a->is_negative ? compare_sizes(b, a) : compare_sizes(a, b);
 }
 
-/* Takes a limit over where it is the stricter one. */
+/* Takes over a limit if it is the stricter one. */
 static bool read_limit(struct schema *s, const json_t *flat, const char *key, bool is_open,
                        bool is_low, struct decimal *out) {
     const json_t *value = json_object_get(flat, key);
@@ -240,11 +240,11 @@ static uint32_t digits_of(uint64_t n) {
     return count;
 }
 
-/* Sizes from low to high, both there. */
+/* Magnitudes from low to high; both must be there. */
 static const struct expr *sizes(struct builder *b, const struct decimal *low,
                                 const struct decimal *high) {
     struct expr_list list = {0};
-    /* Next to an open limit of many digits few more are told apart. */
+    /* Next to an open limit with many digits f64 distinguishes only a few more. */
     uint32_t digits = max_u32(low->is_open ? digits_of(low->whole) : 1,
                               high->is_open ? digits_of(high->whole) : 1);
     struct fractions f = {.b = b, .max_digits = digits >= 14 ? 1 : min_u32(15 - digits, 6)};
@@ -290,7 +290,7 @@ static const struct expr *one_sign(struct builder *b, const struct decimal *low,
     return integers(b, min_whole(low), max);
 }
 
-/* From low to high, which are there, by size on each side of zero. */
+/* From low to high; both must be there; by magnitude on each side of zero. */
 static const struct expr *between(struct builder *b, const struct decimal *low,
                                   const struct decimal *high, bool is_integer) {
     const struct decimal zero = {.is_there = true},
@@ -409,7 +409,7 @@ static const struct expr *any_rule(struct schema *s, bool is_integer) {
     return expr_rule(b, *rule);
 }
 
-/* OpenAPI says the size of an integer as its format. */
+/* OpenAPI gives the size of an integer as its format. */
 static bool read_format(struct schema *s, const json_t *flat, struct decimal *low,
                         struct decimal *high) {
     const char *format = json_string_value(json_object_get(flat, "format"));

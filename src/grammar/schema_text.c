@@ -22,7 +22,7 @@ static const struct expr *one_of(struct builder *b, const char *characters) {
     return expr_class(b, ranges, n, false);
 }
 
-/* After \u: a character that is no half of one, or both halves. */
+/* After \u: a character, or both surrogates of one. */
 static const struct expr *code(struct builder *b) {
     const struct expr *d = expr_choice(
         b, &(struct expr_list){
@@ -68,7 +68,7 @@ const struct expr *text_string(struct schema *s) {
     return expr_rule(b, s->string);
 }
 
-/* A character as it must be written. */
+/* A character as it must be escaped. */
 static const struct expr *escape_of(struct builder *b, uint32_t c) {
     static const char letters[] = "bfnrt", values[] = "\b\f\n\r\t";
     const char *at = c ? strchr(values, (int)c) : NULL;
@@ -101,7 +101,7 @@ const struct expr *text_class(struct builder *b, const struct char_range *ranges
     for (uint32_t c = 0; c < 0x80; c++)
         if ((c < 0x20 || c == '"' || c == '\\') && is_in(all, c))
             expr_push(b, &list, escape_of(b, c));
-    /* What is in it and need not be escaped: neither in the rest nor in `escaped`. */
+    /* What is in it and need not be escaped: neither in its complement nor in `escaped`. */
     const struct expr *rest = expr_class(b, all->ranges, all->n, true);
     struct char_range *not_in = arena_array(&b->arena, rest->n + 3ull, sizeof *not_in);
     if (rest->kind != EXPR_CLASS || !not_in) {
@@ -155,8 +155,8 @@ static int compare_keys(const void *a, const void *b) {
     return order ? order : x->len < y->len ? -1 : x->len > y->len;
 }
 
-/* Characters, then the quote, that make none of the sorted keys, which have `from` bytes in common
- * that were read already. */
+/* Characters and the closing quote that form none of the sorted keys, whose first `from` bytes are
+ * equal and already read. */
 static const struct expr *other_from(struct schema *s, const struct str *keys, uint32_t n,
                                      size_t from) {
     struct builder *b = s->b;

@@ -84,7 +84,7 @@ static void count_plain(struct str text, uint8_t rest[MAX_DEPTH + 1]) {
     }
 }
 
-/* What fill_nodes needs of a token: its nodes know what is below them. */
+/* Notes a token's plain characters in its nodes and tables. */
 static void note_plain(struct token_texts *t, int32_t token, const uint32_t *path) {
     uint8_t rest[MAX_DEPTH + 1];
     struct str text = t->texts[token];
@@ -102,7 +102,7 @@ static void note_plain(struct token_texts *t, int32_t token, const uint32_t *pat
     }
 }
 
-/* Masks of exactly so many characters become those of at most so many. */
+/* Turns masks of exactly n characters into masks of at most n. */
 static void sum_plain(struct token_texts *t) {
     for (size_t i = t->n_words; i < (TEXT_MAX_PLAIN + 1ul) * t->n_words; i++)
         t->plain[i] |= t->plain[i - t->n_words];
@@ -158,7 +158,7 @@ static uint64_t count_nodes(const struct token_texts *t, uint32_t n) {
     return nodes;
 }
 
-/* Texts that may be long ones: no fewer than there are. */
+/* An upper bound of the number of long texts. */
 static uint64_t count_longs(const struct token_texts *t, uint32_t n) {
     uint64_t longs = 0;
     for (uint32_t i = 0; i < n; i++)
@@ -166,8 +166,8 @@ static uint64_t count_longs(const struct token_texts *t, uint32_t n) {
     return longs;
 }
 
-/* A token adds the nodes that the one before it in order does not share. `path`: the node at each
- * depth, whose end is known when another takes its place. */
+/* A token adds the nodes that it does not share with the token before it. `path`: the node at each
+ * depth; its end is known when another takes its place. */
 static void fill_nodes(struct token_texts *t, uint32_t n) {
     uint32_t path[MAX_DEPTH + 1] = {0}, depth = 0, used = 1;
     struct str before = {"", 0};

@@ -6,8 +6,8 @@
 #include "base/str.h"
 #include "grammar/grammar.h"
 
-/* Node 0 is the root. Nodes stand in depth-first order, so the next node is the first child, if it
- * has one, and `skip` is the node after all below it. */
+/* Node 0 is the root. Nodes are in depth-first order, so the next node is the first child, if it
+ * has one, and `skip` is the node after its subtree. */
 struct text_node {
     uint32_t skip;
     uint32_t first_token; /* in `sorted`; up to the next node's: the tokens that end here */
@@ -17,8 +17,8 @@ struct text_node {
     uint8_t plain; /* characters of the longest text below, all of them plain; or TEXT_NOT_PLAIN */
 };
 
-/* A plain character is one that JSON strings hold as it is and that nearly every class of
- * characters has: U+0020 to U+007E but quote and backslash, and all from U+0080 on, whole. */
+/* A plain character needs no escape in JSON and is in nearly every class of characters: U+0020 to
+ * U+007E but quote and backslash, and all from U+0080 on, complete. */
 enum {
     TEXT_NOT_PLAIN = 255,
     TEXT_MAX_CHARS = 254, /* characters of a plain text */
@@ -30,13 +30,13 @@ struct long_text {
     uint32_t n; /* plain characters */
 };
 
-/* Of the byte that a plain character begins with: its bytes, and the second one's limits; 0: none
- * begins so. Bytes after the second are 0x80 to 0xBF. */
+/* For the first byte of a plain character: its number of bytes, and the range of the second; 0:
+ * none begins so. Bytes after the second are 0x80 to 0xBF. */
 uint32_t text_plain_begin(uint8_t byte, uint8_t *low, uint8_t *high);
 
 struct token_texts {
     struct arena arena;
-    uint64_t id; /* of all texts of this process, so that caches know them apart */
+    uint64_t id; /* unique in this process, for caches */
     int32_t n_tokens;
     uint32_t n_words;        /* of a mask */
     struct str *texts;       /* (n_tokens) empty: never part of an answer */
@@ -56,7 +56,7 @@ struct token_texts {
 /* Adds the texts of at most n plain characters to a mask. */
 void token_texts_add_plain(const struct token_texts *t, uint32_t n, uint32_t *mask);
 
-/* Of n texts, which are copied; ends as in the struct. */
+/* From n texts, which are copied; ends as in the struct. */
 int token_texts_make(struct token_texts **out, const struct str *texts, int32_t n,
                      const int32_t *ends, uint32_t n_ends, struct err *err);
 

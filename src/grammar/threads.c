@@ -1,4 +1,4 @@
-/* threads.c - settling: from places that read nothing to those that read a byte.
+/* threads.c - settling (epsilon closure): from places that read nothing to those that read a byte.
  *
  * (1) In one round of settling, from thread_set_clear on, a place with a node is visited once.
  * (2) A round of a loop that has read nothing is not counted: the loop's body may be empty then, it
@@ -19,7 +19,7 @@ struct fresh {
     uint32_t last;      /* of its edges, in a list; NONE: there is none */
     uint32_t looked_at; /* of them, while it is finished; NONE: all */
     uint32_t node;      /* 0: not finished */
-    bool was_left;      /* its rule may be empty, and went on to its edges */
+    bool was_left;      /* its rule was empty, and its edges were followed */
 };
 
 struct fresh_edge {
@@ -47,7 +47,7 @@ static bool fail(struct nodes *nodes, enum fault fault) {
     return false;
 }
 
-/* Room for one more of n; `at` is the address of a pointer. */
+/* Grows an array of n by one; `at` is the address of its pointer. */
 static bool grow(struct nodes *nodes, void *at, uint32_t n, uint32_t *capacity, size_t size) {
     void *old, *more;
     if (n < *capacity)
@@ -269,7 +269,7 @@ static bool grow_seen(struct thread_set *s, struct nodes *nodes) {
     return true;
 }
 
-/* Where a key is, or now is; NULL: a fault. */
+/* Finds or adds a key; NULL: a fault. */
 static struct seen *see(struct thread_set *s, struct nodes *nodes, const uint32_t key[4],
                         bool *is_new) {
     if (!grow_seen(s, nodes))
@@ -285,7 +285,7 @@ static struct seen *see(struct thread_set *s, struct nodes *nodes, const uint32_
     return slot;
 }
 
-/* Notes a place that is to be looked at, unless it was. */
+/* Queues a place, unless it was visited. */
 static bool visit(struct thread_set *s, struct nodes *nodes, uint32_t pc, uint32_t node) {
     bool is_new;
     if (!see(s, nodes, (uint32_t[]){pc, node, NONE, 0}, &is_new))
@@ -302,7 +302,7 @@ static bool visit(struct thread_set *s, struct nodes *nodes, uint32_t pc, uint32
 /* ---- fresh nodes ------------------------------------------------------------------------------
  */
 
-/* That of a rule (by where it begins) or of a loop (by its instruction); NONE: a fault. */
+/* The fresh node of a rule (by its first instruction) or of a loop (by its own); NONE: a fault. */
 static uint32_t fresh_of(struct thread_set *s, struct nodes *nodes, uint32_t pc, bool is_loop) {
     bool is_new;
     struct seen *slot = see(s, nodes, (uint32_t[]){pc, is_loop, NONE, 1}, &is_new);
@@ -329,7 +329,7 @@ static bool add_edge(struct thread_set *s, struct nodes *nodes, uint32_t fresh, 
 /* ---- settling ---------------------------------------------------------------------------------
  */
 
-/* A caller that comes after its rule was found to be empty goes on at once. */
+/* A caller of a rule already found to be empty continues at once. */
 static bool enter_rule(struct thread_set *s, struct nodes *nodes, const struct inst *call,
                        uint32_t node) {
     if (call->next == 0)
@@ -341,7 +341,7 @@ static bool enter_rule(struct thread_set *s, struct nodes *nodes, const struct i
            (!s->fresh[fresh].was_left || visit(s, nodes, call->next, node));
 }
 
-/* After so many rounds. Of those that the loop does not need the fewest are kept. */
+/* Enters a loop after so many rounds. Beyond the loop's minimum only the lowest count is kept. */
 static bool enter_loop(struct thread_set *s, const struct program *p, struct nodes *nodes,
                        uint32_t pc, uint32_t count, uint32_t node) {
     const struct loop *loop = &p->loops[p->insts[pc].other];
@@ -478,7 +478,7 @@ static uint32_t next_below(const struct thread_set *s, struct fresh *fresh) {
     return NONE;
 }
 
-/* Those below first; the way there is kept in `todo`. */
+/* Finishes those below first; the path is kept in `todo`. */
 static bool finish_from(struct thread_set *s, struct nodes *nodes, uint32_t from) {
     bool is_ok = true;
     s->n_todo = 0;

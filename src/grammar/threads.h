@@ -1,21 +1,22 @@
 /* threads.h - threads of a program: sets of them, and what follows them.
  *
- * A thread is a place and a node. The node says what follows when the rule or loop that the place
- * is in has ended: an edge for each way to go on, which is a place and the node that follows that.
- * A rule that several callers call at the same byte of the text is run once, with a node that has
- * an edge for each of them; so is the body of a loop that is entered after several numbers of
- * rounds. So threads are as many as places and nodes, and not as the ways to read the text, of
- * which an ambiguous grammar may have exponentially many.
+ * A thread is a place and a node: nodes form a graph-structured stack. A node says what follows
+ * when the rule or loop that the place is in has ended: one edge for each way to continue, a place
+ * and the node after that. A rule that several callers call at the same byte of the text is run
+ * once, with a node that has an edge for each caller; so is the body of a loop that is entered
+ * after different numbers of rounds. So the number of threads is bounded by places and nodes, not
+ * by the ways to read the text, of which an ambiguous grammar may have exponentially many.
  *
- * While a set is settled its new nodes are fresh, and edges are added to them. thread_set_finish
- * makes nodes of them, of which equal ones are the same: so threads are compared by two numbers.
+ * While a set is settled (its epsilon closure is computed) its new nodes are fresh, and edges are
+ * added to them. thread_set_finish turns them into nodes, equal ones into the same node: so threads
+ * are compared by two numbers.
  *
  * (1) The edges of a node lead to nodes with lower numbers.
  * (2) Edges are sorted. All of a node are calls, or all are rounds of one loop.
  * (3) Of one loop and one node below it, one edge at most has as many rounds as the loop needs:
  *     being at fewer of those allows all that being at more does.
  *
- * What a set may cost is limited by steps, threads and nodes; what is more is a fault. */
+ * The cost of a set is limited by steps, threads and nodes; more is a fault. */
 #ifndef GRAMMAR_THREADS_H
 #define GRAMMAR_THREADS_H
 
@@ -23,7 +24,7 @@
 
 enum {
     NODE_BASE = 0,          /* the end of everything */
-    EDGE_CALL = UINT32_MAX, /* instead of a count: go on at pc */
+    EDGE_CALL = UINT32_MAX, /* instead of a count: continue at pc */
     THREADS_MAX = 1 << 13,  /* in a set */
     NODES_MAX = 1 << 18,    /* of a matcher or a cache */
     NODES_MAX_EDGES = 1 << 21,
@@ -35,7 +36,7 @@ enum fault {
     FAULT_STEPS,   /* more than `max_steps` */
     FAULT_THREADS, /* more than THREADS_MAX */
     FAULT_NODES,   /* more than NODES_MAX, or than NODES_MAX_EDGES of their edges */
-    FAULT_PACE,    /* of an answer: more steps than its tokens are given */
+    FAULT_PACE,    /* of an answer: more steps than its tokens allow */
 };
 
 struct edge {
@@ -67,7 +68,7 @@ struct seen;
 struct thread_set {
     struct thread *threads;
     uint32_t n, capacity;
-    bool may_exit; /* one has come to the end with nothing to follow */
+    bool may_exit; /* one has reached the end of the grammar */
     /* Of settling. */
     struct seen *seen; /* a hash table: slots of another stamp are free */
     uint32_t stamp, n_slots, n_seen;
@@ -84,7 +85,7 @@ struct thread_set {
 /* False when memory ran out. Zeroed structs may be freed. */
 bool nodes_begin(struct nodes *nodes);
 void nodes_free(struct nodes *nodes);
-/* So many steps from here on. */
+/* Allows so many steps from here on. */
 void nodes_allow(struct nodes *nodes, uint64_t steps);
 /* Counts them; false: they are too many. */
 bool nodes_work(struct nodes *nodes, uint64_t steps);
@@ -92,15 +93,15 @@ bool nodes_work(struct nodes *nodes, uint64_t steps);
 uint32_t nodes_find(struct nodes *nodes, const struct edge *edges, uint32_t n);
 /* Sorts edges, and leaves out what is there twice; returns how many are left. */
 uint32_t edges_sort(struct edge *edges, uint32_t n);
-/* Forgets the nodes that none of the threads needs; threads and nodes keep their order. False when
- * memory ran out; nothing has changed then. */
+/* Drops the nodes that no thread needs; threads and nodes keep their order. False when memory ran
+ * out; nothing has changed then. */
 bool nodes_collect(struct nodes *nodes, struct thread *threads, uint32_t n);
 
 bool thread_set_begin(struct thread_set *s);
 void thread_set_free(struct thread_set *s);
 
-/* All of these are false after a fault. thread_set_clear begins a set; what is added after it is of
- * one place in the text. */
+/* All of these are false after a fault. thread_set_clear begins a set; all that is added to it
+ * belongs to one place in the text. */
 void thread_set_clear(struct thread_set *s);
 /* Adds all threads that read a byte and are reached from here without reading one. */
 bool thread_set_add(struct thread_set *s, const struct program *p, struct nodes *nodes, uint32_t pc,
@@ -108,7 +109,7 @@ bool thread_set_add(struct thread_set *s, const struct program *p, struct nodes 
 /* The same after the rule or round of the loop that the edge follows has ended. */
 bool thread_set_return(struct thread_set *s, const struct program *p, struct nodes *nodes,
                        struct edge edge);
-/* Adds what a byte makes of a thread. */
+/* Adds the threads that a thread becomes after a byte. */
 bool thread_set_step(struct thread_set *s, const struct program *p, struct nodes *nodes,
                      struct thread t, uint8_t byte);
 /* Adds a thread that reads a byte, as it is. */

@@ -1,7 +1,7 @@
-/* arch.h - an architecture: what a file arch_*.c holds, and what it is made with.
+/* arch.h - an architecture: what a file arch_*.c provides, and the functions it uses.
  *
  * It knows its keys and tensors in a GGUF file, their names in a hub folder, and the ops of a
- * layer. Adding one is such a file and a row of archs.def. */
+ * layer. To add one, write such a file and add a row to archs.def. */
 #ifndef MODEL_ARCH_H
 #define MODEL_ARCH_H
 
@@ -22,22 +22,24 @@ struct emit {
 
 struct arch {
     const char *name; /* general.architecture, and what its keys begin with */
-    /* Fills the config beyond what all share; refuses what can't be run. */
+    /* Fills in the config beyond what all share; refuses what cannot be run. */
     int (*config)(struct model *m, struct err *err);
     /* Finds the tensors of each layer and checks their shapes. */
     int (*bind)(struct model *m, struct err *err);
     /* Adds the ops of one layer, from residual to residual: its mixer and its feed-forward part. */
     int (*emit_layer)(const struct emit *e, uint32_t layer);
 
-    /* Hub folders: the model_type of config.json, all that it goes by; the first is in messages. */
+    /* Hub folders: all its model_types in config.json; messages name the first. */
     const char *model_types[MAX_MODEL_TYPES];
-    /* The tensors of a layer, those outside layers, and what a draft block has beside a layer's,
-     * its first row always there (NULL: no draft block). Each table ends with an empty row. */
+    /* The tensors of a layer; those outside layers; and what a draft block has besides a layer's,
+     * of which the first row is always there (NULL: no draft block). Each table ends with an empty
+     * row. */
     const struct hub_name *layer_names[MAX_NAME_TABLES];
     const struct hub_name *global_names, *draft_names;
-    /* Reads config.json beyond what all share and refuses what can't be run; NULL: nothing more. */
+    /* Reads config.json beyond what all share and refuses what cannot be run; NULL: nothing more.
+     */
     int (*hub_config)(struct hub *h, struct err *err);
-    /* Puts the keys that config() reads. */
+    /* Writes the keys that config() reads. */
     void (*hub_keys)(struct hub_keys *k);
 };
 
@@ -64,15 +66,15 @@ int bind_matrix(struct model *m, int block, const char *name, uint32_t k, uint32
                 unsigned flags, struct operand *out, struct err *err);
 int bind_matrices(struct model *m, int block, const char *name, uint32_t k, uint32_t n, uint32_t e,
                   unsigned flags, struct operand *out, struct err *err);
-/* As f32, whatever the file has: (n), or (n, width) where width is above 0. */
+/* As f32, whatever type the file has: (n), or (n, width) where width is above 0. */
 int bind_vector(struct model *m, int block, const char *name, uint32_t n, uint32_t width,
                 unsigned flags, struct operand *out, struct err *err);
 
 /* ---- ops --------------------------------------------------------------------------------------
  */
 
-/* What layers have in common, each norm to residual. is_gated: each query head has a gate after it.
- */
+/* Parts that layers share, each from norm to residual. is_gated: each query head has a gate after
+ * it. */
 int emit_attention(const struct emit *e, uint32_t layer, bool is_gated);
 int emit_dense(const struct emit *e, uint32_t layer);
 int emit_experts(const struct emit *e, uint32_t layer);
@@ -80,8 +82,8 @@ int emit_experts(const struct emit *e, uint32_t layer);
 /* ---- hub folders ------------------------------------------------------------------------------
  */
 
-/* Values of config.json. A count is a whole number within [1, max]; *out keeps its value when the
- * name is absent and a fallback (not 0) was there. */
+/* Values of config.json. A count is a whole number within [1, max]. *out: if not 0 before the call,
+ * the default. */
 int hub_count(const struct hub *h, const char *name, uint32_t max, uint32_t *out, struct err *err);
 /* A finite positive number of `object`; the fallback when it is absent. */
 int hub_number(const struct hub *h, const json_t *object, const char *name, double fallback,
@@ -95,12 +97,12 @@ const char *hub_rope_type(const struct hub *h); /* "default" when there is none 
 int hub_refuse_text(const struct hub *h, const char *name, const char *expected, struct err *err);
 int hub_refuse_flag(const struct hub *h, const char *name, bool expected, struct err *err);
 
-/* Puts "ARCH.name". The first failure stays in k->status, and the rest does nothing. */
+/* Writes "ARCH.name". The first failure stays in k->status; later calls do nothing. */
 void hub_put_u32(struct hub_keys *k, const char *name, uint32_t value);
 void hub_put_f32(struct hub_keys *k, const char *name, double value);
 void hub_put_i32s(struct hub_keys *k, const char *name, const int32_t *values, uint32_t n);
 void hub_put_bools(struct hub_keys *k, const char *name, const uint8_t *values, uint32_t n);
-/* A count of config.json under our name. */
+/* Copies a count of config.json under our name. */
 void hub_copy_count(struct hub_keys *k, const char *theirs, const char *ours);
 
 #endif

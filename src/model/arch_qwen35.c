@@ -1,7 +1,8 @@
 /* arch_qwen35.c - the Gated DeltaNet hybrids: Qwen3.5, dense and with experts.
  *
  * Three delta-net layers to one of gated full attention. GGUF stores value heads tiled (value head
- * v belongs to key head v % A), the hub grouped (v / (B / A)): a flag of the op, no row moves. */
+ * v belongs to key head v % A), the hub grouped (v / (B / A)): a flag of the op; no row is moved.
+ */
 #include <stdio.h>
 #include <string.h>
 
@@ -29,7 +30,8 @@ static int config_layers(struct model *m, struct err *err) {
     return SLUICE_OK;
 }
 
-/* What goes into the delta rule: q, k and v (the channels), z, and beta and alpha of each head. */
+/* Widths of the delta rule's inputs: q, k and v (the channels), z, and beta and alpha of each head.
+ */
 static int config_delta_widths(struct model *m, struct err *err) {
     struct config *c = &m->config;
     uint64_t values = size_times(c->value_heads, c->value_width);
@@ -334,7 +336,7 @@ static int hub_config(struct hub *h, struct err *err) {
                                       : SLUICE_OK;
 }
 
-/* How many values of a head rotate: a part of them. */
+/* Partial rotary embedding: how many values of a head rotate. */
 static void put_rotary(struct hub_keys *k) {
     const struct hub *h = k->hub;
     const json_t *rope = hub_rope(h);

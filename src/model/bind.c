@@ -80,13 +80,13 @@ static void fill_from_file(const struct made_weight *w, void *out) {
     dtype_info((uint32_t)t->type)->decode(t->data, out, t->n_values);
 }
 
-/* In the folder's own order of rows: the ops' flags account for it. */
+/* In the folder's order of rows; the ops' flags say which that is. */
 static void fill_from_hub(const struct made_weight *w, void *out) {
     const struct hub_tensor *t = &w->hub;
     hub_read_rows(w->from, t, 0, t->dims[1] * t->dims[2] * t->dims[3], out);
 }
 
-/* Experts that the folder holds one by one, one after the other. */
+/* Stacks experts that the folder stores one by one. */
 static void fill_gathered(const struct made_weight *w, void *out) {
     uint8_t *at = out;
     for (uint32_t e = 0; e < w->hub.n_sources; e++) {
@@ -106,11 +106,11 @@ static bool is_plain(const struct found *f) {
     return !f->hub || (f->hub->change == CHANGE_NONE && f->tensor && f->hub->n_sources == 1);
 }
 
-/* Where a vector's values are, copied or decoded where need be. */
+/* Places a vector's values, copied or decoded if need be. */
 static int place_vector(struct model *m, const struct found *f, const char *name,
                         const uint32_t dims[4], struct operand *out, struct err *err) {
-    /* Ops read vectors as floats, so one that a file holds at an odd offset is copied. Matrices
-     * stay where they are: kernels take them from any address. */
+    /* Ops read vectors as floats, so an unaligned one is copied. Matrices stay where they are:
+     * kernels take any address. */
     if (is_plain(f) && f->tensor->type == DT_F32 &&
         weights_offset(m->weights, f->tensor) % sizeof(float) == 0) {
         *out = operand_at(REGION_WEIGHTS, DT_F32, weights_offset(m->weights, f->tensor), dims);

@@ -102,7 +102,7 @@ static int read_rope(struct config *c, const struct gguf *keys, struct err *err)
     return SLUICE_OK;
 }
 
-/* What would be run wrongly is refused by name. */
+/* Refuses what would give wrong results, by name. */
 static int refuse_unsupported(const struct config *c, const struct gguf *keys, struct err *err) {
     static const char *const names[] = {"attention.sliding_window", "attn_logit_softcapping",
                                         "final_logit_softcapping", "logit_scale",
@@ -130,7 +130,7 @@ static int read_eps(struct config *c, const struct gguf *keys, struct err *err) 
     return SLUICE_OK;
 }
 
-/* Whoever pools says which it knows. */
+/* Values that are not supported are refused where pooling is done. */
 static int read_pooling(struct config *c, const struct gguf *keys, struct err *err) {
     char full[128];
     int got = gguf_get_u32(keys, full_name(c, "pooling_type", full), &c->pooling, err);

@@ -38,7 +38,7 @@ struct config {
     uint32_t key_heads, value_heads, key_width, value_width, conv_width;
     enum head_map head_map;
     uint32_t experts, experts_used, expert_ffn, shared_ffn;
-    /* Widths of rows that the above multiply to, each checked to fit. */
+    /* Row widths computed from the above, each checked for overflow. */
     uint32_t q_width, kv_width;                       /* all heads */
     uint32_t delta_values, delta_channels, delta_row; /* B*dv, C, all that goes into DELTA */
     uint32_t experts_row;                             /* of all experts used, and the shared */
@@ -47,17 +47,16 @@ struct config {
 /* Reads what all architectures share; the rest keeps its defaults. */
 int config_read(struct config *c, const struct gguf *keys, struct err *err);
 
-/* "ARCH.name" of a config's own keys; required ones must be there and within 1..max. */
+/* Reads "ARCH.name"; a required key must be there and within 1..max. */
 int config_u32(const struct config *c, const struct gguf *keys, const char *name, uint32_t max,
                bool is_required, uint32_t *out, struct err *err);
 
-/* A width that was computed (UINT64_MAX: not even that): refused by name when no row can have it.
- */
+/* Checks a computed width (UINT64_MAX: overflow); one that is too large is refused by name. */
 int config_width(const struct config *c, const struct gguf *keys, const char *what, uint64_t width,
                  uint32_t *out, struct err *err);
 
-/* The frequency of each pair of rotary values, scaling applied, and what multiplies cos and sin.
- * divisors: of Llama 3 files (dims / 2 of them), or NULL. */
+/* The frequency of each rotary pair, scaling applied; returns the factor of cos and sin. divisors:
+ * of Llama 3 files (dims / 2 of them), or NULL. */
 double config_rope_freqs(const struct rope *r, const float *divisors, double *freqs);
 
 #endif

@@ -3,7 +3,7 @@
  * (1) A tensor of the folder is used once, skipped for a reason, or an error: nothing is dropped
  *     silently.
  * (2) Shapes that a reordering relies on are checked when the tensor is bound, so reading rows
- *     can't leave the source. */
+ *     never leaves the source. */
 #include "model/hub.h"
 
 #include <math.h>
@@ -26,7 +26,7 @@ struct binder {
     struct err *err;
 };
 
-/* "model.language_model.layers.0.x" and its kin are "layers.0.x". */
+/* "model.language_model.layers.0.x" and the like become "layers.0.x". */
 static struct str short_name(struct str name) {
     static const char *const prefixes[] = {"model.language_model.", "language_model.model.",
                                            "model.", "language_model."};
@@ -48,12 +48,12 @@ static const struct tensor *take(struct binder *b, const char *name) {
 /* ---- shapes -----------------------------------------------------------------------------------
  */
 
-/* How many places a reordering moves things among: rows, or values of a vector or of a row. */
+/* How many items a reordering permutes: rows, or values of a vector or of a row. */
 static uint64_t ordered_places(const struct hub_tensor *t) {
     return t->n_dims == 1 || t->order == ORDER_TILE_COLUMNS ? t->dims[0] : t->dims[1];
 }
 
-/* How many there must be for the reordering to make sense; 0: any number. */
+/* How many the reordering needs; 0: any number. */
 static uint64_t expected_places(const struct hub *h, const struct hub_tensor *t) {
     uint64_t keys = 2 * (uint64_t)h->key_heads * h->key_dim;
     uint64_t values = (uint64_t)h->value_heads * h->value_dim;
@@ -128,7 +128,7 @@ static struct hub_tensor *new_tensor(struct binder *b, const char *name) {
     return t;
 }
 
-/* Room for the sources of a new tensor; NULL when memory ran out. */
+/* A new tensor with space for its sources; NULL when memory ran out. */
 static struct hub_tensor *tensor_from(struct binder *b, const char *name, uint32_t n_sources) {
     struct hub_tensor *t = new_tensor(b, name);
     if (!t || !(t->sources = arena_array(&b->hub->arena, n_sources, sizeof *t->sources)))
@@ -173,7 +173,7 @@ static void name_expert(char *out, size_t size, const char *pattern, const char 
     snprintf(out, size, "%.*s%u%s", (int)(star - pattern), pattern, e, star + 1);
 }
 
-/* A matrix an expert, stacked. */
+/* One matrix per expert, stacked. */
 static int bind_each_expert(struct binder *b, const char *theirs, const char *star,
                             const char *ours) {
     char from[256];
@@ -326,7 +326,7 @@ void hub_close(struct hub *hub) {
 /* ---- reading ----------------------------------------------------------------------------------
  */
 
-/* Place `at` of n holds what stands at which place of the source? */
+/* Which place of the source goes to place `at` of n. */
 static uint64_t source_place(const struct hub *h, enum hub_order order, uint64_t at, uint64_t n) {
     if (order == ORDER_PAIR_Q || order == ORDER_PAIR_K) {
         uint64_t dim = h->head_dim, in_head = at % dim;

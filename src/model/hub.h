@@ -13,7 +13,7 @@
 #include "file/folder.h"
 #include "file/gguf_write.h"
 
-/* Which rows or values change places on the way. */
+/* How rows or values are permuted. */
 enum hub_order {
     ORDER_SAME,
     ORDER_PAIR_Q, /* rotary halves (i, i + d/2) of a query head to neighbours (2i, 2i + 1) */
@@ -24,27 +24,28 @@ enum hub_order {
     ORDER_TILE_COLUMNS, /* the same along the values of a row */
 };
 
-/* What happens to each value. */
+/* How each value is changed. */
 enum hub_change { CHANGE_NONE, CHANGE_PLUS_ONE, CHANGE_NEG_EXP };
 
 /* Which rows of a source are taken. Halves: of each expert's matrix, where gate and up are one. */
 enum hub_part { PART_ALL, PART_FIRST_HALF, PART_SECOND_HALF };
 
-/* A tensor's name there and here: a row of an architecture's table. A folder need not have it. */
+/* A tensor's name on the hub and in GGUF: a row of an architecture's table. A folder may lack it.
+ */
 struct hub_name {
-    const char *theirs; /* '*': the number of an expert; all, as they are, become one tensor */
+    const char *theirs; /* '*': the number of an expert; all experts become one tensor */
     const char *ours;
     enum hub_order order;
     enum hub_change change;
     enum hub_part part;
-    bool is_squeezed; /* dimensions of one, but the first, are dropped */
+    bool is_squeezed; /* dimensions of size 1, except the first, are dropped */
 };
 
 struct hub_tensor {
     const char *name; /* ours: "blk.3.attn_q.weight" */
     uint32_t n_dims;
     uint64_t dims[4];              /* contiguous first */
-    const struct tensor **sources; /* n_sources of them: 1, or one an expert; NULL: `values` */
+    const struct tensor **sources; /* n_sources of them: 1, or one per expert; NULL: `values` */
     uint32_t n_sources;
     uint64_t skip_rows, take_rows; /* of each matrix of the source, the rows that are ours; take
                                       0: all */
@@ -68,8 +69,8 @@ struct hub {
     uint32_t n_skipped; /* tensors of a vision tower, or of a draft block that was not asked for */
 };
 
-/* Reads the config, finds every tensor and checks the shapes that reordering relies on. What is
- * not supported is refused by name; tensors that nobody knows are an error. */
+/* Reads the config, finds every tensor and checks the shapes that reordering relies on. What is not
+ * supported is refused by name; unknown tensors are an error. */
 int hub_open(struct hub **out, const struct folder *folder, bool with_mtp, struct err *err);
 void hub_close(struct hub *hub); /* takes NULL */
 

@@ -13,8 +13,8 @@
 #define SUMS ".in_sum2"
 #define COUNTS ".counts"
 
-/* The smallest weight, where the average is 1: a column that the text never used may be used by
- * another, and sums of weights are divided by. */
+/* The smallest weight, where the average is 1. Not 0: another text may use the column, and sums of
+ * weights are divisors. */
 #define MIN_WEIGHT 1e-4f
 
 void imatrix_close(struct imatrix *m) {
@@ -40,7 +40,7 @@ static int check_entry(const struct imatrix_entry *e, struct err *err) {
     return SLUICE_OK;
 }
 
-/* Room for an entry and its numbers; the name is copied. */
+/* Adds an entry with space for its numbers; the name is copied. */
 static struct imatrix_entry *add_entry(struct imatrix *m, struct str name, uint64_t n_sums,
                                        uint32_t n_counts) {
     struct imatrix_entry *e = &m->entries[m->n_entries];
@@ -105,7 +105,7 @@ static int read_gguf(struct imatrix *m, const struct gguf *g, struct err *err) {
     return status;
 }
 
-/* What is left of an older file. */
+/* The rest of an older file. */
 struct old {
     const uint8_t *at;
     size_t left;

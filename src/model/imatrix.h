@@ -1,8 +1,8 @@
 /* imatrix.h - importance matrices: how much each input of a matrix matters.
  *
- * An error e of a weight in column c adds e x[c] to an output, so its square counts as often as
- * x[c]^2 is large: an importance matrix holds the sums of squared activations of each column, over
- * some text, for quantizers to weigh errors with. Experts are counted apart.
+ * An error e of a weight in column c adds e x[c] to an output, so its square counts with a factor
+ * of x[c]^2: an importance matrix holds the sums of squared activations of each column, over some
+ * text, as weights for quantizers. Experts are counted separately.
  *
  * Two kinds of files: GGUF (general.type "imatrix"; NAME.in_sum2 (n, width) and NAME.counts (n)),
  * which is read and written, and the older binary one, which is read. */

@@ -6,10 +6,10 @@
 enum rule {
     RULE_PLAIN,  /* every tensor the base type */
     RULE_HEAD,   /* only the head gets more bits */
-    RULE_SMALL,  /* _S: a few tensors more at the front */
+    RULE_SMALL,  /* _S: a few more tensors at the front */
     RULE_MEDIUM, /* _M: half of the value and down projections Q6_K */
     RULE_2,      /* Q2_K: value, output and down projections get more */
-    RULE_2_S,    /* Q2_K_S: the down projections at the front do */
+    RULE_2_S,    /* Q2_K_S: the down projections at the front get more */
     RULE_3_M,    /* Q3_K_M: as Q2_K, with Q4_K and a few Q5_K */
     RULE_3_L,    /* Q3_K_L: with Q5_K */
 };
@@ -193,7 +193,7 @@ static enum dtype wanted_type(const struct mixture *m, const struct mixture_file
     return m->base;
 }
 
-/* A row that is no multiple of a type's block takes the next type that fits it. */
+/* A row that is not a multiple of a type's block gets the next type that fits. */
 static enum dtype fit_row(enum dtype type, uint64_t row_values) {
     if (row_values % 256 != 0) {
         type = type == DT_Q4_K ? DT_Q5_0 : type == DT_Q5_K ? DT_Q5_1 : type;

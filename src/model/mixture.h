@@ -1,7 +1,7 @@
 /* mixture.h - which number format each tensor of a file gets.
  *
  * A "file type" such as Q4_K_M is a base format and rules that give sensitive tensors more bits.
- * The rules are those of the files people publish, so that a file made here is like theirs. */
+ * The rules match the files people publish. */
 #ifndef MODEL_MIXTURE_H
 #define MODEL_MIXTURE_H
 
@@ -26,7 +26,7 @@ const struct mixture *mixture_of_file_type(uint32_t file_type); /* NULL: none of
 /* Whether the type quantizes, i.e. is not F32, F16 or BF16. */
 bool mixture_is_quantized(const struct mixture *m);
 
-/* What the rules have to know of the file. */
+/* What the rules depend on. */
 struct mixture_file {
     uint32_t n_layers; /* blocks, draft blocks counted in */
     bool has_output;   /* an output.weight, i.e. embeddings that are not tied */
@@ -38,11 +38,11 @@ struct mixture_file {
 bool mixture_counts_as_value(struct str name);
 
 /* True when the tensor keeps the type it has: vectors, norms, the convolution, routers, and
- * everything that is no weight. */
+ * everything that is not a weight. */
 bool mixture_keeps(struct str name, uint32_t n_dims, const uint64_t *dims);
 
-/* The type of a tensor that is not kept. value_index: how many attention-value tensors stand
- * before it in layer order. */
+/* The type of a tensor that is not kept. value_index: how many attention-value tensors come before
+ * it in layer order. */
 enum dtype mixture_type(const struct mixture *m, const struct mixture_file *file, struct str name,
                         uint64_t row_values, uint32_t value_index);
 

@@ -29,7 +29,7 @@ struct layer {
     struct operand shared_gate, shared_up, shared_down;
 };
 
-/* A vector that was bound, to be looked at when the weights are there. */
+/* A bound vector, to be checked when the weights are loaded. */
 struct bound_vector {
     const char *name;
     uint64_t offset, n; /* in WEIGHTS; values */
@@ -43,9 +43,9 @@ struct model {
     const char *path;
     struct gguf *file; /* one of these two */
     struct folder *folder;
-    struct synth *synth; /* whose file that is, for models without one */
+    struct synth *synth; /* owner of `file`, for models without one */
     struct hub *hub;     /* with a folder */
-    struct gguf *keys;   /* the file's own, or made of the folder's config */
+    struct gguf *keys;   /* the file's own, or made from the folder's config */
     void *key_bytes;     /* of the latter */
     const struct arch *arch;
     struct config config;
@@ -54,7 +54,7 @@ struct model {
     float rope_scale;
     struct layer *layers;
     struct bound_vector *vectors;
-    uint32_t n_skipped; /* tensors of the file that nothing uses: draft blocks, vision towers */
+    uint32_t n_skipped; /* unused tensors of the file: draft blocks, vision towers */
 };
 
 /* Opens and binds; nothing is mapped yet. Errors begin with the path. */
@@ -64,9 +64,9 @@ void model_close(struct model *m); /* takes NULL */
 /* Refuses a path that is to be written and names one of the model's own files. */
 int model_protect(const struct model *m, const char *path, struct err *err);
 
-/* The weights into memory. Once; not while others use m. Vectors (norms, biases, routers, the
- * convolution) that hold NaN or infinities are refused; matrices are too large to look at, what is
- * wrong with them shows in the logits. */
+/* Loads the weights into memory. Once; not while others use m. Vectors (norms, biases, routers, the
+ * convolution) that hold NaN or infinities are refused; matrices are too large to check; damage
+ * shows in the logits. */
 int model_load(struct model *m, struct err *err);
 /* The same for backends that keep weights elsewhere: of a synthetic model the first
  * weights->synthetic bytes are left out, which such a backend makes itself. */

@@ -46,7 +46,7 @@ static const struct shape shapes[] = {
 
 enum { N_SHAPES = sizeof shapes / sizeof *shapes };
 
-/* What is being written, and how it went: once something failed, the rest does nothing. */
+/* What is being written; after a failure the other calls do nothing. */
 struct maker {
     const struct shape *shape;
     const struct mixture *mixture;
@@ -320,7 +320,7 @@ static int find_shape(const char *path, struct maker *m, struct err *err) {
     return SLUICE_OK;
 }
 
-/* Addresses for the whole file, of which the header is there. */
+/* Reserves addresses for the whole file; only the header is filled in. */
 static int place_header(struct synth *s, struct gguf_writer *w, struct err *err) {
     void *header = NULL;
     size_t size = 0;

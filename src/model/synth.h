@@ -18,14 +18,14 @@ struct synth {
     float *fills; /* for each tensor: the value of all its elements, NAN: random */
 };
 
-/* Whether a model's path means one of these. */
+/* Whether a model's path names a synthetic model. */
 bool synth_is(const char *path);
 
-/* Errors begin with the path, and name what there is. */
+/* Errors begin with the path, and list the names there are. */
 int synth_open(struct synth **out, const char *path, struct err *err);
 void synth_close(struct synth *s); /* takes NULL */
 
-/* Writes the matrices, or the vectors, to where the file is to stand. */
+/* Writes the matrices, or the vectors, to the file's place in memory. */
 void synth_fill_matrices(const struct synth *s, uint8_t *file);
 void synth_fill_vectors(const struct synth *s, uint8_t *file);
 

@@ -78,7 +78,7 @@ struct made_weight *weights_make(struct weights *w, uint64_t bytes,
     return made;
 }
 
-/* A file into its place: mapped, or copied where it had to be read. */
+/* Puts a file in its place: mapped, or copied if it had to be read. */
 static int place_file(struct weights *w, uint32_t i, struct err *err) {
     const struct filemap *file = &w->files[i];
     uint8_t *at = w->base + w->file_at[i];

@@ -1,8 +1,8 @@
 /* weights.h - the WEIGHTS region: where every tensor is.
  *
- * One span of addresses: the model's files one after the other, then a tail for what no file
- * holds in the form that is needed (vectors to f32, gathered experts, rotary frequencies).
- * Offsets are known before anything is mapped and are the same in every run.
+ * One span of addresses: the model's files one after the other, then a tail for tensors in a form
+ * that no file has (vectors as f32, gathered experts, rotary frequencies). Offsets are known before
+ * anything is mapped and are the same in every run.
  * (1) Files begin at multiples of WEIGHTS_PAGE, the tail's tensors at multiples of 64.
  * (2) Nothing is written after weights_map, but for synthetic weights by model.c. */
 #ifndef MODEL_WEIGHTS_H
@@ -31,10 +31,10 @@ struct weights {
     struct made_weight *made;
     uint32_t n_made, capacity;
     uint64_t file_bytes; /* where the tail begins */
-    uint64_t synthetic;  /* the first so many bytes stand nowhere: zero until they are made */
+    uint64_t synthetic;  /* the first so many bytes are in no file: zero until they are generated */
     uint64_t bytes;      /* of the whole region */
     uint8_t *base;       /* NULL until mapped */
-    bool is_copied;      /* some of it: the files' pages can't be dropped and read again */
+    bool is_copied;      /* at least in part: the files' pages cannot be dropped and read again */
 };
 
 int weights_new(struct weights **out, const struct filemap *files, uint32_t n_files,
@@ -50,8 +50,7 @@ void weights_free(struct weights *w); /* takes NULL */
 /* The offset of a tensor that is used as it is in its file. */
 uint64_t weights_offset(const struct weights *w, const struct tensor *t);
 
-/* Room in the tail for a tensor that `fill` makes. NULL when memory, or the numbers for it, ran
- * out. */
+/* Adds a tensor that `fill` makes to the tail. NULL: out of memory or address range. */
 struct made_weight *weights_make(struct weights *w, uint64_t bytes,
                                  void (*fill)(const struct made_weight *, void *));
 

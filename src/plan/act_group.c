@@ -3,8 +3,8 @@
 
 enum { WIDE = 1, NARROW = 2, EIGHT_BITS = 4, OTHER = 8 };
 
-/* What a matrix says to groups of 128: it wants them, its rows do not allow them, it wants them
- * where no other type is beside it, it is such a type, or nothing. */
+/* What a matrix asks for. WIDE: groups of 128. NARROW: its rows do not allow them. EIGHT_BITS:
+ * groups of 128 if no OTHER type is in the op. 0: nothing. */
 static unsigned wanted_by(const struct operand *weight) {
     if (weight->n_dims == 0)
         return 0;

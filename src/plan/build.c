@@ -45,7 +45,7 @@ struct operand operand_at(enum region region, enum dtype type, uint64_t offset,
     return o;
 }
 
-/* Where the next piece of a region begins. What does not fit leaves UINT64_MAX in *at. */
+/* Where the next piece of a region begins. On overflow *at is UINT64_MAX. */
 static uint64_t grow_by(uint64_t *at, uint64_t bytes, uint64_t align) {
     uint64_t begin = size_aligned(*at, align);
     *at = size_plus(begin, bytes);
@@ -138,7 +138,7 @@ struct operand plan_logits(const struct plan *plan) {
 /* ---- plans ------------------------------------------------------------------------------------
  */
 
-/* A page change a row is the most that a step can need; some biases for every output. */
+/* A step needs at most one page change per row; some biases for every output. */
 static void lay_io_out(struct plan *plan) {
     struct io_layout *io = &plan->io;
     uint64_t at = sizeof(struct io_header), rows = plan->max_rows, outputs = plan->max_outputs;
@@ -204,8 +204,7 @@ static bool reserve_op(struct plan *plan) {
     return true;
 }
 
-/* Into zeroed memory, and no more than the op's own member: what is after that in a union is
- * not ours, and plans are compared as bytes. */
+/* Copies into zeroed memory no more than the op's own union member: plans are compared as bytes. */
 static void copy_op(struct op *to, const struct op *from) {
     static const size_t sizes[] = {
 #define OP(kind, name, member) sizeof(struct op_##member),
@@ -215,8 +214,8 @@ static void copy_op(struct op *to, const struct op *from) {
     memcpy(to, from, offsetof(struct op, embed) + sizes[from->kind]);
 }
 
-/* How many bytes there are for an operand from where it begins; 0 where that is nowhere. WEIGHTS
- * are the model's: it alone knows their end. */
+/* How many bytes an operand's region or buffer has from its offset on; 0: it is outside. Only the
+ * model knows where WEIGHTS end. */
 static uint64_t bytes_left(const struct plan *plan, const struct operand *o) {
     const struct builder *b = plan->builder;
     uint64_t inside = o->offset & ((1ull << INSIDE_BITS) - 1), number = o->offset >> INSIDE_BITS;
@@ -279,7 +278,8 @@ int plan_add(struct plan *plan, const struct op *op, struct err *err) {
 /* ---- scratch ----------------------------------------------------------------------------------
  */
 
-/* The lowest place where buffer n fits beside those placed before it that live at its time. */
+/* The lowest offset where buffer n does not overlap an earlier buffer that is alive at the same
+ * time. */
 static uint64_t find_place(const struct buffer *buffers, uint32_t n) {
     uint64_t at = 0;
     for (bool has_moved = true; has_moved;) {

@@ -1,9 +1,8 @@
 /* build.h - writing plans: constructors that refuse what does not fit.
  *
- * A model adds ops one after the other; each is checked against its operands' shapes and types
- * and refused with a message naming op and operand. Scratch operands are handed out without a
- * place; plan_finish gives them one, so that two share memory when they are never alive at the
- * same time. */
+ * A model adds ops one after the other; each is checked against its operands' shapes and types and
+ * refused with a message naming op and operand. Scratch operands get their place in plan_finish:
+ * two share memory if they are never alive at the same time. */
 #ifndef PLAN_BUILD_H
 #define PLAN_BUILD_H
 
@@ -17,7 +16,7 @@ struct plan_options {
     uint32_t pages_per_seq; /* the longest a sequence may get, in pages */
     enum dtype kv_type;
     uint32_t n_vocab;
-    uint32_t n_taps, tap_width; /* copies of the residual to keep, 0: none */
+    uint32_t n_taps, tap_width; /* copies of the residual to hand out, 0: none */
 };
 
 int plan_new(struct plan **out, const struct plan_options *options, struct err *err);
@@ -26,8 +25,8 @@ void plan_free(struct plan *plan); /* takes NULL */
 /* Operands. The dims end at the first 0. */
 struct operand operand_at(enum region region, enum dtype type, uint64_t offset,
                           const uint32_t dims[4]);
-/* An operand that cannot be (rows of more than 2^32 - 1 values, more bytes than can be counted) is
- * the plan's fault: the next plan_add or plan_finish returns it. */
+/* An impossible operand (rows of more than 2^32 - 1 values, bytes that overflow) sets the plan's
+ * fault: the next plan_add or plan_finish returns it. */
 /* (R, width) f32 in SCRATCH, without a place yet. */
 struct operand plan_scratch(struct plan *plan, uint64_t width);
 struct operand plan_scratch_of(struct plan *plan, enum dtype type, const uint32_t dims[4]);
@@ -50,7 +49,7 @@ int plan_finish(struct plan *plan, struct err *err);
 /* ---- looking at plans, for backends -----------------------------------------------------------
  */
 
-/* What the largest of them needs of a region, and of IO's part that is copied to the device:
+/* What the largest of them needs of a region, and of the part of IO that is copied to the device:
  * everything before the page table changes. */
 uint64_t plans_bytes(struct plan *const *plans, uint32_t n_plans, enum region region);
 uint64_t plans_copied_io(struct plan *const *plans, uint32_t n_plans);
@@ -74,8 +73,8 @@ uint32_t op_operands(struct op *op, struct operand_ref refs[MAX_OPERANDS]);
 
 const char *op_name(enum op_kind kind);
 
-/* Bytes of one row (dims[0]) and of the whole operand in memory. UINT64_MAX: more than
- * can be counted, or no whole number of the type's blocks; no operand of a plan is so. */
+/* Bytes of one row (dims[0]) and of the whole operand in memory. UINT64_MAX: overflow, or not a
+ * whole number of the type's blocks; never for an operand of a plan. */
 uint64_t operand_row_bytes(const struct operand *o);
 uint64_t operand_bytes(const struct operand *o);
 
@@ -87,7 +86,7 @@ struct op_traffic {
 /* A step, for counting what an op does in it. */
 struct op_use {
     uint32_t rows, sequences; /* rows, and whose; each sequence's last row is an output */
-    uint32_t context;         /* positions before the rows, and one */
+    uint32_t context;         /* positions before the rows, plus one */
 };
 struct op_traffic op_traffic(const struct op *op, struct op_use use);
 /* Multiplications and additions. */

@@ -8,7 +8,7 @@
 #include "plan/build.h"
 #include "plan/io.h"
 
-/* What is known of an op while it is checked; the first fault stays. */
+/* The state of a check; the first fault stays. */
 struct checker {
     const struct plan *plan;
     const struct op *op;
@@ -46,8 +46,8 @@ static bool type_fits(const struct operand *o, int type) {
     return o->type == type;
 }
 
-/* The operand is there with these dims (contiguous first, up to the first 0) and that type. A dim
- * that was computed and did not fit is UINT64_MAX, which no operand has. */
+/* The operand must be there with these dims (contiguous first, up to the first 0) and that type. A
+ * dim whose computation overflowed is UINT64_MAX, which no operand has. */
 static void want(struct checker *c, const char *name, const struct operand *o, int type,
                  const uint64_t dims[4]) {
     uint32_t n = 0;

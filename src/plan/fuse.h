@@ -1,5 +1,5 @@
-/* fuse.h - what a product does with its input before and with its result after: PROJECT's prologue
- * and epilogue, for C and CUDA. */
+/* fuse.h - PROJECT's prologue and epilogue: what is done to its input before the product, and to
+ * its result after; for C and CUDA. */
 #ifndef PLAN_FUSE_H
 #define PLAN_FUSE_H
 

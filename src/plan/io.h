@@ -5,11 +5,11 @@
  * to store to, outputs and page changes at the offsets that the plan gives.
  *
  * A cell is the memory of one recurrent state: the delta-net states and conv windows of all layers.
- * A segment begins with the state of its cell; `to`, a cell number a row, says where the state
- * after a row is stored, IO_NO_CELL: nowhere. The last row of a segment always stores. It may store
- * to the cell that its segment began with (a state that is updated in place, as in most steps) or
- * to another, which leaves the first one as it was: a snapshot. A segment of one row is in place.
- * Rows before the last store to cells that nothing else uses in this step.
+ * A segment begins with the state of its cell; `to`, one cell number per row, says where the state
+ * after that row is stored, IO_NO_CELL: nowhere. The last row of a segment always stores. It may
+ * store to the cell that its segment began with (a state that is updated in place, as in most
+ * steps) or to another, which leaves the first one as it was: a snapshot. A segment of one row is
+ * in place. Rows before the last store to cells that nothing else uses in this step.
  *
  * The last rows of a segment may hold drafts: guesses of the tokens that come next. They and the
  * row before them are all outputs that want a token. A drafted row is kept if the row before it is
@@ -31,7 +31,7 @@ enum io_row_flag {
     IO_WANTS_TOKEN = 2,  /* a token is picked for it */
     IO_DRAFTED = 4,      /* its row holds a draft; the output before it is that of the row before */
     IO_HAS_MASK = 8,     /* one that its row of the masks allows */
-    IO_KEEPS_MASK = 16,  /* in a burst: it is over after a token that its row of keeps has not */
+    IO_KEEPS_MASK = 16,  /* in a burst: it is over after a token that is not in its row of keeps */
 };
 
 enum { IO_NO_CELL = 0xffffffffu };
@@ -45,7 +45,7 @@ struct io_header {
     uint32_t n_outputs;   /* rows that go through the head, at most the plan's */
     uint32_t n_changes;   /* page-table changes to apply before the step */
     uint64_t step;        /* counts up; a completion flag for backends that need one */
-    uint32_t reserved[2]; /* a backend's own */
+    uint32_t reserved[2]; /* for backends */
     /* Of a burst: an output for which one of these tokens is picked is over, and so is one whose
      * mask no longer holds after its token (IO_KEEPS_MASK). Its sequence's state stays as it was
      * before that token; the remaining steps store to the spare cell. */
@@ -64,7 +64,7 @@ struct io_row {
 
 /* Rows [first_row, first_row + n_rows) belong to one sequence and are consecutive positions. */
 struct io_segment {
-    uint32_t cell; /* with the state after the position before its first */
+    uint32_t cell; /* holds the state before its first position */
     uint32_t first_row, n_rows;
     uint32_t first_position; /* = positions that the sequence's memory already holds */
 };
@@ -94,12 +94,12 @@ struct io_bias {
     float bias;
 };
 
-/* Words of a row of masks, and of keeps: bit t % 32 of word t / 32 allows token t, one of the first
- * n_vocab of the output at least. */
+/* Words of a row of masks, and of keeps: bit t % 32 of word t / 32 allows token t. At least one of
+ * the output's first n_vocab tokens is allowed. */
 #define IO_MASK_WORDS(n_vocab) (((n_vocab) + 127) / 128 * 4)
 
-/* Below all logits that mean something: what an allowed token has at least, whatever its biases, so
- * that none that is not allowed is ever picked in its place. */
+/* Below all meaningful logits: an allowed token's logit is raised to this, whatever its biases, so
+ * that no other is ever picked in its place. */
 #define IO_LEAST_ALLOWED (-1e30f)
 
 #ifdef __cplusplus

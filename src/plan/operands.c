@@ -1,4 +1,4 @@
-/* operands.c - what ops are made of: one table that layout, checks and explain share. */
+/* operands.c - the operands of each op: one table that layout, checks and explain share. */
 #include <string.h>
 
 #include "base/size.h"
@@ -92,7 +92,7 @@ uint32_t op_operands(struct op *op, struct operand_ref refs[MAX_OPERANDS]) {
     if (op->kind != OP_PROJECT)
         return n;
     if (op->project.epilogue == EPILOGUE_ADD)
-        refs[n - 1].is_read = true; /* out is the last of its rows */
+        refs[n - 1].is_read = true; /* out is the last one */
     for (uint32_t s = 0; s < op->project.n_segments; s++) {
         n = add_ref(refs, n, segment_names[s][0], &op->project.segments[s].weight, R);
         n = add_ref(refs, n, segment_names[s][1], &op->project.segments[s].bias, R);
@@ -138,13 +138,13 @@ static void add_bytes(struct op_traffic *t, const struct operand *o, uint64_t by
         t->scratch += bytes;
 }
 
-/* Whether it computes outputs, not rows. */
+/* Whether it runs over outputs, not rows. */
 static bool is_of_outputs(const struct op *op) {
     return op->kind == OP_PICK || op->kind == OP_TAP ||
            (op->kind == OP_PROJECT && op->project.is_lm_head);
 }
 
-/* Experts that so many rows read, at most. */
+/* Maximum number of experts that so many rows read. */
 static uint64_t experts_read(const struct op *op, uint32_t n_experts, uint32_t n_rows) {
     uint64_t used = (op->kind == OP_EXPERTS_IN ? op->experts_in.choice.dims[0]
                                                : op->experts_out.choice.dims[0]) -
@@ -152,8 +152,8 @@ static uint64_t experts_read(const struct op *op, uint32_t n_experts, uint32_t n
     return used * n_rows < n_experts ? used * n_rows : n_experts;
 }
 
-/* What of an operand one step reads, or writes. The KV cache of a sequence is read by each of its
- * rows; state is read and written once. PICK takes the best token: only the logits, once. */
+/* Bytes of an operand that one step reads, or writes. The KV cache of a sequence is read by each of
+ * its rows; state is read and written once. PICK takes the best token: only the logits, once. */
 static uint64_t touched(const struct op *op, const struct operand *o, bool is_write,
                         struct op_use use) {
     uint64_t row = operand_row_bytes(o);

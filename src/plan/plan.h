@@ -25,7 +25,7 @@
 
 enum region { REGION_WEIGHTS, REGION_STATE, REGION_SCRATCH, REGION_IO, REGION_COUNT };
 
-/* Rows of values in a region. n_dims 0 says that there is none. */
+/* Rows of values in a region. n_dims 0: absent. */
 struct operand {
     uint8_t region; /* enum region */
     uint8_t type;   /* enum dtype */
@@ -60,7 +60,7 @@ enum { MAX_SEGMENTS = 6 };
 struct segment {
     struct operand weight; /* (N, K) any type */
     struct operand bias;   /* (N) f32, or none */
-    uint32_t column;       /* where in the output row its N results begin; SwiGLU: 0 */
+    uint32_t column;       /* column of the output row where its N results begin; SwiGLU: 0 */
     uint32_t f32_act;      /* 1: multiplied with f32 activations in every mode */
 };
 
@@ -152,13 +152,13 @@ struct op_tap {
     uint32_t zero;
 };
 
-/* Picks a token for each output that wants one, and hands the logits on that are wanted. */
+/* Picks a token for each output that wants one, and copies out the logits that are wanted. */
 struct op_pick {
     struct operand logits;   /* (O, V) f32 */
     struct operand wanted;   /* (O, V) f32 in IO: the logits of rows that want them */
     struct operand counts;   /* (S, V) u16: how often each token occurs in the sequence; or none */
     struct operand adjusted; /* (O, V) f32: logits with penalties and biases */
-    struct operand order;    /* (O, V) u64: room to sort in */
+    struct operand order;    /* (O, V) u64: scratch to sort in */
 };
 
 struct op {

@@ -1,4 +1,4 @@
-/* plans.c - what every backend with a device needs to know of plans. */
+/* plans.c - facts about plans that every device backend needs. */
 #include <stdio.h>
 
 #include "plan/build.h"

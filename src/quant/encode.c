@@ -97,8 +97,8 @@ static float price(const float *x, const float *w, const int8_t *q, float d, flo
     return sum;
 }
 
-/* The best scale among some that put the extreme value at more or fewer codes than there are. An
- * error that overflows is never the smallest: then the plain scale stays. */
+/* The best scale among some that map the extreme value to slightly more or fewer codes. An error
+ * that overflows is never the smallest: then the plain scale stays. */
 static uint16_t search_signed_scale(const float *x, const float *w, float top, float codes,
                                     struct range to) {
     enum { STEPS = 15 };
@@ -141,8 +141,8 @@ static struct range search_range(const float *x, const float *w, struct range r,
 /* ---- blocks -----------------------------------------------------------------------------------
  */
 
-/* Symmetric types use the one code more that they have below zero for the extreme value: the
- * scale is negative where that is positive. */
+/* Symmetric types have one more code below zero than above: the extreme value gets it, so the scale
+ * is negative where that value is positive. */
 static uint16_t signed_scale(const float *x, const float *w, float codes_below_zero, int8_t *q) {
     float top = extreme(range_of(x));
     struct range to = {0, 2 * codes_below_zero - 1};
@@ -192,9 +192,9 @@ static void q5_1_encode_block(const float *x, const float *w, struct q5_1 *b) {
     pack_fifth_bits(q, b->qh);
 }
 
-/* Q8_0 is what everybody's converters write, byte for byte: quants are rounded half away from
- * zero against the scale before it becomes a half. The other types round against the scale that
- * is stored, which is a little better; here that is so only where the scale exceeds a half. */
+/* Q8_0 is byte for byte what other converters write: quants are rounded half away from zero against
+ * the scale before it becomes fp16. The other types round against the stored scale, which is a
+ * little better; here only where the scale overflows fp16. */
 static void q8_0_encode_block(const float *x, const float *w, struct q8_0 *b) {
     (void)w;
     struct range r = range_of(x);
@@ -202,7 +202,7 @@ static void q8_0_encode_block(const float *x, const float *w, struct q8_0 *b) {
     b->d = f16_from_f32_clamped(scale);
     float factor = inverse(scale <= 65504.0f ? scale : f16_to_f32(b->d));
     if (!(factor <= FLT_MAX))
-        factor = 0; /* of a scale so small that the half is 0 too */
+        factor = 0; /* a scale so small that it is 0 in fp16 */
     for (int i = 0; i < 32; i++) {
         float v = x[i] * factor, size = v < 0 ? -v : v;
         size = size > 127 ? 127 : size;
@@ -212,7 +212,7 @@ static void q8_0_encode_block(const float *x, const float *w, struct q8_0 *b) {
     }
 }
 
-/* What is NaN or infinite stays to be seen: the KV cache of damaged weights must not look sound. */
+/* NaN and infinity must stay visible: the KV cache of damaged weights must not look sound. */
 static void mark_damage(const float *x, uint16_t *d) {
     float sum = 0;
     for (int i = 0; i < 32; i++)

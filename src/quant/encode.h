@@ -20,7 +20,7 @@ dtype_encode_weighted_fn q4_0_encode_weighted, q4_1_encode_weighted, q5_0_encode
 dtype_encode_weighted_fn q2_k_encode_weighted, q3_k_encode_weighted, q4_k_encode_weighted,
     q5_k_encode_weighted, q6_k_encode_weighted;
 
-/* Adding this leaves no room for a fraction, so the addition rounds, half to even, any number
+/* Adding this leaves no bits for a fraction, so the addition rounds, half to even, any number
  * smaller than 2^22; the low bits of the sum are the integer. rintf is a call on plain x86-64. */
 #define ROUND_MAGIC 12582912.0f /* 1.5 * 2^23 */
 

@@ -90,7 +90,7 @@ struct group {
     f4 low, high;   /* smallest value or 0, largest value */
 };
 
-/* What one set of q has to say: sums of w q, w q q, w x q. */
+/* Sums for one set of q: w q, w q q, w x q. */
 struct sums {
     f4 q, qq, xq;
 };
@@ -179,8 +179,8 @@ static inline void keep_better(struct fit *best, const struct fit *f) {
 /* How far the search looks. More of each gains less than 0.3 % of the error. */
 enum { STEPS = 12, D_STEPS = 16, ROUNDS = 3 };
 
-/* The codes a sub-block's span is spread over at a step: more cuts the ends off, fewer leaves some
- * codes unused; both can pay. */
+/* How many codes a sub-block's span is mapped to at a step: more cuts the ends off, fewer leaves
+ * some codes unused; both can pay. */
 static inline f4 spread(float codes, int step) {
     return all(codes - 1.8f + 0.3f * (float)step);
 }
@@ -255,7 +255,7 @@ static inline void snap(struct shape sh, const struct group *g, const struct fit
     to->error = total(error);
 }
 
-/* The half among some near largest / top with the least error: into d, or into dmin. */
+/* The fp16 value near largest / top with the smallest error: into d, or into dmin. */
 static inline void search_step(struct shape sh, const struct group *g, const struct fit *f,
                                float largest, bool is_min, struct scales *best) {
     struct scales trial = *best;
@@ -505,7 +505,7 @@ static void refit_signed(const struct fit *f, struct signed_scales *to) {
         to->d = f16_from_scale(total(d) / total(dd));
 }
 
-/* Rounds against the scales as stored: their error, and in f the sums and what they would like. */
+/* Rounds against the stored scales: returns the error; f gets the sums and their best fit. */
 static inline float measure_stored_signed(struct signed_shape sh, const struct group *g,
                                           const struct signed_scales *at, struct fit *f) {
     f4 error = all(0);

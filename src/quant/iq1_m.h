@@ -12,7 +12,7 @@ struct iq1_m {
 };
 static_assert(sizeof(struct iq1_m) == 56, "iq1_m is packed");
 
-/* The half whose nibbles stand above the scales, the lowest first. */
+/* The fp16 scale whose nibbles are above the scales, the lowest first. */
 QUANT_FN uint16_t iq1_m_d(const struct iq1_m *b) {
     return (uint16_t)(b->scales[0] >> 12 | b->scales[1] >> 12 << 4 | b->scales[2] >> 12 << 8 |
                       b->scales[3] >> 12 << 12);

@@ -7,7 +7,7 @@
 #include "quant/grid.h"
 
 struct iq1_s {
-    uint16_t d;     /* half */
+    uint16_t d;     /* fp16 */
     uint8_t qs[32]; /* low eight bits of the indices */
     uint16_t qh[8]; /* upper three bits of four indices, the first lowest; scale; bit 15: down */
 };

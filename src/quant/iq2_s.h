@@ -6,7 +6,7 @@
 #include "quant/iq2_xxs.h"
 
 struct iq2_s {
-    uint16_t d;        /* half */
+    uint16_t d;        /* fp16 */
     uint8_t qs[32];    /* low eight bits of the indices */
     uint8_t signs[32]; /* of the same values, a bit each */
     uint8_t qh[8];     /* upper two bits: of index 4g + i at bit 2i of byte g */

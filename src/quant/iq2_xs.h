@@ -6,7 +6,7 @@
 #include "quant/iq2_xxs.h"
 
 struct iq2_xs {
-    uint16_t d;        /* half */
+    uint16_t d;        /* fp16 */
     uint16_t qs[32];   /* index in the low nine bits, seven sign bits above */
     uint8_t scales[8]; /* two a byte, the first low */
 };

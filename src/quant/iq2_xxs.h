@@ -6,7 +6,7 @@
 #include "quant/grid.h"
 
 struct iq2_xxs {
-    uint16_t d;     /* half */
+    uint16_t d;     /* fp16 */
     uint8_t qs[64]; /* 8 x (4 bytes: indices; 4: seven sign bits each, scale in the upper four) */
 };
 static_assert(sizeof(struct iq2_xxs) == 66, "iq2_xxs is packed");

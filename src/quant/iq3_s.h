@@ -6,7 +6,7 @@
 #include "quant/grid.h"
 
 struct iq3_s {
-    uint16_t d;        /* half */
+    uint16_t d;        /* fp16 */
     uint8_t qs[64];    /* low eight bits of the indices */
     uint8_t qh[8];     /* ninth bits: of index 8g + i at bit i of byte g */
     uint8_t signs[32]; /* a bit a value */

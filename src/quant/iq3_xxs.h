@@ -6,7 +6,7 @@
 #include "quant/grid.h"
 
 struct iq3_xxs {
-    uint16_t d;     /* half */
+    uint16_t d;     /* fp16 */
     uint8_t qs[64]; /* indices */
     uint8_t
         scales[32]; /* 8 x 4 bytes: seven sign bits for each 8 values, scale in the upper four */

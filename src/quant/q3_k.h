@@ -8,7 +8,7 @@ struct q3_k {
     uint8_t hmask[32];  /* third bits: of value 32j + l at bit j of byte l */
     uint8_t qs[64];     /* low two bits: 2 x 32 bytes, as in q2_k */
     uint8_t scales[12]; /* 8 bytes of low nibbles (k, k + 8), 4 of upper bit pairs */
-    uint16_t d;         /* half */
+    uint16_t d;         /* fp16 */
 };
 static_assert(sizeof(struct q3_k) == 110, "q3_k is packed");
 

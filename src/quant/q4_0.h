@@ -5,7 +5,7 @@
 #include "quant/f16.h"
 
 struct q4_0 {
-    uint16_t d;     /* half */
+    uint16_t d;     /* fp16 */
     uint8_t qs[16]; /* values 0..15 in the low nibbles, 16..31 in the high ones */
 };
 static_assert(sizeof(struct q4_0) == 18, "q4_0 is packed");

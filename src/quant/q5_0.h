@@ -5,7 +5,7 @@
 #include "quant/f16.h"
 
 struct q5_0 {
-    uint16_t d;     /* half */
+    uint16_t d;     /* fp16 */
     uint8_t qh[4];  /* 32 bits, value i's fifth at bit i; bytes, since their offset is 2 */
     uint8_t qs[16]; /* values 0..15 in the low nibbles, 16..31 in the high ones */
 };

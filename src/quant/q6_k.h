@@ -10,7 +10,7 @@ struct q6_k {
     uint8_t ql[128];   /* 2 x 64 low nibbles: byte 32(g % 2) + l, the upper nibble for g >= 2 */
     uint8_t qh[64];    /* 2 x 32 upper bit pairs: byte l, bits 2g and 2g + 1 */
     int8_t scales[16]; /* of 16 values each */
-    uint16_t d;        /* half */
+    uint16_t d;        /* fp16 */
 };
 static_assert(sizeof(struct q6_k) == 210, "q6_k is packed");
 

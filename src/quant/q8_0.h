@@ -5,7 +5,7 @@
 #include "quant/f16.h"
 
 struct q8_0 {
-    uint16_t d; /* half */
+    uint16_t d; /* fp16 */
     int8_t qs[32];
 };
 static_assert(sizeof(struct q8_0) == 34, "q8_0 is packed");
