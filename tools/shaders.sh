@@ -2,8 +2,9 @@
 # shaders.sh - the shaders that src/backend/vulkan/shaders/shaders.list names.
 #
 #   list                  every module, a line each: name, file, what is defined
-#   embed FOLDER NAME...  the C file that embeds FOLDER/NAME.spv
+#   embed FOLDER NAME...  the C file that embeds FOLDER/NAME.spv, and says which types types.glsl knows
 set -eu
+shaders=$(dirname "$0")/../src/backend/vulkan/shaders
 verb=$1
 shift
 case $verb in
@@ -15,7 +16,7 @@ case $verb in
             print $1 line
             n = split(types, list, ",")
             for (i = 1; i <= n; i++) print $1 "_t" list[i] line " -DTYPE=" list[i] "u"
-        }' "$(dirname "$0")/../src/backend/vulkan/shaders/shaders.list" ;;
+        }' "$shaders/shaders.list" ;;
     embed)
         folder=$1
         shift
@@ -28,5 +29,9 @@ case $verb in
         done
         echo 'const struct vulkan_shader vulkan_shaders[] = {'
         for name in "$@"; do printf '    {"%s", spirv_%s, spirv_%s_end},\n' "$name" "$name" "$name"; done
-        printf '    {0, 0, 0},\n};\nconst uint32_t vulkan_n_shaders = %d;\n' $# ;;
+        printf '    {0, 0, 0},\n};\nconst uint32_t vulkan_n_shaders = %d;\n' $#
+        echo 'const bool vulkan_has_type[DT_COUNT] = {'
+        sed -n 's/^#define DT_\([A-Z0-9_]*\) [0-9]*u$/    [DT_\1] = true,/p' "$shaders/types.glsl"
+        echo '};'
+        sed -n 's/^#define DT_\([A-Z0-9_]*\) \([0-9]*\)u$/_Static_assert(DT_\1 == \2, "types.glsl");/p' "$shaders/types.glsl" ;;
 esac

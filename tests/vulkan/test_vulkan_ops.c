@@ -1,7 +1,37 @@
 /* test_vulkan_ops.c - every op of the Vulkan backend against the CPU's, on random plans. On the
  * driver that runs on the processor, which needs most of a second to make a pipeline, few and small
  * ones: every type alone, and the numbers of rows for some types. */
+#include "backend/vulkan/host/host.h"
 #include "ops.h"
+
+/* A type that the CPU reads and types.glsl does not would be refused at load. */
+TEST(vulkan_has_every_type_of_the_cpu) {
+    for (uint32_t type = 0; type < DT_COUNT; type++)
+        if (dtype_info(type) && dtype_info(type)->decode && !vulkan_has_type[type])
+            test_fail(__FILE__, __LINE__, "%s is not in types.glsl", dtype_name(type));
+}
+
+TEST(vulkan_weights_of_an_unknown_type_are_refused) {
+    struct project_case c = {
+        .k = 256, .n = {64, 64}, .n_segments = 2, .types = {DT_Q4_K, DT_F16}, .rows = 1};
+    struct backend_options how = {.threads = 1};
+    struct err err = {0};
+    struct backend *b = NULL;
+    struct rig r;
+    build_project(&r, &c, 50);
+    EXPECT_INT(plan_finish(r.plan, &err), SLUICE_OK);
+    r.plan->ops[1].project.segments[1].weight.type = DT_TQ1_0;
+    EXPECT_INT(rig_kinds[RIG_DEVICE]->open(&b, &how, &err), SLUICE_OK);
+    int status =
+        rig_kinds[RIG_DEVICE]->load(b, (struct backend_weights){.base = r.weights, .bytes = r.used},
+                                    &r.plan, 1, NULL, NULL, &err);
+    EXPECT_INT(status, SLUICE_ERR_UNSUPPORTED);
+    EXPECT(strstr(err.text, "op 1") && strstr(err.text, "weights in TQ1_0"));
+    EXPECT(strstr(err.text, " Q4_K ") && !strchr(err.text, '\n'));
+    test_note("%s", err.text);
+    rig_kinds[RIG_DEVICE]->close(b);
+    rig_end(&r);
+}
 
 TEST(vulkan_project_types) {
     static const uint32_t rows[] = {1, 2, 5, 33};

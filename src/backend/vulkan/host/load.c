@@ -5,6 +5,7 @@
  * cannot be is uploaded once, through a staging buffer. */
 #include <fcntl.h>
 #include <math.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
@@ -51,6 +52,24 @@ static struct vulkan_place place_of(const struct backend *b, const struct operan
     return p;
 }
 
+/* Fails for a weight of op i whose type no shader reads. Frequencies are for the host: it makes
+ * tables of them. */
+static int check_type(const struct plan *plan, uint32_t i, const struct operand *o,
+                      struct err *err) {
+    char text[96], types[256];
+    size_t n = 0;
+    const struct op *op = &plan->ops[i];
+    bool is_freqs = op->kind == OP_EMBED && o == &op->embed.freqs;
+    if (is_freqs || (o->type < DT_COUNT && vulkan_has_type[o->type]))
+        return SLUICE_OK;
+    for (uint32_t t = 0; t < DT_COUNT && n < sizeof types; t++)
+        if (vulkan_has_type[t])
+            n += (size_t)snprintf(types + n, sizeof types - n, " %s", dtype_name(t));
+    return err_set(err, SLUICE_ERR_UNSUPPORTED,
+                   "%s: weights in %s, the Vulkan backend has shaders for%s",
+                   plan_op_text(plan, i, text, sizeof text), dtype_name(o->type), types);
+}
+
 /* Plans share their weights: those of the first are those of all. */
 int vulkan_place_weights(struct backend *b, struct plan *const *plans, uint32_t n_plans,
                          struct err *err) {
@@ -64,11 +83,16 @@ int vulkan_place_weights(struct backend *b, struct plan *const *plans, uint32_t 
     for (uint32_t i = 0; i < plan->n_ops; i++) {
         struct operand_ref refs[MAX_OPERANDS];
         uint32_t n = op_operands(&plan->ops[i], refs);
-        for (uint32_t k = 0; k < n; k++)
-            if (refs[k].at->region == REGION_WEIGHTS) {
-                CHECK(refs[k].at->stride == refs[k].at->dims[0]);
-                b->places[b->n_places++] = place_of(b, refs[k].at);
-            }
+        for (uint32_t k = 0; k < n; k++) {
+            const struct operand *o = refs[k].at;
+            if (o->region != REGION_WEIGHTS)
+                continue;
+            int status = check_type(plan, i, o, err);
+            if (status)
+                return status;
+            CHECK(o->stride == o->dims[0]);
+            b->places[b->n_places++] = place_of(b, o);
+        }
     }
     qsort(b->places, b->n_places, sizeof *b->places, compare_places);
     uint32_t kept = 0;
