@@ -475,6 +475,8 @@ def test_imatrix_is_collected_and_used():
     assert plain.read_bytes() != weighed.read_bytes()
     keys = json.loads(good("inspect", weighed, "--json")[0])["keys"]
     assert keys["quantize.imatrix.file"]["value"] == str(matrix) and keys["quantize.imatrix.entries_count"]["value"] == 62, keys
+    assert "is already quantized (Q4_K, Q6_K); quantizing its" in err.splitlines()[0], err  # every type that is rounded again
+    assert "(Q4_K);" in good("quantize", SHIPPED, TMP / "q6_k.gguf", "q6_k")[1]  # but not what stays
     bad(1, "sums and 1 counts for blk.", "quantize", TINY, TMP / "x.gguf", "q4_0", "--imatrix", matrix)
     bad(1, "general.type is 'model', expected 'imatrix'", "quantize", TINY, TMP / "x.gguf", "q4_0", "--imatrix", SHIPPED)
     bad(1, "neither GGUF nor an older", "quantize", TINY, TMP / "x.gguf", "q4_0", "--imatrix", text)

@@ -190,16 +190,22 @@ static int write_tensor(struct job *j, uint32_t i, struct err *err) {
 
 /* What was rounded once is rounded again, to another grid. */
 static void warn_of_second_time(const struct job *j) {
+    bool is_changed[DT_COUNT] = {0};
+    char names[DT_COUNT * 12];
+    size_t n = 0;
     for (uint32_t i = 0; i < j->in->n_tensors; i++) {
-        const struct tensor *t = &j->in->tensors[i];
-        if (j->types[i] != (uint32_t)t->type && is_quantized((uint32_t)t->type) &&
-            is_quantized(j->types[i])) {
-            warn("%s is already quantized (%s); quantizing its F16, BF16 or F32 original "
-                 "would be better",
-                 j->in->path, t->type_name);
-            return;
-        }
+        uint32_t from = (uint32_t)j->in->tensors[i].type, to = j->types[i];
+        if (from != to && is_quantized(from) && is_quantized(to))
+            is_changed[from] = true;
     }
+    for (uint32_t type = 0; type < DT_COUNT; type++)
+        if (is_changed[type])
+            n += (size_t)snprintf(names + n, sizeof names - n, "%s%s", n ? ", " : "",
+                                  dtype_info(type)->name);
+    if (n)
+        warn("%s is already quantized (%s); quantizing its F16, BF16 or F32 original would be "
+             "better",
+             j->in->path, names);
 }
 
 static int write_file(struct job *j, const char *path, struct err *err) {
